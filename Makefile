@@ -12,7 +12,7 @@ TIME ?= 60
 # How `make endurance` makes it hard: stress, onecpu, random or stopped.
 KIND ?= stress
 
-.PHONY: help setup build build-lab demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate install-graft examples image
+.PHONY: help setup build build-lab demo demo-graft lint test test-all peers endurance fuzz model kernels soak bench pictures picture web web-test site reference clean-lab install install-gate install-messages examples image
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -71,7 +71,7 @@ soak: build-lab ## with each engine ten minutes of loss, reordering and churn; h
 	@scripts/soak-cost.sh
 	@scripts/soak-faults.sh
 	@scripts/walk.py target/release/millrace --whole
-	@cargo test --locked -q -p millrace-relay-kernel --lib -- --ignored --nocapture ten_million_forged_packets
+	@cargo test --locked -q -p millrace-relay-kernel --lib -- --ignored --nocapture ten_million_forged_packets_are_not_forwarded
 	@cargo test --locked -q -p millrace --test graft -- --ignored --nocapture two_hundred
 
 bench: build-lab peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
@@ -84,7 +84,7 @@ bench: build-lab peers ## compare relays, share a bottleneck, adapt, meet hostil
 	target/release/millrace-lab bench watch --json target/bench-watch.json --screenshots target/bench-watch
 
 picture: ## draw ARCHITECTURE's picture anew (graphviz); the result is committed
-	dot -Tsvg docs/architecture.dot -o docs/architecture.svg
+	dot -Tsvg docs/notes/architecture.dot -o docs/notes/architecture.svg
 
 web: setup ## build the web pages anew (node); what is built is committed
 	@scripts/setup.sh web
@@ -93,6 +93,12 @@ web: setup ## build the web pages anew (node); what is built is committed
 web-test: setup ## the web pages in headless Chromium; screenshots in target/web
 	@scripts/setup.sh web
 	@scripts/web.sh test
+
+site: setup ## the documentation as a site, target/site: a broken link or a page outside the navigation fails it (Zensical, from PyPI)
+	@scripts/site.sh
+
+reference: ## write docs/reference anew from the code; the result is committed
+	@scripts/reference.py
 
 clean-lab: ## remove namespaces that dead lab runs left behind
 	@scripts/clean-lab.sh
@@ -109,19 +115,21 @@ PREFIX ?= /usr/local
 GATE_BUILD ?= target/release
 GATE_VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
 
-install: build ## the binary; libraries, headers and pkg-config files of gate and grafts (PREFIX, DESTDIR)
-	cargo build --release --locked -p millrace-gate -p millrace-graft
+install: build ## the binary; libraries, headers and pkg-config files of gate and messages (PREFIX, DESTDIR)
+	cargo build --release --locked -p millrace-gate -p millrace-messages
 	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
 	install -D -m 644 graft/kernel/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
 	install -D -m 644 graft/kernel/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
-	$(MAKE) --no-print-directory install-gate install-graft
+	$(MAKE) --no-print-directory install-gate install-messages
 
 # What is built already, in GATE_BUILD. The sonames are build.rs's.
-install-gate install-graft: install-%:
+install-gate: FOLDER = gate
+install-messages: FOLDER = graft/messages
+install-gate install-messages: install-%:
 	install -D -m 755 $(GATE_BUILD)/libmillrace_$*.so $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so.$(GATE_VERSION)
 	ln -sf libmillrace_$*.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so.0
 	ln -sf libmillrace_$*.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_$*.so
-	install -D -m 644 $*/include/millrace_$*.h $(DESTDIR)$(PREFIX)/include/millrace_$*.h
+	install -D -m 644 $(FOLDER)/include/millrace_$*.h $(DESTDIR)$(PREFIX)/include/millrace_$*.h
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' $*/millrace-$*.pc.in \
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' $(FOLDER)/millrace-$*.pc.in \
 		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-$*.pc

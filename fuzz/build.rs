@@ -7,7 +7,7 @@ const SOURCE: &str = "../testkit/parsers/src/bpf/parsers.native.c";
 const HEADERS: [&str; 5] =
     ["../kernel/src/bpf", "../relay/kernel/src/bpf", "../gate/src/bpf", "../graft/kernel/src/bpf", "../fanout/src/bpf"];
 const SANITIZERS: &str = "address,undefined";
-/// What names of targets that need them begin with.
+/// The prefix of the names of targets that need the native parsers.
 const KERNEL: &str = "kernel_";
 
 fn main() {

@@ -1,42 +1,44 @@
-//! What must hold for any bytes: the fuzz targets, and the replay of past crashes as an ordinary test.
+//! Properties that hold for any bytes: the fuzz targets, and the replay of past crashes as an ordinary test.
 //!
-//! Beyond "no panic, no read past the end": what was understood and is written again is understood the
-//! same, and a parser of pieces says the same however the bytes are cut.
+//! Beyond "no panic, no read past the end", a parsed value that is written again parses to the same value. A parser of pieces gives the
+//! same result however the bytes are cut.
 #![allow(dead_code, reason = "each target uses one of these")]
 
 use std::{ops::RangeInclusive, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use millrace_fanout::{
-    message::{Answer, REQUEST_BYTES, Request},
+    message::{REQUEST_BYTES, ReceiverRequest, RelayAnswer},
     reception::Reception,
     rtcp,
-    rtp::Packet,
+    rtp::DatagramKind,
 };
 use millrace_graft_proto::{
     carry::{
         WINDOW_MAX,
-        frame::{Decoder, Frame as Carried},
-        ledger::{Incoming, Outgoing},
+        frame::{CarryFrame as Carried, Decoder},
+        ledger::{IncomingBytes, OutgoingBytes},
     },
     evidence,
     judge::{Wants, judge},
-    message::{Message as Said, Side, Statement},
-    parts::{Assembly, Datagram as Piece, HEADER_BYTES as PIECE_HEADER},
-    probe::{Kind, Probe},
+    message::{AgreementMessage as Said, OfferSide, Statement},
+    probe::{ProbeKind, ProbePacket},
     select::{features::Features, model::Model},
+};
+use millrace_messages::{
+    parts::{Assembly, HEADER_BYTES as PIECE_HEADER, MessageDatagram as Piece},
     turns::Turns,
 };
 use millrace_moq::{
     DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser, StreamHeader,
-    data::{Datagram, FetchParser, Status, encode_fetch_header, encode_object_header},
+    data::{FetchParser, ObjectDatagram, Status, encode_fetch_header, encode_object_header},
     loc,
 };
 use millrace_quic::{
     ack::NumberMap,
-    capsule::{Capsules, Closed, MAX_REASON, Malformed},
+    capsule::{Capsules, Closed, MAX_REASON, MalformedCapsule},
     frame::{self, Frame, Walker},
-    params::{Params, cap_initial_max_data},
+    params::{PeerParams, cap_initial_max_data},
     varint,
     webtransport::{Begins, Binding},
 };
@@ -64,14 +66,14 @@ pub const ALL: [(&str, Check); 14] = [
 /// Whatever comes to the port of a stream, or of a receiver: what was read is read again as it was written, an answer is shorter than
 /// what it answers, and what is reported of it is RTCP.
 pub fn fanout_datagram(data: &[u8]) {
-    if let Some(request) = Request::read(data) {
-        assert!(data.len() >= REQUEST_BYTES && Request::is_meant(data));
-        assert_eq!(Request::read(&request.encode()), Some(request));
+    if let Some(request) = ReceiverRequest::read(data) {
+        assert!(data.len() >= REQUEST_BYTES && ReceiverRequest::is_meant(data));
+        assert_eq!(ReceiverRequest::read(&request.encode()), Some(request));
     }
-    if let Some(answer) = Answer::read(data) {
+    if let Some(answer) = RelayAnswer::read(data) {
         let bytes = answer.encode();
         assert!(bytes.len() < REQUEST_BYTES);
-        assert_eq!(Answer::read(&bytes), Some(answer));
+        assert_eq!(RelayAnswer::read(&bytes), Some(answer));
     }
     let mut blocks = 0;
     if rtcp::walk(data, |_| blocks += 1).is_some() {
@@ -85,7 +87,7 @@ pub fn fanout_datagram(data: &[u8]) {
         let (datagram, more) = more.split_at(usize::from(*len).min(more.len()));
         rest = more;
         now += Duration::from_millis(u64::from(*len));
-        if let Some(packet) = Packet::read(datagram) {
+        if let Some(packet) = DatagramKind::read(datagram) {
             reception.packet(packet, now);
         }
         if let Some(report) = reception.report(1, now) {
@@ -102,7 +104,8 @@ pub fn graft_carry(data: &[u8]) {
     let whole = carried(stream, stream.len().max(1));
     let pieces = carried(stream, usize::from(*size).max(1));
     assert_eq!(whole, pieces);
-    let (mut out, mut inn) = (Outgoing::default(), Incoming::default());
+    let mut out = OutgoingBytes::default();
+    let mut inn = IncomingBytes::default();
     out.take(vec![0; 1000].into());
     out.end();
     while out.give(300).is_some() {}
@@ -121,9 +124,10 @@ pub fn graft_carry(data: &[u8]) {
     }
 }
 
-/// With neighbouring data as one, and whether all of it was frames.
+/// Decodes frames from pieces of `size` bytes, and joins neighbouring data. Returns the frames, and whether all of the stream was frames.
 fn carried(mut stream: &[u8], size: usize) -> (Vec<Carried>, bool) {
-    let (mut decoder, mut frames) = (Decoder::default(), Vec::<Carried>::new());
+    let mut decoder = Decoder::default();
+    let mut frames = Vec::<Carried>::new();
     while !stream.is_empty() {
         let (piece, rest) = stream.split_at(size.min(stream.len()));
         stream = rest;
@@ -147,9 +151,9 @@ fn draft(byte: u8) -> Draft {
     Draft::ALL[usize::from(byte) % Draft::ALL.len()]
 }
 
-/// What a peer says about grafts, judged by somebody who says the same from the other side: both come to the same.
+/// A peer's message about grafts. Both sides judge the same offer, and reach the same verdict.
 pub fn graft_message(data: &[u8]) {
-    if let Some(probe) = Probe::read(data).filter(|probe| probe.kind == Kind::Ask) {
+    if let Some(probe) = ProbePacket::read(data).filter(|probe| probe.kind == ProbeKind::Ask) {
         assert!(probe.answer().len() <= data.len(), "an answer is no longer than what it answers");
     }
     let Ok(message) = Said::decode(data) else { return };
@@ -158,7 +162,8 @@ pub fn graft_message(data: &[u8]) {
     let (Said::Offer(theirs) | Said::Accept(theirs)) = message else { return };
     let own = opposite(&theirs);
     let wants = Wants::default();
-    let (here, there) = (judge(&own, &wants, &theirs), judge(&theirs, &wants, &own));
+    let here = judge(&own, &wants, &theirs);
+    let there = judge(&theirs, &wants, &own);
     assert_eq!(here.is_ok(), there.is_ok(), "{here:?} {there:?}");
     assert!(here.iter().flat_map(|terms| &terms.rules).all(|(at, _)| *at < own.rules.len()));
     for (mine, other) in [(&own, &*theirs), (&*theirs, &own)] {
@@ -170,7 +175,9 @@ pub fn graft_message(data: &[u8]) {
 fn opposite(statement: &Statement) -> Statement {
     let mut other = statement.clone();
     (other.local, other.remote) = (statement.remote, statement.local);
-    let flip = |side: &mut Side| *side = if *side == Side::Client { Side::Server } else { Side::Client };
+    let flip = |side: &mut OfferSide| {
+        *side = if *side == OfferSide::Client { OfferSide::Server } else { OfferSide::Client }
+    };
     other.rules.iter_mut().for_each(|rule| flip(&mut rule.side));
     other.connections.iter_mut().for_each(|connection| flip(&mut connection.side));
     other
@@ -187,10 +194,11 @@ pub fn graft_select(data: &[u8]) {
     }
 }
 
-/// Control messages, one after the other. The first byte says of which draft.
+/// Control messages, one after the other. The first byte selects the draft.
 pub fn moq_message(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
-    let (draft, mut input) = (draft(choice), BytesMut::from(data));
+    let draft = draft(choice);
+    let mut input = BytesMut::from(data);
     while let Ok(Some(message)) = Message::decode(draft, &mut input) {
         let mut written = Vec::new();
         message.encode(draft, &mut written).expect("no longer than what it was read from");
@@ -200,12 +208,12 @@ pub fn moq_message(data: &[u8]) {
     }
 }
 
-/// What is understood of a payload is the same once it is written anew.
+/// A payload. A parsed object that is written again parses to the same object.
 pub fn moq_loc(data: &[u8]) {
-    if let Ok(object) = loc::Object::parse(data) {
+    if let Ok(object) = loc::LocSample::parse(data) {
         assert_ne!(object.timescale, 0);
         let written = object.encode().expect("what was read fits");
-        assert_eq!(loc::Object::parse(&written), Ok(object));
+        assert_eq!(loc::LocSample::parse(&written), Ok(object));
     }
 }
 
@@ -250,7 +258,8 @@ pub fn moq_object(data: &[u8]) {
     }
 }
 
-/// A FETCH response. The first byte says of which draft; of the second the lowest bit is the group order, the others say how to cut.
+/// A FETCH response. The first byte selects the draft. The lowest bit of the second is the group order, and its other bits say how to cut
+/// the rest.
 pub fn moq_fetch(data: &[u8]) {
     let Some((&[spoken, choice], stream)) = data.split_first_chunk() else { return };
     let draft = draft(spoken);
@@ -298,11 +307,11 @@ pub fn moq_fetch(data: &[u8]) {
 
 /// A datagram.
 pub fn moq_datagram(data: &[u8]) {
-    let Ok(Some(datagram)) = Datagram::decode(Bytes::copy_from_slice(data)) else { return };
+    let Ok(Some(datagram)) = ObjectDatagram::decode(Bytes::copy_from_slice(data)) else { return };
     let mut written = Vec::new();
     datagram.encode(&mut written);
     assert!(written.len() <= data.len());
-    assert_eq!(Datagram::decode(written.into()), Ok(Some(datagram)));
+    assert_eq!(ObjectDatagram::decode(written.into()), Ok(Some(datagram)));
 }
 
 /// The frames of a decrypted packet.
@@ -331,8 +340,7 @@ pub fn quic_frames(data: &[u8]) {
     assert_eq!(end, data.len());
 }
 
-/// An ACK frame, told to a sender whose packets are every so many of those on the wire, as the first byte
-/// says.
+/// An ACK frame that arrives at a sender. The first byte gives the distance between the sender's packet numbers on the wire.
 pub fn quic_ack(data: &[u8]) {
     let Some((&spread, payload)) = data.split_first() else { return };
     let mut map = NumberMap::default();
@@ -372,17 +380,17 @@ pub fn transport_params(data: &[u8]) {
     let Some((limit, encoded)) = data.split_first_chunk() else { return };
     let limit = u64::from(u16::from_be_bytes(*limit));
     let Ok(capped) = cap_initial_max_data(encoded, limit) else {
-        assert!(Params::parse(encoded).is_err());
+        assert!(PeerParams::parse(encoded).is_err());
         return;
     };
     assert!(capped.len() <= encoded.len());
-    if let Ok(params) = Params::parse(encoded) {
+    if let Ok(params) = PeerParams::parse(encoded) {
         let initial_max_data = params.initial_max_data.min(limit);
-        assert_eq!(Params::parse(&capped), Ok(Params { initial_max_data, ..params }));
+        assert_eq!(PeerParams::parse(&capped), Ok(PeerParams { initial_max_data, ..params }));
     }
 }
 
-/// What a client sends in a session of WebTransport. Of the first byte the lowest bits say what the others are.
+/// A client's input in a WebTransport session. The lowest bits of the first byte select its kind.
 pub fn web_session(data: &[u8]) {
     let Some((&choice, bytes)) = data.split_first() else { return };
     match choice % 4 {
@@ -395,7 +403,7 @@ pub fn web_session(data: &[u8]) {
 
 /// The stream of the session's request.
 fn capsules(stream: &[u8], cut: u8) {
-    let parse = |pieces: &mut dyn Iterator<Item = &[u8]>| -> (Result<Option<Closed>, Malformed>, _) {
+    let parse = |pieces: &mut dyn Iterator<Item = &[u8]>| -> (Result<Option<Closed>, MalformedCapsule>, _) {
         let mut capsules = Capsules::default();
         for mut piece in pieces {
             let outcome = capsules.next(&mut piece);
@@ -416,11 +424,11 @@ fn capsules(stream: &[u8], cut: u8) {
     }
 }
 
-/// What a stream begins with, behind eight bytes of the session's ID.
+/// The beginning of a stream, behind eight bytes of the session's ID.
 fn front(bytes: &[u8], begins: fn(Binding, &[u8]) -> Begins, preamble: fn(Binding) -> Vec<u8>) {
     let Some((id, bytes)) = bytes.split_first_chunk() else { return };
     let binding = Binding::Session(u64::from_be_bytes(*id) & varint::MAX & !3);
-    // What is known is known from then on, and no sooner than it has to be.
+    // A known beginning stays known, and is not known earlier than necessary.
     let known = (0..=bytes.len()).map(|end| begins(binding, &bytes[..end]));
     let mut known = known.skip_while(|begins| *begins == Begins::Unknown);
     let first = known.next().unwrap_or(Begins::Unknown);
@@ -479,7 +487,9 @@ fn pieces(mut bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
 
 /// Datagrams of any content: what was understood is written as it was, and what is kept is bounded (`Assembly` gives up).
 pub fn graft_parts(data: &[u8]) {
-    let (mut assembly, mut turns, mut taken) = (Assembly::default(), Turns::default(), 0);
+    let mut assembly = Assembly::default();
+    let mut turns = Turns::default();
+    let mut taken = 0;
     let mut rest = data;
     while let Some((&length, behind)) = rest.split_first() {
         let (datagram, behind) = behind.split_at(usize::from(length).min(behind.len()));

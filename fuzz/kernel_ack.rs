@@ -7,7 +7,7 @@ const COME_BYTES: usize = WINDOW / 2 / 8;
 /// `struct graft_shared`.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq)]
-struct Shared {
+struct GraftSharedCopy {
     next: u32,
     newest: u32,
     sent_ns: u64,
@@ -33,7 +33,7 @@ struct Shared {
 
 /// `struct graft_ack`.
 #[repr(C)]
-struct Ack {
+struct GraftAckCopy {
     newest: u32,
     echo: u32,
     room: u32,
@@ -59,33 +59,48 @@ struct Congestion {
 const _: () = {
     use std::mem::offset_of;
 
-    assert!(size_of::<Shared>() == 16472 && size_of::<Ack>() == 88 && size_of::<Congestion>() == 32);
-    assert!(offset_of!(Shared, acked) == 8224 && offset_of!(Shared, went_ns) == 8264);
+    assert!(
+        size_of::<GraftSharedCopy>() == 16472
+            && size_of::<GraftAckCopy>() == 88
+            && size_of::<Congestion>() == 32
+    );
+    assert!(offset_of!(GraftSharedCopy, acked) == 8224 && offset_of!(GraftSharedCopy, went_ns) == 8264);
 };
 
 unsafe extern "C" {
-    fn ack_native_take(shared: *mut Shared, number: u32, ack: *const Ack, now_ns: u64) -> i32;
-    fn congestion_native_look(own: *mut Congestion, shared: *const Shared, initial: u32, now_ns: u64) -> u32;
+    fn ack_native_take(
+        shared: *mut GraftSharedCopy,
+        number: u32,
+        ack: *const GraftAckCopy,
+        now_ns: u64,
+    ) -> i32;
+    fn congestion_native_look(
+        own: *mut Congestion,
+        shared: *const GraftSharedCopy,
+        initial: u32,
+        now_ns: u64,
+    ) -> u32;
 }
 
 const STEP: usize = 8;
 const MS: u64 = 1_000_000;
 
-/// A session of which so many packets have been sent and have come, and how much more may be under way as time passes.
+/// A session under congestion control: the packets sent and delivered, and the window as time passes.
 pub struct Controlled {
-    shared: Shared,
+    shared: GraftSharedCopy,
     own: Congestion,
 }
 
 impl Controlled {
     /// The round trip is 20 ms.
     pub fn new(start: u32) -> Self {
-        let mut shared = Shared::new(start);
+        let mut shared = GraftSharedCopy::new(start);
         (shared.srtt_us, shared.rttvar_us) = (20_000, 1000);
         Self { shared, own: Congestion::default() }
     }
 
-    /// At this time, after so many more have come, some of them behind a loss, and as much has been sent as was allowed.
+    /// Runs the control at a time, after `come` more packets have arrived and `losses` more losses were found. Sends as much as the window
+    /// allows, and returns it.
     pub fn look(&mut self, ms: u64, come: u32, losses: u32) -> u32 {
         self.shared.delivered = self.shared.delivered.wrapping_add(come);
         self.shared.losses += losses;
@@ -106,7 +121,7 @@ impl Controlled {
     }
 }
 
-impl Shared {
+impl GraftSharedCopy {
     fn new(start: u32) -> Self {
         Self {
             next: start,
@@ -139,13 +154,14 @@ pub fn kernel_ack(data: &[u8]) {
     let Some((first, steps)) = data.split_first_chunk() else { return };
     // Numbers wrap around.
     let start = u32::from_be_bytes(*first);
-    let mut shared = Shared::new(start);
-    let (mut own, mut now_ns) = (Congestion::default(), MS);
+    let mut shared = GraftSharedCopy::new(start);
+    let mut own = Congestion::default();
+    let mut now_ns = MS;
     for step in steps.as_chunks::<STEP>().0 {
         now_ns += u64::from(step[7]) * MS;
         match step[0] % 3 {
             0 => send(&mut shared, step[1], now_ns),
-            _ => hear(&mut shared, step, now_ns),
+            _ => receive_step(&mut shared, step, now_ns),
         }
         // SAFETY: both are what they are called.
         let window = unsafe { congestion_native_look(&mut own, &shared, 10, now_ns) };
@@ -153,7 +169,7 @@ pub fn kernel_ack(data: &[u8]) {
     }
 }
 
-fn send(shared: &mut Shared, packets: u8, now_ns: u64) {
+fn send(shared: &mut GraftSharedCopy, packets: u8, now_ns: u64) {
     for _ in 0..packets {
         // As `window` has it.
         if shared.next.wrapping_sub(shared.acked) < WINDOW as u32 / 2 {
@@ -163,11 +179,11 @@ fn send(shared: &mut Shared, packets: u8, now_ns: u64) {
     }
 }
 
-fn hear(shared: &mut Shared, step: &[u8; STEP], now_ns: u64) {
+fn receive_step(shared: &mut GraftSharedCopy, step: &[u8; STEP], now_ns: u64) {
     let near = |base: u32, byte: u8| base.wrapping_add_signed((byte as i8).into());
     let anywhere = u32::from_be_bytes([step[1], step[2], step[3], step[4]]);
     let number = if step[0] & 64 == 0 { near(shared.acked, step[1]) } else { anywhere };
-    let ack = Ack {
+    let ack = GraftAckCopy {
         newest: near(shared.next, step[2]).to_be(),
         echo: if step[0] & 128 == 0 { near(shared.next, step[3]) } else { anywhere }.to_be(),
         room: near(shared.next, step[4]).to_be(),

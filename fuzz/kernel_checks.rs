@@ -1,10 +1,10 @@
-//! What must hold for any bytes that the kernel programs' parsers see: their C source, compiled natively
+//! Properties that hold for any bytes that the kernel programs' parsers see. Their C source, compiled natively
 //! (`testkit/parsers/src/bpf/parsers.native.c`), accepts and extracts exactly what Rust does.
 #![allow(dead_code, unused_imports, reason = "each target uses one of these")]
 
 use millrace_quic::{
     frame::{Frame, Walker},
-    keys::{Secret, Suite},
+    keys::{KeySuite, TrafficSecret},
     packet,
 };
 
@@ -66,7 +66,7 @@ struct FrameStream {
 
 /// `struct native_walk`.
 #[repr(C)]
-struct Walk {
+struct NativeWalkCopy {
     steps: u32,
     count: u32,
     streams: *mut FrameStream,
@@ -90,7 +90,7 @@ struct UdpPacket {
 /// `struct ip_carried`.
 #[repr(C)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Carried {
+struct IpCarriedCopy {
     end: u32,
     protocol_at: u32,
     protocol: u8,
@@ -99,7 +99,7 @@ struct Carried {
 /// `struct quic_short`.
 #[repr(C)]
 #[derive(Default)]
-struct Short {
+struct QuicShortCopy {
     first: u8,
     number_bytes: u8,
     pad: u16,
@@ -107,9 +107,14 @@ struct Short {
 }
 
 unsafe extern "C" {
-    fn frames_native_walk(text: *const u8, at: u32, end: u32, out: *mut Walk) -> i32;
+    fn frames_native_walk(text: *const u8, at: u32, end: u32, out: *mut NativeWalkCopy) -> i32;
     fn udp_native_parse(frame: *const u8, bytes: u32, vlan_tci: *const u16, out: *mut UdpPacket) -> i32;
-    fn wire_native_parse(frame: *const u8, bytes: u32, out: *mut UdpPacket, carried: *mut Carried) -> i32;
+    fn wire_native_parse(
+        frame: *const u8,
+        bytes: u32,
+        out: *mut UdpPacket,
+        carried: *mut IpCarriedCopy,
+    ) -> i32;
     fn wire_native_change(udp: *const u16, wire: *mut u16, again: *mut u16);
     fn quic_native_unprotect(
         key: *const u8,
@@ -118,7 +123,7 @@ unsafe extern "C" {
         at: u32,
         id_bytes: u32,
         expected: u64,
-        header: *mut Short,
+        header: *mut QuicShortCopy,
         number: *mut u64,
     ) -> i32;
     fn quic_native_protect(key: *const u8, packet: *mut u8, bytes: u32, at: u32, id_bytes: u32) -> i32;
@@ -152,7 +157,7 @@ pub fn kernel_frames(data: &[u8]) {
     }
 
     let mut streams = vec![FrameStream::default(); payload.len()];
-    let mut walk = Walk { steps: 0, count: 0, streams: streams.as_mut_ptr() };
+    let mut walk = NativeWalkCopy { steps: 0, count: 0, streams: streams.as_mut_ptr() };
     // SAFETY: `text` has the size that frames.h wants, and a STREAM frame has at least one byte.
     let accepted = unsafe { frames_native_walk(text.as_ptr(), at as u32, end as u32, &raw mut walk) };
     assert_eq!(&streams[..walk.count as usize], want, "STREAM frames");
@@ -160,11 +165,12 @@ pub fn kernel_frames(data: &[u8]) {
     assert!(walk.steps as usize <= payload.len() + 1, "a step took nothing");
 }
 
-/// A frame from Ethernet on. The lowest bit of the first byte is whether a VLAN tag, the next two, is beside it.
+/// A frame from Ethernet on. The lowest bit of the first byte says whether a VLAN tag, which is in the next two, comes outside of the
+/// frame.
 pub fn kernel_udp(data: &[u8]) {
     let Some((&[beside, tci0, tci1], frame)) = data.split_first_chunk() else { return };
     let tci = (beside & 1 == 1).then(|| u16::from_be_bytes([tci0, tci1]));
-    // Of its exact size, on the heap: a read past its end is seen.
+    // The buffer has the exact size and is on the heap, so that a read past its end is found.
     let frame: Box<[u8]> = frame.into();
     let mut found = UdpPacket::default();
     let tci_pointer = tci.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -178,9 +184,10 @@ pub fn kernel_udp(data: &[u8]) {
     wire(&frame);
 }
 
-/// As packet grafts take it: UDP as above, and what stands for UDP with protocol 253.
+/// Checks the parser of packet grafts: UDP as above, and protocol 253 in place of UDP.
 fn wire(frame: &[u8]) {
-    let (mut found, mut carried) = (UdpPacket::default(), Carried::default());
+    let mut found = UdpPacket::default();
+    let mut carried = IpCarriedCopy::default();
     // SAFETY: as in `kernel_udp`.
     let verdict =
         unsafe { wire_native_parse(frame.as_ptr(), frame.len() as u32, &raw mut found, &raw mut carried) };
@@ -188,7 +195,8 @@ fn wire(frame: &[u8]) {
         assert!(udp(frame, None).is_err(), "what is UDP is taken");
         return;
     }
-    let (at, protocol_at) = (found.payload_offset as usize - 8, carried.protocol_at as usize);
+    let at = found.payload_offset as usize - 8;
+    let protocol_at = carried.protocol_at as usize;
     assert_eq!(frame[protocol_at], carried.protocol);
     let of_udp = |mut udp: UdpPacket| {
         (udp.payload_bytes, udp.vlan) = (0, 0);
@@ -207,7 +215,8 @@ fn wire(frame: &[u8]) {
     assert_eq!(at + usize::from(found.udp_bytes), carried.end as usize);
     let header: [u16; 4] =
         std::array::from_fn(|word| u16::from_ne_bytes([frame[at + 2 * word], frame[at + 2 * word + 1]]));
-    let (mut on_the_wire, mut again) = ([0xffff; 4], [0xffff; 4]);
+    let mut on_the_wire = [0xffff; 4];
+    let mut again = [0xffff; 4];
     // SAFETY: each has the four words of a header.
     unsafe { wire_native_change(header.as_ptr(), on_the_wire.as_mut_ptr(), again.as_mut_ptr()) };
     let [source, destination, _, check] = header;
@@ -215,7 +224,7 @@ fn wire(frame: &[u8]) {
     assert_eq!(again, header);
 }
 
-/// What the walk of programs at TC makes of a frame without a tag beside it.
+/// Returns the verdict of the TC programs' parser on a frame without a tag outside of it.
 pub fn skb_verdict(frame: &[u8]) -> &'static str {
     let mut found = UdpPacket::default();
     // SAFETY: as in `kernel_udp`.
@@ -235,7 +244,7 @@ const NOT_UDP: i32 = 1;
 const FRAGMENT: i32 = 2;
 const MALFORMED: i32 = 3;
 
-/// What skb_udp.h is to find, or why nothing.
+/// Returns the values that skb_udp.h has to find, or its verdict.
 fn udp(frame: &[u8], beside: Option<u16>) -> Result<UdpPacket, i32> {
     let word = |at: usize| frame.get(at..at + 2).map(|two| u16::from_be_bytes([two[0], two[1]]));
     let mut packet = UdpPacket { vlan: beside.map_or(0, |tci| tci & 0xfff), ..UdpPacket::default() };
@@ -318,9 +327,11 @@ pub fn kernel_quic(data: &[u8]) {
     packet[0] &= 0x7f;
     let original = packet.clone();
 
-    let secret = Secret::new(Suite::ChaCha20Poly1305, &[7; 32]).expect("a secret of the suite's length");
+    let secret =
+        TrafficSecret::new(KeySuite::ChaCha20Poly1305, &[7; 32]).expect("a secret of the suite's length");
     let key = secret.key_material().header;
-    let (mut header, mut number) = (Short::default(), 0);
+    let mut header = QuicShortCopy::default();
+    let mut number = 0;
     // SAFETY: pointers to what the types say, `packet` with its length; it fits where it is put.
     let result = unsafe {
         quic_native_unprotect(

@@ -3,7 +3,7 @@
 /// `struct gate_packet`.
 #[repr(C)]
 #[derive(Clone, Debug, Default)]
-struct Packet {
+struct GatePacketCopy {
     source: [u8; 16],
     destination: [u8; 16],
     source_port: [u8; 2],
@@ -30,7 +30,7 @@ struct Packet {
 }
 
 unsafe extern "C" {
-    fn gate_native_read(frame: *const u8, bytes: u32, fill: u8, bare: u32, out: *mut Packet) -> i32;
+    fn gate_native_read(frame: *const u8, bytes: u32, fill: u8, bare: u32, out: *mut GatePacketCopy) -> i32;
 }
 
 /// Bytes of a frame that are looked at, and the last place in there where a UDP header may begin.
@@ -44,7 +44,7 @@ const TOO_MANY: i32 = 3;
 
 /// `enum quic_kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum QuicKindCopy {
     Nothing,
     Short,
     Initial,
@@ -64,11 +64,11 @@ pub fn kernel_gate(data: &[u8]) {
 }
 
 fn compare(frame: &[u8], fill: u8, bare: bool) {
-    let mut found = Packet::default();
+    let mut found = GatePacketCopy::default();
     // SAFETY: pointers to what the types say, `frame` with its length.
     let verdict =
         unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, fill, bare.into(), &raw mut found) };
-    let mut want = Datagram::default();
+    let mut want = GateDatagram::default();
     let refusal = want.find(frame, bare).err().unwrap_or(OK);
     assert_eq!(verdict, refusal);
     if verdict == OTHER {
@@ -88,9 +88,9 @@ fn compare(frame: &[u8], fill: u8, bare: bool) {
     quic(frame, &want, &found);
 }
 
-/// What the gate's walk makes of a frame of 14 bytes or more, and what it notes for the rules.
+/// Returns the gate's verdict on a frame of 14 bytes or more, and its notes for the rules.
 pub fn gate_verdict(frame: &[u8]) -> (&'static str, Vec<&'static str>) {
-    let mut found = Packet::default();
+    let mut found = GatePacketCopy::default();
     // SAFETY: as in `compare`.
     let verdict = unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, 0, 0, &raw mut found) };
     let verdict = match verdict {
@@ -104,14 +104,14 @@ pub fn gate_verdict(frame: &[u8]) -> (&'static str, Vec<&'static str>) {
 }
 
 #[derive(Default)]
-struct Datagram {
+struct GateDatagram {
     source: [u8; 16],
     destination: [u8; 16],
     ports: ([u8; 2], [u8; 2]),
     fragment: bool,
     options: bool,
     bad_lengths: bool,
-    /// Of the UDP payload.
+    /// Offset of the UDP payload.
     at: usize,
     end: usize,
 }
@@ -128,7 +128,7 @@ fn mapped(address: &[u8]) -> [u8; 16] {
     bytes
 }
 
-/// What follows an Ethernet header with its tags, and where.
+/// Returns the protocol behind an Ethernet header and its tags, and its offset.
 fn ethernet(head: &[u8]) -> (Option<usize>, usize) {
     let mut at = 12;
     for _ in 0..2 {
@@ -139,7 +139,7 @@ fn ethernet(head: &[u8]) -> (Option<usize>, usize) {
     (word(head, at), at + 2)
 }
 
-/// The same of a frame that begins with its IP header.
+/// Returns the same for a frame that begins with its IP header.
 fn version(head: &[u8]) -> (Option<usize>, usize) {
     let protocol = match head.first().map(|first| first >> 4) {
         Some(4) => Some(0x0800),
@@ -149,8 +149,11 @@ fn version(head: &[u8]) -> (Option<usize>, usize) {
     (protocol, 0)
 }
 
-impl Datagram {
-    /// Down to the UDP payload, or why not.
+impl GateDatagram {
+    /// Finds the UDP payload.
+    ///
+    /// # Errors
+    /// The gate's verdict on other packets.
     fn find(&mut self, frame: &[u8], bare: bool) -> Result<(), i32> {
         let head = &frame[..frame.len().min(HEAD)];
         let (protocol, at) = if bare { version(head) } else { ethernet(head) };
@@ -160,7 +163,8 @@ impl Datagram {
             Some(0x86dd) => self.ipv6(rest)?,
             _ => return Err(OTHER),
         };
-        let (udp, end) = (at + udp, at + end);
+        let udp = at + udp;
+        let end = at + end;
         if udp > UDP_AT_MAX {
             return Err(TOO_MANY);
         }
@@ -172,13 +176,14 @@ impl Datagram {
         Ok(())
     }
 
-    /// Where UDP begins, and where the packet ends.
+    /// Returns the offsets of UDP and of the packet's end.
     fn ipv4(&mut self, bytes: &[u8]) -> Result<(usize, usize), i32> {
         let ip: &[u8; 20] = bytes.first_chunk().ok_or(OTHER)?;
         if ip[0] >> 4 != 4 || ip[0] & 15 < 5 || ip[9] != 17 {
             return Err(OTHER);
         }
-        let (header, fragment) = (usize::from(ip[0] & 15) * 4, u16::from_be_bytes([ip[6], ip[7]]));
+        let header = usize::from(ip[0] & 15) * 4;
+        let fragment = u16::from_be_bytes([ip[6], ip[7]]);
         (self.source, self.destination) = (mapped(&ip[12..16]), mapped(&ip[16..]));
         (self.options, self.fragment) = (header > 20, fragment & 0x3fff != 0);
         if fragment & 0x1fff != 0 {
@@ -197,7 +202,8 @@ impl Datagram {
         self.source.copy_from_slice(&ip[8..24]);
         self.destination.copy_from_slice(&ip[24..]);
         let end = 40 + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
-        let (mut next, mut at) = (ip[6], 40);
+        let mut next = ip[6];
+        let mut at = 40;
         for _ in 0..8 {
             match next {
                 17 => return Ok((at, end)),
@@ -222,14 +228,14 @@ impl Datagram {
     }
 }
 
-fn quic(frame: &[u8], datagram: &Datagram, found: &Packet) {
+fn quic(frame: &[u8], datagram: &GateDatagram, found: &GatePacketCopy) {
     let payload = &frame[datagram.at..datagram.end];
     let kind = match payload.first() {
-        None => Kind::Nothing,
-        Some(first) if first & 0x80 == 0 => Kind::Short,
-        Some(_) if payload.len() < 7 => Kind::Nothing,
+        None => QuicKindCopy::Nothing,
+        Some(first) if first & 0x80 == 0 => QuicKindCopy::Short,
+        Some(_) if payload.len() < 7 => QuicKindCopy::Nothing,
         Some(first) => {
-            let mut long = Long { at: datagram.at, payload, offset: 5, frame, found };
+            let mut long = GateLongHeader { at: datagram.at, payload, offset: 5, frame, found };
             long.kind(*first)
         }
     };
@@ -240,37 +246,42 @@ fn quic(frame: &[u8], datagram: &Datagram, found: &Packet) {
 }
 
 /// A long header, read from `offset` of the payload on.
-struct Long<'a> {
+struct GateLongHeader<'a> {
     at: usize,
     payload: &'a [u8],
     offset: usize,
     frame: &'a [u8],
-    found: &'a Packet,
+    found: &'a GatePacketCopy,
 }
 
-impl<'a> Long<'a> {
-    fn kind(&mut self, first: u8) -> Kind {
+impl<'a> GateLongHeader<'a> {
+    fn kind(&mut self, first: u8) -> QuicKindCopy {
         let version: [u8; 4] = self.payload[1..5].try_into().expect("four bytes");
         assert_eq!(self.found.version, version);
         let kind = match (u32::from_be_bytes(version), first >> 4 & 3) {
-            (0, _) => Kind::Impossible,
-            (1, 0) | (0x6b33_43cf, 1) => Kind::Initial,
-            (1, 1) | (0x6b33_43cf, 2) => Kind::ZeroRtt,
-            (1, 2) | (0x6b33_43cf, 3) => Kind::Handshake,
-            (1 | 0x6b33_43cf, _) => Kind::Impossible,
-            _ => Kind::OtherVersion,
+            (0, _) => QuicKindCopy::Impossible,
+            (1, 0) | (0x6b33_43cf, 1) => QuicKindCopy::Initial,
+            (1, 1) | (0x6b33_43cf, 2) => QuicKindCopy::ZeroRtt,
+            (1, 2) | (0x6b33_43cf, 3) => QuicKindCopy::Handshake,
+            (1 | 0x6b33_43cf, _) => QuicKindCopy::Impossible,
+            _ => QuicKindCopy::OtherVersion,
         };
         let Some((id, from)) = self.ids() else {
             let too_long = self.payload.get(self.offset).is_some_and(|len| *len > 20);
-            return if too_long && kind == Kind::OtherVersion { kind } else { Kind::Impossible };
+            return if too_long && kind == QuicKindCopy::OtherVersion {
+                kind
+            } else {
+                QuicKindCopy::Impossible
+            };
         };
         let range = |at: u16, len: u8| &self.frame[usize::from(at)..][..usize::from(len)];
         assert_eq!(range(self.found.id_at, self.found.id_len), id, "destination ID");
         assert_eq!(range(self.found.source_id_at, self.found.source_id_len), from, "source ID");
-        if matches!(kind, Kind::OtherVersion | Kind::Impossible) || self.rest(kind).is_some() {
+        if matches!(kind, QuicKindCopy::OtherVersion | QuicKindCopy::Impossible) || self.rest(kind).is_some()
+        {
             return kind;
         }
-        Kind::Impossible
+        QuicKindCopy::Impossible
     }
 
     fn ids(&mut self) -> Option<(&'a [u8], &'a [u8])> {
@@ -290,8 +301,8 @@ impl<'a> Long<'a> {
     }
 
     /// Token and length, as far as they are in what is looked at.
-    fn rest(&mut self, kind: Kind) -> Option<()> {
-        if kind == Kind::Initial {
+    fn rest(&mut self, kind: QuicKindCopy) -> Option<()> {
+        if kind == QuicKindCopy::Initial {
             let len = self.varint()?;
             let token = self.payload.get(self.offset..)?.get(..usize::try_from(len).ok()?)?;
             let at = usize::from(self.found.token_at);

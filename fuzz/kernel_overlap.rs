@@ -9,10 +9,10 @@ use std::{
 use millrace_moq::{Status, data::encode_object_header};
 use millrace_quic::{
     frame::{self, Frame, Walker},
-    received::{ReceivedStreams, Repeat, Taken, cut},
+    received::{ReceivedStreams, RepeatedFrame, TakenPart, cut},
 };
 
-use super::subgroup::{Parser, State};
+use super::subgroup::{RustSubgroupParser, SubgroupStateCopy};
 
 /// `enum relay_frame_outcome`.
 const GOOD: u32 = 0;
@@ -29,19 +29,19 @@ const HEADER: usize = 3;
 
 /// `struct relay_ingress`.
 #[repr(C)]
-struct Ingress {
+struct RelayIngressCopy {
     slot: [u64; 3],
     next: u64,
     final_size: u64,
     run: [u64; 2],
     apart: [u64; 2],
     contradicted: u64,
-    state: State,
-    scratch: State,
+    state: SubgroupStateCopy,
+    scratch: SubgroupStateCopy,
 }
 
 unsafe extern "C" {
-    fn judge_native_begin() -> *mut Ingress;
+    fn judge_native_begin() -> *mut RelayIngressCopy;
     fn judge_native_frame(data: *const u8, offset: u64, len: u32, fin: u32) -> u32;
     fn judge_native_leave(offset: u64, len: u32, fin: u32) -> i32;
     fn judge_native_datagram(group: u64, object: u64) -> u32;
@@ -66,13 +66,13 @@ fn subgroup(lengths: &[usize]) -> Vec<u8> {
 
 /// Userspace: the seam, and quinn behind it.
 #[derive(Default)]
-struct Userspace {
+struct UserspaceReceiver {
     kept: BTreeMap<u64, u8>,
     size: Option<u64>,
     largest: u64,
 }
 
-impl Userspace {
+impl UserspaceReceiver {
     /// Takes a packet as the seam has left it; `false`: quinn closes the connection.
     fn take(&mut self, payload: &[u8]) -> bool {
         for item in Walker::new(payload) {
@@ -98,20 +98,21 @@ impl Userspace {
 }
 
 /// Returns the state of userspace's parser behind the bytes; `None` if they are malformed.
-fn position(bytes: &[u8]) -> Option<State> {
-    match Parser::Header(Vec::new()).take(bytes)? {
-        Parser::Header(_) => None,
-        Parser::Objects(parser) => Some(State::from(parser.position())),
+fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
+    match RustSubgroupParser::Header(Vec::new()).take(bytes)? {
+        RustSubgroupParser::Header(_) => None,
+        RustSubgroupParser::Objects(parser) => Some(SubgroupStateCopy::from(parser.position())),
     }
 }
 
-/// Four bytes say what comes next: a frame of one of three streams, in the packet of the one before or in the next, or one that
-/// the program leaves unread; or that userspace reads what it has.
+/// Steps of four bytes each. A step is a frame of one of three streams, in the same packet as the one before or in the next, or one that
+/// the program leaves unread. Or userspace reads its packets.
 pub fn kernel_overlap(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: it is the only one, and nobody has the other.
     let ingress = unsafe { &mut *judge_native_begin() };
-    let (mut seam, mut userspace) = (ReceivedStreams::new(8), Userspace::default());
+    let mut seam = ReceivedStreams::new(8);
+    let mut userspace = UserspaceReceiver::default();
     let mut forwarded = BTreeMap::new();
     for packet in packets(data, &STREAMS) {
         let Some(frames) = packet else {
@@ -122,11 +123,14 @@ pub fn kernel_overlap(data: &[u8]) {
             }
             continue;
         };
-        let (mut payload, mut repeats, mut good) = (Vec::new(), Vec::new(), Vec::new());
+        let mut payload = Vec::new();
+        let mut repeats = Vec::new();
+        let mut good = Vec::new();
         let mut malformed = false;
-        for Piece { offset, data, fin, unread } in &frames {
+        for OverlapPiece { offset, data, fin, unread } in &frames {
             frame::write_stream(ID, *offset, data, *fin, &mut payload);
-            let (len, fin) = (data.len() as u32, u32::from(*fin));
+            let len = data.len() as u32;
+            let fin = u32::from(*fin);
             if *unread {
                 // SAFETY: it takes numbers.
                 assert_eq!(unsafe { judge_native_leave(*offset, len, fin) }, 0, "nobody has the lock");
@@ -140,9 +144,9 @@ pub fn kernel_overlap(data: &[u8]) {
         for item in Walker::new(&payload) {
             let (at, Frame::Stream(frame)) = item.expect("frames") else { panic!("a frame") };
             match seam.take(&frame) {
-                Taken::All => {}
-                Taken::Part(part) => repeats.push(Repeat::new(at, &frame, part)),
-                Taken::TooMuch => panic!("one stream"),
+                TakenPart::All => {}
+                TakenPart::Part(part) => repeats.push(RepeatedFrame::new(at, &frame, part)),
+                TakenPart::TooMuch => panic!("one stream"),
             }
         }
         let is_open = userspace.take(&cut(&payload, &repeats));
@@ -169,7 +173,7 @@ pub fn kernel_overlap(data: &[u8]) {
     }
 }
 
-struct Piece<'a> {
+struct OverlapPiece<'a> {
     offset: u64,
     data: &'a [u8],
     fin: bool,
@@ -178,8 +182,8 @@ struct Piece<'a> {
 }
 
 /// `None`: userspace reads.
-fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<Piece<'a>>>> {
-    let mut packets: Vec<Option<Vec<Piece<'a>>>> = Vec::new();
+fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<OverlapPiece<'a>>>> {
+    let mut packets: Vec<Option<Vec<OverlapPiece<'a>>>> = Vec::new();
     for &[kind, from, len, more] in data.as_chunks().0 {
         if kind >= 0xe0 {
             packets.push(None);
@@ -188,7 +192,7 @@ fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<Piece<'
         let offset = usize::from(from) + usize::from(more & 1) * 256;
         let to = (offset + usize::from(len)).min(STREAM);
         let stream = &streams[usize::from(kind & 3) % 3];
-        let piece = Piece {
+        let piece = OverlapPiece {
             offset: offset as u64,
             data: &stream[offset..to],
             fin: kind & 0x1c == 0x1c,
@@ -208,7 +212,8 @@ pub fn kernel_twice(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: as above.
     unsafe { judge_native_begin() };
-    let (mut kept, mut last) = (BTreeSet::new(), None);
+    let mut kept = BTreeSet::new();
+    let mut last = None;
     for &[group, object] in data.as_chunks().0 {
         let at = (u64::from(group & 3), u64::from(object) << (group >> 2 & 7));
         // SAFETY: it takes numbers.

@@ -1,11 +1,11 @@
 //! The headers of RTP and RTCP: `rtp.h` against `millrace_fanout::rtp`.
 
-use millrace_fanout::rtp::Packet;
+use millrace_fanout::rtp::DatagramKind;
 
 /// `struct rtp_packet`.
 #[repr(C)]
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Parsed {
+struct RtpPacketCopy {
     ssrc: u32,
     timestamp: u32,
     ntp_middle: u32,
@@ -15,7 +15,7 @@ struct Parsed {
 }
 
 unsafe extern "C" {
-    fn rtp_native_read(payload: *const u8, bytes: u32, out: *mut Parsed) -> i32;
+    fn rtp_native_read(payload: *const u8, bytes: u32, out: *mut RtpPacketCopy) -> i32;
 }
 
 const NOT: i32 = 0;
@@ -23,16 +23,16 @@ const MEDIA: i32 = 1;
 const CONTROL: i32 = 2;
 
 pub fn kernel_rtp(data: &[u8]) {
-    let mut parsed = Parsed::default();
-    // SAFETY: as many bytes as it is told, of which it reads no more; `Parsed` is what it writes.
+    let mut parsed = RtpPacketCopy::default();
+    // SAFETY: the length is that of `data`, and it reads no more; it writes a `RtpPacketCopy`.
     let kind = unsafe { rtp_native_read(data.as_ptr(), data.len() as u32, &raw mut parsed) };
-    match Packet::read(data) {
+    match DatagramKind::read(data) {
         None => assert_eq!(kind, NOT, "{data:?}"),
-        Some(Packet::Media { ssrc, sequence, timestamp }) => {
+        Some(DatagramKind::Media { ssrc, sequence, timestamp }) => {
             assert_eq!(kind, MEDIA, "{data:?}");
             assert_eq!((parsed.ssrc, parsed.sequence, parsed.timestamp), (ssrc, sequence, timestamp));
         }
-        Some(Packet::Control { ssrc, ntp_middle }) => {
+        Some(DatagramKind::Control { ssrc, ntp_middle }) => {
             assert_eq!(kind, CONTROL, "{data:?}");
             assert_eq!((parsed.ssrc, parsed.ntp_middle), (ssrc, ntp_middle.unwrap_or(0)));
         }

@@ -14,7 +14,7 @@ const FETCH: u64 = 0x05;
 /// `struct subgroup_state`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct SubgroupStateCopy {
     value: u64,
     left: u64,
     previous: u64,
@@ -25,7 +25,7 @@ pub(super) struct State {
     pad: u32,
 }
 
-impl From<Position> for State {
+impl From<Position> for SubgroupStateCopy {
     fn from(at: Position) -> Self {
         let flag = |set, bit: u8| if set { bit } else { 0 };
         Self {
@@ -44,7 +44,7 @@ impl From<Position> for State {
 /// `struct subgroup_head`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Head {
+struct SubgroupHeadCopy {
     alias: u64,
     group: u64,
     subgroup: u64,
@@ -56,13 +56,19 @@ struct Head {
 }
 
 unsafe extern "C" {
-    fn subgroup_native_read_head(text: *const u8, at: u32, len: u32, out: *mut Head) -> i32;
-    fn subgroup_native_walk(state: *mut State, text: *const u8, at: u32, end: u32, steps: *mut u32) -> i32;
-    fn subgroup_native_may_end(state: *const State) -> i32;
+    fn subgroup_native_read_head(text: *const u8, at: u32, len: u32, out: *mut SubgroupHeadCopy) -> i32;
+    fn subgroup_native_walk(
+        state: *mut SubgroupStateCopy,
+        text: *const u8,
+        at: u32,
+        end: u32,
+        steps: *mut u32,
+    ) -> i32;
+    fn subgroup_native_may_end(state: *const SubgroupStateCopy) -> i32;
 }
 
 /// `None`: malformed.
-fn walk(mut state: State, piece: &[u8], (at, fill): (usize, u8)) -> Option<State> {
+fn walk(mut state: SubgroupStateCopy, piece: &[u8], at: usize, fill: u8) -> Option<SubgroupStateCopy> {
     let end = at + piece.len();
     let mut text = vec![fill; FRAMES_MAX + 8];
     text[at..end].copy_from_slice(piece);
@@ -75,18 +81,18 @@ fn walk(mut state: State, piece: &[u8], (at, fill): (usize, u8)) -> Option<State
 }
 
 /// The front of a stream as the kernel opens streams for it; `None`: it does not.
-fn read_head(stream: &[u8], (at, fill): (usize, u8)) -> Option<Head> {
+fn read_head(stream: &[u8], at: usize, fill: u8) -> Option<SubgroupHeadCopy> {
     let mut text = vec![fill; FRAMES_MAX + 8];
     text[at..at + stream.len()].copy_from_slice(stream);
-    let mut head = Head::default();
+    let mut head = SubgroupHeadCopy::default();
     // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
     let bad =
         unsafe { subgroup_native_read_head(text.as_ptr(), at as u32, stream.len() as u32, &raw mut head) };
     (bad == 0).then_some(head)
 }
 
-/// In Rust: a SUBGROUP_HEADER of which all is there, and in the shortest form but for its alias.
-fn expected_head(stream: &[u8]) -> Option<Head> {
+/// Rust's reading: a complete SUBGROUP_HEADER, in the shortest form except for its alias.
+fn expected_head(stream: &[u8]) -> Option<SubgroupHeadCopy> {
     let mut rest = stream;
     let Ok(Some(Subgroup(header))) = StreamHeader::decode(&mut rest) else { return None };
     let taken = stream.len() - rest.len();
@@ -96,7 +102,7 @@ fn expected_head(stream: &[u8]) -> Option<Head> {
         return None;
     }
     let object = vi64::decode(&mut rest);
-    Some(Head {
+    Some(SubgroupHeadCopy {
         alias: header.alias,
         group: header.group,
         subgroup: match header.subgroup {
@@ -112,13 +118,13 @@ fn expected_head(stream: &[u8]) -> Option<Head> {
     })
 }
 
-/// In Rust. The header is read as a whole, the objects behind it in pieces.
-pub(super) enum Parser {
+/// Rust's parser. The header is read as a whole, the objects behind it in pieces.
+pub(super) enum RustSubgroupParser {
     Header(Vec<u8>),
     Objects(ObjectParser),
 }
 
-impl Parser {
+impl RustSubgroupParser {
     /// `None`: malformed, or no subgroup stream.
     pub(super) fn take(self, piece: &[u8]) -> Option<Self> {
         let (mut parser, bytes) = match self {
@@ -150,26 +156,30 @@ pub fn kernel_subgroup(data: &[u8]) {
     let Some((&[cut, at, fill], stream)) = data.split_first_chunk() else { return };
     let place = (usize::from(at), fill);
     let stream = &stream[..stream.len().min(FRAMES_MAX - place.0)];
-    let whole = walk(State::default(), stream, place);
-    let head = read_head(stream, place);
+    let whole = walk(SubgroupStateCopy::default(), stream, place.0, place.1);
+    let head = read_head(stream, place.0, place.1);
     assert_eq!(head, expected_head(stream));
 
-    let mut state = Some(State::default());
-    let mut parser = Some(Parser::Header(Vec::new()));
+    let mut state = Some(SubgroupStateCopy::default());
+    let mut parser = Some(RustSubgroupParser::Header(Vec::new()));
     let mut taken = 0;
     for piece in stream.chunks(usize::from(cut) % 64 + 1) {
         taken += piece.len();
-        state = state.and_then(|state| walk(state, piece, place));
+        state = state.and_then(|state| walk(state, piece, place.0, place.1));
         parser = parser.and_then(|parser| parser.take(piece));
         assert_eq!(state.is_some(), parser.is_some(), "{taken} bytes");
-        let (Some(state), Some(Parser::Objects(parser))) = (state, &parser) else { continue };
+        let (Some(state), Some(RustSubgroupParser::Objects(parser))) = (state, &parser) else { continue };
         let position = parser.position();
-        assert_eq!((State::from(position), position.offset), (state, taken as u64), "{position:?}");
+        assert_eq!(
+            (SubgroupStateCopy::from(position), position.offset),
+            (state, taken as u64),
+            "{position:?}"
+        );
         // SAFETY: a state.
         assert_eq!(unsafe { subgroup_native_may_end(&raw const state) } == 1, parser.at_boundary());
     }
     assert_eq!(state, whole, "in one piece");
     // Without framing anything goes.
-    let opaque = State::from(Position { field: Field::Opaque, ..Position::default() });
-    assert_eq!(walk(opaque, stream, place), Some(opaque));
+    let opaque = SubgroupStateCopy::from(Position { field: Field::Opaque, ..Position::default() });
+    assert_eq!(walk(opaque, stream, place.0, place.1), Some(opaque));
 }

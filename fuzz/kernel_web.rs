@@ -1,14 +1,14 @@
-//! What is in front of a WebTransport session's streams and datagrams: `web.h` against `quic::webtransport`.
+//! The prefix of a WebTransport session's streams and datagrams: `web.h` against `quic::webtransport`.
 
 use millrace_quic::webtransport::{Begins, Binding};
 
 /// `FRAMES_MAX` of frames.h.
 const FRAMES_MAX: usize = 2048;
-/// Where a test's front ends, with what may be overwritten before it.
+/// The end of a test's prefix, in a buffer whose bytes before it may be overwritten.
 const END: usize = 32;
 
 /// Whether the application's part of `data` begins there, and how long that is.
-type Enter = unsafe extern "C" fn(text: *const u8, at: u32, len: u32, session: u64) -> i32;
+type WebEntry = unsafe extern "C" fn(text: *const u8, at: u32, len: u32, session: u64) -> i32;
 /// Writes the front so that it ends at `end`, and returns its length.
 type Put = unsafe extern "C" fn(end: *mut u8, session: u64) -> u32;
 
@@ -21,7 +21,7 @@ unsafe extern "C" {
     fn web_native_datagram_len(session: u64) -> u32;
 }
 
-fn enter(with: Enter, data: &[u8], (at, fill): (usize, u8), session: u64) -> Option<usize> {
+fn enter(with: WebEntry, data: &[u8], at: usize, fill: u8, session: u64) -> Option<usize> {
     let mut text = vec![fill; FRAMES_MAX + 8];
     text[at..at + data.len()].copy_from_slice(data);
     // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
@@ -51,8 +51,8 @@ pub fn kernel_web(data: &[u8]) {
         Begins::Ours(len) => Some(len),
         Begins::Unknown | Begins::Stray(_) | Begins::Http(_) => None,
     };
-    assert_eq!(enter(web_native_enter_stream, data, place, session), begins);
-    assert_eq!(enter(web_native_enter_datagram, data, place, session), binding.strip(data));
+    assert_eq!(enter(web_native_enter_stream, data, place.0, place.1, session), begins);
+    assert_eq!(enter(web_native_enter_datagram, data, place.0, place.1, session), binding.strip(data));
     assert_eq!(put(web_native_put_stream, session), *binding.uni());
     assert_eq!(put(web_native_put_datagram, session), *binding.datagram());
     // SAFETY: of plain numbers.

@@ -1,13 +1,13 @@
-//! What must hold for any bytes as media to be published: the fuzz target, and the replay of its fixtures as a test.
+//! Properties that hold for any bytes as media to be published: the fuzz target, and the replay of its fixtures as a test.
 //!
-//! Nothing panics, what is published is no more than a few times what came in, and every object that is a fragment is one that is read
-//! again, with as many samples as it was written with.
+//! Nothing panics. The published bytes are a bounded multiple of the input. Each object that is a fragment can be read again, and has as
+//! many samples as it was written with.
 
 use std::sync::Arc;
 
 use millrace_client::{
     broadcast::{Broadcast, History},
-    media::{Cut, Media, Packaging, feed, playable},
+    media::{Cut, MediaPublisher, Packaging, feed, playable},
 };
 use millrace_moq::{GroupOrder, Location, Namespace};
 
@@ -27,15 +27,15 @@ pub fn media_input(data: &[u8]) {
             all.iter().for_each(|object| drop(playable(&object.payload)));
         }
     }
-    // A sample takes four bytes at least in front of it, and 16 once its fragment is written anew; samples may overlap.
+    // A sample takes at least four bytes in the input, and 16 once its fragment is written again. Samples may overlap.
     assert!(written <= 64 * (input.len() + 64) * (input.len() + 64));
 }
 
 fn publish(input: &[u8], packaging: Packaging, cut: Cut) -> Arc<Broadcast> {
     let namespace = Namespace::from_path("a").expect("a name");
     let broadcast = Broadcast::new(namespace, History::default());
-    let mut media = Media::new(broadcast.clone(), packaging, cut).expect("names that fit");
-    // What is no media is refused, which is all that can be asked of it.
+    let mut media = MediaPublisher::new(broadcast.clone(), packaging, cut).expect("names that fit");
+    // Other input is refused, which is all that can be required of it.
     let _ = feed(&mut media, input);
     broadcast
 }

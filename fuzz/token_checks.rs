@@ -1,11 +1,11 @@
-//! What must hold for any bytes as tokens, claims and keys: the fuzz target, and the replay of its fixtures as a test.
+//! Properties that hold for any bytes as tokens, claims and keys: the fuzz target, and the replay of its fixtures as a test.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use coset::{CoseMac0Builder, HeaderBuilder, TaggedCborSerializable, iana};
 use millrace_moq::{
     Namespace,
-    param::Token,
-    token::{Credential, Form, Registered},
+    param::AuthToken,
+    token::{Credential, Form, RegisteredTokens},
 };
 use millrace_relay::access::{
     grant::{Action, Resource},
@@ -30,21 +30,21 @@ pub fn relay_token(data: &[u8]) {
 
 /// A Token structure is understood as it was written, and its cache keeps to its limit.
 fn structure(bytes: &[u8]) {
-    let sent = Token(bytes.to_vec().into());
-    let mut registered = Registered::new(64);
+    let sent = AuthToken(bytes.to_vec().into());
+    let mut registered = RegisteredTokens::new(64);
     for _ in 0..3 {
-        let _ = registered.of_request(std::slice::from_ref(&sent));
+        let _ = registered.resolve_request_tokens(std::slice::from_ref(&sent));
         assert!(registered.size() <= 64);
     }
     let Ok(form) = Form::decode(&sent) else { return };
     assert_eq!(Form::decode(&form.encode()), Ok(form));
 }
 
-/// Nobody has signed these bytes.
+/// Checks that bytes without a signature are refused.
 fn forged(kind: u64, bytes: &[u8]) {
     let credential = Credential { kind, value: bytes.to_vec().into() };
     assert!(token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]).is_err());
-    let _ = token::of_bytes(bytes);
+    let _ = token::credential_from_bytes(bytes);
 }
 
 fn signed_cat(claims: &[u8]) {

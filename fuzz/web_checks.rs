@@ -1,5 +1,5 @@
-//! What must hold for any bytes as a client's request for a session of WebTransport: the fuzz target, and the replay of its
-//! fixtures as a test.
+//! Properties that hold for any bytes as a client's request for a WebTransport session: the fuzz target, and the replay of its fixtures as
+//! a test.
 
 use std::{
     pin::pin,
@@ -7,14 +7,14 @@ use std::{
 };
 
 use millrace_relay::access::{
-    Peer, Rule,
-    keys::{self, Key},
+    AccessRule, SessionPeer,
+    keys::{self, AccessKey},
     pattern::Pattern,
     token,
 };
 use millrace_webtransport::{
-    Refused, Terms,
-    request::{self, Asked, MAX_BYTES},
+    SessionRefused, SessionTerms,
+    request::{self, AcceptedRequest, MAX_BYTES},
 };
 
 const PROTOCOLS: [&str; 2] = ["moqt-19", "moqt-18"];
@@ -36,40 +36,40 @@ pub fn web_request(data: &[u8]) {
     match asked {
         Ok(asked) => let_in(&asked),
         Err(refused) => {
-            assert!(refused.name().is_some_and(|name| Refused::NAMES.contains(&name)), "{refused}");
-            assert!(!matches!(refused, Refused::TooLong) || stream.len() as u64 >= MAX_BYTES);
+            assert!(refused.name().is_some_and(|name| SessionRefused::NAMES.contains(&name)), "{refused}");
+            assert!(!matches!(refused, SessionRefused::TooLong) || stream.len() as u64 >= MAX_BYTES);
         }
     }
 }
 
-fn read(stream: &mut &[u8]) -> Result<Asked, Refused> {
-    let terms = Terms { protocols: &PROTOCOLS, origin: &|origin| !origin.contains("evil") };
+fn read(stream: &mut &[u8]) -> Result<AcceptedRequest, SessionRefused> {
+    let terms = SessionTerms { protocols: &PROTOCOLS, origin: &|origin| !origin.contains("evil") };
     let reading = pin!(request::read(stream, &terms));
     match reading.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(asked) => asked,
-        Poll::Pending => panic!("a slice is there at once"),
+        Poll::Pending => panic!("a slice is ready at once"),
     }
 }
 
 /// The relay looks at the URL.
-fn let_in(asked: &Asked) {
+fn let_in(asked: &AcceptedRequest) {
     assert!(PROTOCOLS.contains(&&*asked.protocol));
     assert!(asked.path.starts_with('/') && !asked.path.contains('#'), "{asked:?}");
     assert!(!asked.authority.is_empty() && !asked.authority.contains(['@', '/', '?', '#']), "{asked:?}");
-    let (path, tokens) = token::of_url(&asked.path);
+    let (path, tokens) = token::credentials_from_url(&asked.path);
     assert!(!path.contains('?') && tokens.len() <= 2);
-    let keys: Vec<Key> = vec![keys::read_secret(&[7; 32]).expect("a secret")];
+    let keys: Vec<AccessKey> = vec![keys::read_secret(&[7; 32]).expect("a secret")];
     for token in tokens {
         assert!(token::open(&token, &keys).is_err(), "nobody has signed it");
     }
-    let peer = Peer {
+    let peer = SessionPeer {
         address: [127, 0, 0, 1].into(),
         certificate: None,
         path: path.to_owned(),
         authority: Some(asked.authority.clone()),
     };
     let pattern: Pattern = "live/*/cam".parse().expect("a pattern");
-    let rule = Rule {
+    let rule = AccessRule {
         namespace: Pattern::any(),
         publish: Vec::new(),
         subscribe: Vec::new(),

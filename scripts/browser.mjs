@@ -1,24 +1,26 @@
-// A headless Chromium that is driven over a pipe by the DevTools protocol: node is enough.
+// Drives a headless Chromium over a pipe by the DevTools protocol; it needs only node.
 
 import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-/** To remove what a browser leaves behind. */
+/** Attempts to remove the files that a browser leaves. */
 const TRIES = 600;
 
 export class Browser {
   #process;
   #profile = mkdtempSync(join(tmpdir(), "millrace-browser-"));
-  /** Answers that are awaited, by the command's number. */
+  /** Pending answers by the command's number. */
   #awaited = new Map();
   #commands = 0;
   #rest = "";
-  /** Is rejected when the browser ends. */
+  /** Rejected when the browser ends. */
   #ended;
 
-  /** `origin`: browsers connect from pages on localhost or https; in a lab the relay is elsewhere. `flags`: more of them. */
+  /** Browsers connect from pages on localhost or https, and in a lab the relay is elsewhere: `origin` is treated as
+   * secure. `flags`: further flags of Chromium.
+   */
   constructor(chromium, origin, flags = []) {
     this.#process = spawn(
       chromium,
@@ -60,7 +62,7 @@ export class Browser {
     return Promise.race([answer, this.#ended]);
   }
 
-  /** A page with this address; `script` runs in it before its own. */
+  /** Opens a page; `script` runs in it before its own scripts. */
   async open(url, script = "") {
     const { targetId } = await this.send("Target.createTarget", { url: "about:blank" });
     const { sessionId } = await this.send("Target.attachToTarget", { targetId, flatten: true });
@@ -69,20 +71,20 @@ export class Browser {
     await send("Page.addScriptToEvaluateOnNewDocument", { source: script });
     await send("Page.navigate", { url });
     return {
-      /** What the expression has come to, once that is known. */
+      /** Evaluates an expression, and waits for its result. */
       evaluate: async (expression) => {
         const { result, exceptionDetails } = await send("Runtime.evaluate", { expression, returnByValue: true, awaitPromise: true });
         if (exceptionDetails) throw new Error(exceptionDetails.exception?.description ?? exceptionDetails.text);
         return result.value;
       },
-      /** As PNG. */
+      /** Takes a screenshot as PNG. */
       screenshot: async () => Buffer.from((await send("Page.captureScreenshot", {})).data, "base64"),
     };
   }
 
   async close() {
     this.#process.kill("SIGKILL");
-    // Its helpers write there until they have noticed.
+    // The browser's helpers write there until they notice its end.
     for (let tries = 0; tries < TRIES; tries++) {
       await new Promise((resolve) => setTimeout(resolve, 200)); // exact: the gap between two tries
       try {

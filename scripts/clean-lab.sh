@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes what dead lab runs left: network namespaces and the links in them.
+# Removes network namespaces and links of lab runs that died.
 . "$(dirname "$0")/lib.sh"
 
 for binary in target/{release,demo,debug}/millrace; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares two builds of millrace by one of its benchmarks, interleaved: what changes on the machine meets both alike.
+"""Compares two builds of millrace by one of its benchmarks. Runs are interleaved, so changes of the machine affect both alike.
 
     scripts/compare.py [--rounds N] BEFORE AFTER -- bench relay --relays kernel,user --subscribers 1,8 --rounds 1
     scripts/compare.py BEFORE AFTER -- bench gate --verdicts
@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 
-# What tells rows apart. All other numbers are figures.
+# Fields that identify a row. All other numbers are figures.
 KEYS = ("relay", "engine", "transport", "subscribers", "verdict", "defence", "scenario", "experiment", "name", "reason", "rule")
-# Of single rounds, and what says how something was measured.
+# Figures of single rounds, and fields that tell how a figure was measured.
 LEFT_OUT = ("rounds", "spread", "wire", "settings", "series", "object_bytes", "rate_hz", "seconds")
 
 
@@ -38,7 +38,7 @@ def figures(value, path=""):
 
 
 def named(found, keys):
-    """Every figure by its row's name and its own."""
+    """Returns every figure by the row's name and its own."""
     return {
         (" ".join(str(row[key]) for key in keys if key in row), figure): value
         for row in found
@@ -60,12 +60,12 @@ def main():
     args = parser.parse_args()
     before, after = [], []
     for number in range(args.rounds):
-        # Every other pair the other way round.
+        # Every other pair runs in the opposite order.
         pair = [(args.before, before), (args.after, after)]
         for binary, runs in pair if number % 2 == 0 else reversed(pair):
             print(f"round {number + 1} of {args.rounds}: {binary}", file=sys.stderr)
             runs.append(rows(binary, args.bench))
-    # One of them may know of what the other one does not.
+    # One build may report figures that the other does not have.
     keys = [key for key in KEYS if all(any(key in row for row in run) for run in before + after)]
     before, after = ([named(run, keys) for run in runs] for runs in (before, after))
     both = [key for key in before[0] if all(key in run for run in before + after)]

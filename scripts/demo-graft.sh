@@ -36,7 +36,7 @@ cleanup() {
     trap - EXIT
     [ ${#pids[@]} = 0 ] || kill "${pids[@]}" 2>/dev/null || true
     wait 2>/dev/null || true
-    # What ran in them has ended just now.
+    # The processes in them have just ended.
     wait_for 60 are_gone || true
     [ "$status" = 0 ] || { echo; echo "FAIL (logs are in target/demo/logs/graft)"; }
     exit "$status"
@@ -55,7 +55,7 @@ at() {
     echo "$BASHPID" >"$group-$side/cgroup.procs"
     exec nsenter --net="/run/netns/${!netns}" -- "$@"
 }
-# The server's way to the client has it: a namespace may not choose freely.
+# The route to the client sets it: a namespace cannot choose its congestion control freely.
 congestion() { (at server ip route replace "$LAB_SUB1_V4/32" dev to-sub1 src "$server" congctl "$1"); }
 
 for size in "${sizes[@]}"; do head -c "${size}K" /dev/urandom >"$dir/www/$size"; done
@@ -79,7 +79,7 @@ else
     serve() { at server python3 -u -m http.server -d "$dir/www" "$port"; }
 fi
 
-# Seconds of each transfer, or "over" where it took too long; the same bytes have to come.
+# Prints the seconds of each transfer, or "over" if it took too long. The bytes have to be the same.
 fetch() {
     local size=$1 took
     if took=$(at client curl -fsS --max-time "$most" -o "$dir/got" -w '%{time_total}' "http://$server:$port/$size" 2>>"$dir/curl.log"); then
@@ -89,13 +89,13 @@ fetch() {
         echo over
     fi
 }
-# Over several: what took too long is longer than all else.
+# Median of several: "over" sorts after every number.
 median() { sort -g | sed 's/over/9999/' | sort -g | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }'; }
 measure() {
     local size
     for size in "${sizes[@]}"; do
         for _ in $(seq "$runs"); do (fetch "$size"); done >"$dir/times"
-        ! grep -q different "$dir/times" || die "other bytes came than were sent"
+        ! grep -q different "$dir/times" || die "received bytes differ from those sent"
         result[$1/$size]=$(median <"$dir/times")
     done
 }
@@ -139,7 +139,7 @@ TOML
 settings server "${keys[0]}" "listen = \"$server:9188\"" ""
 settings client "${keys[1]}" "" "carry = \"$server:9188\""
 ask() { "$millrace" graft "$@" --socket "$dir/client.sock"; }
-wait_for 120 eval 'ask status --json | tr -d " \n" | grep -q "\"state\":\"warm\""' || { cat "$dir/client.log"; die "the carrier is not warm"; }
+wait_for 120 eval 'ask status --json | tr -d " \n" | grep -q "\"state\":\"warm\""' || { cat "$dir/client.log"; die "the carrier has not been established"; }
 # A new carrier's window is being opened for some round trips.
 sleep 5 # exact: so long it takes to open the window, which is not what is measured
 say "carried: the same commands, unchanged"

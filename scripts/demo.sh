@@ -41,7 +41,8 @@ trap 'exit 130' INT TERM
 rm -rf "$dir"
 mkdir -p "$dir"
 
-# Makes a network namespace for each of them, and links from the relay's to all others. Their addresses are of TEST-NET-1 (RFC 5737).
+# Makes a network namespace for each host, and links from the relay's to all others. The addresses are from TEST-NET-1
+# (RFC 5737).
 make_network() {
     local node relay=demo-$$-relay at=0
     for node in relay pub sub1 sub2; do
@@ -56,14 +57,14 @@ make_network() {
         ip -n "$relay" link set "to-$node" up
         ip -n "demo-$$-$node" link set to-relay up
         ip -n "demo-$$-$node" route add default via "192.0.2.$((at + 1))"
-        # As a wire has it: each packet by itself, with its checksum.
+        # Packets are sent as on a wire: each by itself, with its checksum.
         ip netns exec "$relay" ethtool -K "to-$node" rx off tx off tso off gso off gro off tx-udp-segmentation off
         ip netns exec "demo-$$-$node" ethtool -K to-relay rx off tx off tso off gso off gro off tx-udp-segmentation off
         at=$((at + 4))
     done >/dev/null
 }
 
-# Runs a command where the publisher, the relay or player $1 is.
+# Runs a command on the host of the publisher, the relay or player $1.
 at() {
     local node=demo-$$-$1
     shift
@@ -98,12 +99,12 @@ say "the relay, with engine $engine and a certificate made for this run"
 at relay "$millrace" relay --listen "$listen" --public --http "$http" --http-token-file "$dir/token" --max-delay off "${options[@]}" 2>"$dir/relay.log" &
 relay=$!
 pids+=("$relay")
-serves() { where "$dir/relay.log" serving || ! kill -0 "$relay"; }
+serves() { where "$dir/relay.log" "$SERVES" || ! kill -0 "$relay"; }
 wait_for 120 serves || true
-listen=$(where "$dir/relay.log" serving) && http=$(where "$dir/relay.log" "metrics, health and status") ||
+listen=$(where "$dir/relay.log" "$SERVES") && http=$(where "$dir/relay.log" "$SERVES_HTTP") ||
     { cat "$dir/relay.log"; die "the relay did not start"; }
 url=moqt://$listen
-# Browsers connect from pages on localhost; in a namespace scripts/watch.mjs has them take the relay's.
+# Browsers connect from pages on localhost. In a namespace scripts/watch.mjs makes them accept the relay's address.
 page=http://localhost:${http##*:}
 [ "$engine" = user ] || page=http://$http
 ask() { (at relay "$millrace" status --http "$http" --http-token-file "$dir/token"); }
@@ -115,7 +116,7 @@ live_video "$seconds" 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |
 publisher=$!
 pids+=("$publisher")
 
-# The tracks are there once ffmpeg has written its first fragment: until then a player is told so, and asks again.
+# The tracks exist once ffmpeg has written its first fragment. Until then a player gets an error, and asks again.
 play() {
     local deadline=$((SECONDS + 60))
     until (at "sub$1" "$millrace" subscribe --name demo --tls-disable-verify --join-groups 1000 "$url") \
@@ -125,7 +126,8 @@ play() {
     done
 }
 
-# Another live video, until the picture of it on the relay's page has moved in a browser; a screenshot is left in target/demo/logs.
+# Publishes another live video until its picture on the relay's page has moved in a browser. A screenshot is left in
+# target/demo/logs.
 watch() {
     local chromium source
     chromium=${CHROMIUM:-$(command -v chromium || true)}
@@ -157,7 +159,7 @@ echo
 
 wait "$publisher" || die "the publisher failed: $(tail -n1 "$dir/publish.log")"
 for player in "${players[@]}"; do wait "$player" || die "a player failed: $(tail -qn1 "$dir"/player*.log)"; done
-# Media packets, by who sent them.
+# Media packets by their sender.
 sent() { (at relay curl -fsS -H "Authorization: Bearer $(<"$dir/token")" "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
 kernel_has_sent() { [ "$(sent kernel)" -gt 0 ]; }
 [ "$engine" = user ] || wait_for 60 kernel_has_sent || true # what is wrong then is said below
@@ -184,7 +186,7 @@ echo
 if [ "$engine" = kernel ]; then
     share=$((by_kernel * 100 / (by_kernel + by_user)))
     echo "the kernel sent $by_kernel media packets, $share %; userspace sent $by_user: what was there before the players, and repair"
-    # How large a part it has depends on who gets the CPU.
+    # The share of the kernel depends on which process gets the CPU.
     [ "$by_kernel" -gt 0 ] || exit 1
 fi
 echo "PASS: engine $engine: both players have every frame of the live video, byte for byte"

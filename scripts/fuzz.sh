@@ -12,7 +12,7 @@ targets=("${@:-${all[@]}}")
 share=$((total / ${#targets[@]}))
 [ "$share" -gt 0 ] || die "SECONDS must be at least ${#targets[@]}, one for each target"
 
-# Flags with --target do not reach build scripts and procedural macros.
+# Flags do not reach build scripts and procedural macros if --target is given.
 host=$(rustc -vV | sed -n 's/^host: //p')
 CLANG=$(clang_tool clang) || die "no clang >= $CLANG_MINIMUM: make setup"
 export CLANG

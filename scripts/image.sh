@@ -10,11 +10,11 @@ image=${2:-$ROOT/target/image.tar}
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 install -D -m 755 "$binary" "$root/usr/local/bin/millrace"
-# Where the loader has found them, and the loader itself.
+# The libraries where the loader found them, and the loader itself.
 ldd "$binary" | grep -oE '/[^ ]+' | sort -u | while read -r library; do
     install -D -m 755 "$(readlink -f "$library")" "$root$library"
 done
-# What settings are mounted on, and what the daemons write into.
+# Directories for mounted settings, and for files of the daemons.
 install -d "$root/etc/millrace" "$root/run/millrace" "$root/sys" "$root/proc" "$root/dev" "$root/tmp"
 printf 'root:x:0:0:root:/:/sbin/nologin\n' >"$root/etc/passwd"
 tar --sort=name --owner=0 --group=0 --numeric-owner -C "$root" -cf "$image" .

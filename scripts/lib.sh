@@ -1,4 +1,4 @@
-# Shared by the scripts beside it: `. "$(dirname "$0")/lib.sh"`.
+# Shared functions of the scripts in this folder: `. "$(dirname "$0")/lib.sh"`.
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -7,12 +7,12 @@ cd "$ROOT"
 export PATH="${HOME:-/root}/.cargo/bin:$PATH"
 
 # shellcheck disable=SC2034 # used by those that source this
-# What the tree is tested with; setup.sh installs these when nothing new enough is there.
+# Versions that the tree is tested with. setup.sh installs them if the installed ones are too old.
 RUST_TESTED=1.95.0
 CLANG_TESTED=19
 CLANG_MINIMUM=16
 
-# Descriptors as far as may be: libbpf takes one for each map of an object that is open, and tests have many objects.
+# Raises the limit of descriptors: libbpf takes one for each map of an object that is open, and tests have many objects.
 ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
 
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2; }
@@ -22,7 +22,7 @@ have() { command -v "$1" >/dev/null; }
 # at_least 1.95.0 1.88: the first version is not older than the second.
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1)" = "$2" ]; }
 
-# The command to run clang tool $1 with (clang, clang-format), CLANG_MINIMUM or newer; fails if there is none.
+# Prints the command of clang tool $1 (clang, clang-format), CLANG_MINIMUM or newer; fails if there is none.
 clang_tool() {
     local tool=$1 candidate version
     for candidate in "$tool-$CLANG_TESTED" "$tool" $(seq -f "$tool-%g" 40 -1 "$CLANG_MINIMUM"); do
@@ -42,11 +42,15 @@ wait_for() {
     done
 }
 
-# Where a relay is that has chosen its ports by itself, by its log $1: it says that it is `serving`, or that there are
-# `metrics, health and status`. Fails until it has said so.
+# Log lines of a relay that name its address for MoQ, and its address for HTTP.
+SERVES="serving MoQ sessions"
+SERVES_HTTP="HTTP serves metrics, health and status"
+
+# Prints the address of a relay that has chosen its ports itself, from its log $1. $2 is the log line, SERVES or
+# SERVES_HTTP. Fails until the log has it.
 where() { sed -n "s/.*: $2 addr=\([^ ]*\).*/\1/p" "$1" | head -n1 | grep .; }
 
-# In a lab: the process of the relay that was started as $millrace.
+# Prints the process ID of the relay that was started as $millrace, in a lab.
 relay_pid() {
     local pid
     for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do

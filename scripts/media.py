@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Makes fragmented MP4 of many kinds, as muxers of the world write it: codecs crossed with ffmpeg's flags, boxes where few put them, and
-other packagers where they are installed.
+"""Makes fragmented MP4 as various muxers write it: codecs crossed with ffmpeg's flags, boxes in unusual places, and other packagers if they are installed.
 
     scripts/media.py DIR [--only REGEX]
 
-What cannot be made here is said with a line "SKIP: why". Each file takes some seconds of 160x90 video at most.
+A file that cannot be made here is reported by a line "SKIP: why". Each file takes some seconds of 160x90 video at most.
 """
 
 import argparse
@@ -42,7 +41,7 @@ SOUND = {
     "mp3": "-c:a libmp3lame -b:a 64k",
     "mp2": "-c:a mp2 -b:a 96k",
 }
-# How ffmpeg cuts and addresses fragments.
+# Flags for how ffmpeg cuts and addresses fragments.
 MUX = {
     "every": f"-movflags {CMAF}",
     "separate": "-movflags frag_keyframe+empty_moov+separate_moof",
@@ -172,7 +171,7 @@ def box(kind, body):
 
 
 def find(data, *path):
-    """Where the body of a box is that is in others."""
+    """Returns the range of the body of a nested box."""
     at, end = 0, len(data)
     for kind in path:
         while at < end:
@@ -187,7 +186,7 @@ def find(data, *path):
 
 
 def marked(data, video, key, delta):
-    """The same with other flags on the samples of a track; each fragment has one."""
+    """Changes the flags of a track's samples; each fragment has one."""
     out = []
     for kind, whole in boxes(data):
         if kind == b"moof":
@@ -211,7 +210,7 @@ def marked(data, video, key, delta):
 
 
 def surgery(maker):
-    """Boxes where the standard allows them and few put them."""
+    """Adds boxes in places that the standard allows and few muxers use."""
     names = "x_first_emsg x_first_sidx x_first_prft x_moov64 x_mdat64 x_mdat_open x_no_ftyp x_free_between x_empty_moof x_styp_emsg x_early_mdat \
 x_all_sync x_unknown_depends x_none_marked x_truncated x_uuid".split()
     if not any(maker.wants(name) for name in names):
@@ -275,7 +274,7 @@ x_all_sync x_unknown_depends x_none_marked x_truncated x_uuid".split()
 
 
 def joined(maker):
-    """Segments, one after the other, as players of HLS and DASH get them."""
+    """Joins segments as players of HLS and DASH get them."""
     video, sound = maker.source("video", "h264"), maker.source("sound", "aac")
     if not maker.wants("hls_joined") or not video or not sound:
         return
@@ -289,7 +288,7 @@ def joined(maker):
 
 
 def several_truns(maker):
-    """Fragments whose samples are listed by two boxes, each with an offset of its own."""
+    """Lists the samples of each fragment in two boxes, each with an offset of its own."""
     if not maker.wants("x_two_truns"):
         return
     video, sound = maker.source("video", "h264base"), maker.source("sound", "aac")
@@ -303,7 +302,7 @@ def several_truns(maker):
 
 
 def halved(moof):
-    """A moof with one traf and one trun, which has sizes, as one with two truns."""
+    """Splits the trun of a moof, which has sizes, into two."""
     at = find(moof, b"moof", b"traf", b"trun") - 8
     size = struct.unpack(">I", moof[at : at + 4])[0]
     flags, count, offset = struct.unpack(">IIi", moof[at + 8 : at + 20])
@@ -315,7 +314,7 @@ def halved(moof):
     entries = [moof[fixed + width * n : fixed + width * (n + 1)] for n in range(count)]
     half = count // 2
     first_bytes = sum(struct.unpack(">I", entry[size_at : size_at + 4])[0] for entry in entries[:half])
-    # The second box has a header, a count and an offset, and no flags of a first sample.
+    # The second box has a header, a count and an offset, but no flags for a first sample.
     more = 20
     first = struct.pack(">IIi", flags, half, offset + more) + moof[at + 20 : fixed] + b"".join(entries[:half])
     second = struct.pack(">IIi", flags & ~4, count - half, offset + more + first_bytes) + b"".join(entries[half:])
@@ -329,7 +328,7 @@ def halved(moof):
 UTC = "urn:mpeg:dash:utc:http-xsdate:2014=https://time.example"
 LIVE = "--segment_duration 1 --fragment_duration 0.25"
 RAW_KEY = "--enable_raw_key_encryption --keys label=:key_id=a7e61c373e219033c21091fa607bf3b8:key=76a6c65c5ea762046bd749a2e632ccbb"
-# Kind, codec, what else shaka-packager is told of the stream, and its options.
+# Kind, codec, further arguments for shaka-packager's stream, and its options.
 SHAKA = {
     "h264": ("video", "h264", "", LIVE),
     "h264_no_sidx": ("video", "h264", "", f"{LIVE} --generate_sidx_in_media_segments=false"),
@@ -359,7 +358,7 @@ CUES = "WEBVTT\n\n" + "".join(f"00:00:0{n}.000 --> 00:00:0{n}.800\nCue {n}\n\n" 
 
 
 def shaka(maker):
-    """What shaka-packager writes: its segments behind their init segment, or its file."""
+    """Returns shaka-packager's output: its init segment and segments, or its file."""
     wanted = [name for name in SHAKA if maker.wants(f"shaka_{name}")]
     if not wanted:
         return
@@ -395,7 +394,7 @@ def shaka_program():
 
 
 def shaka_source(maker, kind, codec):
-    """A file that it reads: MP4 that is not fragmented, or WebVTT."""
+    """Makes an input file for it: unfragmented MP4, or WebVTT."""
     path = maker.sources / f"{codec}.{'vtt' if kind == 'text' else 'mp4'}"
     if path.exists():
         return path
@@ -410,7 +409,7 @@ def shaka_source(maker, kind, codec):
 
 
 def gpac(maker):
-    """A file of MP4Box's, where it is installed."""
+    """Makes a file with MP4Box, if it is installed."""
     if not maker.wants("gpac_video"):
         return
     video = maker.source("video", "h264")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether the tests notice that the code is wrong: changes it in places drawn by chance, and runs `make test`'s tests on each.
+"""Checks whether the tests notice wrong code: changes the code at random places, and runs `make test`'s tests on each change.
 
     scripts/mutants.py --seed N [--each 6] [--products relay,gate,...] [--list]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLONE = ROOT / "target/mutants"
 ROWS = ROOT / "target/mutants.jsonl"
-# Where the code of each product stands, and which of millrace's test programs are about it.
+# Folders of each product's code, and the test programs of millrace that test it.
 PRODUCTS = {
     "relay": (
         ["relay/src/**/*.rs", "quic/transport/src/**/*.rs", "quic/src/plane/**/*.rs", "relay/daemon/src/**/*.rs"],
@@ -91,7 +91,7 @@ def clone():
 
 
 def judge(product, mutant):
-    """What became of one: the test that noticed it, or that it did not build, or that nothing noticed."""
+    """Returns the outcome of a mutant: the test that noticed it, that it did not build, or that no test noticed it."""
     began = time.monotonic()
     subprocess.run(["git", "apply", "-"], cwd=CLONE, input=mutant["diff"], text=True, check=True)
     try:
@@ -121,14 +121,14 @@ def build(select):
 
 
 def run():
-    """The test that fails, and fails again alone, if any."""
+    """Returns the test that fails, and fails again alone, if any."""
     while True:
         command = ["scripts/run_tests.py", "--fail-fast"]
         done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, env={**os.environ, "CI": "true"})
         failed = [line.removeprefix("test: failed: ") for line in done.stdout.splitlines() if line.startswith("test: failed: ")]
         if done.returncode != 0 and not failed:
             sys.exit(f"the tests did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        # After what failed by chance nothing was started any more.
+        # No test was started after one that failed by chance.
         if failed or "\nflaky: " not in done.stdout:
             return failed[0] if failed else None
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the peers that tests and benchmarks run against, at fixed versions, into target/peers.
+# Installs peers for tests and benchmarks, at fixed versions, into target/peers.
 #
 #   scripts/peers.sh       the publisher, player and test client of Cloudflare's moq-rs: what tests need
 #   scripts/peers.sh all   also its relay, and moq-dev's relay and command, which speaks newer drafts
 #
-# What is there already stays. MILLRACE_PEERS names another directory. PEERS_PROFILE=dev builds with little
+# Peers that are installed already stay. MILLRACE_PEERS names another directory. PEERS_PROFILE=dev builds with little
 # optimisation, which is enough for interop tests; a run without it replaces such builds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,9 +13,9 @@ root=${MILLRACE_PEERS:-$PWD/target/peers}
 profile=${PEERS_PROFILE:-release}
 export CARGO_TARGET_DIR="$root/target"
 export PATH="$root/bin:$PATH" # cargo would warn otherwise
-# Meant for this workspace, not for them.
+# These settings are for this workspace, not for the peers.
 unset RUSTFLAGS CARGO_BUILD_RUSTFLAGS
-# Nobody debugs them, and what is built once need not be built again in parts.
+# Peers are built once and not debugged: no debug information, and no incremental builds.
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 
 # peer CRATE VERSION [arguments of cargo install]
@@ -23,7 +23,7 @@ peer() {
 	local crate=$1 version=$2
 	shift 2
 	if [[ $profile != release ]] && grep -qsF "\"$crate $version (" "$root/.crates.toml"; then
-		echo "peers: $crate $version is there"
+		echo "peers: $crate $version is installed"
 		return
 	fi
 	echo "peers: $crate $version ($profile)"

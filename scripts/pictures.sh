@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where the time goes: memcached under load, and the relay with either engine, as the observer sees them. Flame graphs
+# Shows where CPU time is spent: memcached under load, and the relay with either engine. Flame graphs
 # and tables go to target/pictures, and with --docs where the documentation has them.
 #
 #   scripts/pictures.sh [--docs] [memcached|user|kernel]...     all if none is named
@@ -23,13 +23,13 @@ if [ -z "${LAB_ID:-}" ]; then
     mkdir -p "$dir"
     for picture; do "$millrace-lab" lab run --subscribers "$subscribers" -- "$0" "$picture"; done
     if [ -n "$docs" ]; then
-        for picture; do cp "$dir/$picture.svg" "docs/measurements/cost-$picture.svg"; done
+        for picture; do cp "$dir/$picture.svg" "docs/notes/measurements/cost-$picture.svg"; done
     fi
     exit
 fi
 
 picture=$1
-# Everything ends with the lab.
+# Ending the lab ends all processes in it.
 at() { nsenter --net="/run/netns/$(netns "$1")" -- "${@:2}"; }
 netns() { local name=LAB_${1^^}_NETNS; echo "${!name}"; }
 

@@ -32,7 +32,7 @@ def main():
 
 
 def check(page, read):
-    """What is wrong with a page, whose sources `read` returns by their paths, or None."""
+    """Returns the faults of a page. `read` returns a source by its path, or None."""
     promised, _, listed = page.partition(f"\n{TESTS}\n")
     names, found = promises(promised)
     tests = items(listed)
@@ -45,7 +45,7 @@ def check(page, read):
 
 
 def promises(text):
-    """Names of the promises, in order, and rows that have none."""
+    """Returns the names of the promises, in order, and rows without a name."""
     names, found, in_table = [], [], False
     for line in text.splitlines():
         in_table = (in_table or bool(HEADER.match(line))) and line.startswith("|")
@@ -61,7 +61,7 @@ def promises(text):
 
 
 def items(text):
-    """Texts of a list's items, by the names that they begin with."""
+    """Returns the texts of a list's items, by the names that they begin with."""
     result, name = {}, None
     for line in text.splitlines():
         if item := ITEM.match(line):
@@ -75,7 +75,7 @@ def items(text):
 
 
 def missing(text, read):
-    """Tests of an item that are not where they are said to be."""
+    """Returns tests of an item that do not exist in the file that it names."""
     file = None
     for path, test in TEST.findall(text):
         file = path or file
@@ -87,7 +87,7 @@ def missing(text, read):
 
 
 def is_test(source, name):
-    """Whether a function has the attribute of a test, and is not one that tests call in a process of its own."""
+    """Returns whether a function has the attribute of a test, and is not one that tests call in a process of its own."""
     if f'("{name}", {name})' in source:
         return True
     found = re.search(rf"((?:^[ \t]*(?:#\[.*|///?.*)\n)+)^[ \t]*(?:pub )?(?:async )?fn {name}\(", source, re.M)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs tests that are built: each in a process of its own, many at once, those that take longest first.
+"""Runs built tests: each in a process of its own, many at once, the longest first.
 
     scripts/run_tests.py [--tier test|all|rest] [--job NAME COMMAND]... [--only REGEX] [--list] [--save-times]
                          [--endure stress|onecpu|random|stopped] [--seed N]
@@ -16,7 +16,7 @@ A test is started when its share of a CPU, as measured before (scripts/test-time
 that run, and while there is memory and tests seldom wait for a CPU. Reports and logs are in target/test: `times` (a table by program),
 `measured.tsv`, `logs/`, and `flaky/`, the logs of tests that failed, and then passed three times alone (with CI=true only).
 
---endure runs everything under adverse conditions: beside stress-ng; on one CPU; in random order; or with processes that tests
+--endure runs everything under adverse conditions: together with stress-ng; on one CPU; in random order; or with processes that tests
 started (never a test program itself) stopped for up to half a second at a time. The result is added to target/endurance.jsonl.
 """
 
@@ -38,17 +38,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "target/test"
 TIMES = ROOT / "scripts/test-times.tsv"
-# Seconds after which a test is ended, and has failed; four times as many where it is made hard.
+# Seconds after which a test is ended and has failed; four times as many under adverse conditions.
 TIMEOUT = 900
-# Tests at once, whatever they cost: each has namespaces and BPF objects of its own.
+# Most tests at once, whatever they cost: each has namespaces and BPF objects of its own.
 AT_ONCE = 24
-# CPUs' worth of expected work at once, for each CPU that there is: what waits is worth little.
+# Expected load at which no further test starts, in CPUs per CPU. Tests that wait cost little.
 LOAD = 1.25
 # Once FEW tests run for each CPU, none is begun while tasks wait for a CPU for more than the share PRESSURE of the time: it would not
 # shorten the run, and would slow down the others until their sessions time out.
 FEW = 4
 PRESSURE = 0.7
-# No test is begun while less memory is there, in MiB.
+# Free memory, in MiB, below which no test is started.
 MEMORY = 2048
 # Seconds and share of a CPU of a test that was never measured.
 UNKNOWN = (1.0, 0.5)
@@ -112,13 +112,13 @@ def programs():
 
 
 def package(package_id):
-    """The package's name in what cargo calls it: `path+file:///DIRECTORY#NAME@VERSION`, or without the name where the directory has it."""
+    """Returns the package's name from cargo's ID: `path+file:///DIRECTORY#NAME@VERSION`, or without the name where the directory has it."""
     url, _, rest = package_id.partition("#")
     return rest.partition("@")[0] if "@" in rest else Path(url).name
 
 
 def listed(program, *more):
-    """Names of tests; None for a program with a harness of its own."""
+    """Returns the names of tests; None for a program with a harness of its own."""
     done = subprocess.run([program.path, "--list", "--format", "terse", *more], capture_output=True, text=True, cwd=program.directory)
     if done.returncode != 0 or (done.stdout and not re.search(r": (test|benchmark)$", done.stdout, re.M)):
         return None
@@ -149,7 +149,7 @@ def tests_of(program, tier):
 
 
 def why_ignored(program, names):
-    """What `#[ignore = ...]` says, by test: the harness prints it of those that it leaves out, and all of these are."""
+    """Returns the text of `#[ignore = ...]` by test. The harness prints it for tests that it leaves out, and all of these are left out."""
     if not names:
         return {}
     done = subprocess.run([program.path, "--exact", *names], capture_output=True, text=True, cwd=program.directory)
@@ -168,7 +168,7 @@ def measured(tests):
             test.wall, cpu = known[test.name]
             test.share = min(1.5, cpu / max(test.wall, 0.05))
         elif any(name.startswith(test.name.split(" ")[0] + " ") for name in known):
-            # Its program was measured, and it took too little to be named.
+            # Its program was measured, and the test took too little time to have a row.
             test.wall, test.share = 0.1, 0.5
     return known
 
@@ -184,7 +184,7 @@ class Runner:
         self.running = {}  # pid: (test, when, log)
         self.results = {}
         self.adversary = Adversary(endure, seed)
-        # Beside stress-ng there are tasks that wait all the time.
+        # Some tasks wait all the time while stress-ng runs.
         self.pressure = Pressure() if endure != "stress" else None
         self.wakes = wakes_by_children()
         (OUT / "logs").mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ class Runner:
         cpus = len(os.sched_getaffinity(0))
         if len(self.running) >= AT_ONCE or (self.running and available_memory() < MEMORY):
             return False
-        # It is read each time, since a share is that of the time since the last but one reading.
+        # The share is over the time since the last but one reading, so it is read each time.
         is_pressed = self.pressure and self.pressure.share() > PRESSURE
         if is_pressed and len(self.running) >= FEW * cpus:
             return False
@@ -260,7 +260,7 @@ def order(tests, endure, seed):
 
 
 def wakes_by_children():
-    """A descriptor that is readable once a child has ended."""
+    """Returns a descriptor that becomes readable once a child has ended."""
     wakes, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
@@ -278,7 +278,7 @@ def drain(descriptor):
 def spawn(test, log):
     environment = dict(os.environ)
     if not test.is_job:
-        # As cargo sets them. A job may call cargo itself, whose build scripts would run again for them.
+        # Variables that cargo sets. A job may call cargo itself, and a difference would run build scripts again.
         environment |= {"CARGO_MANIFEST_DIR": test.directory, "CARGO": which("cargo")}
     with open(log, "wb") as output:
         child = subprocess.Popen(
@@ -289,7 +289,7 @@ def spawn(test, log):
 
 
 def kill_group(pid):
-    """What a test has left behind, or the test."""
+    """Ends a test, or the processes that it has left."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -305,16 +305,17 @@ def which(name):
 
 
 class Adversary:
-    """What makes the run hard."""
+    """Adverse conditions for the tests."""
 
-    # Seconds: between two looks for somebody to stop, and for how long.
+    # Seconds between two stops, and of a stop.
     EVERY = (0.05, 0.4)
     STOPPED = (0.01, 0.5)
-    # Until the same process is stopped again: the kernel begins to verify a BPF program anew after each stop, five times.
+    # Seconds until the same process may be stopped again: after each stop the kernel begins to verify a BPF program
+    # again, five times at most.
     REST = 3.0
-    # Set-up commands, which take no part in what is tested.
+    # Set-up commands, which are not part of a test.
     SPARED = {"ip", "nft", "ethtool", "sh", "bash", "nsenter", "cargo", "rustc", "cc", "clang", "make", "ld"}
-    # Those stop themselves when a child of theirs stops, and wait for a shell that has them go on.
+    # Programs that stop themselves when a child of theirs stops, and wait for a shell to continue them.
     SPARED_PARENTS = {"script"}
 
     def __init__(self, kind, seed):
@@ -340,7 +341,7 @@ class Adversary:
             pid, until = self.stopped
             if now < until:
                 return
-            # Who stops a process in earnest must find it stopped.
+            # A test that stops a process itself has to find it stopped.
             if not is_stopped_again(pid):
                 send(pid, signal.SIGCONT)
             self.stopped = None
@@ -368,7 +369,7 @@ class Adversary:
 
 
 def is_stopped_again(pid):
-    """Whether somebody has sent SIGSTOP to a process that had stopped: it stays pending there, until SIGCONT removes it. (What is
+    """Returns whether a test has sent SIGSTOP to a process that had stopped: it stays pending there, until SIGCONT removes it. (What is
     pending where the process has yet to stop is our own.)"""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -387,8 +388,7 @@ def send(pid, what):
 
 
 def descendants(roots):
-    """Processes that run and that these have started, their names and their parents', without these themselves; what runs the
-    same program is one of these, too."""
+    """Returns running processes that `these` have started, with their names and their parents', without `these` themselves and without processes that run the same program."""
     parents, names, stopped = {}, {}, set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -417,7 +417,7 @@ def exe(pid):
         return None
 
 
-# --- what is said
+# --- output
 
 
 def say(text):
@@ -425,7 +425,7 @@ def say(text):
 
 
 def run_again(test, result):
-    """Whether a failed test passes three times, alone; the failed run's log is kept."""
+    """Returns whether a failed test passes three times, alone; the failed run's log is kept."""
     kept = OUT / "flaky" / result.log.name
     kept.parent.mkdir(parents=True, exist_ok=True)
     result.log.rename(kept)
@@ -442,7 +442,7 @@ def show(test, result):
     print(f"\n==== {test.name}: {ended}")
     lines = without_frames(result.log.read_text(errors="replace").splitlines())
     shown = lines[-SHOWN_LINES:]
-    # The first assertion that failed is shown, wherever it stands.
+    # The first assertion that failed is shown, wherever it is in the log.
     first = next((at for at, line in enumerate(lines) if "panicked at" in line or line.startswith("not ok")), None)
     if first is not None and first < len(lines) - len(shown):
         shown = [*lines[first : first + 12], "[...]", *shown]
@@ -453,7 +453,7 @@ def show(test, result):
 
 
 def without_frames(lines):
-    """A log without the frames of backtraces that are not the project's: nobody looks for a fault there."""
+    """Returns a log without backtrace frames outside the project."""
     kept = []
     for line in lines:
         if re.match(r" +at (?!\./)\S+:\d+:\d+$", line):
@@ -465,7 +465,7 @@ def without_frames(lines):
 
 
 def counts(result):
-    """How many tests a job's own runner says that it ran and that failed; 1 for a test."""
+    """Returns how many tests a job's runner reports as run and as failed; 1 for a test."""
     text = result.log.read_text(errors="replace")
     passed = [int(n) for n in re.findall(r"^# pass (\d+)", text, re.M)] + [int(n) for n in re.findall(r"^test result: .*?(\d+) passed", text, re.M)]
     failed = [int(n) for n in re.findall(r"^# fail (\d+)", text, re.M)] + [int(n) for n in re.findall(r"^test result: .*?(\d+) failed", text, re.M)]
@@ -486,7 +486,7 @@ def by_program(results):
 
 
 def build_seconds():
-    """Seconds of compiling, and of linking within them, by crate and target."""
+    """Returns seconds of compiling, and of linking within them, by crate and target."""
     built, linked = {}, {}
     html = ROOT / "target/cargo-timings/cargo-timing.html"
     if html.exists():
@@ -543,7 +543,7 @@ def skipped(results):
 
 
 class Pressure:
-    """Measures for which share of about the last second some task waited for a CPU."""
+    """Measures the share of about the last second in which some task waited for a CPU."""
 
     # Least seconds between two samples; a share is taken from the last but one.
     WINDOW = 0.7
@@ -553,7 +553,7 @@ class Pressure:
 
     @staticmethod
     def read():
-        """Microseconds since the machine began; 0 where the kernel does not say."""
+        """Returns microseconds in which some task waited for a CPU, since boot; 0 if the kernel does not report it."""
         try:
             return int(re.search(r"^some .*total=(\d+)", Path("/proc/pressure/cpu").read_text(), re.M)[1])
         except (OSError, TypeError):
@@ -568,7 +568,7 @@ class Pressure:
 
 
 class Usage:
-    """How busy the CPUs were."""
+    """Returns how busy the CPUs were."""
 
     def __init__(self):
         self.before = self.read()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what a build and the demo need and what is not there yet: Debian packages and Rust.
-# Asks nothing and says what it does. A second run does nothing.
-# Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
+# Installs missing Debian packages and Rust for a build and the demo. It asks nothing, and reports what it does. A
+# second run does nothing. Without root (and without password-free sudo) packages are reported as skipped; Rust goes
+# to the home directory.
 #
 #   scripts/setup.sh [test|study|web|kernels|fuzz|pictures|bench|soak|endurance]     also what this one wants
 . "$(dirname "$0")/lib.sh"
@@ -21,10 +21,10 @@ apt_update() {
     [ -z "${APT_UPDATED:-}" ] || return 0
     APT_UPDATED=1
     say "apt-get update"
-    apt_get update >/dev/null || say "some package lists could not be refreshed; going on with what is there"
+    apt_get update >/dev/null || say "some package lists could not be refreshed; going on with the old ones"
 }
 
-# One line per need: what shows that it is there (a command, or a file by its path) and the package that brings it.
+# One line per need: a command or a path of a file that shows whether it is installed, and the package that has it.
 needs() {
     cat <<'NEEDS'
 make                            make
@@ -46,11 +46,13 @@ ffmpeg                          ffmpeg
 NEEDS
 }
 
-# What scripts/test.sh wants beyond that, with the least version that is of use. Where the distribution lacks one, the
-# tests that use it are skipped: the gate's example in C (ngtcp2, gnutls), benchmarks (iperf3, perf, xdp-filter),
-# filters (nft), the dissection of what the kernel sent (tshark). The documentation's commands want jq and openssl.
+# Packages for scripts/test.sh, with the oldest useful version. If the distribution lacks one, the tests that use it
+# are skipped: the gate's example in C (ngtcp2, gnutls), benchmarks (iperf3, perf, xdp-filter), filters (nft), the
+# dissection of what the kernel sent (tshark), queries of the dashboards for Grafana (prometheus), discovery of relays (etcd), the site (venv). The documentation's
+# commands want jq and openssl.
 wants_test() {
     cat <<'WANTS'
+/usr/share/doc/python3-venv                 python3-venv                3.9
 /usr/include/ngtcp2/ngtcp2.h                libngtcp2-dev               0.12
 /usr/include/ngtcp2/ngtcp2_crypto_gnutls.h  libngtcp2-crypto-gnutls-dev 0.12
 /usr/include/gnutls/gnutls.h                libgnutls28-dev             3.7
@@ -62,10 +64,12 @@ xdp-filter                                  xdp-tools                   1.2
 jq                                          jq                          1.5
 go                                          golang-go                   1.19
 openssl                                     openssl                     1.1
+prometheus                                  prometheus                  2.24
+etcd                                        etcd-server                 3.4
 WANTS
 }
 
-# What studies load (study/): without it their tests, which `make test-all` runs, are skipped.
+# Packages for studies (study/). Without them their tests, which `make test-all` runs, are skipped.
 wants_study() {
     cat <<'WANTS'
 /usr/share/doc/libusrsctp2                  libusrsctp2                 0.9.5
@@ -73,7 +77,7 @@ wants_study() {
 WANTS
 }
 
-# What the dashboard is tested with: where the distribution has all of it, or lacks only what is there.
+# Packages for tests of the dashboard, if the distribution has all that are missing.
 web_packages() {
     local missing=()
     have node || missing+=(nodejs)
@@ -89,7 +93,7 @@ web_packages() {
     printf '%s\n' "${missing[@]}"
 }
 
-# What scripts/kernels.sh wants beyond that.
+# Packages for scripts/kernels.sh.
 needs_kernels() {
     cat <<'NEEDS'
 qemu-system-x86_64              qemu-system-x86
@@ -101,7 +105,7 @@ nsenter                         util-linux
 NEEDS
 }
 
-# What scripts/pictures.sh wants beyond that.
+# Packages for scripts/pictures.sh.
 needs_pictures() {
     cat <<'NEEDS'
 memcached                       memcached
@@ -112,14 +116,14 @@ pgrep                           procps
 NEEDS
 }
 
-# What scripts/soak-cost.sh wants beyond that.
+# Packages for scripts/soak-cost.sh.
 needs_soak() {
     cat <<'NEEDS'
 bpftool                         bpftool
 NEEDS
 }
 
-# What `make endurance` puts beside the tests.
+# Packages for `make endurance`, which loads the machine during tests.
 needs_endurance() {
     cat <<'NEEDS'
 stress-ng                       stress-ng
@@ -127,7 +131,7 @@ taskset                         util-linux
 NEEDS
 }
 
-# What `millrace-lab bench` compares with, and measures by.
+# Programs that `millrace-lab bench` compares with, and tools that it measures with.
 needs_bench() {
     cat <<'NEEDS'
 nft                             nftables
@@ -151,10 +155,10 @@ missing_packages() {
     done < <(needs; case $group in kernels | pictures | bench | soak | endurance) "needs_$group" ;; esac)
 }
 
-# The version of package $1 that apt would install.
+# Prints the version of package $1 that apt would install.
 candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9][^+~-]*\).*/\1/p'; }
 
-# Of what is wanted, that which can be had.
+# Prints those of the wanted packages that can be installed.
 wanted_packages() {
     local proof package least
     while read -r proof package least; do
@@ -164,7 +168,7 @@ wanted_packages() {
     done < <("wants_$1")
 }
 
-# The clang that the distribution has: the tested version if there, else its newest that is new enough.
+# Prints the package of clang: the tested version if the distribution has it, else its newest that is new enough.
 packaged_clang() {
     apt-cache search --names-only '^clang-[0-9]+$' | sed -n 's/^clang-\([0-9]*\) .*/\1/p' | sort -n |
         awk -v want="$CLANG_TESTED" -v least="$CLANG_MINIMUM" \
@@ -205,6 +209,16 @@ setup_packages() {
     fi
     say "installing: ${missing[*]}"
     apt_get install "${missing[@]}" >/dev/null || die "apt-get could not install: ${missing[*]}"
+    # Debian's packages start services that nobody asked for; tests start their own.
+    local package service
+    for package in "${missing[@]}"; do
+        case $package in
+            prometheus) service=prometheus ;;
+            etcd-server) service=etcd ;;
+            *) continue ;;
+        esac
+        "${SUDO[@]}" systemctl disable --now "$service" >/dev/null 2>&1 || true
+    done
 }
 
 setup_clang() {
@@ -240,7 +254,7 @@ setup_sanitizers() {
     apt_get install "$package" >/dev/null || die "apt-get could not install $package"
 }
 
-# What scripts/media.py makes inputs with, beside ffmpeg: a program in a package of npm's.
+# Installs a packager for scripts/media.py, in addition to ffmpeg: a program from a package of npm.
 setup_shaka() {
     local folder=$ROOT/target/packagers
     [ ! -e "$folder/node_modules/shaka-packager" ] || return 0
@@ -260,8 +274,8 @@ rust_is_new_enough() {
         cargo clippy --version >/dev/null 2>&1
 }
 
-# Puts a Rust or a rustup in place where there is neither: the distribution's if it is new enough, else rustup's
-# installer. An older Rust of the distribution stays where it is: rustup's comes first in PATH.
+# Installs Rust or rustup if neither is installed: the distribution's if it is new enough, else with rustup's
+# installer. An older Rust of the distribution stays: rustup's comes first in PATH.
 install_rust() {
     if can_install && ! have cargo; then
         apt_update

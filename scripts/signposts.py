@@ -25,7 +25,7 @@ from layers import LAYOUT
 ROOT = Path(__file__).resolve().parent.parent
 MAP = "ARCHITECTURE.md"
 PRODUCTS = ("kernel", "quic", "moq", "daemon", "base", "relay", "gate", "cost", "fanout", "graft", "lab", "testkit")
-# Pages that tell what was, with the names of then.
+# Pages about the past, with the names of that time.
 PAST = ("CHANGELOG.md",)
 SOURCE = r"(?:rs|c|h|py|sh|md|toml|js|ts|mjs)"
 PATH = re.compile(rf"[\w.-]+(?:/[\w.-]+)*/(?:[\w.-]+\.{SOURCE}\b|[\w.-]*)")
@@ -34,13 +34,13 @@ LINK = re.compile(r"(?<!\\)\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 TARGET = re.compile(r"^\[[^\]]+\]:\s+(\S+)")
 # Files of other projects, of the system, and of builds, by the first folder of their paths.
 FOREIGN = re.compile(r"^(?:linux|net|asm|sys|arpa|netinet|target|OUT_DIR)/|^bpf/bpf_\w+\.h$")
-# A name of the code, as a page has it in backticks or in a chart: `relay_ingress`, `Broker::begin`, `Gate`, `judge(skb)`.
+# A name of the code, in backticks or in a chart: `relay_ingress`, `Broker::begin`, `Gate`, `judge(skb)`.
 NAME = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b(?!\.md)|[*{}<>$]")
 
 
 class Tree:
-    """What git has: files, and the folders that they are in."""
+    """Returns git's files, and their folders."""
 
     def __init__(self, files):
         self.files = set(files)
@@ -96,7 +96,7 @@ def folders(tree, text):
 
 
 def wrong_uses(text, layout):
-    """Rows of crates whose fourth cell is not what the layout lets them use."""
+    """Returns rows of crates whose fourth cell is not what LAYOUT allows."""
     for folder, crate, uses in layout:
         row = re.search(rf"^\| *`{folder}/` *\| *`{crate}` *\|[^|]*\|([^|]*)\|", text, re.M)
         if row is None:
@@ -129,7 +129,7 @@ def page(tree, file, text):
 
 
 def unknown_names(file, text, words):
-    """Names of a page that no source has. Words that a comment alone has count as well: that is what this cannot see."""
+    """Returns names of a page that no source has. A word that only a comment has counts as a name, so such names are missed."""
     found, fenced = [], False
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
@@ -144,7 +144,7 @@ def unknown_names(file, text, words):
 
 
 def names_in_text(line):
-    """Names in backticks, without the arguments of calls."""
+    """Returns names in backticks, without the arguments of calls."""
     for quoted in BACKTICKS.findall(line):
         name = quoted.split("(")[0]
         if NAME.fullmatch(name) and (re.search(r"_|::", name) or name[0].isupper()):
@@ -152,7 +152,7 @@ def names_in_text(line):
 
 
 def names_in_chart(line):
-    """Words of a chart that can be nothing but names of the code."""
+    """Returns words of a chart that can only be names of the code."""
     return [name for name in NAME.findall(line) if re.search(r"_|::", name)]
 
 
@@ -172,7 +172,7 @@ def source(tree, file, text):
 
 
 def comments(text, is_rust):
-    """Comments by line. Those within strings count too: none is like a path."""
+    """Returns comments by line. Text within strings may count as well, but none looks like a path."""
     inside = False
     for number, line in enumerate(text.splitlines(), 1):
         if inside:
@@ -188,7 +188,7 @@ def comments(text, is_rust):
 
 
 def missing(tree, quoted, places):
-    """The path that a text names, if it is one of this repository and does not exist at any of these places."""
+    """Returns the path that a text names, if it is one of this repository and does not exist at any of these places."""
     name = quoted.split("::")[0].split("#")[0]
     name = re.sub(r":\d+(-\d+)?$", "", name)
     if not PATH.fullmatch(name) or PLACEHOLDER.search(name) or FOREIGN.match(name):
@@ -201,8 +201,7 @@ def missing(tree, quoted, places):
 
 
 def names_folder(tree, name):
-    """Whether a name that does not end like a source file is meant as a folder, and not as modules or words with a slash between them: it has a
-    slash behind it, is within a folder of sources, or ends like the folder of a crate."""
+    """Returns whether a name without a source file's ending means a folder, and not modules or words with a slash between them. It ends with a slash, is within a folder of sources, or ends like the folder of a crate."""
     first = name.split("/")[0]
     within = re.search(r"/(?:src|tests|examples)(?:/|$)", name)
     if re.match(r"millrace-[a-z-]+/(?:[a-z]|$)", name):

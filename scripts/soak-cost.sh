@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `millrace cost` for an hour, at 1 kHz and with everything on: from the second quarter to the last its resident memory
-# grows by no more than 5 % and 2 MiB, its open files by one, the memory of its BPF maps by 64 KiB; after SIGKILL nothing of
-# it is left in the kernel.
+# Runs `millrace cost` for an hour, at 1 kHz and with everything on. From the second quarter to the last its resident
+# memory may grow by 5 % and 2 MiB, its open files by one, the memory of its BPF maps by 64 KiB. After SIGKILL nothing
+# of it is left in the kernel.
 #
 # The load is light, since it is not what is tested, but changes: a relay with a publisher and two subscribers that
 # come and go, and processes that live for one packet. A viewer of the dashboard comes and goes too; the log rotates.
@@ -29,8 +29,8 @@ set -m
 
 "$millrace" relay --engine user --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-token-file "$dir/token" 2>"$dir/relay.log" &
 relay=$!
-wait_for 120 where "$dir/relay.log" serving || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
-url=moqt://$(where "$dir/relay.log" serving)
+wait_for 120 where "$dir/relay.log" "$SERVES" || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+url=moqt://$(where "$dir/relay.log" "$SERVES")
 "$millrace" publish --name soak --generate --rate-hz 200 --duration 86400 --tls-disable-verify "$url" \
     2>"$dir/publish.log" &
 # A subscriber that comes and goes.
@@ -79,7 +79,7 @@ for _ in $(seq $((seconds / every))); do
 done
 ask "http://$http/api/report" >"$dir/report.json"
 ask "http://$http/metrics" >"$dir/metrics"
-# All that there are: it has run for long.
+# Every open file that it will have, after a long time.
 own=$(programs)
 say "$(wc -w <<<"$own") programs are to go with it"
 kill -9 "$cost"
@@ -87,7 +87,7 @@ wait "$cost" 2>/dev/null || true
 grep -E '^millrace_cost_(samples|lost|reports|observer_seconds|observed_seconds)_total' "$dir/metrics"
 
 failed=0
-# The kernel is asked for each by its number, and the question tried out on programs that are there: those of another
+# The kernel is asked for each program by its ID. The same query is tried on programs that exist: those of another
 # observer.
 is_loaded() { bpftool --json prog show id "$1" 2>/dev/null | grep -q '"id":'; }
 left() { for id in $own; do if is_loaded "$id"; then echo "$id"; fi; done; }
@@ -105,7 +105,7 @@ if ! wait_for 60 none_left; then
     echo "programs that are loaded still after the observer was killed: $(left | tr '\n' ' ')"
 fi
 
-# Means of the second and of the last quarter; of open files, the most.
+# Means of the second and of the last quarter; for open files, the maximum.
 read -r rss_early rss_late files_early files_late maps_early maps_late < <(awk '
     { rss[NR] = $1; files[NR] = $2; maps[NR] = $3 }
     function most(of, from, to,    i, max) { for (i = from; i <= to; i++) if (of[i] > max) max = of[i]; return max }
@@ -123,7 +123,7 @@ if [ "$seconds" -lt 300 ]; then
 else
     [ "$rss_late" -le $((rss_early + rss_early / 20 + 2048)) ] || failed=1
     [ "$files_late" -le $((files_early + 1)) ] || failed=1 # the log's next file may be open beside the last
-    # Storage of tasks that sleep in a call comes and goes with them.
+    # Storage of tasks that sleep in a system call comes and goes with them.
     [ "${maps_late%.*}" -le $((${maps_early%.*} + 64)) ] || failed=1
 fi
 [ "$failed" = 0 ] || die "FAIL (see target/soak-cost)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every fault of carried connections, with each kind of carrier: carriers cut 200 times each, 1,000 connections a second; every
-# byte compared, and both ends asked how each connection ended.
+# Provokes every fault of carried connections with each kind of carrier: carriers are cut 200 times each, at 1,000
+# connections a second. Every byte is compared, and both ends report how each connection ended.
 #
 #   FAULTS_CUTS (200), FAULTS_SECONDS (5, of connections), MILLRACE (target/release/millrace)
 . "$(dirname "$0")/lib.sh"
@@ -16,5 +16,5 @@ fi
 have nft || die "no nft: make soak"
 mkdir -p "$dir"
 "$millrace-lab" bench graft faults --cuts "${FAULTS_CUTS:-200}" --seconds "${FAULTS_SECONDS:-5}" --json "$dir/faults.json" ||
-    die "FAIL: not all is as it should be (see ${dir#"$ROOT"/})"
-say "PASS: every connection was whole, or both its ends were told"
+    die "FAIL: at least one check failed (see ${dir#"$ROOT"/})"
+say "PASS: every connection was complete, or both its ends got an error"

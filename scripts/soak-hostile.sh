@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Ten rounds of each hostile scenario, by QUIC alone and over WebTransport, with both engines: after each round the relay holds no session, track, cached group,
-# stream or task of it, and after the last no more than 5 MB of memory above what it held after the first.
+# Runs ten rounds of each hostile scenario, over bare QUIC and over WebTransport, with both engines. After each round
+# the relay has no session, track, cached group, stream or task of it. After the last round it has at most 5 MB more
+# memory than after the first.
 #
 #   SOAK_ROUNDS (10), SOAK_ENGINES (user kernel), SOAK_SCHEMES (moqt https), MILLRACE (target/release/millrace)
 . "$(dirname "$0")/lib.sh"
@@ -17,7 +18,7 @@ if [ "$(id -u)" != 0 ]; then
     exit 0
 fi
 
-# Outside of the lab: bring it up and come back in, as in soak.sh.
+# Outside the lab: start it, and run this script in it, as in soak.sh.
 if [ -z "${LAB_ID:-}" ]; then
     rm -rf "$dir"
     mkdir -p "$dir"
@@ -30,8 +31,8 @@ in_node() { local node=$1; shift; "$millrace-lab" lab exec "$node" -- "$@"; }
 resident() { awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"; } # exact: how it is read
 is_flat() { last=$(resident) && [ "$last" -le $((first + 5000)) ]; }
 
-# hostile SCENARIO ROUNDS, to $url: the resident memory of the relay afterwards, KiB, when it has given free memory back, which takes up to
-# 12 s.
+# hostile SCENARIO ROUNDS, to $url: prints the relay's resident memory afterwards, KiB, after it has returned free
+# memory, which takes up to 12 s.
 hostile() {
     in_node pub "$millrace-lab" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
         --http-token-file "$dir/token" \
@@ -53,7 +54,7 @@ for engine in $engines; do
         for scenario in $("$millrace-lab" lab hostile --list --relay "$url" | awk '{ print $1 }'); do
             first=$(hostile "$scenario" 1)
             last=$(hostile "$scenario" $((rounds - 1)))
-            # On a busy machine memory is given back later.
+            # A busy machine returns memory later.
             wait_for 120 is_flat || failed=1
             printf '%-8s %-6s %-22s %8s KiB %8s KiB\n' "$engine" "$scheme" "$scenario" "$first" "$last"
         done

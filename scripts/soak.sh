@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# With each engine, 1,000 objects per second to 4 subscribers for ten minutes over links that lose 2 % in each direction and
-# reorder, while others come and go: every object that a subscriber is owed arrives intact and once, the relay repeats no
-# more than was lost, and its memory does not grow.
+# Sends, with each engine, 1,000 objects per second to 4 subscribers for ten minutes. Links lose 2 % in each direction
+# and reorder, and other subscribers come and go. Every object that a subscriber is owed arrives intact and once, the
+# relay repeats no more than was lost, and its memory does not grow.
 #
 #   SOAK_SECONDS (600, each engine), SOAK_RATE (1000), SOAK_SUBSCRIBERS (4), SOAK_ENGINES (kernel user),
 #   SOAK_LINKS (loss=2% delay=5ms reorder=1% reorder-by=2ms)
@@ -19,11 +19,12 @@ if [ "$(id -u)" != 0 ]; then
     exit 0
 fi
 
-# Outside of the lab: bring one up for each engine and come back in. It goes down with everything in it, however we end.
+# Outside the lab: start one for each engine, and run this script in it. It ends with everything in it, however the
+# script ends.
 if [ -z "${LAB_ID:-}" ]; then
     failed=0
     for engine in ${SOAK_ENGINES:-kernel user}; do
-        # One more node, for those who come and go.
+        # One more node, for subscribers that come and go.
         SOAK_ENGINE=$engine "$millrace-lab" lab run --subscribers $((subscribers + 1)) --impair "all $links" -- "$0" || failed=1
     done
     exit "$failed"
@@ -54,7 +55,7 @@ for i in $(seq "$subscribers"); do
     players+=($!)
 done
 
-# Some take their leave after two seconds' worth of objects, others vanish.
+# Some subscribers leave properly after two seconds' worth of objects, others vanish.
 visit() {
     local visitor=sub$((subscribers + 1)) visits=0
     while kill -0 "$publisher" 2>/dev/null; do
@@ -69,14 +70,15 @@ visit() {
 }
 visit &
 
-# Of a status, the sessions of those who stay; fails if one is missing.
+# Prints the sessions of permanent subscribers from a status. Fails if one is missing.
 visitor_node=LAB_SUB$((subscribers + 1))_V4
 stayers() {
     jq -e --arg visitor "${!visitor_node}:" --argjson stay "$subscribers" '
         [.sessions[] | select(.subscriber and (.remote | startswith($visitor) | not))] | select(length == $stay)' "$1"
 }
 
-# Resident memory of the relay, KiB, every second, and at last what it had sent to those who stay.
+# Resident memory of the relay, KiB, every second, and at the end the packets that it had sent to permanent
+# subscribers.
 while kill -0 "$publisher" 2>/dev/null; do
     awk '/^VmRSS/ { print $2 }' "/proc/$relay/status" >>"$dir/rss"
     status --json >"$dir/status.new" && stayers "$dir/status.new" >"$dir/stayers.new" && mv "$dir/stayers.new" "$dir/stayers" &&
@@ -93,21 +95,21 @@ for i in $(seq "$subscribers"); do
     result=$dir/sub$i.json
     read -r delivered lost corrupted duplicates < <(jq -r '"\(.delivered) \(.lost) \(.corrupted) \(.duplicates)"' "$result")
     printf '%-6s %10s %6s %10s %10s\n' "sub$i" "$delivered" "$lost" "$corrupted" "$duplicates"
-    # What was sent before a subscriber came is not owed to it; it comes within the first second.
+    # Objects sent before a subscriber came are not owed to it. It comes within the first second.
     [ "$delivered" -ge $(((seconds - 1) * rate)) ] || wrong "sub$i got too little"
     [ "$lost $corrupted $duplicates" = "0 0 0" ] || wrong "sub$i lacks objects, or has some twice"
 done
 visits=$(wc -l <"$dir/visits")
-# Who leaves in the middle may lack what was on its way again.
+# A subscriber that leaves early may lack objects that were being repaired.
 spoilt=$(jq -s 'map(select(.corrupted + .duplicates > 0)) | length' "$dir/visits")
 echo "visits that ended by themselves: $visits, with objects spoilt or twice: $spoilt"
 [ "$visits" -gt 0 ] && [ "$spoilt" = 0 ] || wrong "who came and went"
 
-# Packets and frames have 4 to 5 % beside objects of 1,200 bytes; a packet that was lost has 1,452 bytes at most.
+# Headers of packets and frames add 4 to 5 % to objects of 1,200 bytes. A lost packet has 1,452 bytes at most.
 objects=$((subscribers * $(jq .totals.object_bytes_received "$dir/status")))
 read -r sent lost < <(jq -r '"\(map(.kernel.bytes + .data_plane.bytes) | add) \(map(.packets_lost) | add)"' "$dir/stayers")
 unregistered=$(jq .totals.kernel_unregistered "$dir/status")
-echo "to those who stay: $objects bytes of objects, $sent of packets, of which $lost packets were lost"
+echo "to permanent subscribers: $objects bytes of objects, $sent bytes of packets, $lost packets lost"
 [ "$sent" -ge "$objects" ] && [ "$sent" -le $((objects / 100 * 106 + lost * 1452)) ] || wrong "not what objects and repairs take was sent"
 [ "$unregistered" = 0 ] || wrong "the kernel sent $unregistered packets that nobody accounts for"
 

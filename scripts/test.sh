@@ -14,7 +14,7 @@ MINUTES_BOTH=40
 out=$ROOT/target/test
 began=${SETUP_BEGAN:-$(date +%s)}
 
-# Where each program spends its time is asked of the build itself: a linker that notes how long it took.
+# The build itself measures where each program's build time goes: a linker wrapper notes how long linking took.
 note_links() {
     local real
     real=$(command -v cc)
@@ -35,7 +35,7 @@ LINKER
     chmod +x "$out/bin/cc"
 }
 
-# What only the tests want (Chromium, Node.js, Go, tshark ...) is installed while they are linted and built.
+# Programs that only the tests need (Chromium, Node.js, Go, tshark ...) are installed during lint and build.
 begin_setup() {
     scripts/setup.sh test >"$out/setup.log" 2>&1 &
     setup=$!
@@ -45,7 +45,7 @@ end_setup() {
     local status=0
     wait "$setup" || status=$?
     cat "$out/setup.log" >&2
-    [ "$status" = 0 ] || die "what the tests want could not be set up"
+    [ "$status" = 0 ] || die "programs for the tests could not be installed"
 }
 
 build() {
@@ -55,8 +55,8 @@ build() {
     [ -s "$out/cargo.json" ] || die "no test programs"
 }
 
-# Jobs that are no test programs. A browser that plays takes more CPU time than any test: that media of engine `user` is shown, too, and each
-# codec, and publishers that come back, is in the other tier.
+# Jobs that are no test programs. A browser that plays takes more CPU time than any test. So the other tier has the
+# browser tests of engine `user`, of codecs, and of publishers that come back.
 jobs_test() {
     jobs=(--job docs/README.md "scripts/walk.py target/debug/millrace README.md")
     web dashboard pace relay-kernel
@@ -73,11 +73,12 @@ jobs_rest() {
         --job "peers>$interop" "PEERS_PROFILE=${PEERS_PROFILE:-dev} nice scripts/peers.sh"
         --job docs "scripts/walk.py target/debug/millrace"
         --job doc-tests "cargo test --workspace --locked --doc"
+        --job site "scripts/site.sh"
     )
     web relay-user codecs returns
 }
 
-# The closing line of this script: how long both tiers took, the last time that they ran here.
+# The closing line of this script: the latest run time of both tiers here.
 close() {
     local tier=$1 seconds=$(($(date +%s) - began))
     echo "$seconds" >"$out/seconds-$tier"
@@ -104,7 +105,7 @@ case $tier in
         jobs_rest
         ;;
     endure)
-        [ -s "$out/cargo.json" ] || die "make test first: this runs what that has built"
+        [ -s "$out/cargo.json" ] || die "run make test first: this runs the programs that it has built"
         jobs_test
         exec scripts/run_tests.py --endure "${2:?KIND: stress, onecpu, random or stopped}" ${SEED:+--seed "$SEED"} "${jobs[@]}"
         ;;

@@ -17,12 +17,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The waiting helpers themselves, and what reads no state of what is tested.
+# The waiting helpers themselves, and scripts that read no state under test.
 RUNNERS = ("scripts/run_tests.py", "scripts/setup.sh")
 LEFT_OUT = ("quic/src/", "moq/src/", "moq/tests/", "testkit/", "scripts/waits.py", "web/dist/", "web/node_modules/")
 
 SLEEP = r"(?<![\w.])(?:(?:std::)?thread::|(?:tokio::)?time::)?sleep\((?!\))"
-# What reads a state, by the kind of file. `()` alone: a status of a command takes none either, see COMMAND.
+# Patterns that read a state, by the kind of file. `()` is required: the status of a command takes no arguments
+# either, see COMMAND.
 READS = {
     ".rs": [
         SLEEP,
@@ -46,7 +47,7 @@ HELPER = {
 HELPER[".mjs"] = HELPER[".js"]
 # The exit status of a command, which has ended by then.
 COMMAND = re.compile(r"Command::new|\.args?\(|(millrace|program)\(|\bset_\w+\(")
-# What is defined under the name of a read is how the helpers read.
+# A function with such a name is part of the helpers.
 READER = re.compile(r"\bfn (?:status|counters|counts|stats|metrics|totals|snapshot|processes|logged|health|fetch|get|pids)\b|async function status\b")
 
 
@@ -82,7 +83,7 @@ def is_test(name):
 
 
 def check(kind, text, whole=None):
-    """Lines with a read or a sleep that nothing allows, and what they say."""
+    """Returns lines with a read or a sleep that nothing allows, and their text."""
     lines = text.splitlines()
     code = blank(kind, text)
     if kind == ".rs" and whole is None:
@@ -104,14 +105,14 @@ def check(kind, text, whole=None):
 
 
 def blank(kind, text):
-    """The text with comments blanked: what stands there reads nothing. Strings stay, since `"/proc/"` is one."""
+    """Returns the text with comments blanked, which read nothing. Strings stay, since `"/proc/"` is one."""
     if kind in (".sh", ".py"):
         return re.sub(r"(?m)(^|\s)#.*", lambda comment: " " * len(comment[0]) if comment[0][:1] != "\n" else comment[0], text)
     return re.sub(r"(?m)(^|[^:\"])//.*", lambda comment: comment[1] + " " * (len(comment[0]) - len(comment[1])), text)
 
 
 def only_tests(code, text):
-    """Where a file has tests beside other code, the modules of tests alone; of a file of tests, all."""
+    """Returns the test modules of a file with other code, or the whole of a file of tests."""
     begin = re.search(r"#\[cfg\(test\)\]\s*(?:#\[[^\]]*\]\s*)*mod \w+ \{", code)
     if begin is None:
         return code if "#[cfg(test)]" not in code or re.search(r"#\[test\]|tokio::test", code) else ""
@@ -120,7 +121,7 @@ def only_tests(code, text):
 
 
 def spans(kind, code):
-    """From where to where a waiting helper's arguments reach, or a reader's own body."""
+    """Returns the ranges of waiting helpers' arguments, and of readers' bodies."""
     found = []
     for match in re.finditer(HELPER[kind], code, re.M):
         if kind == ".sh":
@@ -139,7 +140,7 @@ PAIRS = {"(": ")", "{": "}", "[": "]"}
 
 
 def matching(code, at):
-    """Behind the bracket that closes the one here. Brackets in strings are few enough, and come in pairs."""
+    """Returns the position after the matching bracket. Brackets in strings are few enough, and come in pairs."""
     if at < 0:
         return len(code)
     depth, opens, closes = 0, code[at], PAIRS[code[at]]
@@ -154,7 +155,7 @@ def matching(code, at):
 
 
 def statement(code, at):
-    """Where the statement that has this place begins."""
+    """Returns the beginning of the statement at this position."""
     return max(code.rfind(mark, 0, at) for mark in (";", "{", "}")) + 1
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Walks README and docs word for word: the commands of each page are run in their order, and what is said of them compared.
+"""Checks README and docs: runs the commands of each page in their order, and compares their output with the page.
 
     scripts/walk.py BINARY [--whole] [PAGE...]
 
@@ -38,25 +38,26 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+SHELVES = ("docs/guide", "docs/notes")
+METRICS = "docs/reference/metrics.md"
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(str(page.relative_to(ROOT)) for shelf in SHELVES for page in (ROOT / shelf).glob("*.md"))]
 
-# Seconds: for what ends by itself, for what has to come up, to leave.
+# Seconds that a command may take to end by itself, to start up, and to leave.
 PATIENCE, UP, LEAVE = 300, 120, 120
 
-# Commands that go on, and what they say, or which file they have made, once they are there. A new one of the same kind takes
-# the place of the last.
+# Commands that go on, with the output or file that shows that they have started. A new one of the same kind replaces
+# the last.
 STAYS = [
     (r"millrace relay(?! reload|.*--check)", "serving"),
     (r"millrace publish ", "publishing"),
     (r"millrace gate --interface(?!.*--check)", "guarding"),
-    (r"millrace graft run ", "ready"),
-    (r"millrace graft packets run (?!.*--check)", "ready"),
+    (r"millrace graft run (?!.*--check)", "ready"),
     (r"millrace fanout run ", "ready"),
     (r"millrace cost .*--http", "http://"),
     (r"millrace cost --log ", "/var/log/millrace-cost.gz"),
     (r"millrace-lab lab run .*-- millrace relay", "serving"),
 ]
-# What those do not outlive whom a reader would have ended by then.
+# Commands that end with another one, which a reader would have ended by then.
 ENDS = {"millrace cost": r"millrace cost ", "millrace-lab lab": r"millrace-lab lab (up|run|hostile|receivers)"}
 # Commands that go on and show something: they are interrupted after their first words.
 SHOWS = [
@@ -66,15 +67,15 @@ SHOWS = [
     r"millrace cost --json --period",
     r"millrace cost$",
 ]
-# Commands that show the state of what goes on, which may not have come about yet: they are asked again until it is as shown.
-ASKS = r"millrace ((gate|graft|fanout) )?(status|why)\b(?!.*--watch)"
-# What takes minutes, or a machine for itself.
+# Commands that show a state which may come later. They are repeated until the output is as shown.
+ASKS = r"millrace ((gate|graft( sessions)?|fanout) )?(status|why)\b(?!.*--watch)"
+# Commands that take minutes, or need a machine for themselves.
 LONG = [
     (r"millrace-lab bench ", "a measurement of minutes or hours"),
     (r"millrace-lab lab hostile all", "waits for a relay to let go of everything, minutes"),
     (r"millrace-lab lab accuracy", "a measurement, half a minute and the machine for itself"),
 ]
-# The same, as short as they can be, for --whole: flags in place of those that the page gives, or beside them.
+# Short versions of the same for --whole: flags that replace the page's, or are added to them.
 SHORT = {
     "bench relay": "--seconds 1 --rounds 1 --subscribers 1",
     "bench fairness": "--seconds 3 --rounds 1 --buffers 1",
@@ -97,7 +98,7 @@ SHORT = {
     "bench graft select": "--networks 1 --seeds 1 --rates 5:10 --rtts 5:20 --arms cubic --most-kib 16",
     "lab hostile all": "--rounds 1",
 }
-# What cannot be run here.
+# Commands that cannot be run here.
 PARSED = [
     (r"make ", "make's own: the target is there"),
     (r"export PATH=", "the binary is given"),
@@ -108,36 +109,36 @@ PARSED = [
     (r".*\.\.\.$", "not a whole command"),
     (r"target/release/", "the release build's"),
 ]
-# Pages of which nothing is run, and why.
+# Pages without commands to run, and why.
 ONLY_PARSED = {
-    "docs/measurements.md": "what was measured, in hours",
-    "docs/dependencies.md": "no commands",
-    "docs/containers.md": "wants a container runtime, or a cluster",
-    "docs/carried.md": "wants daemons on two hosts; millrace/tests/graft/carried.rs has them",
+    "docs/notes/measurements.md": "what was measured, in hours",
+    "docs/notes/dependencies.md": "no commands",
+    "docs/guide/containers.md": "wants a container runtime, or a cluster",
+    "docs/guide/carried.md": "wants daemons on two hosts; millrace/tests/graft/carried.rs has them",
 }
-# Words that stand for something, by page.
+# Placeholders and their values, by page.
 RENAMED = {
-    "docs/cost.md": [("FILE", "/var/log/millrace-cost.gz"), ("30s", "1s")],
-    "docs/gate.md": [("10m", "2s")],
-    # In a development build all of it takes minutes.
-    "docs/selection.md": [("docs/measurements/select.csv", "few.csv"), ("FILE", "out.json"), ("DIR", "out")],
+    "docs/guide/cost.md": [("FILE", "/var/log/millrace-cost.gz"), ("30s", "1s")],
+    "docs/guide/gate.md": [("10m", "2s")],
+    # A development build takes minutes for all of it.
+    "docs/guide/selection.md": [("docs/notes/measurements/select.csv", "few.csv"), ("FILE", "out.json"), ("DIR", "out")],
     "": [("FILE", "out.json"), ("DIR", "out")],
 }
-# What blocks in other languages are.
+# Checks for blocks in other languages.
 LANGUAGES = {"text": "for another host", "ini": "systemd's", "yaml": "of Prometheus", "rust": "a program; the library's own example is tested"}
-# What a block of TOML is checked with, by page: its file's name is put at the end.
+# Commands that check a block of TOML, by page. The name of its file is appended.
 TOML = {
-    "docs/config.md": "millrace relay --check --config",
-    "docs/gate.md": "millrace gate --check --policy",
-    "docs/cost.md": "millrace cost --duration 100ms --plain --taxonomy",
-    "docs/lab.md": "millrace-lab lab run --topology NAME -- true",
+    "docs/guide/config.md": "millrace relay --check --config",
+    "docs/guide/gate.md": "millrace gate --check --policy",
+    "docs/guide/cost.md": "millrace cost --duration 100ms --plain --taxonomy",
+    "docs/notes/lab.md": "millrace-lab lab run --topology NAME -- true",
 }
 # The first words of a line that is a command.
 COMMANDS = r"(?:millrace(?:-lab)?|make|cargo|export|scripts/\S+|ffmpeg|flamegraph\.pl|go|clang|dot|MILLRACE_\w+=\S*|target/\S+)(?:\s|$)"
 
 
 class Block:
-    """Of code: its lines, the directives in front of it, where it is. Without lines: directives alone."""
+    """A block of code: its lines, the directives before it, and its position. A block without lines has directives only."""
 
     def __init__(self, number, language, lines, directives):
         self.number, self.language, self.lines, self.directives = number, language, lines, directives
@@ -146,7 +147,7 @@ class Block:
         return next((rest for word, rest in self.directives if word == name), None)
 
     def steps(self):
-        """Commands, each with the line that it is on and what is shown below it."""
+        """Returns commands, each with its line and the output below it."""
         steps, command = [], ""
         for offset, line in enumerate(self.lines):
             if command:
@@ -165,7 +166,7 @@ class Block:
 
 
 def blocks(text):
-    """Code blocks of a page, and directives that no block follows."""
+    """Returns code blocks of a page, and directives that no block follows."""
     directives, lines, block, number, fence = [], text.split("\n"), [], 0, None
     comment = None
     for at, line in enumerate(lines, 1):
@@ -191,7 +192,7 @@ def blocks(text):
             if block:
                 yield Block(number, "", block, directives)
                 block, directives = [], []
-            # Checks by themselves, which belong to the text above them.
+            # Checks without a block, which belong to the text above them.
             if line.strip() and directives and not line.startswith("<!--"):
                 yield Block(at, "none", [], directives)
                 directives = []
@@ -200,7 +201,7 @@ def blocks(text):
 
 
 def spans(text):
-    """Commands of millrace in the text itself."""
+    """Returns commands of millrace in the text itself."""
     fenced = False
     for number, line in enumerate(text.split("\n"), 1):
         fenced ^= line.startswith("```")
@@ -209,7 +210,7 @@ def spans(text):
 
 
 def parts(command):
-    """The commands of millrace in a line of shell, as words."""
+    """Returns the commands of millrace in a line of shell, as words."""
     for found in re.finditer(r"(?:^|[\s|(;&'\"=])(millrace(?:-lab)?)\s+([a-z].*)", command.replace("\\\n", " ").replace("\n", " ")):
         try:
             lexer = shlex.shlex(found[2], posix=True, punctuation_chars="|>&;()")
@@ -221,19 +222,20 @@ def parts(command):
         for word in words:
             if re.fullmatch(r"[|>&;()]+", word) or word == "...":
                 break
-            # What may be left out is looked at too.
+            # Optional parts are checked, too.
             taken.append(word.strip("[]"))
         yield taken
 
 
 class Walk:
-    """Of one page."""
+    """The state of one page."""
 
     def __init__(self, page, binary, is_whole, is_root):
         self.page, self.binary, self.is_whole, self.is_root = page, binary, is_whole, is_root
         self.run_count, self.seen, self.checks = 0, 0, 0
         self.parsed, self.soak, self.failed = [], [], []
-        # Of what goes on: where it stands, its process, its log. Then what the last command said, as far as it has, and all of them.
+        # Running commands: position in the page, process, log. Then the output of the last command so far, and of all
+        # commands.
         self.staying, self.last, self.before = {}, lambda: "", ""
 
     def report(self):
@@ -244,13 +246,13 @@ class Walk:
         self.failed.append(f"{self.page}:{number}: {what}\n    " + str(why).strip().replace("\n", "\n    "))
 
     def program(self, name):
-        """The file of millrace, or of its laboratory beside it."""
+        """Returns the path of millrace, or of millrace-lab next to it."""
         return str(pathlib.Path(self.binary).with_name(name))
 
-    # What is understood.
+    # Parsing.
 
     def understand(self, number, command):
-        """Whether the binary takes every command of millrace in it, and make every target."""
+        """Returns whether the binary accepts every command of millrace in it, and make knows every target."""
         if match := re.match(r"make ([a-z-]+)", command):
             made = subprocess.run(["make", "-n", match[1]], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
             if made.returncode != 0:
@@ -262,7 +264,7 @@ class Walk:
             if asked.returncode != 0:
                 self.fail(number, shlex.join(words), asked.stderr.strip().split("\n")[0])
 
-    # What is run.
+    # Running.
 
     def walk(self):
         text = (ROOT / self.page).read_text()
@@ -331,7 +333,7 @@ class Walk:
         return command
 
     def command(self, number, command, shown=()):
-        """Runs it as a reader does; what it said. `shown`: what one that goes on is waited for to say."""
+        """Runs a command as a reader does, and returns its output. `shown`: output to wait for if the command goes on."""
         name, bare = command.split("\n")[0], re.sub(r"\s+# .*", "", command)
         for kind in [kind for kind, what in ENDS.items() if re.match(what, bare)]:
             self.leave(kind)
@@ -360,7 +362,7 @@ class Walk:
         return subprocess.Popen(
             ["bash", "-o", "pipefail", "-c", command],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            # Ignored in what a shell has put into the background.
+            # A shell's background jobs ignore the signal.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
@@ -378,21 +380,21 @@ class Walk:
         return self.last()
 
     def leave(self, kind):
-        """Whoever is asked to leave does so, and has nothing to complain of."""
+        """Ends a command, which has to leave with status 0."""
         if kind not in self.staying:
             return
         number, started, log = self.staying.pop(kind)
         self.checks += 1
         if started.poll() is not None:
             return self.fail(number, kind, f"did not stay: exit code {started.returncode}\n{log.read_text()[-2000:]}")
-        # As Ctrl-C does: to everybody in front of the terminal.
+        # Sends the signal that Ctrl-C sends, to every process of the terminal.
         os.killpg(started.pid, signal.SIGINT)
         try:
             code = started.wait(LEAVE)
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
             return self.fail(number, kind, f"does not leave within {LEAVE} s of Ctrl-C\n{log.read_text()[-2000:]}")
-        # A pipe's other commands may know no better than to die of it.
+        # Other commands of a pipe may die of the signal.
         if code not in (0, 255):
             self.fail(number, kind, f"exit code {code} after Ctrl-C\n{log.read_text()[-2000:]}")
 
@@ -426,47 +428,47 @@ class Walk:
         return said
 
     def asked(self, command):
-        """What a command says that only asks."""
+        """Returns the output of a command that only queries."""
         return subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=PATIENCE).stdout
 
     def file(self, block):
-        """Files that blocks are by their first line."""
+        """Returns files that blocks name in their first line."""
         if block.language == "toml" and (named := re.match(r"# (\S+\.toml)", block.lines[0])):
             for directory in [pathlib.Path("."), pathlib.Path("/etc/millrace")]:
                 (directory / named[1]).write_text("\n".join(block.lines) + "\n")
             return named[1]
 
     def toml(self, block):
-        """Is checked, if there is something that does."""
+        """Checks a block, if there is a checker."""
         name = self.file(block)
         if not name:
             name = f"block{block.number}.toml"
             # A part of the page's policy.
-            whole = "" if self.page != "docs/gate.md" or "[[scope]]" in block.lines else pathlib.Path("gate.toml").read_text()
+            whole = "" if self.page != "docs/guide/gate.md" or "[[scope]]" in block.lines else pathlib.Path("gate.toml").read_text()
             pathlib.Path(name).write_text(whole + "\n".join(block.lines) + "\n")
         if check := TOML.get(self.page):
             self.checks += 1
             self.command(block.number, check.replace("NAME", name) if "NAME" in check else f"{check} {name}")
 
     def metrics(self, number, url):
-        """Their names, or ends of them (`_tracks` behind `millrace_relay_sessions`), are in the pages."""
+        """Checks that metrics' names, or ends of them (`_tracks` behind `millrace_relay_sessions`), are in the pages."""
         self.checks += 1
         token = pathlib.Path("/run/millrace/http.token").read_text().strip()
         asked = ["curl", "-fsS", "-H", f"Authorization: Bearer {token}", url]
         text = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE).stdout
         names = set(re.findall(r"^(millrace_\w+)[ {]", text, re.M))
         named = set()
-        for page in PAGES:
+        for page in (*PAGES, METRICS):
             for row in re.findall(r"^\| `.*", (ROOT / page).read_text(), re.M):
                 whole, *ends = re.findall(r"`(\w+)[`{]", row.split(" | ")[0]) or [""]
-                # Whatever is before an end is one of the beginnings of the whole.
+                # A name before an ending is one of the beginnings of the whole name.
                 cuts = [at for at, letter in enumerate(whole) if letter == "_"]
                 named |= {whole, *ends} | {whole[:cut] + end for end in ends for cut in cuts}
         if not names or names - named:
             self.fail(number, f"metrics {url}", "in no table: " + ", ".join(sorted(names - named)) if names else "there are none")
 
     def socket(self, block):
-        """What is asked of the gate, and what it answers but for figures."""
+        """Checks requests to the gate, and its answers except for figures."""
         asked = socket.socket(socket.AF_UNIX)
         asked.connect("/run/millrace/gate.sock")
         lines = asked.makefile("rw")
@@ -480,7 +482,7 @@ class Walk:
                 self.fail(block.number, line, answer)
 
     def compare(self, number, shown, output):
-        """Each line that is shown comes in what was said, with figures of its own."""
+        """Checks that each shown line is in the output, with any figures."""
         said = {shape(line) for line in output.split("\n")}
         for line in missing(shown, output):
             near = sorted(said, key=lambda other: -len(set(other.split()) & set(shape(line).split())))[:3]
@@ -488,7 +490,7 @@ class Walk:
 
 
 def wait_until(read, wanted):
-    """Reads a state until it is as wanted, or the time is over, and returns it."""
+    """Reads a state until it is as wanted or the time is over, and returns it."""
     over = time.monotonic() + UP
     while not wanted(state := read()) and time.monotonic() < over:
         time.sleep(0.05)  # exact: the gap between two looks
@@ -496,13 +498,13 @@ def wait_until(read, wanted):
 
 
 def missing(shown, output):
-    """Lines that are shown, and that nothing like was said."""
+    """Returns shown lines that the output does not have."""
     said = {shape(line) for line in output.split("\n")}
     return [line for line in shown if line.strip() != "..." and shape(line) not in said]
 
 
 def shape(line):
-    """A line without its figures."""
+    """Returns a line without its figures."""
     return re.sub(r"\s+", " ", re.sub(r"[+-]?\d+(\.\d+)?", "#", line)).strip()
 
 
@@ -532,7 +534,7 @@ for at in 0 1; do
     ip -n $away route add default via $net.1
 done
 ip addr add 2001:db8::1/64 dev eth0 nodad
-# A player that has seen enough after a second, and no window.
+# A player without a window that ends after a second.
 printf '#!/bin/sh\\nexec ffmpeg -v error -i - -frames:v 30 -f null -\\n' >bin/ffplay && chmod +x bin/ffplay
 printf '#!/bin/sh\\nname=$1; shift; exec ip netns exec $name "$@"\\n' >bin/at && chmod +x bin/at
 ln -s ROOT/graft ROOT/scripts ROOT/docs .
@@ -541,7 +543,7 @@ pwd
 
 
 def walk_inside(args):
-    """In namespaces that are nobody else's."""
+    """Runs in namespaces of its own."""
     made = subprocess.run(["bash", "-ec", SETUP.replace("ROOT", str(ROOT))], capture_output=True, text=True)
     if made.returncode != 0:
         sys.exit(f"no namespaces: {made.stderr}")

@@ -11,7 +11,7 @@ import { Browser } from "./browser.mjs";
 
 const [chromium, url, png, frames = "30", seconds = "120"] = process.argv.slice(2);
 
-/** What the page says of itself, and a sum over the picture. */
+/** Evaluates the state that the page shows, and a sum over the picture. */
 const LOOK = `(() => {
   const figure = (name) => document.querySelector('[data-figure="' + name + '"]')?.textContent ?? "";
   const canvas = document.querySelector("canvas");
@@ -33,7 +33,7 @@ async function watch(browser) {
   const deadline = Date.now() + Number(seconds) * 1000;
   let last;
   while (Date.now() < deadline) {
-    // While a page begins there is nothing to look at.
+    // A page that is loading cannot be evaluated.
     last = (await page.evaluate(LOOK).catch(() => undefined)) ?? last;
     if (last) pictures.add(last.sum);
     if (last?.shown >= Number(frames) && pictures.size > 2) {

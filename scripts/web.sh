@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# The dashboard of `millrace cost`, and the relay's page. What is built is committed in web/dist, so that cargo needs no node.
+# Builds and tests the dashboard of `millrace cost` and the relay's page. The result is committed in web/dist, so that
+# cargo needs no node.
 #
-#   scripts/web.sh build    builds web/dist anew
-#   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
-#   scripts/web.sh test [dashboard|pace|relay-user|relay-kernel|codecs|returns]...     tests them in headless Chromium; screenshots in target/web
-#   scripts/web.sh picture   docs/dashboard.png anew: this machine for a minute, with some traffic of its own
+# scripts/web.sh build    builds web/dist scripts/web.sh check    tells whether web/dist matches its sources; builds
+# to compare only if node is set up scripts/web.sh test [dashboard|pace|relay-user|relay-kernel|codecs|returns]...
+# tests them in headless Chromium; screenshots in target/web scripts/web.sh picture   docs/guide/dashboard.png again: this
+# machine for a minute, with some traffic of its own
 . "$(dirname "$0")/lib.sh"
 
 NODE_MINIMUM=20.19
 
-# Everything that the result depends on, and the result.
+# All inputs of the build, and its result.
 sums() {
     find web -path web/node_modules -prune -o -path web/test -prune -o -type f ! -name SHA256SUMS -print0 |
         LC_ALL=C sort -z | xargs -0 sha256sum
 }
 
-# Parts of the tests may run side by side: the first installs.
+# Parts of the tests may run at the same time: the first installs.
 install() {
     have npm || die "no npm: install nodejs >= $NODE_MINIMUM and npm"
     mkdir -p target/web
     (flock 9 && { installed || (cd web && npm ci --no-audit --no-fund); }) 9>target/web/install.lock
 }
 
-# What web/package-lock.json names is there.
+# Checks that everything in web/package-lock.json is installed.
 installed() {
     [ web/node_modules/.package-lock.json -nt web/package-lock.json ]
 }
@@ -34,17 +35,17 @@ build() {
 }
 
 check() {
-    diff <(sums) web/dist/SHA256SUMS >/dev/null || die "web/dist is not what web/ gives: make web"
+    diff <(sums) web/dist/SHA256SUMS >/dev/null || die "web/dist does not match its sources: run make web"
     installed && have npx || return 0
     (cd web && npx --no-install tsc --noEmit &&
         npx --no-install vite build --logLevel error --outDir "$ROOT/target/web/dist" --emptyOutDir &&
         npx --no-install vite build -c vite.relay.config.js --logLevel error --outDir "$ROOT/target/web/dist/relay" --emptyOutDir)
-    diff -r -x SHA256SUMS web/dist target/web/dist || die "web/dist is not what web/ gives here: make web"
+    diff -r -x SHA256SUMS web/dist target/web/dist || die "web/dist does not match its sources here: run make web"
 }
 
-# Reports that the browser is shown: of this machine, now.
+# Reports that the browser shows: of this machine, now.
 record() {
-    # Something to see.
+    # Some traffic to show.
     ping -q -f -w 300 127.0.0.1 >/dev/null &
     local ping=$! status=0
     target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1" || status=$?
@@ -53,13 +54,14 @@ record() {
     return "$status"
 }
 
-# Encoded once, so that encoding takes no part in what is tested, and small, so that a browser without a GPU keeps up beside other tests.
+# The video is encoded once, so that encoding takes no CPU time during the test. It is small, so that a browser
+# without a GPU keeps up next to other tests.
 clip() {
     ffmpeg -v error -nostdin -y -f lavfi -i "testsrc2=size=320x180:rate=15" -t 10 -c:v libx264 -profile:v baseline -preset ultrafast \
         -tune zerolatency -pix_fmt yuv420p -g 15 -b:v 300k "$1"
 }
 
-# Why it cannot be tested here, if it cannot.
+# Prints why the pages cannot be tested here, if they cannot.
 hindrance() {
     [ -n "$CHROMIUM" ] || { echo "no chromium"; return; }
     if ! { have node && have npm && at_least "$(node -p process.versions.node)" "$NODE_MINIMUM"; }; then
@@ -77,7 +79,7 @@ test_in_browser() {
         say "SKIP: dashboard and relay's page are not tested: $why"
         return 0
     fi
-    # `make test` has built it, and runs this beside other tests.
+    # `make test` has built it, and runs this at the same time as other tests.
     [ -n "${MILLRACE:-}" ] || cargo build --locked -p millrace -p millrace-lab
     export MILLRACE=${MILLRACE:-$ROOT/target/debug/millrace} SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
@@ -104,7 +106,7 @@ test_dashboard() {
 
 test_pace() { (cd web && node --test test/pace.test.js); }
 
-# A minute of traffic on loopback, none of it enough to keep a CPU busy.
+# A minute of traffic on loopback, too little to keep a CPU busy.
 picture() {
     local why port
     export CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
@@ -113,7 +115,7 @@ picture() {
     [ "$(id -u)" = 0 ] || die "making reports needs root"
     have iperf3 || die "no iperf3"
     cargo build --locked -p millrace
-    export MILLRACE=$ROOT/target/debug/millrace PICTURE=$ROOT/docs/dashboard.png REPORTS=$ROOT/target/web/picture.jsonl
+    export MILLRACE=$ROOT/target/debug/millrace PICTURE=$ROOT/docs/guide/dashboard.png REPORTS=$ROOT/target/web/picture.jsonl
     mkdir -p "$(dirname "$REPORTS")"
     for port in 15201 15202; do
         iperf3 -s -B 127.0.0.1 -p "$port" -1 >/dev/null &
@@ -127,7 +129,8 @@ picture() {
     (cd web && node --test --test-name-pattern=picture test/dashboard.test.js)
 }
 
-# Live video to the browser and from it, with one engine. Parts may run side by side, so each has files of its own.
+# Sends live video to the browser and from it, with one engine. Parts may run at the same time, so each has files of
+# its own.
 test_relay() {
     if ! have ffmpeg; then
         say "SKIP: the relay's page is not tested: no ffmpeg"
@@ -151,7 +154,7 @@ test_relay_kernel() {
     test_relay kernel "$MILLRACE-lab" lab run --subscribers 1 --emulate --
 }
 
-# Each codec that muxers put into MP4, to the player of the page.
+# Plays each codec that muxers put into MP4 on the page.
 test_codecs() {
     if ! have ffmpeg; then
         say "SKIP: codecs are not shown to the relay's page: no ffmpeg"
@@ -163,7 +166,7 @@ test_codecs() {
     (cd web && node --test test/codecs.test.js)
 }
 
-# A publisher that is killed and started again, and what the player of the page makes of it.
+# Kills and restarts a publisher, and checks the page's player.
 test_returns() {
     if ! have ffmpeg; then
         say "SKIP: no publisher comes back to the relay's page: no ffmpeg"

@@ -1,6 +1,6 @@
 import { defineConfig } from "vite";
 
-// File names stay the same from build to build: the binary embeds them by name.
+// File names are the same in each build: the binary embeds them by name.
 export default defineConfig({
   base: "./",
   build: {
@@ -11,6 +11,6 @@ export default defineConfig({
       output: { entryFileNames: "app.js", assetFileNames: "app[extname]" },
     },
   },
-  // `npm run dev`, beside `millrace cost --http`.
+  // `npm run dev` uses a running `millrace cost --http`.
   server: { proxy: { "/api": "http://127.0.0.1:9720" } },
 });

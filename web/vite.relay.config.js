@@ -2,7 +2,7 @@ import { fileURLToPath } from "node:url";
 
 import { defineConfig } from "vite";
 
-// The relay's page. File names stay the same from build to build: the binary embeds them by name.
+// Builds the relay's page. File names are the same in each build: the binary embeds them by name.
 export default defineConfig({
   root: "relay",
   base: "./",
@@ -23,7 +23,7 @@ export default defineConfig({
     rollupOptions: {
       output: {
         entryFileNames: "shell.js",
-        // What watching and publishing share is the library.
+        // The library is the part that watching and publishing share.
         chunkFileNames: ({ name }) => `${name === "reload" ? "moq" : name}.js`,
         assetFileNames: "shell[extname]",
       },

@@ -1,4 +1,4 @@
-//! A connection between an application and its daemon: records of JSON, with descriptors beside them.
+//! A connection between an application and its daemon. It carries JSON records, each with optional file descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,28 +14,31 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Longest record, bytes.
+/// Most bytes of a record.
 pub const RECORD_MAX: usize = 4096;
 
-/// Descriptors in a record.
+/// Most descriptors of a record.
 const DESCRIPTORS_MAX: usize = 4;
 
-/// Never blocks.
+/// One end of the connection. No method but [`Self::wait`] blocks.
 #[derive(Debug)]
-pub struct Control(OwnedFd);
+pub struct ControlEnd(OwnedFd);
 
-/// What came.
+/// The outcome of a receive call.
 #[derive(Debug)]
-pub enum Received<T> {
+pub enum ControlReceived<T> {
+    /// A record, with the descriptors that came with it.
     Record(T, Vec<OwnedFd>),
-    /// A record that is none of these.
+    /// A record that cannot be read.
     Malformed(String),
+    /// There is nothing to receive now.
     Nothing,
     /// The other end is gone.
     End,
 }
 
-impl Control {
+impl ControlEnd {
+    /// Connects to a daemon's socket.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -43,6 +46,7 @@ impl Control {
         Ok(Self(socket))
     }
 
+    /// Returns both ends of a new connection.
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -69,82 +73,85 @@ impl Control {
         Ok(())
     }
 
-    pub fn receive<T: DeserializeOwned>(&self) -> Received<T> {
+    /// Receives a record with its descriptors.
+    pub fn receive<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let received = self.receive_with(&mut beside);
-        // Closed when this is left, if nobody takes them.
+        // Descriptors that are not taken are closed at the end of this function.
         let descriptors = beside.drain().flat_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
             _ => Vec::new(),
         });
         let descriptors: Vec<_> = descriptors.collect();
         match received {
-            Received::Record(record, _) => Received::Record(record, descriptors),
+            ControlReceived::Record(record, _) => ControlReceived::Record(record, descriptors),
             other => other,
         }
     }
 
-    /// Receives a record, and takes no descriptor beside it. The kernel closes those in this thread, for as long as whoever has passed them
-    /// likes: a TCP socket lingers.
-    pub fn receive_alone<T: DeserializeOwned>(&self) -> Received<T> {
+    /// Receives a record, and takes no descriptor that is passed with it. The kernel closes those in this thread.
+    /// That takes as long as the sender wants, because a TCP socket may linger.
+    pub fn receive_alone<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         self.receive_with(&mut RecvAncillaryBuffer::default())
     }
 
-    fn receive_with<T: DeserializeOwned>(&self, beside: &mut RecvAncillaryBuffer<'_>) -> Received<T> {
+    fn receive_with<T: DeserializeOwned>(&self, beside: &mut RecvAncillaryBuffer<'_>) -> ControlReceived<T> {
         let mut text = [0; RECORD_MAX];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], beside, flags);
-        // Who went without having read everything is told first, and what it has said stands behind that.
+        // If the other end left without reading everything, the first call returns that error. The records that it
+        // sent are read by the next call.
         let got = receive().or_else(|error| match error {
             rustix::io::Errno::CONNRESET => receive(),
             other => Err(other),
         });
         let got = match got {
             Ok(got) if got.bytes > 0 => got,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Received::Nothing,
-            // There are no empty records.
-            Ok(_) | Err(_) => return Received::End,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return ControlReceived::Nothing,
+            // An empty record does not exist: it means the end.
+            Ok(_) | Err(_) => return ControlReceived::End,
         };
         if got.flags.contains(ReturnFlags::TRUNC) {
-            return Received::Malformed(format!("longer than {RECORD_MAX} bytes"));
+            return ControlReceived::Malformed(format!("longer than {RECORD_MAX} bytes"));
         }
         match serde_json::from_slice(text.get(..got.bytes).unwrap_or_default()) {
-            Ok(record) => Received::Record(record, Vec::new()),
-            Err(error) => Received::Malformed(error.to_string()),
+            Ok(record) => ControlReceived::Record(record, Vec::new()),
+            Err(error) => ControlReceived::Malformed(error.to_string()),
         }
     }
 
-    /// Ends the connection for both ends, and closes nothing.
+    /// Ends the connection for both ends, without closing the descriptor.
     pub fn end(&self) {
-        // Where it is no connection any more there is nothing to end.
+        // If the connection is lost already, there is nothing to end.
         let _ = shutdown(&self.0, Shutdown::Both);
     }
 
     /// Waits until there is something to receive, or the other end is gone.
     pub fn wait(&self) {
-        // Whatever went wrong shows when it is received.
+        // An error shows when the record is received.
         let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
     }
 
+    /// Returns another handle of this end.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(self.0.try_clone()?))
     }
 }
 
-impl From<OwnedFd> for Control {
+impl From<OwnedFd> for ControlEnd {
     fn from(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 }
 
-impl From<Control> for OwnedFd {
-    fn from(control: Control) -> Self {
+impl From<ControlEnd> for OwnedFd {
+    fn from(control: ControlEnd) -> Self {
         control.0
     }
 }
 
-impl AsFd for Control {
+impl AsFd for ControlEnd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -158,55 +165,60 @@ mod tests {
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-    enum Word {
+    enum ControlNotice {
         Listening,
         Refused { reason: String },
         Finish { messages: u64 },
     }
 
     #[test]
-    fn records_come_with_their_descriptors() {
-        let (one, other) = Control::pair().expect("a pair");
-        let (lent, _kept) = Control::pair().expect("a pair");
-        assert!(matches!(other.receive::<Word>(), Received::Nothing));
-        let said = Word::Refused { reason: "later".to_owned() };
+    fn records_arrive_with_their_file_descriptors() {
+        let (one, other) = ControlEnd::pair().expect("a pair");
+        let (lent, _kept) = ControlEnd::pair().expect("a pair");
+        assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Nothing));
+        let said = ControlNotice::Refused { reason: "later".to_owned() };
         one.send(&said, &[lent.as_fd(), lent.as_fd()]).expect("sent");
-        one.send(&Word::Listening, &[]).expect("sent");
-        let Received::Record(word, descriptors) = other.receive::<Word>() else { panic!("a record") };
+        one.send(&ControlNotice::Listening, &[]).expect("sent");
+        let ControlReceived::Record(word, descriptors) = other.receive::<ControlNotice>() else {
+            panic!("a record")
+        };
         assert_eq!((word, descriptors.len()), (said, 2));
         assert!(
-            matches!(other.receive::<Word>(), Received::Record(Word::Listening, none) if none.is_empty())
+            matches!(other.receive::<ControlNotice>(), ControlReceived::Record(ControlNotice::Listening, none) if none.is_empty())
         );
         drop(one);
-        assert!(matches!(other.receive::<Word>(), Received::End));
+        assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::End));
     }
 
-    /// Whoever goes may leave words unread.
+    /// An end that leaves may have unread records.
     #[test]
-    fn what_was_said_before_the_end_is_heard() {
-        let (one, other) = Control::pair().expect("a pair");
-        other.send(&Word::Listening, &[]).expect("sent");
-        one.send(&Word::Finish { messages: 7 }, &[]).expect("sent");
+    fn records_sent_before_the_end_are_received() {
+        let (one, other) = ControlEnd::pair().expect("a pair");
+        other.send(&ControlNotice::Listening, &[]).expect("sent");
+        one.send(&ControlNotice::Finish { messages: 7 }, &[]).expect("sent");
         drop(one);
-        let heard = other.receive::<Word>();
-        assert!(matches!(heard, Received::Record(Word::Finish { messages: 7 }, _)), "{heard:?}");
-        assert!(matches!(other.receive::<Word>(), Received::End));
+        let heard = other.receive::<ControlNotice>();
+        assert!(
+            matches!(heard, ControlReceived::Record(ControlNotice::Finish { messages: 7 }, _)),
+            "{heard:?}"
+        );
+        assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::End));
     }
 
     #[test]
-    fn garbage_is_malformed_and_bounded() {
+    fn garbage_records_are_malformed_and_bounded() {
         use rustix::net::send;
-        let (one, other) = Control::pair().expect("a pair");
+        let (one, other) = ControlEnd::pair().expect("a pair");
         let long = vec![b' '; 3 * RECORD_MAX];
         let table: [&[u8]; 6] =
             [b"{", b"[1]", b"\xff\xfe", b"{\"do\":\"open\"}", b"{\"do\":\"finish\",\"messages\":-1}", &long];
         for record in table {
             send(&one, record, SendFlags::empty()).expect("sent");
-            assert!(matches!(other.receive::<Word>(), Received::Malformed(_)), "{record:?}");
+            assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Malformed(_)), "{record:?}");
         }
-        assert!(matches!(other.receive::<Word>(), Received::Nothing));
-        // Who does not read holds nobody up.
-        let refused = (0..100_000).find_map(|_| one.send(&Word::Listening, &[]).err());
+        assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Nothing));
+        // A peer that does not read blocks nobody.
+        let refused = (0..100_000).find_map(|_| one.send(&ControlNotice::Listening, &[]).err());
         assert_eq!(refused.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }
 }

@@ -1,7 +1,8 @@
 //! Clients and the networks that they are in, by address.
 //!
-//! One client has an IPv4 address or an IPv6 /64, but whoever has a /48 has 65,536 of them. So each wider network has a limit of its own, which
-//! is a multiple of one client's: generous enough for a translator of addresses, or a site with many clients.
+//! One client has an IPv4 address or an IPv6 /64, but a client with a /48 has 65,536 of them. So each wider network
+//! has a limit of its own, which is a multiple of one client's: generous enough for a translator of addresses, or a
+//! site with many clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,14 +13,16 @@ const LEVELS_V6: [(u8, usize); 3] = [(64, 1), (56, 8), (48, 64)];
 
 /// A prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Network {
+pub struct NetworkPrefix {
+    /// The first address.
     pub address: IpAddr,
+    /// Bits that addresses of the network have in common.
     pub length: u8,
 }
 
-impl Network {
-    /// Returns the network of this length that an address is in. An IPv4 address in IPv6 form is the IPv4 address.
-    pub fn of(address: IpAddr, length: u8) -> Self {
+impl NetworkPrefix {
+    /// Returns the network of this length that an address is in. An IPv4-mapped IPv6 address counts as the IPv4 address.
+    pub fn from_address(address: IpAddr, length: u8) -> Self {
         let address = match address.to_canonical() {
             IpAddr::V4(address) => {
                 let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32))).unwrap_or(0);
@@ -33,18 +36,19 @@ impl Network {
         Self { address, length }
     }
 
+    /// Returns whether the address is in the network.
     pub fn contains(self, address: IpAddr) -> bool {
-        self == Self::of(address, self.length)
+        self == Self::from_address(address, self.length)
     }
 }
 
 /// Returns the networks that an address is in, the narrowest first, each with how many times as much as one client it may have.
-pub fn levels(address: IpAddr) -> impl Iterator<Item = (Network, usize)> {
+pub fn levels(address: IpAddr) -> impl Iterator<Item = (NetworkPrefix, usize)> {
     let levels = match address.to_canonical() {
         IpAddr::V4(_) => &LEVELS_V4[..],
         IpAddr::V6(_) => &LEVELS_V6[..],
     };
-    levels.iter().map(move |(length, times)| (Network::of(address, *length), *times))
+    levels.iter().map(move |(length, times)| (NetworkPrefix::from_address(address, *length), *times))
 }
 
 /// Returns the address that stands for a client: that of the narrowest network.
@@ -53,21 +57,21 @@ pub fn client(address: IpAddr) -> IpAddr {
 }
 
 /// Returns what a network may have where one client may have `of_client`: `times` as much, and no more than half of `all`.
-pub fn most(of_client: usize, times: usize, all: usize) -> usize {
+pub fn network_limit(of_client: usize, times: usize, all: usize) -> usize {
     of_client.saturating_mul(times).min(all.div_ceil(2))
 }
 
 /// Places that clients hold, counted in each of their networks.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct NetworkPlaces {
     all: usize,
     of_client: usize,
     taken: usize,
-    counts: HashMap<Network, Count>,
+    counts: HashMap<NetworkPrefix, NetworkUse>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Count {
+struct NetworkUse {
     places: usize,
     /// How many times as much as one client the network may have.
     times: usize,
@@ -75,16 +79,16 @@ struct Count {
 
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum NetworkFull {
     /// Every place is taken.
     All,
     /// The client, an IPv4 address or an IPv6 /64, holds as many as it may.
-    Client(Network),
+    Client(NetworkPrefix),
     /// A wider network of the client holds as many as it may.
-    Wider(Network),
+    Wider(NetworkPrefix),
 }
 
-impl Places {
+impl NetworkPlaces {
     /// Makes `all` places. One client may hold `of_client` of them, and no network more than half.
     pub fn new(all: usize, of_client: usize) -> Self {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
@@ -98,28 +102,28 @@ impl Places {
     /// Takes a place for this address.
     ///
     /// # Errors
-    /// There is none, or one of its networks holds as many as it may.
-    pub fn enter(&mut self, address: IpAddr) -> Result<(), Full> {
+    /// Every place is taken, or one of the address's networks holds as many as it may.
+    pub fn enter(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
         if let Some(full) = self.full(address) {
             return Err(full);
         }
         self.taken += 1;
         for (network, times) in levels(address) {
-            self.counts.entry(network).or_insert(Count { places: 0, times }).places += 1;
+            self.counts.entry(network).or_insert(NetworkUse { places: 0, times }).places += 1;
         }
         Ok(())
     }
 
     /// Returns why there is no place for this address; `None` if there is one.
-    pub fn full(&self, address: IpAddr) -> Option<Full> {
-        let is_full = |(network, times): &(Network, usize)| {
+    pub fn full(&self, address: IpAddr) -> Option<NetworkFull> {
+        let is_full = |(network, times): &(NetworkPrefix, usize)| {
             let places = self.counts.get(network).map_or(0, |count| count.places);
-            places >= most(self.of_client, *times, self.all)
+            places >= network_limit(self.of_client, *times, self.all)
         };
         match levels(address).find(is_full) {
-            Some((network, 1)) => Some(Full::Client(network)),
-            Some((network, _)) => Some(Full::Wider(network)),
-            None => (self.taken >= self.all).then_some(Full::All),
+            Some((network, 1)) => Some(NetworkFull::Client(network)),
+            Some((network, _)) => Some(NetworkFull::Wider(network)),
+            None => (self.taken >= self.all).then_some(NetworkFull::All),
         }
     }
 
@@ -147,23 +151,23 @@ impl Places {
         self.taken
     }
 
-    /// Returns how much of what they may hold the networks of this address do: of the one that holds most, so that numbers of
-    /// different addresses can be compared.
+    /// Returns the load of an address: the share that its networks hold of what they may, of the network with the
+    /// highest. Loads of different addresses can be compared.
     pub fn load(&self, address: IpAddr) -> usize {
         levels(address)
             .filter_map(|(network, _)| self.counts.get(&network))
-            .map(Count::load)
+            .map(NetworkUse::load)
             .max()
             .unwrap_or(0)
     }
 
     /// Returns the greatest [`load`](Self::load) of all addresses that hold places.
     pub fn greatest_load(&self) -> usize {
-        self.counts.values().map(Count::load).max().unwrap_or(0)
+        self.counts.values().map(NetworkUse::load).max().unwrap_or(0)
     }
 }
 
-impl Count {
+impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
         self.places * WIDEST / self.times
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_in_networks_of_each_level() {
+    fn addresses_belong_to_a_network_of_each_prefix_length() {
         let table: [(&str, &[(&str, u8)]); 4] = [
             ("192.0.2.77", &[("192.0.2.77", 32), ("192.0.2.0", 24)]),
             ("::ffff:192.0.2.77", &[("192.0.2.77", 32), ("192.0.2.0", 24)]),
@@ -206,14 +210,14 @@ mod tests {
             let want: Vec<_> = want.iter().map(|(text, length)| (address(text), *length)).collect();
             assert_eq!(found, want, "{text}");
         }
-        assert!(Network::of(address("192.0.2.1"), 24).contains(address("::ffff:192.0.2.9")));
-        assert!(!Network::of(address("192.0.2.1"), 24).contains(address("192.0.3.1")));
-        assert!(Network::of(address("192.0.2.1"), 0).contains(address("8.8.8.8")));
+        assert!(NetworkPrefix::from_address(address("192.0.2.1"), 24).contains(address("::ffff:192.0.2.9")));
+        assert!(!NetworkPrefix::from_address(address("192.0.2.1"), 24).contains(address("192.0.3.1")));
+        assert!(NetworkPrefix::from_address(address("192.0.2.1"), 0).contains(address("8.8.8.8")));
     }
 
-    /// However many addresses of its network a client has, as many places are left for others.
+    /// A client with many addresses of one network leaves as many places to others.
     #[test]
-    fn no_network_holds_all_places() {
+    fn one_network_cannot_take_all_places() {
         type Nth = fn(u32) -> IpAddr;
         let table: [(&str, Nth, usize); 5] = [
             ("one address", |_| Ipv4Addr::new(192, 0, 2, 1).into(), 2),
@@ -223,7 +227,7 @@ mod tests {
             ("a /48", |n| Ipv6Addr::from_bits(u128::from(n & 0xffff) << 64).into(), 32),
         ];
         for (whose, nth, want) in table {
-            let mut places = Places::new(64, 2);
+            let mut places = NetworkPlaces::new(64, 2);
             let taken: Vec<_> = (0..70_000).map(nth).filter(|at| places.enter(*at).is_ok()).collect();
             assert_eq!(taken.len(), want, "{whose}");
             let other = address("203.0.113.7");
@@ -235,30 +239,33 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_places_than_all() {
-        let mut places = Places::new(10, 2);
+    fn networks_together_take_no_more_than_all_places() {
+        let mut places = NetworkPlaces::new(10, 2);
         let each = (0..100).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         assert_eq!(each.filter(|at| places.enter(*at).is_ok()).count(), 10);
-        assert_eq!(places.full(address("192.0.2.1")), Some(Full::All));
+        assert_eq!(places.full(address("192.0.2.1")), Some(NetworkFull::All));
     }
 
     #[test]
     fn a_refusal_names_the_network_that_is_full() {
-        let mut places = Places::new(1000, 1);
-        let network = |text: &str, length| Network { address: address(text), length };
+        let mut places = NetworkPlaces::new(1000, 1);
+        let network = |text: &str, length| NetworkPrefix { address: address(text), length };
         for n in 0..64 {
             let at = Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72);
             assert_eq!(places.enter(at.into()), Ok(()));
         }
-        assert_eq!(places.full(address("2001:db8::1")), Some(Full::Client(network("2001:db8::", 64))));
-        assert_eq!(places.full(address("2001:db8:0:ff00::1")), Some(Full::Wider(network("2001:db8::", 48))));
+        assert_eq!(places.full(address("2001:db8::1")), Some(NetworkFull::Client(network("2001:db8::", 64))));
+        assert_eq!(
+            places.full(address("2001:db8:0:ff00::1")),
+            Some(NetworkFull::Wider(network("2001:db8::", 48)))
+        );
         assert_eq!(places.full(address("2001:db8:1::1")), None);
     }
 
-    /// A site with many clients holds less of what it may than one client with a few places.
+    /// A site with many clients may have a lower load than one client with a few places.
     #[test]
-    fn loads_are_told_by_what_a_network_may_hold() {
-        let mut places = Places::new(1000, 10);
+    fn load_is_relative_to_what_a_network_may_hold() {
+        let mut places = NetworkPlaces::new(1000, 10);
         for n in 0..40 {
             assert_eq!(places.enter(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72).into()), Ok(()));
         }

@@ -1,25 +1,26 @@
-//! What is wrong with a file that should hold certificates or a private key, in words that say what to do about it.
+//! Explains what is wrong with a file that should hold certificates or a private key, and what to do about it.
 //!
-//! Readers of PEM pass over what they do not look for, and say of all else that it is no base64. So whoever finds nothing in a file, or
-//! cannot use what he found, asks here. Nothing of a file is in what is said, since it may be a secret.
+//! PEM readers skip sections that they do not look for, and report anything else as bad base64. So a caller that
+//! finds nothing in a file, or cannot use what it found, asks here. Messages contain no bytes of the file, because it
+//! may be a secret.
 
 use std::path::Path;
 
-/// What a file should hold.
+/// The contents that a file should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum PemKind {
     /// A certificate, or several.
     Certificates,
     /// A private key that no passphrase protects.
     PrivateKey,
 }
 
-/// Labels that are looked for: no file has more of them that matter.
+/// Most labels that are looked at. No file has more of them that matter.
 const LABELS_MAX: usize = 64;
 const BEGIN: &str = "-----BEGIN ";
 
-/// Returns why a file, of this path, does not give what is wanted, and what would.
-pub fn fault(path: &Path, bytes: &[u8], wanted: Wanted) -> String {
+/// Returns why the file at `path` does not give what is wanted, and what to do.
+pub fn fault(path: &Path, bytes: &[u8], wanted: PemKind) -> String {
     let path = path.display();
     let labels = labels(bytes);
     let has = |label: &str| labels.iter().any(|found| found == label);
@@ -34,34 +35,34 @@ pub fn fault(path: &Path, bytes: &[u8], wanted: Wanted) -> String {
     }
     let has_key = labels.iter().any(|label| label.ends_with("PRIVATE KEY"));
     match wanted {
-        Wanted::Certificates if has("TRUSTED CERTIFICATE") => {
+        PemKind::Certificates if has("TRUSTED CERTIFICATE") => {
             format!("it is a certificate with OpenSSL's own additions: openssl x509 -in {path} -out FILE.pem")
         }
-        Wanted::Certificates if has("PKCS7") => {
+        PemKind::Certificates if has("PKCS7") => {
             format!("it is a PKCS#7 bundle: openssl pkcs7 -print_certs -in {path} -out FILE.pem")
         }
-        Wanted::Certificates if has("CERTIFICATE REQUEST") || has("NEW CERTIFICATE REQUEST") => {
-            "it is a request that an authority has to make a certificate of: take what the authority sends back".to_owned()
+        PemKind::Certificates if has("CERTIFICATE REQUEST") || has("NEW CERTIFICATE REQUEST") => {
+            "it is a certificate signing request: send it to an authority, and use the certificate that it returns".to_owned()
         }
-        Wanted::Certificates if has("CERTIFICATE") => damaged("certificate"),
-        Wanted::Certificates if has_key => {
-            "it holds a private key and no certificate: are the two files the wrong way round?".to_owned()
+        PemKind::Certificates if has("CERTIFICATE") => damaged("certificate"),
+        PemKind::Certificates if has_key => {
+            "it holds a private key and no certificate: are the two files swapped?".to_owned()
         }
-        Wanted::PrivateKey if has("ENCRYPTED PRIVATE KEY") || is_encrypted(bytes) => format!(
-            "the key is encrypted, and nobody is there to type its passphrase: openssl pkey -in {path} -out FILE.pem, \
-             and let only its owner read that"
+        PemKind::PrivateKey if has("ENCRYPTED PRIVATE KEY") || is_encrypted(bytes) => format!(
+            "the key is encrypted, and the daemon cannot ask for its passphrase: run openssl pkey -in {path} -out FILE.pem, \
+             and make FILE.pem readable by its owner only"
         ),
-        Wanted::PrivateKey if has("OPENSSH PRIVATE KEY") => {
-            format!("it is a key in OpenSSH's form: ssh-keygen -p -N '' -m PKCS8 -f {path} writes it in the one that is read here")
+        PemKind::PrivateKey if has("OPENSSH PRIVATE KEY") => {
+            format!("it is a key in OpenSSH's form: ssh-keygen -p -N '' -m PKCS8 -f {path} writes it in the form that is read here")
         }
-        Wanted::PrivateKey if has_key => damaged("private key"),
-        Wanted::PrivateKey if has("PUBLIC KEY") => {
+        PemKind::PrivateKey if has_key => damaged("private key"),
+        PemKind::PrivateKey if has("PUBLIC KEY") => {
             "it holds a public key: name the file with the private one".to_owned()
         }
-        Wanted::PrivateKey if has("CERTIFICATE") => {
-            "it holds a certificate and no private key: are the two files the wrong way round?".to_owned()
+        PemKind::PrivateKey if has("CERTIFICATE") => {
+            "it holds a certificate and no private key: are the two files swapped?".to_owned()
         }
-        Wanted::PrivateKey if has("EC PARAMETERS") => {
+        PemKind::PrivateKey if has("EC PARAMETERS") => {
             "it holds the parameters of a curve and no key: openssl genpkey -algorithm EC -pkeyopt \
              ec_paramgen_curve:P-256 makes one"
                 .to_owned()
@@ -70,7 +71,7 @@ pub fn fault(path: &Path, bytes: &[u8], wanted: Wanted) -> String {
     }
 }
 
-impl Wanted {
+impl PemKind {
     fn noun(self) -> &'static str {
         match self {
             Self::Certificates => "certificate",
@@ -83,9 +84,10 @@ fn damaged(noun: &str) -> String {
     format!("the {noun} in it is damaged: it is cut off, or something was written into it")
 }
 
-/// What is said of a file without PEM.
-fn binary(path: &str, bytes: &[u8], wanted: Wanted) -> String {
-    /// A SEQUENCE with a length of two bytes, as certificates and most keys begin; and one with a short length.
+/// Explains a file without PEM.
+fn binary(path: &str, bytes: &[u8], wanted: PemKind) -> String {
+    /// The tag of a SEQUENCE, which certificates and keys begin with. The length that follows has two bytes in most
+    /// files, or is short.
     const SEQUENCE: u8 = 0x30;
     let noun = wanted.noun();
     let is_der = bytes.first() == Some(&SEQUENCE) && der_ends(bytes) == Some(bytes.len());
@@ -93,13 +95,13 @@ fn binary(path: &str, bytes: &[u8], wanted: Wanted) -> String {
     let is_pkcs12 = is_der && contains(&bytes[..bytes.len().min(12)], &[2, 1, 3]);
     match wanted {
         _ if is_pkcs12 => {
-            let part = if wanted == Wanted::Certificates { "-nokeys" } else { "-nocerts -nodes" };
+            let part = if wanted == PemKind::Certificates { "-nokeys" } else { "-nocerts -nodes" };
             format!("it is a PKCS#12 file: openssl pkcs12 -in {path} {part} -out FILE.pem")
         }
-        Wanted::Certificates if is_der => {
+        PemKind::Certificates if is_der => {
             format!("it is in DER form: openssl x509 -inform DER -in {path} -out FILE.pem")
         }
-        Wanted::PrivateKey if is_der => {
+        PemKind::PrivateKey if is_der => {
             format!("it is in DER form: openssl pkey -inform DER -in {path} -out FILE.pem")
         }
         _ => format!(
@@ -109,7 +111,7 @@ fn binary(path: &str, bytes: &[u8], wanted: Wanted) -> String {
     }
 }
 
-/// Where a value in DER ends that the bytes begin with.
+/// Returns the end of the DER value that the bytes begin with.
 fn der_ends(bytes: &[u8]) -> Option<usize> {
     let first = *bytes.get(1)?;
     let more = match first {
@@ -121,7 +123,7 @@ fn der_ends(bytes: &[u8]) -> Option<usize> {
     Some(2 + more + length)
 }
 
-/// The labels of a file, from the lines that begin something.
+/// Returns the labels of the sections in a file.
 fn labels(bytes: &[u8]) -> Vec<String> {
     let lines = bytes.split(|byte| matches!(byte, b'\n' | b'\r'));
     let labels = lines.filter_map(|line| {
@@ -131,7 +133,7 @@ fn labels(bytes: &[u8]) -> Vec<String> {
     labels.take(LABELS_MAX).collect()
 }
 
-/// Whether a key is encrypted in the form of RFC 1421.
+/// Returns whether a key is encrypted in the form of RFC 1421.
 fn is_encrypted(bytes: &[u8]) -> bool {
     contains(bytes, b"Proc-Type: 4,ENCRYPTED")
 }
@@ -140,7 +142,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Object identifiers by which keys are told that nothing here can use, in DER.
+/// Object identifiers, in DER, of keys that cannot be used here.
 const UNUSABLE: [(&[u8], &str); 9] = [
     (&[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x23], "of the curve P-521"),
     (&[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x21], "of the curve P-224"),
@@ -156,7 +158,7 @@ const UNUSABLE: [(&[u8], &str); 9] = [
     ),
 ];
 
-/// Returns why a private key in DER, which is none that TLS can use here, is of no use.
+/// Returns why a private key in DER cannot be used for TLS here.
 pub fn unusable_key(der: &[u8]) -> String {
     let kind = UNUSABLE.iter().find(|(oid, _)| contains(der, oid)).map(|(_, kind)| *kind);
     format!(
@@ -176,7 +178,7 @@ mod tests {
 
     #[test]
     fn each_fault_is_named_with_its_remedy() {
-        use Wanted::{Certificates, PrivateKey};
+        use PemKind::{Certificates, PrivateKey};
         let path = Path::new("/etc/x");
         let der = [&[0x30, 0x82, 0x01, 0x00][..], &[2; 256]].concat();
         let pkcs12 = [&[0x30, 0x82, 0x01, 0x03, 2, 1, 3][..], &[0x30; 256]].concat();
@@ -195,7 +197,7 @@ mod tests {
             (pem("CERTIFICATE").as_bytes(), PrivateKey, "a certificate and no private key"),
             (pem("CERTIFICATE").as_bytes(), Certificates, "damaged"),
             (pem("EC PRIVATE KEY").as_bytes(), PrivateKey, "damaged"),
-            (pem("CERTIFICATE REQUEST").as_bytes(), Certificates, "a request"),
+            (pem("CERTIFICATE REQUEST").as_bytes(), Certificates, "signing request"),
             (pem("TRUSTED CERTIFICATE").as_bytes(), Certificates, "openssl x509 -in /etc/x"),
             (pem("PKCS7").as_bytes(), Certificates, "openssl pkcs7"),
             (pem("ENCRYPTED PRIVATE KEY").as_bytes(), PrivateKey, "encrypted"),
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_cannot_be_used_is_told_by_its_kind() {
+    fn unusable_key_is_named_by_its_kind() {
         for (oid, kind) in UNUSABLE {
             let der = [&[0x30, 0x20][..], oid, &[7; 9]].concat();
             assert!(unusable_key(&der).contains(kind), "{kind}");
@@ -221,8 +223,8 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_have_a_fault(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            for wanted in [Wanted::Certificates, Wanted::PrivateKey] {
+        fn arbitrary_bytes_have_a_fault(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            for wanted in [PemKind::Certificates, PemKind::PrivateKey] {
                 assert!(!fault(Path::new("x"), &bytes, wanted).is_empty());
             }
             assert!(!unusable_key(&bytes).is_empty());

@@ -1,7 +1,8 @@
 //! Settings files: TOML, read as a whole. Everything that is wrong is reported at once, each with its line, its key and a remedy.
 //!
-//! A [`Reader`] takes one value after the other out of a [`Section`], or a whole section as a type that derives `Deserialize`
-//! ([`Reader::read`]), and notes what is wrong. What was not taken is unknown. Where a list is wanted, one value stands for a list of one.
+//! A [`SettingsReader`] takes values one by one out of a [`Section`], or a whole section as a type that derives `Deserialize`
+//! ([`SettingsReader::read`]), and notes what is wrong. Keys that were not taken are unknown. A single value stands for a
+//! list of one.
 
 mod place;
 mod value;
@@ -19,30 +20,32 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-pub use self::place::{Place, unknown};
+pub use self::place::{SettingPlace, unknown};
 use self::{
-    place::line,
-    value::{Context, Node, kind},
+    place::{breaks, line},
+    value::{ValueContext, ValueNode, kind},
 };
 
-/// A fault in one line.
+/// A fault, described in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct SettingsProblem {
     /// Number of the line, from 1.
     pub line: usize,
     /// Keys joined by dots. It is empty where the message names its subject, or where the line is not TOML.
     pub key: String,
+    /// The fault in words, which follow the place.
     pub message: String,
 }
 
-/// All faults in a file.
+/// Every fault in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     /// Beginning of the message: subject and verb, such as `the policy is`.
     pub what: &'static str,
+    /// The file's name, as the message shows it.
     pub file: String,
     /// Faults, in the order of lines.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<SettingsProblem>,
 }
 
 impl std::error::Error for Problems {}
@@ -50,7 +53,7 @@ impl std::error::Error for Problems {}
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} not usable:", self.what)?;
-        self.problems.iter().try_for_each(|Problem { line, key, message }| {
+        self.problems.iter().try_for_each(|SettingsProblem { line, key, message }| {
             let colon = if key.is_empty() { "" } else { ": " };
             write!(f, "\n  {}:{line}: {key}{colon}{message}", self.file)
         })
@@ -59,44 +62,49 @@ impl fmt::Display for Problems {
 
 /// A file that is being read.
 #[derive(Debug)]
-pub struct Reader<'a> {
-    text: &'a str,
-    pub problems: Vec<Problem>,
-    /// Lines of the keys and items that [`read`](Self::read) has come by.
+pub struct SettingsReader {
+    /// Offsets of the line breaks.
+    breaks: Vec<usize>,
+    /// Faults that were found so far.
+    pub problems: Vec<SettingsProblem>,
+    /// Lines of the keys and items that [`read`](Self::read) has visited.
     lines: RefCell<BTreeMap<String, usize>>,
 }
 
-/// A table of it.
+/// A table of the file.
 #[derive(Debug)]
 pub struct Section<'t> {
-    pub place: Place,
+    /// The table's place in the file.
+    pub place: SettingPlace,
     entries: DeTable<'t>,
     /// Keys that were asked for.
     known: Vec<&'static str>,
 }
 
-/// A value that is one thing or a table of things.
+/// A value that is either a single value or a table of values.
 #[derive(Debug)]
-pub enum Shape<'t, T> {
+pub enum ValueOrTable<'t, T> {
+    /// A single value.
     Value(T),
+    /// A table.
     Section(Section<'t>),
 }
 
-impl<'a> Reader<'a> {
+impl SettingsReader {
     /// Begins to read; returns the file's root.
-    pub fn new(text: &'a str) -> (Self, Section<'a>) {
-        let mut reader = Self { text, problems: Vec::new(), lines: RefCell::default() };
+    pub fn new(text: &str) -> (Self, Section<'_>) {
+        let mut reader = Self { breaks: breaks(text), problems: Vec::new(), lines: RefCell::default() };
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
-            let line = error.span().map_or(1, |span| line(text, span));
-            reader.problem(&Place { line, key: String::new() }, error.message());
+            let line = error.span().map_or(1, |span| line(&reader.breaks, span));
+            reader.problem(&SettingPlace { line, key: String::new() }, error.message());
         }
-        let place = Place { line: 1, key: String::new() };
+        let place = SettingPlace { line: 1, key: String::new() };
         (reader, Section::new(place, table.into_inner()))
     }
 
-    /// Reads a whole file, which the error calls `file`, as a type that derives `Deserialize`, and has the rest done by `check`, which may note
-    /// further problems.
+    /// Reads a whole file as a type that derives `Deserialize`. Then `check` converts it, and may note further
+    /// problems. Errors call the file `file`.
     ///
     /// # Errors
     /// Everything that is wrong.
@@ -104,15 +112,15 @@ impl<'a> Reader<'a> {
         text: &str,
         what: &'static str,
         file: &str,
-        check: impl FnOnce(&mut Reader<'_>, R) -> Option<T>,
+        check: impl FnOnce(&mut SettingsReader, R) -> Option<T>,
     ) -> Result<T, Problems> {
-        let (mut reader, root) = Reader::new(text);
+        let (mut reader, root) = SettingsReader::new(text);
         let raw = reader.read(root).filter(|_| reader.problems.is_empty());
         let done = raw.and_then(|raw| check(&mut reader, raw));
         reader.end(what, file, done)
     }
 
-    /// Returns what the file comes to.
+    /// Returns what was read, if there is no problem.
     ///
     /// # Errors
     /// Everything that is wrong.
@@ -124,22 +132,27 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes what is wrong at a place.
-    pub fn problem(&mut self, place: &Place, message: impl Into<String>) {
-        self.problems.push(Problem { line: place.line, key: place.key.clone(), message: message.into() });
+    /// Notes a problem at a place.
+    pub fn problem(&mut self, place: &SettingPlace, message: impl Into<String>) {
+        self.problems.push(SettingsProblem {
+            line: place.line,
+            key: place.key.clone(),
+            message: message.into(),
+        });
     }
 
-    /// Notes an error, which says what it is about, at the line of `key`, or of the table that `key` is missing in.
+    /// Notes an error, whose text names its subject, at the line of `key`, or of the table that lacks the key.
     pub fn check<T, E: fmt::Display>(&mut self, key: &str, done: Result<T, E>) -> Option<T> {
         done.map_err(|error| {
-            let place = Place { line: self.line_of(key), key: String::new() };
+            let place = SettingPlace { line: self.line_of(key), key: String::new() };
             self.problem(&place, error.to_string());
         })
         .ok()
     }
 
-    /// Checks the items of the list at `key`, and notes the errors at the lines of the items. `None`: there is one.
-    pub fn each<R, T, E: fmt::Display>(
+    /// Checks each item of the list at `key`, and notes the errors at the items' lines. Returns `None` if there is an
+    /// error.
+    pub fn read_each<R, T, E: fmt::Display>(
         &mut self,
         key: &str,
         items: Vec<R>,
@@ -151,7 +164,8 @@ impl<'a> Reader<'a> {
     }
 
     fn line_of(&self, key: &str) -> usize {
-        let (lines, mut key) = (self.lines.borrow(), key);
+        let lines = self.lines.borrow();
+        let mut key = key;
         loop {
             match (lines.get(key), key.rfind(['.', '['])) {
                 (Some(line), _) => return *line,
@@ -161,7 +175,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes a whole section. `None`: it has problems.
+    /// Takes a whole section. Returns `None` if it has problems.
     pub fn read<T: DeserializeOwned>(&mut self, section: Section<'_>) -> Option<T> {
         self.value(&section.place, &DeValue::Table(section.entries))
     }
@@ -176,7 +190,7 @@ impl<'a> Reader<'a> {
         &mut self,
         from: &mut Section<'_>,
         key: &'static str,
-    ) -> Option<(Place, T)> {
+    ) -> Option<(SettingPlace, T)> {
         let (place, value) = self.raw(from, key)?;
         let value = self.value(&place, &value)?;
         Some((place, value))
@@ -187,12 +201,14 @@ impl<'a> Reader<'a> {
         &mut self,
         from: &mut Section<'t>,
         key: &'static str,
-    ) -> Option<(Place, Shape<'t, T>)> {
+    ) -> Option<(SettingPlace, ValueOrTable<'t, T>)> {
         let shape = match self.raw(from, key)? {
-            (place, DeValue::Table(entries)) => (place.clone(), Shape::Section(Section::new(place, entries))),
+            (place, DeValue::Table(entries)) => {
+                (place.clone(), ValueOrTable::Section(Section::new(place, entries)))
+            }
             (place, value) => {
                 let value = self.value(&place, &value)?;
-                (place, Shape::Value(value))
+                (place, ValueOrTable::Value(value))
             }
         };
         Some(shape)
@@ -218,7 +234,8 @@ impl<'a> Reader<'a> {
         };
         let mut sections = Vec::new();
         for (index, item) in items.into_iter().enumerate() {
-            let place = Place { line: line(self.text, item.span()), key: format!("{key}[{index}]") };
+            let place =
+                SettingPlace { line: line(&self.breaks, item.span()), key: format!("{key}[{index}]") };
             match item.into_inner() {
                 DeValue::Table(entries) => sections.push(Section::new(place, entries)),
                 other => self.problem(&place, format!("is a table, not {}", kind(&other))),
@@ -227,32 +244,33 @@ impl<'a> Reader<'a> {
         sections
     }
 
-    /// Notes what is left in a section: it is unknown.
+    /// Notes the keys that are left in a section as unknown.
     pub fn finish(&mut self, section: Section<'_>) {
         for key in section.entries.keys() {
-            let place = section.place.inner(key.get_ref(), line(self.text, key.span()));
+            let place = section.place.inner(key.get_ref(), line(&self.breaks, key.span()));
             self.problem(&place, unknown(key.get_ref(), &section.known));
         }
     }
 
-    fn raw<'t>(&mut self, from: &mut Section<'t>, key: &'static str) -> Option<(Place, DeValue<'t>)> {
+    fn raw<'t>(&mut self, from: &mut Section<'t>, key: &'static str) -> Option<(SettingPlace, DeValue<'t>)> {
         from.known.push(key);
         let (key, value) = from.entries.remove_entry(&Spanned::new(0..0, Cow::Borrowed(key)))?;
-        Some((from.place.inner(key.get_ref(), line(self.text, key.span())), value.into_inner()))
+        Some((from.place.inner(key.get_ref(), line(&self.breaks, key.span())), value.into_inner()))
     }
 
-    /// Reads a value as often as something is wrong in it, without what was found wrong before. A table that lacks what it needs is left out.
-    fn value<T: DeserializeOwned>(&mut self, place: &Place, value: &DeValue<'_>) -> Option<T> {
+    /// Reads a value again without each part that was found wrong, until nothing more is wrong. A table that lacks a
+    /// required key is left out.
+    fn value<T: DeserializeOwned>(&mut self, place: &SettingPlace, value: &DeValue<'_>) -> Option<T> {
         let mut wrong = BTreeSet::new();
         loop {
-            let context = Context { text: self.text, wrong: &wrong, lines: &self.lines };
-            let fault = match T::deserialize(Node { context: &context, value, key: &place.key }) {
+            let context = ValueContext { breaks: &self.breaks, wrong: &wrong, lines: &self.lines };
+            let fault = match T::deserialize(ValueNode { context: &context, value, key: &place.key }) {
                 Ok(value) => return wrong.is_empty().then_some(value),
                 Err(fault) => fault,
             };
             let at = fault.place.unwrap_or_else(|| place.clone());
             let missing = fault.missing.map(|key| at.inner(key, at.line));
-            // What is missing since it is wrong was reported as that.
+            // A key may be missing because it was left out as wrong. It was reported then.
             if missing.as_ref().is_none_or(|missing| !wrong.contains(&missing.key)) {
                 self.problem(missing.as_ref().unwrap_or(&at), fault.message);
             }
@@ -264,7 +282,7 @@ impl<'a> Reader<'a> {
 }
 
 impl<'t> Section<'t> {
-    fn new(place: Place, entries: DeTable<'t>) -> Self {
+    fn new(place: SettingPlace, entries: DeTable<'t>) -> Self {
         Self { place, entries, known: Vec::new() }
     }
 }

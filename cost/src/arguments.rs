@@ -1,25 +1,25 @@
-//! What processes were started with.
+//! Command lines of processes.
 
 use std::fs::File;
 use std::io::Read as _;
 
-use crate::report::Process;
+use crate::report::ProcessCost;
 
 /// Characters of a command line that are kept: more than a table has room for.
 const MOST: usize = 512;
 /// Processes of a report whose command lines are read.
 const PROCESSES: usize = 200;
 
-/// Adds [`arguments`](Process::arguments) to the first processes, which took most. They can hold secrets, and reading them
-/// waits for whoever changes the memory of a process: only for who asks for them.
-pub fn read(processes: &mut [Process]) {
+/// Adds [`arguments`](ProcessCost::arguments) to the first processes, which have the largest figures. Arguments can hold secrets, and reading
+/// them waits for other writers of the process's memory. Call it only if the user wants them.
+pub fn read(processes: &mut [ProcessCost]) {
     for process in processes.iter_mut().take(PROCESSES).filter(|process| process.pid != 0) {
-        process.arguments = of(process.pid, &process.name);
+        process.arguments = read_arguments(process.pid, &process.name);
     }
 }
 
 /// `None`: it is gone.
-fn of(pid: u32, name: &str) -> Option<String> {
+fn read_arguments(pid: u32, name: &str) -> Option<String> {
     let mut raw = Vec::new();
     let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
     // Four bytes are the longest character.
@@ -27,7 +27,7 @@ fn of(pid: u32, name: &str) -> Option<String> {
     Some(command_line(&raw, name))
 }
 
-/// Of arguments that end in a zero each. Threads of the kernel have none, and their name in brackets as everywhere.
+/// Joins arguments that end in a zero byte each. Kernel threads have none; their name is returned in brackets, as usual.
 fn command_line(raw: &[u8], name: &str) -> String {
     let text = String::from_utf8_lossy(raw).replace('\0', " ");
     let text = printable(text.trim_end());
@@ -61,7 +61,7 @@ mod tests {
     use crate::samples::report;
 
     #[test]
-    fn arguments_are_one_line() {
+    fn command_line_is_shown_as_one_line() {
         for (raw, want) in [
             (&b"nginx: worker process\0\0\0\0"[..], "nginx: worker process"),
             (b"cat\0a b\0\0c\0", "cat a b  c"),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_bounded() {
+    fn command_line_length_is_bounded() {
         let long = command_line(&[b'x'; 100_000], "");
         assert_eq!((long.chars().count(), long.ends_with("x…")), (MOST, true));
         assert_eq!(command_line(&[b'x'; MOST], "").chars().count(), MOST);

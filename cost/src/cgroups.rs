@@ -37,7 +37,7 @@ impl Cgroups {
 
     fn scan(&mut self) {
         let Some(mount) = self.mount.clone() else { return };
-        // What is gone is forgotten, so that a machine that makes many of them does not fill the memory.
+        // Cgroups that are gone are forgotten, so that a machine that makes many of them does not fill the memory.
         self.paths.clear();
         if self.unknown.len() > UNKNOWN {
             self.unknown.clear();
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_may_be_anywhere() {
+    fn cgroup_mount_is_found_anywhere() {
         let mounts =
             "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         assert_eq!(first(mounts), Some("/sys/fs/cgroup/unified".into()));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_found_by_inode_when_asked_for() {
+    fn cgroup_directories_are_found_by_inode_on_request() {
         let root = tempfile::tempdir().expect("a directory");
         let id = |path: &str| {
             let path = root.path().join(path);

@@ -1,20 +1,19 @@
-//! Whether events are timed or only sampled: timing them costs something in each call, so it is a question of their rate.
+//! Decides whether events are timed or only sampled. Timing costs something in each call, so the decision depends on their rate.
 //!
-//! Pure: the observer says what timing took, and does as it is told.
+//! The type is pure: the observer reports how much timing took, and executes the returned step.
 
 use std::time::{Duration, Instant};
 
-/// What timing events may take.
+/// The limit of what timing events may cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Budget {
-    /// Of each CPU: 0.01 is 1 %.
+pub struct TimingBudget {
+    /// A share of each CPU: 0.01 is 1 %.
     pub share: f64,
-    /// How long events are only sampled before timing them is tried again. Twice as long each time that this fails, up to
-    /// 320 s.
+    /// How long events are only sampled before timing is tried again. Each failed trial doubles it, up to 320 s.
     pub pause: Duration,
 }
 
-impl Default for Budget {
+impl Default for TimingBudget {
     fn default() -> Self {
         Self { share: 0.01, pause: Duration::from_secs(10) }
     }
@@ -23,101 +22,112 @@ impl Default for Budget {
 const MAX_PAUSE: Duration = Duration::from_secs(320);
 /// Time of a CPU that may be taken beyond the budget: two seconds of twice the budget of 1 %.
 const DEBT: Duration = Duration::from_millis(20);
-/// What is tried has to stay below this part of the budget, or it would not last.
+/// A trial has to stay below this part of the budget, or timing would not last.
 const MARGIN: f64 = 0.5;
-/// Timing is tried for at least as long.
+/// The shortest trial of timing.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 
-/// What the observer is to do.
+/// The observer's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum MethodStep {
     /// Go on.
     Stay,
-    /// Stop timing: events are told from samples from here on.
+    /// Stop timing, and find events in samples from here on.
     Sample,
-    /// Time events beside sampling them, to see what it takes.
+    /// Time events in addition to sampling, to measure what timing takes.
     Try,
-    /// Timing goes on, and reports rest on it from here on.
+    /// Timing goes on, and reports use it from here on.
     Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum MethodState {
     Timing { since: Instant },
     Sampling { until: Instant },
     Trying { since: Instant },
 }
 
+/// The choice is *timing* at first. Too much time beyond the budget, summed over reports, moves it to *sampling* until its pause is over. [`Self::poll`]
+/// then returns [`MethodStep::Try`], and [`Self::tried`] moves it to *trying*, or back to *sampling* if timing could not be attached. A trial that is
+/// too expensive ends at the next `poll`. A trial that is not ends with the next report, which moves to *timing*. Reports change their mode only
+/// in [`Self::report`], so no report mixes both.
 #[derive(Debug)]
-pub(crate) struct Choice {
-    budget: Budget,
-    state: State,
-    /// Beyond the budget, ns of the CPU where timing takes most.
+pub(crate) struct MethodChoice {
+    budget: TimingBudget,
+    state: MethodState,
+    /// Time taken beyond the budget, ns of the CPU where timing takes most.
     debt_ns: f64,
-    /// The next one.
+    /// The next pause.
     pause: Duration,
     changes: u64,
 }
 
-impl Choice {
-    /// Events are timed.
-    pub fn new(budget: Budget, now: Instant) -> Self {
-        Self { budget, state: State::Timing { since: now }, debt_ns: 0.0, pause: budget.pause, changes: 0 }
+impl MethodChoice {
+    /// Starts with events timed.
+    pub fn new(budget: TimingBudget, now: Instant) -> Self {
+        Self {
+            budget,
+            state: MethodState::Timing { since: now },
+            debt_ns: 0.0,
+            pause: budget.pause,
+            changes: 0,
+        }
     }
 
-    pub fn budget(&self) -> Budget {
+    pub fn budget(&self) -> TimingBudget {
         self.budget
     }
 
-    /// What counts from here on. A pause that runs ends when it would have.
-    pub fn set_budget(&mut self, budget: Budget) {
+    /// Replaces the budget from here on. A running pause still ends at its time.
+    pub fn set_budget(&mut self, budget: TimingBudget) {
         self.budget = budget;
         self.pause = budget.pause;
         self.debt_ns = 0.0;
     }
 
-    /// How often reports went from one mode to the other.
+    /// Returns how often reports went from one mode to the other.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// How long until timing is tried again; `None` while events are timed.
-    pub fn left(&self, now: Instant) -> Option<Duration> {
+    /// Returns how long until timing is tried again; `None` while events are timed.
+    pub fn remaining(&self, now: Instant) -> Option<Duration> {
         match self.state {
-            State::Timing { .. } => None,
-            State::Sampling { until } => Some(until.saturating_duration_since(now)),
-            State::Trying { .. } => Some(Duration::ZERO),
+            MethodState::Timing { .. } => None,
+            MethodState::Sampling { until } => Some(until.saturating_duration_since(now)),
+            MethodState::Trying { .. } => Some(Duration::ZERO),
         }
     }
 
-    /// At any time. `share`: of a CPU, what timing has taken since the trial began.
-    pub fn poll(&mut self, now: Instant, share: f64) -> Step {
+    /// Returns the next step, at any time. `share` is the fraction of a CPU that timing has taken since the trial began.
+    pub fn poll(&mut self, now: Instant, share: f64) -> MethodStep {
         match self.state {
-            State::Sampling { until } if now >= until => Step::Try,
-            State::Trying { since } if now - since >= TRIAL && share > self.budget.share * MARGIN => {
+            MethodState::Sampling { until } if now >= until => MethodStep::Try,
+            MethodState::Trying { since } if now - since >= TRIAL && share > self.budget.share * MARGIN => {
                 self.sample(now);
-                Step::Sample
+                MethodStep::Sample
             }
-            _ => Step::Stay,
+            _ => MethodStep::Stay,
         }
     }
 
-    /// At the end of a report's period, after [`poll`](Self::poll). `share`: of a CPU, what timing took in it.
-    pub fn report(&mut self, now: Instant, period: Duration, share: f64) -> Step {
+    /// Returns the next step at the end of a report's period, after [`poll`](Self::poll). `share` is the fraction of a CPU that timing took
+    /// in it.
+    pub fn report(&mut self, now: Instant, period: Duration, share: f64) -> MethodStep {
         match self.state {
-            State::Sampling { .. } => Step::Stay,
-            State::Trying { since } if now - since < TRIAL => Step::Stay,
-            State::Trying { .. } => {
-                self.state = State::Timing { since: now };
+            MethodState::Sampling { .. } => MethodStep::Stay,
+            MethodState::Trying { since } if now - since < TRIAL => MethodStep::Stay,
+            MethodState::Trying { .. } => {
+                self.state = MethodState::Timing { since: now };
                 self.debt_ns = 0.0;
                 self.changes += 1;
-                Step::Time
+                MethodStep::Time
             }
-            State::Timing { since } => {
+            MethodState::Timing { since } => {
                 let excess = (share - self.budget.share) * period.as_nanos() as f64;
                 self.debt_ns = (self.debt_ns + excess).max(0.0);
                 if self.debt_ns <= DEBT.as_nanos() as f64 {
-                    return Step::Stay;
+                    return MethodStep::Stay;
                 }
                 // It has held for longer than the pause that would come: no flapping.
                 if now - since >= self.pause {
@@ -125,21 +135,21 @@ impl Choice {
                 }
                 self.changes += 1;
                 self.sample(now);
-                Step::Sample
+                MethodStep::Sample
             }
         }
     }
 
-    /// The answer to [`Step::Try`]: whether events are timed now, too.
+    /// The answer to [`MethodStep::Try`]: whether events are timed now, too.
     pub fn tried(&mut self, now: Instant, done: bool) {
         match done {
-            true => self.state = State::Trying { since: now },
+            true => self.state = MethodState::Trying { since: now },
             false => self.sample(now),
         }
     }
 
     fn sample(&mut self, now: Instant) {
-        self.state = State::Sampling { until: now + self.pause };
+        self.state = MethodState::Sampling { until: now + self.pause };
         self.pause = (self.pause * 2).min(MAX_PAUSE.max(self.budget.pause));
     }
 }
@@ -149,91 +159,91 @@ mod tests {
     use super::*;
 
     const S: Duration = Duration::from_secs(1);
-    const BUDGET: Budget = Budget { share: 0.01, pause: Duration::from_secs(10) };
+    const BUDGET: TimingBudget = TimingBudget { share: 0.01, pause: Duration::from_secs(10) };
 
     /// A clock that moves on by a second with each report.
-    struct Clock(Instant);
+    struct TestClock(Instant);
 
-    impl Clock {
-        fn report(&mut self, choice: &mut Choice, share: f64) -> Step {
+    impl TestClock {
+        fn report(&mut self, choice: &mut MethodChoice, share: f64) -> MethodStep {
             self.0 += S;
             choice.report(self.0, S, share)
         }
     }
 
-    fn begin() -> (Choice, Clock) {
+    fn begin() -> (MethodChoice, TestClock) {
         let now = Instant::now();
-        (Choice::new(BUDGET, now), Clock(now))
+        (MethodChoice::new(BUDGET, now), TestClock(now))
     }
 
-    /// Until timing has been given up for the first time.
-    fn sampling() -> (Choice, Clock) {
+    /// Returns a choice that has just given up timing for the first time.
+    fn sampling() -> (MethodChoice, TestClock) {
         let (mut choice, mut clock) = begin();
-        assert_eq!(clock.report(&mut choice, 0.2), Step::Sample);
+        assert_eq!(clock.report(&mut choice, 0.2), MethodStep::Sample);
         (choice, clock)
     }
 
     #[test]
-    fn within_the_budget_nothing_changes() {
+    fn auto_mode_stays_within_its_budget() {
         let (mut choice, mut clock) = begin();
         for _ in 0..1000 {
-            assert_eq!(clock.report(&mut choice, 0.01), Step::Stay);
-            assert_eq!(choice.poll(clock.0, 0.0), Step::Stay);
+            assert_eq!(clock.report(&mut choice, 0.01), MethodStep::Stay);
+            assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Stay);
         }
-        assert_eq!((choice.changes(), choice.left(clock.0)), (0, None));
+        assert_eq!((choice.changes(), choice.remaining(clock.0)), (0, None));
     }
 
     #[test]
-    fn the_more_the_sooner() {
+    fn higher_cost_leaves_timing_mode_sooner() {
         for (share, reports) in [(0.2, 1), (0.025, 2), (0.02, 3), (0.012, 11)] {
             let (mut choice, mut clock) = begin();
-            let steps = (1..).find(|_| clock.report(&mut choice, share) == Step::Sample);
+            let steps = (1..).find(|_| clock.report(&mut choice, share) == MethodStep::Sample);
             assert_eq!(steps, Some(reports), "{share}");
         }
     }
 
-    /// What is saved before is not to be spent later, but what was too much is forgiven slowly.
+    /// Time below the budget is not saved for later, but an excess is paid back slowly.
     #[test]
-    fn quiet_reports_pay_back() {
+    fn quiet_reports_pay_back_an_exceeded_budget() {
         let (mut choice, mut clock) = begin();
         for _ in 0..100 {
-            assert_eq!(clock.report(&mut choice, 0.025), Step::Stay);
-            assert_eq!(clock.report(&mut choice, 0.0), Step::Stay);
-            assert_eq!(clock.report(&mut choice, 0.0), Step::Stay);
+            assert_eq!(clock.report(&mut choice, 0.025), MethodStep::Stay);
+            assert_eq!(clock.report(&mut choice, 0.0), MethodStep::Stay);
+            assert_eq!(clock.report(&mut choice, 0.0), MethodStep::Stay);
         }
         clock.report(&mut choice, 0.025);
-        assert_eq!(clock.report(&mut choice, 0.025), Step::Sample);
+        assert_eq!(clock.report(&mut choice, 0.025), MethodStep::Sample);
     }
 
     #[test]
-    fn a_trial_that_is_cheap_lasts() {
+    fn cheap_trial_of_timing_is_kept() {
         let (mut choice, mut clock) = sampling();
-        assert_eq!(choice.left(clock.0), Some(BUDGET.pause));
-        assert_eq!(choice.poll(clock.0 + 9 * S, 0.0), Step::Stay);
-        assert_eq!(clock.report(&mut choice, 0.0), Step::Stay);
+        assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
+        assert_eq!(choice.poll(clock.0 + 9 * S, 0.0), MethodStep::Stay);
+        assert_eq!(clock.report(&mut choice, 0.0), MethodStep::Stay);
         clock.0 += 9 * S;
-        assert_eq!(choice.poll(clock.0, 0.0), Step::Try);
+        assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
         choice.tried(clock.0, true);
         // Too short to tell, either way.
-        assert_eq!(choice.poll(clock.0 + TRIAL / 2, 0.5), Step::Stay);
-        assert_eq!(choice.report(clock.0 + TRIAL / 2, S, 0.0), Step::Stay);
-        assert_eq!(choice.poll(clock.0 + TRIAL, 0.005), Step::Stay);
-        assert_eq!(choice.report(clock.0 + TRIAL, S, 0.005), Step::Time);
-        assert_eq!((choice.changes(), choice.left(clock.0)), (2, None));
+        assert_eq!(choice.poll(clock.0 + TRIAL / 2, 0.5), MethodStep::Stay);
+        assert_eq!(choice.report(clock.0 + TRIAL / 2, S, 0.0), MethodStep::Stay);
+        assert_eq!(choice.poll(clock.0 + TRIAL, 0.005), MethodStep::Stay);
+        assert_eq!(choice.report(clock.0 + TRIAL, S, 0.005), MethodStep::Time);
+        assert_eq!((choice.changes(), choice.remaining(clock.0)), (2, None));
     }
 
     #[test]
-    fn each_trial_that_is_dear_waits_for_longer() {
+    fn each_expensive_trial_of_timing_doubles_the_pause() {
         let (mut choice, mut clock) = sampling();
         let mut waits = Vec::new();
         for _ in 0..8 {
-            let wait = choice.left(clock.0).expect("it samples");
+            let wait = choice.remaining(clock.0).expect("it samples");
             waits.push(wait.as_secs());
             clock.0 += wait;
-            assert_eq!(choice.poll(clock.0, 0.0), Step::Try);
+            assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
             choice.tried(clock.0, true);
             clock.0 += TRIAL;
-            assert_eq!(choice.poll(clock.0, 0.006), Step::Sample);
+            assert_eq!(choice.poll(clock.0, 0.006), MethodStep::Sample);
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 320, 320]);
         assert_eq!(choice.changes(), 1, "trials are not seen in reports");
@@ -242,41 +252,41 @@ mod tests {
     #[test]
     fn a_new_budget_counts_from_the_next_trial() {
         let (mut choice, mut clock) = sampling();
-        choice.set_budget(Budget { share: 0.5, pause: S });
-        assert_eq!(choice.left(clock.0), Some(BUDGET.pause));
+        choice.set_budget(TimingBudget { share: 0.5, pause: S });
+        assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
         clock.0 += BUDGET.pause;
-        assert_eq!(choice.poll(clock.0, 0.0), Step::Try);
+        assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
         choice.tried(clock.0, true);
         clock.0 += TRIAL;
-        assert_eq!(choice.poll(clock.0, 0.2), Step::Stay);
-        assert_eq!(choice.report(clock.0, S, 0.2), Step::Time);
+        assert_eq!(choice.poll(clock.0, 0.2), MethodStep::Stay);
+        assert_eq!(choice.report(clock.0, S, 0.2), MethodStep::Time);
         choice.set_budget(BUDGET);
-        assert_eq!(clock.report(&mut choice, 0.2), Step::Sample);
-        assert_eq!(choice.left(clock.0), Some(BUDGET.pause));
+        assert_eq!(clock.report(&mut choice, 0.2), MethodStep::Sample);
+        assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
     }
 
     #[test]
-    fn what_cannot_be_tried_waits_likewise() {
+    fn failed_trial_of_timing_doubles_the_pause() {
         let (mut choice, mut clock) = sampling();
         clock.0 += BUDGET.pause;
-        assert_eq!(choice.poll(clock.0, 0.0), Step::Try);
+        assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
         choice.tried(clock.0, false);
-        assert_eq!(choice.left(clock.0), Some(2 * BUDGET.pause));
+        assert_eq!(choice.remaining(clock.0), Some(2 * BUDGET.pause));
     }
 
-    /// What flaps does so ever more slowly; what held for long begins anew.
+    /// Frequent changes make each pause longer. Timing that lasted long resets it.
     #[test]
-    fn pauses_are_short_again_after_a_long_time() {
+    fn pause_between_trials_is_reset_after_a_long_time() {
         let (mut choice, mut clock) = sampling();
-        let again = |choice: &mut Choice, clock: &mut Clock, timed: u32| {
-            clock.0 += choice.left(clock.0).expect("it samples");
-            assert_eq!(choice.poll(clock.0, 0.0), Step::Try);
+        let again = |choice: &mut MethodChoice, clock: &mut TestClock, timed: u32| {
+            clock.0 += choice.remaining(clock.0).expect("it samples");
+            assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
             choice.tried(clock.0, true);
             clock.0 += TRIAL;
-            assert_eq!(choice.report(clock.0, S, 0.0), Step::Time);
-            (1..timed).for_each(|_| assert_eq!(clock.report(choice, 0.0), Step::Stay));
-            assert_eq!(clock.report(choice, 0.2), Step::Sample);
-            choice.left(clock.0).map(|left| left.as_secs())
+            assert_eq!(choice.report(clock.0, S, 0.0), MethodStep::Time);
+            (1..timed).for_each(|_| assert_eq!(clock.report(choice, 0.0), MethodStep::Stay));
+            assert_eq!(clock.report(choice, 0.2), MethodStep::Sample);
+            choice.remaining(clock.0).map(|left| left.as_secs())
         };
         assert_eq!(again(&mut choice, &mut clock, 5), Some(20));
         assert_eq!(again(&mut choice, &mut clock, 5), Some(40));

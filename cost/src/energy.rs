@@ -1,21 +1,23 @@
 //! Energy by RAPL: through powercap, else through perf. And networking's part of it.
 
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use std::{fs, io};
 
-use millrace_kernel::energy::Counter;
+use millrace_kernel::energy::EnergyCounter;
 
 use crate::report::{Energy, EnergyDomain};
 
 const POWERCAP: &str = "/sys/class/powercap";
 const PERF: &str = "/sys/bus/event_source/devices/power";
-/// What perf calls the domains, and what powercap does.
+/// The domains' names in perf and in powercap.
 const PERF_DOMAINS: [(&str, &str); 2] = [("energy-pkg", "package"), ("energy-ram", "dram")];
 
 /// Reads joules from one reading to the next.
 #[derive(Debug)]
-pub struct Meter {
+pub struct EnergyMeter {
     source: Result<(&'static str, Vec<Domain>), String>,
     idle_watts: Option<f64>,
 }
@@ -23,24 +25,24 @@ pub struct Meter {
 #[derive(Debug)]
 struct Domain {
     name: String,
-    kind: Kind,
-    reader: Reader,
+    kind: EnergyDomainKind,
+    reader: EnergyReader,
     /// Absent after a failure: then the next difference would be of more than one period.
     last: Option<u64>,
 }
 
-/// Packages and memory are beside each other.
+/// The kind of a domain. Packages and memory do not contain each other, so they add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum EnergyDomainKind {
     Package,
     Memory,
     /// A part of a package, or a sum that packages are part of.
     Other,
 }
 
-impl Kind {
+impl EnergyDomainKind {
     /// `package-0`, `dram`, `core`, `uncore`, `psys`.
-    fn of(name: &str) -> Self {
+    fn from_domain_name(name: &str) -> Self {
         match name {
             _ if name.starts_with("package") => Self::Package,
             _ if name.starts_with("dram") => Self::Memory,
@@ -50,20 +52,21 @@ impl Kind {
 }
 
 #[derive(Debug)]
-enum Reader {
+enum EnergyReader {
     /// A counter of microjoules that goes back to 0 after `range`.
-    Powercap { path: PathBuf, range: u64 },
+    Powercap { file: File, range: u64 },
     /// A counter of `joules` each, 64 bits wide.
-    Perf { counter: Counter, joules: f64 },
+    Perf { counter: EnergyCounter, joules: f64 },
 }
 
-impl Meter {
+impl EnergyMeter {
     /// `idle_watts`: what all packages and memory together take when nothing runs.
     pub fn new(idle_watts: Option<f64>) -> Self {
         Self { source: open(Path::new(POWERCAP), Path::new(PERF)), idle_watts }
     }
 
-    /// Since the last call. `networking_ns`: of what is reported; `busy_ns`: of all CPUs, since the counters are of all.
+    /// Measures the energy since the last call. `networking_ns` is the reported CPUs' time, and `busy_ns` that of all CPUs, which the
+    /// counters cover.
     pub fn read(&mut self, period: Duration, networking_ns: u64, busy_ns: u64) -> Energy {
         let read = |(source, domains): &mut (&'static str, Vec<Domain>)| {
             // All of them, also behind one that fails: the next period begins here.
@@ -73,7 +76,7 @@ impl Meter {
         match self.source.as_mut().map_err(|reason| reason.clone()).and_then(read) {
             Err(reason) => Energy::Absent { reason },
             Ok((source, readings)) => {
-                let counted = readings.iter().filter(|(kind, _)| *kind != Kind::Other);
+                let counted = readings.iter().filter(|(kind, _)| *kind != EnergyDomainKind::Other);
                 let total: f64 = counted.map(|(_, domain)| domain.joules).sum();
                 let active = self.idle_watts.map(|idle| active_joules(total, idle, period));
                 let networking = networking_joules(active.unwrap_or(total), networking_ns, busy_ns);
@@ -109,7 +112,7 @@ fn watts(joules: f64, period: Duration) -> f64 {
 }
 
 impl Domain {
-    fn read(&mut self, period: Duration) -> Result<(Kind, EnergyDomain), String> {
+    fn read(&mut self, period: Duration) -> Result<(EnergyDomainKind, EnergyDomain), String> {
         let error = |what: &str| format!("cannot read the energy of {}: {what}", self.name);
         let before = self.last.take();
         let now = self.reader.count().map_err(|source| error(&source.to_string()))?;
@@ -120,10 +123,15 @@ impl Domain {
     }
 }
 
-impl Reader {
+impl EnergyReader {
     fn count(&self) -> io::Result<u64> {
         match self {
-            Self::Powercap { path, .. } => number(&path.join("energy_uj")),
+            Self::Powercap { file, .. } => {
+                // Opened once: later this process may have given away the right to.
+                let mut text = [0; 32];
+                let read = file.read_at(&mut text, 0)?;
+                parsed(&String::from_utf8_lossy(text.get(..read).unwrap_or_default()))
+            }
             Self::Perf { counter, .. } => counter.read(),
         }
     }
@@ -175,8 +183,8 @@ fn powercap_domains(root: &Path) -> io::Result<Vec<Domain>> {
 fn powercap_domain(path: &Path) -> io::Result<Domain> {
     let name = fs::read_to_string(path.join("name"))?.trim().to_owned();
     let range = number(&path.join("max_energy_range_uj"))?;
-    let reader = Reader::Powercap { path: path.to_owned(), range };
-    Ok(Domain { kind: Kind::of(&name), last: Some(reader.count()?), name, reader })
+    let reader = EnergyReader::Powercap { file: File::open(path.join("energy_uj"))?, range };
+    Ok(Domain { kind: EnergyDomainKind::from_domain_name(&name), last: Some(reader.count()?), name, reader })
 }
 
 fn perf_domains(root: &Path) -> io::Result<Vec<Domain>> {
@@ -191,12 +199,12 @@ fn perf_domains(root: &Path) -> io::Result<Vec<Domain>> {
         let scale = fs::read_to_string(root.join("events").join(format!("{event}.scale")))?;
         let joules = scale.trim().parse().map_err(io::Error::other)?;
         for (package, cpu) in cpus.iter().enumerate() {
-            let counter = Counter::open(kind, config, *cpu)?;
+            let counter = EnergyCounter::open(kind, config, *cpu)?;
             domains.push(Domain {
                 name: format!("{name}-{package}"),
-                kind: Kind::of(name),
+                kind: EnergyDomainKind::from_domain_name(name),
                 last: Some(counter.read()?),
-                reader: Reader::Perf { counter, joules },
+                reader: EnergyReader::Perf { counter, joules },
             });
         }
     }
@@ -219,7 +227,11 @@ fn cpu_list(text: &str) -> Vec<u32> {
 }
 
 fn number(path: &Path) -> io::Result<u64> {
-    fs::read_to_string(path)?.trim().parse().map_err(io::Error::other)
+    parsed(&fs::read_to_string(path)?)
+}
+
+fn parsed(text: &str) -> io::Result<u64> {
+    text.trim().parse().map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -243,12 +255,12 @@ mod tests {
         }
     }
 
-    fn meter(root: &Path, idle_watts: Option<f64>) -> Meter {
-        Meter { source: open(root, Path::new("/nonexistent")), idle_watts }
+    fn meter(root: &Path, idle_watts: Option<f64>) -> EnergyMeter {
+        EnergyMeter { source: open(root, Path::new("/nonexistent")), idle_watts }
     }
 
     #[test]
-    fn a_counter_that_wraps_around() {
+    fn wrapped_energy_counter_is_extended() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), None);
@@ -270,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_power_is_nobodys() {
+    fn idle_power_is_charged_to_no_process() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), Some(0.3));
@@ -291,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_package_do_not_count_again() {
+    fn energy_domains_within_a_package_are_not_counted_twice() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         for (zone, name) in [("intel-rapl:0:1", "core"), ("intel-rapl:1", "psys")] {
@@ -313,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_cannot_be_read_is_not_zero() {
+    fn unreadable_energy_counter_is_not_zero() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), None);
@@ -333,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_hardware_is_said_to_be_absent() {
+    fn absent_energy_counters_are_reported() {
         let root = tempfile::tempdir().expect("a directory");
         match meter(root.path(), None).read(SECOND, 1, 2) {
             Energy::Absent { reason } => assert!(reason.contains("no RAPL"), "{reason}"),
@@ -342,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_runs_is_no_energy_of_networking() {
+    fn idle_machine_has_no_networking_energy() {
         assert_eq!(networking_joules(1.0, 0, 0), 0.0);
         // Ticks are coarser than nanoseconds: never more than all.
         assert_eq!(networking_joules(1.0, 3, 2), 1.0);
@@ -350,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_cpus() {
+    fn cpu_lists_of_packages_are_parsed() {
         assert_eq!(cpu_list("0,4-6\n"), [0, 4, 5, 6]);
         assert_eq!(cpu_list("\n"), [] as [u32; 0]);
     }

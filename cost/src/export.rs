@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use flate2::{Compression, write::GzEncoder};
 
-use crate::report::{Report, Stack, Stacks};
+use crate::report::{ProfiledStack, Report, Stacks};
 
 pub use crate::flame::svg;
 
@@ -26,8 +26,8 @@ pub fn folded(stacks: &Stacks) -> String {
     text
 }
 
-/// pprof's `profile.proto`, gzipped, as `go tool pprof` and its likes read it. Samples have a count and nanoseconds on
-/// CPU, and the labels `event` and `cpu`; those of a chosen process have `pid` and no event, which has them already.
+/// Writes pprof's `profile.proto`, gzipped, for `go tool pprof` and similar tools. Samples have a count and nanoseconds on
+/// CPU, and the labels `event` and `cpu`. Samples of a chosen process have `pid` and no event, since they are in the event's stacks as well.
 ///
 /// <https://github.com/google/pprof/blob/main/proto/profile.proto>
 pub fn pprof(report: &Report, out: impl Write) -> io::Result<()> {
@@ -75,7 +75,7 @@ impl Pprof {
     fn profile(mut self, report: &Report, stacks: &Stacks) -> Vec<u8> {
         // The string table begins with the empty string.
         self.string("");
-        let mut profile = Message::default();
+        let mut profile = ProtobufMessage::default();
         profile.message(field::PROFILE_SAMPLE_TYPE, &self.value_type("samples", "count"));
         profile.message(field::PROFILE_SAMPLE_TYPE, &self.value_type("cpu", "nanoseconds"));
         for stack in &stacks.stacks {
@@ -83,13 +83,13 @@ impl Pprof {
         }
         for (id, name) in (1..).zip(&stacks.functions) {
             // Addresses are gone by now: a location is a function.
-            let mut line = Message::default();
+            let mut line = ProtobufMessage::default();
             line.number(field::LINE_FUNCTION_ID, id);
-            let mut location = Message::default();
+            let mut location = ProtobufMessage::default();
             location.number(field::LOCATION_ID, id);
             location.message(field::LOCATION_LINE, &line);
             profile.message(field::PROFILE_LOCATION, &location);
-            let mut function = Message::default();
+            let mut function = ProtobufMessage::default();
             function.number(field::FUNCTION_ID, id);
             function.number(field::FUNCTION_NAME, self.string(name));
             profile.message(field::PROFILE_FUNCTION, &function);
@@ -105,8 +105,8 @@ impl Pprof {
         profile.0
     }
 
-    fn sample(&mut self, stack: &Stack) -> Message {
-        let mut sample = Message::default();
+    fn sample(&mut self, stack: &ProfiledStack) -> ProtobufMessage {
+        let mut sample = ProtobufMessage::default();
         // Innermost first; 0 is no location.
         for frame in stack.frames.iter().rev() {
             sample.number(field::SAMPLE_LOCATION_ID, u64::from(*frame) + 1);
@@ -114,13 +114,13 @@ impl Pprof {
         for value in [stack.samples, stack.ns] {
             sample.number(field::SAMPLE_VALUE, value);
         }
-        let mut event = Message::default();
+        let mut event = ProtobufMessage::default();
         event.number(field::LABEL_KEY, self.string("event"));
         event.number(field::LABEL_STR, self.string(&stack.root()));
         sample.message(field::SAMPLE_LABEL, &event);
         for (key, value) in [("cpu", Some(stack.cpu)), ("pid", stack.pid)] {
             let Some(value) = value else { continue };
-            let mut label = Message::default();
+            let mut label = ProtobufMessage::default();
             label.number(field::LABEL_KEY, self.string(key));
             label.number(field::LABEL_NUM, value.into());
             sample.message(field::SAMPLE_LABEL, &label);
@@ -128,8 +128,8 @@ impl Pprof {
         sample
     }
 
-    fn value_type(&mut self, what: &str, unit: &str) -> Message {
-        let mut value_type = Message::default();
+    fn value_type(&mut self, what: &str, unit: &str) -> ProtobufMessage {
+        let mut value_type = ProtobufMessage::default();
         value_type.number(field::VALUE_TYPE_TYPE, self.string(what));
         value_type.number(field::VALUE_TYPE_UNIT, self.string(unit));
         value_type
@@ -148,12 +148,12 @@ impl Pprof {
 
 /// A message of protocol buffers: fields one after the other.
 #[derive(Default)]
-struct Message(Vec<u8>);
+struct ProtobufMessage(Vec<u8>);
 
 const VARINT: u64 = 0;
 const LENGTH_DELIMITED: u64 = 2;
 
-impl Message {
+impl ProtobufMessage {
     fn number(&mut self, field: u64, value: u64) {
         self.varint(field << 3 | VARINT);
         self.varint(value);
@@ -190,9 +190,9 @@ mod tests {
     }
 
     #[test]
-    fn folded_stacks_are_lines() {
+    fn folded_stacks_are_one_line_each() {
         let mut stacks = stacks();
-        stacks.stacks.push(Stack { cpu: 1, ..stacks.stacks[0].clone() });
+        stacks.stacks.push(ProfiledStack { cpu: 1, ..stacks.stacks[0].clone() });
         stacks.functions[2] = "a;b".to_owned();
         assert_eq!(folded(&stacks), "net_rx;net_rx_action;ip_rcv;a:b 600\nnet_rx;net_rx_action;ip_rcv 20\n");
         stacks.stacks.truncate(1);

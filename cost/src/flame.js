@@ -3,7 +3,7 @@
   "use strict";
   const svg = document.currentScript.closest("svg");
   const WIDTH = svg.viewBox.baseVal.width;
-  /** Of a character, and the narrowest frame that is drawn, in the same units. */
+  /* Width of a character, and of the narrowest frame that is drawn, in the same units. */
   const [CHARACTER, NARROWEST] = [6.65, 0.1];
   const detail = svg.getElementById("detail");
   const hint = "Click or Enter zooms in, Escape out; arrow keys go from frame to frame; / searches.";

@@ -13,16 +13,16 @@ use crate::report::{Report, Stacks};
 /// Pixels.
 const WIDTH: f64 = 1200.0;
 const ROW: f64 = 17.0;
-/// Heading, what it is of, and the frame that is looked at.
+/// Height of the heading, the description and the selected frame.
 const HEAD: f64 = 66.0;
-/// As wide as some that zooming in makes visible: a ten-thousandth of the graph.
+/// The narrowest frame that is drawn, a ten-thousandth of the graph: zooming in makes it visible.
 const NARROWEST: f64 = 0.12;
-/// Of a character, in `STYLE`.
+/// The width of a character in `STYLE`.
 const CHARACTER: f64 = 6.65;
 const STYLE: &str = include_str!("flame.css");
-/// Zoom and search, where the file is opened by a browser; a picture in a document stays as it is drawn here.
+/// Zoom and search, for a file that is opened in a browser. A picture in a document stays as it is drawn here.
 const SCRIPT: &str = include_str!("flame.js");
-/// As the dashboard has them.
+/// The dashboard's colors.
 const COLORS: [(&str, &str); 5] = [
     ("net_rx", "#56a0d0"),
     ("net_tx", "#8fd0f7"),
@@ -30,25 +30,25 @@ const COLORS: [(&str, &str); 5] = [
     ("receive", "#4fb89a"),
     ("io_uring", "#d79ac0"),
 ];
-/// More processes are not named in the heading.
+/// Largest number of processes that are named in the heading.
 const NAMED: usize = 2;
 
-/// An SVG of a report's [stacks](Report::stacks), all CPUs together, callers above what they call. Widths are time;
-/// below the root are events, and chosen processes with all that they did, inside and outside of events. It needs nothing
-/// but itself.
+/// Draws an SVG of a report's [stacks](Report::stacks), all CPUs together, callers above their callees. Widths are time. Below the root are
+/// events, and chosen processes with all their work, inside and outside of events. The file needs no other files.
 pub fn svg(report: &Report) -> String {
     let nothing = Stacks::default();
     let stacks = report.stacks.as_ref().unwrap_or(&nothing);
-    let tree = Node::new(stacks);
+    let tree = FlameNode::new(stacks);
     let period_ns = report.period_ns.max(1);
-    // What a chosen process does inside of events is twice in the graph.
+    // Stacks of a chosen process inside events are in the graph twice.
     let once = stacks.stacks.iter().filter(|stack| stack.pid.is_none() || stack.event.is_none());
     let taken_ns = once.map(|stack| stack.ns).sum();
     let whole_ns = tree.ns.max(1);
     let mut drawing = Drawing { frames: String::new(), whole_ns, taken_ns, period_ns, rows: 0 };
-    let what = format!("{}, {}", what(report, stacks), cpus(report));
+    let what = format!("{}, {}", describe_counts(report, stacks), cpus(report));
     drawing.frame(&what, &tree, 0, 0);
-    let (heading, about) = (escaped(&format!("millrace cost: {what}")), escaped(&about(report)));
+    let heading = escaped(&format!("millrace cost: {what}"));
+    let about = escaped(&describe_report(report));
     let height = HEAD + drawing.rows as f64 * ROW;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
@@ -63,8 +63,8 @@ pub fn svg(report: &Report) -> String {
     )
 }
 
-/// What the graph is of: networking, chosen processes, or both.
-fn what(report: &Report, stacks: &Stacks) -> String {
+/// Names the subject of the graph: networking, chosen processes, or both.
+fn describe_counts(report: &Report, stacks: &Stacks) -> String {
     let pids: BTreeSet<u32> = stacks.stacks.iter().filter_map(|stack| stack.pid).collect();
     let mut what = Vec::new();
     if stacks.stacks.iter().any(|stack| stack.pid.is_none()) {
@@ -89,8 +89,8 @@ fn cpus(report: &Report) -> Cow<'static, str> {
     }
 }
 
-/// Where it was, when, and for how long. The period may have gaps: when it began is not known.
-fn about(report: &Report) -> String {
+/// Describes the host, the end of the period and its length. The period may have gaps, so that its begin is not known.
+fn describe_report(report: &Report) -> String {
     let until = match OffsetDateTime::from_unix_timestamp((report.time_unix_ms / 1000) as i64) {
         Ok(t) => format!(
             "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",
@@ -113,12 +113,12 @@ fn about(report: &Report) -> String {
 }
 
 #[derive(Default)]
-struct Node {
+struct FlameNode {
     ns: u64,
-    children: BTreeMap<String, Node>,
+    children: BTreeMap<String, FlameNode>,
 }
 
-impl Node {
+impl FlameNode {
     fn new(stacks: &Stacks) -> Self {
         let mut tree = Self::default();
         for stack in &stacks.stacks {
@@ -143,15 +143,15 @@ struct Drawing {
     frames: String,
     /// The width of the picture.
     whole_ns: u64,
-    /// All time that is in it.
+    /// The time of all frames, each stack counted once.
     taken_ns: u64,
     period_ns: u64,
     rows: usize,
 }
 
 impl Drawing {
-    /// A function that begins `start_ns` from the left, and what it calls, most time first.
-    fn frame(&mut self, name: &str, node: &Node, start_ns: u64, depth: usize) {
+    /// Draws a function that begins `start_ns` from the left, and its callees, most time first.
+    fn frame(&mut self, name: &str, node: &FlameNode, start_ns: u64, depth: usize) {
         self.draw(name, node.ns, start_ns, depth);
         self.rows = self.rows.max(depth + 1);
         let mut children: Vec<_> = node.children.iter().collect();
@@ -174,8 +174,11 @@ impl Drawing {
     fn draw(&mut self, name: &str, ns: u64, start_ns: u64, depth: usize) {
         let taken_ns = if depth == 0 { self.taken_ns } else { ns };
         let share = taken_ns as f64 * 100.0 / self.period_ns as f64;
-        let (color, title) = (color(name, depth), escaped(name));
-        let (x, y, width) = (self.pixels(start_ns), HEAD + depth as f64 * ROW, self.pixels(ns));
+        let color = color(name, depth);
+        let title = escaped(name);
+        let x = self.pixels(start_ns);
+        let y = HEAD + depth as f64 * ROW;
+        let width = self.pixels(ns);
         let _ = write!(
             self.frames,
             "<g data-at=\"{start_ns} {ns} {depth}\"><title>{title}: {share:.2} % of one CPU</title>\
@@ -187,7 +190,8 @@ impl Drawing {
                 true => name.chars().take(fits - 1).chain(['…']).collect(),
                 false => name.to_owned(),
             };
-            let (x, y) = (x + 2.0, y + ROW / 2.0);
+            let x = x + 2.0;
+            let y = y + ROW / 2.0;
             let _ = write!(self.frames, "<text x=\"{x:.1}\" y=\"{y}\">{}</text>", escaped(&text));
         }
         self.frames.push_str("</g>\n");
@@ -209,7 +213,7 @@ fn color(name: &str, depth: usize) -> String {
     }
 }
 
-/// As text of XML, which does not even allow to escape what is not printable.
+/// Escapes text for XML, which does not allow unprintable characters even in escapes.
 fn escaped(text: &str) -> String {
     printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_are_time() {
+    fn flame_graph_widths_are_time() {
         let svg = picture(&[("rx;ip;udp", 0, 300), ("rx;ip", 1, 100), ("rx;tcp<T>", 0, 200)]);
         assert_eq!(
             frames(&svg),
@@ -264,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_it_is_of_and_when_and_where_it_was_made() {
+    fn graph_names_its_subject_host_and_time() {
         let svg = picture(&[("rx", 0, 1)]);
         for want in [
             "<text id=\"heading\" x=\"4\" y=\"16\">millrace cost: networking, 2 CPUs</text>",
@@ -276,14 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_narrow_is_left_out() {
+    fn narrow_frame_is_left_out() {
         let svg = picture(&[("rx;wide", 0, 99_999), ("rx;narrow;below", 0, 9)]);
         assert_eq!(names(&svg), ["networking, 2 CPUs", "net_rx", "rx", "wide"]);
     }
 
     /// Their calls are in the events as well.
     #[test]
-    fn chosen_processes_are_apart() {
+    fn flame_graph_separates_profiled_processes() {
         let mut stacks = samples::stacks(&[("a", 0, 1), ("a", 0, 1)]);
         stacks.stacks[1].pid = Some(7);
         let mut report = Report { stacks: Some(stacks), ..samples::report(0) };
@@ -297,13 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_one_frame() {
+    fn adjacent_unknown_functions_are_one_frame() {
         let svg = picture(&[("a;[unknown];[unknown];a;a", 0, 1)]);
         assert_eq!(names(&svg)[1..], ["net_rx", "a", "[unknown]", "a", "a"]);
     }
 
     #[test]
-    fn names_are_text() {
+    fn names_in_a_flame_graph_are_escaped() {
         let mut report = Report {
             stacks: Some(samples::stacks(&[("]]></script><script>\u{1b}\u{1}\u{ffff}\"'&amp", 0, 1)])),
             ..samples::report(0)
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_a_picture_too() {
+    fn flame_graph_without_stacks_is_drawn() {
         assert_eq!(names(&picture(&[])), ["nothing was sampled, 2 CPUs"]);
     }
 }

@@ -1,37 +1,37 @@
-//! From sampled stacks to counts: by CPU, event and part, and whole stacks for flame graphs.
+//! Counts of sampled stacks: by CPU, event and part, and whole stacks for flame graphs.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::io;
 
-use millrace_kernel::programs::Functions;
+use millrace_kernel::programs::ProgramFunctions;
 
-use crate::report::{Event, Function, OTHER, OtherFunctions, Stack, Stacks};
+use crate::report::{Event, FunctionCost, OTHER, OtherFunctions, ProfiledStack, Stacks};
 use crate::symbols::Symbols;
-use crate::taxonomy::{Owner, Rules, Taxonomy};
+use crate::taxonomy::{FunctionRules, StackOwner, Taxonomy};
 
-/// A part of an event, by its number among [`Names`].
-pub type Name = u32;
+/// A part of an event, by its number among [`NameTable`].
+pub type PartNumber = u32;
 
 /// Names, each once.
 #[derive(Debug, Default)]
-pub struct Names {
-    numbers: HashMap<Box<str>, Name>,
+pub struct NameTable {
+    numbers: HashMap<Box<str>, PartNumber>,
     names: Vec<Box<str>>,
 }
 
-impl Names {
-    pub fn number(&mut self, name: &str) -> Name {
+impl NameTable {
+    pub fn number(&mut self, name: &str) -> PartNumber {
         if let Some(number) = self.numbers.get(name) {
             return *number;
         }
-        let number = Name::try_from(self.names.len()).unwrap_or(Name::MAX);
+        let number = PartNumber::try_from(self.names.len()).unwrap_or(PartNumber::MAX);
         self.numbers.insert(name.into(), number);
         self.names.push(name.into());
         number
     }
 
-    pub fn name(&self, number: Name) -> &str {
+    pub fn name(&self, number: PartNumber) -> &str {
         usize::try_from(number).ok().and_then(|at| self.names.get(at)).map_or("", |name| name)
     }
 }
@@ -40,9 +40,9 @@ impl Names {
 #[derive(Debug)]
 pub struct Resolver {
     symbols: Symbols,
-    programs: Functions,
+    programs: ProgramFunctions,
     taxonomy: Taxonomy,
-    rules: Vec<Option<Rules>>,
+    rules: Vec<Option<FunctionRules>>,
     addresses: HashMap<u64, Option<usize>>,
     /// An address had no symbol: there may be new ones.
     pub outdated: bool,
@@ -55,30 +55,48 @@ pub(crate) const UNKNOWN: &str = "[unknown]";
 impl Resolver {
     pub fn new(symbols: Symbols, taxonomy: Taxonomy) -> Self {
         let rules = vec![None; symbols.len()];
-        let programs = Functions::default();
+        let programs = ProgramFunctions::default();
         Self { symbols, programs, taxonomy, rules, addresses: HashMap::new(), outdated: false }
     }
 
-    /// Looks whether BPF programs came, which costs a system call if none did.
-    pub fn refresh_programs(&mut self) -> io::Result<()> {
-        if self.programs.refresh()? {
-            self.symbols.set_programs(self.programs.iter());
-            self.forget();
+    /// Looks whether modules or BPF programs came, which costs a few system calls if none did.
+    ///
+    /// # Errors
+    /// One of them cannot be listed.
+    pub fn refresh(&mut self) -> io::Result<()> {
+        let modules = self.symbols.refresh_modules();
+        if *modules.as_ref().unwrap_or(&false) {
+            self.addresses.clear();
         }
-        Ok(())
+        match self.programs.refresh() {
+            Ok(true) => {
+                self.symbols.set_programs(self.programs.iter());
+                self.forget();
+            }
+            Ok(false) => {}
+            Err(error) => {
+                // The kernel's symbols know those that are there when these are read.
+                if self.symbols.forget_programs() {
+                    self.forget();
+                }
+                return Err(error);
+            }
+        }
+        modules.map(drop)
     }
 
-    /// Other symbols, the same rules.
-    pub fn renew(&mut self, mut symbols: Symbols) {
-        if self.symbols.has_programs() {
-            symbols.set_programs(self.programs.iter());
-        }
-        self.symbols = symbols;
+    /// Replaces the symbols, and keeps the rules.
+    ///
+    /// # Errors
+    /// The errors of `read`.
+    pub fn renew(&mut self, read: impl FnOnce(&mut Symbols) -> io::Result<()>) -> io::Result<()> {
+        let done = read(&mut self.symbols);
         self.forget();
         self.outdated = false;
+        done
     }
 
-    /// But for the addresses that have no symbol still: these are no reason to look again.
+    /// Forgets functions, but keeps addresses that still have no symbol: those are no reason to read symbols again.
     fn forget(&mut self) {
         let Self { symbols, rules, addresses, .. } = self;
         rules.clear();
@@ -125,7 +143,7 @@ impl Resolver {
     fn frames<'a>(
         &'a self,
         functions: &'a [Option<usize>],
-    ) -> impl Iterator<Item = (&'a str, &'a Rules)> + Clone {
+    ) -> impl Iterator<Item = (&'a str, &'a FunctionRules)> + Clone {
         functions
             .iter()
             .flatten()
@@ -136,7 +154,7 @@ impl Resolver {
         self.taxonomy.part(event, self.frames(functions))
     }
 
-    pub fn owner(&self, functions: &[Option<usize>]) -> Owner {
+    pub fn owner(&self, functions: &[Option<usize>]) -> StackOwner {
         self.taxonomy.owner(self.frames(functions).map(|(_, rules)| rules))
     }
 }
@@ -144,14 +162,14 @@ impl Resolver {
 /// Counts of one period.
 #[derive(Debug, Default)]
 pub struct Fold {
-    names: Names,
-    parts: HashMap<(u32, Event), HashMap<Name, u64>>,
-    others: HashMap<(Event, Name), u64>,
-    /// By CPU, event, process if chosen, and functions from the outermost on.
+    names: NameTable,
+    parts: HashMap<(u32, Event), HashMap<PartNumber, u64>>,
+    others: HashMap<(Event, PartNumber), u64>,
+    /// Samples by CPU, event, chosen process, and functions from the outermost on.
     stacks: Option<HashMap<StackKey, u64>>,
 }
 
-type StackKey = (u32, Option<Event>, Option<u32>, Box<[Name]>);
+type StackKey = (u32, Option<Event>, Option<u32>, Box<[PartNumber]>);
 
 impl Fold {
     pub fn new(keep_stacks: bool) -> Self {
@@ -179,7 +197,7 @@ impl Fold {
         functions: impl Iterator<Item = &'a str>,
     ) {
         let Some(stacks) = &mut self.stacks else { return };
-        let mut frames: Vec<Name> = functions.map(|function| self.names.number(function)).collect();
+        let mut frames: Vec<PartNumber> = functions.map(|function| self.names.number(function)).collect();
         frames.reverse();
         count(stacks, (cpu, event, pid, frames.into()));
     }
@@ -193,16 +211,17 @@ impl Fold {
     }
 
     /// `ns_per_sample`: of an event, over all CPUs.
-    pub fn others(&self, top: usize, ns_per_sample: impl Fn(Event) -> f64) -> Vec<OtherFunctions> {
+    pub fn other_functions(&self, top: usize, ns_per_sample: impl Fn(Event) -> f64) -> Vec<OtherFunctions> {
         let of_event = |event: Event| {
-            let mut functions: Vec<Function> = self
+            let mut functions: Vec<FunctionCost> = self
                 .others
                 .iter()
                 .filter(|((of, _), _)| *of == event)
-                .map(|((_, name), samples)| Function {
+                .map(|((_, name), samples)| FunctionCost {
                     name: self.names.name(*name).to_owned(),
                     ns: (*samples as f64 * ns_per_sample(event)) as u64,
                     samples: *samples,
+                    interval: None,
                 })
                 .collect();
             functions.sort_unstable_by(|a, b| b.samples.cmp(&a.samples).then(a.name.cmp(&b.name)));
@@ -215,7 +234,7 @@ impl Fold {
     /// `ns_per_sample`: on a CPU, of an event or of a chosen process outside of all.
     pub fn stacks(&self, ns_per_sample: impl Fn(u32, Option<Event>) -> f64) -> Option<Stacks> {
         let kept = self.stacks.as_ref()?;
-        let mut used: HashMap<Name, u32> = HashMap::new();
+        let mut used: HashMap<PartNumber, u32> = HashMap::new();
         let mut functions = Vec::new();
         let mut stacks = Vec::with_capacity(kept.len());
         for ((cpu, event, pid, frames), samples) in kept {
@@ -225,7 +244,7 @@ impl Fold {
                     u32::try_from(functions.len() - 1).unwrap_or(u32::MAX)
                 })
             });
-            stacks.push(Stack {
+            stacks.push(ProfiledStack {
                 cpu: *cpu,
                 event: *event,
                 pid: *pid,
@@ -272,7 +291,9 @@ ffffffff81000500 T end
     }
 
     fn fold(stacks: &[&[u64]]) -> Fold {
-        let (mut resolver, mut fold, mut functions) = (resolver(), Fold::new(true), Vec::new());
+        let mut resolver = resolver();
+        let mut fold = Fold::new(true);
+        let mut functions = Vec::new();
         for stack in stacks {
             resolver.functions(stack, &mut functions);
             fold.add(&resolver, 0, Event::NetRx, &functions);
@@ -283,21 +304,21 @@ ffffffff81000500 T end
     }
 
     #[test]
-    fn stacks_become_parts() {
+    fn stacks_are_assigned_to_parts_of_the_network_stack() {
         let fold = fold(&[&[IP, RX], &[TCP, IP, RX], &[TCP + 4, IP, RX], &[SOMEBODY, RX], &[RX]]);
         assert_eq!(fold.parts(0, Event::NetRx), [("TCP", 2), ("other", 2), ("IP receive v4", 1)]);
         assert!(fold.parts(1, Event::NetRx).is_empty());
         assert!(fold.parts(0, Event::Send).is_empty());
-        let others = fold.others(10, |_| 10.0);
+        let others = fold.other_functions(10, |_| 10.0);
         let names: Vec<_> = others[0].functions.iter().map(|f| (f.name.as_str(), f.samples, f.ns)).collect();
         assert_eq!(names, [("net_rx_action", 1, 10), ("somebody", 1, 10)]);
     }
 
     #[test]
-    fn equal_stacks_are_one() {
+    fn equal_stacks_are_folded_into_one() {
         let fold = fold(&[&[TCP, IP, RX], &[TCP + 4, IP, RX], &[IP, RX]]);
         let stacks = fold.stacks(|_, _| 100.0).expect("they are kept");
-        let names = |stack: &Stack| -> Vec<&str> {
+        let names = |stack: &ProfiledStack| -> Vec<&str> {
             stack.frames.iter().map(|at| stacks.functions[*at as usize].as_str()).collect()
         };
         assert_eq!(stacks.stacks.len(), 2);
@@ -316,18 +337,34 @@ ffffffff81000500 T end
     }
 
     #[test]
-    fn an_address_without_a_symbol_asks_for_new_ones() {
+    fn address_without_a_symbol_reloads_the_symbols() {
         let mut resolver = resolver();
         resolver.functions(&[IP], &mut Vec::new());
         assert!(!resolver.outdated);
         resolver.functions(&[7], &mut Vec::new());
         assert!(resolver.outdated);
         assert_eq!(resolver.name(None), UNKNOWN);
-        resolver.renew(Symbols::parse_for_tests(TEXT));
+        let read = |symbols: &mut Symbols| {
+            *symbols = Symbols::parse_for_tests(TEXT);
+            Ok(())
+        };
+        resolver.renew(read).expect("symbols");
         resolver.functions(&[7], &mut Vec::new());
         assert!(!resolver.outdated, "new ones had none for it either");
         resolver.functions(&[8], &mut Vec::new());
         assert!(resolver.outdated);
+    }
+
+    #[test]
+    fn module_that_is_loaded_later_asks_for_its_symbols() {
+        let mut resolver = resolver();
+        resolver.functions(&[IP], &mut Vec::new());
+        assert!(!resolver.outdated);
+        assert!(resolver.symbols.see_modules("late 4096 0 - Live 0xffffffff81000100\n"));
+        resolver.addresses.clear();
+        let mut functions = Vec::new();
+        resolver.functions(&[IP], &mut functions);
+        assert_eq!((resolver.name(functions[0]), resolver.outdated), (UNKNOWN, true));
     }
 
     #[test]

@@ -1,12 +1,13 @@
-//! What networking costs on each CPU: events timed exactly, and the stacks sampled inside them.
+//! Networking's cost on each CPU: events timed exactly, and the stacks sampled inside them.
 //!
-//! This is the mechanism; `millrace-cost` makes reports of it. Why it is so: `docs/design/0005-cost.md`.
+//! This is the mechanism, and `millrace-cost` makes reports of it. `docs/notes/design/0005-cost.md` has the reasons for the design.
 
 mod aio;
 mod attach;
 mod buffer;
 mod calls;
 mod config;
+mod features;
 mod intf;
 mod perf;
 mod points;
@@ -16,10 +17,10 @@ mod sums;
 mod uring;
 mod ways;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::num::NonZero;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,51 +28,62 @@ use buffer::Buffer;
 use libbpf_rs::{Link, MapCore, MapFlags};
 use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::memory::Table;
-use millrace_kernel::object::{Loaded, embedded};
-use points::{Kernel, Point, Tracepoint, events_of};
+use millrace_kernel::memory::MappedArray;
+use millrace_kernel::object::{LoadedObject, embedded};
+use points::{RunningKernel, TimedFunction, Tracepoint, bytes_of_points};
 
-pub use attach::Missing;
-pub use buffer::Record;
-pub use config::{Config, Event, Method, Transport};
-pub use perf::{clock, interrupt_time};
+pub use attach::MissingPoint;
+pub use buffer::StackRecord;
+pub use config::{Config, KernelEvent, StackTransport, TimingMethod};
+pub use features::missing as missing_features;
+pub use perf::{clock, interrupt_time, period_ns};
 pub use price::CallTimes;
-pub use sockets::Sockets;
-pub use sums::{Probed, Process, ProcessId, Totals};
-pub use ways::{WAYS, Way};
+pub use sockets::SocketPair;
+pub use sums::{CpuSums, ProbedCalls, ProcessId, ProcessSums};
+pub use ways::{SocketCall, WAYS};
 
 const OBJECT: &str = "cost.bpf.o";
 
 /// The programs, loaded. Dropping it detaches them, as does the end of the process, however it comes.
-pub struct Cost {
-    cpus: Table<intf::Cpu>,
+///
+/// # Order of calls
+///
+/// [`Self::load`], then [`Self::attach`] to time events, and [`Self::sample`] for each CPU to take stacks. [`Self::detach`] and `attach` may
+/// alternate. Each `attach` begins an epoch: calls that were under way before it count as nothing. [`Self::drain`] has to be called often enough
+/// that buffers do not fill. [`Self::totals`] may be read at any time. Sums only grow, so two reads differ by the time and the calls in between.
+pub struct CostPrograms {
+    cpus: MappedArray<intf::Cpu>,
     buffer: Buffer,
-    method: Option<Method>,
+    /// CPUs that have one.
+    buffers_given: u64,
+    method: Option<TimingMethod>,
     refused: Option<String>,
     tracepoints: Vec<Tracepoint>,
-    points: Vec<Point>,
-    /// By function: attached, or the reason why it cannot be.
+    points: Vec<TimedFunction>,
+    /// The functions that were tried: attached, or the reason why they cannot be.
     attached: HashMap<&'static str, Result<(), String>>,
-    /// What times events; ends before beginnings.
+    /// Programs that time events, ends before beginnings.
     probes: Vec<Link>,
-    samplers: Vec<Link>,
-    control: Table<intf::Control>,
+    samplers: BTreeMap<u32, Link>,
     /// Last, so that it outlives the links.
-    object: Loaded,
+    object: LoadedObject,
 }
 
 const SAMPLER: &str = "cost_sample";
 
-impl Cost {
+impl CostPrograms {
+    /// Loads the programs, which time nothing before [`Self::attach`].
+    ///
+    /// Without a method in `config`, functions are tried first, and system calls where the kernel refuses that.
     pub fn load(config: &Config) -> Result<Self, Error> {
-        let methods: &[Option<Method>] = match (config.events, config.method) {
+        let methods: &[Option<TimingMethod>] = match (config.events, config.method) {
             (false, _) => &[None],
-            (true, Some(Method::Functions)) => &[Some(Method::Functions)],
-            (true, Some(Method::SystemCalls)) => &[Some(Method::SystemCalls)],
-            (true, None) => &[Some(Method::Functions), Some(Method::SystemCalls)],
+            (true, Some(TimingMethod::Functions)) => &[Some(TimingMethod::Functions)],
+            (true, Some(TimingMethod::SystemCalls)) => &[Some(TimingMethod::SystemCalls)],
+            (true, None) => &[Some(TimingMethod::Functions), Some(TimingMethod::SystemCalls)],
         };
-        let kernel =
-            Kernel::read().map_err(|source| Error::Prepare { what: "the kernel's functions", source })?;
+        let kernel = RunningKernel::read()
+            .map_err(|source| Error::Prepare { what: "the kernel's functions", source })?;
         let mut refused = None;
         for method in methods {
             match Self::load_with(config, *method, &kernel) {
@@ -83,34 +95,42 @@ impl Cost {
             }
         }
         let refused = refused.unwrap_or(Error::Config("no method to time calls"));
-        let only_functions = config.method == Some(Method::Functions)
+        let only_functions = config.method == Some(TimingMethod::Functions)
             && refused.is_denied()
-            && Self::load_with(config, Some(Method::SystemCalls), &kernel).is_ok();
+            && Self::load_with(config, Some(TimingMethod::SystemCalls), &kernel).is_ok();
         Err(if only_functions { no_functions(refused) } else { refused })
     }
 
-    fn load_with(config: &Config, method: Option<Method>, kernel: &Kernel) -> Result<Self, Error> {
+    fn load_with(
+        config: &Config,
+        method: Option<TimingMethod>,
+        kernel: &RunningKernel,
+    ) -> Result<Self, Error> {
         let cpus = cpus()?;
         let half_bytes = config.buffer_bytes.clamp(1 << 13, 1 << 24).next_multiple_of(4096);
-        let points = if method == Some(Method::Functions) { kernel.points() } else { Vec::new() };
+        let buffers = buffers(cpus, online()?);
+        let points = if method == Some(TimingMethod::Functions) { kernel.points() } else { Vec::new() };
         let tracepoints = kernel.tracepoints(method);
         let ring_bytes = match config.transport {
-            Transport::RingBuffer => half_bytes.saturating_mul(cpus.get()).next_power_of_two().min(1 << 30),
-            Transport::DoubleBuffer => 4096,
+            StackTransport::RingBuffer => {
+                half_bytes.saturating_mul(buffers.get()).next_power_of_two().min(1 << 30)
+            }
+            StackTransport::DoubleBuffer => 4096,
         };
         let mut open = embedded!("cost.bpf.o").open()?;
         open.configure(&intf::Config {
             pidns_ino: pid_namespace()?,
             half_bytes,
-            ring: u8::from(config.transport == Transport::RingBuffer),
+            ring: u8::from(config.transport == StackTransport::RingBuffer),
             watch: u8::from(config.watch),
             pad: [0; 2],
-            point_events: events_of(&points),
+            point_events: bytes_of_points(&points, |point| point.event as u8),
+            point_arguments: bytes_of_points(&points, TimedFunction::argument),
             calls: calls::table(),
         })?;
         let error = |source| Error::Open { object: OBJECT, source };
         open.map("cpus")?.set_max_entries(cpus.get()).map_err(error)?;
-        open.map("halves")?.set_max_entries(2 * cpus.get()).map_err(error)?;
+        open.map("halves")?.set_max_entries(2 * buffers.get()).map_err(error)?;
         open.map("halves")?.set_value_size(half_bytes).map_err(error)?;
         open.map("ring")?.set_max_entries(ring_bytes).map_err(error)?;
         open.enable(SAMPLER, None)?;
@@ -122,50 +142,63 @@ impl Cost {
             open.enable(&format!("cost_end_{number}"), Some(point.function))?;
         }
         let mut object = open.load()?;
-        let table = Table::new(object.map("cpus")?.as_fd(), cpus)
+        let table = MappedArray::new(object.map("cpus")?.as_fd(), cpus)
             .map_err(|source| Error::Memory { what: "cpus", source })?;
-        let control = Table::new(object.map("control")?.as_fd(), NonZero::<u32>::MIN)
-            .map_err(|source| Error::Memory { what: "control", source })?;
-        let buffer = Buffer::new(&mut object, config.transport, cpus, half_bytes, ring_bytes)?;
-        let cost = Self {
+        let buffer = Buffer::new(&mut object, config.transport, cpus, buffers, half_bytes, ring_bytes)?;
+        Ok(Self {
             cpus: table,
             buffer,
+            buffers_given: 0,
             method,
             refused: None,
             tracepoints,
             points,
             attached: HashMap::new(),
             probes: Vec::new(),
-            samplers: Vec::new(),
-            control,
+            samplers: BTreeMap::new(),
             object,
-        };
-        cost.sample_always(method.is_none());
-        Ok(cost)
+        })
     }
 
     /// `None`: events are not timed.
-    pub fn method(&self) -> Option<Method> {
+    pub fn method(&self) -> Option<TimingMethod> {
         self.method
     }
 
-    /// Why functions could not be used, if that was tried.
+    /// Returns why functions could not be used, if that was tried.
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// Whether samplers take the stack of whatever runs, and not only inside of events.
-    pub fn sample_always(&self, always: bool) {
-        self.control.get(0).always.store(u32::from(always), Ordering::Relaxed);
+    /// Chooses whether [processes](Self::processes) include the work on this CPU. They do if this is never called.
+    pub fn show_processes(&self, cpu: u32, shown: bool) {
+        self.cpus.get(cpu).hidden.store(u64::from(!shown), Ordering::Relaxed);
     }
 
-    /// Samples stacks on a CPU, `hz` times a second, until this is dropped.
+    /// CPUs whose stacks are sampled.
+    pub fn sampled(&self) -> BTreeSet<u32> {
+        self.samplers.keys().copied().collect()
+    }
+
+    /// Ends sampling on a CPU: one that went offline has lost its sampler, and needs another when it comes back.
+    pub fn stop_sampling(&mut self, cpu: u32) {
+        self.samplers.remove(&cpu);
+    }
+
+    /// Samples stacks of whatever runs on a CPU, `hz` times a second, until this is dropped. There are buffers for twice the CPUs
+    /// that were online when this was loaded; samples of more are counted as lost.
     pub fn sample(&mut self, cpu: u32, hz: u32) -> Result<(), Error> {
         use std::os::fd::IntoRawFd;
+        let number = &self.cpus.get(cpu).buffer;
+        if load(number) == 0 {
+            self.buffers_given += 1;
+            number.store(self.buffers_given, Ordering::Relaxed);
+        }
         let clock = perf::clock(cpu, hz).map_err(|source| Error::Sampler { cpu, source })?;
         // The link owns the descriptor from here on.
         let link = self.object.program(SAMPLER)?.attach_perf_event(clock.into_raw_fd());
-        self.samplers.push(link.map_err(|source| Error::Sampler { cpu, source: io::Error::other(source) })?);
+        let link = link.map_err(|source| Error::Sampler { cpu, source: io::Error::other(source) })?;
+        self.samplers.insert(cpu, link);
         Ok(())
     }
 
@@ -180,10 +213,10 @@ impl Cost {
         done.map_err(|source| Error::Write { what: "watched", source })
     }
 
-    /// Sums by CPU number. The sampler brings them up to date; without it, what is running is not in them yet.
-    pub fn totals(&self) -> Vec<Totals> {
+    /// Returns sums by CPU number. The sampler brings them up to date; without it, running events are not included yet.
+    pub fn totals(&self) -> Vec<CpuSums> {
         self.all_cpus()
-            .map(|cpu| Totals {
+            .map(|cpu| CpuSums {
                 ns: cpu.ns.each_ref().map(load),
                 calls: cpu.calls.each_ref().map(load),
                 samples: load(&cpu.samples),
@@ -204,7 +237,7 @@ impl Cost {
 
     /// Every process that has sent, received or used io_uring's threads since it was last
     /// [forgotten](Self::forget).
-    pub fn processes(&mut self) -> Result<Vec<Process>, Error> {
+    pub fn processes(&mut self) -> Result<Vec<ProcessSums>, Error> {
         let map = self.object.map("processes")?;
         let error = |source| Error::Read { what: "processes", source };
         let mut processes = Vec::new();
@@ -215,7 +248,7 @@ impl Cost {
             else {
                 continue;
             };
-            processes.push(Process {
+            processes.push(ProcessSums {
                 id: ProcessId { pid: key.pid, cgroup: key.cgroup },
                 pid: value.pid,
                 name: name(&value.name),
@@ -238,9 +271,19 @@ impl Cost {
     }
 
     /// Hands over the stacks that were sampled since the last time.
-    pub fn drain(&mut self, read: impl FnMut(Record<'_>)) {
+    pub fn drain(&mut self, read: impl FnMut(StackRecord<'_>)) {
         let cpus = &self.cpus;
         self.buffer.drain(|cpu| cpus.get(cpu).writing.load(Ordering::SeqCst) != 0, read);
+    }
+
+    /// Returns the number of possible CPUs. The CPUs' own numbers are smaller.
+    pub fn cpus(&self) -> u32 {
+        self.cpus.len()
+    }
+
+    /// Descriptors of the programs that were loaded.
+    pub fn program_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        self.object.program_fds()
     }
 
     /// IDs of the programs that were loaded.
@@ -265,6 +308,23 @@ fn cpus() -> Result<NonZero<u32>, Error> {
     u32::try_from(cpus).ok().and_then(NonZero::new).ok_or(Error::Config("no possible CPU"))
 }
 
+fn online() -> Result<u32, Error> {
+    let what = "/sys/devices/system/cpu/online";
+    let listed = std::fs::read_to_string(what).map_err(|source| Error::Prepare { what, source })?;
+    Ok(listed.trim().split(',').filter_map(count).sum())
+}
+
+/// Counts the CPUs of `3` or `0-3`.
+fn count(range: &str) -> Option<u32> {
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+}
+
+/// CPUs that can be sampled: those that are online, and as many that may come. Of virtual machines, most that are possible never do.
+fn buffers(possible: NonZero<u32>, online: u32) -> NonZero<u32> {
+    NonZero::new(online.saturating_mul(2)).map_or(possible, |most| most.min(possible))
+}
+
 /// Inode of this process' PID namespace.
 fn pid_namespace() -> Result<u32, Error> {
     let error = |source| Error::Prepare { what: "the PID namespace", source };
@@ -285,9 +345,41 @@ pub fn name(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn sample_buffers_exist_for_present_cpus_only() {
+        let of = |possible, online| buffers(NonZero::new(possible).unwrap(), online).get();
+        assert_eq!([of(240, 4), of(2, 2), of(8, 5), of(4096, 128)], [8, 2, 8, 256]);
+        // With what one buffer takes at 1 kHz, and the sums of each possible CPU.
+        let bytes = of(240, 4) as usize * 2 * (256 << 10) + 240 * size_of::<intf::Cpu>();
+        assert!(bytes <= 16 << 20, "{bytes}");
+        assert_eq!("0-3,8,10-11\n".trim().split(',').filter_map(count).sum::<u32>(), 7);
+        assert_eq!([count("x"), count("3-1"), count("0-4294967295")], [None; 3]);
+    }
+
+    /// The maps use as much memory as the kernel reports.
+    #[test]
+    fn maps_are_as_large_as_the_cpus_that_are_online_need() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP maps_are_as_large_as_the_cpus_that_are_online_need: needs root");
+            return;
+        }
+        let mut cost = CostPrograms::load(&Config::default()).unwrap();
+        let online = online().unwrap() as usize;
+        let possible = cpus().unwrap().get() as usize;
+        let half = Config::default().buffer_bytes as usize;
+        assert_eq!(cost.object.map("halves").unwrap().value_size() as usize, half);
+        let entries = cost.object.map("halves").unwrap().info().unwrap().info.max_entries as usize;
+        assert_eq!(entries, 2 * possible.min(2 * online));
+        let cpu = (possible - 1).min(online - 1) as u32;
+        for _ in 0..2 {
+            cost.sample(cpu, 100).unwrap();
+        }
+        assert_eq!((load(&cost.cpus.get(cpu).buffer), cost.buffers_given), (1, 1), "one for each CPU");
+    }
+
     /// `sched_switch` holds the run queue's lock: there kernels before 6.4 must not allocate.
     #[test]
-    fn where_tasks_are_switched_nothing_is_allocated() {
+    fn task_switch_allocates_nothing() {
         const TASK_STORAGE_GET: i32 = 156;
         const CREATE: i32 = 1;
         let open = embedded!("cost.bpf.o").open().unwrap();

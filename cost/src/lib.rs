@@ -1,4 +1,4 @@
-//! What the kernel's networking costs, live: which share of each CPU, which part of the stack, for whom.
+//! The cost of the kernel's networking, live: its share of each CPU, by part of the stack and by process.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -12,8 +12,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The figures are [`report::Report`]s. How they are made: `docs/design/0005-cost.md`.
+//! The figures are [`report::Report`]s. `docs/notes/design/0005-cost.md` says how they are made.
+#![deny(missing_docs)]
 
+pub mod ahead;
 pub mod arguments;
 mod cgroups;
 mod choice;
@@ -21,6 +23,7 @@ mod energy;
 pub mod export;
 mod flame;
 mod fold;
+pub mod interval;
 pub mod kernel;
 pub mod log;
 pub mod merge;
@@ -34,6 +37,6 @@ mod symbols;
 pub mod taxonomy;
 mod users;
 
-pub use choice::Budget;
+pub use choice::TimingBudget;
 pub use observer::{Config, Error, MAX_FREQUENCY_HZ, Observer, POLL_INTERVAL};
 pub use symbols::plain as function_name;

@@ -14,19 +14,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{self, Report};
 
-/// Of the file's form; that of its reports is [`report::VERSION`].
+/// The version of the file's format. Its reports have their own, [`report::VERSION`].
 pub const VERSION: u32 = 1;
 
+/// The first line of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// [`MAGIC`].
     pub log: String,
+    /// The [`VERSION`] of the file's format.
     pub version: u32,
 }
 
+/// Identifies a log: the value of [`Header::log`].
 pub const MAGIC: &str = "millrace-cost";
 
+/// The reason why a log cannot be written or read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
@@ -39,26 +44,42 @@ pub enum Error {
     Version { path: PathBuf, line: u64, found: u32, known: u32 },
 }
 
-/// Writes `path`; what was there becomes `path.1`, that `path.2`, and so on.
-pub struct Writer {
+/// Writes `path`. An existing file is renamed to `path.1`, that to `path.2`, and so on.
+///
+/// ```no_run
+/// use std::{path::Path, time::Duration};
+/// use millrace_cost::{Config, Observer, log::{LogLimits, ReportWriter}};
+///
+/// // Eight files of 64 MiB at most.
+/// let limits = LogLimits { bytes: 64 << 20, files: 8 };
+/// let mut log = ReportWriter::create(Path::new("/var/lib/millrace/cost.jsonl"), limits)?;
+/// let mut observer = Observer::start(Config::new()?)?;
+/// for _ in 0..60 {
+///     log.write(&observer.next(Duration::from_secs(10))?)?;
+/// }
+/// log.finish()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ReportWriter {
     path: PathBuf,
-    limits: Limits,
+    limits: LogLimits,
     /// `None` until there is a report: a program that ends before has changed nothing.
-    out: Option<Lines<Counted>>,
+    out: Option<GzipLines<CountedFile>>,
     skipped: u64,
 }
 
+/// The room that a log may take on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct LogLimits {
     /// A file that has as many bytes is full; it may be longer by one report.
     pub bytes: u64,
     /// Files that are kept, the one that is written among them; at least 1.
     pub files: u32,
 }
 
-impl Writer {
+impl ReportWriter {
     /// A log is never appended to: its end may be torn. Creates nothing yet, but fails where writing would.
-    pub fn create(path: &Path, limits: Limits) -> Result<Self, Error> {
+    pub fn create(path: &Path, limits: LogLimits) -> Result<Self, Error> {
         let writer = Self { path: path.to_owned(), limits, out: None, skipped: 0 };
         writer.check()?;
         Ok(writer)
@@ -88,7 +109,7 @@ impl Writer {
     /// A file with room, all of whose lines are written.
     fn make_ready(&mut self) -> Result<(), Error> {
         let has_room = match &mut self.out {
-            Some(out) => out.settle().map(|()| out.gzip.get_ref().bytes < self.limits.bytes),
+            Some(out) => out.settle().map(|()| out.out.bytes < self.limits.bytes),
             None => Ok(false),
         };
         if has_room.map_err(|source| self.error(source))? {
@@ -101,8 +122,8 @@ impl Writer {
     fn open(&mut self) -> io::Result<()> {
         self.close()?;
         rotate(&self.path, self.limits.files)?;
-        let file = Counted { file: File::create_new(&self.path)?, bytes: 0 };
-        let mut out = Lines::new(file);
+        let file = CountedFile { file: File::create_new(&self.path)?, bytes: 0 };
+        let mut out = GzipLines::new(file);
         out.add(&Header { log: MAGIC.to_owned(), version: VERSION })?;
         self.out = Some(out);
         Ok(())
@@ -112,7 +133,7 @@ impl Writer {
         if let Some(out) = &mut self.out {
             out.settle()?;
         }
-        self.out.take().map_or(Ok(()), |out| out.gzip.finish().map(drop))
+        self.out.take().map_or(Ok(()), |mut out| out.finish())
     }
 
     /// Whatever would be renamed is a regular file, and the directory can be written to.
@@ -133,18 +154,23 @@ impl Writer {
     }
 }
 
-/// Lines of JSON, gzipped. After an error of what is written to, the next attempt goes on where that one stopped, so that
-/// the stream stays whole.
-struct Lines<W: Write> {
-    gzip: GzEncoder<W>,
-    /// Not compressed yet.
-    pending: Vec<u8>,
-    flushed: bool,
+impl Drop for ReportWriter {
+    fn drop(&mut self) {
+        let _ = self.close();
+    }
 }
 
-impl<W: Write> Lines<W> {
+/// Lines of JSON, gzipped. After a write error, the next attempt continues where that one stopped, so that the stream stays whole.
+struct GzipLines<W: Write> {
+    /// The encoder never sees an error: to flush it a second time would add to the stream.
+    gzip: GzEncoder<Vec<u8>>,
+    flushed: bool,
+    out: W,
+}
+
+impl<W: Write> GzipLines<W> {
     fn new(out: W) -> Self {
-        Self { gzip: GzEncoder::new(out, Compression::default()), pending: Vec::new(), flushed: true }
+        Self { gzip: GzEncoder::new(Vec::new(), Compression::default()), flushed: true, out }
     }
 
     fn write(&mut self, line: &impl Serialize) -> io::Result<()> {
@@ -153,20 +179,34 @@ impl<W: Write> Lines<W> {
     }
 
     fn add(&mut self, line: &impl Serialize) -> io::Result<()> {
-        self.pending.extend(serde_json::to_vec(line)?);
-        self.pending.push(b'\n');
+        self.gzip.write_all(&serde_json::to_vec(line)?)?;
         self.flushed = false;
-        Ok(())
+        self.gzip.write_all(b"\n")
     }
 
     fn settle(&mut self) -> io::Result<()> {
-        while !self.pending.is_empty() {
-            let taken = self.gzip.write(&self.pending)?;
-            self.pending.drain(..taken);
-        }
         if !self.flushed {
             self.gzip.flush()?;
             self.flushed = true;
+        }
+        self.pass_on()?;
+        self.out.flush()
+    }
+
+    /// Ends the stream. Nothing may be added afterwards.
+    fn finish(&mut self) -> io::Result<()> {
+        self.gzip.try_finish()?;
+        self.pass_on()
+    }
+
+    fn pass_on(&mut self) -> io::Result<()> {
+        let encoded = self.gzip.get_mut();
+        while !encoded.is_empty() {
+            let written = self.out.write(encoded)?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            encoded.drain(..written);
         }
         Ok(())
     }
@@ -200,12 +240,12 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-struct Counted {
+struct CountedFile {
     file: File,
     bytes: u64,
 }
 
-impl Write for Counted {
+impl Write for CountedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.bytes += written as u64;
@@ -218,33 +258,57 @@ impl Write for Counted {
 }
 
 /// The reports of one file, gzipped or as `millrace cost --json` prints them.
-pub struct Reader {
-    path: PathBuf,
-    lines: Box<dyn BufRead>,
+pub struct ReportReader {
+    pub(crate) path: PathBuf,
+    lines: Box<dyn BufRead + Send>,
+    /// Number of the line that was read last, from 1 on.
     line: u64,
+    /// Bytes of the line that was read last: the next one is about as long.
+    length: usize,
     torn: bool,
+    /// Whether it could not be read to its end: nothing follows the error.
+    failed: bool,
 }
 
-impl Reader {
+impl ReportReader {
+    /// Opens a log, compressed with gzip or not.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let error = |source| Error::Io { path: path.to_owned(), source };
         let mut file = BufReader::new(File::open(path).map_err(error)?);
         let gzip = file.fill_buf().map_err(error)?.starts_with(&GZIP);
-        let lines: Box<dyn BufRead> =
+        let lines: Box<dyn BufRead + Send> =
             if gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
-        Ok(Self { path: path.to_owned(), lines, line: 0, torn: false })
+        Ok(Self { path: path.to_owned(), lines, line: 0, length: 0, torn: false, failed: false })
     }
 
-    /// Whether the file ended in the middle of something, which was left out.
+    /// Returns whether the file ended in the middle of a line, which was left out.
     pub fn torn(&self) -> bool {
         self.torn
     }
 
-    /// Nothing at the end.
+    /// Returns the next line that is no header; nothing at the end.
+    pub(crate) fn next_report(&mut self) -> Result<Option<ReportLine>, Error> {
+        let text = self.read_line()?;
+        let header = |text: &Vec<u8>| serde_json::from_slice::<Header>(text).ok();
+        if self.line == 1
+            && let Some(Header { version, .. }) = text.as_ref().and_then(header)
+        {
+            is_known(&self.path, self.line, version, VERSION)?;
+            return self.next_report();
+        }
+        let number = self.line;
+        Ok(text.map(|text| ReportLine { number, text }))
+    }
+
+    /// Reads a line; `None` at the end.
     fn read_line(&mut self) -> Result<Option<Vec<u8>>, Error> {
-        let mut text = Vec::new();
+        if self.failed {
+            return Ok(None);
+        }
+        let mut text = Vec::with_capacity(self.length + self.length / 8);
         let read = self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut text);
         self.line += 1;
+        self.length = text.len();
         match read {
             Ok(_) if text.ends_with(b"\n") => Ok(Some(text)),
             Ok(_) => {
@@ -255,28 +319,11 @@ impl Reader {
                 self.torn = true;
                 Ok(None)
             }
-            Err(source) => Err(Error::Io { path: self.path.clone(), source }),
+            Err(source) => {
+                self.failed = true;
+                Err(Error::Io { path: self.path.clone(), source })
+            }
         }
-    }
-
-    fn parse(&self, text: &[u8]) -> Result<Option<Report>, Error> {
-        let error = |source| Error::Report { path: self.path.clone(), line: self.line, source };
-        if self.line == 1
-            && let Ok(header) = serde_json::from_slice::<Header>(text)
-        {
-            return self.known(header.version, VERSION).map(|()| None);
-        }
-        // What another version means by its fields is not known: the version comes first.
-        let Versioned { version } = serde_json::from_slice(text).map_err(error)?;
-        self.known(version, report::VERSION)?;
-        serde_json::from_slice(text).map(Some).map_err(error)
-    }
-
-    fn known(&self, found: u32, known: u32) -> Result<(), Error> {
-        if found == known {
-            return Ok(());
-        }
-        Err(Error::Version { path: self.path.clone(), line: self.line, found, known })
     }
 }
 
@@ -284,47 +331,76 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// A report of a thousand CPUs with all stacks is some megabytes.
 const LONGEST_LINE: u64 = 256 << 20;
 
+fn is_known(path: &Path, line: u64, found: u32, known: u32) -> Result<(), Error> {
+    match found == known {
+        true => Ok(()),
+        false => Err(Error::Version { path: path.to_owned(), line, found, known }),
+    }
+}
+
+/// The JSON of a report.
+pub(crate) struct ReportLine {
+    pub(crate) number: u64,
+    pub(crate) text: Vec<u8>,
+}
+
+impl ReportLine {
+    pub(crate) fn parse(&self, path: &Path) -> Result<Report, Error> {
+        let Self { number, text } = self;
+        let error = |source| Error::Report { path: path.to_owned(), line: *number, source };
+        // The version is read first, also in the line: the meaning of another version's fields is not known. Text that is known to be UTF-8
+        // is parsed faster.
+        let report = match std::str::from_utf8(text) {
+            Ok(text) => serde_json::from_str(text),
+            Err(_) => serde_json::from_slice(text),
+        };
+        if let Ok(Report { version: report::VERSION, .. }) = report {
+            return report.map_err(error);
+        }
+        let Versioned { version } = serde_json::from_slice(text).map_err(error)?;
+        is_known(path, *number, version, report::VERSION)?;
+        report.map_err(error)
+    }
+}
+
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
 }
 
-impl Iterator for Reader {
+impl Iterator for ReportReader {
     type Item = Result<Report, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let text = match self.read_line() {
-                Ok(text) => text?,
-                Err(error) => return Some(Err(error)),
-            };
-            match self.parse(&text) {
-                Ok(None) => {}
-                Ok(Some(report)) => return Some(Ok(report)),
-                Err(error) => return Some(Err(error)),
-            }
-        }
+        let line = self.next_report().transpose()?;
+        Some(line.and_then(|line| line.parse(&self.path)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ahead::{BATCH_BYTES, BATCHES, PARSERS};
     use crate::samples::report;
 
-    const BIG: Limits = Limits { bytes: 1 << 20, files: 3 };
+    const BIG: LogLimits = LogLimits { bytes: 1 << 20, files: 3 };
 
+    /// Ahead or not, it is the same.
     fn read(path: &Path) -> (Vec<u64>, bool) {
-        let mut reader = Reader::open(path).expect("it opens");
-        let sequences = reader.by_ref().map(|report| report.expect("a report").sequence).collect();
+        let mut reader = ReportReader::open(path).expect("it opens");
+        let sequences: Vec<u64> = reader.by_ref().map(|report| report.expect("a report").sequence).collect();
+        let mut ahead = ReportReader::open(path).expect("it opens").ahead(0);
+        let same = ahead.by_ref().map(|summed| summed.expect("a report").report.sequence);
+        assert!(same.eq(sequences.iter().copied()));
+        assert_eq!(ahead.torn(), reader.torn());
         (sequences, reader.torn())
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn cost_log_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
-        let mut writer = Writer::create(&path, BIG).expect("a log");
+        let mut writer = ReportWriter::create(&path, BIG).expect("a log");
         for sequence in 0..3 {
             writer.write(&report(sequence)).expect("written");
         }
@@ -332,16 +408,16 @@ mod tests {
         assert_eq!(read(&path), (vec![0, 1, 2], true));
         writer.finish().expect("finished");
         assert_eq!(read(&path), (vec![0, 1, 2], false));
-        let first = Reader::open(&path).expect("it opens").next().expect("one").expect("a report");
+        let first = ReportReader::open(&path).expect("it opens").next().expect("one").expect("a report");
         assert_eq!(first, report(0));
     }
 
     /// However a writer ends, what it had written before can be read.
     #[test]
-    fn any_end_loses_the_last_report_at_most() {
+    fn abrupt_end_loses_the_last_report_at_most() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
-        let mut writer = Writer::create(&path, BIG).expect("a log");
+        let mut writer = ReportWriter::create(&path, BIG).expect("a log");
         let mut ends = Vec::new();
         for sequence in 0..4 {
             writer.write(&report(sequence)).expect("written");
@@ -360,11 +436,11 @@ mod tests {
     }
 
     #[test]
-    fn old_files_go() {
+    fn oldest_rotated_log_is_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
         // Each report fills a file.
-        let mut writer = Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log");
+        let mut writer = ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log");
         for sequence in 0..5 {
             writer.write(&report(sequence)).expect("written");
         }
@@ -374,22 +450,22 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 3);
         // A new writer leaves the old end alone, and all until it has something to write.
         for _ in 0..3 {
-            drop(Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log"));
+            drop(ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log"));
         }
         assert_eq!([files(0), files(1), files(2)], [[4], [3], [2]]);
-        let mut writer = Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log");
+        let mut writer = ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log");
         writer.write(&report(7)).expect("written");
         assert_eq!([files(0), files(1), files(2)], [[7], [4], [3]]);
     }
 
     /// Takes a few bytes at a time, and none at all every other time.
     #[derive(Default)]
-    struct Full {
+    struct HesitantWriter {
         bytes: Vec<u8>,
         refuse: bool,
     }
 
-    impl Write for Full {
+    impl Write for HesitantWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.refuse = !self.refuse;
             if self.refuse {
@@ -407,8 +483,8 @@ mod tests {
 
     /// A disk that is full goes on where it stopped.
     #[test]
-    fn errors_tear_no_line() {
-        let mut lines = Lines::new(Full::default());
+    fn write_error_leaves_no_torn_log_line() {
+        let mut lines = GzipLines::new(HesitantWriter::default());
         let mut refused = 0;
         for sequence in 0..3 {
             lines.add(&report(sequence)).expect("JSON");
@@ -417,14 +493,14 @@ mod tests {
             }
         }
         assert!(refused > 10, "{refused}");
-        let mut written = std::mem::take(&mut lines.gzip.get_mut().bytes);
+        let mut written = std::mem::take(&mut lines.out.bytes);
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::write(file.path(), &written).expect("written");
         assert_eq!(read(file.path()), (vec![0, 1, 2], true));
         // And if it had been torn, that would be seen.
         written.remove(written.len() / 2);
         fs::write(file.path(), &written).expect("written");
-        let broken = Reader::open(file.path()).expect("it opens").filter_map(Result::ok).count();
+        let broken = ReportReader::open(file.path()).expect("it opens").filter_map(Result::ok).count();
         assert!(broken < 3);
     }
 
@@ -433,7 +509,7 @@ mod tests {
     fn log_with_wrong_checksum_is_an_error() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
-        let mut writer = Writer::create(&path, BIG).expect("a log");
+        let mut writer = ReportWriter::create(&path, BIG).expect("a log");
         writer.write(&report(0)).expect("written");
         writer.finish().expect("finished");
         let mut bytes = fs::read(&path).expect("the log");
@@ -441,16 +517,35 @@ mod tests {
         let checksum = bytes.len() - 8;
         bytes[checksum] ^= 1;
         fs::write(&path, &bytes).expect("written");
-        let mut reader = Reader::open(&path).expect("it opens");
+        let mut reader = ReportReader::open(&path).expect("it opens");
         assert_eq!(reader.next().expect("one").expect("a report"), report(0));
         assert!(matches!(reader.next(), Some(Err(Error::Io { .. }))));
         assert!(!reader.torn());
     }
 
+    /// More than all threads have in their hands; who stops taking them stops the threads.
+    #[test]
+    fn reports_that_are_read_ahead_keep_their_order() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("log");
+        let line = |sequence| serde_json::to_string(&report(sequence)).expect("JSON");
+        let most = (2 * BATCHES + 3) * PARSERS * BATCH_BYTES;
+        let count = (most / line(0).len()) as u64;
+        let mut out = GzipLines::new(File::create(&path).expect("a file"));
+        (0..count).for_each(|sequence| out.add(&report(sequence)).expect("JSON"));
+        out.settle().expect("written");
+        out.finish().expect("finished");
+        let (sequences, torn) = read(&path);
+        assert!(!torn && sequences.into_iter().eq(0..count));
+        let mut ahead = ReportReader::open(&path).expect("it opens").ahead(0);
+        assert_eq!(ahead.next().expect("one").expect("a report").report.sequence, 0);
+        drop(ahead);
+    }
+
     #[test]
     fn only_regular_files_are_renamed() {
         let dir = tempfile::tempdir().expect("a directory");
-        let create = |path: &Path| Writer::create(path, BIG);
+        let create = |path: &Path| ReportWriter::create(path, BIG);
         let inside = dir.path().join("inside");
         let log = inside.join("log");
         fs::create_dir_all(inside.join("log.1")).expect("a directory");
@@ -463,9 +558,9 @@ mod tests {
         }
         assert!(create(&dir.path().join("none/log")).is_err());
         assert!(inside.is_dir() && inside.join("log.1").is_dir());
-        // What has become something else meanwhile, too.
+        // The path has become something else in the meantime.
         let path = dir.path().join("log");
-        let mut writer = Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log");
+        let mut writer = ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log");
         writer.write(&report(0)).expect("written");
         fs::create_dir(dir.path().join("log.1")).expect("a directory");
         assert!(matches!(writer.write(&report(1)), Err(Error::Special { .. })));
@@ -476,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn json_lines_are_a_log_too() {
+    fn json_lines_without_gzip_are_read_as_a_log() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let line = |sequence| serde_json::to_string(&report(sequence)).expect("JSON");
         let write = |text: String| fs::write(file.path(), text).expect("written");
@@ -487,11 +582,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unknown_version_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let refused = |text: String| {
             fs::write(file.path(), text).expect("written");
-            let error = Reader::open(file.path()).expect("it opens").find_map(Result::err).expect("an error");
+            let error =
+                ReportReader::open(file.path()).expect("it opens").find_map(Result::err).expect("an error");
+            let ahead = ReportReader::open(file.path()).expect("it opens").ahead(0).find_map(Result::err);
+            assert_eq!(ahead.expect("an error").to_string(), error.to_string());
             error.to_string()
         };
         let line = serde_json::to_string(&report(0)).expect("JSON");

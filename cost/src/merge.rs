@@ -1,35 +1,81 @@
-//! Several reports as one: what came to pass in all of their periods.
+//! The sum of several reports: one report of all their periods.
 
-use std::collections::{BTreeMap, HashMap, btree_map::Entry};
+mod text;
 
+use std::collections::{BTreeMap, btree_map::Entry};
+
+use rustc_hash::FxHashMap;
+
+use crate::interval;
 use crate::report::{
-    Cgroup, Cpu, Energy, EnergyDomain, Event, EventCost, Function, Observer, OtherFunctions, Part, ProcStat,
-    Process, Profile, Program, Report, Stack, Stacks,
+    CgroupCost, CpuCost, Energy, EnergyDomain, Event, EventCost, EventPart, FunctionCost, MissingMeasurement,
+    ObserverCost, OtherFunctions, ProcStat, ProcessCost, ProcessProfile, ProfiledStack, ProgramCost, Report,
+    Stacks,
 };
 
 /// Adds up reports of one host, in the order of time.
 ///
 /// Times and counts are sums, shares are of all periods together, and what is not a figure (mode, host, names) is
 /// that of the last report. Gaps between the periods count for nothing.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use millrace_cost::{log::ReportReader, merge::Merge};
+///
+/// let mut merge = Merge::default();
+/// for report in ReportReader::open(Path::new("/var/lib/millrace/cost.jsonl"))? {
+///     merge.add(&report?);
+/// }
+/// let sum = merge.finish().ok_or("the log is empty")?;
+/// println!("{:.1} s are covered", sum.period_ns as f64 / 1e9);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Merge {
     sum: Option<Report>,
-    cpus: BTreeMap<u32, Cpu>,
-    others: BTreeMap<(Event, String), Function>,
-    processes: BTreeMap<(u32, String), Process>,
-    cgroups: BTreeMap<u64, Cgroup>,
-    programs: Option<BTreeMap<u32, Program>>,
+    cpus: BTreeMap<u32, CpuCost>,
+    others: BTreeMap<(Event, String), FunctionCost>,
+    processes: BTreeMap<(u32, String), ProcessCost>,
+    cgroups: BTreeMap<u64, CgroupCost>,
+    programs: Option<BTreeMap<u32, ProgramCost>>,
     stacks: Option<MergeStacks>,
     no_stacks: bool,
 }
 
-/// As many functions of the part `other` as a report has of each event.
+/// Functions of the part `other` for each event, as many as a report has.
 const TOP_OTHERS: usize = 20;
 /// A sum of more processes, as over days, has no command lines: they would be most of it.
 const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
+/// Entries of a table of a sum, since processes, cgroups and programs come and go without end. Of more, the smaller half becomes one
+/// entry, which is named [`FURTHER`].
+const MOST: usize = 20_000;
+/// Largest number of different stacks, and of an event's parts, which BPF programs name.
+const MOST_STACKS: usize = 50_000;
+const MOST_PARTS: usize = 200;
+/// Largest number of functions of the part `other` in a sum, of functions of a process, and of figures that cannot be measured.
+const MOST_FUNCTIONS: usize = 2000;
+const MOST_MISSING: usize = 200;
+/// The name of what a sum has no entries of their own for.
+pub const FURTHER: &str = "[further]";
 
 impl Merge {
+    /// Adds a report, which has to be of the same host and later than those before.
     pub fn add(&mut self, report: &Report) {
+        self.add_tables(report);
+        if let Some(stacks) = &report.stacks
+            && !self.no_stacks
+        {
+            self.stacks.get_or_insert_default().add(stacks, Some);
+        }
+    }
+
+    /// Adds a report whose stacks are still JSON. After an error the sum is of no use.
+    pub(crate) fn add_with_text(&mut self, report: &Report, stacks: &str) -> Result<(), serde_json::Error> {
+        self.add_tables(report);
+        text::add(self.stacks.get_or_insert_default(), stacks)
+    }
+
+    fn add_tables(&mut self, report: &Report) {
         self.add_totals(report);
         for cpu in &report.cpus {
             sum_up(&mut self.cpus, cpu.cpu, cpu, add_cpu);
@@ -54,32 +100,75 @@ impl Merge {
                 sum_up(into, program.id, program, add_program);
             }
         }
-        if let Some(stacks) = &report.stacks
-            && !self.no_stacks
-        {
-            self.stacks.get_or_insert_default().add(stacks, Some);
+        self.bound();
+    }
+
+    /// Keeps what a sum takes independent of how much is added.
+    fn bound(&mut self) {
+        let weight = |process: &ProcessCost| match process.profile {
+            Some(_) => u64::MAX,
+            None => process.cost.ns(),
+        };
+        bound(&mut self.processes, MOST, weight, add_process, |process| {
+            *process = ProcessCost {
+                pid: 0,
+                name: FURTHER.to_owned(),
+                arguments: None,
+                cgroup: None,
+                profile: None,
+                ..process.clone()
+            };
+            (0, FURTHER.to_owned())
+        });
+        bound(
+            &mut self.cgroups,
+            MOST,
+            |cgroup| cgroup.cost.ns(),
+            add_cgroup,
+            |cgroup| {
+                (cgroup.id, cgroup.path) = (0, Some(FURTHER.to_owned()));
+                0
+            },
+        );
+        if let Some(programs) = &mut self.programs {
+            bound(
+                programs,
+                MOST,
+                |program| program.run_ns,
+                add_program,
+                |program| {
+                    (program.id, program.name) = (0, FURTHER.to_owned());
+                    0
+                },
+            );
+        }
+        if self.others.len() > MOST_FUNCTIONS {
+            let mut all: Vec<_> = std::mem::take(&mut self.others).into_iter().collect();
+            all.sort_by_key(|(_, function)| std::cmp::Reverse(function.ns));
+            all.truncate(MOST_FUNCTIONS / 2);
+            self.others = all.into_iter().collect();
         }
     }
 
-    /// Nothing if no report was added.
+    /// Returns the sum; `None` if no report was added.
     pub fn finish(self) -> Option<Report> {
         let mut report = self.sum?;
         let period = report.period_ns;
         report.cpus = self.cpus.into_values().map(|cpu| shares_of_cpu(cpu, period)).collect();
-        report.other = others(self.others);
-        report.processes = by_share(self.processes, |process| {
+        report.other = other_functions(self.others);
+        report.processes = sort_by_share(self.processes, |process| {
             process.share = share(process.cost.ns(), period);
             for part in process.profile.iter_mut().flat_map(|profile| &mut profile.parts) {
                 part.share = share(part.ns, period);
             }
             process.share
         });
-        report.cgroups = by_share(self.cgroups, |cgroup| {
+        report.cgroups = sort_by_share(self.cgroups, |cgroup| {
             cgroup.share = share(cgroup.cost.ns(), period);
             cgroup.share
         });
         report.programs = self.programs.map(|programs| {
-            by_share(programs, |program| {
+            sort_by_share(programs, |program| {
                 program.share = share(program.run_ns, period);
                 program.share
             })
@@ -87,22 +176,38 @@ impl Merge {
         report.stacks = self.stacks.map(MergeStacks::finish);
         report.energy = watts(report.energy, period);
         report.observer.share = share(report.observer.ns(), period);
+        interval::fill(&mut report);
         Some(report)
     }
 
     /// Everything that is one value, not a table.
     fn add_totals(&mut self, report: &Report) {
-        let before = self.sum.take();
-        let sum = self.sum.insert(report.without_tables());
-        let Some(before) = before else { return };
-        sum.period_ns += before.period_ns;
-        sum.sampled_ns += before.sampled_ns;
-        add_lost(&mut sum.lost, &before.lost);
-        add_observer(&mut sum.observer, &before.observer);
-        sum.energy = add_energy(before.energy, sum.energy.clone());
-        for missing in before.missing {
-            if !sum.missing.contains(&missing) {
-                sum.missing.push(missing);
+        let Some(sum) = &mut self.sum else {
+            self.sum = Some(report.without_tables());
+            return;
+        };
+        (sum.sequence, sum.time_unix_ms) = (report.sequence, report.time_unix_ms);
+        (sum.mode, sum.auto, sum.method) = (report.mode, report.auto, report.method);
+        sum.frequency_hz = report.frequency_hz;
+        if sum.host != report.host {
+            sum.host = report.host.clone();
+        }
+        sum.period_ns += report.period_ns;
+        sum.sampled_ns += report.sampled_ns;
+        add_lost(&mut sum.lost, &report.lost);
+        add_observer(&mut sum.observer, &report.observer);
+        if !matches!(sum.energy, Energy::Absent { .. }) {
+            sum.energy = add_energy(sum.energy.clone(), report.energy.clone());
+        }
+        for missing in &report.missing {
+            let same = |of: &MissingMeasurement| {
+                (of.event, &of.what, &of.reason) == (missing.event, &missing.what, &missing.reason)
+            };
+            let is_full = sum.missing.len() >= MOST_MISSING;
+            match sum.missing.iter_mut().find(|of| same(of)) {
+                Some(into) => into.ns = into.ns.zip(missing.ns).map(|(a, b)| a + b),
+                None if is_full => {}
+                None => sum.missing.push(missing.clone()),
             }
         }
     }
@@ -117,7 +222,7 @@ pub fn merge<'a>(reports: impl IntoIterator<Item = &'a Report>) -> Option<Report
     merge.finish()
 }
 
-/// The same without stacks, which cost most.
+/// Merges without stacks, which cost most.
 pub fn merge_tables<'a>(reports: impl IntoIterator<Item = &'a Report>) -> Option<Report> {
     let mut merge = Merge { no_stacks: true, ..Merge::default() };
     for report in reports {
@@ -144,8 +249,32 @@ fn sum_up<K: Ord, T: Clone>(sums: &mut BTreeMap<K, T>, key: K, more: &T, add: im
     }
 }
 
+/// Keeps the half with the largest weights if there are more than `most`. The others become one entry, whose key `rename` gives.
+fn bound<K: Ord, T>(
+    sums: &mut BTreeMap<K, T>,
+    most: usize,
+    weight: impl Fn(&T) -> u64,
+    add: impl Fn(&mut T, &T),
+    rename: impl FnOnce(&mut T) -> K,
+) {
+    if sums.len() <= most {
+        return;
+    }
+    let mut all: Vec<(K, T)> = std::mem::take(sums).into_iter().collect();
+    all.sort_by_key(|(_, item)| std::cmp::Reverse(weight(item)));
+    let mut small = all.split_off(most / 2).into_iter().map(|(_, item)| item);
+    sums.extend(all);
+    let Some(mut rest) = small.next() else { return };
+    small.for_each(|item| add(&mut rest, &item));
+    let key = rename(&mut rest);
+    match sums.entry(key) {
+        Entry::Vacant(entry) => drop(entry.insert(rest)),
+        Entry::Occupied(entry) => add(entry.into_mut(), &rest),
+    }
+}
+
 /// Most first; `set` computes an item's share.
-fn by_share<K, T>(items: BTreeMap<K, T>, set: impl Fn(&mut T) -> f64) -> Vec<T> {
+fn sort_by_share<K, T>(items: BTreeMap<K, T>, set: impl Fn(&mut T) -> f64) -> Vec<T> {
     let mut shares: Vec<(f64, T)> = items.into_values().map(|mut item| (set(&mut item), item)).collect();
     shares.sort_by(|a, b| b.0.total_cmp(&a.0));
     shares.into_iter().map(|(_, item)| item).collect()
@@ -155,14 +284,15 @@ fn share(ns: u64, period_ns: u64) -> f64 {
     (ns as f64 / period_ns.max(1) as f64 * 1e6).round() / 1e6
 }
 
-fn add_cpu(sum: &mut Cpu, more: &Cpu) {
+fn add_cpu(sum: &mut CpuCost, more: &CpuCost) {
     for event in &more.events {
         match sum.events.iter_mut().find(|of| of.event == event.event) {
             Some(into) => add_event(into, event),
             None => sum.events.push(event.clone()),
         }
     }
-    let (a, b) = (&mut sum.procstat, &more.procstat);
+    let a = &mut sum.procstat;
+    let b = &more.procstat;
     *a = ProcStat {
         user_ns: a.user_ns + b.user_ns,
         system_ns: a.system_ns + b.system_ns,
@@ -180,10 +310,11 @@ fn add_event(sum: &mut EventCost, more: &EventCost) {
     sum.calls = sum.calls.zip(more.calls).map(|(a, b)| a + b);
     sum.observer_ns += more.observer_ns;
     sum.samples += more.samples;
+    sum.sampled += more.sampled;
     add_parts(&mut sum.parts, &more.parts);
 }
 
-fn add_parts(sum: &mut Vec<Part>, more: &[Part]) {
+fn add_parts(sum: &mut Vec<EventPart>, more: &[EventPart]) {
     for part in more {
         match sum.iter_mut().find(|of| of.name == part.name) {
             Some(into) => {
@@ -194,31 +325,38 @@ fn add_parts(sum: &mut Vec<Part>, more: &[Part]) {
         }
     }
     sum.sort_by_key(|part| std::cmp::Reverse(part.ns));
+    if sum.len() > MOST_PARTS {
+        let small = sum.split_off(MOST_PARTS / 2);
+        let (ns, samples) =
+            small.iter().fold((0, 0), |(ns, samples), part| (ns + part.ns, samples + part.samples));
+        add_parts(sum, &[EventPart { name: FURTHER.to_owned(), ns, share: 0.0, samples, interval: None }]);
+    }
 }
 
-fn shares_of_cpu(mut cpu: Cpu, period: u64) -> Cpu {
+fn shares_of_cpu(mut cpu: CpuCost, period: u64) -> CpuCost {
     for event in &mut cpu.events {
         event.share = share(event.ns, period);
         for part in &mut event.parts {
             part.share = share(part.ns, period);
         }
     }
-    cpu.networking_share = share(cpu.events.iter().map(|event| event.ns).sum(), period);
+    let networking = cpu.events.iter().filter(|event| event.event.is_networking());
+    cpu.networking_share = share(networking.map(|event| event.ns).sum(), period);
     cpu.observer_share = share(cpu.events.iter().map(|event| event.observer_ns).sum(), period);
     cpu
 }
 
-fn add_function(sum: &mut Function, more: &Function) {
+fn add_function(sum: &mut FunctionCost, more: &FunctionCost) {
     sum.ns += more.ns;
     sum.samples += more.samples;
 }
 
-fn others(sums: BTreeMap<(Event, String), Function>) -> Vec<OtherFunctions> {
-    let mut of_event: BTreeMap<Event, Vec<Function>> = BTreeMap::new();
+fn other_functions(sums: BTreeMap<(Event, String), FunctionCost>) -> Vec<OtherFunctions> {
+    let mut of_event: BTreeMap<Event, Vec<FunctionCost>> = BTreeMap::new();
     for ((event, _), function) in sums {
         of_event.entry(event).or_default().push(function);
     }
-    let top = |(event, mut functions): (Event, Vec<Function>)| {
+    let top = |(event, mut functions): (Event, Vec<FunctionCost>)| {
         functions.sort_by_key(|function| std::cmp::Reverse(function.ns));
         functions.truncate(TOP_OTHERS);
         OtherFunctions { event, functions }
@@ -226,7 +364,7 @@ fn others(sums: BTreeMap<(Event, String), Function>) -> Vec<OtherFunctions> {
     of_event.into_iter().map(top).collect()
 }
 
-fn add_process(sum: &mut Process, more: &Process) {
+fn add_process(sum: &mut ProcessCost, more: &ProcessCost) {
     sum.cost.add(&more.cost);
     if more.cgroup.is_some() {
         sum.cgroup.clone_from(&more.cgroup);
@@ -241,7 +379,7 @@ fn add_process(sum: &mut Process, more: &Process) {
     }
 }
 
-fn add_profile(sum: &mut Profile, more: &Profile) {
+fn add_profile(sum: &mut ProcessProfile, more: &ProcessProfile) {
     sum.samples += more.samples;
     sum.user_samples += more.user_samples;
     sum.unknown_samples += more.unknown_samples;
@@ -253,9 +391,10 @@ fn add_profile(sum: &mut Profile, more: &Profile) {
         }
     }
     sum.functions.sort_by_key(|function| std::cmp::Reverse(function.samples));
+    sum.functions.truncate(MOST_FUNCTIONS);
 }
 
-fn add_cgroup(sum: &mut Cgroup, more: &Cgroup) {
+fn add_cgroup(sum: &mut CgroupCost, more: &CgroupCost) {
     sum.cost.add(&more.cost);
     sum.processes = sum.processes.max(more.processes);
     if more.path.is_some() {
@@ -263,13 +402,13 @@ fn add_cgroup(sum: &mut Cgroup, more: &Cgroup) {
     }
 }
 
-fn add_program(sum: &mut Program, more: &Program) {
+fn add_program(sum: &mut ProgramCost, more: &ProgramCost) {
     sum.run_ns += more.run_ns;
     sum.runs += more.runs;
     sum.skipped += more.skipped;
 }
 
-fn add_lost(sum: &mut crate::report::Lost, more: &crate::report::Lost) {
+fn add_lost(sum: &mut crate::report::LostObservations, more: &crate::report::LostObservations) {
     sum.samples += more.samples;
     sum.stacks += more.stacks;
     sum.processes += more.processes;
@@ -277,7 +416,7 @@ fn add_lost(sum: &mut crate::report::Lost, more: &crate::report::Lost) {
     sum.skipped_runs += more.skipped_runs;
 }
 
-fn add_observer(sum: &mut Observer, more: &Observer) {
+fn add_observer(sum: &mut ObserverCost, more: &ObserverCost) {
     let both = |a: Option<u64>, b: Option<u64>| a.or(b).map(|_| a.unwrap_or(0) + b.unwrap_or(0));
     sum.user_ns += more.user_ns;
     sum.system_ns += more.system_ns;
@@ -286,7 +425,7 @@ fn add_observer(sum: &mut Observer, more: &Observer) {
     sum.program_runs = both(sum.program_runs, more.program_runs);
 }
 
-/// Of a time in which it was absent for a while, it is not known.
+/// Adds the energy of two periods. If it was absent in one, the sum is not known.
 fn add_energy(before: Energy, last: Energy) -> Energy {
     match (before, last) {
         (
@@ -357,8 +496,8 @@ fn watts(energy: Energy, period_ns: u64) -> Energy {
 #[derive(Debug, Default)]
 struct MergeStacks {
     functions: Vec<String>,
-    numbers: HashMap<String, u32>,
-    sums: HashMap<StackKey, (u64, u64)>,
+    numbers: FxHashMap<String, u32>,
+    sums: FxHashMap<StackKey, (u64, u64)>,
 }
 
 /// CPU, event, process, functions.
@@ -367,12 +506,48 @@ type StackKey = (u32, Option<Event>, Option<u32>, Vec<u32>);
 impl MergeStacks {
     fn add(&mut self, stacks: &Stacks, cpu: impl Fn(u32) -> Option<u32>) {
         let numbers: Vec<u32> = stacks.functions.iter().map(|name| self.number(name)).collect();
+        // Most stacks have been there before.
+        let mut key = StackKey::default();
         for stack in &stacks.stacks {
             let Some(cpu) = cpu(stack.cpu) else { continue };
+            (key.0, key.1, key.2) = (cpu, stack.event, stack.pid);
+            key.3.clear();
             // A number that names nothing can only come from a file.
-            let frames = stack.frames.iter().filter_map(|at| numbers.get(*at as usize).copied()).collect();
-            let sum = self.sums.entry((cpu, stack.event, stack.pid, frames)).or_default();
-            *sum = (sum.0 + stack.samples, sum.1 + stack.ns);
+            key.3.extend(stack.frames.iter().filter_map(|at| numbers.get(*at as usize).copied()));
+            self.count(&key, stack.samples, stack.ns);
+        }
+        self.keep_bounded();
+    }
+
+    fn count(&mut self, key: &StackKey, samples: u64, ns: u64) {
+        match self.sums.get_mut(key) {
+            Some(sum) => *sum = (sum.0 + samples, sum.1 + ns),
+            None => drop(self.sums.insert(key.clone(), (samples, ns))),
+        }
+    }
+
+    fn keep_bounded(&mut self) {
+        if self.sums.len() > MOST_STACKS {
+            self.bound();
+        }
+    }
+
+    /// Keeps the half of the stacks that took most, and of each CPU, event and process what the others took together.
+    fn bound(&mut self) {
+        let Self { functions, sums, .. } = std::mem::take(self);
+        let mut all: Vec<_> = sums.into_iter().collect();
+        all.sort_unstable_by(|a, b| b.1.1.cmp(&a.1.1).then_with(|| a.0.cmp(&b.0)));
+        for (at, ((cpu, event, pid, frames), (samples, ns))) in all.into_iter().enumerate() {
+            let frames = match at < MOST_STACKS / 2 {
+                true => frames
+                    .iter()
+                    .filter_map(|at| functions.get(*at as usize))
+                    .map(|name| self.number(name))
+                    .collect(),
+                false => vec![self.number(FURTHER)],
+            };
+            let sum = self.sums.entry((cpu, event, pid, frames)).or_default();
+            *sum = (sum.0 + samples, sum.1 + ns);
         }
     }
 
@@ -387,7 +562,7 @@ impl MergeStacks {
     }
 
     fn finish(self) -> Stacks {
-        let stack = |((cpu, event, pid, frames), (samples, ns)): (StackKey, (u64, u64))| Stack {
+        let stack = |((cpu, event, pid, frames), (samples, ns)): (StackKey, (u64, u64))| ProfiledStack {
             cpu,
             event,
             pid,
@@ -395,7 +570,7 @@ impl MergeStacks {
             samples,
             ns,
         };
-        let mut stacks: Vec<Stack> = self.sums.into_iter().map(stack).collect();
+        let mut stacks: Vec<ProfiledStack> = self.sums.into_iter().map(stack).collect();
         // The rest of the order makes equal input give equal output.
         stacks.sort_unstable_by(|a, b| {
             b.ns.cmp(&a.ns)
@@ -408,12 +583,13 @@ impl MergeStacks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Mode;
+    use crate::report::ReportMode;
     use crate::samples::{report, stacks};
 
     #[test]
-    fn two_periods_are_one_twice_as_long() {
-        let (mut a, b) = (report(0), report(1));
+    fn two_merged_reports_cover_both_periods() {
+        let mut a = report(0);
+        let b = report(1);
         a.cpus.truncate(1);
         let sum = merge([&a, &b]).expect("a report");
         assert_eq!((sum.sequence, sum.time_unix_ms), (1, b.time_unix_ms));
@@ -435,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_command_line_is_that_of_a_sum_which_has_few_processes() {
+    fn merged_report_has_the_last_command_lines_of_few_processes() {
         let with = |pid: u32, arguments: Option<&str>| {
             let mut report = report(0);
             (report.processes[0].pid, report.processes[0].arguments) = (pid, arguments.map(str::to_owned));
@@ -452,14 +628,17 @@ mod tests {
     }
 
     #[test]
-    fn modes_add_up() {
-        let sampled = Report { mode: Mode::Sampling, sampled_ns: 1_000_000_000, ..report(0) };
+    fn merging_sampled_and_timed_reports_keeps_sampled_time() {
+        let sampled = Report { mode: ReportMode::Sampling, sampled_ns: 1_000_000_000, ..report(0) };
         let sum = merge([&sampled, &report(1), &report(2)]).expect("a report");
-        assert_eq!((sum.mode, sum.sampled_ns, sum.period_ns), (Mode::Events, 1_000_000_000, 3_000_000_000));
+        assert_eq!(
+            (sum.mode, sum.sampled_ns, sum.period_ns),
+            (ReportMode::Events, 1_000_000_000, 3_000_000_000)
+        );
     }
 
     #[test]
-    fn one_report_is_itself() {
+    fn merging_one_report_changes_nothing() {
         let one = report(3);
         assert_eq!(merge([&one]), Some(one));
         assert_eq!(merge([]), None);
@@ -467,7 +646,7 @@ mod tests {
 
     /// Two reports number their functions independently.
     #[test]
-    fn stacks_are_equal_by_names() {
+    fn stacks_are_merged_by_function_names() {
         let a = Report { stacks: Some(stacks(&[("a;b;c", 0, 3), ("a;b", 1, 1)])), ..report(0) };
         let b =
             Report { stacks: Some(stacks(&[("a;x", 0, 1), ("a;b;c", 0, 2), ("a;b", 0, 4)])), ..report(1) };
@@ -480,8 +659,52 @@ mod tests {
         assert_eq!(named(&super::stacks([&merged], |cpu| cpu == 1)), [("a;b", 0, 1)].map(owned));
     }
 
-    fn owned((frames, cpu, samples): (&str, u32, u64)) -> (String, u32, u64) {
-        (frames.to_owned(), cpu, samples)
+    /// However many reports are added, as over days: a sum stays as large as it is, and loses no time.
+    #[test]
+    fn merged_report_is_bounded_and_complete() {
+        let mut merge = Merge::default();
+        let mut stacks_ns = 0;
+        let mut process_ns = 0;
+        let mut part_ns = 0;
+        for round in 0..30_u32 {
+            let mut report = report(round.into());
+            let process = report.processes[0].clone();
+            let cgroup = report.cgroups[0].clone();
+            report.processes.clear();
+            report.cgroups.clear();
+            for at in 0..4000 {
+                let number = round * 4000 + at;
+                report.processes.push(ProcessCost { pid: number + 1, ..process.clone() });
+                report.cgroups.push(CgroupCost { id: u64::from(number) + 1, ..cgroup.clone() });
+            }
+            let part = report.cpus[0].events[0].parts[0].clone();
+            let named = |at: u32| EventPart { name: format!("bpf:{round}-{at}"), ..part.clone() };
+            report.cpus[0].events[0].parts = (0..100).map(named).collect();
+            let names: Vec<String> = (0..4000).map(|at| format!("outer;f{round}-{at}")).collect();
+            let of: Vec<(&str, u32, u64)> = names.iter().map(|name| (&**name, round % 2, 1)).collect();
+            let stacks = stacks(&of);
+            stacks_ns += stacks.stacks.iter().map(|stack| stack.ns).sum::<u64>();
+            process_ns += report.processes.iter().map(|process| process.cost.ns()).sum::<u64>();
+            part_ns += 100 * part.ns;
+            report.stacks = Some(stacks);
+            merge.add(&report);
+        }
+        let sum = merge.finish().expect("a report");
+        let stacks = sum.stacks.expect("stacks");
+        assert!(stacks.stacks.len() <= MOST_STACKS && stacks.functions.len() <= MOST_STACKS + 2);
+        assert_eq!(stacks.stacks.iter().map(|stack| stack.ns).sum::<u64>(), stacks_ns);
+        assert!(stacks.functions.iter().any(|name| name == FURTHER));
+        assert!(sum.processes.len() <= MOST && sum.cgroups.len() <= MOST);
+        assert_eq!(sum.processes.iter().map(|process| process.cost.ns()).sum::<u64>(), process_ns);
+        assert_eq!((sum.processes[0].pid, &*sum.processes[0].name), (0, FURTHER));
+        assert_eq!(sum.cgroups.iter().map(|cgroup| cgroup.cost.ns()).sum::<u64>(), process_ns);
+        let parts = &sum.cpus[0].events[0].parts;
+        assert!(parts.len() <= MOST_PARTS && parts.iter().any(|part| part.name == FURTHER));
+        assert_eq!(parts.iter().map(|part| part.ns).sum::<u64>(), part_ns);
+    }
+
+    fn owned(stack: (&str, u32, u64)) -> (String, u32, u64) {
+        (stack.0.to_owned(), stack.1, stack.2)
     }
 
     fn named(stacks: &Stacks) -> Vec<(String, u32, u64)> {

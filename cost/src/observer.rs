@@ -1,4 +1,4 @@
-//! From counters and stacks to a report per period.
+//! Makes a report per period from counters and stacks.
 
 mod adapt;
 mod config;
@@ -11,25 +11,27 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_kernel::programs::Statistics;
 
-use crate::kernel::{self, CallTimes, Cost, Record, Totals, Transport};
+use crate::kernel::{self, CallTimes, CostPrograms, CpuSums, StackRecord, StackTransport};
 
 use crate::arguments;
 use crate::cgroups::Cgroups;
-use crate::choice::{Budget, Step};
-use crate::energy::Meter;
+use crate::choice::{MethodStep, TimingBudget};
+use crate::energy::EnergyMeter;
 use crate::fold::{Fold, Resolver, share_out};
-use crate::procstat::{self, CpuTimes};
+use crate::interval;
+use crate::procstat::{self, CpuClocks};
 use crate::report::{
-    Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, Report, TaskCost, VERSION,
+    CpuCost, Event, EventCost, EventPart, LostObservations, MissingMeasurement, Report, ReportHost,
+    ReportMethod, ReportMode, TaskCost, VERSION,
 };
 use crate::share::{ns, rounded, share};
 use crate::symbols::Symbols;
-use crate::users::{Place, ProfileFold, Users};
-use adapt::{Adaptive, Frequency, Prices};
+use crate::users::{ProcessPlace, ProfileFold, Users};
+use adapt::{AdaptiveSampling, CallPrices, Frequency};
 pub use config::{Config, Error, MAX_FREQUENCY_HZ};
-use tables::{Processes, Programs, Taken, Usage};
+use tables::{ObserverUsage, Processes, ProgramTable, Skipped};
 
-/// How long stacks may stay in the buffer: the most that [`Observer::poll`] may be late by.
+/// How long stacks may stay in the buffer: the longest pause between calls of [`Observer::poll`].
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Room for [`POLL_INTERVAL`] at worst, and twice that for usual stacks.
 const BUFFER_BYTES_PER_HZ: u32 = 256;
@@ -39,62 +41,86 @@ const TOP_OTHERS: usize = 20;
 const NS_PER_S: f64 = 1e9;
 
 /// Observes from [`start`](Self::start) until it is dropped. Needs root.
+///
+/// # Order of calls
+///
+/// [`Self::start`] loads the programs and begins the first period. [`Self::next`] waits for its end and makes the report. A program that has a
+/// loop of its own calls [`Self::poll`] at least every [`POLL_INTERVAL`], and [`Self::report`] when it wants a report, which begins the next
+/// period. With a [budget](Config::budget), the mode changes between two reports and never within one: while events are sampled, `poll` tries
+/// now and then whether timing has become cheap enough.
+///
+/// ```no_run
+/// use std::time::{Duration, Instant};
+/// use millrace_cost::{Config, Observer, POLL_INTERVAL};
+///
+/// let mut observer = Observer::start(Config { all: true, ..Config::new()? })?;
+/// let began = Instant::now();
+/// while began.elapsed() < Duration::from_secs(10) {
+///     std::thread::sleep(POLL_INTERVAL);
+///     observer.poll();
+/// }
+/// let report = observer.report()?;
+/// for process in report.processes.iter().take(5) {
+///     println!("{} {}: {:.1} % of a CPU", process.pid, process.name, process.share * 100.0);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Observer {
     config: Config,
-    /// In force; [`Config::mode`] is what it began with.
-    mode: Mode,
-    adaptive: Option<Adaptive>,
-    cost: Cost,
+    /// The present mode; [`Config::mode`] is the first one.
+    mode: ReportMode,
+    adaptive: Option<AdaptiveSampling>,
+    cost: CostPrograms,
     resolver: Resolver,
     symbols_read: Instant,
-    /// Events of which at least one way is; samples tell them all.
+    /// Events with at least one timed way. Samples alone find the others.
     timed: Vec<Event>,
-    missing: Vec<Missing>,
-    host: Host,
+    missing: Vec<MissingMeasurement>,
+    host: ReportHost,
     cgroups: Cgroups,
     users: Users,
-    meter: Meter,
+    meter: EnergyMeter,
     statistics: Option<Statistics>,
-    programs: Programs,
+    programs: ProgramTable,
+    skipped: Skipped,
     processes: Processes,
-    usage: Usage,
+    usage: ObserverUsage,
+    /// Observed now: those that are online, of [`Config::cpus`] if some were asked for.
+    cpus: BTreeSet<u32>,
     last: Instant,
-    last_totals: Vec<Totals>,
-    last_times: CpuTimes,
+    last_totals: Vec<CpuSums>,
+    last_times: CpuClocks,
     samples: Samples,
     sequence: u64,
 }
 
-/// What samples tell of a process.
+/// A process as samples identify it.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Task {
+struct SampledTask {
     pid: u32,
     cgroup: u64,
     /// Only if it has no number in this namespace: others have their names in `/proc`, and threads with names of their own.
     name: Option<[u8; 16]>,
 }
 
-/// What was sampled since the last report.
+/// Samples since the last report.
 struct Samples {
     fold: Fold,
-    /// By CPU and event.
-    counts: HashMap<(u32, Event), Count>,
+    /// Samples by CPU and event.
+    counts: HashMap<(u32, Event), EventCount>,
     profiles: HashMap<u32, ProfileFold>,
-    /// Samples of processes in `send`, `receive`, `io_uring`; in mode `sampling` only.
-    tasks: HashMap<Task, [u64; 3]>,
+    /// Time of processes by samples, where no program timed it.
+    tasks: HashMap<SampledTask, (TaskCost, [u8; 16])>,
 }
 
-/// Samples inside of an event.
+/// Samples inside of an event. Those that found it timed share out its exact time; each other one adds its distance from the
+/// next. None is both, so that nothing counts twice.
 #[derive(Debug, Clone, Copy, Default)]
-struct Count {
-    networking: u64,
-    observer: u64,
-}
-
-impl Count {
-    fn all(self) -> u64 {
-        self.networking + self.observer
-    }
+struct EventCount {
+    timed: u64,
+    timed_observer: u64,
+    sampled: u64,
+    sampled_observer: u64,
 }
 
 impl Samples {
@@ -107,18 +133,30 @@ impl Samples {
         }
     }
 
-    fn count(&mut self, cpu: u32, event: Event, observer: bool) {
+    fn sampled_processes(&self) -> impl Iterator<Item = ((u32, u64), String, TaskCost)> {
+        self.tasks.iter().map(|(task, (cost, name))| ((task.pid, task.cgroup), kernel::name(name), *cost))
+    }
+
+    fn count(&mut self, cpu: u32, event: Event, timed: bool, observer: bool) {
         let count = self.counts.entry((cpu, event)).or_default();
-        match observer {
-            true => count.observer += 1,
-            false => count.networking += 1,
-        }
+        let slot = match (timed, observer) {
+            (true, false) => &mut count.timed,
+            (true, true) => &mut count.timed_observer,
+            (false, false) => &mut count.sampled,
+            (false, true) => &mut count.sampled_observer,
+        };
+        *slot += 1;
     }
 }
 
 impl Observer {
+    /// Loads the programs, attaches them, and begins the first period.
+    ///
+    /// # Errors
+    /// The settings contradict each other, a CPU, process or cgroup does not exist, or the kernel refuses the
+    /// programs. See [`Error`].
     pub fn start(mut config: Config) -> Result<Self, Error> {
-        config.budget = config.budget.filter(|_| config.mode == Mode::Events);
+        config.budget = config.budget.filter(|_| config.mode == ReportMode::Events);
         config::check(&config)?;
         let times = procstat::read().map_err(Error::ProcStat)?;
         let cpus: BTreeSet<u32> = match &config.cpus {
@@ -139,22 +177,28 @@ impl Observer {
         config.frequency_hz = frequency.hz;
         let mut cost = load(&config)?;
         let bare = config.budget.map(|_| CallTimes::measure()).transpose().map_err(Error::Price)?;
-        let mut timed = Event::ALL.to_vec();
-        if config.mode == Mode::Events {
+        let mut timed = Vec::new();
+        if config.mode == ReportMode::Events {
             let ways = cost.attach()?;
-            timed.retain(|event| is_timed((*event).into(), &ways));
-            missing.extend(ways.into_iter().map(Missing::from));
+            timed.extend(
+                kernel::KernelEvent::ALL.into_iter().filter(|event| is_timed(*event, &ways)).map(Event::from),
+            );
+            missing.extend(ways.into_iter().map(MissingMeasurement::from));
             missing.extend(missing_by_method(&cost));
         }
+        missing.extend(missing_by_frequency(config.frequency_hz));
         let adaptive = match config.budget.zip(bare) {
             Some((budget, bare)) => {
-                let prices = Prices::between(bare, CallTimes::measure().map_err(Error::Price)?);
-                Some(Adaptive::new(budget, prices, frequency, cpus.iter().copied().collect()))
+                let prices = CallPrices::between(bare, CallTimes::measure().map_err(Error::Price)?);
+                Some(AdaptiveSampling::new(budget, prices, frequency, cpus.iter().copied().collect()))
             }
             None => None,
         };
         for pid in &config.profile {
             cost.watch(*pid, true)?;
+        }
+        for cpu in 0..cost.cpus() {
+            cost.show_processes(cpu, config.cpus.as_ref().is_none_or(|asked| asked.contains(&cpu)));
         }
         if config.frequency_hz > 0 {
             for cpu in &cpus {
@@ -163,11 +207,7 @@ impl Observer {
         }
         let symbols = Symbols::read().map_err(Error::Symbols)?;
         let mut resolver = Resolver::new(symbols, config.taxonomy.clone());
-        missing.extend(resolver.refresh_programs().err().map(|error| Missing {
-            event: None,
-            what: "names of BPF programs that are loaded later".to_owned(),
-            reason: error.to_string(),
-        }));
+        missing.extend(missing_names(&mut resolver));
         let now = Instant::now();
         let mut observer = Self {
             mode: config.mode,
@@ -179,17 +219,19 @@ impl Observer {
             host: host(),
             cgroups: Cgroups::new(),
             users: Users::default(),
-            meter: Meter::new(config.idle_watts),
-            programs: Programs::new(cost.program_ids()),
+            meter: EnergyMeter::new(config.idle_watts),
+            programs: ProgramTable::new(cost.program_ids()),
+            skipped: Skipped::new(cost.program_fds().map_err(Error::Programs)?),
             statistics,
             processes: Processes::default(),
-            usage: Usage::default(),
+            usage: ObserverUsage::default(),
             last: now,
             last_totals: Vec::new(),
             last_times: times,
             samples: Samples::new(&config),
             sequence: 0,
-            config: Config { cpus: Some(cpus), ..config },
+            cpus,
+            config,
             cost,
         };
         observer.begin()?;
@@ -197,9 +239,15 @@ impl Observer {
         Ok(observer)
     }
 
-    /// What cannot be measured on this kernel.
-    pub fn missing(&self) -> &[Missing] {
+    /// Returns the figures that cannot be measured on this kernel.
+    pub fn missing(&self) -> &[MissingMeasurement] {
         &self.missing
+    }
+
+    /// Notes which figures are missing from now on, after this process has dropped rights. Call it then.
+    pub fn look_at_rights(&mut self) {
+        let new = missing_names(&mut self.resolver).filter(|new| !self.missing.contains(new));
+        self.missing.extend(new);
     }
 
     /// Kernel functions at which calls are timed.
@@ -207,8 +255,8 @@ impl Observer {
         self.cost.functions()
     }
 
-    /// What timing events may take from here on.
-    pub fn set_budget(&mut self, budget: Budget) -> Result<(), Error> {
+    /// Replaces the limit of what timing events may cost.
+    pub fn set_budget(&mut self, budget: TimingBudget) -> Result<(), Error> {
         config::check_budget(budget)?;
         self.adaptive.as_mut().ok_or(Error::NoBudget)?.set_budget(budget);
         self.config.budget = Some(budget);
@@ -230,12 +278,14 @@ impl Observer {
     /// Takes the stacks that wait. At least every [`POLL_INTERVAL`], or some may be lost; that is counted.
     pub fn poll(&mut self) {
         let Self { cost, resolver, samples, users, config, mode, .. } = self;
-        let (mut functions, mut refreshed) = (Vec::new(), false);
+        let mut functions = Vec::new();
+        let mut refreshed = false;
         cost.drain(|record| {
             // Now the buffer is taken: the list has all programs that are in it.
             if !std::mem::replace(&mut refreshed, true) {
-                // What keeps it from working is in `missing` since the start.
-                let _ = resolver.refresh_programs();
+                // A failed refresh needs no report: its reason is in `missing` since the start.
+                let _ = resolver.refresh();
+                users.refresh();
             }
             take(&record, *mode, config, resolver, users, samples, &mut functions);
         });
@@ -245,47 +295,43 @@ impl Observer {
         self.try_timing();
     }
 
-    /// In mode `sampling` with a budget: from time to time events are timed too, which reports do not show before it turns
-    /// out to be cheap.
+    /// Tries to time events from time to time, in mode `sampling` with a budget. Reports do not use a trial before it turns out to be
+    /// cheap.
     fn try_timing(&mut self) {
         let Some(adaptive) = &mut self.adaptive else { return };
         match adaptive.poll(Instant::now(), || self.cost.totals()) {
-            Step::Try => match self.cost.attach() {
+            MethodStep::Try => match self.cost.attach() {
                 Ok(_) => adaptive.tried(Some(self.cost.totals())),
                 Err(_) => {
                     self.cost.detach();
                     adaptive.tried(None);
                 }
             },
-            Step::Sample => self.cost.detach(),
-            Step::Stay | Step::Time => {}
+            MethodStep::Sample => self.cost.detach(),
+            MethodStep::Stay | MethodStep::Time => {}
         }
     }
 
-    /// Between two reports: both modes see all of the time on their side of it.
-    fn change(&mut self, step: Step) {
+    /// Changes the mode between two reports, so that each mode sees the whole period on its side.
+    fn change(&mut self, step: MethodStep) {
         match step {
-            Step::Sample => {
-                // Samplers first: what is attached meanwhile takes time, and nothing is missed.
-                self.mode = Mode::Sampling;
-                self.cost.sample_always(true);
+            MethodStep::Sample => {
+                self.mode = ReportMode::Sampling;
                 self.cost.detach();
             }
             // Since the trial began, sums have all that the next report needs.
-            Step::Time => {
-                self.mode = Mode::Events;
-                self.cost.sample_always(false);
-            }
-            Step::Stay | Step::Try => {}
+            MethodStep::Time => self.mode = ReportMode::Events,
+            MethodStep::Stay | MethodStep::Try => {}
         }
     }
 
-    /// What came to pass since the last report, or the start.
+    /// Returns a report of the time since the last one, or since the start.
     pub fn report(&mut self) -> Result<Report, Error> {
         let times = procstat::read().map_err(Error::ProcStat)?;
         let spent = procstat::since(&times, &self.last_times);
         // The moment in which the period ends: at once the sums of events, and the samples.
-        let (now, totals) = (Instant::now(), self.cost.totals());
+        let now = Instant::now();
+        let totals = self.cost.totals();
         let period = now - self.last;
         self.poll();
         let programs = self.statistics.as_ref().map(|statistics| self.programs.read(statistics, period));
@@ -294,22 +340,21 @@ impl Observer {
             self.cost.forget(id)?;
         }
         let samples = std::mem::replace(&mut self.samples, Samples::new(&self.config));
-        let processes = match self.mode {
-            Mode::Events => processes,
-            Mode::Sampling => self.sampled_processes(&samples),
-        };
+        let mut processes = if self.mode == ReportMode::Events { processes } else { Vec::new() };
+        tables::add_sampled(&mut processes, samples.sampled_processes());
         let (auto, step) = match &mut self.adaptive {
             Some(adaptive) => {
                 let (auto, step) = adaptive.report(now, &totals, &self.last_totals, period);
                 (Some(auto), step)
             }
-            None => (None, Step::Stay),
+            None => (None, MethodStep::Stay),
         };
 
-        let cpus: Vec<Cpu> =
+        let cpus: Vec<CpuCost> =
             self.cpus().map(|cpu| self.cpu(cpu, &totals, &spent, &samples, period)).collect();
-        let by_event = by_event(&cpus);
-        let networking_ns = cpus.iter().flat_map(|cpu| &cpu.events).map(|event| event.ns).sum();
+        let by_event = sum_by_event(&cpus);
+        let events = cpus.iter().flat_map(|cpu| &cpu.events);
+        let networking_ns = events.filter(|of| of.event.is_networking()).map(|of| of.ns).sum();
         let busy_ns = procstat::busy_ns(&spent);
         let per_call = PerCall::new(&cpus);
         let (processes, cgroups) =
@@ -318,34 +363,66 @@ impl Observer {
         if self.config.arguments {
             arguments::read(&mut processes);
         }
-        let report = Report {
+        let mut report = Report {
             version: VERSION,
             sequence: self.sequence,
             time_unix_ms: unix_ms(),
             period_ns: ns(period),
             mode: self.mode,
-            sampled_ns: if self.mode == Mode::Sampling { ns(period) } else { 0 },
+            sampled_ns: if self.mode == ReportMode::Sampling { ns(period) } else { 0 },
             auto,
-            method: self.cost.method().filter(|_| self.mode == Mode::Events).map(Method::from),
+            method: self.cost.method().filter(|_| self.mode == ReportMode::Events).map(ReportMethod::from),
             frequency_hz: self.config.frequency_hz,
             host: self.host.clone(),
-            other: samples.fold.others(TOP_OTHERS, |event| by_event.get(&event).copied().unwrap_or(0.0)),
+            other: samples
+                .fold
+                .other_functions(TOP_OTHERS, |event| by_event.get(&event).copied().unwrap_or(0.0)),
             stacks: samples.fold.stacks(|cpu, event| self.ns_per_sample(&cpus, cpu, event)),
             processes,
             cgroups,
             energy: self.meter.read(period, networking_ns, busy_ns),
             observer: self.usage.read(&cpus, programs.as_deref(), period),
-            lost: lost(&totals, &self.last_totals, self.programs.skipped()),
-            missing: self.missing.iter().cloned().chain(missing_by_mode(self.mode)).collect(),
+            lost: lost(&totals, &self.last_totals, self.skipped.read()),
+            missing: self
+                .missing
+                .iter()
+                .cloned()
+                .chain(missing_by_mode(self.mode))
+                .chain([unsampled(&cpus)])
+                .collect(),
             programs,
             cpus,
         };
+        interval::fill(&mut report);
         self.sequence += 1;
         self.last = now;
         self.last_totals = totals;
+        self.follow(&times);
         self.last_times = times;
         self.change(step);
         Ok(report)
+    }
+
+    /// CPUs come and go. One that came back has lost its sampler, as the kernel closes the clocks of a CPU that goes.
+    fn follow(&mut self, online: &CpuClocks) {
+        let asked = |cpu: &u32| self.config.cpus.as_ref().is_none_or(|asked| asked.contains(cpu));
+        let now: BTreeSet<u32> = online.keys().copied().filter(asked).collect();
+        if now == self.cpus {
+            return;
+        }
+        for cpu in self.cpus.difference(&now) {
+            self.cost.stop_sampling(*cpu);
+        }
+        if self.config.frequency_hz > 0 {
+            for cpu in now.difference(&self.cpus) {
+                // If it has gone again, it will not be online the next time.
+                let _ = self.cost.sample(*cpu, self.config.frequency_hz);
+            }
+        }
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.set_cpus(now.iter().copied().collect());
+        }
+        self.cpus = now;
     }
 
     /// Everything counts from now on.
@@ -358,50 +435,63 @@ impl Observer {
     /// If it fails, names are missing, and the next time comes.
     fn read_symbols(&mut self) {
         self.symbols_read = Instant::now();
-        if let Ok(symbols) = Symbols::read() {
-            self.resolver.renew(symbols);
-        }
+        let _ = self.resolver.renew(Symbols::read_again);
     }
 
     fn cpus(&self) -> impl Iterator<Item = u32> {
-        self.config.cpus.iter().flatten().copied()
+        self.cpus.iter().copied()
     }
 
-    fn cpu(&self, cpu: u32, totals: &[Totals], spent: &CpuTimes, samples: &Samples, period: Duration) -> Cpu {
+    /// Events that reports have: all of them that samples tell, or those that are timed.
+    fn measured(&self) -> impl Iterator<Item = Event> {
+        let sampled = self.config.frequency_hz > 0;
+        Event::ALL.into_iter().filter(move |event| match event {
+            Event::Kernel => self.config.all,
+            event => sampled || self.timed.contains(event),
+        })
+    }
+
+    fn cpu(
+        &self,
+        cpu: u32,
+        totals: &[CpuSums],
+        spent: &CpuClocks,
+        samples: &Samples,
+        period: Duration,
+    ) -> CpuCost {
         let at = cpu as usize;
-        let (after, before) = (of(totals, at), of(&self.last_totals, at));
-        let measured = match self.mode {
-            Mode::Events => &self.timed[..],
-            Mode::Sampling => &Event::ALL,
-        };
-        let events: Vec<EventCost> = measured
-            .iter()
-            .copied()
+        let after = cpu_totals(totals, at);
+        let before = cpu_totals(&self.last_totals, at);
+        let distance_ns = self.distance_ns(cpu);
+        let events: Vec<EventCost> = self
+            .measured()
             .map(|event| {
                 let taken = samples.counts.get(&(cpu, event)).copied().unwrap_or_default();
-                let (total, calls) = match self.mode {
-                    Mode::Events => (
-                        after.ns(event.into()).saturating_sub(before.ns(event.into())),
-                        Some(after.calls(event.into()).saturating_sub(before.calls(event.into()))),
-                    ),
-                    Mode::Sampling => (self.sampled_ns(taken.all()), None),
-                };
-                let observer_ns = share_out(total, taken.observer, taken.all());
-                let ns = total - observer_ns;
+                let timed = names::timed(event)
+                    .filter(|_| self.mode == ReportMode::Events && self.timed.contains(&event));
+                let total = timed.map_or(0, |event| after.ns(event).saturating_sub(before.ns(event)));
+                let timed_observer_ns =
+                    share_out(total, taken.timed_observer, taken.timed + taken.timed_observer);
+                let ns = total - timed_observer_ns + taken.sampled * distance_ns;
+                let count = taken.timed + taken.sampled;
                 EventCost {
                     event,
                     ns,
                     share: share(ns, period),
-                    calls,
-                    observer_ns,
-                    samples: taken.networking,
-                    parts: parts(&samples.fold, cpu, event, ns, taken.networking, period),
+                    calls: timed.map(|event| after.calls(event).saturating_sub(before.calls(event))),
+                    observer_ns: timed_observer_ns + taken.sampled_observer * distance_ns,
+                    samples: count,
+                    sampled: taken.sampled,
+                    interval: None,
+                    parts: parts(&samples.fold, cpu, event, ns, count, period),
                 }
             })
             .collect();
-        Cpu {
+        let networking = events.iter().filter(|event| event.event.is_networking());
+        CpuCost {
             cpu,
-            networking_share: rounded(events.iter().map(|event| event.share).sum()),
+            networking_share: rounded(networking.map(|event| event.share).sum()),
+            networking_interval: None,
             observer_share: share(events.iter().map(|event| event.observer_ns).sum(), period),
             events,
             procstat: spent.get(&cpu).copied().unwrap_or_default(),
@@ -410,20 +500,12 @@ impl Observer {
         }
     }
 
-    /// The time that a number of samples stands for.
-    fn sampled_ns(&self, samples: u64) -> u64 {
-        (samples as f64 * NS_PER_S / f64::from(self.config.frequency_hz.max(1))) as u64
+    /// The time that a sample of a CPU stands for.
+    fn distance_ns(&self, cpu: u32) -> u64 {
+        kernel::period_ns(cpu, self.config.frequency_hz)
     }
 
-    fn sampled_processes(&self, samples: &Samples) -> Vec<Taken> {
-        let taken = |(task, counts): (&Task, &[u64; 3])| {
-            let name = task.name.map_or_else(String::new, |name| kernel::name(&name));
-            Taken::sampled(task.pid, task.cgroup, name, counts.map(|taken| self.sampled_ns(taken)))
-        };
-        samples.tasks.iter().map(taken).collect()
-    }
-
-    fn ns_per_sample(&self, cpus: &[Cpu], cpu: u32, event: Option<Event>) -> f64 {
+    fn ns_per_sample(&self, cpus: &[CpuCost], cpu: u32, event: Option<Event>) -> f64 {
         let Some(event) = event else { return NS_PER_S / f64::from(self.config.frequency_hz.max(1)) };
         let events = cpus.iter().find(|of| of.cpu == cpu).map_or(&[][..], |of| &of.events);
         let cost = events.iter().find(|of| of.event == event);
@@ -432,10 +514,10 @@ impl Observer {
 
     fn with_profiles(
         &self,
-        mut processes: Vec<crate::report::Process>,
+        mut processes: Vec<crate::report::ProcessCost>,
         samples: &Samples,
         period: Duration,
-    ) -> Vec<crate::report::Process> {
+    ) -> Vec<crate::report::ProcessCost> {
         for (pid, profile) in &samples.profiles {
             let profile = profile.finish(NS_PER_S / f64::from(self.config.frequency_hz.max(1)), period);
             match processes.iter_mut().find(|process| process.pid == *pid) {
@@ -448,76 +530,127 @@ impl Observer {
     }
 }
 
-fn load(config: &Config) -> Result<Cost, Error> {
+fn load(config: &Config) -> Result<CostPrograms, Error> {
     let watch = !config.profile.is_empty();
     // User stacks come on top.
     let bytes_per_hz = if watch { 2 * BUFFER_BYTES_PER_HZ } else { BUFFER_BYTES_PER_HZ };
-    Ok(Cost::load(&kernel::Config {
-        events: config.mode == Mode::Events,
-        method: config.method.map(kernel::Method::from),
-        transport: if config.ring_buffer { Transport::RingBuffer } else { Transport::DoubleBuffer },
+    let loaded = CostPrograms::load(&kernel::Config {
+        events: config.mode == ReportMode::Events,
+        method: config.method.map(kernel::TimingMethod::from),
+        transport: if config.ring_buffer { StackTransport::RingBuffer } else { StackTransport::DoubleBuffer },
         buffer_bytes: config.frequency_hz.saturating_mul(bytes_per_hz),
         watch,
-    })?)
+    });
+    loaded.map_err(|error| {
+        // Of a process without privileges the kernel refuses these, too.
+        let features = if error.is_denied() { Vec::new() } else { kernel::missing_features() };
+        if features.is_empty() { error.into() } else { Error::Old { kernel: host().kernel, features } }
+    })
 }
 
-fn statistics(config: &Config, missing: &mut Vec<Missing>) -> Option<Statistics> {
+fn statistics(config: &Config, missing: &mut Vec<MissingMeasurement>) -> Option<Statistics> {
     if !config.program_statistics {
         return None;
     }
     let what = "run times of BPF programs".to_owned();
     Statistics::enable()
-        .map_err(|error| missing.push(Missing { event: None, what, reason: error.to_string() }))
+        .map_err(|error| {
+            missing.push(MissingMeasurement { event: None, what, reason: error.to_string(), ns: None })
+        })
         .ok()
 }
 
-/// Whether some way of it is; events that have no ways are measured always.
-fn is_timed(event: kernel::Event, missing: &[kernel::Missing]) -> bool {
+/// Reads BPF programs, and returns an entry for `missing` if they cannot be named.
+fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
+    let what = "names of BPF programs that are loaded later".to_owned();
+    resolver.refresh().err().map(|error| MissingMeasurement {
+        event: None,
+        what,
+        reason: error.to_string(),
+        ns: None,
+    })
+}
+
+/// Returns whether at least one way of the event is timed. Events without ways are always timed.
+fn is_timed(event: kernel::KernelEvent, missing: &[kernel::MissingPoint]) -> bool {
     let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
 }
 
-/// What timing at system calls does not see, and why it is not done at functions.
-fn missing_by_method(cost: &Cost) -> Vec<Missing> {
-    if cost.method() != Some(kernel::Method::SystemCalls) {
+/// Returns what timing at system calls misses, and why functions are not timed.
+fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
+    if cost.method() != Some(kernel::TimingMethod::SystemCalls) {
         return Vec::new();
     }
-    let refused = cost.refused().and_then(|reason| reason.lines().next()).map(|reason| Missing {
+    let refused = cost.refused().and_then(|reason| reason.lines().next()).map(|reason| MissingMeasurement {
         event: None,
         what: "timing at functions".to_owned(),
         reason: reason.to_owned(),
+        ns: None,
     });
     let of_calls = [Event::Send, Event::Receive].into_iter().flat_map(|event| {
         [
-            ("sockets of the kernel itself", "timing at system calls does not see them"),
             (
-                "io_uring requests that had to wait, and its splice",
+                "calls on sockets of the kernel itself",
+                "timing at system calls does not see them: samples tell their time, and they are not counted",
+            ),
+            (
+                "calls of io_uring requests that had to wait, and its splice",
                 "timing at system calls sees what is done in the call; the rest is time of io_uring's threads",
             ),
-            ("io_uring reads and writes of registered sockets", "timing at system calls does not know these"),
+            (
+                "io_uring's requests for registered sockets",
+                "timing at system calls does not know these: reads and writes are sampled, not counted, and AF_UNIX counts as networking",
+            ),
         ]
-        .map(|(what, reason)| Missing {
+        .map(|(what, reason)| MissingMeasurement {
             event: Some(event),
             what: what.to_owned(),
             reason: reason.to_owned(),
+            ns: None,
         })
     });
     refused.into_iter().chain(of_calls).collect()
 }
 
-/// What samples do not tell.
-fn missing_by_mode(mode: Mode) -> Option<Missing> {
-    (mode == Mode::Sampling).then(|| Missing {
+/// Returns what samples alone cannot show.
+fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
+    (mode == ReportMode::Sampling).then(|| MissingMeasurement {
         event: None,
         what: "counts of calls".to_owned(),
         reason: "events are sampled, not timed".to_owned(),
+        ns: None,
     })
+}
+
+/// Returns the events that rest on samples alone, if none are taken.
+fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
+    let is_sampled_only = |event: &Event| names::timed(*event).is_none() && event.is_networking();
+    let events: Vec<&str> =
+        Event::ALL.iter().filter(|event| is_sampled_only(event)).map(|event| event.name()).collect();
+    (hz == 0).then(|| MissingMeasurement {
+        event: None,
+        what: events.join(", "),
+        reason: "samples alone tell them, and a frequency of 0 takes none".to_owned(),
+        ns: None,
+    })
+}
+
+/// Returns the figures that neither timing nor samples give.
+fn unsampled(cpus: &[CpuCost]) -> MissingMeasurement {
+    MissingMeasurement {
+        event: None,
+        what: "hard interrupts".to_owned(),
+        reason: "the clock that samples waits until they are over, so they count for what they interrupted"
+            .to_owned(),
+        ns: Some(cpus.iter().map(|cpu| cpu.procstat.irq_ns).sum()),
+    }
 }
 
 /// Counts one record.
 fn take(
-    record: &Record<'_>,
-    mode: Mode,
+    record: &StackRecord<'_>,
+    mode: ReportMode,
     config: &Config,
     resolver: &mut Resolver,
     users: &mut Users,
@@ -529,21 +662,29 @@ fn take(
     }
     resolver.functions(record.kernel, functions);
     let owner = resolver.owner(functions);
-    let event = match mode {
-        Mode::Events => record.event.map(Event::from),
-        Mode::Sampling => owner.event,
-    };
+    // While timing is tried, reports rest on samples alone.
+    let timed = record.event.filter(|_| mode == ReportMode::Events).map(Event::from);
+    let told = owner.event.map(|event| match event {
+        Event::Send | Event::Receive | Event::Sockets if record.local => Event::Local,
+        event => event,
+    });
+    let event = timed.or(told).filter(|event| config.all || *event != Event::Kernel);
     if let Some(event) = event {
-        samples.count(record.cpu, event, owner.observer);
+        samples.count(record.cpu, event, timed.is_some(), owner.observer);
     }
     if let Some(event) = event
         && !owner.observer
     {
-        if let (Mode::Sampling, Some(at)) = (mode, event.index().checked_sub(Event::Send.index())) {
+        if timed.is_none() {
             let name = (record.pid == 0).then_some(record.name);
-            let task = Task { pid: record.pid, cgroup: record.cgroup, name };
-            let counts = samples.tasks.entry(task).or_default();
-            counts.iter_mut().skip(at).take(1).for_each(|count| *count += 1);
+            let task = SampledTask { pid: record.pid, cgroup: record.cgroup, name };
+            let mut cost = TaskCost::default();
+            if let Some(sum) = cost.event_mut(event) {
+                *sum = kernel::period_ns(record.cpu, config.frequency_hz);
+                cost.samples = u64::from(event.is_networking());
+                // A process that ends meanwhile has no name in `/proc`.
+                samples.tasks.entry(task).or_insert((TaskCost::default(), record.name)).0.add(&cost);
+            }
         }
         samples.fold.add(resolver, record.cpu, event, functions);
         if config.stacks {
@@ -554,12 +695,12 @@ fn take(
     if record.watched {
         let names = users.names(record.pid, record.user);
         let place = match event {
-            Some(Event::NetRx | Event::NetTx) => Place::Softirq,
-            _ if record.kernel.is_empty() => Place::User(&names),
-            _ => Place::Kernel,
+            Some(Event::NetRx | Event::NetTx | Event::Timers) => ProcessPlace::Softirq,
+            _ if record.kernel.is_empty() => ProcessPlace::User(&names),
+            _ => ProcessPlace::Kernel,
         };
         samples.profiles.entry(record.pid).or_default().add(resolver.taxonomy(), place);
-        if config.stacks && place != Place::Softirq {
+        if config.stacks && place != ProcessPlace::Softirq {
             let kernel = functions.iter().map(|number| resolver.name(*number));
             let user = names.iter().map(|name| name.unwrap_or("[unknown]"));
             samples.fold.add_stack(record.cpu, event, Some(record.pid), kernel.chain(user));
@@ -567,21 +708,22 @@ fn take(
     }
 }
 
-/// What the observer takes in each call, on average over all CPUs.
+/// The observer's time in each call, on average over all CPUs.
 #[derive(Debug, Clone, Copy, Default)]
 struct PerCall {
     send_ns: f64,
     receive_ns: f64,
+    local_ns: f64,
 }
 
 impl PerCall {
-    fn new(cpus: &[Cpu]) -> Self {
+    fn new(cpus: &[CpuCost]) -> Self {
         let mean = |event: Event| {
             let costs = || cpus.iter().flat_map(|cpu| &cpu.events).filter(|cost| cost.event == event);
             let calls: u64 = costs().filter_map(|cost| cost.calls).sum();
             costs().map(|cost| cost.observer_ns).sum::<u64>() as f64 / calls.max(1) as f64
         };
-        Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive) }
+        Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive), local_ns: mean(Event::Local) }
     }
 
     fn without(self, cost: &TaskCost) -> TaskCost {
@@ -589,21 +731,22 @@ impl PerCall {
         TaskCost {
             send_ns: less(cost.send_ns, cost.send_calls, self.send_ns),
             receive_ns: less(cost.receive_ns, cost.receive_calls, self.receive_ns),
+            local_ns: less(cost.local_ns, cost.local_calls, self.local_ns),
             ..*cost
         }
     }
 }
 
-fn parts(fold: &Fold, cpu: u32, event: Event, total: u64, samples: u64, period: Duration) -> Vec<Part> {
+fn parts(fold: &Fold, cpu: u32, event: Event, total: u64, samples: u64, period: Duration) -> Vec<EventPart> {
     let part = |(name, taken): (&str, u64)| {
         let ns = share_out(total, taken, samples);
-        Part { name: name.to_owned(), ns, share: share(ns, period), samples: taken }
+        EventPart { name: name.to_owned(), ns, share: share(ns, period), samples: taken, interval: None }
     };
     fold.parts(cpu, event).into_iter().map(part).collect()
 }
 
 /// Nanoseconds per sample, over all CPUs.
-fn by_event(cpus: &[Cpu]) -> HashMap<Event, f64> {
+fn sum_by_event(cpus: &[CpuCost]) -> HashMap<Event, f64> {
     let mut sums: BTreeMap<Event, (u64, u64)> = BTreeMap::new();
     for event in cpus.iter().flat_map(|cpu| &cpu.events).filter(|event| event.samples > 0) {
         let sum = sums.entry(event.event).or_default();
@@ -612,12 +755,12 @@ fn by_event(cpus: &[Cpu]) -> HashMap<Event, f64> {
     sums.into_iter().map(|(event, (ns, samples))| (event, ns as f64 / samples as f64)).collect()
 }
 
-fn lost(after: &[Totals], before: &[Totals], skipped_runs: u64) -> Lost {
-    let sum = |of: fn(&Totals) -> u64| -> u64 {
-        let total = |totals: &[Totals]| -> u64 { totals.iter().map(of).sum() };
+fn lost(after: &[CpuSums], before: &[CpuSums], skipped_runs: u64) -> LostObservations {
+    let sum = |of: fn(&CpuSums) -> u64| -> u64 {
+        let total = |totals: &[CpuSums]| -> u64 { totals.iter().map(of).sum() };
         total(after).saturating_sub(total(before))
     };
-    Lost {
+    LostObservations {
         samples: sum(|totals| totals.lost_samples),
         stacks: sum(|totals| totals.lost_stacks),
         processes: sum(|totals| totals.lost_processes),
@@ -626,7 +769,7 @@ fn lost(after: &[Totals], before: &[Totals], skipped_runs: u64) -> Lost {
     }
 }
 
-fn of(totals: &[Totals], cpu: usize) -> Totals {
+fn cpu_totals(totals: &[CpuSums], cpu: usize) -> CpuSums {
     totals.get(cpu).copied().unwrap_or_default()
 }
 
@@ -635,10 +778,10 @@ fn unix_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn host() -> Host {
+fn host() -> ReportHost {
     nix::sys::utsname::uname().map_or_else(
-        |_| Host::default(),
-        |names| Host {
+        |_| ReportHost::default(),
+        |names| ReportHost {
             name: names.nodename().to_string_lossy().into_owned(),
             kernel: names.release().to_string_lossy().into_owned(),
         },
@@ -648,34 +791,97 @@ fn host() -> Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::ProcStat;
     use crate::samples::report;
 
-    fn missing(ways: impl Iterator<Item = &'static kernel::Way>) -> Vec<kernel::Missing> {
-        ways.map(|way| kernel::Missing { event: way.event, what: way.name, reason: String::new() }).collect()
+    fn missing(ways: impl Iterator<Item = &'static kernel::SocketCall>) -> Vec<kernel::MissingPoint> {
+        ways.map(|way| kernel::MissingPoint { event: way.event, what: way.name, reason: String::new() })
+            .collect()
     }
 
     #[test]
-    fn an_event_without_any_way_is_not_timed() {
-        let sends = || kernel::WAYS.iter().filter(|way| way.event == kernel::Event::Send);
-        let (all, but_one) = (missing(sends()), missing(sends().skip(1)));
-        let measured = |missing: &[kernel::Missing]| {
-            Event::ALL.into_iter().filter(|event| is_timed((*event).into(), missing)).collect::<Vec<_>>()
+    fn event_that_the_kernel_cannot_time_is_not_timed() {
+        let sends = || kernel::WAYS.iter().filter(|way| way.event == kernel::KernelEvent::Send);
+        let all = missing(sends());
+        let but_one = missing(sends().skip(1));
+        let timed = |missing: &[kernel::MissingPoint]| {
+            kernel::KernelEvent::ALL.into_iter().filter(|event| is_timed(*event, missing)).collect::<Vec<_>>()
         };
-        assert_eq!(measured(&all), [Event::NetRx, Event::NetTx, Event::Receive, Event::IoUring]);
-        assert_eq!(measured(&but_one), Event::ALL);
-        assert_eq!(measured(&[]), Event::ALL);
+        let but_send: Vec<_> = kernel::KernelEvent::ALL
+            .into_iter()
+            .filter(|event| *event != kernel::KernelEvent::Send)
+            .collect();
+        assert_eq!(timed(&all), but_send);
+        assert_eq!(timed(&but_one), kernel::KernelEvent::ALL);
+        assert_eq!(timed(&[]), kernel::KernelEvent::ALL);
+    }
+
+    fn is_root(test: &str) -> bool {
+        let root = nix::unistd::geteuid().is_root();
+        if !root {
+            println!("SKIP {test}: needs root");
+        }
+        root
+    }
+
+    /// A CPU that is not known yet is one that was offline until now.
+    #[test]
+    fn cpu_that_comes_online_is_sampled() {
+        if !is_root("cpu_that_comes_online_is_sampled") {
+            return;
+        }
+        let mut observer = Observer::start(Config::new().expect("a taxonomy")).expect("it starts");
+        let online = observer.cpus.clone();
+        let Some(last) = online.last().copied().filter(|_| online.len() > 1) else {
+            return println!("SKIP cpu_that_comes_online_is_sampled: one CPU");
+        };
+        let without: CpuClocks =
+            online.iter().filter(|cpu| **cpu != last).map(|cpu| (*cpu, ProcStat::default())).collect();
+        observer.follow(&without);
+        assert!(!observer.cost.sampled().contains(&last));
+        let cpus = |report: &Report| report.cpus.iter().map(|cpu| cpu.cpu).collect::<BTreeSet<_>>();
+        let gone = observer.report().expect("a report");
+        assert!(!cpus(&gone).contains(&last));
+        // The report has read which CPUs are online.
+        assert_eq!(observer.cost.sampled(), online);
+        millrace_testkit::wait_for("samples of the CPU that came", || {
+            let report = observer.next(Duration::from_millis(100)).expect("a report");
+            assert_eq!(cpus(&report), online);
+            report.cpus.iter().any(|cpu| cpu.cpu == last && cpu.samples > 0)
+        });
+    }
+
+    /// Skipped runs are counted without statistics of programs.
+    #[test]
+    fn skipped_runs_are_counted_without_statistics() {
+        if !is_root("skipped_runs_are_counted_without_statistics") {
+            return;
+        }
+        let recursion = millrace_lab_kernel::recursion::Recursion::attach().expect("it attaches");
+        let mut observer = Observer::start(Config::new().expect("a taxonomy")).expect("it starts");
+        observer.skipped.add(recursion.program_fd().expect("a descriptor"));
+        observer.report().expect("a report");
+        recursion.run().expect("it runs");
+        let lost = observer.report().expect("a report").lost;
+        assert!(lost.skipped_runs > 0, "{lost:?}");
+        assert!(!lost.is_nothing());
     }
 
     #[test]
-    fn each_call_is_without_the_observer_in_it() {
+    fn observer_time_is_subtracted_from_each_call() {
         let mut cpus = report(0).cpus;
         for cost in cpus.iter_mut().flat_map(|cpu| &mut cpu.events) {
             (cost.event, cost.calls, cost.observer_ns) = (Event::Send, Some(1000), 20_000);
         }
         cpus[1].events[0].observer_ns = 60_000;
         let per_call = PerCall::new(&cpus);
-        let cost =
-            TaskCost { send_ns: 1000, send_calls: 10, receive_ns: 7, receive_calls: 9, io_uring_ns: 3 };
+        let cost = TaskCost {
+            send_ns: 1000,
+            send_calls: 10,
+            receive_ns: 7,
+            receive_calls: 9,
+            ..TaskCost::default()
+        };
         assert_eq!(per_call.without(&cost), TaskCost { send_ns: 600, ..cost });
         // A call that began in this period and ends in the next one.
         let begun = TaskCost { send_ns: 20, send_calls: 1, ..TaskCost::default() };

@@ -7,17 +7,17 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::report::ProcStat;
 
-/// By CPU, since boot.
-pub type CpuTimes = BTreeMap<u32, ProcStat>;
+/// Times of each CPU since boot.
+pub type CpuClocks = BTreeMap<u32, ProcStat>;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-pub fn read() -> io::Result<CpuTimes> {
+pub fn read() -> io::Result<CpuClocks> {
     let hz = sysconf(SysconfVar::CLK_TCK)?.and_then(|hz| u64::try_from(hz).ok()).filter(|hz| *hz > 0);
     Ok(parse(&fs::read_to_string("/proc/stat")?, NS_PER_S / hz.unwrap_or(100)))
 }
 
-fn parse(text: &str, ns_per_tick: u64) -> CpuTimes {
+fn parse(text: &str, ns_per_tick: u64) -> CpuClocks {
     text.lines().filter_map(|line| cpu(line, ns_per_tick)).collect()
 }
 
@@ -27,8 +27,13 @@ fn cpu(line: &str, ns_per_tick: u64) -> Option<(u32, ProcStat)> {
     let cpu = cpu.parse().ok()?;
     let mut fields = times.split_ascii_whitespace();
     let mut next = || -> Option<u64> { Some(fields.next()?.parse::<u64>().ok()? * ns_per_tick) };
-    let (user, nice, system, idle) = (next()?, next()?, next()?, next()?);
-    let (iowait, irq, softirq) = (next()?, next()?, next()?);
+    let user = next()?;
+    let nice = next()?;
+    let system = next()?;
+    let idle = next()?;
+    let iowait = next()?;
+    let irq = next()?;
+    let softirq = next()?;
     let steal = next().unwrap_or(0);
     let times = ProcStat {
         user_ns: user + nice,
@@ -41,14 +46,14 @@ fn cpu(line: &str, ns_per_tick: u64) -> Option<(u32, ProcStat)> {
     Some((cpu, times))
 }
 
-/// From one reading to the next, of all CPUs.
-pub fn since(after: &CpuTimes, before: &CpuTimes) -> CpuTimes {
+/// Returns the differences between two readings, for all CPUs.
+pub fn since(after: &CpuClocks, before: &CpuClocks) -> CpuClocks {
     let before = |cpu| before.get(cpu).copied().unwrap_or_default();
     after.iter().map(|(cpu, times)| (*cpu, difference(times, &before(cpu)))).collect()
 }
 
-/// Of all CPUs.
-pub fn busy_ns(times: &CpuTimes) -> u64 {
+/// Returns the busy time of all CPUs.
+pub fn busy_ns(times: &CpuClocks) -> u64 {
     times.values().map(ProcStat::busy_ns).sum()
 }
 
@@ -69,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_cpus() {
+    fn cpu_lines_of_proc_stat_are_parsed() {
         let text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 3 4 5 6 7 8 1 2\ncpu11 1 0 0 0 0 0 0\nintr 1 2\n";
         let times = parse(text, 10);
         let first =
@@ -81,21 +86,19 @@ mod tests {
     }
 
     #[test]
-    fn all_cpus_are_busy_together() {
+    fn busy_times_of_cpus_add_up() {
         let times = |first, second| {
             let stat = |ns| ProcStat { user_ns: ns, softirq_ns: ns, idle_ns: 1, ..ProcStat::default() };
-            CpuTimes::from([(0, stat(first)), (1, stat(second))])
+            CpuClocks::from([(0, stat(first)), (1, stat(second))])
         };
         assert_eq!(busy_ns(&since(&times(10, 20), &times(4, 5))), 2 * (6 + 15));
-        assert_eq!(busy_ns(&since(&times(10, 20), &CpuTimes::new())), 2 * (10 + 20));
+        assert_eq!(busy_ns(&since(&times(10, 20), &CpuClocks::new())), 2 * (10 + 20));
     }
 
     #[test]
-    fn what_runs_backwards_is_nothing() {
-        let (before, after) = (
-            ProcStat { idle_ns: 20, user_ns: 5, ..ProcStat::default() },
-            ProcStat { idle_ns: 10, user_ns: 7, ..ProcStat::default() },
-        );
+    fn time_that_runs_backwards_is_zero() {
+        let before = ProcStat { idle_ns: 20, user_ns: 5, ..ProcStat::default() };
+        let after = ProcStat { idle_ns: 10, user_ns: 7, ..ProcStat::default() };
         assert_eq!(difference(&after, &before), ProcStat { user_ns: 2, ..ProcStat::default() });
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// What a part of a period is of it.
+/// Returns the fraction that a part of a period has of it.
 pub fn share(part_ns: u64, period: Duration) -> f64 {
     rounded(part_ns as f64 / ns(period).max(1) as f64)
 }
 
-/// In steps of a millionth, which is finer than the clocks: reports stay short.
+/// Rounds to a millionth, which is finer than the clocks, to keep reports short.
 pub fn rounded(share: f64) -> f64 {
     (share * 1e6).round() / 1e6
 }

@@ -1,123 +1,228 @@
 //! The kernel's symbols, those of modules and BPF programs included: `/proc/kallsyms`.
 
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
-use std::{fs, io};
 
-use millrace_kernel::programs::Function;
+use millrace_kernel::programs::ProgramFunction;
 
 use crate::taxonomy::PROGRAM;
 
 const KALLSYMS: &str = "/proc/kallsyms";
-/// What the kernel calls BPF programs: this, 16 hexadecimal digits of their tag, and `_NAME`.
+const MODULES: &str = "/proc/modules";
+const READ_BYTES: usize = 1 << 16;
+/// The prefix of BPF programs in kallsyms. The 16 hexadecimal digits of the tag and `_NAME` follow.
 const JITTED: &str = "bpf_prog_";
 const TAG_DIGITS: usize = 16;
-/// The module that compiled programs and what leads to them are said to be in.
+/// The module that kallsyms gives for compiled programs and the code that leads to them.
 const JIT: &str = "[bpf]";
-/// Where no other symbol follows, a function ends here at the latest: behind it may be what was loaded since.
-const MAX_BYTES: u64 = 1 << 16;
+/// The largest size of a function that no other symbol follows: code behind it may have been loaded since.
+const MAX_BYTES: u32 = 1 << 16;
 /// Trampolines and dispatchers have no sizes either; the kernel makes each on a page.
-const IMAGE_BYTES: u64 = 4096;
+const IMAGE_BYTES: u32 = 4096;
 
 /// Functions by address. The number of one stays the same until others are read.
 #[derive(Debug, Default)]
 pub struct Symbols {
-    kernel: Table,
+    kernel: SymbolTable,
+    /// Modules that were loaded when `kernel` was read.
+    modules: Vec<Module>,
+    /// Places of modules that were loaded since: `kernel` would take their functions for those of a neighbour.
+    strange: Vec<Range<u64>>,
     /// Absent: they cannot be listed, and the kernel's symbols have those that were loaded when these were read.
-    programs: Option<Table>,
+    programs: Option<SymbolTable>,
 }
 
-/// Ascending, none overlaps another.
+#[derive(Debug, PartialEq, Eq)]
+struct Module {
+    name: Box<str>,
+    /// Addresses of its code. From Linux 6.4 on the range is too long, by the size of its data, which lie elsewhere.
+    range: Range<u64>,
+}
+
+/// Ascending, none overlaps another. Names stand one behind the other: a kernel has 200,000, and they are read into the same
+/// memory again and again.
 #[derive(Debug, Default)]
-struct Table {
-    ranges: Vec<Range<u64>>,
-    names: Vec<Box<str>>,
+struct SymbolTable {
+    functions: Vec<PlacedSymbol>,
+    names: String,
 }
 
-impl Table {
+#[derive(Debug, Clone, Copy)]
+struct PlacedSymbol {
+    start: u64,
+    bytes: u32,
+    name_at: u32,
+    name_bytes: u32,
+}
+
+impl SymbolTable {
     fn find(&self, address: u64) -> Option<usize> {
-        let at = self.ranges.partition_point(|range| range.start <= address).checked_sub(1)?;
-        self.ranges.get(at)?.contains(&address).then_some(at)
+        let at = self.functions.partition_point(|function| function.start <= address).checked_sub(1)?;
+        let function = self.functions.get(at)?;
+        (address - function.start < function.bytes.into()).then_some(at)
     }
 
     fn name(&self, number: usize) -> &str {
-        self.names.get(number).map_or("", |name| name)
+        let name = self.functions.get(number).and_then(|function| {
+            let at = function.name_at as usize;
+            self.names.get(at..at + function.name_bytes as usize)
+        });
+        name.unwrap_or_default()
     }
-}
 
-impl FromIterator<(Range<u64>, Box<str>)> for Table {
-    fn from_iter<T: IntoIterator<Item = (Range<u64>, Box<str>)>>(functions: T) -> Self {
-        let mut functions: Vec<_> = functions.into_iter().collect();
-        functions.sort_by_key(|(range, _)| range.start);
-        // Of aliases the first one counts.
-        functions.dedup_by_key(|(range, _)| range.start);
-        let starts: Vec<u64> =
-            functions.iter().skip(1).map(|(range, _)| range.start).chain([u64::MAX]).collect();
-        let bounded = functions.into_iter().zip(starts);
-        let (ranges, names) =
-            bounded.map(|((range, name), next)| (range.start..range.end.min(next), name)).unzip();
-        Self { ranges, names }
+    fn clear(&mut self) {
+        self.functions.clear();
+        self.names.clear();
+    }
+
+    /// Adds a function. Lookups find it once the table is [settled](Self::settle).
+    fn push(&mut self, start: u64, bytes: u32, name: &str) {
+        let length = |text: &str| u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let name_at = length(&self.names);
+        let name_bytes = length(name);
+        self.names.push_str(name);
+        self.functions.push(PlacedSymbol { start, bytes, name_at, name_bytes });
+    }
+
+    fn settle(&mut self) {
+        // The first of several aliases counts.
+        self.functions.sort_unstable_by_key(|function| (function.start, function.name_at));
+        self.functions.dedup_by_key(|function| function.start);
+        let mut next = u64::MAX;
+        for function in self.functions.iter_mut().rev() {
+            let room = u32::try_from(next - function.start).unwrap_or(u32::MAX);
+            function.bytes = function.bytes.min(room);
+            next = function.start;
+        }
     }
 }
 
 impl Symbols {
-    /// # Errors
-    /// Also if addresses are hidden from this process (`kernel.kptr_restrict`, no CAP_SYSLOG).
+    /// Fails also if addresses are hidden from this process (`kernel.kptr_restrict`, no CAP_SYSLOG).
     pub fn read() -> io::Result<Self> {
-        let symbols = Self::parse(&fs::read_to_string(KALLSYMS)?);
-        if symbols.len() == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "the kernel hides its addresses (kernel.kptr_restrict)",
-            ));
-        }
+        let mut symbols = Self::default();
+        symbols.read_again()?;
         Ok(symbols)
     }
 
-    fn parse(text: &str) -> Self {
-        Self { kernel: text.lines().filter_map(function).collect(), programs: None }
+    /// Reads the kernel's symbols once more, in place of those that are there: both at once would be twice the memory.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read). There are no symbols then.
+    pub fn read_again(&mut self) -> io::Result<()> {
+        // Before the symbols: one that comes meanwhile is strange afterwards, and its symbols are read once more.
+        let modules = modules()?;
+        let file = BufReader::with_capacity(READ_BYTES, File::open(KALLSYMS)?);
+        self.parse(file, &modules)?;
+        match self.kernel.functions.is_empty() {
+            true => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the kernel hides its addresses (kernel.kptr_restrict)",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn parse(&mut self, mut lines: impl BufRead, modules: &str) -> io::Result<()> {
+        self.kernel.clear();
+        self.strange.clear();
+        self.modules = modules.lines().filter_map(module).collect();
+        let mut line = String::new();
+        while lines.read_line(&mut line)? > 0 {
+            if let Some((start, bytes, name)) = function(&line) {
+                self.kernel.push(start, bytes, &name);
+            }
+            line.clear();
+        }
+        self.kernel.settle();
+        Ok(())
     }
 
     #[cfg(test)]
     pub fn parse_for_tests(text: &str) -> Self {
-        Self::parse(text)
+        let mut symbols = Self::default();
+        symbols.parse(text.as_bytes(), "").expect("text");
+        symbols
     }
 
-    /// All programs that are loaded now.
-    pub fn set_programs<'a>(&mut self, functions: impl Iterator<Item = &'a Function>) {
-        let range =
-            |function: &Function| function.start..function.start.saturating_add(function.bytes.into());
-        let named = |function: &'a Function| (range(function), format!("{PROGRAM}{}", function.name).into());
-        self.programs = Some(functions.map(named).collect());
+    /// Looks which modules are loaded: those that came since the symbols were read have none. Reports whether others are
+    /// strange than before.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub fn refresh_modules(&mut self) -> io::Result<bool> {
+        Ok(self.see_modules(&modules()?))
     }
 
-    pub fn has_programs(&self) -> bool {
-        self.programs.is_some()
+    pub(crate) fn see_modules(&mut self, listed: &str) -> bool {
+        let new = listed.lines().filter_map(module).filter(|module| !self.modules.contains(module));
+        let strange: Vec<Range<u64>> = new.map(|module| module.range).collect();
+        let changed = strange != self.strange;
+        self.strange = strange;
+        changed
+    }
+
+    /// Replaces the list of loaded programs.
+    pub fn set_programs<'a>(&mut self, functions: impl Iterator<Item = &'a ProgramFunction>) {
+        let table = self.programs.get_or_insert_default();
+        table.clear();
+        for function in functions {
+            table.push(function.start, function.bytes, &format!("{PROGRAM}{}", function.name));
+        }
+        table.settle();
+    }
+
+    /// Drops the list, as programs cannot be listed any more. Reports whether they could before.
+    pub fn forget_programs(&mut self) -> bool {
+        self.programs.take().is_some()
     }
 
     /// The function that an address is in: its number.
     pub fn find(&self, address: u64) -> Option<usize> {
-        let Some(programs) = &self.programs else { return self.kernel.find(address) };
-        let of_program = programs.find(address).map(|number| self.kernel.names.len() + number);
+        let of_kernel = || match self.strange.iter().any(|range| range.contains(&address)) {
+            true => None,
+            false => self.kernel.find(address),
+        };
+        let Some(programs) = &self.programs else { return of_kernel() };
+        let of_program = programs.find(address).map(|number| self.kernel.functions.len() + number);
         // A program that only the kernel's symbols know has gone since they were read.
         let lives = |number: &usize| !self.kernel.name(*number).starts_with(PROGRAM);
-        of_program.or_else(|| self.kernel.find(address).filter(lives))
+        of_program.or_else(|| of_kernel().filter(lives))
     }
 
     pub fn name(&self, number: usize) -> &str {
-        match (number.checked_sub(self.kernel.names.len()), &self.programs) {
+        match (number.checked_sub(self.kernel.functions.len()), &self.programs) {
             (Some(number), Some(programs)) => programs.name(number),
             _ => self.kernel.name(number),
         }
     }
 
-    /// How many numbers there are.
+    /// Returns the number of functions.
     pub fn len(&self) -> usize {
-        self.kernel.names.len() + self.programs.as_ref().map_or(0, |programs| programs.names.len())
+        self.kernel.functions.len() + self.programs.as_ref().map_or(0, |programs| programs.functions.len())
     }
 }
 
-/// Where it is at most, and its name, if the line is about code.
-fn function(line: &str) -> Option<(Range<u64>, Box<str>)> {
+/// Returns the modules as the kernel lists them; nothing on a kernel without.
+fn modules() -> io::Result<String> {
+    match fs::read_to_string(MODULES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read,
+    }
+}
+
+/// Reads a line of `/proc/modules`: `veth 36864 0 - Live 0xffffffffc0000000`.
+fn module(line: &str) -> Option<Module> {
+    let mut fields = line.split_ascii_whitespace();
+    let name = fields.next()?;
+    let bytes = fields.next()?.parse::<u64>().ok()?;
+    let start = fields.find_map(|field| u64::from_str_radix(field.strip_prefix("0x")?, 16).ok())?;
+    Some(Module { name: name.into(), range: start..start.saturating_add(bytes) })
+}
+
+/// Returns a function's start, its largest possible size and its name, if the line is about code.
+fn function(line: &str) -> Option<(u64, u32, Box<str>)> {
     let mut fields = line.split_ascii_whitespace();
     let start = u64::from_str_radix(fields.next()?, 16).ok().filter(|start| *start != 0)?;
     let kind = fields.next()?;
@@ -125,7 +230,7 @@ fn function(line: &str) -> Option<(Range<u64>, Box<str>)> {
     let name = fields.next()?;
     let is_image = fields.next() == Some(JIT) && !name.starts_with(JITTED);
     let bytes = if is_image { IMAGE_BYTES } else { MAX_BYTES };
-    Some((start..start.saturating_add(bytes), plain(name)))
+    Some((start, bytes, plain(name)))
 }
 
 /// `bpf_prog_0123456789abcdef_relay_ingress` is `bpf:relay_ingress`; suffixes that compilers add are cut off.
@@ -133,7 +238,7 @@ pub fn plain(name: &str) -> Box<str> {
     let program = name.strip_prefix(JITTED).and_then(|rest| rest.split_at_checked(TAG_DIGITS));
     match program {
         Some((tag, rest)) if tag.bytes().all(|digit| digit.is_ascii_hexdigit()) => {
-            // A program without a name is told by its tag.
+            // A program without a name is identified by its tag.
             let name = rest.strip_prefix('_').unwrap_or(tag);
             format!("{PROGRAM}{name}").into()
         }
@@ -161,7 +266,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
 ";
 
     fn name(address: u64) -> Option<String> {
-        let symbols = Symbols::parse(TEXT);
+        let symbols = Symbols::parse_for_tests(TEXT);
         symbols.find(address).map(|number| symbols.name(number).to_owned())
     }
 
@@ -181,7 +286,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn nothing_reaches_into_what_was_loaded_behind_it() {
+    fn function_ends_where_the_next_code_begins() {
         assert_eq!(name(0xffff_ffff_c000_fff0).as_deref(), Some("veth_xmit"));
         assert_eq!(name(0xffff_ffff_c001_0000), None);
         assert_eq!(name(0xffff_ffff_c020_0ff0).as_deref(), Some("bpf_trampoline_6442540000"));
@@ -191,8 +296,8 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
 
     #[test]
     fn the_list_of_programs_is_right_about_programs() {
-        let mut symbols = Symbols::parse(TEXT);
-        let function = |start, bytes, name: &str| Function { start, bytes, name: name.to_owned() };
+        let mut symbols = Symbols::parse_for_tests(TEXT);
+        let function = |start, bytes, name: &str| ProgramFunction { start, bytes, name: name.to_owned() };
         let programs = [
             function(0xffff_ffff_c010_1000, 16, "late"),
             function(0xffff_ffff_c000_0800, 16, "in the gap"),
@@ -207,10 +312,59 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         // In the kernel's symbols, and gone.
         assert_eq!(name(0xffff_ffff_c010_0004), None);
         assert_eq!(name(0xffff_ffff_8100_0300), Some("ip_rcv"));
+        assert!(symbols.forget_programs() && !symbols.forget_programs());
+        let number = symbols.find(0xffff_ffff_c010_0004).expect("a function");
+        assert_eq!(symbols.name(number), "bpf:relay_ingress");
+    }
+
+    /// A module whose symbols were not read has no names, and never those of the module in front of it.
+    #[test]
+    fn symbols_of_a_module_loaded_later_are_its_own() {
+        const BEFORE: &str = "veth 4096 0 - Live 0xffffffffc0000000\n";
+        const AFTER: &str = "dummy 8192 0 - Live 0xffffffffc0001000\nveth 4096 1 - Live 0xffffffffc0000000\n";
+        let mut symbols = Symbols::default();
+        symbols.parse(TEXT.as_bytes(), BEFORE).expect("text");
+        let name = |symbols: &Symbols, address| symbols.find(address).map(|at| symbols.name(at).to_owned());
+        let inside = 0xffff_ffff_c000_1010;
+        let behind = 0xffff_ffff_c000_3010;
+        assert_eq!(name(&symbols, inside).as_deref(), Some("veth_xmit"), "nothing else is known to be there");
+        assert!(!symbols.see_modules(BEFORE));
+        assert!(symbols.see_modules(AFTER) && !symbols.see_modules(AFTER));
+        assert_eq!(name(&symbols, inside), None);
+        assert_eq!(name(&symbols, 0xffff_ffff_c000_0010).as_deref(), Some("veth_xmit"));
+        assert_eq!(name(&symbols, behind).as_deref(), Some("veth_xmit"));
+        let text = format!("{TEXT}ffffffffc0001000 t dummy_xmit\t[dummy]\n");
+        symbols.parse(text.as_bytes(), AFTER).expect("text");
+        assert!(!symbols.see_modules(AFTER));
+        assert_eq!(name(&symbols, inside).as_deref(), Some("dummy_xmit"));
+        // Another one in its place.
+        assert!(symbols.see_modules(&AFTER.replace("dummy", "other")));
+        assert_eq!(name(&symbols, inside), None);
+    }
+
+    /// The kernel's own, read twice: what is read again takes no memory of its own.
+    #[test]
+    fn symbols_are_read_again_into_the_same_memory() {
+        let Ok(mut symbols) = Symbols::read() else {
+            println!("SKIP symbols_are_read_again_into_the_same_memory: needs root");
+            return;
+        };
+        let memory =
+            |symbols: &Symbols| (symbols.kernel.functions.capacity(), symbols.kernel.names.capacity());
+        let place = |symbols: &Symbols| (symbols.kernel.functions.as_ptr(), symbols.kernel.names.as_ptr());
+        let before = memory(&symbols);
+        let at = place(&symbols);
+        symbols.read_again().expect("symbols");
+        // Other tests load and remove programs at the same time: there may be some more.
+        assert!(
+            memory(&symbols) == before && place(&symbols) == at || symbols.len() > before.0,
+            "{before:?}"
+        );
+        assert!(before.0 < 4 * symbols.len() && before.1 < 1 << 26, "{before:?}");
     }
 
     #[test]
-    fn hidden_addresses_are_none() {
-        assert_eq!(Symbols::parse("0000000000000000 T ip_rcv\n").len(), 0);
+    fn hidden_kernel_addresses_give_no_symbols() {
+        assert_eq!(Symbols::parse_for_tests("0000000000000000 T ip_rcv\n").len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! From function names to parts of events. The rules are data: `taxonomy.toml`, and what an operator adds.
+//! Maps function names to parts of events. The rules are data: `taxonomy.toml`, and the operator's own file.
 
 use std::path::Path;
 use std::{fs, io};
@@ -7,10 +7,12 @@ use serde::Deserialize;
 
 use crate::report::{Event, OTHER};
 
-/// How far outwards [`callers`](Rule::callers) are looked for: compilers put a helper in between, or do not.
+/// How far outwards [`callers`](TaxonomyRule::callers) are looked for: compilers put a helper in between, or do not.
 const CALLERS_WITHIN: usize = 2;
 
+/// The reason why a file with rules cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("cannot read {path}: {source}")]
     Read { path: String, source: io::Error },
@@ -19,78 +21,107 @@ pub enum Error {
     Syntax { path: String, source: Box<toml::de::Error> },
 }
 
+/// Rules that name the event of a stack, and the part of the event, by the functions in it.
+///
+/// The first rule that fits holds. `taxonomy.toml` is built in, with a comment on each table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Taxonomy {
+    /// Rules that name the event of a stack.
     #[serde(default)]
     event: Vec<EventRule>,
+    /// Functions of the observer itself.
     #[serde(default)]
-    observer: Vec<ObserverRule>,
+    observer: Vec<FunctionsRule>,
+    /// Functions that are networking, whatever called them.
     #[serde(default)]
-    part: Vec<Rule>,
+    networking: Vec<FunctionsRule>,
+    /// Rules that name the part of an event.
+    #[serde(default)]
+    part: Vec<TaxonomyRule>,
+    /// Rules for functions of processes.
     #[serde(default)]
     user: Vec<UserRule>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule {
+struct TaxonomyRule {
+    /// Name of the part.
     name: String,
-    functions: Vec<Pattern>,
+    /// Patterns of functions that the rule fits.
+    functions: Vec<NamePattern>,
+    /// Patterns of callers: one of them has to have called the function.
     #[serde(default)]
-    callers: Vec<Pattern>,
+    callers: Vec<NamePattern>,
+    /// Events in which the rule holds. Default: all.
     #[serde(default)]
     events: Vec<Event>,
+    /// The functions are not networking by themselves.
+    #[serde(default)]
+    generic: bool,
+    /// The functions are of AF_UNIX or netlink.
+    #[serde(default)]
+    local: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventRule {
-    /// Absent: none.
+    /// Absent: not even [`Event::Kernel`].
     event: Option<Event>,
-    functions: Vec<Pattern>,
+    /// Patterns of functions that the rule fits.
+    functions: Vec<NamePattern>,
+    /// The event is [`Event::Kernel`] unless the function has called something that is networking.
+    #[serde(default)]
+    networking: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ObserverRule {
-    functions: Vec<Pattern>,
+struct FunctionsRule {
+    /// Patterns of functions that the rule fits.
+    functions: Vec<NamePattern>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UserRule {
+    /// Name of the part.
     name: String,
-    functions: Vec<Pattern>,
+    /// Patterns of functions that the rule fits.
+    functions: Vec<NamePattern>,
 }
 
 /// Rules that name a function: positions in the taxonomy, first match first. Looked up once per function, since
 /// there are hundreds of patterns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct FunctionRules {
     parts: Vec<usize>,
-    root: Root,
+    root: CallRoot,
     program: bool,
+    networking: bool,
+    local: bool,
 }
 
-/// What a function says about everything that it calls.
+/// The statement of a function about everything that it calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Root {
+enum CallRoot {
     #[default]
     Nothing,
-    /// It is that event, or none.
-    Event(Option<Event>),
-    /// It is the observer.
+    /// The stack belongs to this event, or to none. If `networking` is set, it must contain networking.
+    Event { event: Option<Event>, networking: bool },
+    /// The stack is the observer's.
     Observer,
 }
 
-/// Whose a stack is.
+/// The event that a stack belongs to, and whether it is the observer's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Owner {
-    /// The innermost event that it is in.
+pub struct StackOwner {
+    /// The innermost event that it is in; [`Event::Kernel`] if nothing in it is networking. `None` in user mode, and idle.
     pub event: Option<Event>,
-    /// On top of that the observer was at work: its programs, or what the kernel does to call programs. The latter
-    /// may be for other programs, which cannot be told from a stack without them.
+    /// The observer was at work on top of that: its programs, or the kernel to call programs. The latter may be for other programs, which
+    /// cannot be distinguished in a stack without them.
     pub observer: bool,
 }
 
@@ -103,6 +134,10 @@ impl Taxonomy {
         Self::parse("the built-in taxonomy", include_str!("taxonomy.toml"))
     }
 
+    /// Reads rules. `path` is for the error's text.
+    ///
+    /// # Errors
+    /// The text is not TOML, or has keys that no rule has.
     pub fn parse(path: &str, text: &str) -> Result<Self, Error> {
         let syntax = |source| Error::Syntax { path: path.to_owned(), source: Box::new(source) };
         toml::from_str(text).map_err(syntax)
@@ -112,32 +147,45 @@ impl Taxonomy {
     pub fn extended(file: &Path) -> Result<Self, Error> {
         let path = file.display().to_string();
         let text = fs::read_to_string(file).map_err(|source| Error::Read { path: path.clone(), source })?;
-        let (mut first, then) = (Self::parse(&path, &text)?, Self::builtin()?);
+        let mut first = Self::parse(&path, &text)?;
+        let then = Self::builtin()?;
         first.event.extend(then.event);
         first.observer.extend(then.observer);
+        first.networking.extend(then.networking);
         first.part.extend(then.part);
         first.user.extend(then.user);
         Ok(first)
     }
 
-    /// What there is to say of a kernel function, or of a BPF program's.
-    pub fn rules(&self, function: &str) -> Rules {
-        let parts = self.part.iter().enumerate().filter(|(_, rule)| any(&rule.functions, function));
-        let observer = || self.observer.iter().any(|rule| any(&rule.functions, function));
-        let root = match self.event.iter().find(|rule| any(&rule.functions, function)) {
-            Some(rule) => Root::Event(rule.event),
-            None if observer() => Root::Observer,
-            None => Root::Nothing,
+    /// Returns the rules for a kernel function, or for a function of a BPF program.
+    pub fn rules(&self, function: &str) -> FunctionRules {
+        let parts: Vec<usize> = (0..)
+            .zip(&self.part)
+            .filter(|(_, rule)| matches_any(&rule.functions, function))
+            .map(|(at, _)| at)
+            .collect();
+        let among = |rules: &[FunctionsRule]| rules.iter().any(|rule| matches_any(&rule.functions, function));
+        let root = match self.event.iter().find(|rule| matches_any(&rule.functions, function)) {
+            Some(rule) => CallRoot::Event { event: rule.event, networking: rule.networking },
+            None if among(&self.observer) => CallRoot::Observer,
+            None => CallRoot::Nothing,
         };
-        let program = function.starts_with(PROGRAM);
-        Rules { parts: parts.map(|(at, _)| at).collect(), root, program }
+        let of_parts =
+            |is: fn(&TaxonomyRule) -> bool| parts.iter().filter_map(|at| self.part.get(*at)).any(is);
+        FunctionRules {
+            root,
+            program: function.starts_with(PROGRAM),
+            networking: of_parts(|rule| !rule.generic) || among(&self.networking),
+            local: of_parts(|rule| rule.local),
+            parts,
+        }
     }
 
     /// The part of a stack within `event`, innermost function first; [`OTHER`] if no rule fits.
     pub fn part<'a>(
         &'a self,
         event: Event,
-        stack: impl Iterator<Item = (&'a str, &'a Rules)> + Clone,
+        stack: impl Iterator<Item = (&'a str, &'a FunctionRules)> + Clone,
     ) -> &'a str {
         let mut frames = stack;
         while let Some((function, rules)) = frames.next() {
@@ -159,58 +207,81 @@ impl Taxonomy {
     fn fitting<'a>(
         &self,
         event: Event,
-        rules: &Rules,
+        rules: &FunctionRules,
         mut callers: impl Iterator<Item = &'a str>,
-    ) -> Option<&Rule> {
-        let in_event = |rule: &&Rule| rule.events.is_empty() || rule.events.contains(&event);
+    ) -> Option<&TaxonomyRule> {
+        let in_event = |rule: &&TaxonomyRule| rule.events.is_empty() || rule.events.contains(&event);
         let mut rules = rules.parts.iter().filter_map(|at| self.part.get(*at)).filter(in_event).peekable();
         let mut with_callers = Vec::new();
         while let Some(rule) = rules.next_if(|rule| !rule.callers.is_empty()) {
             with_callers.push(rule);
         }
-        let by_caller = |caller| with_callers.iter().copied().find(|rule| any(&rule.callers, caller));
+        let by_caller = |caller| with_callers.iter().copied().find(|rule| matches_any(&rule.callers, caller));
         callers.find_map(by_caller).or_else(|| rules.next())
     }
 
-    /// Whose a stack is, innermost function first.
-    pub fn owner<'a>(&self, stack: impl Iterator<Item = &'a Rules>) -> Owner {
-        let (mut observer, mut others_program) = (false, false);
+    /// Returns the owner of a stack, whose innermost function comes first.
+    pub fn owner<'a>(&self, stack: impl Iterator<Item = &'a FunctionRules>) -> StackOwner {
+        let mut observer = false;
+        let mut others_program = false;
+        let mut networking = false;
+        let mut local = false;
+        let mut frames = 0;
+        let mut event = Event::Sockets;
+        let mut conditional = true;
         for rules in stack {
+            frames += 1;
+            networking |= rules.networking;
+            local |= rules.local;
             match rules.root {
-                Root::Event(event) => return Owner { event, observer },
-                // What calls programs, and has called one of somebody else.
-                Root::Observer if !rules.program && others_program => {}
-                Root::Observer => observer = true,
-                Root::Nothing => others_program |= rules.program,
+                CallRoot::Event { event: None, .. } => return StackOwner { event: None, observer },
+                CallRoot::Event { event: Some(root), networking } => {
+                    (event, conditional) = (root, networking);
+                    break;
+                }
+                // The kernel's code that calls programs has called another owner's program.
+                CallRoot::Observer if !rules.program && others_program => {}
+                CallRoot::Observer => observer = true,
+                CallRoot::Nothing => others_program |= rules.program,
             }
         }
-        Owner { event: None, observer }
+        let event = match event {
+            _ if frames == 0 => None,
+            _ if conditional && !networking => Some(Event::Kernel),
+            // Work of devices, io_uring and the network's softirqs belongs to them, whatever socket it is for.
+            Event::Send | Event::Receive | Event::Sockets | Event::Poll | Event::Workers if local => {
+                Some(Event::Local)
+            }
+            event => Some(event),
+        };
+        StackOwner { event, observer }
     }
 
     /// The part of a user-mode stack, innermost function first.
     pub fn user_part<'a>(&self, mut stack: impl Iterator<Item = &'a str>) -> &str {
-        let rule = stack.find_map(|function| self.user.iter().find(|rule| any(&rule.functions, function)));
+        let rule =
+            stack.find_map(|function| self.user.iter().find(|rule| matches_any(&rule.functions, function)));
         rule.map_or(APPLICATION, |rule| &rule.name)
     }
 }
 
-/// What the names of BPF programs begin with.
+/// The prefix of BPF programs' names.
 pub const PROGRAM: &str = "bpf:";
 /// User mode that no rule knows.
 pub const APPLICATION: &str = "application";
 /// Kernel mode of a chosen process.
 pub const SYSTEM_CALL: &str = "system call";
 
-fn any(patterns: &[Pattern], name: &str) -> bool {
+fn matches_any(patterns: &[NamePattern], name: &str) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
 }
 
 /// A name in which `*` stands for any characters, or none.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
-struct Pattern(String);
+struct NamePattern(String);
 
-impl Pattern {
+impl NamePattern {
     fn matches(&self, name: &str) -> bool {
         let Some((start, rest)) = self.0.split_once('*') else { return self.0 == name };
         let Some(mut name) = name.strip_prefix(start) else { return false };
@@ -229,13 +300,13 @@ mod tests {
 
     fn part(event: Event, stack: &[&str]) -> String {
         let taxonomy = Taxonomy::builtin().expect("it parses");
-        let rules: Vec<Rules> = stack.iter().map(|function| taxonomy.rules(function)).collect();
+        let rules: Vec<FunctionRules> = stack.iter().map(|function| taxonomy.rules(function)).collect();
         taxonomy.part(event, stack.iter().copied().zip(&rules)).to_owned()
     }
 
-    fn owner(stack: &[&str]) -> Owner {
+    fn owner(stack: &[&str]) -> StackOwner {
         let taxonomy = Taxonomy::builtin().expect("it parses");
-        let rules: Vec<Rules> = stack.iter().map(|function| taxonomy.rules(function)).collect();
+        let rules: Vec<FunctionRules> = stack.iter().map(|function| taxonomy.rules(function)).collect();
         taxonomy.owner(rules.iter())
     }
 
@@ -244,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns() {
+    fn function_patterns_match_whole_and_prefix_names() {
         for (pattern, name, want) in [
             ("ip_rcv", "ip_rcv", true),
             ("ip_rcv", "ip_rcv_core", false),
@@ -262,7 +333,7 @@ mod tests {
             ("a*a", "a", false),
             ("*", "", true),
         ] {
-            assert_eq!(Pattern(pattern.to_owned()).matches(name), want, "{pattern} {name}");
+            assert_eq!(NamePattern(pattern.to_owned()).matches(name), want, "{pattern} {name}");
         }
     }
 
@@ -304,21 +375,95 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_may_be_for_some_events_only() {
+    fn taxonomy_rule_may_apply_to_some_events_only() {
         assert_eq!(part(Event::Send, &["rep_movs_alternative", "memdup"]), "copy from user");
         assert_eq!(part(Event::Receive, &["rep_movs_alternative", "memdup"]), "copy to user");
         assert_eq!(part(Event::NetRx, &["rep_movs_alternative", "memdup"]), OTHER);
     }
 
     #[test]
-    fn stacks_tell_their_event() {
+    fn stack_determines_its_event() {
         let send = ["ip_output", "udp_sendmsg", "__sys_sendto", "__x64_sys_sendto", "do_syscall_64"];
         assert_eq!(event(&send), Some(Event::Send));
         let interrupted = [&["ip_rcv", "net_rx_action", "handle_softirqs"][..], &send].concat();
         assert_eq!(event(&interrupted), Some(Event::NetRx));
         let timer = [&["call_timer_fn", "run_timer_softirq", "handle_softirqs"][..], &send].concat();
-        assert_eq!(event(&timer), None);
-        assert_eq!(event(&["vfs_write", "do_syscall_64"]), None);
+        assert_eq!(event(&timer), Some(Event::Kernel));
+        let retransmits = [&["tcp_retransmit_timer"][..], &timer].concat();
+        assert_eq!(event(&retransmits), Some(Event::Timers));
+        assert_eq!(event(&["vfs_write", "do_syscall_64"]), Some(Event::Kernel));
+    }
+
+    /// The context of a stack that no program times.
+    #[test]
+    fn stack_has_the_event_of_its_context() {
+        let call =
+            |inner: &[&'static str]| [inner, &["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]].concat();
+        let thread = |inner: &[&'static str]| [inner, &["kthread", "ret_from_fork"]].concat();
+        for (stack, want) in [
+            (
+                call(&["ip_rcv", "netif_receive_skb", "tun_get_user", "tun_chr_write_iter", "vfs_write"]),
+                Event::Devices,
+            ),
+            (
+                vec!["tun_sendmsg", "handle_tx", "vhost_run_work_list", "vhost_task_fn", "ret_from_fork"],
+                Event::Devices,
+            ),
+            (call(&["tcp_v4_connect", "__inet_stream_connect", "__sys_connect"]), Event::Sockets),
+            (call(&["inet_csk_accept", "inet_accept", "do_accept", "__sys_accept4"]), Event::Sockets),
+            (call(&["tcp_close", "inet_release", "__sock_release", "sock_close", "__fput"]), Event::Sockets),
+            (call(&["kmem_cache_alloc_noprof", "sock_alloc_inode", "__sys_socket"]), Event::Sockets),
+            (call(&["tcp4_seq_show", "seq_read_iter", "vfs_read"]), Event::Sockets),
+            (call(&["tcp_poll", "sock_poll", "do_sys_poll"]), Event::Poll),
+            (
+                call(&["process_backlog", "__napi_poll", "napi_busy_loop", "ep_poll", "do_epoll_wait"]),
+                Event::Poll,
+            ),
+            (
+                call(&["process_backlog", "__napi_poll", "napi_busy_loop", "tcp_recvmsg", "sock_recvmsg"]),
+                Event::Receive,
+            ),
+            (call(&["schedule", "ep_poll", "do_epoll_wait"]), Event::Kernel),
+            // The woken process is not the one that polls.
+            (
+                call(&["ep_poll_callback", "sock_def_readable", "tcp_data_queue", "net_rx_action"]),
+                Event::NetRx,
+            ),
+            (call(&["vhost_poll_wakeup", "tun_net_xmit", "udp_sendmsg", "__sys_sendto"]), Event::Send),
+            (thread(&["mutex_lock", "rtnl_lock", "linkwatch_event", "worker_thread"]), Event::Workers),
+            (thread(&["rt_mutex_lock", "raw_spin_rq_lock", "worker_thread"]), Event::Kernel),
+            (call(&["unix_poll", "sock_poll", "do_sys_poll"]), Event::Local),
+            (call(&["unix_stream_connect", "__sys_connect"]), Event::Local),
+            (call(&["unix_stream_sendmsg", "sock_write_iter", "vfs_write"]), Event::Local),
+            (call(&["rtnl_newlink", "rtnetlink_rcv_msg", "netlink_rcv_skb", "__sys_sendto"]), Event::Local),
+            (thread(&["netif_receive_skb_list", "cpu_map_kthread_run"]), Event::Workers),
+            (thread(&["wg_packet_rx_poll", "process_one_work", "worker_thread"]), Event::Workers),
+            (thread(&["mptcp_worker", "process_one_work", "worker_thread"]), Event::Workers),
+            (
+                thread(&["__napi_poll", "napi_threaded_poll_loop", "run_backlog_napi", "smpboot_thread_fn"]),
+                Event::NetRx,
+            ),
+            (thread(&["ext4_writepages", "process_one_work", "worker_thread"]), Event::Kernel),
+            (thread(&["virtqueue_add_sgs", "virtio_queue_rq", "worker_thread"]), Event::Kernel),
+            (
+                vec!["tcp_tsq_handler", "tasklet_action_common", "tasklet_action", "handle_softirqs"],
+                Event::Timers,
+            ),
+            (vec!["do_anonymous_page", "asm_exc_page_fault"], Event::Kernel),
+        ] {
+            assert_eq!(event(&stack), Some(want), "{stack:?}");
+        }
+        assert_eq!(event(&["pv_native_safe_halt", "default_idle", "default_idle_call", "do_idle"]), None);
+        assert_eq!(event(&[]), None);
+    }
+
+    #[test]
+    fn directions_of_a_tunnel_are_two_parts() {
+        let receives = ["vxlan_rcv", "udp_queue_rcv_one_skb", "ip_rcv", "net_rx_action"];
+        assert_eq!(part(Event::NetRx, &receives), "tunnel receive");
+        let sends = ["vxlan_xmit_one", "vxlan_xmit", "dev_hard_start_xmit", "__dev_queue_xmit"];
+        assert_eq!(part(Event::Send, &sends), "tunnel transmit");
+        assert_eq!(part(Event::NetRx, &["macvlan_handle_frame", "__netif_receive_skb_core"]), "receive");
     }
 
     #[test]
@@ -327,14 +472,17 @@ mod tests {
         let softirq = ["handle_softirqs", "do_softirq", "__local_bh_enable_ip"];
         let calls = ["bpf_trace_run2", "__bpf_trace_softirq_exit"];
         let of = |parts: &[&[&'static str]]| owner(&parts.concat());
-        let in_send = |observer| Owner { event: Some(Event::Send), observer };
+        let in_send = |observer| StackOwner { event: Some(Event::Send), observer };
         for (parts, want) in [
             (&[&["bpf:cost_softirq_exit"][..], &calls, &softirq, &send][..], in_send(true)),
             (&[&["ktime_get_mono_fast_ns", "bpf:cost_softirq_exit"], &calls, &softirq, &send], in_send(true)),
             // A subprogram has a symbol of its own, which says nothing of whose it is.
             (&[&["bpf:number_of", "bpf:cost_softirq_exit"], &calls, &softirq, &send], in_send(true)),
             (&[&calls, &softirq, &send], in_send(true)),
-            (&[&["syscall_exit_work", "do_syscall_64"]], Owner { event: None, observer: true }),
+            (
+                &[&["syscall_exit_work", "do_syscall_64"]],
+                StackOwner { event: Some(Event::Kernel), observer: true },
+            ),
             // Another program, at the same tracepoint or in the stack.
             (&[&["bpf:audit_late"], &calls, &softirq, &send], in_send(false)),
             (&[&["bpf:cost_model", "tcf_classify"], &send], in_send(false)),
@@ -349,11 +497,14 @@ mod tests {
                     &["bpf:cost_sys_exit"],
                     &calls,
                 ],
-                Owner { event: Some(Event::NetRx), observer: false },
+                StackOwner { event: Some(Event::NetRx), observer: false },
             ),
-            (&[&["__audit_syscall_exit", "syscall_exit_work", "do_syscall_64"]], Owner::default()),
+            (
+                &[&["__audit_syscall_exit", "syscall_exit_work", "do_syscall_64"]],
+                StackOwner { event: Some(Event::Kernel), observer: false },
+            ),
             (&[&send], in_send(false)),
-            (&[], Owner::default()),
+            (&[], StackOwner::default()),
         ] {
             assert_eq!(of(parts), want, "{parts:?}");
         }
@@ -370,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn user_space() {
+    fn user_stack_is_assigned_to_its_part() {
         let taxonomy = Taxonomy::builtin().expect("it parses");
         for (stack, want) in [
             (
@@ -387,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_rules_come_first() {
+    fn operators_taxonomy_rules_precede_built_in_ones() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::write(&file, "[[part]]\nname = \"mine\"\nfunctions = [\"tcp_v4_*\"]\n").expect("written");
         let taxonomy = Taxonomy::extended(file.path()).expect("it parses");
@@ -398,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_say_where() {
+    fn taxonomy_errors_name_their_line() {
         let error =
             Taxonomy::parse("mine.toml", "[[part]]\nname = \"x\"\nfunction = []\n").expect_err("a mistake");
         let text = error.to_string();

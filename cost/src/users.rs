@@ -1,13 +1,15 @@
 //! User-mode functions of chosen processes.
 
 use std::collections::HashMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use blazesym::Pid;
 use blazesym::symbolize::source::{Process, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 
-use crate::report::{Function, Part, Profile};
+use crate::report::{EventPart, FunctionCost, ProcessProfile};
 use crate::share::share;
 use crate::taxonomy::{SYSTEM_CALL, Taxonomy};
 
@@ -21,49 +23,96 @@ const ADDRESSES: usize = 1 << 16;
 
 pub struct Users {
     symbolizer: Symbolizer,
-    names: HashMap<(u32, u64), Option<Box<str>>>,
+    processes: HashMap<u32, KnownProcess>,
+    /// Addresses of all of them.
+    addresses: usize,
+}
+
+/// Names of a process, valid as long as its executable memory is unchanged.
+#[derive(Default)]
+struct KnownProcess {
+    memory: Option<u64>,
+    /// Whether it was checked since the last [`Users::refresh`].
+    checked: bool,
+    names: HashMap<u64, Option<Box<str>>>,
 }
 
 impl Default for Users {
     fn default() -> Self {
         let symbolizer = Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).build();
-        Self { symbolizer, names: HashMap::new() }
+        Self { symbolizer, processes: HashMap::new(), addresses: 0 }
     }
 }
 
 impl Users {
-    /// Names of a stack's functions, innermost first; `None` where the process has no symbol.
-    pub fn names(&mut self, pid: u32, stack: &[u64]) -> Vec<Option<&str>> {
-        if self.names.len() >= ADDRESSES {
-            self.names.clear();
-        }
-        let new: Vec<u64> =
-            stack.iter().copied().filter(|address| !self.names.contains_key(&(pid, *address))).collect();
-        self.look_up(pid, &new);
-        stack.iter().map(|address| self.names.get(&(pid, *address))?.as_deref()).collect()
+    /// Checks each process again at its next stack. To be called before a buffer is read: a process in it may meanwhile run another
+    /// program, have loaded a library or compiled functions, or be another process with the same number. If a buffer has samples from
+    /// before and after such a change, all get the later names.
+    pub fn refresh(&mut self) {
+        self.processes.values_mut().for_each(|known| known.checked = false);
     }
 
-    fn look_up(&mut self, pid: u32, addresses: &[u64]) {
-        if addresses.is_empty() {
-            return;
+    /// Names of a stack's functions, innermost first; `None` where the process has no symbol.
+    pub fn names(&mut self, pid: u32, stack: &[u64]) -> Vec<Option<&str>> {
+        if self.addresses >= ADDRESSES {
+            self.processes.clear();
+            self.addresses = 0;
         }
-        let source = Source::Process(Process::new(Pid::from(pid)));
-        // It fails as a whole when the process is gone.
-        let symbols = self.symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
-        let mut symbols = symbols.into_iter();
-        for address in addresses {
-            let symbol = symbols.next();
-            let name =
-                symbol.as_ref().and_then(|symbol| symbol.as_sym()).map(|symbol| symbol.name.as_ref().into());
-            self.names.insert((pid, *address), name);
+        let Self { symbolizer, processes, addresses } = self;
+        let known = processes.entry(pid).or_default();
+        if !std::mem::replace(&mut known.checked, true) {
+            let memory = memory(pid);
+            // The names of a process that is gone are still right.
+            if memory.is_some() && memory != known.memory {
+                *addresses -= known.names.len();
+                known.names.clear();
+                known.memory = memory;
+            }
         }
+        let new: Vec<u64> =
+            stack.iter().copied().filter(|address| !known.names.contains_key(address)).collect();
+        let before = known.names.len();
+        look_up(symbolizer, pid, &new, &mut known.names);
+        *addresses += known.names.len() - before;
+        stack.iter().map(|address| known.names.get(address)?.as_deref()).collect()
     }
 }
 
-/// Where a process was when it was sampled.
+fn look_up(symbolizer: &Symbolizer, pid: u32, addresses: &[u64], into: &mut HashMap<u64, Option<Box<str>>>) {
+    if addresses.is_empty() {
+        return;
+    }
+    let source = Source::Process(Process::new(Pid::from(pid)));
+    // It fails as a whole when the process is gone.
+    let symbols = symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
+    let mut symbols = symbols.into_iter();
+    for address in addresses {
+        let symbol = symbols.next();
+        let name =
+            symbol.as_ref().and_then(|symbol| symbol.as_sym()).map(|symbol| symbol.name.as_ref().into());
+        into.insert(*address, name);
+    }
+}
+
+/// Returns a number that changes when a process runs another program, loads or unloads code, or announces compiled code in
+/// `/tmp/perf-PID.map`. Another process with the same PID has another number. `None`: it is gone, or belongs to another user.
+fn memory(pid: u32) -> Option<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty())?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold parentheses and spaces; behind it the start is the 20th field.
+    let started = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?;
+    let compiled = fs::metadata(format!("/proc/{pid}/root/tmp/perf-{pid}.map")).ok();
+    let mut hasher = DefaultHasher::new();
+    let is_executable = |line: &&str| line.split(' ').nth(1).is_some_and(|rights| rights.contains('x'));
+    maps.lines().filter(is_executable).for_each(|line| line.hash(&mut hasher));
+    (started, compiled.map(|file| (file.len(), file.modified().ok()))).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// The place of a process when it was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place<'a> {
-    /// In a softirq that interrupted it.
+pub enum ProcessPlace<'a> {
+    /// A softirq that interrupted it.
     Softirq,
     Kernel,
     /// Functions, innermost first.
@@ -81,12 +130,12 @@ pub struct ProfileFold {
 }
 
 impl ProfileFold {
-    pub fn add(&mut self, taxonomy: &Taxonomy, place: Place<'_>) {
+    pub fn add(&mut self, taxonomy: &Taxonomy, place: ProcessPlace<'_>) {
         self.samples += 1;
         let part = match place {
-            Place::Softirq => INTERRUPTED,
-            Place::Kernel => SYSTEM_CALL,
-            Place::User(functions) => {
+            ProcessPlace::Softirq => INTERRUPTED,
+            ProcessPlace::Kernel => SYSTEM_CALL,
+            ProcessPlace::User(functions) => {
                 self.user_samples += 1;
                 match functions.iter().flatten().next() {
                     Some(innermost) => {
@@ -103,31 +152,33 @@ impl ProfileFold {
         *self.parts.entry(part.into()).or_default() += 1;
     }
 
-    pub fn finish(&self, ns_per_sample: f64, period: Duration) -> Profile {
+    pub fn finish(&self, ns_per_sample: f64, period: Duration) -> ProcessProfile {
         let ns = |samples: u64| (samples as f64 * ns_per_sample) as u64;
-        let mut parts: Vec<Part> = self
+        let mut parts: Vec<EventPart> = self
             .parts
             .iter()
-            .map(|(name, samples)| Part {
+            .map(|(name, samples)| EventPart {
                 name: name.as_ref().to_owned(),
                 ns: ns(*samples),
                 share: share(ns(*samples), period),
                 samples: *samples,
+                interval: None,
             })
             .collect();
         parts.sort_unstable_by(|a, b| b.samples.cmp(&a.samples).then(a.name.cmp(&b.name)));
-        let mut functions: Vec<Function> = self
+        let mut functions: Vec<FunctionCost> = self
             .functions
             .iter()
-            .map(|(name, samples)| Function {
+            .map(|(name, samples)| FunctionCost {
                 name: name.as_ref().to_owned(),
                 ns: ns(*samples),
                 samples: *samples,
+                interval: None,
             })
             .collect();
         functions.sort_unstable_by(|a, b| b.samples.cmp(&a.samples).then(a.name.cmp(&b.name)));
         functions.truncate(TOP_FUNCTIONS);
-        Profile {
+        ProcessProfile {
             samples: self.samples,
             user_samples: self.user_samples,
             parts,
@@ -141,15 +192,67 @@ impl ProfileFold {
 mod tests {
     use super::*;
 
+    /// Names belong to the code in memory: they change after exec, and when a process ID is used again.
     #[test]
-    fn samples_become_a_profile() {
+    fn user_symbols_belong_to_their_address_space() {
+        let mut users = Users::default();
+        let pid = std::process::id();
+        let address = memory as fn(u32) -> Option<u64> as usize as u64;
+        let wrong = || HashMap::from([(address, Some("of another program".into()))]);
+        users.processes.insert(pid, KnownProcess { memory: memory(pid), checked: false, names: wrong() });
+        users.addresses = 1;
+        assert_eq!(users.names(pid, &[address]), [Some("of another program")], "it is the same memory");
+        users.processes.entry(pid).or_default().memory = Some(0);
+        assert_eq!(users.names(pid, &[address]), [Some("of another program")], "it was looked at before");
+        users.refresh();
+        let name = users.names(pid, &[address])[0].unwrap_or_default().to_owned();
+        assert!(name.contains("users::memory"), "{name}");
+        assert_eq!(users.addresses, 1);
+        // One that is gone keeps what it had.
+        let gone = u32::MAX;
+        users.processes.insert(gone, KnownProcess { memory: Some(0), checked: false, names: wrong() });
+        assert_eq!(users.names(gone, &[address]), [Some("of another program")]);
+    }
+
+    /// A shell becomes another program, under the same number.
+    #[test]
+    fn exec_replaces_the_symbols_of_a_process() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "read line; exec cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a shell");
+        millrace_testkit::wait_until(
+            "the shell",
+            || fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap_or_default(),
+            |name| name == "sh\n",
+        );
+        let before = memory(child.id());
+        let mut stdin = child.stdin.take().expect("a pipe");
+        std::io::Write::write_all(&mut stdin, b"\n").expect("written");
+        millrace_testkit::wait_until(
+            "its exec",
+            || memory(child.id()),
+            |now| now.is_some() && *now != before,
+        );
+        drop(stdin);
+        child.wait().expect("it ends");
+        assert_eq!(memory(child.id()), None);
+    }
+
+    #[test]
+    fn user_samples_become_a_profile() {
         let taxonomy = Taxonomy::builtin().expect("it parses");
         let mut fold = ProfileFold::default();
-        fold.add(&taxonomy, Place::Kernel);
-        fold.add(&taxonomy, Place::Softirq);
-        fold.add(&taxonomy, Place::User(&[Some("memcpy"), None, Some("quinn::endpoint::Endpoint::poll")]));
-        fold.add(&taxonomy, Place::User(&[Some("memcpy"), Some("main")]));
-        fold.add(&taxonomy, Place::User(&[None]));
+        fold.add(&taxonomy, ProcessPlace::Kernel);
+        fold.add(&taxonomy, ProcessPlace::Softirq);
+        fold.add(
+            &taxonomy,
+            ProcessPlace::User(&[Some("memcpy"), None, Some("quinn::endpoint::Endpoint::poll")]),
+        );
+        fold.add(&taxonomy, ProcessPlace::User(&[Some("memcpy"), Some("main")]));
+        fold.add(&taxonomy, ProcessPlace::User(&[None]));
         let profile = fold.finish(1000.0, Duration::from_micros(10));
         let parts: Vec<_> = profile.parts.iter().map(|part| (part.name.as_str(), part.samples)).collect();
         assert_eq!(

@@ -1,6 +1,6 @@
 //! Each part of the stack is called what it is, for packets that go through it. Needs root, `ip` and `nft`.
 
-use millrace_testkit::net;
+use millrace_testkit::{StopOnDrop, net};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use millrace_cost::report::{Event, Report};
 use millrace_cost::{Config, Observer};
-use millrace_gate::kernel::{self as gate, Gate};
-use millrace_kernel::xdp::Mode;
-use net::{Network, address, ifindex, inside, ip, root};
+use millrace_gate::kernel::{self as gate, LoadedGate};
+use millrace_kernel::xdp::XdpMode;
+use net::{NamespaceNetwork, address, ifindex, inside, ip, root};
 
 const PERIOD: Duration = Duration::from_millis(300);
 const BOUND: Duration = millrace_testkit::BOUND;
 
 /// Samples by event and part.
-type Parts = BTreeMap<(Event, String), u64>;
+type PartSamples = BTreeMap<(Event, String), u64>;
 
-fn add(parts: &mut Parts, report: &Report) {
+fn add(parts: &mut PartSamples, report: &Report) {
     for event in report.cpus.iter().flat_map(|cpu| &cpu.events) {
         for part in &event.parts {
             *parts.entry((event.event, part.name.clone())).or_default() += part.samples;
@@ -36,6 +36,7 @@ fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
     let to = far.local_addr().expect("an address");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 // Whoever is in the way may still be about to learn the link address of the next one.
@@ -49,10 +50,10 @@ fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
         });
         let mut config = Config::new().expect("the taxonomy parses");
         config.frequency_hz = 10_000;
-        let mut parts = Parts::new();
+        let mut parts = PartSamples::new();
         let deadline = Instant::now() + BOUND;
         let mut observer = Observer::start(config).expect("it starts");
-        let rare = |parts: &Parts| {
+        let rare = |parts: &PartSamples| {
             let samples = |(event, part): &&(Event, &str)| {
                 parts.get(&(*event, (*part).to_owned())).copied().unwrap_or(0)
             };
@@ -66,8 +67,8 @@ fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
     })
 }
 
-/// From the publisher's namespace to the subscriber's, forwarded in between.
-fn routed(network: &Network, family: u8) -> (UdpSocket, UdpSocket) {
+/// Returns sockets in the publisher's and the subscriber's namespaces, with forwarding in between.
+fn routed(network: &NamespaceNetwork, family: u8) -> (UdpSocket, UdpSocket) {
     let option = if family == 4 { "net.ipv4.ip_forward" } else { "net.ipv6.conf.all.forwarding" };
     net::run("ip", &format!("netns exec {} sysctl -qw {option}=1", network.relay));
     for (namespace, net) in [(&network.publisher, 1), (&network.subscriber, 2)] {
@@ -100,13 +101,13 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
 
 #[test]
 #[ignore = "test-all: takes minutes until each part was sampled"]
-fn a_router_forwards() {
-    if !root("a_router_forwards") {
+fn forwarded_packets_count_as_forwarding() {
+    if !root("forwarded_packets_count_as_forwarding") {
         return;
     }
     let _alone = alone();
     for (family, name) in [(4, "f4"), (6, "f6")] {
-        let network = Network::new(name);
+        let network = NamespaceNetwork::new(name);
         let (near, far) = routed(&network, family);
         let [receive, forwarding] = ["IP receive", "forwarding"].map(|part| format!("{part} v{family}"));
         observe(
@@ -126,16 +127,16 @@ fn a_router_forwards() {
 
 #[test]
 #[ignore = "test-all: takes minutes until each part was sampled"]
-fn filters_are_told_by_their_hooks() {
-    if !root("filters_are_told_by_their_hooks") {
+fn netfilter_time_is_split_by_hook() {
+    if !root("netfilter_time_is_split_by_hook") {
         return;
     }
     if !has("nft") {
-        return println!("SKIP filters_are_told_by_their_hooks: no nft");
+        return println!("SKIP netfilter_time_is_split_by_hook: no nft");
     }
     let _alone = alone();
     for (family, name) in [(4, "n4"), (6, "n6")] {
-        let network = Network::new(name);
+        let network = NamespaceNetwork::new(name);
         let (near, far) = routed(&network, family);
         let inet = |namespace: &str, hooks: &[&str]| {
             let chains: Vec<String> = hooks.iter().map(|hook| format!("{hook} priority 0")).collect();
@@ -162,12 +163,12 @@ fn filters_are_told_by_their_hooks() {
 }
 
 #[test]
-fn a_bridge_bridges() {
-    if !root("a_bridge_bridges") {
+fn bridged_packets_count_as_bridging() {
+    if !root("bridged_packets_count_as_bridging") {
         return;
     }
     let _alone = alone();
-    let network = Network::new("b");
+    let network = NamespaceNetwork::new("b");
     ip(&format!("-n {} link add br0 type bridge", network.relay));
     for port in ["west", "east"] {
         ip(&format!("-n {} addr flush dev {port}", network.relay));
@@ -178,7 +179,8 @@ fn a_bridge_bridges() {
         ip(&format!("-n {namespace} addr add 10.97.0.{host}/24 dev eth"));
         net::socket(namespace, SocketAddr::from(([10, 97, 0, host], 0)))
     };
-    let (near, far) = (socket(&network.publisher, 1), socket(&network.subscriber, 2));
+    let near = socket(&network.publisher, 1);
+    let far = socket(&network.subscriber, 2);
     observe(&near, &far, &[(Event::NetRx, "bridging"), (Event::NetRx, "UDP")]);
 }
 
@@ -189,10 +191,11 @@ fn programs_at_xdp_run_generic_or_native() {
         return;
     }
     let _alone = alone();
-    for (mode, name, part) in [(Mode::Generic, "xg", "XDP generic"), (Mode::Native, "xn", "XDP native")] {
-        let network = Network::new(name);
+    for (mode, name, part) in [(XdpMode::Generic, "xg", "XDP generic"), (XdpMode::Native, "xn", "XDP native")]
+    {
+        let network = NamespaceNetwork::new(name);
         let (near, far) = routed(&network, 4);
-        let gate = Gate::load(&gate::Config::default()).expect("it loads");
+        let gate = LoadedGate::load(&gate::Config::default()).expect("it loads");
         let west = ifindex(&network.relay, "west");
         inside(&network.relay, || gate.attach(west, mode)).expect("it attaches");
         observe(&near, &far, &[(Event::NetRx, part), (Event::NetRx, "bpf:gate_xdp")]);

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,10 +11,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::query::ProgInfoIter;
-use millrace_cost::kernel::{Config, Cost, Event, Method, Missing, Sockets, Totals, Transport, WAYS};
-use millrace_kernel::programs::{Function, Functions, Statistics};
+use millrace_cost::kernel::{
+    Config, CostPrograms, CpuSums, KernelEvent, MissingPoint, SocketPair, StackTransport, TimingMethod, WAYS,
+};
+use millrace_kernel::programs::{ProgramFunction, ProgramFunctions, Statistics};
 use millrace_testkit::{wait_for, wait_until};
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, send, socket};
 use nix::time::{ClockId, clock_gettime};
 
 const CALLS: u64 = 100;
@@ -30,22 +34,24 @@ fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// With each method that the kernel allows.
-fn with_each_method(test: &str, mut run: impl FnMut(&mut Cost, &[Missing])) {
-    for method in [Method::Functions, Method::SystemCalls] {
-        match Cost::load(&Config { method: Some(method), ..Config::default() }) {
+/// Runs a test with each method that the kernel allows.
+fn with_each_method(test: &str, mut run: impl FnMut(&mut CostPrograms, &[MissingPoint])) {
+    for method in [TimingMethod::Functions, TimingMethod::SystemCalls] {
+        match CostPrograms::load(&Config { method: Some(method), ..Config::default() }) {
             Ok(mut cost) => {
                 let missing = cost.attach().expect("it attaches");
                 run(&mut cost, &missing);
             }
-            Err(error) if method == Method::Functions => println!("SKIP {test} with functions: {error}"),
+            Err(error) if method == TimingMethod::Functions => {
+                println!("SKIP {test} with functions: {error}")
+            }
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-fn attached(config: &Config) -> Cost {
-    let mut cost = Cost::load(config).expect("it loads");
+fn attached(config: &Config) -> CostPrograms {
+    let mut cost = CostPrograms::load(config).expect("it loads");
     if config.events {
         cost.attach().expect("it attaches");
     }
@@ -53,13 +59,18 @@ fn attached(config: &Config) -> Cost {
 }
 
 /// Calls that send and that receive, of this process.
-fn calls(cost: &mut Cost) -> (u64, u64) {
+fn calls(cost: &mut CostPrograms) -> (u64, u64) {
     let sums = own(cost);
-    (sums(Event::Send).1, sums(Event::Receive).1)
+    (sums(KernelEvent::Send).1, sums(KernelEvent::Receive).1)
+}
+
+/// Calls of this process on AF_UNIX and netlink sockets.
+fn local_calls(cost: &mut CostPrograms) -> u64 {
+    own(cost)(KernelEvent::Local).1
 }
 
 /// Nanoseconds and calls of this process by event.
-fn own(cost: &mut Cost) -> impl Fn(Event) -> (u64, u64) + use<> {
+fn own(cost: &mut CostPrograms) -> impl Fn(KernelEvent) -> (u64, u64) + use<> {
     // Sums reach a process when its thread leaves the CPU.
     let before = left_cpu();
     wait_until("this thread to leave its CPU", left_cpu, |now| *now > before);
@@ -72,18 +83,18 @@ fn own(cost: &mut Cost) -> impl Fn(Event) -> (u64, u64) + use<> {
     }
 }
 
-/// How often this thread did.
+/// Returns how often this thread has left its CPU.
 fn left_cpu() -> i64 {
     let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("usage");
     usage.voluntary_context_switches() + usage.involuntary_context_switches()
 }
 
-/// Of the whole machine.
-fn total(cost: &Cost, of: impl Fn(&Totals) -> u64) -> u64 {
+/// Returns a sum over the whole machine.
+fn total(cost: &CostPrograms, of: impl Fn(&CpuSums) -> u64) -> u64 {
     cost.totals().iter().map(of).sum() // exact: callers wait for it, or know that it stands still
 }
 
-fn cpus(cost: &Cost) -> usize {
+fn cpus(cost: &CostPrograms) -> usize {
     cost.totals().len() // exact: fixed at start-up
 }
 
@@ -92,33 +103,52 @@ fn every_way_to_send_and_to_receive_counts_exactly() {
     let test = "every_way_to_send_and_to_receive_counts_exactly";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, missing| {
-        let sockets = Sockets::new().expect("sockets");
+        let sockets = SocketPair::new().expect("sockets");
         for way in WAYS {
             let missing = missing.iter().find(|missing| missing.what == way.name);
-            if cost.method() == Some(Method::SystemCalls) && way.name.starts_with("aio ") {
+            if cost.method() == Some(TimingMethod::SystemCalls) && way.name.starts_with("aio ") {
                 // Known to be seen at functions alone, and said.
                 assert!(missing.is_some_and(|it| it.reason.contains("io_submit")), "{missing:?}");
                 continue;
             }
             if let Some(missing) = missing {
-                // What this kernel does not have at all.
+                // The kernel lacks this way altogether.
                 assert!(missing.reason.contains("a call failed"), "{missing:?}");
                 println!("SKIP {test}, {}: {}", way.name, missing.reason);
                 continue;
             }
-            let before = calls(cost);
+            let before = (calls(cost), local_calls(cost));
             for _ in 0..CALLS {
                 sockets.call(&way).expect("a call");
             }
-            let after = calls(cost);
-            // Each call is followed or preceded by its opposite.
-            assert_eq!((after.0 - before.0, after.1 - before.1), (CALLS, CALLS), "{}", way.name);
+            // Each call is followed or preceded by its opposite. That it went the right way is seen when it is attached.
+            assert_eq!(local_calls(cost) - before.1, 2 * CALLS, "{}", way.name);
+            assert_eq!(calls(cost), before.0, "AF_UNIX is no networking: {}", way.name);
         }
     });
 }
 
-/// How often a program of the observer ran so far.
-fn runs(cost: &Cost, statistics: &Statistics, name: &str) -> u64 {
+/// Netlink reaches no network either; the same calls on a network's socket count as what they are.
+#[test]
+fn family_of_the_socket_decides() {
+    let test = "family_of_the_socket_decides";
+    let Some(_alone) = alone(test) else { return };
+    with_each_method(test, |cost, _| {
+        let netlink =
+            socket(AddressFamily::Netlink, SockType::Raw, SockFlag::empty(), SockProtocol::NetlinkRoute);
+        let netlink = netlink.expect("a netlink socket");
+        let before = (calls(cost), local_calls(cost));
+        for _ in 0..CALLS {
+            // The kernel answers nothing to a message that is too short.
+            let sent = send(netlink.as_raw_fd(), &[0; 4], MsgFlags::empty());
+            assert_eq!(sent, Ok(4));
+        }
+        assert_eq!((calls(cost), local_calls(cost) - before.1), (before.0, CALLS));
+    });
+}
+
+/// Returns how often a program of the observer ran so far.
+fn runs(cost: &CostPrograms, statistics: &Statistics, name: &str) -> u64 {
     let own = cost.program_ids();
     let programs = statistics.read();
     programs
@@ -135,9 +165,10 @@ fn requests_of_io_uring_end_when_they_are_done() {
     let Some(_alone) = alone(test) else { return };
     let statistics = Statistics::enable().expect("statistics");
     let mut cost =
-        Cost::load(&Config { method: Some(Method::SystemCalls), ..Config::default() }).expect("it loads");
+        CostPrograms::load(&Config { method: Some(TimingMethod::SystemCalls), ..Config::default() })
+            .expect("it loads");
     cost.attach().expect("it attaches");
-    let sockets = Sockets::new().expect("sockets");
+    let sockets = SocketPair::new().expect("sockets");
     for (program, to_worker) in [("cost_completed", false), ("cost_queued", true)] {
         let before = runs(&cost, &statistics, program);
         for _ in 0..CALLS {
@@ -157,7 +188,7 @@ fn requests_of_io_uring_end_when_they_are_done() {
     }
 }
 
-/// What this thread has had of a CPU.
+/// Returns this thread's time on CPU.
 fn on_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock").into()
 }
@@ -170,9 +201,9 @@ fn a_call_across_a_pause_is_not_counted() {
         let near = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let far = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = far.local_addr().expect("an address");
-        let receives = |cost: &Cost| total(cost, |totals| totals.calls(Event::Receive));
+        let receives = |cost: &CostPrograms| total(cost, |totals| totals.calls(KernelEvent::Receive));
         let has_received = AtomicBool::new(false);
-        let before = own(cost)(Event::Receive);
+        let before = own(cost)(KernelEvent::Receive);
         let attached = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 far.recv(&mut [0; 16]).expect("received");
@@ -181,7 +212,7 @@ fn a_call_across_a_pause_is_not_counted() {
                 let start = on_cpu();
                 while on_cpu() - start < Duration::from_millis(200) {}
             });
-            wait_until("the call", || own(cost)(Event::Receive).1, |calls| *calls > before.1);
+            wait_until("the call", || own(cost)(KernelEvent::Receive).1, |calls| *calls > before.1);
             cost.detach();
             // A program that another CPU was running then may still count.
             let paused = wait_for("the end of the last programs", || {
@@ -192,23 +223,23 @@ fn a_call_across_a_pause_is_not_counted() {
             near.send_to(b"millrace", to).expect("sent");
             wait_for("the datagram", || has_received.load(Ordering::Acquire));
             assert_eq!(receives(cost), paused, "detached, nothing is counted");
-            let attached = own(cost)(Event::Receive);
+            let attached = own(cost)(KernelEvent::Receive);
             cost.attach().expect("it attaches again");
             waiting.join().expect("it ends");
             attached
         });
-        let after = own(cost)(Event::Receive);
+        let after = own(cost)(KernelEvent::Receive);
         assert!(after.0 - attached.0 < 50_000_000, "{} ns", after.0 - attached.0);
         near.send_to(b"millrace", to).expect("sent");
         far.recv(&mut [0; 16]).expect("received");
-        assert!(own(cost)(Event::Receive).1 > after.1, "it counts again");
+        assert!(own(cost)(KernelEvent::Receive).1 > after.1, "it counts again");
     });
 }
 
 #[test]
-fn protocols_count() {
-    let Some(_alone) = alone("protocols_count") else { return };
-    with_each_method("protocols_count", |cost, _| {
+fn packets_are_counted_by_protocol() {
+    let Some(_alone) = alone("packets_are_counted_by_protocol") else { return };
+    with_each_method("packets_are_counted_by_protocol", |cost, _| {
         for host in ["127.0.0.1", "::1"] {
             let near = UdpSocket::bind((host, 0)).expect("a socket");
             let far = UdpSocket::bind((host, 0)).expect("a socket");
@@ -237,9 +268,9 @@ fn protocols_count() {
 
 /// Neither files nor other calls are networking.
 #[test]
-fn files_do_not_count() {
-    let Some(_alone) = alone("files_do_not_count") else { return };
-    with_each_method("files_do_not_count", |cost, _| {
+fn file_reads_do_not_count_as_networking() {
+    let Some(_alone) = alone("file_reads_do_not_count_as_networking") else { return };
+    with_each_method("file_reads_do_not_count_as_networking", |cost, _| {
         let before = calls(cost);
         let mut null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").expect("a file");
         for _ in 0..CALLS {
@@ -252,21 +283,21 @@ fn files_do_not_count() {
 
 /// The call lasts for as long as it blocks, and costs only the time on CPU.
 #[test]
-fn waiting_costs_nothing() {
+fn time_blocked_in_a_call_is_not_counted() {
     const WAIT: Duration = Duration::from_millis(400);
-    let Some(_alone) = alone("waiting_costs_nothing") else { return };
-    with_each_method("waiting_costs_nothing", |cost, _| {
+    let Some(_alone) = alone("time_blocked_in_a_call_is_not_counted") else { return };
+    with_each_method("time_blocked_in_a_call_is_not_counted", |cost, _| {
         let near = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let far = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = far.local_addr().expect("an address");
-        let before = own(cost)(Event::Receive);
+        let before = own(cost)(KernelEvent::Receive);
         thread::scope(|scope| {
             scope.spawn(|| far.recv(&mut [0; 16]).expect("received"));
-            wait_until("the call", || own(cost)(Event::Receive).1, |calls| *calls > before.1);
+            wait_until("the call", || own(cost)(KernelEvent::Receive).1, |calls| *calls > before.1);
             thread::sleep(WAIT); // exact: how long the call blocks, which is under test
             near.send_to(b"millrace", to).expect("sent");
         });
-        let after = own(cost)(Event::Receive);
+        let after = own(cost)(KernelEvent::Receive);
         assert_eq!(after.1 - before.1, 1);
         let ns = after.0 - before.0;
         assert!(ns > 0 && u128::from(ns) < WAIT.as_nanos() / 4, "{ns} ns");
@@ -282,11 +313,11 @@ fn events_never_take_more_than_a_cpu_has() {
             // Possible CPUs need not be online.
             let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);
         }
-        let sum = |cost: &Cost| -> Vec<u64> {
+        let sum = |cost: &CostPrograms| -> Vec<u64> {
             let totals = cost.totals(); // exact: between two readings of the clock
-            totals.iter().map(|totals| Event::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
+            totals.iter().map(|totals| KernelEvent::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
         };
-        let before = (Instant::now(), sum(cost), own(cost)(Event::Send).0);
+        let before = (Instant::now(), sum(cost), own(cost)(KernelEvent::Send).0);
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = socket.local_addr().expect("an address");
         // On a CPU, however busy that is.
@@ -294,14 +325,14 @@ fn events_never_take_more_than_a_cpu_has() {
         while on_cpu() - start < Duration::from_millis(300) {
             socket.send_to(&[0; 1000], to).expect("sent");
         }
-        let sent = own(cost)(Event::Send).0 - before.2;
+        let sent = own(cost)(KernelEvent::Send).0 - before.2;
         let after = sum(cost);
         let elapsed = u64::try_from(before.0.elapsed().as_nanos()).expect("a short time");
         assert!(sent > 0 && sent < elapsed, "{sent} of {elapsed}");
         let networking: Vec<u64> =
             after.iter().zip(&before.1).map(|(after, before)| after - before).collect();
         assert!(networking.iter().all(|ns| *ns <= elapsed), "{networking:?} of {elapsed}");
-        wait_until("softirqs", || total(cost, |totals| totals.ns(Event::NetRx)), |ns| *ns > 0);
+        wait_until("softirqs", || total(cost, |totals| totals.ns(KernelEvent::NetRx)), |ns| *ns > 0);
     });
 }
 
@@ -310,12 +341,12 @@ fn workers_of_io_uring_are_an_event() {
     let test = "workers_of_io_uring_are_an_event";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
-        let sockets = Sockets::new().expect("sockets");
+        let sockets = SocketPair::new().expect("sockets");
         match sockets.send_by_worker() {
             Ok(bytes) => assert_eq!(bytes, 8),
             Err(error) => return println!("SKIP {test}: {error}"),
         }
-        wait_until("time of a worker", || own(cost)(Event::IoUring).0, |ns| *ns > 0);
+        wait_until("time of a worker", || own(cost)(KernelEvent::IoUring).0, |ns| *ns > 0);
     });
 }
 
@@ -325,23 +356,18 @@ fn workers_of_io_uring_splice() {
     let test = "workers_of_io_uring_splice";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
-        let sockets = Sockets::new().expect("sockets");
-        let before = calls(cost);
+        let sockets = SocketPair::new().expect("sockets");
+        let before = local_calls(cost);
         for _ in 0..CALLS {
             match sockets.splice_by_worker() {
                 Ok(bytes) => assert_eq!(bytes, 8),
                 Err(error) => return println!("SKIP {test}: {error}"),
             }
         }
-        let want = if cost.method() == Some(Method::Functions) { CALLS } else { 0 };
+        let want = if cost.method() == Some(TimingMethod::Functions) { 2 * CALLS } else { 0 };
         // The last sums come when the worker leaves its CPU.
-        let counted = || {
-            let after = calls(cost);
-            (after.0 - before.0, after.1 - before.1, own(cost)(Event::IoUring).0)
-        };
-        wait_until("all calls", counted, |(sent, received, ns)| {
-            (*sent, *received) == (want, want) && *ns > 0
-        });
+        let counted = || (local_calls(cost) - before, own(cost)(KernelEvent::IoUring).0);
+        wait_until("all calls", counted, |(moved, ns)| *moved == want && *ns > 0);
     });
 }
 
@@ -352,7 +378,7 @@ fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
 }
 
 fn symbols() -> Vec<(u64, String)> {
-    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms"); // exact: its caller looks for what came before
+    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms"); // exact: its caller looks for symbols from before
     let mut symbols: Vec<_> = text
         .lines()
         .filter_map(|line| {
@@ -376,28 +402,30 @@ fn flood(until: impl Fn() -> bool) {
     }
 }
 
-fn sample_all(cost: &mut Cost, hz: u32) {
+fn sample_all(cost: &mut CostPrograms, hz: u32) {
     let sampled = (0..cpus(cost)).filter(|cpu| cost.sample(*cpu as u32, hz).is_ok()).count();
     assert!(sampled > 0, "no CPU could be sampled");
 }
 
 #[test]
-fn stacks_come_by_either_transport() {
-    let Some(_alone) = alone("stacks_come_by_either_transport") else { return };
+fn both_stack_transports_deliver_all_stacks() {
+    let Some(_alone) = alone("both_stack_transports_deliver_all_stacks") else { return };
     let symbols = symbols();
-    for transport in [Transport::DoubleBuffer, Transport::RingBuffer] {
+    for transport in [StackTransport::DoubleBuffer, StackTransport::RingBuffer] {
         // Room for all of them, whenever this thread gets to read them.
         let mut cost = attached(&Config { transport, buffer_bytes: 1 << 22, ..Config::default() });
         sample_all(&mut cost, 1000);
-        let samples = |cost: &Cost| total(cost, |totals| totals.samples);
+        let samples = |cost: &CostPrograms| total(cost, |totals| totals.samples);
         let own = std::process::id();
-        let (mut sends, mut right, mut in_calls) = (0, 0, 0);
+        let mut sends = 0;
+        let mut right = 0;
+        let mut in_calls = 0;
         let deadline = Instant::now() + BOUND;
         while right < 50 && Instant::now() < deadline {
             let before = samples(&cost);
             flood(|| samples(&cost) > before + 50);
             cost.drain(|record| {
-                if record.pid != own || record.event != Some(Event::Send) {
+                if record.pid != own || record.event != Some(KernelEvent::Send) {
                     return;
                 }
                 sends += 1;
@@ -420,11 +448,11 @@ fn stacks_come_by_either_transport() {
 #[test]
 fn a_full_buffer_counts_what_it_loses() {
     let Some(_alone) = alone("a_full_buffer_counts_what_it_loses") else { return };
-    for transport in [Transport::DoubleBuffer, Transport::RingBuffer] {
+    for transport in [StackTransport::DoubleBuffer, StackTransport::RingBuffer] {
         let buffer_bytes = 1 << 13;
         let mut cost = attached(&Config { events: false, transport, buffer_bytes, ..Config::default() });
         sample_all(&mut cost, 10_000);
-        let lost = |cost: &Cost| total(cost, |totals| totals.lost_samples);
+        let lost = |cost: &CostPrograms| total(cost, |totals| totals.lost_samples);
         flood(|| lost(&cost) > 100);
         assert!(lost(&cost) > 100, "{transport:?}");
         let mut bytes = vec![0; cpus(&cost)];
@@ -433,7 +461,7 @@ fn a_full_buffer_counts_what_it_loses() {
             bytes[record.cpu as usize] += 40 + 8 * (record.kernel.len() + record.user.len());
         });
         assert!(bytes.iter().any(|bytes| *bytes > 0));
-        if transport == Transport::DoubleBuffer {
+        if transport == StackTransport::DoubleBuffer {
             assert!(bytes.iter().all(|bytes| *bytes <= buffer_bytes as usize), "{bytes:?}");
         }
     }
@@ -447,7 +475,8 @@ fn a_watched_process_shows_its_own_functions() {
     cost.watch(own, true).expect("watched");
     sample_all(&mut cost, 1000);
     let deadline = Instant::now() + BOUND;
-    let (mut in_user, mut others) = (0, 0);
+    let mut in_user = 0;
+    let mut others = 0;
     while in_user < 20 && Instant::now() < deadline {
         std::hint::black_box((0..1_000_000_u64).fold(0, |sum, n| sum ^ std::hint::black_box(n)));
         cost.drain(|record| match record.watched {
@@ -482,9 +511,9 @@ fn programs_have_run_times() {
 
 const VICTIM: &str = "MILLRACE_COST_VICTIM";
 
-/// Not a test: what the next one kills.
+/// A process for the next test to kill; it tests nothing itself.
 #[test]
-fn victim() {
+fn process_that_the_next_test_kills() {
     if std::env::var_os(VICTIM).is_none() {
         return;
     }
@@ -495,10 +524,10 @@ fn victim() {
 }
 
 #[test]
-fn nothing_stays_after_a_kill() {
-    let Some(_alone) = alone("nothing_stays_after_a_kill") else { return };
+fn killed_observer_leaves_nothing_behind() {
+    let Some(_alone) = alone("killed_observer_leaves_nothing_behind") else { return };
     let mut victim = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "victim", "--nocapture"])
+        .args(["--exact", "process_that_the_next_test_kills", "--nocapture"])
         .env(VICTIM, "1")
         .stdout(Stdio::piped())
         .spawn()
@@ -520,16 +549,16 @@ fn nothing_stays_after_a_kill() {
 #[test]
 fn functions_of_programs_are_where_the_kernel_has_them() {
     let Some(_alone) = alone("functions_of_programs_are_where_the_kernel_has_them") else { return };
-    let mut functions = Functions::default();
+    let mut functions = ProgramFunctions::default();
     functions.refresh().expect("a list");
     let cost = attached(&Config::default());
     assert!(functions.refresh().expect("a list"), "programs came");
     // Others load programs and end meanwhile, and those of one object may get the same places twice: once nobody does, the lists agree.
     let wrong = || {
-        let mut functions = Functions::default();
+        let mut functions = ProgramFunctions::default();
         functions.refresh().expect("a list");
         let of_kernel: HashMap<u64, String> = symbols().into_iter().collect();
-        let is_right = |function: &Function| {
+        let is_right = |function: &ProgramFunction| {
             // One address may have several names: bpf_prog_TAG_NAME is the program's.
             let name =
                 of_kernel.get(&function.start).and_then(|name| name.strip_prefix("bpf_prog_")?.get(16..));

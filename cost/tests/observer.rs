@@ -1,18 +1,23 @@
 //! The observer on the running kernel. Needs root.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
 use std::net::UdpSocket;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_cost::report::{Event, Mode, Report};
-use millrace_cost::{Budget, Config, Observer};
+use millrace_cost::report::{Event, Report, ReportMode};
+use millrace_cost::{Config, Observer, TimingBudget};
+use millrace_testkit::{StopOnDrop, wait_for};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 static ALONE: Mutex<()> = Mutex::new(());
 const PERIOD: Duration = Duration::from_millis(700);
-/// For whatever has to be seen at last.
+/// The longest wait for something that has to happen.
 const BOUND: Duration = millrace_testkit::BOUND;
 
 fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
@@ -23,35 +28,51 @@ fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Runs `work` over and over in so many threads, until `done` has returned or panicked.
+fn beside<T>(threads: usize, work: impl Fn(&mut dyn FnMut() -> bool) + Sync, done: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // A scope waits for its threads, also where a check has failed.
+        let _stop = StopOnDrop(&stop);
+        for _ in 0..threads {
+            scope.spawn(|| work(&mut || !stop.load(Ordering::Relaxed)));
+        }
+        done()
+    })
+}
+
+/// Sends to itself and receives while `goes_on`.
+fn send_and_receive(goes_on: &mut dyn FnMut() -> bool, bytes: usize) {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let to = socket.local_addr().expect("an address");
+    let mut buffer = vec![0; bytes];
+    while goes_on() {
+        socket.send_to(&buffer, to).expect("sent");
+        socket.recv(&mut buffer).expect("received");
+    }
+}
+
 fn config() -> Config {
     Config::new().expect("the taxonomy parses")
 }
 
-/// A report of a period in which this process sends and receives without pause, and gets so much of a CPU that the
-/// report is as `wanted`.
+/// Returns the report of a period in which this process sends and receives without pause. It waits until the process gets enough of a CPU
+/// for the report to be as `wanted`.
 fn observe(config: Config, wanted: impl Fn(&Report) -> bool) -> Report {
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-            let to = socket.local_addr().expect("an address");
-            while !stop.load(Ordering::Relaxed) {
-                socket.send_to(&[0; 1000], to).expect("sent");
-                socket.recv(&mut [0; 1000]).expect("received");
-            }
-        });
-        let deadline = Instant::now() + BOUND;
-        let report = Observer::start(config).map(|mut observer| {
+    beside(
+        1,
+        |goes_on| send_and_receive(goes_on, 1000),
+        || {
+            let deadline = Instant::now() + BOUND;
+            let mut observer = Observer::start(config).expect("it starts");
             loop {
-                let report = observer.next(PERIOD)?;
+                let report = observer.next(PERIOD).expect("a report");
                 if wanted(&report) || Instant::now() > deadline {
-                    return Ok::<_, millrace_cost::Error>(report);
+                    return report;
                 }
             }
-        });
-        stop.store(true, Ordering::Relaxed);
-        report.expect("it starts").expect("a report")
-    })
+        },
+    )
 }
 
 fn any(_: &Report) -> bool {
@@ -80,11 +101,11 @@ fn parts(report: &Report, event: Event) -> BTreeSet<&str> {
     events.flat_map(|of| &of.parts).map(|part| part.name.as_str()).collect()
 }
 
-/// In both modes the same process shows the same picture.
+/// The same process shows the same picture in both modes.
 #[test]
-fn a_report_shows_who_does_what() {
-    let Some(_alone) = alone("a_report_shows_who_does_what") else { return };
-    for mode in [Mode::Events, Mode::Sampling] {
+fn report_attributes_work_to_its_process() {
+    let Some(_alone) = alone("report_attributes_work_to_its_process") else { return };
+    for mode in [ReportMode::Events, ReportMode::Sampling] {
         let has_udp = |report: &Report| {
             let stacks = report.stacks.as_ref().expect("they were asked for");
             let has_function = stacks.functions.iter().any(|function| function.contains("udp_sendmsg"));
@@ -139,7 +160,7 @@ fn the_observer_shows_its_own_cost() {
     assert!(report.observer.user_ns + report.observer.system_ns > 0 && report.observer.share > 0.0);
 }
 
-/// Its programs are neither networking nor an application.
+/// The observer's programs are neither networking nor an application.
 #[test]
 fn the_observer_is_in_no_event() {
     let Some(_alone) = alone("the_observer_is_in_no_event") else { return };
@@ -173,11 +194,11 @@ fn the_observer_is_in_no_event() {
     assert!((share - report.observer.events_ns as f64 / report.period_ns as f64).abs() < 1e-5, "{share}");
 }
 
-/// In mode `sampling` too, but for numbers of calls.
+/// Mode `sampling` attributes time to processes too, without numbers of calls.
 #[test]
 fn samples_belong_to_the_process() {
     let Some(_alone) = alone("samples_belong_to_the_process") else { return };
-    let config = Config { mode: Mode::Sampling, pids: [std::process::id()].into(), ..config() };
+    let config = Config { mode: ReportMode::Sampling, pids: [std::process::id()].into(), ..config() };
     let report = observe(config, is_busy);
     let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
     assert_eq!(own.pid, std::process::id());
@@ -188,39 +209,19 @@ fn samples_belong_to_the_process() {
     assert!(report.missing.iter().any(|missing| missing.what == "counts of calls"), "{:?}", report.missing);
 }
 
-/// Calls without pause, in enough threads to get a part of the CPUs beside other load, until `done` has returned.
+/// Calls without pause, in enough threads to get a part of the CPUs despite other load, until `done` has returned.
 fn flood<T>(done: impl FnOnce() -> T) -> T {
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let _stop = Stop(&stop);
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-                let to = socket.local_addr().expect("an address");
-                while !stop.load(Ordering::Relaxed) {
-                    socket.send_to(&[0; 8], to).expect("sent");
-                    socket.recv(&mut [0; 8]).expect("received");
-                }
-            });
-        }
-        done()
-    })
+    beside(8, |goes_on| send_and_receive(goes_on, 8), done)
 }
 
-/// What calls cost beside what they may cost decides: here nothing and a whole CPU, whoever else makes some.
+/// The choice depends on the cost of calls and on the budget, here nothing and a whole CPU. Other processes may make calls, too.
 #[test]
-fn beyond_the_budget_it_samples_and_within_it_times_again() {
+fn budget_decides_between_sampling_and_timing() {
     const SHORT: Duration = Duration::from_millis(250);
     const PAUSE: Duration = Duration::from_secs(2);
-    let Some(_alone) = alone("beyond_the_budget_it_samples_and_within_it_times_again") else { return };
-    let nothing = Budget { share: f64::MIN_POSITIVE, pause: PAUSE };
-    let all = Budget { share: 1.0, pause: PAUSE };
+    let Some(_alone) = alone("budget_decides_between_sampling_and_timing") else { return };
+    let nothing = TimingBudget { share: f64::MIN_POSITIVE, pause: PAUSE };
+    let all = TimingBudget { share: 1.0, pause: PAUSE };
     let starts = Instant::now();
     let mut observer = Observer::start(Config { budget: Some(all), ..config() }).expect("it starts");
     let started = Instant::now();
@@ -228,7 +229,8 @@ fn beyond_the_budget_it_samples_and_within_it_times_again() {
     let mut periods = Duration::ZERO;
     let mut networking: BTreeMap<u32, u64> = BTreeMap::new();
     let mut until = |observer: &mut Observer, wanted: &dyn Fn(&Report) -> bool| -> Report {
-        let (begun, mut number) = (Instant::now(), 0);
+        let begun = Instant::now();
+        let mut number = 0;
         loop {
             number += 1;
             last = Instant::now();
@@ -246,17 +248,17 @@ fn beyond_the_budget_it_samples_and_within_it_times_again() {
                 *networking.entry(cpu.cpu).or_insert(0) +=
                     cpu.events.iter().map(|event| event.ns).sum::<u64>();
             }
-            let sampled = if report.mode == Mode::Sampling { report.period_ns } else { 0 };
+            let sampled = if report.mode == ReportMode::Sampling { report.period_ns } else { 0 };
             assert_eq!(report.sampled_ns, sampled);
-            assert_eq!(auto.retry_ms.is_some(), report.mode == Mode::Sampling);
-            assert_eq!(report.method.is_some(), report.mode == Mode::Events);
+            assert_eq!(auto.retry_ms.is_some(), report.mode == ReportMode::Sampling);
+            assert_eq!(report.method.is_some(), report.mode == ReportMode::Events);
             if wanted(&report) {
                 return report;
             }
         }
     };
-    let times = |report: &Report| report.mode == Mode::Events;
-    let samples = |report: &Report| report.mode == Mode::Sampling;
+    let times = |report: &Report| report.mode == ReportMode::Events;
+    let samples = |report: &Report| report.mode == ReportMode::Sampling;
     let samples_sends = |report: &Report| {
         let mut processes = report.processes.iter();
         samples(report)
@@ -281,8 +283,9 @@ fn beyond_the_budget_it_samples_and_within_it_times_again() {
     let counted = until(&mut observer, &times);
     let sends = counted.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == Event::Send);
     assert!(sends.filter_map(|of| of.calls).sum::<u64>() >= 100, "{:?}", counted.cpus);
-    // All of the time is there, from the start to after the last report was asked for, and none of it twice.
-    let (least, most) = (last - started, starts.elapsed());
+    // The reports cover all of the time exactly once, from the start until after the last one was requested.
+    let least = last - started;
+    let most = starts.elapsed();
     assert!((least..=most).contains(&periods), "{periods:?} of {least:?} to {most:?}");
     for (cpu, ns) in networking {
         assert!(u128::from(ns) <= (most + SHORT).as_nanos(), "CPU {cpu}: {ns} ns of {most:?}");
@@ -305,8 +308,8 @@ fn a_chosen_process_is_profiled() {
 }
 
 #[test]
-fn only_the_cpus_that_were_asked_for() {
-    let Some(_alone) = alone("only_the_cpus_that_were_asked_for") else { return };
+fn only_requested_cpus_are_measured() {
+    let Some(_alone) = alone("only_requested_cpus_are_measured") else { return };
     let report = observe(Config { cpus: Some([0].into()), ..config() }, any);
     let cpus: Vec<u32> = report.cpus.iter().map(|cpu| cpu.cpu).collect();
     assert_eq!(cpus, [0]);
@@ -314,7 +317,108 @@ fn only_the_cpus_that_were_asked_for() {
     assert!(refused.is_err_and(|error| error.to_string().contains("1000000")));
 }
 
-/// What is printed can be read again: logs and other programs rely on it.
+/// A process's calls on other CPUs are not reported, in either mode.
+#[test]
+fn processes_are_limited_to_requested_cpus() {
+    let Some(_alone) = alone("processes_are_limited_to_requested_cpus") else { return };
+    let cpus = sched_getaffinity(Pid::from_raw(0)).expect("its CPUs");
+    let mut cpus = (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
+    let (Some(here), Some(there)) = (cpus.next(), cpus.next()) else {
+        return println!("SKIP processes_are_limited_to_requested_cpus: one CPU");
+    };
+    let on = |cpu: usize, mode| {
+        let asked = [u32::try_from(cpu).expect("a number")].into();
+        let mut observer =
+            Observer::start(Config { mode, cpus: Some(asked), ..config() }).expect("it starts");
+        let mut only = CpuSet::new();
+        only.set(here).expect("a CPU");
+        let here_only = |goes_on: &mut dyn FnMut() -> bool| {
+            sched_setaffinity(Pid::from_raw(0), &only).expect("moved");
+            send_and_receive(goes_on, 8);
+        };
+        beside(1, here_only, || {
+            // Enough for it to have run, however busy that CPU is.
+            let mut all = Observer::start(Config { mode, ..config() }).expect("it starts");
+            wait_for("the calls", || is_busy(&all.next(PERIOD).expect("a report")));
+            is_busy(&observer.report().expect("a report"))
+        })
+    };
+    for mode in [ReportMode::Events, ReportMode::Sampling] {
+        assert!(on(here, mode), "{mode:?}");
+        assert!(!on(there, mode), "{mode:?}");
+    }
+}
+
+/// Calls of a pair of local sockets are no networking, from the first instruction of the call on. The process has separate sums of them.
+#[test]
+fn socketpair_is_no_networking() {
+    let Some(_alone) = alone("socketpair_is_no_networking") else { return };
+    for mode in [ReportMode::Events, ReportMode::Sampling] {
+        let mut observer = Observer::start(Config { mode, ..config() }).expect("it starts");
+        let calls = |goes_on: &mut dyn FnMut() -> bool| {
+            let (mut near, mut far) = UnixStream::pair().expect("a pair");
+            while goes_on() {
+                near.write_all(&[0; 8]).expect("sent");
+                far.read_exact(&mut [0; 8]).expect("received");
+            }
+        };
+        // Samples say which part of the event is the observer's. A second has enough of them.
+        let mut own_ns = 0.0;
+        let mut event_ns = 0.0;
+        let own = beside(1, calls, || {
+            wait_for("a second of its calls", || {
+                let report = observer.next(PERIOD).expect("a report");
+                let own = report.processes.iter().find(|process| process.pid == std::process::id());
+                let cost = own.map(|own| own.cost).filter(|cost| cost.local_ns > 0)?;
+                own_ns += cost.local_ns as f64;
+                event_ns += report.share_of(Event::Local) * report.period_ns as f64;
+                (own_ns > 1e9 && cost.local_ns > 100_000_000).then_some(cost)
+            })
+        });
+        // Others may add to the event.
+        assert!(event_ns > 0.9 * own_ns, "{mode:?}: {event_ns} ns, of which its calls took {own_ns}");
+        assert!(own.ns() * 100 < own.local_ns, "{mode:?}: {own:?}");
+        assert_eq!(own.local_calls > 0, mode == ReportMode::Events, "{own:?}");
+        assert_eq!((own.send_calls, own.receive_calls), (0, 0), "{own:?}");
+    }
+}
+
+/// The kernel's work that is no networking is reported on request.
+#[test]
+fn all_of_the_kernel_is_shown_on_request() {
+    let Some(_alone) = alone("all_of_the_kernel_is_shown_on_request") else { return };
+    let mut observer = Observer::start(Config { all: true, stacks: true, ..config() }).expect("it starts");
+    let reads = |goes_on: &mut dyn FnMut() -> bool| {
+        let mut zeros = std::fs::File::open("/dev/zero").expect("zeros");
+        let mut buffer = vec![0; 1 << 16];
+        while goes_on() {
+            zeros.read_exact(&mut buffer).expect("read");
+        }
+    };
+    beside(1, reads, || {
+        wait_for("the reads", || {
+            let report = observer.next(PERIOD).expect("a report");
+            let stacks = report.stacks.as_ref().expect("they were asked for");
+            let at = stacks
+                .functions
+                .iter()
+                .position(|function| function == "read_zero" || function == "read_iter_zero")?;
+            let of_reads = stacks
+                .stacks
+                .iter()
+                .filter(|stack| stack.frames.contains(&u32::try_from(at).expect("a number")));
+            let mut kernel = of_reads.filter(|stack| stack.event == Some(Event::Kernel));
+            // It never takes part in what networking takes.
+            let networking = |cpu: &millrace_cost::report::CpuCost| -> f64 {
+                cpu.events.iter().filter(|of| of.event.is_networking()).map(|of| of.share).sum()
+            };
+            assert!(report.cpus.iter().all(|cpu| (cpu.networking_share - networking(cpu)).abs() < 1e-5));
+            (kernel.any(|stack| stack.samples > 10) && report.share_of(Event::Kernel) > 0.05).then_some(())
+        });
+    });
+}
+
+/// Logs and other programs rely on this: printed reports can be read again.
 #[test]
 fn reports_survive_json() {
     let Some(_alone) = alone("reports_survive_json") else { return };

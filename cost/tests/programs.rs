@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use millrace_cost::report::Report;
 use millrace_cost::{Config, Observer};
-use millrace_lab_kernel::probe::{self, Probe};
+use millrace_lab_kernel::probe::{self, PacketProbe};
 use millrace_testkit::wait_for;
 use nix::sched::{CloneFlags, unshare};
 
 const PERIOD: Duration = Duration::from_millis(300);
 
-/// What is called after a BPF program, with its samples.
+/// Returns the parts that are named after BPF programs, with their samples.
 fn programs(report: &Report) -> Vec<(&str, u64)> {
     let parts = report.cpus.iter().flat_map(|cpu| &cpu.events).flat_map(|event| &event.parts);
     parts
@@ -21,7 +21,7 @@ fn programs(report: &Report) -> Vec<(&str, u64)> {
         .collect()
 }
 
-/// Its packets to itself pass the interface `lo` until `until` has seen enough.
+/// Sends packets from a socket to itself over the interface `lo`, until `until` has seen enough.
 fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let to = socket.local_addr().expect("an address");
@@ -41,9 +41,9 @@ fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
 }
 
 #[test]
-fn programs_that_come_later_have_their_own_names() {
+fn bpf_programs_loaded_later_get_their_names() {
     if !nix::unistd::geteuid().is_root() {
-        return println!("SKIP programs_that_come_later_have_their_own_names: needs root");
+        return println!("SKIP bpf_programs_loaded_later_get_their_names: needs root");
     }
     unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip").success());
@@ -51,9 +51,9 @@ fn programs_that_come_later_have_their_own_names() {
     config.frequency_hz = 5000;
     let mut observer = Observer::start(config).expect("it starts");
     traffic(&mut observer, |_| true);
-    // Several times, since what is loaded anew may be where something else was.
+    // The loop runs several times, since a program that is loaded later may get the address of an earlier one.
     for _ in 0..3 {
-        let mut probe = Probe::load(&probe::Config::default()).expect("it loads");
+        let mut probe = PacketProbe::load(&probe::Config::default()).expect("it loads");
         probe.attach(1).expect("it attaches");
         let mut samples = [("bpf:probe_ingress", 0), ("bpf:probe_egress", 0)];
         traffic(&mut observer, |report| {

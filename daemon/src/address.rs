@@ -2,38 +2,38 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Where to listen, one of each family: a port alone is on all addresses.
+/// Returns addresses to listen on, at most one of each family. A port alone stands for all addresses.
 ///
 /// # Errors
-/// It is none; the error says what would be.
+/// The text is no address; the error tells the possible forms.
 pub fn listen(text: &str) -> Result<Vec<SocketAddr>, String> {
     match port(text) {
         Some(port) => Ok(vec![(Ipv4Addr::UNSPECIFIED, port).into(), (Ipv6Addr::UNSPECIFIED, port).into()]),
-        None => one(text).map(|addr| vec![addr]),
+        None => parse_one(text).map(|addr| vec![addr]),
     }
 }
 
-/// The same for what serves both families with one socket.
+/// Returns one address for a server whose socket takes both families.
 ///
 /// # Errors
-/// As [`listen`].
+/// The same as [`listen`].
 pub fn listen_once(text: &str) -> Result<SocketAddr, String> {
-    port(text).map_or_else(|| one(text), |port| Ok((Ipv6Addr::UNSPECIFIED, port).into()))
+    port(text).map_or_else(|| parse_one(text), |port| Ok((Ipv6Addr::UNSPECIFIED, port).into()))
 }
 
-/// Whom to ask: a port alone is on this machine.
+/// Returns the address of a server to connect to. A port alone stands for this machine.
 ///
 /// # Errors
-/// As [`listen`].
+/// The same as [`listen`].
 pub fn ask(text: &str) -> Result<SocketAddr, String> {
-    port(text).map_or_else(|| one(text), |port| Ok((Ipv4Addr::LOCALHOST, port).into()))
+    port(text).map_or_else(|| parse_one(text), |port| Ok((Ipv4Addr::LOCALHOST, port).into()))
 }
 
 fn port(text: &str) -> Option<u16> {
     text.strip_prefix(':').filter(|digits| digits.starts_with(|c: char| c.is_ascii_digit()))?.parse().ok()
 }
 
-fn one(text: &str) -> Result<SocketAddr, String> {
+fn parse_one(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!(
             "`{text}` is not ADDR:PORT, such as 127.0.0.1:4443 (this machine only), 0.0.0.0:4443 (all of IPv4), [::]:4443 (all \
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_alone_is_everywhere_or_here() {
+    fn port_without_an_address_listens_everywhere_or_on_loopback() {
         let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(listen(":4443"), Ok(vec![addr("0.0.0.0:4443"), addr("[::]:4443")]));
         assert_eq!(listen("[::1]:80"), Ok(vec![addr("[::1]:80")]));

@@ -1,6 +1,6 @@
-//! Closes what may linger, in threads that nobody waits for.
+//! Closes connections whose descriptors may linger, in threads that nothing else depends on.
 //!
-//! Whoever connects to a Unix socket may pass descriptors. The kernel closes those that nobody has taken with the connection, and to close a TCP
+//! A client of a Unix socket may pass descriptors. The kernel closes those that nobody has taken with the connection, and to close a TCP
 //! socket takes as long as its owner has set (`SO_LINGER`). It waits only until the thread that closes it has a signal, however.
 
 use std::{
@@ -18,30 +18,32 @@ use std::{
 use nix::sys::{pthread::pthread_kill, signal::Signal};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Connections that wait for it.
+/// Most connections that wait to be closed.
 const WAITING: usize = 64;
-/// Time between two looks whether a thread has ended by itself.
+/// Time between two checks whether a thread has ended by itself.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// For one that has been told so again and again. Such as closes a file of a file system that does not answer may never do.
+/// Longest time between two signals to a thread that does not end. A thread that closes a file on a dead file system
+/// may never end.
 const PATIENCE_MOST: Duration = Duration::from_secs(5);
-/// Means nothing to this process, and is ignored where there is no handler.
+/// The signal that interrupts a close. This process uses it for nothing else, and the kernel ignores it if there is
+/// no handler.
 const INTERRUPT: Signal = Signal::SIGURG;
 
 type Closed = Box<dyn Send>;
 
-/// A thread that closes one connection after the other, and ends when this is dropped.
+/// A thread that closes one connection after the other. It ends when this is dropped.
 pub struct Closer {
     connections: Sender<Closed>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Closer {
-    /// Starts it. Inside of a runtime.
+    /// Starts the thread. To be called inside a runtime.
     ///
     /// # Errors
-    /// There can be no handler or thread.
+    /// The signal handler or the thread cannot be created.
     pub fn start() -> io::Result<Self> {
-        // The handler stays. A signal that is ignored would interrupt nothing.
+        // The handler stays installed. An ignored signal would interrupt nothing.
         drop(signal(SignalKind::from_raw(INTERRUPT as i32))?);
         let (connections, come) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -50,19 +52,19 @@ impl Closer {
         Ok(Self { connections, waiting })
     }
 
-    /// Reports whether there is so much to close that nobody else should be let in meanwhile.
+    /// Returns whether so much waits to be closed that no new connection should be accepted.
     pub fn is_full(&self) -> bool {
         self.waiting.load(Relaxed) >= WAITING
     }
 
-    /// Closes a connection by dropping it, and does not wait for that.
+    /// Closes a connection by dropping it, without waiting for that.
     pub fn close(&self, connection: impl Send + 'static) {
         self.waiting.fetch_add(1, Relaxed);
-        // The thread is there for as long as this is.
+        // The thread lives as long as this value, so the send cannot fail.
         let _ = self.connections.send(Box::new(connection));
     }
 
-    /// Waits for the end of threads that have nothing more to do than to close something.
+    /// Ends threads that only have a connection left to close.
     pub fn end(&self, threads: Vec<JoinHandle<()>>) {
         end(threads);
     }
@@ -71,7 +73,7 @@ impl Closer {
 fn run(come: &Receiver<Closed>, waiting: &AtomicUsize) {
     for connection in come {
         let closing = thread::Builder::new().name("closing".into()).spawn(move || drop(connection));
-        // Without a thread it was closed here.
+        // If no thread can be created, they are ended here.
         end(closing.into_iter().collect());
         waiting.fetch_sub(1, Relaxed);
     }
@@ -87,7 +89,7 @@ fn end(mut threads: Vec<JoinHandle<()>>) {
             return tracing::warn!(
                 threads = threads.len(),
                 name,
-                "threads do not end: they go on until the daemon ends"
+                "threads cannot close their connections: they go on until the daemon ends"
             );
         }
         thread::sleep(PATIENCE);
@@ -101,21 +103,21 @@ fn end(mut threads: Vec<JoinHandle<()>>) {
 mod tests {
     use std::os::fd::{AsFd as _, OwnedFd};
 
-    use millrace_base::control::Control;
+    use millrace_base::control::ControlEnd;
     use millrace_testkit::{lingering, wait_for};
 
     use super::*;
 
-    /// It would take an hour.
+    /// The lingering sockets would take an hour to close.
     #[tokio::test]
     async fn lingering_sockets_of_connections_that_are_turned_away_are_interrupted() {
         let closer = Closer::start().unwrap();
         let mut others = Vec::new();
         for _ in 0..3 {
-            let (theirs, own) = Control::pair().unwrap();
+            let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // What is in the record is the last descriptor: this one would linger else.
+            // This would be the last descriptor of the socket in the record, so dropping it would linger.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

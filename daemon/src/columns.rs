@@ -1,32 +1,34 @@
-//! Text that fits: lines of cells in columns, and lines that are broken.
+//! Text layout: lines of cells in columns, and lines broken at a width.
 
-/// Which side of its column a cell stands at.
+/// The side of its column that a cell is aligned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum ColumnSide {
+    /// The left: names and texts.
     Left,
+    /// The right: numbers.
     Right,
 }
 
-/// One string per line; columns are as wide as their widest cell and two spaces apart.
-pub fn aligned(lines: &[Vec<String>], side: impl Fn(usize) -> Side) -> Vec<String> {
+/// Aligns cells to columns, which are as wide as their widest cell and two spaces apart. Returns one string per line.
+pub fn aligned(lines: &[Vec<String>], side: impl Fn(usize) -> ColumnSide) -> Vec<String> {
     let count = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
-    let columns: Vec<(usize, Side)> = (0..count).map(|column| (width(column), side(column))).collect();
+    let columns: Vec<(usize, ColumnSide)> = (0..count).map(|column| (width(column), side(column))).collect();
     let line = |cells: &Vec<String>| {
         let cells = cells.iter().zip(&columns).map(|(cell, (width, side))| match side {
-            Side::Left => format!("{cell:<width$}"),
-            Side::Right => format!("{cell:>width$}"),
+            ColumnSide::Left => format!("{cell:<width$}"),
+            ColumnSide::Right => format!("{cell:>width$}"),
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     lines.iter().map(line).collect()
 }
 
-/// A text in lines of at most so many characters, broken at spaces and after commas, and within words that are longer; of a list,
-/// such as `late 3, evicted 1`, at its commas.
+/// Breaks a text into lines of at most `width` characters, at spaces, after commas, and within words that are longer.
+/// A list such as `late 3, evicted 1` is broken at its commas.
 pub fn broken(text: &str, width: usize) -> Vec<String> {
     match text.contains(", ") {
         true => lines(text.split_inclusive(", "), width.max(1)),
@@ -34,7 +36,7 @@ pub fn broken(text: &str, width: usize) -> Vec<String> {
     }
 }
 
-/// A text without the structure of a list.
+/// Breaks a text that is no list.
 fn sentence(text: &str, width: usize) -> Vec<String> {
     lines(text.split_inclusive([' ', ',']), width.max(1))
 }
@@ -62,7 +64,7 @@ fn lines<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String>
     lines
 }
 
-/// A text in lines of at most so many characters, each but the first with an indent in front.
+/// Breaks a text into lines of at most `width` characters, each but the first after an indent.
 pub fn indented(text: &str, width: usize, indent: &str) -> String {
     let room = width.saturating_sub(indent.chars().count());
     if text.chars().count() <= width {
@@ -76,15 +78,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn column_is_as_wide_as_its_widest_cell() {
         let lines =
             [["name", "n"], ["\u{b5}s", "1000"], ["a", ""]].map(|line| line.map(str::to_owned).to_vec());
-        let side = |column| if column == 0 { Side::Left } else { Side::Right };
+        let side = |column| if column == 0 { ColumnSide::Left } else { ColumnSide::Right };
         assert_eq!(aligned(&lines, side), ["name     n", "\u{b5}s    1000", "a"]);
     }
 
     #[test]
-    fn texts_are_broken_where_they_can_be() {
+    fn text_is_broken_at_spaces_and_commas() {
         assert_eq!(broken("late 3, evicted 1", 80), ["late 3, evicted 1"]);
         assert_eq!(broken("late 3, evicted 1", 10), ["late 3,", "evicted 1"]);
         assert_eq!(broken("10.0.0.0/8,2001:db8::/32", 14), ["10.0.0.0/8,", "2001:db8::/32"]);

@@ -1,4 +1,4 @@
-//! The frame of all daemons: where they are asked, what can be seen of them, ticks, reload, signals.
+//! The common frame of daemons: control socket, HTTP, ticks, reload, signals.
 
 use std::{
     borrow::Cow,
@@ -31,54 +31,64 @@ use tracing::{error, info};
 
 use crate::{
     http::{self, access},
-    memory::Memory,
+    inherited::Inherited,
+    memory::MemoryTrimmer,
     notify,
-    socket::Socket,
+    socket::ControlSocket,
 };
 
-/// The addresses on which a daemon answers, and who may ask.
-pub struct Front {
+/// The addresses that a daemon answers on, and the group that may send requests.
+pub struct DaemonFront {
+    /// Path of the control socket.
     pub socket: PathBuf,
+    /// The group that may use the control socket, as well as its owner. `None`: the owner alone.
     pub socket_group: Option<String>,
+    /// The address of the HTTP server. `None`: there is none.
     pub http: Option<SocketAddr>,
-    pub http_access: access::Flags,
+    /// The clients that the HTTP server answers.
+    pub http_access: access::HttpFlags,
 }
 
-impl Front {
+impl DaemonFront {
     /// Binds the control socket. Errors call the daemon `who`.
-    fn bind(&self, who: &str) -> anyhow::Result<Socket> {
-        Socket::bind(&self.socket, who, self.socket_group.as_deref())
+    fn bind(&self, who: &str) -> anyhow::Result<ControlSocket> {
+        ControlSocket::bind(&self.socket, who, self.socket_group.as_deref())
     }
 
     /// Serves HTTP until the returned server is dropped.
-    async fn serve(&self, router: Router) -> anyhow::Result<Option<http::Server>> {
+    async fn serve(&self, router: Router) -> anyhow::Result<Option<http::HttpServer>> {
         let Some(addr) = self.http else { return Ok(None) };
         let server = http::serve(addr, router, self.http_access.access()?).await?;
-        info!(addr = %server.local_addr, "metrics, health and status");
+        info!(addr = %server.local_addr, "HTTP serves metrics, health and status");
         Ok(Some(server))
     }
 }
 
-/// A daemon's answers to HTTP requests. Each may take some 10 ms.
+/// A daemon's answers to HTTP requests. Each call may take some 10 ms.
 pub trait Observed: Send + Sync + 'static {
+    /// The status, as JSON has it.
     type Status: Serialize;
 
+    /// Returns the status at this moment.
+    ///
+    /// # Errors
+    /// It cannot be read. The client gets the text.
     fn status(&self) -> anyhow::Result<Self::Status>;
 
     /// Returns the status as a page of metrics.
     fn metrics(&self) -> anyhow::Result<String>;
 
-    /// Whether all is as it should be.
+    /// Returns whether there is no fault.
     fn is_well(&self) -> bool;
 
-    /// Returns the words of `/healthz`, which everybody may read: not what the trouble is, which may name files. `/status` says that, to those
-    /// who show the token.
+    /// Returns the text of `/healthz`, which everybody may read. It does not describe the fault, because that may
+    /// name files. `/status` does, for requests with the token.
     fn health(&self) -> Cow<'static, str> {
         if self.is_well() { "ok\n" } else { "trouble\n" }.into()
     }
 }
 
-/// A daemon that a [`Frame`] runs.
+/// A daemon that a [`DaemonFrame`] runs.
 pub trait Daemon: Observed {
     /// Message on the control socket.
     type Request: DeserializeOwned;
@@ -90,23 +100,23 @@ pub trait Daemon: Observed {
     /// Time between two calls of [`tick`](Self::tick).
     const TICK: Duration = Duration::from_secs(1);
 
-    /// Makes the state of a new connection to the control socket.
+    /// Creates the state of a new connection to the control socket.
     fn caller(&self) -> Self::Caller;
 
-    /// Does what is asked. `None`: it is done, and there is nothing to report.
+    /// Executes a request. Returns `None` if there is nothing to report.
     fn answer(
         &self,
         caller: &mut Self::Caller,
         request: Self::Request,
     ) -> anyhow::Result<Option<Self::Answer>>;
 
-    /// Reads the settings again, all or nothing. Others call [`reload`](Self::reload).
+    /// Reads the settings again, all or nothing. Callers use [`reload`](Self::reload).
     fn read_settings(&self) -> anyhow::Result<()>;
 
-    /// Returns where outcomes of reloads are kept.
+    /// Returns the store of the latest reload's outcome.
     fn reloads(&self) -> &Reloads;
 
-    /// Does what is due from time to time.
+    /// Does periodic work.
     ///
     /// # Errors
     /// The daemon cannot go on, and ends.
@@ -122,7 +132,7 @@ pub trait Daemon: Observed {
     }
 }
 
-/// Outcome of the latest reading of the settings; at first of that at start-up.
+/// Outcome of the latest reload of the settings. At first it is that of start-up.
 pub struct Reloads(Mutex<Reload>);
 
 impl Default for Reloads {
@@ -132,7 +142,7 @@ impl Default for Reloads {
 }
 
 impl Reloads {
-    /// Keeps an outcome.
+    /// Stores an outcome.
     pub fn note<T>(&self, done: &anyhow::Result<T>) {
         let error = done.as_ref().err().map(|error| format!("{error:#}"));
         *self.0.lock() = Reload { time_s: unix_time(), error };
@@ -143,7 +153,8 @@ impl Reloads {
         self.0.lock().clone()
     }
 
-    /// Returns what a status says of a reload that failed. `stays`: such as `settings before stay`.
+    /// Returns the line of the status about a reload that failed. `stays`: which settings stay in force, such as
+    /// `settings before stay`.
     pub fn trouble(&self, stays: &str) -> Option<String> {
         let latest = self.latest();
         latest.error.map(|error| format!("the latest reload failed, the {stays}: {error}"))
@@ -154,22 +165,35 @@ fn unix_time() -> f64 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64()
 }
 
-/// The control socket and the signals of a daemon, which are taken before it starts, and the loop that runs it.
-pub struct Frame {
-    front: Front,
-    socket: Socket,
-    signals: Signals,
+/// The control socket and signals of a daemon, which are acquired before it starts, and the loop that runs it.
+pub struct DaemonFrame {
+    asked: RequestSource,
+    signals: DaemonSignals,
 }
 
-impl Frame {
-    /// Takes the signals over, and binds the control socket, which says that no other daemon uses it. Inside of a runtime.
+/// The way in which requests come.
+enum RequestSource {
+    /// Clients connect to the control socket and to HTTP.
+    By(Box<DaemonFront>, ControlSocket),
+    /// The supervisor of this part of a daemon passes connections on. It serves HTTP itself.
+    BySupervisor(Arc<Inherited>),
+}
+
+impl DaemonFrame {
+    /// Takes over the signals, and binds the control socket, which fails if another daemon uses it. To be called
+    /// inside a runtime.
     ///
     /// # Errors
-    /// Another daemon answers on the socket, or it cannot be there.
-    pub fn open(front: Front, who: &str) -> anyhow::Result<Self> {
-        let signals = Signals::new()?;
+    /// Another daemon answers on the socket, or the socket cannot be created.
+    pub fn open(front: DaemonFront, who: &str) -> anyhow::Result<Self> {
+        let signals = DaemonSignals::new()?;
         let socket = front.bind(who)?;
-        Ok(Self { front, socket, signals })
+        Ok(Self { asked: RequestSource::By(Box::new(front), socket), signals })
+    }
+
+    /// Takes over the signals in a part of a daemon.
+    pub(crate) fn inherited(supervisor: Arc<Inherited>) -> io::Result<Self> {
+        Ok(Self { asked: RequestSource::BySupervisor(supervisor), signals: DaemonSignals::new()? })
     }
 
     /// Runs a daemon until a signal ends it.
@@ -189,23 +213,42 @@ impl Frame {
         daemon: &Arc<D>,
         beside: impl Future<Output = Infallible>,
     ) -> anyhow::Result<()> {
-        let Self { front, socket, mut signals } = self;
-        let _http = front.serve(router(daemon.clone())).await?;
-        let serve = socket.serve(|| {
-            let (daemon, mut caller) = (daemon.clone(), daemon.caller());
+        let Self { asked, mut signals } = self;
+        let _http = match &asked {
+            RequestSource::By(front, _) => front.serve(router(daemon.clone())).await?,
+            RequestSource::BySupervisor(_) => None,
+        };
+        let answerer = || {
+            let mut caller = daemon.caller();
+            let daemon = daemon.clone();
             move |line: &[u8]| {
-                daemon.answer(&mut caller, serde_json::from_slice(line).context("not a request")?)
+                daemon.answer(
+                    &mut caller,
+                    serde_json::from_slice(line).context("the line is not a request of this daemon")?,
+                )
             }
-        });
+        };
+        let serve = async {
+            match &asked {
+                RequestSource::By(_, socket) => match socket.serve(answerer).await {},
+                RequestSource::BySupervisor(supervisor) => supervisor.serve(answerer).await,
+            }
+        };
         tokio::pin!(serve, beside);
         let mut ticks = tokio::time::interval(D::TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut memory = Memory::default();
-        info!("ready");
-        notify::ready();
+        let mut memory = MemoryTrimmer::default();
+        match &asked {
+            RequestSource::By(..) => {
+                info!("the daemon is ready");
+                notify::ready();
+            }
+            RequestSource::BySupervisor(supervisor) => supervisor.ready()?,
+        }
         loop {
             tokio::select! {
-                never = &mut serve => match never {},
+                // The supervisor has ended the part, or is gone.
+                done = &mut serve => break done?,
                 never = &mut beside => match never {},
                 _ = ticks.tick() => block_in_place(|| {
                     if memory.is_time(Instant::now()) {
@@ -216,7 +259,7 @@ impl Frame {
                 signal = signals.next() => match signal {
                     Signal::Reload => {
                         if let Err(error) = daemon.reload() {
-                            error!("the new settings are not usable, the old ones stay: {error:#}");
+                            error!("the new settings cannot be used, so the old ones stay in force: {error:#}");
                         }
                     }
                     Signal::End => break,
@@ -228,6 +271,25 @@ impl Frame {
     }
 }
 
+/// Runs a part in this process. Its supervisor gets the error if `serve` fails.
+///
+/// # Errors
+/// The process was not started by a supervisor.
+pub async fn run_part<W>(serve: impl FnOnce(DaemonFrame) -> W) -> anyhow::Result<()>
+where
+    W: Future<Output = anyhow::Result<()>>,
+{
+    let inherited = Arc::new(Inherited::take()?);
+    let frame = DaemonFrame::inherited(inherited.clone())?;
+    if let Err(error) = serve(frame).await {
+        inherited.failed(&error);
+        // The supervisor reports the error.
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// Returns the routes `/metrics`, `/healthz` and `/status`.
 pub fn router<D: Observed>(daemon: Arc<D>) -> Router {
     Router::new()
         .route("/metrics", get(scrape::<D>))
@@ -262,21 +324,22 @@ enum Signal {
     End,
 }
 
-/// Signals to end that come so soon after the first express the same wish: `timeout`, `tini -g` and service managers send one to the process
-/// and one to its group, and a wrapper that got one passes it on, on a busy machine late. A user who insists takes longer, or tries once
-/// more: to end without a drain by mistake costs viewers, to wait for a third signal costs a second.
+/// Time after the first signal to end in which further ones count as the same. `timeout`, `tini -g` and service
+/// managers send one signal to the process and one to its group, and a wrapper passes its own on, late on a busy
+/// machine. A user who insists takes longer or tries once more. Skipping the drain by mistake costs viewers, waiting
+/// for a third signal costs a second.
 const ONE_WISH: Duration = Duration::from_secs(1);
-/// Shortest time between two signals of a user. Sooner ones come from a program.
+/// Shortest time between two signals that a user sends. Faster ones come from a program.
 const MACHINE: Duration = Duration::from_millis(100);
 
 /// SIGTERM and SIGINT. Once this exists, neither ends the process by itself.
-pub struct Ends {
+pub struct EndSignals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
 }
 
-impl Ends {
-    /// Takes the signals over.
+impl EndSignals {
+    /// Takes over the signals.
     ///
     /// # Errors
     /// The kernel does not allow it.
@@ -284,7 +347,7 @@ impl Ends {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next one; may be given up and asked for again.
+    /// Waits for the next signal. The call may be cancelled and repeated.
     pub async fn next(&mut self) -> SignalKind {
         tokio::select! {
             _ = self.terminate.recv() => SignalKind::terminate(),
@@ -292,8 +355,8 @@ impl Ends {
         }
     }
 
-    /// Waits until the end is asked for again, by whoever has done so just now: by a signal later than [`ONE_WISH`].
-    pub async fn again(&mut self) -> SignalKind {
+    /// Waits for another signal to end by the same user: one that is more than `ONE_WISH` later.
+    pub async fn next_signal(&mut self) -> SignalKind {
         let first = Instant::now();
         loop {
             let kind = self.next().await;
@@ -303,7 +366,7 @@ impl Ends {
             }
             if since >= MACHINE {
                 info!(
-                    "a signal within a second of the first is taken for the same: send one more to end at once"
+                    "ignored a second signal to end the daemon, within a second of the first: send it again to end at once"
                 );
             }
         }
@@ -311,17 +374,17 @@ impl Ends {
 }
 
 /// SIGHUP, SIGTERM and SIGINT. Once this exists, none of them ends the process by itself.
-struct Signals {
-    ends: Ends,
+struct DaemonSignals {
+    ends: EndSignals,
     hangup: unix::Signal,
 }
 
-impl Signals {
+impl DaemonSignals {
     fn new() -> io::Result<Self> {
-        Ok(Self { ends: Ends::new()?, hangup: signal(SignalKind::hangup())? })
+        Ok(Self { ends: EndSignals::new()?, hangup: signal(SignalKind::hangup())? })
     }
 
-    /// The next one; may be given up and asked for again.
+    /// Waits for the next signal. The call may be cancelled and repeated.
     async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.hangup.recv() => Signal::Reload,

@@ -1,11 +1,19 @@
-//! Times as users write them: `250us`, `1.5s`, `10m`.
+//! Durations as users write them: `250us`, `1.5s`, `10m`.
 
 use std::time::Duration;
 
-/// The longest there is, ten years, and its digits in nanoseconds are exact enough.
+/// The longest duration: ten years. Its nanoseconds are exact enough in a float.
 const MAX_S: f64 = 3650.0 * 86_400.0;
 
-/// A number and its unit, from `ns` to `d`. Only `0` needs none.
+/// Parses a number and its unit, from `ns` to `d`. Only `0` needs no unit.
+///
+/// ```
+/// use std::time::Duration;
+/// use millrace_daemon::duration::parse;
+///
+/// assert_eq!(parse("1.5s"), Ok(Duration::from_millis(1500)));
+/// assert!(parse("10").is_err(), "a unit is missing");
+/// ```
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a time such as 250us, 10ms, 1.5s, 10m, 2h or 7d");
     let (number, unit) = number_and_unit(text).ok_or_else(wrong)?;
@@ -20,7 +28,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         "" if number == 0.0 => 0.0,
         _ => return Err(wrong()),
     };
-    // Whole nanoseconds: 1.5 * 1e-3 is not exact, 10ms must be.
+    // The result is rounded to nanoseconds: 1.5 * 1e-3 is inexact, and 10ms has to be exact.
     let nanos = (number * nanos).round();
     if nanos > MAX_S * 1e9 {
         return Err(format!("`{text}` is more than 3650d"));
@@ -41,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn durations_are_parsed_with_their_unit() {
         for (text, nanos) in [
             ("0", 0),
             ("7ns", 7),

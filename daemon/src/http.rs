@@ -1,4 +1,4 @@
-//! HTTP servers: how each of them is started, whom they answer, and what they answer alike.
+//! HTTP servers of daemons: start-up, access, limits, and common answers.
 
 pub mod access;
 pub mod asset;
@@ -46,12 +46,12 @@ use tokio::{
 };
 
 use self::{
-    access::Access,
-    crowd::{Crowd, Member},
+    access::HttpAccess,
+    crowd::{ConnectionCrowd, CrowdMember},
 };
 use crate::openmetrics::CONTENT_TYPE;
 
-/// Where a daemon listens: an address, or `off`.
+/// An address that a daemon listens on, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenAddr(pub Option<SocketAddr>);
 
@@ -69,58 +69,65 @@ impl FromStr for ListenAddr {
     }
 }
 
-/// Nothing can be served there.
+/// The server cannot listen on its address.
 #[derive(Debug, thiserror::Error)]
-#[error("http {addr}: {source}{}", hint(source))]
-pub struct StartError {
+#[error("cannot serve HTTP on {addr}: {source}{}", hint(source))]
+pub struct HttpStartError {
+    /// The address that was asked for.
     pub addr: SocketAddr,
+    /// The reason of the system.
     pub source: io::Error,
 }
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; somebody else serves there: choose another with --http, or --http off",
+        io::ErrorKind::AddrInUse => "; another program listens there: use another --http, or --http off",
         _ => "",
     }
 }
 
-/// What clients may take.
+/// Limits of what clients may use.
 #[derive(Clone, Copy, Debug)]
-struct Limits {
-    /// At once. For one more the [`Crowd`] makes room, or it waits until one has ended.
+struct HttpLimits {
+    /// Most connections at once. For one more the [`ConnectionCrowd`] closes one, or the new one waits until one has ended.
     connections: usize,
-    /// For the head of a request, from when the connection is free for it. Idle connections end with it.
+    /// Time for the head of a request, from when the connection is ready for it. Idle connections end after this
+    /// time.
     head: Duration,
-    /// For the other end to take any of what waits for it.
+    /// Time in which the client has to read some of the data that waits for it.
     unread: Duration,
-    /// That the kernel keeps for it meanwhile, bytes.
+    /// Bytes that the kernel buffers for the client in the meantime.
     unread_bytes: usize,
 }
 
-const LIMITS: Limits = Limits {
+const LIMITS: HttpLimits = HttpLimits {
     connections: 256,
     head: Duration::from_secs(10),
     unread: Duration::from_secs(30),
     unread_bytes: 256 << 10,
 };
-/// After an error of accept, such as no more file descriptors.
+/// Pause after an error of accept, such as running out of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A running server; stops when dropped.
-pub struct Server {
-    /// What it is bound to.
+/// A running server, which stops when dropped.
+pub struct HttpServer {
+    /// The address that the server is bound to.
     pub local_addr: SocketAddr,
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Binds, and serves in a task whom `access` lets in.
+/// Binds, and serves requests that `access` admits in a task.
 ///
 /// # Errors
-/// The address cannot be had.
-pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<Server, StartError> {
+/// The address cannot be bound.
+pub async fn serve(
+    addr: SocketAddr,
+    router: Router,
+    access: HttpAccess,
+) -> Result<HttpServer, HttpStartError> {
     let bound = async {
         let listener = match TcpListener::bind(addr).await {
-            // All addresses, on a machine without IPv6.
+            // `::` means all addresses, also on a machine without IPv6.
             Err(error)
                 if addr.ip() == Ipv6Addr::UNSPECIFIED
                     && error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) =>
@@ -131,67 +138,82 @@ pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<S
         };
         Ok((listener.local_addr()?, listener))
     };
-    let (local_addr, listener) = bound.await.map_err(|source| StartError { addr, source })?;
+    let (local_addr, listener) = bound.await.map_err(|source| HttpStartError { addr, source })?;
     let access = Arc::new(access.at(local_addr.port()));
     let router = access.guard(router);
     let task = tokio::spawn(async move { match accept(listener, router, access, LIMITS).await {} });
-    Ok(Server { local_addr, task })
+    Ok(HttpServer { local_addr, task })
 }
 
-/// Serves connections until it is dropped, which ends them.
-async fn accept(listener: TcpListener, router: Router, access: Arc<Access>, limits: Limits) -> Infallible {
-    let (places, crowd) = (Arc::new(Semaphore::new(limits.connections)), Arc::new(Crowd::default()));
+/// Accepts connections until the future is dropped, which ends them.
+async fn accept(
+    listener: TcpListener,
+    router: Router,
+    access: Arc<HttpAccess>,
+    limits: HttpLimits,
+) -> Infallible {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let crowd = Arc::new(ConnectionCrowd::default());
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
                 if let Err(error) = bound(&stream, limits) {
-                    tracing::debug!(%error, "an http connection ended at once");
+                    tracing::debug!(%error, "closed a new HTTP connection: its time-outs cannot be set");
                     continue;
                 }
                 let place = place(&places, &crowd).await;
                 let (tell, told) = oneshot::channel();
-                let (router, access, crowd) = (router.clone(), access.clone(), crowd.clone());
+                let router = router.clone();
+                let access = access.clone();
+                let crowd = crowd.clone();
                 let handle = connections.spawn(async move {
                     let Ok(handle) = told.await else { return };
-                    converse(stream, router, access, &Member::new(crowd, handle), limits.head).await;
+                    converse(stream, router, access, &CrowdMember::new(crowd, handle), limits.head).await;
                     drop(place);
                 });
-                // It waits for that.
+                // The receiver waits for it.
                 let _ = tell.send(handle);
             }
             Err(error) => {
-                tracing::warn!(%error, "http cannot accept");
+                tracing::warn!(%error, "cannot accept an HTTP connection: trying again");
                 sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Waits for one, and has somebody make room who may have to.
-async fn place(places: &Arc<Semaphore>, crowd: &Crowd) -> OwnedSemaphorePermit {
+/// Waits for a place, and makes the crowd free one if need be.
+async fn place(places: &Arc<Semaphore>, crowd: &ConnectionCrowd) -> OwnedSemaphorePermit {
     loop {
         if let Ok(place) = places.clone().try_acquire_owned() {
             return place;
         }
         let makes_room = crowd.end_one();
         tokio::select! {
-            // It is never closed.
+            // The semaphore is never closed.
             Ok(place) = places.clone().acquire_owned() => return place,
-            () = crowd.more(), if !makes_room => {}
+            () = crowd.wait_for_activity(), if !makes_room => {}
         }
     }
 }
 
-/// Whoever reads nothing ends, too, and holds no more than a share of memory until then.
-fn bound(stream: &TcpStream, limits: Limits) -> nix::Result<()> {
+/// Bounds a connection whose client does not read: it ends after a time, and holds a fixed share of memory until
+/// then.
+fn bound(stream: &TcpStream, limits: HttpLimits) -> nix::Result<()> {
     let unread = u32::try_from(limits.unread.as_millis()).unwrap_or(u32::MAX);
     setsockopt(stream, sockopt::TcpUserTimeout, &unread)?;
     setsockopt(stream, sockopt::SndBuf, &limits.unread_bytes)
 }
 
-async fn converse(stream: TcpStream, router: Router, access: Arc<Access>, member: &Member, head: Duration) {
+async fn converse(
+    stream: TcpStream,
+    router: Router,
+    access: Arc<HttpAccess>,
+    member: &CrowdMember,
+    head: Duration,
+) {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(head);
     let router = TowerToHyperService::new(router);
@@ -204,17 +226,17 @@ async fn converse(stream: TcpStream, router: Router, access: Arc<Access>, member
         router.call(request)
     });
     if let Err(error) = server.serve_connection(TokioIo::new(stream), answer).await {
-        tracing::debug!(%error, "an http connection ended");
+        tracing::debug!(%error, "an HTTP connection ended with an error");
     }
 }
 
-impl Drop for Server {
+impl Drop for HttpServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// The answer to a scrape of `/metrics`.
+/// Returns the answer to a scrape of `/metrics`.
 pub fn metrics<E>(text: Result<String, E>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
@@ -232,11 +254,11 @@ mod tests {
 
     use super::*;
 
-    /// Whoever holds connections and asks nothing, or only begins to, does so for a while.
+    /// Clients that hold connections and send no request, or only the beginning of one, do so for a bounded time.
     #[tokio::test]
-    async fn silent_connections_end_and_make_room() {
+    async fn silent_connection_ends_and_makes_room() {
         const PATIENCE: Duration = Duration::from_secs(60);
-        let limits = Limits { connections: 3, head: Duration::from_millis(200), ..LIMITS };
+        let limits = HttpLimits { connections: 3, head: Duration::from_millis(200), ..LIMITS };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let router = Router::new().route("/", axum::routing::get(async || "here"));
@@ -251,7 +273,7 @@ mod tests {
             let mut stream = TcpStream::connect(addr).await.unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
             let mut answer = String::new();
-            // And then it is silent as well.
+            // Then the connection is silent, too.
             stream.read_to_string(&mut answer).await.unwrap();
             answer
         };
@@ -264,12 +286,16 @@ mod tests {
         server.abort();
     }
 
-    /// Whoever asks for what does not end, and never reads, makes room as well.
+    /// A client that asks for an endless answer and never reads it makes room, too.
     #[tokio::test]
-    async fn deaf_connections_end_and_make_room() {
+    async fn connection_that_does_not_read_ends_and_makes_room() {
         const PATIENCE: Duration = Duration::from_secs(120);
-        let limits =
-            Limits { connections: 2, unread: Duration::from_millis(500), unread_bytes: 8 << 10, ..LIMITS };
+        let limits = HttpLimits {
+            connections: 2,
+            unread: Duration::from_millis(500),
+            unread_bytes: 8 << 10,
+            ..LIMITS
+        };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let endless = || async { axum::body::Bytes::from_static(&[0; 16 << 20]) };
@@ -304,18 +330,18 @@ mod tests {
         answer
     }
 
-    /// Connections that ask nothing, and such as ask for what everybody may have and do not read it, hold all places for an hour; a request
-    /// with a token goes on meanwhile.
+    /// Connections without a request, and connections that do not read a public answer, hold all places for an hour.
+    /// A request with the token is still answered.
     #[tokio::test]
     async fn healthz_is_answered_while_strangers_hold_all_places() {
         const PATIENCE: Duration = Duration::from_secs(60);
         const HOUR: Duration = Duration::from_secs(3600);
-        let limits = Limits { connections: 8, head: HOUR, unread: HOUR, unread_bytes: 8 << 10 };
+        let limits = HttpLimits { connections: 8, head: HOUR, unread: HOUR, unread_bytes: 8 << 10 };
         let directory = tempfile::tempdir().unwrap();
         let file = token::TokenFile::At(directory.path().join("token"));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let access = Access::new(&file, Vec::new()).unwrap().with_public(&["/page"]).at(addr.port());
+        let access = HttpAccess::new(&file, Vec::new()).unwrap().with_public(&["/page"]).at(addr.port());
         let token = access.token().unwrap().text().to_owned();
         let access = Arc::new(access);
         let page = || async { Bytes::from_static(&[0; 16 << 20]) };
@@ -351,8 +377,8 @@ mod tests {
     async fn a_taken_port_is_named() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = taken.local_addr().unwrap();
-        let error = serve(addr, Router::new(), Access::default()).await.map(|_| ()).unwrap_err();
-        assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
+        let error = serve(addr, Router::new(), HttpAccess::default()).await.map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("cannot serve HTTP on {addr}: ")), "{error}");
         assert!(error.to_string().contains("--http off"), "{error}");
     }
 }

@@ -1,14 +1,16 @@
-//! The frame of daemons, and what their commands print.
+//! The common frame of daemons, and the output of their commands.
 //!
-//! | module | what |
+//! | module | contents |
 //! | --- | --- |
 //! | [`daemon`], [`notify`] | the frame: control socket, HTTP, ticks, reload, signals; messages to the service manager |
+//! | [`part`] | parts of a daemon: processes that one supervisor starts again when they end |
 //! | [`http`], [`openmetrics`], [`log`], [`render`], [`socket`] | HTTP servers, metrics, logging, tables and units, control sockets |
-//! | [`closer`] | connections that linger |
-//! | [`pem`] | certificates and private keys from files, and what is wrong with them |
+//! | [`closer`] | closes connections that linger |
+//! | [`pem`] | reads certificates and private keys, and explains faulty files |
 //! | [`columns`], [`duration`], [`address`], [`file`](mod@file) | columns of text; times, addresses and files as users write them |
 //! | [`words`] | settings that are single words |
-//! | [`memory`], [`cgroup`] | what this process takes, and which group it is in |
+//! | [`memory`], [`cgroup`] | returns free memory to the system; finds the cgroup of this process |
+#![deny(missing_docs)]
 
 pub mod address;
 pub mod cgroup;
@@ -18,10 +20,12 @@ pub mod daemon;
 pub mod duration;
 pub mod file;
 pub mod http;
+mod inherited;
 pub mod log;
 pub mod memory;
 pub mod notify;
 pub mod openmetrics;
+pub mod part;
 pub mod pem;
 pub mod render;
 pub mod socket;

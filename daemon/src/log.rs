@@ -1,8 +1,8 @@
 //! Logging of all commands.
 //!
-//! Logs of the daemons cannot hold them up: lines go to a thread of their own through a bounded queue, and what a slow
-//! or full disk does not take is dropped and counted. No line comes more often than [`LogLimit`] lets it, and none has text of a
-//! peer as the peer wrote it: `lines` escapes it.
+//! A log never blocks its daemon. Lines go through a bounded queue to a thread of their own, and lines that a slow or
+//! full disk does not take are dropped and counted. [`LogLimit`] bounds their rate, and `lines` escapes text that
+//! came from a peer.
 
 mod lines;
 
@@ -24,78 +24,82 @@ use tracing::Dispatch;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
 
 pub use self::lines::printable;
-use self::lines::{JsonLines, TextFields};
+use self::lines::{JsonLogLines, TextFields};
 
-/// What a daemon logs, and where.
+/// Level, format and destination of a daemon's log.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// A level, or directives: `info,millrace=debug`.
+    /// A level, or directives such as `info,millrace=debug`.
     pub level: String,
-    pub format: Format,
-    /// `None`: standard error.
+    /// The form of its lines.
+    pub format: LogFormat,
+    /// The log file. `None`: standard error.
     pub file: Option<PathBuf>,
 }
 
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+#[allow(missing_docs, reason = "clap would show the text in --help")]
+pub enum LogFormat {
     Text,
     Json,
 }
 
-/// Lines that may wait for the disk.
+/// Most lines that wait to be written.
 const QUEUE: usize = 8192;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 static LIMIT: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
-/// Log lines lost since start, in this process.
+/// Returns how many log lines this process has lost since start.
 pub fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Returns how many lines were not written since start, in this process, since too many like them came at once.
+/// Returns how many lines this process did not write since start because too many like them came at once.
 pub fn suppressed() -> u64 {
     LIMIT.suppressed()
 }
 
+/// Reason why logging cannot start.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
-    #[error("log file {}: {source}", path.display())]
+    #[error("cannot open log file {}: {source}", path.display())]
     Open { path: PathBuf, source: io::Error },
-    #[error("log level: {0}")]
+    #[error("the log level is not usable: {0}")]
     Level(#[from] tracing_subscriber::filter::ParseError),
-    #[error("logging: {0}")]
+    #[error("cannot start logging: {0}")]
     Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Logs of a client go to standard error, by RUST_LOG or from warnings up: its standard output is for media and figures.
+/// Logs to standard error, for clients: at RUST_LOG, or from warnings up. Standard output is for media and figures.
 pub fn to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millrace=info"));
-    let dispatch = dispatch(Format::Text, filter, io::stderr, io::stderr().is_terminal());
+    let dispatch = dispatch(LogFormat::Text, filter, io::stderr, io::stderr().is_terminal());
     let _ = dispatch.try_init(); // a test or another command of this process has set up logging already
 }
 
-/// What takes all events of the process: those that `filter` and the limit let through become lines of `writer`.
-fn dispatch<W>(format: Format, filter: EnvFilter, writer: W, ansi: bool) -> Dispatch
+/// Builds the subscriber of the process: events that `filter` and the limit let through become lines of `writer`.
+fn dispatch<W>(format: LogFormat, filter: EnvFilter, writer: W, ansi: bool) -> Dispatch
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let builder = builder.with_ansi(ansi).log_internal_errors(false);
     match format {
-        Format::Text => builder.fmt_fields(TextFields).finish().with(LIMIT.clone()).into(),
-        Format::Json => builder.json().map_event_format(JsonLines).finish().with(LIMIT.clone()).into(),
+        LogFormat::Text => builder.fmt_fields(TextFields).finish().with(LIMIT.clone()).into(),
+        LogFormat::Json => builder.json().map_event_format(JsonLogLines).finish().with(LIMIT.clone()).into(),
     }
 }
 
 /// Starts logging for a daemon. Lines are written until the handle is dropped.
 ///
-/// # Errors
-/// The file cannot be opened, the level is none, or the process logs already.
+/// # Errors The file cannot be opened, the level is not valid, or the process logs already.
 pub fn start(log: &Settings) -> Result<Handle, Error> {
     let sink = match &log.file {
-        Some(path) => Sink::file(path).map_err(|source| Error::Open { path: path.clone(), source })?,
-        None => Sink { out: Box::new(io::stderr()), path: None, torn: false },
+        Some(path) => LogSink::file(path).map_err(|source| Error::Open { path: path.clone(), source })?,
+        None => LogSink { out: Box::new(io::stderr()), path: None, torn: false },
     };
     let filter = EnvFilter::builder().parse(&log.level)?;
     let handle = Handle::new(sink);
@@ -104,53 +108,53 @@ pub fn start(log: &Settings) -> Result<Handle, Error> {
     Ok(handle)
 }
 
-enum Command {
+enum LogCommand {
     Line(Vec<u8>),
     Reopen,
     Stop,
 }
 
-/// Owns the writing thread.
+/// Owns the thread that writes.
 pub struct Handle {
-    commands: SyncSender<Command>,
+    commands: SyncSender<LogCommand>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Handle {
-    fn new(mut sink: Sink) -> Self {
+    fn new(mut sink: LogSink) -> Self {
         let (commands, queue) = sync_channel(QUEUE);
         let thread = std::thread::spawn(move || sink.run(&queue));
         Self { commands, thread: Some(thread) }
     }
 
-    fn queue(&self) -> Queue {
-        Queue(self.commands.clone())
+    fn queue(&self) -> LogQueue {
+        LogQueue(self.commands.clone())
     }
 
-    /// Opens the log file anew, after it was moved away.
+    /// Opens the log file again after it was moved away.
     pub fn reopen(&self) {
-        let _ = self.commands.try_send(Command::Reopen);
+        let _ = self.commands.try_send(LogCommand::Reopen);
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Waits for a place in the queue, not for more than the queue: the disk is at work.
-        let _ = self.commands.send(Command::Stop);
+        // Waits for a place in the queue, at most until the disk has taken one line.
+        let _ = self.commands.send(LogCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// The relay's end of the queue. `tracing` writes each event with one call.
+/// The sending end of the queue. `tracing` writes each event with one call.
 #[derive(Clone)]
-struct Queue(SyncSender<Command>);
+struct LogQueue(SyncSender<LogCommand>);
 
-impl Write for Queue {
+impl Write for LogQueue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.0.try_send(Command::Line(line.to_vec()))
+            self.0.try_send(LogCommand::Line(line.to_vec()))
         {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
@@ -162,7 +166,7 @@ impl Write for Queue {
     }
 }
 
-impl MakeWriter<'_> for Queue {
+impl MakeWriter<'_> for LogQueue {
     type Writer = Self;
 
     fn make_writer(&self) -> Self {
@@ -170,25 +174,25 @@ impl MakeWriter<'_> for Queue {
     }
 }
 
-/// Where lines end up.
-struct Sink {
+/// The destination of lines.
+struct LogSink {
     out: Box<dyn Write + Send>,
     path: Option<PathBuf>,
-    /// A line broke off in the middle: the next one begins with a newline.
+    /// A line was cut off: the next one begins with a newline.
     torn: bool,
 }
 
-impl Sink {
+impl LogSink {
     fn file(path: &Path) -> io::Result<Self> {
         Ok(Self { out: Box::new(append(path)?), path: Some(path.to_owned()), torn: false })
     }
 
-    fn run(&mut self, queue: &Receiver<Command>) {
+    fn run(&mut self, queue: &Receiver<LogCommand>) {
         while let Ok(command) = queue.recv() {
             match command {
-                Command::Line(line) => self.write(&line),
-                Command::Reopen => self.reopen(),
-                Command::Stop => return,
+                LogCommand::Line(line) => self.write(&line),
+                LogCommand::Reopen => self.reopen(),
+                LogCommand::Stop => return,
             }
         }
     }
@@ -206,7 +210,7 @@ impl Sink {
         match append(path) {
             Ok(file) => self.out = Box::new(file),
             Err(error) => {
-                tracing::error!(%error, path = %path.display(), "log file kept: cannot be opened anew")
+                tracing::error!(%error, path = %path.display(), "cannot open the log file again: log lines still go to the old one")
             }
         }
     }
@@ -220,9 +224,9 @@ fn append(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    /// Names in logs are as people type them, not in the draft's escapes: whoever logs one says `.typed()`.
+    /// Names in logs are as people type them, not in the draft's escapes. Code that logs a name calls `.typed()`.
     #[test]
-    fn names_in_logs_are_as_they_are_typed() {
+    fn name_is_logged_as_people_type_it() {
         fn look(directory: &Path, wrong: &mut Vec<String>) {
             for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
                 let path = entry.path();
@@ -254,9 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_loses_lines_and_nothing_else() {
+    fn full_disk_loses_lines_and_nothing_else() {
         let before = dropped();
-        let handle = Handle::new(Sink::file(Path::new("/dev/full")).unwrap());
+        let handle = Handle::new(LogSink::file(Path::new("/dev/full")).unwrap());
         for _ in 0..100 {
             handle.queue().write_all(b"a line\n").unwrap();
         }
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_broke_off_does_not_spoil_the_next() {
+    fn line_after_a_torn_one_is_whole() {
         /// Takes three bytes of the first line, then fails once.
         struct Disk(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>, u8);
         impl Write for Disk {
@@ -284,7 +288,7 @@ mod tests {
             }
         }
         let disk = std::sync::Arc::<parking_lot::Mutex<Vec<u8>>>::default();
-        let mut sink = Sink { out: Box::new(Disk(disk.clone(), 0)), path: None, torn: false };
+        let mut sink = LogSink { out: Box::new(Disk(disk.clone(), 0)), path: None, torn: false };
         sink.write(b"first\n");
         sink.write(b"second\n");
         sink.write(b"third\n");
@@ -292,10 +296,11 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_file_is_opened_anew() {
+    fn moved_file_is_opened_again() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, moved) = (dir.path().join("log"), dir.path().join("log.1"));
-        let handle = Handle::new(Sink::file(&path).unwrap());
+        let path = dir.path().join("log");
+        let moved = dir.path().join("log.1");
+        let handle = Handle::new(LogSink::file(&path).unwrap());
         handle.queue().write_all(b"one\n").unwrap();
         let start = std::time::Instant::now();
         while std::fs::read(&path).unwrap() != b"one\n" {

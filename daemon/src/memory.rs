@@ -1,23 +1,23 @@
-//! What the allocator of a daemon keeps of memory that is free goes back to the system: each thread's arena keeps its peak otherwise, for
-//! ever after a flood.
+//! Returns free memory of the allocator to the system. Each thread's arena would otherwise keep its peak for ever
+//! after a flood.
 
 use std::time::{Duration, Instant};
 
-/// Looking takes microseconds, giving back milliseconds: no more often than this.
+/// Shortest time between two checks. A check takes microseconds, returning memory takes milliseconds.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Bytes that are worth it, if they are also a third of all that is resident.
+/// Free bytes that are worth returning, if they are also a third of all resident memory.
 const WORTH: usize = 4 << 20;
 
-/// Decides when memory is given back.
+/// Decides when to return memory.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct MemoryTrimmer {
     last: Option<Instant>,
-    /// Resident bytes that giving back did not reduce any further, or the least since.
+    /// Resident bytes that the last return left, or the least since then.
     floor: usize,
 }
 
-impl Memory {
-    /// Whether it is time to look.
+impl MemoryTrimmer {
+    /// Returns whether a check is due.
     pub fn is_time(&mut self, now: Instant) -> bool {
         let soon = self.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL);
         if !soon {
@@ -26,7 +26,7 @@ impl Memory {
         !soon
     }
 
-    /// Gives back what is worth it. Blocks for some milliseconds if that is much.
+    /// Checks, and returns memory if it is worth it. That blocks for some milliseconds.
     pub fn look(&mut self) {
         if let Some(resident) = resident()
             && self.is_worth(resident, in_use)
@@ -36,7 +36,7 @@ impl Memory {
         }
     }
 
-    /// Whether so much is resident that is not in use, and was not at the last time.
+    /// Returns whether enough resident memory is unused, and was not so after the last return.
     fn is_worth(&mut self, resident: usize, in_use: impl FnOnce() -> usize) -> bool {
         self.floor = self.floor.min(resident);
         if resident < self.floor.saturating_add(WORTH) {
@@ -46,15 +46,16 @@ impl Memory {
     }
 }
 
-/// Bytes of memory of the process's own that are there (proc(5), `statm`).
+/// Returns the resident bytes of this process that are not shared (proc(5), `statm`).
 fn resident() -> Option<usize> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let mut pages = statm.split(' ').skip(1).map(str::parse::<usize>);
-    let (resident, shared) = (pages.next()?.ok()?, pages.next()?.ok()?);
+    let resident = pages.next()?.ok()?;
+    let shared = pages.next()?.ok()?;
     Some(resident.saturating_sub(shared) * rustix::param::page_size())
 }
 
-/// Bytes that the allocator has given out.
+/// Returns the bytes that the allocator has handed out.
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn in_use() -> usize {
     #[cfg(target_env = "gnu")]
@@ -63,7 +64,7 @@ fn in_use() -> usize {
         let info = unsafe { libc::mallinfo2() };
         info.uordblks + info.hblkhd
     }
-    // Nothing is known, and nothing can be given back.
+    // Nothing is known, so nothing is returned.
     #[cfg(not(target_env = "gnu"))]
     usize::MAX
 }
@@ -84,8 +85,8 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn what_is_resident_and_not_in_use_goes_back_once() {
-        let mut memory = Memory { floor: 4 * MIB, ..Memory::default() };
+    fn unused_memory_is_returned_once() {
+        let mut memory = MemoryTrimmer { floor: 4 * MIB, ..MemoryTrimmer::default() };
         assert!(!memory.is_worth(5 * MIB, || panic!("it has hardly grown")));
         assert!(!memory.is_worth(60 * MIB, || 50 * MIB), "most of it is in use");
         assert!(!memory.is_worth(60 * MIB, || 41 * MIB));
@@ -96,14 +97,14 @@ mod tests {
         assert!(memory.is_worth(8 * MIB, || 2 * MIB), "it had gone by itself");
     }
 
-    /// Other tests of this process allocate meanwhile, but not as much as this.
+    /// Other tests of this process allocate at the same time, but less than this one.
     #[test]
     #[cfg(target_env = "gnu")]
-    fn memory_goes_back() {
+    fn memory_of_freed_blocks_is_returned() {
         const SIZE: usize = 1000;
-        let mut memory = Memory { floor: resident().unwrap(), ..Memory::default() };
+        let mut memory = MemoryTrimmer { floor: resident().unwrap(), ..MemoryTrimmer::default() };
         let before = resident().unwrap();
-        // Every hundredth stays, so that no large piece at the end is free.
+        // Every hundredth block stays, so that there is no large free piece at the end.
         let mut kept: Vec<_> = (0..100_000).map(|_| vec![1u8; SIZE]).collect();
         let peak = resident().unwrap();
         assert!(peak > before + 80 * MIB, "{before} {peak}");

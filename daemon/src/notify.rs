@@ -18,7 +18,7 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Longest time that a manager which reads nothing holds up this process.
+/// Longest time that a service manager that does not read blocks this process.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reports that the daemon serves, at start-up or after a reload.
@@ -40,7 +40,7 @@ pub fn stopping() {
 fn notify(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
-        tracing::warn!(socket = %socket.display(), %error, "the service manager cannot be notified");
+        tracing::warn!(socket = %socket.display(), %error, "cannot notify the service manager (systemd) of the daemon's state");
     }
 }
 
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manager_gets_states_on_a_path_and_on_an_abstract_name() {
+    fn service_manager_is_notified_on_a_path_and_on_an_abstract_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let name = format!("millrace-notify-{}", std::process::id());

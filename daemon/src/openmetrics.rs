@@ -1,4 +1,4 @@
-//! The OpenMetrics text format, as every `/metrics` here has it: made anew for each scrape.
+//! The OpenMetrics text format, which every `/metrics` uses. It is encoded for each scrape.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,12 +12,33 @@ use prometheus_client::{
 /// Media type of [`encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The text of one scrape: families whose names begin with `prefix`.
+/// Encodes one scrape: families whose names begin with `prefix`.
+///
+/// ```
+/// use std::fmt;
+/// use millrace_daemon::openmetrics::{Out, encode};
+/// use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
+///
+/// #[derive(Debug)]
+/// struct Figures {
+///     sessions: u64,
+/// }
+///
+/// impl Collector for Figures {
+///     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+///         Out(encoder).gauge("sessions", "Open sessions", None, self.sessions)
+///     }
+/// }
+///
+/// let text = encode("millrace_relay", Figures { sessions: 3 })?;
+/// assert!(text.contains("millrace_relay_sessions 3"));
+/// # Ok::<(), fmt::Error>(())
+/// ```
 pub fn encode(prefix: &str, families: impl Collector) -> Result<String, fmt::Error> {
     encode_all(vec![(prefix, Box::new(families))])
 }
 
-/// The same of several groups, each with its prefix.
+/// Encodes several groups of families, each with its prefix.
 pub fn encode_all(groups: Vec<(&str, Box<dyn Collector>)>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     for (prefix, families) in groups {
@@ -28,26 +49,29 @@ pub fn encode_all(groups: Vec<(&str, Box<dyn Collector>)>) -> Result<String, fmt
     Ok(text)
 }
 
-/// Writes families.
+/// Writes metric families.
 pub struct Out<'a>(pub DescriptorEncoder<'a>);
 
 impl Out<'_> {
+    /// Writes a counter without labels.
     pub fn counter(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
         let metric = ConstCounter::new(value);
         metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
     }
 
+    /// Writes a gauge without labels.
     pub fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
         let metric = ConstGauge::new(value);
         metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
     }
 
+    /// Writes a gauge with fractions, without labels.
     pub fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
         let metric = ConstGauge::new(value);
         metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
     }
 
-    /// Counters of one family, each with its labels.
+    /// Writes counters of one family, each with its labels.
     pub fn counters<'l, const N: usize>(
         &mut self,
         name: &str,
@@ -61,7 +85,7 @@ impl Out<'_> {
         })
     }
 
-    /// Gauges of one family, each with its labels.
+    /// Writes gauges of one family, each with its labels.
     pub fn gauges<'l, const N: usize>(
         &mut self,
         name: &str,
@@ -74,7 +98,7 @@ impl Out<'_> {
         })
     }
 
-    /// The same of fractions.
+    /// Writes gauges with fractions.
     pub fn gauges_f64<'l, const N: usize>(
         &mut self,
         name: &str,
@@ -86,7 +110,7 @@ impl Out<'_> {
         values.try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
     }
 
-    /// Counters that are told apart by one label, whose values are the keys.
+    /// Writes counters that differ in one label, whose values are the keys.
     pub fn counts(
         &mut self,
         name: &str,
@@ -97,7 +121,7 @@ impl Out<'_> {
         self.counters(name, help, counts.iter().map(|(value, count)| ([(label, value.as_str())], *count)))
     }
 
-    /// Quantiles of values, if there are any.
+    /// Writes quantiles of values, if there are any.
     pub fn quantiles(
         &mut self,
         name: &str,
@@ -116,7 +140,7 @@ impl Out<'_> {
         })
     }
 
-    /// Counters by outcome, if there are any.
+    /// Writes counters by outcome, if there are any.
     pub fn by_outcome(
         &mut self,
         name: &str,
@@ -127,7 +151,7 @@ impl Out<'_> {
         self.counts(name, help, "outcome", counts)
     }
 
-    /// Gauges by table.
+    /// Writes gauges by table.
     pub fn by_table<'a>(
         &mut self,
         name: &str,
@@ -142,6 +166,7 @@ impl Out<'_> {
         })
     }
 
+    /// Writes one family with labels.
     pub fn labelled(
         &mut self,
         name: &str,

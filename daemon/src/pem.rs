@@ -1,4 +1,4 @@
-//! Certificates and private keys of TLS, from PEM files. What is wrong with a file is said with the file's name and what to do about it.
+//! Reads certificates and private keys of TLS from PEM files. Errors name the file, the fault and what to do.
 
 use std::{
     io,
@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace_base::pem::{Wanted, fault, unusable_key};
+use millrace_base::pem::{PemKind, fault, unusable_key};
 use rustls::{
     RootCertStore,
     crypto::ring::{self, sign::any_supported_type},
@@ -15,19 +15,21 @@ use rustls::{
 };
 use x509_parser::{parse_x509_certificate, prelude::X509Certificate};
 
+/// A fault of certificate or key files.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: {fault}", path.display())]
     Fault { path: PathBuf, fault: String },
     #[error(
-        "{}: the key of its first certificate is not the one in {}: one of the two is an older or another one's", cert.display(),
+        "{}: its first certificate does not belong to the key in {}: one of the two files is old, or of another server", cert.display(),
         key.display()
     )]
     Pair { cert: PathBuf, key: PathBuf },
     #[error(
-        "{}: the certificate of the key in {} is number {number} in there, and has to be the first, with those that signed it behind it", 
+        "{}: the certificate of the key in {} is number {number} in this file, and has to be the first, followed by those that signed it", 
         cert.display(), key.display()
     )]
     Order { cert: PathBuf, key: PathBuf, number: usize },
@@ -53,7 +55,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
     let bytes = read(path)?;
     let certificates = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>();
     let certificates = certificates.ok().filter(|certificates| !certificates.is_empty());
-    certificates.ok_or_else(|| wrong(path, fault(path, &bytes, Wanted::Certificates)))
+    certificates.ok_or_else(|| wrong(path, fault(path, &bytes, PemKind::Certificates)))
 }
 
 /// Reads a private key that TLS can use here.
@@ -64,15 +66,15 @@ pub fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, Arc<dyn Signi
     let bytes = read(path)?;
     let named = |fault| wrong(path, fault);
     let key =
-        PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| named(fault(path, &bytes, Wanted::PrivateKey)))?;
+        PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| named(fault(path, &bytes, PemKind::PrivateKey)))?;
     let signing = any_supported_type(&key).map_err(|_| named(unusable_key(key.secret_der())))?;
     Ok((key, signing))
 }
 
-/// Reads a certificate with those that signed it, and its key.
+/// Reads a certificate, those that signed it, and its key.
 ///
 /// # Errors
-/// A file cannot be read, is not what it should be, or the two do not belong together.
+/// A file cannot be read or is of the wrong kind, or the two do not belong together.
 pub fn pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     let chain = certificates(cert)?;
     let (private, signing) = private_key(key)?;
@@ -86,7 +88,7 @@ pub fn pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     }
 }
 
-/// Why a key is not that of the first certificate.
+/// Explains why a key does not belong to the first certificate.
 fn mismatch(cert: &Path, key: &Path, chain: &[CertificateDer<'_>], signing: &dyn SigningKey) -> Error {
     let public = signing.public_key();
     let is_its = |der: &&CertificateDer<'_>| {
@@ -94,10 +96,9 @@ fn mismatch(cert: &Path, key: &Path, chain: &[CertificateDer<'_>], signing: &dyn
             .as_ref()
             .is_some_and(|public| parse(der).is_some_and(|it| it.public_key().raw == public.as_ref()))
     };
-    let (cert_path, key_path) = (cert.to_owned(), key.to_owned());
     match chain.iter().position(|der| is_its(&der)) {
-        Some(at) => Error::Order { cert: cert_path, key: key_path, number: at + 1 },
-        None => Error::Pair { cert: cert_path, key: key_path },
+        Some(at) => Error::Order { cert: cert.to_owned(), key: key.to_owned(), number: at + 1 },
+        None => Error::Pair { cert: cert.to_owned(), key: key.to_owned() },
     }
 }
 
@@ -105,7 +106,7 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
     parse_x509_certificate(der).ok().filter(|(rest, _)| rest.is_empty()).map(|(_, parsed)| parsed)
 }
 
-/// Reads trusted roots. Certificates that nobody can parse are passed over, as bundles have some.
+/// Reads trusted roots. Certificates that cannot be parsed are skipped, because bundles have some.
 ///
 /// # Errors
 /// The file cannot be read, or holds no certificate that can be parsed.
@@ -117,23 +118,23 @@ pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     }
 }
 
-/// Returns what clients will not like about a certificate, and what to do about it.
+/// Returns why clients may refuse a certificate, and what to do.
 pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
     let parsed: Option<Vec<_>> = certified.cert.iter().map(parse).collect();
     let Some((leaf, others)) = parsed.as_deref().and_then(<[_]>::split_first) else {
-        return vec!["a certificate in the file is damaged, so clients may refuse it".to_owned()];
+        return vec!["a certificate in the file is damaged, so clients may refuse the chain".to_owned()];
     };
     let mut complaints = Vec::new();
     if leaf.is_ca() {
         complaints.push(
-            "it is that of an authority (CA:TRUE, as `openssl req -x509` makes it), which clients refuse of a server unless they \
+            "it is an authority's certificate (CA:TRUE, as `openssl req -x509` makes it), which clients refuse unless they \
              pin it with --tls-fingerprint; make another with -addext basicConstraints=critical,CA:FALSE"
                 .to_owned(),
         );
     }
     if !matches!(leaf.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
         complaints.push(
-            "it is for no name, as it has no subjectAltName, so clients refuse it; make another with \
+            "it has no subjectAltName, so clients refuse it for every name; make another with \
              -addext subjectAltName=DNS:relay.example"
                 .to_owned(),
         );
@@ -152,7 +153,7 @@ pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
     complaints
 }
 
-/// What is wrong with the dates of a certificate, by its place in the file.
+/// Returns what is wrong with the dates of a certificate, by its position in the file.
 fn untimely(at: usize, cert: &X509Certificate<'_>) -> Option<String> {
     let now = x509_parser::time::ASN1Time::now();
     let validity = cert.validity();

@@ -1,26 +1,26 @@
-//! What all commands print alike: tables, units, spans of time, errors of parsers.
+//! Output that all commands share: tables, units, durations, errors of parsers.
 
 use std::{
     fmt::Write as _,
     io::{IsTerminal as _, Write as _},
 };
 
-use crate::columns::{Side, aligned, broken, indented};
+use crate::columns::{ColumnSide, aligned, broken, indented};
 use rustix::termios::tcgetwinsize;
 
 use crate::log::printable;
 
-/// To standard output, at once.
+/// Prints to standard output, and flushes.
 ///
 /// # Errors
-/// Nobody reads it.
+/// The pipe is closed.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
 }
 
-/// How wide lines may be: as the terminal is; in files and pipes as wide as they come.
+/// Returns the width of lines: that of the terminal, or unlimited in files and pipes.
 pub fn width() -> usize {
     if !std::io::stdout().is_terminal() {
         return usize::MAX;
@@ -28,38 +28,49 @@ pub fn width() -> usize {
     size().0
 }
 
-/// Columns and rows of the terminal.
+/// Returns columns and rows of the terminal.
 pub fn size() -> (usize, usize) {
-    // Serial lines do not know their size.
+    // Serial lines report a size of 0.
     let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
     tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (or(size.ws_col, 80), or(size.ws_row, 24)))
 }
 
-/// What becomes of a column for which there is no room.
+/// How a column is fitted into a table that is too wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// Nothing: numbers and addresses are whole.
+    /// The column stays whole: numbers and addresses.
     Whole,
-    /// Names are cut in the middle.
+    /// The middle of a name is cut out.
     Name,
-    /// Texts are broken.
+    /// A text is broken into lines.
     Text,
 }
 
-/// A text as lines that fit, all but the first indented. What it has of a peer controls no terminal.
+/// Adds a text as lines that fit, all but the first indented. Control characters that a peer put into it are escaped.
 pub fn line(out: &mut String, width: usize, text: &str) {
     let _ = writeln!(out, "{}", indented(&printable(text), width, "  "));
 }
 
-/// An empty line and a table: columns as wide as their longest cell, numbers to the right, as narrow as it has to be.
+/// Adds an empty line and a table. Columns are as wide as their longest cell, or as narrow as they have to be.
+/// Numbers are aligned to the right.
+///
+/// ```
+/// use millrace_daemon::render::{Fit, table};
+///
+/// let mut out = String::new();
+/// let head = [("TRACK", Fit::Name), ("BYTES", Fit::Whole)];
+/// let rows = [("live/bbb video", "1.5K"), ("live/bbb audio", "96")];
+/// table(&mut out, 80, &head, rows.map(|(track, bytes)| vec![track.into(), bytes.into()]).into_iter());
+/// assert!(out.contains("live/bbb video"));
+/// ```
 pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl Iterator<Item = Vec<String>>) {
     let names = head.iter().map(|(name, _)| (*name).to_owned()).collect();
-    // Names and reasons may be a peer's: they are in one cell.
+    // Names and reasons may come from a peer: each stays in its cell.
     let rows = rows.map(|row| row.iter().map(|cell| printable(cell).replace('\n', "\\n")).collect());
     let lines: Vec<Vec<String>> = std::iter::once(names).chain(rows).collect();
     let side = |column: usize| match is_of_numbers(lines.iter().skip(1).filter_map(|row| row.get(column))) {
-        true => Side::Right,
-        false => Side::Left,
+        true => ColumnSide::Right,
+        false => ColumnSide::Left,
     };
     let widths = widths(&lines, head, width);
     let lines: Vec<_> = lines.iter().flat_map(|row| fitted(row, head, &widths)).collect();
@@ -69,7 +80,8 @@ pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl It
     }
 }
 
-/// With their units: `1.5K`, `7/29`, `1h01m`. A dash is where there is none. Addresses are not among them.
+/// Returns whether a column has numbers only, with their units: `1.5K`, `7/29`, `1h01m`. A dash stands for none.
+/// Addresses do not count.
 fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
     let is_number = |cell: &String| {
         cell.starts_with(|c: char| c.is_ascii_digit())
@@ -80,24 +92,25 @@ fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
     said.peek().is_some() && said.all(is_number)
 }
 
-/// What names and texts keep at least.
+/// Narrowest width of names and texts.
 const NARROWEST: usize = 8;
 
-/// The widest columns that may be narrower are, until all fit or none can be.
+/// Returns widths of columns. The widest column that may shrink does so, until the table fits or none can shrink any
+/// more.
 fn widths(lines: &[Vec<String>], head: &[(&str, Fit)], width: usize) -> Vec<usize> {
     let natural = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let mut widths: Vec<usize> = (0..head.len()).map(natural).collect();
-    // Texts are broken within words only if nothing else helps.
+    // Texts are broken within words only as a last resort.
     for least in [least_of_texts(lines, head), vec![NARROWEST; head.len()]] {
         shrink(&mut widths, head, &least, width);
     }
     widths
 }
 
-/// How wide the longest word of each column of texts is.
+/// Returns the width of the longest word of each column of texts.
 fn least_of_texts(lines: &[Vec<String>], head: &[(&str, Fit)]) -> Vec<usize> {
     let words =
         |cell: &String| cell.split_inclusive([' ', ',']).map(|word| word.trim_end().chars().count()).max();
@@ -122,7 +135,7 @@ fn shrink(widths: &mut [usize], head: &[(&str, Fit)], least: &[usize], width: us
     }
 }
 
-/// A row in columns of these widths, as one line or several.
+/// Returns a row in columns of these widths, as one or several lines.
 fn fitted(row: &[String], head: &[(&str, Fit)], widths: &[usize]) -> Vec<Vec<String>> {
     let cells = row.iter().zip(head).zip(widths).map(|((cell, (_, fit)), width)| match fit {
         Fit::Whole => vec![cell.clone()],
@@ -136,7 +149,7 @@ fn fitted(row: &[String], head: &[(&str, Fit)], widths: &[usize]) -> Vec<Vec<Str
     (0..height).map(at).collect()
 }
 
-/// A name without its middle, where there is no room for that.
+/// Returns a name without its middle, if it is too long.
 fn cut(name: &str, width: usize) -> String {
     let count = name.chars().count();
     if count <= width || width == 0 {
@@ -147,7 +160,7 @@ fn cut(name: &str, width: usize) -> String {
     begin.chain(['…']).chain(name.chars().skip(count - end)).collect()
 }
 
-/// `1536` as `1.5K`: powers of 1024.
+/// Formats bytes with powers of 1024: `1536` as `1.5K`.
 pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     let mut units = ["", "K", "M", "G", "T"].into_iter();
@@ -159,7 +172,7 @@ pub fn bytes(count: u64) -> String {
     if unit.is_empty() { format!("{count}") } else { format!("{value:.1}{unit}") }
 }
 
-/// `3700` seconds as `1h01m`: two units.
+/// Formats seconds in two units: `3700` as `1h01m`.
 pub fn span(seconds: f64) -> String {
     let whole = seconds as u64;
     match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
@@ -170,7 +183,7 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
-/// The same in one unit, for a narrow column.
+/// Formats seconds in one unit, for a narrow column.
 pub fn short_span(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -179,14 +192,15 @@ pub fn short_span(seconds: u64) -> String {
     }
 }
 
-/// Microseconds since 1970 as a time of day, in UTC.
+/// Formats microseconds since 1970 as a time of day in UTC.
 pub fn time_of_day(us: u64) -> String {
     let seconds = us / 1_000_000;
-    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    let hours = seconds / 3600 % 24;
+    let minutes = seconds / 60 % 60;
     format!("{hours:02}:{minutes:02}:{:02}.{:06}", seconds % 60, us % 1_000_000)
 }
 
-/// How much of both together is `one`.
+/// Returns the percentage of `one` in the sum of both.
 pub fn percent(one: u64, other: u64) -> String {
     match one + other {
         0 => "-".to_owned(),
@@ -194,7 +208,7 @@ pub fn percent(one: u64, other: u64) -> String {
     }
 }
 
-/// What parsers of Rust say, as a person would.
+/// Rewrites error messages of Rust's parsers in plain words.
 pub fn in_words(text: &str) -> String {
     const WORDS: [(&str, &str); 12] = [
         ("relative URL without a base", "not a URL, such as moqt://relay.example:4443"),
@@ -221,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_short() {
+    fn amount_has_two_digits_and_a_unit() {
         let table =
             [(0, "0"), (1023, "1023"), (1536, "1.5K"), (256 << 20, "256.0M"), (u64::MAX, "16777216.0T")];
         for (count, want) in table {
@@ -233,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_a_peer_stays_in_its_cell() {
+    fn control_characters_of_a_peer_stay_inside_their_table_cell() {
         let mut out = String::new();
         let row = vec!["x\r\nforged\x1b[2J".to_owned()];
         table(&mut out, 80, &[("REASON", Fit::Text)], [row].into_iter());
@@ -242,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up() {
+    fn table_is_aligned() {
         let mut out = String::new();
         let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
         table(&mut out, 80, &[("NAME", Fit::Name), ("N", Fit::Whole)], rows.into_iter());
@@ -266,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_cut_or_broken_but_for_numbers() {
+    fn cell_without_room_is_cut_or_broken_except_numbers() {
         const HEAD: [(&str, Fit); 3] = [("NAME", Fit::Name), ("N", Fit::Whole), ("WHY", Fit::Text)];
         let rows = || {
             [["live/aaaaaaaaaaaa/1.m4s", "123456789012", "late 3, evicted 1"], ["b", "-", "-"]]

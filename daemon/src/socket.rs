@@ -1,6 +1,6 @@
 //! Control sockets of daemons: a file that only its owner, and perhaps a group, may use, and one line of JSON each way.
 //!
-//! The answer to a request is `{"ok":true}`, with one more field if the request asks for something: the variant of the daemon's `Answer`, an
+//! The answer to a request is `{"ok":true}`, with one more field if the request asks for something: the variant of the daemon's `SumAnswer`, an
 //! enum whose variants have a value each. A refusal is `{"ok":false,"error":"..."}`.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
@@ -21,16 +21,19 @@ use tokio::net::UnixListener;
 
 use crate::closer::Closer;
 
-/// Of the commands with an answer.
+/// Longest wait of a command for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of a request, bytes.
+/// Time between two checks whether to wait for an answer any longer.
+const LOOK: Duration = Duration::from_millis(100);
+/// Longest request, bytes.
 const LINE_MAX: u64 = 64 * 1024;
-/// Connections at once.
+/// Most connections at once.
 const CONVERSATIONS_MAX: usize = 64;
-/// After an error of accept, mostly for want of descriptors, and while there are many to close.
+/// Pause after an error of accept, which is mostly a lack of descriptors, and while many connections wait to be
+/// closed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks a daemon, called `who` in errors, one thing. `None`: it is done.
+/// Sends one request to a daemon, which errors call `who`. Returns `None` if there is nothing to report.
 pub fn ask<A: DeserializeOwned>(
     path: &Path,
     who: &'static str,
@@ -39,34 +42,65 @@ pub fn ask<A: DeserializeOwned>(
     Conversation::open(path, who)?.ask(request)
 }
 
-/// A connection to a daemon, for several questions.
+/// A connection to a daemon, for several requests.
 pub struct Conversation {
     stream: BufReader<UnixStream>,
     who: &'static str,
+    has_ended: bool,
 }
 
 impl Conversation {
+    /// Connects to a daemon, which errors call `who`.
     pub fn open(path: &Path, who: &'static str) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(path).with_context(|| absent(path, who))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self { stream: BufReader::new(stream), who })
+        Ok(Self::over(stream, who))
     }
 
+    /// Begins a conversation on a connection.
+    pub(crate) fn over(stream: UnixStream, who: &'static str) -> Self {
+        Self { stream: BufReader::new(stream), who, has_ended: false }
+    }
+
+    /// Reports whether the other end is gone, or has not answered in time.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Sends a request and waits for the answer. Returns `None` if there is nothing to report.
+    ///
     /// # Errors
-    /// Nothing that is an answer comes, or it is a refusal: then in its words.
+    /// The daemon sent no answer, or a refusal, whose text is the error.
     pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<Option<A>> {
+        let began = Instant::now();
+        self.ask_while(request, || began.elapsed() < PATIENCE)
+    }
+
+    /// Does what [`ask`](Self::ask) does, and waits for the answer as long as `goes_on` holds.
+    pub(crate) fn ask_while<A: DeserializeOwned>(
+        &mut self,
+        request: &impl Serialize,
+        goes_on: impl Fn() -> bool,
+    ) -> anyhow::Result<Option<A>> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         let who = self.who;
-        let ended = || format!("the {who} does not answer any more");
+        let ended = || format!("the {who} has stopped answering");
+        self.has_ended = true;
         self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
-        let mut answer = String::new();
-        if self.stream.read_line(&mut answer).with_context(ended)? == 0 {
-            bail!("{}", ended());
+        self.stream.get_mut().set_read_timeout(Some(LOOK))?;
+        let mut answer = Vec::new();
+        loop {
+            match self.stream.read_until(b'\n', &mut answer) {
+                Ok(_) if answer.ends_with(b"\n") => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && goes_on() => {}
+                Ok(_) => bail!("{}", ended()),
+                Err(error) => return Err(error).with_context(ended),
+            }
         }
+        self.has_ended = false;
         let no_answer = || format!("the {who}'s answer");
-        let Line::<Map<String, Value>> { error, answer, .. } =
-            serde_json::from_str(&answer).with_context(no_answer)?;
+        let AnswerLine::<Map<String, Value>> { error, answer, .. } =
+            serde_json::from_slice(&answer).with_context(no_answer)?;
         match error {
             Some(error) => bail!("{error}"),
             None if answer.is_empty() => Ok(None),
@@ -86,23 +120,24 @@ macro_rules! expect_answer {
     };
 }
 
+/// Returns the error for an answer of the wrong variant.
 #[doc(hidden)]
 pub fn another_answer() -> anyhow::Error {
-    anyhow::anyhow!("the daemon answers something else than was asked: is it of another version?")
+    anyhow::anyhow!("the daemon's answer does not fit the request: restart it with this version")
 }
 
 /// A daemon's answer to a request.
 #[derive(Serialize, Deserialize)]
-struct Line<A> {
+struct AnswerLine<A> {
     ok: bool,
-    /// Why it has not done what it was asked.
+    /// Reason why the request was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(flatten)]
     answer: A,
 }
 
-impl<A> From<anyhow::Result<Option<A>>> for Line<Option<A>> {
+impl<A> From<anyhow::Result<Option<A>>> for AnswerLine<Option<A>> {
     fn from(done: anyhow::Result<Option<A>>) -> Self {
         match done {
             Ok(answer) => Self { ok: true, error: None, answer },
@@ -111,7 +146,7 @@ impl<A> From<anyhow::Result<Option<A>>> for Line<Option<A>> {
     }
 }
 
-/// Why nobody may answer.
+/// Explains why no daemon answers.
 fn absent(path: &Path, who: &str) -> String {
     let path = path.display();
     match nix::unistd::geteuid().is_root() {
@@ -123,7 +158,8 @@ fn absent(path: &Path, who: &str) -> String {
     }
 }
 
-/// Puts a socket there, in the place of any before. It is made under a name that nobody knows until its permissions are right.
+/// Places a socket at a path, replacing any old one. It is created under a temporary name, so it has the right
+/// permissions from the beginning.
 pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> anyhow::Result<S> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
@@ -139,24 +175,24 @@ pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> any
     made
 }
 
-/// A listening socket; its file goes when it is dropped.
-pub struct Socket {
+/// A listening socket. Its file is removed when it is dropped.
+pub struct ControlSocket {
     path: PathBuf,
     listener: UnixListener,
     closer: Closer,
 }
 
-impl Socket {
-    /// Inside of a runtime. `group`, if given, may use it, too.
+impl ControlSocket {
+    /// Binds the socket. To be called inside a runtime. Members of `group`, if given, may use it, too.
     pub fn bind(path: &Path, who: &str, group: Option<&str>) -> anyhow::Result<Self> {
         Self::try_bind(path, who, group).with_context(|| format!("socket {}", path.display()))
     }
 
     fn try_bind(path: &Path, who: &str, group: Option<&str>) -> anyhow::Result<Self> {
         match UnixStream::connect(path) {
-            Ok(_) => bail!("another {who} answers on it; choose another with --socket"),
+            Ok(_) => bail!("another {who} answers on this control socket; choose another one with --socket"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Of a daemon that died. It is replaced below.
+            // The socket of a daemon that has died is replaced below.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error.into()),
         }
@@ -168,30 +204,32 @@ impl Socket {
         Ok(Self { path: path.to_owned(), listener, closer: Closer::start()? })
     }
 
-    /// Answers all who ask, until it is dropped, which ends their connections. `answerer` makes what answers one connection, and may keep what was
-    /// said on it.
+    /// Serves connections until the future is dropped, which ends them. `answerer` makes the state that answers one
+    /// connection.
     pub async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> Infallible
     where
         A: Serialize,
         F: FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
     {
-        let mut conversations = Conversations { closer: &self.closer, live: Vec::new() };
+        let mut conversations = Conversations::new(&self.closer);
         loop {
-            let stream = self.accept().await;
-            conversations.begin(stream, answerer());
+            match self.accept().await.into_std() {
+                Ok(stream) => conversations.begin(stream, answerer()),
+                Err(error) => tracing::warn!(%error, "control socket"),
+            }
             while self.closer.is_full() {
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     async fn accept(&self) -> tokio::net::UnixStream {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => return stream,
                 Err(error) => {
-                    tracing::warn!(%error, "control socket");
+                    tracing::warn!(%error, "cannot accept a connection to the control socket: trying again");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -199,47 +237,49 @@ impl Socket {
     }
 }
 
-impl Drop for Socket {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Connections to a control socket, each with a thread of its own. Whoever may connect may pass descriptors, too, and the kernel closes them in
-/// the thread that reads: to close a TCP socket that lingers takes as long as its owner likes, and others need the threads of the runtime.
-struct Conversations<'a> {
+/// Connections to a control socket, each with a thread of its own. A client may pass descriptors, and the kernel
+/// closes them in the thread that reads. Closing a TCP socket that lingers may take as long as its owner likes, and
+/// other tasks need the threads of the runtime.
+pub(crate) struct Conversations<'a> {
     closer: &'a Closer,
-    /// A connection is its thread's, which closes it.
+    /// Connections and their threads. The thread owns the connection and closes it.
     live: Vec<(Weak<UnixStream>, JoinHandle<()>)>,
 }
 
-impl Conversations<'_> {
-    /// Answers a connection, if there is a place for it.
-    fn begin<A: Serialize>(
+impl<'a> Conversations<'a> {
+    pub(crate) fn new(closer: &'a Closer) -> Self {
+        Self { closer, live: Vec::new() }
+    }
+
+    /// Serves a connection, if there is a place for it.
+    pub(crate) fn begin<A: Serialize>(
         &mut self,
-        stream: tokio::net::UnixStream,
+        stream: UnixStream,
         answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
     ) {
-        let stream = match stream.into_std() {
-            Ok(stream) => Arc::new(stream),
-            Err(error) => return tracing::warn!(%error, "control socket"),
-        };
+        let stream = Arc::new(stream);
         self.live.retain(|(_, thread)| !thread.is_finished());
         let weak = Arc::downgrade(&stream);
         let begun = match self.live.len() < CONVERSATIONS_MAX {
             true => begin(&stream, answer),
-            false => Err(io::Error::other("a connection is one too many")),
+            false => Err(io::Error::other("refused a connection: too many are open")),
         };
         match begun {
             Ok(thread) => self.live.push((weak, thread)),
-            Err(error) => tracing::warn!(%error, "control socket"),
+            Err(error) => tracing::warn!(%error, "cannot serve a connection to the control socket"),
         }
-        // Its thread may be over already.
+        // Its thread may have ended already.
         self.closer.close(stream);
     }
 }
 
-/// When it is over, nothing of what was said on them is left.
+/// Ends the connections and their state.
 impl Drop for Conversations<'_> {
     fn drop(&mut self) {
         for stream in self.live.iter().filter_map(|(stream, _)| stream.upgrade()) {
@@ -255,16 +295,18 @@ fn begin<A: Serialize>(
     answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     stream.set_nonblocking(false)?;
-    let (stream, runtime) = (stream.clone(), tokio::runtime::Handle::current());
+    let stream = stream.clone();
+    let runtime = tokio::runtime::Handle::current();
     thread::Builder::new().name("control".into()).spawn(move || {
         let _inside = runtime.enter();
         converse(&stream, answer);
     })
 }
 
-/// Answers the requests of one connection, a line each, until it ends.
+/// Answers the requests of one connection, one line each, until it ends.
 fn converse<A: Serialize>(stream: &UnixStream, mut answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>>) {
-    let (mut read, mut write) = (BufReader::new(stream), stream);
+    let mut read = BufReader::new(stream);
+    let mut write = stream;
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -275,9 +317,9 @@ fn converse<A: Serialize>(stream: &UnixStream, mut answer: impl FnMut(&[u8]) -> 
         let is_whole = line.ends_with(b"\n");
         let answer = match is_whole {
             true => answer(&line),
-            false => Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes")),
+            false => Err(anyhow::anyhow!("a request may have at most {LINE_MAX} bytes")),
         };
-        let Ok(mut text) = serde_json::to_vec(&Line::from(answer)) else { return };
+        let Ok(mut text) = serde_json::to_vec(&AnswerLine::from(answer)) else { return };
         text.push(b'\n');
         if write.write_all(&text).is_err() || !is_whole {
             return;
@@ -290,7 +332,7 @@ fn permit(path: &Path, group: Option<&str>) -> anyhow::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     let Some(name) = group else { return Ok(()) };
     let found = nix::unistd::Group::from_name(name)?;
-    let group = found.with_context(|| format!("there is no group {name}"))?;
+    let group = found.with_context(|| format!("the group {name} does not exist"))?;
     Ok(nix::unistd::chown(path, None, Some(group.gid))?)
 }
 
@@ -312,38 +354,39 @@ mod tests {
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
-    enum Answer {
+    enum SumAnswer {
         Sum(BTreeMap<u32, f64>),
     }
 
     #[test]
-    fn answers_are_what_was_asked_for_or_a_refusal() {
-        let line = |done: anyhow::Result<Option<Answer>>| serde_json::to_string(&Line::from(done)).unwrap();
+    fn request_gets_its_answer_or_a_refusal() {
+        let line =
+            |done: anyhow::Result<Option<SumAnswer>>| serde_json::to_string(&AnswerLine::from(done)).unwrap();
         assert_eq!(line(Ok(None)), r#"{"ok":true}"#);
-        assert_eq!(line(Ok(Some(Answer::Sum([(1, 0.5)].into())))), r#"{"ok":true,"sum":{"1":0.5}}"#);
+        assert_eq!(line(Ok(Some(SumAnswer::Sum([(1, 0.5)].into())))), r#"{"ok":true,"sum":{"1":0.5}}"#);
         let refused = anyhow::anyhow!("no file").context("no");
         assert_eq!(line(Err(refused)), r#"{"ok":false,"error":"no: no file"}"#);
     }
 
-    /// Counts connections that are answered.
-    struct Counted(Arc<AtomicUsize>);
+    /// Counts the connections that are being served.
+    struct CountedConnections(Arc<AtomicUsize>);
 
-    impl Drop for Counted {
+    impl Drop for CountedConnections {
         fn drop(&mut self) {
             self.0.fetch_sub(1, Relaxed);
         }
     }
 
-    fn serve(socket: Socket) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
+    fn serve(socket: ControlSocket) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
         let live = Arc::new(AtomicUsize::new(0));
         let count = live.clone();
         let serving = tokio::spawn(async move {
             let answerer = || {
                 count.fetch_add(1, Relaxed);
-                let counted = Counted(count.clone());
+                let counted = CountedConnections(count.clone());
                 move |line: &[u8]| {
                     let _counted = &counted;
-                    Ok(serde_json::from_slice::<Option<BTreeMap<u32, f64>>>(line)?.map(Answer::Sum))
+                    Ok(serde_json::from_slice::<Option<BTreeMap<u32, f64>>>(line)?.map(SumAnswer::Sum))
                 }
             };
             match socket.serve(answerer).await {}
@@ -351,12 +394,12 @@ mod tests {
         (serving, live)
     }
 
-    /// Descriptors that members of the socket's group pass take an hour to close. There are more of them than threads of the runtime.
+    /// Members of the socket's group pass more descriptors than the runtime has threads. Each takes an hour to close.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn lingering_sockets_hold_up_their_own_connections_alone() {
+    async fn lingering_socket_blocks_its_own_connection_only() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        let socket = Socket::bind(&path, "daemon", None).unwrap();
+        let socket = ControlSocket::bind(&path, "daemon", None).unwrap();
         let mut kept = Vec::new();
         for _ in 0..8 {
             let (near, far) = lingering();
@@ -366,7 +409,7 @@ mod tests {
             let passed = [near.as_fd()];
             assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
             sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-            // What is on its way is the last descriptor: this one would linger else.
+            // This would be the last descriptor of the socket on its way, so dropping it would linger.
             drop(near);
             kept.push((stream, far));
         }
@@ -374,12 +417,12 @@ mod tests {
         let asking = tokio::task::spawn_blocking(move || {
             for _ in 0..3 {
                 let sum = ask(&path, "daemon", &json!({"7": 0.25})).unwrap();
-                assert_eq!(expect_answer!(sum, Answer::Sum).unwrap(), [(7, 0.25)].into());
-                assert_eq!(ask::<Answer>(&path, "daemon", &json!(null)).unwrap(), None);
+                assert_eq!(expect_answer!(sum, SumAnswer::Sum).unwrap(), [(7, 0.25)].into());
+                assert_eq!(ask::<SumAnswer>(&path, "daemon", &json!(null)).unwrap(), None);
             }
         });
         asking.await.unwrap();
-        // Nor is the daemon's end held up.
+        // The daemon can end, too.
         serving.abort();
         assert!(serving.await.unwrap_err().is_cancelled());
         assert_eq!(live.load(Relaxed), 0);
@@ -387,18 +430,18 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn connections_are_bounded_and_make_room() {
+    async fn control_connections_are_bounded_and_make_room() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
-        let (_serving, live) = serve(Socket::bind(&path, "daemon", None).unwrap());
+        let (_serving, live) = serve(ControlSocket::bind(&path, "daemon", None).unwrap());
         let asking = tokio::task::spawn_blocking(move || {
             let open = || Conversation::open(&path, "daemon").unwrap();
             let mut all: Vec<_> = (0..CONVERSATIONS_MAX).map(|_| open()).collect();
-            all.iter_mut().for_each(|one| drop(one.ask::<Answer>(&json!({})).unwrap()));
-            let error = open().ask::<Answer>(&json!({})).unwrap_err();
-            assert!(error.to_string().contains("does not answer"), "{error}");
+            all.iter_mut().for_each(|one| drop(one.ask::<SumAnswer>(&json!({})).unwrap()));
+            let error = open().ask::<SumAnswer>(&json!({})).unwrap_err();
+            assert!(error.to_string().contains("has stopped answering"), "{error}");
             drop(all.pop());
-            wait_for("room", || open().ask::<Answer>(&json!({})).is_ok());
+            wait_for("room", || open().ask::<SumAnswer>(&json!({})).is_ok());
             drop(all);
             wait_until("the end of all", || live.load(Relaxed), |live| *live == 0);
         });

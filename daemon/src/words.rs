@@ -1,4 +1,4 @@
-//! Settings that are single words: the same for flags and files.
+//! Settings that are single words, read alike from flags and files.
 
 use std::{fmt, str::FromStr};
 
@@ -7,18 +7,18 @@ use serde::{Deserializer, de};
 
 use crate::{
     http::{ListenAddr, token::TokenFile},
-    log::Format,
+    log::LogFormat,
 };
 
-/// The word that stands for a choice, in flags and file alike.
+/// Returns the word for a choice, in flags and files alike.
 pub fn name(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Takes from the file what the flag takes: strings, and plain numbers where they mean the same.
-struct Word;
+/// Reads from a file what a flag takes: strings, and plain numbers where they mean the same.
+struct FlagWord;
 
-impl de::Visitor<'_> for Word {
+impl de::Visitor<'_> for FlagWord {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,16 +38,16 @@ impl de::Visitor<'_> for Word {
     }
 }
 
-/// Reads what is parsed from text.
+/// Deserializes a value that is parsed from text.
 pub fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
-    deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
+    deserializer.deserialize_any(FlagWord)?.parse().map_err(de::Error::custom)
 }
 
-/// Reads the word that stands for a choice.
+/// Deserializes a choice from its word.
 pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Result<T, D::Error> {
-    let word = deserializer.deserialize_any(Word)?;
+    let word = deserializer.deserialize_any(FlagWord)?;
     T::from_str(&word, false).map_err(|_| {
         let known: Vec<_> = T::value_variants().iter().map(name).collect();
         de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
@@ -68,4 +68,4 @@ macro_rules! deserialize {
 pub use crate::deserialize;
 
 deserialize!(parsed: ListenAddr, TokenFile);
-deserialize!(chosen: Format);
+deserialize!(chosen: LogFormat);

@@ -1,12 +1,14 @@
-//! A circuit breaker for what one receiver is sent (RFC 8083, section 4): no congestion control, but the end of what harms.
+//! A circuit breaker for the packets that one receiver is sent (RFC 8083, section 4). It is no congestion control: it
+//! only ends traffic that does harm.
 //!
-//! It is judged by the receiver's reports, and by how many packets and bytes were sent there.
+//! It judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
 
 use std::time::Duration;
 
+/// Settings of a circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How often receivers report, at least: RFC 3550 has 5 seconds.
+    /// Longest time between two reports of a receiver. RFC 3550 recommends 5 seconds.
     pub interval: Duration,
 }
 
@@ -16,21 +18,23 @@ impl Default for Settings {
     }
 }
 
-/// Why a receiver is cut off.
+/// The reason why the breaker cut a receiver off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Trip {
-    /// It reports nothing, for three intervals in which it was sent something.
+    /// The receiver reported nothing for three intervals in which packets were sent to it.
     Silent,
-    /// It reports that nothing arrives.
+    /// Reports say that no packet arrives.
     Nothing,
-    /// For some reports in a row more than ten times as much was sent as TCP would with such a loss.
+    /// The receiver's reports showed in a row that more than ten times as much was sent as TCP would send at that
+    /// loss.
     Congestion,
 }
 
 impl Trip {
+    /// Every reason, in the order of metrics.
     pub const ALL: [Self; 3] = [Self::Silent, Self::Nothing, Self::Congestion];
 
-    /// For metrics: lower case, with underscores.
+    /// Returns the name for metrics: lower case, with underscores.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silent => "silent",
@@ -40,15 +44,16 @@ impl Trip {
     }
 }
 
-/// What was sent to the receiver so far.
+/// Packets and bytes that were sent to the receiver so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct ReceiverSent {
+    /// Packets: datagrams of RTP or RTCP.
     pub packets: u64,
-    /// UDP payload.
+    /// Bytes of UDP payload.
     pub bytes: u64,
 }
 
-impl std::ops::Add for Sent {
+impl std::ops::Add for ReceiverSent {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -56,60 +61,65 @@ impl std::ops::Add for Sent {
     }
 }
 
-/// What it reports.
+/// One report of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard {
-    /// Extended sequence number.
+pub struct ReceiverReport {
+    /// Extended highest sequence number received.
     pub highest: u32,
-    /// In 256ths.
+    /// Loss since the previous report, in 256ths.
     pub fraction_lost: u8,
-    /// To it and back, where it can be told.
+    /// Round trip to the receiver, if a sender report tells it.
     pub round_trip: Option<Duration>,
 }
 
-/// Taken where no sender report tells the round trip.
+/// Round trip that is assumed if no sender report tells it.
 const ROUND_TRIP: Duration = Duration::from_millis(200);
-/// Between frames of media; it only matters where reports are more frequent than frames are.
+/// Time between frames of media. It only matters if reports are more frequent than frames.
 const FRAMES: Duration = Duration::from_millis(40);
-/// Reports that follow each other faster than this part of an interval are one.
+/// Two reports count as one if less than this fraction of an interval lies between them.
 const SOONEST: u32 = 10;
 const SILENT_INTERVALS: u32 = 3;
 const TIMES_TCP: f64 = 10.0;
 
-/// Times are of one clock that does not go back.
+/// The state of one receiver's breaker. Times are of one clock that does not go back.
+///
+/// [`Self::heard`] and [`Self::heard_something`] end a silence, [`Self::tick`] notices one. The breaker trips at most
+/// once: the caller ends the receiver's lease then.
 #[derive(Clone, Debug)]
 pub struct Breaker {
     settings: Settings,
-    /// Since when it is sent something that was not reported on.
+    /// Start of the time in which packets were sent and no report came; `None` if nothing was sent since the last
+    /// report.
     silent_since: Option<Duration>,
-    last: Option<Report>,
+    last: Option<BreakerReport>,
     /// Mean time between reports.
     mean: Duration,
-    /// Reports in a row in which nothing had arrived.
+    /// Consecutive reports that no packet had arrived.
     nothing: u32,
     congested: u32,
 }
 
-/// The latest one that counted.
+/// The latest report that counted.
 #[derive(Clone, Copy, Debug)]
-struct Report {
+struct BreakerReport {
     at: Duration,
     highest: Option<u32>,
-    sent: Sent,
+    sent: ReceiverSent,
 }
 
 impl Breaker {
+    /// Creates a breaker that has seen no packet and no report.
     pub fn new(settings: Settings) -> Self {
         let mean = settings.interval;
         Self { settings, silent_since: None, last: None, mean, nothing: 0, congested: 0 }
     }
 
-    /// For how long it is to be remembered of a receiver that is sent nothing: as long as silence may last.
+    /// Returns how long the state of a receiver without traffic is kept: as long as a silence may last.
     pub fn memory(&self) -> Duration {
         SILENT_INTERVALS * self.settings.interval
     }
 
-    /// The receiver was sent nothing for so long, which counts for nothing.
+    /// Leaves out a time in which the receiver was sent nothing, so that it does not count as silence.
     pub fn skip(&mut self, away: Duration) {
         self.silent_since = self.silent_since.map(|since| since + away);
         if let Some(last) = &mut self.last {
@@ -117,9 +127,9 @@ impl Breaker {
         }
     }
 
-    /// To be asked a few times an interval.
-    pub fn tick(&mut self, now: Duration, sent: Sent) -> Option<Trip> {
-        let last = *self.last.get_or_insert(Report { at: now, highest: None, sent });
+    /// Reports whether the receiver was silent for too long. Called a few times per interval.
+    pub fn tick(&mut self, now: Duration, sent: ReceiverSent) -> Option<Trip> {
+        let last = *self.last.get_or_insert(BreakerReport { at: now, highest: None, sent });
         if sent.packets == last.sent.packets {
             self.silent_since = None;
             return None;
@@ -128,27 +138,28 @@ impl Breaker {
         (now.saturating_sub(since) > SILENT_INTERVALS * self.settings.interval).then_some(Trip::Silent)
     }
 
-    /// It reports, but what cannot be read (SRTCP).
-    pub fn heard_something(&mut self, now: Duration, sent: Sent) {
+    /// Notes a report that cannot be read (SRTCP): the receiver is not silent.
+    pub fn heard_something(&mut self, now: Duration, sent: ReceiverSent) {
         self.silent_since = None;
-        self.last = Some(Report { at: now, highest: None, sent });
+        self.last = Some(BreakerReport { at: now, highest: None, sent });
     }
 
-    pub fn heard(&mut self, now: Duration, heard: Heard, sent: Sent) -> Option<Trip> {
+    /// Takes a report. Returns why to cut the receiver off, if it has to be.
+    pub fn on_report(&mut self, now: Duration, heard: ReceiverReport, sent: ReceiverSent) -> Option<Trip> {
         self.silent_since = None;
-        let last = self.last.unwrap_or(Report { at: now, highest: None, sent });
+        let last = self.last.unwrap_or(BreakerReport { at: now, highest: None, sent });
         let past = now.saturating_sub(last.at);
         let Some(before) = last.highest else {
-            self.last = Some(Report { at: now, highest: Some(heard.highest), sent });
+            self.last = Some(BreakerReport { at: now, highest: Some(heard.highest), sent });
             return None;
         };
         if past < self.settings.interval / SOONEST {
             return None;
         }
         self.mean = (7 * self.mean + past) / 8;
-        self.last = Some(Report { at: now, highest: Some(heard.highest), sent });
-        let (packets, bytes) =
-            (sent.packets.saturating_sub(last.sent.packets), sent.bytes.saturating_sub(last.sent.bytes));
+        self.last = Some(BreakerReport { at: now, highest: Some(heard.highest), sent });
+        let packets = sent.packets.saturating_sub(last.sent.packets);
+        let bytes = sent.bytes.saturating_sub(last.sent.bytes);
         if packets == 0 {
             (self.nothing, self.congested) = (0, 0);
             return None;
@@ -175,12 +186,13 @@ impl Breaker {
     }
 }
 
-/// Whether one sequence number is behind another, by less than half of all.
+/// Returns whether one sequence number is ahead of another, by less than half of the number space.
 fn is_ahead(highest: u32, before: u32) -> bool {
     highest != before && highest.wrapping_sub(before) < 1 << 31
 }
 
-/// Bytes per second that TCP would send, by the equation of TFRC (RFC 5348, section 3.1), with an acknowledgement for each packet.
+/// Returns the bytes per second that TCP would send, by the equation of TFRC (RFC 5348, section 3.1) with one
+/// acknowledgement per packet.
 fn tcp_rate(packet_bytes: f64, round_trip: Duration, loss: f64) -> f64 {
     if loss <= 0.0 {
         return f64::INFINITY;
@@ -199,17 +211,18 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const SETTINGS: Settings = Settings { interval: SECOND };
 
-    /// One receiver that is sent so many packets of 1200 bytes between reports, a second apart.
-    struct Scene {
+    /// One receiver. It is sent the same number of packets of 1200 bytes between two reports, which are one second
+    /// apart.
+    struct BreakerScene {
         breaker: Breaker,
         now: Duration,
-        sent: Sent,
+        sent: ReceiverSent,
         highest: u32,
     }
 
-    impl Scene {
+    impl BreakerScene {
         fn new() -> Self {
-            Self { breaker: Breaker::new(SETTINGS), now: SECOND, sent: Sent::default(), highest: 0 }
+            Self { breaker: Breaker::new(SETTINGS), now: SECOND, sent: ReceiverSent::default(), highest: 0 }
         }
 
         fn second(&mut self, packets: u64) {
@@ -222,14 +235,14 @@ mod tests {
             self.second(packets);
             self.highest = self.highest.wrapping_add(arrived);
             let round_trip = Some(Duration::from_millis(50));
-            let heard = Heard { highest: self.highest, fraction_lost, round_trip };
-            self.breaker.heard(self.now, heard, self.sent)
+            let heard = ReceiverReport { highest: self.highest, fraction_lost, round_trip };
+            self.breaker.on_report(self.now, heard, self.sent)
         }
     }
 
     #[test]
-    fn who_reports_that_all_is_well_is_never_cut_off() {
-        let mut scene = Scene::new();
+    fn receiver_without_loss_is_never_cut_off() {
+        let mut scene = BreakerScene::new();
         scene.highest = u32::MAX - 5000;
         for _ in 0..100 {
             assert_eq!(scene.report(1000, 1000, 0), None);
@@ -238,8 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn who_reports_nothing_is_cut_off_after_three_intervals() {
-        let mut scene = Scene::new();
+    fn silent_receiver_is_cut_off_after_three_intervals() {
+        let mut scene = BreakerScene::new();
         assert_eq!(scene.report(10, 10, 0), None);
         let trips: Vec<_> = (0..5)
             .map(|_| {
@@ -250,7 +263,7 @@ mod tests {
         assert_eq!(trips, [None, None, None, None, Some(Trip::Silent)]);
         scene.breaker.heard_something(scene.now, scene.sent);
         assert_eq!(scene.breaker.tick(scene.now, scene.sent), None);
-        // Nothing is sent, so there is nothing to report.
+        // Nothing is sent, so no report is due.
         for _ in 0..10 {
             scene.second(0);
             assert_eq!(scene.breaker.tick(scene.now, scene.sent), None);
@@ -258,30 +271,30 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_nothing_is_cut_off() {
-        let mut scene = Scene::new();
+    fn receiver_that_gets_nothing_is_cut_off() {
+        let mut scene = BreakerScene::new();
         assert_eq!(scene.report(10, 10, 0), None);
         let trips: Vec<_> = (0..4).map(|_| scene.report(10, 0, 0)).collect();
         assert_eq!(trips, [None, None, Some(Trip::Nothing), Some(Trip::Nothing)]);
-        let mut scene = Scene::new();
+        let mut scene = BreakerScene::new();
         for _ in 0..20 {
             assert_eq!(scene.report(0, 0, 0), None, "nothing is sent");
         }
     }
 
     #[test]
-    fn who_loses_much_of_a_high_rate_is_cut_off() {
+    fn receiver_with_high_loss_is_cut_off_at_a_high_rate() {
         // 1000 packets of 1200 bytes a second are 9.6 Mbit/s. At 50 ms TCP would get a tenth of that with some 5 %.
         for (packets, fraction_lost, cut) in
             [(1000, 3, false), (1000, 64, true), (20, 64, false), (1000, 0, false), (10, 255, true)]
         {
-            let mut scene = Scene::new();
+            let mut scene = BreakerScene::new();
             let trips: Vec<_> = (0..5).map(|_| scene.report(packets, 1, fraction_lost)).collect();
             let want = if cut { Some(Trip::Congestion) } else { None };
             assert_eq!(trips[..3], [None, None, None], "{packets} {fraction_lost}");
             assert_eq!(trips[3], want, "{packets} {fraction_lost}");
         }
-        let mut scene = Scene::new();
+        let mut scene = BreakerScene::new();
         for _ in 0..20 {
             assert_eq!(scene.report(1000, 1, 64), None);
             assert_eq!(scene.report(1000, 1, 64), None);
@@ -290,18 +303,18 @@ mod tests {
     }
 
     #[test]
-    fn many_reports_at_once_are_one() {
-        let mut scene = Scene::new();
+    fn reports_in_quick_succession_count_as_one() {
+        let mut scene = BreakerScene::new();
         assert_eq!(scene.report(1000, 1, 255), None);
         scene.second(1000);
         for highest in 2..100 {
-            let heard = Heard { highest, fraction_lost: 255, round_trip: None };
-            assert_eq!(scene.breaker.heard(scene.now, heard, scene.sent), None);
+            let heard = ReceiverReport { highest, fraction_lost: 255, round_trip: None };
+            assert_eq!(scene.breaker.on_report(scene.now, heard, scene.sent), None);
         }
     }
 
     #[test]
-    fn the_equation_is_that_of_tfrc() {
+    fn tcp_rate_follows_rfc_5348() {
         // RFC 5348 with s = 1000 bytes, R = 100 ms, p = 1 %: 1000 / (0.1 * 0.0816 + 0.4 * 0.1837 * 0.01 * 1.0032)
         let rate = tcp_rate(1000.0, Duration::from_millis(100), 0.01);
         assert!((rate - 112_300.0).abs() < 500.0, "{rate}");

@@ -1,15 +1,18 @@
-//! The fan-out of RTP over UDP: at TC ingress, from one sender to many receivers, before any process wakes.
+//! Fans out RTP over UDP at TC ingress, from one sender to many receivers, before any process wakes up.
 //!
-//! 1. [`Fanout::load`] with all streams, then [`Fanout::attach`] to each interface that their packets arrive on.
-//!    [`Fanout::open`] and [`Fanout::close`] while it runs.
-//! 2. [`Stream::add`] for each receiver, once it has proved its address, with the end of its lease, which [`Leg::renew`] puts
-//!    off. The program itself looks at the time: whoever is not renewed is sent nothing, whatever became of this process.
-//! 3. What the program takes of a sender's packets it drops behind the copies: it is done with. What it leaves to userspace
-//!    (super-packets, odd headers, everything while it is not attached) arrives at a socket that is bound to the stream's
-//!    address, and userspace fans it out, by [`Leg::admit`] for the same caps.
+//! [`Fanout::load`] takes all streams. [`Fanout::attach`] is called for each interface that their packets arrive on.
+//! [`Fanout::open`] and [`Fanout::close`] change streams while the program runs.
 //!
-//! Receivers of a stream lie in a row of one array: what the program reads of one is valid if its epoch is the same before
-//! and after, so an entry is handed out again at once, and nobody waits for runs of the program.
+//! [`SenderStream::add`] is called for each receiver that has proved its address, with the end of its lease. [`ReceiverCopy::renew`]
+//! extends the lease. The program checks the lease itself, so a receiver whose lease is not renewed is sent nothing,
+//! even if this process has died.
+//!
+//! The program drops the sender's packets after it has copied them. Other packets (super-packets, unusual headers,
+//! everything while the program is not attached) arrive at a socket that is bound to the stream's address. Userspace
+//! fans them out, and asks [`ReceiverCopy::admit`] to apply the same caps.
+//!
+//! The receivers of a stream are consecutive entries of one array. The program has read a consistent entry if the
+//! epoch is the same before and after. So an entry is reused at once, and nobody waits for runs of the program.
 
 mod config;
 mod intf;
@@ -25,35 +28,36 @@ use std::time::Duration;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
 pub use config::{Config, Ssrc, StreamConfig};
-pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome};
-pub use stream::{Cap, Leg, Media, Report, Stream};
-pub use trace::{Event, Tracing, What};
+pub use outcome::{CopyOutcome, FanoutCounters, FurtherRun, Outcome};
+pub use stream::{Cap, FanoutMedia, ReceiverCopy, SenderReport, SenderStream};
+pub use trace::{CopyEvent, CopyEventKind, FanoutTraceSelection};
 
 use millrace_kernel::Error;
 use millrace_kernel::clock;
 use millrace_kernel::fan::{self, Attachments};
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 use millrace_kernel::stack;
-use millrace_kernel::tc::Mechanism;
-use rows::{Row, Rows};
+use millrace_kernel::tc::{KernelHook, Mechanism};
+use rows::{StreamRow, StreamRows};
 use stream::Tables;
 
 const OBJECT: &str = "fanout.bpf.o";
 
-/// The program, loaded. It fans out from [`attach`](Self::attach) on and until it is dropped.
+/// The loaded program. It fans out from the first [`attach`](Self::attach) until it is dropped.
 pub struct Fanout {
     attachments: Attachments,
-    object: Mutex<Loaded>,
-    streams: Vec<Arc<Stream>>,
+    object: Mutex<LoadedObject>,
+    streams: Vec<Arc<SenderStream>>,
     tables: Arc<Tables>,
     places: MapHandle,
-    rows: Mutex<Rows>,
-    trace: trace::Trace,
+    rows: Mutex<StreamRows>,
+    trace: trace::FanoutTraceRing,
     mechanism: Option<Mechanism>,
 }
 
 impl Fanout {
+    /// Loads the program with its streams. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn load(config: &Config) -> Result<Self, Error> {
         config.check()?;
         let mut open = embedded!("fanout.bpf.o").open()?;
@@ -67,15 +71,16 @@ impl Fanout {
                 .map_err(|source| Error::Open { object: OBJECT, source })?;
         }
         let mut object = open.load()?;
-        let tables = Arc::new(Tables { streams: object.table("streams")?, legs: object.table("legs")? });
-        let [.., (_, streams), (_, legs), _] = config.map_sizes();
+        let tables =
+            Arc::new(Tables { streams: object.table("streams")?, receivers: object.table("receivers")? });
+        let [.., (_, streams), (_, receivers), _] = config.map_sizes();
         let mut fanout = Self {
             attachments: Attachments::default(),
             streams: Vec::new(),
             tables,
             places: object.handle("places")?,
-            rows: Mutex::new(Rows::new(streams, legs)),
-            trace: trace::Trace::new(&mut object)?,
+            rows: Mutex::new(StreamRows::new(streams, receivers)),
+            trace: trace::FanoutTraceRing::new(&mut object)?,
             object: Mutex::new(object),
             mechanism: config.mechanism,
         };
@@ -83,26 +88,26 @@ impl Fanout {
         Ok(fanout)
     }
 
-    /// One more stream, or another one in the place of one that arrives there: from then on what comes is the new one's. May wait for
-    /// a second, where only what was closed a moment ago is free.
-    pub fn open(&self, config: &StreamConfig) -> Result<Arc<Stream>, Error> {
+    /// Opens a stream. If another stream has the same address, packets belong to the new one from then on. The call
+    /// may wait for up to a second if the only free entries were closed a moment ago.
+    pub fn open(&self, config: &StreamConfig) -> Result<Arc<SenderStream>, Error> {
         config.check()?;
         let row = self.take_row(config.max_receivers)?;
-        let stream = Arc::new(Stream::new(self.tables.clone(), row, config));
+        let stream = Arc::new(SenderStream::new(self.tables.clone(), row, config));
         self.place(&stream)?;
         Ok(stream)
     }
 
-    /// Has what arrives where it does be this stream's: again, where another one was opened there.
-    pub fn place(&self, stream: &Stream) -> Result<(), Error> {
+    /// Directs packets for the stream's address to this stream again, after another one was opened there.
+    pub fn place(&self, stream: &SenderStream) -> Result<(), Error> {
         let mut places = stream.places().iter();
         places.try_for_each(|at| {
             write(&self.places, "places", place(*at).as_bytes(), &stream.index().to_ne_bytes())
         })
     }
 
-    /// Nothing is fanned out of it any more. Whoever has a [`Leg`] of it drops it first.
-    pub fn close(&self, stream: &Stream) -> Result<(), Error> {
+    /// Stops fanning out a stream. All [`ReceiverCopy`]s of the stream have to be dropped before.
+    pub fn close(&self, stream: &SenderStream) -> Result<(), Error> {
         for at in stream.places() {
             let key = place(*at);
             let found = self.places.lookup(key.as_bytes(), MapFlags::ANY);
@@ -117,7 +122,7 @@ impl Fanout {
         Ok(())
     }
 
-    fn take_row(&self, receivers: u32) -> Result<Row, Error> {
+    fn take_row(&self, receivers: u32) -> Result<StreamRow, Error> {
         loop {
             let taken = self.rows().take(receivers, now());
             match taken {
@@ -128,13 +133,14 @@ impl Fanout {
         }
     }
 
-    fn rows(&self) -> MutexGuard<'_, Rows> {
+    fn rows(&self) -> MutexGuard<'_, StreamRows> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fans out what arrives on an Ethernet interface of the calling thread's network namespace, with its routes.
     ///
-    /// Switches the forwarding flag of the loopback interface on, as [`Relay::attach`](millrace_relay_kernel::program::Relay::attach) does.
+    /// It switches the forwarding flag of the loopback interface on, as
+    /// `RelayProgram::attach` of `millrace-relay-kernel` does.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let ethernet = stack::has_ethernet(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
@@ -142,10 +148,16 @@ impl Fanout {
             return Err(Error::Bare { ifindex });
         }
         let object = self.object();
-        self.attachments.attach(&object.program("fanout_ingress")?, ifindex, self.mechanism)
+        self.attachments.attach(
+            &object.program("fanout_ingress")?,
+            ifindex,
+            KernelHook::Ingress,
+            self.mechanism,
+        )
     }
 
-    /// Whether it is attached to an interface: somebody else may have detached it, and interfaces come and go.
+    /// Returns whether the program is attached to an interface. Somebody else may have detached it, and the interface
+    /// may be gone.
     pub fn is_attached(&self, ifindex: i32) -> bool {
         self.attachments.has(ifindex)
     }
@@ -155,27 +167,29 @@ impl Fanout {
         self.attachments.clear();
     }
 
-    /// In the order of [`Config::streams`]; without those that were opened later.
-    pub fn streams(&self) -> &[Arc<Stream>] {
+    /// Returns the streams in the order of [`Config::streams`], without those that were opened later.
+    pub fn streams(&self) -> &[Arc<SenderStream>] {
         &self.streams
     }
 
-    /// Has the program report on single packets, until told otherwise; `None`: no more.
-    pub fn set_tracing(&self, tracing: Option<Tracing>) {
+    /// Makes the program report on single packets until the next call; `None` stops it.
+    pub fn set_tracing(&self, tracing: Option<FanoutTraceSelection>) {
         self.trace.set(tracing);
     }
 
-    /// Hands over the events since the last call. Returns how many were lost for want of room since then. No system call.
-    pub fn drain_events(&self, read: impl FnMut(Event)) -> u64 {
+    /// Hands over the events since the last call, without a system call. Returns how many events were lost since then
+    /// because the ring was full.
+    pub fn drain_events(&self, read: impl FnMut(CopyEvent)) -> u64 {
         self.trace.drain(read)
     }
 
-    pub fn counters(&self) -> Result<Counters, Error> {
+    /// Returns the numbers of packets by outcome, since the program was loaded.
+    pub fn counters(&self) -> Result<FanoutCounters, Error> {
         let raw = self.object().counters("outcomes")?;
-        Counters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })
+        FanoutCounters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })
     }
 
-    fn object(&self) -> MutexGuard<'_, Loaded> {
+    fn object(&self) -> MutexGuard<'_, LoadedObject> {
         self.object.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

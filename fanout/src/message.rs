@@ -1,4 +1,4 @@
-//! What receivers and the relay say to each other: one datagram each, on the port that the stream's packets come from.
+//! Messages between receivers and the relay: one datagram each, on the port that the stream's packets come from.
 //!
 //! ```text
 //!  0        4      5      6         8        16           20
@@ -7,71 +7,96 @@
 //! +--------+------+------+---------+--------+------------+------------------------+
 //! ```
 //!
-//! All numbers are big-endian. A request has the stream's name, of `more` bytes, and is filled up to [`REQUEST_BYTES`]; an answer
-//! ends behind the transaction, so it is always shorter than what it answers: nobody gains by forging where a request comes
-//! from. `M` is no first byte of RTP, RTCP, STUN or DTLS (RFC 7983).
+//! All numbers are big-endian. A request has the stream's name, of `more` bytes, and is padded to [`REQUEST_BYTES`]. An
+//! answer ends after the transaction, so it is shorter than its request, and a forged source address gains nothing.
+//! `M` is no first byte of RTP, RTCP, STUN or DTLS (RFC 7983).
 
-use super::token::Token;
+use super::token::ReceiverToken;
 
+/// First bytes of every message.
 pub const MAGIC: [u8; 4] = *b"MRF1";
-/// Of a request, at least.
+/// Least length of a request, bytes.
 pub const REQUEST_BYTES: usize = 64;
+/// Length of an answer, bytes.
 pub const ANSWER_BYTES: usize = 20;
-/// Of a stream's name.
+/// Longest name of a stream, bytes.
 pub const NAME_MAX: usize = REQUEST_BYTES - ANSWER_BYTES;
 
+/// A message of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    pub what: Ask,
-    /// That of the latest answer; 0 if there was none.
-    pub token: Token,
-    /// The asker's; the answer repeats it.
+pub struct ReceiverRequest {
+    /// The request itself.
+    pub what: ReceiverAction,
+    /// Token of the latest answer; 0 if there was none.
+    pub token: ReceiverToken,
+    /// A number that the client chooses. The answer repeats it.
     pub transaction: u32,
+    /// The stream's name, at most [`NAME_MAX`] bytes.
     pub stream: String,
 }
 
+/// The action that a receiver requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// For a lease of so many seconds, or to renew one.
-    Subscribe { seconds: u16 },
-    /// To end it.
+pub enum ReceiverAction {
+    /// Asks for a lease of this many seconds, or renews one.
+    Subscribe {
+        /// Length of the lease.
+        seconds: u16,
+    },
+    /// Ends the lease.
     Unsubscribe,
 }
 
+/// The relay's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub what: Say,
+pub struct RelayAnswer {
+    /// The answer itself.
+    pub what: RequestOutcome,
+    /// The number of the request.
     pub transaction: u32,
 }
 
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Say {
-    /// To be asked again with this.
-    Prove(Token),
-    /// For so many seconds. To be renewed with this.
-    Lease { seconds: u16, token: Token },
-    /// It has ended.
+pub enum RequestOutcome {
+    /// The client has to ask again with this token.
+    Prove(ReceiverToken),
+    /// The lease lasts for this many seconds. The token renews it.
+    Lease {
+        /// Length of the lease. It may be shorter than what was asked for.
+        seconds: u16,
+        /// The token for the next request.
+        token: ReceiverToken,
+    },
+    /// The lease has ended.
     Ended,
-    /// Not before so many seconds.
-    Refused { why: Refusal, seconds: u16 },
+    /// The request is refused. The client may ask again after this many seconds.
+    Refused {
+        /// The reason.
+        why: RequestRefusal,
+        /// Time to wait.
+        seconds: u16,
+    },
 }
 
+/// Reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Refusal {
-    /// No stream of that name is here.
+pub enum RequestRefusal {
+    /// There is no stream of that name at this address.
     Unknown,
-    /// The stream has as many receivers as it may.
+    /// The stream has as many receivers as it may have.
     Full,
-    /// The address has.
+    /// The address has as many receivers as it may have.
     FullAddress,
-    /// What it reported has cut it off.
+    /// The circuit breaker has cut the receiver off.
     Cut,
 }
 
-impl Refusal {
+impl RequestRefusal {
+    /// Every reason, in the order of metrics.
     pub const ALL: [Self; 4] = [Self::Unknown, Self::Full, Self::FullAddress, Self::Cut];
 
-    /// For metrics: lower case, with underscores.
+    /// Returns the name for metrics: lower case, with underscores.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -81,12 +106,13 @@ impl Refusal {
         }
     }
 
+    /// Returns the reason in words, for the user.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Unknown => "there is no stream of that name at this address",
             Self::Full => "the stream has as many receivers as it may have",
             Self::FullAddress => "this address has as many receivers as it may have",
-            Self::Cut => "it was cut off: too much was lost on the way, or its reports stayed away",
+            Self::Cut => "the relay cut this receiver off: it lost too many packets, or its reports stopped",
         }
     }
 
@@ -94,7 +120,7 @@ impl Refusal {
         self as u8 + 1
     }
 
-    fn of(code: u8) -> Option<Self> {
+    fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|refusal| refusal.code() == code)
     }
 }
@@ -106,86 +132,89 @@ const LEASE: u8 = 0x82;
 const ENDED: u8 = 0x83;
 const REFUSED: u8 = 0x84;
 
-impl Request {
-    /// Whether a datagram is meant as one, readable or not.
+impl ReceiverRequest {
+    /// Returns whether a datagram is meant as a request, readable or not.
     pub fn is_meant(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
 
-    /// `None`: it is none, or too short for its answer.
+    /// Reads a request. Returns `None` if the datagram is none, or is shorter than its answer would be.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < REQUEST_BYTES {
             return None;
         }
         let (head, rest) = bytes.split_first_chunk()?;
-        let Head { kind, more, seconds, token, transaction } = Head::read(head)?;
+        let MessageHead { kind, more, seconds, token, transaction } = MessageHead::read(head)?;
         let name = rest.get(..usize::from(more)).filter(|name| name.len() <= NAME_MAX)?;
         let what = match kind {
-            SUBSCRIBE => Ask::Subscribe { seconds },
-            UNSUBSCRIBE => Ask::Unsubscribe,
+            SUBSCRIBE => ReceiverAction::Subscribe { seconds },
+            UNSUBSCRIBE => ReceiverAction::Unsubscribe,
             _ => return None,
         };
         Some(Self { what, token, transaction, stream: str::from_utf8(name).ok()?.to_owned() })
     }
 
-    /// Of a name that is longer than [`NAME_MAX`], what fits.
+    /// Writes the request. A name longer than [`NAME_MAX`] is cut.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let (kind, seconds) = match self.what {
-            Ask::Subscribe { seconds } => (SUBSCRIBE, seconds),
-            Ask::Unsubscribe => (UNSUBSCRIBE, 0),
+            ReceiverAction::Subscribe { seconds } => (SUBSCRIBE, seconds),
+            ReceiverAction::Unsubscribe => (UNSUBSCRIBE, 0),
         };
         let mut bytes = [0; REQUEST_BYTES];
         let (head, rest) = bytes.split_at_mut(ANSWER_BYTES);
         let name = self.stream.as_bytes();
         let more = rest.iter_mut().zip(name).map(|(to, from)| *to = *from).count() as u8;
-        let written = Head { kind, more, seconds, token: self.token, transaction: self.transaction };
+        let written = MessageHead { kind, more, seconds, token: self.token, transaction: self.transaction };
         head.copy_from_slice(&written.encode());
         bytes
     }
 }
 
-impl Answer {
+impl RelayAnswer {
+    /// Reads an answer; `None` if the datagram is none.
     pub fn read(bytes: &[u8]) -> Option<Self> {
-        let Head { kind, more, seconds, token, transaction } = Head::read(bytes.try_into().ok()?)?;
+        let MessageHead { kind, more, seconds, token, transaction } =
+            MessageHead::read(bytes.try_into().ok()?)?;
         let what = match kind {
-            PROVE => Say::Prove(token),
-            LEASE => Say::Lease { seconds, token },
-            ENDED => Say::Ended,
-            REFUSED => Say::Refused { why: Refusal::of(more)?, seconds },
+            PROVE => RequestOutcome::Prove(token),
+            LEASE => RequestOutcome::Lease { seconds, token },
+            ENDED => RequestOutcome::Ended,
+            REFUSED => RequestOutcome::Refused { why: RequestRefusal::from_code(more)?, seconds },
             _ => return None,
         };
         Some(Self { what, transaction })
     }
 
+    /// Writes the answer.
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
-        let none = Token::default();
+        let none = ReceiverToken::default();
         let (kind, more, seconds, token) = match self.what {
-            Say::Prove(token) => (PROVE, 0, 0, token),
-            Say::Lease { seconds, token } => (LEASE, 0, seconds, token),
-            Say::Ended => (ENDED, 0, 0, none),
-            Say::Refused { why, seconds } => (REFUSED, why.code(), seconds, none),
+            RequestOutcome::Prove(token) => (PROVE, 0, 0, token),
+            RequestOutcome::Lease { seconds, token } => (LEASE, 0, seconds, token),
+            RequestOutcome::Ended => (ENDED, 0, 0, none),
+            RequestOutcome::Refused { why, seconds } => (REFUSED, why.code(), seconds, none),
         };
-        Head { kind, more, seconds, token, transaction: self.transaction }.encode()
+        MessageHead { kind, more, seconds, token, transaction: self.transaction }.encode()
     }
 }
 
-/// What all have in common.
-struct Head {
+/// The header that all messages have.
+struct MessageHead {
     kind: u8,
     more: u8,
     seconds: u16,
-    token: Token,
+    token: ReceiverToken,
     transaction: u32,
 }
 
-impl Head {
+impl MessageHead {
     fn read(bytes: &[u8; ANSWER_BYTES]) -> Option<Self> {
         let [m, r, f, one, kind, more, s0, s1, t0, t1, t2, t3, t4, t5, t6, t7, transaction @ ..] = *bytes;
         ([m, r, f, one] == MAGIC).then(|| Self {
             kind,
             more,
             seconds: u16::from_be_bytes([s0, s1]),
-            token: Token([t0, t1, t2, t3, t4, t5, t6, t7]),
+            token: ReceiverToken([t0, t1, t2, t3, t4, t5, t6, t7]),
             transaction: u32::from_be_bytes(transaction),
         })
     }
@@ -205,46 +234,50 @@ impl Head {
 mod tests {
     use super::*;
 
-    const TOKEN: Token = Token([1, 2, 3, 4, 5, 6, 7, 8]);
+    const TOKEN: ReceiverToken = ReceiverToken([1, 2, 3, 4, 5, 6, 7, 8]);
 
-    fn request(what: Ask, stream: &str) -> Request {
-        Request { what, token: TOKEN, transaction: 0x0a0b_0c0d, stream: stream.to_owned() }
+    fn request(what: ReceiverAction, stream: &str) -> ReceiverRequest {
+        ReceiverRequest { what, token: TOKEN, transaction: 0x0a0b_0c0d, stream: stream.to_owned() }
     }
 
     #[test]
     fn requests_are_read_as_they_were_written() {
-        for what in [Ask::Subscribe { seconds: 30 }, Ask::Unsubscribe] {
+        for what in [ReceiverAction::Subscribe { seconds: 30 }, ReceiverAction::Unsubscribe] {
             for name in ["", "live", &"n".repeat(NAME_MAX)] {
                 let request = request(what, name);
-                assert_eq!(Request::read(&request.encode()), Some(request));
+                assert_eq!(ReceiverRequest::read(&request.encode()), Some(request));
             }
         }
-        let cut = request(Ask::Unsubscribe, &"n".repeat(NAME_MAX + 1));
-        assert_eq!(Request::read(&cut.encode()).map(|it| it.stream.len()), Some(NAME_MAX));
+        let cut = request(ReceiverAction::Unsubscribe, &"n".repeat(NAME_MAX + 1));
+        assert_eq!(ReceiverRequest::read(&cut.encode()).map(|it| it.stream.len()), Some(NAME_MAX));
     }
 
     #[test]
     fn answers_are_read_as_they_were_written_and_shorter_than_requests() {
-        let refused = |why| Say::Refused { why, seconds: 9 };
-        let said = [Say::Prove(TOKEN), Say::Lease { seconds: 30, token: TOKEN }, Say::Ended];
-        for what in said.into_iter().chain(Refusal::ALL.map(refused)) {
-            let answer = Answer { what, transaction: 7 };
+        let refused = |why| RequestOutcome::Refused { why, seconds: 9 };
+        let said = [
+            RequestOutcome::Prove(TOKEN),
+            RequestOutcome::Lease { seconds: 30, token: TOKEN },
+            RequestOutcome::Ended,
+        ];
+        for what in said.into_iter().chain(RequestRefusal::ALL.map(refused)) {
+            let answer = RelayAnswer { what, transaction: 7 };
             let bytes = answer.encode();
-            assert_eq!(Answer::read(&bytes), Some(answer));
+            assert_eq!(RelayAnswer::read(&bytes), Some(answer));
             assert!(bytes.len() < REQUEST_BYTES);
-            assert_eq!(Request::read(&bytes), None);
+            assert_eq!(ReceiverRequest::read(&bytes), None);
         }
     }
 
     #[test]
-    fn what_is_no_request_is_none() {
-        let good = request(Ask::Subscribe { seconds: 30 }, "live").encode();
+    fn malformed_request_is_rejected() {
+        let good = request(ReceiverAction::Subscribe { seconds: 30 }, "live").encode();
         let with = |at: usize, value: u8| {
             let mut bytes = good;
             bytes[at] = value;
             bytes
         };
-        assert_eq!(Request::read(&good[..63]), None, "shorter than its answers may be");
+        assert_eq!(ReceiverRequest::read(&good[..63]), None, "shorter than its answers may be");
         for (what, bytes) in [
             ("magic", with(0, b'N')),
             ("kind", with(4, 3)),
@@ -252,7 +285,7 @@ mod tests {
             ("a name beyond the end", with(5, NAME_MAX as u8 + 1)),
             ("a name that is no text", with(20, 0xff)),
         ] {
-            assert_eq!(Request::read(&bytes), None, "{what}");
+            assert_eq!(ReceiverRequest::read(&bytes), None, "{what}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who is sent a stream, until when, and who is not for a while. Nothing is kept of an address before it is proved.
+//! Leases and pauses of a stream's receivers. No state is kept for an address that is not proved.
 
 use std::{
     collections::BTreeMap,
@@ -6,185 +6,256 @@ use std::{
     time::Duration,
 };
 
-use millrace_base::networks::{Network, levels};
+use millrace_base::networks::{NetworkPrefix, levels};
 
 use super::{
-    breaker::{self, Breaker, Heard, Sent, Trip},
-    message::{Answer, Ask, Refusal, Request, Say},
+    breaker::{self, Breaker, ReceiverReport, ReceiverSent, Trip},
+    message::{ReceiverAction, ReceiverRequest, RelayAnswer, RequestOutcome, RequestRefusal},
     token::Mint,
 };
 
+/// Limits of a stream's receivers.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ReceiverLimits {
+    /// The most receivers of the stream, those that the operator has named included.
     pub receivers: usize,
-    /// Receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it ([`levels`]).
+    /// Most receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it
+    /// ([`levels`]).
     pub per_address: usize,
-    /// The longest lease.
+    /// Longest lease.
     pub lease: Duration,
-    /// How long who was cut off has to wait.
+    /// Time for which a receiver that was cut off has to wait.
     pub pause: Duration,
-    /// Of those who asked; `None`: their reports are not looked at.
+    /// Circuit breaker of receivers that asked for the stream; `None`: their reports are ignored.
     pub breaker: Option<breaker::Settings>,
 }
 
-/// What is to be done; applied in order it makes the kernel's state that of the table.
+/// A change to make in the kernel. Applied in order, commands make the kernel's state equal to the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    Add { who: SocketAddr, until: Duration },
-    Renew { who: SocketAddr, until: Duration },
-    Remove { who: SocketAddr, why: Why },
+    /// Sends the stream to one more receiver.
+    Add {
+        /// The receiver.
+        who: SocketAddr,
+        /// End of the lease.
+        until: Duration,
+    },
+    /// Changes the end of a lease.
+    Renew {
+        /// The receiver.
+        who: SocketAddr,
+        /// End of the lease.
+        until: Duration,
+    },
+    /// Sends the stream to a receiver no more.
+    Remove {
+        /// The receiver.
+        who: SocketAddr,
+        /// The reason, for counts and logs.
+        why: RemovalReason,
+    },
 }
 
+/// Reason why a receiver is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// It asked for it.
+pub enum RemovalReason {
+    /// The receiver asked for it.
     Asked,
+    /// The lease has ended.
     Expired,
-    /// The operator names it no more.
+    /// The operator has removed the receiver from the settings.
     Unnamed,
+    /// The circuit breaker has tripped.
     Cut(Trip),
 }
 
-/// Of one stream. Times are of one clock that does not go back.
-pub struct Receivers {
+/// The receivers of one stream. Times are of one clock that does not go back.
+///
+/// A receiver has a lease ([`Self::ask`], or [`Self::pin`] for one that the operator has named), or waits after it
+/// was cut off. It leaves when it asks to, when its lease ends, or when the circuit breaker trips ([`Self::heard`],
+/// [`Self::tick`]). Its breaker is remembered for a while, so that to leave and come again does not reset it.
+///
+/// An address is absent, leased or paused. Every method that moves it returns the [`Command`] that makes the kernel equal to the table. The
+/// caller carries commands out in the order in which it got them.
+///
+/// ```
+/// use std::time::Duration;
+/// use millrace_fanout::{
+///     breaker::ReceiverSent,
+///     message::{ReceiverAction, ReceiverRequest, RequestOutcome},
+///     receivers::{Command, ReceiverLimits, StreamReceivers},
+///     token::{Mint, ReceiverToken},
+/// };
+///
+/// let limits = ReceiverLimits {
+///     receivers: 100,
+///     per_address: 4,
+///     lease: Duration::from_secs(60),
+///     pause: Duration::from_secs(30),
+///     breaker: None,
+/// };
+/// let (mut receivers, mint) = (StreamReceivers::new("live", limits), Mint::new([7; 32]));
+/// let (who, now, sent) = ("192.0.2.7:5000".parse()?, Duration::from_secs(1), ReceiverSent::default());
+/// let what = ReceiverAction::Subscribe { seconds: 30 };
+/// let mut request = ReceiverRequest { what, token: ReceiverToken::default(), transaction: 1, stream: "live".to_owned() };
+///
+/// // The first answer goes to the address that was claimed, with a token. The second request proves that it arrived.
+/// let (answer, command) = receivers.ask(&mint, &request, who, sent, now);
+/// assert_eq!(command, None);
+/// let RequestOutcome::Prove(token) = answer.what else { unreachable!("no token yet") };
+/// request.token = token;
+/// let (_, command) = receivers.ask(&mint, &request, who, sent, now);
+/// assert_eq!(command, Some(Command::Add { who, until: Duration::from_secs(31) }));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+pub struct StreamReceivers {
     stream: String,
-    limits: Limits,
-    entries: BTreeMap<SocketAddr, Entry>,
-    /// Who has left a moment ago: coming again is no way around the breaker. No more than there may be receivers.
-    left: BTreeMap<SocketAddr, Left>,
+    limits: ReceiverLimits,
+    entries: BTreeMap<SocketAddr, ReceiverEntry>,
+    /// Receivers that left recently. A receiver that comes again gets its breaker back. There are no more of these
+    /// than receivers.
+    left: BTreeMap<SocketAddr, DepartedReceiver>,
 }
 
-struct Left {
+struct DepartedReceiver {
     breaker: Breaker,
-    sent: Sent,
+    sent: ReceiverSent,
     since: Duration,
 }
 
-/// It counts against the limits also while it waits, so that another port is no way around the pause.
-struct Entry {
-    state: State,
-    /// An operator has named it: it needs no lease.
+/// One receiver. It also counts against the limits while it waits, so that another port does not evade the pause.
+struct ReceiverEntry {
+    state: LeaseState,
+    /// An operator has named the receiver: it needs no lease.
     pinned: bool,
     breaker: Option<Breaker>,
-    /// Before it left and came again, as the breaker knows it.
-    sent: Sent,
+    /// Traffic before the receiver left and came again, as the breaker counts it.
+    sent: ReceiverSent,
 }
 
-enum State {
+enum LeaseState {
     Leased { until: Duration },
     Paused { until: Duration },
 }
 
-/// The lease of those that an operator has named.
+/// The lease of receivers that an operator has named.
 pub const FOREVER: Duration = Duration::MAX;
-/// Of a lease.
+/// The shortest lease.
 const LEAST: Duration = Duration::from_secs(1);
 
-impl Receivers {
-    pub fn new(stream: &str, limits: Limits) -> Self {
+impl StreamReceivers {
+    /// Creates a table without receivers for the stream of this name.
+    pub fn new(stream: &str, limits: ReceiverLimits) -> Self {
         Self { stream: stream.to_owned(), limits, entries: BTreeMap::new(), left: BTreeMap::new() }
     }
 
-    /// An operator's word: beyond all limits, without a lease. `breaker`: whether its reports are looked at.
+    /// Adds a receiver that an operator has named: without a lease, and beyond all limits. `breaker`: its reports are
+    /// judged.
     pub fn pin(&mut self, who: SocketAddr, breaker: bool) -> Command {
         let breaker = self.limits.breaker.filter(|_| breaker).map(Breaker::new);
-        let state = State::Leased { until: FOREVER };
-        self.entries.insert(who, Entry { state, pinned: true, breaker, sent: Sent::default() });
+        let state = LeaseState::Leased { until: FOREVER };
+        self.entries
+            .insert(who, ReceiverEntry { state, pinned: true, breaker, sent: ReceiverSent::default() });
         Command::Add { who, until: FOREVER }
     }
 
-    /// An operator names it no more: it may ask from now on.
+    /// Removes a receiver that the operator names no more. It may ask for a lease from now on.
     pub fn unpin(&mut self, who: SocketAddr) -> Option<Command> {
         let entry = self.entries.get(&who).filter(|entry| entry.pinned)?;
-        let is_leased = matches!(entry.state, State::Leased { .. });
+        let is_leased = matches!(entry.state, LeaseState::Leased { .. });
         self.entries.remove(&who);
-        is_leased.then_some(Command::Remove { who, why: Why::Unnamed })
+        is_leased.then_some(Command::Remove { who, why: RemovalReason::Unnamed })
     }
 
-    /// For what is decided from now on. Nobody who is there is sent away by them.
-    pub fn set_limits(&mut self, limits: Limits) {
+    /// Changes the limits. Present receivers stay, even beyond the new limits.
+    pub fn set_limits(&mut self, limits: ReceiverLimits) {
         self.limits = limits;
     }
 
-    /// Those who are sent the stream now.
+    /// Returns the receivers that are sent the stream now.
     pub fn leased(&self) -> impl Iterator<Item = (SocketAddr, bool)> {
-        let leased = self.entries.iter().filter(|(_, entry)| matches!(entry.state, State::Leased { .. }));
+        let leased =
+            self.entries.iter().filter(|(_, entry)| matches!(entry.state, LeaseState::Leased { .. }));
         leased.map(|(who, entry)| (*who, entry.pinned))
     }
 
-    /// Those who were cut off, and for how much longer they wait.
+    /// Returns the receivers that were cut off, and how much longer they wait.
     pub fn paused(&self, now: Duration) -> impl Iterator<Item = (SocketAddr, Duration)> {
         self.entries.iter().filter_map(move |(who, entry)| match entry.state {
-            State::Paused { until } => Some((*who, until.saturating_sub(now))),
-            State::Leased { .. } => None,
+            LeaseState::Paused { until } => Some((*who, until.saturating_sub(now))),
+            LeaseState::Leased { .. } => None,
         })
     }
 
+    /// Returns whether the receiver has a lease.
     pub fn is_leased(&self, who: SocketAddr) -> bool {
-        self.entries.get(&who).is_some_and(|entry| matches!(entry.state, State::Leased { .. }))
+        self.entries.get(&who).is_some_and(|entry| matches!(entry.state, LeaseState::Leased { .. }))
     }
 
-    /// Answers a request. Without a token that proves the address nothing is done, and nothing kept. `sent`: what it was sent so far.
+    /// Answers a request. Without a token that proves the address nothing is changed. `sent`: traffic to this
+    /// receiver so far.
     pub fn ask(
         &mut self,
         mint: &Mint,
-        request: &Request,
+        request: &ReceiverRequest,
         who: SocketAddr,
-        sent: Sent,
+        sent: ReceiverSent,
         now: Duration,
-    ) -> (Answer, Option<Command>) {
-        let answer = |what| Answer { what, transaction: request.transaction };
-        let refused = |why, wait: Duration| answer(Say::Refused { why, seconds: seconds(wait) });
+    ) -> (RelayAnswer, Option<Command>) {
+        let answer = |what| RelayAnswer { what, transaction: request.transaction };
+        let refused = |why, wait: Duration| answer(RequestOutcome::Refused { why, seconds: seconds(wait) });
         if request.stream != self.stream {
-            return (refused(Refusal::Unknown, Duration::ZERO), None);
+            return (refused(RequestRefusal::Unknown, Duration::ZERO), None);
         }
         let token = mint.token(&self.stream, who, now.as_secs());
         if !mint.is_good(request.token, &self.stream, who, now.as_secs()) {
-            return (answer(Say::Prove(token)), None);
+            return (answer(RequestOutcome::Prove(token)), None);
         }
         match request.what {
-            Ask::Unsubscribe => (answer(Say::Ended), self.leave(who, sent, now)),
-            Ask::Subscribe { seconds: wanted } => match self.lease(who, wanted, now) {
-                Ok((lease, command)) => (answer(Say::Lease { seconds: seconds(lease), token }), command),
+            ReceiverAction::Unsubscribe => (answer(RequestOutcome::Ended), self.leave(who, sent, now)),
+            ReceiverAction::Subscribe { seconds: wanted } => match self.lease(who, wanted, now) {
+                Ok((lease, command)) => {
+                    (answer(RequestOutcome::Lease { seconds: seconds(lease), token }), command)
+                }
                 Err((why, wait)) => (refused(why, wait), None),
             },
         }
     }
 
-    /// The kernel has no room for it: it has no lease either.
-    pub fn take_back(&mut self, who: SocketAddr, answer: Answer) -> Answer {
+    /// Takes a lease back, because the kernel has no room for the receiver.
+    pub fn take_back(&mut self, who: SocketAddr, answer: RelayAnswer) -> RelayAnswer {
         self.entries.remove(&who);
         let seconds = seconds(self.limits.lease);
-        Answer { what: Say::Refused { why: Refusal::Full, seconds }, ..answer }
+        RelayAnswer { what: RequestOutcome::Refused { why: RequestRefusal::Full, seconds }, ..answer }
     }
 
-    /// Who waits after a cut goes on waiting.
-    fn leave(&mut self, who: SocketAddr, sent: Sent, now: Duration) -> Option<Command> {
+    /// Removes a receiver. One that waits after it was cut off goes on waiting.
+    fn leave(&mut self, who: SocketAddr, sent: ReceiverSent, now: Duration) -> Option<Command> {
         let entry = self.entries.get(&who)?;
-        if entry.pinned || matches!(entry.state, State::Paused { .. }) {
+        if entry.pinned || matches!(entry.state, LeaseState::Paused { .. }) {
             return None;
         }
         self.part(who, sent, now);
-        Some(Command::Remove { who, why: Why::Asked })
+        Some(Command::Remove { who, why: RemovalReason::Asked })
     }
 
-    /// Its breaker is remembered, while there is room for that.
-    fn part(&mut self, who: SocketAddr, sent: Sent, now: Duration) {
+    /// Remembers the breaker of a receiver that leaves, if there is room.
+    fn part(&mut self, who: SocketAddr, sent: ReceiverSent, now: Duration) {
         let Some(entry) = self.entries.remove(&who) else { return };
         if let Some(breaker) = entry.breaker.filter(|_| self.left.len() < self.limits.receivers) {
-            self.left.insert(who, Left { breaker, sent: entry.sent + sent, since: now });
+            self.left.insert(who, DepartedReceiver { breaker, sent: entry.sent + sent, since: now });
         }
     }
 
-    /// As it was when it left, or a new one.
-    fn breaker(&mut self, who: SocketAddr, now: Duration) -> (Option<Breaker>, Sent) {
+    /// Returns the breaker of a receiver as it was when the receiver left, or a new one.
+    fn breaker(&mut self, who: SocketAddr, now: Duration) -> (Option<Breaker>, ReceiverSent) {
         let left = self.left.remove(&who).filter(|left| now < left.since + left.breaker.memory());
         match left {
-            Some(Left { mut breaker, sent, since }) => {
+            Some(DepartedReceiver { mut breaker, sent, since }) => {
                 breaker.skip(now.saturating_sub(since));
                 (Some(breaker), sent)
             }
-            None => (self.limits.breaker.map(Breaker::new), Sent::default()),
+            None => (self.limits.breaker.map(Breaker::new), ReceiverSent::default()),
         }
     }
 
@@ -193,12 +264,12 @@ impl Receivers {
         who: SocketAddr,
         wanted: u16,
         now: Duration,
-    ) -> Result<(Duration, Option<Command>), (Refusal, Duration)> {
+    ) -> Result<(Duration, Option<Command>), (RequestRefusal, Duration)> {
         let lease = Duration::from_secs(wanted.into()).clamp(LEAST, self.limits.lease.max(LEAST));
         match self.entries.get_mut(&who).map(|entry| (&mut entry.state, entry.pinned)) {
-            Some((State::Paused { until }, _)) => Err((Refusal::Cut, until.saturating_sub(now))),
+            Some((LeaseState::Paused { until }, _)) => Err((RequestRefusal::Cut, until.saturating_sub(now))),
             Some((_, true)) => Ok((lease, None)),
-            Some((State::Leased { until }, false)) => {
+            Some((LeaseState::Leased { until }, false)) => {
                 *until = now + lease;
                 Ok((lease, Some(Command::Renew { who, until: *until })))
             }
@@ -206,38 +277,40 @@ impl Receivers {
                 self.has_room(who).map_err(|why| (why, self.limits.lease))?;
                 let until = now + lease;
                 let (breaker, sent) = self.breaker(who, now);
-                let entry = Entry { state: State::Leased { until }, pinned: false, breaker, sent };
+                let entry =
+                    ReceiverEntry { state: LeaseState::Leased { until }, pinned: false, breaker, sent };
                 self.entries.insert(who, entry);
                 Ok((lease, Some(Command::Add { who, until })))
             }
         }
     }
 
-    fn has_room(&self, who: SocketAddr) -> Result<(), Refusal> {
+    fn has_room(&self, who: SocketAddr) -> Result<(), RequestRefusal> {
         if self.entries.len() >= self.limits.receivers {
-            return Err(Refusal::Full);
+            return Err(RequestRefusal::Full);
         }
         let is_free = levels(who.ip()).all(|(network, times)| {
             let most = self.limits.per_address.saturating_mul(times);
-            let there = of_network(&self.entries, who, network);
-            let left = of_network(&self.left, who, network).filter(|left| **left != who);
+            let there = count_network(&self.entries, who, network);
+            let left = count_network(&self.left, who, network).filter(|left| **left != who);
             there.chain(left).take(most).count() < most
         });
-        if is_free { Ok(()) } else { Err(Refusal::FullAddress) }
+        if is_free { Ok(()) } else { Err(RequestRefusal::FullAddress) }
     }
 
-    /// What a receiver reports. `None` for what cannot be read.
-    pub fn heard(
+    /// Takes a receiver's report. `None`: the report cannot be read.
+    pub fn on_report(
         &mut self,
         who: SocketAddr,
-        heard: Option<Heard>,
-        sent: Sent,
+        heard: Option<ReceiverReport>,
+        sent: ReceiverSent,
         now: Duration,
     ) -> Option<Command> {
         let entry = self.entries.get_mut(&who)?;
-        let (breaker, sent) = (entry.breaker.as_mut()?, entry.sent + sent);
+        let breaker = entry.breaker.as_mut()?;
+        let sent = entry.sent + sent;
         let trip = match heard {
-            Some(heard) => breaker.heard(now, heard, sent),
+            Some(heard) => breaker.on_report(now, heard, sent),
             None => {
                 breaker.heard_something(now, sent);
                 None
@@ -246,8 +319,9 @@ impl Receivers {
         trip.map(|trip| self.cut(who, trip, now))
     }
 
-    /// Ends what has to end by now. To be called a few times a second. `sent`: to whom how much.
-    pub fn tick(&mut self, now: Duration, sent: impl Fn(SocketAddr) -> Sent) -> Vec<Command> {
+    /// Ends leases that are over and receivers whose breaker trips. Called a few times a second. `sent` returns the
+    /// traffic to a receiver so far.
+    pub fn tick(&mut self, now: Duration, sent: impl Fn(SocketAddr) -> ReceiverSent) -> Vec<Command> {
         self.left.retain(|_, left| now < left.since + left.breaker.memory());
         let all: Vec<_> = self.entries.keys().copied().collect();
         all.into_iter().filter_map(|who| self.tick_one(who, now, &sent)).collect()
@@ -257,22 +331,22 @@ impl Receivers {
         &mut self,
         who: SocketAddr,
         now: Duration,
-        sent: &impl Fn(SocketAddr) -> Sent,
+        sent: &impl Fn(SocketAddr) -> ReceiverSent,
     ) -> Option<Command> {
         let entry = self.entries.get_mut(&who)?;
         match entry.state {
-            State::Leased { until } if until <= now => {
+            LeaseState::Leased { until } if until <= now => {
                 self.part(who, sent(who), now);
-                Some(Command::Remove { who, why: Why::Expired })
+                Some(Command::Remove { who, why: RemovalReason::Expired })
             }
-            State::Leased { .. } => {
+            LeaseState::Leased { .. } => {
                 let sent = entry.sent + sent(who);
                 let trip = entry.breaker.as_mut()?.tick(now, sent)?;
                 Some(self.cut(who, trip, now))
             }
-            State::Paused { until } if until > now => None,
-            State::Paused { .. } if entry.pinned => Some(self.pin(who, true)),
-            State::Paused { .. } => {
+            LeaseState::Paused { until } if until > now => None,
+            LeaseState::Paused { .. } if entry.pinned => Some(self.pin(who, true)),
+            LeaseState::Paused { .. } => {
                 self.entries.remove(&who);
                 None
             }
@@ -281,18 +355,18 @@ impl Receivers {
 
     fn cut(&mut self, who: SocketAddr, trip: Trip, now: Duration) -> Command {
         if let Some(entry) = self.entries.get_mut(&who) {
-            entry.state = State::Paused { until: now + self.limits.pause };
+            entry.state = LeaseState::Paused { until: now + self.limits.pause };
             entry.breaker = None;
         }
-        Command::Remove { who, why: Why::Cut(trip) }
+        Command::Remove { who, why: RemovalReason::Cut(trip) }
     }
 }
 
-/// Receivers in a network of one of them.
-fn of_network<T>(
+/// Returns the number of receivers in one of the networks of an address.
+fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,
-    network: Network,
+    network: NetworkPrefix,
 ) -> impl Iterator<Item = &SocketAddr> {
     let first = match (one, network.address) {
         (SocketAddr::V6(_), IpAddr::V4(first)) => first.to_ipv6_mapped().into(),
@@ -302,7 +376,7 @@ fn of_network<T>(
     all.range(from..).map(|(who, _)| who).take_while(move |who| network.contains(who.ip()))
 }
 
-/// Rounded up.
+/// Returns a time in seconds, rounded up.
 fn seconds(time: Duration) -> u16 {
     let whole = time.as_secs() + u64::from(time.subsec_nanos() > 0);
     u16::try_from(whole).unwrap_or(u16::MAX)

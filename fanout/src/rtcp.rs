@@ -1,5 +1,5 @@
-//! RTCP (RFC 3550, section 6) as far as a relay reads it: who reports what of whom. Of a compound packet everything is
-//! walked, and whatever is no report passed over.
+//! RTCP (RFC 3550, section 6) as far as a relay reads it: the report blocks. All packets of a compound packet are
+//! walked, and those that are no reports are skipped.
 
 use super::rtp::{VERSION, word};
 
@@ -7,25 +7,25 @@ const SENDER_REPORT: u8 = 200;
 const RECEIVER_REPORT: u8 = 201;
 const BLOCK_BYTES: usize = 24;
 
-/// What a receiver says of one source that it hears.
+/// A report block: what a receiver says of one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Of whom.
+    /// SSRC of the source.
     pub ssrc: u32,
-    /// Of the packets since the last report, in 256ths.
+    /// Loss among the packets since the last report, in 256ths.
     pub fraction_lost: u8,
-    /// Extended: cycles in the high half.
+    /// Extended highest sequence number: cycles are in the high half.
     pub highest: u32,
-    /// Interarrival jitter, in units of the timestamp.
+    /// Interarrival jitter, in units of the RTP timestamp.
     pub jitter: u32,
-    /// The middle 32 bits of the latest sender report's NTP time; 0: none has come.
+    /// Middle 32 bits of the latest sender report's NTP time; 0 if none has arrived.
     pub last_report: u32,
-    /// Since that came, in 65536ths of a second.
+    /// Delay since that sender report arrived, in 65536ths of a second.
     pub delay: u32,
 }
 
-/// Calls `each` for every report block of a compound packet, and returns how many packets that was. `None`: it is no compound packet,
-/// whole and with nothing behind.
+/// Calls `each` for every report block of a compound packet, and returns the number of packets in it. Returns `None`
+/// if the bytes are no compound packet, are cut off, or have something behind the end.
 pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
     let mut packets = 0;
     while !bytes.is_empty() {
@@ -42,7 +42,8 @@ pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
     Some(packets)
 }
 
-/// The report blocks of one packet; none of one that has none by its type. `None`: fewer than it says.
+/// Returns the report blocks of one packet; none if its type has none. Returns `None` if the packet is shorter than
+/// its count says.
 fn blocks(kind: u8, count: usize, packet: &[u8]) -> Option<&[[u8; BLOCK_BYTES]]> {
     let first = match kind {
         SENDER_REPORT => 28,
@@ -63,8 +64,8 @@ fn read(block: &[u8; BLOCK_BYTES]) -> Block {
     }
 }
 
-/// A receiver report with one block, and the source description that every compound packet has (RFC 3550, section 6.1).
-/// `lost`: since the beginning.
+/// Writes a receiver report with one block, and the source description that every compound packet has (RFC 3550,
+/// section 6.1). `lost`: packets lost since the beginning.
 pub fn receiver_report(from: u32, block: &Block, lost: u32) -> Vec<u8> {
     const CNAME: &[u8] = b"millrace";
     let mut bytes = vec![0x81, RECEIVER_REPORT, 0, 7];
@@ -78,7 +79,7 @@ pub fn receiver_report(from: u32, block: &Block, lost: u32) -> Vec<u8> {
     bytes.extend(from.to_be_bytes());
     bytes.extend([1, CNAME.len() as u8]);
     bytes.extend(CNAME);
-    // The end of the list of items, filled up to a word.
+    // The item list ends with a zero, filled up to a word.
     bytes.extend([0; 2]);
     bytes
 }
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(bytes.len() % 4, 0);
         assert_eq!(walked(&bytes), Some((2, vec![BLOCK])));
         for len in 1..bytes.len() {
-            // The first packet alone is a whole one.
+            // The first packet alone is a whole compound packet.
             assert_eq!(walked(&bytes[..len]).is_some(), len == 32, "{len}");
         }
     }

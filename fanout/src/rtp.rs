@@ -1,28 +1,47 @@
 //! The fixed headers of RTP and RTCP (RFC 3550), which SRTP leaves in the clear; `rtp.h` is the same in C.
 
+/// Version of RTP and RTCP.
 pub const VERSION: u8 = 2;
+/// Length of RTP's fixed header, bytes.
 pub const HEADER_BYTES: usize = 12;
+/// Length of RTCP's header with the SSRC of its author, bytes.
 pub const RTCP_HEADER_BYTES: usize = 8;
 const REPORT_BYTES: usize = 28;
 const SENDER_REPORT: u8 = 200;
 
-/// What one datagram is.
+/// The kind of one datagram.
+///
+/// ```
+/// use millrace_fanout::rtp::DatagramKind;
+///
+/// let header = [0x80, 96, 0, 7, 0, 0, 0, 90, 0, 0, 0, 1];
+/// assert_eq!(DatagramKind::read(&header), Some(DatagramKind::Media { ssrc: 1, sequence: 7, timestamp: 90 }));
+/// // A STUN request has other bits in front.
+/// assert_eq!(DatagramKind::read(&[0; 20]), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packet {
+pub enum DatagramKind {
+    /// RTP.
     Media {
+        /// Synchronisation source.
         ssrc: u32,
+        /// Sequence number.
         sequence: u16,
+        /// Timestamp, in units of the payload's clock.
         timestamp: u32,
     },
+    /// RTCP.
     Control {
+        /// Synchronisation source of the sender of the report.
         ssrc: u32,
-        /// Of a sender report, the middle 32 bits of its NTP time.
+        /// Middle 32 bits of a sender report's NTP time.
         ntp_middle: Option<u32>,
     },
 }
 
-impl Packet {
-    /// `None`: neither. Types with the marker bit that are RTCP's on one port with RTP are told by RFC 5761, section 4.
+impl DatagramKind {
+    /// Classifies a datagram; `None`: neither RTP nor RTCP. RTCP packet types on a port shared with RTP are those of
+    /// RFC 5761, section 4.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; RTCP_HEADER_BYTES] = bytes.first_chunk()?;
         if header[0] >> 6 != VERSION {
@@ -39,13 +58,14 @@ impl Packet {
         Some(Self::Media { ssrc: word(header, 8), sequence, timestamp: word(header, 4) })
     }
 
+    /// Returns the SSRC of the packet's author.
     pub fn ssrc(self) -> u32 {
         let (Self::Media { ssrc, .. } | Self::Control { ssrc, .. }) = self;
         ssrc
     }
 }
 
-/// 0 where there is none.
+/// Returns the big-endian word at an offset, or 0 behind the end.
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_be_bytes(*word))
 }
@@ -55,21 +75,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn media_and_control_are_told_apart() {
+    fn rtp_and_rtcp_packets_are_distinguished() {
         let media = [0x80, 0xe0, 0, 7, 0, 0, 0, 9, 1, 2, 3, 4, 0xff];
         assert_eq!(
-            Packet::read(&media),
-            Some(Packet::Media { ssrc: 0x0102_0304, sequence: 7, timestamp: 9 }),
+            DatagramKind::read(&media),
+            Some(DatagramKind::Media { ssrc: 0x0102_0304, sequence: 7, timestamp: 9 }),
             "payload type 96 with the marker"
         );
         let mut report = [0; 28];
         report[..12].copy_from_slice(&[0x80, 200, 0, 6, 1, 2, 3, 4, 0, 0, 0xab, 0xcd]);
         report[12..14].copy_from_slice(&[0xef, 1]);
-        let sent = Packet::Control { ssrc: 0x0102_0304, ntp_middle: Some(0xabcd_ef01) };
-        assert_eq!(Packet::read(&report), Some(sent));
+        let sent = DatagramKind::Control { ssrc: 0x0102_0304, ntp_middle: Some(0xabcd_ef01) };
+        assert_eq!(DatagramKind::read(&report), Some(sent));
         assert_eq!(
-            Packet::read(&report[..8]),
-            Some(Packet::Control { ssrc: 0x0102_0304, ntp_middle: None }),
+            DatagramKind::read(&report[..8]),
+            Some(DatagramKind::Control { ssrc: 0x0102_0304, ntp_middle: None }),
             "cut"
         );
         for (what, bytes) in [
@@ -78,7 +98,7 @@ mod tests {
             ("version 1", &[0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
             ("STUN", &[0; 20]),
         ] {
-            assert_eq!(Packet::read(bytes), None, "{what}");
+            assert_eq!(DatagramKind::read(bytes), None, "{what}");
         }
     }
 }

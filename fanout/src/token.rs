@@ -1,14 +1,14 @@
-//! Proof that whoever asks hears what is answered, without any state: an authenticator over who asks, for what, and when.
+//! Proof that a client receives at its address, without any state: an authenticator over address, stream and time.
 
 use std::net::{IpAddr, SocketAddr};
 
 use ring::hmac;
 
-/// Which proves nothing if it is all zeroes.
+/// A token. All zeroes prove nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Token(pub [u8; 8]);
+pub struct ReceiverToken(pub [u8; 8]);
 
-/// How long one is good for, at least; at most twice as long.
+/// Time for which a token is good, at least. It is good for at most twice as long.
 pub const GOOD_S: u64 = 60;
 
 /// Makes and checks tokens of one relay, from its start to its end.
@@ -17,24 +17,25 @@ pub struct Mint {
 }
 
 impl Mint {
-    /// `secret`: random.
+    /// Makes a mint from a random secret.
     pub fn new(secret: [u8; 32]) -> Self {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, &secret) }
     }
 
-    pub fn token(&self, stream: &str, who: SocketAddr, now_s: u64) -> Token {
-        self.of(stream, who, now_s / GOOD_S)
+    /// Returns the token of an address for a stream in the present period.
+    pub fn token(&self, stream: &str, who: SocketAddr, now_s: u64) -> ReceiverToken {
+        self.mint_token(stream, who, now_s / GOOD_S)
     }
 
-    /// Whether it was given to them in this period or the one before.
-    pub fn is_good(&self, token: Token, stream: &str, who: SocketAddr, now_s: u64) -> bool {
+    /// Returns whether this address got the token for this stream in the present period or in the one before.
+    pub fn is_good(&self, token: ReceiverToken, stream: &str, who: SocketAddr, now_s: u64) -> bool {
         let now = now_s / GOOD_S;
         let good = [Some(now), now.checked_sub(1)];
-        // Which of two it is may be told by time.
-        good.into_iter().flatten().any(|period| is_same(self.of(stream, who, period), token))
+        // Timing may tell which of the two periods matched.
+        good.into_iter().flatten().any(|period| is_same(self.mint_token(stream, who, period), token))
     }
 
-    fn of(&self, stream: &str, who: SocketAddr, period: u64) -> Token {
+    fn mint_token(&self, stream: &str, who: SocketAddr, period: u64) -> ReceiverToken {
         let mut context = hmac::Context::with_key(&self.key);
         match who.ip().to_canonical() {
             IpAddr::V4(ip) => context.update(&[&[4][..], &ip.octets()].concat()),
@@ -43,14 +44,14 @@ impl Mint {
         context.update(&who.port().to_be_bytes());
         context.update(&period.to_be_bytes());
         context.update(stream.as_bytes());
-        let mut token = Token::default();
+        let mut token = ReceiverToken::default();
         token.0.iter_mut().zip(context.sign().as_ref()).for_each(|(to, from)| *to = *from);
         token
     }
 }
 
-/// In a time that does not depend on where they differ.
-fn is_same(one: Token, other: Token) -> bool {
+/// Compares tokens in constant time.
+fn is_same(one: ReceiverToken, other: ReceiverToken) -> bool {
     one.0.iter().zip(other.0).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0
 }
 
@@ -76,7 +77,7 @@ mod tests {
         ] {
             assert_eq!(mint.is_good(token, stream, who, now_s), good, "{stream} {who} {now_s}");
         }
-        assert!(!mint.is_good(Token::default(), "live", who, 1000));
+        assert!(!mint.is_good(ReceiverToken::default(), "live", who, 1000));
         assert!(!Mint::new([8; 32]).is_good(token, "live", who, 1000), "another relay's");
         assert!(mint.is_good(mint.token("live", who, 0), "live", who, 1), "at the beginning");
     }

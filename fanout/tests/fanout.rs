@@ -2,8 +2,8 @@
 //!
 //! `cargo test -p millrace-fanout --test fanout -- --ignored --nocapture`, as root on a machine that does nothing else.
 //!
-//! CPU 0 has the publisher and so the program; CPU 1 has the receiver. A bystander's packets are steered to CPU 0 a
-//! moment after each of the publisher's: how long they take says how long CPU 0 is kept from other work.
+//! The publisher, and so the program, runs on CPU 0; the receiver runs on CPU 1. A bystander's packets are steered to
+//! CPU 0 a moment after each of the publisher's. Their delay tells how long CPU 0 is kept from other work.
 
 #[path = "../../relay/kernel/tests/support/quic.rs"]
 #[allow(dead_code)]
@@ -19,16 +19,17 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use millrace_kernel::crypto::QuicKeys;
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Compute, Config, DownstreamRecord, EgressRecord, Forwarded, Path, PositionRecord, Relay, Want,
+    Compute, Config, DownstreamRecord, EgressRecord, Forwarded, PacketPath, PositionRecord, RelayProgram,
+    WantedRing,
 };
-use net::{Network, address, inside};
+use net::{NamespaceNetwork, address, inside};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, sendmmsg};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
-use quic::{Chunk, Direction};
+use quic::{DirectionKeys, StreamPart};
 
 const PORT: u16 = 4443;
 const EGRESSES: usize = 512;
@@ -37,22 +38,23 @@ const ROUNDS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
-enum Way {
-    /// All in one run, however long that takes.
+enum CopyMethod {
+    /// One run makes all copies, however long that takes.
     OneRun,
     FurtherRuns,
-    /// With RPS over both CPUs.
+    /// Further runs, spread over both CPUs by RPS.
     FurtherRunsSpread,
-    /// One run, and userspace sends the rest; who comes first changes with every packet.
+    /// One run, and userspace sends the rest. The receiver that comes first changes with every packet.
     Userspace,
 }
 
-const WAYS: [Way; 4] = [Way::OneRun, Way::FurtherRuns, Way::FurtherRunsSpread, Way::Userspace];
+const WAYS: [CopyMethod; 4] =
+    [CopyMethod::OneRun, CopyMethod::FurtherRuns, CopyMethod::FurtherRunsSpread, CopyMethod::Userspace];
 
-/// Microseconds.
+/// Delays in microseconds.
 #[derive(Default)]
-struct Figures {
-    /// From the publisher's send call until a copy was registered, or sent by userspace.
+struct DelayFigures {
+    /// Time from the publisher's send call until a copy was registered, or sent by userspace.
     copies: Vec<u64>,
     /// The same for the last copy of each packet.
     last: Vec<u64>,
@@ -61,21 +63,21 @@ struct Figures {
 
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn ways_to_go_on() {
+fn ways_to_continue_a_fan_out_are_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP ways_to_go_on: needs root");
+        println!("SKIP ways_to_continue_a_fan_out_are_measured: needs root");
         return;
     }
     println!(
         "{EGRESSES} subscribers, 1200 bytes, {ROUNDS} x {PACKETS} packets; medians over rounds (least, most), us"
     );
-    let mut all: Vec<Vec<Figures>> = WAYS.iter().map(|_| Vec::new()).collect();
+    let mut all: Vec<Vec<DelayFigures>> = WAYS.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
         WAYS.iter().zip(&mut all).for_each(|(way, rounds)| rounds.push(measure(*way)));
     }
     for (way, rounds) in WAYS.iter().zip(&mut all) {
         let mut row = format!("{way:?}:");
-        type Series = fn(&mut Figures) -> &mut Vec<u64>;
+        type Series = fn(&mut DelayFigures) -> &mut Vec<u64>;
         let series: [(&str, Series); 3] = [
             ("copy", |f| &mut f.copies),
             ("last copy", |f| &mut f.last),
@@ -85,7 +87,8 @@ fn ways_to_go_on() {
             for percent in [50, 99] {
                 let mut values: Vec<_> = rounds.iter_mut().map(|f| percentile(pick(f), percent)).collect();
                 values.sort_unstable();
-                let (least, most) = (values[0], values[ROUNDS - 1]);
+                let least = values[0];
+                let most = values[ROUNDS - 1];
                 row += &format!("  {name} p{percent} {} ({least}, {most})", values[ROUNDS / 2]);
             }
         }
@@ -108,46 +111,51 @@ fn pin(cpu: usize) {
     sched_setaffinity(Pid::from_raw(0), &set).expect("affinity");
 }
 
-struct Subscriber {
-    keys: Direction,
+struct SealedSubscriber {
+    keys: DirectionKeys,
     downstream: DownstreamRecord,
 }
 
-fn subscriber(relay: &Relay, (local, remote): (SocketAddr, SocketAddr), rng: &mut Rng) -> Subscriber {
-    let keys = Direction::new(Suite::ChaCha20Poly1305, 8, rng);
-    let path = Path { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
+fn subscriber(
+    relay: &RelayProgram,
+    local: SocketAddr,
+    remote: SocketAddr,
+    rng: &mut Rng,
+) -> SealedSubscriber {
+    let keys = DirectionKeys::new(KeySuite::ChaCha20Poly1305, 8, rng);
+    let path = PacketPath { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
     let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
     downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
     downstream.set_max_bytes(u64::MAX / 2);
     downstream.set_max_data(u64::MAX / 2);
-    Subscriber { keys, downstream }
+    SealedSubscriber { keys, downstream }
 }
 
-fn measure(way: Way) -> Figures {
-    let network = Network::new("fan");
+fn measure(way: CopyMethod) -> DelayFigures {
+    let network = NamespaceNetwork::new("fan");
     let mut rng = Rng::with_seed(1);
     let (max_copies_per_run, max_runs) = match way {
-        Way::OneRun => (EGRESSES as u32, 1),
-        Way::FurtherRuns | Way::FurtherRunsSpread => (64, 64),
-        Way::Userspace => (64, 1),
+        CopyMethod::OneRun => (EGRESSES as u32, 1),
+        CopyMethod::FurtherRuns | CopyMethod::FurtherRunsSpread => (64, 64),
+        CopyMethod::Userspace => (64, 1),
     };
     let config = Config { ports: vec![PORT], max_copies_per_run, max_runs, ..Config::default() };
-    let relay = Relay::load(&config).expect("the relay loads");
-    if matches!(way, Way::FurtherRunsSpread) {
+    let relay = RelayProgram::load(&config).expect("the relay loads");
+    if matches!(way, CopyMethod::FurtherRunsSpread) {
         net::steer(&network.relay, "west", 3);
     }
-    // The bystander comes by the other interface.
+    // The bystander's packets arrive on the other interface.
     net::steer(&network.relay, "east", 1);
     let sink = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
     let remote = sink.local_addr().expect("address");
     let local = SocketAddr::new(address(4, 2, 1), PORT);
     let from_relay = net::socket(&network.relay, SocketAddr::new(local.ip(), 0));
     from_relay.send_to(&[0], remote).expect("send");
-    let publisher = Direction::new(Suite::ChaCha20Poly1305, 8, &mut rng);
+    let publisher = DirectionKeys::new(KeySuite::ChaCha20Poly1305, 8, &mut rng);
     let upstream = relay.upstream(0).expect("an upstream");
     upstream.add_id(&publisher.id).expect("an ID");
     upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
-    let subscribers: Vec<_> = (0..EGRESSES).map(|_| subscriber(&relay, (local, remote), &mut rng)).collect();
+    let subscribers: Vec<_> = (0..EGRESSES).map(|_| subscriber(&relay, local, remote, &mut rng)).collect();
     let mut slot = upstream.slot(2);
     for (tag, subscriber) in (0..).zip(&subscribers) {
         let egress = EgressRecord {
@@ -168,12 +176,12 @@ fn measure(way: Way) -> Figures {
     let from = net::socket(&network.publisher, SocketAddr::new(address(4, 1, 2), 0));
     from.connect(to.local_addr().expect("address")).expect("connect");
 
-    let chunk = Chunk { stream: 2, offset: 7, data: quic::bytes(1200, &mut rng), fin: false };
-    let packets: Vec<_> =
-        (0..PACKETS).map(|number| publisher.seal((0, number), 2, &chunk.encode())).collect();
+    let chunk = StreamPart { stream: 2, offset: 7, data: quic::bytes(1200, &mut rng), fin: false };
+    let packets: Vec<_> = (0..PACKETS).map(|number| publisher.seal(0, number, 2, &chunk.encode())).collect();
     let sent: Vec<AtomicU64> = packets.iter().map(|_| AtomicU64::default()).collect();
-    let (next, bystander) = (Barrier::new(2), Bystander::new(&network));
-    let mut figures = Figures::default();
+    let next = Barrier::new(2);
+    let bystander = Bystander::new(&network);
+    let mut figures = DelayFigures::default();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             pin(0);
@@ -185,10 +193,13 @@ fn measure(way: Way) -> Figures {
             }
         });
         pin(1);
-        let mut outgoing = Outgoing { socket: from_relay, remote, packets: Vec::new() };
+        let mut outgoing = OutgoingBatches { socket: from_relay, remote, packets: Vec::new() };
         let refill = || {
-            for Subscriber { keys, downstream } in &subscribers {
-                assert_eq!(downstream.refill(Want { len: 4, text_bytes: 1300 }, keys.keystreams()).len, 4);
+            for SealedSubscriber { keys, downstream } in &subscribers {
+                assert_eq!(
+                    downstream.refill(WantedRing { len: 4, text_bytes: 1300 }, keys.keystreams()).len,
+                    4
+                );
             }
         };
         for (number, (packet, sent)) in packets.iter().zip(&sent).enumerate() {
@@ -202,7 +213,7 @@ fn measure(way: Way) -> Figures {
             let sent = sent.load(Ordering::SeqCst);
             let mut times = [0; EGRESSES];
             relay.drain(|one: Forwarded| times[one.tag as usize] = one.time_ns);
-            if matches!(way, Way::Userspace) {
+            if matches!(way, CopyMethod::Userspace) {
                 outgoing.rest(&subscribers, number * 64 % EGRESSES, &chunk, &mut times);
             }
             assert!(times.iter().all(|time| *time > 0), "a copy is missing");
@@ -214,23 +225,29 @@ fn measure(way: Way) -> Figures {
     figures
 }
 
-/// What userspace sends, at least: sealed packets in batches, without whatever finds out that they are due.
-struct Outgoing {
+/// The least work of userspace: it sends sealed packets in batches, and does not find out which are due.
+struct OutgoingBatches {
     socket: UdpSocket,
     remote: SocketAddr,
     packets: Vec<Vec<u8>>,
 }
 
-impl Outgoing {
+impl OutgoingBatches {
     /// Sends what the kernel has not, beginning with subscriber `first`.
-    fn rest(&mut self, subscribers: &[Subscriber], first: usize, chunk: &Chunk, times: &mut [u64]) {
-        let frames = Chunk { stream: 3, ..chunk.clone() }.encode();
+    fn rest(
+        &mut self,
+        subscribers: &[SealedSubscriber],
+        first: usize,
+        chunk: &StreamPart,
+        times: &mut [u64],
+    ) {
+        let frames = StreamPart { stream: 3, ..chunk.clone() }.encode();
         let missing: Vec<_> =
             (first..EGRESSES).chain(0..first).filter(|subscriber| times[*subscriber] == 0).collect();
         for batch in missing.chunks(64) {
             self.packets.clear();
             for subscriber in batch {
-                let Subscriber { keys, downstream } = &subscribers[*subscriber];
+                let SealedSubscriber { keys, downstream } = &subscribers[*subscriber];
                 let number = downstream.number().fetch_add(1, Ordering::SeqCst);
                 self.packets.push(keys.build((0, number), &frames));
             }
@@ -254,14 +271,14 @@ struct Bystander {
 }
 
 impl Bystander {
-    fn new(network: &Network) -> Self {
+    fn new(network: &NamespaceNetwork) -> Self {
         let to = net::socket(&network.relay, SocketAddr::new(address(4, 2, 1), 0));
         let from = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
         from.connect(to.local_addr().expect("address")).expect("connect");
         Self { from, to }
     }
 
-    /// How long one takes that is sent a moment after a packet of the publisher.
+    /// Returns the delay of a packet that is sent a moment after one of the publisher.
     fn delay(&self, publisher: &AtomicU64) -> u64 {
         const MOMENT_NS: u64 = 100_000;
         let due = || publisher.load(Ordering::SeqCst) + MOMENT_NS;

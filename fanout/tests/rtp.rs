@@ -1,5 +1,5 @@
-//! RTP through the fan-out, from a sender over real interfaces to receivers: what arrives is what was sent, byte for byte and in
-//! order, with checksums that are right. Needs root.
+//! RTP through the fan-out, from a sender over real interfaces to receivers. The same bytes arrive in the same order,
+//! with correct checksums. Needs root.
 
 use millrace_testkit::net;
 use std::io;
@@ -8,26 +8,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_fanout::kernel::{
-    Cap, Config, Counters, Fanout, FurtherRun, Leg, LegOutcome, Outcome, Ssrc, Stream, StreamConfig,
+    Cap, Config, CopyOutcome, Fanout, FanoutCounters, FurtherRun, Outcome, ReceiverCopy, SenderStream, Ssrc,
+    StreamConfig,
 };
 use millrace_kernel::clock::monotonic_ns;
 use millrace_testkit::wait_until;
-use net::{Capture, Network, RawSender, address, inside, root};
+use net::{NamespaceNetwork, PacketCapture, RawSender, address, inside, root};
 
 const PORT: u16 = 5004;
 const PLENTY: Cap = Cap { bits_per_s: 10_000_000_000, burst_bytes: 10_000_000 };
 const FAR: u64 = u64::MAX;
 
-struct Scene<'a> {
-    network: &'a Network,
+struct RtpScene<'a> {
+    network: &'a NamespaceNetwork,
     fanout: Fanout,
     from: UdpSocket,
-    /// The relay's own, at the stream's address.
+    /// The relay's own socket, at the stream's address.
     own: UdpSocket,
 }
 
-impl<'a> Scene<'a> {
-    fn new(network: &'a Network, family: u8, max_receivers: u32, config: Config) -> Self {
+impl<'a> RtpScene<'a> {
+    fn new(network: &'a NamespaceNetwork, family: u8, max_receivers: u32, config: Config) -> Self {
         let own = net::socket(&network.relay, SocketAddr::new(address(family, 1, 1), PORT));
         let from = net::socket(&network.publisher, SocketAddr::new(address(family, 1, 2), 0));
         let listen = own.local_addr().expect("an address");
@@ -47,11 +48,11 @@ impl<'a> Scene<'a> {
         Self { network, fanout, from, own }
     }
 
-    fn stream(&self) -> &Arc<Stream> {
+    fn stream(&self) -> &Arc<SenderStream> {
         &self.fanout.streams()[0]
     }
 
-    fn receiver(&self, family: u8, cap: Cap) -> (Leg, UdpSocket) {
+    fn receiver(&self, family: u8, cap: Cap) -> (ReceiverCopy, UdpSocket) {
         let socket = net::socket(&self.network.subscriber, SocketAddr::new(address(family, 2, 2), 0));
         let to = socket.local_addr().expect("an address");
         // Makes the relay's host know the link address.
@@ -60,17 +61,17 @@ impl<'a> Scene<'a> {
         (self.stream().add(to, cap, FAR).expect("room"), socket)
     }
 
-    /// Once so many are counted: receivers have copies before the packet itself is.
-    fn counted(&self, what: &str, packets: u64, count: impl Fn(&Counters) -> u64) -> Counters {
+    /// Waits until this many packets are counted. Receivers get copies before the packet itself is counted.
+    fn counted(&self, what: &str, packets: u64, count: impl Fn(&FanoutCounters) -> u64) -> FanoutCounters {
         wait_until(what, || self.fanout.counters().expect("counters"), |counters| count(counters) == packets)
     }
 
-    fn forwarded(&self, packets: u64) -> Counters {
+    fn forwarded(&self, packets: u64) -> FanoutCounters {
         self.counted("all packets", packets, |counters| counters.packets(Outcome::Forwarded))
     }
 
-    /// Copies of packets that were counted.
-    fn copies(&self, outcome: LegOutcome) -> u64 {
+    /// Returns the number of copies with this outcome.
+    fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.fanout.counters().expect("counters").copies(outcome) // exact: its callers know that all was counted
     }
 }
@@ -81,7 +82,8 @@ fn packet(sequence: u16, len: usize) -> Vec<u8> {
     head.into_iter().chain(payload).collect()
 }
 
-/// A host that is halted for a moment interrupts whoever waits with a time-out (signal(7)).
+/// Receives a datagram. A host that is halted for a moment interrupts a read with a time-out (signal(7)), so this
+/// tries again.
 fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = vec![0; 4096];
     loop {
@@ -96,27 +98,28 @@ fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     }
 }
 
-/// Whatever else comes first is a failure.
+/// Receives a datagram, which has to be this one.
 fn expect(socket: &UdpSocket, want: &[u8]) {
     let (packet, from) = receive(socket);
     assert_eq!(packet, want);
     assert_eq!(from.port(), PORT, "it comes from where it was asked for");
 }
 
-/// Both families, sizes that leave an odd byte and that Ethernet fills up, checksums by the sender and by its interface.
+/// Both address families, sizes that are odd and sizes that Ethernet pads, checksums by the sender and by its
+/// interface.
 #[test]
 fn every_receiver_gets_the_same_bytes_in_order() {
     if !root("every_receiver_gets_the_same_bytes_in_order") {
         return;
     }
-    let network = Network::new("rtp");
+    let network = NamespaceNetwork::new("rtp");
     for offload in [true, false] {
         net::set_checksum_offload(&network.publisher, "eth", offload);
         for family in [4, 6] {
-            let scene = Scene::new(&network, family, 8, Config::default());
+            let scene = RtpScene::new(&network, family, 8, Config::default());
             let receivers: Vec<_> = (0..8).map(|_| scene.receiver(family, PLENTY)).collect();
-            // Otherwise the sum would be completed by the card that the packet leaves by, which a veth does not have.
-            let capture = (!offload).then(|| Capture::on(&network.subscriber, "eth"));
+            // With offload the sending network card would complete the checksum, and a veth does not.
+            let capture = (!offload).then(|| PacketCapture::on(&network.subscriber, "eth"));
             let sizes = [0, 1, 2, 7, 100, 999, 1200];
             for (sequence, len) in (0..).zip(sizes.into_iter().cycle().take(50)) {
                 let packet = packet(sequence, len);
@@ -127,9 +130,9 @@ fn every_receiver_gets_the_same_bytes_in_order() {
                 assert_eq!(capture.check(), 50 * receivers.len(), "whose checksums are right");
             }
             let counters = scene.forwarded(50);
-            assert_eq!(counters.copies(LegOutcome::Sent), 400);
-            assert!(receivers.iter().all(|(leg, _)| leg.sent().0 == 50));
-            // Userspace sees nothing of it.
+            assert_eq!(counters.copies(CopyOutcome::Sent), 400);
+            assert!(receivers.iter().all(|(receiver, _)| receiver.sent().0 == 50));
+            // Userspace gets none of these packets.
             scene.own.set_nonblocking(true).expect("non-blocking");
             assert!(scene.own.recv(&mut [0; 2048]).is_err());
         }
@@ -142,8 +145,8 @@ fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
     if !root("more_receivers_than_fit_a_run_get_it_by_further_runs") {
         return;
     }
-    let network = Network::new("runs");
-    let scene = Scene::new(&network, 4, 300, Config { max_copies_per_run: 40, ..Config::default() });
+    let network = NamespaceNetwork::new("runs");
+    let scene = RtpScene::new(&network, 4, 300, Config { max_copies_per_run: 40, ..Config::default() });
     let receivers: Vec<_> = (0..300).map(|_| scene.receiver(4, PLENTY)).collect();
     for sequence in 0..5 {
         let packet = packet(sequence, 1000);
@@ -153,28 +156,28 @@ fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
     let counters = scene.counted("all last runs", 5, |counters| counters.runs(FurtherRun::Last));
     assert_eq!((counters.packets(Outcome::Continued), counters.packets(Outcome::Forwarded)), (5, 0));
     assert_eq!((counters.runs(FurtherRun::Continued), counters.runs(FurtherRun::Last)), (30, 5));
-    assert_eq!(counters.copies(LegOutcome::Sent), 1500);
+    assert_eq!(counters.copies(CopyOutcome::Sent), 1500);
     assert_eq!(scene.stream().media().packets, 5, "counted once");
 
     drop(scene);
     let scene =
-        Scene::new(&network, 4, 300, Config { max_copies_per_run: 40, max_runs: 2, ..Config::default() });
+        RtpScene::new(&network, 4, 300, Config { max_copies_per_run: 40, max_runs: 2, ..Config::default() });
     let receivers: Vec<_> = (0..100).map(|_| scene.receiver(4, PLENTY)).collect();
     let packet = packet(9, 1000);
     scene.from.send(&packet).expect("send");
     receivers.iter().take(80).for_each(|(_, socket)| expect(socket, &packet));
     let counters = scene.counted("the last run", 1, |counters| counters.runs(FurtherRun::Left));
-    assert_eq!(counters.copies(LegOutcome::Sent), 80);
+    assert_eq!(counters.copies(CopyOutcome::Sent), 80);
 }
 
 #[test]
-fn who_has_a_cap_or_no_lease_is_sent_no_more() {
-    if !root("who_has_a_cap_or_no_lease_is_sent_no_more") {
+fn receiver_over_its_cap_or_lease_is_sent_nothing() {
+    if !root("receiver_over_its_cap_or_lease_is_sent_nothing") {
         return;
     }
-    let network = Network::new("cap");
-    let scene = Scene::new(&network, 4, 8, Config::default());
-    // Room for three packets of 1000 bytes and their headers, and then a byte each second.
+    let network = NamespaceNetwork::new("cap");
+    let scene = RtpScene::new(&network, 4, 8, Config::default());
+    // The cap has room for three packets of 1000 bytes and their headers, and then a byte each second.
     let three = Cap { bits_per_s: 8, burst_bytes: 3 * 1040 };
     let (capped, capped_socket) = scene.receiver(4, three);
     let (leased, leased_socket) = scene.receiver(4, PLENTY);
@@ -196,8 +199,8 @@ fn who_has_a_cap_or_no_lease_is_sent_no_more() {
         socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a time-out");
         assert!(socket.recv(&mut [0; 2048]).is_err(), "nothing more");
     }
-    assert_eq!((capped.sent().0, capped.copies(LegOutcome::Rate)), (3, 7));
-    assert_eq!((leased.sent().0, leased.copies(LegOutcome::Ended)), (6, 4));
+    assert_eq!((capped.sent().0, capped.copies(CopyOutcome::Rate)), (3, 7));
+    assert_eq!((leased.sent().0, leased.copies(CopyOutcome::Ended)), (6, 4));
     leased.renew(FAR);
     let packet = packet(11, 10);
     scene.from.send(&packet).expect("send");
@@ -205,39 +208,39 @@ fn who_has_a_cap_or_no_lease_is_sent_no_more() {
     expect(&leased_socket, &packet);
     scene.forwarded(11);
     drop((capped, leased));
-    let sent = scene.copies(LegOutcome::Sent);
+    let sent = scene.copies(CopyOutcome::Sent);
     scene.from.send(&packet).expect("send");
-    assert_eq!(scene.forwarded(12).copies(LegOutcome::Sent), sent);
+    assert_eq!(scene.forwarded(12).copies(CopyOutcome::Sent), sent);
 }
 
-/// What is of somebody else, and what comes while nothing is attached, is userspace's.
+/// Packets from other senders, and packets while the program is not attached, are left to userspace.
 #[test]
-fn userspace_gets_the_rest() {
-    if !root("userspace_gets_the_rest") {
+fn packets_for_further_receivers_are_left_to_userspace() {
+    if !root("packets_for_further_receivers_are_left_to_userspace") {
         return;
     }
-    let network = Network::new("rest");
-    let scene = Scene::new(&network, 4, 8, Config::default());
-    let (_leg, _receiver) = scene.receiver(4, PLENTY);
+    let network = NamespaceNetwork::new("rest");
+    let scene = RtpScene::new(&network, 4, 8, Config::default());
+    let (_receiver, _socket) = scene.receiver(4, PLENTY);
     let mine = packet(1, 100);
     let stranger = net::socket(&network.publisher, SocketAddr::new(address(4, 1, 2), 0));
     stranger.send_to(&mine, scene.own.local_addr().expect("an address")).expect("send");
     assert_eq!(receive(&scene.own).0, mine, "a stranger's");
-    assert_eq!(scene.copies(LegOutcome::Sent), 0);
+    assert_eq!(scene.copies(CopyOutcome::Sent), 0);
     scene.fanout.detach();
     scene.from.send(&mine).expect("send");
     assert_eq!(receive(&scene.own).0, mine, "the sender's");
-    assert_eq!(scene.copies(LegOutcome::Sent), 0);
+    assert_eq!(scene.copies(CopyOutcome::Sent), 0);
 }
 
 /// A receiver whose link address is not known, one on this host, and one behind a link that is too narrow.
 #[test]
-fn what_cannot_be_sent_is_counted() {
-    if !root("what_cannot_be_sent_is_counted") {
+fn copy_that_cannot_be_sent_is_counted() {
+    if !root("copy_that_cannot_be_sent_is_counted") {
         return;
     }
-    let network = Network::new("count");
-    let scene = Scene::new(&network, 4, 8, Config::default());
+    let network = NamespaceNetwork::new("count");
+    let scene = RtpScene::new(&network, 4, 8, Config::default());
     let add = |to: SocketAddr| scene.stream().add(to, PLENTY, FAR).expect("room");
     let stranger = add(SocketAddr::new(address(4, 2, 77), 9));
     let here = add(SocketAddr::new(address(4, 2, 1), 9));
@@ -247,32 +250,32 @@ fn what_cannot_be_sent_is_counted() {
     scene.from.send(&packet(2, 300)).expect("send");
     expect(&socket, &packet(2, 300));
     scene.forwarded(2);
-    let strangers = [LegOutcome::TooLarge, LegOutcome::NoNeighbour].map(|outcome| stranger.copies(outcome));
+    let strangers = [CopyOutcome::TooLarge, CopyOutcome::NoNeighbour].map(|outcome| stranger.copies(outcome));
     assert_eq!(strangers, [1, 1]);
-    assert_eq!(here.copies(LegOutcome::NoRoute), 2);
-    assert_eq!((narrow.copies(LegOutcome::TooLarge), narrow.copies(LegOutcome::Sent)), (1, 1));
+    assert_eq!(here.copies(CopyOutcome::NoRoute), 2);
+    assert_eq!((narrow.copies(CopyOutcome::TooLarge), narrow.copies(CopyOutcome::Sent)), (1, 1));
 }
 
 /// Frames as they are: without a checksum, with a wrong one, behind a VLAN tag.
 #[test]
-fn checksums_stay_what_they_were_and_tags_stay_behind() {
-    if !root("checksums_stay_what_they_were_and_tags_stay_behind") {
+fn copies_keep_checksums_and_lose_vlan_tags() {
+    if !root("copies_keep_checksums_and_lose_vlan_tags") {
         return;
     }
-    let network = Network::new("raw");
-    let scene = Scene::new(&network, 4, 8, Config::default());
-    let (leg, socket) = scene.receiver(4, PLENTY);
+    let network = NamespaceNetwork::new("raw");
+    let scene = RtpScene::new(&network, 4, 8, Config::default());
+    let (receiver, socket) = scene.receiver(4, PLENTY);
     let raw = RawSender::new(&network.publisher, "eth");
     let to = net::link_address(&network.relay, "west");
     let ends = (scene.from.local_addr().expect("an address"), scene.own.local_addr().expect("an address"));
-    let mut damaged = net::frame(to, None, ends, &packet(1, 100));
+    let mut damaged = net::frame(to, None, ends.0, ends.1, &packet(1, 100));
     damaged[40..42].copy_from_slice(&[0x12, 0x34]);
     raw.send(&damaged);
-    raw.send(&net::frame(to, None, ends, &packet(2, 100)));
+    raw.send(&net::frame(to, None, ends.0, ends.1, &packet(2, 100)));
     expect(&socket, &packet(2, 100));
-    raw.send(&net::frame(to, Some(7), ends, &packet(3, 100)));
+    raw.send(&net::frame(to, Some(7), ends.0, ends.1, &packet(3, 100)));
     expect(&socket, &packet(3, 100));
-    // The receiver's host has dropped what was damaged before it came here.
+    // The receiver's host has already dropped the damaged packets.
     scene.forwarded(3);
-    assert_eq!(leg.sent().0, 3);
+    assert_eq!(receiver.sent().0, 3);
 }

@@ -1,7 +1,8 @@
-//! What can go wrong with a gate.
+//! Errors of a gate.
 
-/// Why something could not be done, causes included: there is no source that would say them again.
+/// The reason why an operation failed. The text includes all causes, so there is no `source` that would repeat them.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("there is no interface {name}: {source}")]
     Interface { name: String, r#source: nix::Error },
@@ -13,11 +14,9 @@ pub enum Error {
     Namespace(std::io::Error),
     #[error("there is no scope \"{name}\"; there are {}", known.join(", "))]
     NoScope { name: String, known: Vec<String> },
-    #[error(
-        "section [load] of the policy is not the one that the gate was loaded with: start anew to change it"
-    )]
+    #[error("section [load] of the policy has changed: restart the gate to apply it")]
     Load,
-    #[error("cannot start a thread: {0}")]
+    #[error("cannot start a thread of the gate: {0}")]
     Thread(std::io::Error),
     #[error(transparent)]
     Kernel(#[from] millrace_kernel::Error),

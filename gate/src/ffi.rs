@@ -1,7 +1,7 @@
 //! The C ABI, as `include/millrace_gate.h` documents it.
 //!
-//! Callers promise what C callers always do: pointers are null or point to what the header says, for as long as the
-//! call takes, and strings end in zero.
+//! Callers keep the usual promises of C: pointers are null or point to what the header says, for the time of the
+//! call, and strings end in zero.
 
 #![allow(unsafe_code)]
 
@@ -13,9 +13,9 @@ use std::{
     ptr, slice,
 };
 
-use millrace_kernel::{prefix::Prefix, xdp::Mode};
+use millrace_kernel::{prefix::Prefix, xdp::XdpMode};
 
-use crate::kernel::{Counter, Entry, Pass, Rule};
+use crate::kernel::{ListEntry, PacketCounter, Pass, Rule};
 use nix::{libc, sys::socket::SockaddrLike, sys::socket::SockaddrStorage};
 
 use crate::{Error, Gate, Policy, Scope, policy};
@@ -25,7 +25,7 @@ const ID_MAX: usize = 20;
 
 /// `millrace_gate_count`.
 #[repr(C)]
-pub struct Count {
+pub struct FfiCount {
     scope: [c_char; NAME_MAX],
     reason: [c_char; NAME_MAX],
     is_rule: u8,
@@ -37,12 +37,12 @@ pub struct Count {
 
 /// `millrace_gate_id`.
 #[repr(C)]
-pub struct Id {
+pub struct FfiId {
     len: u8,
     bytes: [u8; ID_MAX],
 }
 
-/// `millrace_gate_status`, but for success.
+/// `millrace_gate_status` without success.
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
 enum Status {
@@ -54,15 +54,15 @@ enum Status {
     Internal = -6,
 }
 
-struct Failure(Status, String);
+struct FfiFailure(Status, String);
 
-impl Failure {
+impl FfiFailure {
     fn invalid(what: impl Into<String>) -> Self {
         Self(Status::Invalid, what.into())
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for FfiFailure {
     fn from(error: Error) -> Self {
         use millrace_kernel::Error as Kernel;
         let status = match &error {
@@ -80,73 +80,75 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<policy::Problems> for Failure {
+impl From<policy::Problems> for FfiFailure {
     fn from(errors: policy::Problems) -> Self {
         Self(Status::Policy, errors.to_string())
     }
 }
 
-type Result<T> = std::result::Result<T, Failure>;
+type Result<T> = std::result::Result<T, FfiFailure>;
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call; a failure, or a panic, becomes a status and the thread's last error.
+/// Runs a call. A failure or a panic becomes a status and the thread's last error.
 fn call(work: impl FnOnce() -> Result<()>) -> c_int {
-    // What a panic may leave half changed is behind locks that do not mind, or is the kernel's.
+    // State that a panic may leave half changed is the kernel's, or behind locks whose users tolerate that.
     let done = catch_unwind(AssertUnwindSafe(work));
-    let Failure(status, message) = match done {
+    let FfiFailure(status, message) = match done {
         Ok(Ok(())) => return 0,
         Ok(Err(failure)) => failure,
-        Err(_) => Failure(Status::Internal, "a fault of the library: it panicked".to_owned()),
+        Err(_) => {
+            FfiFailure(Status::Internal, "the library panicked, which is a fault of its own".to_owned())
+        }
     };
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // Not while the thread ends.
+    // This fails only while the thread ends.
     let _ = LAST.try_with(|last| last.replace(message));
     status as c_int
 }
 
 /// # Safety
-/// `it` is null or points to a valid `T` for as long as the result is used.
+/// `it` must be null, or point to a valid `T` for as long as the result is used.
 unsafe fn valid<'a, T>(it: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: as promised.
-    unsafe { it.as_ref() }.ok_or_else(|| Failure::invalid(format!("{what} is null")))
+    // SAFETY: the caller's promise.
+    unsafe { it.as_ref() }.ok_or_else(|| FfiFailure::invalid(format!("{what} is null")))
 }
 
 /// # Safety
-/// `text` is null or points to a string that ends in zero, for as long as the result is used.
+/// `text` must be null, or point to a string that ends in zero, for as long as the result is used.
 unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     if text.is_null() {
-        return Err(Failure::invalid(format!("{what} is null")));
+        return Err(FfiFailure::invalid(format!("{what} is null")));
     }
-    // SAFETY: as promised.
+    // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
+    text.to_str().map_err(|_| FfiFailure::invalid(format!("{what} is not UTF-8")))
 }
 
 /// # Safety
-/// `bytes` is null or points to `len` bytes, for as long as the result is used.
+/// `bytes` must be null, or point to `len` bytes, for as long as the result is used.
 unsafe fn bytes<'a>(bytes: *const u8, len: usize, what: &str) -> Result<&'a [u8]> {
     match (bytes.is_null(), len) {
         (_, 0) => Ok(&[]),
-        (true, _) => Err(Failure::invalid(format!("{what} is null"))),
-        // SAFETY: as promised.
+        (true, _) => Err(FfiFailure::invalid(format!("{what} is null"))),
+        // SAFETY: the caller's promise.
         (false, _) => Ok(unsafe { slice::from_raw_parts(bytes, len) }),
     }
 }
 
 /// # Safety
-/// `address` is null or points to `len` bytes of a socket address.
+/// `address` must be null, or point to `len` bytes of a socket address.
 unsafe fn client(address: *const libc::sockaddr, len: libc::socklen_t) -> Result<SocketAddr> {
     if address.is_null() {
-        return Err(Failure::invalid("client is null"));
+        return Err(FfiFailure::invalid("client is null"));
     }
-    let unknown = || Failure::invalid("client is no IPv4 or IPv6 address");
+    let unknown = || FfiFailure::invalid("client is not an IPv4 or IPv6 address");
     if (len as usize) < size_of::<libc::sockaddr_in>() {
         return Err(unknown());
     }
-    // SAFETY: as promised; its family is there.
+    // SAFETY: the caller's promise; the family is within `len`.
     let storage = unsafe { SockaddrStorage::from_raw(address, Some(len)) }.ok_or_else(unknown)?;
     if let Some(v4) = storage.as_sockaddr_in() {
         return Ok(SocketAddr::new(v4.ip().into(), v4.port()));
@@ -155,22 +157,22 @@ unsafe fn client(address: *const libc::sockaddr, len: libc::socklen_t) -> Result
     v6.map(|v6| SocketAddr::new(v6.ip().to_canonical(), v6.port())).ok_or_else(unknown)
 }
 
-fn mode(mode: c_int) -> Result<Mode> {
+fn mode(mode: c_int) -> Result<XdpMode> {
     match mode {
-        0 => Ok(Mode::Auto),
-        1 => Ok(Mode::Native),
-        2 => Ok(Mode::Generic),
-        _ => Err(Failure::invalid("mode is none of millrace_gate_mode")),
+        0 => Ok(XdpMode::Auto),
+        1 => Ok(XdpMode::Native),
+        2 => Ok(XdpMode::Generic),
+        _ => Err(FfiFailure::invalid("mode is not a value of millrace_gate_mode")),
     }
 }
 
 /// # Safety
-/// `to` is null or may be written to.
+/// `to` must be null, or valid for writes.
 unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
     if to.is_null() {
-        return Err(Failure::invalid(format!("{what} is null")));
+        return Err(FfiFailure::invalid(format!("{what} is null")));
     }
-    // SAFETY: as promised.
+    // SAFETY: the caller's promise.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -187,7 +189,7 @@ pub extern "C" fn millrace_gate_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_gate_error() -> *const c_char {
-    // The string stays where it is until it is replaced.
+    // The string stays at this address until it is replaced.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
@@ -204,7 +206,7 @@ pub unsafe extern "C" fn millrace_gate_open(
         // SAFETY: the caller's promise.
         let (interface, policy) = unsafe { (string(interface, "interface")?, string(policy, "policy")?) };
         if gate.is_null() {
-            return Err(Failure::invalid("gate is null"));
+            return Err(FfiFailure::invalid("gate is null"));
         }
         let attach_mode = mode(attach_mode)?;
         let opened = Gate::new(&Policy::parse(policy)?)?;
@@ -266,7 +268,7 @@ pub unsafe extern "C" fn millrace_gate_scope_open(
         // SAFETY: the caller's promise.
         let (gate, name) = unsafe { (valid(gate, "gate")?, string(name, "name")?) };
         if scope.is_null() {
-            return Err(Failure::invalid("scope is null"));
+            return Err(FfiFailure::invalid("scope is null"));
         }
         let opened = gate.scope(name)?;
         // SAFETY: the caller's promise.
@@ -346,7 +348,7 @@ unsafe fn id(
         // SAFETY: the caller's promise.
         let scope = unsafe { valid(scope, "scope")? };
         if !(1..=ID_MAX).contains(&len) {
-            return Err(Failure::invalid("a connection ID has 1 to 20 bytes"));
+            return Err(FfiFailure::invalid("a connection ID has 1 to 20 bytes"));
         }
         // SAFETY: the caller's promise.
         Ok(tell(scope, unsafe { bytes(id, len, "id")? })?)
@@ -387,12 +389,12 @@ pub unsafe extern "C" fn millrace_gate_list(
             false => Some(unsafe { string(scope, "scope")? }),
         };
         let prefix: Prefix =
-            prefix.parse().map_err(|error: crate::ParseError| Failure::invalid(error.to_string()))?;
+            prefix.parse().map_err(|error: crate::ParseError| FfiFailure::invalid(error.to_string()))?;
         match entry {
             0 => gate.unlist(scope, prefix)?,
-            1 => gate.list(scope, prefix, Entry::Block)?,
-            2 => gate.list(scope, prefix, Entry::Allow)?,
-            _ => return Err(Failure::invalid("entry is none of millrace_gate_entry")),
+            1 => gate.list(scope, prefix, ListEntry::Block)?,
+            2 => gate.list(scope, prefix, ListEntry::Allow)?,
+            _ => return Err(FfiFailure::invalid("entry is not a value of millrace_gate_entry")),
         }
         Ok(())
     })
@@ -407,7 +409,7 @@ pub unsafe extern "C" fn millrace_gate_check_token(
     address_len: libc::socklen_t,
     token: *const u8,
     token_len: usize,
-    original: *mut Id,
+    original: *mut FfiId,
 ) -> c_int {
     call(|| {
         // SAFETY: the caller's promise.
@@ -415,8 +417,8 @@ pub unsafe extern "C" fn millrace_gate_check_token(
         // SAFETY: the caller's promise.
         let token = unsafe { bytes(token, token_len, "token")? };
         let token = scope.check_token(client, token);
-        let token = token.map_err(|error| Failure(Status::NotFound, format!("token: {error}")))?;
-        let mut id = Id { len: 0, bytes: [0; ID_MAX] };
+        let token = token.map_err(|error| FfiFailure(Status::NotFound, format!("token: {error}")))?;
+        let mut id = FfiId { len: 0, bytes: [0; ID_MAX] };
         for (to, from) in id.bytes.iter_mut().zip(token.original_id()) {
             *to = *from;
             id.len += 1;
@@ -431,7 +433,7 @@ pub unsafe extern "C" fn millrace_gate_check_token(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_statistics(
     gate: *const Gate,
-    counts: *mut Count,
+    counts: *mut FfiCount,
     room: usize,
     have: *mut usize,
 ) -> c_int {
@@ -439,7 +441,7 @@ pub unsafe extern "C" fn millrace_gate_statistics(
         // SAFETY: the caller's promise.
         let gate = unsafe { valid(gate, "gate")? };
         if counts.is_null() && room > 0 {
-            return Err(Failure::invalid("counts is null"));
+            return Err(FfiFailure::invalid("counts is null"));
         }
         let all = all_counts(gate)?;
         // SAFETY: the caller's promise.
@@ -451,19 +453,19 @@ pub unsafe extern "C" fn millrace_gate_statistics(
     })
 }
 
-fn all_counts(gate: &Gate) -> Result<Vec<Count>> {
+fn all_counts(gate: &Gate) -> Result<Vec<FfiCount>> {
     let statistics = gate.statistics()?;
     let scopes = statistics.scopes.iter().flat_map(|scope| {
         let rules = Rule::ALL.map(|rule| (rule.name(), true, scope.rule(rule)));
         let passes = Pass::ALL.map(|pass| (pass.name(), false, scope.pass(pass)));
         let all = rules.into_iter().chain(passes);
-        all.map(|(reason, is_rule, counter)| Count::new(&scope.name, reason, is_rule, counter))
+        all.map(|(reason, is_rule, counter)| FfiCount::new(&scope.name, reason, is_rule, counter))
     });
     Ok(scopes.collect())
 }
 
-impl Count {
-    fn new(scope: &str, reason: &str, is_rule: bool, counter: Counter) -> Self {
+impl FfiCount {
+    fn new(scope: &str, reason: &str, is_rule: bool, counter: PacketCounter) -> Self {
         Self {
             scope: fixed(scope),
             reason: fixed(reason),
@@ -476,7 +478,7 @@ impl Count {
     }
 }
 
-/// A string with room for its zero; what is too long is cut off.
+/// Copies text to a fixed array with a terminating zero; text that is too long is cut.
 fn fixed(text: &str) -> [c_char; NAME_MAX] {
     let mut fixed = [0; NAME_MAX];
     for (to, from) in fixed.iter_mut().take(NAME_MAX - 1).zip(text.bytes()) {

@@ -1,4 +1,4 @@
-//! A gate with what keeps it going.
+//! A gate and the thread that maintains it.
 
 use std::{
     sync::{
@@ -9,41 +9,61 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_kernel::{prefix::Prefix, xdp::Mode};
+use millrace_kernel::{prefix::Prefix, xdp::XdpMode};
 
 use crate::kernel::{
-    Client, Config, Entry, Listing, Rules, Sample, Statistics, Table, Trace, Tracer, rules::INTERFACE, token,
+    Config, GateRules, GateTotals, GateTrace, KernelClient, ListEntry, Listing, PacketTracer, RefusedPacket,
+    TableFill, rules::INTERFACE, token,
 };
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::{
     Error, Policy, Scope,
-    inner::{Inner, lock},
+    inner::{GateInner, lock},
     interfaces::Interface,
 };
 
-/// How often interfaces are looked at.
+/// How often interfaces are checked.
 const LOOK: Duration = Duration::from_millis(500);
-/// From one upkeep to the next: idle connections are forgotten, the clock is followed.
+/// Least time between two upkeeps, which forget idle connections and follow the clock.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// And at least so many times what the upkeep took: with tables full of hundreds of thousands it comes more seldom.
+/// Least pause as a multiple of the duration of the last upkeep: with hundreds of thousands of entries, upkeep is
+/// less frequent.
 const REST: u32 = 20;
-/// For which it never waits, however long it took.
+/// Longest pause, however long the last upkeep took.
 const REST_MAX: Duration = Duration::from_secs(10);
 
-/// A loaded gate. It decides about what arrives on the interfaces that it is [attached](Self::attach) to, until it
-/// is dropped.
+/// A loaded gate. It decides about packets on the interfaces that it is [attached](Self::attach) to, until it is
+/// dropped.
+///
+/// [`new`](Self::new) loads the programs and starts the upkeep thread. The policy can be [replaced](Self::set_policy)
+/// and interfaces added or removed at any time. Dropping the gate detaches it and ends the thread; [`Scope`]s that
+/// outlive it have no effect. The [crate's documentation](crate) has an example.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use millrace_gate::{ListEntry, Gate, XdpMode, Policy};
+///
+/// let gate = Gate::new(&Policy::load(Path::new("/etc/millrace/gate.toml"))?)?;
+/// let mode = gate.attach("eth0", XdpMode::Auto)?;
+/// println!("attached: {mode:?}");
+/// // A network that attacks, in every scope:
+/// gate.list(None, "203.0.113.0/24".parse()?, ListEntry::Block)?;
+/// // After the file has changed:
+/// gate.set_policy(&Policy::load(Path::new("/etc/millrace/gate.toml"))?)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Gate {
-    inner: Arc<Inner>,
-    /// Dropping it ends the upkeep.
+    inner: Arc<GateInner>,
+    /// Dropping this ends the upkeep thread.
     stop: Option<Sender<()>>,
     upkeep: Option<JoinHandle<()>>,
 }
 
 impl Gate {
-    /// Loads the gate with its policy. It needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, as root has.
+    /// Loads the gate with its policy. It needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, which root has.
     pub fn new(policy: &Policy) -> Result<Self, Error> {
-        let inner = Arc::new(Inner::load(&policy.load)?);
+        let inner = Arc::new(GateInner::load(&policy.load)?);
         inner.set_policy(policy)?;
         let (stop, stopped) = channel::<()>();
         let kept = inner.clone();
@@ -63,13 +83,13 @@ impl Gate {
         Ok(Self { inner, stop: Some(stop), upkeep: Some(upkeep) })
     }
 
-    /// Decides about what arrives on an interface of the calling thread's network namespace from now on, also when it
-    /// is made anew under the same name. Returns how it is attached.
-    pub fn attach(&self, interface: &str, mode: Mode) -> Result<Mode, Error> {
+    /// Attaches to an interface of the calling thread's network namespace. If the interface is deleted and made again
+    /// under the same name, the gate attaches again. Returns how it is attached.
+    pub fn attach(&self, interface: &str, mode: XdpMode) -> Result<XdpMode, Error> {
         self.inner.attach(interface, mode)
     }
 
-    /// Detaches from all interfaces. Connections and counts stay known.
+    /// Detaches from all interfaces. Connections and counts are kept.
     pub fn detach(&self) {
         let mut interfaces = lock(&self.inner.interfaces);
         interfaces.clear();
@@ -81,7 +101,7 @@ impl Gate {
         lock(&self.inner.interfaces).remove(&self.inner.kernel, interface);
     }
 
-    /// The interfaces that it is to be attached to, as they were half a second ago.
+    /// Returns the interfaces that it should be attached to, with their state of at most half a second ago.
     pub fn interfaces(&self) -> Vec<Interface> {
         lock(&self.inner.interfaces).list()
     }
@@ -92,87 +112,89 @@ impl Gate {
         self.inner.set_policy(policy)
     }
 
-    /// The rules in force.
-    pub fn rules(&self) -> Rules {
+    /// Returns the rules in force.
+    pub fn rules(&self) -> GateRules {
         self.inner.kernel.rules()
     }
 
-    /// What the application behind that scope tells about itself.
+    /// Returns the application's handle of a scope.
     pub fn scope(&self, name: &str) -> Result<Scope, Error> {
         self.inner.must_have(name)?;
         Ok(Scope::new(self.inner.clone(), name.to_owned(), self.inner.kernel.scope(name)?))
     }
 
-    /// Blocks or allows a prefix at once, in one scope or in all (`None`); beyond changes of the policy, and in place
-    /// of its entry for the same prefix.
-    pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: Entry) -> Result<(), Error> {
+    /// Blocks or allows a prefix at once, in one scope or in all (`None`). The entry stays when the policy changes,
+    /// and replaces the policy's entry for the same prefix.
+    pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: ListEntry) -> Result<(), Error> {
         scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.list(scope, prefix, entry)?)
     }
 
-    /// What decides otherwise about a part of prefixes, or all of it, than this entry of a list does or would: longer
-    /// prefixes in the lists that count where this one does, and blocks of the same.
+    /// Returns the entries that override this one for a part of the prefixes, or all of them: longer prefixes in the
+    /// lists that apply where this one does, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
         prefixes: &[Prefix],
-        entry: Entry,
+        entry: ListEntry,
     ) -> Result<Vec<Listing>, Error> {
         scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.exceptions(scope, prefixes, entry)?)
     }
 
-    /// Takes back what [`list`](Self::list) did.
+    /// Removes an entry that [`list`](Self::list) added.
     pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
         scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.unlist(scope, prefix)?)
     }
 
-    /// What [`list`](Self::list) did: scope, prefix, entry.
+    /// Returns the entries that [`list`](Self::list) added: scope, prefix, entry.
     pub fn listed(&self) -> Vec<Listing> {
         self.inner.kernel.listed()
     }
 
-    /// The settings that the gate was loaded with.
+    /// Returns the settings that the gate was loaded with.
     pub fn load(&self) -> &Config {
         &self.inner.load
     }
 
-    pub fn statistics(&self) -> Result<Statistics, Error> {
+    /// Returns the counters since the gate was loaded.
+    pub fn statistics(&self) -> Result<GateTotals, Error> {
         Ok(self.inner.kernel.statistics()?)
     }
 
-    /// The clients of a scope that have connections, in no order.
-    pub fn clients(&self, scope: &str) -> Result<Vec<Client>, Error> {
+    /// Returns the clients of a scope that have connections, in no order.
+    pub fn clients(&self, scope: &str) -> Result<Vec<KernelClient>, Error> {
         self.inner.must_have(scope)?;
         Ok(self.inner.kernel.clients(scope)?)
     }
 
-    /// What Retry tokens are checked with at the moment: keys change by themselves unless the policy names a file.
+    /// Returns the keys that Retry tokens are checked with now. Keys change by themselves unless the policy names a
+    /// file.
     pub fn token_keys(&self) -> token::Keys {
         self.inner.kernel.token_keys()
     }
 
-    /// How full its tables are, as they were a second ago.
-    pub fn tables(&self) -> Vec<Table> {
+    /// Returns how full the tables were a second ago.
+    pub fn tables(&self) -> Vec<TableFill> {
         self.inner.kernel.tables()
     }
 
-    /// Samples of packets that were refused, or would have been, since the last call.
-    pub fn drain_samples(&self) -> Result<Vec<Sample>, Error> {
+    /// Returns samples of packets that were refused, or would have been, since the last call.
+    pub fn drain_samples(&self) -> Result<Vec<RefusedPacket>, Error> {
         Ok(self.inner.kernel.drain_samples()?)
     }
 
-    /// Follows packets that are refused, or would be, until the result is dropped. What nobody follows the kernel passes
-    /// over, so a client is followed through the floods of others.
-    pub fn trace(&self, what: &Trace) -> Result<Tracer, Error> {
-        // The gate's own, for what cannot be told apart.
+    /// Starts a trace of packets that are refused, or would be. It ends when the result is dropped. The kernel skips
+    /// packets that no trace matches, so one client can be followed through the floods of others.
+    pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
+        // The gate's own scope is for packets whose scope is unknown.
         let own = |scope: &&String| scope.as_str() != INTERFACE;
         what.scopes.iter().filter(own).try_for_each(|scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.trace(what)?)
     }
 
-    /// What keeps idle connections from being forgotten and tokens from being dated right, if anything does.
+    /// Describes the reason why idle connections are not forgotten or tokens are not dated right, if there is one.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.inner.trouble).clone()
     }
@@ -180,7 +202,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // Scopes may live on; the interface is free at once.
+        // Scopes may outlive the gate; the interface is free at once.
         self.detach();
         drop(self.stop.take());
         if let Some(upkeep) = self.upkeep.take() {
@@ -189,17 +211,18 @@ impl Drop for Gate {
     }
 }
 
-/// From the start of one upkeep to the start of the next.
+/// Returns the pause from the start of one upkeep to the start of the next.
 fn rest_after(took: Duration) -> Duration {
     (took * REST).clamp(UPKEEP, REST_MAX)
 }
 
-/// A thread that `start` starts gets no signals: they are the application's, whose own threads may wait for them.
+/// Calls `start` with all signals blocked, for the threads that it starts: signals are for the application, whose own
+/// threads may wait for them.
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let started = start();
     if let Ok(before) = before {
-        let _ = before.thread_set_mask(); // fails for a wrong address only
+        let _ = before.thread_set_mask(); // This fails only for a wrong address.
     }
     started
 }

@@ -1,4 +1,4 @@
-//! What a gate, its upkeep and its scopes share.
+//! State that a gate, its upkeep thread and its scopes share.
 
 use std::{
     net::SocketAddr,
@@ -6,35 +6,38 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use millrace_kernel::xdp::Mode;
+use millrace_kernel::xdp::XdpMode;
 
 use crate::{
     kernel,
     kernel::{
-        Config, Live, Rule, Rules, rules,
-        token::{self, Key, Token},
+        Config, GateRules, LiveRule, Rule, rules,
+        token::{self, GateKey, Token},
     },
 };
 
-use crate::{Error, Policy, interfaces::Interfaces, policy::TokenKeys};
+use crate::{Error, Policy, interfaces::GateInterfaces, policy::TokenKeys};
 
-pub(crate) struct Inner {
-    pub kernel: kernel::Gate,
+/// Locks are taken in the order of the fields: `interfaces`, `token_keys`, `rotated`. The kernel handle has locks of its own behind them. Rules
+/// change as a whole: [`Self::set_policy`] writes the half of the maps that is not in use, switches over, and restores the rules of before if
+/// the keys for tokens cannot be set.
+pub(crate) struct GateInner {
+    pub kernel: kernel::LoadedGate,
     pub load: Config,
-    /// Held while interfaces or rules change, so that answers are watched wherever rules want it.
-    pub interfaces: Mutex<Interfaces>,
-    /// As they are in the kernel; `None`: its own.
+    /// Locked while interfaces or rules change, so that answers are watched wherever the rules need it.
+    pub interfaces: Mutex<GateInterfaces>,
+    /// The keys as they are in the kernel; `None` for the gate's own.
     pub token_keys: Mutex<Option<TokenKeys>>,
-    /// When the gate's own key was made last.
+    /// Time when the gate's own key was last made.
     pub rotated: Mutex<Instant>,
-    /// Of the latest upkeep.
+    /// The fault that the latest upkeep met.
     pub trouble: Mutex<Option<String>>,
 }
 
-impl Inner {
+impl GateInner {
     pub fn load(load: &Config) -> Result<Self, Error> {
         Ok(Self {
-            kernel: kernel::Gate::load(load)?,
+            kernel: kernel::LoadedGate::load(load)?,
             load: load.clone(),
             interfaces: Mutex::default(),
             token_keys: Mutex::default(),
@@ -43,7 +46,7 @@ impl Inner {
         })
     }
 
-    pub fn attach(&self, interface: &str, mode: Mode) -> Result<Mode, Error> {
+    pub fn attach(&self, interface: &str, mode: XdpMode) -> Result<XdpMode, Error> {
         let mut interfaces = lock(&self.interfaces);
         interfaces.add(&self.kernel, interface, mode, wants_watch(&self.kernel.rules()))
     }
@@ -58,19 +61,19 @@ impl Inner {
         *lock(&self.trouble) = kept.err().map(|error| error.to_string());
     }
 
-    /// Makes tokens with a new key after each two lifetimes; the key before is accepted for as long again, so no token
-    /// that was given out is lost. Keys of a file are its owner's business.
+    /// Makes a new key for tokens after each two lifetimes. The previous key is accepted for as long again, so no
+    /// token that was issued is lost. Keys of a file are left to the operator.
     fn rotate_own_key(&self, now: Instant) -> Result<(), millrace_kernel::Error> {
         let rules = self.kernel.rules();
         let retry =
-            rules.scopes.iter().filter(|scope| scope.policy.modes.get(Rule::Retry) != rules::Mode::Off);
+            rules.scopes.iter().filter(|scope| scope.policy.modes.get(Rule::Retry) != rules::RuleMode::Off);
         let Some(lifetime) = retry.map(|scope| scope.policy.token_lifetime).max() else { return Ok(()) };
         let known = lock(&self.token_keys);
         let mut rotated = lock(&self.rotated);
         if known.is_some() || now.saturating_duration_since(*rotated) < 2 * lifetime {
             return Ok(());
         }
-        let key = Key::random().map_err(|source| millrace_kernel::Error::Random { source })?;
+        let key = GateKey::random().map_err(|source| millrace_kernel::Error::Random { source })?;
         self.kernel.rotate_token_key(key)?;
         *rotated = now;
         Ok(())
@@ -97,7 +100,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The keys of a file that is named no more are accepted until the gate has made two of its own.
+    /// Starts to use the gate's own keys. Keys of a file that is no longer named are accepted until the gate has made
+    /// two of its own.
     fn own_token_keys(&self) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.is_some() {
@@ -108,8 +112,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Brings both keys into their slots. The kernel puts a new key into the slot that is not in use, so that one new
-    /// key beside the one in use takes one step, which costs no token.
+    /// Puts both keys into their slots. The kernel puts a new key into the slot that is not in use. If only one key
+    /// is new, that takes one step and no token is lost.
     fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.as_ref() == Some(wanted) {
@@ -120,7 +124,7 @@ impl Inner {
             known.as_ref().is_some_and(|now| now.current == used && now.key(used) == wanted.key(used));
         if !is_next {
             *known = None;
-            // Whichever slot the kernel is at: after a key that is nobody else's, it can be told.
+            // The kernel's present slot is unknown, but it shows once a key that belongs to no other gate was added.
             while self.slot_of_new_key()? != Some(wanted.current) {}
             self.kernel.rotate_token_key(wanted.key(used).clone())?;
         }
@@ -130,7 +134,7 @@ impl Inner {
     }
 
     fn slot_of_new_key(&self) -> Result<Option<usize>, millrace_kernel::Error> {
-        let key = Key::random().map_err(|source| millrace_kernel::Error::Random { source })?;
+        let key = GateKey::random().map_err(|source| millrace_kernel::Error::Random { source })?;
         self.kernel.rotate_token_key(key.clone())?;
         let keys = self.kernel.token_keys();
         Ok((0..2).find(|slot| keys.get(*slot) == Some(&key)))
@@ -158,11 +162,11 @@ impl Inner {
     }
 }
 
-fn wants_watch(rules: &Rules) -> bool {
-    rules.scopes.iter().any(|scope| matches!(scope.policy.live, Live::Tracked { .. }))
+fn wants_watch(rules: &GateRules) -> bool {
+    rules.scopes.iter().any(|scope| matches!(scope.policy.live, LiveRule::Tracked { .. }))
 }
 
-/// Nothing that is done under these locks leaves a state half changed.
+/// Locks, ignoring poison: no code under these locks leaves a state half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,12 +1,12 @@
-//! Where a gate is to be, and whether it is.
+//! The interfaces that a gate should be attached to, and whether it is.
 //!
-//! Interfaces are meant by name. They go and come back, change their names, and anybody with the privilege can detach a
-//! program. Whatever happens, the gate is never taken from where packets may still arrive before it is where they
-//! arrive now.
+//! Interfaces are identified by name. They can be deleted and made again or renamed, and anybody with the privilege
+//! can detach a program. In each case the gate attaches to the new interface before it detaches from one where
+//! packets may still arrive.
 
 use std::{fs::File, io, os::unix::fs::MetadataExt as _};
 
-use millrace_kernel::xdp::Mode;
+use millrace_kernel::xdp::XdpMode;
 
 use crate::kernel;
 use nix::{
@@ -16,43 +16,51 @@ use nix::{
 
 use crate::Error;
 
-/// An interface that the gate is to be attached to.
+/// An interface that the gate should be attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
+    /// The interface's name.
     pub name: String,
-    /// How it is attached, or was when it still was; never [`Mode::Auto`].
-    pub mode: Mode,
-    /// Whether it decides about what arrives there.
+    /// How it is attached, or was when it still was; never [`XdpMode::Auto`].
+    pub mode: XdpMode,
+    /// Whether it decides about packets of the interface.
     pub attached: bool,
-    /// What is not as it was when it was attached, if anything is.
+    /// The difference from the state in which it was attached, if there is one.
     pub trouble: Option<String>,
-    /// Times that it was attached to again, since somebody had detached it or the interface was made anew.
+    /// Number of times that it was attached again, because the program had been detached or the interface made again.
     pub reattached: u64,
 }
 
 #[derive(Default)]
-pub(crate) struct Interfaces(Vec<Place>);
+pub(crate) struct GateInterfaces(Vec<WantedInterface>);
 
-struct Place {
+struct WantedInterface {
     interface: Interface,
-    wanted: Mode,
-    /// Where it is attached, or was.
+    wanted: XdpMode,
+    /// Index of the interface that it is, or was, attached to.
     index: i32,
-    namespace: Namespace,
+    namespace: NetworkNamespace,
 }
 
-impl Interfaces {
+impl GateInterfaces {
     pub fn list(&self) -> Vec<Interface> {
         self.0.iter().map(|place| place.interface.clone()).collect()
     }
 
-    /// Attaches to an interface of the calling thread's network namespace. `watch`: answers too.
-    pub fn add(&mut self, gate: &kernel::Gate, name: &str, wanted: Mode, watch: bool) -> Result<Mode, Error> {
+    /// Attaches to an interface of the calling thread's network namespace, and watches answers if `watch`.
+    pub fn add(
+        &mut self,
+        gate: &kernel::LoadedGate,
+        name: &str,
+        wanted: XdpMode,
+        watch: bool,
+    ) -> Result<XdpMode, Error> {
         let failed = |source| Error::Interface { name: name.to_owned(), source };
         let index = index_of(name).map_err(failed)?;
-        let namespace = Namespace::current().map_err(Error::Namespace)?;
-        let is_here =
-            |place: &Place| place.index == index && namespace.is_same(&place.namespace).unwrap_or(false);
+        let namespace = NetworkNamespace::current().map_err(Error::Namespace)?;
+        let is_here = |place: &WantedInterface| {
+            place.index == index && namespace.is_same(&place.namespace).unwrap_or(false)
+        };
         if self.0.iter().any(|place| place.interface.attached && is_here(place)) {
             return Err(Error::Twice(name.to_owned()));
         }
@@ -60,12 +68,12 @@ impl Interfaces {
             .map_err(|source| Error::Attach { name: name.to_owned(), source })?;
         let interface =
             Interface { name: name.to_owned(), mode, attached: true, trouble: None, reattached: 0 };
-        self.0.push(Place { interface, wanted, index, namespace });
+        self.0.push(WantedInterface { interface, wanted, index, namespace });
         Ok(mode)
     }
 
     /// Detaches from an interface; from none if it was never attached to.
-    pub fn remove(&mut self, gate: &kernel::Gate, name: &str) {
+    pub fn remove(&mut self, gate: &kernel::LoadedGate, name: &str) {
         let before = self.indexes();
         self.0.retain(|place| place.interface.name != name);
         self.leave_others(gate, &before);
@@ -75,8 +83,8 @@ impl Interfaces {
         self.0.clear();
     }
 
-    /// Watches answers wherever it is attached.
-    pub fn watch(&self, gate: &kernel::Gate) -> Result<(), Error> {
+    /// Watches answers on all interfaces that it is attached to.
+    pub fn watch(&self, gate: &kernel::LoadedGate) -> Result<(), Error> {
         let attached = self.0.iter().filter(|place| place.interface.attached);
         attached.into_iter().try_for_each(|place| {
             place
@@ -87,11 +95,11 @@ impl Interfaces {
         })
     }
 
-    /// Finds out what has become of them, and attaches again where that is called for.
-    pub fn look(&mut self, gate: &kernel::Gate, watch: bool) {
+    /// Checks all interfaces, and attaches again where needed.
+    pub fn look(&mut self, gate: &kernel::LoadedGate, watch: bool) {
         let before = self.indexes();
         for place in &mut self.0 {
-            let Place { interface, wanted, index, namespace } = place;
+            let WantedInterface { interface, wanted, index, namespace } = place;
             let looked = namespace.inside(|| look(gate, interface, *wanted, index, watch));
             if let Err(error) = looked {
                 interface.trouble = Some(format!("its network namespace cannot be entered: {error}"));
@@ -104,15 +112,15 @@ impl Interfaces {
         self.0.iter().map(|place| place.index).collect()
     }
 
-    /// Detaches from those of `before` where it is not to be any more.
-    fn leave_others(&self, gate: &kernel::Gate, before: &[i32]) {
+    /// Detaches from those of `before` that are no longer wanted.
+    fn leave_others(&self, gate: &kernel::LoadedGate, before: &[i32]) {
         let now = self.indexes();
         before.iter().filter(|index| !now.contains(index)).for_each(|index| gate.detach_from(*index));
     }
 }
 
-/// In the interface's namespace.
-fn look(gate: &kernel::Gate, interface: &mut Interface, wanted: Mode, index: &mut i32, watch: bool) {
+/// Checks an interface. Runs in the interface's namespace.
+fn look(gate: &kernel::LoadedGate, interface: &mut Interface, wanted: XdpMode, index: &mut i32, watch: bool) {
     let now = index_of(&interface.name).ok();
     let is_well = |index| gate.is_attached(index) && (!watch || gate.is_watching(index));
     match now {
@@ -133,15 +141,15 @@ fn look(gate: &kernel::Gate, interface: &mut Interface, wanted: Mode, index: &mu
             let called =
                 if_indextoname(index.cast_unsigned()).map(|name| name.to_string_lossy().into_owned());
             interface.trouble = Some(match called {
-                Ok(name) => format!("the interface is called {name} now; it is guarded under that name"),
-                Err(_) => "the interface is in another network namespace now; it is guarded there".to_owned(),
+                Ok(name) => format!("the interface was renamed to {name}, where the gate stays attached"),
+                Err(_) => "the interface is in another network namespace; the gate stays attached".to_owned(),
             });
             return;
         }
         None => {
             gate.detach_from(*index);
             interface.attached = false;
-            interface.trouble = Some("the interface is gone".to_owned());
+            interface.trouble = Some("the interface does not exist any more".to_owned());
             return;
         }
     }
@@ -149,12 +157,12 @@ fn look(gate: &kernel::Gate, interface: &mut Interface, wanted: Mode, index: &mu
     interface.trouble = hidden_tags(gate, *index);
 }
 
-/// Why nothing that arrives there is answered.
-fn hidden_tags(gate: &kernel::Gate, index: i32) -> Option<String> {
+/// Returns why packets of an interface get no answers.
+fn hidden_tags(gate: &kernel::LoadedGate, index: i32) -> Option<String> {
     match gate.hides_tags(index) {
         Ok(false) => None,
         Ok(true) => Some(
-            "its driver takes VLAN tags off before the gate sees them: nothing is answered there, by Retry or otherwise, until \
+            "its driver strips VLAN tags before the gate sees them: the gate sends no Retry or other answer there, until \
              `ethtool -K INTERFACE rxvlan off`"
                 .to_owned(),
         ),
@@ -162,13 +170,13 @@ fn hidden_tags(gate: &kernel::Gate, index: i32) -> Option<String> {
     }
 }
 
-/// Answers first: a connection whose answers were missed is not known.
+/// Attaches: first to the egress side, because a connection whose answers were missed is unknown.
 fn attach(
-    gate: &kernel::Gate,
+    gate: &kernel::LoadedGate,
     index: i32,
-    wanted: Mode,
+    wanted: XdpMode,
     watch: bool,
-) -> Result<Mode, millrace_kernel::Error> {
+) -> Result<XdpMode, millrace_kernel::Error> {
     if watch {
         gate.watch(index)?;
     }
@@ -179,14 +187,14 @@ fn attach(
     mode
 }
 
-/// A program that is still in place stays there: attaching one stops some network cards for a moment.
+/// Attaches again. A program that is still in place stays, since attaching one stops some network cards for a moment.
 fn attach_again(
-    gate: &kernel::Gate,
+    gate: &kernel::LoadedGate,
     interface: &Interface,
     index: i32,
-    wanted: Mode,
+    wanted: XdpMode,
     watch: bool,
-) -> Result<Mode, millrace_kernel::Error> {
+) -> Result<XdpMode, millrace_kernel::Error> {
     if gate.is_attached(index) {
         return gate.watch(index).map(|()| interface.mode);
     }
@@ -198,16 +206,17 @@ fn index_of(name: &str) -> nix::Result<i32> {
     if_nametoindex(name).and_then(|index| i32::try_from(index).map_err(|_| nix::Error::ERANGE))
 }
 
-/// A network namespace: indexes and names of interfaces mean nothing outside of it.
-struct Namespace(File);
+/// A network namespace: indexes and names of interfaces have no meaning outside of it.
+struct NetworkNamespace(File);
 
-impl Namespace {
-    /// The calling thread's.
+impl NetworkNamespace {
+    /// Returns the calling thread's namespace.
     fn current() -> io::Result<Self> {
         File::open("/proc/thread-self/ns/net").map(Self)
     }
 
-    /// Runs `work` in it: on a thread of its own if the calling one is elsewhere, which takes CAP_SYS_ADMIN.
+    /// Runs `work` in the namespace. If the calling thread is elsewhere it uses a new thread, which needs
+    /// CAP_SYS_ADMIN.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         if self.is_same(&Self::current()?)? {
             return Ok(work());

@@ -1,9 +1,10 @@
-//! The gate: admits or drops QUIC traffic at XDP, before the stack, for any QUIC server on the machine.
+//! The gate's programs: they admit or drop QUIC packets at XDP, before the stack, for any QUIC server on the machine.
 //!
-//! 1. [`Gate::load`], [`Gate::apply`] with the [`Rules`], [`Gate::attach`] to each interface that clients come in by.
-//! 2. For scopes with [`Live::Tracked`], [`Gate::watch`] each interface that answers leave by.
-//! 3. [`Gate::maintain`] about once a second.
-//! 4. The application, if it takes part, gets its [`Scope`]: it publishes connection IDs and counts connections.
+//! 1. [`LoadedGate::load`], [`LoadedGate::apply`] with the [`GateRules`], [`LoadedGate::attach`] to each interface on which clients
+//!    arrive.
+//! 2. For scopes with [`LiveRule::Tracked`], [`LoadedGate::watch`] each interface by which answers leave.
+//! 3. [`LoadedGate::maintain`] about once a second.
+//! 4. An application that takes part gets its [`KernelScope`]: it publishes connection IDs and counts connections.
 //!
 //! All methods take `&self` and may be called from many threads. Nothing is pinned: everything is detached when the
 //! gate is dropped, and when the process ends, however it does.
@@ -25,57 +26,61 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, ProgramInput, RingBufferBuilder};
 
 pub use millrace_kernel::prefix::{ParseError, Prefix};
-pub use reason::{Event, Kind, Pass, Reason, Rule};
-pub use rules::{Counting, Entry, Live, Modes, Place, Policy, Rate, Rates, Rules, VERSION_1, VERSION_2};
-pub use scope::Scope;
-pub use trace::{Trace, Traced, Tracer};
+pub use reason::{Event, GateReason, Kind, Pass, Rule};
+pub use rules::{
+    Counting, GateRules, ListEntry, LiveRule, Modes, PolicyRules, Rates, RulePlace, RuleRate, VERSION_1,
+    VERSION_2,
+};
+pub use scope::KernelScope;
+pub use trace::{GateTrace, PacketTracer, Traced};
 
-use maps::Maps;
+use maps::GateMaps;
 use millrace_kernel::Error;
 use millrace_kernel::clock;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded};
-pub use millrace_kernel::tc::Position;
-use millrace_kernel::tc::{self, Hook};
+use millrace_kernel::object::{LoadedObject, embedded};
+pub use millrace_kernel::tc::TcPosition;
+use millrace_kernel::tc::{self, KernelHook};
 use millrace_kernel::{stack, xdp};
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
-/// A client may take this part of the room for tracked connections.
+/// One client may use this part of the room for tracked connections.
 const IDS_PER_CLIENT: u32 = 16;
-/// Of the table of rates, the part that is made within the time that rates take to fill, or twice that, and begins full: what is lost for it
-/// was not used for as long, and is full by then.
+/// The part of the table of rates that may be added full within the time that rates take to fill, or twice that.
+/// Entries that are lost for it were unused for as long, and are full by then.
 const FRESH_RATES: u32 = 4;
 const NETWORK_TIMES_MAX: u32 = 1 << 20;
 
-/// What cannot change while the gate is loaded. Memory is taken when loading, except for lists: some 150 bytes for each
-/// connection, 130 for each of the others.
+/// Settings that cannot change while the gate is loaded. Memory is allocated when loading, except for lists: some 150
+/// bytes for each connection, 130 for each other entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Bits of an IPv4 address that make a client, and then those that make the wider networks that it is in, at most two. Each of these
-    /// has limits of its own, so that whoever has many addresses is not many clients.
+    /// Prefix lengths of IPv4: first that of a client, then those of wider networks that contain it, at most two.
+    /// Each has limits of its own, so that an attacker with many addresses is not many clients.
     pub client_prefix_v4: Vec<u8>,
-    /// The same of an IPv6 address.
+    /// Prefix lengths of IPv6.
     pub client_prefix_v6: Vec<u8>,
-    /// How many times as much as one client the first of the wider networks may have, and the second.
+    /// Limits of the first and the second of the wider networks, as multiples of a client's.
     pub network_times: [u32; intf::LEVELS - 1],
-    /// Live connection IDs, of all scopes. A connection whose IDs are published has several, a tracked one has one. Of tracked
-    /// ones a client has a sixteenth at most, or as many as its quota allows if that is more.
+    /// Largest number of live connection IDs of all scopes. A connection with published IDs has several, a tracked
+    /// one has one. A client has at most a sixteenth of the tracked ones, or as many as its quota allows if that is
+    /// more.
     pub max_ids: u32,
-    /// Clients that have connections. There is room for as many networks of each size.
+    /// Largest number of clients with connections. There is room for as many networks of each size.
     pub max_clients: u32,
-    /// Handshakes that are under way.
+    /// Largest number of handshakes in progress.
     pub max_handshakes: u32,
-    /// Clients and networks whose rates are remembered.
+    /// Largest number of clients and networks whose rates are remembered.
     pub max_rates: u32,
-    /// Prefixes in all lists; they take twice that for a moment when rules are applied.
+    /// Largest number of prefixes in all lists. They need twice that for a moment when rules are applied.
     pub max_prefixes: u32,
-    /// Samples of refused packets per scope, at most. 0: none.
+    /// Largest number of samples of refused packets per second and scope; 0 for none.
     pub samples_per_second: u32,
-    /// Where among the programs at TC egress answers are [watched](Gate::watch): behind one that ends the chain nothing is
-    /// seen, and in front of one that changes addresses not what the client sees.
-    pub watch: Position,
-    /// Whether a run may begin in the middle of another on the same CPU, which then has nothing to work with: with
+    /// Position among the programs at TC egress where answers are [watched](LoadedGate::watch). After a program that ends
+    /// the chain nothing is seen; before a program that changes addresses, other ones than the client's are seen.
+    pub watch: TcPosition,
+    /// Whether a run may begin in the middle of another on the same CPU, which then has no scratch memory: true with
     /// PREEMPT_RT.
     pub nests: bool,
 }
@@ -92,7 +97,7 @@ impl Default for Config {
             max_rates: 1 << 16,
             max_prefixes: 1 << 18,
             samples_per_second: 10,
-            watch: Position::Last,
+            watch: TcPosition::Last,
             nests: is_realtime(),
         }
     }
@@ -100,114 +105,130 @@ impl Default for Config {
 
 /// A packet that a rule refused, or would have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
-    /// `CLOCK_MONOTONIC`.
+pub struct RefusedPacket {
+    /// Time of `CLOCK_MONOTONIC` in ns.
     pub time_ns: u64,
+    /// The scope's name.
     pub scope: String,
-    pub reason: Reason,
+    /// The verdict.
+    pub reason: GateReason,
     /// Rules in mode "monitor" that would have refused it.
     pub monitored: Vec<Rule>,
+    /// The sender's address.
     pub source: SocketAddr,
+    /// The receiver's address.
     pub destination: SocketAddr,
-    /// UDP payload.
+    /// UDP payload in bytes.
     pub bytes: u32,
-    /// Of the QUIC packet; `None`: the rule objected before it was read, or it is too short to say.
+    /// Type of the QUIC packet; `None` if the rule refused it before it was read, or it is too short.
     pub kind: Option<Kind>,
-    /// Of long headers.
+    /// Version of a long header.
     pub version: Option<u32>,
-    /// Destination connection ID of long headers.
+    /// Destination connection ID of a long header.
     pub id: Vec<u8>,
 }
 
+/// Counts of packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counter {
+pub struct PacketCounter {
+    /// Number of packets.
     pub packets: u64,
-    /// UDP payload; whole frames where that cannot be told.
+    /// Bytes of UDP payload; of whole frames where that is unknown.
     pub bytes: u64,
     /// Packets that the rule would have refused if it had been enforced.
     pub monitored: u64,
 }
 
-/// What becomes of a frame.
+/// The result for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum FrameAction {
+    /// The frame goes on to the stack.
     Pass,
+    /// The frame is dropped.
     Drop,
-    /// Goes back in place of the one that came: a Retry or Version Negotiation.
+    /// The frame is replaced by this answer, a Retry or Version Negotiation.
     Answer(Vec<u8>),
 }
 
 /// Totals since the gate was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Statistics {
-    /// The first is "interface".
+pub struct GateTotals {
+    /// The scopes; the first is "interface".
     pub scopes: Vec<ScopeStatistics>,
     events: [u64; Event::ALL.len()],
 }
 
+/// Counters of a scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeStatistics {
+    /// The scope's name.
     pub name: String,
-    rules: [Counter; Rule::ALL.len()],
-    passes: [Counter; Pass::ALL.len()],
+    rules: [PacketCounter; Rule::ALL.len()],
+    passes: [PacketCounter; Pass::ALL.len()],
 }
 
-impl Statistics {
+impl GateTotals {
+    /// Returns how often an event happened.
     pub fn event(&self, event: Event) -> u64 {
         self.events[event as usize]
     }
 
+    /// Returns the counters of a scope.
     pub fn scope(&self, name: &str) -> Option<&ScopeStatistics> {
         self.scopes.iter().find(|scope| scope.name == name)
     }
 }
 
 impl ScopeStatistics {
-    /// Packets that the rule decided on.
-    pub fn rule(&self, rule: Rule) -> Counter {
+    /// Returns the packets that the rule decided on.
+    pub fn rule(&self, rule: Rule) -> PacketCounter {
         self.rules[rule as usize]
     }
 
-    /// Packets that passed for this reason.
-    pub fn pass(&self, pass: Pass) -> Counter {
+    /// Returns the packets that passed for this reason.
+    pub fn pass(&self, pass: Pass) -> PacketCounter {
         self.passes[pass as usize]
     }
 }
 
-/// An entry of a list: its scope, or `None` for all of them; the prefix; and what becomes of it.
-pub type Listing = (Option<String>, Prefix, Entry);
+/// An entry of a list: its scope, or `None` for all of them, the prefix, and the entry.
+pub type Listing = (Option<String>, Prefix, ListEntry);
 
-/// How full a table is that can fill up.
+/// The fill level of a table that can be full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Table {
-    /// `connections`, `paths`, `clients`, `prefixes`; where what is full only forgets the oldest, `handshakes`, `openings`.
+pub struct TableFill {
+    /// `connections`, `paths`, `clients` and `prefixes`, and tables that forget their oldest entry when full:
+    /// `handshakes` and `openings`.
     pub name: &'static str,
-    /// As [`Gate::maintain`] last found it.
+    /// Number of entries as of the last [`LoadedGate::maintain`].
     pub entries: u64,
+    /// Largest number of entries.
     pub room: u64,
 }
 
 /// A client with connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Client {
+pub struct KernelClient {
+    /// The client's prefix.
     pub prefix: Prefix,
+    /// The client's number of connections.
     pub connections: u32,
 }
 
-/// The gate, loaded. It decides from [`attach`](Self::attach) on and until it is dropped.
-pub struct Gate {
-    attachments: Mutex<Vec<(i32, xdp::root::Attachment)>>,
+/// The loaded gate. It decides about packets from [`attach`](Self::attach) on, until it is dropped.
+pub struct LoadedGate {
+    attachments: Mutex<Vec<(i32, xdp::root::XdpTurn)>>,
     rests: rests::Rests,
-    watches: Mutex<Vec<(i32, tc::Attachment)>>,
-    object: Mutex<Loaded>,
+    watches: Mutex<Vec<(i32, tc::TcAttachment)>>,
+    object: Mutex<LoadedObject>,
     settings: Arc<Mutex<Settings>>,
-    maps: Arc<Maps>,
+    maps: Arc<GateMaps>,
     traces: Arc<trace::Traces>,
-    position: Position,
+    position: TcPosition,
 }
 
-impl Gate {
-    /// Until rules are applied, everything passes.
+impl LoadedGate {
+    /// Loads the programs. Everything passes until rules are applied.
     pub fn load(config: &Config) -> Result<Self, Error> {
         let mut open = embedded!("gate.bpf.o").open()?;
         open.configure(&intf::Config { mark_seed: random()?, ..encode(config)? })?;
@@ -225,7 +246,7 @@ impl Gate {
                 .map_err(|source| Error::Open { object: OBJECT, source })?;
         }
         let mut object = open.load()?;
-        let maps = Arc::new(Maps::new(&mut object, config)?);
+        let maps = Arc::new(GateMaps::new(&mut object, config)?);
         let rests = rests::Rests::new(&mut object)?;
         let settings = Settings::new(&maps)?;
         let traces = Arc::new(trace::Traces::new(object.handle("traces")?));
@@ -239,23 +260,25 @@ impl Gate {
             traces,
             position: config.watch,
         };
-        let key = token::Key::random().map_err(|source| Error::Random { source })?;
+        let key = token::GateKey::random().map_err(|source| Error::Random { source })?;
         gate.rotate_token_key(key)?;
         gate.maintain()?;
         Ok(gate)
     }
 
-    /// Decides about what arrives on an interface of the calling thread's network namespace. Returns how it is
-    /// attached, never [`xdp::Mode::Auto`]. An interface has room for one XDP program, which is shared with grafts; another
-    /// one's, or another gate, is an error. To join where grafts are already needs CAP_SYS_ADMIN. Interfaces without an Ethernet header
-    /// (tun, WireGuard, PPP) are read as they are; ends of tunnels, whose packets may have been merged, are an error.
-    pub fn attach(&self, ifindex: i32, mode: xdp::Mode) -> Result<xdp::Mode, Error> {
+    /// Attaches to an interface of the calling thread's network namespace. Returns how it is attached, never
+    /// [`xdp::XdpMode::Auto`]. An interface has room for one XDP program, which is shared with grafts; a program of
+    /// another kind, or another gate, is an error. Joining existing grafts needs CAP_SYS_ADMIN. Interfaces without an
+    /// Ethernet header (tun, WireGuard, PPP) are supported. Ends of tunnels, whose packets may have been merged, are
+    /// an error.
+    pub fn attach(&self, ifindex: i32, mode: xdp::XdpMode) -> Result<xdp::XdpMode, Error> {
         let object = lock(&self.object);
         self.look_how_frames_begin(ifindex)?;
-        let attachment = xdp::root::Attachment::new(
+        let attachment = xdp::root::XdpTurn::new(
             &object.program("gate_xdp")?,
-            xdp::root::Turn::Gate,
-            (ifindex, mode),
+            xdp::root::RootProduct::Gate,
+            ifindex,
+            mode,
             |rest| self.rests.put(ifindex, rest),
         )?;
         let mode = attachment.mode();
@@ -265,9 +288,10 @@ impl Gate {
         Ok(mode)
     }
 
-    /// Whether the interface, of the calling thread's network namespace, has VLANs whose tags its driver takes off before the gate
-    /// sees the packets (`ethtool -K IF rxvlan off` ends that). An answer would leave without its tag, so nothing that comes
-    /// in there is answered from now on, or it is again. [`attach`](Self::attach) asks, too; VLANs come later.
+    /// Reports whether an interface, of the calling thread's network namespace, has VLANs whose tags its driver
+    /// strips before the gate sees the packets (`ethtool -K IF rxvlan off` ends that). An answer would be sent
+    /// without its tag. Packets of such an interface therefore get no answer from now on, or get answers again.
+    /// [`attach`](Self::attach) checks this too, but VLANs may be added later.
     pub fn hides_tags(&self, ifindex: i32) -> Result<bool, Error> {
         let hides = stack::hides_tags(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
@@ -278,22 +302,23 @@ impl Gate {
     fn look_how_frames_begin(&self, ifindex: i32) -> Result<(), Error> {
         let begin = stack::begin(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
-        self.set_bare(ifindex, begin == stack::Begin::Ip)
+        self.set_bare(ifindex, begin == stack::FrameStart::Ip)
     }
 
-    /// Whether frames of an interface begin with their IP header, as [`attach`](Self::attach) and [`watch`](Self::watch) find out.
+    /// Sets whether frames of an interface begin with their IP header, which [`attach`](Self::attach) and
+    /// [`watch`](Self::watch) find out.
     pub fn set_bare(&self, ifindex: i32, bare: bool) -> Result<(), Error> {
         lock(&self.settings).set_bare(&self.maps, ifindex, bare)
     }
 
-    /// Whether packets of an interface may have lost their VLAN tags, as [`hides_tags`](Self::hides_tags) finds out: then they get
-    /// no answer.
+    /// Sets whether packets of an interface may have lost their VLAN tags, which [`hides_tags`](Self::hides_tags)
+    /// finds out. Such packets get no answer.
     pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
         self.maps.set_untagged(ifindex, untagged)
     }
 
-    /// Watches what servers answer by an interface of the calling thread's network namespace, at TC egress. Only scopes
-    /// with [`Live::Tracked`] need it. An interface that is watched already stays so.
+    /// Watches servers' answers on an interface of the calling thread's network namespace, at TC egress. Only scopes
+    /// with [`LiveRule::Tracked`] need it. Watching an interface again changes nothing.
     pub fn watch(&self, ifindex: i32) -> Result<(), Error> {
         let object = lock(&self.object);
         let mut watches = lock(&self.watches);
@@ -303,31 +328,31 @@ impl Gate {
         }
         self.look_how_frames_begin(ifindex)?;
         let program = object.program("gate_egress")?;
-        let attachment = tc::Attachment::new(&program, ifindex, Hook::Egress, self.position, None)?;
+        let attachment = tc::TcAttachment::new(&program, ifindex, KernelHook::Egress, self.position, None)?;
         watches.push((ifindex, attachment));
         Ok(())
     }
 
-    /// Whether it still decides there: somebody may have detached it, or the interface may be gone.
+    /// Reports whether it is still attached there: the program may have been detached, or the interface deleted.
     pub fn is_attached(&self, ifindex: i32) -> bool {
         lock(&self.attachments)
             .iter()
             .any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Whether it still [watches](Self::watch) there.
+    /// Reports whether it still [watches](Self::watch) there.
     pub fn is_watching(&self, ifindex: i32) -> bool {
         lock(&self.watches).iter().any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Detaches from the interface: neither decides nor watches there any more.
+    /// Detaches from the interface: it neither decides nor watches there any more.
     pub fn detach_from(&self, ifindex: i32) {
         lock(&self.attachments).retain(|(index, _)| *index != ifindex);
         self.rests.remove(ifindex);
         lock(&self.watches).retain(|(index, _)| *index != ifindex);
     }
 
-    /// Detaches from every interface. What is known of connections stays.
+    /// Detaches from every interface. The state of connections is kept.
     pub fn detach(&self) {
         for (ifindex, attachment) in lock(&self.attachments).drain(..) {
             drop(attachment);
@@ -336,53 +361,54 @@ impl Gate {
         lock(&self.watches).clear();
     }
 
-    /// Replaces all rules at once, or changes nothing. What [`list`](Self::list) put in stays.
-    pub fn apply(&self, rules: &Rules) -> Result<(), Error> {
+    /// Replaces all rules at once, or changes nothing. Entries of [`list`](Self::list) stay.
+    pub fn apply(&self, rules: &GateRules) -> Result<(), Error> {
         lock(&self.settings).apply(&self.maps, rules)
     }
 
-    /// The rules in force.
-    pub fn rules(&self) -> Rules {
+    /// Returns the rules in force.
+    pub fn rules(&self) -> GateRules {
         lock(&self.settings).rules().clone()
     }
 
     /// Blocks or allows a prefix at once, in a scope or in all (`None`). The entry holds until [`unlist`](Self::unlist), also
     /// when the rules change, and replaces one of theirs for the same prefix.
-    pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: Entry) -> Result<(), Error> {
+    pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: ListEntry) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, Some(entry))
     }
 
-    /// Takes back what [`list`](Self::list) did; the rules' entry, if there is one, is in force again.
+    /// Removes an entry of [`list`](Self::list). The rules' own entry, if there is one, applies again.
     pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, None)
     }
 
-    /// What [`list`](Self::list) has put in: scope, prefix and entry.
+    /// Returns the entries that [`list`](Self::list) added: scope, prefix and entry.
     pub fn listed(&self) -> Vec<Listing> {
         lock(&self.settings).listed()
     }
 
-    /// The entries that prevail over this one, for all or a part of its prefix: longer prefixes in the same list or in one that
-    /// counts where this one does, and blocks of the same prefix.
+    /// Returns the entries that override this one, for all or a part of its prefix: longer prefixes in the same list
+    /// or in one that applies where this one does, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
         prefixes: &[Prefix],
-        entry: Entry,
+        entry: ListEntry,
     ) -> Result<Vec<Listing>, Error> {
         lock(&self.settings).exceptions(scope, prefixes, entry)
     }
 
-    /// For the application behind a scope. Valid as long as the rules have the scope, and harmless afterwards.
-    pub fn scope(&self, name: &str) -> Result<Scope, Error> {
-        // Held, so that the index does not become another scope's meanwhile.
+    /// Returns the handle for the application behind a scope. It is valid as long as the rules have the scope, and
+    /// has no effect afterwards.
+    pub fn scope(&self, name: &str) -> Result<KernelScope, Error> {
+        // The lock keeps the index from becoming another scope's meanwhile.
         let settings = lock(&self.settings);
         let index = settings.index(name).ok_or(Error::Config("there is no scope of that name"))?;
-        Ok(Scope::new(self.maps.clone(), index))
+        Ok(KernelScope::new(self.maps.clone(), index))
     }
 
-    /// To be called about once a second: forgets what has been idle, and follows the system's clock, for tokens.
-    /// Returns how many connections were forgotten.
+    /// Forgets idle connections, and follows the system's clock for tokens. Call it about once a second. Returns how
+    /// many connections were forgotten.
     pub fn maintain(&self) -> Result<u64, Error> {
         lock(&self.settings).follow_clock(&self.maps)?;
         let expired = self.expire_after(Duration::ZERO)?;
@@ -390,25 +416,26 @@ impl Gate {
         Ok(expired)
     }
 
-    /// Forgets what would be idle if nothing happened for `time`. Returns how many connections were forgotten.
+    /// Forgets connections that would be idle after `time` without packets. Returns how many connections were
+    /// forgotten.
     pub fn expire_after(&self, time: Duration) -> Result<u64, Error> {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.maps.expire(clock::monotonic_ns().saturating_add(time_ns))
     }
 
-    /// Makes tokens with this key from now on. Those of the key before are still accepted, older ones are not.
-    pub fn rotate_token_key(&self, key: token::Key) -> Result<(), Error> {
+    /// Makes tokens with this key from now on. Tokens of the previous key are still accepted, older ones are not.
+    pub fn rotate_token_key(&self, key: token::GateKey) -> Result<(), Error> {
         lock(&self.settings).rotate_token_key(&self.maps, key)
     }
 
-    /// What an application needs to check tokens.
+    /// Returns the keys that an application needs to check tokens.
     pub fn token_keys(&self) -> token::Keys {
         lock(&self.settings).token_keys().clone()
     }
 
-    /// Decides about an Ethernet frame as if it had arrived, with all that follows for counters and state, but without a
-    /// network.
-    pub fn run(&self, frame: &[u8]) -> Result<Action, Error> {
+    /// Decides about an Ethernet frame as if it had arrived, including all changes of counters and state, but without
+    /// a network.
+    pub fn run(&self, frame: &[u8]) -> Result<FrameAction, Error> {
         let object = lock(&self.object);
         let mut after = vec![0; frame.len()];
         let input =
@@ -418,15 +445,15 @@ impl Gate {
             .test_run(input)
             .map_err(|source| Error::Read { what: "the verdict", source })?;
         match output.return_value {
-            libbpf_sys::XDP_PASS => Ok(Action::Pass),
-            libbpf_sys::XDP_DROP => Ok(Action::Drop),
-            libbpf_sys::XDP_TX => Ok(Action::Answer(output.data.unwrap_or_default().to_vec())),
-            _ => Err(Error::Config("the program returned what it never should")),
+            libbpf_sys::XDP_PASS => Ok(FrameAction::Pass),
+            libbpf_sys::XDP_DROP => Ok(FrameAction::Drop),
+            libbpf_sys::XDP_TX => Ok(FrameAction::Answer(output.data.unwrap_or_default().to_vec())),
+            _ => Err(Error::Config("the program returned an unknown verdict")),
         }
     }
 
-    /// How long a decision about a frame takes: the mean of so many in a row, so with everything in the caches. Not for frames
-    /// that get an answer, since that takes the frame's place.
+    /// Measures how long a decision about a frame takes: the mean of `runs` in a row, so with everything in the
+    /// caches. It does not work for frames that get an answer, since that replaces the frame.
     pub fn time(&self, frame: &[u8], runs: u32) -> Result<Duration, Error> {
         let object = lock(&self.object);
         let input = ProgramInput { data_in: Some(frame), repeat: runs, ..ProgramInput::default() };
@@ -434,7 +461,7 @@ impl Gate {
         output.map(|output| output.duration).map_err(|source| Error::Read { what: "the time", source })
     }
 
-    /// Watches an Ethernet frame as if a server had sent it.
+    /// Runs the egress program on an Ethernet frame, as if a server had sent it.
     pub fn run_egress(&self, frame: &[u8]) -> Result<(), Error> {
         let input = ProgramInput { data_in: Some(frame), ..ProgramInput::default() };
         let object = lock(&self.object);
@@ -442,25 +469,26 @@ impl Gate {
         output.map(|_| ()).map_err(|source| Error::Read { what: "what was watched", source })
     }
 
-    pub fn statistics(&self) -> Result<Statistics, Error> {
+    /// Returns the counters since the gate was loaded.
+    pub fn statistics(&self) -> Result<GateTotals, Error> {
         let names = lock(&self.settings).names();
         self.maps.statistics(&names, &lock(&self.object).counters("events")?)
     }
 
-    /// How full the tables are.
-    pub fn tables(&self) -> Vec<Table> {
+    /// Returns how full the tables are.
+    pub fn tables(&self) -> Vec<TableFill> {
         let prefixes = lock(&self.settings).prefixes();
         let room = self.maps.room_for_prefixes();
-        self.maps.tables().chain([Table { name: "prefixes", entries: prefixes, room }]).collect()
+        self.maps.tables().chain([TableFill { name: "prefixes", entries: prefixes, room }]).collect()
     }
 
-    /// The clients of a scope that have connections, in no order.
-    pub fn clients(&self, scope: &str) -> Result<Vec<Client>, Error> {
+    /// Returns the clients of a scope that have connections, in no order.
+    pub fn clients(&self, scope: &str) -> Result<Vec<KernelClient>, Error> {
         self.scope(scope)?.clients()
     }
 
-    /// Takes the samples that wait.
-    pub fn drain_samples(&self) -> Result<Vec<Sample>, Error> {
+    /// Reads the samples that are waiting.
+    pub fn drain_samples(&self) -> Result<Vec<RefusedPacket>, Error> {
         let names = lock(&self.settings).names();
         let mut object = lock(&self.object);
         let mut samples = Vec::new();
@@ -468,58 +496,58 @@ impl Gate {
         Ok(samples)
     }
 
-    /// Follows refused packets, and those that would be refused, until the result is dropped: beside the samples, and
-    /// undisturbed by what nobody follows, which the program passes over. Up to [`Trace::TRACERS`] at the same time.
-    pub fn trace(&self, what: &Trace) -> Result<Tracer, Error> {
-        Tracer::new(what, &self.settings, &self.maps, &self.traces)
+    /// Traces refused packets, and those that would be refused, until the result is dropped. Traces are independent
+    /// of the samples and of packets that no trace matches. Up to [`GateTrace::TRACERS`] may run at the same time.
+    pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
+        PacketTracer::new(what, &self.settings, &self.maps, &self.traces)
     }
 }
 
-/// Whether the kernel has PREEMPT_RT.
+/// Reports whether the kernel has PREEMPT_RT.
 fn is_realtime() -> bool {
     std::fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
 }
 
 fn random() -> Result<u64, Error> {
-    let key = token::Key::random().map_err(|source| Error::Random { source })?;
+    let key = token::GateKey::random().map_err(|source| Error::Random { source })?;
     Ok(key.words()[0])
 }
 
-/// Returns how many networks an address is in: of each size one.
+/// Returns how many networks contain an address: one of each size.
 fn sizes(config: &Config) -> u32 {
     config.client_prefix_v4.len().max(config.client_prefix_v6.len()) as u32
 }
 
 impl Config {
-    /// Whether these make a client and wider networks: bits of an address of `bits`.
+    /// Checks the prefix lengths of a client and its wider networks, for addresses of `bits` bits.
     ///
     /// # Errors
-    /// What is wrong with them, for an operator.
+    /// Describes the fault for an operator.
     pub fn check_prefixes(prefixes: &[u8], bits: u8) -> Result<(), String> {
         if prefixes.is_empty() || prefixes.len() > intf::LEVELS {
-            return Err(format!("is one number, or a list of up to {}", intf::LEVELS));
+            return Err(format!("must be one number, or a list of up to {}", intf::LEVELS));
         }
         if prefixes.iter().any(|prefix| *prefix > bits) {
             return Err(format!("an address has {bits} bits"));
         }
         if !prefixes.is_sorted_by(|narrow, wide| narrow > wide) {
-            return Err("begins with what makes a client; each that follows has fewer bits".to_owned());
+            return Err("must begin with a client's prefix length; further ones are shorter".to_owned());
         }
         Ok(())
     }
 
-    /// Whether these are multiples.
+    /// Checks the multiples of wider networks.
     ///
     /// # Errors
-    /// What is wrong with them, for an operator.
+    /// Describes the fault for an operator.
     pub fn check_times(times: [u32; intf::LEVELS - 1]) -> Result<(), String> {
         let valid = times.iter().all(|times| (2..=NETWORK_TIMES_MAX).contains(times)) && times.is_sorted();
         valid.then_some(()).ok_or_else(|| {
-            format!("is two numbers from 2 to {NETWORK_TIMES_MAX}, the second no less than the first")
+            format!("must be two numbers from 2 to {NETWORK_TIMES_MAX}, the second no less than the first")
         })
     }
 
-    /// Sizes of networks, for the program.
+    /// Returns the sizes of networks in the program's format.
     fn levels(&self) -> intf::Levels {
         let times: [u64; intf::LEVELS] = std::array::from_fn(|level| {
             level.checked_sub(1).map_or(1, |wider| self.network_times[wider].into())
@@ -542,9 +570,7 @@ fn encode(config: &Config) -> Result<intf::Config, Error> {
     let checked = Config::check_prefixes(&config.client_prefix_v4, 32)
         .and(Config::check_prefixes(&config.client_prefix_v6, 128))
         .and(Config::check_times(config.network_times));
-    checked.map_err(|_| {
-        Error::Config("client_prefix_v4, client_prefix_v6 or network_times: not the sizes of networks, or not multiples")
-    })?;
+    checked.map_err(|_| Error::Config("client_prefix_v4, client_prefix_v6 or network_times is not valid"))?;
     const SECOND: u64 = 1_000_000_000 * intf::TICKS;
     Ok(intf::Config {
         levels: config.levels(),
@@ -557,7 +583,7 @@ fn encode(config: &Config) -> Result<intf::Config, Error> {
     })
 }
 
-/// Takes what waits in a ring buffer of samples.
+/// Reads the samples that wait in a ring buffer.
 fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Error> {
     let error = |source| Error::Read { what: "samples", source };
     let mut builder = RingBufferBuilder::new();
@@ -570,17 +596,17 @@ fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Er
     builder.build().map_err(error)?.consume().map_err(error)
 }
 
-/// `None`: made by a program that knows other reasons.
-fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
+/// Converts a sample. Returns `None` if it was made by a program with other reasons.
+fn sample(raw: intf::Sample, names: &[String]) -> Option<RefusedPacket> {
     let address = |bytes, port: [u8; 2]| -> SocketAddr {
         let address: IpAddr = millrace_kernel::prefix::unmapped(bytes);
         SocketAddr::new(address, u16::from_be_bytes(port))
     };
     let version = u32::from_be_bytes(raw.version);
-    Some(Sample {
+    Some(RefusedPacket {
         time_ns: raw.time_ns,
         scope: names.get(usize::from(raw.scope)).cloned().unwrap_or_default(),
-        reason: Reason::new(raw.reason)?,
+        reason: GateReason::new(raw.reason)?,
         monitored: Rule::ALL.into_iter().filter(|rule| raw.monitored & 1 << *rule as u32 != 0).collect(),
         source: address(raw.source, raw.source_port),
         destination: address(raw.destination, raw.destination_port),
@@ -591,7 +617,7 @@ fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
     })
 }
 
-/// Nothing that is done under these locks leaves a state half changed.
+/// Locks, ignoring poison: no code under these locks leaves a state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! Admission of QUIC packets at XDP, told by the server: for applications.
+//! Admission of QUIC packets at XDP on behalf of a server, as a library for applications.
 //!
 //! ```no_run
-//! use millrace_gate::{Gate, Mode, Policy};
+//! use millrace_gate::{Gate, XdpMode, Policy};
 //!
 //! let policy = Policy::parse(r#"
 //!     [[scope]]
@@ -11,7 +11,7 @@
 //!     rules.quota = { connections = 20 }
 //! "#)?;
 //! let gate = Gate::new(&policy)?;
-//! gate.attach("eth0", Mode::Auto)?;
+//! gate.attach("eth0", XdpMode::Auto)?;
 //! let scope = gate.scope("web")?;
 //! // For each connection whose handshake is complete:
 //! let connection = scope.connection("192.0.2.7".parse()?)?;
@@ -20,12 +20,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing is pinned and no signal is caught: the gate is off the interface when [`Gate`] is dropped, and when the
-//! process ends, however it does; also if a child that it forked lives on, in which the gate is of no use. All methods
-//! may be called from many threads at once.
+//! Nothing is pinned and no signal is caught. The gate is detached when [`Gate`] is dropped, and when the process
+//! ends, however it does, even if a child that it forked lives on. The gate does not work in such a child. All
+//! methods may be called from many threads at once.
 //!
-//! `include/millrace_gate.h` is the same for C. What rules there are and how a policy is written is in
-//! `docs/gate.md`; how packets are judged in `docs/design/0004-gate.md`.
+//! `include/millrace_gate.h` is the same for C. `docs/guide/gate.md` describes the rules and the policy's format,
+//! `docs/notes/design/0004-gate.md` how packets are checked.
+#![deny(missing_docs)]
 
 mod error;
 mod ffi;
@@ -39,15 +40,15 @@ mod scope;
 pub mod status;
 
 pub use crate::kernel::{
-    Client, Config, Counter, Entry, Event, Kind, Listing, Pass, Reason, Rule, Sample, ScopeStatistics,
-    Statistics, Table, Trace, Traced, Tracer, rules, token,
+    Config, Event, GateReason, GateTotals, GateTrace, KernelClient, Kind, ListEntry, Listing, PacketCounter,
+    PacketTracer, Pass, RefusedPacket, Rule, ScopeStatistics, TableFill, Traced, rules, token,
 };
 pub use error::Error;
 pub use gate::Gate;
 pub use interfaces::Interface;
 pub use millrace_kernel::{
     prefix::{ParseError, Prefix},
-    xdp::Mode,
+    xdp::XdpMode,
 };
 pub use policy::Policy;
 pub use scope::{Connection, Scope};

@@ -1,4 +1,4 @@
-//! Policy files: TOML, read as a whole, with every problem at once. `docs/gate.md` has all keys.
+//! Policy files: TOML, read as a whole; all problems are reported at once. `docs/guide/gate.md` has all keys.
 
 mod scope;
 mod values;
@@ -8,43 +8,56 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use millrace_base::settings::{Place, Reader, Section};
-pub use millrace_base::settings::{Problem, Problems};
+pub use millrace_base::settings::{Problems, SettingsProblem};
+use millrace_base::settings::{Section, SettingPlace, SettingsReader};
 use millrace_kernel::prefix::Prefix;
 
 use crate::kernel::{
-    Config, Entry, Modes, Rule, Rules, rules,
-    token::{self, Key},
+    Config, GateRules, ListEntry, Modes, Rule, rules,
+    token::{self, GateKey},
 };
 
-use self::values::{Listed, Order};
+use self::values::{ListedPrefix, ProgramOrder};
 
-/// What a policy file comes to.
+/// The contents of a policy file.
+///
+/// ```
+/// use millrace_gate::Policy;
+///
+/// let policy = Policy::parse("[[scope]]\nname = \"web\"\nport = 443\n")?;
+/// assert_eq!(policy.rules.scopes[0].name, "web");
+/// // All problems are reported at once, with their lines.
+/// assert!(Policy::parse("[[scope]]\nprot = 443\n").is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Policy {
-    pub rules: Rules,
-    /// From section `[load]`; cannot change while a gate runs.
+    /// The rules.
+    pub rules: GateRules,
+    /// Settings of section `[load]`, which cannot change while a gate runs.
     pub load: Config,
-    /// Shared with other gates; `None`: each gate has its own.
+    /// Token keys that are shared with other gates; `None` if each gate has its own.
     pub token_keys: Option<TokenKeys>,
 }
 
-/// Keys of Retry tokens, in the slots that tokens name them by.
+/// Keys of Retry tokens, in the slots that tokens refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenKeys {
-    pub slots: [Key; 2],
-    /// The slot whose key tokens are made with, 0 or 1.
+    /// The two keys.
+    pub slots: [GateKey; 2],
+    /// The slot of the key that tokens are made with, 0 or 1.
     pub current: usize,
 }
 
 impl TokenKeys {
-    pub(crate) fn key(&self, slot: usize) -> &Key {
+    pub(crate) fn key(&self, slot: usize) -> &GateKey {
         let [first, second] = &self.slots;
         if slot == 0 { first } else { second }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum LoadError {
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, r#source: io::Error },
@@ -53,28 +66,28 @@ pub enum LoadError {
 }
 
 impl Policy {
-    /// Reads a policy file and the lists and keys that it names, by paths relative to it.
+    /// Reads a policy file, and the lists and keys that it names by paths relative to it.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
         Ok(Self::parse_file(&text, path)?)
     }
 
-    /// The policy that `text` says, which was read from that file: what it names is relative to it.
+    /// Reads the policy in `text`, which came from the file `path`: names of files are relative to that.
     pub fn parse_file(text: &str, path: &Path) -> Result<Self, Problems> {
         let directory = path.parent().unwrap_or(Path::new(""));
         Self::parse_in(text, &path.to_string_lossy(), directory)
     }
 
-    /// The policy that `text` says. Files that it names are relative to the working directory.
+    /// Reads the policy in `text`. Names of files are relative to the working directory.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         Self::parse_in(text, "policy", Path::new(""))
     }
 
     fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Problems> {
-        let (mut reader, root) = Reader::new(text);
+        let (mut reader, root) = SettingsReader::new(text);
         let (policy, places) = read_policy(&mut reader, root, directory);
-        // What is wrong in one place would only be said again in other words.
+        // A problem of one place would only be repeated in other words.
         if reader.problems.is_empty()
             && let Err(error) = policy.rules.check()
         {
@@ -83,44 +96,44 @@ impl Policy {
         reader.end("the policy is", file, Some(policy))
     }
 
-    /// What is allowed, and likely not meant.
+    /// Returns warnings about settings that are allowed, but probably not intended.
     pub fn warnings(&self) -> Vec<String> {
         let scopes = self.rules.scopes.iter();
         let every_port = scopes.filter(|scope| scope.places.iter().any(|place| place.port.is_none()));
-        let warn = |scope: &rules::Scope| {
+        let warn = |scope: &rules::ScopeRules| {
             format!(
-                "scope {} has no port: all UDP to its addresses is judged as QUIC for a server, also the answers to \
-                 this host's own queries (DNS, NTP), which are refused; give it `port`",
+                "scope {} has no port: all UDP to its addresses is judged as QUIC for a server, including answers to \
+                 this host's own queries (DNS, NTP), which are refused; add `port`",
                 scope.name
             )
         };
         every_port.map(warn).collect()
     }
 
-    /// What is enforced is only watched.
+    /// Turns enforced rules into monitored ones.
     #[must_use]
     pub fn dry_run(self) -> Self {
         Self { rules: self.rules.dry_run(), ..self }
     }
 }
 
-/// Of the scope that an error names.
-fn culprit(error: &rules::Error, places: &[(String, Place)]) -> Place {
+/// Returns the place of the scope that an error names.
+fn culprit(error: &rules::Error, places: &[(String, SettingPlace)]) -> SettingPlace {
     use rules::Error;
     let name = match error {
         Error::Name(name) | Error::NoPlace(name) | Error::SamePlace(_, name) => name,
         Error::Unset { scope, .. } | Error::Value { scope, .. } => scope,
-        Error::TooMany { .. } => return Place { line: 1, key: "scope".into() },
+        Error::TooMany { .. } => return SettingPlace { line: 1, key: "scope".into() },
     };
     let place = places.iter().rev().find(|(scope, _)| scope == name).map(|(_, place)| place.clone());
-    place.unwrap_or(Place { line: 1, key: "scope".into() })
+    place.unwrap_or(SettingPlace { line: 1, key: "scope".into() })
 }
 
 fn read_policy(
-    reader: &mut Reader<'_>,
+    reader: &mut SettingsReader,
     mut root: Section<'_>,
     directory: &Path,
-) -> (Policy, Vec<(String, Place)>) {
+) -> (Policy, Vec<(String, SettingPlace)>) {
     let mut policy = Policy::default();
     if let Some(section) = reader.section(&mut root, "load") {
         policy.load = load(reader, section);
@@ -145,18 +158,18 @@ fn read_policy(
     let place = root.place.clone();
     reader.finish(root);
     if policy.rules.scopes.is_empty() && reader.problems.is_empty() {
-        reader.problem(&place, "there is no scope: nothing would be guarded; add `[[scope]]` with a port");
+        reader.problem(&place, "the policy has no scope: add `[[scope]]` with a port");
     }
     (policy, places)
 }
 
-/// Of one table: some 2 GB of memory, and far from what the kernel takes.
+/// Largest number of entries of one table: some 2 GB of memory, and far from the kernel's limit.
 const ENTRIES_MAX: u32 = 1 << 24;
 const SAMPLES_MAX: u32 = 1_000_000;
 
-fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
+fn load(reader: &mut SettingsReader, mut section: Section<'_>) -> Config {
     let mut config = Config::default();
-    let mut bits = |reader: &mut Reader<'_>, key, max, to: &mut Vec<u8>| {
+    let mut bits = |reader: &mut SettingsReader, key, max, to: &mut Vec<u8>| {
         let Some((place, value)) = reader.take_at::<Vec<u8>>(&mut section, key) else { return };
         match Config::check_prefixes(&value, max) {
             Ok(()) => *to = value,
@@ -168,7 +181,7 @@ fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
     if let Some((place, times)) = reader.take_at::<Vec<u32>>(&mut section, "network_times") {
         let times: Option<[u32; 2]> = times.try_into().ok();
         let checked = times.map(|times| Config::check_times(times).map(|()| times));
-        match checked.unwrap_or_else(|| Err("is two numbers, such as [8, 64]".to_owned())) {
+        match checked.unwrap_or_else(|| Err("must be two numbers, such as [8, 64]".to_owned())) {
             Ok(times) => config.network_times = times,
             Err(message) => reader.problem(&place, message),
         }
@@ -187,14 +200,14 @@ fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
             reader.problem(&place, format!("is {} to {}", range.start(), range.end()));
         }
     }
-    if let Some(order) = reader.take::<Order>(&mut section, "watch") {
+    if let Some(order) = reader.take::<ProgramOrder>(&mut section, "watch") {
         config.watch = order.into();
     }
     reader.finish(section);
     config
 }
 
-fn interface(reader: &mut Reader<'_>, mut section: Section<'_>) -> Modes {
+fn interface(reader: &mut SettingsReader, mut section: Section<'_>) -> Modes {
     let mut modes = Modes::default();
     for rule in [Rule::Fragment, Rule::Headers] {
         if let Some(mode) = reader.take(&mut section, rule.name()) {
@@ -205,14 +218,18 @@ fn interface(reader: &mut Reader<'_>, mut section: Section<'_>) -> Modes {
     modes
 }
 
-/// `block`, `allow`, `block_file` and `allow_file` of a section.
-fn prefixes(reader: &mut Reader<'_>, from: &mut Section<'_>, directory: &Path) -> Vec<(Prefix, Entry)> {
+/// Reads `block`, `allow`, `block_file` and `allow_file` of a section.
+fn prefixes(
+    reader: &mut SettingsReader,
+    from: &mut Section<'_>,
+    directory: &Path,
+) -> Vec<(Prefix, ListEntry)> {
     let mut all = Vec::new();
     for (key, file_key, entry) in
-        [("block", "block_file", Entry::Block), ("allow", "allow_file", Entry::Allow)]
+        [("block", "block_file", ListEntry::Block), ("allow", "allow_file", ListEntry::Allow)]
     {
-        let listed: Vec<Listed> = reader.take(from, key).unwrap_or_default();
-        all.extend(listed.into_iter().map(|Listed(prefix)| (prefix, entry)));
+        let listed: Vec<ListedPrefix> = reader.take(from, key).unwrap_or_default();
+        all.extend(listed.into_iter().map(|ListedPrefix(prefix)| (prefix, entry)));
         if let Some((place, path)) = reader.take_at::<PathBuf>(from, file_key) {
             match prefix_file(&directory.join(path)) {
                 Ok(listed) => all.extend(listed.into_iter().map(|prefix| (prefix, entry))),
@@ -228,10 +245,10 @@ fn prefix_file(path: &Path) -> Result<Vec<Prefix>, String> {
     prefix_list(&text, &path.to_string_lossy())
 }
 
-/// A prefix per line; `#` begins a comment.
+/// Reads a list with a prefix per line; `#` begins a comment.
 ///
 /// # Errors
-/// With `name` and line.
+/// Describes the fault, with `name` and line.
 pub fn prefix_list(text: &str, name: &str) -> Result<Vec<Prefix>, String> {
     let lines = text.lines().map(content).enumerate().filter(|(_, line)| !line.is_empty());
     let parsed =
@@ -239,23 +256,24 @@ pub fn prefix_list(text: &str, name: &str) -> Result<Vec<Prefix>, String> {
     parsed.collect()
 }
 
-/// Two lines of 32 hexadecimal digits; tokens are made with the one after `*`.
+/// Reads a file of token keys: two lines of 32 hexadecimal digits. Tokens are made with the one after `*`.
 fn token_keys(path: &Path) -> Result<TokenKeys, String> {
     let error = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
     let text = std::fs::read_to_string(path).map_err(|source| error(&source))?;
     let lines: Vec<_> = text.lines().map(content).filter(|line| !line.is_empty()).collect();
     let current = lines.iter().position(|line| line.starts_with('*'));
-    let keys: Option<Vec<Key>> = lines.iter().map(|line| key(line.trim_start_matches('*').trim())).collect();
-    let slots = keys.and_then(|keys| <[Key; 2]>::try_from(keys).ok());
+    let keys: Option<Vec<GateKey>> =
+        lines.iter().map(|line| key(line.trim_start_matches('*').trim())).collect();
+    let slots = keys.and_then(|keys| <[GateKey; 2]>::try_from(keys).ok());
     match (slots, current) {
         (Some(slots), Some(current)) => Ok(TokenKeys { slots, current }),
-        _ => Err(error(&"wants two lines of 32 hexadecimal digits each, one of them after a `*`")),
+        _ => Err(error(&"must have two lines of 32 hexadecimal digits each, one of them after a `*`")),
     }
 }
 
-fn key(hex: &str) -> Option<Key> {
+fn key(hex: &str) -> Option<GateKey> {
     let bytes = crate::hex::decode(hex)?;
-    <[u8; token::Key::LEN]>::try_from(bytes).ok().map(Key::new)
+    <[u8; token::GateKey::LEN]>::try_from(bytes).ok().map(GateKey::new)
 }
 
 fn content(line: &str) -> &str {

@@ -1,4 +1,4 @@
-//! What an application tells about its connections.
+//! The application's reports about its connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -9,71 +9,88 @@ use crate::kernel::{self as kernel, token};
 
 use crate::{
     Error,
-    inner::{Inner, lock},
+    inner::{GateInner, lock},
 };
 
-/// An application's side of its scope. Clones share it. It stays valid, and without effect, when the gate is gone.
+/// An application's handle of its scope. Clones share it. It stays valid when the gate is dropped, but has no effect
+/// then.
+///
+/// ```no_run
+/// # fn example(gate: &millrace_gate::Gate) -> Result<(), Box<dyn std::error::Error>> {
+/// let scope = gate.scope("web")?;
+/// // When a handshake is complete:
+/// let connection = scope.connection("192.0.2.7".parse()?)?;
+/// // Before the peer learns a connection ID, if the policy has `live = "published"`:
+/// connection.publish(&[0x5e; 8])?;
+/// // When the connection is closed:
+/// drop(connection);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Scope {
-    gate: Arc<Inner>,
+    gate: Arc<GateInner>,
     name: String,
-    kernel: kernel::Scope,
+    kernel: kernel::KernelScope,
 }
 
 impl Scope {
-    pub(crate) fn new(gate: Arc<Inner>, name: String, kernel: kernel::Scope) -> Self {
+    pub(crate) fn new(gate: Arc<GateInner>, name: String, kernel: kernel::KernelScope) -> Self {
         Self { gate, name, kernel }
     }
 
-    /// Counts a connection of `client` until the result is dropped. To be called when the handshake is complete, not
-    /// before: an Initial proves nothing about its address, and would count for whomever it names.
+    /// Counts a connection of `client` until the result is dropped. Call it when the handshake is complete, not
+    /// before: the source address of an Initial may be forged, and its owner would be counted for it.
     pub fn connection(&self, client: IpAddr) -> Result<Connection, Error> {
         self.inc(client)?;
         Ok(Connection { scope: self.clone(), client, ids: Mutex::default() })
     }
 
-    /// A client has one connection more; returns how many it has. For scopes with `count = "application"`. The gate
-    /// refuses Initials beyond the quota, and this never does: of handshakes that run at the same time more may
-    /// complete, so a server that means the quota strictly closes the connection if the result is higher.
+    /// Adds one connection of a client; returns the client's number of connections. For scopes with `count =
+    /// "application"`. The gate refuses Initials over the quota, but this never fails for it. More of several
+    /// handshakes at the same time may complete, so a server with a strict quota closes the connection if the result
+    /// is higher.
     pub fn inc(&self, client: IpAddr) -> Result<u32, Error> {
         Ok(self.kernel.inc(client.to_canonical())?)
     }
 
-    /// A client has one connection less; returns how many it has.
+    /// Removes one connection of a client; returns the client's number of connections.
     pub fn dec(&self, client: IpAddr) -> Result<u32, Error> {
         Ok(self.kernel.dec(client.to_canonical())?)
     }
 
-    /// How many connections the client has to whom the address belongs.
+    /// Returns the number of connections of the client that the address belongs to.
     pub fn connections(&self, client: IpAddr) -> Result<u32, Error> {
         Ok(self.kernel.connections(client.to_canonical())?)
     }
 
-    /// Packets with this connection ID belong to a live connection until it is retired. For scopes with
-    /// `live = "published"`; to be called before the peer is told.
+    /// Marks packets with this connection ID as a live connection's until it is retired. For scopes with `live =
+    /// "published"`. Call it before the peer learns the ID.
     pub fn publish(&self, id: &[u8]) -> Result<(), Error> {
         Ok(self.kernel.publish(id)?)
     }
 
+    /// Forgets a connection ID. An unknown ID is no error.
     pub fn retire(&self, id: &[u8]) -> Result<(), Error> {
         Ok(self.kernel.retire(id)?)
     }
 
-    /// Whether an Initial's token is of a Retry packet of the gate to this client. The server must put
-    /// [`original_id`](token::Token::original_id) and the packet's destination connection ID into its transport
-    /// parameters (RFC 9000, section 7.3); the latter is [`retry_id`](token::Token::retry_id) if the gate let the packet
-    /// pass for the token. On any error: as if there were no token.
+    /// Checks whether an Initial's token is from a Retry packet that the gate sent to this client. The server must
+    /// put [`original_id`](token::Token::original_id) and the packet's destination connection ID into its transport
+    /// parameters (RFC 9000, section 7.3). The latter equals [`retry_id`](token::Token::retry_id) if the gate let the
+    /// packet pass for its token. On any error, treat the packet as if it had no token.
     pub fn check_token(&self, client: SocketAddr, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.check_token(&self.name, client, token)
     }
 
-    /// Whether a token is authentic, and what it says: for QUIC libraries that compare address and time themselves.
+    /// Checks that a token is authentic and returns its contents, for QUIC libraries that compare address and time
+    /// themselves.
     pub fn open_token(&self, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.open_token(&self.name, token)
     }
 }
 
-/// A connection that counts; when it is dropped it does not any more, and its IDs are retired.
+/// A counted connection. Dropping it stops counting it, and retires its IDs.
 pub struct Connection {
     scope: Scope,
     client: IpAddr,
@@ -81,18 +98,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The address that it counts for, also when the client has moved on.
+    /// Returns the address that it counts for, also after the client has migrated.
     pub fn client(&self) -> IpAddr {
         self.client
     }
 
-    /// [`Scope::publish`], for as long as the connection lives.
+    /// Publishes an ID (see [`Scope::publish`]) for as long as the connection lives.
     pub fn publish(&self, id: &[u8]) -> Result<(), Error> {
         self.scope.publish(id)?;
         lock(&self.ids).push(id.to_vec());
         Ok(())
     }
 
+    /// Retires an ID before the connection is closed.
     pub fn retire(&self, id: &[u8]) -> Result<(), Error> {
         lock(&self.ids).retain(|known| known != id);
         self.scope.retire(id)
@@ -101,7 +119,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Whatever fails here fails because the kernel's maps are gone, or never had the entry.
+        // A failure here means that the kernel's maps are gone, or never had the entry.
         for id in lock(&self.ids).drain(..) {
             let _ = self.scope.retire(&id);
         }

@@ -1,4 +1,4 @@
-//! What a gate says about itself.
+//! The status of a gate.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -6,145 +6,175 @@ use std::{
 };
 
 use crate::{
-    Config, Counter, Entry, Event, Gate, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics, rules,
+    Config, Event, Gate, GateReason, ListEntry, PacketCounter, Pass, Prefix, RefusedPacket, Rule,
+    ScopeStatistics, rules,
 };
 pub use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
-/// Samples that are kept for those who ask.
+/// Number of samples that are kept for requests.
 const RECENT: usize = 256;
 
+/// The status of a gate, as `millrace gate status --json` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// Version of the program.
     pub version: String,
+    /// Seconds since the start.
     pub uptime_s: f64,
-    /// Nothing is enforced.
+    /// Whether all rules only monitor.
     pub dry_run: bool,
-    /// The policy file; empty: flags.
+    /// The policy file; empty if the policy was made from flags.
     pub policy: String,
-    pub interfaces: Vec<Interface>,
-    /// What keeps the gate from doing its work, or from doing it as it was last told; empty: nothing.
+    /// The interfaces that it should be attached to.
+    pub interfaces: Vec<GateInterfaceStatus>,
+    /// Faults that keep the gate from working, or from working by the newest policy; empty if there are none.
     pub trouble: Vec<String>,
-    /// `None`: there is no policy file.
+    /// The last reload; `None` if there is no policy file.
     #[serde(default)]
     pub reload: Option<Reload>,
-    /// Sizes of clients and of the wider networks that they are in.
+    /// Sizes of clients and of the wider networks that contain them.
     #[serde(default)]
     pub networks: Vec<NetworkSize>,
-    pub scopes: Vec<Scope>,
-    /// What else happened, how often.
+    /// Counters of each scope; the first is "interface".
+    pub scopes: Vec<ScopeStatus>,
+    /// Counts of other events.
     pub events: BTreeMap<String, u64>,
+    /// Fill levels of the tables.
     #[serde(default)]
-    pub tables: Vec<Table>,
-    /// What `block` and `allow` did.
-    pub listed: Vec<Listed>,
-    /// Lines of the log that were not written.
+    pub tables: Vec<TableStatus>,
+    /// Entries that `block` and `allow` added.
+    pub listed: Vec<ListedStatus>,
+    /// Number of log lines that were not written.
     #[serde(default)]
     pub log_lines_dropped: u64,
     /// The latest samples of packets that were refused, or would have been; oldest first.
-    pub recent: Vec<Refusal>,
+    pub recent: Vec<RefusalStatus>,
 }
 
-/// How much a network of a size may have of what one client may.
+/// The limit of networks of one size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSize {
-    /// 4 or 6.
+    /// Address family: 4 or 6.
     pub family: u8,
-    /// Bits of the address that all of it have.
+    /// Prefix length in bits.
     pub prefix: u8,
-    /// How many times as much as one client; 1: it is a client.
+    /// Limit as a multiple of a client's; 1 for a client.
     pub times: u32,
 }
 
+/// An interface that the gate should be attached to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
+pub struct GateInterfaceStatus {
+    /// The interface's name.
     pub name: String,
-    /// `native` or `generic`: how the gate is attached, or was.
+    /// How the gate is attached, or was: `native` or `generic`.
     pub mode: String,
+    /// Whether it decides about packets of the interface.
     pub attached: bool,
-    /// Why it is not, or what is not as it was; none: nothing.
+    /// The reason why it is not attached or not fully working; empty if there is none.
     pub trouble: Option<String>,
-    /// Times that it was attached again.
+    /// Number of times that it was attached again.
     pub reattached: u64,
 }
 
 /// Counts since the gate was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Scope {
+pub struct ScopeStatus {
+    /// The scope's name.
     pub name: String,
-    /// Clients that have connections.
+    /// Number of clients with connections.
     pub clients: u64,
+    /// Number of connections of all clients.
     pub connections: u64,
-    /// By name, in the order of evaluation.
+    /// Counters of the rules, in the order of evaluation.
     pub rules: Vec<RuleCount>,
+    /// Counters of the reasons to pass.
     pub passed: Vec<PassCount>,
 }
 
+/// Counters of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleCount {
+    /// The rule's name.
     pub rule: String,
     /// `off`, `monitor` or `enforce`.
     pub mode: String,
-    /// Refused.
+    /// Number of refused packets.
     pub packets: u64,
-    /// Of UDP payload.
+    /// Bytes of their UDP payload.
     pub bytes: u64,
-    /// Packets that would have been refused.
+    /// Number of packets that would have been refused.
     pub monitored: u64,
 }
 
+/// Counters of a reason to pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassCount {
+    /// The reason's name.
     pub reason: String,
+    /// Number of packets.
     pub packets: u64,
+    /// Bytes of their UDP payload.
     pub bytes: u64,
 }
 
+/// An entry that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
-    /// `None`: all.
+pub struct ListedStatus {
+    /// The scope; `None` for all.
     pub scope: Option<String>,
+    /// The prefix.
     pub prefix: String,
     /// `block` or `allow`.
     pub entry: String,
-    /// For which it stays; `None`: until it is taken back.
+    /// Seconds until it expires; `None` if it stays until it is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
 }
 
-/// How full a table is that can fill up.
+/// The fill level of a table that can be full.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Table {
+pub struct TableStatus {
+    /// The table's name.
     pub name: String,
+    /// Number of entries.
     pub entries: u64,
+    /// Largest number of entries.
     pub room: u64,
 }
 
+/// A packet that was refused, or would have been.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// `CLOCK_MONOTONIC`.
+pub struct RefusalStatus {
+    /// Time of `CLOCK_MONOTONIC` in ns.
     pub time_ns: u64,
+    /// The scope's name.
     pub scope: String,
-    /// Rules: the one that decided, or those that would have.
+    /// The rule that refused it, or the rules that would have.
     pub rules: Vec<String>,
-    /// Whether it was refused; else a rule only watches.
+    /// Whether it was refused; false if the rules only monitor.
     pub refused: bool,
+    /// The sender's address.
     pub source: SocketAddr,
+    /// The receiver's address.
     pub destination: SocketAddr,
+    /// UDP payload in bytes.
     pub bytes: u32,
 }
 
-impl Refusal {
-    pub fn new(sample: &Sample) -> Self {
+impl RefusalStatus {
+    /// Converts a sample.
+    pub fn new(sample: &RefusedPacket) -> Self {
         let rules = match sample.reason {
-            Reason::Refused(rule) => vec![rule.name().to_owned()],
-            Reason::Passed(_) => sample.monitored.iter().map(|rule| rule.name().to_owned()).collect(),
+            GateReason::Refused(rule) => vec![rule.name().to_owned()],
+            GateReason::Passed(_) => sample.monitored.iter().map(|rule| rule.name().to_owned()).collect(),
         };
         Self {
             time_ns: sample.time_ns,
             scope: sample.scope.clone(),
             rules,
-            refused: matches!(sample.reason, Reason::Refused(_)),
+            refused: matches!(sample.reason, GateReason::Refused(_)),
             source: sample.source,
             destination: sample.destination,
             bytes: sample.bytes,
@@ -154,38 +184,42 @@ impl Refusal {
 
 /// The latest samples.
 #[derive(Debug, Default)]
-pub struct Recent(VecDeque<Refusal>);
+pub struct Recent(VecDeque<RefusalStatus>);
 
 impl Recent {
-    pub fn push(&mut self, refusal: Refusal) {
+    /// Adds a sample, in place of the oldest if there is no room.
+    pub fn push(&mut self, refusal: RefusalStatus) {
         if self.0.len() == RECENT {
             self.0.pop_front();
         }
         self.0.push_back(refusal);
     }
 
-    pub fn all(&self) -> Vec<Refusal> {
+    /// Returns the samples, oldest first.
+    pub fn all(&self) -> Vec<RefusalStatus> {
         self.0.iter().cloned().collect()
     }
 }
 
-/// What the gate knows; the rest is the daemon's.
-pub fn of(gate: &Gate) -> Result<Status, crate::Error> {
+/// Returns the gate's part of the status; the daemon adds the rest.
+pub fn read_status(gate: &Gate) -> Result<Status, crate::Error> {
     let statistics = gate.statistics()?;
     let rules = gate.rules();
-    let scopes = statistics.scopes.iter().map(|scope| Scope::new(gate, &rules, scope));
-    let scopes: Vec<Scope> = scopes.collect();
-    let listed = gate.listed().into_iter().map(|(scope, prefix, entry)| Listed::new(scope, prefix, entry));
-    let unseen = rules.scopes.iter().filter(|scope| matches!(scope.policy.live, rules::Live::Tracked { .. }));
+    let scopes = statistics.scopes.iter().map(|scope| ScopeStatus::new(gate, &rules, scope));
+    let scopes: Vec<ScopeStatus> = scopes.collect();
+    let listed =
+        gate.listed().into_iter().map(|(scope, prefix, entry)| ListedStatus::new(scope, prefix, entry));
+    let unseen =
+        rules.scopes.iter().filter(|scope| matches!(scope.policy.live, rules::LiveRule::Tracked { .. }));
     let unseen =
         unseen.filter_map(|tracking| scopes.iter().find(|scope| scope.name == tracking.name)?.unseen());
     Ok(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        interfaces: gate.interfaces().into_iter().map(Interface::from).collect(),
+        interfaces: gate.interfaces().into_iter().map(GateInterfaceStatus::from).collect(),
         trouble: trouble(gate).into_iter().chain(unseen).collect(),
         networks: sizes(gate.load()),
         scopes,
-        tables: gate.tables().into_iter().map(Table::from).collect(),
+        tables: gate.tables().into_iter().map(TableStatus::from).collect(),
         events: Event::ALL.map(|event| (event.name().to_owned(), statistics.event(event))).into(),
         listed: listed.collect(),
         ..Status::default()
@@ -204,41 +238,43 @@ fn sizes(load: &Config) -> Vec<NetworkSize> {
     [of_family(4, &load.client_prefix_v4), of_family(6, &load.client_prefix_v6)].concat()
 }
 
-/// What keeps the gate from doing its work.
+/// Returns the faults that keep the gate from working.
 pub fn trouble(gate: &Gate) -> Vec<String> {
     let interfaces = gate.interfaces().into_iter();
     let interfaces = interfaces.filter_map(|it| Some(format!("interface {}: {}", it.name, it.trouble?)));
     interfaces.chain(gate.trouble()).collect()
 }
 
-impl From<crate::Interface> for Interface {
+impl From<crate::Interface> for GateInterfaceStatus {
     fn from(it: crate::Interface) -> Self {
         let crate::Interface { name, mode, attached, trouble, reattached } = it;
         Self { name, mode: mode.to_string(), attached, trouble, reattached }
     }
 }
 
-impl Listed {
-    pub fn new(scope: Option<String>, prefix: Prefix, entry: Entry) -> Self {
+impl ListedStatus {
+    /// Makes an entry without an expiry time.
+    pub fn new(scope: Option<String>, prefix: Prefix, entry: ListEntry) -> Self {
         let entry = match entry {
-            Entry::Block => "block",
-            Entry::Allow => "allow",
+            ListEntry::Block => "block",
+            ListEntry::Allow => "allow",
         };
         Self { scope, prefix: prefix.to_string(), entry: entry.to_owned(), seconds: None }
     }
 }
 
-impl From<crate::Table> for Table {
-    fn from(it: crate::Table) -> Self {
+impl From<crate::TableFill> for TableStatus {
+    fn from(it: crate::TableFill) -> Self {
         Self { name: it.name.to_owned(), entries: it.entries, room: it.room }
     }
 }
 
-/// Packets after which it is strange that none answers to something that the server sent.
+/// Number of packets after which the lack of any answer is suspicious.
 const STRANGE: u64 = 20;
 
-impl Scope {
-    /// Where connections are tracked: clients send what only follows an answer, and the gate has seen no answer.
+impl ScopeStatus {
+    /// Returns a warning if connections are tracked and clients send packets that only follow an answer, but the gate
+    /// has seen no answer.
     fn unseen(&self) -> Option<String> {
         let packets = |pass: Pass| {
             let count = self.passed.iter().find(|count| count.reason == pass.name());
@@ -248,17 +284,17 @@ impl Scope {
         let answered = packets(Pass::Handshake) + packets(Pass::Live) + packets(Pass::LivePath);
         (opened >= STRANGE && packets(Pass::Unknown) >= STRANGE && answered == 0).then(|| {
             format!(
-                "scope {}: connections go on of which no answer was seen, so none is tracked: answers leave by an \
-                 interface that is not among --interface, or with empty connection IDs",
+                "scope {}: clients continue connections, but the gate has seen no answer of the server, so it tracks none: add the \
+                 interface by which answers leave to --interface, or let the server use connection IDs",
                 self.name
             )
         })
     }
 
-    fn new(gate: &Gate, rules: &rules::Rules, scope: &ScopeStatistics) -> Self {
+    fn new(gate: &Gate, rules: &rules::GateRules, scope: &ScopeStatistics) -> Self {
         let known = rules.scopes.iter().find(|known| known.name == scope.name);
         let modes = known.map_or(rules.interface, |known| known.policy.modes);
-        // "interface", and scopes that are gone, have none.
+        // "interface" and scopes that are gone have none.
         let clients = known.and_then(|known| gate.clients(&known.name).ok()).unwrap_or_default();
         let clients: Vec<_> = clients.into_iter().filter(|client| client.connections > 0).collect();
         Self {
@@ -272,19 +308,19 @@ impl Scope {
 }
 
 impl RuleCount {
-    fn new(rule: Rule, mode: rules::Mode, counter: Counter) -> Self {
+    fn new(rule: Rule, mode: rules::RuleMode, counter: PacketCounter) -> Self {
         let mode = match mode {
-            rules::Mode::Off => "off",
-            rules::Mode::Monitor => "monitor",
-            rules::Mode::Enforce => "enforce",
+            rules::RuleMode::Off => "off",
+            rules::RuleMode::Monitor => "monitor",
+            rules::RuleMode::Enforce => "enforce",
         };
-        let Counter { packets, bytes, monitored } = counter;
+        let PacketCounter { packets, bytes, monitored } = counter;
         Self { rule: rule.name().to_owned(), mode: mode.to_owned(), packets, bytes, monitored }
     }
 }
 
 impl PassCount {
-    fn new(pass: Pass, Counter { packets, bytes, .. }: Counter) -> Self {
+    fn new(pass: Pass, PacketCounter { packets, bytes, .. }: PacketCounter) -> Self {
         Self { reason: pass.name().to_owned(), packets, bytes }
     }
 }
@@ -294,21 +330,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_networks_are_named() {
+    fn status_names_the_network_sizes_of_limits() {
         let load = Config { client_prefix_v4: vec![32], ..Config::default() };
         let named: Vec<_> = sizes(&load).into_iter().map(|it| (it.family, it.prefix, it.times)).collect();
         assert_eq!(named, [(4, 32, 1), (6, 64, 1), (6, 56, 8), (6, 48, 64)]);
     }
 
     #[test]
-    fn answers_that_are_never_seen_are_trouble() {
+    fn unseen_answers_are_reported_as_trouble() {
         let scope = |counts: &[(Pass, u64)]| {
             let passed = counts.iter().map(|(pass, packets)| PassCount {
                 reason: pass.name().to_owned(),
                 packets: *packets,
                 bytes: 0,
             });
-            Scope { name: "web".into(), passed: passed.collect(), ..Scope::default() }
+            ScopeStatus { name: "web".into(), passed: passed.collect(), ..ScopeStatus::default() }
         };
         let asymmetric = scope(&[(Pass::New, 15), (Pass::Proved, 5), (Pass::Unknown, 20)]);
         assert!(asymmetric.unseen().is_some_and(|said| said.starts_with("scope web: ")));

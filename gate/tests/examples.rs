@@ -9,7 +9,7 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use support::{Site, hello, is_root, quota_of_two_holds, wait_for};
+use support::{GateSite, hello, is_root, quota_of_two_holds, wait_for};
 
 const TRACKED: &str = "\
 [[scope]]
@@ -29,7 +29,7 @@ quota = { connections = 2 }
 unknown_id = \"enforce\"
 ";
 
-/// `target/debug`, or whichever these tests are in.
+/// Returns `target/debug`, or the directory that these tests are in.
 fn target() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).unwrap().to_owned()
@@ -41,7 +41,7 @@ fn quinn() -> String {
     program.to_string_lossy().into_owned()
 }
 
-/// Whether a tool is there and takes these arguments; says so if not.
+/// Whether a tool exists and accepts these arguments; prints a message if not.
 fn has(tool: &str, args: &[&str]) -> bool {
     let found = Command::new(tool).args(args).output().is_ok_and(|output| output.status.success());
     if !found {
@@ -65,7 +65,7 @@ async fn a_server_on_quinn_has_its_quota_and_leaves_nothing_attached() {
     if !is_root() {
         return;
     }
-    let site = Site::new("quinn", TRACKED);
+    let site = GateSite::new("quinn", TRACKED);
     let server = site.serve(&quinn());
     assert!(site.is_guarded());
     quota_of_two_holds(&site).await;
@@ -73,14 +73,14 @@ async fn a_server_on_quinn_has_its_quota_and_leaves_nothing_attached() {
     assert!(!site.is_guarded());
 }
 
-/// Addresses are proved by the gate: the server takes the tokens of the gate's Retry packets. Without, no client would:
-/// it checks that the server knows both IDs of before (RFC 9000, section 7.3).
+/// The gate validates addresses, and the server accepts the tokens of its Retry packets. Otherwise no client would
+/// connect: it checks that the server knows both earlier IDs (RFC 9000, section 7.3).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_on_quinn_takes_part_in_retry() {
     if !is_root() {
         return;
     }
-    let site = Site::new("quinn-retry", &format!("{TRACKED}rules.retry = \"enforce\"\n"));
+    let site = GateSite::new("quinn-retry", &format!("{TRACKED}rules.retry = \"enforce\"\n"));
     let _pass = site.take_answers();
     let server = site.serve(&quinn());
     quota_of_two_holds(&site).await;
@@ -92,12 +92,12 @@ async fn a_server_that_is_killed_leaves_nothing_attached() {
     if !is_root() {
         return;
     }
-    let site = Site::new("kill", TRACKED);
+    let site = GateSite::new("kill", TRACKED);
     let server = site.serve(&quinn());
     hello(&site.connect(std::time::Duration::from_secs(10)).await.unwrap()).await;
     assert!(site.is_guarded());
     assert_eq!(server.end(Signal::SIGKILL).0, None);
-    // The kernel lets go of a link after the process, by a work queue.
+    // The kernel frees a link after the process has ended, in a work queue.
     wait_for("a clean interface", || !site.is_guarded());
 }
 
@@ -113,7 +113,7 @@ fn the_header_is_c99_and_cplusplus() {
     }
 }
 
-/// The header and the library are written by hand, side by side.
+/// The header and the library are both written by hand.
 #[test]
 fn the_library_exports_what_the_header_declares() {
     if !has("nm", &["--version"]) {
@@ -141,7 +141,7 @@ async fn a_server_in_c_has_its_quota() {
     if !is_root() || !has("cc", &["--version"]) || !has("pkg-config", &needs) {
         return;
     }
-    let site = Site::new("c", PUBLISHED);
+    let site = GateSite::new("c", PUBLISHED);
     let program = build_c(&site);
     let server = site.serve(&program);
     assert!(site.is_guarded());
@@ -151,24 +151,25 @@ async fn a_server_in_c_has_its_quota() {
     assert!(!site.is_guarded());
 }
 
-/// Addresses are proved by the gate: the server in C takes the tokens of the gate's Retry packets.
+/// The gate validates addresses, and the server in C accepts the tokens of its Retry packets.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_in_c_takes_part_in_retry() {
     let needs = ["--exists", "libngtcp2", "libngtcp2_crypto_gnutls", "gnutls"];
     if !is_root() || !has("cc", &["--version"]) || !has("pkg-config", &needs) {
         return;
     }
-    let site = Site::new("retry", &format!("{PUBLISHED}retry = \"enforce\"\n"));
+    let site = GateSite::new("retry", &format!("{PUBLISHED}retry = \"enforce\"\n"));
     let _pass = site.take_answers();
     let server = site.serve(&build_c(&site));
-    // A client that got a Retry checks that the server knows both IDs of before (RFC 9000, section 7.3).
+    // A client that got a Retry checks that the server knows both earlier IDs (RFC 9000, section 7.3).
     quota_of_two_holds(&site).await;
     assert_eq!(server.end(Signal::SIGTERM).0, Some(0));
 }
 
-/// Installs the library as a package would, and builds the example against it as its first lines say.
-fn build_c(site: &Site) -> String {
-    let (root, program) = (site.path("root"), site.path("server"));
+/// Installs the library as a package would, and builds the example against it with the command of its first lines.
+fn build_c(site: &GateSite) -> String {
+    let root = site.path("root");
+    let program = site.path("server");
     let mut install = Command::new("make");
     install.arg("-C").arg(source("..")).args(["--no-print-directory", "install-gate", "PREFIX=/usr"]);
     install

@@ -1,4 +1,4 @@
-//! The library on a loaded gate, by its Rust and its C side.
+//! The Rust and the C side of the library on a loaded gate.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -11,11 +11,11 @@ use std::{
 };
 
 use millrace_gate::{
-    Entry, Error, Gate, Mode, Policy,
+    Error, Gate, ListEntry, Policy, XdpMode,
     policy::TokenKeys,
-    token::{self, Key, Token},
+    token::{self, GateKey, Token},
 };
-use support::{Site, inside, is_root, wait_for};
+use support::{GateSite, inside, is_root, wait_for};
 
 const WEB: &str = "[[scope]]\nname = \"web\"\nport = 443\ncount = \"application\"\n";
 
@@ -38,7 +38,7 @@ fn connections_count_until_they_are_dropped() {
     assert_eq!(scope.connections(of_a_prefix[0]).unwrap(), 2, "a /64 is one client");
     assert_eq!(gate.clients("web").unwrap().len(), 2);
 
-    // Connections outlive a policy, and their scope's handle the gate.
+    // Connections outlive a policy, and the scope's handle outlives the gate.
     gate.set_policy(&Policy::parse(&format!("{WEB}rules.quota = {{ connections = 1 }}\n")).unwrap()).unwrap();
     assert_eq!(scope.connections(client).unwrap(), 400);
     std::thread::scope(|threads| drop(threads.spawn(|| drop(connections))));
@@ -50,7 +50,7 @@ fn connections_count_until_they_are_dropped() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_that_names_it() {
+fn invalid_use_is_an_error_that_names_it() {
     if !is_root() {
         return;
     }
@@ -59,16 +59,16 @@ fn what_cannot_be_is_an_error_that_names_it() {
         matches!(gate.scope("wbe"), Err(Error::NoScope { name, known }) if name == "wbe" && known == ["web"])
     );
     assert!(
-        matches!(gate.attach("nowhere0", Mode::Auto), Err(Error::Interface { name, .. }) if name == "nowhere0")
+        matches!(gate.attach("nowhere0", XdpMode::Auto), Err(Error::Interface { name, .. }) if name == "nowhere0")
     );
     let prefix = "192.0.2.0/24".parse().unwrap();
-    assert!(matches!(gate.list(Some("wbe"), prefix, Entry::Block), Err(Error::NoScope { .. })));
+    assert!(matches!(gate.list(Some("wbe"), prefix, ListEntry::Block), Err(Error::NoScope { .. })));
     let other = Policy::parse(&format!("load.client_prefix_v4 = 24\n{WEB}")).unwrap();
     assert!(matches!(gate.set_policy(&other), Err(Error::Load)));
     assert_eq!(gate.rules(), Policy::parse(WEB).unwrap().rules, "the policy is still the first");
 }
 
-/// A gate that is alone makes new keys all the time, and takes every token for its whole lifetime.
+/// A gate without shared keys makes new keys all the time, and accepts every token for its whole lifetime.
 #[test]
 fn own_token_keys_change_and_no_token_is_lost() {
     if !is_root() {
@@ -78,24 +78,25 @@ fn own_token_keys_change_and_no_token_is_lost() {
     let gate =
         Gate::new(&Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap()).unwrap();
     let keys = || gate.token_keys();
-    let known = |key: &Key| (0..2).any(|slot| keys().get(slot) == Some(key));
+    let known = |key: &GateKey| (0..2).any(|slot| keys().get(slot) == Some(key));
     let first = (0..2).find_map(|slot| keys().get(slot).cloned()).unwrap();
-    // When there was none yet.
+    // There was no key yet.
     let mut before = begin;
     let (is_known, after) = wait_for("a second key", || {
-        let (now, keys) = (Instant::now(), keys());
+        let now = Instant::now();
+        let keys = keys();
         let is_there = (0..2).all(|slot| keys.get(slot).is_some());
         before = if is_there { before } else { now };
         let is_known = (0..2).any(|slot| keys.get(slot) == Some(&first));
         is_there.then(|| (is_known, before.elapsed()))
     });
     assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
-    // Of a look that comes late, on a busy machine, nothing follows: the third may be there.
+    // A late look, on a busy machine, shows nothing: the third key may already be there.
     assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
     wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");
-    // Those of a file stay.
-    let shared = TokenKeys { slots: [1, 2].map(|byte| Key::new([byte; 16])), current: 0 };
+    // The keys of a file stay.
+    let shared = TokenKeys { slots: [1, 2].map(|byte| GateKey::new([byte; 16])), current: 0 };
     let policy = Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap();
     gate.set_policy(&Policy { token_keys: Some(shared.clone()), ..policy.clone() }).unwrap();
     assert!(shared.slots.iter().all(known));
@@ -103,42 +104,46 @@ fn own_token_keys_change_and_no_token_is_lost() {
     wait_for("keys of its own", || shared.slots.iter().all(|key| !known(key)));
 }
 
-/// What an operator reads names each cause once, and what to do.
+/// An operator's message names each cause once, and a remedy.
 #[test]
-fn errors_say_their_causes_once_and_a_remedy() {
+fn errors_name_causes_once_and_a_remedy() {
     if !is_root() {
         return;
     }
-    let site = Site::new("errors", "");
-    let (gate, other) =
-        (Gate::new(&Policy::parse(WEB).unwrap()).unwrap(), Gate::new(&Policy::parse(WEB).unwrap()));
+    let site = GateSite::new("errors", "");
+    let gate = Gate::new(&Policy::parse(WEB).unwrap()).unwrap();
+    let other = Gate::new(&Policy::parse(WEB).unwrap());
     let other = other.unwrap();
     let attach = |gate: &Gate, interface, mode| {
         let done = inside(&site.server, || gate.attach(interface, mode));
         format!("{:#}", anyhow::Error::from(done.expect_err("an error")))
     };
-    let gone = attach(&gate, "nowhere0", Mode::Auto);
+    let gone = attach(&gate, "nowhere0", XdpMode::Auto);
     assert_eq!(gone, "there is no interface nowhere0: ENODEV: No such device");
-    let lo = attach(&gate, "lo", Mode::Native);
+    let lo = attach(&gate, "lo", XdpMode::Native);
     assert!(lo.contains("mode generic works") && lo.matches("os error").count() == 1, "{lo}");
-    inside(&site.server, || gate.attach("lo", Mode::Auto)).unwrap();
-    assert_eq!(attach(&gate, "lo", Mode::Auto), "interface lo is guarded by this gate already: name it once");
-    inside(&site.server, || gate.attach("eth", Mode::Generic)).unwrap();
-    let taken = attach(&other, "eth", Mode::Native);
+    inside(&site.server, || gate.attach("lo", XdpMode::Auto)).unwrap();
+    assert_eq!(
+        attach(&gate, "lo", XdpMode::Auto),
+        "interface lo is guarded by this gate already: name it once"
+    );
+    inside(&site.server, || gate.attach("eth", XdpMode::Generic)).unwrap();
+    let taken = attach(&other, "eth", XdpMode::Native);
     assert!(taken.contains("in the other mode: `bpftool net` names it"), "{taken}");
-    for mode in [Mode::Auto, Mode::Generic] {
+    for mode in [XdpMode::Auto, XdpMode::Generic] {
         let taken = attach(&other, "eth", mode);
         assert!(taken.contains("has another gate at XDP already"), "{taken}");
     }
 }
 
-/// Gates that share a file agree on slots, whatever each has been through.
+/// Gates that share a file agree on slots, whatever their history.
 #[test]
-fn token_keys_are_in_the_slots_that_the_file_says() {
+fn token_keys_are_in_the_slots_of_the_file() {
     if !is_root() {
         return;
     }
-    let keys = |slots: [u8; 2], current| TokenKeys { slots: slots.map(|byte| Key::new([byte; 16])), current };
+    let keys =
+        |slots: [u8; 2], current| TokenKeys { slots: slots.map(|byte| GateKey::new([byte; 16])), current };
     let policy = |keys| Policy { token_keys: Some(keys), ..Policy::parse(WEB).unwrap() };
     let client: SocketAddr = "192.0.2.7:4433".parse().unwrap();
     // A token lives for seconds, and a change of policy may take some on a busy machine.
@@ -163,7 +168,7 @@ fn token_keys_are_in_the_slots_that_the_file_says() {
             let elsewhere = "192.0.2.8:4433".parse().unwrap();
             assert_eq!(scope.check_token(client, &sealed(elsewhere)), Err(token::Error::OtherClient));
         }
-        let forged = Token::new(client, b"original", now()).unwrap().seal(0, &Key::new([9; 16]), "web");
+        let forged = Token::new(client, b"original", now()).unwrap().seal(0, &GateKey::new([9; 16]), "web");
         assert_eq!(scope.check_token(client, &forged), Err(token::Error::Forged));
     }
 }
@@ -259,9 +264,10 @@ int main(void)
 }
 "#;
 
-/// A program in C with the library. `None`, with a word, where there is no compiler.
-fn build(site: &Site, text: &str, defines: &[String]) -> Option<Command> {
-    let (source, program) = (site.path("program.c"), site.path("program"));
+/// Compiles a C program with the library. Returns `None` and prints a message where there is no compiler.
+fn build(site: &GateSite, text: &str, defines: &[String]) -> Option<Command> {
+    let source = site.path("program.c");
+    let program = site.path("program");
     std::fs::write(&source, text).unwrap();
     let test = std::env::current_exe().unwrap();
     let library = test.parent().unwrap();
@@ -288,15 +294,16 @@ fn build(site: &Site, text: &str, defines: &[String]) -> Option<Command> {
     Some(command)
 }
 
-/// Layouts and numbers of the header are those of the library.
+/// The header's layouts and numbers equal the library's.
 #[test]
-fn every_function_from_c() {
+fn every_function_works_from_c() {
     if !is_root() {
         return;
     }
-    let site = Site::new("abi", "");
-    // As a gate makes it that shares the key.
-    let (key, now) = (Key::new([7; 16]), SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs());
+    let site = GateSite::new("abi", "");
+    // This token is made like that of a gate with the same key.
+    let key = GateKey::new([7; 16]);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let token = Token::new("192.0.2.7:1".parse().unwrap(), b"original", now).unwrap().seal(1, &key, "web");
     std::fs::write(site.path("keys"), format!("{}\n* {}\n", "06".repeat(16), "07".repeat(16))).unwrap();
     let token = format!("-DTOKEN=\"{}\"", millrace_gate::hex::encode(&token));
@@ -337,20 +344,21 @@ fn a_child_does_not_keep_the_gate() {
     if !is_root() {
         return;
     }
-    let site = Site::new("fork", "");
+    let site = GateSite::new("fork", "");
     let Some(mut command) = build(&site, FORK, &[]) else { return };
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut parent = inside(&site.server, || command.spawn().unwrap());
-    let (mut said, mut line) = (BufReader::new(parent.stdout.take().unwrap()), String::new());
+    let mut said = BufReader::new(parent.stdout.take().unwrap());
+    let mut line = String::new();
     said.read_line(&mut line).unwrap();
     assert_eq!(line, "guarding\n");
     assert!(site.is_guarded());
     let mut stdin = parent.stdin.take().unwrap();
     stdin.write_all(b"f").unwrap();
     assert_eq!(parent.wait().unwrap().code(), Some(0));
-    // The kernel lets go of a link after the process, by a work queue.
+    // The kernel frees a link after the process has ended, in a work queue.
     wait_for("a clean interface", || !site.is_guarded());
-    // Who reads it is there still, or this would fail.
+    // The write fails if the child is gone.
     stdin.write_all(b"x").expect("the child lives");
     drop(stdin);
     said.read_to_string(&mut line).unwrap();

@@ -1,4 +1,5 @@
-//! Connections of stock quinn behind the gate: proved by its Retry, and not hurt by anything. Counted by the gate.
+//! Connections of stock quinn behind the gate: their addresses are validated by its Retry, and they are not disturbed
+//! by anything. The gate counts its packets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -15,22 +16,22 @@ use std::{
     time::Duration,
 };
 
-use millrace_gate::{Entry, Event, Gate, Mode, Pass, Policy, Prefix, Rule, Scope, ScopeStatistics};
+use millrace_gate::{Event, Gate, ListEntry, Pass, Policy, Prefix, Rule, Scope, ScopeStatistics, XdpMode};
 use quinn::{
     ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig,
     TokioRuntime,
 };
-use support::{PORT, SERVER, Site, answer, hello, initial, inside, is_root, wait_until};
+use support::{GateSite, PORT, SERVER, answer, hello, initial, inside, is_root, wait_until};
 
 const LONG: Duration = Duration::from_secs(60);
 
 /// Publishes every connection ID before quinn uses it.
-struct Published {
+struct PublishedIds {
     scope: Scope,
     next: Arc<AtomicU64>,
 }
 
-impl ConnectionIdGenerator for Published {
+impl ConnectionIdGenerator for PublishedIds {
     fn generate_cid(&mut self) -> ConnectionId {
         let id = self.next.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).to_be_bytes();
         self.scope.publish(&id).unwrap();
@@ -46,13 +47,13 @@ impl ConnectionIdGenerator for Published {
     }
 }
 
-fn gate(site: &Site, policy: &str) -> Gate {
+fn gate(site: &GateSite, policy: &str) -> Gate {
     let gate = Gate::new(&Policy::parse(policy).unwrap()).unwrap();
-    inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
+    inside(&site.server, || gate.attach("eth", XdpMode::Native)).unwrap();
     gate
 }
 
-fn server(site: &Site, address: &str, endpoint: EndpointConfig, config: ServerConfig) -> Endpoint {
+fn server(site: &GateSite, address: &str, endpoint: EndpointConfig, config: ServerConfig) -> Endpoint {
     let address = SocketAddr::new(address.parse().unwrap(), PORT);
     let socket = inside(&site.server, || UdpSocket::bind(address).unwrap());
     Endpoint::new(endpoint, Some(config), socket, Arc::new(TokioRuntime)).unwrap()
@@ -62,7 +63,7 @@ fn web(gate: &Gate) -> ScopeStatistics {
     gate.statistics().unwrap().scope("web").unwrap().clone()
 }
 
-/// All packets that were refused, by whatever rule.
+/// Returns the number of all packets that were refused, by any rule.
 fn refused(gate: &Gate) -> u64 {
     let web = web(gate);
     Rule::ALL.iter().map(|rule| web.rule(*rule).packets).sum()
@@ -75,14 +76,14 @@ port = 4433
 rules.retry = \"enforce\"
 ";
 
-/// Before the server hears of a connection, its address is proved; the client finds everything in order, and the server
-/// knows.
+/// Each address is validated before the server gets a connection's first packet. The client accepts the Retry, and
+/// the server knows about it.
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_is_accepted_by_stock_quinn() {
     if !is_root() {
         return;
     }
-    let site = Site::new("live-retry", "");
+    let site = GateSite::new("live-retry", "");
     let _pass = site.take_answers();
     let gate = gate(&site, RETRY);
     for (connections, (local, at)) in (1..).zip([("0.0.0.0", "10.97.0.1"), ("::", "fd97::1")]) {
@@ -103,7 +104,7 @@ async fn retry_is_accepted_by_stock_quinn() {
         client.wait_idle().await;
         assert!(served.await.unwrap(), "the address was proved");
         let web = web(&gate);
-        // A client that is slow to hear of it may ask twice; it is let in by its token, and nothing else.
+        // A client that gets the Retry late may repeat its Initial; only its token lets it in.
         assert!(web.rule(Rule::Retry).packets >= connections);
         assert!(web.pass(Pass::Proved).packets >= connections);
         assert_eq!((web.pass(Pass::New).packets, refused(&gate)), (0, web.rule(Rule::Retry).packets));
@@ -117,8 +118,8 @@ fn published(connections: u32) -> String {
     )
 }
 
-/// A connection of an address that is over its quota and floods, as if behind one NAT: key updates, new connection IDs,
-/// new ports, and a policy that changes all the time. Exactly the flood is refused.
+/// A connection of an address that is over its quota and floods, as if behind one NAT, changes keys, connection IDs
+/// and ports, while the policy changes all the time. Exactly the flood is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_connections_are_not_hurt() {
     const ROUNDS: u64 = 40;
@@ -126,12 +127,13 @@ async fn live_connections_are_not_hurt() {
     if !is_root() {
         return;
     }
-    let site = Site::new("live", "");
+    let site = GateSite::new("live", "");
     let gate = gate(&site, &published(1));
     let scope = gate.scope("web").unwrap();
     let mut endpoint = EndpointConfig::default();
-    let (ids, next) = (scope.clone(), Arc::new(AtomicU64::new(1 << 63)));
-    endpoint.cid_generator(move || Box::new(Published { scope: ids.clone(), next: next.clone() }));
+    let ids = scope.clone();
+    let next = Arc::new(AtomicU64::new(1 << 63));
+    endpoint.cid_generator(move || Box::new(PublishedIds { scope: ids.clone(), next: next.clone() }));
     let server = server(&site, "10.97.0.1", endpoint, site.server_config());
     let served = tokio::spawn(async move {
         let connection = server.accept().await.unwrap().await.unwrap();
@@ -162,7 +164,7 @@ async fn live_connections_are_not_hurt() {
     }
     let total = ROUNDS * BURST;
     assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (total, total));
-    // The gate goes, the connection stays.
+    // The gate is removed, and the connection stays.
     let live = web(&gate).pass(Pass::Live).packets;
     assert!(live > 2 * ROUNDS, "{live} packets of the live connection");
     drop(gate);
@@ -179,14 +181,14 @@ port = 4433
 rules.quota = { connections = 1, answer = true }
 ";
 
-/// Over quota, with an answer: stock quinn gives up at once, though it would have waited for a minute, and the client's
-/// live connection does not notice. The server takes no part.
+/// Over the quota, stock quinn gives up at once when it gets the answer, though it would have waited for a minute.
+/// The client's live connection is not affected. The server takes no part.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_that_is_answered_is_final() {
+async fn answered_refusal_ends_the_clients_attempt() {
     if !is_root() {
         return;
     }
-    let site = Site::new("live-refusal", "");
+    let site = GateSite::new("live-refusal", "");
     let _pass = site.take_answers();
     let gate = gate(&site, ONE_EACH);
     for (connections, (local, at)) in (1..).zip([("0.0.0.0", "10.97.0.1"), ("::", "fd97::1")]) {
@@ -196,7 +198,7 @@ async fn a_refusal_that_is_answered_is_final() {
         let there = SocketAddr::new(at.parse().unwrap(), PORT);
         let live = client.connect(there, "localhost").unwrap().await.expect("a connection");
         hello(&live).await;
-        // From the same socket and from another, as if behind one NAT.
+        // The same and another socket are used, as if behind one NAT.
         for endpoint in [&client, &site.endpoint_at(local, LONG)] {
             let refused = endpoint.connect(there, "localhost").unwrap().await;
             assert_eq!(refused.unwrap_err(), ConnectionError::VersionMismatch);
@@ -205,7 +207,7 @@ async fn a_refusal_that_is_answered_is_final() {
         live.close(0u8.into(), b"");
         client.wait_idle().await;
         served.await.unwrap();
-        // A client that is slow to hear of it may ask twice.
+        // A client that gets the answer late may repeat its Initial.
         let answered = gate.statistics().unwrap().event(Event::Answered);
         assert!(answered >= 2 * connections);
         assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (answered, answered));
@@ -213,20 +215,20 @@ async fn a_refusal_that_is_answered_is_final() {
     }
 }
 
-fn nft(site: &Site, command: &str) -> String {
+fn nft(site: &GateSite, command: &str) -> String {
     let output = Command::new("ip").args(["netns", "exec", &site.server, "nft", command]).output().unwrap();
     assert!(output.status.success(), "nft {command}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Netfilter does not see what the gate refuses, and may drop what the gate lets in.
+/// Netfilter does not see packets that the gate refuses, and may drop those that it passes.
 #[test]
-fn netfilter_sees_what_was_let_in_and_may_drop_it() {
+fn netfilter_sees_passed_packets_and_may_drop_them() {
     const PACKETS: u64 = 20;
     if !is_root() {
         return;
     }
-    let site = Site::new("live-nft", "");
+    let site = GateSite::new("live-nft", "");
     let gate = gate(&site, "[[scope]]\nname = \"web\"\nport = 4433\n");
     nft(&site, "add table inet t");
     for (chain, hook, verdict) in [("seen", "prerouting", "accept"), ("stopped", "input", "drop")] {
@@ -248,13 +250,13 @@ fn netfilter_sees_what_was_let_in_and_may_drop_it() {
     };
     let all: Prefix = "10.97.0.2/32".parse().unwrap();
 
-    gate.list(None, all, Entry::Block).unwrap();
+    gate.list(None, all, ListEntry::Block).unwrap();
     send();
     wait_until("all refused", || web(&gate).rule(Rule::Block).packets, |packets| *packets == PACKETS);
     assert_eq!(counted("seen"), 0);
 
     gate.unlist(None, all).unwrap();
-    gate.list(None, all, Entry::Allow).unwrap();
+    gate.list(None, all, ListEntry::Allow).unwrap();
     send();
     wait_until("all stopped", || counted("stopped"), |packets| *packets == PACKETS);
     assert_eq!((counted("seen"), refused(&gate)), (PACKETS, PACKETS));

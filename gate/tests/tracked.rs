@@ -1,5 +1,6 @@
-//! Connections of stock quinn, which the gate follows by itself, while rules on strangers are enforced and strangers
-//! send from the same address all the time. Every packet is counted: exactly the strangers' are judged as such.
+//! Connections of stock quinn, which the gate tracks, while rules on unknown packets are enforced and others send
+//! such packets from the same address all the time. Every packet is counted: exactly the others' are judged as
+//! unknown.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -10,22 +11,22 @@ use std::{
     time::Duration,
 };
 
-use millrace_gate::{Gate, Mode, Pass, Policy, Rule, ScopeStatistics};
+use millrace_gate::{Gate, Pass, Policy, Rule, ScopeStatistics, XdpMode};
 use quinn::{
     Connection, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
     TransportConfig,
 };
-use support::{PORT, SERVER, Site, answer, hello, inside, is_root, long_hello, wait_until};
+use support::{GateSite, PORT, SERVER, answer, hello, inside, is_root, long_hello, wait_until};
 use tokio::{
     sync::mpsc::{Sender, channel},
     task::JoinSet,
     time::Instant,
 };
 
-/// Of the policy below: a client that a busy machine holds up for less is not forgotten.
+/// Idle time of the policy below: a client that a busy machine holds up for less is not forgotten.
 const IDLE: Duration = Duration::from_secs(6);
 const LONG: Duration = Duration::from_secs(60);
-/// Of clients that are refused: for others, enough to be answered on a busy machine.
+/// Time until clients that are refused give up; for the others it is enough on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 const POLICY: &str = "\
@@ -40,21 +41,21 @@ client_packets = { per_second = 1, burst = 30 }
 unknown_packets = { per_second = 1, burst = 30 }
 ";
 
-/// A server that knows nothing of the gate in front of it, and somebody at the clients' address who sends junk.
-struct Scene {
-    site: Site,
+/// A server that does not know about the gate in front of it, and a sender of junk at the clients' address.
+struct TrackedScene {
+    site: GateSite,
     gate: Gate,
     stranger: UdpSocket,
     junk: u64,
     server: Endpoint,
 }
 
-impl Scene {
+impl TrackedScene {
     fn new(name: &str, config: EndpointConfig, policy: &str) -> Self {
-        let site = Site::new(name, "");
+        let site = GateSite::new(name, "");
         let server = serve(&site, config);
         let gate = Gate::new(&Policy::parse(policy).unwrap()).unwrap();
-        inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
+        inside(&site.server, || gate.attach("eth", XdpMode::Native)).unwrap();
         let stranger = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
         stranger.connect((SERVER, PORT)).unwrap();
         Self { site, gate, stranger, junk: 0, server }
@@ -64,7 +65,7 @@ impl Scene {
         self.gate.statistics().unwrap().scope("web").unwrap().clone()
     }
 
-    /// A client that sends keep-alives.
+    /// Makes an endpoint that sends keep-alives.
     fn lively(&self, idle: Duration) -> Endpoint {
         let mut transport = TransportConfig::default();
         transport.keep_alive_interval(Some(IDLE / 4));
@@ -76,7 +77,7 @@ impl Scene {
         client
     }
 
-    /// Packets with short headers that were taken for a stranger's, let in or not.
+    /// Returns the number of packets with short headers that were judged as unknown, passed or not.
     fn strange(&self) -> u64 {
         let web = self.web();
         let rules = [Rule::ClientPackets, Rule::UnknownPackets].map(|rule| web.rule(rule).packets);
@@ -93,7 +94,7 @@ impl Scene {
         clients.iter().map(|client| client.connections).sum()
     }
 
-    /// Junk beyond every allowance of that address, all of which has been judged afterwards.
+    /// Sends junk beyond every allowance of that address, and waits until all of it has been judged.
     fn flood(&mut self) {
         for n in 0..50u64 {
             let packet = [&[0x40][..], &(self.junk + n).to_be_bytes(), &[0xee; 60]].concat();
@@ -103,7 +104,7 @@ impl Scene {
         wait_until("the end of the junk", || self.strange(), |count| *count >= self.junk);
     }
 
-    /// Nothing but the junk was judged as a stranger's, and nothing else was refused.
+    /// Checks that only the junk was judged as unknown, and nothing else was refused.
     fn assert_unhurt(&self) {
         let passed = self.web().pass(Pass::Unknown).packets;
         assert_eq!((self.strange(), self.refused() + passed), (self.junk, self.junk));
@@ -128,7 +129,7 @@ impl ConnectionIdGenerator for ShortLived {
     }
 }
 
-fn serve(site: &Site, endpoint: EndpointConfig) -> Endpoint {
+fn serve(site: &GateSite, endpoint: EndpointConfig) -> Endpoint {
     let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
     let config: ServerConfig = site.server_config();
     let server = Endpoint::new(endpoint, Some(config), socket, Arc::new(TokioRuntime)).unwrap();
@@ -145,20 +146,22 @@ fn serve(site: &Site, endpoint: EndpointConfig) -> Endpoint {
     server
 }
 
-/// Between one client and the server: whenever it is told to, it goes on from another port.
-struct Nat {
+/// A NAT between one client and the server: on request it continues from another port.
+struct TrackedNat {
     front: SocketAddr,
     rebind: Sender<tokio::net::UdpSocket>,
 }
 
-impl Nat {
-    fn start(site: &Site) -> Self {
+impl TrackedNat {
+    fn start(site: &GateSite) -> Self {
         let front = socket(site, "127.0.0.1");
         let at = front.local_addr().unwrap();
         let mut back = outer(site);
         let (rebind, mut rebound) = channel(1);
         tokio::spawn(async move {
-            let (mut client, mut out, mut home) = (None, [0; 2048], [0; 2048]);
+            let mut client = None;
+            let mut out = [0; 2048];
+            let mut home = [0; 2048];
             loop {
                 tokio::select! {
                     Ok((len, from)) = front.recv_from(&mut out) => {
@@ -180,19 +183,19 @@ impl Nat {
         Self { front: at, rebind }
     }
 
-    async fn rebind(&self, site: &Site) {
+    async fn rebind(&self, site: &GateSite) {
         self.rebind.send(outer(site)).await.unwrap();
     }
 }
 
-fn socket(site: &Site, address: &str) -> tokio::net::UdpSocket {
+fn socket(site: &GateSite, address: &str) -> tokio::net::UdpSocket {
     let address: IpAddr = address.parse().unwrap();
     let socket = inside(&site.clients, || UdpSocket::bind((address, 0)).unwrap());
     socket.set_nonblocking(true).unwrap();
     tokio::net::UdpSocket::from_std(socket).unwrap()
 }
 
-fn outer(site: &Site) -> tokio::net::UdpSocket {
+fn outer(site: &GateSite) -> tokio::net::UdpSocket {
     let socket = inside(&site.clients, || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect((SERVER, PORT)).unwrap();
@@ -208,15 +211,15 @@ async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
     connection
 }
 
-/// Two connections of one socket, over the client's quota from then on, while a stranger behind the same address uses up
-/// all that strangers may send: key updates and new addresses cost no packet.
+/// One socket has two connections, over the client's quota from then on, while another client behind the same address
+/// uses up the allowance of unknown packets. Key updates and new addresses cost no packet.
 #[tokio::test(flavor = "multi_thread")]
-async fn key_updates_and_new_addresses_cost_nothing() {
+async fn key_updates_and_new_addresses_cost_no_rate() {
     if !is_root() {
         return;
     }
-    let mut scene = Scene::new("tracked", EndpointConfig::default(), POLICY);
-    let nat = Nat::start(&scene.site);
+    let mut scene = TrackedScene::new("tracked", EndpointConfig::default(), POLICY);
+    let nat = TrackedNat::start(&scene.site);
     let client = scene.site.endpoint_at("127.0.0.1", LONG);
     let connections = [connect(&client, nat.front).await, connect(&client, nat.front).await];
     for _ in 0..10 {
@@ -226,8 +229,9 @@ async fn key_updates_and_new_addresses_cost_nothing() {
             hello(connection).await;
         }
         nat.rebind(&scene.site).await;
-        // Long ones: to an address that is not validated yet quinn sends nothing before three times of what it has
-        // received from there make a full packet, and small ones may take longer for that than its validation does.
+        // The questions are long: quinn sends nothing to an address that is not validated until three times what it
+        // has received from there make a full packet. Small questions may take longer for that than the validation
+        // does.
         for connection in &connections {
             long_hello(connection).await;
         }
@@ -236,13 +240,13 @@ async fn key_updates_and_new_addresses_cost_nothing() {
     scene.assert_unhurt();
 }
 
-/// At rest for longer than the gate remembers anything, but for keep-alives.
+/// The connections are idle, except for keep-alives, for longer than the gate remembers anything.
 #[tokio::test(flavor = "multi_thread")]
-async fn rest_with_keep_alives_costs_nothing() {
+async fn idle_connection_with_keep_alives_costs_no_rate() {
     if !is_root() {
         return;
     }
-    let mut scene = Scene::new("rest", EndpointConfig::default(), POLICY);
+    let mut scene = TrackedScene::new("rest", EndpointConfig::default(), POLICY);
     let client = scene.lively(LONG);
     let connection = connect(&client, (SERVER, PORT).into()).await;
     scene.flood();
@@ -253,19 +257,19 @@ async fn rest_with_keep_alives_costs_nothing() {
     scene.assert_unhurt();
 }
 
-/// A server that retires its IDs all the time: the client goes on with others, from the same address and port.
+/// The server retires its IDs all the time: the client continues with others, from the same address and port.
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_that_change_cost_nothing() {
+async fn changed_connection_ids_cost_no_rate() {
     if !is_root() {
         return;
     }
     let mut endpoint = EndpointConfig::default();
     endpoint.cid_generator(|| Box::new(ShortLived(1 << 63)));
-    let mut scene = Scene::new("ids", endpoint, POLICY);
+    let mut scene = TrackedScene::new("ids", endpoint, POLICY);
     let client = scene.site.endpoint(LONG);
     let connection = connect(&client, (SERVER, PORT).into()).await;
     let start = Instant::now();
-    let by_path = |scene: &Scene| scene.web().pass(Pass::LivePath).packets;
+    let by_path = |scene: &TrackedScene| scene.web().pass(Pass::LivePath).packets;
     while start.elapsed() < 2 * IDLE || (by_path(&scene) <= 10 && start.elapsed() < LONG) {
         scene.flood();
         connection.force_key_update();
@@ -276,7 +280,7 @@ async fn ids_that_change_cost_nothing() {
     scene.assert_unhurt();
 }
 
-/// Many connections of one client at the same time, all of them before the first is answered: as many as the quota
+/// One client opens many connections at the same time, all of them before the first is answered. As many as the quota
 /// allows become live, the server sees no other one complete, and those live on.
 #[tokio::test(flavor = "multi_thread")]
 async fn parallel_openings_are_held_to_the_quota() {
@@ -284,7 +288,7 @@ async fn parallel_openings_are_held_to_the_quota() {
         return;
     }
     let policy = "[[scope]]\nname = \"web\"\nport = 4433\nrules.quota = { connections = 2 }\n";
-    let scene = Scene::new("parallel", EndpointConfig::default(), policy);
+    let scene = TrackedScene::new("parallel", EndpointConfig::default(), policy);
     let mut all = JoinSet::new();
     for client in (0..12).map(|_| scene.lively(PATIENCE)) {
         all.spawn(async move {
@@ -310,14 +314,15 @@ async fn asked(connection: &Connection) -> bool {
     said && recv.read_to_end(100).await.is_ok_and(|answer| answer == b"hello\n")
 }
 
-/// What the gate cannot follow: another address and another ID at once, which is what quinn does when it is told of
-/// another address; and connections from before. They are strangers', whose packets pass while no rule objects.
+/// The gate cannot follow a connection that changes address and ID at once, which quinn does when it gets another
+/// address, nor connections from before. Their packets count as unknown, and pass while no rule refuses them.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_followed_is_a_strangers() {
+async fn untracked_change_of_connection_counts_as_unknown() {
     if !is_root() {
         return;
     }
-    let scene = Scene::new("unseen", EndpointConfig::default(), "[[scope]]\nname = \"web\"\nport = 4433\n");
+    let scene =
+        TrackedScene::new("unseen", EndpointConfig::default(), "[[scope]]\nname = \"web\"\nport = 4433\n");
     let client = scene.site.endpoint(LONG);
     let connection = connect(&client, (SERVER, PORT).into()).await;
     assert_eq!((scene.strange(), scene.connections()), (0, 1));
@@ -326,10 +331,10 @@ async fn what_cannot_be_followed_is_a_strangers() {
     let moved = scene.strange();
     assert!(moved > 0 && scene.refused() == 0);
 
-    let Scene { site, gate, server: _server, .. } = scene;
+    let TrackedScene { site, gate, server: _server, .. } = scene;
     drop(gate);
     let gate = Gate::new(&Policy::parse("[[scope]]\nname = \"web\"\nport = 4433\n").unwrap()).unwrap();
-    inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
+    inside(&site.server, || gate.attach("eth", XdpMode::Native)).unwrap();
     hello(&connection).await;
     let web = gate.statistics().unwrap().scope("web").unwrap().clone();
     assert!(web.pass(Pass::Unknown).packets > 0 && web.pass(Pass::Live).packets == 0);

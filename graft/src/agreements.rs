@@ -1,4 +1,4 @@
-//! What became of negotiations with peers, and what is known of the paths to them.
+//! Outcomes of negotiations with peers, and results about the paths to them.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -7,41 +7,48 @@ use std::{
 
 use millrace_graft_proto::{
     evidence::{self, Downgrade},
-    message::{Connection, Host, Reason, Statement, Verdict},
+    message::{ConnectionReport, HostOffer, PathVerdict, RefusalReason, Statement},
 };
 
 use crate::status;
 
-/// Downgrades of a peer that are told with their times.
+/// Number of a peer's latest downgrades that the status lists with their times.
 const LATEST: usize = 8;
 
-/// How a negotiation has ended, or stands.
+/// The state or outcome of a negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// It was not called, or has not called.
+pub enum NegotiationState {
+    /// No call yet, in either direction.
     Waiting,
+    /// Both ends are bound.
     Agreed,
-    /// By whom, and why.
+    /// Refused by one end, for this reason.
     Refused {
+        /// True if the peer refused.
         by_peer: bool,
-        reason: Reason,
+        /// The kind of reason.
+        reason: RefusalReason,
+        /// The reason in words.
         detail: String,
     },
-    /// Nobody answers: no Millrace there, or nothing comes through.
+    /// The peer does not answer: no Millrace runs there, or packets do not come through.
     Absent(String),
+    /// The peer did not answer in time.
     TimedOut(String),
-    /// Another key, or no certificate that counts.
+    /// The peer has another key than the settings name, or its certificate is not valid.
     Untrusted(String),
-    /// What it said is no message, or none that fits there.
+    /// The peer sent no valid message, or one that is not expected.
     Malformed(String),
-    /// It was agreed, and the connection has ended.
+    /// The agreement ended with its connection.
     Ended(String),
 }
 
-impl State {
+impl NegotiationState {
+    /// Names of the states, in the order of reports.
     pub const NAMES: [&str; 8] =
         ["waiting", "agreed", "refused", "absent", "timed-out", "untrusted", "malformed", "ended"];
 
+    /// Returns the name in reports and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -71,55 +78,57 @@ impl State {
     }
 }
 
-/// As messages and metrics call it.
-pub fn reason_name(reason: Reason) -> &'static str {
+/// Returns the name of a reason for refusal in messages and metrics.
+pub fn reason_name(reason: RefusalReason) -> &'static str {
     match reason {
-        Reason::Version => "version",
-        Reason::Abi => "abi",
-        Reason::UnknownFunction => "unknown-function",
-        Reason::Kernel => "kernel",
-        Reason::Resources => "resources",
-        Reason::NoRule => "no-rule",
-        Reason::Nat => "nat",
-        Reason::NotAllowed => "not-allowed",
-        Reason::Busy => "busy",
-        Reason::NotGiven => "not-given",
+        RefusalReason::Version => "version",
+        RefusalReason::Abi => "abi",
+        RefusalReason::UnknownFunction => "unknown-function",
+        RefusalReason::Kernel => "kernel",
+        RefusalReason::Resources => "resources",
+        RefusalReason::NoRule => "no-rule",
+        RefusalReason::Nat => "nat",
+        RefusalReason::NotAllowed => "not-allowed",
+        RefusalReason::Busy => "busy",
+        RefusalReason::NotGiven => "not-given",
     }
 }
 
 #[derive(Debug)]
-struct Entry {
-    state: State,
+struct AgreementEntry {
+    state: NegotiationState,
+    /// Time of the latest change to another kind of state, in ns of `CLOCK_MONOTONIC`.
     since_ns: u64,
     address: Option<IpAddr>,
     epoch: Option<u64>,
-    host: Option<Host>,
+    host: Option<HostOffer>,
     functions: usize,
     rules: Vec<String>,
-    verdict: Verdict,
+    verdict: PathVerdict,
     verdict_ns: Option<u64>,
     downgrades: BTreeMap<Downgrade, u64>,
     latest: VecDeque<(u64, Downgrade, u16)>,
-    /// Connections that were compared already, of those that are still told of.
+    /// Connections that were already compared with the peer's report, by their sequence numbers, while they are still
+    /// reported.
     judged: HashSet<[u32; 2]>,
     timing: status::Negotiated,
-    /// Whether this host has called for it.
+    /// True if this host has called the peer.
     calls: bool,
-    /// The conversation that it is of: an older one's end does not matter.
+    /// ID of the current conversation. The end of an older conversation is ignored.
     session: u64,
 }
 
-impl Entry {
+impl AgreementEntry {
     fn new(now_ns: u64) -> Self {
         Self {
-            state: State::Waiting,
+            state: NegotiationState::Waiting,
             since_ns: now_ns,
             address: None,
             epoch: None,
             host: None,
             functions: 0,
             rules: Vec::new(),
-            verdict: Verdict::default(),
+            verdict: PathVerdict::default(),
             verdict_ns: None,
             downgrades: BTreeMap::new(),
             latest: VecDeque::new(),
@@ -130,7 +139,8 @@ impl Entry {
         }
     }
 
-    fn become_other(&mut self, state: State, now_ns: u64) {
+    /// Sets the state. Its age starts again only if the kind of state is another.
+    fn become_other(&mut self, state: NegotiationState, now_ns: u64) {
         if self.state.name() != state.name() {
             self.since_ns = now_ns;
         }
@@ -138,77 +148,95 @@ impl Entry {
     }
 }
 
-/// One entry for each peer of the settings. Times are those of `CLOCK_MONOTONIC`.
+/// The peer of an agreement.
+#[derive(Debug)]
+pub struct AgreedPeer<'a> {
+    /// The peer's name in the settings.
+    pub name: &'a str,
+    /// True if this host has called it.
+    pub calls: bool,
+    /// The address to which its connections are bound.
+    pub address: IpAddr,
+}
+
+/// The peers of the settings with the state of each. Times are those of `CLOCK_MONOTONIC`.
 #[derive(Debug, Default)]
-pub struct Agreements {
-    peers: BTreeMap<String, Entry>,
-    /// By what became of them: states, and reasons of refusals.
+pub struct PeerAgreements {
+    peers: BTreeMap<String, AgreementEntry>,
+    /// Number of negotiations by outcome: a state, or a reason for refusal.
     negotiations: BTreeMap<String, u64>,
+    /// ID of the latest conversation.
     sessions: u64,
 }
 
-impl Agreements {
-    /// These peers and no others; what is known of them stays.
+impl PeerAgreements {
+    /// Replaces the peers. The state of those that remain is kept.
     pub fn set_peers(&mut self, names: impl Iterator<Item = String>, now_ns: u64) {
         let mut before = std::mem::take(&mut self.peers);
         self.peers = names
             .map(|name| {
-                let entry = before.remove(&name).unwrap_or_else(|| Entry::new(now_ns));
+                let entry = before.remove(&name).unwrap_or_else(|| AgreementEntry::new(now_ns));
                 (name, entry)
             })
             .collect();
     }
 
-    /// Whether an agreement with it is in force.
+    /// Reports whether an agreement with the peer is in force.
     pub fn is_agreed(&self, peer: &str) -> bool {
-        self.peers.get(peer).is_some_and(|it| it.state == State::Agreed)
+        self.peers.get(peer).is_some_and(|it| it.state == NegotiationState::Agreed)
     }
 
-    /// Whether there is one, with this run of the peer, that this host has called for: when both call at once, the peer's
-    /// call is then one too many.
+    /// Reports whether an agreement with this run of the peer is in force for which this host has called. If both
+    /// hosts call at once, the peer's call is then superfluous.
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
-        let entry = self.peers.get(peer).filter(|it| it.state == State::Agreed);
+        let entry = self.peers.get(peer).filter(|it| it.state == NegotiationState::Agreed);
         entry.is_some_and(|it| it.calls && it.epoch == Some(epoch))
     }
 
-    /// None is in force any more.
+    /// Ends all agreements. Returns the addresses to unbind.
     pub fn end_all(&mut self, now_ns: u64) -> Vec<IpAddr> {
-        let agreed = self.peers.values_mut().filter(|it| it.state == State::Agreed);
+        let agreed = self.peers.values_mut().filter(|it| it.state == NegotiationState::Agreed);
         let ended = agreed.map(|entry| {
-            entry.become_other(State::Ended("this host's settings have changed".to_owned()), now_ns);
+            entry.become_other(
+                NegotiationState::Ended("this host's settings have changed".to_owned()),
+                now_ns,
+            );
             entry.session = 0;
             entry.address
         });
         ended.flatten().collect()
     }
 
-    /// Somebody called who is not known.
+    /// Counts a call of an unknown peer.
     pub fn count_stranger(&mut self) {
         self.count("stranger");
     }
 
-    /// `calls`: this host has called. Returns what the conversation is called, and where the peer was bound before, if it was elsewhere.
+    /// Records an agreement. Returns the ID of the conversation, and the address to which the peer was bound before, if
+    /// that was another one.
     pub fn agreed(
         &mut self,
-        (peer, calls): (&str, bool),
+        peer: AgreedPeer<'_>,
         theirs: &Statement,
         rules: Vec<String>,
-        (address, timing): (IpAddr, status::Negotiated),
+        timing: status::Negotiated,
         now_ns: u64,
     ) -> Option<(u64, Option<IpAddr>)> {
-        let entry = self.peers.get_mut(peer)?;
+        let entry = self.peers.get_mut(peer.name)?;
         self.sessions += 1;
-        let before = entry.address.replace(address).filter(|before| *before != address);
+        // The caller has to unbind an address that the peer has left.
+        let before = entry.address.replace(peer.address).filter(|before| *before != peer.address);
         entry.epoch = Some(theirs.epoch);
         entry.host = Some(theirs.host.clone());
         (entry.functions, entry.rules) = (theirs.functions.len(), rules);
-        (entry.timing, entry.session, entry.calls) = (timing, self.sessions, calls);
-        entry.become_other(State::Agreed, now_ns);
+        (entry.timing, entry.session, entry.calls) = (timing, self.sessions, peer.calls);
+        entry.become_other(NegotiationState::Agreed, now_ns);
         self.count("agreed");
         Some((self.sessions, before))
     }
 
-    /// A conversation goes on: what was agreed on is now this.
+    /// Renews an agreement with the rules that are now agreed on. Returns false if another conversation has replaced
+    /// this one.
     pub fn renewed(&mut self, peer: &str, session: u64, theirs: &Statement, rules: Vec<String>) -> bool {
         match self.peers.get_mut(peer).filter(|entry| entry.session == session) {
             Some(entry) => {
@@ -219,19 +247,27 @@ impl Agreements {
         }
     }
 
-    /// Returns the address that is to be unbound. `session`: of an agreement that was in force; an older one's end does not count.
-    pub fn ended(&mut self, peer: &str, session: Option<u64>, state: State, now_ns: u64) -> Option<IpAddr> {
+    /// Records the end of a conversation, and returns the address to unbind. `session` is the ID of the conversation
+    /// if its agreement was in force; the end of an older one is ignored.
+    pub fn ended(
+        &mut self,
+        peer: &str,
+        session: Option<u64>,
+        state: NegotiationState,
+        now_ns: u64,
+    ) -> Option<IpAddr> {
         let entry = self.peers.get_mut(peer)?;
         let is_current = session == Some(entry.session);
-        // Another conversation with it goes on.
-        if entry.state == State::Agreed && !is_current {
+        // Another conversation with the peer has the agreement, which stays in force.
+        if entry.state == NegotiationState::Agreed && !is_current {
             return None;
         }
         let name = match &state {
-            State::Refused { reason, .. } => reason_name(*reason),
+            NegotiationState::Refused { reason, .. } => reason_name(*reason),
             other => other.name(),
         };
         entry.become_other(state, now_ns);
+        // A conversation that never was in force has nothing to unbind.
         let address = entry.address.filter(|_| is_current);
         self.count(name);
         address
@@ -241,12 +277,12 @@ impl Agreements {
         *self.negotiations.entry(name.to_owned()).or_default() += 1;
     }
 
-    /// What both ends tell of the same connections. Returns what is new.
+    /// Compares what both ends have seen of the same connections. Returns downgrades that were not known yet.
     pub fn compare(
         &mut self,
         peer: &str,
-        own: &[Connection],
-        theirs: &[Connection],
+        own: &[ConnectionReport],
+        theirs: &[ConnectionReport],
         now_ns: u64,
     ) -> Vec<(Downgrade, u16)> {
         let Some(entry) = self.peers.get_mut(peer) else { return Vec::new() };
@@ -254,9 +290,11 @@ impl Agreements {
             entry.verdict.options = Some(pass);
             entry.verdict_ns = Some(now_ns);
         }
+        // Connections that are no longer reported are forgotten, so that the set stays bounded.
         entry.judged.retain(|known| own.iter().any(|it| it.sequence == *known));
         let mut found = Vec::new();
         for (connection, downgrade) in evidence::compare(own, theirs) {
+            // Each connection is judged once, although it is reported several times.
             if !entry.judged.insert(connection.sequence) {
                 continue;
             }
@@ -270,8 +308,8 @@ impl Agreements {
         found
     }
 
-    /// What was found out about the path; what was not stays as it was.
-    pub fn note(&mut self, peer: &str, verdict: &Verdict, now_ns: u64) {
+    /// Records new results about the path. An unknown value leaves the previous result.
+    pub fn note(&mut self, peer: &str, verdict: &PathVerdict, now_ns: u64) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         let known = &mut entry.verdict;
         known.udp = verdict.udp.or(known.udp);
@@ -281,40 +319,44 @@ impl Agreements {
         entry.verdict_ns = Some(now_ns);
     }
 
-    pub fn verdict(&self, peer: &str) -> Verdict {
+    /// Returns what is known of the path to a peer.
+    pub fn verdict(&self, peer: &str) -> PathVerdict {
         self.peers.get(peer).map(|entry| entry.verdict.clone()).unwrap_or_default()
     }
 
+    /// Returns how many negotiations ended in each way.
     pub fn negotiations(&self) -> BTreeMap<String, u64> {
         self.negotiations.clone()
     }
 
+    /// Returns how many downgrades of each kind were found.
     pub fn downgrades(&self) -> BTreeMap<String, u64> {
         let sum = |kind: &Downgrade| self.peers.values().filter_map(|it| it.downgrades.get(kind)).sum();
         Downgrade::ALL.iter().map(|kind| (kind.name().to_owned(), sum(kind))).collect()
     }
 
-    pub fn status(&self, now_ns: u64) -> Vec<status::Peer> {
+    /// Returns the peers' part of the status.
+    pub fn status(&self, now_ns: u64) -> Vec<status::GraftPeerStatus> {
         self.peers.iter().map(|(name, entry)| entry.status(name, now_ns)).collect()
     }
 
-    /// Of the peer with this address.
-    pub fn status_of(&self, address: IpAddr, now_ns: u64) -> Option<status::Peer> {
+    /// Returns the status of the peer with this address.
+    pub fn status_of(&self, address: IpAddr, now_ns: u64) -> Option<status::GraftPeerStatus> {
         let mut entries = self.peers.iter();
         let (name, entry) = entries.find(|(_, entry)| entry.address == Some(address))?;
         Some(entry.status(name, now_ns))
     }
 }
 
-impl Entry {
-    fn status(&self, name: &str, now_ns: u64) -> status::Peer {
+impl AgreementEntry {
+    fn status(&self, name: &str, now_ns: u64) -> status::GraftPeerStatus {
         let age = |then_ns: u64| now_ns.saturating_sub(then_ns) as f64 / 1e9;
         let latest = self.latest.iter().map(|(then_ns, downgrade, port)| status::Downgraded {
             kind: downgrade.name().to_owned(),
             port: *port,
             age_s: age(*then_ns),
         });
-        status::Peer {
+        status::GraftPeerStatus {
             name: name.to_owned(),
             state: self.state.name().to_owned(),
             detail: self.state.detail(),
@@ -322,7 +364,7 @@ impl Entry {
             address: self.address,
             host: self.host.clone(),
             functions: self.functions,
-            rules: if self.state == State::Agreed { self.rules.clone() } else { Vec::new() },
+            rules: if self.state == NegotiationState::Agreed { self.rules.clone() } else { Vec::new() },
             path: self.verdict.clone(),
             path_age_s: self.verdict_ns.map(age),
             downgrades: self.downgrades.values().sum(),
@@ -334,18 +376,18 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft_proto::message::{Outcome, Side};
+    use millrace_graft_proto::message::{OfferSide, OptionOutcome};
 
     use super::*;
 
-    fn table() -> Agreements {
-        let mut table = Agreements::default();
+    fn table() -> PeerAgreements {
+        let mut table = PeerAgreements::default();
         table.set_peers(["b".to_owned()].into_iter(), 1);
         table
     }
 
     fn statement(epoch: u64) -> Statement {
-        let host = Host { program: "0".into(), kernel: "6.18".into(), abi: 1, cpus: 1, memory_mib: 1 };
+        let host = HostOffer { program: "0".into(), kernel: "6.18".into(), abi: 1, cpus: 1, memory_mib: 1 };
         let at = "192.0.2.1:1".parse().unwrap();
         Statement {
             versions: vec![1],
@@ -357,35 +399,35 @@ mod tests {
             functions: Vec::new(),
             rules: Vec::new(),
             connections: Vec::new(),
-            path: Verdict::default(),
+            path: PathVerdict::default(),
         }
     }
 
-    fn agree(table: &mut Agreements, epoch: u64) -> u64 {
+    fn agree(table: &mut PeerAgreements, epoch: u64) -> u64 {
         let address = "192.0.2.1".parse().unwrap();
         let made = table.agreed(
-            ("b", epoch == 7),
+            AgreedPeer { name: "b", calls: epoch == 7, address },
             &statement(epoch),
             vec!["r".into()],
-            (address, Default::default()),
+            Default::default(),
             2,
         );
         made.expect("a peer").0
     }
 
     #[test]
-    fn only_the_end_of_the_latest_conversation_counts() {
+    fn only_the_latest_negotiation_with_a_peer_counts() {
         let mut table = table();
         let first = agree(&mut table, 7);
         assert!(table.is_agreed("b") && table.has_called("b", 7) && !table.has_called("b", 8));
-        // It was started anew: another conversation.
+        // The peer has restarted, so this is another conversation.
         let second = agree(&mut table, 8);
         assert!(!table.has_called("b", 7) && !table.has_called("b", 8));
-        assert_eq!(table.ended("b", Some(first), State::Ended("closed".into()), 3), None);
-        assert_eq!(table.ended("b", None, State::Absent("refused".into()), 3), None);
+        assert_eq!(table.ended("b", Some(first), NegotiationState::Ended("closed".into()), 3), None);
+        assert_eq!(table.ended("b", None, NegotiationState::Absent("refused".into()), 3), None);
         assert!(table.is_agreed("b"));
         assert!(!table.renewed("b", first, &statement(7), Vec::new()));
-        let gone = table.ended("b", Some(second), State::Ended("closed".into()), 1_000_000_003);
+        let gone = table.ended("b", Some(second), NegotiationState::Ended("closed".into()), 1_000_000_003);
         assert_eq!(gone, Some("192.0.2.1".parse().unwrap()));
         let status = &table.status(3_000_000_003)[0];
         assert_eq!((status.state.as_str(), status.detail.as_str(), status.age_s), ("ended", "closed", 2.0));
@@ -395,28 +437,32 @@ mod tests {
     #[test]
     fn refusals_are_counted_by_their_reasons() {
         let mut table = table();
-        let state = State::Refused { by_peer: true, reason: Reason::UnknownFunction, detail: "hybla".into() };
+        let state = NegotiationState::Refused {
+            by_peer: true,
+            reason: RefusalReason::UnknownFunction,
+            detail: "hybla".into(),
+        };
         assert_eq!(table.ended("b", None, state, 5), None);
         let status = &table.status(5)[0];
         assert_eq!(status.detail, "the peer refuses (unknown-function): hybla");
         assert_eq!(table.negotiations(), [("unknown-function".to_owned(), 1)].into());
-        assert_eq!(table.ended("nobody", None, State::Waiting, 5), None);
+        assert_eq!(table.ended("nobody", None, NegotiationState::Waiting, 5), None);
     }
 
     #[test]
-    fn a_connection_is_compared_once() {
+    fn reports_of_a_connection_are_compared_once() {
         let mut table = table();
-        let connection = |number: u32, side| Connection {
+        let connection = |number: u32, side| ConnectionReport {
             sequence: [number, number],
             side,
             port: 80,
-            outcome: Outcome::Silent,
+            outcome: OptionOutcome::Silent,
             spoke: true,
             own: 0,
             heard: 0,
         };
-        let own: Vec<_> = (0..20).map(|number| connection(number, Side::Client)).collect();
-        let theirs: Vec<_> = (0..20).map(|number| connection(number, Side::Server)).collect();
+        let own: Vec<_> = (0..20).map(|number| connection(number, OfferSide::Client)).collect();
+        let theirs: Vec<_> = (0..20).map(|number| connection(number, OfferSide::Server)).collect();
         let found = table.compare("b", &own, &theirs[..10], 1);
         assert_eq!(found, vec![(Downgrade::Stripped, 80); 10]);
         assert_eq!(table.compare("b", &own, &theirs, 2).len(), 10, "the others");
@@ -425,25 +471,25 @@ mod tests {
         assert_eq!((status.downgrades, status.latest_downgrades.len()), (20, LATEST));
         assert_eq!(status.path.options, Some(false));
         assert_eq!(table.downgrades()["stripped"], 20);
-        // What is no longer told of is forgotten.
+        // A connection that was compared is forgotten when it is no longer reported.
         table.compare("b", &own[..1], &theirs, 4);
         assert_eq!(table.peers["b"].judged.len(), 1);
     }
 
     #[test]
-    fn peers_that_stay_keep_what_is_known() {
+    fn peers_that_stay_in_the_settings_keep_their_state() {
         let mut table = table();
         agree(&mut table, 7);
-        let found = Verdict { udp: Some(true), mtu: Some(1400), ..Verdict::default() };
+        let found = PathVerdict { udp: Some(true), mtu: Some(1400), ..PathVerdict::default() };
         table.note("b", &found, 4);
-        table.note("b", &Verdict { protocol_253: Some(false), ..Verdict::default() }, 5);
+        table.note("b", &PathVerdict { protocol_253: Some(false), ..PathVerdict::default() }, 5);
         table.set_peers(["a".to_owned(), "b".to_owned()].into_iter(), 6);
-        let wanted = Verdict { protocol_253: Some(false), ..found };
+        let wanted = PathVerdict { protocol_253: Some(false), ..found };
         assert_eq!(table.verdict("b"), wanted);
         assert!(table.is_agreed("b") && !table.is_agreed("a"));
         assert_eq!(table.end_all(6), ["192.0.2.1".parse::<IpAddr>().unwrap()]);
         assert!(!table.is_agreed("b") && table.end_all(6).is_empty());
         table.set_peers(["a".to_owned()].into_iter(), 7);
-        assert_eq!(table.verdict("b"), Verdict::default());
+        assert_eq!(table.verdict("b"), PathVerdict::default());
     }
 }

@@ -1,17 +1,18 @@
-//! What can go wrong with grafts and sessions.
+//! Errors of grafts and sessions.
 
 use millrace_base::settings::Problems;
 
-use crate::refusal::Refusal;
+use crate::refusal::LoadRefusal;
 
-/// Why something could not be done, causes included: there is no source that would say them again.
+/// The reason why something failed, with its causes in the text. There is no source, since that would repeat them.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("{path}: {message}")]
     File { path: String, message: String },
     #[error("the settings are not usable: {0}")]
     Settings(String),
-    /// The error names the file, and has everything that is wrong with it.
+    /// The error names the settings file, and lists everything that is wrong with it.
     #[error(transparent)]
     Problems(#[from] Problems),
     #[error("graft {name}: {message}")]
@@ -25,35 +26,35 @@ pub enum Error {
     #[error("there is no session {name}; there are: {known}")]
     NoSession { name: String, known: String },
     #[error(
-        "session {session}: function {function} keeps version {to} of its state, and does not know how to go on from {from}. \
-         `--stateless` has the session begin anew, and says what was lost"
+        "session {session}: function {function} keeps version {to} of its state, and cannot continue from version {from}. \
+         `--stateless` restarts the session, and reports what was lost"
     )]
     NoState { session: String, function: String, from: u32, to: u32 },
     #[error(
-        "graft {graft} paces, and packets of {interface} wait in the queueing discipline {kind}, which does not look at when they \
-         are to leave: `tc qdisc replace dev {interface} root fq`"
+        "graft {graft} paces, and packets of {interface} wait in the queueing discipline {kind}, which ignores their time stamps \
+         of departure: `tc qdisc replace dev {interface} root fq`"
     )]
     NotPaced { graft: String, interface: String, kind: String },
-    #[error("the system has no random numbers")]
+    #[error("the system has no random numbers for keys")]
     NoRandom,
-    #[error("session {0} is being swapped")]
+    #[error("session {0} is being swapped already: try again when that is done")]
     Busy(String),
     #[error("there is no interface {name}: {source}")]
     Interface { name: String, r#source: nix::Error },
     #[error("graft {name}: {refusal}")]
-    Refused { name: String, refusal: Refusal },
-    #[error("graft {0} is not loaded")]
+    Refused { name: String, refusal: LoadRefusal },
+    #[error("graft {0} is not loaded: load it with `graft load {0}`")]
     NotLoaded(String),
-    #[error("graft {0} is loaded already; `swap {0}` loads it anew")]
+    #[error("graft {0} is loaded already; `swap {0}` loads it again")]
     Loaded(String),
-    #[error("graft {name} is used by {user}")]
+    #[error("graft {name} is used by {user}: remove that use first")]
     Used { name: String, user: String },
     #[error(transparent)]
     Kernel(#[from] millrace_graft_kernel::Error),
 }
 
 impl Error {
-    /// Says what is wrong with settings, for a list of problems.
+    /// Returns the text for a list of problems with settings.
     pub(crate) fn into_words(self) -> String {
         match self {
             Self::Settings(words) => words,

@@ -1,4 +1,4 @@
-//! What a graft is called by, whoever made it, and whose word there is for it.
+//! The identity of a graft: a hash of its object file, and signatures of trusted keys.
 
 use std::{fmt, str::FromStr};
 
@@ -7,41 +7,43 @@ use ring::{
     signature::{ED25519, UnparsedPublicKey},
 };
 
-/// The SHA-256 of an object file.
+/// SHA-256 of an object file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Identity([u8; 32]);
+pub struct ObjectIdentity([u8; 32]);
 
-impl Identity {
-    pub fn of(image: &[u8]) -> Self {
+impl ObjectIdentity {
+    /// Computes the identity of an object file.
+    pub fn from_image(image: &[u8]) -> Self {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, image).as_ref());
         Self(bytes)
     }
 
+    /// Returns the bytes of the SHA-256.
     pub fn bytes(&self) -> [u8; 32] {
         self.0
     }
 
-    /// As TCP options name it.
+    /// Returns the first four bytes, which TCP options contain.
     pub fn start(&self) -> [u8; 4] {
         let [a, b, c, d, ..] = self.0;
         [a, b, c, d]
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for ObjectIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex(&self.0))
     }
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for ObjectIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl FromStr for Identity {
+impl FromStr for ObjectIdentity {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -49,18 +51,18 @@ impl FromStr for Identity {
     }
 }
 
-/// An ed25519 public key whose signatures count.
+/// An ed25519 public key whose signatures are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key([u8; 32]);
+pub struct SignatureKey([u8; 32]);
 
-impl Key {
-    /// Whether it is this key's signature of the text.
+impl SignatureKey {
+    /// Returns whether the signature of this text was made with this key.
     pub fn verifies(&self, text: &[u8], signature: &Signature) -> bool {
         UnparsedPublicKey::new(&ED25519, self.0).verify(text, &signature.0).is_ok()
     }
 }
 
-impl FromStr for Key {
+impl FromStr for SignatureKey {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -68,6 +70,7 @@ impl FromStr for Key {
     }
 }
 
+/// An ed25519 signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature([u8; 64]);
 
@@ -79,6 +82,7 @@ impl FromStr for Signature {
     }
 }
 
+/// Returns bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -94,19 +98,42 @@ fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// The identity by which a peer is authenticated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerTrust {
+    /// The SHA-256 of its public key (SubjectPublicKeyInfo).
+    Key(ObjectIdentity),
+    /// A host name in a certificate of the authority.
+    Host(String),
+}
+
+impl PeerTrust {
+    /// Reads the values of `key` and `host` from the settings. Exactly one of them is set.
+    pub(crate) fn from_settings(key: Option<String>, host: Option<String>) -> Result<Self, String> {
+        match (key, host) {
+            (Some(key), None) => match key.parse() {
+                Ok(key) => Ok(Self::Key(key)),
+                Err(_) => Err("key is a SHA-256, which `millrace graft key FILE` prints".to_owned()),
+            },
+            (None, Some(host)) if !host.is_empty() => Ok(Self::Host(host)),
+            _ => Err("one of key and host has to be set".to_owned()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn identities_are_written_and_read() {
-        let identity = Identity::of(b"abc");
+    fn graft_identities_round_trip_as_text() {
+        let identity = ObjectIdentity::from_image(b"abc");
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(identity.to_string(), text);
         assert_eq!(text.parse(), Ok(identity));
         assert_eq!(identity.start(), [0xba, 0x78, 0x16, 0xbf]);
         for bad in ["", "ba78", &text[1..], &format!("{}g", &text[1..]), &"é".repeat(32)] {
-            assert!(bad.parse::<Identity>().is_err(), "{bad}");
+            assert!(bad.parse::<ObjectIdentity>().is_err(), "{bad}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Settings that left the product, and the error for files that still name them.
+//! Settings that were removed from Millrace, and the error text for files that still have them.
 
 use millrace_base::settings::Problems;
 use serde::de::DeserializeOwned;
 
-/// Keys that are gone, and what to do instead.
-const LEFT: [(&str, &str); 3] = [
+/// Keys that were removed, with the text that says what replaces them.
+const LEFT: [(&str, &str); 4] = [
     (
         "classify",
         "[classify] left Millrace: say what connections are for with [[profile]] (nDPI is in study/ndpi)",
@@ -13,24 +13,72 @@ const LEFT: [(&str, &str); 3] = [
         "loopback",
         "loopback left Millrace: remove it, applications and the broker speak by TCP (sockmap is in study/sockmap)",
     ),
-    ("rings", "rings left Millrace: remove it, messages come by their sockets (docs/design/0027-rings.md)"),
+    (
+        "key-file",
+        "key-file left Millrace: keys of sessions come from TLS between the daemons. Make a key with `millrace graft key --new host.key`. \
+         Write `[agreement]` with `key = \"host.key\"`, and in [[peer]] `key = \"...\"`, which `millrace graft key` prints at the other \
+         host. In [[session]], write `peer = \"...\"`, the name of its [[peer]]",
+    ),
+    (
+        "rings",
+        "rings left Millrace: remove it, messages come by their sockets (docs/notes/design/0027-rings.md)",
+    ),
 ];
 
-/// Says of unknown keys that are gone what to do instead.
+/// Keys that belonged to the settings file of sessions when sessions had a daemon of their own.
+const OF_SESSIONS: [&str; 4] = ["interface", "mode", "memory-mib", "parameters"];
+/// Keys about sessions that belonged to `[[peer]]` itself.
+const OF_PEER: [&str; 11] = [
+    "local",
+    "remote",
+    "ports",
+    "users",
+    "groups",
+    "sessions-per-user",
+    "datagram-bytes",
+    "cipher",
+    "clear",
+    "protocol",
+    "paths",
+];
+
+/// Adds the replacement to the problem of each key that was removed or has moved.
 pub(crate) fn advise(mut problems: Problems) -> Problems {
-    for problem in problems.problems.iter_mut().filter(|problem| problem.message.starts_with("unknown key")) {
+    for problem in &mut problems.problems {
         let key = problem.key.rsplit('.').next().unwrap_or_default();
-        if let Some((_, advice)) = LEFT.iter().find(|(left, _)| *left == key) {
-            problem.message = (*advice).to_owned();
+        let is_unknown = problem.message.starts_with("unknown key");
+        let left = LEFT.iter().find(|(left, _)| is_unknown && *left == key);
+        if let Some(advice) =
+            left.map(|(_, advice)| (*advice).to_owned()).or_else(|| moved(&problem.key, is_unknown))
+        {
+            problem.message = advice;
         }
     }
     problems
 }
 
-/// Reads the manifest of a function.
+/// Returns advice for a key of the former settings file of sessions: the line that replaces it.
+fn moved(key: &str, is_unknown: bool) -> Option<String> {
+    let in_peer = key.strip_prefix("peer[").and_then(|rest| rest.split_once("].")).map(|(_, key)| key);
+    let line = match (key, in_peer) {
+        ("sessions", _) if !is_unknown => "write `[sessions]`, and `max-sessions = ...` under it".to_owned(),
+        _ if !is_unknown => return None,
+        ("agreement.renew-s", _) => "write `renew-s = ...` under `[sessions]`".to_owned(),
+        ("parameters", _) => "write `[sessions.parameters.NAME]` instead of `[parameters.NAME]`".to_owned(),
+        (key, _) if OF_SESSIONS.contains(&key) => format!("write `[sessions]`, and `{key} = ...` under it"),
+        (_, Some("path")) => "write `[[peer.sessions.path]]` instead of `[[peer.path]]`".to_owned(),
+        (_, Some(key)) if OF_PEER.contains(&key) => {
+            format!("write `[peer.sessions]` behind this peer's other keys, and `{key} = ...` under it")
+        }
+        _ => return None,
+    };
+    Some(format!("has moved, since sessions share the settings file of all grafts: {line}"))
+}
+
+/// Parses the manifest of a packet function.
 ///
 /// # Errors
-/// Where it is wrong.
+/// The error names the line in the manifest.
 pub(crate) fn manifest<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     toml::from_str(text).map_err(|error| {
         let error = error.to_string();

@@ -1,11 +1,11 @@
 //! Transport functions that are loaded into the kernel while TCP runs.
 //!
-//! A **graft** is an object file and a manifest. It lies in a **pool**: a directory, or what is compiled in. A
-//! [`Runtime`] loads grafts, has connections use them by **rules**, swaps them under traffic, and takes them back. A
-//! [`Monitor`](paths::Monitor) says what TCP has measured of the paths to its peers.
+//! A **graft** is an object file and a manifest. It is part of a **pool**: a directory, or the grafts that are
+//! compiled in. A [`GraftRuntime`] loads grafts, makes connections use them by **rules**, swaps them under traffic, and
+//! removes them. A [`Monitor`](paths::Monitor) reports TCP's measurements of the paths to its peers.
 //!
 //! ```no_run
-//! use millrace_graft::{Runtime, Settings};
+//! use millrace_graft::{GraftRuntime, Settings};
 //!
 //! let settings = Settings::parse(r#"
 //!     [[rule]]
@@ -15,18 +15,20 @@
 //!     agree = false
 //!     graft = "longhaul"
 //! "#)?;
-//! let mut runtime = Runtime::start(settings)?;
+//! let mut runtime = GraftRuntime::start(settings)?;
 //! for line in runtime.status()?.rules {
 //!     println!("{}", line.name);
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`packet`] has functions on datagrams, as lists that are changed while they pass; [`message`] is for applications that ask for such.
+//! [`packet`] has functions on datagrams, as lists that can change while datagrams pass. Applications request them
+//! with `millrace-messages`.
 //!
-//! Nothing is pinned: all of it ends with the [`Runtime`], but that sockets keep the congestion control that they have
-//! until they close. `docs/graft.md` has the settings, the manifest and how to write a graft; the design is in
-//! `docs/design/0012-graft.md`.
+//! Nothing is pinned: everything ends with the [`GraftRuntime`], except that sockets keep their congestion control until
+//! they close. `docs/guide/graft.md` has the settings, the manifest and how to write a graft; the design is in
+//! `docs/notes/design/0012-graft.md`.
+#![deny(missing_docs)]
 
 pub mod agreements;
 mod error;
@@ -35,7 +37,6 @@ pub mod identity;
 mod learned;
 mod left;
 pub mod manifest;
-pub mod message;
 pub mod packet;
 pub mod paths;
 mod pool;
@@ -46,11 +47,11 @@ pub mod settings;
 pub mod status;
 
 pub use error::Error;
-pub use flow::{Carried, Flow};
-pub use identity::Identity;
+pub use flow::{CarriedFlow, SelectedFlow};
+pub use identity::ObjectIdentity;
 pub use learned::Learned;
-pub use manifest::Manifest;
-pub use pool::{Graft, Pool, Source};
-pub use refusal::Refusal;
-pub use runtime::{Own, Runtime, Session, Swapped, check};
-pub use settings::{Agree, Class, Load, Rule, Settings, Side};
+pub use manifest::GraftManifest;
+pub use pool::{GraftPool, PoolGraft, PoolSource};
+pub use refusal::LoadRefusal;
+pub use runtime::{AgreedStatements, AgreementSession, GraftRuntime, OwnStatement, SwapResult, check};
+pub use settings::{Agree, LoadSetting, PathClass, RuleSetting, Settings, SideSetting};

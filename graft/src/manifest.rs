@@ -1,69 +1,84 @@
-//! What stands beside an object file: what it is, what it is for, and within which bounds. `docs/graft.md` has all keys.
+//! Manifests of grafts. A manifest accompanies an object file, and states its purpose and the bounds of its
+//! parameters. `docs/guide/graft.md` has all keys.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::identity::{Identity, Key, Signature};
+use crate::identity::{ObjectIdentity, Signature, SignatureKey};
 
-/// Of a graft's name.
+/// Longest name of a graft, in bytes.
 const NAME_MAX: usize = 32;
 
+/// The manifest of a graft.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Manifest {
-    /// Of `graft.h`.
+pub struct GraftManifest {
+    /// Version of the interface in `graft.h`.
     pub abi: u32,
+    /// Name of at most 32 bytes.
     pub name: String,
-    /// File name of the object, beside the manifest.
+    /// File name of the object, in the directory of the manifest.
     pub object: String,
-    /// Not in what is compiled in.
+    /// Hash of the object. Grafts that are compiled in have none.
     pub sha256: Option<String>,
+    /// Signature by one of the operator's trusted keys (ed25519).
     pub signature: Option<String>,
+    /// Description of the graft in one sentence.
     pub about: String,
-    pub joints: Vec<Joint>,
-    pub services: Vec<Service>,
-    /// Names of classes of paths that it is for.
+    /// Hooks that call the graft.
+    pub joints: Vec<ManifestHook>,
+    /// Services that the graft provides.
+    pub services: Vec<ManifestService>,
+    /// Names of the classes of paths that the graft is meant for.
     #[serde(default)]
     pub paths: Vec<String>,
-    /// The oldest kernel that it was tried on, such as "6.1".
+    /// Oldest kernel that the graft was tried on, such as "6.1".
     pub kernel: String,
-    /// How it shares a bottleneck, and how that is known.
+    /// Note on fairness: how the graft shares a bottleneck, and how that was tested.
     pub fairness: String,
-    /// Grafts of one name that have the same can take each other's place with their state.
+    /// Version of the state's layout. Grafts of the same name and version can replace each other and keep the state.
     pub state_version: u32,
+    /// Parameters of the object file, by name.
     #[serde(default)]
-    pub parameters: BTreeMap<String, Parameter>,
+    pub parameters: BTreeMap<String, ManifestParameter>,
 }
 
-/// Where it is called from.
+/// A hook of the kernel that calls a graft.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Joint {
-    /// TCP's congestion control.
+pub enum ManifestHook {
+    /// Congestion control of TCP (`struct_ops`).
     Cc,
 }
 
+/// A service of grafts for TCP.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Service {
+pub enum ManifestService {
+    /// The graft is a congestion control.
     CongestionControl,
+    /// The graft paces packets.
     Pacing,
 }
 
+/// A parameter of the object file.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Parameter {
+pub struct ManifestParameter {
+    /// Description of the parameter in one sentence.
     pub about: String,
+    /// Smallest value.
     pub min: u64,
+    /// Largest value.
     pub max: u64,
-    /// Of a function on packets: both ends need the same value, which is part of what they agree on.
+    /// True for a parameter of a packet function that both ends need to agree on.
     #[serde(default)]
     pub shared: bool,
 }
 
-impl Service {
-    /// As a manifest has it.
+impl ManifestService {
+    /// Returns the name of the service in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Self::CongestionControl => "congestion-control",
@@ -72,9 +87,11 @@ impl Service {
     }
 }
 
-impl Manifest {
+impl GraftManifest {
+    /// Parses a manifest.
+    ///
     /// # Errors
-    /// What is wrong, with its line where there is one.
+    /// The error names what is wrong, with the line if it is known.
     pub fn parse(text: &str) -> Result<Self, String> {
         let manifest: Self = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
         manifest.check()?;
@@ -88,7 +105,7 @@ impl Manifest {
         };
         if self.abi != millrace_graft_kernel::ABI {
             return Err(format!(
-                "abi {} is not {}, which is known here",
+                "abi {} is not supported: the supported one is {}",
                 self.abi,
                 millrace_graft_kernel::ABI
             ));
@@ -97,9 +114,9 @@ impl Manifest {
             return Err(format!("name is at most {NAME_MAX} small letters, digits, - and _"));
         }
         if self.object.contains('/') || self.object.is_empty() {
-            return Err("object is the name of a file beside the manifest".to_owned());
+            return Err("object has to be the name of a file in the manifest's directory".to_owned());
         }
-        if self.joints != [Joint::Cc] {
+        if self.joints != [ManifestHook::Cc] {
             return Err("joints is [\"cc\"]".to_owned());
         }
         match self.parameters.iter().find(|(_, it)| it.min > it.max) {
@@ -108,34 +125,41 @@ impl Manifest {
         }
     }
 
+    /// Checks that the object is the one that the manifest was written for.
+    ///
     /// # Errors
-    /// The object is not what the manifest was written for.
-    pub fn check_identity(&self, identity: Identity) -> Result<(), String> {
+    /// The object's hash differs from the manifest's, or the manifest has none.
+    pub fn check_identity(&self, identity: ObjectIdentity) -> Result<(), String> {
         let stated = self.sha256.as_deref().ok_or("sha256 is missing: `sha256sum` of the object")?;
-        let stated: Identity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
+        let stated: ObjectIdentity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
         if stated != identity {
             return Err(format!("{} is {identity}, and sha256 says {stated}", self.object));
         }
         Ok(())
     }
 
+    /// Checks the signature of the manifest's text. Without trusted keys every text is accepted.
+    ///
     /// # Errors
     /// None of the keys has signed the text.
-    pub fn check_signature(&self, text: &str, keys: &[Key]) -> Result<(), String> {
+    pub fn check_signature(&self, text: &str, keys: &[SignatureKey]) -> Result<(), String> {
         if keys.is_empty() {
             return Ok(());
         }
-        let signature = self.signature.as_deref().ok_or("it is not signed, and `trusted-keys` wants that")?;
+        let signature =
+            self.signature.as_deref().ok_or("it is not signed, and `trusted-keys` require that")?;
         let signature: Signature = signature.parse().map_err(|error| format!("signature {error}"))?;
         let signed = signed_text(text);
         match keys.iter().any(|key| key.verifies(signed.as_bytes(), &signature)) {
             true => Ok(()),
-            false => Err("its signature is of none of `trusted-keys`, or of another text".to_owned()),
+            false => Err("its signature was made by none of `trusted-keys`, or for another text".to_owned()),
         }
     }
 
+    /// Checks the value of a parameter against its range.
+    ///
     /// # Errors
-    /// It has no such parameter, or another range for it.
+    /// The graft has no such parameter, or the value is out of its range.
     pub fn check_parameter(&self, name: &str, value: u64) -> Result<(), String> {
         let known = || self.parameters.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let Some(parameter) = self.parameters.get(name) else {
@@ -148,8 +172,8 @@ impl Manifest {
     }
 }
 
-/// What a signature is of: the manifest without the line of its signature. Only one line goes: others that begin like it, as
-/// in a text of several lines, are signed.
+/// Returns the text that a signature covers: the manifest without the line of its signature. Only the first such line
+/// is removed. Lines that begin alike, as in a text of several lines, are signed.
 pub fn signed_text(text: &str) -> String {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let own = lines.iter().position(|line| line.starts_with("signature = "));
@@ -178,26 +202,26 @@ max = 100000
 "#;
 
     #[test]
-    fn what_is_wrong_is_said() {
-        assert!(Manifest::parse(TEXT).is_ok());
+    fn invalid_manifests_are_refused() {
+        assert!(GraftManifest::parse(TEXT).is_ok());
         let table = [
-            ("abi = 1", "abi = 2", "abi 2 is not 1"),
+            ("abi = 1", "abi = 2", "abi 2 is not supported"),
             ("\"hybla\"", "\"Hybla\"", "small letters"),
-            ("\"hybla.bpf.o\"", "\"../hybla.bpf.o\"", "beside the manifest"),
+            ("\"hybla.bpf.o\"", "\"../hybla.bpf.o\"", "in the manifest's directory"),
             ("[\"cc\"]", "[]", "joints is"),
             ("[\"cc\"]", "[\"rx\"]", "unknown variant `rx`"),
             ("min = 1000", "min = 1000000", "min is more than max"),
             ("kernel", "colonel", "unknown field `colonel`"),
         ];
         for (from, to, wanted) in table {
-            let error = Manifest::parse(&TEXT.replacen(from, to, 1)).expect_err(wanted);
+            let error = GraftManifest::parse(&TEXT.replacen(from, to, 1)).expect_err(wanted);
             assert!(error.contains(wanted), "{error}");
         }
     }
 
     #[test]
-    fn parameters_have_ranges() {
-        let manifest = Manifest::parse(TEXT).expect("a manifest");
+    fn graft_parameters_are_checked_against_their_range() {
+        let manifest = GraftManifest::parse(TEXT).expect("a manifest");
         assert_eq!(manifest.check_parameter("rtt0_us", 1000), Ok(()));
         for (name, value) in [("rtt0_us", 999), ("rtt0_us", 100_001), ("rtt", 1000)] {
             assert!(manifest.check_parameter(name, value).is_err(), "{name} {value}");
@@ -207,22 +231,23 @@ max = 100000
     #[test]
     fn only_trusted_signatures_count() {
         let pair = |seed: u8| Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).expect("a key");
-        let key = |pair: &Ed25519KeyPair| -> Key {
+        let key = |pair: &Ed25519KeyPair| -> SignatureKey {
             crate::identity::hex(pair.public_key().as_ref()).parse().expect("a key")
         };
-        let (ours, other) = (pair(1), pair(2));
+        let ours = pair(1);
+        let other = pair(2);
         let line = format!("signature = \"{}\"\n", crate::identity::hex(ours.sign(TEXT.as_bytes()).as_ref()));
         let signed = TEXT.replacen('\n', &format!("\n{line}"), 1);
-        let manifest = Manifest::parse(&signed).expect("a manifest");
+        let manifest = GraftManifest::parse(&signed).expect("a manifest");
         assert_eq!(manifest.check_signature(&signed, &[]), Ok(()));
         assert_eq!(manifest.check_signature(&signed, &[key(&other), key(&ours)]), Ok(()));
         assert!(manifest.check_signature(&signed, &[key(&other)]).is_err());
         let changed = signed.replace("max = 100000", "max = 200000");
         assert!(manifest.check_signature(&changed, &[key(&ours)]).is_err());
-        // Only the line of the signature is not signed.
+        // Only the line of the signature itself is excluded.
         let more = format!("{signed}about = \"\"\"\nsignature = \"\n\"\"\"\n");
         assert!(manifest.check_signature(&more, &[key(&ours)]).is_err());
-        let unsigned = Manifest::parse(TEXT).expect("a manifest");
+        let unsigned = GraftManifest::parse(TEXT).expect("a manifest");
         assert!(unsigned.check_signature(TEXT, &[key(&ours)]).is_err());
     }
 }

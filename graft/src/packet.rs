@@ -1,7 +1,8 @@
-//! Packet grafts: lists of functions that run on the datagrams of sessions, and how lists are changed while they do.
+//! Packet grafts: lists of functions that run on the datagrams of sessions, and changes of these lists while
+//! datagrams pass.
 //!
-//! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`Runtime`] holds them in the kernel.
-//! The design is in `docs/design/0016-joints.md`, the guide in `docs/packet-grafts.md`.
+//! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`PacketRuntime`] holds them in the kernel.
+//! The design is in `docs/notes/design/0016-joints.md`, the guide in `docs/guide/packet-grafts.md`.
 
 mod agenda;
 pub mod agree;
@@ -12,96 +13,108 @@ pub mod keys;
 mod losses;
 mod paths;
 mod runtime;
-mod settings;
+pub(crate) mod settings;
 mod versions;
 mod when;
 
-pub use function::{Function, Functions, Service};
-pub use keys::Cipher;
-pub use losses::Losses;
-pub use runtime::{Event, Runtime, Seen, Traffic};
-pub use settings::{CANONICAL, Graft, Peer, Session, Settings};
-pub use versions::Version;
+pub use function::{FunctionPool, FunctionService, PacketFunction};
+pub use keys::AeadCipher;
+pub use losses::PacketLosses;
+pub use runtime::{PacketEvent, PacketRuntime, SessionTraffic, SessionView};
+pub use settings::{CANONICAL, GraftSetting, HostKey, PeerSetting, SessionSetting, Settings};
+pub use versions::FunctionVersion;
 pub use when::When;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::Reload;
-
-/// What a runtime of packet grafts is doing, as data.
+/// The status of the sessions and of their runtime.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Status {
+    /// Time since start, seconds.
     pub uptime_s: f64,
-    pub reload: Option<Reload>,
-    /// Interface, and `native` or `generic`.
+    /// Mode in which XDP is attached, `native` or `generic`, by interface.
     pub interfaces: BTreeMap<String, String>,
+    /// The sessions of the settings and those of applications.
     pub sessions: Vec<SessionStatus>,
-    /// For which there is room.
+    /// Number of sessions that there is room for.
     pub sessions_max: u32,
-    /// That all of them take in the kernel, whether they are there or not; but for keys, which come with sealed ones.
+    /// Bytes that the sessions take in the kernel, whether they exist or not. Keys are not counted, since they come
+    /// with sealed sessions.
     pub memory_bytes: u64,
+    /// The peers of the settings.
     pub peers: Vec<PeerStatus>,
-    /// Requests of applications that were refused, by the reason.
+    /// Number of refused requests of applications, by the reason.
     pub refusals: BTreeMap<String, u64>,
-    /// What is not as it should be.
+    /// Problems that an operator should look at.
     pub trouble: Vec<String>,
 }
 
+/// The state of one session.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct SessionStatus {
+    /// Name of the session.
     pub name: String,
+    /// This end's address and port.
     pub local: String,
+    /// The other end's address and port.
     pub remote: String,
+    /// Name of the session's present graft.
     pub graft: String,
-    /// That takes its place, as soon as both ends have agreed.
+    /// Graft that replaces this one as soon as both ends have agreed.
     pub changing_to: Option<String>,
+    /// Names of the graft's functions, in order.
     pub functions: Vec<String>,
-    /// Smoothed, where a function of its graft says what has come.
+    /// Smoothed round trip in microseconds, if a function of the graft acknowledges packets.
     pub round_trip_us: Option<u64>,
-    /// On the wire: `udp`, or `253`, the IP protocol.
+    /// Protocol between the hosts: `udp`, or `253` for the IP protocol of that number.
     pub protocol: String,
-    /// The cipher, or `clear`.
+    /// Name of the cipher, or `clear`.
     pub sealed: String,
-    /// Nothing passes a sealed session before its ends have agreed on keys.
+    /// True once both ends have agreed on keys. Before that, no datagram of a sealed session passes.
     pub has_keys: bool,
-    /// Packets, by the name of what became of them.
+    /// Number of packets by the reason of the verdict on them.
     pub packets: BTreeMap<String, u64>,
+    /// Time in ns that each hook may take for a packet, or 0 for no limit.
     pub budget_ns: u32,
-    /// By joint, of the latest second.
+    /// Mean time in ns that each hook took for a packet in the latest second.
     pub mean_ns: BTreeMap<String, u64>,
-    /// Samples above the budget, since it was opened.
+    /// Number of time samples above the budget since the session was opened.
     pub over_budget: u64,
-    /// Changes of its graft, and those that came to nothing.
+    /// Number of completed changes of the graft.
     pub swaps: u64,
+    /// Number of changes of the graft that failed.
     pub swaps_failed: u64,
-    /// The latest change.
-    pub changed: Option<Change>,
-    /// Of the application's datagrams, those that did not come by the graft before, where a change was stateless: of what this end has
-    /// sent, and of what the other one has.
+    /// The latest change of the graft.
+    pub changed: Option<SessionChange>,
+    /// Datagrams of this host's application that were lost by stateless changes of the graft.
     pub lost_sent: u64,
+    /// Datagrams of the other host's application that were lost by stateless changes of the graft.
     pub lost_received: u64,
-    /// If it has several.
+    /// The paths of the session, if it has several.
     pub paths: Vec<PathStatus>,
 }
 
-/// One of several paths of a session.
+/// One path of a session that has several.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub struct PathStatus {
+    /// Interface by which packets of this path leave.
     pub interface: String,
-    /// On the wire, instead of the session's own.
+    /// This end's address on the wire, in place of the session's own.
     pub local: String,
+    /// The other end's address on the wire.
     pub remote: String,
-    /// What is sent by it comes, as far as is known.
+    /// True if packets arrive on this path, as far as is known.
     pub is_up: bool,
-    /// How much of the session it carries, beside the others: 0, nothing, to 16.
+    /// Share of the session's packets that leave by this path, relative to the other paths: from 0 to 16.
     pub weight: u32,
-    /// Packets, of the daemons, too.
+    /// Packets sent on this path, including those of the daemons.
     pub sent: u64,
+    /// Packets received on this path.
     pub came: u64,
 }
 
@@ -109,32 +122,38 @@ pub struct PathStatus {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct PeerStatus {
+    /// Name of the peer.
     pub name: String,
+    /// Address and port of the peer's daemon.
     pub remote: String,
-    /// Its daemon was heard of late.
+    /// True if a message of the peer's daemon arrived in the latest 10 seconds.
     pub is_there: bool,
-    /// The least of late; not known as long as nothing has come back.
+    /// Reason why the peer's daemon is not connected.
+    pub trouble: Option<String>,
+    /// Smallest recent round trip in microseconds. Unknown until the peer's daemon has answered.
     pub round_trip_us: Option<u64>,
-    /// One way.
+    /// Loss in the direction to the peer, in per cent.
     pub loss_percent: Option<f64>,
-    /// Sessions of the pool, and those that applications have.
+    /// Number of sessions in the peer's pool.
     pub seats: usize,
+    /// Number of pooled sessions that applications have now.
     pub lent: usize,
-    /// That applications here have got since the start.
+    /// Number of sessions that applications of this host have opened since the start.
     pub opened: u64,
 }
 
-/// How a session has changed its graft.
+/// The latest change of a session's graft.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-pub struct Change {
-    /// It has begun anew; else it has gone on with what it knew.
+pub struct SessionChange {
+    /// True if the session has restarted, and false if it has kept its state.
     pub stateless: bool,
-    /// Functions whose state was made out of another version's.
+    /// Functions whose state was migrated from another version.
     pub migrated: Vec<String>,
-    /// Where it was stateless and both ends have heard of each other since.
+    /// Datagrams of this end that a stateless change has lost. Known once both ends have reported their counts.
     pub lost_sent: Option<u64>,
+    /// Datagrams of the other end that a stateless change has lost, once that is known.
     pub lost_received: Option<u64>,
-    /// Where a rule of its settings (`when`) wanted it at this end.
+    /// Reason for the change, if a rule of the settings (`when`) wanted it.
     pub why: Option<String>,
 }

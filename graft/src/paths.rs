@@ -1,63 +1,72 @@
-//! What TCP has measured of the paths to its peers: passively, from the sockets that there are.
+//! TCP's measurements of the paths to its peers, which are read from existing sockets without extra packets.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::IpAddr,
 };
 
-use millrace_graft_kernel::Socket;
+use millrace_graft_kernel::SocketState;
 use millrace_graft_proto::{
-    measure::Report,
+    measure::PathReport,
     select::features::{Feature, Features},
 };
 use serde::{Deserialize, Serialize};
 
-use crate::Class;
+use crate::PathClass;
 
-/// Peers that are remembered; the one that was seen longest ago goes.
+/// Limit of peers that are remembered. The one that was seen longest ago is dropped first.
 const PEERS_MAX: usize = 4096;
 
-/// A path to a peer.
+/// Measurements of the path to one peer.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
-pub struct Path {
+pub struct PeerPath {
+    /// The peer's address.
     pub peer: IpAddr,
+    /// Name of the class of the path, by its smallest round trip.
     pub class: String,
-    /// Now.
+    /// Number of present connections.
     pub connections: u32,
-    /// The least that was seen.
+    /// Smallest round trip that was measured, in microseconds.
     pub rtt_min_us: u32,
-    /// The median of the connections, smoothed by TCP.
+    /// Median of TCP's smoothed round trip over the present connections, in microseconds.
     pub rtt_us: u32,
+    /// Variation of the round trip, in microseconds.
     pub rtt_variation_us: u32,
-    /// Bytes per second, the greatest of the connections.
+    /// Largest delivery rate of the connections, in bytes per second.
     pub delivery_rate: Option<u64>,
-    /// Packets that were delivered, and that TCP took for lost, of all connections that were seen.
+    /// Number of packets that were delivered, over all connections that were seen.
     pub delivered: u64,
+    /// Number of packets that TCP took for lost, over all connections that were seen.
     pub lost: u64,
-    /// Packets by which they came out of order, at least 3, which TCP assumes.
+    /// Largest distance, in packets, by which packets arrived out of order. TCP assumes at least 3.
     pub reordering: u32,
-    /// Seconds since there was a connection; 0: there is one.
+    /// Seconds since there was a connection, or 0 if there is one.
     pub idle_s: u64,
-    /// What the latest probe of it has said.
+    /// Result of the latest probe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probed: Option<Probed>,
+    pub probed: Option<ProbedPackets>,
 }
 
-/// Figures of packets that were sent to find them out.
+/// Result of a probe, which sends packets of its own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
-pub struct Probed {
+pub struct ProbedPackets {
+    /// Smallest round trip of the probe, in microseconds.
     pub rtt_min_us: u32,
-    /// Median.
+    /// Median round trip of the probe, in microseconds.
     pub rtt_us: u32,
+    /// Share of the probe's packets that were lost, in per cent.
     pub loss_percent: f64,
-    /// 1: losses are independent.
+    /// Burstiness of the losses, which is 1 if they are independent.
     pub burstiness: f64,
+    /// Growth of queues during the probe, in microseconds per second.
     pub queue_growth_us_s: f64,
+    /// Time since the probe, in seconds.
     pub age_s: u64,
 }
 
-impl Path {
-    /// As a model has them. A probe knows better than TCP what is lost without it.
+impl PeerPath {
+    /// Returns the features for a model. The loss of a probe comes before TCP's, since TCP also loses packets in
+    /// queues that it fills itself.
     pub fn features(&self) -> Features {
         let probed = self.probed.as_ref();
         let counted = (self.delivered > 0).then(|| self.loss_percent());
@@ -70,6 +79,7 @@ impl Path {
             .with(Feature::Paths, 1.0)
     }
 
+    /// Returns the share of packets that were lost, in per cent.
     pub fn loss_percent(&self) -> f64 {
         match self.delivered + self.lost {
             0 => 0.0,
@@ -79,8 +89,8 @@ impl Path {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Peer {
-    latest: Vec<Socket>,
+struct PeerFigures {
+    latest: Vec<SocketState>,
     rtt_min_us: Option<u32>,
     rtt_us: u32,
     rtt_variation_us: u32,
@@ -89,67 +99,71 @@ struct Peer {
     lost: u64,
     reordering: u32,
     seen_s: u64,
-    /// And when.
-    probed: Option<(Report, u64)>,
+    /// The latest probe, and its time in seconds.
+    probed: Option<(PathReport, u64)>,
 }
 
-/// Packets of a socket.
+/// Packet counts of one socket at the latest update.
 #[derive(Debug, Default)]
-struct Counted {
+struct SocketPackets {
     delivered: u32,
     lost: u32,
-    /// By the latest look.
+    /// True if the latest update did not find the socket.
     is_missed: bool,
 }
 
-/// Remembers peers beyond their connections.
+/// Measures the paths to peers. A peer is still remembered after its connections have ended.
 #[derive(Debug, Default)]
 pub struct Monitor {
-    classes: Vec<Class>,
-    peers: BTreeMap<IpAddr, Peer>,
-    /// What was counted of a socket already, by its cookie.
-    counted: HashMap<u64, Counted>,
+    classes: Vec<PathClass>,
+    peers: BTreeMap<IpAddr, PeerFigures>,
+    /// Packet counts of each socket at the latest update, by the kernel's cookie.
+    counted: HashMap<u64, SocketPackets>,
     now_s: u64,
 }
 
 impl Monitor {
-    /// `classes`: sorted by their round trips, the first of them from 0 on.
-    pub fn new(classes: Vec<Class>) -> Self {
+    /// Creates a monitor without peers. `classes` are sorted by round trip and begin at 0.
+    pub fn new(classes: Vec<PathClass>) -> Self {
         Self { classes, ..Self::default() }
     }
 
-    pub fn set_classes(&mut self, classes: Vec<Class>) {
+    /// Replaces the classes of paths.
+    pub fn set_classes(&mut self, classes: Vec<PathClass>) {
         self.classes = classes;
     }
 
-    /// Takes all sockets of this moment, `now_s` in seconds of any clock that does not go back.
-    pub fn update(&mut self, sockets: Vec<Socket>, now_s: u64) {
+    /// Updates the measurements from a list of all sockets. `now_s` is in seconds of any clock that does not go back.
+    pub fn update(&mut self, sockets: Vec<SocketState>, now_s: u64) {
         self.now_s = now_s;
         let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
-        // The end of one may be told after the first look that has missed it.
+        // The end of a socket may be reported after the first update that has not found it, so its counts are kept
+        // for one more.
         self.counted.retain(|cookie, counted| {
             let is_missed = !live.contains(cookie);
             !(std::mem::replace(&mut counted.is_missed, is_missed) && is_missed)
         });
         self.peers.values_mut().for_each(|peer| peer.latest.clear());
         for socket in sockets {
-            // Nothing has come back yet.
+            // This socket has not measured a round trip yet.
             if socket.srtt_us == 0 {
                 continue;
             }
-            let (delivered, lost) = (socket.delivered_packets, socket.lost_packets);
-            let counted = Counted { delivered, lost, is_missed: false };
+            let delivered = socket.delivered_packets;
+            let lost = socket.lost_packets;
+            let counted = SocketPackets { delivered, lost, is_missed: false };
             let before = self.counted.insert(socket.cookie, counted).unwrap_or_default();
             let peer = self.peers.entry(socket.remote.ip()).or_default();
             peer.count(&socket, &before, now_s);
             peer.latest.push(socket);
         }
-        self.peers.values_mut().filter(|peer| !peer.latest.is_empty()).for_each(Peer::sum_up);
+        self.peers.values_mut().filter(|peer| !peer.latest.is_empty()).for_each(PeerFigures::sum_up);
         self.forget();
     }
 
-    /// The last that TCP knew of a connection that is over. The walk over sockets meets only those that live for a while.
-    pub fn note_ended(&mut self, socket: Socket, now_s: u64) {
+    /// Records the final state of a connection that has ended. The periodic lists of sockets contain only connections
+    /// that live for a while.
+    pub fn note_ended(&mut self, socket: SocketState, now_s: u64) {
         if socket.srtt_us == 0 {
             return;
         }
@@ -166,8 +180,9 @@ impl Monitor {
         self.forget();
     }
 
-    /// A probe of the path to a peer, with whom there need not be a connection. One that nobody answered says nothing of its length.
-    pub fn note_probe(&mut self, address: IpAddr, report: Report, now_s: u64) {
+    /// Records the result of a probe, also for a peer without connections. A probe without answers shows nothing
+    /// about the round trip.
+    pub fn note_probe(&mut self, address: IpAddr, report: PathReport, now_s: u64) {
         self.now_s = self.now_s.max(now_s);
         let peer = self.peers.entry(address).or_default();
         peer.seen_s = now_s;
@@ -181,24 +196,25 @@ impl Monitor {
         self.forget();
     }
 
-    /// By peer.
-    pub fn paths(&self) -> Vec<Path> {
+    /// Returns the paths to all peers, ordered by address.
+    pub fn paths(&self) -> Vec<PeerPath> {
         self.peers.iter().map(|(address, peer)| self.path(*address, peer)).collect()
     }
 
-    pub fn path_to(&self, peer: IpAddr) -> Option<Path> {
+    /// Returns the path to a peer, if it was measured.
+    pub fn path_to(&self, peer: IpAddr) -> Option<PeerPath> {
         self.peers.get(&peer).map(|known| self.path(peer, known))
     }
 
-    /// Of a path with this least round trip.
+    /// Returns the class of a path with this smallest round trip, in microseconds.
     pub fn class_of(&self, rtt_min_us: u32) -> String {
         let class = self.classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
         class.map(|class| class.name.clone()).unwrap_or_default()
     }
 
-    fn path(&self, address: IpAddr, peer: &Peer) -> Path {
+    fn path(&self, address: IpAddr, peer: &PeerFigures) -> PeerPath {
         let rtt_min_us = peer.rtt_min_us.unwrap_or(peer.rtt_us);
-        Path {
+        PeerPath {
             peer: address,
             class: self.class_of(rtt_min_us),
             connections: u32::try_from(peer.latest.len()).unwrap_or(u32::MAX),
@@ -210,7 +226,7 @@ impl Monitor {
             lost: peer.lost,
             reordering: peer.reordering,
             idle_s: if peer.latest.is_empty() { self.now_s.saturating_sub(peer.seen_s).max(1) } else { 0 },
-            probed: peer.probed.as_ref().map(|(report, at_s)| Probed {
+            probed: peer.probed.as_ref().map(|(report, at_s)| ProbedPackets {
                 rtt_min_us: report.rtt_min_us,
                 rtt_us: report.rtt_us,
                 loss_percent: report.loss_percent,
@@ -230,9 +246,9 @@ impl Monitor {
     }
 }
 
-impl Peer {
-    /// What a socket has counted since. The kernel's counters wrap.
-    fn count(&mut self, socket: &Socket, before: &Counted, now_s: u64) {
+impl PeerFigures {
+    /// Adds the packets that a socket has counted since the latest update. The kernel's counters wrap around.
+    fn count(&mut self, socket: &SocketState, before: &SocketPackets, now_s: u64) {
         self.delivered += u64::from(socket.delivered_packets.wrapping_sub(before.delivered));
         self.lost += u64::from(socket.lost_packets.wrapping_sub(before.lost));
         self.reordering = self.reordering.max(socket.reordering_packets);
@@ -261,9 +277,9 @@ pub(crate) mod tests {
 
     use crate::settings::default_classes;
 
-    pub(crate) fn socket(peer: u32, cookie: u64, rtt_us: u32, delivered: u32, lost: u32) -> Socket {
+    pub(crate) fn socket(peer: u32, cookie: u64, rtt_us: u32, delivered: u32, lost: u32) -> SocketState {
         let at = |address: u32| SocketAddr::from((Ipv4Addr::from_bits(address), 80));
-        Socket {
+        SocketState {
             local: at(1),
             remote: at(peer),
             cookie,
@@ -281,7 +297,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn counts_outlive_connections_and_are_taken_once() {
+    fn path_counts_outlive_connections_and_are_read_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.update(vec![socket(7, 1, 1000, 90, 10), socket(7, 2, 3000, 100, 0)], 1);
         monitor.update(vec![socket(7, 1, 2000, 190, 10)], 2);
@@ -289,19 +305,19 @@ pub(crate) mod tests {
         assert_eq!((path.delivered, path.lost, path.connections), (290, 10, 1));
         assert_eq!((path.rtt_min_us, path.rtt_us, path.class.as_str()), (1000, 2010, "lan"));
         monitor.update(Vec::new(), 12);
-        // The kernel gives a cookie once; another socket counts from the beginning.
+        // The kernel never reuses a cookie, so another socket counts from 0.
         monitor.update(vec![socket(7, 3, 2000, 10, 0)], 13);
         assert_eq!(monitor.paths()[0].delivered, 300);
     }
 
     #[test]
-    fn what_ended_between_two_looks_counts_once() {
+    fn socket_that_closed_between_two_polls_counts_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.note_ended(socket(7, 1, 6000, 90, 10), 1);
         let path = &monitor.paths()[0];
         assert_eq!((path.delivered, path.lost, path.rtt_min_us, path.connections), (90, 10, 6000, 0));
         assert_eq!((path.class.as_str(), path.delivery_rate), ("terrestrial", Some(90)));
-        // Of one that was met before, only what came since.
+        // Packets of a socket that were counted before are not counted again.
         monitor.update(vec![socket(7, 2, 5500, 50, 0)], 2);
         monitor.note_ended(socket(7, 2, 5500, 80, 5), 2);
         let path = &monitor.paths()[0];
@@ -311,7 +327,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn classes_are_by_the_least_round_trip() {
+    fn path_classes_follow_the_smallest_round_trip() {
         let table = [
             (100, "lan"),
             (4_999, "lan"),
@@ -327,8 +343,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn probes_count_beside_connections_and_without() {
-        let report = |answered, rtt_min_us| Report { answered, rtt_min_us, rtt_us: 900, ..Report::default() };
+    fn path_probes_count_with_and_without_connections() {
+        let report =
+            |answered, rtt_min_us| PathReport { answered, rtt_min_us, rtt_us: 900, ..PathReport::default() };
         let address = |last: u32| IpAddr::from(Ipv4Addr::from_bits(last));
         let mut monitor = Monitor::new(default_classes());
         monitor.update(vec![socket(7, 1, 6000, 1, 0)], 10);
@@ -344,7 +361,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn peers_are_bounded() {
+    fn number_of_measured_peers_is_bounded() {
         let mut monitor = Monitor::new(default_classes());
         let sockets = (0..PEERS_MAX as u32 + 10).map(|at| socket(at + 10, u64::from(at), 1000, 1, 0));
         monitor.update(sockets.collect(), 1);
@@ -352,7 +369,7 @@ pub(crate) mod tests {
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 2);
         assert_eq!(monitor.paths().len(), PEERS_MAX);
         assert_eq!(monitor.path_to("0.0.0.5".parse().unwrap()).map(|path| path.idle_s), Some(0));
-        // One look that misses a socket may be before its end is told.
+        // An update may miss a socket whose end is reported later.
         monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 3);
         assert_eq!(monitor.counted.len(), 1);
     }

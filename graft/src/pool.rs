@@ -1,4 +1,4 @@
-//! Where grafts lie: what is compiled in, and directories of object files with their manifests.
+//! The pool of grafts: those that are compiled in, and directories of object files with their manifests.
 
 use std::{
     collections::BTreeMap,
@@ -6,14 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use millrace_graft_kernel::{Object, SHIPPED};
+use millrace_base::file;
+use millrace_graft_kernel::{GraftObject, SHIPPED};
 
-use crate::{Error, Identity, Manifest, identity::Key, manifest::Joint};
+use crate::{Error, GraftManifest, ObjectIdentity, identity::SignatureKey, manifest::ManifestHook};
 
-/// Of an object file; ours have some 30 KB.
-const OBJECT_MAX_BYTES: u64 = 4 << 20;
-const MANIFEST_MAX_BYTES: u64 = 64 << 10;
-/// Of one directory.
+/// Largest object file in bytes; those of this project have some 30 KB.
+pub(crate) const OBJECT_MAX_BYTES: usize = 4 << 20;
+pub(crate) const MANIFEST_MAX_BYTES: usize = 64 << 10;
+/// Largest number of grafts in one directory.
 const GRAFTS_MAX: usize = 256;
 
 const MANIFESTS: [(&str, &str); 4] = [
@@ -23,46 +24,51 @@ const MANIFESTS: [(&str, &str); 4] = [
     ("westwood", include_str!("../pool/westwood.toml")),
 ];
 
+/// The origin of a graft.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// Compiled in.
+pub enum PoolSource {
+    /// The graft is compiled in.
     Shipped,
-    /// The manifest.
+    /// The graft was read from a directory: path of its manifest.
     File(PathBuf),
 }
 
-/// One that may be loaded: its manifest is usable and its object is what that says.
+/// A graft that may be loaded: its manifest is usable, and its object matches it.
 #[derive(Clone, Debug)]
-pub struct Graft {
-    pub manifest: Manifest,
-    pub identity: Identity,
-    pub source: Source,
-    /// Of the congestion control, as TCP knows it.
+pub struct PoolGraft {
+    /// The graft's manifest.
+    pub manifest: GraftManifest,
+    /// SHA-256 of the object file.
+    pub identity: ObjectIdentity,
+    /// Origin of the graft.
+    pub source: PoolSource,
+    /// Name of the graft as a congestion control in TCP.
     pub congestion: String,
-    /// As they are compiled.
+    /// Values of the parameters that are compiled into the object.
     pub defaults: BTreeMap<String, u64>,
     pub(crate) image: Vec<u8>,
 }
 
+/// The known grafts, by name.
 #[derive(Clone, Debug, Default)]
-pub struct Pool {
-    grafts: BTreeMap<String, Graft>,
-    /// Of those that are not usable: manifest and reason.
+pub struct GraftPool {
+    grafts: BTreeMap<String, PoolGraft>,
+    /// Manifests that are not usable, with the reason.
     pub unusable: Vec<(String, String)>,
 }
 
-impl Pool {
-    /// What is compiled in, and what lies in the directories. A name that comes again is not usable: nobody replaces a graft
-    /// by putting another file beside it.
+impl GraftPool {
+    /// Reads the grafts that are compiled in, and those of the directories. A second graft of the same name is not
+    /// usable, so no file can replace another graft.
     ///
     /// # Errors
     /// A directory cannot be read.
-    pub fn read(directories: &[PathBuf], keys: &[Key]) -> Result<Self, Error> {
+    pub fn read(directories: &[PathBuf], keys: &[SignatureKey]) -> Result<Self, Error> {
         let mut pool = Self::default();
         for (name, text) in MANIFESTS {
             let image = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
-            let made = image.ok_or_else(|| "it has no object".to_owned());
-            let made = made.and_then(|image| Graft::shipped(text, image));
+            let made = image.ok_or_else(|| "the graft's object is not compiled in".to_owned());
+            let made = made.and_then(|image| PoolGraft::shipped(text, image));
             pool.add(name.to_owned(), made);
         }
         for directory in directories {
@@ -71,14 +77,20 @@ impl Pool {
         Ok(pool)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Graft> {
+    /// Returns the grafts, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &PoolGraft> {
         self.grafts.values()
     }
 
-    pub fn find(&self, name: &str) -> Result<&Graft, Error> {
+    /// Returns the graft with this name.
+    ///
+    /// # Errors
+    /// There is no such graft. The error names those that exist.
+    pub fn find(&self, name: &str) -> Result<&PoolGraft, Error> {
         let known = || self.grafts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.grafts.get(name).ok_or_else(|| {
             match self
+                // If a file of this name is not usable, the error says why.
                 .unusable
                 .iter()
                 .find(|(path, _)| Path::new(path).file_stem().is_some_and(|it| it == name))
@@ -89,7 +101,7 @@ impl Pool {
         })
     }
 
-    fn read_directory(&mut self, directory: &Path, keys: &[Key]) -> Result<(), Error> {
+    fn read_directory(&mut self, directory: &Path, keys: &[SignatureKey]) -> Result<(), Error> {
         let failed = |error: std::io::Error| file_error(directory, error);
         let mut manifests = Vec::new();
         for entry in fs::read_dir(directory).map_err(failed)? {
@@ -98,17 +110,19 @@ impl Pool {
                 manifests.push(path);
             }
         }
+        // The limit applies before any file is read.
         if manifests.len() > GRAFTS_MAX {
             return Err(file_error(directory, format!("more than {GRAFTS_MAX} manifests")));
         }
+        // With a fixed order the same one of two grafts with one name is usable each time.
         manifests.sort();
         for path in manifests {
-            self.add(path.display().to_string(), Graft::read(&path, keys));
+            self.add(path.display().to_string(), PoolGraft::read(&path, keys));
         }
         Ok(())
     }
 
-    fn add(&mut self, place: String, made: Result<Graft, String>) {
+    fn add(&mut self, place: String, made: Result<PoolGraft, String>) {
         match made {
             Ok(graft) if self.grafts.contains_key(&graft.manifest.name) => {
                 self.unusable.push((place, format!("there is a graft {} already", graft.manifest.name)));
@@ -121,40 +135,41 @@ impl Pool {
     }
 }
 
-impl Graft {
-    /// By its manifest.
+impl PoolGraft {
+    /// Reads a graft, given the path of its manifest.
     ///
     /// # Errors
-    /// What is wrong with manifest or object.
-    pub fn read(path: &Path, keys: &[Key]) -> Result<Self, String> {
-        let text = read_bounded(path, MANIFEST_MAX_BYTES)?;
-        let text = String::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
-        let manifest = Manifest::parse(&text)?;
+    /// The error names what is wrong with the manifest or the object.
+    pub fn read(path: &Path, keys: &[SignatureKey]) -> Result<Self, String> {
+        let text = file::text(path, MANIFEST_MAX_BYTES).map_err(|error| error.to_string())?;
+        let manifest = GraftManifest::parse(&text)?;
+        // The signature covers the object by its hash, which is compared below.
         manifest.check_signature(&text, keys)?;
         let object = path.with_file_name(&manifest.object);
-        let image = read_bounded(&object, OBJECT_MAX_BYTES)
+        let image = file::bytes(&object, OBJECT_MAX_BYTES)
             .map_err(|error| format!("{}: {error}", object.display()))?;
-        manifest.check_identity(Identity::of(&image))?;
-        Self::new(manifest, image, Source::File(path.to_owned()))
+        manifest.check_identity(ObjectIdentity::from_image(&image))?;
+        Self::new(manifest, image, PoolSource::File(path.to_owned()))
     }
 
-    /// An object alone, while it is being written: its parameters have no ranges, so they cannot be set.
+    /// Reads an object without a manifest, for development. Its parameters have no ranges, so they cannot be set.
     ///
     /// # Errors
-    /// What is wrong with the object.
+    /// The error names what is wrong with the object.
     pub fn without_manifest(path: &Path) -> Result<Self, String> {
-        let image = read_bounded(path, OBJECT_MAX_BYTES)?;
-        let object = Object::open(&image).map_err(|error| error.to_string())?;
+        let image = file::bytes(path, OBJECT_MAX_BYTES).map_err(|error| error.to_string())?;
+        let object = GraftObject::open(&image).map_err(|error| error.to_string())?;
         let defaults = object.parameters().iter().map(|it| (it.name.clone(), it.default)).collect();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let manifest = Manifest {
+        let manifest = GraftManifest {
             abi: millrace_graft_kernel::ABI,
             object: name.clone(),
             name,
             sha256: None,
             signature: None,
             about: String::new(),
-            joints: vec![Joint::Cc],
+            // Only congestion controls can be loaded without a manifest.
+            joints: vec![ManifestHook::Cc],
             services: Vec::new(),
             paths: Vec::new(),
             kernel: String::new(),
@@ -162,38 +177,56 @@ impl Graft {
             state_version: 0,
             parameters: BTreeMap::new(),
         };
-        let (identity, congestion) = (Identity::of(&image), object.name().to_owned());
-        Ok(Self { manifest, identity, source: Source::File(path.to_owned()), congestion, defaults, image })
+        let identity = ObjectIdentity::from_image(&image);
+        let congestion = object.name().to_owned();
+        Ok(Self {
+            manifest,
+            identity,
+            source: PoolSource::File(path.to_owned()),
+            congestion,
+            defaults,
+            image,
+        })
     }
 
     fn shipped(text: &str, image: Vec<u8>) -> Result<Self, String> {
-        Self::new(Manifest::parse(text)?, image, Source::Shipped)
+        Self::new(GraftManifest::parse(text)?, image, PoolSource::Shipped)
     }
 
-    fn new(manifest: Manifest, image: Vec<u8>, source: Source) -> Result<Self, String> {
-        let object = Object::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
+    fn new(manifest: GraftManifest, image: Vec<u8>, source: PoolSource) -> Result<Self, String> {
+        let object = GraftObject::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
         let compiled: BTreeMap<_, _> =
             object.parameters().iter().map(|parameter| (parameter.name.clone(), parameter.default)).collect();
         for name in manifest.parameters.keys() {
             let value =
                 compiled.get(name).ok_or_else(|| format!("{} has no parameter {name}", manifest.object))?;
-            manifest.check_parameter(name, *value).map_err(|error| format!("as it is compiled, {error}"))?;
+            manifest
+                .check_parameter(name, *value)
+                .map_err(|error| format!("the value that is compiled in is wrong: {error}"))?;
         }
         let defaults =
             compiled.into_iter().filter(|(name, _)| manifest.parameters.contains_key(name)).collect();
         let congestion = object.name().to_owned();
-        Ok(Self { identity: Identity::of(&image), manifest, source, congestion, defaults, image })
+        Ok(Self {
+            identity: ObjectIdentity::from_image(&image),
+            manifest,
+            source,
+            congestion,
+            defaults,
+            image,
+        })
     }
 
-    /// Its manifest as it is in a pool, for one that is compiled in.
+    /// Writes the object and the manifest of a compiled-in graft to a directory.
     pub fn export(&self, directory: &Path) -> Result<(), Error> {
         let known = MANIFESTS.iter().find(|(name, _)| *name == self.manifest.name);
         let text = match (&self.source, known) {
-            (Source::Shipped, Some((_, text))) => {
+            (PoolSource::Shipped, Some((_, text))) => {
+                // A manifest that is compiled in has no hash, since the object is compiled in with it.
                 let line = format!("object = \"{}\"\n", self.manifest.object);
                 text.replacen(&line, &format!("{line}sha256 = \"{}\"\n", self.identity), 1)
             }
-            _ => return Err(self.error("it lies in a pool already")),
+            _ => return Err(self.error("the graft is in a pool directory already")),
         };
         let write = |name: &str, bytes: &[u8]| {
             let path = directory.join(name);
@@ -203,7 +236,7 @@ impl Graft {
         write(&format!("{}.toml", self.manifest.name), text.as_bytes())
     }
 
-    /// Values other than those that it was compiled with.
+    /// Checks the wanted values of parameters, and returns them as a list.
     pub(crate) fn values(&self, wanted: &BTreeMap<String, u64>) -> Result<Vec<(String, u64)>, Error> {
         let checked = wanted.iter().map(|(name, value)| {
             self.manifest.check_parameter(name, *value).map_err(|error| self.error(error))?;
@@ -219,12 +252,4 @@ impl Graft {
 
 fn file_error(path: &Path, message: impl ToString) -> Error {
     Error::File { path: path.display().to_string(), message: message.to_string() }
-}
-
-fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, String> {
-    let length = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if length > most {
-        return Err(format!("{length} bytes are more than {most}"));
-    }
-    fs::read(path).map_err(|error| error.to_string())
 }

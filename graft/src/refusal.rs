@@ -1,20 +1,21 @@
-//! What the verifier says, for those who write grafts: the line, the reason, and what helps.
+//! Explains for authors of grafts why the BPF verifier has refused one: the line, the reason, and a remedy.
 
 use std::fmt;
 
-/// Why the kernel did not load a graft.
+/// The reason why the kernel did not load a graft.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Refusal {
-    /// In the words of the kernel.
+pub struct LoadRefusal {
+    /// The reason in the verifier's words.
     pub reason: String,
-    /// File and line, where the object has them (`-g`).
+    /// File and line in the graft's source, if the object has debug information (`-g`).
     pub place: Option<String>,
-    /// That line.
+    /// Source text of that line.
     pub source: Option<String>,
+    /// Advice for the author of the graft.
     pub hint: Option<&'static str>,
 }
 
-/// Words of the verifier, and what is to be done.
+/// Phrases of the verifier's log, with the remedy for each.
 const HINTS: [(&str, &str); 12] = [
     (
         "infinite loop detected",
@@ -41,10 +42,11 @@ const HINTS: [(&str, &str); 12] = [
     ("failed to find BTF", "the kernel has no type information (CONFIG_DEBUG_INFO_BTF)"),
 ];
 
-impl Refusal {
-    /// From the end of what libbpf and the verifier said.
+impl LoadRefusal {
+    /// Finds the refusal in the log of libbpf and the verifier. The search starts at the end of the log.
     pub fn parse(log: &str) -> Self {
         let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        // The statistics at the end of the log are no reason.
         let end = lines.iter().rposition(|line| line.starts_with("processed ")).unwrap_or(lines.len());
         let verdict = lines[..end].iter().rposition(|line| is_verdict(line));
         let Some(at) = verdict else { return Self::without_verdict(&lines) };
@@ -57,7 +59,7 @@ impl Refusal {
         Self { hint: hint(&reason), reason, place, source }
     }
 
-    /// libbpf did not get as far as the verifier.
+    /// Returns the refusal from a log in which libbpf failed before the verifier ran.
     fn without_verdict(lines: &[&str]) -> Self {
         let words = lines.iter().map(|line| line.trim_start_matches("libbpf: "));
         let reason = words.clone().find(|line| line.contains("failed") || line.contains("not found"));
@@ -66,7 +68,8 @@ impl Refusal {
     }
 }
 
-/// Neither an instruction (`12: (85) call ...`), nor a source line, nor a frame around them.
+/// Returns whether a line of the log is a message: neither an instruction (`12: (85) call ...`), nor a source line,
+/// nor a frame around them.
 fn is_verdict(line: &str) -> bool {
     let is_instruction = line.split_once(':').is_some_and(|(number, _)| number.parse::<u32>().is_ok());
     let is_frame =
@@ -80,7 +83,7 @@ fn hint(reason: &str) -> Option<&'static str> {
     HINTS.iter().find(|(words, _)| reason.contains(words)).map(|(_, hint)| *hint)
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for LoadRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the kernel refused it: {}", self.reason)?;
         if let Some(place) = &self.place {
@@ -101,14 +104,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_is_found() {
+    fn source_line_is_found_in_a_verifier_log() {
         let log = "libbpf: prog 'f': -- BEGIN PROG LOAD LOG --\n\
                    ; tp->mss_cache = 1; @ mine.bpf.c:12\n\
                    7: (63) *(u32 *)(r1 +1700) = r2\n\
                    only read is supported\n\
                    processed 8 insns (limit 1000000) max_states_per_insn 0\n\
                    -- END PROG LOAD LOG --\nlibbpf: prog 'f': failed to load: -EACCES\n";
-        let refusal = Refusal::parse(log);
+        let refusal = LoadRefusal::parse(log);
         assert_eq!(refusal.reason, "only read is supported");
         assert_eq!(refusal.place.as_deref(), Some("mine.bpf.c:12"));
         assert_eq!(refusal.source.as_deref(), Some("tp->mss_cache = 1;"));
@@ -118,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_said_has_a_reason() {
+    fn verifier_log_of_any_kind_yields_a_reason() {
         let table = [
             ("", "no reason was given"),
             ("libbpf: failed to find BTF for extern 'x': -2\n", "failed to find BTF for extern 'x': -2"),
             ("1: (95) exit\nprocessed 1 insns\n", "processed 1 insns"),
         ];
         for (log, wanted) in table {
-            assert_eq!(Refusal::parse(log).reason, wanted, "{log}");
+            assert_eq!(LoadRefusal::parse(log).reason, wanted, "{log}");
         }
     }
 }

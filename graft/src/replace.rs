@@ -1,4 +1,4 @@
-//! Files in the place of others: whoever reads one reads all of it, and a process that is killed leaves what was there.
+//! Replaces files atomically: a reader gets a whole file, and if the process is killed the previous file stays.
 
 use std::{
     fs,
@@ -7,21 +7,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// `mode`: less what the process' mask takes away.
+/// Replaces a file. The umask of the process reduces `mode`.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let new = beside(path, "new");
-    // Of somebody who was killed then; or it is somebody else's, and leads elsewhere.
+    let new = sibling_path(path, "new");
+    // The file may be a leftover of a killed process. It may also be another program's symbolic link to elsewhere, so
+    // it is removed and never written through.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
+    // A file that must not exist yet is never a link.
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
     file.write_all(bytes)?;
+    // The content has to be on disk before the name points to it.
     file.sync_all()?;
     fs::rename(&new, path)
 }
 
-pub fn beside(path: &Path, what: &str) -> PathBuf {
+pub fn sibling_path(path: &Path, what: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{what}"));
     name.into()

@@ -1,4 +1,4 @@
-//! Grafts in the kernel, rules for connections, and how both change while traffic goes on.
+//! The runtime of grafts for TCP: grafts in the kernel, rules for connections, and changes of both under traffic.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -10,114 +10,128 @@ use std::{
 };
 
 use millrace_graft_kernel as kernel;
-use millrace_graft_kernel::{Change, Changed, Control, Outcome, Pins, Shared, Sockets, Tcp, Timing, What};
+use millrace_graft_kernel::{
+    ChangeCounts, CongestionProgram, PinDirectory, SelectedEventKind, SelectionMaps, SocketChange,
+    SocketPrograms, Tcp, TcpOutcome, Timing,
+};
 use millrace_graft_proto::{
-    measure::Report,
+    measure::PathReport,
     select::kind::{Kinds, number_of},
 };
 use millrace_kernel::clock;
 
-pub use self::agreement::{Own, Session};
+pub use self::agreement::{AgreedStatements, AgreementSession, OwnStatement};
 use self::{
-    selection::{Order, Selection, World},
+    selection::{RuntimeSelection, SelectionOrder, SelectionWorld},
     warm::Warm,
 };
 use crate::{
-    Agree, Carried, Error, Graft, Learned, Pool, Refusal, Rule, Settings, Side,
-    agreements::Agreements,
+    Agree, CarriedFlow, Error, GraftPool, Learned, LoadRefusal, PoolGraft, RuleSetting, Settings,
+    SideSetting,
+    agreements::PeerAgreements,
     identity::hex,
     paths::Monitor,
     settings,
-    status::{self, Status, Why},
+    status::{self, PeerExplanation, Status},
 };
 
 pub(crate) mod agreement;
 mod selection;
 mod warm;
 
-/// Congestion controls that TCP has now.
+/// File with the names of the congestion controls that TCP has at present.
 const CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 const DEFAULT_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
-/// A graft that was loaded.
-struct Loaded {
-    graft: Graft,
+/// A graft that is loaded in the kernel.
+struct LoadedGraft {
+    graft: PoolGraft,
     values: BTreeMap<String, u64>,
-    control: Control,
-    /// By the settings; else on request, which survives a reload.
+    control: CongestionProgram,
+    /// True if the settings load the graft. Otherwise it was loaded on request, and survives a reload.
     by_settings: bool,
 }
 
-/// What a swap has done.
+/// The result of a swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swapped {
-    /// Live connections that use the new one.
-    pub changed: Changed,
-    /// From the first live connection to the last, with the walk over the others.
+pub struct SwapResult {
+    /// Number of live connections that were changed to the new graft.
+    pub changed: ChangeCounts,
+    /// Time of the walk over all sockets, in microseconds.
     pub walk_us: u64,
 }
 
-/// All of it is taken back when this is dropped.
-pub struct Runtime {
+/// A runtime of congestion controls. Dropping it removes everything from the kernel.
+pub struct GraftRuntime {
     settings: Settings,
-    pool: Pool,
+    pool: GraftPool,
     tcp: Tcp,
-    sockets: Sockets,
-    loaded: BTreeMap<String, Loaded>,
+    sockets: SocketPrograms,
+    loaded: BTreeMap<String, LoadedGraft>,
     monitor: Monitor,
     cgroup: PathBuf,
     since: Instant,
-    agreements: Agreements,
+    agreements: PeerAgreements,
     revision: u64,
-    /// Where links stay when this ends.
-    pins: Option<Pins>,
+    /// Directory in which pinned links stay when the runtime ends.
+    pins: Option<PinDirectory>,
     warm: Warm,
-    /// Of rules that have the model choose.
-    selection: Selection,
-    /// Peers with a broker, and whether a carrier to it is warm.
+    /// State of the rules with `select`, for which a model chooses.
+    selection: RuntimeSelection,
+    /// Peers with a broker, and whether a carrier to each is warm.
     carriers: BTreeMap<IpAddr, bool>,
-    /// Cgroups of rules have come or gone, and the kernel does not know yet.
+    /// True if cgroups of rules have come or gone, and the rules in the kernel were not updated yet.
     has_news: bool,
     kinds: Arc<Mutex<Kinds>>,
 }
 
-impl Runtime {
+impl GraftRuntime {
+    /// Loads the grafts and rules of the settings.
+    ///
     /// # Errors
-    /// A graft or a rule of the settings cannot be had; nothing is left then.
+    /// Fails if a graft or a rule of the settings cannot be used. Nothing is left in the kernel then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         Self::start_after(settings, None, false)
     }
 
-    /// In the place of what an earlier one left in `pins`. `persist`: what this one does stays there when it ends, however it does.
+    /// Starts in place of an earlier runtime that has left its links in `pins`. With `persist`, the links of this one
+    /// stay when it ends, however it ends.
     ///
     /// # Errors
-    /// As [`start`](Self::start); or nothing can stay there.
-    pub fn start_after(settings: Settings, pins: Option<&Pins>, persist: bool) -> Result<Self, Error> {
+    /// Fails as [`start`](Self::start) does, or if links cannot be pinned there.
+    pub fn start_after(
+        settings: Settings,
+        pins: Option<&PinDirectory>,
+        persist: bool,
+    ) -> Result<Self, Error> {
         let kept = pins.filter(|_| persist);
-        kept.map_or(Ok(()), Pins::create)?;
-        let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
+        kept.map_or(Ok(()), PinDirectory::create)?;
+        let pool = GraftPool::read(&settings.pool, &settings.trusted_keys)?;
         let cgroup = settings.cgroup.clone().or_else(root_cgroup).ok_or_else(|| {
             Error::Settings("cgroup is missing: no cgroup of version 2 is mounted here".to_owned())
         })?;
-        let (mut tcp, sockets) = (Tcp::load()?, Sockets::load()?);
+        let mut tcp = Tcp::load()?;
+        let sockets = SocketPrograms::load()?;
         let mut loaded = BTreeMap::new();
         for (name, values) in present(&settings, &pool) {
-            loaded.insert(name.clone(), Loaded::after(pool.find(&name)?, values, pins)?);
+            loaded.insert(name.clone(), LoadedGraft::load_next_to(pool.find(&name)?, values, pins)?);
         }
-        known(&settings, &pool)?;
+        check_known(&settings, &pool)?;
+        // The program finds its rules when it is attached.
         tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
-        // The program that acted until now, and grafts that are not wanted any more.
-        pins.map(Pins::clean);
+        // The program of an earlier runtime has been replaced. Its grafts that are not wanted any more are removed
+        // here.
+        pins.map(PinDirectory::clean);
         if let Some(pins) = kept {
             pins.create()?;
             tcp.keep(pins)?;
-            loaded.values_mut().try_for_each(|it: &mut Loaded| it.control.keep(pins))?;
+            loaded.values_mut().try_for_each(|it: &mut LoadedGraft| it.control.keep(pins))?;
         }
         let mut warm = Warm::default();
         warm.prepare(&pool, &settings.pool);
         let monitor = Monitor::new(settings.classes.clone());
-        let mut agreements = Agreements::default();
+        let mut agreements = PeerAgreements::default();
         agreements.set_peers(peers(&settings), clock::monotonic_ns());
         let since = Instant::now();
         let pins = kept.cloned();
@@ -134,33 +148,37 @@ impl Runtime {
             revision: 1,
             pins,
             warm,
-            selection: Selection::new(&plain()),
+            selection: RuntimeSelection::new(&plain()),
             carriers: BTreeMap::new(),
             has_news: false,
             kinds: Arc::default(),
         })
     }
 
-    /// Other settings, all or nothing: what can fail comes before what changes.
+    /// Applies new settings completely or not at all: everything that can fail comes before the first change.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let cgroup = settings.cgroup.clone().or_else(root_cgroup);
         if cgroup.as_ref() != Some(&self.cgroup) {
-            return Err(Error::Settings("cgroup does not change while it runs".to_owned()));
+            return Err(Error::Settings("cgroup cannot change while the daemon runs".to_owned()));
         }
-        // What is carried would be cut off.
+        // A change of [carry] would reset the tunnelled connections.
         if let (Some(old), Some(new)) = (&self.settings.carry, &settings.carry)
             && old != new
         {
-            return Err(Error::Settings("[carry] does not change while it runs: start it anew".to_owned()));
+            return Err(Error::Settings(
+                "[carry] cannot change while the daemon runs: restart the daemon".to_owned(),
+            ));
         }
         if self.settings.carry.is_some()
             && settings.carry.is_some()
             && self.settings.gateway != settings.gateway
         {
-            return Err(Error::Settings("[gateway] does not change while it runs: start it anew".to_owned()));
+            return Err(Error::Settings(
+                "[gateway] cannot change while the daemon runs: restart the daemon".to_owned(),
+            ));
         }
-        let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
-        known(&settings, &pool)?;
+        let pool = GraftPool::read(&settings.pool, &settings.trusted_keys)?;
+        check_known(&settings, &pool)?;
         let needed = present(&settings, &pool);
         let mut fresh = BTreeMap::new();
         let mut changed = Vec::new();
@@ -168,7 +186,7 @@ impl Runtime {
             let graft = pool.find(name)?;
             match self.loaded.get(name) {
                 None => {
-                    fresh.insert(name.clone(), Loaded::new(graft, values.clone(), true)?);
+                    fresh.insert(name.clone(), LoadedGraft::new(graft, values.clone(), true)?);
                 }
                 Some(loaded) if loaded.is(graft, values) => {}
                 Some(loaded) => {
@@ -177,6 +195,7 @@ impl Runtime {
                 }
             }
         }
+        // Every check has passed, and the changes begin.
         for (name, graft, values) in changed {
             if let Some(loaded) = self.loaded.get_mut(&name) {
                 loaded.become_other(graft, values)?;
@@ -186,7 +205,7 @@ impl Runtime {
             fresh.values_mut().try_for_each(|loaded| loaded.control.keep(pins))?;
         }
         self.loaded.append(&mut fresh);
-        // The next look chooses anew.
+        // The model chooses again in the next update.
         self.tcp.set_rules(&places(&settings, &self.loaded))?;
         self.tcp.forget_choices()?;
         self.selection.renew(&settings);
@@ -209,24 +228,25 @@ impl Runtime {
         Ok(())
     }
 
-    /// One more.
+    /// Loads one more graft, on request.
     pub fn load(&mut self, name: &str, values: BTreeMap<String, u64>) -> Result<Timing, Error> {
         self.read_pool()?;
         if self.loaded.contains_key(name) {
             return Err(Error::Loaded(name.to_owned()));
         }
-        let mut loaded = Loaded::new(self.pool.find(name)?, values, false)?;
+        let mut loaded = LoadedGraft::new(self.pool.find(name)?, values, false)?;
         self.pins.as_ref().map_or(Ok(()), |pins| loaded.control.keep(pins))?;
         let timing = loaded.control.timing();
         self.loaded.insert(name.to_owned(), loaded);
         Ok(timing)
     }
 
-    /// Connections that use it keep it until they close.
+    /// Unloads a graft. Connections that use it keep it until they close.
     pub fn unload(&mut self, name: &str) -> Result<(), Error> {
         if !self.loaded.contains_key(name) {
             return Err(Error::NotLoaded(name.to_owned()));
         }
+        // A graft that a rule uses cannot be unloaded.
         if let Some(rule) = self.settings.rules.iter().find(|rule| rule.graft.as_deref() == Some(name)) {
             return Err(Error::Used { name: name.to_owned(), user: format!("rule {}", rule.name) });
         }
@@ -236,9 +256,9 @@ impl Runtime {
         Ok(())
     }
 
-    /// Live connections of this network namespace go from one graft to another, which is loaded if it was not. The same
-    /// name twice: what its files are now, with these values.
-    pub fn swap(&mut self, from: &str, to: &str, values: BTreeMap<String, u64>) -> Result<Swapped, Error> {
+    /// Changes live connections of this network namespace from one graft to another, which is loaded if it was not.
+    /// If both names are the same, the graft is loaded again from its present files, with these values.
+    pub fn swap(&mut self, from: &str, to: &str, values: BTreeMap<String, u64>) -> Result<SwapResult, Error> {
         self.read_pool()?;
         let old = self.loaded.get_mut(from).ok_or_else(|| Error::NotLoaded(from.to_owned()))?;
         let from = old.control.name().to_owned();
@@ -254,21 +274,22 @@ impl Runtime {
         let to = self.loaded.get(to).ok_or_else(|| Error::NotLoaded(to.to_owned()))?.control.name();
         let start = Instant::now();
         let changed = self.sockets.set(&everybody(&from, to))?;
-        Ok(Swapped { changed, walk_us: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
+        Ok(SwapResult { changed, walk_us: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
     }
 
-    /// Looks at the sockets, and at the pool's files.
+    /// Reads the sockets and the files of the pool. It has to be called about once a second.
     pub fn tick(&mut self) -> Result<(), Error> {
         self.warm.look(&self.settings.pool, &self.settings.trusted_keys);
-        self.hear()?;
+        self.take_events()?;
         let sockets = self.sockets.read()?;
+        // Connections whose end was not reported are found by their missing sockets.
         if self.selection.has_live() {
             let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
             let untold = self
                 .tcp
                 .outcomes()?
                 .iter()
-                .find(|(it, _)| *it == Outcome::Untold)
+                .find(|(it, _)| *it == TcpOutcome::Untold)
                 .map_or(0, |(_, count)| *count);
             self.selection.prune(|cookie| live.contains(&cookie), untold);
         }
@@ -281,23 +302,24 @@ impl Runtime {
         Ok(())
     }
 
-    /// What has come of connections since, so that those that follow have it. Little is done where nothing has.
+    /// Takes the outcomes of connections that have ended since the last call, so that the choice for new ones
+    /// improves. It costs little if there are none.
     pub fn learn(&mut self) -> Result<(), Error> {
-        let peers = self.hear()?;
+        let peers = self.take_events()?;
         let paths: Vec<_> = peers.into_iter().filter_map(|peer| self.monitor.path_to(peer)).collect();
         if paths.is_empty() { Ok(()) } else { self.choose(&paths, false) }
     }
 
-    /// Whether a rule has the model choose.
+    /// Reports whether any rule has a model choose.
     pub fn selects(&self) -> bool {
         self.settings.rules.iter().any(|rule| rule.select.is_some())
     }
 
-    /// Peers with whom connections have ended.
-    fn hear(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
+    /// Records the reported events of connections. Returns the peers of connections that have ended.
+    fn take_events(&mut self) -> Result<BTreeSet<IpAddr>, Error> {
         let mut peers = BTreeSet::new();
         for told in self.tcp.take_told()? {
-            if told.what == What::Ended {
+            if told.what == SelectedEventKind::Ended {
                 let peer = told.remote.ip();
                 if let Some(rate) = told.socket.delivery_rate {
                     self.selection.note_mbit(peer, rate as f64 * 8.0 / 1e6);
@@ -312,8 +334,9 @@ impl Runtime {
         Ok(peers)
     }
 
-    /// Those that rules name and that have come or gone.
+    /// Updates the rules in the kernel after cgroups that rules name have come or gone.
     fn follow_cgroups(&mut self) -> Result<(), Error> {
+        // After a failed update the next call tries again.
         self.has_news |= self.settings.follow_cgroups();
         if self.has_news {
             self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
@@ -323,11 +346,14 @@ impl Runtime {
         Ok(())
     }
 
-    /// Connections that are there keep what they have.
-    fn choose(&mut self, paths: &[status::Path], is_all: bool) -> Result<(), Error> {
+    /// Lets the model choose for these paths, and writes the choices to the kernel. Existing connections keep their
+    /// settings.
+    fn choose(&mut self, paths: &[status::PeerPath], is_all: bool) -> Result<(), Error> {
+        // Any process may load or unload congestion controls, so the list is read each time.
         let there = std::fs::read_to_string(CONTROLS).unwrap_or_default();
-        let (tcp, kinds) = (&self.tcp, lock(&self.kinds));
-        let world = World {
+        let tcp = &self.tcp;
+        let kinds = lock(&self.kinds);
+        let world = SelectionWorld {
             settings: &self.settings,
             controls: &|control| there.split_whitespace().any(|known| known == control),
             carriers: &self.carriers,
@@ -338,86 +364,94 @@ impl Runtime {
         let mut done = Ok(());
         for order in self.selection.choose(&world, paths, is_all) {
             let carried_out = match order {
-                Order::Choose { peer, rule, choice } => {
+                SelectionOrder::Choose { peer, rule, choice } => {
                     self.tcp.choose(peer, rule, &choice).inspect_err(|_| self.selection.undo(peer, rule))
                 }
-                Order::Forget { peer, rule } => self.tcp.choose_no_more(peer, rule),
+                SelectionOrder::Forget { peer, rule } => self.tcp.choose_no_more(peer, rule),
             };
+            // A failure must not stop the other changes.
             done = done.and(carried_out);
         }
         Ok(done?)
     }
 
-    /// What a broker has told.
-    pub fn note_carried(&mut self, all: impl IntoIterator<Item = Carried>) {
+    /// Takes the broker's events about redirected connections.
+    pub fn note_carried(&mut self, all: impl IntoIterator<Item = CarriedFlow>) {
         all.into_iter().for_each(|carried| self.selection.note_carried(carried, &self.settings));
     }
 
-    /// It carries no more.
+    /// Forgets all redirected connections, since the broker has ended.
     pub fn forget_carried(&mut self) {
         self.selection.forget_carried();
     }
 
-    /// Peers with a broker, and whether a carrier to it is warm.
+    /// Sets the peers with a broker, and whether a carrier to each is warm.
     pub fn set_carriers(&mut self, carriers: BTreeMap<IpAddr, bool>) {
         self.carriers = carriers;
     }
 
-    /// For hooks that choose with it.
-    pub fn share(&mut self) -> Result<Shared, Error> {
+    /// Returns the kernel's maps of choices, which the broker's hooks use, too.
+    pub fn share(&mut self) -> Result<SelectionMaps, Error> {
         Ok(self.tcp.share()?)
     }
 
-    /// Why a connection goes as it does; `None`: it is not known, or not any more.
-    pub fn why_connection(&mut self, ends: [SocketAddr; 2]) -> Result<Option<status::Connection>, Error> {
+    /// Returns why a connection has its congestion control or carrier, or `None` if the connection is unknown or
+    /// forgotten.
+    pub fn explain_connection(
+        &mut self,
+        ends: [SocketAddr; 2],
+    ) -> Result<Option<status::GraftConnectionStatus>, Error> {
         self.learn()?;
         Ok(self.selection.connection(ends, clock::monotonic_ns()))
     }
 
-    /// All that was learned of connections.
+    /// Returns everything that was learned about connections.
     pub fn learned(&self) -> Learned {
-        let mut learned = Learned::of(&lock(&self.kinds), &self.settings);
+        let mut learned = Learned::from_kinds(&lock(&self.kinds), &self.settings);
         self.selection.remember(&mut learned);
         learned
     }
 
-    /// What the one before this has learned, as far as it holds under these settings.
+    /// Restores what an earlier runtime has learned, as far as it applies under these settings.
     pub fn recall(&mut self, learned: &Learned) {
         learned.teach(&mut lock(&self.kinds), &self.settings);
         self.selection.recall(learned, &self.settings);
     }
 
-    /// What a probe has found out.
-    pub fn note_probe(&mut self, peer: IpAddr, report: Report) {
+    /// Records the result of a probe.
+    pub fn note_probe(&mut self, peer: IpAddr, report: PathReport) {
         self.monitor.note_probe(peer, report, clock::monotonic_ns() / 1_000_000_000);
     }
 
-    /// What connections are for, as far as earlier ones have shown. Whoever sees them end writes to it.
+    /// Returns the statistics of past connections. The broker adds tunnelled connections when they end.
     pub fn kinds(&self) -> Arc<Mutex<Kinds>> {
         self.kinds.clone()
     }
 
-    /// What is known of kinds, the latest first.
-    fn all_purposes(&self) -> Vec<status::Purpose> {
+    /// Returns the known traffic classes with their expected purposes, the latest first.
+    fn all_purposes(&self) -> Vec<status::PurposeStatus> {
         let kinds = lock(&self.kinds);
-        let of = |kind| status::Purpose::of_kind(kind, &self.settings.expected(kind, &kinds));
+        let of = |kind| status::PurposeStatus::from_kind(kind, &self.settings.expected(kind, &kinds));
         kinds.iter().map(of).collect()
     }
 
-    /// Of rules that a peer's connections may fall under: what these are for.
-    fn purposes(&self, peer: IpAddr) -> Vec<status::Purpose> {
+    /// Returns the purposes of connections with a peer, by rule.
+    fn purposes(&self, peer: IpAddr) -> Vec<status::PurposeStatus> {
         let kinds = lock(&self.kinds);
-        let is_for = |rule: &&Rule| rule.peers.iter().any(|prefix| kernel::covers(*prefix, peer));
-        let matters = |rule: &&Rule| rule.select.is_some() || rule.tier != settings::Tier::InPlace;
+        let is_for = |rule: &&RuleSetting| rule.peers.iter().any(|prefix| kernel::covers(*prefix, peer));
+        let matters = |rule: &&RuleSetting| rule.select.is_some() || rule.tier != settings::Tier::InPlace;
         let rules = self.settings.rules.iter().filter(is_for).filter(matters);
-        rules.map(|rule| status::Purpose::of(rule, &self.settings.expected_of(rule, &kinds))).collect()
+        rules
+            .map(|rule| status::PurposeStatus::from_rule(rule, &self.settings.expected_of(rule, &kinds)))
+            .collect()
     }
 
-    /// Paths that are to be probed again and again.
-    pub fn probes(&self) -> &[settings::Probe] {
+    /// Returns the paths that are probed at intervals.
+    pub fn probes(&self) -> &[settings::ProbeSettings] {
         &self.settings.probes
     }
 
+    /// Returns the present status.
     pub fn status(&mut self) -> Result<Status, Error> {
         self.learn()?;
         let sockets = self.sockets.read()?;
@@ -442,48 +476,52 @@ impl Runtime {
         })
     }
 
+    /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Whose sockets.
+    /// Returns the cgroup whose sockets the rules apply to.
     pub fn cgroup(&self) -> &FilePath {
         &self.cgroup
     }
 
-    pub fn paths(&self) -> Vec<status::Path> {
+    /// Returns the paths to peers that were measured.
+    pub fn paths(&self) -> Vec<status::PeerPath> {
         self.monitor.paths()
     }
 
-    /// Of a path with this least round trip.
+    /// Returns the class of a path with this smallest round trip, in microseconds.
     pub fn class_of(&self, rtt_min_us: u32) -> String {
         self.monitor.class_of(rtt_min_us)
     }
 
-    pub fn why(&mut self, peer: IpAddr) -> Result<Why, Error> {
+    /// Explains which graft the connections with a peer use, and why.
+    pub fn explain_peer(&mut self, peer: IpAddr) -> Result<PeerExplanation, Error> {
         let known = self.tcp.peer(peer)?;
         let path = self.monitor.path_to(peer);
         let agreement = self.agreements.status_of(peer, clock::monotonic_ns());
-        let chosen = self.selection.of_peer(peer);
+        let chosen = self.selection.chosen_for_peer(peer);
         let purposes = self.purposes(peer);
         let Some(known) = known else {
-            let reason = "no connection with it was made that a rule fits, or that was long ago".to_owned();
-            return Ok(Why {
+            let reason = "no connection with this peer that matches a rule is known".to_owned();
+            return Ok(PeerExplanation {
                 peer: peer.to_string(),
                 reason,
                 path,
                 agreement,
                 chosen,
                 purposes,
-                ..Why::default()
+                ..PeerExplanation::default()
             });
         };
         let age_ns = clock::monotonic_ns().saturating_sub(known.time_ns);
-        Ok(Why {
+        Ok(PeerExplanation {
             peer: peer.to_string(),
             outcome: Some(known.outcome.name().to_owned()),
             reason: reason(known.outcome).to_owned(),
             rule: self.rule_at(known.rule),
+            // Four zero bytes mean that the peer has no graft.
             peer_graft: (known.graft != [0; 4]).then(|| self.name_of(known.graft)),
             agreed: known.agreed,
             age_s: Some(age_ns as f64 / 1e9),
@@ -491,22 +529,22 @@ impl Runtime {
             agreement,
             chosen,
             purposes,
-            ..Why::default()
+            ..PeerExplanation::default()
         })
     }
 
     fn read_pool(&mut self) -> Result<(), Error> {
-        self.pool = Pool::read(&self.settings.pool, &self.settings.trusted_keys)?;
+        self.pool = GraftPool::read(&self.settings.pool, &self.settings.trusted_keys)?;
         Ok(())
     }
 
-    /// What is not as it should be.
+    /// Returns the problems that an operator should look at.
     pub fn trouble(&self) -> Vec<String> {
         let not_by_link = self.loaded.values().filter(|loaded| !loaded.control.is_by_link());
         let mut trouble: Vec<_> = not_by_link
             .map(|loaded| {
                 let name = loaded.control.name();
-                format!("{name} would stay if this process were killed, until it is started again: the kernel is before 6.4")
+                format!("{name} stays in the kernel if this process is killed, until it is started again: the kernel is older than 6.4")
             })
             .collect();
         let unusable = self.pool.unusable.iter();
@@ -514,7 +552,8 @@ impl Runtime {
         trouble
     }
 
-    /// Rules are one for each pair of a port and a peer in the kernel; this host's own come behind them.
+    /// Returns the name of the rule with this index. The kernel has one rule for each pair of a port and a peer, and
+    /// behind them the rules for this host's control connections.
     fn rule_at(&self, index: u32) -> Option<String> {
         let rules = self.settings.rules.iter();
         let mut names = rules.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
@@ -522,14 +561,14 @@ impl Runtime {
         names.nth(index as usize).cloned().or_else(|| own.then(|| "(control connections)".to_owned()))
     }
 
-    /// Whether a rule's graft is to come from a peer and has not.
-    fn waits(&self, rule: &Rule) -> bool {
+    /// Returns whether a rule waits for its graft, which a peer has yet to send.
+    fn waits(&self, rule: &RuleSetting) -> bool {
         waits(rule, &self.settings, &self.loaded)
     }
 
-    fn rule_status(&self, rule: &Rule) -> status::Rule {
+    fn rule_status(&self, rule: &RuleSetting) -> status::RuleStatus {
         let waits = self.waits(rule);
-        status::Rule { waits, ..rule_status(rule, &self.loaded) }
+        status::RuleStatus { waits, ..rule_status(rule, &self.loaded) }
     }
 
     fn name_of(&self, start: [u8; 4]) -> String {
@@ -540,49 +579,56 @@ impl Runtime {
     }
 }
 
-impl Loaded {
-    fn new(graft: &Graft, values: BTreeMap<String, u64>, by_settings: bool) -> Result<Self, Error> {
+impl LoadedGraft {
+    fn new(graft: &PoolGraft, values: BTreeMap<String, u64>, by_settings: bool) -> Result<Self, Error> {
         let wanted = graft.values(&values)?;
-        let control = Control::register(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
+        let control =
+            CongestionProgram::register(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
         Ok(Self { graft: graft.clone(), values, control, by_settings })
     }
 
-    /// In the place of what was left of it.
-    fn after(graft: &Graft, values: BTreeMap<String, u64>, pins: Option<&Pins>) -> Result<Self, Error> {
+    /// Loads a graft in place of what an earlier runtime has left of it.
+    fn load_next_to(
+        graft: &PoolGraft,
+        values: BTreeMap<String, u64>,
+        pins: Option<&PinDirectory>,
+    ) -> Result<Self, Error> {
         let Some(pins) = pins else { return Self::new(graft, values, true) };
         let wanted = graft.values(&values)?;
-        let control = Control::take_over(&graft.image, &wanted, pins);
+        let control = CongestionProgram::take_over(&graft.image, &wanted, pins);
         let control = control.map_err(|error| refused(graft, error))?;
         Ok(Self { graft: graft.clone(), values, control, by_settings: true })
     }
 
-    fn is(&self, graft: &Graft, values: &BTreeMap<String, u64>) -> bool {
+    fn is(&self, graft: &PoolGraft, values: &BTreeMap<String, u64>) -> bool {
         self.graft.identity == graft.identity && self.values == *values
     }
 
-    fn can_become(&self, graft: &Graft, values: &BTreeMap<String, u64>) -> Result<(), Error> {
+    fn can_become(&self, graft: &PoolGraft, values: &BTreeMap<String, u64>) -> Result<(), Error> {
+        // Connections refer to a congestion control by its name.
         if graft.congestion != self.control.name() {
-            let (other, own) = (graft.congestion.clone(), self.control.name().to_owned());
+            let other = graft.congestion.clone();
+            let own = self.control.name().to_owned();
             return Err(graft.error(kernel::Error::OtherName(other, own).to_string()));
         }
         let wanted = graft.values(values)?;
-        Control::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
+        CongestionProgram::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
         Ok(())
     }
 
-    fn become_other(&mut self, graft: Graft, values: BTreeMap<String, u64>) -> Result<(), Error> {
+    fn become_other(&mut self, graft: PoolGraft, values: BTreeMap<String, u64>) -> Result<(), Error> {
         let wanted = graft.values(&values)?;
         self.control.replace(&graft.image, &wanted).map_err(|error| refused(&graft, error))?;
         (self.graft, self.values) = (graft, values);
         Ok(())
     }
 
-    fn status(&self, connections: u64) -> status::Loaded {
+    fn status(&self, connections: u64) -> status::LoadedStatus {
         let Timing { open, load, attach, .. } = self.control.timing();
         let us = |time: std::time::Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
         let mut parameters = self.graft.defaults.clone();
         parameters.extend(self.values.clone());
-        status::Loaded {
+        status::LoadedStatus {
             name: self.graft.manifest.name.clone(),
             congestion: self.control.name().to_owned(),
             identity: self.graft.identity.to_string(),
@@ -596,25 +642,25 @@ impl Loaded {
     }
 }
 
-/// Whether the kernel would load it. Nothing is registered.
-pub fn check(graft: &Graft, values: &BTreeMap<String, u64>) -> Result<Timing, Error> {
+/// Checks whether the kernel would load the graft, without registering it as a congestion control.
+pub fn check(graft: &PoolGraft, values: &BTreeMap<String, u64>) -> Result<Timing, Error> {
     let wanted = graft.values(values)?;
-    Control::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))
+    CongestionProgram::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))
 }
 
-fn refused(graft: &Graft, error: kernel::Error) -> Error {
+fn refused(graft: &PoolGraft, error: kernel::Error) -> Error {
     match error.log() {
         Some(log) if !log.is_empty() => {
-            Error::Refused { name: graft.manifest.name.clone(), refusal: Refusal::parse(log) }
+            Error::Refused { name: graft.manifest.name.clone(), refusal: LoadRefusal::parse(log) }
         }
         _ => graft.error(error.to_string()),
     }
 }
 
-/// Grafts that are needed, but for those that are yet to come from a peer.
-fn present(settings: &Settings, pool: &Pool) -> BTreeMap<String, BTreeMap<String, u64>> {
+/// Returns the grafts that have to be loaded now, without those that a peer has yet to send.
+fn present(settings: &Settings, pool: &GraftPool) -> BTreeMap<String, BTreeMap<String, u64>> {
     let mut needed = settings.needed();
-    // What the model may choose, as far as it is there.
+    // Grafts that the model may choose are loaded, too, if they are in the pool.
     if let Some(model) =
         settings.model.as_ref().filter(|_| settings.rules.iter().any(|it| it.select.is_some()))
     {
@@ -626,8 +672,8 @@ fn present(settings: &Settings, pool: &Pool) -> BTreeMap<String, BTreeMap<String
     needed
 }
 
-/// What peers are to use has a name here, too.
-fn known(settings: &Settings, pool: &Pool) -> Result<(), Error> {
+/// Checks that the pool has the grafts that peers are to use.
+fn check_known(settings: &Settings, pool: &GraftPool) -> Result<(), Error> {
     let mut wanted = settings.rules.iter().filter_map(|rule| rule.peer_graft.as_ref());
     wanted.try_for_each(|name| pool.find(name).map(drop))
 }
@@ -636,16 +682,16 @@ fn peers(settings: &Settings) -> impl Iterator<Item = String> {
     settings.agreement.iter().flat_map(|it| &it.peers).map(|peer| peer.name.clone())
 }
 
-fn waits(rule: &Rule, settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> bool {
+fn waits(rule: &RuleSetting, settings: &Settings, loaded: &BTreeMap<String, LoadedGraft>) -> bool {
     rule.graft.as_ref().is_some_and(|name| settings.fetches(name) && !loaded.contains_key(name))
 }
 
-fn places(settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> Vec<kernel::Rule> {
-    let place = |(at, rule): (usize, &Rule)| {
+fn places(settings: &Settings, loaded: &BTreeMap<String, LoadedGraft>) -> Vec<kernel::TcpRule> {
+    let place = |(at, rule): (usize, &RuleSetting)| {
         let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
         let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
         let mut places = rule.places(congestion(rule, loaded), start);
-        // It keeps its place, and fits nothing.
+        // A rule that waits for its graft keeps its index, and matches nothing.
         if waits(rule, settings, loaded) {
             places.iter_mut().for_each(|place| place.ports = 0..=0);
         }
@@ -657,19 +703,19 @@ fn places(settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> Vec<kernel:
     settings.rules.iter().enumerate().flat_map(place).chain(settings.own_rules()).collect()
 }
 
-fn congestion(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> Option<String> {
+fn congestion(rule: &RuleSetting, loaded: &BTreeMap<String, LoadedGraft>) -> Option<String> {
     let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
     graft.map(|loaded| loaded.control.name().to_owned()).or_else(|| rule.congestion.clone())
 }
 
-fn rule_status(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> status::Rule {
+fn rule_status(rule: &RuleSetting, loaded: &BTreeMap<String, LoadedGraft>) -> status::RuleStatus {
     let port = |ports: &std::ops::RangeInclusive<u16>| match ports.start() == ports.end() {
         true => ports.start().to_string(),
         false => format!("{}-{}", ports.start(), ports.end()),
     };
-    status::Rule {
+    status::RuleStatus {
         name: rule.name.clone(),
-        side: if rule.side == Side::Client { "client" } else { "server" }.to_owned(),
+        side: if rule.side == SideSetting::Client { "client" } else { "server" }.to_owned(),
         ports: rule.ports.iter().map(port).collect(),
         peers: rule.peers.iter().map(ToString::to_string).collect(),
         who: rule.who.words(),
@@ -681,68 +727,73 @@ fn rule_status(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> status::Rule {
     }
 }
 
-/// All connections that use `from`.
-fn everybody(from: &str, to: &str) -> Change {
+/// Returns the change of all connections that use `from` to `to`.
+fn everybody(from: &str, to: &str) -> SocketChange {
     let settings = kernel::Settings { congestion: Some(to.to_owned()), ..kernel::Settings::default() };
-    // Every port is somebody's.
-    let rule = kernel::Rule {
-        side: kernel::Side::Server,
+    // A server's rule for all ports and peers matches each socket.
+    let rule = kernel::TcpRule {
+        side: kernel::RuleSide::Server,
         peer: kernel::everybody(),
         ports: 0..=u16::MAX,
-        caller: kernel::Caller::default(),
+        caller: kernel::CallerRule::default(),
         agree: false,
         bound: false,
         choice: 0,
         graft: [0; 4],
         settings,
     };
-    Change { rule, from: Some(from.to_owned()) }
+    SocketChange { rule, from: Some(from.to_owned()) }
 }
 
-fn reason(outcome: Outcome) -> &'static str {
+fn reason(outcome: TcpOutcome) -> &'static str {
     match outcome {
-        Outcome::Agreed => "both sides have agreed; each has set its own socket",
-        Outcome::OneSided => "the rule asks nobody; this side has set its socket",
-        Outcome::Absent => {
-            "it did not answer: it has no grafts, no rule for this, SYN cookies, or the option was taken off; plain TCP"
+        TcpOutcome::Agreed => "both sides have agreed, and each has set its own socket",
+        TcpOutcome::OneSided => "the rule needs no agreement, and this side has set its socket",
+        TcpOutcome::Absent => {
+            "plain TCP, since the peer did not answer: it has no grafts, no rule for this connection or SYN cookies, or the option was removed on the way"
         }
-        Outcome::Stripped => {
-            "it has answered before and did not now: the option was taken off on the way, or its rules changed; plain TCP"
+        TcpOutcome::Stripped => {
+            "plain TCP, since the peer has answered before and did not now: the option was removed on the way, or the peer's rules have changed"
         }
-        Outcome::Refused => "it speaks another version; plain TCP",
-        Outcome::Malformed => "its option is not as it should be; plain TCP",
-        Outcome::Unconfirmed => "it offered nothing, or our answer did not reach it; plain TCP",
-        Outcome::NoRoom => "TCP's own options left no room, as with MPTCP; plain TCP",
-        Outcome::Cookies => "SYN cookies are in use, with which nothing is answered; plain TCP",
-        Outcome::Answered => "it was answered",
-        Outcome::NoCongestion => "the congestion control is not there; the socket keeps its own",
-        Outcome::NotSet => "the kernel refused a setting",
-        Outcome::Resent => {
-            "the SYN had to be sent again, and went without the option: it was lost, or something on the way drops such SYNs; plain TCP"
+        TcpOutcome::Refused => "plain TCP, since the peer speaks another version",
+        TcpOutcome::Malformed => "plain TCP, since the peer's option is malformed",
+        TcpOutcome::Unconfirmed => {
+            "plain TCP, since the peer offered nothing, or this host's answer did not reach it"
         }
-        Outcome::Withheld => {
-            "nothing was offered, since a SYN with the option was lost on the way to it in the last ten minutes; plain TCP"
+        TcpOutcome::NoRoom => "plain TCP, since TCP's own options left no room, as with MPTCP",
+        TcpOutcome::Cookies => "plain TCP, since this host uses SYN cookies and cannot answer the option",
+        TcpOutcome::Answered => "this host has answered the peer's option",
+        TcpOutcome::NoCongestion => "the congestion control does not exist here, so the socket keeps its own",
+        TcpOutcome::NotSet => "the kernel refused a setting",
+        TcpOutcome::Resent => {
+            "plain TCP, since the SYN was repeated without the option: it was lost, or a middlebox drops such SYNs"
         }
-        Outcome::Unbound => "the rule wants an agreement with it, and there is none in force; plain TCP",
-        Outcome::Untold => "what came of it was not read in time",
-        Outcome::NoMemory => "there was no memory for the socket's state; plain TCP",
+        TcpOutcome::Withheld => {
+            "plain TCP without an offer, since a SYN with the option to this peer was lost in the last ten minutes"
+        }
+        TcpOutcome::Unbound => {
+            "plain TCP, since the rule needs an agreement with the peer, and none is in force"
+        }
+        TcpOutcome::Untold => "the end of the connection was not read in time",
+        TcpOutcome::NoMemory => "plain TCP, since there was no memory for the socket's state",
     }
 }
 
-/// A panic of somebody who held it has left counts that are whole.
+/// Locks the statistics. The counts are consistent even if another holder of the lock has panicked.
 fn lock(kinds: &Mutex<Kinds>) -> MutexGuard<'_, Kinds> {
     kinds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What sockets have unless somebody says otherwise.
+/// Returns the host's default congestion control.
 fn plain() -> String {
     std::fs::read_to_string(DEFAULT_CONTROL)
         .map_or_else(|_| "cubic".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Evenly from 0 to 1. Nobody outside is to foresee it, and it need not be more.
+/// Returns a random number between 0 and 1. It only has to be unpredictable from outside.
 fn chance() -> f64 {
     let bits = RandomState::new().build_hasher().finish();
+    // An f64 has 53 bits for the fraction.
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 
@@ -750,7 +801,7 @@ fn now_s() -> u64 {
     clock::monotonic_ns() / 1_000_000_000
 }
 
-/// Where version 2 is mounted.
+/// Returns the directory where cgroup version 2 is mounted.
 fn root_cgroup() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! The settings of a daemon: TOML, read as a whole. `docs/graft.md` has all keys.
+//! The settings of the daemon, in TOML. `docs/reference/settings.md` has all keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,25 +8,29 @@ use std::{
     sync::Arc,
 };
 
-use millrace_base::settings::Reader;
+use millrace_base::{file, settings::SettingsReader};
 use millrace_graft_kernel as kernel;
 use millrace_graft_kernel::{RULES, hook::Lead};
 use millrace_graft_proto::select::{
     model::{self, Model},
-    profile::Profile,
+    profile::TrafficProfile,
 };
 use millrace_kernel::prefix::{ParseError, Prefix};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    agreement::{Agreement, Fetch, Peer, Trust},
-    carry::{Carry, Connect, Kind, Pool, QuicCongestion, Tier},
-    gateway::Gateway,
-    probe::Probe,
-    purpose::Purpose,
-    who::{Cgroup, Who},
+    agreement::{AgreementPeer, AgreementSettings, GraftFetch},
+    carry::{CarrierKind, CarrySettings, Connect, PoolSettings, QuicCongestion, Tier},
+    gateway::GatewaySettings,
+    probe::ProbeSettings,
+    purpose::PurposeSettings,
+    who::{CgroupSetting, Who},
 };
-use crate::{Error, identity::Key};
+use crate::{
+    Error,
+    identity::{PeerTrust, SignatureKey},
+    packet::{self, settings as packets},
+};
 
 mod agreement;
 mod carry;
@@ -35,178 +39,338 @@ pub mod probe;
 mod purpose;
 mod who;
 
-/// Of a congestion control's name.
+/// Longest name of a congestion control in the kernel, in bytes.
 const CONGESTION_MAX: usize = 15;
-/// More than that is 4 GB/s and 34 Gbit/s, which SO_MAX_PACING_RATE cannot say to a BPF program.
+/// Upper limit of the pacing rate: 4 GB/s or 34 Gbit/s is the most that a BPF program can pass to SO_MAX_PACING_RATE.
 const PACING_MAX_MBIT: u32 = 34_000;
 const BUFFER_MAX_KIB: u32 = 1 << 20;
 const WINDOW_MAX: u32 = 10_000;
 
+/// The settings of grafts for TCP.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Directories, besides what is compiled in.
+    /// Directories of grafts, in addition to those that are compiled in.
     pub pool: Vec<PathBuf>,
-    /// If there are any, grafts from directories are signed by one of them.
-    pub trusted_keys: Vec<Key>,
-    /// Whose sockets; `None`: all of this host, the root of version 2.
+    /// Each graft from a directory has to be signed by one of these keys. Without keys no signature is needed.
+    pub trusted_keys: Vec<SignatureKey>,
+    /// Cgroup whose sockets the rules apply to. `None` is the root of cgroup version 2, which means all sockets of
+    /// this host.
     pub cgroup: Option<PathBuf>,
-    pub load: Vec<Load>,
-    pub rules: Vec<Rule>,
-    /// Sorted by their round trips.
-    pub classes: Vec<Class>,
-    /// With whom, by TLS.
-    pub agreement: Option<Agreement>,
-    /// Paths that are probed again and again.
-    pub probes: Vec<Probe>,
-    /// What is carried for applications.
-    pub carry: Option<Carry>,
-    /// What is carried for hosts behind this one.
-    pub gateway: Option<Gateway>,
-    /// What rules that select go by.
+    /// Grafts that are loaded even if no rule uses them.
+    pub load: Vec<LoadSetting>,
+    /// Rules in the order in which they are tried.
+    pub rules: Vec<RuleSetting>,
+    /// Classes of paths, sorted by round trip.
+    pub classes: Vec<PathClass>,
+    /// Agreements with peers by TLS.
+    pub agreement: Option<AgreementSettings>,
+    /// Paths that are probed at intervals.
+    pub probes: Vec<ProbeSettings>,
+    /// Carriers for connections of this host's applications.
+    pub carry: Option<CarrySettings>,
+    /// Carriers for connections of hosts behind this one.
+    pub gateway: Option<GatewaySettings>,
+    /// Model of the rules with `select`.
     pub model: Option<Arc<Model>>,
-    /// A file in which what is learned outlasts a runtime.
+    /// File that keeps what was learned until the next runtime.
     pub learned: Option<PathBuf>,
-    /// What connections are for.
-    pub purposes: Vec<Purpose>,
+    /// Purposes of connections that the operator has set.
+    pub purposes: Vec<PurposeSettings>,
 }
 
-/// A graft that is loaded whether or not a rule uses it.
+/// A graft that is loaded even if no rule uses it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Load {
+pub struct LoadSetting {
+    /// Name of the graft in the pool.
     pub graft: String,
+    /// Values of its parameters, by name.
     #[serde(default)]
     pub parameters: BTreeMap<String, u64>,
 }
 
-/// Whom a rule asks.
+/// The peers whose agreement a rule needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agree {
-    /// It holds whatever the peer has.
+    /// None: the rule applies whatever the peer has.
     Nobody,
-    /// By TCP options.
+    /// A peer that agrees by TCP options.
     Options,
-    /// By TCP options, and only who is bound by an agreement.
+    /// A peer that agrees by TCP options and is bound by an agreement over TLS.
     Bound,
 }
 
+/// The side of a connection that this host has.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Side {
+pub enum SideSetting {
+    /// This host connects to a server.
     Client,
+    /// This host accepts the connection.
     Server,
 }
 
-/// Connections, and what this host's side of them gets.
+/// A rule: which connections it matches, and what it sets at this host's side.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct RuleSetting {
+    /// Name of the rule.
     pub name: String,
-    pub side: Side,
+    /// Side of the connection that this host has.
+    pub side: SideSetting,
+    /// Ports of the servers that the rule matches.
     pub ports: Vec<RangeInclusive<u16>>,
+    /// Addresses of the peers that the rule matches.
     pub peers: Vec<Prefix>,
-    /// Of a client.
+    /// Condition on the process that connects. Only rules of clients have one.
     pub who: Who,
+    /// The peers whose agreement the rule needs.
     pub agree: Agree,
+    /// How connections reach the peer: in place, or tunnelled by a carrier.
     pub tier: Tier,
+    /// The moment at which connect() of a tunnelled connection returns.
     pub connect: Connect,
-    /// Addresses of this host at which peers reach its servers, besides those that their carriers come to.
+    /// Addresses at which peers reach this host's servers, besides those that their carriers arrive at.
     pub addresses: Vec<IpAddr>,
-    /// Of the pool.
+    /// Name of the graft in the pool that this side uses.
     pub graft: Option<String>,
-    /// Of the pool: what the peer's side is to use, if it is to be bound.
+    /// Name of the graft that the peer's side has to use, if the rule needs a bound peer.
     pub peer_graft: Option<String>,
-    /// Of the kernel.
+    /// Name of the congestion control in the kernel that this side uses.
     pub congestion: Option<String>,
+    /// Upper limit of the sending rate, in Mbit/s.
     pub pacing_mbit: Option<u32>,
+    /// Send buffer in KiB.
     pub send_buffer_kib: Option<u32>,
+    /// Receive buffer in KiB.
     pub receive_buffer_kib: Option<u32>,
+    /// Initial congestion window in packets.
     pub initial_window: Option<u32>,
-    /// The congestion control is what the model chooses for each path.
+    /// Facts about the connections for the model that chooses for the rule. `None`: no model chooses.
     pub select: Option<Select>,
 }
 
-/// What a model is to know of a rule's connections.
+/// Facts about a rule's connections, for the model that chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Select {
-    /// `None`: what is known of them, or usual.
-    pub profile: Option<Profile>,
-    /// That is expected of one.
+    /// Profile of the connections, or `None` for the learned or usual one.
+    pub profile: Option<TrafficProfile>,
+    /// Expected size of a connection in KiB.
     pub size_kib: Option<u32>,
 }
 
-/// Paths with a round trip of at least so much.
+/// A class of paths, by their smallest round trip.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Class {
+pub struct PathClass {
+    /// Name of the class.
     pub name: String,
+    /// Least round trip of its paths in microseconds. Default classes: `lan` from 0, `terrestrial` from 5000,
+    /// `long-delay` from 300000.
     pub min_rtt_us: u32,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Raw {
+struct RawGraftSettings {
+    /// Directories with grafts, relative to the file.
     #[serde(default)]
     pool: Vec<PathBuf>,
+    /// Public keys (ed25519), 64 hexadecimal digits each. With any key, grafts from directories have to be
+    /// signed.
     #[serde(default)]
     trusted_keys: Vec<String>,
+    /// Directory of cgroup version 2 whose sockets the rules apply to. Default: all sockets of the host. A
+    /// reload does not change it.
     cgroup: Option<PathBuf>,
+    /// Grafts that are loaded even if no rule uses them.
     #[serde(default)]
-    load: Vec<Load>,
+    load: Vec<LoadSetting>,
+    /// Rules. The first rule that matches a connection applies. There is room for 64 pairs of a port and a peer, less
+    /// one for each port of a control connection.
     #[serde(default)]
     rule: Vec<RawRule>,
-    class: Option<Vec<Class>>,
-    agreement: Option<agreement::Raw>,
+    /// Classes of paths, by their smallest round trip.
+    class: Option<Vec<PathClass>>,
+    /// Agreements with peers by TLS.
+    agreement: Option<agreement::RawAgreement>,
+    /// Peers of agreements and carriers.
     #[serde(default)]
     peer: Vec<agreement::RawPeer>,
+    /// Grafts that are fetched from peers.
     #[serde(default)]
     fetch: Vec<agreement::RawFetch>,
+    /// Paths that are probed at intervals, at most 64.
     #[serde(default)]
-    probe: Vec<probe::Raw>,
-    carry: Option<carry::Raw>,
-    gateway: Option<gateway::Raw>,
+    probe: Vec<probe::RawProbe>,
+    /// Carriers for connections of applications of this host.
+    carry: Option<carry::RawCarry>,
+    /// Carriers for connections of hosts behind this one.
+    gateway: Option<gateway::RawGateway>,
+    /// File with the model for rules with `select`, as `millrace-lab train` makes it.
     model: Option<PathBuf>,
+    /// File that keeps what is learned when the daemon ends. Without it the outcomes are lost.
     learned: Option<PathBuf>,
+    /// Purposes of connections, at most 64.
     #[serde(default)]
-    profile: Vec<purpose::Raw>,
+    profile: Vec<purpose::RawPurpose>,
+    /// Functions on datagrams, and sessions for applications.
+    sessions: Option<packets::RawPacketSettings>,
+    /// Lists of functions for sessions.
+    #[serde(default)]
+    graft: Vec<packets::RawGraft>,
+    /// Sessions between fixed ports.
+    #[serde(default)]
+    session: Vec<packets::RawSession>,
+}
+
+/// The settings of a daemon with all of its parts.
+#[derive(Clone, Debug)]
+pub struct DaemonSettings {
+    /// Grafts, rules, agreements and tunnelled connections.
+    pub in_place: Settings,
+    /// Settings of the part for sessions, or `None` if the file has no `[sessions]`.
+    pub sessions: Option<packet::Settings>,
+}
+
+impl DaemonSettings {
+    /// Reads a settings file. Relative paths in it start at its directory.
+    ///
+    /// # Errors
+    /// The file cannot be read, or something in it is wrong. The error lists all problems.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let file = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse_in(&text, &file, path.parent().unwrap_or(Path::new(""))),
+            Err(error) => Err(Error::File { path: file, message: error.to_string() }),
+        }
+    }
+
+    /// Parses settings whose relative paths start at this directory.
+    ///
+    /// # Errors
+    /// The error lists all problems.
+    pub fn parse(text: &str, directory: &Path) -> Result<Self, Error> {
+        Self::parse_in(text, "settings", directory)
+    }
+
+    fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Error> {
+        let settings = |reader: &mut SettingsReader, raw| Self::from_raw(reader, raw, directory);
+        Ok(SettingsReader::file(text, "the settings are", file, settings).map_err(crate::left::advise)?)
+    }
+
+    /// Returns the settings of the part for sessions.
+    ///
+    /// # Errors
+    /// The file has no `[sessions]`.
+    pub fn into_sessions(self) -> Result<packet::Settings, Error> {
+        self.sessions.ok_or_else(|| Error::Settings("the settings have no [sessions]".to_owned()))
+    }
+
+    /// Reports whether the file has anything for the part for TCP. An empty file has, since commands can load grafts
+    /// into that part.
+    pub fn wants_in_place(&self) -> bool {
+        let Settings { agreement, cgroup, load, rules, probes, .. } = &self.in_place;
+        let Settings { carry, gateway, model, learned, purposes, .. } = &self.in_place;
+        let agrees = agreement.as_ref().is_some_and(|it| it.listen.is_some() || !it.peers.is_empty());
+        let has_files = cgroup.is_some() || model.is_some() || learned.is_some();
+        let has_lists = !(load.is_empty() && rules.is_empty() && probes.is_empty() && purposes.is_empty());
+        self.sessions.is_none() || agrees || has_files || has_lists || carry.is_some() || gateway.is_some()
+    }
+
+    /// Checks the parsed settings: each part first, and then how the parts fit together.
+    fn from_raw(reader: &mut SettingsReader, mut raw: RawGraftSettings, directory: &Path) -> Option<Self> {
+        let keys = reader.read_each("trusted-keys", std::mem::take(&mut raw.trusted_keys), |key| {
+            key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}"))
+        });
+        let table = raw.sessions.take();
+        let grafts = std::mem::take(&mut raw.graft);
+        let sessions = std::mem::take(&mut raw.session);
+        let peers: Vec<_> = raw.peer.iter().map(|peer| peer.sessions.clone()).collect();
+        let is_empty = grafts.is_empty() && sessions.is_empty() && peers.iter().all(Option::is_none);
+        if table.is_none() && !is_empty {
+            let missing = "[[graft]], [[session]] and [peer.sessions] need [sessions] with its interface";
+            reader.check("", Err::<(), _>(missing));
+        }
+        let keys = keys?;
+        let (in_place, all) = Settings::from_raw(reader, raw, keys.clone(), directory)?;
+        let sections = |table| packets::Sections {
+            table,
+            grafts,
+            sessions,
+            peers: all.into_iter().zip(peers).map(|((name, trust), raw)| (name, trust, raw)).collect(),
+            host_key: in_place.agreement.as_ref().map(AgreementSettings::host_key),
+        };
+        let sessions = match table {
+            Some(table) => Some(packet::Settings::from_raw(reader, sections(table), &keys, directory)?),
+            None => None,
+        };
+        Some(Self { in_place, sessions })
+    }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawRule {
+    /// Name of the rule in `status` and `why`.
     name: String,
-    side: Side,
-    port: Vec<Port>,
+    /// Side of this host. `client`: it connects, and `port` is the peer's port. `server`: it accepts, and `port` is
+    /// its own port.
+    side: SideSetting,
+    /// Ports: 443, `"8000-8100"`, or a list of such.
+    port: Vec<PortSetting>,
+    /// Prefixes of peers, such as `"203.0.113.0/24"`. Default: every peer.
     peer: Option<Vec<String>>,
+    /// Name of the thread that connects, as in `/proc/PID/comm`, at most 15 bytes. For rules with `side = "client"`.
     command: Option<String>,
+    /// Directory of cgroup version 2: the rule matches connections of its processes, and of cgroups below it. For
+    /// rules with `side = "client"`. The directory may come and go; without it the rule matches nothing.
     cgroup: Option<PathBuf>,
+    /// Peers whose agreement the rule needs. `true`, the default: a peer that agrees by TCP options. `false`: no
+    /// peer. `"bound"`: a peer that is bound by an agreement on this rule.
     agree: Option<RawAgree>,
+    /// How connections reach the peer. `"in-place"` is the default, `"carried"` tunnels them where that is possible,
+    /// and `"chosen"` leaves that to the model.
     #[serde(default)]
     tier: Tier,
+    /// When `connect()` of tunnelled clients returns: `"early"`, the default, is at once, and `"strict"` is after the
+    /// server has answered.
     connect: Option<Connect>,
+    /// Addresses of this host at which peers reach its tunnelled servers, in addition to those at which their
+    /// carriers arrive.
     #[serde(default)]
     addresses: Vec<IpAddr>,
+    /// Name of a graft in the pool, which is loaded with the rule.
     graft: Option<String>,
+    /// Name of the graft in the pool that the peer's side has to use, with `agree = "bound"`.
     peer_graft: Option<String>,
+    /// Name of a congestion control of the kernel, such as `"bbr"`, instead of a graft.
     congestion: Option<String>,
+    /// Upper limit of the sending rate in Mbit/s.
     pacing_mbit: Option<u32>,
+    /// Send buffer in KiB, up to `net.core.wmem_max`. The kernel no longer sizes it by itself then.
     send_buffer_kib: Option<u32>,
+    /// Receive buffer in KiB, up to `net.core.rmem_max`. The kernel no longer sizes it by itself then.
     receive_buffer_kib: Option<u32>,
+    /// Number of packets that are sent before the first acknowledgement.
     initial_window: Option<u32>,
+    /// Profile of the connections, or `"learned"`: the model chooses the congestion control for the path to each
+    /// peer. This needs `agree = false`.
     select: Option<purpose::RawSelect>,
+    /// Expected size of a connection in KiB, for the model.
     size_kib: Option<u32>,
 }
 
-/// `true`, `false`, `"bound"`.
+/// Value of `agree`: `true`, `false` or `"bound"`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "agree is true, false or \"bound\"")]
 enum RawAgree {
     Whether(bool),
-    How(Bound),
+    How(BoundWord),
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Bound {
+enum BoundWord {
     Bound,
 }
 
@@ -215,20 +379,20 @@ impl From<&Option<RawAgree>> for Agree {
         match raw {
             Some(RawAgree::Whether(false)) => Self::Nobody,
             None | Some(RawAgree::Whether(true)) => Self::Options,
-            Some(RawAgree::How(Bound::Bound)) => Self::Bound,
+            Some(RawAgree::How(BoundWord::Bound)) => Self::Bound,
         }
     }
 }
 
-/// `443`, `"8000-8100"`.
+/// A port or a range of ports: `443` or `"8000-8100"`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "is 1 to 65535, or a range such as \"8000-8100\"")]
-enum Port {
+enum PortSetting {
     Number(u16),
     Text(String),
 }
 
-impl Port {
+impl PortSetting {
     fn range(&self) -> Option<RangeInclusive<u16>> {
         let range = match self {
             Self::Number(number) => *number..=*number,
@@ -243,47 +407,43 @@ impl Port {
 
 impl Settings {
     /// # Errors
-    /// Everything that is wrong.
+    /// The error lists all problems.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        Self::parse_in(text, "settings", Path::new(""))
+        DaemonSettings::parse(text, Path::new("")).map(|whole| whole.in_place)
     }
 
-    /// What it names is relative to it.
+    /// Reads a settings file. Relative paths in it start at its directory.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let file = path.display().to_string();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse_in(&text, &file, path.parent().unwrap_or(Path::new(""))),
-            Err(error) => Err(Error::File { path: file, message: error.to_string() }),
-        }
+        DaemonSettings::read(path).map(|whole| whole.in_place)
     }
 
-    fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Error> {
-        let settings = |reader: &mut Reader<'_>, raw| Self::from_raw(reader, raw, directory);
-        Ok(Reader::file(text, "the settings are", file, settings).map_err(crate::left::advise)?)
-    }
-
-    /// Checks what was read, all parts before the whole.
-    fn from_raw(reader: &mut Reader<'_>, raw: Raw, directory: &Path) -> Option<Self> {
-        let keys = reader.each("trusted-keys", raw.trusted_keys, |key| {
-            key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}"))
-        });
+    /// Checks the parsed settings: each part first, and then how the parts fit together. Also returns the name and
+    /// the identity of each peer.
+    fn from_raw(
+        reader: &mut SettingsReader,
+        raw: RawGraftSettings,
+        keys: Vec<SignatureKey>,
+        directory: &Path,
+    ) -> Option<(Self, Vec<(String, PeerTrust)>)> {
         let mut classes = raw.class.unwrap_or_else(default_classes);
         classes.sort_by_key(|class| class.min_rtt_us);
-        let carry = reader.check("carry", raw.carry.map(carry::Raw::checked).transpose());
-        let peers = reader.each("peer", raw.peer, agreement::RawPeer::checked);
-        let fetch = reader.each("fetch", raw.fetch, agreement::RawFetch::checked);
+        let carry = reader.check("carry", raw.carry.map(carry::RawCarry::checked).transpose());
+        let peers = reader.read_each("peer", raw.peer, agreement::RawPeer::checked);
+        let known = peers.iter().flatten().map(|peer| (peer.name.clone(), peer.trust.clone())).collect();
+        let fetch = reader.read_each("fetch", raw.fetch, agreement::RawFetch::checked);
         let agreement = match (&carry, peers, fetch) {
             (Some(carry), Some(peers), Some(fetch)) => {
                 let carry_hears = carry.as_ref().map(|carry| carry.listen.is_some());
-                let agreement = Agreement::of(raw.agreement, peers, fetch, carry_hears, directory);
+                let agreement =
+                    AgreementSettings::from_raw(raw.agreement, peers, fetch, carry_hears, directory);
                 reader.check("agreement", agreement)
             }
             _ => None,
         };
-        let rules = reader.each("rule", raw.rule, RawRule::checked);
+        let rules = reader.read_each("rule", raw.rule, RawRule::checked);
         let probes = reader.check("probe", probe::check_count(&raw.probe));
-        let probes = probes.and(reader.each("probe", raw.probe, probe::unlike_others()));
-        let gateway = reader.check("gateway", raw.gateway.map(gateway::Raw::checked).transpose());
+        let probes = probes.and(reader.read_each("probe", raw.probe, probe::unlike_others()));
+        let gateway = reader.check("gateway", raw.gateway.map(gateway::RawGateway::checked).transpose());
         let model = raw.model.map(|path| model(&directory.join(path))).transpose();
         let model = reader.check("model", model);
         let learned = raw.learned.map(|path| learned(&directory.join(path))).transpose();
@@ -292,7 +452,7 @@ impl Settings {
         let agreement = agreement?;
         let settings = Self {
             pool: raw.pool.iter().map(|path| directory.join(path)).chain(fetched_to(&agreement)).collect(),
-            trusted_keys: keys?,
+            trusted_keys: keys,
             cgroup: raw.cgroup,
             load: raw.load,
             rules: rules?,
@@ -306,11 +466,11 @@ impl Settings {
             purposes: purposes?,
         };
         settings.check(reader);
-        Some(settings)
+        Some((settings, known))
     }
 
-    /// Notes what is wrong between parts.
-    fn check(&self, reader: &mut Reader<'_>) {
+    /// Reports contradictions between parts of the settings.
+    fn check(&self, reader: &mut SettingsReader) {
         for (key, done) in [
             ("rule", self.check_rules()),
             ("agreement", self.check_agreement()),
@@ -333,6 +493,7 @@ impl Settings {
             return Err(format!("graft {} is loaded twice", load.graft));
         }
         let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
+        // The rules of control connections use the same table of the kernel.
         let room = RULES - self.own_rules().len();
         if places > room {
             return Err(format!(
@@ -344,8 +505,9 @@ impl Settings {
 
     fn check_classes(&self) -> Result<(), String> {
         match self.classes.first() {
+            // The classes are sorted, and each round trip has to be in one of them.
             Some(class) if class.min_rtt_us == 0 => Ok(()),
-            _ => Err("one class has min-rtt-us = 0".to_owned()),
+            _ => Err("one class needs min-rtt-us = 0".to_owned()),
         }
     }
 
@@ -354,14 +516,14 @@ impl Settings {
         let Some(agreement) = &self.agreement else {
             return match bound {
                 Some(rule) => {
-                    Err(format!("rule {}: agree = \"bound\" wants a [[peer]] and an [agreement]", rule.name))
+                    Err(format!("rule {}: agree = \"bound\" needs a [[peer]] and an [agreement]", rule.name))
                 }
                 None => Ok(()),
             };
         };
         if !agreement.fetch.is_empty() && self.trusted_keys.is_empty() {
             return Err(
-                "fetch wants trusted-keys: what comes from a peer is signed by one of them".to_owned()
+                "fetch needs trusted-keys: grafts from a peer have to be signed by one of them".to_owned()
             );
         }
         Ok(())
@@ -370,7 +532,7 @@ impl Settings {
     fn check_select(&self) -> Result<(), String> {
         let missing = self.rules.iter().find(|rule| rule.select.is_some()).filter(|_| self.model.is_none());
         match missing {
-            Some(rule) => Err(format!("rule {}: select wants a model", rule.name)),
+            Some(rule) => Err(format!("rule {}: select needs a model", rule.name)),
             None => Ok(()),
         }
     }
@@ -385,17 +547,17 @@ impl Settings {
         let mut carried = self.rules.iter().filter(|rule| rule.tier != Tier::InPlace);
         match (&self.carry, &self.agreement, carried.next()) {
             (None, _, Some(rule)) => {
-                Err(format!("rule {}: tier = \"{}\" wants [carry]", rule.name, rule.tier.name()))
+                Err(format!("rule {}: tier = \"{}\" needs [carry]", rule.name, rule.tier.name()))
             }
-            (Some(_), None, _) => Err("[carry] wants an [agreement] with this host's key".to_owned()),
+            (Some(_), None, _) => Err("[carry] needs an [agreement] with this host's key".to_owned()),
             _ => Ok(()),
         }
     }
 
-    /// Whose an address is has one answer.
+    /// Checks networks: no two peers may have an address behind them in common, nor a peer and this host.
     fn check_networks(&self) -> Result<(), String> {
         if self.gateway.is_some() && self.carry.is_none() {
-            return Err("[gateway] wants [carry], and an [agreement] with this host's key".to_owned());
+            return Err("[gateway] needs [carry], and an [agreement] with this host's key".to_owned());
         }
         let own = self.gateway.iter().flat_map(|it| &it.networks).map(|network| (None, *network));
         let mut known: Vec<(Option<&str>, Prefix)> = own.collect();
@@ -413,40 +575,43 @@ impl Settings {
                 }
             }
         }
-        let (places, room) = (known.len(), kernel::gateway::PREFIXES / 2);
+        let places = known.len();
+        let room = kernel::gateway::PREFIXES / 2;
         match places > room {
             true => Err(format!("there are {places} networks behind hosts: there is room for {room}")),
             false => Ok(()),
         }
     }
 
-    /// Behind these interfaces of this host, too, are hosts whose connections are carried.
+    /// Adds interfaces of this host with hosts behind them whose connections are tunnelled.
     ///
     /// # Errors
-    /// There is no gateway although there are interfaces, or a gateway without any.
-    pub fn behind(&mut self, interfaces: &[String]) -> Result<(), Error> {
+    /// There are interfaces but no [gateway], or the gateway has no interfaces.
+    pub fn add_gateway_interfaces(&mut self, interfaces: &[String]) -> Result<(), Error> {
         match &mut self.gateway {
             Some(gateway) => gateway.add(interfaces).map_err(Error::Settings)?,
             None if interfaces.is_empty() => return Ok(()),
             None => {
-                let wants = "--interface wants [gateway] with networks in the settings: what is behind it";
+                let wants = "--interface needs [gateway] with networks in the settings: what is behind it";
                 return Err(Error::Settings(wants.to_owned()));
             }
         }
         match self.gateway.iter().any(|gateway| gateway.interfaces.is_empty()) {
-            true => Err(Error::Settings("gateway: interface names none, nor does --interface".to_owned())),
+            true => Err(Error::Settings(
+                "gateway: neither interface nor --interface names an interface".to_owned(),
+            )),
             false => Ok(()),
         }
     }
 
-    /// For the control connections themselves, so that it is known whether options come through to each peer.
-    pub(crate) fn own_rules(&self) -> Vec<kernel::Rule> {
+    /// Returns rules for the control connections of agreements, which show whether TCP options pass to each peer.
+    pub(crate) fn own_rules(&self) -> Vec<kernel::TcpRule> {
         let Some(agreement) = &self.agreement else { return Vec::new() };
-        let rule = |side, port| kernel::Rule {
+        let rule = |side, port| kernel::TcpRule {
             side,
             peer: kernel::everybody(),
             ports: port..=port,
-            caller: kernel::Caller::default(),
+            caller: kernel::CallerRule::default(),
             agree: true,
             bound: false,
             choice: 0,
@@ -455,56 +620,60 @@ impl Settings {
         };
         let called: BTreeSet<u16> =
             agreement.peers.iter().filter_map(|peer| Some(peer.address?.port())).collect();
-        let clients = called.into_iter().map(|port| rule(kernel::Side::Client, port));
-        let server = agreement.listen.map(|at| rule(kernel::Side::Server, at.port()));
+        let clients = called.into_iter().map(|port| rule(kernel::RuleSide::Client, port));
+        let server = agreement.listen.map(|at| rule(kernel::RuleSide::Server, at.port()));
         clients.chain(server).collect()
     }
 
-    /// Whom the rules are for, as things are now.
-    /// Looks which cgroups of rules are there. Returns whether any has come or gone: who is told of rules is to be told again.
+    /// Checks which cgroups of rules exist. Returns whether any has come or gone, after which the rules in the kernel
+    /// have to be updated.
     pub(crate) fn follow_cgroups(&self) -> bool {
         self.rules.iter().fold(false, |is_new, rule| rule.who.follow() | is_new)
     }
 
-    /// That a rule names, by its id.
-    pub(crate) fn cgroup_of(&self, id: u64) -> Option<&Cgroup> {
+    /// Returns the cgroup with this ID, if a rule names it.
+    pub(crate) fn cgroup_of(&self, id: u64) -> Option<&CgroupSetting> {
         self.cgroups().find(|cgroup| cgroup.id() == Some(id))
     }
 
-    pub(crate) fn cgroups(&self) -> impl Iterator<Item = &Cgroup> {
+    pub(crate) fn cgroups(&self) -> impl Iterator<Item = &CgroupSetting> {
         self.rules.iter().filter_map(|rule| rule.who.cgroup.as_ref())
     }
 
-    /// For the hook of this host: what is carried, or may be, and what is not since a rule in place comes first.
-    pub fn leads(&self) -> Vec<Lead> {
+    /// Returns the rules for the redirecting hook: those whose connections are or may be tunnelled, and those before
+    /// them that keep connections in place.
+    pub fn redirect_rules(&self) -> Vec<Lead> {
         let clients: Vec<_> =
-            self.rules.iter().enumerate().filter(|(_, rule)| rule.side == Side::Client).collect();
+            self.rules.iter().enumerate().filter(|(_, rule)| rule.side == SideSetting::Client).collect();
+        // The hook need not know rules behind the last one that redirects.
         let last = clients.iter().rposition(|(_, rule)| rule.tier != Tier::InPlace).map_or(0, |at| at + 1);
-        clients.iter().take(last).flat_map(|(index, rule)| rule.leads(*index)).collect()
+        clients.iter().take(last).flat_map(|(index, rule)| rule.rule_redirects(*index)).collect()
     }
 
-    /// Rules of this side whose connections are carried, or may be.
-    pub fn carried(&self, side: Side) -> impl Iterator<Item = &Rule> {
+    /// Returns the rules of this side whose connections are or may be tunnelled.
+    pub fn carried(&self, side: SideSetting) -> impl Iterator<Item = &RuleSetting> {
         self.rules.iter().filter(move |rule| rule.tier != Tier::InPlace && rule.side == side)
     }
 
-    /// The first of these that one to or from this server's port and peer falls under; `None` of who connects: it is not known.
+    /// Returns the first of these rules that matches a connection to or from this server's port and peer. `None`
+    /// stands for an unknown command or cgroup.
     pub(crate) fn carried_by(
         &self,
-        side: Side,
-        (port, peer): (u16, IpAddr),
+        side: SideSetting,
+        port: u16,
+        peer: IpAddr,
         command: Option<&str>,
         cgroup: Option<u64>,
-    ) -> Option<&Rule> {
+    ) -> Option<&RuleSetting> {
         self.carried(side).find(|rule| rule.is_for(port, peer) && rule.who.has(command, cgroup))
     }
 
-    /// One that is to come from a peer.
+    /// Reports whether the graft has to be fetched from a peer.
     pub fn fetches(&self, graft: &str) -> bool {
         self.agreement.as_ref().is_some_and(|it| it.fetch.iter().any(|fetch| fetch.graft == graft))
     }
 
-    /// Grafts that have to be there, with the values that are set for them.
+    /// Returns the grafts that have to be loaded, with the values of their parameters.
     pub fn needed(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
         let used = self.rules.iter().filter_map(|rule| Some((rule.graft.clone()?, BTreeMap::new())));
         let mut needed: BTreeMap<_, _> = used.collect();
@@ -513,22 +682,18 @@ impl Settings {
     }
 }
 
-/// As the kernel knows a rule by which something is chosen; 0 is none.
+/// Returns the number of a rule in the kernel's map of choices, in which 0 stands for no rule.
 pub(crate) fn place_number(rule: usize) -> u32 {
     u32::try_from(rule + 1).unwrap_or_default()
 }
 
 fn model(path: &Path) -> Result<Arc<Model>, String> {
     let failed = |error: String| format!("model {}: {error}", path.display());
-    let bytes = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
-    if bytes > model::BYTES_MAX as u64 {
-        return Err(failed(format!("it has {bytes} bytes; a model has at most {}", model::BYTES_MAX)));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let text = file::text(path, model::BYTES_MAX).map_err(|error| failed(error.to_string()))?;
     Model::parse(&text).map(Arc::new).map_err(|error| failed(error.to_string()))
 }
 
-/// It need not be there, but where it is to be.
+/// Checks the path of the file for learned state. The file need not exist, but its directory must.
 fn learned(path: &Path) -> Result<PathBuf, String> {
     let directory = path.parent().filter(|directory| *directory != Path::new("")).unwrap_or(Path::new("."));
     match directory.is_dir() {
@@ -537,23 +702,23 @@ fn learned(path: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn fetched_to(agreement: &Option<Agreement>) -> Option<PathBuf> {
+fn fetched_to(agreement: &Option<AgreementSettings>) -> Option<PathBuf> {
     agreement.as_ref()?.fetch_to.clone()
 }
 
-/// As VTL has them.
-pub fn default_classes() -> Vec<Class> {
-    let class = |name: &str, min_rtt_us| Class { name: name.to_owned(), min_rtt_us };
+/// Returns the default classes of paths, which VTL uses, too.
+pub fn default_classes() -> Vec<PathClass> {
+    let class = |name: &str, min_rtt_us| PathClass { name: name.to_owned(), min_rtt_us };
     vec![class("lan", 0), class("terrestrial", 5_000), class("long-delay", 300_000)]
 }
 
 impl RawRule {
-    fn checked(self) -> Result<Rule, String> {
+    fn checked(self) -> Result<RuleSetting, String> {
         let name = self.name.clone();
         self.try_checked().map_err(|error| format!("rule {name}: {error}"))
     }
 
-    fn try_checked(self) -> Result<Rule, String> {
+    fn try_checked(self) -> Result<RuleSetting, String> {
         let within = |what: &str, value: Option<u32>, most: u32| match value {
             Some(value) if !(1..=most).contains(&value) => Err(format!("{what} is from 1 to {most}")),
             _ => Ok(()),
@@ -563,46 +728,48 @@ impl RawRule {
         within("receive-buffer-kib", self.receive_buffer_kib, BUFFER_MAX_KIB)?;
         within("initial-window", self.initial_window, WINDOW_MAX)?;
         if self.graft.is_some() && self.congestion.is_some() {
-            return Err("graft and congestion are one or the other".to_owned());
+            return Err("graft and congestion exclude each other".to_owned());
         }
         if self.select.is_some() && (self.graft.is_some() || self.congestion.is_some()) {
-            return Err("select and graft or congestion are one or the other".to_owned());
+            return Err("select excludes graft and congestion".to_owned());
         }
         if self.select.is_some() && Agree::from(&self.agree) != Agree::Nobody {
-            return Err("select wants agree = false".to_owned());
+            return Err("select needs agree = false".to_owned());
         }
         if self.size_kib.is_some() && self.select.is_none() {
-            return Err("size-kib wants select".to_owned());
+            return Err("size-kib needs select".to_owned());
         }
         if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
             return Err(format!("congestion is 1 to {CONGESTION_MAX} bytes"));
         }
-        let ports: Option<Vec<_>> = self.port.iter().map(Port::range).collect();
+        let ports: Option<Vec<_>> = self.port.iter().map(PortSetting::range).collect();
+        // This prefix stands for every peer, also by IPv4.
         let peers = self.peer.unwrap_or_else(|| vec!["::/0".to_owned()]);
         let peers: Result<Vec<Prefix>, _> =
             peers.iter().map(|peer| peer.parse().map_err(|error: ParseError| error.to_string())).collect();
-        let (ports, peers) = (ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?, peers?);
+        let ports = ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?;
+        let peers = peers?;
         if ports.is_empty() || peers.is_empty() {
-            return Err("port and peer are not empty".to_owned());
+            return Err("port and peer must not be empty".to_owned());
         }
         let agree = Agree::from(&self.agree);
         if self.peer_graft.is_some() && agree != Agree::Bound {
-            return Err("peer-graft wants agree = \"bound\"".to_owned());
+            return Err("peer-graft needs agree = \"bound\"".to_owned());
         }
-        if self.connect.is_some() && (self.tier == Tier::InPlace || self.side != Side::Client) {
-            return Err("connect wants side = \"client\" and tier = \"carried\" or \"chosen\"".to_owned());
+        if self.connect.is_some() && (self.tier == Tier::InPlace || self.side != SideSetting::Client) {
+            return Err("connect needs side = \"client\" and tier = \"carried\" or \"chosen\"".to_owned());
         }
-        if !self.addresses.is_empty() && (self.tier == Tier::InPlace || self.side != Side::Server) {
-            return Err("addresses wants side = \"server\" and tier = \"carried\" or \"chosen\"".to_owned());
+        if !self.addresses.is_empty() && (self.tier == Tier::InPlace || self.side != SideSetting::Server) {
+            return Err("addresses needs side = \"server\" and tier = \"carried\" or \"chosen\"".to_owned());
         }
-        if self.tier == Tier::Chosen && self.select.is_none() && self.side == Side::Client {
-            return Err("tier = \"chosen\" wants select".to_owned());
+        if self.tier == Tier::Chosen && self.select.is_none() && self.side == SideSetting::Client {
+            return Err("tier = \"chosen\" needs select".to_owned());
         }
         let who = Who::checked(self.command, self.cgroup)?;
-        if !who.is_anybody() && self.side == Side::Server {
-            return Err("command and cgroup want side = \"client\": who accepts a connection is not known when it comes".to_owned());
+        if !who.is_anybody() && self.side == SideSetting::Server {
+            return Err("command and cgroup need side = \"client\": who accepts a connection is not known when it comes".to_owned());
         }
-        Ok(Rule {
+        Ok(RuleSetting {
             name: self.name,
             side: self.side,
             ports,
@@ -624,27 +791,27 @@ impl RawRule {
     }
 }
 
-impl Rule {
-    /// For the kernel, one for each pair of a port and a peer.
-    pub(crate) fn places(&self, congestion: Option<String>, graft: [u8; 4]) -> Vec<kernel::Rule> {
+impl RuleSetting {
+    /// Returns the rule for the kernel, once for each pair of a port and a peer.
+    pub(crate) fn places(&self, congestion: Option<String>, graft: [u8; 4]) -> Vec<kernel::TcpRule> {
         let kib = |kib: Option<u32>| kib.and_then(|kib| i32::try_from(u64::from(kib) * 1024 / 2).ok());
         let settings = kernel::Settings {
             congestion,
             pacing: self.pacing_mbit.map(|mbit| mbit * 125_000),
-            // The kernel doubles what it is given.
+            // The kernel doubles a buffer size that it is given, so it gets half.
             send_buffer: kib(self.send_buffer_kib),
             receive_buffer: kib(self.receive_buffer_kib),
             window: self.initial_window.and_then(|packets| i32::try_from(packets).ok()),
         };
         let side = match self.side {
-            Side::Client => kernel::Side::Client,
-            Side::Server => kernel::Side::Server,
+            SideSetting::Client => kernel::RuleSide::Client,
+            SideSetting::Server => kernel::RuleSide::Server,
         };
         let caller = self.who.caller();
         let pairs =
             self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| (*peer, ports.clone())));
         pairs
-            .map(|(peer, ports)| kernel::Rule {
+            .map(|(peer, ports)| kernel::TcpRule {
                 side,
                 peer,
                 ports,
@@ -659,10 +826,12 @@ impl Rule {
     }
 }
 
-impl Rule {
-    /// Pairs of a port and a peer for the hook: whether they are led to the broker. `index`: of this rule.
-    fn leads(&self, index: usize) -> Vec<Lead> {
-        let (strict, in_place) = (self.connect == Connect::Strict, self.tier == Tier::InPlace);
+impl RuleSetting {
+    /// Returns the rule for the redirecting hook, once for each pair of a port and a peer. `index` is the rule's
+    /// position in the settings.
+    fn rule_redirects(&self, index: usize) -> Vec<Lead> {
+        let strict = self.connect == Connect::Strict;
+        let in_place = self.tier == Tier::InPlace;
         let choice = if self.tier == Tier::Chosen { place_number(index) } else { 0 };
         let caller = self.who.caller();
         let lead = |peer: &Prefix, ports: &RangeInclusive<u16>| Lead {
@@ -676,7 +845,7 @@ impl Rule {
         self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| lead(peer, ports))).collect()
     }
 
-    /// Whether it is for this port and this peer.
+    /// Returns whether the rule matches this server port and this peer.
     pub fn is_for(&self, port: u16, peer: IpAddr) -> bool {
         let has_port = self.ports.iter().any(|ports| ports.contains(&port));
         has_port && self.peers.iter().any(|prefix| kernel::covers(*prefix, peer))
@@ -688,7 +857,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_read() {
+    fn graft_rules_are_read() {
         let settings = Settings::parse(
             r#"
             [[load]]
@@ -714,15 +883,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_settings_are_refused_with_every_problem() {
         let rule = "[[rule]]\nname = \"a\"\nside = \"client\"\nport = 80\n";
         assert!(Settings::parse(rule).is_ok());
         let table = [
             (rule.replace("80", "0"), "port is 1 to 65535"),
             (rule.replace("80", "\"9-8\""), "port is 1 to 65535"),
-            (rule.replace("80", "[]"), "not empty"),
+            (rule.replace("80", "[]"), "must not be empty"),
             (rule.replace("client", "peer"), "rule[0].side: is \"client\" or \"server\", not \"peer\""),
-            (format!("{rule}graft = \"a\"\ncongestion = \"b\"\n"), "one or the other"),
+            (format!("{rule}graft = \"a\"\ncongestion = \"b\"\n"), "graft and congestion exclude each other"),
             (format!("{rule}congestion = \"sixteen-letters!\"\n"), "1 to 15 bytes"),
             (format!("{rule}peer = \"10.0.0.0/33\"\n"), "no address prefix"),
             (format!("{rule}initial-window = 0\n"), "initial-window is from 1"),
@@ -734,13 +903,13 @@ mod tests {
             (format!("{rule}cgroup = \"{}\"\n", "/a".repeat(16)), "rule a: cgroup lies more than 16"),
             (
                 format!("{rule}command = \"nginx\"\n").replace("client", "server"),
-                "rule a: command and cgroup want side = \"client\"",
+                "rule a: command and cgroup need side = \"client\"",
             ),
-            (format!("{rule}select = \"loss\"\n"), "rule a: select wants agree = false"),
-            (format!("{rule}agree = false\nselect = \"loss\"\n"), "rule a: select wants a model"),
+            (format!("{rule}select = \"loss\"\n"), "rule a: select needs agree = false"),
+            (format!("{rule}agree = false\nselect = \"loss\"\n"), "rule a: select needs a model"),
             (format!("{rule}agree = false\nselect = \"fast\"\n"), "rule[0].select: is \"time\", "),
-            (format!("{rule}select = \"loss\"\ngraft = \"a\"\n"), "select and graft or congestion"),
-            (format!("{rule}size-kib = 1\n"), "size-kib wants select"),
+            (format!("{rule}select = \"loss\"\ngraft = \"a\"\n"), "select excludes graft and congestion"),
+            (format!("{rule}size-kib = 1\n"), "size-kib needs select"),
             (format!("model = \"/nowhere/model.json\"\n{rule}"), "model /nowhere/model.json: No such file"),
             (
                 format!("learned = \"/nowhere/l\"\n{rule}"),
@@ -748,13 +917,13 @@ mod tests {
             ),
             (format!("{rule}pace = 1\n"), "rule[0].pace: unknown key; known here: name, side"),
             (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
-            (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),
-            (format!("{rule}peer-graft = \"b\"\n"), "rule a: peer-graft wants agree = \"bound\""),
+            (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" needs a [[peer]]"),
+            (format!("{rule}peer-graft = \"b\"\n"), "rule a: peer-graft needs agree = \"bound\""),
             (format!("{rule}{rule}"), "two rules are called a"),
             (rule.replace("80", "[\"1-2\", 4]"), ""),
             ("[[load]]\ngraft = \"a\"\n".repeat(2), "loaded twice"),
             ("trusted-keys = [\"ab\"]".into(), "ed25519"),
-            ("[[class]]\nname = \"far\"\nmin-rtt-us = 1\n".into(), "one class has min-rtt-us = 0"),
+            ("[[class]]\nname = \"far\"\nmin-rtt-us = 1\n".into(), "one class needs min-rtt-us = 0"),
         ];
         for (text, wanted) in table {
             match Settings::parse(&text) {
@@ -768,7 +937,7 @@ mod tests {
             "cgroop = \"/a\"\n{rule}initial-window = 0\n{}[[peer]]\nname = \"b\"\n",
             rule.replace("\"a\"", "\"b\"").replace("80", "\"9-8\"")
         );
-        // What is read comes before what is checked.
+        // Parsing errors come before errors of checks.
         for (text, wanted) in [
             (
                 wrong.clone() + "min-cpus = -1\n[[class]]\nname = 7\nmin-rtt-us = 0\n",

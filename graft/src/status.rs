@@ -1,4 +1,4 @@
-//! What a runtime is doing, as data.
+//! The status of the part for TCP, as it is written in JSON.
 
 use std::{
     collections::BTreeMap,
@@ -7,293 +7,340 @@ use std::{
 };
 
 pub use millrace_base::Reload;
-pub use millrace_graft_proto::message::{Host, Nat, Verdict};
+pub use millrace_graft_proto::message::{HostOffer, NatReport, PathVerdict};
 use millrace_graft_proto::select::{
-    kind::{Expected, Kind},
+    kind::{Expected, TrafficClass},
     online,
 };
 use serde::{Deserialize, Serialize};
 
-pub use crate::paths::Path;
+pub use crate::paths::PeerPath;
 
+/// The status of the daemon's part for TCP, which answers in JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Status {
+    /// Time since the start, in seconds.
     pub uptime_s: f64,
+    /// The cgroup whose sockets the rules apply to.
     pub cgroup: String,
-    pub loaded: Vec<Loaded>,
-    pub rules: Vec<Rule>,
-    /// By the name of what became of them.
+    /// Grafts that are loaded in the kernel.
+    pub loaded: Vec<LoadedStatus>,
+    /// Rules of the settings.
+    pub rules: Vec<RuleStatus>,
+    /// Number of connections by outcome.
     pub outcomes: BTreeMap<String, u64>,
-    /// Not usable, with reasons.
+    /// Files of grafts that are not usable, with the reasons.
     pub unusable: Vec<(String, String)>,
+    /// The outcome of the latest reload, if there was one.
     pub reload: Option<Reload>,
-    /// What is not as it should be.
+    /// Problems that an operator should look at.
     pub trouble: Vec<String>,
-    /// Lines of the log that were not written.
+    /// Number of log lines that were dropped.
     pub log_lines_dropped: u64,
-    pub paths: Vec<Path>,
-    /// With whom this host agrees by TLS.
-    pub peers: Vec<Peer>,
-    /// Negotiations by what became of them.
+    /// Paths that connections have measured.
+    pub paths: Vec<PeerPath>,
+    /// Peers that this host agrees with by TLS.
+    pub peers: Vec<GraftPeerStatus>,
+    /// Number of negotiations by outcome.
     pub negotiations: BTreeMap<String, u64>,
-    /// Connections of which the two ends tell different things, by how.
+    /// Number of connections whose two ends saw different TCP options, by the kind of downgrade.
     pub downgrades: BTreeMap<String, u64>,
-    /// What is carried, if anything is to be.
-    pub carry: Option<Carry>,
-    /// What is chosen, if anything is to be.
-    pub selection: Option<Selection>,
-    /// What is known of kinds of connections, the latest first.
-    pub purposes: Vec<Purpose>,
+    /// Carriers and tunnelled connections, if the settings have [carry].
+    pub carry: Option<CarryStatus>,
+    /// Choices of rules with `select`, if there are such rules.
+    pub selection: Option<SelectionStatus>,
+    /// Known kinds of connections and their purposes, the latest first.
+    pub purposes: Vec<PurposeStatus>,
 }
 
-/// Connections of applications that go by carriers.
+/// The connections that carriers tunnel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Carry {
-    /// Where peers' carriers come in.
+pub struct CarryStatus {
+    /// Address at which carriers of peers arrive.
     pub listen: Option<SocketAddr>,
-    /// By the name of what became of them, at this host's applications.
+    /// Number of connections of this host's applications, by verdict.
     pub verdicts: BTreeMap<String, u64>,
-    /// Packets at the sockets where SYNs are held back, by the name of what became of them.
+    /// Number of packets at the sockets where SYNs are held back, by verdict.
     pub held: BTreeMap<String, u64>,
-    pub carriers: Vec<Carrier>,
-    /// Connections that are carried now; those of this host's applications, and those to its servers.
+    /// Carriers to all peers, with those that are missing.
+    pub carriers: Vec<CarrierStatus>,
+    /// Number of connections that are tunnelled now, from this host's applications and to its servers.
     pub connections: u64,
+    /// Limit of connections that are tunnelled at the same time.
     pub connections_max: u64,
-    /// How connections ended: `done`, or why not.
+    /// Number of ended connections by outcome: `done`, or the reason for another end.
     pub ended: BTreeMap<String, u64>,
-    /// Connections that went on with another carrier.
+    /// Number of connections that continued on another carrier.
     pub resumed: u64,
-    /// Of applications' bytes, those that were confirmed by the other end.
+    /// Bytes of applications that the other end has confirmed.
     pub sent_bytes: u64,
+    /// Bytes of applications that were received.
     pub received_bytes: u64,
-    /// Sent and not confirmed.
+    /// Bytes of applications that were sent and are not confirmed.
     pub kept_bytes: u64,
-    /// For hosts behind this one, if there are to be any.
-    pub gateway: Option<Gateway>,
-    /// Reports of connections to who chooses, that were lost.
+    /// The gateway for hosts behind this one, if the settings have [gateway].
+    pub gateway: Option<GatewayStatus>,
+    /// Number of reports about connections that were lost on the way to the selection.
     pub untold: u64,
-    /// Verdicts of this host's firewall on carried connections.
-    pub firewall: Option<Firewall>,
+    /// Answers of this host's firewall about connections that are to be tunnelled.
+    pub firewall: Option<FirewallStatus>,
 }
 
-/// A host's firewall, and connections that are to be carried.
+/// The firewall of this host, and its answers about connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Firewall {
-    /// Whether there is one, which is asked.
+pub struct FirewallStatus {
+    /// True if this host has a firewall.
     pub is_there: bool,
-    /// Rules for which connections are plain TCP, and what they look at.
+    /// Firewall rules that keep connections in place, each with the expression that is the reason.
     pub rules: Vec<String>,
-    /// Connections, by the name of what was found out.
+    /// Number of connections by the firewall's answer.
     pub openings: BTreeMap<String, u64>,
-    /// First packets, by the name of their fate behind the firewall.
+    /// Number of first packets, by what the firewall did with them.
     pub packets: BTreeMap<String, u64>,
 }
 
-/// Connections of hosts behind this one.
+/// The gateway, which tunnels connections of hosts behind this one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Gateway {
+pub struct GatewayStatus {
+    /// Interfaces by which these hosts are reached.
     pub interfaces: Vec<String>,
-    /// That these hosts are in.
+    /// Networks of these hosts.
     pub networks: Vec<String>,
-    /// SYNs that are held back now.
+    /// Number of SYNs that are held back now.
     pub waiting: u64,
-    /// Packets of these hosts, by the name of what became of them.
+    /// Number of packets of these hosts, by verdict.
     pub verdicts: BTreeMap<String, u64>,
-    /// What is not as it should be.
+    /// A problem of the gateway that an operator should look at.
     pub trouble: Option<String>,
 }
 
-/// To a peer.
+/// A carrier to a peer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Carrier {
+pub struct CarrierStatus {
+    /// Name of the peer.
     pub peer: String,
-    /// What it is: `quic`, `tcp`, `mptcp`.
+    /// Kind of the carrier: `quic`, `tcp`, `mptcp` or `sctp`.
     pub carrier: String,
-    /// And where it goes to, or comes from.
+    /// Address that the carrier connects to or comes from.
     pub way: String,
-    /// `warm`, `suspect` (nothing comes back: nothing is led), `full`, `cold`.
+    /// State: `warm`, `suspect` (nothing comes back, so no connection is redirected), `full` or `cold`.
     pub state: String,
-    /// Why it is not warm.
+    /// Reason why the carrier is not warm.
     pub detail: String,
-    /// Since it is so.
+    /// Time in this state, in seconds.
     pub age_s: f64,
-    /// Hosts that are reached by it.
+    /// Addresses of the hosts that the carrier reaches.
     pub addresses: Vec<IpAddr>,
-    /// Networks behind the peer.
+    /// Networks behind the peer, if it is a gateway.
     pub networks: Vec<String>,
+    /// Smoothed round trip, in microseconds.
     pub rtt_us: u64,
+    /// Congestion window, in bytes.
     pub window_bytes: u64,
+    /// Largest UDP payload that the path allows, in bytes.
     pub mtu: u16,
+    /// Number of packets that were sent.
     pub sent_packets: u64,
+    /// Number of packets that were lost.
     pub lost_packets: u64,
-    /// Its own, with its acknowledgements and what keeps it warm.
+    /// Bytes that the carrier has sent, including its acknowledgements and keep-alives.
     pub sent_bytes: u64,
+    /// Bytes that the carrier has received.
     pub received_bytes: u64,
-    /// With the peer, by all of its carriers: the one that is used has it.
+    /// Number of connections with the peer, over all of its carriers. Only the carrier in use shows it.
     pub connections: u64,
-    /// Connections of a pool that wait for what is to be carried, and others.
+    /// Number of idle connections of a pool.
     pub pool_idle: u64,
+    /// Number of connections of a pool that are in use.
     pub pool_busy: u64,
 }
 
-/// A peer of the settings.
+/// A peer of the settings, and the agreement with it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Peer {
+pub struct GraftPeerStatus {
+    /// Name of the peer.
     pub name: String,
-    /// `waiting`, `agreed`, `refused`, `absent`, `timed-out`, `untrusted`, `malformed`, `ended`.
+    /// State: `waiting`, `agreed`, `refused`, `absent`, `timed-out`, `untrusted`, `malformed` or `ended`.
     pub state: String,
-    /// Why it is not agreed.
+    /// Reason why no agreement is in force.
     pub detail: String,
-    /// Since it is so.
+    /// Time in this state, in seconds.
     pub age_s: f64,
-    /// From which, or to which, it has agreed last.
+    /// Address of the peer in the latest agreement.
     pub address: Option<IpAddr>,
-    pub host: Option<Host>,
-    /// That it has.
+    /// The peer's host, as its statement describes it.
+    pub host: Option<HostOffer>,
+    /// Number of grafts that the peer has.
     pub functions: usize,
-    /// Of this host's, that are agreed on.
+    /// Names of this host's rules that are agreed on.
     pub rules: Vec<String>,
-    /// What the path to it lets through.
-    pub path: Verdict,
-    /// Since any of it was found out.
+    /// Results about the path to the peer.
+    pub path: PathVerdict,
+    /// Time since the latest of these results, in seconds.
     pub path_age_s: Option<f64>,
+    /// Number of downgrades, which both ends' reports about their connections show.
     pub downgrades: u64,
+    /// The latest downgrades.
     pub latest_downgrades: Vec<Downgraded>,
-    /// How long the latest negotiation took.
+    /// Durations of the steps of the latest negotiation.
     pub negotiated: Negotiated,
 }
 
-/// A connection that got less, or other, than its ends have said.
+/// A connection whose TCP options arrived changed or not at all.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Downgraded {
-    /// `stripped`, `altered`, `forged`.
+    /// Kind: `stripped`, `altered` or `forged`.
     pub kind: String,
-    /// The server's.
+    /// Port of the server.
     pub port: u16,
+    /// Time since the downgrade was found, in seconds.
     pub age_s: f64,
 }
 
-/// The steps of a negotiation, as the caller has them; all 0 for who is called.
+/// The steps of a negotiation, as the caller measures them. All are 0 at the called end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Negotiated {
-    /// TCP's handshake.
+    /// Duration of the TCP handshake, in microseconds.
     pub connect_us: u64,
+    /// Duration of the TLS handshake, in microseconds.
     pub tls_us: u64,
-    /// From the offer to its answer.
+    /// Time from the offer to the peer's answer, in microseconds.
     pub offer_us: u64,
-    /// Until the rules hold.
+    /// Time from the peer's answer until the rules apply at this end, in microseconds.
     pub bind_us: u64,
 }
 
-/// A graft in the kernel.
+/// A graft that is loaded in the kernel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Loaded {
+pub struct LoadedStatus {
+    /// Name of the graft.
     pub name: String,
+    /// Name of the congestion control in TCP.
     pub congestion: String,
-    /// SHA-256 of its object.
+    /// SHA-256 of the object file.
     pub identity: String,
+    /// Values of the graft's parameters.
     pub parameters: BTreeMap<String, u64>,
-    /// Whether the kernel takes it back when this process is killed.
+    /// True if the kernel removes the graft when this process is killed.
     pub by_link: bool,
+    /// Time to open the object file, in microseconds.
     pub open_us: u64,
+    /// Time to load the object, in microseconds.
     pub load_us: u64,
+    /// Time to attach the object, in microseconds.
     pub attach_us: u64,
-    /// Live connections that use it, in this network namespace.
+    /// Number of live connections of this network namespace that use the graft.
     pub connections: u64,
 }
 
+/// A rule of the settings, as text.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Rule {
+pub struct RuleStatus {
+    /// Name of the rule.
     pub name: String,
+    /// Side of this host: `client` or `server`.
     pub side: String,
+    /// Ports of the servers that the rule matches.
     pub ports: Vec<String>,
+    /// Addresses of the peers that the rule matches.
     pub peers: Vec<String>,
-    /// Whose connections, in words; empty: everybody's.
+    /// Condition on the process, as text. It is empty if every process matches.
     pub who: String,
-    /// Its cgroup is not there: it fits nobody.
+    /// True if the cgroup that the rule names does not exist, so that no process matches.
     pub missing: bool,
+    /// True if the rule needs the peer's agreement.
     pub agree: bool,
-    /// Only with who is bound.
+    /// True if the rule applies only to peers that are bound by an agreement.
     pub bound: bool,
-    /// It has no graft yet.
+    /// True if the rule waits for its graft, which a peer has yet to send.
     pub waits: bool,
+    /// Congestion control that the rule sets.
     pub congestion: Option<String>,
 }
 
-/// Why connections with a peer are as they are.
+/// Explains what connections with a peer use, and why.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Why {
+pub struct PeerExplanation {
+    /// Address of the peer.
     pub peer: String,
-    /// Of the latest connection that a rule fits.
+    /// Outcome of the latest connection that matched a rule.
     pub outcome: Option<String>,
-    /// That outcome in words.
+    /// The reason for the outcome, as text.
     pub reason: String,
+    /// Name of the rule that matched.
     pub rule: Option<String>,
-    /// What the peer said that it uses: the first bytes of an identity, and the name if it is known here.
+    /// Graft that the peer uses: the first bytes of its identity, and its name if this host knows it.
     pub peer_graft: Option<String>,
+    /// Number of connections with the peer on which both sides agreed.
     pub agreed: u64,
+    /// Time since the latest connection, in seconds.
     pub age_s: Option<f64>,
-    pub path: Option<Path>,
-    /// What was agreed on by TLS.
-    pub agreement: Option<Peer>,
-    /// By what its connections are carried, if they are to be.
-    pub carrier: Option<Carrier>,
-    /// What a model has chosen for it, by rule.
-    pub chosen: Vec<Chosen>,
-    /// What its connections are for, by rule.
-    pub purposes: Vec<Purpose>,
+    /// Measurements of the path to the peer.
+    pub path: Option<PeerPath>,
+    /// The agreement with the peer by TLS.
+    pub agreement: Option<GraftPeerStatus>,
+    /// The carrier of the peer's connections, if they are to be tunnelled.
+    pub carrier: Option<CarrierStatus>,
+    /// The model's choices for the peer, by rule.
+    pub chosen: Vec<ChosenStatus>,
+    /// The expected purposes of the peer's connections, by rule.
+    pub purposes: Vec<PurposeStatus>,
 }
 
-/// What connections are for.
+/// The expected purpose of a kind of connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Purpose {
-    /// Of `why`.
+pub struct PurposeStatus {
+    /// Name of the rule, in the answer to `why`.
     pub rule: String,
-    /// Of `status`: `client` or `server`, with the server's port and the command that connects.
+    /// Side of this host, in `status`: `client` or `server`.
     pub side: String,
+    /// Port of the server.
     pub port: u16,
+    /// Name of the command that connects.
     pub command: String,
+    /// Profile, which says by which figure a connection is judged.
     pub profile: String,
+    /// Size in KiB, in the direction that has more bytes.
     pub size_kib: Option<u32>,
-    /// `configured`, `learned`, `port`, `default`.
+    /// Source of the expectation: `configured`, `learned`, `port` or `default`.
     pub source: String,
-    /// Share of the connections that were like that.
+    /// Share of past connections that had the expected shape.
     pub sure: f64,
-    /// Why, in words.
+    /// Reason for the expectation, as text.
     pub why: String,
 }
 
-impl Purpose {
-    pub(crate) fn of(rule: &crate::Rule, expected: &Expected) -> Self {
+impl PurposeStatus {
+    pub(crate) fn from_rule(rule: &crate::RuleSetting, expected: &Expected) -> Self {
         Self { rule: rule.name.clone(), ..Self::from(expected) }
     }
 
-    pub(crate) fn of_kind(kind: &Kind, expected: &Expected) -> Self {
+    pub(crate) fn from_kind(kind: &TrafficClass, expected: &Expected) -> Self {
         let side = if kind.is_client { "client" } else { "server" }.to_owned();
         Self { side, port: kind.port, command: kind.command.clone(), ..Self::from(expected) }
     }
 }
 
-/// `loss, 64 KiB (learned): 4 of the latest 4 were bulk, their median is 64 KiB`.
-impl fmt::Display for Purpose {
+/// Writes a purpose such as `loss, 64 KiB (learned): 4 of the latest 4 were bulk, their median is 64 KiB`.
+impl fmt::Display for PurposeStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = self.size_kib.map_or(String::new(), |kib| format!(", {kib} KiB"));
         write!(out, "{}{size} ({}): {}", self.profile, self.source, self.why)
     }
 }
 
-impl From<&Expected> for Purpose {
+impl From<&Expected> for PurposeStatus {
     fn from(expected: &Expected) -> Self {
         Self {
             profile: expected.profile.name().to_owned(),
@@ -306,113 +353,137 @@ impl From<&Expected> for Purpose {
     }
 }
 
-/// What was chosen for the connections of a rule over a path.
+/// A choice for the connections of a rule on one path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Chosen {
+pub struct ChosenStatus {
+    /// Name of the rule.
     pub rule: String,
+    /// Address of the peer.
     pub peer: Option<IpAddr>,
-    /// A congestion control, or a way to be carried.
+    /// Name of the candidate: a congestion control, or a kind of carrier.
     pub arm: String,
-    /// `learned`; `doubted`: what was learned was bad here; `found`: another was better here.
+    /// Reason: `learned`; `doubted`, if the model's candidate had bad outcomes here; `found`, if another candidate
+    /// had better ones.
     pub why: String,
+    /// Profile, which says by which figure the connections are judged.
     pub profile: String,
-    /// Share of the cases like this in the training for which the model's arm was right.
+    /// Share of similar training cases in which the model's candidate was the best one.
     pub right: f64,
-    /// Through the tree, in words.
+    /// Decisions of the model on the way to this choice, as text.
     pub way: Vec<String>,
-    /// The features that it went by, and the path's best rate.
+    /// Features of the path that were used, with its best rate.
     pub known: String,
-    /// That have ended where this leads, and those that were to try another arm.
+    /// Number of connections that have ended on this path.
     pub connections: u64,
+    /// Number of these connections that tried another candidate to learn.
     pub explored: u64,
-    pub tried: Vec<Tried>,
-    /// How many times as long plain TCP takes here, of what was tried of both.
+    /// Candidates that were tried on this path.
+    pub tried: Vec<CandidateStatus>,
+    /// Time of plain TCP on this path, as a multiple of the candidate's, by the outcomes of both.
     pub gain: Option<f64>,
 }
 
-/// What has come of an arm, of late.
+/// The recent outcomes of one candidate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Tried {
+pub struct CandidateStatus {
+    /// Name of the candidate.
     pub arm: String,
+    /// Number of outcomes that are remembered.
     pub outcomes: usize,
+    /// Number of bad outcomes among them.
     pub bad: usize,
-    /// By what the path would have allowed; the median.
+    /// Median cost, relative to what the path would have allowed.
     pub cost: Option<f64>,
 }
 
-impl From<online::Tried> for Tried {
-    fn from(it: online::Tried) -> Self {
+impl From<online::CandidateRecord> for CandidateStatus {
+    fn from(it: online::CandidateRecord) -> Self {
         Self { arm: it.arm, outcomes: it.outcomes, bad: it.bad, cost: it.cost }
     }
 }
 
-/// What rules with `select` do.
+/// The state of rules with `select`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Selection {
-    /// TCP as it is here.
+pub struct SelectionStatus {
+    /// Default congestion control of this host.
     pub plain: String,
-    /// Paths with a choice, by rule.
+    /// Number of pairs of a rule and a path that have a choice.
     pub chosen: u64,
-    /// Paths of which something was learned, by leaf.
+    /// Number of paths with learned outcomes, counted by leaf of the model.
     pub learned_places: u64,
-    /// Connections that live, by tier and arm (`in-place/bbr`).
+    /// Number of live connections by tier and candidate (`in-place/bbr`).
     pub live: BTreeMap<String, u64>,
-    /// And all that were begun.
+    /// Number of connections that have begun, by tier and candidate.
     pub connections: BTreeMap<String, u64>,
-    /// Begun, by why they got what they got.
+    /// Number of connections that have begun, by the reason for their candidate.
     pub reasons: BTreeMap<String, u64>,
-    /// Ended: `good`, `bad`, `not-judged`.
+    /// Number of ended connections: `good`, `bad` or `not-judged`.
     pub outcomes: BTreeMap<String, u64>,
-    /// Live ones that were not remembered, or whose end was not told.
+    /// Number of connections that were not recorded, or whose end was not reported.
     pub forgotten: u64,
-    /// Paths of which it is known what plain TCP would do, and how many times as long that takes there, on average.
+    /// Number of paths on which plain TCP can be compared with the choice.
     pub gain_paths: u64,
+    /// Time of plain TCP on these paths, as a multiple of the chosen candidate's: the geometric mean.
     pub gain: Option<f64>,
-    /// Those with the most connections.
-    pub paths: Vec<Chosen>,
+    /// The paths with the most connections.
+    pub paths: Vec<ChosenStatus>,
 }
 
-impl Selection {
-    /// That are told of one by one.
+impl SelectionStatus {
+    /// Limit of paths that the status lists.
     pub const PATHS_MAX: usize = 64;
 }
 
-/// One connection, and why it goes as it does.
+/// One connection, and the reasons for its candidate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Connection {
+pub struct GraftConnectionStatus {
+    /// Address and port of this host.
     pub local: Option<SocketAddr>,
+    /// Address and port of the peer.
     pub remote: Option<SocketAddr>,
+    /// Side of this host: `client` or `server`.
     pub side: String,
+    /// Name of the rule.
     pub rule: String,
-    /// `in-place`, `carried`.
+    /// Tier: `in-place` or `carried`.
     pub tier: String,
+    /// Name of the candidate that the connection uses.
     pub arm: String,
-    /// By which it is carried.
+    /// Carrier that the connection uses.
     pub carrier: Option<String>,
-    /// `learned`, `explored`, `doubted`, `found`; `first`: nothing was chosen yet; `fallback`: it was to be carried, and could not be.
+    /// Reason for the candidate: `learned`, `explored`, `doubted` or `found`; `first`, if nothing was chosen yet;
+    /// `fallback`, if the connection should have been tunnelled and could not be.
     pub why: String,
+    /// Time since the connection began, in seconds.
     pub age_s: f64,
-    pub ended: Option<Ended>,
-    /// How many times as long plain TCP takes here, if that is known.
+    /// The outcome, once the connection has ended.
+    pub ended: Option<EndedStatus>,
+    /// Time of plain TCP on this path, as a multiple of the candidate's, if it is known.
     pub gain: Option<f64>,
+    /// Default congestion control of this host, which is plain TCP.
     pub plain: String,
-    /// What it was taken to be for when it began.
-    pub purpose: Option<Purpose>,
-    /// `None`: nothing was chosen for it.
-    pub chosen: Option<Chosen>,
+    /// Purpose that was expected when the connection began.
+    pub purpose: Option<PurposeStatus>,
+    /// The choice for the connection's path, if there was one.
+    pub chosen: Option<ChosenStatus>,
 }
 
+/// The end of a connection, and how it is judged.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
-pub struct Ended {
+pub struct EndedStatus {
+    /// Bytes that were sent.
     pub sent: u64,
+    /// Bytes that were received.
     pub received: u64,
+    /// Duration of the connection, in milliseconds.
     pub duration_ms: f64,
-    /// By what the path would have allowed; `None`: it was not judged.
+    /// Cost relative to what the path would have allowed, or `None` if the connection was not judged.
     pub cost: Option<f64>,
+    /// True if the cost is higher than usual on such paths.
     pub is_bad: Option<bool>,
 }

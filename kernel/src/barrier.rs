@@ -1,4 +1,4 @@
-//! Waiting for program runs; see `bpf/barrier.h`.
+//! Waits until runs of a program have ended; see `bpf/barrier.h`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,28 +8,34 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput, ProgramMut};
 
 use crate::Error;
 use crate::intf::generated::{BARRIER_HAS_RUN as HAS_RUN, BARRIER_RUNS as RUNS};
-use crate::object::{Loaded, write};
+use crate::object::{LoadedObject, write};
 
-/// What a program at TC is run with: an Ethernet header.
+/// An Ethernet header, the packet that a program at TC is run with.
 const FRAME: [u8; 14] = [0; 14];
 
+/// Waits for the runs of programs; shared by all threads of a process.
+///
+/// A thread unlinks something, takes [`Self::now`], and may reuse it once [`Self::is_over`] that moment, or after [`Self::wait_since`] it. Waits
+/// are numbered when they begin. A wait that ends covers all moments up to its number, so many threads share one wait of some 10 ms.
 pub struct Barrier {
     barrier: MapHandle,
     nothing: MapHandle,
-    /// Waits so far.
+    /// Number of waits that have begun.
     begun: AtomicU64,
-    /// The last of them that is over.
+    /// Number of the latest wait that has ended.
     ended: AtomicU64,
 }
 
-/// A moment, told by the first wait that begins after it.
+/// A point in time, identified by the first wait that begins after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment(u64);
 
 impl Barrier {
+    /// Opens the barrier.
+    ///
     /// # Errors
-    /// Also where the kernel does not wait as it should: keys would be reused while they are in use.
-    pub fn new(object: &mut Loaded) -> Result<Self, Error> {
+    /// The kernel does not wait as it should: keys would be reused while they are in use.
+    pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
         let barrier = Self {
             barrier: object.handle("barrier")?,
             nothing: object.handle("nothing")?,
@@ -44,7 +50,7 @@ impl Barrier {
         }
     }
 
-    /// Returns when every run of a program has ended that had begun before: an update of a map of maps waits for them
+    /// Returns when every run of a program that had begun before has ended: an update of a map of maps waits for them
     /// (`maybe_wait_bpf_programs` in the kernel).
     pub fn wait_for_runs(&self) -> Result<(), Error> {
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -54,25 +60,25 @@ impl Barrier {
         Ok(())
     }
 
-    /// Returns this moment, behind all that the calling thread has written.
+    /// Returns the present point in time. Everything that the calling thread has written is before it.
     pub fn now(&self) -> Moment {
         fence(Ordering::SeqCst);
         Moment(self.begun.load(Ordering::SeqCst) + 1)
     }
 
-    /// Returns whether every run has ended that had begun before: some wait since was for them.
+    /// Returns whether every run that had begun before `moment` has ended, because some later wait covered it.
     pub fn is_over(&self, moment: Moment) -> bool {
         self.ended.load(Ordering::SeqCst) >= moment.0
     }
 
-    /// Waits for the runs that had begun before, unless somebody has done so since.
+    /// Waits for the runs that had begun before `moment`, unless a later wait has covered them.
     pub fn wait_since(&self, moment: Moment) -> Result<(), Error> {
         if self.is_over(moment) { Ok(()) } else { self.wait_for_runs() }
     }
 }
 
-/// Calls `wait` while a long run is under way, and tells whether the run had ended when that returned. It cannot be told
-/// where nobody got to look while it ran; then it had ended, too.
+/// Calls `wait` while a long run is in progress, and returns whether the run had ended when `wait` returned. If no
+/// thread saw the run in progress, it counts as ended.
 fn outlasts(
     program: &ProgramMut<'_>,
     states: &MapHandle,
@@ -111,9 +117,9 @@ mod tests {
     use crate::object::embedded;
 
     #[test]
-    fn one_wait_serves_all_moments_before_it() {
+    fn one_grace_period_covers_all_earlier_changes() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP one_wait_serves_all_moments_before_it: needs root");
+            println!("SKIP one_grace_period_covers_all_earlier_changes: needs root");
             return;
         }
         let mut object = embedded!("kernel_test.bpf.o").open().expect("open").load().expect("loaded");
@@ -128,11 +134,11 @@ mod tests {
         assert!(!barrier.is_over(barrier.now()));
     }
 
-    /// The kernel's own barrier passes, whatever else runs; what does not wait is found out.
+    /// The kernel's own barrier passes the test under any load, and a function that does not wait fails it.
     #[test]
-    fn what_does_not_wait_for_runs_is_no_barrier() {
+    fn function_that_does_not_wait_fails_as_barrier() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP what_does_not_wait_for_runs_is_no_barrier: needs root");
+            println!("SKIP function_that_does_not_wait_fails_as_barrier: needs root");
             return;
         }
         let mut object = embedded!("kernel_test.bpf.o").open().expect("open").load().expect("loaded");

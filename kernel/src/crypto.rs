@@ -1,7 +1,7 @@
 //! Keys of 1-RTT packets (RFC 9001, section 5) in the form that BPF programs use: `bpf/crypto_intf.h`.
 //!
-//! What a BPF program would compute for every packet anew is computed here once per key: the AES key schedule
-//! and GHASH's tables.
+//! The AES key schedule and GHASH's tables are computed here once per key, so that BPF programs do not compute them
+//! for every packet.
 
 #![allow(unsafe_code)]
 
@@ -10,15 +10,17 @@ use crate::intf::{
     generated::{self, QUIC_AES128_GCM as AES128_GCM, QUIC_CHACHA20_POLY1305 as CHACHA20_POLY1305},
 };
 
-/// The keystream of one packet, which depends on key and packet number alone. `once` is the block of counter 0 for ChaCha20-Poly1305; for
-/// AES-128-GCM its first 16 bytes are the encrypted counter block 1, and the rest is not used. The text is XORed with `text`.
+/// The keystream of one packet, which depends on key and packet number alone. `once` is block 0 for
+/// ChaCha20-Poly1305. For AES-128-GCM its first 16 bytes are the encrypted counter block 1, and the rest is unused.
+/// `text` is XORed with the text.
 pub use generated::QuicKeystream as Keystream;
 
+/// Length of the authentication tag, bytes.
 pub const TAG_LEN: usize = 16;
-/// Bytes of frames in a packet that the kernel opens or seals, without the tag.
+/// Most bytes of frames in a packet that the kernel opens or seals, the tag not included.
 pub const TEXT_MAX: usize = generated::QUIC_TEXT_MAX as usize;
 
-/// The larger member of the union, `quic_aes128_keys`, in words of 8 bytes.
+/// Size of the larger member of the union, `quic_aes128_keys`, in words of 8 bytes.
 const MATERIAL_WORDS: usize = (2 * SCHEDULE_LEN + GHASH_ROWS * 16 * 16) / 8;
 
 /// One direction and key generation of a connection: `struct quic_keys`.
@@ -27,7 +29,7 @@ const MATERIAL_WORDS: usize = (2 * SCHEDULE_LEN + GHASH_ROWS * 16 * 16) / 8;
 pub struct QuicKeys {
     suite: u32,
     iv: [u8; 12],
-    /// The union, as the words that memory holds.
+    /// The union, as words in memory order.
     material: [u64; MATERIAL_WORDS],
 }
 
@@ -43,15 +45,16 @@ impl std::fmt::Debug for QuicKeys {
 }
 
 impl QuicKeys {
-    /// What is where there are none.
+    /// Stands for keys that do not exist.
     pub const NONE: Self = Self { suite: 0, iv: [0; 12], material: [0; MATERIAL_WORDS] };
 
-    /// TLS_CHACHA20_POLY1305_SHA256: the secrets expanded with "quic key", "quic iv" and "quic hp".
+    /// Builds keys of TLS_CHACHA20_POLY1305_SHA256 from the secrets expanded with "quic key", "quic iv" and "quic
+    /// hp".
     pub fn chacha20_poly1305(key: &[u8; 32], iv: &[u8; 12], header: &[u8; 32]) -> Self {
         Self::new(CHACHA20_POLY1305, iv, words(key).chain(words(header)))
     }
 
-    /// TLS_AES_128_GCM_SHA256: likewise.
+    /// Builds keys of TLS_AES_128_GCM_SHA256 likewise.
     pub fn aes128_gcm(key: &[u8; 16], iv: &[u8; 12], header: &[u8; 16]) -> Self {
         let schedule = expand(key);
         let ghash = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
@@ -65,14 +68,14 @@ impl QuicKeys {
         keys
     }
 
-    /// As the kernel reads them.
+    /// Returns the bytes that the kernel reads.
     pub fn as_bytes(&self) -> &[u8] {
         Plain::as_bytes(self)
     }
 }
 
-/// What AES-128-GCM needs that encrypts nothing under one key and nonce: GHASH's tables, and the block that masks the
-/// tag. As the kernel reads them.
+/// Returns the constants of AES-128-GCM for a single nonce, for programs that authenticate without encrypting:
+/// GHASH's tables, and the block that masks the tag.
 pub fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
     let schedule = expand(key);
     let rows = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
@@ -83,7 +86,7 @@ pub fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
     words.flat_map(u64::to_ne_bytes).chain(encrypt(&schedule, counter)).collect()
 }
 
-/// Bytes as the words that memory holds.
+/// Splits bytes into words in memory order.
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|chunk| chunk.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))
 }
@@ -91,10 +94,11 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
 const SCHEDULE_LEN: usize = 176;
 const SBOX: [u8; 256] = sbox();
 
-/// FIPS 197, section 5.1.1: all inverses by walking the powers of 3 and of 1/3.
+/// Computes the S-box (FIPS 197, section 5.1.1). It finds all inverses by walking the powers of 3 and of 1/3.
 const fn sbox() -> [u8; 256] {
     let mut sbox = [0x63; 256];
-    let (mut power, mut inverse) = (1u8, 1u8);
+    let mut power = 1u8;
+    let mut inverse = 1u8;
     loop {
         power ^= double(power);
         inverse ^= inverse << 1;
@@ -109,12 +113,12 @@ const fn sbox() -> [u8; 256] {
     }
 }
 
-/// `byte * x` in AES's field.
+/// Returns `byte * x` in AES's field.
 const fn double(byte: u8) -> u8 {
     byte << 1 ^ if byte & 0x80 == 0 { 0 } else { 0x1b }
 }
 
-/// FIPS 197, section 5.2.
+/// Expands a key (FIPS 197, section 5.2).
 fn expand(key: &[u8; 16]) -> [u8; SCHEDULE_LEN] {
     let mut schedule = [0; SCHEDULE_LEN];
     schedule[..16].copy_from_slice(key);
@@ -134,7 +138,7 @@ fn expand(key: &[u8; 16]) -> [u8; SCHEDULE_LEN] {
     schedule
 }
 
-/// One AES-128 block (FIPS 197, section 5.1). Plain rather than fast: it runs once per key.
+/// Encrypts one AES-128 block (FIPS 197, section 5.1). It is simple rather than fast, because it runs once per key.
 fn encrypt(schedule: &[u8; SCHEDULE_LEN], mut state: [u8; 16]) -> [u8; 16] {
     let (rounds, _) = schedule.as_chunks::<16>();
     add(&mut state, &rounds[0]);
@@ -149,7 +153,7 @@ fn encrypt(schedule: &[u8; SCHEDULE_LEN], mut state: [u8; 16]) -> [u8; 16] {
     state
 }
 
-/// MixColumns.
+/// Computes MixColumns of one column.
 fn mix(column: &mut [u8; 4]) {
     let all = column.iter().fold(0, |sum, byte| sum ^ byte);
     let from = *column;
@@ -164,7 +168,7 @@ fn add(state: &mut [u8; 16], key: &[u8; 16]) {
 
 const GHASH_ROWS: usize = 8;
 
-/// `rows[j][n]` is `n * x^(4j) * h`; in nibbles as in elements the top bit is the coefficient of `x^0`.
+/// Returns `rows[j][n] = n * x^(4j) * h`. In nibbles as in elements the top bit is the coefficient of `x^0`.
 fn ghash_rows(h: u128) -> [[u128; 16]; GHASH_ROWS] {
     let mut power = h;
     std::array::from_fn(|_| {
@@ -179,7 +183,7 @@ fn ghash_rows(h: u128) -> [[u128; 16]; GHASH_ROWS] {
     })
 }
 
-/// By `x^128 = 1 + x + x^2 + x^7` (NIST SP 800-38D, section 6.3).
+/// Multiplies by x, with `x^128 = 1 + x + x^2 + x^7` (NIST SP 800-38D, section 6.3).
 fn times_x(element: u128) -> u128 {
     element >> 1 ^ if element & 1 == 0 { 0 } else { 0xe1 << 120 }
 }
@@ -226,9 +230,9 @@ mod tests {
         assert_eq!(keystream.size(), 64 + TEXT_MAX);
     }
 
-    /// FIPS 197, appendices A.1 and B.
+    /// Test vectors of FIPS 197, appendices A.1 and B.
     #[test]
-    fn aes_of_the_standard() {
+    fn aes_matches_fips_197() {
         let key = 0x2b7e151628aed2a6abf7158809cf4f3c_u128.to_be_bytes();
         let schedule = expand(&key);
         assert_eq!(schedule[172..], [0xb6, 0x63, 0x0c, 0xa6]);
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_no_key() {
+    fn debug_output_shows_no_key() {
         let keys = QuicKeys::chacha20_poly1305(&[0xa7; 32], &[0xa7; 12], &[0xa7; 32]);
         assert_eq!(format!("{keys:?}"), "QuicKeys { suite: 0, .. }");
     }

@@ -1,4 +1,4 @@
-//! Counters of the hardware's energy, by perf.
+//! Energy counters of the hardware, read through perf.
 
 #![allow(unsafe_code)]
 
@@ -9,12 +9,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use libbpf_sys::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
 use nix::libc;
 
-/// One counter on one CPU, which stands for its package.
+/// A counter on one CPU, which counts for its package.
 #[derive(Debug)]
-pub struct Counter(File);
+pub struct EnergyCounter(File);
 
-impl Counter {
-    /// `kind` and `config`: as the PMU says in `/sys/bus/event_source/devices`.
+impl EnergyCounter {
+    /// Opens a counter. `kind` and `config` are as the PMU states them in `/sys/bus/event_source/devices`.
     pub fn open(kind: u32, config: u64, cpu: u32) -> io::Result<Self> {
         let attr = perf_event_attr {
             type_: kind,
@@ -25,7 +25,7 @@ impl Counter {
         perf_event_open(&attr, cpu).map(|fd| Self(File::from(fd)))
     }
 
-    /// Units since it was opened.
+    /// Returns the units counted since it was opened.
     pub fn read(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         (&self.0).read_exact(&mut count)?;
@@ -33,23 +33,22 @@ impl Counter {
     }
 }
 
-/// Of all processes on `cpu`.
+/// Opens a counter for all processes on `cpu`.
 pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
-    let (all_processes, no_group) = (-1, -1);
-    // SAFETY: `attr` says its size, and outlives the call.
+    // SAFETY: `attr` states its size, and outlives the call.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             std::ptr::from_ref(attr),
-            all_processes,
+            -1, // all processes
             cpu as libc::c_int,
-            no_group,
+            -1, // no group
             libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC),
         )
     };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor that was just made for us.
+    // SAFETY: the kernel has just created the descriptor for this caller.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

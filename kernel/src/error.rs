@@ -1,32 +1,33 @@
-//! What can go wrong between userspace and the kernel.
+//! Errors between userspace and the kernel.
 
-use crate::hook::{Hook, Mechanism, Mode, needed_to_share, remedy};
+use crate::hook::{KernelHook, Mechanism, XdpMode, needed_to_share, remedy};
 
-/// Why a program could not be used, the kernel's or libbpf's own words included: nothing is left to a source, where it
-/// would be said again (thiserror takes `r#source` for none).
+/// Reason why a program cannot be used, including the kernel's or libbpf's own message. No field is a thiserror
+/// source (`r#source` is none), because an error chain would print the message twice.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("cannot open the embedded object {object}: {source:#}")]
     Open { object: &'static str, r#source: libbpf_rs::Error },
     #[error("the embedded object {object} has no {what}")]
     Missing { object: &'static str, what: &'static str },
-    /// `log` is the end of what libbpf and the verifier said.
+    /// `log` is the end of the output of libbpf and the verifier.
     #[error("the kernel refused {object}: {source:#}\n{log}")]
     Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
-    /// The verifier gives up (EAGAIN) when a signal comes, and libbpf asks five times.
+    /// The verifier returns EAGAIN when a signal arrives, and libbpf tries five times.
     #[error(
-        "the kernel did not get to the end of verifying {object} in five attempts, since signals interrupted each: start it \
-         again, and do not trace, time or stop it meanwhile"
+        "the kernel did not get to the end of verifying {object} in five attempts, because signals interrupted each: \
+         start it again, and do not trace, profile or stop it during start-up"
     )]
     Interrupted { object: &'static str },
     #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
-    Interface { ifindex: i32, hook: Hook, mechanism: Mechanism, r#source: std::io::Error },
+    Interface { ifindex: i32, hook: KernelHook, mechanism: Mechanism, r#source: std::io::Error },
     #[error(
         "cannot attach to XDP of interface {ifindex} in mode {mode}: {source}{}",
         remedy(source, *mode)
     )]
-    Xdp { ifindex: i32, mode: Mode, r#source: std::io::Error },
-    /// One of a kind at a time; gate and grafts share an interface.
+    Xdp { ifindex: i32, mode: XdpMode, r#source: std::io::Error },
+    /// XDP has room for one program of a kind; gate and grafts share an interface.
     #[error("interface {ifindex} has another {noun} at XDP already")]
     Turn { ifindex: i32, noun: &'static str },
     #[error(
@@ -36,11 +37,11 @@ pub enum Error {
     Join { ifindex: i32, r#source: std::io::Error },
     #[error(
         "cannot attach to XDP of interface {ifindex} in mode generic: it is a {kind}, and the interfaces below it may merge \
-         packets before; attach to those"
+         packets first; attach to those"
     )]
     Merged { ifindex: i32, kind: String },
     #[error(
-        "cannot attach to XDP of interface {ifindex}: it is the end of a tunnel ({kind}), whose packets other interfaces may merge before; \
+        "cannot attach to XDP of interface {ifindex}: it is the end of a tunnel ({kind}), whose packets other interfaces may merge first; \
          end the tunnel on another host, and attach to the interface by which its packets come from there"
     )]
     Tunnel { ifindex: i32, kind: String },
@@ -50,8 +51,8 @@ pub enum Error {
     )]
     Link { ifindex: i32, hardware: u16 },
     #[error(
-        "cannot attach to interface {ifindex}: its packets have no Ethernet header, as those of tun, WireGuard and PPP, and only the \
-         gate reads such"
+        "cannot attach to interface {ifindex}: its packets have no Ethernet header (tun, WireGuard, PPP), and only the \
+         gate reads such packets"
     )]
     Bare { ifindex: i32 },
     #[error("cannot attach to tracepoint {tracepoint}: {source:#}")]
@@ -59,7 +60,7 @@ pub enum Error {
     #[error("cannot attach to function {function}: {source:#}")]
     Function { function: &'static str, r#source: libbpf_rs::Error },
     #[error(
-        "the kernel allows no programs on its functions, as in lockdown; method `system-calls` does without"
+        "the kernel allows no programs on its functions (lockdown mode); use method `system-calls`, which needs none"
     )]
     NoFunctions,
     #[error("cannot sample CPU {cpu}: {source}")]
@@ -74,31 +75,31 @@ pub enum Error {
     Memory { what: &'static str, r#source: std::io::Error },
     #[error("cannot get {what}: {source}")]
     Prepare { what: &'static str, r#source: std::io::Error },
-    #[error("no room for more {what}")]
+    #[error("the kernel's table has no room for more {what}")]
     Full { what: &'static str },
-    /// [`Relay::settle`](crate::relay::Relay::settle) makes some.
+    /// `RelayProgram::settle` of `millrace-relay-kernel` makes some.
     #[error("no room for more {what} before program runs have ended")]
     Unsettled { what: &'static str },
     #[error("{0}")]
     Config(&'static str),
-    /// A gate's rules, by [`rules::Error`](crate::gate::rules::Error).
+    /// A gate's rules, by `rules::Error` of `millrace-gate`.
     #[error("{0}")]
     Rules(String),
     #[error("cannot run {program}: {source}")]
     Run { program: &'static str, r#source: std::io::Error },
-    #[error("cannot get random numbers: {source}")]
+    #[error("cannot get random numbers from the kernel: {source}")]
     Random { r#source: std::io::Error },
     #[error(
-        "this kernel does not wait for running programs when a map of maps changes: keys would be changed while they are in use"
+        "this kernel does not wait for running programs when a map of maps changes, so keys would change while they are in use"
     )]
     NoBarrier,
-    /// Routes cannot be looked up on behalf of this host's own packets.
+    /// A sysctl cannot be set, so routes cannot be looked up on behalf of this host's own packets.
     #[error("cannot write {path}: {source}")]
     Sysctl { path: &'static str, r#source: std::io::Error },
 }
 
 impl Error {
-    /// Whether this process lacks a privilege.
+    /// Returns whether this process lacks a privilege.
     pub fn is_denied(&self) -> bool {
         match self {
             Self::Load { source, .. } => source.kind() == libbpf_rs::ErrorKind::PermissionDenied,

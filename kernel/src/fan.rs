@@ -1,4 +1,4 @@
-//! What all fan-outs have in common: where their programs are attached, and what they share with them (`bpf/fan_intf.h`).
+//! Common parts of all fan-outs: attachments, and structures shared with their programs (`bpf/fan_intf.h`).
 
 use std::collections::HashMap;
 use std::io;
@@ -9,10 +9,11 @@ use libbpf_rs::ProgramMut;
 
 use crate::Error;
 pub use crate::intf::generated::NetPath;
-use crate::tc::{Attachment, Hook, Mechanism, Position};
+use crate::tc::{KernelHook, Mechanism, TcAttachment, TcPosition};
 
 impl NetPath {
-    /// `None`: the ends are of different families. IPv4 addresses mapped into IPv6 count as IPv4.
+    /// Returns the path between two addresses; `None` if their families differ. IPv4 addresses mapped into IPv6 count
+    /// as IPv4.
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Self> {
         let (family, from) = bytes(local.ip());
         let (other, to) = bytes(remote.ip());
@@ -27,7 +28,7 @@ impl NetPath {
     }
 }
 
-/// Family and address, as programs have it: IPv4 in the first 4 bytes.
+/// Returns family and address in the programs' form: IPv4 in the first 4 bytes.
 pub fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
@@ -39,44 +40,53 @@ pub fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
     }
 }
 
-/// A program's attachments, by interface.
+/// Attachments of a program, by interface.
 #[derive(Default)]
-pub struct Attachments(Mutex<HashMap<i32, Attachment>>);
+pub struct Attachments(Mutex<HashMap<i32, TcAttachment>>);
 
 impl Attachments {
-    /// To TC ingress, before all others. Routes can be looked up from then on.
+    /// Attaches before all other programs, and allows route look-ups.
     pub fn attach(
         &self,
         program: &ProgramMut<'_>,
         ifindex: i32,
+        hook: KernelHook,
         mechanism: Option<Mechanism>,
     ) -> Result<Mechanism, Error> {
         let mut all = self.lock();
         if let Some(there) = all.get(&ifindex).filter(|there| there.is_in_place()) {
             return Ok(there.mechanism());
         }
-        // Dropped first: it would take away what is attached in its place.
+        // Dropped first: dropping it later would remove the attachment that replaces it.
         all.remove(&ifindex);
         allow_route_lookup()?;
-        let attachment = Attachment::new(program, ifindex, Hook::Ingress, Position::First, mechanism)?;
+        let attachment = TcAttachment::new(program, ifindex, hook, TcPosition::First, mechanism)?;
         let mechanism = attachment.mechanism();
         all.insert(ifindex, attachment);
         Ok(mechanism)
     }
 
+    /// Returns whether there is an attachment to the interface.
     pub fn has(&self, ifindex: i32) -> bool {
-        self.lock().get(&ifindex).is_some_and(Attachment::is_in_place)
+        self.lock().get(&ifindex).is_some_and(TcAttachment::is_in_place)
     }
 
+    /// Detaches from an interface.
     pub fn remove(&self, ifindex: i32) {
         self.lock().remove(&ifindex);
     }
 
+    /// Returns whether nothing is attached.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Detaches from all interfaces.
     pub fn clear(&self) {
         self.lock().clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Attachment>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, TcAttachment>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -87,7 +97,7 @@ fn allow_route_lookup() -> Result<(), Error> {
     for path in [V4, V6] {
         match std::fs::read(path) {
             Ok(flag) if flag.starts_with(b"1") => {}
-            // A host without IPv6.
+            // The host has no IPv6.
             Err(source) if path == V6 && source.kind() == io::ErrorKind::NotFound => {}
             _ => std::fs::write(path, "1").map_err(|source| Error::Sysctl { path, source })?,
         }
@@ -100,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_of_one_family() {
+    fn path_needs_one_address_family() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         assert_eq!(NetPath::new(at("10.0.0.1:1"), at("[::1]:2")), None);
         let mapped = NetPath::new(at("10.0.0.1:1"), at("[::ffff:10.0.0.2]:2")).expect("both are IPv4");

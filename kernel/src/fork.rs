@@ -1,6 +1,6 @@
-//! Links are kept from forked children. The kernel detaches a program when the last descriptor of its link is closed, and a
-//! child has a copy of each descriptor. So programs would outlive a server that goes to the background or forks workers,
-//! with nobody to look after them. Here a child's copies are replaced when it begins.
+//! Keeps links from forked children. The kernel detaches a program when the last descriptor of its link is closed,
+//! and a child has a copy of each descriptor. So programs would outlive a server that goes to the background or forks
+//! workers. This module replaces a child's copies when the child begins.
 
 #![allow(unsafe_code)]
 
@@ -11,32 +11,33 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::libc;
 
-/// Descriptors of links. A child that was forked from one of several threads must not take a lock.
+/// Descriptors of links. It is lock-free, because a child forked from one of several threads must not take a lock.
 static LINKS: [AtomicI32; 1024] = [const { AtomicI32::new(NONE) }; 1024];
-/// What children get instead: their copy of the link's owner then closes this, and not somebody else's descriptor.
+/// Descriptor that children get instead. The child's copy of the link's owner then closes this one, and not an
+/// unrelated descriptor.
 static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
-/// Keeps a link from children until it is dropped. To be dropped before the link is closed.
-pub struct Kept(Option<&'static AtomicI32>);
+/// Keeps a link from children until it is dropped. It has to be dropped before the link is closed.
+pub struct ForkSafeLink(Option<&'static AtomicI32>);
 
-/// More links than there is room for are not kept, which only matters if there are children.
-pub fn keep_from_children(link: &impl AsFd) -> Kept {
+/// Keeps a link from children. Links beyond the table's size are not kept, which only matters if the process forks.
+pub fn keep_from_children(link: &impl AsFd) -> ForkSafeLink {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let nothing = File::open("/dev/null").map_or(NONE, IntoRawFd::into_raw_fd);
         NOTHING.store(nothing, Ordering::Relaxed);
-        // SAFETY: the handler only makes system calls that a child of a process with threads may make. An error is
-        // want of memory, and leaves things as they would be.
+        // SAFETY: the handler only makes system calls that a child of a multithreaded process may make. The only
+        // error is lack of memory, and leaves things as they were.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     let fd = link.as_fd().as_raw_fd();
     let taken =
         |slot: &&AtomicI32| slot.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    Kept(LINKS.iter().find(taken))
+    ForkSafeLink(LINKS.iter().find(taken))
 }
 
-impl Drop for Kept {
+impl Drop for ForkSafeLink {
     fn drop(&mut self) {
         if let Some(slot) = self.0 {
             slot.store(NONE, Ordering::Relaxed);
@@ -47,7 +48,8 @@ impl Drop for Kept {
 extern "C" fn in_child() {
     let nothing = NOTHING.load(Ordering::Relaxed);
     for fd in LINKS.iter().map(|slot| slot.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE) {
-        // SAFETY: both only change the child's table of descriptors, where nothing but a link's owner uses this one.
+        // SAFETY: both calls only change the child's descriptor table, and only the link's owner uses this descriptor
+        // there.
         unsafe {
             if libc::dup3(nothing, fd, libc::O_CLOEXEC) < 0 {
                 libc::close(fd);

@@ -1,4 +1,5 @@
-//! Structures that C and Rust share, as bytes and back. `millrace-kernel-build` writes them from the headers.
+//! Converts structures that C and Rust share to bytes and back. `millrace-kernel-build` writes their types from the
+//! headers.
 
 #![allow(unsafe_code)]
 
@@ -7,6 +8,7 @@
 /// # Safety
 /// Only for `repr(C)` structures of integers and integer arrays without implicit padding.
 pub unsafe trait Plain: Copy {
+    /// Copies the structure out of bytes. `None`: their number is not its size.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<Self>() {
             return None;
@@ -21,6 +23,7 @@ pub unsafe trait Plain: Copy {
         unsafe { std::mem::zeroed() }
     }
 
+    /// Returns the structure as the kernel has it.
     fn as_bytes(&self) -> &[u8] {
         // SAFETY: `self` is `size_of::<Self>()` initialised bytes, none of them padding.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
@@ -36,6 +39,7 @@ pub use crate::testing::enum_names;
 /// Structures and constants of this crate's headers.
 pub(crate) mod generated {
     #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(missing_docs, reason = "the headers describe them")]
 
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }

@@ -1,12 +1,12 @@
-//! Millrace's kernel edge: what the BPF programs of all products need, in Rust and as headers in C.
+//! Millrace's interface to the kernel, for the BPF programs of all products: handles in Rust, and headers in C.
 //!
-//! The programs themselves are in the crates of their products, each with a typed handle that loads it, attaches it, and keeps its maps.
-//! What a program decides is in C. `millrace-kernel-build` compiles it, and finds the headers here, in `src/bpf`: `net.h` reads and
-//! writes Ethernet, IP and UDP, `aead.h` and `quic_packet.h` protect packets, `fan.h` copies for many, `util.h` has what all use.
+//! The programs themselves are in the crates of their products, each with a typed handle that loads and attaches it, and writes its maps.
+//! Decisions of a program are in C. `millrace-kernel-build` compiles it, and finds the headers here, in `src/bpf`: `net.h` reads and
+//! writes Ethernet, IP and UDP, `aead.h` and `quic_packet.h` protect packets, `fan.h` copies for many, `util.h` has common helpers.
 //!
-//! # What is here
+//! # Modules
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
 //! | [`object`] | opens and loads the embedded objects |
 //! | [`memory`] | maps arrays and ring buffers into this process |
@@ -21,17 +21,17 @@
 //! | [`prefix`] | networks as users write them |
 //! | [`sctp`], [`udp`], [`unix`] | sockets that no crate wraps |
 //!
-//! # How long things live
+//! # Lifetimes
 //!
 //! Objects are embedded: nothing is read from disk at run time but grafts, and nothing is pinned. Dropping a handle detaches its programs.
-//! When the process is killed, the kernel does, save for clsact filters on kernels without TCX, and congestion controls on those without
-//! links for them, which the next start removes.
+//! If the process is killed, the kernel detaches them. Exceptions are clsact filters on kernels without TCX, and congestion controls on
+//! kernels without links for them: the next start removes those.
 //!
-//! # What is `unsafe`
+//! # Unsafe code
 //!
 //! * [`memory`]: maps that are mapped into this process, which the kernel changes at the same time. All of it is atomic, or in an
-//!   `UnsafeCell` with one writer. [`memory::Shared`] is the promise that a type is made of such.
-//! * [`intf`], [`crypto`]: structures as bytes and back. [`intf::Plain`] is the promise that all bytes are values, and none is padding.
+//!   `UnsafeCell` with one writer. A type promises that by [`memory::Shared`].
+//! * [`intf`], [`crypto`]: structures as bytes and back. A type promises by [`intf::Plain`] that all bytes are values, and none is padding.
 //! * [`tc`], [`udp`], [`xdp`], [`raw`], [`fork`], [`programs`], [`energy`]: system calls, and functions of libbpf, that no crate wraps.
 //!
 //! # To add a program
@@ -41,9 +41,9 @@
 //! 3. Put what Rust needs of it into `NOUN_intf.h`: the build writes Rust's types and constants from there (`millrace-kernel-build`). A
 //!    structure that is mapped into the process is marked `SHARED` (`shared.h`).
 //! 4. Write the handle: [`embedded!`], `configure`, the sizes of maps, `load`.
-//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `testkit/parsers` has it compared with one in Rust, on
+//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `testkit/parsers` compares it with one in Rust, on
 //!    fixtures, random bytes and in `fuzz/`.
-
+#![deny(missing_docs)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod barrier;
@@ -70,6 +70,7 @@ pub mod siphash;
 pub mod stack;
 pub mod tc;
 #[cfg(any(test, feature = "testing"))]
+#[allow(missing_docs, reason = "helpers of tests")]
 pub mod testing;
 pub mod udp;
 pub mod unix;

@@ -1,4 +1,4 @@
-//! Maps that are mapped into this process: arrays, and ring buffers.
+//! Maps that are mapped into this process: arrays and ring buffers.
 
 #![allow(unsafe_code)]
 
@@ -10,18 +10,19 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::libc;
 
-/// A shared mapping; unmapped when dropped.
+/// A shared mapping, which is unmapped when dropped.
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: memory belongs to no thread; what is reached through it is atomic or guarded by its users.
+// SAFETY: memory belongs to no thread, and users guard what they reach through it, or it is atomic.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Maps `bytes` of a descriptor from `offset` on.
     pub fn new(fd: BorrowedFd<'_>, bytes: usize, offset: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at an address that the kernel picks.
@@ -42,6 +43,7 @@ impl Mapping {
         Ok(Self { start, bytes })
     }
 
+    /// Returns the address of the mapping.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -71,30 +73,35 @@ pub unsafe trait Shared {}
 unsafe impl Shared for AtomicU64 {}
 
 /// An mmapable array.
-pub struct Table<T> {
+///
+/// Userspace and programs use the entries at the same time. Words that both write are atomic. Other parts of an entry have one writer, which
+/// publishes them with a store of a word (Release) that the reader loads first (Acquire).
+pub struct MappedArray<T> {
     mapping: Mapping,
     len: NonZero<u32>,
     kind: std::marker::PhantomData<T>,
 }
 
 // SAFETY: what is not atomic in a `Shared` type is only written by the one owner of the entry.
-unsafe impl<T: Shared> Send for Table<T> {}
+unsafe impl<T: Shared> Send for MappedArray<T> {}
 // SAFETY: as above.
-unsafe impl<T: Shared> Sync for Table<T> {}
+unsafe impl<T: Shared> Sync for MappedArray<T> {}
 
-impl<T: Shared> Table<T> {
+impl<T: Shared> MappedArray<T> {
+    /// Maps an array of `len` entries.
     pub fn new(fd: BorrowedFd<'_>, len: NonZero<u32>) -> io::Result<Self> {
         let page = page_bytes();
         let bytes = (len.get() as usize * size_of::<T>()).next_multiple_of(page);
         Ok(Self { mapping: Mapping::new(fd, bytes, 0, true)?, len, kind: std::marker::PhantomData })
     }
 
+    /// Returns the number of entries.
     #[allow(clippy::len_without_is_empty, reason = "no array of the kernel is empty")]
     pub fn len(&self) -> u32 {
         self.len.get()
     }
 
-    /// The entry; indexes past the end wrap around.
+    /// Returns the entry. Indexes past the end wrap around.
     pub fn get(&self, index: u32) -> &T {
         let index = index % self.len;
         // SAFETY: inside the mapping, which lives as long as `self`; page-aligned start, and any bytes are a `T`.
@@ -106,7 +113,7 @@ const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
-/// The length of a record, once it has been written; another CPU does that at once, unless it is interrupted.
+/// Returns the length of a record once it has been written. Another CPU writes it soon, unless it is interrupted.
 fn settled(length: &AtomicU32) -> u32 {
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {
@@ -119,20 +126,20 @@ fn settled(length: &AtomicU32) -> u32 {
     length.load(Ordering::Acquire)
 }
 
-/// The reading end of a ring buffer (`BPF_MAP_TYPE_RINGBUF`): records in the order in which they were
-/// reserved. Reading makes no system call.
-pub struct Ring {
-    /// One page with the position up to which records were read.
+/// The reading end of a ring buffer (`BPF_MAP_TYPE_RINGBUF`). Records are in the order in which they were reserved.
+/// Reading makes no system call.
+pub struct RingReader {
+    /// One page with the position up to which records were consumed.
     consumer: Mapping,
-    /// One page with the position up to which records were reserved, then the data twice in a row, so that
-    /// no record is ever in two parts.
+    /// One page with the position up to which records were reserved, then the data mapped twice in a row, so that
+    /// every record is contiguous.
     producer: Mapping,
     page: usize,
     mask: usize,
 }
 
-impl Ring {
-    /// `bytes`: the size of the map, a power of two.
+impl RingReader {
+    /// Maps a ring buffer. `bytes`: the size of the map, a power of two.
     pub fn new(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let page = page_bytes();
         Ok(Self {
@@ -143,8 +150,8 @@ impl Ring {
         })
     }
 
-    /// Hands the waiting records to `read` and returns how many there were. It stops at a record that is
-    /// still being written after a moment.
+    /// Hands the waiting records to `read`, and returns their number. Stops at a record that is still being written
+    /// after a moment.
     pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
         let mut records = 0;
         // SAFETY: both positions are aligned words at the start of their mappings, and only used atomically.

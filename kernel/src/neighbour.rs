@@ -1,4 +1,5 @@
-//! Next hops, and their link addresses as the kernel knows them (ARP, RFC 4861), in the calling thread's network namespace.
+//! Next hops, and their link addresses in the kernel's neighbour table (ARP, RFC 4861), in the calling thread's
+//! network namespace.
 
 use std::io;
 use std::net::IpAddr;
@@ -34,25 +35,26 @@ const NUD_STALE: u16 = 0x04;
 const NUD_DELAY: u16 = 0x08;
 const NUD_NOARP: u16 = 0x40;
 const NUD_PERMANENT: u16 = 0x80;
-/// Is used, and will be for a while: at `NUD_PROBE` nobody has answered yet.
+/// States in which the kernel uses the link address and will for a while. At `NUD_PROBE` the neighbour has not
+/// answered yet.
 const USED: u16 = NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_NOARP | NUD_PERMANENT;
 
-/// Whom packets go to first.
+/// The neighbour that packets are sent to first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
     address: IpAddr,
     ifindex: u32,
 }
 
-/// As long as the interface's are.
+/// A link address, as long as those of the interface.
 pub type LinkAddress = Vec<u8>;
 
 impl NextHop {
-    /// Of packets from `local` to `remote`.
+    /// Returns the next hop of packets from `local` to `remote`.
     ///
     /// # Errors
-    /// There is no route, or `local` is not this host's.
-    pub fn of(local: IpAddr, remote: IpAddr) -> io::Result<Self> {
+    /// There is no route, or `local` is not an address of this host.
+    pub fn find_route(local: IpAddr, remote: IpAddr) -> io::Result<Self> {
         let bits = (octets(remote).len() * 8) as u8;
         let mut body = vec![family(remote), bits, bits];
         body.resize(RTMSG, 0);
@@ -62,12 +64,12 @@ impl NextHop {
         parse_route(&answer, remote).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Returns the index of the interface that it is reached by.
+    /// Returns the index of the interface that the next hop is on.
     pub fn interface(&self) -> u32 {
         self.ifindex
     }
 
-    /// Returns the link address of this host's own interface towards it. `None`: such interfaces have none.
+    /// Returns the link address of this host's interface towards the next hop. `None`: interfaces of this kind have none.
     ///
     /// # Errors
     /// The interface is gone.
@@ -79,10 +81,10 @@ impl NextHop {
         Ok(address.map(<[u8]>::to_vec))
     }
 
-    /// `None`: the kernel does not know it, or asks for it anew.
+    /// Returns the link address of the next hop; `None` if the kernel does not know it, or is resolving it again.
     ///
     /// # Errors
-    /// The kernel was not to be asked.
+    /// The kernel did not answer.
     pub fn link_address(&self) -> io::Result<Option<LinkAddress>> {
         match get(RTM_GETNEIGH, &self.neighbour(0, None), RTM_NEWNEIGH) {
             Ok(answer) => Ok(parse_neighbour(&answer)),
@@ -91,10 +93,11 @@ impl NextHop {
         }
     }
 
-    /// The kernel uses it from now on, and doubts it: who answers at another one is found there.
+    /// Sets the link address that the kernel uses from now on, as one to verify: if the neighbour has another
+    /// address, the kernel finds it.
     ///
     /// # Errors
-    /// It is none of that interface's.
+    /// The address has the wrong length for the interface.
     pub fn set_link_address(&self, address: &[u8]) -> io::Result<()> {
         change(RTM_NEWNEIGH, REPLACE, &self.neighbour(NUD_STALE, Some(address)))
     }
@@ -122,11 +125,11 @@ fn address(octets: &[u8]) -> Option<IpAddr> {
     v4.ok().or_else(|| <[u8; 16]>::try_from(octets).map(IpAddr::from).ok())
 }
 
-/// A route that names no gateway is to the neighbour itself.
+/// Parses a route. If it names no gateway, the neighbour is the remote host itself.
 fn parse_route(body: &[u8], remote: IpAddr) -> Option<NextHop> {
     let attributes = body.get(RTMSG..)?;
     let ifindex = u32::from_ne_bytes(*attribute(attributes, RTA_OIF)?.first_chunk()?);
-    // Of another family than the route's: its number is in front.
+    // A gateway of another family than the route's: the family's number comes first.
     let via = attribute(attributes, RTA_VIA).map(|via| via.get(2..).unwrap_or_default());
     let address = match attribute(attributes, RTA_GATEWAY).or(via) {
         Some(octets) => address(octets)?,
@@ -148,7 +151,7 @@ mod tests {
     const NUD_PROBE: u16 = 0x10;
 
     #[test]
-    fn routes_say_who_is_next() {
+    fn route_names_the_next_hop() {
         type Attributes<'a> = &'a [(u16, &'a [u8])];
         let remote: IpAddr = "192.0.2.7".parse().unwrap();
         let route = |attributes: Attributes<'_>| {
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_doubt_is_not_known() {
+    fn unverified_link_address_is_unknown() {
         let link = [2, 0, 0, 0, 0, 9];
         let answer = |state: u16, link: Option<&[u8]>| {
             NextHop { address: "192.0.2.1".parse().unwrap(), ifindex: 3 }.neighbour(state, link)
@@ -198,10 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn the_host_itself_has_none() {
+    fn own_address_has_no_link_address() {
         for address in ["127.0.0.1", "::1"] {
             let address = address.parse().unwrap();
-            let Ok(hop) = NextHop::of(address, address) else { continue };
+            let Ok(hop) = NextHop::find_route(address, address) else { continue };
             assert_eq!(hop.address, address);
             assert!(hop.link_address().unwrap().is_none_or(|link| link == [0; 6]));
         }

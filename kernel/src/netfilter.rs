@@ -1,4 +1,5 @@
-//! Rules of nftables in the calling thread's network namespace, as far as it matters what they look at (nfnetlink, linux/netfilter/nf_tables.h).
+//! Rules of nftables in the calling thread's network namespace, reduced to the properties of packets that they look
+//! at (nfnetlink, linux/netfilter/nf_tables.h).
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +17,7 @@ const NEWRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 6;
 const GETRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 7;
 const NEWGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 15;
 const GETGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 16;
-/// struct nfgenmsg, of all families
+/// Length of struct nfgenmsg, for all families.
 const HEAD: usize = 4;
 const GEN_ID: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
@@ -38,50 +39,58 @@ const NF_ACCEPT: u32 = 1;
 const STATE_ESTABLISHED: u32 = 2;
 const STATE_NEW: u32 = 8;
 
-/// A rule, in its order.
+/// A rule, at its position in the ruleset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub struct NetfilterRule {
+    /// The chain that the rule is in.
     pub chain: Chain,
+    /// The rule's handle, which is unique in its table.
     pub handle: u64,
-    pub looks: Vec<Look>,
+    /// Properties and effects, in the order in which the rule has them.
+    pub looks: Vec<RuleProperty>,
 }
 
+/// A chain of rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// NFPROTO_*.
+    /// Address family, NFPROTO_*.
     pub family: u8,
+    /// The table's name.
     pub table: String,
+    /// The chain's name.
     pub name: String,
-    /// NF_INET_*, or NF_NETDEV_*. `None`: others jump to it.
+    /// Hook of the rule's chain, NF_INET_* or NF_NETDEV_*. `None`: other chains jump to it.
     pub hook: Option<u32>,
 }
 
 /// A property of packets that a rule looks at, or an effect of the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Look {
+pub enum RuleProperty {
     /// The rule applies to packets of this protocol (IPPROTO_*) only.
     Protocol(u8),
     /// The rule applies to packets from or to these ports only.
     Ports(RangeInclusive<u16>),
-    /// The packet's place in its connection.
+    /// The rule looks at the packet's position in its connection.
     Place,
     /// The rule applies to packets of established connections only.
     Established,
+    /// The rule accepts the packet.
     Accepts,
-    /// How many packets there were.
+    /// The rule looks at the number or rate of packets.
     Rate,
-    /// The group of whose socket it is.
+    /// The rule looks at the group of the socket's owner.
     Group,
-    /// Whatever all packets of a connection have alike.
+    /// The rule looks at a property that all packets of a connection share.
     Match,
-    /// Anything of which it is not known that a connection's first packet has it like all others: its name.
+    /// The rule looks at something else, with this name. It is unknown whether a connection's first packet differs in
+    /// it.
     Other(String),
 }
 
-/// Returns a number that is another one after each change of the rules. `None`: this kernel has no nftables.
+/// Returns a number that changes with each change of the rules. `None`: this kernel has no nftables.
 ///
 /// # Errors
-/// The kernel does not say; it needs CAP_NET_ADMIN.
+/// The kernel refused to answer: this needs CAP_NET_ADMIN.
 pub fn generation() -> io::Result<Option<u32>> {
     let found = get_by(SockProtocol::NetlinkNetFilter, GETGEN, &[0; HEAD], NEWGEN);
     match found {
@@ -98,12 +107,13 @@ fn is_nowhere(error: &io::Error) -> bool {
     )
 }
 
-/// Returns whether anything is hooked in, and all rules.
+/// Returns whether any chain is hooked in, and all rules.
 ///
 /// # Errors
-/// The kernel does not say; it needs CAP_NET_ADMIN.
-pub fn rules() -> io::Result<(bool, Vec<Rule>)> {
-    let (mut hooks, mut rules) = (HashMap::new(), Vec::new());
+/// The kernel refused to answer: this needs CAP_NET_ADMIN.
+pub fn rules() -> io::Result<(bool, Vec<NetfilterRule>)> {
+    let mut hooks = HashMap::new();
+    let mut rules = Vec::new();
     dump_by(SockProtocol::NetlinkNetFilter, GETCHAIN, &[0; HEAD], NEWCHAIN, |body| {
         if let Some(chain) = chain(body) {
             hooks.insert((chain.family, chain.table, chain.name), chain.hook);
@@ -118,22 +128,25 @@ pub fn rules() -> io::Result<(bool, Vec<Rule>)> {
 }
 
 fn chain(body: &[u8]) -> Option<Chain> {
-    let (family, rest) = (*body.first()?, body.get(HEAD..)?);
+    let family = *body.first()?;
+    let rest = body.get(HEAD..)?;
     let hook = attribute(rest, CHAIN_HOOK).and_then(|hook| number(attribute(hook, HOOK_NUMBER)));
     Some(Chain { family, table: text(rest, CHAIN_TABLE)?, name: text(rest, CHAIN_NAME)?, hook })
 }
 
-fn rule(body: &[u8], hook: impl Fn(u8, &str, &str) -> Option<u32>) -> Option<Rule> {
-    let (family, rest) = (*body.first()?, body.get(HEAD..)?);
-    let (table, name) = (text(rest, RULE_TABLE)?, text(rest, RULE_CHAIN)?);
+fn rule(body: &[u8], hook: impl Fn(u8, &str, &str) -> Option<u32>) -> Option<NetfilterRule> {
+    let family = *body.first()?;
+    let rest = body.get(HEAD..)?;
+    let table = text(rest, RULE_TABLE)?;
+    let name = text(rest, RULE_CHAIN)?;
     let hook = hook(family, &table, &name);
     let handle = attribute(rest, RULE_HANDLE)?.first_chunk().map(|handle| u64::from_be_bytes(*handle))?;
-    let mut reader = Reader::default();
+    let mut reader = RuleReader::default();
     for (_, expression) in attributes(attribute(rest, RULE_EXPRESSIONS).unwrap_or_default()) {
         let data = attribute(expression, EXPRESSION_DATA).unwrap_or_default();
         reader.read(&text(expression, EXPRESSION_NAME)?, data);
     }
-    Some(Rule { chain: Chain { family, table, name, hook }, handle, looks: reader.looks })
+    Some(NetfilterRule { chain: Chain { family, table, name, hook }, handle, looks: reader.looks })
 }
 
 fn text(attributes: &[u8], kind: u16) -> Option<String> {
@@ -145,27 +158,27 @@ fn number(value: Option<&[u8]>) -> Option<u32> {
     value?.first_chunk().map(|value| u32::from_be_bytes(*value))
 }
 
-/// What was loaded last, for the comparison behind it.
+/// The value that the latest expression loaded, for the comparison that follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Loaded {
+enum LoadedValue {
     Protocol,
     Port,
     State,
-    /// One of several states.
+    /// One of several connection states.
     States,
 }
 
 #[derive(Default)]
-struct Reader {
-    looks: Vec<Look>,
-    loaded: Option<(u32, Loaded)>,
-    /// The last port from which on it is, for the comparison that may end a range.
+struct RuleReader {
+    looks: Vec<RuleProperty>,
+    loaded: Option<(u32, LoadedValue)>,
+    /// First port of a range, which the next comparison may end.
     first_port: Option<u16>,
 }
 
-impl Reader {
+impl RuleReader {
     fn read(&mut self, name: &str, data: &[u8]) {
-        // All but these may put something else into the register: what is compared then is no port.
+        // Other expressions may load something else into the register. A value compared then is no port.
         if !matches!(name, "cmp" | "range" | "bitwise" | "lookup") {
             (self.loaded, self.first_port) = (None, None);
         }
@@ -178,30 +191,30 @@ impl Reader {
             "bitwise" => self.mask(data),
             "immediate" => self.immediate(data),
             "limit" => self.limit(data),
-            "dynset" => self.looks.push(Look::Rate),
+            "dynset" => self.looks.push(RuleProperty::Rate),
             "objref" => self.object(data),
             "socket" => self.socket(data),
             "match" => self.extension(data),
             "target" => self.target(data),
-            // What these do is the same for all packets of a connection.
+            // The effect of these is the same for all packets of a connection.
             "lookup" => self.matches(),
             "counter" | "last" | "log" | "reject" | "notrack" | "nat" | "masq" | "redir" | "fib" | "rt"
             | "byteorder" | "hash" | "numgen" | "exthdr" => {}
-            other => self.other(other),
+            other => self.note_unknown(other),
         }
     }
 
-    fn other(&mut self, name: &str) {
-        self.looks.push(Look::Other(name.to_owned()));
+    fn note_unknown(&mut self, name: &str) {
+        self.looks.push(RuleProperty::Other(name.to_owned()));
     }
 
     fn matches(&mut self) {
-        if !self.looks.contains(&Look::Match) {
-            self.looks.push(Look::Match);
+        if !self.looks.contains(&RuleProperty::Match) {
+            self.looks.push(RuleProperty::Match);
         }
     }
 
-    fn load(&mut self, register: Option<u32>, what: Loaded) {
+    fn load(&mut self, register: Option<u32>, what: LoadedValue) {
         self.loaded = register.map(|register| (register, what));
         self.first_port = None;
     }
@@ -215,25 +228,26 @@ impl Reader {
         const L4PROTO: u32 = 16;
         const CGROUP: u32 = 23;
         const SECPATH: u32 = 25;
-        let (register, key) = (number(attribute(data, 1)), number(attribute(data, 2)));
-        // What it sets does not judge.
+        let register = number(attribute(data, 1));
+        let key = number(attribute(data, 2));
+        // An expression that sets a property does not judge the packet.
         if register.is_none() {
             return;
         }
         match key {
-            Some(L4PROTO) => self.load(register, Loaded::Protocol),
-            Some(SKGID) => self.looks.push(Look::Group),
-            Some(LENGTH) => self.other("meta length"),
-            Some(PRIORITY) => self.other("meta priority"),
-            Some(SECMARK) => self.other("meta secmark"),
-            Some(CGROUP) => self.other("meta cgroup"),
-            Some(SECPATH) => self.other("meta ipsec"),
+            Some(L4PROTO) => self.load(register, LoadedValue::Protocol),
+            Some(SKGID) => self.looks.push(RuleProperty::Group),
+            Some(LENGTH) => self.note_unknown("meta length"),
+            Some(PRIORITY) => self.note_unknown("meta priority"),
+            Some(SECMARK) => self.note_unknown("meta secmark"),
+            Some(CGROUP) => self.note_unknown("meta cgroup"),
+            Some(SECPATH) => self.note_unknown("meta ipsec"),
             Some(0..=32) => {}
-            _ => self.other("meta"),
+            _ => self.note_unknown("meta"),
         }
     }
 
-    /// NFTA_PAYLOAD_*: addresses, ports and flags are in all packets; what else there is may be in some.
+    /// NFTA_PAYLOAD_*: addresses, ports and flags are in all packets; other bytes may be in some only.
     fn payload(&mut self, data: &[u8]) {
         const NETWORK: u32 = 1;
         const TRANSPORT: u32 = 2;
@@ -243,14 +257,14 @@ impl Reader {
             return;
         }
         match (value(2), value(3), value(4)) {
-            (Some(TRANSPORT), Some(0 | 2), Some(2)) => self.load(register, Loaded::Port),
+            (Some(TRANSPORT), Some(0 | 2), Some(2)) => self.load(register, LoadedValue::Port),
             (Some(TRANSPORT), Some(0), Some(4)) => {}
-            (Some(TRANSPORT), Some(13), Some(1)) => self.looks.push(Look::Place),
-            // The protocol, of IPv4 and of IPv6, and addresses, or what a prefix has of them.
-            (Some(NETWORK), Some(6 | 9), Some(1)) => self.load(register, Loaded::Protocol),
+            (Some(TRANSPORT), Some(13), Some(1)) => self.looks.push(RuleProperty::Place),
+            // The protocol number of IPv4 or IPv6, and addresses or their prefixes.
+            (Some(NETWORK), Some(6 | 9), Some(1)) => self.load(register, LoadedValue::Protocol),
             (Some(NETWORK), Some(12 | 16 | 24), Some(1..=16)) => {}
             (Some(NETWORK), Some(8), Some(2..=32)) => {}
-            _ => self.other("payload"),
+            _ => self.note_unknown("payload"),
         }
     }
 
@@ -260,14 +274,15 @@ impl Reader {
         const EXPIRATION: u32 = 5;
         const HELPER: u32 = 6;
         const COUNTS: RangeInclusive<u32> = 14..=16;
-        let (register, key) = (number(attribute(data, 1)), number(attribute(data, 2)));
+        let register = number(attribute(data, 1));
+        let key = number(attribute(data, 2));
         match key.filter(|_| register.is_some()) {
             Some(STATE) => {
-                self.looks.push(Look::Place);
-                self.load(register, Loaded::State);
+                self.looks.push(RuleProperty::Place);
+                self.load(register, LoadedValue::State);
             }
-            Some(key) if COUNTS.contains(&key) => self.other("ct bytes, packets"),
-            Some(EXPIRATION | HELPER) => self.other("ct"),
+            Some(key) if COUNTS.contains(&key) => self.note_unknown("ct bytes, packets"),
+            Some(EXPIRATION | HELPER) => self.note_unknown("ct"),
             _ => {}
         }
     }
@@ -280,32 +295,34 @@ impl Reader {
         let operator = number(attribute(data, 2)).unwrap_or(u32::MAX);
         let value = attribute(data, 3).and_then(|data| attribute(data, DATA_VALUE)).unwrap_or_default();
         match (what, value) {
-            (Some(Loaded::State | Loaded::States), _) => {}
-            (Some(Loaded::Protocol), [protocol, ..]) if operator == EQUAL => {
-                self.looks.push(Look::Protocol(*protocol));
+            (Some(LoadedValue::State | LoadedValue::States), _) => {}
+            (Some(LoadedValue::Protocol), [protocol, ..]) if operator == EQUAL => {
+                self.looks.push(RuleProperty::Protocol(*protocol));
             }
-            (Some(Loaded::Port), [high, low, ..]) => self.port(operator, u16::from_be_bytes([*high, *low])),
+            (Some(LoadedValue::Port), [high, low, ..]) => {
+                self.port(operator, u16::from_be_bytes([*high, *low]))
+            }
             _ => self.matches(),
         }
     }
 
-    /// A range of ports is two comparisons: from one on, and up to another.
+    /// Notes one of the two comparisons that make a range of ports: the lower end, and the upper end.
     fn port(&mut self, operator: u32, port: u16) {
         const EQUAL: u32 = 0;
         const AT_MOST: u32 = 3;
         const AT_LEAST: u32 = 5;
         let first = self.first_port.take();
         match operator {
-            EQUAL => self.looks.push(Look::Ports(port..=port)),
+            EQUAL => self.looks.push(RuleProperty::Ports(port..=port)),
             AT_LEAST => {
-                self.looks.push(Look::Ports(port..=u16::MAX));
+                self.looks.push(RuleProperty::Ports(port..=u16::MAX));
                 self.first_port = Some(port);
             }
             AT_MOST => {
                 if first.is_some() {
                     self.looks.pop();
                 }
-                self.looks.push(Look::Ports(first.unwrap_or_default()..=port));
+                self.looks.push(RuleProperty::Ports(first.unwrap_or_default()..=port));
             }
             _ => self.matches(),
         }
@@ -315,30 +332,30 @@ impl Reader {
     fn range(&mut self, data: &[u8]) {
         const EQUAL: u32 = 0;
         let register = number(attribute(data, 1));
-        let is_port = register.is_some_and(|register| self.loaded == Some((register, Loaded::Port)));
+        let is_port = register.is_some_and(|register| self.loaded == Some((register, LoadedValue::Port)));
         let is_equal = number(attribute(data, 2)) == Some(EQUAL);
         let port = |kind| {
             let value = attribute(data, kind).and_then(|data| attribute(data, DATA_VALUE))?;
             value.first_chunk().map(|port| u16::from_be_bytes(*port))
         };
         match (is_port && is_equal, port(3), port(4)) {
-            (true, Some(first), Some(last)) => self.looks.push(Look::Ports(first..=last)),
+            (true, Some(first), Some(last)) => self.looks.push(RuleProperty::Ports(first..=last)),
             _ => self.matches(),
         }
     }
 
-    /// NFTA_BITWISE_*: a state is compared with several at once.
+    /// NFTA_BITWISE_*: one comparison covers several states.
     fn mask(&mut self, data: &[u8]) {
         let register = number(attribute(data, 1));
         let mask = attribute(data, 4).and_then(|data| attribute(data, DATA_VALUE));
         let mask = mask.and_then(|mask| mask.first_chunk()).map(|mask| u32::from_ne_bytes(*mask));
-        let is_state = register.is_some_and(|register| self.loaded == Some((register, Loaded::State)));
+        let is_state = register.is_some_and(|register| self.loaded == Some((register, LoadedValue::State)));
         if is_state && mask.is_some_and(|mask| mask & STATE_ESTABLISHED != 0 && mask & STATE_NEW == 0) {
-            self.looks.push(Look::Established);
+            self.looks.push(RuleProperty::Established);
         }
         self.loaded = None;
         if is_state {
-            self.load(number(attribute(data, 2)), Loaded::States);
+            self.load(number(attribute(data, 2)), LoadedValue::States);
         }
     }
 
@@ -346,7 +363,7 @@ impl Reader {
     fn immediate(&mut self, data: &[u8]) {
         let verdict = attribute(data, 2).and_then(|data| attribute(data, DATA_VERDICT));
         if verdict.and_then(|verdict| number(attribute(verdict, VERDICT_CODE))) == Some(NF_ACCEPT) {
-            self.looks.push(Look::Accepts);
+            self.looks.push(RuleProperty::Accepts);
         }
     }
 
@@ -354,12 +371,12 @@ impl Reader {
     fn limit(&mut self, data: &[u8]) {
         const OF_BYTES: u32 = 1;
         match number(attribute(data, 4)) {
-            Some(OF_BYTES) => self.other("limit of bytes"),
-            _ => self.looks.push(Look::Rate),
+            Some(OF_BYTES) => self.note_unknown("limit of bytes"),
+            _ => self.looks.push(RuleProperty::Rate),
         }
     }
 
-    /// NFTA_OBJREF_*: what has a name. Those of a set may be any.
+    /// NFTA_OBJREF_*: named objects. Those of a set may be of any kind.
     fn object(&mut self, data: &[u8]) {
         const COUNTER: u32 = 1;
         const QUOTA: u32 = 2;
@@ -367,9 +384,9 @@ impl Reader {
         const SECMARK: u32 = 8;
         match number(attribute(data, 1)) {
             Some(COUNTER | SECMARK) => {}
-            Some(LIMIT) => self.looks.push(Look::Rate),
-            Some(QUOTA) => self.other("quota"),
-            _ => self.other("objref"),
+            Some(LIMIT) => self.looks.push(RuleProperty::Rate),
+            Some(QUOTA) => self.note_unknown("quota"),
+            _ => self.note_unknown("objref"),
         }
     }
 
@@ -377,29 +394,29 @@ impl Reader {
     fn socket(&mut self, data: &[u8]) {
         const CGROUP: u32 = 3;
         if number(attribute(data, 1)) == Some(CGROUP) {
-            self.other("socket cgroupv2");
+            self.note_unknown("socket cgroupv2");
         }
     }
 
-    /// NFTA_MATCH_NAME: of iptables.
+    /// NFTA_MATCH_NAME: a match of iptables.
     fn extension(&mut self, data: &[u8]) {
         match text(data, 1).unwrap_or_default().as_str() {
-            "conntrack" | "state" => self.looks.push(Look::Place),
-            "owner" => self.looks.push(Look::Group),
-            "limit" | "hashlimit" | "recent" => self.looks.push(Look::Rate),
+            "conntrack" | "state" => self.looks.push(RuleProperty::Place),
+            "owner" => self.looks.push(RuleProperty::Group),
+            "limit" | "hashlimit" | "recent" => self.looks.push(RuleProperty::Rate),
             "comment" => {}
             "addrtype" | "connmark" | "iprange" | "mark" | "multiport" | "physdev" | "pkttype"
             | "rpfilter" | "set" | "statistic" | "tcp" | "time" => self.matches(),
-            other => self.other(&format!("match {other}")),
+            other => self.note_unknown(&format!("match {other}")),
         }
     }
 
-    /// NFTA_TARGET_NAME: of iptables.
+    /// NFTA_TARGET_NAME: a target of iptables.
     fn target(&mut self, data: &[u8]) {
         match text(data, 1).unwrap_or_default().as_str() {
             "CONNMARK" | "CT" | "DNAT" | "LOG" | "MARK" | "MASQUERADE" | "NFLOG" | "NOTRACK" | "REDIRECT"
             | "REJECT" | "SNAT" | "TCPMSS" | "TRACE" => {}
-            other => self.other(&format!("target {other}")),
+            other => self.note_unknown(&format!("target {other}")),
         }
     }
 }
@@ -410,39 +427,54 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel says of rules that nft has made, in a network namespace of its own.
+    /// Compares the kernel's answer with rules that nft has made, in a network namespace of its own.
     #[test]
-    fn rules_say_what_they_look_at() {
+    fn nftables_rules_report_what_they_match() {
         let name = format!("millrace-nft-{}", std::process::id());
         let ip =
             |arguments: &[&str]| Command::new("ip").args(arguments).status().is_ok_and(|it| it.success());
         if !nix::unistd::geteuid().is_root() || Command::new("nft").arg("-v").output().is_err() {
-            println!("SKIP rules_say_what_they_look_at: needs root and nft");
+            println!("SKIP nftables_rules_report_what_they_match: needs root and nft");
             return;
         }
         assert!(ip(&["netns", "add", &name]));
-        let table: [(&str, Vec<Look>); 20] = [
-            ("ip saddr 192.0.2.1 accept", vec![Look::Accepts]),
-            ("ip6 daddr 2001:db8::1 accept", vec![Look::Accepts]),
-            ("tcp dport 443 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
-            ("udp dport 1000-2000 drop", vec![Look::Protocol(17), Look::Ports(1000..=2000)]),
-            ("tcp dport { 80, 443 } drop", vec![Look::Protocol(6)]),
+        let table: [(&str, Vec<RuleProperty>); 20] = [
+            ("ip saddr 192.0.2.1 accept", vec![RuleProperty::Accepts]),
+            ("ip6 daddr 2001:db8::1 accept", vec![RuleProperty::Accepts]),
+            ("tcp dport 443 drop", vec![RuleProperty::Protocol(6), RuleProperty::Ports(443..=443)]),
+            ("udp dport 1000-2000 drop", vec![RuleProperty::Protocol(17), RuleProperty::Ports(1000..=2000)]),
+            ("tcp dport { 80, 443 } drop", vec![RuleProperty::Protocol(6)]),
             ("meta skuid 7 counter drop", vec![]),
-            ("meta skgid 7 drop", vec![Look::Group]),
+            ("meta skgid 7 drop", vec![RuleProperty::Group]),
             ("meta mark 7 oifname \"eth*\" reject with icmpx admin-prohibited", vec![]),
-            ("ct state established,related accept", vec![Look::Place, Look::Established, Look::Accepts]),
-            ("ct state new limit rate 5/second accept", vec![Look::Place, Look::Rate, Look::Accepts]),
-            ("tcp flags syn limit rate 5/second drop", vec![Look::Protocol(6), Look::Place, Look::Rate]),
-            ("limit rate 5 kbytes/second drop", vec![Look::Other("limit of bytes".into())]),
-            ("quota over 5 kbytes drop", vec![Look::Other("quota".into())]),
-            ("meta length 100 drop", vec![Look::Other("meta length".into())]),
-            ("ip dscp 7 drop", vec![Look::Other("payload".into())]),
-            ("ct count over 5 drop", vec![Look::Other("connlimit".into())]),
-            ("meta cgroup 7 drop", vec![Look::Other("meta cgroup".into())]),
-            ("ct original bytes > 100000 drop", vec![Look::Other("ct bytes, packets".into())]),
-            // Their first two bytes would be port 80.
-            ("tcp dport 443 meta mark 0x5000 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
-            ("tcp dport 443 ct mark 0x5000 drop", vec![Look::Protocol(6), Look::Ports(443..=443)]),
+            (
+                "ct state established,related accept",
+                vec![RuleProperty::Place, RuleProperty::Established, RuleProperty::Accepts],
+            ),
+            (
+                "ct state new limit rate 5/second accept",
+                vec![RuleProperty::Place, RuleProperty::Rate, RuleProperty::Accepts],
+            ),
+            (
+                "tcp flags syn limit rate 5/second drop",
+                vec![RuleProperty::Protocol(6), RuleProperty::Place, RuleProperty::Rate],
+            ),
+            ("limit rate 5 kbytes/second drop", vec![RuleProperty::Other("limit of bytes".into())]),
+            ("quota over 5 kbytes drop", vec![RuleProperty::Other("quota".into())]),
+            ("meta length 100 drop", vec![RuleProperty::Other("meta length".into())]),
+            ("ip dscp 7 drop", vec![RuleProperty::Other("payload".into())]),
+            ("ct count over 5 drop", vec![RuleProperty::Other("connlimit".into())]),
+            ("meta cgroup 7 drop", vec![RuleProperty::Other("meta cgroup".into())]),
+            ("ct original bytes > 100000 drop", vec![RuleProperty::Other("ct bytes, packets".into())]),
+            // The first two bytes would be port 80.
+            (
+                "tcp dport 443 meta mark 0x5000 drop",
+                vec![RuleProperty::Protocol(6), RuleProperty::Ports(443..=443)],
+            ),
+            (
+                "tcp dport 443 ct mark 0x5000 drop",
+                vec![RuleProperty::Protocol(6), RuleProperty::Ports(443..=443)],
+            ),
         ];
         let lines: String = table.iter().map(|(rule, _)| format!("{rule}\n")).collect();
         let head = "type filter hook output priority 0; policy accept;";
@@ -460,17 +492,17 @@ mod tests {
         assert!(nft.status.success(), "{said}");
         assert!(generation.is_some() && is_hooked);
         for ((rule, looks), found) in table.iter().zip(&found) {
-            let others = found.looks.iter().filter(|look| **look != Look::Match).cloned();
+            let others = found.looks.iter().filter(|look| **look != RuleProperty::Match).cloned();
             assert_eq!((&others.collect::<Vec<_>>(), found.chain.hook), (looks, Some(3)), "{rule}");
         }
-        let narrow = found.iter().map(|rule| rule.looks.contains(&Look::Match));
+        let narrow = found.iter().map(|rule| rule.looks.contains(&RuleProperty::Match));
         assert_eq!(narrow.take(3).collect::<Vec<_>>(), [true, true, false]);
-        assert!(!found[8].looks.contains(&Look::Match), "{:?}", found[8]);
+        assert!(!found[8].looks.contains(&RuleProperty::Match), "{:?}", found[8]);
         assert_eq!((found.len(), found[0].chain.name.as_str()), (table.len() + 1, "out"));
     }
 
     #[test]
-    fn anything_is_read_or_is_none() {
+    fn arbitrary_bytes_are_parsed_without_panic() {
         let mut rng = fastrand::Rng::with_seed(3);
         for length in 0..300 {
             let bytes: Vec<u8> = (0..length).map(|_| rng.u8(..20)).collect();

@@ -1,4 +1,4 @@
-//! Questions to rtnetlink and nfnetlink about the calling thread's network namespace, and changes of it.
+//! Requests to rtnetlink and nfnetlink, which read and change the calling thread's network namespace.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,25 +10,29 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_REQUEST_ACK: u16 = 0x5;
-/// It must not be there yet.
+/// Flags of a request that fails if the object exists.
 pub const CREATE: u16 = 0x600;
-/// Whether or not it is there.
+/// Flags of a request that creates or replaces the object.
 pub const REPLACE: u16 = 0x500;
 const NLMSG_DONE: u16 = 3;
+/// Message type of errors and acknowledgements (linux/netlink.h).
 pub const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
 
 // linux/rtnetlink.h
+/// Message type of routes.
 pub const RTM_NEWROUTE: u16 = 24;
+/// Message type that asks for routes.
 pub const RTM_GETROUTE: u16 = 26;
+/// Attribute: index of the output interface.
 pub const RTA_OIF: u16 = 4;
 
-/// Asks for everything of a kind, and hands over the bodies of answers of kind `wanted`.
+/// Requests all objects of a kind, and hands over the bodies of answers of kind `wanted`.
 pub fn dump(kind: u16, body: &[u8], wanted: u16, each: impl FnMut(&[u8])) -> io::Result<()> {
     dump_by(SockProtocol::NetlinkRoute, kind, body, wanted, each)
 }
 
-/// The same of another part of the kernel.
+/// Does the same with another netlink protocol.
 pub fn dump_by(
     protocol: SockProtocol,
     kind: u16,
@@ -52,12 +56,12 @@ pub fn dump_by(
     }
 }
 
-/// Asks for one thing; returns the body of the answer, which has to be of kind `wanted`.
+/// Requests one object. Returns the body of the answer, which has to be of kind `wanted`.
 pub fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
     get_by(SockProtocol::NetlinkRoute, kind, body, wanted)
 }
 
-/// The same of another part of the kernel.
+/// Does the same with another netlink protocol.
 pub fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
     let socket = ask(protocol, kind, NLM_F_REQUEST, body)?;
     match answer(&socket, &mut [0; 4096])? {
@@ -67,7 +71,7 @@ pub fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io
     }
 }
 
-/// Has something changed, and waits until it is. `flags`: 0, [`CREATE`] or [`REPLACE`].
+/// Requests a change, and waits until it is done. `flags`: 0, [`CREATE`] or [`REPLACE`].
 pub fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     let socket = ask(SockProtocol::NetlinkRoute, kind, NLM_F_REQUEST_ACK | flags, body)?;
     match answer(&socket, &mut [0; 4096])? {
@@ -95,12 +99,13 @@ fn ask(protocol: SockProtocol, kind: u16, flags: u16, body: &[u8]) -> io::Result
     Ok(socket)
 }
 
+/// Returns the error in the body of an NLMSG_ERROR message.
 pub fn error(body: &[u8]) -> io::Error {
     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     io::Error::from_raw_os_error(-code)
 }
 
-/// An attribute with its head, as long as it has to be.
+/// Returns an attribute with its header and padding.
 pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend((4 + value.len() as u16).to_ne_bytes());
@@ -110,7 +115,7 @@ pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// As attributes have an address, and packets.
+/// Returns the bytes of an address as in packets and attributes.
 pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -118,6 +123,7 @@ pub fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
+/// Takes the next message: its type and its body. `None`: no whole one is left.
 pub fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
@@ -126,7 +132,7 @@ pub fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     Some((kind, body))
 }
 
-/// Kinds of attributes and their values, up to one that is cut off.
+/// Iterates over kinds and values of attributes, up to one that is cut off.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     // The upper two bits are flags.
     const TYPE: u16 = 0x3fff;
@@ -139,7 +145,7 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The value of the first attribute of a kind.
+/// Returns the value of the first attribute of a kind.
 pub fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     attributes(bytes).find_map(|(kind, value)| (kind == wanted).then_some(value))
 }

@@ -1,9 +1,10 @@
-//! Opening and loading of the embedded objects.
+//! Opens and loads embedded objects.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
+use std::io;
 use std::num::NonZero;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Once;
 
 use libbpf_rs::{
@@ -13,13 +14,13 @@ use libbpf_rs::{
 
 use crate::Error;
 use crate::intf::Plain;
-use crate::memory::{Shared, Table};
+use crate::memory::{MappedArray, Shared};
 
-/// libelf wants the image aligned, which `include_bytes!` alone does not promise.
+/// Aligned bytes: libelf needs the image aligned, which `include_bytes!` alone does not promise.
 #[repr(C, align(8))]
 pub struct Image<Bytes: ?Sized>(pub Bytes);
 
-/// The compiled object `$name`, as the build script of the calling crate left it.
+/// Embeds the object `$name` that the calling crate's build script has compiled.
 #[macro_export]
 macro_rules! embedded {
     ($name:literal) => {{
@@ -30,35 +31,39 @@ macro_rules! embedded {
 }
 pub use crate::embedded;
 
+/// A compiled object that is part of this binary.
 #[derive(Clone, Copy)]
 pub struct Embedded {
+    /// The object's file name.
     pub name: &'static str,
+    /// The ELF file, which is part of the binary.
     pub image: &'static [u8],
 }
 
 /// An object that is open and may still be configured.
-pub struct Open {
+pub struct UnloadedObject {
     name: &'static str,
     object: OpenObject,
 }
 
 /// A loaded object.
-pub struct Loaded {
+pub struct LoadedObject {
     name: &'static str,
     object: libbpf_rs::Object,
 }
 
 impl Embedded {
-    pub fn open(self) -> Result<Open, Error> {
+    /// Opens the object, to configure and load it.
+    pub fn open(self) -> Result<UnloadedObject, Error> {
         capture_log();
         let object = ObjectBuilder::default()
             .open_memory(self.image)
             .map_err(|source| Error::Open { object: self.name, source })?;
-        Ok(Open { name: self.name, object })
+        Ok(UnloadedObject { name: self.name, object })
     }
 }
 
-impl Open {
+impl UnloadedObject {
     /// Sets the object's one `const volatile` configuration structure.
     pub fn configure<T: Plain>(&mut self, config: &T) -> Result<(), Error> {
         let missing = Error::Missing { object: self.name, what: "configuration of that size" };
@@ -70,17 +75,18 @@ impl Open {
         Ok(())
     }
 
+    /// Returns a map, to size it before loading.
     pub fn map(&mut self, name: &'static str) -> Result<OpenMapMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: name };
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
-    /// As libbpf has it, for maps to be made longer.
+    /// Returns libbpf's object, to resize its maps.
     pub fn object_mut(&mut self) -> &mut OpenObject {
         &mut self.object
     }
 
-    /// Loads a program that is not loaded by default, for a kernel function or for what its section says.
+    /// Loads a program that is not loaded by default, for `function` in the kernel, or for the hook of its section.
     pub fn enable(&mut self, name: &str, function: Option<&str>) -> Result<(), Error> {
         let missing = Error::Missing { object: self.name, what: "program of that name" };
         let mut program = self.object.progs_mut().find(|program| program.name() == name).ok_or(missing)?;
@@ -94,12 +100,12 @@ impl Open {
         Ok(())
     }
 
-    /// Names of all programs, to be loaded or not.
+    /// Returns the names of all programs, whether they will be loaded or not.
     pub fn programs(&self) -> Vec<String> {
         self.object.progs().map(|program| program.name().to_string_lossy().into_owned()).collect()
     }
 
-    /// What fourth arguments a program gives to a helper, as far as they are constants.
+    /// Returns the fourth arguments that a program passes to a helper, if they are constants.
     #[cfg(any(test, feature = "testing"))]
     pub fn fourth_arguments(&self, program: &str, helper: i32) -> Vec<Option<i32>> {
         const CALL: u8 = 0x85;
@@ -116,7 +122,8 @@ impl Open {
         calls.map(argument).collect()
     }
 
-    pub fn load(self) -> Result<Loaded, Error> {
+    /// Loads the object into the kernel.
+    pub fn load(self) -> Result<LoadedObject, Error> {
         let name = self.name;
         take_log();
         let refused = |source: libbpf_rs::Error| match source.kind() {
@@ -124,43 +131,53 @@ impl Open {
             _ => Error::Load { object: name, source, log: take_log() },
         };
         let object = self.object.load().map_err(refused)?;
-        Ok(Loaded { name, object })
+        Ok(LoadedObject { name, object })
     }
 }
 
-impl Loaded {
+impl LoadedObject {
+    /// Returns a map.
     pub fn map(&mut self, name: &'static str) -> Result<MapMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: name };
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
+    /// Returns a handle of a map that outlives the object.
     pub fn handle(&mut self, name: &'static str) -> Result<MapHandle, Error> {
         MapHandle::try_from(&self.map(name)?).map_err(|source| Error::Read { what: name, source })
     }
 
-    /// An mmapable array, in this process' memory.
-    pub fn table<T: Shared>(&mut self, name: &'static str) -> Result<Table<T>, Error> {
+    /// Maps an mmapable array into this process.
+    pub fn table<T: Shared>(&mut self, name: &'static str) -> Result<MappedArray<T>, Error> {
         let layout = Error::Missing { object: self.name, what: "map of the expected layout" };
         let map = self.map(name)?;
         let is_as_expected = map.value_size() as usize == size_of::<T>();
         let len = NonZero::new(map.max_entries()).filter(|_| is_as_expected).ok_or(layout)?;
-        Table::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
+        MappedArray::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
     }
 
+    /// Returns a program.
     pub fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: name };
         self.program_by_name(name).map_err(|_| missing)
     }
 
+    /// Returns a program whose name is computed.
     pub fn program_by_name(&self, name: &str) -> Result<ProgramMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: "program of that name" };
         self.object.progs_mut().find(|program| program.name() == OsStr::new(name)).ok_or(missing)
     }
 
-    /// The kernel's IDs of the programs that were loaded.
+    /// Returns the kernel's IDs of the programs that were loaded.
     pub fn program_ids(&self) -> Vec<u32> {
         let loaded = self.object.progs().filter(|program| program.autoload());
         loaded.filter_map(|program| Program::id_from_fd(program.as_fd()).ok()).collect()
+    }
+
+    /// Descriptors of the programs that were loaded, as copies of this object's.
+    pub fn program_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        let loaded = self.object.progs().filter(|program| program.autoload());
+        loaded.map(|program| program.as_fd().try_clone_to_owned()).collect()
     }
 
     /// Sums a per-CPU array of `u64` over the CPUs.
@@ -188,7 +205,8 @@ thread_local! {
     static LOG: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// libbpf would print to stderr; the end of it, which holds the verifier's reason, goes into the error.
+/// Captures libbpf's output, which would go to stderr. Its end, which holds the verifier's reason, goes into the
+/// error.
 pub fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -204,6 +222,7 @@ fn append(log: &mut String, message: &str) {
     }
 }
 
+/// Returns the captured output of libbpf, and clears it.
 pub fn take_log() -> String {
     LOG.take()
 }

@@ -1,15 +1,17 @@
-//! Outcomes of packets, by a program's names.
+//! Enumerations of packets' outcomes, with a program's names.
 
-/// An enumeration that has the order of one of the program's, and its names.
+/// Defines an enumeration with the order and names of one in a program.
 #[macro_export]
 macro_rules! outcomes {
     ($(#[$meta:meta])* $kind:ident { $($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)? }) => {
         $(#[$meta])*
+        #[allow(missing_docs, reason = "variants whose names say everything have no more")]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum $kind { $($(#[$doc])* $variant),* }
 
         impl $kind {
+            /// The values, in the program's order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
             /// Returns its name in metrics: lower case, with underscores.

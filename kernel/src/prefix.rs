@@ -1,23 +1,32 @@
-//! Address prefixes, and addresses as the program has them.
+//! Address prefixes, and addresses in the programs' form.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// An address prefix, with the bits behind it cleared: `10.0.0.0/8`, `2001:db8::/32`, or a single address.
+/// An address prefix such as `10.0.0.0/8` or `2001:db8::/32`, or a single address. Bits beyond its length are 0.
+///
+/// ```
+/// use millrace_kernel::prefix::Prefix;
+///
+/// let prefix: Prefix = "192.0.2.0/24".parse()?;
+/// assert_eq!(prefix.to_string(), "192.0.2.0/24");
+/// assert!("192.0.2.0/33".parse::<Prefix>().is_err());
+/// # Ok::<(), millrace_kernel::prefix::ParseError>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
     address: IpAddr,
     len: u8,
 }
 
-/// Not an address, or an address with a prefix length that it does not have.
+/// The text is no address, or the prefix length exceeds the address's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is no address prefix, such as 192.0.2.0/24 or 2001:db8::/32")]
 pub struct ParseError(String);
 
 impl Prefix {
-    /// `None`: the address has fewer bits.
+    /// Returns `None` if the address has fewer bits than `len`.
     pub fn new(address: IpAddr, len: u8) -> Option<Self> {
         if len > width(address) {
             return None;
@@ -26,21 +35,22 @@ impl Prefix {
         Some(Self { address: Ipv6Addr::from(masked).to_canonical_as(address), len })
     }
 
+    /// Returns the first address of the prefix.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// In bits, of the address' own family.
+    /// Returns the length in bits, in the address' own family.
     pub fn bits(&self) -> u8 {
         self.len
     }
 
-    /// Itself, and all prefixes that it is in, one bit shorter each.
+    /// Returns the prefix itself and all shorter ones that contain it, one bit shorter each.
     pub fn and_shorter(self) -> impl Iterator<Item = Self> {
         (0..=self.len).rev().filter_map(move |len| Self::new(self.address, len))
     }
 
-    /// From [`raw`](Self::raw).
+    /// Converts from the form that [`raw`](Self::raw) returns.
     pub fn from_raw(address: [u8; 16], len: u8, is_v6: bool) -> Self {
         match Ipv6Addr::from(address) {
             address if is_v6 => Self { address: address.into(), len },
@@ -48,7 +58,7 @@ impl Prefix {
         }
     }
 
-    /// As the program has it: the mapped address, and the length with the mapping's.
+    /// Returns the programs' form: the IPv4-mapped address, and the length in bits of that.
     pub fn raw(&self) -> ([u8; 16], u8) {
         (mapped(self.address), mapped_len(self.address, self.len))
     }
@@ -103,7 +113,7 @@ fn mapped_len(address: IpAddr, len: u8) -> u8 {
     if address.is_ipv4() { 96 + len } else { len }
 }
 
-/// IPv4 as `::ffff:a.b.c.d`.
+/// Maps IPv4 to `::ffff:a.b.c.d`.
 pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -111,16 +121,17 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
     }
 }
 
+/// Returns the address, as IPv4 if it is a mapped one.
 pub fn unmapped(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }
 
-/// Clears the bits behind the first `len`.
+/// Clears the bits after the first `len`.
 pub fn mask(bytes: [u8; 16], len: u8) -> [u8; 16] {
     (u128::from_be_bytes(bytes) & bits(len)).to_be_bytes()
 }
 
-/// `len` bits set, from the top.
+/// Returns a number with the top `len` bits set.
 pub fn bits(len: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0)
 }
@@ -130,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text() {
+    fn address_prefixes_round_trip_as_text() {
         for (text, want) in [
             ("10.1.2.3", Some("10.1.2.3")),
             ("10.1.2.3/8", Some("10.0.0.0/8")),
@@ -153,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn masks() {
+    fn mask_clears_bits_beyond_the_length() {
         assert_eq!(bits(0), 0);
         assert_eq!(bits(128), u128::MAX);
         assert_eq!(bits(64), u128::from(u64::MAX) << 64);

@@ -1,4 +1,4 @@
-//! What the kernel tells of all BPF programs: run times and numbers of runs, and where their functions are.
+//! Data that the kernel has about all BPF programs: run times, numbers of runs, and addresses of functions.
 
 #![allow(unsafe_code)]
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::ops::AddAssign;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Func;
@@ -15,36 +15,41 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
 use crate::Error;
 use crate::raw::{check, owned};
 
-/// While this lives, the kernel keeps run-time statistics of all programs (`BPF_ENABLE_STATS`); it reads a clock twice
-/// per run for it, which adds some 50 ns to each.
+/// Makes the kernel keep run-time statistics of all programs while it exists (`BPF_ENABLE_STATS`). The kernel then
+/// reads a clock twice per run, which adds some 50 ns.
 pub struct Statistics {
     _enabled: OwnedFd,
 }
 
-/// A program's figures since it was loaded; they grow while some [`Statistics`] lives.
+/// A program's figures since it was loaded. They grow while some [`Statistics`] exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
+pub struct ProgramFigures {
+    /// The kernel's number of the program.
     pub id: u32,
+    /// The program's name, which the kernel cuts after 15 characters.
     pub name: String,
-    /// `tracing`, `sched_cls`, `xdp`, ...
+    /// Type of the program: `tracing`, `sched_cls`, `xdp`, ...
     pub kind: String,
+    /// Time in the program, nanoseconds.
     pub run_ns: u64,
+    /// Times that it ran.
     pub runs: u64,
-    /// Runs that were skipped because the program was running on that CPU already.
+    /// Runs that were skipped because the program was already running on that CPU.
     pub skipped: u64,
 }
 
 impl Statistics {
+    /// Enables statistics until the value is dropped. Needs CAP_SYS_ADMIN.
     pub fn enable() -> Result<Self, Error> {
-        // SAFETY: no pointers are passed; the call makes the descriptor.
+        // SAFETY: no pointers are passed; the call creates the descriptor.
         let enabled = unsafe { owned(libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME)) };
         Ok(Self { _enabled: enabled.map_err(Error::Statistics)? })
     }
 
-    /// Every program that is loaded now.
-    pub fn read(&self) -> Vec<Program> {
+    /// Returns every program that is loaded now.
+    pub fn read(&self) -> Vec<ProgramFigures> {
         ProgInfoIter::default()
-            .map(|info| Program {
+            .map(|info| ProgramFigures {
                 id: info.id,
                 name: info.name.to_string_lossy().into_owned(),
                 kind: snake_case(&format!("{:?}", info.ty)),
@@ -56,14 +61,16 @@ impl Statistics {
     }
 }
 
-/// Where programs are attached.
+/// The kind of hook that a program is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProgramKind {
+    /// A program at TC, ingress or egress.
     Tc,
+    /// A program at XDP.
     Xdp,
 }
 
-impl Kind {
+impl ProgramKind {
     fn program_type(self) -> libbpf_sys::bpf_prog_type {
         match self {
             Self::Tc => libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
@@ -72,29 +79,31 @@ impl Kind {
     }
 }
 
-/// Totals of some programs since they were loaded, of the times when statistics were enabled.
+/// Totals of some programs since they were loaded, for the time when statistics were enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunTime {
+    /// Times that it ran.
     pub runs: u64,
+    /// Time in the program, nanoseconds.
     pub ns: u64,
 }
 
 impl RunTime {
-    /// Of all programs that a process holds.
-    pub fn of_process(process: u32) -> io::Result<Self> {
-        Self::of(process, None)
+    /// Returns the totals of all programs that a process holds.
+    pub fn list_process_functions(process: u32) -> io::Result<Self> {
+        Self::list_functions(process, None)
     }
 
-    /// Of those that are attached in one place.
-    pub fn of_kind(process: u32, kind: Kind) -> io::Result<Self> {
-        Self::of(process, Some(kind))
+    /// Returns the totals of those that are attached to one kind of hook.
+    pub fn list_functions_of_kind(process: u32, kind: ProgramKind) -> io::Result<Self> {
+        Self::list_functions(process, Some(kind))
     }
 
-    fn of(process: u32, kind: Option<Kind>) -> io::Result<Self> {
+    fn list_functions(process: u32, kind: Option<ProgramKind>) -> io::Result<Self> {
         // A process may have several descriptors of one program.
         let mut programs = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-            // A descriptor that was closed meanwhile is of no interest.
+            // The descriptor may have been closed in the meantime.
             let info = fs::read_to_string(entry?.path()).unwrap_or_default();
             programs.extend(Self::parse(&info, kind));
         }
@@ -103,14 +112,17 @@ impl RunTime {
         Ok(total)
     }
 
-    /// A program's ID and figures. `None`: the file is not such a program.
-    fn parse(info: &str, kind: Option<Kind>) -> Option<(u64, Self)> {
-        let field =
-            |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-        field("prog_type:").filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;
-        Some((field("prog_id:")?, Self { runs: field("run_cnt:")?, ns: field("run_time_ns:")? }))
+    /// Returns a program's ID and figures; `None` if the file is not such a program.
+    fn parse(info: &str, kind: Option<ProgramKind>) -> Option<(u64, Self)> {
+        field(info, "prog_type:")
+            .filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;
+        Some((
+            field(info, "prog_id:")?,
+            Self { runs: field(info, "run_cnt:")?, ns: field(info, "run_time_ns:")? },
+        ))
     }
 
+    /// Returns the difference to earlier totals.
     pub fn since(self, earlier: Self) -> Self {
         Self { runs: self.runs.saturating_sub(earlier.runs), ns: self.ns.saturating_sub(earlier.ns) }
     }
@@ -123,30 +135,44 @@ impl AddAssign for RunTime {
     }
 }
 
+/// Runs of a program that the kernel skipped because it was running on that CPU already. It counts these without
+/// [`Statistics`], and without privileges of the reader.
+pub fn skipped_runs(program: BorrowedFd<'_>) -> u64 {
+    let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
+    field(&fs::read_to_string(path).unwrap_or_default(), "recursion_misses:").unwrap_or(0)
+}
+
+/// A number of `/proc/PID/fdinfo/FD`.
+fn field(info: &str, name: &str) -> Option<u64> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
 /// A compiled function of a BPF program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Function {
+pub struct ProgramFunction {
     /// Address of its first byte.
     pub start: u64,
+    /// Length of the code, bytes.
     pub bytes: u32,
-    /// In full, as `/proc/kallsyms` has it behind the tag; the tag of a program that has none.
+    /// The whole name, which follows the tag in `/proc/kallsyms`. For a program without a name it is the tag.
     pub name: String,
 }
 
-/// The functions of all programs that are loaded, kept up to date by [`refresh`](Self::refresh).
+/// Functions of all loaded programs. [`refresh`](Self::refresh) updates them.
 #[derive(Debug, Default)]
-pub struct Functions {
-    /// The largest ID so far.
+pub struct ProgramFunctions {
+    /// The largest program ID so far.
     newest: u32,
-    by_program: HashMap<u32, Vec<Function>>,
+    by_program: HashMap<u32, Vec<ProgramFunction>>,
 }
 
-impl Functions {
-    /// Whether programs were loaded since the last time. One system call if not. Programs that were unloaded are forgotten
-    /// only when others come: nothing runs at their addresses before.
+impl ProgramFunctions {
+    /// Updates the functions. Returns whether programs were loaded since the last call; it is one system call if not.
+    /// Unloaded programs stay in the list until others are loaded, because nothing else runs at their addresses
+    /// before.
     ///
     /// # Errors
-    /// Without CAP_SYS_ADMIN.
+    /// The process lacks CAP_SYS_ADMIN.
     pub fn refresh(&mut self) -> io::Result<bool> {
         let newest = newest(self.newest)?;
         if newest == self.newest {
@@ -166,12 +192,14 @@ impl Functions {
         Ok(true)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Function> {
+    /// Returns the functions in the order of their addresses.
+    pub fn iter(&self) -> impl Iterator<Item = &ProgramFunction> {
         self.by_program.values().flatten()
     }
 }
 
-/// The largest ID of a program, if `known` was it before. The kernel counts upwards, and begins again only after 2^31.
+/// Returns the largest ID of a program, if `known` was the largest before. The kernel counts upwards, and wraps
+/// around only after 2^31.
 fn newest(known: u32) -> io::Result<u32> {
     let mut newest = known;
     loop {
@@ -184,8 +212,8 @@ fn newest(known: u32) -> io::Result<u32> {
     }
 }
 
-/// `types`: by ID of the BTF, which all programs of an object share.
-fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>) -> Vec<Function> {
+/// Lists the functions of a program. `types`: by ID of the BTF, which all programs of an object share.
+fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>) -> Vec<ProgramFunction> {
     let btf = types.entry(info.btf_id).or_insert_with(|| Btf::from_prog_id(info.id).ok());
     let own_name = || match info.name.to_string_lossy() {
         name if name.is_empty() => info.tag.0.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -199,7 +227,7 @@ fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>)
     // Addresses may be hidden (kernel.kptr_restrict, no CAP_SYSLOG).
     let places = places.filter(|(_, (start, _))| !start.is_null());
     places
-        .map(|(at, (start, bytes))| Function {
+        .map(|(at, (start, bytes))| ProgramFunction {
             start: start.addr() as u64,
             bytes: *bytes,
             name: name(at).unwrap_or_else(own_name),
@@ -207,7 +235,7 @@ fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>)
         .collect()
 }
 
-/// `SchedCls` as the kernel writes it.
+/// Converts a name such as `SchedCls` to the kernel's spelling.
 fn snake_case(name: &str) -> String {
     let mut text = String::with_capacity(name.len() + 4);
     for (at, letter) in name.char_indices() {
@@ -224,18 +252,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_written_as_the_kernel_does() {
+    fn bpf_program_types_are_named_as_in_the_kernel() {
         assert_eq!(snake_case("SchedCls"), "sched_cls");
         assert_eq!(snake_case("Xdp"), "xdp");
         assert_eq!(snake_case("RawTracepointWritable"), "raw_tracepoint_writable");
     }
 
     #[test]
-    fn reads_what_the_kernel_prints() {
+    fn program_info_of_the_kernel_is_parsed() {
         let program = "pos:\t0\nprog_type:\t3\nprog_id:\t77\nrun_time_ns:\t1234\nrun_cnt:\t5\n";
         assert_eq!(RunTime::parse(program, None), Some((77, RunTime { runs: 5, ns: 1234 })));
-        assert!(RunTime::parse(program, Some(Kind::Tc)).is_some());
-        assert_eq!(RunTime::parse(program, Some(Kind::Xdp)), None);
+        assert!(RunTime::parse(program, Some(ProgramKind::Tc)).is_some());
+        assert_eq!(RunTime::parse(program, Some(ProgramKind::Xdp)), None);
         assert_eq!(RunTime::parse("pos:\t0\nmap_type:\t2\n", None), None);
     }
 }

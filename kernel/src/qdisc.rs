@@ -1,4 +1,4 @@
-//! Queueing disciplines of interfaces: whether packets leave when their time stamps say.
+//! Queueing disciplines of interfaces: whether packets leave at the time of their time stamps.
 
 use std::io;
 
@@ -12,19 +12,19 @@ const ROOT: u32 = 0xffff_ffff;
 const INGRESS: u32 = 0xffff_fff1;
 const TCMSG: usize = 20;
 
-/// Obeys time stamps of the monotonic clock.
+/// The discipline that obeys time stamps of the monotonic clock.
 const FQ: &str = "fq";
-/// Have a discipline for each queue of the interface.
+/// Disciplines that have a child for each queue of the interface.
 const OF_QUEUES: [&str; 2] = ["mq", "mqprio"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Qdisc {
+struct InterfaceQdisc {
     parent: u32,
     kind: String,
 }
 
-/// The discipline of an interface of the calling thread's network namespace that has packets leave without looking at their time stamps;
-/// `None`: all are `fq`.
+/// Returns the discipline of an interface that ignores time stamps of packets; `None` if all are `fq`. The interface
+/// is in the calling thread's network namespace.
 pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
     let mut found = Vec::new();
     let mut request = [0; TCMSG];
@@ -33,17 +33,17 @@ pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
     Ok(judge(&found))
 }
 
-/// Older kernels answer with those of all interfaces.
-fn parse(body: &[u8], wanted: i32) -> Option<Qdisc> {
+/// Parses an answer. Older kernels answer with the disciplines of all interfaces.
+fn parse(body: &[u8], wanted: i32) -> Option<InterfaceQdisc> {
     let word = |at: usize| body.get(at..)?.first_chunk().copied();
     let ifindex = i32::from_ne_bytes(word(4)?);
     let parent = u32::from_ne_bytes(word(12)?);
     let kind = attribute(body.get(TCMSG..)?, TCA_KIND)?;
     let kind = String::from_utf8_lossy(kind).trim_end_matches('\0').to_owned();
-    (ifindex == wanted && parent != INGRESS).then_some(Qdisc { parent, kind })
+    (ifindex == wanted && parent != INGRESS).then_some(InterfaceQdisc { parent, kind })
 }
 
-fn judge(all: &[Qdisc]) -> Option<String> {
+fn judge(all: &[InterfaceQdisc]) -> Option<String> {
     let Some(root) = all.iter().find(|it| it.parent == ROOT) else { return Some("none".to_owned()) };
     if !OF_QUEUES.contains(&root.kind.as_str()) {
         return (root.kind != FQ).then(|| root.kind.clone());
@@ -60,13 +60,13 @@ mod tests {
     use super::*;
     use crate::netlink::attribute_of;
 
-    fn qdisc(parent: u32, kind: &str) -> Qdisc {
-        Qdisc { parent, kind: kind.to_owned() }
+    fn qdisc(parent: u32, kind: &str) -> InterfaceQdisc {
+        InterfaceQdisc { parent, kind: kind.to_owned() }
     }
 
     #[test]
-    fn only_fq_obeys() {
-        /// Parents and kinds, and which of them does not.
+    fn only_fq_queueing_sends_at_the_requested_time() {
+        /// Parents and kinds of disciplines, and the one that ignores time stamps.
         type Case = (&'static [(u32, &'static str)], Option<&'static str>);
         let table: [Case; 8] = [
             (&[], Some("none")),
@@ -76,7 +76,7 @@ mod tests {
             (&[(ROOT, "mq")], Some("mq")),
             (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "fq")], None),
             (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "pfifo_fast")], Some("pfifo_fast")),
-            // What is below another one is that one's.
+            // A child discipline belongs to its parent.
             (&[(ROOT, "htb"), (0x0001_0001, "fq")], Some("htb")),
         ];
         for (all, want) in table {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read() {
+    fn netlink_answer_is_parsed() {
         let answer = |ifindex: i32, parent: u32| {
             let mut body = vec![0; TCMSG];
             body[4..8].copy_from_slice(&ifindex.to_ne_bytes());

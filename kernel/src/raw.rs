@@ -1,4 +1,4 @@
-//! Helpers for calls of libbpf that libbpf-rs does not wrap.
+//! Wrappers for libbpf calls that libbpf-rs lacks.
 
 #![allow(unsafe_code)]
 
@@ -7,29 +7,29 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::intf::Plain;
 
-/// libbpf returns the negated error number.
+/// Converts the result of libbpf, which is a negated error number on failure.
 pub fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// The descriptor that a call returned.
+/// Returns the descriptor of a call's result.
 ///
 /// # Safety
-/// The call made it, and nothing else owns it.
+/// The call created it, and nothing else owns it.
 pub unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
     check(result)?;
-    // SAFETY: no error, so a descriptor; it is the caller's to give away.
+    // SAFETY: no error, so it is a descriptor, and the caller gives it away.
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
-/// Detaches what a link attached. Closing the link alone is not enough: a child that another thread is about to start
-/// holds the descriptor until it executes its program. An interface that is gone took the link along, which is an error.
+/// Detaches a link's program. Closing the link alone is not enough, because a child that another thread is starting
+/// holds the descriptor until exec. If the interface is gone, the link went with it, which is an error.
 pub fn detach(link: impl AsFd) -> io::Result<()> {
     // SAFETY: the descriptor is open; no pointers are passed.
     check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })
 }
 
-/// Runs a `syscall` program on its argument.
+/// Runs a program of type `syscall` with its argument.
 pub fn run<T: Plain>(program: impl AsFd, call: &mut T) -> io::Result<()> {
     let mut options = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,

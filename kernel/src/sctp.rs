@@ -1,4 +1,4 @@
-//! What one-to-one sockets of SCTP (RFC 6458) want set, for whoever uses them as those of TCP.
+//! Options of SCTP's one-to-one sockets (RFC 6458), for code that uses them like TCP sockets.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,10 +8,10 @@ use nix::libc;
 
 use crate::udp::set;
 
-/// The kernel's `IPPROTO_SCTP`, and its level of options.
+/// The protocol number `IPPROTO_SCTP`, which is also the level of its options.
 pub const PROTOCOL: i32 = libc::IPPROTO_SCTP;
 
-// Of `linux/sctp.h`.
+// Numbers from `linux/sctp.h`.
 const RTOINFO: libc::c_int = 0;
 const NODELAY: libc::c_int = 3;
 const PEER_ADDR_PARAMS: libc::c_int = 9;
@@ -28,7 +28,7 @@ struct RetransmissionTimes {
 
 /// `struct sctp_paddrparams`, which is packed.
 #[repr(C, packed(4))]
-struct PathParameters {
+struct SctpPathParameters {
     association: i32,
     address: [u8; 128],
     heartbeat_ms: u32,
@@ -40,19 +40,20 @@ struct PathParameters {
     dscp: u8,
 }
 
-const _: () = assert!(size_of::<RetransmissionTimes>() == 16 && size_of::<PathParameters>() == 156);
+const _: () = assert!(size_of::<RetransmissionTimes>() == 16 && size_of::<SctpPathParameters>() == 156);
 
-/// Small messages leave at once; a path is asked for after `silent`, and given up when so many questions in a row were not answered.
+/// Makes small messages leave at once. A path without traffic for `silent` is probed, and given up after `questions`
+/// unanswered probes in a row.
 ///
 /// # Errors
-/// The kernel's: it is no socket of SCTP, for one.
+/// The kernel's error, for example that it is no SCTP socket.
 pub fn prepare(socket: impl AsFd, silent: Duration, questions: u16) -> io::Result<()> {
     let ms = u32::try_from(silent.as_millis()).unwrap_or(u32::MAX);
     set(&socket, PROTOCOL, NODELAY, &1_i32)?;
     let times =
         RetransmissionTimes { association: 0, initial_ms: ms.min(1000), most_ms: ms, least_ms: ms.min(200) };
     set(&socket, PROTOCOL, RTOINFO, &times)?;
-    let path = PathParameters {
+    let path = SctpPathParameters {
         association: 0,
         address: [0; 128],
         heartbeat_ms: ms,

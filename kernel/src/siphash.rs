@@ -1,6 +1,6 @@
-//! SipHash (Aumasson, Bernstein: "SipHash: a fast short-input PRF"), as `bpf/siphash.h` has it.
+//! SipHash (Aumasson, Bernstein: "SipHash: a fast short-input PRF"), the same as `bpf/siphash.h`.
 
-/// SipHash-2-4 with 128 bits of output.
+/// Computes SipHash-2-4 with 128 bits of output.
 pub fn siphash128([low, high]: [u64; 2], message: &[u8]) -> [u8; 16] {
     let mut state = [
         low ^ 0x736f_6d65_7073_6575,
@@ -39,7 +39,7 @@ fn rounds([a, b, c, d]: &mut [u64; 4], count: usize) {
     }
 }
 
-/// Up to 8 bytes, little endian.
+/// Reads up to 8 bytes as a little-endian number.
 pub fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
@@ -52,7 +52,7 @@ mod tests {
 
     /// `vectors_sip128` of the reference implementation, for inputs of 0, 1, 8, 15 and 16 bytes 0, 1, 2...
     #[test]
-    fn siphash_of_the_reference() {
+    fn siphash_matches_reference_vectors() {
         for (len, want) in
             [(0, 0xa3817f04ba25a8e66df67214c7550293_u128), (1, 0xda87c1d86b99af44347659119b22fc45)]
         {

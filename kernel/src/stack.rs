@@ -1,4 +1,5 @@
-//! What interfaces are: stacked on others (VLANs, bonds, bridges), ends of tunnels, with or without a link-layer header.
+//! Kinds of interfaces: stacked on others (VLANs, bonds, bridges), ends of tunnels, with or without a link-layer
+//! header.
 
 #![allow(unsafe_code)]
 
@@ -27,7 +28,7 @@ const ARPHRD_RAWIP: u16 = 519;
 const ARPHRD_LOOPBACK: u16 = 772;
 const ARPHRD_NONE: u16 = 0xfffe;
 
-/// Kinds whose packets come from other interfaces, which may have merged them (GRO).
+/// Kinds whose packets arrive on other interfaces, which may have merged them (GRO).
 const STACKED: [&str; 11] = [
     "bond",
     "bridge",
@@ -42,7 +43,8 @@ const STACKED: [&str; 11] = [
     "vrf",
 ];
 
-/// Kinds whose packets come out of packets of other interfaces, which may have merged them (GRO reads what is inside).
+/// Kinds whose packets arrive inside packets of other interfaces, which may have merged them (GRO reads inner
+/// headers).
 const TUNNELS: [&str; 12] = [
     "bareudp",
     "erspan",
@@ -59,74 +61,87 @@ const TUNNELS: [&str; 12] = [
 ];
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Link {
+struct StackLink {
     ifindex: i32,
     /// `ARPHRD_...`
     hardware: u16,
-    /// Of virtual interfaces; others have none.
+    /// Kind of a virtual interface; empty for others.
     kind: String,
-    /// The interface that it is on; of a VETH its peer, which may be in another namespace.
+    /// Index of the interface below; for a VETH its peer, which may be in another namespace.
     lower: i32,
 }
 
-/// The kind of an interface of the calling thread's namespace, if it is stacked on others.
+/// Returns the kind of an interface of the calling thread's namespace, if it is stacked on others.
 pub fn kind(ifindex: i32) -> io::Result<Option<String>> {
-    let is_meant = |link: &Link| link.ifindex == ifindex && STACKED.contains(&link.kind.as_str());
+    let is_meant = |link: &StackLink| link.ifindex == ifindex && STACKED.contains(&link.kind.as_str());
     Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
 }
 
-/// How frames of an interface begin.
+/// The first header of an interface's frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Begin {
+pub enum FrameStart {
+    /// Frames begin with an Ethernet header.
     Ethernet,
-    /// With the IP header.
+    /// Frames begin with the IP header.
     Ip,
+    /// The interface is a tunnel.
     Tunnel {
+        /// The kernel's name for such tunnels.
         kind: String,
     },
-    /// With something else: a hardware type.
+    /// Frames begin with another header, of this hardware type.
     Other {
+        /// ARPHRD_* of linux/if_arp.h.
         hardware: u16,
     },
 }
 
-/// Returns how frames of an interface of the calling thread's namespace begin.
+/// Returns the first header of frames of an interface in the calling thread's namespace.
 ///
 /// # Errors
-/// There is no such interface, or it cannot be asked for.
-pub fn begin(ifindex: i32) -> io::Result<Begin> {
+/// There is no such interface, or the request failed.
+pub fn begin(ifindex: i32) -> io::Result<FrameStart> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex);
     link.map(|link| link.begin()).ok_or_else(|| Errno::ENODEV.into())
 }
 
-/// Whether frames of an interface of the calling thread's namespace begin with an Ethernet header.
+/// Returns whether frames of an interface of the calling thread's namespace begin with an Ethernet header.
 ///
 /// # Errors
-/// There is no such interface, or it cannot be asked for.
+/// There is no such interface, or the request failed.
 pub fn has_ethernet(ifindex: i32) -> io::Result<bool> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex).ok_or(Errno::ENODEV)?;
     Ok(matches!(link.hardware, ARPHRD_ETHER | ARPHRD_LOOPBACK))
 }
 
-impl Link {
-    fn begin(self) -> Begin {
+/// Whether an interface of the calling thread's namespace is a tun device, whose packets are a process's and begin with the IP header.
+///
+/// # Errors
+/// There is no such interface, or it cannot be asked for.
+pub fn is_tun(ifindex: i32) -> io::Result<bool> {
+    let link = links()?.into_iter().find(|link| link.ifindex == ifindex).ok_or(Errno::ENODEV)?;
+    Ok(link.kind == "tun" && link.hardware == ARPHRD_NONE)
+}
+
+impl StackLink {
+    fn begin(self) -> FrameStart {
         match self.hardware {
-            _ if TUNNELS.contains(&self.kind.as_str()) => Begin::Tunnel { kind: self.kind },
-            ARPHRD_ETHER | ARPHRD_LOOPBACK => Begin::Ethernet,
-            ARPHRD_NONE | ARPHRD_PPP | ARPHRD_RAWIP => Begin::Ip,
-            hardware => Begin::Other { hardware },
+            _ if TUNNELS.contains(&self.kind.as_str()) => FrameStart::Tunnel { kind: self.kind },
+            ARPHRD_ETHER | ARPHRD_LOOPBACK => FrameStart::Ethernet,
+            ARPHRD_NONE | ARPHRD_PPP | ARPHRD_RAWIP => FrameStart::Ip,
+            hardware => FrameStart::Other { hardware },
         }
     }
 }
 
-/// Whether an interface of the calling thread's namespace has VLANs on it, in the same namespace, whose tags its driver takes
-/// off before an XDP program sees the packets.
+/// Returns whether an interface of the calling thread's namespace has VLANs in the same namespace whose tags its
+/// driver removes before an XDP program sees the packets.
 pub fn hides_tags(ifindex: i32) -> io::Result<bool> {
-    let is_on_it = |link: &Link| link.kind == "vlan" && link.lower == ifindex;
+    let is_on_it = |link: &StackLink| link.kind == "vlan" && link.lower == ifindex;
     Ok(links()?.iter().any(is_on_it) && strips_tags(ifindex)?)
 }
 
-/// `rxvlan` of ethtool.
+/// Returns `rxvlan` of ethtool.
 fn strips_tags(ifindex: i32) -> io::Result<bool> {
     // linux/sockios.h, linux/ethtool.h
     const SIOCETHTOOL: libc::Ioctl = 0x8946;
@@ -134,12 +149,12 @@ fn strips_tags(ifindex: i32) -> io::Result<bool> {
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
     /// `struct ethtool_value`
     #[repr(C)]
-    struct Flags {
+    struct EthtoolValue {
         command: u32,
         value: u32,
     }
     let name = if_indextoname(ifindex.cast_unsigned())?;
-    let mut flags = Flags { command: ETHTOOL_GFLAGS, value: 0 };
+    let mut flags = EthtoolValue { command: ETHTOOL_GFLAGS, value: 0 };
     // SAFETY: all zeroes are an empty request.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.to_bytes()).take(libc::IFNAMSIZ - 1) {
@@ -150,26 +165,27 @@ fn strips_tags(ifindex: i32) -> io::Result<bool> {
     // SAFETY: the request names its interface and points to what the command fills in; both outlive the call.
     match Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) }) {
         Ok(_) => Ok(flags.value & ETH_FLAG_RXVLAN != 0),
-        // A driver that has no such flags strips nothing.
+        // A driver without such flags removes no tags.
         Err(Errno::EOPNOTSUPP) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-fn links() -> io::Result<Vec<Link>> {
+fn links() -> io::Result<Vec<StackLink>> {
     let mut links = Vec::new();
     dump(RTM_GETLINK, &[0; IFINFOMSG], RTM_NEWLINK, |body| links.extend(parse(body)))?;
     Ok(links)
 }
 
-fn parse(body: &[u8]) -> Option<Link> {
+fn parse(body: &[u8]) -> Option<StackLink> {
     let hardware = u16::from_ne_bytes(*body.get(2..)?.first_chunk()?);
     let ifindex = i32::from_ne_bytes(*body.get(4..)?.first_chunk()?);
     let attributes = body.get(IFINFOMSG..)?;
-    let kind = attribute(attributes, IFLA_LINKINFO).and_then(|info| attribute(info, IFLA_INFO_KIND));
-    let kind = String::from_utf8_lossy(kind.unwrap_or_default()).trim_end_matches('\0').to_owned();
+    let info = attribute(attributes, IFLA_LINKINFO).unwrap_or_default();
+    let kind = attribute(info, IFLA_INFO_KIND).unwrap_or_default();
+    let kind = String::from_utf8_lossy(kind).trim_end_matches('\0').to_owned();
     let lower = attribute(attributes, IFLA_LINK).and_then(|lower| lower.first_chunk());
-    Some(Link { ifindex, hardware, kind, lower: lower.map_or(0, |lower| i32::from_ne_bytes(*lower)) })
+    Some(StackLink { ifindex, hardware, kind, lower: lower.map_or(0, |lower| i32::from_ne_bytes(*lower)) })
 }
 
 #[cfg(test)]
@@ -177,9 +193,9 @@ mod tests {
     use super::*;
     use crate::netlink::attribute_of;
 
-    /// In whatever namespace the tests are: the loopback interface has no driver that could strip anything.
+    /// Runs in whatever namespace the tests are in. The loopback interface has no driver that could remove tags.
     #[test]
-    fn the_loopback_interface_hides_nothing() {
+    fn loopback_interface_hides_no_tags() {
         let loopback = nix::net::if_::if_nametoindex("lo").expect("it is there").cast_signed();
         assert!(!strips_tags(loopback).expect("flags"));
         assert!(!hides_tags(loopback).expect("links"));
@@ -188,20 +204,20 @@ mod tests {
     }
 
     #[test]
-    fn links_are_read_as_far_as_they_go() {
+    fn truncated_link_is_read_up_to_its_end() {
         let mut body = vec![0; IFINFOMSG];
         body[2..4].copy_from_slice(&ARPHRD_ETHER.to_ne_bytes());
         body[4..8].copy_from_slice(&7_i32.to_ne_bytes());
         body.extend(attribute_of(3, b"eth0.5\0"));
         body.extend(attribute_of(IFLA_LINK, &3_i32.to_ne_bytes()));
         body.extend(attribute_of(IFLA_LINKINFO | 0x8000, &attribute_of(IFLA_INFO_KIND, b"vlan\0")));
-        let vlan = Link { ifindex: 7, hardware: ARPHRD_ETHER, kind: "vlan".to_owned(), lower: 3 };
+        let vlan = StackLink { ifindex: 7, hardware: ARPHRD_ETHER, kind: "vlan".to_owned(), lower: 3 };
         assert_eq!(parse(&body), Some(vlan));
         for len in 0..IFINFOMSG {
             assert_eq!(parse(&body[..len]), None, "cut at {len}");
         }
-        // A card has no kind.
-        let card = Link { ifindex: 7, hardware: ARPHRD_ETHER, ..Link::default() };
+        // A network card has no kind.
+        let card = StackLink { ifindex: 7, hardware: ARPHRD_ETHER, ..StackLink::default() };
         assert_eq!(parse(&body[..IFINFOMSG]), Some(card));
         for len in IFINFOMSG..body.len() {
             assert!(parse(&body[..len]).is_some(), "cut at {len}");
@@ -209,22 +225,24 @@ mod tests {
     }
 
     #[test]
-    fn frames_begin_as_the_hardware_type_says() {
-        let of = |hardware, kind: &str| Link { hardware, kind: kind.to_owned(), ..Link::default() }.begin();
-        let tunnel = |kind: &str| Begin::Tunnel { kind: kind.to_owned() };
+    fn first_header_follows_the_hardware_type() {
+        let of = |hardware, kind: &str| {
+            StackLink { hardware, kind: kind.to_owned(), ..StackLink::default() }.begin()
+        };
+        let tunnel = |kind: &str| FrameStart::Tunnel { kind: kind.to_owned() };
         for (hardware, kind, begin) in [
-            (ARPHRD_ETHER, "", Begin::Ethernet),
-            (ARPHRD_ETHER, "veth", Begin::Ethernet),
-            (ARPHRD_ETHER, "tun", Begin::Ethernet),
-            (ARPHRD_LOOPBACK, "", Begin::Ethernet),
-            (ARPHRD_NONE, "tun", Begin::Ip),
-            (ARPHRD_NONE, "wireguard", Begin::Ip),
-            (ARPHRD_PPP, "ppp", Begin::Ip),
-            (ARPHRD_RAWIP, "", Begin::Ip),
+            (ARPHRD_ETHER, "", FrameStart::Ethernet),
+            (ARPHRD_ETHER, "veth", FrameStart::Ethernet),
+            (ARPHRD_ETHER, "tun", FrameStart::Ethernet),
+            (ARPHRD_LOOPBACK, "", FrameStart::Ethernet),
+            (ARPHRD_NONE, "tun", FrameStart::Ip),
+            (ARPHRD_NONE, "wireguard", FrameStart::Ip),
+            (ARPHRD_PPP, "ppp", FrameStart::Ip),
+            (ARPHRD_RAWIP, "", FrameStart::Ip),
             (778, "gre", tunnel("gre")),
             (768, "ipip", tunnel("ipip")),
             (ARPHRD_ETHER, "vxlan", tunnel("vxlan")),
-            (32, "", Begin::Other { hardware: 32 }),
+            (32, "", FrameStart::Other { hardware: 32 }),
         ] {
             assert_eq!(of(hardware, kind), begin, "{hardware} {kind}");
         }

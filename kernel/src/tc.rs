@@ -1,5 +1,5 @@
-//! Attaching to the traffic control hooks of an interface: by a TCX link where the kernel has it (6.6), by
-//! a clsact filter otherwise.
+//! Attaches programs to the TC hooks of an interface: by a TCX link if the kernel supports it (6.6), else by a clsact
+//! filter.
 
 #![allow(unsafe_code)]
 
@@ -7,106 +7,105 @@ mod stale;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use libbpf_rs::query::LinkTypeInfo;
-use libbpf_rs::{AsRawLibbpf, Link, ProgramMut};
+use libbpf_rs::ProgramMut;
 use nix::sched::{CloneFlags, setns};
 
 use crate::Error;
-use crate::fork::{Kept, keep_from_children};
+use crate::fork::{ForkSafeLink, keep_from_children};
 use crate::raw::{self, check};
 
-pub use crate::hook::{Hook, Mechanism};
+pub use crate::hook::{KernelHook, Mechanism};
 
-/// Where among the programs of one hook.
+/// Position among the programs of one hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Position {
+pub enum TcPosition {
+    /// The first place, before the programs of others.
     First,
+    /// The last place, after the programs of others.
     Last,
 }
 
-/// A program on an interface; dropping it detaches the program, from whatever network namespace.
-pub struct Attachment(Inner);
+/// A program on an interface. Dropping it detaches the program, from any network namespace.
+pub struct TcAttachment(TcInner);
 
-enum Inner {
-    /// The kernel detaches when the link's last descriptor closes, so also when this process is killed.
-    Tcx { _kept: Kept, link: Link },
-    /// Outlives the process unless it is removed.
-    Clsact { filter: Filter },
+enum TcInner {
+    /// The kernel detaches the program when the link's last descriptor is closed, also if this process is killed.
+    Tcx { _kept: ForkSafeLink, link: OwnedFd },
+    /// The filter outlives the process unless it is removed.
+    Clsact { filter: ClsactFilter },
 }
 
-impl Attachment {
-    /// Attaches to an interface of the calling thread's network namespace. `mechanism` `None` takes TCX
-    /// where the kernel has it.
+impl TcAttachment {
+    /// Attaches to an interface of the calling thread's network namespace. `mechanism` `None` takes TCX if the kernel
+    /// supports it.
     pub fn new(
         program: &ProgramMut<'_>,
         ifindex: i32,
-        hook: Hook,
-        position: Position,
+        hook: KernelHook,
+        position: TcPosition,
         mechanism: Option<Mechanism>,
     ) -> Result<Self, Error> {
         let error = |mechanism| move |source| Error::Interface { ifindex, hook, mechanism, source };
         if mechanism != Some(Mechanism::Clsact) {
-            match tcx(program, ifindex, position) {
-                Ok(link) => return Ok(Self(Inner::Tcx { _kept: keep_from_children(&link), link })),
-                // The answer of a kernel that does not know the attach type.
+            match tcx(program, ifindex, hook, position) {
+                Ok(link) => return Ok(Self(TcInner::Tcx { _kept: keep_from_children(&link), link })),
+                // The kernel does not know the attach type.
                 Err(e) if mechanism.is_none() && e.raw_os_error() == Some(nix::libc::EINVAL) => {}
                 Err(e) => return Err(error(Mechanism::Tcx)(e)),
             }
         }
-        let filter = Filter::new(program, ifindex, hook, position).map_err(error(Mechanism::Clsact))?;
-        Ok(Self(Inner::Clsact { filter }))
+        let filter = ClsactFilter::new(program, ifindex, hook, position).map_err(error(Mechanism::Clsact))?;
+        Ok(Self(TcInner::Clsact { filter }))
     }
 
-    /// Whether the program is still where it was attached: somebody else may have detached it, and an interface takes
-    /// it along when it goes.
+    /// Returns whether the program is still attached. Another process may have detached it, or the interface may be
+    /// gone.
     pub fn is_in_place(&self) -> bool {
         match &self.0 {
-            Inner::Tcx { link, .. } => {
-                let info = link.info().map(|info| info.info);
-                matches!(info, Ok(LinkTypeInfo::Tcx(tcx)) if tcx.ifindex != 0)
-            }
-            Inner::Clsact { filter } => filter.in_its_namespace(|filter| filter.is_in_place()),
+            TcInner::Tcx { link, .. } => interface_of(link).is_ok_and(|ifindex| ifindex != 0),
+            TcInner::Clsact { filter } => filter.in_its_namespace(|filter| filter.is_in_place()),
         }
     }
 
-    /// Of its link: as long as somebody has it the program stays. `None`: the program stays anyway, until it is removed.
+    /// Returns the descriptor of the link: the program stays as long as a process has it. `None`: the program stays
+    /// until it is removed.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Inner::Tcx { link, .. } => Some(link.as_fd()),
-            Inner::Clsact { .. } => None,
+            TcInner::Tcx { link, .. } => Some(link.as_fd()),
+            TcInner::Clsact { .. } => None,
         }
     }
 
+    /// Returns the mechanism that the program is attached by.
     pub fn mechanism(&self) -> Mechanism {
         match self.0 {
-            Inner::Tcx { .. } => Mechanism::Tcx,
-            Inner::Clsact { .. } => Mechanism::Clsact,
+            TcInner::Tcx { .. } => Mechanism::Tcx,
+            TcInner::Clsact { .. } => Mechanism::Clsact,
         }
     }
 }
 
-impl Drop for Attachment {
+impl Drop for TcAttachment {
     fn drop(&mut self) {
-        if let Inner::Tcx { link, .. } = &self.0 {
-            // An interface that is gone took the link along, so there is nothing to report.
+        if let TcInner::Tcx { link, .. } = &self.0 {
+            // If the interface is gone, the link went with it, so errors are ignored.
             let _ = raw::detach(link);
         }
     }
 }
 
-/// TCX programs on a hook of an interface of the calling thread's namespace, whoever attached them.
+/// Returns the number of TCX programs on a hook of an interface of the calling thread's namespace, of all processes.
 ///
 /// # Errors
 /// There is no such interface, or the kernel has no TCX.
-pub fn count(ifindex: i32, hook: Hook) -> io::Result<usize> {
+pub fn count(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
     Ok(links(ifindex, hook)?.len())
 }
 
-/// Detaches every TCX program as [`count`] counts them, as `bpftool link detach` does. Returns how many.
-pub fn detach_all(ifindex: i32, hook: Hook) -> io::Result<usize> {
+/// Detaches the TCX programs that [`count`] counts, as `bpftool link detach` does. Returns their number.
+pub fn detach_all(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
     let links = links(ifindex, hook)?;
     for id in &links {
         // SAFETY: no pointers are passed; the call makes the descriptor.
@@ -115,10 +114,11 @@ pub fn detach_all(ifindex: i32, hook: Hook) -> io::Result<usize> {
     Ok(links.len())
 }
 
-/// IDs of the links, in the order in which their programs run.
-fn links(ifindex: i32, hook: Hook) -> io::Result<Vec<u32>> {
+/// Returns the IDs of the links, in the order in which their programs run.
+fn links(ifindex: i32, hook: KernelHook) -> io::Result<Vec<u32>> {
     const MOST: usize = 64; // BPF_MPROG_MAX
-    let (mut programs, mut links) = ([0; MOST], [0; MOST]);
+    let mut programs = [0; MOST];
+    let mut links = [0; MOST];
     let mut options = libbpf_sys::bpf_prog_query_opts {
         sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
         prog_ids: programs.as_mut_ptr(),
@@ -126,54 +126,73 @@ fn links(ifindex: i32, hook: Hook) -> io::Result<Vec<u32>> {
         ..Default::default()
     };
     options.__bindgen_anon_1.count = MOST as u32;
-    let kind = match hook {
-        Hook::Ingress => libbpf_sys::BPF_TCX_INGRESS,
-        Hook::Egress => libbpf_sys::BPF_TCX_EGRESS,
-    };
     // SAFETY: both arrays have as many elements as `count` says and outlive the call.
-    check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind, &raw mut options) })?;
+    check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind(hook), &raw mut options) })?;
     // SAFETY: all members of the union are the same number.
     let count = unsafe { options.__bindgen_anon_1.count } as usize;
     Ok(links.into_iter().take(count).collect())
 }
 
-/// The hook comes from the program's section, `tcx/ingress` or `tcx/egress`.
-fn tcx(program: &ProgramMut<'_>, ifindex: i32, position: Position) -> io::Result<Link> {
-    let options = libbpf_sys::bpf_tcx_opts {
-        sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
+fn kind(hook: KernelHook) -> libbpf_sys::bpf_attach_type {
+    match hook {
+        KernelHook::Ingress => libbpf_sys::BPF_TCX_INGRESS,
+        KernelHook::Egress => libbpf_sys::BPF_TCX_EGRESS,
+    }
+}
+
+/// Creates a link at a hook, whatever section the program is in.
+fn tcx(
+    program: &ProgramMut<'_>,
+    ifindex: i32,
+    hook: KernelHook,
+    position: TcPosition,
+) -> io::Result<OwnedFd> {
+    let options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
         flags: match position {
-            Position::First => libbpf_sys::BPF_F_BEFORE,
-            Position::Last => libbpf_sys::BPF_F_AFTER,
+            TcPosition::First => libbpf_sys::BPF_F_BEFORE,
+            TcPosition::Last => libbpf_sys::BPF_F_AFTER,
         },
         ..Default::default()
     };
-    // SAFETY: the program is loaded and outlives the call; `options` is initialised and carries its size.
-    let link = unsafe {
-        libbpf_sys::bpf_program__attach_tcx(program.as_libbpf_object().as_ptr(), ifindex, &raw const options)
-    };
-    let link = NonNull::new(link).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: libbpf returned a link that nothing else owns.
-    Ok(unsafe { Link::from_ptr(link) })
+    let program = program.as_fd().as_raw_fd();
+    // SAFETY: the program is open; `options` is initialised and carries its size; the call makes the descriptor.
+    unsafe { raw::owned(libbpf_sys::bpf_link_create(program, ifindex, kind(hook), &raw const options)) }
 }
 
-/// A clsact filter. The clsact qdisc itself stays: removing it would take along whatever filters others
-/// have put there since, and an empty one costs nothing.
-struct Filter {
+/// Index of the interface that a TCX link is on; 0: it is on none any more.
+fn interface_of(link: &OwnedFd) -> io::Result<u32> {
+    let mut info = libbpf_sys::bpf_link_info::default();
+    let mut len = size_of::<libbpf_sys::bpf_link_info>() as u32;
+    // SAFETY: the descriptor is open; `info` has as many bytes as `len` says and outlives the call.
+    check(unsafe { libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &raw mut info, &raw mut len) })?;
+    // SAFETY: every bit pattern is a value of the union's member for TCX, which this link is.
+    Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex })
+}
+
+/// A clsact filter. The clsact qdisc itself stays when the filter is removed: other filters may have been added to
+/// it, and an empty one costs nothing.
+struct ClsactFilter {
     ifindex: i32,
-    hook: Hook,
+    hook: KernelHook,
     handle: u32,
     priority: u32,
     program: u32,
-    /// Interface indexes mean nothing outside their namespace.
+    /// The network namespace. Interface indexes mean nothing outside it.
     namespace: File,
 }
 
-/// The kernel picks a priority before all others when given none.
+/// Lets the kernel pick a priority before all others.
 const PRIORITY_FIRST: u32 = 0;
 const PRIORITY_LAST: u32 = 0xffff;
 
-impl Filter {
-    fn new(program: &ProgramMut<'_>, ifindex: i32, hook: Hook, position: Position) -> io::Result<Self> {
+impl ClsactFilter {
+    fn new(
+        program: &ProgramMut<'_>,
+        ifindex: i32,
+        hook: KernelHook,
+        position: TcPosition,
+    ) -> io::Result<Self> {
         let namespace = File::open("/proc/thread-self/ns/net")?;
         let mut point = point(ifindex, hook);
         // SAFETY: `point` is initialised and carries its size.
@@ -185,8 +204,8 @@ impl Filter {
         let mut options = libbpf_sys::bpf_tc_opts {
             prog_fd: program.as_fd().as_raw_fd(),
             priority: match position {
-                Position::First => PRIORITY_FIRST,
-                Position::Last => PRIORITY_LAST,
+                TcPosition::First => PRIORITY_FIRST,
+                TcPosition::Last => PRIORITY_LAST,
             },
             ..options()
         };
@@ -196,11 +215,11 @@ impl Filter {
         Ok(Self { ifindex, hook, handle, priority, program, namespace })
     }
 
-    /// Whether there is such a filter in the calling thread's namespace.
+    /// Returns whether there is such a filter in the calling thread's namespace.
     fn is_in_place(&self) -> bool {
         let Self { ifindex, hook, handle, priority, program, .. } = *self;
-        let (point, mut options) =
-            (point(ifindex, hook), libbpf_sys::bpf_tc_opts { handle, priority, ..options() });
+        let point = point(ifindex, hook);
+        let mut options = libbpf_sys::bpf_tc_opts { handle, priority, ..options() };
         // SAFETY: both structures are initialised and carry their sizes.
         let found = check(unsafe { libbpf_sys::bpf_tc_query(&raw const point, &raw mut options) });
         found.is_ok() && options.prog_id == program
@@ -210,8 +229,8 @@ impl Filter {
         detach(&point(self.ifindex, self.hook), self.handle, self.priority)
     }
 
-    /// Runs `work` in the filter's namespace, on another thread: the caller stays in its own. Without the namespace there is
-    /// nothing to work on.
+    /// Runs `work` in the filter's namespace, on another thread, so that the caller stays in its own. If the
+    /// namespace is gone, nothing is done.
     fn in_its_namespace<T: Send + Default>(&self, work: impl FnOnce(&Self) -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = || setns(&self.namespace, CloneFlags::CLONE_NEWNET).map(|()| work(self));
@@ -220,22 +239,22 @@ impl Filter {
     }
 }
 
-impl Drop for Filter {
+impl Drop for ClsactFilter {
     fn drop(&mut self) {
-        // An interface that is gone took its filters along, so there is nothing to report.
+        // If the interface is gone, its filters went with it, so errors are ignored.
         self.in_its_namespace(|filter| drop(filter.detach()));
     }
 }
 
-/// Removes the filters with a program of this name that processes which were killed have left on an interface, as they do where the kernel has
-/// no TCX.
-pub fn remove_leftovers(ifindex: i32, hook: Hook, name: &str) -> io::Result<()> {
+/// Removes filters with a program of this name that killed processes have left on an interface. They stay if the
+/// kernel has no TCX.
+pub fn remove_leftovers(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<()> {
     remove_stale(&point(ifindex, hook), hook, name)
 }
 
-/// Removes the filters of processes that were killed. Their programs do no harm, since nobody raises their limits any more,
-/// but they see every packet.
-fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: Hook, name: &str) -> io::Result<()> {
+/// Removes filters of killed processes. Their programs are harmless, since nobody raises their limits, but they see
+/// every packet.
+fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: KernelHook, name: &str) -> io::Result<()> {
     for filter in stale::find(point.ifindex, hook, name)? {
         detach(point, filter.handle, filter.priority)?;
     }
@@ -249,13 +268,13 @@ fn detach(point: &libbpf_sys::bpf_tc_hook, handle: u32, priority: u32) -> io::Re
     check(unsafe { libbpf_sys::bpf_tc_detach(point, &raw const options) })
 }
 
-fn point(ifindex: i32, hook: Hook) -> libbpf_sys::bpf_tc_hook {
+fn point(ifindex: i32, hook: KernelHook) -> libbpf_sys::bpf_tc_hook {
     libbpf_sys::bpf_tc_hook {
         sz: size_of::<libbpf_sys::bpf_tc_hook>() as libbpf_sys::size_t,
         ifindex,
         attach_point: match hook {
-            Hook::Ingress => libbpf_sys::BPF_TC_INGRESS,
-            Hook::Egress => libbpf_sys::BPF_TC_EGRESS,
+            KernelHook::Ingress => libbpf_sys::BPF_TC_INGRESS,
+            KernelHook::Egress => libbpf_sys::BPF_TC_EGRESS,
         },
         ..Default::default()
     }

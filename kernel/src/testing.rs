@@ -10,7 +10,8 @@ use libbpf_rs::btf::types::Enum;
 use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{ObjectBuilder, Program};
 
-/// The names of an enum, in order and in lower case, without `prefix` and the last one, which counts them.
+/// Returns the names of an enum, in order and in lower case, without `prefix`, and without the last one, which is the
+/// count.
 pub fn enum_names(out: &str, object: &str, kind: &str, prefix: &str) -> Vec<String> {
     let btf = btf(out, object);
     let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
@@ -27,8 +28,9 @@ fn btf(out: &str, object: &str) -> Btf<'static> {
     Btf::from_path(format!("{out}/{object}")).expect("BTF")
 }
 
-/// Linux allows a million instructions to be verified, and older kernels come to more for the same program. What needs many also takes
-/// long to load: where this fails, a function that is checked anew for each call wants to be a global one.
+/// Most instructions that the verifier may process for a program. Linux allows a million, and older kernels need more
+/// for the same program. A large number also slows down loading. If this fails, make a function that is verified at
+/// each call a global one.
 const MOST_VERIFIED: u32 = 400_000;
 
 /// Loads objects, `(path, image)`, into the running kernel, with the configuration that they are compiled with. Needs root.
@@ -40,14 +42,14 @@ pub fn load_objects(objects: &[(&str, &[u8])]) {
     }
     for (path, image) in objects {
         let name = Path::new(path).file_name().and_then(|name| name.to_str()).expect("a name");
-        // libelf wants it aligned, as a `Vec` is.
+        // libelf needs an aligned image; a `Vec` is aligned.
         let image = image.to_vec();
         let open = ObjectBuilder::default().open_memory(&image).expect(name);
         let object = open.load().expect(name);
         println!("{name}: {} programs, {} maps", object.progs().count(), object.maps().count());
         assert!(object.progs().count() > 0, "{name}");
         for program in object.progs() {
-            // What is loaded on request only has no number here.
+            // Programs that are loaded on request have no number here.
             let Ok(id) = Program::id_from_fd(program.as_fd()) else { continue };
             let info = ProgInfoIter::default().find(|info| info.id == id).expect(name);
             println!("{name}: {:?}: {} instructions verified", program.name(), info.verified_insns);

@@ -1,4 +1,4 @@
-//! What becomes of a UDP socket that others may hold, too.
+//! Ends a UDP socket for every process that holds it.
 
 #![allow(unsafe_code)]
 
@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
 
-/// Whoever holds the socket neither sends by it nor gets anything any more, whatever they do to it: it is shut down, and a filter that
-/// cannot be taken off drops what comes. What has come before can still be read.
+/// Ends a socket: no holder can send with it or receive new datagrams, whatever they do to it. The socket is shut
+/// down, and a filter that cannot be removed drops new datagrams. Datagrams that arrived before can still be read.
 pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
     drop_all(&socket)?;
     let locked: libc::c_int = 1;
@@ -18,7 +18,7 @@ pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
     if ended == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Nothing that comes is received.
+/// Makes the socket receive nothing.
 pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
     let nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
     let mut filters = [nothing];
@@ -26,9 +26,11 @@ pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
     set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
+/// Sets an option of a socket.
 pub fn set<T>(socket: impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and `value` has as many bytes as is said; what a filter points to outlives the call.
+    // SAFETY: the descriptor is open, and `value` has `bytes` bytes. The memory that a filter points to outlives the
+    // call.
     let set = unsafe {
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), bytes)
     };
@@ -41,11 +43,13 @@ mod tests {
 
     use super::*;
 
-    /// Descriptors of it are one socket: who keeps one has nothing by it.
+    /// The end of a socket affects every descriptor of it.
     #[test]
-    fn who_keeps_it_has_nothing_by_it() {
-        let (one, other) = (UdpSocket::bind("127.0.0.1:0"), UdpSocket::bind("127.0.0.1:0"));
-        let (one, other) = (one.expect("bind"), other.expect("bind"));
+    fn duplicate_of_an_ended_socket_is_useless() {
+        let one = UdpSocket::bind("127.0.0.1:0");
+        let other = UdpSocket::bind("127.0.0.1:0");
+        let one = one.expect("bind");
+        let other = other.expect("bind");
         let address = |socket: &UdpSocket| socket.local_addr().expect("an address");
         one.connect(address(&other)).expect("connect");
         other.connect(address(&one)).expect("connect");
@@ -54,7 +58,7 @@ mod tests {
         end_for_all(&one).expect("the end");
         drop(one);
         assert_eq!(kept.send(b"after").expect_err("shut down").kind(), io::ErrorKind::BrokenPipe);
-        // Connected anew it is shut down all the same, and its filter stays.
+        // After another connect() it is still shut down, and its filter stays.
         kept.connect(address(&other)).expect("connect");
         assert!(kept.send(b"after").is_err());
         assert!(set(&kept, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0).is_err());

@@ -1,4 +1,4 @@
-//! Asks the kernel who is at the other end of a Unix socket.
+//! Queries the kernel about the peer of a Unix socket.
 
 #![allow(unsafe_code)]
 
@@ -7,18 +7,18 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::libc;
 
-/// Groups of a process that are asked for at first: few have more.
+/// Number of groups that the first call has room for. Few processes have more.
 const GROUPS: usize = 32;
 
-/// Returns the supplementary groups that the process had which has made the connection (`SO_PEERGROUPS`, Linux 4.13).
+/// Returns the supplementary groups of the process that made the connection, at that time (`SO_PEERGROUPS`, Linux 4.13).
 ///
 /// # Errors
-/// It is no connection of a Unix socket.
+/// The descriptor is not a connected Unix socket.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::gid_t>> {
     let mut groups: Vec<libc::gid_t> = vec![0; GROUPS];
     loop {
         let mut bytes = size_of_val(&groups[..]) as libc::socklen_t;
-        // SAFETY: the descriptor is open, and there is room for as many bytes as is said.
+        // SAFETY: the descriptor is open, and the buffer has the stated size.
         let got = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -35,7 +35,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::gid_t>> {
                 return Ok(groups);
             }
             _ => match io::Error::last_os_error() {
-                // It says how many there are.
+                // The kernel returns the number of groups.
                 error if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => {
                     groups.resize(count, 0);
                 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_of_the_other_end_are_those_of_its_process() {
+    fn peer_groups_are_those_of_its_process() {
         let (one, _other) = UnixStream::pair().expect("a pair");
         let mut own: Vec<_> =
             nix::unistd::getgroups().expect("groups").into_iter().map(nix::unistd::Gid::as_raw).collect();

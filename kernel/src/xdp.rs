@@ -1,5 +1,6 @@
-//! Attaching to an interface at XDP, by a link: the kernel detaches when its last descriptor closes, so also when this
-//! process is killed. An interface has room for one program, which [`root`] shares between processes.
+//! Attaches programs to an interface at XDP, by a link. The kernel detaches them when the link's last descriptor is
+//! closed, also if this process is killed. An interface has room for one program, which [`root`] shares between
+//! processes.
 
 #![allow(unsafe_code)]
 
@@ -14,10 +15,10 @@ use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 
 use crate::raw::{check, detach, owned};
 
-pub use crate::hook::Mode;
+pub use crate::hook::XdpMode;
 
-/// Detaches the program that a link has put onto an interface of the calling thread's network namespace, whoever made
-/// it, as `bpftool link detach` does. Returns how many links there were.
+/// Detaches the program that a link has attached to an interface of the calling thread's network namespace, also one
+/// of another process, as `bpftool link detach` does. Returns the number of links.
 pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     let mut program = 0;
     // SAFETY: `program` outlives the call.
@@ -35,11 +36,12 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     Ok(links.len())
 }
 
-/// How long the program of an interface takes for an Ethernet frame, with all that it calls: the mean of so many in a row, so with
-/// everything in the caches. Not for frames that get an answer, since that takes the frame's place.
+/// Measures how long the program of an interface takes for an Ethernet frame, with everything that it calls: the mean
+/// of `runs` runs in a row, with warm caches. Frames that the program answers cannot be measured, because the answer
+/// replaces the frame.
 ///
 /// # Errors
-/// There is no program; or without CAP_SYS_ADMIN.
+/// There is no program, or the process lacks CAP_SYS_ADMIN.
 pub fn time(ifindex: i32, frame: &[u8], runs: u32) -> io::Result<Duration> {
     let program = shared::program_of(ifindex)?.ok_or(io::ErrorKind::NotFound)?;
     let mut options = libbpf_sys::bpf_test_run_opts {
@@ -49,18 +51,18 @@ pub fn time(ifindex: i32, frame: &[u8], runs: u32) -> io::Result<Duration> {
         repeat: i32::try_from(runs).map_err(io::Error::other)?,
         ..Default::default()
     };
-    // SAFETY: the descriptor is open; the kernel reads the frame during the call only, and writes to `options`.
+    // SAFETY: the descriptor is open. The kernel reads the frame during the call only, and writes to `options`.
     check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) })?;
     Ok(Duration::from_nanos(options.duration.into()))
 }
 
-fn link(program: BorrowedFd<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedFd> {
+fn link(program: BorrowedFd<'_>, ifindex: i32, mode: XdpMode) -> io::Result<OwnedFd> {
     let options = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
         flags: match mode {
-            Mode::Auto => 0,
-            Mode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
-            Mode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+            XdpMode::Auto => 0,
+            XdpMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
         },
         ..Default::default()
     };
@@ -69,8 +71,8 @@ fn link(program: BorrowedFd<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedFd
     unsafe { owned(libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options)) }
 }
 
-/// Whether its program is still on an interface: somebody else may have detached it, and an interface takes it along when it
-/// goes.
+/// Returns whether a link's program is still on an interface. Another process may have detached it, or the interface
+/// may be gone.
 fn is_attached(link: impl AsFd) -> bool {
     let mut info = libbpf_sys::bpf_link_info::default();
     let mut bytes = size_of_val(&info) as u32;

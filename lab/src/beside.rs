@@ -1,4 +1,5 @@
-//! Figures beside each other as a picture: a panel for each of what they are of, in it a line for each name, and on it a mark for each series.
+//! Draws figures side by side: a panel for each kind of figure, a line for each name in it, and a mark for each series
+//! on the line.
 
 use std::path::Path;
 
@@ -9,59 +10,61 @@ use crate::stats::Spread;
 
 const WIDTH: u32 = 560;
 const LINE_HEIGHT: u32 = 26;
-/// Of a panel, besides its lines.
+/// Height of a panel without its lines.
 const FRAME_HEIGHT: u32 = 84;
 const LABELS_WIDTH: u32 = 210;
-/// Above all, where there are several series.
+/// Height of the legend above everything, where there are several series.
 const LEGEND_HEIGHT: u32 = 26;
 const LEGEND_WIDTH: i32 = 100;
 const FONT: &str = "sans-serif";
 
 pub struct Panel {
-    /// With the unit.
+    /// Title with the unit.
     pub title: String,
-    /// By factors, from the left to the right.
+    /// Whether the axis is logarithmic.
     pub is_log: bool,
-    pub lines: Vec<Line>,
+    pub lines: Vec<PanelLine>,
 }
 
-/// From the top to the bottom.
-pub struct Line {
+/// A line of a panel. Lines are drawn from top to bottom.
+pub struct PanelLine {
     pub name: String,
-    pub marks: Vec<Mark>,
+    pub marks: Vec<PanelMark>,
 }
 
-/// A value, and in which range it may lie.
+/// A value and its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Mark {
-    /// By its place among the names of series.
+pub struct PanelMark {
+    /// Index into the names of series.
     pub series: usize,
     pub at: f64,
     pub from: f64,
     pub to: f64,
 }
 
-impl Mark {
-    /// The median, from the least to the most.
-    pub fn of(series: usize, spread: Spread) -> Self {
+impl PanelMark {
+    /// Makes a mark at the median, with a line from the least to the most.
+    pub fn from_spread(series: usize, spread: Spread) -> Self {
         Self { series, at: spread.median, from: spread.min, to: spread.max }
     }
 }
 
 impl Panel {
-    /// Of one series: for each name a figure, and in which range it may lie.
-    pub fn of(title: &str, figures: impl IntoIterator<Item = (String, Option<[f64; 3]>)>) -> Self {
-        let marks = |[at, from, to]: [f64; 3]| vec![Mark { series: 0, at, from, to }];
-        let line =
-            |(name, figure): (String, Option<_>)| Line { name, marks: figure.map_or_else(Vec::new, marks) };
+    /// Makes a panel of one series: for each name a figure and its range.
+    pub fn from_figures(title: &str, figures: impl IntoIterator<Item = (String, Option<[f64; 3]>)>) -> Self {
+        let marks = |[at, from, to]: [f64; 3]| vec![PanelMark { series: 0, at, from, to }];
+        let line = |(name, figure): (String, Option<_>)| PanelLine {
+            name,
+            marks: figure.map_or_else(Vec::new, marks),
+        };
         Self { title: title.to_owned(), is_log: false, lines: figures.into_iter().map(line).collect() }
     }
 
-    fn marks(&self) -> impl Iterator<Item = &Mark> {
+    fn marks(&self) -> impl Iterator<Item = &PanelMark> {
         self.lines.iter().flat_map(|line| &line.marks)
     }
 
-    /// Where a value lies.
+    /// Returns the position of a value on the axis.
     fn place(&self, value: f64) -> f64 {
         if self.is_log { value.max(f64::MIN_POSITIVE).log10() } else { value }
     }
@@ -76,9 +79,9 @@ impl Panel {
         }
     }
 
-    /// Whole powers of ten; else from 0.
+    /// Returns the axis' range: from and to whole powers of ten if it is logarithmic, else from 0.
     fn range(&self) -> (f64, f64) {
-        let places = |of: fn(&Mark) -> f64| self.marks().map(move |mark| self.place(of(mark)));
+        let places = |of: fn(&PanelMark) -> f64| self.marks().map(move |mark| self.place(of(mark)));
         let least = places(|mark| mark.from).fold(f64::INFINITY, f64::min);
         let most = places(|mark| mark.to).fold(f64::NEG_INFINITY, f64::max);
         match self.is_log {
@@ -121,7 +124,8 @@ fn draw_panel(
     panel: &Panel,
     series: &[&str],
 ) -> anyhow::Result<()> {
-    let ((from, to), count) = (panel.range(), panel.lines.len());
+    let (from, to) = panel.range();
+    let count = panel.lines.len();
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.title, (FONT, 14))
         .margin(6)
@@ -142,7 +146,7 @@ fn draw_panel(
         .draw()?;
     for at in 0..series.len() {
         let colour = Palette99::pick(at).to_rgba();
-        // Beside each other where they would lie on each other.
+        // Marks are drawn next to each other where they would overlap.
         let aside = 0.6 * ((at as f64 + 0.5) / series.len() as f64 - 0.5);
         let marks = panel.lines.iter().enumerate().flat_map(|(line, it)| {
             it.marks.iter().filter(|mark| mark.series == at).map(move |mark| (line as f64 + aside, *mark))
@@ -163,8 +167,8 @@ mod tests {
 
     #[test]
     fn every_panel_line_and_series_is_in_the_picture() {
-        let mark = |series, at| Mark { series, at, from: at / 2.0, to: at * 2.0 };
-        let line = |name: &str, marks: Vec<Mark>| Line { name: name.to_owned(), marks };
+        let mark = |series, at| PanelMark { series, at, from: at / 2.0, to: at * 2.0 };
+        let line = |name: &str, marks: Vec<PanelMark>| PanelLine { name: name.to_owned(), marks };
         let panel = |title: &str, is_log, lines| Panel { title: title.to_owned(), is_log, lines };
         let panels = [
             panel(
@@ -191,9 +195,9 @@ mod tests {
         let panel = |is_log, values: &[f64]| Panel {
             title: String::new(),
             is_log,
-            lines: vec![Line {
+            lines: vec![PanelLine {
                 name: String::new(),
-                marks: values.iter().map(|at| Mark { series: 0, at: *at, from: *at, to: *at }).collect(),
+                marks: values.iter().map(|at| PanelMark { series: 0, at: *at, from: *at, to: *at }).collect(),
             }],
         };
         let log = panel(true, &[0.02, 60.0]);

@@ -14,15 +14,18 @@
 //! ```
 //!
 //! [`mod@bench`] is `millrace-lab bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
-//! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good,
+//! measured in such a network. It uses the lab, never the other way round. [`mod@interfaces`] is how much the kernel forwards on
+//! each kind of interface. [`hostile`] is a client that means no good,
 //! [`receivers`] are thousands of subscribers in one process, [`stall`] are strangers to carriers who do not go on.
-//! [`transport`] is how either comes to a relay, [`mod@train`] learns from measured transfers. What is measured is the program `millrace`,
+//! [`transport`] is how either comes to a relay, [`mod@train`] learns from measured transfers, and [`mesh`] simulates a cluster. What is measured is the program `millrace`,
 //! which runs as a process.
 
 pub mod bench;
 mod beside;
 pub mod hostile;
+pub mod interfaces;
 pub mod lab;
+pub mod mesh;
 mod program;
 mod progress;
 pub mod receivers;

@@ -4,36 +4,40 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use millrace::{
-    commands::privilege::Needs,
+    commands::privilege::CommandNeeds,
     program::{self, Program},
 };
-use millrace_lab::{bench, lab, train};
+use millrace_lab::{bench, interfaces, lab, mesh, train};
 
-/// Networks out of namespaces and emulated links, and measurements of Millrace and others in them.
+/// Networks of namespaces and emulated links, and measurements of Millrace and others in them.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]
-struct Cli {
+struct LabCli {
     #[command(subcommand)]
-    command: Command,
+    command: LabCommand,
 }
 
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it per process")]
-enum Command {
-    /// Make networks out of namespaces and emulated links
-    Lab(lab::Args),
+enum LabCommand {
+    /// Make networks of namespaces and emulated links
+    Lab(lab::LabArgs),
     /// Measure Millrace and other relays
-    Bench(bench::Args),
-    /// Learn from measured transfers which connection is best sent how
-    Train(train::Args),
+    Bench(bench::BenchArgs),
+    /// Show how much of a publisher's media the kernel forwards, by interface, offloads and gate
+    Interfaces(interfaces::InterfaceArgs),
+    /// Simulate a cluster of relays: how routes settle, how deep trees are, what a dead relay costs
+    Mesh(mesh::MeshArgs),
+    /// Train the choice of how to send a connection from measured transfers
+    Train(train::TrainArgs),
 }
 
-impl Program for Cli {
+impl Program for LabCli {
     const NAME: &'static str = "millrace-lab";
 
-    fn needs(&self) -> Option<Needs> {
-        let needs_root = !matches!(self.command, Command::Train(_));
-        needs_root.then_some(Needs(&[("", "it needs root: try sudo")]))
+    fn needs(&self) -> Option<CommandNeeds> {
+        let needs_root = !matches!(self.command, LabCommand::Train(_) | LabCommand::Mesh(_));
+        needs_root.then_some(CommandNeeds(&[("", "it needs root: try sudo")]))
     }
 
     fn problems(self, _: &[String]) -> Vec<String> {
@@ -42,13 +46,15 @@ impl Program for Cli {
 
     fn run(self) -> anyhow::Result<()> {
         match self.command {
-            Command::Lab(args) => lab::run(args),
-            Command::Bench(args) => bench::run(args),
-            Command::Train(args) => train::run(&args),
+            LabCommand::Lab(args) => lab::run(args),
+            LabCommand::Bench(args) => bench::run(args),
+            LabCommand::Interfaces(args) => interfaces::run(args),
+            LabCommand::Mesh(args) => mesh::run(&args),
+            LabCommand::Train(args) => train::run(&args),
         }
     }
 }
 
 fn main() -> ExitCode {
-    program::main::<Cli>()
+    program::main::<LabCli>()
 }

@@ -1,11 +1,11 @@
-//! The program that is measured.
+//! Finds the program that is measured.
 
 use std::env;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-/// The environment variable that names another build of it.
+/// The environment variable that names another build of the program.
 const VARIABLE: &str = "MILLRACE";
 
 /// Returns the path of `millrace`: the one that `MILLRACE` names, or else the one in the directory of this program.
@@ -17,7 +17,7 @@ pub fn product() -> anyhow::Result<PathBuf> {
         Some(path) => path.into(),
         None => env::current_exe()?.with_file_name("millrace"),
     };
-    // Whole, as it may be started in another directory.
+    // The path is absolute, since the program may be started in another directory.
     path.canonicalize().with_context(|| {
         let path = path.display();
         format!(

@@ -1,5 +1,5 @@
-//! How far a benchmark is, and how long it will take. On standard error: a line that is written anew while a step runs if that
-//! is a terminal, else a line now and then.
+//! Reports how far a benchmark is and how long it will take, on standard error. A terminal gets a line that is updated
+//! while a step runs, anything else a line now and then.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
@@ -8,44 +8,44 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Between two looks at the clock.
+/// Interval of updates.
 const TERMINAL: Duration = Duration::from_secs(1);
-/// A step that takes longer is spoken of again and again.
+/// Interval of reports on a step that takes long.
 const NO_TERMINAL: Duration = Duration::from_secs(30);
-/// What is longer would be broken in two, and the second half stay.
+/// Longest line. A terminal would wrap a longer one, and the second half would stay.
 const COLUMNS: usize = 79;
-/// Back to the beginning of the line, which is emptied.
+/// Moves to the beginning of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Of a benchmark whose number of steps is known. Says nothing any more once it is dropped.
-pub struct Progress {
-    shared: Arc<Shared>,
+/// Progress of a benchmark whose number of steps is known. It reports nothing any more once it is dropped.
+pub struct BenchProgress {
+    shared: Arc<ProgressShared>,
     painter: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    steps: Mutex<Steps>,
+struct ProgressShared {
+    steps: Mutex<ProgressSteps>,
     ended: Condvar,
     is_terminal: bool,
 }
 
-struct Steps {
-    pace: Pace,
-    /// What runs, and since when.
+struct ProgressSteps {
+    pace: ProgressPace,
+    /// The running step, and its start.
     now: Option<(String, Instant)>,
     is_over: bool,
 }
 
-impl Progress {
-    pub fn of(steps: usize) -> Self {
-        Self::of_lanes(steps, 1)
+impl BenchProgress {
+    pub fn with_steps(steps: usize) -> Self {
+        Self::with_lanes(steps, 1)
     }
 
-    /// Of steps of which so many run at the same time.
-    pub fn of_lanes(steps: usize, lanes: usize) -> Self {
-        let pace = Pace { steps, lanes, done: 0, spent: Duration::ZERO };
-        let shared = Arc::new(Shared {
-            steps: Mutex::new(Steps { pace, now: None, is_over: false }),
+    /// Makes the progress of a benchmark that runs `lanes` steps at the same time.
+    pub fn with_lanes(steps: usize, lanes: usize) -> Self {
+        let pace = ProgressPace { steps, lanes, done: 0, spent: Duration::ZERO };
+        let shared = Arc::new(ProgressShared {
+            steps: Mutex::new(ProgressSteps { pace, now: None, is_over: false }),
             ended: Condvar::new(),
             is_terminal: io::stderr().is_terminal(),
         });
@@ -54,7 +54,7 @@ impl Progress {
         Self { shared, painter: Some(painter) }
     }
 
-    /// The next step: `what` is measured.
+    /// Begins the next step, which measures `what`.
     pub fn begin(&self, what: impl Into<String>) {
         let mut steps = self.shared.steps.lock();
         steps.now = Some((what.into(), Instant::now()));
@@ -63,10 +63,10 @@ impl Progress {
         }
     }
 
-    /// A line between the others.
+    /// Prints a line between those of steps.
     ///
     /// # Errors
-    /// Nobody reads it: there is no use in going on.
+    /// Standard error is closed, so the benchmark should end.
     pub fn note(&self, line: &str) -> io::Result<()> {
         let steps = self.shared.steps.lock();
         let clear = if self.shared.is_terminal { CLEAR } else { "" };
@@ -77,28 +77,28 @@ impl Progress {
         Ok(())
     }
 
-    /// A step is over of which there is nothing to say; the next one begins.
+    /// Ends a step without a result to report, and begins the next one.
     pub fn next(&self, what: impl Into<String>) {
         let mut steps = self.shared.steps.lock();
-        let Steps { pace, now: Some((before, since)), .. } = &mut *steps else { return };
+        let ProgressSteps { pace, now: Some((before, since)), .. } = &mut *steps else { return };
         pace.done += 1;
         pace.spent += since.elapsed();
         (*before, *since) = (what.into(), Instant::now());
     }
 
-    /// The step that was begun is over, and has `came` to this.
+    /// Ends the step that was begun, with the result `came`.
     ///
     /// # Errors
-    /// As [`Progress::note`].
+    /// Those of [`BenchProgress::note`].
     pub fn end(&self, came: &str) -> io::Result<()> {
         let Some((what, since)) = self.shared.steps.lock().now.take() else { return Ok(()) };
         self.over(&what, since, came)
     }
 
-    /// One of several steps that run at the same time.
+    /// Runs one of several steps that run at the same time.
     ///
     /// # Errors
-    /// As [`Progress::note`].
+    /// Those of [`BenchProgress::note`].
     pub fn step<T>(
         &self,
         what: &str,
@@ -127,7 +127,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for BenchProgress {
     fn drop(&mut self) {
         self.shared.steps.lock().is_over = true;
         self.shared.ended.notify_all();
@@ -140,7 +140,7 @@ impl Drop for Progress {
     }
 }
 
-impl Shared {
+impl ProgressShared {
     fn paint(&self) {
         let pause = if self.is_terminal { TERMINAL } else { NO_TERMINAL };
         let mut steps = self.steps.lock();
@@ -154,8 +154,8 @@ impl Shared {
         }
     }
 
-    /// What runs now. Nobody may be there to see it, which the next step's end notices.
-    fn draw(&self, steps: &Steps) {
+    /// Draws the running step. An error is ignored here; the end of the next step reports it.
+    fn draw(&self, steps: &ProgressSteps) {
         let Some((what, since)) = &steps.now else { return };
         let line = steps.pace.line(what, since.elapsed());
         let _ = match self.is_terminal {
@@ -165,16 +165,16 @@ impl Shared {
     }
 }
 
-/// How fast it goes.
-struct Pace {
+/// Rate of progress.
+struct ProgressPace {
     steps: usize,
     lanes: usize,
     done: usize,
-    /// By those that are done.
+    /// Sum over the steps that are done.
     spent: Duration,
 }
 
-impl Pace {
+impl ProgressPace {
     fn line(&self, what: &str, running: Duration) -> String {
         let since = match running.as_secs() {
             0 => String::new(),
@@ -188,18 +188,19 @@ impl Pace {
         format!("{} of {} done{}", self.done, self.steps, left.unwrap_or_default())
     }
 
-    /// If the others take as long as those that are done; unknown before one is, nothing when all are.
+    /// Returns the time left if the other steps take as long as those that are done. `None` before one is done, and
+    /// when all are.
     fn left(&self, running: Duration) -> Option<Duration> {
         let done = u32::try_from(self.done).ok().filter(|done| *done > 0)?;
         let to_do = u32::try_from(self.steps.saturating_sub(self.done)).ok().filter(|to_do| *to_do > 0)?;
         let lanes = u32::try_from(self.lanes).unwrap_or(u32::MAX).max(1);
         let mean = self.spent / done / lanes;
-        // A step that takes longer than others does not take from them.
+        // A step that takes longer than the mean does not reduce the estimate of the others.
         Some((mean * to_do).saturating_sub(running.min(mean)))
     }
 }
 
-/// In the unit that is read at a glance.
+/// Formats a time in the unit that is easiest to read.
 fn span(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
@@ -213,9 +214,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_follows_from_what_is_done() {
+    fn remaining_time_follows_from_finished_steps() {
         let seconds = Duration::from_secs;
-        let mut pace = Pace { steps: 10, lanes: 1, done: 0, spent: Duration::ZERO };
+        let mut pace = ProgressPace { steps: 10, lanes: 1, done: 0, spent: Duration::ZERO };
         assert_eq!(pace.line("user x 1", seconds(7)), "0 of 10 done; user x 1 for 7 s");
         (pace.done, pace.spent) = (4, seconds(240));
         assert_eq!(pace.line("user x 1", seconds(30)), "4 of 10 done, some 5 min left; user x 1 for 30 s");

@@ -1,4 +1,4 @@
-//! Strangers to a host's carriers, who begin handshakes and do not go on.
+//! Strangers to a host's carriers: they begin handshakes and do not complete them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -10,27 +10,27 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_client::tls::Trust;
-use millrace_graft::settings::Kind;
+use millrace_client::tls::CertificateTrust;
+use millrace_graft::settings::CarrierKind;
 use millrace_kernel::sctp;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Handshakes that are kept before the oldest is let go.
+/// Most handshakes that are kept. With more, the oldest is dropped.
 const KEPT: usize = 2000;
 const NAME: &str = "millrace-graft";
 
 /// Strangers that begin handshakes until `is_over` is set.
 pub struct Strangers<'a> {
-    pub kind: Kind,
-    /// Addresses of this host that they call from, in turns.
+    pub kind: CarrierKind,
+    /// Addresses of this host that they connect from, in turn.
     pub from: &'a [IpAddr],
     pub to: SocketAddr,
-    /// The time between two of them.
+    /// Time between two handshakes.
     pub pace: Duration,
     pub is_over: &'a AtomicBool,
-    /// Handshakes that have begun.
+    /// Number of handshakes that have begun.
     pub begun: &'a AtomicUsize,
 }
 
@@ -41,17 +41,17 @@ impl Strangers<'_> {
     /// There are no such sockets, or not from these addresses.
     pub fn run(&self) -> anyhow::Result<()> {
         match self.kind {
-            Kind::Quic => {
+            CarrierKind::Quic => {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                runtime.block_on(self.by_quic())
+                runtime.block_on(self.send_by_quic())
             }
-            Kind::Tcp | Kind::Mptcp => self.by_streams(Protocol::TCP),
-            Kind::Sctp => self.by_streams(Protocol::from(sctp::PROTOCOL)),
+            CarrierKind::Tcp | CarrierKind::Mptcp => self.send_by_streams(Protocol::TCP),
+            CarrierKind::Sctp => self.send_by_streams(Protocol::from(sctp::PROTOCOL)),
         }
     }
 
-    /// They connect, and say nothing.
-    fn by_streams(&self, protocol: Protocol) -> anyhow::Result<()> {
+    /// Connects, and sends nothing.
+    fn send_by_streams(&self, protocol: Protocol) -> anyhow::Result<()> {
         let mut kept = VecDeque::new();
         for from in self.from.iter().cycle().take_while(|_| !self.is_over.load(Relaxed)) {
             let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, Some(protocol))?;
@@ -68,12 +68,13 @@ impl Strangers<'_> {
         Ok(())
     }
 
-    /// They prove their addresses, and say no more.
-    async fn by_quic(&self) -> anyhow::Result<()> {
+    /// Proves the addresses, and sends nothing more.
+    async fn send_by_quic(&self) -> anyhow::Result<()> {
         let begun = Arc::new(AtomicUsize::new(0));
         let endpoint = |from: &IpAddr| {
             let socket = std::net::UdpSocket::bind((*from, 0))?;
-            let (socket, sent) = (TokioRuntime.wrap_udp_socket(socket)?, Mutex::default());
+            let socket = TokioRuntime.wrap_udp_socket(socket)?;
+            let sent = Mutex::default();
             let socket = Arc::new(Stalling { socket, sent, begun: begun.clone() });
             Endpoint::new_with_abstract_socket(
                 EndpointConfig::default(),
@@ -83,7 +84,7 @@ impl Strangers<'_> {
             )
         };
         let endpoints: Vec<_> = self.from.iter().map(endpoint).collect::<io::Result<_>>()?;
-        let config = QuicClientConfig::try_from(Trust::Anyone.client_config(&[b"stranger"])?)?;
+        let config = QuicClientConfig::try_from(CertificateTrust::Anyone.client_config(&[b"stranger"])?)?;
         let config = quinn::ClientConfig::new(Arc::new(config));
         let mut kept = VecDeque::new();
         for endpoint in endpoints.iter().cycle() {
@@ -109,7 +110,7 @@ struct Stalling {
     begun: Arc<AtomicUsize>,
 }
 
-/// The connection's own ID stands behind the other one's in a long header.
+/// Returns the connection's own ID, which follows the other one's in a long header.
 fn own_id(datagram: &[u8]) -> Option<&[u8]> {
     let length = usize::from(*datagram.get(5)?);
     let rest = datagram.get(6 + length..)?;

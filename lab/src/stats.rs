@@ -1,4 +1,4 @@
-//! Order statistics.
+//! Percentiles, medians and spreads.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -13,8 +13,8 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// `None` without samples.
-    pub fn of(mut samples: Vec<f64>) -> Option<Self> {
+    /// Computes the percentiles; `None` without samples.
+    pub fn from_samples(mut samples: Vec<f64>) -> Option<Self> {
         samples.sort_unstable_by(f64::total_cmp);
         let max = *samples.last()?;
         let rank = |percent: usize| {
@@ -25,18 +25,18 @@ impl Percentiles {
     }
 
     /// Reads a histogram of microseconds, in milliseconds. `None` without samples.
-    pub fn of_histogram_us(times: &Histogram<u64>) -> Option<Self> {
+    pub fn from_histogram_us(times: &Histogram<u64>) -> Option<Self> {
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
         (!times.is_empty()).then(|| Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) })
     }
 
-    /// In microseconds.
-    pub fn of_ns(samples: Vec<u64>) -> Option<Self> {
-        Self::of(samples.iter().map(|ns| *ns as f64 / 1000.0).collect())
+    /// Computes percentiles in microseconds from samples in nanoseconds.
+    pub fn from_ns(samples: Vec<u64>) -> Option<Self> {
+        Self::from_samples(samples.iter().map(|ns| *ns as f64 / 1000.0).collect())
     }
 }
 
-/// The middle value; of an even number of values the mean of the two in the middle.
+/// Returns the middle value; for an even number of values the mean of the two in the middle.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -47,7 +47,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Of a figure that each of them has; not a number without any.
+/// Returns the median of a figure of each item; not a number without items.
 pub fn median_by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     Spread::by(items, figure).map_or(f64::NAN, |spread| spread.median)
 }
@@ -60,17 +60,17 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` without values.
-    pub fn of(values: &[f64]) -> Option<Self> {
+    /// Computes the spread; `None` without values.
+    pub fn from_values(values: &[f64]) -> Option<Self> {
         let median = median(values)?;
         let min = values.iter().copied().fold(f64::INFINITY, f64::min);
         let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Some(Self { median, min, max })
     }
 
-    /// Of a figure that each of them has.
+    /// Returns the spread of a figure of each item.
     pub fn by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> Option<Self> {
-        Self::of(&items.iter().map(figure).collect::<Vec<_>>())
+        Self::from_values(&items.iter().map(figure).collect::<Vec<_>>())
     }
 }
 
@@ -79,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearest_rank() {
-        let of = |samples: &[u64]| Percentiles::of_ns(samples.to_vec());
+    fn percentiles_are_nearest_ranks() {
+        let of = |samples: &[u64]| Percentiles::from_ns(samples.to_vec());
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[7000]), Some(Percentiles { p50: 7.0, p90: 7.0, p99: 7.0, max: 7.0 }));
         let hundred: Vec<u64> = (1..=100).rev().map(|n| n * 1000).collect();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn medians_of_even_and_odd_counts() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));

@@ -1,4 +1,4 @@
-//! `millrace-lab train`: a decision tree is grown from measured transfers, and judged on networks that it has not seen.
+//! `millrace-lab train`: grows a decision tree from measured transfers, and judges it on networks that it has not seen.
 //!
 //! | module | what it is |
 //! | --- | --- |
@@ -30,38 +30,38 @@ use millrace_graft_proto::select::{model::Model, tree::DEPTH_MAX};
 
 use self::{
     cases::Cases,
-    judge::{FOLDS, Report, Score},
+    judge::{FOLDS, JudgeReport, Score},
 };
 use crate::beside::{self, Panel};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TrainArgs {
     /// Transfers that `millrace-lab bench graft select` has measured
     csv: PathBuf,
-    /// Write the model here
+    /// Write the model to this file
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Only these arms, such as those whose share beside others will do; repeatable
+    /// Train only these candidates (arms), such as those that share a bottleneck fairly; repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     arms: Vec<String>,
-    /// A choice in the tree leaves at least two ways with the cases of so many networks
+    /// Number of networks that at least two branches of a choice must cover
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
-    /// How much a branch has to be worth: standard deviations of its errors; less than 0: nothing is pruned
+    /// Confidence at which branches are pruned: standard deviations of their errors; less than 0: nothing is pruned
     #[arg(long, default_value_t = 0.3, value_name = "NUMBER", allow_negative_numbers = true)]
     doubt: f64,
-    /// Choices on the way to a leaf, at most
+    /// Largest number of choices on the way to a leaf of the tree
     #[arg(long, default_value_t = 16, value_name = "NUMBER")]
     depth: usize,
-    /// How it was judged, as data
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
-    /// Draw that here (SVG)
+    /// Draw the result to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
     ensure!(args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(), "--least is above 0");
     ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth is from 1 to {DEPTH_MAX}");
     let name = || args.csv.display().to_string();
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         bail!("{}: no transfer was by {unknown}", name());
     }
     runs.retain(|run| args.arms.is_empty() || args.arms.contains(&run.arm));
-    let cases = Cases::of(&runs);
+    let cases = Cases::from_runs(&runs);
     let networks = cases.networks().len();
     ensure!(
         networks >= FOLDS,
@@ -98,19 +98,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-impl Args {
-    /// Cases of one network are alike: none of them says more than the network does.
+impl TrainArgs {
+    /// Returns the settings of the tree. Cases of one network are alike: all of them say no more than one.
     fn settings(&self, cases: &Cases, networks: usize) -> grow::Settings {
         let alike = cases.cases.len() as f64 / networks as f64;
         grow::Settings { least: self.least, doubt: self.doubt, alike, depth: self.depth }
     }
 }
 
-/// Shares of cases, percent: right ones with the interval in which those lie, and what is given away.
-fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
+/// Draws shares of cases, percent: right ones with their interval, and the utility that is given away.
+fn draw(report: &JudgeReport, path: &Path) -> anyhow::Result<()> {
     let panel = |title, figure: fn(&Score) -> [f64; 3]| {
         let percent = |score| figure(score).map(|share| share * 100.0);
-        Panel::of(title, report.scores.iter().map(|score| (score.by.clone(), Some(percent(score)))))
+        Panel::from_figures(title, report.scores.iter().map(|score| (score.by.clone(), Some(percent(score)))))
     };
     let panels = [
         panel("right within ties, % (95 % interval)", |it| [it.right, it.right_low, it.right_high]),
@@ -119,12 +119,12 @@ fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
     beside::draw(&panels, &["by"], 2, path)
 }
 
-fn about(report: &Report) -> String {
+fn about(report: &JudgeReport) -> String {
     let right = report.scores.first().map_or(0.0, |tree| tree.right * 100.0);
     format!("{} networks; on those it had not seen {right:.1} % right", report.networks)
 }
 
-fn told(report: &Report, width: usize) -> String {
+fn told(report: &JudgeReport, width: usize) -> String {
     let mut out = String::new();
     let left_out = match report.incomplete {
         0 => String::new(),

@@ -1,8 +1,8 @@
-//! How clients come to a relay.
+//! Transports of clients to a relay.
 
-/// Of a client's connection.
+/// Transport of a client's connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-pub enum Transport {
+pub enum LabTransport {
     /// MoQ on QUIC itself
     #[default]
     Raw,
@@ -10,7 +10,7 @@ pub enum Transport {
     Webtransport,
 }
 
-impl Transport {
+impl LabTransport {
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -18,7 +18,7 @@ impl Transport {
         }
     }
 
-    /// Of the URL.
+    /// Returns the scheme of the URL.
     pub fn scheme(self) -> &'static str {
         match self {
             Self::Raw => "moqt",
@@ -26,8 +26,8 @@ impl Transport {
         }
     }
 
-    /// The one that a URL's scheme is of.
-    pub fn of_scheme(scheme: &str) -> Option<Self> {
+    /// Returns the transport of a URL's scheme.
+    pub fn from_scheme(scheme: &str) -> Option<Self> {
         [Self::Raw, Self::Webtransport].into_iter().find(|transport| transport.scheme() == scheme)
     }
 }

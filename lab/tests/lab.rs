@@ -1,4 +1,4 @@
-//! Labs as a whole: what comes up, what links do to real packets, and that nothing stays behind.
+//! Labs as a whole: their start, their links with real packets, and their complete removal.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
@@ -8,23 +8,23 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millrace_lab::lab::{self, Direction, Directions, Impairment, Lab, Settings, Topology};
+use millrace_lab::lab::{self, Directions, Impairment, Lab, LinkDirection, Settings, Topology};
 use millrace_testkit::{wait_for, wait_until};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Pid;
 
-/// For what must happen.
+/// Longest wait for an event that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After which nothing more is expected.
+/// Time without a packet after which no more is expected.
 const SILENCE: Duration = Duration::from_millis(250);
-/// The same where everything is between the link and its receiver.
+/// The same time where everything is between the link and its receiver.
 const SILENCE_AT_LAST: Duration = Duration::from_secs(1);
-/// Multicast reports of the kernel's that the counters of a link may contain besides a test's packets.
+/// Multicast reports of the kernel that the counters of a link may contain in addition to a test's packets.
 const STRAY: u64 = 8;
 
-/// Labs need root; without it the test says so and passes.
+/// Returns early from a test without root, after printing so.
 macro_rules! needs_root {
     ($name:literal) => {
         if !nix::unistd::geteuid().is_root() {
@@ -38,11 +38,11 @@ const PAYLOAD: usize = 1000;
 const FRAME: usize = PAYLOAD + 8 + 20 + 14;
 
 /// A UDP socket in a node that sends and receives numbered datagrams.
-struct Probe {
+struct DatagramProbe {
     socket: UdpSocket,
 }
 
-impl Probe {
+impl DatagramProbe {
     fn bind(lab: &Lab, node: &str, address: IpAddr) -> Self {
         let socket = lab.node(node).unwrap().enter(|| UdpSocket::bind((address, 0)).unwrap()).unwrap();
         setsockopt(&socket, sockopt::RcvBufForce, &(16 << 20)).unwrap();
@@ -57,7 +57,7 @@ impl Probe {
         assert_eq!(self.socket.send_to(&datagram(number), to).unwrap(), PAYLOAD);
     }
 
-    /// The next number, unless it stays silent.
+    /// Returns the number of the next datagram, unless none arrives.
     fn receive(&self, within: Duration) -> Option<u32> {
         let mut payload = [0u8; 2 * PAYLOAD];
         self.socket.set_read_timeout(Some(within)).unwrap();
@@ -80,26 +80,26 @@ fn datagram(number: u32) -> Vec<u8> {
 }
 
 /// Two nodes, `pub` and `sub1`, and one emulated link; datagrams go from the first to the second.
-struct Pair {
+struct NodePair {
     lab: Lab,
-    tx: Probe,
-    rx: Probe,
-    /// Datagrams in bursts.
+    tx: DatagramProbe,
+    rx: DatagramProbe,
+    /// Number of datagrams sent in bursts.
     sent: Cell<u64>,
 }
 
-impl Pair {
+impl NodePair {
     fn new(settings: &str) -> Self {
         let mut topology = Topology::standard(0, 1);
         topology.links[0].emulate = true;
         topology.impair("pub-sub1", Directions::Forward, settings).unwrap();
-        Self::of(&topology)
+        Self::from_topology(&topology)
     }
 
-    fn of(topology: &Topology) -> Self {
+    fn from_topology(topology: &Topology) -> Self {
         let lab = Lab::new(topology).unwrap();
-        let tx = Probe::bind(&lab, "pub", lab.node("pub").unwrap().addr_v4().into());
-        let rx = Probe::bind(&lab, "sub1", lab.node("sub1").unwrap().addr_v4().into());
+        let tx = DatagramProbe::bind(&lab, "pub", lab.node("pub").unwrap().addr_v4().into());
+        let rx = DatagramProbe::bind(&lab, "sub1", lab.node("sub1").unwrap().addr_v4().into());
         Self { lab, tx, rx, sent: Cell::new(0) }
     }
 
@@ -108,16 +108,16 @@ impl Pair {
         numbers.for_each(|number| self.tx.send(self.rx.address(), number));
     }
 
-    /// Everything that arrives until the link is empty and the receiver has nothing more to read.
+    /// Returns everything that arrives until the link is empty and the receiver has nothing more to read.
     fn rest(&self) -> Vec<u32> {
         let mut numbers = Vec::new();
-        // What is sent is counted by netem at once, and by the emulator when it gets to it.
+        // Netem counts packets at once, the emulator when it processes them.
         let is_netem = self.lab.link("pub-sub1").unwrap().is_netem();
         let look = || {
             numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
             self.counters() // exact: `wait_until` looks again
         };
-        let is_empty = |counters: &lab::Counters| {
+        let is_empty = |counters: &lab::FrameCounters| {
             let has_come = is_netem || counters.received + counters.overrun >= self.sent.get();
             has_come && counters.queued == 0 && counters.in_flight == 0
         };
@@ -126,8 +126,8 @@ impl Pair {
         numbers
     }
 
-    fn counters(&self) -> lab::Counters {
-        self.lab.link("pub-sub1").unwrap().counters(Direction::Forward).unwrap()
+    fn counters(&self) -> lab::FrameCounters {
+        self.lab.link("pub-sub1").unwrap().counters(LinkDirection::Forward).unwrap()
     }
 }
 
@@ -139,7 +139,7 @@ fn every_node_reaches_every_other() {
     let lab = Lab::new(&topology).unwrap();
     assert!(!lab.link("pub-relay").unwrap().is_emulated());
     assert!(lab.link("relay-relay2").unwrap().is_emulated());
-    let names: Vec<&str> = lab.nodes().iter().map(lab::Node::name).collect();
+    let names: Vec<&str> = lab.nodes().iter().map(lab::LabNode::name).collect();
     assert_eq!(names, ["pub", "relay", "relay2", "sub1", "sub2"]);
 
     for from in lab.nodes() {
@@ -150,7 +150,8 @@ fn every_node_reaches_every_other() {
                     (from.addr_v6().into(), interface.v6.into()),
                 ];
                 for (near, far) in pairs {
-                    let (tx, rx) = (Probe::bind(&lab, from.name(), near), Probe::bind(&lab, to.name(), far));
+                    let tx = DatagramProbe::bind(&lab, from.name(), near);
+                    let rx = DatagramProbe::bind(&lab, to.name(), far);
                     tx.send(rx.address(), 7);
                     assert_eq!(rx.receive(PATIENCE), Some(7), "{near} -> {far}");
                     rx.send(tx.address(), 8);
@@ -162,8 +163,8 @@ fn every_node_reaches_every_other() {
 }
 
 #[test]
-fn commands_run_inside() {
-    needs_root!("commands_run_inside");
+fn commands_run_inside_a_node_of_the_lab() {
+    needs_root!("commands_run_inside_a_node_of_the_lab");
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let sub = lab.node("sub1").unwrap();
     let output = sub.command("ip").args(["-brief", "address"]).output().unwrap();
@@ -171,7 +172,7 @@ fn commands_run_inside() {
     assert!(text.contains("to-relay") && text.contains(&format!("{}/24", sub.addr_v4())), "{text}");
     assert!(!text.contains("to-pub"), "{text}");
 
-    // The child is the program itself, so that a signal to it reaches the program.
+    // The child is the program itself, so a signal to it reaches the program.
     let mut child = sub.command("sleep").arg("1000").spawn().unwrap();
     let comm = format!("/proc/{}/comm", child.id()); // exact: the path alone
     wait_for("exec", || std::fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
@@ -182,7 +183,7 @@ fn commands_run_inside() {
 #[test]
 fn segmentation_offload_does_not_reach_the_wire() {
     needs_root!("segmentation_offload_does_not_reach_the_wire");
-    let pair = Pair::new("");
+    let pair = NodePair::new("");
     let before = pair.counters(); // exact: nothing of the test is under way
     setsockopt(&pair.tx.socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).unwrap();
     let segments: Vec<u8> = (0..10).flat_map(datagram).collect();
@@ -203,7 +204,7 @@ fn segmentation_offload_does_not_reach_the_wire() {
 #[test]
 fn no_loss_loses_nothing_and_keeps_order() {
     needs_root!("no_loss_loses_nothing_and_keeps_order");
-    let pair = Pair::new("");
+    let pair = NodePair::new("");
     pair.burst(0..1000);
     assert_eq!(pair.rest(), (0..1000).collect::<Vec<_>>());
     let counters = pair.counters(); // exact: the link is empty
@@ -213,7 +214,7 @@ fn no_loss_loses_nothing_and_keeps_order() {
 #[test]
 fn total_loss_loses_everything() {
     needs_root!("total_loss_loses_everything");
-    let pair = Pair::new("loss=100%");
+    let pair = NodePair::new("loss=100%");
     pair.burst(0..100);
     wait_for("losses", || pair.counters().lost >= 100);
     assert_eq!(pair.rest(), [0u32; 0]);
@@ -223,40 +224,40 @@ fn total_loss_loses_everything() {
 #[test]
 fn random_loss_is_what_the_receiver_misses() {
     needs_root!("random_loss_is_what_the_receiver_misses");
-    let pair = Pair::new("loss=20%");
+    let pair = NodePair::new("loss=20%");
     pair.burst(0..2000);
     let missing = 2000 - pair.rest().len() as u64;
-    // Five standard deviations.
+    // The interval is five standard deviations.
     assert!((310..490).contains(&missing), "{missing}");
     assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: the link is empty
 }
 
 #[test]
-fn nothing_arrives_before_its_delay() {
-    needs_root!("nothing_arrives_before_its_delay");
+fn packets_never_arrive_before_their_delay() {
+    needs_root!("packets_never_arrive_before_their_delay");
     const DELAY: Duration = Duration::from_millis(40);
-    let pair = Pair::new("delay=40ms");
-    let one_way = |tx: &Probe, rx: &Probe| {
+    let pair = NodePair::new("delay=40ms");
+    let one_way = |tx: &DatagramProbe, rx: &DatagramProbe| {
         let start = Instant::now();
         tx.send(rx.address(), 1);
         assert_eq!(rx.receive(PATIENCE), Some(1));
         start.elapsed()
     };
-    // How much later it arrives depends on who gets the CPU, and is a figure of `millrace-lab lab accuracy`.
+    // The delay beyond that depends on the CPUs, and is a figure of `millrace-lab lab accuracy`.
     for _ in 0..10 {
         let there = one_way(&pair.tx, &pair.rx);
         assert!(there >= DELAY, "{there:?}");
     }
-    // The way back is not delayed.
-    let back = pair.lab.link("pub-sub1").unwrap().impairment(Direction::Backward);
+    // The other direction is not delayed.
+    let back = pair.lab.link("pub-sub1").unwrap().impairment(LinkDirection::Backward);
     assert_eq!(back, Impairment::default());
     one_way(&pair.rx, &pair.tx);
 }
 
 #[test]
-fn duplication_doubles() {
-    needs_root!("duplication_doubles");
-    let pair = Pair::new("duplicate=100%");
+fn full_duplication_doubles_every_packet() {
+    needs_root!("full_duplication_doubles_every_packet");
+    let pair = NodePair::new("duplicate=100%");
     pair.burst(0..100);
     assert_eq!(pair.rest(), (0..100).flat_map(|n| [n, n]).collect::<Vec<_>>());
 }
@@ -264,7 +265,7 @@ fn duplication_doubles() {
 #[test]
 fn reordering_reorders_and_loses_nothing() {
     needs_root!("reordering_reorders_and_loses_nothing");
-    let pair = Pair::new("reorder=20% reorder-by=20ms");
+    let pair = NodePair::new("reorder=20% reorder-by=20ms");
     pair.burst(0..200);
     let mut numbers = pair.rest();
     assert!(!numbers.is_sorted());
@@ -273,9 +274,9 @@ fn reordering_reorders_and_loses_nothing() {
 }
 
 #[test]
-fn the_rate_limits() {
-    needs_root!("the_rate_limits");
-    let pair = Pair::new("rate=4mbit");
+fn emulated_rate_limits_throughput() {
+    needs_root!("emulated_rate_limits_throughput");
+    let pair = NodePair::new("rate=4mbit");
     let start = Instant::now();
     pair.burst(0..101);
     assert_eq!(pair.rx.receive(PATIENCE), Some(0));
@@ -294,7 +295,7 @@ fn the_rate_limits() {
 fn a_full_queue_drops_and_counts() {
     needs_root!("a_full_queue_drops_and_counts");
     // A frame takes a minute: none leaves while the burst comes in.
-    let pair = Pair::new("rate=100bit queue-packets=10");
+    let pair = NodePair::new("rate=100bit queue-packets=10");
     pair.burst(0..100);
     wait_for("the burst", || pair.counters().received >= 100);
     let lift = Settings::parse("rate=none").unwrap();
@@ -307,14 +308,14 @@ fn a_full_queue_drops_and_counts() {
 }
 
 #[test]
-fn settings_change_while_up() {
-    needs_root!("settings_change_while_up");
-    let pair = Pair::new("");
+fn link_settings_change_while_the_lab_is_up() {
+    needs_root!("link_settings_change_while_the_lab_is_up");
+    let pair = NodePair::new("");
     let link = pair.lab.link("pub-sub1").unwrap();
     pair.burst(0..1);
     assert_eq!(pair.rx.receive(PATIENCE), Some(0));
 
-    link.set(Direction::Forward, Impairment::parse("loss=100%").unwrap()).unwrap();
+    link.set(LinkDirection::Forward, Impairment::parse("loss=100%").unwrap()).unwrap();
     pair.burst(1..2);
     wait_for("loss", || pair.counters().lost >= 1);
     assert_eq!(pair.rest(), [0u32; 0]);
@@ -331,7 +332,7 @@ fn settings_change_while_up() {
     let output = program(&["set", "--lab", pair.lab.id(), "pub-sub1", "delay=much"]).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("`delay = much`"), "{output:?}");
-    assert_eq!(link.impairment(Direction::Forward), Impairment::parse("delay=30ms").unwrap());
+    assert_eq!(link.impairment(LinkDirection::Forward), Impairment::parse("delay=30ms").unwrap());
 }
 
 #[test]
@@ -346,17 +347,17 @@ fn a_plain_link_refuses_settings() {
 }
 
 #[test]
-fn the_timeline_takes_effect() {
-    needs_root!("the_timeline_takes_effect");
+fn events_of_the_topology_take_effect_in_time() {
+    needs_root!("events_of_the_topology_take_effect_in_time");
     let topology = Topology::parse(
         "relays = 0\n[[event]]\nat = '700ms'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = '100%'\n\
          [[event]]\nat = '3s'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = 0\ndelay = '50ms'\n",
     )
     .unwrap();
     let before = Instant::now();
-    let pair = Pair::of(&topology);
+    let pair = NodePair::from_topology(&topology);
     let link = pair.lab.link("pub-sub1").unwrap();
-    let is = |settings: &str| link.impairment(Direction::Forward) == Impairment::parse(settings).unwrap();
+    let is = |settings: &str| link.impairment(LinkDirection::Forward) == Impairment::parse(settings).unwrap();
 
     wait_for("the first event", || is("loss=100%"));
     assert!(before.elapsed() >= Duration::from_millis(700), "{:?}", before.elapsed());
@@ -370,14 +371,14 @@ fn the_timeline_takes_effect() {
 }
 
 #[test]
-fn netem_takes_the_links_that_it_can_do() {
-    needs_root!("netem_takes_the_links_that_it_can_do");
+fn netem_is_used_for_links_that_it_can_impair() {
+    needs_root!("netem_is_used_for_links_that_it_can_impair");
     let mut topology = Topology::standard(0, 1);
     topology.impair("pub-sub1", Directions::Forward, "delay=40ms").unwrap();
-    let pair = Pair::of(&topology);
+    let pair = NodePair::from_topology(&topology);
     let link = pair.lab.link("pub-sub1").unwrap();
     if !link.is_netem() {
-        println!("SKIP netem_takes_the_links_that_it_can_do: the kernel has no netem");
+        println!("SKIP netem_is_used_for_links_that_it_can_impair: the kernel has no netem");
         return;
     }
     let start = Instant::now();
@@ -389,16 +390,16 @@ fn netem_takes_the_links_that_it_can_do() {
     pair.burst(0..10);
     assert_eq!(pair.rest(), (0..10).flat_map(|n| [n, n]).collect::<Vec<_>>());
 
-    link.set(Direction::Forward, Impairment::parse("loss=100% burst-start=1%").unwrap()).unwrap();
+    link.set(LinkDirection::Forward, Impairment::parse("loss=100% burst-start=1%").unwrap()).unwrap();
     let before = pair.counters(); // exact: the link is empty
     pair.burst(0..100);
     assert_eq!(pair.rest(), [0u32; 0]);
     assert!(pair.counters().lost - before.lost >= 100); // exact: the link is empty
 
-    let error = link.set(Direction::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
+    let error = link.set(LinkDirection::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
     assert!(error.to_string().contains("emulate = true"), "{error}");
 
-    // What netem cannot do, or not by a seed, goes through the emulator.
+    // Settings that netem does not support, or not with a seed, go through the emulator.
     for text in ["jitter = '1ms'", "rate = '1mbit'"] {
         let file = format!("relays = 0\n[[link]]\nname = 'pub-sub1'\nboth = {{ {text} }}");
         let lab = Lab::new(&Topology::parse(&file).unwrap()).unwrap();
@@ -410,8 +411,8 @@ fn netem_takes_the_links_that_it_can_do() {
 }
 
 #[test]
-fn dropping_removes_everything() {
-    needs_root!("dropping_removes_everything");
+fn dropped_lab_is_removed_completely() {
+    needs_root!("dropped_lab_is_removed_completely");
     let lab = Lab::new(&Topology::standard(1, 2)).unwrap();
     let id = lab.id().to_owned();
     assert!(!is_gone(&id));
@@ -424,8 +425,8 @@ fn dropping_removes_everything() {
 }
 
 #[test]
-fn a_panic_removes_everything() {
-    needs_root!("a_panic_removes_everything");
+fn lab_is_removed_after_a_panic() {
+    needs_root!("lab_is_removed_after_a_panic");
     let (send, id) = std::sync::mpsc::channel();
     let work = std::thread::spawn(move || {
         let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
@@ -437,8 +438,8 @@ fn a_panic_removes_everything() {
 }
 
 #[test]
-fn signals_remove_everything() {
-    needs_root!("signals_remove_everything");
+fn lab_is_removed_after_a_signal() {
+    needs_root!("lab_is_removed_after_a_signal");
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         let (mut child, id) = up();
         assert!(!is_gone(&id));
@@ -480,8 +481,8 @@ fn holds_a_lab_for_another_test() {
 }
 
 #[test]
-fn run_ends_with_its_command() {
-    needs_root!("run_ends_with_its_command");
+fn lab_run_ends_with_its_command() {
+    needs_root!("lab_run_ends_with_its_command");
     let script = "echo $LAB_ID; nsenter --net=/run/netns/$LAB_SUB1_NETNS ip address; exit 7";
     let output = program(&["run", "--", "sh", "-c", script]).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
@@ -518,8 +519,8 @@ fn an_interrupt_is_not_passed_on() {
 }
 
 #[test]
-fn what_a_killed_owner_leaves_is_cleaned() {
-    needs_root!("what_a_killed_owner_leaves_is_cleaned");
+fn remains_of_a_killed_owner_are_cleaned() {
+    needs_root!("remains_of_a_killed_owner_are_cleaned");
     let (mut child, id) = up();
     let netns = format!("--net=/run/netns/{id}-relay");
     let mut inside = Command::new("nsenter").args([&netns, "sleep", "1000"]).spawn().unwrap();
@@ -535,10 +536,10 @@ fn what_a_killed_owner_leaves_is_cleaned() {
 }
 
 #[test]
-fn what_a_killed_owner_leaves_is_shown() {
-    needs_root!("what_a_killed_owner_leaves_is_shown");
+fn remains_of_a_killed_owner_are_shown() {
+    needs_root!("remains_of_a_killed_owner_are_shown");
     let (mut child, id) = up();
-    // Nobody cleans meanwhile: that takes the registry for itself.
+    // No process cleans meanwhile: cleaning takes an exclusive lock of the registry.
     let registry = std::fs::File::open("/run/millrace/lab/registry").unwrap();
     let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
     let shown = || {
@@ -556,7 +557,7 @@ fn what_a_killed_owner_leaves_is_shown() {
     child.wait().unwrap();
     let text = shown();
     assert!(left(&text) && !text.contains(&format!("lab {id} (process")), "{text}");
-    // Of a lab whose directory somebody removed the namespaces are still shown.
+    // The namespaces of a lab whose directory was removed are still shown.
     std::fs::remove_dir_all(Path::new("/run/millrace/lab").join(&id)).unwrap();
     assert!(left(&shown()), "{}", shown());
     drop(shared);
@@ -577,8 +578,8 @@ fn the_next_lab_cleans_what_a_killed_owner_left() {
 }
 
 #[test]
-fn goes_up_in_the_background_and_down_again() {
-    needs_root!("goes_up_in_the_background_and_down_again");
+fn detached_lab_goes_up_and_down_again() {
+    needs_root!("detached_lab_goes_up_and_down_again");
     let output = program(&["up", "--detach", "--emulate"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -619,7 +620,7 @@ impl Drop for Down<'_> {
     }
 }
 
-/// A lab that a child process keeps up, and its ID.
+/// Starts a lab that a child process keeps up, and returns its ID.
 fn up() -> (Child, String) {
     let mut child = program(&["up"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);

@@ -1,4 +1,4 @@
-//! What `millrace-lab` owes whoever runs it.
+//! The behaviour of `millrace-lab` as a program.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -15,7 +15,7 @@ fn help_is_as_it_was_reviewed() {
 }
 
 #[test]
-fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
+fn closed_output_pipe_ends_a_command_cleanly() {
     let head = |args: &[&str], goes_on| {
         let code = cli::exit_code_after_one_line(program(), args, goes_on);
         assert!(code != Some(101), "{args:?}: {code:?}");
@@ -24,7 +24,7 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
         head(args, false);
     }
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP whoever_reads_no_further_ends_a_command_and_breaks_nothing: labs need root");
+        println!("SKIP closed_output_pipe_ends_a_command_cleanly: labs need root");
         return;
     }
     head(&["lab", "run", "--", "sh", "-c", "yes"], false);
@@ -32,9 +32,9 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
 }
 
 #[test]
-fn who_has_no_rights_is_told_which() {
+fn user_without_rights_learns_which_are_missing() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP who_has_no_rights_is_told_which: needs root, to be somebody else");
+        println!("SKIP user_without_rights_learns_which_are_missing: needs root, to be somebody else");
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");

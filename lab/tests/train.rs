@@ -1,4 +1,5 @@
-//! `millrace-lab train` and `millrace graft why --what-if`, as users call them: what is learned from a file of transfers is what it says.
+//! Runs `millrace-lab train` and `millrace graft why --what-if` as users do: a model must report what its file of
+//! transfers shows.
 
 use std::{
     fs,
@@ -6,8 +7,8 @@ use std::{
     process::{Command, Output},
 };
 
-use millrace_graft_proto::select::profile::Came;
-use millrace_lab::train::runs::{Network, Run, Seen, head};
+use millrace_graft_proto::select::profile::ByteArrivals;
+use millrace_lab::train::runs::{MeasuredPath, TrainingNetwork, TrainingRun, head};
 use serde_json::Value;
 
 /// Runs `train`, which is the lab's, or a command of the product.
@@ -28,7 +29,8 @@ fn error(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("text")
 }
 
-/// BBR is three times as fast where there is loss, CUBIC where there is none; a warm carrier is twice as fast as either.
+/// Makes transfers: BBR is three times as fast where there is loss, CUBIC where there is none. A warm carrier is twice
+/// as fast as either.
 fn transfers() -> String {
     let mut text = head() + "\n";
     for network in 0..40 {
@@ -36,22 +38,23 @@ fn transfers() -> String {
         let slow = if loss > 0.0 { [3.0, 1.0] } else { [1.0, 3.0] };
         for (arm, times) in [("cubic", slow[0]), ("bbr", slow[1]), ("carried-warm", 0.5)] {
             let rung = |at: usize| Some(f64::from(network + 10) * times * (at + 1) as f64);
-            let seen = Seen {
+            let seen = MeasuredPath {
                 loss_percent: Some(loss),
                 rtt_ms: Some(f64::from(network)),
                 paths: 1,
-                ..Seen::default()
+                ..MeasuredPath::default()
             };
-            let came = Came { rungs_ms: std::array::from_fn(rung), bytes: 32 << 20, over_ms: 1000.0 };
-            let (arm, truth) = (arm.to_owned(), Network::default());
-            text += &(Run { network: network as u32, arm, seed: 1, truth, seen, came }.line() + "\n");
+            let came = ByteArrivals { rungs_ms: std::array::from_fn(rung), bytes: 32 << 20, over_ms: 1000.0 };
+            let arm = arm.to_owned();
+            let truth = TrainingNetwork::default();
+            text += &(TrainingRun { network: network as u32, arm, seed: 1, truth, seen, came }.line() + "\n");
         }
     }
     text
 }
 
 #[test]
-fn what_was_measured_is_learned_and_told() {
+fn measured_runs_are_learned_and_reported() {
     let directory = tempfile::tempdir().expect("a directory");
     let here = directory.path();
     fs::write(here.join("runs.csv"), transfers()).expect("a file");
@@ -85,7 +88,7 @@ fn what_was_measured_is_learned_and_told() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn wrong_input_is_named() {
     let directory = tempfile::tempdir().expect("a directory");
     let here = directory.path();
     let good = transfers();

@@ -1,5 +1,5 @@
-//! The binary `millrace` as a library: its commands, one file each, and what a program does around them. What they run is in the crates
-//! of the products.
+//! The binary `millrace` as a library: its commands, one file each, and the code around a command. The crates of the
+//! products do the work.
 
 pub mod commands;
 pub mod program;

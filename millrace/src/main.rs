@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser};
 use millrace::{
     commands::{
-        self, Command,
-        privilege::{self, Needs},
+        self, ProgramCommand,
+        privilege::{self, CommandNeeds},
     },
     program::{self, Program},
 };
@@ -14,15 +14,15 @@ use millrace::{
 /// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]
-struct Cli {
+struct MillraceCli {
     #[command(subcommand)]
-    command: Command,
+    command: ProgramCommand,
 }
 
-impl Program for Cli {
+impl Program for MillraceCli {
     const NAME: &'static str = "millrace";
 
-    fn needs(&self) -> Option<Needs> {
+    fn needs(&self) -> Option<CommandNeeds> {
         privilege::needs(&self.command)
     }
 
@@ -31,10 +31,10 @@ impl Program for Cli {
     }
 
     fn run(self) -> anyhow::Result<()> {
-        commands::run(self.command, Cli::command())
+        commands::run(self.command, MillraceCli::command())
     }
 }
 
 fn main() -> ExitCode {
-    program::main::<Cli>()
+    program::main::<MillraceCli>()
 }

@@ -1,5 +1,5 @@
-//! What each program of the project does around its commands: it reads arguments and says everything that is wrong with them, reports errors
-//! with their causes, and ends quietly when whoever reads its output has left.
+//! The code around the commands of each of the project's programs. It reads arguments and reports everything that is
+//! wrong with them, prints errors with their causes, and ends quietly when the reader of its output has left.
 
 use std::{
     io::{self, Write as _},
@@ -11,28 +11,28 @@ use clap::Parser;
 use millrace_daemon::log;
 
 use crate::commands::{
-    parse::{Refused, parse},
-    privilege::{self, Needs},
+    parse::{RefusedArguments, parse},
+    privilege::{self, CommandNeeds},
 };
 
-/// What clap exits with.
+/// Exit code of clap for wrong arguments.
 const BAD_USAGE: u8 = 2;
 
-/// A program: its arguments, and what becomes of them.
+/// A program: its arguments, and how to run them.
 pub trait Program: Parser {
     /// The name in front of errors.
     const NAME: &'static str;
 
-    /// Returns the rights that the command wants, for errors of whoever lacks them.
-    fn needs(&self) -> Option<Needs>;
+    /// Returns the rights that the command needs, for errors of users without them.
+    fn needs(&self) -> Option<CommandNeeds>;
 
-    /// Returns what else the command has against its flags, of which those called `flags` were of no use.
+    /// Returns further problems of the command's flags. Values of the flags in `flags` could not be read.
     fn problems(self, flags: &[String]) -> Vec<String>;
 
     /// Runs the command.
     ///
     /// # Errors
-    /// It has failed.
+    /// Fails if the command fails.
     fn run(self) -> anyhow::Result<()>;
 }
 
@@ -41,17 +41,17 @@ pub fn main<P: Program>() -> ExitCode {
     leave_with_the_reader();
     let program = match parse::<P>(std::env::args_os()) {
         Ok(program) => program,
-        Err(Refused::ByClap(error)) => error.exit(),
-        Err(Refused::Problems { mut problems, flags, rest }) => {
+        Err(RefusedArguments::ByClap(error)) => error.exit(),
+        Err(RefusedArguments::Problems { mut problems, flags, rest }) => {
             problems.extend(rest.into_iter().flat_map(|program| program.problems(&flags)));
-            let _ = io::stderr().write_all(Refused::<P>::describe(&problems).as_bytes());
+            let _ = io::stderr().write_all(RefusedArguments::<P>::describe(&problems).as_bytes());
             return ExitCode::from(BAD_USAGE);
         }
     };
     let needs = program.needs();
     match program.run() {
         Err(error) if !reader_left(&error) => {
-            // Nobody may be there to hear it.
+            // The standard error may have no reader.
             let said = log::printable(&privilege::explained(chain(&error), needs));
             let _ = writeln!(io::stderr(), "{}: {said}", P::NAME);
             ExitCode::FAILURE
@@ -60,7 +60,8 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
-/// An error and its causes, each said once: libraries' errors are whole without their causes, which logs do not show.
+/// Formats an error and its causes without repetition: errors of libraries include their causes, because logs do not
+/// show these.
 fn chain(error: &anyhow::Error) -> String {
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -69,20 +70,21 @@ fn chain(error: &anyhow::Error) -> String {
             said.push_str(&cause);
         }
     }
-    // A command that was run by this one says so itself.
+    // A command that this one ran names itself.
     said.replace(": millrace: ", ": ")
 }
 
-/// `millrace status | head`: whoever read our output has enough of it.
+/// Reports whether the reader of our output has left, as in `millrace status | head`.
 fn reader_left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// What `println!` and `eprintln!` do where nobody reads any more is to panic: that is the end of the command, and no fault.
+/// Makes `println!` and `eprintln!` end the command without a fault when their output has no reader; by default they
+/// panic.
 fn leave_with_the_reader() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // Formatted, so never a `&str`.
+        // The message is formatted, so it is never a `&str`.
         let said = info.payload().downcast_ref::<String>().map(String::as_str).unwrap_or_default();
         if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
             process::exit(0);
@@ -97,14 +99,14 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("{path}: {source}")]
-    struct Whole {
+    struct FileError {
         path: &'static str,
         source: io::Error,
     }
 
     #[test]
-    fn causes_are_said_once() {
-        let whole = Whole { path: "/file", source: io::Error::other("full") };
+    fn error_causes_are_printed_once() {
+        let whole = FileError { path: "/file", source: io::Error::other("full") };
         assert_eq!(chain(&anyhow::Error::from(whole).context("cannot log")), "cannot log: /file: full");
         assert_eq!(chain(&anyhow::Error::from(io::Error::other("full")).context("/file")), "/file: full");
     }

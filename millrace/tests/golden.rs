@@ -1,6 +1,6 @@
-//! What every command says of itself, and what it says to those who get it wrong, as one file that reviews show.
+//! The help of every command, and its messages about wrong arguments, in one file that reviews show.
 //!
-//! `MILLRACE_GOLDEN=write cargo test -p millrace --test golden` writes it anew.
+//! `MILLRACE_GOLDEN=write cargo test -p millrace --test golden` writes it again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -13,10 +13,10 @@ use millrace_testkit::cli;
 
 const FILE: &str = "tests/golden/cli.txt";
 
-/// What users get wrong.
+/// Wrong arguments.
 const WRONG: [&[&str]; 20] = [
     &["relay", "--cache-bytes", "2gb", "--max-sessions", "-4", "--engine", "foo"],
-    // The flags that are of no use, and what the relay has against the others.
+    // Values that cannot be read, and what the relay finds wrong with the others.
     &[
         "relay",
         "--check",
@@ -81,7 +81,7 @@ fn errors(out: &mut String) {
 }
 
 #[test]
-fn what_commands_say_is_as_it_was_reviewed() {
+fn help_and_errors_equal_the_golden_file() {
     let program = Path::new(env!("CARGO_BIN_EXE_millrace"));
     let mut now = cli::helps(program);
     errors(&mut now);

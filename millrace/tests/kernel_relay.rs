@@ -1,4 +1,4 @@
-//! The tests of `relay`, whose relays forward in the kernel.
+//! The tests of `relay` with relays that forward in the kernel.
 #![allow(clippy::unwrap_used)]
 
 #[path = "relay/main.rs"]

@@ -1,4 +1,5 @@
-//! The tests of live media from `relay`, whose relays forward in the kernel, and whose peers are WebTransport clients.
+//! The tests of live media from `relay`, with relays that forward in the kernel and peers that are WebTransport
+//! clients.
 #![allow(clippy::unwrap_used)]
 
 #[path = "relay/live.rs"]

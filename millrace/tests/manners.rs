@@ -1,4 +1,4 @@
-//! What every command owes whoever runs it: no panic where nobody reads on, and the reason where rights are missing.
+//! Every command ends without a panic when its output has no reader, and gives the reason when rights are missing.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -6,16 +6,17 @@ mod process;
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio};
 
 use millrace_testkit::cli;
-use process::{Relay, millrace, wait_for};
+use process::{RunningRelay, millrace, wait_for};
 
 fn head(args: &[&str], goes_on: bool) -> Option<i32> {
     cli::exit_code_after_one_line(Path::new(env!("CARGO_BIN_EXE_millrace")), args, goes_on)
 }
 
 #[test]
-fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
-    let (url, http) = (relay.url(), format!("--http={}", relay.http));
+fn closed_output_ends_a_command_without_error() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let http = format!("--http={}", relay.http);
     let token = format!("--http-token-file={}", relay.path("token").display());
     let publisher = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
     let mut publisher = millrace().args(publisher).stderr(Stdio::null()).spawn().unwrap();
@@ -37,7 +38,7 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
         &["token", "make", &key, "--root=a", "--put="],
         &[&subscribe[..], &["--stats"]].concat(),
         &[&subscribe[..], &["--json", "--count=50"]].concat(),
-        // Media, to a terminal by mistake for instance.
+        // Media may be written to a terminal by mistake.
         &subscribe,
     ];
     for args in table {
@@ -58,14 +59,14 @@ fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
             assert!(code != Some(101), "{args:?}: {code:?}");
         }
     } else {
-        println!("SKIP whoever_reads_no_further_ends_a_command_and_breaks_nothing: cost needs root");
+        println!("SKIP closed_output_pipe_ends_a_command_cleanly: cost needs root");
     }
     publisher.kill().unwrap();
     publisher.wait().unwrap();
 }
 
 #[test]
-fn who_has_no_rights_is_told_which() {
+fn missing_privilege_is_named() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP who_has_no_rights_is_told_which: needs root, to be somebody else");
         return;
@@ -76,7 +77,7 @@ fn who_has_no_rights_is_told_which() {
     fs::copy(env!("CARGO_BIN_EXE_millrace"), &program).unwrap();
     let settings = dir.path().join("graft.toml");
     fs::write(&settings, "[[load]]\ngraft = \"hybla\"\n").unwrap();
-    // Of root's.
+    // The socket belongs to root.
     let socket = dir.path().join("gate.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();

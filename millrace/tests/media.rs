@@ -1,5 +1,5 @@
-//! Media from a publisher through a relay to players: as muxers of the world write it, with an input that begins anew, in another container,
-//! in several languages. Real processes; ffmpeg judges.
+//! Media from a publisher through a relay to players: the output of real muxers, an input that restarts, other
+//! containers, several languages. Real processes; ffmpeg judges.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -11,17 +11,17 @@ use std::{
 };
 
 use millrace_testkit::show_log_on_panic;
-use process::{Relay, millrace, wait_for};
+use process::{RunningRelay, millrace, wait_for};
 
 /// A publisher or a player.
-struct Client {
+struct MediaClient {
     process: Child,
     said: PathBuf,
 }
 
-impl Client {
-    /// Starts one that writes to files of this name.
-    fn start(relay: &Relay, name: &str, args: &[&str]) -> Self {
+impl MediaClient {
+    /// Starts a client that writes to files with this name.
+    fn start(relay: &RunningRelay, name: &str, args: &[&str]) -> Self {
         let said = relay.path(&format!("{name}.stderr"));
         let process = millrace()
             .args([args[0], &relay.url(), "--tls-disable-verify"])
@@ -34,8 +34,8 @@ impl Client {
         Self { process, said }
     }
 
-    /// Starts a publisher that begins with its first subscriber, at the pace of its input.
-    fn publish(relay: &Relay, broadcast: &str, file: &Path) -> Self {
+    /// Starts a publisher that waits for its first subscriber, and publishes at the pace of its input.
+    fn publish(relay: &RunningRelay, broadcast: &str, file: &Path) -> Self {
         let broadcast_flag = format!("--name={broadcast}");
         let args = ["publish", &broadcast_flag, "--realtime", "--wait", file.to_str().unwrap()];
         let publisher = Self::start(relay, &format!("publish-{broadcast}"), &args);
@@ -52,7 +52,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for MediaClient {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -64,7 +64,7 @@ fn size(file: &Path) -> u64 {
     fs::metadata(file).map_or(0, |file| file.len())
 }
 
-/// What ffmpeg complains about when it decodes a file.
+/// Returns ffmpeg's complaints about a file when it decodes it.
 fn complaints(file: &Path) -> String {
     let output = Command::new("ffmpeg")
         .args(["-nostdin", "-v", "error", "-i"])
@@ -75,7 +75,7 @@ fn complaints(file: &Path) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// By ffprobe: kind, width and language of each stream.
+/// Returns the kind, width and language of each stream, as ffprobe reports them.
 fn streams(file: &Path) -> Vec<String> {
     let output = Command::new("ffprobe")
         .args([
@@ -92,7 +92,7 @@ fn streams(file: &Path) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Has ffmpeg write a file; `false`: it is not here, or cannot.
+/// Makes ffmpeg write a file. Returns false if it is not installed or fails.
 fn ffmpeg(args: &[&str], file: &Path) -> bool {
     let status = Command::new("ffmpeg").args(["-nostdin", "-v", "error", "-y"]).args(args).arg(file).status();
     let is_made = status.is_ok_and(|status| status.success());
@@ -116,14 +116,14 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
         println!("SKIP media_of_other_muxers_plays_from_the_start_and_late: no ffmpeg");
         return;
     }
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
-    // Absolute offsets, two videos, key frames by the non-sync bit, several tracks in a fragment.
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
+    // These have absolute offsets, two videos, key frames by the non-sync bit, and several tracks in a fragment.
     let names = ["sep_nodbm", "twovideo", "shaka_video", "muxed_dbm"];
     let mut running = Vec::new();
     for name in names {
-        let publisher = Client::publish(&relay, name, &kept(&format!("{name}.mp4")));
+        let publisher = MediaClient::publish(&relay, name, &kept(&format!("{name}.mp4")));
         let flag = format!("--name={name}");
-        let first = Client::start(&relay, &format!("{name}-first"), &["subscribe", &flag]);
+        let first = MediaClient::start(&relay, &format!("{name}-first"), &["subscribe", &flag]);
         running.push((name, flag, publisher, first));
     }
     let mut late = Vec::new();
@@ -131,7 +131,7 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
         let third = size(&kept(&format!("{name}.mp4"))) / 3;
         let written = relay.path(&format!("{name}-first.mp4"));
         wait_for("a third of the media at the first player", || (size(&written) > third).then_some(()));
-        late.push(Client::start(&relay, &format!("{name}-late"), &["subscribe", flag]));
+        late.push(MediaClient::start(&relay, &format!("{name}-late"), &["subscribe", flag]));
     }
     for ((name, _, publisher, first), late) in running.iter_mut().zip(&mut late) {
         assert_eq!(publisher.exit_code(), Some(0));
@@ -145,8 +145,8 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
 }
 
 #[test]
-fn input_that_begins_anew_is_followed_by_players() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+fn players_follow_input_that_restarts() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let mut input = Vec::new();
     for size in ["160x90", "320x180"] {
         let source = format!("testsrc2=size={size}:rate=25:duration=2");
@@ -158,8 +158,8 @@ fn input_that_begins_anew_is_followed_by_players() {
     }
     let both = relay.path("both.mp4");
     fs::write(&both, input).unwrap();
-    let mut publisher = Client::publish(&relay, "live", &both);
-    let mut player = Client::start(&relay, "player", &["subscribe", "--name=live"]);
+    let mut publisher = MediaClient::publish(&relay, "live", &both);
+    let mut player = MediaClient::start(&relay, "player", &["subscribe", "--name=live"]);
     assert_eq!(publisher.exit_code(), Some(0));
     assert!(publisher.said().contains("new init segment"), "{}", publisher.said());
     assert_eq!(player.exit_code(), Some(0));
@@ -178,14 +178,15 @@ fn input_that_begins_anew_is_followed_by_players() {
 }
 
 #[test]
-fn line_for_mpeg_ts_is_one_that_works() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+fn suggested_command_for_mpeg_ts_works() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let file = relay.path("two words.ts");
     let source = ["-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=1"];
     if !ffmpeg(&[&source[..], &H264, &["-f", "mpegts"]].concat(), &file) {
         return;
     }
-    let mut publisher = Client::start(&relay, "publish", &["publish", "--name=live", file.to_str().unwrap()]);
+    let mut publisher =
+        MediaClient::start(&relay, "publish", &["publish", "--name=live", file.to_str().unwrap()]);
     assert_eq!(publisher.exit_code(), Some(1));
     let said = publisher.said();
     assert!(said.contains("the input is MPEG-TS, not MP4"), "{said}");
@@ -200,7 +201,7 @@ fn line_for_mpeg_ts_is_one_that_works() {
 
 #[test]
 fn player_chooses_sound_and_subtitles() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let subtitles = relay.path("words.srt");
     fs::write(&subtitles, "1\n00:00:00,000 --> 00:00:01,500\nwords\n").unwrap();
     let file = relay.path("languages.mp4");
@@ -217,12 +218,12 @@ fn player_chooses_sound_and_subtitles() {
         "language=eng",
     ];
     let codecs = ["-c:a", "aac", "-c:s", "mov_text"];
-    // A fragment for each frame is more than ffmpeg makes of subtitles.
+    // ffmpeg does not make a fragment for each frame of subtitles.
     let fragments = ["-f", "mp4", "-movflags", "frag_keyframe+empty_moov+default_base_moof"];
     if !ffmpeg(&[&inputs[..], &maps, &H264, &codecs, &named, &fragments].concat(), &file) {
         return;
     }
-    let mut publisher = Client::publish(&relay, "live", &file);
+    let mut publisher = MediaClient::publish(&relay, "live", &file);
     let mut players = vec![];
     for (name, args, expected) in [
         ("english", &["--language=en"][..], &["video,160", "audio,eng", "subtitle,eng"][..]),
@@ -231,7 +232,7 @@ fn player_chooses_sound_and_subtitles() {
     ] {
         players.push((
             name,
-            Client::start(&relay, name, &[&["subscribe", "--name=live"], args].concat()),
+            MediaClient::start(&relay, name, &[&["subscribe", "--name=live"], args].concat()),
             expected,
         ));
     }
@@ -248,6 +249,6 @@ fn player_chooses_sound_and_subtitles() {
             "{name}: {found:?}"
         );
     }
-    let mut player = Client::start(&relay, "french", &["subscribe", "--name=live", "--language=fr"]);
+    let mut player = MediaClient::start(&relay, "french", &["subscribe", "--name=live", "--language=fr"]);
     assert_eq!(player.exit_code(), Some(1));
 }

@@ -1,4 +1,4 @@
-//! What an operator does to a relay: settings, signals, certificates, a full disk. Real processes.
+//! An operator's actions on a relay: settings, signals, certificates, a full disk. Real processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -14,13 +14,13 @@ use std::{
     time::Duration,
 };
 
-use millrace_relay_daemon::status::{Status, Upstream};
+use millrace_relay_daemon::status::{Status, UpstreamStatus};
 use millrace_testkit::{show_log_on_panic, wait_until};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use process::{Relay, millrace, wait_for};
+use process::{RunningRelay, millrace, wait_for};
 use rcgen::PublicKeyData as _;
 use rustls::{
     DigitallySignedStruct, SignatureScheme,
@@ -28,14 +28,14 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
 };
 use tempfile::TempDir;
-use terminal::{CLEAR, Terminal};
+use terminal::{CLEAR, PseudoTerminal};
 
 fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn upstream_of(relay: &Relay) -> Upstream {
-    // exact: who calls this waits, or has waited
+fn upstream_of(relay: &RunningRelay) -> UpstreamStatus {
+    // exact: the callers wait, or have waited
     relay.status().upstream.clone().unwrap()
 }
 
@@ -48,7 +48,7 @@ fn write_pair(dir: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap()
 }
 
-/// Whether the relay at `addr` shows a certificate that `trusted` vouches for.
+/// Returns whether the relay at `addr` presents a certificate that `trusted` has signed.
 async fn shows(addr: SocketAddr, trusted: &CertificateDer<'static>) -> bool {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
@@ -92,8 +92,8 @@ fn check_reports_every_problem_and_starts_nothing() {
 }
 
 #[test]
-fn a_relay_says_what_it_is_and_ends_on_sigterm() {
-    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+fn relay_reports_its_version_and_ends_on_sigterm() {
+    let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let status = relay.status(); // exact: fixed at start-up
     assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
     assert!(status.engine.reason.contains("interface"), "auto says why: {}", status.engine.reason);
@@ -115,19 +115,19 @@ fn a_relay_says_what_it_is_and_ends_on_sigterm() {
     assert_eq!(relay.exit_code(), Some(0));
 }
 
-/// Bounds are far below the time that they would have.
+/// The bounds are far below the time that a drain would take otherwise.
 #[test]
-fn a_drain_waits_for_nobody_who_is_not_there() {
-    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+fn drain_does_not_wait_for_absent_peers() {
+    let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
     relay.signal(Signal::SIGTERM);
     assert_eq!(relay.exit_code(), Some(0));
 
-    let upstream = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let upstream = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let flags = [format!("--upstream={}", upstream.url()), "--upstream-tls-disable-verify".into()];
     let [url, verify] = flags.each_ref().map(String::as_str);
-    let mut edge = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", url, verify]);
+    let mut edge = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", url, verify]);
     wait_for("upstream session", || upstream_of(&edge).session);
-    // It is there, and does not answer any more.
+    // The upstream relay exists, and no longer answers.
     upstream.signal(Signal::SIGSTOP);
     edge.signal(Signal::SIGTERM);
     assert_eq!(edge.exit_code(), Some(0));
@@ -135,18 +135,18 @@ fn a_drain_waits_for_nobody_who_is_not_there() {
 
 #[test]
 fn a_second_signal_ends_a_drain() {
-    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+    let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
     let url = relay.url();
     let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
-    let _publisher = Killed::start(millrace().args(args));
+    let _publisher = GuardedClient::start(millrace().args(args));
     let args = ["subscribe", "--name=live", "--stats", "--reconnect", "--tls-disable-verify", &url];
-    let _subscriber = Killed::start(millrace().args(args));
+    let _subscriber = GuardedClient::start(millrace().args(args));
     wait_for("media", || (relay.status().totals.data_plane.packets > 0).then_some(()));
     relay.signal(Signal::SIGTERM);
-    wait_for("how to end it", || {
+    wait_for("the message about ending it", || {
         relay.logged(&["draining", "SIGTERM or Ctrl-C ends them at once"]).then_some(())
     });
-    // The first ones may be the same wish.
+    // The first signals may count as one.
     let end = wait_for("the end", || {
         relay.signal(Signal::SIGTERM);
         relay.ended()
@@ -154,30 +154,31 @@ fn a_second_signal_ends_a_drain() {
     assert_eq!(end.code(), Some(1));
 }
 
-/// `timeout`, `tini -g` and service managers signal a process and its group: within milliseconds, and that is one wish.
+/// `timeout`, `tini -g` and service managers signal a process and its group within milliseconds, which counts as one
+/// signal.
 #[test]
-fn signals_at_once_do_not_skip_the_drain() {
-    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=1"]);
+fn simultaneous_signals_do_not_skip_the_drain() {
+    let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=1"]);
     let url = relay.url();
     let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
-    let _publisher = Killed::start(millrace().args(args));
+    let _publisher = GuardedClient::start(millrace().args(args));
     wait_for("a session", || (relay.status().sessions.len() == 1).then_some(()));
-    // While it is stopped, so that it hears both at once however busy the machine is.
+    // Signals are sent while it is stopped, so that it gets both at once even on a busy machine.
     for signal in [Signal::SIGSTOP, Signal::SIGTERM, Signal::SIGINT, Signal::SIGCONT] {
         relay.signal(signal);
     }
     assert_eq!(relay.exit_code(), Some(0));
-    assert!(relay.logged(&["drained"])); // exact: a relay that has ended has written its log
+    assert!(relay.logged(&["the drain is over"])); // exact: a relay that has ended has written its log
 }
 
 #[test]
-fn an_upstream_that_is_away_is_said_everywhere() {
+fn unreachable_upstream_is_reported_everywhere() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    // Nobody else gets the port, and what comes from others than its peer comes to nobody.
+    // The port is taken, and the socket accepts packets only from its peer.
     taken.connect("127.0.0.1:9").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
     let upstream = format!("--upstream=moqt://{addr}");
-    let edge = Relay::start(
+    let edge = RunningRelay::start(
         tempfile::tempdir().unwrap(),
         &[&upstream, "--upstream-tls-disable-verify", "--idle-timeout=2"],
     );
@@ -191,14 +192,14 @@ fn an_upstream_that_is_away_is_said_everywhere() {
     wait_for("reason", || Some(upstream_of(&edge)).filter(|upstream| !upstream.reason.is_empty()));
     assert!(upstream_of(&edge).session.is_none() && up(0));
     assert!(shown().contains(&format!("upstream {addr} is away: ")), "{}", shown());
-    wait_for("word of it in the log", || edge.logged(&["WARN", "upstream", &addr]).then_some(()));
+    wait_for("the log line", || edge.logged(&["WARN", "upstream", &addr]).then_some(()));
     let url = edge.url();
     let asked = ["subscribe", "--name=live", "--track=video", "--tls-disable-verify", &url];
     let said = stderr_of(&millrace().args(asked).output().unwrap());
     assert!(said.contains("upstream"), "{said}");
 
     drop(taken);
-    let _there = Relay::start_on(&addr, tempfile::tempdir().unwrap(), &[]);
+    let _there = RunningRelay::start_on(&addr, tempfile::tempdir().unwrap(), &[]);
     wait_for("upstream session", || upstream_of(&edge).session);
     assert!(up(1) && shown().contains(&format!("upstream {addr}: session ")), "{}", shown());
     let said = stderr_of(&millrace().args(asked).output().unwrap());
@@ -207,25 +208,26 @@ fn an_upstream_that_is_away_is_said_everywhere() {
 
 #[test]
 fn upstream_with_another_certificate_has_no_session() {
-    let origin = Relay::start(tempfile::tempdir().unwrap(), &["--tls-self-signed-out={dir}/relay.pem"]);
+    let origin =
+        RunningRelay::start(tempfile::tempdir().unwrap(), &["--tls-self-signed-out={dir}/relay.pem"]);
     let upstream = format!("--upstream=moqt://localhost:{}", origin.listen().port());
     let dir = tempfile::tempdir().unwrap();
     let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(dir.path().join("root.pem"), other.cert.pem()).unwrap();
-    let edge = Relay::start(dir, &[&upstream, "--upstream-tls-root={dir}/root.pem"]);
+    let edge = RunningRelay::start(dir, &[&upstream, "--upstream-tls-root={dir}/root.pem"]);
     let reason = wait_for("reason", || {
         Some(upstream_of(&edge).reason).filter(|reason| reason.contains("certificate"))
     });
     assert!(upstream_of(&edge).session.is_none(), "{reason}");
     let root = format!("--upstream-tls-root={}", origin.path("relay.pem").display());
-    let trusting = Relay::start(tempfile::tempdir().unwrap(), &[&upstream, &root]);
+    let trusting = RunningRelay::start(tempfile::tempdir().unwrap(), &[&upstream, &root]);
     wait_for("upstream session", || upstream_of(&trusting).session);
     assert!(upstream_of(&edge).session.is_none());
 }
 
 #[test]
-fn a_port_alone_is_every_address() {
-    let relay = Relay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
+fn port_without_an_address_listens_on_every_address() {
+    let relay = RunningRelay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
     let listen = relay.status().listen.clone(); // exact: fixed at start-up
     assert!(listen[0].is_ipv4() && listen.iter().all(|addr| addr.ip().is_unspecified()), "{listen:?}");
     let here = format!(":{}", relay.http.port());
@@ -235,27 +237,27 @@ fn a_port_alone_is_every_address() {
     assert!(asked.status.success(), "{}", stderr_of(&asked));
     let closed = millrace().args(["relay", "--check", "--listen=:4443"]).output().unwrap();
     assert_eq!(closed.status.code(), Some(1));
-    assert!(stderr_of(&closed).contains("or --public if anyone is meant"), "{}", stderr_of(&closed));
+    assert!(stderr_of(&closed).contains("or set --public to allow anyone"), "{}", stderr_of(&closed));
 }
 
 #[test]
-fn a_gate_that_cannot_be_is_said_or_refused() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &["--gate-sessions=5"]);
+fn unavailable_gate_is_reported_or_refused() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--gate-sessions=5"]);
     let gate = relay.status().gate; // exact: fixed at start-up
     assert!(!gate.on && gate.reason.starts_with("auto: no interface is named"), "{gate:?}");
     let words = ["without the gate", "auto: no interface is named"];
-    wait_for("word of it in the log", || relay.logged(&words).then_some(()));
+    wait_for("the log line", || relay.logged(&words).then_some(()));
     let refuses = |args: &[&str], why: &str| {
         let output =
             millrace().args(["relay", "--http=off", "--listen=127.0.0.1:0"]).args(args).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         assert!(stderr_of(&output).contains(why), "{}", stderr_of(&output));
     };
-    refuses(&["--gate=on"], "the gate cannot be: ");
+    refuses(&["--gate=on"], "the gate cannot run: ");
 }
 
 #[test]
-fn a_port_that_is_taken_is_a_start_up_error_that_names_it() {
+fn taken_port_is_a_start_up_error_that_names_it() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
     let output =
@@ -265,10 +267,10 @@ fn a_port_that_is_taken_is_a_start_up_error_that_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_certificate_is_shown_and_a_broken_one_is_not() {
+async fn reload_uses_new_certificate_unless_broken() {
     let dir = tempfile::tempdir().unwrap();
     let first = write_pair(dir.path());
-    let relay = Relay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
+    let relay = RunningRelay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
     let addr = relay.listen();
     assert!(shows(addr, &first).await);
 
@@ -283,11 +285,11 @@ async fn a_new_certificate_is_shown_and_a_broken_one_is_not() {
     assert!(!shows(addr, &first).await);
 }
 
-/// So that a new one does not go without.
+/// A new reason must be documented.
 #[test]
 fn every_reason_to_drop_has_a_line_in_the_documentation() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
-    let document = include_str!("../../docs/operations.md");
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
+    let document = include_str!("../../docs/guide/operations.md");
     let table = document.split("| drops | what").nth(1).expect("a table").split("\n\n").next().unwrap();
     let drops = relay.status().drops.clone(); // exact: what there is to count is fixed
     assert!(drops.len() > 20, "all of them are in the status: {drops:?}");
@@ -298,7 +300,7 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     }
 }
 
-/// Closes a connection within its handshake, and says why in these words.
+/// Closes a connection within its handshake, with this reason.
 #[derive(Debug)]
 struct Rude(&'static str);
 
@@ -337,7 +339,7 @@ impl ServerCertVerifier for Rude {
     }
 }
 
-/// Without a certificate, a token or a session, a client chooses words that the relay logs.
+/// A client without a certificate, a token or a session chooses text that the relay logs.
 #[tokio::test]
 async fn a_handshake_that_fails_is_one_line_without_controls() {
     const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established \x1b[2J\u{9b}2J\x07";
@@ -351,7 +353,7 @@ async fn a_handshake_that_fails_is_one_line_without_controls() {
             &format!("--log-format={format}"),
         ]);
         relay.arg(format!("--http-token-file={}", dir.path().join("token").display()));
-        let relay = Killed::start(&mut relay);
+        let relay = GuardedClient::start(&mut relay);
         let log = relay.dir.path().join("stderr");
         let logged = |what: &str| {
             let lines = fs::read_to_string(&log).unwrap();
@@ -378,7 +380,7 @@ async fn a_handshake_that_fails_is_one_line_without_controls() {
 
         let line = wait_for("the line", || logged("handshake failed"));
         assert!(line.contains("session established"), "the reason is told: {line:?}");
-        let all = fs::read_to_string(&log).unwrap(); // exact: the line is there
+        let all = fs::read_to_string(&log).unwrap(); // exact: the line exists
         assert!(all.chars().all(|one| one == '\n' || !one.is_control()), "{format}: {line:?}");
         let forged = all.lines().filter(|line| line.contains("session established")).count();
         assert_eq!(forged, 1, "{format}: {all}");
@@ -389,8 +391,8 @@ async fn a_handshake_that_fails_is_one_line_without_controls() {
 }
 
 #[test]
-fn a_full_disk_for_logs_costs_log_lines_only() {
-    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
+fn full_log_disk_loses_only_log_lines() {
+    let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
     wait_for("dropped log line", || (relay.status().totals.log_lines_dropped > 0).then_some(()));
     assert_eq!(relay.health(), Some(200)); // exact: it has lost log lines, and is asked now
     let output = status(&relay).output().unwrap();
@@ -400,32 +402,33 @@ fn a_full_disk_for_logs_costs_log_lines_only() {
     assert_eq!(relay.exit_code(), Some(0));
 }
 
-/// `millrace status` of that relay.
-fn status(relay: &Relay) -> Command {
+/// Makes the command `millrace status` for that relay.
+fn status(relay: &RunningRelay) -> Command {
     let mut command = millrace();
     command.arg("status").args(asked(relay));
     command
 }
 
-fn asked(relay: &Relay) -> [String; 2] {
+fn asked(relay: &RunningRelay) -> [String; 2] {
     [format!("--http={}", relay.http), format!("--http-token-file={}", relay.path("token").display())]
 }
 
-/// A name of 60 characters, IPv6, a window of 80x24 that becomes larger: what is said fits, and keys end it.
+/// The name has 60 characters and the address is IPv6. The view fits into a window of 80x24 that then grows, and keys
+/// end it.
 #[test]
-fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
+fn live_status_fits_and_restores_the_terminal() {
     const NAME: &str = "a-name-of-sixty-characters/that-somebody-has-really-given-it";
     const CTRL_C: &str = "\x03";
-    let relay = Relay::start_on("[::1]:0", tempfile::tempdir().unwrap(), &[]);
+    let relay = RunningRelay::start_on("[::1]:0", tempfile::tempdir().unwrap(), &[]);
     let mut publish = millrace();
     publish.args(["publish", "--name", NAME, "--generate", "--rate-hz=50", "--tls-disable-verify"]);
-    let _publisher = Killed::start(publish.arg(relay.url()));
+    let _publisher = GuardedClient::start(publish.arg(relay.url()));
     wait_for("the publisher", || (!relay.status().sessions.is_empty()).then_some(()));
     let mut subscribe = millrace();
     subscribe.args(["subscribe", "--name", NAME, "--track=objects", "--reconnect", "--tls-disable-verify"]);
-    let _subscriber = Killed::start(subscribe.arg(relay.url()).stdout(Stdio::null()));
+    let _subscriber = GuardedClient::start(subscribe.arg(relay.url()).stdout(Stdio::null()));
     wait_for("the track", || relay.status().tracks.iter().any(|track| track.largest.is_some()).then_some(()));
-    wait_for("word of it", || relay.logged(&["namespace published", NAME]).then_some(()));
+    wait_for("the log line", || relay.logged(&["published a namespace", NAME]).then_some(()));
     let none = format!("{NAME}/none");
     let trace = ["trace", "--duration=100ms", "--track", &none];
     let traced = millrace().args(trace).args(asked(&relay)).output().unwrap();
@@ -434,7 +437,7 @@ fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
     for end in ["q", CTRL_C] {
         let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
         command.args(["status", "--watch"]).args(asked(&relay));
-        let mut live = Terminal::start(command, 80, 24);
+        let mut live = PseudoTerminal::start(command, 80, 24);
         let picture = live.picture_with(CLEAR, "[::1]:");
         terminal::assert_fits(&picture, 80, 24);
         assert!(picture.last().unwrap().starts_with("q quits"), "{picture:#?}");
@@ -448,10 +451,10 @@ fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
         assert!(live.echoes(), "the terminal is as it was");
     }
 
-    // Once, on the same terminal; and into a pipe, where names are whole and nothing is for terminals.
+    // Printed once, on the same terminal, and into a pipe, where names are whole and there are no control sequences.
     let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
     command.arg("status").args(asked(&relay));
-    let text = Terminal::start(command, 80, 24).rest();
+    let text = PseudoTerminal::start(command, 80, 24).rest();
     let lines: Vec<String> = text.lines().map(str::to_owned).collect();
     terminal::assert_fits(&lines, 80, 1000);
     assert!(text.contains("a-name-of") && text.contains('…') && !text.contains('\x1b'), "{text}");
@@ -459,13 +462,13 @@ fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
     assert!(piped.contains(NAME) && !piped.contains('\x1b'), "{piped}");
 }
 
-/// A client that ends with the test, which shows what it has said if it fails.
-struct Killed {
+/// A client that ends with the test. A failed test shows its output.
+struct GuardedClient {
     child: Child,
     dir: TempDir,
 }
 
-impl Killed {
+impl GuardedClient {
     fn start(command: &mut Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let said = fs::File::create(dir.path().join("stderr")).unwrap();
@@ -473,7 +476,7 @@ impl Killed {
     }
 }
 
-impl Drop for Killed {
+impl Drop for GuardedClient {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -482,23 +485,24 @@ impl Drop for Killed {
 }
 
 #[test]
-fn a_garbage_flood_makes_no_session() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
-    let (addr, url) = (relay.listen(), relay.url());
+fn garbage_flood_creates_no_session() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
+    let addr = relay.listen();
+    let url = relay.url();
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut random = fastrand::Rng::with_seed(7);
     for round in 0..20_000 {
         let mut datagram = [0; 1400];
         random.fill(&mut datagram);
         if round % 2 == 0 {
-            // A long header of QUIC version 1, so that it goes as far as it can.
+            // The first byte is that of a long header of QUIC version 1, so that parsing goes as far as it can.
             datagram[0] |= 0xc0;
             datagram[1..5].copy_from_slice(&1_u32.to_be_bytes());
         }
         let len = random.usize(1..datagram.len());
         socket.send_to(&datagram[..len], addr).unwrap();
     }
-    // Behind it comes one session that is good: by then all of it has been read.
+    // One good session follows: when it is served, all of the flood has been read.
     let asked = ["subscribe", "--name=live", "--track=video", "--tls-disable-verify", &url];
     let said = stderr_of(&millrace().args(asked).output().unwrap());
     assert!(said.contains("nobody publishes"), "{said}");
@@ -511,7 +515,7 @@ fn a_garbage_flood_makes_no_session() {
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
 #[test]
-fn check_says_which_keys_there_are_and_refuses_what_is_no_secret() {
+fn check_lists_token_keys_and_refuses_invalid_secrets() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let pair = rcgen::KeyPair::generate().unwrap();
@@ -533,7 +537,7 @@ fn check_says_which_keys_there_are_and_refuses_what_is_no_secret() {
     };
     let good = check(&["public.pem", "latin1.pem"], &["secret"]);
     let said = String::from_utf8(good.stdout).unwrap();
-    assert!(said.contains("keys of tokens: 1 HMAC secret, 2 P-256\n"), "{said}");
+    assert!(said.contains("token keys: 1 HMAC secret, 2 P-256\n"), "{said}");
     assert!(said.contains("warning: ") && said.contains("[[issuer]]"), "{said}");
     for name in ["public.der", "array.json", "marked.json", "secret"] {
         let output = check(&[name], &[]);
@@ -549,15 +553,16 @@ fn check_says_which_keys_there_are_and_refuses_what_is_no_secret() {
 }
 
 #[test]
-fn reload_opens_no_relay_that_others_can_reach() {
+fn reload_does_not_open_a_public_relay() {
     let dir = tempfile::tempdir().unwrap();
-    let (settings, secret) = (dir.path().join("relay.toml"), dir.path().join("secret"));
+    let settings = dir.path().join("relay.toml");
+    let secret = dir.path().join("secret");
     fs::write(&secret, SECRET).unwrap();
     let keys = format!("token-secrets = ['{}']\n", secret.display());
     fs::write(&settings, format!("listen = ['0.0.0.0:0']\n{keys}")).unwrap();
-    let relay = Relay::start_by_file(dir, &[]);
-    wait_for("its keys in the log", || relay.logged(&["who may do what", "1 HMAC secret"]).then_some(()));
-    // It would be open on loopback only, and goes on to listen where it does.
+    let relay = RunningRelay::start_by_file(dir, &[]);
+    wait_for("its keys in the log", || relay.logged(&["access rules", "1 HMAC secret"]).then_some(()));
+    // The relay would be open on loopback only, and continues to listen where it does.
     fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
     relay.signal(Signal::SIGHUP);
     // exact: `wait_until` looks again
@@ -568,13 +573,13 @@ fn reload_opens_no_relay_that_others_can_reach() {
     // exact: the refusal is noted before the access
     let reload = relay.status().reload.clone().unwrap();
     assert!(reload.error.as_ref().is_some_and(|error| error.contains("0.0.0.0:")), "{reload:?}");
-    wait_for("the log says so", || relay.logged(&["not usable now", "0.0.0.0:"]).then_some(()));
-    // Whoever says so may have it so.
+    wait_for("the log line", || relay.logged(&["new settings are not usable", "0.0.0.0:"]).then_some(()));
+    // Setting `public` explicitly allows it.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
     relay.signal(Signal::SIGHUP);
     // exact: `wait_until` looks again
     let access = || relay.status().access.clone();
-    wait_until("it is open", access, |access| access.open && access.unread.is_empty());
+    wait_until("the open relay", access, |access| access.open && access.unread.is_empty());
     wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
     assert_eq!(relay.status().reload.clone().unwrap().error, None); // exact: the access was changed after it
 }
@@ -606,13 +611,13 @@ fn the_service_manager_is_notified_of_start_reload_and_end() {
 }
 
 #[test]
-fn files_that_cannot_be_read_allow_nothing_and_are_named() {
+fn unreadable_rights_files_deny_and_are_named() {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in [("one", SECRET), ("two", &"2".repeat(32)), ("revoked", "a\n")] {
         fs::write(dir.path().join(name), text).unwrap();
     }
     let flags = ["--token-secrets={dir}/one", "--token-secrets={dir}/two", "--token-revoked={dir}/revoked"];
-    let relay = Relay::start(dir, &flags);
+    let relay = RunningRelay::start(dir, &flags);
     // exact: `wait_until` looks again
     let access = || relay.status().access.clone();
     // exact: who calls this has waited
@@ -624,19 +629,20 @@ fn files_that_cannot_be_read_allow_nothing_and_are_named() {
     assert!(said.starts_with("ok\nunread: 1 "), "{said}");
     let metrics = relay.get("/metrics"); // exact: likewise
     assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
-    // What is revoked meanwhile is revoked, and the last key that goes opens nothing.
+    // IDs that are revoked meanwhile stay revoked, and removing the last key grants nothing.
     fs::write(relay.path("revoked"), "a\nb\n").unwrap();
     wait_until("another ID is revoked", access, |access| access.revoked == 2);
     fs::write(relay.path("two"), "").unwrap();
     wait_until("no key is left", access, |access| access.keys == 0 && !access.open);
     fs::remove_file(relay.path("revoked")).unwrap();
     wait_until("three are named", access, |access| access.unread.len() == 3 && access.revoked == 2);
-    wait_for("the log names them", || {
+    wait_for("their names in the log", || {
         relay.logged(&["not usable", "/revoked", "stay revoked"]).then_some(())
     });
 }
 
-/// The relays log at their most verbose; tokens are good, revoked and forged, come by QUIC and by WebTransport, and go upstream.
+/// The relays log at the most verbose level. Tokens are good, revoked and forged, arrive by QUIC and WebTransport,
+/// and are sent upstream.
 #[test]
 fn tokens_and_secrets_are_in_no_log_and_no_status() {
     let dir = tempfile::tempdir().unwrap();
@@ -651,22 +657,22 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
     let forged = make("forged", "other");
     fs::write(dir.path().join("revoked"), "revoked\n").unwrap();
     let flags = ["--token-secrets={dir}/secret", "--token-revoked={dir}/revoked", "--log-level=trace"];
-    let relay = Relay::start(dir, &flags);
+    let relay = RunningRelay::start(dir, &flags);
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("upstream"), &upstream).unwrap();
     let to_it = format!("--upstream={}", relay.url());
     let flags = ["--upstream-token={dir}/upstream", "--upstream-tls-disable-verify", "--log-level=trace"];
-    let edge = Relay::start(dir, &[&flags[..], &[&to_it]].concat());
+    let edge = RunningRelay::start(dir, &[&flags[..], &[&to_it]].concat());
 
     let watch = |scheme: &str, token: &str| {
         let url = format!("{scheme}://{}/?jwt={token}", relay.listen());
         let mut command = millrace();
         command.args(["subscribe", "--name=live", "--tls-disable-verify", &url]).stdin(Stdio::null());
-        Watcher(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        WaitingClient(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     };
     let watchers =
         ["moqt", "https"].map(|scheme| [&good, &revoked, &forged].map(|token| watch(scheme, token)));
-    let log = |relay: &Relay| fs::read_to_string(relay.path("stderr")).unwrap();
+    let log = |relay: &RunningRelay| fs::read_to_string(relay.path("stderr")).unwrap();
     let let_in = || {
         log(&relay)
             .lines()
@@ -680,7 +686,7 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
     }
     drop(watchers);
     for relay in [&relay, &edge] {
-        // exact: whatever is said of these tokens was said before
+        // exact: the relay has reported all it ever will on these tokens
         let said = log(relay) + &relay.get("/status") + &relay.get("/metrics");
         assert!(said.len() > 10_000, "it says much: {}", said.len());
         for token in [&good, &revoked, &upstream, &forged] {
@@ -695,9 +701,9 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
 }
 
 /// A client that waits; killed when dropped.
-struct Watcher(Child);
+struct WaitingClient(Child);
 
-impl Drop for Watcher {
+impl Drop for WaitingClient {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -1,15 +1,15 @@
-//! What a relay that does not start leaves alone: the certificate of one that runs. Real processes.
+//! A relay that fails to start leaves the certificate of a running one alone. Real processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
 
 use std::{fs, path::Path, process::Output};
 
-use process::{Relay, millrace};
+use process::{RunningRelay, millrace};
 
 const OUT: &str = "--tls-self-signed-out={dir}/relay.pem";
 
-/// The quick start, typed again while it runs.
+/// Runs the quick start again while the first relay runs.
 fn start_again(dir: &Path, listen: &str, http: &str) -> Output {
     let out = OUT.replace("{dir}", dir.to_str().unwrap());
     let token = format!("--http-token-file={}", dir.join("token").display());
@@ -18,12 +18,13 @@ fn start_again(dir: &Path, listen: &str, http: &str) -> Output {
 }
 
 #[test]
-fn a_relay_that_does_not_start_leaves_the_certificate_of_another_alone() {
-    let relay = Relay::start(tempfile::tempdir().unwrap(), &[OUT]);
+fn failed_start_keeps_certificate_of_running_relay() {
+    let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[OUT]);
     let certificate = || fs::read_to_string(relay.path("relay.pem")).unwrap();
     let before = certificate();
-    let (listen, http) = (relay.listen().to_string(), relay.http.to_string());
-    // Its address is taken; that of its HTTP is; nothing is, but the file is in use.
+    let listen = relay.listen().to_string();
+    let http = relay.http.to_string();
+    // The cases: its address is taken; its HTTP address is taken; neither is, but the file is in use.
     for (listen, http, said) in [
         (listen.as_str(), "off", listen.as_str()),
         ("127.0.0.1:0", http.as_str(), http.as_str()),

@@ -1,4 +1,4 @@
-//! The tests of `relay`, whose peers are WebTransport clients, and what only those can do.
+//! The tests of `relay` with WebTransport clients as peers, and tests of features that only those have.
 #![allow(clippy::unwrap_used)]
 
 #[path = "relay/main.rs"]

@@ -1,7 +1,7 @@
 //! Error codes (draft-22, section 16.11), of all drafts.
 //!
-//! Newtypes and not enums: an unknown code is legal in all four registries and means the same as an
-//! internal error there ("Grease"), so it must survive being carried.
+//! Newtypes and not enums: an unknown code is legal in all four registries and means the same as an internal error
+//! there ("Grease"), so a relay must be able to keep it and pass it on.
 
 use std::fmt;
 
@@ -13,10 +13,11 @@ macro_rules! codes {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(pub u64);
 
+        #[allow(missing_docs, reason = "the names are those of the drafts")]
         impl $name {
             $(pub const $constant: Self = Self($value);)*
 
-            /// The code's name in its registry, if it is there.
+            /// The code's name in its registry; `None` for an unknown code.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($constant)),)*
@@ -96,7 +97,7 @@ codes! {
 }
 
 impl Request {
-    /// The code as it is said in a draft, which may not have it.
+    /// The code to send in `draft`: an internal error if the draft does not define this one.
     pub(super) fn in_draft(self, draft: Draft) -> Self {
         let known = match self {
             Self::DUPLICATE_SUBSCRIPTION => !draft.repeats_subscriptions(),
@@ -125,7 +126,7 @@ codes! {
 }
 
 impl Done {
-    /// The code as it came in a draft, which may not have it.
+    /// The code received in `draft`: an internal error if the draft does not define this one.
     pub(super) fn in_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::INTERNAL_ERROR,
@@ -133,8 +134,9 @@ impl Done {
         }
     }
 
-    /// The code as it is said in a draft. To who knows no subscription that ends with its filter, its track has ended.
-    pub(super) fn said_in(self, draft: Draft) -> Self {
+    /// The code to send in `draft`. In drafts without "subscription ended", a subscription that ends with its filter
+    /// is reported as the end of its track.
+    pub(super) fn for_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::TRACK_ENDED,
             code => code,

@@ -1,24 +1,30 @@
-//! The drafts of MoQ Transport that are spoken, and where they differ.
+//! The supported drafts of MoQ Transport, and where they differ.
 //!
-//! Messages, parameters and locations are one set of values for all drafts, which means what the newest means; a codec is told
-//! the draft, and asks it what differs. Nobody compares drafts by their numbers but this file and the codecs' tables.
+//! Messages, parameters and locations are one set of types for all drafts, with the meaning that the newest draft
+//! gives them. A codec gets the draft as an argument and asks it where the wire format differs. Only this file and
+//! the codecs' tables compare drafts by number.
 
 use std::{fmt, str::FromStr};
 
 /// A draft of MoQ Transport: `draft-ietf-moq-transport-18` to `-22`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Draft {
+    /// Draft-18.
     D18,
+    /// Draft-19.
     D19,
+    /// Draft-20.
     D20,
-    /// On the wire the same as draft-20.
+    /// Draft-21, whose wire format is the same as draft-20's.
     D21,
+    /// Draft-22.
     D22,
 }
 
 impl Draft {
-    /// All that are spoken, the newest first: as they are preferred.
+    /// Supported drafts, the most preferred (the newest) first.
     pub const ALL: [Self; 5] = [Self::D22, Self::D21, Self::D20, Self::D19, Self::D18];
+    /// The newest supported draft.
     pub const NEWEST: Self = Self::D22;
 
     /// The draft's name, as WebTransport negotiates it.
@@ -32,21 +38,22 @@ impl Draft {
         }
     }
 
-    /// The same over QUIC.
+    /// The draft's name in ALPN, over QUIC without WebTransport.
     pub const fn alpn(self) -> &'static [u8] {
         self.protocol().as_bytes()
     }
 
-    /// The draft of this name, if it is spoken.
-    pub fn of_protocol(name: &str) -> Option<Self> {
-        Self::of_alpn(name.as_bytes())
+    /// Returns the supported draft that WebTransport names `name`.
+    pub fn from_protocol(name: &str) -> Option<Self> {
+        Self::from_alpn(name.as_bytes())
     }
 
-    /// The same for QUIC.
-    pub fn of_alpn(name: &[u8]) -> Option<Self> {
+    /// Returns the supported draft with the ALPN `name`.
+    pub fn from_alpn(name: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|draft| draft.alpn() == name)
     }
 
+    /// Returns the draft's number.
     pub const fn number(self) -> u8 {
         match self {
             Self::D18 => 18,
@@ -57,69 +64,72 @@ impl Draft {
         }
     }
 
-    /// GOAWAY on the control stream names the first request that was not processed.
+    /// Whether GOAWAY on the control stream names the first request that was not processed.
     pub fn names_unprocessed(self) -> bool {
         self == Self::D18
     }
 
-    /// FIN of who asked takes a request for namespaces or tracks back. Later it says that no update will come.
+    /// Whether FIN from the requester cancels a request for namespaces or tracks. In later drafts FIN only says that
+    /// no update will follow.
     pub fn fin_cancels(self) -> bool {
         self == Self::D18
     }
 
-    /// A session may have several subscriptions to a track.
+    /// Whether a session may have several subscriptions to one track.
     pub fn repeats_subscriptions(self) -> bool {
         self >= Self::D19
     }
 
-    /// There are filters by ranges of values, and MAX_FILTER_RANGES in SETUP, without which there may be none.
+    /// Whether range filters exist. Peers may send them only after MAX_FILTER_RANGES in SETUP.
     pub fn has_range_filters(self) -> bool {
         self >= Self::D19
     }
 
-    /// MAX_REQUEST_UPDATES in SETUP limits updates that have no answer.
+    /// Whether MAX_REQUEST_UPDATES in SETUP limits the number of unanswered updates.
     pub fn limits_updates(self) -> bool {
         self >= Self::D19
     }
 
-    /// Who subscribes asks for what came before with FILL_PARAMETERS. Until then with a FETCH that joins the subscription.
+    /// Whether a subscriber asks for earlier objects with FILL_PARAMETERS. Earlier drafts use a FETCH that joins the
+    /// subscription.
     pub fn has_fills(self) -> bool {
         self >= Self::D20
     }
 
-    /// FETCH has its range in LOCATION_FILTER, and FETCH_OK its last object. Until then both have the object behind it, or 0 for
-    /// a whole group.
+    /// Whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts both name
+    /// the object after it, or 0 for a whole group.
     pub fn has_inclusive_ends(self) -> bool {
         self >= Self::D20
     }
 
-    /// A filter may begin any number of groups back, and end within a group.
+    /// Whether a filter may begin any number of groups back, and end within a group.
     pub fn has_relative_filters(self) -> bool {
         self >= Self::D20
     }
 
-    /// LOCATION_FILTER begins with a type instead of a length.
+    /// Whether LOCATION_FILTER begins with a type instead of a length.
     pub fn has_typed_filters(self) -> bool {
         self >= Self::D22
     }
 
-    /// A subscription ends when its filter has nothing more to let through, and one that has nothing from the beginning is refused.
+    /// Whether a subscription ends once its filter can let nothing more through. One whose filter lets nothing
+    /// through from the start is refused.
     pub fn ends_with_its_filter(self) -> bool {
         self < Self::D20
     }
 
-    /// The answer to PUBLISH changes the subscription. Later REQUEST_UPDATE does.
+    /// Whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
     pub fn accepts_with_parameters(self) -> bool {
         self < Self::D20
     }
 
-    /// A publisher may say with PUBLISH_STATE_NOTIFY what has become of a subscription, and a subscriber with INCLUDE_PROPERTIES
-    /// that it wants no properties of the track.
+    /// Whether a publisher may report changes of a subscription with PUBLISH_STATE_NOTIFY, and a subscriber may
+    /// decline the track's properties with INCLUDE_PROPERTIES.
     pub fn has_state_notify(self) -> bool {
         self >= Self::D20
     }
 
-    /// In a FETCH response, objects that were not to be had in time are told from those that nobody knows of.
+    /// Whether a FETCH response distinguishes objects that timed out from objects that are unknown.
     pub fn has_timed_out_ranges(self) -> bool {
         self >= Self::D20
     }
@@ -131,7 +141,7 @@ impl fmt::Display for Draft {
     }
 }
 
-/// Text that names no draft that is spoken.
+/// The error for text that names no supported draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a draft of MoQ Transport is a number from 18 to 22")]
 pub struct UnknownDraft;
@@ -150,18 +160,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn draft_names_round_trip() {
         assert!(Draft::ALL.is_sorted_by(|newer, older| newer > older));
         assert_eq!(Draft::ALL[0], Draft::NEWEST);
         for draft in Draft::ALL {
             assert_eq!(draft.protocol(), format!("moqt-{}", draft.number()));
-            assert_eq!(Draft::of_protocol(draft.protocol()), Some(draft));
-            assert_eq!(Draft::of_alpn(draft.alpn()), Some(draft));
+            assert_eq!(Draft::from_protocol(draft.protocol()), Some(draft));
+            assert_eq!(Draft::from_alpn(draft.alpn()), Some(draft));
             assert_eq!(draft.number().to_string().parse(), Ok(draft));
             assert_eq!(draft.to_string(), format!("draft-{}", draft.number()));
         }
         for unknown in ["moqt-17", "moqt-23", "moqt-018", "h3", ""] {
-            assert_eq!(Draft::of_protocol(unknown), None);
+            assert_eq!(Draft::from_protocol(unknown), None);
         }
         for unknown in ["17", "23", "moqt-18", "-18", ""] {
             assert_eq!(unknown.parse::<Draft>(), Err(UnknownDraft), "{unknown}");

@@ -1,13 +1,14 @@
-//! What cannot be read, and what cannot be written.
+//! Errors of decoding and encoding.
 
 use crate::{code, draft::Draft};
 
-/// What a peer sent cannot be understood: close the session with `code`.
+/// A peer sent something that cannot be decoded: close the session with `code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct DecodeError {
+    /// The code to close the session with.
     pub code: code::Session,
-    /// What was wrong, for the reason phrase and the log.
+    /// Describes the fault, for the reason phrase and the log.
     pub reason: &'static str,
 }
 
@@ -21,16 +22,17 @@ impl DecodeError {
     }
 }
 
-/// Why a message cannot be sent.
+/// The reason why a message cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum EncodeError {
-    /// The length field of a control message has 16 bits.
+    /// The message is longer than the 16-bit length field of a control message allows.
     #[error("a control message of {length} bytes is longer than 65535")]
     TooLong {
         /// Length of the message's payload, in bytes.
         length: usize,
     },
-    /// The session's draft has no words for it.
-    #[error("{draft} has no {what}")]
+    /// The session's draft cannot express `what`.
+    #[error("{draft} cannot express: {what}")]
     NotInDraft { draft: Draft, what: &'static str },
 }

@@ -1,27 +1,32 @@
-//! Which objects a subscription or a FETCH asks for, by their locations (draft-22, "Location Filters").
+//! Location filters: which objects a subscription or a FETCH asks for (draft-22, "Location Filters").
 
-use super::wire::{Reader, Writer};
+use super::wire::{WireReader, WireWriter};
 use super::{DecodeError, Location};
 
-/// A location filter. What is relative is so to the largest object when the request is served.
+/// A location filter. Relative ones count from the largest object at the time the request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// Everything, as without a filter. Of use in an update.
+    /// Everything, the same as no filter. It is useful in an update.
     All,
-    /// From so many groups before the next one on: 0 is the next group, 1 the current one.
+    /// Starts this number of groups before the next group: 0 is the next group, 1 the current one.
     Relative(u64),
-    /// From the object after the largest one.
+    /// Starts with the object after the largest one.
     NextObject,
+    /// Starts with the object at this location.
     AbsoluteStart(Location),
-    /// From `start` to `end_object` of `end_group`, or to the end of that group; it is not before `start.group`.
+    /// The objects from `start` to `end_object` of `end_group`, or to the end of that group. `end_group` is not
+    /// before `start.group`.
     AbsoluteRange {
+        /// The first location.
         start: Location,
+        /// The last group.
         end_group: u64,
+        /// The last object of the last group; `None` for all of it.
         end_object: Option<u64>,
     },
 }
 
-/// Drafts 18 and 19.
+/// Filter types of drafts 18 and 19.
 mod tag {
     pub const NEXT_GROUP: u64 = 1;
     pub const LARGEST_OBJECT: u64 = 2;
@@ -29,7 +34,7 @@ mod tag {
     pub const ABSOLUTE_RANGE: u64 = 4;
 }
 
-/// Draft-22.
+/// Filter types of draft-22.
 mod kind {
     pub const ALL: u64 = 0;
     pub const RELATIVE: u64 = 1;
@@ -40,16 +45,16 @@ mod kind {
 }
 
 impl Filter {
-    /// From the group after the largest one.
+    /// Starts with the group after the largest one.
     pub const NEXT_GROUP: Self = Self::Relative(0);
 
-    /// From one object to another, both inclusive.
+    /// Makes a filter for the objects from `start` to `last`, both inclusive.
     pub fn range(start: Location, last: Location) -> Self {
         let end_object = Some(last.object).filter(|object| *object != u64::MAX);
         Self::AbsoluteRange { start, end_group: last.group, end_object }
     }
 
-    /// The first location that passes, if `largest` is the track's largest so far.
+    /// Returns the first location that passes if `largest` is the track's largest so far.
     pub fn start(&self, largest: Option<Location>) -> Location {
         match (*self, largest) {
             (Self::AbsoluteStart(start) | Self::AbsoluteRange { start, .. }, _) => start,
@@ -68,7 +73,8 @@ impl Filter {
         }
     }
 
-    /// The last location that passes, if the filter has an end. The whole group ends with the largest ID.
+    /// Returns the last location that passes, if the filter has an end. The largest object ID stands for the whole
+    /// group.
     pub fn end(&self) -> Option<Location> {
         match *self {
             Self::AbsoluteRange { end_group, end_object, .. } => {
@@ -78,13 +84,13 @@ impl Filter {
         }
     }
 
-    /// Whether it says by itself where it begins.
+    /// Whether the filter's start does not depend on the track's largest object.
     pub fn is_absolute(&self) -> bool {
         !matches!(self, Self::Relative(_) | Self::NextObject)
     }
 
     /// Reads LOCATION_FILTER's value.
-    pub(super) fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+    pub(super) fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         if input.draft().has_typed_filters() {
             return Self::decode_typed(input);
         }
@@ -97,7 +103,7 @@ impl Filter {
         Ok(filter)
     }
 
-    fn decode_tagged(input: &mut Reader) -> Result<Self, DecodeError> {
+    fn decode_tagged(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(match input.vi64()? {
             tag::NEXT_GROUP => Self::NEXT_GROUP,
             tag::LARGEST_OBJECT => Self::NextObject,
@@ -111,8 +117,8 @@ impl Filter {
         })
     }
 
-    /// How many fields there are says what they mean.
-    fn decode_fields(input: &mut Reader) -> Result<Self, DecodeError> {
+    /// Reads the fields of draft-20. Their number says what they mean.
+    fn decode_fields(input: &mut WireReader) -> Result<Self, DecodeError> {
         if input.is_empty() {
             return Ok(Self::All);
         }
@@ -130,7 +136,7 @@ impl Filter {
         Ok(Self::AbsoluteRange { start, end_group, end_object })
     }
 
-    fn decode_typed(input: &mut Reader) -> Result<Self, DecodeError> {
+    fn decode_typed(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(match input.vi64()? {
             kind::ALL => Self::All,
             kind::RELATIVE => Self::Relative(input.vi64()?),
@@ -146,11 +152,11 @@ impl Filter {
         })
     }
 
-    pub(super) fn encode(self, out: &mut Writer<'_>) {
+    pub(super) fn encode(self, out: &mut WireWriter<'_>) {
         if let Self::AbsoluteRange { start, end_group, .. } = self
             && end_group < start.group
         {
-            out.cannot_say("filter that ends before it begins");
+            out.cannot_express("filter that ends before it begins");
         }
         match out.draft() {
             draft if draft.has_typed_filters() => self.encode_typed(out),
@@ -159,18 +165,18 @@ impl Filter {
         }
     }
 
-    fn encode_tagged(self, out: &mut Writer<'_>) {
+    fn encode_tagged(self, out: &mut WireWriter<'_>) {
         match self {
             Self::All => put(out, &[tag::ABSOLUTE_START, 0, 0]),
             Self::Relative(0) => put(out, &[tag::NEXT_GROUP]),
-            Self::Relative(_) => out.cannot_say("filter that begins some groups back"),
+            Self::Relative(_) => out.cannot_express("filter that begins some groups back"),
             Self::NextObject => put(out, &[tag::LARGEST_OBJECT]),
             Self::AbsoluteStart(Location { group, object }) => {
                 put(out, &[tag::ABSOLUTE_START, group, object]);
             }
             Self::AbsoluteRange { start, end_group, end_object } => {
                 if end_object.is_some() {
-                    out.cannot_say("filter that ends within a group");
+                    out.cannot_express("filter that ends within a group");
                 }
                 put(
                     out,
@@ -180,9 +186,9 @@ impl Filter {
         }
     }
 
-    fn encode_fields(self, out: &mut Writer<'_>) {
+    fn encode_fields(self, out: &mut WireWriter<'_>) {
         match self {
-            // As two fields, the beginning of the track would be the next object.
+            // Two fields of 0 would mean the next object, not the beginning of the track.
             Self::All | Self::AbsoluteStart(Location { group: 0, object: 0 }) => {}
             Self::Relative(back) => put(out, &[back]),
             Self::NextObject => put(out, &[0, 0]),
@@ -194,7 +200,7 @@ impl Filter {
         }
     }
 
-    fn encode_typed(self, out: &mut Writer<'_>) {
+    fn encode_typed(self, out: &mut WireWriter<'_>) {
         match self {
             Self::All => put(out, &[kind::ALL]),
             Self::Relative(back) => put(out, &[kind::RELATIVE, back]),
@@ -213,12 +219,12 @@ impl Filter {
 
 const UNKNOWN: DecodeError = DecodeError::violation("unknown location filter type");
 
-fn end_group(start: Location, input: &mut Reader) -> Result<u64, DecodeError> {
+fn end_group(start: Location, input: &mut WireReader) -> Result<u64, DecodeError> {
     const TOO_LARGE: DecodeError = DecodeError::violation("the filter's end group is above 2^64 - 1");
     start.group.checked_add(input.vi64()?).ok_or(TOO_LARGE)
 }
 
-fn put(out: &mut Writer<'_>, fields: &[u64]) {
+fn put(out: &mut WireWriter<'_>, fields: &[u64]) {
     fields.iter().for_each(|field| out.vi64(*field));
 }
 
@@ -231,24 +237,24 @@ mod tests {
 
     fn encode(draft: Draft, filter: Filter) -> Result<Vec<u8>, crate::EncodeError> {
         let mut bytes = Vec::new();
-        let mut out = Writer::new(draft, &mut bytes);
+        let mut out = WireWriter::new(draft, &mut bytes);
         filter.encode(&mut out);
         out.finish().map(|()| bytes)
     }
 
     fn decode(draft: Draft, bytes: &[u8]) -> Result<Filter, DecodeError> {
-        let mut input = Reader::new(draft, bytes::Bytes::copy_from_slice(bytes));
+        let mut input = WireReader::new(draft, bytes::Bytes::copy_from_slice(bytes));
         let filter = Filter::decode(&mut input)?;
         input.finish()?;
         Ok(filter)
     }
 
-    /// A group that takes two bytes, so that a length is no number of fields.
+    /// The group's ID takes two bytes, so that no length equals a number of fields.
     #[test]
-    fn as_the_drafts_write_them() {
+    fn filter_is_encoded_as_each_draft_defines() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
-        /// The filter in draft-18, if it can be said there, in 20 and in 22.
+        /// A filter, and its encoding in draft-18 (if it has one), in 20 and in 22.
         type Row<'a> = (Filter, Option<&'a [u8]>, &'a [u8], &'a [u8]);
         let table: [Row<'_>; 7] = [
             (Filter::NEXT_GROUP, Some(&[1, 1]), &[1, 0], &[1, 0]),
@@ -283,15 +289,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed() {
+    fn malformed_filter_is_a_violation() {
         let table: [(Draft, &[u8]); 9] = [
             (Draft::D19, &[1, 5]),                                                  // no such type
-            (Draft::D19, &[2, 2, 0]),                                               // bytes behind it
+            (Draft::D19, &[2, 2, 0]),                                               // bytes after the filter
             (Draft::D20, &[2, 0x80]),                                               // a field past the end
             (Draft::D20, &[5, 1, 1, 1, 1, 1]),                                      // five fields
             (Draft::D22, &[6]),                                                     // no such type
             (Draft::D22, &[4, 1, 1, 1]),                                            // a field is missing
-            (Draft::D22, &[0, 0]),                                                  // bytes behind it
+            (Draft::D22, &[0, 0]),                                                  // bytes after the filter
             (Draft::D21, &[11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]), // ends past the last group
             (Draft::D22, &[3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 1]),
         ];
@@ -302,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_track_is_not_the_next_object() {
+    fn filter_for_whole_track_is_not_next_object() {
         let beginning = Filter::AbsoluteStart(Location::default());
         assert_eq!(encode(Draft::D20, beginning), Ok(vec![0]));
         assert_eq!(encode(Draft::D22, beginning), Ok(vec![2, 0, 0]));
     }
 
     #[test]
-    fn filters_start_relative_to_the_largest_object() {
+    fn subscription_filters_start_relative_to_the_largest_object() {
         let largest = Some(Location::new(7, 3));
         let table = [
             (Filter::NEXT_GROUP, Location::new(8, 0)),
@@ -332,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_end_where_they_say() {
+    fn subscription_filters_end_at_their_last_group() {
         let range = Filter::range(Location::new(2, 1), Location::new(3, 4));
         assert_eq!(range.end(), Some(Location::new(3, 4)));
         let whole = Filter::range(Location::new(2, 1), Location::new(3, u64::MAX));

@@ -1,6 +1,7 @@
 //! The catalog of hang, moq-dev's media format, which its players read unless a broadcast's name ends in `.msf`.
 //!
-//! Written from what [MSF](super::msf) says; of hang's containers only those that are published here.
+//! It is derived from the [MSF](super::msf) catalog, and describes only those of hang's containers that are published
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -8,96 +9,113 @@ use serde::{Deserialize, Serialize};
 
 use super::msf;
 
-/// The name of the track that it is published as: each group begins with a whole catalog.
+/// The name of the catalog track. Each of its groups begins with a whole catalog.
 pub const CATALOG: &str = "catalog.json";
 
-/// A catalog, without what is not needed here.
+/// A catalog, without the fields that this project does not use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Catalog {
+pub struct HangCatalog {
+    /// The renditions of the picture.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub video: Option<Section<Video>>,
+    pub video: Option<HangRenditions<Video>>,
+    /// The renditions of the sound.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub audio: Option<Section<Audio>>,
+    pub audio: Option<HangRenditions<Audio>>,
 }
 
+/// The renditions of one kind of media.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Section<T> {
-    /// By the names of their tracks.
+pub struct HangRenditions<T> {
+    /// Renditions by the names of their tracks.
     pub renditions: BTreeMap<String, T>,
 }
 
+/// A rendition of the picture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Video {
+    /// The codec, as browsers name it.
     pub codec: String,
+    /// The format of the objects.
     pub container: Container,
-    /// What a decoder begins with (`avcC` and the like), in hexadecimal digits. moq-cli needs it, although it is in `init` too.
+    /// Configuration of the decoder (`avcC` and the like), in hexadecimal digits. moq-cli needs it, although `init`
+    /// contains it as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+    /// Width of the coded picture, in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coded_width: Option<u32>,
+    /// Height of the coded picture, in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coded_height: Option<u32>,
-    /// Bits per second.
+    /// Bit rate, in bits per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bitrate: Option<u64>,
 }
 
+/// A rendition of the sound.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Audio {
+    /// The codec, as browsers name it.
     pub codec: String,
+    /// The format of the objects.
     pub container: Container,
-    /// As of video: AAC's AudioSpecificConfig.
+    /// The decoder's configuration, in hexadecimal digits: for AAC its AudioSpecificConfig.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+    /// Samples per second.
     pub sample_rate: u32,
+    /// Number of channels.
     pub number_of_channels: u32,
-    /// Bits per second.
+    /// Bit rate, in bits per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bitrate: Option<u64>,
 }
 
+/// The format of a track's objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Container {
-    /// A moof and an mdat for each object.
+    /// Each object is a moof and an mdat.
     Cmaf {
-        /// ftyp and moov, in base64.
+        /// The ftyp and moov boxes, in base64.
         init: String,
     },
-    /// A [sample](super::loc) for each object.
+    /// Each object is a [sample](super::loc).
     Loc,
 }
 
-impl Catalog {
-    /// Describes the tracks that a player can begin with: those whose codec and initialisation are known, and that are not encrypted,
-    /// which hang has no words for. `configurations` are those of decoders, by the names of tracks, where there are any.
-    pub fn of(msf: &msf::Catalog, configurations: &BTreeMap<String, Vec<u8>>) -> Self {
+impl HangCatalog {
+    /// Describes the tracks that a player can start: those whose codec and initialisation are known and that are not
+    /// encrypted, since hang cannot describe encryption. `configurations` are the decoders' configurations by track
+    /// name, where there are any.
+    pub fn from_msf(msf: &msf::MsfCatalog, configurations: &BTreeMap<String, Vec<u8>>) -> Self {
         let plain = msf.tracks.iter().filter(|it| it.content_protection_ref_ids.is_empty());
         let with_role = |role: &'static str| plain.clone().filter(move |it| it.role.as_deref() == Some(role));
-        let description = |it: &msf::Track| configurations.get(&it.name).map(|bytes| hexadecimal(bytes));
-        let video =
-            with_role("video").filter_map(|it| Some((it.name.clone(), Video::of(msf, it, description(it))?)));
-        let audio =
-            with_role("audio").filter_map(|it| Some((it.name.clone(), Audio::of(msf, it, description(it))?)));
-        Self { video: Section::of(video), audio: Section::of(audio) }
+        let description = |it: &msf::MsfTrack| configurations.get(&it.name).map(|bytes| hexadecimal(bytes));
+        let video = with_role("video")
+            .filter_map(|it| Some((it.name.clone(), Video::from_track(msf, it, description(it))?)));
+        let audio = with_role("audio")
+            .filter_map(|it| Some((it.name.clone(), Audio::from_track(msf, it, description(it))?)));
+        Self { video: HangRenditions::from_renditions(video), audio: HangRenditions::from_renditions(audio) }
     }
 
+    /// Encodes the catalog as JSON.
     pub fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec(self)
     }
 }
 
-impl<T> Section<T> {
-    fn of(renditions: impl Iterator<Item = (String, T)>) -> Option<Self> {
+impl<T> HangRenditions<T> {
+    fn from_renditions(renditions: impl Iterator<Item = (String, T)>) -> Option<Self> {
         let renditions: BTreeMap<_, _> = renditions.collect();
         (!renditions.is_empty()).then_some(Self { renditions })
     }
 }
 
 impl Container {
-    fn of(msf: &msf::Catalog, track: &msf::Track) -> Option<Self> {
+    fn from_track(msf: &msf::MsfCatalog, track: &msf::MsfTrack) -> Option<Self> {
         match &track.packaging[..] {
             "cmaf" => msf.init_data(track).map(|init| Self::Cmaf { init: init.to_owned() }),
             "loc" => Some(Self::Loc),
@@ -107,10 +125,10 @@ impl Container {
 }
 
 impl Video {
-    fn of(msf: &msf::Catalog, track: &msf::Track, description: Option<String>) -> Option<Self> {
+    fn from_track(msf: &msf::MsfCatalog, track: &msf::MsfTrack, description: Option<String>) -> Option<Self> {
         Some(Self {
             codec: track.codec.clone()?,
-            container: Container::of(msf, track)?,
+            container: Container::from_track(msf, track)?,
             description,
             coded_width: track.width,
             coded_height: track.height,
@@ -120,10 +138,10 @@ impl Video {
 }
 
 impl Audio {
-    fn of(msf: &msf::Catalog, track: &msf::Track, description: Option<String>) -> Option<Self> {
+    fn from_track(msf: &msf::MsfCatalog, track: &msf::MsfTrack, description: Option<String>) -> Option<Self> {
         Some(Self {
             codec: track.codec.clone()?,
-            container: Container::of(msf, track)?,
+            container: Container::from_track(msf, track)?,
             description,
             sample_rate: track.samplerate?,
             number_of_channels: track.channel_config.as_deref()?.parse().ok()?,
@@ -143,42 +161,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_players_can_begin_with_is_in_it() {
-        let track = |name: &str, role: &str, codec: &str| msf::Track {
+    fn catalog_has_tracks_with_known_codec() {
+        let track = |name: &str, role: &str, codec: &str| msf::MsfTrack {
             name: name.to_owned(),
             packaging: "cmaf".to_owned(),
             role: Some(role.to_owned()),
             codec: Some(codec.to_owned()),
             init_data: Some("AAAA".to_owned()),
-            ..msf::Track::default()
+            ..msf::MsfTrack::default()
         };
-        let video = msf::Track {
+        let video = msf::MsfTrack {
             width: Some(640),
             height: Some(360),
             bitrate: Some(800_000),
             ..track("1.m4s", "video", "avc1.42C01E")
         };
-        let sound = msf::Track {
+        let sound = msf::MsfTrack {
             samplerate: Some(48_000),
             channel_config: Some("2".to_owned()),
             ..track("2.m4s", "audio", "mp4a.40.2")
         };
-        let msf = msf::Catalog::new(vec![
+        let msf = msf::MsfCatalog::new(vec![
             video,
             sound,
             track("no rate", "audio", "mp4a.40.2"),
-            msf::Track { codec: None, ..track("no codec", "video", "") },
-            msf::Track { init_data: None, ..track("no init", "video", "avc1.42C01E") },
-            msf::Track { packaging: "loc".to_owned(), ..track("3.loc", "video", "av01") },
-            msf::Track { packaging: "legacy".to_owned(), ..track("another container", "video", "av01") },
+            msf::MsfTrack { codec: None, ..track("no codec", "video", "") },
+            msf::MsfTrack { init_data: None, ..track("no init", "video", "avc1.42C01E") },
+            msf::MsfTrack { packaging: "loc".to_owned(), ..track("3.loc", "video", "av01") },
+            msf::MsfTrack { packaging: "legacy".to_owned(), ..track("another container", "video", "av01") },
             track("text", "caption", "wvtt"),
-            msf::Track {
+            msf::MsfTrack {
                 content_protection_ref_ids: vec!["cp0".to_owned()],
                 ..track("encrypted", "video", "avc1.42C01E")
             },
         ]);
         let configurations = BTreeMap::from([("1.m4s".to_owned(), vec![1, 0x42, 0xc0])]);
-        let catalog = Catalog::of(&msf, &configurations);
+        let catalog = HangCatalog::from_msf(&msf, &configurations);
         let container = json!({ "kind": "cmaf", "init": "AAAA" });
         let expected = json!({
             "video": { "renditions": {
@@ -194,8 +212,9 @@ mod tests {
         });
         let json = catalog.to_json().unwrap();
         assert_eq!(serde_json::from_slice::<serde_json::Value>(&json).unwrap(), expected);
-        assert_eq!(serde_json::from_slice::<Catalog>(&json).unwrap(), catalog);
-        let none = Catalog::of(&msf::Catalog::new(Vec::new()), &BTreeMap::new()).to_json().unwrap();
+        assert_eq!(serde_json::from_slice::<HangCatalog>(&json).unwrap(), catalog);
+        let none =
+            HangCatalog::from_msf(&msf::MsfCatalog::new(Vec::new()), &BTreeMap::new()).to_json().unwrap();
         assert_eq!(none, b"{}");
     }
 }

@@ -1,14 +1,16 @@
 //! MoQ Transport, drafts 18 to 22, on the wire: control messages, stream headers, objects, datagrams.
 //!
-//! Everything here turns bytes into values and back. Decoders never panic on what a peer sends: they ask
-//! for more bytes, or fail with the [`code::Session`] to close the session with.
+//! Everything here turns bytes into values and back. Decoders never panic on a peer's input: they ask for more bytes,
+//! or fail with the [`code::Session`] to close the session with.
 //!
-//! [`tracks`] are what relays and clients keep of it. Nothing does I/O, reads a clock, spawns a task or needs `unsafe`.
+//! [`tracks`] is the state that relays and clients keep. Nothing here does I/O, reads a clock, spawns a task or needs
+//! `unsafe`.
 //!
-//! To follow an object, read three things. [`tracks::subgroup::Subgroup`] keeps the bytes of a publisher's stream as they arrived.
-//! [`tracks::view::View`] is the same subgroup as one subscriber gets it, and a [source](millrace_quic::plane::source::Source). The data
+//! To follow an object, read three things. [`tracks::subgroup::SubgroupStream`] keeps the bytes of a publisher's stream as they arrived.
+//! [`tracks::view::SubgroupView`] is the same subgroup as one subscriber gets it, and a [source](millrace_quic::plane::source::Source). The data
 //! plane sends sources, and repairs what the network loses.
 #![forbid(unsafe_code)]
+#![deny(missing_docs)]
 
 pub mod code;
 pub mod data;
@@ -16,6 +18,7 @@ mod draft;
 mod error;
 mod filter;
 pub mod hang;
+mod hops;
 pub mod loc;
 pub mod location;
 pub mod message;
@@ -23,20 +26,23 @@ pub mod msf;
 pub mod name;
 pub mod param;
 pub mod property;
+mod request_ids;
 pub mod token;
 pub mod tracks;
 pub mod vi64;
 mod wire;
 
 pub use data::{
-    Datagram, FetchDecoder, FetchEncoder, FetchItem, FetchObject, ObjectParser, ObjectStart, Position,
+    FetchDecoder, FetchEncoder, FetchItem, FetchObject, ObjectDatagram, ObjectParser, ObjectStart, Position,
     Status, StreamHeader, SubgroupHeader, SubgroupId,
 };
 pub use draft::{Draft, UnknownDraft};
 pub use error::{DecodeError, EncodeError};
 pub use filter::Filter;
+pub use hops::{HopError, HopId, HopPath};
 pub use location::{GroupOrder, Location};
 pub use message::Message;
 pub use name::{Namespace, TrackName};
 pub use param::Parameters;
 pub use property::Properties;
+pub use request_ids::RequestIds;

@@ -1,10 +1,12 @@
-//! Objects of the Low Overhead Media Container (draft-ietf-moq-loc-04): a sample as its decoder takes it, and properties of it.
+//! Objects of the Low Overhead Media Container (draft-ietf-moq-loc-04): a sample in the decoder's own format, with
+//! properties.
 //!
-//! The properties are the draft's private ones: in front of the sample, in the payload, where relays do not look. The draft does not say where they
-//! end; players do (`@moq/loc` 0.2, `moq-loc` 0.2), and this is what they read: a length in front, and integers of QUIC rather than vi64.
+//! Only the draft's private properties are used. They stand in front of the sample, inside the payload, where relays
+//! do not look. The draft does not say where they end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) read a length in front
+//! of them, and integers of QUIC rather than vi64; this module does the same.
 
 use bytes::Bytes;
-use millrace_quic::cursor::Cursor;
+use millrace_quic::cursor::PayloadCursor;
 use millrace_quic::varint;
 use thiserror::Error;
 
@@ -12,58 +14,65 @@ const TIMESCALE: u64 = 0x08;
 const VIDEO_CONFIG: u64 = 0x0d;
 const AUDIO_CONFIG: u64 = 0x0f;
 const TIMESTAMP: u64 = 0x10;
-/// As draft-03 had it.
+/// The type of the time stamp in draft-03.
 const TIMESTAMP_BEFORE: u64 = 0x06;
 
-/// Of time stamps whose object does not say.
+/// Units per second of time stamps whose object has no time scale.
 pub const MICROSECONDS: u64 = 1_000_000;
 
 /// Why a payload is not LOC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum NotLoc {
-    #[error("properties that do not end where they should")]
+    #[error("an object's LOC properties do not fill their length")]
     Malformed,
-    #[error("no time stamp")]
+    #[error("an object has no LOC time stamp")]
     NoTimestamp,
-    #[error("a timescale of 0")]
+    #[error("an object has a LOC timescale of 0")]
     NoTimescale,
 }
 
-/// What a decoder begins with.
+/// A decoder's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Config<'a> {
+    /// Configuration of a video decoder.
     Video(&'a [u8]),
+    /// Configuration of an audio decoder.
     Audio(&'a [u8]),
 }
 
 /// One sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object<'a> {
-    /// When it is presented, in units of [`Self::timescale`].
+pub struct LocSample<'a> {
+    /// Presentation time, in units of [`Self::timescale`].
     pub timestamp: u64,
-    /// Units in a second; not 0.
+    /// Units per second; not 0.
     pub timescale: u64,
+    /// The decoder's configuration, on samples that a decoder can start with.
     pub config: Option<Config<'a>>,
+    /// The sample's data.
     pub sample: &'a [u8],
 }
 
-impl<'a> Object<'a> {
-    /// Properties that are not known are passed over.
+impl<'a> LocSample<'a> {
+    /// Reads an object. Unknown properties are skipped.
     pub fn parse(payload: &'a [u8]) -> Result<Self, NotLoc> {
-        let mut payload = Cursor { rest: payload };
+        let mut payload = PayloadCursor { rest: payload };
         let properties = payload.prefixed().map_err(|_| NotLoc::Malformed)?;
-        let mut properties = Cursor { rest: properties };
-        let (mut timestamp, mut timescale, mut config) = (None, MICROSECONDS, None);
+        let mut properties = PayloadCursor { rest: properties };
+        let mut timestamp = None;
+        let mut timescale = MICROSECONDS;
+        let mut config = None;
         let mut kind = 0_u64;
         while !properties.rest.is_empty() {
             let (next, value) = property(&mut properties, kind).ok_or(NotLoc::Malformed)?;
             kind = next;
             match (kind, value) {
-                (TIMESTAMP | TIMESTAMP_BEFORE, Value::Number(value)) => timestamp = Some(value),
-                (TIMESCALE, Value::Number(0)) => return Err(NotLoc::NoTimescale),
-                (TIMESCALE, Value::Number(value)) => timescale = value,
-                (VIDEO_CONFIG, Value::Bytes(bytes)) => config = Some(Config::Video(bytes)),
-                (AUDIO_CONFIG, Value::Bytes(bytes)) => config = Some(Config::Audio(bytes)),
+                (TIMESTAMP | TIMESTAMP_BEFORE, LocValue::Number(value)) => timestamp = Some(value),
+                (TIMESCALE, LocValue::Number(0)) => return Err(NotLoc::NoTimescale),
+                (TIMESCALE, LocValue::Number(value)) => timescale = value,
+                (VIDEO_CONFIG, LocValue::Bytes(bytes)) => config = Some(Config::Video(bytes)),
+                (AUDIO_CONFIG, LocValue::Bytes(bytes)) => config = Some(Config::Audio(bytes)),
                 _ => {}
             }
         }
@@ -71,13 +80,13 @@ impl<'a> Object<'a> {
         Ok(Self { timestamp, timescale, config, sample: payload.rest })
     }
 
-    /// As a payload; `None`: a number is too large for it (2^62 or more).
+    /// Encodes the object as a payload. Returns `None` if a number is too large (2^62 or more).
     pub fn encode(&self) -> Option<Bytes> {
         if self.timestamp.max(self.timescale) > varint::MAX {
             return None;
         }
         let mut properties = Vec::new();
-        // Each type as the difference to the one before.
+        // Each type is encoded as the difference to the previous one.
         varint::encode(TIMESCALE, &mut properties);
         varint::encode(self.timescale, &mut properties);
         let mut before = TIMESCALE;
@@ -107,19 +116,19 @@ impl<'a> Config<'a> {
     }
 }
 
-enum Value<'a> {
-    /// Of even types.
+enum LocValue<'a> {
+    /// The value of a property of an even type.
     Number(u64),
-    /// Of odd types.
+    /// The value of a property of an odd type.
     Bytes(&'a [u8]),
 }
 
-/// The next property: its type, and what it says.
-fn property<'a>(properties: &mut Cursor<'a>, before: u64) -> Option<(u64, Value<'a>)> {
+/// Reads the next property: its type and its value.
+fn property<'a>(properties: &mut PayloadCursor<'a>, before: u64) -> Option<(u64, LocValue<'a>)> {
     let kind = before.checked_add(properties.varint().ok()?)?;
     let value = match kind % 2 {
-        0 => Value::Number(properties.varint().ok()?),
-        _ => Value::Bytes(properties.prefixed().ok()?),
+        0 => LocValue::Number(properties.varint().ok()?),
+        _ => LocValue::Bytes(properties.prefixed().ok()?),
     };
     Some((kind, value))
 }
@@ -130,37 +139,38 @@ mod tests {
 
     use super::*;
 
-    /// By hand from what `@moq/loc` 0.2.2 and `moq-loc` 0.2.27 read.
+    /// The bytes were written by hand after the readers of `@moq/loc` 0.2.2 and `moq-loc` 0.2.27.
     #[test]
-    fn objects_are_those_that_players_read() {
-        let table: [(Object<'_>, &[u8]); 3] = [
+    fn object_is_encoded_as_players_read_it() {
+        let table: [(LocSample<'_>, &[u8]); 3] = [
             (
-                Object { timestamp: 7, timescale: 50, config: None, sample: b"x" },
+                LocSample { timestamp: 7, timescale: 50, config: None, sample: b"x" },
                 &[4, 0x08, 50, 0x08, 7, b'x'],
             ),
             (
-                // 96000 and 48000 take four bytes each, with 0b10 in front.
-                Object { timestamp: 96_000, timescale: 48_000, config: None, sample: b"ab" },
+                // 96000 and 48000 take four bytes each, which begin with 0b10.
+                LocSample { timestamp: 96_000, timescale: 48_000, config: None, sample: b"ab" },
                 &[10, 0x08, 0x80, 0, 0xbb, 0x80, 0x08, 0x80, 1, 0x77, 0, b'a', b'b'],
             ),
             (
-                Object { timestamp: 64, timescale: 25, config: Some(Config::Video(b"avc")), sample: b"" },
+                LocSample { timestamp: 64, timescale: 25, config: Some(Config::Video(b"avc")), sample: b"" },
                 &[10, 0x08, 25, 0x05, 3, b'a', b'v', b'c', 0x03, 0x40, 64],
             ),
         ];
         for (object, bytes) in table {
             assert_eq!(object.encode().unwrap(), bytes);
-            assert_eq!(Object::parse(bytes), Ok(object));
+            assert_eq!(LocSample::parse(bytes), Ok(object));
         }
     }
 
     #[test]
-    fn what_others_write_is_read() {
-        let object = |timestamp, sample| Object { timestamp, timescale: MICROSECONDS, config: None, sample };
-        // moq-cli: a time stamp in microseconds alone.
-        assert_eq!(Object::parse(&[3, 0x10, 0x41, 0, b'x']), Ok(object(256, b"x")));
-        // Draft-03's, and something unknown of either kind.
-        assert_eq!(Object::parse(&[7, 0x06, 9, 0x06, 1, 0x05, 1, 0xff, b'x']), Ok(object(9, b"x")));
+    fn object_of_other_publishers_is_parsed() {
+        let object =
+            |timestamp, sample| LocSample { timestamp, timescale: MICROSECONDS, config: None, sample };
+        // moq-cli sends a time stamp in microseconds and nothing else.
+        assert_eq!(LocSample::parse(&[3, 0x10, 0x41, 0, b'x']), Ok(object(256, b"x")));
+        // The first is draft-03's type; the others are unknown types, one even and one odd.
+        assert_eq!(LocSample::parse(&[7, 0x06, 9, 0x06, 1, 0x05, 1, 0xff, b'x']), Ok(object(9, b"x")));
         for (bad, why) in [
             (&[][..], NotLoc::Malformed),
             (&[1], NotLoc::Malformed),
@@ -169,27 +179,27 @@ mod tests {
             (&[2, 0x0d, 1, 0], NotLoc::Malformed),
             (&[4, 0x08, 0, 0x08, 1], NotLoc::NoTimescale),
         ] {
-            assert_eq!(Object::parse(bad), Err(why), "{bad:?}");
+            assert_eq!(LocSample::parse(bad), Err(why), "{bad:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn encoded_object_is_parsed_unchanged(
             timestamp in 0..=varint::MAX,
             timescale in 1..=varint::MAX,
             config in proptest::option::of(any::<Vec<u8>>()),
             sample: Vec<u8>,
         ) {
             let config = config.as_deref().map(Config::Audio);
-            let object = Object { timestamp, timescale, config, sample: &sample };
+            let object = LocSample { timestamp, timescale, config, sample: &sample };
             let payload = object.encode().unwrap();
-            prop_assert_eq!(Object::parse(&payload), Ok(object));
+            prop_assert_eq!(LocSample::parse(&payload), Ok(object));
         }
 
         #[test]
-        fn nothing_makes_it_panic(payload: Vec<u8>) {
-            if let Ok(object) = Object::parse(&payload) {
+        fn arbitrary_bytes_never_panic(payload: Vec<u8>) {
+            if let Ok(object) = LocSample::parse(&payload) {
                 prop_assert!(object.timescale > 0);
             }
         }

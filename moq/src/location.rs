@@ -1,31 +1,35 @@
-//! Where an object is in its track.
+//! The location of an object in its track.
 
-use super::wire::Reader;
+use super::wire::WireReader;
 use super::{DecodeError, vi64};
 
 /// Group and object ID: the place of an object in its track, in track order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
+    /// The group ID.
     pub group: u64,
+    /// The object ID.
     pub object: u64,
 }
 
 impl Location {
+    /// Makes a location.
     pub const fn new(group: u64, object: u64) -> Self {
         Self { group, object }
     }
 
-    /// The location behind this one where a whole group has the object ID 0, as FETCH has its end in drafts 18 and 19.
+    /// The location after this one, as FETCH encodes its end in drafts 18 and 19: there the object ID 0 stands for a
+    /// whole group.
     pub(super) fn exclusive(self) -> Self {
         Self { object: self.object.checked_add(1).unwrap_or(0), ..self }
     }
 
-    /// The last location before such an end.
+    /// The last location before an exclusive end.
     pub(super) fn inclusive(self) -> Self {
         Self { object: self.object.checked_sub(1).unwrap_or(u64::MAX), ..self }
     }
 
-    pub(super) fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+    pub(super) fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self { group: input.vi64()?, object: input.vi64()? })
     }
 
@@ -35,11 +39,13 @@ impl Location {
     }
 }
 
-/// The order of groups, in priority for a subscription and on the wire for a fetch.
+/// The order of groups: by priority for a subscription, on the wire for a fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
+    /// The smallest group ID first.
     #[default]
     Ascending,
+    /// The largest group ID first.
     Descending,
 }
 

@@ -1,22 +1,23 @@
-//! The catalog of the MOQT Streaming Format (draft-ietf-moq-msf-01; what draft-00 writes is understood too).
+//! The catalog of the MOQT Streaming Format (draft-ietf-moq-msf-01; catalogs of draft-00 are read too).
 //!
-//! Only what says which tracks there are, and which of them can stand for each other. Delta updates are not read.
+//! It covers which tracks exist and which of them are alternates of each other. Delta updates are not read.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The name of the track that it is published as.
+/// The name of the catalog track.
 pub const CATALOG: &str = "catalog";
 
-/// A catalog, without what is not needed here.
+/// A catalog, without the fields that this project does not use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Catalog {
+pub struct MsfCatalog {
     /// `draft-01`; a number in draft-00.
     #[serde(default)]
-    version: Version,
-    pub tracks: Vec<Track>,
+    version: MsfVersion,
+    /// The tracks.
+    pub tracks: Vec<MsfTrack>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     init_data_list: Vec<InitData>,
     /// How tracks are encrypted (CMSF, 4).
@@ -24,7 +25,7 @@ pub struct Catalog {
     pub content_protections: Vec<ContentProtection>,
 }
 
-/// What is needed to decrypt tracks that refer to it.
+/// The encryption scheme, keys and key system of the tracks that refer to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentProtection {
     #[serde(rename = "refID")]
@@ -34,6 +35,7 @@ pub struct ContentProtection {
     pub default_kid: Vec<String>,
     /// `cenc` or `cbcs`.
     pub scheme: String,
+    /// The key system.
     #[serde(rename = "drmSystem")]
     pub drm_system: DrmSystem,
 }
@@ -41,7 +43,7 @@ pub struct ContentProtection {
 /// A system that hands out keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrmSystem {
-    /// A UUID.
+    /// UUID of the key system.
     #[serde(rename = "systemID")]
     pub system_id: String,
     /// A pssh box in base64.
@@ -50,7 +52,7 @@ pub struct DrmSystem {
 }
 
 impl ContentProtection {
-    /// Makes one without a name.
+    /// Makes a content protection without a name.
     pub fn new(default_kid: Vec<String>, scheme: String, drm_system: DrmSystem) -> Self {
         Self { ref_id: String::new(), default_kid, scheme, drm_system }
     }
@@ -69,12 +71,12 @@ impl ContentProtection {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-enum Version {
+enum MsfVersion {
     Text(String),
     Number(u64),
 }
 
-impl Default for Version {
+impl Default for MsfVersion {
     fn default() -> Self {
         Self::Text("draft-01".to_owned())
     }
@@ -92,67 +94,77 @@ struct InitData {
 /// A track in a catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Track {
+pub struct MsfTrack {
+    /// The track's name.
     pub name: String,
-    /// Where it is not the catalog's.
+    /// The track's namespace, where it is not the catalog's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
+    /// The format of the objects: `cmaf`, `loc`, `mediatimeline` or `eventtimeline`.
     pub packaging: String,
+    /// Whether objects are still being added.
     #[serde(default)]
     pub is_live: bool,
-    /// `video`, `audio`, ...
+    /// The role: `video`, `audio`, ...
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// What people call it.
+    /// The label that users see.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// A tag of RFC 5646.
+    /// The language, a tag of RFC 5646.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lang: Option<String>,
-    /// What the data of an event timeline is.
+    /// The type of the event timeline's data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_type: Option<String>,
+    /// The MIME type of the payloads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mime_type: Option<String>,
-    /// Names of the tracks that a timeline is about, or that decoding needs.
+    /// Names of the tracks that a timeline is about, or that this track needs to be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depends: Option<Vec<String>>,
-    /// Names of what is needed to decrypt it, in [`Catalog::content_protections`].
+    /// Names of the [`MsfCatalog::content_protections`] that are needed to decrypt it.
     #[serde(rename = "contentProtectionRefIDs", default, skip_serializing_if = "Vec::is_empty")]
     pub content_protection_ref_ids: Vec<String>,
+    /// The codec, as browsers name it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub codec: Option<String>,
-    /// Bits per second.
+    /// Bit rate, in bits per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bitrate: Option<u64>,
+    /// Width of the picture, in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
+    /// Height of the picture, in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub height: Option<u32>,
+    /// Samples per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samplerate: Option<u32>,
+    /// The number of channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel_config: Option<String>,
-    /// Units of time in a second.
+    /// Time units per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timescale: Option<u32>,
-    /// What is to be rendered together.
+    /// The number of the group of tracks that are rendered together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub render_group: Option<u32>,
-    /// Alternates of each other: the same content, and the same time in groups of the same ID.
+    /// The number of the group of alternates: tracks of the same content, whose groups of the same ID cover the same
+    /// time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alt_group: Option<u32>,
-    /// Base64: of `cmaf` an init segment, of `loc` what a decoder begins with.
+    /// Initialisation data in base64: an init segment for `cmaf`, the decoder's configuration for `loc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_data: Option<String>,
-    /// In the catalog's list.
+    /// The name of the initialisation data in the catalog's list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_ref: Option<String>,
 }
 
-impl Catalog {
-    /// Initialisation data that tracks have in common is written once.
-    pub fn new(mut tracks: Vec<Track>) -> Self {
+impl MsfCatalog {
+    /// Makes a catalog. Initialisation data that several tracks share is written once.
+    pub fn new(mut tracks: Vec<MsfTrack>) -> Self {
         let mut known = BTreeMap::new();
         let mut init_data_list = Vec::new();
         for track in &mut tracks {
@@ -164,10 +176,10 @@ impl Catalog {
             });
             track.init_ref = Some(id.clone());
         }
-        Self { version: Version::default(), tracks, init_data_list, content_protections: Vec::new() }
+        Self { version: MsfVersion::default(), tracks, init_data_list, content_protections: Vec::new() }
     }
 
-    /// Adds what is needed to decrypt tracks, by their names.
+    /// Adds the content protections of tracks, by track name.
     #[must_use]
     pub fn with_protections(mut self, mut of_tracks: BTreeMap<String, Vec<ContentProtection>>) -> Self {
         for track in &mut self.tracks {
@@ -182,17 +194,18 @@ impl Catalog {
     }
 
     /// # Errors
-    /// It is no catalog, or a delta update of one.
+    /// Fails if the JSON is no catalog, or a delta update of one.
     pub fn parse(json: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(json)
     }
 
+    /// Encodes the catalog as JSON.
     pub fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec_pretty(self)
     }
 
-    /// A track's initialisation data in base64, wherever it is written.
-    pub fn init_data<'a>(&'a self, track: &'a Track) -> Option<&'a str> {
+    /// Returns a track's initialisation data in base64, from the track or the catalog's list.
+    pub fn init_data<'a>(&'a self, track: &'a MsfTrack) -> Option<&'a str> {
         let listed = |id: &String| {
             let entry = self.init_data_list.iter().find(|entry| entry.id == *id)?;
             (entry.kind == "inline").then_some(entry.data.as_str())
@@ -200,21 +213,21 @@ impl Catalog {
         track.init_data.as_deref().or_else(|| track.init_ref.as_ref().and_then(listed))
     }
 
-    /// The tracks that can go on where `name` ends a group, as a player sees it that has begun with `name`: `name` itself and
-    /// its alternates that need no other initialisation.
-    pub fn alternates(&self, name: &str) -> Vec<&Track> {
+    /// Returns the tracks that a player that started with `name` can continue with at the end of a group. These are
+    /// `name` itself and its alternates with the same initialisation.
+    pub fn alternates(&self, name: &str) -> Vec<&MsfTrack> {
         let Some(base) = self.tracks.iter().find(|track| track.name == name) else { return Vec::new() };
         if base.alt_group.is_none() {
             return vec![base];
         }
-        let alike = |track: &&Track| {
+        let alike = |track: &&MsfTrack| {
             track.name == base.name || track.alt_group == base.alt_group && self.is_decoded_alike(base, track)
         };
         self.tracks.iter().filter(alike).collect()
     }
 
-    fn is_decoded_alike(&self, one: &Track, other: &Track) -> bool {
-        let same = |field: fn(&Track) -> &Option<String>| field(one) == field(other);
+    fn is_decoded_alike(&self, one: &MsfTrack, other: &MsfTrack) -> bool {
+        let same = |field: fn(&MsfTrack) -> &Option<String>| field(one) == field(other);
         if one.packaging != other.packaging || !same(|track| &track.role) || !same(|track| &track.namespace) {
             return false;
         }
@@ -226,8 +239,8 @@ impl Catalog {
     }
 }
 
-impl Track {
-    /// The codec without profile and level, if key frames bring all that a decoder has to know.
+impl MsfTrack {
+    /// Returns the codec without profile and level, if key frames carry the decoder's configuration.
     fn codec_in_band(&self) -> Option<&str> {
         let family = self.codec.as_deref()?.split('.').next()?;
         let in_band = self.packaging == "loc" || matches!(family, "avc3" | "hev1" | "vvi1");
@@ -239,26 +252,26 @@ impl Track {
 mod tests {
     use super::*;
 
-    fn names(catalog: &Catalog, base: &str) -> Vec<String> {
+    fn names(catalog: &MsfCatalog, base: &str) -> Vec<String> {
         catalog.alternates(base).into_iter().map(|track| track.name.clone()).collect()
     }
 
-    fn track(name: &str, codec: &str, init_data: Option<&str>) -> Track {
-        Track {
+    fn track(name: &str, codec: &str, init_data: Option<&str>) -> MsfTrack {
+        MsfTrack {
             name: name.to_owned(),
             packaging: "cmaf".to_owned(),
             codec: Some(codec.to_owned()),
             init_data: init_data.map(str::to_owned),
             alt_group: Some(1),
-            ..Track::default()
+            ..MsfTrack::default()
         }
     }
 
     #[test]
-    fn alternates_need_no_other_initialisation() {
-        let own = |track| Track { alt_group: Some(2), ..track };
-        let loc = |track| Track { packaging: "loc".to_owned(), ..track };
-        let catalog = Catalog::new(vec![
+    fn alternate_tracks_share_their_initialisation_data() {
+        let own = |track| MsfTrack { alt_group: Some(2), ..track };
+        let loc = |track| MsfTrack { packaging: "loc".to_owned(), ..track };
+        let catalog = MsfCatalog::new(vec![
             track("a", "avc1.64001f", Some("AAAA")),
             track("b", "avc1.64001f", Some("AAAA")),
             track("other init", "avc1.64001f", Some("BBBB")),
@@ -270,7 +283,7 @@ mod tests {
             loc(track("loc", "avc1.64001f", None)),
             loc(track("loc, more", "avc1.640028", Some("CCCC"))),
             loc(track("loc, other codec", "av01.0.04M.08", None)),
-            Track { alt_group: None, ..track("alone", "avc1.64001f", Some("AAAA")) },
+            MsfTrack { alt_group: None, ..track("alone", "avc1.64001f", Some("AAAA")) },
         ]);
         let table: [(&str, &[&str]); 8] = [
             ("a", &["a", "b"]),
@@ -286,14 +299,14 @@ mod tests {
             assert_eq!(names(&catalog, base), expected, "{base}");
         }
         let json = catalog.to_json().unwrap();
-        let read = Catalog::parse(&json).unwrap();
+        let read = MsfCatalog::parse(&json).unwrap();
         assert_eq!(read, catalog);
         assert_eq!(read.init_data_list.len(), 3, "each is written once");
         assert_eq!(names(&read, "a"), ["a", "b"]);
     }
 
     #[test]
-    fn both_drafts_are_read() {
+    fn msf_catalogs_of_both_drafts_are_read() {
         let old = br#"{"version": 1, "generatedAt": 1, "tracks": [
             {"name": "hi", "packaging": "loc", "isLive": true, "altGroup": 7, "codec": "av01", "bitrate": 5000000, "framerate": 30},
             {"name": "lo", "packaging": "loc", "isLive": true, "altGroup": 7, "codec": "av01", "bitrate": 900000}]}"#;
@@ -302,10 +315,10 @@ mod tests {
             {"name": "hi", "packaging": "cmaf", "altGroup": 7, "codec": "avc1.4d", "initRef": "x"},
             {"name": "lo", "packaging": "cmaf", "altGroup": 7, "codec": "avc1.4d", "initRef": "x"},
             {"name": "by reference", "packaging": "cmaf", "altGroup": 7, "codec": "avc1.4d", "initRef": "y"}]}"#;
-        assert_eq!(names(&Catalog::parse(old).unwrap(), "hi"), ["hi", "lo"]);
-        assert_eq!(names(&Catalog::parse(new).unwrap(), "hi"), ["hi", "lo"]);
+        assert_eq!(names(&MsfCatalog::parse(old).unwrap(), "hi"), ["hi", "lo"]);
+        assert_eq!(names(&MsfCatalog::parse(new).unwrap(), "hi"), ["hi", "lo"]);
         for bad in [&b"{}"[..], b"", b"[]", br#"{"deltaUpdate": true}"#, br#"{"tracks": [{}]}"#] {
-            assert!(Catalog::parse(bad).is_err());
+            assert!(MsfCatalog::parse(bad).is_err());
         }
     }
 }

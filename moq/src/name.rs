@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::wire::{Reader, put_prefixed};
+use super::wire::{WireReader, put_prefixed};
 use super::{DecodeError, vi64};
 
 /// The largest number of fields of a namespace.
@@ -16,6 +16,7 @@ pub const MAX_LEN: usize = 4096;
 
 /// Why something is not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum NameError {
     #[error("a namespace has more than {MAX_FIELDS} fields")]
     TooManyFields,
@@ -49,6 +50,7 @@ impl Default for Namespace {
 }
 
 impl Namespace {
+    /// Makes a namespace of these fields, or fails if there are too many or one is empty or too long.
     pub fn new<F: Into<Bytes>>(fields: impl IntoIterator<Item = F>) -> Result<Self, NameError> {
         let fields: Arc<[Bytes]> = fields.into_iter().map(Into::into).collect();
         if fields.len() > MAX_FIELDS {
@@ -69,10 +71,12 @@ impl Namespace {
         Self::new(path.split('/').map(|field| field.to_owned()))
     }
 
+    /// Returns the fields.
     pub fn fields(&self) -> &[Bytes] {
         &self.0
     }
 
+    /// Whether there are no fields.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -107,7 +111,7 @@ impl Namespace {
         Self::new(self.0.iter().chain(suffix.0.iter()).cloned())
     }
 
-    /// Whether the first field is exactly `.`: in such a namespace nothing may be requested or published.
+    /// Whether the first field is exactly `.`: nothing may be requested or published in such a namespace.
     pub fn is_forbidden(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".")
     }
@@ -117,7 +121,7 @@ impl Namespace {
         self.0.first().is_some_and(|first| first == ".session")
     }
 
-    pub(super) fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+    pub(super) fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let count = input.vi64()?;
         if count > MAX_FIELDS as u64 {
             return Err(NameError::TooManyFields.into());
@@ -139,6 +143,15 @@ impl Namespace {
 }
 
 /// A full track name: a namespace and the track's own name, which may be empty.
+///
+/// ```
+/// use millrace_moq::{Namespace, TrackName};
+///
+/// let track = TrackName::new(Namespace::from_path("live/bbb")?, "video")?;
+/// assert!(Namespace::from_path("live")?.is_prefix_of(track.namespace()));
+/// assert_eq!(&track.name()[..], b"video");
+/// # Ok::<(), millrace_moq::name::NameError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TrackName {
     namespace: Namespace,
@@ -146,6 +159,7 @@ pub struct TrackName {
 }
 
 impl TrackName {
+    /// Makes a name, or fails if it is too long.
     pub fn new(namespace: Namespace, name: impl Into<Bytes>) -> Result<Self, NameError> {
         let name = name.into();
         match namespace.byte_len() + name.len() > MAX_LEN {
@@ -154,15 +168,17 @@ impl TrackName {
         }
     }
 
+    /// Returns the namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
+    /// Returns the track's own name.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    pub(super) fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+    pub(super) fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let namespace = Namespace::decode(input)?;
         let name = Bytes::copy_from_slice(&input.prefixed()?);
         Ok(Self::new(namespace, name)?)
@@ -217,20 +233,20 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
     }
 }
 
-/// A name as users type it: its fields with slashes between, `live/1.m4s`; in the draft's form where that would be another
-/// name, or cannot be typed.
+/// Displays a name as users type it, with slashes between its fields: `live/1.m4s`. A name that cannot be typed that
+/// way, or would be read as another one, is displayed in the draft's form.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<'a, N>(&'a N);
 
 impl Namespace {
-    /// For people.
+    /// Returns the namespace as users type it.
     pub fn typed(&self) -> Typed<'_, Self> {
         Typed(self)
     }
 }
 
 impl TrackName {
-    /// For people.
+    /// Returns the name as users type it.
     pub fn typed(&self) -> Typed<'_, Self> {
         Typed(self)
     }
@@ -257,7 +273,8 @@ impl fmt::Display for Typed<'_, TrackName> {
     }
 }
 
-/// A field that stands for itself between slashes on a terminal. Spaces do where they are seen.
+/// Returns the field as text if it can stand between slashes on a terminal. Only visible characters can, and spaces
+/// within.
 fn word(field: &[u8]) -> Option<&str> {
     let other = |c: char| c == '/' || c.is_control() || (c.is_whitespace() && c != ' ');
     let text = str::from_utf8(field).ok()?;
@@ -311,7 +328,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_drafts_example() {
+    fn track_name_example_of_the_draft_is_printed() {
         let name: TrackName = "example.2enet-team2-project_x--report".parse().unwrap();
         let namespace = Namespace::new(["example.net", "team2", "project_x"]).unwrap();
         assert_eq!(name, TrackName::new(namespace, "report").unwrap());
@@ -319,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_shown_as_they_are_typed() {
+    fn names_are_displayed_as_typed() {
         for (namespace, name, typed) in [
             ("live", &b"1.m4s"[..], "live/1.m4s"),
             ("live/cam-2", b"video hi", "live/cam-2/video hi"),
@@ -342,20 +359,20 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_are_not_canonical_are_refused() {
+    fn non_canonical_names_are_refused() {
         for text in ["a", "a-b", "a.2E--t", "a.61--t", "a.2--t", "a.--t", "a---t", "a b--t", "-a--t"] {
             assert!(text.parse::<TrackName>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn paths_are_fields() {
+    fn path_becomes_namespace_fields() {
         assert_eq!(Namespace::from_path("a/b").unwrap(), Namespace::new(["a", "b"]).unwrap());
         assert_eq!(Namespace::from_path("/a"), Err(NameError::EmptyField));
     }
 
     #[test]
-    fn prefixes_and_suffixes() {
+    fn namespace_prefixes_and_suffixes_are_computed() {
         let whole = Namespace::from_path("a/b/c").unwrap();
         let prefix = Namespace::from_path("a/b").unwrap();
         assert!(prefix.is_prefix_of(&whole) && !whole.is_prefix_of(&prefix));
@@ -367,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn limits() {
+    fn names_over_limits_are_refused() {
         assert!(Namespace::new(vec!["a"; 32]).is_ok());
         assert_eq!(Namespace::new(vec!["a"; 33]), Err(NameError::TooManyFields));
         let namespace = Namespace::new(["a".repeat(4000)]).unwrap();
@@ -382,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_round_trip(name in track_name()) {
+        fn names_round_trip_as_text(name in track_name()) {
             prop_assert_eq!(name.to_string().parse::<TrackName>(), Ok(name.clone()));
             prop_assert_eq!(name.namespace().to_string().parse::<Namespace>(), Ok(name.namespace().clone()));
         }
@@ -395,10 +412,10 @@ mod tests {
         }
 
         #[test]
-        fn wire_round_trip(name in track_name()) {
+        fn names_round_trip_on_the_wire(name in track_name()) {
             let mut out = Vec::new();
             name.encode(&mut out);
-            let mut input = Reader::new(crate::Draft::NEWEST, out.into());
+            let mut input = WireReader::new(crate::Draft::NEWEST, out.into());
             prop_assert_eq!(TrackName::decode(&mut input), Ok(name));
             prop_assert!(input.is_empty());
         }

@@ -1,4 +1,4 @@
-//! Message Parameters (draft-22, section 9.20): what a request asks for, between two neighbours.
+//! Message Parameters (draft-22, section 9.20): the options of a request between two neighbours.
 //!
 //! Which message may have which parameter is where drafts differ most; [`scope`] is the table.
 
@@ -7,8 +7,8 @@ use std::ops::BitOr;
 
 use bytes::Bytes;
 
-use super::wire::{Reader, Writer};
-use super::{DecodeError, Draft, Filter, GroupOrder, Location, Namespace};
+use super::wire::{WireReader, WireWriter};
+use super::{DecodeError, Draft, Filter, GroupOrder, HopPath, Location, Namespace};
 
 /// A set of messages that a parameter may be in. REQUEST_OK and REQUEST_UPDATE count as several messages, by the
 /// request that they belong to.
@@ -16,30 +16,48 @@ use super::{DecodeError, Draft, Filter, GroupOrder, Location, Namespace};
 pub struct Scope(u32);
 
 impl Scope {
+    /// The parameter is allowed in no message.
     pub const NONE: Self = Self(0);
+    /// SUBSCRIBE.
     pub const SUBSCRIBE: Self = Self(1 << 0);
+    /// SUBSCRIBE_OK.
     pub const SUBSCRIBE_OK: Self = Self(1 << 1);
+    /// PUBLISH.
     pub const PUBLISH: Self = Self(1 << 2);
+    /// REQUEST_OK in answer to PUBLISH.
     pub const PUBLISH_OK: Self = Self(1 << 3);
+    /// FETCH.
     pub const FETCH: Self = Self(1 << 4);
+    /// FETCH_OK.
     pub const FETCH_OK: Self = Self(1 << 5);
+    /// TRACK_STATUS.
     pub const TRACK_STATUS: Self = Self(1 << 6);
+    /// REQUEST_OK in answer to TRACK_STATUS.
     pub const TRACK_STATUS_OK: Self = Self(1 << 7);
+    /// PUBLISH_NAMESPACE.
     pub const PUBLISH_NAMESPACE: Self = Self(1 << 8);
+    /// SUBSCRIBE_NAMESPACE.
     pub const SUBSCRIBE_NAMESPACE: Self = Self(1 << 9);
+    /// SUBSCRIBE_TRACKS.
     pub const SUBSCRIBE_TRACKS: Self = Self(1 << 10);
-    /// REQUEST_OK to PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
+    /// REQUEST_OK in answer to PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
     pub const NAMESPACE_OK: Self = Self(1 << 11);
     /// REQUEST_UPDATE of a SUBSCRIBE or PUBLISH.
     pub const UPDATE_SUBSCRIPTION: Self = Self(1 << 12);
+    /// REQUEST_UPDATE of a FETCH.
     pub const UPDATE_FETCH: Self = Self(1 << 13);
     /// REQUEST_UPDATE of a SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
     pub const UPDATE_PREFIX: Self = Self(1 << 14);
+    /// REQUEST_UPDATE of a PUBLISH_NAMESPACE.
     pub const UPDATE_PUBLISH_NAMESPACE: Self = Self(1 << 15);
+    /// REQUEST_OK in answer to REQUEST_UPDATE.
     pub const UPDATE_OK: Self = Self(1 << 16);
+    /// PUBLISH_STATE_NOTIFY.
     pub const STATE_NOTIFY: Self = Self(1 << 17);
-    /// No message, but what FILL_PARAMETERS holds.
+    /// The contents of FILL_PARAMETERS, which are not a message.
     pub const FILL: Self = Self(1 << 18);
+    /// NAMESPACE, which has parameters only between endpoints that negotiated draft-lcurley-moq-cluster.
+    pub const NAMESPACE: Self = Self(1 << 19);
 
     /// Any REQUEST_UPDATE.
     pub const UPDATE: Self = Self(
@@ -67,41 +85,43 @@ impl BitOr for Scope {
 
 /// An authorization token as it was sent. It is a credential, so it is never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(pub Bytes);
+pub struct AuthToken(pub Bytes);
 
-impl fmt::Debug for Token {
+impl fmt::Debug for AuthToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({} bytes)", self.0.len())
     }
 }
 
-/// SWITCHING_SET_ASSIGNMENT (draft-wilaw-moq-moqt-ssts): a subscription is to one of several tracks of the same content, of which
-/// the sender forwards the one that the path has room for. All but `set` and `threshold` are the set's, as last said.
+/// SWITCHING_SET_ASSIGNMENT (draft-wilaw-moq-moqt-ssts): the subscription is to one of several tracks of the same
+/// content. The sender forwards the track that the path has room for. `set` and `threshold` are the subscription's;
+/// the other fields are the set's, and the most recent ones count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The session's number for the set.
+    /// The set's number in the session.
     pub set: u64,
-    /// 0 is the draft's own.
+    /// The algorithm; 0 is the one that the draft defines.
     pub algorithm: u64,
-    /// What the track needs, kbit/s.
+    /// Throughput that the track needs, in kbit/s.
     pub threshold: u64,
-    /// Beside other sets of the rank: 1 to 10.
+    /// Weight among sets of the same rank: 1 to 10.
     pub weight: u64,
-    /// From how many tracks on the sender chooses; 0: it changes nothing any more.
+    /// Number of tracks from which the sender starts to choose; 0 turns the choice off.
     pub activate: u64,
-    /// Sets of a lower rank go first.
+    /// Rank of the set. Sets of a lower rank are served first.
     pub rank: u8,
 }
 
 impl Assignment {
+    /// The weights that a set may have.
     pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10;
     /// The draft's own algorithm.
     pub const ALGORITHM: u64 = 0;
 
-    fn decode(mut input: Reader) -> Result<Self, DecodeError> {
+    fn decode(mut input: WireReader) -> Result<Self, DecodeError> {
         let [set, algorithm, threshold, weight, activate] =
             [input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?];
-        // Of a rank of 0 it may be left out.
+        // A rank of 0 may be omitted.
         let rank = if input.is_empty() { 0 } else { input.u8()? };
         input.finish()?;
         if !Self::WEIGHTS.contains(&weight) {
@@ -110,19 +130,20 @@ impl Assignment {
         Ok(Self { set, algorithm, threshold, weight, activate, rank })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         let Self { set, algorithm, threshold, weight, activate, rank } = *self;
         [set, algorithm, threshold, weight, activate].into_iter().for_each(|value| out.vi64(value));
         out.u8(rank);
     }
 }
 
-/// SUBGROUP_FILTER and the others of its kind, as they were sent: objects or tracks with values in some ranges. Nobody may send
-/// any to whom MAX_FILTER_RANGES has not been said.
+/// SUBGROUP_FILTER and the other range filters, as they were sent: they select objects or tracks with values in some
+/// ranges. An endpoint may send one only to a peer that sent MAX_FILTER_RANGES.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeFilter {
     /// The parameter's type: [`RangeFilter::KINDS`].
     pub kind: u64,
+    /// The parameter's value, without its length.
     pub value: Bytes,
 }
 
@@ -135,31 +156,44 @@ impl RangeFilter {
 /// unchanged. Durations are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// 0 means no timeout.
+    /// Milliseconds; 0 means no timeout.
     pub object_delivery_timeout: Option<u64>,
-    pub authorization_tokens: Vec<Token>,
+    /// AUTHORIZATION_TOKEN, any number of times.
+    pub authorization_tokens: Vec<AuthToken>,
+    /// Time that a subscription waits for a publisher.
     pub rendezvous_timeout: Option<u64>,
-    /// 0 means no timeout.
+    /// Milliseconds; 0 means no timeout.
     pub subgroup_delivery_timeout: Option<u64>,
+    /// Time after which the subscription ends; 0 means never.
     pub expires: Option<u64>,
+    /// The track's largest location.
     pub largest_object: Option<Location>,
+    /// Time that a FETCH waits for missing objects; 0 means that it does not wait.
     pub fill_timeout: Option<u64>,
+    /// Whether objects are forwarded.
     pub forward: Option<bool>,
-    /// Lower goes first.
+    /// Priority of the subscription; a lower value is sent first.
     pub subscriber_priority: Option<u8>,
+    /// LOCATION_FILTER.
     pub filter: Option<Filter>,
+    /// The order of groups.
     pub group_order: Option<GroupOrder>,
-    /// FILL_PARAMETERS: what the subscriber wants of what came before its subscription, and how. Draft-20 on.
+    /// FILL_PARAMETERS: which objects from before its subscription the subscriber wants, and how. Draft-20 and later.
     pub fill: Option<Box<Parameters>>,
-    /// By their types. Draft-19 on.
+    /// Range filters by type. Draft-19 and later.
     pub range_filters: Vec<RangeFilter>,
     /// The largest group that the subscriber knows plus 1, or 0 if it knows none.
     pub new_group_request: Option<u64>,
+    /// The prefix of the namespaces that a subscription to namespaces is changed to.
     pub track_namespace_prefix: Option<Namespace>,
-    /// Whether the answer is to have the track's properties. Draft-20 on.
+    /// Whether the answer should include the track's properties. Draft-20 and later.
     pub include_properties: Option<bool>,
-    /// Where both ends have said in SETUP that they know it.
+    /// The assignment to a switching set. Sent only if both ends announced support in SETUP.
     pub assignment: Option<Assignment>,
+    /// The path of an announced namespace. Sent only if both ends sent HOP_ID in SETUP.
+    pub hop_path: Option<HopPath>,
+    /// The cost of receiving an announced namespace on that path; absent means 0, or unchanged in an update.
+    pub route_cost: Option<u64>,
 }
 
 const OBJECT_DELIVERY_TIMEOUT: u64 = 0x02;
@@ -179,17 +213,20 @@ const TRACK_PROPERTY_FILTER: u64 = 0x29;
 const NEW_GROUP_REQUEST: u64 = 0x32;
 const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
 const INCLUDE_PROPERTIES: u64 = 0x35;
-/// Provisional; another proposal uses the number for something else.
+/// The number is provisional; another proposal uses it for something else.
 const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
+/// HOP_PATH and ROUTE_COST are of draft-lcurley-moq-cluster-01.
+const HOP_PATH: u64 = 0x40b57;
+const ROUTE_COST: u64 = 0x40b58;
 
-/// The messages that a parameter may be in; none for one that the draft does not know.
+/// Returns the messages that a parameter may be in: none for one that the draft does not define.
 fn scope(kind: u64, draft: Draft) -> Scope {
-    // Draft-19 lets SUBSCRIBE_TRACKS have what SUBSCRIBE has; draft-22 says which of that.
+    // Draft-19 allows in SUBSCRIBE_TRACKS what it allows in SUBSCRIBE; draft-22 names a subset.
     let tracks = match draft {
         Draft::D18 | Draft::D22 => Scope::NONE,
         Draft::D19 | Draft::D20 | Draft::D21 => Scope::SUBSCRIBE_TRACKS,
     };
-    // From draft-20 on it is PUBLISH that says what the subscription begins with, and an update that changes it.
+    // PUBLISH carries the subscription's initial parameters in draft-20 and later, and an update changes them.
     let publish = match draft {
         Draft::D18 | Draft::D19 => Scope::PUBLISH_OK,
         Draft::D20 | Draft::D21 | Draft::D22 => Scope::PUBLISH,
@@ -209,7 +246,7 @@ fn scope(kind: u64, draft: Draft) -> Scope {
                 | Scope::FETCH
         }
         RENDEZVOUS_TIMEOUT => Scope::SUBSCRIBE,
-        // TRACK_STATUS_OK has the parameters of a SUBSCRIBE_OK.
+        // TRACK_STATUS_OK has the same parameters as SUBSCRIBE_OK.
         EXPIRES => {
             Scope::SUBSCRIBE_OK
                 | Scope::PUBLISH
@@ -261,6 +298,9 @@ fn scope(kind: u64, draft: Draft) -> Scope {
             only(draft.has_state_notify(), requests)
         }
         SWITCHING_SET_ASSIGNMENT => asked | Scope::PUBLISH_OK,
+        HOP_PATH | ROUTE_COST => {
+            Scope::PUBLISH_NAMESPACE | Scope::UPDATE_PUBLISH_NAMESPACE | Scope::NAMESPACE
+        }
         _ => Scope::NONE,
     }
 }
@@ -274,7 +314,7 @@ const MISPLACED: DecodeError = DecodeError::violation("a parameter that this mes
 
 impl Parameters {
     /// Reads the count and the parameters of a message of `scope`.
-    pub(super) fn decode(input: &mut Reader, allowed: Scope) -> Result<Self, DecodeError> {
+    pub(super) fn decode(input: &mut WireReader, allowed: Scope) -> Result<Self, DecodeError> {
         let mut parameters = Self::default();
         let mut previous = None;
         for _ in 0..input.vi64()? {
@@ -295,13 +335,13 @@ impl Parameters {
         Ok(parameters)
     }
 
-    fn read(&mut self, kind: u64, input: &mut Reader) -> Result<(), DecodeError> {
+    fn read(&mut self, kind: u64, input: &mut WireReader) -> Result<(), DecodeError> {
         match kind {
             OBJECT_DELIVERY_TIMEOUT => self.object_delivery_timeout = Some(input.vi64()?),
             AUTHORIZATION_TOKEN => {
                 // Copied: a token that is kept must not keep the whole message alive.
                 let token = Bytes::copy_from_slice(&input.prefixed()?);
-                self.authorization_tokens.push(Token(token));
+                self.authorization_tokens.push(AuthToken(token));
             }
             RENDEZVOUS_TIMEOUT => self.rendezvous_timeout = Some(input.vi64()?),
             SUBGROUP_DELIVERY_TIMEOUT => self.subgroup_delivery_timeout = Some(input.vi64()?),
@@ -317,7 +357,7 @@ impl Parameters {
             }
             FILL_PARAMETERS => {
                 let mut value = input.nested()?;
-                // A scope of its own, in which there is no other.
+                // FILL_PARAMETERS has a scope of its own, in which FILL_PARAMETERS is not allowed.
                 self.fill = Some(Box::new(Self::decode(&mut value, Scope::FILL)?));
                 value.finish()?;
             }
@@ -327,6 +367,8 @@ impl Parameters {
                 self.include_properties = Some(flag(input, "including properties is neither 0 nor 1")?);
             }
             SWITCHING_SET_ASSIGNMENT => self.assignment = Some(Assignment::decode(input.nested()?)?),
+            HOP_PATH => self.hop_path = Some(HopPath::decode(input.nested()?)?),
+            ROUTE_COST => self.route_cost = Some(input.vi64()?),
             kind if RangeFilter::KINDS.contains(&kind) => {
                 self.range_filters
                     .push(RangeFilter { kind, value: Bytes::copy_from_slice(&input.prefixed()?) });
@@ -336,8 +378,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Whether every parameter may be in a message of `allowed`. To be called for REQUEST_OK and REQUEST_UPDATE, once
-    /// it is known which request they belong to.
+    /// Checks that every parameter may be in a message of `allowed`. Call this for REQUEST_OK and REQUEST_UPDATE once
+    /// their request is known.
     pub fn check(&self, draft: Draft, allowed: Scope) -> Result<(), DecodeError> {
         let mut result = Ok(());
         self.for_each(|kind, _| {
@@ -348,21 +390,22 @@ impl Parameters {
         result
     }
 
-    /// Whether there are range filters, for what is to be filled too. An empty one takes away what an update finds.
+    /// Whether there are range filters, including those inside FILL_PARAMETERS. An empty filter counts: in an update
+    /// it removes an earlier one.
     pub fn has_range_filters(&self) -> bool {
         let fill = self.fill.as_deref().is_some_and(Self::has_range_filters);
         fill || self.range_filters.iter().any(|filter| !filter.value.is_empty())
     }
 
-    /// Writes the count and the parameters, each of which a message of the draft may have.
-    pub(super) fn encode(&self, out: &mut Writer<'_>) {
+    /// Writes the count and the parameters. A parameter that the draft does not allow in the message is an error.
+    pub(super) fn encode(&self, out: &mut WireWriter<'_>) {
         let mut count = 0;
         self.for_each(|_, _| count += 1);
         out.vi64(count);
         let mut previous = 0;
         self.for_each(|kind, value| {
             if scope(kind, out.draft()) == Scope::NONE {
-                out.cannot_say(match kind {
+                out.cannot_express(match kind {
                     FILL_PARAMETERS => "FILL_PARAMETERS",
                     INCLUDE_PROPERTIES => "INCLUDE_PROPERTIES",
                     _ => "range filters",
@@ -375,38 +418,40 @@ impl Parameters {
     }
 
     /// Visits the parameters that are present, in ascending order of type.
-    fn for_each<'a>(&'a self, mut visit: impl FnMut(u64, Value<'a>)) {
-        let mut see = |kind, value: Option<Value<'a>>| {
+    fn for_each<'a>(&'a self, mut visit: impl FnMut(u64, ParamEncoding<'a>)) {
+        let mut see = |kind, value: Option<ParamEncoding<'a>>| {
             if let Some(value) = value {
                 visit(kind, value);
             }
         };
-        see(OBJECT_DELIVERY_TIMEOUT, self.object_delivery_timeout.map(Value::Integer));
+        see(OBJECT_DELIVERY_TIMEOUT, self.object_delivery_timeout.map(ParamEncoding::Integer));
         for token in &self.authorization_tokens {
-            see(AUTHORIZATION_TOKEN, Some(Value::Bytes(&token.0)));
+            see(AUTHORIZATION_TOKEN, Some(ParamEncoding::Bytes(&token.0)));
         }
-        see(RENDEZVOUS_TIMEOUT, self.rendezvous_timeout.map(Value::Integer));
-        see(SUBGROUP_DELIVERY_TIMEOUT, self.subgroup_delivery_timeout.map(Value::Integer));
-        see(EXPIRES, self.expires.map(Value::Integer));
-        see(LARGEST_OBJECT, self.largest_object.map(Value::Location));
-        see(FILL_TIMEOUT, self.fill_timeout.map(Value::Integer));
-        see(FORWARD, self.forward.map(|forward| Value::Byte(forward.into())));
-        see(SUBSCRIBER_PRIORITY, self.subscriber_priority.map(Value::Byte));
-        see(LOCATION_FILTER, self.filter.map(Value::Filter));
-        see(GROUP_ORDER, self.group_order.map(|order| Value::Byte(order.to_wire())));
-        see(FILL_PARAMETERS, self.fill.as_deref().map(Value::Parameters));
+        see(RENDEZVOUS_TIMEOUT, self.rendezvous_timeout.map(ParamEncoding::Integer));
+        see(SUBGROUP_DELIVERY_TIMEOUT, self.subgroup_delivery_timeout.map(ParamEncoding::Integer));
+        see(EXPIRES, self.expires.map(ParamEncoding::Integer));
+        see(LARGEST_OBJECT, self.largest_object.map(ParamEncoding::Location));
+        see(FILL_TIMEOUT, self.fill_timeout.map(ParamEncoding::Integer));
+        see(FORWARD, self.forward.map(|forward| ParamEncoding::Byte(forward.into())));
+        see(SUBSCRIBER_PRIORITY, self.subscriber_priority.map(ParamEncoding::Byte));
+        see(LOCATION_FILTER, self.filter.map(ParamEncoding::Filter));
+        see(GROUP_ORDER, self.group_order.map(|order| ParamEncoding::Byte(order.to_wire())));
+        see(FILL_PARAMETERS, self.fill.as_deref().map(ParamEncoding::Parameters));
         for RangeFilter { kind, value } in &self.range_filters {
-            see(*kind, Some(Value::Bytes(value)));
+            see(*kind, Some(ParamEncoding::Bytes(value)));
         }
-        see(NEW_GROUP_REQUEST, self.new_group_request.map(Value::Integer));
-        see(TRACK_NAMESPACE_PREFIX, self.track_namespace_prefix.as_ref().map(Value::Namespace));
-        see(INCLUDE_PROPERTIES, self.include_properties.map(|include| Value::Byte(include.into())));
-        see(SWITCHING_SET_ASSIGNMENT, self.assignment.map(Value::Assignment));
+        see(NEW_GROUP_REQUEST, self.new_group_request.map(ParamEncoding::Integer));
+        see(TRACK_NAMESPACE_PREFIX, self.track_namespace_prefix.as_ref().map(ParamEncoding::Namespace));
+        see(INCLUDE_PROPERTIES, self.include_properties.map(|include| ParamEncoding::Byte(include.into())));
+        see(SWITCHING_SET_ASSIGNMENT, self.assignment.map(ParamEncoding::Assignment));
+        see(HOP_PATH, self.hop_path.as_ref().map(ParamEncoding::HopPath));
+        see(ROUTE_COST, self.route_cost.map(ParamEncoding::Integer));
     }
 }
 
-/// A byte that is 0 or 1.
-fn flag(input: &mut Reader, other: &'static str) -> Result<bool, DecodeError> {
+/// Reads a byte that must be 0 or 1.
+fn flag(input: &mut WireReader, other: &'static str) -> Result<bool, DecodeError> {
     match input.u8()? {
         0 => Ok(false),
         1 => Ok(true),
@@ -415,7 +460,7 @@ fn flag(input: &mut Reader, other: &'static str) -> Result<bool, DecodeError> {
 }
 
 /// The encodings that parameters have.
-enum Value<'a> {
+enum ParamEncoding<'a> {
     Byte(u8),
     Integer(u64),
     Location(Location),
@@ -424,10 +469,11 @@ enum Value<'a> {
     Parameters(&'a Parameters),
     Namespace(&'a Namespace),
     Assignment(Assignment),
+    HopPath(&'a HopPath),
 }
 
-impl Value<'_> {
-    fn encode(self, out: &mut Writer<'_>) {
+impl ParamEncoding<'_> {
+    fn encode(self, out: &mut WireWriter<'_>) {
         match self {
             Self::Byte(byte) => out.u8(byte),
             Self::Integer(value) => out.vi64(value),
@@ -437,6 +483,7 @@ impl Value<'_> {
             Self::Parameters(parameters) => out.nested(|out| parameters.encode(out)),
             Self::Assignment(assignment) => out.nested(|out| assignment.encode(out)),
             Self::Namespace(namespace) => namespace.encode(out.out),
+            Self::HopPath(path) => path.encode(out),
         }
     }
 }
@@ -451,7 +498,7 @@ mod tests {
     }
 
     fn decode_in(draft: Draft, bytes: &[u8], allowed: Scope) -> Result<Parameters, DecodeError> {
-        let mut input = Reader::new(draft, Bytes::copy_from_slice(bytes));
+        let mut input = WireReader::new(draft, Bytes::copy_from_slice(bytes));
         let parameters = Parameters::decode(&mut input, allowed)?;
         input.finish()?;
         Ok(parameters)
@@ -459,7 +506,7 @@ mod tests {
 
     fn encode_in(draft: Draft, parameters: &Parameters) -> Result<Vec<u8>, crate::EncodeError> {
         let mut bytes = Vec::new();
-        let mut out = Writer::new(draft, &mut bytes);
+        let mut out = WireWriter::new(draft, &mut bytes);
         parameters.encode(&mut out);
         out.finish().map(|()| bytes)
     }
@@ -474,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_deltas() {
+    fn parameter_types_are_encoded_as_deltas() {
         let bytes = [3, 0x10, 1, 0x10, 7, 0x01, 1, 0x02];
         let parameters = decode(&bytes, Scope::SUBSCRIBE).unwrap();
         let expected = Parameters {
@@ -494,15 +541,15 @@ mod tests {
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x41, 7, 7, 0, 0x8b, 0xb8, 5, 3, 1]);
         assert_eq!(decode(&out, Scope::SUBSCRIBE), Ok(parameters));
-        // A rank of 0 may be left out.
+        // A rank of 0 may be omitted.
         let short =
             decode(&[1, 0x41, 5, 7, 0, 0, 5, 3], Scope::UPDATE_SUBSCRIPTION).unwrap().assignment.unwrap();
         assert_eq!((short.rank, short.threshold), (0, 0));
         let bad: [&[u8]; 4] = [
-            &[1, 0x41, 5, 7, 0, 0, 0, 3],       // a weight of 0
-            &[1, 0x41, 5, 7, 0, 0, 11, 3],      // and of 11
-            &[1, 0x41, 4, 7, 0, 0, 5],          // too short
-            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // too long
+            &[1, 0x41, 5, 7, 0, 0, 0, 3],       // weight is 0
+            &[1, 0x41, 5, 7, 0, 0, 11, 3],      // weight is 11
+            &[1, 0x41, 4, 7, 0, 0, 5],          // value is too short
+            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // value is too long
         ];
         for bytes in bad {
             assert_eq!(
@@ -514,11 +561,11 @@ mod tests {
         assert!(decode(&out, Scope::FETCH).is_err());
     }
 
-    /// What each draft lets a message have, against the drafts before and after.
+    /// Each row checks in which drafts a message may have a parameter.
     #[test]
-    fn drafts_differ_in_what_a_message_may_have() {
+    fn allowed_parameters_depend_on_the_draft() {
         use Draft::{D18, D19, D20, D21, D22};
-        // A parameter, a message, and the drafts in which that has it.
+        // Each row has a parameter, its encoding, a message, and the drafts that allow it there.
         let table: [(&str, &[u8], Scope, &[Draft]); 22] = [
             ("timeout", &[1, 0x02, 5], Scope::PUBLISH_OK, &[D18, D19]),
             ("timeout", &[1, 0x06, 5], Scope::PUBLISH, &[D20, D21, D22]),
@@ -552,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_is_a_scope_of_its_own() {
+    fn fill_parameter_contains_its_own_parameters() {
         let fill = Parameters {
             subscriber_priority: Some(200),
             filter: Some(Filter::Relative(1)),
@@ -573,22 +620,22 @@ mod tests {
             assert_eq!(decode_in(draft, bytes, Scope::SUBSCRIBE), Ok(parameters.clone()));
         }
         let bad: [&[u8]; 5] = [
-            &[1, 0x23, 0],                // without a count
-            &[1, 0x23, 2, 0, 0],          // bytes behind it
-            &[1, 0x23, 3, 1, 0x10, 1],    // FORWARD is for the subscription
-            &[1, 0x23, 4, 1, 0x23, 1, 0], // one in another
-            &[2, 0x23, 1, 0, 0, 1, 0],    // twice
+            &[1, 0x23, 0],                // count is missing
+            &[1, 0x23, 2, 0, 0],          // bytes after the parameters
+            &[1, 0x23, 3, 1, 0x10, 1],    // FORWARD is not allowed inside
+            &[1, 0x23, 4, 1, 0x23, 1, 0], // FILL_PARAMETERS inside another
+            &[2, 0x23, 1, 0, 0, 1, 0],    // parameter is repeated
         ];
         for bytes in bad {
             let error = decode_in(Draft::D22, bytes, Scope::SUBSCRIBE).unwrap_err();
             assert_eq!(error.code, Session::PROTOCOL_VIOLATION, "{bytes:x?}");
         }
         let unknown = encode_in(Draft::D19, &Parameters { filter: None, ..parameters }).unwrap_err();
-        assert_eq!(unknown.to_string(), "draft-19 has no FILL_PARAMETERS");
+        assert_eq!(unknown.to_string(), "draft-19 cannot express: FILL_PARAMETERS");
     }
 
     #[test]
-    fn range_filters_are_kept_as_they_came() {
+    fn range_filters_are_kept_unchanged() {
         let bytes = [4, 0x25, 2, 0, 1, 0, 2, 1, 5, 1, 0, 2, 3, 0, 2, 7];
         let read = decode_in(Draft::D19, &bytes, Scope::SUBSCRIBE).unwrap();
         let kinds: Vec<_> = read.range_filters.iter().map(|filter| filter.kind).collect();
@@ -598,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_repeat_and_nothing_else_does() {
+    fn only_token_parameters_may_repeat() {
         let twice = decode(&[2, 3, 1, 0xaa, 0, 1, 0xbb], Scope::SUBSCRIBE).unwrap();
         assert_eq!(twice.authorization_tokens.len(), 2);
         assert_eq!(format!("{:?}", twice.authorization_tokens[0]), "Token(1 bytes)");
@@ -606,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_message_does_not_allow_closes_the_session() {
+    fn parameter_outside_its_messages_closes_the_session() {
         let table: [(&[u8], Scope); 9] = [
             (&[1, 0x04, 5], Scope::PUBLISH),          // rendezvous timeout: SUBSCRIBE only
             (&[1, 0x09, 1, 2], Scope::SUBSCRIBE),     // largest object: answers only
@@ -615,7 +662,7 @@ mod tests {
             (&[1, 0x00, 1], Scope::SUBSCRIBE),        // unknown
             (&[1, 0x10, 2], Scope::SUBSCRIBE),        // forward is 0 or 1
             (&[1, 0x22, 3], Scope::SUBSCRIBE),        // group order is 1 or 2
-            (&[1, 0x21, 2, 0x02, 0], Scope::SUBSCRIBE), // bytes behind the filter
+            (&[1, 0x21, 2, 0x02, 0], Scope::SUBSCRIBE), // bytes after the filter
             (&[1, 0x21, 1, 0x05], Scope::SUBSCRIBE),  // unknown filter
         ];
         for (bytes, allowed) in table {
@@ -625,6 +672,21 @@ mod tests {
         let mut overflow = vec![2, 0x32, 0];
         crate::vi64::encode(u64::MAX, &mut overflow);
         assert!(decode(&overflow, Scope::SUBSCRIBE).is_err());
+    }
+
+    /// The bytes are those of moq-net 0.3.18.
+    #[test]
+    fn path_and_cost_of_an_announcement() {
+        let bytes = [2, 0xc4, 0x0b, 0x57, 3, 1, 0, 9, 1, 4];
+        let parameters = decode(&bytes, Scope::NAMESPACE).unwrap();
+        let path = parameters.hop_path.clone().unwrap();
+        assert_eq!((path.to_string().as_str(), parameters.route_cost), ("1 > 0 > 9", Some(4)));
+        let mut out = Vec::new();
+        parameters.encode(&mut WireWriter::new(Draft::D18, &mut out));
+        assert_eq!(out, bytes);
+        assert!(decode(&bytes, Scope::PUBLISH_NAMESPACE).is_ok());
+        assert_eq!(decode(&bytes, Scope::SUBSCRIBE), Err(MISPLACED));
+        assert_eq!(parameters.check(Draft::D18, Scope::UPDATE_PREFIX), Err(MISPLACED));
     }
 
     #[test]

@@ -24,31 +24,36 @@ const MAX_VALUE: u64 = u16::MAX as u64;
 
 /// One Key-Value-Pair, its type resolved from the delta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair<'a> {
+pub struct KeyValuePair<'a> {
+    /// The type.
     pub kind: u64,
+    /// The value.
     pub value: Value<'a>,
 }
 
 /// An integer where the type is even, bytes where it is odd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
+    /// The value of an even type.
     Integer(u64),
+    /// The value of an odd type.
     Bytes(&'a [u8]),
 }
 
-/// Reads Key-Value-Pairs to the end of a block; ends at the first error.
+/// Reads Key-Value-Pairs to the end of a block, or to the first error.
 #[derive(Clone, Debug)]
-pub struct Pairs<'a> {
+pub struct KeyValuePairs<'a> {
     rest: &'a [u8],
     previous: u64,
 }
 
-impl<'a> Pairs<'a> {
+impl<'a> KeyValuePairs<'a> {
+    /// Reads the pairs of `block`.
     pub fn new(block: &'a [u8]) -> Self {
         Self { rest: block, previous: 0 }
     }
 
-    fn read(&mut self) -> Result<Pair<'a>, DecodeError> {
+    fn read(&mut self) -> Result<KeyValuePair<'a>, DecodeError> {
         const TRUNCATED: DecodeError =
             DecodeError::key_value("a key-value pair runs past the end of its block");
         let delta = vi64::decode(&mut self.rest).ok_or(TRUNCATED)?;
@@ -59,19 +64,19 @@ impl<'a> Pairs<'a> {
         self.previous = kind;
         let number = vi64::decode(&mut self.rest).ok_or(TRUNCATED)?;
         if kind % 2 == 0 {
-            return Ok(Pair { kind, value: Value::Integer(number) });
+            return Ok(KeyValuePair { kind, value: Value::Integer(number) });
         }
         if number > MAX_VALUE {
             return Err(DecodeError::violation("the value of a key-value pair is longer than 65535 bytes"));
         }
         let (value, rest) = self.rest.split_at_checked(number as usize).ok_or(TRUNCATED)?;
         self.rest = rest;
-        Ok(Pair { kind, value: Value::Bytes(value) })
+        Ok(KeyValuePair { kind, value: Value::Bytes(value) })
     }
 }
 
-impl<'a> Iterator for Pairs<'a> {
-    type Item = Result<Pair<'a>, DecodeError>;
+impl<'a> Iterator for KeyValuePairs<'a> {
+    type Item = Result<KeyValuePair<'a>, DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest.is_empty() {
@@ -93,6 +98,7 @@ pub struct PairWriter<'a> {
 }
 
 impl<'a> PairWriter<'a> {
+    /// Appends pairs to `out`.
     pub fn new(out: &'a mut Vec<u8>) -> Self {
         Self { out, previous: 0 }
     }
@@ -103,14 +109,14 @@ impl<'a> PairWriter<'a> {
         self.previous = kind;
     }
 
-    /// `kind` must be even.
+    /// Appends an integer; `kind` must be even.
     pub fn integer(&mut self, kind: u64, value: u64) {
         debug_assert!(kind.is_multiple_of(2));
         self.kind(kind);
         vi64::encode(value, self.out);
     }
 
-    /// `kind` must be odd, and `value` at most 65535 bytes.
+    /// Appends bytes; `kind` must be odd, and `value` at most 65535 bytes.
     pub fn bytes(&mut self, kind: u64, value: &[u8]) {
         debug_assert!(kind % 2 == 1);
         self.kind(kind);
@@ -123,23 +129,25 @@ impl<'a> PairWriter<'a> {
 pub struct Properties(Bytes);
 
 impl Properties {
-    /// Takes a block whose pairs all parse.
+    /// Checks that all pairs of the block parse, and takes it.
     pub fn new(block: Bytes) -> Result<Self, DecodeError> {
-        Pairs::new(&block).try_for_each(|pair| pair.map(drop))?;
+        KeyValuePairs::new(&block).try_for_each(|pair| pair.map(drop))?;
         Ok(Self(block))
     }
 
+    /// Returns the block.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }
 
+    /// Whether there are no properties.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The pairs of the block, in order. Those inside immutable properties are one pair here.
-    pub fn iter(&self) -> impl Iterator<Item = Pair<'_>> {
-        Pairs::new(&self.0).map_while(Result::ok)
+    /// Returns the pairs of the block, in order. Immutable properties count as one pair here.
+    pub fn iter(&self) -> impl Iterator<Item = KeyValuePair<'_>> {
+        KeyValuePairs::new(&self.0).map_while(Result::ok)
     }
 }
 
@@ -158,16 +166,18 @@ pub struct TrackProperties {
     pub subgroup_delivery_timeout: Option<u64>,
     /// Milliseconds that an object may be served from a cache.
     pub max_cache_duration: Option<u64>,
-    /// Lower goes first; absent means 128.
+    /// Publisher priority, lower is sent first; absent means 128.
     pub publisher_priority: Option<u8>,
+    /// The order in which the publisher prefers groups to be sent.
     pub group_order: Option<GroupOrder>,
+    /// Whether a subscriber may ask for a new group.
     pub dynamic_groups: Option<bool>,
-    /// The first mandatory property that this implementation does not understand (it understands none):
-    /// the track must be neither processed nor forwarded, with UNSUPPORTED_EXTENSION.
+    /// The first mandatory property. This implementation supports none, so the track must be neither processed nor
+    /// forwarded (UNSUPPORTED_EXTENSION).
     pub unsupported: Option<u64>,
 }
 
-/// The publisher priority of a track that does not say.
+/// The publisher priority of a track that does not set one.
 pub const DEFAULT_PRIORITY: u8 = 128;
 
 impl TrackProperties {
@@ -176,8 +186,8 @@ impl TrackProperties {
         let mut track = Self::default();
         for pair in properties.iter() {
             match pair {
-                Pair { kind: IMMUTABLE_PROPERTIES, value: Value::Bytes(block) } => {
-                    Pairs::new(block).try_for_each(|pair| track.take(pair?))?;
+                KeyValuePair { kind: IMMUTABLE_PROPERTIES, value: Value::Bytes(block) } => {
+                    KeyValuePairs::new(block).try_for_each(|pair| track.take(pair?))?;
                 }
                 pair => track.take(pair)?,
             }
@@ -185,7 +195,7 @@ impl TrackProperties {
         Ok(track)
     }
 
-    fn take(&mut self, pair: Pair<'_>) -> Result<(), DecodeError> {
+    fn take(&mut self, pair: KeyValuePair<'_>) -> Result<(), DecodeError> {
         if MANDATORY.contains(&pair.kind) {
             self.unsupported.get_or_insert(pair.kind);
         }
@@ -217,7 +227,7 @@ impl TrackProperties {
         Ok(())
     }
 
-    /// The properties as a publisher of its own track writes them.
+    /// Encodes the properties as the publisher of the track sends them.
     pub fn encode(&self) -> Properties {
         let mut out = Vec::new();
         let mut pairs = PairWriter::new(&mut out);
@@ -238,19 +248,23 @@ impl TrackProperties {
     }
 }
 
-/// The delivery timeouts that the properties of a subgroup's first object say for the subgroup, instead of the track's (draft-22,
-/// "Delivery Timeouts"): for each of its objects and for all of it, milliseconds. What is malformed says nothing.
+/// Returns the delivery timeouts that the properties of a subgroup's first object set for the subgroup (draft-22,
+/// "Delivery Timeouts"). They override the track's: first the timeout for each object, then the one for the subgroup,
+/// in milliseconds. Malformed properties set none.
 pub fn subgroup_timeouts(block: &[u8]) -> (Option<u64>, Option<u64>) {
-    let (mut object, mut subgroup) = (None, None);
-    let mut note = |pair: Pair<'_>| match pair {
-        Pair { kind: OBJECT_DELIVERY_TIMEOUT, value: Value::Integer(value) } => object = Some(value),
-        Pair { kind: SUBGROUP_DELIVERY_TIMEOUT, value: Value::Integer(value) } => subgroup = Some(value),
+    let mut object = None;
+    let mut subgroup = None;
+    let mut note = |pair: KeyValuePair<'_>| match pair {
+        KeyValuePair { kind: OBJECT_DELIVERY_TIMEOUT, value: Value::Integer(value) } => object = Some(value),
+        KeyValuePair { kind: SUBGROUP_DELIVERY_TIMEOUT, value: Value::Integer(value) } => {
+            subgroup = Some(value)
+        }
         _ => {}
     };
-    for pair in Pairs::new(block).map_while(Result::ok) {
+    for pair in KeyValuePairs::new(block).map_while(Result::ok) {
         match pair {
-            Pair { kind: IMMUTABLE_PROPERTIES, value: Value::Bytes(block) } => {
-                Pairs::new(block).map_while(Result::ok).for_each(&mut note);
+            KeyValuePair { kind: IMMUTABLE_PROPERTIES, value: Value::Bytes(block) } => {
+                KeyValuePairs::new(block).map_while(Result::ok).for_each(&mut note);
             }
             pair => note(pair),
         }
@@ -283,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drafts_example_object() {
+    fn object_properties_example_of_the_draft_is_decoded() {
         // Types 4 and 77; the value of the second is the text of the draft.
         let mut out = Vec::new();
         let mut pairs = PairWriter::new(&mut out);
@@ -291,13 +305,13 @@ mod tests {
         pairs.bytes(77, b"traceID:123456");
         let properties = Properties::new(out.into()).unwrap();
         let read: Vec<_> = properties.iter().collect();
-        assert_eq!(read[0], Pair { kind: 4, value: Value::Integer(2_186_796_243) });
-        assert_eq!(read[1], Pair { kind: 77, value: Value::Bytes(b"traceID:123456") });
+        assert_eq!(read[0], KeyValuePair { kind: 4, value: Value::Integer(2_186_796_243) });
+        assert_eq!(read[1], KeyValuePair { kind: 77, value: Value::Bytes(b"traceID:123456") });
         assert_eq!(read.len(), 2);
     }
 
     #[test]
-    fn malformed_pairs_name_their_code() {
+    fn malformed_property_pairs_have_their_error_code() {
         let mut overflow = Vec::new();
         PairWriter::new(&mut overflow).integer(u64::MAX - 1, 0);
         overflow.extend_from_slice(&[2, 0]);
@@ -361,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_object_says_timeouts_of_its_subgroup() {
+    fn first_object_carries_the_timeouts_of_its_subgroup() {
         let mut inner = Vec::new();
         PairWriter::new(&mut inner).integer(SUBGROUP_DELIVERY_TIMEOUT, 900);
         let mut out = Vec::new();
@@ -377,13 +391,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn written_blocks_are_accepted_and_kept(block in block()) {
+        fn encoded_property_blocks_are_decoded_unchanged(block in block()) {
             let properties = Properties::new(block.clone().into()).unwrap();
             prop_assert_eq!(&properties.as_bytes()[..], &block[..]);
         }
 
         #[test]
-        fn arbitrary_blocks_never_panic(block in vec(any::<u8>(), 0..80)) {
+        fn arbitrary_property_blocks_never_panic(block in vec(any::<u8>(), 0..80)) {
             if let Ok(properties) = Properties::new(block.into()) {
                 let _ = TrackProperties::parse(&properties);
                 let _ = subgroup_timeouts(properties.as_bytes());

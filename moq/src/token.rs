@@ -1,24 +1,26 @@
-//! Authorization tokens as they are sent (draft-18, "AUTHORIZATION TOKEN Parameter"), and those a session has registered.
+//! Authorization tokens as they are sent (draft-18, "AUTHORIZATION TOKEN Parameter"), and the registered tokens of a
+//! session.
 
 use std::{collections::HashMap, fmt};
 
 use bytes::Bytes;
 
-use super::{DecodeError, code, param::Token, vi64};
+use super::{DecodeError, code, param::AuthToken, vi64};
 
 const DELETE: u64 = 0x0;
 const REGISTER: u64 = 0x1;
 const USE_ALIAS: u64 = 0x2;
 const USE_VALUE: u64 = 0x3;
 
-/// What a registered token takes of the limit besides its value, in bytes.
+/// Bytes that each registered token counts for in addition to its value.
 const ENTRY_COST: u64 = 16;
 
 /// A token's type and payload. It is a credential, so the payload is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// Of the registry "MOQT Auth Token Type": 0 is by agreement, 1 is a Common Access Token.
+    /// The type in the registry "MOQT Auth Token Type": 0 is by agreement, 1 is a Common Access Token.
     pub kind: u64,
+    /// The payload.
     pub value: Bytes,
 }
 
@@ -31,22 +33,38 @@ impl fmt::Debug for Credential {
 /// The Token structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
-    Delete { alias: u64 },
-    Register { alias: u64, credential: Credential },
-    UseAlias { alias: u64 },
+    /// Deletes a registered token.
+    Delete {
+        /// The token's alias.
+        alias: u64,
+    },
+    /// Registers a token, and uses it.
+    Register {
+        /// The token's alias.
+        alias: u64,
+        /// The credential.
+        credential: Credential,
+    },
+    /// Uses a registered token.
+    UseAlias {
+        /// The token's alias.
+        alias: u64,
+    },
+    /// A credential that is used once.
     UseValue(Credential),
 }
 
 impl Form {
     /// # Errors
-    /// It is none: KEY_VALUE_FORMATTING_ERROR.
-    pub fn decode(token: &Token) -> Result<Self, DecodeError> {
+    /// Fails with KEY_VALUE_FORMATTING_ERROR if the bytes are not a token.
+    pub fn decode(token: &AuthToken) -> Result<Self, DecodeError> {
         let mut input = &token.0[..];
         let mut number = || vi64::decode(&mut input).ok_or(TRUNCATED);
-        let (kind, first) = (number()?, number()?);
+        let kind = number()?;
+        let first = number()?;
         match kind {
             DELETE | USE_ALIAS if !input.is_empty() => {
-                Err(DecodeError::key_value("bytes behind the alias of a token"))
+                Err(DecodeError::key_value("bytes after the alias of a token"))
             }
             DELETE => Ok(Self::Delete { alias: first }),
             USE_ALIAS => Ok(Self::UseAlias { alias: first }),
@@ -59,7 +77,8 @@ impl Form {
         }
     }
 
-    pub fn encode(&self) -> Token {
+    /// Encodes the structure as a parameter's value.
+    pub fn encode(&self) -> AuthToken {
         let mut out = Vec::new();
         let mut put = |numbers: &[u64], value: &[u8]| {
             numbers.iter().for_each(|number| vi64::encode(*number, &mut out));
@@ -73,7 +92,7 @@ impl Form {
             }
             Self::UseValue(credential) => put(&[USE_VALUE, credential.kind], &credential.value),
         }
-        Token(out.into())
+        AuthToken(out.into())
     }
 }
 
@@ -83,24 +102,26 @@ fn credential(kind: u64, value: &[u8]) -> Credential {
     Credential { kind, value: Bytes::copy_from_slice(value) }
 }
 
-/// The tokens that a peer has registered, within a limit of bytes (MAX_AUTH_TOKEN_CACHE_SIZE).
+/// The tokens that a peer has registered, limited in bytes (MAX_AUTH_TOKEN_CACHE_SIZE).
 #[derive(Debug)]
-pub struct Registered {
+pub struct RegisteredTokens {
     limit: u64,
     size: u64,
     by_alias: HashMap<u64, Credential>,
 }
 
-impl Registered {
+impl RegisteredTokens {
+    /// Makes an empty set with room for `limit` bytes.
     pub fn new(limit: u64) -> Self {
         Self { limit, size: 0, by_alias: HashMap::new() }
     }
 
-    /// The tokens of a SETUP. Registrations past the limit count for this once.
+    /// Returns the credentials of a SETUP and registers them as asked. A registration past the limit is used once and
+    /// not kept.
     ///
     /// # Errors
-    /// What to close the session with.
-    pub fn of_setup(&mut self, tokens: &[Token]) -> Result<Vec<Credential>, DecodeError> {
+    /// Fails with the code to close the session with.
+    pub fn resolve_setup_tokens(&mut self, tokens: &[AuthToken]) -> Result<Vec<Credential>, DecodeError> {
         let mut found = Vec::new();
         for token in tokens {
             match Form::decode(token)? {
@@ -119,11 +140,11 @@ impl Registered {
         Ok(found)
     }
 
-    /// The tokens of a request; registers and deletes as they say.
+    /// Returns the credentials of a request; registers and deletes tokens as asked.
     ///
     /// # Errors
-    /// What to close the session with.
-    pub fn of_request(&mut self, tokens: &[Token]) -> Result<Vec<Credential>, DecodeError> {
+    /// Fails with the code to close the session with.
+    pub fn resolve_request_tokens(&mut self, tokens: &[AuthToken]) -> Result<Vec<Credential>, DecodeError> {
         let mut found = Vec::new();
         for token in tokens {
             match Form::decode(token)? {
@@ -142,7 +163,7 @@ impl Registered {
         Ok(found)
     }
 
-    /// Bytes that are registered, as the limit counts them.
+    /// Bytes of the registered tokens, as the limit counts them.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -161,7 +182,7 @@ impl Registered {
         if !self.fits(&credential) {
             return Err(DecodeError {
                 code: code::Session::AUTH_TOKEN_CACHE_OVERFLOW,
-                reason: "more tokens are registered than there is room for",
+                reason: "more tokens are registered than the cache has room for",
             });
         }
         self.size += cost(&credential);
@@ -184,85 +205,85 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(value: &str) -> Credential {
+    fn from_value(value: &str) -> Credential {
         Credential { kind: 1, value: Bytes::copy_from_slice(value.as_bytes()) }
     }
 
-    fn register(alias: u64, value: &str) -> Token {
-        Form::Register { alias, credential: of(value) }.encode()
+    fn register(alias: u64, value: &str) -> AuthToken {
+        Form::Register { alias, credential: from_value(value) }.encode()
     }
 
     #[test]
-    fn forms_on_the_wire() {
+    fn token_forms_encode_and_decode() {
         let table: [(Form, &[u8]); 4] = [
             (Form::Delete { alias: 5 }, &[0, 5]),
-            (Form::Register { alias: 5, credential: of("ab") }, &[1, 5, 1, b'a', b'b']),
+            (Form::Register { alias: 5, credential: from_value("ab") }, &[1, 5, 1, b'a', b'b']),
             (Form::UseAlias { alias: 5 }, &[2, 5]),
-            (Form::UseValue(of("ab")), &[3, 1, b'a', b'b']),
+            (Form::UseValue(from_value("ab")), &[3, 1, b'a', b'b']),
         ];
         for (form, bytes) in table {
             assert_eq!(form.encode().0, bytes, "{form:?}");
-            assert_eq!(Form::decode(&Token(Bytes::copy_from_slice(bytes))), Ok(form));
+            assert_eq!(Form::decode(&AuthToken(Bytes::copy_from_slice(bytes))), Ok(form));
         }
     }
 
     #[test]
-    fn what_is_no_token_closes_the_session() {
+    fn malformed_token_closes_the_session() {
         let table: [&[u8]; 8] = [&[], &[0], &[2], &[1, 5], &[3], &[4, 1], &[0, 5, 0], &[2, 5, 0]];
         for bytes in table {
-            let error = Form::decode(&Token(Bytes::copy_from_slice(bytes))).unwrap_err();
+            let error = Form::decode(&AuthToken(Bytes::copy_from_slice(bytes))).unwrap_err();
             assert_eq!(error.code, code::Session::KEY_VALUE_FORMATTING_ERROR, "{bytes:x?}");
         }
     }
 
     #[test]
     fn registered_tokens_are_used_until_they_are_deleted() {
-        let mut registered = Registered::new(100);
-        assert_eq!(registered.of_request(&[register(7, "abcd")]), Ok(vec![of("abcd")]));
+        let mut registered = RegisteredTokens::new(100);
+        assert_eq!(registered.resolve_request_tokens(&[register(7, "abcd")]), Ok(vec![from_value("abcd")]));
         assert_eq!(registered.size(), 20);
-        let used = registered.of_request(&[Form::UseAlias { alias: 7 }.encode()]);
-        assert_eq!(used, Ok(vec![of("abcd")]));
-        assert_eq!(registered.of_request(&[Form::Delete { alias: 7 }.encode()]), Ok(vec![]));
+        let used = registered.resolve_request_tokens(&[Form::UseAlias { alias: 7 }.encode()]);
+        assert_eq!(used, Ok(vec![from_value("abcd")]));
+        assert_eq!(registered.resolve_request_tokens(&[Form::Delete { alias: 7 }.encode()]), Ok(vec![]));
         assert_eq!(registered.size(), 0);
         for form in [Form::UseAlias { alias: 7 }, Form::Delete { alias: 7 }] {
-            let error = registered.of_request(&[form.encode()]).unwrap_err();
+            let error = registered.resolve_request_tokens(&[form.encode()]).unwrap_err();
             assert_eq!(error.code, code::Session::UNKNOWN_AUTH_TOKEN_ALIAS);
         }
     }
 
     #[test]
     fn aliases_and_room_are_limited() {
-        let mut registered = Registered::new(40);
-        registered.of_request(&[register(1, "abcd")]).unwrap();
-        let twice = registered.of_request(&[register(1, "x")]).unwrap_err();
+        let mut registered = RegisteredTokens::new(40);
+        registered.resolve_request_tokens(&[register(1, "abcd")]).unwrap();
+        let twice = registered.resolve_request_tokens(&[register(1, "x")]).unwrap_err();
         assert_eq!(twice.code, code::Session::DUPLICATE_AUTH_TOKEN_ALIAS);
-        let much = registered.of_request(&[register(2, "abcde")]).unwrap_err();
+        let much = registered.resolve_request_tokens(&[register(2, "abcde")]).unwrap_err();
         assert_eq!(much.code, code::Session::AUTH_TOKEN_CACHE_OVERFLOW);
-        registered.of_request(&[register(2, "abcd")]).unwrap();
+        registered.resolve_request_tokens(&[register(2, "abcd")]).unwrap();
         assert_eq!(registered.size(), 40);
     }
 
     #[test]
     fn a_setup_may_register_more_than_there_is_room_for_but_refer_to_nothing() {
-        let mut registered = Registered::new(0);
-        assert_eq!(registered.of_setup(&[register(1, "abcd")]), Ok(vec![of("abcd")]));
-        let unknown = registered.of_request(&[Form::UseAlias { alias: 1 }.encode()]).unwrap_err();
+        let mut registered = RegisteredTokens::new(0);
+        assert_eq!(registered.resolve_setup_tokens(&[register(1, "abcd")]), Ok(vec![from_value("abcd")]));
+        let unknown = registered.resolve_request_tokens(&[Form::UseAlias { alias: 1 }.encode()]).unwrap_err();
         assert_eq!(unknown.code, code::Session::UNKNOWN_AUTH_TOKEN_ALIAS);
         for form in [Form::Delete { alias: 1 }, Form::UseAlias { alias: 1 }] {
-            let error = registered.of_setup(&[form.encode()]).unwrap_err();
+            let error = registered.resolve_setup_tokens(&[form.encode()]).unwrap_err();
             assert_eq!(error.code, code::Session::PROTOCOL_VIOLATION);
         }
     }
 
     #[test]
     fn credentials_are_not_printed() {
-        assert_eq!(format!("{:?}", Form::UseValue(of("secret"))), "UseValue(Credential(1, 6 bytes))");
+        assert_eq!(format!("{:?}", Form::UseValue(from_value("secret"))), "UseValue(Credential(1, 6 bytes))");
     }
 
     proptest! {
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
-            let token = Token(bytes.into());
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let token = AuthToken(bytes.into());
             if let Ok(form) = Form::decode(&token) {
                 prop_assert_eq!(Form::decode(&form.encode()), Ok(form));
             }

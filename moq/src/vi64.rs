@@ -3,10 +3,10 @@
 //! The number of leading 1 bits of the first byte is the number of bytes that follow it; unlike a QUIC
 //! varint, all 64-bit values have an encoding. Longer forms than necessary are legal.
 
-/// The number of bytes of the longest encoding.
+/// Length of the longest encoding, in bytes.
 pub const MAX_LEN: usize = 9;
 
-/// The number of bytes that [`encode`] writes for `value`: 1 to 9.
+/// Number of bytes that [`encode`] writes for `value`: 1 to 9.
 pub const fn len(value: u64) -> usize {
     match u64::BITS - value.leading_zeros() {
         0..=7 => 1,
@@ -20,7 +20,7 @@ pub fn encode(value: u64, out: &mut Vec<u8>) {
     encode_in(value, len(value), out);
 }
 
-/// Appends `value` in `width` bytes, from its shortest form's to [`MAX_LEN`].
+/// Appends `value` in `width` bytes: at least the length of its shortest form, at most [`MAX_LEN`].
 pub fn encode_in(value: u64, width: usize, out: &mut Vec<u8>) {
     debug_assert!((len(value)..=MAX_LEN).contains(&width));
     let bytes = value.to_be_bytes();
@@ -32,7 +32,7 @@ pub fn encode_in(value: u64, width: usize, out: &mut Vec<u8>) {
         _ => {
             let start = out.len();
             out.extend_from_slice(&bytes[8 - width..]);
-            // `width - 1` leading ones; the value leaves those bits clear.
+            // The first byte begins with `width - 1` ones; the value leaves those bits clear.
             out[start] |= !(0xffu8.checked_shr(width as u32 - 1).unwrap_or(0));
         }
     }
@@ -43,12 +43,13 @@ pub const fn encoded_len(first: u8) -> usize {
     first.leading_ones() as usize + 1
 }
 
-/// Takes one integer off the front of `input`, or returns `None` and leaves `input` as it was.
+/// Takes one integer off the front of `input`. Returns `None` and leaves `input` as it was if the integer is not
+/// complete.
 pub fn decode(input: &mut &[u8]) -> Option<u64> {
     let first = *input.first()?;
     let len = encoded_len(first);
     let (head, rest) = input.split_at_checked(len)?;
-    // The first byte gives `8 - len` bits: none from 8 bytes on.
+    // The first byte holds `8 - len` bits of the value: none if `len` is 8 or more.
     let top = u64::from(first & 0xffu8.checked_shr(len as u32).unwrap_or(0));
     let value = head[1..].iter().fold(top, |value, byte| value << 8 | u64::from(*byte));
     *input = rest;
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_of_the_draft() {
+    fn vi64_examples_of_the_draft_are_encoded() {
         let table: [(&[u8], u64); 8] = [
             (&[0x25], 37),
             (&[0x80, 0x25], 37),
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_at_its_edges() {
+    fn vi64_widths_are_right_at_their_limits() {
         for bits in 1..=9u32 {
             let max = if bits == 9 { u64::MAX } else { (1 << (7 * bits)) - 1 };
             assert_eq!(len(max), bits as usize, "{max:#x}");
@@ -109,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(value: u64, shift in 0..64u32) {
+        fn integers_round_trip(value: u64, shift in 0..64u32) {
             let value = value >> shift;
             let mut out = Vec::new();
             encode(value, &mut out);

@@ -4,17 +4,17 @@ use bytes::{Buf, Bytes};
 
 use super::{DecodeError, Draft, EncodeError, vi64};
 
-/// The fields of a message, front to back, as a draft has them. The message is complete, so a field that goes past its end is a
-/// protocol violation.
+/// The fields of a message, front to back, in a draft's format. The message is complete, so a field that goes past
+/// its end is a protocol violation.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct WireReader {
     draft: Draft,
     rest: Bytes,
 }
 
 const TRUNCATED: DecodeError = DecodeError::violation("a field runs past the end of its message");
 
-impl Reader {
+impl WireReader {
     pub(super) fn new(draft: Draft, message: Bytes) -> Self {
         Self { draft, rest: message }
     }
@@ -23,7 +23,7 @@ impl Reader {
         self.draft
     }
 
-    /// A length and as many bytes, to be read by themselves.
+    /// Reads a length, and returns a reader for that many bytes.
     pub(super) fn nested(&mut self) -> Result<Self, DecodeError> {
         Ok(Self { draft: self.draft, rest: self.prefixed()? })
     }
@@ -43,7 +43,7 @@ impl Reader {
         Ok(value)
     }
 
-    /// A length and as many bytes, shared with the message.
+    /// Reads a length and that many bytes, which share the message's memory.
     pub(super) fn prefixed(&mut self) -> Result<Bytes, DecodeError> {
         let len = self.vi64()?;
         match usize::try_from(len) {
@@ -52,7 +52,7 @@ impl Reader {
         }
     }
 
-    /// A length of at most `max` and as many bytes of text.
+    /// Reads a length of at most `max` and that many bytes of text.
     pub(super) fn text(&mut self, max: usize, too_long: &'static str) -> Result<String, DecodeError> {
         let bytes = self.prefixed()?;
         if bytes.len() > max {
@@ -65,7 +65,7 @@ impl Reader {
         std::mem::take(&mut self.rest)
     }
 
-    /// Every byte must have been a field.
+    /// Checks that no bytes are left.
     pub(super) fn finish(&self) -> Result<(), DecodeError> {
         match self.is_empty() {
             true => Ok(()),
@@ -79,16 +79,16 @@ pub(super) fn put_prefixed(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Appends the fields of a message, as a draft has them. What the draft has no words for is remembered, and the message is of no
-/// use then.
+/// Appends the fields of a message in a draft's format. If the draft cannot express a field, that is remembered and
+/// [`finish`](Self::finish) fails.
 #[derive(Debug)]
-pub(super) struct Writer<'a> {
+pub(super) struct WireWriter<'a> {
     draft: Draft,
     pub(super) out: &'a mut Vec<u8>,
     unsayable: Option<&'static str>,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> WireWriter<'a> {
     pub(super) fn new(draft: Draft, out: &'a mut Vec<u8>) -> Self {
         Self { draft, out, unsayable: None }
     }
@@ -113,22 +113,22 @@ impl<'a> Writer<'a> {
         put_prefixed(bytes, self.out);
     }
 
-    /// What `write` writes, behind its length.
-    pub(super) fn nested(&mut self, write: impl FnOnce(&mut Writer<'_>)) {
+    /// Appends what `write` writes, with its length in front.
+    pub(super) fn nested(&mut self, write: impl FnOnce(&mut WireWriter<'_>)) {
         let mut bytes = Vec::new();
-        let mut nested = Writer::new(self.draft, &mut bytes);
+        let mut nested = WireWriter::new(self.draft, &mut bytes);
         write(&mut nested);
         let unsayable = nested.unsayable;
         self.unsayable = self.unsayable.or(unsayable);
         self.prefixed(&bytes);
     }
 
-    /// The draft has no words for `what`.
-    pub(super) fn cannot_say(&mut self, what: &'static str) {
+    /// Records that the draft cannot express `what`.
+    pub(super) fn cannot_express(&mut self, what: &'static str) {
         self.unsayable.get_or_insert(what);
     }
 
-    /// Whether everything was said.
+    /// Fails if the draft could not express a field.
     pub(super) fn finish(self) -> Result<(), EncodeError> {
         match self.unsayable {
             None => Ok(()),

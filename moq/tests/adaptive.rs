@@ -1,4 +1,4 @@
-//! A picture with several renditions on a path whose room comes and goes.
+//! A picture with several renditions on a path whose capacity changes.
 
 use std::{
     collections::HashMap,
@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_moq::tracks::adapt::{Decider, Sample};
+use millrace_moq::tracks::adapt::{ConnectionSample, Decider};
 use millrace_quic::plane::{
-    congestion::Algorithm,
+    congestion::CongestionAlgorithm,
     downstream::{
         Config, Priority, StreamKey,
-        sim::{CODES, Credit, Link, Sim},
+        sim::{CODES, ReceiverCredit, Sim, SimLink},
     },
-    source::{End, mem::Mem},
+    source::{SourceEnd, mem::Mem},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -21,45 +21,50 @@ const SECOND: Duration = Duration::from_secs(1);
 const FPS: u64 = 30;
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 const LOOK: Duration = Duration::from_millis(50);
-/// After a change of the path, nobody can help it.
+/// Time after a change of the path in which a stall is unavoidable.
 const GRACE: Duration = Duration::from_secs(2);
 const STALL: Duration = Duration::from_millis(250);
 
-struct Frame {
+struct AdaptiveFrame {
     tag: u64,
     end: u64,
     number: u64,
 }
 
-/// Which rendition each group was of, and since when nothing was shown for too long, in ms.
+/// The rendition that each group was taken from, and the times in which nothing was shown for too long, in ms.
 #[derive(Debug)]
-struct Seen {
+struct ShownGroups {
     rungs: Vec<usize>,
     stalls: Vec<(u64, u64)>,
 }
 
-fn link(bits: u64) -> Link {
+fn link(bits: u64) -> SimLink {
     let rate = bits / 8;
-    Link { rate: Some(rate), queue: rate / 10, delay: Duration::from_millis(30), ..Link::default() }
+    SimLink { rate: Some(rate), queue: rate / 10, delay: Duration::from_millis(30), ..SimLink::default() }
 }
 
-/// Groups of a second: a key frame as large as 8 others, and those as a subgroup of their own.
-fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
-    let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
-    let config = Config { algorithm: Algorithm::Bbr, ..Config::new(CODES) };
-    let mut sim = Sim::new(1, Link { jitter, ..link(bits(0)) }, credit, config);
+/// Watches groups of one second: a key frame as large as 8 others, and the others as a subgroup of their own.
+fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> ShownGroups {
+    let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
+    let config = Config { algorithm: CongestionAlgorithm::Bbr, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, SimLink { jitter, ..link(bits(0)) }, credit, config);
     let began = sim.now;
     let mut decider = Decider::new(LADDER, LADDER.len() - 1);
-    let (mut wanted, mut rung) = (LADDER.len() - 1, 0);
-    let (mut rungs, mut frames, mut open) = (Vec::new(), Vec::new(), HashMap::new());
-    let (mut looked, mut changes) = (sim.now, Vec::new());
+    let mut wanted = LADDER.len() - 1;
+    let mut rung = 0;
+    let mut rungs = Vec::new();
+    let mut frames = Vec::new();
+    let mut open = HashMap::new();
+    let mut looked = sim.now;
+    let mut changes = Vec::new();
     for number in 0..seconds * FPS {
-        let (group, index) = (number / FPS, number % FPS);
+        let group = number / FPS;
+        let index = number % FPS;
         if index == 0 {
             rung = wanted;
             rungs.push(rung);
             if group > 0 && bits(group) != bits(group - 1) {
-                sim.link = Link { jitter, ..link(bits(group)) };
+                sim.link = SimLink { jitter, ..link(bits(group)) };
                 changes.push(sim.now);
             }
         }
@@ -77,9 +82,9 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
         });
         source.push(if index == 0 { 8 * delta } else { delta }, sim.now);
         if index == 0 || index == FPS - 1 {
-            source.finish(End::Fin { at: sim.now });
+            source.finish(SourceEnd::Fin { at: sim.now });
         }
-        frames.push(Frame { tag, end: source.len(), number });
+        frames.push(AdaptiveFrame { tag, end: source.len(), number });
         sim.down.wake(*key);
         sim.transmit();
         let next = sim.now + SECOND / FPS as u32;
@@ -87,7 +92,7 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
             sim.run_for((looked + LOOK).min(next) - sim.now);
             if sim.now >= looked + LOOK {
                 looked = sim.now;
-                wanted = decider.look(&Sample::of(&sim.down.room(sim.now), sim.now));
+                wanted = decider.look(&ConnectionSample::from_room(&sim.down.room(sim.now), sim.now));
             }
         }
     }
@@ -101,11 +106,12 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
         let since = pair[0].saturating_duration_since(began).as_millis() as u64;
         (gap > STALL && since > 1000).then_some((since, gap.as_millis() as u64))
     });
-    Seen { rungs, stalls: gaps.collect() }
+    ShownGroups { rungs, stalls: gaps.collect() }
 }
 
-/// When each frame is shown: once it and all before it in its group have come, and none after a later one.
-fn shown(sim: &Sim, frames: &[Frame]) -> Vec<Instant> {
+/// Returns when each frame is shown: once it and all earlier ones of its group have arrived, and never after a later
+/// one.
+fn shown(sim: &Sim, frames: &[AdaptiveFrame]) -> Vec<Instant> {
     let begun = sim.peer.streams.values().filter(|stream| stream.had(8).is_some());
     let streams: HashMap<_, _> = begun.map(|stream| (stream.tag(), stream)).collect();
     let mut shown = Vec::new();
@@ -127,11 +133,12 @@ fn shown(sim: &Sim, frames: &[Frame]) -> Vec<Instant> {
     shown.into_iter().map(|(at, _)| at).collect()
 }
 
-/// What a sender of little learns of the path is old: after the room has gone nothing more is tried until more is seen to arrive.
+/// A sender below the path's capacity has only old estimates. After the capacity has dropped, it tries no higher rung
+/// until faster arrivals are seen.
 #[test]
-fn down_at_the_next_group_and_up_again_when_there_is_room() {
+fn rendition_follows_capacity_down_and_up() {
     let dips = |second| if (15..33).contains(&second) { 2_000_000 } else { 8_000_000 };
-    let Seen { rungs, stalls } = watch(48, Duration::from_millis(3), dips);
+    let ShownGroups { rungs, stalls } = watch(48, Duration::from_millis(3), dips);
     let mut changes = rungs.clone();
     changes.dedup();
     assert_eq!(changes, [2, 0, 1, 2], "{rungs:?}");

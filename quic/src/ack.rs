@@ -1,38 +1,42 @@
 //! ACK frames of a connection with several senders, and what the QUIC stack may see of them.
 //!
 //! The stack numbers its packets as if it were alone: *virtual* numbers. The peer acknowledges the numbers that were
-//! sent: *wire* numbers. [`NumberMap`] translates, and [`Frame::rewrite`] writes the frame that the stack gets.
+//! sent: *wire* numbers. [`NumberMap`] translates, and [`AckFrame::rewrite`] writes the frame that the stack gets.
 
 use std::{collections::VecDeque, iter, ops::RangeInclusive, time::Instant};
 
 use super::{
-    cursor::{Cursor, Error},
+    cursor::{Error, PayloadCursor},
     varint,
 };
 
 /// A validated ACK frame (RFC 9000, section 19.3), borrowed from its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
+pub struct AckFrame<'a> {
+    /// The largest acknowledged packet number.
     pub largest: u64,
-    /// As encoded: in units of 2^`ack_delay_exponent` microseconds.
+    /// ACK delay as encoded: in units of 2^`ack_delay_exponent` microseconds.
     pub delay: u64,
-    /// First ACK Range, then pairs of Gap and ACK Range Length. No range goes below zero: that was checked.
+    /// First ACK Range, then pairs of Gap and ACK Range Length. The parser has checked that no range goes below zero.
     blocks: &'a [u8],
-    /// The three ECN counts, as encoded, of type 0x03.
+    /// The three ECN counts as encoded, if the type is 0x03.
     ecn: Option<&'a [u8]>,
 }
 
 /// Packets received with each codepoint of ECN (RFC 9000, section 19.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EcnCounts {
+    /// Packets with ECT(0).
     pub ect0: u64,
+    /// Packets with ECT(1).
     pub ect1: u64,
+    /// Packets with CE, which the network has marked.
     pub ce: u64,
 }
 
-impl<'a> Frame<'a> {
+impl<'a> AckFrame<'a> {
     /// Takes the fields of a frame of type `kind`, with or without ECN counts.
-    pub(super) fn parse(cursor: &mut Cursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
+    pub(super) fn parse(cursor: &mut PayloadCursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
         let largest = cursor.varint()?;
         let delay = cursor.varint()?;
         let gaps = cursor.varint()?;
@@ -56,20 +60,20 @@ impl<'a> Frame<'a> {
         Ok(Self { largest, delay, blocks, ecn: ecn.then_some(counts) })
     }
 
-    /// The ECN counts, of type 0x03.
+    /// Returns the ECN counts, if the type is 0x03.
     pub fn ecn_counts(&self) -> Option<EcnCounts> {
         let mut counts = self.ecn?;
         let mut next = || varint::decode(&mut counts);
         Some(EcnCounts { ect0: next()?, ect1: next()?, ce: next()? })
     }
 
-    /// The acknowledged numbers, largest first, disjoint.
-    pub fn ranges(&self) -> Ranges<'a> {
-        Ranges { largest: Some(self.largest), blocks: self.blocks }
+    /// Returns the acknowledged numbers, largest first, disjoint.
+    pub fn ranges(&self) -> AckRangeIter<'a> {
+        AckRangeIter { largest: Some(self.largest), blocks: self.blocks }
     }
 
     /// Writes to `out` which of `map`'s packets this frame acknowledges, in virtual numbers, largest first. Ranges
-    /// that only other senders' packets kept apart are merged.
+    /// that were separated only by other senders' packets are merged.
     pub fn translate(&self, map: &NumberMap, out: &mut Vec<RangeInclusive<u64>>) {
         out.clear();
         for range in self.ranges().filter_map(|wire| map.translate(wire)) {
@@ -80,10 +84,10 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Writes this frame with other `ranges` and another `delay`. The ranges are not empty, largest first, and neither
-    /// overlap nor touch. Type and ECN counts stay.
+    /// Writes this frame with new `ranges` and a new `delay`. The ranges are not empty, descend, and neither overlap
+    /// nor touch. Type and ECN counts stay.
     ///
-    /// The result of [`Frame::translate`] always fits into `room`, the length of the original, because its numbers
+    /// The result of [`AckFrame::translate`] always fits into `room`, the length of the original, because its numbers
     /// are smaller. A `delay` that needs more bytes than are left is cut to the largest that fits.
     pub fn rewrite(&self, room: usize, ranges: &[RangeInclusive<u64>], delay: u64, out: &mut Vec<u8>) {
         out.clear();
@@ -105,7 +109,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The fields of an ACK frame from ACK Range Count to the last ACK Range Length.
+/// Returns the fields of an ACK frame from ACK Range Count to the last ACK Range Length.
 fn blocks(ranges: &[RangeInclusive<u64>]) -> impl Iterator<Item = u64> {
     let gaps = ranges.len().saturating_sub(1) as u64;
     let first = ranges.first().map(|range| range.end() - range.start());
@@ -115,14 +119,14 @@ fn blocks(ranges: &[RangeInclusive<u64>]) -> impl Iterator<Item = u64> {
     iter::once(gaps).chain(first).chain(others)
 }
 
-/// Iterator over the ranges of an ACK [`Frame`].
+/// An iterator over the ranges of an ACK [`AckFrame`].
 #[derive(Clone, Debug)]
-pub struct Ranges<'a> {
+pub struct AckRangeIter<'a> {
     largest: Option<u64>,
     blocks: &'a [u8],
 }
 
-impl Iterator for Ranges<'_> {
+impl Iterator for AckRangeIter<'_> {
     type Item = RangeInclusive<u64>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -134,11 +138,11 @@ impl Iterator for Ranges<'_> {
 }
 
 /// Packets below the largest acknowledged one that can still be translated. A peer repeats its ranges until it knows
-/// that its ACK arrived; the stack has long processed what is repeated later than this.
+/// that its ACK arrived. The stack has long processed ranges that are repeated later.
 const KEPT: usize = 1024;
 
-/// Packets remembered at most, whether the peer acknowledges them or not. Beyond it, the stack considers the oldest
-/// lost and sends their contents again.
+/// Most packets that are remembered, whether the peer acknowledges them or not. If there are more, the stack
+/// considers the oldest lost and sends their contents again.
 const LIMIT: usize = 1 << 14;
 
 /// The wire numbers of the QUIC stack's packets, by virtual number.
@@ -149,19 +153,19 @@ const LIMIT: usize = 1 << 14;
 pub struct NumberMap {
     /// Virtual number of the first entry.
     first: u64,
-    packets: VecDeque<Packet>,
+    packets: VecDeque<NumberedPacket>,
     /// Largest virtual number acknowledged.
     acked: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Packet {
+struct NumberedPacket {
     wire: u64,
     sent: Option<Instant>,
 }
 
 impl NumberMap {
-    /// The virtual number that the stack uses next, unless it skips it.
+    /// Returns the virtual number that the stack uses next, unless it skips it.
     pub fn next(&self) -> u64 {
         self.first + self.packets.len() as u64
     }
@@ -170,29 +174,29 @@ impl NumberMap {
     /// that is skipped. It stays in the map so that the stack sees when a lying peer acknowledges it.
     pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
         debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
-        self.packets.push_back(Packet { wire, sent });
+        self.packets.push_back(NumberedPacket { wire, sent });
         if self.packets.len() > LIMIT {
             self.packets.pop_front();
             self.first += 1;
         }
     }
 
-    /// The virtual numbers of the packets with wire numbers in `range`. They form one range, since virtual numbers
-    /// have no gaps.
+    /// Returns the virtual numbers of the packets with wire numbers in `range`. They form one range, because virtual
+    /// numbers have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
         let end = self.packets.partition_point(|packet| packet.wire <= *range.end());
         (start < end).then(|| self.first + start as u64..=self.first + end as u64 - 1)
     }
 
-    /// When the packet with this virtual number was sent.
+    /// Returns when the packet with this virtual number was sent.
     pub fn sent(&self, number: u64) -> Option<Instant> {
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
         self.packets.get(index)?.sent
     }
 
-    /// The stack's packet `number` was acknowledged: those far below it are forgotten. Returns whether it is the
-    /// largest so far.
+    /// Notes that the stack's packet `number` was acknowledged, and forgets packets far below it. Returns whether it
+    /// is the largest so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
             return false;
@@ -205,7 +209,7 @@ impl NumberMap {
         true
     }
 
-    /// The largest virtual number that was acknowledged.
+    /// Returns the largest virtual number that was acknowledged.
     pub fn acked(&self) -> Option<u64> {
         self.acked
     }

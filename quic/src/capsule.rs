@@ -1,59 +1,65 @@
-//! What follows the CONNECT request of a WebTransport session on its stream: capsules (RFC 9297) in HTTP/3's DATA frames. One
-//! of them means something: the one that closes the session (draft-ietf-webtrans-http3, "Session Termination").
+//! Capsules (RFC 9297) of a WebTransport session, in the HTTP/3 DATA frames that follow the CONNECT request. Only the
+//! one that closes the session is interpreted (draft-ietf-webtrans-http3, "Session Termination").
 //!
-//! All others are passed over as they come, whatever their length: a peer without end costs no memory.
+//! All others are skipped as they arrive, whatever their length, so an endless capsule takes no memory.
 
 use super::varint;
 
-/// HTTP/3's frame that carries capsules.
+/// Type of the HTTP/3 frame that carries capsules.
 const DATA: u64 = 0;
-/// The capsule that closes the session.
+/// Type of the capsule that closes the session.
 const CLOSE: u64 = 0x2843;
-/// Bytes of its error code.
+/// Length of its error code, bytes.
 const CODE: usize = 4;
-/// The longest reason, bytes.
+/// Longest reason of a closing capsule, bytes.
 pub const MAX_REASON: usize = 1024;
 
-/// With what a session is closed.
+/// Code and reason that a session was closed with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
+    /// The application's error code.
     pub code: u32,
+    /// The reason, at most 1024 bytes.
     pub reason: String,
 }
 
-/// What is no end of a session.
+/// Reason why the bytes do not close a session properly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+#[allow(missing_docs, reason = "the messages describe the variants")]
+pub enum MalformedCapsule {
     #[error("the capsule that closes the session has {0} bytes, not 4 to {most}", most = CODE + MAX_REASON)]
     Length(u64),
-    #[error("the session is closed for a reason that is no UTF-8")]
+    #[error("the reason for closing the session is not UTF-8")]
     Reason,
     #[error("the session's stream ends inside a frame or a capsule")]
     Incomplete,
 }
 
-/// Reads the stream behind the request.
+/// Parses the stream after the request.
+///
+/// It reads frames, and capsules inside of DATA frames, in any pieces. [`Self::next`] consumes input until it returns
+/// the end of the session; nothing may follow that. [`Self::finish`] is called when the stream ends without it.
 #[derive(Debug, Default)]
 pub struct Capsules {
     frame: Unit,
     capsule: Unit,
-    /// What has come of the capsule that closes.
+    /// The bytes of the closing capsule so far.
     close: Vec<u8>,
 }
 
-/// A frame, or a capsule: a type, a length, and so many bytes.
+/// A frame or a capsule: a type, a length, and a value of that length.
 #[derive(Debug, Default)]
 struct Unit {
     front: [u8; 16],
-    /// How much of type and length has come.
+    /// Bytes of type and length that have arrived.
     seen: usize,
     kind: u64,
-    /// Of the bytes behind them, what is still to come.
+    /// Bytes of the value that have not arrived yet.
     left: u64,
 }
 
 impl Unit {
-    /// Reads type and length, if they have not come yet. `None`: more has to come.
+    /// Reads type and length, unless they were read before. Returns `None` if more bytes are needed.
     fn begin(&mut self, input: &mut &[u8]) -> Option<(u64, u64)> {
         while let Some((first, rest)) = input.split_first() {
             *input = rest;
@@ -68,7 +74,7 @@ impl Unit {
         None
     }
 
-    /// Takes what has come of the bytes behind.
+    /// Takes the bytes of the value that have arrived.
     fn take<'a>(&mut self, input: &mut &'a [u8]) -> &'a [u8] {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(input.len());
         let (piece, rest) = input.split_at(most);
@@ -83,11 +89,11 @@ impl Unit {
 }
 
 impl Capsules {
-    /// Takes what has come, up to the capsule that closes the session.
+    /// Consumes `input`, up to the capsule that closes the session.
     ///
     /// # Errors
-    /// That capsule is malformed: nothing behind it can be understood.
-    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Closed>, Malformed> {
+    /// The closing capsule is malformed, so nothing after it can be interpreted.
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Closed>, MalformedCapsule> {
         while !input.is_empty() {
             if self.frame.left == 0 {
                 self.frame.begin(input);
@@ -103,12 +109,12 @@ impl Capsules {
         Ok(None)
     }
 
-    fn next_of_data(&mut self, input: &mut &[u8]) -> Result<Option<Closed>, Malformed> {
+    fn next_of_data(&mut self, input: &mut &[u8]) -> Result<Option<Closed>, MalformedCapsule> {
         while !input.is_empty() {
             if self.capsule.left == 0 {
                 match self.capsule.begin(input) {
                     Some((CLOSE, len)) if !(CODE as u64..=(CODE + MAX_REASON) as u64).contains(&len) => {
-                        return Err(Malformed::Length(len));
+                        return Err(MalformedCapsule::Length(len));
                     }
                     _ => continue,
                 }
@@ -125,33 +131,33 @@ impl Capsules {
         Ok(None)
     }
 
-    /// The stream is over.
+    /// Notes that the stream has ended.
     ///
     /// # Errors
-    /// It was, inside something.
-    pub fn finish(&self) -> Result<(), Malformed> {
+    /// The stream ended inside a frame or a capsule.
+    pub fn finish(&self) -> Result<(), MalformedCapsule> {
         match self.frame.is_over() && self.capsule.is_over() {
             true => Ok(()),
-            false => Err(Malformed::Incomplete),
+            false => Err(MalformedCapsule::Incomplete),
         }
     }
 
-    /// Bytes that it holds.
+    /// Returns the bytes of memory that it holds.
     pub fn held(&self) -> usize {
         self.close.len()
     }
 }
 
-fn closed(capsule: &[u8]) -> Result<Closed, Malformed> {
+fn closed(capsule: &[u8]) -> Result<Closed, MalformedCapsule> {
     let Some((code, reason)) = capsule.split_first_chunk() else {
-        return Err(Malformed::Length(capsule.len() as u64));
+        return Err(MalformedCapsule::Length(capsule.len() as u64));
     };
-    let reason = str::from_utf8(reason).map_err(|_| Malformed::Reason)?.to_owned();
+    let reason = str::from_utf8(reason).map_err(|_| MalformedCapsule::Reason)?.to_owned();
     Ok(Closed { code: u32::from_be_bytes(*code), reason })
 }
 
 impl Closed {
-    /// Writes the capsule in a frame of its own. Of a reason that is too long the front is said.
+    /// Writes the capsule in a frame of its own. A reason that is too long is cut.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let most = self.reason.len().min(MAX_REASON);
         let end = (0..=most).rev().find(|at| self.reason.is_char_boundary(*at)).unwrap_or(0);
@@ -175,8 +181,8 @@ mod tests {
         bytes
     }
 
-    /// All at once, and byte by byte.
-    fn read(stream: &[u8]) -> Result<Option<Closed>, Malformed> {
+    /// Reads a stream at once, and byte by byte, and compares.
+    fn read(stream: &[u8]) -> Result<Option<Closed>, MalformedCapsule> {
         let mut whole = Capsules::default();
         let outcome = whole.next(&mut &stream[..]);
         let mut bytes = Capsules::default();
@@ -196,7 +202,7 @@ mod tests {
         closed.encode(&mut bytes);
         assert_eq!(bytes, b"\x00\x0b\x68\x43\x08\x00\x00\x01\xa4test");
         assert_eq!(read(&bytes), Ok(Some(closed.clone())));
-        // Behind whatever means nothing, and in as many frames as one likes.
+        // Unknown frames and capsules come first, and the capsule is spread over several frames.
         let front = [unit(0x21, b"frame"), unit(0, &unit(0x4321, &[9; 300])), unit(0, b""), unit(1, b"")];
         let pieces = [&bytes[2..7], &bytes[7..]].map(|piece| unit(0, piece));
         assert_eq!(read(&[front.concat(), pieces.concat()].concat()), Ok(Some(closed)));
@@ -205,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_end_is_malformed() {
-        assert_eq!(read(&unit(0, &unit(CLOSE, &[0; 3]))), Err(Malformed::Length(3)));
-        assert_eq!(read(&unit(0, &unit(CLOSE, &[0; 1029]))), Err(Malformed::Length(1029)));
-        assert_eq!(read(&unit(0, &unit(CLOSE, &[0, 0, 0, 0, 0xff]))), Err(Malformed::Reason));
+    fn invalid_closing_capsule_is_malformed() {
+        assert_eq!(read(&unit(0, &unit(CLOSE, &[0; 3]))), Err(MalformedCapsule::Length(3)));
+        assert_eq!(read(&unit(0, &unit(CLOSE, &[0; 1029]))), Err(MalformedCapsule::Length(1029)));
+        assert_eq!(read(&unit(0, &unit(CLOSE, &[0, 0, 0, 0, 0xff]))), Err(MalformedCapsule::Reason));
         assert_eq!(read(b""), Ok(None));
         for cut in [&unit(0, b"x")[..], &[0x40], &[0], &[0x21, 9, 1], &unit(0, &[0x68])] {
-            assert_eq!(read(cut), Err(Malformed::Incomplete), "{cut:?}");
+            assert_eq!(read(cut), Err(MalformedCapsule::Incomplete), "{cut:?}");
         }
     }
 
@@ -224,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn capsules_without_end_are_not_held() {
+    fn endless_capsule_takes_no_memory() {
         let mut capsules = Capsules::default();
         let mut front = Vec::new();
         [0, varint::MAX, 0x77, varint::MAX - 16].iter().for_each(|field| varint::encode(*field, &mut front));
@@ -233,6 +239,6 @@ mod tests {
             assert_eq!(capsules.next(&mut &[7; 1000][..]), Ok(None));
             assert_eq!(capsules.held(), 0);
         }
-        assert_eq!(capsules.finish(), Err(Malformed::Incomplete));
+        assert_eq!(capsules.finish(), Err(MalformedCapsule::Incomplete));
     }
 }

@@ -1,55 +1,56 @@
 //! The peer's connection credit (MAX_DATA, RFC 9000, section 4.1), split between the QUIC stack and the data plane.
 //!
-//! The stack is *granted* a part and knows of no more; the rest is the data plane's. So neither can use credit that
-//! the other has used, however their packets interleave. The grant is topped up as the stack uses it.
+//! The stack knows only of the part that it is *granted*; the rest belongs to the data plane. So neither can use
+//! credit that the other has used, however their packets interleave. The grant is topped up as the stack uses it.
 
 use std::{collections::HashMap, ops::Range};
 
-/// What the stack is granted at a time, bytes: enough for control messages.
+/// Bytes that the stack is granted at a time: enough for control messages.
 const GRANT: u64 = 64 * 1024;
 
-/// The least that is granted, if there is so much: one packet.
+/// Smallest grant if there is as much credit, bytes: one packet.
 const LEAST: u64 = 1200;
 
-/// So many streams that sent last are remembered at least, and twice as many at most. On a stream that was forgotten
-/// retransmissions count as new data, each by its own length, and the grant is topped up by as much too early.
+/// Streams that are remembered at least, of those that sent last; twice as many at most. On a stream that was
+/// forgotten retransmissions count as new data, each by its own length, and the grant is topped up too early by as
+/// much.
 const STREAMS: usize = 512;
 
-/// How one connection's credit is split, bytes.
+/// The split of one connection's credit, in bytes.
 #[derive(Clone, Debug)]
-pub struct Credit {
+pub struct CreditSplit {
     /// The peer's MAX_DATA.
     total: u64,
     /// The stack's MAX_DATA.
     granted: u64,
-    /// How much unused credit a top-up leaves the stack with.
+    /// Unused credit that a top-up leaves the stack with.
     grant: u64,
     /// Bytes that the stack has sent for the first time.
     used: u64,
-    /// By stream, the end of what the stack has sent: of the streams that sent last, and of those that did before.
+    /// End of the stack's data by stream: for the streams that sent last, and for those that sent before.
     sent: HashMap<u64, u64>,
     earlier: HashMap<u64, u64>,
 }
 
-impl Credit {
+impl CreditSplit {
     /// Splits the peer's `initial_max_data`.
     pub fn new(total: u64) -> Self {
         let grant = GRANT.min(total / 4).max(LEAST);
-        let (sent, earlier) = (HashMap::new(), HashMap::new());
-        Self { total, granted: grant.min(total), grant, used: 0, sent, earlier }
+        let granted = grant.min(total);
+        Self { total, granted, grant, used: 0, sent: HashMap::new(), earlier: HashMap::new() }
     }
 
-    /// The limit that the stack may know of.
+    /// Returns the limit that the stack may know of.
     pub fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// The limit that the data plane may know of.
+    /// Returns the limit that the data plane may know of.
     pub fn rest(&self) -> u64 {
         self.total - self.granted
     }
 
-    /// The stack sends these bytes of a stream; new ones in order.
+    /// Notes that the stack sends these bytes of a stream. New bytes come in order.
     pub fn on_sent(&mut self, stream: u64, bytes: Range<u64>) {
         let sent = match self.sent.get_mut(&stream) {
             Some(sent) => sent,
@@ -61,18 +62,18 @@ impl Credit {
                 self.sent.entry(stream).or_insert(earlier)
             }
         };
-        // What is in front of the frame was counted, if before the stream was forgotten.
+        // Bytes before the frame were counted, if before the stream was forgotten.
         self.used += bytes.end.saturating_sub(bytes.start.max(*sent));
         *sent = bytes.end.max(*sent);
     }
 
-    /// The peer's limit is `total` now. What is new belongs to the data plane until a top-up.
+    /// Notes the peer's new limit. The increase belongs to the data plane until a top-up.
     pub fn on_max_data(&mut self, total: u64) {
         self.total = self.total.max(total);
     }
 
-    /// Tops the grant up once half of it is used. `take` is asked for so many bytes of the data plane's part, and
-    /// returns how many there were. Returns the stack's new limit.
+    /// Tops the grant up once half of it is used. `take` takes a number of bytes from the data plane's part, and
+    /// returns how many it could take. Returns the stack's new limit.
     pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64) -> Option<u64> {
         let left = self.granted.saturating_sub(self.used);
         if left >= self.grant.div_ceil(2) {
@@ -90,13 +91,13 @@ mod tests {
 
     use super::*;
 
-    /// A stream that lives long, beside many that come and go.
+    /// A stream that lives for long, while many others come and go.
     #[test]
-    fn a_stream_that_was_forgotten_is_not_counted_anew() {
-        let mut credit = Credit::new(16 << 20);
+    fn forgotten_stream_is_not_counted_twice() {
+        let mut credit = CreditSplit::new(16 << 20);
         for round in 0..190 {
             credit.on_sent(0, round * 1000..(round + 1) * 1000);
-            // Again: it may have been forgotten in between.
+            // The stream may have been forgotten in between.
             credit.on_sent(0, 0..10);
             for stream in 0..2 * STREAMS as u64 {
                 credit.on_sent(4 * (round * 2 * STREAMS as u64 + stream + 1), 0..0);
@@ -108,16 +109,16 @@ mod tests {
     }
 
     #[test]
-    fn the_grant_is_a_quarter_at_most_and_a_packet_at_least() {
+    fn credit_grant_is_between_a_packet_and_a_quarter() {
         for (total, granted) in [(0, 0), (1000, 1000), (4000, 1200), (40_000, 10_000), (1 << 30, 64 << 10)] {
-            let credit = Credit::new(total);
+            let credit = CreditSplit::new(total);
             assert_eq!((credit.granted(), credit.rest()), (granted, total - granted));
         }
     }
 
     #[test]
-    fn topped_up_when_half_is_used_and_not_for_retransmissions() {
-        let mut credit = Credit::new(40_000);
+    fn credit_is_topped_up_when_half_is_used() {
+        let mut credit = CreditSplit::new(40_000);
         credit.on_sent(0, 0..4000);
         credit.on_sent(4, 0..1000);
         credit.on_sent(0, 0..4000);
@@ -129,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_left_to_take_is_asked_for_again() {
-        let mut credit = Credit::new(4000);
+    fn failed_credit_top_up_is_repeated() {
+        let mut credit = CreditSplit::new(4000);
         credit.on_sent(0, 0..1200);
         assert_eq!(credit.top_up(|_| 0), None);
         credit.on_max_data(6000);
@@ -142,12 +143,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_parts_are_never_more_than_the_peer_allows(
+        fn shared_credit_never_exceeds_the_peers_limit(
             initial in 0..200_000u64,
             steps in proptest::collection::vec((0..4u8, 0..50_000u64), 1..200),
         ) {
-            let mut credit = Credit::new(initial);
-            let (mut total, mut stack, mut plane) = (initial, 0, 0);
+            let mut credit = CreditSplit::new(initial);
+            let mut total = initial;
+            let mut stack = 0;
+            let mut plane = 0;
             for (what, amount) in steps {
                 match what {
                     0 => {

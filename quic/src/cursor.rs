@@ -4,8 +4,9 @@ use thiserror::Error;
 
 use super::varint;
 
-/// Why a payload is not a sequence of frames.
+/// Reason why a payload is not a sequence of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("the payload ends inside a frame")]
     Truncated,
@@ -15,33 +16,39 @@ pub enum Error {
     Malformed(u64),
 }
 
-/// What is left of a payload. Each method takes one field off its front. After an error the cursor is of no use.
-pub struct Cursor<'a> {
+/// The rest of a payload. Each method takes one field from its beginning. After an error the cursor must not be used.
+pub struct PayloadCursor<'a> {
+    /// The bytes that were not taken yet.
     pub rest: &'a [u8],
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> PayloadCursor<'a> {
+    /// Takes a variable-length integer.
     pub fn varint(&mut self) -> Result<u64, Error> {
         varint::decode(&mut self.rest).ok_or(Error::Truncated)
     }
 
+    /// Takes `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Error> {
         let (head, rest) = self.rest.split_at_checked(len).ok_or(Error::Truncated)?;
         self.rest = rest;
         Ok(head)
     }
 
+    /// Takes bytes after their length.
     pub fn prefixed(&mut self) -> Result<&'a [u8], Error> {
         let len = usize::try_from(self.varint()?).map_err(|_| Error::Truncated)?;
         self.bytes(len)
     }
 
+    /// Takes an array of bytes.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let (head, rest) = self.rest.split_first_chunk().ok_or(Error::Truncated)?;
         self.rest = rest;
         Ok(*head)
     }
 
+    /// Takes all remaining bytes.
     pub fn remainder(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }

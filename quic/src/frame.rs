@@ -1,10 +1,10 @@
-//! QUIC frames (RFC 9000, section 19; RFC 9221; draft-ietf-quic-ack-frequency): walking a decrypted 1-RTT
-//! payload, and writing the frames that the data plane sends.
+//! QUIC frames (RFC 9000, section 19; RFC 9221; draft-ietf-quic-ack-frequency): walks a decrypted 1-RTT payload, and
+//! writes the frames that the data plane sends.
 
 use std::ops::Range;
 
 pub use super::cursor::Error;
-use super::{ack, cursor::Cursor, varint};
+use super::{ack, cursor::PayloadCursor, varint};
 
 const PADDING: u64 = 0x00;
 const PING: u64 = 0x01;
@@ -16,6 +16,7 @@ const CRYPTO: u64 = 0x06;
 const NEW_TOKEN: u64 = 0x07;
 const STREAM: u64 = 0x08;
 const STREAM_LAST: u64 = 0x0f;
+/// Type of the MAX_DATA frame.
 pub const MAX_DATA: u64 = 0x10;
 const MAX_STREAM_DATA: u64 = 0x11;
 const MAX_STREAMS_BIDI: u64 = 0x12;
@@ -40,8 +41,9 @@ const STREAM_FIN: u64 = 0x01;
 const STREAM_LEN: u64 = 0x02;
 const STREAM_OFF: u64 = 0x04;
 
-/// Which streams a limit is about.
+/// The kind of streams that a limit is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of RFC 9000")]
 pub enum Direction {
     Bidirectional,
     Unidirectional,
@@ -49,20 +51,28 @@ pub enum Direction {
 
 /// A STREAM frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream<'a> {
+pub struct StreamFrame<'a> {
+    /// The stream's ID.
     pub id: u64,
+    /// Offset of the first byte.
     pub offset: u64,
+    /// The stream ends behind these bytes.
     pub fin: bool,
+    /// The bytes.
     pub data: &'a [u8],
 }
 
 /// One frame, borrowed from its payload. Limits, offsets and sizes are in bytes or in streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "names and fields are those of RFC 9000, section 19, RFC 9221 and draft-ietf-quic-ack-frequency"
+)]
 pub enum Frame<'a> {
     /// A run of PADDING frames.
     Padding,
     Ping,
-    Ack(ack::Frame<'a>),
+    Ack(ack::AckFrame<'a>),
     ResetStream {
         id: u64,
         code: u64,
@@ -77,7 +87,7 @@ pub enum Frame<'a> {
         data: &'a [u8],
     },
     NewToken(&'a [u8]),
-    Stream(Stream<'a>),
+    Stream(StreamFrame<'a>),
     MaxData(u64),
     MaxStreamData {
         id: u64,
@@ -120,7 +130,7 @@ pub enum Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Whether the peer must acknowledge a packet that holds this frame (RFC 9000, section 13.2).
+    /// Returns whether the peer must acknowledge a packet that holds this frame (RFC 9000, section 13.2).
     pub fn is_ack_eliciting(&self) -> bool {
         !matches!(
             self,
@@ -129,7 +139,7 @@ impl Frame<'_> {
     }
 }
 
-/// The frame that starts at `at`, and the bytes that it covers; `None` at the end of `payload`.
+/// Returns the frame that starts at `at`, and the bytes that it covers; `None` at the end of `payload`.
 ///
 /// Taking a position instead of keeping an iterator lets the caller overwrite a frame before it goes on.
 pub fn next(payload: &[u8], at: usize) -> Result<Option<(Range<usize>, Frame<'_>)>, Error> {
@@ -137,13 +147,13 @@ pub fn next(payload: &[u8], at: usize) -> Result<Option<(Range<usize>, Frame<'_>
     if input.is_empty() {
         return Ok(None);
     }
-    let mut cursor = Cursor { rest: input };
+    let mut cursor = PayloadCursor { rest: input };
     let frame = cursor.frame()?;
     let end = payload.len() - cursor.rest.len();
     Ok(Some((at..end, frame)))
 }
 
-/// Iterates over the frames of a payload; ends after the first error.
+/// An iterator over the frames of a payload. It ends after the first error.
 #[derive(Clone, Debug)]
 pub struct Walker<'a> {
     payload: &'a [u8],
@@ -151,6 +161,7 @@ pub struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
+    /// Starts at the first frame of a payload.
     pub fn new(payload: &'a [u8]) -> Self {
         Self { payload, at: 0 }
     }
@@ -166,7 +177,7 @@ impl<'a> Iterator for Walker<'a> {
     }
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> PayloadCursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
         Ok(match kind {
@@ -176,7 +187,7 @@ impl<'a> Cursor<'a> {
                 Frame::Padding
             }
             PING => Frame::Ping,
-            ACK | ACK_ECN => Frame::Ack(ack::Frame::parse(self, kind, kind == ACK_ECN)?),
+            ACK | ACK_ECN => Frame::Ack(ack::AckFrame::parse(self, kind, kind == ACK_ECN)?),
             RESET_STREAM => {
                 Frame::ResetStream { id: self.varint()?, code: self.varint()?, final_size: self.varint()? }
             }
@@ -216,7 +227,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn stream(&mut self, kind: u64) -> Result<Stream<'a>, Error> {
+    fn stream(&mut self, kind: u64) -> Result<StreamFrame<'a>, Error> {
         let id = self.varint()?;
         let offset = if kind & STREAM_OFF == 0 { 0 } else { self.varint()? };
         let data = if kind & STREAM_LEN == 0 { self.remainder() } else { self.prefixed()? };
@@ -224,7 +235,7 @@ impl<'a> Cursor<'a> {
         if offset + data.len() as u64 > varint::MAX {
             return Err(Error::Malformed(kind));
         }
-        Ok(Stream { id, offset, fin: kind & STREAM_FIN != 0, data })
+        Ok(StreamFrame { id, offset, fin: kind & STREAM_FIN != 0, data })
     }
 
     fn new_connection_id(&mut self) -> Result<Frame<'a>, Error> {
@@ -239,7 +250,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The bytes of a STREAM frame in front of `len` bytes of data, with an explicit length.
+/// Returns the length of a STREAM frame with an explicit length, without its `len` bytes of data.
 pub const fn stream_overhead(id: u64, offset: u64, len: usize) -> usize {
     let offset_len = if offset == 0 { 0 } else { varint::len(offset) };
     1 + varint::len(id) + offset_len + varint::len(len as u64)
@@ -293,7 +304,7 @@ pub fn write_padding(len: usize, out: &mut Vec<u8>) {
     out.resize(out.len() + len, PADDING as u8);
 }
 
-/// Overwrites a whole frame with PING and PADDING: without effect, but still ack-eliciting.
+/// Overwrites a whole frame with PING and PADDING, which have no effect but are still ack-eliciting.
 pub fn blank(frame: &mut [u8]) {
     frame.fill(PADDING as u8);
     if let Some(first) = frame.first_mut() {

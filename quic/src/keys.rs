@@ -18,13 +18,14 @@ pub struct NotAuthentic;
 
 /// AEAD and hash of a TLS 1.3 cipher suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Suite {
+#[allow(missing_docs, reason = "the names are those of TLS")]
+pub enum KeySuite {
     ChaCha20Poly1305,
     Aes128Gcm,
     Aes256Gcm,
 }
 
-impl Suite {
+impl KeySuite {
     /// Length of the AEAD key, bytes.
     pub const fn key_len(self) -> usize {
         match self {
@@ -33,7 +34,7 @@ impl Suite {
         }
     }
 
-    /// Length of a traffic secret, bytes: that of the suite's hash.
+    /// Length of a traffic secret, bytes: the output length of the suite's hash.
     pub const fn secret_len(self) -> usize {
         match self {
             Self::ChaCha20Poly1305 | Self::Aes128Gcm => 32,
@@ -44,7 +45,9 @@ impl Suite {
     /// Packets that may be sealed with one key (RFC 9001, section 6.6).
     pub const fn confidentiality_limit(self) -> u64 {
         match self {
+            // The limit is above the 2^62 packets that a connection can number.
             Self::ChaCha20Poly1305 => u64::MAX,
+            // Beyond 2^23 packets the advantage of an attacker exceeds 2^-57 (RFC 9001, appendix B.1).
             Self::Aes128Gcm | Self::Aes256Gcm => 1 << 23,
         }
     }
@@ -73,50 +76,51 @@ impl Suite {
     }
 }
 
-/// A traffic secret of one direction and key generation. Its bytes never show in `Debug`.
+/// A traffic secret of one direction and key generation. `Debug` does not print its bytes.
 #[derive(Clone)]
-pub struct Secret {
-    suite: Suite,
+pub struct TrafficSecret {
+    suite: KeySuite,
     bytes: [u8; 48],
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for TrafficSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secret").field("suite", &self.suite).finish_non_exhaustive()
+        f.debug_struct("TrafficSecret").field("suite", &self.suite).finish_non_exhaustive()
     }
 }
 
-impl Secret {
-    /// Takes a traffic secret of TLS. `None` if its length is not that of the suite's hash.
-    pub fn new(suite: Suite, secret: &[u8]) -> Option<Self> {
+impl TrafficSecret {
+    /// Makes a secret from TLS's. Returns `None` if its length is not that of the suite's hash.
+    pub fn new(suite: KeySuite, secret: &[u8]) -> Option<Self> {
         let mut bytes = [0; 48];
         (secret.len() == suite.secret_len()).then(|| bytes[..secret.len()].copy_from_slice(secret))?;
         Some(Self { suite, bytes })
     }
 
-    pub fn suite(&self) -> Suite {
+    /// Returns the cipher suite.
+    pub fn suite(&self) -> KeySuite {
         self.suite
     }
 
-    /// The secret of the next key generation, "quic ku" (RFC 9001, section 6.1).
+    /// Derives the secret of the next key generation, "quic ku" (RFC 9001, section 6.1).
     pub fn next(&self) -> Self {
         let mut bytes = [0; 48];
         self.expand(b"quic ku", &mut bytes[..self.suite.secret_len()]);
         Self { suite: self.suite, bytes }
     }
 
-    /// The AEAD key and IV, "quic key" and "quic iv".
-    pub fn packet_key(&self) -> PacketKey {
+    /// Derives the AEAD key and IV, "quic key" and "quic iv".
+    pub fn packet_key(&self) -> DirectionKey {
         let mut key = [0; 32];
         let key = &mut key[..self.suite.key_len()];
         self.expand(b"quic key", key);
         let mut iv = [0; aead::NONCE_LEN];
         self.expand(b"quic iv", &mut iv);
         let key = aead::UnboundKey::new(self.suite.aead(), key).map(aead::LessSafeKey::new);
-        PacketKey { key: key.expect("the key has the suite's length"), iv }
+        DirectionKey { key: key.expect("the key has the suite's length"), iv }
     }
 
-    /// The header protection key, "quic hp". That of the first generation serves all generations.
+    /// Derives the header protection key, "quic hp". The one of the first generation serves all generations.
     pub fn header_key(&self) -> HeaderKey {
         let mut key = [0; 32];
         let key = &mut key[..self.suite.key_len()];
@@ -125,8 +129,8 @@ impl Secret {
         HeaderKey(key.expect("the key has the suite's length"))
     }
 
-    /// What [`packet_key`](Self::packet_key) and [`header_key`](Self::header_key) are made of, for a sender or
-    /// receiver in the kernel. Here, too, only the header key of the first generation counts.
+    /// Returns the bytes of [`packet_key`](Self::packet_key) and [`header_key`](Self::header_key), for a sender or
+    /// receiver in the kernel. Only the header key of the first generation is used.
     pub fn key_material(&self) -> KeyMaterial {
         let mut material = KeyMaterial { key: [0; 32], iv: [0; aead::NONCE_LEN], header: [0; 32] };
         let len = self.suite.key_len();
@@ -146,14 +150,17 @@ impl Secret {
 /// Keys as bytes; those shorter than 32 bytes are followed by zeroes.
 #[derive(Clone)]
 pub struct KeyMaterial {
+    /// The AEAD's key.
     pub key: [u8; 32],
+    /// The IV, which the packet number is XORed into (RFC 9001, section 5.3).
     pub iv: [u8; aead::NONCE_LEN],
+    /// The key of header protection (RFC 9001, section 5.4).
     pub header: [u8; 32],
 }
 
-/// The secrets that protect Initial packets (RFC 9001, section 5.2), client's and server's, from the
+/// Derives the secrets that protect Initial packets (RFC 9001, section 5.2), the client's and the server's, from the
 /// destination connection ID of the client's first packet.
-pub fn initial_secrets(connection_id: &[u8]) -> (Secret, Secret) {
+pub fn initial_secrets(connection_id: &[u8]) -> (TrafficSecret, TrafficSecret) {
     const SALT: [u8; 20] = [
         0x38, 0x76, 0x2c, 0xf7, 0xf5, 0x59, 0x34, 0xb3, 0x4d, 0x17, 0x9a, 0xe6, 0xa4, 0xc8, 0x0c, 0xad, 0xcc,
         0xbb, 0x7f, 0x0a,
@@ -162,14 +169,14 @@ pub fn initial_secrets(connection_id: &[u8]) -> (Secret, Secret) {
     let secret = |label: &[u8]| {
         let mut bytes = [0; 48];
         expand_label(&initial, label, &mut bytes[..32]);
-        Secret { suite: Suite::Aes128Gcm, bytes }
+        TrafficSecret { suite: KeySuite::Aes128Gcm, bytes }
     };
     (secret(b"client in"), secret(b"server in"))
 }
 
 fn expand_label(secret: &hkdf::Prk, label: &[u8], out: &mut [u8]) {
-    struct Len(usize);
-    impl hkdf::KeyType for Len {
+    struct KeyLength(usize);
+    impl hkdf::KeyType for KeyLength {
         fn len(&self) -> usize {
             self.0
         }
@@ -178,21 +185,22 @@ fn expand_label(secret: &hkdf::Prk, label: &[u8], out: &mut [u8]) {
     const PREFIX: &[u8] = b"tls13 ";
     let length = (out.len() as u16).to_be_bytes();
     let label_len = [(PREFIX.len() + label.len()) as u8];
+    // HkdfLabel: length, label with its length, and a context of length 0.
     let info = [&length, label_len.as_slice(), PREFIX, label, &[0]];
     secret
-        .expand(&info, Len(out.len()))
+        .expand(&info, KeyLength(out.len()))
         .and_then(|okm| okm.fill(out))
         .expect("48 bytes at most, and the buffer has the length asked for");
 }
 
-/// AEAD key and IV of one direction and key generation.
-pub struct PacketKey {
+/// The AEAD key and IV of one direction and key generation.
+pub struct DirectionKey {
     key: aead::LessSafeKey,
     iv: [u8; aead::NONCE_LEN],
 }
 
-impl PacketKey {
-    /// Seals `payload` in place and returns its tag. Use each packet `number` at most once per key.
+impl DirectionKey {
+    /// Seals `payload` in place and returns its tag. A packet `number` may be used at most once per key.
     pub fn seal(&self, number: u64, header: &[u8], payload: &mut [u8]) -> [u8; TAG_LEN] {
         let tag = self.key.seal_in_place_separate_tag(self.nonce(number), aead::Aad::from(header), payload);
         let tag = tag.expect("a packet is shorter than any AEAD's limit");
@@ -212,9 +220,10 @@ impl PacketKey {
         opened.map_err(|_| NotAuthentic)
     }
 
-    /// RFC 9001, section 5.3.
+    /// Computes the nonce (RFC 9001, section 5.3).
     fn nonce(&self, number: u64) -> aead::Nonce {
         let mut nonce = self.iv;
+        // The number is padded on the left to the IV's 12 bytes, so only the last 8 change.
         for (byte, number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
             *byte ^= number;
         }
@@ -222,11 +231,11 @@ impl PacketKey {
     }
 }
 
-/// Header protection key of one direction.
+/// The header protection key of one direction.
 pub struct HeaderKey(aead::quic::HeaderProtectionKey);
 
 impl HeaderKey {
-    /// The mask for a ciphertext sample (RFC 9001, section 5.4).
+    /// Returns the mask for a ciphertext sample (RFC 9001, section 5.4).
     pub fn mask(&self, sample: &[u8; SAMPLE_LEN]) -> [u8; 5] {
         let mask = self.0.new_mask(sample);
         mask.expect("every suite samples 16 bytes")

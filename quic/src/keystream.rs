@@ -1,41 +1,42 @@
-//! Keystreams of packets to come, computed ahead for a sender or receiver that has no time to do it. A keystream is
-//! the part of packet protection that depends on key and packet number alone (RFC 9001, section 5.3).
+//! Keystreams of future packets, computed ahead for a sender or receiver that has no time for it. A keystream is the
+//! part of packet protection that depends on key and packet number alone (RFC 9001, section 5.3).
 
 use ring::aead;
 
-use super::keys::{KeyMaterial, Secret, Suite};
+use super::keys::{KeyMaterial, KeySuite, TrafficSecret};
 
 /// Computes keystreams of one direction and key generation.
 pub struct KeystreamKey {
-    suite: Suite,
+    suite: KeySuite,
     key: aead::LessSafeKey,
     material: KeyMaterial,
 }
 
 impl KeystreamKey {
-    /// `None` for AES-256-GCM, whose keystreams nobody uses.
-    pub fn new(secret: &Secret) -> Option<Self> {
+    /// Returns `None` for AES-256-GCM, which no such sender uses.
+    pub fn new(secret: &TrafficSecret) -> Option<Self> {
         let material = secret.key_material();
         let suite = secret.suite();
         let algorithm = match suite {
-            Suite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
-            Suite::Aes128Gcm => &aead::AES_128_GCM,
-            Suite::Aes256Gcm => return None,
+            KeySuite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
+            KeySuite::Aes128Gcm => &aead::AES_128_GCM,
+            KeySuite::Aes256Gcm => return None,
         };
         let key = aead::UnboundKey::new(algorithm, material.key.get(..suite.key_len())?).ok()?;
         Some(Self { suite, key: aead::LessSafeKey::new(key), material })
     }
 
-    /// Computes the keystream of packet `number`. `text` becomes the bytes that the payload is XORed with, and `once`
-    /// the one-time input of the authenticator: block 0 of ChaCha20, or in the first 16 bytes the mask of GCM's tag.
+    /// Computes the keystream of packet `number`. `text` receives the bytes that the payload is XORed with. `once`
+    /// receives the one-time input of the authenticator: block 0 of ChaCha20, or the mask of GCM's tag in the first
+    /// 16 bytes.
     ///
     /// `text` is made by sealing zeroes, which is as fast as sealing.
     pub fn compute(&self, number: u64, once: &mut [u8; 64], text: &mut [u8]) {
         text.fill(0);
         let _ = self.seal(number, text);
         match self.suite {
-            Suite::ChaCha20Poly1305 => *once = chacha20_block(&self.material.key, 0, &self.nonce(number)),
-            // GHASH of nothing is 0, so the tag of nothing is its mask.
+            KeySuite::ChaCha20Poly1305 => *once = chacha20_block(&self.material.key, 0, &self.nonce(number)),
+            // GHASH of an empty input is 0, so its tag is the mask.
             _ => once[..aead::NONCE_LEN + 4].copy_from_slice(self.seal(number, &mut []).as_ref()),
         }
     }
@@ -55,7 +56,7 @@ impl KeystreamKey {
     }
 }
 
-/// RFC 8439, section 2.3.
+/// Computes a block (RFC 8439, section 2.3).
 fn chacha20_block(key: &[u8; 32], counter: u32, nonce: &[u8; 12]) -> [u8; 64] {
     let mut input =
         [0x6170_7865, 0x3320_646e, 0x7962_2d32, 0x6b20_6574, 0, 0, 0, 0, 0, 0, 0, 0, counter, 0, 0, 0];
@@ -96,9 +97,9 @@ fn read_words(bytes: &[u8], words: &mut [u32]) {
 mod tests {
     use super::*;
 
-    /// RFC 8439, section 2.3.2.
+    /// The example of RFC 8439, section 2.3.2.
     #[test]
-    fn block_of_the_rfc() {
+    fn chacha20_block_matches_rfc_8439() {
         let key = std::array::from_fn(|i| i as u8);
         let nonce = [0, 0, 0, 9, 0, 0, 0, 0x4a, 0, 0, 0, 0];
         let block = chacha20_block(&key, 1, &nonce);
@@ -107,12 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn text_is_what_sealing_xors() {
-        for suite in [Suite::ChaCha20Poly1305, Suite::Aes128Gcm] {
-            let secret = Secret::new(suite, &[7; 32]).expect("a secret");
+    fn keystream_equals_what_encryption_applies() {
+        for suite in [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm] {
+            let secret = TrafficSecret::new(suite, &[7; 32]).expect("a secret");
             let keystream = KeystreamKey::new(&secret).expect("a suite that counts");
             for (number, len) in [(0, 1), (77, 100), (1 << 40, 1500)] {
-                let (mut once, mut text) = ([0; 64], vec![1; len]);
+                let mut once = [0; 64];
+                let mut text = vec![1; len];
                 keystream.compute(number, &mut once, &mut text);
                 let plain: Vec<u8> = (0..len).map(|i| i as u8).collect();
                 let mut sealed = plain.clone();

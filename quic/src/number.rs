@@ -20,15 +20,33 @@ pub const NUMBER_BITS: u32 = 48;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
 /// The packet numbers of one connection's 1-RTT space, shared by all its senders. `W` owns the word, which may be in
-/// memory that others have mapped too. It must give out the same word every time.
+/// memory that other processes or the kernel map too. It has to return the same word every time.
+///
+/// A sender calls [`Self::draw`], and seals with the keys of the generation that it gets. [`Self::draw_in`] alone moves to another generation,
+/// and only upwards. No lock is needed: the order of the atomic operations is the order of the numbers. Between calls the word holds the next
+/// number and the newest generation.
+///
+/// ```
+/// use millrace_quic::number::PacketNumbers;
+///
+/// let numbers = PacketNumbers::new(0);
+/// assert_eq!(numbers.draw(), (0, 0));
+/// // One sender moves on to generation 1, whose keys are in place. The others follow with their next packet.
+/// assert_eq!(numbers.draw_in(1)?, 1);
+/// assert_eq!(numbers.draw(), (1, 2));
+/// assert!(numbers.draw_in(0).is_err());
+/// # Ok::<(), millrace_quic::number::Superseded>(())
+/// ```
 #[derive(Debug)]
 pub struct PacketNumbers<W = AtomicU64>(W);
 
-/// A packet number was wanted for a key generation that a newer one has replaced.
+/// Error: a packet number was requested for a key generation that a newer one has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("key generation {wanted} was replaced by {current}")]
 pub struct Superseded {
+    /// The generation that was asked for.
     pub wanted: u16,
+    /// The generation in use.
     pub current: u16,
 }
 
@@ -41,12 +59,12 @@ impl PacketNumbers {
 
 impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
     /// Continues from the number and generation that `word` holds.
-    pub fn over(word: W) -> Self {
+    pub fn from_word(word: W) -> Self {
         Self(word)
     }
 
-    /// Goes on in another word, from the number and generation that this one has come to. Until everybody draws from the other one, nobody
-    /// may draw from either.
+    /// Continues in another word, from the present number and generation. No sender may draw from either word until
+    /// all of them use the new one.
     pub fn moved<V: Borrow<AtomicU64>>(&self, word: V) -> PacketNumbers<V> {
         word.borrow().store(self.word().load(Ordering::Acquire), Ordering::Release);
         PacketNumbers(word)
@@ -56,7 +74,7 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         self.0.borrow()
     }
 
-    /// Takes the next number; the packet must be sealed with the keys of the returned generation.
+    /// Takes the next number. The packet has to be sealed with the keys of the returned generation.
     ///
     /// Acquire ordering: the keys of the generation, put in place before anyone moved to it, are visible.
     pub fn draw(&self) -> (u16, u64) {
@@ -64,7 +82,7 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
     }
 
     /// Takes the next number for a packet of `generation`. If that is newer than the current one, all senders move on
-    /// to it, so its keys must be in place before.
+    /// to it, so its keys have to be in place before.
     pub fn draw_in(&self, generation: u16) -> Result<u64, Superseded> {
         let mut word = self.word().load(Ordering::Relaxed);
         loop {
@@ -89,7 +107,7 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         self.draw().1
     }
 
-    /// The generation and number that the next packet would get, if nobody else draws in between.
+    /// Returns the generation and number that the next packet gets, if no other sender draws in between.
     pub fn peek(&self) -> (u16, u64) {
         split(self.word().load(Ordering::Acquire))
     }
@@ -108,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_in_order_across_generations() {
+    fn packet_numbers_are_in_order_across_key_generations() {
         let numbers = PacketNumbers::new(7);
         assert_eq!(numbers.draw(), (0, 7));
         assert_eq!(numbers.draw_in(0), Ok(8));
@@ -119,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_generation_takes_no_number() {
+    fn older_key_generation_gets_no_packet_number() {
         let numbers = PacketNumbers::new(0);
         assert_eq!(numbers.draw_in(3), Ok(0));
         assert_eq!(numbers.draw_in(2), Err(Superseded { wanted: 2, current: 3 }));
@@ -127,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn continues_from_a_word_that_others_share() {
+    fn packet_numbers_continue_from_shared_memory() {
         let word = std::sync::Arc::new(AtomicU64::new(join(1, 41)));
         struct Mapped(std::sync::Arc<AtomicU64>);
         impl Borrow<AtomicU64> for Mapped {
@@ -135,7 +153,7 @@ mod tests {
                 &self.0
             }
         }
-        let numbers = PacketNumbers::over(Mapped(word.clone()));
+        let numbers = PacketNumbers::from_word(Mapped(word.clone()));
         assert_eq!(split(word.fetch_add(1, Ordering::Relaxed)), (1, 41));
         assert_eq!(numbers.draw(), (1, 42));
         assert_eq!(numbers.draw_in(2), Ok(43));
@@ -143,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn moved_numbers_go_on_where_they_were() {
+    fn moved_packet_numbers_continue_where_they_were() {
         let numbers = PacketNumbers::new(1000);
         assert_eq!(numbers.draw_in(3), Ok(1000));
         let moved = numbers.moved(AtomicU64::new(7));
@@ -152,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn the_last_generation_and_number_do_not_mix() {
+    fn largest_generation_and_number_do_not_overlap() {
         assert_eq!(split(join(u16::MAX, NUMBER_MASK)), (u16::MAX, NUMBER_MASK));
         assert_eq!(split(join(0, NUMBER_MASK)), (0, NUMBER_MASK));
     }
 
     #[test]
-    fn threads_never_share_a_number() {
+    fn threads_never_draw_the_same_packet_number() {
         const EACH: u64 = 20_000;
         let numbers = PacketNumbers::new(0);
         let mut drawn: Vec<(u64, u16)> = std::thread::scope(|scope| {
@@ -181,7 +199,7 @@ mod tests {
     }
 }
 
-/// Every interleaving, by `RUSTFLAGS="--cfg loom" cargo test -p millrace-quic --release --lib number`.
+/// Checks every interleaving: `RUSTFLAGS="--cfg loom" cargo test -p millrace-quic --release --lib number`.
 #[cfg(all(test, loom))]
 mod model {
     use loom::{sync::Arc, thread};
@@ -195,7 +213,7 @@ mod model {
     }
 
     #[test]
-    fn data_plane_beside_key_updates() {
+    fn packet_numbers_stay_unique_during_key_updates() {
         loom::model(|| {
             let numbers = Arc::new(PacketNumbers::new(0));
             let plane = thread::spawn({
@@ -214,7 +232,7 @@ mod model {
     }
 
     #[test]
-    fn competing_generations() {
+    fn competing_key_generations_draw_unique_numbers() {
         loom::model(|| {
             let numbers = Arc::new(PacketNumbers::new(0));
             let others: Vec<_> = [1, 2]
@@ -234,12 +252,13 @@ mod model {
     }
 
     #[test]
-    fn keys_are_there_before_their_generation() {
+    fn keys_are_published_before_their_generation() {
         loom::model(|| {
             let numbers = Arc::new(PacketNumbers::new(0));
             let keys = Arc::new(AtomicU64::new(0));
             let plane = thread::spawn({
-                let (numbers, keys) = (numbers.clone(), keys.clone());
+                let numbers = numbers.clone();
+                let keys = keys.clone();
                 move || {
                     let (generation, _) = numbers.draw();
                     assert!(keys.load(Ordering::Relaxed) >= u64::from(generation));

@@ -4,10 +4,10 @@ use std::{fmt, ops::Range};
 
 use thiserror::Error;
 
-use super::keys::{HeaderKey, NotAuthentic, PacketKey, SAMPLE_LEN, TAG_LEN};
+use super::keys::{DirectionKey, HeaderKey, NotAuthentic, SAMPLE_LEN, TAG_LEN};
 
-/// The packet number is always sent in this many bytes, enough for the peer to decode it however many packets of all
-/// senders are lost or late.
+/// Length of every packet number that is sent, bytes. It is enough for the peer to decode it however many packets of
+/// all senders are lost or late.
 pub const NUMBER_LEN: usize = 4;
 
 const LONG_HEADER: u8 = 0x80;
@@ -26,7 +26,7 @@ pub struct ConnectionId {
 }
 
 impl ConnectionId {
-    /// `None` if `id` is longer than 20 bytes.
+    /// Returns `None` if `id` is longer than 20 bytes.
     pub fn new(id: &[u8]) -> Option<Self> {
         let mut bytes = [0; 20];
         bytes.get_mut(..id.len())?.copy_from_slice(id);
@@ -48,37 +48,39 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
-/// Bytes of a packet that are not frames: header and tag.
+/// Returns the bytes of a packet that are not frames: header and tag.
 pub const fn overhead(id_len: usize) -> usize {
     header_len(id_len) + TAG_LEN
 }
 
-/// Length of the header that [`start`] writes, bytes.
+/// Returns the length of the header that [`start`] writes, bytes.
 pub const fn header_len(id_len: usize) -> usize {
     1 + id_len + NUMBER_LEN
 }
 
-/// The key phase bit of a key generation (RFC 9001, section 6).
+/// Returns the key phase bit of a key generation (RFC 9001, section 6).
 pub const fn key_phase(generation: u16) -> bool {
     generation % 2 == 1
 }
 
-/// Writes a header without its packet number; at least one frame must follow, then [`finish`].
+/// Writes a header without its packet number. At least one frame has to follow, then [`finish`].
 pub fn start(id: &ConnectionId, out: &mut Vec<u8>) {
     out.push(FIXED | (NUMBER_LEN as u8 - 1));
     out.extend_from_slice(id);
+    // The number is not known yet: `finish` writes it.
     out.extend_from_slice(&[0; NUMBER_LEN]);
 }
 
 /// Numbers and seals the packet that starts at `at` and goes to the end of `out`, and appends its tag.
 ///
-/// The number is needed only now, so that none has to be drawn for a packet that turns out to be empty.
+/// The number is needed only now, so no number is drawn for a packet that turns out to be empty.
 pub fn finish(
     out: &mut Vec<u8>,
     at: usize,
     id_len: usize,
-    (generation, number): (u16, u64),
-    key: &PacketKey,
+    generation: u16,
+    number: u64,
+    key: &DirectionKey,
     header_key: &HeaderKey,
 ) {
     let header_len = header_len(id_len);
@@ -90,8 +92,8 @@ pub fn finish(
     protect(&mut out[at..], header_len - NUMBER_LEN, header_key);
 }
 
-/// Applies header protection to a sealed packet whose number starts at `number_at`
-/// (RFC 9001, section 5.4.1). Packets too short for a sample stay as they are; QUIC does not allow them.
+/// Applies header protection to a sealed packet whose number starts at `number_at` (RFC 9001, section 5.4.1). Packets
+/// too short for a sample, which QUIC does not allow, stay unchanged.
 pub fn protect(packet: &mut [u8], number_at: usize, key: &HeaderKey) {
     let Some(mask) = mask(packet, number_at, key) else { return };
     let number_len = usize::from(packet[0] & NUMBER_LEN_MASK) + 1;
@@ -101,6 +103,7 @@ pub fn protect(packet: &mut [u8], number_at: usize, key: &HeaderKey) {
 /// Removes header protection and returns the length of the packet number.
 pub fn unprotect(packet: &mut [u8], number_at: usize, key: &HeaderKey) -> Result<usize, OpenError> {
     let mask = mask(packet, number_at, key).ok_or(OpenError::Truncated)?;
+    // The length of the number is itself protected, so the first byte is unmasked before `apply` knows how much to unmask.
     let first = packet[0] ^ (mask[0] & protected_bits(packet[0]));
     let number_len = usize::from(first & NUMBER_LEN_MASK) + 1;
     apply(packet, number_at, number_len, mask);
@@ -108,6 +111,7 @@ pub fn unprotect(packet: &mut [u8], number_at: usize, key: &HeaderKey) -> Result
 }
 
 fn mask(packet: &[u8], number_at: usize, key: &HeaderKey) -> Option<[u8; 5]> {
+    // The sample begins where a number of 4 bytes would end, whatever its length is (RFC 9001, section 5.4.2).
     let sample = packet.get(number_at + 4..)?.first_chunk::<SAMPLE_LEN>()?;
     Some(key.mask(sample))
 }
@@ -123,8 +127,9 @@ const fn protected_bits(first: u8) -> u8 {
     if first & LONG_HEADER == 0 { SHORT_PROTECTED } else { LONG_PROTECTED }
 }
 
-/// Why a packet was not opened.
+/// Reason why a packet was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum OpenError {
     #[error("not a 1-RTT packet")]
     NotShort,
@@ -136,22 +141,24 @@ pub enum OpenError {
 
 /// A 1-RTT packet after [`open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenedPacket {
+    /// The full packet number (RFC 9000, appendix A.3).
     pub number: u64,
+    /// The key phase bit: the lowest bit of the key generation.
     pub key_phase: bool,
-    /// Where the frames are.
+    /// Range of the frames in the packet.
     pub payload: Range<usize>,
 }
 
-/// Opens a 1-RTT packet in place. `expected` is one more than the largest number received; `key` is asked
-/// for the key of the packet's key phase.
+/// Opens a 1-RTT packet in place. `expected` is one more than the largest number received. `key` returns the key for
+/// the packet's key phase.
 pub fn open<'k>(
     packet: &mut [u8],
     id_len: usize,
     expected: u64,
     header_key: &HeaderKey,
-    key: impl FnOnce(bool) -> &'k PacketKey,
-) -> Result<Opened, OpenError> {
+    key: impl FnOnce(bool) -> &'k DirectionKey,
+) -> Result<OpenedPacket, OpenError> {
     if packet.first().is_none_or(|first| first & LONG_HEADER != 0) {
         return Err(OpenError::NotShort);
     }
@@ -163,10 +170,10 @@ pub fn open<'k>(
     let truncated = header[number_at..].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let number = decode_number(expected, truncated, number_len);
     let len = key(key_phase).open(number, header, sealed)?.len();
-    Ok(Opened { number, key_phase, payload: header_len..header_len + len })
+    Ok(OpenedPacket { number, key_phase, payload: header_len..header_len + len })
 }
 
-/// RFC 9000, appendix A.3: the number closest to `expected` that ends in the bytes sent.
+/// Returns the number closest to `expected` that ends in the bytes sent (RFC 9000, appendix A.3).
 pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
     let window = 1 << (8 * len);
     let candidate = expected & !(window - 1) | truncated;

@@ -1,4 +1,4 @@
-//! Transport parameters (RFC 9000, section 18): what the data plane needs of the peer's.
+//! Transport parameters (RFC 9000, section 18) of the peer that the data plane needs.
 
 use std::time::Duration;
 
@@ -14,30 +14,32 @@ const ACK_DELAY_EXPONENT: u64 = 0x0a;
 const MAX_ACK_DELAY: u64 = 0x0b;
 const MAX_DATAGRAM_FRAME_SIZE: u64 = 0x20;
 
-/// The parameters are not a sequence of ID, length and value, or a value is out of its range.
+/// Error: the parameters are not a sequence of ID, length and value, or a value is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("malformed transport parameters")]
-pub struct Malformed;
+pub struct MalformedParams;
 
 /// The peer's limits; parameters that are not listed here are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Params {
-    /// Bytes.
+pub struct PeerParams {
+    /// Largest UDP payload that the peer receives, bytes.
     pub max_udp_payload_size: u64,
-    /// Bytes, on all streams together.
+    /// Credit for all streams together, bytes.
     pub initial_max_data: u64,
-    /// Bytes, on each unidirectional stream that we open.
+    /// Credit of each unidirectional stream that this end opens, bytes.
     pub initial_max_stream_data_uni: u64,
+    /// Unidirectional streams that this end may open.
     pub initial_max_streams_uni: u64,
-    /// ACK delays are in units of 2^this microseconds.
+    /// Exponent of the unit of ACK delays: 2^this microseconds.
     pub ack_delay_exponent: u32,
+    /// Longest time by which the peer delays an acknowledgement on purpose.
     pub max_ack_delay: Duration,
-    /// Bytes, type and length of the frame included; 0: no datagrams (RFC 9221).
+    /// Largest DATAGRAM frame, bytes, type and length included; 0: no datagrams (RFC 9221).
     pub max_datagram_frame_size: u64,
 }
 
-impl Default for Params {
-    /// What holds for parameters that the peer leaves out.
+impl Default for PeerParams {
+    /// Returns the values of parameters that the peer leaves out.
     fn default() -> Self {
         Self {
             max_udp_payload_size: 65527,
@@ -51,12 +53,13 @@ impl Default for Params {
     }
 }
 
-impl Params {
-    pub fn parse(mut encoded: &[u8]) -> Result<Self, Malformed> {
+impl PeerParams {
+    /// Reads the parameters of the peer.
+    pub fn parse(mut encoded: &[u8]) -> Result<Self, MalformedParams> {
         let mut params = Self::default();
         while !encoded.is_empty() {
-            let (id, value) = take(&mut encoded).ok_or(Malformed)?;
-            params.set(id, value).ok_or(Malformed)?;
+            let (id, value) = take(&mut encoded).ok_or(MalformedParams)?;
+            params.set(id, value).ok_or(MalformedParams)?;
         }
         Ok(params)
     }
@@ -82,14 +85,14 @@ impl Params {
     }
 }
 
-/// The same parameters with `initial_max_data` lowered to `limit`, everything else byte for byte.
-pub fn cap_initial_max_data(mut encoded: &[u8], limit: u64) -> Result<Vec<u8>, Malformed> {
+/// Returns the same parameters with `initial_max_data` lowered to `limit`. All other bytes stay.
+pub fn cap_initial_max_data(mut encoded: &[u8], limit: u64) -> Result<Vec<u8>, MalformedParams> {
     let mut out = Vec::with_capacity(encoded.len());
     while !encoded.is_empty() {
         let whole = encoded;
-        let (id, mut value) = take(&mut encoded).ok_or(Malformed)?;
+        let (id, mut value) = take(&mut encoded).ok_or(MalformedParams)?;
         if id == INITIAL_MAX_DATA {
-            let limit = varint::decode(&mut value).ok_or(Malformed)?.min(limit);
+            let limit = varint::decode(&mut value).ok_or(MalformedParams)?.min(limit);
             for field in [id, varint::len(limit) as u64, limit] {
                 varint::encode(field, &mut out);
             }
@@ -126,7 +129,7 @@ mod tests {
 
     #[test]
     fn absent_parameters_have_their_defaults() {
-        assert_eq!(Params::parse(&[]), Ok(Params::default()));
+        assert_eq!(PeerParams::parse(&[]), Ok(PeerParams::default()));
     }
 
     #[test]
@@ -143,7 +146,7 @@ mod tests {
             (0x3fff, b"grease"),
             (0x0c, &[]),
         ]);
-        let params = Params {
+        let params = PeerParams {
             max_udp_payload_size: 1472,
             initial_max_data: 65536,
             initial_max_stream_data_uni: 1024,
@@ -152,31 +155,31 @@ mod tests {
             max_ack_delay: Duration::from_millis(40),
             max_datagram_frame_size: 65535,
         };
-        assert_eq!(Params::parse(&encoded), Ok(params));
+        assert_eq!(PeerParams::parse(&encoded), Ok(params));
 
         let capped = cap_initial_max_data(&encoded, 1000).unwrap();
-        assert_eq!(Params::parse(&capped), Ok(Params { initial_max_data: 1000, ..params }));
+        assert_eq!(PeerParams::parse(&capped), Ok(PeerParams { initial_max_data: 1000, ..params }));
         assert_eq!(capped.len(), encoded.len() - 2, "only the value is shorter");
         let raised = cap_initial_max_data(&encoded, varint::MAX).unwrap();
-        assert_eq!(Params::parse(&raised), Ok(params), "a cap never raises");
+        assert_eq!(PeerParams::parse(&raised), Ok(params), "a cap never raises");
     }
 
     #[test]
-    fn impossible_values_are_refused() {
+    fn impossible_transport_parameters_are_refused() {
         for (id, value) in
             [(0x04, &[][..]), (0x04, &[0x40]), (0x04, &[1, 1]), (0x0a, &[21]), (0x0b, &[0x80, 0, 0x40, 0])]
         {
-            assert_eq!(Params::parse(&encode(&[(id, value)])), Err(Malformed), "{id:#x} {value:?}");
+            assert_eq!(PeerParams::parse(&encode(&[(id, value)])), Err(MalformedParams), "{id:#x} {value:?}");
         }
-        assert_eq!(Params::parse(&[0x04, 2, 0]), Err(Malformed));
+        assert_eq!(PeerParams::parse(&[0x04, 2, 0]), Err(MalformedParams));
     }
 
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(encoded in proptest::collection::vec(any::<u8>(), 0..80), limit in 0..1u64 << 62) {
-            if let (Ok(params), Ok(capped)) = (Params::parse(&encoded), cap_initial_max_data(&encoded, limit)) {
-                let expected = Params { initial_max_data: params.initial_max_data.min(limit), ..params };
-                prop_assert_eq!(Params::parse(&capped), Ok(expected));
+            if let (Ok(params), Ok(capped)) = (PeerParams::parse(&encoded), cap_initial_max_data(&encoded, limit)) {
+                let expected = PeerParams { initial_max_data: params.initial_max_data.min(limit), ..params };
+                prop_assert_eq!(PeerParams::parse(&capped), Ok(expected));
             }
         }
     }

@@ -1,43 +1,49 @@
-//! Sets of byte offsets, as few and short as loss and reordering leave them.
+//! Sets of byte offsets. Loss and reordering leave few and short ranges.
 
 use std::ops::Range;
 
-/// Disjoint, non-adjacent, ascending ranges. Empty most of the time, and then without an allocation.
+/// Disjoint, non-adjacent, ascending ranges. Most of the time it is empty, and needs no allocation then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range<u64>>);
 
 impl Ranges {
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// Returns the first range.
     pub fn first(&self) -> Option<Range<u64>> {
         self.0.first().cloned()
     }
 
-    /// The number of ranges.
+    /// Returns the number of ranges.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// Returns the last range.
     pub fn last(&self) -> Option<Range<u64>> {
         self.0.last().cloned()
     }
 
+    /// Returns whether an offset is in the set.
     pub fn contains(&self, offset: u64) -> bool {
         let at = self.0.partition_point(|range| range.end <= offset);
         self.0.get(at).is_some_and(|range| range.start <= offset)
     }
 
+    /// Returns the ranges, ascending.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.0.iter().cloned()
     }
 
-    /// The number of offsets in the set.
+    /// Returns the number of offsets in the set.
     pub fn total(&self) -> u64 {
         self.0.iter().map(|range| range.end - range.start).sum()
     }
 
+    /// Adds a range.
     pub fn insert(&mut self, mut range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -52,6 +58,7 @@ impl Ranges {
         self.0.splice(first..last, [range]);
     }
 
+    /// Removes a range.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -64,7 +71,7 @@ impl Ranges {
         self.0.splice(first..last, rest.into_iter().filter(|rest| !rest.is_empty()));
     }
 
-    /// The parts of `range` that are not in the set, ascending.
+    /// Returns the parts of `range` that are not in the set, ascending.
     pub fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let first = self.0.partition_point(|old| old.end <= range.start);
         let mut inside = self.0.get(first..).unwrap_or_default().iter();
@@ -100,8 +107,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_like_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
-            let (mut ranges, mut model) = (Ranges::default(), BTreeSet::new());
+        fn range_set_behaves_like_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
+            let mut ranges = Ranges::default();
+            let mut model = BTreeSet::new();
             for (insert, start, len) in steps {
                 let range = start..start + len;
                 let gaps: Vec<u64> = ranges.gaps(range.clone()).flatten().collect();

@@ -1,34 +1,35 @@
 //! Notes what has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
 //!
-//! Two readers of one stream, of which each takes the bytes that came first by its own rule, differ as soon as a peer sends
-//! other bytes for an offset that it has already used. [`ReceivedStreams`] says which bytes of a frame are new, and [`cut`]
-//! takes the others out of the packet, so that every reader behind it gets each byte once: the first that arrived.
+//! Two readers of a stream may have different rules for overlapping frames. They would read different bytes if a peer
+//! sends other bytes for an offset that it has used before. [`ReceivedStreams`] tells which bytes of a frame are new,
+//! and [`cut`] removes the others from the packet. So every later reader gets each byte once: the first that arrived.
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::frame::{self, Stream};
+use super::frame::{self, StreamFrame};
 use crate::ranges::Ranges;
 
-/// Packet numbers below the largest one that can still be told apart, as many as quinn's.
+/// Packet numbers below the largest one that can still be told apart; quinn has as many.
 const WINDOW: u64 = 128;
 
-/// Bit of a stream ID.
+/// Bit of a stream ID that marks unidirectional streams.
 const UNIDIRECTIONAL: u64 = 0x2;
 
-/// Holes that a stream may have: quinn closes the connection over fewer.
+/// Most holes that a stream may have. quinn closes the connection at fewer.
 const HOLES: usize = 8192;
 
-/// The packet numbers that were received. What is too old to tell counts as received (RFC 9000, section 12.3).
+/// The packet numbers that were received. A number that is too old to tell counts as received (RFC 9000, section
+/// 12.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceivedNumbers {
-    /// One more than the largest.
+    /// One more than the largest packet number received.
     next: u64,
-    /// A bit for each of those below the largest, beginning with the one next to it.
+    /// A bit for each number below the largest, beginning with the one next to it.
     below: u128,
 }
 
 impl ReceivedNumbers {
-    /// Notes the number; returns whether it is new.
+    /// Notes the number. Returns whether it is new.
     pub fn insert(&mut self, number: u64) -> bool {
         if number >= self.next {
             let by = number + 1 - self.next;
@@ -57,7 +58,7 @@ impl ReceivedNumbers {
     }
 }
 
-impl Part {
+impl NewBytes {
     /// Returns the offset of the first byte that is new.
     pub fn first(&self) -> Option<u64> {
         self.new.first().map(|range| range.start)
@@ -66,12 +67,12 @@ impl Part {
 
 /// The bytes of the peer's unidirectional streams that were received.
 ///
-/// States of a stream: not known, until its first byte; open, until all bytes up to its end are there, or it is reset; over.
-/// [`Self::take`] and [`Self::reset`] move it, in the order in which the frames arrive.
+/// A stream is unknown until its first byte, open until all bytes up to its end have arrived or it is reset, and then
+/// over. [`Self::take`] and [`Self::reset`] change its state, in the order in which the frames arrive.
 #[derive(Debug)]
 pub struct ReceivedStreams {
-    /// By ID.
-    open: BTreeMap<u64, Extent>,
+    /// Open streams by ID.
+    open: BTreeMap<u64, StreamExtent>,
     /// Indices of streams that are over.
     over: Ranges,
     most: usize,
@@ -79,20 +80,20 @@ pub struct ReceivedStreams {
 
 /// The bytes of one stream.
 #[derive(Debug, Default)]
-struct Extent {
-    /// Offset before which all bytes have come.
+struct StreamExtent {
+    /// Offset before which all bytes have arrived.
     front: u64,
-    /// Bytes behind a hole.
+    /// Bytes after a hole.
     ahead: Ranges,
     size: Option<u64>,
 }
 
-impl Extent {
+impl StreamExtent {
     fn end(&self) -> u64 {
         self.ahead.last().map_or(self.front, |range| range.end)
     }
 
-    /// Whether nothing is known of what lies behind.
+    /// Returns whether nothing is known beyond `offset`.
     fn ends_at(&self, offset: u64) -> bool {
         self.front == offset && self.ahead.is_empty() && self.size.is_none()
     }
@@ -117,56 +118,60 @@ impl Extent {
 
 /// The part of a STREAM frame that is new.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakenPart {
+    /// Every byte of the frame is new.
     All,
-    Part(Part),
-    /// The peer has more streams under way, or more holes in one, than it may have.
+    /// A part of it is new.
+    Part(NewBytes),
+    /// The peer has more open streams, or more holes in one, than it may have.
     TooMuch,
 }
 
 /// The new bytes of a STREAM frame that repeats some, or that contradicts an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct NewBytes {
     /// Bytes of the stream, ascending.
     new: Vec<Range<u64>>,
-    /// The stream ends with the frame, and has bytes up to this offset, which is beyond that.
+    /// Offset up to which the stream has bytes, if that is beyond the frame's end and the frame ends the stream.
     beyond: Option<u64>,
 }
 
 impl ReceivedStreams {
-    /// `most`: streams that are open at a time.
+    /// Creates the state. `most`: most streams that are open at a time.
     pub fn new(most: usize) -> Self {
         Self { open: BTreeMap::new(), over: Ranges::default(), most }
     }
 
-    /// Notes the bytes of a frame; returns which of them are new. Allocates nothing for a frame that continues its stream.
-    pub fn take(&mut self, frame: &Stream<'_>) -> Taken {
-        let (id, range) = (frame.id, frame.offset..frame.offset + frame.data.len() as u64);
+    /// Notes the bytes of a frame. Returns which of them are new. It allocates nothing for a frame that continues its
+    /// stream.
+    pub fn take(&mut self, frame: &StreamFrame<'_>) -> TakenPart {
+        let id = frame.id;
+        let range = frame.offset..frame.offset + frame.data.len() as u64;
         if id & UNIDIRECTIONAL == 0 {
-            return Taken::All;
+            return TakenPart::All;
         }
-        // Most frames continue their stream, and do not end it.
+        // Most frames continue their stream and do not end it.
         if let Some(extent) =
             self.open.get_mut(&id).filter(|extent| !frame.fin && extent.ends_at(range.start))
         {
             extent.front = range.end;
-            return Taken::All;
+            return TakenPart::All;
         }
         if !self.open.contains_key(&id) {
             if self.over.contains(id >> 2) {
-                return if range.is_empty() { Taken::All } else { Taken::Part(Part::default()) };
+                return if range.is_empty() { TakenPart::All } else { TakenPart::Part(NewBytes::default()) };
             }
             if !self.has_room() {
-                return Taken::TooMuch;
+                return TakenPart::TooMuch;
             }
         }
         let extent = self.open.entry(id).or_default();
         let beyond = Some(extent.end()).filter(|end| frame.fin && *end > range.end);
         let taken = if beyond.is_none() && extent.is_new(&range) {
-            Taken::All
+            TakenPart::All
         } else {
             let from = range.start.max(extent.front);
-            Taken::Part(Part { new: extent.ahead.gaps(from..range.end).collect(), beyond })
+            TakenPart::Part(NewBytes { new: extent.ahead.gaps(from..range.end).collect(), beyond })
         };
         if frame.fin {
             extent.size.get_or_insert(range.end);
@@ -177,19 +182,19 @@ impl ReceivedStreams {
         if extent.size.is_some_and(|size| extent.front >= size) {
             self.end(id);
         } else if extent.ahead.len() > HOLES {
-            return Taken::TooMuch;
+            return TakenPart::TooMuch;
         }
         taken
     }
 
-    /// The peer has reset the stream: nothing that still comes is of use.
+    /// Notes that the peer has reset the stream: bytes that still arrive are of no use.
     pub fn reset(&mut self, id: u64) {
         if id & UNIDIRECTIONAL != 0 && (self.has_room() || self.open.contains_key(&id)) {
             self.end(id);
         }
     }
 
-    /// Returns the IDs of the streams that have begun, and are not over.
+    /// Returns the IDs of the open streams.
     pub fn begun(&self) -> impl Iterator<Item = u64> {
         self.open.keys().copied()
     }
@@ -204,29 +209,29 @@ impl ReceivedStreams {
     }
 }
 
-/// A STREAM frame of which not all bytes are new.
+/// A STREAM frame that has some bytes that are not new.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Repeat {
-    /// The frame's place in the payload; the data are the last bytes of it.
+pub struct RepeatedFrame {
+    /// Range of the frame in the payload. The data are its last bytes.
     at: Range<usize>,
     id: u64,
     end: u64,
     fin: bool,
-    part: Part,
+    part: NewBytes,
 }
 
-impl Repeat {
-    /// `at`: the frame's place in the payload.
-    pub fn new(at: Range<usize>, frame: &Stream<'_>, part: Part) -> Self {
+impl RepeatedFrame {
+    /// Creates the entry of a frame. `at`: its range in the payload.
+    pub fn new(at: Range<usize>, frame: &StreamFrame<'_>, part: NewBytes) -> Self {
         let end = frame.offset + frame.data.len() as u64;
         Self { at, id: frame.id, end, fin: frame.fin, part }
     }
 
-    /// Appends frames of what is new, and one that says where the frame ended, so that limits and sizes stay to be checked. Bytes
-    /// beyond the end of the stream are named behind it, and so are an error for whoever reads it.
+    /// Appends frames with the new bytes, and one that tells where the frame ended, so that limits and sizes can
+    /// still be checked. Bytes beyond the end of the stream are named after it, and so are an error for the reader.
     fn write(&self, payload: &[u8], out: &mut Vec<u8>) {
         let Self { id, end, fin, .. } = *self;
-        let Part { new, beyond } = &self.part;
+        let NewBytes { new, beyond } = &self.part;
         for range in new {
             let [from, to] = [range.start, range.end].map(|at| self.at.end - (end - at) as usize);
             frame::write_stream(id, range.start, &payload[from..to], fin && range.end == end, out);
@@ -239,7 +244,7 @@ impl Repeat {
 }
 
 /// Returns the payload without the bytes that were received before. `repeats` are in the order in which they lie in it.
-pub fn cut(payload: &[u8], repeats: &[Repeat]) -> Vec<u8> {
+pub fn cut(payload: &[u8], repeats: &[RepeatedFrame]) -> Vec<u8> {
     let mut out = Vec::with_capacity(payload.len() + 64);
     let mut at = 0;
     for repeat in repeats {

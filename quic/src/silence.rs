@@ -1,57 +1,104 @@
-//! When the silence of a peer is worth a probe: media came, and nothing comes any more.
+//! Decides when to probe a silent peer, and when to take it for dead.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-/// How often [`Silence::look`] is called.
+/// Time between two calls of [`Silence::look`].
 pub const LOOKS: Duration = Duration::from_millis(100);
-/// A peer that was live is probed after so long without a packet of it.
+/// Time without a packet after which a live peer is probed.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often it is probed from then on.
+/// Time between two probes.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A peer that is silent for so long is left to the idle time-out.
+/// Time after which a silent peer is left to the idle time-out.
 const ENOUGH: Duration = Duration::from_secs(60);
-/// A connection is live with [`LIVE`] packets in so many looks: more than keep-alives and answers to probes are.
+/// Number of looks over which [`LIVE`] packets make a connection live. Keep-alives and answers to probes are fewer.
 const WINDOW: usize = 20;
 const LIVE: u64 = 12;
+/// Time after the last packet from the peer for which our packets may be mere acknowledgements. Later ones are packets that the peer acknowledges.
+const ACKNOWLEDGED: Duration = Duration::from_millis(200);
+/// Number of unanswered packets after which a peer is probed that is not live. A probe time-out of QUIC has passed then.
+const UNANSWERED: u64 = 2;
+/// Time without an answer to a probe, besides two round trips, after which a peer is taken for dead: three probes are lost, or the peer is.
+const DEATH: Duration = Duration::from_millis(400);
+/// Shortest time without an answer after which a peer is taken for dead.
+const SHORTEST_DEATH: Duration = Duration::from_millis(500);
 
-/// Watches how many packets a peer has sent. It has three states: *quiet* (few packets come, and a silence says nothing), *live*
-/// (packets come often), and *silent* (none has come for [`PATIENCE`] since it was live). A packet ends the silence. Only
-/// [`Silence::look`] changes the state; it keeps no clock.
+/// Number of packets of a connection so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketTotals {
+    /// Datagrams that arrived.
+    pub received: u64,
+    /// Datagrams that were sent.
+    pub sent: u64,
+}
+
+/// Watches how many packets a peer has sent. It has three states: *quiet* (few packets come, and a silence means nothing), *live*
+/// (packets come often), and *silent*. A live peer is silent after `PATIENCE` without a packet, and a quiet one if it owes acknowledgements
+/// then. A packet ends the silence. Only [`Silence::look`] changes the state, and it keeps no clock: time between looks that were
+/// missed, because the process was stopped, does not count.
 #[derive(Debug)]
 pub struct Silence {
-    /// Packets so far.
-    received: u64,
-    last: Instant,
-    /// Packets that came between looks, of the last [`WINDOW`] looks. It stands still while the peer is silent.
+    packets: PacketTotals,
+    looked: Instant,
+    /// Time since the last packet from the peer.
+    silent: Duration,
+    /// Number of packets sent since then that the peer owes an acknowledgement for.
+    unanswered: u64,
+    /// Packets between looks, for the last [`WINDOW`] looks. It does not change while the peer is silent.
     recent: VecDeque<u64>,
-    /// When the next probe is due, of a silent peer.
-    next: Option<Instant>,
+    probing: Option<Probing>,
+}
+
+/// State of a silent peer, in times since its last packet.
+#[derive(Clone, Copy, Debug)]
+struct Probing {
+    since: Duration,
+    /// Time of the next probe.
+    next: Duration,
 }
 
 impl Silence {
+    /// Starts in the state *quiet*.
     pub fn new(now: Instant) -> Self {
-        Self { received: 0, last: now, recent: VecDeque::with_capacity(WINDOW), next: None }
+        Self {
+            packets: PacketTotals::default(),
+            looked: now,
+            silent: Duration::ZERO,
+            unanswered: 0,
+            recent: VecDeque::with_capacity(WINDOW),
+            probing: None,
+        }
     }
 
-    /// Takes how many packets have come so far, and returns whether the peer is to be probed now.
-    pub fn look(&mut self, now: Instant, received: u64) -> bool {
-        let news = received.saturating_sub(self.received);
+    /// Takes the number of packets so far, and returns whether to probe the peer now.
+    pub fn look(&mut self, now: Instant, packets: PacketTotals) -> bool {
+        let news = packets.received.saturating_sub(self.packets.received);
+        let sent = packets.sent.saturating_sub(self.packets.sent);
+        let passed = now.saturating_duration_since(self.looked).min(2 * LOOKS);
+        self.packets = packets;
+        self.looked = now;
         if news > 0 {
-            (self.received, self.last, self.next) = (received, now, None);
+            self.silent = Duration::ZERO;
+            self.unanswered = 0;
+            self.probing = None;
+        } else {
+            self.silent += passed;
+            if self.silent > ACKNOWLEDGED {
+                self.unanswered += sent;
+            }
         }
-        let silent = now.saturating_duration_since(self.last);
-        if let Some(next) = self.next {
-            if now < next || silent > ENOUGH {
+        if let Some(probing) = &mut self.probing {
+            if self.silent < probing.next || self.silent > probing.since + ENOUGH {
                 return false;
             }
-            self.next = Some(now + PAUSE);
+            probing.next = self.silent + PAUSE;
             return true;
         }
-        if silent >= PATIENCE && self.recent.iter().sum::<u64>() >= LIVE {
-            self.next = Some(now + PAUSE);
+        let is_live = self.recent.iter().sum::<u64>() >= LIVE;
+        if self.silent >= PATIENCE && (is_live || self.unanswered >= UNANSWERED) {
+            self.probing = Some(Probing { since: self.silent, next: self.silent + PAUSE });
             return true;
         }
         if self.recent.len() == WINDOW {
@@ -60,38 +107,47 @@ impl Silence {
         self.recent.push_back(news);
         false
     }
+
+    /// Returns whether the peer has left probes unanswered for so long that it is likely dead. `round_trip`: the measured one.
+    pub fn is_dead(&self, round_trip: Duration) -> bool {
+        let patience = (DEATH + 2 * round_trip).max(SHORTEST_DEATH);
+        self.probing.is_some_and(|probing| self.silent - probing.since >= patience)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A connection that is looked at every [`LOOKS`].
-    struct Watched {
+    /// A connection that is checked every [`LOOKS`].
+    struct WatchedConnection {
         silence: Silence,
         now: Instant,
-        received: u64,
+        packets: PacketTotals,
         /// The peer acknowledges probes.
         answers: bool,
     }
 
-    impl Watched {
+    impl WatchedConnection {
         fn new(answers: bool) -> Self {
             let now = Instant::now();
-            Self { silence: Silence::new(now), now, received: 0, answers }
+            Self { silence: Silence::new(now), now, packets: PacketTotals::default(), answers }
         }
 
-        /// Lets `time` pass, in which packets come at this rate; returns how many probes were due, and when the first was.
+        /// Lets `time` pass with packets at this rate. Returns how many probes were due, and when the first was.
         fn pass(&mut self, time: Duration, packets_per_look: f64) -> (u32, Option<Duration>) {
-            let (began, mut due, mut probes, mut first) = (self.now, 0.0, 0, None);
+            let began = self.now;
+            let mut due = 0.0;
+            let mut probes = 0;
+            let mut first = None;
             while self.now < began + time {
                 self.now += LOOKS;
                 due += packets_per_look;
-                self.received += due as u64;
+                self.packets.received += due as u64;
                 due = due.fract();
-                if self.silence.look(self.now, self.received) {
+                if self.silence.look(self.now, self.packets) {
                     probes += 1;
-                    self.received += u64::from(self.answers);
+                    self.packets.received += u64::from(self.answers);
                     first.get_or_insert(self.now - began);
                 }
             }
@@ -103,12 +159,12 @@ mod tests {
 
     #[test]
     fn live_peer_that_falls_silent_is_probed_until_it_answers() {
-        let mut watched = Watched::new(false);
+        let mut watched = WatchedConnection::new(false);
         assert_eq!(watched.pass(3 * SECOND, 2.5), (0, None));
         let (probes, first) = watched.pass(2 * SECOND, 0.0);
         assert_eq!(first, Some(PATIENCE));
         assert!((5..=8).contains(&probes), "{probes}");
-        // It is back.
+        // The peer is back.
         assert_eq!(watched.pass(SECOND, 3.0), (0, None));
         let (_, again) = watched.pass(SECOND, 0.0);
         assert_eq!(again, Some(PATIENCE));
@@ -116,7 +172,7 @@ mod tests {
 
     #[test]
     fn live_peer_that_answers_but_has_no_media_is_not_probed_for_ever() {
-        let mut watched = Watched::new(true);
+        let mut watched = WatchedConnection::new(true);
         watched.pass(3 * SECOND, 3.0);
         let (probes, _) = watched.pass(5 * SECOND, 0.0);
         assert!((1..=6).contains(&probes), "{probes}");
@@ -124,17 +180,68 @@ mod tests {
     }
 
     #[test]
-    fn keep_alives_are_no_media() {
-        let mut watched = Watched::new(false);
+    fn keep_alives_do_not_count_as_media() {
+        let mut watched = WatchedConnection::new(false);
         assert_eq!(watched.pass(60 * SECOND, 0.05), (0, None));
         assert_eq!(watched.pass(20 * SECOND, 0.0), (0, None));
     }
 
     #[test]
     fn a_peer_that_never_answers_is_left_to_the_idle_time_out() {
-        let mut watched = Watched::new(false);
+        let mut watched = WatchedConnection::new(false);
         watched.pass(3 * SECOND, 3.0);
         watched.pass(ENOUGH + SECOND, 0.0);
         assert_eq!(watched.pass(600 * SECOND, 0.0), (0, None));
+    }
+
+    const ROUND_TRIP: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn live_peer_that_answers_nothing_is_dead_after_a_second_and_alive_with_its_next_packet() {
+        let mut watched = WatchedConnection::new(false);
+        watched.pass(3 * SECOND, 2.5);
+        watched.pass(9 * LOOKS, 0.0);
+        assert!(!watched.silence.is_dead(ROUND_TRIP));
+        watched.pass(LOOKS, 0.0);
+        assert!(watched.silence.is_dead(ROUND_TRIP));
+        assert!(!watched.silence.is_dead(10 * ROUND_TRIP), "on a longer path an answer may be on its way");
+        watched.pass(LOOKS, 1.0);
+        assert!(!watched.silence.is_dead(ROUND_TRIP));
+    }
+
+    /// The peer owes nothing at first. Then it gets a request, which QUIC sends again and again.
+    #[test]
+    fn quiet_peer_is_dead_when_it_answers_no_request() {
+        let mut watched = WatchedConnection::new(false);
+        watched.pass(20 * SECOND, 0.1);
+        watched.pass(10 * SECOND, 0.0);
+        assert!(!watched.silence.is_dead(ROUND_TRIP));
+        for _ in 0..3 {
+            watched.packets.sent += 1;
+            watched.pass(LOOKS, 0.0);
+        }
+        watched.pass(4 * LOOKS, 0.0);
+        assert!(watched.silence.is_dead(ROUND_TRIP));
+    }
+
+    #[test]
+    fn own_acknowledgements_expect_no_answer() {
+        let mut watched = WatchedConnection::new(false);
+        for _ in 0..20 {
+            watched.pass(LOOKS, 1.0);
+            watched.packets.sent += 1;
+            watched.pass(2 * SECOND, 0.0);
+        }
+        assert!(watched.silence.probing.is_none());
+    }
+
+    /// After SIGSTOP the peer's packets wait in the socket.
+    #[test]
+    fn time_without_a_check_does_not_count_as_silence() {
+        let mut watched = WatchedConnection::new(false);
+        watched.pass(3 * SECOND, 2.5);
+        watched.now += 60 * SECOND;
+        watched.pass(2 * LOOKS, 0.0);
+        assert!(watched.silence.probing.is_none());
     }
 }

@@ -3,7 +3,7 @@
 /// The largest value that a QUIC varint can hold: 2^62 - 1.
 pub const MAX: u64 = (1 << 62) - 1;
 
-/// The number of bytes that [`encode`] writes for `value`.
+/// Returns the number of bytes that [`encode`] writes for `value`.
 pub const fn len(value: u64) -> usize {
     match value {
         0..=0x3f => 1,
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_round_trips() {
+    fn quic_varints_of_every_width_round_trip() {
         for value in [0, 63, 64, 16_383, 16_384, (1 << 30) - 1, 1 << 30, MAX] {
             let mut out = Vec::new();
             encode(value, &mut out);

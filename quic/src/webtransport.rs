@@ -1,4 +1,4 @@
-//! How an application protocol lies on a QUIC connection: bare, or in a WebTransport session of HTTP/3
+//! The mapping of an application protocol to a QUIC connection: bare, or in a WebTransport session of HTTP/3
 //! (draft-ietf-webtrans-http3).
 //!
 //! In a session each stream begins with a *preamble* that names the session, each datagram with a quarter of its ID, and the
@@ -12,31 +12,33 @@ use super::varint;
 /// HTTP/3's ALPN (RFC 9114).
 pub const ALPN: &[u8] = b"h3";
 
-/// What a unidirectional stream of a session begins with.
+/// Type of a session's unidirectional streams.
 const STREAM: u64 = 0x54;
-/// What a bidirectional stream of a session begins with, in the place of an HTTP/3 frame's type.
+/// Signal value that a session's bidirectional streams begin with, in place of an HTTP/3 frame type.
 const FRAME: u64 = 0x41;
 
-/// HTTP/3's error codes for the application's 0 and on, in which every 31st is left out ("Resetting Data Streams").
+/// HTTP/3's error code for the application's code 0. Later codes follow, and every 31st is left out ("Resetting Data
+/// Streams").
 const FIRST_CODE: u64 = 0x52e4_a40f_a8db;
 const LAST_CODE: u64 = 0x52e5_ac98_3162;
 
 /// HTTP/3 error codes (RFC 9114, section 8.1) that this end sends.
 pub mod error {
+    /// H3_REQUEST_REJECTED: a request was not processed.
     pub const REQUEST_REJECTED: u64 = 0x10b;
 }
 
-/// How the application's streams, datagrams and error codes look on the connection.
+/// The encoding of the application's streams, datagrams and error codes on the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Binding {
-    /// As they are.
+    /// The application has the connection to itself.
     #[default]
     Bare,
-    /// In the WebTransport session with this ID: the stream ID of its CONNECT request.
+    /// The application is in the WebTransport session with this ID: the stream ID of its CONNECT request.
     Session(u64),
 }
 
-/// What streams or datagrams of a binding begin with; `Deref`s to its bytes.
+/// The bytes before the application's first byte of a stream or datagram; `Deref`s to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preamble {
     bytes: [u8; 10],
@@ -52,7 +54,7 @@ impl Deref for Preamble {
 }
 
 impl Preamble {
-    fn of(values: &[u64]) -> Self {
+    fn from_values(values: &[u64]) -> Self {
         let mut bytes = Vec::with_capacity(10);
         values.iter().for_each(|value| varint::encode(*value, &mut bytes));
         let mut preamble = Self { len: bytes.len() as u8, ..Self::default() };
@@ -61,49 +63,50 @@ impl Preamble {
     }
 }
 
-/// Whose stream begins with some bytes.
+/// The owner of a stream, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// Another byte has to be seen.
+    /// More bytes are needed.
     Unknown,
-    /// The application's, behind its preamble of so many bytes.
+    /// The stream is the application's, after a preamble of this length.
     Ours(usize),
-    /// Of a session that is not there.
+    /// The stream belongs to a session that does not exist.
     Stray(u64),
-    /// HTTP/3's own: a unidirectional stream of this type, or a bidirectional one whose first frame has this type.
+    /// The stream is HTTP/3's own: a unidirectional stream of this type, or a bidirectional one whose first frame has
+    /// this type.
     Http(u64),
 }
 
 impl Binding {
-    /// What unidirectional streams begin with.
+    /// Returns the preamble of unidirectional streams.
     pub fn uni(self) -> Preamble {
         self.preamble(STREAM)
     }
 
-    /// What bidirectional streams begin with, in the opener's direction.
+    /// Returns the preamble of bidirectional streams, in the opener's direction.
     pub fn bidi(self) -> Preamble {
         self.preamble(FRAME)
     }
 
-    /// What datagrams begin with.
+    /// Returns the preamble of datagrams.
     pub fn datagram(self) -> Preamble {
         match self {
             Self::Bare => Preamble::default(),
-            Self::Session(id) => Preamble::of(&[id / 4]),
+            Self::Session(id) => Preamble::from_values(&[id / 4]),
         }
     }
 
-    /// Whose unidirectional stream of the peer begins with `front`.
+    /// Returns the owner of a peer's unidirectional stream that begins with `front`.
     pub fn begins_uni(self, front: &[u8]) -> Begins {
         self.begins(STREAM, front)
     }
 
-    /// Whose bidirectional stream of the peer begins with `front`.
+    /// Returns the owner of a peer's bidirectional stream that begins with `front`.
     pub fn begins_bidi(self, front: &[u8]) -> Begins {
         self.begins(FRAME, front)
     }
 
-    /// What of a datagram is the application's; `None`: nothing.
+    /// Returns the offset of the application's bytes in a datagram; `None`: it is not the application's.
     pub fn strip(self, datagram: &[u8]) -> Option<usize> {
         match self {
             Self::Bare => Some(0),
@@ -114,7 +117,8 @@ impl Binding {
         }
     }
 
-    /// The application's error code as streams carry it. Those of a session have 32 bits; what is larger becomes the largest.
+    /// Converts an error code of the application to the one on the wire. Codes of a session have 32 bits; larger ones
+    /// become the largest.
     pub fn to_wire(self, code: u64) -> u64 {
         match self {
             Self::Bare => code,
@@ -125,7 +129,7 @@ impl Binding {
         }
     }
 
-    /// The application's error code that a stream carried; 0 for one of HTTP/3's.
+    /// Converts an error code on the wire to the application's; 0 for one of HTTP/3's.
     pub fn from_wire(self, code: u64) -> u64 {
         match self {
             Self::Bare => code,
@@ -140,7 +144,7 @@ impl Binding {
     fn preamble(self, kind: u64) -> Preamble {
         match self {
             Self::Bare => Preamble::default(),
-            Self::Session(id) => Preamble::of(&[kind, id]),
+            Self::Session(id) => Preamble::from_values(&[kind, id]),
         }
     }
 
@@ -168,7 +172,7 @@ mod tests {
     const SESSION: Binding = Binding::Session(4);
 
     #[test]
-    fn preambles_are_those_of_the_draft() {
+    fn webtransport_stream_preambles_match_the_draft() {
         assert_eq!(*Binding::Session(0).uni(), [0x40, 0x54, 0]);
         assert_eq!(*Binding::Session(0).bidi(), [0x40, 0x41, 0]);
         assert_eq!(*Binding::Session(0x40).uni(), [0x40, 0x54, 0x40, 0x40]);
@@ -178,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_known_as_soon_as_it_can_be() {
+    fn session_of_a_stream_is_known_as_early_as_possible() {
         let whole = SESSION.uni();
         for end in 0..whole.len() {
             assert_eq!(SESSION.begins_uni(&whole[..end]), Begins::Unknown);
@@ -188,13 +192,13 @@ mod tests {
         assert_eq!(SESSION.begins_uni(&[0]), Begins::Http(0));
         assert_eq!(SESSION.begins_bidi(&SESSION.bidi()), Begins::Ours(3));
         assert_eq!(SESSION.begins_bidi(&[1]), Begins::Http(1));
-        // Longer than needed is legal.
+        // Longer encodings of integers are legal.
         assert_eq!(SESSION.begins_uni(&[0x80, 0, 0, 0x54, 0x40, 4]), Begins::Ours(6));
         assert_eq!(Binding::Bare.begins_uni(&[]), Begins::Ours(0));
     }
 
     #[test]
-    fn datagrams_of_others_are_nobodys() {
+    fn datagram_of_another_session_is_dropped() {
         assert_eq!(SESSION.strip(&[1, 7, 8]), Some(1));
         assert_eq!(SESSION.strip(&[2, 7, 8]), None);
         assert_eq!(SESSION.strip(&[]), None);
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_those_of_the_draft() {
+    fn webtransport_error_codes_match_the_draft() {
         for (code, wire) in [
             (0, FIRST_CODE),
             (0x1d, FIRST_CODE + 0x1d),
@@ -218,15 +222,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn codes_come_back(code: u32) {
+        fn error_codes_round_trip(code: u32) {
             let wire = SESSION.to_wire(code.into());
             prop_assert_eq!(SESSION.from_wire(wire), u64::from(code));
-            // Those that look so are reserved (RFC 9114, section 8.1).
+            // Codes of this form are reserved (RFC 9114, section 8.1).
             prop_assert_ne!((wire - 0x21) % 0x1f, 0);
         }
 
         #[test]
-        fn any_bytes_can_begin_a_stream(front: Vec<u8>, session in 0..varint::MAX) {
+        fn arbitrary_bytes_may_begin_a_stream(front: Vec<u8>, session in 0..varint::MAX) {
             let binding = Binding::Session(session);
             if let Begins::Ours(len) = binding.begins_uni(&front) {
                 prop_assert!(len <= front.len());

@@ -1,4 +1,4 @@
-//! Compiles `src/bpf`.
+//! Compiles the BPF program in `src/bpf`, and generates Rust types of the structures that it shares with userspace.
 
 fn main() {
     millrace_kernel_build::Build::default()

@@ -1,20 +1,20 @@
-//! Who may have a session.
+//! Decides which clients may have a session with the relay.
 
 use std::{any::Any, net::IpAddr};
 
-/// A session's place among those of its client, until it is dropped.
+/// Counts a session against the limits of its client and its client's networks, until it is dropped.
 pub type Permit = Box<dyn Any + Send>;
 
-/// Why a client may not have one more session.
+/// The limit that a client's further session would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crowded {
-    /// The client has as many as it may.
+pub enum TooManySessions {
+    /// The client's address has as many sessions as one address may have.
     Client,
-    /// A wider network that the client is in has as many as that may.
+    /// A network that contains the client's address has as many sessions as such a network may have.
     Network,
 }
 
-impl Crowded {
+impl TooManySessions {
     /// Returns the reason that is sent to the client.
     pub(crate) fn reason(self) -> &'static [u8] {
         match self {
@@ -24,30 +24,30 @@ impl Crowded {
     }
 }
 
-/// Asked before a session is made.
+/// Limits how many sessions a client may have. The relay asks before the handshake and again after it.
 pub trait Admission: Send + Sync {
-    /// Decides whether a client, whose address is not proved yet, may try.
+    /// Decides whether a handshake may begin. The source address may still be forged.
     ///
     /// # Errors
-    /// It may not.
-    fn may_connect(&self, client: IpAddr) -> Result<(), Crowded>;
+    /// Returns an error if the client or one of its networks has as many sessions as it may have.
+    fn may_connect(&self, client: IpAddr) -> Result<(), TooManySessions>;
 
-    /// Makes a place for a session of a client, whose address its handshake has proved.
+    /// Counts a new session of a client. The handshake has proved the client's address.
     ///
     /// # Errors
-    /// It may not have one more.
-    fn admit(&self, client: IpAddr) -> Result<Permit, Crowded>;
+    /// Returns an error if the client or one of its networks has as many sessions as it may have.
+    fn admit(&self, client: IpAddr) -> Result<Permit, TooManySessions>;
 }
 
-/// Everybody may.
-pub struct Open;
+/// An admission that lets every client in.
+pub struct OpenAdmission;
 
-impl Admission for Open {
-    fn may_connect(&self, _: IpAddr) -> Result<(), Crowded> {
+impl Admission for OpenAdmission {
+    fn may_connect(&self, _: IpAddr) -> Result<(), TooManySessions> {
         Ok(())
     }
 
-    fn admit(&self, _: IpAddr) -> Result<Permit, Crowded> {
+    fn admit(&self, _: IpAddr) -> Result<Permit, TooManySessions> {
         Ok(Box::new(()))
     }
 }

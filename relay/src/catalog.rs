@@ -1,24 +1,32 @@
-//! Catalogs as they were read.
+//! Keeps the parsed form of a track's catalog (MSF).
 
 use std::sync::Arc;
 
-use millrace_moq::msf::Catalog;
+use millrace_moq::msf::MsfCatalog;
 use parking_lot::Mutex;
 
-/// The newest version of a catalog that was read, so that it is parsed once for all who ask; `None` in it if it is no catalog.
+/// The newest catalog version that was read, parsed once for all sessions. `None` in place of a catalog: that version
+/// is not a valid catalog.
 #[derive(Default)]
-pub struct Parsed(Mutex<Option<(u64, Option<Arc<Catalog>>)>>);
+pub struct ParsedCatalog(Mutex<Option<(u64, Option<Arc<MsfCatalog>>)>>);
 
-impl Parsed {
-    /// What this version says; `read` gives its JSON if it has not been read yet, or not all of it is there. `None` where it does not.
-    pub fn get(&self, version: u64, read: impl FnOnce() -> Option<Vec<u8>>) -> Option<Option<Arc<Catalog>>> {
+impl ParsedCatalog {
+    /// Returns the catalog of this version. `read` returns its JSON, and is called only if this version was not parsed
+    /// before. The outer `None`: `read` does not have the whole object yet. The inner `None`: the object is not a valid
+    /// catalog.
+    pub fn get(
+        &self,
+        version: u64,
+        read: impl FnOnce() -> Option<Vec<u8>>,
+    ) -> Option<Option<Arc<MsfCatalog>>> {
         let mut newest = self.0.lock();
         if let Some((known, catalog)) = newest.as_ref()
             && *known == version
         {
             return Some(catalog.clone());
         }
-        let catalog = Catalog::parse(&read()?).ok().map(Arc::new);
+        // `read` returns `None` for an incomplete object. That is not stored, so the next caller tries again.
+        let catalog = MsfCatalog::parse(&read()?).ok().map(Arc::new);
         *newest = Some((version, catalog.clone()));
         Some(catalog)
     }
@@ -29,8 +37,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_version_is_read_once() {
-        let parsed = Parsed::default();
+    fn each_catalog_version_is_parsed_once() {
+        let parsed = ParsedCatalog::default();
         let mut reads = 0;
         let mut get = |version, json: Option<&str>| {
             parsed.get(version, || {

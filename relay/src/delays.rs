@@ -1,68 +1,88 @@
-//! How long media may wait for a subscriber, by namespace and priority.
+//! How long media may wait for a slow subscriber, by namespace and publisher priority.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use millrace_moq::Namespace;
 use parking_lot::RwLock;
 
-use crate::access::pattern::Pattern;
+use millrace_access::pattern::Pattern;
 
-/// How long media may wait for a subscriber before it is dropped. The first rule that fits holds.
+/// How long media may wait for a subscriber before it is dropped. The first matching rule applies.
+///
+/// ```
+/// use std::time::Duration;
+/// use millrace_moq::Namespace;
+/// use millrace_relay::{DelayRule, Delays};
+///
+/// let rule = DelayRule {
+///     namespace: "live/**".parse()?,
+///     priority: 0..=255,
+///     max_delay: Some(Duration::from_millis(250)),
+/// };
+/// assert!(rule.namespace.matches(&Namespace::from_path("live/bbb/video")?));
+/// // Media of other namespaces waits for as long as it takes.
+/// let delays = Delays { rules: vec![rule], default: None };
+/// # assert_eq!(delays.rules.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delays {
+    /// The rules, in the order in which they are tried.
     pub rules: Vec<DelayRule>,
-    /// Where no rule fits; `None`: as long as it takes.
+    /// The longest delay where no rule matches. `None`: media may wait without limit.
     pub default: Option<Duration>,
 }
 
-/// Of some namespaces and priorities.
+/// The longest delay of media in matching namespaces with matching publisher priorities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayRule {
+    /// The namespaces that the rule applies to.
     pub namespace: Pattern,
-    /// Publisher priorities.
+    /// The publisher priorities that the rule applies to.
     pub priority: RangeInclusive<u8>,
-    /// `None`: as long as it takes.
+    /// The longest delay. `None`: media may wait without limit.
     pub max_delay: Option<Duration>,
 }
 
 impl Default for Delays {
-    /// Nothing is late.
+    /// Returns delays without any limit: media is never dropped for being late.
     fn default() -> Self {
         Self { rules: Vec::new(), default: None }
     }
 }
 
 impl Delays {
-    /// Those that a track of the namespace has.
-    pub fn of(&self, namespace: &Namespace) -> TrackDelays {
+    /// Returns the delays of a track in this namespace.
+    pub fn namespace_delays(&self, namespace: &Namespace) -> TrackDelays {
         TrackDelays(Arc::new(RwLock::new(self.rules_of(namespace))))
     }
 
-    fn rules_of(&self, namespace: &Namespace) -> Rules {
+    fn rules_of(&self, namespace: &Namespace) -> DelayRules {
         let rules = self.rules.iter().filter(|rule| rule.namespace.matches(namespace));
         let rules = rules.map(|rule| (rule.priority.clone(), rule.max_delay)).collect();
-        Rules { rules, default: self.default }
+        DelayRules { rules, default: self.default }
     }
 }
 
-/// Of one track, by publisher priority. Its clones change with it.
+/// The longest delays of one track, by publisher priority. All clones share one set of rules, so [`Self::change`]
+/// affects all of them.
 #[derive(Clone, Debug)]
-pub struct TrackDelays(Arc<RwLock<Rules>>);
+pub struct TrackDelays(Arc<RwLock<DelayRules>>);
 
 #[derive(Debug)]
-struct Rules {
+struct DelayRules {
     rules: Vec<(RangeInclusive<u8>, Option<Duration>)>,
     default: Option<Duration>,
 }
 
 impl TrackDelays {
     pub fn at(&self, priority: u8) -> Option<Duration> {
-        let Rules { rules, default } = &*self.0.read();
+        let DelayRules { rules, default } = &*self.0.read();
         let rule = rules.iter().find(|(priorities, _)| priorities.contains(&priority));
         rule.map_or(*default, |(_, max_delay)| *max_delay)
     }
 
-    /// Those that the track has from now on: streams that are open keep theirs.
+    /// Replaces the track's delays. A stream that is open keeps the delay that it began with.
     pub fn change(&self, delays: &Delays, namespace: &Namespace) {
         *self.0.write() = delays.rules_of(namespace);
     }
@@ -73,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_rule_that_fits_holds() {
+    fn first_matching_delay_rule_applies() {
         let ms = |ms| Some(Duration::from_millis(ms));
         let rule = |namespace: &str, priority, max_delay| DelayRule {
             namespace: namespace.parse().unwrap(),
@@ -96,14 +116,14 @@ mod tests {
             ("chat/room", 200, None),
             ("chat", 200, ms(250)),
         ] {
-            let track = delays.of(&Namespace::from_path(namespace).unwrap());
+            let track = delays.namespace_delays(&Namespace::from_path(namespace).unwrap());
             assert_eq!(track.at(priority), expected, "{namespace} {priority}");
         }
         let name = Namespace::from_path("live/news").unwrap();
-        let track = delays.of(&name);
+        let track = delays.namespace_delays(&name);
         let held = track.clone();
         track.change(&Delays { default: ms(70), ..Delays::default() }, &name);
         assert_eq!(held.at(9), ms(70), "the rules are others now");
-        assert_eq!(Delays::default().of(&Namespace::from_path("a").unwrap()).at(0), None);
+        assert_eq!(Delays::default().namespace_delays(&Namespace::from_path("a").unwrap()).at(0), None);
     }
 }

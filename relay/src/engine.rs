@@ -1,37 +1,41 @@
-//! Which engine the relay runs with.
+//! The choice between the engines `kernel` and `user`.
 
 use std::sync::Arc;
 
 use millrace_transport::offload;
 use parking_lot::Mutex;
 
-/// The engine that runs, and why it is this one.
-pub struct Engine {
-    /// What was loaded at start-up; it forwards while it has interfaces.
-    pub offload: Option<Arc<dyn offload::Engine>>,
+/// The engine that sends media (`kernel` or `user`), and the reason why it was chosen.
+pub struct RelayEngine {
+    /// The offload that was loaded at start-up. It forwards media only while it is attached to at least one interface.
+    pub offload: Option<Arc<dyn offload::OffloadEngine>>,
     why_user: Mutex<String>,
 }
 
-impl Engine {
+impl RelayEngine {
+    /// Makes an engine without an offload, with which userspace sends every packet. `reason` appears in the relay's
+    /// status.
     pub fn user(reason: impl Into<String>) -> Self {
         Self { offload: None, why_user: Mutex::new(reason.into()) }
     }
 
-    pub fn with(offload: Arc<dyn offload::Engine>) -> Self {
+    /// Makes an engine with this offload. While the offload is attached to no interface, the status shows the reason
+    /// set by [`Self::set_reason`].
+    pub fn with(offload: Arc<dyn offload::OffloadEngine>) -> Self {
         Self { offload: Some(offload), why_user: Mutex::default() }
     }
 
-    /// Why userspace sends, while it does so alone.
+    /// Sets the reason that the status shows while userspace sends every packet.
     pub fn set_reason(&self, reason: impl Into<String>) {
         *self.why_user.lock() = reason.into();
     }
 
-    /// Where media is forwarded from, or should be.
-    pub fn interfaces(&self) -> Vec<offload::Interface> {
+    /// Returns the network interfaces that the offload is attached to, or was detached from.
+    pub fn interfaces(&self) -> Vec<offload::OffloadInterface> {
         self.offload.as_ref().map(|offload| offload.interfaces()).unwrap_or_default()
     }
 
-    /// Name and reason.
+    /// Returns the name of the running engine and the reason why it runs.
     pub fn describe(&self) -> (&'static str, String) {
         let attached = self.interfaces();
         if attached.is_empty() {

@@ -1,10 +1,13 @@
-//! What all sessions share: the live tracks, who publishes which namespaces, and who watches them.
+//! State that all sessions share: the tracks, the publishers of namespaces, and the sessions that watch namespaces.
 
+mod announced;
 mod catalogs;
 mod counters;
 mod namespaces;
 mod pages;
 mod publisher;
+mod route_watch;
+mod routes;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_moq::{Namespace, TrackName, code, message::RequestError, tracks::cache::Cache};
+use millrace_moq::{HopPath, Namespace, TrackName, code, message::RequestError, tracks::cache::TrackCache};
+use millrace_relay_cluster::RouteTable;
 use parking_lot::{Mutex, RwLock};
 use tokio::{
     sync::mpsc,
@@ -24,47 +28,60 @@ use tokio::{
 
 use self::pages::Pages;
 pub use self::{
-    counters::Counters,
-    namespaces::{NamespaceEvent, Publication, Watch},
-    publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
+    announced::{RelayRegistration, RoutePublication},
+    counters::OperatorCounters,
+    namespaces::{NamespaceEvent, NamespaceWatch, Publication, Publishers},
+    publisher::{
+        FetchAnswer, FetchPiece, FetchedObjects, Fetching, HubPublisher, Requester, SubscribeAnswer,
+    },
+    route_watch::RouteWatch,
 };
-use super::{Adaptive, Delays, live::LiveTrack, outbox::Outbox, status, upstream::Ask, waiters::Waiters};
+use super::{
+    AdaptiveMode, Delays, live::LiveTrack, outbox::Outbox, status, upstream::UpstreamRequest,
+    waiters::Waiters,
+};
 
-/// How soon after a search for publishers that found none the next one may begin: at first, and in the end. However often
-/// publishers come and go, a SUBSCRIBE that waits looks for them no more often.
+/// The shortest and the longest pause between two searches for a track's publishers on behalf of one waiting SUBSCRIBE.
+/// The pause doubles with each search, so publishers that come and go quickly cause few searches.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// Limits of the relay as a whole.
+/// Limits and timeouts of the whole relay.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HubLimits {
     pub max_tracks: usize,
+    /// The most tracks per session that the offload may prepare for, before their streams or datagrams begin. Streams
+    /// of further tracks are handed to the offload one by one, after userspace has read their beginning.
+    pub offloaded_tracks: usize,
     /// How long an upstream subscription is kept after its last subscriber left.
     pub linger: Duration,
-    /// How long subscriptions wait for a publisher that is gone without a word.
+    /// How long subscriptions wait for another publisher when their publisher was lost without ending its tracks.
     pub absence: Duration,
-    /// The longest that a SUBSCRIBE may wait for a publisher, whatever RENDEZVOUS_TIMEOUT asks.
+    /// The longest time that a SUBSCRIBE may wait for a publisher, whatever its RENDEZVOUS_TIMEOUT asks for.
     pub max_rendezvous: Duration,
-    /// How long publishers have to answer a request of the relay.
+    /// The most namespaces that one relay of the cluster may announce routes to.
+    pub max_routes: usize,
+    /// How long a publisher may take to answer a request of the relay.
     pub request_timeout: Duration,
 }
 
 /// The shared state of a relay.
 pub struct Hub {
-    pub limits: Limits,
-    pub cache: Arc<Cache>,
-    /// How long media may wait for a subscriber.
+    pub limits: HubLimits,
+    pub cache: Arc<TrackCache>,
+    /// How long media may wait for a slow subscriber before it is dropped.
     delays: RwLock<Delays>,
-    /// Which renditions stand for each other.
-    pub adaptive: Adaptive,
-    /// Whether subscribers may name alternates themselves.
+    /// Whether subscriptions are switched between renditions as bandwidth changes.
+    pub adaptive: AdaptiveMode,
+    /// Whether subscribers may name alternative tracks in a switching set.
     pub switching_sets: bool,
-    pub counters: Counters,
-    /// For what is logged because of a peer.
-    /// The configured upstream relay, as it is now.
-    pub upstream: Mutex<Option<status::Upstream>>,
+    /// The cost of receiving from this relay that is announced to other relays of the cluster.
+    pub relay_cost: Option<u64>,
+    pub counters: OperatorCounters,
+    /// The state of the connection to the configured upstream relay. `None` if none is configured.
+    pub upstream: Mutex<Option<status::UpstreamStatus>>,
     tracks: Arc<RwLock<Tracks>>,
-    namespaces: Arc<namespaces::Namespaces>,
-    /// SUBSCRIBEs that wait for a publisher of their track.
+    namespaces: Arc<namespaces::PublisherNamespaces>,
+    /// SUBSCRIBEs that wait for a publisher of their track to appear.
     waiting: Waiters<TrackName>,
 }
 
@@ -72,10 +89,10 @@ type Tracks = BTreeMap<TrackName, Arc<LiveTrack>>;
 
 impl Hub {
     pub fn new(
-        limits: Limits,
-        cache: Arc<Cache>,
+        limits: HubLimits,
+        cache: Arc<TrackCache>,
         delays: Delays,
-        adaptive: Adaptive,
+        adaptive: AdaptiveMode,
         switching_sets: bool,
     ) -> Self {
         Self {
@@ -84,7 +101,8 @@ impl Hub {
             delays: RwLock::new(delays),
             adaptive,
             switching_sets,
-            counters: Counters::default(),
+            relay_cost: None,
+            counters: OperatorCounters::default(),
             upstream: Mutex::default(),
             tracks: Arc::default(),
             namespaces: Arc::default(),
@@ -92,21 +110,30 @@ impl Hub {
         }
     }
 
-    /// How long media may wait from now on.
+    /// Makes the relay part of a cluster.
+    pub fn with_table_of_routes(self, table: RouteTable, relay_cost: Option<u64>) -> Self {
+        self.namespaces.0.lock().table = Some(table);
+        Self { relay_cost, ..self }
+    }
+
+    /// Sets how long media may wait for slow subscribers, for tracks that exist and for later ones.
     pub fn set_delays(&self, delays: Delays) {
         self.delays.write().clone_from(&delays);
-        // One that is being made with those of before is here once the lock can be had.
+        // `track` reads `delays` while it holds the write lock of `tracks`. So a track made with the old delays is in
+        // the map before this read lock is granted.
         self.tracks.read().values().for_each(|track| track.set_delays(&delays));
     }
 
-    /// The track of this name, made if it is not there.
+    /// Returns the track of this name, and creates it if it does not exist.
     ///
     /// # Errors
-    /// The relay has as many tracks as it may have.
+    /// Returns an error if the relay has as many tracks as it may have.
     pub fn track(&self, name: &TrackName, now: Instant) -> Result<Arc<LiveTrack>, RequestError> {
         if let Some(track) = self.find_track(name) {
             return Ok(track);
         }
+        // Another thread may have added the track between the two locks, so the limit ignores a name that is in the map
+        // by now.
         let mut tracks = self.tracks.write();
         if tracks.len() >= self.limits.max_tracks && !tracks.contains_key(name) {
             return Err(RequestError::new(
@@ -115,17 +142,17 @@ impl Hub {
             ));
         }
         let new = || {
-            let delays = self.delays.read().of(name.namespace());
+            let delays = self.delays.read().namespace_delays(name.namespace());
             Arc::new(LiveTrack::new(name.clone(), Arc::clone(&self.cache), delays, now))
         };
         Ok(Arc::clone(tracks.entry(name.clone()).or_insert_with(new)))
     }
 
-    /// The track of this name with an established upstream subscription. Waits up to `rendezvous` for a publisher;
-    /// `new_group` is a NEW_GROUP_REQUEST for it.
+    /// Returns the track of this name once a publisher has accepted our SUBSCRIBE. Waits up to `rendezvous` for a
+    /// publisher to appear. `new_group` is the subscriber's NEW_GROUP_REQUEST.
     ///
     /// # Errors
-    /// Nobody publishes the track, everybody refused, or there is no room for it.
+    /// Returns an error if nobody publishes the track, every publisher refused, or the relay has too many tracks.
     pub async fn established(
         &self,
         name: &TrackName,
@@ -133,6 +160,7 @@ impl Hub {
         rendezvous: Duration,
         new_group: Option<u64>,
     ) -> Result<Arc<LiveTrack>, RequestError> {
+        // A subscriber that does not wait must not make the relay create a track that nobody can serve.
         if rendezvous.is_zero() {
             self.check_known(name, requester)?;
         }
@@ -146,18 +174,20 @@ impl Hub {
         Ok(track)
     }
 
-    /// Refuses what nobody can serve, before anything is made for it.
+    /// Refuses a request for a track that does not exist and has no publisher, before a track is created for it.
     ///
     /// # Errors
-    /// The track is not here, and nobody publishes its namespace for `requester`.
+    /// Returns an error if the track does not exist and nobody that `requester` may be served by publishes its
+    /// namespace.
     pub fn check_known(&self, name: &TrackName, requester: Requester) -> Result<(), RequestError> {
-        if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).is_empty() {
+        if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).all.is_empty()
+        {
             return Ok(());
         }
         Err(self.absent())
     }
 
-    /// What is said of a track that nobody has.
+    /// Returns the error for a track that nobody publishes.
     pub fn absent(&self) -> RequestError {
         let upstream = self.upstream.lock();
         let is_away = upstream.as_ref().is_some_and(|upstream| upstream.session.is_none());
@@ -176,29 +206,48 @@ impl Hub {
         self.tracks.read().values().cloned().collect()
     }
 
-    /// Registers `publisher` for everything below `namespace`. `fallback`: it is the configured upstream relay.
+    /// Registers `publisher` for everything below `namespace`. `fallback`: the publisher is the configured upstream
+    /// relay, which is asked last.
     pub fn publish(
         &self,
         namespace: Namespace,
-        publisher: &Arc<dyn Publisher>,
+        publisher: &Arc<dyn HubPublisher>,
         fallback: bool,
     ) -> Publication {
-        let publication = self.namespaces.publish(namespace.clone(), publisher, fallback);
-        if let Included(first) = pages::front(&namespace) {
-            self.waiting.wake_range(&first, |name| namespace.is_prefix_of(name.namespace()));
-        }
+        self.publish_by(namespace, publisher, fallback, None)
+    }
+
+    /// Registers `publisher` for everything below `namespace`. `path` is the hop path that the publisher announced, if
+    /// it speaks the cluster extension.
+    pub fn publish_by(
+        &self,
+        namespace: Namespace,
+        publisher: &Arc<dyn HubPublisher>,
+        fallback: bool,
+        path: Option<HopPath>,
+    ) -> Publication {
+        let publication = self.namespaces.publish(namespace.clone(), publisher, fallback, path);
+        self.wake_waiting(&namespace);
         publication
     }
 
-    /// Subscribes at a publisher that came later to the tracks below `namespace` that others publish already: it serves the
-    /// subscriptions that are there too (draft-18, "Publisher Interactions"). `pace` says when the next page of tracks may be
-    /// looked at.
+    /// Wakes the SUBSCRIBEs that wait for a publisher of tracks below `namespace`.
+    fn wake_waiting(&self, namespace: &Namespace) {
+        if let Included(first) = pages::front(namespace) {
+            self.waiting.wake_range(&first, |name| namespace.is_prefix_of(name.namespace()));
+        }
+    }
+
+    /// Subscribes at a publisher that arrived late to all tracks below `namespace` that have subscribers and another
+    /// publisher. Existing subscriptions are then served by both (draft-18, "Publisher Interactions"). `pace` returns
+    /// the time at which the next page of tracks may be read.
     pub async fn subscribe_existing(
         &self,
         namespace: &Namespace,
-        publisher: &Arc<dyn Publisher>,
+        publisher: &Arc<dyn HubPublisher>,
         pace: impl Fn() -> Clock,
     ) {
+        // A track without subscribers gets its publishers with its next subscription.
         let wanted = |track: &LiveTrack| {
             track.subscription_count() > 0 && (track.is_established() || track.is_waiting())
         };
@@ -211,13 +260,15 @@ impl Hub {
             if !page.more {
                 return;
             }
+            // `pace` limits the load that one announcement of a short namespace causes.
             sleep_until(pace()).await;
         }
     }
 
-    /// The `wanted` tracks below `prefix`.
+    /// Returns the tracks below `prefix` for which `wanted` is true, page by page.
     fn tracks_below(&self, prefix: Namespace, wanted: fn(&LiveTrack) -> bool) -> Pages<Arc<LiveTrack>> {
-        let (tracks, mut behind) = (Arc::clone(&self.tracks), pages::front(&prefix));
+        let tracks = Arc::clone(&self.tracks);
+        let mut behind = pages::front(&prefix);
         Box::new(move || {
             let below = |name: &TrackName| prefix.is_prefix_of(name.namespace());
             let take = |_: &_, track: &Arc<LiveTrack>| wanted(track).then(|| Arc::clone(track));
@@ -225,39 +276,39 @@ impl Hub {
         })
     }
 
-    /// Sessions that publish `namespace` or a prefix of it, as `requester` may be sent to them: the
-    /// configured upstream only if there is nobody else, and never if it is the requester.
-    pub fn publishers_of(&self, namespace: &Namespace, requester: Requester) -> Vec<Arc<dyn Publisher>> {
+    /// Returns the sessions that publish `namespace` or a prefix of it and may serve `requester`. The configured
+    /// upstream relay is included only if there is no other publisher and it is not the requester.
+    pub fn publishers_of(&self, namespace: &Namespace, requester: Requester) -> Publishers {
         self.namespaces.publishers_of(namespace, requester)
     }
 
-    /// Whether anybody but the upstream relay publishes exactly `namespace`.
+    /// Reports whether a publisher other than the upstream relay has announced exactly `namespace`.
     pub fn is_published_here(&self, namespace: &Namespace) -> bool {
         self.namespaces.is_published_here(namespace)
     }
 
-    /// Watches the namespaces below `prefix`, those that are there first.
-    pub fn watch_namespaces(&self, prefix: Namespace) -> Watch<NamespaceEvent> {
+    /// Watches the namespaces below `prefix`. The watch lists the present ones first, then changes.
+    pub fn watch_namespaces(&self, prefix: Namespace) -> NamespaceWatch<NamespaceEvent> {
         self.namespaces.watch(prefix)
     }
 
-    /// Watches the tracks below `prefix` that have a publisher, those that are there first.
-    pub fn watch_tracks(&self, prefix: Namespace) -> Watch<Arc<LiveTrack>> {
+    /// Watches the tracks below `prefix` that have a publisher. The watch lists the present ones first, then new ones.
+    pub fn watch_tracks(&self, prefix: Namespace) -> NamespaceWatch<Arc<LiveTrack>> {
         let present = self.tracks_below(prefix.clone(), LiveTrack::is_established);
         self.namespaces.watch_tracks(prefix, present)
     }
 
-    /// A track has its first publisher.
+    /// Tells watchers and waiting SUBSCRIBEs that the track has its first publisher.
     pub fn track_established(&self, track: &Arc<LiveTrack>) {
         self.namespaces.announce_track(track);
         self.waiting.wake(track.name());
     }
 
-    /// Makes sure that somebody publishes `track`: asks all its publishers, and returns with the first that
-    /// agrees. Waits up to `rendezvous` for a publisher to appear.
+    /// Makes sure that a publisher serves `track`. Asks all its publishers, and returns with the first one that
+    /// accepts. Waits up to `rendezvous` for a publisher to appear.
     ///
     /// # Errors
-    /// Nobody publishes the track, or everybody refused.
+    /// Returns an error if nobody publishes the track, or every publisher refused.
     async fn ensure_upstream(
         &self,
         track: &Arc<LiveTrack>,
@@ -270,13 +321,15 @@ impl Hub {
         let deadline = Clock::now() + rendezvous.min(self.limits.max_rendezvous);
         let (mut pause, longest) = PAUSES;
         loop {
-            // Before the look, so that nobody who comes is missed.
+            // The waiter is registered before the search: a publisher that appears during the search wakes it.
             let waiter = self.waiting.wait(track.name());
             match self.try_upstream(track, requester).await {
+                // Only the lack of a publisher is worth waiting for. Success and any other refusal are final.
                 Err(refusal) if refusal.code == code::Request::DOES_NOT_EXIST => {}
                 decided => return decided,
             }
             let next = Clock::now() + pause;
+            // A publisher that comes and goes quickly causes one search per pause at most.
             let woken = async {
                 waiter.woken().await;
                 sleep_until(next).await;
@@ -288,17 +341,33 @@ impl Hub {
         }
     }
 
-    async fn try_upstream(&self, track: &Arc<LiveTrack>, requester: Requester) -> Answer {
+    async fn try_upstream(&self, track: &Arc<LiveTrack>, requester: Requester) -> SubscribeAnswer {
+        let looped = || {
+            OperatorCounters::count(&self.counters.routes_looped);
+            RequestError::new(
+                code::Request::DOES_NOT_EXIST,
+                "this relay gets the track by way of the one that asks",
+            )
+        };
+        if track.is_asked_by_way_of(requester.hop) {
+            // The relay that asks and this one would wait for each other's answer.
+            return Err(looped());
+        }
+        // One search at a time for each track. Whoever waited for the lock usually finds the track established.
         let _one_at_a_time = track.connecting.lock().await;
         if track.is_established() {
-            return Ok(());
+            return if self.would_loop(track, requester) { Err(looped()) } else { Ok(()) };
         }
-        Counters::count(&self.counters.publisher_searches);
-        let publishers = self.publishers_for(track, requester);
+        OperatorCounters::count(&self.counters.publisher_searches);
+        let Publishers { all: publishers, in_turn } = self.publishers_for(track, requester);
+        if in_turn {
+            return self.try_relays(track, publishers).await;
+        }
         let (sender, mut answers) = mpsc::channel(publishers.len().max(1));
         for publisher in publishers {
             publisher.subscribe(Arc::clone(track), sender.clone());
         }
+        // Without this sender, `recv` returns `None` once every publisher has answered.
         drop(sender);
         let mut refused = self.absent();
         while let Some(answer) = answers.recv().await {
@@ -310,35 +379,63 @@ impl Hub {
         Err(refused)
     }
 
+    /// Asks relays of the cluster for the track, one after the other, until one accepts.
+    async fn try_relays(
+        &self,
+        track: &Arc<LiveTrack>,
+        relays: Vec<Arc<dyn HubPublisher>>,
+    ) -> SubscribeAnswer {
+        let mut refused = self.absent();
+        for relay in relays {
+            // Requests from relays on the path are refused meanwhile, since both sides would wait for each other.
+            let _asked = track.ask_by_way_of(self.hops_by(track, relay.id()));
+            let (sender, mut answers) = mpsc::channel(1);
+            relay.subscribe(Arc::clone(track), sender);
+            match answers.recv().await {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(refusal)) => refused = refusal,
+                None => {}
+            }
+        }
+        Err(refused)
+    }
+
     /// Returns the publishers that may be asked for `track`.
-    fn publishers_for(&self, track: &LiveTrack, requester: Requester) -> Vec<Arc<dyn Publisher>> {
+    fn publishers_for(&self, track: &LiveTrack, requester: Requester) -> Publishers {
         let mut publishers = self.publishers_of(track.name().namespace(), requester);
         if !track.may_come_from_upstream() {
-            publishers.retain(|publisher| !publisher.is_upstream());
+            publishers.all.retain(|publisher| !publisher.is_upstream());
         }
         publishers
     }
 
-    /// Asks whoever else publishes the namespace of a track whose subscriptions wait for a publisher.
+    /// Asks the other publishers of a track's namespace to serve subscriptions whose publisher was lost.
     fn replace_publisher(&self, track: &Arc<LiveTrack>) {
-        let nobody = Requester { session: 0, is_upstream: false };
-        for publisher in self.publishers_for(track, nobody) {
+        let Publishers { mut all, in_turn } = self.publishers_for(track, Requester::NOBODY);
+        if in_turn {
+            // Relays of a cluster have the same media, so one of them is enough.
+            all.truncate(1);
+        }
+        for publisher in all {
             publisher.back_up(vec![Arc::clone(track)]);
         }
     }
 
-    /// Tells watchers of `namespace` that it is withdrawn and published again, as a publisher below it was restarted: players start
-    /// over, too.
+    /// Tells the watchers of `namespace` that it was withdrawn and published again, because a publisher below it was
+    /// restarted. Players then start over.
     pub fn announce_again(&self, namespace: &Namespace) {
         self.namespaces.announce_again(namespace);
     }
 
-    /// Gives up streams over dropped groups. Ends subscriptions that have waited too long for a publisher. Ends upstream subscriptions that nobody has needed for a while, and
-    /// forgets tracks that have neither publisher nor subscriber nor cached groups. Call this about twice a second.
+    /// Does the periodic work on tracks; call it about twice a second. It resets streams whose groups were dropped from
+    /// the cache, ends subscriptions whose wait for a publisher is over, cancels upstream subscriptions without
+    /// subscribers, and forgets unused tracks.
     pub fn tidy(&self, now: Instant) {
         self.cache.expire(now);
         let mut outbox = Outbox::default();
-        for track in self.tracks() {
+        let tracks = self.tracks();
+        self.note_carried(&tracks);
+        for track in tracks {
             track.drop_evicted(now, &mut outbox);
             if track.end_wait(now) && track.subscription_count() > 0 {
                 self.replace_publisher(&track);
@@ -349,8 +446,9 @@ impl Hub {
             }
             let upstreams = track.upstreams();
             for upstream in upstreams.iter().filter(|upstream| upstream.subscribed) {
-                upstream.ask(Ask::Cancel);
+                upstream.ask(UpstreamRequest::Cancel);
             }
+            // A track that has cached groups serves FETCH until the groups expire.
             let expired = now.saturating_duration_since(idle_since) >= self.cache.limits().age;
             if upstreams.is_empty() && (expired || track.data.held().groups == 0) {
                 self.forget(&track);
@@ -361,7 +459,8 @@ impl Hub {
 
     fn forget(&self, track: &Arc<LiveTrack>) {
         let mut tracks = self.tracks.write();
-        // Ours and the map's: nobody is about to use it.
+        // One reference is the caller's and one the map's. New ones are made only under the map's lock, so nobody
+        // else can get one now.
         if Arc::strong_count(track) <= 2 {
             tracks.remove(track.name());
             drop(tracks);

@@ -1,32 +1,33 @@
-//! What a session has sent of messages and object headers that are not complete yet: held, and of no use so far.
+//! Limits the bytes of control messages and object headers that a session has sent only in part. They occupy memory and
+//! cannot be processed yet.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Bytes of that kind that a session may have.
+/// The most bytes of incomplete messages and headers that a session may have.
 const LIMIT: usize = 4 << 20;
 
-/// The sum of a session.
+/// The bytes of incomplete messages and headers of one session, summed over its streams.
 #[derive(Default)]
-pub struct Incomplete(AtomicUsize);
+pub struct IncompleteBytes(AtomicUsize);
 
-/// The part of one stream, given back when dropped.
-pub struct Held {
-    sum: Arc<Incomplete>,
+/// One stream's part of the sum. Dropping it subtracts the part.
+pub struct HeldIncomplete {
+    sum: Arc<IncompleteBytes>,
     bytes: usize,
 }
 
-/// The session has more than it may have.
+/// The session's streams together hold more incomplete bytes than [`LIMIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more than 4 MiB of messages and object headers that are not complete")]
 pub struct TooMuch;
 
-impl Incomplete {
-    /// For a stream that holds nothing yet.
-    pub fn stream(self: &Arc<Self>) -> Held {
-        Held { sum: Arc::clone(self), bytes: 0 }
+impl IncompleteBytes {
+    /// Returns the part of a new stream, which is 0.
+    pub fn stream(self: &Arc<Self>) -> HeldIncomplete {
+        HeldIncomplete { sum: Arc::clone(self), bytes: 0 }
     }
 
     #[cfg(test)]
@@ -35,15 +36,16 @@ impl Incomplete {
     }
 }
 
-impl Held {
-    /// The stream holds so many bytes now.
+impl HeldIncomplete {
+    /// Sets the number of incomplete bytes that the stream holds now.
     ///
     /// # Errors
-    /// With them, the session holds more than it may.
+    /// Returns an error if the session's streams together hold more than [`LIMIT`].
     pub fn set(&mut self, bytes: usize) -> Result<(), TooMuch> {
         if bytes == self.bytes {
             return Ok(());
         }
+        // A part that shrinks yields a huge number here. The wrapping additions make it a subtraction.
         let grown = bytes.wrapping_sub(self.bytes);
         let sum = self.sum.0.fetch_add(grown, Relaxed).wrapping_add(grown);
         self.bytes = bytes;
@@ -51,7 +53,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldIncomplete {
     fn drop(&mut self) {
         self.sum.0.fetch_sub(self.bytes, Relaxed);
     }
@@ -62,9 +64,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_share_one_limit() {
-        let sum = Arc::<Incomplete>::default();
-        let (mut one, mut other) = (sum.stream(), sum.stream());
+    fn incomplete_messages_of_all_streams_share_one_limit() {
+        let sum = Arc::<IncompleteBytes>::default();
+        let mut one = sum.stream();
+        let mut other = sum.stream();
         assert_eq!(one.set(LIMIT - 10), Ok(()));
         assert_eq!(other.set(10), Ok(()));
         assert_eq!(other.set(11), Err(TooMuch));

@@ -1,44 +1,48 @@
-//! Which renditions can stand for a track: what the relay is set to.
+//! The configured renditions of a track: which tracks may be sent in its place.
 
 use millrace_moq::{
     TrackName,
     tracks::adapt::{Ladder, Rung},
 };
 
-use crate::access::pattern::Pattern;
+use millrace_access::pattern::Pattern;
 
-/// Whether subscriptions are adapted to what their path carries.
+/// Whether a subscription is switched to another rendition as the subscriber's bandwidth changes, and where renditions
+/// are listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Adaptive {
-    /// Everybody gets what was asked for.
+pub enum AdaptiveMode {
+    /// Subscriptions are never switched: subscribers get the track that they asked for.
     #[default]
     Off,
-    /// By these ladders.
+    /// Only the configured ladders are used.
     Ladders(Vec<LadderRule>),
-    /// By these ladders, and else by the catalog of the namespace.
+    /// The configured ladders are used first. Tracks in none of them use the catalog of their namespace.
     Catalogs(Vec<LadderRule>),
 }
 
-/// Renditions in some namespaces.
+/// A configured ladder: tracks of one namespace that carry the same content at different bitrates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LadderRule {
+    /// The namespaces that the rule applies to.
     pub namespace: Pattern,
-    /// Names of tracks, and their bits per second.
+    /// Each track's name, and its bitrate in bits per second.
     pub tracks: Vec<(String, u64)>,
 }
 
-impl Adaptive {
-    /// The ladder of the first rule that names the track.
+impl AdaptiveMode {
+    /// Returns the ladder of the first matching rule that contains the track.
     pub fn ladder(&self, track: &TrackName) -> Option<Ladder> {
         let (Self::Ladders(rules) | Self::Catalogs(rules)) = self else { return None };
         let ladders = rules.iter().filter(|rule| rule.namespace.matches(track.namespace()));
         ladders.filter_map(|rule| rule.ladder(track)).find(|ladder| ladder.position(track).is_some())
     }
 
+    /// Reports whether subscriptions are never switched to another rendition.
     pub fn is_off(&self) -> bool {
         *self == Self::Off
     }
 
+    /// Reports whether the relay reads catalogs, which list the renditions of a track.
     pub fn reads_catalogs(&self) -> bool {
         matches!(self, Self::Catalogs(_))
     }
@@ -46,6 +50,7 @@ impl Adaptive {
 
 impl LadderRule {
     fn ladder(&self, track: &TrackName) -> Option<Ladder> {
+        // Tracks whose full names are too long are left out of the ladder.
         let rung = |(name, bitrate): &(String, u64)| {
             let track = TrackName::new(track.namespace().clone(), name.clone().into_bytes()).ok()?;
             Some(Rung { track, bitrate: *bitrate })
@@ -61,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_rule_that_names_the_track_holds() {
+    fn first_ladder_that_names_the_track_applies() {
         let rule = |namespace: &str, tracks: &[(&str, u64)]| LadderRule {
             namespace: namespace.parse().unwrap(),
             tracks: tracks.iter().map(|(name, rate)| ((*name).to_owned(), *rate)).collect(),
@@ -74,16 +79,16 @@ mod tests {
         let track = |namespace: &str, name: &str| {
             TrackName::new(Namespace::from_path(namespace).unwrap(), name.as_bytes().to_vec()).unwrap()
         };
-        let rates = |adaptive: &Adaptive, namespace, name| -> Vec<u64> {
+        let rates = |adaptive: &AdaptiveMode, namespace, name| -> Vec<u64> {
             let ladder = adaptive.ladder(&track(namespace, name));
             ladder.iter().flat_map(|ladder| ladder.rungs()).map(|rung| rung.bitrate).collect()
         };
-        let adaptive = Adaptive::Ladders(rules);
+        let adaptive = AdaptiveMode::Ladders(rules);
         assert_eq!(rates(&adaptive, "live/a", "hi"), [1, 5]);
         assert_eq!(rates(&adaptive, "live/a", "other"), [1, 2, 6]);
         assert_eq!(rates(&adaptive, "live/a/b", "lo"), [1, 2, 6]);
         assert!(rates(&adaptive, "elsewhere", "hi").is_empty());
         assert!(rates(&adaptive, "elsewhere", "alone").is_empty(), "nothing can stand for it");
-        assert!(rates(&Adaptive::Off, "live/a", "hi").is_empty());
+        assert!(rates(&AdaptiveMode::Off, "live/a", "hi").is_empty());
     }
 }

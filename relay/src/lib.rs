@@ -7,23 +7,24 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | `server` | endpoints, the sessions that are open, start and end: [`Bound`], [`Server`] |
+//! | `server` | endpoints, the sessions that are open, start and end: [`BoundRelay`], [`Server`] |
 //! | `report`, [`status`] | what the relay says about itself |
 //! | [`trace`] | what happens to single packets, for those who watch |
-//! | `session` | one MoQ session: a context, and a module for each family of requests |
+//! | `session` | one MoQ session: its context, and one module for each family of requests |
 //! | `hub` | what sessions share: tracks by name, published namespaces, those who watch them |
 //! | `live` | a track: its publishers, its objects in the cache, its subscriptions |
-//! | `subscription` | which subgroups one subscriber gets, as which streams |
-//! | `ladders`, `catalog` | which renditions stand for each other: [`Adaptive`]; catalogs as they were read |
+//! | `subscription` | which subgroups are sent to one subscriber, and on which streams |
+//! | `ladders`, `catalog` | which renditions stand for each other: [`AdaptiveMode`]; catalogs as they were read |
 //! | `delays` | how long media may wait for a subscriber: [`Delays`] |
-//! | `upstream`, `reconnect` | one publisher's part in a track; how long the relay waits before it calls its upstream relay again |
+//! | `upstream`, `reconnect` | one publisher of a track; how long the relay waits before it connects to its upstream relay again |
+//! | `millrace-relay-cluster` | the routes between relays: `hub::routes` keeps them, `session::mesh` sends and receives them |
 //! | `outbox` | packets of several connections that leave in one batch |
-//! | `incomplete` | how much a session may send of what is not complete |
+//! | `incomplete` | how many bytes of incomplete messages a session may send |
 //! | [`LogLimit`] | how many log lines peers may cause: a layer for the log subscriber of a program that embeds a relay |
-//! | `waiters` | who waits for what, and is woken by nothing else |
-//! | `wire` | control messages on QUIC streams, and why a session ends |
-//! | [`access`] | who may do what: rules, tokens, certificates, budgets |
-//! | `engine`, `config`, `admission` | what a relay is started with: [`Engine`], [`Config`], [`Admission`] |
+//! | `waiters` | tasks that wait for a key, such as the publisher of one track |
+//! | `wire` | control messages on QUIC streams, and the reason why a session ends |
+//! | [`access`] | decisions about requests: rules, tokens, certificates, budgets |
+//! | `engine`, `config`, `admission` | what a relay is started with: [`RelayEngine`], [`Config`], [`Admission`] |
 //!
 //! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-quic` and `millrace-moq` have
 //! the messages, the cache and the decisions that need neither sockets nor a clock.
@@ -32,21 +33,21 @@
 //!
 //! 1. A publisher announces a namespace or a track. `session::namespaces` or `session::publish` registers it with the
 //!    `hub`.
-//! 2. A subscriber asks for a track. `session::subscribe` has the `hub` find it, and subscribe at its publishers if
-//!    nobody has yet. The hub asks them through a trait, `hub::Publisher`: it knows no sessions.
+//! 2. A subscriber sends SUBSCRIBE for a track. `session::subscribe` has the `hub` find the track, which subscribes at
+//!    its publishers if nobody has yet. The hub asks them through the trait `hub::HubPublisher`, and does not depend on
+//!    sessions.
 //! 3. The object arrives on a stream. `session::streams` looks up the track alias, reads the stream piece by piece
 //!    into the cache, and tells the `live` track of each piece. Nothing waits for an object to be complete.
 //! 4. The track offers the piece to each `subscription`. That opens a stream on its own connection, or continues one;
 //!    the stream reads from the cache, so that there is one copy for all subscribers.
-//! 5. The connections put what they may send now into the `outbox`, which hands it to the network, one batch for each
-//!    socket.
+//! 5. The `outbox` collects the packets that connections may send now, and sends one batch for each socket.
 //! 6. The object is in the cache until it is too old or room is needed. Until then FETCH (`session::fetch`) and
 //!    later subscribers get it from there.
 //!
 //! With engine `kernel`, streams of step 4 are delegated to the kernel, which sends most packets on its own. Userspace
 //! still sees every object, and sends what the kernel could not.
 //!
-//! # Which way the arrows point
+//! # Dependencies
 //!
 //! ```text
 //! server -> report -> session -> hub -> live -> subscription -> outbox
@@ -54,11 +55,11 @@
 //!                                `-> wire
 //! ```
 //!
-//! What stands on the left knows what stands on the right, never the other way. Within `session`, each family of
-//! requests knows the context, and few know another family; only `requests` and the session itself know all.
+//! Modules depend only on modules to their right. Within `session`, each family of requests depends on the context, and
+//! few depend on another family. Only `requests` and the session itself know all families.
 //!
-//! What a session starts ends with it: its tasks are in a set of its own, and what it has registered with the hub or
-//! with a track is removed by the drop of a guard.
+//! All that a session starts ends with the session. Its tasks are in one task set, and its registrations with the hub
+//! and with tracks are removed when their guards are dropped.
 //!
 //! # Example
 //!
@@ -66,7 +67,7 @@
 //! use std::{sync::Arc, time::Duration};
 //!
 //! use millrace_moq::{Draft, tracks::cache};
-//! use millrace_relay::{Adaptive, Bound, Config, Delays, Engine, Open, Origins};
+//! use millrace_relay::{AdaptiveMode, BoundRelay, Config, Delays, RelayEngine, OpenAdmission, Origins};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
 //! #     let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -80,29 +81,31 @@
 //!     let transport = millrace_transport::Config { certificate, ..Default::default() };
 //!     let config = Config {
 //!         listen: vec!["127.0.0.1:0".parse()?],
-//!         upstream: None,
+//!         upstreams: Vec::new(),
+//!         cluster: None,
 //!         transport,
 //!         cache: cache::Limits { bytes: 64 << 20, age: Duration::from_secs(30) },
 //!         max_sessions: 1000,
 //!         max_tracks: 1000,
+//!         offloaded_tracks: 128,
 //!         linger: Duration::from_secs(5),
 //!         drain_timeout: Duration::from_secs(5),
 //!         goaway_uri: None,
 //!         delays: Delays { default: Some(Duration::from_millis(250)), ..Delays::default() },
 //!         origins: Origins::Any,
-//!         adaptive: Adaptive::Off,
+//!         adaptive: AdaptiveMode::Off,
 //!         switching_sets: false,
 //!         drafts: Draft::ALL.to_vec(),
 //!     };
-//!     let engine = Arc::new(Engine::user("as configured"));
-//!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));
+//!     let engine = Arc::new(RelayEngine::user("as configured"));
+//!     let relay = BoundRelay::new(config, Vec::new(), engine)?.serve(Arc::new(OpenAdmission));
 //!     println!("moqt://{} is served by engine {}", relay.local_addrs()[0], relay.status().engine.name);
 //!     relay.drain().await;
 //!     Ok(())
 //! }
 //! ```
+#![deny(missing_docs)]
 
-pub mod access;
 mod admission;
 mod catalog;
 mod config;
@@ -124,10 +127,12 @@ mod upstream;
 mod waiters;
 mod wire;
 
-pub use admission::{Admission, Crowded, Open, Permit};
-pub use config::{Config, Origins, Upstream, has_user, is_of_a_relay};
+pub use millrace_access as access;
+
+pub use admission::{Admission, OpenAdmission, Permit, TooManySessions};
+pub use config::{ClusterPeer, Config, Origins, RelayCluster, UpstreamRelay, has_user, is_of_a_relay};
 pub use delays::{DelayRule, Delays};
-pub use engine::Engine;
-pub use ladders::{Adaptive, LadderRule};
+pub use engine::RelayEngine;
+pub use ladders::{AdaptiveMode, LadderRule};
 pub use millrace_logging::LogLimit;
-pub use server::{Bound, Server, outgoing_sockets};
+pub use server::{BoundRelay, Server, outgoing_sockets};

@@ -1,6 +1,7 @@
-//! A track: its publishers, its objects in the cache, its subscriptions.
+//! A track: its publishers, its objects in the cache, and its subscriptions.
 
 mod absence;
+mod forwarding;
 
 use std::{
     sync::{
@@ -11,70 +12,89 @@ use std::{
 };
 
 use millrace_moq::{
-    Location, Status, TrackName, code,
+    HopId, Location, Status, TrackName, code,
     tracks::{
         account::Account,
-        cache::Cache,
-        malformed::Malformed,
-        subgroup::{Pushed, Subgroup},
-        track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
+        cache::TrackCache,
+        malformed::TrackMalformed,
+        subgroup::{Pushed, SubgroupStream},
+        track::{CachedDatagram, CachedGroup, Duplicate, SUBGROUP_COST, Track},
     },
 };
-use millrace_transport::offload::{Ingress, Openings};
+use millrace_transport::{
+    offers::PlaceProvider,
+    offload::{OffloadIngress, OffloadOpenings},
+};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 use tracing::info;
 
-use self::absence::Absence;
 pub use self::absence::Numbering;
+use self::{absence::Absence, forwarding::Forwarding};
 use super::{
-    access::policy::Identity,
-    catalog::Parsed,
+    catalog::ParsedCatalog,
     delays::{Delays, TrackDelays},
     outbox::Outbox,
-    subscription::{Ended, News, Subscription, TrackRef},
-    upstream::{Ask, Upstream},
+    subscription::{SubgroupNews, Subscription, SubscriptionEnd, TrackRef},
+    upstream::{UpstreamRequest, UpstreamTrack},
 };
+use millrace_access::policy::RightHolder;
 
 /// A track with its publishers and subscriptions.
+///
+/// # Order of calls
+///
+/// 1. [`Self::claim`], for a publisher: the track belongs to its identity while a [`TrackClaim`] lives.
+/// 2. [`Self::prepare`], before its PUBLISH or our SUBSCRIBE is answered. It decides whether the track starts over.
+/// 3. [`Self::add_upstream`], once the publisher and this relay have agreed on a subscription.
+/// 4. [`Self::place`] for each group, before anything of the group is taken. Then come the subgroups and datagrams themselves.
+/// 5. [`Self::remove_upstream`], [`Self::supersede`] or [`Self::fail`], once.
+///
+/// Subscribers may come and go at any time. Locks are taken in this order: `subscriptions`, `upstreams`, then
+/// `forwarding` or `absence`. A subscription's own lock is taken after `subscriptions`, and a connection's after that.
+/// Between calls, a track without publishers either waits for one or has no live subscriptions.
 pub struct LiveTrack {
-    /// Stands for the track in traces. Never 0.
+    /// The track's number in traces. It is never 0.
     pub number: u32,
     pub data: Arc<Track>,
-    cache: Arc<Cache>,
+    cache: Arc<TrackCache>,
     delays: TrackDelays,
     subscriptions: RwLock<Vec<Arc<Subscription>>>,
-    /// The first leads: the others send copies, or stand by.
-    upstreams: Mutex<Vec<Arc<Upstream>>>,
-    /// Locked behind `upstreams`.
+    /// The publishers' subscriptions. The first one leads; the others send copies of its objects, or stand by.
+    upstreams: Mutex<Vec<Arc<UpstreamTrack>>>,
+    /// The publisher that the offload forwards. Locked after `subscriptions` and `upstreams`.
+    forwarding: Mutex<Forwarding>,
+    /// The wait for a publisher, if there is one. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
-    /// One attempt at a time to subscribe upstream.
+    /// Held while the relay searches for publishers, so that there is one search at a time.
     pub connecting: tokio::sync::Mutex<()>,
-    /// Objects became complete or a subgroup ended.
+    /// Notified when an object is complete or a subgroup has ended.
     pub progress: Notify,
-    /// A subgroup ended.
+    /// Notified when a subgroup has ended.
     pub settled: Notify,
-    /// How often it was found malformed.
+    /// Number of times that the track was found malformed.
     failures: watch::Sender<u64>,
     idle_since: Mutex<Instant>,
     group_request: Mutex<GroupRequest>,
-    /// The publisher from which we unsubscribed, if the track has been without one since.
+    /// The session that we unsubscribed from for lack of subscribers, if no publisher has come since.
     paused_at: Mutex<Option<u64>>,
-    owner: Mutex<Option<Owner>>,
-    /// What it says if it is a catalog.
-    pub catalog: Parsed,
+    owner: Mutex<Option<TrackOwner>>,
+    /// The hops on the path of the cluster relay that is being asked for the track. Empty if none is being asked.
+    asked: Mutex<Vec<HopId>>,
+    /// The parsed content of the track, if the track is a catalog.
+    pub catalog: ParsedCatalog,
 }
 
-/// Whose track it is, while somebody of that identity publishes it.
-struct Owner {
-    identity: Identity,
+/// The identity that owns a track while a session with that identity publishes it.
+struct TrackOwner {
+    identity: RightHolder,
     claims: usize,
 }
 
-/// A part in a track's ownership; given back when dropped.
-pub struct Claim(Arc<LiveTrack>);
+/// One publisher's share in the ownership of a track. Dropping the last one frees the track.
+pub struct TrackClaim(Arc<LiveTrack>);
 
-impl Drop for Claim {
+impl Drop for TrackClaim {
     fn drop(&mut self) {
         let mut owner = self.0.owner.lock();
         if let Some(one) = owner.as_mut() {
@@ -84,25 +104,37 @@ impl Drop for Claim {
     }
 }
 
+/// A request for the track that is under way at a relay of the cluster. Dropping it marks the request as over.
+pub struct ClusterRequest(Arc<LiveTrack>);
+
+impl Drop for ClusterRequest {
+    fn drop(&mut self) {
+        self.0.asked.lock().clear();
+    }
+}
+
 /// NEW_GROUP_REQUESTs of subscribers (draft-18, "NEW GROUP REQUEST Parameter").
 #[derive(Default)]
 struct GroupRequest {
-    /// To go with the next SUBSCRIBE upstream.
+    /// The group to ask for in the next SUBSCRIBE to a publisher.
     pending: Option<u64>,
-    /// Sent, and the largest group at the time: outstanding until that grows.
+    /// The group that was asked for, and the track's largest group at that time. The request is outstanding until the
+    /// largest group grows.
     outstanding: Option<(u64, Option<u64>)>,
 }
 
 impl LiveTrack {
-    pub fn new(name: TrackName, cache: Arc<Cache>, delays: TrackDelays, now: Instant) -> Self {
+    pub fn new(name: TrackName, cache: Arc<TrackCache>, delays: TrackDelays, now: Instant) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self {
+            // Number 0 stands for no track, so a counter that wraps around yields 1.
             number: NEXT.fetch_add(1, Relaxed).max(1),
             data: Arc::new(Track::new(name)),
             cache,
             delays,
             subscriptions: RwLock::default(),
             upstreams: Mutex::default(),
+            forwarding: Mutex::default(),
             absence: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
             progress: Notify::new(),
@@ -112,7 +144,8 @@ impl LiveTrack {
             group_request: Mutex::default(),
             paused_at: Mutex::default(),
             owner: Mutex::default(),
-            catalog: Parsed::default(),
+            asked: Mutex::default(),
+            catalog: ParsedCatalog::default(),
         }
     }
 
@@ -120,12 +153,12 @@ impl LiveTrack {
         &self.data.name
     }
 
-    /// How long its media may wait from now on.
+    /// Sets how long the track's media may wait for slow subscribers.
     pub fn set_delays(&self, delays: &Delays) {
         self.delays.change(delays, self.name().namespace());
     }
 
-    /// What its subscriptions know of it.
+    /// Returns the track's number, data and delays, which its subscriptions hold.
     pub fn reference(&self) -> TrackRef {
         TrackRef { number: self.number, data: Arc::clone(&self.data), delays: self.delays.clone() }
     }
@@ -138,33 +171,49 @@ impl LiveTrack {
         !self.upstreams.lock().is_empty()
     }
 
-    pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
+    pub fn upstreams(&self) -> Vec<Arc<UpstreamTrack>> {
         self.upstreams.lock().clone()
     }
 
-    /// Whether `identity` may publish it: it belongs to whom published it first, as long as that goes on.
-    pub fn is_open_to(&self, identity: &Identity) -> bool {
+    /// Reports whether `identity` may publish the track. A track belongs to its first publisher's identity until the
+    /// last session of that identity stops publishing it.
+    pub fn is_open_to(&self, identity: &RightHolder) -> bool {
         self.owner.lock().as_ref().is_none_or(|owner| owner.identity == *identity)
     }
 
-    /// Who publishes it.
-    pub fn owner(&self) -> Option<Identity> {
+    /// Returns the identity that the track belongs to.
+    pub fn owner(&self) -> Option<RightHolder> {
         self.owner.lock().as_ref().map(|owner| owner.identity.clone())
     }
 
-    /// `identity` publishes it from now on; `None` if it is another's. Asked before [`Self::prepare`].
-    pub fn claim(self: &Arc<Self>, identity: Identity) -> Option<Claim> {
+    /// Makes `identity` the owner of the track. Returns `None` if another identity owns it. Call it before
+    /// [`Self::prepare`].
+    pub fn claim(self: &Arc<Self>, identity: RightHolder) -> Option<TrackClaim> {
         let mut owner = self.owner.lock();
-        let owner = owner.get_or_insert(Owner { identity: identity.clone(), claims: 0 });
+        // An owner with 0 claims is possible only inside this function and `TrackClaim::drop`, both under this lock.
+        let owner = owner.get_or_insert(TrackOwner { identity: identity.clone(), claims: 0 });
         if owner.identity != identity {
             return None;
         }
         owner.claims += 1;
-        Some(Claim(Arc::clone(self)))
+        Some(TrackClaim(Arc::clone(self)))
     }
 
-    /// A publisher is about to publish the track. With the first one the track starts over. Only a gap is left if subscriptions have
-    /// waited for it, or if we unsubscribed from it for want of subscribers.
+    /// Notes that a relay is being asked for the track, and that objects from it would pass these hops. There is one
+    /// such request at a time.
+    pub fn ask_by_way_of(self: &Arc<Self>, hops: Vec<HopId>) -> ClusterRequest {
+        *self.asked.lock() = hops;
+        ClusterRequest(Arc::clone(self))
+    }
+
+    /// Reports whether the track is being asked for at a relay whose route passes `hop`.
+    pub fn is_asked_by_way_of(&self, hop: HopId) -> bool {
+        hop.is_named() && self.asked.lock().contains(&hop)
+    }
+
+    /// Prepares the track for a publisher. If the track has no other one, it starts over, and cached groups are
+    /// dropped. Cached groups stay if subscriptions waited for a publisher, or if we unsubscribed from this same
+    /// publisher for lack of subscribers; then only a gap is noted.
     pub fn prepare(&self, publisher: u64) {
         let upstreams = self.upstreams.lock();
         if !upstreams.is_empty() {
@@ -176,13 +225,13 @@ impl LiveTrack {
         }
         self.cache.forget(&self.data);
         self.data.restart();
+        self.forwarding.lock().renumber();
         drop(upstreams);
         given_up.iter().for_each(|ended| self.end_subscriptions(ended));
     }
 
-    /// An upstream subscription was established, whose publisher says that it is at `claimed`. The kernel forwards datagrams and
-    /// opens streams only while there is no other: it cannot tell that another publisher has sent the same before.
-    pub fn add_upstream(&self, upstream: Arc<Upstream>, claimed: Option<Location>, now: Instant) {
+    /// Adds a publisher's subscription. `claimed` is the largest location that the publisher named in its answer.
+    pub fn add_upstream(&self, upstream: Arc<UpstreamTrack>, claimed: Option<Location>, now: Instant) {
         let mut upstreams = self.upstreams.lock();
         if let Some(absence) = self.end_absence(now) {
             upstream.returns(claimed, absence.unfinished);
@@ -190,58 +239,71 @@ impl LiveTrack {
         let leads = upstreams.iter().all(|other| other.is_leaving());
         upstream.set_rival(!leads);
         upstreams.push(upstream);
-        if upstreams.len() > 1 {
-            upstreams.iter().for_each(|upstream| upstream.withhold());
-        }
+        self.forwarding.lock().choose(&upstreams);
     }
 
-    /// Has `new`, whose publisher is at `largest`, go on where those end whose publishers want to be left: with the group
-    /// behind all that any of them has begun.
-    pub fn hand_over_to(&self, new: &Arc<Upstream>, largest: Option<Location>) {
-        let begun = self.data.largest().max(largest);
-        let group = begun.map_or(0, |begun| begun.group.saturating_add(1));
+    /// Makes `new` take over from the publishers that are being left. It begins with the group after the newest one
+    /// that any of them has begun, including groups that the offload forwarded. `largest` is the location that `new` is
+    /// at.
+    pub fn hand_over_to(&self, new: &Arc<UpstreamTrack>, largest: Option<Location>) {
         let upstreams = self.upstreams.lock();
+        let mut forwarding = self.forwarding.lock();
+        forwarding.choose(&upstreams);
+        // (0, 0) stands for no group at all.
+        let forwarded = Some(forwarding.newest()).filter(|newest| *newest > (0, 0)).map(|newest| newest.0);
+        let begun = self.data.largest().max(largest).map(|begun| begun.group).max(forwarded);
+        let group = begun.map_or(0, |begun| begun.saturating_add(1));
         for old in upstreams.iter().filter(|old| old.is_leaving() && !Arc::ptr_eq(old, new)) {
             old.hand_over(group, new);
         }
     }
 
-    /// An upstream subscription is over. With the last one, the subscriptions end as it did; if its publisher is gone without a
-    /// word, they `wait` for so long for another one first.
-    pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, wait: Duration, now: Instant) {
+    /// Removes a publisher's subscription. After the last one, the track's subscriptions end with `ended`. If the
+    /// publisher was lost without PUBLISH_DONE, they first wait for another one for the time `wait`.
+    pub fn remove_upstream(
+        &self,
+        upstream: &Arc<UpstreamTrack>,
+        ended: &SubscriptionEnd,
+        wait: Duration,
+        now: Instant,
+    ) {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| Arc::ptr_eq(other, upstream)) else {
             return; // another publisher has taken over
         };
         upstreams.remove(place);
-        upstream.withhold();
-        if let Some(first) = upstreams.first() {
-            return if place == 0 {
-                first.lead()
-            };
+        if let Some(first) = upstreams.first().filter(|_| place == 0) {
+            first.lead();
+        }
+        self.forwarding.lock().choose(&upstreams);
+        if !upstreams.is_empty() {
+            return;
         }
         let waits = ended.absent && !wait.is_zero();
         if waits {
-            self.begin_wait(upstream, None, ended, (now, wait));
+            self.begin_wait(upstream, None, ended, now, wait);
         }
+        // `upstreams` stays locked up to here, so that no publisher is added between the removal and the notes.
         *self.idle_since.lock() = now;
         *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
         drop(upstreams);
         if !waits {
             self.end_subscriptions(ended);
         } else if self.subscription_count() > 0 {
-            let (track, seconds) = (self.name().typed(), wait.as_secs_f64());
-            info!(%track, seconds, "the publisher is gone: subscriptions wait for another one for so long (linger)");
+            let track = self.name().typed();
+            let seconds = wait.as_secs_f64();
+            info!(%track, seconds, "the track's publisher left: subscriptions wait this long for another one (linger)");
         }
     }
 
-    /// A publisher has shown that the track is malformed: it ends for everybody, and nothing is kept of it (draft-18,
-    /// "Malformed Tracks").
-    pub fn fail(&self, malformed: Malformed, now: Instant, outbox: &mut Outbox) {
-        let ended = Ended::new(code::Done::MALFORMED_TRACK, malformed.to_string());
+    /// Ends a malformed track for all subscribers and publishers, and forgets its cached groups (draft-18, "Malformed
+    /// Tracks").
+    pub fn fail(&self, malformed: TrackMalformed, now: Instant, outbox: &mut Outbox) {
+        let ended = SubscriptionEnd::new(code::Done::MALFORMED_TRACK, malformed.to_string());
         for subscription in self.subscriptions.read().iter() {
             subscription.end_of(self.number, &ended);
-            // Of who gets another rendition, the streams of this one end as their groups go.
+            // A subscription that was switched to another rendition keeps this track's open streams until their groups
+            // expire.
             if subscription.track.number == self.number {
                 subscription.cancel(code::Reset::MALFORMED_TRACK);
             }
@@ -249,30 +311,32 @@ impl LiveTrack {
         }
         for upstream in self.upstreams() {
             upstream.revoke();
-            upstream.withhold();
-            upstream.ask(Ask::Cancel);
+            let _ = upstream.offers.withhold();
+            upstream.ask(UpstreamRequest::Cancel);
         }
         self.failures.send_modify(|failures| *failures += 1);
         self.cache.forget(&self.data);
         self.data.restart();
+        self.forwarding.lock().renumber();
         outbox.flush();
     }
 
-    /// Changes when the track is found malformed.
+    /// Returns a receiver that is notified when the track is found malformed.
     pub fn failures(&self) -> watch::Receiver<u64> {
         self.failures.subscribe()
     }
 
-    /// Sends to `subscription` what the cache holds of its window, and from now on all that comes.
+    /// Adds a subscription. It first gets the cached objects of its window, then new ones as they arrive.
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
+        // The lock is held throughout, so an object that arrives now is sent either from the cache or as a new one.
         let mut subscriptions = self.subscriptions.write();
         let groups = self.cached(&subscription);
         self.offer_subgroups(&groups, &subscription, now, outbox);
         for object in groups.iter().flat_map(|group| group.datagrams.values()) {
-            subscription.offer_datagram(self.number, object, News::Cached, now, outbox);
+            subscription.offer_datagram(self.number, object, SubgroupNews::Cached, now, outbox);
         }
         if !self.is_established() && !self.is_waiting() {
-            subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
+            subscription.end(SubscriptionEnd::new(code::Done::TRACK_ENDED, "the track ended"));
         }
         self.offer_openings(&subscription);
         subscriptions.push(subscription);
@@ -280,7 +344,8 @@ impl LiveTrack {
         self.openings().iter().for_each(|openings| self.replenish(openings));
     }
 
-    /// Tells `subscription`, which is of another rendition, of what comes from now on. Returns whether anything will.
+    /// Adds a subscription that began with another rendition to those that get this track's new objects. Returns false
+    /// if the track has no publisher.
     pub fn join(&self, subscription: &Arc<Subscription>) -> bool {
         let mut subscriptions = self.subscriptions.write();
         if !self.is_established() {
@@ -291,12 +356,13 @@ impl LiveTrack {
         true
     }
 
-    /// What the offload may open streams for, if it has been told.
-    fn openings(&self) -> Option<Arc<dyn Openings>> {
-        self.upstreams.lock().first().and_then(|upstream| upstream.known_openings())
+    /// Returns the openings of the track: streams that the offload may open by itself. `None` if the offload does not
+    /// forward the track.
+    fn openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
+        self.forwarding.lock().known_openings()
     }
 
-    /// Has the offload open streams for a subscription where it may do so for others already.
+    /// Lets the offload open streams for a subscription wherever it may already do so for other subscriptions.
     pub fn offer_openings(&self, subscription: &Subscription) {
         for opening in self.openings().iter().flat_map(|openings| openings.waiting()) {
             if !subscription.prepare(self.number, &opening) {
@@ -305,11 +371,13 @@ impl LiveTrack {
         }
     }
 
-    /// Has the offload open streams for those that begin next.
-    pub fn replenish(&self, openings: &Arc<dyn Openings>) {
+    /// Prepares the offload for the publisher's next streams: for each it may then open a stream to each subscriber.
+    pub fn replenish(&self, openings: &Arc<dyn OffloadOpenings>) {
         let subscriptions = self.subscriptions.read();
         for _ in 0..openings.missing(subscriptions.len()) {
             let Some(opening) = openings.make() else { return };
+            // An opening is exclusive if the offload serves every subscriber. Userspace is then not woken for each
+            // packet.
             let mut exclusive = true;
             for subscription in subscriptions.iter() {
                 exclusive &= subscription.prepare(self.number, &opening);
@@ -319,26 +387,27 @@ impl LiveTrack {
         }
     }
 
-    /// Offers every cached subgroup of the subscription's window again, after it was widened or resumed.
+    /// Offers all cached subgroups of the subscription's window again, because its window was widened or it was
+    /// resumed.
     pub fn offer_cached(&self, subscription: &Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         self.offer_subgroups(&self.cached(subscription), subscription, now, outbox);
     }
 
     fn offer_subgroups(
         &self,
-        groups: &[Group],
+        groups: &[CachedGroup],
         subscription: &Subscription,
         now: Instant,
         outbox: &mut Outbox,
     ) {
         for subgroup in groups.iter().flat_map(|group| &group.subgroups) {
-            subscription.offer(self.number, subgroup, News::Cached, now, outbox);
+            subscription.offer(self.number, subgroup, SubgroupNews::Cached, now, outbox);
         }
     }
 
-    /// What the cache holds of the subscription's window. Nothing while the publisher has taken over from another one and has not shown
-    /// whether its groups are those: who comes then begins with the publisher's next group.
-    fn cached(&self, subscription: &Subscription) -> Vec<Group> {
+    /// Returns the cached groups of the subscription's window. Returns none while a new publisher has not shown yet
+    /// whether it continues the group numbering; a new subscriber then begins with that publisher's next group.
+    fn cached(&self, subscription: &Subscription) -> Vec<CachedGroup> {
         if self.upstreams.lock().first().is_some_and(|upstream| upstream.is_unnumbered()) {
             return Vec::new();
         }
@@ -354,43 +423,66 @@ impl LiveTrack {
         }
     }
 
-    /// Ends the subscriptions' streams over what the cache has dropped.
+    /// Resets the subscriptions' streams whose groups the cache has dropped.
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         for subscription in self.subscriptions.read().iter() {
             subscription.drop_evicted(now, outbox);
         }
     }
 
-    /// Since when nobody has been subscribed; `None` while somebody is.
+    /// Returns the time at which the last subscriber left. `None` while there are subscribers.
     pub fn idle_since(&self) -> Option<Instant> {
         self.subscriptions.read().is_empty().then(|| *self.idle_since.lock())
     }
 
-    /// A subgroup stream began; the memory is counted against `account`, its publisher's.
+    /// Adds a subgroup stream of `upstream` that has begun. Its memory is counted against `account`, the publisher's.
+    /// `is_bound`: the offload forwards the stream already.
     ///
     /// # Errors
-    /// It is a second copy of one that is here.
+    /// Returns an error if the track has a copy of the subgroup already.
     pub fn begin(
         &self,
         now: Instant,
-        subgroup: &Arc<Subgroup>,
+        upstream: &Arc<UpstreamTrack>,
+        subgroup: &Arc<SubgroupStream>,
+        is_bound: bool,
         account: &Arc<Account>,
     ) -> Result<(), Duplicate> {
+        let upstreams = self.upstreams();
+        // The lock is held until the track has the subgroup, so that no other copy of it begins in between.
+        let mut forwarding = self.forwarding.lock();
+        if forwarding.is_elsewhere(upstream, &upstreams, subgroup.header()) && !is_bound {
+            return Err(Duplicate::Arriving);
+        }
         if self.data.add_subgroup(now, Arc::clone(subgroup), account)? {
             self.cache.began(now, &Arc::downgrade(&self.data), subgroup.header().group, account);
         }
+        forwarding.came_first(upstream, now);
+        drop(forwarding);
         self.cache.grew(SUBGROUP_COST);
         Ok(())
     }
 
-    /// A subgroup grew: offers it to every subscription, and sends in one batch. `ingress` is the stream that it arrives on,
-    /// if the kernel can forward that.
+    /// Returns the openings with which the offload may forward the next streams of `upstream`, or `None` if it may not.
+    /// `make` creates them; its argument is the newest subgroup, and only later ones may be opened.
+    pub fn openings_of(
+        &self,
+        upstream: &UpstreamTrack,
+        places: PlaceProvider<'_>,
+        make: impl FnOnce((u64, u64)) -> Option<Arc<dyn OffloadOpenings>>,
+    ) -> Option<Arc<dyn OffloadOpenings>> {
+        let forwarding = self.forwarding.lock();
+        upstream.offers.openings(places, || make(forwarding.newest()))
+    }
+
+    /// Offers new bytes of a subgroup to all subscriptions, and sends them in one batch. `ingress` is the offload's
+    /// handle of the received stream, if the offload can forward it.
     pub fn advance(
         &self,
         now: Instant,
-        subgroup: &Arc<Subgroup>,
+        subgroup: &Arc<SubgroupStream>,
         pushed: &Pushed,
-        ingress: Option<&Arc<dyn Ingress>>,
+        ingress: Option<&Arc<dyn OffloadIngress>>,
         outbox: &mut Outbox,
     ) {
         let group = subgroup.header().group;
@@ -400,15 +492,17 @@ impl LiveTrack {
         if let Some((Status::EndOfTrack, object)) = pushed.status {
             self.data.ended_at(Location { group, object });
         }
-        // Who comes first is another one in every subgroup, in which the kernel follows the order of this.
+        // The first subscription to be served differs from subgroup to subgroup, so that none is always last. The
+        // offload keeps this order for the subgroup's later packets.
         let subscriptions = self.subscriptions.read();
         let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
         let (last, front) = subscriptions.split_at(first);
         let mut exclusive = true;
         for subscription in front.iter().chain(last) {
-            exclusive &= subscription.offer(self.number, subgroup, News::Grown(ingress), now, outbox);
+            exclusive &= subscription.offer(self.number, subgroup, SubgroupNews::Grown(ingress), now, outbox);
         }
         drop(subscriptions);
+        // If the offload serves all subscribers, packets of this stream need not wake userspace.
         if let Some(ingress) = ingress {
             ingress.set_exclusive(exclusive);
         }
@@ -416,19 +510,19 @@ impl LiveTrack {
         self.progress.notify_waiters();
     }
 
-    /// A subgroup ended, after it had grown for the last time.
+    /// Handles the end of a subgroup, after the last call of [`Self::advance`] for it.
     pub fn settle(
         &self,
         now: Instant,
-        subgroup: &Arc<Subgroup>,
-        ingress: Option<&Arc<dyn Ingress>>,
+        subgroup: &Arc<SubgroupStream>,
+        ingress: Option<&Arc<dyn OffloadIngress>>,
         outbox: &mut Outbox,
     ) {
         let subscriptions = self.subscriptions.read();
         for subscription in subscriptions.iter() {
-            subscription.offer(self.number, subgroup, News::Ended(ingress), now, outbox);
+            subscription.offer(self.number, subgroup, SubgroupNews::Ended(ingress), now, outbox);
         }
-        // Who subscribes from now on will not hear of it.
+        // Subscriptions that are added later do not get events of this subgroup. They read it from the cache.
         subgroup.settle();
         drop(subscriptions);
         outbox.flush();
@@ -436,33 +530,58 @@ impl LiveTrack {
         self.settled.notify_waiters();
     }
 
-    /// An object came as a datagram. `ingress` is what it came with, if the offload can forward that.
+    /// Adds an object that arrived as a datagram from `upstream`, and sends it to the subscribers. `make` creates the
+    /// offload's handle for the track's datagrams.
     pub fn datagram(
         &self,
-        object: DatagramObject,
-        ingress: Option<&Arc<dyn Ingress>>,
+        upstream: &Arc<UpstreamTrack>,
+        object: CachedDatagram,
+        places: PlaceProvider<'_>,
+        make: impl FnOnce() -> Option<Arc<dyn OffloadIngress>>,
         account: &Arc<Account>,
         outbox: &mut Outbox,
     ) -> Result<(), Duplicate> {
         let now = object.received_at;
+        let at = object.location();
         let cost = object.cost();
+        // Both locks are held until the object is in the cache, so that the offload and userspace agree on who forwards
+        // it.
+        let subscriptions = self.subscriptions.read();
+        let forwarding = self.forwarding.lock();
+        if !forwarding.takes_datagram(upstream, (at.group, at.object)) {
+            return Err(Duplicate::Datagram);
+        }
         let (object, fresh) = self.data.add_datagram(object, account)?;
+        let ingress = upstream.offers.datagrams(places, make);
         if fresh {
-            self.cache.began(now, &Arc::downgrade(&self.data), object.location().group, account);
+            self.cache.began(now, &Arc::downgrade(&self.data), at.group, account);
         }
         self.cache.grew(cost);
-        for subscription in self.subscriptions.read().iter() {
-            subscription.offer_datagram(self.number, &object, News::Grown(ingress), now, outbox);
+        if let (Some(ingress), Some(largest)) = (&ingress, self.data.last_seen()) {
+            ingress.skip_to((largest.group, largest.object));
         }
+        for subscription in subscriptions.iter() {
+            subscription.offer_datagram(
+                self.number,
+                &object,
+                SubgroupNews::Grown(ingress.as_ref()),
+                now,
+                outbox,
+            );
+        }
+        drop((forwarding, subscriptions));
         outbox.flush();
         self.progress.notify_waiters();
         Ok(())
     }
 
-    /// A subscriber wants a new group to begin, and knows of none from `group` on (0: of none at all).
+    /// Handles a NEW_GROUP_REQUEST. `group` is the first group that the subscriber does not know, or 0 if it knows
+    /// none.
     pub fn request_group(&self, group: u64) {
         let largest = self.data.largest().map(|largest| largest.group);
         let mut request = self.group_request.lock();
+        // A request is pointless if the group exists already, if an equal one is outstanding, or if the publisher does
+        // not support it.
         let stale = group != 0 && largest.is_some_and(|largest| group <= largest);
         let asked = request.outstanding.is_some_and(|(asked, at)| asked >= group && at == largest);
         let dynamic = self.data.parsed_properties().dynamic_groups == Some(true);
@@ -471,10 +590,10 @@ impl LiveTrack {
         }
         request.outstanding = Some((group, largest));
         drop(request);
-        self.upstreams.lock().iter().for_each(|upstream| upstream.ask(Ask::NewGroup(group)));
+        self.upstreams.lock().iter().for_each(|upstream| upstream.ask(UpstreamRequest::NewGroup(group)));
     }
 
-    /// Keeps a NEW_GROUP_REQUEST for the SUBSCRIBE that will establish the track.
+    /// Stores a NEW_GROUP_REQUEST, to be sent with the SUBSCRIBE that will establish the track.
     pub fn expect_group(&self, group: u64) {
         let mut request = self.group_request.lock();
         request.pending = request.pending.max(Some(group));

@@ -1,19 +1,19 @@
-//! Packets on their way out, of connections on any of the relay's endpoints.
+//! Packets that are about to be sent, collected from connections of all endpoints.
 
 use std::{sync::Arc, time::Instant};
 
-use millrace_transport::{Connection, send::Batch};
+use millrace_transport::{Connection, send::PacketBatch};
 
-/// One batch per endpoint, so that a packet for many subscribers leaves in as few system calls as can be.
+/// One batch of packets for each socket, so that an object for many subscribers is sent in few system calls.
 #[derive(Default)]
 pub struct Outbox {
-    batches: Vec<(Arc<Connection>, Batch)>,
+    batches: Vec<(Arc<Connection>, PacketBatch)>,
 }
 
 impl Outbox {
-    /// Takes what `connection` may send now.
+    /// Adds the packets that `connection` may send now.
     pub fn transmit(&mut self, connection: &Arc<Connection>, now: Instant) {
-        let same = |(other, _): &(Arc<Connection>, Batch)| other.shares_socket(connection);
+        let same = |(other, _): &(Arc<Connection>, PacketBatch)| other.shares_socket(connection);
         let index = self.batches.iter().position(same).unwrap_or_else(|| {
             self.batches.push((Arc::clone(connection), connection.batch()));
             self.batches.len() - 1
@@ -21,7 +21,7 @@ impl Outbox {
         connection.transmit(now, &mut self.batches[index].1);
     }
 
-    /// Hands everything to the network.
+    /// Sends all batches.
     pub fn flush(&mut self) {
         for (connection, batch) in &mut self.batches {
             connection.flush(batch);

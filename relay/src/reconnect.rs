@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 const SHORTEST: Duration = Duration::from_millis(250);
-/// A session that lasts for longer than this resets the pauses.
+/// The longest pause. A session that lasted longer than this resets the pause to the shortest.
 const LONGEST: Duration = Duration::from_secs(15);
-/// One that has lasted for so long and that the upstream relay has forgotten is followed by another at once.
+/// If the upstream relay was restarted after a session longer than this, the relay connects again at once.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// Doubles the pause with each attempt that fails and each session that ends soon.
+/// The pause before the next connection. It doubles after each failed attempt and each short session.
 #[derive(Debug)]
 pub(crate) struct Pauses(Duration);
 
@@ -17,9 +17,10 @@ impl Pauses {
         Self(SHORTEST)
     }
 
-    /// Returns the pause after a session that `lasted` so long, zero if none began. `forgotten`: the upstream relay was restarted, and
-    /// answers.
-    pub fn after(&mut self, lasted: Duration, forgotten: bool) -> Duration {
+    /// Returns the pause after a session of the length `lasted`, which is zero if the attempt failed. `forgotten`: the
+    /// upstream relay answered with a stateless reset, so it was restarted.
+    pub fn next_pause(&mut self, lasted: Duration, forgotten: bool) -> Duration {
+        // The length is required so that a peer that resets each connection at once cannot cause a busy loop.
         if forgotten && lasted > BRIEF {
             self.0 = SHORTEST;
             return Duration::ZERO;
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
 
     fn milliseconds(pauses: &mut Pauses, lasted: Duration, times: usize) -> Vec<u128> {
-        (0..times).map(|_| pauses.after(lasted, false).as_millis()).collect()
+        (0..times).map(|_| pauses.next_pause(lasted, false).as_millis()).collect()
     }
 
     #[test]
@@ -52,17 +53,17 @@ mod tests {
     fn pause_after_short_sessions_doubles_and_after_a_long_one_is_short() {
         let mut pauses = Pauses::new();
         assert_eq!(milliseconds(&mut pauses, Duration::from_secs(1), 3), [250, 500, 1000]);
-        assert_eq!(pauses.after(LONGEST, false).as_millis(), 2000);
-        assert_eq!(pauses.after(LONGEST + Duration::from_secs(1), false).as_millis(), 250);
-        assert_eq!(pauses.after(Duration::ZERO, false).as_millis(), 500);
+        assert_eq!(pauses.next_pause(LONGEST, false).as_millis(), 2000);
+        assert_eq!(pauses.next_pause(LONGEST + Duration::from_secs(1), false).as_millis(), 250);
+        assert_eq!(pauses.next_pause(Duration::ZERO, false).as_millis(), 500);
     }
 
     #[test]
     fn restarted_upstream_is_connected_to_at_once_but_not_again_and_again() {
         let mut pauses = Pauses::new();
         assert_eq!(milliseconds(&mut pauses, Duration::ZERO, 3), [250, 500, 1000]);
-        assert_eq!(pauses.after(Duration::from_secs(5), true).as_millis(), 0);
-        assert_eq!(pauses.after(Duration::from_millis(100), true).as_millis(), 250);
-        assert_eq!(pauses.after(Duration::from_millis(100), true).as_millis(), 500);
+        assert_eq!(pauses.next_pause(Duration::from_secs(5), true).as_millis(), 0);
+        assert_eq!(pauses.next_pause(Duration::from_millis(100), true).as_millis(), 250);
+        assert_eq!(pauses.next_pause(Duration::from_millis(100), true).as_millis(), 500);
     }
 }

@@ -1,4 +1,4 @@
-//! What the relay says about itself: the source of `/status` and `/metrics`.
+//! Builds the relay's status, which `/status` and `/metrics` show.
 
 use std::{
     collections::BTreeMap,
@@ -9,69 +9,75 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_quic::{keys::Suite, plane::downstream};
+use millrace_moq::Namespace;
+use millrace_quic::{keys::KeySuite, plane::downstream};
+use millrace_relay_cluster::{NamespaceRoute, RouteTable};
 use millrace_transport::{
     Endpoint, Windows,
-    offload::{ConnectionStatus, Interface, KeystreamUse},
+    offload::{ConnectionStatus, KeystreamCounts, OffloadInterface},
 };
-use millrace_webtransport::Refused;
+use millrace_webtransport::SessionRefused;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::{
-    Engine,
-    access::{Access, ClientUse, Unread},
-    admission::Crowded,
+    RelayEngine,
+    admission::TooManySessions,
     hub::Hub,
     live::LiveTrack,
-    session::Session,
-    status::{self, Sent, Status, Totals},
+    session::RelaySession,
+    status::{self, RelayTotals, SentStatus, Status},
 };
+use millrace_access::{Access, ClientUse, UnreadSetting};
 
-/// What the relay's status is made from.
-pub struct Sources<'a> {
+/// The parts of a relay that its status is built from.
+pub struct StatusSources<'a> {
     pub hub: &'a Hub,
     pub access: &'a Access,
-    pub engine: &'a Engine,
-    /// Those that are listened on.
+    pub engine: &'a RelayEngine,
+    /// Endpoints that accept connections from clients.
     pub endpoints: &'a [Endpoint],
     pub outgoing: &'a [Endpoint],
-    /// Those that are open.
-    pub sessions: Vec<Arc<Session>>,
-    /// Handshakes under way.
+    /// The sessions that are open now.
+    pub sessions: Vec<Arc<RelaySession>>,
+    /// Number of handshakes under way.
     pub handshakes: usize,
-    /// What the others left behind.
-    pub past: &'a Past,
+    /// Counters of closed sessions, and of refused connections.
+    pub past: &'a PastCounts,
     pub windows: &'a Windows,
     pub uptime: Duration,
     pub draining: bool,
     pub trace_viewers: usize,
+    /// The relays of the cluster that this one connects to.
+    pub peers: Vec<status::ClusterPeerStatus>,
+    /// The state of the store through which relays of the cluster are discovered.
+    pub discovery: Option<status::ClusterDiscoveryStatus>,
 }
 
-/// What closed sessions leave behind.
+/// Counters of closed sessions, and of connections and requests that were refused.
 #[derive(Default)]
-pub struct Past {
+pub struct PastCounts {
     refused_sessions: AtomicU64,
     refused_of_clients: AtomicU64,
     refused_of_networks: AtomicU64,
     retries: AtomicU64,
     reclaimed_windows: AtomicU64,
-    /// Requests for WebTransport, by [`Refused::NAMES`].
-    refused_requests: [AtomicU64; Refused::NAMES.len()],
-    sessions: Mutex<Sums>,
+    /// Refused WebTransport requests, by reason, in the order of [`SessionRefused::NAMES`].
+    refused_requests: [AtomicU64; SessionRefused::NAMES.len()],
+    sessions: Mutex<SessionSums>,
 }
 
-/// Sums over sessions.
+/// Counters summed over sessions.
 #[derive(Clone, Copy, Default)]
-struct Sums {
+struct SessionSums {
     sessions: u64,
-    totals: Totals,
+    totals: RelayTotals,
     drops: Drops,
-    /// What [`millrace_webtransport::Foreign`] counts.
+    /// HTTP/3 requests, streams and datagrams outside the WebTransport sessions ([`millrace_webtransport::Foreign`]).
     foreign: [u64; 3],
 }
 
-/// What was not sent to subscribers, or not all of it.
+/// Streams and datagrams that were dropped or reset on their way to subscribers, by reason.
 #[derive(Clone, Copy, Default)]
 struct Drops {
     resets: downstream::Resets,
@@ -82,7 +88,7 @@ struct Drops {
 }
 
 impl Drops {
-    fn of(stats: &downstream::Stats) -> Self {
+    fn from_stats(stats: &downstream::DownstreamStats) -> Self {
         Self {
             resets: stats.resets,
             datagrams_expired: stats.datagrams_expired,
@@ -93,7 +99,8 @@ impl Drops {
     }
 
     fn add(&mut self, other: &Self) {
-        let (sum, resets) = (&mut self.resets, &other.resets);
+        let sum = &mut self.resets;
+        let resets = &other.resets;
         sum.source += resets.source;
         sum.requested += resets.requested;
         sum.stopped += resets.stopped;
@@ -135,53 +142,53 @@ impl Drops {
         ]
     }
 
-    fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    fn counts_by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.streams().into_iter().chain(self.datagrams())
     }
 }
 
-impl Past {
+impl PastCounts {
     pub fn count_refused_session(&self) {
         self.refused_sessions.fetch_add(1, Relaxed);
     }
 
-    /// Counts a session that was refused since the client, or a wider network, has as many as it may have.
-    pub fn count_refused_of_client(&self, crowded: Crowded) {
+    /// Counts a connection that was refused because the client or one of its networks has too many sessions.
+    pub fn count_refused_of_client(&self, crowded: TooManySessions) {
         let count = match crowded {
-            Crowded::Client => &self.refused_of_clients,
-            Crowded::Network => &self.refused_of_networks,
+            TooManySessions::Client => &self.refused_of_clients,
+            TooManySessions::Network => &self.refused_of_networks,
         };
         count.fetch_add(1, Relaxed);
     }
 
-    /// A peer has to prove its address.
+    /// Counts a Retry packet, with which a client has to prove its address.
     pub fn count_retry(&self) {
         self.retries.fetch_add(1, Relaxed);
     }
 
-    /// A session was closed for the room of its receive window.
+    /// Counts a session that was closed to free the memory of its receive window.
     pub fn count_reclaimed_window(&self) {
         self.reclaimed_windows.fetch_add(1, Relaxed);
     }
 
-    /// A client has no WebTransport session.
-    pub fn count_refused_request(&self, refused: &Refused) {
-        let of = |name| Refused::NAMES.iter().position(|known| *known == name);
+    /// Counts a WebTransport request that was refused, by reason.
+    pub fn count_refused_request(&self, refused: &SessionRefused) {
+        let of = |name| SessionRefused::NAMES.iter().position(|known| *known == name);
         if let Some(counter) = refused.name().and_then(of).and_then(|at| self.refused_requests.get(at)) {
             counter.fetch_add(1, Relaxed);
         }
     }
 
-    /// A session is over.
-    pub fn add(&self, session: &Session) {
+    /// Adds the counters of a session that is over.
+    pub fn add(&self, session: &RelaySession) {
         let mut sums = self.sessions.lock();
         sums.sessions += 1;
         sums.add(session);
     }
 }
 
-impl Sums {
-    fn add(&mut self, session: &Session) {
+impl SessionSums {
+    fn add(&mut self, session: &RelaySession) {
         let stats = session.connection().downstream().stats();
         let seam = session.connection().stats();
         let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
@@ -204,7 +211,7 @@ impl Sums {
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;
         totals.datagrams_sent += stats.datagrams_sent;
-        self.drops.add(&Drops::of(&stats));
+        self.drops.add(&Drops::from_stats(&stats));
         for (sum, count) in self.foreign.iter_mut().zip(session.connection().foreign().counts()) {
             *sum += count;
         }
@@ -215,9 +222,10 @@ impl Sums {
     }
 }
 
-impl Sources<'_> {
+impl StatusSources<'_> {
     pub fn status(&self) -> Status {
         let sessions = &self.sessions;
+        // Totals include the sessions that have ended.
         let mut sums = *self.past.sessions.lock();
         sessions.iter().for_each(|session| sums.add(session));
         let mut shown: Vec<_> = sessions.iter().map(|session| describe(session)).collect();
@@ -227,19 +235,20 @@ impl Sources<'_> {
         let usage = self.hub.cache.usage();
         Status {
             upstream: self.hub.upstream.lock().clone(),
+            cluster: self.describe_cluster(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             engine: self.describe_engine(),
             uptime_s: self.uptime.as_secs_f64(),
             draining: self.draining,
             listen: self.endpoints.iter().map(Endpoint::local_addr).collect(),
-            cache: status::Cache {
+            cache: status::CacheStatus {
                 bytes: usage.bytes as u64,
                 limit: self.hub.cache.limits().bytes as u64,
                 groups: usage.groups as u64,
                 evicted: usage.evicted,
                 over_share: usage.over_share,
             },
-            receive: status::Receive {
+            receive: status::ReceiveStatus {
                 held: self.windows.held(),
                 limit: self.windows.total(),
                 refused: self.windows.refused(),
@@ -257,11 +266,40 @@ impl Sources<'_> {
         }
     }
 
-    fn describe_access(&self) -> status::Access {
+    fn describe_cluster(&self) -> Option<status::ClusterStatus> {
+        let relays = self.sessions.iter().filter(|session| session.is_relay());
+        let relays: Vec<_> =
+            relays.map(|session| (session.id(), session.hop(), session.link_cost())).collect();
+        self.hub.with_table(|table| {
+            let mut links: Vec<_> = relays
+                .iter()
+                .map(|(session, hop, cost)| status::ClusterLinkStatus {
+                    session: *session,
+                    hop: hop.map_or(0, |hop| hop.id.0),
+                    cost: *cost,
+                    routes: table.count(*session) as u64,
+                    suspect: table.is_suspect(*session),
+                })
+                .collect();
+            links.sort_by_key(|link| link.session);
+            let (namespaces, routes, carried) = table.size();
+            status::ClusterStatus {
+                hop: table.own().0,
+                peers: self.peers.clone(),
+                discovery: self.discovery.clone(),
+                links,
+                namespaces: namespaces as u64,
+                routes: routes as u64,
+                carried: carried as u64,
+            }
+        })
+    }
+
+    fn describe_access(&self) -> status::AccessStatus {
         let policy = self.access.policy();
         let (clients, networks) = self.access.clients();
         let refused = self.access.refused().into_iter();
-        status::Access {
+        status::AccessStatus {
             open: policy.is_open(),
             rules: policy.rule_count() as u64,
             keys: policy.tokens.keys.len() as u64,
@@ -274,10 +312,10 @@ impl Sources<'_> {
         }
     }
 
-    fn describe_engine(&self) -> status::Engine {
+    fn describe_engine(&self) -> status::EngineStatus {
         let (name, reason) = self.engine.describe();
         let offload = self.engine.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
-        status::Engine {
+        status::EngineStatus {
             name: name.to_owned(),
             reason,
             interfaces: self.engine.interfaces().iter().map(interface).collect(),
@@ -291,7 +329,11 @@ impl Sources<'_> {
             commands_coalesced: offload.commands_coalesced,
             records_waiting: offload.offloads_waiting,
             records_taken: offload.offloads_taken,
-            records: offload.records.into_iter().map(fill).collect(),
+            records: offload
+                .records
+                .into_iter()
+                .map(|(table, used, max)| (table.to_owned(), fill(used, max)))
+                .collect(),
             received: offload.received.map(outcomes),
             frames: offload.frames.map(outcomes),
             openings: offload.openings.map(outcomes),
@@ -300,9 +342,9 @@ impl Sources<'_> {
         }
     }
 
-    fn totals(&self, sums: &Sums, open: u64) -> Totals {
+    fn totals(&self, sums: &SessionSums, open: u64) -> RelayTotals {
         let counters = &self.hub.counters;
-        Totals {
+        RelayTotals {
             sessions: sums.sessions + open,
             retries: self.past.retries.load(Relaxed),
             requests: counters.requests.load(Relaxed),
@@ -310,6 +352,10 @@ impl Sources<'_> {
             fetch_waits: counters.fetch_waits.load(Relaxed),
             message_waits: counters.message_waits.load(Relaxed),
             publisher_searches: counters.publisher_searches.load(Relaxed),
+            upstream_changes: counters.upstream_changes.load(Relaxed),
+            reroutes: counters.reroutes.load(Relaxed),
+            routes_looped: counters.routes_looped.load(Relaxed),
+            routes_refused: counters.routes_refused.load(Relaxed),
             renditions_down: counters.renditions_down.load(Relaxed),
             renditions_up: counters.renditions_up.load(Relaxed),
             objects_received: counters.objects_received.load(Relaxed),
@@ -320,7 +366,7 @@ impl Sources<'_> {
         }
     }
 
-    fn drops(&self, sums: &Sums) -> BTreeMap<String, u64> {
+    fn drops(&self, sums: &SessionSums) -> BTreeMap<String, u64> {
         let counters = &self.hub.counters;
         let counted = [
             ("session_limit", self.past.refused_sessions.load(Relaxed)),
@@ -338,26 +384,27 @@ impl Sources<'_> {
         ];
         let refused = self.past.refused_requests.each_ref().map(|count| count.load(Relaxed));
         let of_http = ["http_request", "http_stream", "http_datagram"].into_iter().zip(sums.foreign);
-        let counted = counted.into_iter().chain(Refused::NAMES.into_iter().zip(refused));
-        let counted = counted.chain(of_http).chain(sums.drops.by_reason());
+        let counted = counted.into_iter().chain(SessionRefused::NAMES.into_iter().zip(refused));
+        let counted = counted.chain(of_http).chain(sums.drops.counts_by_reason());
         counted.map(|(reason, count)| (reason.to_owned(), count)).collect()
     }
 }
 
-/// Those that are not 0.
+/// Returns the counters that are not 0, by name.
 fn outcomes(counts: impl IntoIterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     let counts = counts.into_iter().filter(|(_, count)| *count > 0);
     counts.map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 fn keystreams(offload: &ConnectionStatus) -> status::Keystreams {
-    let [sealed, opened] =
-        offload.keystreams.map(|KeystreamUse { hit, stale, miss }| status::KeystreamUse { hit, stale, miss });
+    let [sealed, opened] = offload
+        .keystreams
+        .map(|KeystreamCounts { hit, stale, miss }| status::KeystreamStatus { hit, stale, miss });
     status::Keystreams { sealed, opened }
 }
 
-fn client(used: ClientUse) -> status::Client {
-    status::Client {
+fn client(used: ClientUse) -> status::ClientStatus {
+    status::ClientStatus {
         address: used.network.address,
         prefix: used.network.length,
         requests: used.requests,
@@ -369,25 +416,54 @@ fn client(used: ClientUse) -> status::Client {
     }
 }
 
-fn unread(unread: Unread) -> status::Unread {
-    status::Unread { what: unread.what, reason: unread.reason }
+fn unread(unread: UnreadSetting) -> status::UnreadStatus {
+    status::UnreadStatus { what: unread.what, reason: unread.reason }
 }
 
-fn fill((table, used, max): (&str, u32, u32)) -> (String, status::Fill) {
-    (table.to_owned(), status::Fill { used: used.into(), max: max.into() })
+fn fill(used: u32, max: u32) -> status::FillStatus {
+    status::FillStatus { used: used.into(), max: max.into() }
 }
 
-fn interface(interface: &Interface) -> status::Interface {
-    status::Interface {
+fn interface(interface: &OffloadInterface) -> status::InterfaceStatus {
+    status::InterfaceStatus {
         name: interface.name.clone(),
         mechanism: interface.attached.clone().ok(),
         detached: interface.attached.clone().err(),
     }
 }
 
-fn describe(session: &Session) -> status::Session {
+/// Describes the routes to namespaces below `prefix`. The answer is truncated after a bounded number of namespaces.
+pub fn describe_routes(table: &RouteTable, prefix: &Namespace) -> status::RoutesStatus {
+    /// The most namespaces in one answer.
+    const MOST: usize = 10_000;
+    let mut found = table.below(prefix);
+    let namespaces = found.by_ref().take(MOST).map(|namespace| status::RoutedNamespace {
+        namespace: namespace.typed().to_string(),
+        routes: table
+            .routes(namespace)
+            .into_iter()
+            .map(|route| describe_route(table, namespace, route))
+            .collect(),
+    });
+    let namespaces = namespaces.collect();
+    status::RoutesStatus { namespaces, truncated: found.next().is_some() }
+}
+
+fn describe_route(table: &RouteTable, namespace: &Namespace, route: &NamespaceRoute) -> status::RouteStatus {
+    status::RouteStatus {
+        session: route.key.link,
+        path: route.path.hops().iter().map(|hop| hop.0).collect(),
+        cost: route.cost,
+        local: route.is_local,
+        carried: table.is_carried(namespace, route.key.link),
+        suspect: table.is_suspect(route.key.link),
+    }
+}
+
+fn describe(session: &RelaySession) -> status::RelaySessionStatus {
     let unregistered = session.connection().offload(|offload| offload.unregistered(Instant::now()));
     let offload = session.connection().offload_status();
+    // A connection that the kernel refuses has no record, so there is nothing to show about one.
     let usable = offload.as_ref().filter(|offload| offload.refused.is_none());
     let (stats, estimate) = {
         let downstream = session.connection().downstream();
@@ -396,10 +472,11 @@ fn describe(session: &Session) -> status::Session {
     let seam = session.connection().stats();
     let path = session.connection().quic.stats().path;
     let roles = session.roles();
-    status::Session {
+    status::RelaySessionStatus {
         id: session.id(),
         remote: session.connection().quic.remote_address(),
         upstream: session.is_upstream(),
+        relay: session.is_relay(),
         draft: session.draft().number(),
         publisher: roles.publisher,
         subscriber: roles.subscriber,
@@ -415,9 +492,9 @@ fn describe(session: &Session) -> status::Session {
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
         cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),
-        quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
-        data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
-        kernel: Sent { packets: stats.offloaded_packets, bytes: stats.offloaded_bytes },
+        quinn: SentStatus { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
+        data_plane: SentStatus { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
+        kernel: SentStatus { packets: stats.offloaded_packets, bytes: stats.offloaded_bytes },
         kernel_deferred: offload.as_ref().map_or(0, |offload| offload.deferred),
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: offload.as_ref().map(keystreams),
@@ -430,7 +507,7 @@ fn describe(session: &Session) -> status::Session {
         subscriptions: roles.subscriptions,
         publications: roles.publications,
         pending: stats.pending_bytes,
-        drops: outcomes(Drops::of(&stats).by_reason()),
+        drops: outcomes(Drops::from_stats(&stats).counts_by_reason()),
         identity: session.authority().identity().map(|identity| identity.to_string()),
         requests: session.authority().usage().admitted(),
         requests_refused: session.authority().usage().refused(),
@@ -438,10 +515,10 @@ fn describe(session: &Session) -> status::Session {
     }
 }
 
-fn describe_track(track: &LiveTrack) -> status::Track {
+fn describe_track(track: &LiveTrack) -> status::RelayTrackStatus {
     let held = track.data.held();
     let upstreams = track.upstreams();
-    status::Track {
+    status::RelayTrackStatus {
         name: track.name().to_string(),
         alias: upstreams.first().map_or(0, |upstream| upstream.alias),
         publishers: upstreams.len() as u64,
@@ -454,10 +531,10 @@ fn describe_track(track: &LiveTrack) -> status::Track {
     }
 }
 
-fn suite_name(suite: Suite) -> &'static str {
+fn suite_name(suite: KeySuite) -> &'static str {
     match suite {
-        Suite::ChaCha20Poly1305 => "TLS_CHACHA20_POLY1305_SHA256",
-        Suite::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
-        Suite::Aes256Gcm => "TLS_AES_256_GCM_SHA384",
+        KeySuite::ChaCha20Poly1305 => "TLS_CHACHA20_POLY1305_SHA256",
+        KeySuite::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
+        KeySuite::Aes256Gcm => "TLS_AES_256_GCM_SHA384",
     }
 }

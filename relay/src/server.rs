@@ -1,6 +1,9 @@
-//! The relay as a whole: endpoints, sessions, start and end.
+//! The relay as a whole: its endpoints, its sessions, its start and its end.
 
+mod dial;
 mod idle;
+mod peers;
+mod upstreams;
 
 use std::{
     collections::HashMap,
@@ -14,15 +17,15 @@ use std::{
 
 use millrace_logging::short;
 use millrace_moq::{
-    Draft, code,
-    message::Setup,
-    tracks::{RESET_CODES, cache::Cache},
+    Namespace, code,
+    tracks::{RESET_CODES, cache::TrackCache},
 };
 use millrace_quic::plane::downstream;
+use millrace_relay_cluster::{self as cluster, RouteTable};
 use millrace_transport as transport;
-use millrace_transport::{BindError, Connection, Endpoint, Incoming, PathChange, Share};
+use millrace_transport::{BindError, Connection, Endpoint, Incoming, PathChange, WindowShare};
 use millrace_webtransport as webtransport;
-use millrace_webtransport::{Terms, Tunnel};
+use millrace_webtransport::{SessionTerms, Tunnel};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, sign::CertifiedKey};
 use tokio::{
@@ -30,76 +33,90 @@ use tokio::{
     task::JoinSet,
     time,
 };
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
-    Admission, Config, Delays, Engine,
-    access::{Access, unproven},
-    hub::{Hub, Limits},
-    reconnect::Pauses,
-    report::{Past, Sources},
-    session::Session,
+    Admission, ClusterPeer, Config, Delays, RelayCluster, RelayEngine,
+    hub::{Hub, HubLimits},
+    report::{PastCounts, StatusSources, describe_routes},
+    session::{Dialed, RelaySession},
     status::{self, Status},
-    trace::Tracer,
+    trace::EventTracer,
 };
+use millrace_access::{Access, unproven};
 
-/// How often it is looked whether sessions are idle.
+/// How often the relay checks if its sessions are idle while it drains or leaves an upstream relay.
 const LOOKS: Duration = Duration::from_millis(100);
-/// How often old groups and idle tracks are looked for.
+/// How often expired groups and unused tracks are removed.
 const TIDY: Duration = Duration::from_millis(500);
-/// How long a handshake may take.
+/// The longest time that a client's handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Handshakes under way of peers that have not proved their address; beyond that, they have to, by Retry. Until a peer has,
-/// no more than these have records of an offload.
+/// The most handshakes with clients whose address is unproved. Further clients get a Retry packet first. It also bounds
+/// the offload records that forged addresses can occupy.
 const MAX_UNPROVED: usize = 64;
-/// How long a request of the relay may stay unanswered.
+/// How long a peer may take to answer a request of the relay.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a track without subscribers stays subscribed upstream.
+/// How long the relay stays subscribed to a track that has no subscribers.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long it may take to tell peers that their sessions are closed.
+/// Part of the drain time that is reserved for the closing messages: a quarter of it, within these bounds.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
-/// Of moqt:// URLs without one (draft-22, "MOQT URI Scheme"), and of https:// URLs.
-const DEFAULT_PORT: u16 = 443;
 
-/// A relay with its sockets, which serves nobody yet.
-pub struct Bound {
+/// A relay whose sockets are bound, and which does not serve sessions yet.
+pub struct BoundRelay {
     config: Config,
-    engine: Arc<Engine>,
+    engine: Arc<RelayEngine>,
     access: Arc<Access>,
     endpoints: Vec<Endpoint>,
     outgoing: Vec<Endpoint>,
 }
 
 /// A running relay.
+///
+/// [`Self::drain`] ends it, and gives peers time to go elsewhere first. [`Self::stop`] ends it at once.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use millrace_relay::{BoundRelay, Config, RelayEngine, OpenAdmission};
+///
+/// # async fn example(config: Config) -> Result<(), Box<dyn std::error::Error>> {
+/// let engine = Arc::new(RelayEngine::user("no kernel engine in this program"));
+/// let relay = BoundRelay::new(config, Vec::new(), engine)?.serve(Arc::new(OpenAdmission));
+/// tokio::signal::ctrl_c().await?;
+/// let status = relay.status();
+/// println!("{} sessions, {} tracks", status.sessions.len(), status.tracks.len());
+/// relay.drain().await;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// Handshakes under way.
+/// Number of handshakes under way.
 #[derive(Default)]
 struct Handshakes {
     all: AtomicUsize,
-    /// Of peers whose address may be forged.
+    /// Handshakes with clients whose source address may be forged.
     unproved: AtomicUsize,
 }
 
-/// A handshake under way, until dropped.
+/// Counts one handshake while it lives.
 struct Handshake {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     proved: bool,
 }
 
 impl Handshake {
-    fn begin(shared: &Arc<Shared>, proved: bool) -> Self {
+    fn begin(shared: &Arc<ServerShared>, proved: bool) -> Self {
         let Handshakes { all, unproved } = &shared.handshakes;
         all.fetch_add(1, Relaxed);
         unproved.fetch_add(usize::from(!proved), Relaxed);
         Self { shared: Arc::clone(shared), proved }
     }
 
-    /// The peer has proved its address, and is to say what it wants.
+    /// Notes that the client has proved its address. A WebTransport client still has to send its request.
     fn prove(&mut self) {
         if !std::mem::replace(&mut self.proved, true) {
             self.shared.handshakes.unproved.fetch_sub(1, Relaxed);
@@ -115,30 +132,38 @@ impl Drop for Handshake {
     }
 }
 
-struct Shared {
+struct ServerShared {
     config: Config,
     hub: Arc<Hub>,
-    engine: Arc<Engine>,
+    engine: Arc<RelayEngine>,
     admission: Arc<dyn Admission>,
     access: Arc<Access>,
     endpoints: Vec<Endpoint>,
-    /// That the upstream relay is connected to from.
+    /// Endpoints for connections to upstream relays and relays of the cluster.
     outgoing: Vec<Endpoint>,
-    sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    sessions: Mutex<HashMap<u64, Arc<RelaySession>>>,
     handshakes: Handshakes,
     since: Instant,
     draining: AtomicBool,
-    past: Past,
-    tracer: Arc<Tracer>,
+    past: PastCounts,
+    tracer: Arc<EventTracer>,
     session_over: Notify,
+    /// The relays of the cluster that this one connects to.
+    peers: peers::KeptPeers,
+    /// The state of the store through which relays of the cluster are discovered.
+    discovery: Mutex<Option<status::ClusterDiscoveryStatus>>,
 }
 
-impl Bound {
-    /// Binds every address. `outgoing`: of [`outgoing_sockets`].
+impl BoundRelay {
+    /// Binds all configured addresses. `outgoing` are the sockets that [`outgoing_sockets`] returned.
     ///
     /// # Errors
-    /// An address cannot be had, or the TLS settings are not usable.
-    pub fn new(config: Config, outgoing: Vec<UdpSocket>, engine: Arc<Engine>) -> Result<Self, BindError> {
+    /// Returns an error if an address cannot be bound, or the TLS settings are invalid.
+    pub fn new(
+        config: Config,
+        outgoing: Vec<UdpSocket>,
+        engine: Arc<RelayEngine>,
+    ) -> Result<Self, BindError> {
         let downstream =
             downstream::Config { reset_codes: RESET_CODES, ..config.transport.downstream.clone() };
         let offload = engine.offload.clone();
@@ -148,6 +173,7 @@ impl Bound {
             .iter()
             .map(|addr| Endpoint::bind(*addr, transport.clone()))
             .collect::<Result<Vec<_>, _>>()?;
+        // WebTransport is chosen per connection when dialling, so its ALPN is not among the defaults here.
         let bare = transport.alpn.iter().filter(|name| *name != webtransport::ALPN).cloned().collect();
         let connecting = transport::Config { certificate: None, lasting: None, alpn: bare, ..transport };
         let outgoing = outgoing
@@ -157,33 +183,44 @@ impl Bound {
         Ok(Self { config, engine, access: Access::open(), endpoints, outgoing })
     }
 
-    /// Lets `access` say who may do what; without, anyone may do anything.
+    /// Sets the access control for all requests. Without it, every client may do everything.
     pub fn with_access(self, access: Arc<Access>) -> Self {
         Self { access, ..self }
     }
 
-    /// The addresses that will be served, ports filled in.
+    /// Returns the addresses that the sockets are bound to, with the ports that the system chose for port 0.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.endpoints.iter().map(Endpoint::local_addr).collect()
     }
 
-    /// Starts to serve whom `admission` lets in.
+    /// Starts to accept sessions. `admission` limits the sessions of each client.
     pub fn serve(self, admission: Arc<dyn Admission>) -> Server {
         let Self { config, engine, access, endpoints, outgoing } = self;
-        let limits = Limits {
+        let limits = HubLimits {
             max_tracks: config.max_tracks,
+            offloaded_tracks: config.offloaded_tracks,
             linger: LINGER,
             absence: config.linger,
             max_rendezvous: MAX_RENDEZVOUS,
+            max_routes: config.cluster.as_ref().map_or(0, |cluster| cluster.max_routes),
             request_timeout: REQUEST_TIMEOUT,
         };
-        let cache = Arc::new(Cache::new(config.cache));
-        let (delays, adaptive) = (config.delays.clone(), config.adaptive.clone());
-        let hub = Arc::new(Hub::new(limits, cache, delays, adaptive, config.switching_sets));
+        let cache = Arc::new(TrackCache::new(config.cache));
+        let delays = config.delays.clone();
+        let adaptive = config.adaptive.clone();
+        let hub = Hub::new(limits, cache, delays, adaptive, config.switching_sets);
+        let hub = Arc::new(match &config.cluster {
+            Some(RelayCluster { hop, cost, max_routes, .. }) => {
+                let table = RouteTable::new(*hop, cluster::RouteLimits { per_link: *max_routes });
+                hub.with_table_of_routes(table, *cost)
+            }
+            None => hub,
+        });
         let transport::Config { tap, paths, .. } = &config.transport;
-        let (tap, paths) = (Arc::clone(tap), Arc::clone(paths));
-        let shared = Arc::new(Shared {
-            tracer: Tracer::new(Arc::clone(&hub), Arc::clone(&engine), tap, paths),
+        let tap = Arc::clone(tap);
+        let paths = Arc::clone(paths);
+        let shared = Arc::new(ServerShared {
+            tracer: EventTracer::new(Arc::clone(&hub), Arc::clone(&engine), tap, paths),
             config,
             hub,
             engine,
@@ -195,68 +232,100 @@ impl Bound {
             handshakes: Handshakes::default(),
             since: Instant::now(),
             draining: AtomicBool::new(false),
-            past: Past::default(),
+            past: PastCounts::default(),
             session_over: Notify::new(),
+            peers: peers::KeptPeers::default(),
+            discovery: Mutex::default(),
         });
+        // Dropping the set aborts its tasks.
         let mut tasks = JoinSet::new();
         for index in 0..shared.endpoints.len() {
             tasks.spawn(Arc::clone(&shared).accept(index));
         }
         tasks.spawn(Arc::clone(&shared).tidy());
-        if shared.config.upstream.is_some() {
+        if !shared.config.upstreams.is_empty() {
             tasks.spawn(Arc::clone(&shared).keep_upstream());
+        }
+        if let Some(cluster) = &shared.config.cluster {
+            let hub = Arc::clone(&shared.hub);
+            tasks.spawn(async move { hub.follow_routes().await });
+            for peer in &cluster.peers {
+                tasks.spawn(Arc::clone(&shared).keep_peer(shared.peers.add(peer)));
+            }
         }
         Server { shared, tasks: Mutex::new(tasks) }
     }
 }
 
 impl Server {
-    /// The addresses that are served, ports filled in.
+    /// Returns the addresses that the relay listens on, with the ports that the system chose for port 0.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.shared.endpoints.iter().map(Endpoint::local_addr).collect()
     }
 
-    /// How long media may wait from now on; streams to subscribers that are open keep to what was so before.
+    /// Sets how long media may wait for slow subscribers. Streams that are open keep the previous limit.
     pub fn set_delays(&self, delays: Delays) {
         self.shared.hub.set_delays(delays);
     }
 
-    /// Changes of what the network carries for each session, from now on.
+    /// Returns a receiver of changes in the estimated bandwidth and delay of each session's path.
     pub fn path_changes(&self) -> broadcast::Receiver<PathChange> {
         self.shared.config.transport.paths.listen()
     }
 
-    /// What it says about itself.
+    /// Returns the relay's status.
     pub fn status(&self) -> Status {
         self.shared.status()
     }
 
-    /// GOAWAY has been sent.
+    /// Returns the routes to namespaces below `prefix`; `None` if the relay is in no cluster.
+    pub fn routes(&self, prefix: &Namespace) -> Option<status::RoutesStatus> {
+        self.shared.hub.with_table(|table| describe_routes(table, prefix))
+    }
+
+    /// Connects to these relays, which a discovery store has named, in addition to those of the settings. A relay that the store
+    /// no longer names keeps its session, and is not connected to again after that.
+    pub fn set_found_peers(&self, peers: &[ClusterPeer]) {
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {} // a set keeps the results of tasks that have ended
+        for peer in self.shared.peers.take_found(peers) {
+            tasks.spawn(Arc::clone(&self.shared).keep_peer(peer));
+        }
+    }
+
+    /// Sets the state of the discovery store, which the relay's status shows.
+    pub fn set_discovery(&self, discovery: status::ClusterDiscoveryStatus) {
+        *self.shared.discovery.lock() = Some(discovery);
+    }
+
+    /// Reports whether the relay is draining, so that it has sent GOAWAY to all sessions.
     pub fn is_draining(&self) -> bool {
         self.shared.draining.load(Relaxed)
     }
 
-    /// What happens to single packets.
-    pub fn tracer(&self) -> &Arc<Tracer> {
+    /// Returns the tracer of single packets.
+    pub fn tracer(&self) -> &Arc<EventTracer> {
         &self.shared.tracer
     }
 
-    /// New sessions are shown this certificate.
+    /// Sets the certificate that new sessions are shown.
     pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
         for endpoint in &self.shared.endpoints {
             endpoint.set_certificate(Arc::clone(certificate));
         }
     }
 
-    /// Certificates of new sessions' clients have to lead to these roots; without, none are asked for.
+    /// Sets the roots that client certificates of new sessions are verified against. `None`: clients are not asked for
+    /// a certificate.
     ///
     /// # Errors
-    /// They are of no use; the ones of before stay.
+    /// Returns an error if the roots are unusable. The previous ones then stay in use.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.shared.endpoints.iter().try_for_each(|endpoint| endpoint.set_client_roots(roots))
     }
 
-    /// Sends GOAWAY everywhere, waits until nothing is under way, and closes all sessions, within the drain timeout.
+    /// Ends the relay within the drain timeout: sends GOAWAY to all sessions, waits until they are idle, and closes
+    /// them.
     pub async fn drain(&self) {
         let over = time::Instant::now() + self.shared.config.drain_timeout;
         self.shared.draining.store(true, Relaxed);
@@ -265,13 +334,13 @@ impl Server {
         info!(
             sessions = sessions.len(),
             seconds = self.shared.config.drain_timeout.as_secs_f64(),
-            "draining: sessions have so long to leave; SIGTERM or Ctrl-C ends them at once when it comes again, after a second or later"
+            "draining: sessions have this many seconds to leave; a further SIGTERM or Ctrl-C ends them at once, if it comes a second later or more"
         );
         let _ = time::timeout_at(over - self.shared.last_words(), self.shared.until_idle()).await;
         self.stop().await;
     }
 
-    /// Closes all sessions now.
+    /// Closes all sessions at once.
     pub async fn stop(&self) {
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         for session in &sessions {
@@ -279,7 +348,8 @@ impl Server {
                 if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
             session.close(code, "the relay is going away");
         }
-        // Those that do not answer any more hold up nobody. WebTransport clients are told in their session first.
+        // A timeout bounds the wait for peers that no longer answer. WebTransport sessions are closed inside their
+        // connection first.
         let told = async {
             for session in &sessions {
                 session.connection().quic.closed().await;
@@ -287,6 +357,7 @@ impl Server {
         };
         let _ = time::timeout(self.shared.last_words() / 2, told).await;
         let endpoints = || self.shared.endpoints.iter().chain(&self.shared.outgoing);
+        // Closing the endpoint also closes connections whose handshake is still under way.
         endpoints().for_each(|endpoint| {
             endpoint.close(crate::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
         });
@@ -301,9 +372,9 @@ impl Server {
     }
 }
 
-impl Shared {
+impl ServerShared {
     fn status(&self) -> Status {
-        let sources = Sources {
+        let sources = StatusSources {
             hub: &self.hub,
             access: &self.access,
             engine: &self.engine,
@@ -312,6 +383,8 @@ impl Shared {
             sessions: self.sessions.lock().values().cloned().collect(),
             handshakes: self.handshakes.all.load(Relaxed),
             past: &self.past,
+            peers: self.peers.status(),
+            discovery: self.discovery.lock().clone(),
             windows: &self.config.transport.windows,
             uptime: self.since.elapsed(),
             draining: self.draining.load(Relaxed),
@@ -320,10 +393,12 @@ impl Shared {
         sources.status()
     }
 
+    // Checks are in the order of their cost: an overloaded relay refuses before it does any cryptography.
     async fn accept(self: Arc<Self>, index: usize) {
         let endpoint = &self.endpoints[index];
         while let Some(incoming) = endpoint.accept().await {
             let under_way = self.handshakes.all.load(Relaxed);
+            // Handshakes count as sessions, so that many of them at once cannot exceed the limit.
             let full = self.sessions.lock().len() + under_way >= self.config.max_sessions;
             if full || self.draining.load(Relaxed) {
                 self.past.count_refused_session();
@@ -336,6 +411,7 @@ impl Shared {
                 continue;
             }
             let proved = incoming.is_proved();
+            // A Retry packet makes the client prove its address before the relay keeps state for it.
             if !proved && self.handshakes.unproved.load(Relaxed) >= MAX_UNPROVED {
                 self.past.count_retry();
                 incoming.retry();
@@ -350,11 +426,11 @@ impl Shared {
         let remote = incoming.remote_addr();
         let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
         let Ok(accepted) = accepted else {
-            return info!(%remote, "no handshake in time");
+            return info!(%remote, "a client's handshake took too long: its connection is dropped");
         };
         match accepted {
             Ok(connection) => {
-                // Only now is the address proved to be the client's.
+                // The completed handshake proves that the address is the client's.
                 handshake.prove();
                 let _permit = match self.admission.admit(remote.ip()) {
                     Ok(permit) => permit,
@@ -366,8 +442,8 @@ impl Shared {
                 };
                 let place = self.access.place(remote.ip());
                 if place.is_some() {
-                    // Nor has it a part of what its client may send unread before it has shown a right.
-                    connection.share_receive_window(Arc::new(Share::new(0, None)));
+                    // The receive window stays small until the client has shown a right, such as a token.
+                    connection.share_receive_window(Arc::new(WindowShare::new(0, None)));
                 }
                 let asked = tokio::select! {
                     asked = self.tunnel(&connection) => asked,
@@ -382,24 +458,25 @@ impl Shared {
                     Err(refused) => {
                         self.past.count_refused_request(&refused);
                         let reason = refused.to_string();
-                        return info!(%remote, refused = short(&reason), "no WebTransport session");
+                        return info!(%remote, refused = short(&reason), "refused a client's WebTransport session");
                     }
                 };
                 drop(handshake);
                 let session = self.begin_session(connection, None, tunnel, place);
                 self.run_session(session).await;
             }
-            Err(error) => info!(%remote, %error, "handshake failed"),
+            Err(error) => info!(%remote, %error, "a client's handshake failed"),
         }
     }
 
-    /// What a WebTransport client asks for; `None` of others.
-    async fn tunnel(&self, connection: &Connection) -> Result<Option<Tunnel>, webtransport::Refused> {
+    /// Accepts the WebTransport session of a client. Returns `None` for a client that uses plain QUIC.
+    async fn tunnel(&self, connection: &Connection) -> Result<Option<Tunnel>, webtransport::SessionRefused> {
         if connection.protocol().is_none_or(|protocol| protocol != webtransport::ALPN) {
             return Ok(None);
         }
         let protocols: Vec<_> = self.config.drafts.iter().map(|draft| draft.protocol()).collect();
-        let terms = Terms { protocols: &protocols, origin: &|origin| self.config.origins.allow(origin) };
+        let terms =
+            SessionTerms { protocols: &protocols, origin: &|origin| self.config.origins.allow(origin) };
         let bind = |binding| connection.bind(binding, Tunnel::STREAMS);
         webtransport::accept(&connection.quic, &terms, bind).await.map(Some)
     }
@@ -407,30 +484,31 @@ impl Shared {
     fn begin_session(
         self: &Arc<Self>,
         connection: Arc<Connection>,
-        upstream: Option<Setup>,
+        dialed: Option<Dialed>,
         tunnel: Option<Tunnel>,
-        place: Option<unproven::Place>,
-    ) -> Arc<Session> {
+        place: Option<unproven::UnprovenPlace>,
+    ) -> Arc<RelaySession> {
         let hub = Arc::clone(&self.hub);
-        let session = Arc::new(Session::new(hub, &self.access, connection, upstream, tunnel, place));
+        let session = Arc::new(RelaySession::new(hub, &self.access, connection, dialed, tunnel, place));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
+        // A session that began just before the drain is not in the list that `drain` has read.
         if self.draining.load(Relaxed) {
             self.start_drain(&session);
         }
         session
     }
 
-    /// How much of the drain timeout is for telling peers that they are closed.
+    /// Returns the part of the drain timeout that is reserved for closing messages.
     fn last_words(&self) -> Duration {
         (self.config.drain_timeout / 4).clamp(*LAST_WORDS.start(), *LAST_WORDS.end())
     }
 
-    fn start_drain(&self, session: &Session) {
+    fn start_drain(&self, session: &RelaySession) {
         let uri = self.config.goaway_uri.as_ref().map_or("", |uri| uri.as_str());
         session.start_drain(uri, self.config.drain_timeout);
     }
 
-    async fn run_session(self: Arc<Self>, session: Arc<Session>) {
+    async fn run_session(self: Arc<Self>, session: Arc<RelaySession>) {
         session.run().await;
         self.sessions.lock().remove(&session.id());
         self.past.add(&session);
@@ -456,126 +534,24 @@ impl Shared {
             let _ = time::timeout(LOOKS, over).await;
         }
     }
-
-    /// Keeps a session with the upstream relay, and begins the next one when that wants the last one to be left.
-    async fn keep_upstream(self: Arc<Self>) {
-        let Some(configured) = &self.config.upstream else { return };
-        let mut upstream = configured.clone();
-        let mut pauses = Pauses::new();
-        self.upstream_is(upstream.url.authority(), None, "connecting");
-        while !self.draining.load(Relaxed) {
-            // Its path may have a token.
-            let host = upstream.url.authority();
-            let (mut next, mut lasted, mut forgotten) = (None, Duration::ZERO, false);
-            match connect(&self.outgoing, &upstream.url, &self.config.drafts).await {
-                Ok((connection, tunnel)) => {
-                    let session = self.begin_session(connection, Some(upstream.setup()), tunnel, None);
-                    info!(%host, session = session.id(), "connected to the upstream relay");
-                    self.upstream_is(host, Some(session.id()), "");
-                    let (began, connection) = (Instant::now(), Arc::clone(session.connection()));
-                    next = self.follow_upstream(session).await;
-                    forgotten = connection.is_forgotten();
-                    if forgotten {
-                        warn!(%host, "the upstream relay was restarted: connecting again");
-                    }
-                    self.upstream_is(host, None, "the session is over");
-                    lasted = began.elapsed();
-                }
-                Err(error) => {
-                    self.upstream_is(host, None, &error.to_string());
-                    warn!(%host, %error, "no connection to the upstream relay");
-                }
-            }
-            upstream = next.and_then(|uri| configured.at(&uri)).unwrap_or_else(|| configured.clone());
-            time::sleep(pauses.after(lasted, forgotten)).await;
-        }
-    }
-
-    /// What status says of the upstream relay from now on.
-    fn upstream_is(&self, host: &str, session: Option<u64>, reason: &str) {
-        let upstream = status::Upstream { host: host.to_owned(), session, reason: reason.to_owned() };
-        *self.hub.upstream.lock() = Some(upstream);
-    }
-
-    /// Until the session with the upstream relay is over, or that wants us to go on at another URI, which is returned.
-    async fn follow_upstream(self: &Arc<Self>, session: Arc<Session>) -> Option<String> {
-        let mut running = tokio::spawn(Arc::clone(self).run_session(Arc::clone(&session)));
-        tokio::select! {
-            _ = &mut running => None,
-            never = session.connection().probe_when_silent() => match never {},
-            uri = session.until_peer_goes_away() => {
-                tokio::spawn(Arc::clone(self).leave(session));
-                Some(uri)
-            }
-        }
-    }
-
-    /// Closes a session that the upstream relay wants to be left, once another has taken over and nothing is under way.
-    async fn leave(self: Arc<Self>, session: Arc<Session>) {
-        loop {
-            let over = self.session_over.notified();
-            let sessions = self.sessions.lock().clone();
-            if !sessions.contains_key(&session.id()) {
-                return;
-            }
-            let takes_over = |other: &Arc<Session>| other.id() > session.id() && other.is_attached();
-            if sessions.values().any(takes_over) && session.is_idle() {
-                return session.close(code::Session::NO_ERROR, "moved to another session");
-            }
-            let _ = time::timeout(LOOKS, over).await;
-        }
-    }
 }
 
-/// Sockets for connections to the upstream relay, one for each address family that is listened on. They have a port of
-/// their own: a gate that guards the relay's port drops what an upstream relay answers, since no client sends that.
+/// Binds sockets for connections to other relays, one for each address family that is listened on. They have a port of
+/// their own, because a gate in front of the relay's port drops packets that only servers send.
 ///
 /// # Errors
-/// There is no port left.
+/// Returns an error if no port is free.
 pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindError> {
     let mut sockets: Vec<UdpSocket> = Vec::new();
     for is_ipv4 in [true, false] {
         let Some(addr) = listen.iter().find(|addr| addr.is_ipv4() == is_ipv4) else { continue };
         let bind = |port| transport::bind_socket(SocketAddr::new(addr.ip(), port));
-        // The kernel engine has room for few ports: the same one for both, if that is free.
+        // The kernel engine handles a limited number of ports, so both families share one if possible.
         let first = sockets.first().and_then(|socket| socket.local_addr().ok());
         let same = first.and_then(|first| bind(first.port()).ok());
         sockets.push(same.map_or_else(|| bind(0), Ok)?);
     }
     Ok(sockets)
-}
-
-/// Connects to an upstream relay; `https://` means with a session of WebTransport.
-async fn connect(
-    endpoints: &[Endpoint],
-    url: &url::Url,
-    drafts: &[Draft],
-) -> anyhow::Result<(Arc<Connection>, Option<Tunnel>)> {
-    let (endpoint, addr, host) = way(endpoints, url).await?;
-    if url.scheme() != "https" {
-        return Ok((endpoint.connect(addr, host).await?, None));
-    }
-    let connection = endpoint.connect_as(addr, host, webtransport::ALPN).await?;
-    let protocols: Vec<_> = drafts.iter().map(|draft| draft.protocol()).collect();
-    let tunnel = webtransport::connect(&connection.quic, url.clone(), &protocols).await?;
-    connection.bind(tunnel.binding(), Tunnel::STREAMS);
-    Ok((connection, Some(tunnel)))
-}
-
-/// One of the host's addresses, the first endpoint of its address family, and the host's name.
-async fn way<'a>(
-    endpoints: &'a [Endpoint],
-    url: &'a url::Url,
-) -> anyhow::Result<(&'a Endpoint, SocketAddr, &'a str)> {
-    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    let port = url.port().unwrap_or(DEFAULT_PORT);
-    for addr in tokio::net::lookup_host((host, port)).await? {
-        let same_family = |endpoint: &&Endpoint| endpoint.local_addr().is_ipv4() == addr.is_ipv4();
-        if let Some(endpoint) = endpoints.iter().find(same_family) {
-            return Ok((endpoint, addr, host));
-        }
-    }
-    anyhow::bail!("{host} has no address of a family that this relay listens on")
 }
 
 #[cfg(test)]

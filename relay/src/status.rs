@@ -1,4 +1,4 @@
-//! What a running relay says about itself.
+//! The status of a running relay.
 
 use std::{
     collections::BTreeMap,
@@ -7,409 +7,595 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+/// The state of a relay, which `/status` returns as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// The version of Millrace.
     pub version: String,
-    pub engine: Engine,
+    /// The engine that sends media.
+    pub engine: EngineStatus,
+    /// Seconds since the relay started.
     pub uptime_s: f64,
-    /// GOAWAY has been sent and new sessions are refused.
+    /// True if the relay has sent GOAWAY and refuses new sessions.
     pub draining: bool,
+    /// The addresses that the relay listens on.
     pub listen: Vec<SocketAddr>,
-    pub sessions: Vec<Session>,
-    pub tracks: Vec<Track>,
-    pub cache: Cache,
+    /// The sessions that are open.
+    pub sessions: Vec<RelaySessionStatus>,
+    /// The tracks that are subscribed, published or cached.
+    pub tracks: Vec<RelayTrackStatus>,
+    /// The use of the cache.
+    pub cache: CacheStatus,
+    /// The use of the memory budget for receive windows.
     #[serde(default)]
-    pub receive: Receive,
-    /// What was not forwarded, by reason, since start.
+    pub receive: ReceiveStatus,
+    /// Objects and streams that were not forwarded since the start, by reason.
     pub drops: BTreeMap<String, u64>,
-    /// Who may do what, and what was refused.
+    /// The access rules, and the requests that were refused.
     #[serde(default)]
-    pub access: Access,
-    /// Who watches single packets at the moment.
+    pub access: AccessStatus,
+    /// Number of viewers of `/trace` that are connected.
     #[serde(default)]
     pub trace_viewers: u64,
-    /// The relay that is asked for what nobody here publishes, if there is to be one.
+    /// The upstream relay, which is asked for tracks that nobody publishes here. Absent if none is configured.
     #[serde(default)]
-    pub upstream: Option<Upstream>,
-    /// Handshakes under way.
+    pub upstream: Option<UpstreamStatus>,
+    /// The cluster that the relay belongs to. Absent if it is in none.
+    #[serde(default)]
+    pub cluster: Option<ClusterStatus>,
+    /// Number of handshakes under way.
     #[serde(default)]
     pub handshakes: u64,
-    /// Tasks of the runtime that the relay is in.
+    /// Number of asynchronous tasks in the relay's process.
     #[serde(default)]
     pub tasks: u64,
-    pub totals: Totals,
+    /// Counters since the start.
+    pub totals: RelayTotals,
 }
 
-/// The relay that is asked for what nobody here publishes.
+/// The upstream relay, which is asked for tracks that nobody publishes here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Upstream {
-    /// Name and port.
+pub struct UpstreamStatus {
+    /// Host name and port of the upstream relay.
     pub host: String,
-    /// The session with it; none: it is away.
+    /// The ID of the session with the upstream relay. Absent if there is none.
     pub session: Option<u64>,
-    /// Why it is away.
+    /// Why there is no session with the upstream relay.
+    pub reason: String,
+    /// The configured upstream relays, in order of preference.
+    pub sources: Vec<UpstreamSource>,
+}
+
+/// A configured upstream relay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UpstreamSource {
+    /// Host name and port of the upstream relay.
+    pub host: String,
+    /// Why the last attempt to connect failed. Empty if it succeeded.
     pub reason: String,
 }
 
-/// The authoriser.
+/// The state of the cluster, as this relay sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterStatus {
+    /// The relay's own hop ID.
+    pub hop: u64,
+    /// Relays that this one connects to: those of the settings, then those that a store names.
+    pub peers: Vec<ClusterPeerStatus>,
+    /// The store through which relays are discovered, if the settings name one.
+    pub discovery: Option<ClusterDiscoveryStatus>,
+    /// Sessions with relays that announce routes.
+    pub links: Vec<ClusterLinkStatus>,
+    /// Number of namespaces that are announced in the cluster.
+    pub namespaces: u64,
+    /// Number of routes to these namespaces, including those of publishers here.
+    pub routes: u64,
+    /// Number of namespaces whose tracks this relay receives from other relays.
+    pub carried: u64,
+}
+
+/// The state of the store through which relays of a cluster are discovered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterDiscoveryStatus {
+    /// The store: `etcd`, or the file or the host that a list of relays is read from.
+    pub store: String,
+    /// Number of relays that the store names, without this one.
+    pub found: u64,
+    /// True if the store contains this relay's record. A list never does.
+    pub registered: bool,
+    /// Why the last attempt to read the store failed. Empty if it succeeded.
+    pub error: String,
+    /// Attempts to read the store that have failed since the start.
+    pub failures: u64,
+}
+
+/// A relay of the cluster that this one connects to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterPeerStatus {
+    /// Host name and port of the relay.
+    pub host: String,
+    /// The ID of the session with the relay. Absent if there is none.
+    pub session: Option<u64>,
+    /// Why there is no session with the relay.
+    pub reason: String,
+    /// True if the relay was discovered through a store and is not in the settings.
+    pub found: bool,
+}
+
+/// A session with a relay of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterLinkStatus {
+    /// The session's ID.
+    pub session: u64,
+    /// The hop ID of the relay. 0 if it announces none.
+    pub hop: u64,
+    /// The cost of receiving from the relay.
+    pub cost: u64,
+    /// Number of namespaces that the relay announces.
+    pub routes: u64,
+    /// True if the relay does not answer, or has sent GOAWAY. Routes of other relays are preferred.
+    pub suspect: bool,
+}
+
+/// The routes to the namespaces below a prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RoutesStatus {
+    /// The namespaces, each with its routes.
+    pub namespaces: Vec<RoutedNamespace>,
+    /// True if there are more namespaces than the answer may contain.
+    pub truncated: bool,
+}
+
+/// The routes to a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RoutedNamespace {
+    /// The namespace, in the form that commands accept.
+    pub namespace: String,
+    /// The routes, in order of preference.
+    pub routes: Vec<RouteStatus>,
+}
+
+/// A route to a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RouteStatus {
+    /// The ID of the session that announces the route.
+    pub session: u64,
+    /// The hop IDs on the path, beginning with the publisher's relay.
+    pub path: Vec<u64>,
+    /// The cost of the route, including the link to the relay that announces it.
+    pub cost: u64,
+    /// True if the publisher has its session with this relay.
+    pub local: bool,
+    /// True if this relay receives tracks by this route.
+    pub carried: bool,
+    /// True if the relay that announces the route does not answer, or has sent GOAWAY.
+    pub suspect: bool,
+}
+
+/// The access control: its rules and keys, and the clients' use of their budgets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Access {
-    /// Anyone may do anything.
+pub struct AccessStatus {
+    /// True if there are no rules, so that every client may do everything.
     pub open: bool,
+    /// Number of configured access rules.
     pub rules: u64,
-    /// That tokens are checked with.
+    /// Number of keys that tokens are verified with.
     pub keys: u64,
-    /// IDs of tokens that are not good any more.
+    /// Number of revoked token IDs.
     pub revoked: u64,
     /// Sessions and requests that were refused or ended, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Those that have sessions.
-    pub clients: Vec<Client>,
-    /// Wider networks that several of them are in; each may have a multiple of what one client may.
-    pub networks: Vec<Client>,
-    /// Sessions that have shown no right yet, or have none any more.
+    /// Clients that have sessions.
+    pub clients: Vec<ClientStatus>,
+    /// Networks that contain several of the clients. Each has a multiple of a client's budgets.
+    pub networks: Vec<ClientStatus>,
+    /// Sessions that have not shown a right yet, or whose right has ended.
     pub unproven: u64,
-    /// Settings whose file could not be read, or used, when it was read last: what they say now does not hold.
-    pub unread: Vec<Unread>,
+    /// Settings whose file could not be read the last time. Their previous contents stay in effect.
+    pub unread: Vec<UnreadStatus>,
 }
 
-/// A setting whose file could not be read, or used.
+/// A setting whose file could not be read or used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unread {
-    /// The setting and its file.
+pub struct UnreadStatus {
+    /// The setting and the file that could not be read.
     pub what: String,
+    /// The reason why it could not be read.
     pub reason: String,
 }
 
-/// Use by the sessions of one client, or of one network, together.
+/// The resources that all sessions of one client, or of one network, use together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Client {
-    /// Its own, or the network's.
+pub struct ClientStatus {
+    /// The address of the client, or the first address of the network.
     pub address: IpAddr,
-    /// Bits of the address that make the client (32, or 64 of IPv6) or the network.
+    /// Length of the address prefix in bits: 32 or 64 for a client, less for a network.
     #[serde(default)]
     pub prefix: u8,
-    /// Requests that were let in.
+    /// Requests that were admitted.
     pub requests: u64,
-    /// For want of its budget.
+    /// Requests that were refused because the request budget was used up.
     pub requests_refused: u64,
-    /// Tracks that its requests hold.
+    /// Tracks that the client's requests refer to.
     pub tracks: u64,
-    /// Of the groups that it published.
+    /// Bytes of the client's published groups in the cache.
     #[serde(default)]
     pub cache_bytes: u64,
-    /// Of objects in its FETCH responses.
+    /// Bytes of objects sent in FETCH responses to the client.
     #[serde(default)]
     pub fetched_bytes: u64,
-    /// That it may send, or has sent without being read.
+    /// Bytes of receive windows that the client occupies: bytes that it may send, or has sent without being read.
     #[serde(default)]
     pub receive_bytes: u64,
 }
 
-/// How sealed packets reach the network.
+/// The engine that sends media, and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Engine {
+pub struct EngineStatus {
     /// `user` or `kernel`.
     pub name: String,
-    /// Why this one.
+    /// Why this engine runs.
     pub reason: String,
-    /// Where the kernel engine is to forward from.
+    /// Network interfaces that the kernel engine should be attached to.
     #[serde(default)]
-    pub interfaces: Vec<Interface>,
-    /// Streams to subscribers that the kernel sends on at the moment.
+    pub interfaces: Vec<InterfaceStatus>,
+    /// Streams to subscribers that the kernel currently sends.
     #[serde(default)]
     pub streams: u64,
-    /// Streams to subscribers that the kernel may open.
+    /// Streams to subscribers that the kernel may open by itself.
     #[serde(default)]
     pub prepared: u64,
-    /// Packets that did not wake the relay when they came, since nothing in them was left to do.
+    /// Received packets that did not wake the relay, because only the kernel had to act on them.
     #[serde(default, rename = "quiet")]
     pub deferred: u64,
-    /// Of these, packets that were lost for want of room: 0 unless the relay did not get to run for long.
+    /// Deferred packets that were dropped because their socket's buffer was full. This happens only if the relay does
+    /// not run for long.
     #[serde(default, rename = "quiet_dropped")]
     pub deferred_dropped: u64,
-    /// Times that the kernel engine has looked what the kernel did, where no packet had it look.
+    /// Times that the kernel engine read the kernel's reports on a timer, without a packet that woke it.
     #[serde(default)]
     pub ticks: u64,
-    /// Sessions whose changes (path, keys, streams to be given back) wait for the kernel engine's thread.
+    /// Sessions with changes (path, keys, streams to take back) that wait for the kernel engine's thread.
     #[serde(default)]
     pub commands_waiting: u64,
-    /// Changes of sessions that the kernel engine was told.
+    /// Changes of sessions that were passed to the kernel engine.
     #[serde(default)]
     pub commands: u64,
-    /// Changes that newer ones of the same session have replaced before they were carried out.
+    /// Changes that were replaced by newer ones of the same session before they were applied.
     #[serde(default)]
     pub commands_coalesced: u64,
-    /// Sessions that have shown a right and wait for one of the kernel's records.
+    /// Sessions that have shown a right and wait for a record in the kernel's tables.
     #[serde(default)]
     pub records_waiting: u64,
-    /// Records of subscribers that publishers have taken.
+    /// Records that were taken from subscribers for publishers.
     #[serde(default)]
     pub records_taken: u64,
-    /// How full the kernel engine's tables are: `downstreams` has sessions, `upstreams` those of publishers, `egresses` streams to
-    /// subscribers.
+    /// Entries in use in each kernel table: `downstreams` has the sessions, `upstreams` those of publishers, `egresses` the
+    /// streams to subscribers.
     #[serde(default)]
-    pub records: BTreeMap<String, Fill>,
-    /// What became of packets that arrived on the kernel engine's interfaces, by reason.
+    pub records: BTreeMap<String, FillStatus>,
+    /// Packets that arrived on the kernel engine's interfaces, by outcome.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,
-    /// What became of frames of streams that the kernel may forward; all but `good` are userspace's.
+    /// Stream frames that the kernel could forward, by outcome. Userspace handles all but `good`.
     #[serde(default)]
     pub frames: Option<BTreeMap<String, u64>>,
-    /// What became of streams of publishers that began without the kernel forwarding them already; all but `bound` are opened
-    /// by userspace.
+    /// Publishers' streams that began while the kernel could open subscribers' streams for them, by outcome. Userspace
+    /// opens all but `bound`.
     #[serde(default)]
     pub openings: Option<BTreeMap<String, u64>>,
-    /// What became of copies that the kernel could have sent, by reason; all but `sent` are userspace's.
+    /// Copies that the kernel could send, by outcome. Userspace sends all but `sent`.
     #[serde(default)]
     pub copies: Option<BTreeMap<String, u64>>,
-    /// Runs that went on with a packet which becomes more copies than fit one run, by how they ended.
+    /// Additional runs of the BPF program for packets with more copies than fit into one run, by their outcome.
     #[serde(default)]
     pub further_runs: Option<BTreeMap<String, u64>>,
 }
 
-/// Entries of a table.
+/// The use of a kernel table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fill {
+pub struct FillStatus {
+    /// Entries in use.
     pub used: u64,
+    /// Entries that the table can hold.
     pub max: u64,
 }
 
-/// An interface that media is forwarded from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
+/// A network interface that the kernel engine should be attached to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceStatus {
+    /// The interface's name, such as `eth0`.
     pub name: String,
-    /// `TCX` or `clsact`, where it is attached to.
+    /// How the program is attached to the interface: `TCX` or `clsact`.
     pub mechanism: Option<String>,
-    /// Why it is not.
+    /// Why the kernel engine is not attached to the interface.
     pub detached: Option<String>,
 }
 
+/// A MoQ session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Session {
+pub struct RelaySessionStatus {
+    /// The session's ID, unique in this process.
     pub id: u64,
+    /// The peer's address and port.
     pub remote: SocketAddr,
-    /// This relay opened the session, towards its upstream.
+    /// True if this is the session with the upstream relay.
     pub upstream: bool,
-    /// The draft of MoQ Transport that it speaks, its number.
+    /// True if the peer is a relay of the cluster.
+    #[serde(default)]
+    pub relay: bool,
+    /// The number of the MoQ Transport draft that the session uses.
     #[serde(default)]
     pub draft: u8,
-    /// Has announced a namespace or published a track.
+    /// True if the peer has announced a namespace or published a track.
     pub publisher: bool,
-    /// Has subscribed or fetched.
+    /// True if the peer has subscriptions or FETCH responses.
     pub subscriber: bool,
+    /// Seconds since the session was accepted or connected.
     pub age_s: f64,
     /// Smoothed round-trip time, microseconds.
     pub rtt_us: u64,
-    /// What of that is queues on the path: what it is longer than the shortest sample, microseconds.
+    /// The part of `rtt_us` that is caused by queues on the path: the excess over the shortest sample, in microseconds.
     #[serde(default)]
     pub path_queue_us: u64,
-    /// How long the oldest of what is sent live has waited here, microseconds.
+    /// How long the oldest unsent live data has waited in the relay, in microseconds.
     #[serde(default)]
     pub queue_us: u64,
-    /// Congestion window that both senders share, bytes.
+    /// Congestion window, shared by userspace and the kernel, in bytes.
     pub cwnd: u64,
-    /// What the path is thought to carry, bytes per second; absent where the congestion controller does not estimate it.
+    /// Estimated bandwidth of the path, bytes per second. Absent where the congestion controller does not estimate it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
-    /// Share of media packets that were lost in the last 5 to 10 seconds, 0 to 1; absent where there were fewer than 20.
+    /// Share of media packets lost in the last 5 to 10 seconds, from 0 to 1. Absent if fewer than 20 were sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Whether media packets are marked ECT(0): `off`, `testing` and `unknown` until it is known whether marks arrive, `capable`
-    /// where they do, `failed` where they do not.
+    /// Whether media packets are marked ECT(0): `testing` and `unknown` until it is known if the marks arrive, then
+    /// `capable` or `failed`; `off` if ECN is not used.
     #[serde(default)]
     pub ecn: String,
-    /// Packets that the path has marked CE.
+    /// Packets that the path has marked CE (congestion experienced).
     #[serde(default)]
     pub packets_marked: u64,
-    /// Bytes of both senders that are neither acknowledged nor lost.
+    /// Bytes sent by userspace and the kernel that are neither acknowledged nor lost.
     pub in_flight: u64,
-    /// Largest UDP payload that the path is known to carry, bytes.
+    /// Largest UDP payload that is known to fit the path, in bytes.
     pub path_mtu: u16,
+    /// The TLS cipher suite, or `unknown`.
     pub cipher: String,
-    /// Sent by the QUIC stack: handshake, control, acknowledgements.
-    pub quinn: Sent,
-    /// Sent by the data plane in userspace: media.
-    pub data_plane: Sent,
-    /// Sent by the kernel: media.
+    /// Packets sent by the QUIC stack: handshakes, control messages, acknowledgements.
+    pub quinn: SentStatus,
+    /// Packets with media sent by userspace.
+    pub data_plane: SentStatus,
+    /// Packets with media sent by the kernel.
     #[serde(default)]
-    pub kernel: Sent,
-    /// Why the kernel does nothing for this session: `cipher suite`, it has not that one.
+    pub kernel: SentStatus,
+    /// Why the kernel cannot send for this session: `cipher suite` if it does not support the session's suite.
     #[serde(default)]
     pub kernel_refused: Option<String>,
-    /// Whether this session has one of the kernel's records (`held`), or why not: `no right yet`, `waiting`, `taken for a publisher`; none:
-    /// there is no kernel engine, or it refuses the session.
+    /// Whether the session has a kernel record (`held`), or why not: `no right yet`, `waiting`, `taken for a
+    /// publisher`. Absent without a kernel engine, or if it refuses the session.
     #[serde(default)]
     pub kernel_record: Option<String>,
-    /// Whether the kernel has keys for this session and knows the way to it; none: it does nothing for it.
+    /// Whether the kernel has the keys and the network path of this session. Absent if it cannot send for it.
     #[serde(default)]
     pub kernel_ready: Option<bool>,
-    /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
-    /// `not_arriving` counts times that nothing of what it sent had arrived.
+    /// Copies that the kernel could send to this session, by outcome. Absent if it cannot send for it. `not_arriving`
+    /// counts how often none of the kernel's packets had arrived.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
-    /// Packets of a subscriber that did not wake the relay when they came: acknowledgements.
+    /// Acknowledgement packets of the subscriber that did not wake the relay.
     #[serde(default, rename = "kernel_quiet")]
     pub kernel_deferred: u64,
-    /// Packets that the kernel sent without registering them: always 0.
+    /// Packets that the kernel sent without reporting them. Always 0; any other value is a bug.
     #[serde(default)]
     pub kernel_unregistered: u64,
-    /// Packets that the kernel sealed and opened by where their keystream came from; none: it never does either.
+    /// Packets that the kernel encrypted and decrypted, by the source of their keystream. Absent if it did neither.
     #[serde(default)]
     pub keystreams: Option<Keystreams>,
+    /// Packets with media that were lost, sent by userspace or the kernel.
     pub packets_lost: u64,
+    /// Stream bytes that were sent again after a loss.
     pub bytes_retransmitted: u64,
-    /// Subscriptions and fetches that are open.
+    /// Open subscriptions and FETCH responses.
     pub subscriptions: u64,
-    /// Tracks that this session publishes.
+    /// Tracks that the peer publishes.
     pub publications: u64,
-    /// Media that is owed and not yet sent, bytes.
+    /// Media that waits to be sent, in bytes.
     pub pending: u64,
-    /// What was not sent to it, or not all of it, by reason; those that are not 0.
+    /// Objects and streams that were not sent to the peer, or only in part, by reason. Counters that are 0 are left
+    /// out.
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
-    /// As whom it was let in; none before its SETUP.
+    /// The identity under which the peer was admitted. Absent before its SETUP has arrived.
     #[serde(default)]
     pub identity: Option<String>,
-    /// Requests that were let in.
+    /// Requests of the peer that were admitted.
     #[serde(default)]
     pub requests: u64,
-    /// For want of its budget.
+    /// Requests of the peer that were refused because its request budget was used up.
     #[serde(default)]
     pub requests_refused: u64,
-    /// Tracks that its requests hold.
+    /// Tracks that the peer's requests refer to.
     #[serde(default)]
     pub tracks: u64,
 }
 
-/// Packets of the kernel by where their keystream came from.
+/// The kernel's encrypted and decrypted packets, by the source of their keystream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keystreams {
-    pub sealed: KeystreamUse,
-    pub opened: KeystreamUse,
+    /// Packets that the kernel has encrypted.
+    pub sealed: KeystreamStatus,
+    /// Packets that the kernel has decrypted.
+    pub opened: KeystreamStatus,
 }
 
+/// Packets by whether their keystream was precomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeystreamUse {
-    /// It had been computed ahead.
+pub struct KeystreamStatus {
+    /// Packets whose keystream was precomputed.
     #[serde(rename = "ahead")]
     pub hit: u64,
-    /// The kernel computed it: another packet's was in its place.
+    /// Packets whose keystream the kernel computed itself, because its place held another packet's.
     pub stale: u64,
-    /// The kernel computed it: nothing was in its place.
+    /// Packets whose keystream the kernel computed itself, because its place was empty.
     #[serde(rename = "dry")]
     pub miss: u64,
 }
 
-impl KeystreamUse {
+impl KeystreamStatus {
+    /// Adds the counters of another connection.
     pub fn add(&mut self, other: Self) {
         self.hit += other.hit;
         self.stale += other.stale;
         self.miss += other.miss;
     }
 
-    /// By the names that metrics and tables have.
+    /// Returns the counters under the names that metrics and tables use.
     pub fn counts(&self) -> [(&'static str, u64); 3] {
         [("ahead", self.hit), ("stale", self.stale), ("dry", self.miss)]
     }
 }
 
+/// Packets and bytes of one sender: the QUIC stack, the data plane or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
+pub struct SentStatus {
+    /// UDP datagrams.
     pub packets: u64,
     /// UDP payload bytes.
     pub bytes: u64,
 }
 
+/// A track and its use of the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Track {
+pub struct RelayTrackStatus {
     /// Full track name in the draft's serialized form.
     pub name: String,
-    /// Alias in the streams to subscribers.
+    /// The track alias of the first publisher.
     pub alias: u64,
+    /// Sessions that publish the track.
     pub publishers: u64,
+    /// Subscriptions to the track.
     pub subscribers: u64,
+    /// Groups in the cache.
     pub groups_cached: u64,
+    /// Objects in the cache.
     pub objects_cached: u64,
+    /// Bytes of the track in the cache.
     pub bytes_cached: u64,
     /// Group and object ID of the largest object seen.
     pub largest: Option<(u64, u64)>,
-    /// Whose it is, while somebody publishes it.
+    /// The identity that owns the track while it is published.
     #[serde(default)]
     pub owner: Option<String>,
 }
 
+/// The use of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cache {
+pub struct CacheStatus {
+    /// Bytes in use.
     pub bytes: u64,
+    /// The most bytes that may be in use.
     pub limit: u64,
+    /// Groups in the cache, of all tracks.
     pub groups: u64,
-    /// Groups evicted since start.
+    /// Groups that were evicted since the start.
     pub evicted: u64,
-    /// Those of them whose client had more than its share.
+    /// Groups that were evicted because their client exceeded its share of the cache.
     #[serde(default)]
     pub over_share: u64,
 }
 
-/// Receive windows of all connections.
+/// The memory budget for the receive windows of all connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Receive {
-    /// Bytes that peers may send or have sent without having been read.
+pub struct ReceiveStatus {
+    /// Bytes of receive windows in use: bytes that peers may send, or have sent without being read.
     pub held: u64,
+    /// The most that [`Self::held`] may be, bytes.
     pub limit: u64,
-    /// Connections for which there was no room.
+    /// Connections that were refused because the budget was used up.
     pub refused: u64,
-    /// Times that a window did not grow, since its client's share was used up.
+    /// Times that a window did not grow because its client's share was used up.
     #[serde(default)]
     pub limited: u64,
-    /// Sessions that were closed since they were idle and others needed the room of their windows.
+    /// Idle sessions that were closed because others needed the memory of their windows.
     #[serde(default)]
     pub reclaimed: u64,
 }
 
-/// Counters since start, closed sessions included.
+/// Counters since the start, including closed sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Totals {
+pub struct RelayTotals {
+    /// Sessions that were accepted or opened.
     pub sessions: u64,
-    /// Peers that had to prove their address, since there were many handshakes under way.
+    /// Clients that had to prove their address (Retry) because many handshakes were under way.
     pub retries: u64,
+    /// Requests that peers have sent.
     pub requests: u64,
-    /// Requests answered with REQUEST_ERROR.
+    /// Requests that were answered with REQUEST_ERROR.
     pub request_errors: u64,
-    /// Times that a FETCH response waited, since its client had fetched as much as it may.
+    /// Times that a FETCH response waited because its client had exceeded its fetch rate.
     pub fetch_waits: u64,
-    /// Times that a message of a request under way, such as REQUEST_UPDATE, waited, since its client had sent as many requests as it may.
+    /// Times that a message on a request stream, such as REQUEST_UPDATE, waited because its client had exceeded its
+    /// request rate.
     pub message_waits: u64,
-    /// Searches for the publishers of a track that had none; each SUBSCRIBE that waits for one begins some.
+    /// Searches for publishers of a track that had none. A SUBSCRIBE that waits for a publisher causes several.
     pub publisher_searches: u64,
-    /// Times that a subscription went on with a lower, or a higher, rendition.
+    /// Times that the relay left an upstream relay that did not answer, or returned to a preferred one.
+    pub upstream_changes: u64,
+    /// Times that a track moved from one relay of the cluster to another.
+    pub reroutes: u64,
+    /// Announcements and requests of other relays that were refused because they had passed this relay before.
+    pub routes_looped: u64,
+    /// Announcements of other relays that were refused because they are not allowed or too many.
+    pub routes_refused: u64,
+    /// Times that a subscription was switched to a lower rendition.
     pub renditions_down: u64,
+    /// Times that a subscription was switched to a higher rendition.
     pub renditions_up: u64,
+    /// Objects that publishers have sent.
     pub objects_received: u64,
     /// Payload bytes of the objects received.
     pub object_bytes_received: u64,
-    pub quinn: Sent,
-    pub data_plane: Sent,
-    pub kernel: Sent,
-    /// Packets that the kernel sent without registering them: always 0.
+    /// Packets sent by the QUIC stack: handshakes, control messages, acknowledgements.
+    pub quinn: SentStatus,
+    /// Packets with media sent by userspace.
+    pub data_plane: SentStatus,
+    /// Packets with media sent by the kernel.
+    pub kernel: SentStatus,
+    /// Packets that the kernel sent without reporting them. Always 0; any other value is a bug.
     pub kernel_unregistered: u64,
+    /// Packets that the kernel encrypted and decrypted, by the source of their keystream.
     pub keystreams: Keystreams,
+    /// Packets with media that were lost, sent by userspace or the kernel.
     pub packets_lost: u64,
-    /// Packets that paths have marked CE.
+    /// Packets that paths have marked CE (congestion experienced).
     pub packets_marked: u64,
+    /// Stream bytes that were sent again after a loss.
     pub bytes_retransmitted: u64,
-    /// Times that a session of subscribers went on with new keys.
+    /// Key updates of connections to subscribers.
     pub key_updates: u64,
+    /// Streams that were opened to subscribers.
     pub streams_opened: u64,
+    /// Streams to subscribers that were reset.
     pub streams_reset: u64,
+    /// Objects sent as datagrams.
     pub datagrams_sent: u64,
-    /// Send system calls of the data plane.
+    /// System calls with which userspace sent media.
     pub send_calls: u64,
-    /// Log lines that were not written, since there were too many like them. Counted by whoever writes the log, as the next is.
+    /// Log lines that were suppressed because there were too many like them. The program that writes the log counts
+    /// them.
     pub log_lines_suppressed: u64,
-    /// Log lines lost to a slow or full disk.
+    /// Log lines that were lost because the disk was slow or full. The program that writes the log counts them.
     pub log_lines_dropped: u64,
 }

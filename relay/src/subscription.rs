@@ -1,4 +1,4 @@
-//! One subscription of one subscriber: which subgroups it gets, as which streams.
+//! One subscription of one subscriber: which subgroups are sent, and on which streams.
 
 mod options;
 mod renditions;
@@ -11,119 +11,129 @@ use std::{
 
 use bytes::Bytes;
 use millrace_moq::{
-    Datagram, Filter, GroupOrder, Location, code,
+    Filter, GroupOrder, Location, ObjectDatagram, code,
     tracks::{
-        adapt::Choice,
-        filter::Window,
-        subgroup::Subgroup,
-        track::{DatagramObject, GROUP_SLACK, Track},
-        view::View,
+        adapt::RenditionChoice,
+        filter::LocationWindow,
+        subgroup::SubgroupStream,
+        track::{CachedDatagram, GROUP_SLACK, Track},
+        view::SubgroupView,
     },
 };
 use millrace_quic::plane::{
-    downstream::{Asked, Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
-    source::End,
+    downstream::{
+        AskedRange, DownstreamEvent, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey,
+    },
+    source::SourceEnd,
 };
 use millrace_transport::{
     Connection,
-    offload::{DatagramCopy, Ingress, OpeningTerms},
+    offload::{DatagramCopy, OffloadIngress, OpeningTerms},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub use self::options::{Options, Timeouts};
+pub use self::options::{SubscriptionOptions, Timeouts};
 use super::{delays::TrackDelays, outbox::Outbox};
 
-/// The track that a subscription is of.
+/// The track of a subscription, with the parts of it that a subscription needs.
 #[derive(Clone)]
 pub struct TrackRef {
-    /// Stands for the track in traces.
+    /// The track's number in traces.
     pub number: u32,
     pub data: Arc<Track>,
     pub delays: TrackDelays,
 }
 
-/// Why a track's subscriptions end.
+/// The reason why a track's subscriptions end.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct SubscriptionEnd {
     pub code: code::Done,
     pub reason: String,
-    /// It is our doing, and the publisher goes on.
+    /// True if the relay itself has unsubscribed, while the publisher goes on.
     pub paused: bool,
-    /// The publisher is gone without a word, and may come back.
+    /// True if the publisher was lost without ending the track, so that it may return.
     pub absent: bool,
 }
 
-impl Ended {
+impl SubscriptionEnd {
     pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
         Self { code, reason: reason.into(), paused: false, absent: false }
     }
 }
 
-/// A subscription downstream of the relay.
+/// A subscription of one subscriber to a track.
+///
+/// For each subgroup, [`DownstreamStream`] tells its state: no stream yet, *open*, *ending* once the subgroup has
+/// ended, or *over*. Only [`Self::offer`] opens streams. The connection reports their ends as events
+/// ([`Self::on_event`]). The subscription is live until the first [`Self::end`], whose reason is kept. Open streams
+/// then continue, and [`Self::drained`] returns the reason once the last of them is over and no datagram is queued.
+/// Between calls, each key in `open` is a stream that the connection has not reported as ended.
 pub struct Subscription {
     pub track: TrackRef,
     pub alias: u64,
-    /// Tags the subscription's streams on its connection.
+    /// The tag by which events of the subscription's streams are found.
     pub owner: u64,
     connection: Arc<Connection>,
-    state: Mutex<State>,
-    /// What its groups may come from, its own track among them, if that is not its own track alone.
+    state: Mutex<SubscriptionState>,
+    /// The tracks that groups may come from, including the subscription's own. Unset if its own is the only one.
     renditions: OnceLock<Vec<TrackRef>>,
-    /// The subscription ended, or one of its streams did.
+    /// Notified when the subscription or one of its streams has ended.
     pub changed: Notify,
 }
 
-struct State {
-    options: Options,
-    /// Largest object when forwarding began: where a joining FETCH ends.
+struct SubscriptionState {
+    options: SubscriptionOptions,
+    /// The largest location when forwarding began. A joining FETCH ends there.
     joining: Option<Location>,
-    /// By the subgroup's serial number, until its stream is over and the last news of it has come.
-    streams: HashMap<u64, Stream>,
-    /// What is sent, and the number of the track that it is of.
-    open: HashMap<StreamKey, (u32, Arc<View>)>,
-    ended: Option<Ended>,
-    /// The track has gone past the window's last group.
+    /// The stream of each subgroup, by the subgroup's serial number. An entry is removed once its stream is over and
+    /// the subgroup has ended.
+    streams: HashMap<u64, DownstreamStream>,
+    /// The subgroups that are being sent, each with the number of its track.
+    open: HashMap<StreamKey, (u32, Arc<SubgroupView>)>,
+    ended: Option<SubscriptionEnd>,
+    /// True once an object after the last requested group has arrived.
     past_end: bool,
-    /// Streams that were opened so far, for PUBLISH_DONE.
+    /// Number of streams opened so far, for PUBLISH_DONE.
     opened: u64,
-    origin: Origin,
+    origin: GroupOrigin,
 }
 
-/// Which groups it gets of which track.
-enum Origin {
-    /// All of its own.
+/// Decides which track each group is sent from.
+enum GroupOrigin {
+    /// The subscription's own track provides all groups.
     Own,
-    /// Each of one of the renditions.
-    Renditions(Choice),
-    /// Those of its own that a switching set has chosen.
-    Set(Place),
+    /// Each group comes from one of several renditions.
+    Renditions(RenditionChoice),
+    /// Groups come from the subscription's own track, if the switching set has chosen it for the group.
+    Set(SwitchingPlace),
 }
 
-/// Of a subscription in a switching set. The choice is locked behind the subscription, and before the connection.
-pub struct Place {
-    pub choice: Arc<Mutex<Choice>>,
+/// A subscription's place in a switching set. Locks are taken in this order: subscription, choice, connection.
+pub struct SwitchingPlace {
+    pub choice: Arc<Mutex<RenditionChoice>>,
     pub number: usize,
 }
 
 #[derive(Clone, Copy)]
-enum Stream {
+enum DownstreamStream {
     Open(StreamKey),
-    /// The subgroup's last news has come.
+    /// The subgroup has ended, and its stream is still being sent.
     Ending(StreamKey),
-    /// The subgroup gets no other stream.
+    /// The subgroup gets no further stream to this subscriber.
     Over,
 }
 
-/// What a subscription is told about a subgroup, or a datagram.
+/// The event of a subgroup or datagram that a subscription is offered.
 #[derive(Clone, Copy)]
-pub enum News<'a> {
-    /// It is in the cache.
+pub enum SubgroupNews<'a> {
+    /// The subgroup or datagram is in the cache.
     Cached,
-    /// It has grown; the ingress is the publisher's stream, if the offload can forward that.
-    Grown(Option<&'a Arc<dyn Ingress>>),
-    /// It has ended: the last news. The ingress is as of `Grown`.
-    Ended(Option<&'a Arc<dyn Ingress>>),
+    /// The subgroup has new bytes. The ingress is the offload's handle of the publisher's stream, if it can forward the
+    /// stream.
+    Grown(Option<&'a Arc<dyn OffloadIngress>>),
+    /// The subgroup has ended, which is its last event. The ingress is as in `Grown`.
+    Ended(Option<&'a Arc<dyn OffloadIngress>>),
 }
 
 impl Subscription {
@@ -132,10 +142,10 @@ impl Subscription {
         connection: Arc<Connection>,
         alias: u64,
         owner: u64,
-        options: Options,
+        options: SubscriptionOptions,
         joining: Option<Location>,
     ) -> Self {
-        let state = State {
+        let state = SubscriptionState {
             options,
             joining,
             streams: HashMap::new(),
@@ -143,7 +153,7 @@ impl Subscription {
             ended: None,
             past_end: false,
             opened: 0,
-            origin: Origin::Own,
+            origin: GroupOrigin::Own,
         };
         Self {
             track,
@@ -160,34 +170,37 @@ impl Subscription {
         &self.connection
     }
 
-    pub fn options(&self) -> Options {
+    pub fn options(&self) -> SubscriptionOptions {
         self.state.lock().options.clone()
     }
 
-    /// Where a joining FETCH ends; `None` if nothing had been published then, or nothing is forwarded.
+    /// Returns where a joining FETCH ends. `None` if nothing had been published then, or if the subscription does not
+    /// forward.
     pub fn joining(&self) -> Option<Location> {
         let state = self.state.lock();
         state.joining.filter(|_| state.options.forward)
     }
 
-    /// First and last group that the subscription can get.
+    /// Returns the first and the last group that the subscription may get.
     pub fn group_range(&self) -> (u64, u64) {
         let window = self.state.lock().options.window;
         (window.start.group, window.end.map_or(u64::MAX, |end| end.group))
     }
 
-    /// There is news of `subgroup`, of the track of number `from`: opens a stream for it or sends on, and leaves the rest to the
-    /// kernel where that can be. Returns whether the subscription can do without hearing at once of what comes next.
+    /// Handles an event of `subgroup`, which belongs to the track with the number `from`. Opens a stream or sends more
+    /// of it, and delegates later bytes to the offload if possible. Returns true if userspace does not have to offer
+    /// later bytes.
     pub fn offer(
         &self,
         from: u32,
-        subgroup: &Arc<Subgroup>,
-        news: News<'_>,
+        subgroup: &Arc<SubgroupStream>,
+        news: SubgroupNews<'_>,
         now: Instant,
         outbox: &mut Outbox,
     ) -> bool {
         let mut state = self.state.lock();
         let group = subgroup.header().group;
+        // A track that turns out to be far behind its claimed start gives the subscription a new window.
         if from == self.track.number && state.check_start(&self.track.data, group) {
             self.take_back(now);
         }
@@ -195,13 +208,14 @@ impl Subscription {
             state.past_end = true;
             self.changed.notify_one();
         }
+        // `serial` is unique among all subgroups, also among copies of the same subgroup ID.
         let key = match state.streams.get(&subgroup.serial()).copied() {
-            Some(Stream::Open(key) | Stream::Ending(key)) => {
+            Some(DownstreamStream::Open(key) | DownstreamStream::Ending(key)) => {
                 self.connection.downstream().wake(key);
                 key
             }
-            Some(Stream::Over) => {
-                if matches!(news, News::Ended(_)) {
+            Some(DownstreamStream::Over) => {
+                if matches!(news, SubgroupNews::Ended(_)) {
                     state.streams.remove(&subgroup.serial());
                 }
                 return true;
@@ -210,70 +224,85 @@ impl Subscription {
                 self.pass_over(&mut state, subgroup, news, now);
                 return true;
             }
-            None => match state.view(subgroup, self.alias) {
+            None => match state.view(subgroup, self.alias, matches!(news, SubgroupNews::Grown(Some(_)))) {
                 Some(view) => match self.open(&mut state, from, subgroup, self.bound(view), news, now) {
                     Some(key) => key,
                     None => return true,
                 },
-                // Its first object may be the next one.
+                // The stream cannot begin before the first object of the window has arrived, which may be the next one.
                 None => {
                     let wanted = state.wants_group(group);
-                    if let (News::Grown(Some(ingress)), false) = (news, wanted && state.ended.is_none()) {
+                    if let (SubgroupNews::Grown(Some(ingress)), false) =
+                        (news, wanted && state.ended.is_none())
+                    {
                         self.connection.offload(|offload| offload.refuse(now, ingress, self.owner));
                     }
                     return !wanted;
                 }
             },
         };
-        if matches!(news, News::Ended(_)) || subgroup.is_settled() {
-            state.streams.insert(subgroup.serial(), Stream::Ending(key));
+        if matches!(news, SubgroupNews::Ended(_)) || subgroup.is_settled() {
+            state.streams.insert(subgroup.serial(), DownstreamStream::Ending(key));
         }
         let view = state.open.get(&key).map(|(_, view)| Arc::clone(view));
         drop(state);
         outbox.transmit(&self.connection, now);
         match (news, view) {
-            (News::Grown(Some(ingress)), Some(view)) if !view.is_cut() => {
-                let (shift, from) = (view.shift(), view.received());
+            (SubgroupNews::Grown(Some(ingress)), Some(view)) if !view.is_cut() => {
+                let shift = view.shift();
+                let from = view.received();
                 self.connection.offload(|offload| offload.delegate(key, ingress, shift, from))
             }
             _ => false,
         }
     }
 
-    /// The view as the subscriber's connection carries it.
-    fn bound(&self, view: View) -> Arc<View> {
-        Arc::new(view.behind(&self.connection.binding().uni()))
+    /// Adds the preamble with which streams begin on the subscriber's connection (WebTransport).
+    fn bound(&self, view: SubgroupView) -> Arc<SubgroupView> {
+        Arc::new(view.with_preamble(&self.connection.binding().uni()))
     }
 
-    /// Whether a group is to come from the track of number `from`, which tells of it.
-    fn takes(&self, state: &mut State, from: u32, group: u64) -> bool {
+    /// Reports whether the subscription takes this group from the track with the number `from`.
+    fn takes(&self, state: &mut SubscriptionState, from: u32, group: u64) -> bool {
         match &mut state.origin {
-            Origin::Own => true,
-            Origin::Renditions(choice) => self.member(from).is_none_or(|member| choice.saw(member, group)),
-            // It may have been served from several before it was one of a set; they still tell of theirs.
-            Origin::Set(place) => from == self.track.number && place.choice.lock().saw(place.number, group),
+            GroupOrigin::Own => true,
+            GroupOrigin::Renditions(choice) => {
+                self.member(from).is_none_or(|member| choice.saw(member, group))
+            }
+            // A subscription may have been adapted before it joined a set. The other renditions still offer their
+            // groups.
+            GroupOrigin::Set(place) => {
+                from == self.track.number && place.choice.lock().saw(place.number, group)
+            }
         }
     }
 
-    /// The group comes from another rendition.
-    fn pass_over(&self, state: &mut State, subgroup: &Subgroup, news: News<'_>, now: Instant) {
-        if let News::Grown(ingress) = news {
-            // Until its last news, it is not looked at again.
-            state.streams.insert(subgroup.serial(), Stream::Over);
+    /// Skips a subgroup because its group is sent from another rendition.
+    fn pass_over(
+        &self,
+        state: &mut SubscriptionState,
+        subgroup: &SubgroupStream,
+        news: SubgroupNews<'_>,
+        now: Instant,
+    ) {
+        if let SubgroupNews::Grown(ingress) = news {
+            // Marks the subgroup as over, so that it is not considered again until it ends.
+            state.streams.insert(subgroup.serial(), DownstreamStream::Over);
             if let Some(ingress) = ingress {
                 self.connection.offload(|offload| offload.refuse(now, ingress, self.owner));
             }
         }
     }
 
-    /// Opens a stream, or takes over the one that the offload has opened; `None`: that is over.
+    /// Opens a stream for a subgroup, or adopts the stream that the offload has opened. Returns `None` if the adopted
+    /// stream is already over.
     fn open(
         &self,
-        state: &mut State,
+        state: &mut SubscriptionState,
         from: u32,
-        subgroup: &Arc<Subgroup>,
-        view: Arc<View>,
-        news: News<'_>,
+        subgroup: &Arc<SubgroupStream>,
+        view: Arc<SubgroupView>,
+        news: SubgroupNews<'_>,
         now: Instant,
     ) -> Option<StreamKey> {
         let track = self.source(from);
@@ -283,42 +312,51 @@ impl Subscription {
             source: Arc::clone(&view) as _,
             priority,
             max_delay: self.max_delay(timeouts, priority),
-            asked: if matches!(news, News::Cached) { Asked::Present } else { Asked::Nothing },
+            asked: if matches!(news, SubgroupNews::Cached) {
+                AskedRange::Present
+            } else {
+                AskedRange::Nothing
+            },
             object_timeout: timeouts.object,
             subgroup_timeout: timeouts.subgroup,
             owner: self.owner,
             label: Label { track: track.number, group: subgroup.header().group },
         };
+        // With an ingress, the offload may have opened this stream already, or is kept from opening a second one.
         let key = match news {
-            News::Grown(Some(ingress)) | News::Ended(Some(ingress)) => {
+            SubgroupNews::Grown(Some(ingress)) | SubgroupNews::Ended(Some(ingress)) => {
                 self.connection.offload(|offload| offload.adopt(now, ingress, stream))
             }
             _ => Some(self.connection.downstream().open(stream)),
         };
-        if key.is_some() || !matches!(news, News::Ended(_)) {
-            state.streams.insert(subgroup.serial(), key.map_or(Stream::Over, Stream::Open));
+        if key.is_some() || !matches!(news, SubgroupNews::Ended(_)) {
+            state
+                .streams
+                .insert(subgroup.serial(), key.map_or(DownstreamStream::Over, DownstreamStream::Open));
         }
         key.inspect(|key| drop(state.open.insert(*key, (track.number, view))))
     }
 
-    /// Has the offload open a stream for what the opening, of the track of number `from`, will be bound to, if the
-    /// subscription wants that. Returns whether it can do without hearing at once of what comes.
-    pub fn prepare(&self, from: u32, opening: &Arc<dyn Ingress>) -> bool {
+    /// Lets the offload open a stream to this subscriber when the opening is bound to a publisher's stream of the track
+    /// `from`. Returns true if userspace does not have to offer the stream's bytes.
+    pub fn prepare(&self, from: u32, opening: &Arc<dyn OffloadIngress>) -> bool {
         let state = self.state.lock();
         let options = &state.options;
         if !options.forward || state.ended.is_some() {
             return true;
         }
+        // The offload knows group IDs only, so windows that end inside a group are left to userspace.
         let (start, Some(last_group)) = (options.window.start, options.window.last_whole_group()) else {
             return false;
         };
         let mut first = (start.group, start.object);
-        // Held until it is prepared: a switch takes back what was.
+        // The lock is held until the opening is prepared, since a switch withdraws only openings that are prepared by
+        // then.
         let mut chosen = None;
         let current = match &state.origin {
-            Origin::Own => None,
-            Origin::Renditions(choice) => Some((choice.current(), self.member(from))),
-            Origin::Set(place) => {
+            GroupOrigin::Own => None,
+            GroupOrigin::Renditions(choice) => Some((choice.current(), self.member(from))),
+            GroupOrigin::Set(place) => {
                 let member = (from == self.track.number).then_some(place.number);
                 Some((chosen.insert(place.choice.lock()).current(), member))
             }
@@ -341,12 +379,14 @@ impl Subscription {
         self.connection.offload(|offload| offload.prepare(opening, &terms))
     }
 
-    /// How long media may wait: what the relay is set to, unless publisher or subscriber say how long an object may.
+    /// Returns how long media may wait: the relay's setting, unless the publisher or the subscriber has set a delivery
+    /// timeout.
     fn max_delay(&self, timeouts: Timeouts, priority: Priority) -> Option<Duration> {
         if timeouts.object.is_some() { None } else { self.track.delays.at(priority.publisher) }
     }
 
-    /// Ends the streams over subgroups that the cache has dropped. Those that wait for credit would wait for ever.
+    /// Wakes the streams whose subgroups the cache has dropped, so that they are reset. A stream that waits for flow
+    /// control credit would otherwise stay open.
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         let state = self.state.lock();
         let evicted: Vec<_> = state
@@ -364,13 +404,13 @@ impl Subscription {
         }
     }
 
-    /// Sends an object that came as a datagram, if it passes the filter and the kernel has not sent it, and leaves
-    /// those to come to the kernel where that can be. It is of the track of number `from`.
+    /// Sends an object that arrived as a datagram of the track `from`, if the filter selects it and the kernel has not
+    /// sent it. Lets the kernel send the track's later datagrams if possible.
     pub fn offer_datagram(
         &self,
         from: u32,
-        object: &DatagramObject,
-        news: News<'_>,
+        object: &CachedDatagram,
+        news: SubgroupNews<'_>,
         now: Instant,
         outbox: &mut Outbox,
     ) {
@@ -382,12 +422,13 @@ impl Subscription {
         if state.check_start(&self.track.data, object.datagram.group) {
             self.take_back(now);
         }
-        if let News::Grown(Some(ingress)) = news {
+        // The kernel is allowed to send later datagrams before this one is checked, so that none is missed in between.
+        if let SubgroupNews::Grown(Some(ingress)) = news {
             self.delegate_datagrams(&state, ingress);
         }
         let location = object.location();
         let at = (location.group, location.object);
-        if self.connection.offload(|offload| offload.take_delivered(now, self.owner, at)) {
+        if self.connection.offload(|offload| offload.take_delivered(now, self.owner, at.0, at.1)) {
             drop(state);
             return outbox.transmit(&self.connection, now);
         }
@@ -408,8 +449,8 @@ impl Subscription {
             group: ordered(options.order, header.group),
             subgroup: 0,
         };
-        // What the cache had was asked for from the past.
-        let is_live = matches!(news, News::Grown(_));
+        // Cached objects were requested as past objects, so they are never late.
+        let is_live = matches!(news, SubgroupNews::Grown(_));
         let max_delay = self.max_delay(timeouts, priority).filter(|_| is_live);
         let datagram = NewDatagram {
             payload: self.encode(object),
@@ -419,12 +460,12 @@ impl Subscription {
             label: Label { track: track.number, group: header.group },
         };
         drop(state);
-        // Too large for this subscriber's path: dropped, as the draft says, and counted down there.
+        // A datagram that is too large for the subscriber's path is dropped and counted by the connection.
         let _ = self.connection.downstream().send_datagram(datagram);
         outbox.transmit(&self.connection, now);
     }
 
-    /// Stops the offload from forwarding datagrams for the subscription and from opening streams, until the next call that allows it.
+    /// Stops the offload from sending datagrams and opening streams for the subscription, until it is allowed again.
     fn take_back(&self, now: Instant) {
         self.connection.offload(|offload| {
             offload.recall_datagrams(self.owner);
@@ -432,13 +473,16 @@ impl Subscription {
         });
     }
 
-    fn delegate_datagrams(&self, state: &State, ingress: &Arc<dyn Ingress>) {
-        let adapted = !matches!(state.origin, Origin::Own);
+    fn delegate_datagrams(&self, state: &SubscriptionState, ingress: &Arc<dyn OffloadIngress>) {
+        // Groups of an adapted subscription come from several tracks, and the kernel knows only one of them.
+        let adapted = !matches!(state.origin, GroupOrigin::Own);
         if adapted || !state.options.forward || state.ended.is_some() {
             return;
         }
         let start = state.options.window.start;
+        // The kernel knows group IDs only, so a window that ends inside a group is left to userspace.
         let Some(last_group) = state.options.window.last_whole_group() else { return };
+        // The subscriber's priority takes precedence, so it is in the high byte.
         let level = [state.options.priority, self.track.data.default_priority()];
         let datagrams = DatagramCopy {
             alias: self.alias,
@@ -451,20 +495,21 @@ impl Subscription {
         self.connection.offload(|offload| offload.delegate_datagrams(ingress, &datagrams));
     }
 
-    /// The object under this subscription's alias.
-    fn encode(&self, object: &DatagramObject) -> Bytes {
-        let datagram = Datagram { alias: self.alias, ..object.datagram.clone() };
+    /// Encodes an object under this subscription's alias.
+    fn encode(&self, object: &CachedDatagram) -> Bytes {
+        let datagram = ObjectDatagram { alias: self.alias, ..object.datagram.clone() };
         let mut bytes = Vec::with_capacity(datagram.payload.len() + datagram.properties.len() + 48);
         bytes.extend_from_slice(&self.connection.binding().datagram());
         datagram.encode(&mut bytes);
         bytes.into()
     }
 
-    /// Applies REQUEST_UPDATE; `largest` is the track's. Streams that fell out of the window are reset.
-    pub fn update(&self, options: Options, largest: Option<Location>) {
+    /// Applies REQUEST_UPDATE. `largest` is the track's largest location. Streams outside the new window are reset.
+    pub fn update(&self, options: SubscriptionOptions, largest: Option<Location>) {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
+        // The offload works with the old options, so its permission is withdrawn first.
         self.take_back(Instant::now());
         if resumed {
             state.joining = largest;
@@ -482,24 +527,24 @@ impl Subscription {
         }
     }
 
-    /// Goes on with whatever group comes next, as the track starts over. A subscription whose groups come from several renditions,
-    /// which share their IDs, ends instead.
+    /// Continues with the next group, whatever its ID is, because the track's numbering starts over. A subscription
+    /// that is served from several renditions ends instead, since these share their group IDs.
     pub fn begin_anew(&self, now: Instant) {
         let mut state = self.state.lock();
-        if !matches!(state.origin, Origin::Own) {
+        if !matches!(state.origin, GroupOrigin::Own) {
             drop(state);
-            return self.end(Ended::new(
+            return self.end(SubscriptionEnd::new(
                 code::Done::INTERNAL_ERROR,
                 "the publisher numbers its groups from the beginning",
             ));
         }
-        state.options.window = Window::resolve(state.options.filter.as_ref(), None);
+        state.options.window = LocationWindow::resolve(state.options.filter.as_ref(), None);
         (state.past_end, state.joining) = (false, None);
         self.take_back(now);
     }
 
-    /// No more subgroups will come.
-    pub fn end(&self, ended: Ended) {
+    /// Ends the subscription: no further subgroups will come. The first reason is kept.
+    pub fn end(&self, ended: SubscriptionEnd) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(ended);
         self.take_back(Instant::now());
@@ -507,7 +552,7 @@ impl Subscription {
         self.changed.notify_one();
     }
 
-    /// The subscriber is gone, or wants no more: resets what is open.
+    /// Resets all open streams, because the subscriber has left or does not want them any more.
     pub fn cancel(&self, code: code::Reset) {
         let state = self.state.lock();
         let now = Instant::now();
@@ -519,13 +564,13 @@ impl Subscription {
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
     }
 
-    /// Sends what may be sent now.
+    /// Adds the packets that may be sent now to `outbox`.
     pub fn transmit(&self, now: Instant, outbox: &mut Outbox) {
         outbox.transmit(&self.connection, now);
     }
 
-    /// What happened to a stream of this subscription.
-    pub fn on_event(&self, event: &Event) {
+    /// Handles an event of one of the subscription's streams.
+    pub fn on_event(&self, event: &DownstreamEvent) {
         let mut state = self.state.lock();
         match event.kind {
             EventKind::Opened => state.opened += 1,
@@ -539,30 +584,32 @@ impl Subscription {
         }
     }
 
-    /// Data streams that were opened for this subscription.
+    /// Returns the number of data streams that were opened for the subscription.
     pub fn stream_count(&self) -> u64 {
         self.state.lock().opened
     }
 
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<SubscriptionEnd> {
         self.state.lock().ended.clone()
     }
 
-    /// Why the subscription ended, once its streams are closed and datagrams have left too.
-    pub fn drained(&self) -> Option<Ended> {
+    /// Returns why the subscription ended, once its streams are closed and no datagram is queued.
+    pub fn drained(&self) -> Option<SubscriptionEnd> {
         let state = self.state.lock();
-        let closed =
-            |_: &Ended| state.open.is_empty() && self.connection.downstream().queued_datagrams() == 0;
+        let closed = |_: &SubscriptionEnd| {
+            state.open.is_empty() && self.connection.downstream().queued_datagrams() == 0
+        };
         state.ended.clone().filter(closed)
     }
 
-    /// Whether the track has gone past the last group that was asked for.
+    /// Reports whether the track has passed the last requested group.
     pub fn is_past_end(&self) -> bool {
         let state = self.state.lock();
         state.past_end && state.ended.is_none()
     }
 
-    /// Whether it still is, some time later, and not because of an object that has gone astray.
+    /// Checks again whether the track has passed the last requested group. A single stray object of a later group does
+    /// not count.
     pub fn stays_past_end(&self) -> bool {
         let mut state = self.state.lock();
         let largest = self.track.data.largest();
@@ -571,9 +618,9 @@ impl Subscription {
     }
 }
 
-impl State {
-    /// Makes the window anew if the track goes on far before where it seemed to be: a publisher had said so, or an object
-    /// had gone astray. `group` has come.
+impl SubscriptionState {
+    /// Recomputes the window if the track continues far before the window's start, because a publisher's claimed
+    /// location was wrong. `group` is a group that has arrived. Returns whether the window has changed.
     fn check_start(&mut self, track: &Track, group: u64) -> bool {
         let start = self.options.window.start;
         let is_far = |group: u64| start.group.saturating_sub(group) > GROUP_SLACK;
@@ -583,17 +630,17 @@ impl State {
             return false;
         }
         let Some(largest) = track.largest().filter(|largest| is_far(largest.group)) else { return false };
-        self.options.window = Window::resolve(self.options.filter.as_ref(), Some(largest));
+        self.options.window = LocationWindow::resolve(self.options.filter.as_ref(), Some(largest));
         true
     }
 
     fn close(&mut self, key: StreamKey) {
         let Some((_, view)) = self.open.remove(&key) else { return };
         let subgroup = view.subgroup();
-        // With the kernel, everything can be acknowledged before it is known here.
+        // If the kernel sends the stream, its acknowledgement may be processed before the subgroup's end.
         match self.streams.get(&subgroup.serial()) {
-            Some(Stream::Ending(_)) => drop(self.streams.remove(&subgroup.serial())),
-            _ => drop(self.streams.insert(subgroup.serial(), Stream::Over)),
+            Some(DownstreamStream::Ending(_)) => drop(self.streams.remove(&subgroup.serial())),
+            _ => drop(self.streams.insert(subgroup.serial(), DownstreamStream::Over)),
         }
     }
 
@@ -601,28 +648,36 @@ impl State {
         self.options.forward && self.options.window.touches_group(group)
     }
 
-    /// The subgroup as this subscription gets it; `None` if it does not, or not yet.
-    fn view(&self, subgroup: &Arc<Subgroup>, alias: u64) -> Option<View> {
+    /// Returns the part of the subgroup that this subscription sends. Returns `None` if there is no such part, or none
+    /// yet. `is_offloaded`: the offload may forward the bytes after the header.
+    fn view(&self, subgroup: &Arc<SubgroupStream>, alias: u64, is_offloaded: bool) -> Option<SubgroupView> {
         let group = subgroup.header().group;
         if !self.wants_group(group) || self.ended.is_some() || subgroup.is_evicted() {
             return None;
         }
-        let (first, last) = (self.options.window.first_object(group), self.options.window.last_object(group));
+        let first = self.options.window.first_object(group);
+        let last = self.options.window.last_object(group);
         let view = match subgroup.first_object_from(first) {
             Some((object, _)) if last.is_some_and(|last| object.start.id > last) => return None,
-            Some((_, true)) => View::whole(Arc::clone(subgroup), alias),
-            Some((object, false)) => View::from_object(Arc::clone(subgroup), alias, &object),
-            // An empty subgroup is forwarded as such.
-            None if first == 0 && matches!(subgroup.extent().end, End::Fin { .. }) => {
-                View::whole(Arc::clone(subgroup), alias)
-            }
-            None => return None,
+            Some((_, true)) => SubgroupView::whole(Arc::clone(subgroup), alias),
+            Some((object, false)) => SubgroupView::from_object(Arc::clone(subgroup), alias, &object),
+            None if first > 0 => return None,
+            None => match subgroup.extent().end {
+                // An empty subgroup is forwarded without objects.
+                SourceEnd::Fin { .. } => SubgroupView::whole(Arc::clone(subgroup), alias),
+                // The whole subgroup is wanted, so its header is sent at once. The offload continues with the first
+                // object.
+                SourceEnd::Open if is_offloaded && last.is_none() => {
+                    SubgroupView::whole(Arc::clone(subgroup), alias)
+                }
+                SourceEnd::Open | SourceEnd::Reset(_) => return None,
+            },
         };
         Some(view.up_to(last))
     }
 }
 
-fn priority_of(track: &TrackRef, options: &Options, subgroup: &Subgroup) -> Priority {
+fn priority_of(track: &TrackRef, options: &SubscriptionOptions, subgroup: &SubgroupStream) -> Priority {
     let header = subgroup.header();
     Priority {
         subscriber: options.priority,
@@ -632,6 +687,7 @@ fn priority_of(track: &TrackRef, options: &Options, subgroup: &Subgroup) -> Prio
     }
 }
 
+// Smaller values are more urgent, so a descending order inverts the group ID.
 fn ordered(order: GroupOrder, group: u64) -> u64 {
     match order {
         GroupOrder::Ascending => group,

@@ -1,71 +1,93 @@
-//! A subscription of the relay's own, at one publisher.
+//! A subscription that the relay itself has at one publisher.
 
 use std::{
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
 
 use millrace_moq::Location;
-use millrace_transport::{
-    Connection,
-    offload::{Ingress, Made, Openings},
-};
+use millrace_transport::{Connection, offers::Offers};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio::sync::{Notify, mpsc};
 
-/// A publisher that is silent for so long, although it was asked for something, is taken for gone if there is another one.
+/// A publisher that does not answer a probe for this long is considered lost, if the track has another publisher.
 pub const RIVAL_PATIENCE: Duration = Duration::from_millis(500);
 
 /// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
-pub struct Upstream {
-    /// The publisher's session.
+///
+/// # States
+///
+/// Flags tell the publisher's state. [`LiveTrack`](super::live::LiveTrack) changes them while it holds the lock of its
+/// publishers:
+///
+/// * *leading*, or a *rival* of earlier publishers ([`Self::set_rival`], [`Self::lead`]). A rival with different group
+///   IDs *stands by* ([`Self::stand_by`]), and is asked for no objects until it leads.
+/// * *unnumbered* after [`Self::returns`], when the publisher takes over from another one, until [`Self::number`] has
+///   seen its first group. Later groups wait on the lock of `returned` until then.
+/// * *leaving* ([`Self::leave`]), and *handed over* from a certain group on ([`Self::hand_over`]). The handover ends if
+///   the other subscription is dropped.
+/// * *revoked* for good ([`Self::revoke`]): its open streams end.
+///
+/// The flags are read without a lock, so a stream that begins during a change may see the old or the new value. The
+/// track checks each stream again. Only `entering` depends on the order of accesses, see [`Self::has_entering`].
+pub struct UpstreamTrack {
+    /// The ID of the session with the publisher.
     pub publisher: u64,
-    /// Whether that session is with the configured upstream relay.
+    /// True if that session is the one with the configured upstream relay.
     pub is_of_upstream: bool,
+    /// True if that session is with a relay of the cluster.
+    pub is_of_relay: bool,
     connection: Weak<Connection>,
     /// The publisher's track alias.
     pub alias: u64,
-    /// We subscribed, and may unsubscribe when nobody needs it.
+    /// True if we sent SUBSCRIBE, and so may unsubscribe when nobody needs the track. False after the publisher's
+    /// PUBLISH.
     pub subscribed: bool,
-    asks: mpsc::UnboundedSender<Ask>,
-    /// Data streams that arrived, for comparison with PUBLISH_DONE.
+    asks: mpsc::UnboundedSender<UpstreamRequest>,
+    /// Number of data streams that have arrived, to be compared with PUBLISH_DONE.
     streams: AtomicU64,
     open_streams: AtomicU64,
     datagrams: AtomicBool,
-    datagram_ingress: Mutex<Offered<dyn Ingress>>,
-    openings: Mutex<Offered<dyn Openings>>,
+    /// The openings and datagrams that the offload may forward before userspace reads them.
+    /// [`LiveTrack`](super::live::LiveTrack) allows them to one publisher at a time.
+    pub offers: Offers,
+    /// Number of streams whose header was read, and which the track does not know yet.
+    entering: AtomicUsize,
     stream_ended: Notify,
     revoked: AtomicBool,
     revoking: Notify,
-    /// The publisher wants the subscription to go on elsewhere.
+    /// True once the publisher wants the subscription to move elsewhere.
     leaving: AtomicBool,
-    handover: Mutex<Option<Handover>>,
-    /// Other publishers were there before.
+    handover: Mutex<Option<TrackHandover>>,
+    /// True if the track had other publishers before this one.
     rival: AtomicBool,
     standing_by: AtomicBool,
-    /// Whether the publisher's numbering of groups is still unknown.
+    /// True while it is unknown whether the publisher continues the track's group IDs.
     unnumbered: AtomicBool,
-    /// A note about a publisher that took over from another one, until its groups are known.
+    /// Set for a publisher that took over from another one, until its first group has arrived.
     returned: Mutex<Option<Returned>>,
-    /// The publisher has come to where another one goes on.
+    /// Notified when the publisher reaches the group at which another one takes over.
     passing: Notify,
 }
 
-/// A publisher that took over from another one.
+/// State of a publisher that took over from another one.
 struct Returned {
-    /// The largest object that the publisher says it has.
+    /// The largest location that the publisher has named.
     claimed: Option<Location>,
     _unfinished: Option<Unfinished>,
 }
 
-/// The streams of a publisher that is silent, which a publisher that comes may replace. They are reset when this is dropped.
-pub struct Unfinished(Arc<Upstream>);
+/// The open streams of a silent publisher, which its successor may complete. Dropping this resets them.
+pub struct Unfinished(Arc<UpstreamTrack>);
 
 impl Unfinished {
-    pub fn new(silent: Arc<Upstream>) -> Self {
+    pub fn new(silent: Arc<UpstreamTrack>) -> Self {
         Self(silent)
     }
 }
@@ -76,75 +98,46 @@ impl Drop for Unfinished {
     }
 }
 
-/// Where another subscription goes on.
-struct Handover {
-    /// Its first group. What is before comes from here, to its end.
+/// The handover of a track to another subscription.
+struct TrackHandover {
+    /// The first group of the other subscription. Earlier groups still come from this one.
     group: u64,
-    to: Weak<Upstream>,
+    to: Weak<UpstreamTrack>,
     passed: bool,
 }
 
-/// Something of the subscription as the offload may forward it.
-enum Offered<T: ?Sized> {
-    /// It has not been wanted yet, or the offload could not when it was.
-    Unknown,
-    Known {
-        known: Arc<T>,
-        /// Among those of its session.
-        _place: OwnedSemaphorePermit,
-    },
-    Withheld,
-}
-
-/// What gives a place for one more of the session's tracks at the offload, if there is one.
-type Places<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
-
-impl<T: Made + ?Sized> Offered<T> {
-    /// What `make` has made, now or before; `None` once it is withheld, and as long as there is no place for it.
-    fn get(&mut self, places: Places<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
-        if matches!(self, Self::Known { known, .. } if known.is_over()) {
-            *self = Self::Unknown;
-        }
-        if let Self::Unknown = self {
-            let _place = places()?;
-            *self = Self::Known { known: make()?, _place };
-        }
-        self.known()
-    }
-
-    fn known(&self) -> Option<Arc<T>> {
-        match self {
-            Self::Known { known, .. } => Some(Arc::clone(known)),
-            Self::Unknown | Self::Withheld => None,
-        }
-    }
-}
-
-/// What an upstream subscription is told to do.
+/// A request to the task of an upstream subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// NEW_GROUP_REQUEST.
+pub enum UpstreamRequest {
+    /// Send NEW_GROUP_REQUEST for this group.
     NewGroup(u64),
-    /// Nobody needs it any more.
+    /// Unsubscribe, because nobody needs the track any more.
     Cancel,
-    /// No objects are wanted for now, or they are again.
+    /// Pause or resume the delivery of objects (FORWARD).
     Forward(bool),
 }
 
-/// The session that a subscription is in.
-pub struct Place {
+/// The session that a publisher's subscription belongs to.
+pub struct UpstreamSession {
     pub session: u64,
-    /// Whether it is with the configured upstream relay.
+    /// True for the session with the configured upstream relay.
     pub is_upstream: bool,
+    /// True for a session with a relay of the cluster.
+    pub is_relay: bool,
     pub connection: Weak<Connection>,
 }
 
-impl Upstream {
-    pub fn new(place: Place, alias: u64, subscribed: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Ask>) {
+impl UpstreamTrack {
+    pub fn new(
+        place: UpstreamSession,
+        alias: u64,
+        subscribed: bool,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<UpstreamRequest>) {
         let (asks, receiver) = mpsc::unbounded_channel();
         let upstream = Self {
             publisher: place.session,
             is_of_upstream: place.is_upstream,
+            is_of_relay: place.is_relay,
             connection: place.connection,
             alias,
             subscribed,
@@ -152,8 +145,8 @@ impl Upstream {
             streams: AtomicU64::new(0),
             open_streams: AtomicU64::new(0),
             datagrams: AtomicBool::new(false),
-            datagram_ingress: Mutex::new(Offered::Unknown),
-            openings: Mutex::new(Offered::Unknown),
+            offers: Offers::default(),
+            entering: AtomicUsize::new(0),
             stream_ended: Notify::new(),
             revoked: AtomicBool::new(false),
             revoking: Notify::new(),
@@ -168,18 +161,18 @@ impl Upstream {
         (Arc::new(upstream), receiver)
     }
 
-    pub fn ask(&self, ask: Ask) {
-        let _ = self.asks.send(ask); // the subscription is over
+    pub fn ask(&self, ask: UpstreamRequest) {
+        let _ = self.asks.send(ask); // An error means that the subscription is over.
     }
 
-    /// A data stream of the subscription arrived; it is open while the guard lives.
+    /// Counts a data stream of the subscription that has arrived. It is open while the guard lives.
     pub fn stream(self: &Arc<Self>) -> OpenStream {
         self.open_streams.fetch_add(1, Relaxed);
         self.streams.fetch_add(1, Relaxed);
         OpenStream(Arc::clone(self))
     }
 
-    /// The publisher may not publish any more: its open streams end.
+    /// Ends the publisher's right to publish the track. Its open streams end.
     pub fn revoke(&self) {
         self.revoked.store(true, Relaxed);
         self.revoking.notify_waiters();
@@ -188,6 +181,7 @@ impl Upstream {
     /// Waits for [`Self::revoke`].
     pub async fn revoked(&self) {
         loop {
+            // The notification is requested before the flag is read, so that a `revoke` in between is noticed.
             let revoking = self.revoking.notified();
             if self.revoked.load(Relaxed) {
                 return;
@@ -196,7 +190,7 @@ impl Upstream {
         }
     }
 
-    /// The publisher wants the subscription to go on elsewhere.
+    /// Notes that the publisher wants the subscription to move elsewhere.
     pub fn leave(&self) {
         self.leaving.store(true, Relaxed);
     }
@@ -205,8 +199,8 @@ impl Upstream {
         self.leaving.load(Relaxed)
     }
 
-    /// Asks the publisher's session for something, and reports whether anything comes of it within a while. An answer that is not older than
-    /// `age`, to whichever of its tracks, is good enough.
+    /// Probes the publisher's session, and reports whether it answers within [`RIVAL_PATIENCE`]. An answer on the
+    /// session that is at most `age` old is enough.
     pub async fn answers(&self, age: Duration) -> bool {
         match self.connection.upgrade() {
             Some(connection) => connection.answers(RIVAL_PATIENCE, age).await,
@@ -214,7 +208,7 @@ impl Upstream {
         }
     }
 
-    /// Others published the track before.
+    /// Notes whether the track had other publishers before this one.
     pub fn set_rival(&self, rival: bool) {
         self.rival.store(rival, Relaxed);
     }
@@ -223,10 +217,10 @@ impl Upstream {
         self.rival.load(Relaxed)
     }
 
-    /// Asks the publisher for no objects, as its groups are others than the leader's.
+    /// Makes the publisher a standby, because its group IDs differ from the leader's. It is asked to pause.
     pub fn stand_by(&self) {
         if !self.standing_by.swap(true, Relaxed) {
-            self.ask(Ask::Forward(false));
+            self.ask(UpstreamRequest::Forward(false));
         }
     }
 
@@ -234,47 +228,49 @@ impl Upstream {
         self.standing_by.load(Relaxed)
     }
 
-    /// Makes the publisher the track's first one, as those before it are gone.
+    /// Makes the publisher the leading one, because those before it are gone.
     pub fn lead(&self) {
         self.set_rival(false);
         if self.stands_by() {
+            // A standby's groups were never compared with the track's, so its first group decides about the numbering.
             self.returns(None, None);
             self.standing_by.store(false, Relaxed);
-            self.ask(Ask::Forward(true));
+            self.ask(UpstreamRequest::Forward(true));
         }
     }
 
-    /// The publisher takes over from another one, and says that it is at `claimed`. Its first group shows how it numbers them,
-    /// and decides how the `unfinished` streams end.
+    /// Notes that the publisher takes over from another one. Its first group will show whether it continues the group
+    /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that it named.
     pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>) {
         *self.returned.lock() = Some(Returned { claimed, _unfinished: unfinished });
         self.unnumbered.store(true, Relaxed);
     }
 
-    /// Whether the publisher has taken over and has yet to show how it numbers its groups.
+    /// Reports whether the publisher has taken over, and its first group has not arrived yet.
     pub fn is_unnumbered(&self) -> bool {
         self.unnumbered.load(Relaxed)
     }
 
-    /// Calls `decide` for the publisher's first group after it took over, and returns its answer. Later groups wait until that is
-    /// done.
+    /// Calls `decide` for the first group after the publisher took over, and returns its result. Other groups wait
+    /// until that is done.
     pub fn number(&self, decide: impl FnOnce(Option<Location>) -> bool) -> bool {
         if !self.is_unnumbered() {
             return false;
         }
+        // Streams of other groups block on this lock while `decide` runs. They find `returned` empty afterwards.
         let mut returned = self.returned.lock();
         let decided = returned.take().is_some_and(|returned| decide(returned.claimed));
         self.unnumbered.store(false, Relaxed);
         decided
     }
 
-    /// From `group` on the track comes from `to`, while that lasts.
+    /// Hands the track over to `to` from `group` on, while that subscription exists.
     pub fn hand_over(&self, group: u64, to: &Arc<Self>) {
-        let handover = Handover { group, to: Arc::downgrade(to), passed: false };
+        let handover = TrackHandover { group, to: Arc::downgrade(to), passed: false };
         self.handover.lock().get_or_insert(handover);
     }
 
-    /// Whether a stream of `group` is another subscription's.
+    /// Reports whether `group` belongs to the subscription that takes over.
     pub fn has_handed_over(&self, group: u64) -> bool {
         let mut handover = self.handover.lock();
         let Some(handover) = handover.as_mut() else { return false };
@@ -286,61 +282,43 @@ impl Upstream {
         true
     }
 
-    /// Whether the other subscription goes on. Without it, all is this one's again.
+    /// Reports whether the other subscription still exists. If it does not, all groups come from this one again.
     pub fn is_handed_over(&self) -> bool {
         let mut handover = self.handover.lock();
         handover.take_if(|handover| handover.to.strong_count() == 0);
         handover.is_some()
     }
 
-    /// Waits until the publisher has come to what is another subscription's.
+    /// Waits until this publisher has reached the first group of the subscription that takes over.
     pub async fn passed(&self) {
         while !self.handover.lock().as_ref().is_some_and(|handover| handover.passed) {
             self.passing.notified().await;
         }
     }
 
-    /// The publisher sends datagrams. Nothing announces the last one.
+    /// Notes that the publisher sends datagrams. Nothing announces the last one, so the end of the track has to wait a
+    /// moment.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
     }
 
-    /// Datagrams as the offload may forward them: what `make` has made, now or before. `None` once they are withheld.
-    pub fn datagram_ingress(
-        &self,
-        places: Places<'_>,
-        make: impl FnOnce() -> Option<Arc<dyn Ingress>>,
-    ) -> Option<Arc<dyn Ingress>> {
-        self.datagram_ingress.lock().get(places, make)
+    /// Counts a stream whose header was read, until the guard is dropped. The track does not know the stream before.
+    pub fn enter(self: &Arc<Self>) -> EnteringStream {
+        self.entering.fetch_add(1, SeqCst);
+        EnteringStream(Arc::clone(self))
     }
 
-    /// The same of streams that begin.
-    pub fn openings(
-        &self,
-        places: Places<'_>,
-        make: impl FnOnce() -> Option<Arc<dyn Openings>>,
-    ) -> Option<Arc<dyn Openings>> {
-        self.openings.lock().get(places, make)
-    }
-
-    /// Streams that begin, if the offload may forward them already.
-    pub fn known_openings(&self) -> Option<Arc<dyn Openings>> {
-        self.openings.lock().known()
-    }
-
-    /// Takes back from the offload what it cannot do without knowing of other publishers, for good.
-    pub fn withhold(&self) {
-        let withheld = std::mem::replace(&mut *self.datagram_ingress.lock(), Offered::Withheld);
-        drop(withheld);
-        let withheld = std::mem::replace(&mut *self.openings.lock(), Offered::Withheld);
-        drop(withheld);
+    /// Reports whether a stream has begun that the offload may have forwarded and the track does not know yet.
+    pub fn has_entering(&self) -> bool {
+        // The order matters: a stream enters `entering` before it leaves `has_bound`, so one of the two reads sees it.
+        self.offers.has_bound() || self.entering.load(SeqCst) > 0
     }
 
     pub fn has_datagrams(&self) -> bool {
         self.datagrams.load(Relaxed)
     }
 
-    /// Returns when `announced` data streams have arrived and all that arrived have ended.
+    /// Waits until `announced` data streams have arrived, and all that arrived have ended.
     pub async fn has_seen_all(&self, announced: u64) {
         loop {
             let ended = self.stream_ended.notified();
@@ -352,8 +330,8 @@ impl Upstream {
     }
 }
 
-/// An upstream data stream that is being read.
-pub struct OpenStream(Arc<Upstream>);
+/// A data stream of a publisher that is being read.
+pub struct OpenStream(Arc<UpstreamTrack>);
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
@@ -362,37 +340,11 @@ impl Drop for OpenStream {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A stream that is counted in [`UpstreamTrack::entering`] until this is dropped.
+pub struct EnteringStream(Arc<UpstreamTrack>);
 
-    /// An ingress whose offload has been released, or not.
-    struct Fake(AtomicBool);
-
-    impl Made for Fake {
-        fn is_over(&self) -> bool {
-            self.0.load(Relaxed)
-        }
-    }
-
-    #[test]
-    fn what_a_released_offload_has_made_is_made_anew() {
-        let places = Arc::new(tokio::sync::Semaphore::new(1));
-        let place = || Arc::clone(&places).try_acquire_owned().ok();
-        let make = || Some(Arc::new(Fake(AtomicBool::new(false))));
-        let mut offered = Offered::Unknown;
-        let first = offered.get(&place, make).expect("there is a place");
-        assert!(Arc::ptr_eq(&first, &offered.get(&place, make).expect("it is known")));
-        first.0.store(true, Relaxed);
-        let second = offered.get(&place, make).expect("its place is free again");
-        assert!(!Arc::ptr_eq(&first, &second));
-    }
-
-    #[test]
-    fn what_has_no_place_is_not_offloaded() {
-        let place = Place { session: 1, is_upstream: false, connection: Weak::new() };
-        let (upstream, _asks) = Upstream::new(place, 7, false);
-        assert!(upstream.openings(&|| None, || panic!("there is no place")).is_none());
-        assert!(upstream.datagram_ingress(&|| None, || panic!("there is no place")).is_none());
+impl Drop for EnteringStream {
+    fn drop(&mut self) {
+        self.0.entering.fetch_sub(1, SeqCst);
     }
 }

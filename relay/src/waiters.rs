@@ -1,4 +1,4 @@
-//! Tasks that wait, by key. A task is woken once, by the key that it waits for and by no other.
+//! Lets tasks wait for a key. Adding the key wakes only the tasks that wait for it.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,18 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 /// The tasks that wait, by key.
-pub struct Waiters<K>(Mutex<State<K>>);
+///
+/// A task first calls [`Self::wait`], then looks for its key, and awaits [`Waiter::woken`] only if the key is missing.
+/// Whoever adds a key calls [`Self::wake`] afterwards. So either the task finds the key, or it is woken. Waking removes
+/// a task's entry, and so does dropping the [`Waiter`], so there are never more entries than tasks.
+pub struct Waiters<K>(Mutex<WaiterState<K>>);
 
-struct State<K> {
+struct WaiterState<K> {
     by_key: BTreeMap<(K, u64), oneshot::Sender<()>>,
     next: u64,
 }
 
-/// A task's place among those that wait, until it is dropped.
+/// The entry of a task that waits. Dropping it removes the entry.
 pub struct Waiter<'a, K: Ord + Clone> {
     waiters: &'a Waiters<K>,
     place: (K, u64),
@@ -22,12 +26,12 @@ pub struct Waiter<'a, K: Ord + Clone> {
 
 impl<K> Default for Waiters<K> {
     fn default() -> Self {
-        Self(Mutex::new(State { by_key: BTreeMap::new(), next: 0 }))
+        Self(Mutex::new(WaiterState { by_key: BTreeMap::new(), next: 0 }))
     }
 }
 
 impl<K: Ord + Clone> Waiters<K> {
-    /// Registers the caller for `key`. Call this before you look for it, so that no arrival is missed.
+    /// Registers the calling task for `key`. Call this before you look for the key, so that none is missed.
     pub fn wait(&self, key: &K) -> Waiter<'_, K> {
         let mut state = self.0.lock();
         let place = (key.clone(), state.next);
@@ -42,14 +46,14 @@ impl<K: Ord + Clone> Waiters<K> {
         self.wake_range(key, |waiting| waiting == key);
     }
 
-    /// Wakes the tasks that wait for `first` and for the keys behind it, until one is not `wanted`.
+    /// Wakes the tasks that wait for `first` or for later keys in order, up to the first key that is not `wanted`.
     pub fn wake_range(&self, first: &K, wanted: impl Fn(&K) -> bool) {
         let mut state = self.0.lock();
         let mut from = (first.clone(), 0);
         while let Some((place, _)) = state.by_key.range(from..).next().filter(|((key, _), _)| wanted(key)) {
             from = place.clone();
             if let Some(sender) = state.by_key.remove(&from) {
-                let _ = sender.send(()); // the task may be gone
+                let _ = sender.send(()); // An error means that the task is gone.
             }
         }
     }
@@ -61,9 +65,9 @@ impl<K: Ord + Clone> Waiters<K> {
 }
 
 impl<K: Ord + Clone> Waiter<'_, K> {
-    /// Returns once it has been woken.
+    /// Waits until the key was added.
     pub async fn woken(mut self) {
-        let _ = (&mut self.woken).await; // nobody drops the sender before
+        let _ = (&mut self.woken).await; // The sender is kept until it is used, so this cannot fail.
     }
 }
 
@@ -78,7 +82,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_those_wake_who_wait_for_it() {
+    async fn only_waiters_for_the_same_key_wake() {
         let waiters = Waiters::default();
         let [mut one, mut two, mut other, mut gone] = [1, 1, 2, 3].map(|key| waiters.wait(&key));
         waiters.wake(&1);

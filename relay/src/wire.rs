@@ -1,4 +1,4 @@
-//! Control messages over QUIC streams.
+//! Reads and writes control messages on QUIC streams.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -18,18 +18,18 @@ use millrace_webtransport::{NotOurs, RecvStream, SendStream};
 use quinn::{ReadError, WriteError};
 use tokio::time::sleep_until;
 
-use crate::incomplete::{Held, TooMuch};
+use crate::incomplete::{HeldIncomplete, TooMuch};
 
-/// Why a session has to be closed, or is.
+/// Why a session or one of its streams ends.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The peer broke the protocol: close with this code.
+    /// The peer violated the protocol. The session is closed with this code.
     #[error("{reason} ({code})")]
     Violation { code: code::Session, reason: String },
-    /// The peer may not, or not any more: close with this code.
+    /// The peer has no right to the session, or not any more. The session is closed with this code.
     #[error("{reason} ({code})")]
     Refused { code: code::Session, reason: String },
-    /// The connection is gone, or this stream is.
+    /// The connection or the stream is lost.
     #[error("{0}")]
     Lost(String),
 }
@@ -79,23 +79,23 @@ impl From<quinn::ConnectionError> for SessionError {
     }
 }
 
-/// What came on a control or request stream.
+/// A message on a control or request stream, or the end of the stream.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "taken apart at once, never stored")]
-pub enum Incoming {
+pub enum IncomingMessage {
     Message(Message),
-    /// GOAWAY, such as it may be on this stream.
+    /// A GOAWAY that is valid on this stream.
     GoAway(GoAway),
-    /// FIN, at a message boundary.
+    /// The stream ended with FIN, at a message boundary.
     Finished,
     /// RESET_STREAM.
     Reset,
 }
 
-/// What GOAWAY may be on a stream (draft-22, "GOAWAY"; in draft-18 it names a request).
+/// Checks the GOAWAY messages of a stream (draft-22, "GOAWAY"; in draft-18 GOAWAY names a request).
 pub struct GoAways {
     on_control: bool,
-    /// The peer is the server, and we are the client.
+    /// True if the peer is the QUIC server.
     from_server: bool,
     seen: bool,
 }
@@ -109,7 +109,7 @@ impl GoAways {
         Self { on_control: false, from_server, seen: false }
     }
 
-    /// One has come.
+    /// Checks a GOAWAY that has arrived on the stream.
     fn check(&mut self, goaway: &GoAway) -> Result<(), SessionError> {
         if std::mem::replace(&mut self.seen, true) {
             return Err(SessionError::violation("a second GOAWAY"));
@@ -121,7 +121,7 @@ impl GoAways {
             Some(_) if !self.on_control => {
                 Err(SessionError::violation("a GOAWAY with a request ID on a request stream"))
             }
-            // One of ours: even if we are the client, odd if the server.
+            // The ID has to be one of ours: even if we are the client, odd if we are the server.
             Some(id) if id % 2 != u64::from(!self.from_server) => Err(SessionError::Violation {
                 code: code::Session::INVALID_REQUEST_ID,
                 reason: format!("GOAWAY with request ID {id}, which is of the wrong side"),
@@ -131,47 +131,56 @@ impl GoAways {
     }
 }
 
-/// Reads control messages off a stream.
+/// Reads control messages from a stream.
 pub struct MessageReader {
     draft: Draft,
     stream: RecvStream,
     buffer: BytesMut,
-    held: Held,
+    held: HeldIncomplete,
     goaways: GoAways,
-    guard: Option<Box<dyn Guard>>,
-    /// A message that may not be delivered before this.
+    guard: Option<Box<dyn MessageGuard>>,
+    /// A message that may not be delivered before this time.
     waiting: Option<Box<(Message, Instant)>>,
 }
 
-/// Sees messages before whoever reads the stream.
-pub trait Guard: Send + Sync {
-    /// When the message may be delivered, and what is behind it looked at; `None`: at once. Asked once for each.
-    fn due(&self, message: &Message) -> Option<Instant>;
+/// Checks messages before the reader of the stream gets them.
+pub trait MessageGuard: Send + Sync {
+    /// Returns the time before which the message, and all messages behind it, may not be delivered. `None`: deliver at
+    /// once. Called once for each message.
+    fn answer_deadline(&self, message: &Message) -> Option<Instant>;
 
-    /// REQUEST_UPDATE is about to be delivered.
+    /// Checks a REQUEST_UPDATE that is about to be delivered.
     ///
     /// # Errors
-    /// It may not be.
+    /// Returns an error if the update is refused.
     fn update(&self, update: &RequestUpdate) -> Result<(), SessionError>;
 }
 
 impl MessageReader {
-    /// `buffer` holds what was read from the stream before; `held` counts what is not complete.
-    pub fn new(draft: Draft, stream: RecvStream, buffer: BytesMut, held: Held, goaways: GoAways) -> Self {
+    /// Makes a reader. `buffer` contains bytes that were read from the stream before. `held` counts the bytes of
+    /// incomplete messages.
+    pub fn new(
+        draft: Draft,
+        stream: RecvStream,
+        buffer: BytesMut,
+        held: HeldIncomplete,
+        goaways: GoAways,
+    ) -> Self {
         Self { draft, stream, buffer, held, goaways, guard: None, waiting: None }
     }
 
-    /// Lets `guard` see every message first.
-    pub fn guarded(self, guard: impl Guard + 'static) -> Self {
+    /// Lets `guard` check every message first.
+    pub fn guarded(self, guard: impl MessageGuard + 'static) -> Self {
         Self { guard: Some(Box::new(guard)), ..self }
     }
 
-    /// The next message. Cancel safe.
+    /// Returns the next message. Cancel safe.
     ///
     /// # Errors
-    /// The peer broke the protocol or the connection is lost.
-    pub async fn next(&mut self) -> Result<Incoming, SessionError> {
+    /// Returns an error if the peer violated the protocol, or the connection is lost.
+    pub async fn next(&mut self) -> Result<IncomingMessage, SessionError> {
         loop {
+            // The message stays in `waiting` during the sleep, so that dropping this future loses nothing.
             if let Some(waiting) = &self.waiting {
                 sleep_until(waiting.1.into()).await;
             }
@@ -179,73 +188,75 @@ impl MessageReader {
                 return self.deliver(waiting.0);
             }
             if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
-                match self.guard.as_ref().and_then(|guard| guard.due(&message)) {
+                match self.guard.as_ref().and_then(|guard| guard.answer_deadline(&message)) {
                     Some(due) => self.waiting = Some(Box::new((message, due))),
                     None => return self.deliver(message),
                 }
                 continue;
             }
             if self.buffer.is_empty() {
-                self.buffer = BytesMut::new(); // holds no memory while it waits
+                self.buffer = BytesMut::new(); // Frees the buffer's memory while the stream is idle.
             }
+            // All whole messages were taken, so the rest of the buffer is an incomplete one.
             self.held.set(self.buffer.len())?;
             match self.stream.read_chunk(16 * 1024, true).await {
                 Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk.bytes),
-                Ok(None) if self.buffer.is_empty() => return Ok(Incoming::Finished),
+                Ok(None) if self.buffer.is_empty() => return Ok(IncomingMessage::Finished),
                 Ok(None) => return Err(SessionError::violation("a stream ended inside a control message")),
-                Err(ReadError::Reset(_)) => return Ok(Incoming::Reset),
+                Err(ReadError::Reset(_)) => return Ok(IncomingMessage::Reset),
                 Err(error) => return Err(SessionError::Lost(error.to_string())),
             }
         }
     }
 
-    fn deliver(&mut self, message: Message) -> Result<Incoming, SessionError> {
+    fn deliver(&mut self, message: Message) -> Result<IncomingMessage, SessionError> {
         match message {
             Message::GoAway(goaway) => {
                 self.goaways.check(&goaway)?;
-                Ok(Incoming::GoAway(goaway))
+                Ok(IncomingMessage::GoAway(goaway))
             }
             Message::RequestUpdate(update) => {
                 self.guard.as_ref().map_or(Ok(()), |guard| guard.update(&update))?;
-                Ok(Incoming::Message(update.into()))
+                Ok(IncomingMessage::Message(update.into()))
             }
-            message => Ok(Incoming::Message(message)),
+            message => Ok(IncomingMessage::Message(message)),
         }
     }
 
-    /// Refuses to read on.
+    /// Stops reading: sends STOP_SENDING with `code`.
     pub fn stop(&mut self, code: u64) {
-        let _ = self.stream.stop(var(code)); // already over: nothing to stop
+        let _ = self.stream.stop(var(code)); // An error means that the stream is over.
     }
 }
 
-/// A request on its bidirectional stream, behind the first message.
+/// A request stream after its first message.
 pub struct RequestStream {
     pub send: Answers,
     pub reader: MessageReader,
 }
 
 impl RequestStream {
-    /// Gives the request up, in both directions.
+    /// Cancels the request in both directions.
     pub fn cancel(&mut self) {
-        let _ = self.send.reset(var(code::Reset::CANCELLED.0)); // may be over
+        let _ = self.send.reset(var(code::Reset::CANCELLED.0)); // An error means that the stream is over.
         self.reader.stop(code::Reset::CANCELLED.0);
     }
 }
 
-/// Our direction of a request stream, or our control stream. When dropped it is finished, or reset as its fate says.
+/// Our direction of a request or control stream. Dropping it ends the stream with FIN, or with a reset if its fate is
+/// set.
 pub struct Answers {
     draft: Draft,
     stream: SendStream,
-    fate: Fate,
+    fate: DroppedStreamFate,
 }
 
-/// How a stream that is dropped ends.
+/// The way in which a stream ends when it is dropped. 0 means FIN, other values are a reset code plus 1.
 #[derive(Clone, Default)]
-pub struct Fate(Arc<AtomicU64>);
+pub struct DroppedStreamFate(Arc<AtomicU64>);
 
-impl Fate {
-    /// Reset, if it is not over by then.
+impl DroppedStreamFate {
+    /// Sets the code with which the stream is reset, unless it is over before it is dropped.
     pub fn set(&self, code: code::Reset) {
         self.0.store(code.0 + 1, Relaxed);
     }
@@ -257,10 +268,10 @@ impl Fate {
 
 impl Answers {
     pub fn new(draft: Draft, stream: SendStream) -> Self {
-        Self { draft, stream, fate: Fate::default() }
+        Self { draft, stream, fate: DroppedStreamFate::default() }
     }
 
-    pub fn with(mut self, fate: Fate) -> Self {
+    pub fn with(mut self, fate: DroppedStreamFate) -> Self {
         self.fate = fate;
         self
     }
@@ -283,29 +294,30 @@ impl DerefMut for Answers {
 impl Drop for Answers {
     fn drop(&mut self) {
         if let Some(code) = self.fate.code() {
-            let _ = self.stream.reset(var(code)); // it is over
+            let _ = self.stream.reset(var(code)); // An error means that the stream is over.
         }
     }
 }
 
-/// Writes one message; FIN is the caller's.
+/// Writes one message. The caller ends the stream.
 ///
 /// # Errors
-/// The stream was stopped, or the connection is lost.
+/// Returns an error if the peer has stopped the stream, or the connection is lost.
 pub async fn send(stream: &mut Answers, message: impl Into<Message>) -> Result<(), SessionError> {
     let mut bytes = Vec::new();
     message.into().encode(stream.draft, &mut bytes)?;
     Ok(stream.write_all(&bytes).await?)
 }
 
-/// Writes a request's last message, and FIN. A peer that has stopped the stream does not get it.
+/// Writes the last message of a request, and FIN. Errors are ignored: a peer that has stopped the stream does not get
+/// the message.
 pub async fn send_last(stream: &mut Answers, message: impl Into<Message>) {
     if send(stream, message).await.is_ok() {
-        let _ = stream.finish(); // stopped meanwhile
+        let _ = stream.finish(); // An error means that the peer has stopped the stream meanwhile.
     }
 }
 
-/// A QUIC application error code; those of MoQ are all far below 2^62.
+/// Converts a code to a QUIC application error code, which has at most 62 bits. MoQ's codes are far below that.
 pub fn var(code: u64) -> quinn::VarInt {
     quinn::VarInt::from_u64(code).unwrap_or(quinn::VarInt::MAX)
 }

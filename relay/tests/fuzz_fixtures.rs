@@ -22,12 +22,12 @@ fn replay(target: &str, check: fn(&[u8])) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn tokens() {
+fn fuzz_inputs_of_tokens_do_not_panic() {
     replay("relay_token", token_checks::relay_token);
 }
 
 #[test]
-fn requests_for_a_session() {
+fn fuzz_inputs_of_session_requests_do_not_panic() {
     let inputs = replay("web_request", web_checks::web_request);
     // Not a fuzzer, but enough to notice at once when a check and the code no longer agree.
     let mut state = 0x9e37_79b9_7f4a_7c15_usize;

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Inside of a lab: bytes of an unmodified client to an unmodified server and back, carried between two brokers by each kind of carrier
-# that the kernel has. What came is told by its hash, and that it was carried by the hook's verdicts. For busybox, too.
+# Runs inside a lab. An unmodified client sends bytes to an unmodified server and back, carried between two brokers by
+# each kind of carrier that the kernel has. A hash verifies the bytes, and the hook's verdicts that they were carried.
+# It also runs in busybox.
 port=7000 port_hex=1B58
 temporary=$(mktemp -d)
 cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)/millrace-carry-$$
@@ -23,9 +24,9 @@ cannot_be_had() { grep -q 'no [A-Z]*CTP on this host\|no MPTCP on this host' "$t
 answers_or_not() { status relay server || cannot_be_had; }
 warm() { status sub1 client | grep -q '"state": "warm"'; }
 led() { status sub1 client | grep -q '"led": 1'; }
-# Of either family: where the state is LISTEN.
+# Listening sockets of both families: the state is LISTEN.
 serving() { in_node relay cat /proc/net/tcp /proc/net/tcp6 | grep -q ":$port_hex 0*:0000 0A"; }
-# Not by a function, of which a signal would reach the shell alone.
+# Not in a function, because a signal would reach only its shell.
 daemon() {
     millrace-lab lab exec "$1" -- millrace graft run --http=off --config "$temporary/$2.toml" --socket "$temporary/$2.sock" 2>"$temporary/$2.log" &
 }

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Inside of a lab: a relay with engine `kernel`, a publisher and a subscriber, each in its own network namespace.
-# Every object must arrive intact, and some of them by the kernel: how large a part that is depends on how fast userspace
-# hands streams over, so on who gets the CPU. For busybox, too.
+# Runs inside a lab: a relay with engine `kernel`, a publisher and a subscriber, each in its own network namespace.
+# Every object has to arrive intact, and some of them through the kernel. The share depends on how fast userspace
+# delegates streams, and so on the scheduling. It also runs in busybox.
 seconds=10
 url=moqt://$LAB_RELAY_V4:4443
 temporary=$(mktemp -d)
 in_node() { node=$1; shift; millrace-lab lab exec "$node" -- "$@"; }
 fail() { echo "$*"; cat "$temporary"/*.log; exit 1; }
-# The first number called $2 in the JSON of $1.
+# Prints the first number called $2 in the JSON of $1.
 figure() { grep -oE "\"$2\": *[0-9]+" "$1" | head -n 1 | grep -oE '[0-9]+$'; }
 
 wait_for() {
@@ -18,17 +18,17 @@ wait_for() {
     done
 }
 status() { in_node relay millrace status --json; }
-# `copies` of the engine come first in the status; of all senders, the data plane in userspace is the other one.
+# The engine's `copies` come first in the status. Of all senders, the data plane in userspace is the other one.
 by_kernel() { sed -n '/"copies"/,/}/p' "$temporary/final" | sed -n 's/.*"sent": *\([0-9]*\).*/\1/p'; }
 by_user() { sed -n '/"totals"/,$p' "$temporary/final" | sed -n '/"data_plane"/,/}/p' | sed -n 's/.*"packets": *\([0-9]*\).*/\1/p'; }
-# What the kernel has sent is counted a little later than it is sent.
+# The kernel counts a packet a little after sending it.
 counted() {
     status >"$temporary/final" && grep -q '"name": "kernel"' "$temporary/final" && [ "$(by_kernel)" -gt 0 ] &&
         [ "$(figure "$temporary/final" objects_received)" = "$(figure "$temporary/subscribe" delivered)" ]
 }
 published() { status | grep -q '"publisher": true'; }
 
-# Emulated, all is late: nothing is given up for that.
+# An emulated machine is slow, so no object is given up for being late.
 in_node relay millrace relay --engine kernel --max-delay off --interface to-pub --listen "$LAB_RELAY_V4:4443" --public 2>"$temporary/relay.log" &
 relay=$!
 wait_for status || fail "the relay does not answer"
@@ -39,7 +39,7 @@ wait_for published || fail "the publisher is not there"
 in_node sub1 millrace subscribe --name kernels --track objects --json --tls-disable-verify "$url" \
     >"$temporary/subscribe" 2>"$temporary/subscribe.log" || fail "the subscriber failed"
 wait "$publisher" || fail "the publisher failed"
-# All that the publisher had for its one subscriber, to the end of the track.
+# Everything that the publisher sent to its one subscriber, up to the end of the track.
 wait_for counted || fail "not all objects arrived, or none by the kernel: $(cat "$temporary/subscribe" "$temporary/final")"
 kill "$relay"
 wait
@@ -48,5 +48,5 @@ delivered=$(figure "$temporary/subscribe" delivered)
 for what in lost corrupted duplicates; do
     [ "$(figure "$temporary/subscribe" "$what")" = 0 ] || fail "objects were $what: $(cat "$temporary/subscribe")"
 done
-echo "$delivered objects arrived: $(by_kernel) packets by the kernel, $(by_user) by userspace"
+echo "$delivered objects arrived: $(by_kernel) packets sent by the kernel, $(by_user) by userspace"
 rm -rf "$temporary"

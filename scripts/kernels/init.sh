@@ -8,6 +8,7 @@ mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t bpf none /sys/fs/bpf
 mount -t tracefs none /sys/kernel/tracing
+mkdir -p /dev/pts && mount -t devpts none /dev/pts
 mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
 mount -t tmpfs none /tmp

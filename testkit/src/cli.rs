@@ -1,19 +1,21 @@
-//! What programs owe whoever runs them: help that was reviewed, no panic where nobody reads on, and the reason where rights are missing.
+//! Tests that every command-line program has to pass: its help was reviewed, a closed pipe causes no panic, and
+//! missing rights are named.
 
 use std::{
     collections::VecDeque,
     env,
     fmt::Write as _,
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     os::unix::process::CommandExt as _,
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    thread,
 };
 
 use crate::wait_for;
 
-/// Returns the help of a program and of all its commands, in their order.
+/// Returns the help of a program and of all its commands, in order.
 pub fn helps(program: &Path) -> String {
     let name = program.file_name().expect("a program").to_string_lossy();
     let mut out = String::new();
@@ -25,7 +27,7 @@ pub fn helps(program: &Path) -> String {
         let help = String::from_utf8(output.stdout).expect("text");
         let line: Vec<_> = path.iter().map(String::as_str).chain(["--help"]).collect();
         let _ = writeln!(out, "$ {name} {}\n{help}", line.join(" "));
-        // Each with what is below it.
+        // Each command is followed by its own commands.
         for command in commands(&help).into_iter().rev() {
             waiting.push_front([&path[..], &[command]].concat());
         }
@@ -33,7 +35,7 @@ pub fn helps(program: &Path) -> String {
     out
 }
 
-/// Returns the names of the commands below one, by its help.
+/// Returns the names of the commands that a help text lists.
 fn commands(help: &str) -> Vec<String> {
     let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let list = list.take_while(|line| line.starts_with("  "));
@@ -43,7 +45,8 @@ fn commands(help: &str) -> Vec<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// Compares a text with a file that reviews show. `MILLRACE_GOLDEN=write`, with `again`, which runs the test, makes it the file.
+/// Compares a text with a golden file. `MILLRACE_GOLDEN=write`, with the command `again`, which runs the test, writes
+/// the file.
 ///
 /// # Panics
 /// It is another.
@@ -58,7 +61,7 @@ pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
     let line = differs.unwrap_or_else(|| now.lines().count().min(before.lines().count()));
     assert!(
         now == before,
-        "line {} of {} is another: {:?} now, {:?} there. If that is meant: MILLRACE_GOLDEN=write {again}",
+        "line {} of {} differs: {:?} now, {:?} there. If that is meant: MILLRACE_GOLDEN=write {again}",
         line + 1,
         file.display(),
         now.lines().nth(line),
@@ -66,8 +69,8 @@ pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
     );
 }
 
-/// Reads the first line of what a program says, and no further, as `2>&1 | head -n1` does; one that goes on gets SIGTERM then. Returns its
-/// exit code, unless a signal ended it.
+/// Reads the first line of a program's output and closes the pipe, as `2>&1 | head -n1` does. A program that goes on
+/// gets SIGTERM. Returns the exit code, unless a signal ended the program.
 ///
 /// # Panics
 /// It says nothing, or does not end.
@@ -88,7 +91,32 @@ pub fn exit_code_after_one_line(program: &Path, args: &[&str], goes_on: bool) ->
     wait_for(&format!("end of {args:?}"), || process.try_wait().expect("a child")).code()
 }
 
-/// Runs a program as nobody in particular: from a directory in which all may read. Returns its exit code, and what it said to standard error.
+/// Runs a program that refuses to start. Returns its exit code, unless a signal ended it, and its standard error.
+///
+/// # Panics
+/// It goes on running. It is killed then.
+pub fn run_until_refused(mut command: Command) -> (Option<i32>, String) {
+    struct KilledChild(Child);
+    impl Drop for KilledChild {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut process = KilledChild(command.spawn().expect("it runs"));
+    let mut stderr = process.0.stderr.take().expect("a pipe");
+    let said = thread::spawn(move || {
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).expect("text");
+        said
+    });
+    let status = wait_for(&format!("the refusal of {command:?}"), || process.0.try_wait().expect("a child"));
+    (status.code(), said.join().expect("a text"))
+}
+
+/// Runs a program as an unprivileged user, from a directory that everybody may read. Returns its exit code, and its
+/// standard error.
 pub fn run_as_nobody(program: &Path, args: &[&str]) -> (Option<i32>, String) {
     const NOBODY: u32 = 65_534;
     let mut command = Command::new(program);

@@ -1,16 +1,16 @@
-//! The same inside an async runtime, which a blocked thread would hold up.
+//! The waiting helpers for tests inside an async runtime, where a blocked thread would stop other tasks.
 
 use std::{fmt::Debug, time::Instant};
 
 use tokio::time;
 
-use crate::{BOUND, Look, PAUSE, give_up};
+use crate::{BOUND, PAUSE, StateReading, give_up};
 
-/// Looks until there is something to return, as [`wait_for`](crate::wait_for) does.
+/// Polls until there is something to return, as [`wait_for`](crate::wait_for) does.
 ///
 /// # Panics
 /// After [`BOUND`], with what was seen last.
-pub async fn async_wait_for<L: Look>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
+pub async fn async_wait_for<L: StateReading>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
     let start = Instant::now();
     loop {
         match look().found() {
@@ -21,7 +21,7 @@ pub async fn async_wait_for<L: Look>(what: &str, mut look: impl FnMut() -> L) ->
     }
 }
 
-/// Reads a state until it is as wanted, and returns it, as [`wait_until`](crate::wait_until) does.
+/// Reads a state until it is as wanted and returns it, as [`wait_until`](crate::wait_until) does.
 ///
 /// # Panics
 /// After [`BOUND`], with the state that was read last.

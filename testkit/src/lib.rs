@@ -1,8 +1,9 @@
-//! Helpers of tests: they wait for a state that has yet to come about, show the logs of the processes that a failed
-//! test had started, and make sockets that linger.
+//! Helpers of tests. They wait for a state that comes later, show the logs of the processes that a failed test has
+//! started, and make sockets that linger.
 //!
 //! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`]. `scripts/waits.py`, a
 //! part of `make lint`, refuses any other access that does not say why the state cannot change.
+#![deny(missing_docs)]
 
 use std::{
     fmt::Debug,
@@ -20,33 +21,35 @@ mod in_runtime;
 mod lingering;
 #[cfg(feature = "net")]
 pub mod net;
+mod stop;
 #[cfg(feature = "tokio")]
 pub use in_runtime::{async_wait_for, async_wait_until};
 pub use lingering::{LINGER, lingering};
+pub use stop::StopOnDrop;
 
-/// How long a test waits for a state before it fails. It is far more than any state takes, because it is not what a test
-/// is about: a machine may be busy.
+/// Longest time that a test waits for a state. It is far more than any state takes, because tests do not measure time
+/// and the machine may be busy.
 pub const BOUND: Duration = Duration::from_secs(120);
 
-/// The time between two looks.
+/// Time between two reads of the state.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How many lines of a log a failed test shows, counted from the end.
+/// Lines of a log that a failed test shows, counted from the end.
 const LINES: usize = 60;
 
-/// The outcome of one look at a state: what was waited for, or what was there instead.
-pub trait Look {
+/// The result of reading a state once: the value that is waited for, or a description of the state.
+pub trait StateReading {
     /// The value that [`wait_for`] returns in the end.
     type Found;
 
-    /// Returns what was found.
+    /// Returns the value.
     ///
     /// # Errors
     /// The state as it is, for the message of the test that fails.
     fn found(self) -> Result<Self::Found, String>;
 }
 
-impl Look for bool {
+impl StateReading for bool {
     type Found = ();
 
     fn found(self) -> Result<(), String> {
@@ -54,7 +57,7 @@ impl Look for bool {
     }
 }
 
-impl<T> Look for Option<T> {
+impl<T> StateReading for Option<T> {
     type Found = T;
 
     fn found(self) -> Result<T, String> {
@@ -62,7 +65,7 @@ impl<T> Look for Option<T> {
     }
 }
 
-impl<T, E: Debug> Look for Result<T, E> {
+impl<T, E: Debug> StateReading for Result<T, E> {
     type Found = T;
 
     fn found(self) -> Result<T, String> {
@@ -70,12 +73,12 @@ impl<T, E: Debug> Look for Result<T, E> {
     }
 }
 
-/// Looks until there is something to return. `what` completes the sentence "waited in vain for ...".
+/// Polls until there is something to return. `what` completes the sentence "waited in vain for ...".
 ///
 /// # Panics
 /// After [`BOUND`], with what was seen last.
 #[track_caller]
-pub fn wait_for<L: Look>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
+pub fn wait_for<L: StateReading>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
     let start = Instant::now();
     loop {
         match look().found() {
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_in_vain_says_what_was_seen() {
+    fn timed_out_wait_reports_what_was_seen() {
         assert_eq!(false.found().unwrap_err(), "it does not hold");
         assert_eq!(Err::<(), _>(vec![7]).found().unwrap_err(), "[\n    7,\n]");
     }

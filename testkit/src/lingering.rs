@@ -1,4 +1,4 @@
-//! Sockets that take their time to be closed.
+//! Sockets that block when they are closed.
 
 use std::{
     io::Write as _,
@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-/// How long a [`lingering`] socket waits when it is closed: longer than a test waits for anything.
+/// Time for which a [`lingering`] socket blocks when it is closed. It is longer than a test waits for anything.
 pub const LINGER: Duration = Duration::from_secs(3600);
 
-/// Returns both ends of a connection of which the first waits when it is closed, because nobody reads at the other one. To close the other
-/// end ends the wait.
+/// Returns both ends of a connection. Closing the first one blocks, because the other one does not read. Closing the
+/// other one ends that.
 ///
 /// # Panics
 /// Loopback has no room for a connection.

@@ -1,4 +1,4 @@
-//! Publisher - relay - subscriber, each in a network namespace, and frames as they are on the wire.
+//! Publisher, relay and subscriber, each in a network namespace, and raw frames.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType};
 
-/// Whether there is root; if not, says that `test` is skipped.
+/// Returns whether the test runs as root. If not, prints that `test` is skipped.
 pub fn root(test: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -19,8 +19,8 @@ pub fn root(test: &str) -> bool {
     root
 }
 
-/// Keeps this thread, and those that it starts, on its CPU. Each CPU has a queue of its own for what a veth receives, so what a thread sends from two
-/// may arrive in another order.
+/// Pins this thread, and those that it starts, to its CPU. Each CPU has its own queue for packets that a veth
+/// receives, so packets that a thread sends from two CPUs may be reordered.
 pub fn stay_on_this_cpu() {
     let mut set = nix::sched::CpuSet::new();
     set.set(nix::sched::sched_getcpu().expect("a CPU")).expect("a CPU");
@@ -28,13 +28,17 @@ pub fn stay_on_this_cpu() {
 }
 
 /// Interface names: `west` and `east` in the relay's namespace, `eth` in the others.
-pub struct Network {
+pub struct NamespaceNetwork {
+    /// Name of the publisher's namespace.
     pub publisher: String,
+    /// Name of the relay's namespace.
     pub relay: String,
+    /// Name of the subscriber's namespace.
     pub subscriber: String,
 }
 
-impl Network {
+impl NamespaceNetwork {
+    /// Creates the namespaces and links. `name` makes their names unique.
     pub fn new(name: &str) -> Self {
         let id = std::process::id();
         let namespace = |role: &str| {
@@ -56,7 +60,7 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for NamespaceNetwork {
     fn drop(&mut self) {
         for namespace in [&self.publisher, &self.relay, &self.subscriber] {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
@@ -64,7 +68,7 @@ impl Drop for Network {
     }
 }
 
-/// The address of a host of a network above.
+/// Returns the address of a host of a network above.
 pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
     match family {
         4 => IpAddr::from([10, 98, net, host]),
@@ -72,17 +76,19 @@ pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
     }
 }
 
+/// Runs `ip` with these arguments, separated by spaces.
 pub fn ip(arguments: &str) {
     run("ip", arguments);
 }
 
+/// Runs a program with these arguments, separated by spaces. Panics if it fails.
 pub fn run(program: &str, arguments: &str) {
     let output = Command::new(program).args(arguments.split(' ')).output().expect("the program runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{program} {arguments}: {said}");
 }
 
-/// Whether the sender leaves UDP checksums to the interface.
+/// Sets whether the sender leaves UDP checksums to the interface.
 pub fn set_checksum_offload(namespace: &str, interface: &str, on: bool) {
     let state = if on { "on" } else { "off" };
     run("ip", &format!("netns exec {namespace} ethtool -K {interface} tx {state}"));
@@ -100,19 +106,21 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Sockets keep the namespace in which they were opened.
+/// Opens a UDP socket in a namespace, in which the socket stays.
 pub fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
     let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
     socket
 }
 
+/// Returns the index of an interface in a namespace.
 pub fn ifindex(namespace: &str, interface: &str) -> i32 {
     inside(namespace, || nix::net::if_::if_nametoindex(interface).expect("the interface") as i32)
 }
 
 fn packet_socket(namespace: &str) -> OwnedFd {
-    let (family, kind) = (AddressFamily::Packet, SockType::Raw);
+    let family = AddressFamily::Packet;
+    let kind = SockType::Raw;
     let open = || socket::socket(family, kind, SockFlag::SOCK_NONBLOCK, SockProtocol::EthAll);
     inside(namespace, open).expect("a packet socket")
 }
@@ -127,26 +135,29 @@ fn link(namespace: &str, interface: &str) -> LinkAddr {
     inside(namespace, addresses).expect("the interface")
 }
 
+/// Returns the link address of an interface in a namespace.
 pub fn link_address(namespace: &str, interface: &str) -> [u8; 6] {
     link(namespace, interface).addr().expect("a link address")
 }
 
-/// Sends frames as they are.
+/// Sends raw frames.
 pub struct RawSender {
     socket: OwnedFd,
     interface: LinkAddr,
 }
 
 impl RawSender {
+    /// Opens a raw socket on an interface.
     pub fn new(namespace: &str, interface: &str) -> Self {
         Self { socket: packet_socket(namespace), interface: link(namespace, interface) }
     }
 
+    /// Sends a frame.
     pub fn send(&self, frame: &[u8]) {
         let fd = self.socket.as_raw_fd();
         let sent = loop {
             match socket::sendto(fd, frame, &self.interface, MsgFlags::empty()) {
-                // What was sent before has not left yet.
+                // The previous frames have not left yet.
                 Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => std::thread::yield_now(),
                 sent => break sent.expect("sent"),
             }
@@ -155,13 +166,9 @@ impl RawSender {
     }
 }
 
-/// A UDP datagram over IPv4 to link address `to`, with a VLAN tag or without. Its UDP checksum is 0, none.
-pub fn frame(
-    to: [u8; 6],
-    vlan: Option<u16>,
-    (from, at): (SocketAddr, SocketAddr),
-    payload: &[u8],
-) -> Vec<u8> {
+/// Returns a UDP datagram over IPv4 to link address `to`, with or without a VLAN tag. Its UDP checksum is 0, which
+/// means none.
+pub fn frame(to: [u8; 6], vlan: Option<u16>, from: SocketAddr, at: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), at.ip()) else { panic!("IPv4 only") };
     let mut frame = [to, [2; 6]].concat();
     if let Some(id) = vlan {
@@ -179,7 +186,7 @@ pub fn frame(
     frame
 }
 
-/// Spreads the packets that arrive on an interface over these processors, by their flows' hashes (RPS).
+/// Spreads the packets that arrive on an interface over these CPUs, by the hash of their flow (RPS).
 pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
     let script = format!("echo {cpus} > {file}");
@@ -187,46 +194,48 @@ pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
 }
 
-/// Everything that arrives in a namespace or on an interface of it, headers included, and what leaves there.
-pub struct Capture(OwnedFd);
+/// Captures all packets that arrive in or leave a namespace or one of its interfaces, with headers.
+pub struct PacketCapture(OwnedFd);
 
-impl AsFd for Capture {
+impl AsFd for PacketCapture {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Capture {
+impl PacketCapture {
+    /// Captures on all interfaces of a namespace.
     pub fn new(namespace: &str) -> Self {
         let socket = packet_socket(namespace);
         socket::setsockopt(&socket, socket::sockopt::RcvBufForce, &(64 << 20)).expect("room for packets");
         Self(socket)
     }
 
+    /// Captures on one interface of a namespace.
     pub fn on(namespace: &str, interface: &str) -> Self {
         let capture = Self::new(namespace);
         socket::bind(capture.0.as_raw_fd(), &link(namespace, interface)).expect("bound to the interface");
         capture
     }
 
-    /// Of frames that somebody has noted a flow's hash for, only the first byte.
+    /// Captures only the first byte of frames that have a flow hash in the kernel's metadata.
     pub fn cut_hashed(&self) {
-        // The hash as it is in the packet, SKF_AD_RXHASH: 0 if there is none.
+        // SKF_AD_RXHASH, the hash in the packet's metadata: 0 if there is none.
         self.filter(0xffff_f000 + 32, 0, [0xffff, 1]);
     }
 
-    /// What leaves alone: of the loopback interface everything is seen twice otherwise.
+    /// Captures outgoing packets only. On the loopback interface each packet is seen twice otherwise.
     pub fn only_outgoing(&self) {
         // SKF_AD_PKTTYPE, PACKET_OUTGOING.
         self.filter(0xffff_f000 + 4, 4, [0xffff, 0]);
     }
 
-    /// What arrives alone.
+    /// Captures incoming packets only.
     pub fn only_incoming(&self) {
         self.filter(0xffff_f000 + 4, 4, [0, 0xffff]);
     }
 
-    /// So many bytes where a word of the packet is as wanted, and so many where it is not.
+    /// Captures `same` bytes of packets in which a word has the value `wanted`, and `other` bytes of the rest.
     #[allow(unsafe_code)]
     fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {
         let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };
@@ -246,7 +255,7 @@ impl Capture {
         assert_eq!(attached, 0, "a filter");
     }
 
-    /// The frames that have come since the last call.
+    /// Returns the frames that were captured since the last call.
     pub fn frames(&self) -> Vec<Vec<u8>> {
         let mut buffer = [0; 4096];
         let mut frames = Vec::new();
@@ -256,13 +265,13 @@ impl Capture {
         frames
     }
 
-    /// The UDP frames that have arrived; panics when a checksum of one is wrong.
+    /// Returns the number of UDP frames that have arrived. Panics if one has a wrong checksum.
     pub fn check(&self) -> usize {
         self.frames().iter().filter(|frame| check_frame(frame)).count()
     }
 }
 
-/// Whether it is UDP; panics when a checksum or a length is wrong.
+/// Returns whether the frame is UDP. Panics if a checksum or a length is wrong.
 pub fn check_frame(frame: &[u8]) -> bool {
     let ip = &frame[14..];
     let (pseudo, udp) = match u16::from_be_bytes([frame[12], frame[13]]) {

@@ -1,17 +1,18 @@
-// A broadcast on a session: the tracks and catalogs that `millrace publish` and moq-pub have, so that their players play it.
+// A broadcast on a session, with the tracks and catalogs of `millrace publish` and moq-pub, so that their players
+// play it.
 
 import { Broadcast as Net, Group, Time, type Track as NetTrack } from "@moq/net";
 
 import type { Chunk } from "./encode";
 import { OPUS_RATE, type Track, fragment, init } from "./mp4";
 
-/** A catalog in the words of MSF (draft-ietf-moq-msf-01), one in those of hang, and one in those of moq-pub, which moq-sub reads. */
+/** Catalogs in the formats of MSF (draft-ietf-moq-msf-01), hang, and moq-pub, which moq-sub reads. */
 const MSF = "catalog";
 const HANG = "catalog.json";
 const MOQ_PUB = ".catalog";
 const INIT = "0.mp4";
 
-/** However late somebody asks. */
+/** Catalogs are kept for subscribers however late they join. */
 const KEPT = { latencyMax: Number.MAX_SAFE_INTEGER };
 
 const name = (id: number) => `${id}.m4s`;
@@ -20,7 +21,7 @@ export class Broadcast {
   readonly producer = new Net.Producer();
   readonly #tracks = new Map<number, { track: NetTrack.Producer; group?: Group.Producer; next: number }>();
   readonly #described: Record<string, NetTrack.Producer>;
-  /** The last groups of those. */
+  /** The numbers of the last catalog groups. */
   readonly #last = new Map<string, number>();
   #sequence = 0;
   #bytes = 0;
@@ -34,7 +35,7 @@ export class Broadcast {
     this.describe(tracks);
   }
 
-  /** What is in the tracks from now on. */
+  /** Describes the tracks in new catalogs. */
   describe(tracks: Track[]) {
     const text = (value: unknown) => new TextEncoder().encode(JSON.stringify(value));
     this.#whole(INIT, init(tracks));
@@ -48,7 +49,7 @@ export class Broadcast {
     if (!of) return;
     const isVideo = id === Math.min(...this.#tracks.keys());
     if (isVideo && isKey) for (const each of this.#tracks.values()) end(each);
-    // Players begin with a key frame.
+    // The track begins with a key frame, where players can start.
     if (!of.group && isVideo && !isKey) return;
     of.group ??= begin(of);
     const payload = fragment(id, ++this.#sequence, at, duration, isKey, data);
@@ -56,18 +57,18 @@ export class Broadcast {
     of.group.writeFrame({ payload, timestamp: Time.Timestamp.fromMillis(at / 1000) });
   }
 
-  /** Of media, so far. */
+  /** Bytes of media so far. */
   get bytes(): number {
     return this.#bytes;
   }
 
-  /** What of the picture is not sent yet will not be; it goes on with the next key frame. */
+  /** Drops pictures that are not sent yet; the track continues with the next key frame. */
   giveUp() {
     const picture = this.#tracks.get(Math.min(...this.#tracks.keys()));
     if (picture) end(picture, new Error("too late"));
   }
 
-  /** Somebody wants the picture. */
+  /** Whether the picture has a subscriber. */
   get isWatched(): boolean {
     return [...this.#tracks.values()].some(({ track }) => track.used.peek());
   }
@@ -77,7 +78,7 @@ export class Broadcast {
     this.producer.close();
   }
 
-  /** The one object that there is of it. */
+  /** Publishes the only object of a track. */
   #whole(name: string, payload: Uint8Array) {
     const track = this.#described[name];
     if (!track) return;
@@ -89,7 +90,8 @@ export class Broadcast {
   }
 }
 
-/** Groups have numbers from the clock on, so that a page that is loaded again goes on behind what it has sent. */
+/** Returns the number of the next group. Numbers come from the clock, so that a reloaded page continues above its
+    earlier ones. */
 function now(): number {
   return Math.floor(Date.now() / 1000);
 }
@@ -101,7 +103,7 @@ function begin(of: { track: NetTrack.Producer; next: number }): Group.Producer {
   return group;
 }
 
-/** `why`: before its end. */
+/** Closes the group, early with the reason `why`. */
 function end(of: { group?: Group.Producer }, why?: Error) {
   of.group?.close(why);
   of.group = undefined;
@@ -115,7 +117,8 @@ function msf(tracks: Track[]) {
   };
 }
 
-/** What a decoder begins with is in the init segment too, where moq-cli does not look for it. */
+/** Describes the tracks in hang's format. The decoder's configuration is repeated outside of the init segment,
+    because moq-cli does not look inside. */
 function hang(tracks: Track[]) {
   const common = (track: Track) => ({ container: { kind: "cmaf", init: base64(init([track])) }, bitrate: track.bitrate });
   const videos = tracks.flatMap((track) => {
@@ -136,7 +139,7 @@ function described(track: Track) {
   return { role: "audio", codec: track.codec, samplerate: OPUS_RATE, channelConfig: String(track.channels) };
 }
 
-/** draft-ietf-moq-catalogformat-01. */
+/** Describes the tracks in the format of draft-ietf-moq-catalogformat-01. */
 function moqPub(path: string, tracks: Track[]) {
   const of = (track: Track) => {
     const { role: _, ...selectionParams } = described(track);

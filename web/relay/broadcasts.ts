@@ -1,4 +1,4 @@
-// The list of what is live.
+// The list of live broadcasts.
 
 import { type Connection, Path } from "@moq/net";
 
@@ -15,7 +15,7 @@ export class Broadcasts {
     connection.status.watch(() => this.#show());
   }
 
-  /** Those of each connection in turn. `added` is told of each. */
+  /** Follows the broadcasts of each connection in turn. Calls `added` for each. */
   async follow(added: (name: string) => void) {
     const announced = this.connection.announced(Path.empty());
     for (let event = await announced.next(); event; event = await announced.next()) {

@@ -1,15 +1,15 @@
-// Camera, screen and microphone, and in plain words why there is none of them.
+// Captures camera, screen and microphone, and describes for users why one is missing.
 
 export type Kind = "camera" | "screen";
 
 export interface Wanted {
   kind: Kind;
-  /** Of the picture, at most. */
+  /** Largest height of the picture, in lines. */
   lines: number;
   sound: boolean;
 }
 
-/** What is captured, and what of that which was wanted is missing. */
+/** The captured tracks, and messages about wanted ones that are missing. */
 export interface Captured {
   stream: MediaStream;
   missing?: string;
@@ -17,14 +17,14 @@ export interface Captured {
 
 const FRAMES_A_SECOND = 30;
 
-/** Asks for it; the browser asks its user. Rejects with an error in words. */
+/** Asks the browser for the tracks, which asks its user. Rejects with an error for users. */
 export async function capture(wanted: Wanted): Promise<Captured> {
   try {
     return { stream: await ask(wanted) };
   } catch (error) {
     if (!wanted.sound || !isMissing(error)) throw new Error(inWords(error, wanted), { cause: error });
   }
-  // It is not said which of them is missing.
+  // The browser does not report which one is missing, so each is asked for alone.
   try {
     return { stream: await ask({ ...wanted, sound: false }), missing: "There is no microphone: the picture goes without sound." };
   } catch (error) {
@@ -32,13 +32,13 @@ export async function capture(wanted: Wanted): Promise<Captured> {
   }
 }
 
-/** The frames of a picture, or what a microphone hears; a frame that is taken has to be closed. */
+/** Returns the frames of a picture track. The reader must close each frame. */
 export function frames(track: MediaStreamTrack): ReadableStream<VideoFrame> {
   const Processor = processor<VideoFrame>();
   return Processor ? new Processor({ track }).readable : drawn(track);
 }
 
-/** `undefined`: this browser gives a page no sound to encode. */
+/** Returns the samples of a microphone, or `undefined` if this browser gives pages no sound to encode. */
 export function samples(track: MediaStreamTrack): ReadableStream<AudioData> | undefined {
   const Processor = processor<AudioData>();
   return Processor && "AudioEncoder" in window ? new Processor({ track }).readable : undefined;
@@ -46,12 +46,12 @@ export function samples(track: MediaStreamTrack): ReadableStream<AudioData> | un
 
 type Processor<T> = new (from: { track: MediaStreamTrack }) => { readable: ReadableStream<T> };
 
-/** It is in no browser but Chromium's kin. */
+/** Returns the processor, which only Chromium and its derivatives have. */
 function processor<T>(): Processor<T> | undefined {
   return (window as { MediaStreamTrackProcessor?: Processor<T> }).MediaStreamTrackProcessor;
 }
 
-/** By way of an element that plays it; only while the page is looked at. */
+/** Returns the frames by way of an element that plays the track. This works only while the page is visible. */
 function drawn(track: MediaStreamTrack): ReadableStream<VideoFrame> {
   const video = document.createElement("video");
   video.muted = true;
@@ -93,7 +93,7 @@ function inWords(error: unknown, { kind, sound }: Wanted): string {
   switch (error instanceof DOMException ? error.name : "") {
     case "NotAllowedError":
       return (
-        `The browser does not let this page have ${what}. Allow it where the browser asks, or beside the page's address ` +
+        `The browser does not let this page have ${what}. Allow it when the browser asks, or in its menu next to the page's address ` +
         "if it was refused before; a computer may forbid it to the whole browser, too."
       );
     case "NotFoundError":

@@ -1,4 +1,4 @@
-// What the relay says of itself, once a second: `/events`, for all that the page shows.
+// The relay's status, sent once a second on `/events` and shared by all parts of the page.
 
 export interface Sent {
   packets: number;
@@ -27,6 +27,14 @@ export interface Session {
   identity: string | null;
 }
 
+/** The kernel's part in the media of the last ten seconds, and what keeps it from the rest. */
+export interface Share {
+  bytes: number;
+  by_kernel: number;
+  reason: string;
+  remedy: string;
+}
+
 export interface Track {
   name: string;
   publishers: number;
@@ -41,10 +49,12 @@ export interface Track {
 export interface Status {
   version: string;
   engine: { name: string; reason: string; streams: number };
+  /** By interface. */
+  shares: { interfaces: Record<string, Share> };
   uptime_s: number;
   draining: boolean;
   listen: string[];
-  /** Of `session_count`, and so on: the relay sends some hundreds at most. */
+  /** Some of the sessions: the relay sends some hundreds at most, and their number in `session_count`. */
   sessions: Session[];
   session_count: number;
   tracks: Track[];
@@ -57,20 +67,21 @@ export interface Status {
   totals: { quinn: Sent; data_plane: Sent; kernel: Sent; packets_lost: number; object_bytes_received: number };
 }
 
-/** Either a status, with that before it where there is one, or why there is none. */
+/** Either a status, with the previous one if there is one, or the reason why there is none. */
 export type News = { now: Status; before?: Status } | { why: string };
 
 type Listener = (news: News) => void;
 
 const AGAIN_MS = 2000;
-/** Without a word for so long the connection is gone: it can be without a sign. */
+/** Time without an event after which the connection counts as dead: it may die without notice. */
 const SILENT_MS = 8000;
 
 const NO_TOKEN = "need the link with the token, which the relay's operator has";
-const FULL = "not to be had: too many pages are open";
-const AWAY = "not to be had at the moment";
+const FULL = "unavailable: too many pages are open";
+const AWAY = "unavailable at the moment";
 
-/** Open while somebody listens and the page is looked at: a browser has few connections to a server. */
+/** A connection to `/events`. It is open while it has listeners and the page is visible, because a browser has few
+    connections to a server. */
 export class Channel {
   readonly #listeners = new Set<Listener>();
   #news?: News;
@@ -80,7 +91,7 @@ export class Channel {
     document.addEventListener("visibilitychange", () => this.#settle());
   }
 
-  /** Until the function that is returned is called. */
+  /** Adds a listener. The returned function removes it. */
   listen(listener: Listener): () => void {
     this.#listeners.add(listener);
     if (this.#news) listener(this.#news);
@@ -112,7 +123,7 @@ export class Channel {
     }
   }
 
-  /** Until the channel ends; then it says why. */
+  /** Reads events until the connection ends; returns the reason. */
   async #follow(ends: AbortSignal): Promise<string> {
     const silent = new AbortController();
     const answer = await fetch("./events", { cache: "no-store", signal: AbortSignal.any([ends, silent.signal]) });
@@ -142,13 +153,13 @@ export class Channel {
   }
 }
 
-/** A server-sent event. */
+/** Parses a server-sent event. */
 function parse(event: string): Status {
   const data = event.split("\n").filter((line) => line.startsWith("data: "));
   return JSON.parse(data.map((line) => line.slice(6)).join("\n"));
 }
 
-/** Packets and bytes of media. */
+/** Returns packets and bytes of media. */
 export function media({ kernel, data_plane }: { kernel: Sent; data_plane: Sent }): Sent {
   return { packets: kernel.packets + data_plane.packets, bytes: kernel.bytes + data_plane.bytes };
 }

@@ -1,24 +1,24 @@
-// What is captured, encoded by the browser (WebCodecs): H.264, which every player has, and Opus.
+// Encodes captured media in the browser (WebCodecs): H.264, which every player supports, and Opus.
 
 import { frames, samples } from "./capture";
 import { type Sound, TIMESCALE, type Track, type Video } from "./mp4";
 
 /** One encoded frame, or 20 ms of sound. */
 export interface Chunk {
-  /** Of the track. */
+  /** The number of the track. */
   id: number;
   isKey: boolean;
-  /** When it was captured, microseconds since 1970: so a player can tell how late it is. */
+  /** Time of capture in microseconds since 1970, from which a player computes its latency. */
   at: number;
-  /** Microseconds. */
+  /** Duration in microseconds. */
   duration: number;
   data: Uint8Array;
 }
 
 export interface Sink {
-  /** What comes from now on; the next picture is a key frame. */
+  /** Called when the tracks change; the next picture is a key frame. */
   described(tracks: Track[]): void;
-  /** Whether one more picture can be sent. */
+  /** Whether the connection has capacity for one more picture. */
   readonly hasRoom: boolean;
   take(chunk: Chunk): void;
   failed(error: Error): void;
@@ -28,18 +28,19 @@ type Config = VideoEncoderConfig & { bitrate: number };
 
 const VIDEO = 1;
 const SOUND = 2;
-/** Between key frames, at which viewers begin. */
+/** Interval of key frames, at which viewers can start. */
 const GROUP_US = TIMESCALE;
-/** Frames that wait for the encoder; more would be late only. */
+/** Largest number of frames in the encoder's queue; further ones would only be late. */
 const WAITING = 2;
 const BITS_PER_PIXEL = 0.08;
 export const FRAMES_A_SECOND = 30;
 export const SOUNDS_A_SECOND = 50;
 const SOUND_BITRATE = 64_000;
-/** Of the bit rate: smaller changes are not worth telling the encoder. */
+/** Smallest relative change of the bit rate that is passed to the encoder. */
 const WORTH = 0.03;
 const MOST_CHANNELS = 2;
-/** H.264 levels by the pixels of a picture, at 30 pictures a second; Constrained Baseline, which every decoder has. */
+/** H.264 levels by the pixels of a picture at 30 pictures a second; Constrained Baseline, which every decoder
+    supports. */
 const LEVELS: [number, string][] = [
   [640 * 480, "avc1.42e01e"],
   [1280 * 720, "avc1.42e01f"],
@@ -48,23 +49,23 @@ const LEVELS: [number, string][] = [
 const HIGHEST = "avc1.42e033";
 
 export class Encoder {
-  /** Of the picture. */
+  /** Number of pictures that were sent. */
   sent = 0;
-  /** For which the encoder had no time. */
+  /** Number of pictures that were skipped because the encoder was busy. */
   skipped = 0;
-  /** That would have been late. */
+  /** Number of pictures that were dropped because they would have been late. */
   dropped = 0;
   readonly hasSound: boolean;
   #video?: VideoEncoder;
   #sound?: AudioEncoder;
   readonly #readers: ReadableStreamDefaultReader<unknown>[] = [];
-  /** As it is encoded, and as it came. */
+  /** The size that is encoded, and a description of the captured size. */
   #size = { width: 0, height: 0, from: "" };
   #described?: { video: Video; sound?: Sound };
   #config?: Config;
-  /** Bits per second that the picture may have. */
+  /** Largest bit rate of the picture. */
   #aim = Infinity;
-  /** From the clocks of pictures and of sound to that of the day: they need not be the same. */
+  /** Offsets from the tracks' clocks to the time of day. Picture and sound may have different clocks. */
   readonly #offsets = new Map<number, number>();
   #lastKey = -Infinity;
   #closed = false;
@@ -81,12 +82,12 @@ export class Encoder {
     for (const picture of stream.getVideoTracks()) void this.#each(frames(picture), (frame) => this.#see(frame));
   }
 
-  /** The next picture is a key frame. */
+  /** Makes the next picture a key frame. */
   begin() {
     this.#lastKey = -Infinity;
   }
 
-  /** The picture has so many bits per second from now on, if it would have more. */
+  /** Limits the bit rate of the picture from now on. */
   aim(bitrate: number) {
     this.#aim = bitrate;
     const config = this.#config;
@@ -97,7 +98,7 @@ export class Encoder {
     this.#video.configure(this.#config);
   }
 
-  /** What is encoded, once it is known. */
+  /** The tracks, once they are known. */
   get tracks(): Track[] | undefined {
     const { video, sound } = this.#described ?? {};
     return video && (sound ? [video, sound] : [video]);
@@ -144,10 +145,11 @@ export class Encoder {
     encoder.encode(frame, { keyFrame });
   }
 
-  /** For pictures of that size: a window that is captured may change its size, a phone be turned. */
+  /** Configures the encoder for pictures of this size. A captured window may change its size, and a phone may be
+      turned. */
   async #configure({ displayWidth, displayHeight }: VideoFrame, from: string) {
     const scale = Math.min(1, this.lines / Math.min(displayWidth, displayHeight));
-    // Chroma has half the resolution.
+    // Both lengths must be even: chroma has half the resolution.
     const even = (length: number) => Math.max(2, 2 * Math.round((length * scale) / 2));
     const [width, height] = [even(displayWidth), even(displayHeight)];
     this.#size = { width, height, from };
@@ -163,7 +165,7 @@ export class Encoder {
     this.begin();
   }
 
-  /** Bits per second that pictures of this size look good with. */
+  /** Returns a bit rate at which pictures of this size look good. */
   #most(): number {
     const { width, height } = this.#size;
     return Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
@@ -176,7 +178,7 @@ export class Encoder {
       const bitrate = this.#most();
       const avcC = bytes(config.description);
       const video: Video = { id: VIDEO, kind: "video", codec: config.codec, width, height, bitrate, avcC };
-      // Decoders of Opus make two channels of one, where there is one.
+      // Opus decoders turn one channel into two.
       const sound: Sound = { id: SOUND, kind: "sound", codec: "opus", channels: MOST_CHANNELS, bitrate: SOUND_BITRATE };
       const isNew = String(this.#described?.video.avcC) !== String(avcC);
       this.#described = this.hasSound ? { video, sound } : { video };
@@ -198,7 +200,7 @@ export class Encoder {
     return encoder;
   }
 
-  /** What has that time stamp is captured now. */
+  /** Records that the sample with this time stamp is captured now. */
   #clock(id: number, timestamp: number) {
     if (!this.#offsets.has(id)) this.#offsets.set(id, Date.now() * 1000 - timestamp);
   }

@@ -3,7 +3,7 @@
 import { byId, count, h } from "../src/dom";
 import type { News } from "./channel";
 
-/** What is there already is kept, so that readers of the page are not thrown back. */
+/** Updates a list in place, so that screen readers keep their position. */
 export function list(id: string, entries: Record<string, string>) {
   const place = byId(id);
   const names = Object.keys(entries);
@@ -16,7 +16,7 @@ export function list(id: string, entries: Record<string, string>) {
   });
 }
 
-/** Of the relay, in short. */
+/** Summarises the relay's status. */
 export function inShort(news: News): Record<string, string> {
   if ("why" in news) return { Figures: news.why };
   const { engine, totals, session_count, track_count } = news.now;
@@ -29,7 +29,7 @@ export function inShort(news: News): Record<string, string> {
   };
 }
 
-/** Bits a second. */
+/** Formats bits per second. */
 export function rate(bits: number): string {
   if (bits >= 1e6) return `${(bits / 1e6).toFixed(1)} Mbit/s`;
   return `${(bits / 1e3).toFixed(0)} kbit/s`;

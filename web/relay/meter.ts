@@ -1,28 +1,28 @@
-// What the browser has sent of what it was given, as far as that can be seen: no browser of today says how many bytes it has sent, and all of
-// them take more than they can send at once. But a stream that was closed is done with once the other end has all of it.
+// Estimates how much of its data the browser has sent. No browser reports the bytes that it has sent, and all accept
+// more than they can send at once. But the end of a closed stream is reported once the peer has received all of it.
 
-/** Streams that were closed at a time. */
+/** A group of streams that were closed at about the same time. */
 export interface Mark {
-  /** Bytes that had been given by then. */
+  /** Bytes that had been written by then. */
   given: number;
-  /** Milliseconds of the page's clock. */
+  /** Time of closing, in milliseconds of the page's clock. */
   closed: number;
-  /** Likewise; `undefined`: not all of them have arrived. */
+  /** Time when the last of them had arrived; `undefined` while some have not. */
   arrived?: number;
 }
 
-/** Streams that are closed within so many milliseconds are one mark. */
+/** Streams that are closed within this time form one mark. */
 const TOGETHER_MS = 50;
 
-/** Of the unidirectional streams of all sessions of WebTransport that are begun while it is there. */
+/** Measures all unidirectional streams of WebTransport sessions that begin while it exists. */
 export class Meter {
-  /** Bytes. */
+  /** Bytes that were written. */
   given = 0;
-  /** From the first one on that may still be of use. */
+  /** Marks, from the first that may still be useful. */
   #marks: (Mark & { streams: number })[] = [];
   readonly #real = window.WebTransport;
 
-  /** The library makes its sessions itself, so they are measured where they come from. */
+  /** The library creates its sessions itself, so their class is replaced here. */
   constructor() {
     const opened = (stream: WritableStream) => this.#measure(stream);
     window.WebTransport = class extends this.#real {
@@ -38,13 +38,13 @@ export class Meter {
     return this.#marks;
   }
 
-  /** Nothing of what was given matters any more. */
+  /** Forgets everything that was written so far. */
   begin() {
     this.given = 0;
     this.#marks = [];
   }
 
-  /** Marks before this are of no use any more. */
+  /** Forgets the marks before this time. */
   forget(before: number) {
     this.#marks = this.#marks.filter(({ arrived }) => arrived === undefined || arrived >= before);
   }
@@ -83,7 +83,7 @@ export class Meter {
         }
       };
       writer.abort = (reason) => {
-        // What waits of it is thrown away.
+        // The bytes that were waiting are discarded.
         this.given -= own;
         own = 0;
         return abort(reason);

@@ -1,6 +1,7 @@
-// Fragmented MP4 (ISO/IEC 14496-12) of one video track and one of sound: what players, ffmpeg and this page read.
+// Writes fragmented MP4 (ISO/IEC 14496-12) with one video and one sound track, as players, ffmpeg and this page read
+// it.
 
-/** Of all tracks, per second. */
+/** Time units per second of all tracks. */
 export const TIMESCALE = 1_000_000;
 
 export type Track = Video | Sound;
@@ -12,7 +13,7 @@ export interface Video {
   width: number;
   height: number;
   bitrate: number;
-  /** AVCDecoderConfigurationRecord (ISO/IEC 14496-15). */
+  /** The AVCDecoderConfigurationRecord (ISO/IEC 14496-15). */
   avcC: Uint8Array;
 }
 
@@ -24,18 +25,18 @@ export interface Sound {
   bitrate: number;
 }
 
-/** Opus always counts time at that rate. */
+/** The rate at which Opus counts time. */
 export const OPUS_RATE = 48_000;
-/** Samples that an Opus decoder throws away first: what libopus says. */
+/** Number of samples that an Opus decoder discards first, as libopus sets it. */
 const OPUS_PRE_SKIP = 312;
 
 const MATRIX = u32(0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000);
 const NONE = u32(0);
-/** Flags of samples: depends on no other, and may be begun with; or not. */
+/** Sample flags: independent (a decoder can start with it), and dependent. */
 const KEY = 0x0200_0000;
 const DELTA = 0x0101_0000;
 
-/** What a player reads first. */
+/** Returns the init segment. */
 export function init(tracks: Track[]): Uint8Array {
   const next = Math.max(...tracks.map(({ id }) => id)) + 1;
   const mvhd = box("mvhd", u32(0, 0, 0, TIMESCALE, 0, 0x10000), u16(0x100, 0), zeros(8), MATRIX, zeros(24), u32(next));
@@ -43,7 +44,7 @@ export function init(tracks: Track[]): Uint8Array {
   return join(box("ftyp", ascii("iso6"), NONE, ascii("iso6cmfcmp41")), box("moov", mvhd, ...tracks.map(trak), mvex));
 }
 
-/** One sample; times in units of `TIMESCALE`. */
+/** Returns a fragment of one sample. Times are in units of `TIMESCALE`. */
 export function fragment(id: number, sequence: number, at: number, duration: number, isKey: boolean, data: Uint8Array): Uint8Array {
   const moof = (size: number) =>
     box(
@@ -51,10 +52,10 @@ export function fragment(id: number, sequence: number, at: number, duration: num
       box("mfhd", u32(0, sequence)),
       box(
         "traf",
-        // Offsets are from the moof on.
+        // Offsets count from the beginning of the moof.
         box("tfhd", u32(0x020000, id)),
         box("tfdt", u32(0x01000000, Math.floor(at / 2 ** 32), at % 2 ** 32)),
-        // There are: the data's offset, and the sample's duration, size and flags.
+        // The fields are the data's offset, and the sample's duration, size and flags.
         box("trun", u32(0x000701, 1, size + 8, duration, data.byteLength, isKey ? KEY : DELTA)),
       ),
     );

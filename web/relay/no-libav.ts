@@ -1,3 +1,3 @@
-// In the place of a decoder of Opus for browsers without one, which is under another licence than this.
+// Replaces an Opus decoder for browsers without one, which has another licence than this project.
 throw new Error("this browser cannot decode Opus");
 export {};

@@ -1,67 +1,70 @@
-// How fast media may be made for the way to the relay to carry it: less once it waits, more, with care, while it does not.
+// Adapts the media's bit rate to the capacity of the path to the relay: down when data waits, up carefully when it
+// does not.
 
 import type { Mark } from "./meter";
 
-/** What was seen of the way. */
+/** A measurement of the path. */
 export interface Look {
-  /** Milliseconds, as the marks' times. */
+  /** Time in milliseconds, on the marks' clock. */
   at: number;
-  /** Bytes that were to be sent, so far. */
+  /** Bytes that had been written by then. */
   given: number;
-  /** In the order in which they were made. */
+  /** Marks in the order in which they were made. */
   marks: readonly Mark[];
 }
 
-/** Bits per second of a picture at which it can still be recognised. */
+/** Smallest bit rate of a picture that can still be recognised. */
 const LEAST = 100_000;
-/** What throughput is measured over at least, milliseconds; and until when a mark may be of use for that. */
+/** Shortest time over which throughput is measured, in milliseconds, and the age up to which marks are used for
+    it. */
 const SPAN_MS = 1500;
 const WINDOW_MS = 10_000;
-/** Media that waits for longer is too much for the way; or that waits for so many times of what it takes when nothing waits. */
+/** Waiting time above which the path is overloaded, and the same as a multiple of the time without waiting. */
 const BUSY_MS = 250;
 const BUSY_TIMES = 3;
-/** For so long after something has arrived it says how much waits. */
+/** How long after an arrival the estimate of the waiting time is valid. */
 const FRESH_MS = 500;
-/** Ways are no longer than this; what takes longer waits. */
+/** Longest delay of a path; a longer time includes waiting. */
 const MOST_WAY_MS = 400;
-/** No more is made until it waits for less. */
+/** Waiting time at which no more pictures are made. */
 const FULL_MS = 500;
-/** It is of no use any more. */
+/** Waiting time at which pictures are useless. */
 const LATE_MS = 1500;
-/** Of what the way carries; the rest lets go what waits. */
+/** Fraction of the capacity that is used after an overload; the rest drains the queue. */
 const DOWN = 0.8;
-/** Of what it was thought to carry: streams share it, so that a few arrivals say little. */
+/** Factor for lowering the estimated capacity. Streams share the path, so few arrivals tell little. */
 const LESS = 0.7;
 const DOWN_EVERY_MS = 1500;
 const UP = 1.08;
 const UP_EVERY_MS = 1000;
-/** Without anything that waits. */
+/** Time without waiting data after which the bit rate is raised. */
 const UP_AFTER_MS = 3000;
-/** What comes near to what was too much is tried after so long, and not more before it is known what came of it. */
+/** Fraction of a rate that was too much, above which a raise is delayed, and that delay. No further raise is made
+    before its result is known. */
 const NEAR = 0.9;
 const NEAR_AFTER_MS = 15_000;
 const NEAR_EVERY_MS = 4000;
 
 export class Pace {
-  /** Bits per second. */
+  /** The present bit rate in bits per second. */
   bitrate: number;
-  /** How long what is given now waits until it is sent, milliseconds. */
+  /** Estimated waiting time of data that is written now, in milliseconds. */
   waitingMs = 0;
-  /** How long it takes until something has arrived for which nothing waits, milliseconds. */
+  /** Time until data arrives that does not wait, in milliseconds. */
   #wayMs = MOST_WAY_MS;
-  /** Bits per second that the way carries, as far as it was ever filled. */
+  /** Estimated capacity in bits per second, as far as the path was ever filled. */
   #room = Infinity;
-  /** What was tried then, and whether it is tried now. */
+  /** The rate that was too much, its time, and whether it is being tried now. */
   #tooMuch = Infinity;
   #isTried = true;
   #busyAt = -Infinity;
   #slowAt = -Infinity;
   #widenedAt = -Infinity;
   #changedAt = -Infinity;
-  /** When the last mark arrived that was looked at. */
+  /** Arrival time of the last mark that was used. */
   #measured = -Infinity;
 
-  /** `most`: what the picture is to have; `reserved`: what else is sent, which is never made less. */
+  /** `most` is the wanted bit rate of the picture. `reserved` is that of other data, which is never reduced. */
   constructor(
     readonly most: number,
     readonly reserved: number,
@@ -69,17 +72,17 @@ export class Pace {
     this.bitrate = most;
   }
 
-  /** One more picture may be made. */
+  /** Whether one more picture may be made. */
   get hasRoom(): boolean {
     return this.waitingMs <= FULL_MS;
   }
 
-  /** What waits is better given up. */
+  /** Whether waiting pictures should be dropped. */
   get isLate(): boolean {
     return this.waitingMs > LATE_MS;
   }
 
-  /** Marks that arrived before this are not looked at any more. */
+  /** Returns the time before which marks are no longer used. */
   static since(at: number): number {
     return at - WINDOW_MS;
   }
@@ -99,27 +102,27 @@ export class Pace {
     } else if (at - this.#busyAt >= UP_AFTER_MS) this.#up(at);
   }
 
-  /** What arrives in time may be more than is known to go through. */
+  /** Raises the estimate: data that arrives in time shows more capacity than was known. */
   #widen(at: number) {
     if (at - Math.max(this.#slowAt + UP_AFTER_MS, this.#widenedAt + UP_EVERY_MS) < 0) return;
     this.#room *= UP;
     this.#widenedAt = at;
   }
 
-  /** What has arrived last, by how long that took from when it was closed. */
+  /** Returns how long the latest arrival took from when it was closed. */
   #waited(at: number, arrived: Required<Mark>[]): number {
     for (const mark of arrived) this.#wayMs = Math.min(this.#wayMs, mark.arrived - mark.closed);
     const last = arrived.at(-1);
     return last && at - last.arrived <= FRESH_MS ? last.arrived - last.closed - this.#wayMs : 0;
   }
 
-  /** What was closed longest ago and has not arrived. */
+  /** Returns the age of the oldest mark that has not arrived. */
   #unheard(at: number, marks: readonly Mark[]): number {
     const oldest = marks.find(({ arrived }) => arrived === undefined);
     return oldest ? at - oldest.closed - this.#wayMs : 0;
   }
 
-  /** What arrived in a time is what the way carried: all that it can, if something waited. */
+  /** Measures throughput. It is the path's capacity if data was waiting. */
   #measure(arrived: Required<Mark>[], isSlow: boolean) {
     const last = arrived.at(-1);
     const first = arrived.findLast((mark) => last && last.arrived - mark.arrived >= SPAN_MS);
@@ -131,7 +134,7 @@ export class Pace {
     else this.#room = Math.min(Math.max(carried, LESS * this.#room), this.#room / LESS);
   }
 
-  /** What was given since what has arrived, less what has been sent since. */
+  /** Returns the bytes that were written since the last arrival, less those sent since. */
   #queued(at: number, given: number, arrived: Required<Mark>[]): number {
     const last = arrived.at(-1);
     if (!last) return 0;
@@ -141,7 +144,7 @@ export class Pace {
   #down(at: number) {
     if (at - this.#changedAt < DOWN_EVERY_MS) return;
     const room = this.#room - this.reserved;
-    // Once it fits, what waits goes by itself.
+    // The queue drains by itself once the rate fits.
     if (!this.#isTried && this.bitrate <= room && room !== Infinity) return;
     if (this.#isTried) this.#tooMuch = this.bitrate;
     this.#isTried = false;
@@ -150,14 +153,14 @@ export class Pace {
 
   #up(at: number) {
     const wanted = this.bitrate * UP;
-    // What was too much is none any more.
+    // The rate that was too much fits now.
     if (this.bitrate > this.#tooMuch) [this.#room, this.#tooMuch] = [Infinity, Infinity];
     const isNear = wanted > NEAR * this.#tooMuch;
     if (at - this.#changedAt < (isNear ? NEAR_EVERY_MS : UP_EVERY_MS)) return;
     if (isNear && at - this.#busyAt < NEAR_AFTER_MS) return;
     this.#isTried = true;
     this.#change(at, wanted);
-    // Nothing waited, so there is more than that.
+    // No data waited, so the capacity is larger.
     this.#room = Math.max(this.#room, (this.bitrate + this.reserved) / DOWN);
   }
 

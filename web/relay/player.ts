@@ -1,4 +1,4 @@
-// The element that plays, and what it says of itself.
+// The player's element, and its figures.
 
 import "@moq/watch/element";
 import "@moq/watch/ui";
@@ -10,12 +10,11 @@ import { bytes, list } from "./figures";
 import { hinders } from "./playable";
 
 const FIGURES_MS = 250;
-/** Time stamps that are not from a publisher's clock begin anywhere, mostly at 0. */
+/** Time stamps below this are not from a publisher's clock: they begin anywhere, mostly at 0. */
 const DAY_MS = 86_400_000;
 
-/**
- * Formats of catalogs, in the order in which they are tried. By MSF the player reads neither LOC, nor what a decoder of FLAC begins with,
- * nor moq-cli's numbers, and it takes encrypted pictures for others.
+/** Formats of catalogs, in the order in which they are tried. With MSF the player supports neither LOC, nor the
+ * configuration of a FLAC decoder, nor moq-cli's numbers, and it mistakes encrypted pictures for others.
  */
 const FORMATS = ["hang", "msf"] as const;
 const AGAIN_MS = 500;
@@ -25,20 +24,20 @@ const STATES = { offline: "waits for the broadcast", loading: "waits for media",
 export class Player {
   readonly #watch: MoqWatch;
   readonly #place: HTMLElement;
-  /** What cannot be played of the broadcast, and why. */
+  /** Names the parts of the broadcast that cannot be played, and why. */
   readonly #note = h("p", { class: "note", role: "status", id: "unplayable", hidden: true });
   #shown = 0;
   #stalls = 0;
   #hasPicture = false;
-  /** Of the last picture, and when it was shown; milliseconds. */
+  /** Time stamp of the last picture, and the time when it was shown, in milliseconds. */
   #stamp?: number;
   #shownAt = 0;
-  /** Whether there was a catalog in the format that is asked for. */
+  /** Whether a catalog in the requested format has arrived. */
   #hasCatalog = false;
 
   constructor(place: HTMLElement) {
     const canvas = h("canvas", { width: 640, height: 360, role: "img", "aria-label": "The video" });
-    // Sound has to be asked for; until then browsers play nothing that has any.
+    // Sound needs a user's action: until then browsers play nothing with sound.
     this.#watch = h("moq-watch", { muted: true, visible: "always", "catalog-format": FORMATS[0] }, canvas);
     this.#place = place;
     place.append(this.#note);
@@ -51,15 +50,15 @@ export class Player {
     });
     const { active, catalog, status } = this.#watch.broadcast.out;
     catalog.subscribe((catalog) => void this.#judge(catalog));
-    // The next one may have others.
+    // The next broadcast may have others.
     active.subscribe((broadcast) => (this.#hasCatalog &&= broadcast !== undefined));
     status.subscribe((status) => {
       if (status === "live") this.#hasCatalog = true;
-      // It is there, and its catalog is not, or cannot be read.
+      // The broadcast exists, but its catalog does not or cannot be read.
       if (status === "offline" && active.peek() && !this.#hasCatalog) setTimeout(() => this.#tryOther(), AGAIN_MS);
     });
     this.#watch.video.out.stalled.subscribe((stalled) => {
-      // Nothing stalls that has not begun.
+      // A player that has not shown a picture cannot stall.
       if (stalled && this.#hasPicture) this.#stalls += 1;
     });
   }
@@ -75,7 +74,7 @@ export class Player {
     this.#stamp = undefined;
     this.#ask(FORMATS[0]);
     this.#watch.name = Path.from(name);
-    // In the page it begins to connect, and to ask for what is called as it is.
+    // The element connects when it is added to the page, and asks for the broadcast that is set then.
     if (!this.#watch.isConnected) this.#place.prepend(h("moq-watch-ui", {}, this.#watch));
   }
 
@@ -86,7 +85,7 @@ export class Player {
 
   async #judge(catalog: MoqWatch["catalog"]) {
     const why = catalog && (await hinders(this.#watch, catalog));
-    // There may be another one by now.
+    // Another catalog may have replaced this one.
     if (this.#watch.catalog !== catalog) return;
     this.#note.hidden = !why;
     this.#note.textContent = why ?? "";
@@ -97,12 +96,12 @@ export class Player {
     this.#ask(this.#watch.catalogFormat === FORMATS[0] ? FORMATS[1] : FORMATS[0]);
   }
 
-  /** Shows figures in the list of this ID, from now on. */
+  /** Shows figures in the list with this ID from now on. */
   report(id: string) {
     setInterval(() => list(id, this.#figures()), FIGURES_MS);
   }
 
-  /** Of the picture that is shown, by its publisher's clock and this one, where its time stamp is the time of day. */
+  /** Returns the latency of the picture by the publisher's clock and this one, if its time stamp is a time of day. */
   #latency(): string {
     const late = this.#stamp === undefined ? undefined : this.#shownAt - this.#stamp;
     if (late === undefined) return "none yet";

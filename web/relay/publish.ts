@@ -1,4 +1,4 @@
-// Camera or screen to the relay, in three steps: what the browser captures, encodes, and sends.
+// Publishes camera or screen to the relay in three steps: the browser captures, encodes, and sends.
 
 import { byId, h } from "../src/dom";
 import { type Captured, type Kind, capture } from "./capture";
@@ -11,7 +11,7 @@ import type { Shell, Tab } from "./tab";
 
 const FIGURES_MS = 500;
 
-const STATES = { connecting: "connects to the relay", refused: "not taken by the relay", idle: "published; nobody watches yet", sent: "sent to the relay" };
+const STATES = { connecting: "connects to the relay", refused: "refused by the relay", idle: "published; no viewers yet", sent: "sent to the relay" };
 
 export function open(shell: Shell): Tab {
   const tell = say("publish-message");
@@ -34,7 +34,7 @@ function without(): string | undefined {
   return navigator.mediaDevices ? undefined : "This browser gives pages neither camera nor screen.";
 }
 
-/** One that is under way. */
+/** A broadcast in progress. */
 interface Show {
   name: string;
   captured: Captured;
@@ -52,7 +52,7 @@ class Publisher {
   readonly #note = say("publish-note");
   #show?: Show;
   #viewers = "";
-  /** When figures were drawn last, and what had been sent until then. */
+  /** Time of the last figures, and the bytes sent until then. */
   #before = { at: 0, bytes: 0 };
 
   constructor(
@@ -115,7 +115,7 @@ class Publisher {
     this.#preview.hidden = false;
     byId("publish-figures").hidden = false;
     for (const track of stream.getVideoTracks()) {
-      track.addEventListener("ended", () => this.#stop("The browser captures no more: it was told to stop, or the device is gone."), { signal: ends.signal });
+      track.addEventListener("ended", () => this.#stop("The browser stopped the capture: you ended it, or the device was removed."), { signal: ends.signal });
     }
     const noSound = stream.getAudioTracks().length > 0 && !encoder.hasSound ? "This browser gives pages no sound to encode: the picture goes without." : undefined;
     this.#note(captured.missing ?? noSound);
@@ -130,7 +130,7 @@ class Publisher {
     this.#figures();
   }
 
-  /** Ends it; `why`: if nobody asked for that. */
+  /** Ends the broadcast. `why` is the reason if the user did not ask for it. */
   #stop(why?: string) {
     const { captured, encoder, sender, ends } = this.#show ?? {};
     this.#show = undefined;
@@ -173,7 +173,7 @@ class Publisher {
   }
 }
 
-/** Sessions that have its picture, if the relay tells this page. */
+/** Returns the number of sessions that receive the picture, if the relay reports it to this page. */
 function viewers(news: News, name: string): string {
   if ("why" in news) return "";
   const of = news.now.tracks.filter((track) => track.name.startsWith(`${name}/`));
@@ -183,7 +183,7 @@ function viewers(news: News, name: string): string {
 function refusal(name: string, reason: string): string {
   const said = reason ? `: “${reason}”.` : ".";
   const token = new URLSearchParams(location.search).has("jwt")
-    ? "The token in this page's address (?jwt=) does not allow it, or not any more."
-    : "Where that needs a token, open this page with it: ?jwt=TOKEN behind the address, before the #.";
-  return `The relay does not take a broadcast “${name}” from this page${said} ${token}`;
+    ? "The token in this page's address (?jwt=) does not allow it, or no longer does."
+    : "If publishing needs a token, open this page with it: add ?jwt=TOKEN to the address, before the #.";
+  return `The relay refuses a broadcast “${name}” from this page${said} ${token}`;
 }

@@ -1,27 +1,28 @@
-// How the page comes to the relay, and in plain words why it does not.
+// Connects the page to the relay, and describes for users why that fails.
 
 import type { Connection } from "@moq/net";
 
 import { byId } from "../src/dom";
 
-/** Where this relay serves WebTransport: `/web.json`. */
+/** The address of this relay's WebTransport server: `/web.json`. */
 interface Web {
   port: number | null;
-  /** Its address for who is on the same machine. */
+  /** The address for clients on the same machine. */
   local: string | null;
-  /** SHA-256 of a certificate that no authority has signed. */
+  /** SHA-256 of a certificate that is not signed by an authority. */
   sha256: string | null;
 }
 
-/** What @moq/net 0.3.4 speaks as the drafts do. In draft-20 it writes LARGEST_OBJECT with a length in front: what it publishes there is refused. */
+/** Protocols that @moq/net 0.3.4 implements correctly. In draft-20 it writes LARGEST_OBJECT with a length in
+    front, so the relay refuses its PUBLISH. */
 const PROTOCOLS = ["moqt-19", "moqt-18"];
 
-/** How soon the relay is asked again whether it is there, and with which certificate. */
+/** Interval at which an unreachable relay is asked for its address and certificate again. */
 const AGAIN_MS = 1000;
 
 const ENDED = "The connection to the relay has ended. The page connects again as soon as it can.";
 
-/** Why a page can do nothing here, if it cannot; `needs`: of WebCodecs, and what for. */
+/** Returns why a page cannot work here, if so. `needs` maps needed classes of WebCodecs to their use. */
 export function hindrance(needs: Record<string, string>): string | undefined {
   if (!window.isSecureContext) {
     return (
@@ -38,7 +39,7 @@ export function hindrance(needs: Record<string, string>): string | undefined {
 
 export type Tell = (message: string | undefined) => void;
 
-/** Messages in the place of this ID. */
+/** Shows messages in the element with this ID. */
 export function say(id: string): Tell {
   const place = byId(id);
   return (message) => {
@@ -47,21 +48,22 @@ export function say(id: string): Tell {
   };
 }
 
-/** Keeps connections pointed at the relay, whose certificate may change. The first says whether it can be reached. */
+/** Keeps connections pointed at the relay, whose certificate may change. The first one shows whether the relay can
+    be reached. */
 export class Reach {
   #web: Web | undefined;
-  /** With what `#web` says. */
+  /** Whether a connection with the present `#web` has succeeded. */
   #hasConnected = false;
   #ends?: AbortSignal;
 
-  /** `state`: the place where the connection's state is shown. */
+  /** `state` is the element that shows the connection's state. */
   constructor(
     readonly connections: [Connection.Reload, ...Connection.Reload[]],
     readonly tell: Tell,
     readonly state: string,
   ) {
     for (const connection of connections) {
-      // For ever: a relay may be away for longer than a moment.
+      // Attempts continue for ever: a relay may be down for longer than a moment.
       connection.delay = { initial: 500, multiplier: 2, max: 4000, timeout: 0 };
       connection.websocket = { enabled: false };
     }
@@ -73,7 +75,7 @@ export class Reach {
     return this.connections[0].status.peek() === status;
   }
 
-  /** Until `ends`; then nothing is said any more. */
+  /** Runs until `ends`; after that it shows nothing more. */
   async keep(ends: AbortSignal) {
     this.#ends = ends;
     while (!ends.aborted) {
@@ -88,7 +90,7 @@ export class Reach {
       .catch(() => undefined);
     if (this.#is("connected") || ends.aborted) return;
     if (!web) {
-      this.tell("The relay does not answer any more: it was stopped, or the network is gone. It is tried again and again.");
+      this.tell("The relay no longer answers: it was stopped, or the network is down. This page keeps trying.");
       return;
     }
     if (web.port === null) {
@@ -103,21 +105,21 @@ export class Reach {
       this.#hasConnected = false;
       this.#point(web, web.port);
     } else if (isDraining) {
-      this.tell("The relay is being stopped, perhaps to be started anew. The page connects again as soon as it can.");
+      this.tell("The relay is shutting down, perhaps for a restart. This page connects again as soon as it can.");
     } else if (this.#hasConnected) {
       this.tell(ENDED);
     } else if (this.#is("disconnected")) {
       this.tell(
-        `The relay answers, but no connection to its UDP port ${web.port} comes about: a firewall keeps UDP out, the relay lets ` +
-          "this page or this address not in (without a token, ?jwt=, perhaps), or the browser does not take its certificate" +
+        `The relay answers, but no connection to its UDP port ${web.port} can be established: a firewall blocks UDP, the relay refuses ` +
+          "this page or this address (a token, ?jwt=, may be missing), or the browser refuses its certificate" +
           (web.sha256 ? " (which no authority has signed; is this computer's clock right?)." : "."),
       );
     }
   }
 
-  /** Connections go there, from their next attempt on. */
+  /** Points connections there, from their next attempt on. */
   #point({ sha256, local }: Web, port: number) {
-    // Browsers may take localhost for the other of 127.0.0.1 and ::1.
+    // Browsers may resolve localhost to the other one of 127.0.0.1 and ::1.
     const host = location.hostname === "localhost" && local ? local : location.hostname;
     const url = new URL(`https://${host.includes(":") && !host.startsWith("[") ? `[${host}]` : host}:${port}/`);
     const jwt = new URLSearchParams(location.search).get("jwt");
@@ -127,8 +129,8 @@ export class Reach {
       connection.webtransport = { protocols: PROTOCOLS, ...(sha256 && { serverCertificateHashes: [{ value: sha256 }] }) };
       connection.url.set(url);
     }
-    // The player's is as soon as there is something to play: before, it would ask for all that there is, and then for a part of that,
-    // which on one session may be refused.
+    // The player's connection is enabled when there is something to play. Before, it would ask for all namespaces,
+    // and then for a part of them, which may be refused on one session.
     this.connections[0].enabled.set(true);
   }
 

@@ -1,21 +1,21 @@
-// The relay's figures, sessions and tracks, as they are at the moment.
+// The relay's present figures, sessions and tracks.
 
 import { byId, count } from "../src/dom";
 import { type Column, Table } from "../src/table";
-import { type News, type Session, type Status, type Track, media } from "./channel";
+import { type News, type Session, type Share, type Status, type Track, media } from "./channel";
 import { bytes, list, rate, span } from "./figures";
 import type { Shell, Tab } from "./tab";
 
-/** A session, and what it gets at the moment. */
+/** A session, and its present rate. */
 interface Row extends Session {
-  /** Bits a second; none in the first second. */
+  /** Bits per second; absent in the first second. */
   rate?: number;
 }
 
 const ms = (us: number) => `${(us / 1000).toFixed(us < 10_000 ? 1 : 0)} ms`;
 const none = "-";
 
-/** Some session has an identity of its own: a token's, or a certificate's. */
+/** Whether any session has an identity of its own, from a token or a certificate. */
 let hasIdentities = false;
 
 const SESSIONS: Column<Row>[] = [
@@ -95,6 +95,7 @@ function figures(news: News): Record<string, string> {
     "Media out": out === undefined ? none : rate(Math.max(0, out)),
     "Packets by the kernel": count(totals.kernel.packets),
     "Packets by userspace": count(totals.data_plane.packets),
+    ...Object.fromEntries(Object.entries(now.shares.interfaces).map(lately)),
     "Packets lost": count(totals.packets_lost),
     Cache: `${bytes(cache.bytes)} of ${bytes(cache.limit)}`,
     "Not forwarded": reasons(now.drops),
@@ -102,6 +103,13 @@ function figures(news: News): Record<string, string> {
     Gate: `${gate.on ? "on" : "off"}: ${gate.reason}${refused > 0 ? `; ${count(refused)} packets refused` : ""}`,
     ...(upstream && { Upstream: upstream.session === null ? `${upstream.host}, away: ${upstream.reason}` : `${upstream.host}, session ${upstream.session}` }),
   };
+}
+
+/** The kernel's part of the media that an interface has sent lately, and the reason for the rest. */
+function lately([name, share]: [string, Share]): [string, string] {
+  const part = `${Math.floor((share.by_kernel * 100) / share.bytes)} % of the last 10 s`;
+  const rest = share.reason && `; the rest mostly for ${share.reason.replaceAll("_", " ")}`;
+  return [`By the kernel on ${name}`, part + rest + (share.remedy && `: ${share.remedy}`)];
 }
 
 function rows(now: Status, before?: Status): Row[] {
@@ -118,7 +126,7 @@ function role({ upstream, publisher, subscriber }: Session): string {
   return roles.join(", ") || none;
 }
 
-/** Of its media packets, percent. */
+/** Returns the part of its media packets that the kernel sent, in percent. */
 function byKernel(session: Session): number {
   const { packets } = media(session);
   return packets ? (session.kernel.packets * 100) / packets : 0;

@@ -1,4 +1,4 @@
-// Sends what an encoder makes to the relay, on one session after another, and has it make what the way there carries.
+// Sends an encoder's output to the relay, on one session after another, and adapts its bit rate to the path.
 
 import { Connection, Path } from "@moq/net";
 
@@ -8,20 +8,20 @@ import { Meter } from "./meter";
 import type { Track } from "./mp4";
 import { Pace } from "./pace";
 
-/** Between two looks at what was sent. */
+/** Interval of measurements. */
 const LOOK_MS = 100;
-/** Around each frame: headers of MP4, of MoQ, and of packets. */
+/** Bytes around each frame: headers of MP4, of MoQ, and of packets. */
 const AROUND_BYTES = 150;
 const AROUND = 8 * AROUND_BYTES * FRAMES_A_SECOND;
 const AROUND_SOUND = 8 * AROUND_BYTES * SOUNDS_A_SECOND;
 
 export class Sender implements Sink {
-  /** Before the connection, which it is to see. */
+  /** Created before the connection, which it measures. */
   readonly #meter = new Meter();
   readonly connection = new Connection.Reload();
   #encoder?: Encoder;
   #broadcast?: Broadcast;
-  /** Of sessions before this one. */
+  /** Bytes of earlier sessions. */
   #bytes = 0;
   #isRefused = false;
   #pace?: Pace;
@@ -29,7 +29,7 @@ export class Sender implements Sink {
   readonly #path: Path.Valid;
   readonly #unhear: () => void;
 
-  /** `refused`: by the relay, with its reason. */
+  /** `refused` is called with the relay's reason. */
   constructor(
     name: string,
     readonly failed: (error: Error) => void,
@@ -43,7 +43,7 @@ export class Sender implements Sink {
     this.connection.established.watch(() => this.#begin());
   }
 
-  /** Media comes from there. */
+  /** Takes the media of this encoder. */
   from(encoder: Encoder) {
     this.#encoder = encoder;
   }
@@ -64,12 +64,12 @@ export class Sender implements Sink {
     return this.#pace?.hasRoom ?? true;
   }
 
-  /** Bits per second that the picture may have. */
+  /** Bit rate that the picture may have. */
   get aim(): number | undefined {
     return this.#pace?.bitrate;
   }
 
-  /** Of media that was ready to be sent. */
+  /** Bytes of media that were ready to be sent. */
   get bytes(): number {
     return this.#bytes + (this.#broadcast?.bytes ?? 0);
   }
@@ -100,7 +100,7 @@ export class Sender implements Sink {
     this.#encoder?.aim(pace.bitrate);
   }
 
-  /** A session has its own broadcast, which begins with a key frame. */
+  /** Begins a broadcast of its own for a session, with a key frame. */
   #begin() {
     this.#end();
     const session = this.connection.established.peek();
@@ -121,7 +121,8 @@ export class Sender implements Sink {
   }
 }
 
-/** Until the function that is returned is called. @moq/net tells the console alone why a relay does not take a broadcast. */
+/** Calls `refused` when the relay refuses a broadcast, until the returned function is called. @moq/net reports the
+    reason only to the console. */
 function refusals(path: string, refused: (reason: string) => void): () => void {
   const warn = console.warn;
   console.warn = (...all: unknown[]) => {

@@ -1,4 +1,5 @@
-// The relay's page: tabs, what is in the address, and the channel that all of them share. What a tab needs is loaded with it.
+// The relay's page: its tabs, the part after # in its address, and the status channel that all tabs share. The code
+// of a tab is loaded when it is shown.
 
 import "../src/style.css";
 import "./style.css";
@@ -34,7 +35,7 @@ function go(name: TabName, rest = "", replace = false) {
   void route();
 }
 
-/** `#TAB`, `#TAB/REST`; anything else is a broadcast to watch. */
+/** Parses `#TAB` and `#TAB/REST`; anything else names a broadcast to watch. */
 function parse(hash: string): [TabName, string] {
   const [first = "", ...rest] = hash.slice(1).split("/");
   if (Object.hasOwn(TITLES, first)) return [first as TabName, decoded(rest.join("/"))];

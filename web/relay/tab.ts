@@ -1,23 +1,23 @@
-// What the page's shell and its tabs know of each other.
+// The interfaces between the page's shell and its tabs.
 
 import type { Channel } from "./channel";
 
 /** Names of the tabs, as in the address. */
 export type TabName = "watch" | "publish" | "relay";
 
-/** What is in a panel. */
+/** The contents of a panel. */
 export interface Tab {
-  /** It is looked at. `rest` is what stands behind its name in the address. Says what the page is called. */
+  /** Called when the tab is shown. `rest` is the part of the address after its name. Returns the page's title. */
   show(rest: string): string;
-  /** It is not looked at any more. */
+  /** Called when the tab is hidden. */
   hide?(): void;
 }
 
-/** What a tab has of the page. */
+/** The shell's functions for tabs. */
 export interface Shell {
   channel: Channel;
-  /** Shows a tab; `rest` goes into the address, which `replace` leaves out of the history. */
+  /** Shows a tab with `rest` in the address; `replace` adds nothing to the history. */
   go(name: TabName, rest?: string, replace?: boolean): void;
-  /** What is shown. */
+  /** Returns the name of the visible tab. */
   current(): TabName;
 }

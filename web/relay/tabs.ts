@@ -1,12 +1,12 @@
-// Tabs as screen readers and keyboards know them (WAI-ARIA: tabs with automatic activation).
+// Tabs for screen readers and keyboards (WAI-ARIA: tabs with automatic activation).
 
 import { byId, h } from "../src/dom";
 
-/** By name; the panels are in the page, as `panel-NAME`. */
+/** Tabs by name. The page has their panels, as `panel-NAME`. */
 export class Tabs<Name extends string> {
   readonly #tabs: Map<Name, HTMLButtonElement>;
 
-  /** `chosen`: by mouse or keyboard. */
+  /** `chosen` is called after a mouse click or key press. */
   constructor(
     place: HTMLElement,
     titles: Record<Name, string>,
@@ -26,7 +26,7 @@ export class Tabs<Name extends string> {
     for (const [each, tab] of this.#tabs) {
       const isShown = each === name;
       tab.setAttribute("aria-selected", String(isShown));
-      // One stop for the tab key; arrows go on from there.
+      // The tab key stops once; the arrow keys move on from there.
       tab.tabIndex = isShown ? 0 : -1;
       byId(`panel-${each}`).hidden = !isShown;
     }

@@ -1,4 +1,4 @@
-// What is live at this relay, and a player for it: @moq/watch, over WebTransport.
+// The live broadcasts of this relay, and a player for them: @moq/watch over WebTransport.
 
 import { Connection } from "@moq/net";
 
@@ -19,7 +19,8 @@ export function open(shell: Shell): Tab {
     return { show: () => TITLE };
   }
   const player = new Player(byId("player"));
-  // Of its own: on one session no two may ask for namespaces whose prefixes overlap, and the player asks too.
+  // The list has a connection of its own: on one session no two requests for namespaces may have overlapping
+  // prefixes, and the player makes one too.
   const connection = new Connection.Reload();
   const reach = new Reach([connection, player.connection], tell, "connection");
   const broadcasts = new Broadcasts(connection, (name) => shell.go("watch", name));
@@ -39,7 +40,7 @@ export function open(shell: Shell): Tab {
   let ends: (() => void) | undefined;
   return {
     show(rest) {
-      // The address says what plays.
+      // The address names the broadcast that is playing.
       if (!rest && chosen) shell.go("watch", chosen, true);
       play(rest);
       ends ??= shell.channel.listen((news) => list("relay", inShort(news)));

@@ -13,14 +13,14 @@ const WINDOWS = [
   ["1 h", 3600],
 ] as const;
 const HEIGHT = 205;
-/** From one label of time to the next, seconds. */
+/** Possible intervals between labels of time, in seconds. */
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
-/** Room for half of a label beyond the plot, pixels. */
+/** Padding for half of a label beyond the plot, in pixels. */
 const PADDING: uPlot.Padding = [8, 34, 0, 0];
-/** Periods without a report that are a gap and not a hiccup. */
+/** Number of missing periods that are shown as a gap. */
 const GAP = 3;
 
-/** The history of all CPUs: events stacked; a range of it can be chosen. */
+/** The history of all CPUs with stacked events; a range of it can be chosen. */
 export class Chart {
   private plot?: uPlot;
   private points: Point[] = [];
@@ -29,11 +29,11 @@ export class Chart {
     class: "chart",
     tabindex: 0,
     role: "group",
-    "aria-label": "Networking's CPU time over time. Arrow keys move the range, with Shift they change its length, Escape shows what comes now.",
+    "aria-label": "Networking's CPU time over time. Arrow keys move the range, with Shift they change its length, Escape returns to the live view.",
     onkeydown: (event: KeyboardEvent) => this.key(event),
   });
   private readonly text = h("span", { class: "range", role: "status" });
-  /** Beside it, when its values were. */
+  /** The time of the values that are shown. */
   private readonly moment = h("span", { class: "moment" });
   private readonly legend = new Legend([...EVENTS, "networking"]);
   private readonly pause = h("button", { type: "button", id: "pause", onclick: () => this.store.pause(!this.store.paused) });
@@ -59,13 +59,13 @@ export class Chart {
     );
     store.addEventListener("change", () => this.draw(false));
     this.canvas.addEventListener("mousedown", () => (this.dragging = true));
-    // After uPlot's own listener, which looks at what was chosen.
+    // This runs after uPlot's own listener, which reads the selection.
     window.addEventListener("mouseup", () => setTimeout(() => this.released()));
     new ResizeObserver(() => this.plot?.setSize({ width: this.canvas.clientWidth, height: HEIGHT })).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
   }
 
-  /** Colours are read from the style sheet once. */
+  /** Reads the colours from the style sheet. */
   restyle(): void {
     this.plot?.destroy();
     this.plot = undefined;
@@ -84,7 +84,7 @@ export class Chart {
     if (store.paused && this.plot && !always) return this.mark();
     const last = store.points.at(-1)?.time_unix_ms ?? Date.now();
     const oldest = Math.min(store.points[0]?.time_unix_ms ?? last, last - 1000);
-    // As long as it says, however young the history is.
+    // The window has its full length, however short the history is.
     const from = store.live ? last - this.windowSeconds * 1000 : oldest;
     this.points = store.points.filter((point) => point.time_unix_ms >= from);
     const data = stacked(this.points);
@@ -98,7 +98,7 @@ export class Chart {
     this.showValues();
   }
 
-  /** Of the moment that is pointed at, else the latest. */
+  /** Shows the values of the moment under the pointer, or the latest. */
   private showValues(): void {
     const at = this.plot?.cursor.idx;
     const pointed = at == null ? undefined : this.points[at];
@@ -117,13 +117,15 @@ export class Chart {
     if (problem) return problem;
     if (!range) return this.store.paused ? "paused" : "";
     const seen = report && !this.store.loading ? `${duration(report.period_ns)} observed` : "…";
-    return `${clock(range.from)} to ${clock(range.to)} (${zone(range.to)}), ${seen}`;
+    const [point, whole] = this.store.steps;
+    const steps = point > 1 || whole > 1 ? `; a point is the mean of ${point} reports, ranges are in steps of ${whole}` : "";
+    return `${clock(range.from)} to ${clock(range.to)} (${zone(range.to)}), ${seen}${steps}`;
   }
 
   private options(): uPlot.Options {
     const [text, grid] = [cssVariable("--text-2"), cssVariable("--line")];
     const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
-    // What is on top is drawn first, and the others over it.
+    // The highest series is drawn first, and the others over it.
     const series: uPlot.Series[] = EVENTS.map((event) => ({
       label: event,
       stroke: cssVariable(`--${event}`),
@@ -165,7 +167,7 @@ export class Chart {
 
   private selected(plot: uPlot): void {
     const { left, width } = plot.select;
-    // Not by hand: that is `mark`.
+    // Selections by the program are made in `mark`.
     if (width < 3 || this.marking) return;
     const from = plot.posToVal(left, "x") * 1000;
     const to = plot.posToVal(left + width, "x") * 1000;
@@ -173,7 +175,7 @@ export class Chart {
   }
 
   private marking = false;
-  /** What a mouse is choosing must not move under it. */
+  /** True while a mouse selects a range, which must not move under it. */
   private dragging = false;
 
   /** Shows the range, wherever it has moved to. */
@@ -183,7 +185,7 @@ export class Chart {
     const { range } = this.store;
     this.marking = true;
     const clamp = (time: number) => Math.max(0, Math.min(plot.over.clientWidth, plot.valToPos(time / 1000, "x")));
-    // All of a log needs no mark, which would change its colours.
+    // A range of the whole log is not marked, since that would change its colours.
     const whole = !this.store.live && range && range.from <= (this.points[0]?.time_unix_ms ?? 0) && range.to >= (this.points.at(-1)?.time_unix_ms ?? 0);
     const marked = whole ? null : range;
     const [left, right] = marked ? [clamp(marked.from), clamp(marked.to)] : [0, 0];
@@ -205,7 +207,7 @@ export class Chart {
     return this.store.range ?? { from: to - 10_000, to };
   }
 
-  /** By its own length. */
+  /** Moves the range by a multiple of its length. */
   private move(by: number): void {
     const { from, to } = this.current();
     const shift = this.store.range ? by * Math.max(to - from, 1000) : 0;
@@ -222,7 +224,7 @@ function total(point: Point): number {
   return point.events.reduce<number>((sum, share) => sum + (share ?? 0), 0);
 }
 
-/** Times in seconds, then the sums up to each event, the highest first; nothing where reports are missing. */
+/** Returns times in seconds, then the sums up to each event, the highest first; empty where reports are missing. */
 function stacked(points: Point[]): uPlot.AlignedData {
   const columns: (number | null)[][] = EVENTS.map(() => []);
   const times: number[] = [];

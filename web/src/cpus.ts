@@ -1,12 +1,15 @@
 import { type Column, Table } from "./table";
-import { figure, h, percent } from "./dom";
+import { FEW, basis, estimate, figure, h, percent } from "./dom";
 import { Legend } from "./legend";
-import { type Cpu, EVENTS, type EventCost, type Report, busy, measures, networking } from "./model";
+import { type Cpu, EVENTS, Estimate, type EventCost, type EventName, OTHERS, type Report, busy, measures, networking } from "./model";
 
-/** More CPUs than this are shown side by side. */
+/** Events that have a column though they did not occur. */
+const ALWAYS: readonly EventName[] = EVENTS.slice(0, 5);
+
+/** Number of CPUs above which they are shown side by side. */
 const ROWS = 16;
 
-/** Each CPU: a bar of its events, then what else it was busy with. */
+/** Shows for each CPU a bar of its events, and the other work that it did. */
 export class Cpus {
   readonly element: HTMLElement;
   private readonly grid = h("div", { class: "cpus" });
@@ -22,14 +25,20 @@ export class Cpus {
   private report?: Report;
 
   constructor() {
-    const event = (at: number): Column<Cpu> => ({
-      title: EVENTS[at] ?? "",
-      value: (cpu) => cost(cpu, at)?.share ?? -1,
+    const event = (name: EventName): Column<Cpu> => ({
+      title: name,
+      value: (cpu) => cost(cpu, name)?.share ?? -1,
       text: (cpu) => {
-        const share = cost(cpu, at)?.share;
-        return share === undefined ? "?" : figure(share);
+        const of = cost(cpu, name);
+        return of === undefined ? "?" : estimate(ofEvent(of), false);
+      },
+      basis: (cpu) => {
+        const of = cost(cpu, name);
+        return of === undefined ? "" : basis(ofEvent(of));
       },
       share: true,
+      // As the terminal has it: those that are timed, and of the others those that occurred.
+      when: () => ALWAYS.includes(name) || (this.report?.cpus ?? []).some((cpu) => (cost(cpu, name)?.share ?? 0) > 0),
     });
     const other = (title: string, of: keyof Cpu["procstat"]): Column<Cpu> => ({
       title,
@@ -40,12 +49,14 @@ export class Cpus {
       "Figures of each CPU",
       [
         { title: "CPU", value: (cpu) => cpu.cpu },
-        { title: "networking", value: (cpu) => cpu.networking_share, text: (cpu) => figure(cpu.networking_share), share: true },
-        ...EVENTS.map((_, at) => event(at)),
+        { title: "networking", value: (cpu) => cpu.networking_share, text: (cpu) => estimate(ofCpu(cpu)), basis: (cpu) => basis(ofCpu(cpu)), share: true },
+        ...[...EVENTS, ...OTHERS].map(event),
         { title: "observer", value: (cpu) => cpu.observer_share, text: (cpu) => figure(cpu.observer_share) },
         other("user", "user_ns"),
         other("system", "system_ns"),
         other("softirq", "softirq_ns"),
+        other("irq", "irq_ns"),
+        other("steal", "steal_ns"),
         other("idle", "idle_ns"),
       ],
       "no CPU",
@@ -76,14 +87,23 @@ export class Cpus {
   }
 }
 
-function cost(cpu: Cpu, at: number): EventCost | undefined {
-  return cpu.events.find((of) => of.event === EVENTS[at]);
+function ofEvent(of: EventCost): Estimate {
+  return new Estimate().add(of.share, of.samples, of.interval);
+}
+
+function ofCpu(cpu: Cpu): Estimate {
+  const samples = EVENTS.reduce((sum, event) => sum + (cost(cpu, event)?.samples ?? 0), 0);
+  return new Estimate().add(cpu.networking_share, samples, cpu.networking_interval);
+}
+
+function cost(cpu: Cpu, event: EventName): EventCost | undefined {
+  return cpu.events.find((of) => of.event === event);
 }
 
 function row(cpu: Cpu, report: Report): HTMLElement {
-  const segments = EVENTS.map((event, at) => segment(event, cost(cpu, at)?.share ?? 0));
+  const segments = EVENTS.map((event) => segment(event, cost(cpu, event)?.share ?? 0));
   const rest = Math.max(0, busy(cpu, report) - cpu.networking_share - cpu.observer_share);
-  const text = EVENTS.map((event, at) => [event, cost(cpu, at)] as const)
+  const text = EVENTS.map((event) => [event, cost(cpu, event)] as const)
     .map(([event, of]) => `${event} ${of ? percent(of.share) : "not measured"}`)
     .join(", ");
   return h(
@@ -103,11 +123,11 @@ function segment(kind: string, share: number): HTMLElement {
 
 interface PartRow {
   name: string;
-  all: number;
-  events: number[];
+  all: Estimate;
+  events: Estimate[];
 }
 
-/** Parts of the stack, over all CPUs. */
+/** Shows the parts of the stack over all CPUs. */
 export class Parts {
   readonly element: HTMLElement;
   private report?: Report;
@@ -115,53 +135,57 @@ export class Parts {
     "Parts of the stack, all CPUs",
     [
       { title: "part", value: (part) => part.name },
-      { title: "share", value: (part) => part.all, text: (part) => figure(part.all), share: true },
+      { title: "share", value: (part) => part.all.share, text: (part) => estimate(part.all), basis: (part) => basis(part.all), share: true },
       ...EVENTS.map(
         (event, at): Column<PartRow> => ({
           title: event,
-          value: (part) => part.events[at] ?? 0,
-          text: (part) => (this.report && measures(this.report, event) ? figure(part.events[at] ?? 0) : "?"),
+          value: (part) => part.events[at]?.share ?? 0,
+          text: (part) => (this.report && measures(this.report, event) ? estimate(part.events[at] ?? new Estimate(), false) : "?"),
+          basis: (part) => basis(part.events[at] ?? new Estimate()),
         }),
       ),
+      { title: "samples", value: (part) => part.all.samples },
     ],
     "No part was sampled in this time.",
     true,
   );
-  private readonly others = new Table<{ name: string; event: string; share: number }>(
+  private readonly others = new Table<{ name: string; event: string; of: Estimate }>(
     "Functions of the part “other”",
     [
       { title: "function", value: (row) => row.name },
       { title: "event", value: (row) => row.event },
-      { title: "share", value: (row) => row.share, text: (row) => figure(row.share), share: true },
+      { title: "share", value: (row) => row.of.share, text: (row) => estimate(row.of), basis: (row) => basis(row.of), share: true },
+      { title: "samples", value: (row) => row.of.samples },
     ],
     "Every sample had a part.",
   );
 
   constructor() {
-    this.element = h("div", {}, this.table.element, this.others.element);
+    const few = `± and the range shown when a figure is pointed at: with 95 % confidence, by its samples; ~ rests on fewer than ${FEW}`;
+    this.element = h("div", {}, h("p", { class: "note" }, few), this.table.element, this.others.element);
   }
 
   show(report: Report): void {
     this.report = report;
     const parts = new Map<string, PartRow>();
     for (const of of report.cpus.flatMap((cpu) => cpu.events)) {
-      const at = EVENTS.indexOf(of.event);
+      const at = (EVENTS as readonly string[]).indexOf(of.event);
+      if (at < 0) continue;
       for (const part of of.parts) {
-        const row = parts.get(part.name) ?? { name: part.name, all: 0, events: EVENTS.map(() => 0) };
-        row.all += part.share;
-        row.events[at] = (row.events[at] ?? 0) + part.share;
+        const row = parts.get(part.name) ?? { name: part.name, all: new Estimate(), events: EVENTS.map(() => new Estimate()) };
+        for (const sum of [row.all, row.events[at]]) sum?.add(part.share, part.samples, part.interval);
         parts.set(part.name, row);
       }
     }
-    this.table.show([...parts.values()].sort((a, b) => b.all - a.all));
+    this.table.show([...parts.values()].sort((a, b) => b.all.share - a.all.share));
     const rows = report.other.flatMap(({ event, functions }) =>
-      functions.map(({ name, ns }) => ({ name, event, share: ns / report.period_ns })),
+      functions.map(({ name, ns, samples, interval }) => ({ name, event, of: new Estimate().add(ns / report.period_ns, samples, interval) })),
     );
-    this.others.show(rows.sort((a, b) => b.share - a.share));
+    this.others.show(rows.sort((a, b) => b.of.share - a.of.share));
   }
 }
 
-/** In one line, for the head of the page. */
+/** Returns one line for the head of the page. */
 export function summary(report: Report): string {
   const all = report.cpus.reduce((sum, cpu) => sum + busy(cpu, report), 0);
   const cpus = report.cpus.length === 1 ? "1 CPU" : `${report.cpus.length} CPUs`;

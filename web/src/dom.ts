@@ -1,7 +1,9 @@
+import type { Estimate } from "./model";
+
 type Child = Node | string | null | undefined;
 type Props = Record<string, string | number | boolean | ((event: never) => void)>;
 
-/** An element: `on...` properties are listeners, the others attributes. */
+/** Makes an element. `on...` properties become listeners, the others attributes. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   props: Props = {},
@@ -23,17 +25,40 @@ export function byId(id: string): HTMLElement {
   return element;
 }
 
-/** A share of one CPU, with the resolution of the terminal's tables. */
+/** Formats a share of one CPU with the resolution of the terminal's tables. */
 export function percent(share: number): string {
   return `${(share * 100).toFixed(2)} %`;
 }
 
-/** The same in a table, where nothing is a dash: figures stand out. */
+/** Formats a share for a table, where 0 is a dash: other figures stand out. */
 export function figure(share: number): string {
   return share === 0 ? "-" : percent(share);
 }
 
-/** A number in a table. */
+/** A figure of fewer samples shows hardly more than that there is something. */
+export const FEW = 4;
+
+/** Whether a figure rests on few samples, but for a small part of what was timed. */
+function isPoor(of: Estimate): boolean {
+  return of.samples < FEW && of.error * 3 >= of.share;
+}
+
+/** Formats a figure with its error, and with a sign if it rests on few samples. */
+export function estimate(of: Estimate, withError = true): string {
+  if (!of.sampled || of.share === 0) return figure(of.share);
+  const error = withError ? `±${(of.error * 100).toFixed(2)}` : "";
+  return `${isPoor(of) ? "~" : ""}${(of.share * 100).toFixed(2)}${error} %`;
+}
+
+/** Describes the samples that a figure rests on, and its interval. */
+export function basis(of: Estimate): string {
+  if (!of.sampled) return "";
+  const [low, high] = of.interval;
+  const few = isPoor(of) ? " only" : "";
+  return `${of.samples} sample${of.samples === 1 ? "" : "s"}${few}: ${(low * 100).toFixed(2)} to ${percent(high)} with 95 % confidence`;
+}
+
+/** Formats a number for a table. */
 export function whole(value: number): string {
   return value === 0 ? "-" : Math.trunc(value).toFixed(0);
 }
@@ -51,13 +76,13 @@ export function duration(ns: number): string {
   return `${(ns / 1e3).toFixed(1)} µs`;
 }
 
-/** Local time; `zone` says which that is. */
+/** Formats local time; `zone` returns its zone. */
 export function clock(ms: number): string {
   const time = new Date(ms);
   return [time.getHours(), time.getMinutes(), time.getSeconds()].map((part) => String(part).padStart(2, "0")).join(":");
 }
 
-/** How local time is to UTC at that moment. */
+/** Returns the offset of local time to UTC at that moment. */
 export function zone(ms: number): string {
   const minutes = -new Date(ms).getTimezoneOffset();
   if (minutes === 0) return "UTC";

@@ -1,33 +1,43 @@
 import { h } from "./dom";
 
-/** What figures are of, for those who meet them here first. */
+/** Explanations of the terms. */
 const TERMS: Record<string, string> = {
-  networking: "The sum of net_rx, net_tx, send, receive and io_uring.",
+  networking: "The sum of net_rx, net_tx, send, receive, io_uring, timers, sockets, poll, devices and workers.",
   net_rx: "Packets that arrive: the softirq NET_RX, wherever it runs, and kernel threads that poll a network card. It belongs to no process.",
   net_tx: "The softirq NET_TX: packets that had to wait in a queue, and memory of those that were sent. It belongs to no process.",
-  send: "Calls that send, of whatever socket, AF_UNIX too: write, send, sendfile, splice, aio, io_uring. Waiting costs nothing.",
-  receive: "Calls that receive, of whatever socket, AF_UNIX too: read, recv, splice, aio, io_uring. Waiting costs nothing.",
+  send: "Calls that send on sockets of a network: write, send, sendfile, splice, aio, io_uring. Waiting costs nothing.",
+  receive: "Calls that receive from sockets of a network: read, recv, splice, aio, io_uring. Waiting costs nothing.",
   io_uring: "io_uring's own threads outside of socket calls: also what they do on disk.",
-  observer: "What millrace cost itself took inside of these events. It is in none of the other figures.",
-  "other work": "What else the CPU did, by the kernel's own accounting (/proc/stat).",
+  timers: "Other softirqs while they run networking: pacing, retransmission, what is freed later. By samples.",
+  sockets: "connect, accept, close, setsockopt and all other calls while they run networking. By samples.",
+  poll: "poll, select and epoll_wait while they ask sockets or poll a network card. By samples.",
+  devices: "Reads and writes of TUN and TAP devices, and vhost's threads. By samples.",
+  workers: "Other kernel threads while they run networking: WireGuard, MPTCP, XDP's cpumap. By samples.",
+  local: "Calls on AF_UNIX and netlink sockets. They reach no network, and are no networking.",
+  other: "Work on sockets that neither sends nor receives, polling, TUN devices and kernel threads. By samples.",
+  observer: "Time that millrace cost itself used inside of these events. The other figures do not include it.",
+  "other work": "Other work of the CPU, by the kernel's own accounting (/proc/stat).",
   user: "Programs, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
   system: "System calls and kernel threads of all kinds, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
   softirq: "Softirqs of all kinds, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
-  idle: "Nothing to do, by the kernel's own accounting (/proc/stat), in clock ticks.",
-  share: "Of one CPU: 100 % is one CPU all of the time, and several CPUs can take more.",
+  irq: "Hardware interrupts, by the kernel's own accounting (/proc/stat), in clock ticks. They are in none of the events.",
+  steal: "Time that the hypervisor gave to other machines, by the kernel's own accounting (/proc/stat), in clock ticks.",
+  idle: "Time without work, by the kernel's own accounting (/proc/stat), in clock ticks.",
+  share: "Share of one CPU: 100 % is one CPU all of the time. Several CPUs can use more.",
   self: "Time in the function itself, without what it calls.",
   "with callees": "Time in the function and in all that it calls.",
-  "sends/s": "Calls that send, a second.",
-  "receives/s": "Calls that receive, a second.",
-  part: "Parts of the kernel's network stack, by the functions in sampled stacks; “other” is what no rule knows.",
+  "sends/s": "Number of calls that send, per second.",
+  "receives/s": "Number of calls that receive, per second.",
+  part: "Parts of the kernel's network stack, by the functions in sampled stacks; “other” are functions that no rule names.",
   cgroup: "A group of processes (cgroup v2): a service, a container.",
-  each: "The mean of a run.",
-  "command line": "What the process was started with. It may hold secrets: that is why it is shown only where millrace cost --arguments asks for it.",
+  each: "Mean time of a run.",
+  "command line": "The command line of the process. It may contain secrets, so it is shown only with millrace cost --arguments.",
 };
 
 const id = (term: string) => `term-${term.replace(/\W/g, "-")}`;
 
-/** Has the explanation of `term`, if there is one, where it is pointed at or has the focus; screen readers read it. */
+/** Attaches the explanation of `term`, if there is one, to an element. It is shown when the element is pointed at
+    or has the focus; screen readers read it. */
 export function explained<E extends HTMLElement>(element: E, term: string): E {
   if (term in TERMS) {
     element.dataset["term"] = term;
@@ -36,7 +46,7 @@ export function explained<E extends HTMLElement>(element: E, term: string): E {
   return element;
 }
 
-/** Shows explanations, for the whole page: elements come and go. */
+/** Shows explanations for the whole page, whose elements change. */
 export class Explanations {
   private readonly tip = h("div", { id: "explanation", class: "tip", role: "tooltip" });
   private of: Element | null = null;
@@ -50,11 +60,11 @@ export class Explanations {
     });
     document.addEventListener("pointerout", (event) => {
       const to = event.relatedTarget;
-      // Way to the text itself included, which can be read at leisure.
+      // The pointer may move to the text itself, which then stays.
       const stays = to instanceof Node && (this.of?.contains(to) || this.tip.contains(to));
       if (!stays) this.show(termAt(document.activeElement));
     });
-    // A finger leaves what it has touched.
+    // A touch ends when the finger is lifted.
     for (const type of ["focusin", "click"]) document.addEventListener(type, (event) => this.show(termAt(event.target)));
     document.addEventListener("focusout", () => this.show(null));
     document.addEventListener("keydown", (event) => {
@@ -70,7 +80,7 @@ export class Explanations {
     this.place();
   }
 
-  /** Below its element, or above it at the end of the page. */
+  /** Places the text below its element, or above it at the end of the page. */
   private place(): void {
     if (!this.of) return;
     const { left, bottom, top } = this.of.getBoundingClientRect();

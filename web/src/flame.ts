@@ -5,16 +5,16 @@ import { Table } from "./table";
 import { Node, insert, leaves, path } from "./tree";
 
 const ROW = 19;
-/** Narrower frames, in pixels, are not drawn. */
+/** Smallest width of a frame that is drawn, in pixels. */
 const NARROWEST = 0.6;
 const REFRESH_MS = 5000;
-/** Letters of a name: fewer say nothing. */
+/** Smallest number of letters of a name that is drawn. */
 const FEWEST = 3;
-/** Listed below the graph. */
+/** Number of functions listed below the graph. */
 const FUNCTIONS = 50;
-/** The root of a graph in which nothing is. */
+/** The root of an empty graph. */
 const NOTHING = "nothing";
-/** More processes than this are not named by their numbers. */
+/** Largest number of processes that are named by their numbers. */
 const NAMED = 2;
 
 interface Box {
@@ -24,14 +24,14 @@ interface Box {
   width: number;
 }
 
-/** Where time went: events and chosen processes on top, innermost functions at the bottom. */
+/** A flame graph: events and chosen processes are on top, innermost functions at the bottom. */
 export class Flame {
   readonly element: HTMLElement;
   private tree = new Node(NOTHING);
   private zoomed: Node = this.tree;
   private focused: Node = this.tree;
   private boxes: Box[] = [];
-  /** All time that is in the graph: what a chosen process does inside of events is in it twice. */
+  /** Total time of the graph, without the part of chosen processes that events contain too. */
   private taken = 0;
   private stacks: Stacks | null = null;
   private pattern: RegExp | null = null;
@@ -85,7 +85,7 @@ export class Flame {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Only what can be seen is asked for. */
+  /** Sets whether the graph is visible. Data is requested only if it is. */
   show(visible: boolean): void {
     const appears = visible && !this.visible;
     this.visible = visible;
@@ -128,7 +128,7 @@ export class Flame {
     this.tree = new Node(stacks ? this.rootName(stacks) : NOTHING);
     for (const stack of stacks?.stacks ?? []) {
       const names = stack.frames.map((frame) => stacks?.functions[frame] ?? "?");
-      // What a chosen process does inside of events is among their stacks already.
+      // Work of a chosen process inside of events is already among their stacks.
       const outermost = stack.pid === undefined ? (stack.event ?? "none") : `process ${stack.pid}`;
       insert(this.tree, [outermost, ...names], stack.ns);
       if (stack.pid === undefined || stack.event === undefined) this.taken += stack.ns;
@@ -141,7 +141,7 @@ export class Flame {
     this.find();
   }
 
-  /** After what is in it. */
+  /** Returns a name for the root that describes its contents. */
   private rootName({ stacks }: Stacks): string {
     const pids = [...new Set(stacks.flatMap(({ pid }) => pid ?? []))].sort((a, b) => a - b);
     const what = stacks.some(({ pid }) => pid === undefined) ? ["networking"] : [];
@@ -152,7 +152,7 @@ export class Flame {
     return `${what.join(" and ")}, ${where}`;
   }
 
-  /** Nanoseconds of which shares are. */
+  /** Nanoseconds that correspond to 100 %. */
   private get period(): number {
     return Math.max(1, this.stacks?.period_ns ?? 1);
   }
@@ -199,7 +199,7 @@ export class Flame {
     for (const box of this.boxes) this.drawBox(context, box);
   }
 
-  /** Ancestors of what is zoomed into keep the whole width. */
+  /** Computes the places of frames. Ancestors of the zoomed frame keep the whole width. */
   private layout(width: number): void {
     this.boxes = [];
     const ancestors: Node[] = [];
@@ -293,7 +293,7 @@ function descend(tree: Node, names: string[]): Node {
   return node;
 }
 
-/** What there is room for, and a sign that it is not all. */
+/** Returns the part of a name that fits, with a sign if it is cut. */
 function fitting(context: CanvasRenderingContext2D, name: string, width: number): string {
   const all = context.measureText(name).width;
   if (all <= width) return name;
@@ -302,7 +302,7 @@ function fitting(context: CanvasRenderingContext2D, name: string, width: number)
   return letters >= FEWEST ? `${name.slice(0, letters)}…` : "";
 }
 
-/** Time under frames that match, each counted once. */
+/** Returns the time under frames that match, each counted once. */
 function matching(node: Node, pattern: RegExp): number {
   if (pattern.test(node.name) && node.parent) return node.ns;
   let sum = 0;
@@ -310,12 +310,13 @@ function matching(node: Node, pattern: RegExp): number {
   return sum;
 }
 
-/** The root, and chosen processes. */
+/** Whether a node is the root or a chosen process. */
 function isGrey(node: Node): boolean {
   return !node.parent || (!node.parent.parent && !EVENTS.some((event) => event === node.name));
 }
 
-/** Events have the colours they have elsewhere; BPF programs stand out; a function always looks the same. */
+/** Returns a node's colour: events have the same ones everywhere, BPF programs stand out, and a function always
+    has the same one. */
 function color(node: Node): string {
   if (!node.parent) return cssVariable("--line");
   if (!node.parent.parent) return cssVariable(isGrey(node) ? "--rest" : `--${node.name}`);

@@ -1,7 +1,7 @@
 import { h } from "./dom";
 import { explained } from "./explain";
 
-/** Names with the colours of what they stand for, and their values if they have some. */
+/** Shows names with their colours, and their values if there are any. */
 export class Legend {
   readonly element = h("div", { class: "legend" });
   private readonly values = new Map<string, HTMLElement>();

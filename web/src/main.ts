@@ -65,7 +65,7 @@ function draw(): void {
   (views[current] as [string, View])[1].show(report);
 }
 
-/** Arrow keys go through the tabs, as in any list of tabs. */
+/** Moves through the tabs with arrow keys, as in any list of tabs. */
 function tabKey(event: KeyboardEvent): void {
   const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
   if (by === 0) return;

@@ -1,13 +1,20 @@
-// What the server sends: see cost/src/report.rs, which says what each field means.
+// The data that the server sends: cost/src/report.rs describes each field.
 
-export const EVENTS = ["net_rx", "net_tx", "send", "receive", "io_uring"] as const;
-export type EventName = (typeof EVENTS)[number];
+/** Events of networking. */
+export const EVENTS = ["net_rx", "net_tx", "send", "receive", "io_uring", "timers", "sockets", "poll", "devices", "workers"] as const;
+/** Other events. */
+export const OTHERS = ["local", "kernel"] as const;
+export type EventName = (typeof EVENTS)[number] | (typeof OTHERS)[number];
+
+/** The shares between which a figure lies with 95 % confidence, by its samples. */
+export type Interval = [number, number];
 
 export interface Part {
   name: string;
   ns: number;
   share: number;
   samples: number;
+  interval?: Interval;
 }
 
 export interface EventCost {
@@ -17,12 +24,16 @@ export interface EventCost {
   calls?: number;
   observer_ns: number;
   samples: number;
+  /** Samples that no program timed. */
+  sampled: number;
+  interval?: Interval;
   parts: Part[];
 }
 
 export interface Cpu {
   cpu: number;
   networking_share: number;
+  networking_interval?: Interval;
   observer_share: number;
   events: EventCost[];
   procstat: Record<"user_ns" | "system_ns" | "softirq_ns" | "irq_ns" | "steal_ns" | "idle_ns", number>;
@@ -34,20 +45,26 @@ export interface TaskCost {
   send_ns: number;
   receive_ns: number;
   io_uring_ns: number;
+  other_ns: number;
+  local_ns: number;
   send_calls: number;
   receive_calls: number;
+  /** Absent if programs timed all of it. */
+  samples?: number;
+  interval?: Interval;
 }
 
 export interface FunctionCost {
   name: string;
   ns: number;
   samples: number;
+  interval?: Interval;
 }
 
 export interface Process extends TaskCost {
   pid: number;
   name: string;
-  /** Its command line, where that was asked for. */
+  /** The command line, if it was asked for. */
   arguments?: string;
   cgroup?: string;
   profile?: { samples: number; user_samples: number; unknown_samples: number; parts: Part[]; functions: FunctionCost[] };
@@ -108,7 +125,7 @@ export interface Report {
   energy: Energy;
   observer: { user_ns: number; system_ns: number; events_ns: number; program_ns?: number; share: number };
   lost: Record<"samples" | "stacks" | "processes" | "tasks" | "skipped_runs", number>;
-  missing: { event?: EventName; what: string; reason: string }[];
+  missing: { event?: EventName; what: string; reason: string; ns?: number }[];
 }
 
 export interface Point {
@@ -122,7 +139,11 @@ export interface History {
   live: boolean;
   cpus: number[];
   points: Point[];
+  /** Reports that each point is the mean of. */
+  point_reports: number;
   whole_since_unix_ms: number | null;
+  /** Reports that a range of time is in steps of. */
+  whole_reports: number;
 }
 
 export interface Stacks {
@@ -138,13 +159,42 @@ export interface Range {
   to: number;
 }
 
-/** A report, summed up, as the server does it for its history. */
+/** A sum of figures that rest on samples, whose errors are independent. */
+export class Estimate {
+  share = 0;
+  samples = 0;
+  sampled = false;
+  private below = 0;
+  private above = 0;
+
+  add(share: number, samples: number, interval?: Interval): this {
+    this.share += share;
+    this.samples += samples;
+    if (interval) {
+      this.sampled = true;
+      this.below += (share - interval[0]) ** 2;
+      this.above += (interval[1] - share) ** 2;
+    }
+    return this;
+  }
+
+  get interval(): Interval {
+    return [Math.max(0, this.share - Math.sqrt(this.below)), this.share + Math.sqrt(this.above)];
+  }
+
+  /** The distance from the share to the farther end of the interval. */
+  get error(): number {
+    return Math.sqrt(Math.max(this.below, this.above));
+  }
+}
+
+/** Summarises a report the way the server does for its history. */
 export function point(report: Report): Point {
   const events: (number | null)[] = EVENTS.map(() => null);
   for (const cpu of report.cpus) {
     for (const cost of cpu.events) {
-      const at = EVENTS.indexOf(cost.event);
-      events[at] = (events[at] ?? 0) + cost.share;
+      const at = (EVENTS as readonly string[]).indexOf(cost.event);
+      if (at >= 0) events[at] = (events[at] ?? 0) + cost.share;
     }
   }
   return {
@@ -155,14 +205,14 @@ export function point(report: Report): Point {
   };
 }
 
-/** Whether any way of an event is measured. */
+/** Whether any method of an event is measured. */
 export function measures(report: Report, event: EventName): boolean {
   return report.cpus.some((cpu) => cpu.events.some((of) => of.event === event));
 }
 
-/** Whether its calls are counted, in all of the period. */
+/** Whether an event's calls are counted over all of the period. */
 export function counts(report: Report, event: EventName): boolean {
-  return report.mode === "events" && report.sampled_ns === 0 && measures(report, event);
+  return report.sampled_ns === 0 && report.cpus.some((cpu) => cpu.events.some((of) => of.event === event && of.calls !== undefined));
 }
 
 export function networking(report: Report): number {

@@ -1,30 +1,33 @@
 import { type History, type Point, type Range, type Report, type Stacks, point } from "./model";
 
-/** As many points as the server keeps. */
+/** Number of points of history; the server keeps as many. */
 const POINTS = 3600;
-/** What the flame graph shows of a live view. */
+/** Time range of the flame graph of a live view. */
 const LIVE_STACKS_MS = 30_000;
 const RETRY_MS = 1000;
-/** Without a report for so long, or some periods, what is shown is old: a connection can die without a word. */
+/** Time without a report, also in periods, after which the view counts as stale: a connection may die without
+    notice. */
 const STALE_MS = 5000;
 const STALE_PERIODS = 3;
 
 export type Connection = "connecting" | "live" | "stale" | "lost" | "log";
 
-/** Everything that is shown, and where it comes from. Views listen for `change`. */
+/** All data that the page shows, and its source. Views listen for `change`. */
 export class Store extends EventTarget {
   connection: Connection = "connecting";
   points: Point[] = [];
   cpus: number[] = [];
-  /** What the tables show: the latest report, or the sum of `range`. */
+  /** The report that the tables show: the latest, or the sum of `range`. */
   report?: Report;
   range: Range | null = null;
   paused = false;
-  /** Reports that the server dropped because this page was too slow. */
+  /** Number of reports that the server dropped because this page was too slow. */
   dropped = 0;
   wholeSince: number | null = null;
+  /** Reports in a point of the history, and in the steps of a range: a long log is shown in longer ones. */
+  steps: [number, number] = [1, 1];
   problem = "";
-  /** `report` is not yet that of `range`. */
+  /** Whether `report` is not yet that of `range`. */
   loading = false;
   private latest?: Report;
   private source?: EventSource;
@@ -44,7 +47,8 @@ export class Store extends EventTarget {
       this.isLive = JSON.parse(event.data).live;
       this.heard = performance.now();
       this.setConnection(this.isLive ? "live" : "log");
-      // Also after a restart: what this page missed, and what it already has, are told apart by time.
+      // This also runs after a restart of the server: reports that this page missed, or has already, are told apart
+      // by time.
       void this.loadHistory();
     });
     source.addEventListener("report", (event) => this.take(JSON.parse(event.data)));
@@ -53,7 +57,7 @@ export class Store extends EventTarget {
     });
     source.addEventListener("error", () => {
       this.setConnection("lost");
-      // Refused for good by the browser's own rules, as after an error status: try again all the same.
+      // The browser gives up after an error status; the page tries again all the same.
       if (source.readyState === EventSource.CLOSED) setTimeout(() => this.connect(), RETRY_MS);
     });
   }
@@ -62,7 +66,7 @@ export class Store extends EventTarget {
     return this.isLive;
   }
 
-  /** Where the stacks on view come from. */
+  /** Returns the range of the stacks that are shown. */
   stacksRange(): Range | null {
     if (this.range) return this.range;
     const to = this.report?.time_unix_ms;
@@ -76,7 +80,7 @@ export class Store extends EventTarget {
     this.changed();
   }
 
-  /** `null`: what comes now. */
+  /** Selects a range; `null` selects live reports. */
   async select(range: Range | null): Promise<void> {
     this.range = range;
     this.problem = "";
@@ -111,7 +115,7 @@ export class Store extends EventTarget {
   private async loadRange(range: Range): Promise<void> {
     const answer = await fetch(`./api/report?from=${Math.floor(range.from)}&to=${Math.ceil(range.to)}`).catch(() => null);
     const report: Report | null = answer?.ok ? await answer.json() : null;
-    // Meanwhile something else may have been selected.
+    // Another range may have been selected meanwhile.
     if (this.range !== range) return;
     this.loading = false;
     if (report) this.report = report;
@@ -124,9 +128,10 @@ export class Store extends EventTarget {
     const history: History = await answer.json();
     this.cpus = history.cpus;
     this.wholeSince = history.whole_since_unix_ms;
+    this.steps = [history.point_reports, history.whole_reports];
     this.add(history.points);
     const [first, last] = [this.points[0], this.points.at(-1)];
-    // A log is looked at as a whole first.
+    // A log is shown as a whole first.
     if (!this.isLive && !this.range && first && last) {
       await this.select({ from: first.time_unix_ms, to: last.time_unix_ms });
     }

@@ -3,24 +3,26 @@ import { explained } from "./explain";
 
 export interface Column<Row> {
   title: string;
-  /** What it is sorted by; numbers go down, text goes up. */
+  /** The value to sort by. Numbers sort descending, text ascending. */
   value: (row: Row) => number | string;
   text?: (row: Row) => string;
-  /** Draws a bar behind the figure. */
+  /** The text that is shown when the cell is pointed at. */
+  basis?: (row: Row) => string;
+  /** Whether to draw a bar behind the figure. */
   share?: boolean;
-  /** In one line, cut where the table ends; all of it where it is pointed at. */
+  /** Whether to cut the text where the table ends; the whole text is shown when pointed at. */
   long?: boolean;
-  /** Whether it is shown. */
+  /** Whether the column is shown. */
   when?: () => boolean;
 }
 
-/** More rows than anyone reads; the rest is counted, and can be searched. */
+/** Largest number of rows that are shown; the rest is counted, and can be searched. */
 const ROWS = 200;
 
-/** A table that can be sorted and searched; its head stays while rows come and go. */
+/** A table that can be sorted and searched; its head stays while rows change. */
 export class Table<Row> {
   readonly element: HTMLElement;
-  /** Above it. */
+  /** The bar above the table. */
   readonly bar = h("div", { class: "bar" });
   private readonly body = h("tbody");
   private readonly heads: HTMLTableCellElement[] = [];
@@ -69,7 +71,7 @@ export class Table<Row> {
     this.draw();
   }
 
-  /** As it is, with other columns. */
+  /** Draws the table again with other columns. */
   renew(): void {
     this.draw();
   }
@@ -108,6 +110,8 @@ export class Table<Row> {
         cell.classList.add("long");
         cell.title = this.text(column, row);
       }
+      const title = column.basis?.(row);
+      if (title) cell.title = title;
       if (column.share && typeof value === "number" && value > 0) {
         cell.classList.add("share");
         cell.style.setProperty("--share", `${Math.min(100, value * 100)}%`);

@@ -1,6 +1,6 @@
 import { type Column, Table } from "./table";
-import { duration, figure, h, percent, whole } from "./dom";
-import { type Cgroup, type Energy, type EventName, type Process, type Program, type Report, type TaskCost, counts, measures } from "./model";
+import { basis, duration, estimate, figure, h, percent, whole } from "./dom";
+import { type Cgroup, type Energy, Estimate, type EventName, type Part, type Process, type Program, type Report, type TaskCost, counts, measures } from "./model";
 
 function costs<Row extends TaskCost>(report: () => Report | undefined): Column<Row>[] {
   const period = () => report()?.period_ns ?? 1;
@@ -8,10 +8,10 @@ function costs<Row extends TaskCost>(report: () => Report | undefined): Column<R
     const of = report();
     return of !== undefined && by(of, event);
   };
-  const share = (event: "send" | "receive" | "io_uring"): Column<Row> => ({
+  const share = (event: "send" | "receive" | "io_uring" | "other" | "local"): Column<Row> => ({
     title: event,
     value: (row) => row[`${event}_ns`] / period(),
-    text: (row) => (known(event, measures) ? figure(row[`${event}_ns`] / period()) : "?"),
+    text: (row) => (known(event === "other" ? "sockets" : event, measures) ? figure(row[`${event}_ns`] / period()) : "?"),
   });
   const rate = (event: "send" | "receive"): Column<Row> => ({
     title: `${event}s/s`,
@@ -19,22 +19,29 @@ function costs<Row extends TaskCost>(report: () => Report | undefined): Column<R
     text: (row) => (known(event, counts) ? whole((row[`${event}_calls`] * 1e9) / period()) : "?"),
   });
   return [
-    { title: "share", value: (row) => row.share, text: (row) => figure(row.share), share: true },
+    { title: "share", value: (row) => row.share, text: (row) => estimate(ofTask(row)), basis: (row) => basis(ofTask(row)), share: true },
     share("send"),
     share("receive"),
     share("io_uring"),
+    share("other"),
+    share("local"),
     rate("send"),
     rate("receive"),
   ];
 }
 
-/** Processes, and where the CPU time of chosen ones goes. */
+/** Returns a process' or cgroup's share, which is exact where its calls are timed. */
+function ofTask(row: TaskCost): Estimate {
+  return new Estimate().add(row.share, row.samples ?? 0, row.interval);
+}
+
+/** Processes, and the CPU time of chosen ones. */
 export class Processes {
   readonly element: HTMLElement;
   private report?: Report;
   private readonly profiles = h("div", {});
   private withArguments = true;
-  /** They may be nobody's business who looks over a shoulder. */
+  /** A button for command lines, which may be private. */
   private readonly toggle = h("button", { type: "button", id: "arguments", onclick: () => this.showArguments(!this.withArguments) }, "Arguments");
   private readonly table = new Table<Process>(
     "Processes, in their own socket calls",
@@ -74,6 +81,10 @@ export class Processes {
   }
 }
 
+function ofPart(part: Part): Estimate {
+  return new Estimate().add(part.share, part.samples, part.interval);
+}
+
 function profile(process: Process, report: Report): HTMLElement {
   const parts = process.profile?.parts ?? [];
   const all = parts.reduce((sum, part) => sum + part.ns, 0);
@@ -84,7 +95,7 @@ function profile(process: Process, report: Report): HTMLElement {
     bar.append(segment);
   });
   const names = parts.map((part, at) =>
-    h("span", {}, h("i", { class: `part-${at % 6}` }), `${part.name} ${percent(part.ns / report.period_ns)}`),
+    h("span", { title: basis(ofPart(part)) }, h("i", { class: `part-${at % 6}` }), `${part.name} ${estimate(ofPart(part))}`),
   );
   const functions = (process.profile?.functions ?? []).slice(0, 8).map((of) => `${of.name} ${of.samples}`);
   return h(
@@ -146,7 +157,7 @@ function joules({ active_joules: active, total_joules: total }: Extract<Energy, 
   return active === undefined ? `${total.toFixed(2)} J in total, idle power included` : `${active.toFixed(2)} J above idle`;
 }
 
-/** How events were measured, and why so. */
+/** Describes how events were measured, and why. */
 function mode(report: Report): string[] {
   const { auto, sampled_ns, period_ns } = report;
   const lines = [
@@ -164,11 +175,11 @@ function mode(report: Report): string[] {
   return lines;
 }
 
-/** Energy, and what the figures do not contain. */
+/** Shows energy, and what the figures do not include. */
 export class About {
   readonly element = h("div", { class: "about" });
 
-  /** How many things an operator should know of. */
+  /** Returns the number of notes for operators. */
   static notes(report: Report, dropped: number): number {
     return report.missing.length + Object.values(report.lost).filter((lost) => lost > 0).length + (dropped > 0 ? 1 : 0);
   }
@@ -176,13 +187,14 @@ export class About {
   show(report: Report, dropped: number): void {
     const { energy, observer, lost } = report;
     const list = (...items: string[]) => h("ul", {}, ...items.map((item) => h("li", {}, item)));
-    const missing = report.missing.map(({ event, what, reason }) => `${event ? `${event}: ` : ""}${what} (${reason})`);
+    const size = (ns?: number) => (ns === undefined ? "" : `, ${percent(ns / report.period_ns)} of one CPU`);
+    const missing = report.missing.map(({ event, what, reason, ns }) => `${event ? `${event}: ` : ""}${what}${size(ns)} (${reason})`);
     const losses = Object.entries(lost).filter(([, count]) => count > 0).map(([what, count]) => `${what.replace("_", " ")}: ${count}`);
     if (dropped > 0) losses.push(`reports that this page was too slow for: ${dropped}`);
     this.element.replaceChildren(
-      h("h2", {}, "Not in the figures: cannot be measured here"),
+      h("h2", {}, "Missing from the figures: cannot be measured here"),
       missing.length > 0 ? list(...missing) : h("p", { class: "note" }, "nothing"),
-      h("h2", {}, "Not in the figures: lost"),
+      h("h2", {}, "Missing from the figures: lost data"),
       losses.length > 0 ? list(...losses) : h("p", { class: "note" }, "nothing"),
       h("h2", {}, "Energy"),
       energy.status === "absent"

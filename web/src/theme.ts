@@ -1,6 +1,6 @@
 const THEMES = ["auto", "light", "dark"] as const;
 
-/** Light, dark, or as the system has it: `button` goes through them, and the choice stays. */
+/** Switches between light, dark and the system's theme with `button`, and remembers the choice. */
 export function themes(button: HTMLElement, changed: () => void = () => {}): void {
   const set = (theme: string) => {
     document.documentElement.dataset["theme"] = theme;

@@ -9,7 +9,7 @@ export class Node {
     readonly parent?: Node,
   ) {}
 
-  /** Children by name, so that frames keep their places when figures change. */
+  /** Returns the children by name, so that frames keep their places when figures change. */
   sorted(): Node[] {
     this.order ??= [...this.children.values()].sort((a, b) => a.name.localeCompare(b.name));
     return this.order;
@@ -26,26 +26,26 @@ export class Node {
   }
 }
 
-/** What a function is called whose address has no name. */
+/** The name of functions whose address has no name. */
 const UNKNOWN = "[unknown]";
 
 /** Adds a stack, outermost function first. */
 export function insert(tree: Node, names: string[], ns: number): void {
   let node = tree;
   node.ns += ns;
-  // Programs without frame pointers give any number of unknown functions on top of each other: they are one.
+  // Programs without frame pointers give any number of unknown functions in a row, which are merged into one.
   for (const name of names.filter((name, at) => name !== UNKNOWN || names[at - 1] !== UNKNOWN)) {
     node = node.child(name);
     node.ns += ns;
   }
 }
 
-/** Names from below the root to `node`. */
+/** Returns the names from below the root to `node`. */
 export function path(node: Node): string[] {
   return node.parent ? [...path(node.parent), node.name] : [];
 }
 
-/** Each function's own time, and that with what it calls; recursion counts once. */
+/** Returns each function's own time, and its time with callees; recursion counts once. */
 export function leaves(tree: Node): { name: string; self: number; total: number }[] {
   const functions = new Map<string, { name: string; self: number; total: number }>();
   const callers = new Set<string>();

@@ -1,7 +1,7 @@
-// The page's player plays every codec that this browser decodes, by both catalogs, and the page says in words what it does not decode: see
-// `scripts/web.sh test codecs`.
+// The page's player plays every codec that this browser decodes, with both catalogs, and the page names those that it
+// does not: see `scripts/web.sh test codecs`.
 //
-// What `harness.js` says, and: INPUTS, a folder with what scripts/media.py makes.
+// The variables are those of `harness.js`, and INPUTS, a folder with the output of scripts/media.py.
 
 import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
@@ -12,10 +12,11 @@ import { settles, test } from "./support.js";
 
 const { INPUTS } = process.env;
 
-/** Of FLAC, which is not decoded without: "fLaC" and a STREAMINFO block (RFC 9639, 8.2) of 48 kHz, two channels, 16 bits. */
+/** Configuration of a FLAC decoder: "fLaC" and a STREAMINFO block (RFC 9639, 8.2) of 48 kHz, two channels, 16
+    bits. */
 const STREAMINFO = [0x66, 0x4c, 0x61, 0x43, 0x80, 0, 0, 34, 16, 0, 16, 0, ...Array(6).fill(0), 0x0b, 0xb8, 0x02, 0xf0, ...Array(20).fill(0)];
 
-/** What the browser is asked, in its own words instead of those of our catalogs. */
+/** Names of codecs to ask the browser about, independent of our catalogs. */
 const VIDEO = {
   h264: { codec: "avc1.64001f" },
   h264base: { codec: "avc1.42e01f" },
@@ -36,7 +37,7 @@ const SOUND = {
   alac: { codec: "alac" },
 };
 
-/** Inputs of scripts/media.py by the codecs in them; what is no key above is not there. */
+/** Inputs of scripts/media.py by their codecs. Those that are no key above are absent. */
 const MADE = [
   "h264_aac",
   "avc3_opus",
@@ -51,20 +52,20 @@ const MADE = [
   "only_opus",
 ];
 
-/**
- * What the browser says of sound that the player does not take by MSF. What a decoder of FLAC begins with it does not find in an init
- * segment (@moq/hang 0.4, `extractDescription`), and MSF has it nowhere else.
+/** Errors of the browser for sound that the player cannot play with MSF. It does not find the configuration of a
+ * FLAC decoder in an init segment (@moq/hang 0.4, `extractDescription`), and MSF has it nowhere else.
  */
 const UNREAD_BY_MSF = { flac: /description is required/ };
-/** What the player writes when it leaves a track while one of its streams begins: the relay resets that stream with CANCELLED. */
+/** The player's message when it leaves a track while one of its streams begins: the relay resets that stream with
+    CANCELLED. */
 const LEFT = /^error processing object stream RemoteError: remote error: 1\b/;
 
 /** Pitch of the tone in every input. */
 const HZ = 440;
-/** Of the tone beside what is no sound, in decibels. */
+/** Level of the tone above other frequencies, in decibels. */
 const AUDIBLE = -60;
 
-/** Asks the browser whether it decodes. `undefined`: there is nothing to ask for. */
+/** Asks the browser whether it decodes a codec; `undefined` if there is none to ask about. */
 const decodes = (page, video, sound) =>
   page.evaluate(
     async ([video, sound]) => {
@@ -78,13 +79,13 @@ const decodes = (page, video, sound) =>
     [video, sound],
   );
 
-/** Asks for sound as a viewer does, whose key press lets the browser play any. */
+/** Turns sound on like a viewer, whose key press allows the browser to play it. */
 async function unmute(page) {
   await page.getByRole("button", { name: "Unmute" }).focus();
   await page.keyboard.press("Enter");
 }
 
-/** Until what comes out of the player is the tone. */
+/** Waits until the player's output is the tone. */
 async function sounds(page) {
   const loudest = () =>
     page.evaluate(() => {
@@ -106,7 +107,7 @@ async function sounds(page) {
 
 const note = (page, wanted) => settles("what the page says that it cannot play", () => page.locator("#unplayable").textContent(), wanted, page.report);
 
-/** What the page has to say if it is all that can be said. */
+/** Returns the page's message if nothing can be played. */
 function words({ video, sound }) {
   const parts = [...(video === false ? ["the picture \\(.+\\)"] : []), ...(sound === false ? ["the sound \\(.+\\)"] : [])];
   return parts.length > 0 ? new RegExp(`^This browser does not decode ${parts.join(" and ")} of this broadcast\\.$`) : "";

@@ -1,7 +1,7 @@
-// The dashboard in a real browser, on reports that were really made: see `make web-test`.
+// The dashboard in a real browser, with recorded reports: see `make web-test`.
 //
-// REPORTS: lines of JSON as `millrace cost --json --stacks` prints them. MILLRACE: the binary. SHOTS: for screenshots.
-// PICTURE: the picture of the documentation, which is drawn if it is named.
+// REPORTS: lines of JSON as `millrace cost --json --stacks` prints them. MILLRACE: the binary. SHOTS: folder for
+// screenshots. PICTURE: file for the documentation's picture, if it should be drawn.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -17,7 +17,7 @@ import { chromium } from "playwright-core";
 import { BOUND_MS, BROWSER, changes, settles, start, test } from "./support.js";
 
 const { MILLRACE, REPORTS, SHOTS, PICTURE, CHROMIUM = "/usr/bin/chromium" } = process.env;
-/** Of a replay, so many times as fast as it was. */
+/** Speed of a replay, relative to the recording. */
 const PACE = 4;
 
 let browser;
@@ -25,9 +25,8 @@ const dir = mkdtempSync(join(tmpdir(), "millrace-web-"));
 const TOKEN = join(dir, "token");
 const reports = readFileSync(REPORTS, "utf8").trim().split("\n").map((line) => JSON.parse(line));
 
-/**
- * The same reports again and again, for as many CPUs: each has the figures of a real one, scaled by its own factor.
- * `change` makes something else of each. Returns a line of JSON by its number.
+/** Repeats the reports for a number of CPUs: each has the figures of a recorded one, scaled by its own factor.
+ * `change` modifies each. Returns a line of JSON by its number.
  */
 function lines(cpus, change = () => {}) {
   return (at) => {
@@ -52,13 +51,14 @@ function lines(cpus, change = () => {}) {
   };
 }
 
-/** Nanoseconds from the first report's beginning to the end of number `at`. Where the machine is busy each period is another. */
+/** Returns nanoseconds from the first report's beginning to the end of number `at`. On a busy machine periods
+    differ. */
 function elapsed(at) {
   const sum = (some) => some.reduce((ns, report) => ns + report.period_ns, 0);
   return Math.floor(at / reports.length) * sum(reports) + sum(reports.slice(0, (at % reports.length) + 1));
 }
 
-/** A log of so many of them. */
+/** Makes a log of this length. */
 function log(name, cpus, length, change) {
   const line = lines(cpus, change);
   const path = join(dir, name);
@@ -66,20 +66,20 @@ function log(name, cpus, length, change) {
   return path;
 }
 
-/** One after the other without end: a log would come to its own where the browser is slow. */
+/** Yields lines without end: a log could end early if the browser is slow. */
 function* endless(line) {
   for (let at = 0; ; at++) yield line(at);
 }
 
-/** `millrace cost replay`, serving on a free port, or on `port`; undefined if somebody else is there. */
+/** Starts `millrace cost replay` on a free port, or on `port`; returns undefined if that is taken. */
 async function begin(from, port, pace) {
   const replay = [MILLRACE, "cost", "replay", "--http", `127.0.0.1:${port}`, "--http-token-file", TOKEN, ...(pace ? ["--pace", String(pace)] : [])];
-  // As a file that can be read only once, which is no socket.
+  // The input is a file that can be read only once, and not a socket.
   const piped = ["bash", "-c", 'exec "$@" <(cat <&3) 3<&-', "-", ...replay];
   const child = typeof from === "string" ? start([...replay, from]) : start(piped, "ignore", "ignore", "pipe");
   if (typeof from !== "string") {
     const [feed, pipe] = [Readable.from(endless(from)), child.stdio[3]];
-    // It ends with who reads it.
+    // The pipe ends with its reader.
     pipe.on("error", () => {}).on("close", () => feed.destroy());
     child.on("exit", () => pipe.destroy());
     feed.pipe(pipe);
@@ -92,19 +92,19 @@ async function begin(from, port, pace) {
   return undefined;
 }
 
-/** Serves a log, or, at a pace, what `from` has for each number; `stop` ends it. */
+/** Serves a log, or with a pace the lines of `from`; `stop` ends it. */
 async function serve(from, { port = 0, pace } = {}) {
   let begun;
-  // It may take a while until a port can be had again.
+  // A port may take a while to become free again.
   await settles("a server on the port", async () => Boolean((begun = await begin(from, port, pace))), true);
   const { child, url } = begun;
   const token = readFileSync(TOKEN, "utf8").trim();
   const ask = (path) => fetch(new URL(path, url), { headers: { Authorization: `Bearer ${token}` } });
   const points = async () => (await (await ask("api/history")).json()).points;
-  // A page that is opened while a log is read shows what has been read.
+  // A page that is opened while a log is being read shows the part that has been read.
   if (!pace) await settles("all of the log", async () => (await points()).length, readFileSync(from, "utf8").trim().split("\n").length);
   return {
-    // As `millrace cost` prints it on a terminal.
+    // The address is the one that `millrace cost` prints on a terminal.
     url: `${url}?token=${token}`,
     token,
     port: Number(new URL(url).port),
@@ -115,7 +115,7 @@ async function serve(from, { port = 0, pace } = {}) {
   };
 }
 
-/** A page whose errors, refused resources and requests to elsewhere are failures. */
+/** Opens a page and fails on its errors, refused resources and requests to other servers. */
 async function page(url, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   context.setDefaultTimeout(BOUND_MS);
@@ -125,7 +125,7 @@ async function page(url, options = {}) {
   const wrong = [];
   opened.on("pageerror", (error) => wrong.push(String(error)));
   opened.on("console", (message) => {
-    // A server that is away is what one of the tests is about.
+    // A server that is down is tested elsewhere.
     if (message.type() === "error" && !message.text().includes("ERR_")) wrong.push(message.text());
   });
   opened.on("request", (request) => {
@@ -135,7 +135,7 @@ async function page(url, options = {}) {
   return { page: opened, wrong, close: () => context.close() };
 }
 
-/** What is written on canvases now: text, where it begins and ends, and how wide the canvas is. */
+/** Records the text on canvases: its place, and the width of the canvas. */
 const RECORD_TEXTS = `
   window.texts = [];
   const { fillText, clearRect } = CanvasRenderingContext2D.prototype;
@@ -155,7 +155,7 @@ const RECORD_TEXTS = `
   };
 `;
 
-/** How many reports the page has taken. */
+/** Counts the reports that the page has received. */
 const COUNT_REPORTS = `
   window.reports = 0;
   EventSource.prototype.addEventListener = function (type, listener) {
@@ -166,7 +166,7 @@ const COUNT_REPORTS = `
   };
 `;
 
-/** Until it has taken so many more. */
+/** Waits until the page has received this number of further reports. */
 async function waitForReports(page, count) {
   const taken = () => page.evaluate(() => window.reports);
   const before = await taken();
@@ -195,7 +195,7 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
     await settles("two CPUs", () => tab.locator(".cpu").count(), 2);
     const figures = () => text(tab, "#view table tbody");
     await changes(figures, await figures());
-    // Some history, so that the picture shows one.
+    // The picture should show some history.
     await waitForReports(tab, 12);
     for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs", "about"]) {
       await tab.locator(`#tab-${view}`).click();
@@ -210,6 +210,40 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
   }
 });
 
+test("figures of samples say how sure they are, and how long the steps of a log are", async () => {
+  const few = (report) => {
+    for (const event of report.cpus.flatMap((cpu) => cpu.events)) {
+      event.parts = [
+        { name: "sure", ns: 1e7, share: 0.01, samples: 500, interval: [0.009, 0.011] },
+        { name: "poor", ns: 1e6, share: 0.001, samples: 1, interval: [0.0001, 0.006] },
+      ];
+    }
+  };
+  const server = await serve(lines(1, few), { pace: PACE });
+  const { page: tab, wrong, close } = await page(`${server.url}#parts`);
+  try {
+    await state(tab, "live");
+    const row = (name) => tab.locator("#view tbody tr", { hasText: name }).first();
+    // The sums of ten events.
+    await settles("a figure that is sure", () => row("sure").innerText(), /10\.00±0\.32 %.*5000/s);
+    await settles("a figure of few samples", () => row("poor").locator("td").nth(2).innerText(), "~0.10 %");
+    await settles("what it rests on", () => row("poor").locator("td").nth(2).getAttribute("title"), "1 sample only: 0.01 to 0.60 % with 95 % confidence");
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+    await server.stop();
+  }
+  // More than a page keeps points: each is one of several.
+  const long = await begin(log("long", 1, 4000), 0);
+  const { page: log_tab, close: close_log } = await page(`${long.url}?token=${readFileSync(TOKEN, "utf8").trim()}`);
+  try {
+    await settles("the steps of a log", () => text(log_tab, ".range"), /; a point is the mean of 4 reports, ranges are in steps of \d+$/);
+  } finally {
+    await close_log();
+    await long.child.stop();
+  }
+});
+
 test("128 CPUs are readable, in the light and in the dark", async () => {
   const server = await serve(lines(128), { pace: PACE });
   try {
@@ -218,9 +252,9 @@ test("128 CPUs are readable, in the light and in the dark", async () => {
       await state(tab, "live");
       await settles("128 CPUs", () => tab.locator(".cpus.compact .cpu").count(), 128);
       await settles("a page off which nothing is", () => tab.evaluate(() => document.documentElement.scrollWidth), (width) => width <= 1280);
-      const isShort = (bars) => bars.y + bars.height < 1000;
+      const isShort = (bars) => bars.y + bars.height < 1050;
       await settles("all bars on one screen or little more", () => tab.locator(".cpus").boundingBox(), isShort);
-      // Some history, so that the picture shows one.
+      // The picture should show some history.
       await waitForReports(tab, 6);
       await shot(tab, `many-${colorScheme}`);
       if (colorScheme === "dark") {
@@ -282,21 +316,21 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.locator("#pause[aria-pressed=true]").waitFor();
     const held = await figures();
     await waitForReports(tab, 4);
-    assert.equal(await figures(), held); // exact: four reports have been taken since
+    assert.equal(await figures(), held); // exact: four reports have arrived since
     await tab.locator("#pause").click();
     await changes(figures, held);
 
-    // The last third of the minute that is shown: this many reports have been seen here.
+    // A third of the minute that is shown contains this number of reports.
     await tab.getByLabel("Time shown").selectOption("1 min");
     await waitForReports(tab, 12);
     const plot = await tab.locator(".u-over").boundingBox();
     await tab.mouse.move(plot.x + plot.width * 0.7, plot.y + 50);
     await tab.mouse.down();
     await tab.mouse.move(plot.x + plot.width * 0.97, plot.y + 60, { steps: 5 });
-    // Reports come meanwhile.
+    // Reports arrive meanwhile.
     const shown = await figures();
     await changes(figures, shown);
-    // The page draws what is chosen with its next frame, and a choice that was not drawn is none.
+    // The page draws the selection with its next frame; a selection that was not drawn is ignored.
     await settles("the choice under the mouse", () => tab.locator(".u-select").evaluate((area) => area.offsetWidth), (width) => width > 100);
     await tab.mouse.up();
     await settles("a range that was observed", () => text(tab, ".range"), / observed$/);
@@ -307,7 +341,7 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.locator("#live").click();
     await changes(figures, chosen);
 
-    // A history as long as both ranges that the keys choose, 10 s each.
+    // The history is as long as both ranges that the keys select, 10 s each.
     await waitForReports(tab, 50);
     await tab.locator(".chart").focus();
     await tab.keyboard.press("ArrowLeft");
@@ -385,7 +419,7 @@ test("a client that does not read keeps nobody waiting, and is counted", async (
   }
 });
 
-/** Seconds since midnight, if it is a time. */
+/** Returns the seconds since midnight of a time, if the text is one. */
 const seconds = (text) => (/^\d\d:\d\d:\d\d$/.test(text) ? text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0) : null);
 
 test("the axis is as long as it says, in a time zone that it says, and its labels are whole", async () => {
@@ -428,7 +462,7 @@ test("the axis is as long as it says, in a time zone that it says, and its label
           const now = seconds(/\d\d:\d\d:\d\d/.exec(latest)[0]);
           assert.ok(Math.abs(end - now) < 0.05 * length, `what is latest is at the right end: ${end} ${now}`);
         }
-        // The page may be a little behind the server.
+        // The page may be slightly behind the server.
         const clocks = async () => {
           const utc = ((await server.points()).at(-1).time_unix_ms / 3_600_000 + hours + 24) % 24;
           const now = seconds(/\d\d:\d\d:\d\d/.exec(await text(tab, ".moment"))[0]) / 3600;
@@ -453,14 +487,15 @@ test("the legend has the latest values in the order of the bars, and those that 
     const legend = () => tab.locator("#history .legend").innerText();
     const values = async () => (await legend()).replaceAll(/\s+/g, " ");
     await changes(values, await values());
-    await settles("values", values, /^net_rx [\d.?]+.* net_tx .* send .* receive .* io_uring .* networking \d+\.\d\d %$/);
+    await settles("values", values, /^net_rx [\d.?]+.* net_tx .* send .* receive .* io_uring .* workers .* networking \d+\.\d\d %$/);
     const bars = async () => {
       const names = await tab.locator(".cpu").nth(0).locator(".stack > span").evaluateAll((spans) => spans.map((span) => span.className));
-      return names.slice(0, 5);
+      return names.slice(0, 10);
     };
-    await settles("bars in the same order", bars, ["net_rx", "net_tx", "send", "receive", "io_uring"]);
+    await settles("bars in the same order", bars, ["net_rx", "net_tx", "send", "receive", "io_uring", "timers", "sockets", "poll", "devices", "workers"]);
     await settles("their moment", () => text(tab, ".moment"), /^of one CPU, latest: \d\d:\d\d:\d\d$/);
-    // They are those of the head of the page: the same report, the same unit. Both are read at once, since reports go on.
+    // The values equal those in the head of the page: same report, same unit. Both are read at once, since reports
+    // continue.
     const heads = () => tab.evaluate(() => ["#summary", "#history .legend"].map((place) => document.querySelector(place).innerText.replaceAll(/\s+/g, " ").trim()));
     const isSame = ([summary, values]) => values.endsWith(`networking ${/networking (\d+\.\d\d %) of one CPU/.exec(summary)?.[1]}`);
     await settles("the same in the head of the page", heads, isSame);
@@ -488,9 +523,11 @@ test("figures are those of the terminal, aligned to the right", async () => {
   try {
     await state(tab, "log");
     await settles("all of the log", () => text(tab, ".range"), / observed$/);
-    // A row of the terminal's table of CPUs is one of the page's.
+    // A row of the terminal's table of CPUs equals one of the page's.
     const [, wanted] = /\nCPU +networking.*\n(.*)\n/.exec(terminal);
-    await settles("the terminal's row", () => tab.locator("#view tbody tr").first().locator("td").allInnerTexts(), wanted.trim().split(/  +/));
+    // The uncertainty of events' figures is only in their tooltips.
+    const row = wanted.trim().split(/  +/).map((cell, at) => (at > 1 ? cell.replace(/±[\d.]+/, "") : cell));
+    await settles("the terminal's row", () => tab.locator("#view tbody tr").first().locator("td").allInnerTexts(), row);
     for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs"]) {
       await tab.locator(`#tab-${view}`).click();
       await tab.locator("#view tbody tr").first().waitFor();
@@ -518,7 +555,7 @@ test("what net_rx and the others are is said by pointing, by the keyboard, and t
     await state(tab, "log");
     await tab.locator("#view tbody tr").first().waitFor();
     const tip = tab.locator("#explanation");
-    for (const name of ["net_rx", "net_tx", "send", "receive", "io_uring", "networking", "observer", "other work", "user", "softirq", "idle"]) {
+    for (const name of ["net_rx", "net_tx", "send", "receive", "io_uring", "networking", "observer", "other work", "timers", "user", "softirq", "irq", "steal", "idle"]) {
       const term = tab.getByRole("button", { name: new RegExp(`^${name}( |$)`) }).first();
       await tip.waitFor({ state: "hidden" });
       await term.hover();
@@ -531,12 +568,12 @@ test("what net_rx and the others are is said by pointing, by the keyboard, and t
       await settles(`the same by the keyboard, of ${name}`, () => tip.innerText(), said);
       const described = () => term.evaluate((element) => document.getElementById(element.getAttribute("aria-describedby"))?.textContent);
       await settles(`the same to a screen reader, of ${name}`, described, said);
-      // Without leaving it, as WCAG 1.4.13 wants.
+      // The text disappears while the pointer stays, as WCAG 1.4.13 requires.
       await tab.keyboard.press("Escape");
       await tip.waitFor({ state: "hidden" });
       await tab.locator("#theme").focus();
     }
-    // With Tab alone, and all of it can be read.
+    // The text can be opened with the Tab key alone, and read completely.
     await tab.locator("[aria-label=Later]").focus();
     await tab.keyboard.press("Tab");
     await tab.keyboard.press("Tab");
@@ -552,7 +589,7 @@ test("what net_rx and the others are is said by pointing, by the keyboard, and t
   }
 });
 
-/** Stacks of known times: 300 of networking, 100 of a process without names for half of its frames. */
+/** Stacks with known times: 300 of networking, 100 of a process with half of its frames unnamed. */
 function known(report) {
   const functions = ["outer", "inner", "[unknown]", "]]></script><img src=x onerror=alert(1)>", "bpf:relay_ingress"];
   const stack = (frames, samples, more) => ({ cpu: 0, frames, samples, ns: samples * 1_000_000, ...more });
@@ -590,7 +627,7 @@ test("the root of the flame graph is named after what is in it, and unknown func
   }
 });
 
-/** Runs to its end. */
+/** Runs a command to its end. */
 async function run(...args) {
   const [code] = await once(start([MILLRACE, ...args]), "exit");
   assert.equal(code, 0, args.join(" "));
@@ -608,7 +645,7 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
     assert.equal(all.filter((name) => name === "[unknown]").length, 2);
     assert.ok(all.includes("]]></script><img src=x onerror=alert(1)>"));
     const { name, kernel } = reports[0].host;
-    // The first report's time: its period is as long as the machine took for it.
+    // The range ends with the first report, whose period depends on the machine.
     const until = new Date(1_700_000_000_000 + Math.round(reports[0].period_ns / 1e6)).toISOString().slice(0, 19).replace("T", " ");
     const about = `${name}, Linux ${kernel}: 1.00 s until ${until} UTC, ${reports[0].frequency_hz} stacks a second and CPU`;
     await settles("what it is of", () => text(tab, "#about"), about);
@@ -631,7 +668,7 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
 
     await tab.keyboard.press("/");
     await tab.keyboard.type("^(outer|inner|bpf:)");
-    // 260 ms in `outer`, in which the others are, and 100 in that of the process, of 400.
+    // 260 ms are in `outer`, which contains the others, and 100 of 400 in that of the process.
     await settles("the share that matches", () => text(tab, "#found"), "matches: 90.00 % of the graph");
     await matches(4);
     const fill = (of) => of.first().locator("rect").evaluate((rect) => getComputedStyle(rect).fill);
@@ -642,7 +679,7 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
     await tab.keyboard.press("Escape");
     await matches(0);
 
-    // The keyboard alone: into net_rx, its function, and out again.
+    // The keyboard alone zooms into net_rx and its function, and out again.
     for (const key of ["ArrowDown", "ArrowDown", "Enter"]) await tab.keyboard.press(key);
     await settles("all of the width", () => width(frame("outer")), 1200);
     await settles("its figures", () => text(tab, "#detail"), /^outer: 26\.00 % of one CPU$/);
@@ -663,7 +700,7 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
 test("command lines are shown where they were asked for, cut to the table, and can be hidden", async () => {
   const secret = `server --token s3cret \u001b[2J<b>${"x".repeat(480)}`;
   const path = (name, args) => log(name, 2, 60, (report) => {
-    report.processes = [{ pid: 7, name: "server", arguments: args, share: 0.1, send_ns: 1, receive_ns: 0, io_uring_ns: 0, send_calls: 1, receive_calls: 0 }];
+    report.processes = [{ pid: 7, name: "server", arguments: args, share: 0.1, send_ns: 1, receive_ns: 0, io_uring_ns: 0, other_ns: 0, local_ns: 0, send_calls: 1, receive_calls: 0 }];
   });
   for (const [name, args] of [["arguments", secret], ["none", undefined]]) {
     const server = await serve(path(name, args));
@@ -701,13 +738,13 @@ if (PICTURE) {
     const server = await serve(REPORTS, { pace: 20 });
     const { page: tab, wrong, close } = await page(`${server.url}#flame`, { viewport: { width: 1200, height: 760 } });
     try {
-      // Whose machine it is does not matter.
+      // The host's name does not matter for the picture.
       await tab.locator("#host").evaluate((host) => (host.hidden = true));
       await tab.getByLabel("Time shown").selectOption("1 min");
       const moment = () => text(tab, ".moment");
       const clock = await tab.evaluate((ms) => new Date(ms).toTimeString().slice(0, 8), reports.at(-1).time_unix_ms);
       await settles("the last report", moment, (text) => text.endsWith(clock));
-      // Of all of the time, not of what had come when it was opened.
+      // The range is all of the time, and not the part that had arrived when the page was opened.
       await tab.locator("#tab-cpus").click();
       await Promise.all([tab.waitForResponse(/api\/stacks/), tab.locator("#tab-flame").click()]);
       await tab.locator("#view tbody tr").first().waitFor();

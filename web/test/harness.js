@@ -1,7 +1,7 @@
-// What tests of the relay's page share: a relay, publishers, and the page in a real browser.
+// Shared by the tests of the relay's page: a relay, publishers, and the page in a real browser.
 //
-// MILLRACE: the binary. CLIP: an MP4 file that is published unless a test names another. ENGINE: the relay's. SHOTS: for screenshots. In a
-// lab (LAB_ID) publisher, relay and browser are in their own namespaces.
+// MILLRACE: the binary. CLIP: an MP4 file that is published unless a test names another. ENGINE: the relay's engine.
+// SHOTS: folder for screenshots. In a lab (LAB_ID) publisher, relay and browser have their own namespaces.
 
 import assert from "node:assert/strict";
 import { chmodSync, createReadStream, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -14,43 +14,43 @@ import { chromium } from "playwright-core";
 import { BOUND_MS, BROWSER, settles, start, until } from "./support.js";
 
 const { MILLRACE, CLIP, ENGINE = "user", SHOTS, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
-/** Frames that make a moving picture. */
+/** Number of frames that count as a moving picture. */
 const SOME = 30;
 
-/** One that needs no device, and that nobody is asked about. */
+/** Options of a camera that needs neither a device nor a user's permission. */
 const CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"];
 
 export const dir = mkdtempSync(join(tmpdir(), "millrace-relay-"));
 export const TOKEN = join(dir, "token");
 export const host = LAB_ID ? LAB_RELAY_V4 : "127.0.0.1";
-/** As it is in the page's address. */
+/** The relay's name in the page's address. */
 const name = LAB_ID ? host : "localhost";
-/** Nobody else is in the relay's namespace; on this machine it takes what is free. */
+/** The relay's ports. In its own namespace all are free; on this machine it takes free ones. */
 export const PORTS = LAB_ID ? { media: 4443, http: 9184 } : { media: 0, http: 0 };
 let browser;
-/** Of the latest relay. */
+/** The ports of the latest relay. */
 export let ports = PORTS;
 
-/** A command where the publisher, the relay or the player is. */
+/** Returns the command that runs on the publisher's, the relay's or the player's node. */
 export function at(node, command, ...args) {
   return LAB_ID ? ["nsenter", `--net=/run/netns/${process.env[`LAB_${node}_NETNS`]}`, "--", command, ...args] : [command, ...args];
 }
 
-/** A relay; `again`: where the last one was. `who` says who may do what. */
+/** Starts a relay, with `again` at the ports of the last one. `who` grants the rights. */
 export async function relay({ who = ["--public"], again = false } = {}) {
   let child;
-  // It may take a while until a port can be had again.
+  // The ports may take a while to become free again.
   await until("a relay at these ports", async () => (child = await begin(who, again ? ports : PORTS)) !== undefined);
   return child;
 }
 
-/** One that serves; undefined if somebody else is at its ports. */
+/** Starts a relay; returns undefined if its ports are taken. */
 async function begin(who, { media, http }) {
   const interfaces = LAB_ID ? ["--interface", "to-pub,to-sub1"] : [];
   const options = ["--engine", ENGINE, ...interfaces, ...who, "--max-delay", "off", "--listen", `${host}:${media}`];
   const child = start(at("RELAY", MILLRACE, "relay", ...options, "--http", `${host}:${http}`, "--http-token-file", TOKEN));
   const port = (of) => child.lines.map((line) => Number(of.exec(line)?.[1])).find((port) => port > 0);
-  const found = () => ({ http: port(/: metrics, health and status addr=\S+:(\d+)/), media: port(/: serving addr=\S+:(\d+)/) });
+  const found = () => ({ http: port(/: HTTP serves metrics, health and status addr=\S+:(\d+)/), media: port(/: serving MoQ sessions addr=\S+:(\d+)/) });
   await settles("a relay that serves", () => [found(), child.exitCode, child.lines], ([{ media }, code]) => media !== undefined || code !== null);
   if (child.exitCode === null) {
     ports = found();
@@ -61,14 +61,14 @@ async function begin(who, { media, http }) {
   return undefined;
 }
 
-/** Publishes a clip over and over, in real time; `isOnce`: as it is, and then nothing more. */
+/** Publishes a clip over and over in real time, or with `isOnce` once and without pace. */
 export function publish(name = "live", { clip = CLIP, options = [], isOnce = false } = {}) {
   const child = start(at("PUB", MILLRACE, "publish", "--name", name, ...options, "--tls-disable-verify", `moqt://${host}:${ports.media}`), "pipe");
   if (isOnce) {
     createReadStream(clip).pipe(child.stdin, { end: false });
     return child;
   }
-  // FLAC in MP4 ffmpeg calls experimental.
+  // FLAC in MP4 is experimental in ffmpeg.
   const copied = ["-map", "0", "-c", "copy", "-strict", "-2"];
   const output = ["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
   const source = start(["ffmpeg", "-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", clip, ...copied, ...output], "ignore", "pipe");
@@ -82,7 +82,8 @@ export function publish(name = "live", { clip = CLIP, options = [], isOnce = fal
   };
 }
 
-/** The relay's page. `wrong`: errors of its code; `complaints`: what it and the browser wrote to the console as errors. */
+/** Opens the relay's page. `wrong` collects errors of its code; `complaints` the errors that it and the browser
+    write to the console. */
 export async function open({ from = browser, query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, tab = "", prepare = async () => {}, ...options } = {}) {
   const context = await from.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   context.setDefaultTimeout(BOUND_MS);
@@ -103,7 +104,7 @@ export async function open({ from = browser, query = `?token=${readFileSync(TOKE
   return { page, wrong, complaints, close: () => context.close() };
 }
 
-/** What the page has told its user, in its order: the next message may come before anybody has looked. */
+/** Records the page's messages in order: one may be replaced before a test reads it. */
 const RECORD_MESSAGES = `
   window.told = [];
   new MutationObserver(() => {
@@ -116,7 +117,7 @@ export const figure = (page, name) => page.locator(`[data-figure="${name}"]:visi
 export const figured = (page, name, wanted) => settles(`the figure "${name}"`, () => figure(page, name), wanted, page.report);
 export const shot = async (page, name) => SHOTS && page.screenshot({ path: join(SHOTS, `relay-${ENGINE}-${name}.png`), fullPage: true });
 
-/** A sum over the picture. */
+/** Returns a checksum of the picture. */
 const picture = (page) =>
   page.evaluate(() => {
     const small = document.createElement("canvas");
@@ -126,7 +127,7 @@ const picture = (page) =>
     return context.getImageData(0, 0, 64, 36).data.reduce((sum, byte) => (sum * 31 + byte) >>> 0, 0);
   });
 
-/** Until that many more frames were shown, and the picture was more than one. */
+/** Waits until this number of further frames was shown, and the picture has changed. */
 export async function moves(page, frames = SOME) {
   await page.locator('[data-figure="Frames shown"]').waitFor();
   await page.locator("canvas").waitFor();
@@ -140,14 +141,14 @@ export async function moves(page, frames = SOME) {
   await settles(`${frames} frames that move`, look, (now) => now.frames >= frames && now.pictures > 2, page.report);
 }
 
-/** Has the player take the catalog in this format, and returns it. */
+/** Makes the player use the catalog of this format, and returns it. */
 export async function catalogBy(page, format) {
   const player = page.locator("moq-watch");
   await player.evaluate((player, format) => {
     window.before = player.catalog;
     player.catalogFormat = format;
   }, format);
-  // Not that of the other format, which may be there for a moment.
+  // The catalog of the other format may still be there for a moment.
   const catalog = () => player.evaluate(({ catalog }) => (catalog && catalog !== window.before ? JSON.stringify(catalog) : undefined));
   return JSON.parse(await settles(`a catalog by ${format}`, catalog, (catalog) => catalog !== undefined, page.report));
 }
@@ -161,7 +162,7 @@ export function launch(flags = []) {
   const wrapper = join(dir, "chromium");
   writeFileSync(wrapper, `#!/bin/sh\nexec ${at("SUB1", CHROMIUM).join(" ")} "$@"\n`);
   chmodSync(wrapper, 0o755);
-  // Browsers connect from pages on localhost, or by https; in a lab the relay is elsewhere.
+  // Browsers allow WebTransport from pages on localhost or with https; in a lab the relay is elsewhere.
   const secure = LAB_ID ? [`--unsafely-treat-insecure-origin-as-secure=http://${name}:${ports.http}`] : [];
   return chromium.launch({ executablePath: wrapper, args: [...BROWSER, ...CAMERA, ...secure, ...flags], timeout: BOUND_MS });
 }

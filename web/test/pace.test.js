@@ -1,4 +1,4 @@
-// How the publisher's bit rate follows what the way carries, on ways whose room is known: see `make web-test`.
+// The publisher's bit rate follows the capacity of simulated paths: see `make web-test`.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -16,17 +16,18 @@ const STEP_MS = 20;
 const LOOK_MS = 100;
 const GROUP_MS = 1000;
 const WAY_MS = 40;
-/** Of a group, the key frame's part. */
+/** The key frame's part of a group. */
 const KEY = 0.25;
 
-/** A way that carries `room(at)` bits a second, and a publisher that makes as much as it may; a group each second. */
+/** Simulates a path that carries `room(at)` bits per second, and a publisher that sends as much as it may, with a
+    group each second. */
 function way(room) {
   const pace = new Pace(MOST, SOUND);
   let [at, given, sent, dropped, isKeyDue] = [0, 0, 0, 0, false];
   let marks = [];
   return {
     pace,
-    /** Longest wait seen, ms, and what was made of the picture, bits a second. */
+    /** Returns the longest waiting time in ms, and the picture's bits per second. */
     run(ms) {
       let [longest, made] = [0, 0];
       for (const end = at + ms; at < end; at += STEP_MS) {

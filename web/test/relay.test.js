@@ -1,7 +1,8 @@
-// The relay's page in a real browser, which plays live video, publishes a camera, and shows what the relay does: see `make web-test`.
+// The relay's page in a real browser, which plays live video, publishes a camera, and shows the relay's status: see
+// `make web-test`.
 //
-// What `harness.js` says, and: CLIP has H.264 and nothing else. MOQ_SUB: Cloudflare's player, if it is there. FILMED: what a camera films in
-// a lab, MJPEG.
+// The variables are those of `harness.js`. CLIP must have only H.264. MOQ_SUB: Cloudflare's player, if installed.
+// FILMED: the camera's picture in a lab, as MJPEG.
 
 import assert from "node:assert/strict";
 import { createSocket } from "node:dgram";
@@ -14,7 +15,7 @@ import { PORTS, TOKEN, at, catalogBy, dir, figure, figured, host, launch, moves,
 import { settles, start, test, until } from "./support.js";
 
 const { MILLRACE, FILMED, ENGINE = "user", MOQ_SUB, LAB_ID } = process.env;
-/** Less than clocks differ by that are not the same. */
+/** Clocks that differ by less than this count as the same. */
 const SAME_CLOCK_MS = 60_000;
 
 const told = (page) => page.evaluate(() => window.told);
@@ -25,7 +26,7 @@ async function fits(page) {
   await settles("a page that is no wider than its window", widths, ([page, window]) => page <= window);
 }
 
-/** The relay's status, as others than the page have it. */
+/** Returns the relay's status, independent of the page. */
 async function status() {
   const asking = at("SUB1", MILLRACE, "status", "--json", "--http", `${host}:${ports.http}`, "--http-token-file", TOKEN);
   const child = start(asking, "ignore", "pipe");
@@ -49,7 +50,7 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     await figured(first.page, ENGINE === "kernel" ? "Packets by the kernel" : "Packets by userspace", (packets) => packets !== "0");
     await shot(first.page, "plays");
 
-    // Both catalogs say the same; hang's has what is in the init segment a second time, for who needs that.
+    // Both catalogs are equal; hang's repeats some of the init segment for players that need that.
     const said = (key, value) => (key === "description" ? undefined : value);
     const isFrom = async (format) => {
       const { video } = await catalogBy(first.page, format);
@@ -60,7 +61,8 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     const hang = await isFrom("hang");
     assert.equal(hang, msf);
 
-    // The catalog was written once, long before; and those without the token see the picture, not the relay's figures.
+    // The catalog was written once, long before. A page without the token shows the picture, but not the relay's
+    // figures.
     const late = await open({ query: "", viewport: { width: 390, height: 844 }, colorScheme: "dark" });
     await moves(late.page);
     await late.page.locator("#relay", { hasText: "need the link with the token" }).waitFor();
@@ -70,11 +72,11 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     await late.close();
 
     const stopping = server.stop();
-    const isGone = (told) => told.some((message) => /The connection to the relay has ended|The relay is being stopped/.test(message));
+    const isGone = (told) => told.some((message) => /The connection to the relay has ended|The relay is shutting down/.test(message));
     await settles("word that the relay is gone", () => told(first.page), isGone);
     await shot(first.page, "gone");
     await stopping;
-    await message(first.page, "The relay does not answer any more");
+    await message(first.page, "The relay no longer answers");
     await publisher.stop();
     server = await relay({ again: true });
     publisher = publish();
@@ -109,7 +111,8 @@ test("two broadcasts, chosen by keyboard", async () => {
   }
 });
 
-/** A UDP port where nobody is, and nobody can be: the socket there talks to another one alone, so the kernel refuses all others. */
+/** A closed UDP port that cannot be taken: its socket is connected to another one, so the kernel refuses all other
+    senders. */
 async function refusing(socket) {
   socket.bind(0, "127.0.0.1");
   await once(socket, "listening");
@@ -144,7 +147,7 @@ test("what hinders is said in words", async () => {
   }
 });
 
-/** The tab that is chosen, and the panels that are there. */
+/** Returns the chosen tab and the visible panels. */
 const tabs = (page) =>
   page.evaluate(() => ({
     chosen: document.querySelector('[role=tab][aria-selected=true]')?.textContent,
@@ -154,7 +157,7 @@ const tabs = (page) =>
     address: location.hash,
   }));
 
-/** Once what the tab shows has been loaded. */
+/** Waits until the contents of the tab have been loaded. */
 const titled = (page, what) => page.waitForFunction((title) => document.title === title, `${what} - millrace relay`);
 
 test("tabs by keyboard and by address, on a phone too", async () => {
@@ -186,7 +189,7 @@ test("tabs by keyboard and by address, on a phone too", async () => {
     await page.keyboard.press("ArrowLeft");
     await shows("Relay", "relay", "#relay");
     await focuses("Relay");
-    // What has the name of a tab is found all the same; and links of before are good.
+    // A broadcast with the name of a tab is found, and old links work.
     for (const address of ["#watch/relay", "#one%2Ftwo", "#watch/%"]) {
       await page.evaluate((address) => (location.hash = address), address);
       await shows("Watch", "watch", address);
@@ -241,7 +244,7 @@ test("the relay's sessions and tracks are live, over one channel that is open wh
       await settles("the theme", () => page.evaluate(() => document.documentElement.dataset.theme), theme);
       await shot(page, `relay-${theme}`);
     }
-    const listeners = async () => (await status()).events.listeners; // exact: it is read by settles alone
+    const listeners = async () => (await status()).events.listeners; // exact: only settles reads it
     await settles("one channel, which tabs share", listeners, 1);
     await page.locator("#tab-publish").click();
     await settles("the channel to be closed", listeners, 0);
@@ -249,11 +252,11 @@ test("the relay's sessions and tracks are live, over one channel that is open wh
     await settles("the channel to be open again", listeners, 1);
 
     await server.stop();
-    await page.locator("#relay-figures", { hasText: "not to be had at the moment" }).waitFor();
+    await page.locator("#relay-figures", { hasText: "unavailable at the moment" }).waitFor();
     server = await relay({ again: true });
     await page.locator("#tables tr", { hasText: "publishes" }).waitFor();
 
-    // Without the token there are no figures, and it is said why.
+    // A page without the token has no figures, and says why.
     const other = await open({ query: "", tab: "#relay" });
     await other.page.locator("#relay-figures", { hasText: "need the link with the token" }).waitFor();
     await other.page.locator("#tables").waitFor({ state: "hidden" });
@@ -266,7 +269,7 @@ test("the relay's sessions and tracks are live, over one channel that is open wh
   }
 });
 
-/** Chooses and begins, and waits until it is connected. */
+/** Chooses a source and starts, and waits until it is connected. */
 async function broadcast(page, source = "camera", [lines, size] = ["360", "640 Ã— 360"]) {
   await page.locator(`input[value=${source}]`).check();
   await page.locator("select[name=lines]").selectOption(lines);
@@ -275,7 +278,7 @@ async function broadcast(page, source = "camera", [lines, size] = ["360", "640 Ã
   await page.locator('#sent [data-figure="Picture"]', { hasText: size }).waitFor();
 }
 
-/** Has a player write media until ffmpeg finds so many frames of a stream in it. */
+/** Runs a player until ffmpeg has found this number of frames of a stream in its output. */
 async function plays(stream, frames, ...command) {
   const player = start(at("PUB", ...command), "ignore", "pipe");
   const decoder = start(["ffmpeg", "-v", "error", "-i", "-", "-map", `0:${stream}`, `-frames:${stream}`, String(frames), "-f", "framemd5", "-"], "pipe", "pipe");
@@ -285,7 +288,7 @@ async function plays(stream, frames, ...command) {
   try {
     await settles(`${frames} frames by ${command[0]}`, () => found.length, (count) => count >= frames);
     assert.ok(new Set(found).size > 2, "it is not always the same");
-    // It ends with the last one.
+    // The decoder ends with the last frame.
     await until("the decoder to end", () => decoder.exitCode !== null);
     await decoder.ended;
     assert.deepEqual(decoder.lines, []);
@@ -303,18 +306,18 @@ test("a camera is published, to players and to another page, and again after a r
   try {
     await broadcast(first.page);
     await first.page.locator('#sent [data-figure="Sound"]', { hasText: "Opus" }).waitFor();
-    await first.page.locator('#sent [data-figure="State"]', { hasText: "nobody watches" }).waitFor();
+    await first.page.locator('#sent [data-figure="State"]', { hasText: "no viewers yet" }).waitFor();
     other = await open();
     await moves(other.page);
     await first.page.locator('#sent [data-figure="State"]', { hasText: "sent to the relay" }).waitFor();
     await first.page.locator('#sent [data-figure="Viewers"]', { hasText: "1" }).waitFor();
-    // The clock of both is the same.
+    // Both use the same clock.
     await figured(other.page, "Latency", (late) => Math.abs(parseFloat(late)) < SAME_CLOCK_MS);
     await shot(first.page, "publishes");
 
     await plays("v", 30, MILLRACE, "subscribe", "--name", "cam", "--tls-disable-verify", url);
     await plays("a", 100, MILLRACE, "subscribe", "--name", "cam", "--tls-disable-verify", url);
-    // It takes sound as AAC alone, which not every browser encodes.
+    // The player supports only AAC sound, which not every browser encodes.
     if (existsSync(MOQ_SUB ?? "")) {
       await plays("v", 30, MOQ_SUB, "--name", "cam", "--tls-disable-verify", url);
       await plays("v", 30, MOQ_SUB, "--catalog", "--name", "cam", "--tls-disable-verify", url);
@@ -339,31 +342,31 @@ test("a camera is published, to players and to another page, and again after a r
   }
 });
 
-/** What the way from the browser to the relay is like from now on. */
+/** Sets the properties of the path from the browser to the relay. */
 async function uplink(...settings) {
   const end = await once(start([`${MILLRACE}-lab`, "lab", "set", "relay-sub1", "--direction", "backward", ...settings]), "exit");
   assert.deepEqual(end, [0, null]);
 }
 
-/** Of a figure in bits a second. */
+/** Returns a figure in bits per second. */
 async function bits(page, name) {
   const [number, unit] = (await figure(page, name)).split(" ");
   return Number(number) * { "kbit/s": 1e3, "Mbit/s": 1e6 }[unit];
 }
 
-/** Longer than a viewer who is there sees the picture late. */
+/** Longer than the latency of a watching viewer. */
 const LATE_MS = 3000;
-/** Of the picture that is chosen there, at 0.08 bits a pixel, as the page says it. */
+/** Bit rate of the chosen picture at 0.08 bits a pixel, which the page shows. */
 const CHOSEN = 2.2e6;
 
 test("a camera stays live on a way that loses packets, and on one with too little room", { skip: !LAB_ID && "needs a lab" }, async () => {
   const server = await relay();
-  // What Chromium's own fake camera films takes next to nothing.
+  // The picture of Chromium's own fake camera needs almost no bits.
   const filming = await launch([`--use-file-for-fake-video-capture=${FILMED}`]);
   const first = await open({ from: filming, tab: "#publish/cam" });
   const other = await open();
   const aim = () => bits(first.page, "Bit rate of the picture, at most");
-  // With its bit rate as it was chosen it would be later all the time.
+  // With the chosen bit rate the picture would be ever later.
   const isLive = async (frames) => {
     await moves(other.page, frames);
     await figured(other.page, "Latency", (late) => Math.abs(parseFloat(late)) < LATE_MS);
@@ -414,7 +417,7 @@ const playsBy = (page, format) => settles("the catalog's format", () => page.loc
 
 test("a broadcast plays by the catalog that the player takes", async () => {
   const server = await relay();
-  // What the player cannot read of hang's.
+  // Removes the parts of hang's catalog that the player cannot read.
   const prepare = (page) =>
     page.addInitScript(() => {
       const stringify = JSON.stringify;
@@ -478,7 +481,7 @@ test("what hinders publishing is said in words", async () => {
       const message = page.locator("#publish-message:not([hidden])", { hasText: words });
       const begin = page.locator("#publish-begin");
       await message.or(page.locator("#publish-begin:enabled")).first().waitFor();
-      // exact: one of both is there, and the message does not come after the button by itself.
+      // exact: one of the two is visible, and the message does not appear after the button by itself
       if (!(await message.isVisible())) {
         await page.locator("input[name=name]").fill(name);
         await begin.click();
@@ -507,13 +510,13 @@ test("who may not publish is told what is missing, and may with a token", async 
   await once(making, "close");
   try {
     for (const [query, name, words] of [
-      ["", "room/alice", "?jwt=TOKEN behind the address"],
+      ["", "room/alice", "add ?jwt=TOKEN to the address"],
       [`?jwt=${token.trim()}`, "room/bob", "does not allow it"],
     ]) {
       const { page, close } = await open({ query, tab: `#publish/${encodeURIComponent(name)}` });
       await page.locator("#publish-begin").click();
       await page.locator("#publish-message:not([hidden])", { hasText: words }).waitFor();
-      await page.locator('#sent [data-figure="State"]', { hasText: "not taken by the relay" }).waitFor();
+      await page.locator('#sent [data-figure="State"]', { hasText: "refused by the relay" }).waitFor();
       await shot(page, "may-not");
       await close();
     }

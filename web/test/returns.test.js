@@ -1,7 +1,7 @@
-// The page's player goes on after a publisher was killed and started again: see `scripts/web.sh test returns`.
+// The page's player continues after a publisher was killed and started again: see `scripts/web.sh test returns`.
 //
-// What `harness.js` says, and: ABSENT_MS, for how long the publisher is away. ROUNDS: how often it is killed. How long there was no new
-// picture is in the output, beyond the absence.
+// The variables are those of `harness.js`, and: ABSENT_MS, how long the publisher is away; ROUNDS, how often it is
+// killed. The output has the times without a new picture, less the absence.
 
 import assert from "node:assert/strict";
 
@@ -9,10 +9,10 @@ import { at, host, moves, open, ports, relay, shot } from "./harness.js";
 import { start, test, until } from "./support.js";
 
 const { MILLRACE, CLIP, ABSENT_MS = "0", ROUNDS = "1" } = process.env;
-/** Frames that are shown before the publisher is killed, and afterwards. */
+/** Number of frames that are shown before the publisher is killed, and afterwards. */
 const SOME = 45;
 
-/** Publishes the clip over and over, in real time. */
+/** Publishes the clip over and over in real time. */
 function publish(options) {
   const output = ["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
   const source = start(["ffmpeg", "-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", CLIP, "-c", "copy", ...output], "ignore", "pipe");
@@ -22,7 +22,7 @@ function publish(options) {
   return { kill: () => Promise.all([source.stop("SIGKILL"), child.stop("SIGKILL")]) };
 }
 
-/** From now on the page notes when it shows a picture. */
+/** Makes the page record when it shows a picture. */
 const watch = (page) =>
   page.evaluate(() => {
     window.shown = [];
@@ -38,7 +38,7 @@ const PUBLISHERS = [
 
 for (const [what, options] of PUBLISHERS) {
   test(`${what} that is killed and started again is a gap of the page's picture`, async (context) => {
-    // A dead session of the publisher's would not be over by itself.
+    // The publisher's dead session would not end by itself.
     const server = await relay({ who: ["--public", "--idle-timeout", "600"] });
     let publisher = publish(options);
     const { page, wrong, close } = await open();

@@ -1,4 +1,4 @@
-// What the browser's tests share: waiting for a state that has yet to come about, and what the programs said that a failed test had started.
+// Shared by the browser's tests: waiting for a state, and the output of the programs that a failed test had started.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -7,20 +7,22 @@ import { createInterface } from "node:readline";
 import { test as run } from "node:test";
 import { inspect, isDeepStrictEqual } from "node:util";
 
-/** How long a test waits for a state before it fails. It is far more than any state takes, because it is not what a test is about. */
+/** How long a test waits for a state before it fails. It is far longer than any state takes, so that speed is not
+    tested. */
 export const BOUND_MS = 300_000;
 const PAUSE_MS = 50;
-/** Arguments of Chromium, which root has to start without a sandbox. It draws in software: to emulate a GPU takes a fifth more CPU. */
+/** Arguments of Chromium, which root must start without a sandbox. It draws in software: emulating a GPU takes a
+    fifth more CPU. */
 export const BROWSER = ["--no-sandbox", "--disable-gpu"];
-/** Of each program that a failed test had started, counted from the end. */
+/** Number of lines that are printed of each program of a failed test, counted from the end. */
 const LINES = 40;
 
-/** Those of the test that runs. */
+/** The programs of the running test. */
 let programs = [];
 
-/**
- * Reads a state until it is as wanted, and returns it. `wanted` is what it has to be equal to, a pattern for a text, or a function
- * that says whether it is. `what` completes the sentence "waited in vain for ..."; `report` says more for a failure.
+/** Reads a state until it is as wanted, and returns it. `wanted` is an equal value, a pattern for a text, or a
+ * function that returns whether it is. `what` completes the sentence "waited in vain for ..."; `report` adds
+ * details to a failure.
  */
 export async function settles(what, read, wanted, report = async () => "") {
   const deadline = Date.now() + BOUND_MS;
@@ -32,7 +34,7 @@ export async function settles(what, read, wanted, report = async () => "") {
       const more = await report();
       assert.fail(`waited in vain for ${what}, ${BOUND_MS / 1000} s; last seen: ${inspect(state, { depth: 5 })}${sought} ${more}`);
     }
-    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS)); // exact: the gap between two looks
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS)); // exact: the pause between two reads
   }
 }
 
@@ -42,23 +44,23 @@ function isWanted(state, wanted) {
   return isDeepStrictEqual(state, wanted);
 }
 
-/** Until it holds. */
+/** Waits until `holds` returns true. */
 export function until(what, holds, report) {
   return settles(what, holds, Boolean, report);
 }
 
-/** Until what is read is another than `before`, and returns that. */
+/** Waits until the value differs from `before`, and returns it. */
 export function changes(read, before) {
   return settles("a change", read, (now) => now !== before);
 }
 
-/** A program whose standard error is kept, in `lines`, and printed if the test fails; `stop` ends it. */
+/** Starts a program whose standard error is kept in `lines` and printed if the test fails; `stop` ends it. */
 export function start([program, ...args], stdin = "ignore", stdout = "ignore", ...more) {
   const child = spawn(program, args, { stdio: [stdin, stdout, "pipe", ...more] });
   child.lines = [];
   createInterface(child.stderr).on("line", (line) => child.lines.push(line));
   child.stdin?.on("error", () => {});
-  /** It has ended, and all that it said is in `lines`. */
+  /** Resolves when it has ended and `lines` is complete. */
   child.ended = once(child, "close");
   child.ended.catch(() => {});
   child.stop = async (signal = "SIGTERM") => {
@@ -69,7 +71,7 @@ export function start([program, ...args], stdin = "ignore", stdout = "ignore", .
   return child;
 }
 
-/** A test that, if it fails, says what the programs said that it had started. */
+/** Defines a test that, if it fails, prints the output of the programs that it had started. */
 export function test(name, ...rest) {
   const body = rest.pop();
   return run(name, ...rest, async (context) => {

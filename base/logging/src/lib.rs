@@ -1,4 +1,6 @@
-//! A limit for log lines: whatever a stranger does, no place in the code writes more than a burst of them and then some a second.
+//! Limits log lines. Whatever a stranger does, each place in the code writes a burst of lines at most, and then some
+//! per second.
+#![deny(missing_docs)]
 
 use std::{
     collections::HashMap,
@@ -13,17 +15,17 @@ use parking_lot::Mutex;
 use tracing::{Event, Level, Subscriber, callsite::Identifier, warn};
 use tracing_subscriber::{Layer, layer::Context};
 
-/// Lines of one place at once, and the time after which there may be one more.
+/// Lines that one place may write at once, and the time after which it may write one more.
 const BURST: u32 = 100;
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// The target of lines about lines that were left out. They have no limit of their own: there is at most one before a line that has.
+/// Target of the lines that tell how many lines were left out. They are not limited: each precedes a line that is.
 const TARGET: &str = "millrace::log";
 
-/// Lets through what each place in the code may write: 100 lines at once and 20 a second. The next line of the place says how many were
-/// left out. `debug` and `trace` have no limit.
+/// A `tracing` layer that limits each place in the code to 100 lines at once and 20 per second. The next line of the
+/// place tells how many were left out. `debug` and `trace` have no limit.
 ///
-/// A relay logs what its peers do, by `tracing`, as often as they do it. Whoever embeds one puts this layer on top of its subscriber:
+/// A relay logs every action of its peers. An application that embeds a relay adds this layer to its subscriber:
 ///
 /// ```
 /// use tracing_subscriber::layer::SubscriberExt;
@@ -31,30 +33,30 @@ const TARGET: &str = "millrace::log";
 /// let limit = millrace_logging::LogLimit::default();
 /// let subscriber = tracing_subscriber::fmt().finish().with(limit.clone());
 /// tracing::subscriber::set_global_default(subscriber)?;
-/// tracing::info!(left_out = limit.suppressed(), "logging");
+/// tracing::info!(left_out = limit.suppressed(), "log lines were left out so far");
 /// # Ok::<(), tracing::subscriber::SetGlobalDefaultError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct LogLimit(Arc<Places>);
+pub struct LogLimit(Arc<LogLimiter>);
 
 #[derive(Debug, Default)]
-struct Places {
-    by_place: Mutex<HashMap<Identifier, Bucket>>,
+struct LogLimiter {
+    by_place: Mutex<HashMap<Identifier, PlaceBucket>>,
     suppressed: AtomicU64,
 }
 
-/// The lines of one place.
+/// The state of one place in the code.
 #[derive(Debug, Default)]
-struct Bucket {
-    /// Lines that may no longer be written at once, and since when that holds.
+struct PlaceBucket {
+    /// Lines that were used of the burst, and the time for which this number is right.
     used: u32,
     since: Option<Instant>,
-    /// Since the last line.
+    /// Lines that were left out since the last one.
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// Returns how many lines were not written, since too many like them came at once.
+    /// Returns how many lines were left out because too many like them came at once.
     pub fn suppressed(&self) -> u64 {
         self.0.suppressed.load(Relaxed)
     }
@@ -72,15 +74,14 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
-            let (of, at) = (metadata.target(), metadata.line());
-            warn!(target: TARGET, lines, of, at, "lines like the next one were left out: there were too many at once");
+            warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true
     }
 }
 
-impl Bucket {
-    /// Returns how many lines before it were left out, if a line may be written now.
+impl PlaceBucket {
+    /// If a line may be written now, returns how many lines before it were left out.
     fn line(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
@@ -97,7 +98,7 @@ impl Bucket {
     }
 }
 
-/// The front of what a peer says of itself, for the log.
+/// Returns the beginning of a text that a peer has sent, for the log.
 pub fn short(text: &str) -> &str {
     const LEN: usize = 64;
     text.char_indices().nth(LEN).map_or(text, |(end, _)| &text[..end])
@@ -114,8 +115,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_passes_and_then_one_each_period() {
-        let (mut bucket, now) = (Bucket::default(), Instant::now());
+    fn log_lines_pass_in_a_burst_and_then_one_per_period() {
+        let mut bucket = PlaceBucket::default();
+        let now = Instant::now();
         let written = (0..1000).filter(|_| bucket.line(now).is_some()).count();
         assert_eq!(written, BURST as usize);
         assert_eq!(bucket.line(now + PERIOD), Some(1000 - u64::from(BURST)));
@@ -125,28 +127,29 @@ mod tests {
         assert_eq!(written, BURST as usize);
     }
 
-    /// Counts the lines that come to it, by their level.
+    /// Counts the lines that reach it, by level.
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<HashMap<Level, u64>>>);
+    struct LineCounter(Arc<Mutex<HashMap<Level, u64>>>);
 
-    impl<S: Subscriber> Layer<S> for Lines {
+    impl<S: Subscriber> Layer<S> for LineCounter {
         fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
             *self.0.lock().entry(*event.metadata().level()).or_default() += 1;
         }
     }
 
     #[test]
-    fn each_place_has_a_limit_of_its_own() {
-        let (lines, limit) = (Lines::default(), LogLimit::default());
+    fn each_place_in_the_code_has_its_own_log_limit() {
+        let lines = LineCounter::default();
+        let limit = LogLimit::default();
         let subscriber = tracing_subscriber::registry().with(lines.clone()).with(limit.clone());
         let begun = Instant::now();
         tracing::subscriber::with_default(subscriber, || {
             for number in 0..100_000 {
-                tracing::error!(number, "one place");
+                tracing::error!(number, "a line of one place in the code");
             }
-            tracing::info!("another place");
+            tracing::info!("a line of another place in the code");
             for number in 0..1000 {
-                tracing::debug!(number, "what was asked for");
+                tracing::debug!(number, "a line without a limit");
             }
         });
         let most = 101 + begun.elapsed().as_millis() as u64 / 50;
@@ -172,16 +175,16 @@ mod tests {
         }
     }
 
-    /// An event within another one goes to the process's subscriber only.
+    /// An event inside another one reaches the process's subscriber only.
     #[test]
-    fn the_next_line_says_how_many_were_left_out() {
+    fn next_log_line_reports_how_many_lines_were_left_out() {
         let left_out = LeftOut::default();
         let subscriber = tracing_subscriber::registry().with(left_out.clone()).with(LogLimit::default());
         tracing::subscriber::set_global_default(subscriber).expect("no other test of this process sets it");
         let mut said = 0;
         let lines = wait_for("the line after", || {
             for _ in 0..200 {
-                tracing::info!("one place");
+                tracing::info!("a line of one place in the code");
             }
             said += 200;
             left_out.0.lock().take()

@@ -7,23 +7,30 @@ const LISTED_MAX: usize = 32;
 
 /// A place in a file: a line, and keys joined by dots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct SettingPlace {
+    /// The line, from 1 on.
     pub line: usize,
+    /// The keys down to this place, joined by dots.
     pub key: String,
 }
 
-impl Place {
+impl SettingPlace {
     pub(super) fn inner(&self, key: &str, line: usize) -> Self {
         Self { line, key: inner(&self.key, key) }
     }
 }
 
-pub(super) fn line(text: &str, span: Range<usize>) -> usize {
-    let before = text.get(..span.start).unwrap_or(text);
-    before.matches('\n').count() + 1
+/// Returns the offsets of all line breaks.
+pub(super) fn breaks(text: &str) -> Vec<usize> {
+    text.match_indices('\n').map(|(at, _)| at).collect()
 }
 
-/// Says of an unknown key which of those that are known was likely meant.
+/// Returns the line that a span begins in, from 1 on.
+pub(super) fn line(breaks: &[usize], span: Range<usize>) -> usize {
+    breaks.partition_point(|at| *at < span.start) + 1
+}
+
+/// Returns the message for an unknown key: the known key that was likely meant, or all known keys.
 pub fn unknown<K: AsRef<str>>(key: &str, known: &[K]) -> String {
     let known = || known.iter().map(AsRef::as_ref);
     let closest = known().map(|known| (strsim::jaro(key, known), known));

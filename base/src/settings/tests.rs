@@ -4,43 +4,45 @@ use super::*;
 
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Listener {
+struct ListenerSetting {
     name: String,
     at: Vec<std::net::IpAddr>,
     #[serde(default)]
     port: u16,
-    mode: Option<Mode>,
+    mode: Option<ModeSetting>,
     #[serde(default)]
     share: f64,
 }
 
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Mode {
+enum ModeSetting {
     Quick,
     VerySlow,
 }
 
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    listener: Vec<Listener>,
+struct SettingsFile {
+    listener: Vec<ListenerSetting>,
     #[serde(default)]
     weights: BTreeMap<String, u32>,
 }
 
 fn problems(text: &str) -> String {
-    let done = Reader::file(text, "the file is", "f.toml", |_, file: File| Some(file));
+    let done = SettingsReader::file(text, "the file is", "f.toml", |_, file: SettingsFile| Some(file));
     done.map(|_| ()).unwrap_err().to_string()
 }
 
 #[test]
-fn a_file_is_read_as_it_is_written() {
+fn settings_file_is_read_into_its_type() {
     let text = "weights = { a = 0x10 }\n[[listener]]\nname = \"a\"\nat = \"::1\"\nport = 7\nmode = \"very-slow\"\nshare = 1\n";
-    let file = Reader::file(text, "the file is", "f.toml", |_, file: File| Some(file)).unwrap();
+    let file =
+        SettingsReader::file(text, "the file is", "f.toml", |_, file: SettingsFile| Some(file)).unwrap();
     let at = vec!["::1".parse().unwrap()];
-    let listener = Listener { name: "a".into(), at, port: 7, mode: Some(Mode::VerySlow), share: 1.0 };
-    assert_eq!(file, File { listener: vec![listener], weights: [("a".to_owned(), 16)].into() });
+    let listener =
+        ListenerSetting { name: "a".into(), at, port: 7, mode: Some(ModeSetting::VerySlow), share: 1.0 };
+    assert_eq!(file, SettingsFile { listener: vec![listener], weights: [("a".to_owned(), 16)].into() });
 }
 
 #[test]
@@ -63,7 +65,7 @@ fn every_problem_of_a_derived_type_is_reported_with_line_and_key() {
 }
 
 #[test]
-fn the_wrong_shape_is_reported_once() {
+fn setting_of_the_wrong_type_is_reported_once() {
     assert_eq!(problems(""), "the file is not usable:\n  f.toml:1: listener: is missing");
     let table = problems("weights = 3\n[listener]\nname = \"a\"\n");
     assert!(table.contains("1: weights: is a table, not a value of type integer"), "{table}");
@@ -73,14 +75,14 @@ fn the_wrong_shape_is_reported_once() {
 }
 
 #[test]
-fn what_is_checked_afterwards_is_reported_at_its_line() {
+fn check_of_a_setting_is_reported_at_its_line() {
     let text = "\n[[listener]]\nname = \"a\"\nat = []\n[[listener]]\nname = \"b\"\nat = []\nport = 1\n";
-    let check = |reader: &mut Reader<'_>, file: File| {
+    let check = |reader: &mut SettingsReader, file: SettingsFile| {
         reader.check("weights", Err::<(), _>("there are no weights"));
         reader.check("listener[1].port", Err::<(), _>("the port is taken"));
-        reader.each("listener", file.listener, |it| Err::<(), _>(format!("{} has no address", it.name)))
+        reader.read_each("listener", file.listener, |it| Err::<(), _>(format!("{} has no address", it.name)))
     };
-    let error = Reader::file(text, "the file is", "f.toml", check).unwrap_err();
+    let error = SettingsReader::file(text, "the file is", "f.toml", check).unwrap_err();
     let said: Vec<_> = error.problems.iter().map(|it| (it.line, it.message.as_str())).collect();
     let wanted = [
         (1, "there are no weights"),

@@ -1,4 +1,4 @@
-//! Values of TOML as serde's data model, with errors that say where and what is wanted.
+//! Values of TOML as serde's data model. Errors name the place and what is wanted there.
 
 use std::{
     cell::RefCell,
@@ -15,14 +15,14 @@ use toml::{
     de::{DeArray, DeTable, DeValue},
 };
 
-use super::place::{Place, inner, line, unknown};
+use super::place::{SettingPlace, inner, line, unknown};
 
 /// A fault of a value.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// Innermost key or item.
-    pub place: Option<Place>,
-    /// Key that the table there does not have.
+    /// The innermost key or item.
+    pub place: Option<SettingPlace>,
+    /// The required key that the table lacks.
     pub missing: Option<&'static str>,
     pub message: String,
 }
@@ -68,7 +68,7 @@ impl de::Error for Fault {
     }
 }
 
-/// `"a", "b" or "c"`.
+/// Joins words as `"a", "b" or "c"`.
 fn choice(words: &[&str]) -> String {
     let quoted: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
     match quoted.split_last() {
@@ -83,23 +83,24 @@ pub(super) fn kind(value: &DeValue<'_>) -> String {
     format!("a value of type {}", value.type_str())
 }
 
-pub(super) struct Context<'c> {
-    pub text: &'c str,
-    /// Keys that are left out.
+pub(super) struct ValueContext<'c> {
+    /// Offsets of the line breaks.
+    pub breaks: &'c [usize],
+    /// Keys that are left out, because they were found wrong.
     pub wrong: &'c BTreeSet<String>,
     pub lines: &'c RefCell<BTreeMap<String, usize>>,
 }
 
 /// A value and its key.
 #[derive(Clone, Copy)]
-pub(super) struct Node<'c, 'v> {
-    pub context: &'c Context<'c>,
+pub(super) struct ValueNode<'c, 'v> {
+    pub context: &'c ValueContext<'c>,
     pub value: &'v DeValue<'v>,
     pub key: &'v str,
 }
 
-impl Node<'_, '_> {
-    fn wants<T>(self, what: &str) -> Result<T, Fault> {
+impl ValueNode<'_, '_> {
+    fn expected<T>(self, what: &str) -> Result<T, Fault> {
         Err(Fault::custom(format_args!("is {what}, not {}", kind(self.value))))
     }
 
@@ -110,27 +111,27 @@ impl Node<'_, '_> {
     }
 
     fn text(&self) -> Result<&str, Fault> {
-        self.value.as_str().map_or_else(|| self.wants("text in quotes"), Ok)
+        self.value.as_str().map_or_else(|| self.expected("text in quotes"), Ok)
     }
 }
 
 /// Keys or items one after the other, without those that were found wrong.
 struct Items<'c, 'v, I> {
-    of: Node<'c, 'v>,
+    of: ValueNode<'c, 'v>,
     items: I,
     /// The value of the key that was given last.
-    value: Option<(Place, &'v DeValue<'v>)>,
+    value: Option<(SettingPlace, &'v DeValue<'v>)>,
 }
 
 impl<'c, 'v, I> Items<'c, 'v, I> {
-    fn new(of: Node<'c, 'v>, items: I) -> Self {
+    fn new(of: ValueNode<'c, 'v>, items: I) -> Self {
         Self { of, items, value: None }
     }
 
-    /// Remembers the line. `None`: it is left out.
-    fn enter(&self, key: String, span: std::ops::Range<usize>) -> Option<Place> {
-        let line = line(self.of.context.text, span);
-        let place = (!self.of.context.wrong.contains(&key)).then(|| Place { line, key: key.clone() });
+    /// Remembers the line of a key or item. Returns `None` if it is left out.
+    fn enter(&self, key: String, span: std::ops::Range<usize>) -> Option<SettingPlace> {
+        let line = line(self.of.context.breaks, span);
+        let place = (!self.of.context.wrong.contains(&key)).then(|| SettingPlace { line, key: key.clone() });
         self.of.context.lines.borrow_mut().insert(key, line);
         place
     }
@@ -138,10 +139,10 @@ impl<'c, 'v, I> Items<'c, 'v, I> {
     fn read<S: DeserializeSeed<'static>>(
         &self,
         seed: S,
-        place: &Place,
+        place: &SettingPlace,
         value: &DeValue<'_>,
     ) -> Result<S::Value, Fault> {
-        let node = Node { context: self.of.context, value, key: &place.key };
+        let node = ValueNode { context: self.of.context, value, key: &place.key };
         seed.deserialize(node).map_err(|fault| Fault { place: fault.place.or(Some(place.clone())), ..fault })
     }
 }
@@ -185,9 +186,9 @@ impl<'v, I: Iterator<Item = (usize, &'v Spanned<DeValue<'v>>)>> SeqAccess<'stati
 }
 
 /// The only item of a list.
-struct One<'c, 'v>(Option<Node<'c, 'v>>);
+struct SoleItem<'c, 'v>(Option<ValueNode<'c, 'v>>);
 
-impl SeqAccess<'static> for One<'_, '_> {
+impl SeqAccess<'static> for SoleItem<'_, '_> {
     type Error = Fault;
 
     fn next_element_seed<S: DeserializeSeed<'static>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
@@ -213,7 +214,7 @@ macro_rules! integers {
     };
 }
 
-impl Deserializer<'static> for Node<'_, '_> {
+impl Deserializer<'static> for ValueNode<'_, '_> {
     type Error = Fault;
 
     integers! {
@@ -244,7 +245,7 @@ impl Deserializer<'static> for Node<'_, '_> {
             DeValue::Float(float) => float.as_str().parse().ok(),
             _ => self.integer(i64::MIN, i64::MAX).ok().map(|whole| whole as f64),
         };
-        number.map_or_else(|| self.wants("a number"), |number| visitor.visit_f64(number))
+        number.map_or_else(|| self.expected("a number"), |number| visitor.visit_f64(number))
     }
 
     fn deserialize_f32<V: Visitor<'static>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -274,7 +275,7 @@ impl Deserializer<'static> for Node<'_, '_> {
     ) -> Result<V::Value, Fault> {
         match self.value.as_str() {
             Some(word) => visitor.visit_enum::<StrDeserializer<'_, Fault>>(word.into_deserializer()),
-            None => self.wants(&choice(known)),
+            None => self.expected(&choice(known)),
         }
     }
 
@@ -296,14 +297,14 @@ impl Deserializer<'static> for Node<'_, '_> {
             DeValue::Table(_) => {
                 Err(Fault::custom(format_args!("each is a table of its own, written `[[{}]]`", self.key)))
             }
-            _ => visitor.visit_seq(One(Some(self))),
+            _ => visitor.visit_seq(SoleItem(Some(self))),
         }
     }
 
     fn deserialize_map<V: Visitor<'static>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value {
             DeValue::Table(_) => self.deserialize_any(visitor),
-            _ => self.wants("a table"),
+            _ => self.expected("a table"),
         }
     }
 

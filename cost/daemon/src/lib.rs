@@ -1,9 +1,11 @@
 //! Shows what the kernel's networking costs: live view, files, text, dashboard. `millrace-cost` makes the figures.
+#![deny(missing_docs)]
 
 pub mod live;
 pub mod losses;
 pub mod outputs;
 pub mod queue;
+pub mod rights;
 pub mod signals;
 pub mod sink;
 mod table;
@@ -13,13 +15,13 @@ pub mod web;
 
 #[cfg(test)]
 mod tests {
-    use millrace_cost::report::{Event, Lost};
+    use millrace_cost::report::{Event, LostObservations};
     use millrace_testkit::documented::{COST, assert_named};
 
     #[test]
-    fn events_and_losses_of_the_observer() {
+    fn every_event_and_loss_of_the_cost_observer_is_documented() {
         assert_named(COST, "event", Event::ALL.map(Event::name));
-        let lost = serde_json::to_value(Lost::default()).expect("JSON");
+        let lost = serde_json::to_value(LostObservations::default()).expect("JSON");
         let lost = lost.as_object().expect("an object");
         assert_named(COST, "lost", lost.keys().map(String::as_str));
     }

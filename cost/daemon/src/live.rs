@@ -11,37 +11,40 @@ use millrace_daemon::render;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use super::losses::Losses;
-use super::signals::Signals;
-use super::table::{Cell, Table};
+use super::losses::ReportLosses;
+use super::signals::CostSignals;
+use super::table::{TableCell, TextTable};
 use super::text::{self, cut};
 use super::trend::{Picture, Trend};
 
+/// Whether the live view goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum KeyAnswer {
+    /// The view goes on.
     Continue,
+    /// The user has asked to quit.
     Quit,
 }
 
-/// The terminal's other screen, without echo; as it was when dropped.
-pub struct Terminal {
+/// The live view, on the terminal's alternate screen and without echo. Dropping it restores the terminal.
+pub struct LiveTerminal {
     before: Termios,
     /// A terminal that is left as it is would be of no use after SIGTERM.
-    signals: Signals,
-    losses: Arc<Losses>,
+    signals: CostSignals,
+    losses: Arc<ReportLosses>,
     trend: Trend,
-    shown: Option<Shown>,
-    view: View,
+    shown: Option<LiveReports>,
+    view: LiveView,
 }
 
-/// What there is to see.
-struct Shown {
+/// The latest report, and the trend of each CPU.
+struct LiveReports {
     report: Arc<Report>,
     pictures: Vec<Picture>,
 }
 
-impl Shown {
-    /// For this view alone, and only while it shows them: logs and pages have them only if they were asked for.
+impl LiveReports {
+    /// Adds command lines for this view only, and only while they are shown. Logs and pages have them only if they were requested.
     fn read_arguments(&mut self) {
         if self.report.has_arguments() {
             return;
@@ -54,7 +57,7 @@ impl Shown {
 
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// To the top left; what is below and to the right is overwritten line by line, so that nothing flickers.
+/// Moves to the top left. The rest is overwritten line by line, so that nothing flickers.
 const HOME: &str = "\x1b[H";
 const END_OF_LINE: &str = "\x1b[K\r\n";
 const END_OF_SCREEN: &str = "\x1b[J";
@@ -62,14 +65,14 @@ const BOLD: &str = "\x1b[1m";
 const REVERSE: &str = "\x1b[7m";
 const PLAIN: &str = "\x1b[0m";
 
-impl Terminal {
-    /// `arguments`: processes are shown by their command lines until somebody turns it off.
-    pub fn open(signals: Signals, losses: Arc<Losses>, arguments: bool) -> anyhow::Result<Self> {
+impl LiveTerminal {
+    /// Opens the view. With `arguments`, processes are shown by their command lines until the user switches that off.
+    pub fn open(signals: CostSignals, losses: Arc<ReportLosses>, arguments: bool) -> anyhow::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
-        let view = View { arguments, ..View::default() };
+        let view = LiveView { arguments, ..LiveView::default() };
         let mut terminal = Self { before, signals, losses, trend: Trend::default(), shown: None, view };
         terminal.write(ENTER)?;
         terminal.draw()?;
@@ -77,7 +80,7 @@ impl Terminal {
     }
 
     /// Answers to keys for `time`.
-    pub fn wait(&mut self, time: Duration) -> anyhow::Result<Answer> {
+    pub fn wait(&mut self, time: Duration) -> anyhow::Result<KeyAnswer> {
         let stdin = io::stdin();
         let mut ready = [
             PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
@@ -86,35 +89,39 @@ impl Terminal {
         poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO))?;
         let [key, signal] = ready.map(|fd| fd.any().unwrap_or(false));
         if signal {
-            return Ok(Answer::Quit);
+            return Ok(KeyAnswer::Quit);
         }
         if !key {
-            return Ok(Answer::Continue);
+            return Ok(KeyAnswer::Continue);
         }
         let mut bytes = [0; 16];
         // Nothing to read although it is ready: the terminal is gone.
         let read = nix::unistd::read(&stdin, &mut bytes)?;
         let typed = bytes.get(..read).unwrap_or_default();
-        if typed.is_empty() || keys(typed).any(|key| self.view.key(key) == Answer::Quit) {
-            return Ok(Answer::Quit);
+        if typed.is_empty() || keys(typed).any(|key| self.view.key(key) == KeyAnswer::Quit) {
+            return Ok(KeyAnswer::Quit);
         }
         self.draw()?;
-        Ok(Answer::Continue)
+        Ok(KeyAnswer::Continue)
     }
 
+    /// Shows a report.
+    ///
+    /// # Errors
+    /// The terminal cannot be written to.
     pub fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         self.trend.add(report);
         if self.view.paused {
             return Ok(());
         }
-        self.shown = Some(Shown { report: Arc::clone(report), pictures: self.trend.pictures() });
+        self.shown = Some(LiveReports { report: Arc::clone(report), pictures: self.trend.pictures() });
         self.draw()
     }
 
     fn draw(&mut self) -> anyhow::Result<()> {
         let (width, height) = render::size();
         if self.view.arguments {
-            self.shown.iter_mut().for_each(Shown::read_arguments);
+            self.shown.iter_mut().for_each(LiveReports::read_arguments);
         }
         let lines = self.view.lines(self.shown.as_ref(), &self.losses, width, height);
         let mut screen = String::from(HOME);
@@ -131,7 +138,7 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for LiveTerminal {
     fn drop(&mut self) {
         // Nothing is left to do if the terminal is gone.
         let _ = self.write(LEAVE);
@@ -139,9 +146,9 @@ impl Drop for Terminal {
     }
 }
 
-/// What is looked at, and how.
+/// The selected table and how it is shown.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct View {
+struct LiveView {
     table: usize,
     /// `None`: as it comes.
     sort: Option<usize>,
@@ -151,7 +158,7 @@ struct View {
     paused: bool,
     /// Processes by their command lines.
     arguments: bool,
-    /// As they were when it was drawn.
+    /// The numbers of tables and columns when it was drawn.
     tables: usize,
     columns: usize,
 }
@@ -161,10 +168,10 @@ const OVERVIEW: usize = 0;
 const PARTS: usize = 1;
 const HELP: &str = "Tab table  s sort  r reverse  a arguments  arrows scroll  space pause  q quit";
 
-impl View {
-    fn key(&mut self, bytes: &[u8]) -> Answer {
+impl LiveView {
+    fn key(&mut self, bytes: &[u8]) -> KeyAnswer {
         match bytes {
-            b"q" | b"Q" | [3] | [27] => return Answer::Quit,
+            b"q" | b"Q" | [3] | [27] => return KeyAnswer::Quit,
             b"\t" => self.turn(1),
             b"\x1b[Z" => self.turn(self.tables.saturating_sub(1)),
             b"s" => {
@@ -184,7 +191,7 @@ impl View {
             b"\x1b[H" | b"g" => self.scroll = 0,
             _ => {}
         }
-        Answer::Continue
+        KeyAnswer::Continue
     }
 
     fn turn(&mut self, by: usize) {
@@ -192,8 +199,14 @@ impl View {
         (self.sort, self.reverse, self.scroll) = (None, false, 0);
     }
 
-    fn lines(&mut self, shown: Option<&Shown>, losses: &Losses, width: usize, height: usize) -> Vec<String> {
-        let Some(Shown { report, pictures }) = shown else { return vec!["observing...".to_owned()] };
+    fn lines(
+        &mut self,
+        shown: Option<&LiveReports>,
+        losses: &ReportLosses,
+        width: usize,
+        height: usize,
+    ) -> Vec<String> {
+        let Some(LiveReports { report, pictures }) = shown else { return vec!["observing...".to_owned()] };
         let mut tables = text::tables(report, self.arguments);
         self.tables = tables.len();
         let titles: Vec<&str> = tables.iter().map(|table| table.title).collect();
@@ -216,10 +229,10 @@ impl View {
     }
 
     /// The CPUs, and parts in the room below.
-    fn overview(&mut self, cpus: Table, parts: Table, width: usize, room: usize) -> Vec<String> {
+    fn overview(&mut self, cpus: TextTable, parts: TextTable, width: usize, room: usize) -> Vec<String> {
         let room_of_cpus = cpus.rows.len().min(room / 2);
         let mut lines = self.rows(cpus, width, room_of_cpus);
-        let mut below = View::default();
+        let mut below = LiveView::default();
         if let Some(room) = room.checked_sub(room_of_cpus + 2) {
             lines.push(String::new());
             lines.extend(below.rows(parts, width, room));
@@ -227,7 +240,7 @@ impl View {
         lines
     }
 
-    fn foot(&self, report: &Report, losses: &Losses, width: usize) -> Vec<String> {
+    fn foot(&self, report: &Report, losses: &ReportLosses, width: usize) -> Vec<String> {
         let mut foot: Vec<String> = text::lost(report).into_iter().collect();
         for (output, loss) in losses.all() {
             if let Some(reason) = loss.reason {
@@ -239,6 +252,9 @@ impl View {
                 "{} things cannot be measured here; --plain and --json name them",
                 report.missing.len()
             ));
+        }
+        if text::is_poor(report) {
+            foot.push(text::NOTE_ON_POOR.to_owned());
         }
         foot.push(if self.paused { "paused; space goes on" } else { HELP }.to_owned());
         foot.iter().map(|line| cut(line, width)).collect()
@@ -253,8 +269,8 @@ impl View {
         line
     }
 
-    /// Heading and as many rows as there is room for.
-    fn rows(&mut self, mut table: Table, width: usize, room: usize) -> Vec<String> {
+    /// Returns the heading and as many rows as fit.
+    fn rows(&mut self, mut table: TextTable, width: usize, room: usize) -> Vec<String> {
         self.columns = table.columns.len();
         if let Some(column) = self.sort {
             table.sort(column, self.reverse);
@@ -262,7 +278,7 @@ impl View {
             table.rows.reverse();
         }
         self.scroll = self.scroll.min(table.rows.len().saturating_sub(room));
-        let mut lines = table.lines();
+        let mut lines = table.lines_within(width);
         let heading = lines.remove(0);
         let sorted = self.sort.and_then(|column| table.columns.get(column)).copied();
         let heading = match sorted {
@@ -277,16 +293,16 @@ impl View {
 }
 
 /// Two columns more, after the share of networking. Rows are in the order of the CPUs.
-fn add_trend(cpus: &mut Table, pictures: &[Picture]) {
+fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);
     for (row, picture) in cpus.rows.iter_mut().zip(pictures) {
-        let level = Cell::Seconds(picture.level.as_secs(), picture.from_the_start);
-        row.splice(AT..AT, [Cell::Text(picture.steps.clone()), level]);
+        let level = TableCell::Seconds(picture.level.as_secs(), picture.from_the_start);
+        row.splice(AT..AT, [TableCell::Text(picture.steps.clone()), level]);
     }
 }
 
-/// One byte each, but for sequences that begin with ESC and `[` and end with a letter or `~`.
+/// Splits input into keys. A key is one byte, or a sequence that begins with ESC and `[` and ends with a letter or `~`.
 fn keys(mut typed: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let sequence = typed.strip_prefix(b"\x1b[");
@@ -303,24 +319,24 @@ fn keys(mut typed: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Cell;
+    use super::super::table::TableCell;
     use super::*;
 
-    fn table(rows: u64) -> Table {
-        Table {
+    fn table(rows: u64) -> TextTable {
+        TextTable {
             title: "numbers",
             columns: vec!["a", "b"],
-            rows: (0..rows).map(|n| vec![Cell::Number(n + 1), Cell::Number(100 - n)]).collect(),
+            rows: (0..rows).map(|n| vec![TableCell::Number(n + 1), TableCell::Number(100 - n)]).collect(),
         }
     }
 
-    fn first(view: &mut View, rows: u64, room: usize) -> String {
+    fn first(view: &mut LiveView, rows: u64, room: usize) -> String {
         view.rows(table(rows), 80, room)[1].split_whitespace().next().expect("a row").to_owned()
     }
 
     #[test]
-    fn keys_sort_and_reverse() {
-        let mut view = View { tables: 3, ..View::default() };
+    fn keys_sort_the_table_and_reverse_its_order() {
+        let mut view = LiveView { tables: 3, ..LiveView::default() };
         assert_eq!(first(&mut view, 5, 5), "1");
         view.key(b"s");
         assert_eq!(first(&mut view, 5, 5), "5");
@@ -333,34 +349,35 @@ mod tests {
     }
 
     #[test]
-    fn it_shows_since_when_and_what_other_outputs_lost() {
+    fn view_shows_trends_and_losses_of_other_outputs() {
         let mut trend = Trend::default();
         let report = Arc::new(text::tests::example());
         for _ in 0..6 {
             trend.add(&report);
         }
-        let shown = Shown { report, pictures: trend.pictures() };
-        let losses = Losses::new(true);
+        let shown = LiveReports { report, pictures: trend.pictures() };
+        let losses = ReportLosses::new(true);
         losses.add("log", 3, "full");
-        let mut view = View::default();
+        let mut view = LiveView::default();
         let lines = view.lines(Some(&shown), &losses, 140, 30);
         let has = |words: &[&str]| lines.iter().any(|line| words.iter().all(|word| line.contains(word)));
         assert!(has(&["networking", "last minute", "level for", "net_rx"]), "{lines:#?}");
         assert!(has(&["25.00 %", "▂▂", ">6 s"]), "{lines:#?}");
         assert!(has(&["log: full; 3 reports are not in it"]), "{lines:#?}");
-        losses.over("log");
+        losses.mark_over("log");
         assert!(!view.lines(Some(&shown), &losses, 140, 30).iter().any(|line| line.contains("log")));
     }
 
-    /// They are read while they are shown only.
+    /// Command lines are read only while they are shown.
     #[test]
-    fn a_key_shows_command_lines() {
+    fn key_a_shows_command_lines() {
         let mut report = text::tests::example();
         report.processes[0].pid = std::process::id();
-        let mut shown = Shown { report: Arc::new(report), pictures: Vec::new() };
-        let mut view = View { table: 2, sort: Some(0), ..View::default() };
-        let losses = Losses::new(true);
-        let lines = |view: &mut View, shown: &Shown| view.lines(Some(shown), &losses, 400, 30).join("\n");
+        let mut shown = LiveReports { report: Arc::new(report), pictures: Vec::new() };
+        let mut view = LiveView { table: 2, sort: Some(0), ..LiveView::default() };
+        let losses = ReportLosses::new(true);
+        let lines =
+            |view: &mut LiveView, shown: &LiveReports| view.lines(Some(shown), &losses, 400, 30).join("\n");
         assert!(lines(&mut view, &shown).contains("receives/s"));
         view.key(b"a");
         assert_eq!((view.arguments, view.sort), (true, None));
@@ -376,7 +393,7 @@ mod tests {
 
     #[test]
     fn scrolling_ends_where_the_table_ends() {
-        let mut view = View::default();
+        let mut view = LiveView::default();
         for _ in 0..20 {
             view.key(b"\x1b[B");
         }
@@ -387,8 +404,8 @@ mod tests {
     }
 
     #[test]
-    fn tables_come_round() {
-        let mut view = View { tables: 3, sort: Some(1), scroll: 2, ..View::default() };
+    fn key_cycles_through_the_tables() {
+        let mut view = LiveView { tables: 3, sort: Some(1), scroll: 2, ..LiveView::default() };
         view.key(b"\t");
         assert_eq!((view.table, view.sort, view.scroll), (1, None, 0));
         view.key(b"\x1b[Z");
@@ -397,24 +414,24 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_by_key() {
-        let mut view = View::default();
+    fn quit_keys_end_the_view() {
+        let mut view = LiveView::default();
         for key in [&b"q"[..], &[3], &[27]] {
-            assert_eq!(view.key(key), Answer::Quit);
+            assert_eq!(view.key(key), KeyAnswer::Quit);
         }
-        assert_eq!(view.key(b"x"), Answer::Continue);
+        assert_eq!(view.key(b"x"), KeyAnswer::Continue);
     }
 
     #[test]
-    fn keys_may_come_together() {
+    fn keys_that_arrive_together_all_work() {
         let typed: Vec<_> = keys(b"s\x1b[B\t\x1b[5~q\x1b").collect();
         assert_eq!(typed, [&b"s"[..], b"\x1b[B", b"\t", b"\x1b[5~", b"q", b"\x1b"]);
         assert_eq!(keys(b"").count(), 0);
     }
 
     #[test]
-    fn no_line_is_wider_than_the_screen() {
-        let mut view = View::default();
+    fn no_line_of_the_live_view_is_wider_than_the_screen() {
+        let mut view = LiveView::default();
         for line in view.rows(table(3), 4, 3).iter().skip(1) {
             assert!(line.chars().count() <= 4, "{line}");
         }

@@ -4,33 +4,35 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// What outputs did not get, and why.
+/// Reports that outputs did not get, and why.
 #[derive(Debug, Default)]
-pub struct Losses {
-    outputs: Mutex<BTreeMap<&'static str, Loss>>,
-    /// Told by the live view, which standard error would spoil.
+pub struct ReportLosses {
+    outputs: Mutex<BTreeMap<&'static str, ReportLoss>>,
+    /// Losses are not printed: standard error would spoil the live view, which shows them itself.
     silent: bool,
 }
 
+/// Reports that an output did not get.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Loss {
+pub struct ReportLoss {
     /// Reports that are not in the output.
     pub reports: u64,
     /// `None`: it goes on.
     pub reason: Option<String>,
 }
 
-impl Losses {
+impl ReportLosses {
+    /// Makes the counts of outputs that have lost nothing. `silent`: losses are not logged.
     pub fn new(silent: bool) -> Self {
         Self { outputs: Mutex::default(), silent }
     }
 
-    /// It will be in [`all`](Self::all), with nothing lost so far.
+    /// Adds an output to [`all`](Self::all), with nothing lost so far.
     pub fn register(&self, output: &'static str) {
         self.outputs.lock().entry(output).or_default();
     }
 
-    /// `reports` more are lost. Says so the first time in a row.
+    /// Counts `reports` more as lost. Reports a reason once, until it changes or is over.
     pub fn add(&self, output: &'static str, reports: u64, reason: &str) {
         let mut outputs = self.outputs.lock();
         let loss = outputs.entry(output).or_default();
@@ -42,7 +44,7 @@ impl Losses {
     }
 
     /// The output goes on.
-    pub fn over(&self, output: &'static str) {
+    pub fn mark_over(&self, output: &'static str) {
         if let Some(loss) = self.outputs.lock().get_mut(output)
             && loss.reason.take().is_some()
         {
@@ -50,11 +52,12 @@ impl Losses {
         }
     }
 
-    pub fn all(&self) -> BTreeMap<&'static str, Loss> {
+    /// Returns the losses of every output.
+    pub fn all(&self) -> BTreeMap<&'static str, ReportLoss> {
         self.outputs.lock().clone()
     }
 
-    /// What was lost, at the end.
+    /// Reports all losses, at the end.
     pub fn tell(&self) {
         for (output, loss) in self.all().into_iter().filter(|(_, loss)| loss.reports > 0) {
             eprintln!("millrace: {output}: {} reports are not in it", loss.reports);

@@ -1,4 +1,4 @@
-//! Where reports go, besides the live view and the dashboard.
+//! Outputs of reports, except for the live view and the dashboard.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -9,22 +9,23 @@ use std::time::Instant;
 
 use anyhow::Context;
 use millrace_cost::export;
-use millrace_cost::log::{Limits, Writer};
+use millrace_cost::log::{LogLimits, ReportWriter};
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
 use millrace_daemon::render;
 use nix::unistd::{AccessFlags, access};
 
-use super::losses::Losses;
-use super::sink::Sink;
+use super::losses::ReportLosses;
+use super::sink::ReportSink;
 use super::text;
 
 /// A report per line.
-pub struct JsonLines {
+pub struct JsonOutput {
+    /// Whether lines have stacks.
     pub stacks: bool,
 }
 
-impl Sink for JsonLines {
+impl ReportSink for JsonOutput {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
         let written = match report.stacks.is_some() && !self.stacks {
@@ -37,13 +38,13 @@ impl Sink for JsonLines {
     }
 }
 
-/// One report after the other.
-pub struct Text {
+/// Reports as text, one after the other.
+pub struct TextOutput {
     /// There is only one.
     pub one: bool,
 }
 
-impl Sink for Text {
+impl ReportSink for TextOutput {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(text::report(report, render::width()).as_bytes())?;
@@ -54,53 +55,58 @@ impl Sink for Text {
     }
 }
 
-/// Goes on after errors: a disk may be full for a while.
-pub struct Log {
+/// The log file, which goes on after errors: a disk may be full for a while.
+pub struct LogOutput {
     /// `None` when finished.
-    writer: Option<Writer>,
-    losses: Arc<Losses>,
-    /// Of the writer's count, what is among the losses.
+    writer: Option<ReportWriter>,
+    losses: Arc<ReportLosses>,
+    /// The part of the writer's count that is already among the losses.
     skipped: u64,
 }
 
-impl Log {
+impl LogOutput {
+    /// Name of the output in the counts of losses.
     pub const NAME: &str = "log";
 
-    pub fn create(path: &Path, limits: Limits, losses: Arc<Losses>) -> anyhow::Result<Self> {
-        Ok(Self { writer: Some(Writer::create(path, limits)?), losses, skipped: 0 })
+    /// Creates a log, of files within these limits.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create(path: &Path, limits: LogLimits, losses: Arc<ReportLosses>) -> anyhow::Result<Self> {
+        Ok(Self { writer: Some(ReportWriter::create(path, limits)?), losses, skipped: 0 })
     }
 }
 
-impl Sink for Log {
+impl ReportSink for LogOutput {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         let written = writer.write(report);
         let skipped = writer.skipped() - std::mem::replace(&mut self.skipped, writer.skipped());
         match written {
-            Ok(()) => self.losses.over(Self::NAME),
+            Ok(()) => self.losses.mark_over(Self::NAME),
             Err(error) => self.losses.add(Self::NAME, skipped, &error.to_string()),
         }
         Ok(())
     }
 
     fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
-        Ok(self.writer.take().map_or(Ok(()), Writer::finish)?)
+        Ok(self.writer.take().map_or(Ok(()), ReportWriter::finish)?)
     }
 }
 
 /// Files of the whole time, written at the end.
-pub struct Export {
+pub struct ExportOutput {
     merge: Merge,
-    folded: Option<Target>,
-    pprof: Option<Target>,
-    flame: Option<Target>,
+    folded: Option<ExportTarget>,
+    pprof: Option<ExportTarget>,
+    flame: Option<ExportTarget>,
 }
 
-impl Export {
-    /// Of the files that are named. What cannot be written is an error now, not at the end.
+impl ExportOutput {
+    /// Opens the given files. A file that cannot be written is an error now, not at the end.
     pub fn create([folded, pprof, flame]: [Option<&Path>; 3]) -> anyhow::Result<Self> {
         let create = |path: Option<&Path>| {
-            path.map(|path| Target::open(path).with_context(|| path.display().to_string())).transpose()
+            path.map(|path| ExportTarget::open(path).with_context(|| path.display().to_string())).transpose()
         };
         Ok(Self {
             merge: Merge::default(),
@@ -111,7 +117,7 @@ impl Export {
     }
 }
 
-impl Sink for Export {
+impl ReportSink for ExportOutput {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         self.merge.add(report);
         Ok(())
@@ -119,11 +125,11 @@ impl Sink for Export {
 
     fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
         let Some(report) = std::mem::take(&mut self.merge).finish() else { return Ok(()) };
-        let write = |target: Option<Target>, content: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
+        let write = |target: Option<ExportTarget>, content: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
             let Some(target) = target else { return Ok(()) };
             let name = target.path.display().to_string();
             target.write(content).with_context(|| name.clone())?;
-            // Nobody may be there to hear it.
+            // Standard error may be closed, so that nobody reads this.
             let _ = writeln!(io::stderr(), "millrace: {name} is written");
             Ok(())
         };
@@ -136,14 +142,14 @@ impl Sink for Export {
     }
 }
 
-/// A file that is written at the end: as a whole, or it stays what it was.
-struct Target {
+/// A file that is written at the end. It is replaced as a whole, or stays unchanged.
+struct ExportTarget {
     path: PathBuf,
     /// Pipes and devices, which are written to as they are.
     special: Option<File>,
 }
 
-impl Target {
+impl ExportTarget {
     /// Changes nothing yet, but fails where writing would.
     fn open(path: &Path) -> io::Result<Self> {
         let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
@@ -194,14 +200,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_written_as_a_whole_or_stays() {
+    fn output_file_is_replaced_as_a_whole_or_not_at_all() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
         let link = dir.path().join("link");
         fs::write(&path, "before").expect("written");
         std::os::unix::fs::symlink("file", &link).expect("a link");
         let content = || fs::read_to_string(&path).expect("read");
-        let target = || Target::open(&link).expect("it can be written");
+        let target = || ExportTarget::open(&link).expect("it can be written");
 
         drop(target());
         target()
@@ -214,14 +220,16 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 2, "nothing is left over");
 
         for wrong in [dir.path().to_owned(), dir.path().join("none/file")] {
-            assert!(Target::open(&wrong).is_err(), "{}", wrong.display());
+            assert!(ExportTarget::open(&wrong).is_err(), "{}", wrong.display());
         }
         // A pipe is written to as it is.
         let pipe = dir.path().join("pipe");
         mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe");
         let mut reader =
             File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).expect("its end");
-        Target::open(&pipe).and_then(|target| target.write(&|out| out.write_all(b"x"))).expect("written");
+        ExportTarget::open(&pipe)
+            .and_then(|target| target.write(&|out| out.write_all(b"x")))
+            .expect("written");
         let mut read = String::new();
         reader.read_to_string(&mut read).expect("read");
         assert_eq!((read.as_str(), fs::metadata(&pipe).expect("there").is_file()), ("x", false));

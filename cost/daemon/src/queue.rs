@@ -8,26 +8,27 @@ use std::time::Instant;
 use anyhow::{Context, anyhow};
 use millrace_cost::report::Report;
 
-use super::losses::Losses;
-use super::sink::Sink;
+use super::losses::ReportLosses;
+use super::sink::ReportSink;
 
 /// Reports that wait for an output; seconds at the usual period.
 const QUEUE: usize = 8;
 
-/// A sink in a thread of its own. What it has no time for it misses, which is counted.
+/// A sink in its own thread. Reports that it has no time for are dropped and counted.
 pub struct Queued {
     output: &'static str,
     /// `None`: there are no more.
     reports: Option<SyncSender<Arc<Report>>>,
     ended: Receiver<anyhow::Result<()>>,
-    losses: Arc<Losses>,
+    losses: Arc<ReportLosses>,
 }
 
 impl Queued {
+    /// Starts the thread that writes. `output` names it in the counts of losses.
     pub fn start(
         output: &'static str,
-        mut sink: impl Sink + Send + 'static,
-        losses: Arc<Losses>,
+        mut sink: impl ReportSink + Send + 'static,
+        losses: Arc<ReportLosses>,
     ) -> anyhow::Result<Self> {
         losses.register(output);
         let (reports, incoming) = mpsc::sync_channel::<Arc<Report>>(QUEUE);
@@ -47,7 +48,7 @@ impl Queued {
 
 const TOO_SLOW: &str = "it does not keep up";
 
-impl Sink for Queued {
+impl ReportSink for Queued {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         match self.reports.as_ref().map(|reports| reports.try_send(Arc::clone(report))) {
             Some(Ok(())) => Ok(()),
@@ -70,9 +71,11 @@ impl Sink for Queued {
         match ended {
             Ok(ended) => ended,
             Err(RecvTimeoutError::Timeout) => {
-                Err(anyhow!("{}: its last reports were not taken", self.output))
+                Err(anyhow!("{}: the output did not take its last reports in time", self.output))
             }
-            Err(RecvTimeoutError::Disconnected) => Err(anyhow!("{}: it broke off", self.output)),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(anyhow!("{}: the output's thread ended early", self.output))
+            }
         }
     }
 }
@@ -90,7 +93,7 @@ mod tests {
         taken: mpsc::Sender<u64>,
     }
 
-    impl Sink for Gated {
+    impl ReportSink for Gated {
         fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
             self.enter.recv()?;
             Ok(self.taken.send(report.sequence)?)
@@ -100,7 +103,8 @@ mod tests {
     fn gated() -> (Queued, mpsc::Sender<()>, Receiver<u64>) {
         let (enter, entered) = mpsc::channel();
         let (taken, seen) = mpsc::channel();
-        let queued = Queued::start("test", Gated { enter: entered, taken }, Arc::new(Losses::new(true)));
+        let queued =
+            Queued::start("test", Gated { enter: entered, taken }, Arc::new(ReportLosses::new(true)));
         (queued.expect("a thread"), enter, seen)
     }
 
@@ -109,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_that_stands_still_holds_up_nobody() {
+    fn stalled_output_does_not_delay_other_outputs() {
         let (mut queued, enter, seen) = gated();
         enter.send(()).expect("open");
         queued.report(&report(0)).expect("taken");
@@ -127,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn its_error_comes_with_the_next_report_and_once() {
+    fn error_of_an_output_is_returned_with_the_next_report_once() {
         let (mut queued, enter, _seen) = gated();
         drop(enter);
         let error = (0..).find_map(|at| {
@@ -139,10 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_a_hurry_does_not_wait_for_it() {
+    fn finish_with_a_deadline_does_not_wait_for_the_output() {
         let (mut queued, _enter, _seen) = gated();
         queued.report(&report(0)).expect("taken");
         let error = queued.finish(Some(Instant::now() + Duration::from_millis(1))).expect_err("not taken");
-        assert!(error.to_string().contains("not taken"), "{error}");
+        assert!(error.to_string().contains("did not take its last reports"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP as something to wait for, so that what is being written is ended well.
+//! SIGINT, SIGTERM and SIGHUP as a descriptor to wait for, so that outputs can be finished.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,22 +8,23 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-pub struct Signals(SignalFd);
+/// Signals that end the program, as a descriptor.
+pub struct CostSignals(SignalFd);
 
-impl Signals {
-    /// In this thread and those that it starts from now on.
+impl CostSignals {
+    /// Blocks the signals in this thread and in those that it starts from now on.
     pub fn block() -> io::Result<Self> {
         let set = set();
         set.thread_block()?;
         Ok(Self(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
     }
 
-    /// They end the process again.
+    /// Unblocks the signals, which end the process again.
     pub fn unblock() -> io::Result<()> {
         Ok(set().thread_unblock()?)
     }
 
-    /// Whether one came within `time`.
+    /// Waits for at most `time`, and returns whether a signal came.
     pub fn wait(&self, time: Duration) -> io::Result<bool> {
         let mut ready = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
@@ -34,7 +35,7 @@ impl Signals {
     }
 }
 
-impl AsFd for Signals {
+impl AsFd for CostSignals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -1,15 +1,19 @@
-//! What makes something of reports.
+//! The interface of outputs.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use millrace_cost::report::Report;
 
-/// Something that reports go to. They are shared, since some are looked at later.
-pub trait Sink {
+/// An output of reports. Reports are shared, since some outputs keep them.
+pub trait ReportSink {
+    /// Takes a report.
+    ///
+    /// # Errors
+    /// The output is gone, and takes no more.
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()>;
 
-    /// There are no more. What is not written by the deadline, if there is one, need not be.
+    /// Ends the output after the last report. Data not written by the deadline, if there is one, may be dropped.
     fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
         Ok(())
     }

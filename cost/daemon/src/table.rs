@@ -3,24 +3,33 @@
 use std::cmp::Ordering;
 
 use millrace_cost::arguments::printable;
-use millrace_daemon::columns::{Side, aligned};
+use millrace_cost::interval::SampledFigure;
+use millrace_cost::report::Interval;
+use millrace_daemon::columns::{ColumnSide, aligned};
 use millrace_daemon::render::short_span;
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Cell {
+pub enum TableCell {
     Text(String),
     Number(u64),
-    /// Of one CPU.
+    /// A share of one CPU.
     Share(f64),
+    /// A share of one CPU, estimated from samples.
+    Estimate(SampledFigure),
     Microseconds(u64),
-    /// Of so many seconds; `true`: or more.
+    /// A time in seconds; `true`: at least that.
     Seconds(u64, bool),
-    /// Of what is not measured.
+    /// A value that is not measured.
     Unknown,
 }
 
-impl Cell {
-    fn text(&self) -> String {
+impl TableCell {
+    pub fn estimate(share: f64, samples: u64, interval: Option<Interval>) -> Self {
+        Self::Estimate(SampledFigure::new(share, samples, interval))
+    }
+
+    /// `errors`: with how far estimates may be off.
+    fn text(&self, errors: bool) -> String {
         match self {
             // Processes, cgroups and functions have names that others choose.
             Self::Text(text) => printable(text),
@@ -28,6 +37,7 @@ impl Cell {
             Self::Number(number) => number.to_string(),
             Self::Share(share) if *share == 0.0 => "-".to_owned(),
             Self::Share(share) => format!("{:.2} %", share * 100.0),
+            Self::Estimate(of) => estimate(of, errors),
             Self::Unknown => "?".to_owned(),
             Self::Microseconds(ns) => format!("{:.1} us", *ns as f64 / 1e3),
             Self::Seconds(seconds, more) => {
@@ -41,6 +51,7 @@ impl Cell {
             (Self::Text(a), Self::Text(b)) => a.cmp(b),
             (Self::Number(a), Self::Number(b)) | (Self::Microseconds(a), Self::Microseconds(b)) => a.cmp(b),
             (Self::Share(a), Self::Share(b)) => a.total_cmp(b),
+            (Self::Estimate(a), Self::Estimate(b)) => a.share.total_cmp(&b.share),
             (Self::Seconds(a, _), Self::Seconds(b, _)) => a.cmp(b),
             (Self::Unknown, other) if *other != Self::Unknown => Ordering::Less,
             (other, Self::Unknown) if *other != Self::Unknown => Ordering::Greater,
@@ -53,15 +64,30 @@ impl Cell {
     }
 }
 
-/// As it comes, it is in the order that says most.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Table {
-    pub title: &'static str,
-    pub columns: Vec<&'static str>,
-    pub rows: Vec<Vec<Cell>>,
+/// A figure of samples: `~` says that it rests on few.
+pub fn estimate(of: &SampledFigure, errors: bool) -> String {
+    if of.share == 0.0 {
+        return "-".to_owned();
+    }
+    let poor = if of.is_poor() { POOR } else { "" };
+    match of.error().filter(|_| errors) {
+        Some(error) => format!("{poor}{:.2}\u{b1}{:.2} %", of.share * 100.0, error * 100.0),
+        None => format!("{poor}{:.2} %", of.share * 100.0),
+    }
 }
 
-impl Table {
+/// Mark in front of a figure that rests on few samples.
+pub const POOR: &str = "~";
+
+/// A table. Its rows begin in their most useful order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextTable {
+    pub title: &'static str,
+    pub columns: Vec<&'static str>,
+    pub rows: Vec<Vec<TableCell>>,
+}
+
+impl TextTable {
     /// Numbers from the largest on, texts from A on; the other way round if `reverse`.
     pub fn sort(&mut self, column: usize, reverse: bool) {
         self.rows.sort_by(|a, b| {
@@ -71,15 +97,35 @@ impl Table {
         });
     }
 
+    /// Reports whether a figure of it rests on few samples.
+    pub fn is_poor(&self) -> bool {
+        self.rows.iter().flatten().any(|cell| matches!(cell, TableCell::Estimate(of) if of.is_poor()))
+    }
+
+    /// Returns [`lines`](Self::lines) of at most `width` characters, without the errors of figures if the lines are longer with them.
+    pub fn lines_within(&self, width: usize) -> Vec<String> {
+        let lines = self.lines();
+        match lines.iter().all(|line| line.trim_end().chars().count() <= width) {
+            true => lines,
+            false => self.lines_with(false),
+        }
+    }
+
     /// The heading, then a line for each row; texts to the left, numbers to the right.
     pub fn lines(&self) -> Vec<String> {
+        self.lines_with(true)
+    }
+
+    fn lines_with(&self, errors: bool) -> Vec<String> {
         let head = self.columns.iter().map(|name| (*name).to_owned()).collect();
-        let rows = self.rows.iter().map(|row| row.iter().map(Cell::text).collect());
+        let rows = self.rows.iter().map(|row| row.iter().map(|cell| cell.text(errors)).collect());
         let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
         let first = self.rows.first();
-        aligned(&lines, |column| match first.and_then(|row| row.get(column)).is_some_and(Cell::is_text) {
-            true => Side::Left,
-            false => Side::Right,
+        aligned(&lines, |column| {
+            match first.and_then(|row| row.get(column)).is_some_and(TableCell::is_text) {
+                true => ColumnSide::Left,
+                false => ColumnSide::Right,
+            }
         })
     }
 }
@@ -88,11 +134,11 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn table() -> Table {
+    fn table() -> TextTable {
         let row = |name: &str, share: f64, calls: u64| {
-            vec![Cell::Text(name.to_owned()), Cell::Share(share), Cell::Number(calls)]
+            vec![TableCell::Text(name.to_owned()), TableCell::Share(share), TableCell::Number(calls)]
         };
-        Table {
+        TextTable {
             title: "parts",
             columns: vec!["part", "share", "calls"],
             rows: vec![row("b", 0.01, 0), row("a long name", 0.1234, 3), row("c", 0.0, 20)],
@@ -100,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn table_columns_are_as_wide_as_their_cells() {
         assert_eq!(
             table().lines(),
             [
@@ -113,18 +159,33 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_short() {
+    fn estimates_show_their_uncertainty_and_few_samples() {
+        let cell = |samples| TableCell::estimate(0.0027, samples, Some([0.0005, 0.0149]));
+        assert_eq!(cell(4).text(true), "0.27\u{b1}1.22 %");
+        assert_eq!(cell(3).text(true), "~0.27\u{b1}1.22 %");
+        assert_eq!(cell(3).text(false), "~0.27 %");
+        assert_eq!(TableCell::estimate(0.5, 0, None).text(true), "50.00 %", "exact");
+        assert_eq!(TableCell::estimate(0.0, 0, Some([0.0, 0.1])).text(true), "-");
+        let table =
+            |samples| TextTable { title: "", columns: vec!["share"], rows: vec![vec![cell(samples)]] };
+        assert!(table(3).is_poor() && !table(4).is_poor());
+        assert_eq!(table(4).lines_within(80)[1], "0.27\u{b1}1.22 %");
+        assert_eq!(table(4).lines_within(8)[1], "0.27 %");
+    }
+
+    #[test]
+    fn durations_are_formatted_in_few_characters() {
         let shown = [(0, false), (119, true), (120, false), (7199, false), (7200, true)]
-            .map(|(seconds, more)| Cell::Seconds(seconds, more).text());
+            .map(|(seconds, more)| TableCell::Seconds(seconds, more).text(true));
         assert_eq!(shown, ["0 s", ">119 s", "2 min", "119 min", ">2 h"]);
     }
 
     #[test]
-    fn any_column_sorts() {
+    fn table_is_sorted_by_each_column() {
         let names = |column, reverse| {
             let mut table = table();
             table.sort(column, reverse);
-            table.rows.iter().map(|row| row[0].text()).collect::<Vec<_>>()
+            table.rows.iter().map(|row| row[0].text(true)).collect::<Vec<_>>()
         };
         assert_eq!(names(0, false), ["a long name", "b", "c"]);
         assert_eq!(names(0, true), ["c", "b", "a long name"]);

@@ -3,20 +3,24 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use millrace_cost::report::{Cpu, Energy, Event, Method, Mode, Process, Report, TaskCost};
+use millrace_cost::interval::SampledFigure;
+use millrace_cost::report::{
+    CgroupCost, CpuCost, Energy, Event, ProcessCost, Report, ReportMethod, ReportMode, TaskCost,
+};
 
-use super::table::{Cell, Table};
+use super::table::{TableCell, TextTable, estimate};
 
 /// Rows of a table when it is one of several.
 const TOP: usize = 20;
 
-/// All of a report; command lines are cut at `width`.
+/// Formats a whole report. Command lines are cut at `width`.
 pub fn report(report: &Report, width: usize) -> String {
     let mut text = String::new();
     for line in head(report) {
         let _ = writeln!(text, "{line}");
     }
-    for table in tables(report, report.has_arguments()).into_iter().filter(|table| !table.rows.is_empty()) {
+    let tables = tables(report, report.has_arguments());
+    for table in tables.iter().filter(|table| !table.rows.is_empty()) {
         let _ = writeln!(text);
         let rows = if table.title == CPUS { table.rows.len() } else { TOP };
         let width = if table.columns.contains(&COMMAND_LINE) { width } else { usize::MAX };
@@ -27,7 +31,10 @@ pub fn report(report: &Report, width: usize) -> String {
             let _ = writeln!(text, "... {more} more");
         }
     }
-    let notes = notes(report);
+    let mut notes = notes(report);
+    if is_poor(report) {
+        notes.push(NOTE_ON_POOR.to_owned());
+    }
     if !notes.is_empty() {
         let _ = writeln!(text);
     }
@@ -37,16 +44,23 @@ pub fn report(report: &Report, width: usize) -> String {
     text
 }
 
+pub const NOTE_ON_POOR: &str = "~: a figure that rests on fewer than 4 samples";
+
+/// Reports whether the report has a figure that [`NOTE_ON_POOR`] explains.
+pub fn is_poor(report: &Report) -> bool {
+    tables(report, false).iter().any(TextTable::is_poor)
+}
+
 pub fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
 }
 
-/// What the figures are of, and their sum.
+/// Returns the lines with the observed host, the method and the sums.
 pub fn head(report: &Report) -> Vec<String> {
     let how = match (report.mode, report.method) {
-        (Mode::Sampling, _) => "sampling only".to_owned(),
-        (Mode::Events, Some(Method::SystemCalls)) => "calls timed at system calls".to_owned(),
-        (Mode::Events, _) => "calls timed at functions".to_owned(),
+        (ReportMode::Sampling, _) => "sampling only".to_owned(),
+        (ReportMode::Events, Some(ReportMethod::SystemCalls)) => "calls timed at system calls".to_owned(),
+        (ReportMode::Events, _) => "calls timed at functions".to_owned(),
     };
     let auto = report.auto.as_ref();
     let lowered = auto.and_then(|auto| Some((auto.lowered_from_hz?, auto.interrupt_ns?)));
@@ -57,11 +71,15 @@ pub fn head(report: &Report) -> Vec<String> {
         }
         None => format!("{} Hz", report.frequency_hz),
     };
-    let timing = match auto.filter(|_| report.mode == Mode::Events) {
+    let timing = match auto.filter(|_| report.mode == ReportMode::Events) {
         Some(auto) => format!(", timing events {:.2} %", auto.timing_share * 100.0),
         None => String::new(),
     };
-    let networking: f64 = report.cpus.iter().map(|cpu| cpu.networking_share).sum();
+    let networking = report.cpus.iter().map(cpu_estimate).fold(SampledFigure::default(), SampledFigure::and);
+    let local = match report.share_of(Event::Local) {
+        share if share > 0.0 => format!("; AF_UNIX and netlink, not in it, {:.2} %", share * 100.0),
+        _ => String::new(),
+    };
     let busy: u64 = report.cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
     let mut lines = vec![
         format!(
@@ -71,8 +89,8 @@ pub fn head(report: &Report) -> Vec<String> {
             report.period_ns as f64 / 1e9,
         ),
         format!(
-            "networking {:.2} % of one CPU ({}, {:.2} % busy); observer {:.2} %{timing}",
-            networking * 100.0,
+            "networking {} of one CPU ({}, {:.2} % busy){local}; observer {:.2} %{timing}",
+            if networking.share == 0.0 { "0.00 %".to_owned() } else { estimate(&networking, true) },
             count_of_cpus(report),
             busy as f64 * 100.0 / report.period_ns.max(1) as f64,
             report.observer.share * 100.0
@@ -96,6 +114,12 @@ pub fn head(report: &Report) -> Vec<String> {
     lines
 }
 
+fn cpu_estimate(cpu: &CpuCost) -> SampledFigure {
+    let networking = cpu.events.iter().filter(|cost| cost.event.is_networking());
+    let samples = networking.map(|cost| cost.samples).sum();
+    SampledFigure::new(cpu.networking_share, samples, cpu.networking_interval)
+}
+
 fn count_of_cpus(report: &Report) -> String {
     match report.cpus.len() {
         1 => "1 CPU".to_owned(),
@@ -103,11 +127,11 @@ fn count_of_cpus(report: &Report) -> String {
     }
 }
 
-/// That not all of the time is timed, and why.
+/// Explains why part of the time is sampled and not timed, if it is.
 fn mode(report: &Report) -> Option<String> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     match report.auto.as_ref() {
-        Some(auto) if report.mode == Mode::Sampling => Some(format!(
+        Some(auto) if report.mode == ReportMode::Sampling => Some(format!(
             "timing events would take {:.2} % of one CPU and may take {:.2} %: they are sampled; tried again in {:.0} s",
             auto.timing_share * 100.0,
             auto.budget_share * 100.0,
@@ -122,17 +146,20 @@ fn mode(report: &Report) -> Option<String> {
     }
 }
 
-/// What the figures do not contain.
+/// Returns notes on what the figures leave out.
 pub fn notes(report: &Report) -> Vec<String> {
     let mut notes: Vec<String> = lost(report).into_iter().collect();
     for missing in &report.missing {
         let event = missing.event.map_or(String::new(), |event| format!("{event}: "));
-        notes.push(format!("missing: {event}{} ({})", missing.what, missing.reason));
+        let size = missing.ns.map_or(String::new(), |ns| {
+            format!(", {:.2} % of one CPU", ns as f64 * 100.0 / report.period_ns.max(1) as f64)
+        });
+        notes.push(format!("missing: {event}{}{size} ({})", missing.what, missing.reason));
     }
     notes
 }
 
-/// What was seen and is not in the figures, if anything.
+/// Returns the counts of lost observations, if there are any.
 pub fn lost(report: &Report) -> Option<String> {
     let lost = &report.lost;
     (!lost.is_nothing()).then(|| {
@@ -147,9 +174,9 @@ const CPUS: &str = "CPUs";
 const PROCESSES: &str = "processes";
 const COMMAND_LINE: &str = "command line";
 
-/// Every view of a report, most important first. Tables of what was not measured are empty. With `arguments`, processes are
+/// Returns all views of a report, most important first. Tables of values that were not measured are empty. With `arguments`, processes are
 /// shown by their command lines.
-pub fn tables(report: &Report, arguments: bool) -> Vec<Table> {
+pub fn tables(report: &Report, arguments: bool) -> Vec<TextTable> {
     vec![
         cpus(report),
         parts(report),
@@ -157,191 +184,208 @@ pub fn tables(report: &Report, arguments: bool) -> Vec<Table> {
         profiles(report),
         cgroups(report),
         programs(report),
-        others(report),
+        other_functions_table(report),
     ]
 }
 
-fn cpus(report: &Report) -> Table {
-    let busy = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
-    let row = |cpu: &Cpu| {
-        let mut row = vec![Cell::Text(format!("{:>4}", cpu.cpu)), Cell::Share(cpu.networking_share)];
-        row.extend(Event::ALL.map(|event| {
-            let cost = cpu.events.iter().find(|cost| cost.event == event);
-            cost.map_or(Cell::Unknown, |cost| Cell::Share(cost.share))
-        }));
-        row.push(Cell::Share(cpu.observer_share));
-        let stat = &cpu.procstat;
-        row.extend([stat.user_ns, stat.system_ns, stat.softirq_ns, stat.idle_ns].map(busy));
-        row
-    };
-    Table {
-        title: CPUS,
-        columns: vec![
-            "CPU",
-            "networking",
-            "net_rx",
-            "net_tx",
-            "send",
-            "receive",
-            "io_uring",
-            "observer",
-            "user",
-            "system",
-            "softirq",
-            "idle",
-        ],
-        rows: report.cpus.iter().map(row).collect(),
-    }
+/// Events that have a column: those that are timed, and of the others those that occurred.
+fn columns(report: &Report) -> Vec<Event> {
+    let occurred = |event: &Event| report.share_of(*event) > 0.0;
+    Event::ALL
+        .into_iter()
+        .filter(|event| event.index() <= Event::IoUring.index() || occurred(event))
+        .collect()
 }
 
-fn parts(report: &Report) -> Table {
-    let mut sums: BTreeMap<&str, [f64; Event::ALL.len()]> = BTreeMap::new();
+fn cpus(report: &Report) -> TextTable {
+    let events = columns(report);
+    let busy = |ns: u64| TableCell::Share(ns as f64 / report.period_ns.max(1) as f64);
+    let row = |cpu: &CpuCost| {
+        let mut row =
+            vec![TableCell::Text(format!("{:>4}", cpu.cpu)), TableCell::Estimate(cpu_estimate(cpu))];
+        row.extend(events.iter().map(|event| {
+            let cost = cpu.events.iter().find(|cost| cost.event == *event);
+            cost.map_or(TableCell::Unknown, |cost| {
+                TableCell::estimate(cost.share, cost.samples, cost.interval)
+            })
+        }));
+        row.push(TableCell::Share(cpu.observer_share));
+        let stat = &cpu.procstat;
+        let procstat =
+            [stat.user_ns, stat.system_ns, stat.softirq_ns, stat.irq_ns, stat.steal_ns, stat.idle_ns];
+        row.extend(procstat.map(busy));
+        row
+    };
+    let mut columns = vec!["CPU", "networking"];
+    columns.extend(events.iter().map(|event| event.name()));
+    columns.extend(["observer", "user", "system", "softirq", "irq", "steal", "idle"]);
+    TextTable { title: CPUS, columns, rows: report.cpus.iter().map(row).collect() }
+}
+
+fn parts(report: &Report) -> TextTable {
+    let events = columns(report);
+    let mut sums: BTreeMap<&str, [SampledFigure; Event::ALL.len()]> = BTreeMap::new();
     for cost in report.cpus.iter().flat_map(|cpu| &cpu.events) {
         for part in &cost.parts {
             if let Some(sum) = sums.entry(&part.name).or_default().get_mut(cost.event.index()) {
-                *sum += part.share;
+                *sum = sum.and(SampledFigure::new(part.share, part.samples, part.interval));
             }
         }
     }
-    let row = |(name, shares): (&str, [f64; Event::ALL.len()])| {
-        let mut row = vec![Cell::Text(name.to_owned()), Cell::Share(shares.iter().sum())];
-        let measured = |event, share| if report.measures(event) { Cell::Share(share) } else { Cell::Unknown };
-        row.extend(Event::ALL.into_iter().zip(shares).map(|(event, share)| measured(event, share)));
+    let row = |(name, of_events): (&str, [SampledFigure; Event::ALL.len()])| {
+        let networking =
+            of_events.into_iter().take(Event::NETWORKING).fold(SampledFigure::default(), SampledFigure::and);
+        let mut row = vec![TableCell::Text(name.to_owned()), TableCell::Estimate(networking)];
+        let of = |event: Event| of_events.get(event.index()).copied().unwrap_or_default();
+        let measured =
+            |event| if report.measures(event) { TableCell::Estimate(of(event)) } else { TableCell::Unknown };
+        row.extend(events.iter().copied().map(measured));
+        row.push(TableCell::Number(networking.samples));
         row
     };
-    let mut table = Table {
-        title: "parts",
-        columns: vec!["part", "all", "net_rx", "net_tx", "send", "receive", "io_uring"],
-        rows: sums.into_iter().map(row).collect(),
-    };
+    let mut columns = vec!["part", "networking"];
+    columns.extend(events.iter().map(|event| event.name()));
+    columns.push("samples");
+    let mut table = TextTable { title: "parts", columns, rows: sums.into_iter().map(row).collect() };
     table.sort(1, false);
     table
 }
 
 /// The first columns of [`task`].
-const EVENTS_OF_TASKS: usize = 3;
+const EVENTS_OF_TASKS: [&str; 5] = ["send", "receive", "io_uring", "other", "local"];
 
-/// Shares of `send`, `receive` and `io_uring`, then calls a second.
-fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = Cell> {
-    let share = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
-    let per_second = |calls: u64| Cell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
+/// Shares of [`EVENTS_OF_TASKS`], then calls a second.
+fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = TableCell> {
+    let share = |ns: u64| TableCell::Share(ns as f64 / report.period_ns.max(1) as f64);
+    let per_second =
+        |calls: u64| TableCell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
     let cells = [
         (report.measures(Event::Send), share(cost.send_ns)),
         (report.measures(Event::Receive), share(cost.receive_ns)),
         (report.measures(Event::IoUring), share(cost.io_uring_ns)),
+        (report.measures(Event::Sockets), share(cost.other_ns)),
+        (report.measures(Event::Local), share(cost.local_ns)),
         (report.counts(Event::Send), per_second(cost.send_calls)),
         (report.counts(Event::Receive), per_second(cost.receive_calls)),
     ];
-    cells.into_iter().map(|(known, cell)| if known { cell } else { Cell::Unknown })
+    cells.into_iter().map(|(known, cell)| if known { cell } else { TableCell::Unknown })
 }
 
-fn processes(report: &Report) -> Table {
-    let row = |process: &Process| {
+fn process_cell(process: &ProcessCost) -> TableCell {
+    TableCell::estimate(process.share, process.cost.samples, process.interval)
+}
+
+fn processes(report: &Report) -> TextTable {
+    let row = |process: &ProcessCost| {
         let mut row = vec![
-            Cell::Text(process.name.clone()),
-            Cell::Number(process.pid.into()),
-            Cell::Share(process.share),
+            TableCell::Text(process.name.clone()),
+            TableCell::Number(process.pid.into()),
+            process_cell(process),
         ];
         row.extend(task(&process.cost, report));
-        row.push(Cell::Text(process.cgroup.clone().unwrap_or_default()));
+        row.push(TableCell::Text(process.cgroup.clone().unwrap_or_default()));
         row
     };
-    Table {
+    TextTable {
         title: PROCESSES,
-        columns: vec![
-            "process",
-            "PID",
-            "share",
-            "send",
-            "receive",
-            "io_uring",
-            "sends/s",
-            "receives/s",
-            "cgroup",
-        ],
+        columns: [&["process", "PID", "share"], &EVENTS_OF_TASKS[..], &["sends/s", "receives/s", "cgroup"]]
+            .concat(),
         rows: report.processes.iter().map(row).collect(),
     }
 }
 
-/// In place of what takes most room: cgroups, and names, with which most command lines begin.
-fn command_lines(report: &Report) -> Table {
-    let row = |process: &Process| {
-        let mut row = vec![Cell::Number(process.pid.into()), Cell::Share(process.share)];
-        row.extend(task(&process.cost, report).take(EVENTS_OF_TASKS));
-        row.push(Cell::Text(process.arguments.as_ref().unwrap_or(&process.name).clone()));
+/// Shows command lines in place of the widest columns, which are cgroups and names. Most command lines begin with the name anyway.
+fn command_lines(report: &Report) -> TextTable {
+    let row = |process: &ProcessCost| {
+        let mut row = vec![TableCell::Number(process.pid.into()), process_cell(process)];
+        row.extend(task(&process.cost, report).take(EVENTS_OF_TASKS.len()));
+        row.push(TableCell::Text(process.arguments.as_ref().unwrap_or(&process.name).clone()));
         row
     };
-    Table {
+    TextTable {
         title: PROCESSES,
-        columns: vec!["PID", "share", "send", "receive", "io_uring", COMMAND_LINE],
+        columns: [&["PID", "share"], &EVENTS_OF_TASKS[..], &[COMMAND_LINE]].concat(),
         rows: report.processes.iter().map(row).collect(),
     }
 }
 
-fn profiles(report: &Report) -> Table {
+fn profiles(report: &Report) -> TextTable {
     let mut rows = Vec::new();
     for process in &report.processes {
         for part in process.profile.iter().flat_map(|profile| &profile.parts) {
             rows.push(vec![
-                Cell::Text(process.name.clone()),
-                Cell::Number(process.pid.into()),
-                Cell::Text(part.name.clone()),
-                Cell::Share(part.share),
+                TableCell::Text(process.name.clone()),
+                TableCell::Number(process.pid.into()),
+                TableCell::Text(part.name.clone()),
+                TableCell::estimate(part.share, part.samples, part.interval),
+                TableCell::Number(part.samples),
             ]);
         }
     }
-    Table { title: "profiles", columns: vec!["process", "PID", "all its CPU time", "share"], rows }
+    TextTable {
+        title: "profiles",
+        columns: vec!["process", "PID", "all its CPU time", "share", "samples"],
+        rows,
+    }
 }
 
-fn cgroups(report: &Report) -> Table {
-    let row = |cgroup: &millrace_cost::report::Cgroup| {
+fn cgroups(report: &Report) -> TextTable {
+    let share_of =
+        |cgroup: &CgroupCost| TableCell::estimate(cgroup.share, cgroup.cost.samples, cgroup.interval);
+    let row = |cgroup: &CgroupCost| {
         let name = cgroup.path.clone().unwrap_or_else(|| format!("({})", cgroup.id));
         let mut row =
-            vec![Cell::Text(name), Cell::Number(cgroup.processes.into()), Cell::Share(cgroup.share)];
+            vec![TableCell::Text(name), TableCell::Number(cgroup.processes.into()), share_of(cgroup)];
         row.extend(task(&cgroup.cost, report));
         row
     };
-    Table {
+    TextTable {
         title: "cgroups",
-        columns: vec!["cgroup", "processes", "share", "send", "receive", "io_uring", "sends/s", "receives/s"],
+        columns: [&["cgroup", "processes", "share"], &EVENTS_OF_TASKS[..], &["sends/s", "receives/s"]]
+            .concat(),
         rows: report.cgroups.iter().map(row).collect(),
     }
 }
 
-fn programs(report: &Report) -> Table {
-    let row = |program: &millrace_cost::report::Program| {
+fn programs(report: &Report) -> TextTable {
+    let row = |program: &millrace_cost::report::ProgramCost| {
         let own = if program.own { "observer" } else { "" };
         vec![
-            Cell::Text(program.name.clone()),
-            Cell::Number(program.id.into()),
-            Cell::Text(program.kind.clone()),
-            Cell::Share(program.share),
-            Cell::Number(program.runs),
-            Cell::Microseconds(program.run_ns.checked_div(program.runs).unwrap_or(0)),
-            Cell::Text(own.to_owned()),
+            TableCell::Text(program.name.clone()),
+            TableCell::Number(program.id.into()),
+            TableCell::Text(program.kind.clone()),
+            TableCell::Share(program.share),
+            TableCell::Number(program.runs),
+            TableCell::Microseconds(program.run_ns.checked_div(program.runs).unwrap_or(0)),
+            TableCell::Text(own.to_owned()),
         ]
     };
-    Table {
+    TextTable {
         title: "BPF programs",
         columns: vec!["BPF program", "ID", "type", "share", "runs", "each", "of"],
         rows: report.programs.iter().flatten().map(row).collect(),
     }
 }
 
-fn others(report: &Report) -> Table {
+fn other_functions_table(report: &Report) -> TextTable {
     let mut rows = Vec::new();
     for other in &report.other {
         for function in &other.functions {
             rows.push(vec![
-                Cell::Text(function.name.clone()),
-                Cell::Text(other.event.to_string()),
-                Cell::Share(function.ns as f64 / report.period_ns.max(1) as f64),
+                TableCell::Text(function.name.clone()),
+                TableCell::Text(other.event.to_string()),
+                TableCell::estimate(
+                    function.ns as f64 / report.period_ns.max(1) as f64,
+                    function.samples,
+                    function.interval,
+                ),
+                TableCell::Number(function.samples),
             ]);
         }
     }
-    let mut table = Table {
+    let mut table = TextTable {
         title: "other functions",
-        columns: vec!["function of the part other", "event", "share"],
+        columns: vec!["function of the part other", "event", "share", "samples"],
         rows,
     };
     table.sort(2, false);
@@ -351,10 +395,18 @@ fn others(report: &Report) -> Table {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use millrace_cost::report::{Auto, EventCost, Host, Lost, Missing, Observer, Part, VERSION};
+    use millrace_cost::report::{
+        Auto, EventCost, EventPart, LostObservations, MissingMeasurement, ObserverCost, ReportHost, VERSION,
+    };
 
     pub fn example() -> Report {
-        let part = |name: &str, share: f64| Part { name: name.to_owned(), ns: 1, share, samples: 1 };
+        let part = |name: &str, share: f64| EventPart {
+            name: name.to_owned(),
+            ns: 1,
+            share,
+            samples: 1,
+            interval: None,
+        };
         let receive = EventCost {
             event: Event::NetRx,
             ns: 250_000_000,
@@ -362,69 +414,98 @@ pub(super) mod tests {
             calls: Some(7),
             observer_ns: 20_000_000,
             samples: 2,
+            sampled: 0,
+            interval: None,
             parts: vec![part("UDP", 0.15), part("other", 0.1)],
         };
-        let cpu = |cpu| Cpu {
+        let cpu = |cpu| CpuCost {
             cpu,
             networking_share: 0.25,
             observer_share: 0.02,
             events: vec![receive.clone()],
-            ..Cpu::default()
+            ..CpuCost::default()
         };
         Report {
             version: VERSION,
             sequence: 0,
             time_unix_ms: 0,
             period_ns: 1_000_000_000,
-            mode: Mode::Events,
+            mode: ReportMode::Events,
             sampled_ns: 0,
             auto: None,
-            method: Some(Method::Functions),
+            method: Some(ReportMethod::Functions),
             frequency_hz: 1000,
-            host: Host { name: "host".to_owned(), kernel: "6.1".to_owned() },
+            host: ReportHost { name: "host".to_owned(), kernel: "6.1".to_owned() },
             cpus: vec![cpu(0), cpu(1)],
             other: Vec::new(),
-            processes: vec![Process {
+            processes: vec![ProcessCost {
                 pid: 7,
                 name: "server".to_owned(),
                 arguments: None,
                 cgroup: Some("/system.slice".to_owned()),
                 share: 0.3,
+                interval: None,
                 cost: TaskCost { send_ns: 300_000_000, send_calls: 1000, ..TaskCost::default() },
                 profile: None,
             }],
             cgroups: Vec::new(),
             programs: None,
             energy: Energy::Absent { reason: "no RAPL".to_owned() },
-            observer: Observer { share: 0.01, ..Observer::default() },
-            lost: Lost { samples: 3, ..Lost::default() },
-            missing: vec![Missing {
+            observer: ObserverCost { share: 0.01, ..ObserverCost::default() },
+            lost: LostObservations { samples: 3, ..LostObservations::default() },
+            missing: vec![MissingMeasurement {
                 event: Some(Event::Send),
                 what: "sendfile".to_owned(),
                 reason: "no function".to_owned(),
+                ns: Some(20_000_000),
             }],
             stacks: None,
         }
     }
 
     #[test]
-    fn a_report_reads_as_text() {
+    fn cost_report_is_rendered_as_text() {
         let text = report(&example(), usize::MAX);
         for want in [
             "host, Linux 6.1: 1.00 s, 1000 Hz, calls timed at functions",
             "networking 50.00 % of one CPU (2 CPUs, 0.00 % busy); observer 1.00 %\n",
             "energy: no RAPL",
-            "UDP    30.00 %  30.00 %",
-            "server     7  30.00 %     ?        ?",
+            "UDP       30.00 %  30.00 %",
+            "server     7  30.00 %     ?        ?         ?      ?      ?",
             "lost: 3 samples",
-            "missing: send: sendfile (no function)",
+            "missing: send: sendfile, 2.00 % of one CPU (no function)",
         ] {
             assert!(text.contains(want), "{want} in\n{text}");
         }
     }
 
+    /// Errors are shown in every table with sampled figures, and in the head.
     #[test]
-    fn a_change_of_mode_is_said() {
+    fn sampled_figures_show_their_uncertainty() {
+        let mut example = example();
+        let interval = Some([0.2, 0.35]);
+        for cpu in &mut example.cpus {
+            cpu.networking_interval = interval;
+            cpu.events[0].interval = interval;
+            cpu.events[0].parts[0].interval = Some([0.05, 0.25]);
+        }
+        example.processes[0].interval = Some([0.1, 0.6]);
+        example.processes[0].cost.samples = 3;
+        let text = report(&example, usize::MAX);
+        for want in [
+            "networking 50.00\u{b1}14.14 % of one CPU",
+            "25.00\u{b1}10.00 %",
+            "UDP    ~30.00\u{b1}14.14 %",
+            "~30.00\u{b1}30.00 %",
+            NOTE_ON_POOR,
+        ] {
+            assert!(text.contains(want), "{want} in\n{text}");
+        }
+        assert!(!report(&super::tests::example(), usize::MAX).contains('~'), "exact");
+    }
+
+    #[test]
+    fn change_of_mode_is_reported() {
         let auto = Auto {
             budget_share: 0.01,
             timing_share: 0.142,
@@ -434,7 +515,7 @@ pub(super) mod tests {
             lowered_from_hz: Some(1000),
         };
         let sampled = Report {
-            mode: Mode::Sampling,
+            mode: ReportMode::Sampling,
             sampled_ns: 1_000_000_000,
             auto: Some(auto),
             frequency_hz: 250,
@@ -462,7 +543,7 @@ pub(super) mod tests {
         example.processes[0].arguments = Some(format!("server --token x\x1b[2J {}", "y".repeat(300)));
         example.processes[0].cgroup = Some("/\x1b[31m\n".to_owned());
         let shown = report(&example, usize::MAX);
-        assert!(shown.contains("io_uring  command line\n"), "{shown}");
+        assert!(shown.contains("local  command line\n"), "{shown}");
         assert!(shown.contains("?  server --token x?[2J yyy"), "{shown}");
         assert!(shown.contains("y".repeat(300).as_str()));
         let narrow = report(&example, 80);
@@ -473,23 +554,74 @@ pub(super) mod tests {
         }
     }
 
-    /// What is not measured is not 0.
+    /// A value that is not measured is not 0.
     #[test]
-    fn an_event_that_is_not_there_is_a_question() {
+    fn event_that_was_not_measured_is_shown_as_unknown() {
         let table = cpus(&example());
-        assert_eq!(table.rows[0][2], Cell::Share(0.25));
-        assert_eq!(table.rows[0][4], Cell::Unknown);
-        assert_eq!((table.columns[7], &table.rows[0][7]), ("observer", &Cell::Share(0.02)));
+        assert_eq!(table.rows[0][2], TableCell::estimate(0.25, 2, None));
+        assert_eq!(table.rows[0][4], TableCell::Unknown);
+        assert_eq!((table.columns[7], &table.rows[0][7]), ("observer", &TableCell::Share(0.02)));
         let of_parts = parts(&example());
-        assert_eq!(of_parts.rows[0][2..5], [Cell::Share(0.3), Cell::Unknown, Cell::Unknown]);
+        assert_eq!(
+            of_parts.rows[0][2..5],
+            [TableCell::estimate(0.3, 2, None), TableCell::Unknown, TableCell::Unknown]
+        );
         let of_processes = processes(&example());
-        assert_eq!(of_processes.rows[0][3..8], [const { Cell::Unknown }; 5]);
+        assert_eq!(of_processes.rows[0][3..10], [const { TableCell::Unknown }; 7]);
+    }
+
+    /// Events other than networking have their own columns, and are in no sum.
+    #[test]
+    fn live_view_has_a_column_for_each_event_that_occurred() {
+        let mut example = example();
+        let with = |event, share| {
+            let part = EventPart { name: "part".to_owned(), ns: 1, share, samples: 1, interval: None };
+            EventCost {
+                event,
+                ns: 1,
+                share,
+                calls: None,
+                observer_ns: 0,
+                samples: 1,
+                sampled: 1,
+                interval: Some([share / 2.0, share * 2.0]),
+                parts: vec![part],
+            }
+        };
+        example.cpus[0].events.extend([
+            with(Event::Timers, 0.125),
+            with(Event::Poll, 0.0),
+            with(Event::Local, 0.5),
+        ]);
+        example.cpus[1].procstat.irq_ns = 30_000_000;
+        let table = cpus(&example);
+        let column = |name| table.columns.iter().position(|column| *column == name);
+        let timers = TableCell::estimate(0.125, 1, Some([0.0625, 0.25]));
+        assert_eq!(table.rows[0][column("timers").expect("it occurred")], timers);
+        assert_eq!(table.rows[0][1], TableCell::estimate(0.25, 4, None), "samples of networking alone");
+        assert_eq!(table.rows[1][column("local").expect("it occurred")], TableCell::Unknown);
+        assert_eq!(column("poll"), None);
+        assert_eq!(table.rows[1][column("irq").expect("always there")], TableCell::Share(0.03));
+        assert!(column("steal").is_some());
+        let text = report(&example, usize::MAX);
+        assert!(text.contains("% busy); AF_UNIX and netlink, not in it, 50.00 %; observer"), "{text}");
+        let of_parts = parts(&example);
+        let row =
+            of_parts.rows.iter().find(|row| row[0] == TableCell::Text("part".to_owned())).expect("a row");
+        assert_eq!(row[1], TableCell::estimate(0.125, 2, None));
+        assert_eq!(row.last(), Some(&TableCell::Number(2)));
     }
 
     #[test]
-    fn parts_add_up_over_cpus() {
+    fn parts_of_the_stack_are_summed_over_cpus() {
         let table = parts(&example());
-        assert_eq!(table.rows[0][..2], [Cell::Text("UDP".to_owned()), Cell::Share(0.3)]);
-        assert_eq!(table.rows[1][..2], [Cell::Text("other".to_owned()), Cell::Share(0.2)]);
+        assert_eq!(
+            table.rows[0][..2],
+            [TableCell::Text("UDP".to_owned()), TableCell::estimate(0.3, 2, None)]
+        );
+        assert_eq!(
+            table.rows[1][..2],
+            [TableCell::Text("other".to_owned()), TableCell::estimate(0.2, 2, None)]
+        );
     }
 }

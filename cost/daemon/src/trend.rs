@@ -1,35 +1,35 @@
-//! Networking's share of each CPU in the last minute, and since when it is about what it is now.
+//! Networking's share of each CPU in the last minute, and how long it has been about the same.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use millrace_cost::report::Report;
 
-/// What one character of the picture stands for, unless reports are farther apart.
+/// The time that one character of the picture covers, unless reports are farther apart.
 const STEP: Duration = Duration::from_secs(3);
 const STEPS: usize = 20;
-/// A share that is off for as long is another level.
+/// A share that is off its level for this long becomes a new level.
 const SETTLED: Duration = Duration::from_secs(3);
-/// How far a share may be off its level: by so much of a CPU, or of the level if that is more.
+/// The largest distance of a share from its level, as a fraction of one CPU. [`RELATIVE_TOLERANCE`], of the level, applies if it is more.
 const TOLERANCE: f64 = 0.05;
 const RELATIVE_TOLERANCE: f64 = 0.25;
 
 #[derive(Debug, Default)]
 pub struct Trend {
-    cpus: BTreeMap<u32, Line>,
-    /// Of all reports so far.
+    cpus: BTreeMap<u32, TrendLine>,
+    /// The time of all reports so far.
     observed: Duration,
 }
 
-/// Of one CPU, to be shown.
+/// The trend of one CPU, to be shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     pub cpu: u32,
     /// [`STEPS`] characters, the latest last.
     pub steps: String,
-    /// How long the share has been about what it is.
+    /// Time that the share has been near its present level.
     pub level: Duration,
-    /// It was so when observation began.
+    /// The share was at this level when observation began.
     pub from_the_start: bool,
 }
 
@@ -38,13 +38,13 @@ impl Trend {
         let period = Duration::from_nanos(report.period_ns);
         for cpu in &report.cpus {
             let line = self.cpus.entry(cpu.cpu).or_default();
-            line.add(Level { began: self.observed, time: period, share: cpu.networking_share });
+            line.add(TrendLevel { began: self.observed, time: period, share: cpu.networking_share });
         }
         self.observed += period;
     }
 
     pub fn pictures(&self) -> Vec<Picture> {
-        let picture = |(cpu, line): (&u32, &Line)| Picture {
+        let picture = |(cpu, line): (&u32, &TrendLine)| Picture {
             cpu: *cpu,
             steps: line.picture(),
             level: self.observed - line.level.began,
@@ -55,22 +55,22 @@ impl Trend {
 }
 
 #[derive(Debug, Default)]
-struct Line {
-    steps: VecDeque<Level>,
-    level: Level,
-    /// What may become the next level.
-    off: Option<Level>,
+struct TrendLine {
+    steps: VecDeque<TrendLevel>,
+    level: TrendLevel,
+    /// A candidate for the next level.
+    off: Option<TrendLevel>,
 }
 
 /// A time and the mean share in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-struct Level {
+struct TrendLevel {
     began: Duration,
     time: Duration,
     share: f64,
 }
 
-impl Level {
+impl TrendLevel {
     fn add(&mut self, next: &Self) {
         let time = self.time + next.time;
         let weight = next.time.as_secs_f64() / time.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -83,8 +83,8 @@ impl Level {
     }
 }
 
-impl Line {
-    fn add(&mut self, now: Level) {
+impl TrendLine {
+    fn add(&mut self, now: TrendLevel) {
         match self.steps.back_mut() {
             Some(step) if step.time < STEP => step.add(&now),
             _ => self.steps.push_back(now),
@@ -103,7 +103,7 @@ impl Line {
     }
 
     /// The share is off: for long enough, and always about as far, it is the new level.
-    fn leave(&mut self, now: Level) {
+    fn leave(&mut self, now: TrendLevel) {
         let off = match self.off.take() {
             Some(mut off) if off.is_about(now.share) => {
                 off.add(&now);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_is_shown() {
+    fn trend_shows_the_last_minute() {
         let picture = after(steady(0.0, 3).chain(steady(1.0, 3)).chain(steady(0.3, 1)));
         assert_eq!(picture.steps, format!("{}█▃", " ".repeat(STEPS - 2)));
         let picture = after(steady(1.0, 60).chain(steady(0.1, 57)));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_eighths() {
+    fn trend_bars_have_steps_of_an_eighth() {
         assert_eq!(
             [0.0, 0.004, 0.01, 0.125, 0.126, 0.99, 1.0, 1.2].map(bar),
             [' ', ' ', '▁', '▁', '▂', '█', '█', '█']
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_lasts_in_spite_of_noise_and_peaks() {
+    fn trend_level_lasts_in_spite_of_noise_and_peaks() {
         let noise = (0..30).map(|at| 0.2 + 0.04 * f64::from(at % 3 - 1));
         let picture = after(noise.clone().chain([0.9, 0.9]).chain(noise));
         assert_eq!((picture.level.as_secs(), picture.from_the_start), (62, true));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn another_level_began_when_it_began() {
+    fn new_trend_level_begins_at_the_change() {
         let picture = after(steady(0.2, 100).chain(steady(0.6, 3)));
         assert_eq!((picture.level.as_secs(), picture.from_the_start), (3, false));
         assert_eq!(after(steady(0.2, 100).chain(steady(0.6, 2))).level.as_secs(), 102);

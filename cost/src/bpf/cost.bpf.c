@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* What networking costs on each CPU: times events exactly and samples the stacks inside them.
- * docs/design/0005-cost.md says why it is like this. It changes nothing.
+/* Networking's cost on each CPU: the programs time events exactly and sample the stacks inside them. They change nothing.
+ * docs/notes/design/0005-cost.md has the reasons for the design.
  */
 #include "cost_calls.h"
 #include "cost_sample.h"
@@ -8,16 +8,17 @@
 
 /* Method "functions": loaded for those that userspace names. */
 
-#define FUNCTION(n)                                                       \
-	SEC("?fentry")                                                    \
-	int cost_begin_##n(void *ctx)                                     \
-	{                                                                 \
-		return begin(FIRST_FUNCTION + n, config.point_events[n]); \
-	}                                                                 \
-	SEC("?fexit")                                                     \
-	int cost_end_##n(void *ctx)                                       \
-	{                                                                 \
-		return end(FIRST_FUNCTION + n, FIRST_FUNCTION + n);       \
+#define FUNCTION(n)                                                              \
+	SEC("?fentry")                                                           \
+	int cost_begin_##n(__u64 *ctx)                                           \
+	{                                                                        \
+		int local = is_local_argument(ctx, config.point_arguments[n]);   \
+		return begin(FIRST_FUNCTION + n, config.point_events[n], local); \
+	}                                                                        \
+	SEC("?fexit")                                                            \
+	int cost_end_##n(void *ctx)                                              \
+	{                                                                        \
+		return end(FIRST_FUNCTION + n, FIRST_FUNCTION + n);              \
 	}
 
 /* clang-format off */
@@ -33,19 +34,20 @@ FUNCTION(24) FUNCTION(25) FUNCTION(26) FUNCTION(27) FUNCTION(28) FUNCTION(29) FU
 SEC("?tp_btf/sys_enter")
 int cost_sys_enter(__u64 *ctx)
 {
-	__u64 number = ctx[1], event;
+	__u64 number = ctx[1];
 	struct cost_cpu *cpu;
+	struct call call;
 
 	if (number >= COST_CALLS || !config.calls[number] || is_compat((void *)ctx[0]))
 		return 0;
-	event = event_of_call((void *)ctx[0], config.calls[number]);
+	call = describe_call((void *)ctx[0], config.calls[number]);
 	cpu = this_cpu();
-	if (!event || !cpu)
+	if (!call.direction || !cpu)
 		return 0;
 	/* No call is inside another: the end of the last one was lost. */
 	if (POINT(cpu->task))
 		cpu->task = 0;
-	return begin(SYSTEM_CALL, event);
+	return begin(SYSTEM_CALL, call.direction, is_local(call.file));
 }
 
 SEC("?tp_btf/sys_exit")
@@ -65,10 +67,10 @@ int cost_sys_exit(__u64 *ctx)
 SEC("?tp_btf/io_uring_submit_req")
 int cost_request(__u64 *ctx)
 {
-	__u64 event = event_of_request((void *)ctx[0]);
+	struct call call = describe_request((void *)ctx[0]);
 
 	end(URING_REQUEST, URING_REQUEST);
-	return event ? begin(URING_REQUEST, event) : 0;
+	return call.direction ? begin(URING_REQUEST, call.direction, is_local(call.file)) : 0;
 }
 
 SEC("?tp_btf/io_uring_complete")
@@ -139,11 +141,11 @@ int cost_softirq_exit(__u64 *ctx)
 
 /* Tasks */
 
+/* A NIC's, `napi/DEVICE-ID`, or from Linux 6.10 on a CPU's, `backlog_napi/CPU`. */
 static __always_inline int is_napi_thread(const struct task_struct *task)
 {
-	const char *name = task->comm;
-
-	return name[0] == 'n' && name[1] == 'a' && name[2] == 'p' && name[3] == 'i' && name[4] == '/';
+	return !__builtin_memcmp(task->comm, "napi/", 5) ||
+	       !__builtin_memcmp(task->comm, "backlog_napi/", 13);
 }
 
 /* The low byte for a thread that is an event as a whole, or 0. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which event a system call or a request of io_uring is. */
+/* The event of a system call or an io_uring request. */
 #ifndef MILLRACE_COST_CALLS_H
 #define MILLRACE_COST_CALLS_H
 
@@ -60,35 +60,129 @@ static __always_inline int is_socket(const struct file *file)
 	return (mode & S_IFMT) == S_IFSOCK;
 }
 
-static __always_inline __u64 send_if_socket(const struct file *file)
+static __always_inline int is_local_family(__u64 family)
 {
-	return is_socket(file) ? COST_SEND : 0;
+	return family == AF_UNIX || family == AF_NETLINK;
 }
 
-static __always_inline __u64 receive_if_socket(const struct file *file)
+/* Whether a socket has no network. It may be closed at any moment: what is read then is old, not invalid. */
+static __always_inline int is_local_socket(const struct socket *socket)
 {
-	return is_socket(file) ? COST_RECEIVE : 0;
+	__u16 family;
+
+	if (!socket)
+		return 0;
+	if (bpf_ksym_exists(bpf_rdonly_cast))
+		family = bpf_core_cast(socket, struct socket)->sk->__sk_common.skc_family;
+	else
+		family = BPF_CORE_READ(socket, sk, __sk_common.skc_family);
+	return is_local_family(family);
 }
 
-static __always_inline __u64 event_of_call(void *regs, __u8 call)
+/* Whether the file is an AF_UNIX or netlink socket. */
+static __always_inline int is_local(const struct file *file)
 {
-	__u64 event;
+	if (!file)
+		return 0;
+	if (bpf_ksym_exists(bpf_rdonly_cast))
+		return is_local_socket(bpf_core_cast(file, struct file)->private_data);
+	return is_local_socket(BPF_CORE_READ(file, private_data));
+}
+
+/* A call's direction, and the file that it sends or receives on. */
+struct call {
+	__u64 direction; /* COST_SEND, COST_RECEIVE, or 0 */
+	const struct file *file;
+};
+
+static __always_inline struct call if_socket(const struct file *file, __u64 direction)
+{
+	return (struct call){is_socket(file) ? direction : 0, file};
+}
+
+static __always_inline struct call describe_call(void *regs, __u8 call)
+{
+	struct call moves;
 
 	switch (call) {
 	case COST_CALL_SEND:
-		return COST_SEND;
+		return (struct call){COST_SEND, file_of(argument(regs, 0))};
 	case COST_CALL_RECEIVE:
-		return COST_RECEIVE;
+		return (struct call){COST_RECEIVE, file_of(argument(regs, 0))};
 	case COST_CALL_WRITE:
-		return send_if_socket(file_of(argument(regs, 0)));
+		return if_socket(file_of(argument(regs, 0)), COST_SEND);
 	case COST_CALL_READ:
-		return receive_if_socket(file_of(argument(regs, 0)));
+		return if_socket(file_of(argument(regs, 0)), COST_RECEIVE);
 	case COST_CALL_SENDFILE:
-		event = send_if_socket(file_of(argument(regs, 0)));
-		return event ? event : receive_if_socket(file_of(argument(regs, 1)));
+		moves = if_socket(file_of(argument(regs, 0)), COST_SEND);
+		return moves.direction ? moves : if_socket(file_of(argument(regs, 1)), COST_RECEIVE);
 	case COST_CALL_SPLICE:
-		event = send_if_socket(file_of(argument(regs, 2)));
-		return event ? event : receive_if_socket(file_of(argument(regs, 0)));
+		moves = if_socket(file_of(argument(regs, 2)), COST_SEND);
+		return moves.direction ? moves : if_socket(file_of(argument(regs, 0)), COST_RECEIVE);
+	default:
+		return (struct call){};
+	}
+}
+
+/* Whether the current task is in a system call on a socket that has no network. For the sampler: a stack tells that only
+ * from where the call has reached the protocol.
+ */
+static __always_inline int in_local_call(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct pt_regs___arm64 *arm64;
+	struct pt_regs___x86 *x86;
+	struct call moves;
+	__u64 number;
+	void *regs;
+
+	if (task->flags & (PF_KTHREAD | PF_IO_WORKER))
+		return 0;
+	regs = (void *)bpf_task_pt_regs(task);
+	x86 = regs;
+	arm64 = regs;
+	if (bpf_core_field_exists(x86->di))
+		number = x86->orig_ax;
+	else if (bpf_core_field_exists(arm64->pstate))
+		number = arm64->syscallno;
+	else
+		return 0;
+	if (number >= COST_CALLS || is_compat(regs))
+		return 0;
+	switch (config.calls[number]) {
+	case 0:
+		return 0;
+	case COST_CALL_CREATE:
+		return is_local_family(argument(regs, 0));
+	case COST_CALL_SOCKET:
+		moves = if_socket(file_of(argument(regs, 0)), COST_SEND);
+		break;
+	default:
+		moves = describe_call(regs, config.calls[number]);
+	}
+	return moves.direction && is_local(moves.file);
+}
+
+/* --- Functions --- */
+
+/* Whether the socket of a function that is timed has no network. */
+static __always_inline int is_local_argument(__u64 *ctx, __u8 argument_kind)
+{
+	switch (argument_kind) {
+	case COST_ARG_SOCKET:
+		return is_local_family(BPF_CORE_READ((struct socket *)ctx[0], sk, __sk_common.skc_family));
+	case COST_ARG_FILE:
+		return is_local((struct file *)ctx[0]);
+	case COST_ARG_TO:
+		return is_local((struct file *)ctx[1]);
+	case COST_ARG_KIOCB:
+		return is_local(BPF_CORE_READ((struct kiocb *)ctx[0], ki_filp));
+	case COST_ARG_REQUEST:
+		return is_local(BPF_CORE_READ((struct io_kiocb *)ctx[0], file));
+	case COST_ARG_FD:
+		return is_local(file_of(ctx[0]));
+	case COST_ARG_REGS:
+		return is_local(file_of(argument((void *)ctx[0], 0)));
 	default:
 		return 0;
 	}
@@ -96,7 +190,7 @@ static __always_inline __u64 event_of_call(void *regs, __u8 call)
 
 /* --- Requests of io_uring --- */
 
-/* What the headers of Linux 6.1 do not have yet. */
+/* Opcodes that the headers of Linux 6.1 do not have yet. */
 enum {
 	URING_READ_MULTISHOT = 49,
 	URING_RECV_ZC = 58,
@@ -112,31 +206,33 @@ static __always_inline struct file *file_of_request(const struct io_kiocb *reque
 	return request->flags & REQ_F_FIXED_FILE ? 0 : file_of(request->cqe.fd);
 }
 
-static __always_inline __u64 event_of_request(const struct io_kiocb *request)
+static __always_inline struct call describe_request(const struct io_kiocb *request)
 {
+	const struct file *file = file_of_request(request);
+
 	switch (request->opcode) {
 	case IORING_OP_SENDMSG:
 	case IORING_OP_SEND:
 	case IORING_OP_SEND_ZC:
 	case IORING_OP_SENDMSG_ZC:
-		return COST_SEND;
+		return (struct call){COST_SEND, file};
 	case IORING_OP_RECVMSG:
 	case IORING_OP_RECV:
 	case URING_RECV_ZC:
-		return COST_RECEIVE;
+		return (struct call){COST_RECEIVE, file};
 	case IORING_OP_WRITE:
 	case IORING_OP_WRITEV:
 	case IORING_OP_WRITE_FIXED:
 	case URING_WRITEV_FIXED:
-		return send_if_socket(file_of_request(request));
+		return if_socket(file, COST_SEND);
 	case IORING_OP_READ:
 	case IORING_OP_READV:
 	case IORING_OP_READ_FIXED:
 	case URING_READV_FIXED:
 	case URING_READ_MULTISHOT:
-		return receive_if_socket(file_of_request(request));
+		return if_socket(file, COST_RECEIVE);
 	default:
-		return 0;
+		return (struct call){};
 	}
 }
 

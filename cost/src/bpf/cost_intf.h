@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What cost.bpf.c shares with userspace. The build writes Rust's types and constants from here. */
+/* The interface between cost.bpf.c and userspace. The build generates Rust's types and constants from it. */
 #ifndef MILLRACE_COST_INTF_H
 #define MILLRACE_COST_INTF_H
 
@@ -13,11 +13,12 @@ enum cost_event {
 	COST_SEND = 3,
 	COST_RECEIVE = 4,
 	COST_IO_URING = 5,
-	COST_SOFTIRQ = 6, /* a softirq that is not networking */
+	COST_LOCAL = 6,	  /* calls that send or receive on AF_UNIX and netlink sockets */
+	COST_SOFTIRQ = 7, /* a softirq that is not networking */
 	COST_EVENTS = 8,  /* a power of two */
 };
 
-/* What a system call does with a socket, and which of its arguments the socket is in. */
+/* The use that a system call makes of a socket, and the socket's argument. The first six are timed. */
 enum cost_call {
 	COST_CALL_SEND = 1, /* always a socket */
 	COST_CALL_RECEIVE = 2,
@@ -25,6 +26,19 @@ enum cost_call {
 	COST_CALL_READ = 4,
 	COST_CALL_SENDFILE = 5, /* sends if the first is, receives if the second is */
 	COST_CALL_SPLICE = 6,	/* sends if the third is, receives if the first is */
+	COST_CALL_SOCKET = 7,	/* does something else with the socket in its first argument */
+	COST_CALL_CREATE = 8,	/* makes sockets of the family in its first argument */
+};
+
+/* Where a function has its socket. */
+enum cost_argument {
+	COST_ARG_SOCKET = 1,  /* struct socket *, the first argument */
+	COST_ARG_FILE = 2,    /* struct file *, the first argument */
+	COST_ARG_TO = 3,      /* struct file *, the second argument */
+	COST_ARG_KIOCB = 4,   /* struct kiocb *, the first argument */
+	COST_ARG_REQUEST = 5, /* struct io_kiocb *, the first argument */
+	COST_ARG_FD = 6,      /* a number, the first argument */
+	COST_ARG_REGS = 7,    /* struct pt_regs *, the first argument, whose own first argument is a number */
 };
 
 #define COST_POINTS    32   /* pairs of programs for functions that send or receive */
@@ -40,13 +54,14 @@ struct cost_config {
 	__u8 ring;	  /* stacks travel through the ring buffer */
 	__u8 watch;	  /* look at the map `watched` */
 	__u8 pad[2];
-	__u8 point_events[COST_POINTS]; /* enum cost_event of each point */
-	__u8 calls[COST_CALLS];		/* enum cost_call by number; 0: none of them */
+	__u8 point_events[COST_POINTS];	   /* enum cost_event of each point */
+	__u8 point_arguments[COST_POINTS]; /* enum cost_argument of each point */
+	__u8 calls[COST_CALLS];		   /* enum cost_call by number; 0: none of them */
 };
 
 /* One per CPU; only that CPU's programs write to it, but for check_tid and what they say about it. */
 struct cost_cpu {
-	/* What runs, one word per context: when it began in ns << 9, point << 3, event; 0: nothing that is timed.
+	/* The running event, one word per context: its begin in ns << 9, point << 3, event; 0: nothing that is timed.
 	 * The task's begins are on the task clock, the softirq's on the monotonic clock.
 	 */
 	__u64 task;
@@ -68,18 +83,20 @@ struct cost_cpu {
 	__u64 check_tid;	    /* userspace: count the calls of this thread of its namespace ... */
 	__u64 checked[COST_EVENTS]; /* ... here */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
-	/* What those programs ran for besides ns[] and calls[]. */
+	__u64 hidden;		    /* userspace: what processes do on this CPU is not asked for */
+	/* Further runs of the programs that time events, beyond ns[] and calls[]. */
 	__u64 system_calls;  /* all, also those that have nothing to do with sockets */
 	__u64 switches;	     /* of tasks */
 	__u64 other_storage; /* tasks were seen that have storage of other programs */
-	__u64 pad[8];	     /* to whole cache lines */
+	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
+	__u64 pad[6];	     /* to whole cache lines */
 } SHARED;
 _Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPUs");
 
 /* The part that all CPUs read. */
 struct cost_control {
-	__u32 half;   /* 0 or 1: the half that samplers append to */
-	__u32 always; /* samplers take whatever runs, not only events */
+	__u32 half; /* 0 or 1: the half that samplers append to */
+	__u32 pad;
 } SHARED;
 
 /* One half of a CPU's double buffer; records follow up to half_bytes. */
@@ -95,7 +112,8 @@ struct cost_record {
 	__u16 user_frames;
 	__u8 event; /* enum cost_event; 0: none, or not known */
 	__u8 watched;
-	__u16 pad;
+	__u8 local; /* in a system call on an AF_UNIX or netlink socket */
+	__u8 pad;
 	__u64 cgroup; /* v2, of what was running */
 	__u8 name[16];
 };

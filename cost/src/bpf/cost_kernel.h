@@ -15,6 +15,23 @@ struct inode {
 
 struct file {
 	struct inode *f_inode;
+	void *private_data; /* of a socket's: struct socket */
+} KERNEL;
+
+struct sock_common {
+	unsigned short skc_family;
+} KERNEL;
+
+struct sock {
+	struct sock_common __sk_common;
+} KERNEL;
+
+struct socket {
+	struct sock *sk;
+} KERNEL;
+
+struct kiocb {
+	struct file *ki_filp;
 } KERNEL;
 
 struct fdtable {
@@ -59,6 +76,7 @@ struct io_cqe {
 } KERNEL;
 
 struct io_kiocb {
+	struct file *file; /* once io_uring has looked it up */
 	__u8 opcode;
 	unsigned int flags; /* of 64 bits on newer kernels, which CO-RE knows */
 	struct io_cqe cqe;
@@ -66,16 +84,19 @@ struct io_kiocb {
 
 /* The registers of a system call: one of these exists. */
 struct pt_regs___x86 {
-	unsigned long di, si, dx, cs;
+	unsigned long di, si, dx, cs, orig_ax;
 } KERNEL;
 
 struct pt_regs___arm64 {
 	__u64 regs[31];
 	__u64 pstate;
+	int syscallno;
 } KERNEL;
 
 #define S_IFMT	     0170000
 #define S_IFSOCK     0140000
+#define AF_UNIX	     1
+#define AF_NETLINK   16
 #define PF_IO_WORKER 0x00000010 /* io_uring's workers and its SQPOLL threads */
 #define PF_KTHREAD   0x00200000
 

@@ -3,7 +3,7 @@
 #ifndef MILLRACE_COST_SAMPLE_H
 #define MILLRACE_COST_SAMPLE_H
 
-#include "cost_state.h"
+#include "cost_calls.h"
 #include <linux/bpf_perf_event.h>
 
 static __always_inline int is_watched(__u32 pid)
@@ -20,6 +20,7 @@ static __noinline int describe(struct cost_record *record, __u64 kernel_bytes, _
 	record->kernel_frames = kernel_bytes / sizeof(__u64);
 	record->user_frames = user_bytes / sizeof(__u64);
 	record->event = event;
+	record->local = in_local_call();
 	record->pad = 0;
 	return 0;
 }
@@ -37,12 +38,15 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	__u8 always_this = is_watched(pid);
 
 	shared = bpf_map_lookup_elem(&control, &zero);
-	if (!shared || (!event && !*(volatile __u32 *)&shared->always && !always_this))
+	if (!shared)
 		return;
-	index = bpf_get_smp_processor_id() * 2 + (*(volatile __u32 *)&shared->half & 1);
+	/* Without a buffer it is one that there is not. */
+	index = (cpu->buffer - 1) * 2 + (*(volatile __u32 *)&shared->half & 1);
 	half = bpf_map_lookup_elem(&halves, &index);
-	if (!half)
+	if (!half) {
+		cpu->lost_samples++;
 		return;
+	}
 	used = *(volatile __u64 *)&half->used_bytes;
 	if (used > config.half_bytes - sizeof(*half) - RECORD_BYTES) {
 		cpu->lost_samples++;

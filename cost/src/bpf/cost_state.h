@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the observer keeps: its maps, the words that say since when a CPU is in which event, the sums of what has ended,
- * and whose they are.
+/* The observer's state: its maps, the words with each CPU's running event and its begin, and the sums of ended events by
+ * process.
  */
 #ifndef MILLRACE_COST_STATE_H
 #define MILLRACE_COST_STATE_H
@@ -30,7 +30,7 @@ struct {
 	__uint(max_entries, 1);
 } control SEC(".maps");
 
-/* Twice the CPU, plus 0 or 1 -> half of its double buffer of stacks: struct cost_half. */
+/* Twice the number of a CPU's buffer (from 0 on), plus 0 or 1 -> half of the double buffer of stacks: struct cost_half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -137,7 +137,7 @@ static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 
 		add(&cpu->ns[EVENT(began)], ns);
 }
 
-/* Who runs, as userspace's PID namespace numbers it */
+/* The running thread and process, as userspace's PID namespace numbers them. */
 
 #define INITIAL_PIDNS	 0xEFFFFFFC /* inode; fixed by the kernel */
 #define PIDNS_LEVELS_MAX 32
@@ -175,7 +175,7 @@ static __always_inline __u32 current_process(void)
 	return number_of(BPF_CORE_READ(task, group_leader, thread_pid));
 }
 
-/* What was counted since the last time belongs to the current process. */
+/* Charges the current process with the counts since the last call. */
 static __always_inline void hand_over(struct cost_cpu *cpu)
 {
 	struct cost_process_key key = {};
@@ -185,7 +185,7 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	__u32 event;
 
 #pragma unroll
-	for (event = COST_SEND; event <= COST_IO_URING; event++) {
+	for (event = COST_SEND; event <= COST_LOCAL; event++) {
 		ns += cpu->ns[event] - cpu->seen_ns[event];
 		calls += cpu->calls[event] - cpu->seen_calls[event];
 	}
@@ -193,17 +193,17 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 		return;
 	key.pid = bpf_get_current_pid_tgid() >> 32;
 	key.cgroup = bpf_get_current_cgroup_id();
-	process = bpf_map_lookup_elem(&processes, &key);
-	if (!process) {
+	process = cpu->hidden ? 0 : bpf_map_lookup_elem(&processes, &key);
+	if (!process && !cpu->hidden) {
 		fresh.pid = current_process();
 		bpf_get_current_comm(fresh.name, sizeof(fresh.name));
 		bpf_map_update_elem(&processes, &key, &fresh, BPF_NOEXIST);
 		process = bpf_map_lookup_elem(&processes, &key);
 	}
-	if (!process)
+	if (!process && !cpu->hidden)
 		cpu->lost_processes++;
 #pragma unroll
-	for (event = COST_SEND; event <= COST_IO_URING; event++) {
+	for (event = COST_SEND; event <= COST_LOCAL; event++) {
 		ns = cpu->ns[event] - cpu->seen_ns[event];
 		calls = cpu->calls[event] - cpu->seen_calls[event];
 		cpu->seen_ns[event] += ns;
@@ -228,27 +228,63 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
 		bpf_task_storage_get(&inside, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-static __always_inline int begin(enum point point, __u64 event)
+/* No clock gets there: what ends before it has begun counts as nothing. */
+#define NOT_YET (1ULL << 53)
+
+/* Closes the task's word at this moment and leaves one that begins now and has these low bits.
+ *
+ * The caller may be preempted between reading the clock and storing it, and the time of the tasks that run meanwhile must not
+ * count as its own. So the word that is stored first begins far in the future: whatever closes it counts nothing. A switch to
+ * another task, and the sampler, close it and open it again with the right time. Only if nobody did is the time that was read
+ * behind it still right, and then it is put in.
+ */
+static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
+{
+	__u64 clock = task_clock(cpu);
+	__u64 not_yet = word(clock + NOT_YET, low);
+
+	count_time(cpu, __sync_lock_test_and_set(&cpu->task, not_yet), clock);
+	__sync_val_compare_and_swap(&cpu->task, not_yet, word(task_clock(cpu), low));
+}
+
+/* Programs on functions may be preempted, those on tracepoints not. */
+static __always_inline int is_preemptible(enum point point)
+{
+	return point < SYSTEM_CALL;
+}
+
+/* A call that sends or receives; `local`: on a socket that has no network.
+ *
+ * The task's word is 0, or open: it has an event and the time when that began. begin() opens it for the outermost call only, so calls
+ * within a call need no depth. end() closes it, and adds the time to the event's sum. In between, a switch of tasks closes it for the task
+ * that leaves and notes its low bits in `inside`. The task that comes gets its own word opened again from there.
+ */
+static __always_inline int begin(enum point point, __u64 direction, int local)
 {
 	struct cost_cpu *cpu = this_cpu();
-	__u64 clock;
+	__u64 event, low, clock;
 
-	event &= COST_EVENTS - 1;
+	direction &= COST_EVENTS - 1;
 	/* In a softirq the kernel's own sockets may send: that is the softirq's time. */
 	if (!cpu || cpu->softirq || POINT(cpu->task))
 		return 0;
 	make_room(cpu);
-	clock = task_clock(cpu);
-	if (cpu->task)
-		count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);
-	cpu->task = word(clock, point << POINT_SHIFT | event);
-	/* Programs on functions may be preempted, those on tracepoints not. */
-	if (point < SYSTEM_CALL)
+	event = local ? COST_LOCAL : direction;
+	low = point << POINT_SHIFT | event;
+	if (is_preemptible(point)) {
+		reopen(cpu, low);
+	} else {
+		clock = task_clock(cpu);
+		if (cpu->task)
+			count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);
+		cpu->task = word(clock, low);
+	}
+	if (is_preemptible(point))
 		add(&cpu->calls[event], 1);
 	else
 		cpu->calls[event]++;
 	if (cpu->check_tid && cpu->check_tid == current_thread())
-		add(&cpu->checked[event], 1);
+		add(&cpu->checked[direction], 1);
 	return 0;
 }
 
@@ -259,8 +295,12 @@ static __always_inline int end(enum point first, enum point last)
 
 	if (!cpu || POINT(cpu->task) < first || POINT(cpu->task) > last || cpu->softirq)
 		return 0;
+	if (cpu->base) {
+		reopen(cpu, cpu->base);
+		return 0;
+	}
 	clock = task_clock(cpu);
-	count_time(cpu, __sync_lock_test_and_set(&cpu->task, cpu->base ? word(clock, cpu->base) : 0), clock);
+	count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);
 	return 0;
 }
 

@@ -10,7 +10,7 @@ use nix::libc;
 /// `IOCB_CMD_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Request {
+pub enum AioRequest {
     Read = 0,
     Write = 1,
 }
@@ -18,7 +18,7 @@ pub enum Request {
 /// `struct iocb`.
 #[repr(C)]
 #[derive(Default)]
-struct Block {
+struct AioBlock {
     data: u64,
     key_and_flags: [u32; 2],
     opcode: u16,
@@ -42,7 +42,7 @@ struct Completion {
     result2: i64,
 }
 
-const _: () = assert!(size_of::<Block>() == 64 && size_of::<Completion>() == 32);
+const _: () = assert!(size_of::<AioBlock>() == 64 && size_of::<Completion>() == 32);
 
 /// Room for one request.
 pub struct Aio(libc::c_ulong);
@@ -56,13 +56,13 @@ impl Aio {
     }
 
     /// Returns the number of bytes that were sent or received, when that is done: sockets are never asynchronous here.
-    pub fn call(&self, request: Request, socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut block = Block {
+    pub fn call(&self, request: AioRequest, socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut block = AioBlock {
             opcode: request as u16,
             fd: socket.as_raw_fd() as u32,
             buffer: bytes.as_mut_ptr() as u64,
             bytes: bytes.len() as u64,
-            ..Block::default()
+            ..AioBlock::default()
         };
         let blocks = [&raw mut block];
         // SAFETY: one request, whose block and bytes outlive it: its completion is waited for.

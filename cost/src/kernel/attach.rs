@@ -1,36 +1,39 @@
-//! Where events are timed: attaching, and the proof that each way to send and to receive is counted.
+//! Attaches the programs that time events, and proves that each way to send and to receive is counted.
 
 use std::io;
 use std::sync::atomic::Ordering;
 
 use millrace_kernel::Error;
 
-use super::config::{Event, Method};
-use super::sockets::{self, Sockets};
-use super::ways::{WAYS, Way};
-use super::{Cost, load};
+use super::config::{KernelEvent, TimingMethod};
+use super::sockets::{self, SocketPair};
+use super::ways::{SocketCall, WAYS};
+use super::{CostPrograms, load};
 
 /// A way to send or to receive, or an event, that is not timed on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    pub event: Event,
+pub struct MissingPoint {
+    /// The event that lacks the time.
+    pub event: KernelEvent,
+    /// The way or event that is not timed.
     pub what: &'static str,
+    /// The kernel's reason.
     pub reason: String,
 }
 
-impl Cost {
+impl CostPrograms {
     /// Begins to time events. Makes one call of each way to send and to receive, to see that it is counted.
-    pub fn attach(&mut self) -> Result<Vec<Missing>, Error> {
+    pub fn attach(&mut self) -> Result<Vec<MissingPoint>, Error> {
         self.forget_the_past();
         for (tracepoint, program) in self.tracepoints.iter().copied() {
             let link = self.object.program(program)?.attach_trace();
             self.probes.push(link.map_err(|source| Error::Tracepoint { tracepoint, source })?);
         }
         let sockets =
-            Sockets::new().map_err(|source| Error::Prepare { what: "a pair of sockets", source })?;
+            SocketPair::new().map_err(|source| Error::Prepare { what: "a pair of sockets", source })?;
         let missing = WAYS.iter().filter_map(|way| {
             let reason = self.attach_way(way, &sockets).err()?;
-            Some(Missing { event: way.event, what: way.name, reason })
+            Some(MissingPoint { event: way.event, what: way.name, reason })
         });
         Ok(missing.collect())
     }
@@ -49,15 +52,15 @@ impl Cost {
         for cpu in self.all_cpus() {
             cpu.epoch.fetch_add(1, Ordering::Relaxed);
             [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            // What has not been charged to a process never will be.
+            // Sums that are not charged to a process yet never will be.
             let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
             charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
         }
     }
 
     /// Attaches to one function after the other until a call of this way is counted, exactly once.
-    fn attach_way(&mut self, way: &Way, sockets: &Sockets) -> Result<(), String> {
-        if self.method == Some(Method::SystemCalls) {
+    fn attach_way(&mut self, way: &SocketCall, sockets: &SocketPair) -> Result<(), String> {
+        if self.method == Some(TimingMethod::SystemCalls) {
             return match way.beyond_system_calls() {
                 Some(reason) => Err(reason.to_owned()),
                 None => self.prove(way, sockets),
@@ -76,7 +79,7 @@ impl Cost {
         Err(reason)
     }
 
-    fn prove(&self, way: &Way, sockets: &Sockets) -> Result<(), String> {
+    fn prove(&self, way: &SocketCall, sockets: &SocketPair) -> Result<(), String> {
         match self.counted(way, sockets) {
             Ok(1) => Ok(()),
             Ok(0) => Err("a call was not noticed".to_owned()),
@@ -102,8 +105,8 @@ impl Cost {
         done
     }
 
-    /// How often a call of `way` by this thread is counted.
-    fn counted(&self, way: &Way, sockets: &Sockets) -> io::Result<u64> {
+    /// Makes a call of `way`, and returns how often it was counted.
+    fn counted(&self, way: &SocketCall, sockets: &SocketPair) -> io::Result<u64> {
         let event = way.event as usize;
         let thread = u64::from(sockets::thread_id());
         let checked =

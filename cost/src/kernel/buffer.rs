@@ -8,58 +8,64 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::memory::{Mapping, Ring, Table};
-use millrace_kernel::object::Loaded;
+use millrace_kernel::memory::{MappedArray, Mapping, RingReader};
+use millrace_kernel::object::LoadedObject;
 
-use super::config::{Event, Transport};
+use super::config::{KernelEvent, StackTransport};
 use super::intf;
 
 /// A sampled stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct StackRecord<'a> {
+    /// The CPU of the sample.
     pub cpu: u32,
     /// The process that was running, whether or not the event was its own, as this process' PID namespace numbers it.
     /// 0: the CPU was idle, or the process is outside of the namespace.
     pub pid: u32,
     /// ID of its cgroup (v2).
     pub cgroup: u64,
-    /// Of the thread; zeroes follow.
+    /// The thread's name; zeroes follow.
     pub name: [u8; 16],
     /// `None`: none, or events are not timed.
-    pub event: Option<Event>,
+    pub event: Option<KernelEvent>,
     /// The process is watched.
     pub watched: bool,
+    /// A system call on an AF_UNIX or netlink socket was under way. Interrupts and softirqs may run on top of it.
+    pub local: bool,
     /// Return addresses, innermost first; none in user mode.
     pub kernel: &'a [u64],
-    /// Likewise in user mode; only of processes that are watched.
+    /// The same in user mode, for watched processes only.
     pub user: &'a [u64],
 }
 
 pub(super) enum Buffer {
     Double(DoubleBuffer),
-    Ring(Ring),
+    Ring(RingReader),
 }
 
 impl Buffer {
     pub fn new(
-        object: &mut Loaded,
-        transport: Transport,
+        object: &mut LoadedObject,
+        transport: StackTransport,
         cpus: NonZero<u32>,
+        buffers: NonZero<u32>,
         half_bytes: u32,
         ring_bytes: u32,
     ) -> Result<Self, Error> {
         match transport {
-            Transport::DoubleBuffer => DoubleBuffer::new(object, cpus, half_bytes).map(Self::Double),
-            Transport::RingBuffer => {
+            StackTransport::DoubleBuffer => {
+                DoubleBuffer::new(object, cpus, buffers, half_bytes).map(Self::Double)
+            }
+            StackTransport::RingBuffer => {
                 let map = object.map("ring")?;
-                let ring = Ring::new(&map, ring_bytes as usize);
+                let ring = RingReader::new(&map, ring_bytes as usize);
                 Ok(Self::Ring(ring.map_err(|source| Error::Memory { what: "ring", source })?))
             }
         }
     }
 
     /// `writing`: whether the sampler of a CPU is at work at this moment.
-    pub fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(Record<'_>)) {
+    pub fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(StackRecord<'_>)) {
         match self {
             Self::Double(buffer) => buffer.drain(writing, read),
             Self::Ring(ring) => {
@@ -73,40 +79,54 @@ impl Buffer {
     }
 }
 
-/// Two halves per CPU: samplers append to one while the other is read.
+/// Two halves per CPU that is sampled: samplers append to one while the other is read.
+///
+/// # Protocol
+///
+/// `control.half` says which half samplers append to. A sampler marks itself (`cost_cpu.writing`) before it reads `half`, and clears the mark when
+/// its record is complete. [`Self::drain`] empties the half that it read last time, flips `half`, and waits for each CPU until its mark is gone.
+/// From then on no sampler is in the other half, and it is read without a lock until the next flip. Samplers run in interrupts, so they never
+/// wait: without room, a sample is lost and counted.
 pub(super) struct DoubleBuffer {
     halves: Mapping,
-    control: Table<intf::Control>,
+    control: MappedArray<intf::Control>,
+    /// Number of possible CPUs. Most of them may have no buffer.
     cpus: u32,
+    buffers: u32,
     half_bytes: usize,
 }
 
 const HALF_HEADER_BYTES: usize = size_of::<intf::Half>();
 
 impl DoubleBuffer {
-    fn new(object: &mut Loaded, cpus: NonZero<u32>, half_bytes: u32) -> Result<Self, Error> {
+    fn new(
+        object: &mut LoadedObject,
+        cpus: NonZero<u32>,
+        buffers: NonZero<u32>,
+        half_bytes: u32,
+    ) -> Result<Self, Error> {
         let half_bytes = half_bytes as usize;
-        let halves =
-            Mapping::new(object.map("halves")?.as_fd(), 2 * cpus.get() as usize * half_bytes, 0, true)
-                .map_err(|source| Error::Memory { what: "halves", source })?;
-        let control = Table::new(object.map("control")?.as_fd(), NonZero::<u32>::MIN)
+        let bytes = 2 * buffers.get() as usize * half_bytes;
+        let halves = Mapping::new(object.map("halves")?.as_fd(), bytes, 0, true)
+            .map_err(|source| Error::Memory { what: "halves", source })?;
+        let control = MappedArray::new(object.map("control")?.as_fd(), NonZero::<u32>::MIN)
             .map_err(|source| Error::Memory { what: "control", source })?;
-        Ok(Self { halves, control, cpus: cpus.get(), half_bytes })
+        Ok(Self { halves, control, cpus: cpus.get(), buffers: buffers.get(), half_bytes })
     }
 
-    fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(Record<'_>)) {
+    fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(StackRecord<'_>)) {
         let active = &self.control.get(0).half;
         let filled = active.load(Ordering::Relaxed) & 1;
         // The other half was read, and no sampler has been in it since.
-        for cpu in 0..self.cpus {
-            self.used(cpu, 1 - filled).store(0, Ordering::Relaxed);
+        for buffer in 0..self.buffers {
+            self.used(buffer, 1 - filled).store(0, Ordering::Relaxed);
         }
         active.swap(1 - filled, Ordering::SeqCst);
         // A sampler that saw the old half marked itself before it looked: it is at work until the mark is gone.
         settle(self.cpus, writing);
-        for cpu in 0..self.cpus {
-            let used = self.used(cpu, filled).load(Ordering::Acquire) as usize;
-            let mut rest = self.records(cpu, filled, used);
+        for buffer in 0..self.buffers {
+            let used = self.used(buffer, filled).load(Ordering::Acquire) as usize;
+            let mut rest = self.records(buffer, filled, used);
             while let Some((record, bytes)) = parse(rest) {
                 read(record);
                 rest = rest.get(bytes..).unwrap_or_default();
@@ -114,20 +134,20 @@ impl DoubleBuffer {
         }
     }
 
-    fn offset(&self, cpu: u32, half: u32) -> usize {
-        (cpu as usize * 2 + half as usize) * self.half_bytes
+    fn offset(&self, buffer: u32, half: u32) -> usize {
+        (buffer as usize * 2 + half as usize) * self.half_bytes
     }
 
-    fn used(&self, cpu: u32, half: u32) -> &AtomicU64 {
+    fn used(&self, buffer: u32, half: u32) -> &AtomicU64 {
         // SAFETY: at the start of a half inside the mapping; halves are whole pages.
-        unsafe { self.halves.start().add(self.offset(cpu, half)).cast().as_ref() }
+        unsafe { self.halves.start().add(self.offset(buffer, half)).cast().as_ref() }
     }
 
-    fn records(&self, cpu: u32, half: u32, used: usize) -> &[u8] {
+    fn records(&self, buffer: u32, half: u32, used: usize) -> &[u8] {
         let used = used.min(self.half_bytes - HALF_HEADER_BYTES);
         // SAFETY: inside the mapping; the kernel writes to this half only after the next flip.
         unsafe {
-            let start = self.halves.start().add(self.offset(cpu, half) + HALF_HEADER_BYTES);
+            let start = self.halves.start().add(self.offset(buffer, half) + HALF_HEADER_BYTES);
             std::slice::from_raw_parts(start.as_ptr(), used)
         }
     }
@@ -144,7 +164,7 @@ fn settle(cpus: u32, writing: impl Fn(u32) -> bool) {
 }
 
 /// The record at the beginning of `bytes`, which are aligned to 8, and its length.
-fn parse(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
+fn parse(bytes: &[u8]) -> Option<(StackRecord<'_>, usize)> {
     let (header, rest) = bytes.split_at_checked(size_of::<intf::Record>())?;
     let header = intf::Record::from_bytes(header)?;
     let kernel = usize::from(header.kernel_frames);
@@ -152,13 +172,14 @@ fn parse(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
     // SAFETY: any bytes are integers; what is not aligned is left out, and then frames are missing.
     let (_, words, _) = unsafe { rest.align_to::<u64>() };
     let (kernel, user) = words.get(..frames)?.split_at_checked(kernel)?;
-    let record = Record {
+    let record = StackRecord {
         cpu: header.cpu,
         pid: header.pid,
         cgroup: header.cgroup,
         name: header.name,
-        event: Event::from_code(header.event),
+        event: KernelEvent::from_code(header.event),
         watched: header.watched != 0,
+        local: header.local != 0,
         kernel,
         user,
     };
@@ -179,6 +200,7 @@ mod tests {
             user_frames,
             event: 4,
             watched: 1,
+            local: 1,
             pad: 0,
             cgroup: 9,
             name: *b"0123456789abcdef",
@@ -201,14 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn records_follow_one_another() {
+    fn records_in_a_sample_buffer_are_read_in_order() {
         let mut words = words(&record(2, 1), &[10, 11, 20]);
         words.extend(self::words(&record(0, 0), &[]));
         let bytes = bytes(&words);
         let (first, len) = parse(bytes).expect("a record");
         assert_eq!((first.kernel, first.user), (&[10, 11][..], &[20][..]));
-        assert_eq!((first.pid, first.cpu, first.event, first.watched), (7, 1, Some(Event::Receive), true));
+        assert_eq!(
+            (first.pid, first.cpu, first.event, first.watched),
+            (7, 1, Some(KernelEvent::Receive), true)
+        );
         assert_eq!((first.cgroup, &first.name), (9, b"0123456789abcdef"));
+        assert!(first.local);
         let (second, more) = parse(&bytes[len..]).expect("another");
         assert_eq!((second.kernel.len(), second.user.len()), (0, 0));
         assert_eq!(len + more, bytes.len());
@@ -217,7 +243,7 @@ mod tests {
 
     /// Each of two CPUs rests often, but both together never when one looks from the first to the second.
     #[test]
-    fn every_cpu_need_rest_only_once() {
+    fn waiting_for_cpus_looks_at_one_at_a_time() {
         let looks = Cell::new(0);
         let writing = |cpu| {
             looks.set(looks.get() + 1);
@@ -229,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_no_record() {
+    fn truncated_record_is_ignored() {
         let words = words(&record(2, 1), &[10, 11]);
         assert_eq!(parse(bytes(&words)), None);
         assert_eq!(parse(&bytes(&words)[..12]), None);

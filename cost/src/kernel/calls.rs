@@ -1,13 +1,13 @@
-//! System calls that may send or receive.
+//! System calls on sockets.
 
 use nix::libc;
 
 use super::intf;
 
 /// By number.
-pub(crate) type Table = [u8; intf::CALLS];
+pub(crate) type CallTable = [u8; intf::CALLS];
 
-const KNOWN: [(libc::c_long, u32); 14] = [
+const KNOWN: [(libc::c_long, u32); 28] = [
     (libc::SYS_sendto, intf::COST_CALL_SEND),
     (libc::SYS_sendmsg, intf::COST_CALL_SEND),
     (libc::SYS_sendmmsg, intf::COST_CALL_SEND),
@@ -22,11 +22,25 @@ const KNOWN: [(libc::c_long, u32); 14] = [
     (libc::SYS_preadv2, intf::COST_CALL_READ),
     (libc::SYS_sendfile, intf::COST_CALL_SENDFILE),
     (libc::SYS_splice, intf::COST_CALL_SPLICE),
+    (libc::SYS_socket, intf::COST_CALL_CREATE),
+    (libc::SYS_socketpair, intf::COST_CALL_CREATE),
+    (libc::SYS_connect, intf::COST_CALL_SOCKET),
+    (libc::SYS_accept, intf::COST_CALL_SOCKET),
+    (libc::SYS_accept4, intf::COST_CALL_SOCKET),
+    (libc::SYS_bind, intf::COST_CALL_SOCKET),
+    (libc::SYS_listen, intf::COST_CALL_SOCKET),
+    (libc::SYS_setsockopt, intf::COST_CALL_SOCKET),
+    (libc::SYS_getsockopt, intf::COST_CALL_SOCKET),
+    (libc::SYS_getsockname, intf::COST_CALL_SOCKET),
+    (libc::SYS_getpeername, intf::COST_CALL_SOCKET),
+    (libc::SYS_shutdown, intf::COST_CALL_SOCKET),
+    (libc::SYS_ioctl, intf::COST_CALL_SOCKET),
+    (libc::SYS_close, intf::COST_CALL_SOCKET),
 ];
 
 /// Returns what each system call does with a socket, by its number.
-pub(super) fn table() -> Table {
-    let mut table: Table = [0; intf::CALLS];
+pub(super) fn table() -> CallTable {
+    let mut table: CallTable = [0; intf::CALLS];
     for (number, call) in KNOWN {
         let Ok(number) = usize::try_from(number) else { continue };
         if let Some(entry) = table.get_mut(number) {

@@ -5,9 +5,11 @@
 use millrace_kernel::memory::Shared;
 
 pub(crate) use generated::{
-    COST_CALL_READ, COST_CALL_RECEIVE, COST_CALL_SEND, COST_CALL_SENDFILE, COST_CALL_SPLICE, COST_CALL_WRITE,
-    CostConfig as Config, CostControl as Control, CostCpu as Cpu, CostHalf as Half, CostProcess as Process,
-    CostProcessKey as ProcessKey, CostRecord as Record,
+    COST_ARG_FD, COST_ARG_FILE, COST_ARG_KIOCB, COST_ARG_REGS, COST_ARG_REQUEST, COST_ARG_SOCKET,
+    COST_ARG_TO, COST_CALL_CREATE, COST_CALL_READ, COST_CALL_RECEIVE, COST_CALL_SEND, COST_CALL_SENDFILE,
+    COST_CALL_SOCKET, COST_CALL_SPLICE, COST_CALL_WRITE, CostConfig as Config, CostControl as Control,
+    CostCpu as Cpu, CostHalf as Half, CostProcess as Process, CostProcessKey as ProcessKey,
+    CostRecord as Record,
 };
 
 mod generated {

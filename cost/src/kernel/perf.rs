@@ -22,17 +22,17 @@ pub fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
     perf_event_open(&attr, cpu)
 }
 
-/// The period on a CPU: up to 0.5 % more or less, and another one on each. With equal periods, the interrupt of one CPU would
+/// Returns the clock's period on a CPU: up to 0.5 % more or less, and another one on each. With equal periods, the interrupt of one CPU would
 /// always come at the same distance before that of another. If the first feeds the second, all samples of the second might
 /// find it without work.
-fn period_ns(cpu: u32, hz: u32) -> u64 {
+pub fn period_ns(cpu: u32, hz: u32) -> u64 {
     let mean = 1_000_000_000 / u64::from(hz.max(1));
     // Multiples of the golden ratio, modulo 1, in units of 2^-32: as far apart as they can be, however many.
     let phase = u64::from(cpu.wrapping_mul(0x9e37_79b9));
     mean - mean / 200 + ((mean / 100 * phase) >> 32)
 }
 
-/// How long an interrupt of the clock takes here, without a program on it. `None`: other load hides it. Keeps this thread busy
+/// Returns how long an interrupt of the clock takes here, without a program on it. `None`: other load hides it. Keeps this thread busy
 /// for at most a fifth of a second.
 pub fn interrupt_time() -> io::Result<Option<Duration>> {
     let this = Pid::from_raw(0);
@@ -51,12 +51,13 @@ const LISTEN_HZ: u32 = 4000;
 /// A gap this long is another task's turn.
 const TURN: Duration = Duration::from_micros(200);
 
-/// For how long this thread ran, and the gaps in that. Reading the clock takes less than a tenth of the shortest.
+/// Measures how long this thread ran, and its gaps. Reading the clock takes less than a tenth of the shortest gap that counts.
 fn listen() -> (Duration, Vec<Duration>) {
     const ENOUGH: Duration = Duration::from_millis(30);
     const LONGEST: Duration = Duration::from_millis(200);
     const SHORTEST: Duration = Duration::from_nanos(500);
-    let (mut on_cpu, mut gaps) = (Duration::ZERO, Vec::new());
+    let mut on_cpu = Duration::ZERO;
+    let mut gaps = Vec::new();
     let start = Instant::now();
     let mut last = start;
     while on_cpu < ENOUGH && last - start < LONGEST {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_cpus_are_in_step() {
+    fn samplers_of_two_cpus_are_never_in_step() {
         for hz in [1, 100, 1000, 10_000, 20_000] {
             let mean = 1_000_000_000 / u64::from(hz);
             let periods: Vec<u64> = (0..64).map(|cpu| period_ns(cpu, hz)).collect();

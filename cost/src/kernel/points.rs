@@ -6,7 +6,7 @@ use std::{fs, io};
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, Typedef};
 
-use super::config::{Event, Method};
+use super::config::{KernelEvent, TimingMethod};
 use super::intf;
 use super::ways::WAYS;
 
@@ -20,7 +20,7 @@ const TRACEPOINTS: [Tracepoint; 3] = [
     ("softirq_entry", "cost_softirq_entry"),
 ];
 const OF_SYSTEM_CALLS: [Tracepoint; 2] = [("sys_exit", "cost_sys_exit"), ("sys_enter", "cost_sys_enter")];
-/// Not on every kernel. The last two are one tracepoint, before and after 6.5.
+/// Tracepoints that only some kernels have. The last two are one tracepoint, before and after Linux 6.5.
 const OF_REQUESTS: [Tracepoint; 5] = [
     ("io_uring_complete", "cost_completed"),
     ("io_uring_poll_arm", "cost_polled"),
@@ -31,19 +31,19 @@ const OF_REQUESTS: [Tracepoint; 5] = [
 
 /// A function that may be timed, and the pair of programs for it: `cost_begin_N` and `cost_end_N`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Point {
+pub(super) struct TimedFunction {
     pub function: &'static str,
-    pub event: Event,
+    pub event: KernelEvent,
 }
 
-/// What the running kernel has.
-pub(super) struct Kernel {
+/// The running kernel's types and symbols.
+pub(super) struct RunningKernel {
     btf: Btf<'static>,
-    /// Those of the functions in question that have a symbol.
+    /// The functions in question that have a symbol.
     symbols: HashSet<&'static str>,
 }
 
-impl Kernel {
+impl RunningKernel {
     pub fn read() -> io::Result<Self> {
         let text = fs::read_to_string("/proc/kallsyms")?;
         let wanted: HashSet<&'static str> = all().iter().map(|point| point.function).collect();
@@ -53,20 +53,20 @@ impl Kernel {
     }
 
     /// The functions of [`WAYS`], each once.
-    pub fn points(&self) -> Vec<Point> {
-        let has = |point: &Point| {
+    pub fn points(&self) -> Vec<TimedFunction> {
+        let has = |point: &TimedFunction| {
             self.symbols.contains(point.function)
                 && self.btf.type_by_name::<Func<'_>>(point.function).is_some()
         };
         all().into_iter().filter(has).collect()
     }
 
-    pub fn tracepoints(&self, method: Option<Method>) -> Vec<Tracepoint> {
+    pub fn tracepoints(&self, method: Option<TimingMethod>) -> Vec<Tracepoint> {
         let mut tracepoints = Vec::new();
         if method.is_some() {
             tracepoints.extend(TRACEPOINTS);
         }
-        if method == Some(Method::SystemCalls) {
+        if method == Some(TimingMethod::SystemCalls) {
             tracepoints.extend(OF_SYSTEM_CALLS);
             let has = |(name, _): &Tracepoint| {
                 self.btf.type_by_name::<Typedef<'_>>(&format!("btf_trace_{name}")).is_some()
@@ -77,34 +77,85 @@ impl Kernel {
     }
 }
 
-fn all() -> Vec<Point> {
-    let mut points: Vec<Point> = Vec::new();
+fn all() -> Vec<TimedFunction> {
+    let mut points: Vec<TimedFunction> = Vec::new();
     for way in WAYS {
         for function in way.functions {
             if !points.iter().any(|point| point.function == *function) {
-                points.push(Point { function, event: way.event });
+                points.push(TimedFunction { function, event: way.event });
             }
         }
     }
     points
 }
 
-/// The event of each point, for the program.
-pub(super) fn events_of(points: &[Point]) -> [u8; intf::POINTS] {
-    let mut events = [0; intf::POINTS];
-    for (slot, point) in events.iter_mut().zip(points) {
-        *slot = point.event as u8;
+/// A byte of each point, for the program.
+pub(super) fn bytes_of_points(
+    points: &[TimedFunction],
+    byte: impl Fn(&TimedFunction) -> u8,
+) -> [u8; intf::POINTS] {
+    let mut bytes = [0; intf::POINTS];
+    for (slot, point) in bytes.iter_mut().zip(points) {
+        *slot = byte(point);
     }
-    events
+    bytes
+}
+
+impl TimedFunction {
+    /// Returns the position of the socket among the function's arguments: `enum cost_argument`.
+    pub fn argument(&self) -> u8 {
+        let argument = match self.function {
+            "sock_write_iter" | "sock_read_iter" => intf::COST_ARG_KIOCB,
+            "splice_to_socket" => intf::COST_ARG_TO,
+            "sock_sendpage" | "sock_splice_read" => intf::COST_ARG_FILE,
+            "sock_sendmsg" | "sock_recvmsg" | "__sys_sendmsg_sock" | "__sys_recvmsg_sock" => {
+                intf::COST_ARG_SOCKET
+            }
+            name if name.starts_with("io_") => intf::COST_ARG_REQUEST,
+            name if name.starts_with("___") => intf::COST_ARG_SOCKET,
+            name if name.starts_with("__sys_") || name == "do_recvmmsg" => intf::COST_ARG_FD,
+            _ => intf::COST_ARG_REGS,
+        };
+        argument as u8
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use libbpf_rs::btf::types::{FuncProto, Ptr};
+    use libbpf_rs::btf::{BtfType, ReferencesType as _};
+
     use super::*;
     use crate::kernel::intf::POINTS;
 
     #[test]
-    fn every_function_has_a_pair_of_programs() {
+    fn every_timed_function_has_an_entry_and_an_exit_program() {
         assert!(all().len() <= POINTS, "{}", all().len());
+    }
+
+    /// Positions equal those in the kernel's headers. With a wrong one a program would read any memory as a socket.
+    #[test]
+    fn every_function_has_its_socket_where_the_kernel_says() {
+        let kernel = RunningKernel::read().expect("BTF");
+        for point in all() {
+            let Some(function) = kernel.btf.type_by_name::<Func<'_>>(point.function) else { continue };
+            let prototype = FuncProto::try_from(function.referenced_type()).expect("a prototype");
+            // Constants and other qualifiers stand between a pointer and its structure.
+            let name_of = |at: usize| {
+                let ty: BtfType<'_> = kernel.btf.type_by_id(prototype.get(at)?.ty)?;
+                let target = Ptr::try_from(ty).ok()?.referenced_type().skip_mods_and_typedefs();
+                target.name().map(|name| name.to_string_lossy().into_owned())
+            };
+            let want = match u32::from(point.argument()) {
+                intf::COST_ARG_SOCKET => Some("socket"),
+                intf::COST_ARG_FILE | intf::COST_ARG_TO => Some("file"),
+                intf::COST_ARG_KIOCB => Some("kiocb"),
+                intf::COST_ARG_REQUEST => Some("io_kiocb"),
+                intf::COST_ARG_REGS => Some("pt_regs"),
+                _ => None,
+            };
+            let at = usize::from(u32::from(point.argument()) == intf::COST_ARG_TO);
+            assert_eq!(name_of(at).as_deref(), want, "{}", point.function);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What calls take, to see what timing them adds.
+//! The duration of calls, to measure what timing adds to them.
 
 use std::hint::black_box;
 use std::io;
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::getppid;
 
-use super::sockets::Sockets;
+use super::sockets::SocketPair;
 
 /// The least that calls of this thread take, which other load does not change; ns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CallTimes {
-    /// One that sends or receives.
+    /// A call that sends or receives.
     pub socket_ns: f64,
-    /// One that has nothing to do with sockets.
+    /// A call that has nothing to do with sockets.
     pub other_ns: f64,
 }
 
@@ -23,12 +23,12 @@ const CALLS: u32 = 64;
 impl CallTimes {
     /// Takes some milliseconds.
     pub fn measure() -> io::Result<Self> {
-        let sockets = Sockets::new()?;
-        let socket_ns = least(|| {
+        let sockets = SocketPair::new()?;
+        let socket_ns = measure_least(|| {
             sockets.sendto()?;
             sockets.recvfrom().map(drop)
         })?;
-        let other_ns = least(|| {
+        let other_ns = measure_least(|| {
             black_box(getppid());
             Ok(())
         })?;
@@ -36,8 +36,8 @@ impl CallTimes {
     }
 }
 
-/// Of a call, ns.
-fn least(call: impl Fn() -> io::Result<()>) -> io::Result<f64> {
+/// Returns the shortest duration of a call, ns, as the mean of the fastest batch.
+fn measure_least(call: impl Fn() -> io::Result<()>) -> io::Result<f64> {
     let mut least = Duration::MAX;
     for _ in 0..BATCHES {
         let start = Instant::now();

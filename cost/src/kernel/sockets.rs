@@ -15,20 +15,21 @@ use nix::sys::uio::{readv, writev};
 use nix::unistd::{pipe, read, write};
 
 use super::aio::{self, Aio};
-use super::uring::{Request, Uring};
+use super::uring::{Uring, UringRequest};
 
 pub(super) const BYTES: [u8; 8] = *b"millrace";
 
 /// A connected pair of sockets that needs no network.
-pub struct Sockets {
+pub struct SocketPair {
     sender: UnixStream,
     receiver: UnixStream,
 }
 
-impl Sockets {
+impl SocketPair {
+    /// Opens the sockets and files that trial calls need.
     pub fn new() -> io::Result<Self> {
         let (sender, receiver) = UnixStream::pair()?;
-        // What goes wrong is an error, never a wait.
+        // A call that fails shall return an error and never wait.
         sender.set_nonblocking(true)?;
         receiver.set_nonblocking(true)?;
         Ok(Self { sender, receiver })
@@ -43,7 +44,7 @@ impl Sockets {
     }
 
     pub(super) fn aio_write(&self) -> io::Result<usize> {
-        Aio::new()?.call(aio::Request::Write, self.sender.as_fd(), &mut BYTES.clone())
+        Aio::new()?.call(aio::AioRequest::Write, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn sendto(&self) -> io::Result<usize> {
@@ -78,20 +79,20 @@ impl Sockets {
     }
 
     pub(super) fn uring_write(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::Write, self.sender.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::Write, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn uring_writev(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::WriteVector, self.sender.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::WriteVector, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn uring_send(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::Send, self.sender.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::Send, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     /// Sends in a worker thread of io_uring.
     pub fn send_by_worker(&self) -> io::Result<usize> {
-        Uring::new()?.call_worker(Request::Send, self.sender.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call_worker(UringRequest::Send, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     /// Sends, then receives, by splicing in worker threads of io_uring.
@@ -104,7 +105,7 @@ impl Sockets {
     }
 
     pub(super) fn uring_sendmsg(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::SendMessage, self.sender.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::SendMessage, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn read(&self) -> io::Result<usize> {
@@ -116,7 +117,7 @@ impl Sockets {
     }
 
     pub(super) fn aio_read(&self) -> io::Result<usize> {
-        Aio::new()?.call(aio::Request::Read, self.receiver.as_fd(), &mut BYTES.clone())
+        Aio::new()?.call(aio::AioRequest::Read, self.receiver.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn recvfrom(&self) -> io::Result<usize> {
@@ -144,19 +145,19 @@ impl Sockets {
     }
 
     pub(super) fn uring_read(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::Read, self.receiver.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::Read, self.receiver.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn uring_readv(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::ReadVector, self.receiver.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::ReadVector, self.receiver.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn uring_recv(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::Receive, self.receiver.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::Receive, self.receiver.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn uring_recvmsg(&self) -> io::Result<usize> {
-        Uring::new()?.call(Request::ReceiveMessage, self.receiver.as_fd(), &mut BYTES.clone())
+        Uring::new()?.call(UringRequest::ReceiveMessage, self.receiver.as_fd(), &mut BYTES.clone())
     }
 }
 

@@ -1,4 +1,4 @@
-//! As much of io_uring as one request at a time takes (`io_uring(7)`).
+//! The part of io_uring that one request at a time needs (`io_uring(7)`).
 
 #![allow(unsafe_code)]
 
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use millrace_kernel::memory::Mapping;
 use nix::libc;
 
-/// What to do with a connected socket.
+/// A request on a connected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum UringRequest {
     Send,
     SendMessage,
     Receive,
@@ -22,7 +22,7 @@ pub enum Request {
     ReadVector,
 }
 
-impl Request {
+impl UringRequest {
     /// `IORING_OP_*`.
     const fn code(self) -> u8 {
         match self {
@@ -69,7 +69,7 @@ struct CompletionOffsets {
 /// `struct io_uring_params`.
 #[repr(C)]
 #[derive(Default)]
-struct Params {
+struct UringParams {
     sq_entries: u32,
     cq_entries: u32,
     flags: u32,
@@ -106,7 +106,7 @@ struct Submission {
     rest: [u64; 2],
 }
 
-const _: () = assert!(size_of::<Submission>() == 64 && size_of::<Params>() == 120);
+const _: () = assert!(size_of::<Submission>() == 64 && size_of::<UringParams>() == 120);
 
 /// `IOSQE_ASYNC`.
 const FLAG_ASYNC: u8 = 1 << 4;
@@ -119,7 +119,7 @@ const RESULT_AT: usize = 8;
 /// A ring with room for one request.
 pub struct Uring {
     fd: OwnedFd,
-    params: Params,
+    params: UringParams,
     /// Both rings: kernels have had them in one mapping since 5.4.
     rings: Mapping,
     submissions: Mapping,
@@ -127,7 +127,7 @@ pub struct Uring {
 
 impl Uring {
     pub fn new() -> io::Result<Self> {
-        let mut params = Params::default();
+        let mut params = UringParams::default();
         // SAFETY: `params` is the kernel's structure, which it fills.
         let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, &raw mut params) };
         if fd < 0 {
@@ -144,21 +144,26 @@ impl Uring {
     }
 
     /// Runs one request to its end and returns the number of bytes that were sent or received.
-    pub fn call(&mut self, request: Request, socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+    pub fn call(
+        &mut self,
+        request: UringRequest,
+        socket: BorrowedFd<'_>,
+        bytes: &mut [u8],
+    ) -> io::Result<usize> {
         self.run(request, 0, socket, bytes)
     }
 
-    /// The same in a worker thread of io_uring.
+    /// Makes the request in a worker thread of io_uring.
     pub fn call_worker(
         &mut self,
-        request: Request,
+        request: UringRequest,
         socket: BorrowedFd<'_>,
         bytes: &mut [u8],
     ) -> io::Result<usize> {
         self.run(request, FLAG_ASYNC, socket, bytes)
     }
 
-    /// From a pipe to a socket, or from a socket to a pipe; the kernel has a worker do it.
+    /// Splices from a pipe to a socket, or from a socket to a pipe. The kernel gives it to a worker.
     pub fn splice(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, bytes: u32) -> io::Result<usize> {
         self.submit(Submission {
             opcode: SPLICE,
@@ -174,7 +179,7 @@ impl Uring {
 
     fn run(
         &mut self,
-        request: Request,
+        request: UringRequest,
         flags: u8,
         socket: BorrowedFd<'_>,
         bytes: &mut [u8],
@@ -185,11 +190,11 @@ impl Uring {
         message.msg_iov = &raw mut slice;
         message.msg_iovlen = 1;
         let (address, len) = match request {
-            Request::Send | Request::Receive | Request::Write | Request::Read => {
+            UringRequest::Send | UringRequest::Receive | UringRequest::Write | UringRequest::Read => {
                 (bytes.as_mut_ptr() as u64, bytes.len() as u32)
             }
-            Request::SendMessage | Request::ReceiveMessage => (&raw mut message as u64, 1),
-            Request::WriteVector | Request::ReadVector => (&raw mut slice as u64, 1),
+            UringRequest::SendMessage | UringRequest::ReceiveMessage => (&raw mut message as u64, 1),
+            UringRequest::WriteVector | UringRequest::ReadVector => (&raw mut slice as u64, 1),
         };
         self.submit(Submission {
             opcode: request.code(),

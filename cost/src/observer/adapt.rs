@@ -1,18 +1,18 @@
-//! What timing events takes, and whether it is worth it.
+//! Measures what timing events takes, and decides whether to time them.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::kernel::{CallTimes, Totals, interrupt_time};
+use crate::kernel::{CallTimes, CpuSums, interrupt_time};
 
-use super::of;
-use crate::choice::{Budget, Choice, Step, TRIAL};
+use super::cpu_totals;
+use crate::choice::{MethodChoice, MethodStep, TRIAL, TimingBudget};
 use crate::report::Auto;
 use crate::share::{ns, rounded};
 
-/// What programs add to what they time; ns.
+/// The time that programs add to each call, ns.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Prices {
+pub(super) struct CallPrices {
     timed_ns: f64,
     other_ns: f64,
 }
@@ -20,8 +20,8 @@ pub(super) struct Prices {
 /// A timed call reads the clock twice, whatever a busy machine made of the measurement.
 const LEAST_TIMED_NS: f64 = 40.0;
 
-impl Prices {
-    /// Between the same calls without and with programs.
+impl CallPrices {
+    /// Compares the same calls without and with programs.
     pub fn between(without: CallTimes, with: CallTimes) -> Self {
         Self {
             timed_ns: (with.socket_ns - without.socket_ns).max(LEAST_TIMED_NS),
@@ -29,10 +29,11 @@ impl Prices {
         }
     }
 
-    /// Of the CPU where timing takes most: its share of `period`.
-    fn share(&self, cpus: &[u32], after: &[Totals], before: &[Totals], period: Duration) -> f64 {
+    /// Returns the fraction of `period` that timing took, on the CPU where it took most.
+    fn share(&self, cpus: &[u32], after: &[CpuSums], before: &[CpuSums], period: Duration) -> f64 {
         let ns = |cpu: &u32| {
-            let (after, before) = (of(after, *cpu as usize).probed(), of(before, *cpu as usize).probed());
+            let after = cpu_totals(after, *cpu as usize).probed();
+            let before = cpu_totals(before, *cpu as usize).probed();
             let runs = |after: u64, before: u64| after.saturating_sub(before) as f64;
             runs(after.timed, before.timed) * self.timed_ns
                 + runs(after.other_calls, before.other_calls) * self.other_ns
@@ -43,67 +44,74 @@ impl Prices {
 
 /// Keeps the observer to a budget.
 #[derive(Debug)]
-pub(super) struct Adaptive {
-    choice: Choice,
-    prices: Prices,
+pub(super) struct AdaptiveSampling {
+    choice: MethodChoice,
+    prices: CallPrices,
     frequency: Frequency,
     cpus: Vec<u32>,
-    /// Where the trial that runs began.
-    trial: Option<(Instant, Vec<Totals>)>,
+    /// The start of the running trial.
+    trial: Option<(Instant, Vec<CpuSums>)>,
     /// The last share that was seen.
     share: f64,
 }
 
-impl Adaptive {
-    pub fn new(budget: Budget, prices: Prices, frequency: Frequency, cpus: Vec<u32>) -> Self {
-        let choice = Choice::new(budget, Instant::now());
+impl AdaptiveSampling {
+    pub fn new(budget: TimingBudget, prices: CallPrices, frequency: Frequency, cpus: Vec<u32>) -> Self {
+        let choice = MethodChoice::new(budget, Instant::now());
         Self { choice, prices, frequency, cpus, trial: None, share: 0.0 }
     }
 
-    pub fn set_budget(&mut self, budget: Budget) {
+    pub fn set_budget(&mut self, budget: TimingBudget) {
         self.choice.set_budget(budget);
     }
 
-    pub fn poll(&mut self, now: Instant, totals: impl FnOnce() -> Vec<Totals>) -> Step {
-        // What a shorter time shows is by chance.
+    pub fn set_cpus(&mut self, cpus: Vec<u32>) {
+        self.cpus = cpus;
+    }
+
+    pub fn poll(&mut self, now: Instant, totals: impl FnOnce() -> Vec<CpuSums>) -> MethodStep {
+        // A shorter time gives random values.
         if let Some((since, before)) = self.trial.as_ref().filter(|(since, _)| now - *since >= TRIAL) {
             self.share = self.prices.share(&self.cpus, &totals(), before, now - *since);
         }
         let step = self.choice.poll(now, self.share);
-        if step == Step::Sample {
+        if step == MethodStep::Sample {
             self.trial = None;
         }
         step
     }
 
     /// `begun`: sums at the beginning of a trial.
-    pub fn tried(&mut self, begun: Option<Vec<Totals>>) {
+    pub fn tried(&mut self, begun: Option<Vec<CpuSums>>) {
         let now = Instant::now();
         self.choice.tried(now, begun.is_some());
         self.trial = begun.map(|totals| (now, totals));
     }
 
-    /// Of a period that ends now.
+    /// Reports a period that ends now.
     pub fn report(
         &mut self,
         now: Instant,
-        after: &[Totals],
-        before: &[Totals],
+        after: &[CpuSums],
+        before: &[CpuSums],
         period: Duration,
-    ) -> (Auto, Step) {
-        if self.choice.left(now).is_none() {
+    ) -> (Auto, MethodStep) {
+        if self.choice.remaining(now).is_none() {
             self.share = self.prices.share(&self.cpus, after, before, period);
         }
         let auto = Auto {
             budget_share: self.choice.budget().share,
             timing_share: rounded(self.share),
-            retry_ms: self.choice.left(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            retry_ms: self
+                .choice
+                .remaining(now)
+                .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             changes: self.choice.changes(),
             interrupt_ns: self.frequency.interrupt.map(ns),
             lowered_from_hz: self.frequency.lowered_from_hz,
         };
         let step = self.choice.report(now, period, self.share);
-        if step == Step::Time {
+        if step == MethodStep::Time {
             self.trial = None;
         }
         (auto, step)
@@ -115,7 +123,7 @@ impl Adaptive {
 pub(super) struct Frequency {
     pub hz: u32,
     pub lowered_from_hz: Option<u32>,
-    /// What an interrupt takes.
+    /// The duration of a sample's interrupt.
     interrupt: Option<Duration>,
 }
 
@@ -128,11 +136,11 @@ impl Frequency {
     }
 
     /// Halved until interrupts keep to half of the budget; on most machines `hz` is far from that.
-    pub fn within(budget: Budget, hz: u32) -> io::Result<Self> {
+    pub fn within(budget: TimingBudget, hz: u32) -> io::Result<Self> {
         Ok(Self::with(budget, hz, interrupt_time()?))
     }
 
-    fn with(budget: Budget, asked: u32, interrupt: Option<Duration>) -> Self {
+    fn with(budget: TimingBudget, asked: u32, interrupt: Option<Duration>) -> Self {
         let dear =
             |hz: u32| interrupt.is_some_and(|time| time.as_secs_f64() * f64::from(hz) > budget.share / 2.0);
         let mut hz = asked;
@@ -148,8 +156,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dear_interrupts_are_fewer() {
-        let budget = Budget::default();
+    fn expensive_interrupts_lower_the_sampling_frequency() {
+        let budget = TimingBudget::default();
         for (interrupt_us, asked, hz) in [
             (Some(1), 1000, 1000),
             (Some(5), 1000, 1000),
@@ -167,27 +175,33 @@ mod tests {
     }
 
     #[test]
-    fn trial_is_judged_by_its_own_share() {
-        let prices = Prices { timed_ns: 100.0, other_ns: 10.0 };
-        let mut adaptive = Adaptive::new(Budget::default(), prices, Frequency::as_asked(0), vec![0]);
-        let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let idle = || vec![Totals::default()];
+    fn trial_of_timing_is_judged_by_its_own_share() {
+        let prices = CallPrices { timed_ns: 100.0, other_ns: 10.0 };
+        let mut adaptive =
+            AdaptiveSampling::new(TimingBudget::default(), prices, Frequency::as_asked(0), vec![0]);
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        let idle = || vec![CpuSums::default()];
         adaptive.share = 0.2;
-        assert_eq!(adaptive.choice.report(now, second, adaptive.share), Step::Sample);
-        assert_eq!(adaptive.poll(now + Budget::default().pause, idle), Step::Try);
+        assert_eq!(adaptive.choice.report(now, second, adaptive.share), MethodStep::Sample);
+        assert_eq!(adaptive.poll(now + TimingBudget::default().pause, idle), MethodStep::Try);
         adaptive.tried(Some(idle()));
         let begun = Instant::now();
-        assert_eq!(adaptive.poll(begun, idle), Step::Stay, "too early to tell");
-        assert_eq!(adaptive.poll(begun + TRIAL, idle), Step::Stay, "the share of before does not count");
-        assert_eq!(adaptive.report(begun + TRIAL, &idle(), &idle(), second).1, Step::Time);
+        assert_eq!(adaptive.poll(begun, idle), MethodStep::Stay, "too early to tell");
+        assert_eq!(
+            adaptive.poll(begun + TRIAL, idle),
+            MethodStep::Stay,
+            "the share of before does not count"
+        );
+        assert_eq!(adaptive.report(begun + TRIAL, &idle(), &idle(), second).1, MethodStep::Time);
     }
 
     #[test]
-    fn programs_that_time_cost_something() {
+    fn price_of_timing_is_the_difference_and_never_zero() {
         let times = |socket_ns, other_ns| CallTimes { socket_ns, other_ns };
-        let prices = Prices::between(times(500.0, 80.0), times(700.0, 120.0));
-        assert_eq!(prices, Prices { timed_ns: 200.0, other_ns: 40.0 });
-        let noise = Prices::between(times(500.0, 80.0), times(490.0, 79.0));
-        assert_eq!(noise, Prices { timed_ns: LEAST_TIMED_NS, other_ns: 0.0 });
+        let prices = CallPrices::between(times(500.0, 80.0), times(700.0, 120.0));
+        assert_eq!(prices, CallPrices { timed_ns: 200.0, other_ns: 40.0 });
+        let noise = CallPrices::between(times(500.0, 80.0), times(490.0, 79.0));
+        assert_eq!(noise, CallPrices { timed_ns: LEAST_TIMED_NS, other_ns: 0.0 });
     }
 }

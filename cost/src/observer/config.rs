@@ -1,18 +1,23 @@
-//! What to observe, and what is wrong with asking for it.
+//! The observer's settings, and their errors.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
 use crate::cgroups;
-use crate::choice::Budget;
-use crate::report::{Method, Mode};
+use crate::choice::TimingBudget;
+use crate::report::{ReportMethod, ReportMode};
 use crate::taxonomy::Taxonomy;
 
+/// The reason why the observer cannot start or report.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error(transparent)]
     Kernel(#[from] millrace_kernel::Error),
+    /// The kernel refused the programs, and is older than what they need.
+    #[error("Linux {kernel} has no {}; `millrace cost` needs Linux 6.1 or newer", features.join(", no "))]
+    Old { kernel: String, features: Vec<String> },
     #[error("cannot read the kernel's symbols: {0}")]
     Symbols(io::Error),
     #[error("cannot read /proc/stat: {0}")]
@@ -23,7 +28,7 @@ pub enum Error {
     Frequency { hz: u32, most: u32 },
     #[error("{hz} samples a second are more than kernel.perf_event_max_sample_rate, which is {most}")]
     Sysctl { hz: u32, most: u32 },
-    #[error("{0} needs a frequency")]
+    #[error("{0} needs samples: set a frequency above 0")]
     NoFrequency(&'static str),
     #[error("there is no process {0}")]
     Process(u32),
@@ -39,42 +44,50 @@ pub enum Error {
     Budget,
     #[error("the observer was started without a budget: what timing takes is not known")]
     NoBudget,
-    #[error("cannot measure what the observer takes: {0}")]
+    #[error("cannot keep the observer's BPF programs attached: {0}")]
+    Programs(io::Error),
+    #[error("cannot measure the observer's own cost: {0}")]
     Price(io::Error),
 }
 
 /// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
 pub const MAX_FREQUENCY_HZ: u32 = 20_000;
 
+/// The settings of an [`ObserverCost`](super::ObserverCost).
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub mode: Mode,
-    /// In mode `events`: from one report to the next, events are sampled and no longer timed while timing takes more than
-    /// this. What it takes is measured at the start. Needs a frequency.
-    pub budget: Option<Budget>,
-    /// With a budget: [`frequency_hz`](Self::frequency_hz) may be lowered where interrupts are dear.
+    /// How times are measured at first. With a [budget](Self::budget), the mode changes by itself.
+    pub mode: ReportMode,
+    /// The limit in mode `events`: while timing takes more, events are sampled and not timed from the next report on. The cost of timing is
+    /// measured at the start. Needs a frequency.
+    pub budget: Option<TimingBudget>,
+    /// Permits to lower [`frequency_hz`](Self::frequency_hz) where interrupts are expensive. Needs a budget.
     pub lower_frequency: bool,
     /// `None` takes functions where the kernel allows it.
-    pub method: Option<Method>,
+    pub method: Option<ReportMethod>,
     /// Samples per second and CPU. 0: events only, without parts.
     pub frequency_hz: u32,
     /// `None`: all that are online.
     pub cpus: Option<BTreeSet<u32>>,
+    /// Stacks come through one BPF ring buffer for all CPUs, instead of a double buffer per CPU.
     pub ring_buffer: bool,
+    /// The rules that split events into parts.
     pub taxonomy: Taxonomy,
     /// Processes whose user-mode stacks are sampled too.
     pub profile: BTreeSet<u32>,
     /// If any, no other processes are reported.
     pub pids: BTreeSet<u32>,
-    /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::Process).
+    /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::ProcessCost).
     pub cgroup: Option<String>,
-    /// Reports contain the processes' [command lines](crate::report::Process::arguments).
+    /// Reports contain [`KernelEvent::Kernel`](crate::report::KernelEvent::Kernel): the kernel's work that is no networking.
+    pub all: bool,
+    /// Reports contain the processes' [command lines](crate::report::ProcessCost::arguments).
     pub arguments: bool,
     /// Reports contain [stacks](crate::report::Report::stacks).
     pub stacks: bool,
-    /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
+    /// Lets the kernel keep run-time statistics of all BPF programs. That costs two readings of a clock in each run.
     pub program_statistics: bool,
-    /// What all packages and their memory take idle, if that is known.
+    /// Idle power of all packages and their memory in watts, if it is known.
     pub idle_watts: Option<f64>,
 }
 
@@ -85,7 +98,7 @@ impl Config {
     /// None, as a test of the taxonomy shows.
     pub fn new() -> Result<Self, crate::taxonomy::Error> {
         Ok(Self {
-            mode: Mode::Events,
+            mode: ReportMode::Events,
             budget: None,
             lower_frequency: false,
             method: None,
@@ -96,6 +109,7 @@ impl Config {
             profile: BTreeSet::new(),
             pids: BTreeSet::new(),
             cgroup: None,
+            all: false,
             arguments: false,
             stacks: false,
             program_statistics: false,
@@ -104,15 +118,18 @@ impl Config {
     }
 }
 
-/// What can be known to fail before anything is loaded.
+/// Checks the settings that can fail before anything is loaded.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
-    if config.mode == Mode::Sampling && config.method.is_some() {
+    if config.mode == ReportMode::Sampling && config.method.is_some() {
         return Err(Error::Method);
     }
     if let Some(watts) = config.idle_watts.filter(|watts| !watts.is_finite() || *watts < 0.0) {
         return Err(Error::IdleWatts(watts));
     }
     config.budget.map_or(Ok(()), check_budget)?;
+    if config.all && config.frequency_hz == 0 {
+        return Err(Error::NoFrequency("all that the kernel does"));
+    }
     check_frequency(config)?;
     if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
         return Err(Error::Process(*pid));
@@ -125,7 +142,7 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     }
 }
 
-pub(super) fn check_budget(budget: Budget) -> Result<(), Error> {
+pub(super) fn check_budget(budget: TimingBudget) -> Result<(), Error> {
     if budget.share > 0.0 && budget.share <= 1.0 { Ok(()) } else { Err(Error::Budget) }
 }
 
@@ -137,7 +154,7 @@ fn is_process(pid: u32) -> bool {
 
 fn check_frequency(config: &Config) -> Result<(), Error> {
     match config.frequency_hz {
-        0 if config.mode == Mode::Sampling => Err(Error::NoFrequency("mode `sampling`")),
+        0 if config.mode == ReportMode::Sampling => Err(Error::NoFrequency("mode `sampling`")),
         0 if config.budget.is_some() => Err(Error::NoFrequency("a budget")),
         0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
         hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),

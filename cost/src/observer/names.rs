@@ -1,53 +1,52 @@
-//! What the kernel side and reports call the same things.
+//! Conversions between the kernel side's names and those of reports.
 
 use crate::kernel;
 
-use crate::report::{Event, Method, Missing};
+use crate::report::{Event, MissingMeasurement, ReportMethod};
 
-impl From<kernel::Event> for Event {
-    fn from(event: kernel::Event) -> Self {
+impl From<kernel::KernelEvent> for Event {
+    fn from(event: kernel::KernelEvent) -> Self {
         match event {
-            kernel::Event::NetRx => Self::NetRx,
-            kernel::Event::NetTx => Self::NetTx,
-            kernel::Event::Send => Self::Send,
-            kernel::Event::Receive => Self::Receive,
-            kernel::Event::IoUring => Self::IoUring,
+            kernel::KernelEvent::NetRx => Self::NetRx,
+            kernel::KernelEvent::NetTx => Self::NetTx,
+            kernel::KernelEvent::Send => Self::Send,
+            kernel::KernelEvent::Receive => Self::Receive,
+            kernel::KernelEvent::IoUring => Self::IoUring,
+            kernel::KernelEvent::Local => Self::Local,
         }
     }
 }
 
-impl From<Event> for kernel::Event {
-    fn from(event: Event) -> Self {
-        match event {
-            Event::NetRx => Self::NetRx,
-            Event::NetTx => Self::NetTx,
-            Event::Send => Self::Send,
-            Event::Receive => Self::Receive,
-            Event::IoUring => Self::IoUring,
-        }
-    }
+/// Returns the event that programs time; `None` if samples alone find it.
+pub(super) fn timed(event: Event) -> Option<kernel::KernelEvent> {
+    kernel::KernelEvent::ALL.into_iter().find(|timed| Event::from(*timed) == event)
 }
 
-impl From<kernel::Method> for Method {
-    fn from(method: kernel::Method) -> Self {
+impl From<kernel::TimingMethod> for ReportMethod {
+    fn from(method: kernel::TimingMethod) -> Self {
         match method {
-            kernel::Method::Functions => Self::Functions,
-            kernel::Method::SystemCalls => Self::SystemCalls,
+            kernel::TimingMethod::Functions => Self::Functions,
+            kernel::TimingMethod::SystemCalls => Self::SystemCalls,
         }
     }
 }
 
-impl From<Method> for kernel::Method {
-    fn from(method: Method) -> Self {
+impl From<ReportMethod> for kernel::TimingMethod {
+    fn from(method: ReportMethod) -> Self {
         match method {
-            Method::Functions => Self::Functions,
-            Method::SystemCalls => Self::SystemCalls,
+            ReportMethod::Functions => Self::Functions,
+            ReportMethod::SystemCalls => Self::SystemCalls,
         }
     }
 }
 
-impl From<kernel::Missing> for Missing {
-    fn from(missing: kernel::Missing) -> Self {
-        Self { event: Some(missing.event.into()), what: missing.what.to_owned(), reason: missing.reason }
+impl From<kernel::MissingPoint> for MissingMeasurement {
+    fn from(missing: kernel::MissingPoint) -> Self {
+        Self {
+            event: Some(missing.event.into()),
+            what: missing.what.to_owned(),
+            reason: missing.reason,
+            ns: None,
+        }
     }
 }

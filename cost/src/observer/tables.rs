@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use nix::sys::time::TimeValLike;
 
 use super::{Config, PerCall};
 use crate::cgroups::Cgroups;
-use crate::report::{Cgroup, Cpu, Observer, Process, Profile, Program, TaskCost};
+use crate::report::{CgroupCost, CpuCost, ObserverCost, ProcessCost, ProcessProfile, ProgramCost, TaskCost};
 use crate::share::share;
 
 /// Sums of processes. One that is gone leaves the kernel's table when nothing came from it for a report.
@@ -22,32 +23,50 @@ pub(super) struct Processes {
     last: HashMap<ProcessId, TaskCost>,
 }
 
-/// A process with what it took since the last report.
-pub(super) struct Taken {
+/// A process with its costs since the last report.
+pub(super) struct ProcessCosts {
     pid: u32,
     cgroup: u64,
     name: String,
     cost: TaskCost,
 }
 
-impl Taken {
-    /// Of a process that was seen in samples, in `send`, `receive` and `io_uring`.
-    pub fn sampled(pid: u32, cgroup: u64, name: String, ns: [u64; 3]) -> Self {
-        let [send_ns, receive_ns, io_uring_ns] = ns;
-        let cost = TaskCost { send_ns, receive_ns, io_uring_ns, ..TaskCost::default() };
-        Self { pid, cgroup, name, cost }
+/// Adds what samples tell of processes, each with its number, its cgroup and the name of a thread.
+pub(super) fn add_sampled(
+    taken: &mut Vec<ProcessCosts>,
+    sampled: impl Iterator<Item = ((u32, u64), String, TaskCost)>,
+) {
+    let mut places: HashMap<(u32, u64), usize> =
+        taken.iter().zip(0..).map(|(of, at)| ((of.pid, of.cgroup), at)).collect();
+    for ((pid, cgroup), name, cost) in sampled {
+        // Those outside of the namespace share the number 0.
+        let known = places.get(&(pid, cgroup)).filter(|_| pid > 0).and_then(|at| taken.get_mut(*at));
+        match known {
+            Some(of) => of.cost.add(&cost),
+            None => {
+                places.insert((pid, cgroup), taken.len());
+                taken.push(ProcessCosts { pid, cgroup, name, cost });
+            }
+        }
     }
 }
 
 impl Processes {
-    /// Those that took something, and those that the kernel may forget.
-    pub fn read(&mut self, sums: Vec<kernel::Process>) -> (Vec<Taken>, Vec<ProcessId>) {
-        let (mut taken, mut forget, mut now) = (Vec::new(), Vec::new(), HashMap::new());
+    /// Returns the processes with new figures, and the IDs that the kernel may forget.
+    pub fn read(&mut self, sums: Vec<kernel::ProcessSums>) -> (Vec<ProcessCosts>, Vec<ProcessId>) {
+        let mut taken = Vec::new();
+        let mut forget = Vec::new();
+        let mut now = HashMap::new();
         for process in sums {
             let sum = sum(&process);
             let cost = since(&sum, self.last.get(&process.id));
             if cost != TaskCost::default() {
-                taken.push(Taken { pid: process.pid, cgroup: process.id.cgroup, name: process.name, cost });
+                taken.push(ProcessCosts {
+                    pid: process.pid,
+                    cgroup: process.id.cgroup,
+                    name: process.name,
+                    cost,
+                });
             } else if !is_alive(process.pid) {
                 forget.push(process.id);
                 continue;
@@ -59,74 +78,92 @@ impl Processes {
     }
 }
 
-fn sum(process: &kernel::Process) -> TaskCost {
+fn sum(process: &kernel::ProcessSums) -> TaskCost {
     TaskCost {
-        send_ns: process.ns(kernel::Event::Send),
-        receive_ns: process.ns(kernel::Event::Receive),
-        io_uring_ns: process.ns(kernel::Event::IoUring),
-        send_calls: process.calls(kernel::Event::Send),
-        receive_calls: process.calls(kernel::Event::Receive),
+        send_ns: process.ns(kernel::KernelEvent::Send),
+        receive_ns: process.ns(kernel::KernelEvent::Receive),
+        io_uring_ns: process.ns(kernel::KernelEvent::IoUring),
+        other_ns: 0,
+        local_ns: process.ns(kernel::KernelEvent::Local),
+        send_calls: process.calls(kernel::KernelEvent::Send),
+        receive_calls: process.calls(kernel::KernelEvent::Receive),
+        local_calls: process.calls(kernel::KernelEvent::Local),
+        samples: 0,
     }
 }
 
-/// Sums that are smaller than before began anew: the ID was forgotten, and used again.
+/// Returns the increase of a sum. A sum that is smaller than before started over: the ID was forgotten, and used again.
 fn since(sum: &TaskCost, before: Option<&TaskCost>) -> TaskCost {
     let Some(before) = before else { return *sum };
     let fields = [
         (sum.send_ns, before.send_ns),
         (sum.receive_ns, before.receive_ns),
         (sum.io_uring_ns, before.io_uring_ns),
+        (sum.local_ns, before.local_ns),
         (sum.send_calls, before.send_calls),
         (sum.receive_calls, before.receive_calls),
+        (sum.local_calls, before.local_calls),
     ];
     if fields.iter().any(|(sum, before)| sum < before) {
         return *sum;
     }
-    let [send_ns, receive_ns, io_uring_ns, send_calls, receive_calls] =
+    let [send_ns, receive_ns, io_uring_ns, local_ns, send_calls, receive_calls, local_calls] =
         fields.map(|(sum, before)| sum - before);
-    TaskCost { send_ns, receive_ns, io_uring_ns, send_calls, receive_calls }
+    TaskCost {
+        send_ns,
+        receive_ns,
+        io_uring_ns,
+        other_ns: 0,
+        local_ns,
+        send_calls,
+        receive_calls,
+        local_calls,
+        samples: 0,
+    }
 }
 
 fn is_alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// With names, as the configuration filters them; and the sums of all that were not filtered out, by cgroup.
+/// Returns the wanted processes with their names, and the sums of their cgroups.
 pub(super) fn describe(
-    taken: Vec<Taken>,
+    taken: Vec<ProcessCosts>,
     per_call: PerCall,
     cgroups: &mut Cgroups,
     config: &Config,
     period: Duration,
-) -> (Vec<Process>, Vec<Cgroup>) {
+) -> (Vec<ProcessCost>, Vec<CgroupCost>) {
     let mut processes = Vec::new();
-    let mut sums: BTreeMap<u64, Cgroup> = BTreeMap::new();
-    for Taken { pid, cgroup, name, cost } in taken {
+    let mut sums: BTreeMap<u64, CgroupCost> = BTreeMap::new();
+    for ProcessCosts { pid, cgroup, name, cost } in taken {
         let path = cgroups.path(cgroup).map(str::to_owned);
         if !is_wanted(config, pid, path.as_deref()) {
             continue;
         }
         let cost = per_call.without(&cost);
-        let sum = sums.entry(cgroup).or_insert_with(|| Cgroup {
+        let sum = sums.entry(cgroup).or_insert_with(|| CgroupCost {
             id: cgroup,
             path: path.clone(),
             share: 0.0,
+            interval: None,
             processes: 0,
             cost: TaskCost::default(),
         });
         sum.processes += 1;
         sum.cost.add(&cost);
-        processes.push(Process {
+        processes.push(ProcessCost {
             pid,
             name: process_name(pid).unwrap_or(name),
             arguments: None,
             cgroup: path,
             share: share(cost.ns(), period),
+            interval: None,
             cost,
             profile: None,
         });
     }
-    let mut cgroups: Vec<Cgroup> = sums.into_values().collect();
+    let mut cgroups: Vec<CgroupCost> = sums.into_values().collect();
     cgroups.iter_mut().for_each(|cgroup| cgroup.share = share(cgroup.cost.ns(), period));
     cgroups.sort_by_key(|cgroup| std::cmp::Reverse(cgroup.cost.ns()));
     processes.sort_by_key(|process| std::cmp::Reverse(process.cost.ns()));
@@ -143,19 +180,20 @@ fn is_wanted(config: &Config, pid: u32, cgroup: Option<&str>) -> bool {
     (config.pids.is_empty() || config.pids.contains(&pid)) && config.cgroup.as_ref().is_none_or(below)
 }
 
-/// Of the process, not of one of its threads. `None`: it is gone.
+/// Returns the name of a process, not of one of its threads. `None`: it is gone.
 fn process_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
 /// A chosen process that made no call.
-pub(super) fn idle(pid: u32, profile: Profile) -> Process {
-    Process {
+pub(super) fn idle(pid: u32, profile: ProcessProfile) -> ProcessCost {
+    ProcessCost {
         pid,
         name: process_name(pid).unwrap_or_default(),
         arguments: None,
         cgroup: None,
         share: 0.0,
+        interval: None,
         cost: TaskCost::default(),
         profile: Some(profile),
     }
@@ -163,39 +201,34 @@ pub(super) fn idle(pid: u32, profile: Profile) -> Process {
 
 /// Run times of BPF programs.
 #[derive(Debug)]
-pub(super) struct Programs {
+pub(super) struct ProgramTable {
     own: HashSet<u32>,
-    last: HashMap<u32, programs::Program>,
-    skipped: u64,
+    last: HashMap<u32, programs::ProgramFigures>,
 }
 
-impl Programs {
+impl ProgramTable {
     pub fn new(own: Vec<u32>) -> Self {
-        Self { own: own.into_iter().collect(), last: HashMap::new(), skipped: 0 }
+        Self { own: own.into_iter().collect(), last: HashMap::new() }
     }
 
-    /// Runs of the observer's programs that were skipped between the last two readings.
-    pub fn skipped(&self) -> u64 {
-        self.skipped
-    }
-
-    pub fn read(&mut self, statistics: &Statistics, period: Duration) -> Vec<Program> {
-        let now: HashMap<u32, programs::Program> =
+    pub fn read(&mut self, statistics: &Statistics, period: Duration) -> Vec<ProgramCost> {
+        let now: HashMap<u32, programs::ProgramFigures> =
             statistics.read().into_iter().map(|program| (program.id, program)).collect();
-        let mut programs: Vec<Program> =
+        let mut programs: Vec<ProgramCost> =
             now.values().filter_map(|program| self.ran(program, period)).collect();
         programs.sort_by(|a, b| b.run_ns.cmp(&a.run_ns).then(a.id.cmp(&b.id)));
-        self.skipped = programs.iter().filter(|program| program.own).map(|program| program.skipped).sum();
         self.last = now;
         programs
     }
 
-    fn ran(&self, program: &programs::Program, period: Duration) -> Option<Program> {
+    fn ran(&self, program: &programs::ProgramFigures, period: Duration) -> Option<ProgramCost> {
         let before = self.last.get(&program.id);
-        let since = |of: fn(&programs::Program) -> u64| of(program).saturating_sub(before.map_or(0, of));
-        let (run_ns, runs) = (since(|program| program.run_ns), since(|program| program.runs));
+        let since =
+            |of: fn(&programs::ProgramFigures) -> u64| of(program).saturating_sub(before.map_or(0, of));
+        let run_ns = since(|program| program.run_ns);
+        let runs = since(|program| program.runs);
         let skipped = since(|program| program.skipped);
-        (runs > 0 || skipped > 0).then(|| Program {
+        (runs > 0 || skipped > 0).then(|| ProgramCost {
             id: program.id,
             name: program.name.clone(),
             kind: program.kind.clone(),
@@ -208,15 +241,44 @@ impl Programs {
     }
 }
 
+/// Runs of the observer's programs that the kernel skipped. It counts these without statistics.
+#[derive(Debug)]
+pub(super) struct Skipped {
+    programs: Vec<OwnedFd>,
+    last: u64,
+}
+
+impl Skipped {
+    pub fn new(programs: Vec<OwnedFd>) -> Self {
+        Self { programs, last: 0 }
+    }
+
+    /// Returns the increase since the last call.
+    pub fn read(&mut self) -> u64 {
+        let sum = self.programs.iter().map(|program| programs::skipped_runs(program.as_fd())).sum();
+        sum - std::mem::replace(&mut self.last, sum)
+    }
+
+    #[cfg(test)]
+    pub fn add(&mut self, program: OwnedFd) {
+        self.programs.push(program);
+    }
+}
+
 /// The observer's process.
 #[derive(Debug, Default)]
-pub(super) struct Usage {
+pub(super) struct ObserverUsage {
     user_ns: u64,
     system_ns: u64,
 }
 
-impl Usage {
-    pub fn read(&mut self, cpus: &[Cpu], programs: Option<&[Program]>, period: Duration) -> Observer {
+impl ObserverUsage {
+    pub fn read(
+        &mut self,
+        cpus: &[CpuCost],
+        programs: Option<&[ProgramCost]>,
+        period: Duration,
+    ) -> ObserverCost {
         let (user_ns, system_ns) =
             getrusage(UsageWho::RUSAGE_SELF).map_or((self.user_ns, self.system_ns), |usage| {
                 let ns = |micros: i64| u64::try_from(micros).unwrap_or(0).saturating_mul(1000);
@@ -224,7 +286,7 @@ impl Usage {
             });
         let own = || programs.map(|programs| programs.iter().filter(|program| program.own));
         let program_ns = own().map(|own| own.map(|program| program.run_ns).sum());
-        let observer = Observer {
+        let observer = ObserverCost {
             user_ns: user_ns.saturating_sub(self.user_ns),
             system_ns: system_ns.saturating_sub(self.system_ns),
             events_ns: cpus.iter().flat_map(|cpu| &cpu.events).map(|event| event.observer_ns).sum(),
@@ -233,7 +295,7 @@ impl Usage {
             share: 0.0,
         };
         (self.user_ns, self.system_ns) = (user_ns, system_ns);
-        Observer { share: share(observer.ns(), period), ..observer }
+        ObserverCost { share: share(observer.ns(), period), ..observer }
     }
 }
 
@@ -246,11 +308,21 @@ mod tests {
     }
 
     #[test]
-    fn sums_become_differences() {
+    fn map_totals_become_differences_per_report() {
         assert_eq!(since(&cost(7, 2), None), cost(7, 2));
         assert_eq!(since(&cost(7, 2), Some(&cost(4, 1))), cost(3, 1));
         // The same process ID again.
         assert_eq!(since(&cost(3, 2), Some(&cost(4, 1))), cost(3, 2));
+    }
+
+    #[test]
+    fn samples_are_added_to_the_process_that_was_timed() {
+        let of = |pid, other_ns| ((pid, 9), String::new(), TaskCost { other_ns, ..TaskCost::default() });
+        let mut taken = vec![ProcessCosts { pid: 7, cgroup: 9, name: "server".to_owned(), cost: cost(5, 1) }];
+        add_sampled(&mut taken, [of(7, 3), of(8, 4), of(0, 1), of(0, 2)].into_iter());
+        let sums: Vec<_> = taken.iter().map(|of| (of.pid, of.cost.ns())).collect();
+        assert_eq!(sums, [(7, 8), (8, 4), (0, 1), (0, 2)]);
+        assert_eq!((taken[0].cost.send_ns, taken[0].cost.send_calls), (5, 1));
     }
 
     #[test]

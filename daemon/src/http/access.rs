@@ -1,8 +1,9 @@
-//! Who is answered.
+//! Access rules of HTTP servers: which requests are answered.
 //!
-//! Any web page can have a browser ask what is served on this machine, under the address or under a name of its own that
-//! resolves to it; and so can every local user. Hence a request has to name this server (`Host`), must not come from
-//! another site's page (`Sec-Fetch-Site`, `Origin`), and shows a token. `/healthz` says so little that it needs none.
+//! Any web page can make a browser send requests to a server on this machine, under its address or under a name of
+//! its own that resolves to it. So can every local user. Hence a request has to name this server (`Host`), must not
+//! come from another site's page (`Sec-Fetch-Site`, `Origin`), and has to show a token. `/healthz` tells so little
+//! that it needs no token.
 
 use std::{fmt::Display, net::IpAddr, sync::Arc};
 
@@ -15,60 +16,61 @@ use axum::{
 };
 use url::form_urlencoded;
 
-use super::token::{Error, Secret, Token, TokenFile};
+use super::token::{DerivedSecret, Error, HttpToken, TokenFile};
 
-/// A cookie's name has the port behind it: browsers send cookies to all ports of a host.
+/// Prefix of the cookie's name, which the port follows: browsers send a cookie to all ports of a host.
 const COOKIE: &str = "millrace-";
 
-/// Flags of servers.
+/// Command-line flags of HTTP servers.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
-pub struct Flags {
-    /// The token that HTTP requests must show, made if it is not there, or "off" [default: /run/millrace/http.token for
+pub struct HttpFlags {
+    /// File with the token that HTTP requests must show, created if it does not exist, or "off" [default:
+    /// /run/millrace/http.token for
     /// root, millrace/http.token in XDG_RUNTIME_DIR for others]
     #[arg(long, value_name = "FILE")]
     pub http_token_file: Option<TokenFile>,
-    /// A name under which HTTP is asked, besides addresses and localhost, repeatable
+    /// Host name that HTTP requests may use in addition to addresses and localhost, repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub http_name: Vec<String>,
 }
 
-impl Flags {
+impl HttpFlags {
     /// # Errors
     /// There is no token, and none can be made.
-    pub fn access(&self) -> Result<Access, Error> {
-        Access::new(&self.http_token_file.clone().unwrap_or_default(), self.http_name.clone())
+    pub fn access(&self) -> Result<HttpAccess, Error> {
+        HttpAccess::new(&self.http_token_file.clone().unwrap_or_default(), self.http_name.clone())
     }
 }
 
-/// What requests are held to.
+/// The rules that requests are checked against.
 #[derive(Clone, Debug, Default)]
-pub struct Access {
-    token: Option<Token>,
-    /// The cookie that a browser shows in place of the token, and its name.
-    cookie: Option<(String, Secret)>,
+pub struct HttpAccess {
+    token: Option<HttpToken>,
+    /// Name and value of the cookie that a browser may show in place of the token.
+    cookie: Option<(String, DerivedSecret)>,
     names: Vec<String>,
     public: &'static [&'static str],
 }
 
-impl Access {
+impl HttpAccess {
     /// # Errors
     /// There is no token, and none can be made.
     pub fn new(token: &TokenFile, names: Vec<String>) -> Result<Self, Error> {
         Ok(Self { token: token.read_or_make()?, names, ..Self::default() })
     }
 
-    /// `None`: all who reach the server are answered.
-    pub fn token(&self) -> Option<&Token> {
+    /// Returns the token. `None`: requests need none.
+    pub fn token(&self) -> Option<&HttpToken> {
         self.token.as_ref()
     }
 
-    /// Paths that any page may ask for, without a token: what says no more than everybody knows.
+    /// Adds paths that need no token and that any page may ask for, because they tell nothing secret.
     pub fn with_public(self, public: &'static [&'static str]) -> Self {
         Self { public, ..self }
     }
 
-    /// Derives the cookie of the port that is served: elsewhere it is worth nothing.
+    /// Derives the cookie for the port that is served. It is worth nothing on other ports.
     pub(super) fn at(self, port: u16) -> Self {
         let cookie = self.token.as_ref().map(|token| (format!("{COOKIE}{port}"), token.cookie(port)));
         Self { cookie, ..self }
@@ -78,7 +80,7 @@ impl Access {
         router.layer(middleware::from_fn_with_state(self.clone(), check))
     }
 
-    /// Reports whether a request shows the token, or its cookie, if there is one.
+    /// Returns whether a request shows the token or its cookie, or none is needed.
     pub(super) fn is_shown(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else { return true };
         let bearer = text(headers, header::AUTHORIZATION).and_then(|it| it.strip_prefix("Bearer "));
@@ -95,12 +97,12 @@ impl Access {
         let host = text(headers, header::HOST).unwrap_or_default();
         if !self.is_own(name_of(host)) {
             let why =
-                format!("not a name of this server: use an address, localhost, or give --http-name {host}");
+                format!("not a name of this server: use its address, or start it with --http-name {host}");
             return refuse(StatusCode::FORBIDDEN, &why);
         }
         let is_public = self.public.contains(&uri.path());
         if !is_public && is_of_another_site(headers, host) {
-            return refuse(StatusCode::FORBIDDEN, &"pages of other sites may not ask");
+            return refuse(StatusCode::FORBIDDEN, &"requests from pages of other sites are refused");
         }
         let token = self.token.as_ref().filter(|_| uri.path() != "/healthz")?;
         if asked_by_link(uri).is_some_and(|it| token.is(&it)) {
@@ -109,12 +111,13 @@ impl Access {
         if is_public || self.is_shown(headers) {
             return None;
         }
-        let why = format!("a token is needed, Authorization: Bearer ...: that in {}", token.path().display());
+        let why = format!("Authorization: Bearer is missing: the token is in {}", token.path().display());
         let code = StatusCode::UNAUTHORIZED;
         Some((code, [(header::WWW_AUTHENTICATE, "Bearer")], format!("{why}\n")).into_response())
     }
 
-    /// The link does not stay in the browser's history; what else it asks for does.
+    /// Redirects to the address without the token, so that it does not stay in the browser's history. Other
+    /// parameters of the query stay.
     fn with_cookie(&self, uri: &Uri) -> Response {
         let query = uri.query().unwrap_or_default();
         let others: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !is_token(pair)).collect();
@@ -136,7 +139,7 @@ impl Access {
     }
 }
 
-async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+async fn check(State(access): State<Arc<HttpAccess>>, request: Request, next: Next) -> Response {
     match access.refusal(request.uri(), request.headers()) {
         Some(refusal) => refusal,
         None => next.run(request).await,
@@ -147,7 +150,7 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Of `NAME`, `NAME:PORT` or `[ADDRESS]:PORT`.
+/// Returns the name in `NAME`, `NAME:PORT` or `[ADDRESS]:PORT`.
 fn name_of(host: &str) -> &str {
     match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
@@ -155,7 +158,7 @@ fn name_of(host: &str) -> &str {
     }
 }
 
-/// Old browsers send no `Sec-Fetch-Site`, and programs neither.
+/// Returns whether a request comes from another site's page. Old browsers and programs send no `Sec-Fetch-Site`.
 fn is_of_another_site(headers: &HeaderMap, host: &str) -> bool {
     let site = headers.get("sec-fetch-site").is_some_and(|it| it != "same-origin" && it != "none");
     let origin = headers.get(header::ORIGIN).is_some_and(|it| {
@@ -180,7 +183,7 @@ mod tests {
 
     const HEADERS: [&str; 5] = ["host", "authorization", "cookie", "origin", "sec-fetch-site"];
 
-    fn code(access: &Access, uri: &str, given: &[(&str, &str)]) -> u16 {
+    fn code(access: &HttpAccess, uri: &str, given: &[(&str, &str)]) -> u16 {
         let mut headers = HeaderMap::new();
         for (name, value) in given {
             let name = HEADERS.iter().find(|known| *known == name).expect("a known header");
@@ -191,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn hosts() {
-        let access = Access { names: vec!["relay.example.com".into()], ..Access::default() };
+    fn request_has_to_name_the_server() {
+        let access = HttpAccess { names: vec!["relay.example.com".into()], ..HttpAccess::default() };
         for own in [
             "localhost",
             "localhost:80",
@@ -215,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_sites_do_not_ask() {
-        let access = Access::default().with_public(&["/anybodys"]);
+    fn request_from_another_sites_page_is_refused() {
+        let access = HttpAccess::default().with_public(&["/anybodys"]);
         let host = ("host", "127.0.0.1:9184");
         for (other, want) in [
             (("sec-fetch-site", "none"), 200),
@@ -234,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn without_the_token_nothing_is_said() {
+    fn request_needs_the_token() {
         let directory = tempfile::tempdir().unwrap();
         let file = TokenFile::At(directory.path().join("token"));
-        let access = Access::new(&file, Vec::new()).unwrap().at(9184);
+        let access = HttpAccess::new(&file, Vec::new()).unwrap().at(9184);
         let token = access.token().unwrap().text().to_owned();
         let cookie = access.token().unwrap().cookie(9184).text().to_owned();
         let others = access.token().unwrap().cookie(9185).text().to_owned();
@@ -269,7 +272,7 @@ mod tests {
         assert_eq!(answer.headers()[header::LOCATION], "/?jwt=a.b&x", "what is for the page itself stays");
         let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
-        // Every port of this host gets to see it.
+        // A browser sends the cookie to every port of this host.
         assert!(cookie.starts_with("millrace-9184=") && !cookie.contains(&token), "{cookie}");
     }
 }

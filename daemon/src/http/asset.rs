@@ -1,11 +1,11 @@
-//! Files of web pages, as `make web` built them.
+//! Files of web pages, built by `make web`.
 
 use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
 
-/// A file of `web/dist` as an [`Asset`], with its media type.
+/// Includes a file of `web/dist` as an [`Asset`], with its media type.
 #[macro_export]
 macro_rules! asset {
     ($kind:literal, $name:literal) => {
@@ -23,7 +23,7 @@ pub struct Asset(pub &'static str, pub &'static [u8]);
 
 impl IntoResponse for Asset {
     fn into_response(self) -> Response {
-        // Names stay the same from one version to the next.
+        // Names of files stay the same from one version to the next.
         ([(header::CONTENT_TYPE, self.0), (header::CACHE_CONTROL, "no-cache")], self.1).into_response()
     }
 }

@@ -1,56 +1,59 @@
-//! Connections that may be ended when there is no place for one more.
+//! Connections that may be closed to make room for a new one.
 //!
-//! Whoever only connects, or asks for what everybody may have, holds a place only as long as nobody else needs it: the one that has done so for
-//! longest makes room. So a probe of `/healthz` is answered whatever others hold. Whoever has shown the token is not ended for that: it keeps its
-//! place until it is idle for as long as anybody may be.
+//! A connection that has sent no request, or only public ones, holds its place as long as no other client needs it.
+//! The one that has done so for longest makes room. So a probe of `/healthz` is answered even if all places are
+//! taken. A connection that has shown the token is not closed for that: it keeps its place until it is idle for too
+//! long.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, task::AbortHandle};
 
+/// Connections of a server that may be closed to make room.
 #[derive(Default)]
-pub struct Crowd {
-    state: Mutex<State>,
-    /// There is one more that may be ended.
+pub struct ConnectionCrowd {
+    state: Mutex<CrowdState>,
+    /// Notifies that one more connection may be closed.
     more: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct CrowdState {
     next: u64,
-    /// Connections by when they came, or asked last.
+    /// Connections in the order in which they arrived or last sent a request.
     may_end: BTreeMap<u64, AbortHandle>,
 }
 
-impl Crowd {
-    /// Ends the connection that waits for longest. Returns whether there was one.
+impl ConnectionCrowd {
+    /// Closes the connection that has waited for longest. Returns whether there was one.
     pub fn end_one(&self) -> bool {
         let first = self.state.lock().may_end.pop_first();
         first.inspect(|(_, connection)| connection.abort()).is_some()
     }
 
-    /// Waits until another connection may be ended.
-    pub async fn more(&self) {
+    /// Waits until another connection may be closed.
+    pub async fn wait_for_activity(&self) {
         self.more.notified().await;
     }
 }
 
-/// A connection. It may be ended until it [leaves](Self::leave).
-pub struct Member {
-    crowd: Arc<Crowd>,
+/// A connection that may be closed until it [leaves](Self::leave).
+pub struct CrowdMember {
+    crowd: Arc<ConnectionCrowd>,
     handle: AbortHandle,
     at: Mutex<Option<u64>>,
 }
 
-impl Member {
-    pub fn new(crowd: Arc<Crowd>, handle: AbortHandle) -> Self {
+impl CrowdMember {
+    /// Adds a connection. `handle` closes it.
+    pub fn new(crowd: Arc<ConnectionCrowd>, handle: AbortHandle) -> Self {
         let member = Self { crowd, handle, at: Mutex::default() };
         member.wait();
         member
     }
 
-    /// Notes that the connection has come, or asked for something without the token, just now: others are ended before it.
+    /// Notes that the connection has just arrived, or sent a request without the token. Others are closed before it.
     pub fn wait(&self) {
         let at = &mut *self.at.lock();
         let state = &mut *self.crowd.state.lock();
@@ -61,7 +64,8 @@ impl Member {
         self.crowd.more.notify_one();
     }
 
-    /// Notes that the connection has shown the token: it is not ended to make room, until it asks for something without the token.
+    /// Notes that the connection has shown the token. It is not closed to make room until it sends a request without
+    /// the token.
     pub fn leave(&self) {
         if let Some(at) = self.at.lock().take() {
             self.crowd.state.lock().may_end.remove(&at);
@@ -69,7 +73,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for CrowdMember {
     fn drop(&mut self) {
         self.leave();
     }

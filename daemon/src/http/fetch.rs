@@ -1,4 +1,4 @@
-//! Asks a daemon's page.
+//! A client for a daemon's HTTP server.
 
 use std::{
     io::{Read as _, Write as _},
@@ -8,10 +8,10 @@ use std::{
 
 use anyhow::Context as _;
 
-/// GET over HTTP/1.0, so that the answer ends with the connection: status code and body.
+/// Sends a GET request over HTTP/1.0, so that the answer ends with the connection. Returns status code and body.
 ///
 /// # Errors
-/// Nobody answers there, or not in HTTP.
+/// Nothing answers at the address, or not in HTTP.
 pub fn fetch(addr: SocketAddr, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
     const TIMEOUT: Duration = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;

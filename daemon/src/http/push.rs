@@ -1,7 +1,7 @@
-//! One channel of server-sent events: a snapshot at a steady rate, to whoever listens.
+//! Server-sent events: one channel sends snapshots at a fixed rate to all its listeners.
 //!
-//! A snapshot is made once for all, and only while somebody listens. Whoever does not take what waits for them misses
-//! snapshots, and is let go when that goes on: so a listener costs no more than its queue, whatever it does.
+//! A snapshot is made once for all listeners, and only if there are any. A listener that does not read misses
+//! snapshots, and is dropped after too many. So a listener costs no more than its queue.
 
 use std::{
     convert::Infallible,
@@ -24,65 +24,67 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-/// What listeners may take.
+/// Limits of what listeners may use.
 #[derive(Clone, Copy, Debug)]
-struct Limits {
+struct PushLimits {
     period: Duration,
     listeners: usize,
-    /// Snapshots that wait for a listener, besides what its connection holds.
+    /// Most snapshots that wait for a listener. Its connection buffers some more.
     queue: usize,
-    /// Snapshots in a row that a listener may miss.
+    /// Consecutive snapshots that a listener may miss.
     missed: u32,
 }
 
-const LIMITS: Limits = Limits { period: Duration::from_secs(1), listeners: 64, queue: 2, missed: 10 };
+const LIMITS: PushLimits = PushLimits { period: Duration::from_secs(1), listeners: 64, queue: 2, missed: 10 };
 
-/// What became of listeners, since start.
+/// Numbers of listeners and snapshots since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Counts {
-    /// At the moment.
+pub struct PushCounts {
+    /// Listeners at present.
     pub listeners: u64,
-    /// For whom there was no room.
+    /// Listeners that were refused because there were too many.
     pub refused: u64,
     /// Snapshots that listeners were too slow for.
     pub missed: u64,
-    /// Listeners that were let go since they missed too many.
+    /// Listeners that were dropped because they missed too many snapshots.
     pub dropped: u64,
 }
 
 type Snapshot = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
+/// A channel of snapshots with its listeners.
 pub struct Channel {
     event: &'static str,
-    /// JSON, which has no line breaks.
+    /// Returns JSON without line breaks.
     snapshot: Snapshot,
-    limits: Limits,
-    state: Mutex<State>,
+    limits: PushLimits,
+    state: Mutex<PushState>,
 }
 
 #[derive(Default)]
-struct State {
-    listeners: Vec<Listener>,
-    /// What newcomers get at once, while there is a pump.
+struct PushState {
+    listeners: Vec<PushListener>,
+    /// The latest snapshot, which new listeners get at once; `None` while there is no pump.
     latest: Option<Bytes>,
-    /// A task makes snapshots.
+    /// Whether a task makes snapshots.
     is_pumped: bool,
-    counts: Counts,
+    counts: PushCounts,
 }
 
-struct Listener {
+struct PushListener {
     frames: mpsc::Sender<Bytes>,
-    /// In a row.
+    /// Consecutive snapshots that the listener has missed.
     missed: u32,
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("there are {0} listeners already")]
-struct TooMany(usize);
+#[error("{0} listeners are connected, which is the most")]
+struct TooManyListeners(usize);
 
 impl Channel {
-    /// `snapshot` gives the data of an `event`, if there is any; it is called once a second at most.
+    /// Creates a channel. `snapshot` returns the data of an `event`, if there is any. It is called at most once a
+    /// second.
     pub fn new(
         event: &'static str,
         snapshot: impl Fn() -> Option<String> + Send + Sync + 'static,
@@ -90,23 +92,24 @@ impl Channel {
         Self::with(event, Box::new(snapshot), LIMITS)
     }
 
-    fn with(event: &'static str, snapshot: Snapshot, limits: Limits) -> Arc<Self> {
+    fn with(event: &'static str, snapshot: Snapshot, limits: PushLimits) -> Arc<Self> {
         Arc::new(Self { event, snapshot, limits, state: Mutex::default() })
     }
 
-    pub fn counts(&self) -> Counts {
+    /// Returns the numbers of listeners and snapshots.
+    pub fn counts(&self) -> PushCounts {
         let state = self.state.lock();
         let listeners = state.listeners.iter().filter(|listener| !listener.frames.is_closed()).count() as u64;
-        Counts { listeners, ..state.counts }
+        PushCounts { listeners, ..state.counts }
     }
 
-    /// The answer to who wants to listen.
+    /// Returns the response to a request to listen.
     pub fn answer(self: &Arc<Self>) -> Response {
         match self.listen() {
             Ok(frames) => {
                 let headers =
                     [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-                (headers, Body::from_stream(Frames(frames))).into_response()
+                (headers, Body::from_stream(PushFrames(frames))).into_response()
             }
             Err(error) => {
                 let headers = [(header::RETRY_AFTER, "5")];
@@ -115,19 +118,19 @@ impl Channel {
         }
     }
 
-    fn listen(self: &Arc<Self>) -> Result<mpsc::Receiver<Bytes>, TooMany> {
+    fn listen(self: &Arc<Self>) -> Result<mpsc::Receiver<Bytes>, TooManyListeners> {
         let mut state = self.state.lock();
         state.listeners.retain(|listener| !listener.frames.is_closed());
         if state.listeners.len() >= self.limits.listeners {
             state.counts.refused += 1;
-            return Err(TooMany(self.limits.listeners));
+            return Err(TooManyListeners(self.limits.listeners));
         }
         let (frames, receiver) = mpsc::channel(self.limits.queue);
         if let Some(latest) = &state.latest {
-            // There is room.
+            // The new queue has room.
             let _ = frames.try_send(latest.clone());
         }
-        state.listeners.push(Listener { frames, missed: 0 });
+        state.listeners.push(PushListener { frames, missed: 0 });
         if !state.is_pumped {
             state.is_pumped = true;
             tokio::spawn(Arc::clone(self).pump());
@@ -135,7 +138,8 @@ impl Channel {
         Ok(receiver)
     }
 
-    /// Ends within a period of the last listener, so that those who come and go have no snapshots made beyond the rate.
+    /// Makes snapshots until no listener is left for a period. So clients that come and go do not raise the rate of
+    /// snapshots.
     async fn pump(self: Arc<Self>) {
         let mut ticks = time::interval(self.limits.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -144,7 +148,7 @@ impl Channel {
             if self.is_alone() {
                 return;
             }
-            // Without the lock: who asks for counts does not wait for it.
+            // The lock is not held, so that [`Self::counts`] does not wait for the snapshot.
             let frame = (self.snapshot)().map(|data| frame(self.event, &data));
             let Some(frame) = frame else { continue };
             let mut state = self.state.lock();
@@ -153,7 +157,7 @@ impl Channel {
         }
     }
 
-    /// Nobody listens; then there is no pump either.
+    /// Returns whether there is no listener. Then there is no pump either.
     fn is_alone(&self) -> bool {
         let mut state = self.state.lock();
         state.listeners.retain(|listener| !listener.frames.is_closed());
@@ -165,7 +169,7 @@ impl Channel {
     }
 }
 
-impl State {
+impl PushState {
     fn send(&mut self, frame: &Bytes, most_missed: u32) {
         let counts = &mut self.counts;
         self.listeners.retain_mut(|listener| match listener.frames.try_send(frame.clone()) {
@@ -185,9 +189,9 @@ impl State {
     }
 }
 
-struct Frames(mpsc::Receiver<Bytes>);
+struct PushFrames(mpsc::Receiver<Bytes>);
 
-impl Stream for Frames {
+impl Stream for PushFrames {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -207,11 +211,12 @@ mod tests {
 
     use super::*;
 
-    const QUICK: Limits = Limits { period: Duration::from_millis(5), listeners: 3, queue: 2, missed: 4 };
+    const QUICK: PushLimits =
+        PushLimits { period: Duration::from_millis(5), listeners: 3, queue: 2, missed: 4 };
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Numbers its snapshots.
-    fn channel(limits: Limits) -> (Arc<Channel>, Arc<AtomicU64>) {
+    /// Returns a channel that numbers its snapshots, and the number made.
+    fn channel(limits: PushLimits) -> (Arc<Channel>, Arc<AtomicU64>) {
         let made = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&made);
         let snapshot = move || Some(count.fetch_add(1, Ordering::Relaxed).to_string());
@@ -219,11 +224,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn snapshots_are_made_while_somebody_listens_and_for_all_at_once() {
+    async fn snapshot_is_made_once_for_all_listeners() {
         let (channel, made) = channel(QUICK);
         let mut first = channel.listen().unwrap();
         assert_eq!(first.recv().await.unwrap(), "event: number\ndata: 0\n\n");
-        // What there is already, at once.
+        // A new listener gets the latest snapshot at once.
         let mut second = channel.listen().unwrap();
         assert!(second.try_recv().is_ok());
         assert_eq!(channel.counts().listeners, 2); // exact: whoever listens is counted at once
@@ -231,16 +236,16 @@ mod tests {
         drop((first, second));
         async_wait_for("the end of the pump", || !channel.state.lock().is_pumped).await;
         let before = made.load(Ordering::Relaxed);
-        time::sleep(QUICK.period * 4).await; // exact: several periods, in none of which a snapshot is made
+        time::sleep(QUICK.period * 4).await; // exact: several periods without a snapshot
         assert_eq!(made.load(Ordering::Relaxed), before);
         // exact: the pump has ended
-        assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (Counts::default(), true));
-        // And begins anew.
+        assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));
+        // It starts again.
         assert!(channel.listen().unwrap().recv().await.is_some());
     }
 
     #[tokio::test]
-    async fn who_does_not_read_is_let_go_and_holds_up_nobody() {
+    async fn listener_that_does_not_read_is_dropped_and_blocks_nobody() {
         let (channel, _) = channel(QUICK);
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
@@ -262,8 +267,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_is_room_for_so_many_and_for_others_when_they_leave() {
-        let (channel, made) = channel(Limits { period: PATIENCE, ..QUICK });
+    async fn listeners_are_bounded_and_leave_room_for_others() {
+        let (channel, made) = channel(PushLimits { period: PATIENCE, ..QUICK });
         let mut all: Vec<_> = (0..QUICK.listeners).map(|_| channel.listen().unwrap()).collect();
         for _ in 0..1000 {
             assert!(channel.listen().is_err());
@@ -272,7 +277,7 @@ mod tests {
         // exact: the code of an answer
         assert_eq!(channel.answer().status(), StatusCode::SERVICE_UNAVAILABLE);
         all.pop();
-        // Thousands that come and leave at once: no snapshot of their own, no task of their own.
+        // Thousands of listeners that come and leave at once cause no snapshot and no task of their own.
         for _ in 0..1000 {
             drop(channel.listen().unwrap());
         }

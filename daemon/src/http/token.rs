@@ -1,4 +1,4 @@
-//! The secret that a user's own programs have in common: a file that nobody else may read.
+//! The secret that all programs of a user share: a file that nobody else may read.
 
 use std::{
     convert::Infallible,
@@ -14,19 +14,20 @@ use ring::{
     rand::{SecureRandom as _, SystemRandom},
 };
 
-/// Characters of a token that is made here: 256 bits.
+/// Length of a generated token in hexadecimal digits: 256 bits.
 const DIGITS: usize = 64;
 const LEAST: usize = 32;
 const MOST: usize = 1024;
 
-/// Where the token is.
+/// The place of the token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TokenFile {
-    /// One for all programs of this user.
+    /// One file for all programs of this user.
     #[default]
     Default,
+    /// This file.
     At(PathBuf),
-    /// Whoever reaches the address is answered.
+    /// No token: every client that reaches the address is answered.
     Off,
 }
 
@@ -55,36 +56,37 @@ impl TokenFile {
         }
     }
 
-    /// For a server: the token that is there, or a new one.
+    /// Returns the token for a server: the one in the file, or a new one.
     ///
     /// # Errors
-    /// There is none and none can be written, or others may read it.
-    pub fn read_or_make(&self) -> Result<Option<Token>, Error> {
+    /// There is no token and none can be written, or other users may read it.
+    pub fn read_or_make(&self) -> Result<Option<HttpToken>, Error> {
         let Some(path) = self.path()? else { return Ok(None) };
-        match Token::read(&path) {
+        match HttpToken::read(&path) {
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                Token::make(&path).map(Some)
+                HttpToken::make(&path).map(Some)
             }
             done => done.map(Some),
         }
     }
 
-    /// For a client: the token, or nothing where there is none, as no server has been asked for one.
+    /// Returns the token for a client; `None` if the default file does not exist, because no server needs one.
     ///
     /// # Errors
     /// A file that was named cannot be read.
-    pub fn read(&self) -> Result<Option<Token>, Error> {
+    pub fn read(&self) -> Result<Option<HttpToken>, Error> {
         let Some(path) = self.path()? else { return Ok(None) };
-        match (Token::read(&path), self) {
+        match (HttpToken::read(&path), self) {
             (Err(Error::File { .. }), Self::Default) => Ok(None),
             (done, _) => done.map(Some),
         }
     }
 }
 
-/// Of what a service manager made for this service, of the system's or of the user's own.
+/// Returns the directory of the default file: the one that a service manager has made for this service, that of the
+/// system, or that of the user.
 fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // systemd names several with colons between.
+    // systemd separates several directories by colons.
     let service = env("RUNTIME_DIRECTORY").and_then(|paths| {
         let text = paths.to_str()?;
         text.split(':').find(|path| path.ends_with("/millrace")).map(PathBuf::from)
@@ -97,35 +99,36 @@ fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBu
     })
 }
 
-/// Why there is no token.
+/// Reason why there is no token.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("there is neither XDG_RUNTIME_DIR nor HOME for a token: name a file with --http-token-file")]
     NoPlace,
-    #[error("the token in {path}: {source}")]
+    #[error("the HTTP token in {path} is not usable: {source}; name another file with --http-token-file")]
     File { path: PathBuf, source: io::Error },
     #[error("{path} may be read by everyone: chmod o= {path}", path = .0.display())]
     Public(PathBuf),
     #[error("{path} belongs to user {owner}", path = .path.display())]
     Foreign { path: PathBuf, owner: u32 },
-    #[error("{path} holds no token: {LEAST} to {MOST} characters without space; remove it and it is made anew", path = .0.display())]
+    #[error("{path} holds no token: {LEAST} to {MOST} characters without space; remove it and start the server again to create one", path = .0.display())]
     Malformed(PathBuf),
 }
 
-/// Its text is shown to nobody but those it is made for.
+/// A token. Its text is shown only to the clients that it is for.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct HttpToken {
     text: String,
     path: PathBuf,
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HttpToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({})", self.path.display())
     }
 }
 
-impl Token {
+impl HttpToken {
     fn read(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let file = fs::File::open(path).map_err(failed)?;
@@ -148,7 +151,7 @@ impl Token {
         }
     }
 
-    /// Of two that make one at once, both go on with the first.
+    /// Creates a token. If two processes do this at once, both use the first one.
     fn make(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let directory = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -156,7 +159,7 @@ impl Token {
         let mut random = [0; DIGITS / 2];
         SystemRandom::new().fill(&mut random).map_err(|_| failed(io::Error::other("no randomness")))?;
         let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Its mode is 0600 from the beginning.
+        // The file has mode 0600 from the beginning.
         let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         writeln!(file, "{text}").map_err(failed)?;
         match file.persist_noclobber(path) {
@@ -166,21 +169,25 @@ impl Token {
         }
     }
 
+    /// Returns whether a text is the token, in constant time.
     pub fn is(&self, other: &str) -> bool {
         is_same(&self.text, other)
     }
 
-    /// Derives what a browser shows to the server of this port. Nothing else can be had by it, nor can the token be computed of it.
-    pub fn cookie(&self, port: u16) -> Secret {
+    /// Derives the cookie for a server on this port. It is valid for nothing else, and the token cannot be computed
+    /// from it.
+    pub fn cookie(&self, port: u16) -> DerivedSecret {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
         let tag = hmac::sign(&key, format!("cookie of port {port}").as_bytes());
-        Secret(tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+        DerivedSecret(tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
+    /// Returns the token's text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
+    /// Returns the path of the token's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -188,25 +195,27 @@ impl Token {
 
 /// A secret that is derived from a token for one purpose.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct DerivedSecret(String);
 
-impl Secret {
+impl DerivedSecret {
+    /// Returns whether a text is the secret, in constant time.
     pub fn is(&self, other: &str) -> bool {
         is_same(&self.0, other)
     }
 
+    /// Returns the secret's text.
     pub fn text(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for DerivedSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
 }
 
-/// Compares two texts, and tells nothing by the time that takes.
+/// Compares two texts in constant time.
 fn is_same(one: &str, other: &str) -> bool {
     let of = |text: &str| digest::digest(&digest::SHA256, text.as_bytes());
     of(one).as_ref() == of(other).as_ref()
@@ -219,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_once_and_for_its_owner_only() {
+    fn token_is_created_once_and_for_its_owner_only() {
         let directory = tempfile::tempdir().unwrap();
         let file = TokenFile::At(directory.path().join("a/token"));
         assert!(matches!(file.read(), Err(Error::File { .. })));
@@ -234,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_refused() {
+    fn token_that_others_can_read_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         let file = TokenFile::At(path.clone());
@@ -253,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn each_user_has_a_place() {
+    fn each_user_has_its_own_http_token_file() {
         let none = |_: &str| None;
         let given = |name: &'static str, value: &'static str| {
             move |asked: &str| (asked == name).then(|| PathBuf::from(value))

@@ -1,4 +1,4 @@
-//! How events become lines. A peer chooses names, reasons and much of what errors say: none of it can end a line, imitate a
+//! Formats events as lines. A peer chooses names, reasons and parts of errors. None of that may end a line, imitate a
 //! field, or reach a terminal as a control character.
 
 use std::fmt::{self, Debug, Write};
@@ -16,7 +16,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Formats the fields of a line of text. Strings are quoted, and so is whatever is not one word; what cannot be printed is escaped.
+/// Formats the fields of a line of text. Strings are quoted, and so is a value that is not a single word. Characters
+/// that cannot be printed are escaped.
 pub(super) struct TextFields;
 
 impl<'w> FormatFields<'w> for TextFields {
@@ -54,17 +55,17 @@ impl Visit for TextVisitor<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Of what comes by the `log` crate, these are in the line already.
+        // Events of the crate `log` have these in the line already.
         if !field.name().starts_with("log.") {
             self.result = self.result.and_then(|()| self.put(field, &format!("{value:?}"), false));
         }
     }
 }
 
-/// Formats events as lines of JSON, in which what cannot be printed is escaped, beyond what JSON demands.
-pub(super) struct JsonLines(pub(super) Format<Json>);
+/// Formats events as lines of JSON. Characters that cannot be printed are escaped, beyond what JSON requires.
+pub(super) struct JsonLogLines(pub(super) Format<Json>);
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for JsonLines {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for JsonLogLines {
     fn format_event(
         &self,
         context: &FmtContext<'_, S, JsonFields>,
@@ -86,7 +87,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for Json
     }
 }
 
-/// Returns `text` for a terminal: as it is, but that no character but the ends of lines controls anything.
+/// Returns `text` for a terminal, with control characters escaped, except the ends of lines.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for one in text.chars() {
@@ -105,7 +106,7 @@ fn put_escaped(out: &mut impl Write, one: char) -> fmt::Result {
     }
 }
 
-/// Whether a value can stand in a line as it is, and ends where a space does.
+/// Returns whether a value can stand in a line unquoted, so that it ends at the next space.
 fn is_word(value: &str) -> bool {
     !value.is_empty()
         && value
@@ -113,7 +114,8 @@ fn is_word(value: &str) -> bool {
             .all(|one| is_printable(one) && !one.is_whitespace() && !matches!(one, '"' | '=' | '\\'))
 }
 
-/// Reports whether a terminal shows the character as itself: it is no control, and changes no direction.
+/// Returns whether a terminal shows the character itself: it is no control character, and does not change the
+/// direction of text.
 fn is_printable(one: char) -> bool {
     matches!(one, '"' | '\'' | '\\') || one.escape_debug().len() == 1
 }
@@ -125,12 +127,12 @@ mod tests {
     use parking_lot::Mutex;
     use tracing_subscriber::fmt::MakeWriter;
 
-    use super::{super::Format as Wanted, *};
+    use super::{super::LogFormat as Wanted, *};
 
     #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    struct TestLog(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Log {
+    impl io::Write for TestLog {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -141,7 +143,7 @@ mod tests {
         }
     }
 
-    impl MakeWriter<'_> for Log {
+    impl MakeWriter<'_> for TestLog {
         type Writer = Self;
 
         fn make_writer(&self) -> Self {
@@ -149,30 +151,30 @@ mod tests {
         }
     }
 
-    /// Returns what `say` logs.
+    /// Returns the output of events that `say` logs.
     fn logged(format: Wanted, ansi: bool, say: impl FnOnce()) -> String {
-        let log = Log::default();
+        let log = TestLog::default();
         let filter = tracing_subscriber::EnvFilter::new("info");
         tracing::dispatcher::with_default(&super::super::dispatch(format, filter, log.clone(), ansi), say);
         let bytes = std::mem::take(&mut *log.0.lock());
         String::from_utf8(bytes).unwrap()
     }
 
-    /// What a peer can put into a reason, a name or a header: a line of its own, sequences of terminals in both widths, and text that
-    /// runs backwards.
+    /// Text that a peer may put into a reason, a name or a header: a line of its own, terminal sequences in both
+    /// encodings, and text that runs backwards.
     const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established\x1b[2J\u{9b}2J\x07\u{202e}\u{2028} a=\"b\"";
 
     #[test]
     fn text_of_a_peer_is_one_line_without_controls() {
         let kinds: [(&str, fn()); 5] = [
-            ("displayed", || tracing::info!(error = %FORGED, "failed")),
-            ("a string", || tracing::info!(error = FORGED, "failed")),
-            ("debugged", || tracing::info!(error = ?FORGED, "failed")),
+            ("displayed", || tracing::info!(error = %FORGED, "a connection failed")),
+            ("a string", || tracing::info!(error = FORGED, "a connection failed")),
+            ("debugged", || tracing::info!(error = ?FORGED, "a connection failed")),
             ("an error", || {
                 let error = io::Error::other(FORGED);
-                tracing::info!(error = &error as &(dyn std::error::Error + 'static), "failed");
+                tracing::info!(error = &error as &(dyn std::error::Error + 'static), "a connection failed");
             }),
-            ("in the message", || tracing::info!("failed: {FORGED}")),
+            ("in the message", || tracing::info!("a connection failed: {FORGED}")),
         ];
         for (kind, say) in kinds {
             for format in [Wanted::Text, Wanted::Json] {
@@ -183,7 +185,7 @@ mod tests {
                     serde_json::from_str::<serde_json::Value>(text).unwrap();
                 }
             }
-            // The only sequences that reach a terminal are the formatter's own: none moves the cursor.
+            // Only the formatter's own sequences reach a terminal. None of them moves the cursor.
             let coloured = logged(Wanted::Text, true, say);
             assert_eq!(coloured.matches('\n').count(), 1, "{kind}: {coloured:?}");
             let is_colour = |sequence: &str| {
@@ -194,16 +196,16 @@ mod tests {
         }
     }
 
-    /// A value is not changed by its escapes, and no peer can add a field.
+    /// Escapes keep a value unambiguous, and no peer can add a field.
     #[test]
     fn values_are_words_or_quoted() {
         let line = logged(Wanted::Text, false, || {
             let remote = "192.0.2.1:443";
-            tracing::info!(%remote, reason = %"gone session=1", name = "plain", sessions = 3_u64, "closed");
+            tracing::info!(%remote, reason = %"gone session=1", name = "plain", sessions = 3_u64, "a connection was closed");
         });
-        let (_, fields) = line.split_once("closed").unwrap();
+        let (_, fields) = line.split_once("a connection was closed").unwrap();
         assert_eq!(fields, " remote=192.0.2.1:443 reason=\"gone session=1\" name=\"plain\" sessions=3\n");
-        let line = logged(Wanted::Json, false, || tracing::info!(error = %FORGED, "failed"));
+        let line = logged(Wanted::Json, false, || tracing::info!(error = %FORGED, "a connection failed"));
         let json: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(json["fields"]["error"], FORGED);
     }

@@ -1,11 +1,11 @@
-//! Files as operators have them: made by OpenSSL, swapped, in another order, of another kind.
+//! Files as operators have them: made by OpenSSL, swapped, in the wrong order, of the wrong kind.
 
 use super::*;
 
-/// A directory with files in it.
-struct Files(tempfile::TempDir);
+/// A temporary directory with files.
+struct PemFiles(tempfile::TempDir);
 
-impl Files {
+impl PemFiles {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -16,14 +16,15 @@ impl Files {
         path
     }
 
-    /// What is said of a pair.
+    /// Returns the error for a pair.
     fn refused(&self, cert: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> String {
-        let (cert, key) = (self.put("cert.pem", cert), self.put("key.pem", key));
+        let cert = self.put("cert.pem", cert);
+        let key = self.put("key.pem", key);
         pair(&cert, &key).map(|_| ()).unwrap_err().to_string()
     }
 }
 
-/// A certificate and its key, in PEM; changed before it is made.
+/// Returns a certificate and its key in PEM. `change` sets its fields.
 fn made(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (String, String) {
     let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
     change(&mut params);
@@ -31,7 +32,7 @@ fn made(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (String, String) 
     (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
 }
 
-/// A leaf's certificate and key, and the certificates of those that signed it: the nearest first.
+/// Returns a leaf's certificate and key, and the certificates of those that signed it, the nearest first.
 fn chain() -> (String, String, [String; 2]) {
     let authority = |name: &str| {
         let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
@@ -57,10 +58,10 @@ fn der(pem: &str) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(lines).unwrap()
 }
 
-/// Each error names the file that is at fault, what is wrong with it, and what to do.
+/// Each error names the file at fault, the fault and what to do.
 #[test]
 fn each_fault_of_a_pair_is_named_with_its_file() {
-    let files = Files::new();
+    let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let (_, other) = made(|_| {});
     let cut = &cert[..cert.len() / 2];
@@ -84,16 +85,16 @@ fn each_fault_of_a_pair_is_named_with_its_file() {
             include_bytes!("fixtures/enc_sec1.pem"),
             ["key.pem", "encrypted", "openssl pkey -in"],
         ),
-        (cert.as_bytes(), other.as_bytes(), ["cert.pem", "key.pem", "older or another one's"]),
+        (cert.as_bytes(), other.as_bytes(), ["cert.pem", "key.pem", "one of the two files is old"]),
         (
             key.as_bytes(),
             cert.as_bytes(),
-            ["cert.pem", "a private key and no certificate", "wrong way round"],
+            ["cert.pem", "a private key and no certificate", "are the two files swapped?"],
         ),
         (
             cert.as_bytes(),
             cert.as_bytes(),
-            ["key.pem", "a certificate and no private key", "wrong way round"],
+            ["key.pem", "a certificate and no private key", "are the two files swapped?"],
         ),
         (b"", key.as_bytes(), ["cert.pem", "is empty", ""]),
         (cert.as_bytes(), b"", ["key.pem", "is empty", ""]),
@@ -116,21 +117,23 @@ fn each_fault_of_a_pair_is_named_with_its_file() {
     assert!(error.contains("missing.pem") && error.contains("No such file"), "{error}");
 }
 
-/// Fields of a certificate that cannot be read are its file's fault, not the key's. Those behind the first are for clients to read.
+/// Unreadable fields of a certificate are a fault of its file, not of the key. Certificates after the first are left
+/// to clients.
 #[test]
-fn a_damaged_certificate_is_told() {
-    let files = Files::new();
+fn damaged_certificate_is_named() {
+    let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let refused = files.refused(broken, &key);
     assert!(refused.contains("cert.pem: its first certificate is damaged"), "{refused}");
-    let (cert, key) = (files.put("cert.pem", format!("{cert}{broken}")), files.put("key.pem", &key));
+    let cert = files.put("cert.pem", format!("{cert}{broken}"));
+    let key = files.put("key.pem", &key);
     assert!(complaints(&pair(&cert, &key).unwrap()).join("; ").contains("is damaged"));
 }
 
 #[test]
-fn a_leaf_behind_those_that_signed_it_is_told_by_its_place() {
-    let files = Files::new();
+fn leaf_after_its_issuers_is_named_by_its_position() {
+    let files = PemFiles::new();
     let (leaf, key, [intermediate, root]) = chain();
     let cert = files.put("cert.pem", format!("{leaf}{intermediate}{root}"));
     let good = pair(&cert, &files.put("key.pem", &key)).unwrap();
@@ -138,19 +141,19 @@ fn a_leaf_behind_those_that_signed_it_is_told_by_its_place() {
     for (order, number) in [(format!("{intermediate}{leaf}"), 2), (format!("{root}{intermediate}{leaf}"), 3)]
     {
         let refused = files.refused(order, &key);
-        let told = format!("is number {number} in there, and has to be the first");
+        let told = format!("is number {number} in this file, and has to be the first");
         assert!(refused.contains(&told) && refused.contains("cert.pem"), "{refused}");
     }
-    // The leaf comes first, but the others do not follow each other.
+    // The leaf is the first, but the others do not follow each other.
     let cert = files.put("cert.pem", format!("{leaf}{root}{intermediate}"));
     let mixed = complaints(&pair(&cert, &files.put("key.pem", &key)).unwrap()).join("; ");
     assert!(mixed.contains("certificate 2 in the file did not sign the one in front of it"), "{mixed}");
 }
 
-/// All that OpenSSL, certbot and mkcert write is taken.
+/// Files that OpenSSL, certbot and mkcert write are accepted.
 #[test]
 fn good_files_are_taken_in_all_their_forms() {
-    let files = Files::new();
+    let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let both = format!("{key}{cert}");
     for (cert, key) in [
@@ -162,17 +165,19 @@ fn good_files_are_taken_in_all_their_forms() {
             format!("Bag Attributes\n    x: y\n{key}"),
         ),
     ] {
-        let (cert, key) = (files.put("cert.pem", cert), files.put("key.pem", key));
+        let cert = files.put("cert.pem", cert);
+        let key = files.put("key.pem", key);
         pair(&cert, &key).unwrap();
     }
 }
 
 #[test]
-fn what_clients_will_not_like_is_said() {
-    let files = Files::new();
+fn certificate_that_clients_refuse_is_reported() {
+    let files = PemFiles::new();
     let complaints_of = |change: fn(&mut rcgen::CertificateParams)| {
         let (cert, key) = made(change);
-        let (cert, key) = (files.put("cert.pem", cert), files.put("key.pem", key));
+        let cert = files.put("cert.pem", cert);
+        let key = files.put("key.pem", key);
         complaints(&pair(&cert, &key).unwrap()).join("; ")
     };
     assert_eq!(complaints_of(|_| {}), "");
@@ -187,7 +192,7 @@ fn what_clients_will_not_like_is_said() {
 
 #[test]
 fn roots_are_refused_with_their_fault() {
-    let files = Files::new();
+    let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     assert_eq!(roots(&files.put("roots.pem", &cert)).unwrap().len(), 1);
     for (bytes, said) in [

@@ -1,4 +1,4 @@
-//! Settings of a fan-out, as TOML. `docs/fanout.md` documents them.
+//! Settings of a fan-out, as TOML. `docs/guide/fanout.md` documents them.
 
 use std::{
     collections::BTreeSet,
@@ -8,57 +8,80 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_base::settings::{Problems, Reader};
+use millrace_base::settings::{Problems, SettingsReader};
 use millrace_fanout::kernel::{Cap, Ssrc, StreamConfig};
-use millrace_fanout::{breaker, message::NAME_MAX, receivers::Limits};
+use millrace_fanout::{breaker, message::NAME_MAX, receivers::ReceiverLimits};
 use serde::Deserialize;
 
+/// Settings of a fan-out.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// That senders' packets arrive on.
+    /// Interfaces that senders' packets arrive on.
     pub interface: Vec<String>,
-    pub stream: Vec<Stream>,
+    /// The streams, at most 256.
+    pub stream: Vec<StreamSection>,
 }
 
+/// Settings of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Stream {
+pub struct StreamSection {
+    /// Name of 1 to 44 bytes.
     pub name: String,
+    /// Address and port of this host that the sender sends to. Copies leave from there, so receivers are of
+    /// the same address family.
     pub listen: SocketAddr,
+    /// Port that the sender's RTCP arrives at, if it is another one. Receivers get RTP and RTCP from and on
+    /// one port (RFC 5761).
     pub listen_rtcp_port: Option<u16>,
+    /// Address and port of the sender. No other packets are fanned out.
     pub sender: SocketAddr,
+    /// Source port of the sender's RTCP, which receivers' reports are sent to. Default: the port of `sender`.
     pub sender_rtcp_port: Option<u16>,
+    /// Source of the sender that is forwarded: a number, `"first"` for the first that arrives (and again
+    /// after 5 s of silence), or `"any"`, the default.
     #[serde(default)]
-    ssrc: Source,
-    /// SRTP: what reports say cannot be read.
+    ssrc: NumberOrRule,
+    /// True for SRTP, whose reports cannot be read.
     #[serde(default)]
     pub encrypted: bool,
-    #[serde(default = "Stream::default_receivers")]
+    /// Largest number of receivers that the settings do not name, 1000 by default. All streams together have
+    /// at most 65,536.
+    #[serde(default = "StreamSection::default_receivers")]
     max_receivers: u32,
-    #[serde(default = "Stream::default_per_address")]
+    /// Receivers with one IPv4 address or IPv6 /64, 8 by default. A /24 or a /56 has 8 times as many, a /48
+    /// 64 times.
+    #[serde(default = "StreamSection::default_per_address")]
     max_per_address: u32,
-    #[serde(default = "Stream::default_kbit")]
+    /// Cap of each receiver in kbit/s, headers from IP on included; 20,000 by default.
+    #[serde(default = "StreamSection::default_kbit")]
     max_kbit_per_s: u64,
-    #[serde(default = "Stream::default_burst")]
+    /// Most data that is sent at once, in KiB: at least 64, and 256 by default.
+    #[serde(default = "StreamSection::default_burst")]
     burst_kib: u64,
-    #[serde(default = "Stream::default_lease")]
+    /// Longest lease in seconds, 30 by default. Receivers may ask for less.
+    #[serde(default = "StreamSection::default_lease")]
     lease_s: u16,
-    #[serde(default = "Stream::default_pause")]
+    /// Seconds that a receiver has to wait after it was cut off, 60 by default.
+    #[serde(default = "StreamSection::default_pause")]
     pause_s: u16,
-    #[serde(default = "Stream::default_interval")]
+    /// Longest time between two reports of a receiver in seconds, 5 by default. A receiver is cut off after
+    /// three of these without a report.
+    #[serde(default = "StreamSection::default_interval")]
     report_interval_s: u16,
-    #[serde(default = "Stream::default_reports")]
+    /// Reports per second of all receivers that are passed on to the sender, 100 by default.
+    #[serde(default = "StreamSection::default_reports")]
     pub max_reports_per_s: u32,
-    /// Whom an operator names.
+    /// Receivers that do not ask.
     #[serde(default)]
     pub receiver: Vec<Pinned>,
 }
 
-/// A number, or a word.
+/// A number, or a word that stands for a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "is \"any\", \"first\" or a number of 32 bits")]
-enum Source {
+enum NumberOrRule {
     Is(u32),
     Word(SourceWord),
 }
@@ -70,18 +93,20 @@ enum SourceWord {
     First,
 }
 
-impl Default for Source {
+impl Default for NumberOrRule {
     fn default() -> Self {
         Self::Word(SourceWord::Any)
     }
 }
 
-/// A receiver that does not ask.
+/// A receiver that does not ask for the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Pinned {
+    /// Address and port of the receiver.
     pub address: SocketAddr,
-    /// Whether its reports are looked at, and it is cut off if there are none.
+    /// Whether the receiver's reports are judged, so that it is cut off for loss, or if reports stop.
+    /// Default: true.
     #[serde(default = "yes")]
     pub breaker: bool,
 }
@@ -90,13 +115,15 @@ fn yes() -> bool {
     true
 }
 
-/// All streams together: an entry of the kernel's table for each.
+/// Most receivers of all streams together. The kernel's table has an entry for each.
 pub const RECEIVERS_MAX: u32 = 1 << 16;
+/// Most streams.
 pub const STREAMS_MAX: usize = 256;
 /// The largest datagram, with headers: a smaller bucket would let nothing through.
 const BURST_KIB_MIN: u64 = 64;
 
 impl Settings {
+    /// Reads a settings file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         Ok(Self::parse(&text, &path.display().to_string())?)
@@ -105,8 +132,8 @@ impl Settings {
     /// # Errors
     /// Everything that is wrong with `text`, which is in this file.
     pub fn parse(text: &str, file: &str) -> Result<Self, Problems> {
-        Reader::file(text, "the settings are", file, |reader, settings: Self| {
-            reader.each("stream", settings.stream.iter().collect(), |stream| {
+        SettingsReader::file(text, "the settings are", file, |reader, settings: Self| {
+            reader.read_each("stream", settings.stream.iter().collect(), |stream| {
                 stream.check().map_err(|error| format!("stream {:?}: {error}", stream.name))
             })?;
             reader.check("stream", settings.check())?;
@@ -117,18 +144,22 @@ impl Settings {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
             !self.interface.is_empty(),
-            "interface: name one that senders' packets arrive on, such as [\"eth0\"]"
+            "interface: name at least one interface that senders' packets arrive on, such as [\"eth0\"]"
         );
-        ensure!(!self.stream.is_empty(), "there is no [[stream]]");
-        ensure!(self.stream.len() <= STREAMS_MAX, "there are more than {STREAMS_MAX} streams");
-        let (mut names, mut places) = (BTreeSet::new(), BTreeSet::new());
+        ensure!(!self.stream.is_empty(), "there is no [[stream]]: add at least one");
+        ensure!(
+            self.stream.len() <= STREAMS_MAX,
+            "there are more than {STREAMS_MAX} streams: leave some out"
+        );
+        let mut names = BTreeSet::new();
+        let mut places = BTreeSet::new();
         for stream in &self.stream {
-            ensure!(names.insert(&stream.name), "two streams are called {:?}", stream.name);
+            ensure!(names.insert(&stream.name), "two streams are called {:?}: rename one", stream.name);
             for place in stream.places() {
                 ensure!(places.insert(place), "two streams arrive at {place}: each needs a port of its own");
             }
         }
-        let receivers = self.stream.iter().map(Stream::legs).fold(0, u32::saturating_add);
+        let receivers = self.stream.iter().map(StreamSection::receivers).fold(0, u32::saturating_add);
         ensure!(
             receivers <= RECEIVERS_MAX,
             "all streams together have room for {receivers} receivers; {RECEIVERS_MAX} is the most: lower max-receivers"
@@ -137,7 +168,7 @@ impl Settings {
     }
 }
 
-impl Stream {
+impl StreamSection {
     fn default_receivers() -> u32 {
         1000
     }
@@ -173,16 +204,16 @@ impl Stream {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
             (1..=NAME_MAX).contains(&self.name.len()),
-            "name: it is 1 to {NAME_MAX} bytes, since it has to fit a request"
+            "name: must be 1 to {NAME_MAX} bytes, to fit a request"
         );
-        ensure!(!self.name.contains(char::is_control), "name: it has control characters");
+        ensure!(!self.name.contains(char::is_control), "name: remove the control characters");
         let listen = self.listen.ip();
         ensure!(
             !listen.is_unspecified() && !listen.is_multicast(),
             "listen: {listen} is no address of this host; name the one that the sender sends to, since copies come from it"
         );
-        ensure!(self.listen.port() != 0, "listen: it needs a port");
-        ensure!(self.listen_rtcp_port != Some(0), "listen-rtcp-port: 0 is no port");
+        ensure!(self.listen.port() != 0, "listen: add a port");
+        ensure!(self.listen_rtcp_port != Some(0), "listen-rtcp-port: 0 is no port: choose 1 to 65535");
         ensure!(
             self.listen_rtcp_port != Some(self.listen.port()),
             "listen-rtcp-port: it is the port of listen already; leave it out"
@@ -197,16 +228,16 @@ impl Stream {
             ("lease-s", self.lease_s == 0),
             ("report-interval-s", self.report_interval_s == 0),
         ] {
-            ensure!(!is_zero, "{key}: it is 1 at least");
+            ensure!(!is_zero, "{key}: must be at least 1");
         }
         ensure!(
             self.burst_kib >= BURST_KIB_MIN,
-            "burst-kib: it is {BURST_KIB_MIN} at least, the largest datagram"
+            "burst-kib: must be at least {BURST_KIB_MIN}, the largest datagram"
         );
-        ensure!(self.max_kbit_per_s <= 100_000_000, "max-kbit-per-s: 100000000 is the most");
-        ensure!(self.burst_kib <= 1 << 20, "burst-kib: {} is the most", 1 << 20);
-        if self.legs() == 0 {
-            bail!("max-receivers: it is 0, and no receiver is named");
+        ensure!(self.max_kbit_per_s <= 100_000_000, "max-kbit-per-s: must be at most 100000000");
+        ensure!(self.burst_kib <= 1 << 20, "burst-kib: must be at most {}", 1 << 20);
+        if self.receivers() == 0 {
+            bail!("max-receivers: 0, and no [[stream.receiver]] is named: allow receivers, or name one");
         }
         Ok(())
     }
@@ -225,39 +256,43 @@ impl Stream {
         Ok(())
     }
 
-    /// Where its packets arrive.
+    /// Returns the addresses that the stream's packets arrive at.
     fn places(&self) -> impl Iterator<Item = SocketAddr> {
         let ports = [Some(self.listen.port()), self.listen_rtcp_port];
         ports.into_iter().flatten().map(|port| SocketAddr::new(self.listen.ip(), port))
     }
 
+    /// Returns the address for RTCP, if it has a port of its own.
     pub fn listen_rtcp(&self) -> Option<SocketAddr> {
         self.places().nth(1)
     }
 
-    /// Where its sender's RTCP comes from, and reports go.
+    /// Returns the address that the sender's RTCP comes from. Reports are sent there.
     pub fn sender_rtcp(&self) -> SocketAddr {
         SocketAddr::new(self.sender.ip(), self.sender_rtcp_port.unwrap_or(self.sender.port()))
     }
 
-    /// Whether this is the same but for who receives it, and how much.
+    /// Returns whether two settings are of the same stream: they differ in receivers and limits only.
     pub fn is_same_stream(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.name.clone(), it.kernel().without_room(), it.encrypted);
         key(self) == key(other)
     }
 
-    pub fn legs(&self) -> u32 {
+    /// Returns the number of receivers that the stream has room for, named ones included.
+    pub fn receivers(&self) -> u32 {
         self.max_receivers.saturating_add(u32::try_from(self.receiver.len()).unwrap_or(u32::MAX))
     }
 
+    /// Returns the source that is forwarded.
     pub fn ssrc(&self) -> Ssrc {
         match self.ssrc {
-            Source::Is(ssrc) => Ssrc::Is(ssrc),
-            Source::Word(SourceWord::Any) => Ssrc::Any,
-            Source::Word(SourceWord::First) => Ssrc::First,
+            NumberOrRule::Is(ssrc) => Ssrc::Is(ssrc),
+            NumberOrRule::Word(SourceWord::Any) => Ssrc::Any,
+            NumberOrRule::Word(SourceWord::First) => Ssrc::First,
         }
     }
 
+    /// Returns the kernel's configuration of the stream.
     pub fn kernel(&self) -> StreamConfig {
         StreamConfig {
             listen: self.listen,
@@ -265,18 +300,20 @@ impl Stream {
             sender: self.sender,
             sender_rtcp_port: self.sender_rtcp_port,
             ssrc: self.ssrc(),
-            max_receivers: self.legs(),
+            max_receivers: self.receivers(),
         }
     }
 
+    /// Returns the rate limit of a receiver.
     pub fn cap(&self) -> Cap {
         Cap { bits_per_s: self.max_kbit_per_s * 1000, burst_bytes: self.burst_kib << 10 }
     }
 
-    pub fn limits(&self) -> Limits {
+    /// Returns the limits of the receivers' table.
+    pub fn limits(&self) -> ReceiverLimits {
         let interval = Duration::from_secs(self.report_interval_s.into());
-        Limits {
-            receivers: self.legs() as usize,
+        ReceiverLimits {
+            receivers: self.receivers() as usize,
             per_address: self.max_per_address as usize,
             lease: Duration::from_secs(self.lease_s.into()),
             pause: Duration::from_secs(self.pause_s.into()),
@@ -303,7 +340,7 @@ sender = "198.51.100.7:6000"
     }
 
     #[test]
-    fn what_is_left_out_has_a_default() {
+    fn omitted_setting_has_a_default() {
         let settings = Settings::parse(GOOD, "fanout.toml").unwrap();
         let stream = &settings.stream[0];
         assert_eq!(stream.ssrc(), Ssrc::Any);
@@ -315,7 +352,7 @@ sender = "198.51.100.7:6000"
     }
 
     #[test]
-    fn everything_may_be_said() {
+    fn every_setting_is_read() {
         let more = r#"
 listen-rtcp-port = 5005
 sender-rtcp-port = 6001
@@ -347,15 +384,15 @@ breaker = false
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_setting_is_named() {
         let with = |line: &str| GOOD.to_owned() + line;
         let instead = |old: &str, new: &str| GOOD.replace(old, new);
         for (text, said) in [
             (with("max-reciever = 1"), "stream[0].max-reciever: unknown key; did you mean `max-receivers`?"),
             (with("ssrc = \"last\""), "\"first\" or a number"),
-            (with("max-kbit-per-s = 0"), "stream \"live\": max-kbit-per-s: it is 1 at least"),
-            (with("burst-kib = 1"), "burst-kib: it is 64 at least"),
-            (with("max-receivers = 0"), "no receiver is named"),
+            (with("max-kbit-per-s = 0"), "stream \"live\": max-kbit-per-s: must be at least 1"),
+            (with("burst-kib = 1"), "burst-kib: must be at least 64"),
+            (with("max-receivers = 0"), "no [[stream.receiver]] is named"),
             (with("max-receivers = 70000"), "65536 is the most"),
             (with("listen-rtcp-port = 5004"), "leave it out"),
             (
@@ -366,8 +403,8 @@ breaker = false
             (instead("192.0.2.1:5004", "0.0.0.0:5004"), "listen: 0.0.0.0 is no address of this host"),
             (instead("192.0.2.1:5004", "[2001:db8::1]:5004"), "sender: 198.51.100.7 is not of the family"),
             (instead("198.51.100.7:6000", "198.51.100.7:0"), "needs a port"),
-            (instead("\"eth0\"", ""), "interface: name one"),
-            (instead("\"live\"", "\"\""), "name: it is 1 to 44 bytes"),
+            (instead("\"eth0\"", ""), "interface: name at least one"),
+            (instead("\"live\"", "\"\""), "name: must be 1 to 44 bytes"),
             (with(&GOOD[GOOD.find("[[").unwrap()..]), "two streams are called \"live\""),
             (
                 with(&GOOD[GOOD.find("[[").unwrap()..].replace("live", "other")),
@@ -395,9 +432,9 @@ breaker = false
             (
                 format!("{GOOD}burst-kib = 1\n{second}lease-s = 0\n{}", second.replace("other", "")),
                 [
-                    "fanout.toml:4: stream \"live\": burst-kib: it is 64 at least",
-                    "fanout.toml:9: stream \"other\": lease-s: it is 1 at least",
-                    "fanout.toml:14: stream \"\": name: it is 1 to",
+                    "fanout.toml:4: stream \"live\": burst-kib: must be at least 64",
+                    "fanout.toml:9: stream \"other\": lease-s: must be at least 1",
+                    "fanout.toml:14: stream \"\": name: must be 1 to",
                 ],
             ),
         ] {

@@ -1,4 +1,4 @@
-//! A fan-out that runs: streams and their sockets, the program on its interfaces, what it is asked.
+//! Runs a fan-out: streams and their sockets, the program on its interfaces, and requests of operators.
 
 use std::{
     convert::Infallible,
@@ -11,10 +11,10 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use millrace_daemon::{
-    daemon::{self, Frame, Front, Observed, Reloads},
+    daemon::{self, DaemonFrame, DaemonFront, Observed, Reloads},
     socket,
 };
-use millrace_fanout::kernel::{self as kernel, Fanout, FurtherRun, LegOutcome, Outcome};
+use millrace_fanout::kernel::{self as kernel, CopyOutcome, Fanout, FurtherRun, Outcome};
 use millrace_fanout::token::Mint;
 use nix::net::if_::if_nametoindex;
 use parking_lot::Mutex;
@@ -26,133 +26,144 @@ use tracing::{error, info, warn};
 use super::{
     config::{RECEIVERS_MAX, STREAMS_MAX, Settings},
     metrics,
-    status::{self, Counts, Status},
-    stream::{Door, Stream},
-    trace::{Follow, Seen, Watch},
+    status::{self, CounterStatus, Status},
+    stream::{ServedRtpStream, SocketKind},
+    trace::{FanoutTraceFilter, FanoutTraceWatch, TraceEvents},
 };
 
 const WHO: &str = "fan-out";
-/// Between looks at leases, silent receivers and the interfaces.
+/// Time between two checks of leases, silent receivers and interfaces.
 const TICK: Duration = Duration::from_millis(250);
-/// Datagrams of one socket in a row, before others have their turn.
+/// Datagrams read from one socket in a row, before other sockets have their turn.
 const BATCH: usize = 64;
 const DATAGRAM_MAX: usize = 65_536;
 
-pub struct Setup {
+/// Arguments of the daemon.
+pub struct FanoutSetup {
+    /// The settings file.
     pub config: PathBuf,
-    pub front: Front,
+    /// Sockets that the daemon answers on.
+    pub front: DaemonFront,
 }
 
+/// A request on the control socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum FanoutRequest {
+    /// Asks for the status.
     Status,
-    /// The settings are read again.
+    /// Reads the settings again.
     Reload,
-    /// What came since it was asked last; to be asked again within two seconds.
-    Trace(Follow),
-    /// Who asked for this has seen enough.
-    Untrace(Follow),
+    /// Returns the events since the previous such request. It has to be repeated within two seconds.
+    Trace(FanoutTraceFilter),
+    /// Ends the events of this filter.
+    Untrace(FanoutTraceFilter),
 }
 
+/// An answer on the control socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum FanoutAnswer {
+    /// The status.
     Status(Status),
-    Traced(Seen),
+    /// Events of packets.
+    Traced(TraceEvents),
 }
 
-/// Asks a running daemon one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
+/// Sends one request to a running daemon.
+pub fn ask(socket: &Path, request: &FanoutRequest) -> anyhow::Result<Option<FanoutAnswer>> {
     socket::ask(socket, WHO, request)
 }
 
-/// Until a signal ends it.
-pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let frame = Frame::open(setup.front, WHO)?;
-    let daemon = Arc::new(Daemon::start(setup.config)?);
+/// Runs the daemon until a signal ends it.
+pub async fn run(setup: FanoutSetup) -> anyhow::Result<()> {
+    let frame = DaemonFrame::open(setup.front, WHO)?;
+    let daemon = Arc::new(FanoutDaemon::start(setup.config)?);
     frame.run(&daemon).await?;
     daemon.fanout.detach();
-    info!("detached");
+    info!("detached the fan-out from its interfaces");
     Ok(())
 }
 
-struct Daemon {
+struct FanoutDaemon {
     config: PathBuf,
     fanout: Fanout,
-    running: Mutex<Running>,
+    running: Mutex<RunningFanout>,
     mint: Arc<Mint>,
-    interfaces: Mutex<Vec<Interface>>,
-    watch: Mutex<Watch>,
+    interfaces: Mutex<Vec<InterfaceAnswer>>,
+    watch: Mutex<FanoutTraceWatch>,
     reloads: Reloads,
     since: Instant,
 }
 
-/// What a reload changes.
-struct Running {
+/// The parts of a daemon that a reload changes.
+struct RunningFanout {
     settings: Settings,
-    streams: Vec<Served>,
+    streams: Vec<ServedStream>,
 }
 
-/// A stream, and the tasks that look at its sockets, which end with it.
-struct Served {
-    stream: Arc<Stream>,
+/// A stream, and the tasks that read its sockets. The tasks end with it.
+struct ServedStream {
+    stream: Arc<ServedRtpStream>,
     tasks: Vec<JoinHandle<Infallible>>,
 }
 
-impl Drop for Served {
+impl Drop for ServedStream {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-struct Interface {
+struct InterfaceAnswer {
     name: String,
     mechanism: String,
     reattached: u64,
-    /// Why it is not attached.
+    /// Reason why the program is not attached to it.
     trouble: Option<String>,
 }
 
-impl Daemon {
-    /// On tasks of the current runtime.
+impl FanoutDaemon {
+    /// Starts tasks on the current runtime.
     fn start(config: PathBuf) -> anyhow::Result<Self> {
         let settings = Settings::read(&config)?;
         let room = kernel::Config {
-            // Those that a reload closes leave their places later than others need them.
+            // Streams that a reload closes release their entries only after the new ones are open.
             streams_max: 2 * STREAMS_MAX as u32,
             receivers_max: RECEIVERS_MAX,
             ..kernel::Config::default()
         };
         let fanout = Fanout::load(&room)?;
         let mut secret = [0; 32];
-        SystemRandom::new().fill(&mut secret).map_err(|_| anyhow::anyhow!("there are no random numbers"))?;
+        SystemRandom::new()
+            .fill(&mut secret)
+            .map_err(|_| anyhow::anyhow!("the system gives no random numbers for the fan-out's secret"))?;
         let mint = Arc::new(Mint::new(secret));
         let streams = settings
             .stream
             .iter()
-            .map(|stream| Served::new(Stream::open(stream.clone(), &fanout, &[])?, &mint));
+            .map(|stream| ServedStream::new(ServedRtpStream::open(stream.clone(), &fanout, &[])?, &mint));
         let streams = streams.collect::<anyhow::Result<_>>()?;
-        let interfaces = settings.interface.iter().map(|name| Interface::attach(&fanout, name));
+        let interfaces = settings.interface.iter().map(|name| InterfaceAnswer::attach(&fanout, name));
         let interfaces = Mutex::new(interfaces.collect::<anyhow::Result<_>>()?);
-        let running = Mutex::new(Running { settings, streams });
-        let (watch, reloads, since) = (Mutex::default(), Reloads::default(), Instant::now());
-        Ok(Self { config, fanout, running, mint, interfaces, watch, reloads, since })
+        let running = Mutex::new(RunningFanout { settings, streams });
+        let reloads = Reloads::default();
+        let since = Instant::now();
+        Ok(Self { config, fanout, running, mint, interfaces, watch: Mutex::default(), reloads, since })
     }
 
-    /// Other streams and receivers, all or nothing: what can fail comes first.
-    fn apply(&self, running: &mut Running, settings: Settings) -> anyhow::Result<()> {
+    /// Replaces streams and receivers, all or nothing: whatever can fail comes first.
+    fn apply(&self, running: &mut RunningFanout, settings: Settings) -> anyhow::Result<()> {
         ensure!(
             settings.interface == running.settings.interface,
-            "interface does not change while it runs: start it anew"
+            "interface: it cannot change while the daemon runs; restart the daemon"
         );
         let before: Vec<_> = running.streams.iter().map(|served| served.stream.clone()).collect();
-        let stays = |stream: &Arc<Stream>| settings.stream.iter().any(|new| stream.may_become(new));
-        let mut opened: Vec<Arc<Stream>> = Vec::new();
+        let stays = |stream: &Arc<ServedRtpStream>| settings.stream.iter().any(|new| stream.may_become(new));
+        let mut opened: Vec<Arc<ServedRtpStream>> = Vec::new();
         let mut served = Vec::new();
         for new in settings.stream.iter().filter(|new| !before.iter().any(|stream| stream.may_become(new))) {
-            let made = Stream::open(new.clone(), &self.fanout, &before)
-                .and_then(|stream| Served::new(stream, &self.mint));
+            let made = ServedRtpStream::open(new.clone(), &self.fanout, &before)
+                .and_then(|stream| ServedStream::new(stream, &self.mint));
             match made {
                 Ok(made) => {
                     opened.push(made.stream.clone());
@@ -166,7 +177,7 @@ impl Daemon {
             }
         }
         for stream in before.iter().filter(|stream| !stays(stream)) {
-            info!(stream = stream.settings.name, "closed");
+            info!(stream = stream.settings.name, "closed a stream that the settings no longer name");
             stream.close(&self.fanout);
         }
         running.streams.retain(|served| stays(&served.stream));
@@ -179,14 +190,14 @@ impl Daemon {
         Ok(())
     }
 
-    fn streams(&self) -> Vec<Arc<Stream>> {
+    fn streams(&self) -> Vec<Arc<ServedRtpStream>> {
         self.running.lock().streams.iter().map(|served| served.stream.clone()).collect()
     }
 }
 
-impl daemon::Daemon for Daemon {
-    type Request = Request;
-    type Answer = Answer;
+impl daemon::Daemon for FanoutDaemon {
+    type Request = FanoutRequest;
+    type Answer = FanoutAnswer;
     type Caller = ();
 
     const TICK: Duration = TICK;
@@ -196,7 +207,7 @@ impl daemon::Daemon for Daemon {
     fn read_settings(&self) -> anyhow::Result<()> {
         let running = &mut self.running.lock();
         self.apply(running, Settings::read(&self.config)?)?;
-        info!("new settings");
+        info!("the fan-out's new settings are in force");
         Ok(())
     }
 
@@ -211,14 +222,14 @@ impl daemon::Daemon for Daemon {
         Ok(())
     }
 
-    fn answer(&self, (): &mut (), request: Request) -> anyhow::Result<Option<Answer>> {
+    fn answer(&self, (): &mut (), request: FanoutRequest) -> anyhow::Result<Option<FanoutAnswer>> {
         Ok(Some(match request {
-            Request::Status => Answer::Status(self.status()?),
-            Request::Reload => return self.reload().map(|()| None),
-            Request::Trace(follow) => {
-                Answer::Traced(self.watch.lock().look(&self.fanout, &self.streams(), follow)?)
+            FanoutRequest::Status => FanoutAnswer::Status(self.status()?),
+            FanoutRequest::Reload => return self.reload().map(|()| None),
+            FanoutRequest::Trace(follow) => {
+                FanoutAnswer::Traced(self.watch.lock().look(&self.fanout, &self.streams(), follow)?)
             }
-            Request::Untrace(follow) => {
+            FanoutRequest::Untrace(follow) => {
                 self.watch.lock().end(&self.fanout, &follow);
                 return Ok(None);
             }
@@ -226,7 +237,7 @@ impl daemon::Daemon for Daemon {
     }
 }
 
-impl Observed for Daemon {
+impl Observed for FanoutDaemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
@@ -234,10 +245,10 @@ impl Observed for Daemon {
         let interfaces = self.interfaces.lock();
         Ok(Status {
             uptime_s: self.since.elapsed().as_secs_f64(),
-            interfaces: interfaces.iter().map(Interface::status).collect(),
+            interfaces: interfaces.iter().map(InterfaceAnswer::status).collect(),
             streams: self.streams().iter().map(|stream| stream.status()).collect(),
             packets: counts(Outcome::ALL.map(|it| (it.name(), counters.packets(it)))),
-            copies: counts(LegOutcome::ALL.map(|it| (it.name(), counters.copies(it)))),
+            copies: counts(CopyOutcome::ALL.map(|it| (it.name(), counters.copies(it)))),
             runs: counts(FurtherRun::ALL.map(|it| (it.name(), counters.runs(it)))),
             trouble: interfaces
                 .iter()
@@ -258,30 +269,31 @@ impl Observed for Daemon {
     }
 }
 
-fn counts<const N: usize>(all: [(&str, u64); N]) -> Counts {
+fn counts<const N: usize>(all: [(&str, u64); N]) -> CounterStatus {
     all.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-impl Served {
-    fn new(stream: Stream, mint: &Arc<Mint>) -> anyhow::Result<Self> {
+impl ServedStream {
+    fn new(stream: ServedRtpStream, mint: &Arc<Mint>) -> anyhow::Result<Self> {
         let mut served = Self { stream: Arc::new(stream), tasks: Vec::new() };
-        for door in [Door::Media, Door::Reports] {
-            let Some(socket) = served.stream.socket(door) else { continue };
+        for kind in [SocketKind::Media, SocketKind::Reports] {
+            let Some(socket) = served.stream.socket(kind) else { continue };
             let socket = UdpSocket::from_std(socket.try_clone()?)?;
-            served.tasks.push(tokio::spawn(receive(socket, served.stream.clone(), mint.clone(), door)));
+            served.tasks.push(tokio::spawn(receive(socket, served.stream.clone(), mint.clone(), kind)));
         }
         Ok(served)
     }
 }
 
-impl Interface {
+impl InterfaceAnswer {
     fn attach(fanout: &Fanout, name: &str) -> anyhow::Result<Self> {
         let mechanism = fanout.attach(index(name)?).with_context(|| format!("interface {name}"))?;
-        info!(interface = name, %mechanism, "attached");
+        info!(interface = name, %mechanism, "attached the fan-out to the interface");
         Ok(Self { name: name.to_owned(), mechanism: mechanism.to_string(), reattached: 0, trouble: None })
     }
 
-    /// Somebody may have detached the program, or made the interface anew. What came meanwhile came to the sockets.
+    /// Attaches the program again if somebody has detached it, or the interface was replaced. In the meantime packets
+    /// arrived at the sockets.
     fn keep(&mut self, fanout: &Fanout) {
         let name = &self.name;
         let found = index(name);
@@ -290,20 +302,27 @@ impl Interface {
         }
         match found.and_then(|index| Ok(fanout.attach(index)?)) {
             Ok(_) => {
-                warn!(interface = name, "attached again");
+                warn!(
+                    interface = name,
+                    "attached the fan-out to the interface again: it was detached, or the interface was replaced"
+                );
                 self.reattached += 1;
                 self.trouble = None;
             }
             Err(error) if self.trouble.is_none() => {
-                error!(interface = name, "not attached, userspace fans out: {error:#}");
-                self.trouble = Some(format!("interface {name}: not attached, userspace fans out: {error:#}"));
+                error!(
+                    interface = name,
+                    "cannot attach the fan-out to the interface, so userspace fans out: {error:#}"
+                );
+                self.trouble =
+                    Some(format!("interface {name}: cannot attach, userspace fans out: {error:#}"));
             }
             Err(_) => {}
         }
     }
 
-    fn status(&self) -> status::Interface {
-        status::Interface {
+    fn status(&self) -> status::FanoutInterfaceStatus {
+        status::FanoutInterfaceStatus {
             name: self.name.clone(),
             attached: self.trouble.is_none(),
             mechanism: self.mechanism.clone(),
@@ -317,8 +336,13 @@ fn index(name: &str) -> anyhow::Result<i32> {
     Ok(index.cast_signed())
 }
 
-/// Everything that comes to a socket, until the task is aborted.
-async fn receive(socket: UdpSocket, stream: Arc<Stream>, mint: Arc<Mint>, door: Door) -> Infallible {
+/// Reads a socket until the task is aborted.
+async fn receive(
+    socket: UdpSocket,
+    stream: Arc<ServedRtpStream>,
+    mint: Arc<Mint>,
+    kind: SocketKind,
+) -> Infallible {
     let mut buffer = vec![0; DATAGRAM_MAX];
     loop {
         if socket.readable().await.is_err() {
@@ -330,10 +354,10 @@ async fn receive(socket: UdpSocket, stream: Arc<Stream>, mint: Arc<Mint>, door: 
                 Ok((len, from)) => {
                     let datagram = buffer.get(..len).unwrap_or_default();
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    stream.receive(&mint, datagram, from, door);
+                    stream.receive(&mint, datagram, from, kind);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // What a receiver's host says of a copy that nobody takes there.
+                // An ICMP error of a receiver's host, where nobody reads copies any more.
                 Err(_) => {}
             }
         }

@@ -1,4 +1,5 @@
 //! `millrace fanout`: RTP from one sender to many receivers, forwarded in the kernel, and the client that asks for it.
+#![deny(missing_docs)]
 
 pub mod config;
 pub mod daemon;
@@ -13,20 +14,21 @@ pub mod trace;
 #[cfg(test)]
 pub use stream::EVENTS;
 
+/// The control socket, unless another path is given.
 pub const DEFAULT_SOCKET: &str = "/run/millrace/fanout.sock";
 
 #[cfg(test)]
 mod tests {
-    use millrace_fanout::kernel::{FurtherRun, LegOutcome, Outcome};
-    use millrace_testkit::documented::{FANOUT, assert_named};
+    use millrace_fanout::kernel::{CopyOutcome, FurtherRun, Outcome};
+    use millrace_testkit::documented::{FANOUT, REASONS, assert_named};
 
     use crate::EVENTS;
 
     #[test]
-    fn outcomes_of_the_fan_out() {
-        assert_named(FANOUT, "packet", Outcome::ALL.map(Outcome::name));
-        assert_named(FANOUT, "copy", LegOutcome::ALL.map(LegOutcome::name));
-        assert_named(FANOUT, "further run", FurtherRun::ALL.map(FurtherRun::name));
+    fn every_outcome_of_the_fan_out_is_documented() {
+        assert_named(REASONS, "name", Outcome::ALL.map(Outcome::name));
+        assert_named(REASONS, "name", CopyOutcome::ALL.map(CopyOutcome::name));
+        assert_named(REASONS, "name", FurtherRun::ALL.map(FurtherRun::name));
         assert_named(FANOUT, "event", EVENTS);
     }
 }

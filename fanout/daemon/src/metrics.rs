@@ -1,74 +1,93 @@
-//! Metrics of a fan-out, made anew for each scrape. Receivers have no labels: there may be thousands.
+//! Metrics of a fan-out, collected for each scrape. Receivers have no labels, because there may be thousands.
 
 use std::fmt;
 
 use millrace_daemon::openmetrics::{self, Out};
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, registry::Unit};
 
-use super::status::{Status, Stream};
+use super::status::{Status, StreamStatus};
 
 const PREFIX: &str = "millrace_fanout";
 
-/// The text of one scrape.
+/// Returns the text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    openmetrics::encode(PREFIX, Snapshot(status))
+    openmetrics::encode(PREFIX, FanoutSnapshot(status))
 }
 
 #[derive(Debug)]
-struct Snapshot(Status);
+struct FanoutSnapshot(Status);
 
-impl Collector for Snapshot {
+impl Collector for FanoutSnapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Status { uptime_s, interfaces, streams, packets, copies, runs, trouble, reload: _ } = &self.0;
         let mut out = Out(encoder);
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, *uptime_s)?;
-        out.gauge("troubles", "What is not as it should be, as the status says", None, trouble.len() as u64)?;
+        out.gauge("troubles", "Faults that the status lists", None, trouble.len() as u64)?;
         let attached =
             interfaces.iter().map(|it| ([("interface", it.name.as_str())], u64::from(it.attached)));
-        out.gauges("interfaces", "1 where the program is attached", attached)?;
+        out.gauges("interfaces", "1 if the program is attached to the interface", attached)?;
         let again = interfaces.iter().map(|it| ([("interface", it.name.as_str())], it.reattached));
-        out.counters("reattached", "Times that it was attached again", again)?;
-        out.counts("packets", "What became of received packets", "outcome", packets)?;
-        out.counts("copies", "What became of copies", "outcome", copies)?;
-        out.counts("further_runs", "Runs of the program after a packet's first", "outcome", runs)?;
-        out.counters("stream_packets", "Of a sender, fanned out", of(streams, |it| it.packets))?;
-        out.counters("stream_bytes", "The same in UDP payload", of(streams, |it| it.bytes))?;
-        out.gauges("receivers", "Who have a lease", of(streams, |it| it.receivers.len() as u64))?;
-        out.gauges("paused", "Who were cut off", of(streams, |it| it.paused.len() as u64))?;
+        out.counters("reattached", "Times that the program was attached to the interface again", again)?;
+        out.counts("packets", "Received packets, by outcome", "outcome", packets)?;
+        out.counts("copies", "Copies of packets, by outcome", "outcome", copies)?;
+        out.counts("further_runs", "Runs after a packet's first, by outcome", "outcome", runs)?;
+        out.counters(
+            "stream_packets",
+            "Packets that were fanned out",
+            stream_values(streams, |it| it.packets),
+        )?;
+        out.counters(
+            "stream_bytes",
+            "UDP payload bytes that were fanned out",
+            stream_values(streams, |it| it.bytes),
+        )?;
+        out.gauges(
+            "receivers",
+            "Receivers that have a lease",
+            stream_values(streams, |it| it.receivers.len() as u64),
+        )?;
+        out.gauges(
+            "paused",
+            "Receivers that were cut off",
+            stream_values(streams, |it| it.paused.len() as u64),
+        )?;
         let events = streams.iter().flat_map(|it| {
             let labels = move |event| [("stream", it.name.as_str()), ("event", event)];
             it.events.iter().map(move |(event, count)| (labels(event.as_str()), *count))
         });
-        out.counters("events", "What else happened to a stream", events)
+        out.counters("events", "Events of a stream in userspace, by kind", events)
     }
 }
 
-fn of(streams: &[Stream], value: fn(&Stream) -> u64) -> impl Iterator<Item = ([(&str, &str); 1], u64)> {
+fn stream_values(
+    streams: &[StreamStatus],
+    value: fn(&StreamStatus) -> u64,
+) -> impl Iterator<Item = ([(&str, &str); 1], u64)> {
     streams.iter().map(move |stream| ([("stream", stream.name.as_str())], value(stream)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::Interface;
+    use crate::status::FanoutInterfaceStatus;
 
     #[test]
-    fn names_follow_the_documentation() {
+    fn metric_names_follow_the_documentation() {
         let counts = |name: &str, count| [(name.to_owned(), count)].into();
-        let stream = Stream {
+        let stream = StreamStatus {
             name: "live".into(),
             packets: 7,
             bytes: 700,
             events: counts("leases", 2),
-            ..Stream::default()
+            ..StreamStatus::default()
         };
         let text = encode(Status {
             uptime_s: 2.5,
-            interfaces: vec![Interface {
+            interfaces: vec![FanoutInterfaceStatus {
                 name: "eth0".into(),
                 attached: true,
                 reattached: 1,
-                ..Interface::default()
+                ..FanoutInterfaceStatus::default()
             }],
             streams: vec![stream],
             packets: counts("forwarded", 7),

@@ -1,6 +1,6 @@
-//! How many reports of receivers are passed on to the sender.
+//! A limit for reports of receivers that are passed on to the sender.
 
-/// Reports that were passed on in the latest second in which there was one: of one receiver, or of all.
+/// Reports that were passed on in the latest second in which there was one, of one receiver or of all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reports {
     second: u64,
@@ -16,15 +16,17 @@ impl Reports {
     }
 }
 
-/// Takes one of the `most` reports of this second for a receiver, of so many. Half of them are for whoever comes first, and the other half is shared
-/// evenly: so whoever reports all the time keeps nobody's from the sender. One that is alone has all.
+/// Takes one of the `most` reports of this second for one of `receivers`. Half of them go to whichever receiver
+/// reports first, and the other half is shared evenly. So a receiver that reports all the time does not keep other
+/// reports from the sender. A single receiver has all of them.
 pub fn take(all: &mut Reports, own: &mut Reports, second: u64, most: u32, receivers: usize) -> bool {
     let first = most.div_ceil(2);
     let share = match u32::try_from(receivers).unwrap_or(u32::MAX) {
         0 | 1 => most,
         receivers => (most - first).div_ceil(receivers),
     };
-    let (all, own) = (all.in_second(second), own.in_second(second));
+    let all = all.in_second(second);
+    let own = own.in_second(second);
     let may = *all < most && (*all < first || *own < share);
     if may {
         (*all, *own) = (*all + 1, *own + 1);
@@ -38,7 +40,8 @@ mod tests {
 
     #[test]
     fn receiver_that_reports_all_the_time_leaves_others_their_share() {
-        let (mut all, mut loud) = (Reports::default(), Reports::default());
+        let mut all = Reports::default();
+        let mut loud = Reports::default();
         let mut quiet = [Reports::default(); 20];
         for second in 1..4 {
             let passed = (0..1000).filter(|_| take(&mut all, &mut loud, second, 100, 21)).count();
@@ -52,8 +55,9 @@ mod tests {
     }
 
     #[test]
-    fn alone_it_has_all_and_many_have_no_more_than_all() {
-        let (mut all, mut one) = (Reports::default(), Reports::default());
+    fn report_budget_is_shared_among_receivers() {
+        let mut all = Reports::default();
+        let mut one = Reports::default();
         assert_eq!((0..200).filter(|_| take(&mut all, &mut one, 1, 7, 1)).count(), 7);
         assert_eq!((0..200).filter(|_| take(&mut all, &mut one, 2, 0, 1)).count(), 0);
         let mut many = [Reports::default(); 500];

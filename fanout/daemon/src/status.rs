@@ -1,82 +1,101 @@
-//! What a fan-out says of itself.
+//! Status of a fan-out, as JSON.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
-/// By the name of what was counted.
-pub type Counts = BTreeMap<String, u64>;
+/// Numbers by the name of the counter.
+pub type CounterStatus = BTreeMap<String, u64>;
 
+/// Status of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// Time since start, seconds.
     pub uptime_s: f64,
-    pub interfaces: Vec<Interface>,
-    pub streams: Vec<Stream>,
-    /// Packets on these interfaces, by what became of them in the kernel.
-    pub packets: Counts,
-    /// Copies, by what became of them.
-    pub copies: Counts,
-    /// Runs of the program after a packet's first.
-    pub runs: Counts,
-    /// What is not as it should be.
+    /// Interfaces that senders' packets arrive on.
+    pub interfaces: Vec<FanoutInterfaceStatus>,
+    /// The streams.
+    pub streams: Vec<StreamStatus>,
+    /// Packets on these interfaces, by their outcome in the kernel.
+    pub packets: CounterStatus,
+    /// Copies, by their outcome.
+    pub copies: CounterStatus,
+    /// Runs of the program after a packet's first, by their outcome.
+    pub runs: CounterStatus,
+    /// Faults, in words.
     pub trouble: Vec<String>,
     /// The latest reading of the settings.
     #[serde(default)]
     pub reload: Option<Reload>,
 }
 
+/// Status of an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
+pub struct FanoutInterfaceStatus {
+    /// Name of the interface.
     pub name: String,
+    /// Whether the program is attached.
     pub attached: bool,
-    /// How: `tcx` or `clsact`.
+    /// Hook that the program is attached to: `tcx` or `clsact`.
     pub mechanism: String,
-    /// Since somebody else has detached it, or the interface was gone.
+    /// Times that the program was attached again, because it was detached or the interface was gone.
     pub reattached: u64,
 }
 
+/// Status of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Stream {
+pub struct StreamStatus {
+    /// Name of the stream.
     pub name: String,
+    /// Address and port that packets come to and leave from.
     pub listen: String,
+    /// The sender's address and port.
     pub sender: String,
-    /// The one that is forwarded, hexadecimal, where it is one.
+    /// SSRC that is forwarded, hexadecimal, if it is a single one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssrc: Option<String>,
-    /// Of the sender, fanned out.
+    /// Packets of the sender that were fanned out.
     pub packets: u64,
-    /// UDP payload.
+    /// Bytes of UDP payload.
     pub bytes: u64,
-    /// Since the latest of them.
+    /// Time since the latest packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_s: Option<f64>,
-    pub receivers: Vec<Receiver>,
-    /// Who was cut off.
+    /// Receivers that have a lease, and those that the operator has named.
+    pub receivers: Vec<ReceiverStatus>,
+    /// Receivers that were cut off and have to wait.
     pub paused: Vec<Paused>,
-    /// Requests, answers, reports, what userspace has sent, what was cut off.
-    pub events: Counts,
+    /// Requests, answers, reports, packets that userspace has sent, and receivers that were cut off.
+    pub events: CounterStatus,
 }
 
+/// Status of a receiver with a lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Receiver {
+pub struct ReceiverStatus {
+    /// The receiver's address and port.
     pub address: SocketAddr,
-    /// Named by the operator.
+    /// The operator has named the receiver.
     pub pinned: bool,
+    /// Packets that were sent to it.
     pub packets: u64,
-    /// UDP payload.
+    /// Bytes of UDP payload.
     pub bytes: u64,
-    /// Of the latest report, in percent.
+    /// Loss that the latest report shows, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_percent: Option<f64>,
+    /// Round trip, if a sender report tells it, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
     /// Copies that were not sent, by the reason.
-    pub dropped: Counts,
+    pub dropped: CounterStatus,
 }
 
+/// A receiver that was cut off, and the seconds that it has to wait.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paused {
+    /// The receiver's address and port.
     pub address: SocketAddr,
+    /// Seconds that it still waits.
     pub seconds: u64,
 }

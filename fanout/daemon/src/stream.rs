@@ -1,4 +1,4 @@
-//! One stream in userspace: who asks, who reports, who is cut off; and what the kernel leaves to it.
+//! One stream in userspace: requests, reports, the circuit breaker, and packets that the kernel leaves to userspace.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,14 +8,14 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_fanout::kernel::{self as kernel, Leg, LegOutcome, Ssrc};
+use millrace_fanout::kernel::{self as kernel, CopyOutcome, ReceiverCopy, Ssrc};
 use millrace_fanout::{
-    breaker::{Heard, Sent},
-    message::{Request, Say},
-    receivers::{Command, FOREVER, Receivers, Why},
+    breaker::{ReceiverReport, ReceiverSent},
+    message::{ReceiverRequest, RequestOutcome},
+    receivers::{Command, FOREVER, RemovalReason, StreamReceivers},
     reception::round_trip,
     rtcp::{self, Block},
-    rtp::Packet,
+    rtp::DatagramKind,
     token::Mint,
 };
 use millrace_kernel::clock::monotonic_ns;
@@ -24,64 +24,66 @@ use socket2::SockRef;
 use tracing::{info, warn};
 
 use super::{
-    config::Stream as Settings,
+    config::StreamSection as Settings,
     reports::{self, Reports},
-    status::{self, Counts},
+    status::{self, CounterStatus},
 };
 
-/// For how long the kernel sends to receivers that an operator has named without being told again: they end with this process,
-/// also where its programs outlive it.
+/// Lease in the kernel of receivers that an operator has named; this process renews it. It ends with the process,
+/// even if the program outlives it.
 const PINNED: Duration = Duration::from_secs(10);
-/// Without packets for so long, the next SSRC is the first.
+/// Time without packets after which the next SSRC is forwarded.
 const FORGOTTEN: Duration = Duration::from_secs(5);
-/// Of a socket: what comes while the program is not attached, and requests.
+/// Receive buffer of a socket, bytes. It holds requests, and packets while the program is not attached.
 const RECEIVE_BYTES: usize = 4 << 20;
 const HEADERS_V4: usize = 28;
 const HEADERS_V6: usize = 48;
-/// An empty receiver report: what makes the host find out a receiver's link address, and is understood by any.
+/// An empty receiver report. It makes the host find a receiver's link address, and every receiver ignores it.
 const KNOCK: [u8; 8] = [0x80, 201, 0, 1, 0, 0, 0, 0];
 
-pub struct Stream {
+/// A stream with its sockets, its receivers and its program's part.
+pub struct ServedRtpStream {
     pub settings: Settings,
-    kernel: Arc<kernel::Stream>,
+    kernel: Arc<kernel::SenderStream>,
     socket: UdpSocket,
-    /// Where RTCP has a port of its own.
+    /// The socket for RTCP, if it has a port of its own.
     rtcp: Option<UdpSocket>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
 }
 
-struct State {
-    /// With what may change while it runs; what it is known by is in [`Stream::settings`], too.
+struct StreamState {
+    /// Settings that may change while the stream runs. [`ServedRtpStream::settings`] has those that identify it, too.
     settings: Settings,
-    receivers: Receivers,
-    /// Of those who have a lease.
-    reached: HashMap<SocketAddr, Reached>,
+    receivers: StreamReceivers,
+    /// Receivers that have a lease.
+    reached: HashMap<SocketAddr, ReachedReceiver>,
     events: BTreeMap<&'static str, u64>,
-    /// Reports of all receivers.
+    /// Reports of all receivers that were passed on.
     reports: Reports,
 }
 
-/// A receiver and what is known of it.
-struct Reached {
-    leg: Leg,
+/// A receiver and its state.
+struct ReachedReceiver {
+    receiver: ReceiverCopy,
     /// The source that its reports are judged by.
     judged: Option<u32>,
-    heard: Option<Heard>,
-    /// Reports of this receiver.
+    heard: Option<ReceiverReport>,
+    /// Reports of this receiver that were passed on.
     reports: Reports,
-    /// When it was last looked at.
+    /// Copies without a link address when the receiver was last checked.
     no_neighbour: u64,
 }
 
-/// Which of a stream's sockets a datagram came to.
+/// The socket of a stream that a datagram arrived at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum SocketKind {
     Media,
     Reports,
 }
 
-impl Stream {
-    /// Its sockets are those that `before` has there already: what waits in them is not lost.
+impl ServedRtpStream {
+    /// Opens a stream. Sockets that one of `before` has at the same address are taken over, so that packets waiting
+    /// in them are not lost.
     pub fn open(settings: Settings, fanout: &kernel::Fanout, before: &[Arc<Self>]) -> anyhow::Result<Self> {
         let bind = |at: SocketAddr| match before.iter().find_map(|stream| stream.socket_at(at)) {
             Some(socket) => Ok(socket.try_clone()?),
@@ -90,8 +92,8 @@ impl Stream {
         let socket = bind(settings.listen)?;
         let rtcp = settings.listen_rtcp().map(bind).transpose()?;
         let kernel = fanout.open(&settings.kernel())?;
-        let receivers = Receivers::new(&settings.name, settings.limits());
-        let state = State {
+        let receivers = StreamReceivers::new(&settings.name, settings.limits());
+        let state = StreamState {
             settings: settings.clone(),
             receivers,
             reached: HashMap::new(),
@@ -119,12 +121,12 @@ impl Stream {
         }
     }
 
-    /// Whether it can go on by other settings.
+    /// Returns whether the stream can change to these settings.
     pub fn may_become(&self, settings: &Settings) -> bool {
-        self.settings.is_same_stream(settings) && settings.legs() as usize <= self.kernel.receivers_max()
+        self.settings.is_same_stream(settings) && settings.receivers() as usize <= self.kernel.receivers_max()
     }
 
-    /// By other settings from now on, of the same stream. Receivers that stay miss nothing.
+    /// Changes to other settings of the same stream. Receivers that stay miss nothing.
     pub fn change(&self, settings: &Settings) {
         let state = &mut self.state.lock();
         if state.settings == *settings {
@@ -132,7 +134,7 @@ impl Stream {
         }
         let before = std::mem::replace(&mut state.settings, settings.clone());
         state.receivers.set_limits(settings.limits());
-        state.reached.values().for_each(|reached| reached.leg.set_cap(settings.cap()));
+        state.reached.values().for_each(|reached| reached.receiver.set_cap(settings.cap()));
         for gone in
             before.receiver.iter().filter(|it| settings.receiver.iter().all(|new| new.address != it.address))
         {
@@ -143,111 +145,123 @@ impl Stream {
             let command = state.receivers.pin(new.address, new.breaker);
             self.apply(state, command);
         }
-        info!(stream = settings.name, "has other settings");
+        info!(stream = settings.name, "changed the settings of a stream");
     }
 
-    /// Others that were opened where it arrives have been closed.
+    /// Directs packets to this stream again, after others at its address were closed.
     pub fn place(&self, fanout: &kernel::Fanout) {
         if let Err(error) = fanout.place(&self.kernel) {
-            warn!(stream = self.settings.name, "userspace fans out: {error}");
+            warn!(
+                stream = self.settings.name,
+                "the kernel cannot take the stream's packets, so userspace fans them out: {error}"
+            );
         }
     }
 
-    /// Nothing more is sent by it, nor decided.
+    /// Stops the stream: nothing more is sent or decided.
     pub fn close(&self, fanout: &kernel::Fanout) {
         self.state.lock().reached.clear();
         if let Err(error) = fanout.close(&self.kernel) {
-            warn!(stream = self.settings.name, "cannot be closed: {error}");
+            warn!(stream = self.settings.name, "cannot close the stream in the kernel: {error}");
         }
     }
 
-    /// Its name in the kernel's events.
+    /// Returns the stream's number in the kernel's events.
     pub fn number(&self) -> u32 {
         self.kernel.number()
     }
 
-    pub fn socket(&self, door: Door) -> Option<&UdpSocket> {
-        match door {
-            Door::Media => Some(&self.socket),
-            Door::Reports => self.rtcp.as_ref(),
+    /// Returns the socket of this kind; `None`: RTCP has no port of its own.
+    pub fn socket(&self, kind: SocketKind) -> Option<&UdpSocket> {
+        match kind {
+            SocketKind::Media => Some(&self.socket),
+            SocketKind::Reports => self.rtcp.as_ref(),
         }
     }
 
-    /// A receiver by its name in the kernel's events, and the other way around.
+    /// Returns the receiver with this number in the kernel's events, or the other way around.
     pub fn receiver(&self, number: u32) -> Option<SocketAddr> {
         let state = self.state.lock();
-        state.reached.iter().find(|(_, it)| it.leg.number() == number).map(|(who, _)| *who)
+        state.reached.iter().find(|(_, it)| it.receiver.number() == number).map(|(who, _)| *who)
     }
 
+    /// Returns the receiver's number in the kernel's events.
     pub fn receiver_number(&self, who: SocketAddr) -> Option<u32> {
-        self.state.lock().reached.get(&who).map(|it| it.leg.number())
+        self.state.lock().reached.get(&who).map(|it| it.receiver.number())
     }
 
-    /// A datagram that came to one of its sockets.
-    pub fn receive(&self, mint: &Mint, datagram: &[u8], from: SocketAddr, door: Door) {
+    /// Handles a datagram that arrived at one of its sockets.
+    pub fn receive(&self, mint: &Mint, datagram: &[u8], from: SocketAddr, kind: SocketKind) {
         let now_ns = monotonic_ns();
         let state = &mut self.state.lock();
         if from == self.settings.sender || from == self.settings.sender_rtcp() {
             self.fan_out(state, datagram, now_ns);
-        } else if Request::is_meant(datagram) && door == Door::Media {
+        } else if ReceiverRequest::is_meant(datagram) && kind == SocketKind::Media {
             self.answer(state, mint, datagram, from, now_ns);
         } else if state.reached.contains_key(&from)
-            && matches!(Packet::read(datagram), Some(Packet::Control { .. }))
+            && matches!(DatagramKind::read(datagram), Some(DatagramKind::Control { .. }))
         {
-            self.hear(state, datagram, from, now_ns, door);
+            self.on_datagram(state, datagram, from, now_ns, kind);
         } else {
             state.count("foreign");
         }
     }
 
-    /// What the kernel has left to userspace, for the same receivers by the same caps.
-    fn fan_out(&self, state: &mut State, datagram: &[u8], now_ns: u64) {
-        let Some(packet) = Packet::read(datagram) else {
+    /// Fans out a packet that the kernel left to userspace, to the same receivers with the same caps.
+    fn fan_out(&self, state: &mut StreamState, datagram: &[u8], now_ns: u64) {
+        let Some(packet) = DatagramKind::read(datagram) else {
             return state.count("not_rtp");
         };
         if !self.kernel.takes(packet.ssrc()) {
             return state.count("other_ssrc");
         }
         self.kernel.count(datagram.len(), now_ns);
-        if let Packet::Control { ntp_middle: Some(middle), .. } = packet {
+        if let DatagramKind::Control { ntp_middle: Some(middle), .. } = packet {
             self.kernel.note_report(middle, now_ns);
         }
         state.count("user_packets");
         let headers = if self.settings.listen.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
         let mut unsent = 0;
         for (who, reached) in &state.reached {
-            let outcome = reached.leg.admit(datagram.len() + headers, datagram.len(), now_ns);
-            if outcome == LegOutcome::Sent && self.socket.send_to(datagram, who).is_err() {
+            let outcome = reached.receiver.admit(datagram.len() + headers, datagram.len(), now_ns);
+            if outcome == CopyOutcome::Sent && self.socket.send_to(datagram, who).is_err() {
                 unsent += 1;
             }
         }
         *state.events.entry("user_unsent").or_default() += unsent;
     }
 
-    fn answer(&self, state: &mut State, mint: &Mint, datagram: &[u8], from: SocketAddr, now_ns: u64) {
-        let Some(request) = Request::read(datagram) else {
+    fn answer(&self, state: &mut StreamState, mint: &Mint, datagram: &[u8], from: SocketAddr, now_ns: u64) {
+        let Some(request) = ReceiverRequest::read(datagram) else {
             return state.count("malformed");
         };
         let now = Duration::from_nanos(now_ns);
-        let sent = state.reached.get(&from).map_or(Sent::default(), Reached::sent);
+        let sent = state.reached.get(&from).map_or(ReceiverSent::default(), ReachedReceiver::sent);
         let (mut answer, command) = state.receivers.ask(mint, &request, from, sent, now);
-        // It is answered by what it has.
+        // The receiver already has a lease: the answer tells its state.
         if command.is_some_and(|command| !self.apply(state, command)) {
             answer = state.receivers.take_back(from, answer);
         }
         state.count(match answer.what {
-            Say::Prove(_) => "tokens",
-            Say::Lease { .. } => "leases",
-            Say::Ended => "ended",
-            Say::Refused { why, .. } => why.name(),
+            RequestOutcome::Prove(_) => "tokens",
+            RequestOutcome::Lease { .. } => "leases",
+            RequestOutcome::Ended => "ended",
+            RequestOutcome::Refused { why, .. } => why.name(),
         });
         if self.socket.send_to(&answer.encode(), from).is_err() {
             state.count("unanswered");
         }
     }
 
-    /// A receiver's RTCP: it is judged, and goes on to the sender as it is.
-    fn hear(&self, state: &mut State, datagram: &[u8], from: SocketAddr, now_ns: u64, door: Door) {
+    /// Takes RTCP of a receiver: its reports are judged, and the datagram is passed on to the sender unchanged.
+    fn on_datagram(
+        &self,
+        state: &mut StreamState,
+        datagram: &[u8],
+        from: SocketAddr,
+        now_ns: u64,
+        kind: SocketKind,
+    ) {
         let now = Duration::from_nanos(now_ns);
         let Some(reached) = state.reached.get_mut(&from) else { return };
         let sent = reached.sent();
@@ -257,29 +271,36 @@ impl Stream {
                 let Some(heard) = self.read(reached, datagram, now_ns) else {
                     return state.count("malformed");
                 };
-                let Some(heard) = heard else { return self.pass_on(state, datagram, from, now_ns, door) };
+                let Some(heard) = heard else { return self.pass_on(state, datagram, from, now_ns, kind) };
                 reached.heard = Some(heard);
                 Some(heard)
             }
         };
         state.count("reports");
-        if let Some(command) = state.receivers.heard(from, heard, sent, now) {
+        if let Some(command) = state.receivers.on_report(from, heard, sent, now) {
             self.apply(state, command);
         }
-        self.pass_on(state, datagram, from, now_ns, door);
+        self.pass_on(state, datagram, from, now_ns, kind);
     }
 
-    /// What is said of the source that the receiver is judged by: `None` where it is no RTCP, `Some(None)` where nothing is said.
-    fn read(&self, reached: &mut Reached, datagram: &[u8], now_ns: u64) -> Option<Option<Heard>> {
+    /// Returns the receiver's report about the source that it is judged by. `None`: the datagram is no RTCP.
+    /// `Some(None)`: it has no such report.
+    fn read(
+        &self,
+        reached: &mut ReachedReceiver,
+        datagram: &[u8],
+        now_ns: u64,
+    ) -> Option<Option<ReceiverReport>> {
         let wanted = self.kernel.media().ssrc.or(reached.judged);
-        let (mut first, mut found) = (None, None);
+        let mut first = None;
+        let mut found = None;
         rtcp::walk(datagram, |block| {
             first = first.or(Some(block));
             found = found.or(Some(block).filter(|block| Some(block.ssrc) == wanted));
         })?;
         let block = found.or(first.filter(|_| self.kernel.media().ssrc.is_none()));
         reached.judged = block.map(|block| block.ssrc).or(reached.judged);
-        Some(block.map(|block| Heard {
+        Some(block.map(|block| ReceiverReport {
             highest: block.highest,
             fraction_lost: block.fraction_lost,
             round_trip: self.round_trip(&block, now_ns),
@@ -292,31 +313,39 @@ impl Stream {
         Some(round_trip(block, report.passed_us, (now_ns / 1000) as u32))
     }
 
-    /// To the sender, up to so many in a second.
-    fn pass_on(&self, state: &mut State, datagram: &[u8], from: SocketAddr, now_ns: u64, door: Door) {
+    /// Passes a datagram on to the sender, up to a number per second.
+    fn pass_on(
+        &self,
+        state: &mut StreamState,
+        datagram: &[u8],
+        from: SocketAddr,
+        now_ns: u64,
+        kind: SocketKind,
+    ) {
         if !state.may_report(from, now_ns / 1_000_000_000) {
             return state.count("reports_kept");
         }
-        let socket = self.socket(door).unwrap_or(&self.socket);
+        let socket = self.socket(kind).unwrap_or(&self.socket);
         match socket.send_to(datagram, self.settings.sender_rtcp()) {
             Ok(_) => state.count("reports_passed"),
             Err(_) => state.count("reports_kept"),
         }
     }
 
-    /// A few times a second: leases that end, receivers that are silent, link addresses that are not known.
+    /// Ends leases and cuts off silent receivers, and looks for link addresses that are not known. Called a few times
+    /// a second.
     pub fn tick(&self) {
         let now_ns = monotonic_ns();
         let now = Duration::from_nanos(now_ns);
         let state = &mut self.state.lock();
-        let State { receivers, reached, .. } = &mut **state;
-        let sent = |who| reached.get(&who).map_or(Sent::default(), Reached::sent);
+        let StreamState { receivers, reached, .. } = &mut **state;
+        let sent = |who| reached.get(&who).map_or(ReceiverSent::default(), ReachedReceiver::sent);
         for command in receivers.tick(now, sent) {
             self.apply(state, command);
         }
         self.keep_pinned(state, now);
         for (who, reached) in &mut state.reached {
-            let unknown = reached.leg.copies(LegOutcome::NoNeighbour);
+            let unknown = reached.receiver.copies(CopyOutcome::NoNeighbour);
             if unknown > std::mem::replace(&mut reached.no_neighbour, unknown) {
                 let _ = self.socket.send_to(&KNOCK, who);
             }
@@ -327,56 +356,59 @@ impl Stream {
         }
     }
 
-    fn keep_pinned(&self, state: &State, now: Duration) {
+    fn keep_pinned(&self, state: &StreamState, now: Duration) {
         let pinned = state.receivers.leased().filter(|(_, pinned)| *pinned);
         for reached in pinned.filter_map(|(who, _)| state.reached.get(&who)) {
-            reached.leg.renew(nanos(now + PINNED));
+            reached.receiver.renew(nanos(now + PINNED));
         }
     }
 
-    /// The one place where what was decided becomes the kernel's state. `false`: it has no room.
-    fn apply(&self, state: &mut State, command: Command) -> bool {
+    /// Applies a decision to the kernel's state; nothing else does. Returns `false` if the kernel has no room.
+    fn apply(&self, state: &mut StreamState, command: Command) -> bool {
         let name = &self.settings.name;
         match command {
             Command::Add { who, until } => {
                 let pinned = Duration::from_nanos(monotonic_ns()) + PINNED;
                 let until = if until == FOREVER { pinned } else { until };
                 match self.kernel.add(who, state.settings.cap(), nanos(until)) {
-                    Ok(leg) => {
-                        info!(stream = name, receiver = %who, "receives");
+                    Ok(receiver) => {
+                        info!(stream = name, receiver = %who, "added a receiver to the stream");
                         let reports = Reports::default();
-                        let reached = Reached { leg, judged: None, heard: None, reports, no_neighbour: 0 };
+                        let reached =
+                            ReachedReceiver { receiver, judged: None, heard: None, reports, no_neighbour: 0 };
                         state.reached.insert(who, reached);
                         let _ = self.socket.send_to(&KNOCK, who);
                     }
                     Err(error) => {
-                        warn!(stream = name, receiver = %who, "cannot receive: {error}");
+                        warn!(stream = name, receiver = %who, "cannot add the receiver to the stream in the kernel: {error}");
                         return false;
                     }
                 }
             }
             Command::Renew { who, until } => {
                 if let Some(reached) = state.reached.get(&who) {
-                    reached.leg.renew(nanos(until));
+                    reached.receiver.renew(nanos(until));
                 }
             }
             Command::Remove { who, why } => {
                 state.reached.remove(&who);
                 match why {
-                    Why::Asked => info!(stream = name, receiver = %who, "receives no more: it asked for it"),
-                    Why::Unnamed => {
-                        info!(stream = name, receiver = %who, "receives no more: it is not named any more")
+                    RemovalReason::Asked => {
+                        info!(stream = name, receiver = %who, "removed a receiver from the stream: it left")
                     }
-                    Why::Expired => {
-                        info!(stream = name, receiver = %who, "receives no more: its lease is over")
+                    RemovalReason::Unnamed => {
+                        info!(stream = name, receiver = %who, "removed a receiver from the stream: the settings no longer name it")
                     }
-                    Why::Cut(trip) => {
+                    RemovalReason::Expired => {
+                        info!(stream = name, receiver = %who, "removed a receiver from the stream: the lease has ended")
+                    }
+                    RemovalReason::Cut(trip) => {
                         state.count(match trip.name() {
                             "silent" => "cut_silent",
                             "nothing" => "cut_nothing",
                             _ => "cut_congestion",
                         });
-                        warn!(stream = name, receiver = %who, reason = trip.name(), "cut off");
+                        warn!(stream = name, receiver = %who, reason = trip.name(), "the circuit breaker has cut off a receiver of the stream");
                     }
                 }
             }
@@ -384,7 +416,8 @@ impl Stream {
         true
     }
 
-    pub fn status(&self) -> status::Stream {
+    /// Returns the status of the stream.
+    pub fn status(&self) -> status::StreamStatus {
         let now_ns = monotonic_ns();
         let state = self.state.lock();
         let media = self.kernel.media();
@@ -394,7 +427,7 @@ impl Stream {
             .leased()
             .filter_map(|(who, pinned)| Some(state.reached.get(&who)?.status(who, pinned)));
         let paused = state.receivers.paused(Duration::from_nanos(now_ns));
-        status::Stream {
+        status::StreamStatus {
             name: self.settings.name.clone(),
             listen: self.settings.listen.to_string(),
             sender: self.settings.sender.to_string(),
@@ -414,7 +447,7 @@ impl Stream {
     }
 }
 
-/// What is counted of a stream in userspace; `docs/fanout.md` says what each is.
+/// Counters of a stream in userspace. `docs/guide/fanout.md` explains each.
 pub const EVENTS: [&str; 20] = [
     "tokens",
     "leases",
@@ -438,9 +471,10 @@ pub const EVENTS: [&str; 20] = [
     "not_rtp",
 ];
 
-impl State {
+impl StreamState {
     fn may_report(&mut self, from: SocketAddr, second: u64) -> bool {
-        let (most, receivers) = (self.settings.max_reports_per_s, self.reached.len());
+        let most = self.settings.max_reports_per_s;
+        let receivers = self.reached.len();
         let own = self.reached.get_mut(&from).map(|reached| &mut reached.reports);
         own.is_some_and(|own| reports::take(&mut self.reports, own, second, most, receivers))
     }
@@ -450,29 +484,37 @@ impl State {
     }
 }
 
-impl Reached {
-    fn sent(&self) -> Sent {
-        let (packets, bytes) = self.leg.sent();
-        Sent { packets, bytes }
+impl ReachedReceiver {
+    fn sent(&self) -> ReceiverSent {
+        let (packets, bytes) = self.receiver.sent();
+        ReceiverSent { packets, bytes }
     }
 
-    fn status(&self, address: SocketAddr, pinned: bool) -> status::Receiver {
-        let (packets, bytes) = self.leg.sent();
-        let dropped = LegOutcome::ALL.into_iter().filter(|outcome| *outcome != LegOutcome::Sent);
-        let dropped: Counts = dropped
-            .map(|outcome| (outcome.name().to_owned(), self.leg.copies(outcome)))
+    fn status(&self, address: SocketAddr, pinned: bool) -> status::ReceiverStatus {
+        let (packets, bytes) = self.receiver.sent();
+        let dropped = CopyOutcome::ALL.into_iter().filter(|outcome| *outcome != CopyOutcome::Sent);
+        let dropped: CounterStatus = dropped
+            .map(|outcome| (outcome.name().to_owned(), self.receiver.copies(outcome)))
             .filter(|(_, count)| *count > 0)
             .collect();
         let lost = self.heard.map(|heard| f64::from(heard.fraction_lost) / 2.56);
         let trip = self.heard.and_then(|heard| heard.round_trip).map(|trip| trip.as_secs_f64() * 1e3);
-        status::Receiver { address, pinned, packets, bytes, lost_percent: lost, round_trip_ms: trip, dropped }
+        status::ReceiverStatus {
+            address,
+            pinned,
+            packets,
+            bytes,
+            lost_percent: lost,
+            round_trip_ms: trip,
+            dropped,
+        }
     }
 }
 
 fn bind(at: SocketAddr, stream: &str) -> anyhow::Result<UdpSocket> {
     let socket = UdpSocket::bind(at).with_context(|| format!("stream {stream:?}: cannot listen on {at}"))?;
     socket.set_nonblocking(true)?;
-    // As much as the system gives.
+    // The system may grant less.
     let _ = SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BYTES);
     Ok(socket)
 }

@@ -6,12 +6,12 @@ use millrace_daemon::render::{
     line, table,
 };
 
-use super::status::{Counts, Receiver, Status};
+use super::status::{CounterStatus, ReceiverStatus, Status};
 
-/// Of each stream: those with the most copies that were not sent.
+/// Most receivers shown of each stream: those with the most copies that were not sent.
 const RECEIVERS_SHOWN: usize = 20;
 
-/// No wider than that.
+/// Returns the status as text, at most `width` columns wide.
 pub fn status(status: &Status, width: usize) -> String {
     let mut out = String::new();
     let interfaces = status.interfaces.iter().map(|it| match it.attached {
@@ -20,7 +20,7 @@ pub fn status(status: &Status, width: usize) -> String {
     });
     let interfaces: Vec<_> = interfaces.collect();
     let uptime = render::span(status.uptime_s.floor());
-    line(&mut out, width, &format!("fans out what arrives on {}, for {uptime}", interfaces.join(", ")));
+    line(&mut out, width, &format!("fans out packets that arrive on {}; up {uptime}", interfaces.join(", ")));
     for trouble in &status.trouble {
         line(&mut out, width, &format!("TROUBLE: {trouble}"));
     }
@@ -42,17 +42,17 @@ pub fn status(status: &Status, width: usize) -> String {
         line(&mut out, width, &head);
         receivers(&mut out, width, &stream.receivers);
         for paused in &stream.paused {
-            let said = format!("  {} was cut off, and waits for {} s", paused.address, paused.seconds);
+            let said = format!("  {} was cut off and has to wait for {} s", paused.address, paused.seconds);
             line(&mut out, width, &said);
         }
-        line(&mut out, width, &format!("  {}", said(&stream.events)));
+        line(&mut out, width, &format!("  {}", counts_text(&stream.events)));
     }
-    line(&mut out, width, &format!("packets: {}", said(&status.packets)));
-    line(&mut out, width, &format!("copies: {}", said(&status.copies)));
+    line(&mut out, width, &format!("packets: {}", counts_text(&status.packets)));
+    line(&mut out, width, &format!("copies: {}", counts_text(&status.copies)));
     out
 }
 
-fn receivers(out: &mut String, width: usize, all: &[Receiver]) {
+fn receivers(out: &mut String, width: usize, all: &[ReceiverStatus]) {
     if all.is_empty() {
         return;
     }
@@ -67,7 +67,7 @@ fn receivers(out: &mut String, width: usize, all: &[Receiver]) {
             render::bytes(receiver.bytes),
             receiver.lost_percent.map_or_else(|| "-".to_owned(), |lost| format!("{lost:.1} %")),
             receiver.round_trip_ms.map_or_else(|| "-".to_owned(), |trip| format!("{trip:.1} ms")),
-            said(&receiver.dropped),
+            counts_text(&receiver.dropped),
         ]
     });
     let head = [
@@ -85,8 +85,8 @@ fn receivers(out: &mut String, width: usize, all: &[Receiver]) {
     }
 }
 
-/// What was counted at all.
-fn said(counts: &Counts) -> String {
+/// Returns the counters that are not 0.
+fn counts_text(counts: &CounterStatus) -> String {
     let all = counts.iter().filter(|(_, count)| **count > 0);
     let all: Vec<_> = all.map(|(name, count)| format!("{name} {count}")).collect();
     if all.is_empty() { "-".to_owned() } else { all.join(", ") }

@@ -1,4 +1,4 @@
-//! What `millrace fanout trace` asks for and gets: what became of single packets of senders.
+//! Requests and answers of `millrace fanout trace`: outcomes of single packets of senders.
 
 use std::{
     fmt,
@@ -9,75 +9,83 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::render::time_of_day;
-use millrace_fanout::kernel::{Event, Fanout, Tracing, What};
+use millrace_fanout::kernel::{CopyEvent, CopyEventKind, Fanout, FanoutTraceSelection};
 use millrace_kernel::clock;
 use serde::{Deserialize, Serialize};
 
-use super::stream::Stream;
+use super::stream::ServedRtpStream;
 
-/// Which packets are followed.
+/// A filter for packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Follow {
+pub struct FanoutTraceFilter {
+    /// The stream. `None`: every stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<String>,
+    /// The receiver. `None`: every receiver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<SocketAddr>,
-    /// Those whose sequence number is a multiple of it.
+    /// Selects packets whose sequence number is a multiple of it.
     pub every: Option<NonZero<u32>>,
 }
 
-/// What came since the last look.
+/// Events since the previous request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    pub packets: Vec<Packet>,
-    /// For want of room, or beyond what one answer has room for.
+pub struct TraceEvents {
+    /// Events of packets and of their copies.
+    pub packets: Vec<FanoutTraceLine>,
+    /// Events that were lost because the ring or the answer was full.
     pub lost: u64,
 }
 
+/// One event, as `millrace fanout trace` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Packet {
-    /// Since 1970.
+pub struct FanoutTraceLine {
+    /// Microseconds since 1970.
     pub time_us: u64,
-    /// Since the packet had arrived.
+    /// Time since the packet arrived.
     pub after_ns: u64,
+    /// Name of the stream.
     pub stream: String,
-    /// Of a copy.
+    /// Receiver of a copy; `None`: the event is about the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<String>,
+    /// SSRC, hexadecimal.
     pub ssrc: String,
-    /// Of RTP, as is the timestamp.
+    /// RTP sequence number; the same holds for the timestamp.
     pub sequence: u16,
+    /// RTP timestamp.
     pub timestamp: u32,
-    /// Payload type; of RTCP its packet type, from 192 on.
+    /// RTP payload type, or RTCP packet type from 192 on.
     pub kind: u8,
-    /// UDP payload.
+    /// Bytes of UDP payload.
     pub bytes: u16,
+    /// Name of the outcome.
     pub outcome: String,
 }
 
-/// Who follows, until nobody asks any more.
+/// The filter of the viewer that is being served, and when it last asked.
 #[derive(Default)]
-pub struct Watch(Option<(Follow, Instant)>);
+pub struct FanoutTraceWatch(Option<(FanoutTraceFilter, Instant)>);
 
-/// A viewer asks four times a second.
+/// Time without a request after which a viewer is gone. Viewers ask four times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// In one answer.
+/// Most events in one answer.
 const PACKETS_MAX: usize = 20_000;
 
-impl Watch {
-    /// What came since the same was asked the last time; begins to follow when it was not.
+impl FanoutTraceWatch {
+    /// Returns the events since the previous request with the same filter. Begins to trace if there was none.
     pub fn look(
         &mut self,
         fanout: &Fanout,
-        streams: &[std::sync::Arc<Stream>],
-        follow: Follow,
-    ) -> anyhow::Result<Seen> {
+        streams: &[std::sync::Arc<ServedRtpStream>],
+        follow: FanoutTraceFilter,
+    ) -> anyhow::Result<TraceEvents> {
         self.expire(fanout);
         let tracing = tracing(streams, &follow)?;
         let begins = match &self.0 {
             Some((now, _)) if *now == follow => false,
-            Some(_) => bail!("somebody else follows other packets; one can at a time"),
+            Some(_) => bail!("another `fanout trace` traces other packets: end it first"),
             None => true,
         };
         if begins {
@@ -85,17 +93,17 @@ impl Watch {
             fanout.set_tracing(Some(tracing));
         }
         self.0 = Some((follow, Instant::now() + PATIENCE));
-        Ok(seen(fanout, streams))
+        Ok(take_events(fanout, streams))
     }
 
-    /// Ends what this viewer has followed.
-    pub fn end(&mut self, fanout: &Fanout, follow: &Follow) {
+    /// Stops tracing for this viewer.
+    pub fn end(&mut self, fanout: &Fanout, follow: &FanoutTraceFilter) {
         if self.0.take_if(|(now, _)| now == follow).is_some() {
             fanout.set_tracing(None);
         }
     }
 
-    /// Ends what nobody asks for any more.
+    /// Stops tracing if the viewer has stopped asking.
     pub fn expire(&mut self, fanout: &Fanout) {
         if self.0.take_if(|(_, until)| *until <= Instant::now()).is_some() {
             fanout.set_tracing(None);
@@ -103,47 +111,50 @@ impl Watch {
     }
 }
 
-fn tracing(streams: &[std::sync::Arc<Stream>], follow: &Follow) -> anyhow::Result<Tracing> {
+fn tracing(
+    streams: &[std::sync::Arc<ServedRtpStream>],
+    follow: &FanoutTraceFilter,
+) -> anyhow::Result<FanoutTraceSelection> {
     let named = |name: &String| {
         let found = streams.iter().find(|stream| stream.settings.name == *name);
-        found.with_context(|| format!("there is no stream {name:?}"))
+        found.with_context(|| format!("no stream is called {name:?}"))
     };
     let stream = follow.stream.as_ref().map(named).transpose()?;
-    let leg = match (follow.receiver, stream) {
+    let receiver = match (follow.receiver, stream) {
         (None, _) => None,
-        (Some(_), None) => bail!("a receiver is one of a stream: name it with --stream"),
+        (Some(_), None) => bail!("--receiver needs --stream, which names the receiver's stream"),
         (Some(who), Some(stream)) => {
             let number = stream.receiver_number(who);
-            Some(number.with_context(|| format!("{who} does not receive {:?} now", stream.settings.name))?)
+            Some(number.with_context(|| format!("{who} has no lease for {:?} now", stream.settings.name))?)
         }
     };
-    Ok(Tracing {
+    Ok(FanoutTraceSelection {
         every: follow.every.unwrap_or(NonZero::<u32>::MIN),
         stream: stream.and_then(|stream| NonZero::new(stream.number())),
-        leg: leg.and_then(NonZero::new),
+        receiver: receiver.and_then(NonZero::new),
     })
 }
 
-fn seen(fanout: &Fanout, streams: &[std::sync::Arc<Stream>]) -> Seen {
+fn take_events(fanout: &Fanout, streams: &[std::sync::Arc<ServedRtpStream>]) -> TraceEvents {
     let since_1970 = clock::unix_ns() - clock::monotonic_ns().cast_signed();
-    let mut seen = Seen::default();
+    let mut seen = TraceEvents::default();
     let mut beyond = 0;
     let lost = fanout.drain_events(|event| match seen.packets.len() < PACKETS_MAX {
-        true => seen.packets.push(Packet::new(event, streams, since_1970)),
+        true => seen.packets.push(FanoutTraceLine::new(event, streams, since_1970)),
         false => beyond += 1,
     });
     seen.lost = lost + beyond;
     seen
 }
 
-impl Packet {
-    fn new(event: Event, streams: &[std::sync::Arc<Stream>], since_1970: i64) -> Self {
+impl FanoutTraceLine {
+    fn new(event: CopyEvent, streams: &[std::sync::Arc<ServedRtpStream>], since_1970: i64) -> Self {
         let stream = streams.iter().find(|stream| stream.number() == event.stream);
         let (receiver, outcome) = match event.what {
-            What::Packet(outcome) => (None, outcome.name()),
-            What::Copy(leg, outcome) => {
-                let who = stream.and_then(|stream| stream.receiver(leg));
-                (Some(who.map_or_else(|| format!("#{leg}"), |who| who.to_string())), outcome.name())
+            CopyEventKind::Packet(outcome) => (None, outcome.name()),
+            CopyEventKind::Copy(receiver, outcome) => {
+                let who = stream.and_then(|stream| stream.receiver(receiver));
+                (Some(who.map_or_else(|| format!("#{receiver}"), |who| who.to_string())), outcome.name())
             }
         };
         Self {
@@ -160,14 +171,15 @@ impl Packet {
         }
     }
 
-    /// Above lines of packets.
+    /// Heading of the lines of packets.
     pub const HEAD: &str = "TIME, UTC        AFTER us  STREAM    RECEIVER               SSRC      SEQUENCE  TYPE  BYTES  OUTCOME";
 }
 
-impl fmt::Display for Packet {
+impl fmt::Display for FanoutTraceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { time_us, after_ns, stream, receiver, ssrc, sequence, kind, bytes, outcome, .. } = self;
-        let (time, after) = (time_of_day(*time_us), *after_ns as f64 / 1e3);
+        let time = time_of_day(*time_us);
+        let after = *after_ns as f64 / 1e3;
         let receiver = receiver.as_deref().unwrap_or("-");
         write!(
             f,

@@ -15,38 +15,38 @@
 #include "fanout_trace.h"
 #include <linux/pkt_cls.h>
 
-struct leg_loop {
+struct receiver_loop {
 	struct __sk_buff *skb;
 	struct fanout_work *work;
 };
 
-static long next_leg(__u32 index, struct leg_loop *loop)
+static long next_receiver(__u32 index, struct receiver_loop *loop)
 {
 	struct fanout_work *work = loop->work;
 	struct fanout_stream *stream;
-	struct fanout_leg *leg;
+	struct fanout_receiver *receiver;
 	__u32 outcome, key, epoch;
 
-	if (work->leg >= work->legs)
+	if (work->receiver >= work->receivers)
 		return 1;
 	key = work->stream;
 	stream = bpf_map_lookup_elem(&streams, &key);
 	if (!stream)
 		return 1;
-	key = stream->first + work->leg;
-	work->leg++;
-	leg = bpf_map_lookup_elem(&legs, &key);
-	if (!leg)
+	key = stream->first + work->receiver;
+	work->receiver++;
+	receiver = bpf_map_lookup_elem(&receivers, &key);
+	if (!receiver)
 		return 1;
-	epoch = epoch_of(leg);
+	epoch = epoch_of(receiver);
 	if (!epoch)
 		return 0;
-	outcome = copy_to(loop->skb, work, leg, epoch);
+	outcome = copy_to(loop->skb, work, receiver, epoch);
 	OPAQUE(outcome);
-	if (outcome < FANOUT_LEG_OUTCOMES)
-		__sync_fetch_and_add(&leg->outcomes[outcome], 1);
+	if (outcome < FANOUT_COPY_OUTCOMES)
+		__sync_fetch_and_add(&receiver->outcomes[outcome], 1);
 	if (work->traced_ns)
-		trace(work, leg->number, outcome);
+		trace(work, receiver->number, outcome);
 	add_to(&outcomes, FANOUT_OUTCOMES + outcome, 1);
 	return 0;
 }
@@ -55,12 +55,12 @@ static __noinline int put_back(struct __sk_buff *skb, struct fanout_work *work)
 {
 	struct cursor_kept kept = {.traced_ns = work->traced_ns};
 
-	return queue_again(skb, &work->cursor, work->leg, &kept, config.max_runs);
+	return queue_again(skb, &work->cursor, work->receiver, &kept, config.max_runs);
 }
 
 static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct fanout_work *work)
 {
-	struct leg_loop loop = {.skb = skb, .work = work};
+	struct receiver_loop loop = {.skb = skb, .work = work};
 	enum fanout_outcome outcome;
 
 	outcome = find_stream(skb, work);
@@ -71,15 +71,15 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	if (outcome)
 		return outcome;
 	work->frame.summed = IP_SUMMED(skb);
-	bpf_loop(config.max_copies_per_run, next_leg, &loop, 0);
-	if (work->leg >= work->legs)
+	bpf_loop(config.max_copies_per_run, next_receiver, &loop, 0);
+	if (work->receiver >= work->receivers)
 		return FANOUT_FORWARDED;
 	if (restore(skb, work))
 		return FANOUT_NOT_RESTORED;
 	return put_back(skb, work) ? FANOUT_OVER_BUDGET : FANOUT_CONTINUED;
 }
 
-/* What a run after the first one is counted as. */
+/* Returns how a run after the first one is counted. */
 static __noinline enum fanout_further_run further_run(enum fanout_outcome outcome)
 {
 	return outcome == FANOUT_FORWARDED   ? FANOUT_RUN_LAST
@@ -87,16 +87,16 @@ static __noinline enum fanout_further_run further_run(enum fanout_outcome outcom
 					     : FANOUT_RUN_LEFT;
 }
 
-/* Counted by the outcome, in runs after a packet's first by enum fanout_further_run. */
+/* Counts the outcome. Runs after a packet's first are counted by enum fanout_further_run. */
 static __always_inline void count(const struct fanout_work *work, enum fanout_outcome outcome)
 {
 	__u32 index =
-		work->cursor.id ? FANOUT_OUTCOMES + FANOUT_LEG_OUTCOMES + further_run(outcome) : outcome;
+		work->cursor.id ? FANOUT_OUTCOMES + FANOUT_COPY_OUTCOMES + further_run(outcome) : outcome;
 
 	add_to(&outcomes, index, 1);
 }
 
-/* The one place where an outcome becomes a verdict. */
+/* Maps an outcome to the verdict. Nothing else decides what happens to the packet. */
 static __always_inline int verdict_of(enum fanout_outcome outcome)
 {
 	return outcome <= FANOUT_TAKEN ? TC_ACT_SHOT : PASS_ON;
@@ -115,7 +115,7 @@ static __always_inline int run(struct __sk_buff *skb, struct fanout_work *work)
 	return verdict_of(outcome);
 }
 
-/* Not inlined, so that its stack is not the program's. */
+/* Not inlined: it has a stack frame of its own. */
 static __noinline int pass_by(struct __sk_buff *skb)
 {
 	struct cursor_entry cursor;
@@ -133,13 +133,13 @@ int fanout_ingress(struct __sk_buff *skb)
 	int verdict;
 
 	if (!work)
-		return PASS_ON; /* for the verifier: each CPU has one */
-	/* Where it cannot be had, the frame is found to be none. */
+		return PASS_ON; /* never true: each CPU has an entry, but the verifier wants the check */
+	/* If the link header cannot be pulled into the linear part, parsing fails and the frame counts as malformed. */
 	have_link(skb);
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);
-	/* Only runs on the same CPU look at it. */
+	/* Only runs on the same CPU read this word. */
 	WRITE_ONCE(work->busy, 0);
 	return verdict;
 }

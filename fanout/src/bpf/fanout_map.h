@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The joint `map`: which stream a packet is of, and whether its sender's. */
+/* Finds the stream that a packet belongs to, and checks that the stream's sender sent it. */
 #ifndef MILLRACE_FANOUT_MAP_H
 #define MILLRACE_FANOUT_MAP_H
 
@@ -31,7 +31,7 @@ static __always_inline int is_from_sender(const struct fanout_stream *stream, co
 		(stream->rtcp_port && packet->source_port == stream->rtcp_port));
 }
 
-/* A global function: the verifier checks it once. */
+/* A global function, which the verifier checks once. */
 enum fanout_outcome find_stream(struct __sk_buff *skb, struct fanout_work *work)
 {
 	struct udp_packet packet = {};
@@ -70,7 +70,7 @@ enum fanout_outcome find_stream(struct __sk_buff *skb, struct fanout_work *work)
 	return outcome_of(fan_find(skb, &packet, &work->frame));
 }
 
-/* The headers as they arrived, and what copies take from them. */
+/* Loads the headers as they arrived, and the fields that copies take from them. */
 static __always_inline int load_head(struct __sk_buff *skb, struct fanout_work *work)
 {
 	const __u8 *ip = work->head + ETHERNET_BYTES;
@@ -89,7 +89,7 @@ static __always_inline int load_head(struct __sk_buff *skb, struct fanout_work *
 	return 0;
 }
 
-/* As much of the beginning as rtp_parse() may look at. */
+/* Loads as much of the payload as rtp_parse() may read. */
 static __always_inline int load_payload(struct __sk_buff *skb, struct fanout_work *work)
 {
 	__u32 at = work->frame.packet_at, bytes = work->frame.packet_bytes;
@@ -103,7 +103,9 @@ static __always_inline int load_payload(struct __sk_buff *skb, struct fanout_wor
 	return 0;
 }
 
-/* Whether packets of this SSRC are forwarded. Where the stream takes whatever comes first, this may be it. */
+/* Returns whether packets of this SSRC are forwarded. If the stream takes the first SSRC that
+ * arrives, this packet may set it.
+ */
 static __always_inline int is_its_ssrc(struct fanout_stream *stream, __u32 ssrc)
 {
 	__u64 known = FANOUT_SSRC_KNOWN | ssrc, now;
@@ -145,7 +147,7 @@ static __always_inline void trace_packet_of(struct fanout_work *work, const stru
 		work->traced_ns = work->now_ns;
 }
 
-/* The same as find_stream(), once the packet is the sender's: what it is. */
+/* Classifies a packet of the sender, after find_stream() has found its stream. */
 enum fanout_outcome find_media(struct __sk_buff *skb, struct fanout_work *work)
 {
 	struct fanout_stream *stream;
@@ -167,8 +169,8 @@ enum fanout_outcome find_media(struct __sk_buff *skb, struct fanout_work *work)
 		return FANOUT_OTHER_SSRC;
 	if (!work->cursor.id)
 		count_packet(stream, work);
-	work->legs = READ_ONCE(stream->legs);
-	work->leg = work->cursor.id ? work->cursor.at : 0;
+	work->receivers = READ_ONCE(stream->receivers);
+	work->receiver = work->cursor.id ? work->cursor.at : 0;
 	return FANOUT_FORWARDED;
 }
 

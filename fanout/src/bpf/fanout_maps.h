@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The fan-out's configuration, maps, and what a run works with. Sizes of 1 are set by userspace before loading. */
+/* The fan-out's configuration, maps and per-run work area. Maps with one entry are resized by
+ * userspace before loading.
+ */
 #ifndef MILLRACE_FANOUT_MAPS_H
 #define MILLRACE_FANOUT_MAPS_H
 
@@ -7,15 +9,15 @@
 #include "fanout_intf.h"
 #include "rtp.h"
 
-/* What is kept of a packet between its runs. */
+/* State of a packet between its runs. */
 struct cursor_kept {
 	__u64 traced_ns; /* as in struct fanout_work */
 };
 
-#define CURSOR_ID 0x4d460000U /* in the high half of an entry's ID */
+#define CURSOR_ID 0x4d460000U /* high half of an entry's ID */
 #include "fan_runs.h"
 
-#define HEAD_ROOM    64 /* for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, and a bit */
+#define HEAD_ROOM    64 /* for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */
 #define UDP_AT	     (ETHERNET_BYTES + IPV6_BYTES)
 #define HEADS_END    (UDP_AT + UDP_BYTES)
 #define PAYLOAD_ROOM 32 /* at least RTCP_REPORT_BYTES */
@@ -23,7 +25,7 @@ struct cursor_kept {
 SEC(".rodata.config")
 const volatile struct fanout_config config = {};
 
-/* Where a stream arrives -> its index. */
+/* Maps the address and port that a stream arrives at to the stream's index. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct fanout_at);
@@ -43,54 +45,54 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct fanout_leg);
+	__type(value, struct fanout_receiver);
 	__uint(max_entries, 1);
-} legs SEC(".maps");
+} receivers SEC(".maps");
 
-/* Outcome -> packets: enum fanout_outcome, enum fanout_leg_outcome, enum fanout_further_run. */
+/* Counts packets by outcome: enum fanout_outcome, enum fanout_copy_outcome, enum fanout_further_run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, FANOUT_OUTCOMES + FANOUT_LEG_OUTCOMES + FANOUT_FURTHER_RUNS);
+	__uint(max_entries, FANOUT_OUTCOMES + FANOUT_COPY_OUTCOMES + FANOUT_FURTHER_RUNS);
 } outcomes SEC(".maps");
 
-/* A variable, so that all it costs while nobody traces is a load and a branch. */
+/* A global variable, so that tracing costs one load and one branch while it is off. */
 SEC(".data.tracing")
 volatile struct fanout_tracing tracing = {};
 
-/* What became of traced packets: struct fanout_event. */
+/* Events about traced packets: struct fanout_event. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } events SEC(".maps");
 
-/* What does not fit the stack. On a kernel with PREEMPT_RT one run may begin on a CPU while another one is in the middle of
- * its own there: it finds the word taken.
+/* Work area of a run, which is too large for the stack. With PREEMPT_RT a run may begin on a CPU
+ * while another one is in the middle of its own there. The second run finds `busy` set.
  */
 struct fanout_work {
-	__u64 busy; /* 0: no run has it */
+	__u64 busy; /* 0: no run uses this area */
 	__u64 now_ns;
-	__u64 traced_ns; /* when the packet arrived; 0: it is not traced */
+	__u64 traced_ns; /* when the packet arrived; 0: the packet is not traced */
 	struct fan_frame frame;
 	__u32 stream;
-	__u32 leg;  /* the next one, from 0 on */
-	__u32 legs; /* of the stream */
+	__u32 receiver;	 /* index of the next receiver, counted from the stream's first */
+	__u32 receivers; /* number of the stream's receivers */
 	__u8 traffic_class;
 	__u8 pad[3];
-	__u16 check; /* of UDP, as it came */
+	__u16 check; /* UDP checksum as received */
 	__u16 pad2;
 	struct rtp_packet rtp;
-	struct net_path came;	    /* from its sender (`local`) to the stream's place (`remote`) */
-	struct net_path path;	    /* of the copy */
+	struct net_path came;	    /* from the sender (`local`) to the stream (`remote`) */
+	struct net_path path;	    /* path of the copy */
 	__u8 head[HEAD_ROOM];	    /* headers as they arrived */
-	__u8 out[HEAD_ROOM];	    /* of the copy: they end at HEADS_END */
-	__u8 payload[PAYLOAD_ROOM]; /* the beginning of what is behind */
+	__u8 out[HEAD_ROOM];	    /* headers of the copy, which end at HEADS_END */
+	__u8 payload[PAYLOAD_ROOM]; /* the beginning of the UDP payload */
 	struct cursor_entry cursor;
 	struct bpf_fib_lookup route;
 };
 
-/* 0 -> what this CPU's run works with. */
+/* Index 0 -> the work area of this CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

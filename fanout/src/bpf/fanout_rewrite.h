@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The joint `rewrite`: the headers of one receiver's copy. What is behind them is never touched, and not even read: the
- * checksum follows from the one that came, so a packet that was damaged before stays damaged.
+/* Writes the headers of one receiver's copy. The payload is neither changed nor read: the checksum
+ * is derived from the received one, so a packet that was damaged on the way stays damaged.
  */
 #ifndef MILLRACE_FANOUT_REWRITE_H
 #define MILLRACE_FANOUT_REWRITE_H
@@ -11,8 +11,9 @@
 #define ADDRESSES_BYTES 32
 #define TUPLE_BYTES	36 /* addresses and ports, as struct net_path begins */
 
-/* The checksum of UDP when the tuple is another one: what was summed up before is there still. With CHECKSUM_PARTIAL the
- * interface adds the rest, ports too, and finds the sum of the pseudo header in its place.
+/* Returns the UDP checksum for the copy's addresses and ports, from the received checksum. With
+ * CHECKSUM_PARTIAL the field holds the sum of the pseudo header, and the interface adds the rest,
+ * ports included.
  */
 static __always_inline __u16 checksum(struct fanout_work *work)
 {
@@ -28,7 +29,7 @@ static __always_inline __u16 checksum(struct fanout_work *work)
 	return check ? check : 0xffff; /* 0 stands for no checksum (RFC 768) */
 }
 
-/* Writes all headers. */
+/* Writes all headers of the copy. */
 static __always_inline void put_head(struct fanout_work *work)
 {
 	__u32 udp_bytes = UDP_BYTES + work->frame.packet_bytes;
@@ -77,7 +78,7 @@ int send_copy(struct __sk_buff *skb, struct fanout_work *work)
 	return bpf_clone_redirect(skb, work->route.ifindex, 0);
 }
 
-/* As it arrived. */
+/* Restores the headers as they arrived. */
 int restore(struct __sk_buff *skb, struct fanout_work *work)
 {
 	if (!work)
@@ -90,52 +91,52 @@ int restore(struct __sk_buff *skb, struct fanout_work *work)
 	return fan_tag_again(skb, &work->frame);
 }
 
-/* The epoch, and a full barrier: what is read before it was there before, what is read after it after. */
-static __always_inline __u32 epoch_of(struct fanout_leg *leg)
+/* Reads the epoch between two full barriers: loads before the call and loads after it are not reordered across it. */
+static __always_inline __u32 epoch_of(struct fanout_receiver *receiver)
 {
-	return __sync_fetch_and_add(&leg->epoch, 0);
+	return __sync_fetch_and_add(&receiver->epoch, 0);
 }
 
-static __always_inline enum fanout_leg_outcome route_outcome(enum fan_way way)
+static __always_inline enum fanout_copy_outcome route_outcome(enum fan_way way)
 {
 	switch (way) {
 	case FAN_WAY:
-		return FANOUT_LEG_SENT;
+		return FANOUT_COPY_SENT;
 	case FAN_NO_NEIGHBOUR:
-		return FANOUT_LEG_NO_NEIGHBOUR;
+		return FANOUT_COPY_NO_NEIGHBOUR;
 	case FAN_TOO_LARGE:
-		return FANOUT_LEG_TOO_LARGE;
+		return FANOUT_COPY_TOO_LARGE;
 	default:
-		return FANOUT_LEG_NO_ROUTE;
+		return FANOUT_COPY_NO_ROUTE;
 	}
 }
 
-static __noinline enum fanout_leg_outcome copy_to(struct __sk_buff *skb, struct fanout_work *work,
-						  struct fanout_leg *leg, __u32 epoch)
+static __noinline enum fanout_copy_outcome copy_to(struct __sk_buff *skb, struct fanout_work *work,
+						   struct fanout_receiver *receiver, __u32 epoch)
 {
-	enum fanout_leg_outcome outcome;
+	enum fanout_copy_outcome outcome;
 	struct bucket_rate rate;
 	__u64 until_ns;
 	__u32 size;
 
-	work->path = leg->path;
-	until_ns = READ_ONCE(leg->until_ns);
-	rate = leg->rate;
-	if (epoch_of(leg) != epoch)
-		return FANOUT_LEG_CHANGED;
+	work->path = receiver->path;
+	until_ns = READ_ONCE(receiver->until_ns);
+	rate = receiver->rate;
+	if (epoch_of(receiver) != epoch)
+		return FANOUT_COPY_CHANGED;
 	if (work->now_ns >= until_ns)
-		return FANOUT_LEG_ENDED;
+		return FANOUT_COPY_ENDED;
 	outcome = route_outcome(fan_route(skb, &work->route, &work->path, work->frame.packet_bytes));
 	if (outcome)
 		return outcome;
 	size = work->frame.packet_bytes + UDP_BYTES + (work->path.family == 4 ? IPV4_BYTES : IPV6_BYTES);
-	if (is_over_at(&leg->full_at, &rate, size, work->now_ns))
-		return FANOUT_LEG_RATE;
+	if (is_over_at(&receiver->full_at, &rate, size, work->now_ns))
+		return FANOUT_COPY_RATE;
 	if (send_copy(skb, work))
-		return FANOUT_LEG_LOST;
-	__sync_fetch_and_add(&leg->packets, 1);
-	__sync_fetch_and_add(&leg->bytes, work->frame.packet_bytes);
-	return FANOUT_LEG_SENT;
+		return FANOUT_COPY_LOST;
+	__sync_fetch_and_add(&receiver->packets, 1);
+	__sync_fetch_and_add(&receiver->bytes, work->frame.packet_bytes);
+	return FANOUT_COPY_SENT;
 }
 
 #endif

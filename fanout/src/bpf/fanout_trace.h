@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Events about single packets, for whoever watches. */
+/* Events about single packets, for `millrace fanout trace`. */
 #ifndef MILLRACE_FANOUT_TRACE_H
 #define MILLRACE_FANOUT_TRACE_H
 
 #include "fanout_maps.h"
 
-/* Not inlined, so that BTF knows the type. By bpf_ringbuf_output, since the verifier of 6.1 forgets that reserved memory
- * is not NULL when a function returns it.
+/* Not inlined, so that BTF has the type. It uses bpf_ringbuf_output, because the verifier of 6.1
+ * forgets that reserved memory is not NULL when a function returns it.
  */
 static __noinline int send_event(struct fanout_event *event)
 {
@@ -16,14 +16,14 @@ static __noinline int send_event(struct fanout_event *event)
 	return -1;
 }
 
-/* `leg`: 0 about the packet itself. For traced packets only. */
-int trace(struct fanout_work *work, __u32 leg, __u32 outcome)
+/* Writes an event about a traced packet. `receiver` 0: the event is about the packet itself. */
+int trace(struct fanout_work *work, __u32 receiver, __u32 outcome)
 {
-	__u32 wanted = tracing.leg, key;
+	__u32 wanted = tracing.receiver, key;
 	struct fanout_stream *stream;
 	struct fanout_event event;
 
-	if (!work || (wanted && leg && wanted != leg))
+	if (!work || (wanted && receiver && wanted != receiver))
 		return 0;
 	key = work->stream;
 	stream = bpf_map_lookup_elem(&streams, &key);
@@ -33,7 +33,7 @@ int trace(struct fanout_work *work, __u32 leg, __u32 outcome)
 		.arrived_ns = work->traced_ns,
 		.time_ns = bpf_ktime_get_ns(),
 		.stream = stream->number,
-		.leg = leg,
+		.receiver = receiver,
 		.ssrc = work->rtp.ssrc,
 		.timestamp = work->rtp.kind == RTP_MEDIA ? work->rtp.timestamp : 0,
 		.sequence = work->rtp.sequence,

@@ -9,10 +9,10 @@
 
 #define RTP_VERSION	   2
 #define RTP_HEADER_BYTES   12
-#define RTCP_HEADER_BYTES  8  /* with the SSRC of who says it */
-#define RTCP_REPORT_BYTES  28 /* of a sender report up to its report blocks */
+#define RTCP_HEADER_BYTES  8  /* includes the SSRC of the report's author */
+#define RTCP_REPORT_BYTES  28 /* a sender report up to its report blocks */
 #define RTCP_SENDER_REPORT 200
-/* Payload types with the marker bit that are RTCP's, on one port with RTP (RFC 5761, section 4). */
+/* RTCP packet types on a port shared with RTP: payload types with the marker bit set (RFC 5761, section 4). */
 #define RTCP_FIRST 192
 #define RTCP_LAST  223
 
@@ -25,13 +25,15 @@ enum rtp_kind {
 struct rtp_packet {
 	__u32 ssrc;
 	__u32 timestamp;
-	__u32 ntp_middle; /* of a sender report that is there whole; else 0 */
+	__u32 ntp_middle; /* middle 32 bits of a whole sender report's NTP time; else 0 */
 	__u16 sequence;
 	__u8 kind;   /* enum rtp_kind */
-	__u8 second; /* byte */
+	__u8 second; /* second byte of the packet */
 };
 
-/* `header`: the first RTCP_REPORT_BYTES of a payload of `bytes`; those behind its end are anything. */
+/* Classifies a payload of `bytes` bytes. `header` has its first RTCP_REPORT_BYTES; what lies behind
+ * the payload's end is undefined.
+ */
 static __always_inline enum rtp_kind rtp_parse(const __u8 *header, __u32 bytes, struct rtp_packet *packet)
 {
 	*packet = (struct rtp_packet){.second = header[1]};

@@ -1,4 +1,4 @@
-//! What the fan-out is loaded with.
+//! Configuration that the fan-out is loaded with.
 
 use std::net::SocketAddr;
 
@@ -6,22 +6,25 @@ use millrace_kernel::Error;
 use millrace_kernel::fan;
 use millrace_kernel::tc::Mechanism;
 
-/// Some 10000 events: what 500,000 per second need for 20 ms.
+/// Room for some 10000 events: 20 ms at 500,000 events per second.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 
-/// It takes the memory when it is loaded.
+/// Sizes and limits. The program takes the memory for them when it is loaded.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// Streams that are open from the beginning.
     pub streams: Vec<StreamConfig>,
-    /// So many streams and receivers there is room for, if those are fewer: for [`Fanout::open`](super::Fanout::open).
+    /// Number of streams, and of receivers below, that the tables have room for even if `streams` has fewer. It
+    /// leaves room for [`Fanout::open`](super::Fanout::open).
     pub streams_max: u32,
+    /// Number of receivers, of all streams, that the tables have room for.
     pub receivers_max: u32,
     /// Copies that one run of the program makes of a received packet, some half a microsecond each. If there are more to
     /// make, the packet is put back into the queue of packets that wait for the stack, for another run.
     pub max_copies_per_run: u32,
-    /// Runs that one received packet may take. What is left then is lost.
+    /// Runs that one received packet may take. Copies that are left then are lost.
     pub max_runs: u32,
-    /// `None` takes TCX where the kernel has it.
+    /// Hook to attach to. `None` takes TCX if the kernel has it.
     pub mechanism: Option<Mechanism>,
 }
 
@@ -38,59 +41,63 @@ impl Default for Config {
     }
 }
 
-/// One sender's packets, where they arrive, and how many receivers there may be.
+/// One sender's stream: where its packets arrive, and how many receivers it may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamConfig {
-    /// Where its packets arrive, an address of this host; copies come from there.
+    /// Address of this host that the stream's packets arrive at. Copies have it as their source.
     pub listen: SocketAddr,
-    /// Where its RTCP arrives, if that is another port.
+    /// Port that the sender's RTCP arrives at, if it is another one.
     pub listen_rtcp_port: Option<u16>,
-    /// Whose packets are fanned out.
+    /// Address and port of the sender. Only its packets are fanned out.
     pub sender: SocketAddr,
-    /// Where its RTCP comes from, if that is another port.
+    /// Source port of the sender's RTCP, if it is another one.
     pub sender_rtcp_port: Option<u16>,
+    /// The source whose packets are forwarded.
     pub ssrc: Ssrc,
+    /// The most receivers that the stream has at a time.
     pub max_receivers: u32,
 }
 
-/// Which synchronisation source of a sender is forwarded.
+/// The synchronisation source of a sender that is forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ssrc {
+    /// Every source.
     Any,
-    /// Whatever comes first.
+    /// The first one that arrives.
     First,
+    /// This source.
     Is(u32),
 }
 
 impl Config {
-    /// The program has no way to tell what does not fit together.
+    /// Checks what the program cannot: that addresses and sizes go together.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.streams.iter().try_for_each(StreamConfig::check)
     }
 
-    pub(super) fn legs(&self) -> u32 {
+    pub(super) fn receivers(&self) -> u32 {
         self.streams.iter().fold(0, |sum: u32, stream| sum.saturating_add(stream.max_receivers))
     }
 
-    /// Entries of each map whose size is set before loading; of ring buffers, bytes.
+    /// Returns the number of entries of each map that is sized before loading; for ring buffers, the bytes.
     pub(super) fn map_sizes(&self) -> [(&'static str, u32); 4] {
         let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX).max(self.streams_max);
         [
             ("places", streams.saturating_mul(2)),
             ("streams", streams),
-            ("legs", self.legs().max(self.receivers_max)),
+            ("receivers", self.receivers().max(self.receivers_max)),
             ("events", EVENTS_BYTES),
         ]
     }
 }
 
 impl StreamConfig {
-    /// What it is, however many receive it.
+    /// Returns the stream without its number of receivers, to compare streams by everything else.
     pub fn without_room(self) -> Self {
         Self { max_receivers: 0, ..self }
     }
 
-    /// Where its packets arrive.
+    /// Returns the addresses that the stream's packets arrive at.
     pub(super) fn places(&self) -> impl Iterator<Item = SocketAddr> {
         let ports = [Some(self.listen.port()), self.listen_rtcp_port];
         ports.into_iter().flatten().map(|port| SocketAddr::new(self.listen.ip(), port))

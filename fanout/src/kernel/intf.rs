@@ -2,8 +2,8 @@
 
 pub(super) use generated::{BUCKET_TICKS, FANOUT_SSRC_KNOWN as SSRC_KNOWN};
 pub(crate) use generated::{
-    FanoutAt as At, FanoutConfig as Config, FanoutEvent as Event, FanoutLeg as Leg, FanoutStream as Stream,
-    FanoutTracing as Tracing,
+    FanoutAt as At, FanoutConfig as Config, FanoutEvent as Event, FanoutReceiver as Receiver,
+    FanoutStream as Stream, FanoutTracing as Tracing,
 };
 
 mod generated {
@@ -12,20 +12,20 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 
-/// Sender reports that are remembered.
+/// Number of sender reports that are remembered.
 pub(super) const REPORTS: usize = generated::FANOUT_REPORTS as usize;
 
 #[cfg(test)]
 mod tests {
     use millrace_kernel::intf::enum_names;
 
-    use crate::kernel::outcome::{FurtherRun, LegOutcome, Outcome};
+    use crate::kernel::outcome::{CopyOutcome, FurtherRun, Outcome};
 
     #[test]
     fn outcomes_have_the_programs_names_and_order() {
         let names = |kind: &str, prefix: &str| enum_names(env!("OUT_DIR"), "fanout.bpf.o", kind, prefix);
         assert_eq!(names("fanout_outcome", "fanout_"), Outcome::ALL.map(Outcome::name));
-        assert_eq!(names("fanout_leg_outcome", "fanout_leg_"), LegOutcome::ALL.map(LegOutcome::name));
+        assert_eq!(names("fanout_copy_outcome", "fanout_copy_"), CopyOutcome::ALL.map(CopyOutcome::name));
         assert_eq!(names("fanout_further_run", "fanout_run_"), FurtherRun::ALL.map(FurtherRun::name));
     }
 }

@@ -1,94 +1,102 @@
-//! What became of packets and their copies, by the program's names.
+//! Outcomes of packets and their copies, under the program's names.
 
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// What became of a received packet.
+    /// The outcome of a received packet.
     Outcome {
-        /// Every copy was tried, each with a [`LegOutcome`] of its own.
+        /// Every copy was tried, each with a [`CopyOutcome`] of its own.
         Forwarded = "forwarded",
-        /// So many copies as one run makes were. Each [`FurtherRun`] goes on.
+        /// One run made as many copies as it may. The packet's next runs are counted by [`FurtherRun`].
         Continued = "continued",
-        /// Some copies were tried, the others are lost: it gets no further run.
+        /// Some copies were tried. The others are lost, because the packet gets no further run.
         OverBudget = "over_budget",
-        /// The same, for want of memory.
+        /// Some copies were tried. The others are lost for want of memory.
         NotRestored = "not_restored",
-        /// Of the sender, but not the one that is forwarded: dropped.
+        /// The packet is from the sender but not of the SSRC that is forwarded: dropped.
         OtherSsrc = "other_ssrc",
-        /// Of the sender, but neither RTP nor RTCP: dropped.
+        /// The packet is from the sender but neither RTP nor RTCP: dropped.
         NotRtp = "not_rtp",
+        /// The packet is not UDP over IP.
         NotUdp = "not_udp",
+        /// The packet is an IP fragment.
         Fragment = "fragment",
-        /// Bad link, IP or UDP header.
+        /// A link, IP or UDP header is malformed.
         Malformed = "malformed",
-        /// To no stream.
+        /// The packet is not addressed to a stream.
         Other = "other",
-        /// To a stream, from somebody else: left to userspace.
+        /// The packet is addressed to a stream but not from its sender: left to userspace.
         NotSender = "not_sender",
-        /// Merged by GRO, or from a local sender with GSO: left to userspace.
+        /// The packet was merged by GRO, or sent with GSO by a local process: left to userspace.
         SuperPacket = "super_packet",
-        /// IPv4 options, IPv6 extension headers, stacked VLAN tags: left to userspace.
+        /// The packet has IPv4 options, IPv6 extension headers or stacked VLAN tags: left to userspace.
         OddHeaders = "odd_headers",
-        /// A run was interrupted by this one, which had nothing to work with: left to userspace.
+        /// The run interrupted another one on its CPU and has no work area: left to userspace.
         Busy = "busy",
     }
 }
 
 outcomes! {
-    /// What became of a copy. What was not sent is lost, as with RTP on any network.
-    LegOutcome {
+    /// The outcome of a copy. A copy that was not sent is lost, as RTP packets may be on any network.
+    CopyOutcome {
+        /// The copy was sent.
         Sent = "sent",
         /// The lease had ended.
         Ended = "ended",
-        /// Beyond the receiver's cap.
+        /// The copy exceeds the receiver's cap.
         Rate = "rate",
-        /// For the route's MTU.
+        /// The copy is larger than the route's MTU.
         TooLarge = "too_large",
-        /// Or the receiver is on this host.
+        /// There is no route, or the receiver is on this host.
         NoRoute = "no_route",
         /// The next hop's link address is not known.
         NoNeighbour = "no_neighbour",
-        /// The receiver was just taken away.
+        /// Userspace has just removed the receiver.
         Changed = "changed",
-        /// It could not be written or queued.
+        /// The copy could not be written or queued.
         Lost = "lost",
     }
 }
 
 outcomes! {
-    /// What became of a packet in a run after its first.
+    /// The outcome of a packet in a run after its first.
     FurtherRun {
+        /// Every copy has been tried.
         Last = "last",
+        /// The packet gets one more run.
         Continued = "continued",
-        /// The other copies are lost.
+        /// The other copies are lost, because the packet gets no further run.
         Left = "left",
     }
 }
 
-/// Packets, since the program was loaded.
+/// Numbers of packets since the program was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counters {
+pub struct FanoutCounters {
     packets: [u64; Outcome::ALL.len()],
-    copies: [u64; LegOutcome::ALL.len()],
+    copies: [u64; CopyOutcome::ALL.len()],
     runs: [u64; FurtherRun::ALL.len()],
 }
 
-impl Counters {
-    /// `None`: not one counter for each outcome.
+impl FanoutCounters {
+    /// Returns `None` unless there is one counter for each outcome.
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
         let (packets, rest) = raw.split_first_chunk()?;
         let (copies, rest) = rest.split_first_chunk()?;
         Some(Self { packets: *packets, copies: *copies, runs: rest.try_into().ok()? })
     }
 
+    /// Returns the number of received packets with this outcome.
     pub fn packets(&self, outcome: Outcome) -> u64 {
         self.packets[outcome as usize]
     }
 
-    pub fn copies(&self, outcome: LegOutcome) -> u64 {
+    /// Returns the number of copies with this outcome.
+    pub fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.copies[outcome as usize]
     }
 
+    /// Returns the number of further runs with this outcome.
     pub fn runs(&self, outcome: FurtherRun) -> u64 {
         self.runs[outcome as usize]
     }

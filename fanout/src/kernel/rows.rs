@@ -1,37 +1,39 @@
-//! Places in the tables for streams and for the rows of their receivers, as values: what is free, and what was a moment ago.
+//! An allocator for the tables of streams and receivers. A row that was given back is reused after a moment only.
 
 use std::time::Duration;
 
-/// Longer than any run of the program: what was given back before nobody reads any more.
+/// Time before a row is reused. It is longer than any run of the program, so no run still reads the row.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A stream's entry, and where its receivers lie.
+/// A stream's entry, and the range of its receivers' entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
+pub struct StreamRow {
     pub index: u32,
     pub first: u32,
     pub receivers: u32,
 }
 
+/// Free and used rows of the tables.
 #[derive(Debug)]
-pub struct Rows {
+pub struct StreamRows {
     streams: u32,
     receivers: u32,
-    used: Vec<Row>,
-    /// Since when.
-    given_back: Vec<(Row, Duration)>,
+    used: Vec<StreamRow>,
+    /// Rows that were given back, and when.
+    given_back: Vec<(StreamRow, Duration)>,
 }
 
-impl Rows {
+impl StreamRows {
+    /// Creates tables with this many entries, all of them free.
     pub fn new(streams: u32, receivers: u32) -> Self {
         Self { streams, receivers, used: Vec::new(), given_back: Vec::new() }
     }
 
-    /// The lowest entry, and the lowest place in which so many lie in a row.
+    /// Takes the lowest free entry, and the lowest range with this number of free entries in a row.
     ///
     /// # Errors
-    /// There is none: how long it takes until there may be one, if there ever is.
-    pub fn take(&mut self, receivers: u32, now: Duration) -> Result<Row, Option<Duration>> {
+    /// Nothing is free: the time until something may be; `None` if it never will be.
+    pub fn take(&mut self, receivers: u32, now: Duration) -> Result<StreamRow, Option<Duration>> {
         self.given_back.retain(|(_, since)| now < *since + LINGER);
         match self.find(receivers) {
             Some(row) => {
@@ -42,11 +44,11 @@ impl Rows {
         }
     }
 
-    fn taken(&self) -> impl Iterator<Item = &Row> {
+    fn taken(&self) -> impl Iterator<Item = &StreamRow> {
         self.used.iter().chain(self.given_back.iter().map(|(row, _)| row))
     }
 
-    fn find(&self, receivers: u32) -> Option<Row> {
+    fn find(&self, receivers: u32) -> Option<StreamRow> {
         let index = (0..self.streams).find(|index| self.taken().all(|row| row.index != *index))?;
         let ends = self.taken().map(|row| row.first + row.receivers);
         let is_free = |first: &u32| {
@@ -55,9 +57,10 @@ impl Rows {
                 && self.taken().all(|row| end <= row.first || row.first + row.receivers <= *first)
         };
         let first = ends.chain([0]).filter(is_free).min()?;
-        Some(Row { index, first, receivers })
+        Some(StreamRow { index, first, receivers })
     }
 
+    /// Gives a row back, which is reused after a moment.
     pub fn give_back(&mut self, index: u32, now: Duration) {
         if let Some(at) = self.used.iter().position(|row| row.index == index) {
             self.given_back.push((self.used.swap_remove(at), now));
@@ -70,10 +73,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_do_not_meet_and_are_used_again_later() {
+    fn map_rows_do_not_overlap_and_are_reused() {
         let ms = Duration::from_millis;
-        let mut rows = Rows::new(3, 10);
-        let row = |index, first, receivers| Row { index, first, receivers };
+        let mut rows = StreamRows::new(3, 10);
+        let row = |index, first, receivers| StreamRow { index, first, receivers };
         assert_eq!(rows.take(4, ms(0)), Ok(row(0, 0, 4)));
         assert_eq!(rows.take(4, ms(0)), Ok(row(1, 4, 4)));
         assert_eq!(rows.take(3, ms(0)), Err(None), "of two receivers that are left");

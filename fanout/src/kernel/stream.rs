@@ -1,4 +1,4 @@
-//! Streams and their receivers, in memory that the program shares.
+//! Streams and their receivers, in memory shared with the program.
 
 #![allow(unsafe_code)]
 
@@ -8,80 +8,84 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_kernel::Error;
 use millrace_kernel::fan::{self, NetPath};
-use millrace_kernel::memory::{Shared, Table};
+use millrace_kernel::memory::{MappedArray, Shared};
 
 use super::config::{Ssrc, StreamConfig};
 use super::intf::{self, REPORTS, SSRC_KNOWN};
-use super::outcome::LegOutcome;
-use super::rows::Row;
+use super::outcome::CopyOutcome;
+use super::rows::StreamRow;
 
-/// Per nanosecond.
+/// Ticks of a bucket per nanosecond.
 const TICKS: u64 = intf::BUCKET_TICKS as u64;
 const SLACK: u64 = 1_000_000_000 * TICKS;
 const ATTEMPTS: usize = 8;
 
-// SAFETY: what the kernel changes is atomic; the rest is written by one owner before the program can reach it, or while it
-// does not use it (an epoch of 0).
+// SAFETY: fields that the kernel changes are atomic. Other fields are written by one owner, either before the program
+// can reach the entry, or while the program does not use it (an epoch of 0).
 unsafe impl Shared for intf::Stream {}
-// SAFETY: as above.
-unsafe impl Shared for intf::Leg {}
-// SAFETY: atomics only.
+// SAFETY: the same as above.
+unsafe impl Shared for intf::Receiver {}
+// SAFETY: all fields are atomic.
 unsafe impl Shared for intf::Tracing {}
 
 pub(super) struct Tables {
-    pub streams: Table<intf::Stream>,
-    pub legs: Table<intf::Leg>,
+    pub streams: MappedArray<intf::Stream>,
+    pub receivers: MappedArray<intf::Receiver>,
 }
 
 /// A stream of one sender.
-pub struct Stream {
+pub struct SenderStream {
     tables: Arc<Tables>,
     index: u32,
     listen: SocketAddr,
     places: Vec<SocketAddr>,
-    /// Which legs are in use, from the stream's first on.
+    /// Marks the receivers that are in use, from the stream's first on.
     used: Mutex<Vec<bool>>,
 }
 
-/// What was fanned out of a stream.
+/// Packets of a stream that were fanned out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Media {
+pub struct FanoutMedia {
+    /// Packets of the sender, with or without copies.
     pub packets: u64,
-    /// UDP payload.
+    /// Bytes of UDP payload.
     pub bytes: u64,
-    /// When the latest packet arrived, `CLOCK_MONOTONIC`; 0: none.
+    /// Arrival of the latest packet, `CLOCK_MONOTONIC`; 0 if there was none.
     pub last_ns: u64,
-    /// The one that is forwarded, where it is only one and known.
+    /// The SSRC that is forwarded, if it is a single one and known.
     pub ssrc: Option<u32>,
 }
 
-/// A sender report that passed: the middle 32 bits of its NTP time, and when, in microseconds of `CLOCK_MONOTONIC` modulo 2^32.
+/// A sender report that passed: the middle 32 bits of its NTP time, and its arrival in microseconds of
+/// `CLOCK_MONOTONIC` modulo 2^32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Report {
+pub struct SenderReport {
+    /// The middle 32 bits of the report's NTP time.
     pub ntp_middle: u32,
+    /// Time at which the report passed, microseconds.
     pub passed_us: u32,
 }
 
-/// What one receiver may be sent.
+/// Rate limit of one receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cap {
-    /// Bits per second, with all headers from IP on; 1 at least.
+    /// Bits per second, all headers from IP on included; at least 1.
     pub bits_per_s: u64,
-    /// What may come at once.
+    /// Bytes that may be sent at once.
     pub burst_bytes: u64,
 }
 
 impl Cap {
-    /// Ticks that a byte costs, and those of a burst. Beyond some 500 Gbit/s there is no cap.
+    /// Returns the ticks that a byte costs, and the ticks of a burst. Above some 500 Gbit/s there is no limit.
     fn ticks(self) -> (u64, u64) {
         let cost = 8 * 1_000_000_000 * TICKS / self.bits_per_s.max(1);
         (cost, cost.saturating_mul(self.burst_bytes))
     }
 }
 
-impl Stream {
-    pub(super) fn new(tables: Arc<Tables>, row: Row, config: &StreamConfig) -> Self {
-        let Row { index, first, .. } = row;
+impl SenderStream {
+    pub(super) fn new(tables: Arc<Tables>, row: StreamRow, config: &StreamConfig) -> Self {
+        let StreamRow { index, first, .. } = row;
         let entry = tables.streams.get(index);
         // SAFETY: the program cannot reach the entry yet: no place leads to it, nor did one a moment ago (`Rows`).
         unsafe {
@@ -91,7 +95,7 @@ impl Stream {
         }
         let counts = [&entry.packets, &entry.bytes, &entry.last_ns, &entry.sent];
         counts.into_iter().chain(&entry.reports).for_each(|count| count.store(0, Ordering::Relaxed));
-        entry.legs.store(0, Ordering::Relaxed);
+        entry.receivers.store(0, Ordering::Relaxed);
         entry.number.store(index + 1, Ordering::Relaxed);
         entry.first.store(first, Ordering::Relaxed);
         entry.one_ssrc.store(u32::from(config.ssrc != Ssrc::Any), Ordering::Relaxed);
@@ -109,7 +113,7 @@ impl Stream {
         &self.places
     }
 
-    /// For which there is room.
+    /// Returns the number of receivers that the stream has room for.
     pub fn receivers_max(&self) -> usize {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -118,15 +122,16 @@ impl Stream {
         self.tables.streams.get(self.index)
     }
 
-    /// From 1 on: its name in events.
+    /// Returns the stream's number in events, from 1 on.
     pub fn number(&self) -> u32 {
         self.index + 1
     }
 
-    pub fn media(&self) -> Media {
+    /// Returns the numbers of packets that were fanned out.
+    pub fn media(&self) -> FanoutMedia {
         let entry = self.entry();
         let ssrc = entry.ssrc.load(Ordering::Relaxed);
-        Media {
+        FanoutMedia {
             packets: entry.packets.load(Ordering::Relaxed),
             bytes: entry.bytes.load(Ordering::Relaxed),
             last_ns: entry.last_ns.load(Ordering::Relaxed),
@@ -134,7 +139,7 @@ impl Stream {
         }
     }
 
-    /// A packet that userspace fans out: the same is counted as in the program.
+    /// Counts a packet that userspace fans out, as the program counts its own.
     pub fn count(&self, bytes: usize, now_ns: u64) {
         let entry = self.entry();
         entry.packets.fetch_add(1, Ordering::Relaxed);
@@ -142,7 +147,8 @@ impl Stream {
         entry.last_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// Whether packets of this SSRC are forwarded. Where the stream takes whatever comes first, this may be it.
+    /// Returns whether packets of this SSRC are forwarded. If the stream takes the first SSRC that arrives, this call
+    /// may set it.
     pub fn takes(&self, ssrc: u32) -> bool {
         let entry = self.entry();
         let known = SSRC_KNOWN | u64::from(ssrc);
@@ -153,24 +159,24 @@ impl Stream {
             }
     }
 
-    /// Has the next SSRC be the one that is forwarded.
+    /// Forgets the SSRC, so that the next packet's SSRC is forwarded.
     pub fn forget_ssrc(&self) {
         self.entry().ssrc.store(0, Ordering::Relaxed);
     }
 
-    /// The latest ones, newest first.
-    pub fn reports(&self) -> Vec<Report> {
+    /// Returns the latest sender reports, newest first.
+    pub fn reports(&self) -> Vec<SenderReport> {
         let entry = self.entry();
         let sent = entry.sent.load(Ordering::Relaxed);
         let latest = (0..sent.min(REPORTS as u64)).filter_map(|back| {
             let at = (sent - 1 - back) as usize % REPORTS;
             let word = entry.reports.get(at)?.load(Ordering::Relaxed);
-            Some(Report { ntp_middle: (word >> 32) as u32, passed_us: word as u32 })
+            Some(SenderReport { ntp_middle: (word >> 32) as u32, passed_us: word as u32 })
         });
         latest.collect()
     }
 
-    /// The same, of one that userspace fans out.
+    /// Notes a sender report that userspace fans out.
     pub fn note_report(&self, ntp_middle: u32, now_ns: u64) {
         let entry = self.entry();
         let at = entry.sent.fetch_add(1, Ordering::Relaxed) as usize % REPORTS;
@@ -180,20 +186,21 @@ impl Stream {
         }
     }
 
-    /// Has a receiver be sent the stream until then, by `CLOCK_MONOTONIC`, or until it is dropped.
+    /// Adds a receiver, which is sent the stream until `until_ns` of `CLOCK_MONOTONIC`, or until the receiver is dropped.
     ///
     /// # Errors
-    /// There is no room; or the receiver's address is of another family than any of this host's for the stream.
-    pub fn add(self: &Arc<Self>, to: SocketAddr, cap: Cap, until_ns: u64) -> Result<Leg, Error> {
+    ///
+    /// There is no room, or this host has no address of the receiver's family for the stream.
+    pub fn add(self: &Arc<Self>, to: SocketAddr, cap: Cap, until_ns: u64) -> Result<ReceiverCopy, Error> {
         let path = NetPath::new(self.listen, to)
             .ok_or(Error::Config("a receiver has an address of the stream's family"))?;
         let at = self.take()?;
-        let leg = Leg { stream: self.clone(), at };
-        leg.set(path, cap, until_ns);
-        Ok(leg)
+        let receiver = ReceiverCopy { stream: self.clone(), at };
+        receiver.set(path, cap, until_ns);
+        Ok(receiver)
     }
 
-    /// The lowest place that is free: what the program looks at ends with the highest that is not.
+    /// Takes the lowest free entry. The program only looks at entries up to the highest one in use.
     fn take(&self) -> Result<u32, Error> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let at = used.iter().position(|used| !used).ok_or(Error::Full { what: "receivers" })?;
@@ -213,29 +220,29 @@ impl Stream {
     }
 
     fn publish(&self, used: &[bool]) {
-        let legs = used.iter().rposition(|used| *used).map_or(0, |at| at + 1);
-        self.entry().legs.store(legs as u32, Ordering::Release);
+        let receivers = used.iter().rposition(|used| *used).map_or(0, |at| at + 1);
+        self.entry().receivers.store(receivers as u32, Ordering::Release);
     }
 }
 
-/// One receiver's copy of a stream. When it is dropped nothing is sent there any more, up to runs of the program that are in
-/// the middle of it.
-pub struct Leg {
-    stream: Arc<Stream>,
+/// One receiver's copy of a stream. After it is dropped nothing more is sent, except by runs of the program that are
+/// in progress.
+pub struct ReceiverCopy {
+    stream: Arc<SenderStream>,
     at: u32,
 }
 
-impl Leg {
-    fn entry(&self) -> &intf::Leg {
+impl ReceiverCopy {
+    fn entry(&self) -> &intf::Receiver {
         let first = self.stream.entry().first.load(Ordering::Relaxed);
-        self.stream.tables.legs.get(first + self.at)
+        self.stream.tables.receivers.get(first + self.at)
     }
 
-    /// The program sends by what it has read between two looks at the same epoch.
+    /// Writes the entry. The program sends a copy only if it read the same epoch before and after the entry's fields.
     fn set(&self, path: NetPath, cap: Cap, until_ns: u64) {
         let entry = self.entry();
         let (cost, burst) = cap.ticks();
-        // SAFETY: the epoch is 0, so whoever reads this does not use it; and this handle is the only one of the entry.
+        // SAFETY: the epoch is 0, so no reader uses the field, and this handle is the only one of the entry.
         unsafe { *entry.path.get() = path };
         entry.rate.cost.store(cost, Ordering::Relaxed);
         entry.rate.burst.store(burst, Ordering::Relaxed);
@@ -248,16 +255,17 @@ impl Leg {
         entry.epoch.store(next_epoch(), Ordering::Release);
     }
 
-    /// From 1 on: its name in events, unique among the stream's receivers of the moment.
+    /// Returns the receiver's number in events, from 1 on. It is unique among the stream's present receivers.
     pub fn number(&self) -> u32 {
         self.at + 1
     }
 
+    /// Extends the lease to `until_ns` of `CLOCK_MONOTONIC`.
     pub fn renew(&self, until_ns: u64) {
         self.entry().until_ns.store(until_ns, Ordering::Relaxed);
     }
 
-    /// Another cap from now on.
+    /// Changes the receiver's rate limit.
     pub fn set_cap(&self, cap: Cap) {
         let entry = self.entry();
         let (cost, burst) = cap.ticks();
@@ -265,28 +273,29 @@ impl Leg {
         entry.rate.burst.store(burst, Ordering::Relaxed);
     }
 
-    /// Packets that were sent, and their UDP payload.
+    /// Returns the packets that were sent, and the bytes of their UDP payload.
     pub fn sent(&self) -> (u64, u64) {
         let entry = self.entry();
         (entry.packets.load(Ordering::Relaxed), entry.bytes.load(Ordering::Relaxed))
     }
 
-    pub fn copies(&self, outcome: LegOutcome) -> u64 {
+    /// Returns the number of copies with this outcome.
+    pub fn copies(&self, outcome: CopyOutcome) -> u64 {
         self.entry().outcomes.get(outcome as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Whether userspace may send so many bytes, headers from IP on included, for the same cap and lease as the program's
-    /// copies. It is counted either way.
-    pub fn admit(&self, bytes: usize, payload: usize, now_ns: u64) -> LegOutcome {
+    /// Charges a packet of `bytes`, headers from IP on included, to the cap and lease that the program's copies have
+    /// too. Returns whether userspace may send it. The packet is counted either way.
+    pub fn admit(&self, bytes: usize, payload: usize, now_ns: u64) -> CopyOutcome {
         let entry = self.entry();
         let outcome = if now_ns >= entry.until_ns.load(Ordering::Relaxed) {
-            LegOutcome::Ended
+            CopyOutcome::Ended
         } else if !self.take(bytes as u64, now_ns) {
-            LegOutcome::Rate
+            CopyOutcome::Rate
         } else {
             entry.packets.fetch_add(1, Ordering::Relaxed);
             entry.bytes.fetch_add(payload as u64, Ordering::Relaxed);
-            LegOutcome::Sent
+            CopyOutcome::Sent
         };
         if let Some(count) = entry.outcomes.get(outcome as usize) {
             count.fetch_add(1, Ordering::Relaxed);
@@ -294,11 +303,11 @@ impl Leg {
         outcome
     }
 
-    /// `is_over_at` of `bucket.h`.
+    /// Does the same as `is_over_at` of `bucket.h`.
     fn take(&self, bytes: u64, now_ns: u64) -> bool {
         let entry = self.entry();
-        let (cost, burst) =
-            (entry.rate.cost.load(Ordering::Relaxed), entry.rate.burst.load(Ordering::Relaxed));
+        let cost = entry.rate.cost.load(Ordering::Relaxed);
+        let burst = entry.rate.burst.load(Ordering::Relaxed);
         let now = now_ns.wrapping_mul(TICKS);
         for _ in 0..ATTEMPTS {
             let old = entry.full_at.load(Ordering::Relaxed);
@@ -319,16 +328,16 @@ impl Leg {
     }
 }
 
-impl Drop for Leg {
+impl Drop for ReceiverCopy {
     fn drop(&mut self) {
         self.entry().epoch.store(0, Ordering::SeqCst);
-        // Before anything of the entry is written for the next one.
+        // The epoch of 0 has to be visible before any field is written for the next receiver.
         fence(Ordering::SeqCst);
         self.stream.give(self.at);
     }
 }
 
-/// Not 0, which stands for "not in use".
+/// Returns an epoch other than 0, which marks a free entry.
 fn next_epoch() -> u32 {
     use std::sync::atomic::AtomicU32;
     static EPOCHS: AtomicU32 = AtomicU32::new(1);

@@ -1,4 +1,4 @@
-//! The program over BPF_PROG_TEST_RUN: what it makes of each kind of packet, without an interface.
+//! Tests of the program over BPF_PROG_TEST_RUN: the outcome of each kind of packet, without an interface.
 
 use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
 
@@ -33,7 +33,7 @@ fn fanout(config: Config) -> Fanout {
     Fanout::load(&config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// One stream, and one over IPv6.
+/// Loads one stream over IPv4, and one over IPv6.
 fn with_ssrc(ssrc: Ssrc) -> Fanout {
     let other = StreamConfig {
         listen: at("[2001:db8::1]:5004"),
@@ -58,7 +58,7 @@ fn media(ssrc: u32, sequence: u16) -> Vec<u8> {
     [&[0x80, 96][..], &sequence.to_be_bytes(), &[0, 0, 0, 9], &ssrc.to_be_bytes(), b"payload"].concat()
 }
 
-/// A sender report with this in the middle of its NTP time.
+/// Returns a sender report with `middle` in the middle of its NTP time.
 fn report(ssrc: u32, middle: u32) -> Vec<u8> {
     [&[0x80, 200, 0, 6][..], &ssrc.to_be_bytes(), &[0, 0], &middle.to_be_bytes(), &[0; 14]].concat()
 }
@@ -69,9 +69,10 @@ fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
         .concat()
 }
 
-/// Without checksums that would fit: nobody looks.
+/// Returns a frame without valid checksums, which the program does not check.
 fn frame(from: &str, to: &str, payload: &[u8]) -> Vec<u8> {
-    let (from, to) = (at(from), at(to));
+    let from = at(from);
+    let to = at(to);
     let udp = udp(from, to, payload);
     let len = udp.len() as u16;
     match (from.ip(), to.ip()) {
@@ -92,10 +93,10 @@ fn ethernet(kind: u16, rest: &[u8]) -> Vec<u8> {
 }
 
 impl Fanout {
-    /// Runs one frame: its verdict, and what was counted.
+    /// Runs one frame. Returns its verdict and its outcome.
     fn run(&self, frame: &[u8], gso_size: u32) -> (u32, Outcome) {
         let before = self.counted();
-        // struct __sk_buff, in which gso_size is at 176.
+        // The field gso_size of struct __sk_buff is at offset 176.
         let mut context = vec![0; 192];
         context[176..180].copy_from_slice(&gso_size.to_ne_bytes());
         let input =
@@ -109,7 +110,7 @@ impl Fanout {
         (verdict.return_value, counted[0])
     }
 
-    fn counted(&self) -> Counters {
+    fn counted(&self) -> FanoutCounters {
         self.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
     }
 }
@@ -183,7 +184,7 @@ fn every_packet_has_one_outcome_and_one_verdict() {
 }
 
 #[test]
-fn the_first_ssrc_is_the_one() {
+fn first_ssrc_is_the_one_that_is_forwarded() {
     if !is_root() {
         return;
     }
@@ -217,9 +218,9 @@ fn sender_reports_are_remembered() {
     assert_eq!(middles, [10, 9, 8, 7, 6, 5, 4, 3]);
 }
 
-/// Without an interface there is no route: the tests in namespaces have some.
+/// The frame finds no route, because there is no interface. The tests in namespaces have routes.
 #[test]
-fn receivers_come_and_go() {
+fn receivers_are_added_and_removed_in_the_kernel() {
     if !is_root() {
         return;
     }
@@ -232,46 +233,46 @@ fn receivers_come_and_go() {
     let mut all: Vec<_> = (1..=3).map(|port| add(port).expect("room")).collect();
     assert!(matches!(add(4), Err(Error::Full { .. })));
     assert_eq!(run(), (DROP, Outcome::Forwarded));
-    assert_eq!(copies(LegOutcome::NoRoute), 3);
+    assert_eq!(copies(CopyOutcome::NoRoute), 3);
     all.remove(1);
     run();
-    assert_eq!(copies(LegOutcome::NoRoute), 5);
+    assert_eq!(copies(CopyOutcome::NoRoute), 5);
     all.push(add(5).expect("the place is free again"));
     assert_eq!(all[2].number(), 2);
     run();
-    assert_eq!(copies(LegOutcome::NoRoute), 8);
+    assert_eq!(copies(CopyOutcome::NoRoute), 8);
     all[0].renew(1);
     run();
-    assert_eq!((copies(LegOutcome::Ended), copies(LegOutcome::NoRoute)), (1, 10));
-    assert_eq!((all[0].copies(LegOutcome::Ended), all[2].copies(LegOutcome::NoRoute)), (1, 2), "its own");
+    assert_eq!((copies(CopyOutcome::Ended), copies(CopyOutcome::NoRoute)), (1, 10));
+    assert_eq!((all[0].copies(CopyOutcome::Ended), all[2].copies(CopyOutcome::NoRoute)), (1, 2), "its own");
     drop(all);
     run();
-    assert_eq!(copies(LegOutcome::NoRoute), 10);
+    assert_eq!(copies(CopyOutcome::NoRoute), 10);
     let wrong = stream.add(at("[2001:db8::9]:1"), cap, FAR);
     assert!(matches!(wrong, Err(Error::Config(_))));
     assert!(add(6).is_ok(), "it took no place");
 }
 
 #[test]
-fn userspace_keeps_to_the_same_cap() {
+fn userspace_fan_out_keeps_to_the_same_rate_cap() {
     if !is_root() {
         return;
     }
     let fanout = with_ssrc(Ssrc::Any);
     // A byte takes a microsecond.
     let cap = Cap { bits_per_s: 8_000_000, burst_bytes: 3000 };
-    let leg = fanout.streams()[0].add(at("203.0.113.1:1"), cap, 5_000_000_000).expect("room");
+    let receiver = fanout.streams()[0].add(at("203.0.113.1:1"), cap, 5_000_000_000).expect("room");
     let mut now = 1_000_000_000;
-    let admit = |now| leg.admit(1000, 972, now);
+    let admit = |now| receiver.admit(1000, 972, now);
     let all: Vec<_> = (0..4).map(|_| admit(now)).collect();
-    assert_eq!(all, [LegOutcome::Sent, LegOutcome::Sent, LegOutcome::Sent, LegOutcome::Rate]);
+    assert_eq!(all, [CopyOutcome::Sent, CopyOutcome::Sent, CopyOutcome::Sent, CopyOutcome::Rate]);
     now += 999_000;
-    assert_eq!(admit(now), LegOutcome::Rate);
+    assert_eq!(admit(now), CopyOutcome::Rate);
     now += 1000;
-    assert_eq!(admit(now), LegOutcome::Sent);
-    assert_eq!(admit(5_000_000_000), LegOutcome::Ended);
-    assert_eq!(leg.sent(), (4, 4 * 972));
-    assert_eq!((leg.copies(LegOutcome::Rate), leg.copies(LegOutcome::Ended)), (2, 1));
+    assert_eq!(admit(now), CopyOutcome::Sent);
+    assert_eq!(admit(5_000_000_000), CopyOutcome::Ended);
+    assert_eq!(receiver.sent(), (4, 4 * 972));
+    assert_eq!((receiver.copies(CopyOutcome::Rate), receiver.copies(CopyOutcome::Ended)), (2, 1));
 }
 
 #[test]
@@ -281,7 +282,8 @@ fn packets_are_traced_on_request() {
     }
     let fanout = with_ssrc(Ssrc::Is(SSRC));
     let stream = &fanout.streams()[0];
-    let _leg = stream.add(at("203.0.113.1:1"), Cap { bits_per_s: 1, burst_bytes: 1 }, FAR).expect("room");
+    let _receiver =
+        stream.add(at("203.0.113.1:1"), Cap { bits_per_s: 1, burst_bytes: 1 }, FAR).expect("room");
     let events = || {
         let mut events = Vec::new();
         assert_eq!(fanout.drain_events(|event| events.push((event.sequence, event.what))), 0);
@@ -291,15 +293,16 @@ fn packets_are_traced_on_request() {
     run(SSRC, 4);
     assert_eq!(events(), [], "nobody watches");
     let every = std::num::NonZero::new(2).expect("not 0");
-    let tracing = Tracing { every, stream: std::num::NonZero::new(stream.number()), leg: None };
+    let tracing =
+        FanoutTraceSelection { every, stream: std::num::NonZero::new(stream.number()), receiver: None };
     fanout.set_tracing(Some(tracing));
     for sequence in 3..7 {
         run(SSRC, sequence);
     }
     run(7, 8);
-    let copy = What::Copy(1, LegOutcome::NoRoute);
-    assert_eq!(events(), [(4, copy), (6, copy), (8, What::Packet(Outcome::OtherSsrc))]);
-    fanout.set_tracing(Some(Tracing { stream: std::num::NonZero::new(2), ..tracing }));
+    let copy = CopyEventKind::Copy(1, CopyOutcome::NoRoute);
+    assert_eq!(events(), [(4, copy), (6, copy), (8, CopyEventKind::Packet(Outcome::OtherSsrc))]);
+    fanout.set_tracing(Some(FanoutTraceSelection { stream: std::num::NonZero::new(2), ..tracing }));
     run(SSRC, 2);
     fanout.set_tracing(None);
     run(SSRC, 2);
@@ -328,7 +331,7 @@ fn a_run_within_another_one_leaves_the_packet_to_userspace() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn inconsistent_configuration_is_refused() {
     let wrong = [
         StreamConfig { sender: at("[2001:db8::2]:6000"), ..stream(Ssrc::Any, 1) },
         StreamConfig { listen: at("0.0.0.0:5004"), ..stream(Ssrc::Any, 1) },

@@ -6,91 +6,99 @@ use std::sync::{Mutex, PoisonError};
 
 use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::memory::{Ring, Table};
-use millrace_kernel::object::Loaded;
+use millrace_kernel::memory::{MappedArray, RingReader};
+use millrace_kernel::object::LoadedObject;
 
 use super::config::EVENTS_BYTES;
 use super::intf;
-use super::outcome::{LegOutcome, Outcome};
+use super::outcome::{CopyOutcome, Outcome};
 
-/// Which packets become events.
+/// A filter for the packets that become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tracing {
-    /// Those whose sequence number is a multiple of it, with all their copies; RTCP as if it had number 0.
+pub struct FanoutTraceSelection {
+    /// Selects packets whose sequence number is a multiple of it, and all their copies. RTCP counts as number 0.
     pub every: NonZero<u32>,
-    /// Of this stream only ([`Stream::number`](super::Stream::number)).
+    /// Restricts events to this stream ([`SenderStream::number`](super::SenderStream::number)).
     pub stream: Option<NonZero<u32>>,
-    /// Of copies, those for this receiver only ([`Leg::number`](super::Leg::number)).
-    pub leg: Option<NonZero<u32>>,
+    /// Restricts events about copies to this receiver ([`ReceiverCopy::number`](super::ReceiverCopy::number)).
+    pub receiver: Option<NonZero<u32>>,
 }
 
-/// Something that became of a sender's packet, at one time.
+/// An event of a sender's packet, or of one of its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    /// When the packet arrived, `CLOCK_MONOTONIC`.
+pub struct CopyEvent {
+    /// Arrival of the packet, `CLOCK_MONOTONIC`.
     pub arrived_ns: u64,
-    /// When it, or the copy, had been dealt with.
+    /// Time when the packet or the copy was finished, `CLOCK_MONOTONIC`.
     pub time_ns: u64,
+    /// Number of the stream.
     pub stream: u32,
+    /// Source of the packet.
     pub ssrc: u32,
-    /// Of RTP, as is the sequence number; 0 of RTCP.
+    /// RTP timestamp; 0 for RTCP. The same holds for the sequence number.
     pub timestamp: u32,
+    /// RTP sequence number.
     pub sequence: u16,
-    /// Its second byte: marker and payload type, or the type of RTCP.
+    /// Second byte of the packet: RTP marker and payload type, or RTCP packet type.
     pub kind: u8,
-    /// UDP payload, bytes.
+    /// Bytes of UDP payload.
     pub size: u16,
-    pub what: What,
+    /// The outcome, of the packet or of one copy.
+    pub what: CopyEventKind,
 }
 
+/// The subject of an event, and its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
-    /// A packet that did not become copies, or not all of them.
+pub enum CopyEventKind {
+    /// A packet that was not copied, or not to all receivers.
     Packet(Outcome),
-    /// A copy for this receiver.
-    Copy(u32, LegOutcome),
+    /// A copy for the receiver with this number.
+    Copy(u32, CopyOutcome),
 }
 
-impl Event {
-    /// `None` for an outcome that there is not.
+impl CopyEvent {
+    /// Returns `None` for an unknown outcome.
     fn new(raw: &intf::Event) -> Option<Self> {
         let outcome = usize::from(raw.outcome);
-        let what = match raw.leg {
-            0 => What::Packet(*Outcome::ALL.get(outcome)?),
-            leg => What::Copy(leg, *LegOutcome::ALL.get(outcome)?),
+        let what = match raw.receiver {
+            0 => CopyEventKind::Packet(*Outcome::ALL.get(outcome)?),
+            receiver => CopyEventKind::Copy(receiver, *CopyOutcome::ALL.get(outcome)?),
         };
         let intf::Event { arrived_ns, time_ns, stream, ssrc, timestamp, sequence, kind, size, .. } = *raw;
         Some(Self { arrived_ns, time_ns, stream, ssrc, timestamp, sequence, kind, size, what })
     }
 }
 
-/// The program's events, and what it is told about them.
-pub(super) struct Trace {
-    ring: Mutex<Ring>,
-    table: Table<intf::Tracing>,
+/// The ring of events, and the filter that the program reads.
+pub(super) struct FanoutTraceRing {
+    ring: Mutex<RingReader>,
+    table: MappedArray<intf::Tracing>,
 }
 
-impl Trace {
-    pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let ring = Ring::new(object.handle("events")?, EVENTS_BYTES as usize)
+impl FanoutTraceRing {
+    /// Maps the ring and the filter of a loaded program.
+    pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
+        let ring = RingReader::new(object.handle("events")?, EVENTS_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;
         Ok(Self { ring: Mutex::new(ring), table: object.table(".data.tracing")? })
     }
 
-    pub fn set(&self, tracing: Option<Tracing>) {
+    /// Sets the filter; `None` traces nothing.
+    pub fn set(&self, tracing: Option<FanoutTraceSelection>) {
         let entry = self.table.get(0);
-        // A packet in between may be in the sample of both settings or in none.
+        // The filter changes in several steps. A packet in between may match both filters or none.
         entry.every.store(0, Ordering::SeqCst);
         let Some(tracing) = tracing else { return };
         let name = |name: Option<NonZero<u32>>| name.map_or(0, NonZero::get);
         entry.stream.store(name(tracing.stream), Ordering::Relaxed);
-        entry.leg.store(name(tracing.leg), Ordering::Relaxed);
+        entry.receiver.store(name(tracing.receiver), Ordering::Relaxed);
         entry.every.store(tracing.every.get(), Ordering::Release);
     }
 
-    pub fn drain(&self, mut read: impl FnMut(Event)) -> u64 {
+    /// Hands over the waiting events. Returns how many were lost since the last call.
+    pub fn drain(&self, mut read: impl FnMut(CopyEvent)) -> u64 {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).drain(|bytes| {
-            if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| Event::new(&raw)) {
+            if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| CopyEvent::new(&raw)) {
                 read(event);
             }
         });

@@ -1,5 +1,5 @@
-//! The socket of a running gate: what may be asked, who may ask, and what becomes of what a server told when it is
-//! gone. `docs/gate.md` documents it.
+//! The control socket of a running gate: requests, permissions, and the cleanup after a server that disconnects.
+//! `docs/guide/gate.md` documents it.
 
 use std::{
     collections::{
@@ -19,112 +19,154 @@ use millrace_daemon::{
     socket::Conversation,
 };
 use millrace_gate::{
-    Entry, Prefix, Scope, Tracer, hex,
-    status::{Listed, Status},
+    ListEntry, PacketTracer, Prefix, Scope, hex,
+    status::{ListedStatus, Status},
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
-    daemon::Daemon,
-    trace::{Follow, Seen},
+    daemon::GateDaemon,
+    trace::{GateTraceFilter, TraceUpdate},
     watch,
 };
 
+/// Path of the control socket, if no other is configured.
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 
+/// A request, one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum GateRequest {
+    /// Counts a connection of a client.
     Inc {
+        /// The scope's name.
         scope: String,
+        /// The client's address.
         client: IpAddr,
     },
+    /// Stops counting a connection of a client.
     Dec {
+        /// The scope's name.
         scope: String,
+        /// The client's address.
         client: IpAddr,
     },
+    /// Publishes a connection ID.
     Publish {
+        /// The scope's name.
         scope: String,
+        /// The ID, in hexadecimal.
         id: String,
     },
+    /// Retires a connection ID.
     Retire {
+        /// The scope's name.
         scope: String,
+        /// The ID, in hexadecimal.
         id: String,
     },
+    /// Checks a token of a Retry packet.
     CheckToken {
+        /// The scope's name.
         scope: String,
+        /// The client's address and port.
         client: SocketAddr,
+        /// The token, in hexadecimal.
         token: String,
     },
-    Block(List),
-    Allow(List),
-    Unlist(List),
+    /// Blocks prefixes.
+    Block(PrefixList),
+    /// Allows prefixes.
+    Allow(PrefixList),
+    /// Removes entries of `Block` and `Allow`.
+    Unlist(PrefixList),
+    /// Asks for the status.
     Status,
+    /// Asks for the text of the policy.
     Policy,
+    /// Reads the policy again.
     Reload,
-    /// Packets that are refused are kept for this connection from now on, for [`Traced`](Self::Traced).
-    Trace(Follow),
+    /// Starts a trace on this connection: refused packets are kept from now on, for [`Traced`](Self::Traced).
+    Trace(GateTraceFilter),
+    /// Asks for the packets of the trace since the last such request.
     Traced,
 }
 
+/// Prefixes to list or to remove.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct List {
+pub struct PrefixList {
+    /// The prefixes.
     pub prefix: Prefixes,
+    /// The scope; `None` for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<String>,
-    /// After which it is taken back.
+    /// Seconds after which the entry is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
 }
 
+/// One or more prefixes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Prefixes {
+    /// One prefix.
     One(String),
+    /// Any number of prefixes.
     Many(Vec<String>),
 }
 
+/// An answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum GateReply {
+    /// The client's number of connections.
     Connections(u32),
+    /// The original destination connection ID of a token, in hexadecimal.
     OriginalId(String),
-    /// What decides otherwise about parts of what was listed; there is some.
-    Exceptions(Vec<Listed>),
+    /// Entries that override parts of what was listed; not empty.
+    Exceptions(Vec<ListedStatus>),
+    /// The status.
     Status(Box<Status>),
+    /// The text of the policy.
     Policy(String),
-    Traced(Seen),
+    /// The packets of the trace.
+    Traced(TraceUpdate),
 }
 
-/// Asks a running gate one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
+/// Sends one request to a running gate and returns its answer.
+pub fn ask(socket: &Path, request: &GateRequest) -> anyhow::Result<Option<GateReply>> {
     ask_more(&mut open(socket)?, request)
 }
 
-/// A connection to a running gate.
+/// Opens a connection to a running gate.
 pub fn open(socket: &Path) -> anyhow::Result<Conversation> {
     Conversation::open(socket, "gate")
 }
 
-/// Asks on a connection.
-pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<Option<Answer>> {
+/// Sends a further request on a connection.
+pub fn ask_more(gate: &mut Conversation, request: &GateRequest) -> anyhow::Result<Option<GateReply>> {
     gate.ask(request)
 }
 
-impl daemon::Daemon for Daemon {
-    type Request = Request;
-    type Answer = Answer;
-    type Caller = Told;
+impl daemon::Daemon for GateDaemon {
+    type Request = GateRequest;
+    type Answer = GateReply;
+    type Caller = ConnectionState;
 
     const TICK: Duration = watch::TICK;
 
-    fn caller(&self) -> Told {
-        Told { places: self.places.clone(), connections: HashMap::new(), ids: HashMap::new(), trace: None }
+    fn caller(&self) -> ConnectionState {
+        ConnectionState {
+            places: self.places.clone(),
+            connections: HashMap::new(),
+            ids: HashMap::new(),
+            trace: None,
+        }
     }
 
-    fn answer(&self, told: &mut Told, request: Request) -> anyhow::Result<Option<Answer>> {
+    fn answer(&self, told: &mut ConnectionState, request: GateRequest) -> anyhow::Result<Option<GateReply>> {
         answer(self, told, request)
     }
 
@@ -142,65 +184,72 @@ impl daemon::Daemon for Daemon {
     }
 }
 
-/// What one connection to the socket told; undone when it ends, since the server that told it has.
-pub struct Told {
-    /// Places for clients, shared by all connections to the socket.
+/// The state that one connection to the socket added. It is undone when the connection ends, since the server behind
+/// it has ended then.
+pub struct ConnectionState {
+    /// Slots for client addresses, shared by all connections to the socket.
     places: Arc<Semaphore>,
-    connections: HashMap<(String, IpAddr), Counted>,
-    /// No more than the gate has room for.
-    ids: HashMap<(String, Vec<u8>), Id>,
-    trace: Option<Tracer>,
+    connections: HashMap<(String, IpAddr), CountedClient>,
+    /// The published IDs; no more than the gate has room for.
+    ids: HashMap<(String, Vec<u8>), PublishedId>,
+    trace: Option<PacketTracer>,
 }
 
-/// Connections of a client that count; when it is dropped they do not any more.
-struct Counted {
+/// Counted connections of a client. Dropping it stops counting them.
+struct CountedClient {
     scope: Scope,
     client: IpAddr,
     count: u32,
     _place: OwnedSemaphorePermit,
 }
 
-impl Drop for Counted {
+impl Drop for CountedClient {
     fn drop(&mut self) {
         for _ in 0..self.count {
-            // Where it fails the kernel's map is gone, or has forgotten the client.
+            // This fails only if the kernel's map is gone, or has forgotten the client.
             let _ = self.scope.dec(self.client);
         }
     }
 }
 
-/// A published connection ID; retired when dropped.
-struct Id {
+/// A published connection ID, which is retired when this is dropped.
+struct PublishedId {
     scope: Scope,
     bytes: Vec<u8>,
 }
 
-impl Drop for Id {
+impl Drop for PublishedId {
     fn drop(&mut self) {
         if let Err(error) = self.scope.retire(&self.bytes) {
-            tracing::warn!(%error, "a connection ID was not retired");
+            tracing::warn!(%error, "cannot retire a connection ID of a server that has left");
         }
     }
 }
 
-fn answer(daemon: &Daemon, told: &mut Told, request: Request) -> anyhow::Result<Option<Answer>> {
+fn answer(
+    daemon: &GateDaemon,
+    told: &mut ConnectionState,
+    request: GateRequest,
+) -> anyhow::Result<Option<GateReply>> {
     let gate = &daemon.gate;
     let answer = match request {
-        Request::Inc { scope, client } => Answer::Connections(told.inc(daemon, scope, client)?),
-        Request::Dec { scope, client } => Answer::Connections(told.dec(daemon, scope, client)?),
-        Request::Publish { scope, id } => return told.publish(daemon, scope, id_of(&id)?).map(|()| None),
-        Request::Retire { scope, id } => return told.retire(scope, id_of(&id)?).map(|()| None),
-        Request::CheckToken { scope, client, token } => {
+        GateRequest::Inc { scope, client } => GateReply::Connections(told.inc(daemon, scope, client)?),
+        GateRequest::Dec { scope, client } => GateReply::Connections(told.dec(daemon, scope, client)?),
+        GateRequest::Publish { scope, id } => return told.publish(daemon, scope, id_of(&id)?).map(|()| None),
+        GateRequest::Retire { scope, id } => return told.retire(scope, id_of(&id)?).map(|()| None),
+        GateRequest::CheckToken { scope, client, token } => {
             let token = hex::decode(&token).context("the token is not hexadecimal")?;
             let token = gate.scope(&scope)?.check_token(client, &token)?;
-            Answer::OriginalId(hex::encode(token.original_id()))
+            GateReply::OriginalId(hex::encode(token.original_id()))
         }
-        Request::Block(request) => return list(daemon, &request, Entry::Block, "blocked"),
-        Request::Allow(request) => return list(daemon, &request, Entry::Allow, "allowed"),
-        Request::Unlist(List { seconds: Some(_), .. }) => bail!("`seconds` means nothing here"),
-        Request::Unlist(List { prefix, scope, .. }) => {
+        GateRequest::Block(request) => return list(daemon, &request, ListEntry::Block, "blocked a prefix"),
+        GateRequest::Allow(request) => return list(daemon, &request, ListEntry::Allow, "allowed a prefix"),
+        GateRequest::Unlist(PrefixList { seconds: Some(_), .. }) => {
+            bail!("`seconds` is not allowed in `unlist`")
+        }
+        GateRequest::Unlist(PrefixList { prefix, scope, .. }) => {
             let absent = daemon.lists.unlist(gate, scope.as_deref(), &prefix.parse()?)?;
-            tracing::info!(%prefix, scope, "neither blocked nor allowed any more");
+            tracing::info!(%prefix, scope, "removed an entry from the gate's block or allow list");
             let list = scope.map_or("for all".to_owned(), |scope| format!("in scope {scope}"));
             match absent.as_slice() {
                 [] => return Ok(None),
@@ -210,25 +259,25 @@ fn answer(daemon: &Daemon, told: &mut Told, request: Request) -> anyhow::Result<
                 }
             }
         }
-        Request::Status => Answer::Status(daemon.status()?.into()),
-        Request::Policy => Answer::Policy(daemon.policy_text()),
-        Request::Reload => return daemon.reload().map(|()| None),
-        Request::Trace(follow) => {
-            // Its place may be the one that is needed.
+        GateRequest::Status => GateReply::Status(daemon.status()?.into()),
+        GateRequest::Policy => GateReply::Policy(daemon.policy_text()),
+        GateRequest::Reload => return daemon.reload().map(|()| None),
+        GateRequest::Trace(follow) => {
+            // The new trace may need the slot of the old one.
             told.trace = None;
             told.trace = Some(gate.trace(&follow.read()?)?);
             return Ok(None);
         }
-        Request::Traced => {
-            let tracer = told.trace.as_ref().context("nothing is followed on this socket")?;
-            Answer::Traced(Seen::new(tracer.take()?))
+        GateRequest::Traced => {
+            let tracer = told.trace.as_ref().context("this connection has no trace: send `trace` first")?;
+            GateReply::Traced(TraceUpdate::new(tracer.take()?))
         }
     };
     Ok(Some(answer))
 }
 
-impl Told {
-    fn inc(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
+impl ConnectionState {
+    fn inc(&mut self, daemon: &GateDaemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
         let handle = daemon.gate.scope(&scope)?;
         match self.connections.entry((scope, client)) {
             Occupied(mut counted) => {
@@ -238,21 +287,21 @@ impl Told {
             }
             Vacant(entry) => {
                 let _place = Arc::clone(&self.places).try_acquire_owned().context(
-                    "connections of as many clients are counted as there is room for: raise `max_clients` in the policy's `[load]`, and \
+                    "the table of clients is full: raise `max_clients` in the policy's `[load]`, and \
                      restart the gate",
                 )?;
                 let has = handle.inc(client)?;
-                entry.insert(Counted { scope: handle, client, count: 1, _place });
+                entry.insert(CountedClient { scope: handle, client, count: 1, _place });
                 Ok(has)
             }
         }
     }
 
-    fn dec(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
+    fn dec(&mut self, daemon: &GateDaemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
         let handle = daemon.gate.scope(&scope)?;
         let key = (scope, client);
         let counted = self.connections.get_mut(&key).filter(|counted| counted.count > 0);
-        let counted = counted.context("this client was not counted on this socket")?;
+        let counted = counted.context("this client has no connection that was counted on this connection")?;
         counted.count -= 1;
         let is_last = counted.count == 0;
         let has = handle.dec(client);
@@ -262,32 +311,37 @@ impl Told {
         Ok(has?)
     }
 
-    fn publish(&mut self, daemon: &Daemon, scope: String, id: Vec<u8>) -> anyhow::Result<()> {
+    fn publish(&mut self, daemon: &GateDaemon, scope: String, id: Vec<u8>) -> anyhow::Result<()> {
         let handle = daemon.gate.scope(&scope)?;
         handle.publish(&id)?;
-        // Not made where there is one: dropping it would retire the ID.
-        self.ids.entry((scope, id.clone())).or_insert_with(|| Id { scope: handle, bytes: id });
+        // No second one is made, since dropping it would retire the ID.
+        self.ids.entry((scope, id.clone())).or_insert_with(|| PublishedId { scope: handle, bytes: id });
         Ok(())
     }
 
     fn retire(&mut self, scope: String, id: Vec<u8>) -> anyhow::Result<()> {
-        self.ids.remove(&(scope, id)).context("this ID was not published on this socket")?;
+        self.ids.remove(&(scope, id)).context("this ID was not published on this connection")?;
         Ok(())
     }
 }
 
 fn id_of(text: &str) -> anyhow::Result<Vec<u8>> {
     let id = hex::decode(text).filter(|id| (1..=20).contains(&id.len()));
-    id.context("a connection ID is 1 to 20 bytes, in hexadecimal")
+    id.context("a connection ID must be 1 to 20 bytes, in hexadecimal")
 }
 
-/// All of them, or none if one is no prefix.
-fn list(daemon: &Daemon, request: &List, entry: Entry, done: &str) -> anyhow::Result<Option<Answer>> {
-    let List { prefix, scope, seconds } = request;
+/// Adds all entries, or none if one of them is not a prefix.
+fn list(
+    daemon: &GateDaemon,
+    request: &PrefixList,
+    entry: ListEntry,
+    done: &str,
+) -> anyhow::Result<Option<GateReply>> {
+    let PrefixList { prefix, scope, seconds } = request;
     let time = seconds.map(Duration::from_secs);
     let exceptions = daemon.lists.list(&daemon.gate, scope.as_deref(), &prefix.parse()?, entry, time)?;
-    tracing::info!(%prefix, scope, seconds, "{done}");
-    Ok((!exceptions.is_empty()).then_some(Answer::Exceptions(exceptions)))
+    tracing::info!(%prefix, scope, seconds, "the gate {done}");
+    Ok((!exceptions.is_empty()).then_some(GateReply::Exceptions(exceptions)))
 }
 
 impl Prefixes {

@@ -1,4 +1,4 @@
-//! A gate that runs, and its policy.
+//! A running gate and its policy.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -8,29 +8,30 @@ use millrace_daemon::{
     log,
 };
 use millrace_gate::{
-    Gate, Mode, Policy,
+    Gate, Policy, XdpMode,
     status::{self, Recent, Status},
 };
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
-use super::{lists::Lists, metrics, watch::Watch};
+use super::{lists::Lists, metrics, watch::GateWatch};
 
-/// Addresses of clients that all connections to the socket together may count connections of, for each client that the gate has room for:
-/// several addresses may be one client.
+/// Client addresses whose connections may be counted over the socket, as a multiple of the gate's largest number of
+/// clients: several addresses may be one client.
 const ADDRESSES_FACTOR: usize = 16;
 
-/// Where the policy comes from.
+/// The source of the policy.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum PolicySource {
+    /// A policy file.
     File(PathBuf),
-    /// Made of flags.
+    /// The policy's text, made from flags.
     Text(String),
 }
 
-impl Source {
-    /// The policy and its text.
+impl PolicySource {
+    /// Reads the policy and its text.
     pub fn read(&self) -> anyhow::Result<(Policy, String)> {
         match self {
             Self::File(path) => {
@@ -42,30 +43,42 @@ impl Source {
     }
 }
 
-pub struct Setup {
-    pub source: Source,
+/// Settings of the daemon.
+pub struct GateSetup {
+    /// The source of the policy.
+    pub source: PolicySource,
+    /// Whether all rules only monitor.
     pub dry_run: bool,
+    /// Names of the interfaces to attach to.
     pub interfaces: Vec<String>,
-    pub mode: Mode,
+    /// How to attach.
+    pub mode: XdpMode,
 }
 
-pub struct Daemon {
+/// A running gate with its policy and lists.
+pub struct GateDaemon {
+    /// The gate.
     pub gate: Gate,
-    source: Source,
+    source: PolicySource,
+    /// Whether all rules only monitor.
     pub dry_run: bool,
-    /// Of the policy in force.
+    /// The text of the policy in force.
     text: Mutex<String>,
+    /// Counts of reloads.
     pub reloads: Reloads,
+    /// Entries that were added at run time.
     pub lists: Lists,
-    watch: Mutex<Watch>,
-    /// Places for clients whose connections are counted, shared by all connections to the socket: one may be a server's for its whole life.
+    watch: Mutex<GateWatch>,
+    /// Slots for client addresses whose connections are counted, shared by all connections to the socket. A server
+    /// may hold one for its whole life.
     pub places: Arc<Semaphore>,
     recent: Mutex<Recent>,
     since: Instant,
 }
 
-impl Daemon {
-    pub fn start(setup: &Setup) -> anyhow::Result<Self> {
+impl GateDaemon {
+    /// Loads the gate and attaches it to the interfaces.
+    pub fn start(setup: &GateSetup) -> anyhow::Result<Self> {
         let (policy, text) = setup.source.read()?;
         warn_of(&policy);
         let policy = if setup.dry_run { policy.dry_run() } else { policy };
@@ -89,38 +102,40 @@ impl Daemon {
         })
     }
 
+    /// Removes expired entries. Call it several times a second.
     pub fn tick(&self) {
         self.watch.lock().tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
         for (scope, prefix) in self.lists.expire(&self.gate, Instant::now()) {
-            info!(%prefix, scope, "neither blocked nor allowed any more: its time is over");
+            info!(%prefix, scope, "removed from the gate's block or allow list: the entry expired");
         }
     }
 
-    /// Reads the policy again; all or nothing.
+    /// Reads the policy again and applies all of it or nothing.
     pub fn read_policy(&self) -> anyhow::Result<()> {
-        // Held from the file to the kernel: of two reloads the later one's is in force.
+        // The lock is held from reading the file to writing to the kernel, so that the later of two reloads wins.
         let mut current = self.text.lock();
         let (policy, text) = self.source.read()?;
         warn_of(&policy);
         let policy = if self.dry_run { policy.dry_run() } else { policy };
         self.gate.set_policy(&policy)?;
         *current = text;
-        info!("new policy");
+        info!("the gate's new policy is in force");
         Ok(())
     }
 
+    /// Returns the text of the policy in force.
     pub fn policy_text(&self) -> String {
         self.text.lock().clone()
     }
 }
 
-impl Observed for Daemon {
+impl Observed for GateDaemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
         let policy = match &self.source {
-            Source::File(path) => path.display().to_string(),
-            Source::Text(_) => String::new(),
+            PolicySource::File(path) => path.display().to_string(),
+            PolicySource::Text(_) => String::new(),
         };
         let mut status = Status {
             uptime_s: self.since.elapsed().as_secs_f64(),
@@ -128,9 +143,9 @@ impl Observed for Daemon {
             policy,
             recent: self.recent.lock().all(),
             log_lines_dropped: log::dropped(),
-            ..status::of(&self.gate)?
+            ..status::read_status(&self.gate)?
         };
-        if matches!(self.source, Source::File(_)) {
+        if matches!(self.source, PolicySource::File(_)) {
             status.trouble.extend(self.reloads.trouble("policy before stays"));
             status.reload = Some(self.reloads.latest());
         }
@@ -142,12 +157,12 @@ impl Observed for Daemon {
         Ok(metrics::encode(self.status()?)?)
     }
 
-    /// A policy that cannot be read is no trouble of the gate's: the one before does its work.
+    /// Returns whether the gate works. A policy that cannot be read does not count: the previous one stays in force.
     fn is_well(&self) -> bool {
         status::trouble(&self.gate).is_empty()
     }
 }
 
 fn warn_of(policy: &Policy) {
-    policy.warnings().into_iter().for_each(|warning| warn!("{warning}"));
+    policy.warnings().into_iter().for_each(|warning| warn!("the gate's policy: {warning}"));
 }

@@ -1,4 +1,5 @@
-//! The gate as it is run: a daemon that guards QUIC servers of this machine. What it decides by is in `millrace-gate`.
+//! The gate's daemon, which guards QUIC servers on this machine. The decisions are made in `millrace-gate`.
+#![deny(missing_docs)]
 
 pub mod control;
 pub mod daemon;
@@ -12,12 +13,12 @@ pub mod watch;
 #[cfg(test)]
 mod tests {
     use millrace_gate::{Event, Pass, Rule};
-    use millrace_testkit::documented::{GATE, assert_named};
+    use millrace_testkit::documented::{REASONS, assert_named};
 
     #[test]
-    fn verdicts_and_events_of_the_gate() {
-        assert_named(GATE, "rule", Rule::ALL.map(Rule::name));
-        assert_named(GATE, "passed", Pass::ALL.map(Pass::name));
-        assert_named(GATE, "event", Event::ALL.map(Event::name));
+    fn every_verdict_and_event_of_the_gate_is_documented() {
+        assert_named(REASONS, "name", Rule::ALL.map(Rule::name));
+        assert_named(REASONS, "name", Pass::ALL.map(Pass::name));
+        assert_named(REASONS, "name", Event::ALL.map(Event::name));
     }
 }

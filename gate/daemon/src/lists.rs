@@ -1,31 +1,31 @@
-//! What `block` and `allow` do while the gate runs: entries of its lists, some of which end by themselves.
+//! Runtime entries of `block` and `allow`, which may expire.
 
 use std::{
     collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
-use millrace_gate::{Entry, Error, Gate, Prefix};
+use millrace_gate::{Error, Gate, ListEntry, Prefix};
 use parking_lot::Mutex;
 
-use millrace_gate::status::Listed;
+use millrace_gate::status::ListedStatus;
 
-/// When entries end, by scope and prefix; those that do not are not in it.
+/// Expiry times by scope and prefix. Entries that do not expire are not in it.
 #[derive(Debug, Default)]
 pub struct Lists(Mutex<BTreeMap<Key, Instant>>);
 
 type Key = (Option<String>, Prefix);
 
 impl Lists {
-    /// Lists prefixes, for some time or until they are taken back. Returns what decides otherwise about parts of them.
+    /// Lists prefixes, for some time or until they are removed. Returns the entries that override parts of them.
     pub fn list(
         &self,
         gate: &Gate,
         scope: Option<&str>,
         prefixes: &[Prefix],
-        entry: Entry,
+        entry: ListEntry,
         time: Option<Duration>,
-    ) -> Result<Vec<Listed>, Error> {
+    ) -> Result<Vec<ListedStatus>, Error> {
         let mut ends = self.0.lock();
         for prefix in prefixes {
             gate.list(scope, *prefix, entry)?;
@@ -36,10 +36,13 @@ impl Lists {
             };
         }
         let exceptions = gate.exceptions(scope, prefixes, entry)?;
-        Ok(exceptions.into_iter().map(|(scope, prefix, entry)| Listed::new(scope, prefix, entry)).collect())
+        Ok(exceptions
+            .into_iter()
+            .map(|(scope, prefix, entry)| ListedStatus::new(scope, prefix, entry))
+            .collect())
     }
 
-    /// Takes back what was listed, and returns which of them was not.
+    /// Removes entries. Returns those of the prefixes that were not listed.
     pub fn unlist(
         &self,
         gate: &Gate,
@@ -61,12 +64,12 @@ impl Lists {
         Ok(absent)
     }
 
-    /// Takes back whose time is over, and returns it.
+    /// Removes expired entries and returns them.
     pub fn expire(&self, gate: &Gate, now: Instant) -> Vec<(Option<String>, Prefix)> {
         let mut over = Vec::new();
         self.0.lock().retain(|key, end| {
             let (scope, prefix) = key;
-            // A scope that is not in the policy now may come back, and its list with it.
+            // A scope that is missing from the policy now may return, with its list.
             let ends = *end <= now && gate.unlist(scope.as_deref(), *prefix).is_ok();
             over.extend(ends.then(|| key.clone()));
             !ends
@@ -74,8 +77,8 @@ impl Lists {
         over
     }
 
-    /// Adds to what the gate has listed how long it stays, in whole seconds.
-    pub fn tell_ends(&self, listed: &mut [Listed], now: Instant) {
+    /// Adds to listed entries how long they stay, in whole seconds.
+    pub fn tell_ends(&self, listed: &mut [ListedStatus], now: Instant) {
         let ends = self.0.lock();
         for it in listed {
             let key = it.prefix.parse().ok().map(|prefix| (it.scope.clone(), prefix));

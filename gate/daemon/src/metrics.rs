@@ -1,9 +1,9 @@
-//! A gate's metrics, of its own daemon or of the relay's gate, made anew for each scrape.
+//! The metrics of a gate, in its own daemon or in the relay, collected for each scrape.
 
 use std::fmt;
 
 use millrace_daemon::openmetrics::{self, Out};
-use millrace_gate::status::{Reload, Scope, Status, Table};
+use millrace_gate::status::{Reload, ScopeStatus, Status, TableStatus};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -13,51 +13,80 @@ use prometheus_client::{
 
 const PREFIX: &str = "millrace_gate";
 
-/// The text of one scrape.
+/// Returns the text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    openmetrics::encode(PREFIX, Snapshot(status))
+    openmetrics::encode(PREFIX, GateSnapshot(status))
 }
 
-/// For those who have other metrics, too.
+/// Returns the metrics as a group, for a daemon with further metrics.
 pub fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
-    (PREFIX, Box::new(Snapshot(status)))
+    (PREFIX, Box::new(GateSnapshot(status)))
 }
 
 #[derive(Debug)]
-struct Snapshot(Status);
+struct GateSnapshot(Status);
 
-impl Collector for Snapshot {
+impl Collector for GateSnapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Status { scopes, events, interfaces, tables, .. } = &self.0;
         let mut out = Out(encoder);
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         if let Some(Reload { time_s, error }) = &self.0.reload {
-            let help = "1 if the policy is what was read last";
+            let help = "1 if the policy in force is the one that was read last";
             out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
-            out.gauge_f64("reload_timestamp", "When the policy was read last", Unit::Seconds, *time_s)?;
+            out.gauge_f64("reload_timestamp", "Time of the last reload", Unit::Seconds, *time_s)?;
         }
-        gauges(&mut out, "table_entries", "Entries of a table", tables, of_table, |table| table.entries)?;
-        gauges(&mut out, "table_room", "Entries that it has room for", tables, of_table, |table| table.room)?;
-        by_rule(&mut out, "refused_packets", "Packets that a rule refused", scopes, |rule| rule.packets)?;
-        by_rule(&mut out, "refused_bytes", "The same in UDP payload", scopes, |rule| rule.bytes)?;
-        let help = "Packets that a rule would have refused";
-        by_rule(&mut out, "monitored_packets", help, scopes, |rule| rule.monitored)?;
-        by_reason(&mut out, "passed_packets", "Packets that passed", scopes, |pass| pass.packets)?;
-        by_reason(&mut out, "passed_bytes", "The same in UDP payload", scopes, |pass| pass.bytes)?;
-        out.counts("events", "What else happened", "event", events)?;
-        gauges(&mut out, "clients", "Clients that have connections", scopes, of_scope, |scope| {
-            scope.clients
+        gauges(&mut out, "table_entries", "Entries in use of the table", tables, table_label, |table| {
+            table.entries
         })?;
-        gauges(&mut out, "connections", "Connections of clients", scopes, of_scope, |scope| {
+        gauges(
+            &mut out,
+            "table_room",
+            "Largest number of entries of the table",
+            tables,
+            table_label,
+            |table| table.room,
+        )?;
+        encode_by_rule(
+            &mut out,
+            "refused_packets",
+            "Packets that an enforced rule refused",
+            scopes,
+            |rule| rule.packets,
+        )?;
+        encode_by_rule(&mut out, "refused_bytes", "UDP payload of refused packets", scopes, |rule| {
+            rule.bytes
+        })?;
+        let help = "Packets that the rule would have refused in mode enforce";
+        encode_by_rule(&mut out, "monitored_packets", help, scopes, |rule| rule.monitored)?;
+        encode_by_reason(&mut out, "passed_packets", "Packets that passed, by reason", scopes, |pass| {
+            pass.packets
+        })?;
+        encode_by_reason(&mut out, "passed_bytes", "UDP payload of passed packets", scopes, |pass| {
+            pass.bytes
+        })?;
+        out.counts(
+            "events",
+            "Other events: connections tracked and forgotten, tables full, invalid tokens, answers",
+            "event",
+            events,
+        )?;
+        gauges(&mut out, "clients", "Clients with connections", scopes, scope_label, |scope| scope.clients)?;
+        gauges(&mut out, "connections", "Connections of clients", scopes, scope_label, |scope| {
             scope.connections
         })?;
-        out.labelled("interfaces", "Interfaces that are guarded", MetricType::Gauge, |family| {
-            interfaces.iter().try_for_each(|interface| {
-                let labels = [("interface", interface.name.as_str()), ("mode", interface.mode.as_str())];
-                ConstGauge::new(i64::from(interface.attached)).encode(family.encode_family(&labels)?)
-            })
-        })?;
-        out.labelled("reattached", "Times that it was attached again", MetricType::Counter, |family| {
+        out.labelled(
+            "interfaces",
+            "1 if the gate is attached to the interface, 0 if it should be and is not",
+            MetricType::Gauge,
+            |family| {
+                interfaces.iter().try_for_each(|interface| {
+                    let labels = [("interface", interface.name.as_str()), ("mode", interface.mode.as_str())];
+                    ConstGauge::new(i64::from(interface.attached)).encode(family.encode_family(&labels)?)
+                })
+            },
+        )?;
+        out.labelled("reattached", "Times that the gate reattached", MetricType::Counter, |family| {
             interfaces.iter().try_for_each(|interface| {
                 let labels = [("interface", interface.name.as_str())];
                 ConstCounter::new(interface.reattached).encode(family.encode_family(&labels)?)
@@ -66,11 +95,11 @@ impl Collector for Snapshot {
     }
 }
 
-fn by_rule(
+fn encode_by_rule(
     out: &mut Out<'_>,
     name: &str,
     help: &str,
-    scopes: &[Scope],
+    scopes: &[ScopeStatus],
     value: fn(&millrace_gate::status::RuleCount) -> u64,
 ) -> fmt::Result {
     let values = scopes.iter().flat_map(|scope| {
@@ -82,11 +111,11 @@ fn by_rule(
     out.counters(name, help, values)
 }
 
-fn by_reason(
+fn encode_by_reason(
     out: &mut Out<'_>,
     name: &str,
     help: &str,
-    scopes: &[Scope],
+    scopes: &[ScopeStatus],
     value: fn(&millrace_gate::status::PassCount) -> u64,
 ) -> fmt::Result {
     let values = scopes.iter().flat_map(|scope| {
@@ -98,7 +127,7 @@ fn by_reason(
     out.counters(name, help, values)
 }
 
-/// One for each of them, by a label.
+/// Writes one gauge for each item, with a label.
 fn gauges<T>(
     out: &mut Out<'_>,
     name: &str,
@@ -110,41 +139,50 @@ fn gauges<T>(
     out.gauges(name, help, all.iter().map(|it| ([label(it)], value(it))))
 }
 
-fn of_scope(scope: &Scope) -> (&'static str, &str) {
+fn scope_label(scope: &ScopeStatus) -> (&'static str, &str) {
     ("scope", &scope.name)
 }
 
-fn of_table(table: &Table) -> (&'static str, &str) {
+fn table_label(table: &TableStatus) -> (&'static str, &str) {
     ("table", &table.name)
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_gate::status::{Interface, PassCount, RuleCount};
+    use millrace_gate::status::{GateInterfaceStatus, PassCount, RuleCount};
 
     use super::*;
 
     #[test]
-    fn names_follow_the_documentation() {
+    fn metric_names_follow_the_documentation() {
         let quota = RuleCount { rule: "quota".into(), packets: 3, bytes: 3600, ..RuleCount::default() };
         let live = PassCount { reason: "live".into(), packets: 7, bytes: 700 };
-        let scope =
-            Scope { name: "web".into(), clients: 2, connections: 5, rules: vec![quota], passed: vec![live] };
+        let scope = ScopeStatus {
+            name: "web".into(),
+            clients: 2,
+            connections: 5,
+            rules: vec![quota],
+            passed: vec![live],
+        };
         let text = encode(Status {
             uptime_s: 2.5,
             scopes: vec![scope],
             events: [("token_invalid".to_owned(), 4)].into(),
             reload: Some(Reload { time_s: 1_800_000_000.5, error: Some("no".into()) }),
-            tables: vec![Table { name: "connections".into(), entries: 7, room: 64 }],
+            tables: vec![TableStatus { name: "connections".into(), entries: 7, room: 64 }],
             interfaces: vec![
-                Interface {
+                GateInterfaceStatus {
                     name: "eth0".into(),
                     mode: "native".into(),
                     attached: true,
                     reattached: 2,
-                    ..Interface::default()
+                    ..GateInterfaceStatus::default()
                 },
-                Interface { name: "eth1".into(), mode: "generic".into(), ..Interface::default() },
+                GateInterfaceStatus {
+                    name: "eth1".into(),
+                    mode: "generic".into(),
+                    ..GateInterfaceStatus::default()
+                },
             ],
             ..Status::default()
         })

@@ -1,21 +1,21 @@
-//! From start-up to the end of a gate.
+//! Runs the gate's daemon.
 
 use std::sync::Arc;
 
-use millrace_daemon::daemon::{Frame, Front};
+use millrace_daemon::daemon::{DaemonFrame, DaemonFront};
 use tracing::info;
 
-use super::daemon::{Daemon, Setup};
+use super::daemon::{GateDaemon, GateSetup};
 
 /// Runs a gate until a signal ends it.
-pub async fn run(setup: &Setup, front: Front) -> anyhow::Result<()> {
-    let frame = Frame::open(front, "gate")?;
-    let daemon = Arc::new(Daemon::start(setup)?);
+pub async fn run(setup: &GateSetup, front: DaemonFront) -> anyhow::Result<()> {
+    let frame = DaemonFrame::open(front, "gate")?;
+    let daemon = Arc::new(GateDaemon::start(setup)?);
     if daemon.dry_run {
-        info!("dry run: nothing is refused");
+        info!("the gate is in dry run: its rules count packets and refuse none");
     }
     frame.run(&daemon).await?;
     daemon.gate.detach();
-    info!("detached");
+    info!("detached the gate from its interfaces");
     Ok(())
 }

@@ -6,7 +6,7 @@ use millrace_daemon::render::{
     Fit::{self, Name, Whole},
     bytes, line, span, table,
 };
-use millrace_gate::status::{NetworkSize, Scope, Status};
+use millrace_gate::status::{NetworkSize, ScopeStatus, Status};
 
 const COUNTS: [(&str, Fit); 6] = [
     ("SCOPE", Name),
@@ -25,18 +25,19 @@ const RATES: [(&str, Fit); 6] = [
     ("WOULD REFUSE/s", Whole),
 ];
 
-/// Counts, in lines of that width if there is room for numbers and addresses.
+/// Formats counters in lines of `width` columns, if there is room for numbers and addresses.
 pub fn status(status: &Status, width: usize) -> String {
     let mut out = String::new();
     summary(&mut out, status, width);
     table(&mut out, width, &COUNTS, counts(status, None).into_iter().map(|count| count.cells));
-    others(&mut out, status, width);
+    write_others(&mut out, status, width);
     out
 }
 
-/// Rates since `before`, and who is refused; what matters most first, so that it is among the first `rows` lines.
+/// Formats rates since `before`, and the refused clients. The most important lines come first, so that they are among
+/// the first `rows`.
 pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> String {
-    /// Of two tables, without their rows: an empty line, a heading, and what is left out.
+    /// Lines of two tables other than their rows: an empty line, a heading, and the number of rows left out.
     const FRAME: usize = 2 + 2 + 1;
     const SOURCES_LEAST: usize = 4;
     let mut out = String::new();
@@ -53,12 +54,12 @@ pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> Strin
     }
     let shown = sources.into_iter().take(room.saturating_sub(rules).max(1));
     table(&mut out, width, &[("SOURCE", Whole), ("RULE", Whole), ("SAMPLES", Whole)], shown);
-    others(&mut out, status, width);
+    write_others(&mut out, status, width);
     out
 }
 
-/// What else was counted, how full tables are, and what was listed.
-fn others(out: &mut String, status: &Status, width: usize) {
+/// Formats other counters, how full the tables are, and the listed entries.
+fn write_others(out: &mut String, status: &Status, width: usize) {
     let events = status.events.iter().filter(|(_, count)| **count > 0);
     let events: Vec<_> = events.map(|(event, count)| vec![event.clone(), count.to_string()]).collect();
     if !events.is_empty() {
@@ -108,7 +109,7 @@ fn summary(out: &mut String, status: &Status, width: usize) {
     }
 }
 
-/// How large clients are, and how much wider networks may have.
+/// Formats the sizes of clients, and the limits of wider networks.
 fn networks(status: &Status) -> String {
     let of = |wanted: &dyn Fn(u32) -> bool, text: &dyn Fn(&NetworkSize) -> String| {
         let all: Vec<_> = status.networks.iter().filter(|size| wanted(size.times)).map(text).collect();
@@ -117,26 +118,26 @@ fn networks(status: &Status) -> String {
     let clients = of(&|times| times == 1, &|size| format!("IPv{} /{}", size.family, size.prefix));
     let wider =
         of(&|times| times > 1, &|size| format!("IPv{} /{} {} times", size.family, size.prefix, size.times));
-    let wider = if wider.is_empty() { "no network is bounded beside".to_owned() } else { wider };
+    let wider = if wider.is_empty() { "wider networks have no limits".to_owned() } else { wider };
     format!("a client is {clients}; {wider}")
 }
 
-/// A row about a verdict.
-struct Count {
+/// A row about one verdict.
+struct VerdictRow {
     cells: Vec<String>,
-    /// Packets that were refused or would be, then all packets: by what it comes first.
+    /// Sort key: refused (or monitored) packets, then all packets.
     busy: (u64, u64),
 }
 
-/// Rates, if there is a status from before.
-fn counts(status: &Status, before: Option<&Status>) -> Vec<Count> {
+/// Returns the rows, with rates if there is an earlier status.
+fn counts(status: &Status, before: Option<&Status>) -> Vec<VerdictRow> {
     let seconds = before.map_or(1.0, |before| (status.uptime_s - before.uptime_s).max(0.001));
     let was = |name: &str| before.and_then(|before| before.scopes.iter().find(|scope| scope.name == name));
     status.scopes.iter().flat_map(|scope| scope_rows(scope, was(&scope.name), seconds)).collect()
 }
 
-/// Rules that are on or have counted, then reasons to pass that have.
-fn scope_rows(scope: &Scope, before: Option<&Scope>, seconds: f64) -> Vec<Count> {
+/// Returns rules that are on or have counted packets, then reasons to pass that have.
+fn scope_rows(scope: &ScopeStatus, before: Option<&ScopeStatus>, seconds: f64) -> Vec<VerdictRow> {
     let per = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds).round() as u64;
     let mut rows = Vec::new();
     for rule in &scope.rules {
@@ -155,7 +156,7 @@ fn scope_rows(scope: &Scope, before: Option<&Scope>, seconds: f64) -> Vec<Count>
             bytes(per(rule.bytes, then.bytes)),
             monitored.to_string(),
         ];
-        rows.push(Count { cells, busy: (packets + monitored, packets) });
+        rows.push(VerdictRow { cells, busy: (packets + monitored, packets) });
     }
     for pass in scope.passed.iter().filter(|pass| pass.packets > 0) {
         let then = before.and_then(|scope| scope.passed.iter().find(|then| then.reason == pass.reason));
@@ -169,12 +170,12 @@ fn scope_rows(scope: &Scope, before: Option<&Scope>, seconds: f64) -> Vec<Count>
             bytes(per(pass.bytes, then.bytes)),
             "-".to_owned(),
         ];
-        rows.push(Count { cells, busy: (0, packets) });
+        rows.push(VerdictRow { cells, busy: (0, packets) });
     }
     rows
 }
 
-/// Who is refused most, of the latest samples.
+/// Returns the clients that are refused most in the latest samples.
 fn sources(status: &Status) -> Vec<Vec<String>> {
     let mut counts: HashMap<(IpAddr, &str), usize> = HashMap::new();
     for refusal in &status.recent {
@@ -192,13 +193,13 @@ fn sources(status: &Status) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_gate::status::{Interface, Listed, PassCount, Refusal, RuleCount};
+    use millrace_gate::status::{GateInterfaceStatus, ListedStatus, PassCount, RefusalStatus, RuleCount};
     use millrace_testkit::golden::assert_as_reviewed;
 
     use super::*;
 
     #[test]
-    fn counts_rates_and_sources() {
+    fn status_and_top_show_counts_rates_and_sources() {
         let quota = |packets| RuleCount {
             rule: "quota".into(),
             mode: "enforce".into(),
@@ -209,16 +210,16 @@ mod tests {
         let status = |uptime_s, packets| Status {
             version: "1.2.3".into(),
             uptime_s,
-            interfaces: vec![Interface {
+            interfaces: vec![GateInterfaceStatus {
                 name: "eth0".into(),
                 mode: "native".into(),
                 attached: true,
-                ..Interface::default()
+                ..GateInterfaceStatus::default()
             }],
             networks: [(32, 1), (24, 8)]
                 .map(|(prefix, times)| NetworkSize { family: 4, prefix, times })
                 .into(),
-            scopes: vec![Scope {
+            scopes: vec![ScopeStatus {
                 name: "web".into(),
                 clients: 2,
                 connections: 3,
@@ -228,13 +229,13 @@ mod tests {
                 ],
                 passed: vec![PassCount { reason: "live".into(), packets: 50, bytes: 5000 }],
             }],
-            listed: vec![Listed {
+            listed: vec![ListedStatus {
                 scope: None,
                 prefix: "192.0.2.0/24".into(),
                 entry: "block".into(),
                 seconds: None,
             }],
-            recent: vec![Refusal {
+            recent: vec![RefusalStatus {
                 time_ns: 1,
                 scope: "web".into(),
                 rules: vec!["quota".into()],
@@ -269,7 +270,7 @@ mod tests {
             bytes: u64::MAX / 2,
             monitored: 0,
         };
-        let refusal = |n: u16| Refusal {
+        let refusal = |n: u16| RefusalStatus {
             time_ns: 1,
             scope: name.into(),
             rules: vec!["unknown_initials".into()],
@@ -285,14 +286,14 @@ mod tests {
             trouble: vec![format!(
                 "the latest reload failed, the policy before stays: {name}.toml:4: no such key"
             )],
-            scopes: vec![Scope {
+            scopes: vec![ScopeStatus {
                 name: name.into(),
                 clients: 1,
                 connections: 1,
                 rules: (0..20).map(rule).collect(),
                 passed: vec![],
             }],
-            listed: vec![Listed {
+            listed: vec![ListedStatus {
                 scope: Some(name.into()),
                 prefix: "2001:db8:85a3:1234:5678:9abc:def0:1234/127".into(),
                 entry: "block".into(),

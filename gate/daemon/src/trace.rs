@@ -1,40 +1,42 @@
-//! What `millrace gate trace` asks for and gets: packets that were refused, or would have been.
+//! Requests and results of `millrace gate trace`: packets that were refused, or would have been.
 
 use std::{fmt, net::SocketAddr};
 
 use anyhow::Context as _;
 use millrace_daemon::render::time_of_day;
-use millrace_gate::{Kind, Reason, Rule, Sample, Trace, Traced, hex};
+use millrace_gate::{GateReason, GateTrace, Kind, RefusedPacket, Rule, Traced, hex};
 use millrace_kernel::clock;
 use serde::{Deserialize, Serialize};
 
-/// Which packets are followed.
+/// Selects the packets to follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Follow {
-    /// An address or a prefix; `None`: everybody.
+pub struct GateTraceFilter {
+    /// An address or a prefix; `None` follows all clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Scopes; empty: all.
+    /// Scopes; empty follows all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scope: Vec<String>,
-    /// Rules; empty: all.
+    /// Rules; empty follows all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule: Vec<String>,
-    /// Packets at most.
+    /// Largest number of packets per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_second: Option<u32>,
 }
 
-impl Follow {
+impl GateTraceFilter {
+    /// Packets per second of a trace that does not set a rate.
     pub const PER_SECOND: u32 = 100;
 
-    pub fn read(&self) -> anyhow::Result<Trace> {
+    /// Checks the filter and converts it.
+    pub fn read(&self) -> anyhow::Result<GateTrace> {
         let rule = |name: &String| {
             let known = Rule::ALL.into_iter().find(|rule| rule.name() == name);
             known.with_context(|| format!("there is no rule \"{name}\""))
         };
-        Ok(Trace {
+        Ok(GateTrace {
             client: self.client.as_ref().map(|client| client.parse()).transpose()?,
             scopes: self.scope.clone(),
             rules: self.rule.iter().map(rule).collect::<Result<_, _>>()?,
@@ -43,54 +45,60 @@ impl Follow {
     }
 }
 
-/// What came since the last look, and what became of everything since the beginning.
+/// New packets since the last request, and totals since the beginning of the trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    pub packets: Vec<Packet>,
-    /// Packets that are followed.
+pub struct TraceUpdate {
+    /// The packets, oldest first.
+    pub packets: Vec<GateTraceLine>,
+    /// Number of packets that match the trace.
     pub matched: u64,
-    /// Of these, beyond the rate.
+    /// Number of those that were over the rate.
     pub left_out: u64,
-    /// Of these, lost on the way since nobody looked in time.
+    /// Number of those that were lost because no request came in time.
     pub lost: u64,
 }
 
-impl Seen {
+impl TraceUpdate {
+    /// Converts a trace's packets.
     pub fn new(traced: Traced) -> Self {
         let Traced { samples, matched, left_out, lost } = traced;
         let since_1970 = clock::unix_ns() - clock::monotonic_ns().cast_signed();
-        let packets = samples.into_iter().map(|sample| Packet::new(sample, since_1970)).collect();
+        let packets = samples.into_iter().map(|sample| GateTraceLine::new(sample, since_1970)).collect();
         Self { packets, matched, left_out, lost }
     }
 }
 
+/// A packet that was refused, or would have been.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Packet {
-    /// Since 1970, to the kernel's tick: some milliseconds.
+pub struct GateTraceLine {
+    /// Microseconds since 1970, with the resolution of the kernel's tick (some milliseconds).
     pub time_us: u64,
+    /// The sender's address.
     pub client: SocketAddr,
+    /// The receiver's address.
     pub to: SocketAddr,
+    /// The scope's name.
     pub scope: String,
-    /// The one that refused it, or those that would have.
+    /// The rule that refused it, or the rules that would have.
     pub rules: Vec<String>,
-    /// Whether it was refused; else rules only watch.
+    /// Whether it was refused; false if the rules only monitor.
     pub refused: bool,
-    /// UDP payload.
+    /// UDP payload in bytes.
     pub bytes: u32,
-    /// What the packet is, where a rule that comes before that is read did not object.
+    /// The type of the packet; `None` if an earlier rule refused it before the type was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<String>,
-    /// Destination connection ID of long headers, hexadecimal.
+    /// Destination connection ID of a long header, in hexadecimal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,
 }
 
-impl Packet {
-    /// `since_1970`: when the kernel's clock began.
-    fn new(sample: Sample, since_1970: i64) -> Self {
+impl GateTraceLine {
+    /// `since_1970` is the time when the kernel's clock began.
+    fn new(sample: RefusedPacket, since_1970: i64) -> Self {
         let (rules, refused) = match sample.reason {
-            Reason::Refused(rule) => (vec![rule.name().to_owned()], true),
-            Reason::Passed(_) => {
+            GateReason::Refused(rule) => (vec![rule.name().to_owned()], true),
+            GateReason::Passed(_) => {
                 (sample.monitored.iter().map(|rule| rule.name().to_owned()).collect(), false)
             }
         };
@@ -108,17 +116,19 @@ impl Packet {
         }
     }
 
-    /// Above lines of packets.
+    /// The heading above lines of packets.
     pub const HEAD: &str =
         "TIME, UTC     CLIENT                 TO                     SCOPE     RULE           PACKET";
 }
 
-impl fmt::Display for Packet {
+impl fmt::Display for GateTraceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { time_us, client, to, scope, rules, refused, bytes, packet, id } = self;
         let time = time_of_day(*time_us);
-        // Formatted first: addresses do not mind a width.
-        let (client, to, rules) = (client.to_string(), to.to_string(), rules.join(","));
+        // These are formatted first, because addresses ignore a width.
+        let client = client.to_string();
+        let to = to.to_string();
+        let rules = rules.join(",");
         let verdict = if *refused { "refused" } else { "would be refused" };
         write!(f, "{time:.12}  {client:<21}  {to:<21}  {scope:<8}  {rules:<13}  {verdict}, ")?;
         if let Some(packet) = packet {
@@ -134,8 +144,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_is_a_line() {
-        let packet = Packet {
+    fn traced_packet_is_one_line() {
+        let packet = GateTraceLine {
             time_us: 3_723_120_004,
             client: "192.0.2.7:40000".parse().unwrap(),
             to: "[2001:db8::1]:443".parse().unwrap(),
@@ -151,7 +161,7 @@ mod tests {
             "01:02:03.120  192.0.2.7:40000        [2001:db8::1]:443      web       quota          refused, initial, \
              1200 B, ID 0a0b"
         );
-        let watched = Packet {
+        let watched = GateTraceLine {
             rules: vec!["short".into(), "source_port".into()],
             refused: false,
             packet: None,
@@ -164,13 +174,13 @@ mod tests {
         );
         for packet in [packet, watched] {
             let line = serde_json::to_string(&packet).unwrap();
-            assert_eq!(serde_json::from_str::<Packet>(&line).unwrap(), packet);
+            assert_eq!(serde_json::from_str::<GateTraceLine>(&line).unwrap(), packet);
         }
     }
 
     #[test]
-    fn what_is_followed_is_read() {
-        let follow = Follow {
+    fn trace_filters_are_parsed() {
+        let follow = GateTraceFilter {
             client: Some("192.0.2.0/24".into()),
             scope: vec!["web".into()],
             rule: vec!["quota".into()],
@@ -178,8 +188,8 @@ mod tests {
         };
         let trace = follow.read().unwrap();
         assert_eq!((trace.rules, trace.per_second), (vec![Rule::Quota], 100));
-        let wrong = Follow { rule: vec!["quoat".into()], ..follow.clone() };
+        let wrong = GateTraceFilter { rule: vec!["quoat".into()], ..follow.clone() };
         assert_eq!(wrong.read().unwrap_err().to_string(), "there is no rule \"quoat\"");
-        assert!(Follow { client: Some("192.0.2.0/33".into()), ..follow }.read().is_err());
+        assert!(GateTraceFilter { client: Some("192.0.2.0/33".into()), ..follow }.read().is_err());
     }
 }

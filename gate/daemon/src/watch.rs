@@ -1,28 +1,30 @@
-//! What a gate says in the log: what it refuses, and what becomes of its interfaces.
+//! The gate's log: packets that it refuses, and changes of its interfaces.
 
 use std::time::Duration;
 
 use millrace_gate::{Gate, Interface};
 use tracing::{error, info, warn};
 
-use millrace_gate::status::Refusal;
+use millrace_gate::status::RefusalStatus;
 
-/// How often there may be something to say.
+/// How often the log is updated.
 pub const TICK: Duration = Duration::from_millis(250);
 
-/// What was said already.
+/// The state that was logged last.
 #[derive(Default)]
-pub struct Watch {
+pub struct GateWatch {
     interfaces: Vec<Interface>,
     trouble: Option<String>,
 }
 
-impl Watch {
-    /// Says what is new since the last time; returns the refusals.
-    pub fn tick(&mut self, gate: &Gate) -> Vec<Refusal> {
+impl GateWatch {
+    /// Logs changes since the last call; returns the refused packets.
+    pub fn tick(&mut self, gate: &Gate) -> Vec<RefusalStatus> {
         let samples = gate.drain_samples();
-        let samples = samples.inspect_err(|error| warn!(%error, "samples")).unwrap_or_default();
-        let refusals: Vec<_> = samples.iter().map(Refusal::new).collect();
+        let samples = samples
+            .inspect_err(|error| warn!(%error, "cannot read samples of refused packets from the kernel"))
+            .unwrap_or_default();
+        let refusals: Vec<_> = samples.iter().map(RefusalStatus::new).collect();
         refusals.iter().for_each(log_refusal);
         let interfaces = gate.interfaces();
         for now in &interfaces {
@@ -31,7 +33,7 @@ impl Watch {
         self.interfaces = interfaces;
         let trouble = gate.trouble();
         if let Some(trouble) = trouble.as_ref().filter(|now| self.trouble.as_ref() != Some(now)) {
-            error!("{trouble}");
+            error!("the gate: {trouble}");
         }
         self.trouble = trouble;
         refusals
@@ -44,18 +46,20 @@ fn log_interface(before: Option<&Interface>, now: &Interface) {
         return;
     }
     match trouble {
-        Some(reason) if *attached => warn!(interface = name, reason, "guarding, but not as before"),
-        Some(reason) => error!(interface = name, reason, "not guarding"),
-        None if before.is_some_and(|before| before.reattached != *reattached) => {
-            info!(interface = name, %mode, reattached, "guarding again, it was detached")
+        Some(reason) if *attached => {
+            warn!(interface = name, reason, "still guarding the interface, but something is wrong with it")
         }
-        None => info!(interface = name, %mode, "guarding"),
+        Some(reason) => error!(interface = name, reason, "not guarding the interface"),
+        None if before.is_some_and(|before| before.reattached != *reattached) => {
+            info!(interface = name, %mode, reattached, "guarding the interface again: the gate's program had been detached")
+        }
+        None => info!(interface = name, %mode, "guarding the interface"),
     }
 }
 
-fn log_refusal(refusal: &Refusal) {
-    let Refusal { scope, source, destination, bytes, .. } = refusal;
+fn log_refusal(refusal: &RefusalStatus) {
+    let RefusalStatus { scope, source, destination, bytes, .. } = refusal;
     let rule = refusal.rules.join(",");
-    let what = if refusal.refused { "refused" } else { "would refuse" };
-    info!(target: "millrace::gate::sample", rule, scope, %source, %destination, bytes, "{what}");
+    let what = if refusal.refused { "refused" } else { "passed that the rule would refuse" };
+    info!(target: "millrace::gate::sample", rule, scope, %source, %destination, bytes, "a packet was {what}");
 }

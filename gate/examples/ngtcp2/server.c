@@ -5,8 +5,8 @@
  *	cc server.c $(pkg-config --cflags --libs millrace-gate libngtcp2 libngtcp2_crypto_gnutls gnutls)
  *	./a.out eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
  *
- * Errors of the gate after the start are counted and told at the end, not acted upon: a server serves without its
- * gate, too. Kept short where an example may be: one thread, linear searches, no closing period.
+ * Errors of the gate after the start are counted and printed at the end: the server serves without its gate too. As
+ * an example it is kept short: one thread, linear searches, no closing period.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -29,8 +29,8 @@
 #include <ngtcp2/ngtcp2_crypto_gnutls.h>
 
 #define ID_BYTES    16
-#define IDS_MAX	    16 /* of one connection at a time; ngtcp2 asks for 8 and replaces some */
-#define STREAMS_MAX 64 /* of one connection that wait for their answer */
+#define IDS_MAX	    16 /* for one connection at a time; ngtcp2 asks for 8 and replaces some */
+#define STREAMS_MAX 64 /* of one connection that wait for an answer */
 #define PACKET_MAX  1452
 #define ALPN	    "hello"
 
@@ -39,13 +39,13 @@ struct connection {
 	ngtcp2_crypto_conn_ref ref;
 	ngtcp2_conn *quic;
 	gnutls_session_t tls;
-	ngtcp2_cid original; /* ID that the client chose; never published */
+	ngtcp2_cid original; /* chosen by the client; never published */
 	ngtcp2_cid ids[IDS_MAX];
 	size_t id_count;
 	int64_t streams[STREAMS_MAX];
 	size_t stream_count;
 	size_t sent; /* bytes of the last stream's answer */
-	struct sockaddr_storage client; /* that is counted */
+	struct sockaddr_storage client; /* address that is counted */
 	socklen_t client_len;
 	int is_counted;
 	int is_over;
@@ -79,7 +79,7 @@ static ngtcp2_tstamp now(void)
 	return (uint64_t)time.tv_sec * NGTCP2_SECONDS + (uint64_t)time.tv_nsec;
 }
 
-/* --- What the gate is told --- */
+/* --- Reports to the gate --- */
 
 static int told(int status)
 {
@@ -138,7 +138,7 @@ static int old_id(ngtcp2_conn *quic, const ngtcp2_cid *id, void *user)
 	return 0;
 }
 
-/* Not before: anybody can send an Initial in somebody else's name. */
+/* The connection counts from here on: anybody can send an Initial from a forged address. */
 static int handshake_completed(ngtcp2_conn *quic, void *user)
 {
 	struct connection *c = user;
@@ -239,7 +239,7 @@ static void forget_those_that_are_over(void)
 	}
 }
 
-/* Retry packets are the gate's: whoever got one shows its token (RFC 9000, section 7.3). */
+/* The gate sends the Retry packets. A client that got one presents its token (RFC 9000, section 7.3). */
 static void set_original(ngtcp2_transport_params *params, const ngtcp2_pkt_hd *header, const ngtcp2_path *path)
 {
 	millrace_gate_id original;
@@ -367,7 +367,7 @@ static void receive(const uint8_t *packet, size_t bytes, const ngtcp2_path *path
 	if (!c)
 		return;
 	if (ngtcp2_conn_read_pkt(c->quic, path, &info, packet, bytes, now()))
-		c->is_over = 1; /* the peer closed it, or broke a rule */
+		c->is_over = 1; /* the peer closed it, or violated the protocol */
 	send_all(c);
 }
 
@@ -391,7 +391,7 @@ static void receive_all(void)
 	}
 }
 
-/* Lets timers run out; returns whether there is none left, else how long there is nothing to do. */
+/* Handles timers that have expired. Returns whether none is left; else sets the time until the next one. */
 static int handle_timers(struct timespec *wait)
 {
 	ngtcp2_tstamp next = UINT64_MAX, time = now();
@@ -399,7 +399,7 @@ static int handle_timers(struct timespec *wait)
 	for (struct connection *c = server.connections; c; c = c->next) {
 		if (ngtcp2_conn_get_expiry(c->quic) <= time) {
 			if (ngtcp2_conn_handle_expiry(c->quic, time))
-				c->is_over = 1; /* idle, mostly */
+				c->is_over = 1; /* usually the idle time-out */
 			send_all(c);
 		}
 		if (!c->is_over && ngtcp2_conn_get_expiry(c->quic) < next)
@@ -464,7 +464,7 @@ int main(int argc, char **argv)
 
 	if (argc != 8)
 		errx(2, "usage: %s INTERFACE POLICY SCOPE ADDRESS PORT CERTIFICATE KEY", argv[0]);
-	/* Let in by ppoll alone, so that none is missed. */
+	/* Only ppoll lets these signals in, so that none is missed. */
 	sigemptyset(&none);
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGINT);

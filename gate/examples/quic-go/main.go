@@ -2,8 +2,8 @@
 // the server counts each client's connections through its socket and needs no privilege. Every bidirectional stream is
 // answered "hello".
 //
-// quic-go knows no tokens but its own, so it cannot take part in the gate's Retry: leave rule `retry` off, and let it
-// prove addresses by itself (quic.Transport.VerifySourceAddress).
+// quic-go reads only its own tokens, so it cannot use the gate's Retry: leave rule `retry` off, and let quic-go
+// validate addresses by itself (quic.Transport.VerifySourceAddress).
 //
 //	go run . /run/millrace/gate.sock web 192.0.2.1:4433 cert.pem key.pem
 package main
@@ -28,8 +28,8 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
-// What the gate counts on one connection to its socket it forgets when that ends: a server that died has no clients. A
-// gate that was restarted is told anew.
+// The gate forgets the counts of a socket connection when that ends: a server that died has no clients. After a restart
+// of the gate, the counts are sent again.
 type gate struct {
 	path, scope string
 
@@ -45,7 +45,7 @@ type request struct {
 	Client netip.Addr `json:"client"`
 }
 
-// count says that a client has one connection more or less. A server serves without its gate, too.
+// count adds or removes one connection of a client. The server serves without its gate too.
 func (g *gate) count(client netip.Addr, change int) {
 	g.lock.Lock()
 	defer g.lock.Unlock()
@@ -67,7 +67,7 @@ func (g *gate) count(client netip.Addr, change int) {
 	}
 }
 
-// retry connects again and says what there is, now or with the next change.
+// retry connects again and sends all counts, now or with the next change.
 func (g *gate) retry() {
 	if err := g.connect(); err != nil {
 		log.Print("gate: ", err)
@@ -118,7 +118,7 @@ func (g *gate) ask(request request) error {
 	return nil
 }
 
-// serve runs once the handshake is complete: the client's address is proved.
+// serve runs once the handshake is complete: the client's address is validated.
 func serve(conn *quic.Conn, g *gate) {
 	client := conn.RemoteAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
 	g.count(client, 1)

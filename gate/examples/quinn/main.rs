@@ -1,6 +1,6 @@
-//! A QUIC server on quinn that guards its port with the gate, which tracks connection IDs by itself; the server counts
-//! each client's connections, and takes the tokens of the gate's Retry packets. Every bidirectional stream is answered
-//! "hello".
+//! A QUIC server on quinn that guards its port with the gate, which tracks connection IDs by itself. The server
+//! counts each client's connections, and accepts the tokens of the gate's Retry packets. Every bidirectional stream
+//! is answered "hello".
 //!
 //!     cargo run --example quinn -- eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
 
@@ -14,13 +14,13 @@ use std::{
 
 use anyhow::Context;
 use clap::Parser;
-use millrace_gate::{Gate, Mode, Policy, Scope};
+use millrace_gate::{Gate, Policy, Scope, XdpMode};
 use quinn::{Endpoint, Incoming, ServerConfig, crypto::rustls::QuicServerConfig};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Parser)]
-struct Args {
+struct QuinnExampleArgs {
     interface: String,
     policy: PathBuf,
     scope: String,
@@ -32,9 +32,9 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let args = QuinnExampleArgs::parse();
     let gate = Gate::new(&Policy::load(&args.policy)?)?;
-    gate.attach(&args.interface, Mode::Auto)?;
+    gate.attach(&args.interface, XdpMode::Auto)?;
     let scope = gate.scope(&args.scope)?;
     let mut config = server_config(&args)?;
     token::take_part(&mut config, scope.clone());
@@ -47,20 +47,20 @@ async fn main() -> anyhow::Result<()> {
                 Some(incoming) => drop(tokio::spawn(serve(incoming, scope.clone()))),
                 None => return Ok(()),
             },
-            // The gate is off the interface when it is dropped.
+            // Dropping the gate detaches it from the interface.
             _ = terminate.recv() => return Ok(()),
         }
     }
 }
 
 async fn serve(incoming: Incoming, scope: Scope) {
-    // The address is not proved before, unless the policy has rule `retry`.
+    // The address is validated before only if the policy has rule `retry`.
     let Ok(connection) = incoming.await else { return };
     let client = connection.remote_address().ip();
-    // Counts until it is dropped. A server serves without its gate, too.
+    // The connection counts until this is dropped. If counting fails, the server serves all the same.
     let counted = scope.connection(client).inspect_err(|error| eprintln!("gate: {error}"));
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
-        // A client that is gone ends the loop.
+        // An error means that the client is gone, which ends the loop.
         let _ = recv.read_to_end(64 * 1024).await;
         let _ = send.write_all(b"hello\n").await;
         let _ = send.finish();
@@ -68,7 +68,7 @@ async fn serve(incoming: Incoming, scope: Scope) {
     drop(counted);
 }
 
-fn server_config(args: &Args) -> anyhow::Result<ServerConfig> {
+fn server_config(args: &QuinnExampleArgs) -> anyhow::Result<ServerConfig> {
     let certificate = CertificateDer::from_pem_file(&args.certificate).context("certificate")?;
     let key = PrivateKeyDer::from_pem_file(&args.key).context("key")?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -8,28 +8,28 @@ use quinn::{
     crypto::{AeadKey, CryptoError, HandshakeTokenKey},
 };
 
-/// The server takes part in the gate's Retry, and makes no tokens of its own.
+/// Makes the server accept the gate's Retry tokens, and issue none of its own.
 pub fn take_part(config: &mut ServerConfig, scope: Scope) {
     config.token_key(Arc::new(Tokens(scope)));
     config.validation_token.sent(0);
 }
 
-/// quinn takes the last 16 bytes of a token for a nonce, which are the gate's tag, and expects to find its own encoding
-/// of a Retry token in what it "decrypts".
+/// Reads the gate's tokens as quinn's. quinn takes the last 16 bytes of a token for a nonce, which are the gate's tag
+/// here. It expects its own encoding of a Retry token in the "decrypted" rest.
 struct Tokens(Scope);
 
-struct Token {
+struct ScopeToken {
     scope: Scope,
     tag: Vec<u8>,
 }
 
 impl HandshakeTokenKey for Tokens {
     fn aead_from_hkdf(&self, tag: &[u8]) -> Box<dyn AeadKey> {
-        Box::new(Token { scope: self.0.clone(), tag: tag.to_vec() })
+        Box::new(ScopeToken { scope: self.0.clone(), tag: tag.to_vec() })
     }
 }
 
-impl AeadKey for Token {
+impl AeadKey for ScopeToken {
     fn seal(&self, _: &mut Vec<u8>, _: &[u8]) -> Result<(), CryptoError> {
         Err(CryptoError)
     }

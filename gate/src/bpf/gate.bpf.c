@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Admission for QUIC servers, before the stack. gate_xdp decides about every packet to a scope, by the rules in the order of
- * enum gate_rule. gate_egress watches what servers answer, for scopes that track connections by themselves. The other
- * programs are calls of userspace: they change maps that these two change at the same time.
+/* Admission control for QUIC servers, before the network stack. gate_xdp judges every packet for a scope, by the rules in
+ * the order of enum gate_rule. gate_egress reads servers' answers, for scopes that track connections. Userspace calls the
+ * other programs, which change maps that these two change at the same time.
  *
- *   gate_intf.h    what is shared with userspace; gate_maps.h: configuration and maps
- *   gate_head.h    the start of the frame, copied; gate_packet.h: what is read there
- *   gate_rules.h   the rules; gate_track.h: live connections; gate_marks.h: a filter in front of these maps
- *   gate_networks.h  clients, and the wider networks that they are in
- *   gate_sample.h  packets that were refused, for logs and for those who follow them
- *   gate_answer.h  Retry and Version Negotiation; gate_token.h: tokens
- *   gate_expire.h  the walks that end what has been idle
+ *   gate_intf.h      structures shared with userspace
+ *   gate_maps.h      configuration and maps
+ *   gate_head.h      the copied start of the frame
+ *   gate_packet.h    parser of that copy
+ *   gate_rules.h     the rules
+ *   gate_track.h     live connections
+ *   gate_marks.h     a filter in front of the connections' maps
+ *   gate_networks.h  clients, and the wider networks that contain them
+ *   gate_sample.h    samples of refused packets, for the log and for traces
+ *   gate_answer.h    Retry and Version Negotiation
+ *   gate_token.h     tokens
+ *   gate_expire.h    walks that end idle connections
  */
 #include "skb_udp.h"
 #include "gate_answer.h"
@@ -30,8 +35,8 @@ static __always_inline void count(__u32 scope, __u32 reason, __u32 bytes)
 	}
 }
 
-/* Counts this CPU's packet for each rule that would have refused it. Not static, so that the verifier checks it once, and not
- * once for each way here.
+/* Counts this CPU's packet for each rule that would have refused it. Not static, so that the verifier checks it
+ * once, and not once for each path to it.
  */
 __noinline int count_monitored(void)
 {
@@ -53,14 +58,17 @@ __noinline int count_monitored(void)
 	return 0;
 }
 
-/* Only full-size Initials with plain headers: no answer is half as long, and its headers are plain, too. */
+/* Accepts only full-size Initials with plain headers, which the answer fits into: it is less than half as long and
+ * has plain headers too.
+ */
 static __always_inline int can_be_answered(const struct gate_packet *packet)
 {
 	return packet->end - packet->quic_at >= INITIAL_DATAGRAM && !packet->options && !packet->long_ids;
 }
 
-/* Whether the rule answers. An Initial that repeats one that was let in gets no answer: the server may be about to give its
- * own, and the client would give up. Nor does any other packet: of a handshake, or early data.
+/* Reports whether the rule answers. A repeated Initial of a connection that was let in gets no answer: the server
+ * may be about to send its own, and the client would give up. Other packets (of a handshake, or early data) get
+ * none either.
  */
 static __always_inline int is_answered(const struct gate_work *work, const struct gate_policy *policy,
 				       __u32 rule)
@@ -79,7 +87,7 @@ static __always_inline int hides_tags(const struct xdp_md *ctx)
 	return !!bpf_map_lookup_elem(&untagged, &ifindex);
 }
 
-/* What is refused is dropped, unless it gets an answer. */
+/* Drops a refused packet, unless it gets an answer. */
 static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 				  const struct gate_policy *policy, __u32 rule)
 {
@@ -95,7 +103,7 @@ static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 	return XDP_DROP;
 }
 
-/* Whether it is seen at a glance that the packet is not UDP. */
+/* Reports whether a first look shows that the packet is not UDP. */
 static __always_inline int is_bystander(const struct xdp_md *ctx)
 {
 	const struct ethhdr *eth = (void *)(long)ctx->data;
@@ -158,7 +166,7 @@ static __always_inline int decide(struct xdp_md *ctx)
 		return XDP_PASS;
 	}
 	verdict = run(ctx, work, now);
-	/* Only runs on the same CPU look at it. */
+	/* Only runs on the same CPU read it. */
 	if (config.nests)
 		WRITE_ONCE(work->busy, 0);
 	return verdict;
@@ -173,7 +181,7 @@ int gate_xdp(struct xdp_md *ctx)
 
 	if (verdict != XDP_PASS)
 		return verdict;
-	/* It shares the interface (root.bpf.c). */
+	/* The gate shares the interface with other programs (root.bpf.c). */
 	rest = bpf_map_lookup_elem(&rest_at, &ifindex);
 	if (rest)
 		bpf_tail_call(ctx, &rests, *rest);
@@ -213,7 +221,7 @@ int gate_egress(struct __sk_buff *skb)
 	return PASS_ON;
 }
 
-/* --- On behalf of userspace --- */
+/* --- Calls of userspace --- */
 
 SEC("syscall")
 int gate_count(struct gate_count_call *call)
@@ -238,8 +246,8 @@ int gate_publish(struct gate_publish_call *call)
 	return 0;
 }
 
-/* One function for each map, not inlined: the compiler would merge the calls into one that gets any of the maps, and Linux
- * 6.1 refuses that.
+/* One function for each map, not inlined. The compiler would merge the calls into one with any of the maps, which
+ * Linux 6.1 refuses.
  */
 #define WALK(map, entry)                                                 \
 	static __noinline long walk_##map(struct gate_expire_call *call) \
@@ -279,7 +287,7 @@ int gate_expire(struct gate_expire_call *call)
 	return 0;
 }
 
-/* Clears all marks of one age, before that becomes the age of new ones. */
+/* Clears all marks of one age, before new marks get that age. */
 SEC("syscall")
 int gate_forget(struct gate_forget_call *call)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets that the gate sends back: Retry (RFC 9000, section 17.2.5; RFC 9001, section 5.8) and Version
- * Negotiation (RFC 9000, section 17.2.1). Both are shorter than what they answer. Version Negotiation also refuses
- * a connection: it then lists nothing but a version that is reserved and that nobody speaks (section 15), so that the
- * client gives up at once (section 6.2).
+ * Negotiation (RFC 9000, section 17.2.1). Both are shorter than the packet that they answer. Version Negotiation
+ * also refuses a connection: it then lists only a reserved version, which nothing implements (section 15), so that
+ * the client gives up at once (section 6.2).
  */
 #ifndef MILLRACE_GATE_ANSWER_H
 #define MILLRACE_GATE_ANSWER_H
@@ -12,16 +12,16 @@
 #include "ghash.h"
 
 #define RETRY_ID_BYTES sizeof(((struct gate_token *)0)->retry_id)
-#define RESERVED       0x0a0a0a0a /* a version: these half bytes, the others are random */
+#define RESERVED       0x0a0a0a0a /* a reserved version: these half bytes, and random others */
 
-/* Masked for the verifier: no write from here is longer than HEAD_SLACK, so it stays inside. */
+/* Masks `at` for the verifier: no write from here is longer than HEAD_SLACK, so it stays inside. */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
 {
 	return answer->bytes + (at & 255);
 }
 
-/* Puts a length and that many bytes, at most 20. Always writes 20, of which the next write covers the rest. Returns where
- * that goes.
+/* Writes a length and that many bytes, at most 20. It always writes 20; the next write covers the rest. Returns
+ * the offset of that next write.
  */
 static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const __u8 *id, __u32 len)
 {
@@ -59,7 +59,9 @@ static __always_inline int make_token(struct gate_work *work, const struct gate_
 	return 0;
 }
 
-/* Nothing is encrypted, only authenticated: by GHASH, and one block of AES, which is a constant. */
+/* Computes the integrity tag. The packet is only authenticated, not encrypted: by GHASH, and one block of AES,
+ * which is a constant.
+ */
 static __always_inline void put_integrity_tag(struct gate_answer *answer, const struct gate_retry_key *key,
 					      __u32 from, __u32 to)
 {
@@ -78,7 +80,7 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 	store128(answer_at(answer, to), xor128(gf128_bytes(sum), load128(key->mask)));
 }
 
-/* In front goes the original destination ID, which the pseudo-packet has (RFC 9001, section 5.8) and which is not sent. */
+/* The original destination ID goes in front: the pseudo-packet has it (RFC 9001, section 5.8), but it is not sent. */
 static __noinline int make_retry(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_retry_key *key;
@@ -110,7 +112,7 @@ static __noinline int make_retry(struct gate_work *work, const struct gate_polic
 	return 0;
 }
 
-/* What the server speaks. */
+/* Writes the versions that the server supports. */
 static __always_inline __u32 put_versions(struct gate_answer *answer, __u32 at,
 					  const struct gate_policy *policy)
 {
@@ -148,10 +150,10 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 }
 
 #define ANSWER_FROM_MAX \
-	(ANSWER_AT - UDP_BYTES - IPV4_BYTES) /* where an answer may begin: no link layer, IPv4 */
+	(ANSWER_AT - UDP_BYTES - IPV4_BYTES) /* offset of the earliest answer: no link layer, IPv4 */
 
-/* Swaps the addresses and keeps type and tags, always as many bytes as two tags take. The IP header covers the rest; where there is no
- * link layer, it covers all of it together with the UDP header.
+/* Swaps the addresses and keeps type and tags. It always copies the length of two tags. The IP header covers the
+ * excess; without a link layer, it covers all of it together with the UDP header.
  */
 static __always_inline void answer_ethernet(struct gate_answer *answer, const struct net_head *head, __u32 at)
 {
@@ -198,7 +200,7 @@ static __noinline int replace_frame(struct xdp_md *ctx, const struct gate_answer
 	return bpf_xdp_store_bytes(ctx, 0, (void *)answer->bytes + from, bytes);
 }
 
-/* Puts the answer in place of the packet, to go back where that came from. */
+/* Replaces the packet with the answer, to be sent back to the sender. */
 static __always_inline int put_answer(struct xdp_md *ctx, struct gate_work *work)
 {
 	struct gate_answer *answer = &work->answer;

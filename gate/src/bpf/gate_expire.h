@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Walks over the gate's tables once a second: ends connections that have been idle for too long, removes what is kept for
- * them, and marks the others again.
+/* Walks over the gate's tables once a second: ends connections that have been idle for too long, removes their
+ * entries, and marks the others again.
  */
 #ifndef MILLRACE_GATE_EXPIRE_H
 #define MILLRACE_GATE_EXPIRE_H
@@ -23,8 +23,9 @@ static __always_inline int is_idle(__u64 seen_ns, __u64 idle_ns, __u64 now_ns)
 	return (__s64)(now_ns - seen_ns) > (__s64)idle_ns;
 }
 
-/* Not 0: the connection stays, since other IDs are on its path, although its own is not seen any more. It no longer counts
- * for its client: anybody can send packets from a forged address, and would hold the quota for ever.
+/* Returns not 0 if the connection should stay although its own ID is no longer seen, because other IDs are used on
+ * its path. It stops counting for its client. Anybody can send such packets from a forged address, and would
+ * otherwise fill the quota for ever.
  */
 static __always_inline int lingers(struct gate_connection *connection, const struct gate_path_state *path,
 				   const struct gate_id *id, const struct gate_policy *policy, __u64 now_ns)
@@ -57,7 +58,7 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
-/* Counts the entry. Not 0: an earlier part of the walk had it. */
+/* Counts the entry. Returns not 0 if an earlier part of the walk has handled it. */
 static __always_inline int is_earlier(struct gate_expire_call *call)
 {
 	return call->at++ < call->from;
@@ -102,7 +103,7 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	return is_last(call);
 }
 
-/* A path is there for as long as its owner is there, and on it. */
+/* A path exists as long as its owner exists and uses it. */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Copies the start of a frame to memory of this CPU, and reads it there. At first only NEAR_BYTES, which is enough for
- * almost every packet. Where it is not, all that is ever looked at, and then reads again.
+/* Copies the start of a frame to memory of this CPU and reads it there. The first attempt copies NEAR_BYTES, which
+ * is enough for almost every packet. If it is not, everything that is ever read is copied, and read again.
  */
 #ifndef MILLRACE_GATE_HEAD_H
 #define MILLRACE_GATE_HEAD_H
@@ -20,7 +20,7 @@ static __noinline int copy_all(struct xdp_md *ctx, struct net_head *head)
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
 }
 
-/* By hand: for so few bytes a helper takes longer. */
+/* Copies by hand: a helper takes longer for so few bytes. */
 static __noinline int copy_near(struct xdp_md *ctx, struct net_head *head)
 {
 	const __u8 *data = (void *)(long)ctx->data;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The gate's configuration and maps, and what a run works with. Sizes of 1 are set by userspace before loading. */
+/* The gate's configuration, its maps, and the scratch memory of a run. Userspace sets sizes of 1 before loading. */
 #ifndef MILLRACE_GATE_MAPS_H
 #define MILLRACE_GATE_MAPS_H
 
@@ -8,12 +8,12 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#define ANSWER_AT  96  /* of the QUIC packet in an answer: in front, the other headers or a pseudo header */
-#define ANSWER_MAX 128 /* bytes of it */
+#define ANSWER_AT  96 /* of the QUIC packet in an answer: the other headers or a pseudo header are in front */
+#define ANSWER_MAX 128 /* bytes of the QUIC packet */
 #define NS_PER_S   1000000000ULL
-#define ROUGH_NS   (NS_PER_S / 50) /* two ticks at CONFIG_HZ=100, the least there is */
+#define ROUGH_NS   (NS_PER_S / 50) /* two ticks at CONFIG_HZ=100, the lowest value */
 
-/* A packet that goes back. */
+/* A packet that is sent back. */
 struct gate_answer {
 	__u8 bytes[ANSWER_AT + ANSWER_MAX + HEAD_SLACK];
 	__u32 quic_bytes;
@@ -27,9 +27,9 @@ struct gate_place {
 	__u32 scope;
 };
 
-/* What one run of gate_xdp works with. */
+/* The scratch memory of one run of gate_xdp. */
 struct gate_work {
-	__u64 busy; /* 0: no run has it; only where they nest, see struct gate_config */
+	__u64 busy; /* 0: no run uses it; only where runs nest, see struct gate_config */
 	struct net_head head;
 	struct gate_packet packet;
 	struct gate_client client;
@@ -38,18 +38,20 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	struct gate_place place; /* of the last packet that was in a scope, which an earlier run saw */
-	__u64 now_ns;		 /* to the tick */
+	struct gate_place place; /* of the last packet that was in a scope, from an earlier run */
+	__u64 now_ns;		 /* with the resolution of the tick */
 	__u64 exact_ns;		 /* 0: not read yet */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet */
-	__u32 takers;	  /* tracers who get it: one bit each */
-	__u8 is_new;	  /* an Initial that opens a connection, or a packet of one that nobody has opened */
-	__u8 is_repeated; /* of which another was let in before */
-	__u8 is_proved;	  /* it carries a valid token */
+	__u32 takers;	  /* traces that get it: one bit each */
+	__u8 is_new;	  /* an Initial that opens a connection, or another packet of an unknown connection */
+	__u8 is_repeated; /* an Initial with the same ID was let in before */
+	__u8 is_proved;	  /* it has a valid token */
 };
 
-/* To the nanosecond. Reading that clock takes as long as all the rest of a cheap verdict, and only small buckets need it. */
+/* Returns the exact time in ns. Reading that clock takes as long as all the rest of a cheap verdict, and only
+ * small buckets need it.
+ */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
 	if (!work->exact_ns)
@@ -67,7 +69,9 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
-/* Userspace says all of it. There are levels before that, so that tests/load.rs has the verifier walk over what is done for each. */
+/* Userspace sets all of it. The default has levels so that tests/load.rs makes the verifier check the code for
+ * each level.
+ */
 SEC(".rodata.config")
 const volatile struct gate_config config = {
 	.levels = {.v4 = {{.times = 1}, {.times = 8}, {.times = 64}},
@@ -77,7 +81,7 @@ const volatile struct gate_config config = {
 
 /* --- The rules, which userspace writes --- */
 
-/* 0 -> which half of the rules counts, and what else changes under load. */
+/* 0 -> the half of the rules in use, and other state that changes under load. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -85,7 +89,7 @@ struct {
 	__uint(max_entries, 1);
 } active SEC(".maps");
 
-/* Address and port, either of which may be left out -> scope. */
+/* Address, port or both -> scope. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct gate_scope_key);
@@ -101,7 +105,7 @@ struct {
 	__uint(max_entries, 2 * GATE_SCOPES);
 } policies SEC(".maps");
 
-/* Index of an interface whose driver takes VLAN tags off: an answer would leave without its tag. */
+/* Index of an interface whose driver strips VLAN tags: an answer would be sent without its tag. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
@@ -109,7 +113,7 @@ struct {
 	__uint(max_entries, 1024);
 } untagged SEC(".maps");
 
-/* Index of an interface whose frames begin with the IP header: it has no link layer of its own. */
+/* Index of an interface whose frames begin with the IP header, without a link layer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -118,7 +122,7 @@ struct {
 	__uint(max_entries, GATE_BARE);
 } bare SEC(".maps");
 
-/* Where packets go that pass: by interface, an index into `rests`. */
+/* Programs that get passed packets: by interface, an index into `rests`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GATE_RESTS);
@@ -143,7 +147,7 @@ struct {
 	__uint(max_entries, 1);
 } prefixes SEC(".maps");
 
-/* Index -> key that tokens are made and checked with. */
+/* Index -> key for making and checking tokens. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -159,7 +163,7 @@ struct {
 	__uint(max_entries, 2);
 } retry_keys SEC(".maps");
 
-/* Whether frames of an interface begin with the IP header. */
+/* Reports whether frames of an interface begin with the IP header. */
 static __always_inline __u32 is_bare(const struct gate_active *now, __u32 ifindex)
 {
 	return now->bare && bpf_map_lookup_elem(&bare, &ifindex);
@@ -175,7 +179,7 @@ struct {
 	__uint(max_entries, 1);
 } connections SEC(".maps");
 
-/* Address and port of a client -> connection that it belongs to. */
+/* Address and port of a client -> connection that owns the path. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct gate_path);
@@ -183,7 +187,7 @@ struct {
 	__uint(max_entries, 1);
 } paths SEC(".maps");
 
-/* Client, or wider network -> how many connections it has. */
+/* Client, or wider network -> its number of connections. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct gate_client);
@@ -191,7 +195,7 @@ struct {
 	__uint(max_entries, 1);
 } clients SEC(".maps");
 
-/* --- What was only claimed: old entries give way --- */
+/* --- Claims: old entries are evicted --- */
 
 /* Connection ID that a server chose -> client that it answered. */
 struct {
@@ -219,7 +223,7 @@ struct {
 
 /* --- State and figures --- */
 
-/* Scope -> what its packets change. */
+/* Scope -> state that its packets change. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -243,7 +247,7 @@ struct {
 	__uint(max_entries, GATE_SCOPES *GATE_REASONS);
 } counters SEC(".maps");
 
-/* enum gate_event -> how often it happened. */
+/* enum gate_event -> number of events. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -257,7 +261,7 @@ struct {
 	__uint(max_entries, 1 << 18);
 } samples SEC(".maps");
 
-/* Index of a tracer -> what is followed. */
+/* Index of a trace -> the packets that it follows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -265,7 +269,7 @@ struct {
 	__uint(max_entries, GATE_TRACERS);
 } tracers SEC(".maps");
 
-/* Index of a tracer -> what became of that. */
+/* Index of a trace -> its counters. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -273,14 +277,14 @@ struct {
 	__uint(max_entries, GATE_TRACERS);
 } traced SEC(".maps");
 
-/* Packets that somebody follows: struct gate_sample. There is room for what all tracers may get at once,
- * and until userspace looks. */
+/* Packets of traces: struct gate_sample. There is room for what all traces may get at once, and until userspace
+ * reads. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } traces SEC(".maps");
 
-/* 0 -> what this CPU's run works with. */
+/* 0 -> scratch memory of this CPU's run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A Bloom filter with one hash function, in front of the maps of connections: what has no mark is in none of them. In a
- * flood of random addresses and IDs, no bucket of a hash table is in the cache, and there are three tables to look at. The
- * marks are 256 KiB, and a question reads one line of them.
+/* A Bloom filter with one hash function, in front of the maps of connections: a key without a mark is in none of
+ * them. In a flood of random addresses and IDs, no bucket of a hash table is in the cache, and three tables would
+ * have to be searched. The marks are 256 KiB, and a look-up reads one cache line of them.
  *
- * Whatever is put into a map is marked afterwards. A single mark cannot be taken away, so there are two ages of them:
- * every second all that is in the maps is marked again (gate_expire), and every few seconds userspace has the older marks
- * cleared and the age changed (gate_forget). A walk over a map can miss an entry that is moved meanwhile, but not the same
- * one in all the walks of an age.
+ * A key is marked after it was put into a map. A single mark cannot be removed, so there are two ages of marks.
+ * Every second all keys in the maps are marked again (gate_expire). Every few seconds userspace clears the older
+ * marks and changes the age of new ones (gate_forget). A walk over a map can miss an entry that is moved
+ * meanwhile, but not the same one in all the walks of an age.
  */
 #ifndef MILLRACE_GATE_MARKS_H
 #define MILLRACE_GATE_MARKS_H
@@ -20,7 +20,9 @@ enum gate_mark {
 	MARK_CLIENT,
 };
 
-/* Not cryptographic: whoever finds something with the mark of another gains no more than a look into the maps. */
+/* Hashes a key. The hash is not cryptographic: an attacker who finds a key with the mark of another only makes the
+ * gate search the maps.
+ */
 static __always_inline __u64 mark_hash(enum gate_mark kind, const __u32 *words, __u32 count)
 {
 	__u64 hash = config.mark_seed + kind;

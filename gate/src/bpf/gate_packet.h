@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the gate reads of a frame: Ethernet and VLAN tags where there are any, IPv4 with options or IPv6 with extension headers, UDP, and
- * the header of the first QUIC packet (RFC 8999, 9000, 9369). Plain C on a buffer, so that it also runs natively.
- * Fragments, options and lengths that contradict each other are noted and left to the rules.
- *
+/* Reads a frame: Ethernet and VLAN tags where there are any, IPv4 with options or IPv6 with extension headers,
+ * UDP, and the header of the first QUIC packet (RFC 8999, 9000, 9369). It is plain C on a buffer, so that it also
+ * runs natively. Fragments, options and lengths that contradict each other are recorded and left to the rules.
  * Offsets are into the frame.
  */
 #ifndef MILLRACE_GATE_PACKET_H
@@ -13,14 +12,14 @@
 #include "quic.h"
 
 #define GATE_EXTENSIONS_MAX 8
-#define NEAR_BYTES	    128	 /* of a frame's head, with which a reader begins: see is_cut() */
-#define UDP_AT_MAX	    160	 /* so that all of a QUIC header but a long token is in the head */
+#define NEAR_BYTES	    128	 /* of a frame's head, which a reader begins with: see is_cut() */
+#define UDP_AT_MAX	    160	 /* so that all of a QUIC header except a long token is in the head */
 #define NEAR_UDP_AT_MAX	    62	 /* the same for NEAR_BYTES: two tags and IPv6 without extension headers */
 #define INITIAL_DATAGRAM    1200 /* RFC 9000, section 14.1 */
 #define QUIC_LONG_MIN	    7	 /* first byte, version, two lengths (RFC 8999) */
 #define QUIC_PROTECTED_MIN  20	 /* packet number and sample (RFC 9001, section 5.4.2) */
-/* With the first byte. What carries a connection ID has as many bytes more, but a stateless reset, which clients send
- * too, shows none and may be as short as this (RFC 9000, section 10.3).
+/* Shortest packet with a short header, including the first byte. A packet with a connection ID is longer by that
+ * ID. A stateless reset, which clients send too, has none and may be as short as this (RFC 9000, section 10.3).
  */
 #define QUIC_SHORT_MIN 21
 
@@ -28,16 +27,16 @@ enum gate_find {
 	FIND_OK = 0,
 	FIND_OTHER,    /* not UDP over IP */
 	FIND_NO_PORT,  /* a fragment after the first */
-	FIND_TOO_MANY, /* headers; the port is not known */
+	FIND_TOO_MANY, /* headers; the port is unknown */
 };
 
 enum quic_kind {
-	QUIC_NOTHING = 0, /* too short to say */
+	QUIC_NOTHING = 0, /* too short */
 	QUIC_SHORT,
 	QUIC_INITIAL,
 	QUIC_ZERO_RTT,
 	QUIC_HANDSHAKE,
-	QUIC_OTHER_VERSION, /* only what RFC 8999 says is known */
+	QUIC_OTHER_VERSION, /* only the fields of RFC 8999 are known */
 	QUIC_IMPOSSIBLE,
 };
 
@@ -59,7 +58,7 @@ struct gate_packet {
 	__u8 id_len; /* of destination and source; long headers only */
 	__u8 source_id_len;
 	__u8 long_ids; /* another version's, too long to be read */
-	__u8 goes_on;  /* beyond what was copied */
+	__u8 goes_on;  /* beyond the copied bytes */
 	__be32 version;
 	__u16 id_at;
 	__u16 source_id_at;
@@ -87,8 +86,8 @@ static __always_inline void map_ipv4(struct gate_address *to, __be32 address)
 	store128(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
 }
 
-/* Whether reading all of HEAD_BYTES may find something else than reading these. If UDP begins at NEAR_UDP_AT_MAX at the
- * latest, both connection IDs and the length of a token are within NEAR_BYTES.
+/* Reports whether reading all of HEAD_BYTES may give another result than reading these. If UDP begins at
+ * NEAR_UDP_AT_MAX at the latest, both connection IDs and the length of a token are within NEAR_BYTES.
  */
 static __always_inline int is_cut(const struct net_head *head, const struct gate_packet *packet)
 {
@@ -157,7 +156,7 @@ static __always_inline enum gate_find find_ipv6(struct net_cursor *cursor, struc
 	return find_extensions(cursor, packet, ip.next);
 }
 
-/* The UDP length may be shorter than what IP carries, but not longer, as in the kernel. */
+/* Reads the ports. The UDP length may be shorter than the IP payload, but not longer, as in the kernel. */
 static __always_inline enum gate_find find_ports(struct net_cursor *cursor, struct gate_packet *packet)
 {
 	__u32 at = cursor->at;
@@ -196,7 +195,7 @@ static __always_inline enum gate_find find_udp(const struct net_head *head, stru
 
 /* --- The QUIC packet --- */
 
-/* A variable-length integer (RFC 9000, section 16); moves `at` behind it. */
+/* Reads a variable-length integer (RFC 9000, section 16) and moves `at` past it. */
 static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 {
 	__u64 word = __builtin_bswap64(load64(head_at(head, *at)));
@@ -206,7 +205,7 @@ static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 	return word << 2 >> (66 - 8 * bytes);
 }
 
-/* Versions 1 and 2 number their long header types differently. */
+/* Returns the type of a long header. Versions 1 and 2 number their types differently. */
 static __always_inline enum quic_kind long_kind(const struct gate_packet *packet)
 {
 	__u32 type = packet->first >> 4 & 3;
@@ -214,11 +213,11 @@ static __always_inline enum quic_kind long_kind(const struct gate_packet *packet
 	if (packet->version == __builtin_bswap32(QUIC_VERSION_2))
 		type = (type - 1) & 3;
 	else if (packet->version != __builtin_bswap32(QUIC_VERSION_1))
-		return packet->version ? QUIC_OTHER_VERSION : QUIC_IMPOSSIBLE; /* only clients get 0 */
-	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type;	       /* only clients get a Retry */
+		return packet->version ? QUIC_OTHER_VERSION : QUIC_IMPOSSIBLE; /* only servers send 0 */
+	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type;	       /* only servers send a Retry */
 }
 
-/* Reads what follows the IDs. What a long token pushes out of the copy is left to the server. */
+/* Reads the fields after the IDs. If a long token pushes them out of the copy, the server has to check them. */
 static __always_inline enum quic_kind read_rest(const struct net_head *head, struct gate_packet *packet,
 						enum quic_kind kind, __u32 at)
 {
@@ -241,7 +240,7 @@ static __always_inline enum quic_kind read_rest(const struct net_head *head, str
 	return bytes < QUIC_PROTECTED_MIN || at + bytes > packet->end ? QUIC_IMPOSSIBLE : kind;
 }
 
-/* IDs of other versions may be longer than any that are read (RFC 8999, section 5.1). */
+/* Reads a long header. IDs of other versions may be longer than those that are read (RFC 8999, section 5.1). */
 static __always_inline enum quic_kind read_long(const struct net_head *head, struct gate_packet *packet)
 {
 	enum quic_kind kind, too_long;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The gate's rules, in the order of enum gate_rule: judge() says why a packet is refused, or passes. */
+/* The gate's rules, in the order of enum gate_rule. judge() returns why a packet is refused or passes. */
 #ifndef MILLRACE_GATE_RULES_H
 #define MILLRACE_GATE_RULES_H
 
@@ -14,8 +14,9 @@
 
 /* --- Rates --- */
 
-/* By the coarse clock, a bucket fills in steps, when that ticks. Nothing is lost as long as a step still fits into a bucket
- * that has too little for this packet; smaller buckets need the exact clock.
+/* Returns the time for a set of rates. With the coarse clock, a bucket fills in steps when that ticks. Nothing is
+ * lost as long as a step still fits into a bucket that has too little for this packet; smaller buckets need the
+ * exact clock.
  */
 static __always_inline __u64 now_for(struct gate_work *work, const struct bucket_rate *rate, __u64 price)
 {
@@ -35,7 +36,7 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 	return work->packet.end - work->packet.quic_at;
 }
 
-/* The rules for packets and bytes follow each other, in all groups. */
+/* Checks rates. The rules for packets and bytes follow each other, in all groups. */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,
 						  enum gate_rule packets)
@@ -53,8 +54,8 @@ static __always_inline enum gate_rule check_rates(struct gate_work *work, const 
 	return GATE_RULES;
 }
 
-/* Whether a connection begins with this packet. One may take several Initials: a ClientHello with keys for post-quantum cryptography fills two,
- * and any may be sent again. Only the first is counted.
+/* Reports whether a connection begins with this packet. One connection may take several Initials: a ClientHello
+ * with keys for post-quantum cryptography fills two, and any may be retransmitted. Only the first is counted.
  */
 static __always_inline int begins_connection(const struct gate_work *work)
 {
@@ -83,7 +84,9 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 /* --- Live connections --- */
 
-/* By the connection if it is known, not by the packet's source: whoever has a live ID can forge that. */
+/* Finds the buckets of the connection if it is known, not of the packet's source: a client with a live ID can
+ * forge that.
+ */
 static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
 {
 	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope};
@@ -132,7 +135,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 		return 0;
 	index = work->token.key;
 	key = bpf_map_lookup_elem(&token_keys, &index);
-	/* The client goes on with the Retry's connection ID: a token is good for that connection, not for any. */
+	/* The client continues with the Retry's connection ID: a token is valid for that connection, not for any. */
 	if (key && key->valid && packet->id_len == sizeof(work->token.retry_id) &&
 	    load64(head_at(&work->head, packet->id_at)) == load64(work->token.retry_id) &&
 	    gate_token_is_valid(&key->key, &work->token, policy->token_scope, &packet->source,
@@ -142,7 +145,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	return 0;
 }
 
-/* Whether there is any use in remembering who was let in. */
+/* Reports whether it is useful to remember which Initials were let in. */
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->id.len &&
@@ -150,7 +153,7 @@ static __always_inline int has_openings(const struct gate_work *work, const stru
 		mode_of(policy, GATE_UNKNOWN_INITIALS) || mode_of(policy, GATE_CLIENT_INITIALS));
 }
 
-/* The Initial with this connection ID that was let in from there, or NULL. */
+/* Returns the earlier Initial with this connection ID from the same address, or NULL. */
 static __always_inline struct gate_opening *find_opening(const struct gate_work *work,
 							 const struct gate_policy *policy)
 {
@@ -165,7 +168,7 @@ static __always_inline struct gate_opening *find_opening(const struct gate_work 
 		       : NULL;
 }
 
-/* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
+/* An Initial that is retransmitted, or the second half of a long one, must not count as another connection. */
 static __always_inline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_opening *opening = find_opening(work, policy);
@@ -178,15 +181,16 @@ static __always_inline int look_at_initial(struct gate_work *work, const struct 
 	return 0;
 }
 
-/* Whether Handshake packets of live handshakes are known: those from before the gate looked may still be under way. */
+/* Reports whether all live handshakes are known: those from before the gate was attached may still be in progress. */
 static __always_inline int knows_handshakes(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return (policy->id_bytes || policy->flags & GATE_TRACK) &&
 	       work->now_ns - work->active.since_ns >= policy->unsure_ns;
 }
 
-/* What comes of nobody's connection has a server look for one as an Initial has: early data without an Initial that was let
- * in from there, and handshakes that the server does not know. They count as new connections, and prove nothing.
+/* Checks packets that make a server look for a connection that the gate does not know, as an Initial does: early
+ * data without an Initial from the same address, and handshakes that the server has not answered. They count as
+ * new connections, and validate no address.
  */
 static __noinline int look_at_claim(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -208,7 +212,7 @@ static __always_inline void remember_opening(struct gate_work *work, const struc
 		MARK(MARK_OPENING, &work->id);
 }
 
-/* Not static, so that the verifier checks it once, as all that is done for each level. */
+/* Checks the quota of all levels. Not static, so that the verifier checks it once. */
 __noinline int check_quota(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_client network __attribute__((aligned(8)));
@@ -232,9 +236,11 @@ static __always_inline int wants_retry(struct gate_work *work, const struct gate
 	       is_over(work, &state->retry_above_at, &policy->retry_above, 1);
 }
 
-/* --- What belongs to no live connection --- */
+/* --- Packets of no live connection --- */
 
-/* A short header may be of a connection that began before the gate looked, from whatever port a NAT gave it. */
+/* Reports whether a short header may be of a connection that began before the gate was attached, from any port
+ * that a NAT gave it.
+ */
 static __always_inline int may_be_live(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->packet.kind == QUIC_SHORT && work->now_ns - work->active.since_ns < policy->unsure_ns;
@@ -250,7 +256,7 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 		return 1;
 	if (may_be_live(work, policy))
 		return 0;
-	/* Four ports at a time: the difference is zero somewhere if one is it. */
+	/* Compares four ports at a time: the difference is zero in one place if one is equal. */
 	for (int i = 0; i < GATE_PORTS; i += 4) {
 		__u64 difference = load64(&policy->ports[i]) ^ packet->source_port * ones;
 
@@ -259,7 +265,9 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 	return !!(zeroes & ones << 15);
 }
 
-/* Unknown clients share their buckets. This comes before anything is remembered of one. */
+/* Checks the rates of unknown clients, which share their buckets. This is done before anything is stored about
+ * one.
+ */
 static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;
@@ -275,7 +283,7 @@ static __noinline enum gate_rule check_unknown(struct gate_work *work, const str
 	return check_rates(work, policy, &state->unknown, policy->unknown, GATE_UNKNOWN_PACKETS);
 }
 
-/* --- One client, and the networks that it is in --- */
+/* --- One client, and the networks that contain it --- */
 
 static __always_inline int measures(const struct gate_work *work, const struct gate_policy *policy,
 				    __u32 rate)
@@ -290,7 +298,9 @@ static __always_inline __u64 level_price(const struct gate_work *work, const str
 	return price_of(&policy->client[rate], rate == GATE_RATE_BYTES ? quic_bytes(work) : 1, times);
 }
 
-/* Whether the buckets of a network have too little, by rates of a client times `times`. Takes from them if `takes`. */
+/* Reports whether the buckets of a network have too little, by rates of a client times `times`. Takes from them if
+ * `takes`.
+ */
 __noinline int check_level(struct gate_work *work, const struct gate_policy *policy, struct gate_buckets *at,
 			   __u64 times, int takes)
 {
@@ -317,8 +327,8 @@ __noinline int check_level(struct gate_work *work, const struct gate_policy *pol
 	return GATE_RULES;
 }
 
-/* Whether so many clients have come within the time that their rates take to fill that the table has lost some that are not full
- * yet. They would begin full again.
+/* Reports whether so many clients were added within the time that their rates take to fill that the table has lost
+ * some that were not full. They would begin full again.
  */
 static __always_inline int is_crowded(const struct gate_work *work)
 {
@@ -332,7 +342,7 @@ static __always_inline int is_crowded(const struct gate_work *work)
 	return 1;
 }
 
-/* What comes for the first time has full buckets; in a crowd, room for two packets such as this, or as many times that as it may have. */
+/* Makes buckets for a new client: full ones, or in a crowd with room for two such packets, times its multiple. */
 static __noinline struct gate_buckets *make_buckets(struct gate_work *work, const struct gate_policy *policy,
 						    const struct gate_bucket_key *key)
 {
@@ -355,8 +365,9 @@ static __always_inline __u64 name_bucket(const struct gate_work *work, __u32 lev
 	return take_network(&config.levels, work->client.address.bytes, level, key->client.bytes);
 }
 
-/* All levels are looked at before anything is taken, or made: a network's rates are not used up by what one of its clients has too
- * much, and a network that has too much adds no clients to the table. Not static, as check_quota.
+/* Checks the rates of a client and its networks. All levels are checked before anything is taken or made.
+ * Otherwise a client over its own limit would use up its network's rates, and a network over its limit would add
+ * its clients to the table. Not static, for the same reason as check_quota.
  */
 __noinline int check_client(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -429,7 +440,7 @@ static __always_inline int speaks(const struct gate_policy *policy, __be32 versi
 	return 0;
 }
 
-/* What no server wants, whoever sends it. */
+/* Checks for packets that no server accepts, from any client. */
 static __noinline enum gate_rule check_form(struct gate_work *work, const struct gate_policy *policy)
 {
 	const struct gate_packet *packet;
@@ -473,7 +484,9 @@ static __always_inline __u32 look_up_prefix(const struct gate_prefix_key *key)
 	return rank ? *rank : 0;
 }
 
-/* The longest prefix of the scope's list and the one for all decides, and blocks if both have it. 0: in no list. */
+/* Finds the list entry that decides: that of the longest matching prefix in the scope's list and the one for all.
+ * If both have it, a block wins. Returns 0 if it is in no list.
+ */
 static __noinline int find_entry(const struct gate_work *work)
 {
 	struct gate_prefix_key key = {.prefix_bits = 32 + 128};
@@ -504,7 +517,7 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 	return bpf_map_lookup_elem(&scopes, &key);
 }
 
-/* Not 0: it is nobody's. */
+/* Finds the scope of a packet. Returns not 0 if it is in none. */
 static __noinline int find_scope(struct gate_work *work, __u32 found)
 {
 	const struct gate_packet *packet = &work->packet;
@@ -554,7 +567,7 @@ static __always_inline void name_client(struct gate_work *work)
 	work->path.port = packet->source_port;
 }
 
-/* Why the packet is refused (enum gate_rule), or passes (enum gate_pass). */
+/* Returns why the packet is refused (enum gate_rule), or passes (enum gate_pass). */
 static __always_inline int judge(struct xdp_md *ctx, struct gate_work *work, enum gate_find found,
 				 const struct gate_policy *policy)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Packets that were refused, or would have been, on their way to userspace: a few of each scope for the log, and what
- * somebody follows. Nobody is woken for one: userspace looks several times a second.
+/* Sends packets that were refused, or would have been, to userspace: a few of each scope for the log, and those
+ * that traces follow. No reader is woken for one: userspace polls several times a second.
  */
 #ifndef MILLRACE_GATE_SAMPLE_H
 #define MILLRACE_GATE_SAMPLE_H
@@ -51,7 +51,7 @@ static __noinline int sample(const struct gate_work *work, __u32 reason, __u32 b
 	return 0;
 }
 
-/* --- What somebody follows --- */
+/* --- Traces --- */
 
 enum traced {
 	TRACED_MATCHED,
@@ -86,8 +86,9 @@ static __always_inline int is_followed(const struct gate_tracer *tracer, const s
 	       !differ128(source, load128(tracer->address.bytes));
 }
 
-/* Notes whether the tracer takes this CPU's packet: it is one that he follows, and he has not had as many as he may. `rules`:
- * that object. Not static, as trace(): so that the verifier looks at it once, and not once for each way here.
+/* Records in the packet's work whether the trace takes it: it matches, and the trace is below its rate. `rules`
+ * are the rules that refuse the packet. Not static, like trace(), so that the verifier checks it once, and not
+ * once for each path to it.
  */
 __noinline int offer(__u32 index, __u32 rules)
 {
@@ -115,7 +116,7 @@ static __noinline int count_lost(__u32 takers)
 	return 0;
 }
 
-/* Gives this CPU's packet to whoever follows it. */
+/* Sends this CPU's packet to the traces that it matches. */
 __noinline int trace(__u32 reason, __u32 bytes)
 {
 	__u32 zero = 0, rules;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tokens of Retry packets (RFC 9000, section 8.1). Their twin in Rust is gate/src/kernel/token.rs. */
+/* Tokens of Retry packets (RFC 9000, section 8.1). The same code in Rust is gate/src/kernel/token.rs. */
 #ifndef MILLRACE_GATE_TOKEN_H
 #define MILLRACE_GATE_TOKEN_H
 
@@ -7,9 +7,9 @@
 #include "siphash.h"
 
 #define GATE_TOKEN_MAGIC 0x3267726d /* "mrg2" */
-#define GATE_TOKEN_WORDS 8	    /* that the tag covers, with the scope in place of its first half */
+#define GATE_TOKEN_WORDS 8	    /* words that the tag covers, with the scope in place of its first half */
 
-/* Leaves the token without a tag. */
+/* Returns the token's tag and clears it in the token. */
 static __always_inline struct bytes16 gate_token_tag(const struct siphash_key *key, struct gate_token *token,
 						     __u64 scope)
 {
@@ -22,7 +22,9 @@ static __always_inline int gate_token_is_ours(const struct gate_token *token)
 	return load32(token->magic) == GATE_TOKEN_MAGIC;
 }
 
-/* Whether it was made with the key, for this scope and address, less than `seconds` ago. It is left without a tag. */
+/* Reports whether the token was made with the key, for this scope and address, less than `seconds` ago. Clears its
+ * tag.
+ */
 static __always_inline int gate_token_is_valid(const struct siphash_key *key, struct gate_token *token,
 					       __u64 scope, const struct gate_address *address, __be16 port,
 					       __u64 now, __u32 seconds)

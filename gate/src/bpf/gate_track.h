@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the gate knows of connections: how many each client has, which are live and on what path, and which handshakes
- * servers have answered. Several CPUs change all of it at the same time.
+/* The state of connections: the number of connections of each client, live connections and their paths, and
+ * handshakes that servers have answered. Several CPUs change all of it at the same time.
+ *
+ * A tracked connection goes through these phases:
+ *
+ *   - gate_egress puts the ID of a server's Initial or Handshake packet into `handshakes`, with the client's address.
+ *   - When that client sends this ID in a long header, track() counts the connection and adds it to `connections`
+ *     as GATE_OPENING. A short header makes it GATE_ESTABLISHED: in track() if it is the first packet, else in
+ *     establish().
+ *   - When its ID has been idle but other IDs are used on its path, gate_expire makes it GATE_OUTLIVED (lingers()).
+ *     It is kept, but no longer counts for its client. A short header with its ID makes it GATE_ESTABLISHED again.
+ *   - When both have been idle, gate_expire makes it GATE_ENDED (end_connection()) and removes it with its path.
+ *
+ * A published connection stays GATE_PUBLISHED until the application retires it. add_connection() and the changes in
+ * establish() and end_connection() are atomic, so that of several CPUs only one changes the client's counts.
  */
 #ifndef MILLRACE_GATE_TRACK_H
 #define MILLRACE_GATE_TRACK_H
@@ -9,8 +22,8 @@
 #include "gate_marks.h"
 #include "gate_networks.h"
 
-#define SEEN_NS	     (NS_PER_S / 4)  /* how exact the times of last use are */
-#define HANDSHAKE_NS (10 * NS_PER_S) /* after which a handshake whose client is silent is forgotten */
+#define SEEN_NS	     (NS_PER_S / 4)  /* resolution of the times of last use */
+#define HANDSHAKE_NS (10 * NS_PER_S) /* time after which a handshake whose client is silent is forgotten */
 
 static __noinline int count_event(enum gate_event event)
 {
@@ -25,7 +38,9 @@ static __always_inline __u32 mode_of(const struct gate_policy *policy, enum gate
 	return policy->modes[rule];
 }
 
-/* The rule would refuse the packet. Whether it does depends on its mode; in GATE_MONITOR that is only noted. */
+/* Reports whether the rule refuses the packet. It depends on the rule's mode; in GATE_MONITOR the refusal is only
+ * recorded.
+ */
 static __always_inline int refuses(struct gate_work *work, const struct gate_policy *policy,
 				   enum gate_rule rule)
 {
@@ -39,13 +54,13 @@ static __always_inline int refuses(struct gate_work *work, const struct gate_pol
 /* --- Connections of clients --- */
 
 enum count_error {
-	COUNT_OVER = -1,	 /* the client has as many as it may */
-	COUNT_FULL = -2,	 /* there is no room for the client, or as much is kept of it as may be */
-	COUNT_NETWORK_OVER = -3, /* a wider network has as many as it may */
+	COUNT_OVER = -1,	 /* the client is at its quota */
+	COUNT_FULL = -2,	 /* there is no room for the client, or for more of its connections */
+	COUNT_NETWORK_OVER = -3, /* a wider network is at its quota */
 };
 
-/* Leaves the network of a level that a client is in. Returns how many times as much as one client it may have; 0: there is no such
- * level.
+/* Writes the network of a level that contains a client. Returns its limit as a multiple of one client's; 0 if the
+ * level is not used.
  */
 static __always_inline __u64 name_network(const struct gate_client *client, __u32 level,
 					  struct gate_client *network)
@@ -55,13 +70,15 @@ static __always_inline __u64 name_network(const struct gate_client *client, __u3
 	return take_network(&config.levels, client->address.bytes, level, network->address.bytes);
 }
 
-/* 1 if `a` is more, of numbers below 2^63: without a branch, since the verifier walks over what follows once for each. */
+/* Returns 1 if `a` is more, of numbers below 2^63. It has no branch, since the verifier would check what follows
+ * once for each.
+ */
 static __always_inline __u64 is_more(__u64 a, __u64 b)
 {
 	return (b - a) >> 63;
 }
 
-/* Not 0: the field, which is from a bit on, has grown, and beyond that of `most`. */
+/* Returns not 0 if a field, which starts at a bit, grows beyond that of `most`. */
 static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u64 bits, __u32 from)
 {
 	__u64 now = next >> from & bits;
@@ -77,7 +94,7 @@ struct count_change {
 	__s64 result;
 };
 
-/* Not 0: it is done, or cannot be. Else another CPU was faster. */
+/* Tries once. Returns not 0 if it is done or impossible, and 0 if another CPU was faster. */
 static long try_count(__u32 attempt, struct count_change *change)
 {
 	struct gate_count *count = bpf_map_lookup_elem(&clients, &change->client);
@@ -116,10 +133,13 @@ static long try_count(__u32 attempt, struct count_change *change)
 	return 1;
 }
 
-/* Changes how many connections a client, or a network, has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING, what is kept of it.
- * No field grows beyond that of `most`. Returns the connections that it then has, or enum count_error. An entry is removed long after it
- * became zero; whoever meets one that is being removed tries again. Not static, so that the verifier checks it once, and not once for each
- * way here; Linux 6.1 takes no argument of such a function as a key.
+/* Changes how many connections a client or a network has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING,
+ * how many of them are stored. No field grows beyond that of `most`. Returns the new number of connections, or
+ * enum count_error.
+ *
+ * An entry is removed long after it became zero; a caller that finds one being removed tries again. Not static, so
+ * that the verifier checks it once, and not once for each path to it. Linux 6.1 accepts no argument of such a
+ * function as a key.
  */
 __noinline __s64 change_count(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
 {
@@ -133,7 +153,7 @@ __noinline __s64 change_count(const struct gate_client *whose, __s32 connections
 	return change.result;
 }
 
-/* Of each field, what a network may have where one client may have `most`. */
+/* Returns for each field the limit of a network where one client's is `most`. */
 static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
@@ -152,7 +172,7 @@ static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 	return kept * (GATE_TRACKED + GATE_LINGERING) | connections;
 }
 
-/* Takes back what was changed for networks wider than a level. */
+/* Undoes the changes of networks wider than a level. */
 static __always_inline void undo_counts(const struct gate_client *client, __u32 level, __s32 connections,
 					__s64 kept)
 {
@@ -163,8 +183,8 @@ static __always_inline void undo_counts(const struct gate_client *client, __u32 
 			change_count(&network, -connections, -kept, ~0ULL);
 }
 
-/* Changes counts of a client, and of the networks that it is in, each of which may have its multiple of `most`: of all, or of none. The
- * widest comes first: a network that has as many as it may adds no entry for each of its clients.
+/* Changes the counts of a client and of all its networks, each up to its multiple of `most`, or of none. The
+ * widest comes first: a network at its limit adds no entry for each of its clients.
  */
 __noinline __s64 change_counts(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
 {
@@ -181,7 +201,7 @@ __noinline __s64 change_counts(const struct gate_client *whose, __s32 connection
 			continue;
 		count = change_count(&network, connections, kept,
 				     level ? most_of_network(most, times) : most);
-		/* What has no limit is done where it can be, but not without its client. */
+		/* A change without a limit is made wherever it can be, but not without that of the client. */
 		if (count >= 0 || (level && most == ~0ULL))
 			continue;
 		undo_counts(whose, level, connections, kept);
@@ -202,7 +222,7 @@ static __always_inline __u32 connections_of(const struct gate_client *client)
 	return all != GATE_COUNT_GONE ? all & GATE_CONNECTIONS : 0;
 }
 
-/* What the gate keeps of one client at most: a part of its tables, or as many connections as its quota allows. */
+/* Returns how many connections of one client are stored at most: a part of the table, or its quota. */
 static __always_inline __u64 most_kept(const struct gate_policy *policy)
 {
 	__u64 most = config.client_ids;
@@ -214,7 +234,7 @@ static __always_inline __u64 most_kept(const struct gate_policy *policy)
 	return most * (GATE_TRACKED + GATE_LINGERING);
 }
 
-/* The rule that objects to a count. GATE_RULES: none, there is no room. */
+/* Returns the rule that a count violates, or GATE_RULES if there was no room. */
 static __always_inline enum gate_rule count_rule(__s64 count)
 {
 	return count == COUNT_OVER	     ? GATE_QUOTA
@@ -244,7 +264,7 @@ static __always_inline int same_id(const struct gate_id *a, const struct gate_id
 	return !difference;
 }
 
-/* Not 0: it was due. */
+/* Updates a time of last use. Returns not 0 if it was due. */
 static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 {
 	if (now_ns - READ_ONCE(*seen_ns) <= SEEN_NS)
@@ -253,8 +273,8 @@ static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 	return 1;
 }
 
-/* Gives the packet's path to the connection whose ID it carries, unless the path's owner has as good a claim. So nobody
- * takes a path away by sending an ID of his own from a forged address.
+/* Gives the packet's path to the connection whose ID it has, unless the path's owner has as strong a claim. An
+ * attacker who sends an ID of their own from a forged address thus takes no path away.
  */
 static __noinline int hold_path(struct gate_work *work, __u32 claim)
 {
@@ -268,7 +288,7 @@ static __noinline int hold_path(struct gate_work *work, __u32 claim)
 	return 0;
 }
 
-/* Nobody but its owner gives a path up. */
+/* Only its owner gives a path up. */
 static __always_inline void leave_path(const struct gate_path *at, const struct gate_id *id)
 {
 	const struct gate_path_state *path = bpf_map_lookup_elem(&paths, at);
@@ -277,7 +297,7 @@ static __always_inline void leave_path(const struct gate_path *at, const struct 
 		bpf_map_delete_elem(&paths, at);
 }
 
-/* A connection has one path only, so that nobody fills the map by replaying an ID. */
+/* Moves a connection to the packet's path. It has only one, so that nobody fills the map by replaying an ID. */
 static __always_inline void move_path(struct gate_work *work, struct gate_connection *connection)
 {
 	leave_path(&connection->path, &work->id);
@@ -287,7 +307,7 @@ static __always_inline void move_path(struct gate_work *work, struct gate_connec
 	hold_path(work, connection->claim);
 }
 
-/* Another ID on the path of a live connection. It keeps the path, and with that its owner's entry. */
+/* Handles another ID on the path of a live connection. It keeps the path, and thereby its owner's entry. */
 static __always_inline int use_path(struct gate_work *work)
 {
 	struct gate_path_state *path;
@@ -302,7 +322,7 @@ static __always_inline int use_path(struct gate_work *work)
 
 /* --- Live connections --- */
 
-/* What was live once is never refused for the quota, even if the gate has forgotten it. */
+/* Records that a connection was live. It is never refused for the quota again, even if the gate has forgotten it. */
 static __always_inline void remember_live(const struct gate_id *id)
 {
 	struct gate_opening *opening = bpf_map_lookup_elem(&handshakes, id);
@@ -311,7 +331,7 @@ static __always_inline void remember_live(const struct gate_id *id)
 		opening->repeated = 1;
 }
 
-/* The client goes on with short headers; or it does so again, with an ID that was not seen for long. */
+/* Marks a connection as established: the client uses short headers, for the first time or after a long pause. */
 static __noinline int establish(struct gate_work *work, const struct gate_policy *policy,
 				struct gate_connection *connection, __u32 phase)
 {
@@ -326,7 +346,7 @@ static __noinline int establish(struct gate_work *work, const struct gate_policy
 	return 0;
 }
 
-/* 0: it is not any more. */
+/* Records a packet of a connection. Returns 0 if the connection has ended. */
 static __noinline int use_connection(struct gate_work *work, const struct gate_policy *policy,
 				     struct gate_connection *connection)
 {
@@ -372,7 +392,9 @@ static __always_inline __u32 claim_of(const struct gate_work *work, const struct
 	return opening->port == work->path.port ? GATE_CLAIM_PROVED : GATE_CLAIM_NEAR;
 }
 
-/* Not 0: there is no room for the connection, or it is there. By itself, so that what counts it later has more of the stack. */
+/* Adds a connection. Returns not 0 if there is no room for it, or it exists. It is a function of its own, so that
+ * the code that counts the connection has more stack.
+ */
 static __noinline int add_connection(struct gate_work *work, const struct gate_policy *policy,
 				     const struct gate_opening *opening)
 {
@@ -388,8 +410,9 @@ static __noinline int add_connection(struct gate_work *work, const struct gate_p
 	return bpf_map_update_elem(&connections, &work->id, &connection, BPF_NOEXIST);
 }
 
-/* The client has shown the ID that the server answered with, so its address is proved. From here on the connection counts:
- * the quota also holds for handshakes that run at the same time, but not for those that are only claimed.
+/* Starts to track a connection. The client has sent the ID from the server's answer, so its address is validated.
+ * From here on the connection counts: the quota also holds for handshakes that run at the same time, but not for
+ * those that are only claimed.
  */
 static __noinline int track(struct gate_work *work, const struct gate_policy *policy,
 			    struct gate_opening *opening)
@@ -418,7 +441,7 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 	return GATE_HANDSHAKE;
 }
 
-/* Lengths that the destination connection ID can have, a byte each: short headers do not tell. */
+/* Returns the possible lengths of the destination connection ID, a byte each: short headers do not tell it. */
 static __always_inline __u64 id_lens(const struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;
@@ -431,7 +454,7 @@ static __always_inline __u64 id_lens(const struct gate_work *work, const struct 
 	return state ? READ_ONCE(state->id_lens) : 0;
 }
 
-/* Leaves the destination connection ID in work->id. 0: there is none of this length. */
+/* Copies the destination connection ID to work->id. Returns 0 if the packet is too short for this length. */
 static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 {
 	const struct gate_packet *packet = &work->packet;
@@ -446,7 +469,7 @@ static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 	return len;
 }
 
-/* The reason to pass, or to refuse, by the ID that was taken. 0: it is nobody's. */
+/* Returns the reason to pass or to refuse for the ID that was copied, or 0 if it is unknown. */
 static __always_inline int find_id(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_connection *connection = bpf_map_lookup_elem(&connections, &work->id);
@@ -465,8 +488,8 @@ static __always_inline int find_id(struct gate_work *work, const struct gate_pol
 									       : 0;
 }
 
-/* Finds the live connection of a packet, or the handshake that the server has answered: enum gate_pass, or the rule that objects to
- * one too many. 0: there is none.
+/* Finds the live connection of a packet, or the handshake that the server has answered. Returns enum gate_pass, or
+ * the rule that refuses one too many, or 0 if there is none.
  */
 static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -502,7 +525,7 @@ static __always_inline void to_address(struct gate_address *to, const __u8 *from
 		copy_address(to, from);
 }
 
-/* The scope that the server is in, if that tracks. */
+/* Returns the policy of the server's scope, if that tracks connections. */
 static __always_inline struct gate_policy *find_tracking(const struct gate_address *address, __be16 port,
 							 __u32 *scope)
 {
@@ -542,11 +565,11 @@ static __always_inline int load_id(struct __sk_buff *skb, __u32 at, struct gate_
 		return -1;
 	id->len = len;
 	last = id->len - 1;
-	OPAQUE(last); /* the check that "not zero" would be does not tell 6.1's verifier the least value */
+	OPAQUE(last); /* Linux 6.1's verifier does not derive the least value from the compiler's check for "not zero" */
 	return last < GATE_ID_MAX ? bpf_skb_load_bytes(skb, at + 1, id->bytes, last + 1) : -1;
 }
 
-/* A scope may have several servers, or one that was upgraded. */
+/* Records the length of a server's connection ID. A scope may have several servers, or one that was upgraded. */
 static __always_inline void note_id_len(struct gate_state *state, __u32 len)
 {
 	__u64 lens = READ_ONCE(state->id_lens);
@@ -563,7 +586,7 @@ static __always_inline void note_id_len(struct gate_state *state, __u32 len)
 	}
 }
 
-/* Takes the server's connection ID from an Initial or a Handshake packet. */
+/* Reads the server's connection ID from an Initial or a Handshake packet. */
 static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struct gate_id *id)
 {
 	struct gate_packet packet = {};

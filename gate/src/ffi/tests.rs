@@ -1,27 +1,30 @@
 use super::*;
 
 fn last() -> String {
-    // SAFETY: never null, and ends in zero.
+    // SAFETY: never null, and zero-terminated.
     unsafe { CStr::from_ptr(millrace_gate_error()) }.to_string_lossy().into_owned()
 }
 
 #[test]
-fn nulls_and_nonsense_are_refused_with_words() {
+fn invalid_arguments_are_refused_with_a_message() {
     let mut gate = ptr::null_mut();
-    let mut id = Id { len: 0, bytes: [0; ID_MAX] };
+    let mut id = FfiId { len: 0, bytes: [0; ID_MAX] };
     let refused = |status: c_int, why: &str| {
         assert_eq!(status, Status::Invalid as c_int, "{why}");
         assert!(last().contains(why), "{why}: {}", last());
     };
-    let (eth, empty, nothing) = (c"eth0".as_ptr(), c"".as_ptr(), ptr::null());
-    let (no_gate, no_scope) = (ptr::null_mut::<Gate>(), ptr::null_mut::<Scope>());
+    let eth = c"eth0".as_ptr();
+    let empty = c"".as_ptr();
+    let nothing = ptr::null();
+    let no_gate = ptr::null_mut::<Gate>();
+    let no_scope = ptr::null_mut::<Scope>();
     // SAFETY: null is allowed everywhere, and everything else is valid.
     unsafe {
         refused(millrace_gate_open(nothing, empty, 0, &raw mut gate), "interface is null");
         refused(millrace_gate_open(c"\xff".as_ptr(), empty, 0, &raw mut gate), "interface is not UTF-8");
         refused(millrace_gate_open(eth, nothing, 0, &raw mut gate), "policy is null");
         refused(millrace_gate_open(eth, empty, 0, ptr::null_mut()), "gate is null");
-        refused(millrace_gate_open(eth, empty, 7, &raw mut gate), "mode is none");
+        refused(millrace_gate_open(eth, empty, 7, &raw mut gate), "mode is not a value");
         refused(millrace_gate_attach(no_gate, eth, 0), "gate is null");
         refused(millrace_gate_set_policy(no_gate, empty), "gate is null");
         refused(millrace_gate_inc(no_scope, ptr::null(), 0, ptr::null_mut()), "scope is null");
@@ -37,7 +40,7 @@ fn nulls_and_nonsense_are_refused_with_words() {
 }
 
 #[test]
-fn a_policy_that_is_not_usable_says_where() {
+fn invalid_policy_is_reported_with_its_place() {
     let mut gate = ptr::null_mut();
     let policy = c"[[scope]]\nname = \"web\"\nprot = 443\n";
     // SAFETY: strings end in zero, and the result may be written to.
@@ -48,13 +51,13 @@ fn a_policy_that_is_not_usable_says_where() {
 }
 
 #[test]
-fn a_panic_stays_inside() {
+fn panic_does_not_cross_the_c_interface() {
     assert_eq!(call(|| panic!("on purpose")), Status::Internal as c_int);
     assert!(last().contains("panicked"));
 }
 
 #[test]
-fn addresses_of_both_families_and_of_none() {
+fn socket_addresses_of_both_families_are_read() {
     use nix::sys::socket::{SockaddrIn, SockaddrIn6, UnixAddr};
     use std::net::{SocketAddrV4, SocketAddrV6};
     // SAFETY: pointer and length are of the same valid address.

@@ -1,4 +1,4 @@
-//! Structures and constants of `bpf/gate_intf.h`, as the build writes them from the header.
+//! Structures and constants of `bpf/gate_intf.h`, which the build generates from the header.
 
 pub(crate) use generated::{
     BucketRate as Rate, GateActive as Active, GateBucketKey as BucketKey, GateClient as Client,
@@ -23,16 +23,16 @@ mod generated {
 pub(crate) const ID_MAX: usize = generated::GATE_ID_MAX as usize;
 pub(crate) const VERSIONS: usize = generated::GATE_VERSIONS as usize;
 pub(crate) const PORTS: usize = generated::GATE_PORTS as usize;
-/// Sizes of networks that an address is in: a client, and two wider ones.
+/// Number of sizes of networks that contain an address: a client, and two wider ones.
 pub(crate) const LEVELS: usize = generated::GATE_LEVELS as usize;
-/// Per nanosecond.
+/// Ticks per nanosecond.
 pub(crate) const TICKS: u64 = generated::BUCKET_TICKS as u64;
 pub(crate) const TOKEN_KEYS: usize = generated::GATE_TOKEN_KEYS as usize;
 pub(crate) const TRACERS: usize = generated::GATE_TRACERS as usize;
-/// The part of a count that is about connections.
+/// The bits of a count that are the number of connections.
 pub(crate) const CONNECTIONS: u64 = generated::GATE_CONNECTIONS as u64;
 pub(crate) const TABLE_V6: u16 = generated::GATE_TABLE_V6 as u16;
-/// Of an entry in its rank, which has the prefix length in front of it.
+/// Number of the low bits of a rank that have the entry; the prefix length is above them.
 pub(crate) const ENTRY_BITS: u32 = generated::GATE_ENTRY.count_ones();
 
 pub(crate) const MODES: usize = generated::GATE_MODES as usize;
@@ -48,7 +48,7 @@ mod tests {
     use crate::kernel::{Event, Pass, Rule};
 
     #[test]
-    fn names_and_order_are_the_programs() {
+    fn gate_verdicts_have_the_names_and_order_of_the_bpf_program() {
         let names = |kind: &str| enum_names(env!("OUT_DIR"), "gate.bpf.o", kind, "gate_");
         assert_eq!(names("gate_rule"), Rule::ALL.map(Rule::name));
         assert_eq!(names("gate_pass"), Pass::ALL.map(Pass::name));

@@ -1,4 +1,4 @@
-//! The program's maps, and the programs that change them for us.
+//! The program's maps, and the programs that change them for userspace.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,18 +11,18 @@ use millrace_kernel::Error;
 use millrace_kernel::barrier::Barrier;
 use millrace_kernel::crypto::gcm_constants;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, write};
+use millrace_kernel::object::{LoadedObject, write};
 use millrace_kernel::prefix::{Prefix, mapped, mask, unmapped};
 use millrace_kernel::raw::run;
 use nix::libc;
 
 use super::intf;
 use super::reason::{Event, Pass, Rule};
-use super::rules::Entry;
+use super::rules::ListEntry;
 use super::token;
-use super::{Client, Config, Counter, OBJECT, ScopeStatistics, Statistics, Table};
+use super::{Config, GateTotals, KernelClient, OBJECT, PacketCounter, ScopeStatistics, TableFill};
 
-pub(super) struct Maps {
+pub(super) struct GateMaps {
     active: MapHandle,
     scopes: MapHandle,
     policies: MapHandle,
@@ -38,9 +38,9 @@ pub(super) struct Maps {
     states: MapHandle,
     tracers: MapHandle,
     traced: MapHandle,
-    /// Entries of each, as of the latest walk.
+    /// Number of entries of each walked map, as of the latest walk.
     walked: [AtomicU64; intf::WALKED.len()],
-    /// How often each index was given to another scope. Locked while something is done for a scope.
+    /// Number of times that each index was given to another scope. Locked during every operation on a scope.
     turns: RwLock<[u32; intf::SCOPES as usize]>,
     pub barrier: Barrier,
     count: OwnedFd,
@@ -51,13 +51,13 @@ pub(super) struct Maps {
     masks: [u8; 2],
 }
 
-/// Entries of a table that one run of the program looks at. Each run passes over those of earlier runs again: smaller parts
-/// take less time each, and more in all.
+/// Number of a table's entries that one run of the program handles. Each run skips those of earlier runs again:
+/// smaller parts take less time each, and more in all.
 const WALK_PART: u32 = 1 << 15;
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
 
-/// Key and nonce of the Retry integrity tag: RFC 9001, section 5.8, and RFC 9369, section 3.3.3.
+/// Key and nonce of the Retry integrity tag (RFC 9001, section 5.8, and RFC 9369, section 3.3.3).
 const RETRY: [([u8; 16], [u8; 12]); 2] = [
     (
         0xbe0c_690b_9f66_575a_1d76_6b54_e368_c84e_u128.to_be_bytes(),
@@ -69,8 +69,8 @@ const RETRY: [([u8; 16], [u8; 12]); 2] = [
     ),
 ];
 
-impl Maps {
-    pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
+impl GateMaps {
+    pub fn new(object: &mut LoadedObject, config: &Config) -> Result<Self, Error> {
         let retry_keys = object.handle("retry_keys")?;
         for (index, (key, nonce)) in (0u32..).zip(&RETRY) {
             write(&retry_keys, "retry_keys", &index.to_ne_bytes(), &gcm_constants(key, nonce))?;
@@ -128,7 +128,7 @@ impl Maps {
         half: u32,
         policies: &[intf::Policy],
         scopes: &BTreeMap<intf::ScopeKey, u32>,
-        prefixes: &BTreeMap<intf::PrefixKey, Entry>,
+        prefixes: &BTreeMap<intf::PrefixKey, ListEntry>,
     ) -> Result<(), Error> {
         for (index, policy) in (half * intf::SCOPES..).zip(policies) {
             write(&self.policies, "policies", &index.to_ne_bytes(), policy.as_bytes())?;
@@ -139,12 +139,12 @@ impl Maps {
         prefixes.iter().try_for_each(|(key, entry)| self.put_prefix(key, *entry))
     }
 
-    pub fn put_prefix(&self, key: &intf::PrefixKey, entry: Entry) -> Result<(), Error> {
+    pub fn put_prefix(&self, key: &intf::PrefixKey, entry: ListEntry) -> Result<(), Error> {
         let rank = key.prefix_bits << intf::ENTRY_BITS | entry as u32;
         write(&self.prefixes, "prefixes", key.as_bytes(), &rank.to_ne_bytes())
     }
 
-    /// Whether packets of an interface may have lost their VLAN tags.
+    /// Sets whether packets of an interface may have lost their VLAN tags.
     pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
         let key = ifindex.to_ne_bytes();
         match untagged {
@@ -153,7 +153,7 @@ impl Maps {
         }
     }
 
-    /// Whether frames of an interface begin with their IP header.
+    /// Sets whether frames of an interface begin with their IP header.
     pub fn set_bare(&self, ifindex: i32, bare: bool) -> Result<(), Error> {
         let key = ifindex.to_ne_bytes();
         match bare {
@@ -166,14 +166,14 @@ impl Maps {
         write(&self.active, "active", &0u32.to_ne_bytes(), active.as_bytes())
     }
 
-    pub fn put_token_key(&self, index: u32, key: &token::Key) -> Result<(), Error> {
+    pub fn put_token_key(&self, index: u32, key: &token::GateKey) -> Result<(), Error> {
         let key = intf::TokenKey { key: key.words(), valid: 1, pad: 0 };
         write(&self.token_keys, "token_keys", &index.to_ne_bytes(), key.as_bytes())
     }
 
     // --- Tracers ---
 
-    /// For a tracer that no packet is looked at for; its counts are zero then.
+    /// Writes a trace that is not active, and clears its counters.
     pub fn put_tracer(&self, index: u32, tracer: &intf::Tracer) -> Result<(), Error> {
         reset::<intf::Traced>(&self.traced, "traced", index)?;
         write(&self.tracers, "tracers", &index.to_ne_bytes(), tracer.as_bytes())
@@ -190,13 +190,13 @@ impl Maps {
 
     // --- Scopes ---
 
-    /// How many scopes had the index of this one before it.
+    /// Returns how many scopes had this scope's index before it.
     pub fn turn(&self, scope: u32) -> u32 {
         let turns = self.turns.read().unwrap_or_else(PoisonError::into_inner);
         turns.get(scope as usize).copied().unwrap_or_default()
     }
 
-    /// Does something for a scope, unless another one has its index by now.
+    /// Runs an operation on a scope, unless another scope has its index now.
     pub fn in_turn<T>(
         &self,
         scope: u32,
@@ -207,11 +207,11 @@ impl Maps {
         if turns.get(scope as usize) == Some(&turn) {
             work()
         } else {
-            Err(Error::Config("the scope is gone"))
+            Err(Error::Config("the scope does not exist any more"))
         }
     }
 
-    /// Forgets all about a scope that no packet is in any more, so that its index can be given to another one.
+    /// Deletes all state of a scope that no packet can be in any more, so that its index can be reused.
     pub fn forget_scope(&self, scope: u32) -> Result<(), Error> {
         let mut turns = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(turn) = turns.get_mut(scope as usize) {
@@ -236,7 +236,7 @@ impl Maps {
 
     // --- Connections ---
 
-    /// The client that an address belongs to.
+    /// Returns the client that an address belongs to.
     fn client(&self, scope: u32, address: std::net::IpAddr) -> intf::Client {
         let address = address.to_canonical();
         let [v4, v6] = self.masks;
@@ -244,10 +244,10 @@ impl Maps {
         intf::Client { address: mask(mapped(address), len), scope: scope as u16, level: 0 }
     }
 
-    /// Counts, in the kernel and atomically, and returns how many connections the client has now.
+    /// Changes the client's count, in the kernel and atomically, and returns its number of connections.
     pub fn change_count(&self, scope: u32, address: std::net::IpAddr, change: i32) -> Result<u32, Error> {
         let client = self.client(scope, address);
-        // The program gives up while others keep changing the entry, which cannot last.
+        // The program gives up while other CPUs keep changing the entry, which cannot last.
         for _ in 0..64 {
             let mut call = intf::CountCall { client, change, ..Default::default() };
             run(&self.count, &mut call).map_err(|source| Error::Run { program: "gate_count", source })?;
@@ -267,7 +267,7 @@ impl Maps {
         Ok(count.map_or(0, |count| live(&count)))
     }
 
-    pub fn clients(&self, scope: u32) -> Vec<Client> {
+    pub fn clients(&self, scope: u32) -> Vec<KernelClient> {
         let keys = self.clients.keys().filter_map(|key| intf::Client::from_bytes(&key));
         keys.filter(|client| u32::from(client.scope) == scope && client.level == 0)
             .filter_map(|client| {
@@ -276,7 +276,7 @@ impl Maps {
                 let address = unmapped(client.address);
                 let [v4, v6] = self.masks;
                 let len = if address.is_ipv4() { v4 - 96 } else { v6 };
-                (connections > 0).then_some(Client { prefix: Prefix::new(address, len)?, connections })
+                (connections > 0).then_some(KernelClient { prefix: Prefix::new(address, len)?, connections })
             })
             .collect()
     }
@@ -295,10 +295,10 @@ impl Maps {
         delete(&self.connections, "connections", id_key(scope, id)?.as_bytes())
     }
 
-    /// Forgets tracked connections that have been idle, as of a moment of CLOCK_MONOTONIC, and marks all that stays. A
-    /// part at a time: the kernel runs each to its end before anything else gets that CPU.
+    /// Forgets tracked connections that have been idle at a time of CLOCK_MONOTONIC, and marks the others. It works
+    /// in parts: the kernel runs each to its end before anything else gets that CPU.
     pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
-        // Two walks at a time would each find the same connections idle.
+        // Two walks at the same time would each find the same connections idle.
         let _alone = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         (0..)
             .zip(&self.walked)
@@ -317,23 +317,23 @@ impl Maps {
                 entries.store(call.at.into(), Ordering::Relaxed);
                 return Ok(expired);
             }
-            // Those behind have moved up.
+            // The entries after the removed ones have moved up.
             from = to - call.removed;
         }
     }
 
-    /// Entries of the maps that are walked over, as they were then, and how many there may be.
-    pub fn tables(&self) -> impl Iterator<Item = Table> {
+    /// Returns the entries of the maps as of the latest walk, and their limits.
+    pub fn tables(&self) -> impl Iterator<Item = TableFill> {
         let [handshakes, openings, paths, _] = &self.others;
         let maps = [&self.connections, paths, &self.clients, handshakes, openings];
-        intf::WALKED.into_iter().zip(&self.walked).zip(maps).map(|((name, entries), map)| Table {
+        intf::WALKED.into_iter().zip(&self.walked).zip(maps).map(|((name, entries), map)| TableFill {
             name,
             entries: entries.load(Ordering::Relaxed),
             room: map.max_entries().into(),
         })
     }
 
-    /// Forgets the marks of an age, which must not be that of new ones.
+    /// Clears the marks of an age, which must not be that of new ones.
     pub fn forget(&self, age: u32) -> Result<(), Error> {
         let mut call = intf::ForgetCall { age: age.into() };
         run(&self.forget, &mut call).map_err(|source| Error::Run { program: "gate_forget", source })
@@ -341,11 +341,11 @@ impl Maps {
 
     // --- Counters ---
 
-    pub fn statistics(&self, names: &[String], events: &[u64]) -> Result<Statistics, Error> {
+    pub fn statistics(&self, names: &[String], events: &[u64]) -> Result<GateTotals, Error> {
         let scopes = (0..).zip(names).map(|(index, name)| self.scope_statistics(index, name));
         let mut all = [0; Event::ALL.len()];
         all.iter_mut().zip(events).for_each(|(to, count)| *to = *count);
-        Ok(Statistics { scopes: scopes.collect::<Result<_, _>>()?, events: all })
+        Ok(GateTotals { scopes: scopes.collect::<Result<_, _>>()?, events: all })
     }
 
     fn scope_statistics(&self, index: u32, name: &str) -> Result<ScopeStatistics, Error> {
@@ -358,14 +358,14 @@ impl Maps {
         Ok(statistics)
     }
 
-    /// Prefixes that there may be in one half.
+    /// Returns how many prefixes one half has room for.
     pub fn room_for_prefixes(&self) -> u64 {
         u64::from(self.prefixes.max_entries()) / 2
     }
 
-    fn counter(&self, key: u32) -> Result<Counter, Error> {
+    fn counter(&self, key: u32) -> Result<PacketCounter, Error> {
         let values = per_cpu::<intf::Counter>(&self.counters, "counters", key)?;
-        Ok(values.into_iter().fold(Counter::default(), |sum, raw| Counter {
+        Ok(values.into_iter().fold(PacketCounter::default(), |sum, raw| PacketCounter {
             packets: sum.packets + raw.packets,
             bytes: sum.bytes + raw.bytes,
             monitored: sum.monitored + raw.monitored,
@@ -377,7 +377,7 @@ fn narrowest(prefixes: &[u8]) -> u8 {
     prefixes.first().copied().unwrap_or(0)
 }
 
-/// The connections in a client's entry, which may be just being removed.
+/// Returns the connections in a client's entry, which may be in removal.
 fn live(count: &intf::Count) -> u32 {
     if count.all == u64::MAX { 0 } else { (count.all & intf::CONNECTIONS) as u32 }
 }
@@ -392,19 +392,19 @@ fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {
     Ok(key)
 }
 
-fn program(object: &Loaded, name: &'static str) -> Result<OwnedFd, Error> {
+fn program(object: &LoadedObject, name: &'static str) -> Result<OwnedFd, Error> {
     let program = object.program(name)?;
     program.as_fd().try_clone_to_owned().map_err(|source| Error::Run { program: OBJECT, source })
 }
 
-/// An entry of a per-CPU array: a value for each CPU.
+/// Reads an entry of a per-CPU array: a value for each CPU.
 fn per_cpu<T: Plain>(map: &MapHandle, what: &'static str, key: u32) -> Result<Vec<T>, Error> {
     let values = map.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
     let values = values.map_err(|source| Error::Read { what, source })?;
     Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
 }
 
-/// All zeroes, for each CPU.
+/// Sets an entry of a per-CPU array to zeroes.
 fn reset<T: Plain + Default>(map: &MapHandle, what: &'static str, key: u32) -> Result<(), Error> {
     let error = |source| Error::Write { what, source };
     let cpus = libbpf_rs::num_possible_cpus().map_err(error)?;
@@ -412,19 +412,19 @@ fn reset<T: Plain + Default>(map: &MapHandle, what: &'static str, key: u32) -> R
     map.update_percpu(&key.to_ne_bytes(), &nothing, MapFlags::ANY).map_err(error)
 }
 
-/// Deletes all entries of a scope, which nobody adds to.
+/// Deletes all entries of a scope, to which no program adds any.
 fn delete_of(
     map: &MapHandle,
     what: &'static str,
     scope: u32,
     scope_of: impl Fn(&[u8]) -> Option<u32>,
 ) -> Result<(), Error> {
-    // Keys first: an iteration whose current key is deleted begins anew.
+    // The keys are collected first: an iteration whose current key is deleted starts again.
     let keys: Vec<_> = map.keys().filter(|key| scope_of(key) == Some(scope)).collect();
     keys.into_iter().try_for_each(|key| delete(map, what, &key))
 }
 
-/// No error if it is not there.
+/// Deletes an entry. A missing entry is no error.
 fn delete(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),

@@ -1,24 +1,24 @@
-//! Why a packet was refused or passed, by the program's names.
+//! The reasons why packets are refused or passed, with the program's names.
 
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// What can be objected to a packet, in the order in which it is looked at.
+    /// The rules, in the order of evaluation.
     #[derive(PartialOrd, Ord)]
     Rule {
         /// IP fragments.
         Fragment = "fragment",
-        /// IP and UDP lengths that contradict each other; more headers than are followed.
+        /// IP and UDP lengths that contradict each other, or too many headers.
         Headers = "headers",
         /// IPv4 options, IPv6 extension headers.
         Options = "options",
-        /// The list says so.
+        /// A source on the block list.
         Block = "block",
-        /// Too short for any QUIC packet.
+        /// A packet too short for QUIC.
         Short = "short",
         /// A long header that no client sends.
         Malformed = "malformed",
-        /// Not one that the server speaks.
+        /// A version that the server does not support.
         Version = "version",
         /// An Initial in a datagram under 1200 bytes.
         InitialSize = "initial_size",
@@ -26,15 +26,16 @@ outcomes! {
         LivePackets = "live_packets",
         /// Bytes of live connections, per client or published ID.
         LiveBytes = "live_bytes",
-        /// From port 0, or from one that reflectors answer from.
+        /// A source port of 0, or one that reflectors answer from.
         SourcePort = "source_port",
         /// A short header or a Handshake packet whose ID was not published.
         UnknownId = "unknown_id",
-        /// A new connection of a client that has as many as it may; or a handshake of one that it has opened meanwhile.
+        /// A new connection of a client at its quota, or a handshake of one whose other connections have reached it
+        /// meanwhile.
         Quota = "quota",
-        /// The same of a wider network that the client is in.
+        /// A new connection of a wider network at its quota, or such a handshake.
         NetworkQuota = "network_quota",
-        /// A new connection without a token, under load; or a packet of one that nobody has opened.
+        /// A new connection without a token, under load; or another packet of an unknown connection.
         Retry = "retry",
         /// New connections of all unknown clients together.
         UnknownInitials = "unknown_initials",
@@ -58,8 +59,9 @@ outcomes! {
 }
 
 impl Rule {
-    /// Returns the rule on one client that this one is the same as for a wider network. It has that rule's mode and a multiple of its numbers.
-    pub fn of_client(self) -> Option<Self> {
+    /// Returns the rule on one client that corresponds to this rule on wider networks. This rule has its mode and a
+    /// multiple of its numbers.
+    pub fn client_reason(self) -> Option<Self> {
         match self {
             Self::NetworkQuota => Some(Self::Quota),
             Self::NetworkInitials => Some(Self::ClientInitials),
@@ -71,61 +73,67 @@ impl Rule {
 }
 
 outcomes! {
-    /// Why a packet passed.
+    /// The reasons why packets pass.
     Pass {
         /// UDP, but in no scope; counted for scope "interface".
         Other = "other",
-        /// It carries a live connection's ID.
+        /// The packet has a live connection's ID.
         Live = "live",
-        /// It comes from a live connection's address and port, with another ID.
+        /// The packet comes from a live connection's address and port, with another ID.
         LivePath = "live_path",
-        /// It carries the ID with which the server answered, from where that went.
+        /// The packet has the ID from the server's answer, and comes from the address that was answered.
         Handshake = "handshake",
-        /// The list says so.
+        /// A source on the allow list.
         Allowed = "allowed",
         /// A new connection with a valid token.
         Proved = "proved",
         /// A new connection.
         New = "new",
-        /// None of all that, and no rule objects.
+        /// A packet that is none of these, and that no rule refuses.
         Unknown = "unknown",
-        /// Not UDP over IP; counted for scope "interface".
+        /// A packet that is not UDP over IP; counted for scope "interface".
         NotUdp = "not_udp",
     }
 }
 
 outcomes! {
-    /// What else happened.
+    /// Other events.
     Event {
+        /// A connection was added to the tracked ones.
         ConnectionTracked = "connection_tracked",
+        /// A tracked connection was idle for too long.
         ConnectionExpired = "connection_expired",
-        /// A client proved itself, but there was no room to remember it, or no more for this client. Its packets pass, but
-        /// are not counted.
+        /// A client validated its address, but there was no room to track its connection, or none for this client.
+        /// Its packets pass, but are not counted.
         ConnectionsFull = "connections_full",
-        /// Of this gate's form, but forged, too old, or of another address.
+        /// A token in this gate's format that is forged, expired, or of another address.
         TokenInvalid = "token_invalid",
         /// Retry or Version Negotiation was sent.
         Answered = "answered",
-        /// Dropped in place of an answer that could not be made.
+        /// A packet that was dropped because its answer could not be made.
         NotAnswered = "not_answered",
-        /// Samples that nobody read in time.
+        /// Samples that were not read in time.
         SamplesLost = "samples_lost",
-        /// Passed unjudged: it came in the middle of another run, on a kernel with PREEMPT_RT.
+        /// A packet that passed unchecked: it arrived in the middle of another run, on a kernel with PREEMPT_RT.
         Busy = "busy",
-        /// A client's rates began with room for two packets, since more clients had come than the table remembers for as long as rates
-        /// take to fill.
+        /// A client whose rates began with room for two packets, because more clients came than the table can
+        /// remember for the time that rates take to fill.
         RatesCrowded = "rates_crowded",
     }
 }
 
 outcomes! {
-    /// What a QUIC packet is, by its header.
+    /// The type of a QUIC packet by its header.
     Kind {
+        /// A packet with a short header.
         Short = "short",
+        /// An Initial packet.
         Initial = "initial",
+        /// A 0-RTT packet.
         ZeroRtt = "zero_rtt",
+        /// A Handshake packet.
         Handshake = "handshake",
-        /// Of a version of which only the form is known (RFC 8999).
+        /// A packet of a version with unknown fields other than the invariants of RFC 8999.
         OtherVersion = "other_version",
         /// A long header that no client sends.
         Impossible = "impossible",
@@ -133,7 +141,7 @@ outcomes! {
 }
 
 impl Kind {
-    /// By the program's `enum quic_kind`; `None`: it was not read, or is too short to say.
+    /// Converts the program's `enum quic_kind`. Returns `None` if it was not read, or the packet is too short.
     pub(super) fn new(raw: u8) -> Option<Self> {
         Self::ALL.get(usize::from(raw).checked_sub(1)?).copied()
     }
@@ -141,19 +149,21 @@ impl Kind {
 
 /// The verdict on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum GateReason {
+    /// A rule refused the packet.
     Refused(Rule),
+    /// The packet passed.
     Passed(Pass),
 }
 
-impl Reason {
+impl GateReason {
     pub(super) fn new(raw: u8) -> Option<Self> {
         let raw = usize::from(raw);
         let passed = || Pass::ALL.get(raw - Rule::ALL.len()).copied().map(Self::Passed);
         Rule::ALL.get(raw).copied().map(Self::Refused).or_else(passed)
     }
 
-    /// For logs and metrics.
+    /// Returns the name for logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Refused(rule) => rule.name(),

@@ -1,19 +1,19 @@
-//! Where packets go that the gate lets pass: the other programs of the interface.
+//! The other programs of an interface, which get the packets that the gate passes.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use millrace_kernel::Error;
-use millrace_kernel::object::{Loaded, write};
+use millrace_kernel::object::{LoadedObject, write};
 
 pub(super) struct Rests {
-    /// Interface to index.
+    /// Map from interface to index.
     at: MapHandle,
     programs: MapHandle,
 }
 
 impl Rests {
-    pub fn new(object: &mut Loaded) -> Result<Self, Error> {
+    pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
         Ok(Self { at: object.handle("rest_at")?, programs: object.handle("rests")? })
     }
 

@@ -1,4 +1,5 @@
-//! What an operator wants: scopes and their policies. Plain values, checked as a whole and encoded for the program.
+//! An operator's rules: scopes and their policies. They are plain values, checked as a whole and encoded for the
+//! program.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,98 +12,113 @@ use super::intf;
 use super::reason::Rule;
 use super::token;
 
-/// Everything that is decided by. Applied as a whole or not at all.
+/// The rules of a gate. They are applied as a whole or not at all.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rules {
-    pub scopes: Vec<Scope>,
-    /// For what cannot be told apart: fragments after the first and packets with more headers than are followed, if they
+pub struct GateRules {
+    /// The scopes.
+    pub scopes: Vec<ScopeRules>,
+    /// Modes for packets whose scope is unknown: fragments after the first and packets with too many headers, if they
     /// are for no scope's address. Only [`Rule::Fragment`] and [`Rule::Headers`] matter.
     pub interface: Modes,
-    /// For all scopes. Of this list and a scope's own the longest prefix that matches decides; a prefix that is both
-    /// blocked and allowed is blocked.
-    pub prefixes: Vec<(Prefix, Entry)>,
+    /// The list for all scopes. The longest matching prefix in this list and a scope's own decides; a prefix that is
+    /// both blocked and allowed is blocked.
+    pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-impl Default for Rules {
+impl Default for GateRules {
     fn default() -> Self {
-        let interface = Modes::OFF.with(Rule::Headers, Mode::Enforce);
+        let interface = Modes::OFF.with(Rule::Headers, RuleMode::Enforce);
         Self { scopes: Vec::new(), interface, prefixes: Vec::new() }
     }
 }
 
-/// One application.
+/// The scope of one application.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scope {
-    /// Its state survives changes under the same name. "interface" is taken.
+pub struct ScopeRules {
+    /// The name. State is kept across changes under the same name. "interface" is reserved.
     pub name: String,
-    /// What it is found by.
-    pub places: Vec<Place>,
-    pub policy: Policy,
-    pub prefixes: Vec<(Prefix, Entry)>,
+    /// The addresses and ports that it is found by.
+    pub places: Vec<RulePlace>,
+    /// The rules of the scope.
+    pub policy: PolicyRules,
+    /// The lists of the scope.
+    pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// Where an application listens: address, port or both. Both go before the address, the address before the port.
+/// An application's address, port or both. A place with both goes before one with an address, and that before one
+/// with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct RulePlace {
+    /// The address; `None` for any.
     pub address: Option<IpAddr>,
+    /// The port; `None` for any.
     pub port: Option<u16>,
 }
 
-impl Place {
+impl RulePlace {
+    /// Makes a place of one port at any address.
     pub const fn port(port: u16) -> Self {
         Self { address: None, port: Some(port) }
     }
 }
 
+/// An entry of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
-pub enum Entry {
-    /// Passes, unless it is something that no server wants.
+pub enum ListEntry {
+    /// Packets pass, unless no server accepts them.
     Allow = 1,
-    /// The greater: decides where a prefix is in both lists.
+    /// Packets are refused. This is the greater value: it decides if a prefix is in both lists.
     Block = 2,
 }
 
+/// What a rule does with packets that violate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
-pub enum Mode {
+pub enum RuleMode {
+    /// The rule is not checked.
     Off = 0,
-    /// Counts what it would refuse.
+    /// Counts the packets that it would refuse.
     Monitor = 1,
+    /// Refuses the packets.
     Enforce = 2,
 }
 
-/// A mode for each rule. A rule on networks has that of the rule on clients ([`Rule::of_client`]).
+/// A mode for each rule. A rule on networks has the mode of the rule on clients ([`Rule::client_reason`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Modes([Mode; Rule::ALL.len()]);
+pub struct Modes([RuleMode; Rule::ALL.len()]);
 
 impl Modes {
-    pub const OFF: Self = Self([Mode::Off; Rule::ALL.len()]);
+    /// All rules off.
+    pub const OFF: Self = Self([RuleMode::Off; Rule::ALL.len()]);
 
-    pub fn get(&self, rule: Rule) -> Mode {
-        self.0[rule.of_client().unwrap_or(rule) as usize]
+    /// Returns the mode of a rule.
+    pub fn get(&self, rule: Rule) -> RuleMode {
+        self.0[rule.client_reason().unwrap_or(rule) as usize]
     }
 
-    pub fn set(&mut self, rule: Rule, mode: Mode) {
-        self.0[rule.of_client().unwrap_or(rule) as usize] = mode;
+    /// Sets the mode of a rule.
+    pub fn set(&mut self, rule: Rule, mode: RuleMode) {
+        self.0[rule.client_reason().unwrap_or(rule) as usize] = mode;
     }
 
+    /// Returns the modes with one changed.
     #[must_use]
-    pub fn with(mut self, rule: Rule, mode: Mode) -> Self {
+    pub fn with(mut self, rule: Rule, mode: RuleMode) -> Self {
         self.set(rule, mode);
         self
     }
 
-    /// What is enforced is only watched.
+    /// Turns enforced rules into monitored ones.
     #[must_use]
     pub fn dry_run(mut self) -> Self {
-        self.0.iter_mut().for_each(|mode| *mode = (*mode).min(Mode::Monitor));
+        self.0.iter_mut().for_each(|mode| *mode = (*mode).min(RuleMode::Monitor));
         self
     }
 }
 
-/// Enforced is what needs no measure: forms that no server wants, and the lists.
+/// The rules that need no numbers are enforced: packets that no server accepts, and the lists.
 impl Default for Modes {
     fn default() -> Self {
         [
@@ -115,89 +131,112 @@ impl Default for Modes {
             Rule::SourcePort,
         ]
         .into_iter()
-        .fold(Self::OFF, |modes, rule| modes.with(rule, Mode::Enforce))
+        .fold(Self::OFF, |modes, rule| modes.with(rule, RuleMode::Enforce))
     }
 }
 
-/// How the gate knows live connections, which it lets pass.
+/// How the gate knows live connections, whose packets pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Live {
+pub enum LiveRule {
     /// The application publishes every connection ID that it issues, all of this length (1 to 20 bytes).
-    Published { id_len: usize },
-    /// The gate watches what the server answers ([`Gate::watch`](super::Gate::watch)) and forgets a connection that has
-    /// been idle for so long, which should be the server's idle time-out.
-    Tracked { idle: Duration },
-    /// It does not, and looks at no answers: only for rules that object to what no live connection sends.
+    Published {
+        /// Length of the IDs in bytes.
+        id_len: usize,
+    },
+    /// The gate watches the server's answers ([`Gate::watch`](super::Gate::watch)) and forgets a connection that has
+    /// been idle for this time, which should be the server's idle time-out.
+    Tracked {
+        /// The idle time.
+        idle: Duration,
+    },
+    /// The gate does not know them and watches no answers. This is only for rules against packets that no live
+    /// connection sends.
     Unknown,
 }
 
-/// Who counts the connections of clients, for [`Rule::Quota`] and to tell known clients from unknown ones.
+/// The party that counts the connections of clients, for [`Rule::Quota`] and to distinguish known clients from
+/// unknown ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counting {
-    /// The application: [`Scope::inc`](super::Scope::inc), [`Scope::dec`](super::Scope::dec).
+    /// The application counts, with [`ScopeRules::inc`](super::ScopeRules::inc) and [`ScopeRules::dec`](super::ScopeRules::dec).
     Application,
-    /// The gate, those that it tracks.
+    /// The gate counts the connections that it tracks.
     Gate,
 }
 
-/// `amount` each `per`, on average; as much as `burst` at once.
+/// A rate of `amount` each `per` on average, with bursts of `burst`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate {
+pub struct RuleRate {
+    /// Number of units per interval.
     pub amount: u64,
+    /// The interval.
     pub per: Duration,
+    /// Largest number of units at once.
     pub burst: u64,
 }
 
-impl Rate {
+impl RuleRate {
+    /// Makes a rate per second.
     pub const fn per_second(amount: u64, burst: u64) -> Self {
         Self { amount, per: Duration::from_secs(1), burst }
     }
 }
 
-/// What each of three rules measures. `None` where the rule is off.
+/// The rates of three rules. `None` where the rule is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
-    /// New connections.
-    pub initials: Option<Rate>,
-    pub packets: Option<Rate>,
-    /// Of UDP payload. The burst must be that of a packet at least.
-    pub bytes: Option<Rate>,
+    /// Rate of new connections.
+    pub initials: Option<RuleRate>,
+    /// Rate of packets.
+    pub packets: Option<RuleRate>,
+    /// Rate of UDP payload in bytes. The burst must be at least a packet's.
+    pub bytes: Option<RuleRate>,
 }
 
+/// The rules of a scope.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Policy {
+pub struct PolicyRules {
+    /// The mode of each rule.
     pub modes: Modes,
-    pub live: Live,
+    /// How live connections are known.
+    pub live: LiveRule,
+    /// The party that counts connections.
     pub counting: Counting,
-    /// Connections that a client may have; [`Rule::Quota`], and [`Rule::NetworkQuota`] for multiples of it.
+    /// Largest number of connections of a client, for [`Rule::Quota`]. Multiples of it are for
+    /// [`Rule::NetworkQuota`].
     pub quota: Option<u32>,
-    /// Rate of new connections without a valid token from which on they are sent a Retry; [`Rule::Retry`]. `None`:
-    /// all are.
-    pub retry_above: Option<Rate>,
-    /// For which a token is good, in whole seconds.
+    /// Rate of new connections without a valid token above which they are sent a Retry ([`Rule::Retry`]). `None` for
+    /// all.
+    pub retry_above: Option<RuleRate>,
+    /// Lifetime of a token, in whole seconds.
     pub token_lifetime: Duration,
-    /// QUIC versions that the server speaks, at most 4; [`Rule::Version`].
+    /// QUIC versions that the server supports, at most 4; [`Rule::Version`].
     pub versions: Vec<u32>,
-    /// Which of [`ANSWERING`] refuse by a Version Negotiation packet in place of silence: [`Rule::Version`] says what the
-    /// server speaks, the others name no version that anybody speaks, so that the client gives up at once.
+    /// Rules among [`ANSWERING`] that refuse with a Version Negotiation packet instead of silence. [`Rule::Version`]
+    /// names the server's versions; the others name a version that nothing implements, so that the client gives up at
+    /// once.
     pub answers: BTreeSet<Rule>,
-    /// Source ports that reflectors answer from, at most 32; [`Rule::SourcePort`]. They are not held against short
-    /// headers while those may be of live connections that the gate does not know: with [`Live::Tracked`] until it
-    /// has been attached for the idle time, with [`Live::Unknown`] ever.
+    /// Source ports that reflectors answer from, at most 32; [`Rule::SourcePort`]. Short headers are exempt while
+    /// they may be of live connections that the gate does not know: with [`LiveRule::Tracked`] until it has been attached
+    /// for the idle time, with [`LiveRule::Unknown`] always.
     pub reflectors: Vec<u16>,
-    /// [`Rule::LivePackets`], [`Rule::LiveBytes`]; of a client, or of a published ID.
+    /// Rates of a client, or of a published ID: [`Rule::LivePackets`], [`Rule::LiveBytes`].
     pub live_rates: Rates,
-    /// [`Rule::UnknownInitials`], [`Rule::UnknownPackets`], [`Rule::UnknownBytes`]; of all unknown clients together.
+    /// Rates of all unknown clients together: [`Rule::UnknownInitials`], [`Rule::UnknownPackets`],
+    /// [`Rule::UnknownBytes`].
     pub unknown_rates: Rates,
-    /// [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]; of a client. Multiples of them are for the networks that it
-    /// is in: [`Rule::NetworkInitials`], [`Rule::NetworkPackets`], [`Rule::NetworkBytes`].
+    /// Rates of a client: [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]. Multiples of them
+    /// are for the networks that contain it: [`Rule::NetworkInitials`], [`Rule::NetworkPackets`],
+    /// [`Rule::NetworkBytes`].
     pub client_rates: Rates,
 }
 
-/// Rules that can answer, if they are told to; [`Rule::Retry`] always does.
+/// Rules that can be set to answer. [`Rule::Retry`] always does.
 pub const ANSWERING: [Rule; 4] = [Rule::Version, Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
+/// QUIC version 1 (RFC 9000).
 pub const VERSION_1: u32 = 0x0000_0001;
+/// QUIC version 2 (RFC 9369).
 pub const VERSION_2: u32 = 0x6b33_43cf;
 
 /// UDP services that amplification attacks use: chargen, DNS, TFTP, portmap, NTP, NetBIOS, SNMP, CLDAP, RIP, MS SQL,
@@ -205,11 +244,11 @@ pub const VERSION_2: u32 = 0x6b33_43cf;
 const REFLECTORS: [u16; 17] =
     [17, 19, 53, 69, 111, 123, 137, 161, 389, 520, 1434, 1701, 1900, 3702, 5353, 10001, 11211];
 
-impl Default for Policy {
+impl Default for PolicyRules {
     fn default() -> Self {
         Self {
             modes: Modes::default(),
-            live: Live::Tracked { idle: Duration::from_secs(30) },
+            live: LiveRule::Tracked { idle: Duration::from_secs(30) },
             counting: Counting::Gate,
             quota: None,
             retry_above: None,
@@ -224,16 +263,17 @@ impl Default for Policy {
     }
 }
 
-/// What is wrong with [`Rules`].
+/// The fault of [`GateRules`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("there are more than {max} {what}")]
     TooMany { what: &'static str, max: usize },
-    #[error("the name \"{0}\" is used twice, or is empty, or is \"interface\"")]
+    #[error("the scope name \"{0}\" is used twice, or is empty, or is \"interface\": choose another one")]
     Name(String),
-    #[error("scope {0} is found by nothing: it needs a port, an address, or both")]
+    #[error("scope {0} needs a port, an address, or both")]
     NoPlace(String),
-    #[error("scopes {0} and {1} are found by the same address and port")]
+    #[error("scopes {0} and {1} have the same address and port")]
     SamePlace(String, String),
     #[error("scope {scope}: rule {} is on, but {what} is not set", rule.name())]
     Unset { scope: String, rule: Rule, what: &'static str },
@@ -247,24 +287,25 @@ impl From<Error> for millrace_kernel::Error {
     }
 }
 
-/// All scopes of a gate at one time; while rules are replaced, of those before and after together.
+/// Largest number of scopes of a gate at one time. While rules are replaced, this covers the old and the new ones
+/// together.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
-/// Of a policy.
+/// Largest number of versions of a policy.
 pub const VERSIONS_MAX: usize = intf::VERSIONS;
-/// Of a policy.
+/// Largest number of reflectors' ports of a policy.
 pub const REFLECTORS_MAX: usize = intf::PORTS;
-/// Places of all scopes together.
+/// Largest number of places of all scopes together.
 pub const MAX_PLACES: usize = 256;
-/// What is not any application's: packets whose scope cannot be told.
+/// Name of the scope that belongs to no application, for packets whose scope is unknown.
 pub const INTERFACE: &str = "interface";
 
-impl Rules {
-    /// Whether the rules make sense. [`Gate::apply`](super::Gate::apply) does that first.
+impl GateRules {
+    /// Checks the rules. [`Gate::apply`](super::Gate::apply) does that first.
     pub fn check(&self) -> Result<(), Error> {
         limit("scopes", self.scopes.len(), MAX_SCOPES)?;
         limit("places", self.scopes.iter().map(|scope| scope.places.len()).sum(), MAX_PLACES)?;
         let mut names = BTreeSet::from([INTERFACE, ""]);
-        let mut places: Vec<(Place, &str)> = Vec::new();
+        let mut places: Vec<(RulePlace, &str)> = Vec::new();
         for scope in &self.scopes {
             if !names.insert(&scope.name) {
                 return Err(Error::Name(scope.name.clone()));
@@ -275,7 +316,7 @@ impl Rules {
             }
             for place in &scope.places {
                 if place.port == Some(0) || place.address.is_some_and(|address| address.is_unspecified()) {
-                    let what = "no packet is sent to port 0, 0.0.0.0 or ::";
+                    let what = "packets cannot be sent to port 0, 0.0.0.0 or ::";
                     return Err(Error::Value { scope: scope.name.clone(), what });
                 }
                 if let Some((_, other)) = places.iter().find(|(taken, _)| taken == place) {
@@ -288,7 +329,7 @@ impl Rules {
         Ok(())
     }
 
-    /// What is enforced is only watched.
+    /// Turns enforced rules into monitored ones.
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.interface = self.interface.dry_run();
@@ -301,7 +342,7 @@ fn limit(what: &'static str, count: usize, max: usize) -> Result<(), Error> {
     if count > max { Err(Error::TooMany { what, max }) } else { Ok(()) }
 }
 
-impl Place {
+impl RulePlace {
     pub(super) fn key(&self, half: u32) -> intf::ScopeKey {
         intf::ScopeKey {
             address: self.address.map_or([0; 16], mapped),
@@ -310,7 +351,7 @@ impl Place {
         }
     }
 
-    /// The look-up that finds it.
+    /// Returns the look-up that finds the place.
     pub(super) fn lookup(&self) -> u32 {
         match (self.address, self.port) {
             (Some(_), Some(_)) => intf::LOOKUP_BOTH,
@@ -328,12 +369,12 @@ impl Modes {
     }
 }
 
-impl Policy {
+impl PolicyRules {
     pub(super) fn encode(&self, scope: &str) -> Result<intf::Policy, Error> {
         use Rule::{ClientBytes, ClientInitials, ClientPackets, LiveBytes, LivePackets};
         use Rule::{UnknownBytes, UnknownInitials, UnknownPackets};
         let value = |what| Error::Value { scope: scope.to_owned(), what };
-        let is_on = |rule| self.modes.get(rule) != Mode::Off;
+        let is_on = |rule| self.modes.get(rule) != RuleMode::Off;
         let unset = |rule, what| Error::Unset { scope: scope.to_owned(), rule, what };
         if is_on(Rule::Quota) && self.quota.is_none() {
             return Err(unset(Rule::Quota, "the quota"));
@@ -352,23 +393,25 @@ impl Policy {
             Ok(raw)
         };
         let (tracks, id_bytes, idle, unsure) = match self.live {
-            Live::Published { id_len } if (1..=intf::ID_MAX).contains(&id_len) => {
+            LiveRule::Published { id_len } if (1..=intf::ID_MAX).contains(&id_len) => {
                 (0, id_len, Duration::ZERO, Duration::ZERO)
             }
-            Live::Published { .. } => return Err(value("published connection IDs have 1 to 20 bytes")),
-            Live::Tracked { idle } if idle.is_zero() => return Err(value("the idle time is zero")),
-            Live::Tracked { idle } => (intf::TRACK, 0, idle, idle),
-            Live::Unknown => (0, 0, Duration::ZERO, Duration::MAX),
+            LiveRule::Published { .. } => {
+                return Err(value("published connection IDs must have 1 to 20 bytes"));
+            }
+            LiveRule::Tracked { idle } if idle.is_zero() => return Err(value("the idle time is zero")),
+            LiveRule::Tracked { idle } => (intf::TRACK, 0, idle, idle),
+            LiveRule::Unknown => (0, 0, Duration::ZERO, Duration::MAX),
         };
         const TOUCH_LIVE: [Rule; 6] =
             [LivePackets, LiveBytes, UnknownPackets, UnknownBytes, ClientPackets, ClientBytes];
-        if self.live == Live::Unknown && TOUCH_LIVE.into_iter().any(is_on) {
-            return Err(value("rules on packets and bytes need live connections to be known"));
+        if self.live == LiveRule::Unknown && TOUCH_LIVE.into_iter().any(is_on) {
+            return Err(value("rules on packets and bytes need `live` to be tracked or published"));
         }
         let counts = match (self.counting, tracks) {
             (Counting::Application, _) => 0,
             (Counting::Gate, 0) => {
-                return Err(value("the gate only counts connections that it tracks"));
+                return Err(value("the gate counts only connections that it tracks"));
             }
             (Counting::Gate, _) => intf::COUNT,
         };
@@ -412,25 +455,25 @@ impl Policy {
             ports,
             answers: Rule::ALL
                 .into_iter()
-                .filter(|rule| self.answers.contains(&rule.of_client().unwrap_or(*rule)))
+                .filter(|rule| self.answers.contains(&rule.client_reason().unwrap_or(*rule)))
                 .fold(0, |bits, rule| bits | 1 << rule as u32),
             pad: 0,
         })
     }
 }
 
-/// So few that a sum does not overflow.
+/// Converts a time, limited so that a sum cannot overflow.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 62)
 }
 
-/// Nothing fits.
+/// A rate that lets nothing through.
 const NONE: intf::Rate = intf::Rate { cost: 1, burst: 0 };
-/// A whole datagram at this cost per byte is still far from overflowing.
+/// Largest cost per byte. A whole datagram at this cost is still far from overflowing.
 const COST_MAX: u128 = 1 << 46;
 
-impl Rate {
-    /// The program's terms: what a unit costs, and how much may be owed.
+impl RuleRate {
+    /// Encodes the rate for the program: the cost of a unit, and the largest debt.
     fn encode(&self) -> Result<intf::Rate, &'static str> {
         if self.amount == 0 || self.burst == 0 {
             return Err("a rate of zero lets nothing through: enforce a list instead");

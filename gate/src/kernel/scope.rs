@@ -1,59 +1,60 @@
-//! What an application tells the gate about itself.
+//! The application's side of a scope.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use millrace_kernel::Error;
 
-use super::Client;
-use super::maps::Maps;
+use super::KernelClient;
+use super::maps::GateMaps;
 
-/// An application's side of its scope; see [`Gate::scope`](super::Gate::scope). Clones share it; calls from many threads
-/// at once are fine, each is one system call.
+/// An application's handle of its scope; see [`LoadedGate::scope`](super::LoadedGate::scope). Clones share it. It may be used
+/// from many threads at once; each call is one system call.
 #[derive(Clone)]
-pub struct Scope {
-    maps: Arc<Maps>,
+pub struct KernelScope {
+    maps: Arc<GateMaps>,
     index: u32,
-    /// Which of the scopes that have this index.
+    /// The number of this scope among those that have had its index.
     turn: u32,
 }
 
-impl Scope {
-    pub(super) fn new(maps: Arc<Maps>, index: u32) -> Self {
+impl KernelScope {
+    pub(super) fn new(maps: Arc<GateMaps>, index: u32) -> Self {
         let turn = maps.turn(index);
         Self { maps, index, turn }
     }
 
-    /// A client has one connection more. Returns how many it has. For [`Counting::Application`](super::Counting).
+    /// Adds one connection of a client and returns the client's number of connections. For
+    /// [`Counting::Application`](super::Counting).
     pub fn inc(&self, client: IpAddr) -> Result<u32, Error> {
         self.with(|maps| maps.change_count(self.index, client, 1))
     }
 
-    /// A client has one connection less. Never less than none.
+    /// Removes one connection of a client, if it has one.
     pub fn dec(&self, client: IpAddr) -> Result<u32, Error> {
         self.with(|maps| maps.change_count(self.index, client, -1))
     }
 
-    /// How many connections the client has to whom the address belongs.
+    /// Returns the number of connections of the client that the address belongs to.
     pub fn connections(&self, client: IpAddr) -> Result<u32, Error> {
         self.with(|maps| maps.connections(self.index, client))
     }
 
-    /// Makes a connection ID known, before it is given to a peer. For [`Live::Published`](super::Live).
+    /// Makes a connection ID known. Call it before the ID is given to a peer. For [`LiveRule::PublishedIds`](super::LiveRule).
     pub fn publish(&self, id: &[u8]) -> Result<(), Error> {
         self.with(|maps| maps.publish(self.index, id))
     }
 
-    /// Forgets a connection ID, also one that was not known.
+    /// Forgets a connection ID. An unknown ID is no error.
     pub fn retire(&self, id: &[u8]) -> Result<(), Error> {
         self.with(|maps| maps.retire(self.index, id))
     }
 
-    pub(super) fn clients(&self) -> Result<Vec<Client>, Error> {
+    pub(super) fn clients(&self) -> Result<Vec<KernelClient>, Error> {
         self.with(|maps| Ok(maps.clients(self.index)))
     }
 
-    fn with<T>(&self, work: impl FnOnce(&Maps) -> Result<T, Error>) -> Result<T, Error> {
+    fn with<T>(&self, work: impl FnOnce(&GateMaps) -> Result<T, Error>) -> Result<T, Error> {
         self.maps.in_turn(self.index, self.turn, || work(&self.maps))
     }
 }

@@ -1,4 +1,4 @@
-//! What is in force, and how it changes: written to the half of the maps that is not in use, then switched on.
+//! The rules in force. A change is written to the half of the maps that is not in use, which is then switched to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,20 +7,21 @@ use millrace_kernel::{Error, clock};
 
 use super::Listing;
 use super::intf;
-use super::maps::Maps;
+use super::maps::GateMaps;
 use super::reason::Rule;
-use super::rules::{Entry, INTERFACE, Mode, Policy, Rules};
+use super::rules::{GateRules, INTERFACE, ListEntry, PolicyRules, RuleMode};
 use super::token;
 
-/// Userspace's idea of the maps; the maps follow it.
+/// Userspace's copy of the maps' contents; the maps follow it.
 pub(super) struct Settings {
-    rules: Rules,
-    /// By index. A name keeps its index, also while no scope has it, until another name needs the room.
+    rules: GateRules,
+    /// Names of scopes by index. A name keeps its index, also while no scope has it, until another name needs the
+    /// index.
     names: Vec<String>,
-    listed: BTreeMap<(Option<String>, Prefix), Entry>,
+    listed: BTreeMap<(Option<String>, Prefix), ListEntry>,
     active: intf::Active,
     clock_ns: i64,
-    /// How often everything was marked in this age.
+    /// Number of walks that have marked everything in this age.
     walks: u32,
     token_keys: token::Keys,
     halves: [Half; 2],
@@ -28,23 +29,23 @@ pub(super) struct Settings {
     bare: BTreeSet<i32>,
 }
 
-/// What one half of the maps holds.
+/// The contents of one half of the maps.
 #[derive(Default)]
 struct Half {
     scopes: BTreeMap<intf::ScopeKey, u32>,
-    prefixes: BTreeMap<intf::PrefixKey, Entry>,
+    prefixes: BTreeMap<intf::PrefixKey, ListEntry>,
 }
 
-/// By how much the clocks may drift apart before tokens get another time.
+/// Largest difference between the clocks before the offset for tokens is updated.
 const CLOCK_SLACK_NS: u64 = 500_000_000;
-/// After which nothing that still counts is without a mark of this age. Each walk may miss an entry that is moved.
+/// Number of walks after which every live entry has a mark of this age. Each walk may miss an entry that is moved.
 const WALKS_PER_AGE: u32 = 8;
 const NS_PER_S: i64 = 1_000_000_000;
 
 impl Settings {
-    pub fn new(maps: &Maps) -> Result<Self, Error> {
+    pub fn new(maps: &GateMaps) -> Result<Self, Error> {
         let mut settings = Self {
-            rules: Rules::default(),
+            rules: GateRules::default(),
             names: vec![INTERFACE.to_owned()],
             listed: BTreeMap::new(),
             active: intf::Active::default(),
@@ -54,11 +55,11 @@ impl Settings {
             halves: Default::default(),
             bare: BTreeSet::new(),
         };
-        settings.apply(maps, &Rules::default())?;
+        settings.apply(maps, &GateRules::default())?;
         Ok(settings)
     }
 
-    pub fn rules(&self) -> &Rules {
+    pub fn rules(&self) -> &GateRules {
         &self.rules
     }
 
@@ -70,12 +71,12 @@ impl Settings {
         &self.token_keys
     }
 
-    /// Never the interface's.
+    /// Returns the index of a name; never that of "interface".
     pub fn index(&self, name: &str) -> Option<u32> {
         index(&self.names, name)
     }
 
-    pub fn apply(&mut self, maps: &Maps, rules: &Rules) -> Result<(), Error> {
+    pub fn apply(&mut self, maps: &GateMaps, rules: &GateRules) -> Result<(), Error> {
         rules.check()?;
         let (names, reused) = self.name(rules)?;
         let turn = self.active.turn.wrapping_add(1);
@@ -87,7 +88,7 @@ impl Settings {
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
         maps.clear(old.scopes.keys(), old.prefixes.keys())?;
-        // Known before it is written: what a failure leaves behind is cleared by the next attempt.
+        // The copy is updated before the maps, so that the next attempt clears what a failure leaves behind.
         *self.half(half) = next;
         let next = &self.halves[half as usize];
         maps.write(half, &policies, &next.scopes, &next.prefixes)?;
@@ -100,14 +101,14 @@ impl Settings {
         Ok(())
     }
 
-    /// The gate was attached: connections that come in there are only known from now on.
-    pub fn look_anew(&mut self, maps: &Maps) -> Result<(), Error> {
+    /// Records that the gate was attached: connections on that interface are known only from now on.
+    pub fn look_anew(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
     }
 
-    /// Whether frames of an interface begin with their IP header. The program is told where there are any such interfaces, and looks at the
-    /// map for no others.
-    pub fn set_bare(&mut self, maps: &Maps, ifindex: i32, bare: bool) -> Result<(), Error> {
+    /// Sets whether frames of an interface begin with their IP header. The program looks at the map only if there are
+    /// such interfaces.
+    pub fn set_bare(&mut self, maps: &GateMaps, ifindex: i32, bare: bool) -> Result<(), Error> {
         if self.bare.contains(&ifindex) == bare {
             return Ok(());
         }
@@ -119,8 +120,8 @@ impl Settings {
         self.activate(maps, intf::Active { bare: u32::from(!self.bare.is_empty()), ..self.active })
     }
 
-    /// Whether live connections are found where, and how, these rules want it.
-    fn looks_as(&self, rules: &Rules) -> bool {
+    /// Reports whether live connections are found the same way as these rules require.
+    fn looks_as(&self, rules: &GateRules) -> bool {
         rules.scopes.iter().all(|scope| {
             self.rules.scopes.iter().any(|now| {
                 now.name == scope.name && now.places == scope.places && now.policy.live == scope.policy.live
@@ -130,10 +131,10 @@ impl Settings {
 
     pub fn list(
         &mut self,
-        maps: &Maps,
+        maps: &GateMaps,
         scope: Option<&str>,
         prefix: Prefix,
-        entry: Option<Entry>,
+        entry: Option<ListEntry>,
     ) -> Result<(), Error> {
         let index = self.list_index(scope)?;
         let active_half = self.active.turn & 1;
@@ -167,17 +168,18 @@ impl Settings {
         &self.halves[(self.active.turn & 1) as usize]
     }
 
-    /// How many are in force.
+    /// Returns the number of prefixes in force.
     pub fn prefixes(&self) -> u64 {
         self.in_force().prefixes.len() as u64
     }
 
-    /// What decides otherwise about a part of these prefixes, or all of it, in the lists that count where this one does.
+    /// Returns the entries that override this one for a part of its prefix, or all of it, in the lists that apply
+    /// where this one does.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
         prefixes: &[Prefix],
-        entry: Entry,
+        entry: ListEntry,
     ) -> Result<Vec<Listing>, Error> {
         let index = self.list_index(scope)?;
         let others = self.in_force().prefixes.iter().filter(|(_, other)| **other != entry);
@@ -185,21 +187,21 @@ impl Settings {
             others.map(|(key, other)| (u32::from(u16::from_be_bytes(key.scope)), prefix_of(key), *other));
         let counts = |list| index == 0 || list == 0 || list == index;
         let mine: BTreeSet<Prefix> = prefixes.iter().copied().collect();
-        // A block is not overruled by an allow of the same prefix.
-        let from = if entry == Entry::Block { 1 } else { 0 };
+        // An allow of the same prefix does not override a block.
+        let from = if entry == ListEntry::Block { 1 } else { 0 };
         let wins = |other: &Prefix| other.and_shorter().skip(from).any(|prefix| mine.contains(&prefix));
         let exceptions = others.filter(|(list, other, _)| counts(*list) && wins(other));
         let name = |list| self.names.get(list as usize).filter(|_| list > 0).cloned();
         Ok(exceptions.map(|(list, other, entry)| (name(list), other, entry)).collect())
     }
 
-    /// 0: for all scopes.
+    /// Returns the index of a list; 0 is the one for all scopes.
     fn list_index(&self, scope: Option<&str>) -> Result<u32, Error> {
         scope.map_or(Ok(0), |name| self.index(name).ok_or(Error::Config("there is no scope of that name")))
     }
 
-    /// Tokens carry UNIX time, and the program has CLOCK_MONOTONIC.
-    pub fn follow_clock(&mut self, maps: &Maps) -> Result<(), Error> {
+    /// Updates the offset between the clocks: tokens contain UNIX time, and the program has CLOCK_MONOTONIC.
+    pub fn follow_clock(&mut self, maps: &GateMaps) -> Result<(), Error> {
         let clock_ns = clock::unix_ns() - clock::monotonic_ns() as i64;
         if clock_ns.abs_diff(self.clock_ns) < CLOCK_SLACK_NS {
             return Ok(());
@@ -208,8 +210,8 @@ impl Settings {
         self.activate(maps, intf::Active { unix_seconds: clock_ns.div_euclid(NS_PER_S), ..self.active })
     }
 
-    /// To be called after each walk over what the marks are about (`gate_marks.h`).
-    pub fn age_marks(&mut self, maps: &Maps) -> Result<(), Error> {
+    /// Changes the marks' age when needed. Call it after each walk over the marked maps (`gate_marks.h`).
+    pub fn age_marks(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.walks += 1;
         if self.walks < WALKS_PER_AGE {
             return Ok(());
@@ -221,25 +223,25 @@ impl Settings {
         Ok(())
     }
 
-    /// The first tracer that nobody is.
+    /// Returns the first free index of a trace.
     pub fn free_tracer(&self) -> Option<u32> {
         Some(self.active.tracers.trailing_ones()).filter(|index| *index < intf::TRACERS as u32)
     }
 
-    /// Whether packets are looked at for a tracer.
-    pub fn set_tracer(&mut self, maps: &Maps, index: u32, on: bool) -> Result<(), Error> {
+    /// Sets whether packets are matched against a trace.
+    pub fn set_tracer(&mut self, maps: &GateMaps, index: u32, on: bool) -> Result<(), Error> {
         let tracers = self.active.tracers & !(1 << index) | u32::from(on) << index;
         self.activate(maps, intf::Active { tracers, ..self.active })
     }
 
-    pub fn rotate_token_key(&mut self, maps: &Maps, key: token::Key) -> Result<(), Error> {
+    pub fn rotate_token_key(&mut self, maps: &GateMaps, key: token::GateKey) -> Result<(), Error> {
         let index = 1 - self.active.token_key;
         maps.put_token_key(index, &key)?;
         self.token_keys.set(index as usize, key);
         self.activate(maps, intf::Active { token_key: index, ..self.active })
     }
 
-    fn activate(&mut self, maps: &Maps, active: intf::Active) -> Result<(), Error> {
+    fn activate(&mut self, maps: &GateMaps, active: intf::Active) -> Result<(), Error> {
         if active != self.active {
             maps.activate(&active)?;
             self.active = active;
@@ -251,9 +253,9 @@ impl Settings {
         &mut self.halves[(half & 1) as usize]
     }
 
-    /// The names with those that are new, and the indexes of which others were given up for them: of scopes that are
-    /// neither in force nor wanted, so that nobody meets what is left of them once earlier runs have ended.
-    fn name(&self, rules: &Rules) -> Result<(Vec<String>, Vec<u32>), Error> {
+    /// Returns the names with the new ones, and the indexes whose old names were given up for them. Those are of
+    /// scopes that are neither in force nor wanted, so no packet meets their remains after earlier runs have ended.
+    fn name(&self, rules: &GateRules) -> Result<(Vec<String>, Vec<u32>), Error> {
         let mut names = self.names.clone();
         let mut reused = Vec::new();
         let is_used =
@@ -268,15 +270,15 @@ impl Settings {
             }
             let free = (1..).zip(names.iter_mut().skip(1)).find(|(_, name)| !is_used(name));
             let (index, name) =
-                free.ok_or(Error::Full { what: "scopes while those before are still in use" })?;
+                free.ok_or(Error::Full { what: "scopes while the previous ones are still in use" })?;
             name.clone_from(&scope.name);
             reused.push(index);
         }
         Ok((names, reused))
     }
 
-    /// What the rules say about a prefix.
-    fn rules_entry(&self, scope: Option<&str>, prefix: Prefix) -> Option<Entry> {
+    /// Returns the rules' entry for a prefix.
+    fn rules_entry(&self, scope: Option<&str>, prefix: Prefix) -> Option<ListEntry> {
         let prefixes = match scope {
             None => &self.rules.prefixes,
             Some(name) => &self.rules.scopes.iter().find(|scope| scope.name == name)?.prefixes,
@@ -288,13 +290,13 @@ impl Settings {
 impl Half {
     fn new(
         half: u32,
-        rules: &Rules,
+        rules: &GateRules,
         names: &[String],
-        listed: &BTreeMap<(Option<String>, Prefix), Entry>,
+        listed: &BTreeMap<(Option<String>, Prefix), ListEntry>,
     ) -> Self {
         let mut scopes = BTreeMap::new();
         let mut prefixes = BTreeMap::new();
-        let mut put = |scope, list: &[(Prefix, Entry)]| {
+        let mut put = |scope, list: &[(Prefix, ListEntry)]| {
             for (prefix, entry) in list {
                 let taken = prefixes.entry(prefix_key(half, scope, *prefix)).or_insert(*entry);
                 *taken = (*taken).max(*entry);
@@ -323,23 +325,24 @@ fn index(names: &[String], name: &str) -> Option<u32> {
     u32::try_from(index).ok()
 }
 
-/// How long the slowest rate of a client takes to fill.
+/// Returns how long the slowest rate of a client takes to fill.
 fn fill_ticks(policies: &[intf::Policy]) -> u64 {
     let rules = [Rule::ClientInitials, Rule::ClientPackets, Rule::ClientBytes];
     let of_policy = |policy: &intf::Policy| {
-        let is_on = |rule: Rule| policy.modes.get(rule as usize).is_some_and(|mode| *mode != Mode::Off as u8);
+        let is_on =
+            |rule: Rule| policy.modes.get(rule as usize).is_some_and(|mode| *mode != RuleMode::Off as u8);
         let rates = rules.into_iter().zip(policy.client).filter(|(rule, _)| is_on(*rule));
         rates.map(|(_, rate)| rate.burst).max()
     };
     policies.iter().filter_map(of_policy).max().unwrap_or(0)
 }
 
-/// By index; nothing for what is not in the rules.
-fn policies(rules: &Rules, names: &[String]) -> Result<Vec<intf::Policy>, Error> {
+/// Returns the policies by index, with an empty one for a scope that is not in the rules.
+fn policies(rules: &GateRules, names: &[String]) -> Result<Vec<intf::Policy>, Error> {
     let mut policies = vec![intf::Policy::default(); intf::SCOPES as usize];
     if let Some(interface) = policies.first_mut() {
         let modes = rules.interface;
-        *interface = intf::Policy { modes: modes.encode(), ..Policy::default().encode(INTERFACE)? };
+        *interface = intf::Policy { modes: modes.encode(), ..PolicyRules::default().encode(INTERFACE)? };
     }
     for scope in &rules.scopes {
         let index = index(names, &scope.name).and_then(|index| policies.get_mut(index as usize));

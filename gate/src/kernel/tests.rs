@@ -1,8 +1,8 @@
-//! What needs the gate's maps. Needs root.
+//! Tests that need access to the gate's maps. They need root.
 
 use libbpf_rs::{MapCore as _, MapFlags};
 
-use super::{Action, Config, Event, Gate, lock};
+use super::{Config, Event, FrameAction, LoadedGate, lock};
 
 /// UDP over IPv4 without a payload: never refused without rules.
 const FRAME: [u8; 42] = {
@@ -12,14 +12,14 @@ const FRAME: [u8; 42] = {
     frame
 };
 
-fn gate(nests: bool) -> Gate {
+fn gate(nests: bool) -> LoadedGate {
     let sizes =
         Config { max_ids: 64, max_clients: 64, max_handshakes: 64, max_rates: 64, ..Config::default() };
-    Gate::load(&Config { max_prefixes: 64, nests, ..sizes }).unwrap_or_else(|error| panic!("{error}"))
+    LoadedGate::load(&Config { max_prefixes: 64, nests, ..sizes }).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Has every CPU be in the middle of a run, or in none. Whether any was.
-fn set_busy(gate: &Gate, busy: u64) -> bool {
+/// Marks every CPU as in the middle of a run, or as idle. Returns whether any was marked.
+fn set_busy(gate: &LoadedGate, busy: u64) -> bool {
     let mut object = lock(&gate.object);
     let works = object.map("works").expect("a map");
     let key = 0u32.to_ne_bytes();
@@ -31,16 +31,16 @@ fn set_busy(gate: &Gate, busy: u64) -> bool {
 }
 
 #[test]
-fn a_run_in_the_middle_of_another_judges_nothing() {
+fn nested_program_run_judges_nothing() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP a_run_in_the_middle_of_another_judges_nothing: needs root");
+        println!("SKIP nested_program_run_judges_nothing: needs root");
         return;
     }
     for (nests, busy, unjudged) in [(true, 1, 1), (true, 0, 0), (false, 1, 0)] {
         let gate = gate(nests);
         set_busy(&gate, busy);
         let before = gate.statistics().expect("statistics");
-        assert_eq!(gate.run(&FRAME).expect("a run"), Action::Pass);
+        assert_eq!(gate.run(&FRAME).expect("a run"), FrameAction::Pass);
         let after = gate.statistics().expect("statistics");
         assert_eq!(after.event(Event::Busy), unjudged, "{nests} {busy}");
         assert_eq!(after.scopes == before.scopes, unjudged == 1, "{nests} {busy}: what is judged is counted");

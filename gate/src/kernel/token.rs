@@ -1,10 +1,10 @@
-//! Tokens of Retry packets (RFC 9000, section 8.1.2), as the gate makes them and as an application checks them. The same
-//! as `bpf/gate_token.h`, byte for byte.
+//! Tokens of Retry packets (RFC 9000, section 8.1.2), which the gate makes and an application checks. They equal
+//! those of `bpf/gate_token.h`, byte for byte.
 //!
-//! A token says which client it was given to, when, and in answer to which destination connection ID; the last is what
-//! the server's transport parameter `original_destination_connection_id` has to say. It is good for one connection of one
-//! scope: the Initial that carries it has the Retry's source connection ID as its destination ID, which is what the parameter
-//! `retry_source_connection_id` has to say.
+//! A token has the client's address, the time, and the destination connection ID of the answered Initial. The server
+//! must put that ID into the transport parameter `original_destination_connection_id`. A token is valid for one
+//! connection of one scope. The Initial with the token uses the Retry's source connection ID as its destination ID,
+//! which the server must put into `retry_source_connection_id`.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -16,25 +16,27 @@ use millrace_kernel::siphash::{siphash128, word};
 
 use super::intf;
 
-/// Bytes of a token.
+/// Length of a token in bytes.
 pub const LEN: usize = size_of::<intf::Token>();
 const MAGIC: [u8; 4] = *b"mrg2";
 const TAG_AT: usize = LEN - 16;
 /// Seconds by which the clocks of two machines that share keys may differ.
 const SKEW: u64 = 1;
 
-/// What tokens are made with.
+/// A key that tokens are made with.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Key([u8; 16]);
+pub struct GateKey([u8; 16]);
 
-impl Key {
+impl GateKey {
+    /// Length of a key in bytes.
     pub const LEN: usize = 16;
 
+    /// Makes a key of these bytes.
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// From the system's random numbers.
+    /// Makes a key from the system's random numbers.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 16];
         std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -47,60 +49,62 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for GateKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
     }
 }
 
-/// The keys that are accepted. A token names the one that it was made with by its index.
+/// The accepted keys. A token has the index of its key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Keys([Option<Key>; intf::TOKEN_KEYS]);
+pub struct Keys([Option<GateKey>; intf::TOKEN_KEYS]);
 
 impl Keys {
-    /// What [`Gate::token_keys`](super::Gate::token_keys) returned, or somebody else's gate.
-    pub const fn new(keys: [Option<Key>; intf::TOKEN_KEYS]) -> Self {
+    /// Takes keys from [`LoadedGate::token_keys`](super::LoadedGate::token_keys), of this gate or another.
+    pub const fn new(keys: [Option<GateKey>; intf::TOKEN_KEYS]) -> Self {
         Self(keys)
     }
 
-    pub fn get(&self, index: usize) -> Option<&Key> {
+    /// Returns the key with this index.
+    pub fn get(&self, index: usize) -> Option<&GateKey> {
         self.0.get(index)?.as_ref()
     }
 
-    pub(super) fn set(&mut self, index: usize, key: Key) {
+    pub(super) fn set(&mut self, index: usize, key: GateKey) {
         if let Some(slot) = self.0.get_mut(index) {
             *slot = Some(key);
         }
     }
 }
 
-/// What an authentic token says.
+/// The contents of an authentic token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
+    /// The client's address and port.
     pub client: SocketAddr,
-    /// When it was made, seconds since 1970.
+    /// Time when it was made, in seconds since 1970.
     pub issued: u64,
-    /// Source connection ID of the Retry, and destination ID of the packet that carries the token.
+    /// Source connection ID of the Retry, and destination ID of the packet with the token.
     pub retry_id: [u8; 8],
     id: [u8; intf::ID_MAX],
     id_len: usize,
 }
 
 impl Token {
-    /// `None`: a connection ID has 20 bytes at most.
+    /// Makes a token. Returns `None` if the connection ID is longer than 20 bytes.
     pub fn new(client: SocketAddr, original_id: &[u8], issued: u64) -> Option<Self> {
         let mut id = [0; intf::ID_MAX];
         id.get_mut(..original_id.len())?.copy_from_slice(original_id);
         Some(Self { client, issued, retry_id: [0; 8], id, id_len: original_id.len() })
     }
 
-    /// The destination connection ID of the Initial that the Retry answered.
+    /// Returns the destination connection ID of the Initial that the Retry answered.
     pub fn original_id(&self) -> &[u8] {
         &self.id[..self.id_len]
     }
 
-    /// As the gate would have made it for a scope, with the key of this index.
-    pub fn seal(&self, index: u8, key: &Key, scope: &str) -> [u8; LEN] {
+    /// Encodes the token as the gate does, for a scope, with the key of this index.
+    pub fn seal(&self, index: u8, key: &GateKey, scope: &str) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         let fields: [&[u8]; 7] = [
             &MAGIC,
@@ -118,31 +122,33 @@ impl Token {
     }
 }
 
-/// Why a token was not accepted.
+/// The reason why a token was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
-    /// A server may treat the packet as one without a token (RFC 9000, section 8.1.3).
-    #[error("not made by a gate")]
+    /// The token is not one of this gate's. A server may treat the packet as one without a token (RFC 9000, section
+    /// 8.1.3).
+    #[error("the token was not made by a gate")]
     NotOurs,
-    #[error("not authentic: forged, of another scope, or made with a key that is not accepted any more")]
+    #[error("the token is forged, of another scope, or made with a key that is no longer accepted")]
     Forged,
-    #[error("given to another address")]
+    #[error("the Retry token was given to another address")]
     OtherClient,
-    #[error("too old, or from the future")]
+    #[error("the token is too old, or from the future")]
     Expired,
 }
 
-/// What tokens of a scope are bound to.
+/// Returns the value that tokens of a scope are bound to.
 pub(super) fn scope_word(scope: &str) -> u64 {
     word(&siphash128([0; 2], scope.as_bytes())[..8])
 }
 
-fn tag(key: &Key, content: &[u8], scope: &str) -> [u8; 16] {
+fn tag(key: &GateKey, content: &[u8], scope: &str) -> [u8; 16] {
     siphash128(key.words(), &[content, &scope_word(scope).to_le_bytes()].concat())
 }
 
-/// Checks that a token is authentic and of the scope, and no more. For QUIC libraries that compare address and time
-/// themselves.
+/// Checks that a token is authentic and of the scope, but not its address and time. For QUIC libraries that compare
+/// these themselves.
 pub fn open(keys: &Keys, scope: &str, token: &[u8]) -> Result<Token, Error> {
     let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
     let (content, sealed) = token.split_at(TAG_AT);
@@ -168,7 +174,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*taken)
 }
 
-/// Checks a token that came to a scope from `client` at `now`, in seconds since 1970.
+/// Checks a token that arrived in a scope from `client` at `now`, in seconds since 1970.
 pub fn check(
     keys: &Keys,
     scope: &str,
@@ -187,7 +193,7 @@ pub fn check(
     Ok(token)
 }
 
-/// In constant time.
+/// Compares in constant time.
 fn equal(a: &[u8; 16], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
@@ -196,14 +202,14 @@ fn equal(a: &[u8; 16], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const KEY: Key = Key::new([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+    const KEY: GateKey = GateKey::new([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
 
     fn keys() -> Keys {
         Keys::new([None, Some(KEY)])
     }
 
     #[test]
-    fn what_is_sealed_opens() {
+    fn sealed_token_opens() {
         for (client, id) in [
             ("192.0.2.1:443", &[][..]),
             ("[2001:db8::1]:65535", &[7; 20]),
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_counts() {
+    fn token_with_any_changed_byte_is_refused() {
         let client = "192.0.2.1:443".parse().expect("an address");
         let sealed = Token::new(client, &[7; 8], 1_800_000_000).expect("a token").seal(1, &KEY, "web");
         for at in 0..LEN {
@@ -233,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_to_address_and_time() {
+    fn token_is_bound_to_address_and_time() {
         let client: SocketAddr = "192.0.2.1:443".parse().expect("an address");
         let sealed = Token::new(client, &[7; 8], 100).expect("a token").seal(1, &KEY, "web");
         let lifetime = Duration::from_secs(10);

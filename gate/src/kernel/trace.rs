@@ -1,4 +1,4 @@
-//! Following what is refused, packet by packet.
+//! Traces: refused packets, one by one.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,34 +7,35 @@ use millrace_kernel::Error;
 use millrace_kernel::prefix::mask;
 
 use super::intf;
-use super::maps::Maps;
+use super::maps::GateMaps;
 use super::reason::Rule;
 use super::rules::INTERFACE;
 use super::settings::Settings;
-use super::{Prefix, Sample, drain, lock, sample};
+use super::{Prefix, RefusedPacket, drain, lock, sample};
 
-/// Which packets somebody wants to see, of those that a rule refused or would have, and how many.
+/// Selects the packets of a trace, among those that a rule refused or would have, and limits their rate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trace {
-    /// Of senders in this prefix only.
+pub struct GateTrace {
+    /// Follows only senders in this prefix.
     pub client: Option<Prefix>,
-    /// Of these scopes only; empty: of all.
+    /// Follows only these scopes; all if empty.
     pub scopes: Vec<String>,
-    /// What one of these rules objects to; empty: any.
+    /// Follows only packets that one of these rules refuses; any if empty.
     pub rules: Vec<Rule>,
-    /// Packets at most; as many may come at once. 1 to [`PER_SECOND_MAX`](Self::PER_SECOND_MAX).
+    /// Largest rate of packets, and largest burst: 1 to [`PER_SECOND_MAX`](Self::PER_SECOND_MAX).
     pub per_second: u32,
 }
 
-impl Trace {
-    /// At the same time.
+impl GateTrace {
+    /// Largest number of simultaneous traces.
     pub const TRACERS: usize = intf::TRACERS;
+    /// The largest rate of a trace.
     pub const PER_SECOND_MAX: u32 = 1000;
 
     fn encode(&self, settings: &Settings) -> Result<intf::Tracer, Error> {
         const SECOND: u64 = 1_000_000_000 * intf::TICKS;
         if !(1..=Self::PER_SECOND_MAX).contains(&self.per_second) {
-            return Err(Error::Config("a tracer may have 1 to 1000 packets a second"));
+            return Err(Error::Config("a trace may have 1 to 1000 packets per second"));
         }
         let (address, bits) = self.client.map_or(([0; 16], 0), |client| client.raw());
         let family = match self.client.map(|client| client.address().is_ipv4()) {
@@ -64,104 +65,108 @@ impl Trace {
     }
 }
 
-/// What came since the last look, and what became of everything since the beginning.
+/// New samples since the last call, and totals since the beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traced {
-    pub samples: Vec<Sample>,
-    /// Packets that are followed; each is in a sample, or in one of the two below.
+    /// The packets, oldest first.
+    pub samples: Vec<RefusedPacket>,
+    /// Number of packets that match. Each is in a sample, or in one of the two counts below.
     pub matched: u64,
-    /// Beyond [`Trace::per_second`].
+    /// Number of packets over [`GateTrace::per_second`].
     pub left_out: u64,
-    /// Nobody looked in time.
+    /// Number of packets that were not read in time.
     pub lost: u64,
 }
 
-/// Follows packets until it is dropped; see [`Gate::trace`](super::Gate::trace). Without effect when the gate is gone.
-pub struct Tracer {
+/// Follows packets until it is dropped; see [`LoadedGate::trace`](super::LoadedGate::trace). It has no effect after the gate is
+/// dropped.
+pub struct PacketTracer {
     settings: Arc<Mutex<Settings>>,
-    maps: Arc<Maps>,
+    maps: Arc<GateMaps>,
     traces: Arc<Traces>,
     index: u32,
-    /// Scopes, and which of those that have their index.
+    /// Scopes: the index, and the number among those that have had the index.
     scopes: Vec<(u32, u32)>,
 }
 
-impl Tracer {
+impl PacketTracer {
     pub(super) fn new(
-        what: &Trace,
+        what: &GateTrace,
         settings: &Arc<Mutex<Settings>>,
-        maps: &Arc<Maps>,
+        maps: &Arc<GateMaps>,
         traces: &Arc<Traces>,
     ) -> Result<Self, Error> {
         let mut locked = lock(settings);
         let raw = what.encode(&locked)?;
         let scopes =
             what.scope_indexes(&locked)?.into_iter().map(|index| (index, maps.turn(index))).collect();
-        let index = locked.free_tracer().ok_or(Error::Full { what: "tracers: 8 follow already" })?;
-        // What was on its way to the one before must not come to this one.
+        let index = locked.free_tracer().ok_or(Error::Full { what: "traces: 8 are running" })?;
+        // Packets in flight for the previous owner of this index must not arrive here.
         maps.barrier.wait_for_runs()?;
         traces.collect(&locked.names())?;
         maps.put_tracer(index, &raw)?;
-        traces.set(index, Some(Queue::default()));
+        traces.set(index, Some(TraceQueue::default()));
         locked.set_tracer(maps, index, true).inspect_err(|_| traces.set(index, None))?;
         drop(locked);
-        let (settings, maps, traces) = (settings.clone(), maps.clone(), traces.clone());
+        let settings = settings.clone();
+        let maps = maps.clone();
+        let traces = traces.clone();
         Ok(Self { settings, maps, traces, index, scopes })
     }
 
-    /// What came since the last call, oldest first. To be called several times a second: what does not fit into memory
-    /// meanwhile is lost, and counted.
+    /// Returns the packets since the last call, oldest first. Call it several times a second: packets that do not fit
+    /// into memory meanwhile are lost, and counted.
     pub fn take(&self) -> Result<Traced, Error> {
         if self.scopes.iter().any(|(index, turn)| self.maps.turn(*index) != *turn) {
-            return Err(Error::Config("the scope is gone"));
+            return Err(Error::Config("the scope does not exist any more"));
         }
         let names = lock(&self.settings).names();
         self.traces.collect(&names)?;
-        let Queue { samples, lost } = self.traces.take(self.index);
+        let TraceQueue { samples, lost } = self.traces.take(self.index);
         let counts = self.maps.traced(self.index)?;
         let intf::Traced { matched, left_out, lost: lost_before } = counts;
         Ok(Traced { samples, matched, left_out, lost: lost_before + lost })
     }
 }
 
-impl Drop for Tracer {
+impl Drop for PacketTracer {
     fn drop(&mut self) {
         let mut settings = lock(&self.settings);
         self.traces.set(self.index, None);
-        // Fails only if the kernel has no memory for a moment: then nobody takes what it sends.
+        // This fails only if the kernel has no memory for a moment. The packets that it sends are then ignored.
         let _ = settings.set_tracer(&self.maps, self.index, false);
     }
 }
 
-/// What the program has sent, by tracer.
+/// The packets that the program has sent, by trace.
 pub(super) struct Traces {
     ring: MapHandle,
-    queues: Mutex<[Option<Queue>; intf::TRACERS]>,
+    queues: Mutex<[Option<TraceQueue>; intf::TRACERS]>,
 }
 
-/// What waits for a tracer to look.
+/// The packets that wait to be read for a trace.
 #[derive(Default)]
-struct Queue {
-    samples: Vec<Sample>,
-    /// In all, for want of room.
+struct TraceQueue {
+    samples: Vec<RefusedPacket>,
+    /// Total number of packets lost for want of room.
     lost: u64,
 }
 
-/// Samples in a queue at most: what a tracer may get at once, and in a second more.
-const QUEUE: usize = 2 * Trace::PER_SECOND_MAX as usize;
+/// Largest number of samples in a queue: a trace's burst, and one second more.
+const QUEUE: usize = 2 * GateTrace::PER_SECOND_MAX as usize;
 
 impl Traces {
     pub fn new(ring: MapHandle) -> Self {
         Self { ring, queues: Mutex::default() }
     }
 
-    fn set(&self, index: u32, queue: Option<Queue>) {
+    fn set(&self, index: u32, queue: Option<TraceQueue>) {
         if let Some(place) = lock(&self.queues).get_mut(index as usize) {
             *place = queue;
         }
     }
 
-    /// Empties the ring buffer. `names`: of the scopes, by index.
+    /// Empties the ring buffer. `names` are those of the scopes, by index.
     fn collect(&self, names: &[String]) -> Result<(), Error> {
         let mut queues = lock(&self.queues);
         drain(&self.ring, |raw| {
@@ -172,19 +177,19 @@ impl Traces {
         })
     }
 
-    /// The queue as it is, which begins anew but for what was lost.
-    fn take(&self, index: u32) -> Queue {
+    /// Takes the queue and leaves an empty one, which keeps the number of lost packets.
+    fn take(&self, index: u32) -> TraceQueue {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(index as usize).and_then(Option::as_mut);
-        queue.map_or(Queue::default(), |queue| Queue {
+        queue.map_or(TraceQueue::default(), |queue| TraceQueue {
             samples: std::mem::take(&mut queue.samples),
             lost: queue.lost,
         })
     }
 }
 
-impl Queue {
-    fn push(&mut self, sample: Sample) {
+impl TraceQueue {
+    fn push(&mut self, sample: RefusedPacket) {
         match self.samples.len() < QUEUE {
             true => self.samples.push(sample),
             false => self.lost += 1,

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use crate::kernel::{
-    Counting, Entry, Live, Position, Rate, Rule, VERSION_1, VERSION_2,
-    rules::{Mode, Place},
+    Counting, ListEntry, LiveRule, Rule, RuleRate, TcPosition, VERSION_1, VERSION_2,
+    rules::{RuleMode, RulePlace},
 };
 
 use super::*;
@@ -15,11 +15,11 @@ fn problems(text: &str) -> Vec<String> {
 const WEB: &str = "[[scope]]\nname = \"web\"\nport = 443\n";
 
 #[test]
-fn the_documented_example_is_usable() {
-    let page = include_str!("../../../docs/gate.md");
+fn documented_policy_example_is_valid() {
+    let page = include_str!("../../../docs/guide/gate.md");
     let examples: Vec<_> =
         page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert!(examples.len() >= 2, "docs/gate.md has examples");
+    assert!(examples.len() >= 2, "docs/guide/gate.md has examples");
     for text in examples {
         let scope = if text.contains("[[scope]]") { "" } else { WEB };
         let text = text.replace("block_file = ", "#") + scope;
@@ -29,22 +29,22 @@ fn the_documented_example_is_usable() {
 
 #[test]
 fn every_rule_is_documented() {
-    let page = include_str!("../../../docs/gate.md");
+    let page = include_str!("../../../docs/guide/gate.md");
     for rule in Rule::ALL {
-        assert!(page.contains(&format!("`{}`", rule.name())), "docs/gate.md has rule {}", rule.name());
+        assert!(page.contains(&format!("`{}`", rule.name())), "docs/guide/gate.md has rule {}", rule.name());
     }
 }
 
 #[test]
-fn a_port_alone_is_guarded_by_what_needs_no_numbers() {
+fn port_alone_enables_rules_without_numbers() {
     let policy = Policy::parse(WEB).unwrap();
     let scope = &policy.rules.scopes[0];
-    assert_eq!(scope.places, [Place { address: None, port: Some(443) }]);
-    assert_eq!(scope.policy, rules::Policy::default());
+    assert_eq!(scope.places, [RulePlace { address: None, port: Some(443) }]);
+    assert_eq!(scope.policy, rules::PolicyRules::default());
 }
 
 #[test]
-fn everything_arrives_where_it_belongs() {
+fn policy_keys_set_their_fields() {
     let policy = Policy::parse(
         r#"
         block = ["192.0.2.0/24", "2001:db8::/32"]
@@ -81,63 +81,74 @@ fn everything_arrives_where_it_belongs() {
     assert_eq!(policy.load.client_prefix_v6, [56], "one size is one");
     assert_eq!(policy.load.network_times, [4, 16]);
     assert_eq!(policy.load.max_clients, 1000);
-    assert_eq!(policy.load.watch, Position::First);
-    assert_eq!(policy.rules.interface.get(Rule::Fragment), Mode::Monitor);
-    assert_eq!(policy.rules.interface.get(Rule::Headers), Mode::Enforce);
-    let listed =
-        [("192.0.2.0/24", Entry::Block), ("2001:db8::/32", Entry::Block), ("192.0.2.7", Entry::Allow)];
+    assert_eq!(policy.load.watch, TcPosition::First);
+    assert_eq!(policy.rules.interface.get(Rule::Fragment), RuleMode::Monitor);
+    assert_eq!(policy.rules.interface.get(Rule::Headers), RuleMode::Enforce);
+    let listed = [
+        ("192.0.2.0/24", ListEntry::Block),
+        ("2001:db8::/32", ListEntry::Block),
+        ("192.0.2.7", ListEntry::Allow),
+    ];
     assert_eq!(policy.rules.prefixes, listed.map(|(prefix, entry)| (prefix.parse().unwrap(), entry)));
 
     let scope = &policy.rules.scopes[0];
     assert_eq!(scope.places.len(), 4);
     assert_eq!(scope.prefixes.len(), 1);
     let web = &scope.policy;
-    assert_eq!((web.live, web.counting), (Live::Published { id_len: 8 }, Counting::Application));
-    assert_eq!((web.quota, web.retry_above), (Some(20), Some(Rate::per_second(500, 500))));
+    assert_eq!((web.live, web.counting), (LiveRule::Published { id_len: 8 }, Counting::Application));
+    assert_eq!((web.quota, web.retry_above), (Some(20), Some(RuleRate::per_second(500, 500))));
     assert_eq!(web.token_lifetime, Duration::from_secs(5));
     assert_eq!(web.versions, [VERSION_1, VERSION_2]);
     assert_eq!(web.answers, [Rule::Version, Rule::Quota].into());
     assert_eq!(web.reflectors, [53, 123]);
-    assert_eq!(web.client_rates.initials, Some(Rate::per_second(10, 30)));
-    assert_eq!(web.unknown_rates.bytes, Some(Rate::per_second(1_000_000, 1_000_000)));
-    assert_eq!(web.live_rates.packets, Some(Rate::per_second(7, 7)));
-    assert_eq!(web.client_rates.bytes, Some(Rate::per_second(10, 65_535)), "a datagram always fits");
+    assert_eq!(web.client_rates.initials, Some(RuleRate::per_second(10, 30)));
+    assert_eq!(web.unknown_rates.bytes, Some(RuleRate::per_second(1_000_000, 1_000_000)));
+    assert_eq!(web.live_rates.packets, Some(RuleRate::per_second(7, 7)));
+    assert_eq!(web.client_rates.bytes, Some(RuleRate::per_second(10, 65_535)), "a datagram always fits");
     let modes = [
-        (Rule::Options, Mode::Enforce),
-        (Rule::Short, Mode::Off),
-        (Rule::Quota, Mode::Enforce),
-        (Rule::Version, Mode::Monitor),
-        (Rule::UnknownBytes, Mode::Monitor),
-        (Rule::UnknownPackets, Mode::Off),
+        (Rule::Options, RuleMode::Enforce),
+        (Rule::Short, RuleMode::Off),
+        (Rule::Quota, RuleMode::Enforce),
+        (Rule::Version, RuleMode::Monitor),
+        (Rule::UnknownBytes, RuleMode::Monitor),
+        (Rule::UnknownPackets, RuleMode::Off),
     ];
     for (rule, mode) in modes {
         assert_eq!(web.modes.get(rule), mode, "{}", rule.name());
     }
     let watched = policy.dry_run();
-    assert!(Rule::ALL.iter().all(|rule| watched.rules.scopes[0].policy.modes.get(*rule) != Mode::Enforce));
+    assert!(
+        Rule::ALL.iter().all(|rule| watched.rules.scopes[0].policy.modes.get(*rule) != RuleMode::Enforce)
+    );
 }
 
 #[test]
-fn every_problem_is_said_with_line_key_and_remedy() {
+fn problems_name_line_key_and_remedy() {
     let table: [(&str, &[&str]); 25] = [
         (
             "max_ids = 1\n[load]\nwacth = \"last\"\n[[scope]]\nname = \"web\"\nport = \"443\"\n",
             &[
                 "1: max_ids: unknown key",
                 "3: load.wacth: unknown key; did you mean `watch`?",
-                "6: scope[0].port: is a number, 1 to 65535",
+                "6: scope[0].port: must be a number from 1 to 65535",
             ],
         ),
-        ("", &["1: there is no scope"]),
+        ("", &["1: the policy has no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
-        ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web is found by nothing"]),
-        ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the name \"interface\""]),
-        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 1 to 65535"]),
-        ("[[scope]]\nname = \"web\"\nport = [443, 0]\n", &["3: scope[0].port[1]: is a number, 1 to 65535"]),
+        ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web needs a port"]),
+        ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the scope name \"interface\""]),
+        (
+            "[[scope]]\nname = \"web\"\nport = \"443\"\n",
+            &["3: scope[0].port: must be a number from 1 to 65535"],
+        ),
+        (
+            "[[scope]]\nname = \"web\"\nport = [443, 0]\n",
+            &["3: scope[0].port[1]: must be a number from 1 to 65535"],
+        ),
         (
             "[[scope]]\nname = \"web\"\naddress = [\"192.0.2.1\", \"::\"]\n",
-            &["3: scope[0].address: no packet is sent to 0.0.0.0 or ::"],
+            &["3: scope[0].address: packets cannot be sent to 0.0.0.0 or ::"],
         ),
         (
             "[load]\nmax_ids = 0\nmax_clients = 4294967295\nsamples_per_second = 0\n[[scope]]\nname = \"web\"\nport = 443\n",
@@ -145,15 +156,15 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nversion = { speaks = [1, 2, 3, 4, 5] }\n",
-            &["5: scope[0].rules.version: `speaks` has 5 numbers, of which there is room for 4"],
+            &["5: scope[0].rules.version: `speaks` has 5 numbers; at most 4 are allowed"],
         ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\nlive = \"unknown\"\nidle_timeout = 3\n",
-            &["5: scope[0].idle_timeout: means nothing where live"],
+            &["5: scope[0].idle_timeout: has no effect with live"],
         ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\nlive = \"published\"\nidle_timeout = 3\n",
-            &["4: scope[0].live: needs the length", "5: scope[0].idle_timeout: means nothing"],
+            &["4: scope[0].live: needs the length", "5: scope[0].idle_timeout: has no effect"],
         ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nquoat = \"off\"\nquota = \"enforce\"\nretry = \"on\"\n",
@@ -165,7 +176,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nclient_bytes = { per_second = 10, burst = 100 }\n",
-            &["5: scope[0].rules.client_bytes.burst: is at least 65535"],
+            &["5: scope[0].rules.client_bytes.burst: must be at least 65535"],
         ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nquota = { connections = 2, answer = \"yes\" }\nclient_packets = { per_second = 10, answer = true }\n",
@@ -176,7 +187,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ),
         (
             "[[scope]]\nname = \"a\"\nport = 443\n[[scope]]\nname = \"b\"\nport = 443\n",
-            &["4: scope[1]: scopes a and b are found by the same"],
+            &["4: scope[1]: scopes a and b have the same"],
         ),
         ("block = [\"10.0.0.0/33\"]\n", &["1: block[0]: \"10.0.0.0/33\" is no address prefix"]),
         ("block_file = \"/nowhere/list\"\n", &["1: block_file: /nowhere/list: No such file"]),
@@ -184,14 +195,11 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ("[load]\nclient_prefix_v4 = 33\n", &["2: load.client_prefix_v4: an address has 32 bits"]),
         (
             "[load]\nclient_prefix_v6 = []\n",
-            &["2: load.client_prefix_v6: is one number, or a list of up to 3"],
+            &["2: load.client_prefix_v6: must be one number, or a list of up to 3"],
         ),
-        (
-            "[load]\nclient_prefix_v6 = [64, 64]\n",
-            &["2: load.client_prefix_v6: begins with what makes a client"],
-        ),
-        ("[load]\nnetwork_times = 8\n", &["2: load.network_times: is two numbers, such as [8, 64]"]),
-        ("[load]\nnetwork_times = [8, 1]\n", &["2: load.network_times: is two numbers from 2 to"]),
+        ("[load]\nclient_prefix_v6 = [64, 64]\n", &["2: load.client_prefix_v6: must begin with a client"]),
+        ("[load]\nnetwork_times = 8\n", &["2: load.network_times: must be two numbers, such as [8, 64]"]),
+        ("[load]\nnetwork_times = [8, 1]\n", &["2: load.network_times: must be two numbers from 2 to"]),
     ];
     for (text, want) in table {
         let said = problems(text);
@@ -203,7 +211,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
 }
 
 #[test]
-fn more_reflectors_than_there_is_room_for_are_said_where_they_are() {
+fn too_many_reflectors_are_reported_with_their_line() {
     let ports: Vec<_> = (1..=33).collect();
     let text = format!("{WEB}[scope.rules]\nsource_port = {{ reflectors = {ports:?} }}\n");
     let line = text.lines().count();
@@ -214,7 +222,7 @@ fn more_reflectors_than_there_is_room_for_are_said_where_they_are() {
 }
 
 #[test]
-fn a_scope_without_a_port_is_allowed_and_warned_of() {
+fn scope_without_port_is_allowed_with_a_warning() {
     assert_eq!(Policy::parse(WEB).unwrap().warnings(), [""; 0]);
     let policy =
         Policy::parse(&format!("{WEB}[[scope]]\nname = \"all\"\naddress = \"192.0.2.1\"\n")).unwrap();
@@ -236,7 +244,7 @@ fn lists_and_keys_come_from_files_beside_the_policy() {
     assert_eq!(keys.current, 1);
     assert_eq!(
         keys.slots[0],
-        Key::new([0, 17, 34, 51, 68, 85, 102, 119, 136, 153, 170, 187, 204, 221, 238, 255])
+        GateKey::new([0, 17, 34, 51, 68, 85, 102, 119, 136, 153, 170, 187, 204, 221, 238, 255])
     );
 
     file("block", "192.0.2.0/24\nnonsense\n");

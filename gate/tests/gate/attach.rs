@@ -1,15 +1,15 @@
-//! On and off interfaces.
+//! Attaching to interfaces and detaching from them.
 
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
-use millrace_gate::kernel::{Config, Gate, Pass, Policy, Position, Rules};
-use millrace_kernel::xdp::Mode;
+use millrace_gate::kernel::{Config, GateRules, LoadedGate, Pass, PolicyRules, TcPosition};
+use millrace_kernel::xdp::XdpMode;
 
-use crate::frame::{Type, long};
-use crate::net::{Network, ifindex, inside, ip};
+use crate::frame::{LongPacketType, long};
+use crate::net::{NamespaceNetwork, ifindex, inside, ip};
 use crate::state::tracked;
 use crate::{PORT, apply, config, gate, root, scope};
 
@@ -19,50 +19,53 @@ fn shows_xdp(namespace: &str, interface: &str) -> bool {
 }
 
 #[test]
-fn attaches_and_leaves() {
-    if !root("attaches_and_leaves") {
+fn gate_attaches_and_detaches() {
+    if !root("gate_attaches_and_detaches") {
         return;
     }
-    let network = Network::new("gate");
-    let (veth, lo) = (ifindex(&network.relay, "west"), ifindex(&network.relay, "lo"));
-    let gate = gate(Policy::default());
-    let other = Gate::load(&config()).expect("a gate");
+    let network = NamespaceNetwork::new("gate");
+    let veth = ifindex(&network.relay, "west");
+    let lo = ifindex(&network.relay, "lo");
+    let gate = gate(PolicyRules::default());
+    let other = LoadedGate::load(&config()).expect("a gate");
     inside(&network.relay, || {
-        assert_eq!(gate.attach(veth, Mode::Auto).expect("native"), Mode::Native);
+        assert_eq!(gate.attach(veth, XdpMode::Auto).expect("native"), XdpMode::Native);
         // The loopback interface's driver has no XDP.
-        assert_eq!(gate.attach(lo, Mode::Auto).expect("generic"), Mode::Generic);
-        assert!(gate.attach(lo, Mode::Native).is_err());
-        for mode in [Mode::Auto, Mode::Native] {
+        assert_eq!(gate.attach(lo, XdpMode::Auto).expect("generic"), XdpMode::Generic);
+        assert!(gate.attach(lo, XdpMode::Native).is_err());
+        for mode in [XdpMode::Auto, XdpMode::Native] {
             let error = other.attach(veth, mode).expect_err("taken").to_string();
             assert!(error.contains("another gate at XDP"), "{error}");
         }
-        assert!(other.attach(1 << 20, Mode::Auto).is_err());
+        assert!(other.attach(1 << 20, XdpMode::Auto).is_err());
         gate.watch(veth).expect("watched");
         gate.watch(veth).expect("once is enough");
     });
     assert!(shows_xdp(&network.relay, "west") && shows_xdp(&network.relay, "lo"));
     gate.detach();
     assert!(!shows_xdp(&network.relay, "west") && !shows_xdp(&network.relay, "lo"));
-    inside(&network.relay, || assert_eq!(other.attach(veth, Mode::Generic).expect("generic"), Mode::Generic));
+    inside(&network.relay, || {
+        assert_eq!(other.attach(veth, XdpMode::Generic).expect("generic"), XdpMode::Generic)
+    });
     drop(other);
     assert!(!shows_xdp(&network.relay, "west"));
-    // An interface that goes takes the program along.
-    inside(&network.relay, || gate.attach(veth, Mode::Native).expect("native"));
+    // The program is detached with its interface.
+    inside(&network.relay, || gate.attach(veth, XdpMode::Native).expect("native"));
     ip(&format!("-n {} link del west", network.relay));
     gate.detach();
 }
 
-/// Packets of this host to itself, in generic mode: long before a process sees them.
+/// Packets of this host to itself are decided in generic mode, before a process sees them.
 #[test]
-fn generic_mode_decides() {
-    if !root("generic_mode_decides") {
+fn generic_mode_refuses_packets() {
+    if !root("generic_mode_refuses_packets") {
         return;
     }
-    let network = Network::new("gategen");
-    let gate = gate(Policy::default());
-    apply(&gate, Policy::default());
+    let network = NamespaceNetwork::new("gategen");
+    let gate = gate(PolicyRules::default());
+    apply(&gate, PolicyRules::default());
     let lo = ifindex(&network.relay, "lo");
-    inside(&network.relay, || gate.attach(lo, Mode::Generic).expect("generic"));
+    inside(&network.relay, || gate.attach(lo, XdpMode::Generic).expect("generic"));
     ip(&format!("-n {} link set lo up", network.relay));
     let server = crate::net::socket(&network.relay, "127.0.0.1:443".parse().expect("an address"));
     let client = crate::net::socket(&network.relay, "127.0.0.1:0".parse().expect("an address"));
@@ -78,18 +81,18 @@ fn generic_mode_decides() {
     assert_eq!(web.pass(Pass::Unknown).packets, 1);
 }
 
-/// What a bridge gets was merged by the interfaces below it, and has no driver of its own.
+/// A bridge gets packets that the interfaces below it have merged, and has no driver of its own.
 #[test]
 fn stacked_interfaces_are_refused_in_generic_mode() {
     if !root("stacked_interfaces_are_refused_in_generic_mode") {
         return;
     }
-    let network = Network::new("gatestack");
+    let network = NamespaceNetwork::new("gatestack");
     ip(&format!("-n {} link add stacked type bridge", network.relay));
     let stacked = ifindex(&network.relay, "stacked");
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     inside(&network.relay, || {
-        for mode in [Mode::Auto, Mode::Generic] {
+        for mode in [XdpMode::Auto, XdpMode::Generic] {
             let error = gate.attach(stacked, mode).expect_err("merged").to_string();
             assert!(
                 error.contains("it is a bridge, and the interfaces below it may merge packets"),
@@ -100,7 +103,7 @@ fn stacked_interfaces_are_refused_in_generic_mode() {
     assert!(!shows_xdp(&network.relay, "stacked"));
 }
 
-/// A program of somebody else that only returns a verdict.
+/// Another application's program that only returns a verdict.
 fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
     // r0 = verdict; exit
     let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, verdict, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
@@ -120,7 +123,7 @@ fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
-/// Attached until the link is dropped; or the error.
+/// Attaches the program until the link is dropped, or returns the error.
 fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
     // SAFETY: no options.
     let link = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, to, std::ptr::null()) };
@@ -132,28 +135,28 @@ fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
 }
 
 #[test]
-fn a_program_of_somebody_else_is_respected() {
-    if !root("a_program_of_somebody_else_is_respected") {
+fn foreign_xdp_program_is_respected() {
+    if !root("foreign_xdp_program_is_respected") {
         return;
     }
-    let network = Network::new("gateother");
+    let network = NamespaceNetwork::new("gateother");
     let west = ifindex(&network.relay, "west");
     let program = bare_program(libbpf_sys::BPF_PROG_TYPE_XDP, 2);
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     inside(&network.relay, || {
         let link = bare_link(&program, west, libbpf_sys::BPF_XDP).expect("attached");
-        for mode in [Mode::Auto, Mode::Native, Mode::Generic] {
+        for mode in [XdpMode::Auto, XdpMode::Native, XdpMode::Generic] {
             let error = gate.attach(west, mode).expect_err("taken").to_string();
-            assert!(error.contains("another XDP program is there"), "{error}");
+            assert!(error.contains("another XDP program is attached"), "{error}");
         }
         drop(link);
-        gate.attach(west, Mode::Auto).expect("attached");
+        gate.attach(west, XdpMode::Auto).expect("attached");
         assert!(bare_link(&program, west, libbpf_sys::BPF_XDP).is_err(), "and the other way round");
     });
 }
 
-/// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped. `None`:
-/// this kernel has no TCX (before 6.6), and no such chain.
+/// Attaches a program at TCX egress that ends the chain, so that no program after it sees the packets, until the link
+/// is dropped. Returns `None` on kernels without TCX (before 6.6).
 fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
     const TCX_PASS: u8 = 0;
     let program = bare_program(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, TCX_PASS);
@@ -163,26 +166,26 @@ fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
     }
 }
 
-/// Answers are seen where the operator wants it.
+/// The egress program is placed where the operator wants it.
 #[test]
-fn watches_in_front_of_who_ends_the_chain() {
-    if !root("watches_in_front_of_who_ends_the_chain") {
+fn egress_program_can_precede_one_that_ends_the_chain() {
+    if !root("egress_program_can_precede_one_that_ends_the_chain") {
         return;
     }
-    let network = Network::new("gatepos");
+    let network = NamespaceNetwork::new("gatepos");
     let west = ifindex(&network.relay, "west");
-    let answer = long(Type::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
-    for (watch, seen) in [(Position::Last, 0), (Position::First, 1)] {
-        let gate = Gate::load(&Config { watch, ..config() }).expect("a gate");
-        let rules = Rules { scopes: vec![scope("web", PORT, tracked(&[]))], ..Rules::default() };
+    let answer = long(LongPacketType::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
+    for (watch, seen) in [(TcPosition::Last, 0), (TcPosition::First, 1)] {
+        let gate = LoadedGate::load(&Config { watch, ..config() }).expect("a gate");
+        let rules = GateRules { scopes: vec![scope("web", PORT, tracked(&[]))], ..GateRules::default() };
         gate.apply(&rules).expect("rules");
         let Some(_end) = inside(&network.relay, || end_of_the_chain(west)) else {
-            println!("SKIP watches_in_front_of_who_ends_the_chain: this kernel has no TCX");
+            println!("SKIP egress_program_can_precede_one_that_ends_the_chain: this kernel has no TCX");
             return;
         };
         inside(&network.relay, || gate.watch(west)).expect("watched");
         let server = crate::net::socket(&network.relay, "10.98.1.1:443".parse().expect("an address"));
-        // It may wait for the client's link address: it has left when it comes.
+        // The packet may wait for the client's link address: it has been sent when it arrives.
         let client = crate::net::socket(&network.publisher, "10.98.1.2:40000".parse().expect("an address"));
         server.send_to(&answer, client.local_addr().expect("an address")).expect("sent");
         assert_eq!(client.recv(&mut [0; 2048]).expect("the answer"), answer.len());

@@ -1,4 +1,5 @@
-//! Interfaces without an Ethernet header: tun, WireGuard. And those that are refused, as nothing would be guarded there.
+//! Interfaces without an Ethernet header (tun, WireGuard), and those that are refused because nothing would be
+//! guarded there.
 
 #![allow(unsafe_code)]
 
@@ -9,34 +10,35 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 
 use millrace_fanout::kernel::{self as fanout, Fanout};
-use millrace_gate::kernel::{Action, Gate, Pass, Policy, Rule};
-use millrace_kernel::xdp::Mode;
+use millrace_gate::kernel::{FrameAction, LoadedGate, Pass, PolicyRules, Rule};
+use millrace_kernel::xdp::XdpMode;
 use nix::libc;
 
-use crate::frame::{Frame, Type, initial, long, short, sum};
-use crate::net::{Network, ifindex, inside, ip, socket};
+use crate::frame::{LongPacketType, TestFrame, initial, long, short, sum};
+use crate::net::{NamespaceNetwork, ifindex, inside, ip, socket};
 use crate::state::tracked;
 use crate::{apply, enforce, gate, judge, root, to_server, wireguard};
 
-/// What runs without a network comes in by this interface.
+/// Test runs without a network use this interface.
 const LOOPBACK: i32 = 1;
 const ETHERNET: usize = 14;
 const V4: &str = "192.0.2.7:40000";
 const V6: &str = "[2001:db8::7]:40000";
 
-/// The frame without its Ethernet header.
-fn bare(frame: &Frame) -> Vec<u8> {
+/// Returns the frame without its Ethernet header.
+fn bare(frame: &TestFrame) -> Vec<u8> {
     frame.bytes()[ETHERNET..].to_vec()
 }
 
-/// The same packets with and without an Ethernet header get the same verdicts, and the same answers.
+/// The same packets with and without an Ethernet header get the same verdicts and answers.
 #[test]
 fn a_packet_is_judged_alike_with_and_without_an_ethernet_header() {
     if !root("a_packet_is_judged_alike_with_and_without_an_ethernet_header") {
         return;
     }
-    let policy = || Policy { modes: enforce(&[Rule::Retry]), ..Policy::default() };
-    let (with, without) = (gate(policy()), gate(policy()));
+    let policy = || PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() };
+    let with = gate(policy());
+    let without = gate(policy());
     without.set_bare(LOOPBACK, true).expect("set");
     let mut answers = 0;
     for from in [V4, V6] {
@@ -45,22 +47,22 @@ fn a_packet_is_judged_alike_with_and_without_an_ethernet_header() {
             plain(short(&[], 20)),
             plain(short(&[1; 8], 40)),
             plain(initial(1, &[1; 8], &[2; 20], &[])),
-            plain(long(Type::Initial, 1, &[1; 8], &[2; 4], &[], 600)),
-            plain(long(Type::Handshake, 1, &[1; 8], &[2; 4], &[], 100)),
+            plain(long(LongPacketType::Initial, 1, &[1; 8], &[2; 4], &[], 600)),
+            plain(long(LongPacketType::Handshake, 1, &[1; 8], &[2; 4], &[], 100)),
             plain(vec![]),
-            Frame { options: 10, ..plain(short(&[1; 8], 40)) },
-            Frame { extensions: vec![(60, 2), (0, 0)], ..plain(short(&[1; 8], 40)) },
-            Frame { fragment: Some((0, true)), ..plain(short(&[1; 8], 40)) },
-            Frame { fragment: Some((9, false)), ..plain(short(&[1; 8], 40)) },
-            Frame { wrong_udp_len: 9, ..plain(short(&[1; 8], 40)) },
-            Frame { protocol: 6, ..plain(short(&[1; 8], 40)) },
+            TestFrame { options: 10, ..plain(short(&[1; 8], 40)) },
+            TestFrame { extensions: vec![(60, 2), (0, 0)], ..plain(short(&[1; 8], 40)) },
+            TestFrame { fragment: Some((0, true)), ..plain(short(&[1; 8], 40)) },
+            TestFrame { fragment: Some((9, false)), ..plain(short(&[1; 8], 40)) },
+            TestFrame { wrong_udp_len: 9, ..plain(short(&[1; 8], 40)) },
+            TestFrame { protocol: 6, ..plain(short(&[1; 8], 40)) },
         ];
         for frame in &frames {
             let (want, action) = judge(&with, &frame.bytes());
             let (verdict, bare_action) = judge(&without, &bare(frame));
             assert_eq!(verdict, want, "{frame:?}");
             match (action, bare_action) {
-                (Action::Answer(with), Action::Answer(without)) => {
+                (FrameAction::Answer(with), FrameAction::Answer(without)) => {
                     answers += 1;
                     check_answer(frame, &with[ETHERNET..], &without);
                 }
@@ -71,8 +73,8 @@ fn a_packet_is_judged_alike_with_and_without_an_ethernet_header() {
     assert_eq!(answers, 2, "a Retry of each family");
 }
 
-/// Retries differ in what is random only.
-fn check_answer(question: &Frame, with: &[u8], without: &[u8]) {
+/// Two Retries differ only in their random fields.
+fn check_answer(question: &TestFrame, with: &[u8], without: &[u8]) {
     let framed =
         [&question.bytes()[6..12], &question.bytes()[..6], &question.bytes()[12..14], without].concat();
     let packet = crate::frame::payload_of_answer(question, &framed);
@@ -80,26 +82,26 @@ fn check_answer(question: &Frame, with: &[u8], without: &[u8]) {
     assert_eq!(packet[0] & 0xf0, 0xf0, "a Retry");
 }
 
-/// What is neither IPv4 nor IPv6 passes, however it begins.
+/// A packet that is neither IPv4 nor IPv6 passes, however it begins.
 #[test]
-fn what_is_not_ip_passes_without_an_ethernet_header() {
-    if !root("what_is_not_ip_passes_without_an_ethernet_header") {
+fn non_ip_packet_passes_without_an_ethernet_header() {
+    if !root("non_ip_packet_passes_without_an_ethernet_header") {
         return;
     }
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     gate.set_bare(LOOPBACK, true).expect("set");
     for first in (0..=15).filter(|version| ![4, 6].contains(version)) {
         let mut packet = bare(&to_server(V4, short(&[], 20)));
         packet[0] = first << 4 | 5;
-        assert_eq!(gate.run(&packet).expect("a run"), Action::Pass, "version {first}");
+        assert_eq!(gate.run(&packet).expect("a run"), FrameAction::Pass, "version {first}");
     }
-    // An Ethernet frame there is not one.
-    assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), Action::Pass);
+    // An Ethernet frame is not IP there.
+    assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Pass);
     gate.set_bare(LOOPBACK, false).expect("set");
-    assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), Action::Drop);
+    assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Drop);
 }
 
-/// A tun device of a namespace, whose packets are read and written here.
+/// A tun device of a namespace. Its packets are read and written here.
 struct Tun(File);
 
 impl Tun {
@@ -127,11 +129,11 @@ impl Tun {
         Self(file)
     }
 
-    /// A datagram arrives.
+    /// Sends a datagram into the device.
     fn send(&mut self, from: SocketAddr, to: SocketAddr, payload: Vec<u8>) {
-        let mut packet = bare(&Frame::new(from, to, payload));
+        let mut packet = bare(&TestFrame::new(from, to, payload));
         if to.is_ipv6() {
-            // Without a checksum it would not be taken.
+            // A datagram without a checksum would be dropped.
             let pseudo = sum(&packet[8..40], 17 + (packet.len() - 40) as u32);
             let checksum = !sum(&packet[40..], pseudo.into());
             packet[46..48].copy_from_slice(&checksum.to_be_bytes());
@@ -139,7 +141,7 @@ impl Tun {
         assert_eq!(self.0.write(&packet).expect("written"), packet.len());
     }
 
-    /// The next datagram that leaves, passing over whatever else does: its payload.
+    /// Returns the payload of the next datagram that leaves, skipping other packets.
     fn receive(&mut self) -> Vec<u8> {
         let mut packet = [0; 2048];
         loop {
@@ -152,26 +154,26 @@ impl Tun {
     }
 }
 
-/// Nothing that is refused reaches the server, what is good does, answers go back, and connections are followed.
+/// Refused packets do not reach the server, good ones do, answers return, and connections are tracked.
 #[test]
 fn tun_devices_are_guarded() {
     if !root("tun_devices_are_guarded") {
         return;
     }
-    let network = Network::new("gatetun");
+    let network = NamespaceNetwork::new("gatetun");
     let mut tun = Tun::new(&network.relay);
     let index = ifindex(&network.relay, "tun7");
     for (server, client) in [("10.99.0.1:443", "10.99.0.2:40000"), ("[fd99::1]:443", "[fd99::2]:40000")] {
-        let (server, client): (SocketAddr, SocketAddr) =
-            (server.parse().expect("an address"), client.parse().expect("an address"));
+        let server: SocketAddr = server.parse().expect("an address");
+        let client: SocketAddr = client.parse().expect("an address");
         let gate = gate(tracked(&[]));
         let attached = inside(&network.relay, || {
             gate.watch(index).expect("watched");
-            gate.attach(index, Mode::Auto)
+            gate.attach(index, XdpMode::Auto)
         });
-        assert_eq!(attached.expect("attached"), Mode::Generic);
+        assert_eq!(attached.expect("attached"), XdpMode::Generic);
         let socket = socket(&network.relay, server);
-        // Junk first: if it came, it would come before what is good.
+        // Junk is sent first: if it passed, it would arrive before the good packets.
         for _ in 0..20 {
             tun.send(client, server, short(&[], 20));
         }
@@ -179,28 +181,28 @@ fn tun_devices_are_guarded() {
         let mut buffer = [0; 2048];
         assert_eq!(socket.recv(&mut buffer).expect("the one that passes"), 1200);
         assert_eq!(counted(&gate, Rule::Short), 20);
-        // The server's answer is watched, and the client that answers it is known.
-        let answer = long(Type::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
+        // The gate sees the server's answer, and then knows the client that continues.
+        let answer = long(LongPacketType::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
         socket.send_to(&answer, client).expect("sent");
         assert_eq!(tun.receive(), answer);
-        tun.send(client, server, long(Type::Handshake, 1, &[0x5e; 8], &[2; 4], &[], 100));
+        tun.send(client, server, long(LongPacketType::Handshake, 1, &[0x5e; 8], &[2; 4], &[], 100));
         tun.send(client, server, short(&[0x5e; 8], 50));
         assert_eq!(socket.recv(&mut buffer).expect("a Handshake packet"), 100);
         assert_eq!(socket.recv(&mut buffer).expect("a short header"), 50);
         let statistics = gate.statistics().expect("statistics");
         assert_eq!(statistics.scope("web").expect("web").pass(Pass::Live).packets, 1);
-        // And an answer of the gate's own.
-        apply(&gate, Policy { modes: enforce(&[Rule::Retry]), ..Policy::default() });
+        // The gate sends an answer of its own.
+        apply(&gate, PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() });
         tun.send(client, server, initial(1, &[8; 8], &[2; 4], &[]));
         assert_eq!(tun.receive()[0] & 0xf0, 0xf0, "a Retry");
     }
 }
 
-fn counted(gate: &Gate, rule: Rule) -> u64 {
+fn counted(gate: &LoadedGate, rule: Rule) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(rule).packets
 }
 
-/// Adds an interface of a kind, if this kernel has it.
+/// Adds an interface of a kind, if this kernel supports it.
 fn add(namespace: &str, kind: &str, test: &str) -> bool {
     let name = kind.split(' ').next().expect("a word");
     let arguments = format!("-n {namespace} link add {name}7 type {kind}");
@@ -211,13 +213,13 @@ fn add(namespace: &str, kind: &str, test: &str) -> bool {
     added
 }
 
-/// The ends of tunnels, whose packets the interfaces below may have merged.
+/// The interfaces below the end of a tunnel may have merged its packets.
 #[test]
-fn ends_of_tunnels_are_refused() {
-    if !root("ends_of_tunnels_are_refused") {
+fn devices_that_end_tunnels_are_refused() {
+    if !root("devices_that_end_tunnels_are_refused") {
         return;
     }
-    let network = Network::new("gatetunnels");
+    let network = NamespaceNetwork::new("gatetunnels");
     let relay = &network.relay;
     let ends = "local 10.98.1.1 remote 10.98.1.2";
     for kind in [
@@ -229,27 +231,27 @@ fn ends_of_tunnels_are_refused() {
         "ip6tnl local fd98:1::1 remote fd98:1::2".to_owned(),
         format!("vxlan id 7 dstport 4789 {ends}"),
     ] {
-        if !add(relay, &kind, "ends_of_tunnels_are_refused") {
+        if !add(relay, &kind, "devices_that_end_tunnels_are_refused") {
             continue;
         }
         let name = kind.split(' ').next().expect("a word");
         let index = ifindex(relay, &format!("{name}7"));
-        let gate = gate(Policy::default());
-        for mode in [Mode::Auto, Mode::Generic] {
+        let gate = gate(PolicyRules::default());
+        for mode in [XdpMode::Auto, XdpMode::Generic] {
             let error = inside(relay, || gate.attach(index, mode)).expect_err("refused").to_string();
             assert!(error.contains(&format!("the end of a tunnel ({name})")), "{error}");
         }
     }
 }
 
-/// Packets out of a WireGuard tunnel, which are whole when the device gets them: nothing below it reads them.
+/// Packets from a WireGuard tunnel are whole when the device gets them: nothing below reads them.
 #[test]
 fn wireguard_devices_are_guarded() {
     let test = "wireguard_devices_are_guarded";
     if !root(test) {
         return;
     }
-    let network = Network::new("gatewg");
+    let network = NamespaceNetwork::new("gatewg");
     if !add(&network.relay, "wireguard", test) || !add(&network.publisher, "wireguard", test) {
         return;
     }
@@ -262,13 +264,13 @@ fn wireguard_devices_are_guarded() {
     let gate = gate(tracked(&[]));
     let attached = inside(&network.relay, || {
         gate.watch(index).expect("watched");
-        gate.attach(index, Mode::Auto)
+        gate.attach(index, XdpMode::Auto)
     });
-    assert_eq!(attached.expect("attached"), Mode::Generic);
+    assert_eq!(attached.expect("attached"), XdpMode::Generic);
     let server = socket(&network.relay, "10.97.0.1:443".parse().expect("an address"));
     let client = socket(&network.publisher, "10.97.0.2:0".parse().expect("an address"));
     client.connect(server.local_addr().expect("an address")).expect("connected");
-    // What waits for the tunnel's handshake goes in this order.
+    // Packets that wait for the tunnel's handshake are sent in this order.
     for _ in 0..20 {
         client.send(&short(&[], 20)).expect("sent");
     }
@@ -276,25 +278,25 @@ fn wireguard_devices_are_guarded() {
     let mut buffer = [0; 2048];
     let (len, from) = server.recv_from(&mut buffer).expect("the one that passes");
     assert_eq!((len, counted(&gate, Rule::Short)), (1200, 20));
-    let answer = long(Type::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
+    let answer = long(LongPacketType::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
     server.send_to(&answer, from).expect("sent");
     assert_eq!(client.recv(&mut buffer).expect("the answer"), answer.len());
-    client.send(&long(Type::Handshake, 1, &[0x5e; 8], &[2; 4], &[], 100)).expect("sent");
+    client.send(&long(LongPacketType::Handshake, 1, &[0x5e; 8], &[2; 4], &[], 100)).expect("sent");
     assert_eq!(server.recv(&mut buffer).expect("a Handshake packet"), 100);
     let statistics = gate.statistics().expect("statistics");
     assert_eq!(statistics.scope("web").expect("web").pass(Pass::Handshake).packets, 1);
-    apply(&gate, Policy { modes: enforce(&[Rule::Retry]), ..Policy::default() });
+    apply(&gate, PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() });
     client.send(&initial(1, &[8; 8], &[2; 4], &[])).expect("sent");
     assert_eq!(client.recv(&mut buffer).map(|_| buffer[0] & 0xf0).expect("a Retry"), 0xf0);
 }
 
-/// A program that reads Ethernet only would say that it is attached, and do nothing.
+/// A program that reads Ethernet only would claim to be attached, and do nothing.
 #[test]
-fn the_fan_out_refuses_a_tun_device() {
-    if !root("the_fan_out_refuses_a_tun_device") {
+fn fan_out_refuses_a_tun_device() {
+    if !root("fan_out_refuses_a_tun_device") {
         return;
     }
-    let network = Network::new("fantun");
+    let network = NamespaceNetwork::new("fantun");
     let _tun = Tun::new(&network.relay);
     let fanout = Fanout::load(&fanout::Config::default()).expect("loaded");
     let index = ifindex(&network.relay, "tun7");

@@ -1,16 +1,18 @@
-//! What is decided by the form of a packet alone.
+//! Verdicts that depend on the form of a packet alone.
 
-use millrace_gate::kernel::rules::Mode;
-use millrace_gate::kernel::{Action, Modes, Pass, Place, Policy, Reason, Rule, Rules};
+use millrace_gate::kernel::rules::RuleMode;
+use millrace_gate::kernel::{FrameAction, GateReason, GateRules, Modes, Pass, PolicyRules, Rule, RulePlace};
 
-use crate::frame::{self, Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer, short};
+use crate::frame::{
+    self, LongPacketType, TestFrame, VERSIONS, initial, long, long_start, payload_of_answer, short,
+};
 use crate::{enforce, gate, judge, passed, reason, refused, root, scope, to_server};
 
 const ID: [u8; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 const FROM: [u8; 5] = [9; 5];
 const V4: &str = "192.0.2.7:40000";
 const V6: &str = "[2001:db8::7]:40000";
-const UNKNOWN: Reason = passed(Pass::Unknown);
+const UNKNOWN: GateReason = passed(Pass::Unknown);
 
 const VLAN: u16 = 0x8100;
 const SERVICE_VLAN: u16 = 0x88a8;
@@ -19,10 +21,10 @@ const ROUTING: u8 = 43;
 const DESTINATION: u8 = 60;
 const TCP: u8 = 6;
 
-type Change = fn(&mut Frame);
+type Change = fn(&mut TestFrame);
 
-/// Both families where the change means something in both.
-const IP: &[(&str, &[&str], Change, Reason)] = &[
+/// Cases for both families where the change means something in both.
+const IP: &[(&str, &[&str], Change, GateReason)] = &[
     ("as it should be", &[V4, V6], |_| {}, passed(Pass::New)),
     ("a VLAN tag", &[V4, V6], |f| f.tags = vec![VLAN], passed(Pass::New)),
     ("two", &[V4, V6], |f| f.tags = vec![SERVICE_VLAN, VLAN], passed(Pass::New)),
@@ -51,11 +53,11 @@ const IP: &[(&str, &[&str], Change, Reason)] = &[
 ];
 
 #[test]
-fn ip() {
+fn malformed_ip_packets_get_their_reason() {
     if !root("ip") {
         return;
     }
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     for (description, families, change, want) in IP {
         for from in *families {
             let mut frame = to_server(from, initial(VERSIONS[0], &ID, &FROM, &[]));
@@ -65,8 +67,8 @@ fn ip() {
     }
 }
 
-/// Packets for no scope: what they are counted as.
-const NOT_OURS: &[(&str, &str, Change, Reason)] = &[
+/// Packets for no scope, and the reasons that they are counted as.
+const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
     ("another port", V4, |f| f.destination.set_port(444), passed(Pass::Other)),
     ("another port", V6, |f| f.destination.set_port(444), passed(Pass::Other)),
     ("not UDP", V4, |f| f.protocol = TCP, passed(Pass::NotUdp)),
@@ -85,28 +87,28 @@ const NOT_OURS: &[(&str, &str, Change, Reason)] = &[
 ];
 
 #[test]
-fn not_ours() {
+fn packets_for_no_scope_pass() {
     if !root("not_ours") {
         return;
     }
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     for (description, from, change, want) in NOT_OURS {
         let mut frame = to_server(from, initial(VERSIONS[0], &ID, &FROM, &[]));
         change(&mut frame);
         let (verdict, action) = judge(&gate, &frame.bytes());
-        let drop = matches!(want, Reason::Refused(_));
+        let drop = matches!(want, GateReason::Refused(_));
         assert_eq!(verdict, Some(("interface".to_owned(), *want)), "{description}, {from}");
-        assert_eq!(action, if drop { Action::Drop } else { Action::Pass }, "{description}, {from}");
+        assert_eq!(action, if drop { FrameAction::Drop } else { FrameAction::Pass }, "{description}, {from}");
     }
 }
 
-/// Cut anywhere, a frame is never more than what it says it is.
+/// A frame that is cut anywhere is never judged by more than its own bytes.
 #[test]
-fn truncated() {
+fn truncated_frames_are_never_misread() {
     if !root("truncated") {
         return;
     }
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     for from in [V4, V6] {
         let mut frame = to_server(from, initial(VERSIONS[0], &ID, &FROM, &[]));
         frame.tags = vec![VLAN];
@@ -115,13 +117,13 @@ fn truncated() {
         for len in 14..bytes.len() {
             let (verdict, action) = judge(&gate, &bytes[..len]);
             let want = match verdict.map(|(_, reason)| reason) {
-                Some(Reason::Passed(Pass::NotUdp)) => {
+                Some(GateReason::Passed(Pass::NotUdp)) => {
                     assert!(len < headers - 8, "{len} bytes are no UDP");
-                    Action::Pass
+                    FrameAction::Pass
                 }
                 reason => {
                     assert_eq!(reason, Some(refused(Rule::Headers)), "{len} bytes");
-                    Action::Drop
+                    FrameAction::Drop
                 }
             };
             assert_eq!(action, want, "{len} bytes");
@@ -129,7 +131,7 @@ fn truncated() {
     }
 }
 
-fn quic_table() -> Vec<(&'static str, Vec<u8>, Reason)> {
+fn quic_table() -> Vec<(&'static str, Vec<u8>, GateReason)> {
     let mut table = vec![
         ("nothing", vec![], refused(Rule::Short)),
         ("a byte of a short header", vec![0x40], refused(Rule::Short)),
@@ -152,18 +154,18 @@ fn quic_table() -> Vec<(&'static str, Vec<u8>, Reason)> {
         let mut long_token = long_start(if version == 1 { 0xc0 } else { 0xd0 }, version, &ID, &FROM);
         long_token.extend(frame::varint(2000));
         long_token.resize(frame::FULL, 1);
-        let mut long_length = good(Type::Handshake);
+        let mut long_length = good(LongPacketType::Handshake);
         long_length.pop();
-        let mut coalesced = long(Type::Initial, version, &ID, &FROM, &[], 200);
-        coalesced.extend(long(Type::Handshake, version, &ID, &FROM, &[], 1000));
-        let mut padded = long(Type::Initial, version, &ID, &FROM, &[], 200);
+        let mut coalesced = long(LongPacketType::Initial, version, &ID, &FROM, &[], 200);
+        coalesced.extend(long(LongPacketType::Handshake, version, &ID, &FROM, &[], 1000));
+        let mut padded = long(LongPacketType::Initial, version, &ID, &FROM, &[], 200);
         padded.resize(frame::FULL, 0);
         let full_token = [7; 900];
         table.extend([
-            ("Initial", good(Type::Initial), passed(Pass::New)),
-            ("0-RTT", good(Type::ZeroRtt), UNKNOWN),
-            ("Handshake", good(Type::Handshake), UNKNOWN),
-            ("Retry", good(Type::Retry), refused(Rule::Malformed)),
+            ("Initial", good(LongPacketType::Initial), passed(Pass::New)),
+            ("0-RTT", good(LongPacketType::ZeroRtt), UNKNOWN),
+            ("Handshake", good(LongPacketType::Handshake), UNKNOWN),
+            ("Retry", good(LongPacketType::Retry), refused(Rule::Malformed)),
             ("Initial with a long token", initial(version, &ID, &FROM, &full_token), passed(Pass::New)),
             ("Initial and Handshake", coalesced, passed(Pass::New)),
             ("Initial and padding", padded, passed(Pass::New)),
@@ -175,15 +177,19 @@ fn quic_table() -> Vec<(&'static str, Vec<u8>, Reason)> {
             ("length past the end", long_length, refused(Rule::Malformed)),
             (
                 "length without room for a sample",
-                long(Type::Handshake, version, &ID, &FROM, &[], 40),
+                long(LongPacketType::Handshake, version, &ID, &FROM, &[], 40),
                 refused(Rule::Malformed),
             ),
             (
                 "Initial of 1199 bytes",
-                long(Type::Initial, version, &ID, &FROM, &[], 1199),
+                long(LongPacketType::Initial, version, &ID, &FROM, &[], 1199),
                 refused(Rule::InitialSize),
             ),
-            ("Handshake of 100 bytes", long(Type::Handshake, version, &ID, &FROM, &[], 100), UNKNOWN),
+            (
+                "Handshake of 100 bytes",
+                long(LongPacketType::Handshake, version, &ID, &FROM, &[], 100),
+                UNKNOWN,
+            ),
         ]);
         for len in 7..long_start(0xc0, version, &ID, &FROM).len() {
             let cut = long_start(0xc0, version, &ID, &FROM)[..len].to_vec();
@@ -193,12 +199,12 @@ fn quic_table() -> Vec<(&'static str, Vec<u8>, Reason)> {
     table
 }
 
-fn strict() -> Policy {
-    Policy { modes: enforce(&[Rule::Version]), ..Policy::default() }
+fn strict() -> PolicyRules {
+    PolicyRules { modes: enforce(&[Rule::Version]), ..PolicyRules::default() }
 }
 
 #[test]
-fn quic() {
+fn malformed_quic_packets_get_their_reason() {
     if !root("quic") {
         return;
     }
@@ -211,40 +217,40 @@ fn quic() {
     }
 }
 
-/// In mode "monitor" everything passes, and is counted as what it would have been refused for; "off" does not look.
+/// Everything passes in mode "monitor", and is counted for the rule that would refuse it; "off" does not check.
 #[test]
-fn modes() {
+fn rule_in_mode_monitor_counts_and_in_mode_off_is_skipped() {
     if !root("modes") {
         return;
     }
-    let gate = gate(Policy { modes: strict().modes.dry_run(), ..strict() });
+    let gate = gate(PolicyRules { modes: strict().modes.dry_run(), ..strict() });
     let monitored =
         |rule| gate.statistics().expect("statistics").scope("web").expect("web").rule(rule).monitored;
     for (description, payload, want) in quic_table() {
-        let Reason::Refused(rule) = want else { continue };
+        let GateReason::Refused(rule) = want else { continue };
         let before = monitored(rule);
-        assert!(matches!(reason(&gate, &to_server(V4, payload)), Reason::Passed(_)), "{description}");
+        assert!(matches!(reason(&gate, &to_server(V4, payload)), GateReason::Passed(_)), "{description}");
         assert_eq!(monitored(rule), before + 1, "{description}");
     }
     let samples = gate.drain_samples().expect("samples");
     assert!(!samples.is_empty() && samples.iter().all(|s| !s.monitored.is_empty()), "{samples:?}");
-    crate::apply(&gate, Policy { modes: Modes::OFF, ..strict() });
+    crate::apply(&gate, PolicyRules { modes: Modes::OFF, ..strict() });
     let before = gate.statistics().expect("statistics");
     for (description, payload, _) in quic_table() {
-        assert!(matches!(reason(&gate, &to_server(V4, payload)), Reason::Passed(_)), "{description}");
+        assert!(matches!(reason(&gate, &to_server(V4, payload)), GateReason::Passed(_)), "{description}");
     }
     let after = gate.statistics().expect("statistics");
     let all =
-        |s: &millrace_gate::kernel::Statistics| Rule::ALL.map(|rule| s.scope("web").expect("web").rule(rule));
+        |s: &millrace_gate::kernel::GateTotals| Rule::ALL.map(|rule| s.scope("web").expect("web").rule(rule));
     assert_eq!(all(&before), all(&after));
 }
 
 #[test]
-fn version_negotiation() {
-    if !root("version_negotiation") {
+fn unsupported_version_is_negotiated() {
+    if !root("unsupported_version_is_negotiated") {
         return;
     }
-    let policy = Policy { answers: [Rule::Version].into(), ..strict() };
+    let policy = PolicyRules { answers: [Rule::Version].into(), ..strict() };
     let gate = gate(policy.clone());
     for from in [V4, V6] {
         for (id, source_id) in [(&ID[..], &FROM[..]), (&[], &[]), (&[3; 20], &[4; 20])] {
@@ -254,7 +260,7 @@ fn version_negotiation() {
             frame.tags = vec![VLAN; source_id.len() % 3];
             let (verdict, action) = judge(&gate, &frame.bytes());
             assert_eq!(verdict, Some(("web".to_owned(), refused(Rule::Version))));
-            let Action::Answer(answer) = action else { panic!("{action:?}") };
+            let FrameAction::Answer(answer) = action else { panic!("{action:?}") };
             let payload = payload_of_answer(&frame, &answer);
             let mut want = long_start(payload[0], 0, source_id, id);
             assert_eq!(payload[0] & 0xc0, 0xc0);
@@ -262,7 +268,7 @@ fn version_negotiation() {
             assert_eq!(payload, want);
         }
     }
-    // Too small to be answered (RFC 9000, section 6), with options, with IDs that are longer than any that are read.
+    // These are too small to be answered (RFC 9000, section 6), have options, or IDs that are too long to be read.
     let mut small = long_start(0xe5, 0x0a1a_2a3a, &ID, &FROM);
     small.resize(frame::FULL - 1, 7);
     let mut big = long_start(0xe5, 0x0a1a_2a3a, &ID, &FROM);
@@ -277,11 +283,11 @@ fn version_negotiation() {
 }
 
 #[test]
-fn options_by_rule() {
+fn options_are_refused_by_rule() {
     if !root("options_by_rule") {
         return;
     }
-    let gate = gate(Policy { modes: enforce(&[Rule::Options]), ..Policy::default() });
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::Options]), ..PolicyRules::default() });
     let mut options = to_server(V4, initial(1, &ID, &FROM, &[]));
     options.options = 1;
     let mut extensions = to_server(V6, initial(1, &ID, &FROM, &[]));
@@ -292,27 +298,28 @@ fn options_by_rule() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &ID, &FROM, &[]))), passed(Pass::New));
 }
 
-/// Scopes by both, by address, by port: the more exact goes first. Fragments after the first have no port.
+/// Scopes have both an address and a port, or one of them: the most exact one is used. Fragments after the first have
+/// no port.
 #[test]
-fn scopes() {
+fn most_exact_scope_is_used() {
     if !root("scopes") {
         return;
     }
-    let gate = gate(Policy::default());
-    let at = |address: Option<&str>, port| Place {
+    let gate = gate(PolicyRules::default());
+    let at = |address: Option<&str>, port| RulePlace {
         address: address.map(|a| a.parse().expect("an address")),
         port,
     };
     let mut scopes = vec![
-        scope("both", 0, Policy::default()),
-        scope("address", 0, Policy::default()),
-        scope("port", 0, Policy::default()),
+        scope("both", 0, PolicyRules::default()),
+        scope("address", 0, PolicyRules::default()),
+        scope("port", 0, PolicyRules::default()),
     ];
     scopes[0].places = vec![at(Some("198.51.100.1"), Some(443)), at(Some("2001:db8:1::1"), Some(443))];
     scopes[1].places = vec![at(Some("198.51.100.1"), None), at(Some("2001:db8:1::1"), None)];
     scopes[2].places = vec![at(None, Some(443)), at(None, Some(8443))];
-    gate.apply(&Rules { scopes, ..Rules::default() }).expect("rules");
-    let off = Modes::default().with(Rule::Fragment, Mode::Off);
+    gate.apply(&GateRules { scopes, ..GateRules::default() }).expect("rules");
+    let off = Modes::default().with(Rule::Fragment, RuleMode::Off);
     assert_ne!(off, Modes::default());
     for (from, to, fragment, want) in [
         (V4, "198.51.100.1:443", None, ("both", passed(Pass::New))),

@@ -1,21 +1,21 @@
-//! Frames as clients and servers send them, and as nobody should.
+//! Frames as clients and servers send them, and malformed ones.
 
 use std::net::{IpAddr, SocketAddr};
 
 pub const VERSIONS: [u32; 2] = [0x0000_0001, 0x6b33_43cf];
-/// Of a datagram with an Initial.
+/// Length of a datagram with an Initial.
 pub const FULL: usize = 1200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Type {
+pub enum LongPacketType {
     Initial,
     ZeroRtt,
     Handshake,
     Retry,
 }
 
-impl Type {
-    /// Versions number them differently.
+impl LongPacketType {
+    /// Type bits, which versions number differently.
     fn bits(self, version: u32) -> u8 {
         let number = self as u8;
         (if version == VERSIONS[1] { number + 1 } else { number } & 3) << 4
@@ -30,10 +30,10 @@ pub fn varint(value: usize) -> Vec<u8> {
     }
 }
 
-/// A long header packet and padding up to `len` bytes, all of which its length field covers.
-pub fn long(kind: Type, version: u32, id: &[u8], from: &[u8], token: &[u8], len: usize) -> Vec<u8> {
+/// A long header packet with padding up to `len` bytes; its length field covers the padding.
+pub fn long(kind: LongPacketType, version: u32, id: &[u8], from: &[u8], token: &[u8], len: usize) -> Vec<u8> {
     let mut packet = long_start(0xc0 | kind.bits(version), version, id, from);
-    if kind == Type::Initial {
+    if kind == LongPacketType::Initial {
         packet.extend(varint(token.len()));
         packet.extend(token);
     }
@@ -54,7 +54,7 @@ pub fn long_start(first: u8, version: u32, id: &[u8], from: &[u8]) -> Vec<u8> {
 }
 
 pub fn initial(version: u32, id: &[u8], from: &[u8], token: &[u8]) -> Vec<u8> {
-    long(Type::Initial, version, id, from, token, FULL)
+    long(LongPacketType::Initial, version, id, from, token, FULL)
 }
 
 pub fn short(id: &[u8], len: usize) -> Vec<u8> {
@@ -64,9 +64,9 @@ pub fn short(id: &[u8], len: usize) -> Vec<u8> {
     packet
 }
 
-/// UDP over IP over Ethernet, with whatever is wrong with it.
+/// UDP over IP over Ethernet, with configurable faults.
 #[derive(Clone, Debug)]
-pub struct Frame {
+pub struct TestFrame {
     pub source: SocketAddr,
     pub destination: SocketAddr,
     /// Kinds of VLAN tags.
@@ -78,15 +78,15 @@ pub struct Frame {
     /// Offset in units of 8 bytes, and whether there are more.
     pub fragment: Option<(u16, bool)>,
     pub protocol: u8,
-    /// Added to what would be right.
+    /// Added to the right length.
     pub wrong_udp_len: i32,
     pub wrong_ip_len: i32,
-    /// Bytes behind the IP packet.
+    /// Bytes after the IP packet.
     pub trailer: usize,
     pub payload: Vec<u8>,
 }
 
-impl Frame {
+impl TestFrame {
     pub fn new(source: SocketAddr, destination: SocketAddr, payload: Vec<u8>) -> Self {
         Self {
             source,
@@ -180,8 +180,8 @@ pub fn sum(bytes: &[u8], start: u32) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// An answer to `question`: its UDP payload. Every header must be right, and go back where that came from.
-pub fn payload_of_answer(question: &Frame, answer: &[u8]) -> Vec<u8> {
+/// Returns the UDP payload of an answer to `question`. Checks that every header is right and addressed to the sender.
+pub fn payload_of_answer(question: &TestFrame, answer: &[u8]) -> Vec<u8> {
     let asked = question.bytes();
     let link = 12 + 4 * question.tags.len() + 2;
     assert_eq!(answer[..12], [&asked[6..12], &asked[..6]].concat(), "link addresses");

@@ -1,4 +1,4 @@
-//! The gate's programs, frame by frame, most of it without a network. Needs root.
+//! The gate's programs, frame by frame, mostly without a network. Needs root.
 
 mod attach;
 mod bare;
@@ -17,16 +17,17 @@ mod wireguard;
 use millrace_testkit::net;
 use std::net::SocketAddr;
 
-use frame::Frame;
-use millrace_gate::kernel::rules::{Mode, Scope};
+use frame::TestFrame;
+use millrace_gate::kernel::rules::{RuleMode, ScopeRules};
 use millrace_gate::kernel::{
-    Action, Config, Gate, Modes, Pass, Place, Policy, Reason, Rule, Rules, Statistics,
+    Config, FrameAction, GateReason, GateRules, GateTotals, LoadedGate, Modes, Pass, PolicyRules, Rule,
+    RulePlace,
 };
 use net::root;
 
 pub const PORT: u16 = 443;
 
-/// Small maps, so that they fill up.
+/// Settings with small maps, so that they fill up.
 pub fn config() -> Config {
     Config {
         max_ids: 64,
@@ -38,51 +39,51 @@ pub fn config() -> Config {
     }
 }
 
-pub fn scope(name: &str, port: u16, policy: Policy) -> Scope {
-    Scope { name: name.to_owned(), places: vec![Place::port(port)], policy, prefixes: Vec::new() }
+pub fn scope(name: &str, port: u16, policy: PolicyRules) -> ScopeRules {
+    ScopeRules { name: name.to_owned(), places: vec![RulePlace::port(port)], policy, prefixes: Vec::new() }
 }
 
-/// One scope, "web".
-pub fn gate(policy: Policy) -> Gate {
-    let gate = Gate::load(&config()).unwrap_or_else(|error| panic!("{error}"));
+/// A gate with one scope, "web".
+pub fn gate(policy: PolicyRules) -> LoadedGate {
+    let gate = LoadedGate::load(&config()).unwrap_or_else(|error| panic!("{error}"));
     apply(&gate, policy);
     gate
 }
 
-pub fn apply(gate: &Gate, policy: Policy) {
-    let rules = Rules { scopes: vec![scope("web", PORT, policy)], ..Rules::default() };
+pub fn apply(gate: &LoadedGate, policy: PolicyRules) {
+    let rules = GateRules { scopes: vec![scope("web", PORT, policy)], ..GateRules::default() };
     gate.apply(&rules).unwrap_or_else(|error| panic!("{error}"));
 }
 
 pub fn enforce(rules: &[Rule]) -> Modes {
-    rules.iter().fold(Modes::default(), |modes, rule| modes.with(*rule, Mode::Enforce))
+    rules.iter().fold(Modes::default(), |modes, rule| modes.with(*rule, RuleMode::Enforce))
 }
 
-/// From an address and port to [`PORT`] of the server.
-pub fn to_server(from: &str, payload: Vec<u8>) -> Frame {
+/// A frame from an address and port to [`PORT`] of the server.
+pub fn to_server(from: &str, payload: Vec<u8>) -> TestFrame {
     let from: SocketAddr = from.parse().expect("an address");
     let server = if from.is_ipv4() { "198.51.100.1" } else { "2001:db8:1::1" };
-    Frame::new(from, SocketAddr::new(server.parse().expect("an address"), PORT), payload)
+    TestFrame::new(from, SocketAddr::new(server.parse().expect("an address"), PORT), payload)
 }
 
-/// The other way.
-pub fn to_client(to: &str, payload: Vec<u8>) -> Frame {
+/// A frame in the other direction.
+pub fn to_client(to: &str, payload: Vec<u8>) -> TestFrame {
     let there = to_server(to, payload);
-    Frame { source: there.destination, destination: there.source, ..there }
+    TestFrame { source: there.destination, destination: there.source, ..there }
 }
 
-/// Which counters changed: scope, reason, and by how much; and monitored rules.
-fn changes(before: &Statistics, after: &Statistics) -> Vec<(String, Reason, u64)> {
+/// Returns the counters that changed: scope, reason, and by how much; and monitored rules.
+fn changes(before: &GateTotals, after: &GateTotals) -> Vec<(String, GateReason, u64)> {
     let mut changes = Vec::new();
     for scope in &after.scopes {
         let old = before.scope(&scope.name);
         let rules = Rule::ALL.map(|rule| {
             let packets = scope.rule(rule).packets - old.map_or(0, |old| old.rule(rule).packets);
-            (Reason::Refused(rule), packets)
+            (GateReason::Refused(rule), packets)
         });
         let passes = Pass::ALL.map(|pass| {
             let packets = scope.pass(pass).packets - old.map_or(0, |old| old.pass(pass).packets);
-            (Reason::Passed(pass), packets)
+            (GateReason::Passed(pass), packets)
         });
         let all = rules.into_iter().chain(passes).filter(|(_, packets)| *packets > 0);
         changes.extend(all.map(|(reason, packets)| (scope.name.clone(), reason, packets)));
@@ -90,8 +91,9 @@ fn changes(before: &Statistics, after: &Statistics) -> Vec<(String, Reason, u64)
     changes
 }
 
-/// The verdict on a frame, which must be the only thing that is counted. `None`: it is none of the gate's business.
-pub fn judge(gate: &Gate, frame: &[u8]) -> (Option<(String, Reason)>, Action) {
+/// Returns the verdict on a frame, and checks that nothing else is counted. `None` means that the gate does not count
+/// it.
+pub fn judge(gate: &LoadedGate, frame: &[u8]) -> (Option<(String, GateReason)>, FrameAction) {
     let before = gate.statistics().expect("statistics");
     let action = gate.run(frame).expect("a run");
     let after = gate.statistics().expect("statistics");
@@ -104,20 +106,20 @@ pub fn judge(gate: &Gate, frame: &[u8]) -> (Option<(String, Reason)>, Action) {
     (verdict, action)
 }
 
-/// The verdict on a frame for "web". What is refused must be dropped, what passes must pass.
-pub fn reason(gate: &Gate, frame: &Frame) -> Reason {
+/// Returns the verdict on a frame for "web". Checks that refused packets are dropped and the others pass.
+pub fn reason(gate: &LoadedGate, frame: &TestFrame) -> GateReason {
     let (verdict, action) = judge(gate, &frame.bytes());
     let (scope, reason) = verdict.expect("a verdict");
     assert_eq!(scope, "web");
-    let want = if matches!(reason, Reason::Passed(_)) { Action::Pass } else { Action::Drop };
+    let want = if matches!(reason, GateReason::Passed(_)) { FrameAction::Pass } else { FrameAction::Drop };
     assert_eq!(action, want, "{reason:?}");
     reason
 }
 
-pub const fn refused(rule: Rule) -> Reason {
-    Reason::Refused(rule)
+pub const fn refused(rule: Rule) -> GateReason {
+    GateReason::Refused(rule)
 }
 
-pub const fn passed(pass: Pass) -> Reason {
-    Reason::Passed(pass)
+pub const fn passed(pass: Pass) -> GateReason {
+    GateReason::Passed(pass)
 }

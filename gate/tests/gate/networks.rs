@@ -1,14 +1,16 @@
-//! Clients and the wider networks that they are in: quotas, rates and room of each. What the program decides is compared with
+//! Quotas, rates and room of clients and their wider networks. The program's decisions are compared with
 //! `millrace_base::networks`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use millrace_base::networks::{Full, Places, levels};
-use millrace_gate::kernel::{Action, Config, Event, Gate, Live, Pass, Policy, Rates, Reason, Rule};
+use millrace_base::networks::{NetworkFull, NetworkPlaces, levels};
+use millrace_gate::kernel::{
+    Config, Event, FrameAction, GateReason, LiveRule, LoadedGate, Pass, PolicyRules, Rates, Rule,
+};
 use millrace_testkit::wait_until;
 
-use crate::frame::{Type, long, short};
+use crate::frame::{LongPacketType, long, short};
 use crate::state::{
     LIVE, NEW, SERVER_ID, UNKNOWN, V4, V6, answer, burst, handshake, open, published, spoofed, tracked,
 };
@@ -27,13 +29,13 @@ fn of_site(n: u32) -> IpAddr {
     Ipv6Addr::from_bits(0x2001_0db8_0007_u128 << 80 | u128::from(n & 0xffff) << 64 | 1).into()
 }
 
-/// Room for what a /48 may have.
+/// Settings with room for all connections of a /48.
 fn roomy() -> Config {
     Config { max_clients: 1024, max_handshakes: 1024, max_rates: 4096, samples_per_second: 0, ..config() }
 }
 
 #[test]
-fn sizes_of_networks_are_those_of_the_other_daemons() {
+fn network_prefix_lengths_equal_those_of_other_daemons() {
     let Config { client_prefix_v4, client_prefix_v6, network_times, .. } = Config::default();
     for (prefixes, at) in [(client_prefix_v4, V4), (client_prefix_v6, V6)] {
         let times = [1].into_iter().chain(network_times.map(|times| times as usize));
@@ -42,12 +44,12 @@ fn sizes_of_networks_are_those_of_the_other_daemons() {
     }
 }
 
-/// Each address comes in turn, and has a connection if it may. The program and its twin in Rust decide alike on each.
+/// Each address connects in turn, if it may. The program and the same code in Rust decide alike on each.
 #[test]
-fn quotas_of_networks_are_those_of_the_other_daemons() {
+fn network_quotas_equal_those_of_other_daemons() {
     const QUOTA: u32 = 2;
     type Nth = fn(u32) -> IpAddr;
-    if !root("quotas_of_networks_are_those_of_the_other_daemons") {
+    if !root("network_quotas_equal_those_of_other_daemons") {
         return;
     }
     let table: [(&str, Nth, usize); 6] = [
@@ -59,17 +61,17 @@ fn quotas_of_networks_are_those_of_the_other_daemons() {
         ("a /48", |n| of_site(n * 61), 128),
     ];
     for (whose, nth, want) in table {
-        let gate = Gate::load(&roomy()).expect("a gate");
-        apply(&gate, Policy { modes: enforce(&[Rule::Quota]), quota: Some(QUOTA), ..published() });
+        let gate = LoadedGate::load(&roomy()).expect("a gate");
+        apply(&gate, PolicyRules { modes: enforce(&[Rule::Quota]), quota: Some(QUOTA), ..published() });
         let web = gate.scope("web").expect("a scope");
-        let mut places = Places::new(usize::MAX, QUOTA as usize);
+        let mut places = NetworkPlaces::new(usize::MAX, QUOTA as usize);
         let mut taken = Vec::new();
         for n in 0..600 {
             let at = nth(n);
             let decided = places.enter(at);
             let want = match decided {
                 Ok(()) => NEW,
-                Err(Full::Client(_)) => refused(Rule::Quota),
+                Err(NetworkFull::Client(_)) => refused(Rule::Quota),
                 Err(_) => refused(Rule::NetworkQuota),
             };
             assert_eq!(reason(&gate, &open(&from(at), n)), want, "{whose}, {n}");
@@ -93,13 +95,13 @@ fn quotas_of_networks_are_those_of_the_other_daemons() {
     }
 }
 
-/// Where the gate counts: connections are counted when their address is proved, however many were let in before that.
+/// The gate counts connections when their address is validated, however many Initials were let in before that.
 #[test]
-fn networks_of_tracked_connections_are_bounded() {
-    if !root("networks_of_tracked_connections_are_bounded") {
+fn tracked_connections_of_a_network_are_bounded() {
+    if !root("tracked_connections_of_a_network_are_bounded") {
         return;
     }
-    let gate = Gate::load(&roomy()).expect("a gate");
+    let gate = LoadedGate::load(&roomy()).expect("a gate");
     apply(&gate, tracked(&[Rule::Quota]));
     let id = |n: u32| [n.to_be_bytes(), [0x5e; 4]].concat();
     let client = |n: u32| format!("192.0.2.{n}:4000");
@@ -116,7 +118,7 @@ fn networks_of_tracked_connections_are_bounded() {
     assert_eq!(reason(&gate, &open(&client(1), 30)), refused(Rule::Quota));
     assert_eq!(reason(&gate, &open(&client(30), 30)), refused(Rule::NetworkQuota));
     handshake(&gate, V6, 1, &SERVER_ID);
-    // What was refused counts nowhere, and what has ended makes room.
+    // Refused connections count nowhere, and those that have ended make room.
     assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 9);
     for n in 10..18 {
         assert_eq!(reason(&gate, &to_server(&client(n), short(&id(n), 100))), LIVE, "{n}");
@@ -147,24 +149,25 @@ fn one_network_cannot_fill_the_tables() {
     handshake(&gate, V4, 1, &SERVER_ID);
 }
 
-fn rates(rule: Rule, size: u64) -> Policy {
+fn rates(rule: Rule, size: u64) -> PolicyRules {
     let all = Rates { initials: burst(size), packets: burst(size), bytes: burst(size * 1200) };
-    Policy { modes: enforce(&[rule]), client_rates: all, ..published() }
+    PolicyRules { modes: enforce(&[rule]), client_rates: all, ..published() }
 }
 
-/// When a test began, since when buckets of networks have filled: by one in 1000 s for a client, and so many times as fast for a network.
-struct Begin(Instant);
+/// Start of a test. Since then, buckets of networks have filled: by one in 1000 s for a client, and that times the
+/// multiple for a network.
+struct BucketStart(Instant);
 
-impl Begin {
+impl BucketStart {
     fn is_about(&self, passed: usize, want: usize, times: usize) -> bool {
         (want..=want + self.0.elapsed().as_secs() as usize * times / 1000).contains(&passed)
     }
 }
 
-/// A network has a multiple of what a client has, and loses nothing of it by what one of its clients has too much.
+/// A network has a multiple of a client's rates, and one client over its own limit uses up nothing of it.
 #[test]
-fn networks_have_rates_of_their_own() {
-    if !root("networks_have_rates_of_their_own") {
+fn each_network_has_its_own_rate_limits() {
+    if !root("each_network_has_its_own_rate_limits") {
         return;
     }
     for (of_client, of_network) in [
@@ -172,14 +175,14 @@ fn networks_have_rates_of_their_own() {
         (Rule::ClientPackets, Rule::NetworkPackets),
         (Rule::ClientBytes, Rule::NetworkBytes),
     ] {
-        let gate = Gate::load(&roomy()).expect("a gate");
+        let gate = LoadedGate::load(&roomy()).expect("a gate");
         apply(&gate, rates(of_client, 3));
-        let begin = Begin(Instant::now());
+        let begin = BucketStart(Instant::now());
         let send = |at: IpAddr, n: u32| reason(&gate, &open(&from(at), n));
         let greedy: Vec<_> = (0..200).map(|n| send(of_site(0), n)).collect();
         assert_eq!(greedy.iter().filter(|it| **it == NEW).count(), 3, "{of_client:?}");
         assert_eq!(greedy.last(), Some(&refused(of_client)));
-        // 8 times 3 for the /56, of which 3 are used; then 64 times 3 for the /48.
+        // The /56 has 8 times 3 and has used 3; then the /48 has 64 times 3.
         let siblings = (1..0x100).filter(|n| send(of_site(*n), *n) == NEW).count();
         assert!(begin.is_about(siblings, 21, 8), "{of_client:?}: {siblings}");
         let others: Vec<_> = (1..400).map(|n| send(of_site(n * 157), n)).collect();
@@ -193,10 +196,10 @@ fn networks_have_rates_of_their_own() {
     }
 }
 
-/// One size of networks is one, as it was before there were wider ones.
+/// A single size of networks works as without wider networks.
 #[test]
-fn networks_are_bounded_where_the_settings_say_so() {
-    if !root("networks_are_bounded_where_the_settings_say_so") {
+fn network_limits_follow_the_settings() {
+    if !root("network_limits_follow_the_settings") {
         return;
     }
     let sizes = |v4: &[u8], v6: &[u8]| Config {
@@ -208,7 +211,7 @@ fn networks_are_bounded_where_the_settings_say_so() {
     let none = sizes(&[32], &[64]);
     let other = sizes(&[24, 16], &[48, 32]);
     for (load, of_nat, of_site_all) in [(none, 200 * 3, 200 * 3), (other, 3, 3)] {
-        let gate = Gate::load(&load).expect("a gate");
+        let gate = LoadedGate::load(&load).expect("a gate");
         apply(&gate, rates(Rule::ClientInitials, 3));
         let begin = Instant::now();
         let passing = |nth: &dyn Fn(u32) -> IpAddr| {
@@ -217,7 +220,7 @@ fn networks_are_bounded_where_the_settings_say_so() {
         assert_eq!(passing(&|n| Ipv4Addr::new(192, 0, 2, n as u8).into()), of_nat);
         assert_eq!(passing(&of_site), of_site_all);
         let wide = passing(&|n| Ipv4Addr::new(198, 51, n as u8, 1).into());
-        let begin = Begin(begin);
+        let begin = BucketStart(begin);
         assert!(begin.is_about(wide, if of_nat == 3 { 4 * 3 } else { 200 * 3 }, 4), "{wide}");
     }
     for bad in [
@@ -226,19 +229,19 @@ fn networks_are_bounded_where_the_settings_say_so() {
         sizes(&[33], &[64]),
         Config { network_times: [8, 1], ..roomy() },
     ] {
-        assert!(Gate::load(&bad).is_err(), "{bad:?}");
+        assert!(LoadedGate::load(&bad).is_err(), "{bad:?}");
     }
 }
 
-/// Entries of the table of rates; it takes a flood from more addresses to lose any.
+/// Entries of the table of rates; only a flood from more addresses loses any.
 const RATES: u32 = 1 << 14;
 
-/// Returns how many of an attacker's packets pass, of as many as it sends at once.
-fn insists(gate: &Gate, attacker: &str, numbers: std::ops::Range<u32>) -> usize {
-    numbers.filter(|n| gate.run(&open(attacker, *n).bytes()).expect("a run") == Action::Pass).count()
+/// Sends an attacker's packets at once; returns how many pass.
+fn insists(gate: &LoadedGate, attacker: &str, numbers: std::ops::Range<u32>) -> usize {
+    numbers.filter(|n| gate.run(&open(attacker, *n).bytes()).expect("a run") == FrameAction::Pass).count()
 }
 
-fn flood(gate: &Gate, addresses: impl Iterator<Item = String>) {
+fn flood(gate: &LoadedGate, addresses: impl Iterator<Item = String>) {
     for (at, n) in addresses.zip(0..) {
         gate.run(&open(&at, n).bytes()).expect("a run");
     }
@@ -250,7 +253,8 @@ fn a_flood_from_one_network_leaves_others_rates_alone() {
     if !root("a_flood_from_one_network_leaves_others_rates_alone") {
         return;
     }
-    let gate = Gate::load(&Config { max_rates: RATES, samples_per_second: 0, ..config() }).expect("a gate");
+    let gate =
+        LoadedGate::load(&Config { max_rates: RATES, samples_per_second: 0, ..config() }).expect("a gate");
     apply(&gate, rates(Rule::ClientInitials, 50));
     let attacker = "203.0.113.66:6666";
     assert_eq!(insists(&gate, attacker, 0..60), 50);
@@ -259,18 +263,19 @@ fn a_flood_from_one_network_leaves_others_rates_alone() {
     assert_eq!(gate.statistics().expect("statistics").event(Event::RatesCrowded), 0);
 }
 
-/// A flood from more addresses than the table has room for: an attacker whose entry is lost for it does not begin anew, and who is there
-/// for the first time opens a connection all the same.
+/// The flood has more addresses than the table. An attacker whose entry is lost does not start with full buckets
+/// again, and a new client can still open a connection.
 #[test]
-fn a_flood_from_everywhere_gives_nobody_a_full_share_again() {
-    if !root("a_flood_from_everywhere_gives_nobody_a_full_share_again") {
+fn flood_from_many_addresses_refills_no_rate_bucket() {
+    if !root("flood_from_many_addresses_refills_no_rate_bucket") {
         return;
     }
-    let gate = Gate::load(&Config { max_rates: RATES, samples_per_second: 0, ..config() }).expect("a gate");
+    let gate =
+        LoadedGate::load(&Config { max_rates: RATES, samples_per_second: 0, ..config() }).expect("a gate");
     let limits = rates(Rule::ClientInitials, 50);
     apply(
         &gate,
-        Policy { client_rates: limits.client_rates, quota: None, ..tracked(&[Rule::ClientInitials]) },
+        PolicyRules { client_rates: limits.client_rates, quota: None, ..tracked(&[Rule::ClientInitials]) },
     );
     let attackers: Vec<_> = (0..20).map(|n| format!("203.0.{n}.66:6666")).collect();
     for attacker in &attackers {
@@ -285,34 +290,34 @@ fn a_flood_from_everywhere_gives_nobody_a_full_share_again() {
         }
         let bystander = format!("198.51.{round}.7:4000");
         let id = [round as u8; 8];
-        // A long ClientHello, whose second half comes with the same ID.
+        // A long ClientHello has a second half with the same ID.
         for _ in 0..2 {
             assert_eq!(reason(&gate, &open(&bystander, round)), NEW);
         }
         answer(&gate, &bystander, 1, &id);
         flood(&gate, spoofs.by_ref().take(1000));
-        let proof = to_server(&bystander, long(Type::Handshake, 1, &id, &[2; 4], &[], 100));
+        let proof = to_server(&bystander, long(LongPacketType::Handshake, 1, &id, &[2; 4], &[], 100));
         assert_eq!(reason(&gate, &proof), passed(Pass::Handshake));
         assert_eq!(reason(&gate, &to_server(&bystander, short(&id, 100))), LIVE);
     }
     assert!(gate.statistics().expect("statistics").event(Event::RatesCrowded) > 0);
 }
 
-/// A gate that comes anew into a flood does not know the connections from before. What they send is not held against the allowance that the
-/// flood uses up, until all that is live is known.
+/// A gate that is attached during a flood does not know earlier connections. Their packets are not charged to the
+/// allowance that the flood uses up, until all live connections are known.
 #[test]
-fn connections_from_before_outlive_a_gates_restart_in_a_flood() {
-    if !root("connections_from_before_outlive_a_gates_restart_in_a_flood") {
+fn connections_survive_a_gate_restart_during_a_flood() {
+    if !root("connections_survive_a_gate_restart_during_a_flood") {
         return;
     }
     let unknown_rates = Rates { initials: burst(3), packets: burst(3), bytes: burst(1 << 20) };
     let rules = [Rule::UnknownInitials, Rule::UnknownPackets, Rule::UnknownBytes];
-    let policy = |idle| Policy { live: Live::Tracked { idle }, unknown_rates, ..tracked(&rules) };
+    let policy = |idle| PolicyRules { live: LiveRule::Tracked { idle }, unknown_rates, ..tracked(&rules) };
     let before = to_server(V4, short(&[9; 8], 100));
     let gate = gate(policy(Duration::from_secs(3600)));
     for n in 0..20 {
         let flood = reason(&gate, &open(&spoofed(n), n));
-        assert_eq!(matches!(flood, Reason::Refused(_)), n >= 3);
+        assert_eq!(matches!(flood, GateReason::Refused(_)), n >= 3);
         assert_eq!(reason(&gate, &before), UNKNOWN);
     }
     let idle = Duration::from_millis(100);

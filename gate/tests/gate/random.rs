@@ -1,36 +1,38 @@
-//! Any bytes: the program decides, and never fails.
+//! The program decides on arbitrary bytes, and never fails.
 
 use std::time::Duration;
 
 use fastrand::Rng;
-use millrace_gate::kernel::rules::{ANSWERING, Mode};
-use millrace_gate::kernel::{Action, Config, Entry, Gate, Modes, Policy, Rate, Rates, Rule, Rules};
+use millrace_gate::kernel::rules::{ANSWERING, RuleMode};
+use millrace_gate::kernel::{
+    Config, FrameAction, GateRules, ListEntry, LoadedGate, Modes, PolicyRules, Rates, Rule, RuleRate,
+};
 
-use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, short};
+use crate::frame::{LongPacketType, TestFrame, VERSIONS, initial, long, long_start, short};
 use crate::{config, root, scope, to_client, to_server};
 
-/// All rules, at random in all modes.
-fn rules(rng: &mut Rng) -> Rules {
-    // Slow enough that a slow machine does not let everything through.
-    let rate = |burst| Some(Rate { amount: 1, per: Duration::from_secs(100), burst });
+/// Returns all rules, in random modes.
+fn rules(rng: &mut Rng) -> GateRules {
+    // The rates are slow enough that a slow machine does not let everything through.
+    let rate = |burst| Some(RuleRate { amount: 1, per: Duration::from_secs(100), burst });
     let rates = Rates { initials: rate(10), packets: rate(20), bytes: rate(20_000) };
     let modes =
         Rule::ALL.into_iter().filter(|rule| *rule != Rule::UnknownId).fold(Modes::OFF, |modes, rule| {
-            modes.with(rule, [Mode::Off, Mode::Monitor, Mode::Enforce][rng.usize(..3)])
+            modes.with(rule, [RuleMode::Off, RuleMode::Monitor, RuleMode::Enforce][rng.usize(..3)])
         });
-    let policy = Policy {
+    let policy = PolicyRules {
         modes,
         quota: Some(rng.u32(..3)),
         answers: ANSWERING.into_iter().filter(|_| rng.bool()).collect(),
-        retry_above: rng.bool().then_some(Rate::per_second(1, 1)),
+        retry_above: rng.bool().then_some(RuleRate::per_second(1, 1)),
         client_rates: rates,
         unknown_rates: rates,
         live_rates: rates,
-        ..Policy::default()
+        ..PolicyRules::default()
     };
     let mut web = scope("web", 443, policy);
-    web.prefixes = vec![("192.0.2.128/25".parse().expect("a prefix"), Entry::Block)];
-    Rules { scopes: vec![web], interface: modes, ..Rules::default() }
+    web.prefixes = vec![("192.0.2.128/25".parse().expect("a prefix"), ListEntry::Block)];
+    GateRules { scopes: vec![web], interface: modes, ..GateRules::default() }
 }
 
 fn some_packet(rng: &mut Rng) -> Vec<u8> {
@@ -40,7 +42,12 @@ fn some_packet(rng: &mut Rng) -> Vec<u8> {
     match rng.u32(..5) {
         0 => initial(version, &id, &from, &vec![1; rng.usize(..100)]),
         1 => {
-            let kind = [Type::Initial, Type::ZeroRtt, Type::Handshake, Type::Retry][rng.usize(..4)];
+            let kind = [
+                LongPacketType::Initial,
+                LongPacketType::ZeroRtt,
+                LongPacketType::Handshake,
+                LongPacketType::Retry,
+            ][rng.usize(..4)];
             long(kind, version, &id, &from, &[], rng.usize(60..1400))
         }
         2 => short(&id, rng.usize(20..1400)),
@@ -53,7 +60,7 @@ fn some_packet(rng: &mut Rng) -> Vec<u8> {
     }
 }
 
-fn some_frame(rng: &mut Rng) -> Frame {
+fn some_frame(rng: &mut Rng) -> TestFrame {
     let from =
         if rng.bool() { format!("192.0.2.{}:4000", rng.u8(..)) } else { "[2001:db8::1]:4000".to_owned() };
     let payload = some_packet(rng);
@@ -81,10 +88,10 @@ fn mutate(frame: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-fn check(gate: &Gate, frame: &[u8]) {
+fn check(gate: &LoadedGate, frame: &[u8]) {
     match gate.run(frame).expect("a verdict") {
-        Action::Pass | Action::Drop => {}
-        Action::Answer(answer) => {
+        FrameAction::Pass | FrameAction::Drop => {}
+        FrameAction::Answer(answer) => {
             assert!(answer.len() * 4 < frame.len(), "an answer of {} bytes to {frame:02x?}", answer.len());
         }
     }
@@ -95,15 +102,15 @@ fn check(gate: &Gate, frame: &[u8]) {
 }
 
 #[test]
-fn never_fails() {
+fn program_never_fails_on_arbitrary_bytes() {
     if !root("never_fails") {
         return;
     }
     let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().expect("a number"));
     let cases = std::env::var("CASES").map_or(10_000, |cases| cases.parse().expect("a number"));
     let mut rng = Rng::with_seed(seed);
-    // Of networks that fill up as soon as a few clients of them do.
-    let gate = Gate::load(&Config { network_times: [2, 2], ..config() }).expect("a gate");
+    // The networks fill up as soon as a few of their clients do.
+    let gate = LoadedGate::load(&Config { network_times: [2, 2], ..config() }).expect("a gate");
     let mut kinds = [0; 2];
     for case in 0..cases {
         if case % 100 == 0 {

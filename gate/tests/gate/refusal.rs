@@ -1,13 +1,16 @@
-//! New connections that are refused by an answer: Version Negotiation with nothing that anybody speaks.
+//! New connections that are refused by an answer: Version Negotiation with a version that nothing implements.
 
 use std::time::Duration;
 
-use millrace_gate::kernel::rules::{Error, Mode, Scope};
+use millrace_gate::kernel::rules::{Error, RuleMode, ScopeRules};
 use millrace_gate::kernel::{
-    Action, Counting, Event, Gate, Live, Pass, Place, Policy, Rate, Rates, Rule, Rules,
+    Counting, Event, FrameAction, GateRules, LiveRule, LoadedGate, Pass, PolicyRules, Rates, Rule, RulePlace,
+    RuleRate,
 };
 
-use crate::frame::{FULL, Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer, short};
+use crate::frame::{
+    FULL, LongPacketType, TestFrame, VERSIONS, initial, long, long_start, payload_of_answer, short,
+};
 use crate::{apply, enforce, gate, judge, passed, reason, refused, root, to_server};
 
 const V4: &str = "192.0.2.7:40000";
@@ -15,32 +18,33 @@ const V6: &str = "[2001:db8::7]:40000";
 const SERVER_ID: [u8; 8] = [0x5e; 8];
 const REFUSING: [Rule; 3] = [Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
-/// Lets one new connection in where it is about rates, and none where it is about the quota.
-fn policy(rule: Rule) -> Policy {
-    let once = Rate { amount: 1, per: Duration::from_secs(1000), burst: 1 };
+/// A policy that lets one new connection in if it limits rates, and none if it is the quota.
+fn policy(rule: Rule) -> PolicyRules {
+    let once = RuleRate { amount: 1, per: Duration::from_secs(1000), burst: 1 };
     let rates = Rates { initials: Some(once), ..Rates::default() };
-    Policy {
+    PolicyRules {
         modes: enforce(&[rule]),
-        live: Live::Published { id_len: SERVER_ID.len() },
+        live: LiveRule::Published { id_len: SERVER_ID.len() },
         counting: Counting::Application,
         quota: Some(0),
         unknown_rates: rates,
         client_rates: rates,
         answers: [rule].into(),
-        ..Policy::default()
+        ..PolicyRules::default()
     }
 }
 
-fn events(gate: &Gate) -> [u64; 2] {
+fn events(gate: &LoadedGate) -> [u64; 2] {
     let statistics = gate.statistics().expect("statistics");
     [Event::Answered, Event::NotAnswered].map(|event| statistics.event(event))
 }
 
-/// Nobody speaks what is offered (RFC 9000, section 15), both IDs are the client's, and it is shorter than the question.
-fn assert_refusal(gate: &Gate, asked: &Frame, rule: Rule, id: &[u8], from: &[u8]) {
+/// Checks the answer: its version is reserved (RFC 9000, section 15), both IDs are the client's, and it is shorter
+/// than the packet.
+fn assert_refusal(gate: &LoadedGate, asked: &TestFrame, rule: Rule, id: &[u8], from: &[u8]) {
     let (verdict, action) = judge(gate, &asked.bytes());
     assert_eq!(verdict, Some(("web".to_owned(), refused(rule))));
-    let Action::Answer(answer) = action else { panic!("{rule:?}: {action:?}") };
+    let FrameAction::Answer(answer) = action else { panic!("{rule:?}: {action:?}") };
     let payload = payload_of_answer(asked, &answer);
     let start = long_start(payload[0], 0, from, id);
     assert_eq!((payload[0] & 0xc0, &payload[..start.len()]), (0xc0, &start[..]));
@@ -60,16 +64,17 @@ fn refusals_are_answered() {
             let mut first = to_server(from, initial(1, &[0xf1; 8], &[], &[]));
             if rule != Rule::Quota {
                 assert_eq!(reason(&gate, &first), passed(Pass::New));
-                // That one may be sent again, and opens no other: the server is about to answer it.
+                // The same Initial may be repeated, and opens no other connection: the server is about to answer it.
                 assert_eq!(reason(&gate, &first), passed(Pass::New));
-                // From elsewhere it is another one.
+                // The same Initial from another port is another connection.
                 first.source.set_port(40001);
                 assert_refusal(&gate, &first, rule, &[0xf1; 8], &[]);
             }
             let before = events(&gate)[0];
             for (tags, version) in [(vec![], VERSIONS[0]), (vec![0x8100], VERSIONS[1])] {
                 for len in 0..=20 {
-                    let (id, source_id) = (vec![0xd0; len], vec![0x50; 20 - len]);
+                    let id = vec![0xd0; len];
+                    let source_id = vec![0x50; 20 - len];
                     let mut asked = to_server(from, initial(version, &id, &source_id, &[]));
                     asked.tags.clone_from(&tags);
                     assert_refusal(&gate, &asked, rule, &id, &source_id);
@@ -80,41 +85,43 @@ fn refusals_are_answered() {
     }
 }
 
-/// Silence unless told otherwise; nothing but Initials; nothing that is too small or has odd headers; nothing where the
-/// rule is only watched.
+/// There is no answer unless the policy asks for it, to packets other than Initials, to packets that are too small or
+/// have odd headers, and in mode "monitor".
 #[test]
-fn the_rest_is_met_with_silence() {
-    if !root("the_rest_is_met_with_silence") {
+fn other_packets_get_no_answer() {
+    if !root("other_packets_get_no_answer") {
         return;
     }
     let asked = to_server(V4, initial(1, &[1; 8], &[2; 8], &[]));
     for rule in REFUSING {
-        let gate = gate(Policy { answers: [].into(), ..policy(rule) });
+        let gate = gate(PolicyRules { answers: [].into(), ..policy(rule) });
         let other = to_server(V4, initial(1, &[9; 8], &[2; 8], &[]));
         let verdicts = [reason(&gate, &other), reason(&gate, &asked)];
         assert_eq!(verdicts[1], refused(rule));
         assert_eq!(events(&gate), [0, 0]);
     }
-    let small =
-        Policy { modes: enforce(&[Rule::Quota]).with(Rule::InitialSize, Mode::Off), ..policy(Rule::Quota) };
+    let small = PolicyRules {
+        modes: enforce(&[Rule::Quota]).with(Rule::InitialSize, RuleMode::Off),
+        ..policy(Rule::Quota)
+    };
     let gate = gate(small.clone());
     let mut options = asked.clone();
     options.options = 1;
-    let short_one = to_server(V4, long(Type::Initial, 1, &[1; 8], &[2; 8], &[], FULL - 1));
+    let short_one = to_server(V4, long(LongPacketType::Initial, 1, &[1; 8], &[2; 8], &[], FULL - 1));
     for (unanswered, frame) in [options, short_one].iter().enumerate() {
         assert_eq!(reason(&gate, frame), refused(Rule::Quota));
         assert_eq!(events(&gate), [0, unanswered as u64 + 1]);
     }
-    for kind in [Type::ZeroRtt, Type::Handshake] {
+    for kind in [LongPacketType::ZeroRtt, LongPacketType::Handshake] {
         let other = to_server(V4, long(kind, 1, &[6; 8], &[], &[], FULL));
         assert_eq!(reason(&gate, &other), refused(Rule::Quota));
     }
-    apply(&gate, Policy { modes: small.modes.with(Rule::Quota, Mode::Monitor), ..small });
+    apply(&gate, PolicyRules { modes: small.modes.with(Rule::Quota, RuleMode::Monitor), ..small });
     assert_eq!(reason(&gate, &asked), passed(Pass::New));
     assert_eq!(events(&gate), [0, 2]);
 }
 
-/// A live connection of a client that is refused others: nothing of it is answered.
+/// Packets of a live connection are not answered, even if its client is refused others.
 #[test]
 fn live_connections_get_no_answer() {
     if !root("live_connections_get_no_answer") {
@@ -126,7 +133,7 @@ fn live_connections_get_no_answer() {
     for from in [V4, V6] {
         let packets = [
             initial(1, &SERVER_ID, &[2; 8], &[]),
-            long(Type::Handshake, 1, &SERVER_ID, &[2; 8], &[], FULL),
+            long(LongPacketType::Handshake, 1, &SERVER_ID, &[2; 8], &[], FULL),
             short(&SERVER_ID, FULL),
         ];
         for packet in packets {
@@ -141,9 +148,10 @@ fn live_connections_get_no_answer() {
 #[test]
 fn only_rules_on_new_connections_answer() {
     let with = |rule| {
-        let policy = Policy { answers: [rule].into(), ..Policy::default() };
-        let web = Scope { name: "web".into(), places: vec![Place::port(443)], policy, prefixes: vec![] };
-        Rules { scopes: vec![web], ..Rules::default() }.check()
+        let policy = PolicyRules { answers: [rule].into(), ..PolicyRules::default() };
+        let web =
+            ScopeRules { name: "web".into(), places: vec![RulePlace::port(443)], policy, prefixes: vec![] };
+        GateRules { scopes: vec![web], ..GateRules::default() }.check()
     };
     for rule in Rule::ALL {
         let answers = REFUSING.contains(&rule) || rule == Rule::Version;

@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_gate::kernel::token::{self, Key, Token};
-use millrace_gate::kernel::{Action, Event, Gate, Pass, Policy, Rate, Rates, Rule, Rules};
+use millrace_gate::kernel::token::{self, GateKey, Token};
+use millrace_gate::kernel::{
+    Event, FrameAction, GateRules, LoadedGate, Pass, PolicyRules, Rates, Rule, RuleRate,
+};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
-use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer};
+use crate::frame::{LongPacketType, TestFrame, VERSIONS, initial, long, long_start, payload_of_answer};
 use crate::state::burst;
 use crate::{PORT, apply, enforce, gate, judge, passed, reason, refused, root, scope, to_server};
 
@@ -15,8 +17,8 @@ const V4: &str = "192.0.2.7:40000";
 const V6: &str = "[2001:db8::7]:40000";
 const LIFETIME: Duration = Duration::from_secs(10);
 
-fn policy() -> Policy {
-    Policy { modes: enforce(&[Rule::Retry]), token_lifetime: LIFETIME, ..Policy::default() }
+fn policy() -> PolicyRules {
+    PolicyRules { modes: enforce(&[Rule::Retry]), token_lifetime: LIFETIME, ..PolicyRules::default() }
 }
 
 fn now() -> u64 {
@@ -36,11 +38,11 @@ fn integrity_tag(version: u32, pseudo_packet: &[u8]) -> Vec<u8> {
     tag.as_ref().to_vec()
 }
 
-/// The Retry that answers an Initial: its connection ID and token.
-fn retry(gate: &Gate, frame: &Frame, version: u32, id: &[u8], from: &[u8]) -> (Vec<u8>, Vec<u8>) {
+/// Returns the connection ID and token of the Retry that answers an Initial.
+fn retry(gate: &LoadedGate, frame: &TestFrame, version: u32, id: &[u8], from: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (verdict, action) = judge(gate, &frame.bytes());
     assert_eq!(verdict, Some(("web".to_owned(), refused(Rule::Retry))));
-    let Action::Answer(answer) = action else { panic!("{action:?}") };
+    let FrameAction::Answer(answer) = action else { panic!("{action:?}") };
     assert!(answer.len() < 256);
     let packet = payload_of_answer(frame, &answer);
     let type_bits = if version == 1 { 0xf0 } else { 0xc0 };
@@ -55,9 +57,9 @@ fn retry(gate: &Gate, frame: &Frame, version: u32, id: &[u8], from: &[u8]) -> (V
     (retry_id, token.to_vec())
 }
 
-/// Appendix A.4 of RFC 9001 and of RFC 9369 for the reference that the program is compared with.
+/// Checks the reference implementation with appendix A.4 of RFC 9001 and of RFC 9369.
 #[test]
-fn integrity_tags_of_the_rfcs() {
+fn retry_integrity_tags_match_the_rfcs() {
     for (version, packet, tag) in [
         (1, "ff000000010008f067a5502a4262b5746f6b656e", "04a265ba2eff4d829058fb3f0f2496ba"),
         (2, "cf6b3343cf0008f067a5502a4262b5746f6b656e", "c8646ce8bfe33952d955543665dcc7b6"),
@@ -75,10 +77,10 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Both families and versions, IDs of all lengths: the tag is right, the token says what it must, and is accepted from
-/// the same address and port only.
+/// Both families and versions, and IDs of all lengths: the tag is right, the token has the right contents, and is
+/// accepted from the same address and port only.
 #[test]
-fn tokens() {
+fn retry_tokens_are_valid_for_their_address() {
     if !root("tokens") {
         return;
     }
@@ -87,7 +89,8 @@ fn tokens() {
     for version in VERSIONS {
         for from in [V4, V6] {
             for len in 0..=20 {
-                let (id, source_id) = (vec![0xd0; len], vec![0x50; 20 - len]);
+                let id = vec![0xd0; len];
+                let source_id = vec![0x50; 20 - len];
                 let asked = to_server(from, initial(version, &id, &source_id, &[]));
                 let (retry_id, token) = retry(&gate, &asked, version, &id, &source_id);
                 let client: SocketAddr = from.parse().expect("an address");
@@ -110,7 +113,7 @@ fn tokens() {
 }
 
 #[test]
-fn forged_tokens() {
+fn forged_tokens_are_refused() {
     if !root("forged_tokens") {
         return;
     }
@@ -128,15 +131,17 @@ fn forged_tokens() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));
 }
 
-/// A token is good for the connection ID of its Retry, in its scope, and for nothing else.
+/// A token is valid for the connection ID of its Retry, in its scope, and for nothing else.
 #[test]
-fn bound_to_connection_and_scope() {
-    if !root("bound_to_connection_and_scope") {
+fn token_is_bound_to_connection_and_scope() {
+    if !root("token_is_bound_to_connection_and_scope") {
         return;
     }
     let gate = gate(policy());
-    let rules =
-        Rules { scopes: vec![scope("web", PORT, policy()), scope("dns", 853, policy())], ..Rules::default() };
+    let rules = GateRules {
+        scopes: vec![scope("web", PORT, policy()), scope("dns", 853, policy())],
+        ..GateRules::default()
+    };
     gate.apply(&rules).expect("rules");
     for from in [V4, V6] {
         let (retry_id, token) =
@@ -156,63 +161,64 @@ fn bound_to_connection_and_scope() {
     }
 }
 
-/// What Rust makes, the program accepts, within its time.
+/// The program accepts tokens that Rust makes, within their lifetime.
 #[test]
-fn age_and_keys() {
+fn token_is_valid_for_its_lifetime_and_two_keys() {
     if !root("age_and_keys") {
         return;
     }
     let gate = gate(policy());
     let client = V4.parse().expect("an address");
-    let token = |issued, index: u8, key: &Key| {
+    let token = |issued, index: u8, key: &GateKey| {
         token::Token::new(client, &[1; 8], issued).expect("a token").seal(index, key, "web").to_vec()
     };
     let accepts = |token: Vec<u8>| {
         let (verdict, _) = judge(&gate, &to_server(V4, initial(1, &[0; 8], &[], &token)).bytes());
         verdict == Some(("web".to_owned(), passed(Pass::Proved)))
     };
-    let keys: Vec<Key> = (1..4).map(|byte| Key::new([byte; 16])).collect();
+    let keys: Vec<GateKey> = (1..4).map(|byte| GateKey::new([byte; 16])).collect();
     let mut accepted = Vec::new();
     for key in &keys {
         gate.rotate_token_key(key.clone()).expect("a key");
         accepted.push(
             [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(key)).expect("an index"),
         );
-        // Each key is still good after the next has come, and not any more after the one after that.
+        // Each key is valid until the next but one has been added.
         for (age, (key, index)) in keys.iter().zip(&accepted).rev().enumerate() {
             assert_eq!(accepts(token(now(), *index, key)), age < 2, "age {age}");
         }
     }
-    let (key, index) = (&keys[2], accepted[2]);
+    let key = &keys[2];
+    let index = accepted[2];
     assert!(accepts(token(now() - 5, index, key)));
     assert!(!accepts(token(now() - 15, index, key)));
     assert!(!accepts(token(now() + 5, index, key)));
 }
 
-/// Only above a rate, only new connections, and nothing that cannot be answered.
+/// A Retry is sent only above a rate, only for new connections, and only to packets that can be answered.
 #[test]
-fn only_under_load() {
+fn retry_is_sent_only_under_load() {
     if !root("only_under_load") {
         return;
     }
-    let calm = Rate { amount: 1, per: Duration::from_secs(1000), burst: 5 };
-    let gate = gate(Policy { retry_above: Some(calm), ..policy() });
+    let calm = RuleRate { amount: 1, per: Duration::from_secs(1000), burst: 5 };
+    let gate = gate(PolicyRules { retry_above: Some(calm), ..policy() });
     let open = |n: u8, from| to_server(from, initial(1, &[n; 8], &[], &[]));
     for n in 0..5 {
         assert_eq!(reason(&gate, &open(n, V4)), passed(Pass::New));
     }
-    // The same Initial again is no other connection, so many times.
+    // The same Initial again opens no other connection, this many times.
     for _ in 0..32 {
         assert_eq!(reason(&gate, &open(4, V4)), passed(Pass::New));
     }
     retry(&gate, &open(4, V4), 1, &[4; 8], &[]);
     retry(&gate, &open(5, V4), 1, &[5; 8], &[]);
-    // From elsewhere it is.
+    // The same Initial from another address opens one.
     retry(&gate, &open(4, V6), 1, &[4; 8], &[]);
-    for kind in [Type::ZeroRtt, Type::Handshake] {
+    for kind in [LongPacketType::ZeroRtt, LongPacketType::Handshake] {
         let other = to_server(V4, long(kind, 1, &[6; 8], &[], &[], 1200));
         // Live connections are not known here: a handshake may be one.
-        let want = if kind == Type::ZeroRtt { refused(Rule::Retry) } else { passed(Pass::Unknown) };
+        let want = if kind == LongPacketType::ZeroRtt { refused(Rule::Retry) } else { passed(Pass::Unknown) };
         assert_eq!(reason(&gate, &other), want);
     }
     assert_eq!(gate.statistics().expect("statistics").event(Event::NotAnswered), 0);
@@ -220,14 +226,14 @@ fn only_under_load() {
     options.options = 1;
     assert_eq!(reason(&gate, &options), refused(Rule::Retry));
     assert_eq!(gate.statistics().expect("statistics").event(Event::NotAnswered), 1);
-    apply(&gate, Policy { retry_above: None, ..policy() });
+    apply(&gate, PolicyRules { retry_above: None, ..policy() });
     retry(&gate, &open(7, V4), 1, &[7; 8], &[]);
 }
 
-/// A client that has proved its address has rates of its own: whoever forges it uses up others.
+/// A client that has validated its address has rates of its own: packets from a forged address use up others.
 #[test]
-fn forged_addresses_take_nothing_from_who_is_proved() {
-    if !root("forged_addresses_take_nothing_from_who_is_proved") {
+fn forged_addresses_use_up_no_rates_of_validated_clients() {
+    if !root("forged_addresses_use_up_no_rates_of_validated_clients") {
         return;
     }
     let one_packet = initial(1, &[1; 8], &[], &[]).len() as u64;
@@ -236,8 +242,8 @@ fn forged_addresses_take_nothing_from_who_is_proved() {
         (Rule::ClientPackets, Rates { packets: burst(3), ..Rates::default() }),
         (Rule::ClientBytes, Rates { bytes: burst(3 * one_packet), ..Rates::default() }),
     ] {
-        let gate = gate(Policy { modes: enforce(&[rule]), client_rates, ..policy() });
-        let key = Key::new([1; 16]);
+        let gate = gate(PolicyRules { modes: enforce(&[rule]), client_rates, ..policy() });
+        let key = GateKey::new([1; 16]);
         gate.rotate_token_key(key.clone()).expect("a key");
         let index =
             [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(&key)).expect("an index");
@@ -258,13 +264,13 @@ fn forged_addresses_take_nothing_from_who_is_proved() {
     }
 }
 
-/// Where the driver takes tags off, an answer would go to another network.
+/// An answer would go to another network where the driver strips tags.
 #[test]
-fn no_answer_without_its_tag() {
-    if !root("no_answer_without_its_tag") {
+fn interface_that_strips_tags_gets_no_answer() {
+    if !root("interface_that_strips_tags_gets_no_answer") {
         return;
     }
-    // What runs without a network comes in by the loopback interface.
+    // Test runs without a network use the loopback interface.
     const LOOPBACK: i32 = 1;
     let gate = gate(policy());
     let asked = to_server(V4, initial(1, &[1; 8], &[], &[]));
@@ -280,9 +286,9 @@ fn no_answer_without_its_tag() {
     assert_eq!(unanswered(), 3);
 }
 
-/// Two scopes with tags: the answer keeps them.
+/// The answer keeps two VLAN tags.
 #[test]
-fn tags() {
+fn answer_keeps_vlan_tags() {
     if !root("tags") {
         return;
     }

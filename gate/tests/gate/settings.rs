@@ -1,11 +1,12 @@
-//! Rules: what is accepted, and how they change.
+//! Rules: which are accepted, and how they change.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use millrace_gate::kernel::rules::{Mode, Scope};
+use millrace_gate::kernel::rules::{RuleMode, ScopeRules};
 use millrace_gate::kernel::{
-    Action, Counting, Entry, Gate, Live, Pass, Place, Policy, Rate, Rates, Reason, Rule, Rules,
+    Counting, FrameAction, GateReason, GateRules, ListEntry, LiveRule, LoadedGate, Pass, PolicyRules, Rates,
+    Rule, RulePlace, RuleRate,
 };
 use millrace_kernel::prefix::Prefix;
 
@@ -14,43 +15,44 @@ use crate::{apply, config, enforce, gate, judge, passed, reason, refused, root, 
 
 const V4: &str = "192.0.2.7:40000";
 const V6: &str = "[2001:db8::7]:40000";
-const NEW: Reason = passed(Pass::New);
-const BLOCKED: Reason = refused(Rule::Block);
-const ALLOWED: Reason = passed(Pass::Allowed);
+const NEW: GateReason = passed(Pass::New);
+const BLOCKED: GateReason = refused(Rule::Block);
+const ALLOWED: GateReason = passed(Pass::Allowed);
 
 fn prefix(text: &str) -> Prefix {
     text.parse().expect("a prefix")
 }
 
-fn open(gate: &Gate, from: &str) -> Reason {
+fn open(gate: &LoadedGate, from: &str) -> GateReason {
     reason(gate, &to_server(from, initial(1, &[1; 8], &[], &[])))
 }
 
 #[test]
-fn lists() {
+fn entry_with_the_longest_prefix_decides() {
     if !root("lists") {
         return;
     }
-    let gate = Gate::load(&config()).expect("a gate");
-    let mut web = scope("web", 443, Policy { modes: enforce(&[Rule::SourcePort]), ..Policy::default() });
+    let gate = LoadedGate::load(&config()).expect("a gate");
+    let mut web =
+        scope("web", 443, PolicyRules { modes: enforce(&[Rule::SourcePort]), ..PolicyRules::default() });
     web.prefixes = vec![
-        (prefix("192.0.2.0/24"), Entry::Allow),
-        (prefix("203.0.113.0/24"), Entry::Block),
-        (prefix("192.0.2.10"), Entry::Block),
-        (prefix("192.0.2.10"), Entry::Allow),
-        (prefix("192.0.2.11"), Entry::Allow),
+        (prefix("192.0.2.0/24"), ListEntry::Allow),
+        (prefix("203.0.113.0/24"), ListEntry::Block),
+        (prefix("192.0.2.10"), ListEntry::Block),
+        (prefix("192.0.2.10"), ListEntry::Allow),
+        (prefix("192.0.2.11"), ListEntry::Allow),
     ];
-    let rules = Rules {
-        scopes: vec![web, scope("other", 444, Policy::default())],
+    let rules = GateRules {
+        scopes: vec![web, scope("other", 444, PolicyRules::default())],
         prefixes: vec![
-            (prefix("192.0.0.0/16"), Entry::Block),
-            (prefix("192.0.2.0/24"), Entry::Allow),
-            (prefix("192.0.2.9"), Entry::Block),
-            (prefix("203.0.113.9"), Entry::Allow),
-            (prefix("2001:db8::/32"), Entry::Block),
-            (prefix("2001:db8:1::/48"), Entry::Allow),
+            (prefix("192.0.0.0/16"), ListEntry::Block),
+            (prefix("192.0.2.0/24"), ListEntry::Allow),
+            (prefix("192.0.2.9"), ListEntry::Block),
+            (prefix("203.0.113.9"), ListEntry::Allow),
+            (prefix("2001:db8::/32"), ListEntry::Block),
+            (prefix("2001:db8:1::/48"), ListEntry::Allow),
         ],
-        ..Rules::default()
+        ..GateRules::default()
     };
     gate.apply(&rules).expect("rules");
     for (from, want) in [
@@ -70,190 +72,221 @@ fn lists() {
     ] {
         assert_eq!(open(&gate, from), want, "{from}");
     }
-    // What no server wants is refused from everybody.
+    // Packets that no server accepts are refused from every client.
     assert_eq!(reason(&gate, &to_server("192.0.2.7:5", short(&[], 5))), refused(Rule::Short));
     // The other scope has no list of its own.
     let mut frame = to_server("192.0.2.7:5", initial(1, &[1; 8], &[], &[]));
     frame.destination.set_port(444);
-    assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), ALLOWED)), Action::Pass));
+    assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), ALLOWED)), FrameAction::Pass));
     frame.source.set_ip("192.0.3.7".parse().expect("an address"));
-    assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), BLOCKED)), Action::Drop));
-    // All of one family, and none of the other.
-    gate.list(None, prefix("::/0"), Entry::Block).expect("a block");
+    assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), BLOCKED)), FrameAction::Drop));
+    // The entry matches all of one family, and nothing of the other.
+    gate.list(None, prefix("::/0"), ListEntry::Block).expect("a block");
     assert_eq!(open(&gate, "[2001:db9::1]:5"), BLOCKED);
     assert_eq!(open(&gate, "10.0.0.1:5"), NEW);
 }
 
-/// What is listed at run time outlives the rules, goes before them, and leaves no trace when it is taken back.
+/// An entry that is added at run time stays when the rules change, precedes theirs, and leaves nothing behind when it
+/// is removed.
 #[test]
-fn lists_at_run_time() {
+fn runtime_entries_precede_the_rules() {
     if !root("lists_at_run_time") {
         return;
     }
-    let gate = gate(Policy::default());
+    let gate = gate(PolicyRules::default());
     let host = prefix("192.0.2.7");
-    let rules = |entries: &[(Prefix, Entry)]| {
-        let mut web = scope("web", 443, Policy::default());
+    let rules = |entries: &[(Prefix, ListEntry)]| {
+        let mut web = scope("web", 443, PolicyRules::default());
         web.prefixes = entries.to_vec();
-        Rules { scopes: vec![web], ..Rules::default() }
+        GateRules { scopes: vec![web], ..GateRules::default() }
     };
     assert_eq!(open(&gate, V4), NEW);
-    gate.list(Some("web"), host, Entry::Block).expect("a block");
+    gate.list(Some("web"), host, ListEntry::Block).expect("a block");
     assert_eq!(open(&gate, V4), BLOCKED);
-    gate.apply(&rules(&[(host, Entry::Allow)])).expect("rules");
+    gate.apply(&rules(&[(host, ListEntry::Allow)])).expect("rules");
     assert_eq!(open(&gate, V4), BLOCKED);
-    assert_eq!(gate.listed(), [(Some("web".to_owned()), host, Entry::Block)]);
+    assert_eq!(gate.listed(), [(Some("web".to_owned()), host, ListEntry::Block)]);
     gate.unlist(Some("web"), host).expect("no block");
     assert_eq!(open(&gate, V4), ALLOWED);
     gate.apply(&rules(&[])).expect("rules");
     assert_eq!((open(&gate, V4), gate.listed()), (NEW, vec![]));
     gate.unlist(Some("web"), host).expect("nothing to do");
-    assert!(gate.list(Some("nobody"), host, Entry::Block).is_err());
+    assert!(gate.list(Some("nobody"), host, ListEntry::Block).is_err());
     assert_eq!(open(&gate, V4), NEW);
 }
 
-/// A block for all is one for a scope that allows a shorter prefix, or the same; what it does not reach is told.
+/// A block for all scopes also applies in a scope that allows a shorter prefix, or the same. The call returns the
+/// exceptions.
 #[test]
-fn a_block_counts_in_every_scope_and_exceptions_are_told() {
-    if !root("a_block_counts_in_every_scope_and_exceptions_are_told") {
+fn block_applies_in_every_scope_and_returns_exceptions() {
+    if !root("block_applies_in_every_scope_and_returns_exceptions") {
         return;
     }
-    let gate = gate(Policy::default());
-    let mut web = scope("web", 443, Policy::default());
-    web.prefixes = ["192.0.0.0/16", "192.0.2.8", "198.51.100.1"].map(|it| (prefix(it), Entry::Allow)).into();
-    let rules = Rules { scopes: vec![web, scope("other", 444, Policy::default())], ..Rules::default() };
+    let gate = gate(PolicyRules::default());
+    let mut web = scope("web", 443, PolicyRules::default());
+    web.prefixes =
+        ["192.0.0.0/16", "192.0.2.8", "198.51.100.1"].map(|it| (prefix(it), ListEntry::Allow)).into();
+    let rules =
+        GateRules { scopes: vec![web, scope("other", 444, PolicyRules::default())], ..GateRules::default() };
     gate.apply(&rules).expect("rules");
     let exceptions =
         |scope, to: &str, entry| gate.exceptions(scope, &[prefix(to)], entry).expect("exceptions");
     assert_eq!(open(&gate, V4), ALLOWED);
     for (block, then) in [("192.0.2.7", BLOCKED), ("192.0.0.0/16", BLOCKED), ("192.0.0.0/8", ALLOWED)] {
-        gate.list(None, prefix(block), Entry::Block).expect("a block");
+        gate.list(None, prefix(block), ListEntry::Block).expect("a block");
         assert_eq!(open(&gate, V4), then, "{block}");
         gate.unlist(None, prefix(block)).expect("no block");
     }
-    let (web, all) = (Some("web".to_owned()), None);
-    let host = (web.clone(), prefix("192.0.2.8"), Entry::Allow);
-    assert_eq!(exceptions(None, "192.0.2.0/24", Entry::Block), [host]);
-    assert_eq!(exceptions(Some("web"), "192.0.2.0/24", Entry::Block).len(), 1);
-    assert_eq!(exceptions(Some("other"), "192.0.2.0/24", Entry::Block), []);
-    assert_eq!(exceptions(None, "192.0.2.8", Entry::Block), [], "a block wins");
-    assert_eq!(exceptions(None, "192.0.2.0/24", Entry::Allow), []);
-    gate.list(None, prefix("203.0.113.7"), Entry::Block).expect("a block");
-    let blocked = (all, prefix("203.0.113.7"), Entry::Block);
-    assert_eq!(exceptions(Some("web"), "203.0.113.7", Entry::Allow), std::slice::from_ref(&blocked));
-    assert_eq!(exceptions(Some("web"), "203.0.113.0/24", Entry::Allow), [blocked]);
-    assert!(gate.exceptions(Some("nobody"), &[prefix("::/0")], Entry::Block).is_err());
+    let web = Some("web".to_owned());
+    let all = None;
+    let host = (web.clone(), prefix("192.0.2.8"), ListEntry::Allow);
+    assert_eq!(exceptions(None, "192.0.2.0/24", ListEntry::Block), [host]);
+    assert_eq!(exceptions(Some("web"), "192.0.2.0/24", ListEntry::Block).len(), 1);
+    assert_eq!(exceptions(Some("other"), "192.0.2.0/24", ListEntry::Block), []);
+    assert_eq!(exceptions(None, "192.0.2.8", ListEntry::Block), [], "a block wins");
+    assert_eq!(exceptions(None, "192.0.2.0/24", ListEntry::Allow), []);
+    gate.list(None, prefix("203.0.113.7"), ListEntry::Block).expect("a block");
+    let blocked = (all, prefix("203.0.113.7"), ListEntry::Block);
+    assert_eq!(exceptions(Some("web"), "203.0.113.7", ListEntry::Allow), std::slice::from_ref(&blocked));
+    assert_eq!(exceptions(Some("web"), "203.0.113.0/24", ListEntry::Allow), [blocked]);
+    assert!(gate.exceptions(Some("nobody"), &[prefix("::/0")], ListEntry::Block).is_err());
 }
 
-/// Rules that make no sense, or do not fit, change nothing.
+/// Rules that are contradictory, or do not fit, change nothing.
 #[test]
-fn all_or_nothing() {
+fn invalid_rules_change_nothing() {
     if !root("all_or_nothing") {
         return;
     }
-    let gate = gate(Policy { modes: enforce(&[Rule::Quota]), quota: Some(0), ..Policy::default() });
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::Quota]), quota: Some(0), ..PolicyRules::default() });
     let before = gate.rules();
-    let with = |policy: Policy| Rules { scopes: vec![scope("web", 443, policy)], ..Rules::default() };
+    let with =
+        |policy: PolicyRules| GateRules { scopes: vec![scope("web", 443, policy)], ..GateRules::default() };
     let on = |rule| enforce(&[rule]);
     let rates = |rate| Rates { packets: Some(rate), ..Rates::default() };
     let second = Duration::from_secs(1);
-    let wide =
-        Scope { places: vec![Place { address: None, port: None }], ..scope("any", 1, Policy::default()) };
-    let many: Vec<_> = (0..200).map(|n| (Prefix::from(IpAddr::from([10, 0, 0, n])), Entry::Block)).collect();
+    let wide = ScopeRules {
+        places: vec![RulePlace { address: None, port: None }],
+        ..scope("any", 1, PolicyRules::default())
+    };
+    let many: Vec<_> =
+        (0..200).map(|n| (Prefix::from(IpAddr::from([10, 0, 0, n])), ListEntry::Block)).collect();
     for (rules, error) in [
         (
-            with(Policy { modes: on(Rule::Quota), ..Policy::default() }),
+            with(PolicyRules { modes: on(Rule::Quota), ..PolicyRules::default() }),
             "rule quota is on, but the quota is not set",
         ),
-        (with(Policy { modes: on(Rule::ClientBytes), ..Policy::default() }), "rule client_bytes is on"),
-        (with(Policy { modes: on(Rule::UnknownId), ..Policy::default() }), "needs published connection IDs"),
-        (with(Policy { live: Live::Published { id_len: 21 }, ..Policy::default() }), "1 to 20 bytes"),
         (
-            with(Policy { live: Live::Published { id_len: 8 }, ..Policy::default() }),
-            "only counts connections that it tracks",
+            with(PolicyRules { modes: on(Rule::ClientBytes), ..PolicyRules::default() }),
+            "rule client_bytes is on",
         ),
-        (with(Policy { live: Live::Unknown, ..Policy::default() }), "only counts connections that it tracks"),
         (
-            with(Policy {
-                live: Live::Unknown,
+            with(PolicyRules { modes: on(Rule::UnknownId), ..PolicyRules::default() }),
+            "needs published connection IDs",
+        ),
+        (
+            with(PolicyRules { live: LiveRule::Published { id_len: 21 }, ..PolicyRules::default() }),
+            "1 to 20 bytes",
+        ),
+        (
+            with(PolicyRules { live: LiveRule::Published { id_len: 8 }, ..PolicyRules::default() }),
+            "counts only connections that it tracks",
+        ),
+        (
+            with(PolicyRules { live: LiveRule::Unknown, ..PolicyRules::default() }),
+            "counts only connections that it tracks",
+        ),
+        (
+            with(PolicyRules {
+                live: LiveRule::Unknown,
                 counting: Counting::Application,
                 modes: on(Rule::ClientPackets),
-                ..Policy::default()
+                ..PolicyRules::default()
             }),
-            "need live connections to be known",
+            "need `live` to be tracked or published",
         ),
-        (with(Policy { live: Live::Tracked { idle: Duration::ZERO }, ..Policy::default() }), "idle time"),
-        (with(Policy { versions: vec![1; 5], ..Policy::default() }), "more than 4 versions"),
-        (with(Policy { reflectors: vec![1; 33], ..Policy::default() }), "more than 32 reflectors"),
-        (with(Policy { client_rates: rates(Rate::per_second(0, 1)), ..Policy::default() }), "rate of zero"),
         (
-            with(Policy {
-                client_rates: rates(Rate { amount: 1, per: 2000 * second, burst: 1 }),
-                ..Policy::default()
+            with(PolicyRules { live: LiveRule::Tracked { idle: Duration::ZERO }, ..PolicyRules::default() }),
+            "idle time",
+        ),
+        (with(PolicyRules { versions: vec![1; 5], ..PolicyRules::default() }), "more than 4 versions"),
+        (with(PolicyRules { reflectors: vec![1; 33], ..PolicyRules::default() }), "more than 32 reflectors"),
+        (
+            with(PolicyRules { client_rates: rates(RuleRate::per_second(0, 1)), ..PolicyRules::default() }),
+            "rate of zero",
+        ),
+        (
+            with(PolicyRules {
+                client_rates: rates(RuleRate { amount: 1, per: 2000 * second, burst: 1 }),
+                ..PolicyRules::default()
             }),
             "18 minutes",
         ),
         (
-            Rules {
-                scopes: vec![scope("a", 1, Policy::default()), scope("b", 1, Policy::default())],
-                ..Rules::default()
+            GateRules {
+                scopes: vec![scope("a", 1, PolicyRules::default()), scope("b", 1, PolicyRules::default())],
+                ..GateRules::default()
             },
             "a and b",
         ),
         (
-            Rules {
-                scopes: vec![scope("a", 1, Policy::default()), scope("a", 2, Policy::default())],
-                ..Rules::default()
+            GateRules {
+                scopes: vec![scope("a", 1, PolicyRules::default()), scope("a", 2, PolicyRules::default())],
+                ..GateRules::default()
             },
             "\"a\"",
         ),
         (
-            Rules { scopes: vec![scope("interface", 1, Policy::default())], ..Rules::default() },
+            GateRules { scopes: vec![scope("interface", 1, PolicyRules::default())], ..GateRules::default() },
             "\"interface\"",
         ),
-        (Rules { scopes: vec![wide], ..Rules::default() }, "found by nothing"),
-        (Rules { scopes: vec![scope("web", 0, Policy::default())], ..Rules::default() }, "port 0"),
+        (GateRules { scopes: vec![wide], ..GateRules::default() }, "needs a port"),
         (
-            Rules {
-                scopes: (0..64).map(|n| scope(&n.to_string(), n + 1, Policy::default())).collect(),
-                ..Rules::default()
+            GateRules { scopes: vec![scope("web", 0, PolicyRules::default())], ..GateRules::default() },
+            "port 0",
+        ),
+        (
+            GateRules {
+                scopes: (0..64).map(|n| scope(&n.to_string(), n + 1, PolicyRules::default())).collect(),
+                ..GateRules::default()
             },
             "more than 63 scopes",
         ),
-        (Rules { prefixes: many, ..with(Policy::default()) }, "cannot change prefixes"),
+        (GateRules { prefixes: many, ..with(PolicyRules::default()) }, "cannot change prefixes"),
     ] {
         let said = gate.apply(&rules).expect_err(error).to_string();
         assert!(said.contains(error), "{said}: {error}");
         assert_eq!(gate.rules(), before);
         assert_eq!(open(&gate, V4), refused(Rule::Quota), "{error}");
     }
-    apply(&gate, Policy::default());
+    apply(&gate, PolicyRules::default());
     assert_eq!(open(&gate, V4), NEW);
-    gate.apply(&Rules::default()).expect("no scopes");
+    gate.apply(&GateRules::default()).expect("no scopes");
     let (verdict, action) = judge(&gate, &to_server(V4, initial(1, &[1; 8], &[], &[])).bytes());
-    assert_eq!((verdict, action), (Some(("interface".to_owned(), passed(Pass::Other))), Action::Pass));
+    assert_eq!((verdict, action), (Some(("interface".to_owned(), passed(Pass::Other))), FrameAction::Pass));
 }
 
-/// Names come and go without end. What keeps its name keeps its state; a new one has nothing of who had its place, and
-/// nobody's handle reaches another's.
+/// Names may follow each other without limit. A kept name keeps its state; a new one gets no state of the previous
+/// owner of its index, and no handle affects another scope.
 #[test]
-fn names_are_given_up_for_others() {
-    if !root("names_are_given_up_for_others") {
+fn unused_scope_names_give_way() {
+    if !root("unused_scope_names_give_way") {
         return;
     }
-    let gate = Gate::load(&config()).expect("a gate");
-    let published = Policy {
+    let gate = LoadedGate::load(&config()).expect("a gate");
+    let published = PolicyRules {
         modes: enforce(&[Rule::Quota]),
         quota: Some(1),
-        live: Live::Published { id_len: 8 },
+        live: LiveRule::Published { id_len: 8 },
         counting: Counting::Application,
-        ..Policy::default()
+        ..PolicyRules::default()
     };
     let client = V4.parse::<std::net::SocketAddr>().expect("an address").ip();
     let apply = |n: u32| {
         let scopes =
             vec![scope("kept", 444, published.clone()), scope(&n.to_string(), 443, published.clone())];
-        gate.apply(&Rules { scopes, ..Rules::default() }).unwrap_or_else(|error| panic!("{n}: {error}"));
+        gate.apply(&GateRules { scopes, ..GateRules::default() })
+            .unwrap_or_else(|error| panic!("{n}: {error}"));
     };
     let verdict = |name: &str, payload: Vec<u8>| {
         let (verdict, _) = judge(&gate, &to_server(V4, payload).bytes());
@@ -288,10 +321,10 @@ fn names_are_given_up_for_others() {
     frame.destination.set_port(444);
     assert_eq!(judge(&gate, &frame.bytes()).0, Some(("kept".to_owned(), passed(Pass::Live))));
 
-    // All at once others: there is room for both or an error, which changes nothing.
-    let many = |prefix: &str, count: u16| Rules {
+    // The scopes are all replaced at once: there is room for both, or an error, which changes nothing.
+    let many = |prefix: &str, count: u16| GateRules {
         scopes: (1..=count).map(|n| scope(&format!("{prefix}{n}"), n, published.clone())).collect(),
-        ..Rules::default()
+        ..GateRules::default()
     };
     gate.apply(&many("a", 40)).expect("forty");
     let error = gate.apply(&many("b", 40)).expect_err("forty others").to_string();
@@ -301,30 +334,30 @@ fn names_are_given_up_for_others() {
     gate.apply(&many("b", 40)).expect("forty others");
 }
 
-/// Rules change a thousand times while packets of a live connection and of a blocked client arrive: each is judged by
-/// one set of rules, and no half of one.
+/// Rules change a thousand times while packets of a live connection and of a blocked client arrive. Each packet is
+/// judged by one set of rules, and not by halves of two.
 #[test]
-fn changes_under_load() {
-    if !root("changes_under_load") {
+fn rules_change_atomically_under_load() {
+    if !root("rules_change_atomically_under_load") {
         return;
     }
-    let gate = Gate::load(&config()).expect("a gate");
+    let gate = LoadedGate::load(&config()).expect("a gate");
     let id = [7; 8];
     let rules = |n: u32| {
-        let live = Live::Published { id_len: 8 };
-        let policy = Policy {
+        let live = LiveRule::Published { id_len: 8 };
+        let policy = PolicyRules {
             live,
             counting: Counting::Application,
             modes: enforce(&[Rule::UnknownId]),
-            ..Policy::default()
+            ..PolicyRules::default()
         };
         let mut web = scope("web", 443, policy);
-        // By address or by port, blocked one by one or all at once; always one of them.
+        // The scope is found by address or by port, and the client is blocked alone or with all; always in one way.
         let address = [None, Some("198.51.100.1".parse().expect("an address"))];
-        web.places = vec![Place { address: address[n as usize % 2], port: Some(443) }];
+        web.places = vec![RulePlace { address: address[n as usize % 2], port: Some(443) }];
         let blocked = ["203.0.113.0/24", "203.0.113.5"];
-        web.prefixes = vec![(prefix(blocked[n as usize / 2 % 2]), Entry::Block)];
-        Rules { scopes: vec![web], ..Rules::default() }
+        web.prefixes = vec![(prefix(blocked[n as usize / 2 % 2]), ListEntry::Block)];
+        GateRules { scopes: vec![web], ..GateRules::default() }
     };
     gate.apply(&rules(0)).expect("rules");
     gate.scope("web").expect("a scope").publish(&id).expect("an ID");
@@ -336,9 +369,9 @@ fn changes_under_load() {
         let worker = threads.spawn(|| {
             let mut rounds = 0;
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                assert_eq!(gate.run(&live).expect("a run"), Action::Pass);
-                assert_eq!(gate.run(&blocked).expect("a run"), Action::Drop);
-                assert_eq!(gate.run(&unknown).expect("a run"), Action::Drop);
+                assert_eq!(gate.run(&live).expect("a run"), FrameAction::Pass);
+                assert_eq!(gate.run(&blocked).expect("a run"), FrameAction::Drop);
+                assert_eq!(gate.run(&unknown).expect("a run"), FrameAction::Drop);
                 rounds += 1;
             }
             rounds
@@ -356,22 +389,25 @@ fn changes_under_load() {
 }
 
 #[test]
-fn tables_say_how_full_they_are() {
-    if !root("tables_say_how_full_they_are") {
+fn tables_report_fill_levels() {
+    if !root("tables_report_fill_levels") {
         return;
     }
-    let policy =
-        Policy { live: Live::Published { id_len: 8 }, counting: Counting::Application, ..Policy::default() };
+    let policy = PolicyRules {
+        live: LiveRule::Published { id_len: 8 },
+        counting: Counting::Application,
+        ..PolicyRules::default()
+    };
     let gate = gate(policy);
     let web = gate.scope("web").expect("a scope");
     for n in 0..3 {
         web.publish(&[n; 8]).expect("an ID");
     }
-    // Two clients, and the network that they are in.
+    // The counts are of two clients, and of their network.
     for client in ["192.0.2.7", "192.0.2.8"] {
         web.inc(client.parse().expect("an address")).expect("inc");
     }
-    gate.list(None, prefix("10.0.0.0/8"), Entry::Block).expect("a block");
+    gate.list(None, prefix("10.0.0.0/8"), ListEntry::Block).expect("a block");
     gate.maintain().expect("upkeep");
     let said: Vec<_> = gate.tables().iter().map(|it| (it.name, it.entries, it.room)).collect();
     let want = [
@@ -386,14 +422,14 @@ fn tables_say_how_full_they_are() {
 }
 
 #[test]
-fn samples() {
+fn samples_are_limited_per_scope() {
     if !root("samples") {
         return;
     }
-    let gate = gate(Policy {
-        modes: enforce(&[Rule::Quota]).with(Rule::SourcePort, Mode::Monitor),
+    let gate = gate(PolicyRules {
+        modes: enforce(&[Rule::Quota]).with(Rule::SourcePort, RuleMode::Monitor),
         quota: Some(0),
-        ..Policy::default()
+        ..PolicyRules::default()
     });
     let mut frame = to_server(V6, initial(1, &[1, 2, 3], &[], &[]));
     frame.source.set_port(53);
@@ -401,7 +437,7 @@ fn samples() {
         assert_eq!(reason(&gate, &frame), refused(Rule::Quota));
     }
     let samples = gate.drain_samples().expect("samples");
-    // Ten each second at most: not all three.
+    // Ten are sampled each second at most, so not all three.
     assert_eq!(samples.len(), 1);
     let sample = &samples[0];
     assert_eq!((sample.scope.as_str(), sample.reason), ("web", refused(Rule::Quota)));

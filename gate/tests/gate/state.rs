@@ -1,33 +1,34 @@
-//! What depends on what came before: live connections, quotas, rates.
+//! Verdicts that depend on earlier packets: live connections, quotas, rates.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use millrace_gate::kernel::{
-    Action, Config, Counting, Event, Gate, Live, Pass, Place, Policy, Rate, Rates, Reason, Rule, Rules,
+    Config, Counting, Event, FrameAction, GateReason, GateRules, LiveRule, LoadedGate, Pass, PolicyRules,
+    Rates, Rule, RulePlace, RuleRate,
 };
 use millrace_kernel::clock::monotonic_ns;
 use millrace_kernel::prefix::Prefix;
 use millrace_testkit::wait_until;
 
-use crate::frame::{Frame, Type, VERSIONS, initial, long, short};
+use crate::frame::{LongPacketType, TestFrame, VERSIONS, initial, long, short};
 use crate::{apply, config, enforce, gate, passed, reason, refused, root, scope, to_client, to_server};
 
 pub const V4: &str = "192.0.2.7:40000";
 pub const V6: &str = "[2001:db8::7]:40000";
-pub const NEW: Reason = passed(Pass::New);
-pub const LIVE: Reason = passed(Pass::Live);
-pub const UNKNOWN: Reason = passed(Pass::Unknown);
+pub const NEW: GateReason = passed(Pass::New);
+pub const LIVE: GateReason = passed(Pass::Live);
+pub const UNKNOWN: GateReason = passed(Pass::Unknown);
 pub const SERVER_ID: [u8; 8] = [0x5e; 8];
 
 /// A burst that does not refill while a test runs.
-pub fn burst(burst: u64) -> Option<Rate> {
-    Some(Rate { amount: 1, per: Duration::from_secs(1000), burst })
+pub fn burst(burst: u64) -> Option<RuleRate> {
+    Some(RuleRate { amount: 1, per: Duration::from_secs(1000), burst })
 }
 
-/// Connections are told apart by their IDs.
-pub fn open(from: &str, n: u32) -> Frame {
+/// The Initial of a connection; connections differ in their IDs.
+pub fn open(from: &str, n: u32) -> TestFrame {
     let id = [n.to_be_bytes(), [0xc1; 4]].concat();
     to_server(from, initial(VERSIONS[n as usize % 2], &id, &[2; 4], &[]))
 }
@@ -36,16 +37,20 @@ fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-pub fn published() -> Policy {
-    Policy { live: Live::Published { id_len: 8 }, counting: Counting::Application, ..Policy::default() }
+pub fn published() -> PolicyRules {
+    PolicyRules {
+        live: LiveRule::Published { id_len: 8 },
+        counting: Counting::Application,
+        ..PolicyRules::default()
+    }
 }
 
 #[test]
-fn quota() {
+fn quota_bounds_connections_of_a_client() {
     if !root("quota") {
         return;
     }
-    let quota = Policy { modes: enforce(&[Rule::Quota]), quota: Some(2), ..published() };
+    let quota = PolicyRules { modes: enforce(&[Rule::Quota]), quota: Some(2), ..published() };
     let gate = gate(quota);
     let web = gate.scope("web").expect("a scope");
     // Clients are whole addresses with IPv4, and networks with IPv6.
@@ -60,7 +65,7 @@ fn quota() {
         assert_eq!(reason(&gate, &open(from, 2)), refused(Rule::Quota));
         assert_eq!(reason(&gate, &open(sibling, 3)), refused(Rule::Quota));
         assert_eq!(reason(&gate, &open(other, 4)), NEW);
-        // Whose first packet was let in, may send it again, and the second half of it.
+        // A client whose first packet was let in may repeat it, and send its second half.
         assert_eq!(reason(&gate, &open(from, 1)), NEW);
         // Only Initials with an unknown ID are new connections.
         web.publish(&SERVER_ID).expect("an ID");
@@ -74,10 +79,10 @@ fn quota() {
     }
 }
 
-/// From many threads, none is lost.
+/// No count from many threads is lost.
 #[test]
-fn counting_is_atomic() {
-    if !root("counting_is_atomic") {
+fn connection_counting_is_atomic() {
+    if !root("connection_counting_is_atomic") {
         return;
     }
     let gate = gate(published());
@@ -107,11 +112,11 @@ fn counting_is_atomic() {
 }
 
 #[test]
-fn published_ids() {
+fn packets_with_published_connection_ids_pass() {
     if !root("published_ids") {
         return;
     }
-    let gate = gate(Policy { modes: enforce(&[Rule::UnknownId]), ..published() });
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownId]), ..published() });
     let web = gate.scope("web").expect("a scope");
     for from in [V4, V6] {
         let packet = to_server(from, short(&SERVER_ID, 100));
@@ -119,32 +124,32 @@ fn published_ids() {
         web.publish(&SERVER_ID).expect("an ID");
         assert_eq!(reason(&gate, &packet), LIVE);
         for version in VERSIONS {
-            let handshake = long(Type::Handshake, version, &SERVER_ID, &[], &[], 90);
+            let handshake = long(LongPacketType::Handshake, version, &SERVER_ID, &[], &[], 90);
             assert_eq!(reason(&gate, &to_server(from, handshake)), LIVE);
         }
         web.retire(&SERVER_ID).expect("an ID");
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
     }
-    // Another application's ID means nothing here.
-    let rules = |policy: Policy| Rules {
+    // Another scope's ID is unknown here.
+    let rules = |policy: PolicyRules| GateRules {
         scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
-        ..Rules::default()
+        ..GateRules::default()
     };
-    gate.apply(&rules(Policy { modes: enforce(&[Rule::UnknownId]), ..published() })).expect("rules");
+    gate.apply(&rules(PolicyRules { modes: enforce(&[Rule::UnknownId]), ..published() })).expect("rules");
     gate.scope("dns").expect("a scope").publish(&SERVER_ID).expect("an ID");
     assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
 }
 
-/// A stateless reset shows no ID and has 21 bytes at least (RFC 9000, section 10.3), however long IDs are.
+/// A stateless reset has no ID and is at least 21 bytes long (RFC 9000, section 10.3), however long IDs are.
 #[test]
-fn stateless_resets() {
-    if !root("stateless_resets") {
+fn stateless_resets_pass() {
+    if !root("stateless_resets_pass") {
         return;
     }
-    let unknown = Policy { live: Live::Unknown, ..published() };
-    let published = |id_len| Policy { live: Live::Published { id_len }, ..published() };
-    let strict = Policy { modes: enforce(&[Rule::UnknownId]), ..published(8) };
+    let unknown = PolicyRules { live: LiveRule::Unknown, ..published() };
+    let published = |id_len| PolicyRules { live: LiveRule::Published { id_len }, ..published() };
+    let strict = PolicyRules { modes: enforce(&[Rule::UnknownId]), ..published(8) };
     let nobodys = refused(Rule::UnknownId);
     for (description, policy, id_len, reset) in [
         ("IDs of no length", unknown, 0, UNKNOWN),
@@ -176,8 +181,8 @@ fn stateless_resets() {
 }
 
 #[test]
-fn room_for_ids_ends() {
-    if !root("room_for_ids_ends") {
+fn full_table_of_ids_is_an_error() {
+    if !root("full_table_of_ids_is_an_error") {
         return;
     }
     let gate = gate(published());
@@ -186,7 +191,7 @@ fn room_for_ids_ends() {
     let fits = (0..1000).take_while(|n| web.publish(&id(*n)).is_ok()).count() as u32;
     assert_eq!(fits, config().max_ids);
     let error = web.publish(&id(1000)).expect_err("no room").to_string();
-    assert_eq!(error, "no room for more connection IDs");
+    assert_eq!(error, "the kernel's table has no room for more connection IDs");
     for n in 0..fits {
         assert_eq!(reason(&gate, &to_server(V4, short(&id(n), 100))), LIVE);
     }
@@ -195,26 +200,27 @@ fn room_for_ids_ends() {
     }
 }
 
-pub fn tracked(rules: &[Rule]) -> Policy {
-    Policy {
+pub fn tracked(rules: &[Rule]) -> PolicyRules {
+    PolicyRules {
         modes: enforce(rules),
-        live: Live::Tracked { idle: Duration::from_secs(30) },
+        live: LiveRule::Tracked { idle: Duration::from_secs(30) },
         quota: Some(1),
-        ..Policy::default()
+        ..PolicyRules::default()
     }
 }
 
-/// The server's part of a handshake.
-pub fn answer(gate: &Gate, to: &str, version: u32, id: &[u8]) {
-    let payload = long(Type::Initial, version, &[2; 4], id, &[], 1200);
+/// Sends the server's part of a handshake.
+pub fn answer(gate: &LoadedGate, to: &str, version: u32, id: &[u8]) {
+    let payload = long(LongPacketType::Initial, version, &[2; 4], id, &[], 1200);
     gate.run_egress(&to_client(to, payload).bytes()).expect("watched");
 }
 
-/// A handshake of a client up to its first short header.
-pub fn handshake(gate: &Gate, from: &str, version: u32, id: &[u8]) {
+/// Sends a handshake of a client up to its first short header.
+pub fn handshake(gate: &LoadedGate, from: &str, version: u32, id: &[u8]) {
     assert_eq!(reason(gate, &to_server(from, initial(version, &[0xc0; 8], &[2; 4], &[]))), NEW);
     answer(gate, from, version, id);
-    for payload in [initial(version, id, &[2; 4], &[]), long(Type::Handshake, version, id, &[2; 4], &[], 100)]
+    for payload in
+        [initial(version, id, &[2; 4], &[]), long(LongPacketType::Handshake, version, id, &[2; 4], &[], 100)]
     {
         assert_eq!(reason(gate, &to_server(from, payload)), passed(Pass::Handshake));
     }
@@ -222,7 +228,7 @@ pub fn handshake(gate: &Gate, from: &str, version: u32, id: &[u8]) {
 }
 
 #[test]
-fn tracking() {
+fn answered_handshake_becomes_live() {
     if !root("tracking") {
         return;
     }
@@ -237,13 +243,13 @@ fn tracking() {
             handshake(&gate, from, version, &SERVER_ID);
             assert_eq!(web.connections(client).expect("connections"), 1);
             assert_eq!(reason(&gate, &open(from, 9)), refused(Rule::Quota));
-            // Another ID on the same path, the same ID on another path; that is the path then.
+            // Another ID arrives on the same path; the same ID on another path moves the connection there.
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), UNKNOWN);
             assert_eq!(reason(&gate, &to_server(rebound, short(&SERVER_ID, 100))), LIVE);
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), UNKNOWN);
-            // Who never got the answer does not know the ID; who overheard it, comes from elsewhere.
+            // A client that never got the answer does not know the ID; one that overheard it has another address.
             answer(&gate, from, version, &[0x77; 8]);
             assert_eq!(reason(&gate, &to_server(elsewhere, short(&[0x77; 8], 100))), UNKNOWN);
             assert_eq!(web.connections(client).expect("connections"), 1);
@@ -253,14 +259,14 @@ fn tracking() {
     }
 }
 
-/// Marks (`gate_marks.h`) are forgotten and made again; what is in the maps is found whatever their age.
+/// Marks (`gate_marks.h`) are cleared and set again; entries of the maps are found whatever their age.
 #[test]
-fn marks_age_and_connections_do_not() {
-    if !root("marks_age_and_connections_do_not") {
+fn handshake_marks_expire_and_connections_do_not() {
+    if !root("handshake_marks_expire_and_connections_do_not") {
         return;
     }
     let of_gate = gate(tracked(&[Rule::Quota]));
-    let of_server = gate(Policy { modes: enforce(&[Rule::UnknownId]), ..published() });
+    let of_server = gate(PolicyRules { modes: enforce(&[Rule::UnknownId]), ..published() });
     let web = of_server.scope("web").expect("a scope");
     handshake(&of_gate, V4, VERSIONS[0], &SERVER_ID);
     answer(&of_gate, V6, VERSIONS[0], &[0x77; 8]);
@@ -274,7 +280,7 @@ fn marks_age_and_connections_do_not() {
         assert_eq!(reason(&of_gate, &to_server(V4, short(&SERVER_ID, 100))), LIVE);
         assert_eq!(reason(&of_gate, &to_server(V4, short(&[6; 8], 100))), passed(Pass::LivePath));
         assert_eq!(reason(&of_gate, &open(V4, 9)), refused(Rule::Quota));
-        // An answered handshake whose client goes on with Initials.
+        // The client of an answered handshake continues with Initials.
         let more = to_server(V6, initial(VERSIONS[0], &[0x77; 8], &[2; 4], &[]));
         assert_eq!(reason(&of_gate, &more), passed(Pass::Handshake));
     }
@@ -282,27 +288,30 @@ fn marks_age_and_connections_do_not() {
     assert_eq!(reason(&of_server, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
 }
 
-/// What a client says alone proves nothing, and what the server says in short headers, Retry or Version Negotiation is
-/// no answer to a handshake.
+/// A client's packets alone validate nothing. Short headers, Retry and Version Negotiation of the server are no
+/// answer to a handshake.
 #[test]
-fn nothing_is_proved_by_claims() {
-    if !root("nothing_is_proved_by_claims") {
+fn unanswered_packets_validate_nothing() {
+    if !root("unanswered_packets_validate_nothing") {
         return;
     }
     let gate = gate(tracked(&[]));
     let chosen = [0xc1; 8];
     for payload in [
         initial(1, &chosen, &[2; 4], &[]),
-        long(Type::Handshake, 1, &chosen, &[2; 4], &[], 100),
+        long(LongPacketType::Handshake, 1, &chosen, &[2; 4], &[], 100),
         short(&chosen, 100),
     ] {
-        assert!(matches!(reason(&gate, &to_server(V4, payload)), Reason::Passed(Pass::New | Pass::Unknown)));
+        assert!(matches!(
+            reason(&gate, &to_server(V4, payload)),
+            GateReason::Passed(Pass::New | Pass::Unknown)
+        ));
     }
     for payload in [
         short(&chosen, 100),
-        long(Type::Retry, 1, &[2; 4], &chosen, &[], 100),
+        long(LongPacketType::Retry, 1, &[2; 4], &chosen, &[], 100),
         crate::frame::long_start(0xc0, 0, &[2; 4], &chosen),
-        long(Type::Initial, 1, &[2; 4], &[], &[], 1200),
+        long(LongPacketType::Initial, 1, &[2; 4], &[], &[], 1200),
         vec![0xc0, 0, 0],
         vec![],
     ] {
@@ -329,23 +338,27 @@ fn idle_connections_expire() {
     assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 2);
     assert_eq!(web.connections(client).expect("connections"), 0);
     assert_eq!(reason(&gate, &open(V4, 9)), NEW);
-    // Published ones are the application's.
+    // Published IDs are left to the application.
     assert_eq!(reason(&gate, &to_server(V4, short(&[0x99; 8], 100))), LIVE);
-    // The answer is still remembered, so the client can prove itself again.
+    // The answer is still remembered, so the client can validate its address again.
     assert_eq!(reason(&gate, &to_server(V4, short(&[6; 8], 100))), UNKNOWN);
     assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), LIVE);
     assert_eq!(web.connections(client).expect("connections"), 1);
 }
 
-/// Rates: exactly as many as the burst has.
+/// Exactly as many packets as the burst pass.
 #[test]
-fn rates() {
+fn rate_limit_passes_its_burst() {
     if !root("rates") {
         return;
     }
     let one_packet = open(V4, 0).payload.len() as u64;
-    let all =
-        |rates: Rates| Policy { client_rates: rates, unknown_rates: rates, live_rates: rates, ..published() };
+    let all = |rates: Rates| PolicyRules {
+        client_rates: rates,
+        unknown_rates: rates,
+        live_rates: rates,
+        ..published()
+    };
     for (rule, rates, each_client, initials_only) in [
         (Rule::ClientInitials, Rates { initials: burst(5), ..Rates::default() }, true, true),
         (Rule::ClientPackets, Rates { packets: burst(5), ..Rates::default() }, true, false),
@@ -354,7 +367,7 @@ fn rates() {
         (Rule::UnknownPackets, Rates { packets: burst(5), ..Rates::default() }, false, false),
         (Rule::UnknownBytes, Rates { bytes: burst(5 * one_packet), ..Rates::default() }, false, false),
     ] {
-        let gate = gate(Policy { modes: enforce(&[rule]), ..all(rates) });
+        let gate = gate(PolicyRules { modes: enforce(&[rule]), ..all(rates) });
         let web = gate.scope("web").expect("a scope");
         web.publish(&SERVER_ID).expect("an ID");
         for (round, from) in [V4, V6].into_iter().enumerate() {
@@ -366,15 +379,16 @@ fn rates() {
             let other = reason(&gate, &to_server(from, short(&[9; 8], 1200)));
             assert_eq!(other, if initials_only { UNKNOWN } else { refused(rule) }, "{rule:?}");
         }
-        // Who has a connection is not unknown.
+        // A client with a connection is not unknown.
         web.inc(to_server(V4, vec![]).source.ip()).expect("inc");
         let want = if each_client { refused(rule) } else { NEW };
         assert_eq!(reason(&gate, &open(V4, 100)), want, "{rule:?}");
     }
 }
 
-/// A ClientHello with keys for post-quantum cryptography fills two Initials, and a client sends both again when it hears nothing. They open one
-/// connection, and are counted as one by each rule that counts connections. Rules that count packets count all of them.
+/// A ClientHello with keys for post-quantum cryptography fills two Initials, and a client repeats both when it gets
+/// no answer. They open one connection, and each rule on connections counts them as one. Rules on packets count all
+/// of them.
 #[test]
 fn initials_of_one_connection_are_counted_once() {
     if !root("initials_of_one_connection_are_counted_once") {
@@ -382,10 +396,10 @@ fn initials_of_one_connection_are_counted_once() {
     }
     let connections = Rates { initials: burst(2), ..Rates::default() };
     for (rule, policy) in [
-        (Rule::ClientInitials, Policy { client_rates: connections, ..published() }),
-        (Rule::UnknownInitials, Policy { unknown_rates: connections, ..published() }),
+        (Rule::ClientInitials, PolicyRules { client_rates: connections, ..published() }),
+        (Rule::UnknownInitials, PolicyRules { unknown_rates: connections, ..published() }),
     ] {
-        let gate = gate(Policy { modes: enforce(&[rule]), ..policy });
+        let gate = gate(PolicyRules { modes: enforce(&[rule]), ..policy });
         for from in [V4, V6] {
             if from == V6 && rule == Rule::UnknownInitials {
                 break;
@@ -401,68 +415,71 @@ fn initials_of_one_connection_are_counted_once() {
                 }
             }
         }
-        // From elsewhere it is another connection.
+        // The same Initial from another address is another connection.
         let elsewhere = if rule == Rule::ClientInitials { "192.0.2.7:40001" } else { "192.0.2.99:40000" };
         assert_eq!(reason(&gate, &open(elsewhere, 0)), refused(rule), "{rule:?}");
     }
-    let packets = Policy { client_rates: Rates { packets: burst(3), ..Rates::default() }, ..published() };
-    let gate = gate(Policy { modes: enforce(&[Rule::ClientPackets]), ..packets });
+    let packets =
+        PolicyRules { client_rates: Rates { packets: burst(3), ..Rates::default() }, ..published() };
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::ClientPackets]), ..packets });
     for n in 0..5 {
         let want = if n < 3 { NEW } else { refused(Rule::ClientPackets) };
         assert_eq!(reason(&gate, &open(V4, 0)), want, "packet {n}");
     }
 }
 
-/// What repeats an Initial is free only so often: a client that repeats one for ever opens connections, too.
+/// A repeated Initial is free only so often: a client that repeats one for ever opens connections too.
 #[test]
-fn an_initial_that_comes_for_ever_counts_again() {
-    if !root("an_initial_that_comes_for_ever_counts_again") {
+fn initial_that_is_repeated_endlessly_is_counted_again() {
+    if !root("initial_that_is_repeated_endlessly_is_counted_again") {
         return;
     }
     let client_rates = Rates { initials: burst(2), ..Rates::default() };
-    let gate = gate(Policy { modes: enforce(&[Rule::ClientInitials]), client_rates, ..published() });
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::ClientInitials]), client_rates, ..published() });
     let frame = open(V4, 0);
     let passed = (0..200).filter(|_| reason(&gate, &frame) == NEW).count();
     assert_eq!(passed, 2 * 33, "each of the two that are counted, and 32 that repeat it");
 }
 
-/// Whoever opens no connection, and sends what only belongs to one, meets what new connections meet.
+/// Early data and handshake packets of no known connection are treated like new connections.
 #[test]
-fn early_data_and_handshakes_of_nobodys_connection() {
-    if !root("early_data_and_handshakes_of_nobodys_connection") {
+fn early_data_and_handshakes_without_connection_count_as_new() {
+    if !root("early_data_and_handshakes_without_connection_count_as_new") {
         return;
     }
     let initials = Rates { initials: burst(3), ..Rates::default() };
-    let never = Policy { client_rates: initials, unknown_rates: initials, quota: Some(0), ..published() };
+    let never =
+        PolicyRules { client_rates: initials, unknown_rates: initials, quota: Some(0), ..published() };
     let stray = |kind, n: u8| to_server(V4, long(kind, 1, &[n; 8], &[], &[], 1200));
     for (rule, before) in
         [(Rule::ClientInitials, 3), (Rule::UnknownInitials, 3), (Rule::Quota, 0), (Rule::Retry, 0)]
     {
-        let gate = gate(Policy { modes: enforce(&[rule]), ..never.clone() });
+        let gate = gate(PolicyRules { modes: enforce(&[rule]), ..never.clone() });
         let web = gate.scope("web").expect("a scope");
         for n in 0..6 {
-            let kind = [Type::ZeroRtt, Type::Handshake][usize::from(n) % 2];
+            let kind = [LongPacketType::ZeroRtt, LongPacketType::Handshake][usize::from(n) % 2];
             let want = if n < before { UNKNOWN } else { refused(rule) };
             assert_eq!(reason(&gate, &stray(kind, n)), want, "{rule:?}: {kind:?}, the {n}th");
         }
-        // Who comes after them is not refused any more than before; live ones never are.
+        // A client that comes afterwards is not refused more than before; live ones never are.
         web.publish(&[9; 8]).expect("an ID");
-        assert_eq!(reason(&gate, &stray(Type::Handshake, 9)), LIVE, "{rule:?}");
+        assert_eq!(reason(&gate, &stray(LongPacketType::Handshake, 9)), LIVE, "{rule:?}");
     }
-    let gate = gate(Policy { modes: enforce(&[Rule::UnknownId]), ..never });
-    assert_eq!(reason(&gate, &stray(Type::Handshake, 1)), refused(Rule::UnknownId));
-    assert_eq!(reason(&gate, &stray(Type::ZeroRtt, 1)), UNKNOWN, "it has an ID of the client's");
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownId]), ..never });
+    assert_eq!(reason(&gate, &stray(LongPacketType::Handshake, 1)), refused(Rule::UnknownId));
+    assert_eq!(reason(&gate, &stray(LongPacketType::ZeroRtt, 1)), UNKNOWN, "it has an ID of the client's");
 }
 
-/// Early data of a connection whose Initial was let in is not another one.
+/// Early data of a connection whose Initial was let in is no other connection.
 #[test]
-fn early_data_belongs_to_its_initial() {
-    if !root("early_data_belongs_to_its_initial") {
+fn early_data_is_judged_with_its_initial() {
+    if !root("early_data_is_judged_with_its_initial") {
         return;
     }
     let rates = Rates { initials: burst(2), ..Rates::default() };
-    let gate = gate(Policy { modes: enforce(&[Rule::ClientInitials]), client_rates: rates, ..published() });
-    let early = |from, n: u8| to_server(from, long(Type::ZeroRtt, 1, &[n; 8], &[], &[], 1200));
+    let gate =
+        gate(PolicyRules { modes: enforce(&[Rule::ClientInitials]), client_rates: rates, ..published() });
+    let early = |from, n: u8| to_server(from, long(LongPacketType::ZeroRtt, 1, &[n; 8], &[], &[], 1200));
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &[1; 8], &[], &[]))), NEW);
     for _ in 0..9 {
         assert_eq!(reason(&gate, &early(V4, 1)), UNKNOWN);
@@ -472,22 +489,22 @@ fn early_data_belongs_to_its_initial() {
     assert_eq!(reason(&gate, &early(V4, 1)), UNKNOWN);
 }
 
-/// Connections from before the gate, whatever port a NAT gave them: their short headers are not held to be a
-/// reflector's answers while they may be live; but who opens a connection from there is refused.
+/// Connections from before the gate may have any port that a NAT gave them. Their short headers do not count as a
+/// reflector's answers while they may be live, but a new connection from such a port is refused.
 #[test]
-fn reflectors_ports_of_connections_from_before() {
-    if !root("reflectors_ports_of_connections_from_before") {
+fn reflector_port_of_earlier_connection_passes() {
+    if !root("reflector_port_of_earlier_connection_passes") {
         return;
     }
     const PORTS: [&str; 2] = ["192.0.2.7:1900", "[2001:db8::7]:1900"];
     let stray = |from: &str| to_server(from, short(&[9; 8], 100));
     let reflected = refused(Rule::SourcePort);
-    let with = |live, counting| Policy { live, counting, ..Policy::default() };
-    let tracked = |idle| with(Live::Tracked { idle }, Counting::Gate);
+    let with = |live, counting| PolicyRules { live, counting, ..PolicyRules::default() };
+    let tracked = |idle| with(LiveRule::Tracked { idle }, Counting::Gate);
     for (live, counting, want) in [
-        (Live::Tracked { idle: Duration::from_secs(3600) }, Counting::Gate, UNKNOWN),
-        (Live::Unknown, Counting::Application, UNKNOWN),
-        (Live::Published { id_len: 8 }, Counting::Application, reflected),
+        (LiveRule::Tracked { idle: Duration::from_secs(3600) }, Counting::Gate, UNKNOWN),
+        (LiveRule::Unknown, Counting::Application, UNKNOWN),
+        (LiveRule::Published { id_len: 8 }, Counting::Application, reflected),
     ] {
         let gate = gate(with(live, counting));
         for from in PORTS {
@@ -499,36 +516,36 @@ fn reflectors_ports_of_connections_from_before() {
         }
     }
 
-    // After the idle time whatever is live is known.
+    // The gate knows all live connections after the idle time.
     let idle = Duration::from_millis(100);
     let begin = std::time::Instant::now();
     let gate = gate(tracked(idle));
     wait_until("a refusal", || reason(&gate, &stray(PORTS[0])), |reason| *reason != UNKNOWN);
     assert!(begin.elapsed() >= idle);
-    // Other rules do not change that, where it looks does.
-    apply(&gate, Policy { modes: enforce(&[Rule::Options]), ..tracked(idle) });
+    // A change of other rules does not affect that; a change of what is watched does.
+    apply(&gate, PolicyRules { modes: enforce(&[Rule::Options]), ..tracked(idle) });
     assert_eq!(reason(&gate, &stray(PORTS[0])), reflected);
     let mut web = scope("web", 444, tracked(Duration::from_secs(3600)));
-    web.places.push(Place::port(crate::PORT));
-    gate.apply(&Rules { scopes: vec![web], ..Rules::default() }).expect("rules");
+    web.places.push(RulePlace::port(crate::PORT));
+    gate.apply(&GateRules { scopes: vec![web], ..GateRules::default() }).expect("rules");
     assert_eq!(reason(&gate, &stray(PORTS[0])), UNKNOWN);
 }
 
-/// Of published IDs: nobody but the application knows whose they are, so each has its own, whoever sends it.
+/// Only the application knows which client a published ID belongs to, so each ID has its own rates, from any address.
 #[test]
-fn live_rates_where_asked_for() {
-    if !root("live_rates_where_asked_for") {
+fn live_rates_limit_published_ids() {
+    if !root("live_rates_limit_published_ids") {
         return;
     }
     for (rule, live_rates) in [
         (Rule::LivePackets, Rates { packets: burst(7), ..Rates::default() }),
         (Rule::LiveBytes, Rates { bytes: burst(7000), ..Rates::default() }),
     ] {
-        let gate = gate(Policy { modes: enforce(&[rule]), live_rates, ..published() });
+        let gate = gate(PolicyRules { modes: enforce(&[rule]), live_rates, ..published() });
         let web = gate.scope("web").expect("a scope");
         for (from, other, id) in [(V4, "192.0.2.9:40000", [1; 8]), (V6, "[2001:db8:9::7]:40000", [2; 8])] {
             web.publish(&id).expect("an ID");
-            // Strangers' packets from the same address do not count.
+            // Unknown packets from the same address do not count.
             for n in 0..20 {
                 assert_eq!(reason(&gate, &open(from, n)), NEW);
             }
@@ -541,15 +558,16 @@ fn live_rates_where_asked_for() {
     }
 }
 
-/// Buckets fill up again as time passes.
+/// Buckets refill as time passes.
 #[test]
-fn rates_refill() {
-    if !root("rates_refill") {
+fn rate_buckets_refill_over_time() {
+    if !root("rate_buckets_refill_over_time") {
         return;
     }
-    let rate = Rate { amount: 20, per: Duration::from_secs(1), burst: 1 };
+    let rate = RuleRate { amount: 20, per: Duration::from_secs(1), burst: 1 };
     let rates = Rates { initials: Some(rate), ..Rates::default() };
-    let gate = gate(Policy { modes: enforce(&[Rule::ClientInitials]), client_rates: rates, ..published() });
+    let gate =
+        gate(PolicyRules { modes: enforce(&[Rule::ClientInitials]), client_rates: rates, ..published() });
     let begin = std::time::Instant::now();
     let mut numbers = 0..;
     let mut passes = || numbers.next().is_some_and(|n| reason(&gate, &open(V4, n)) == NEW);
@@ -557,58 +575,60 @@ fn rates_refill() {
     while begin.elapsed() < Duration::from_millis(300) {
         passed += u128::from(passes());
     }
-    // On a busy machine it was one, or none, until now.
+    // A busy machine has sent one, or none, until now.
     let go_on = || {
         passed += u128::from(passes());
         passed
     };
     let passed = wait_until("a second one", go_on, |passed| *passed >= 2);
-    // One at once, and one more each 50 ms.
+    // One passes at once, and one more each 50 ms.
     let most = begin.elapsed().as_millis() / 50 + 1;
     assert!((2..=most).contains(&passed), "{passed} of at most {most}");
 }
 
-/// A large bucket follows the kernel's ticks. In the long run that gives what the rate says.
+/// A large bucket is filled at each of the kernel's ticks. In the long run that gives the configured rate.
 #[test]
 fn large_buckets_refill_tick_by_tick() {
     const PER_SECOND: u64 = 200;
     const LENGTH_NS: u64 = 1_000_000_000;
-    /// A tick takes 10 ms at most; the rest is for a virtual machine that stands still.
+    /// A tick takes at most 10 ms; the rest is for a virtual machine that is paused.
     const SLACK_NS: u64 = 100_000_000;
     if !root("large_buckets_refill_tick_by_tick") {
         return;
     }
-    // It never comes near its rim, where it would lose something.
-    let rate = Rate::per_second(PER_SECOND, 20 * PER_SECOND);
+    // The bucket never comes near its limit, where it would lose something.
+    let rate = RuleRate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
-    let gate = gate(Policy { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
-    // Each opens a connection of its own.
+    let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
+    // Each packet opens a connection of its own.
     let mut numbers = 0..;
     let mut next = || open(V4, numbers.next().expect("a number")).bytes();
-    // When it was empty, between two readings of the clock, and how many passed until then.
+    // The result is when the bucket was empty, between two readings of the clock, and how many had passed by then.
     let mut drain = || {
         let mut passed = 0;
         loop {
             let frame = next();
             let before = monotonic_ns();
             match gate.run(&frame).expect("a run") {
-                Action::Pass => passed += 1,
+                FrameAction::Pass => passed += 1,
                 _ => return (before, monotonic_ns(), passed),
             }
         }
     };
     let begin = drain();
-    let (mut end, mut passed) = (begin, 0);
+    let mut end = begin;
+    let mut passed = 0;
     while end.0.saturating_sub(begin.1) < LENGTH_NS {
         end = drain();
         passed += end.2;
     }
     let filled = |ns: u64| PER_SECOND * ns / 1_000_000_000;
-    let (least, most) = (filled(end.0 - begin.1 - SLACK_NS), filled(end.1 - begin.0 + SLACK_NS));
+    let least = filled(end.0 - begin.1 - SLACK_NS);
+    let most = filled(end.1 - begin.0 + SLACK_NS);
     assert!((least..=most).contains(&passed), "{passed} of {least} to {most}");
 }
 
-/// Addresses that an attacker makes up: as many as there are packets.
+/// Spoofed addresses of an attacker, one per packet.
 pub fn spoofed(n: u32) -> String {
     let [a, b, c, d] = n.to_be_bytes();
     if n.is_multiple_of(2) {
@@ -618,8 +638,8 @@ pub fn spoofed(n: u32) -> String {
     }
 }
 
-/// A flood from addresses without number, of all kinds of packets, while every table is far smaller: every packet of
-/// every live connection still passes as one.
+/// The flood has addresses without number and all kinds of packets, while every table is far smaller. Every packet of
+/// every live connection still passes as such.
 #[test]
 fn a_flood_evicts_nothing_that_is_live() {
     if !root("a_flood_evicts_nothing_that_is_live") {
@@ -627,8 +647,8 @@ fn a_flood_evicts_nothing_that_is_live() {
     }
     let rates = Rates { initials: burst(1 << 40), packets: burst(1 << 40), bytes: burst(1 << 50) };
     let every = [Rule::ClientInitials, Rule::ClientPackets, Rule::ClientBytes, Rule::Quota];
-    let gate = Gate::load(&Config { samples_per_second: 0, ..config() }).expect("a gate");
-    let policy = Policy { client_rates: rates, quota: Some(100), ..tracked(&every) };
+    let gate = LoadedGate::load(&Config { samples_per_second: 0, ..config() }).expect("a gate");
+    let policy = PolicyRules { client_rates: rates, quota: Some(100), ..tracked(&every) };
     apply(&gate, policy);
     let web = gate.scope("web").expect("a scope");
     let live = |n: u32| (format!("203.0.113.{n}:4000"), [n as u8; 8]);
@@ -640,13 +660,13 @@ fn a_flood_evicts_nothing_that_is_live() {
     for n in 0..3000 {
         let from = spoofed(n);
         gate.run(&open(&from, n).bytes()).expect("a run");
-        // The server answers, and the attacker guesses.
+        // The server answers, and the attacker guesses the ID.
         answer(&gate, &from, 1, &[n.to_be_bytes(), [0x33; 4]].concat());
         gate.run(&to_server(&from, short(&[n.to_be_bytes(), [0x34; 4]].concat(), 100)).bytes())
             .expect("a run");
-        gate.run(&to_server(&from, long(Type::Handshake, 1, &[n as u8; 8], &[], &[], 100)).bytes())
+        gate.run(&to_server(&from, long(LongPacketType::Handshake, 1, &[n as u8; 8], &[], &[], 100)).bytes())
             .expect("a run");
-        // Forged packets with the address of a live client.
+        // These are forged packets with the address of a live client.
         let (victim, _) = live(n % 20);
         gate.run(&open(&victim, n).bytes()).expect("a run");
     }
@@ -659,10 +679,10 @@ fn a_flood_evicts_nothing_that_is_live() {
     }
 }
 
-/// Real clients, more than there is room for: the first stay, the others pass, uncounted.
+/// There are more real clients than room: the first stay, the others pass uncounted.
 #[test]
-fn room_for_tracked_connections_ends() {
-    if !root("room_for_tracked_connections_ends") {
+fn connections_over_the_table_pass_uncounted() {
+    if !root("connections_over_the_table_pass_uncounted") {
         return;
     }
     let gate = gate(tracked(&[]));

@@ -1,4 +1,4 @@
-//! WireGuard devices, set up by generic netlink as `wg set` does it.
+//! WireGuard devices, configured by generic netlink as `wg set` does.
 
 use std::os::fd::AsRawFd as _;
 
@@ -44,7 +44,7 @@ const KEYS: [(&str, &str); 2] = [
 ];
 const PORT: u16 = 51820;
 
-/// Sets up a device as the one of two peers. The other one is at an address, and all that arrives from it is taken.
+/// Configures a device as the one of two peers. The other one is at an address, and all packets from it are accepted.
 pub fn set_up(namespace: &str, device: &str, own: usize, other_at: [u8; 4]) {
     let endpoint = [&2_u16.to_ne_bytes()[..], &PORT.to_be_bytes(), &other_at, &[0; 8]].concat();
     let everything = [
@@ -87,7 +87,7 @@ fn nested(kind: u16, attributes: &[u8]) -> Vec<u8> {
     attribute(kind | NLA_F_NESTED, attributes)
 }
 
-/// A number of 16 bits among attributes.
+/// Finds a 16-bit number among attributes.
 fn find(mut attributes: &[u8], wanted: u16) -> u16 {
     loop {
         let word = |at: usize| u16::from_ne_bytes([attributes[at], attributes[at + 1]]);
@@ -98,7 +98,7 @@ fn find(mut attributes: &[u8], wanted: u16) -> u16 {
     }
 }
 
-/// The first message that answers a request.
+/// Returns the first message that answers a request.
 fn ask(kind: u16, command: u8, flags: u16, attributes: &[u8]) -> Vec<u8> {
     let family = AddressFamily::Netlink;
     let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric);

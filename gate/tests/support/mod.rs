@@ -1,4 +1,4 @@
-//! A server and its clients, each in a network namespace; a server as a process, clients on quinn.
+//! A server and its clients, each in a network namespace: the server as a process, the clients on quinn.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_gate::{Gate, Mode, Policy};
+use millrace_gate::{Gate, Policy, XdpMode};
 #[allow(unused_imports, reason = "each test file uses a part")]
 pub use millrace_testkit::{async_wait_until, wait_for, wait_until};
 use nix::{
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 1));
 pub const PORT: u16 = 4433;
 
-/// Whether tests that need root can run; says so if not.
+/// Whether tests that need root can run; prints a message if not.
 pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -35,15 +35,15 @@ pub fn is_root() -> bool {
     root
 }
 
-/// Two namespaces with an interface `eth` each, a directory, a certificate.
-pub struct Site {
+/// Two namespaces with an interface `eth` each, a directory, and a certificate.
+pub struct GateSite {
     pub server: String,
     pub clients: String,
     pub dir: TempDir,
     certificate: CertificateDer<'static>,
 }
 
-impl Site {
+impl GateSite {
     pub fn new(name: &str, policy: &str) -> Self {
         let id = std::process::id();
         let [server, clients] = ["s", "c"].map(|role| format!("gate-{id}-{name}-{role}"));
@@ -64,7 +64,7 @@ impl Site {
         site
     }
 
-    /// Makes the interfaces, which must not be there.
+    /// Makes the interfaces, which must not exist.
     pub fn link(&self) {
         let Self { server, clients, .. } = self;
         ip(&["-n", server, "link", "add", "eth", "type", "veth", "peer", "name", "eth", "netns", clients]);
@@ -76,7 +76,7 @@ impl Site {
         }
     }
 
-    /// `ip link` on the server's side.
+    /// Runs `ip link` on the server's side.
     pub fn ip_link(&self, arguments: &[&str]) {
         ip(&[&["-n", &self.server, "link"], arguments].concat());
     }
@@ -85,27 +85,27 @@ impl Site {
         self.dir.path().join(name)
     }
 
-    /// A veth takes what its peer sends back at XDP only while it has an XDP program itself: one that lets everything
-    /// pass.
+    /// Attaches a gate that passes everything. A veth accepts what its peer sends back at XDP only while it has an
+    /// XDP program itself.
     pub fn take_answers(&self) -> Gate {
         let gate = Gate::new(&Policy::parse("[[scope]]\nname = \"none\"\nport = 1\n").unwrap()).unwrap();
-        inside(&self.clients, || gate.attach("eth", Mode::Native)).unwrap();
+        inside(&self.clients, || gate.attach("eth", XdpMode::Native)).unwrap();
         gate
     }
 
-    /// A command inside the server's namespace.
+    /// Makes a command that runs inside the server's namespace.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.server, program]).current_dir(self.dir.path());
         command
     }
 
-    /// Starts an example, whose arguments are all the same, and waits for it to say that it is ready.
-    pub fn serve(&self, program: &str) -> Server {
+    /// Starts an example (all have the same arguments), and waits until it reports that it is ready.
+    pub fn serve(&self, program: &str) -> GateServerProcess {
         let port = PORT.to_string();
         let mut command = self.command(program);
         command.args(["eth", "gate.toml", "web", "10.97.0.1", &port, "cert.pem", "key.pem"]);
-        Server::start(command)
+        GateServerProcess::start(command)
     }
 
     /// Whether there is an XDP program on the server's interface.
@@ -113,18 +113,18 @@ impl Site {
         self.has_xdp("eth")
     }
 
-    /// The same of any interface there.
+    /// Whether there is an XDP program on an interface there.
     pub fn has_xdp(&self, interface: &str) -> bool {
         said(Command::new("ip").args(["-d", "-n", &self.server, "link", "show", "dev", interface]))
             .contains("xdp")
     }
 
-    /// A client's endpoint, in the namespace of clients.
+    /// Makes a client's endpoint, in the namespace of clients.
     pub fn endpoint(&self, idle: Duration) -> Endpoint {
         self.endpoint_at("0.0.0.0", idle)
     }
 
-    /// The same, from an address of any family.
+    /// Makes a client's endpoint with an address of any family.
     pub fn endpoint_at(&self, address: &str, idle: Duration) -> Endpoint {
         let address = SocketAddr::new(address.parse().unwrap(), 0);
         let socket = inside(&self.clients, || UdpSocket::bind(address).unwrap());
@@ -152,7 +152,7 @@ impl Site {
         config
     }
 
-    /// Of a server in this process.
+    /// Makes the configuration of a server in this process.
     pub fn server_config(&self) -> quinn::ServerConfig {
         let key = PrivateKeyDer::from_pem_file(self.path("key.pem")).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -167,13 +167,13 @@ impl Site {
         quinn::ServerConfig::with_crypto(Arc::new(tls))
     }
 
-    /// A new connection, which fails when nothing is heard for `idle`.
+    /// Opens a new connection, which fails when no packet arrives for `idle`.
     pub async fn connect(&self, idle: Duration) -> Result<Connection, ConnectionError> {
         self.endpoint(idle).connect(SocketAddr::new(SERVER, PORT), "localhost").unwrap().await
     }
 }
 
-impl Drop for Site {
+impl Drop for GateSite {
     fn drop(&mut self) {
         for namespace in [&self.server, &self.clients] {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
@@ -181,7 +181,7 @@ impl Drop for Site {
     }
 }
 
-/// What [`hello`] asks for, for as long as the connection lasts.
+/// Answers [`hello`]'s requests for as long as the connection lasts.
 pub async fn answer(connection: Connection) {
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
         let _ = recv.read_to_end(1024).await;
@@ -190,12 +190,12 @@ pub async fn answer(connection: Connection) {
     }
 }
 
-/// Asks on a stream of its own, and checks the answer.
+/// Sends a request on a stream of its own, and checks the answer.
 pub async fn hello(connection: &Connection) {
     ask(connection, b"who is there?").await;
 }
 
-/// The same with a question that fills most of a packet.
+/// Sends a request that fills most of a packet.
 pub async fn long_hello(connection: &Connection) {
     ask(connection, &[b'?'; 1000]).await;
 }
@@ -217,9 +217,9 @@ pub fn initial(n: u64) -> Vec<u8> {
     packet
 }
 
-/// What every example has to show, with a quota of 2: the third connection is refused, the first two are not hurt,
-/// and when one goes there is room for another. Returns the two that are open in the end.
-pub async fn quota_of_two_holds(site: &Site) -> [Connection; 2] {
+/// Checks an example with a quota of 2: the third connection is refused, the first two are not affected, and when one
+/// closes there is room for another. Returns the two that are open in the end.
+pub async fn quota_of_two_holds(site: &GateSite) -> [Connection; 2] {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_secs(2);
     let first = site.connect(LONG).await.expect("the first");
@@ -230,7 +230,7 @@ pub async fn quota_of_two_holds(site: &Site) -> [Connection; 2] {
     hello(&first).await;
     hello(&second).await;
     first.close(0u8.into(), b"");
-    // It is there for longer than the next one tries.
+    // The first two stay open for longer than the third one tries.
     let third = tokio::time::timeout(millrace_testkit::BOUND, async {
         loop {
             if let Ok(Ok(connection)) = tokio::time::timeout(SHORT, site.connect(LONG)).await {
@@ -245,13 +245,13 @@ pub async fn quota_of_two_holds(site: &Site) -> [Connection; 2] {
     [second, third]
 }
 
-/// A process that said `ready`; killed when dropped.
-pub struct Server {
+/// A process that printed `ready`; killed when dropped.
+pub struct GateServerProcess {
     process: Child,
     out: BufReader<ChildStdout>,
 }
 
-impl Server {
+impl GateServerProcess {
     pub fn start(mut command: Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(process.stdout.take().unwrap());
@@ -265,7 +265,7 @@ impl Server {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
     }
 
-    /// Ends it by a signal; returns its exit code and the rest of what it said.
+    /// Ends the process by a signal; returns its exit code and the rest of its output.
     pub fn end(mut self, signal: Signal) -> (Option<i32>, String) {
         self.signal(signal);
         let status = wait_for("end of the server", || self.process.try_wait().unwrap());
@@ -275,7 +275,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for GateServerProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -1,4 +1,5 @@
-//! Sessions for applications: who asks for one gets a socket of a peer's pool, with a graft that both ends have agreed on for it.
+//! Sessions for applications: an application that asks for one gets a socket of a peer's pool, with a graft
+//! that both ends have agreed on for it.
 //!
 //! ```text
 //! application    daemon                        daemon    application
@@ -6,18 +7,19 @@
 //! open ------->  chooses a graft, a session
 //!                Open -------------------------->
 //!                <------------------------ Accept
-//!                both change to the graft, and begin anew
+//!                both change to the graft, and restart it
 //!                Go ---------------------------->
 //!                <------------------------- Ready
 //! <--- opened                                        --> accepted
 //! ```
 //!
-//! So when an application gets its socket, the other one's takes what it sends, and nothing of whoever had the session before can come any
-//! more. The connection of an application to the daemon is its session: when that ends, the session does. All of it runs in the thread that
-//! holds the runtime, and never waits.
+//! An application gets its socket only when the other end's socket already receives. Datagrams of the session's
+//! previous user cannot arrive any more then. An application's connection to the daemon stands for its session: when
+//! the connection ends, the session ends. The broker runs in the thread that holds the runtime, and never blocks.
 
 mod addresses;
 mod changing;
+mod connection;
 mod desk;
 mod door;
 mod ending;
@@ -36,62 +38,72 @@ use std::{
     collections::BTreeMap,
     io,
     path::Path,
-    sync::mpsc::{Receiver, channel},
+    sync::mpsc::{Receiver, sync_channel},
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
-use millrace_graft::message::Why;
 use millrace_graft::packet::{
-    Event, Peer, PeerStatus, Runtime, Settings,
+    HostKey, PacketEvent, PacketRuntime, PeerSetting, PeerStatus, Settings,
     choose::{Offer, offers},
 };
-use millrace_graft_kernel::joint::Ends;
+use millrace_graft_kernel::joint::SessionEnds;
+use millrace_messages::SessionRefusal;
 use tracing::{error, warn};
 
 use self::{
     addresses::Addresses,
+    connection::PeerLinks,
     desk::Desk,
-    door::{Arrival, Caller, Door},
-    far::{Far, Say},
-    keeper::Keeper,
+    door::{ClientArrival, ClientProcess, Door},
+    far::{PeerEvent, PeerMessage},
+    keeper::SealKeeper,
     lease::{Lease, SILENCE},
-    places::Places,
-    seat::Seat,
+    places::ClientPlaces,
+    seat::PooledSocket,
 };
 
-/// Between two looks at what is promised.
+/// Interval at which open sessions are checked against the requirements of their applications.
 const LOOK: Duration = Duration::from_secs(1);
+/// Capacity of the queue of messages from peers. A message that finds it full is dropped, and its sender repeats it.
+const WORDS: usize = 4096;
 
-/// Of all peers of the settings.
-pub struct Broker {
-    door: Door,
-    /// What was turned away or could not be taken since the last look.
-    lost: Lost,
-    /// Sessions that came to listeners, by users.
-    accepted: Places,
-    /// Applications, by a number that is used once.
+/// The broker of sessions, which lends sockets of the peers' pools to applications.
+pub struct SessionBroker {
+    /// The socket that applications connect to. `None` if no peer has a pool, so there is nothing to ask for.
+    door: Option<Door>,
+    /// Connections of applications that were turned away or could not be accepted since the last log line about them.
+    lost: LostLog,
+    /// Limits of the connections that the daemon makes for accepted sessions, by user.
+    accepted: ClientPlaces,
+    /// Connections of applications, by numbers that are never used again.
     desks: BTreeMap<u64, Desk>,
     next_desk: u64,
-    peers: Vec<Peer>,
-    /// In the order of the peers.
-    fars: Vec<Far>,
-    seats: BTreeMap<Ends, Seat>,
-    /// By their lives, which both ends have drawn at random.
+    peers: Vec<PeerSetting>,
+    host_key: Option<HostKey>,
+    /// Connections to the daemons of the peers, in the order of `peers`.
+    links: PeerLinks,
+    /// Pooled sockets of all peers, by the addresses of their sessions.
+    seats: BTreeMap<SessionEnds, PooledSocket>,
+    /// Sessions by session ID (`life`), a random number that both ends know.
     leases: BTreeMap<u64, Lease>,
-    words: Receiver<(usize, Say)>,
+    /// Events from the peers' daemons, each with the peer's number in `peers`.
+    words: Receiver<(usize, PeerEvent)>,
+    /// Grafts that a session may get, with the services of each.
     offers: Vec<Offer>,
-    keeper: Keeper,
+    /// The process that shuts sockets down if this daemon dies. `None` if no peer has a pool.
+    keeper: Option<SealKeeper>,
     addresses: Addresses,
+    /// Time of the latest periodic check.
     looked: Instant,
-    /// Rounds of reports.
+    /// Number of rounds of reports so far.
     reports: u64,
-    /// What applications were told why they do not get it, by the reason.
+    /// Number of refused requests of applications, by the reason.
     refusals: BTreeMap<String, u64>,
 }
 
-impl Broker {
-    /// `None`: the settings have no peers, so nobody can ask for anything.
+impl SessionBroker {
+    /// Binds the pools and starts to connect to the peers' daemons. Returns `None` if the settings have no peers.
     ///
     /// # Errors
     /// A port of a pool is in use, or its address is not this host's.
@@ -99,69 +111,91 @@ impl Broker {
         if settings.peers.is_empty() {
             return Ok(None);
         }
-        let (say, words) = channel();
-        let (mut fars, mut seats) = (Vec::new(), BTreeMap::new());
-        for (at, peer) in settings.peers.iter().enumerate() {
-            let taken = |ends: &Ends| format!("peer {}: {} cannot be bound to", peer.name, ends.local);
-            let control = peer.control().context("a peer has ports")?;
-            fars.push(Far::new(at, &control, say.clone()).with_context(|| taken(&control))?);
+        let (heard, words) = sync_channel(WORDS);
+        let links = PeerLinks::start(settings, &heard)?;
+        let mut seats = BTreeMap::new();
+        for peer in &settings.peers {
+            let taken =
+                |ends: &SessionEnds| format!("peer {}: cannot bind a socket to {}", peer.name, ends.local);
             for (ends, _) in peer.seats() {
-                seats.insert(ends, Seat::new(ends).with_context(|| taken(&ends))?);
+                seats.insert(ends, PooledSocket::new(ends).with_context(|| taken(&ends))?);
             }
         }
+        // Without a pool no socket is lent, so there is nothing to guard.
+        let keeper = (!seats.is_empty())
+            .then(SealKeeper::start)
+            .transpose()
+            .context("cannot start the keeper of sockets")?;
         Ok(Some(Self {
-            door: Door::open(socket)?,
-            lost: Lost::default(),
-            accepted: Places::of_users(accepted_of_user(settings)),
+            door: (!seats.is_empty()).then(|| Door::open(socket)).transpose()?,
+            lost: LostLog::default(),
+            accepted: ClientPlaces::for_users(accepted_of_user(settings)),
             desks: BTreeMap::new(),
             next_desk: 0,
             peers: settings.peers.clone(),
-            fars,
+            host_key: settings.host_key.clone(),
+            links,
             seats,
             leases: BTreeMap::new(),
             words,
             offers: offers(settings),
-            keeper: Keeper::start().context("the keeper of sockets")?,
-            addresses: Addresses::watch().context("this host's addresses")?,
+            keeper,
+            addresses: Addresses::watch().context("cannot watch this host's addresses")?,
             refusals: BTreeMap::new(),
             reports: 0,
             looked: Instant::now(),
         }))
     }
 
-    /// Whether other settings leave the pools as they are.
+    /// Checks that new settings leave the pools as they are.
     ///
     /// # Errors
-    /// What cannot change.
+    /// The error names the settings that cannot change while the daemon runs.
     pub fn check(broker: Option<&Self>, settings: &Settings) -> Result<(), String> {
         let known = broker.map_or(&[][..], |broker| &broker.peers);
-        let pool = |peer: &Peer| (peer.name.clone(), peer.ends.clone(), peer.cipher, peer.protocol);
+        let pool = |peer: &PeerSetting| {
+            let PeerSetting { name, trust, daemons, ends, cipher, protocol, .. } = peer.clone();
+            (name, trust, daemons, ends, cipher, protocol)
+        };
+        let is_same_host = broker.is_none_or(|broker| broker.host_key == settings.host_key);
         match known.iter().map(pool).eq(settings.peers.iter().map(pool)) {
-            true => Ok(()),
+            true if is_same_host => Ok(()),
+            true => Err("[agreement] cannot change while the daemon runs".to_owned()),
             false => {
-                Err("peers, their addresses, ports, ciphers and protocols do not change while it runs"
+                Err("peers, their keys, addresses, ports, ciphers and protocols cannot change while the daemon runs"
                     .to_owned())
             }
         }
     }
 
-    /// Other users, limits and grafts, for what is asked from now on.
+    /// Uses changed users, limits and grafts for requests from now on.
     pub fn apply(&mut self, settings: &Settings) {
         self.peers.clone_from(&settings.peers);
         self.offers = offers(settings);
         self.accepted.set_of_user(accepted_of_user(settings));
     }
 
-    /// Does what there is to do; to be called all the time. `events`: what has happened to the runtime's sessions since the last time.
-    pub fn step(&mut self, runtime: &mut Runtime, events: &[Event]) {
-        if !self.keeper.is_ready() || events.iter().any(|event| matches!(event, Event::Detached { .. })) {
-            self.keeper.guard(runtime.egress());
+    /// Handles all pending work. The thread calls this in a loop, with the `events` of the runtime since the last
+    /// call.
+    pub fn step(&mut self, runtime: &mut PacketRuntime, events: &[PacketEvent]) {
+        let is_detached = events.iter().any(|event| matches!(event, PacketEvent::Detached { .. }));
+        // Programs that were attached again have new descriptors, which the keeper has to hold.
+        if let Some(keeper) = self.keeper.as_mut().filter(|keeper| is_detached || !keeper.is_ready()) {
+            keeper.guard(runtime.egress());
         }
         for event in events {
             self.happened(runtime, event);
         }
-        while let Ok((peer, say)) = self.words.try_recv() {
-            self.hear(runtime, peer, say);
+        while let Ok((peer, heard)) = self.words.try_recv() {
+            match heard {
+                PeerEvent::Connected(exported) => self.connected(runtime, peer, &exported),
+                PeerEvent::Said(say) => self.on_peer_message(runtime, peer, say),
+            }
+        }
+        // The runtime's messages about keys go to the daemon of the session's peer.
+        for (peer, word) in runtime.key_words() {
+            let at = self.peers.iter().position(|known| known.name == peer);
+            at.into_iter().for_each(|at| self.say(at, &PeerMessage::Keys { word }));
         }
         self.welcome();
         self.read_desks(runtime);
@@ -177,18 +211,20 @@ impl Broker {
             self.look_at_peers(runtime);
             self.rest(runtime);
             self.look_at_keeper(runtime);
+            // Applications that keep an idle connection for too long are disconnected.
             self.desks.retain(|_, desk| !desk.is_tired(now));
             std::mem::take(&mut self.lost).tell();
         }
     }
 
     pub fn status(&self) -> Vec<PeerStatus> {
-        let each = self.peers.iter().zip(&self.fars).enumerate().map(|(at, (peer, far))| {
+        let each = self.peers.iter().zip(&self.links.fars).enumerate().map(|(at, (peer, far))| {
             let path = far.path();
             PeerStatus {
                 name: peer.name.clone(),
-                remote: peer.control().map(|ends| ends.remote.ip().to_string()).unwrap_or_default(),
+                remote: peer.daemons.remote.ip().to_string(),
                 is_there: far.silence() < SILENCE,
+                trouble: far.trouble(),
                 round_trip_us: path
                     .round_trip
                     .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
@@ -201,29 +237,31 @@ impl Broker {
         each.collect()
     }
 
-    /// Requests of applications that were refused, by the reason.
+    /// Returns the number of refused requests of applications, by reason.
     pub fn refusals(&self) -> BTreeMap<String, u64> {
         self.refusals.clone()
     }
 
-    /// Those who have come in.
+    /// Accepts the applications that wait at the socket.
     fn welcome(&mut self) {
-        // As many as the kernel keeps for us.
+        // One call accepts at most as many connections as the socket's backlog holds, so that other work goes on.
         for _ in 0..64 {
             let peers = &self.peers;
             let is_named =
-                |caller: &Caller| peers.iter().any(|peer| peer.allows(caller.user, &caller.groups));
-            match self.door.accept(is_named) {
+                |caller: &ClientProcess| peers.iter().any(|peer| peer.allows(caller.user, &caller.groups));
+            let Some(door) = &mut self.door else { return };
+            match door.accept(is_named) {
                 Ok(None) => return,
-                Ok(Some(Arrival::Application(line, caller))) => {
+                Ok(Some(ClientArrival::Application(line, caller))) => {
                     self.add_desk(Desk::new(line, caller));
                 }
-                Ok(Some(Arrival::TurnedAway(caller))) => {
-                    *self.refusals.entry(Why::Exhausted.name().to_owned()).or_default() += 1;
+                Ok(Some(ClientArrival::TurnedAway(caller))) => {
+                    *self.refusals.entry(SessionRefusal::Exhausted.name().to_owned()).or_default() += 1;
                     self.lost.turned_away += 1;
                     self.lost.user = caller.user;
                 }
                 Err(error) => {
+                    // The error may last, as a lack of descriptors does, so the loop stops here.
                     self.lost.error = Some(error);
                     return;
                 }
@@ -231,19 +269,21 @@ impl Broker {
         }
     }
 
-    /// Another one has to know all of it.
-    fn look_at_keeper(&mut self, runtime: &mut Runtime) {
-        if self.keeper.is_alive() {
+    /// Starts another keeper if the old one has ended, and gives it all sealing programs and lent sockets.
+    fn look_at_keeper(&mut self, runtime: &mut PacketRuntime) {
+        if self.keeper.as_mut().is_none_or(SealKeeper::is_alive) {
             return;
         }
         error!("the keeper of sockets has ended; another one is started");
-        match Keeper::start() {
-            Ok(keeper) => self.keeper = keeper,
-            Err(error) => return error!("the keeper of sockets: {error}"),
-        }
-        self.keeper.guard(runtime.egress());
-        for (ends, seat) in &self.seats {
-            seat.lent().into_iter().for_each(|socket| self.keeper.keep(ends, socket));
+        match SealKeeper::start() {
+            Ok(mut keeper) => {
+                keeper.guard(runtime.egress());
+                for (ends, seat) in &self.seats {
+                    seat.lent().into_iter().for_each(|socket| keeper.keep(ends, socket));
+                }
+                self.keeper = Some(keeper);
+            }
+            Err(error) => error!("cannot start another keeper of sockets: {error}"),
         }
     }
 
@@ -254,32 +294,36 @@ impl Broker {
     }
 }
 
-/// What strangers bring about is said once a second, and not each time.
+/// Connections of applications that were turned away or failed. They are logged once a second, so that strangers
+/// cannot flood the log.
 #[derive(Default)]
-struct Lost {
+struct LostLog {
     turned_away: u64,
-    /// The last one.
+    /// User of the latest connection that was turned away.
     user: u32,
     error: Option<io::Error>,
 }
 
-impl Lost {
+impl LostLog {
     fn tell(self) {
         if self.turned_away > 0 {
-            let (connections, user) = (self.turned_away, self.user);
+            let connections = self.turned_away;
+            let user = self.user;
             warn!(
                 connections,
-                user, "applications were turned away: this user has all connections that it may have"
+                user,
+                "connections of applications were refused, since their user has reached its limit of connections"
             );
         }
         if let Some(error) = self.error {
-            // Mostly for want of descriptors.
-            error!("applications cannot connect: {error}");
+            // The usual cause is a lack of descriptors.
+            error!("connections of applications cannot be accepted: {error}");
         }
     }
 }
 
-/// Twice as many as a user may have sessions: one that is over keeps its connection for some moments.
+/// Returns the limit of a user's accepted connections: twice its sessions, since the connection of an ended session
+/// stays for some moments.
 fn accepted_of_user(settings: &Settings) -> usize {
     2 * settings.peers.iter().map(|peer| peer.sessions_per_user).sum::<usize>()
 }

@@ -1,8 +1,9 @@
-//! Handshakes that are under way, by the address that they come from. Strangers share some places, of which no network gets all. Whoever the settings name, or has shown a
-//! known key from there before, has places of its own, which no stranger takes.
+//! Places for handshakes that run at the same time, by the caller's address. Callers from unknown addresses share
+//! some places, and one network gets only a part of these. A caller whose address the settings name, or from whose
+//! address a known key was shown before, has places of its own.
 //!
-//! A peer that calls from a new address is a stranger until it has shown its key. So that it need not wait for those who stall, a stranger who has had
-//! the time of a handshake makes way for the next one. That time also bounds how many handshakes there are to work on.
+//! A peer that calls from a new address is a stranger until it has shown its key. Strangers that stall must not keep
+//! it waiting, so a stranger whose handshake has run for `GRACE` makes way for the next one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,74 +12,78 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_base::networks::Places;
+use millrace_base::networks::NetworkPlaces;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Handshakes of strangers at once, and of one of them: an IPv4 address or an IPv6 /64.
+/// Concurrent handshakes of strangers: of all, and of one IPv4 address or IPv6 /64 (`OF_STRANGER`).
 const STRANGERS: usize = 64;
 const OF_STRANGER: usize = 4;
-/// A handshake that is younger does not make way for another one.
+/// Time that a stranger's handshake has before it must make way for another one.
 const GRACE: Duration = Duration::from_millis(250);
-/// Handshakes of an address that is known.
+/// Limit of concurrent handshakes from one known address.
 const OF_KNOWN: usize = 32;
-/// Addresses that are remembered of each peer.
+/// Number of addresses that are remembered for each peer.
 const REMEMBERED: usize = 8;
 
 #[derive(Clone)]
-pub struct Callers(Arc<Mutex<State>>);
+pub struct Callers(Arc<Mutex<CallerState>>);
 
-struct State {
-    strangers: Places,
+struct CallerState {
+    strangers: NetworkPlaces,
     /// Strangers that have a place, the oldest first.
-    waiting: VecDeque<Stranger>,
+    waiting: VecDeque<UnknownCaller>,
     known: HashMap<IpAddr, usize>,
-    /// Addresses from which peers have shown their keys, the latest last.
+    /// Addresses from which each peer has shown its key, the latest last.
     shown: HashMap<String, VecDeque<IpAddr>>,
 }
 
-struct Stranger {
+struct UnknownCaller {
     address: IpAddr,
     since: Instant,
     makes_way: Arc<Notify>,
 }
 
-/// One of them, until this is dropped.
-pub struct Caller {
+/// The place of one handshake. Dropping it frees the place.
+pub struct CallerPlace {
     callers: Callers,
     address: IpAddr,
-    /// `None`: it is known.
+    /// Notified when the place has gone to another stranger. `None` if the address is known: such a place is never
+    /// taken away.
     makes_way: Option<Arc<Notify>>,
 }
 
 impl Default for Callers {
     fn default() -> Self {
-        let (strangers, waiting) = (Places::new(STRANGERS, OF_STRANGER), VecDeque::new());
-        let (known, shown) = (HashMap::new(), HashMap::new());
-        Self(Arc::new(Mutex::new(State { strangers, waiting, known, shown })))
+        let strangers = NetworkPlaces::new(STRANGERS, OF_STRANGER);
+        let waiting = VecDeque::new();
+        let known = HashMap::new();
+        let shown = HashMap::new();
+        Self(Arc::new(Mutex::new(CallerState { strangers, waiting, known, shown })))
     }
 }
 
-impl State {
-    /// Takes a place, which an older stranger has to leave if there is none.
+impl CallerState {
+    /// Takes a place for a stranger. If none is free, the oldest stranger whose grace is over has to leave.
     fn enter(&mut self, address: IpAddr, now: Instant) -> Option<Arc<Notify>> {
         if self.strangers.enter(address).is_err() && !self.make_room(address, now) {
             return None;
         }
         let makes_way = Arc::new(Notify::new());
-        self.waiting.push_back(Stranger { address, since: now, makes_way: makes_way.clone() });
+        self.waiting.push_back(UnknownCaller { address, since: now, makes_way: makes_way.clone() });
         Some(makes_way)
     }
 
     fn make_room(&mut self, address: IpAddr, now: Instant) -> bool {
         let Self { strangers, waiting, .. } = self;
+        // Strangers are in the order of their arrival, so the search ends at the first one that still has time.
         let are_old = waiting.iter().take_while(|old| now.duration_since(old.since) >= GRACE);
         let goes = are_old.enumerate().find_map(|(at, old)| {
             strangers.leave(old.address);
             match strangers.enter(address) {
                 Ok(()) => Some(at),
                 Err(_) => {
-                    // It is as it was.
+                    // The place of the old stranger does not help this one, so the old stranger gets it back.
                     let _ = strangers.enter(old.address);
                     None
                 }
@@ -89,7 +94,7 @@ impl State {
         goes.is_some()
     }
 
-    /// Gives a place back, unless it has gone to another stranger already.
+    /// Frees a stranger's place, unless it has already gone to another stranger.
     fn leave(&mut self, makes_way: &Arc<Notify>) {
         let at = self.waiting.iter().position(|it| Arc::ptr_eq(&it.makes_way, makes_way));
         if let Some(gone) = at.and_then(|at| self.waiting.remove(at)) {
@@ -99,8 +104,10 @@ impl State {
 }
 
 impl Callers {
-    /// Takes a place, if there is one for this address. `is_named` says whether the settings name it as a peer's.
-    pub fn enter(&self, address: IpAddr, is_named: bool, now: Instant) -> Option<Caller> {
+    /// Takes a place for a handshake from this address, or returns `None` if there is none. `is_named` says whether
+    /// the settings name the address as a peer's.
+    pub fn enter(&self, address: IpAddr, is_named: bool, now: Instant) -> Option<CallerPlace> {
+        // An IPv4-mapped address is the same caller as the IPv4 address.
         let address = address.to_canonical();
         let state = &mut *self.0.lock();
         let is_known = is_named || state.shown.values().any(|all| all.contains(&address));
@@ -115,12 +122,12 @@ impl Callers {
             }
             false => Some(state.enter(address, now)?),
         };
-        Some(Caller { callers: self.clone(), address, makes_way })
+        Some(CallerPlace { callers: self.clone(), address, makes_way })
     }
 }
 
-impl Caller {
-    /// Returns when another stranger has the place.
+impl CallerPlace {
+    /// Waits until the place has gone to another stranger, which never happens to a known address.
     pub async fn made_way(&self) {
         match &self.makes_way {
             Some(makes_way) => makes_way.notified().await,
@@ -128,7 +135,7 @@ impl Caller {
         }
     }
 
-    /// Remembers that a peer has shown its key from this address, and gives the place back.
+    /// Remembers that a peer has shown its key from this address, and frees the place.
     pub fn has_shown(self, peer: &str) {
         let state = &mut *self.callers.0.lock();
         let all = state.shown.entry(peer.to_owned()).or_default();
@@ -140,7 +147,7 @@ impl Caller {
     }
 }
 
-impl Drop for Caller {
+impl Drop for CallerPlace {
     fn drop(&mut self) {
         let state = &mut *self.callers.0.lock();
         if let Some(makes_way) = &self.makes_way {
@@ -161,15 +168,17 @@ mod tests {
 
     use super::*;
 
-    /// Strangers from everywhere.
-    fn crowd(callers: &Callers, now: Instant) -> Vec<Caller> {
+    /// Fills all places with strangers from different networks.
+    fn crowd(callers: &Callers, now: Instant) -> Vec<CallerPlace> {
         let each = (0..=255).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         each.flat_map(|at| (0..64).filter_map(move |_| callers.enter(at, false, now))).collect()
     }
 
     #[test]
-    fn strangers_leave_those_who_are_named_their_places() {
-        let (callers, peer, now) = (Callers::default(), IpAddr::from([192, 0, 2, 1]), Instant::now());
+    fn named_caller_enters_while_strangers_fill_their_places() {
+        let callers = Callers::default();
+        let peer = IpAddr::from([192, 0, 2, 1]);
+        let now = Instant::now();
         let strangers = crowd(&callers, now);
         assert_eq!(strangers.len(), STRANGERS);
         assert!(callers.enter(peer, false, now).is_none());
@@ -182,13 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_shown_a_key_is_known_the_next_time() {
-        let (callers, now) = (Callers::default(), Instant::now());
+    fn proven_caller_is_known_on_its_next_call() {
+        let callers = Callers::default();
+        let now = Instant::now();
         let at = |n| IpAddr::from([192, 0, 2, n]);
         callers.enter(at(0), false, now).unwrap().has_shown("peer");
         let _strangers = crowd(&callers, now);
         assert!(callers.enter(at(0), false, now).is_some());
-        // It moves, and what it has left is forgotten.
+        // The peer calls from as many other addresses as are remembered, so its first address is forgotten.
         for n in 1..=REMEMBERED as u8 {
             callers.enter(at(n), true, now).unwrap().has_shown("peer");
         }
@@ -196,20 +206,23 @@ mod tests {
     }
 
     #[test]
-    fn one_network_of_strangers_leaves_others_places() {
-        let (callers, now) = (Callers::default(), Instant::now());
+    fn one_network_cannot_take_all_places_of_strangers() {
+        let callers = Callers::default();
+        let now = Instant::now();
         let each = (0..1000_u128).map(|n| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n)));
         let strangers: Vec<_> = each.filter_map(|at| callers.enter(at, false, now)).collect();
         assert_eq!(strangers.len(), OF_STRANGER);
         assert!(callers.enter(IpAddr::from([192, 0, 2, 1]), false, now).is_some());
     }
 
-    /// Whoever has had its time makes way, the oldest first and one for each; whoever has not does not. A network makes way for its own alone
-    /// where it is the network that is full.
+    /// A stranger whose time is over makes way for a newcomer, the oldest stranger first and one for each newcomer. A
+    /// stranger that still has time stays. If a network has all of its places, only strangers of that network make
+    /// way for its newcomers.
     #[test]
-    fn strangers_who_stall_make_way_for_the_next_one() {
-        let (callers, start) = (Callers::default(), Instant::now());
-        let has_made_way = |caller: &Caller| {
+    fn stalled_stranger_makes_way_for_the_next_one() {
+        let callers = Callers::default();
+        let start = Instant::now();
+        let has_made_way = |caller: &CallerPlace| {
             let mut waits = Box::pin(caller.made_way());
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
             waits.as_mut().poll(&mut context).is_ready()
@@ -222,7 +235,7 @@ mod tests {
         let gone: Vec<_> = strangers.iter().map(has_made_way).collect();
         assert_eq!(gone.iter().filter(|gone| **gone).count(), 1);
         assert!(gone[0]);
-        // It was another's place when it was dropped.
+        // Each of the first strangers frees its place when it is dropped, except the one whose place another has got.
         drop(strangers);
         assert_eq!(crowd(&callers, start + GRACE).len(), STRANGERS - 1);
         assert!(!has_made_way(&peer));
@@ -233,7 +246,8 @@ mod tests {
         let full: Vec<_> = (0..OF_STRANGER).map(|_| callers.enter(own, false, start).unwrap()).collect();
         let _next = callers.enter(own, false, start + GRACE).unwrap();
         assert!(!has_made_way(&older) && has_made_way(&full[0]));
-        // Those who come all at once find no more room than there is.
+        // If many callers come at the same time, only as many enter as there are places of strangers whose time is
+        // over.
         let all = (0..1000).filter_map(|_| callers.enter(own, false, start + GRACE));
         assert_eq!(all.collect::<Vec<_>>().len(), OF_STRANGER - 1);
     }

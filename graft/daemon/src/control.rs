@@ -1,38 +1,34 @@
-//! The socket of a running daemon of grafts: what may be asked. `docs/graft.md` documents it.
+//! Requests and answers on the control socket of a running daemon of grafts, and of its parts. `docs/guide/graft.md`
+//! documents them.
 
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use anyhow::Context as _;
-use millrace_daemon::{
-    daemon::{self, Observed as _, Reloads},
-    socket,
-};
-use millrace_graft::{
-    Side,
-    status::{self, Status, Why},
-};
-use millrace_graft_kernel::{Caller, hook::Lead};
-use millrace_kernel::prefix::Prefix;
+use millrace_daemon::{part::PartStatus, socket};
+use millrace_graft::{SideSetting, packet, status};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    daemon::{Daemon, Loaded, Swapped},
-    probe::{Probed, Target},
+    daemon::{LoadTimes, SwapAnswer},
+    probe::ProbeStatus,
 };
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 
-/// As errors call it.
+/// Name of the daemon in errors.
 pub const WHO: &str = "daemon of grafts";
+
+/// Name of the part for TCP: rules in place, agreements with peers, and tunnelled connections.
+pub const GRAFTS: &str = "grafts";
+/// Name of the part for functions on datagrams.
+pub const SESSIONS: &str = "sessions";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum GraftRequest {
     Load {
         graft: String,
         #[serde(default)]
@@ -51,7 +47,7 @@ pub enum Request {
     Why {
         peer: IpAddr,
     },
-    /// Of one connection by its ends, in either order.
+    /// Asks for the report on one connection, which is named by its two addresses in either order.
     WhyConnection {
         local: SocketAddr,
         remote: SocketAddr,
@@ -65,99 +61,76 @@ pub enum Request {
         duration_ms: u64,
     },
     Probes,
-    /// Of the processes of a cgroup: connections to these ports are carried, or from peers to them.
+    /// Tunnels the connections of a cgroup's processes to these ports, or the connections of peers to its servers at
+    /// these ports.
     Hook {
         cgroup: PathBuf,
-        side: Side,
-        /// First and last.
+        side: SideSetting,
+        /// First and last port of each range.
         ports: Vec<(u16, u16)>,
         peers: Vec<String>,
-        /// Its `connect()` succeeds when the server was reached, and not before.
+        /// If true, `connect()` of the cgroup's processes succeeds only once the server was reached.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         strict: bool,
     },
+    /// Swaps a session's graft. The answer comes once both ends have changed or have given up, and after a stateless
+    /// swap once the losses are counted.
+    SwapSession {
+        session: String,
+        graft: String,
+        #[serde(default)]
+        stateless: bool,
+    },
+    /// Asks for a page of metrics.
+    Metrics,
     Reload,
+}
+
+/// Status of all parts. A part that does not run has no entries.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    #[serde(flatten)]
+    pub in_place: status::Status,
+    pub parts: Vec<PartStatus>,
+    pub sessions: Option<packet::Status>,
+}
+
+/// Report on the connections and sessions with a host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerReport {
+    #[serde(flatten)]
+    pub in_place: status::PeerExplanation,
+    pub sessions: Vec<packet::SessionStatus>,
+    /// Parts that have not answered, with reasons.
+    pub unknown: Vec<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
-    Loaded(Loaded),
-    Swapped(Swapped),
+pub enum GraftAnswer {
+    Loaded(LoadTimes),
+    Swapped(SwapAnswer),
     Status(Box<Status>),
-    Why(Box<Why>),
-    Connection(Box<status::Connection>),
-    Paths(Vec<status::Path>),
-    Probed(Vec<Probed>),
+    Why(Box<PeerReport>),
+    Connection(Box<status::GraftConnectionStatus>),
+    Paths(Vec<status::PeerPath>),
+    Probed(Vec<ProbeStatus>),
+    SessionSwapped(Box<SessionSwapped>),
+    Metrics(String),
 }
 
-/// Asks a running daemon one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SessionSwapped {
+    /// Time until both ends had agreed, in microseconds.
+    pub agreed_us: u64,
+    /// Time of this end's change, in microseconds.
+    pub cut_us: u64,
+    pub change: packet::SessionChange,
+}
+
+/// Sends one request to a running daemon, and returns its answer.
+pub fn ask(socket: &Path, request: &GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
     socket::ask(socket, WHO, request)
-}
-
-impl daemon::Daemon for Daemon {
-    type Request = Request;
-    type Answer = Answer;
-    type Caller = ();
-
-    fn caller(&self) {}
-
-    fn answer(&self, (): &mut (), request: Request) -> anyhow::Result<Option<Answer>> {
-        let done = |()| None;
-        Ok(Some(match request {
-            Request::Load { graft, parameters } => Answer::Loaded(self.load(&graft, parameters)?),
-            Request::Unload { graft } => return self.unload(&graft).map(done),
-            Request::Swap { from, to, parameters } => Answer::Swapped(self.swap(&from, &to, parameters)?),
-            Request::Status => Answer::Status(self.status()?.into()),
-            Request::Why { peer } => Answer::Why(self.why(peer)?.into()),
-            Request::WhyConnection { local, remote } => {
-                Answer::Connection(self.why_connection([local, remote])?.into())
-            }
-            Request::Monitor => Answer::Paths(self.paths()),
-            Request::Probe { peer, udp_port, period_ms, duration_ms } => {
-                let ms = Duration::from_millis;
-                return self.probe(Target { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(done);
-            }
-            Request::Probes => Answer::Probed(self.probed()),
-            Request::Hook { cgroup, side, ports, peers, strict } => {
-                return self.hook(&cgroup, side, leads(&ports, &peers, strict)?).map(done);
-            }
-            Request::Reload => return self.reload().map(done),
-        }))
-    }
-
-    fn read_settings(&self) -> anyhow::Result<()> {
-        self.read_settings()
-    }
-
-    fn reloads(&self) -> &Reloads {
-        &self.reloads
-    }
-
-    fn tick(&self) -> anyhow::Result<()> {
-        self.tick();
-        Ok(())
-    }
-}
-
-fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<Lead>> {
-    let peers: Vec<Prefix> = peers
-        .iter()
-        .map(|peer| peer.parse().with_context(|| format!("peer {peer:?}")))
-        .collect::<Result<_, _>>()?;
-    let of = |peer: &Prefix| {
-        ports
-            .iter()
-            .map(|(first, last)| Lead {
-                peer: *peer,
-                ports: *first..=*last,
-                caller: Caller::default(),
-                strict,
-                choice: 0,
-                in_place: false,
-            })
-            .collect::<Vec<_>>()
-    };
-    Ok(peers.iter().flat_map(of).collect())
 }

@@ -1,4 +1,4 @@
-//! A runtime of grafts that goes on, and its settings.
+//! The part of the daemon for TCP: it holds the runtime of grafts, applies the settings, and answers requests.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,85 +13,87 @@ use millrace_daemon::{
     log,
 };
 use millrace_graft::{
-    Identity, Learned, Runtime, Settings, Side,
-    settings::Agreement,
-    status::{self, Connection, Status, Why},
+    GraftRuntime, Learned, ObjectIdentity, SideSetting,
+    settings::{AgreementSettings, DaemonSettings},
+    status::{self, GraftConnectionStatus, PeerExplanation, Status},
 };
-use millrace_graft_kernel::{Pins, gateway, hook::Lead, remove_leftovers};
+use millrace_graft_kernel::{PinDirectory, gateway, hook::Lead, remove_leftovers};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    carry::Broker,
+    carry::TunnelBroker,
     metrics,
-    probe::{Probed, Probes, Target},
+    probe::{ProbeStatus, ProbeTarget, Probes},
     tls::Tls,
 };
 
-pub struct Setup {
+pub struct GraftSetup {
     pub config: PathBuf,
-    /// Behind which are hosts whose connections are carried, besides those of the settings.
+    /// Interfaces with hosts behind them whose connections are tunnelled, in addition to those of the settings.
     pub interfaces: Vec<String>,
-    /// What is done stays when the process ends.
+    /// Keeps grafts and rules in the kernel when the process ends.
     pub persist: bool,
-    /// Where; and where an earlier process may have left something.
+    /// Directory in bpffs under which grafts are pinned. An earlier process may have left some there.
     pub pins: Option<PathBuf>,
 }
 
-pub struct Daemon {
+pub struct GraftDaemon {
     config: PathBuf,
     interfaces: Vec<String>,
-    runtime: Mutex<Runtime>,
+    runtime: Mutex<GraftRuntime>,
     pub reloads: Reloads,
-    /// The runtime's revision.
+    /// Sends the runtime's revision, so that tasks learn of changed rules.
     changes: watch::Sender<u64>,
-    /// Grafts that peers gave and that were not usable: they are not asked for again.
-    unfetched: Mutex<HashSet<Identity>>,
-    /// Why there are no agreements, if there should be.
+    /// Grafts that a peer offered and this host could not use. They are not fetched again.
+    unfetched: Mutex<HashSet<ObjectIdentity>>,
+    /// Reason why agreements do not run although the settings have [agreement].
     disagrees: Mutex<Option<String>>,
     probes: Probes,
-    broker: Mutex<Option<Broker>>,
-    /// Why there is none, if there should be.
+    broker: Mutex<Option<TunnelBroker>>,
+    /// Reason why the broker does not run although the settings have [carry].
     no_broker: Mutex<Option<String>>,
-    /// What was learned, as it lies in its file.
+    /// The learned state as it was last written, and the path of its file.
     kept: Mutex<Option<(PathBuf, Learned)>>,
-    /// Why it does not, if it should.
+    /// Reason why the learned state could not be read or written.
     not_kept: Mutex<Option<String>>,
 }
 
-/// How long the steps of loading took.
+/// Durations of the steps that load a graft, in microseconds.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Loaded {
+pub struct LoadTimes {
     pub open_us: u64,
     pub load_us: u64,
     pub attach_us: u64,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Swapped {
+pub struct SwapAnswer {
     pub connections: u64,
     pub listeners: u64,
     pub refused: u64,
     pub walk_us: u64,
 }
 
-impl Daemon {
-    /// After the socket: it says that there is no other whose grafts would be taken for leftovers.
-    pub fn start(setup: &Setup) -> anyhow::Result<Self> {
+impl GraftDaemon {
+    /// Starts the daemon. The control socket must be open already: this proves that no other daemon runs, so grafts
+    /// in the kernel are leftovers that may be removed.
+    pub fn start(setup: &GraftSetup) -> anyhow::Result<Self> {
+        // Kernels before 6.4 keep the congestion controls of a killed process.
         match remove_leftovers()? {
             0 => {}
-            count => warn!(count, "congestion controls that a killed process left were taken back"),
+            count => warn!(count, "congestion controls that a killed process left were removed"),
         }
         match gateway::remove_leftovers(None) {
             Ok(0) => {}
-            Ok(count) => warn!(count, "rules and routes that a killed gateway left were taken back"),
-            Err(error) => warn!("it is not known whether a killed gateway has left rules or routes: {error}"),
+            Ok(count) => warn!(count, "rules and routes that a killed gateway left were removed"),
+            Err(error) => warn!("cannot find out whether a killed gateway has left rules or routes: {error}"),
         }
-        let settings = usable(&setup.config, &setup.interfaces)?;
-        let pins = setup.pins.as_deref().map(Pins::at);
-        let runtime = Runtime::start_after(settings, pins.as_ref(), setup.persist)?;
+        let settings = usable(&setup.config, &setup.interfaces)?.in_place;
+        let pins = setup.pins.as_deref().map(PinDirectory::at);
+        let runtime = GraftRuntime::start_after(settings, pins.as_ref(), setup.persist)?;
         let (changes, _) = watch::channel(runtime.revision());
         let daemon = Self {
             config: setup.config.clone(),
@@ -111,72 +113,77 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Whatever the runtime does takes no more than some 10 ms.
-    pub fn with<T>(&self, work: impl FnOnce(&mut Runtime) -> T) -> T {
+    /// Calls `work` with the locked runtime. `work` must not take longer than some 10 ms.
+    pub fn with<T>(&self, work: impl FnOnce(&mut GraftRuntime) -> T) -> T {
+        // Other tasks of this thread move to another one while it waits for the lock.
         tokio::task::block_in_place(|| work(&mut self.runtime.lock()))
     }
 
-    /// Its revision, whenever that changes.
+    /// Returns the runtime's revision as a value to watch.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    pub fn agreement(&self) -> Option<Agreement> {
+    pub fn agreement(&self) -> Option<AgreementSettings> {
         self.runtime.lock().agreement().cloned()
     }
 
-    /// Whether there are no agreements although the settings have some.
+    /// Sets the reason why agreements do not run although the settings want them.
     pub fn set_disagreement(&self, reason: Option<String>) {
         *self.disagrees.lock() = reason;
     }
 
-    /// Begins, goes on, or ends, as the settings say. Has to be called from the runtime of tasks.
+    /// Starts, updates or ends the broker as the settings say. Must be called inside of a tokio runtime.
     pub fn follow_carry(&self) -> anyhow::Result<()> {
         let (settings, cgroup, shared, kinds) = {
             let mut runtime = self.runtime.lock();
-            let (shared, kinds) = (runtime.share()?, runtime.kinds());
+            let shared = runtime.share()?;
+            let kinds = runtime.kinds();
             (runtime.settings().clone(), runtime.cgroup().to_owned(), shared, kinds)
         };
+        // Lock order: the broker before the runtime. The runtime's lock was released above.
         let mut broker = self.broker.lock();
         let done = match &*broker {
             Some(running) if settings.carry.is_some() => running.apply(&settings),
             _ => {
+                // The old broker must be gone before another one binds its ports.
                 *broker = None;
                 self.runtime.lock().forget_carried();
-                Broker::start(&settings, &cgroup, &shared, kinds).map(|started| *broker = started)
+                TunnelBroker::start(&settings, &cgroup, &shared, kinds).map(|started| *broker = started)
             }
         };
         *self.no_broker.lock() = done.as_ref().err().map(|error| format!("nothing is carried: {error:#}"));
         done
     }
 
-    pub fn hook(&self, cgroup: &Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+    pub fn hook(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
         match &*self.broker.lock() {
             Some(broker) => broker.hook(cgroup, side, leads),
             None => bail!("this daemon carries nothing: its settings have no [carry]"),
         }
     }
 
-    pub fn may_fetch(&self, identity: Identity) -> bool {
+    pub fn may_fetch(&self, identity: ObjectIdentity) -> bool {
         !self.unfetched.lock().contains(&identity)
     }
 
-    pub fn cannot_fetch(&self, identity: Identity) {
+    pub fn cannot_fetch(&self, identity: ObjectIdentity) {
         self.unfetched.lock().insert(identity);
     }
 
-    /// What has come of connections is taken into account for those that follow.
+    /// Reads the results of connections that have ended, and updates the model that chooses for new ones.
     pub fn learn(&self) {
         if !self.runtime.lock().selects() {
             return;
         }
         self.hear_broker();
         if let Err(error) = self.runtime.lock().learn() {
-            warn!("what came of connections cannot be learned from: {error}");
+            warn!("cannot learn from the results of connections: {error}");
         }
     }
 
-    /// Under both locks: who comes later has told the runtime of nothing that was before.
+    /// Passes the broker's events to the runtime. Both locks are held, so that events reach the runtime in
+    /// their order.
     fn hear_broker(&self) {
         let broker = self.broker.lock();
         let mut runtime = self.runtime.lock();
@@ -185,13 +192,13 @@ impl Daemon {
         runtime.note_carried(told);
     }
 
-    pub fn why_connection(&self, ends: [SocketAddr; 2]) -> anyhow::Result<Connection> {
+    pub fn explain_connection(&self, ends: [SocketAddr; 2]) -> anyhow::Result<GraftConnectionStatus> {
         self.hear_broker();
-        let found = self.runtime.lock().why_connection(ends)?;
+        let found = self.runtime.lock().explain_connection(ends)?;
         let [local, remote] = ends;
         found.with_context(|| {
             format!(
-                "nothing is known of a connection {local}-{remote}: no rule with select, and no carrier, has it, or it ended long ago"
+                "nothing is known of a connection {local}-{remote}: no rule with select and no carrier covers it, or it ended long ago"
             )
         })
     }
@@ -200,23 +207,26 @@ impl Daemon {
         self.hear_broker();
         let mut runtime = self.runtime.lock();
         if let Err(error) = runtime.tick() {
-            warn!("the sockets cannot be read: {error}");
+            warn!("cannot read the sockets of this host: {error}");
         }
-        // A cgroup that a rule names has come or gone: agreements are on the rules before.
+        // The revision changes when a cgroup that a rule names is added or removed, since agreements cover
+        // the previous rules.
         let revision = runtime.revision();
+        // Watchers wake up only if the revision is another one.
         self.changes.send_if_modified(|known| std::mem::replace(known, revision) != revision);
         for (peer, report) in self.probes.take_fresh() {
             runtime.note_probe(peer, report);
         }
         self.probes.start_due(runtime.probes());
-        let leads = runtime.settings().leads();
+        let leads = runtime.settings().redirect_rules();
+        // The broker's lock comes before the runtime's, so the runtime's is released first.
         drop(runtime);
         if let Some(broker) = &*self.broker.lock() {
             broker.tick(leads);
         }
     }
 
-    /// What is learned outlasts this process, if the settings have a file for it. Nothing is written where nothing is new.
+    /// Writes the learned state to its file, if the settings name one and the state has changed.
     pub fn keep(&self) {
         let (path, learned) = {
             let runtime = self.runtime.lock();
@@ -232,13 +242,14 @@ impl Daemon {
             return;
         }
         let done = what.1.write(&what.0);
-        let trouble = done.err().map(|error| format!("what is learned cannot be kept: {error}"));
+        let trouble = done.err().map(|error| format!("the learned state cannot be written: {error}"));
+        // After a failure the state counts as not written, so the next call tries again.
         *kept = Some(what).filter(|_| trouble.is_none());
         trouble.iter().for_each(|trouble| warn!("{trouble}"));
         *self.not_kept.lock() = trouble;
     }
 
-    /// What an earlier process has kept.
+    /// Reads the learned state that an earlier process has written.
     fn recall(&self) {
         let mut runtime = self.runtime.lock();
         let Some(path) = runtime.settings().learned.clone() else { return };
@@ -246,45 +257,51 @@ impl Daemon {
             Ok(None) => {}
             Ok(Some(learned)) => runtime.recall(&learned),
             Err(error) => {
-                let trouble = format!("what was learned before is not known: {error}");
+                let trouble = format!("the learned state cannot be read: {error}");
                 warn!("{trouble}");
                 *self.not_kept.lock() = Some(trouble);
             }
         }
     }
 
-    /// Reads the settings again; all or nothing.
+    /// Reads the settings again, and applies all of them or none.
     pub fn read_settings(&self) -> anyhow::Result<()> {
         let mut runtime = self.runtime.lock();
         let settings = usable(&self.config, &self.interfaces);
-        let done = settings.and_then(|settings| Ok(runtime.apply(settings)?));
+        let done = settings.and_then(|settings| Ok(runtime.apply(settings.in_place)?));
         self.changes.send_replace(runtime.revision());
         done?;
+        // A graft that was not usable before may be usable with the new settings.
         self.unfetched.lock().clear();
-        info!("new settings");
+        info!("the new settings are in force");
         Ok(())
     }
 
-    pub fn load(&self, graft: &str, parameters: BTreeMap<String, u64>) -> anyhow::Result<Loaded> {
+    pub fn load(&self, graft: &str, parameters: BTreeMap<String, u64>) -> anyhow::Result<LoadTimes> {
         let timing = self.runtime.lock().load(graft, parameters)?;
-        info!(graft, "loaded");
+        info!(graft, "the graft was loaded");
         let us = |time: std::time::Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
-        Ok(Loaded { open_us: us(timing.open), load_us: us(timing.load), attach_us: us(timing.attach) })
+        Ok(LoadTimes { open_us: us(timing.open), load_us: us(timing.load), attach_us: us(timing.attach) })
     }
 
     pub fn unload(&self, graft: &str) -> anyhow::Result<()> {
         self.runtime.lock().unload(graft)?;
-        info!(graft, "unloaded");
+        info!(graft, "the graft was unloaded");
         Ok(())
     }
 
-    pub fn swap(&self, from: &str, to: &str, parameters: BTreeMap<String, u64>) -> anyhow::Result<Swapped> {
+    pub fn swap(
+        &self,
+        from: &str,
+        to: &str,
+        parameters: BTreeMap<String, u64>,
+    ) -> anyhow::Result<SwapAnswer> {
         let mut runtime = self.runtime.lock();
         let done = runtime.swap(from, to, parameters)?;
         self.changes.send_replace(runtime.revision());
         drop(runtime);
-        info!(from, to, connections = done.changed.connections, "swapped");
-        Ok(Swapped {
+        info!(from, to, connections = done.changed.connections, "connections were moved to another graft");
+        Ok(SwapAnswer {
             connections: done.changed.connections,
             listeners: done.changed.listeners,
             refused: done.changed.refused,
@@ -297,47 +314,40 @@ impl Daemon {
         trouble.extend(self.disagrees.lock().clone());
         trouble.extend(self.no_broker.lock().clone());
         trouble.extend(self.not_kept.lock().clone());
-        trouble.extend(self.broker.lock().as_ref().and_then(Broker::trouble));
-        trouble.extend(self.reloads.trouble("settings before stay"));
+        trouble.extend(self.broker.lock().as_ref().and_then(TunnelBroker::trouble));
         trouble
     }
 
-    pub fn why(&self, peer: IpAddr) -> anyhow::Result<Why> {
-        let why = self.runtime.lock().why(peer)?;
+    pub fn explain_peer(&self, peer: IpAddr) -> anyhow::Result<PeerExplanation> {
+        let why = self.runtime.lock().explain_peer(peer)?;
         let carrier = self.broker.lock().as_ref().and_then(|broker| broker.carrier_to(peer));
-        Ok(Why { carrier, ..why })
+        Ok(PeerExplanation { carrier, ..why })
     }
 
-    pub fn probe(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {
+    pub fn probe(&self, target: ProbeTarget, period: Duration, duration: Duration) -> anyhow::Result<()> {
         self.probes.start(target, period, duration)?;
-        info!(peer = %target.peer, by = target.by(), "probing");
+        info!(peer = %target.peer, by = target.protocol_name(), "probing a peer");
         Ok(())
     }
 
-    pub fn probed(&self) -> Vec<Probed> {
+    pub fn probed(&self) -> Vec<ProbeStatus> {
         let runtime = self.runtime.lock();
         self.probes.all(|rtt_us| runtime.class_of(rtt_us))
     }
 
-    pub fn paths(&self) -> Vec<status::Path> {
+    pub fn paths(&self) -> Vec<status::PeerPath> {
         self.runtime.lock().paths()
     }
 }
 
-impl Observed for Daemon {
+impl Observed for GraftDaemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
         self.hear_broker();
         let status = self.runtime.lock().status()?;
-        let carry = self.broker.lock().as_ref().map(Broker::status);
-        Ok(Status {
-            trouble: self.trouble(),
-            reload: Some(self.reloads.latest()),
-            log_lines_dropped: log::dropped(),
-            carry,
-            ..status
-        })
+        let carry = self.broker.lock().as_ref().map(TunnelBroker::status);
+        Ok(Status { trouble: self.trouble(), log_lines_dropped: log::dropped(), carry, ..status })
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
@@ -349,10 +359,10 @@ impl Observed for Daemon {
     }
 }
 
-/// What can be wrong with keys and certificates is wrong before anything changes.
-pub fn usable(config: &Path, interfaces: &[String]) -> anyhow::Result<Settings> {
-    let mut settings = Settings::read(config)?;
-    settings.behind(interfaces)?;
-    settings.agreement.as_ref().map(Tls::new).transpose()?;
+/// Reads the settings, and checks keys and certificates before anything is changed.
+pub fn usable(config: &Path, interfaces: &[String]) -> anyhow::Result<DaemonSettings> {
+    let mut settings = DaemonSettings::read(config)?;
+    settings.in_place.add_gateway_interfaces(interfaces)?;
+    settings.in_place.agreement.as_ref().map(Tls::new).transpose()?;
     Ok(settings)
 }

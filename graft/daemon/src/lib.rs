@@ -1,4 +1,4 @@
-//! Grafts as they are run: a daemon that holds them, and what it is asked. What they are is in `millrace-graft`.
+//! The daemon that runs grafts, and the requests on its control socket. Grafts themselves are in `millrace-graft`.
 
 mod agreement;
 pub mod broker;
@@ -14,5 +14,6 @@ mod select_metrics;
 mod select_text;
 pub mod serve;
 mod sockets;
+pub mod supervisor;
 pub mod text;
 pub mod tls;

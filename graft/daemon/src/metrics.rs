@@ -1,15 +1,18 @@
-//! Metrics of grafts, made anew for each scrape.
+//! Metrics of grafts, collected for each scrape.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
-use millrace_daemon::openmetrics::{self, Out};
+use millrace_daemon::{
+    openmetrics::{self, Out},
+    part::PartStatus,
+};
 use millrace_graft::{
-    agreements::State,
-    status::{Path, Reload, Status},
+    agreements::NegotiationState,
+    status::{PeerPath, Reload, Status},
 };
 use millrace_graft_proto::{
-    measure::Report,
-    select::{kind::Source, profile::Profile},
+    measure::PathReport,
+    select::{kind::ExpectationSource, profile::TrafficProfile},
 };
 use prometheus_client::{
     collector::Collector,
@@ -20,31 +23,66 @@ use prometheus_client::{
 
 use super::{
     carry,
-    probe::{Probed, Record},
+    probe::{ProbeRecord, ProbeStatus},
     select_metrics,
 };
 
 const PREFIX: &str = "millrace_graft";
 
-/// The text of one scrape.
-pub fn encode(status: Status, probed: Vec<Probed>) -> Result<String, fmt::Error> {
-    openmetrics::encode(PREFIX, Snapshot(status, probed))
+/// Encodes the metrics of the part for TCP for one scrape.
+pub fn encode(status: Status, probed: Vec<ProbeStatus>) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, GraftSnapshot(status, probed))
+}
+
+/// Encodes the metrics of the daemon itself: its parts and its settings.
+pub fn of_daemon(uptime: Duration, reload: &Reload, parts: &[PartStatus]) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, GraftMetrics(uptime, reload.clone(), parts.to_vec()))
+}
+
+/// Joins pages of OpenMetrics into one. Each metric family may be on one page only.
+pub fn joined(pages: impl Iterator<Item = String>) -> String {
+    const END: &str = "# EOF\n";
+    // Every page ends with the same line, which the joined page may have only once.
+    let mut all: String = pages.map(|page| page.trim_end_matches(END).to_owned()).collect();
+    all += END;
+    all
 }
 
 #[derive(Debug)]
-struct Snapshot(Status, Vec<Probed>);
+struct GraftMetrics(Duration, Reload, Vec<PartStatus>);
 
-impl Collector for Snapshot {
+impl Collector for GraftMetrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Self(uptime, Reload { time_s, error }, parts) = self;
+        let mut out = Out(encoder);
+        out.gauge_f64("uptime", "Time since start", Unit::Seconds, uptime.as_secs_f64())?;
+        let help = "1 if the settings in force are those that were read last";
+        out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
+        out.gauge_f64(
+            "reload_timestamp",
+            "Time of the latest reload of the settings",
+            Unit::Seconds,
+            *time_s,
+        )?;
+        let up = parts.iter().map(|it| ([("part", it.name.as_str())], u64::from(it.state == "serving")));
+        out.gauges("part_up", "1 if this part of the daemon runs and answers", up)?;
+        let restarts = parts.iter().map(|it| ([("part", it.name.as_str())], it.restarts));
+        out.counters(
+            "part_restarts",
+            "Number of times that this part of the daemon was started again",
+            restarts,
+        )
+    }
+}
+
+#[derive(Debug)]
+struct GraftSnapshot(Status, Vec<ProbeStatus>);
+
+impl Collector for GraftSnapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Status { loaded, outcomes, paths, .. } = &self.0;
         let mut out = Out(encoder);
-        out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
-        if let Some(Reload { time_s, error }) = &self.0.reload {
-            let help = "1 if the settings are what was read last";
-            out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
-            out.gauge_f64("reload_timestamp", "When the settings were read last", Unit::Seconds, *time_s)?;
-        }
-        out.counts("outcomes", "What became of connections that a rule fits", "outcome", outcomes)?;
+        out.counts("outcomes", "Connections that match a rule, by outcome", "outcome", outcomes)?;
         out.labelled("connections", "Live connections that use a graft", MetricType::Gauge, |family| {
             loaded.iter().try_for_each(|it| {
                 ConstGauge::new(it.connections).encode(family.encode_family(&[("graft", it.name.as_str())])?)
@@ -55,9 +93,16 @@ impl Collector for Snapshot {
         self.0.selection.as_ref().map_or(Ok(()), |it| select_metrics::encode(it, &mut out))?;
         self.purposes(&mut out)?;
         self.probes(&mut out)?;
-        // By class, not by peer: peers are many, and come and go.
-        by_class(&mut out, "paths", "Peers that are remembered", MetricType::Gauge, paths, |_| 1)?;
-        by_class(
+        // Labels are classes and not peers, since there are many peers that change often.
+        encode_by_class(
+            &mut out,
+            "paths",
+            "Peers that are remembered, at most 4096, by class of their path",
+            MetricType::Gauge,
+            paths,
+            |_| 1,
+        )?;
+        encode_by_class(
             &mut out,
             "delivered_packets",
             "Packets that reached peers",
@@ -65,10 +110,10 @@ impl Collector for Snapshot {
             paths,
             |path| path.delivered,
         )?;
-        by_class(
+        encode_by_class(
             &mut out,
             "lost_packets",
-            "Packets that TCP took for lost",
+            "Packets to peers that TCP took for lost",
             MetricType::Counter,
             paths,
             |path| path.lost,
@@ -76,53 +121,73 @@ impl Collector for Snapshot {
     }
 }
 
-impl Snapshot {
+impl GraftSnapshot {
     fn purposes(&self, out: &mut Out<'_>) -> fmt::Result {
         let purposes = &self.0.purposes;
-        let all =
-            Profile::NAMES.iter().flat_map(|profile| Source::ALL.map(|source| (*profile, source.name())));
+        let all = TrafficProfile::NAMES
+            .iter()
+            .flat_map(|profile| ExpectationSource::ALL.map(|source| (*profile, source.name())));
         let kinds = all.map(|(profile, source)| {
             let count = purposes.iter().filter(|it| it.profile == profile && it.source == source).count();
             ([("profile", profile), ("source", source)], count as u64)
         });
-        out.gauges("kinds", "Kinds of connections, by what they are for and where that is known from", kinds)
+        out.gauges("kinds", "Kinds of connections by profile, and by the source of that knowledge", kinds)
     }
 
-    /// Of paths that somebody has asked for: few.
+    /// Encodes the reports of probed paths. There are few, since each probe was asked for.
     fn probes(&self, out: &mut Out<'_>) -> fmt::Result {
-        type Figure = (&'static str, &'static str, fn(&Report) -> f64);
+        type Figure = (&'static str, &'static str, fn(&PathReport) -> f64);
         let figures: [Figure; 8] = [
             ("probe_rtt_min_seconds", "Least round trip of the latest probe", |it| {
                 f64::from(it.rtt_min_us) / 1e6
             }),
-            ("probe_rtt_seconds", "Its median", |it| f64::from(it.rtt_us) / 1e6),
-            ("probe_rtt_p95_seconds", "Its 95th percentile", |it| f64::from(it.rtt_p95_us) / 1e6),
-            ("probe_rtt_variation_seconds", "From one to the next", |it| {
-                f64::from(it.rtt_variation_us) / 1e6
+            ("probe_rtt_seconds", "Median round trip of the latest probe", |it| f64::from(it.rtt_us) / 1e6),
+            ("probe_rtt_p95_seconds", "95th percentile of the round trips of the latest probe", |it| {
+                f64::from(it.rtt_p95_us) / 1e6
             }),
-            ("probe_loss_ratio", "Of what was sent", |it| it.loss_percent / 100.0),
-            ("probe_burstiness", "1: losses are independent", |it| it.burstiness),
-            ("probe_queue_growth", "Seconds of queue per second", |it| it.queue_growth_us_s / 1e6),
-            ("probe_reordered", "Answers behind those of later packets", |it| f64::from(it.reordered)),
+            (
+                "probe_rtt_variation_seconds",
+                "Mean difference between successive round trips of the latest probe",
+                |it| f64::from(it.rtt_variation_us) / 1e6,
+            ),
+            ("probe_loss_ratio", "Part of the latest probe's packets without an answer", |it| {
+                it.loss_percent / 100.0
+            }),
+            (
+                "probe_burstiness",
+                "Burstiness of the latest probe's losses; 1 if they are independent",
+                |it| it.burstiness,
+            ),
+            (
+                "probe_queue_growth",
+                "Growth of the queue during the latest probe, in seconds per second",
+                |it| it.queue_growth_us_s / 1e6,
+            ),
+            (
+                "probe_reordered",
+                "Answers to the latest probe that arrived behind those of later packets",
+                |it| f64::from(it.reordered),
+            ),
         ];
         for (name, help, value) in figures {
-            self.of_latest(out, name, help, |latest| value(&latest.report))?;
+            self.encode_latest(out, name, help, |latest| value(&latest.report))?;
         }
-        let help = "When the latest probe was over, in seconds since 1970";
-        self.of_latest(out, "probe_timestamp_seconds", help, |latest| latest.time_s)
+        let help = "Time at which the latest probe ended, in seconds since 1970";
+        self.encode_latest(out, "probe_timestamp_seconds", help, |latest| latest.time_s)
     }
 
-    fn of_latest(
+    fn encode_latest(
         &self,
         out: &mut Out<'_>,
         name: &str,
         help: &str,
-        value: impl Fn(&Record) -> f64,
+        value: impl Fn(&ProbeRecord) -> f64,
     ) -> fmt::Result {
         out.labelled(name, help, MetricType::Gauge, |family| {
             self.1.iter().try_for_each(|path| {
                 let Some(latest) = path.history.last() else { return Ok(()) };
-                let (peer, by) = (path.target.peer.to_string(), path.target.by());
+                let peer = path.target.peer.to_string();
+                let by = path.target.protocol_name();
                 let labels = [("peer", peer.as_str()), ("by", by.as_str())];
                 ConstGauge::new(value(latest)).encode(family.encode_family(&labels)?)
             })
@@ -131,27 +196,33 @@ impl Snapshot {
 
     fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
         let Status { peers, negotiations, downgrades, .. } = &self.0;
-        out.labelled("agreements", "Peers by how it stands with them", MetricType::Gauge, |family| {
-            State::NAMES.iter().try_for_each(|state| {
+        out.labelled("agreements", "Peers by the state of the agreement", MetricType::Gauge, |family| {
+            NegotiationState::NAMES.iter().try_for_each(|state| {
                 let count = peers.iter().filter(|peer| peer.state == *state).count() as u64;
                 ConstGauge::new(count).encode(family.encode_family(&[("state", *state)])?)
             })
         })?;
         let counters: [(&str, &str, &str, &BTreeMap<String, u64>); 2] = [
-            ("negotiations", "What became of negotiations with peers", "outcome", negotiations),
+            (
+                "negotiations",
+                "Negotiations with peers, by state or reason of refusal; stranger if \
+             the peer showed no known key",
+                "outcome",
+                negotiations,
+            ),
             ("downgrades", "Connections whose TCP options were changed on the way", "kind", downgrades),
         ];
         counters.into_iter().try_for_each(|(name, help, label, counts)| out.counts(name, help, label, counts))
     }
 }
 
-fn by_class(
+fn encode_by_class(
     out: &mut Out<'_>,
     name: &str,
     help: &str,
     kind: MetricType,
-    paths: &[Path],
-    value: fn(&Path) -> u64,
+    paths: &[PeerPath],
+    value: fn(&PeerPath) -> u64,
 ) -> fmt::Result {
     let mut sums = std::collections::BTreeMap::<&str, u64>::new();
     paths.iter().for_each(|path| *sums.entry(&path.class).or_default() += value(path));
@@ -171,22 +242,22 @@ fn by_class(
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Loaded, Peer, Purpose};
+    use millrace_graft::status::{GraftPeerStatus, LoadedStatus, PurposeStatus};
 
-    use super::super::probe::Target;
+    use super::super::probe::ProbeTarget;
     use super::*;
 
     #[test]
     fn sources_of_purposes_are_documented() {
-        let documented = include_str!("../../../docs/selection.md");
-        for source in Source::ALL {
+        let documented = include_str!("../../../docs/guide/selection.md");
+        for source in ExpectationSource::ALL {
             assert!(documented.contains(&format!("| `{}` |", source.name())), "{}", source.name());
         }
     }
 
     #[test]
-    fn names_follow_the_documentation() {
-        let path = Path {
+    fn metric_names_follow_the_documentation() {
+        let path = PeerPath {
             peer: "192.0.2.1".parse().unwrap(),
             class: "lan".into(),
             connections: 1,
@@ -201,31 +272,35 @@ mod tests {
             probed: None,
         };
         let status = Status {
-            uptime_s: 2.5,
             outcomes: [("agreed".to_owned(), 4)].into(),
-            loaded: vec![Loaded { name: "hybla".into(), connections: 7, ..Loaded::default() }],
-            reload: Some(Reload { time_s: 1.5, error: None }),
+            loaded: vec![LoadedStatus { name: "hybla".into(), connections: 7, ..LoadedStatus::default() }],
             paths: vec![path.clone(), path],
-            peers: vec![Peer { state: "agreed".into(), ..Peer::default() }],
+            peers: vec![GraftPeerStatus { state: "agreed".into(), ..GraftPeerStatus::default() }],
             negotiations: [("no-rule".to_owned(), 5)].into(),
             downgrades: [("stripped".to_owned(), 6)].into(),
-            purposes: vec![Purpose {
+            purposes: vec![PurposeStatus {
                 profile: "loss".into(),
                 source: "learned".into(),
-                ..Purpose::default()
+                ..PurposeStatus::default()
             }],
             ..Status::default()
         };
-        let report = Report { rtt_us: 1500, loss_percent: 2.0, ..Report::default() };
-        let target = Target { peer: "192.0.2.1".parse().unwrap(), udp_port: None };
-        let history = vec![Record { time_s: 1.0, period_ms: 100, report }];
-        let probed = Probed { target, runs: false, class: "lan".into(), history, error: None };
-        let text = encode(status, vec![probed]).unwrap();
-        let documented = include_str!("../../../docs/graft.md");
+        let report = PathReport { rtt_us: 1500, loss_percent: 2.0, ..PathReport::default() };
+        let target = ProbeTarget { peer: "192.0.2.1".parse().unwrap(), udp_port: None };
+        let history = vec![ProbeRecord { time_s: 1.0, period_ms: 100, report }];
+        let probed = ProbeStatus { target, runs: false, class: "lan".into(), history, error: None };
+        let part = PartStatus { name: "sessions".into(), restarts: 3, ..PartStatus::default() };
+        let reload = Reload { time_s: 1.5, error: None };
+        let own = of_daemon(Duration::from_millis(2500), &reload, &[part]).unwrap();
+        let text = joined([own, encode(status, vec![probed]).unwrap()].into_iter());
+        assert!(text.matches("# EOF").count() == 1 && text.ends_with("# EOF\n"), "{text}");
+        let documented = include_str!("../../../docs/reference/metrics.md");
         for line in [
             "millrace_graft_uptime_seconds 2.5",
             "millrace_graft_reload_ok 1",
             "millrace_graft_reload_timestamp_seconds 1.5",
+            r#"millrace_graft_part_up{part="sessions"} 0"#,
+            r#"millrace_graft_part_restarts_total{part="sessions"} 3"#,
             r#"millrace_graft_outcomes_total{outcome="agreed"} 4"#,
             r#"millrace_graft_connections{graft="hybla"} 7"#,
             r#"millrace_graft_paths{class="lan"} 2"#,
@@ -243,14 +318,14 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();
-            assert!(documented.contains(name), "{name} is not in docs/graft.md");
+            assert!(documented.contains(name), "{name} is not in docs/reference/metrics.md");
         }
     }
 
     #[test]
     fn outcomes_are_documented() {
-        let documented = include_str!("../../../docs/graft.md");
-        for outcome in millrace_graft_kernel::Outcome::ALL {
+        let documented = include_str!("../../../docs/reference/reasons.md");
+        for outcome in millrace_graft_kernel::TcpOutcome::ALL {
             assert!(documented.contains(&format!("| `{}` |", outcome.name())), "{}", outcome.name());
         }
     }

@@ -1,4 +1,4 @@
-//! Metrics of packet grafts, made anew for each scrape.
+//! Metrics of packet grafts, collected for each scrape.
 
 use std::fmt;
 
@@ -8,50 +8,66 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 
 const PREFIX: &str = "millrace_packet_graft";
 
-/// The text of one scrape.
+/// Encodes the metrics of the part for sessions for one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    openmetrics::encode(PREFIX, Snapshot(status))
+    openmetrics::encode(PREFIX, PacketSnapshot(status))
 }
 
 #[derive(Debug)]
-struct Snapshot(Status);
+struct PacketSnapshot(Status);
 
-impl Collector for Snapshot {
+impl Collector for PacketSnapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out(encoder);
-        out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
-        if let Some(reload) = &self.0.reload {
-            let help = "1 if the settings are what was read last";
-            out.gauge("reload_ok", help, None, u64::from(reload.error.is_none()))?;
-            let help = "When the settings were read last";
-            out.gauge_f64("reload_timestamp", help, Unit::Seconds, reload.time_s)?;
-        }
         let troubles = self.0.trouble.len() as u64;
-        out.gauge("troubles", "What is not as it should be, as the status says", None, troubles)?;
-        // Sessions are at most 64, by the settings.
+        out.gauge(
+            "troubles",
+            "Problems that the status lists; with any, /healthz answers 503",
+            None,
+            troubles,
+        )?;
+        // The settings have at most 64 sessions, so a label with their names is bounded.
         let sessions = &self.0.sessions;
-        let help = "1 for the graft that a session has";
-        out.gauges("session", help, sessions.iter().map(|it| ([of(it), ("graft", it.graft.as_str())], 1)))?;
+        let help = "1 for the graft that a session uses";
+        out.gauges(
+            "session",
+            help,
+            sessions.iter().map(|it| ([session_label(it), ("graft", it.graft.as_str())], 1)),
+        )?;
         let times = sessions.iter().flat_map(|it| {
-            it.mean_ns.iter().map(move |(joint, ns)| ([of(it), ("joint", joint.as_str())], *ns))
+            it.mean_ns.iter().map(move |(joint, ns)| ([session_label(it), ("joint", joint.as_str())], *ns))
         });
-        out.gauges("mean_ns", "Time that a joint takes for a packet, of the latest second", times)?;
+        out.gauges(
+            "mean_ns",
+            "Mean time that a hook of the kernel took for a packet in the latest second, in nanoseconds",
+            times,
+        )?;
         let packets = sessions.iter().flat_map(|it| {
-            it.packets.iter().map(move |(reason, count)| ([of(it), ("reason", reason.as_str())], *count))
+            it.packets
+                .iter()
+                .map(move |(reason, count)| ([session_label(it), ("reason", reason.as_str())], *count))
         });
-        out.counters("packets", "Packets by what became of them", packets)?;
+        out.counters("packets", "Packets by the reason why they were passed or dropped", packets)?;
         let swaps = sessions.iter().flat_map(|it| {
             let outcomes = [("agreed", it.swaps), ("failed", it.swaps_failed)];
-            outcomes.map(|(outcome, count)| ([of(it), ("outcome", outcome)], count))
+            outcomes.map(|(outcome, count)| ([session_label(it), ("outcome", outcome)], count))
         });
-        out.counters("swaps", "Changes of a session's graft", swaps)?;
+        out.counters("swaps", "Changes of a session's graft: agreed, failed", swaps)?;
         let lost = sessions.iter().flat_map(|it| {
             let directions = [("sent", it.lost_sent), ("received", it.lost_received)];
-            directions.map(|(direction, count)| ([of(it), ("direction", direction)], count))
+            directions.map(|(direction, count)| ([session_label(it), ("direction", direction)], count))
         });
-        out.counters("lost", "Datagrams that had not come when a session began anew", lost)?;
-        let over = sessions.iter().map(|it| ([of(it)], it.over_budget));
-        out.counters("over_budget", "Samples above the budget", over)?;
+        out.counters(
+            "lost",
+            "Datagrams that had not arrived when a session started again, by direction",
+            lost,
+        )?;
+        let over = sessions.iter().map(|it| ([session_label(it)], it.over_budget));
+        out.counters(
+            "over_budget",
+            "Samples of the time for a packet that exceeded the graft's budget",
+            over,
+        )?;
         paths(&mut out, sessions)?;
         peers(&mut out, &self.0)
     }
@@ -60,57 +76,63 @@ impl Collector for Snapshot {
 fn paths(out: &mut Out<'_>, sessions: &[SessionStatus]) -> fmt::Result {
     let each = || {
         sessions.iter().flat_map(|it| {
-            it.paths.iter().map(move |path| ([of(it), ("interface", path.interface.as_str())], path))
+            it.paths
+                .iter()
+                .map(move |path| ([session_label(it), ("interface", path.interface.as_str())], path))
         })
     };
     let up = each().map(|(labels, path)| (labels, u64::from(path.is_up)));
-    out.gauges("path_up", "1 if what is sent by a path of a session comes, as far as is known", up)?;
+    out.gauges("path_up", "1 if packets that the session sends on this path are known to arrive", up)?;
     let weights = each().map(|(labels, path)| (labels, u64::from(path.weight)));
-    out.gauges("path_weight", "How much of the session it carries, beside the others", weights)?;
+    out.gauges(
+        "path_weight",
+        "Share of the session's packets that this path carries, relative to the other paths: 0 to 16",
+        weights,
+    )?;
     let packets = each().flat_map(|([session, interface], path)| {
         let directions = [("sent", path.sent), ("received", path.came)];
         directions.map(|(direction, count)| ([session, interface, ("direction", direction)], count))
     });
-    out.counters("path_packets", "Packets by a path of a session, those of the daemons, too", packets)
+    out.counters("path_packets", "Packets by path and direction, with those of the daemons", packets)
 }
 
 fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
-    fn of(peer: &PeerStatus) -> (&str, &str) {
+    fn peer_label(peer: &PeerStatus) -> (&str, &str) {
         ("peer", &peer.name)
     }
     let peers = &status.peers;
-    let up = peers.iter().map(|it| ([of(it)], u64::from(it.is_there)));
-    out.gauges("peer_up", "1 if its daemon was heard of late", up)?;
-    let known = peers.iter().filter_map(|it| Some(([of(it)], it.round_trip_us? as f64 / 1e6)));
-    let help = "Least round trip of late between the daemons";
+    let up = peers.iter().map(|it| ([peer_label(it)], u64::from(it.is_there)));
+    out.gauges("peer_up", "1 if the peer's daemon was heard in the latest 10 s", up)?;
+    let known = peers.iter().filter_map(|it| Some(([peer_label(it)], it.round_trip_us? as f64 / 1e6)));
+    let help = "Least recent round trip between the daemons";
     out.gauges_f64("peer_round_trip", help, &Unit::Seconds, known)?;
-    let lost = peers.iter().filter_map(|it| Some(([of(it)], it.loss_percent? / 100.0)));
-    out.gauges_f64("peer_loss", "Part of the packets that is lost one way", &Unit::Ratios, lost)?;
+    let lost = peers.iter().filter_map(|it| Some(([peer_label(it)], it.loss_percent? / 100.0)));
+    out.gauges_f64("peer_loss", "Part of the packets that is lost in this direction", &Unit::Ratios, lost)?;
     let leases = peers.iter().flat_map(|it| {
         let free = it.seats.saturating_sub(it.lent);
-        [("lent", it.lent), ("free", free)].map(|(state, count)| ([of(it), ("state", state)], count as u64))
+        [("lent", it.lent), ("free", free)]
+            .map(|(state, count)| ([peer_label(it), ("state", state)], count as u64))
     });
-    out.gauges("leases", "Sessions for applications that ask", leases)?;
-    let opened = peers.iter().map(|it| ([of(it)], it.opened));
-    out.counters("leases_opened", "Sessions that applications have got", opened)?;
+    out.gauges("leases", "Sessions for applications: lent, free", leases)?;
+    let opened = peers.iter().map(|it| ([peer_label(it)], it.opened));
+    out.counters("leases_opened", "Sessions that applications of this host have opened", opened)?;
     let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));
-    out.counters("leases_refused", "Requests of applications that were refused", refused)
+    out.counters("leases_refused", "Requests of applications that were refused, by reason", refused)
 }
 
-fn of(session: &SessionStatus) -> (&str, &str) {
+fn session_label(session: &SessionStatus) -> (&str, &str) {
     ("session", &session.name)
 }
 
 #[cfg(test)]
 mod tests {
     use millrace_graft::packet::PathStatus;
-    use millrace_graft::status::Reload;
-    use millrace_graft_kernel::joint::Reason;
+    use millrace_graft_kernel::joint::JointReason;
 
     use super::*;
 
     #[test]
-    fn names_follow_the_documentation() {
+    fn metric_names_follow_the_documentation() {
         let session = SessionStatus {
             name: "telemetry".into(),
             graft: "newest".into(),
@@ -141,8 +163,6 @@ mod tests {
             ..PeerStatus::default()
         };
         let status = Status {
-            uptime_s: 1.5,
-            reload: Some(Reload { time_s: 2.5, error: Some("no".into()) }),
             trouble: vec!["something".into()],
             sessions: vec![session],
             peers: vec![peer],
@@ -150,11 +170,8 @@ mod tests {
             ..Status::default()
         };
         let text = encode(status).unwrap();
-        let documented = include_str!("../../../docs/packet-grafts.md");
+        let documented = include_str!("../../../docs/reference/metrics.md");
         for line in [
-            "millrace_packet_graft_uptime_seconds 1.5",
-            "millrace_packet_graft_reload_ok 0",
-            "millrace_packet_graft_reload_timestamp_seconds 2.5",
             "millrace_packet_graft_troubles 1",
             r#"millrace_packet_graft_session{session="telemetry",graft="newest"} 1"#,
             r#"millrace_packet_graft_mean_ns{session="telemetry",joint="rx"} 250"#,
@@ -178,14 +195,14 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();
-            assert!(documented.contains(name), "{name} is not in docs/packet-grafts.md");
+            assert!(documented.contains(name), "{name} is not in docs/reference/metrics.md");
         }
     }
 
     #[test]
     fn reasons_are_documented() {
-        let documented = include_str!("../../../docs/packet-grafts.md");
-        for reason in Reason::ALL {
+        let documented = include_str!("../../../docs/reference/reasons.md");
+        for reason in JointReason::ALL {
             assert!(documented.contains(&format!("| `{}` |", reason.name())), "{}", reason.name());
         }
     }

@@ -1,6 +1,8 @@
-//! A runtime of packet grafts that goes on: a thread that holds it, and what it is asked. `docs/packet-grafts.md` documents it.
+//! The part of the daemon for datagram sessions: one thread holds the runtime of packet grafts, and handles the
+//! requests about it. `docs/guide/packet-grafts.md` documents it.
 
 use std::{
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -10,117 +12,80 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{anyhow, ensure};
-use millrace_daemon::{
-    daemon::{self, Frame, Front, Observed, Reloads},
-    expect_answer, socket,
-};
+use anyhow::{anyhow, bail, ensure};
+use millrace_daemon::daemon::{self, DaemonFrame, Observed, Reloads};
 use millrace_graft::{
     Error,
-    packet::{Change, Event, Losses, Runtime, Settings, Status},
+    packet::{PacketEvent, PacketLosses, PacketRuntime, SessionStatus, Settings, Status},
+    settings::DaemonSettings,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
 
-use super::{broker::Broker, packet_metrics};
+use super::{
+    broker::SessionBroker,
+    control::{self, GraftAnswer, GraftRequest, PeerReport, SessionSwapped},
+    packet_metrics,
+};
 
-pub const DEFAULT_SOCKET: &str = "/run/millrace/packets.sock";
-
-const WHO: &str = "daemon of packet grafts";
-/// Until a request is looked at, when nothing comes from the network.
+/// Longest time for which the thread waits for a packet before it looks for requests.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-pub struct Setup {
+pub struct PacketSetup {
     pub config: PathBuf,
-    /// Where applications ask for sessions, if the settings have peers.
+    /// Path of the socket on which applications ask for sessions. It is used if the settings have peers.
     pub messages: PathBuf,
-    pub front: Front,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
-    Status,
-    /// Answered when both ends have changed, or will not; and when it is known what was lost, where it is stateless.
-    Swap {
-        session: String,
-        graft: String,
-        #[serde(default)]
-        stateless: bool,
-    },
-    Reload,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Answer {
-    Status(Box<Status>),
-    Swapped(Box<Swapped>),
-}
-
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Swapped {
-    /// Until both ends had agreed.
-    pub agreed_us: u64,
-    /// The change of this end.
-    pub cut_us: u64,
-    pub change: Change,
-}
-
-/// Asks a running daemon one thing.
-pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Option<Answer>> {
-    socket::ask(socket, WHO, request)
-}
-
-/// Until a signal ends it.
-pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let frame = Frame::open(setup.front, WHO)?;
-    let daemon = Arc::new(Daemon::start(setup.config, &setup.messages)?);
+/// Runs the part for sessions until its supervisor or a signal ends it.
+pub async fn run(setup: PacketSetup, frame: DaemonFrame) -> anyhow::Result<()> {
+    let daemon = Arc::new(PacketDaemon::start(setup.config, &setup.messages)?);
     frame.run(&daemon).await?;
-    info!("taken back");
+    info!("the programs for sessions were removed from the kernel");
     Ok(())
 }
 
-type Reply = SyncSender<anyhow::Result<Option<Answer>>>;
+type Reply = SyncSender<anyhow::Result<Option<GraftAnswer>>>;
 
-struct Daemon {
-    /// Of the thread that holds the runtime.
-    requests: Mutex<Sender<(Request, Reply)>>,
+struct PacketDaemon {
+    /// Requests to the thread that holds the runtime.
+    requests: Mutex<Sender<(GraftRequest, Reply)>>,
     thread: JoinHandle<()>,
     reloads: Reloads,
 }
 
-impl Daemon {
+impl PacketDaemon {
     fn start(config: PathBuf, messages: &Path) -> anyhow::Result<Self> {
-        let settings = Settings::read(&config)?;
+        let settings = DaemonSettings::read(&config)?.into_sessions()?;
         raise_descriptors(&settings)?;
-        let runtime = Runtime::start(settings.clone())?;
-        let broker = Broker::start(&settings, messages)?;
+        let runtime = PacketRuntime::start(settings.clone())?;
+        let broker = SessionBroker::start(&settings, messages)?;
+        // The channel has no limit, but each sender waits for its answer.
         let (requests, asked) = channel();
         let worker = Worker { runtime, broker, config, asked, waiting: None };
         let thread = std::thread::Builder::new().name("packets".into()).spawn(|| worker.run())?;
         Ok(Self { requests: Mutex::new(requests), thread, reloads: Reloads::default() })
     }
 
-    /// Has the thread answer.
-    fn ask(&self, request: Request) -> anyhow::Result<Option<Answer>> {
+    /// Sends a request to the thread and waits for its answer.
+    fn ask(&self, request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+        // With room for one answer, the thread never blocks on a client.
         let (reply, answer) = sync_channel(1);
-        let ended = || anyhow!("the runtime has ended");
+        let ended = || anyhow!("the thread that runs sessions has ended: restart the daemon");
         self.requests.lock().send((request, reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
     }
 }
 
-impl Observed for Daemon {
+impl Observed for PacketDaemon {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
-        let mut status = *expect_answer!(self.ask(Request::Status)?, Answer::Status)?;
-        status.trouble.extend(self.reloads.trouble("settings before stay"));
-        status.reload = Some(self.reloads.latest());
-        Ok(status)
+        match self.ask(GraftRequest::Status)? {
+            Some(GraftAnswer::Status(status)) => Ok(status.sessions.unwrap_or_default()),
+            _ => bail!("the runtime of sessions gave no status"),
+        }
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
@@ -132,23 +97,27 @@ impl Observed for Daemon {
     }
 }
 
-impl daemon::Daemon for Daemon {
-    type Request = Request;
-    type Answer = Answer;
+impl daemon::Daemon for PacketDaemon {
+    type Request = GraftRequest;
+    type Answer = GraftAnswer;
     type Caller = ();
 
     fn caller(&self) {}
 
-    fn answer(&self, (): &mut (), request: Request) -> anyhow::Result<Option<Answer>> {
+    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
         match request {
-            Request::Status => Ok(Some(Answer::Status(self.status()?.into()))),
-            Request::Reload => self.reload().map(|()| None),
-            swap @ Request::Swap { .. } => self.ask(swap),
+            GraftRequest::Metrics => Ok(Some(GraftAnswer::Metrics(self.metrics()?))),
+            GraftRequest::Why { peer } => {
+                let sessions = sessions_with(self.status()?, peer);
+                Ok(Some(GraftAnswer::Why(PeerReport { sessions, ..PeerReport::default() }.into())))
+            }
+            GraftRequest::Reload => self.reload().map(|()| None),
+            request => self.ask(request),
         }
     }
 
     fn read_settings(&self) -> anyhow::Result<()> {
-        self.ask(Request::Reload).map(drop)
+        self.ask(GraftRequest::Reload).map(drop)
     }
 
     fn reloads(&self) -> &Reloads {
@@ -156,31 +125,32 @@ impl daemon::Daemon for Daemon {
     }
 
     fn tick(&self) -> anyhow::Result<()> {
-        ensure!(!self.thread.is_finished(), "the runtime has ended");
+        ensure!(!self.thread.is_finished(), "the thread that runs sessions has ended: restart the daemon");
         Ok(())
     }
 }
 
-/// Holds the runtime, and has what it does be known.
+/// State of the thread that holds the runtime and logs its events.
 struct Worker {
-    /// Ends the sockets that it has lent before what seals them goes.
-    broker: Option<Broker>,
-    runtime: Runtime,
+    /// The broker is dropped before the runtime: it ends the lent sockets before the programs that seal are
+    /// detached.
+    broker: Option<SessionBroker>,
+    runtime: PacketRuntime,
     config: PathBuf,
-    asked: Receiver<(Request, Reply)>,
-    waiting: Option<Waiting>,
+    asked: Receiver<(GraftRequest, Reply)>,
+    waiting: Option<WaitingSwap>,
 }
 
-/// For the end of a swap of a session.
-struct Waiting {
+/// A request that waits for the end of a session's swap.
+struct WaitingSwap {
     session: String,
     reply: Reply,
-    /// Agreed on; what was lost is not known yet.
-    swapped: Option<Swapped>,
+    /// Result of a stateless swap that both ends have made, until the losses are counted.
+    swapped: Option<SessionSwapped>,
 }
 
 impl Worker {
-    /// Until nobody can ask any more.
+    /// Runs until the daemon drops its end of the request channel.
     fn run(mut self) {
         loop {
             match self.asked.try_recv() {
@@ -196,52 +166,62 @@ impl Worker {
                     events.into_iter().for_each(|event| self.happened(event));
                 }
                 Err(error) => {
-                    error!("{error}");
+                    error!("a step of the sessions' runtime failed: {error}");
+                    // The error may last, so the loop must not spin.
                     std::thread::sleep(PATIENCE);
                 }
             }
         }
     }
 
-    fn answer(&mut self, request: Request, reply: Reply) {
+    fn answer(&mut self, request: GraftRequest, reply: Reply) {
         let answer = match request {
-            Request::Status => self.status().map(|status| Some(Answer::Status(status.into()))),
-            Request::Reload => self.reload().map(|()| None).map_err(Into::into),
-            Request::Swap { session, graft, stateless } => {
-                let swap = if stateless { Runtime::swap_anew } else { Runtime::swap };
+            GraftRequest::Status => self.status().map(|status| {
+                let share = control::Status { sessions: Some(status), ..control::Status::default() };
+                Some(GraftAnswer::Status(share.into()))
+            }),
+            GraftRequest::Reload => self.reload().map(|()| None).map_err(Into::into),
+            GraftRequest::SwapSession { session, graft, stateless } => {
+                let swap = if stateless { PacketRuntime::swap_anew } else { PacketRuntime::swap };
                 match swap(&mut self.runtime, &session, &graft) {
                     Ok(()) => {
-                        self.waiting = Some(Waiting { session, reply, swapped: None });
+                        // The answer follows when both ends have changed, or have given up.
+                        self.waiting = Some(WaitingSwap { session, reply, swapped: None });
                         return;
                     }
                     Err(error) => Err(error.into()),
                 }
             }
+            _ => Err(anyhow!("this part serves datagram sessions only: TCP belongs to the other part")),
         };
-        // Who asked may have gone.
+        // The send fails if the client has disconnected, which does not matter.
         let _ = reply.send(answer);
     }
 
     fn status(&mut self) -> anyhow::Result<Status> {
         let status = self.runtime.status()?;
-        let peers = self.broker.as_ref().map(Broker::status).unwrap_or_default();
-        let refusals = self.broker.as_ref().map(Broker::refusals).unwrap_or_default();
-        Ok(Status { peers, refusals, ..status })
+        let peers = self.broker.as_ref().map(SessionBroker::status).unwrap_or_default();
+        let without =
+            peers.iter().filter_map(|peer| Some(format!("peer {}: {}", peer.name, peer.trouble.as_ref()?)));
+        let trouble = status.trouble.iter().cloned().chain(without).collect();
+        let refusals = self.broker.as_ref().map(SessionBroker::refusals).unwrap_or_default();
+        Ok(Status { peers, refusals, trouble, ..status })
     }
 
     fn reload(&mut self) -> Result<(), Error> {
-        let settings = Settings::read(&self.config)?;
-        Broker::check(self.broker.as_ref(), &settings).map_err(Error::Settings)?;
+        let settings = DaemonSettings::read(&self.config)?.into_sessions()?;
+        // The broker checks the settings before anything is applied, since its pools cannot change.
+        SessionBroker::check(self.broker.as_ref(), &settings).map_err(Error::Settings)?;
         self.runtime.apply(settings.clone())?;
         self.broker.iter_mut().for_each(|broker| broker.apply(&settings));
-        info!("new settings");
+        info!("the new settings of sessions are in force");
         Ok(())
     }
 
-    fn happened(&mut self, event: Event) {
+    fn happened(&mut self, event: PacketEvent) {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         match event {
-            Event::Swapped { session, graft, took, cut, change } => {
+            PacketEvent::Swapped { session, graft, took, cut, change } => {
                 let migrated = change.migrated.join(", ");
                 info!(
                     session,
@@ -249,57 +229,74 @@ impl Worker {
                     agreed_us = took.map(us),
                     stateless = change.stateless,
                     migrated,
-                    "swapped"
+                    "a session has changed to a graft"
                 );
                 let is_known = !change.stateless;
-                let swapped = Swapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
+                let swapped = SessionSwapped { agreed_us: took.map_or(0, us), cut_us: us(cut), change };
+                // After a stateless swap the answer waits until the losses are counted.
                 match is_known {
                     true => self.done(&session, Ok(swapped)),
                     false => self.wait_for_count(&session, swapped),
                 }
             }
-            Event::Counted { session, losses } => {
-                let Losses { sent, received } = losses;
+            PacketEvent::Counted { session, losses } => {
+                let PacketLosses { sent, received } = losses;
                 warn!(
                     session,
                     lost_sent = sent,
                     lost_received = received,
-                    "begun anew: what had not come is lost"
+                    "a session was restarted: datagrams under way were lost"
                 );
                 self.counted(&session, losses);
             }
-            Event::Ruled { session, graft, why } => info!(session, graft, "to be swapped: {why}"),
-            Event::NotSwapped { session, graft, why } => {
+            PacketEvent::Ruled { session, graft, why } => {
+                info!(session, graft, "a rule changes a session's graft: {why}")
+            }
+            PacketEvent::NotSwapped { session, graft, why } => {
                 let error = format!("session {session} keeps its graft: {}", why.text());
-                warn!(session, graft, "not swapped: {}", why.text());
+                warn!(session, graft, "a session keeps its graft: {}", why.text());
                 self.done(&session, Err(anyhow!(error)));
             }
-            Event::OverBudget { session, graft, joint, ns, fallback } => {
-                warn!(session, graft, joint = joint.name(), ns, fallback, "over its budget");
+            PacketEvent::OverBudget { session, graft, joint, ns, fallback } => {
+                warn!(
+                    session,
+                    graft,
+                    joint = joint.name(),
+                    ns,
+                    fallback,
+                    "a graft exceeds its budget of CPU time"
+                );
             }
-            Event::Keys { session } => info!(session, "both ends have keys"),
-            // For the broker.
-            Event::Room { .. } => {}
-            Event::Restarted { session } => info!(session, "the other end was started anew"),
-            Event::Refused { session, why } => warn!(session, "{why}"),
-            Event::Detached { interface, error: None } => warn!(interface, "attached again"),
-            Event::Detached { interface, error: Some(error) } => error!(interface, "not attached: {error}"),
+            PacketEvent::Keys { session } => info!(session, "both ends of a session have keys"),
+            // The broker handles this event.
+            PacketEvent::Room { .. } => {}
+            PacketEvent::Restarted { session } => info!(session, "the daemon at the other end was restarted"),
+            PacketEvent::Refused { session, why } => warn!(session, "{why}"),
+            PacketEvent::Detached { interface, error: None } => {
+                warn!(interface, "an interface had lost the programs, which were attached again")
+            }
+            PacketEvent::Detached { interface, error: Some(error) } => {
+                error!(
+                    interface,
+                    "an interface has lost the programs, which cannot be attached again: {error}"
+                )
+            }
         }
     }
 
-    fn done(&mut self, session: &str, swapped: anyhow::Result<Swapped>) {
-        if let Some(Waiting { reply, .. }) = self.waiting.take_if(|waiting| waiting.session == session) {
-            let _ = reply.send(swapped.map(|swapped| Some(Answer::Swapped(swapped.into()))));
+    fn done(&mut self, session: &str, swapped: anyhow::Result<SessionSwapped>) {
+        if let Some(WaitingSwap { reply, .. }) = self.waiting.take_if(|waiting| waiting.session == session) {
+            let _ = reply.send(swapped.map(|swapped| Some(GraftAnswer::SessionSwapped(swapped.into()))));
         }
     }
 
-    fn wait_for_count(&mut self, session: &str, swapped: Swapped) {
+    fn wait_for_count(&mut self, session: &str, swapped: SessionSwapped) {
         if let Some(waiting) = self.waiting.as_mut().filter(|waiting| waiting.session == session) {
             waiting.swapped = Some(swapped);
         }
     }
 
-    fn counted(&mut self, session: &str, losses: Losses) {
+    fn counted(&mut self, session: &str, losses: PacketLosses) {
         let waiting = self.waiting.as_mut().filter(|waiting| waiting.session == session);
         if let Some(mut swapped) = waiting.and_then(|waiting| waiting.swapped.take()) {
             swapped.change.lost_sent = losses.sent;
@@ -309,12 +306,14 @@ impl Worker {
     }
 }
 
-/// Sealed sessions have two each, and a reload may bring as many as there is room for.
+/// Raises the limit of descriptors to two for each session that there is room for, since a reload may bring as many
+/// sealed sessions.
 fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
     const OTHERS: u64 = 512;
     let wanted = OTHERS + 2 * u64::from(settings.room.sessions);
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < wanted {
+        // Without CAP_SYS_RESOURCE the hard limit cannot rise, so the soft limit is raised to it.
         setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted))
             .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))?;
     }
@@ -327,4 +326,12 @@ fn raise_descriptors(settings: &Settings) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns those of the sessions whose other end is this host.
+fn sessions_with(status: Status, host: IpAddr) -> Vec<SessionStatus> {
+    let is_with = |session: &SessionStatus| {
+        session.remote.parse::<SocketAddr>().is_ok_and(|remote| remote.ip() == host)
+    };
+    status.sessions.into_iter().filter(is_with).collect()
 }

@@ -1,33 +1,52 @@
-//! Metrics of what is chosen.
+//! Metrics about the choice of congestion controls for connections.
 
 use std::{collections::BTreeMap, fmt};
 
 use millrace_daemon::openmetrics::Out;
-use millrace_graft::status::Selection;
+use millrace_graft::status::SelectionStatus;
 use prometheus_client::registry::Unit;
 
-pub fn encode(selection: &Selection, out: &mut Out<'_>) -> fmt::Result {
-    let help = "Connections that a rule with select fits, by what they got";
-    out.counters("selected_connections", help, by_arm(&selection.connections))?;
-    out.gauges("selected_connections_now", "Those that live", by_arm(&selection.live))?;
-    out.counts("selected_reasons", "Why they got it", "why", &selection.reasons)?;
-    out.counts("selected_outcomes", "How they went", "outcome", &selection.outcomes)?;
-    out.counter("selected_forgotten", "Those that were lost sight of", None, selection.forgotten)?;
-    out.gauge("selected_paths", "Paths with a choice", None, selection.chosen)?;
+pub fn encode(selection: &SelectionStatus, out: &mut Out<'_>) -> fmt::Result {
+    let help = "Connections of rules with select, by tier and arm";
+    out.counters("selected_connections", help, label_by_candidate(&selection.connections))?;
+    out.gauges(
+        "selected_connections_now",
+        "Live connections of rules with select, by tier and arm",
+        label_by_candidate(&selection.live),
+    )?;
+    out.counts(
+        "selected_reasons",
+        "Connections of rules with select, by the reason for the choice",
+        "why",
+        &selection.reasons,
+    )?;
+    out.counts(
+        "selected_outcomes",
+        "Ended connections of rules with select: good, bad, not-judged",
+        "outcome",
+        &selection.outcomes,
+    )?;
+    out.counter(
+        "selected_forgotten",
+        "Connections without an outcome: more than 16384 at once, or their end was not reported",
+        None,
+        selection.forgotten,
+    )?;
+    out.gauge("selected_paths", "Paths for which a congestion control was chosen", None, selection.chosen)?;
     out.gauge(
         "selected_gain_paths",
-        "Of which it is known what plain TCP would do",
+        "Paths on which the time of plain TCP is known",
         None,
         selection.gain_paths,
     )?;
     if let Some(gain) = selection.gain {
-        let help = "How many times as long plain TCP takes on those";
+        let help = "Time of plain TCP on those paths as a multiple of the chosen arm's, geometric mean";
         out.gauge_f64("selected_gain", help, Unit::Other("ratio".to_owned()), gain)?;
     }
     Ok(())
 }
 
-fn by_arm(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = ([(&str, &str); 2], u64)> {
+fn label_by_candidate(counts: &BTreeMap<String, u64>) -> impl Iterator<Item = ([(&str, &str); 2], u64)> {
     counts.iter().map(|(name, count)| {
         let (tier, arm) = name.split_once('/').unwrap_or(("", name));
         ([("tier", tier), ("arm", arm)], *count)
@@ -40,12 +59,13 @@ mod tests {
 
     use super::*;
 
-    const DOCUMENTED: &str = include_str!("../../../docs/selection.md");
+    const DOCUMENTED: &str = include_str!("../../../docs/guide/selection.md");
+    const METRICS: &str = include_str!("../../../docs/reference/metrics.md");
 
     #[test]
-    fn names_follow_the_documentation() {
+    fn metric_names_follow_the_documentation() {
         let one = |name: &str, count| [(name.to_owned(), count)].into();
-        let selection = Selection {
+        let selection = SelectionStatus {
             chosen: 1,
             live: one("in-place/bbr", 2),
             connections: one("carried/carried-warm", 3),
@@ -54,7 +74,7 @@ mod tests {
             forgotten: 6,
             gain_paths: 7,
             gain: Some(2.5),
-            ..Selection::default()
+            ..SelectionStatus::default()
         };
         let status = Status { selection: Some(selection), ..Status::default() };
         let text = crate::metrics::encode(status, Vec::new()).unwrap();
@@ -70,7 +90,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();
-            assert!(DOCUMENTED.contains(name), "{name} is not in docs/selection.md");
+            assert!(METRICS.contains(name), "{name} is not in docs/reference/metrics.md");
         }
         for why in ["learned", "explored", "doubted", "found", "first", "fallback", "rule"] {
             assert!(DOCUMENTED.contains(&format!("| `{why}` |")), "{why}");

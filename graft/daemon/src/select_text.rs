@@ -1,13 +1,13 @@
-//! What the commands print of what is chosen.
+//! Text that the commands print about the choice of congestion controls.
 
 use millrace_daemon::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
 };
-use millrace_graft::status::{Chosen, Connection, Selection};
+use millrace_graft::status::{ChosenStatus, GraftConnectionStatus, SelectionStatus};
 
-/// Connections by what they got and why, and the paths with the most.
-pub fn status(out: &mut String, selection: &Selection, width: usize) {
+/// Writes the numbers of connections by graft and reason, and the paths with the most connections.
+pub fn status(out: &mut String, selection: &SelectionStatus, width: usize) {
     let gain = match selection.gain {
         Some(gain) => format!(
             "; of {} it is known that {} takes {gain:.2} times as long",
@@ -61,9 +61,10 @@ pub fn status(out: &mut String, selection: &Selection, width: usize) {
     }
 }
 
-/// Names and values of the lines on what was chosen for a path.
-pub fn chosen(chosen: &Chosen, say: &mut impl FnMut(&'static str, String)) {
-    let (right, way) = (chosen.right * 100.0, chosen.way.join("; "));
+/// Passes the names and values of the lines about a path's choice to `say`.
+pub fn chosen(chosen: &ChosenStatus, say: &mut impl FnMut(&'static str, String)) {
+    let right = chosen.right * 100.0;
+    let way = chosen.way.join("; ");
     let why = match chosen.why.as_str() {
         "learned" => String::new(),
         why => format!("{why}: {}, ", reason(why)),
@@ -72,8 +73,9 @@ pub fn chosen(chosen: &Chosen, say: &mut impl FnMut(&'static str, String)) {
         "by the model",
         format!("{} for {}, {why}right for {right:.0} % of such cases: {way}", chosen.arm, chosen.rule),
     );
-    let (ended, explored) = (chosen.connections, chosen.explored);
-    say("learned from", format!("{ended} connections, of which {explored} tried another way"));
+    let ended = chosen.connections;
+    let explored = chosen.explored;
+    say("learned from", format!("{ended} connections, {explored} of them tried another choice"));
     for tried in &chosen.tried {
         let cost = tried.cost.map_or("too few to compare".to_owned(), |cost| {
             format!("{cost:.1} times what the path would allow")
@@ -82,8 +84,8 @@ pub fn chosen(chosen: &Chosen, say: &mut impl FnMut(&'static str, String)) {
     }
 }
 
-/// Why one connection goes as it does.
-pub fn connection(it: &Connection, width: usize) -> String {
+/// Returns the explanation of one connection's choice.
+pub fn connection(it: &GraftConnectionStatus, width: usize) -> String {
     let mut out = String::new();
     let end = |end: Option<std::net::SocketAddr>| end.map_or("-".to_owned(), |end| end.to_string());
     let how = if it.tier == "carried" { "carried" } else { "in place" };
@@ -103,13 +105,15 @@ pub fn connection(it: &Connection, width: usize) -> String {
             }
             _ => "not judged".to_owned(),
         };
-        let (sent, received, ms) = (bytes(ended.sent), bytes(ended.received), ended.duration_ms);
+        let sent = bytes(ended.sent);
+        let received = bytes(ended.received);
+        let ms = ended.duration_ms;
         say("ended", format!("after {ms:.0} ms, {sent} sent, {received} received: {judged}"));
     }
     let gain = match it.gain {
         _ if it.arm == it.plain => format!("none: it is plain TCP, {}", it.plain),
-        Some(gain) => format!("{} takes {gain:.2} times as long here, of what was tried", it.plain),
-        None => format!("not known: too few connections to this peer have gone by {}", it.plain),
+        Some(gain) => format!("{} takes {gain:.2} times as long on this path, by what was tried", it.plain),
+        None => format!("not known: too few connections to this peer have used {}", it.plain),
     };
     say("gain", gain);
     if let Some(purpose) = &it.purpose {
@@ -124,26 +128,26 @@ pub fn connection(it: &Connection, width: usize) -> String {
 
 fn reason(why: &str) -> &'static str {
     match why {
-        "learned" => "as the model has it for such a path",
-        "explored" => "to find out whether another way is better here",
-        "doubted" => "what the model has was bad here, so plain TCP until more is known",
-        "found" => "it was better here than what the model has",
-        "first" => "nothing was known of the path, or nothing could be chosen",
-        "fallback" => "it was to be carried, and no carrier would have it",
-        "rule" => "the rule says so, whatever a model has",
+        "learned" => "the model expects it to be the best on such a path",
+        "explored" => "a trial, to find out whether another choice is better on this path",
+        "doubted" => "the model's choice had bad outcomes on this path: plain TCP until more is known",
+        "found" => "it had better outcomes on this path than the model's choice",
+        "first" => "the path was not known yet, or nothing could be chosen",
+        "fallback" => "it was to be tunnelled, and no carrier took it",
+        "rule" => "the rule names it, and no model is asked",
         _ => "not known",
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Ended, Purpose, Tried};
+    use millrace_graft::status::{CandidateStatus, EndedStatus, PurposeStatus};
 
     use super::*;
 
-    fn path() -> Chosen {
-        let tried = |arm: &str, cost| Tried { arm: arm.into(), outcomes: 8, bad: 1, cost };
-        Chosen {
+    fn path() -> ChosenStatus {
+        let tried = |arm: &str, cost| CandidateStatus { arm: arm.into(), outcomes: 8, bad: 1, cost };
+        ChosenStatus {
             rule: "web".into(),
             peer: Some("2001:db8:0:1234:5678:9abc:def0:1234".parse().unwrap()),
             arm: "carried-warm".into(),
@@ -160,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn lines_fit_and_say_why() {
-        let connection = Connection {
+    fn selection_lines_fit_the_width_and_name_the_reason() {
+        let connection = GraftConnectionStatus {
             local: Some("192.0.2.1:54321".parse().unwrap()),
             remote: Some("[2001:db8::1]:443".parse().unwrap()),
             side: "client".into(),
@@ -171,7 +175,7 @@ mod tests {
             carrier: Some("quic to 203.0.113.7:9188".into()),
             why: "explored".into(),
             age_s: 3.0,
-            ended: Some(Ended {
+            ended: Some(EndedStatus {
                 sent: 1,
                 received: 65_536,
                 duration_ms: 812.4,
@@ -180,12 +184,12 @@ mod tests {
             }),
             gain: Some(2.5),
             plain: "cubic".into(),
-            purpose: Some(Purpose {
+            purpose: Some(PurposeStatus {
                 profile: "time".into(),
                 size_kib: Some(64),
                 source: "port".into(),
                 why: "what the port is usually for".into(),
-                ..Purpose::default()
+                ..PurposeStatus::default()
             }),
             chosen: Some(path()),
         };
@@ -201,10 +205,10 @@ mod tests {
             let said = text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(said.contains(wanted), "{wanted}: {text}");
         }
-        let unknown = Connection { gain: None, chosen: None, ..connection };
+        let unknown = GraftConnectionStatus { gain: None, chosen: None, ..connection };
         assert!(super::connection(&unknown, 80).contains("gain: not known"));
         let mut out = String::new();
-        let selection = Selection {
+        let selection = SelectionStatus {
             plain: "cubic".into(),
             chosen: 3,
             gain: Some(1.5),
@@ -213,7 +217,7 @@ mod tests {
             connections: [("in-place/bbr".to_owned(), u64::MAX)].into(),
             reasons: [("explored".to_owned(), 2)].into(),
             paths: vec![path()],
-            ..Selection::default()
+            ..SelectionStatus::default()
         };
         status(&mut out, &selection, 80);
         assert!(out.contains("in-place/bbr") && out.contains("2.50"), "{out}");

@@ -1,9 +1,12 @@
-//! From start-up to the end of a daemon of grafts: socket, HTTP, signals.
+//! The part of the daemon for TCP, from its start to its end.
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_daemon::daemon::{Frame, Front};
-use millrace_graft::settings::Agreement;
+use anyhow::{Context as _, bail};
+use millrace_daemon::daemon::{self, DaemonFrame, Observed as _, Reloads};
+use millrace_graft::settings::AgreementSettings;
+use millrace_graft_kernel::{CallerRule, hook::Lead};
+use millrace_kernel::prefix::Prefix;
 use tokio::{
     task::block_in_place,
     time::{Instant, MissedTickBehavior, interval_at},
@@ -11,31 +14,34 @@ use tokio::{
 use tracing::{error, info};
 
 use super::{
-    agreement::Agreements,
-    control::WHO,
-    daemon::{Daemon, Setup},
+    agreement::AgreementTasks,
+    control::{GraftAnswer, GraftRequest, PeerReport, Status},
+    daemon::{GraftDaemon, GraftSetup},
+    probe::ProbeTarget,
 };
 
-/// How often it is looked what has come of connections, where that says by what others go.
+/// Interval at which the results of ended connections are read, if rules with `select` learn from them.
 const LEARN: Duration = Duration::from_millis(100);
 
-/// How often what is learned is written down.
+/// Interval at which the learned state is written to its file.
 const KEEP: Duration = Duration::from_secs(60);
 
-/// Until a signal ends it.
-pub async fn run(setup: Setup, front: Front) -> anyhow::Result<()> {
-    let frame = Frame::open(front, WHO)?;
-    let daemon = Arc::new(Daemon::start(&setup)?);
-    let mut agreements = Agreed::default();
+/// Runs the part for TCP until its supervisor or a signal ends it.
+pub async fn run(setup: GraftSetup, frame: DaemonFrame) -> anyhow::Result<()> {
+    let daemon = Arc::new(GraftDaemon::start(&setup)?);
+    let mut agreements = AgreementSetup::default();
     let mut changes = daemon.changes();
     agreements.follow(&daemon).await?;
     daemon.follow_carry()?;
     let every = |period| {
         let mut ticks = interval_at(Instant::now() + period, period);
+        // A late tick must not be followed by a burst of ticks.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks
     };
-    let (mut lessons, mut keeping) = (every(LEARN), every(KEEP));
+    let mut lessons = every(LEARN);
+    let mut keeping = every(KEEP);
+    // Work in addition to requests: learning, writing the learned state, and following changed rules.
     let beside = async {
         loop {
             tokio::select! {
@@ -43,54 +49,136 @@ pub async fn run(setup: Setup, front: Front) -> anyhow::Result<()> {
                 _ = keeping.tick() => block_in_place(|| daemon.keep()),
                 _ = changes.changed() => {
                     if let Err(error) = agreements.follow(&daemon).await {
-                        error!("there are no agreements: {error:#}");
+                        error!("agreements cannot start: {error:#}");
                     }
                     if let Err(error) = block_in_place(|| daemon.follow_carry()) {
-                        error!("nothing is carried: {error:#}");
+                        error!("the settings of [carry] cannot be applied: {error:#}");
                     }
                 }
             }
         }
     };
     frame.run_beside(&daemon, beside).await?;
+    // The results of the latest connections are written before the end.
     block_in_place(|| {
         daemon.learn();
         daemon.keep();
     });
     match setup.persist {
-        true => info!("all of it stays; `millrace graft clean` takes it back"),
-        false => info!("taken back; connections keep what they have"),
+        true => info!("grafts and rules stay in the kernel; `millrace graft clean` removes them"),
+        false => {
+            info!("grafts and rules were removed from the kernel; connections keep their congestion control")
+        }
     }
     Ok(())
 }
 
-/// The agreements as the settings are.
+/// The running agreements, and the settings that they follow.
 #[derive(Default)]
-struct Agreed {
-    running: Option<Agreements>,
-    settings: Option<Agreement>,
+struct AgreementSetup {
+    running: Option<AgreementTasks>,
+    settings: Option<AgreementSettings>,
 }
 
-impl Agreed {
-    /// Begins anew if the settings are others.
-    async fn follow(&mut self, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
+impl AgreementSetup {
+    /// Restarts the agreements if their settings have changed.
+    async fn follow(&mut self, daemon: &Arc<GraftDaemon>) -> anyhow::Result<()> {
         let settings = daemon.agreement();
         if settings == self.settings {
             return Ok(());
         }
         if let Some(mut running) = self.running.take() {
+            // The tasks end first, so that none binds a peer after all were released.
             running.end().await;
-            daemon.with(millrace_graft::Runtime::release_all)?;
+            daemon.with(millrace_graft::GraftRuntime::release_all)?;
         }
         self.settings = settings.clone();
         let Some(settings) = settings else { return Ok(()) };
-        let started = Agreements::start(daemon.clone(), settings).await;
-        daemon.set_disagreement(started.as_ref().err().map(|error| format!("no agreements: {error:#}")));
+        let started = AgreementTasks::start(daemon.clone(), settings).await;
+        daemon.set_disagreement(
+            started.as_ref().err().map(|error| format!("agreements cannot start: {error:#}")),
+        );
         let running = started?;
         if let Some(at) = running.listens {
-            info!(%at, "peers are heard");
+            info!(%at, "listening for agreements of peers");
         }
         self.running = Some(running);
         Ok(())
     }
+}
+
+impl daemon::Daemon for GraftDaemon {
+    type Request = GraftRequest;
+    type Answer = GraftAnswer;
+    type Caller = ();
+
+    fn caller(&self) {}
+
+    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+        let done = |()| None;
+        Ok(Some(match request {
+            GraftRequest::Load { graft, parameters } => GraftAnswer::Loaded(self.load(&graft, parameters)?),
+            GraftRequest::Unload { graft } => return self.unload(&graft).map(done),
+            GraftRequest::Swap { from, to, parameters } => {
+                GraftAnswer::Swapped(self.swap(&from, &to, parameters)?)
+            }
+            GraftRequest::Status => {
+                GraftAnswer::Status(Status { in_place: self.status()?, ..Status::default() }.into())
+            }
+            GraftRequest::Metrics => GraftAnswer::Metrics(self.metrics()?),
+            GraftRequest::Why { peer } => GraftAnswer::Why(
+                PeerReport { in_place: self.explain_peer(peer)?, ..PeerReport::default() }.into(),
+            ),
+            GraftRequest::WhyConnection { local, remote } => {
+                GraftAnswer::Connection(self.explain_connection([local, remote])?.into())
+            }
+            GraftRequest::Monitor => GraftAnswer::Paths(self.paths()),
+            GraftRequest::Probe { peer, udp_port, period_ms, duration_ms } => {
+                let ms = Duration::from_millis;
+                return self.probe(ProbeTarget { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(done);
+            }
+            GraftRequest::Probes => GraftAnswer::Probed(self.probed()),
+            GraftRequest::Hook { cgroup, side, ports, peers, strict } => {
+                return self.hook(&cgroup, side, leads(&ports, &peers, strict)?).map(done);
+            }
+            GraftRequest::Reload => return self.reload().map(done),
+            GraftRequest::SwapSession { .. } => {
+                bail!("sessions belong to the part for datagrams, not to the part for TCP")
+            }
+        }))
+    }
+
+    fn read_settings(&self) -> anyhow::Result<()> {
+        self.read_settings()
+    }
+
+    fn reloads(&self) -> &Reloads {
+        &self.reloads
+    }
+
+    fn tick(&self) -> anyhow::Result<()> {
+        self.tick();
+        Ok(())
+    }
+}
+
+fn leads(ports: &[(u16, u16)], peers: &[String], strict: bool) -> anyhow::Result<Vec<Lead>> {
+    let peers: Vec<Prefix> = peers
+        .iter()
+        .map(|peer| peer.parse().with_context(|| format!("peer {peer:?}")))
+        .collect::<Result<_, _>>()?;
+    let of = |peer: &Prefix| {
+        ports
+            .iter()
+            .map(|(first, last)| Lead {
+                peer: *peer,
+                ports: *first..=*last,
+                caller: CallerRule::default(),
+                strict,
+                choice: 0,
+                in_place: false,
+            })
+            .collect::<Vec<_>>()
+    };
+    Ok(peers.iter().flat_map(of).collect())
 }

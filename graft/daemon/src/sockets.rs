@@ -1,5 +1,5 @@
-//! Sockets of IP: UDP that fragments nothing, and raw ones. A raw socket is a UDP socket to everything but the kernel: it has
-//! addresses, and datagrams.
+//! IP sockets: UDP sockets that never fragment, and raw sockets. A raw socket has the Rust type of a UDP socket here,
+//! since both send and receive datagrams.
 
 use std::{
     io,
@@ -12,10 +12,10 @@ use rustix::net::sockopt::{
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-/// For experiments (RFC 3692).
+/// IP protocol number for experiments (RFC 3692).
 pub const PROTOCOL_253: i32 = 253;
 
-/// To send to this address.
+/// Opens a UDP socket that can send to this address.
 pub fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = std::net::UdpSocket::bind((any, 0))?;
@@ -25,15 +25,16 @@ pub fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Needs CAP_NET_RAW. `of`: an address of the family.
+/// Opens a raw socket of this address's family, which needs CAP_NET_RAW.
 pub fn raw(of: SocketAddr, protocol: i32) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(of), Type::RAW, Some(Protocol::from(protocol)))?;
     socket.set_nonblocking(true)?;
     UdpSocket::from_std(socket.into())
 }
 
-/// Packets go out as they are or not at all, whatever is known of the path's MTU.
+/// Makes the socket send whole datagrams only, also those larger than the path MTU that the kernel knows.
 pub fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
+    // PROBE sets the don't-fragment bit, and ignores the path MTU that the kernel has cached.
     match family {
         IpAddr::V4(_) => set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?,
         IpAddr::V6(_) => set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::PROBE)?,
@@ -41,8 +42,9 @@ pub fn send_whole(socket: &UdpSocket, family: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Behind the IP header, which raw sockets of IPv4 have in front.
+/// Returns the payload of a received packet. Raw IPv4 sockets deliver the IP header in front of it.
 pub fn payload(family: IpAddr, is_raw: bool, packet: &[u8]) -> &[u8] {
+    // The low half of the first byte is the header's length in words of 4 bytes (RFC 791, section 3.1).
     let header = match (is_raw && family.is_ipv4(), packet.first()) {
         (true, Some(first)) => usize::from(first & 15) * 4,
         _ => 0,
@@ -50,10 +52,11 @@ pub fn payload(family: IpAddr, is_raw: bool, packet: &[u8]) -> &[u8] {
     packet.get(header..).unwrap_or_default()
 }
 
-/// RFC 1071.
+/// Returns the Internet checksum (RFC 1071).
 pub fn checksum(packet: &[u8]) -> u16 {
     let byte = |pair: &[u8], at: usize| u32::from(pair.get(at).copied().unwrap_or(0));
     let mut sum: u32 = packet.chunks(2).map(|pair| byte(pair, 0) << 8 | byte(pair, 1)).sum();
+    // Carries are added to the low 16 bits until none is left.
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
@@ -65,8 +68,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_taken_off_where_there_is_one() {
-        let (v4, v6) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into());
+    fn ip_header_of_raw_ipv4_packets_is_removed() {
+        let v4 = Ipv4Addr::LOCALHOST.into();
+        let v6 = Ipv6Addr::LOCALHOST.into();
         let packet = [&[0x45; 20][..], b"data"].concat();
         assert_eq!(payload(v4, true, &packet), b"data");
         assert_eq!(payload(v4, true, &packet[..10]), b"", "cut off");

@@ -1,4 +1,4 @@
-//! What the commands print.
+//! Text that the commands of `millrace graft` print.
 
 use std::fmt::Write as _;
 
@@ -7,22 +7,29 @@ use millrace_daemon::render::{
     bytes, line, span, table,
 };
 use millrace_graft::{
-    Graft, Pool, Source,
-    status::{Nat, Path, Peer, Rule, Status, Why},
+    GraftPool, PoolGraft, PoolSource,
+    status::{self, GraftPeerStatus, NatReport, PeerPath, RuleStatus},
 };
-use millrace_graft_proto::select::{features::Features, model::Decision};
+use millrace_graft_proto::select::{features::Features, model::ModelDecision};
 
 pub use super::select_text::connection;
 use super::{
     carry,
-    probe::{Probed, Record},
+    control::{self, PeerReport},
+    probe::{ProbeRecord, ProbeStatus},
     select_text,
 };
 
-/// No wider than that, as all that follows.
-pub fn status(status: &Status, width: usize) -> String {
+/// Returns the text of a status, with lines of at most `width` columns.
+pub fn status(control::Status { in_place: status, parts, .. }: &control::Status, width: usize) -> String {
     let mut out = String::new();
-    line(&mut out, width, &format!("up {}, cgroup {}", span(status.uptime_s), status.cgroup));
+    let cgroup = Some(&status.cgroup).filter(|cgroup| !cgroup.is_empty());
+    let cgroup = cgroup.map(|cgroup| format!(", cgroup {cgroup}")).unwrap_or_default();
+    line(&mut out, width, &format!("up {}{cgroup}", span(status.uptime_s)));
+    let parts = parts.iter().map(|part| format!("{} {}", part.name, part.state)).collect::<Vec<_>>();
+    if !parts.is_empty() {
+        line(&mut out, width, &format!("parts: {}", parts.join(", ")));
+    }
     for trouble in &status.trouble {
         line(&mut out, width, &format!("TROUBLE: {trouble}"));
     }
@@ -48,7 +55,9 @@ pub fn status(status: &Status, width: usize) -> String {
         ("LOADED IN ms", Whole),
         ("PARAMETERS", Text),
     ];
-    table(&mut out, width, &LOADED, rows);
+    if !status.cgroup.is_empty() {
+        table(&mut out, width, &LOADED, rows);
+    }
     let rows = status.rules.iter().map(|rule| {
         vec![
             rule.name.clone(),
@@ -69,7 +78,9 @@ pub fn status(status: &Status, width: usize) -> String {
     });
     const RULES: [(&str, Fit); 5] =
         [("RULE", Name), ("SIDE", Whole), ("PORTS", Text), ("AGREES", Whole), ("CONGESTION", Name)];
-    table(&mut out, width, &RULES, rows);
+    if !status.cgroup.is_empty() {
+        table(&mut out, width, &RULES, rows);
+    }
     let mut some = status.rules.iter().filter(|rule| !rule.peers.is_empty()).peekable();
     if some.peek().is_some() {
         let rows = some.map(|rule| vec![rule.name.clone(), rule.peers.join(",")]);
@@ -77,7 +88,7 @@ pub fn status(status: &Status, width: usize) -> String {
     }
     let mut some = status.rules.iter().filter(|rule| !rule.who.is_empty()).peekable();
     if some.peek().is_some() {
-        let whose = |rule: &Rule| {
+        let whose = |rule: &RuleStatus| {
             let missing = if rule.missing { ", which is not there" } else { "" };
             format!("{}{missing}", rule.who)
         };
@@ -102,8 +113,8 @@ pub fn status(status: &Status, width: usize) -> String {
     out
 }
 
-/// With whom it is agreed by TLS, and what the paths to them let through.
-fn peers(out: &mut String, peers: &[Peer], width: usize) {
+/// Writes the peers with agreements, and what the paths to them let through.
+fn peers(out: &mut String, peers: &[GraftPeerStatus], width: usize) {
     const WHO: [(&str, Fit); 5] =
         [("PEER", Name), ("STATE", Whole), ("FOR", Whole), ("KERNEL", Name), ("RULES", Text)];
     const PATH: [(&str, Fit); 7] = [
@@ -154,17 +165,17 @@ fn whether(passes: Option<bool>) -> String {
     .to_owned()
 }
 
-fn nat(nat: Nat) -> &'static str {
+fn nat(nat: NatReport) -> &'static str {
     match nat {
-        Nat::None => "none",
-        Nat::Ours => "here",
-        Nat::Theirs => "there",
-        Nat::Both => "both",
+        NatReport::None => "none",
+        NatReport::Ours => "here",
+        NatReport::Theirs => "there",
+        NatReport::Both => "both",
     }
 }
 
-/// Who, and how: addresses leave no room for both in one table.
-pub fn paths(paths: &[Path], width: usize) -> String {
+/// Describes paths in several tables, since addresses leave no room for all columns in one.
+pub fn paths(paths: &[PeerPath], width: usize) -> String {
     const WHO: [(&str, Fit); 5] =
         [("PEER", Whole), ("CLASS", Name), ("CONNS", Whole), ("REORDERING", Whole), ("IDLE", Whole)];
     const HOW: [(&str, Fit); 6] = [
@@ -217,8 +228,8 @@ pub fn paths(paths: &[Path], width: usize) -> String {
     out
 }
 
-/// The latest reports of one path, the newest last.
-pub fn probed(probed: &Probed, width: usize) -> String {
+/// Describes the latest reports of one path, the newest last.
+pub fn probed(probed: &ProbeStatus, width: usize) -> String {
     const HEAD: [(&str, Fit); 8] = [
         ("MIN ms", Whole),
         ("RTT ms", Whole),
@@ -231,12 +242,12 @@ pub fn probed(probed: &Probed, width: usize) -> String {
     ];
     let mut out = String::new();
     let class = if probed.class.is_empty() { "nothing came back" } else { &probed.class };
-    line(&mut out, width, &format!("{} by {}: {class}", probed.target.peer, probed.target.by()));
+    line(&mut out, width, &format!("{} by {}: {class}", probed.target.peer, probed.target.protocol_name()));
     if let Some(error) = &probed.error {
-        line(&mut out, width, &format!("the latest came to nothing: {error}"));
+        line(&mut out, width, &format!("the latest probe failed: {error}"));
     }
     let ms = |us: u32| format!("{:.1}", f64::from(us) / 1e3);
-    let rows = probed.history.iter().map(|Record { report, .. }| {
+    let rows = probed.history.iter().map(|ProbeRecord { report, .. }| {
         vec![
             ms(report.rtt_min_us),
             ms(report.rtt_us),
@@ -252,10 +263,10 @@ pub fn probed(probed: &Probed, width: usize) -> String {
     out
 }
 
-/// Kinds that are shown; the data has all.
+/// Number of kinds of connections that are shown. The JSON output has all of them.
 const KINDS_SHOWN: usize = 20;
 
-fn purposes(out: &mut String, status: &Status, width: usize) {
+fn purposes(out: &mut String, status: &status::Status, width: usize) {
     const KINDS: [(&str, Fit); 6] = [
         ("SIDE", Whole),
         ("PORT", Whole),
@@ -282,8 +293,22 @@ fn purposes(out: &mut String, status: &Status, width: usize) {
     }
 }
 
-pub fn why(why: &Why, width: usize) -> String {
+pub fn explanation_text(
+    PeerReport { in_place: why, sessions, unknown }: &PeerReport,
+    width: usize,
+) -> String {
     let mut out = String::new();
+    unknown.iter().for_each(|unknown| line(&mut out, width, &format!("not complete: {unknown}")));
+    for it in sessions {
+        let keys = if it.sealed != "clear" && !it.has_keys { ", without keys yet" } else { "" };
+        let why = it.changed.iter().filter_map(|change| change.why.as_ref());
+        let why = why.map(|why| format!(", by its rule, as {why}")).collect::<String>();
+        let of = format!("{} to {}: graft {}{keys}{why}", it.local, it.remote, it.graft);
+        line(&mut out, width, &format!("session {}, {of}", it.name));
+    }
+    if why.peer.is_empty() {
+        return out;
+    }
     let tier = why.carrier.as_ref().map(carry::text::tier);
     line(&mut out, width, &format!("{}: {}", why.peer, tier.as_ref().unwrap_or(&why.reason)));
     let mut line = |name: &str, value: Option<String>| {
@@ -299,7 +324,9 @@ pub fn why(why: &Why, width: usize) -> String {
     line("latest connection", why.age_s.map(|age| format!("{} ago", span(age))));
     if let Some(peer) = &why.agreement {
         let detail = if peer.detail.is_empty() { String::new() } else { format!(": {}", peer.detail) };
-        let (name, state, age) = (&peer.name, &peer.state, span(peer.age_s));
+        let name = &peer.name;
+        let state = &peer.state;
+        let age = span(peer.age_s);
         line("agreement", Some(format!("{name}, {state} for {age}{detail}")));
         let path = &peer.path;
         let mtu = path.mtu.map_or("-".to_owned(), |bytes| bytes.to_string());
@@ -341,14 +368,16 @@ pub fn why(why: &Why, width: usize) -> String {
     out
 }
 
-/// What a model would choose, and the way there.
-pub fn what_if(features: &Features, decision: &Decision<'_>, width: usize) -> String {
+/// Describes what a model would choose, and its decisions on the way.
+pub fn what_if(features: &Features, decision: &ModelDecision<'_>, width: usize) -> String {
     let mut out = String::new();
-    let (leaf, known) = (decision.leaf, features.to_string());
+    let leaf = decision.leaf;
+    let known = features.to_string();
     let chosen = decision.rank.map_or_else(
         || "nothing that can be had".to_owned(),
         |rank| {
-            let (right, utility) = (rank.right * 100.0, rank.utility * 100.0);
+            let right = rank.right * 100.0;
+            let utility = rank.utility * 100.0;
             format!(
                 "{}: right for {right:.0} % of the {:.0} cases like this, and {utility:.0} % of what the best of each gives",
                 rank.arm, leaf.examples
@@ -364,14 +393,14 @@ pub fn what_if(features: &Features, decision: &Decision<'_>, width: usize) -> St
     out
 }
 
-pub fn pool(pool: &Pool, width: usize) -> String {
+pub fn pool(pool: &GraftPool, width: usize) -> String {
     const HEAD: [(&str, Fit); 5] =
         [("GRAFT", Name), ("IN TCP", Name), ("IDENTITY", Whole), ("FROM", Name), ("ABOUT", Text)];
     let mut out = String::new();
     let rows = pool.iter().map(|graft| {
         let source = match &graft.source {
-            Source::Shipped => "shipped".to_owned(),
-            Source::File(path) => path.display().to_string(),
+            PoolSource::Shipped => "shipped".to_owned(),
+            PoolSource::File(path) => path.display().to_string(),
         };
         let identity = graft.identity.to_string().chars().take(12).collect();
         vec![
@@ -389,8 +418,8 @@ pub fn pool(pool: &Pool, width: usize) -> String {
     out
 }
 
-/// What `check` says of one that is usable.
-pub fn checked(graft: &Graft, kernel: Option<f64>) -> String {
+/// Returns the text that `check` prints for a usable graft.
+pub fn checked(graft: &PoolGraft, kernel: Option<f64>) -> String {
     let mut out = format!(
         "{}: usable\n  in TCP: {}\n  identity: {}\n",
         graft.manifest.name, graft.congestion, graft.identity
@@ -416,15 +445,15 @@ pub fn checked(graft: &Graft, kernel: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use millrace_graft::{
-        paths::Probed as ByProbe,
-        status::{Carrier, Carry, Downgraded, Host, Loaded, Rule, Verdict},
+        paths::ProbedPackets as ByProbe,
+        status::{CarrierStatus, CarryStatus, Downgraded, HostOffer, LoadedStatus, PathVerdict, RuleStatus},
     };
     use millrace_testkit::golden::assert_as_reviewed;
 
     use super::*;
 
-    fn carried(name: &str) -> Carry {
-        let carrier = Carrier {
+    fn carried(name: &str) -> CarryStatus {
+        let carrier = CarrierStatus {
             peer: name.to_owned(),
             state: "suspect".into(),
             detail: "nothing comes back, and that for a time that is longer than three round trips".into(),
@@ -434,9 +463,9 @@ mod tests {
             lost_packets: 1,
             sent_bytes: u64::MAX / 2,
             connections: 60_000,
-            ..Carrier::default()
+            ..CarrierStatus::default()
         };
-        Carry {
+        CarryStatus {
             verdicts: [("bound-device".into(), 123_456_789)].into(),
             carriers: vec![carrier],
             connections: 60_000,
@@ -446,39 +475,39 @@ mod tests {
             sent_bytes: u64::MAX,
             received_bytes: u64::MAX,
             kept_bytes: u64::MAX,
-            ..Carry::default()
+            ..CarryStatus::default()
         }
     }
 
     #[test]
-    fn tables_fit_a_terminal() {
+    fn status_tables_fit_80_columns() {
         let name = "a-name-of-sixty-characters-that-somebody-has-really-given-it";
         let peer: std::net::IpAddr = "2001:db8:85a3:1234:5678:9abc:def0:1234".parse().unwrap();
-        let loaded = Loaded {
+        let loaded = LoadedStatus {
             name: name.into(),
             congestion: "millrace_westwood".into(),
             identity: "0123456789abcdef".into(),
             parameters: [("rtt_reference_us".into(), 25_000), ("window_maximum".into(), 1_000_000)].into(),
             connections: 123_456,
             load_us: 12_345_678,
-            ..Loaded::default()
+            ..LoadedStatus::default()
         };
-        let rule = Rule {
+        let rule = RuleStatus {
             name: name.into(),
             side: "client".into(),
             ports: vec!["443".into(), "8000-8100".into(), "9000-9999".into()],
             peers: vec![format!("{peer}/128"), "203.0.113.0/24".into()],
             congestion: Some("millrace_westwood".into()),
-            ..Rule::default()
+            ..RuleStatus::default()
         };
-        let host = Host {
+        let host = HostOffer {
             program: "0.1.0".into(),
             kernel: "6.12.48+deb13-cloud-amd64".into(),
             abi: 1,
             cpus: 2,
             memory_mib: 4096,
         };
-        let with = Peer {
+        let with = GraftPeerStatus {
             name: name.into(),
             state: "untrusted".into(),
             detail: "the peer's key is not the one that the settings name, and this goes on and on".into(),
@@ -486,25 +515,26 @@ mod tests {
             address: Some(peer),
             host: Some(host),
             rules: vec![name.into(), "another".into()],
-            path: Verdict {
+            path: PathVerdict {
                 options: Some(false),
                 udp: Some(true),
                 protocol_253: None,
                 mtu: Some(1500),
-                nat: Some(Nat::Theirs),
+                nat: Some(NatReport::Theirs),
             },
             path_age_s: Some(12.0),
             downgrades: 12_345,
             latest_downgrades: vec![Downgraded { kind: "stripped".into(), port: 65_535, age_s: 59.0 }],
-            ..Peer::default()
+            ..GraftPeerStatus::default()
         };
-        let because = Why {
+        let because = status::PeerExplanation {
             peer: peer.to_string(),
             reason: "both sides have agreed".into(),
             agreement: Some(with.clone()),
-            ..Why::default()
+            ..status::PeerExplanation::default()
         };
-        let now = Status {
+        let because = PeerReport { in_place: because, ..PeerReport::default() };
+        let now = status::Status {
             cgroup: format!("/sys/fs/cgroup/{name}/{name}"),
             trouble: vec![format!("the graft {name} was not taken back by whoever had it before this one")],
             loaded: vec![loaded],
@@ -513,9 +543,10 @@ mod tests {
             log_lines_dropped: 3,
             peers: vec![with],
             carry: Some(carried(name)),
-            ..Status::default()
+            ..status::Status::default()
         };
-        let path = Path {
+        let now = control::Status { in_place: now, ..control::Status::default() };
+        let path = PeerPath {
             peer,
             class: "terrestrial".into(),
             connections: 12_345,
@@ -537,7 +568,7 @@ mod tests {
         for (text, what) in [
             (status(&now, 80), "graft-status"),
             (paths(&[path], 80), "graft-monitor"),
-            (why(&because, 80), "graft-why"),
+            (explanation_text(&because, 80), "graft-why"),
         ] {
             assert_as_reviewed(env!("CARGO_MANIFEST_DIR"), what, &text);
             for line in text.lines() {

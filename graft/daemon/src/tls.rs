@@ -1,14 +1,17 @@
-//! Who is at the other end: mutual TLS 1.3, by pinned keys or an authority's certificates.
+//! Mutual TLS 1.3 between daemons. A peer is known by its pinned key, or by a host name in a certificate of an
+//! authority.
 //!
-//! A key that is pinned is what counts of a certificate: it may be self-signed, and its dates and names do not matter.
+//! With a pinned key only the key of a certificate counts. The certificate may be self-signed, and its dates
+//! and names do not matter.
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::pem;
 use millrace_graft::{
-    Identity,
-    settings::{Agreement, Peer, Trust},
+    ObjectIdentity,
+    identity::PeerTrust,
+    settings::{AgreementPeer, AgreementSettings},
 };
 use millrace_graft_proto::message::ALPN;
 use rustls::{
@@ -29,16 +32,16 @@ use rustls::{
     version::TLS13,
 };
 
-/// What this host shows, and whom it knows.
+/// This host's certificate and key, and the peers that it knows.
 #[derive(Clone)]
 pub struct Tls {
     shown: Arc<CertifiedKey>,
-    known: Arc<Known>,
+    known: Arc<KnownPeers>,
 }
 
-/// Makes a private key; returns what peers know it by.
-pub fn make_key(path: &Path) -> anyhow::Result<Identity> {
-    let key = rcgen::KeyPair::generate().context("a key")?;
+/// Creates a private key in a new file, and returns the identity by which peers know it.
+pub fn make_key(path: &Path) -> anyhow::Result<ObjectIdentity> {
+    let key = rcgen::KeyPair::generate().context("cannot generate a key")?;
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -49,11 +52,12 @@ pub fn make_key(path: &Path) -> anyhow::Result<Identity> {
     fingerprint(path)
 }
 
-/// What peers know the holder of a private key by.
-pub fn fingerprint(path: &Path) -> anyhow::Result<Identity> {
+/// Returns the identity by which peers know the holder of a private key.
+pub fn fingerprint(path: &Path) -> anyhow::Result<ObjectIdentity> {
     let (_, signing) = read_key(path)?;
-    let public = signing.public_key().with_context(|| format!("{}: no public key", path.display()))?;
-    Ok(Identity::of(&public))
+    let public =
+        signing.public_key().with_context(|| format!("{}: the file has no public key", path.display()))?;
+    Ok(ObjectIdentity::from_image(&public))
 }
 
 fn read_key(path: &Path) -> anyhow::Result<(PrivateKeyDer<'static>, Arc<dyn SigningKey>)> {
@@ -62,55 +66,85 @@ fn read_key(path: &Path) -> anyhow::Result<(PrivateKeyDer<'static>, Arc<dyn Sign
 }
 
 impl Tls {
-    /// # Errors
+    /// A key or certificate file cannot be read, or its content is not usable.
     /// A file cannot be read, or is not what it should be.
-    pub fn new(agreement: &Agreement) -> anyhow::Result<Self> {
-        let shown = match &agreement.certificate {
-            Some(path) => pem::pair(path, &agreement.key)?,
-            None => {
-                let (key, signing) = read_key(&agreement.key)?;
-                CertifiedKey::new(vec![self_signed(&key, &agreement.key)?], signing)
-            }
-        };
-        Ok(Self { shown: Arc::new(shown), known: Arc::new(Known::new(agreement)?) })
+    pub fn new(agreement: &AgreementSettings) -> anyhow::Result<Self> {
+        let peers = agreement.peers.iter().map(|peer| (peer.name.as_str(), &peer.trust));
+        let certificate = agreement.certificate.as_deref();
+        let authority = agreement.authority.as_deref();
+        Self::from_settings(&agreement.key, certificate, authority, peers)
     }
 
-    /// To call this peer, and nobody else.
-    pub fn client(&self, peer: &Peer) -> anyhow::Result<ClientConfig> {
-        let expected = Verifier { known: self.known.only(peer) };
+    /// Reads this host's key, its certificate if it has a file, and the keys and names of its peers. Without a file
+    /// the certificate is self-signed.
+    ///
+    /// # Errors
+    /// A key or certificate file cannot be read, or its content is not usable.
+    pub fn from_settings<'a>(
+        key: &Path,
+        certificate: Option<&Path>,
+        authority: Option<&Path>,
+        peers: impl IntoIterator<Item = (&'a str, &'a PeerTrust)>,
+    ) -> anyhow::Result<Self> {
+        let shown = match certificate {
+            Some(path) => pem::pair(path, key)?,
+            None => {
+                let (private, signing) = read_key(key)?;
+                CertifiedKey::new(vec![self_signed(&private, key)?], signing)
+            }
+        };
+        Ok(Self { shown: Arc::new(shown), known: Arc::new(KnownPeers::new(authority, peers)?) })
+    }
+
+    /// Returns the same identity of this host, with this peer as the only known one.
+    pub fn restrict_to(&self, peer: &str) -> Self {
+        Self { shown: self.shown.clone(), known: self.known.only(peer) }
+    }
+
+    /// Returns the TLS settings for calls to this peer only.
+    pub fn client(&self, peer: &AgreementPeer) -> anyhow::Result<ClientConfig> {
+        self.restrict_to(&peer.name).caller()
+    }
+
+    /// Returns the TLS settings for calls to any known peer.
+    pub fn caller(&self) -> anyhow::Result<ClientConfig> {
+        let expected = Verifier { known: self.known.clone() };
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
+            // rustls calls every custom verifier dangerous.
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(expected))
             .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(self.shown.clone())));
         config.alpn_protocols = vec![ALPN.to_vec()];
+        // Each handshake has to prove the peer's key, so no session is resumed.
         config.resumption = Resumption::disabled();
         Ok(config)
     }
 
-    /// To be called by any peer that is known.
+    /// Returns the TLS settings for calls from any known peer.
     pub fn server(&self) -> anyhow::Result<ServerConfig> {
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(Verifier { known: self.known.clone() }))
             .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(self.shown.clone())));
         config.alpn_protocols = vec![ALPN.to_vec()];
+        // The server neither stores sessions nor sends tickets, so that no handshake is resumed.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
     }
 
-    /// Whose certificate it is; of one that was verified.
+    /// Returns the name of the peer that a certificate belongs to, or `None` if no known peer has it.
     pub fn name(&self, certificates: &[CertificateDer<'_>]) -> Option<String> {
         let (end, others) = certificates.split_first()?;
-        self.known.identify(end, others, UnixTime::now(), Role::Client).ok()
+        self.known.identify(end, others, UnixTime::now(), TlsRole::Client).ok()
     }
 }
 
-/// For 2020 to 2100: peers look at the key alone.
+/// Makes a self-signed certificate that is valid from 2020 to 2100. Peers check the key alone.
 fn self_signed(key: &PrivateKeyDer<'_>, path: &Path) -> anyhow::Result<CertificateDer<'static>> {
     let what = || format!("{}: a certificate for this key", path.display());
-    let PrivateKeyDer::Pkcs8(der) = key else { bail!("{}: it is not PKCS#8", path.display()) };
+    let PrivateKeyDer::Pkcs8(der) = key else { bail!("{}: the key is not in PKCS#8 form", path.display()) };
     let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(
         &PrivatePkcs8KeyDer::from(der.secret_pkcs8_der()),
         algorithm(der.secret_pkcs8_der()).with_context(what)?,
@@ -125,16 +159,21 @@ fn algorithm(pkcs8: &[u8]) -> anyhow::Result<&'static rcgen::SignatureAlgorithm>
     let known = [&rcgen::PKCS_ED25519, &rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384];
     let der = PrivatePkcs8KeyDer::from(pkcs8);
     let fits = |it: &'static _| rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, it).is_ok();
-    known.into_iter().find(|it| fits(it)).context("it is no key of Ed25519, P-256 or P-384")
+    known
+        .into_iter()
+        .find(|it| fits(it))
+        .context("the key's algorithm is not supported: use Ed25519, P-256 or P-384")
 }
 
-/// With the fastest cipher of this host first. The caller's order counts.
+/// Returns the crypto provider with the cipher first that is fastest on this host. The TLS client's order decides
+/// which cipher is used.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     let first = match has_aes() {
         true => CipherSuite::TLS13_AES_128_GCM_SHA256,
         false => CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
     };
+    // `false` sorts before `true`, so the preferred suite comes first.
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != first);
     Arc::new(provider)
 }
@@ -155,22 +194,25 @@ fn has_aes() -> bool {
 }
 
 #[derive(Clone, Copy)]
-enum Role {
+enum TlsRole {
     Client,
     Server,
 }
 
 #[derive(Debug)]
-struct Known {
-    keys: Vec<(Identity, String)>,
+struct KnownPeers {
+    keys: Vec<(ObjectIdentity, String)>,
     hosts: Vec<(ServerName<'static>, String)>,
     roots: Option<Arc<RootCertStore>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl Known {
-    fn new(agreement: &Agreement) -> anyhow::Result<Self> {
-        let roots = match &agreement.authority {
+impl KnownPeers {
+    fn new<'a>(
+        authority: Option<&Path>,
+        peers: impl IntoIterator<Item = (&'a str, &'a PeerTrust)>,
+    ) -> anyhow::Result<Self> {
+        let roots = match authority {
             Some(path) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in pem::certificates(path)? {
@@ -180,58 +222,61 @@ impl Known {
             }
             None => None,
         };
-        let (keys, hosts) = (Vec::new(), Vec::new());
+        let keys = Vec::new();
+        let hosts = Vec::new();
         let mut known = Self { keys, hosts, roots, provider: Arc::new(ring::default_provider()) };
-        agreement.peers.iter().try_for_each(|peer| known.add(peer))?;
+        peers.into_iter().try_for_each(|(name, trust)| known.add(name, trust))?;
         Ok(known)
     }
 
-    fn add(&mut self, peer: &Peer) -> anyhow::Result<()> {
-        match &peer.trust {
-            Trust::Key(key) => self.keys.push((*key, peer.name.clone())),
-            Trust::Host(host) => {
+    fn add(&mut self, peer: &str, trust: &PeerTrust) -> anyhow::Result<()> {
+        match trust {
+            PeerTrust::Key(key) => self.keys.push((*key, peer.to_owned())),
+            PeerTrust::Host(host) => {
                 let name = ServerName::try_from(host.clone());
-                let name = name.with_context(|| format!("peer {}: host {host:?} is no name", peer.name))?;
-                self.hosts.push((name, peer.name.clone()));
+                let name = name.with_context(|| format!("peer {peer}: host {host:?} is no name"))?;
+                self.hosts.push((name, peer.to_owned()));
             }
         }
         Ok(())
     }
 
-    fn only(&self, peer: &Peer) -> Arc<Self> {
+    fn only(&self, peer: &str) -> Arc<Self> {
         Arc::new(Self {
-            keys: self.keys.iter().filter(|(_, name)| *name == peer.name).cloned().collect(),
-            hosts: self.hosts.iter().filter(|(_, name)| *name == peer.name).cloned().collect(),
+            keys: self.keys.iter().filter(|(_, name)| name == peer).cloned().collect(),
+            hosts: self.hosts.iter().filter(|(_, name)| name == peer).cloned().collect(),
             roots: self.roots.clone(),
             provider: self.provider.clone(),
         })
     }
 
-    /// The name of the peer.
+    /// Returns the name of the peer that has the certificate's key, or a host name of the certificate.
     fn identify(
         &self,
         end: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         now: UnixTime,
-        role: Role,
+        role: TlsRole,
     ) -> Result<String, Error> {
         let parsed = ParsedCertificate::try_from(end)?;
-        let key = Identity::of(&parsed.subject_public_key_info());
+        let key = ObjectIdentity::from_image(&parsed.subject_public_key_info());
+        // A pinned key counts whatever the certificate says, so nothing more is verified.
         if let Some((_, name)) = self.keys.iter().find(|(known, _)| *known == key) {
             return Ok(name.clone());
         }
+        // Without a pinned key, the certificate has to name a host of the settings.
         let found = self.hosts.iter().find(|(host, _)| verify_server_name(&parsed, host).is_ok());
         let (Some((host, name)), Some(roots)) = (found, &self.roots) else {
             return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
         };
         let wrong = |_| Error::InvalidCertificate(CertificateError::UnknownIssuer);
         match role {
-            Role::Client => {
+            TlsRole::Client => {
                 let builder =
                     WebPkiClientVerifier::builder_with_provider(roots.clone(), self.provider.clone());
                 builder.build().map_err(wrong)?.verify_client_cert(end, others, now).map(drop)?;
             }
-            Role::Server => {
+            TlsRole::Server => {
                 let builder =
                     WebPkiServerVerifier::builder_with_provider(roots.clone(), self.provider.clone());
                 let verifier = builder.build().map_err(wrong)?;
@@ -244,7 +289,7 @@ impl Known {
 
 #[derive(Debug)]
 struct Verifier {
-    known: Arc<Known>,
+    known: Arc<KnownPeers>,
 }
 
 impl Verifier {
@@ -253,7 +298,7 @@ impl Verifier {
     }
 }
 
-/// Of the server that is called: whatever name stands in its certificate.
+/// Verifies the certificate of a called server. The server name of the call does not matter.
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
@@ -263,7 +308,7 @@ impl ServerCertVerifier for Verifier {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.known.identify(end, others, now, Role::Server).map(|_| ServerCertVerified::assertion())
+        self.known.identify(end, others, now, TlsRole::Server).map(|_| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -272,7 +317,7 @@ impl ServerCertVerifier for Verifier {
         _end: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -290,7 +335,7 @@ impl ServerCertVerifier for Verifier {
 }
 
 impl ClientCertVerifier for Verifier {
-    /// Callers are told no authorities: they have one certificate.
+    /// Callers get no hint of accepted authorities, since each has one certificate only.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -301,7 +346,7 @@ impl ClientCertVerifier for Verifier {
         others: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.known.identify(end, others, now, Role::Client).map(|_| ClientCertVerified::assertion())
+        self.known.identify(end, others, now, TlsRole::Client).map(|_| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -310,7 +355,7 @@ impl ClientCertVerifier for Verifier {
         _end: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Lines of text as messages to a peer, and those of a peer as lines.
+/* Sends lines of text as messages to a peer, and prints a peer's messages as lines.
  *
  *	telemetry [-s SOCKET] listen PEER
  *	telemetry [-s SOCKET] send PEER [SERVICES [MAX_DELAY_MS]]
  *
- * Both wait for what comes at one place, poll(), as programs with an event loop do.
+ * Both commands wait for all events in one poll(), as a program with an event loop does.
  */
-#include <millrace_graft.h>
+#include <millrace_messages.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,50 +17,55 @@
 
 static int fail(const char *what)
 {
-	fprintf(stderr, "%s: %s\n", what, millrace_graft_error());
+	fprintf(stderr, "%s: %s\n", what, millrace_messages_error());
 	return 1;
 }
 
-static void tell(const millrace_graft_event *event)
+static void tell(const millrace_messages_event *event)
 {
 	switch (event->kind) {
-	case MILLRACE_GRAFT_EVENT_CHANGED:
+	case MILLRACE_MESSAGES_EVENT_CHANGED:
 		fprintf(stderr, "both ends use graft %s now\n", event->text);
 		break;
-	case MILLRACE_GRAFT_EVENT_VIOLATED:
-		fprintf(stderr, "%s: %g was asked for, and it is %g\n", event->text, event->asked, event->measured);
+	case MILLRACE_MESSAGES_EVENT_VIOLATED:
+		fprintf(stderr, "%s: %g was asked for, and it is %g\n", event->text, event->asked,
+			event->measured);
 		break;
-	case MILLRACE_GRAFT_EVENT_LOST:
+	case MILLRACE_MESSAGES_EVENT_LOST:
 		fprintf(stderr, "%llu messages came in part only\n", (unsigned long long)event->messages);
 		break;
-	case MILLRACE_GRAFT_EVENT_REFUSED:
-	case MILLRACE_GRAFT_EVENT_CLOSED:
+	case MILLRACE_MESSAGES_EVENT_REFUSED:
+	case MILLRACE_MESSAGES_EVENT_CLOSED:
 		fprintf(stderr, "%s\n", event->text);
 		break;
 	}
 }
 
-/* Until the other end has finished. */
-static int print_all(millrace_graft_session *session)
+/* Prints all messages of a session, until the other end has finished. */
+static int print_all(millrace_messages_session *session)
 {
-	struct pollfd wait = {.fd = millrace_graft_fd(session), .events = POLLIN};
-	static char message[MILLRACE_GRAFT_MESSAGE_MAX];
-	millrace_graft_event event;
+	struct pollfd wait = {.fd = millrace_messages_fd(session), .events = POLLIN};
+	static char message[MILLRACE_MESSAGES_MESSAGE_MAX];
+	millrace_messages_event event;
 	size_t bytes;
 	int status;
 
-	millrace_graft_set_nonblocking(session, 1);
+	/* Non-blocking calls return MILLRACE_MESSAGES_AGAIN when they would wait, so the loop waits only
+	 * in poll().
+	 */
+	millrace_messages_set_nonblocking(session, 1);
 	for (;;) {
-		while ((status = millrace_graft_recv(session, message, sizeof(message), &bytes)) == MILLRACE_GRAFT_OK) {
+		while ((status = millrace_messages_recv(session, message, sizeof(message), &bytes)) ==
+		       MILLRACE_MESSAGES_OK) {
 			fwrite(message, 1, bytes, stdout);
 			putchar('\n');
 			fflush(stdout);
 		}
-		while (millrace_graft_next_event(session, &event) == MILLRACE_GRAFT_OK)
+		while (millrace_messages_next_event(session, &event) == MILLRACE_MESSAGES_OK)
 			tell(&event);
-		if (status == MILLRACE_GRAFT_FINISHED)
+		if (status == MILLRACE_MESSAGES_FINISHED)
 			return 0;
-		if (status != MILLRACE_GRAFT_AGAIN)
+		if (status != MILLRACE_MESSAGES_AGAIN)
 			return fail("recv");
 		poll(&wait, 1, -1);
 	}
@@ -68,58 +73,65 @@ static int print_all(millrace_graft_session *session)
 
 static int listen_to(const char *socket, const char *peer)
 {
-	millrace_graft_listener *listener;
-	millrace_graft_session *session;
+	millrace_messages_listener *listener;
+	millrace_messages_session *session;
 	int failed;
 
-	if (millrace_graft_listen(socket, peer, SERVICE, &listener))
+	if (millrace_messages_listen(socket, peer, SERVICE, &listener))
 		return fail("listen");
 	fprintf(stderr, "listening\n");
-	if (millrace_graft_accept(listener, &session))
+	if (millrace_messages_accept(listener, &session))
 		return fail("accept");
 	failed = print_all(session);
-	millrace_graft_close(session);
-	millrace_graft_listener_close(listener);
+	millrace_messages_close(session);
+	millrace_messages_listener_close(listener);
 	return failed;
 }
 
-static int send_lines(const char *socket, const char *peer, const char *services, const millrace_graft_qos *qos)
+static int send_lines(const char *socket, const char *peer, const char *services,
+		      const millrace_messages_qos *qos)
 {
-	millrace_graft_session *session;
-	millrace_graft_agreed agreed;
-	millrace_graft_event event;
+	millrace_messages_session *session;
+	millrace_messages_agreed agreed;
+	millrace_messages_event event;
 	char *line = NULL;
 	size_t room = 0;
 	ssize_t length;
 	int failed = 0;
 
-	if (millrace_graft_init(socket, peer, SERVICE, &session))
+	if (millrace_messages_init(socket, peer, SERVICE, &session))
 		return fail("init");
-	if (millrace_graft_negotiate(session, services, qos) || millrace_graft_validate(session, 10000)) {
+	/* Negotiate asks for a graft with these services; validate waits until both ends have agreed, at most
+	 * 10 s.
+	 */
+	if (millrace_messages_negotiate(session, services, qos) ||
+	    millrace_messages_validate(session, 10000)) {
 		failed = fail("negotiate");
-		millrace_graft_close(session);
+		millrace_messages_close(session);
 		return failed;
 	}
-	if (!millrace_graft_agreement(session, &agreed))
+	if (!millrace_messages_agreement(session, &agreed))
 		fprintf(stderr, "graft %s: %s, %s\n", agreed.graft, agreed.services,
 			agreed.is_sealed ? "sealed" : "in clear");
 	while (!failed && (length = getline(&line, &room, stdin)) > 0) {
+		/* A message is the line without its newline. */
 		if (line[length - 1] == '\n')
 			length--;
-		if (millrace_graft_send(session, line, (size_t)length))
+		if (millrace_messages_send(session, line, (size_t)length))
 			failed = fail("send");
-		while (millrace_graft_next_event(session, &event) == MILLRACE_GRAFT_OK)
+		while (millrace_messages_next_event(session, &event) == MILLRACE_MESSAGES_OK)
 			tell(&event);
 	}
 	free(line);
-	if (millrace_graft_close(session))
+	/* An error of close means that the peer may lack some of the messages. */
+	if (millrace_messages_close(session))
 		failed = fail("close");
 	return failed;
 }
 
 int main(int argc, char **argv)
 {
-	millrace_graft_qos qos = {0};
+	millrace_messages_qos qos = {0};
 	const char *socket = NULL;
 
 	if (argc > 2 && !strcmp(argv[1], "-s")) {
@@ -131,7 +143,7 @@ int main(int argc, char **argv)
 		return listen_to(socket, argv[2]);
 	if (argc >= 3 && argc <= 5 && !strcmp(argv[1], "send")) {
 		if (argc == 5) {
-			qos.asked = MILLRACE_GRAFT_MAX_DELAY;
+			qos.asked = MILLRACE_MESSAGES_MAX_DELAY;
 			qos.max_delay_ms = (uint32_t)strtoul(argv[4], NULL, 10);
 		}
 		return send_lines(socket, argv[2], argc > 3 ? argv[3] : NULL, &qos);

@@ -1,26 +1,26 @@
-//! Programs on a cgroup, as long as somebody holds them.
+//! BPF programs attached to a cgroup. A program stays attached while its link is held or pinned.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use libbpf_rs::{Link, ProgramMut};
-use millrace_kernel::fork::{Kept, keep_from_children};
+use millrace_kernel::fork::{ForkSafeLink, keep_from_children};
 use millrace_kernel::raw::detach;
 
 use super::Error;
-use super::pins::Pins;
+use super::pins::PinDirectory;
 
-/// A program on a cgroup, until this is dropped.
-pub(super) struct Attachment {
-    _kept: Kept,
+/// A BPF program attached to a cgroup. Dropping this detaches the program unless its link is pinned.
+pub(super) struct CgroupAttachment {
+    _kept: ForkSafeLink,
     link: Link,
-    /// It stays when this ends.
+    /// True if the link is pinned, so the program stays attached when this is dropped.
     pinned: bool,
 }
 
-impl Attachment {
-    /// Other programs of the cgroup (version 2) stay.
+impl CgroupAttachment {
+    /// Attaches a program to a cgroup (version 2). Programs that others attached to the cgroup stay.
     pub fn new(program: &ProgramMut<'_>, cgroup: &Path) -> Result<Self, Error> {
         let path = || cgroup.display().to_string();
         let directory = File::open(cgroup).map_err(|source| Error::NoCgroup { path: path(), source })?;
@@ -30,16 +30,16 @@ impl Attachment {
         Ok(Self { _kept: keep_from_children(&link), link, pinned: false })
     }
 
-    pub fn pin(&mut self, pins: &Pins, name: &'static str) -> Result<(), Error> {
+    pub fn pin(&mut self, pins: &PinDirectory, name: &'static str) -> Result<(), Error> {
         pins.put(name, self.link.as_fd())?;
         self.pinned = true;
         Ok(())
     }
 }
 
-impl Drop for Attachment {
+impl Drop for CgroupAttachment {
     fn drop(&mut self) {
-        // A cgroup that is gone took the link along.
+        // An error means that the cgroup was removed, and its links with it.
         if !self.pinned {
             let _ = detach(self.link.as_fd());
         }

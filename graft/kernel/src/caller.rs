@@ -1,14 +1,14 @@
-//! Whose connections a rule is for.
+//! Conditions on the process that calls connect(): a rule may name its command and its cgroup.
 
 use std::{io, os::unix::fs::MetadataExt as _, path::Path};
 
 pub(super) mod intf {
-    //! Structures and constants of `bpf/caller_intf.h`, as the build writes them from the header.
+    //! Structures and constants that the build generates from `bpf/caller_intf.h`.
 
     pub(crate) use generated::CallerWanted as Wanted;
 
     mod generated {
-        #![allow(dead_code, reason = "not all that C has is of use here")]
+        #![allow(dead_code, reason = "the C header has more than Rust uses")]
 
         include!(concat!(env!("OUT_DIR"), "/caller_intf.rs"));
     }
@@ -17,25 +17,25 @@ pub(super) mod intf {
     pub(crate) const LEVELS: usize = generated::CALLER_LEVELS as usize;
 }
 
-/// Of a thread's name in the kernel.
+/// Longest thread name in bytes, as the kernel stores it (`TASK_COMM_LEN` without the final zero).
 pub const COMMAND_MAX: usize = intf::NAME_BYTES - 1;
-/// Nested cgroups that the kernel's programs look at, the root included.
+/// Levels of nested cgroups that the BPF programs compare with a rule, counted from the root.
 pub const CGROUP_LEVELS: usize = intf::LEVELS;
 
-/// By whom a connection is made; without anything, whoever it is.
+/// A condition on the process that calls connect(). If neither field is set, every process matches.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Caller {
-    /// What the kernel calls the thread that connects: at most [`COMMAND_MAX`] bytes.
+pub struct CallerRule {
+    /// Name of the calling thread in the kernel (`comm`), at most [`COMMAND_MAX`] bytes.
     pub command: Option<String>,
-    /// In the cgroup (version 2) of this id ([`cgroup_id`]), or below.
+    /// ID of a cgroup (version 2), from [`cgroup_id`]. Processes in this cgroup and in those below it match.
     pub cgroup: Option<u64>,
 }
 
-impl Caller {
-    /// No cgroup has this id.
+impl CallerRule {
+    /// An ID that no cgroup has, so a rule with it matches no process.
     pub const NO_CGROUP: u64 = u64::MAX;
 
-    /// Whether the kernel need not know who it is.
+    /// Returns whether the rule matches every process.
     pub fn is_anybody(&self) -> bool {
         *self == Self::default()
     }
@@ -43,16 +43,16 @@ impl Caller {
     pub(super) fn raw(&self) -> intf::Wanted {
         let mut raw = intf::Wanted { cgroup: self.cgroup.unwrap_or_default(), ..Default::default() };
         let name = self.command.as_deref().unwrap_or_default().bytes();
-        // The last byte stays zero.
+        // The kernel's names end with a zero byte, so the last byte of the array stays zero.
         raw.command.iter_mut().take(COMMAND_MAX).zip(name).for_each(|(to, from)| *to = from);
         raw
     }
 }
 
-/// As the kernel's programs have it: on 64 bits, the number of the directory's inode.
+/// Returns the ID of a cgroup as BPF programs see it: on 64-bit hosts, the inode number of its directory.
 ///
 /// # Errors
-/// It is not there.
+/// The cgroup does not exist.
 pub fn cgroup_id(path: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(path)?.ino())
 }
@@ -62,10 +62,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_as_in_the_kernel() {
-        let raw = Caller { command: Some("rsync".into()), cgroup: None }.raw();
+    fn caller_rule_stores_names_as_the_kernel_does() {
+        let raw = CallerRule { command: Some("rsync".into()), cgroup: None }.raw();
         assert_eq!((&raw.command[..6], raw.cgroup), (&b"rsync\0"[..], 0));
-        assert!(Caller::default().is_anybody());
-        assert_eq!(Caller::default().raw(), intf::Wanted::default());
+        assert!(CallerRule::default().is_anybody());
+        assert_eq!(CallerRule::default().raw(), intf::Wanted::default());
     }
 }

@@ -1,8 +1,9 @@
-//! A congestion control that is registered with TCP.
+//! Congestion controls from object files, registered with TCP as `struct_ops`.
 //!
-//! By a link (6.4 and newer) it goes when the last descriptor does, so also when this process is killed. Older kernels
-//! keep it until somebody deletes it: dropping does, and what a killed process left [`remove_leftovers`] removes. Either
-//! way sockets that use it go on with it, since they hold it.
+//! On Linux 6.4 and newer a congestion control is registered by a BPF link: the kernel removes it when the last
+//! descriptor of the link is closed, also when this process is killed. Older kernels keep a control until its map
+//! entry is deleted. Dropping a [`CongestionProgram`] deletes the entry; after a killed process, [`remove_leftovers`]
+//! does. Sockets that use a removed control keep it, since they hold a reference.
 
 #![allow(unsafe_code)]
 
@@ -11,63 +12,63 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{AsRawLibbpf, Link, MapMut, MapType};
-use millrace_kernel::fork::{Kept, keep_from_children};
+use millrace_kernel::fork::{ForkSafeLink, keep_from_children};
 use millrace_kernel::object::take_log;
 use millrace_kernel::raw::{check, detach, owned};
 use nix::libc;
 
 use super::Error;
-use super::object::{NAME_PREFIX, Object};
-use super::pins::Pins;
-use super::recipe::{Parts, Recipe, Verification};
+use super::object::{GraftObject, NAME_PREFIX};
+use super::pins::PinDirectory;
+use super::recipe::{Recipe, RecipeParts, Verification};
 
 const PIN_PREFIX: &str = "cc-";
 const BY_LINK: u32 = libbpf_sys::BPF_F_LINK;
 
-/// How long the steps took.
+/// How long each step of loading a congestion control took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Reading the object file; and relocation, where it was not known.
+    /// Time to read the object file, and to relocate it if it was not relocated before.
     pub open: Duration,
-    /// Verifier and JIT.
+    /// Time of the kernel's verifier and JIT compiler.
     pub load: Duration,
-    /// The verifier's part of that, where it is known.
+    /// The verifier's share of `load`, if the kernel reported it.
     pub verification: Option<Verification>,
-    /// Registration.
+    /// Time to register the control with TCP.
     pub attach: Duration,
 }
 
-/// A congestion control; dropping it takes it back from TCP.
-pub struct Control {
-    // Dropped before the map that it is of.
+/// A congestion control that is registered with TCP. Dropping it removes it from TCP, unless it is pinned.
+pub struct CongestionProgram {
+    // Fields are dropped in this order: the link has to be closed before its map, which is in `_body`.
     link: Option<Registration>,
-    _body: Body,
+    _body: LoadedControl,
     name: String,
     by_link: bool,
     timing: Timing,
 }
 
-/// What was loaded.
-enum Body {
-    /// By libbpf: the first time, and where a recipe does not do.
+/// The loaded callbacks of a congestion control.
+enum LoadedControl {
+    /// Programs loaded by libbpf: the first time, and for objects that a recipe cannot hold.
     Object(libbpf_rs::Object),
-    Parts(Parts),
+    Parts(RecipeParts),
 }
 
 struct Registration {
-    _kept: Kept,
-    link: Registered,
+    _kept: ForkSafeLink,
+    link: RegisteredControl,
     by_link: bool,
-    /// It stays when this ends.
+    /// True if the link is pinned, so the control stays registered when this is dropped.
     pinned: bool,
 }
 
-enum Registered {
+enum RegisteredControl {
     Libbpf(Link),
     Raw(OwnedFd),
 }
 
-impl AsFd for Registered {
+impl AsFd for RegisteredControl {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Libbpf(link) => link.as_fd(),
@@ -77,7 +78,7 @@ impl AsFd for Registered {
 }
 
 impl Registration {
-    fn new(link: Registered, by_link: bool) -> Self {
+    fn new(link: RegisteredControl, by_link: bool) -> Self {
         Self { _kept: keep_from_children(&link), link, by_link, pinned: false }
     }
 }
@@ -85,39 +86,41 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if self.by_link && !self.pinned {
-            // Before 6.11 links of this kind cannot be detached, only closed.
+            // Before Linux 6.11 `struct_ops` links cannot be detached; closing the descriptor ends them.
             let _ = detach(self.link.as_fd());
         }
     }
 }
 
-impl Control {
-    /// Has libbpf relocate it, so that it is loaded faster when it is wanted. Nothing stays in the kernel.
+impl CongestionProgram {
+    /// Relocates the graft with libbpf, so that a later load takes less time. Nothing stays in the kernel.
     pub fn prepare(image: &[u8]) -> Result<(), Error> {
-        match Recipe::of(image) {
+        match Recipe::find_loaded(image) {
             Some(_) => Ok(()),
             None => Ready::load_either(image, &[]).map(drop),
         }
     }
 
-    /// Whether it was relocated before, so that loading it is system calls alone.
+    /// Returns whether the graft was relocated before: loading it then takes only system calls.
     pub fn is_prepared(image: &[u8]) -> bool {
-        Recipe::of(image).is_some()
+        Recipe::find_loaded(image).is_some()
     }
 
-    /// Loads and registers it, with these values instead of those that it was compiled with.
+    /// Loads a congestion control and registers it with TCP. `parameters` replace the values that the object file was
+    /// compiled with.
     pub fn register(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load_either(image, parameters)?.register()
     }
 
-    /// The same in the place of one that an earlier process left in `pins`, under the same name: sockets that begin meanwhile have
-    /// one of the two.
-    pub fn take_over(image: &[u8], parameters: &[(String, u64)], pins: &Pins) -> Result<Self, Error> {
+    /// Registers a control in place of one that an earlier process pinned in `pins` under the same name. Sockets
+    /// created meanwhile use either of the two.
+    pub fn take_over(image: &[u8], parameters: &[(String, u64)], pins: &PinDirectory) -> Result<Self, Error> {
         let mut ready = Ready::load_either(image, parameters)?;
-        let pinned = pins.open(&pin(&ready.name)).map(Registered::Raw);
+        let pinned = pins.open(&pin(&ready.name)).map(RegisteredControl::Raw);
         let Some(link) = pinned.filter(|_| ready.by_link) else { return ready.register() };
         if ready.update(&link).is_err() {
-            // It was loaded by other means: nobody has the name for a moment.
+            // The pinned control cannot be replaced atomically. After its removal, TCP has no control of this name
+            // until the next line registers one.
             drop(link);
             pins.end(&pin(&ready.name));
             return ready.register();
@@ -127,8 +130,9 @@ impl Control {
         Ok(ready.with(Some(registration)))
     }
 
-    /// It stays when this process ends, until somebody takes it over or cleans it away.
-    pub fn keep(&mut self, pins: &Pins) -> Result<(), Error> {
+    /// Pins the congestion control, so that it outlives this process, until another process takes it over or removes
+    /// it.
+    pub fn keep(&mut self, pins: &PinDirectory) -> Result<(), Error> {
         let name = pin(&self.name);
         match &mut self.link {
             Some(registration) if registration.by_link => {
@@ -140,28 +144,29 @@ impl Control {
         }
     }
 
-    /// It does not stay any more.
-    pub fn let_go(&mut self, pins: &Pins) {
+    /// Removes the pin, so that the congestion control is removed from TCP when this process ends.
+    pub fn let_go(&mut self, pins: &PinDirectory) {
         if let Some(registration) = &mut self.link {
             pins.remove(&pin(&self.name));
             registration.pinned = false;
         }
     }
 
-    /// Has the verifier judge it; it is not registered.
+    /// Loads a graft only for the verifier's check, without registering it. Returns how long loading took.
     pub fn verify(image: &[u8], parameters: &[(String, u64)]) -> Result<Timing, Error> {
         Ok(Ready::load_either(image, parameters)?.timing)
     }
 
-    /// The same as on kernels before 6.4.
+    /// Registers a control without a link, as on kernels before 6.4. Tests use it on newer kernels.
     pub fn register_without_link(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load(image, parameters, false)?.register()
     }
 
-    /// Another one takes its place, under the same name. Sockets that live keep the old one until it is set for them again.
+    /// Replaces this control by another object with the same control name. Established sockets use the old control
+    /// until theirs is set again.
     ///
     /// # Errors
-    /// The old one stays, unless the kernel has no links and does not take it back either.
+    /// On an error the old control stays registered, except on kernels without links if registering it again fails.
     pub fn replace(&mut self, image: &[u8], parameters: &[(String, u64)]) -> Result<(), Error> {
         let mut next = Ready::load(image, parameters, self.by_link)?;
         if next.name != self.name {
@@ -178,7 +183,8 @@ impl Control {
                 next.timing.attach = start.elapsed();
                 next.with(Some(registration))
             }
-            // Nobody can have it for a moment in between: TCP knows a name once.
+            // Kernels without links cannot replace a control, so the old one is removed first. The new name is equal,
+            // so TCP refuses it until then.
             old => {
                 drop(old);
                 next.register()?
@@ -187,28 +193,32 @@ impl Control {
         Ok(())
     }
 
+    /// Returns the control's name in TCP (`TCP_CONGESTION`).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether the kernel takes it back by itself when this process ends, however it does.
+    /// Returns whether the control is registered by a link, so that the kernel removes it even if this process is
+    /// killed.
     pub fn is_by_link(&self) -> bool {
         self.by_link
     }
 
+    /// Returns how long loading and registering the control took.
     pub fn timing(&self) -> Timing {
         self.timing
     }
 }
 
-/// What its pin is called: no dots, which are not allowed there.
+/// Returns the file name of a control's pin. Names of controls have no dots, which the BPF file system does not
+/// allow.
 fn pin(name: &str) -> String {
     format!("{PIN_PREFIX}{name}")
 }
 
-/// Loaded, and not registered yet.
+/// A congestion control that the kernel has loaded and TCP does not know yet.
 struct Ready {
-    body: Body,
+    body: LoadedControl,
     name: String,
     by_link: bool,
     timing: Timing,
@@ -217,7 +227,8 @@ struct Ready {
 impl Ready {
     fn load_either(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         match Self::load(image, parameters, true) {
-            // A kernel before 6.4 knows no such flag; the verifier may say the same of something else.
+            // Kernels before 6.4 refuse the flag BPF_F_LINK with EINVAL. The verifier may return EINVAL for other
+            // reasons, and then the second load fails as well.
             Err(Error::Load { source, .. }) if source.kind() == libbpf_rs::ErrorKind::InvalidInput => {
                 Self::load(image, parameters, false)
             }
@@ -227,20 +238,23 @@ impl Ready {
 
     fn load(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
-        let known = Recipe::of(image).filter(|_| by_link);
-        if let Some(ready) = known.and_then(|recipe| Self::by_recipe(&recipe, parameters, start)) {
+        // Recipes register by a link only.
+        let known = Recipe::find_loaded(image).filter(|_| by_link);
+        if let Some(ready) = known.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start)) {
             return Ok(ready);
         }
-        let ready = Self::by_libbpf(image, parameters, by_link)?;
-        let Body::Object(object) = &ready.body else { return Ok(ready) };
+        let ready = Self::load_with_libbpf(image, parameters, by_link)?;
+        let LoadedControl::Object(object) = &ready.body else { return Ok(ready) };
         let recipe = if by_link { Recipe::keep(image, object)? } else { None };
-        // Both loads, so that what is registered by a recipe is always replaced by one.
-        let again = recipe.and_then(|recipe| Self::by_recipe(&recipe, parameters, start));
+        // The same object is loaded again from its new recipe: only a control loaded from a recipe can replace one
+        // registered from a recipe.
+        let again = recipe.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start));
         Ok(again.unwrap_or(ready))
     }
 
-    /// What the kernel refuses is asked of libbpf, which says why.
-    fn by_recipe(recipe: &Recipe, parameters: &[(String, u64)], start: Instant) -> Option<Self> {
+    /// Loads the graft from a recipe. Returns `None` if the kernel refuses: loading it with libbpf then reports the
+    /// reason.
+    fn load_from_recipe(recipe: &Recipe, parameters: &[(String, u64)], start: Instant) -> Option<Self> {
         let opened = Instant::now();
         let parts = recipe.load(parameters).ok()?;
         let timing = Timing {
@@ -249,12 +263,17 @@ impl Ready {
             verification: Some(parts.verification),
             attach: Duration::ZERO,
         };
-        Some(Self { body: Body::Parts(parts), name: recipe.name().to_owned(), by_link: true, timing })
+        Some(Self {
+            body: LoadedControl::Parts(parts),
+            name: recipe.name().to_owned(),
+            by_link: true,
+            timing,
+        })
     }
 
-    fn by_libbpf(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
+    fn load_with_libbpf(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
-        let mut object = Object::open(image)?;
+        let mut object = GraftObject::open(image)?;
         parameters.iter().try_for_each(|(name, value)| object.set(name, *value))?;
         if let Some(mut map) = object.congestion_control().filter(|_| by_link) {
             map.set_map_flags(BY_LINK).map_err(Error::Open)?;
@@ -264,14 +283,14 @@ impl Ready {
         let name = object.name().to_owned();
         let loaded = object.open.load().map_err(|source| Error::Load { source, log: take_log() })?;
         let timing = Timing { open: opened - start, load: opened.elapsed(), ..Timing::default() };
-        Ok(Self { body: Body::Object(loaded), name, by_link, timing })
+        Ok(Self { body: LoadedControl::Object(loaded), name, by_link, timing })
     }
 
-    fn register(mut self) -> Result<Control, Error> {
+    fn register(mut self) -> Result<CongestionProgram, Error> {
         let start = Instant::now();
         let link = match &mut self.body {
-            Body::Object(object) => attach(object),
-            Body::Parts(parts) => parts.register().map(Registered::Raw).map_err(number),
+            LoadedControl::Object(object) => attach(object),
+            LoadedControl::Parts(parts) => parts.register().map(RegisteredControl::Raw).map_err(number),
         };
         let link = link.map_err(|source| Error::Register { name: self.name.clone(), source })?;
         self.timing.attach = start.elapsed();
@@ -279,19 +298,19 @@ impl Ready {
         Ok(self.with(Some(registration)))
     }
 
-    /// In the place of what a link is of.
-    fn update(&mut self, link: &Registered) -> nix::Result<()> {
+    /// Replaces the control that `link` has registered by this one, in one system call.
+    fn update(&mut self, link: &RegisteredControl) -> nix::Result<()> {
         match (&mut self.body, link) {
-            (Body::Parts(parts), link) => parts.replace(link.as_fd()).map_err(number),
-            (Body::Object(object), Registered::Libbpf(link)) => update(object, link),
-            // libbpf updates links of its own only.
-            (Body::Object(_), Registered::Raw(_)) => Err(nix::Error::EOPNOTSUPP),
+            (LoadedControl::Parts(parts), link) => parts.replace(link.as_fd()).map_err(number),
+            (LoadedControl::Object(object), RegisteredControl::Libbpf(link)) => update(object, link),
+            // libbpf can update only links that it has created itself.
+            (LoadedControl::Object(_), RegisteredControl::Raw(_)) => Err(nix::Error::EOPNOTSUPP),
         }
     }
 
-    fn with(self, link: Option<Registration>) -> Control {
+    fn with(self, link: Option<Registration>) -> CongestionProgram {
         let Self { body, name, by_link, timing } = self;
-        Control { link, _body: body, name, by_link, timing }
+        CongestionProgram { link, _body: body, name, by_link, timing }
     }
 }
 
@@ -304,24 +323,24 @@ fn struct_ops(object: &mut libbpf_rs::Object) -> nix::Result<MapMut<'_>> {
     maps.find(|map| libbpf_rs::MapCore::map_type(map) == MapType::StructOps).ok_or(nix::Error::ENOENT)
 }
 
-fn attach(object: &mut libbpf_rs::Object) -> nix::Result<Registered> {
-    // libbpf says by errno what the kernel said.
-    struct_ops(object)?.attach_struct_ops().map(Registered::Libbpf).map_err(|_| nix::Error::last())
+fn attach(object: &mut libbpf_rs::Object) -> nix::Result<RegisteredControl> {
+    // libbpf returns NULL and leaves the kernel's error in errno.
+    struct_ops(object)?.attach_struct_ops().map(RegisteredControl::Libbpf).map_err(|_| nix::Error::last())
 }
 
 fn update(object: &mut libbpf_rs::Object, link: &Link) -> nix::Result<()> {
     let map = struct_ops(object)?;
-    // SAFETY: both are open, and the map's object outlives the call; libbpf keeps no pointer to it.
+    // SAFETY: link and map are open, and the map's object outlives the call; libbpf keeps no pointer to it.
     let result = unsafe {
         libbpf_sys::bpf_link__update_map(link.as_libbpf_object().as_ptr(), map.as_libbpf_object().as_ptr())
     };
     check(result).map_err(number)
 }
 
-/// Takes back what killed processes left registered, on kernels without links. Returns how many.
+/// Removes controls that killed processes left registered, on kernels without links. Returns the number removed.
 ///
 /// # Errors
-/// The kernel refuses to open or to delete one.
+/// The kernel refuses to open or to delete the map of a control.
 pub fn remove_leftovers() -> std::io::Result<usize> {
     let is_leftover = |name: &str, flags: u32, kind: MapType| {
         kind == MapType::StructOps && flags & BY_LINK == 0 && name.starts_with(NAME_PREFIX)
@@ -333,14 +352,15 @@ pub fn remove_leftovers() -> std::io::Result<usize> {
         .collect();
     let mut removed = 0;
     for id in ids {
-        // SAFETY: no pointers are passed; the call makes the descriptor.
+        // SAFETY: the call takes no pointers, and returns a new descriptor or an error.
         let map = unsafe { owned(libbpf_sys::bpf_map_get_fd_by_id(id)) }?;
+        // A struct_ops map has one entry; deleting it unregisters the control.
         let key = 0_u32;
         // SAFETY: the descriptor is open; the key is as long as this map's, and outlives the call.
         let gone = unsafe { libbpf_sys::bpf_map_delete_elem(map.as_raw_fd(), (&raw const key).cast()) };
         match check(gone) {
             Ok(()) => removed += 1,
-            // It was loaded and never registered, or taken back while somebody held it.
+            // ENOENT or EINPROGRESS: the control was loaded but never registered, or another process removed it.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINPROGRESS)) => {}
             Err(error) => return Err(error),
         }

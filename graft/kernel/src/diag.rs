@@ -1,5 +1,5 @@
-//! Of TCP's sockets by their ends: what the kernel says of them, and old ones that are taken out of the way (sock_diag(7)). In the network
-//! namespace in which it was opened.
+//! Finds TCP sockets by their addresses, and closes old ones that block a new connection (sock_diag(7)). All calls
+//! act in the network namespace in which the netlink socket was opened.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,8 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 
 use super::rule::words;
 
-// linux/sock_diag.h, linux/inet_diag.h
+// Constants of linux/sock_diag.h and linux/inet_diag.h. STATE, COOKIE and UID are byte offsets in `struct
+// inet_diag_msg`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const NLM_F_REQUEST: u16 = 1;
@@ -26,22 +27,23 @@ const QUESTION: usize = 72;
 const TIME_WAIT: u8 = 6;
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// A listening socket.
+/// A listening TCP socket, as sock_diag reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listener {
-    /// The cgroup that it was made in, by id. `None`: the kernel does not say.
+pub struct ListeningSocket {
+    /// ID of the cgroup in which the socket was created; `None` if the kernel does not report it.
     pub cgroup: Option<u64>,
-    /// The user that has made it.
+    /// ID of the user that created the socket.
     pub uid: u32,
-    /// That its packets have.
+    /// Mark of the socket's packets (SO_MARK).
     pub mark: u32,
 }
 
-/// Returns the listening socket that a connection from one address to another would come to: `None` where nothing listens.
+/// Returns the listening socket that would accept a connection from `from` to `to`; `None` if no socket listens
+/// there.
 ///
 /// # Errors
-/// The kernel cannot be asked.
-pub fn listener(from: SocketAddr, to: SocketAddr) -> io::Result<Option<Listener>> {
+/// The kernel has no sock_diag for TCP, or the netlink socket fails.
+pub fn listener(from: SocketAddr, to: SocketAddr) -> io::Result<Option<ListeningSocket>> {
     let answer = Diag::open()?.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, (to, from), NO_COOKIE))?;
     let body = match message(&answer) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -52,35 +54,38 @@ pub fn listener(from: SocketAddr, to: SocketAddr) -> io::Result<Option<Listener>
         |value: Option<&[u8]>| value.and_then(|it| it.first_chunk()).map(|it| u32::from_ne_bytes(*it));
     let cgroup = about(INET_DIAG_CGROUP_ID).and_then(|id| id.first_chunk()).map(|id| u64::from_ne_bytes(*id));
     let uid = number(body.get(UID..)).ok_or(io::ErrorKind::InvalidData)?;
-    Ok(Some(Listener { cgroup, uid, mark: number(about(INET_DIAG_MARK)).unwrap_or_default() }))
+    Ok(Some(ListeningSocket { cgroup, uid, mark: number(about(INET_DIAG_MARK)).unwrap_or_default() }))
 }
 
 pub(super) struct Diag(OwnedFd);
 
-/// Of a socket: its own end, and the other one.
-type Ends = (SocketAddr, SocketAddr);
+/// A socket's local address and its peer's address.
+type SocketEnds = (SocketAddr, SocketAddr);
 
 impl Diag {
     pub fn open() -> io::Result<Self> {
-        let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkSockDiag);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let protocol = SockProtocol::NetlinkSockDiag;
         Ok(Self(socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?))
     }
 
-    /// Ends a socket before its time of which nothing is left but that it waits (TIME_WAIT).
+    /// Closes a socket in the state TIME_WAIT before its timeout. Returns `Ok` if there is no such socket.
     ///
     /// # Errors
-    /// It is another kind of socket, or the kernel cannot.
-    pub fn end_waiting(&self, ends: Ends) -> io::Result<()> {
+    /// The socket is in another state, or the kernel does not support SOCK_DESTROY.
+    pub fn end_waiting(&self, ends: SocketEnds) -> io::Result<()> {
         let answer = self.ask(&question(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, ends, NO_COOKIE))?;
         let body = match message(&answer) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             body => body?,
         };
+        // The cookie makes sure that SOCK_DESTROY closes this socket and no later one with the same addresses.
         let cookie = body.get(COOKIE..).and_then(|rest| rest.first_chunk());
         let (Some(&TIME_WAIT), Some(cookie)) = (body.get(STATE), cookie) else {
-            return Err(io::Error::other("the socket is in use"));
+            return Err(io::Error::other("the socket is in use, not in TIME_WAIT"));
         };
         match message(&self.ask(&question(SOCK_DESTROY, NLM_F_REQUEST_ACK, ends, *cookie))?) {
+            // The socket may have timed out between the two requests.
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -95,8 +100,8 @@ impl Diag {
     }
 }
 
-/// `inet_diag_req_v2`.
-fn question(kind: u16, flags: u16, (own, other): Ends, cookie: [u8; 8]) -> Vec<u8> {
+/// Returns a netlink message with a `struct inet_diag_req_v2`.
+fn question(kind: u16, flags: u16, (own, other): SocketEnds, cookie: [u8; 8]) -> Vec<u8> {
     let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let mut bytes = Vec::with_capacity(QUESTION);
     bytes.extend((QUESTION as u32).to_ne_bytes());
@@ -104,6 +109,7 @@ fn question(kind: u16, flags: u16, (own, other): Ends, cookie: [u8; 8]) -> Vec<u
     bytes.extend(flags.to_ne_bytes());
     bytes.extend([0; 8]);
     bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    // The mask of wanted socket states: all of them.
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(own.port().to_be_bytes());
     bytes.extend(other.port().to_be_bytes());
@@ -118,10 +124,10 @@ fn question(kind: u16, flags: u16, (own, other): Ends, cookie: [u8; 8]) -> Vec<u
     bytes
 }
 
-/// What an answer says.
+/// Returns the body of the first netlink message in an answer.
 ///
 /// # Errors
-/// It is one, or no message.
+/// The message is a netlink error, or is malformed.
 fn message(mut messages: &[u8]) -> io::Result<&[u8]> {
     match next_message(&mut messages) {
         Some((NLMSG_ERROR, body)) if !body.starts_with(&[0; 4]) => Err(error(body)),
@@ -145,45 +151,45 @@ mod tests {
         Some((near, listener.accept().expect("a client").0))
     }
 
-    fn ends(of: &TcpStream) -> Ends {
+    fn stream_ends(of: &TcpStream) -> SocketEnds {
         (of.local_addr().expect("an address"), of.peer_addr().expect("an address"))
     }
 
-    /// Who has closed first waits, unless that is ended; nothing that is in use is.
+    /// The side that closes first is in TIME_WAIT, unless that is ended. A socket in use is not closed.
     #[test]
-    fn what_waits_is_ended_and_nothing_else() {
+    fn only_socket_in_time_wait_is_closed() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP what_waits_is_ended_and_nothing_else: needs root");
+            println!("SKIP only_socket_in_time_wait_is_closed: needs root");
             return;
         }
         let diag = Diag::open().expect("netlink");
         let (mut near, far) = connected("127.0.0.1:0").expect("loopback");
-        let ends = ends(&far);
+        let ends = stream_ends(&far);
         let error = diag.end_waiting(ends).expect_err("it is used");
         assert!(error.to_string().contains("in use"), "{error}");
         drop(far);
         assert_eq!(near.read(&mut [0]).expect("an end"), 0);
         drop(near);
-        // Its last words are on their way.
+        // The last segments of the closed connection may still be in flight, so the state is polled.
         let is_ended = wait_for("an end that can be ended", || match diag.end_waiting(ends) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
             ended => ended.map(|()| true),
         });
         if !is_ended {
-            println!("SKIP what_waits_is_ended_and_nothing_else: this kernel cannot");
+            println!("SKIP only_socket_in_time_wait_is_closed: this kernel cannot");
             return;
         }
         diag.end_waiting(ends).expect("nothing to do");
     }
 
-    /// A socket belongs to the cgroup of the process that has made it.
+    /// A listening socket belongs to the cgroup of the process that created it.
     #[test]
     fn cgroup_of_a_listener_is_that_of_its_process() {
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
         let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let mount =
             mount.into_iter().find(|fields| fields[2] == "cgroup2").map(|fields| fields[1].to_owned());
-        // exact: nobody moves this process
+        // exact: this process stays in its cgroup
         let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroups");
         let own = own.lines().find_map(|line| line.strip_prefix("0::"));
         let (Some(mount), Some(own)) = (mount, own) else {
@@ -205,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_refused() {
+    fn empty_answer_is_refused() {
         assert!(message(&[]).is_err());
     }
 }

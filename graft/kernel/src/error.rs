@@ -1,52 +1,54 @@
-//! What can go wrong with a graft that comes from a file.
+//! Errors of loading grafts and of using them in the kernel.
 
-/// The kernel's or libbpf's own words included: nothing is left to a source, where it would be said again.
+/// An error of a graft or of the kernel. Its text includes the message of the kernel or of libbpf, so there is no
+/// `source`: that would repeat the message.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
-    #[error("it is not an object file of BPF programs: {0:#}")]
+    #[error("this is not an object file of BPF programs: {0:#}")]
     Open(libbpf_rs::Error),
     #[error("{0}")]
     Form(String),
-    #[error("it has no parameter {0}")]
+    #[error("the graft has no parameter {0}")]
     NoParameter(String),
     #[error("parameter {name}: {value} does not fit its {bytes} bytes")]
     Parameter { name: String, value: u64, bytes: usize },
-    /// `log` is the end of what libbpf and the verifier said.
-    #[error("the kernel refused it: {source:#}\n{log}")]
+    /// The kernel refused a program. `log` is the end of the log of libbpf and the verifier.
+    #[error("the kernel refused the graft: {source:#}\n{log}")]
     Load { r#source: libbpf_rs::Error, log: String },
-    #[error("the kernel does not register congestion control {name}: {source}{}", remedy(*.source))]
+    #[error("the kernel refused to register congestion control {name}: {source}{}", remedy(*.source))]
     Register { name: String, r#source: nix::Error },
     #[error(
-        "congestion control {0} is not {1}, which it would replace: a graft is replaced by one of the same name"
+        "congestion control {0} cannot replace {1}: a graft can only be replaced by one of the same name"
     )]
     OtherName(String, String),
     #[error("cannot attach to cgroup {path}: {source:#}")]
     Cgroup { path: String, r#source: libbpf_rs::Error },
     #[error("cannot open cgroup {path}: {source}")]
     NoCgroup { path: String, r#source: std::io::Error },
-    #[error("{have} rules are more than there is room for, {room}")]
+    #[error("too many rules: {have}, at most {room}")]
     Rules { have: usize, room: usize },
-    #[error("cannot keep it in {path}: {source}")]
+    #[error("cannot pin the graft in {path}: {source}")]
     Pin { path: String, r#source: std::io::Error },
-    #[error("this kernel does not keep congestion controls by links: that needs Linux 6.4")]
+    #[error("this kernel cannot pin congestion controls: that needs Linux 6.4")]
     NoLinks,
-    #[error("cannot walk over the sockets: {0}")]
+    #[error("cannot iterate over the TCP sockets: {0}")]
     Walk(std::io::Error),
-    #[error("cannot keep a descriptor: {0}")]
+    #[error("a system call on a BPF object or a socket failed: {0}")]
     Descriptor(std::io::Error),
     #[error("cannot change the state of a session: {0:#}")]
     State(libbpf_rs::Error),
-    #[error("its state cannot be made out of that of the version before")]
+    #[error("the function cannot take over the state of the previous version")]
     NoMigration,
     #[error("function {0} is not loaded")]
     NoFunction(String),
     #[error("function {0} is loaded already")]
     Function(String),
-    #[error("{have} {what} are more than there is room for, {room}")]
+    #[error("too many {what}: {have}, at most {room}")]
     Room { what: &'static str, have: usize, room: usize },
     #[error("there is no interface {0}")]
     NoInterface(String),
-    #[error("marked packets cannot be routed to this host: {0}")]
+    #[error("cannot add the rules and routes that deliver marked packets to this host: {0}")]
     Routing(std::io::Error),
     #[error("there is no session {local} - {remote}")]
     NoSession { local: std::net::SocketAddr, remote: std::net::SocketAddr },
@@ -54,11 +56,11 @@ pub enum Error {
     Session { local: std::net::SocketAddr, remote: std::net::SocketAddr },
     #[error("the addresses {local} and {remote} are of different families")]
     Families { local: std::net::SocketAddr, remote: std::net::SocketAddr },
-    #[error("cannot send a word of a session: {0}")]
+    #[error("cannot send a message of a session: {0}")]
     Say(std::io::Error),
-    #[error("the session is not sealed")]
+    #[error("the session is not encrypted, so it has no keys")]
     Clear,
-    #[error("the session has no such keys")]
+    #[error("the session has no keys of this phase")]
     NoKeys,
     #[error("the clock of a session cannot be set: {0}")]
     Clock(nix::Error),
@@ -68,14 +70,14 @@ pub enum Error {
 
 fn remedy(error: nix::Error) -> &'static str {
     match error {
-        nix::Error::EEXIST => "; another one of that name is there",
+        nix::Error::EEXIST => "; a control of that name is registered already",
         nix::Error::EPERM => "; it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
         _ => "",
     }
 }
 
 impl Error {
-    /// What the verifier said, if it was asked.
+    /// Returns the verifier's log, if the verifier ran.
     pub fn log(&self) -> Option<&str> {
         match self {
             Self::Load { log, .. } => Some(log),

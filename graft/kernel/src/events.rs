@@ -1,4 +1,4 @@
-//! What programs tell, or ask a broker, by a ring buffer.
+//! Events that BPF programs write to a ring buffer, for userspace to read.
 
 #![allow(unsafe_code)]
 
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 use millrace_kernel::Error;
-use millrace_kernel::object::Loaded;
+use millrace_kernel::object::LoadedObject;
 
-/// As they come.
+/// A BPF ring buffer whose records are parsed to events of type `T`, in the order of the records.
 pub struct Events<T> {
     name: &'static str,
     ring: RingBuffer<'static>,
@@ -18,9 +18,9 @@ pub struct Events<T> {
 }
 
 impl<T: Send + 'static> Events<T> {
-    /// Of the object's map of this name. What `parse` does not know is left out.
-    pub(super) fn of(
-        object: &mut Loaded,
+    /// Opens the ring buffer map `name` of an object. Records that `parse` rejects are skipped.
+    pub(super) fn open_ring(
+        object: &mut LoadedObject,
         name: &'static str,
         parse: fn(&[u8]) -> Option<T>,
     ) -> Result<Self, Error> {
@@ -29,6 +29,7 @@ impl<T: Send + 'static> Events<T> {
         let to = Arc::clone(&come);
         let error = |source| Error::Read { what: name, source };
         let mut builder = RingBufferBuilder::new();
+        // libbpf calls this for each record, on the thread that calls take(); so the lock is never contended.
         let take = move |bytes: &[u8]| {
             to.lock().unwrap_or_else(PoisonError::into_inner).extend(parse(bytes));
             0
@@ -38,15 +39,15 @@ impl<T: Send + 'static> Events<T> {
         Ok(Self { name, ring, come, _map: map })
     }
 
-    /// All that have come since.
+    /// Returns all events since the last call.
     pub fn take(&self) -> Result<Vec<T>, super::Error> {
         self.ring.consume().map_err(|source| Error::Read { what: self.name, source })?;
         Ok(std::mem::take(&mut *self.come.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Readable when there are some.
+    /// Returns a descriptor that poll() reports as readable when events are waiting.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring owns the descriptor, and lives as long as what is returned.
+        // SAFETY: the ring owns the descriptor, and outlives the returned borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 }

@@ -1,7 +1,8 @@
-//! TCP connections of hosts behind this one, which are given to this host's broker instead of being forwarded.
+//! A gateway: TCP connections of the hosts behind this one, which BPF programs redirect to this host's broker instead
+//! of forwarding them.
 //!
-//! Besides the programs there are rules and routes of the host's, which outlive the process that has made them:
-//! [`remove_leftovers`] finds them.
+//! The programs need routing rules and routes on the host, which outlive a killed process: [`remove_leftovers`]
+//! removes those.
 
 mod intf;
 mod routing;
@@ -15,25 +16,25 @@ use std::time::Duration;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use millrace_kernel::clock::in_future;
 use millrace_kernel::intf::Plain as _;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 use millrace_kernel::prefix::Prefix;
-use millrace_kernel::tc::{self, Attachment, Hook, Mechanism, Position};
+use millrace_kernel::tc::{self, KernelHook, Mechanism, TcAttachment, TcPosition};
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
 
-use self::routing::Family;
 pub use self::routing::PROTOCOL;
+use self::routing::RouteFamily;
 use super::diag::Diag;
 use super::events::Events;
 use super::hook::{Lead, end, first_rule_after, write_rules};
 use super::rule::{address, masked, remove};
 use super::{Error, hook::intf::End};
 
-/// Prefixes that there is room for, of peers and of this host each.
+/// Most prefixes of peers, and most prefixes of inside networks.
 pub const PREFIXES: usize = intf::PREFIXES;
 
-/// What becomes of packets, as status, metrics and the documentation call it.
+/// The programs' verdicts on packets, by their names in status, metrics and documentation.
 pub const VERDICTS: [&str; 19] = [
     "other",
     "taken",
@@ -60,111 +61,120 @@ const IN: &str = "gateway_in";
 const AGAIN: &str = "gateway_again";
 pub(super) const LOOPBACK: &str = "lo";
 
-/// The number of a run, by which its marks and its table are told from those of others.
+/// The number of a daemon's run. Its packet marks and its routing table differ from those of other runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run(pub u16);
+pub struct GatewayRun(pub u16);
 
-impl Run {
-    /// Of all runs: the upper half of marks and tables.
+impl GatewayRun {
+    /// Upper 16 bits of the marks and table numbers of all runs; the lower 16 bits are the run.
     const BASE: u32 = 0x4d52_0000;
     const BASE_AGAIN: u32 = 0x4d53_0000;
 
-    /// Of packets of hosts behind this one.
+    /// Returns the mark of packets from inside hosts, which routing delivers to this host.
     pub fn mark(self) -> u32 {
         Self::BASE | u32::from(self.0)
     }
 
-    /// Of SYNs that are sent once more.
+    /// Returns the mark of SYNs that were held back and are sent over loopback to the broker.
     pub fn mark_again(self) -> u32 {
         Self::BASE_AGAIN | u32::from(self.0)
     }
 
+    /// Returns the number of the routing table that delivers marked packets locally.
     pub fn table(self) -> u32 {
         self.mark()
     }
 
-    /// Marks the run as a live one in this network namespace, until the returned raw socket is closed. It sends and
-    /// receives nothing. Nobody else can make one without a privilege; names and ports anybody may take.
+    /// Marks the run as live in this network namespace, until the returned raw socket is closed. The socket is only
+    /// bound and carries no data. A raw socket needs CAP_NET_RAW; any process could take a name or a port.
     fn hold(self) -> io::Result<OwnedFd> {
-        let (flags, protocol) = (SockFlag::SOCK_CLOEXEC, SockProtocol::Raw);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let protocol = SockProtocol::Raw;
         let held = socket(AddressFamily::Inet, SockType::Raw, flags, protocol)?;
         let [a, b, c, d] = self.address().octets();
         bind(held.as_raw_fd(), &SockaddrIn::new(a, b, c, d, 0))?;
         Ok(held)
     }
 
-    /// Returns the address of loopback that its raw socket has.
+    /// Returns the loopback address that the run's raw socket is bound to: 127.77 and the run's number.
     fn address(self) -> Ipv4Addr {
         let [high, low] = self.0.to_be_bytes();
         Ipv4Addr::new(127, 77, high, low)
     }
 
     fn is_live(self) -> bool {
-        // Of this thread's network namespace. Where it cannot be read nothing is taken away.
+        // The file lists the raw sockets of this thread's network namespace. If it cannot be read, the run counts as
+        // live, so nothing is removed.
         std::fs::read_to_string("/proc/thread-self/net/raw").map_or(true, |sockets| self.is_among(&sockets))
     }
 
     fn is_among(self, sockets: &str) -> bool {
         let address = u32::from_ne_bytes(self.address().octets());
+        // The kernel prints the address as it is in memory (network byte order), and the protocol in place of the port.
         let own = format!("{address:08X}:{:04X}", libc::IPPROTO_RAW);
         sockets.lines().any(|line| line.split_whitespace().nth(1) == Some(&own))
     }
 
-    fn of_table(table: u32) -> Option<Self> {
+    fn from_table(table: u32) -> Option<Self> {
         let run = u16::try_from(table & 0xffff).ok()?;
         (table & 0xffff_0000 == Self::BASE).then_some(Self(run))
     }
 }
 
-/// Where the broker listens, transparently.
+/// The run, and the loopback ports on which the broker listens with IP_TRANSPARENT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    pub run: Run,
-    /// On 127.0.0.1.
+    /// The run of the daemon whose broker gets the connections.
+    pub run: GatewayRun,
+    /// Port on 127.0.0.1.
     pub v4: u16,
-    /// On `::1`; `None`: IPv6 is forwarded.
+    /// Port on `::1`; `None`: IPv6 connections are forwarded.
     pub v6: Option<u16>,
 }
 
+/// A connection of an inside host, by its addresses and ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Flow {
+pub struct GatewayConnection {
+    /// The client's address and port.
     pub client: SocketAddr,
+    /// The server's address and port.
     pub server: SocketAddr,
 }
 
-/// A SYN that was held back.
+/// A SYN of an inside host that the gateway held back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
-    pub flow: Flow,
-    /// Its TCP header with options.
+pub struct GatewaySyn {
+    /// The connection that the SYN opens.
+    pub flow: GatewayConnection,
+    /// The SYN's TCP header with its options.
     pub syn: Vec<u8>,
-    /// The socket of a connection before, between the same ends, waits: see [`Gateway::end_old`].
+    /// True if the broker still has a socket in TIME_WAIT with the same addresses: see [`GatewayPrograms::end_old`].
     pub is_old: bool,
 }
 
-/// The SYNs, as they come.
-pub type Asks = Events<Ask>;
+/// Events about SYNs that the gateway held back.
+pub type GatewaySyns = Events<GatewaySyn>;
 
-/// The programs, loaded. They act from [`attach`](Self::attach) on and until this is dropped, but for what is left of its routing
-/// if this process is killed.
-pub struct Gateway {
-    run: Run,
-    families: Vec<Family>,
+/// The loaded programs. They act from [`attach`](Self::attach) on, until this is dropped. If the process is killed,
+/// its routing rules and routes remain.
+pub struct GatewayPrograms {
+    run: GatewayRun,
+    families: Vec<RouteFamily>,
     interfaces: Vec<String>,
-    state: Mutex<State>,
-    maps: Maps,
+    state: Mutex<GatewayInner>,
+    maps: GatewayMaps,
     _live: OwnedFd,
 }
 
-struct State {
-    object: Loaded,
+struct GatewayInner {
+    object: LoadedObject,
     first_rule: usize,
-    /// By interface; the last is loopback.
-    links: Vec<(String, Attachment)>,
+    /// Attachments by the name of the interface, including loopback.
+    links: Vec<(String, TcAttachment)>,
     mechanism: Option<Mechanism>,
 }
 
-struct Maps {
+struct GatewayMaps {
     peers: MapHandle,
     inside: MapHandle,
     avoided: MapHandle,
@@ -172,24 +182,27 @@ struct Maps {
     alive: MapHandle,
 }
 
-impl State {
-    /// If it is not.
-    fn attach(&mut self, (interface, program): (&str, &'static str)) -> Result<(), Error> {
+impl GatewayInner {
+    /// Attaches a program to the ingress of an interface, if it is not attached yet.
+    fn attach(&mut self, interface: &str, program: &'static str) -> Result<(), Error> {
         if self.links.iter().any(|(known, _)| known == interface) {
             return Ok(());
         }
         let index = index(interface)?;
         let program = self.object.program(program)?;
-        let link = Attachment::new(&program, index, Hook::Ingress, Position::First, self.mechanism)?;
+        let link =
+            TcAttachment::new(&program, index, KernelHook::Ingress, TcPosition::First, self.mechanism)?;
         self.links.push((interface.to_owned(), link));
         Ok(())
     }
 }
 
-impl Gateway {
+impl GatewayPrograms {
+    /// Loads the programs. Returns them with the events about SYNs that they hold back.
+    ///
     /// # Errors
-    /// The kernel refuses.
-    pub fn load(config: &Config) -> Result<(Self, Asks), Error> {
+    /// The kernel refuses a program or the raw socket that marks the run as live.
+    pub fn load(config: &Config) -> Result<(Self, GatewaySyns), Error> {
         let mut open = embedded!("graft_gateway.bpf.o").open()?;
         open.configure(&intf::Config {
             mark: config.run.mark(),
@@ -198,54 +211,59 @@ impl Gateway {
             port6: config.v6.unwrap_or_default(),
         })?;
         let mut object = open.load()?;
-        let maps = Maps {
+        let maps = GatewayMaps {
             peers: object.handle("peers")?,
             inside: object.handle("inside")?,
             avoided: object.handle("avoided")?,
             flows: object.handle("flows")?,
             alive: object.handle("alive")?,
         };
-        let asks = Events::of(&mut object, "asks", |bytes| ask(&intf::RawAsk::from_bytes(bytes)?))?;
+        let asks = Events::open_ring(&mut object, "asks", |bytes| ask(&intf::RawAsk::from_bytes(bytes)?))?;
         let families = match config.v6 {
-            Some(_) => vec![Family::V4, Family::V6],
-            None => vec![Family::V4],
+            Some(_) => vec![RouteFamily::V4, RouteFamily::V6],
+            None => vec![RouteFamily::V4],
         };
-        let state = State { object, first_rule: 0, links: Vec::new(), mechanism: None };
-        let (run, interfaces, state) = (config.run, Vec::new(), Mutex::new(state));
+        let state = GatewayInner { object, first_rule: 0, links: Vec::new(), mechanism: None };
+        let run = config.run;
+        let interfaces = Vec::new();
+        let state = Mutex::new(state);
+        // The run is live before it adds rules, so that no other process removes them as leftovers.
         let live = run.hold().map_err(Error::Descriptor)?;
         Ok((Self { run, families, interfaces, state, maps, _live: live }, asks))
     }
 
-    /// Where packets of hosts behind this one come in. `mechanism` `None` takes TCX where the kernel has it.
+    /// Attaches the programs to the interfaces of the inside networks, and adds rules and routes. With `mechanism`
+    /// `None`, TCX is used if the kernel has it.
     ///
     /// # Errors
-    /// There is no such interface, or the kernel refuses.
+    /// An interface does not exist, or the kernel refuses an attachment or a route.
     pub fn attach(&mut self, interfaces: &[String], mechanism: Option<Mechanism>) -> Result<(), Error> {
         self.interfaces = interfaces.to_vec();
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner).mechanism = mechanism;
         self.mend()
     }
 
-    /// Puts back what somebody else has taken away: programs, rules, routes. An interface that is there again has its program again. All is
-    /// tried before an error is returned, the first one.
+    /// Restores attachments, rules and routes that another program removed, also on an interface that was created
+    /// again. Every step is tried; the first error is returned.
     pub fn mend(&self) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.links.retain(|(_, link)| link.is_in_place());
+        // Attachments that are gone were dropped above, so this attaches again only where something is missing.
         let interfaces = self.interfaces.iter().map(|name| (name.as_str(), IN));
         let attached: Vec<_> =
-            [(LOOPBACK, AGAIN)].into_iter().chain(interfaces).map(|it| state.attach(it)).collect();
+            [(LOOPBACK, AGAIN)].into_iter().chain(interfaces).map(|it| state.attach(it.0, it.1)).collect();
         let routed = routing::add(self.run, &self.families, &self.interfaces).map_err(Error::Routing);
         attached.into_iter().chain([routed]).collect()
     }
 
-    /// Nothing is given to the broker any more.
+    /// Detaches the programs and removes their rules and routes. Connections are forwarded from now on.
     pub fn detach(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).links.clear();
-        // What cannot be removed now is removed by the next one.
+        // If a rule or route cannot be removed now, the next run removes it as a leftover.
         let _ = routing::remove(|run| run == self.run);
     }
 
-    /// These and no others.
+    /// Replaces the list of rules. The two lists in the map take turns, so the one in force is never written.
     pub fn set_rules(&self, rules: &[Lead]) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = first_rule_after(state.first_rule);
@@ -254,36 +272,40 @@ impl Gateway {
         Ok(())
     }
 
-    /// Clients of these are carried.
+    /// Adds an inside network. Only connections from inside networks are redirected to the broker.
     pub fn add_inside(&self, network: Prefix) -> Result<(), Error> {
         Ok(write(&self.maps.inside, "inside", key(network).as_bytes(), &1_u32.to_ne_bytes())?)
     }
 
-    /// A peer's network, or its host. `warm`: from now on connections to it are carried, or they are not.
+    /// Adds a peer's network or address, or changes its state. Connections to it are redirected only while it is
+    /// `warm`: a carrier to the peer is ready.
     pub fn set_peer(&self, network: Prefix, warm: bool) -> Result<(), Error> {
         Ok(write(&self.maps.peers, "peers", key(network).as_bytes(), &u32::from(warm).to_ne_bytes())?)
     }
 
-    /// Nothing happens if nothing was known of it.
+    /// Removes a peer's network. Does nothing if it is unknown.
     pub fn forget_peer(&self, network: Prefix) -> Result<(), Error> {
         remove(&self.maps.peers, "peers", key(network).as_bytes())
     }
 
-    /// For so long, connections to this server are forwarded.
+    /// Forwards connections to a server for a time, instead of redirecting them.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// The broker is there, and will say so again within this time. Else SYNs are forwarded.
+    /// Tells the programs that the broker will be alive for this time. The broker repeats the call; when the time has
+    /// passed, SYNs are forwarded.
     pub fn stay(&self, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.alive, "alive", &0_u32.to_ne_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// Its SYN may come in from now on. Returns whether that is so: if it was forwarded meanwhile, it may not.
-    pub fn let_in(&self, flow: Flow) -> Result<bool, Error> {
+    /// Delivers a connection's SYN to the broker from now on. Returns false if the SYN was forwarded meanwhile: the
+    /// connection then exists without the broker.
+    pub fn let_in(&self, flow: GatewayConnection) -> Result<bool, Error> {
         let found = self.maps.flows.lookup(raw(flow).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "flows", source })?;
         let found = found.and_then(|value| intf::State::from_bytes(&value));
+        // The server has answered the forwarded SYN, so the broker must not answer as well.
         if found.is_some_and(|it| it.state == intf::FORWARD) {
             return Ok(false);
         }
@@ -291,57 +313,58 @@ impl Gateway {
         Ok(true)
     }
 
-    /// There is room for another connection with these ends, before the socket of the last one has waited for its time.
+    /// Closes the broker's socket in TIME_WAIT of an earlier connection with the same addresses, so that a new one
+    /// may begin.
     ///
     /// # Errors
-    /// The kernel cannot end it, or it is in use.
-    pub fn end_old(&self, flow: Flow) -> io::Result<()> {
+    /// The socket is in use, or the kernel does not support SOCK_DESTROY.
+    pub fn end_old(&self, flow: GatewayConnection) -> io::Result<()> {
         Diag::open()?.end_waiting((flow.server, flow.client))
     }
 
-    /// Its SYN is forwarded from now on, for so long.
-    pub fn forward(&self, flow: Flow, time: Duration) -> Result<(), Error> {
+    /// Forwards a connection's SYN for a time, instead of holding it back.
+    pub fn forward(&self, flow: GatewayConnection, time: Duration) -> Result<(), Error> {
         self.set(flow, intf::State { state: intf::FORWARD, until_ns: in_future(time), pad: 0 })
     }
 
-    /// Its next SYN is judged as if it was the first.
-    pub fn forget(&self, flow: Flow) -> Result<(), Error> {
+    /// Removes a connection's entry: its next SYN is judged as a first one.
+    pub fn forget(&self, flow: GatewayConnection) -> Result<(), Error> {
         remove(&self.maps.flows, "flows", raw(flow).as_bytes())
     }
 
-    fn set(&self, flow: Flow, state: intf::State) -> Result<(), Error> {
+    fn set(&self, flow: GatewayConnection, state: intf::State) -> Result<(), Error> {
         Ok(write(&self.maps.flows, "flows", raw(flow).as_bytes(), state.as_bytes())?)
     }
 
-    /// By [`VERDICTS`].
+    /// Returns the number of packets by verdict, in the order of [`VERDICTS`].
     pub fn verdicts(&self) -> Result<Vec<u64>, Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(state.object.counters("verdicts")?)
     }
 }
 
-impl Drop for Gateway {
+impl Drop for GatewayPrograms {
     fn drop(&mut self) {
         self.detach();
     }
 }
 
-/// Rules and routes that processes which were killed have left, of one run or of all that are not live, in the calling thread's network
-/// namespace. Returns how many there were.
-pub fn remove_leftovers(run: Option<Run>) -> io::Result<usize> {
+/// Removes rules and routes that killed processes left in the calling thread's network namespace: those of one run,
+/// or those of all runs that are not live. Returns their number.
+pub fn remove_leftovers(run: Option<GatewayRun>) -> io::Result<usize> {
     routing::remove(|other| run.map_or_else(|| !other.is_live(), |run| run == other))
 }
 
-/// And their programs on these interfaces, where the kernel leaves them. Interfaces that are gone have taken them along. Those of a run that
-/// is live have the same names: then all stay, and the next that cleans up takes them.
+/// Removes programs of killed processes from these interfaces and from loopback, where the kernel keeps them (TC
+/// without links). Does nothing while any run is live, since programs of all runs have the same names.
 pub fn remove_programs(interfaces: &[String]) {
-    if !routing::runs().is_ok_and(|runs| !runs.into_iter().any(Run::is_live)) {
+    if !routing::runs().is_ok_and(|runs| !runs.into_iter().any(GatewayRun::is_live)) {
         return;
     }
     let all = interfaces.iter().map(|name| (name.as_str(), IN)).chain([(LOOPBACK, AGAIN)]);
     for (interface, program) in all {
         if let Ok(index) = index(interface) {
-            let _ = tc::remove_leftovers(index, Hook::Ingress, program);
+            let _ = tc::remove_leftovers(index, KernelHook::Ingress, program);
         }
     }
 }
@@ -353,18 +376,19 @@ fn index(interface: &str) -> Result<i32, Error> {
 
 fn key(network: Prefix) -> intf::PrefixKey {
     let (address, mask) = masked(network);
+    // An LPM trie compares mapped addresses, so IPv4 prefixes are 96 bits longer.
     intf::PrefixKey { bits: u128::from_be_bytes(mask).leading_ones(), address }
 }
 
-fn raw(flow: Flow) -> intf::RawFlow {
+fn raw(flow: GatewayConnection) -> intf::RawFlow {
     intf::RawFlow { client: end(flow.client), server: end(flow.server) }
 }
 
-fn ask(raw: &intf::RawAsk) -> Option<Ask> {
+fn ask(raw: &intf::RawAsk) -> Option<GatewaySyn> {
     let at = |end: &End| SocketAddr::new(address(end.address), end.port);
     let syn = raw.syn.get(..raw.bytes as usize)?.to_vec();
-    let flow = Flow { client: at(&raw.flow.client), server: at(&raw.flow.server) };
-    Some(Ask { flow, syn, is_old: raw.old != 0 })
+    let flow = GatewayConnection { client: at(&raw.flow.client), server: at(&raw.flow.server) };
+    Some(GatewaySyn { flow, syn, is_old: raw.old != 0 })
 }
 
 #[cfg(test)]
@@ -374,20 +398,21 @@ mod tests {
 
     use super::*;
 
-    /// Anybody may take a name or a port, and would make what a killed run has left look alive.
+    /// Only a privileged process can mark a run as live. Any process could take a name or a port, and so keep
+    /// leftovers of a killed run.
     #[test]
-    fn run_is_live_by_nothing_that_everybody_may_have() {
+    fn unprivileged_process_cannot_make_a_gateway_run_look_live() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP run_is_live_by_nothing_that_everybody_may_have: needs root");
+            println!("SKIP unprivileged_process_cannot_make_a_gateway_run_look_live: needs root");
             return;
         }
-        let run = Run(40_000 + (std::process::id() % 20_000) as u16);
+        let run = GatewayRun(40_000 + (std::process::id() % 20_000) as u16);
         let name = net::SocketAddr::from_abstract_name(format!("millrace-gateway-{}", run.0));
         let _stranger = UnixDatagram::bind_addr(&name.expect("a name")).expect("bind");
         assert!(!run.is_live());
         let held = run.hold().expect("a raw socket");
-        assert!(run.is_live() && !Run(run.0 - 1).is_live());
-        // Another one takes nothing away.
+        assert!(run.is_live() && !GatewayRun(run.0 - 1).is_live());
+        // Marking the run as live twice, and releasing one, leaves it live.
         drop(run.hold());
         assert!(run.is_live());
         drop(held);

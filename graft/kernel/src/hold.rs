@@ -1,4 +1,4 @@
-//! SYNs that are held back from a listening socket until somebody lets them in.
+//! A socket filter that holds SYNs back from a listening socket until the broker lets them in.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::MapHandle;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 use millrace_kernel::udp::set;
 use nix::libc;
 
@@ -19,68 +19,72 @@ use super::hook::{
 };
 use super::rule::{address, remove};
 
-/// What becomes of packets at the sockets, as status, metrics and the documentation call it.
+/// The filter's verdicts on packets at listening sockets, by their names in status, metrics and documentation.
 pub const VERDICTS: [&str; 6] = ["other", "asked", "held", "let-in", "no-room", "malformed"];
 
-/// A SYN that was held back.
+/// A SYN that the filter held back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct HoldSyn {
+    /// The client's address and port.
     pub from: SocketAddr,
-    /// Its TCP header with options. What it says of the checksum is not true yet.
+    /// The TCP header with its options. The checksum is not complete yet.
     pub syn: Vec<u8>,
 }
 
-/// The filter, loaded. It acts on sockets from [`attach`](Self::attach) on, and on those that they make.
+/// The loaded socket filter. It acts on sockets from [`attach`](Self::attach) on, and on the sockets that they
+/// accept.
 pub struct Hold {
-    object: Mutex<Loaded>,
+    object: Mutex<LoadedObject>,
     known: MapHandle,
 }
 
-/// The SYNs, as they come.
-pub type Asks = Events<Ask>;
+/// Events about SYNs that the filter held back.
+pub type HoldSyns = Events<HoldSyn>;
 
 impl Hold {
+    /// Loads the filter. Returns it with the events about the SYNs that it holds back.
+    ///
     /// # Errors
-    /// The kernel refuses.
-    pub fn load() -> Result<(Self, Asks), Error> {
+    /// The kernel refuses the program.
+    pub fn load() -> Result<(Self, HoldSyns), Error> {
         let mut object = embedded!("graft_hold.bpf.o").open()?.load()?;
         let known = object.handle("known")?;
-        let asks = Events::of(&mut object, "asks", |bytes| ask(&RawAsk::from_bytes(bytes)?))?;
+        let asks = Events::open_ring(&mut object, "asks", |bytes| ask(&RawAsk::from_bytes(bytes)?))?;
         Ok((Self { object: Mutex::new(object), known }, asks))
     }
 
-    /// A TCP socket that listens, or will.
+    /// Attaches the filter to a TCP socket that listens, or is about to.
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let program = object.program("hold_syn")?.as_fd().as_raw_fd();
         set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &program).map_err(Error::Descriptor)
     }
 
-    /// Its SYN may pass from now on.
+    /// Lets SYNs from a client's address and port pass from now on.
     pub fn let_in(&self, from: SocketAddr) -> Result<(), Error> {
         Ok(write(&self.known, "known", end(from).as_bytes(), &OPEN.to_ne_bytes())?)
     }
 
-    /// Its next SYN is held back, and told of.
+    /// Removes a client's entry, so that its next SYN is held back and reported.
     pub fn forget(&self, from: SocketAddr) -> Result<(), Error> {
         remove(&self.known, "known", end(from).as_bytes())
     }
 
-    /// By [`VERDICTS`].
+    /// Returns the number of packets by verdict, in the order of [`VERDICTS`].
     pub fn verdicts(&self) -> Result<Vec<u64>, Error> {
         let mut object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(object.counters("verdicts")?)
     }
 }
 
-/// A socket that one with the filter has made needs it no more.
+/// Removes the filter from an accepted socket: accepted sockets inherit it, and it is of use at listeners only.
 pub fn release(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
 }
 
-fn ask(raw: &RawAsk) -> Option<Ask> {
+fn ask(raw: &RawAsk) -> Option<HoldSyn> {
     let syn = raw.syn.get(..raw.bytes as usize)?.to_vec();
-    Some(Ask { from: SocketAddr::new(address(raw.from.address), raw.from.port), syn })
+    Some(HoldSyn { from: SocketAddr::new(address(raw.from.address), raw.from.port), syn })
 }
 
 #[cfg(test)]
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mirrors_match_btf() {
+    fn verdicts_are_named_as_in_c() {
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hold.bpf.o", "hold_verdict", "hold_"));
     }

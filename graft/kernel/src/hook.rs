@@ -1,4 +1,5 @@
-//! TCP connections that are led to this host's broker instead, and whom the applications at both ends believe to be talking to.
+//! TCP connections of this host's applications, which BPF programs redirect to the host's broker. Applications at
+//! both ends see each other's addresses, not the broker's.
 
 pub(super) mod intf;
 
@@ -11,19 +12,20 @@ use std::time::Duration;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use millrace_kernel::clock;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 use millrace_kernel::prefix::Prefix;
 
-use super::attachment::Attachment;
+use super::attachment::CgroupAttachment;
 use super::rule::{address, masked, name, remove, text, words};
-use super::told::Shared;
-use super::{Caller, Error, namespace};
+use super::told::SelectionMaps;
+use super::{CallerRule, Error, namespace};
 
-/// Rules that there is room for.
+/// Most rules in a list.
 pub const HOOK_RULES: usize = intf::RULES;
 
 const PROGRAMS: [&str; 7] = [
-    // Names first: a connection is led when everything else about it is in place.
+    // The programs that rewrite addresses in getpeername() and getsockname() are attached first. Thus no connection
+    // is redirected before applications see its true addresses.
     "hook_peer4",
     "hook_peer6",
     "hook_name4",
@@ -35,14 +37,15 @@ const PROGRAMS: [&str; 7] = [
 
 macro_rules! verdicts {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// What became of a connection to a host with a broker that a rule fits.
+        /// The verdict on a connection that a rule matches and whose server's host has a broker.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Verdict { $($(#[$doc])* $name),* }
+        pub enum HookVerdict { $($(#[$doc])* $name),* }
 
-        impl Verdict {
+        impl HookVerdict {
+            /// The verdicts, in the order of their numbers in C.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// As status, metrics and the documentation call it.
+            /// Returns the verdict's name in status, metrics and documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -51,106 +54,118 @@ macro_rules! verdicts {
 }
 
 verdicts! {
-    /// To the broker. All others go where they would have gone.
+    /// The connection was redirected to the broker. With all other verdicts it goes directly to its server.
     Led = "led",
-    /// No carrier is warm.
+    /// No carrier to the peer is warm.
     Cold = "cold",
-    /// The server has refused the one before: this one is to hear it from the server.
+    /// The server has refused an earlier connection, and refuses this one itself.
     Refused = "refused",
-    /// The broker's own.
+    /// The connection is the broker's own.
     Own = "own",
-    /// Of another network namespace.
+    /// The application is in another network namespace than the broker.
     Elsewhere = "elsewhere",
-    /// To an interface: loopback is another.
+    /// The socket is bound to an interface, so it cannot use loopback.
     BoundDevice = "bound-device",
-    /// MPTCP, or another kind of stream.
+    /// The socket is MPTCP, or another kind of stream.
     NotTcp = "not-tcp",
-    /// The broker does not listen in its address family.
+    /// The broker does not listen in the connection's address family.
     NoFamily = "no-family",
-    /// There was no memory for the socket's state.
+    /// The kernel had no memory for the socket's state.
     NoMemory = "no-memory",
-    /// That was chosen for its path.
+    /// The model has chosen plain TCP for the path of the connection.
     InPlace = "in-place",
-    /// Nothing was chosen for its path yet.
+    /// No choice was made for the connection's path yet, so it goes directly.
     Unknown = "unknown",
 }
 
-/// Where the broker is to be found.
+/// Ports on which the broker listens for redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    pub early: Ports,
-    /// Where SYNs are held back ([`super::hold`]).
-    pub strict: Ports,
+    /// Ports for connections that the broker accepts at once.
+    pub early: HookPorts,
+    /// Ports at which SYNs are held back ([`super::hold`]).
+    pub strict: HookPorts,
 }
 
+/// Loopback ports on which the broker listens, one for each address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ports {
-    /// On 127.0.0.1.
+pub struct HookPorts {
+    /// Port on 127.0.0.1.
     pub v4: u16,
-    /// On `::1`; `None`: only IPv4 is led.
+    /// Port on `::1`; `None`: only IPv4 connections are redirected.
     pub v6: Option<u16>,
 }
 
-/// Connections that may be led.
+/// A rule that selects connections for the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lead {
+    /// The servers' addresses.
     pub peer: Prefix,
+    /// The servers' ports.
     pub ports: RangeInclusive<u16>,
-    pub caller: Caller,
-    /// The application hears of success when the server was reached, and not before.
+    /// Condition on the connecting process.
+    pub caller: CallerRule,
+    /// True if connect() may succeed only after the server was reached.
     pub strict: bool,
-    /// By which its paths are found among what is chosen; 0: all of them are led.
+    /// Key of the rule in the map of choices; 0: all its connections are redirected.
     pub choice: u32,
-    /// It is not led, whatever the rules behind it say.
+    /// True if matching connections go directly to their server, whatever later rules say.
     pub in_place: bool,
 }
 
-/// A connection that was led.
+/// The origin of a connection that was redirected to the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arrival {
-    /// Where it was to go.
+pub struct RedirectedConnection {
+    /// Address and port that the application connects to.
     pub far: SocketAddr,
-    /// This host's address towards there.
+    /// This host's address on the route to that destination.
     pub near: IpAddr,
-    /// Of the rule, as [`Lead::choice`] has it, and of what was chosen by it; 0: nothing was.
+    /// [`Lead::choice`] of the rule that matched; 0: the rule has none.
     pub choice: u32,
+    /// Serial number of the choice that the connection followed; 0: there was none.
     pub serial: u32,
+    /// True if the connection used the granted second candidate.
     pub explored: bool,
-    /// What the kernel calls the thread that has connected.
+    /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,
-    /// The cgroup that the rule names, by id; 0: none.
+    /// ID of the cgroup that the rule names; 0: none.
     pub cgroup: u64,
-    pub owner: Owner,
+    /// Owner of the application's socket.
+    pub owner: SocketOwner,
 }
 
-/// The owner of a socket, as firewalls see it.
+/// The owner of a socket and its mark, by which firewalls match its packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Owner {
-    /// The user and the group that have made it.
+pub struct SocketOwner {
+    /// ID of the user that created the socket.
     pub uid: u32,
+    /// ID of the group that created the socket.
     pub gid: u32,
-    /// That its packets have.
+    /// Mark of the socket's packets (SO_MARK).
     pub mark: u32,
 }
 
-/// A connection of the broker to a server, by which the server's end of it is found.
+/// A connection that the broker makes to a local server. The address pair identifies the server's end of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guest {
+    /// The broker's address and port of this connection.
     pub broker: SocketAddr,
+    /// The server's port.
     pub server_port: u16,
 }
 
-/// The programs, loaded. They act from [`attach`](Self::attach) on and until this is dropped.
-pub struct Hook {
-    /// The last goes first: nothing is led any more when the names go.
-    links: Vec<Attachment>,
-    object: Loaded,
+/// The loaded programs. They act from [`attach`](Self::attach) on, until this is dropped.
+pub struct HookPrograms {
+    /// Attached programs. They are detached in reverse order, so redirection ends before the programs that rewrite
+    /// addresses are detached.
+    links: Vec<CgroupAttachment>,
+    object: LoadedObject,
     first_rule: usize,
-    maps: Maps,
+    maps: HookMaps,
 }
 
-/// What is used per connection.
-struct Maps {
+/// The maps that userspace reads or writes for single connections.
+struct HookMaps {
     peers: MapHandle,
     avoided: MapHandle,
     own: MapHandle,
@@ -158,21 +173,23 @@ struct Maps {
     guests: MapHandle,
 }
 
-impl Drop for Hook {
+impl Drop for HookPrograms {
     fn drop(&mut self) {
         self.detach();
     }
 }
 
-impl Hook {
-    /// For connections of the calling thread's network namespace. `shared`: what is chosen for their paths, if anything is to be.
+impl HookPrograms {
+    /// Loads the programs for connections of the calling thread's network namespace. `shared` holds the map of
+    /// choices between the broker and going directly, if choices are made.
     ///
     /// # Errors
-    /// The kernel refuses; before 5.14 it does not tell namespaces apart.
-    pub fn load(config: &Config, shared: Option<&Shared>) -> Result<Self, Error> {
+    /// The kernel refuses a program. Kernels before 5.14 cannot tell network namespaces apart.
+    pub fn load(config: &Config, shared: Option<&SelectionMaps>) -> Result<Self, Error> {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
         if let Some(shared) = shared {
             let refused = |what| move |source| millrace_kernel::Error::Write { what, source };
+            // Both objects use the same maps, so that connect() and the TCP programs follow one choice.
             open.map("choices")?.reuse_fd(shared.choices.as_fd()).map_err(refused("choices"))?;
             open.map("flows")?.reuse_fd(shared.flows.as_fd()).map_err(refused("flows"))?;
         }
@@ -182,7 +199,7 @@ impl Hook {
             port6: [config.early, config.strict].map(|ports| ports.v6.unwrap_or_default()),
         })?;
         let mut object = open.load()?;
-        let maps = Maps {
+        let maps = HookMaps {
             peers: object.handle("peers")?,
             avoided: object.handle("avoided")?,
             own: object.handle("own")?,
@@ -192,20 +209,22 @@ impl Hook {
         Ok(Self { links: Vec::new(), object, first_rule: 0, maps })
     }
 
-    /// Sockets that were or are made in the cgroup (version 2), and in those below it. Other programs of the cgroup stay.
+    /// Attaches the programs to a cgroup (version 2). They act on existing and later sockets of this cgroup and those
+    /// below it. Programs of others at the cgroup stay.
     pub fn attach(&mut self, cgroup: &Path) -> Result<(), Error> {
         for program in PROGRAMS {
-            self.links.push(Attachment::new(&self.object.program(program)?, cgroup)?);
+            self.links.push(CgroupAttachment::new(&self.object.program(program)?, cgroup)?);
         }
         Ok(())
     }
 
-    /// Nothing is led any more, and nobody sees other addresses than the kernel's.
+    /// Detaches the programs. Connections go directly, and applications see the kernel's addresses again.
     pub fn detach(&mut self) {
+        // A vector would drop its elements from the front; pop() detaches in reverse.
         while self.links.pop().is_some() {}
     }
 
-    /// These and no others. A connection that begins at that moment is led by the ones or the others.
+    /// Replaces the list of rules with one write. A connection that begins meanwhile follows the old or the new list.
     pub fn set_rules(&mut self, rules: &[Lead]) -> Result<(), Error> {
         let first = first_rule_after(self.first_rule);
         write_rules(&mut self.object, first, rules)?;
@@ -213,45 +232,52 @@ impl Hook {
         Ok(())
     }
 
-    /// This address has a broker. `warm`: from now on connections to it are led, or from now on they are not. `near`: this host's
-    /// address towards it.
+    /// Adds a peer with a broker, or changes its state. Connections to it are redirected while it is `warm`: a
+    /// carrier to it is ready. `near` is this host's address on the route to it.
     pub fn set_peer(&self, peer: IpAddr, near: IpAddr, warm: bool) -> Result<(), Error> {
         let value = intf::Peer { near: words(near), warm: u32::from(warm), pad: 0 };
         Ok(write(&self.maps.peers, "peers", &words(peer), value.as_bytes())?)
     }
 
-    /// Nothing is known of it any more. Nothing happens if nothing was.
+    /// Removes a peer. Does nothing if it is unknown.
     pub fn forget_peer(&self, peer: IpAddr) -> Result<(), Error> {
         remove(&self.maps.peers, "peers", &words(peer))
     }
 
-    /// For so long, connections to this server are not led.
+    /// Lets connections to a server go directly for a time.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), clock::in_future(time).as_bytes())?)
     }
 
-    /// A socket of the broker's, before it connects: it is not led.
+    /// Exempts a socket of the broker from redirection. It has to be called before the socket connects.
     pub fn exempt(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let descriptor = socket.as_raw_fd().to_ne_bytes();
         Ok(write(&self.maps.own, "own", &descriptor, &1_u32.to_ne_bytes())?)
     }
 
-    /// Of a connection that the broker has accepted: what it is. `None`: it was not led, somebody has connected to the broker.
-    pub fn arrival(&self, from: SocketAddr) -> Result<Option<Arrival>, Error> {
+    /// Returns and removes the origin of a connection that the broker has accepted from `from`. `None`: the
+    /// connection was not redirected, but made to the broker itself.
+    pub fn arrival(&self, from: SocketAddr) -> Result<Option<RedirectedConnection>, Error> {
         let from = end(from);
         let found = self.maps.arrivals.lookup(from.as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "arrivals", source })?;
+        // The entry is removed, since the port may be used by another connection later.
         remove(&self.maps.arrivals, "arrivals", from.as_bytes())?;
         let Some(led) = found.and_then(|value| intf::Led::from_bytes(&value)) else { return Ok(None) };
         let far = SocketAddr::new(address(led.far.address), led.far.port);
-        let (near, command) = (address(led.near.address), text(&led.command));
-        let (choice, serial, explored) = (led.rule, led.serial, led.explored != 0);
-        let (cgroup, owner) = (led.cgroup, Owner { uid: led.uid, gid: led.gid, mark: led.mark });
-        Ok(Some(Arrival { far, near, choice, serial, explored, command, cgroup, owner }))
+        let near = address(led.near.address);
+        let command = text(&led.command);
+        let choice = led.rule;
+        let serial = led.serial;
+        let explored = led.explored != 0;
+        let cgroup = led.cgroup;
+        let owner = SocketOwner { uid: led.uid, gid: led.gid, mark: led.mark };
+        Ok(Some(RedirectedConnection { far, near, choice, serial, explored, command, cgroup, owner }))
     }
 
-    /// It was told of ([`arrival`](Self::arrival)), and may come once more.
-    pub fn expect(&self, from: SocketAddr, arrival: &Arrival) -> Result<(), Error> {
+    /// Stores an origin again that [`arrival`](Self::arrival) has removed, since a connection from the same address
+    /// may arrive once more.
+    pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) -> Result<(), Error> {
         let led = intf::Led {
             far: end(arrival.far),
             near: end(SocketAddr::new(arrival.near, 0)),
@@ -267,34 +293,38 @@ impl Hook {
         Ok(write(&self.maps.arrivals, "arrivals", end(from).as_bytes(), led.as_bytes())?)
     }
 
-    /// Whom the server is to see, at the other end of a connection that the broker is about to make.
+    /// Sets the client address that the server's application sees as its peer. It has to be called before the broker
+    /// connects.
     pub fn show(&self, guest: Guest, client: SocketAddr) -> Result<(), Error> {
         Ok(write(&self.maps.guests, "guests", raw_guest(guest).as_bytes(), end(client).as_bytes())?)
     }
 
+    /// Removes the client address of a connection, so that the server's application sees the broker's address.
     pub fn show_no_more(&self, guest: Guest) -> Result<(), Error> {
         remove(&self.maps.guests, "guests", raw_guest(guest).as_bytes())
     }
 
-    /// Since it was loaded.
-    pub fn verdicts(&mut self) -> Result<Vec<(Verdict, u64)>, Error> {
+    /// Returns the number of connections by verdict, since the programs were loaded.
+    pub fn verdicts(&mut self) -> Result<Vec<(HookVerdict, u64)>, Error> {
         let counts = self.object.counters("verdicts")?;
-        Ok(Verdict::ALL.iter().copied().zip(counts).collect())
+        Ok(HookVerdict::ALL.iter().copied().zip(counts).collect())
     }
 }
 
-/// Where the next list begins, after one that begins there: what is in force is not written to.
+/// Returns the index of the first rule of the next list, after a list that begins at `first`. The map has room for
+/// two lists, and the one in force is never written.
 pub(super) fn first_rule_after(first: usize) -> usize {
     if first == 0 { HOOK_RULES } else { 0 }
 }
 
-/// Puts a list in force that begins there.
-pub(super) fn write_rules(object: &mut Loaded, first: usize, rules: &[Lead]) -> Result<(), Error> {
+/// Writes a list of rules from index `first` on, and then puts it in force with one write.
+pub(super) fn write_rules(object: &mut LoadedObject, first: usize, rules: &[Lead]) -> Result<(), Error> {
     const WHAT: &str = "rules";
     if rules.len() > HOOK_RULES {
         return Err(Error::Rules { have: rules.len(), room: HOOK_RULES });
     }
     let map = object.handle(WHAT)?;
+    // An empty rule ends a list that does not fill its half of the map.
     let raw = rules.iter().map(raw_rule).chain([intf::Rule::default()]).take(HOOK_RULES);
     for (place, rule) in (first as u32..).zip(raw) {
         write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;

@@ -1,5 +1,5 @@
-//! What routers and hosts say by ICMP of packets of IP protocol 253. Nobody but a raw socket hears it, and the kernel learns what a path
-//! carries from an error only where somebody does.
+//! ICMP errors about packets of IP protocol 253. Only a raw socket receives them. The kernel updates a path's MTU
+//! from such an error only if some socket receives it.
 
 #![allow(unsafe_code)]
 
@@ -14,68 +14,75 @@ use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, bind, connect, recvmsg, setsockopt, sockopt,
 };
 
-use crate::joint::Protocol;
+use crate::joint::WireProtocol;
 
-/// Of the packets that an error is about, behind IP's header: what routers repeat at least.
+/// Bytes behind the IP header that an ICMP error repeats at least (RFC 792); they hold the ports.
 const REPEATED: usize = 8;
 
-/// Errors about packets of one host to another. It receives nothing else.
+/// A raw socket that receives ICMP errors about packets from one host to another, and no other packets.
 #[derive(Debug)]
-pub struct Errors(OwnedFd);
+pub struct IcmpErrors(OwnedFd);
 
-/// About a packet that this host has sent.
+/// An ICMP error about a packet that this host has sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Error {
-    /// Of the packet; its form on the wire has them where UDP has them.
+    /// Source and destination port of the packet. Protocol 253 has its ports at UDP's offsets.
     pub ports: [u16; 2],
-    /// Who says so.
+    /// Address of the router or host that sent the ICMP error, if known.
     pub by: Option<IpAddr>,
-    pub what: What,
+    /// The kind of the error.
+    pub what: IcmpErrorKind,
 }
 
+/// The kind of an ICMP error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
-    /// The path carries packets of so many bytes with IP's header, or fewer than this one had.
-    TooLong { mtu: Option<u32> },
-    /// The host has nobody for the protocol: no daemon runs there.
+pub enum IcmpErrorKind {
+    /// The packet was longer than the path's MTU.
+    TooLong {
+        /// The path's MTU in bytes, IP header included; `None`: the error does not state it.
+        mtu: Option<u32>,
+    },
+    /// The host has no receiver for IP protocol 253: no daemon runs there.
     NoProtocol,
-    /// A firewall, on the way or at the host.
+    /// A firewall, on the path or at the host, rejected the packet.
     Prohibited,
-    /// No route, no host, or some other code of type 3 (of IPv6: 1).
+    /// There is no route, no such host, or another reason of "destination unreachable".
     Unreachable,
 }
 
-impl fmt::Display for What {
+impl fmt::Display for IcmpErrorKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong { mtu: Some(mtu) } => {
                 write!(formatter, "packets of more than {mtu} bytes do not pass")
             }
-            Self::TooLong { mtu: None } => formatter.write_str("packets are too long for the path"),
-            Self::NoProtocol => formatter.write_str("nobody is there for IP protocol 253"),
+            Self::TooLong { mtu: None } => formatter.write_str("packets are longer than the path's MTU"),
+            Self::NoProtocol => formatter.write_str("the host has no receiver for IP protocol 253"),
             Self::Prohibited => formatter.write_str("IP protocol 253 is prohibited"),
             Self::Unreachable => formatter.write_str("the other end cannot be reached"),
         }
     }
 }
 
-impl Errors {
-    /// Of packets from `local` to `remote`, of the same family.
+impl IcmpErrors {
+    /// Opens a socket for errors about packets from `local` to `remote`. Both are of the same address family.
     ///
     /// # Errors
-    /// Without CAP_NET_RAW, or where there is no route yet.
+    /// The process lacks CAP_NET_RAW, or there is no route to `remote` yet.
     pub fn open(local: IpAddr, remote: IpAddr) -> io::Result<Self> {
         let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no pointers; what it returns is a descriptor of ours, or an error.
-        let socket = unsafe { libc::socket(family, kind, Protocol::Ip253.number().into()) };
+        // SAFETY: the call takes no pointers, and returns a descriptor of this process or an error.
+        let socket = unsafe { libc::socket(family, kind, WireProtocol::Ip253.number().into()) };
         if socket < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was just opened, and nobody else has it.
+        // SAFETY: the descriptor was just opened, and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        // A raw socket would get a copy of each packet of the protocol. A filter that drops all of them leaves the
+        // error queue.
         drop_all(&socket)?;
-        // The address may be on its way.
+        // IP_FREEBIND: the interface may not have the address yet.
         match local {
             IpAddr::V4(_) => {
                 setsockopt(&socket, sockopt::IpFreebind, &true)?;
@@ -91,8 +98,9 @@ impl Errors {
         Ok(Self(socket))
     }
 
-    /// The next one that was heard; `None`: no more for now.
+    /// Returns the next error, without waiting; `None` if there is none.
     pub fn next(&self) -> io::Result<Option<Error>> {
+        // The error queue returns the start of the packet that caused the error.
         let mut repeated = [0; REPEATED];
         let mut space = nix::cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6);
         loop {
@@ -104,17 +112,19 @@ impl Errors {
                     Err(nix::Error::EAGAIN) => return Ok(None),
                     Err(error) => return Err(error.into()),
                 };
-            let (bytes, mut found) = (heard.bytes, None);
+            let bytes = heard.bytes;
+            let mut found = None;
             for message in heard.cmsgs()? {
                 found = match message {
                     ControlMessageOwned::Ipv4RecvErr(error, by) => {
                         let by = by.map(|by| IpAddr::V4(u32::from_be(by.sin_addr.s_addr).into()));
-                        told(error).map(|what| (by, what))
+                        parse_error(error).map(|what| (by, what))
                     }
                     ControlMessageOwned::Ipv6RecvErr(error, by) => {
                         let by = by.map(|by| IpAddr::V6(by.sin6_addr.s6_addr.into()));
-                        told(error).map(|what| (by, what))
+                        parse_error(error).map(|what| (by, what))
                     }
+                    // Other control messages, such as time stamps.
                     _ => continue,
                 };
             }
@@ -131,17 +141,21 @@ fn ports_of(repeated: &[u8]) -> Option<[u16; 2]> {
     Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
 }
 
-/// `None`: it says nothing of the path.
-fn told(error: libc::sock_extended_err) -> Option<What> {
+/// Returns the kind of an error; `None` if the error says nothing about the path.
+fn parse_error(error: libc::sock_extended_err) -> Option<IcmpErrorKind> {
     let mtu = (error.ee_info > 0).then_some(error.ee_info);
-    // RFC 792 with RFC 1191 and 1812, and RFC 4443.
+    // Types and codes of RFC 792, 1191 and 1812, and of RFC 4443 for ICMPv6.
     Some(match (error.ee_origin, error.ee_type, error.ee_code) {
-        (libc::SO_EE_ORIGIN_ICMP, 3, 4) | (libc::SO_EE_ORIGIN_ICMP6, 2, _) => What::TooLong { mtu },
-        // The kernel of this host, which knows the path.
-        (libc::SO_EE_ORIGIN_LOCAL, ..) if error.ee_errno == libc::EMSGSIZE as u32 => What::TooLong { mtu },
-        (libc::SO_EE_ORIGIN_ICMP, 3, 2) | (libc::SO_EE_ORIGIN_ICMP6, 4, 1) => What::NoProtocol,
-        (libc::SO_EE_ORIGIN_ICMP, 3, 9 | 10 | 13) | (libc::SO_EE_ORIGIN_ICMP6, 1, 1 | 5) => What::Prohibited,
-        (libc::SO_EE_ORIGIN_ICMP, 3, _) | (libc::SO_EE_ORIGIN_ICMP6, 1, _) => What::Unreachable,
+        (libc::SO_EE_ORIGIN_ICMP, 3, 4) | (libc::SO_EE_ORIGIN_ICMP6, 2, _) => IcmpErrorKind::TooLong { mtu },
+        // This host's kernel refused a packet, since it knows the path's MTU already.
+        (libc::SO_EE_ORIGIN_LOCAL, ..) if error.ee_errno == libc::EMSGSIZE as u32 => {
+            IcmpErrorKind::TooLong { mtu }
+        }
+        (libc::SO_EE_ORIGIN_ICMP, 3, 2) | (libc::SO_EE_ORIGIN_ICMP6, 4, 1) => IcmpErrorKind::NoProtocol,
+        (libc::SO_EE_ORIGIN_ICMP, 3, 9 | 10 | 13) | (libc::SO_EE_ORIGIN_ICMP6, 1, 1 | 5) => {
+            IcmpErrorKind::Prohibited
+        }
+        (libc::SO_EE_ORIGIN_ICMP, 3, _) | (libc::SO_EE_ORIGIN_ICMP6, 1, _) => IcmpErrorKind::Unreachable,
         _ => return None,
     })
 }
@@ -151,18 +165,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_told_apart() {
-        let (v4, v6) = (libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6);
+    fn icmp_errors_are_distinguished() {
+        let v4 = libc::SO_EE_ORIGIN_ICMP;
+        let v6 = libc::SO_EE_ORIGIN_ICMP6;
         for (origin, kind, code, info, want) in [
-            (v4, 3, 4, 1300, Some(What::TooLong { mtu: Some(1300) })),
-            (v4, 3, 4, 0, Some(What::TooLong { mtu: None })),
-            (v6, 2, 0, 1280, Some(What::TooLong { mtu: Some(1280) })),
-            (v4, 3, 2, 0, Some(What::NoProtocol)),
-            (v6, 4, 1, 6, Some(What::NoProtocol)),
-            (v4, 3, 13, 0, Some(What::Prohibited)),
-            (v6, 1, 1, 0, Some(What::Prohibited)),
-            (v4, 3, 1, 0, Some(What::Unreachable)),
-            (v6, 1, 3, 0, Some(What::Unreachable)),
+            (v4, 3, 4, 1300, Some(IcmpErrorKind::TooLong { mtu: Some(1300) })),
+            (v4, 3, 4, 0, Some(IcmpErrorKind::TooLong { mtu: None })),
+            (v6, 2, 0, 1280, Some(IcmpErrorKind::TooLong { mtu: Some(1280) })),
+            (v4, 3, 2, 0, Some(IcmpErrorKind::NoProtocol)),
+            (v6, 4, 1, 6, Some(IcmpErrorKind::NoProtocol)),
+            (v4, 3, 13, 0, Some(IcmpErrorKind::Prohibited)),
+            (v6, 1, 1, 0, Some(IcmpErrorKind::Prohibited)),
+            (v4, 3, 1, 0, Some(IcmpErrorKind::Unreachable)),
+            (v6, 1, 3, 0, Some(IcmpErrorKind::Unreachable)),
             (v4, 11, 0, 0, None),
             (v6, 4, 0, 0, None),
         ] {
@@ -175,7 +190,7 @@ mod tests {
                 ee_info: info,
                 ee_data: 0,
             };
-            assert_eq!(told(error), want, "{origin} {kind} {code}");
+            assert_eq!(parse_error(error), want, "{origin} {kind} {code}");
         }
         assert_eq!(ports_of(&[0x1b, 0x58, 0x17, 0x70, 0, 0, 0, 0]), Some([7000, 6000]));
         assert_eq!(ports_of(&[1, 2, 3]), None);

@@ -1,4 +1,4 @@
-//! Structures and constants of `bpf/graft_intf.h`, as the build writes them from the header.
+//! Structures and constants that the build generates from `bpf/graft_intf.h`.
 
 pub(crate) use generated::{
     GRAFT_TOLD_BEGAN as TOLD_BEGAN, GRAFT_TOLD_ENDED as TOLD_ENDED, GraftBound as Bound,
@@ -8,7 +8,7 @@ pub(crate) use generated::{
 };
 
 mod generated {
-    #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(dead_code, reason = "the C header has more than Rust uses")]
 
     include!(concat!(env!("OUT_DIR"), "/graft_intf.rs"));
 }
@@ -34,8 +34,9 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn outcomes_have_the_names_of_c() {
-        let names: Vec<_> = super::super::Outcome::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
+    fn outcomes_are_named_as_in_c() {
+        let names: Vec<_> =
+            super::super::TcpOutcome::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_tcp.bpf.o", "graft_outcome", "graft_"));
     }
 }

@@ -1,7 +1,13 @@
-//! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
-//! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), the sockets that live ([`Sockets`]), and
-//! connections that are led to a broker ([`hook::Hook`]), which may hold their SYNs back ([`hold::Hold`]), of other hosts too
-//! ([`gateway::Gateway`]). What the host's firewall says of those is asked first ([`opening::Openings`]).
+//! Grafts: transport functions that are loaded into the kernel while connections run.
+//!
+//! * [`CongestionProgram`]: registers a congestion control from an object file
+//! * [`Tcp`]: agrees with peers on grafts, and changes settings of new sockets
+//! * [`SocketPrograms`]: reads and changes existing TCP sockets
+//! * [`hook::HookPrograms`]: redirects this host's connections to a broker; [`hold::Hold`] may hold their SYNs back
+//! * [`gateway::GatewayPrograms`]: redirects the connections of hosts behind this one to a broker
+//! * [`opening::OpeningPrograms`]: asks the host's firewall whether it allows a redirected connection
+//! * [`joint::Joints`]: runs functions on the datagrams of UDP sessions
+#![deny(missing_docs)]
 
 mod attachment;
 mod caller;
@@ -25,25 +31,25 @@ mod sockets;
 mod tcp;
 mod told;
 
-pub use caller::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
-pub use control::{Control, Timing, remove_leftovers};
-pub use diag::{Listener, listener};
+pub use caller::{CGROUP_LEVELS, COMMAND_MAX, CallerRule, cgroup_id};
+pub use control::{CongestionProgram, Timing, remove_leftovers};
+pub use diag::{ListeningSocket, listener};
 pub use error::Error;
 pub use events::Events;
-pub use object::{NAME_PREFIX, Object, Parameter};
-pub use pins::Pins;
+pub use object::{GraftObject, GraftParameter, NAME_PREFIX};
+pub use pins::PinDirectory;
 pub use recipe::Verification;
-pub use rule::{RULES, Rule, Settings, Side, covers, everybody};
-pub use sockets::{Change, Changed, Socket, Sockets};
-pub use tcp::{Connection, Outcome, Peer, Tcp};
-pub use told::{Arm, CHOICES, Choice, Shared, Told, What};
+pub use rule::{RULES, RuleSide, Settings, TcpRule, covers, everybody};
+pub use sockets::{ChangeCounts, SocketChange, SocketPrograms, SocketState};
+pub use tcp::{Tcp, TcpConnection, TcpOutcome, TcpPeer};
+pub use told::{CHOICES, CandidateChoice, PathCandidates, SelectedEvent, SelectedEventKind, SelectionMaps};
 
-/// What `bpf/graft.h` is at.
+/// Version of the interface that congestion controls are written against (`bpf/graft.h`).
 pub const ABI: u32 = 1;
-/// What `bpf/graft_packet.h` is at.
+/// Version of the interface that packet functions are written against (`bpf/graft_packet.h`).
 pub const PACKET_ABI: u32 = 3;
 
-/// The grafts that are compiled in: name and object file.
+/// The congestion controls that are compiled in: name and object file.
 pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("hybla", include_bytes!(concat!(env!("OUT_DIR"), "/graft_hybla.bpf.o"))),
     ("longhaul", include_bytes!(concat!(env!("OUT_DIR"), "/graft_longhaul.bpf.o"))),
@@ -51,7 +57,7 @@ pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
 ];
 
-/// A function in two versions whose states are not alike, for tests of those who have one take the other's place.
+/// Two versions of a packet function with different states, for tests that swap them.
 #[doc(hidden)]
 pub const TALLIES: [&[u8]; 2] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
@@ -60,7 +66,7 @@ pub const TALLIES: [&[u8]; 2] = [
 
 macro_rules! functions {
     ($($name:literal),* $(,)?) => {
-        /// The functions on packets that are compiled in: name and object file.
+        /// The packet functions that are compiled in: name and object file.
         pub const FUNCTIONS: &[(&str, &[u8])] =
             &[$(($name, include_bytes!(concat!(env!("OUT_DIR"), "/function_", $name, ".bpf.o")))),*];
     };

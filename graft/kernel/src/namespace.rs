@@ -1,4 +1,4 @@
-//! Which network namespace a socket is in.
+//! Identifies the calling thread's network namespace.
 
 #![allow(unsafe_code)]
 
@@ -7,11 +7,12 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use nix::libc;
 
-/// What the kernel calls the calling thread's.
+/// Returns the cookie by which BPF programs identify the calling thread's network namespace.
 pub(super) fn cookie() -> io::Result<u64> {
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
-    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
-    // SAFETY: the socket is open; the kernel writes at most `length` bytes to `cookie`, which has so many.
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the socket is open; the kernel writes at most `length` bytes to `cookie`, which is that long.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,4 +1,6 @@
-//! First packets of connections, which the firewall of this host judges and which end behind it: what it says of them holds for the connection.
+//! Asks the host's firewall about a connection before the connection exists. The broker sends or injects a first
+//! packet (SYN), which passes netfilter as a real one would, and BPF programs end the packet behind netfilter. A
+//! packet that got that far shows that the firewall allows the connection.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -7,23 +9,23 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, ProgramInput};
-use millrace_kernel::fork::{Kept, keep_from_children};
+use millrace_kernel::fork::{ForkSafeLink, keep_from_children};
 use millrace_kernel::intf::Plain as _;
 use millrace_kernel::neighbour::NextHop;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 use millrace_kernel::raw::detach;
 use millrace_kernel::udp::set;
 use nix::libc;
 
 use super::Error;
-use super::attachment::Attachment;
+use super::attachment::CgroupAttachment;
 use super::hook::{
     end,
     intf::generated::{OpeningDue as RawDue, OpeningEnds as RawEnds, OpeningSent as RawSent},
 };
 use super::rule::remove;
 
-/// Fates of first packets behind the firewall.
+/// Verdicts on first packets behind the firewall, by name.
 pub const VERDICTS: [&str; 4] = ["out", "in", "elsewhere", "no-socket"];
 
 const IPV4_HEADER: usize = 20;
@@ -31,67 +33,72 @@ const IPV6_HEADER: usize = 40;
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const LINK_ADDRESS: usize = 6;
-/// struct __sk_buff
+/// Bytes of the kernel's `struct __sk_buff`, and the offset of its member `ifindex`.
 const SK_BUFF: usize = 192;
 const SK_BUFF_IFINDEX: usize = 40;
 
-/// The programs, loaded and attached until this is dropped.
-pub struct Openings {
+/// The loaded programs, attached until this is dropped.
+pub struct OpeningPrograms {
     _lookup: Lookup,
-    _egress: Attachment,
-    object: Mutex<Loaded>,
+    _egress: CgroupAttachment,
+    object: Mutex<LoadedObject>,
     sent: MapHandle,
     due: MapHandle,
     ends: MapHandle,
 }
 
-/// A program on a network namespace, until this is dropped.
+/// A BPF program attached to a network namespace. Dropping this detaches the program.
 struct Lookup {
-    _kept: Kept,
+    _kept: ForkSafeLink,
     link: Link,
 }
 
 impl Drop for Lookup {
     fn drop(&mut self) {
-        // A namespace that is gone took the link along.
+        // An error means that the namespace was removed, and its links with it.
         let _ = detach(self.link.as_fd());
     }
 }
 
-impl Openings {
-    /// Attaches the programs to the calling thread's network namespace, and to the cgroup (version 2) in which the sockets are made that
-    /// [`watch`](Self::watch) is called with, or to one above it.
+impl OpeningPrograms {
+    /// Attaches the programs to the calling thread's network namespace and to a cgroup (version 2). Sockets that are
+    /// passed to [`watch`](Self::watch) have to be created in that cgroup or below it.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses a program or an attachment.
     pub fn load(cgroup: &Path) -> Result<Self, Error> {
         let mut object = embedded!("graft_opening.bpf.o").open()?.load()?;
-        let egress = Attachment::new(&object.program("opening_out")?, cgroup)?;
+        let egress = CgroupAttachment::new(&object.program("opening_out")?, cgroup)?;
         let namespace = File::open("/proc/thread-self/ns/net").map_err(Error::Descriptor)?;
         let link = object.program("opening_in")?.attach_netns(namespace.as_raw_fd());
         let link =
             link.map_err(|source| millrace_kernel::Error::Write { what: "the network namespace", source })?;
         let lookup = Lookup { _kept: keep_from_children(&link), link };
-        let (sent, due, ends) = (object.handle("sent")?, object.handle("due")?, object.handle("ends")?);
+        let sent = object.handle("sent")?;
+        let due = object.handle("due")?;
+        let ends = object.handle("ends")?;
         Ok(Self { _lookup: lookup, _egress: egress, object: Mutex::new(object), sent, due, ends })
     }
 
-    /// Ends incoming first packets of one family at this listening TCP socket, which accepts nothing from now on.
+    /// Makes this listening TCP socket the place where incoming first packets of one address family end. The socket
+    /// accepts no connection from now on.
     pub fn end_at(&self, socket: BorrowedFd<'_>, is_v6: bool) -> Result<(), Error> {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let filter = object.program("opening_end")?.as_fd().as_raw_fd();
         set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter).map_err(Error::Descriptor)?;
+        // A sockmap takes a descriptor as a value of 8 bytes.
         let descriptor = (socket.as_raw_fd() as u64).to_ne_bytes();
         Ok(write(&self.ends, "ends", &u32::from(is_v6).to_ne_bytes(), &descriptor)?)
     }
 
-    /// Ends packets that this socket sends behind OUTPUT.
+    /// Drops the packets that this socket sends, after netfilter's chain OUTPUT has let them pass, and notes them.
     pub fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let none = RawSent::default();
         Ok(write(&self.sent, "sent", &socket.as_raw_fd().to_ne_bytes(), none.as_bytes())?)
     }
 
-    /// Returns from where to where the packet went that such a socket has sent, when it had passed OUTPUT. `None`: nothing has passed.
+    /// Returns source and destination of the packet that a watched socket has sent, if the packet passed OUTPUT.
+    /// `None`: no packet has passed.
     pub fn passed_out(&self, socket: BorrowedFd<'_>) -> Result<Option<(SocketAddr, SocketAddr)>, Error> {
         let found = self.sent.lookup(&socket.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "sent", source })?;
@@ -99,21 +106,22 @@ impl Openings {
         Ok(sent.and_then(|sent| ends_of(&sent.head)))
     }
 
-    /// Waits for a packet that is to come in from there, by this interface, until the returned guard is dropped.
-    pub fn expect(&self, (from, to): (SocketAddr, SocketAddr), interface: u32) -> Result<Due<'_>, Error> {
+    /// Expects an injected packet from `from` to `to` by this interface, until the returned guard is dropped.
+    pub fn expect(&self, from: SocketAddr, to: SocketAddr, interface: u32) -> Result<DuePacket<'_>, Error> {
         let key = RawEnds { from: end(from), to: end(to) };
         let due = RawDue { ifindex: interface, passed: 0 };
         write(&self.due, "due", key.as_bytes(), due.as_bytes())?;
-        Ok(Due { openings: self, key })
+        Ok(DuePacket { openings: self, key })
     }
 
-    /// Injects an IP packet, as if it arrived from this next hop.
+    /// Injects an IP packet into the receive path, as if the next hop had sent it to this host.
     ///
     /// # Errors
-    /// The interface is gone, or the kernel refuses.
+    /// The interface does not exist any more, or the kernel refuses the run.
     pub fn inject(&self, from: &NextHop, packet: &[u8]) -> Result<(), Error> {
         let frame = frame(from, packet);
         let mut context = [0; SK_BUFF];
+        // The program redirects the packet to the ingress of skb->ifindex.
         context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&from.interface().to_ne_bytes());
         let input =
             ProgramInput { context_in: Some(&mut context), data_in: Some(&frame), ..ProgramInput::default() };
@@ -126,21 +134,21 @@ impl Openings {
         }
     }
 
-    /// Returns packets by [`VERDICTS`].
+    /// Returns the number of packets by verdict, in the order of [`VERDICTS`].
     pub fn verdicts(&self) -> Result<Vec<u64>, Error> {
         let mut object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(object.counters("verdicts")?)
     }
 }
 
-/// A packet that is waited for.
-pub struct Due<'a> {
-    openings: &'a Openings,
+/// An expected packet. Dropping this ends the expectation.
+pub struct DuePacket<'a> {
+    openings: &'a OpeningPrograms,
     key: RawEnds,
 }
 
-impl Due<'_> {
-    /// Reports whether INPUT has let it pass.
+impl DuePacket<'_> {
+    /// Returns whether netfilter's chain INPUT has let the packet pass.
     pub fn has_passed(&self) -> Result<bool, Error> {
         let found = self.openings.due.lookup(self.key.as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "due", source })?;
@@ -148,14 +156,15 @@ impl Due<'_> {
     }
 }
 
-impl Drop for Due<'_> {
+impl Drop for DuePacket<'_> {
     fn drop(&mut self) {
-        // It ends with the map otherwise.
+        // If the entry cannot be removed, it goes with the map when the programs are unloaded.
         let _ = remove(&self.openings.due, "due", self.key.as_bytes());
     }
 }
 
-/// From the next hop to this host. Where the interface has no link addresses the kernel takes the header off.
+/// Returns an Ethernet frame from the next hop to this host with the packet. On interfaces without link addresses
+/// both are zero, and the kernel removes the header.
 fn frame(from: &NextHop, packet: &[u8]) -> Vec<u8> {
     let whole = |address: Option<Vec<u8>>| {
         address.and_then(|it| <[u8; LINK_ADDRESS]>::try_from(it).ok()).unwrap_or_default()
@@ -167,7 +176,7 @@ fn frame(from: &NextHop, packet: &[u8]) -> Vec<u8> {
     [&own[..], &other, &ethertype.to_be_bytes(), packet].concat()
 }
 
-/// The ends of a packet whose IP header has no options.
+/// Returns source and destination of a packet, whose IP header has no options or extension headers.
 fn ends_of(head: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     let is_v6 = head.first()? >> 4 == 6;
     let at = if is_v6 { IPV6_HEADER } else { IPV4_HEADER };
@@ -190,14 +199,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mirrors_match_btf() {
+    fn verdicts_are_named_as_in_c() {
         const OBJECT: &str = "graft_opening.bpf.o";
         let names: Vec<_> = VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), OBJECT, "opening_verdict", "opening_"));
     }
 
     #[test]
-    fn ends_are_read_from_both_families() {
+    fn opening_addresses_are_read_for_both_families() {
         let v4 = [&[0x45][..], &[0; 11], &[192, 0, 2, 1, 192, 0, 2, 2], &[0x1f, 0x90, 0x01, 0xbb]].concat();
         let wanted = ("192.0.2.1:8080".parse().unwrap(), "192.0.2.2:443".parse().unwrap());
         assert_eq!(ends_of(&v4), Some(wanted));

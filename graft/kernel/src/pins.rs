@@ -1,4 +1,4 @@
-//! Links that outlive their process, as files in the BPF file system.
+//! Pinned BPF links: files in a BPF file system that keep a link when its process ends.
 
 #![allow(unsafe_code)]
 
@@ -14,22 +14,23 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::Error;
 
-/// A directory of them.
+/// A directory in a BPF file system that holds the pins of one daemon.
 #[derive(Debug, Clone)]
-pub struct Pins(PathBuf);
+pub struct PinDirectory(PathBuf);
 
-impl Pins {
+impl PinDirectory {
+    /// The default directory, in the BPF file system that systemd mounts.
     pub const DEFAULT: &str = "/sys/fs/bpf/millrace-graft";
 
-    /// Whether or not there is one.
+    /// Returns the directory at a path. The directory need not exist.
     pub fn at(directory: &Path) -> Self {
         Self(directory.to_owned())
     }
 
-    /// Makes the directory.
+    /// Creates the directory, if it does not exist.
     ///
     /// # Errors
-    /// No BPF file system is mounted there.
+    /// The parent directory is not in a BPF file system, or the directory cannot be created.
     pub fn create(&self) -> Result<(), Error> {
         let failed = |source| Error::Pin { path: self.0.display().to_string(), source };
         let parent = self.0.parent().unwrap_or(Path::new("/"));
@@ -44,7 +45,7 @@ impl Pins {
         }
     }
 
-    /// Their names; none if there is no directory.
+    /// Returns the names of the pins, sorted. The list is empty if the directory does not exist.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -52,14 +53,14 @@ impl Pins {
         names
     }
 
-    /// The link under a name, if there is one. It stays.
+    /// Returns a descriptor of the link that is pinned under a name, if there is one. The pin stays.
     pub fn open(&self, name: &str) -> Option<OwnedFd> {
         let path = CString::new(self.0.join(name).as_os_str().as_bytes()).ok()?;
-        // SAFETY: the path outlives the call, which makes the descriptor.
+        // SAFETY: the path outlives the call, which returns a new descriptor or an error.
         unsafe { owned(libbpf_sys::bpf_obj_get(path.as_ptr())) }.ok()
     }
 
-    /// It stays from now on, in the place of what was there.
+    /// Pins a link under a name. An earlier pin of this name is removed.
     pub(super) fn put(&self, name: &str, link: BorrowedFd<'_>) -> Result<(), Error> {
         let path = self.0.join(name);
         let failed = |source| Error::Pin { path: path.display().to_string(), source };
@@ -70,21 +71,22 @@ impl Pins {
         check(unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), text.as_ptr()) }).map_err(failed)
     }
 
-    /// It ends with its process again.
+    /// Removes a pin. The link then ends with the last process that has a descriptor of it.
     pub(super) fn remove(&self, name: &str) {
         let _ = fs::remove_file(self.0.join(name));
     }
 
-    /// Ends a link, and that it stays. Nothing happens if it is not there.
+    /// Detaches the link that is pinned under a name, and removes the pin. Does nothing if there is no such pin.
     pub fn end(&self, name: &str) {
         if let Some(link) = self.open(name) {
-            // One of a cgroup that is gone is detached already; the congestion controls of before 6.11 end by being closed.
+            // Errors are harmless: the program of a removed cgroup is detached already, and congestion controls
+            // before Linux 6.11 end when their descriptor is closed.
             let _ = detach(&link);
         }
         self.remove(name);
     }
 
-    /// Ends all of them; returns which.
+    /// Detaches all pinned links and removes the directory. Returns the names of the pins.
     pub fn clean(&self) -> Vec<String> {
         let names = self.names();
         names.iter().for_each(|name| self.end(name));

@@ -1,9 +1,10 @@
-//! A graft as the kernel takes it: instructions that libbpf has relocated once.
+//! A recipe: the instructions of a congestion control after libbpf has relocated them once.
 //!
-//! libbpf reads the kernel's type information anew for each object that it loads, 7 MB here, and searches it for every structure
-//! that the object names; that takes five times as long as the verifier does. None of it depends on the values of parameters, and
-//! the kernel does not change while it runs. So the first time an object is loaded its instructions are kept, and from then
-//! on only system calls are made: the verifier looks at it each time.
+//! For each object that it loads, libbpf parses the kernel's BTF (7 MB on the measured host) and searches it for
+//! every structure that the object names. That takes five times as long as the verifier. The result depends neither
+//! on the values of parameters nor on time, since the kernel does not change while it runs. Therefore the relocated
+//! instructions are kept after the first load. Later loads take only system calls; the verifier checks the programs
+//! each time.
 
 #![allow(unsafe_code)]
 
@@ -24,14 +25,15 @@ use libbpf_rs::{AsRawLibbpf as _, MapCore as _, MapType};
 use millrace_kernel::raw::{check, owned};
 
 use super::Error;
-use super::object::{CONFIG, Object, offset_of};
+use super::object::{CONFIG, GraftObject, offset_of};
 
-/// Objects that are remembered.
+/// Most recipes that are kept. The oldest one is removed for a new one.
 const KEPT_MAX: usize = 32;
-/// The verifier's `BPF_LOG_STATS`, and room for them.
+/// The verifier's log level `BPF_LOG_STATS`, and the bytes for its log.
 const LOG_STATISTICS: u32 = 4;
 const LOG_BYTES: usize = 4096;
 
+// Opcodes of BPF instructions, and their pseudo source registers (`BPF_PSEUDO_*` in linux/bpf.h).
 const LOAD_64: u8 = 0x18;
 const CALL: u8 = 0x85;
 const OF_MAP: u8 = 1;
@@ -40,65 +42,67 @@ const OF_KERNEL_TYPE: u8 = 3;
 const OF_FUNCTION: u8 = 4;
 const CALL_OF_KERNEL: u8 = 2;
 
-/// Of an object that has no maps but its parameters.
+/// The recipe of one object. The object has no map except that of its parameters.
 pub(super) struct Recipe {
     name: String,
-    /// As it was compiled; empty: it has no parameters.
+    /// Values of the parameters in the object file; empty if it has none.
     config: Vec<u8>,
-    /// Where which parameter lies.
+    /// Offset and length in bytes of each parameter, by its name.
     parameters: HashMap<String, (usize, usize)>,
-    programs: Vec<Program>,
+    programs: Vec<RecipeProgram>,
     flags: u32,
-    /// The object's own types, by which the verifier tells functions that it looks at by themselves; `None`: no program has any.
+    /// The object's BTF. The verifier needs it for programs of several functions; `None` if every program is one
+    /// function.
     types: Option<OwnedFd>,
 }
 
-struct Program {
+struct RecipeProgram {
     name: CString,
     instructions: Vec<bpf_insn>,
-    /// Which of them name the map of parameters.
+    /// Indices of the instructions that load the address of the parameter map.
     of_config: Vec<usize>,
-    /// Where its functions begin, and their types; empty: it is one.
+    /// Start and BTF type of each function of the program; empty if it is one function.
     functions: Vec<bpf_func_info>,
-    /// Of the kernel's structure: which member it implements.
+    /// Index of the member of `struct tcp_congestion_ops` that this program implements.
     member: u32,
 }
 
-/// What was loaded by one; registered by its map.
-pub(super) struct Parts {
+/// Programs loaded from a recipe, and the struct_ops map that registers them.
+pub(super) struct RecipeParts {
     map: OwnedFd,
-    /// What the kernel copies when it is registered: names the programs by their descriptors.
+    /// Value of the struct_ops map, which the kernel copies at registration. It refers to the programs by their
+    /// descriptors.
     value: Vec<u8>,
-    /// Of all programs; a part of the time that it took.
+    /// The verifier's statistics, summed over all programs.
     pub verification: Verification,
     _programs: Vec<OwnedFd>,
     _config: Option<OwnedFd>,
 }
 
-/// What the verifier says of itself when it is asked for statistics.
+/// The verifier's statistics for a graft.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verification {
-    /// Where a program has functions that are called, with their JIT.
+    /// Time of the verifier. It includes the JIT compiler if a program has several functions.
     pub time: Duration,
-    /// Instructions that it has walked over, some of them several times.
+    /// Instructions that the verifier has processed; it may process one several times.
     pub instructions: u64,
 }
 
-/// What the kernel's `struct tcp_congestion_ops` is like.
-struct Kernel {
+/// Layout of the running kernel's `struct tcp_congestion_ops`, from its BTF.
+struct CongestionOpsLayout {
     ops_type: u32,
     value_type: u32,
     value_bytes: usize,
-    /// Offsets in the value, by the order of members.
+    /// Offset of each member in the map's value, in the order of the members.
     members: Vec<usize>,
     name_at: usize,
     flags_at: usize,
 }
 
-impl Kernel {
-    /// `None`: its type information is not as it is known to be.
+impl CongestionOpsLayout {
+    /// Returns the layout, which is read once. `None` if the kernel's BTF lacks something that is needed.
     fn get() -> Option<&'static Self> {
-        static KERNEL: OnceLock<Option<Kernel>> = OnceLock::new();
+        static KERNEL: OnceLock<Option<CongestionOpsLayout>> = OnceLock::new();
         KERNEL.get_or_init(Self::read).as_ref()
     }
 
@@ -125,20 +129,21 @@ impl Kernel {
 static KEPT: Mutex<Vec<(Vec<u8>, Arc<Recipe>)>> = Mutex::new(Vec::new());
 
 impl Recipe {
-    /// If this very object was loaded before.
-    pub fn of(image: &[u8]) -> Option<Arc<Self>> {
+    /// Returns the recipe of an object, if the same image was loaded before.
+    pub fn find_loaded(image: &[u8]) -> Option<Arc<Self>> {
         let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().find(|(known, _)| known == image).map(|(_, recipe)| recipe.clone())
     }
 
-    /// From an object that libbpf has loaded. `None`: it has more to it than a recipe holds, and libbpf is to load it always.
+    /// Makes a recipe of an object that libbpf has loaded, and keeps it. `None`: the object has maps or references
+    /// that a recipe cannot hold, so libbpf has to load it each time.
     pub fn keep(image: &[u8], loaded: &libbpf_rs::Object) -> Result<Option<Arc<Self>>, Error> {
-        let mut opened = Object::open(image)?;
+        let mut opened = GraftObject::open(image)?;
         Ok(Self::from(image, &mut opened, loaded))
     }
 
-    fn from(image: &[u8], opened: &mut Object, loaded: &libbpf_rs::Object) -> Option<Arc<Self>> {
-        Kernel::get()?;
+    fn from(image: &[u8], opened: &mut GraftObject, loaded: &libbpf_rs::Object) -> Option<Arc<Self>> {
+        CongestionOpsLayout::get()?;
         let mut config = None;
         for map in loaded.maps() {
             match (map.name() == OsStr::new(CONFIG), map.map_type()) {
@@ -149,12 +154,12 @@ impl Recipe {
         }
         let programs = loaded.progs().map(|program| {
             let raw = program.as_libbpf_object().as_ptr();
-            // SAFETY: the object is open for as long as it is borrowed.
+            // SAFETY: the borrow keeps the object open.
             let member = unsafe { libbpf_sys::bpf_program__expected_attach_type(raw) };
             let name = CString::new(program.name().as_encoded_bytes()).ok()?;
             let instructions = program.insns().to_vec();
             let of_config = references(&instructions, config)?;
-            Some(Program { name, instructions, of_config, functions: functions(&program), member })
+            Some(RecipeProgram { name, instructions, of_config, functions: functions(&program), member })
         });
         let programs = programs.collect::<Option<Vec<_>>>()?;
         let has_functions = programs.iter().any(|program| !program.functions.is_empty());
@@ -178,14 +183,14 @@ impl Recipe {
         &self.name
     }
 
-    /// With these values of parameters. It is registered by a link.
+    /// Loads the programs with these values of parameters, and creates the map that registers them.
     ///
     /// # Errors
-    /// The kernel refuses it: libbpf says why.
-    pub fn load(&self, values: &[(String, u64)]) -> io::Result<Parts> {
-        let kernel = Kernel::get().ok_or(io::ErrorKind::Unsupported)?;
+    /// The kernel refuses a program or a map. Loading the object with libbpf reports the reason.
+    pub fn load(&self, values: &[(String, u64)]) -> io::Result<RecipeParts> {
+        let kernel = CongestionOpsLayout::get().ok_or(io::ErrorKind::Unsupported)?;
         let config = if self.config.is_empty() { None } else { Some(self.load_config(values)?) };
-        let load = |program: &Program| program.load(kernel, config.as_ref(), self.types.as_ref());
+        let load = |program: &RecipeProgram| program.load(kernel, config.as_ref(), self.types.as_ref());
         let loaded = self.programs.iter().map(load).collect::<io::Result<Vec<_>>>()?;
         let (programs, looks): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
         let mut value = vec![0; kernel.value_bytes];
@@ -193,10 +198,12 @@ impl Recipe {
             let place = value.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len()));
             place.map(|place| place.copy_from_slice(bytes)).ok_or(io::ErrorKind::Unsupported)
         };
+        // The value begins with the kernel's bookkeeping (state, reference count), which stays zero.
         put(kernel.name_at, self.name.as_bytes())?;
         put(kernel.flags_at, &self.flags.to_ne_bytes())?;
         for (program, fd) in self.programs.iter().zip(&programs) {
             let at = kernel.members.get(program.member as usize).ok_or(io::ErrorKind::Unsupported)?;
+            // The kernel replaces each descriptor by the address of the program's code.
             put(*at, &(fd.as_raw_fd() as u64).to_ne_bytes())?;
         }
         let map = self.create_map(kernel)?;
@@ -204,7 +211,7 @@ impl Recipe {
             time: sum.time + look.time,
             instructions: sum.instructions + look.instructions,
         });
-        Ok(Parts { map, value, verification, _programs: programs, _config: config })
+        Ok(RecipeParts { map, value, verification, _programs: programs, _config: config })
     }
 
     fn load_config(&self, values: &[(String, u64)]) -> io::Result<OwnedFd> {
@@ -213,7 +220,8 @@ impl Recipe {
             let (offset, length) = self.parameters.get(name).ok_or(io::ErrorKind::InvalidInput)?;
             let place = bytes.get_mut(*offset..).and_then(|rest| rest.get_mut(..*length));
             let place = place.ok_or(io::ErrorKind::InvalidInput)?;
-            let (low, high) = (value.to_le_bytes(), u64::BITS as usize / 8);
+            let low = value.to_le_bytes();
+            let high = u64::BITS as usize / 8;
             if low.get(place.len()..high).is_some_and(|rest| rest.iter().any(|byte| *byte != 0)) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
@@ -235,12 +243,12 @@ impl Recipe {
                 0,
             )
         })?;
-        // SAFETY: the descriptor is open. The verifier takes what cannot change any more for constants.
+        // SAFETY: the descriptor is open. After freezing, the verifier treats the values as constants.
         check(unsafe { libbpf_sys::bpf_map_freeze(map.as_raw_fd()) })?;
         Ok(map)
     }
 
-    fn create_map(&self, kernel: &Kernel) -> io::Result<OwnedFd> {
+    fn create_map(&self, kernel: &CongestionOpsLayout) -> io::Result<OwnedFd> {
         let options = bpf_map_create_opts {
             sz: size_of::<bpf_map_create_opts>() as libbpf_sys::size_t,
             map_flags: libbpf_sys::BPF_F_LINK,
@@ -253,18 +261,19 @@ impl Recipe {
     }
 }
 
-/// The kernel wants type information of the loader's own where it is to use its own type; it does not look at it.
+/// Returns a BTF object with one integer type. The kernel demands a `btf_fd` when a map is created, but uses its own
+/// BTF for struct_ops.
 fn some_types() -> io::Result<&'static OwnedFd> {
     static TYPES: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(known) = TYPES.get() {
         return Ok(known);
     }
-    // A header, one integer of 32 bits (kind 1), and its name.
+    // A BTF header (24 bytes, no offset, lengths of types and strings), one 32-bit integer (kind 1), and its name.
     let header: [u32; 6] = [0x0001_eb9f, 24, 0, 16, 16, 5];
     let int: [u32; 4] = [1, 1 << 24, 4, 32];
     let mut bytes: Vec<u8> = header.iter().chain(&int).flat_map(|word| word.to_ne_bytes()).collect();
     bytes.extend(b"\0int\0");
-    // SAFETY: the bytes outlive the call, which makes the descriptor.
+    // SAFETY: the bytes outlive the call, which returns a new descriptor or an error.
     let made = unsafe {
         owned(libbpf_sys::bpf_btf_load(
             bytes.as_ptr().cast(),
@@ -283,11 +292,12 @@ fn create(
     options: &bpf_map_create_opts,
 ) -> io::Result<OwnedFd> {
     let value_bytes = u32::try_from(value_bytes).map_err(io::Error::other)?;
-    // SAFETY: name and options outlive the call, which makes the descriptor.
+    // SAFETY: name and options outlive the call, which returns a new descriptor or an error.
     unsafe { owned(libbpf_sys::bpf_map_create(kind, name.as_ptr(), 4, value_bytes, 1, options)) }
 }
 
-/// Which instructions name the map of parameters. `None`: one names what a recipe does not know.
+/// Returns the indices of the instructions that load the address of the parameter map. `None`: an instruction refers
+/// to something that a recipe cannot hold.
 fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usize>> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -296,19 +306,21 @@ fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usiz
             (LOAD_64, OF_MAP | OF_MAP_VALUE) if Some(instruction.imm) == config => found.push(at),
             (LOAD_64, 0 | OF_KERNEL_TYPE | OF_FUNCTION) => {}
             (LOAD_64, _) => return None,
-            // Of a module, which is named by a descriptor.
+            // A call of a function in a kernel module refers to the module's BTF by a descriptor index, which a later
+            // load would not have.
             (CALL, CALL_OF_KERNEL) if instruction.off != 0 => return None,
             _ => {}
         }
+        // A 64-bit load takes two instructions; the second one holds the upper half of the constant.
         at += if instruction.code == LOAD_64 { 2 } else { 1 };
     }
     Some(found)
 }
 
-/// Of a program that has others than itself.
+/// Returns start and type of the functions of a program, if it has more than one.
 fn functions(program: &libbpf_rs::Program<'_>) -> Vec<bpf_func_info> {
     let raw = program.as_libbpf_object().as_ptr();
-    // SAFETY: the program's object is open for as long as it is borrowed; libbpf has as many entries as it says.
+    // SAFETY: the borrow keeps the program's object open; libbpf's array has as many entries as its count says.
     let all = unsafe {
         let count = libbpf_sys::bpf_program__func_info_cnt(raw) as usize;
         match libbpf_sys::bpf_program__func_info(raw) {
@@ -319,20 +331,21 @@ fn functions(program: &libbpf_rs::Program<'_>) -> Vec<bpf_func_info> {
     all.to_vec()
 }
 
-/// That libbpf has given to the kernel, and that stay there as long as somebody has them.
+/// Returns the BTF of the object, as libbpf loaded it into the kernel. It stays there while a descriptor of it is
+/// open.
 fn types(loaded: &libbpf_rs::Object) -> Option<OwnedFd> {
-    // SAFETY: the object is open for as long as it is borrowed; its descriptor, if it has one, is cloned at once.
+    // SAFETY: the borrow keeps the object open; its descriptor, if it has one, is cloned at once.
     unsafe {
         let fd = libbpf_sys::bpf_object__btf_fd(loaded.as_libbpf_object().as_ptr());
         if fd < 0 { None } else { BorrowedFd::borrow_raw(fd).try_clone_to_owned().ok() }
     }
 }
 
-impl Program {
-    /// And how the verifier has looked at it.
+impl RecipeProgram {
+    /// Loads a program. Returns its descriptor and the verifier's statistics.
     fn load(
         &self,
-        kernel: &Kernel,
+        kernel: &CongestionOpsLayout,
         config: Option<&OwnedFd>,
         types: Option<&OwnedFd>,
     ) -> io::Result<(OwnedFd, Verification)> {
@@ -358,9 +371,10 @@ impl Program {
             options.func_info_cnt = self.functions.len() as u32;
             options.func_info_rec_size = size_of::<bpf_func_info>() as u32;
         }
-        // The kernel has taken it before, and takes no congestion control under another kind of license.
+        // Congestion controls need a license compatible with the GPL. The kernel accepted this object's when libbpf
+        // loaded it.
         let license = c"GPL";
-        // SAFETY: all that is pointed to outlives the call, which makes the descriptor.
+        // SAFETY: all pointers outlive the call, which returns a new descriptor or an error.
         let loaded = unsafe {
             owned(libbpf_sys::bpf_prog_load(
                 BPF_PROG_TYPE_STRUCT_OPS,
@@ -376,7 +390,7 @@ impl Program {
 }
 
 impl Verification {
-    /// 0 of what it does not say.
+    /// Parses the statistics in a verifier log. A missing number counts as 0.
     fn parse(log: &[u8]) -> Self {
         let text = String::from_utf8_lossy(log);
         let number = |before: &str, behind: &str| {
@@ -390,15 +404,15 @@ impl Verification {
     }
 }
 
-fn places(object: &Object) -> HashMap<String, (usize, usize)> {
+fn places(object: &GraftObject) -> HashMap<String, (usize, usize)> {
     object.parameters().iter().map(|it| (it.name.clone(), (it.offset, it.bytes))).collect()
 }
 
-impl Parts {
-    /// TCP has it until the link is closed.
+impl RecipeParts {
+    /// Registers the control with TCP. It stays registered until the returned link is closed.
     pub fn register(&self) -> io::Result<OwnedFd> {
         self.fill()?;
-        // SAFETY: no pointers are passed; the call makes the descriptor.
+        // SAFETY: the call takes no pointers, and returns a new descriptor or an error.
         unsafe {
             owned(libbpf_sys::bpf_link_create(
                 self.map.as_raw_fd(),
@@ -409,7 +423,7 @@ impl Parts {
         }
     }
 
-    /// In the place of what a link is of.
+    /// Replaces the control that `link` has registered, in one system call.
     pub fn replace(&self, link: BorrowedFd<'_>) -> io::Result<()> {
         self.fill()?;
         // SAFETY: both descriptors are open; no pointers are passed.
@@ -418,7 +432,7 @@ impl Parts {
         })
     }
 
-    /// The kernel makes a structure of it that calls the programs.
+    /// Writes the map's value. The kernel makes a `struct tcp_congestion_ops` of it whose members call the programs.
     fn fill(&self) -> io::Result<()> {
         let key = 0_u32;
         // SAFETY: the value is as long as the map's, and both outlive the call.
@@ -444,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_verifier_says_is_read() {
+    fn verifier_statistics_are_parsed() {
         let log = b"verification time 141 usec\nstack depth 8\nprocessed 75 insns (limit 1000000)\n\0\0";
         let want = Verification { time: Duration::from_micros(141), instructions: 75 };
         assert_eq!(Verification::parse(log), want);
@@ -452,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_known_is_kept() {
+    fn verified_program_with_unknown_references_is_not_cached() {
         let second = || instruction(0, OF_MAP, 9, 0);
         let table: [(Vec<bpf_insn>, Option<Vec<usize>>); 6] = [
             (vec![instruction(LOAD_64, OF_MAP, 7, 0), second()], Some(vec![0])),

@@ -1,4 +1,4 @@
-//! Which connections get what.
+//! Rules: which TCP connections get which socket settings.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -6,56 +6,62 @@ use std::ops::RangeInclusive;
 use libbpf_rs::{MapCore as _, MapHandle};
 use millrace_kernel::prefix::Prefix;
 
-use super::{Caller, Error, intf};
+use super::{CallerRule, Error, intf};
 
-/// Rules that there is room for.
+/// Most rules in a list.
 pub const RULES: usize = intf::RULES;
 
+/// The side of a connection that this host is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// This host connects: ports are the peer's.
+pub enum RuleSide {
+    /// This host opens the connection: a rule's ports are the peer's.
     Client,
-    /// This host accepts: ports are its own.
+    /// This host accepts the connection: a rule's ports are its own.
     Server,
 }
 
-/// What a socket gets; `None` leaves it as it is.
+/// Settings for a socket. A field that is `None` leaves the socket's own value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// As TCP knows it, at most 15 bytes.
+    /// Name of the congestion control in TCP, at most 15 bytes.
     pub congestion: Option<String>,
-    /// Bytes per second.
+    /// Pacing rate in bytes per second (SO_MAX_PACING_RATE).
     pub pacing: Option<u32>,
-    /// Bytes, which the kernel doubles.
+    /// Send buffer in bytes (SO_SNDBUF); the kernel doubles it.
     pub send_buffer: Option<i32>,
-    /// Likewise.
+    /// Receive buffer in bytes (SO_RCVBUF); the kernel doubles it.
     pub receive_buffer: Option<i32>,
-    /// Packets: the first congestion window.
+    /// First congestion window in packets.
     pub window: Option<i32>,
 }
 
-/// Connections, and what this side's sockets get. The first that fits counts.
+/// A rule: it matches connections, and has settings for this host's sockets of them. The first rule of the list that
+/// matches applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
-    pub side: Side,
+pub struct TcpRule {
+    /// The side of the connection that this host has to be.
+    pub side: RuleSide,
+    /// Addresses of the peers that the rule matches.
     pub peer: Prefix,
+    /// Server ports that the rule matches.
     pub ports: RangeInclusive<u16>,
-    /// Of a client.
-    pub caller: Caller,
-    /// Only with a peer that has agreed in TCP options.
+    /// Condition on the connecting process. It applies only if this host is the client.
+    pub caller: CallerRule,
+    /// True if the rule applies only to peers that have agreed in TCP options.
     pub agree: bool,
-    /// If it asks: only a peer that is bound by an agreement on this rule ([`Tcp::bind`](super::Tcp::bind)).
+    /// If `agree` is set: true if the peer also needs a binding to this rule ([`Tcp::bind`](super::Tcp::bind)).
     pub bound: bool,
-    /// First bytes of the identity of what this side would use; zero: what its kernel has.
+    /// First bytes of the identity of the graft that this side would use; zero for the kernel's own control.
     pub graft: [u8; 4],
-    /// By which its paths are found among what is chosen ([`Tcp::choose`](super::Tcp::choose)); 0: nothing is, and nothing is told of
-    /// its connections.
+    /// Key of the rule in the map of choices ([`Tcp::choose`](super::Tcp::choose)). 0: no choice is made for its
+    /// connections, and they are not reported.
     pub choice: u32,
+    /// Settings for the sockets of matching connections.
     pub settings: Settings,
 }
 
-impl Rule {
-    /// `generation`: of the list that it is in.
+impl TcpRule {
+    /// Returns the rule as the BPF program reads it. `generation` is that of the list with the rule.
     pub(super) fn raw(&self, generation: u32) -> intf::Rule {
         let Settings { congestion, pacing, send_buffer, receive_buffer, window } = &self.settings;
         let bit = |is_set: bool, bit: u16| if is_set { bit } else { 0 };
@@ -71,8 +77,8 @@ impl Rule {
             first_port: *self.ports.start(),
             last_port: *self.ports.end(),
             side: match self.side {
-                Side::Client => intf::CLIENT,
-                Side::Server => intf::SERVER,
+                RuleSide::Client => intf::CLIENT,
+                RuleSide::Server => intf::SERVER,
             },
             agree: match (self.agree, self.bound) {
                 (false, _) => 0,
@@ -94,19 +100,20 @@ impl Rule {
     }
 }
 
-/// The prefix of all addresses, of IPv4 too.
+/// Returns the prefix that covers all addresses of IPv6 and IPv4.
 pub fn everybody() -> Prefix {
-    Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or_else(|| unreachable!("no bits are too few"))
+    Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0)
+        .unwrap_or_else(|| unreachable!("a prefix of 0 bits is valid"))
 }
 
-/// Whether a rule with this prefix is for this peer.
+/// Returns whether a rule with this prefix applies to this peer.
 pub fn covers(prefix: Prefix, address: IpAddr) -> bool {
     let (peer, mask) = masked(prefix);
     let masked = words(address).into_iter().zip(mask).map(|(byte, mask)| byte & mask);
     masked.eq(peer)
 }
 
-/// Cut off where there is no room, with a zero behind it.
+/// Returns a name as an array that ends with a zero byte. A longer name is cut off.
 pub(super) fn name(text: &str) -> [u8; intf::NAME_BYTES] {
     let mut bytes = [0; intf::NAME_BYTES];
     let room = bytes.len() - 1;
@@ -119,7 +126,7 @@ pub(super) fn text(bytes: &[u8; intf::NAME_BYTES]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// IPv4 is `::ffff:a.b.c.d` here.
+/// Returns the 16 bytes of an address; IPv4 is mapped to `::ffff:a.b.c.d`.
 pub(super) fn words(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -128,22 +135,25 @@ pub(super) fn words(address: IpAddr) -> [u8; 16] {
 }
 
 pub(super) fn address(words: [u8; 16]) -> IpAddr {
+    // Mapped IPv4 addresses become IPv4 again.
     Ipv6Addr::from(words).to_canonical()
 }
 
-/// The prefix 0.0.0.0/0 is all of IPv4, and ::/0 is all there is.
+/// Returns the address and the mask of a prefix, as 16 bytes each. The prefix 0.0.0.0/0 covers IPv4 only; ::/0 covers
+/// both families.
 pub(super) fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
     let bits = match prefix.address() {
         IpAddr::V4(_) => 96 + u32::from(prefix.bits()),
         IpAddr::V6(_) => u32::from(prefix.bits()),
     };
+    // A prefix of 0 bits shifts by 128, which overflows u128.
     let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0).to_be_bytes();
     let mut peer = words(prefix.address());
     peer.iter_mut().zip(mask).for_each(|(byte, mask)| *byte &= mask);
     (peer, mask)
 }
 
-/// One that is not there any more is no error.
+/// Removes an entry of a map. A missing entry is no error.
 pub(super) fn remove(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
@@ -158,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_cover_what_they_say() {
+    fn rule_prefix_covers_its_addresses() {
         let table = [
             ("10.1.2.3/8", "::ffff:10.0.0.0", 104),
             ("0.0.0.0/0", "::ffff:0.0.0.0", 96),
@@ -176,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_covered_as_in_the_kernel() {
+    fn rule_addresses_match_as_in_the_kernel() {
         let table = [
             ("10.0.0.0/8", "10.200.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
@@ -192,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_with_a_zero() {
+    fn graft_names_end_with_a_zero_byte() {
         assert_eq!(text(&name("mr_hybla")), "mr_hybla");
         assert_eq!(text(&name("sixteen letters!")), "sixteen letters");
         assert_eq!(text(&[b'a'; 16]).len(), 16);

@@ -1,76 +1,93 @@
-//! The TCP sockets that live: what they have measured, and other settings for them.
+//! Existing TCP sockets: reads their measurements, and changes their settings (BPF iterator `tcp`).
 
 use std::io::Read as _;
 use std::net::SocketAddr;
 
 use libbpf_rs::Iter;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 
-use super::rule::{Rule, address, name, text};
+use super::rule::{TcpRule, address, name, text};
 use super::{Error, intf};
 
+// TCP_LISTEN of the kernel's socket states.
 const LISTEN: u32 = 10;
 
-/// What TCP knows of a connection.
+/// A TCP connection's state, as the kernel keeps it in the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Socket {
+pub struct SocketState {
+    /// This host's address and port.
     pub local: SocketAddr,
+    /// The peer's address and port.
     pub remote: SocketAddr,
-    /// The same as long as the socket lives.
+    /// The kernel's cookie of the socket, which does not change while the socket exists.
     pub cookie: u64,
+    /// Name of the socket's congestion control.
     pub congestion: String,
+    /// Bytes that the peer has acknowledged.
     pub bytes_acked: u64,
-    /// Of late; `None` before the first sample.
+    /// Minimum round-trip time over TCP's recent window, microseconds; `None` before the first sample.
     pub rtt_min_us: Option<u32>,
+    /// Smoothed round-trip time, microseconds.
     pub srtt_us: u32,
+    /// Variation of the round-trip time, microseconds.
     pub rttvar_us: u32,
+    /// Congestion window, packets.
     pub cwnd_packets: u32,
+    /// Packets that the peer has received.
     pub delivered_packets: u32,
+    /// Packets that TCP considered lost.
     pub lost_packets: u32,
-    /// How far packets were found out of order, at least 3.
+    /// Packets by which delivery may be out of order before TCP assumes a loss; at least 3.
     pub reordering_packets: u32,
-    /// Bytes per second at which the path delivered, of payload.
+    /// Payload bytes per second that the path delivered recently; `None` before the first sample.
     pub delivery_rate: Option<u64>,
 }
 
-/// Which sockets are changed, and how.
+/// A change of existing sockets: a rule that selects them, and settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
-    /// Listeners that fit are changed as well: what they accept inherits it.
-    pub rule: Rule,
-    /// Only those with this congestion control.
+pub struct SocketChange {
+    /// Selects the sockets to change. Listeners that match are changed as well, since accepted sockets inherit the
+    /// settings.
+    pub rule: TcpRule,
+    /// Congestion control that a socket must have now to be changed; `None`: any.
     pub from: Option<String>,
 }
 
+/// Results of one change of existing sockets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Changed {
+pub struct ChangeCounts {
+    /// Connected sockets that were changed.
     pub connections: u64,
+    /// Listening sockets that were changed.
     pub listeners: u64,
-    /// What the kernel refused.
+    /// Sockets whose change the kernel refused.
     pub refused: u64,
 }
 
-/// The programs, loaded. They run when they are asked to, over the sockets of the calling thread's network namespace.
-pub struct Sockets {
-    object: Loaded,
+/// The loaded BPF iterator programs. Each call runs one over the TCP sockets of the calling thread's network
+/// namespace.
+pub struct SocketPrograms {
+    object: LoadedObject,
 }
 
-impl Sockets {
+impl SocketPrograms {
+    /// Loads the iterator programs.
     pub fn load() -> Result<Self, Error> {
         Ok(Self { object: embedded!("graft_sockets.bpf.o").open()?.load()? })
     }
 
-    /// All but listeners.
-    pub fn read(&self) -> Result<Vec<Socket>, Error> {
-        Ok(self.walk::<intf::Socket>("sockets_read")?.into_iter().map(Socket::from).collect())
+    /// Returns the state of all TCP sockets except listeners.
+    pub fn read(&self) -> Result<Vec<SocketState>, Error> {
+        Ok(self.walk::<intf::Socket>("sockets_read")?.into_iter().map(SocketState::from).collect())
     }
 
-    pub fn set(&mut self, change: &Change) -> Result<Changed, Error> {
+    /// Changes all sockets that the rule matches, in one iteration.
+    pub fn set(&mut self, change: &SocketChange) -> Result<ChangeCounts, Error> {
         let raw =
             intf::Change { rule: change.rule.raw(0), from: name(change.from.as_deref().unwrap_or_default()) };
         write(&self.object.handle("change")?, "change", &0_u32.to_ne_bytes(), raw.as_bytes())?;
-        let mut changed = Changed::default();
+        let mut changed = ChangeCounts::default();
         for socket in self.walk::<intf::Changed>("sockets_set")? {
             match (socket.error, socket.state) {
                 (0, LISTEN) => changed.listeners += 1,
@@ -83,23 +100,25 @@ impl Sockets {
 
     fn walk<T: Plain>(&self, program: &'static str) -> Result<Vec<T>, Error> {
         let walk = |source: libbpf_rs::Error| Error::Walk(std::io::Error::other(source.to_string()));
+        // Opening and reading the iterator runs the program once for each socket.
         let link = self.object.program(program)?.attach().map_err(walk)?;
         let mut bytes = Vec::new();
         Iter::new(&link).map_err(walk)?.read_to_end(&mut bytes).map_err(Error::Walk)?;
+        // The program writes whole records of one type.
         Ok(bytes.chunks_exact(size_of::<T>()).filter_map(T::from_bytes).collect())
     }
 }
 
-impl From<intf::Socket> for Socket {
+impl From<intf::Socket> for SocketState {
     fn from(raw: intf::Socket) -> Self {
         let local = SocketAddr::new(address(raw.local), raw.local_port);
         let remote = SocketAddr::new(address(raw.remote), raw.remote_port);
-        Self::of([local, remote], raw.cookie, &raw.congestion, raw.bytes_acked, &raw.figures)
+        Self::from_parts([local, remote], raw.cookie, &raw.congestion, raw.bytes_acked, &raw.figures)
     }
 }
 
-impl Socket {
-    pub(super) fn of(
+impl SocketState {
+    pub(super) fn from_parts(
         [local, remote]: [SocketAddr; 2],
         cookie: u64,
         congestion: &[u8; intf::NAME_BYTES],
@@ -124,7 +143,7 @@ impl Socket {
     }
 }
 
-/// Bytes per second of packets that were delivered in some time.
+/// Returns the payload rate in bytes per second; `None` if the interval is 0.
 fn rate(packets: u32, mss_bytes: u32, interval_us: u32) -> Option<u64> {
     (u64::from(packets) * u64::from(mss_bytes) * 1_000_000).checked_div(u64::from(interval_us))
 }

@@ -1,4 +1,5 @@
-//! TCP connections of a cgroup: agreement with their peers in options, and settings of this side's sockets.
+//! A program at the TCP sockets of a cgroup. It agrees with peers in TCP options, and changes settings of this host's
+//! sockets by rules.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,30 +9,32 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, MapFlags};
 use millrace_kernel::clock;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded, write};
+use millrace_kernel::object::{LoadedObject, embedded, write};
 
-use super::attachment::Attachment;
-use super::pins::Pins;
-use super::rule::{RULES, Rule, Side, address, words};
-use super::told::{Choice, Choices, Shared, Told};
+use super::attachment::CgroupAttachment;
+use super::pins::PinDirectory;
+use super::rule::{RULES, RuleSide, TcpRule, address, words};
+use super::told::{Choices, PathCandidates, SelectedEvent, SelectionMaps};
 use super::{Error, intf};
 
-/// A map, and what errors call it.
+/// Name of the map of rules, also in errors about it.
 const WHAT: &str = "rules";
-/// Programs, and how their attachments are called where they stay. Who connects is known before the rules are looked at.
+/// Programs and the names of their pins, in the order of attachment. Those at connect() store the calling process, so
+/// they are attached before the one that applies rules.
 const PROGRAMS: [(&str, &str); 3] =
     [("graft_connect4", "tcp-connect4"), ("graft_connect6", "tcp-connect6"), ("graft_tcp", "tcp")];
 
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// What became of a connection that a rule fits, or of one of its packets.
+        /// The outcome of a connection that a rule matches, or of one of its packets.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Outcome { $($(#[$doc])* $name),* }
+        pub enum TcpOutcome { $($(#[$doc])* $name),* }
 
-        impl Outcome {
+        impl TcpOutcome {
+            /// The outcomes, in the order of their numbers in C.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// As status, metrics and the documentation call it.
+            /// Returns the outcome's name in status, metrics and documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -40,142 +43,153 @@ macro_rules! outcomes {
 }
 
 outcomes! {
-    /// Both sides have it.
+    /// Both sides use the rule.
     Agreed = "agreed",
-    /// The rule asks nobody.
+    /// The rule has `agree = false`, so the peer was not asked.
     OneSided = "one-sided",
-    /// No answer: the peer has no grafts, or the option was taken off.
+    /// The peer did not answer: it has no daemon, no such rule or SYN cookies, or the path removes the TCP option.
     Absent = "absent",
-    /// No answer from a peer that has agreed before: the option was taken off.
+    /// A peer that has agreed before did not answer: the path removes the TCP option now.
     Stripped = "stripped",
-    /// The peer speaks another version.
+    /// The peer uses another version of the agreement.
     Refused = "refused",
-    /// An option that is not as it should be.
+    /// The peer's TCP option is malformed.
     Malformed = "malformed",
-    /// Of a server: the client offered nothing, or did not get the answer.
+    /// The client did not offer an agreement, or did not receive this server's answer.
     Unconfirmed = "unconfirmed",
-    /// TCP had no room for the option.
+    /// The other TCP options, such as those of MPTCP, left no room.
     NoRoom = "no-room",
-    /// SYN cookies are in use, with which nothing is answered.
+    /// A SYN-ACK had a SYN cookie, which has no room for an answer.
     Cookies = "cookies",
-    /// SYN-ACKs with an answer.
+    /// A SYN-ACK had an answer. There are more of these than of `agreed` if SYNs come twice or from forged addresses.
     Answered = "answered",
-    /// The congestion control is not there: the socket keeps the one that it has.
+    /// The congestion control of the rule does not exist, so the socket keeps its own.
     NoCongestion = "no-congestion",
-    /// The kernel has refused another setting.
+    /// The kernel has refused another setting of the rule.
     NotSet = "not-set",
-    /// The SYN came through only without the option, or was lost by chance.
+    /// The SYN was sent again without the option: it was lost, or something on the path drops such SYNs.
     Resent = "resent",
-    /// Nothing was offered, since that happened with this peer in the last ten minutes.
+    /// The option was not offered, because a SYN to this peer was `resent` in the last ten minutes.
     Withheld = "withheld",
-    /// There was no memory for a socket's state.
+    /// There was no memory for the socket's state.
     NoMemory = "no-memory",
-    /// Nothing was offered or answered: the rule wants a peer that is bound, and this one is not.
+    /// The rule has `agree = "bound"`, and no agreement with the peer is in force.
     Unbound = "unbound",
-    /// What came of it is lost: nobody has read fast enough. Of connections of rules that have arms chosen.
+    /// The outcome of a connection of a rule with `select` was lost, because the ring buffer was full.
     Untold = "untold",
 }
 
-/// What is known of a peer.
+/// The latest outcome with a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct TcpPeer {
+    /// The peer's address.
     pub address: IpAddr,
-    /// `CLOCK_MONOTONIC`, of the latest connection.
+    /// Time of the latest connection, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    /// Of the latest connection.
-    pub outcome: Outcome,
-    /// By which it came about, from 0.
+    /// Outcome of the latest connection.
+    pub outcome: TcpOutcome,
+    /// Index of the rule that matched that connection, from 0.
     pub rule: u32,
-    /// First bytes of the identity of what the peer uses, where it told.
+    /// First bytes of the identity of the graft that the peer uses, if the peer sent it.
     pub graft: [u8; 4],
-    /// Connections with it that agreed.
+    /// Connections with the peer that ended in an agreement.
     pub agreed: u64,
 }
 
-/// How a connection with a peer began, that a rule fits.
+/// How a connection with a peer began, if a rule matches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Connection {
+pub struct TcpConnection {
+    /// The peer's address.
     pub peer: IpAddr,
-    pub side: Side,
-    /// Numbers of the first bytes of data, the client's and the server's: by these the peer knows it, too.
+    /// The side of the connection that this host is.
+    pub side: RuleSide,
+    /// Sequence numbers of the first data bytes of client and server. They identify the connection at both ends.
     pub first: [u32; 2],
-    /// The server's.
+    /// The server's port.
     pub port: u16,
-    /// `CLOCK_MONOTONIC`.
+    /// Time at which the connection was established, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    pub outcome: Outcome,
-    /// Of a client: it has offered. Of a server: it would have answered an offer.
+    /// Outcome of the agreement with the peer.
+    pub outcome: TcpOutcome,
+    /// True if this client sent an offer, or this server would have answered one.
     pub spoke: bool,
-    /// First bytes of the identity of what this side would use.
+    /// First bytes of the identity of the graft that this side would use.
     pub own: [u8; 4],
-    /// What the peer said that it uses.
+    /// First bytes of the identity that the peer sent.
     pub heard: [u8; 4],
 }
 
-/// The program, loaded. It acts from [`attach`](Self::attach) on and until it is dropped.
+/// The loaded programs. They act on sockets of a cgroup from [`attach`](Self::attach) on, until this is dropped.
 pub struct Tcp {
-    links: Vec<Attachment>,
-    object: Loaded,
-    /// Where the list of rules in force begins, of two.
+    links: Vec<CgroupAttachment>,
+    object: LoadedObject,
+    /// Index of the first rule in force. The map has room for two lists, and the one in force is never written.
     first_rule: usize,
-    /// Programs that ran when the list was replaced may still read the one before.
+    /// True after a list was replaced: a program that was running then may still read the previous list.
     is_replaced: bool,
-    /// Of the list of rules.
+    /// Number of the list of rules, which grows with each new list.
     generation: u32,
     choices: Choices,
 }
 
 impl Tcp {
+    /// Loads the programs. They act on no socket before [`attach`](Self::attach).
     pub fn load() -> Result<Self, Error> {
         let mut object = embedded!("graft_tcp.bpf.o").open()?.load()?;
-        let choices = Choices::of(&mut object)?;
+        let choices = Choices::from_object(&mut object)?;
         Ok(Self { links: Vec::new(), object, first_rule: 0, is_replaced: false, generation: 0, choices })
     }
 
-    /// Sockets that are made in the cgroup (version 2), and those below it, from now on. Other programs of the cgroup stay.
+    /// Attaches the programs to a cgroup (version 2). They act on sockets that are created in it or below it from now
+    /// on. Programs of others at the cgroup stay.
     ///
-    /// A server is asked of when it begins to listen: one that listens already is to be told by
-    /// [`Sockets`](super::Sockets).
+    /// A server's settings are applied when it begins to listen. Servers that listen already are changed by
+    /// [`SocketPrograms`](super::SocketPrograms).
     pub fn attach(&mut self, cgroup: &Path) -> Result<(), Error> {
         for (program, _) in PROGRAMS {
-            self.links.push(Attachment::new(&self.object.program(program)?, cgroup)?);
+            self.links.push(CgroupAttachment::new(&self.object.program(program)?, cgroup)?);
         }
         Ok(())
     }
 
-    /// Its attachment stays when this process ends, with the rules that are in force then.
-    pub fn keep(&mut self, pins: &Pins) -> Result<(), Error> {
+    /// Pins the programs, so that they outlive this process, with the rules in force.
+    pub fn keep(&mut self, pins: &PinDirectory) -> Result<(), Error> {
         self.links.iter_mut().zip(PROGRAMS).try_for_each(|(link, (_, name))| link.pin(pins, name))
     }
 
+    /// Detaches the programs. Sockets keep the settings that they have.
     pub fn detach(&mut self) {
         self.links.clear();
     }
 
-    /// These and no others, at once. Connections that are being made keep what they have offered. Nobody is bound any more: what
-    /// was agreed on were other rules.
-    pub fn set_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
+    /// Replaces the list of rules with one write. Connections whose handshake has begun keep what they offered. All
+    /// bindings of peers end, since they refer to rules of the previous list.
+    pub fn set_rules(&mut self, rules: &[TcpRule]) -> Result<(), Error> {
         if rules.len() > RULES {
             return Err(Error::Rules { have: rules.len(), room: RULES });
         }
         let map = self.object.handle(WHAT)?;
+        // The new list goes to the half of the map that is not in force.
         let first = if self.first_rule == 0 { RULES } else { 0 };
-        // A program that began before the latest change may still read what is to be written now.
+        // The new list overwrites the list before the previous one. A program that started before the latest change
+        // may still read that, so wait until it has returned.
         if self.is_replaced {
             self.wait_for_runs()?;
         }
         let generation = self.generation.wrapping_add(1);
-        // What is told of connections that are chosen for says whose they were, too.
+        // Rules with a condition on the process need its name, and events of connections with a choice contain it.
         let asks = rules.iter().any(|rule| rule.choice > 0 || !rule.caller.is_anybody());
-        // A connection that begins before the list is in force may be judged by it.
+        // The programs at connect() have to store processes before the list is in force: a connection begun now may
+        // meet the new list later.
         if asks {
             self.ask_who(true)?;
         }
-        // One of no side ends the list.
+        // A rule without a side ends the list.
         let raw = rules.iter().map(|rule| rule.raw(generation)).chain([intf::Rule::default()]).take(RULES);
         for (place, rule) in (first as u32..).zip(raw) {
             write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
         }
+        // One write puts the whole list in force.
         write(&self.object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?;
         if !asks {
             self.ask_who(false)?;
@@ -191,22 +205,25 @@ impl Tcp {
     }
 
     fn wait_for_runs(&mut self) -> Result<(), Error> {
+        // Updating a map in map makes the kernel wait for all running programs (synchronize_rcu). The map's content
+        // does not matter.
         let nothing = self.object.handle("nothing")?;
         let inner = nothing.as_fd().as_raw_fd().to_ne_bytes();
         Ok(write(&self.object.handle("barrier")?, WHAT, &0_u32.to_ne_bytes(), &inner)?)
     }
 
-    /// The peer has agreed on these of the rules in force, by their places, for so long.
+    /// Binds a peer for a time to rules that it has agreed on, given by their indices in the list in force.
     pub fn bind(&mut self, peer: IpAddr, rules: &[usize], time: Duration) -> Result<(), Error> {
         let bits = rules.iter().filter(|at| **at < RULES).fold(0, |bits, at| bits | 1_u64 << at);
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = clock::monotonic_ns().saturating_add(time_ns);
+        // The binding names the generation of the list, so it ends when the list is replaced.
         let bound = intf::Bound { until_ns, rules: bits, generation: self.generation, pad: 0 };
         write(&self.object.handle("bound")?, "bound", &words(peer), bound.as_bytes())?;
         Ok(())
     }
 
-    /// It is bound by nothing. Nothing happens if it was not.
+    /// Removes a peer's binding. Does nothing if the peer is not bound.
     pub fn unbind(&mut self, peer: IpAddr) -> Result<(), Error> {
         let map = self.object.handle("bound")?;
         match map.delete(&words(peer)) {
@@ -217,57 +234,58 @@ impl Tcp {
         }
     }
 
-    /// For connections with the peer that begin from now on, and that a rule with this [`choice`](Rule::choice) fits. A grant that
-    /// nobody has taken before is none any more.
-    pub fn choose(&self, peer: IpAddr, rule: u32, choice: &Choice) -> Result<(), Error> {
+    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice).
+    /// An earlier grant that no connection has used expires.
+    pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
 
-    /// Nothing is chosen for it any more. Nothing happens if nothing was.
+    /// Removes the choice for a peer and a rule. Does nothing if there is none.
     pub fn choose_no_more(&self, peer: IpAddr, rule: u32) -> Result<(), Error> {
         self.choices.forget(peer, rule)
     }
 
-    /// Nothing is chosen for anybody.
+    /// Removes the choices for all peers and rules.
     pub fn forget_choices(&self) -> Result<(), Error> {
         self.choices.clear()
     }
 
-    /// Whether a grant waits for a connection.
+    /// Returns whether the grant for a peer and a rule is still unused.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         self.choices.is_granted(peer, rule)
     }
 
-    /// Of connections that rules with a [`choice`](Rule::choice) fit, since the last time. What was not taken in time is counted
-    /// ([`Outcome::Untold`]).
-    pub fn take_told(&mut self) -> Result<Vec<Told>, Error> {
+    /// Returns the events since the last call, about connections that match rules with a [`choice`](TcpRule::choice).
+    /// Lost events are counted as [`TcpOutcome::Untold`].
+    pub fn take_told(&mut self) -> Result<Vec<SelectedEvent>, Error> {
         self.choices.take()
     }
 
-    /// For a [`Hook`](super::hook::Hook) that chooses with it.
-    pub fn share(&mut self) -> Result<Shared, Error> {
-        Ok(Shared { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
+    /// Returns the maps of choices, for a [`HookPrograms`](super::hook::HookPrograms) that makes the same choices.
+    pub fn share(&mut self) -> Result<SelectionMaps, Error> {
+        Ok(SelectionMaps { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
     }
 
-    /// Since it was loaded.
-    pub fn outcomes(&mut self) -> Result<Vec<(Outcome, u64)>, Error> {
+    /// Returns the number of connections or packets by outcome, since the programs were loaded.
+    pub fn outcomes(&mut self) -> Result<Vec<(TcpOutcome, u64)>, Error> {
         let counts = self.object.counters("outcomes")?;
-        Ok(Outcome::ALL.iter().copied().zip(counts).collect())
+        Ok(TcpOutcome::ALL.iter().copied().zip(counts).collect())
     }
 
-    /// The latest, at most 4096.
-    pub fn peers(&mut self) -> Result<Vec<Peer>, Error> {
+    /// Returns the peers of the latest connections, at most 4096.
+    pub fn peers(&mut self) -> Result<Vec<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let mut peers = Vec::new();
         for key in map.keys() {
+            // The entry may have been displaced since its key was read (LRU).
             let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
             peers.extend(peer(&key, &value));
         }
         Ok(peers)
     }
 
-    /// The latest, of all peers, at most 4096; the oldest first.
-    pub fn connections(&mut self) -> Result<Vec<Connection>, Error> {
+    /// Returns the latest connections of all peers, at most 4096, the oldest first.
+    pub fn connections(&mut self) -> Result<Vec<TcpConnection>, Error> {
         let map = self.object.handle("connections")?;
         let read = |source| millrace_kernel::Error::Read { what: "connections", source };
         let entries = map.lookup_batch(map.max_entries(), MapFlags::ANY, MapFlags::ANY).map_err(read)?;
@@ -276,36 +294,39 @@ impl Tcp {
         Ok(connections)
     }
 
-    pub fn peer(&mut self, address: IpAddr) -> Result<Option<Peer>, Error> {
-        let (map, key) = (self.object.handle("peers")?, words(address));
+    /// Returns the latest outcome with a peer. `None`: there was no connection yet, or newer peers displaced its
+    /// entry.
+    pub fn peer(&mut self, address: IpAddr) -> Result<Option<TcpPeer>, Error> {
+        let map = self.object.handle("peers")?;
+        let key = words(address);
         let value = map.lookup(&key, MapFlags::ANY);
         let value = value.map_err(|source| millrace_kernel::Error::Read { what: "peers", source })?;
         Ok(value.and_then(|value| peer(&key, &value)))
     }
 }
 
-fn connection(key: &[u8], value: &[u8]) -> Option<Connection> {
+fn connection(key: &[u8], value: &[u8]) -> Option<TcpConnection> {
     let key = intf::ConnectionKey::from_bytes(key)?;
     let value = intf::Connection::from_bytes(value)?;
-    Some(Connection {
+    Some(TcpConnection {
         peer: address(value.peer),
-        side: if key.side == u32::from(intf::CLIENT) { Side::Client } else { Side::Server },
+        side: if key.side == u32::from(intf::CLIENT) { RuleSide::Client } else { RuleSide::Server },
         first: [key.client_first, key.server_first],
         port: value.port,
         time_ns: value.time_ns,
-        outcome: *Outcome::ALL.get(value.outcome as usize)?,
+        outcome: *TcpOutcome::ALL.get(value.outcome as usize)?,
         spoke: value.spoke != 0,
         own: value.own,
         heard: value.heard,
     })
 }
 
-fn peer(key: &[u8], value: &[u8]) -> Option<Peer> {
+fn peer(key: &[u8], value: &[u8]) -> Option<TcpPeer> {
     let intf::Peer { time_ns, agreed, outcome, rule, graft, .. } = intf::Peer::from_bytes(value)?;
-    Some(Peer {
+    Some(TcpPeer {
         address: address(key.try_into().ok()?),
         time_ns,
-        outcome: *Outcome::ALL.get(outcome as usize)?,
+        outcome: *TcpOutcome::ALL.get(outcome as usize)?,
         rule,
         graft,
         agreed,

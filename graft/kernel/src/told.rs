@@ -1,83 +1,97 @@
-//! What is chosen for the connections of paths, and what the kernel tells of each of them.
+//! The choices between congestion controls and the broker for each path, and the kernel's events about the
+//! connections of these paths.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, write};
+use millrace_kernel::object::{LoadedObject, write};
 
 use super::events::Events;
-use super::rule::{Side, address, name, remove, text, words};
-use super::sockets::Socket;
+use super::rule::{RuleSide, address, name, remove, text, words};
+use super::sockets::SocketState;
 use super::{Error, intf, namespace};
 
-/// Paths that there is room for.
+/// Most paths with a choice.
 pub const CHOICES: usize = intf::CHOICES;
 
-/// By what the connections of a path go.
+/// The choice for the connections of a path: to a peer, by a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Choice {
-    /// Another each time that something is chosen, and not 0.
+pub struct PathCandidates {
+    /// Serial number of the choice, which changes with each choice and is never 0. Events of connections repeat it.
     pub serial: u32,
-    pub arm: Arm,
-    /// One connection, and no more, goes by this.
-    pub grant: Option<Arm>,
+    /// The candidate that connections use.
+    pub arm: CandidateChoice,
+    /// A second candidate, which exactly one connection uses, to learn about it.
+    pub grant: Option<CandidateChoice>,
 }
 
-/// A way to go.
+/// A candidate for connections: a congestion control, or the broker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Arm {
-    /// In place, or where the broker does not have it; `None`: the socket's own.
+pub struct CandidateChoice {
+    /// Congestion control of a connection that goes directly to its server; `None`: the socket's own.
     pub congestion: Option<String>,
-    /// To the broker, if it would have it.
+    /// True to redirect the connection to the broker, if the broker accepts it.
     pub carried: bool,
 }
 
+/// The kind of an event about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum SelectedEventKind {
+    /// The handshake of the connection is complete.
     Began,
+    /// The connection was closed.
     Ended,
 }
 
-/// A connection in place, of a rule that has arms chosen.
+/// An event about a connection that goes directly to its server and matches a rule with a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
-    pub what: What,
-    pub side: Side,
+pub struct SelectedEvent {
+    /// The kind of the event.
+    pub what: SelectedEventKind,
+    /// The side of the connection that this host is.
+    pub side: RuleSide,
+    /// This host's address and port.
     pub local: SocketAddr,
+    /// The peer's address and port.
     pub remote: SocketAddr,
-    /// The same as long as the socket lives.
+    /// The kernel's cookie of the socket, which does not change while the socket exists.
     pub cookie: u64,
-    /// In another network namespace than this process: it is not among [`Sockets`](super::Sockets).
+    /// True if the socket is in another network namespace than this process, so that
+    /// [`SocketPrograms`](super::SocketPrograms) does not list it.
     pub is_elsewhere: bool,
-    /// `CLOCK_MONOTONIC`.
+    /// Time of the event, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    /// As [`Rule::choice`](super::Rule::choice) has it.
+    /// [`TcpRule::choice`](super::TcpRule::choice) of the rule that the connection matches.
     pub rule: u32,
-    /// Of the choice; 0: nothing was chosen yet.
+    /// Serial number of the choice that the connection followed; 0: there was no choice yet.
     pub serial: u32,
+    /// True if the connection used the granted second candidate.
     pub explored: bool,
-    /// That it was to have; `None`: the socket's own.
+    /// Congestion control that was chosen for the connection; `None`: the socket's own.
     pub congestion: Option<String>,
-    /// That has connected, as the kernel calls its thread; `None`: not known, as at a server.
+    /// Name of the connecting thread in the kernel; `None` if it is not known, as at a server.
     pub command: Option<String>,
-    /// Since the SYN.
+    /// Time from the SYN to this event.
     pub duration: Duration,
-    /// Bytes, as the peer has acknowledged them.
+    /// Payload bytes that the peer has acknowledged.
     pub sent: u64,
+    /// Payload bytes that this host has received.
     pub received: u64,
-    /// In which there was something to be sent or acknowledged, to the kernel's tick. `None`: the length of that is not known yet.
+    /// Time in which data waited to be sent or acknowledged, in whole kernel ticks. `None` while the length of a tick
+    /// is not known.
     pub busy: Option<Duration>,
-    /// From the SYN until data came last, likewise.
+    /// Time from the SYN to the latest received data, in whole kernel ticks. `None` while the length of a tick is not
+    /// known, or if nothing was received.
     pub heard: Option<Duration>,
-    /// As TCP knew it at that moment.
-    pub socket: Socket,
+    /// State of the socket at the time of the event.
+    pub socket: SocketState,
 }
 
-/// Maps that the programs at sockets and at `connect()` share.
+/// Maps that the programs at TCP sockets and those at connect() share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SelectionMaps {
     pub(super) choices: MapHandle,
     pub(super) flows: MapHandle,
 }
@@ -90,14 +104,15 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    pub fn of(object: &mut Loaded) -> Result<Self, Error> {
-        let events = Events::of(object, "told", intf::Told::from_bytes)?;
+    pub fn from_object(object: &mut LoadedObject) -> Result<Self, Error> {
+        // The events arrive in a ring buffer that the TCP programs write.
+        let events = Events::open_ring(object, "told", intf::Told::from_bytes)?;
         let map = object.handle("choices")?;
         let namespace_cookie = namespace::cookie().map_err(Error::Descriptor)?;
         Ok(Self { map, events, namespace_cookie, ticks: Ticks::default() })
     }
 
-    pub fn set(&self, peer: IpAddr, rule: u32, choice: &Choice) -> Result<(), Error> {
+    pub fn set(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         let raw = raw(choice);
         Ok(write(&self.map, "choices", key(peer, rule).as_bytes(), raw.as_bytes())?)
     }
@@ -108,21 +123,27 @@ impl Choices {
 
     pub fn clear(&self) -> Result<(), Error> {
         let keys: Vec<_> = self.map.keys().collect();
+        // Keys are collected first, since deleting while iterating may skip entries.
         keys.iter().try_for_each(|key| remove(&self.map, "choices", key))
     }
 
-    /// What grants were taken is not said: one that was given is a connection that may have gone that way.
+    /// Returns whether no connection has used the grant yet. A used grant is the only sign that a connection may use
+    /// the second candidate.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;
         Ok(found.and_then(|value| intf::Choice::from_bytes(&value)).is_some_and(|it| it.grant == 1))
     }
 
-    /// All that was told since.
-    pub fn take(&mut self) -> Result<Vec<Told>, Error> {
+    /// Returns the events since the last call.
+    pub fn take(&mut self) -> Result<Vec<SelectedEvent>, Error> {
         let come = self.events.take()?;
-        let (here, ticks) = (self.namespace_cookie, &mut self.ticks);
-        Ok(come.iter().filter_map(|raw| told(raw, here, ticks.note(raw.jiffies, raw.time_ns))).collect())
+        let here = self.namespace_cookie;
+        let ticks = &mut self.ticks;
+        Ok(come
+            .iter()
+            .filter_map(|raw| parse_event(raw, here, ticks.note(raw.jiffies, raw.time_ns)))
+            .collect())
     }
 }
 
@@ -130,8 +151,8 @@ fn key(peer: IpAddr, rule: u32) -> intf::ChoiceKey {
     intf::ChoiceKey { peer: words(peer), rule }
 }
 
-fn raw(choice: &Choice) -> intf::Choice {
-    let congestion = |arm: &Arm| name(arm.congestion.as_deref().unwrap_or_default());
+fn raw(choice: &PathCandidates) -> intf::Choice {
+    let congestion = |arm: &CandidateChoice| name(arm.congestion.as_deref().unwrap_or_default());
     let other = choice.grant.as_ref();
     intf::Choice {
         serial: choice.serial,
@@ -143,21 +164,20 @@ fn raw(choice: &Choice) -> intf::Choice {
     }
 }
 
-fn told(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<Told> {
+fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<SelectedEvent> {
     let duration = Duration::from_nanos(raw.duration_ns);
+    // The BPF program writes an empty name if there is none.
     let congestion = Some(text(&raw.congestion)).filter(|name| !name.is_empty());
-    let (local, remote) = (
-        SocketAddr::new(address(raw.local), raw.local_port),
-        SocketAddr::new(address(raw.remote), raw.remote_port),
-    );
+    let local = SocketAddr::new(address(raw.local), raw.local_port);
+    let remote = SocketAddr::new(address(raw.remote), raw.remote_port);
     let since_heard = tick.map(|tick| tick.saturating_mul(raw.heard_jiffies));
-    Some(Told {
+    Some(SelectedEvent {
         what: match u32::from(raw.what) {
-            intf::TOLD_BEGAN => What::Began,
-            intf::TOLD_ENDED => What::Ended,
+            intf::TOLD_BEGAN => SelectedEventKind::Began,
+            intf::TOLD_ENDED => SelectedEventKind::Ended,
             _ => return None,
         },
-        side: if raw.side == intf::CLIENT { Side::Client } else { Side::Server },
+        side: if raw.side == intf::CLIENT { RuleSide::Client } else { RuleSide::Server },
         local,
         remote,
         cookie: raw.cookie,
@@ -171,14 +191,15 @@ fn told(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<Told> {
         duration,
         sent: raw.sent,
         received: raw.received,
+        // A connection cannot be busy for longer than it lasts; whole ticks may exceed that by one.
         busy: tick.map(|tick| tick.saturating_mul(raw.busy_jiffies).min(duration)),
         heard: since_heard.filter(|_| raw.received > 0).map(|since| duration.saturating_sub(since)),
-        socket: Socket::of([local, remote], raw.cookie, &raw.congestion, raw.sent, &raw.figures),
+        socket: SocketState::from_parts([local, remote], raw.cookie, &raw.congestion, raw.sent, &raw.figures),
     })
 }
 
-/// How long a tick of the kernel is (`CONFIG_HZ`), which it does not say: found out from two moments that are told in ticks and in
-/// nanoseconds.
+/// Measures the kernel's tick (`CONFIG_HZ`), which the kernel does not report: the times of two events in ticks and
+/// in nanoseconds give its length.
 #[derive(Debug, Default)]
 struct Ticks {
     first: Option<(u64, u64)>,
@@ -186,16 +207,20 @@ struct Ticks {
 }
 
 impl Ticks {
-    /// As many in a second as kernels have.
+    /// Ticks per second that Linux can be built with.
     const RATES: [u64; 4] = [100, 250, 300, 1000];
-    /// Before, 250 and 300 are not told apart for certain.
+    /// Nanoseconds between two readings that suffice to tell 250 from 300 ticks per second, with an error of one
+    /// tick.
     const ENOUGH_NS: u64 = 200_000_000;
 
     fn note(&mut self, jiffies: u64, time_ns: u64) -> Option<Duration> {
+        // The first event only starts the measurement of the tick.
         let (first_jiffies, first_ns) = *self.first.get_or_insert((jiffies, time_ns));
-        let (ticks, ns) = (jiffies.saturating_sub(first_jiffies), time_ns.saturating_sub(first_ns));
+        let ticks = jiffies.saturating_sub(first_jiffies);
+        let ns = time_ns.saturating_sub(first_ns);
         if self.tick.is_none() && ns >= Self::ENOUGH_NS {
             let rate = u128::from(ticks) * 1_000_000_000 / u128::from(ns);
+            // A reading may be off by one tick, so the nearest known rate is taken.
             let nearest = Self::RATES.into_iter().min_by_key(|known| u128::from(*known).abs_diff(rate));
             self.tick = nearest.map(|rate| Duration::from_nanos(1_000_000_000 / rate));
         }
@@ -208,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_what_two_moments_say() {
+    fn clock_tick_length_follows_from_two_readings() {
         for rate in Ticks::RATES {
             for error in [0, 1] {
                 let mut ticks = Ticks::default();
@@ -222,12 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_written_as_the_programs_read_them() {
-        let arm = |name: Option<&str>, carried| Arm { congestion: name.map(str::to_owned), carried };
-        let plain = raw(&Choice { serial: 7, arm: arm(None, false), grant: None });
+    fn choices_are_encoded_as_the_bpf_programs_read_them() {
+        let arm =
+            |name: Option<&str>, carried| CandidateChoice { congestion: name.map(str::to_owned), carried };
+        let plain = raw(&PathCandidates { serial: 7, arm: arm(None, false), grant: None });
         assert_eq!((plain.serial, plain.lead, plain.grant, plain.congestion), (7, 0, 0, [0; 16]));
         let granted =
-            Choice { serial: 8, arm: arm(Some("bbr"), true), grant: Some(arm(Some("cubic"), false)) };
+            PathCandidates { serial: 8, arm: arm(Some("bbr"), true), grant: Some(arm(Some("cubic"), false)) };
         let both = raw(&granted);
         assert_eq!((both.lead, both.other_lead, both.grant), (1, 0, 1));
         assert_eq!((text(&both.congestion), text(&both.other)), ("bbr".to_owned(), "cubic".to_owned()));

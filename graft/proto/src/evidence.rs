@@ -1,22 +1,24 @@
-//! What both ends saw in the TCP options of the same connections. Options are not authenticated, what is said here is: where the
-//! two differ, something on the way has changed them.
+//! Compares what both ends saw in the TCP options of the same connections. Options are not authenticated, but these
+//! reports are: if they differ, a middlebox has changed the options.
 
-use super::message::{Connection, Outcome, Side};
+use super::message::{ConnectionReport, OfferSide, OptionOutcome};
 
-/// How a connection got less, or something else, than its ends have said.
+/// How a middlebox changed the options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Downgrade {
-    /// The offer or its answer was taken off.
+    /// The offer or its answer was removed.
     Stripped,
-    /// What the one heard is not what the other said.
+    /// An end received another option than the other end sent.
     Altered,
-    /// The one heard what the other did not say at all.
+    /// An end received an option that the other end did not send.
     Forged,
 }
 
 impl Downgrade {
+    /// The kinds, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Stripped, Self::Altered, Self::Forged];
 
+    /// Returns the kind's name in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stripped => "stripped",
@@ -26,42 +28,52 @@ impl Downgrade {
     }
 }
 
-/// One's own connections that the other has seen, too, and what the two accounts amount to.
+/// Returns this end's connections that the other end reports, too, each with the downgrade that the two reports show.
 pub fn compare<'a>(
-    own: &'a [Connection],
-    theirs: &'a [Connection],
-) -> impl Iterator<Item = (&'a Connection, Option<Downgrade>)> {
+    own: &'a [ConnectionReport],
+    theirs: &'a [ConnectionReport],
+) -> impl Iterator<Item = (&'a ConnectionReport, Option<Downgrade>)> {
     own.iter().filter_map(|mine| {
-        let same = |other: &&Connection| other.sequence == mine.sequence && other.side != mine.side;
+        // A host that connects to itself reports both sides, so the sides have to differ.
+        let same = |other: &&ConnectionReport| other.sequence == mine.sequence && other.side != mine.side;
         let other = theirs.iter().find(same)?;
-        let (client, server) = if mine.side == Side::Client { (mine, other) } else { (other, mine) };
-        Some((mine, of(client, server)))
+        let (client, server) = if mine.side == OfferSide::Client { (mine, other) } else { (other, mine) };
+        Some((mine, find_downgrade(client, server)))
     })
 }
 
-fn of(client: &Connection, server: &Connection) -> Option<Downgrade> {
-    use Outcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
+fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Option<Downgrade> {
+    use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
     match (client.outcome, server.outcome) {
+        // Both agreed: the client must have received the graft that the server would use.
         (Agreed, Agreed) if client.heard == server.own => None,
+        // Each end received an option, but not the one that the other end sent.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),
-        // Nobody has answered, or nobody heard the confirmation.
+        // `Altered`: the server answered but did not receive the confirmation. Otherwise the server did not answer at
+        // all, so the answer is forged.
         (Agreed, Silent) if server.spoke => Some(Downgrade::Altered),
         (Agreed, _) | (Refused, _) => Some(Downgrade::Forged),
+        // The server saw a confirmation that the client never sent.
         (_, Agreed) => Some(Downgrade::Forged),
-        // Lost by chance, or dropped for the option: the same to see, and nothing was said that was not heard.
+        // The SYN was lost by chance, or dropped because of its option, which look the same. Neither end received a
+        // forged option.
         (Resent, _) | (NotAsked, _) => None,
+        // Both sent an option, and neither received one.
         (Silent, Silent) if client.spoke && server.spoke => Some(Downgrade::Stripped),
         (Silent, _) => None,
     }
 }
 
-/// Whether the options of these connections came through: of the latest that can tell.
-pub fn options_pass<'a>(judged: impl Iterator<Item = (&'a Connection, Option<Downgrade>)>) -> Option<bool> {
+/// Returns whether options pass, by the latest connection that shows it; `None` if none does.
+pub fn options_pass<'a>(
+    judged: impl Iterator<Item = (&'a ConnectionReport, Option<Downgrade>)>,
+) -> Option<bool> {
     let told = judged.filter_map(|(mine, downgrade)| match (mine.outcome, downgrade) {
-        (_, Some(_)) | (Outcome::Resent, None) => Some(false),
-        (Outcome::Agreed, None) => Some(true),
+        (_, Some(_)) | (OptionOutcome::Resent, None) => Some(false),
+        (OptionOutcome::Agreed, None) => Some(true),
         _ => None,
     });
+    // Reports are in the order of connections, so the last one is the latest.
     told.last()
 }
 
@@ -69,19 +81,19 @@ pub fn options_pass<'a>(judged: impl Iterator<Item = (&'a Connection, Option<Dow
 mod tests {
     use super::*;
 
-    fn connection(side: Side, outcome: Outcome, spoke: bool) -> Connection {
-        let (own, heard) = if side == Side::Client { (1, 2) } else { (2, 0) };
-        Connection { sequence: [10, 20], side, port: 80, outcome, spoke, own, heard }
+    fn connection(side: OfferSide, outcome: OptionOutcome, spoke: bool) -> ConnectionReport {
+        let (own, heard) = if side == OfferSide::Client { (1, 2) } else { (2, 0) };
+        ConnectionReport { sequence: [10, 20], side, port: 80, outcome, spoke, own, heard }
     }
 
     #[test]
-    fn accounts_are_compared() {
-        use Outcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
+    fn reports_of_both_ends_show_the_downgrade() {
+        use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
         let table = [
-            // client, whether it offered, server, whether it would have answered
+            // Columns: client, whether it offered, server, whether it would have answered, downgrade.
             (Agreed, true, Agreed, true, None),
             (Silent, true, Silent, true, Some(Downgrade::Stripped)),
-            // It began to listen before the daemon, or answers with cookies.
+            // The server cannot answer: it listened before the program was attached, or uses SYN cookies.
             (Silent, true, Silent, false, None),
             (Silent, true, NotAsked, true, None),
             (Agreed, true, Silent, true, Some(Downgrade::Altered)),
@@ -97,8 +109,8 @@ mod tests {
             (Silent, true, Malformed, true, Some(Downgrade::Altered)),
         ];
         for (client, offered, server, able, wanted) in table {
-            let client = [connection(Side::Client, client, offered)];
-            let server = [connection(Side::Server, server, able)];
+            let client = [connection(OfferSide::Client, client, offered)];
+            let server = [connection(OfferSide::Server, server, able)];
             for (own, theirs) in [(&client, &server), (&server, &client)] {
                 let found: Vec<_> = compare(own, theirs).collect();
                 assert_eq!(found, [(&own[0], wanted)], "{client:?} {server:?}");
@@ -107,32 +119,32 @@ mod tests {
     }
 
     #[test]
-    fn another_graft_than_was_said_is_altered() {
-        let client = [connection(Side::Client, Outcome::Agreed, true)];
-        let mut server = [connection(Side::Server, Outcome::Agreed, true)];
+    fn different_graft_than_announced_is_reported_as_altered() {
+        let client = [connection(OfferSide::Client, OptionOutcome::Agreed, true)];
+        let mut server = [connection(OfferSide::Server, OptionOutcome::Agreed, true)];
         server[0].own = 9;
         let found: Vec<_> = compare(&client, &server).map(|(_, it)| it).collect();
         assert_eq!(found, [Some(Downgrade::Altered)]);
     }
 
     #[test]
-    fn what_only_one_has_seen_says_nothing() {
-        let mut client = connection(Side::Client, Outcome::Agreed, true);
-        let server = [connection(Side::Server, Outcome::Silent, true)];
+    fn connection_seen_by_one_end_is_ignored() {
+        let mut client = connection(OfferSide::Client, OptionOutcome::Agreed, true);
+        let server = [connection(OfferSide::Server, OptionOutcome::Silent, true)];
         client.sequence[1] += 1;
         assert_eq!(compare(&[client.clone()], &server).count(), 0);
         assert_eq!(compare(&server, &server).count(), 0, "of the same side");
     }
 
     #[test]
-    fn the_latest_that_can_tell_counts() {
-        let of = |outcome, downgrade| (connection(Side::Client, outcome, true), downgrade);
-        let told = |list: &[(Connection, Option<Downgrade>)]| {
+    fn latest_conclusive_report_decides_whether_options_pass() {
+        let of = |outcome, downgrade| (connection(OfferSide::Client, outcome, true), downgrade);
+        let told = |list: &[(ConnectionReport, Option<Downgrade>)]| {
             options_pass(list.iter().map(|(connection, downgrade)| (connection, *downgrade)))
         };
-        let agreed = of(Outcome::Agreed, None);
-        let stripped = of(Outcome::Silent, Some(Downgrade::Stripped));
-        let silent = of(Outcome::Silent, None);
+        let agreed = of(OptionOutcome::Agreed, None);
+        let stripped = of(OptionOutcome::Silent, Some(Downgrade::Stripped));
+        let silent = of(OptionOutcome::Silent, None);
         assert_eq!(told(&[]), None);
         assert_eq!(told(std::slice::from_ref(&silent)), None);
         assert_eq!(told(&[agreed.clone(), stripped.clone(), silent.clone()]), Some(false));

@@ -1,42 +1,49 @@
-//! Whether what the other says will do, and on which terms. Both ends judge the other's [`Statement`] by the same function, each
-//! with its own wants.
+//! Decides whether the other end's [`Statement`] is accepted, and on which terms. Both ends call the same function,
+//! each with its own requirements.
 
 use std::net::IpAddr;
 
-use super::message::{Hash, Nat, Reason, Refusal, Rule, Statement};
+use super::message::{AgreementRefusal, Hash, NatReport, RefusalReason, RuleOffer, Statement};
 
-/// What one end wants of the other.
+/// Requirements of one end on the other end's host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
+    /// Fewest CPUs that the other host may have.
     pub cpus: u32,
+    /// Least memory that the other host may have, MiB.
     pub memory_mib: u64,
-    /// As `6.1`.
+    /// Oldest kernel version that the other host may run, such as `6.1`; `None`: any.
     pub kernel: Option<[u32; 2]>,
 }
 
-/// What both are bound by.
+/// The terms of an agreement, as one end sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct JudgeTerms {
+    /// The newest version of agreements that both ends support.
     pub version: u32,
-    /// Indexes of one's own rules that a rule of the other's meets, each with what that one's side uses.
+    /// Indices of this end's rules that match a rule of the other end, each with the graft that the other end uses
+    /// for it.
     pub rules: Vec<(usize, Option<Hash>)>,
-    /// As the one sees it whose terms these are.
-    pub nat: Nat,
+    /// Address translation (NAT) on the path, as this end sees it.
+    pub nat: NatReport,
 }
 
-/// `own`: what this end says; `theirs`: what the other has said on the same connection.
+/// Compares the statements of both ends of one connection. Returns the terms if they can agree.
 ///
 /// # Errors
-/// What stands in the way.
-pub fn judge(own: &Statement, wants: &Wants, theirs: &Statement) -> Result<Terms, Refusal> {
+/// The ends cannot agree; the refusal names the reason and is meant for the other end.
+pub fn judge(own: &Statement, wants: &Wants, theirs: &Statement) -> Result<JudgeTerms, AgreementRefusal> {
     let version = version(own, theirs)?;
+    // Object files are exchanged between the ends, so their ABI has to be equal.
     if own.host.abi != theirs.host.abi {
         let detail = format!("grafts of ABI {} and of ABI {}", own.host.abi, theirs.host.abi);
-        return Err(Refusal::new(Reason::Abi, detail));
+        return Err(AgreementRefusal::new(RefusalReason::Abi, detail));
     }
     check_host(wants, theirs)?;
+    // Each end reports its local address and the remote address that it sees. They differ at an end whose address is
+    // translated.
     let nat = nat(own, theirs);
-    if nat == Nat::Both {
+    if nat == NatReport::Both {
         let detail = format!(
             "both ends are behind a translation of addresses: {} is seen as {}, {} as {}",
             own.local.ip(),
@@ -44,56 +51,60 @@ pub fn judge(own: &Statement, wants: &Wants, theirs: &Statement) -> Result<Terms
             theirs.local.ip(),
             own.remote.ip()
         );
-        return Err(Refusal::new(Reason::Nat, detail));
+        return Err(AgreementRefusal::new(RefusalReason::Nat, detail));
     }
-    Ok(Terms { version, rules: meeting(own, theirs)?, nat })
+    Ok(JudgeTerms { version, rules: meeting(own, theirs)?, nat })
 }
 
-fn version(own: &Statement, theirs: &Statement) -> Result<u32, Refusal> {
+fn version(own: &Statement, theirs: &Statement) -> Result<u32, AgreementRefusal> {
     let common = own.versions.iter().filter(|version| theirs.versions.contains(version)).max();
     common.copied().ok_or_else(|| {
-        Refusal::new(Reason::Version, format!("versions {:?} and {:?}", own.versions, theirs.versions))
+        AgreementRefusal::new(
+            RefusalReason::Version,
+            format!("versions {:?} and {:?}", own.versions, theirs.versions),
+        )
     })
 }
 
-fn check_host(wants: &Wants, theirs: &Statement) -> Result<(), Refusal> {
+fn check_host(wants: &Wants, theirs: &Statement) -> Result<(), AgreementRefusal> {
     let host = &theirs.host;
     if host.cpus < wants.cpus || host.memory_mib < wants.memory_mib {
         let detail = format!(
-            "{} CPUs and {} MiB are less than the {} and {} that are wanted",
+            "the host has {} CPUs and {} MiB of memory, and {} CPUs and {} MiB are required",
             host.cpus, host.memory_mib, wants.cpus, wants.memory_mib
         );
-        return Err(Refusal::new(Reason::Resources, detail));
+        return Err(AgreementRefusal::new(RefusalReason::Resources, detail));
     }
     let Some(least) = wants.kernel else { return Ok(()) };
     match kernel(&host.kernel) {
         Some(has) if has >= least => Ok(()),
         _ => {
             let detail =
-                format!("kernel {} is older than the {}.{} that is wanted", host.kernel, least[0], least[1]);
-            Err(Refusal::new(Reason::Kernel, detail))
+                format!("kernel {} is older than the required {}.{}", host.kernel, least[0], least[1]);
+            Err(AgreementRefusal::new(RefusalReason::Kernel, detail))
         }
     }
 }
 
-/// Of `6.12.48-cloud-amd64`, the 6 and the 12.
+/// Returns major and minor number of a kernel release: 6 and 12 of `6.12.48-cloud-amd64`.
 pub fn kernel(release: &str) -> Option<[u32; 2]> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     Some([numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?])
 }
 
-fn nat(own: &Statement, theirs: &Statement) -> Nat {
+fn nat(own: &Statement, theirs: &Statement) -> NatReport {
     let same = |one: IpAddr, other: IpAddr| one.to_canonical() == other.to_canonical();
     match (same(own.local.ip(), theirs.remote.ip()), same(theirs.local.ip(), own.remote.ip())) {
-        (true, true) => Nat::None,
-        (false, true) => Nat::Ours,
-        (true, false) => Nat::Theirs,
-        (false, false) => Nat::Both,
+        (true, true) => NatReport::None,
+        (false, true) => NatReport::Ours,
+        (true, false) => NatReport::Theirs,
+        (false, false) => NatReport::Both,
     }
 }
 
-/// Of opposite sides and with a port in common; and what each wants of the other is what that one uses.
-fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Hash>)>, Refusal> {
+/// Returns this end's rules that match a rule of the other end: the sides are opposite, port ranges overlap, and each
+/// end uses the graft that the other requires.
+fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Hash>)>, AgreementRefusal> {
     let mut met = Vec::new();
     let mut unmet = None;
     for (index, rule) in own.rules.iter().enumerate() {
@@ -102,83 +113,109 @@ fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Has
                 Some(detail) => unmet = Some(detail),
                 None => {
                     met.push((index, other.graft));
+                    // One matching rule of the other end is enough.
                     break;
                 }
             }
         }
     }
+    // A missing graft is the better explanation than a rule without counterpart, so it is reported first.
     match (met.is_empty(), unmet) {
         (false, _) => Ok(met),
-        (true, Some(detail)) => Err(Refusal::new(Reason::UnknownFunction, detail)),
-        (true, None) => Err(Refusal::new(Reason::NoRule, "no rule of the one meets one of the other")),
+        (true, Some(detail)) => Err(AgreementRefusal::new(RefusalReason::UnknownFunction, detail)),
+        (true, None) => Err(AgreementRefusal::new(
+            RefusalReason::NoRule,
+            "no rule of one end matches a rule of the other",
+        )),
     }
 }
 
-fn meets(one: &Rule, other: &Rule) -> bool {
+fn meets(one: &RuleOffer, other: &RuleOffer) -> bool {
     one.side != other.side && one.first_port <= other.last_port && other.first_port <= one.last_port
 }
 
-/// What `rule` wants of the other side's.
-fn missing(rule: &Rule, other: &Rule, has: &Statement) -> Option<String> {
+/// Returns a description of the missing graft if the other end does not use the one that `rule` requires.
+fn missing(rule: &RuleOffer, other: &RuleOffer, has: &Statement) -> Option<String> {
     let wanted = rule.wants.filter(|wanted| other.graft != Some(*wanted))?;
     Some(match has.functions.iter().find(|it| it.identity == wanted) {
-        Some(known) => format!("graft {} ({wanted}) is there, and the rule uses another", known.name),
-        None => format!("graft {wanted} is wanted and not there"),
+        Some(known) => {
+            format!("graft {} ({wanted}) is required, but the rule of the other end uses another", known.name)
+        }
+        None => format!("graft {wanted} is required, but the other end does not have it"),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Side, tests::statement};
+    use crate::message::{OfferSide, tests::statement};
 
-    /// Of one connection, client's and server's.
+    /// Returns the client's and the server's statement on one connection.
     fn both() -> (Statement, Statement) {
         let caller = statement();
         let mut called = statement();
         (called.local, called.remote) = (caller.remote, caller.local);
-        called.rules[0].side = Side::Server;
+        called.rules[0].side = OfferSide::Server;
         called.rules[0].graft = Some(Hash([3; 32]));
         (caller, called)
     }
 
     #[test]
-    fn both_come_to_the_same() {
+    fn both_ends_judge_an_offer_alike() {
         let (caller, called) = both();
         let wants = Wants { cpus: 2, memory_mib: 4096, kernel: Some([6, 18]) };
         let terms = judge(&caller, &wants, &called).unwrap();
-        assert_eq!(terms, Terms { version: 1, rules: vec![(0, Some(Hash([3; 32])))], nat: Nat::None });
+        assert_eq!(
+            terms,
+            JudgeTerms { version: 1, rules: vec![(0, Some(Hash([3; 32])))], nat: NatReport::None }
+        );
         let terms = judge(&called, &wants, &caller).unwrap();
-        assert_eq!(terms, Terms { version: 1, rules: vec![(0, None)], nat: Nat::None });
+        assert_eq!(terms, JudgeTerms { version: 1, rules: vec![(0, None)], nat: NatReport::None });
     }
 
     #[test]
-    fn what_stands_in_the_way_is_said() {
+    fn refusal_names_its_reason() {
         type Change = fn(&mut Statement, &mut Statement, &mut Wants);
-        let table: [(Change, Reason, &str); 11] = [
-            (|_, it, _| it.versions = vec![2, 3], Reason::Version, "[1] and [2, 3]"),
-            (|_, it, _| it.host.abi = 2, Reason::Abi, "ABI 1 and of ABI 2"),
-            (|_, _, wants| wants.cpus = 3, Reason::Resources, "2 CPUs and 4096 MiB are less than the 3"),
-            (|_, _, wants| wants.memory_mib = 5000, Reason::Resources, "5000 that are wanted"),
-            (|_, _, wants| wants.kernel = Some([6, 19]), Reason::Kernel, "6.18.5 is older than the 6.19"),
+        let table: [(Change, RefusalReason, &str); 11] = [
+            (|_, it, _| it.versions = vec![2, 3], RefusalReason::Version, "[1] and [2, 3]"),
+            (|_, it, _| it.host.abi = 2, RefusalReason::Abi, "ABI 1 and of ABI 2"),
+            (
+                |_, _, wants| wants.cpus = 3,
+                RefusalReason::Resources,
+                "2 CPUs and 4096 MiB of memory, and 3 CPUs",
+            ),
+            (|_, _, wants| wants.memory_mib = 5000, RefusalReason::Resources, "5000 MiB are required"),
+            (
+                |_, _, wants| wants.kernel = Some([6, 19]),
+                RefusalReason::Kernel,
+                "6.18.5 is older than the required 6.19",
+            ),
             (
                 |_, it, wants| {
                     it.host.kernel = "new".into();
                     wants.kernel = Some([6, 1]);
                 },
-                Reason::Kernel,
+                RefusalReason::Kernel,
                 "kernel new",
             ),
-            (|_, it, _| it.rules[0].side = Side::Client, Reason::NoRule, "no rule"),
-            (|_, it, _| it.rules[0].first_port = 91, Reason::NoRule, "no rule"),
-            (|own, _, _| own.rules[0].wants = Some(Hash([9; 32])), Reason::UnknownFunction, "not there"),
-            (|_, it, _| it.rules[0].wants = Some(Hash([3; 32])), Reason::UnknownFunction, "uses another"),
+            (|_, it, _| it.rules[0].side = OfferSide::Client, RefusalReason::NoRule, "no rule"),
+            (|_, it, _| it.rules[0].first_port = 91, RefusalReason::NoRule, "no rule"),
+            (
+                |own, _, _| own.rules[0].wants = Some(Hash([9; 32])),
+                RefusalReason::UnknownFunction,
+                "does not have it",
+            ),
+            (
+                |_, it, _| it.rules[0].wants = Some(Hash([3; 32])),
+                RefusalReason::UnknownFunction,
+                "uses another",
+            ),
             (
                 |_, it, _| {
                     it.remote = "192.0.2.1:4000".parse().unwrap();
                     it.local = "192.168.0.2:9187".parse().unwrap();
                 },
-                Reason::Nat,
+                RefusalReason::Nat,
                 "10.0.0.1 is seen as 192.0.2.1, 192.168.0.2 as 10.0.0.2",
             ),
         ];
@@ -194,18 +231,18 @@ mod tests {
     }
 
     #[test]
-    fn one_translation_is_no_hindrance() {
+    fn one_address_translation_does_not_prevent_an_agreement() {
         let (caller, mut called) = both();
         called.remote = "192.0.2.1:5000".parse().unwrap();
-        assert_eq!(judge(&caller, &Wants::default(), &called).unwrap().nat, Nat::Ours);
-        assert_eq!(judge(&called, &Wants::default(), &caller).unwrap().nat, Nat::Theirs);
-        // The same address, as sockets of both families show it.
+        assert_eq!(judge(&caller, &Wants::default(), &called).unwrap().nat, NatReport::Ours);
+        assert_eq!(judge(&called, &Wants::default(), &caller).unwrap().nat, NatReport::Theirs);
+        // An IPv6 socket shows an IPv4 address in its mapped form, which is the same address.
         called.remote = "[::ffff:10.0.0.1]:4000".parse().unwrap();
-        assert_eq!(judge(&called, &Wants::default(), &caller).unwrap().nat, Nat::None);
+        assert_eq!(judge(&called, &Wants::default(), &caller).unwrap().nat, NatReport::None);
     }
 
     #[test]
-    fn kernels() {
+    fn kernel_release_is_parsed_to_two_numbers() {
         let table = [("6.12.48-cloud-amd64", Some([6, 12])), ("7.0", Some([7, 0])), ("7", None), ("", None)];
         for (text, wanted) in table {
             assert_eq!(kernel(text), wanted, "{text}");

@@ -1,25 +1,23 @@
-//! What two hosts say to each other about grafts, on a connection whose ends TLS has proved, and what each makes of it.
+//! Messages about grafts between two hosts, on connections whose ends TLS has authenticated, and the decisions that
+//! follow from them. No I/O, no clock.
 //!
-//! | module | what it is |
+//! | module | what it does |
 //! | --- | --- |
-//! | [`message`] | the messages, and how they are framed |
-//! | [`judge`] | whether an offer is taken, and on which terms |
-//! | [`evidence`] | what both ends saw in the TCP options of the same connections: downgrades |
-//! | [`carry`] | TCP connections as streams of a carrier |
-//! | [`probe`] | datagrams that find out what a path lets through |
-//! | [`parts`] | messages of applications as datagrams, and back |
-//! | [`turns`] | these messages in the order in which they were sent |
-//! | [`measure`] | what packets that were sent and answered say of a path |
-//! | [`select`] | by which arm a connection is best sent, as was learned |
+//! | [`message`] | the messages of agreements, and their encoding |
+//! | [`judge`] | decides whether an offer is accepted, and on which terms |
+//! | [`evidence`] | finds downgrades: compares the TCP options that both ends saw on the same connections |
+//! | [`carry`] | TCP connections as streams of a carrier: frames, and unconfirmed bytes |
+//! | [`probe`] | probe datagrams that find out which packets a path lets through |
+//! | [`measure`] | computes statistics of a path from probes and their answers |
+//! | [`select`] | chooses how a connection is sent best, by a learned model |
 //!
-//! The exchange is in `docs/design/0017-agreement.md`.
+//! The exchange is described in `docs/notes/design/0017-agreement.md`.
+#![deny(missing_docs)]
 
 pub mod carry;
 pub mod evidence;
 pub mod judge;
 pub mod measure;
 pub mod message;
-pub mod parts;
 pub mod probe;
 pub mod select;
-pub mod turns;

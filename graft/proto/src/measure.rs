@@ -1,53 +1,62 @@
-//! What packets that were sent at even times, and answered or not, say of a path.
+//! Statistics of a path, from probe packets that were sent at even intervals and answered or lost.
 
 use serde::{Deserialize, Serialize};
 
-/// One that was sent.
+/// One probe packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// Since any moment.
+pub struct PathSample {
+    /// Time of sending in µs, from any fixed origin.
     pub sent_us: u64,
-    /// `None`: lost, or too late.
+    /// Time of the answer in µs from the same origin; `None` if it was lost or came too late.
     pub answered_us: Option<u64>,
 }
 
-/// Times in microseconds.
+/// Statistics of a path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct PathReport {
+    /// Packets sent.
     pub sent: u32,
+    /// Packets answered.
     pub answered: u32,
+    /// Shortest round trip, microseconds.
     pub rtt_min_us: u32,
-    /// Median.
+    /// Median round trip, microseconds.
     pub rtt_us: u32,
+    /// Round trip that 95 % of the answered packets stay within, microseconds.
     pub rtt_p95_us: u32,
-    /// Of one to the next, on average (RFC 3550's jitter, not smoothed).
+    /// Average difference between consecutive round trips, microseconds (the jitter of RFC 3550, not smoothed).
     pub rtt_variation_us: u32,
+    /// Share of packets without an answer, percent.
     pub loss_percent: f64,
-    /// Packets that are lost in a row, on average, by what it would be if each were lost on its own: 1 is independent loss.
+    /// Average length of a run of losses, divided by the length that independent losses would have: 1 means
+    /// independent.
     pub burstiness: f64,
-    /// Most in a row.
+    /// Length of the longest run of lost packets.
     pub burst_max: u32,
-    /// By which the queue of the path becomes longer in a second, in microseconds: the slope of the round trip.
+    /// Growth of the path's queue: the slope of the round trip, microseconds per second.
     pub queue_growth_us_s: f64,
-    /// Answers that came before that of an earlier packet.
+    /// Answers that arrived after the answer to a later packet.
     pub reordered: u32,
-    /// Packets by which the latest of them was overtaken.
+    /// Most later packets whose answers overtook one packet's.
     pub reordering_max: u32,
 }
 
-impl Report {
+impl PathReport {
+    /// Returns how many packets were not answered.
     pub fn lost(&self) -> u32 {
         self.sent.saturating_sub(self.answered)
     }
 
-    /// `samples` as they were sent.
-    pub fn of(samples: &[Sample]) -> Self {
-        let rtts: Vec<u32> = samples.iter().filter_map(Sample::rtt_us).collect();
+    /// Computes the statistics. `samples` are in the order of sending.
+    pub fn from_samples(samples: &[PathSample]) -> Self {
+        let rtts: Vec<u32> = samples.iter().filter_map(PathSample::rtt_us).collect();
         let mut sorted = rtts.clone();
         sorted.sort_unstable();
+        // Nearest rank, rounded up: of two values the median is the larger one.
         let quantile = |percent: usize| {
             sorted.get((sorted.len().saturating_sub(1) * percent).div_ceil(100)).copied().unwrap_or_default()
         };
+        // Lost packets are left out, so two round trips may be further apart in time.
         let steps = rtts.windows(2).map(|pair| u64::from(pair[0].abs_diff(pair[1])));
         let variation = steps.sum::<u64>() / (rtts.len().max(2) as u64 - 1);
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -70,7 +79,7 @@ impl Report {
     }
 }
 
-impl Sample {
+impl PathSample {
     fn rtt_us(&self) -> Option<u32> {
         u32::try_from(self.answered_us?.saturating_sub(self.sent_us)).ok()
     }
@@ -80,25 +89,26 @@ fn percent(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-/// Lengths of the runs of lost packets.
-fn bursts(samples: &[Sample]) -> Vec<u32> {
+/// Returns the lengths of all runs of lost packets.
+fn bursts(samples: &[PathSample]) -> Vec<u32> {
     let runs = samples.chunk_by(|one, other| one.answered_us.is_some() == other.answered_us.is_some());
     let lost = runs.filter(|run| run.first().is_some_and(|sample| sample.answered_us.is_none()));
     lost.map(|run| u32::try_from(run.len()).unwrap_or(u32::MAX)).collect()
 }
 
-/// Independent losses of a share p come in runs of 1 / (1 - p).
+/// Returns the burstiness. Independent losses with share p have runs of 1 / (1 - p) packets on average.
 fn burstiness(bursts: &[u32], sent: usize) -> f64 {
     let lost: u32 = bursts.iter().sum();
     if lost == 0 || lost as usize >= sent {
+        // Without losses there are no runs; if all are lost, there is one run that says nothing.
         return if lost == 0 { 0.0 } else { 1.0 };
     }
     let mean = f64::from(lost) / bursts.len() as f64;
     mean * (1.0 - f64::from(lost) / sent as f64)
 }
 
-/// By least squares, of the round trip over the time of sending; in us per s.
-fn slope(samples: &[Sample]) -> f64 {
+/// Returns the slope of the round trip over the time of sending, by least squares, in µs per s.
+fn slope(samples: &[PathSample]) -> f64 {
     let points = || {
         let known = samples.iter().filter_map(|it| Some((it.sent_us as f64 / 1e6, f64::from(it.rtt_us()?))));
         known.collect::<Vec<_>>()
@@ -106,18 +116,23 @@ fn slope(samples: &[Sample]) -> f64 {
     let points = points();
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
-    let (time, rtt) = (mean(|it| it.0), mean(|it| it.1));
+    let time = mean(|it| it.0);
+    let rtt = mean(|it| it.1);
     let square: f64 = points.iter().map(|it| (it.0 - time).powi(2)).sum();
     let product: f64 = points.iter().map(|it| (it.0 - time) * (it.1 - rtt)).sum();
+    // Fewer than two points have no slope.
     if points.len() < 2 || square == 0.0 { 0.0 } else { product / square }
 }
 
-/// How many came late, and behind how many that were sent after them.
-fn reordering(samples: &[Sample]) -> (u32, u32) {
+/// Returns how many answers arrived late, and the most later packets that overtook one.
+fn reordering(samples: &[PathSample]) -> (u32, u32) {
     let mut arrivals: Vec<(u64, usize)> =
         samples.iter().enumerate().filter_map(|(at, sample)| Some((sample.answered_us?, at))).collect();
+    // In the order of arrival, a packet is late if a later one (with a higher index) has arrived before.
     arrivals.sort_unstable();
-    let (mut latest, mut late, mut most) = (0, 0, 0);
+    let mut latest = 0;
+    let mut late = 0;
+    let mut most = 0;
     for (_, at) in arrivals {
         if at < latest {
             late += 1;
@@ -132,18 +147,18 @@ fn reordering(samples: &[Sample]) -> (u32, u32) {
 mod tests {
     use super::*;
 
-    /// One a millisecond; 0: lost.
-    fn samples(rtts_us: &[u64]) -> Vec<Sample> {
+    /// Returns samples of a packet per ms with these round trips in µs; 0 means lost.
+    fn samples(rtts_us: &[u64]) -> Vec<PathSample> {
         let sample = |(at, rtt): (usize, &u64)| {
             let sent_us = at as u64 * 1000;
-            Sample { sent_us, answered_us: (*rtt > 0).then(|| sent_us + rtt) }
+            PathSample { sent_us, answered_us: (*rtt > 0).then(|| sent_us + rtt) }
         };
         rtts_us.iter().enumerate().map(sample).collect()
     }
 
     #[test]
-    fn round_trips() {
-        let report = Report::of(&samples(&[500, 600, 500, 700]));
+    fn round_trip_statistics_are_computed() {
+        let report = PathReport::from_samples(&samples(&[500, 600, 500, 700]));
         assert_eq!((report.sent, report.answered, report.lost()), (4, 4, 0));
         assert_eq!((report.rtt_min_us, report.rtt_us, report.rtt_p95_us), (500, 600, 700));
         assert_eq!(report.rtt_variation_us, 400 / 3);
@@ -151,36 +166,36 @@ mod tests {
     }
 
     #[test]
-    fn losses_in_a_row_are_told_from_single_ones() {
-        let single = Report::of(&samples(&[5, 0, 5, 5, 0, 5, 5, 0, 5, 5]));
+    fn burst_losses_are_distinguished_from_single_ones() {
+        let single = PathReport::from_samples(&samples(&[5, 0, 5, 5, 0, 5, 5, 0, 5, 5]));
         assert_eq!((single.loss_percent, single.burst_max), (30.0, 1));
         assert!(single.burstiness < 1.0, "{single:?}");
-        let burst = Report::of(&samples(&[5, 5, 5, 0, 0, 0, 5, 5, 5, 5]));
+        let burst = PathReport::from_samples(&samples(&[5, 5, 5, 0, 0, 0, 5, 5, 5, 5]));
         assert_eq!((burst.loss_percent, burst.burst_max), (30.0, 3));
         assert!((burst.burstiness - 2.1).abs() < 1e-9, "{burst:?}");
-        let all = Report::of(&samples(&[0, 0]));
+        let all = PathReport::from_samples(&samples(&[0, 0]));
         assert_eq!((all.loss_percent, all.burstiness, all.burst_max, all.rtt_us), (100.0, 1.0, 2, 0));
     }
 
     #[test]
-    fn a_queue_that_grows_shows() {
+    fn growing_queue_shows_in_the_measurement() {
         let growing: Vec<u64> = (0..100).map(|at| 1000 + 10 * at).collect();
-        // 10 us in each ms.
-        assert!((Report::of(&samples(&growing)).queue_growth_us_s - 10_000.0).abs() < 1e-3);
-        assert_eq!(Report::of(&samples(&[1000; 50])).queue_growth_us_s, 0.0);
+        // Each packet's round trip is 10 µs longer, at one packet per ms.
+        assert!((PathReport::from_samples(&samples(&growing)).queue_growth_us_s - 10_000.0).abs() < 1e-3);
+        assert_eq!(PathReport::from_samples(&samples(&[1000; 50])).queue_growth_us_s, 0.0);
     }
 
     #[test]
-    fn what_overtakes_is_counted() {
-        // The first arrives behind the two that were sent after it.
-        let report = Report::of(&samples(&[2700, 500, 600, 500]));
+    fn reordered_answers_are_counted() {
+        // The first packet arrives after the two that were sent after it.
+        let report = PathReport::from_samples(&samples(&[2700, 500, 600, 500]));
         assert_eq!((report.reordered, report.reordering_max), (1, 2));
-        assert_eq!(Report::of(&samples(&[500, 500])).reordered, 0);
+        assert_eq!(PathReport::from_samples(&samples(&[500, 500])).reordered, 0);
     }
 
     #[test]
-    fn nothing_is_nothing() {
-        assert_eq!(Report::of(&[]), Report::default());
-        assert_eq!(Report::of(&samples(&[7])).rtt_us, 7);
+    fn report_of_no_samples_is_empty() {
+        assert_eq!(PathReport::from_samples(&[]), PathReport::default());
+        assert_eq!(PathReport::from_samples(&samples(&[7])).rtt_us, 7);
     }
 }

@@ -1,258 +1,303 @@
-//! Messages: a length of 32 bits, big-endian, and so many bytes of JSON.
+//! Messages of agreements: a length of 32 bits (big-endian), and that many bytes of JSON.
 //!
-//! All that a peer can make long is bounded here, so that whoever holds a [`Statement`] holds something small. Unknown members
-//! are passed over: what later versions add is not refused by this one.
+//! Every list and text that a peer can make long is bounded here, so a [`Statement`] is small. Unknown members are
+//! ignored, so that later versions can add some.
 
 use std::{fmt, net::SocketAddr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Of TLS: another form of messages is another name.
+/// ALPN name in TLS. A version with another encoding gets another name.
 pub const ALPN: &[u8] = b"graft/1";
-/// What is agreed on has a version of its own: the TCP option's.
+/// Versions of agreements that this program supports; equal to those of the TCP option.
 pub const VERSIONS: [u32; 1] = [1];
-/// Of a message, without its length.
+/// Most bytes of a message, without its length field.
 pub const MESSAGE_MAX: usize = 256 << 10;
-/// Of a graft's object file, which follows its [`Message::Object`].
+/// Most bytes of a graft's object file, which follows an [`AgreementMessage::Object`].
 pub const OBJECT_MAX: usize = 4 << 20;
 
 const FUNCTIONS_MAX: usize = 256;
 const RULES_MAX: usize = 64;
-/// Connections that are told of: the newest.
+/// Most connections that a statement reports; it has the newest ones.
 pub const CONNECTIONS_MAX: usize = 64;
 const NAME_MAX: usize = 64;
 const SERVICES_MAX: usize = 16;
 const DETAIL_MAX: usize = 256;
 const MANIFEST_MAX: usize = 64 << 10;
 
-/// Why bytes are no message. It ends the connection.
+/// Why bytes are not a valid message. The connection is then closed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Malformed {
-    #[error("a message of {0} bytes; there is room for {MESSAGE_MAX}")]
+#[allow(missing_docs, reason = "the messages describe the variants")]
+pub enum MalformedMessage {
+    #[error("the message has {0} bytes, and {MESSAGE_MAX} is the limit")]
     TooLong(usize),
-    #[error("no message: {0}")]
+    #[error("not a message of a graft daemon: {0}")]
     Json(String),
     #[error("{0}")]
     Bound(&'static str),
 }
 
+/// A message between the daemons of two hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
-pub enum Message {
-    /// Of who has called; again whenever what it says has changed, and once in a while.
+pub enum AgreementMessage {
+    /// Offers an agreement; sent by the end that has connected. It is repeated when the statement changes, and from
+    /// time to time.
     Offer(Box<Statement>),
-    /// The answer to it.
+    /// Accepts an offer.
     Accept(Box<Statement>),
-    /// The caller's, to an [`Accept`](Self::Accept). From now on both are bound.
+    /// Confirms an [`Accept`](Self::Accept); sent by the end that has connected. From now on both ends are bound.
     Confirm,
-    /// Instead of any of these.
-    Refuse(Refusal),
-    /// Asks for a graft.
-    Fetch { identity: Hash },
-    /// The answer: so many bytes follow, as they are.
-    Object { manifest: String, bytes: u32 },
+    /// Refuses an agreement, in place of any of the above.
+    Refuse(AgreementRefusal),
+    /// Requests a graft's object file.
+    Fetch {
+        /// SHA-256 of the graft's object file.
+        identity: Hash,
+    },
+    /// Answers a [`Fetch`](Self::Fetch). The object file follows as raw bytes.
+    Object {
+        /// The graft's manifest in TOML.
+        manifest: String,
+        /// Length of the object file in bytes.
+        bytes: u32,
+    },
 }
 
-/// All that one end says of itself and of the other.
+/// An end's description of itself, its rules, and its view of the path to the other end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statement {
-    /// Of agreements.
+    /// Versions of agreements that the sender supports.
     pub versions: Vec<u32>,
-    /// Another one after each start: agreements end with it.
+    /// Random number of the sender's run. Agreements end when it changes.
     pub epoch: u64,
-    /// How long what it says holds without being said again, in seconds.
+    /// Seconds for which the statement is valid if it is not repeated.
     pub hold_s: u32,
-    pub host: Host,
-    /// Of this connection, as its speaker's sockets have it.
+    /// Properties of the sender's host.
+    pub host: HostOffer,
+    /// Local address of this connection at the sender's socket.
     pub local: SocketAddr,
+    /// Remote address of this connection at the sender's socket.
     pub remote: SocketAddr,
-    /// What it has.
-    pub functions: Vec<Function>,
-    /// Those that hold for the other.
-    pub rules: Vec<Rule>,
-    /// Of late, with the other.
-    pub connections: Vec<Connection>,
-    /// What it knows of the path to the other.
+    /// Grafts that the sender has.
+    pub functions: Vec<GraftOffer>,
+    /// The sender's rules for connections with the receiver.
+    pub rules: Vec<RuleOffer>,
+    /// Recent connections with the receiver, as the sender saw them begin.
+    pub connections: Vec<ConnectionReport>,
+    /// The sender's findings about the path to the receiver.
     #[serde(default)]
-    pub path: Verdict,
+    pub path: PathVerdict,
 }
 
+/// Properties of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
-    /// Of Millrace.
+pub struct HostOffer {
+    /// Version of Millrace.
     pub program: String,
-    /// As `uname -r` says.
+    /// Kernel release, as `uname -r` prints it.
     pub kernel: String,
-    /// Of grafts.
+    /// Version of the graft ABI that the host supports.
     pub abi: u32,
+    /// Number of online CPUs.
     pub cpus: u32,
+    /// Memory in MiB.
     pub memory_mib: u64,
 }
 
-/// A graft.
+/// A graft that the sender has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Function {
+pub struct GraftOffer {
+    /// Name of the graft at the sender.
     pub name: String,
+    /// SHA-256 of the graft's object file.
     pub identity: Hash,
+    /// Version of the graft ABI that the object was built for.
     pub abi: u32,
+    /// Services that the graft provides, by name.
     pub services: Vec<String>,
-    /// Whether the other may have it.
+    /// True if the other end may fetch the object file.
     #[serde(default)]
     pub given: bool,
 }
 
+/// The side of a connection that an end is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Side {
+pub enum OfferSide {
+    /// The end that opens the connection.
     Client,
+    /// The end that accepts the connection.
     Server,
 }
 
-/// Connections between the two, and what the speaker's side of them uses.
+/// A rule for connections between the two hosts, and the graft that the sender uses for them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rule {
-    pub side: Side,
+pub struct RuleOffer {
+    /// The side of the connections that the sender is.
+    pub side: OfferSide,
+    /// First server port of the rule.
     pub first_port: u16,
+    /// Last server port of the rule; it is included.
     pub last_port: u16,
-    /// A graft of the speaker's; else its kernel's own.
+    /// Identity of the graft that the sender uses; `None`: a congestion control of its kernel.
     pub graft: Option<Hash>,
-    /// What the other's side is to use.
+    /// Identity of the graft that the receiver has to use; `None`: any.
     #[serde(default)]
     pub wants: Option<Hash>,
 }
 
-/// A connection as one end saw its beginning. Both know it by the numbers of the first bytes of data, client's and server's: they
-/// are random, and who translates addresses leaves them.
+/// How a connection began, as one end saw it. Both ends identify it by the sequence numbers of the first data bytes,
+/// which are random and which address translators keep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Connection {
+pub struct ConnectionReport {
+    /// Sequence numbers of the first data bytes of client and server.
     pub sequence: [u32; 2],
-    pub side: Side,
-    /// The server's.
+    /// The side of the connection that the sender is.
+    pub side: OfferSide,
+    /// Server port of the connection.
     pub port: u16,
-    pub outcome: Outcome,
-    /// Of a client: it has offered. Of a server: it would have answered.
+    /// Outcome of the agreement in TCP options, as the sender saw it.
+    pub outcome: OptionOutcome,
+    /// True if a client sent an offer, or a server would have answered one.
     pub spoke: bool,
-    /// First bytes of its own graft's identity.
+    /// First bytes of the identity of the graft that the sender would use.
     pub own: u32,
-    /// What it heard of the other's, if they have agreed.
+    /// First bytes of the identity that the sender received from the other end; 0 without an agreement.
     pub heard: u32,
 }
 
-/// What became of the TCP option.
+/// Outcome of the agreement in TCP options of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum OptionOutcome {
+    /// Both ends agreed.
     Agreed,
-    /// Nothing was heard of the other.
+    /// The other end sent neither an offer nor an answer.
     Silent,
-    /// Only a SYN without the option came through.
+    /// Only a SYN without the option was answered.
     Resent,
+    /// The other end uses another version.
     Refused,
+    /// The other end sent a malformed option.
     Malformed,
-    /// It was not asked.
+    /// This end did not ask the other one.
     NotAsked,
 }
 
-/// What a path lets through, as far as it is known.
+/// Findings about a path. `None` means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// TCP options of ours.
+pub struct PathVerdict {
+    /// True if the graft TCP option passes.
     pub options: Option<bool>,
+    /// True if UDP passes.
     pub udp: Option<bool>,
-    /// IP protocol 253.
+    /// True if IP protocol 253 passes.
     pub protocol_253: Option<bool>,
-    /// Bytes of the largest IP packet that came to the other whole.
+    /// Length in bytes of the largest IP packet that arrived whole.
     pub mtu: Option<u16>,
-    /// Who is behind a translation of addresses.
-    pub nat: Option<Nat>,
+    /// The end whose address is translated (NAT).
+    pub nat: Option<NatReport>,
 }
 
-/// As the one sees it who says so.
+/// Address translation (NAT) on a path, as seen by the end that reports it: at neither end, at its own, at the other,
+/// or at both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Nat {
+#[allow(missing_docs, reason = "the type's documentation describes the values")]
+pub enum NatReport {
     None,
     Ours,
     Theirs,
     Both,
 }
 
+/// A refusal of an agreement, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    pub reason: Reason,
-    /// In words, for the other's operator.
+pub struct AgreementRefusal {
+    /// Kind of the reason.
+    pub reason: RefusalReason,
+    /// Details for the operator of the other end.
     pub detail: String,
 }
 
+/// Why an agreement was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Reason {
-    /// No version in common.
+pub enum RefusalReason {
+    /// The ends support no common version.
     Version,
-    /// Grafts of another ABI.
+    /// The ends' grafts have different ABI versions.
     Abi,
-    /// A function that the one wants the other does not have.
+    /// An end lacks a graft that the other one requires.
     UnknownFunction,
-    /// An older kernel than is wanted.
+    /// The other host's kernel is older than required.
     Kernel,
-    /// Less CPU or memory than is wanted.
+    /// The other host has fewer CPUs or less memory than required.
     Resources,
-    /// No rules that meet.
+    /// No rule of one end matches a rule of the other.
     NoRule,
-    /// Both are behind a translation of addresses.
+    /// Both ends are behind address translation (NAT).
     Nat,
-    /// The key is known, and not for this.
+    /// The peer's key is known, but is not permitted to agree.
     NotAllowed,
-    /// Too many at once.
+    /// The end handles too many negotiations already.
     Busy,
-    /// It has nothing to give, or does not give it.
+    /// The requested graft does not exist, or may not be fetched.
     NotGiven,
 }
 
-impl Refusal {
-    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+impl AgreementRefusal {
+    /// Makes a refusal. The text is cut to 256 bytes.
+    pub fn new(reason: RefusalReason, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
+        // A cut within a character would panic in truncate().
         let end = (0..=DETAIL_MAX).rev().find(|at| detail.is_char_boundary(*at)).unwrap_or(0);
         detail.truncate(end);
         Self { reason, detail }
     }
 }
 
-impl Message {
-    /// Without its length.
+impl AgreementMessage {
+    /// Encodes a message as JSON, without the length field.
     ///
     /// # Errors
-    /// It is longer than a reader takes.
-    pub fn encode(&self) -> Result<Vec<u8>, Malformed> {
-        let bytes = serde_json::to_vec(self).map_err(|error| Malformed::Json(error.to_string()))?;
-        if bytes.len() > MESSAGE_MAX { Err(Malformed::TooLong(bytes.len())) } else { Ok(bytes) }
+    /// The message is longer than [`MESSAGE_MAX`].
+    pub fn encode(&self) -> Result<Vec<u8>, MalformedMessage> {
+        let bytes = serde_json::to_vec(self).map_err(|error| MalformedMessage::Json(error.to_string()))?;
+        if bytes.len() > MESSAGE_MAX { Err(MalformedMessage::TooLong(bytes.len())) } else { Ok(bytes) }
     }
 
+    /// Decodes a message from JSON, and checks its limits.
+    ///
     /// # Errors
-    /// It is none, or says more than there is room for.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    /// The bytes are not a valid message, or exceed a limit.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
+        // The length is checked before parsing, so that a peer cannot make the parser use memory without bound.
         if bytes.len() > MESSAGE_MAX {
-            return Err(Malformed::TooLong(bytes.len()));
+            return Err(MalformedMessage::TooLong(bytes.len()));
         }
         let message: Self =
-            serde_json::from_slice(bytes).map_err(|error| Malformed::Json(error.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|error| MalformedMessage::Json(error.to_string()))?;
         message.check()?;
         Ok(message)
     }
 
-    fn check(&self) -> Result<(), Malformed> {
+    fn check(&self) -> Result<(), MalformedMessage> {
         match self {
             Self::Offer(statement) | Self::Accept(statement) => statement.check(),
-            Self::Refuse(refusal) => bound(refusal.detail.len() <= DETAIL_MAX, "a detail is too long"),
+            Self::Refuse(refusal) => {
+                bound(refusal.detail.len() <= DETAIL_MAX, "the detail of a refusal is too long")
+            }
             Self::Object { manifest, bytes } => {
                 bound(manifest.len() <= MANIFEST_MAX, "a manifest is too long")?;
-                bound(*bytes as usize <= OBJECT_MAX, "an object is too long")
+                bound(*bytes as usize <= OBJECT_MAX, "an object file is too long")
             }
             Self::Confirm | Self::Fetch { .. } => Ok(()),
         }
     }
 
-    /// For errors: what it is.
+    /// Returns the kind of the message, for log lines and errors.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Offer(_) => "offer",
@@ -266,7 +311,7 @@ impl Message {
 }
 
 impl Statement {
-    fn check(&self) -> Result<(), Malformed> {
+    fn check(&self) -> Result<(), MalformedMessage> {
         bound(self.versions.len() <= 16, "too many versions")?;
         bound(self.functions.len() <= FUNCTIONS_MAX, "too many functions")?;
         bound(self.rules.len() <= RULES_MAX, "too many rules")?;
@@ -275,15 +320,16 @@ impl Statement {
         let names = self.functions.iter().flat_map(|it| it.services.iter().chain([&it.name]));
         bound(texts.into_iter().chain(names).all(|text| text.len() <= NAME_MAX), "a name is too long")?;
         bound(self.functions.iter().all(|it| it.services.len() <= SERVICES_MAX), "too many services")?;
+        // The judge compares ranges and assumes that they are not empty.
         bound(self.rules.iter().all(|it| it.first_port <= it.last_port), "a range of ports is empty")
     }
 }
 
-fn bound(holds: bool, what: &'static str) -> Result<(), Malformed> {
-    if holds { Ok(()) } else { Err(Malformed::Bound(what)) }
+fn bound(holds: bool, what: &'static str) -> Result<(), MalformedMessage> {
+    if holds { Ok(()) } else { Err(MalformedMessage::Bound(what)) }
 }
 
-/// A SHA-256, in hexadecimal digits.
+/// A SHA-256 hash, written as hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash(pub [u8; 32]);
 
@@ -330,12 +376,13 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn statement() -> Statement {
-        let rule = Rule { side: Side::Client, first_port: 80, last_port: 90, graft: None, wants: None };
+        let rule =
+            RuleOffer { side: OfferSide::Client, first_port: 80, last_port: 90, graft: None, wants: None };
         Statement {
             versions: VERSIONS.to_vec(),
             epoch: 7,
             hold_s: 30,
-            host: Host {
+            host: HostOffer {
                 program: "0.1.0".into(),
                 kernel: "6.18.5".into(),
                 abi: 1,
@@ -344,7 +391,7 @@ pub(crate) mod tests {
             },
             local: "10.0.0.1:4000".parse().unwrap(),
             remote: "10.0.0.2:9187".parse().unwrap(),
-            functions: vec![Function {
+            functions: vec![GraftOffer {
                 name: "hybla".into(),
                 identity: Hash([3; 32]),
                 abi: 1,
@@ -353,33 +400,33 @@ pub(crate) mod tests {
             }],
             rules: vec![rule],
             connections: Vec::new(),
-            path: Verdict::default(),
+            path: PathVerdict::default(),
         }
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_messages_are_decoded() {
         let messages = [
-            Message::Offer(Box::new(statement())),
-            Message::Accept(Box::new(statement())),
-            Message::Confirm,
-            Message::Refuse(Refusal::new(Reason::UnknownFunction, "hybla")),
-            Message::Fetch { identity: Hash([255; 32]) },
-            Message::Object { manifest: "abi = 1".into(), bytes: 9 },
+            AgreementMessage::Offer(Box::new(statement())),
+            AgreementMessage::Accept(Box::new(statement())),
+            AgreementMessage::Confirm,
+            AgreementMessage::Refuse(AgreementRefusal::new(RefusalReason::UnknownFunction, "hybla")),
+            AgreementMessage::Fetch { identity: Hash([255; 32]) },
+            AgreementMessage::Object { manifest: "abi = 1".into(), bytes: 9 },
         ];
         for message in messages {
-            assert_eq!(Message::decode(&message.encode().unwrap()).as_ref(), Ok(&message));
+            assert_eq!(AgreementMessage::decode(&message.encode().unwrap()).as_ref(), Ok(&message));
         }
     }
 
     #[test]
-    fn what_is_too_much_is_refused() {
+    fn message_beyond_a_limit_is_refused() {
         type Change = fn(&mut Statement);
         let many = |change: Change| {
             let mut statement = statement();
             change(&mut statement);
-            let bytes = serde_json::to_vec(&Message::Offer(Box::new(statement))).unwrap();
-            Message::decode(&bytes).expect_err("refused").to_string()
+            let bytes = serde_json::to_vec(&AgreementMessage::Offer(Box::new(statement))).unwrap();
+            AgreementMessage::decode(&bytes).expect_err("refused").to_string()
         };
         let table: [(Change, &str); 6] = [
             (|it| it.versions = vec![1; 17], "versions"),
@@ -394,17 +441,20 @@ pub(crate) mod tests {
             assert!(error.contains(wanted), "{error}");
         }
         let long = vec![b' '; MESSAGE_MAX + 1];
-        assert_eq!(Message::decode(&long), Err(Malformed::TooLong(MESSAGE_MAX + 1)));
+        assert_eq!(AgreementMessage::decode(&long), Err(MalformedMessage::TooLong(MESSAGE_MAX + 1)));
         for text in ["", "{", "{\"say\":\"hello\"}", "{\"say\":\"fetch\",\"identity\":\"é\"}", "[]"] {
-            assert!(matches!(Message::decode(text.as_bytes()), Err(Malformed::Json(_))), "{text}");
+            assert!(
+                matches!(AgreementMessage::decode(text.as_bytes()), Err(MalformedMessage::Json(_))),
+                "{text}"
+            );
         }
     }
 
     #[test]
-    fn details_are_cut_at_a_character() {
-        let refusal = Refusal::new(Reason::Nat, "é".repeat(200));
+    fn long_refusal_detail_is_cut_at_a_character_boundary() {
+        let refusal = AgreementRefusal::new(RefusalReason::Nat, "é".repeat(200));
         assert!(refusal.detail.len() <= DETAIL_MAX && refusal.detail.len() > DETAIL_MAX - 2);
-        assert!(Message::decode(&Message::Refuse(refusal).encode().unwrap()).is_ok());
-        assert_eq!(Refusal::new(Reason::Nat, "short").detail, "short");
+        assert!(AgreementMessage::decode(&AgreementMessage::Refuse(refusal).encode().unwrap()).is_ok());
+        assert_eq!(AgreementRefusal::new(RefusalReason::Nat, "short").detail, "short");
     }
 }

@@ -1,48 +1,59 @@
-//! Datagrams between two hosts that have agreed, over UDP or IP protocol 253. Each shows a token that only these two know, so
-//! nothing is answered to anybody else, and an answer is never longer than what it answers.
+//! Probe datagrams between two hosts that have an agreement, over UDP or IP protocol 253. Each has a token that only
+//! these hosts know, so strangers get no answer. An answer is never longer than its question, so it cannot amplify an
+//! attack.
 
-/// Of the TLS exporter (RFC 5705) that both take the token from.
+/// Label of the TLS exporter (RFC 5705) from which both ends derive the token.
 pub const TOKEN_LABEL: &[u8] = b"EXPORTER-millrace-graft-probe";
+/// Length of a token in bytes.
 pub const TOKEN_BYTES: usize = 16;
-/// Magic, kind, padding, length, token, sequence number.
+/// Length of the header in bytes: magic, kind, padding, length, token and sequence number.
 pub const HEADER_BYTES: usize = 28;
 
 const MAGIC: &[u8; 4] = b"MRp1";
 
-pub type Token = [u8; TOKEN_BYTES];
+/// A secret that two hosts share, by which they recognise each other's probes.
+pub type ProbeToken = [u8; TOKEN_BYTES];
 
+/// The kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProbeKind {
+    /// A question, which is as long as the packets that it tests.
     Ask,
+    /// An answer, which consists of the header only.
     Answer,
 }
 
+/// The header of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
-    pub kind: Kind,
-    pub token: Token,
+pub struct ProbePacket {
+    /// Whether it is a question or an answer.
+    pub kind: ProbeKind,
+    /// The token of the two hosts.
+    pub token: ProbeToken,
+    /// Number of the question, repeated in the answer.
     pub sequence: u32,
-    /// Bytes of the datagram that asked.
+    /// Length of the question in bytes.
     pub bytes: u16,
 }
 
-impl Probe {
-    /// One that asks, padded to so many bytes; at least [`HEADER_BYTES`].
-    pub fn ask(token: Token, sequence: u32, bytes: u16) -> Vec<u8> {
+impl ProbePacket {
+    /// Returns a question that is padded to `bytes`, at least [`HEADER_BYTES`].
+    pub fn ask(token: ProbeToken, sequence: u32, bytes: u16) -> Vec<u8> {
         let bytes = bytes.max(HEADER_BYTES as u16);
-        let mut datagram = Self { kind: Kind::Ask, token, sequence, bytes }.header().to_vec();
+        let mut datagram = Self { kind: ProbeKind::Ask, token, sequence, bytes }.header().to_vec();
+        // The padding makes the question as long as the packets whose passage it tests.
         datagram.resize(usize::from(bytes), 0);
         datagram
     }
 
-    /// To this one.
+    /// Returns the answer to this question.
     pub fn answer(self) -> [u8; HEADER_BYTES] {
-        Self { kind: Kind::Answer, ..self }.header()
+        Self { kind: ProbeKind::Answer, ..self }.header()
     }
 
     fn header(self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
-        let kind = if self.kind == Kind::Ask { 1 } else { 2 };
+        let kind = if self.kind == ProbeKind::Ask { 1 } else { 2 };
         let parts: [&[u8]; 5] =
             [MAGIC, &[kind, 0], &self.bytes.to_be_bytes(), &self.token, &self.sequence.to_be_bytes()];
         let bytes = parts.into_iter().flatten();
@@ -50,7 +61,7 @@ impl Probe {
         header
     }
 
-    /// `None`: it is none. One that asks is as long as it says.
+    /// Parses a datagram; `None` if it is no probe, or a question of another length than it states.
     pub fn read(datagram: &[u8]) -> Option<Self> {
         let header: &[u8; HEADER_BYTES] = datagram.first_chunk()?;
         let (magic, rest) = header.split_first_chunk::<4>()?;
@@ -59,8 +70,9 @@ impl Probe {
         let (token, rest) = rest.split_first_chunk::<TOKEN_BYTES>()?;
         let bytes = u16::from_be_bytes(*bytes);
         let kind = match kind {
-            1 if usize::from(bytes) == datagram.len() => Kind::Ask,
-            2 => Kind::Answer,
+            // A question that was cut or padded on the path must not count as passed.
+            1 if usize::from(bytes) == datagram.len() => ProbeKind::Ask,
+            2 => ProbeKind::Answer,
             _ => return None,
         };
         let sequence = u32::from_be_bytes(*rest.first_chunk()?);
@@ -73,24 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_is_answered() {
-        let datagram = Probe::ask([7; 16], 9, 1400);
+    fn probe_is_answered() {
+        let datagram = ProbePacket::ask([7; 16], 9, 1400);
         assert_eq!(datagram.len(), 1400);
-        let ask = Probe::read(&datagram).unwrap();
-        assert_eq!(ask, Probe { kind: Kind::Ask, token: [7; 16], sequence: 9, bytes: 1400 });
-        assert_eq!(Probe::read(&ask.answer()), Some(Probe { kind: Kind::Answer, ..ask }));
-        assert_eq!(Probe::ask([7; 16], 9, 1).len(), HEADER_BYTES, "never shorter than its answer");
+        let ask = ProbePacket::read(&datagram).unwrap();
+        assert_eq!(ask, ProbePacket { kind: ProbeKind::Ask, token: [7; 16], sequence: 9, bytes: 1400 });
+        assert_eq!(ProbePacket::read(&ask.answer()), Some(ProbePacket { kind: ProbeKind::Answer, ..ask }));
+        assert_eq!(ProbePacket::ask([7; 16], 9, 1).len(), HEADER_BYTES, "never shorter than its answer");
     }
 
     #[test]
-    fn what_is_none_is_not_read() {
-        let datagram = Probe::ask([7; 16], 9, 64);
-        assert_eq!(Probe::read(&datagram[..63]), None, "cut off");
-        assert_eq!(Probe::read(&datagram[..HEADER_BYTES - 1]), None);
+    fn malformed_probe_is_ignored() {
+        let datagram = ProbePacket::ask([7; 16], 9, 64);
+        assert_eq!(ProbePacket::read(&datagram[..63]), None, "cut off");
+        assert_eq!(ProbePacket::read(&datagram[..HEADER_BYTES - 1]), None);
         for at in [0, 4, 5, 6] {
             let mut other = datagram.clone();
             other[at] ^= 4;
-            assert_eq!(Probe::read(&other), None, "byte {at}");
+            assert_eq!(ProbePacket::read(&other), None, "byte {at}");
         }
     }
 }

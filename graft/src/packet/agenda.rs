@@ -1,23 +1,25 @@
-//! Which sessions are to be looked at, and when: so that a step costs what there is to do, however many sessions there are.
+//! The times at which sessions have work to do. A step costs as much as the work that is due, however many sessions
+//! there are.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::Ends;
+use millrace_graft_kernel::joint::SessionEnds;
 
 #[derive(Debug, Default)]
-pub struct Agenda {
-    by_time: BTreeSet<(Duration, Ends)>,
-    of: HashMap<Ends, Duration>,
+pub struct SessionAgenda {
+    by_time: BTreeSet<(Duration, SessionEnds)>,
+    of: HashMap<SessionEnds, Duration>,
 }
 
-impl Agenda {
-    /// In place of what was said of it before; `None`: not at all.
-    pub fn put(&mut self, ends: Ends, at: Option<Duration>) {
+impl SessionAgenda {
+    /// Sets the time of a session's next work, in place of an earlier one. `None` removes it.
+    pub fn put(&mut self, ends: SessionEnds, at: Option<Duration>) {
         let before = match at {
             Some(at) => self.of.insert(ends, at),
             None => self.of.remove(&ends),
         };
+        // A session has at most one entry in each of the two maps.
         if let Some(before) = before {
             self.by_time.remove(&(before, ends));
         }
@@ -30,8 +32,8 @@ impl Agenda {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Those whose time has come, which are no longer on it.
-    pub fn take(&mut self, now: Duration) -> Vec<Ends> {
+    /// Takes the sessions whose work is due.
+    pub fn take(&mut self, now: Duration) -> Vec<SessionEnds> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)
             && let Some((_, ends)) = self.by_time.pop_first()
@@ -48,13 +50,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_taken_once_in_its_time() {
+    fn due_entries_of_the_agenda_are_taken_once() {
         const MS: Duration = Duration::from_millis(1);
         let ends = |port: u16| {
             let address = std::net::SocketAddr::from(([10, 0, 0, 1], port));
-            Ends { local: address, remote: address }
+            SessionEnds { local: address, remote: address }
         };
-        let mut agenda = Agenda::default();
+        let mut agenda = SessionAgenda::default();
         assert_eq!(agenda.next(), None);
         for (port, at) in [(1, 30), (2, 10), (3, 20), (4, 40), (1, 5)] {
             agenda.put(ends(port), Some(at * MS));

@@ -1,4 +1,5 @@
-//! How both ends of a session change to another list of functions, as values: no I/O, and time is an argument.
+//! The protocol by which both ends of a session change to another list of functions. The code has no I/O, and time is
+//! an argument.
 //!
 //! ```text
 //! one end                              the other
@@ -9,115 +10,126 @@
 //!   agreed <----------------------- Done(list)
 //! ```
 //!
-//! So it takes two round trips, and neither end ever sends what the other one does not take. A word that is lost is said again.
-//! When nothing of the old list can be under way any more, it is taken no longer. Words of another attempt, such as old ones that
-//! somebody sends again, do nothing: attempts are counted, and the other end changes only for the answer to a challenge that it has never
-//! put before, which is given by who has switched to that very list. (Sealed words cannot be sent again at all; these may be in clear.)
+//! A change takes two round trips, and neither end ever sends packets that the other does not accept. Lost messages
+//! are repeated. When no packet of the old list can be under way any more, that list is no longer accepted. Messages
+//! of another attempt, such as replayed ones, have no effect: attempts are counted, and the other end changes only
+//! for the answer to a challenge that it has never sent before. Only an end that has switched to this list can give
+//! that answer. (Sealed messages cannot be replayed at all; these may be in clear.)
 //!
-//! **Anew.** A change may leave behind what the session knew: numbers and functions' states begin anew. Then there is nothing to be
-//! taken beside the new list. Each end begins anew where it would have sent by the new one, and sends nothing until it knows that the
-//! other one has. What is under way then is lost; `losses` counts it.
+//! **Stateless.** A change may drop the session's state: packet numbers and the state of functions restart, and only
+//! the new list is accepted. Each end restarts where it would have switched, and sends nothing until it knows that
+//! the other end has restarted, too. Packets under way at that time are lost; `losses` counts them.
 
 use std::time::Duration;
 
 use super::paths::COUNT;
 
-/// A list, and the attempt to change to it, counted in 14 bits.
+/// ID of a change: the number of the list, and the number of the attempt in 14 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Id {
+pub struct ListId {
+    /// The list's number.
     pub list: u16,
+    /// The attempt's number.
     pub attempt: u16,
-    /// Without what the session knew.
+    /// True if the session restarts without its state.
     pub anew: bool,
 }
 
-/// What ends say.
+/// A message between the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
-    Propose(Id),
-    Ready(Id),
-    /// By who has not heard the challenge.
-    Switched(Id),
-    /// To who has proposed, from who is ready: 31 bits, and never the same twice.
+pub enum ListMessage {
+    /// The sender proposes a change.
+    Propose(ListId),
+    /// The sender accepts packets of the new list.
+    Ready(ListId),
+    /// The sender has switched to the list, and has not received the challenge.
+    Switched(ListId),
+    /// The end that is ready challenges the one that has proposed, with 31 bits that are never the same twice.
     Challenge(u32),
-    /// To that, from who has switched to the list that it was about.
+    /// Answer to the challenge, from the end that has switched to its list.
     Answer(u32),
-    Done(Id),
-    /// This end does not change to it, or has given it up.
-    Refuse(Id),
-    /// Since when this end is there.
+    /// Both ends send with the new list.
+    Done(ListId),
+    /// The sender does not change to the list, or has given it up.
+    Refuse(ListId),
+    /// Time at which the sender was started.
     Hello(Since),
-    /// Before it began anew, so many of the application's datagrams left this end, modulo 2^32.
+    /// Number of the application's datagrams that the sender had sent before it restarted, modulo 2^32.
     Sent(u32),
-    /// Of those, so many have not come.
+    /// Number of those datagrams that have not arrived at the sender of this message.
     Lost(u32),
-    /// By a path of the session so many packets have come, modulo 2^30.
+    /// Number of packets that the sender has received on a path of the session, modulo 2^30.
     Came {
+        /// Number of the path.
         path: u8,
+        /// Number of packets that have arrived on it.
         count: u32,
     },
 }
 
-/// When an end was started, in tenths of a second; of 31 bits, so that it wraps around after 6.8 years.
+/// The time at which an end was started, in tenths of a second. It has 31 bits, so it wraps around after 6.8 years.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Since(u32);
 
 impl Since {
     const BITS: u32 = 0x7fff_ffff;
 
+    /// Converts the time of a start.
     pub fn new(unix_time: Duration) -> Self {
         Self((unix_time.as_millis() / 100) as u32 & Self::BITS)
     }
 
-    /// Old words that somebody sends again are not.
+    /// Returns whether this start is later than the other. Replayed messages have earlier starts.
     pub fn is_later_than(self, other: Self) -> bool {
         let difference = self.0.wrapping_sub(other.0) & Self::BITS;
         difference != 0 && difference <= Self::BITS / 2
     }
 }
 
-/// What is to be done, in this order.
+/// The actions that follow from a message or from time. The caller carries them out in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
-    /// Take packets of this list, too, in place of another one that is not sent by.
+pub enum ListAction {
+    /// Accept packets of this list as well, in place of another list that this end does not send with.
     Accept(u16),
-    /// Send by the list that was accepted last.
+    /// Send with the list that was accepted last.
     Switch,
-    /// Be ready to begin anew with this list.
+    /// Prepare a restart with this list.
     Expect(u16),
-    /// Begin anew with this list, take nothing of before, and send nothing until it is agreed.
+    /// Restart with this list. Accept no earlier packets, and send nothing until it is agreed.
     Begin(u16),
-    /// Take those of the one that is not sent by no longer.
+    /// Stop accepting packets of the list that this end does not send with.
     Retire,
-    Say(Word),
-    /// Both ends send by it.
+    /// Send this message.
+    Say(ListMessage),
+    /// Both ends send with this list.
     Agreed(u16),
-    /// All stays as it was.
-    Failed(u16, Why),
+    /// The change has failed, and the session stays as it was.
+    Failed(u16, ListRefusal),
 }
 
+/// The reason why a change failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum ListRefusal {
     /// The other end does not have the list.
     Refused,
     /// The other end does not answer.
     Silent,
     /// Another swap is under way.
     Busy,
-    /// A function cannot go on with what the version before it knew.
+    /// A function cannot continue with the state of the previous version.
     NoState,
 }
 
-/// Between the first two tries of a word, and between the later ones: each waits twice as long as the one before. A path that is longer
-/// hears some words twice, which does nothing; one that loses a word costs little.
+/// Pause before the first repetition of a message, and the longest pause (`AGAIN_MOST`). The pause doubles with each
+/// repetition. Repeated messages do no harm on a longer path, and a lost message costs little time.
 const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MOST: Duration = Duration::from_millis(250);
-/// For the other end's answer.
+/// Time limit for the other end's answer to a proposal.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long packets may be under way.
+/// Longest time that packets may be under way.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// When a word is said again.
+/// The schedule of a message's repetitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Again {
     next: Duration,
@@ -129,7 +141,7 @@ impl Again {
         Self { next: now + AGAIN, pause: AGAIN }
     }
 
-    /// Once more, later.
+    /// Schedules the next repetition, after a longer pause.
     fn put_off(&mut self, now: Duration) {
         self.pause = (2 * self.pause).min(AGAIN_MOST);
         self.next = now + self.pause;
@@ -137,54 +149,69 @@ impl Again {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum AgreeState {
     Idle,
     Proposing {
-        id: Id,
+        id: ListId,
         again: Again,
         until: Duration,
     },
     Switching {
-        id: Id,
+        id: ListId,
         again: Again,
     },
-    /// The other end has proposed it, and may send by it already.
+    /// The other end has proposed the list, and may already send with it.
     Following {
-        id: Id,
+        id: ListId,
         challenge: u32,
         next: Duration,
     },
-    /// Both ends send by it.
+    /// Both ends send with the new list, and still accept the old one.
     Lingering {
         until: Duration,
     },
 }
 
-/// One end of a session.
+/// One end's state of the agreement about a session's list.
+///
+/// # States
+///
+/// * *Idle*: both ends send with one list, and no packet of another is under way.
+/// * *Proposing*: this end accepts packets of the new list, and repeats its proposal until the other end is ready,
+///   refuses, or is silent for too long.
+/// * *Switching*: this end sends with the new list, and repeats that until the other end has done the same.
+/// * *Following*: the other end has proposed. This end accepts packets of the new list, and has sent a challenge.
+/// * *Lingering*: both ends send with the new list, and packets of the old one may be under way.
+///
+/// [`Self::propose`] begins a change, [`Self::on_message`] takes each message, and [`Self::tick`] has to be called at
+/// the time of [`Self::next`]. Each returns actions that the caller carries out in their order, before the next call.
+/// If an action fails, [`Self::cannot`] returns what to do. Between calls, this end accepts every packet that the
+/// other end may send, except during a stateless change.
 #[derive(Debug)]
-pub struct Agreement {
-    state: State,
-    /// By which this end sends.
+pub struct ListAgreement {
+    state: AgreeState,
+    /// The list with which this end sends.
     list: u16,
-    /// How it came to that.
-    latest: Option<Id>,
-    /// Of two that propose at the same time, the one whose proposal counts.
+    /// The latest change that this end has made.
+    latest: Option<ListId>,
+    /// True if this end's proposal counts when both ends propose at the same time.
     goes_first: bool,
-    /// Of the latest proposal, and of the other end's latest one.
+    /// Number of this end's latest attempt, and of its latest challenge.
     attempt: u16,
     challenge: u32,
-    /// By the other end, of what this one has proposed.
+    /// The other end's challenge for this end's proposal, once it has arrived.
     heard: Option<u32>,
-    /// This end has proposed the list, and follows the other one, which has proposed it, too.
+    /// True if this end has proposed the same list as the other end, and follows that end's proposal.
     gave_way: bool,
 }
 
-impl Agreement {
-    /// `random`: where counts begin, so that they are others than before this end was started.
+impl ListAgreement {
+    /// Creates one end. `random` has the first values of the counters, so that they differ from those of an earlier
+    /// run.
     pub fn new(list: u16, goes_first: bool, random: [u8; 6]) -> Self {
         let [a, b, c, d, e, f] = random;
         Self {
-            state: State::Idle,
+            state: AgreeState::Idle,
             list,
             latest: None,
             goes_first,
@@ -195,214 +222,226 @@ impl Agreement {
         }
     }
 
-    /// With this list, and nothing under way.
+    /// Restarts with this list. A change that is under way is dropped.
     pub fn begin(&mut self, list: u16) {
-        (self.state, self.list, self.latest, self.heard) = (State::Idle, list, None, None);
+        (self.state, self.list, self.latest, self.heard) = (AgreeState::Idle, list, None, None);
     }
 
-    /// By which this end sends.
+    /// Returns the list with which this end sends.
     pub fn list(&self) -> u16 {
         self.list
     }
 
-    /// `now`: since any fixed moment.
-    pub fn propose(&mut self, now: Duration, list: u16, anew: bool) -> Vec<Act> {
+    /// Proposes a list. `now` is the time since any fixed moment.
+    pub fn propose(&mut self, now: Duration, list: u16, anew: bool) -> Vec<ListAction> {
         match self.state {
-            State::Idle if list == self.list && !anew => vec![Act::Agreed(list)],
-            State::Idle => {
+            // The session uses this list already.
+            AgreeState::Idle if list == self.list && !anew => vec![ListAction::Agreed(list)],
+            AgreeState::Idle => {
                 self.attempt = self.attempt.wrapping_add(1);
-                let id = Id { list, attempt: self.attempt & Id::ATTEMPT, anew };
+                let id = ListId { list, attempt: self.attempt & ListId::ATTEMPT, anew };
+                // A challenge for an earlier attempt must not be answered.
                 self.heard = None;
-                self.state = State::Proposing { id, again: Again::after(now), until: now + PATIENCE };
-                vec![id.preparation(), Act::Say(Word::Propose(id))]
+                self.state = AgreeState::Proposing { id, again: Again::after(now), until: now + PATIENCE };
+                vec![id.preparation(), ListAction::Say(ListMessage::Propose(id))]
             }
-            _ => vec![Act::Failed(list, Why::Busy)],
+            _ => vec![ListAction::Failed(list, ListRefusal::Busy)],
         }
     }
 
-    /// `is_known`: whether this end has the list that it is about.
-    pub fn hear(&mut self, now: Duration, word: Word, is_known: bool) -> Vec<Act> {
-        // What is over by now is over, though nobody has looked yet.
+    /// Handles a message. `is_known` is true if this end has the list that the message names.
+    pub fn on_message(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
+        // Time-outs are handled first, since they decide whether the message still counts.
         let mut acts = self.tick(now);
         acts.extend(self.answer(now, word, is_known));
         acts
     }
 
-    fn answer(&mut self, now: Duration, word: Word, is_known: bool) -> Vec<Act> {
+    fn answer(&mut self, now: Duration, word: ListMessage, is_known: bool) -> Vec<ListAction> {
         match (word, self.state) {
-            (Word::Propose(id), _) if !is_known => vec![Act::Say(Word::Refuse(id))],
-            (Word::Propose(id), _) => self.hear_proposal(now, id),
-            (Word::Ready(id), State::Proposing { id: own, .. }) if id == own => {
+            // An end without the list cannot follow.
+            (ListMessage::Propose(id), _) if !is_known => vec![ListAction::Say(ListMessage::Refuse(id))],
+            (ListMessage::Propose(id), _) => self.hear_proposal(now, id),
+            // The other end accepts packets of the new list, so this end may switch.
+            (ListMessage::Ready(id), AgreeState::Proposing { id: own, .. }) if id == own => {
                 self.changed(id);
-                self.state = State::Switching { id, again: Again::after(now) };
+                self.state = AgreeState::Switching { id, again: Again::after(now) };
                 let mut acts = vec![id.change()];
                 acts.extend(self.say_switched(id));
                 acts
             }
-            // It waits for a word that was lost, or of an attempt that is over.
-            (Word::Ready(id), _) if self.latest == Some(id) => self.say_switched(id),
-            (Word::Ready(id), _) => vec![Act::Say(Word::Refuse(id))],
-            (Word::Refuse(id), State::Proposing { id: own, .. }) if id == own => {
-                self.give_up(id.list, Why::Refused)
+            // The other end has missed this end's latest message, which is repeated.
+            (ListMessage::Ready(id), _) if self.latest == Some(id) => self.say_switched(id),
+            (ListMessage::Ready(id), _) => vec![ListAction::Say(ListMessage::Refuse(id))],
+            (ListMessage::Refuse(id), AgreeState::Proposing { id: own, .. }) if id == own => {
+                self.give_up(id.list, ListRefusal::Refused)
             }
-            (Word::Refuse(id), State::Following { id: own, .. }) if id == own => {
-                self.state = State::Idle;
-                let failed = self.gave_way.then_some(Act::Failed(id.list, Why::Busy));
-                [Act::Retire].into_iter().chain(failed).collect()
+            // The other end has given up its proposal.
+            (ListMessage::Refuse(id), AgreeState::Following { id: own, .. }) if id == own => {
+                self.state = AgreeState::Idle;
+                let failed = self.gave_way.then_some(ListAction::Failed(id.list, ListRefusal::Busy));
+                [ListAction::Retire].into_iter().chain(failed).collect()
             }
-            // They come in any order.
-            (Word::Challenge(heard), State::Proposing { .. }) => {
+            // Messages arrive in any order, so the challenge may come before `Ready`.
+            (ListMessage::Challenge(heard), AgreeState::Proposing { .. }) => {
                 self.heard = Some(heard);
                 Vec::new()
             }
-            (Word::Challenge(heard), State::Switching { id, .. }) => {
+            (ListMessage::Challenge(heard), AgreeState::Switching { id, .. }) => {
                 self.heard = Some(heard);
-                vec![Act::Say(Word::Answer(id.answer(heard)))]
+                vec![ListAction::Say(ListMessage::Answer(id.answer(heard)))]
             }
-            // The answer was lost, or it is an old word.
-            (Word::Switched(id), State::Following { id: own, challenge, .. }) if id == own => {
-                vec![Act::Say(Word::Challenge(challenge))]
+            // The answer was lost, or this is a replayed message. The challenge is repeated.
+            (ListMessage::Switched(id), AgreeState::Following { id: own, challenge, .. }) if id == own => {
+                vec![ListAction::Say(ListMessage::Challenge(challenge))]
             }
-            (Word::Answer(answer), State::Following { id, challenge, .. })
+            // Only an end that has switched can give this answer, so this end may switch, too.
+            (ListMessage::Answer(answer), AgreeState::Following { id, challenge, .. })
                 if answer == id.answer(challenge) =>
             {
                 self.changed(id);
-                self.state = State::Lingering { until: now + LINGER };
-                vec![id.change(), Act::Say(Word::Done(id)), Act::Agreed(id.list)]
+                self.state = AgreeState::Lingering { until: now + LINGER };
+                vec![id.change(), ListAction::Say(ListMessage::Done(id)), ListAction::Agreed(id.list)]
             }
-            // Our answer was lost.
-            (Word::Switched(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Done(id))],
-            (Word::Answer(answer), _) => {
-                let latest = self.latest.filter(|id| answer == id.answer(self.challenge & Id::CHALLENGE));
-                latest.map(|id| Act::Say(Word::Done(id))).into_iter().collect()
+            // The message `Done` of this end was lost.
+            (ListMessage::Switched(id), _) if self.latest == Some(id) => {
+                vec![ListAction::Say(ListMessage::Done(id))]
             }
-            (Word::Done(id), State::Switching { id: own, .. }) if id == own => {
-                self.state = State::Lingering { until: now + LINGER };
-                vec![Act::Agreed(id.list)]
+            (ListMessage::Answer(answer), _) => {
+                let latest = self.latest.filter(|id| answer == id.answer(self.challenge & ListId::CHALLENGE));
+                latest.map(|id| ListAction::Say(ListMessage::Done(id))).into_iter().collect()
+            }
+            // Both ends send with the new list now.
+            (ListMessage::Done(id), AgreeState::Switching { id: own, .. }) if id == own => {
+                self.state = AgreeState::Lingering { until: now + LINGER };
+                vec![ListAction::Agreed(id.list)]
             }
             _ => Vec::new(),
         }
     }
 
-    fn hear_proposal(&mut self, now: Duration, id: Id) -> Vec<Act> {
+    fn hear_proposal(&mut self, now: Duration, id: ListId) -> Vec<ListAction> {
         match self.state {
-            State::Following { id: own, challenge, .. } if id == own => say_ready(id, challenge),
-            // What comes again of the latest change is no other one.
-            State::Idle if id.list != self.list || (id.anew && self.latest != Some(id)) => {
+            AgreeState::Following { id: own, challenge, .. } if id == own => say_ready(id, challenge),
+            // A repeated proposal of the latest change must not start another one.
+            AgreeState::Idle if id.list != self.list || (id.anew && self.latest != Some(id)) => {
                 self.follow(now, id)
             }
-            // Both have proposed at the same time: one gives way.
-            State::Proposing { id: own, .. } if !self.goes_first => {
+            // Both ends have proposed at the same time. The end with the higher address gives way.
+            AgreeState::Proposing { id: own, .. } if !self.goes_first => {
                 let is_same = own.list == id.list;
-                let mut acts = if is_same { Vec::new() } else { self.give_up(own.list, Why::Busy) };
+                let mut acts = if is_same { Vec::new() } else { self.give_up(own.list, ListRefusal::Busy) };
                 acts.extend(self.follow(now, id));
                 self.gave_way = is_same;
                 acts
             }
-            // It is said again, and then there is time for it.
+            // The other end repeats its proposal, which is accepted later.
             _ => Vec::new(),
         }
     }
 
-    fn follow(&mut self, now: Duration, id: Id) -> Vec<Act> {
+    fn follow(&mut self, now: Duration, id: ListId) -> Vec<ListAction> {
         self.gave_way = false;
         self.challenge = self.challenge.wrapping_add(1);
-        let challenge = self.challenge & Id::CHALLENGE;
-        self.state = State::Following { id, challenge, next: now + 4 * AGAIN_MOST };
+        let challenge = self.challenge & ListId::CHALLENGE;
+        self.state = AgreeState::Following { id, challenge, next: now + 4 * AGAIN_MOST };
         let mut acts = vec![id.preparation()];
         acts.extend(say_ready(id, challenge));
         acts
     }
 
-    /// By the answer, if the challenge was heard; else it comes again.
-    fn say_switched(&self, id: Id) -> Vec<Act> {
-        let is_own = matches!(self.state, State::Switching { id: own, .. } if own == id);
+    /// Sends the answer to the challenge if the challenge has arrived. Otherwise the other end repeats it.
+    fn say_switched(&self, id: ListId) -> Vec<ListAction> {
+        let is_own = matches!(self.state, AgreeState::Switching { id: own, .. } if own == id);
         let heard = self.heard.filter(|_| is_own);
-        vec![Act::Say(heard.map_or(Word::Switched(id), |heard| Word::Answer(id.answer(heard))))]
+        vec![ListAction::Say(
+            heard.map_or(ListMessage::Switched(id), |heard| ListMessage::Answer(id.answer(heard))),
+        )]
     }
 
-    /// The list could not be accepted here, or expected: there is no way on.
-    pub fn cannot(&mut self) -> Vec<Act> {
+    /// Ends the attempt, because the list could not be accepted or prepared at this end.
+    pub fn cannot(&mut self) -> Vec<ListAction> {
         match self.state {
-            State::Proposing { id, .. } => self.give_up(id.list, Why::NoState),
-            State::Following { id, .. } => {
-                let mut acts = self.give_up(id.list, Why::NoState);
-                acts.push(Act::Say(Word::Refuse(id)));
+            AgreeState::Proposing { id, .. } => self.give_up(id.list, ListRefusal::NoState),
+            AgreeState::Following { id, .. } => {
+                let mut acts = self.give_up(id.list, ListRefusal::NoState);
+                acts.push(ListAction::Say(ListMessage::Refuse(id)));
                 acts
             }
             _ => Vec::new(),
         }
     }
 
-    fn changed(&mut self, id: Id) {
+    fn changed(&mut self, id: ListId) {
         (self.list, self.latest) = (id.list, Some(id));
     }
 
-    fn give_up(&mut self, list: u16, why: Why) -> Vec<Act> {
-        self.state = State::Idle;
-        vec![Act::Retire, Act::Failed(list, why)]
+    fn give_up(&mut self, list: u16, why: ListRefusal) -> Vec<ListAction> {
+        self.state = AgreeState::Idle;
+        vec![ListAction::Retire, ListAction::Failed(list, why)]
     }
 
-    /// To be called when [`next`](Self::next) says.
-    pub fn tick(&mut self, now: Duration) -> Vec<Act> {
+    /// Handles time-outs and repetitions. Call it at the time of [`next`](Self::next).
+    pub fn tick(&mut self, now: Duration) -> Vec<ListAction> {
         match &mut self.state {
-            State::Proposing { id, until, .. } if now >= *until => {
+            AgreeState::Proposing { id, until, .. } if now >= *until => {
                 let list = id.list;
-                self.give_up(list, Why::Silent)
+                self.give_up(list, ListRefusal::Silent)
             }
-            State::Proposing { id, again, .. } if now >= again.next => {
+            AgreeState::Proposing { id, again, .. } if now >= again.next => {
                 again.put_off(now);
-                vec![Act::Say(Word::Propose(*id))]
+                vec![ListAction::Say(ListMessage::Propose(*id))]
             }
-            // This end sends by it, and the other one takes it: there is no way back, and no harm.
-            State::Switching { id, again } if now >= again.next => {
+            // The other end accepts the list with which this end sends, so this end repeats its message without a
+            // time limit.
+            AgreeState::Switching { id, again } if now >= again.next => {
                 again.put_off(now);
                 let id = *id;
                 self.say_switched(id)
             }
-            // The other end may send by it, so it is taken until that says otherwise.
-            State::Following { id, challenge, next } if now >= *next => {
+            // The other end may already send with the list, so it stays accepted until that end refuses.
+            AgreeState::Following { id, challenge, next } if now >= *next => {
                 *next = now + 4 * AGAIN_MOST;
                 say_ready(*id, *challenge)
             }
-            State::Lingering { until } if now >= *until => {
-                self.state = State::Idle;
-                vec![Act::Retire]
+            AgreeState::Lingering { until } if now >= *until => {
+                self.state = AgreeState::Idle;
+                vec![ListAction::Retire]
             }
             _ => Vec::new(),
         }
     }
 
-    /// `None`: nothing is under way.
+    /// Returns the time of the next `tick`, or `None` if no change is under way.
     pub fn next(&self) -> Option<Duration> {
         match self.state {
-            State::Idle => None,
-            State::Proposing { again, until, .. } => Some(again.next.min(until)),
-            State::Switching { again, .. } => Some(again.next),
-            State::Following { next, .. } | State::Lingering { until: next } => Some(next),
+            AgreeState::Idle => None,
+            AgreeState::Proposing { again, until, .. } => Some(again.next.min(until)),
+            AgreeState::Switching { again, .. } => Some(again.next),
+            AgreeState::Following { next, .. } | AgreeState::Lingering { until: next } => Some(next),
         }
     }
 }
 
-fn say_ready(id: Id, challenge: u32) -> Vec<Act> {
-    vec![Act::Say(Word::Challenge(challenge)), Act::Say(Word::Ready(id))]
+fn say_ready(id: ListId, challenge: u32) -> Vec<ListAction> {
+    vec![ListAction::Say(ListMessage::Challenge(challenge)), ListAction::Say(ListMessage::Ready(id))]
 }
 
-impl Id {
+impl ListId {
     const CHALLENGE: u32 = 0x7fff_ffff;
     const ATTEMPT: u16 = 0x3fff;
-    /// Beside the attempt.
+    /// Bit above the attempt: the change is stateless.
     const ANEW: u32 = 1 << 30;
 
-    fn preparation(self) -> Act {
-        if self.anew { Act::Expect(self.list) } else { Act::Accept(self.list) }
+    fn preparation(self) -> ListAction {
+        if self.anew { ListAction::Expect(self.list) } else { ListAction::Accept(self.list) }
     }
 
-    fn change(self) -> Act {
-        if self.anew { Act::Begin(self.list) } else { Act::Switch }
+    fn change(self) -> ListAction {
+        if self.anew { ListAction::Begin(self.list) } else { ListAction::Switch }
     }
 
-    /// Of who has switched to this one, and no other.
+    /// Returns the answer to a challenge, which depends on the list that the end has switched to.
     fn answer(self, challenge: u32) -> u32 {
         (challenge ^ self.encode()) & Self::CHALLENGE
     }
@@ -421,9 +460,10 @@ impl Id {
     }
 }
 
-impl Word {
-    /// As the kernel's frames carry it: a kind of eight, and a number.
+impl ListMessage {
+    /// Returns the kind (of eight) and the number of a message, as a frame in the kernel has them.
     pub fn encode(self) -> (u8, u32) {
+        // Kinds 1, 3 and 7 have two messages each, which the highest bit of the number tells apart.
         const REFUSE: u32 = 1 << 31;
         const HELLO: u32 = 1 << 31;
         const ANSWER: u32 = 1 << 31;
@@ -437,13 +477,14 @@ impl Word {
             Self::Sent(count) => (4, count),
             Self::Lost(count) => (5, count),
             Self::Came { path, count } => (6, u32::from(path & 3) << 30 | count & COUNT),
-            Self::Challenge(challenge) => (7, challenge & Id::CHALLENGE),
-            Self::Answer(answer) => (7, ANSWER | answer & Id::CHALLENGE),
+            Self::Challenge(challenge) => (7, challenge & ListId::CHALLENGE),
+            Self::Answer(answer) => (7, ANSWER | answer & ListId::CHALLENGE),
         }
     }
 
+    /// Reads a message. Returns `None` if there is no such kind.
     pub fn decode(kind: u8, number: u32) -> Option<Self> {
-        let id = Id::decode(number);
+        let id = ListId::decode(number);
         match (kind, number >> 31) {
             (0, 0) => Some(Self::Propose(id)),
             (1, 0) => Some(Self::Ready(id)),
@@ -455,11 +496,12 @@ impl Word {
             (5, _) => Some(Self::Lost(number)),
             (6, _) => Some(Self::Came { path: (number >> 30) as u8, count: number & COUNT }),
             (7, 0) => Some(Self::Challenge(number)),
-            (7, 1) => Some(Self::Answer(number & Id::CHALLENGE)),
+            (7, 1) => Some(Self::Answer(number & ListId::CHALLENGE)),
             _ => None,
         }
     }
 
+    /// Returns the list that the message names, if it names one.
     pub fn list(self) -> Option<u16> {
         match self {
             Self::Propose(id) | Self::Ready(id) | Self::Refuse(id) | Self::Switched(id) | Self::Done(id) => {
@@ -481,22 +523,22 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// What an end takes and sends, as its acts say.
+    /// The lists that an end accepts and sends with, according to its actions.
     #[derive(Debug)]
-    struct End {
-        agreement: Agreement,
+    struct AgreeEnd {
+        agreement: ListAgreement,
         takes: Vec<u16>,
         sends: u16,
         agreed: Vec<u16>,
         agreed_at: Duration,
-        failed: Vec<(u16, Why)>,
+        failed: Vec<(u16, ListRefusal)>,
         begun: u32,
         expects: Option<u16>,
     }
 
-    impl End {
+    impl AgreeEnd {
         fn new(goes_first: bool) -> Self {
-            let agreement = Agreement::new(1, goes_first, [u8::from(goes_first); 6]);
+            let agreement = ListAgreement::new(1, goes_first, [u8::from(goes_first); 6]);
             Self {
                 agreement,
                 takes: vec![1],
@@ -509,28 +551,28 @@ mod tests {
             }
         }
 
-        fn act(&mut self, acts: Vec<Act>) -> Vec<Word> {
+        fn act(&mut self, acts: Vec<ListAction>) -> Vec<ListMessage> {
             let mut said = Vec::new();
             for act in acts {
                 match act {
-                    Act::Accept(list) => {
+                    ListAction::Accept(list) => {
                         self.takes.retain(|taken| *taken == self.sends);
                         self.takes.push(list);
                     }
-                    Act::Switch => self.sends = *self.takes.last().expect("one that was accepted"),
-                    Act::Expect(list) => self.expects = Some(list),
-                    Act::Begin(list) => {
+                    ListAction::Switch => self.sends = *self.takes.last().expect("one that was accepted"),
+                    ListAction::Expect(list) => self.expects = Some(list),
+                    ListAction::Begin(list) => {
                         assert_eq!(self.expects, Some(list));
                         (self.sends, self.takes) = (list, vec![list]);
                         self.begun += 1;
                     }
-                    Act::Retire => {
+                    ListAction::Retire => {
                         self.takes.retain(|list| *list == self.sends);
                         self.expects = None;
                     }
-                    Act::Say(word) => said.push(word),
-                    Act::Agreed(list) => self.agreed.push(list),
-                    Act::Failed(list, why) => self.failed.push((list, why)),
+                    ListAction::Say(word) => said.push(word),
+                    ListAction::Agreed(list) => self.agreed.push(list),
+                    ListAction::Failed(list, why) => self.failed.push((list, why)),
                 }
             }
             said
@@ -538,23 +580,24 @@ mod tests {
     }
 
     fn run(
-        ends: [End; 2],
+        ends: [AgreeEnd; 2],
         proposals: [Option<u16>; 2],
         knows: bool,
         loses: impl Fn(u64) -> bool,
-    ) -> [End; 2] {
+    ) -> [AgreeEnd; 2] {
         run_each(ends, proposals.map(|list| Some((list?, false))), knows, loses)
     }
 
-    /// Two ends and a path of 10 ms that loses what `loses` says, for a minute. Proposals: a list, and whether anew.
+    /// Runs two ends for a minute, on a path with a delay of 10 ms that loses messages as `loses` decides. Each
+    /// proposal has a list, and is stateless or not.
     fn run_each(
-        mut ends: [End; 2],
+        mut ends: [AgreeEnd; 2],
         proposals: [Option<(u16, bool)>; 2],
         knows: bool,
         loses: impl Fn(u64) -> bool,
-    ) -> [End; 2] {
+    ) -> [AgreeEnd; 2] {
         let is_anew = proposals.iter().flatten().any(|(_, anew)| *anew);
-        let mut flying: Vec<(Duration, usize, Word)> = Vec::new();
+        let mut flying: Vec<(Duration, usize, ListMessage)> = Vec::new();
         let mut said = 0;
         for at in 0..60_000 {
             let now = at * MS;
@@ -568,7 +611,7 @@ mod tests {
                     flying.into_iter().partition(|(when, to, _)| *when <= now && *to == from);
                 flying = rest;
                 for (_, _, word) in arrived {
-                    let acts = ends[from].agreement.hear(now, word, knows);
+                    let acts = ends[from].agreement.on_message(now, word, knows);
                     words.extend(ends[from].act(acts));
                 }
                 let acts = ends[from].agreement.tick(now);
@@ -577,14 +620,14 @@ mod tests {
                     ends[from].agreed_at = now;
                 }
                 for word in words {
-                    assert_eq!(Word::decode(word.encode().0, word.encode().1), Some(word));
+                    assert_eq!(ListMessage::decode(word.encode().0, word.encode().1), Some(word));
                     said += 1;
                     if !loses(said) {
                         flying.push((now + 10 * MS, 1 - from, word));
                     }
                 }
             }
-            // What one sends, the other takes, at any moment.
+            // Each end always accepts what the other one sends.
             let takes = |one: usize| ends[one].takes.contains(&ends[1 - one].sends);
             assert!(is_anew || takes(0) && takes(1), "{now:?} {ends:?}");
         }
@@ -592,10 +635,10 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_change() {
+    fn swap_changes_the_list_of_both_ends() {
         let at_random = |count: u64| count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 7 < 4;
         for loses in [|_| false, |count| count % 3 == 0, at_random, |count| count < 9] {
-            let ends = run([End::new(true), End::new(false)], [Some(2), None], true, loses);
+            let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, loses);
             for end in ends {
                 assert_eq!((end.sends, &end.takes[..], &end.agreed[..]), (2, &[2][..], &[2][..]));
                 assert_eq!(end.agreement.next(), None);
@@ -603,13 +646,17 @@ mod tests {
         }
     }
 
-    /// Once, however often they hear of it, and to the list that they have, too.
+    /// Each end restarts once, however often the proposal is repeated, even with the list that it already has.
     #[test]
-    fn both_ends_begin_anew() {
+    fn stateless_swap_restarts_both_ends() {
         for list in [1, 2] {
             for loses in [|_| false, |count| count % 3 == 0, |count| count < 9] {
-                let ends =
-                    run_each([End::new(true), End::new(false)], [Some((list, true)), None], true, loses);
+                let ends = run_each(
+                    [AgreeEnd::new(true), AgreeEnd::new(false)],
+                    [Some((list, true)), None],
+                    true,
+                    loses,
+                );
                 for end in ends {
                     assert_eq!(
                         (end.sends, &end.takes[..], &end.agreed[..]),
@@ -622,44 +669,49 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_go_on_refuses() {
-        let mut end = End::new(true);
-        let proposed = Id { list: 2, attempt: 3, anew: false };
-        let acts = end.agreement.hear(MS, Word::Propose(proposed), true);
-        assert!(matches!(acts[..], [Act::Accept(2), Act::Say(Word::Challenge(_)), _]), "{acts:?}");
-        assert_eq!(acts[2], Act::Say(Word::Ready(proposed)));
+    fn swap_without_a_state_migration_is_refused() {
+        let mut end = AgreeEnd::new(true);
+        let proposed = ListId { list: 2, attempt: 3, anew: false };
+        let acts = end.agreement.on_message(MS, ListMessage::Propose(proposed), true);
+        assert!(
+            matches!(acts[..], [ListAction::Accept(2), ListAction::Say(ListMessage::Challenge(_)), _]),
+            "{acts:?}"
+        );
+        assert_eq!(acts[2], ListAction::Say(ListMessage::Ready(proposed)));
         let acts = end.agreement.cannot();
-        let refuses = Act::Say(Word::Refuse(proposed));
-        assert_eq!(acts, [Act::Retire, Act::Failed(2, Why::NoState), refuses]);
+        let refuses = ListAction::Say(ListMessage::Refuse(proposed));
+        assert_eq!(acts, [ListAction::Retire, ListAction::Failed(2, ListRefusal::NoState), refuses]);
         assert_eq!((end.agreement.list(), end.agreement.next()), (1, None));
     }
 
     #[test]
-    fn a_lost_word_costs_little() {
+    fn lost_swap_message_is_repeated_soon() {
         for lost in 0..4 {
-            let ends = run([End::new(true), End::new(false)], [Some(2), None], true, |count| count <= lost);
+            let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, |count| {
+                count <= lost
+            });
             let two_round_trips = 40 * MS;
             assert_eq!(ends[0].agreed_at, two_round_trips + AGAIN * ((1 << lost) - 1), "{lost} lost");
         }
     }
 
     #[test]
-    fn of_two_proposals_one_counts() {
+    fn one_of_two_simultaneous_proposals_wins() {
         for proposals in [[Some(2), Some(3)], [Some(2), Some(2)]] {
-            let ends = run([End::new(true), End::new(false)], proposals, true, |_| false);
+            let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], proposals, true, |_| false);
             assert!(ends.iter().all(|end| end.sends == 2 && end.takes == [2]), "{ends:?}");
         }
     }
 
     #[test]
-    fn what_the_other_end_does_not_have_changes_nothing() {
-        let ends = run([End::new(true), End::new(false)], [Some(2), None], false, |_| false);
-        assert_eq!(ends[0].failed, [(2, Why::Refused)]);
+    fn proposal_of_an_unknown_list_changes_nothing() {
+        let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], false, |_| false);
+        assert_eq!(ends[0].failed, [(2, ListRefusal::Refused)]);
         assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));
     }
 
     #[test]
-    fn starts_are_ordered_across_the_end_of_the_count() {
+    fn start_times_are_ordered_across_wraparound() {
         let at = |tenths: u64| Since::new(Duration::from_millis(tenths * 100));
         let end = u64::from(Since::BITS);
         for (early, late) in [(0, 1), (5, 1 << 30), (end, end + 1), (end - 7, end + 7)] {
@@ -669,28 +721,34 @@ mod tests {
             );
         }
         assert!(!at(3).is_later_than(at(3)));
-        let hello = Word::Hello(at(1 << 20));
-        assert_eq!(Word::decode(hello.encode().0, hello.encode().1), Some(hello));
+        let hello = ListMessage::Hello(at(1 << 20));
+        assert_eq!(ListMessage::decode(hello.encode().0, hello.encode().1), Some(hello));
     }
 
-    /// Whoever has recorded all words of both ends sends them again, to either, in any order, also while both change once more.
+    /// An attacker replays all messages of both ends, to either end and in any order, also while both change again.
     #[test]
-    fn old_words_change_nothing() {
-        let mut ends = [End::new(true), End::new(false)];
-        let (mut recorded, mut now, mut random) = (Vec::new(), Duration::ZERO, 1_u32);
-        let mut flying: Vec<(usize, Word)> = Vec::new();
-        let (mut current, mut changed) = (1, 0);
+    fn old_swap_messages_change_nothing() {
+        let mut ends = [AgreeEnd::new(true), AgreeEnd::new(false)];
+        let mut recorded = Vec::new();
+        let mut now = Duration::ZERO;
+        let mut random = 1_u32;
+        let mut flying: Vec<(usize, ListMessage)> = Vec::new();
+        let mut current = 1;
+        let mut changed = 0;
         for round in 0..400_u32 {
-            // To and fro, by either end, with and without what the session knew.
-            let (from, list, anew) = ((round / 2 % 2) as usize, 3 - current, round % 5 == 0);
-            let (begun, failed) = (ends[0].begun, ends[from].failed.len());
+            // Both ends make changes, in turn, with and without the session's state.
+            let from = (round / 2 % 2) as usize;
+            let list = 3 - current;
+            let anew = round % 5 == 0;
+            let begun = ends[0].begun;
+            let failed = ends[from].failed.len();
             let acts = ends[from].agreement.propose(now, list, anew);
             flying.extend(ends[from].act(acts).into_iter().map(|word| (1 - from, word)));
             for step in 0..5500_u32 {
                 now += MS;
                 for (to, word) in std::mem::take(&mut flying) {
                     recorded.push((to, word));
-                    let acts = ends[to].agreement.hear(now, word, true);
+                    let acts = ends[to].agreement.on_message(now, word, true);
                     flying.extend(ends[to].act(acts).into_iter().map(|word| (1 - to, word)));
                 }
                 for (to, end) in ends.iter_mut().enumerate() {
@@ -700,13 +758,14 @@ mod tests {
                 random = random.wrapping_mul(0x9e37_79b9).wrapping_add(step);
                 if !recorded.is_empty() && random >> 20 & 3 == 0 && step < 2500 {
                     let (to, word) = recorded[(random >> 8) as usize % recorded.len()];
-                    let acts = ends[to].agreement.hear(now, word, true);
+                    let acts = ends[to].agreement.on_message(now, word, true);
                     flying.extend(ends[to].act(acts).into_iter().map(|word| (1 - to, word)));
                 }
                 let takes = |one: usize| ends[one].takes.contains(&ends[1 - one].sends);
                 assert!(ends[0].begun != ends[1].begun || takes(0) && takes(1), "{round} {ends:?}");
             }
-            // An old proposal may come in the way of a new one: that is said, and all stays as it was.
+            // A replayed proposal may collide with a new one. Then the new one fails, and the session stays as it
+            // was.
             let is_changed = ends[from].failed.len() == failed;
             changed += u32::from(is_changed);
             current = if is_changed { list } else { current };
@@ -722,52 +781,57 @@ mod tests {
         assert!(changed > 100, "{changed}");
     }
 
-    /// One end hears old words, and the other one none of what comes of it.
+    /// One end receives replayed messages, and the other end receives none of the replies.
     #[test]
-    fn who_hears_old_words_alone_does_not_change() {
-        let recorded = [Id { list: 2, attempt: 5, anew: false }, Id { list: 2, attempt: 6, anew: true }];
+    fn end_that_receives_old_swap_messages_does_not_change() {
+        let recorded =
+            [ListId { list: 2, attempt: 5, anew: false }, ListId { list: 2, attempt: 6, anew: true }];
         for id in recorded {
-            let mut end = End::new(false);
+            let mut end = AgreeEnd::new(false);
             let mut said = Vec::new();
             for old in [5, 77] {
-                for word in
-                    [Word::Propose(id), Word::Switched(id), Word::Answer(id.answer(old)), Word::Done(id)]
-                {
-                    let acts = end.agreement.hear(MS, word, true);
+                for word in [
+                    ListMessage::Propose(id),
+                    ListMessage::Switched(id),
+                    ListMessage::Answer(id.answer(old)),
+                    ListMessage::Done(id),
+                ] {
+                    let acts = end.agreement.on_message(MS, word, true);
                     said.extend(end.act(acts));
                 }
             }
             assert_eq!((end.sends, end.begun, end.agreement.list()), (1, 0, 1), "{said:?}");
             let challenge = said.iter().find_map(|word| match word {
-                Word::Challenge(challenge) => Some(*challenge),
+                ListMessage::Challenge(challenge) => Some(*challenge),
                 _ => None,
             });
-            let answer = Word::Answer(id.answer(challenge.expect("a challenge")));
-            let acts = end.agreement.hear(MS, answer, true);
+            let answer = ListMessage::Answer(id.answer(challenge.expect("a challenge")));
+            let acts = end.agreement.on_message(MS, answer, true);
             end.act(acts);
             assert_eq!(end.sends, 2, "and to a new one it does");
         }
     }
 
     #[test]
-    fn silence_changes_nothing() {
-        let ends = run([End::new(true), End::new(false)], [Some(2), None], true, |_| true);
-        assert_eq!(ends[0].failed, [(2, Why::Silent)]);
+    fn swap_without_an_answer_changes_nothing() {
+        let ends = run([AgreeEnd::new(true), AgreeEnd::new(false)], [Some(2), None], true, |_| true);
+        assert_eq!(ends[0].failed, [(2, ListRefusal::Silent)]);
         assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));
     }
 
     #[test]
-    fn whatever_is_heard_does_no_harm() {
-        let mut end = End::new(true);
+    fn random_swap_messages_break_no_agreement() {
+        let mut end = AgreeEnd::new(true);
         for at in 0..100_000u32 {
             let random = at.wrapping_mul(0x9e37_79b9);
-            let word = Word::decode((random >> 30) as u8, random >> 8 & 0xc001_0003);
+            let word = ListMessage::decode((random >> 30) as u8, random >> 8 & 0xc001_0003);
             if at % 97 == 0 {
                 let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, random & 4 == 0);
                 end.act(acts);
             }
             let now = at / 10 * MS;
-            let acts = word.map(|word| end.agreement.hear(now, word, random & 1 == 0)).unwrap_or_default();
+            let acts =
+                word.map(|word| end.agreement.on_message(now, word, random & 1 == 0)).unwrap_or_default();
             end.act(acts);
             let acts = end.agreement.tick(now);
             end.act(acts);

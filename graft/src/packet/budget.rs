@@ -1,28 +1,31 @@
-//! What functions may take, by the times that the kernel's side has measured.
+//! Compares the budgets of functions with the times that the kernel's programs have measured.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{Ends, Joint, Joints, List, Protocol, Session, Times};
+use millrace_graft_kernel::joint::{
+    FunctionJoint, FunctionList, FunctionSession, FunctionTimes, Joints, SessionEnds, WireProtocol,
+};
 
 use crate::Error;
 
-/// Of a list that is tried, at each joint.
+/// Number of test runs at each hook for a list.
 const TRIES: usize = 65;
 const PAYLOAD: usize = 1000;
 
-/// How long each joint takes for a datagram of 1000 bytes: medians of test runs, without a network. From one end to another,
-/// both in this host's memory, by addresses that RFC 5737 sets aside.
-pub fn measure(joints: &mut Joints, list: &List) -> Result<[Duration; 3], Error> {
+/// Returns the time that each hook takes for a datagram of 1000 bytes: the medians of test runs, without a network.
+/// Both ends are in this host's memory, with addresses that RFC 5737 reserves.
+pub fn measure(joints: &mut Joints, list: &FunctionList) -> Result<[Duration; 3], Error> {
     let address = |host| SocketAddr::from((Ipv4Addr::new(192, 0, 2, host), 9));
-    let ends = Ends { local: address(1), remote: address(2) };
-    let other = Ends { local: ends.remote, remote: ends.local };
+    let ends = SessionEnds { local: address(1), remote: address(2) };
+    let other = SessionEnds { local: ends.remote, remote: ends.local };
     for ends in [ends, other] {
-        let (key, list) = ([0; 16], list.clone());
-        joints.open(Session { ends, key, list, budget_ns: 0, protocol: Protocol::Udp })?;
+        let key = [0; 16];
+        let list = list.clone();
+        joints.open(FunctionSession { ends, key, list, budget_ns: 0, protocol: WireProtocol::Udp })?;
     }
     let tried = (0..TRIES).map(|_| {
-        // Nothing comes back that would make room in a window.
+        // No acknowledgement arrives that would make room in a window, so each run begins with a new state.
         [ends, other].iter().try_for_each(|ends| joints.replace(ends, list, 0))?;
         try_once(joints)
     });
@@ -39,15 +42,17 @@ pub fn measure(joints: &mut Joints, list: &List) -> Result<[Duration; 3], Error>
     Ok([median(0), median(1), median(2)])
 }
 
-/// What one end sends, the other gets.
+/// Runs a datagram through both ends once.
 fn try_once(joints: &Joints) -> Result<[Duration; 3], Error> {
-    let sent = joints.run(Joint::Tx, &datagram())?;
-    let [rx, repair] = [Joint::Rx, Joint::Repair].map(|joint| joints.run(joint, &sent.frame));
+    let sent = joints.run(FunctionJoint::Tx, &datagram())?;
+    // The frame that the sender's hook has made is given to the receiver's hooks.
+    let [rx, repair] = [FunctionJoint::Rx, FunctionJoint::Repair].map(|joint| joints.run(joint, &sent.frame));
     Ok([sent.time, rx?.time, repair?.time])
 }
 
-/// Without a checksum of UDP.
+/// Returns an Ethernet frame with a datagram that has no UDP checksum.
 fn datagram() -> Vec<u8> {
+    // Length of the UDP datagram, and of the IPv4 packet around it.
     let udp = (8 + PAYLOAD as u16).to_be_bytes();
     let all = (28 + PAYLOAD as u16).to_be_bytes();
     let mut frame = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0].to_vec();
@@ -58,28 +63,29 @@ fn datagram() -> Vec<u8> {
     frame
 }
 
-/// The mean over fewer samples says nothing.
+/// Fewest samples for a mean that is significant.
 const SAMPLES_MIN: u64 = 8;
 
-/// A session's times, from one look to the next.
+/// The times that a session's hooks took, between two readings.
 #[derive(Debug, Default)]
-pub struct Meter {
-    last: [Times; 3],
-    /// ns a packet, of the latest interval in which there were enough.
+pub struct BudgetMeter {
+    last: [FunctionTimes; 3],
+    /// Mean time for a packet in ns at each hook, in the latest interval with enough samples.
     pub mean: [Option<u64>; 3],
     pub over: u64,
 }
 
-impl Meter {
-    /// What each joint says now. Returns the joint that took longer than the budget in the mean, if one did.
-    pub fn look(&mut self, now: [Times; 3], budget_ns: u32) -> Option<(Joint, u64)> {
+impl BudgetMeter {
+    /// Takes the current times of each hook. Returns the hook whose mean exceeds the budget, if one does.
+    pub fn look(&mut self, now: [FunctionTimes; 3], budget_ns: u32) -> Option<(FunctionJoint, u64)> {
         let mut worst = None;
         self.over = now.iter().map(|times| times.over).sum();
         for ((joint, now), (last, mean)) in
-            Joint::ALL.into_iter().zip(now).zip(self.last.iter_mut().zip(&mut self.mean))
+            FunctionJoint::ALL.into_iter().zip(now).zip(self.last.iter_mut().zip(&mut self.mean))
         {
             let samples = now.samples.saturating_sub(last.samples);
             if samples < SAMPLES_MIN {
+                // The few samples are added to those of the next interval.
                 continue;
             }
             let ns = now.total_ns.saturating_sub(last.total_ns) / samples;
@@ -96,19 +102,19 @@ impl Meter {
 mod tests {
     use super::*;
 
-    fn times(samples: u64, total_ns: u64) -> Times {
-        Times { packets: samples * 64, samples, total_ns, ..Times::default() }
+    fn times(samples: u64, total_ns: u64) -> FunctionTimes {
+        FunctionTimes { packets: samples * 64, samples, total_ns, ..FunctionTimes::default() }
     }
 
     #[test]
-    fn the_mean_of_the_latest_interval_counts() {
-        let mut meter = Meter::default();
-        let idle = Times::default();
+    fn latest_interval_decides_about_the_budget() {
+        let mut meter = BudgetMeter::default();
+        let idle = FunctionTimes::default();
         assert_eq!(meter.look([times(100, 100_000), idle, idle], 1500), None);
-        // A few slow ones are not the mean.
+        // A few slow packets do not change the mean.
         assert_eq!(meter.look([times(103, 200_000), idle, idle], 1500), None);
         let slow = [times(120, 300_000), times(10, 90_000), idle];
-        assert_eq!(meter.look(slow, 1500), Some((Joint::Tx, 10_000)));
+        assert_eq!(meter.look(slow, 1500), Some((FunctionJoint::Tx, 10_000)));
         assert_eq!(meter.mean, [Some(10_000), Some(9000), None]);
         assert_eq!(meter.look(slow, 1500), None, "nothing came since");
         assert_eq!(meter.look([times(200, 9_000_000), times(10, 90_000), idle], 0), None, "no budget");

@@ -1,76 +1,83 @@
-//! Which graft an application gets for what it asks for, and why it gets none: as values, without I/O.
+//! Chooses the graft for an application's request, or says why there is none. The code has no I/O.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::function::Service;
-use super::settings::{Graft, Settings};
-use crate::message::want::{ENCRYPTION, Qos, Want};
+use millrace_messages::want::{ENCRYPTION, Qos, Want};
 
-/// Payload of a datagram and what is around it, for rates in packets.
+use super::function::FunctionService;
+use super::settings::{GraftSetting, Settings};
+
+/// Size in bits that a packet is assumed to have, with its headers, when a window in packets is converted to a rate.
 const PACKET_BITS: f64 = 8.0 * 1200.0;
 
-/// What a graft of the settings can do for who asks.
+/// A graft of the settings with the capabilities that requests are compared with.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
+    /// Name of the graft.
     pub graft: String,
-    pub services: BTreeSet<Service>,
+    /// Services that the graft provides.
+    pub services: BTreeSet<FunctionService>,
+    /// Number of functions of the graft. Fewer are better.
     pub functions: usize,
-    /// Packets under way, at most.
+    /// Largest number of packets under way.
     pub window: Option<u64>,
-    /// Of 1000 packets so many may be given up, and after how long.
+    /// Number of packets out of 1000 that may be given up, and the time after which they are.
     pub gives_up: Option<(u64, Duration)>,
-    /// Packets that one parity packet protects.
+    /// Number of packets that one parity packet protects.
     pub parity: Option<u64>,
-    /// Bit/s.
+    /// Rate limit of the graft, in bit/s.
     pub rate: Option<f64>,
-    /// Why it cannot be had now.
+    /// Reason why the graft cannot be used now.
     pub trouble: Option<String>,
 }
 
-/// What is known of the way to a peer.
+/// Measurements of the path to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Path {
-    /// The least of late.
+pub struct PeerPathFigures {
+    /// Smallest recent round trip.
     pub round_trip: Option<Duration>,
-    /// Part of the packets, from 0 to 1.
+    /// Share of packets that are lost in one direction, from 0 to 1.
     pub loss: Option<f64>,
 }
 
-/// Why none is chosen.
+/// The reason why no graft is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ChoiceRefusal {
+    /// The session has the requested service in any case.
     #[error("redundant: {0}")]
     Redundant(String),
+    /// No graft provides what was requested.
     #[error("impossible: {0}")]
     Impossible(String),
 }
 
-/// Of all grafts of the settings.
+/// Returns an offer for each graft of the settings.
 pub fn offers(settings: &Settings) -> Vec<Offer> {
-    settings.grafts.values().map(|graft| Offer::of(graft, settings)).collect()
+    settings.grafts.values().map(|graft| Offer::from_graft(graft, settings)).collect()
 }
 
-/// The one that has least beside what is asked for.
+/// Returns the graft with the fewest services in addition to the requested ones.
 pub fn choose<'a>(
     offers: &'a [Offer],
     want: &Want,
-    path: &Path,
+    path: &PeerPathFigures,
     is_sealed: bool,
-) -> Result<&'a Offer, Refused> {
+) -> Result<&'a Offer, ChoiceRefusal> {
     let wanted = services(want, is_sealed)?;
     check_redundant(&wanted, &want.qos)?;
     let able: Vec<_> = offers.iter().filter(|offer| offer.has(&wanted)).collect();
     if able.is_empty() {
-        return Err(Refused::Impossible(format!(
+        return Err(ChoiceRefusal::Impossible(format!(
             "no graft of the settings has {} together; there are: {}",
             names(&wanted),
             list(offers)
         )));
     }
     check_path(&want.qos, path)?;
-    let (mut best, mut why): (Option<&Offer>, String) = (None, String::new());
+    let mut best: Option<&Offer> = None;
+    let mut why: String = String::new();
     for offer in able {
         match offer.fits(&want.qos, path) {
             Ok(()) if best.is_none_or(|best| offer.cost(&wanted) < best.cost(&wanted)) => best = Some(offer),
@@ -81,57 +88,61 @@ pub fn choose<'a>(
             }
         }
     }
-    best.ok_or(Refused::Impossible(why))
+    best.ok_or(ChoiceRefusal::Impossible(why))
 }
 
-/// How long a datagram takes at least, of what was measured.
-fn one_way(path: &Path) -> Option<Duration> {
+/// Returns the shortest possible delay of a datagram: half of the measured round trip.
+fn one_way(path: &PeerPathFigures) -> Option<Duration> {
     path.round_trip.map(|round_trip| round_trip / 2)
 }
 
-fn services(want: &Want, is_sealed: bool) -> Result<BTreeSet<Service>, Refused> {
+fn services(want: &Want, is_sealed: bool) -> Result<BTreeSet<FunctionService>, ChoiceRefusal> {
     let mut services = BTreeSet::new();
     for name in &want.services {
+        // Encryption is a property of the peer's settings, and no function of a graft.
         if name == ENCRYPTION {
             return Err(match is_sealed {
-                true => Refused::Redundant("sessions with this peer are sealed anyway".to_owned()),
-                false => Refused::Impossible(
-                    "by the operator's word, sessions with this peer are in clear".to_owned(),
+                true => ChoiceRefusal::Redundant("sessions with this peer are sealed anyway".to_owned()),
+                false => ChoiceRefusal::Impossible(
+                    "sessions with this peer are in clear, as the settings say".to_owned(),
                 ),
             });
         }
-        let service = Service::by_name(name).ok_or_else(|| {
-            let known: Vec<_> = Service::ALL.into_iter().map(Service::name).collect();
-            Refused::Impossible(format!("there is no service {name}; there are: {}", known.join(", ")))
+        let service = FunctionService::find_by_name(name).ok_or_else(|| {
+            let known: Vec<_> = FunctionService::ALL.into_iter().map(FunctionService::name).collect();
+            ChoiceRefusal::Impossible(format!("there is no service {name}; there are: {}", known.join(", ")))
         })?;
         services.insert(service);
     }
     Ok(services)
 }
 
-fn check_redundant(wanted: &BTreeSet<Service>, qos: &Qos) -> Result<(), Refused> {
-    let table =
-        [(Service::Order, Service::PartialOrder), (Service::Reliability, Service::PartialReliability)];
+fn check_redundant(wanted: &BTreeSet<FunctionService>, qos: &Qos) -> Result<(), ChoiceRefusal> {
+    let table = [
+        (FunctionService::Order, FunctionService::PartialOrder),
+        (FunctionService::Reliability, FunctionService::PartialReliability),
+    ];
     for (whole, part) in table {
         if wanted.contains(&whole) && wanted.contains(&part) {
-            return Err(Refused::Redundant(format!("{} has {} in it", whole.name(), part.name())));
+            return Err(ChoiceRefusal::Redundant(format!("{} includes {}", whole.name(), part.name())));
         }
     }
     match qos.max_loss_percent {
-        Some(_) if wanted.contains(&Service::Reliability) => {
-            Err(Refused::Redundant("max_loss: with reliability nothing is lost".to_owned()))
-        }
+        Some(_) if wanted.contains(&FunctionService::Reliability) => Err(ChoiceRefusal::Redundant(
+            "max_loss has no effect, since nothing is lost with reliability".to_owned(),
+        )),
         Some(percent) if percent >= 100.0 => {
-            Err(Refused::Redundant("max_loss: no more than 100 % can be lost".to_owned()))
+            Err(ChoiceRefusal::Redundant("max_loss: no more than 100 % can be lost".to_owned()))
         }
         _ => Ok(()),
     }
 }
 
-/// What no graft changes.
-fn check_path(qos: &Qos, path: &Path) -> Result<(), Refused> {
+/// Checks the requirements that depend on the path only.
+fn check_path(qos: &Qos, path: &PeerPathFigures) -> Result<(), ChoiceRefusal> {
     match (qos.max_delay(), one_way(path)) {
-        (Some(most), Some(least)) if most < least => Err(Refused::Impossible(format!(
+        // Without a measured round trip nothing is known to be impossible.
+        (Some(most), Some(least)) if most < least => Err(ChoiceRefusal::Impossible(format!(
             "max_delay {} ms: half of the round trip that was measured is {} ms",
             ms(most),
             ms(least)
@@ -141,7 +152,7 @@ fn check_path(qos: &Qos, path: &Path) -> Result<(), Refused> {
 }
 
 impl Offer {
-    fn of(graft: &Graft, settings: &Settings) -> Self {
+    fn from_graft(graft: &GraftSetting, settings: &Settings) -> Self {
         let value = |function, parameter| settings.parameter(graft, function, parameter);
         let gives_up = value("partial", "give_up_permille").zip(value("partial", "deadline_ms"));
         Self {
@@ -156,24 +167,28 @@ impl Offer {
         }
     }
 
-    /// Order is had, too, where messages can wait for those before them: these come, and a window bounds how many wait.
+    /// Reports whether the receiving library can put messages in order by waiting for earlier ones. They must arrive
+    /// for certain, and a window must bound how many wait.
     pub fn can_wait(&self) -> bool {
-        self.services.contains(&Service::Reliability) && self.services.contains(&Service::FlowControl)
+        self.services.contains(&FunctionService::Reliability)
+            && self.services.contains(&FunctionService::FlowControl)
     }
 
-    fn has(&self, wanted: &BTreeSet<Service>) -> bool {
-        wanted
-            .iter()
-            .all(|service| self.services.contains(service) || (*service == Service::Order && self.can_wait()))
+    fn has(&self, wanted: &BTreeSet<FunctionService>) -> bool {
+        wanted.iter().all(|service| {
+            self.services.contains(service) || (*service == FunctionService::Order && self.can_wait())
+        })
     }
 
-    /// What it has that was not asked for, and how much there is to run. Order by waiting costs less than by sending again what had come.
-    fn cost(&self, wanted: &BTreeSet<Service>) -> (usize, bool, usize, &str) {
+    /// Returns the cost of a graft: the number of services that were not requested, and the functions to run. Waiting
+    /// in the library costs less than the service `order`, which discards early packets, so that the sender repeats them.
+    fn cost(&self, wanted: &BTreeSet<FunctionService>) -> (usize, bool, usize, &str) {
         let beside = self.services.difference(wanted).count();
-        (beside, self.services.contains(&Service::Order), self.functions, &self.graft)
+        // The name comes last, so that equal costs always give the same graft.
+        (beside, self.services.contains(&FunctionService::Order), self.functions, &self.graft)
     }
 
-    fn fits(&self, qos: &Qos, path: &Path) -> Result<(), String> {
+    fn fits(&self, qos: &Qos, path: &PeerPathFigures) -> Result<(), String> {
         if let Some(trouble) = &self.trouble {
             return Err(trouble.clone());
         }
@@ -182,22 +197,24 @@ impl Offer {
         self.is_complete(qos, path)
     }
 
-    /// After how long the latest datagrams come. What is lost has to be asked for, which takes a round trip more.
-    pub fn delay(&self, path: &Path) -> Option<Duration> {
+    /// Returns the delay of the latest datagrams. If the path loses packets, a retransmission takes another round
+    /// trip.
+    pub fn delay(&self, path: &PeerPathFigures) -> Option<Duration> {
         let round_trip = path.round_trip?;
         let again = match self.gives_up {
             Some((_, deadline)) => deadline.min(round_trip),
-            None if self.services.contains(&Service::Reliability) => round_trip,
+            None if self.services.contains(&FunctionService::Reliability) => round_trip,
             None => Duration::ZERO,
         };
+        // Without losses nothing is sent again, so no datagram is late.
         let is_lossy = path.loss.is_some_and(|loss| loss > 0.0);
         Some(round_trip / 2 + if is_lossy { again } else { Duration::ZERO })
     }
 
-    fn is_soon(&self, qos: &Qos, path: &Path) -> Result<(), String> {
+    fn is_soon(&self, qos: &Qos, path: &PeerPathFigures) -> Result<(), String> {
         match qos.max_delay().zip(self.delay(path)) {
             Some((most, late)) if late > most => Err(format!(
-                "what is lost on this path comes after {} ms, and max_delay is {}",
+                "lost datagrams arrive after {} ms on this path, and max_delay is {}",
                 ms(late),
                 ms(most)
             )),
@@ -205,12 +222,13 @@ impl Offer {
         }
     }
 
-    fn is_fast(&self, qos: &Qos, path: &Path) -> Result<(), String> {
+    fn is_fast(&self, qos: &Qos, path: &PeerPathFigures) -> Result<(), String> {
         let Some(least) = qos.min_throughput_mbit.map(|mbit| mbit * 1e6) else { return Ok(()) };
         let mbit = |bits: f64| format!("{:.1} Mbit/s, and min_throughput is {:.1}", bits / 1e6, least / 1e6);
         if let Some(rate) = self.rate.filter(|rate| *rate < least) {
             return Err(format!("its rate is {}", mbit(rate)));
         }
+        // At most one window of packets leaves in each round trip.
         if let (Some(window), Some(round_trip)) = (self.window, path.round_trip) {
             let most = window as f64 * PACKET_BITS / round_trip.as_secs_f64().max(1e-6);
             if most < least {
@@ -224,7 +242,7 @@ impl Offer {
         Ok(())
     }
 
-    fn is_complete(&self, qos: &Qos, path: &Path) -> Result<(), String> {
+    fn is_complete(&self, qos: &Qos, path: &PeerPathFigures) -> Result<(), String> {
         let Some(most) = qos.max_loss_percent.map(|percent| percent / 100.0) else { return Ok(()) };
         let (loss, what) = self.loss(path.loss.unwrap_or_default());
         match loss > most {
@@ -233,16 +251,18 @@ impl Offer {
         }
     }
 
-    /// How much of what is sent does not come, where losses do not depend on each other.
+    /// Returns the share of packets that stay lost, if losses are independent, and a text for the refusal.
     fn loss(&self, path: f64) -> (f64, &'static str) {
+        // The graft gives up at most this share, whatever the path loses.
         if let Some((permille, _)) = self.gives_up {
             return (permille as f64 / 1000.0, "it may give up");
         }
-        if self.services.contains(&Service::Reliability) {
+        if self.services.contains(&FunctionService::Reliability) {
             return (0.0, "");
         }
         match self.parity {
             Some(packets) => {
+                // A lost packet stays lost if another packet of its parity group is lost, too.
                 (path * (1.0 - (1.0 - path).powf(packets as f64)), "with its parity the path loses")
             }
             None => (path, "the path loses"),
@@ -250,7 +270,7 @@ impl Offer {
     }
 }
 
-fn names(services: &BTreeSet<Service>) -> String {
+fn names(services: &BTreeSet<FunctionService>) -> String {
     services.iter().map(|service| service.name()).collect::<Vec<_>>().join(", ")
 }
 
@@ -270,7 +290,7 @@ fn ms(time: Duration) -> f64 {
 mod tests {
     use super::*;
 
-    fn offer(graft: &str, services: &[Service]) -> Offer {
+    fn offer(graft: &str, services: &[FunctionService]) -> Offer {
         Offer {
             graft: graft.to_owned(),
             services: services.iter().copied().collect(),
@@ -280,7 +300,7 @@ mod tests {
     }
 
     fn all() -> Vec<Offer> {
-        use Service::*;
+        use FunctionService::*;
         vec![
             offer("canonical", &[]),
             offer("newest", &[Once, PartialOrder]),
@@ -302,16 +322,16 @@ mod tests {
         Want { services: services.iter().map(|name| (*name).to_owned()).collect(), qos, adapt: false }
     }
 
-    fn path(ms: u64, loss: f64) -> Path {
-        Path { round_trip: Some(Duration::from_millis(ms)), loss: Some(loss) }
+    fn path(ms: u64, loss: f64) -> PeerPathFigures {
+        PeerPathFigures { round_trip: Some(Duration::from_millis(ms)), loss: Some(loss) }
     }
 
     #[test]
-    fn the_least_that_does_is_chosen() {
+    fn graft_with_the_fewest_sufficient_functions_is_chosen() {
         let delay = |ms| Qos { max_delay_ms: Some(ms), ..Qos::default() };
         let fast = |mbit| Qos { min_throughput_mbit: Some(mbit), ..Qos::default() };
         let loss = |percent| Qos { max_loss_percent: Some(percent), ..Qos::default() };
-        let table: [(&[&str], Qos, Path, &str); 13] = [
+        let table: [(&[&str], Qos, PeerPathFigures, &str); 13] = [
             (&[], Qos::default(), path(20, 0.0), "canonical"),
             (&["once"], Qos::default(), path(20, 0.0), "newest"),
             (&["reliability"], Qos::default(), path(20, 0.0), "selective"),
@@ -319,7 +339,7 @@ mod tests {
             (&["partial-reliability"], loss(1.0), path(20, 0.01), "selective"),
             (&["partial-reliability"], delay(100), path(80, 0.01), "partial"),
             (&["partial-order"], delay(10), path(20, 0.0), "newest"),
-            // Nothing is lost, so nothing has to be sent again.
+            // The path loses nothing, so nothing has to be sent again.
             (&["reliability"], delay(30), path(40, 0.0), "selective"),
             (&[], loss(3.0), path(20, 0.02), "canonical"),
             (&[], loss(1.0), path(20, 0.02), "parity"),
@@ -334,10 +354,11 @@ mod tests {
         }
     }
 
-    /// Where what is lost comes, and not too much at once, messages can wait: that is cheaper than to refuse what is early.
+    /// If all lost packets arrive in the end and a window bounds how many wait, the library can wait for order. That
+    /// is cheaper than to refuse early packets.
     #[test]
-    fn order_is_had_by_waiting() {
-        use Service::*;
+    fn ordered_messages_may_use_a_graft_without_order() {
+        use FunctionService::*;
         let chosen = |offers: &[Offer]| {
             choose(offers, &want(&["order"], Qos::default()), &path(20, 0.0), true)
                 .map(|offer| offer.graft.clone())
@@ -348,11 +369,11 @@ mod tests {
         assert_eq!(chosen(&[back]), Ok("back".to_owned()));
         let unbounded = offer("unbounded", &[Once, Reliability]);
         let lossy = offer("lossy", &[Once, PartialReliability, FlowControl]);
-        assert!(matches!(chosen(&[unbounded, lossy]), Err(Refused::Impossible(_))));
+        assert!(matches!(chosen(&[unbounded, lossy]), Err(ChoiceRefusal::Impossible(_))));
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_reason() {
+    fn impossible_request_is_refused_with_the_reason() {
         let delay = |ms| Qos { max_delay_ms: Some(ms), ..Qos::default() };
         let fast = |mbit| Qos { min_throughput_mbit: Some(mbit), ..Qos::default() };
         let loss = |percent| Qos { max_loss_percent: Some(percent), ..Qos::default() };
@@ -363,16 +384,24 @@ mod tests {
                 "impossible: no graft of the settings has order, recovery together; there are: canonical (framing only), newest (once, partial-order)",
             ),
             (&["teleport"], Qos::default(), "impossible: there is no service teleport; there are: once, "),
-            (&["order", "partial-order"], Qos::default(), "redundant: order has partial-order in it"),
-            (&["reliability", "partial-reliability"], Qos::default(), "redundant: reliability has partial-"),
+            (&["order", "partial-order"], Qos::default(), "redundant: order includes partial-order"),
+            (
+                &["reliability", "partial-reliability"],
+                Qos::default(),
+                "redundant: reliability includes partial-",
+            ),
             (&["encryption"], Qos::default(), "redundant: sessions with this peer are sealed anyway"),
-            (&["reliability"], loss(2.0), "redundant: max_loss: with reliability nothing is lost"),
+            (
+                &["reliability"],
+                loss(2.0),
+                "redundant: max_loss has no effect, since nothing is lost with reliability",
+            ),
             (&[], loss(100.0), "redundant: max_loss: no more than 100 %"),
             (&[], delay(9), "impossible: max_delay 9 ms: half of the round trip that was measured is 10 ms"),
             (
                 &["reliability"],
                 delay(29),
-                "impossible: graft selective: what is lost on this path comes after 30 ms, and max_delay is 29",
+                "impossible: graft selective: lost datagrams arrive after 30 ms on this path, and max_delay is 29",
             ),
             (
                 &["partial-order"],
@@ -396,15 +425,15 @@ mod tests {
         }
         let offers = all();
         let refused = choose(&offers, &want(&["encryption"], Qos::default()), &path(20, 0.0), false);
-        assert!(matches!(refused, Err(Refused::Impossible(_))));
+        assert!(matches!(refused, Err(ChoiceRefusal::Impossible(_))));
     }
 
-    /// Nothing was measured yet: what comes of it is seen while the session runs.
+    /// While nothing was measured yet, the session is allowed. It is checked while it runs.
     #[test]
-    fn nothing_is_refused_for_what_is_not_known() {
+    fn unmeasured_path_refuses_no_request() {
         let qos = Qos { max_delay_ms: Some(1), min_throughput_mbit: Some(50.0), max_loss_percent: None };
         let offers = all();
-        let chosen = choose(&offers, &want(&["reliability"], qos), &Path::default(), true);
+        let chosen = choose(&offers, &want(&["reliability"], qos), &PeerPathFigures::default(), true);
         assert_eq!(chosen.map(|offer| offer.graft.as_str()), Ok("selective"));
     }
 }

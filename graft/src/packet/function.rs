@@ -1,21 +1,21 @@
-//! Functions on packets that there are: compiled in, and in directories with their manifests.
+//! The pool of packet functions: those that are compiled in, and directories of object files with their manifests.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use millrace_base::file;
 use millrace_graft_kernel::{FUNCTIONS, PACKET_ABI, joint};
 use serde::Deserialize;
 
-use super::versions::Version;
-use crate::identity::{Identity, Key, Signature};
-use crate::manifest::{Parameter, signed_text};
-use crate::{Error, Refusal};
+use super::versions::FunctionVersion;
+use crate::identity::{ObjectIdentity, Signature, SignatureKey};
+use crate::manifest::{ManifestParameter, signed_text};
+use crate::pool::{MANIFEST_MAX_BYTES, OBJECT_MAX_BYTES};
+use crate::{Error, LoadRefusal};
 
-/// Of a file's identity, in what the kernel's side calls a version.
+/// Number of hex digits of an object's identity in the name of a version in the kernel.
 const IDENTITY_DIGITS: usize = 16;
-const OBJECT_MAX_BYTES: u64 = 4 << 20;
-const MANIFEST_MAX_BYTES: u64 = 64 << 10;
 
 macro_rules! manifests {
     ($($name:literal),* $(,)?) => {
@@ -37,76 +37,86 @@ manifests!(
     "pace"
 );
 
-/// One that may be loaded: its manifest is usable and its object is what that says.
+/// A function that may be loaded: its manifest is usable, and its object matches it.
 #[derive(Clone, Debug)]
-pub struct Function {
-    pub manifest: Manifest,
-    pub identity: Identity,
+pub struct PacketFunction {
+    /// The function's manifest.
+    pub manifest: FunctionManifest,
+    /// SHA-256 of the object file.
+    pub identity: ObjectIdentity,
     image: Vec<u8>,
 }
 
-/// What stands beside an object file.
+/// The manifest of an object file.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Manifest {
-    /// Of `graft_packet.h`.
+pub struct FunctionManifest {
+    /// Version of the interface in `graft_packet.h`.
     pub abi: u32,
-    /// What its programs' names begin with.
+    /// Name of the function, with which the names of its programs begin.
     pub name: String,
+    /// File name of the object, in the directory of the manifest.
     #[serde(default)]
     pub object: String,
+    /// Hash of the object. Functions that are compiled in have none.
     pub sha256: Option<String>,
+    /// Signature by one of the operator's trusted keys (ed25519).
     pub signature: Option<String>,
+    /// Description of the function in one sentence.
     pub about: String,
-    /// What a session has by it.
+    /// Services that the function adds to a session.
     #[serde(default)]
-    pub services: Vec<Service>,
-    /// Functions that have to run before it.
+    pub services: Vec<FunctionService>,
+    /// Functions that have to run before this one.
     #[serde(default)]
     pub needs: Vec<String>,
-    /// Functions that have to run behind it.
+    /// Functions that have to run after this one.
     #[serde(default)]
     pub wants: Vec<String>,
-    /// Its program at TC ingress is for what other functions have recovered there; lists without such ones do without it.
+    /// True if its program at TC ingress only handles packets that other functions have recovered. Lists without such
+    /// functions leave it out.
     #[serde(default)]
     pub only_recovered: bool,
-    /// The oldest kernel that it was tried on.
+    /// Oldest kernel that the function was tried on.
     pub kernel: String,
-    /// Of what it keeps of a session.
+    /// Version of the layout of the state that the function keeps for each session.
     pub state_version: u32,
-    /// Other versions of that, which its program `NAME_migrate` makes its own of.
+    /// Versions of the state that its program `NAME_migrate` converts to this one.
     #[serde(default)]
     pub migrates: Vec<u32>,
-    /// Of one that can fill a path: how it shares a bottleneck, and how that is known.
+    /// Note on fairness, for a function that can fill a path: how it shares a bottleneck, and how that was tested.
     pub fairness: Option<String>,
+    /// Parameters, by name.
     #[serde(default)]
-    pub parameters: BTreeMap<String, Parameter>,
+    pub parameters: BTreeMap<String, ManifestParameter>,
 }
 
+/// A service of functions. Applications ask for services by name.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "kebab-case")]
-pub enum Service {
-    /// Nothing comes twice.
+pub enum FunctionService {
+    /// Drops duplicates.
     Once,
-    /// Nothing comes behind what was sent later.
+    /// Drops packets that arrive after a later one.
     PartialOrder,
-    /// All that is delivered is in order, and without gaps.
+    /// Delivers packets in order and without gaps.
     Order,
-    /// What is lost is sent again.
+    /// Retransmits lost packets.
     Reliability,
-    /// What is lost is sent again, but for a bounded part of it.
+    /// Retransmits lost packets, except for a bounded share.
     PartialReliability,
-    /// What is lost may be made out of the rest.
+    /// Recovers lost packets from other packets.
     Recovery,
-    /// No more is under way than there is room for.
+    /// Keeps no more packets under way than the receiver has room for.
     FlowControl,
-    /// No more is under way than the path carries.
+    /// Keeps no more packets under way than the path can carry.
     CongestionControl,
-    /// Packets leave one after another, by the queueing discipline of the interface.
+    /// Spaces packets out, by time stamps that the interface's queueing discipline obeys.
     Pacing,
 }
 
-impl Service {
+impl FunctionService {
+    /// The services, in the order of reports.
     pub const ALL: [Self; 9] = [
         Self::Once,
         Self::PartialOrder,
@@ -119,7 +129,7 @@ impl Service {
         Self::Pacing,
     ];
 
-    /// As manifests have it.
+    /// Returns the name of the service in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Self::Once => "once",
@@ -134,45 +144,53 @@ impl Service {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
+    /// Returns the service of this name.
+    pub fn find_by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|service| service.name() == name)
     }
 }
 
+/// The known functions, by name.
 #[derive(Clone, Debug, Default)]
-pub struct Functions(BTreeMap<String, Function>);
+pub struct FunctionPool(BTreeMap<String, PacketFunction>);
 
-impl Functions {
-    /// What is compiled in, and what lies in the directories.
+impl FunctionPool {
+    /// Reads the functions that are compiled in, and those in the directories.
     ///
     /// # Errors
-    /// A file is not usable, or a name comes twice.
-    pub fn read(directories: &[PathBuf], keys: &[Key]) -> Result<Self, Error> {
+    /// A file is not usable, or two have the same name.
+    pub fn read(directories: &[PathBuf], keys: &[SignatureKey]) -> Result<Self, Error> {
         let mut functions = Self::default();
         for &(name, text) in MANIFESTS {
             let image = FUNCTIONS.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
-            let made = Manifest::parse(text)
-                .and_then(|manifest| Function::new(manifest, image.ok_or("it has no object")?));
+            let made = FunctionManifest::parse(text).and_then(|manifest| {
+                PacketFunction::new(manifest, image.ok_or("the function's object is not compiled in")?)
+            });
             functions.add(name, made)?;
         }
         for directory in directories {
             for path in manifests(directory)? {
-                functions.add(&path.display().to_string(), Function::read(&path, keys))?;
+                functions.add(&path.display().to_string(), PacketFunction::read(&path, keys))?;
             }
         }
         Ok(functions)
     }
 
-    pub fn find(&self, name: &str) -> Result<&Function, Error> {
+    /// Returns the function of this name.
+    ///
+    /// # Errors
+    /// There is no such function. The error names those that exist.
+    pub fn find(&self, name: &str) -> Result<&PacketFunction, Error> {
         let known = || self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.0.get(name).ok_or_else(|| Error::NoFunction { name: name.to_owned(), known: known() })
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Function> {
+    /// Returns the functions, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &PacketFunction> {
         self.0.values()
     }
 
-    fn add(&mut self, place: &str, made: Result<Function, String>) -> Result<(), Error> {
+    fn add(&mut self, place: &str, made: Result<PacketFunction, String>) -> Result<(), Error> {
         let error = |message| Error::File { path: place.to_owned(), message };
         let function = made.map_err(error)?;
         let name = function.manifest.name.clone();
@@ -183,30 +201,32 @@ impl Functions {
     }
 }
 
-impl Function {
-    fn read(path: &Path, keys: &[Key]) -> Result<Self, String> {
-        let text = String::from_utf8(read_bounded(path, MANIFEST_MAX_BYTES)?);
-        let text = text.map_err(|_| "it is not UTF-8".to_owned())?;
-        let manifest = Manifest::parse(&text)?;
+impl PacketFunction {
+    fn read(path: &Path, keys: &[SignatureKey]) -> Result<Self, String> {
+        let text = file::text(path, MANIFEST_MAX_BYTES).map_err(|error| error.to_string())?;
+        let manifest = FunctionManifest::parse(&text)?;
+        // With trusted keys, an object is opened only if its manifest is signed.
         manifest.check_signature(&text, keys)?;
         let object = path.with_file_name(&manifest.object);
-        let image = read_bounded(&object, OBJECT_MAX_BYTES)
+        let image = file::bytes(&object, OBJECT_MAX_BYTES)
             .map_err(|error| format!("{}: {error}", object.display()))?;
         let stated = manifest.sha256.as_deref().ok_or("sha256 is missing: `sha256sum` of the object")?;
-        let stated: Identity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
-        let identity = Identity::of(&image);
+        let stated: ObjectIdentity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
+        let identity = ObjectIdentity::from_image(&image);
         if stated != identity {
             return Err(format!("{} is {identity}, and sha256 says {stated}", manifest.object));
         }
         Self::new(manifest, image)
     }
 
-    fn new(manifest: Manifest, image: Vec<u8>) -> Result<Self, String> {
+    fn new(manifest: FunctionManifest, image: Vec<u8>) -> Result<Self, String> {
         let object =
-            joint::Function::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
+            joint::OpenedFunction::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
         if object.name() != manifest.name {
             return Err(format!("{} is function {}, not {}", manifest.object, object.name(), manifest.name));
         }
+        // A manifest that names earlier versions needs the program that converts their state, and the
+        // reverse.
         match (manifest.migrates.is_empty(), object.migrates()) {
             (true, true) => {
                 return Err("it has a program that migrates: `migrates` says from which state-version".into());
@@ -221,25 +241,28 @@ impl Function {
                 return Err(format!("{} has no parameter {name}", manifest.object));
             }
         }
-        Ok(Self { identity: Identity::of(&image), manifest, image })
+        Ok(Self { identity: ObjectIdentity::from_image(&image), manifest, image })
     }
 
     fn check_value(&self, parameter: &str, value: u64) -> Result<(), Error> {
         let failed = |message| Error::Graft { name: self.manifest.name.clone(), message };
         let range = self.manifest.parameters.get(parameter);
         let range = range.ok_or_else(|| failed(format!("there is no parameter {parameter}")))?;
-        let (min, max) = (range.min, range.max);
+        let min = range.min;
+        let max = range.max;
         match (min..=max).contains(&value) {
             true => Ok(()),
             false => Err(failed(format!("parameter {parameter} is from {min} to {max}"))),
         }
     }
 
-    /// Told from others by its file.
-    pub(super) fn version(&self) -> Version {
-        let Manifest { name, state_version, migrates, .. } = &self.manifest;
+    /// Returns the version of the function. Its key contains the object's hash, so that several versions can be
+    /// loaded at once.
+    pub(super) fn version(&self) -> FunctionVersion {
+        let FunctionManifest { name, state_version, migrates, .. } = &self.manifest;
+        // These digits of the hash are enough to tell versions of one function apart.
         let identity: String = self.identity.to_string().chars().take(IDENTITY_DIGITS).collect();
-        Version {
+        FunctionVersion {
             key: format!("{name}@{identity}"),
             name: name.clone(),
             state: *state_version,
@@ -247,13 +270,13 @@ impl Function {
         }
     }
 
-    /// What a parameter has been compiled with.
+    /// Returns the value of a parameter that is compiled into the object.
     pub(super) fn default_of(&self, parameter: &str) -> Option<u64> {
-        let object = joint::Function::open(&self.image).ok()?;
+        let object = joint::OpenedFunction::open(&self.image).ok()?;
         object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
 
-    /// Of parameters of which both ends need the same: part of what they agree on.
+    /// Returns the values of the parameters that both ends need to agree on, as text for the list's hash.
     pub(super) fn shared_values(&self, values: Option<&BTreeMap<String, u64>>) -> String {
         let shared = self.manifest.parameters.iter().filter(|(_, parameter)| parameter.shared);
         let value = |name: &String| {
@@ -262,36 +285,38 @@ impl Function {
         shared.map(|(name, _)| format!(" {name}={}", value(name).unwrap_or_default())).collect()
     }
 
-    /// Ready to be given to the kernel, with these values instead of those that it was compiled with.
-    pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<joint::Function, Error> {
+    /// Opens the object for loading, with these values instead of the compiled ones.
+    pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<joint::OpenedFunction, Error> {
         let name = &self.manifest.name;
         let failed = |message| Error::Graft { name: name.clone(), message };
-        let mut object = joint::Function::open(&self.image).map_err(|error| failed(error.to_string()))?;
+        let mut object =
+            joint::OpenedFunction::open(&self.image).map_err(|error| failed(error.to_string()))?;
         for (parameter, value) in values {
             self.check_value(parameter, *value)?;
             object.set(parameter, *value).map_err(|error| failed(error.to_string()))?;
         }
-        object.only_recovered(self.manifest.only_recovered);
+        object.set_only_recovered(self.manifest.only_recovered);
         Ok(object)
     }
 
     pub(super) fn refused(&self, error: millrace_graft_kernel::Error) -> Error {
         let name = self.manifest.name.clone();
         match error.log() {
-            Some(log) if !log.is_empty() => Error::Refused { name, refusal: Refusal::parse(log) },
+            Some(log) if !log.is_empty() => Error::Refused { name, refusal: LoadRefusal::parse(log) },
             _ => Error::Graft { name, message: error.to_string() },
         }
     }
 }
 
-impl Manifest {
+impl FunctionManifest {
     fn parse(text: &str) -> Result<Self, String> {
         let manifest: Self = crate::left::manifest(text)?;
         if manifest.abi != PACKET_ABI {
-            return Err(format!("abi {} is not {PACKET_ABI}, which is known here", manifest.abi));
+            return Err(format!("abi {} is not supported: the supported one is {PACKET_ABI}", manifest.abi));
         }
+        // A path could name a file outside the manifest's directory.
         if manifest.object.contains('/') || manifest.object.is_empty() {
-            return Err("object is the name of a file beside the manifest".to_owned());
+            return Err("object has to be the name of a file in the manifest's directory".to_owned());
         }
         match manifest.parameters.iter().find(|(_, it)| it.min > it.max) {
             Some((name, _)) => Err(format!("parameters.{name}: min is more than max")),
@@ -299,16 +324,17 @@ impl Manifest {
         }
     }
 
-    fn check_signature(&self, text: &str, keys: &[Key]) -> Result<(), String> {
+    fn check_signature(&self, text: &str, keys: &[SignatureKey]) -> Result<(), String> {
         if keys.is_empty() {
             return Ok(());
         }
-        let signature = self.signature.as_deref().ok_or("it is not signed, and trusted-keys are set")?;
+        let signature = self.signature.as_deref().ok_or("it is not signed, and trusted-keys require that")?;
         let signature: Signature = signature.parse().map_err(|error| format!("signature {error}"))?;
+        // The signature is over the manifest, which contains the object's hash.
         let signed = signed_text(text);
         match keys.iter().any(|key| key.verifies(signed.as_bytes(), &signature)) {
             true => Ok(()),
-            false => Err("its signature is of none of the trusted keys".to_owned()),
+            false => Err("its signature was made by none of the trusted keys".to_owned()),
         }
     }
 }
@@ -325,14 +351,7 @@ fn manifests(directory: &Path) -> Result<Vec<PathBuf>, Error> {
             found.push(path);
         }
     }
+    // The order of a directory is arbitrary, and errors should name the same file each time.
     found.sort();
     Ok(found)
-}
-
-fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, String> {
-    let length = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if length > most {
-        return Err(format!("{length} bytes are more than {most}"));
-    }
-    fs::read(path).map_err(|error| error.to_string())
 }

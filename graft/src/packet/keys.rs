@@ -1,4 +1,4 @@
-//! How both ends of a sealed session agree on keys, as values: no I/O, and time and random bytes are arguments.
+//! The key agreement of a session's two ends. The code has no I/O; time and random bytes are arguments.
 //!
 //! ```text
 //! the first end                          the second
@@ -8,122 +8,161 @@
 //!   seals with (f, s) <-------- Done(f, s)
 //! ```
 //!
-//! So neither end ever seals with what the other one does not open with, whatever is lost; what is not answered is said again. Of
-//! each pair of nonces one is this end's own and new, so that words and datagrams of before do nothing when somebody sends them
-//! again, to an end that was started anew neither. A pair is used once: the first end asks with a nonce once, and the second
-//! end's nonces are of a secret that is another one as soon as one of them was taken. Until then it remembers nothing.
+//! The messages use a connection between the two daemons that TLS has authenticated. Keys are derived from the TLS
+//! exporter of that connection and from the pair of nonces. Neither end ever seals with a key that the other cannot
+//! open, whatever is lost. Messages without an answer are repeated. Another connection renews all keys. Offers of the
+//! previous connection are not accepted: if the first end takes one, the second refuses. Each pair is used once: the
+//! first end asks once with a nonce, and the second end derives its nonces from a secret, which changes with each
+//! connection and as soon as one of them was taken.
+//!
+//! `Take` also contains the key that authenticates frames, which the first end makes once for its run. In a sealed
+//! session that key is used inside the sealed datagram.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{Ends, KeyWord, Keys, Phase};
+use millrace_graft_kernel::joint::{KeyPhase, SealKeys, SessionEnds};
 use millrace_kernel::crypto::QuicKeys;
 use ring::{hkdf, hmac};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-/// An AEAD, and its number in words.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+/// AEAD cipher of sealed datagrams.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Cipher {
-    /// Takes the same time whatever the key is.
+pub enum AeadCipher {
+    /// ChaCha20-Poly1305: the default, since it takes the same time for every key.
     #[default]
     Chacha20Poly1305,
+    /// AES-128-GCM: faster where the CPU has instructions for AES.
     #[serde(rename = "aes-128-gcm")]
     Aes128Gcm,
 }
 
+/// Random bytes that one end adds to one agreement.
 pub type Nonce = [u8; 16];
+/// The key that authenticates frames.
+pub type FrameKey = [u8; 16];
 
-/// Of both ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair {
+/// The nonces of both ends.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoncePair {
+    /// The first end's nonce.
     pub first: Nonce,
+    /// The second end's nonce.
     pub second: Nonce,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+/// A message of the key agreement.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyMessage {
+    /// The first end asks for keys.
     Ask(Nonce),
-    Offer(Pair),
-    Take(Pair),
-    Done(Pair),
-    /// The second end was not the one that made it, or was started anew since.
-    Refuse(Pair),
-    /// The second end has no keys, or its keys are worn.
+    /// The second end offers a pair of nonces.
+    Offer(NoncePair),
+    /// The first end takes the pair, and sends the key of frames.
+    Take(NoncePair, FrameKey),
+    /// The second end uses the keys of the pair.
+    Done(NoncePair),
+    /// The second end did not make the pair for this connection, or has restarted since.
+    Refuse(NoncePair),
+    /// The second end has no keys, or its keys are worn out.
     Need,
 }
 
-/// What is to be done, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// Open with it, too, instead of what had this phase.
-    Install(Phase, Pair),
-    /// Seal with what has this phase.
-    Use(Phase),
-    /// Open with what has this phase no longer.
-    Discard(Phase),
-    Say(Phase, Word),
+/// A message between the daemons of two hosts, and the session that it is about.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyWord {
+    /// The sender's address and port in the session.
+    pub local: SocketAddr,
+    /// The receiver's address and port in the session.
+    pub remote: SocketAddr,
+    /// Cipher of the session at the sender, or `None` if the session is in clear there.
+    pub cipher: Option<AeadCipher>,
+    /// Phase of the keys that the message is about.
+    pub phase: KeyPhase,
+    /// The message itself.
+    pub word: KeyMessage,
 }
 
-/// Between two tries of a word.
+/// The actions that follow from a message or from time. The caller carries them out in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyAction {
+    /// Authenticate frames with this key.
+    Frames(FrameKey),
+    /// Open with the keys of this pair, too, in place of the keys that had this phase.
+    Install(KeyPhase, NoncePair),
+    /// Seal with the key of this phase.
+    Use(KeyPhase),
+    /// Stop opening with the key of this phase.
+    Discard(KeyPhase),
+    /// Send this message about the phase.
+    Say(KeyPhase, KeyMessage),
+}
+
+/// Pause before the first repetition of a message. It doubles with each repetition, so that ten thousand sessions
+/// that begin at once cause no storm.
 const AGAIN: Duration = Duration::from_millis(250);
-/// After so many, they are further apart.
-const SOON: u32 = 8;
-const LATER: Duration = Duration::from_secs(1);
-/// How long datagrams may be under way, and so the least time between two agreements.
+/// Number of times that the pause doubles.
+const DOUBLINGS: u32 = 5;
+/// Pause between two requests of the second end, which cannot start an agreement itself. The first end also asks on
+/// its own.
+const NEED: Duration = Duration::from_secs(4);
+/// Time that datagrams may be under way, and so the shortest time between two agreements.
 const LINGER: Duration = Duration::from_secs(2);
-/// More datagrams that do not open (RFC 9001, section 6.6) wear a key: half of what the kernel allows.
+/// Number of datagrams that did not open after which a key is renewed: half of the limit in RFC 9001, section 6.6.
 const FAILURES: u64 = 1 << 35;
 
-/// A key that both ends have.
+/// Secret from the TLS exporter of a connection between two daemons, which is the same at both ends (RFC 8446,
+/// section 7.5).
 #[derive(Clone)]
-pub struct Secret {
-    bytes: [u8; 16],
-    /// Keys are of one session.
+pub struct Exported(pub [u8; 32]);
+
+/// The secret of a session, which both ends share.
+#[derive(Clone)]
+pub struct SessionSecret {
+    bytes: [u8; 32],
+    /// Addresses and ports of the session, so that each session has keys of its own.
     context: String,
     is_first: bool,
 }
 
-impl Secret {
-    pub fn new(bytes: [u8; 16], ends: &Ends) -> Self {
-        let is_first = ends.local < ends.remote;
+impl SessionSecret {
+    /// Derives the secret of a session from that of a connection.
+    pub fn new(exported: &Exported, ends: &SessionEnds) -> Self {
+        let bytes = exported.0;
+        // Both ends name their addresses in the same order, and so derive the same keys.
+        let is_first = is_first(ends);
         let [one, other] = if is_first { [ends.local, ends.remote] } else { [ends.remote, ends.local] };
         let context = format!("{} {} {} {}", one.ip(), one.port(), other.ip(), other.port());
         Self { bytes, context, is_first }
     }
 
-    /// For frames, which are sealed with what they belong to.
-    pub fn frame_key(&self) -> [u8; 16] {
-        self.derive(&[], "frame")
-    }
-
-    /// For words about keys.
-    pub fn word_key(&self) -> [u8; 16] {
-        self.derive(&[], "word")
-    }
-
-    /// Of both directions. To be used once.
-    pub fn keys(&self, cipher: Cipher, pair: Pair) -> Keys {
+    /// Derives the keys of both directions. Each pair of nonces may be used only once.
+    pub fn keys(&self, cipher: AeadCipher, pair: NoncePair) -> SealKeys {
         let nonces = [pair.first, pair.second].concat();
         let direction = |from_first: bool| {
             let label =
                 |what| format!("{} {what} {}", cipher.name(), if from_first { "out" } else { "back" });
             let iv = self.derive(&nonces, &label("iv"));
             match cipher {
-                Cipher::Chacha20Poly1305 => {
+                AeadCipher::Chacha20Poly1305 => {
                     QuicKeys::chacha20_poly1305(&self.derive(&nonces, &label("key")), &iv, &[0; 32])
                 }
-                Cipher::Aes128Gcm => {
+                AeadCipher::Aes128Gcm => {
                     QuicKeys::aes128_gcm(&self.derive(&nonces, &label("key")), &iv, &[0; 16])
                 }
             }
         };
-        Keys { seals: direction(self.is_first), opens: direction(!self.is_first), limit: cipher.limit() }
+        SealKeys { seals: direction(self.is_first), opens: direction(!self.is_first), limit: cipher.limit() }
     }
 
-    /// HKDF-SHA256 (RFC 5869).
+    /// Derives bytes by HKDF-SHA256 (RFC 5869).
     fn derive<const LEN: usize>(&self, salt: &[u8], label: &str) -> [u8; LEN] {
-        struct Len(usize);
-        impl hkdf::KeyType for Len {
+        struct HkdfLength(usize);
+        impl hkdf::KeyType for HkdfLength {
             fn len(&self) -> usize {
                 self.0
             }
@@ -131,13 +170,14 @@ impl Secret {
         let mut out = [0; LEN];
         let key = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.bytes);
         let info = [b"millrace graft ", label.as_bytes(), b" ", self.context.as_bytes()];
-        let filled = key.expand(&info, Len(LEN)).and_then(|made| made.fill(&mut out));
+        let filled = key.expand(&info, HkdfLength(LEN)).and_then(|made| made.fill(&mut out));
         assert!(filled.is_ok(), "HKDF makes up to 8160 bytes, not {LEN}");
         out
     }
 }
 
-impl Cipher {
+impl AeadCipher {
+    /// Returns the name of the cipher in settings and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Chacha20Poly1305 => "chacha20-poly1305",
@@ -145,8 +185,8 @@ impl Cipher {
         }
     }
 
-    /// Datagrams of up to 2 KiB that may be sealed with a key (RFC 9001, appendix B.1.1); of the first, as many as there are
-    /// numbers.
+    /// Returns how many datagrams of up to 2 KiB may be sealed with one key (RFC 9001, appendix B.1.1).
+    /// ChaCha20-Poly1305 is limited by the packet numbers only.
     fn limit(self) -> u64 {
         match self {
             Self::Chacha20Poly1305 => 1 << 47,
@@ -154,141 +194,201 @@ impl Cipher {
         }
     }
 
-    /// Whether it is time for other keys.
+    /// Returns whether a key with these counts has to be renewed.
     pub fn is_worn(self, sealed: u64, failures: u64) -> bool {
+        // Half of the limit leaves time to agree on new keys.
         sealed >= self.limit() / 2 || failures >= FAILURES
     }
 }
 
 #[derive(Debug)]
-enum Side {
-    First(Asking),
+enum KeySide {
+    First(KeyRequestState),
     Second {
-        /// Of the nonces that are offered.
+        /// Secret that the offered nonces are derived from.
         secret: [u8; 32],
-        /// When it says that it needs keys; `None`: it does not.
+        /// Time of the next request for keys, or `None` if none is needed.
         needs: Option<Duration>,
     },
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Asking {
+enum KeyRequestState {
     Idle,
-    /// With its own nonce.
+    /// This end asks for keys, with its nonce.
     Asks {
         first: Nonce,
         next: Duration,
         tries: u32,
     },
+    /// This end has taken an offered pair, and waits for `Done`.
     Takes {
-        pair: Pair,
+        pair: NoncePair,
         next: Duration,
         tries: u32,
     },
 }
 
-/// One end of a session.
+/// One end's state of the key agreement. Messages, time and [`reconnect`](Self::reconnect) change it.
+///
+/// # States
+///
+/// The first end is *idle*, *asks* with its nonce, or *takes* a pair that was offered. The second end keeps no state
+/// of an agreement: its nonces follow from a secret, and it only remembers whether it needs keys.
+/// [`Self::on_message`] takes each message, [`Self::tick`] has to be called at the time of [`Self::next`],
+/// [`Self::renew`] asks for new keys, and [`Self::reconnect`] has to be called for each new connection between the
+/// daemons. `on_message` and `tick` return actions that the caller carries out in their order, before the next call.
+/// Between calls, this end opens whatever the other end may seal: with the present keys, with the previous ones for a
+/// while, and with those that are agreed on.
 #[derive(Debug)]
-pub struct Agreement {
-    side: Side,
-    /// That is sealed with, and since when.
-    current: Option<(Phase, Pair, Duration)>,
-    /// Until when what was before is opened with.
+pub struct KeyAgreement {
+    side: KeySide,
+    /// The key that authenticates frames. Both ends use the one that the first end has made.
+    frames: FrameKey,
+    /// True if the pending agreement uses an earlier connection, so that another agreement must follow.
+    is_behind: bool,
+    /// The keys with which this end seals, and the time since when.
+    current: Option<(KeyPhase, NoncePair, Duration)>,
+    /// Time until which the previous key still opens.
     lingers: Option<Duration>,
 }
 
-impl Agreement {
-    /// `now`: since any fixed moment. `random`: of nobody else.
-    pub fn new(secret: &Secret, now: Duration, random: [u8; 32]) -> Self {
-        let side = match secret.is_first {
-            true => Side::First(Asking::Asks { first: half(random), next: now, tries: 0 }),
-            false => Side::Second { secret: random, needs: Some(now) },
+impl KeyAgreement {
+    /// Creates one end. `now` is the time since any fixed moment, and `random` has bytes that no other end has.
+    pub fn new(ends: &SessionEnds, frames: FrameKey, now: Duration, random: [u8; 32]) -> Self {
+        let side = match is_first(ends) {
+            true => KeySide::First(KeyRequestState::Asks { first: half(random), next: now, tries: 0 }),
+            false => KeySide::Second { secret: random, needs: Some(now) },
         };
-        Self { side, current: None, lingers: None }
+        Self { side, frames, is_behind: false, current: None, lingers: None }
     }
 
+    /// Reports whether this end seals with a key.
     pub fn has_keys(&self) -> bool {
         self.current.is_some()
     }
 
-    /// Has both ends agree on other keys, if they are not about to.
+    /// Starts an agreement on new keys unless one is pending. It begins when no datagrams of the keys before the
+    /// present ones can be under way.
     pub fn renew(&mut self, now: Duration, random: [u8; 32]) {
+        let next = self.current.map_or(now, |(.., since)| now.max(since + LINGER));
         match &mut self.side {
-            Side::First(asking @ Asking::Idle) => {
-                *asking = Asking::Asks { first: half(random), next: now, tries: 0 };
+            KeySide::First(asking @ KeyRequestState::Idle) => {
+                *asking = KeyRequestState::Asks { first: half(random), next, tries: 0 };
             }
-            Side::First(_) => {}
-            Side::Second { needs, .. } => *needs = needs.or(Some(now)),
+            KeySide::First(_) => {}
+            KeySide::Second { needs, .. } => *needs = needs.or(Some(now)),
         }
     }
 
-    /// To be called when [`next`](Self::next) says.
-    pub fn tick(&mut self, now: Duration) -> Vec<Act> {
+    /// Derives keys from a new connection between the daemons from now on. Call this before any message of that
+    /// connection is handled.
+    pub fn reconnect(&mut self, now: Duration, random: [u8; 32]) {
+        match &mut self.side {
+            KeySide::First(KeyRequestState::Idle) => self.renew(now, random),
+            // A request that is planned for later has to stay later.
+            KeySide::First(KeyRequestState::Asks { tries: 0, .. }) => {}
+            KeySide::First(KeyRequestState::Asks { next, tries, .. }) => (*next, *tries) = (now, 0),
+            KeySide::First(KeyRequestState::Takes { next, tries, .. }) => {
+                (*next, *tries, self.is_behind) = (now, 0, true);
+            }
+            KeySide::Second { secret, needs } => (*secret, *needs) = (random, needs.map(|_| now)),
+        }
+    }
+
+    /// Handles time-outs and repetitions. Call it at the time of [`next`](Self::next).
+    pub fn tick(&mut self, now: Duration) -> Vec<KeyAction> {
         let mut acts = Vec::new();
         if self.lingers.is_some_and(|until| now >= until) {
             self.lingers = None;
-            acts.extend(self.current.map(|(phase, ..)| Act::Discard(phase ^ 1)));
+            // A key has one of two phases, so the other one is that of the previous key.
+            acts.extend(self.current.map(|(phase, ..)| KeyAction::Discard(phase ^ 1)));
         }
         let phase = self.next_phase();
         match &mut self.side {
-            Side::First(Asking::Asks { first, next, tries }) if now >= *next => {
+            KeySide::First(KeyRequestState::Asks { first, next, tries }) if now >= *next => {
                 (*next, *tries) = (now + pause(*tries), *tries + 1);
-                acts.push(Act::Say(phase, Word::Ask(*first)));
+                acts.push(KeyAction::Say(phase, KeyMessage::Ask(*first)));
             }
-            Side::First(Asking::Takes { pair, next, tries }) if now >= *next => {
+            KeySide::First(KeyRequestState::Takes { pair, next, tries }) if now >= *next => {
                 (*next, *tries) = (now + pause(*tries), *tries + 1);
-                acts.push(Act::Say(phase, Word::Take(*pair)));
+                acts.push(KeyAction::Say(phase, KeyMessage::Take(*pair, self.frames)));
             }
-            Side::Second { needs: Some(next), .. } if now >= *next => {
-                *next = now + LATER;
-                acts.push(Act::Say(0, Word::Need));
+            KeySide::Second { needs: Some(next), .. } if now >= *next => {
+                *next = now + NEED;
+                acts.push(KeyAction::Say(0, KeyMessage::Need));
             }
             _ => {}
         }
         acts
     }
 
-    /// `None`: nothing is under way.
+    /// Returns the time of the next `tick`, or `None` if no agreement is pending.
     pub fn next(&self) -> Option<Duration> {
         let said = match self.side {
-            Side::First(Asking::Asks { next, .. } | Asking::Takes { next, .. }) => Some(next),
-            Side::First(Asking::Idle) => None,
-            Side::Second { needs, .. } => needs,
+            KeySide::First(KeyRequestState::Asks { next, .. } | KeyRequestState::Takes { next, .. }) => {
+                Some(next)
+            }
+            KeySide::First(KeyRequestState::Idle) => None,
+            KeySide::Second { needs, .. } => needs,
         };
         said.into_iter().chain(self.lingers).min()
     }
 
-    /// `random`: of nobody else, and new each time.
-    pub fn hear(&mut self, now: Duration, phase: Phase, word: Word, random: [u8; 32]) -> Vec<Act> {
+    /// Handles a message. `random` has bytes that no other end has, new for each call.
+    pub fn on_message(
+        &mut self,
+        now: Duration,
+        phase: KeyPhase,
+        word: KeyMessage,
+        random: [u8; 32],
+    ) -> Vec<KeyAction> {
         match &self.side {
-            Side::First(asking) => self.hear_second(now, word, *asking, random),
-            Side::Second { secret, .. } => {
+            KeySide::First(asking) => self.hear_second(now, word, *asking, random),
+            KeySide::Second { secret, .. } => {
                 let secret = *secret;
                 self.hear_first(now, phase & 1, word, &secret, random)
             }
         }
     }
 
-    /// What the first end hears.
-    fn hear_second(&mut self, now: Duration, word: Word, asking: Asking, random: [u8; 32]) -> Vec<Act> {
+    /// Handles a message at the first end.
+    fn hear_second(
+        &mut self,
+        now: Duration,
+        word: KeyMessage,
+        asking: KeyRequestState,
+        random: [u8; 32],
+    ) -> Vec<KeyAction> {
         let phase = self.next_phase();
         match (word, asking) {
-            (Word::Offer(pair), Asking::Asks { first, .. }) if pair.first == first => {
-                self.side = Side::First(Asking::Takes { pair, next: now + AGAIN, tries: 1 });
+            (KeyMessage::Offer(pair), KeyRequestState::Asks { first, .. }) if pair.first == first => {
+                self.side = KeySide::First(KeyRequestState::Takes { pair, next: now + AGAIN, tries: 1 });
+                // The new key takes the phase of the previous one, which is dropped with that.
                 self.lingers = None;
-                vec![Act::Install(phase, pair), Act::Say(phase, Word::Take(pair))]
+                vec![
+                    KeyAction::Install(phase, pair),
+                    KeyAction::Say(phase, KeyMessage::Take(pair, self.frames)),
+                ]
             }
-            (Word::Done(done), Asking::Takes { pair, .. }) if done == pair => {
-                self.side = Side::First(Asking::Idle);
+            (KeyMessage::Done(done), KeyRequestState::Takes { pair, .. }) if done == pair => {
+                self.side = KeySide::First(KeyRequestState::Idle);
                 self.agreed(now, phase, pair);
-                vec![Act::Use(phase)]
+                if std::mem::take(&mut self.is_behind) {
+                    self.renew(now, random);
+                }
+                vec![KeyAction::Use(phase)]
             }
-            (Word::Refuse(refused), Asking::Takes { pair, .. }) if refused == pair => {
-                self.side = Side::First(Asking::Asks { first: half(random), next: now, tries: 0 });
+            (KeyMessage::Refuse(refused), KeyRequestState::Takes { pair, .. }) if refused == pair => {
+                self.side =
+                    KeySide::First(KeyRequestState::Asks { first: half(random), next: now, tries: 0 });
+                self.is_behind = false;
                 Vec::new()
             }
-            // What was before may still be under way; it is said again.
-            (Word::Need, Asking::Idle) if self.current.is_none_or(|(.., at)| now >= at + LINGER) => {
+            // Datagrams of the previous key may still be under way. The other end repeats this message.
+            (KeyMessage::Need, KeyRequestState::Idle)
+                if self.current.is_none_or(|(.., at)| now >= at + LINGER) =>
+            {
                 self.renew(now, random);
                 Vec::new()
             }
@@ -296,44 +396,48 @@ impl Agreement {
         }
     }
 
-    /// What the second end hears.
+    /// Handles a message at the second end.
     fn hear_first(
         &mut self,
         now: Duration,
-        phase: Phase,
-        word: Word,
+        phase: KeyPhase,
+        word: KeyMessage,
         secret: &[u8; 32],
         random: [u8; 32],
-    ) -> Vec<Act> {
+    ) -> Vec<KeyAction> {
         match word {
-            Word::Ask(first) => vec![Act::Say(phase, Word::Offer(offer(secret, first)))],
-            // Our answer was lost.
-            Word::Take(pair) if self.current.is_some_and(|(_, current, _)| current == pair) => {
-                vec![Act::Say(phase, Word::Done(pair))]
+            KeyMessage::Ask(first) => vec![KeyAction::Say(phase, KeyMessage::Offer(offer(secret, first)))],
+            // The message `Done` of this end was lost.
+            KeyMessage::Take(pair, _) if self.current.is_some_and(|(_, current, _)| current == pair) => {
+                vec![KeyAction::Say(phase, KeyMessage::Done(pair))]
             }
-            Word::Take(pair) if offer(secret, pair.first) == pair => {
-                self.side = Side::Second { secret: random, needs: None };
+            // An offer is valid only if this end's present secret gives it, so a pair of an earlier connection is
+            // refused.
+            KeyMessage::Take(pair, frames) if offer(secret, pair.first) == pair => {
+                // Another secret makes sure that this pair is never offered again.
+                self.side = KeySide::Second { secret: random, needs: None };
                 self.agreed(now, phase, pair);
-                vec![Act::Install(phase, pair), Act::Use(phase), Act::Say(phase, Word::Done(pair))]
+                let done = KeyAction::Say(phase, KeyMessage::Done(pair));
+                vec![KeyAction::Frames(frames), KeyAction::Install(phase, pair), KeyAction::Use(phase), done]
             }
-            Word::Take(pair) => vec![Act::Say(phase, Word::Refuse(pair))],
+            KeyMessage::Take(pair, _) => vec![KeyAction::Say(phase, KeyMessage::Refuse(pair))],
             _ => Vec::new(),
         }
     }
 
-    fn agreed(&mut self, now: Duration, phase: Phase, pair: Pair) {
+    fn agreed(&mut self, now: Duration, phase: KeyPhase, pair: NoncePair) {
         self.lingers = self.current.map(|_| now + LINGER);
         self.current = Some((phase, pair, now));
     }
 
-    /// Of what the first end asks for.
-    fn next_phase(&self) -> Phase {
+    /// Returns the phase of the keys that the first end asks for next.
+    fn next_phase(&self) -> KeyPhase {
         self.current.map_or(0, |(phase, ..)| phase ^ 1)
     }
 }
 
 fn pause(tries: u32) -> Duration {
-    if tries < SOON { AGAIN } else { LATER }
+    AGAIN * 2_u32.pow(tries.min(DOUBLINGS))
 }
 
 fn half(random: [u8; 32]) -> Nonce {
@@ -342,41 +446,17 @@ fn half(random: [u8; 32]) -> Nonce {
     nonce
 }
 
-/// The same for the same nonce, as long as the secret is, and unlike any other.
-fn offer(secret: &[u8; 32], first: Nonce) -> Pair {
+/// Returns the pair for a nonce of the first end. It is always the same for a secret, and no other nonce has it.
+fn offer(secret: &[u8; 32], first: Nonce) -> NoncePair {
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &first);
     let mut second = [0; 16];
     second.copy_from_slice(&tag.as_ref()[..16]);
-    Pair { first, second }
+    NoncePair { first, second }
 }
 
-impl Word {
-    pub fn encode(self, cipher: Cipher, phase: Phase) -> KeyWord {
-        let none = Pair { first: [0; 16], second: [0; 16] };
-        let (kind, Pair { first, second }) = match self {
-            Self::Ask(first) => (0, Pair { first, ..none }),
-            Self::Offer(pair) => (1, pair),
-            Self::Take(pair) => (2, pair),
-            Self::Done(pair) => (3, pair),
-            Self::Refuse(pair) => (4, pair),
-            Self::Need => (5, none),
-        };
-        KeyWord { kind, suite: cipher as u8, phase, nonces: [first, second] }
-    }
-
-    pub fn decode(said: &KeyWord) -> Option<Self> {
-        let [first, second] = said.nonces;
-        let pair = Pair { first, second };
-        match said.kind {
-            0 => Some(Self::Ask(first)),
-            1 => Some(Self::Offer(pair)),
-            2 => Some(Self::Take(pair)),
-            3 => Some(Self::Done(pair)),
-            4 => Some(Self::Refuse(pair)),
-            5 => Some(Self::Need),
-            _ => None,
-        }
-    }
+/// Reports whether this end is the first one, which asks for keys: the one with the lower address or port.
+fn is_first(ends: &SessionEnds) -> bool {
+    ends.local < ends.remote
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! How many of the application's datagrams were lost since a session began anew, as values: no I/O, and time is an argument.
+//! Counts the application's datagrams that were lost when a session restarted. The code has no I/O, and time is an
+//! argument.
 //!
 //! ```text
 //! one end                          the other, which has begun anew, too
@@ -6,57 +7,60 @@
 //!   knows what it has lost <---------- Lost
 //! ```
 //!
-//! Both ends do, each for what it has sent. What has been lost on the way before is among it, unless functions repair it.
+//! Each end does this for its own datagrams. Earlier losses on the path are counted as well, unless functions repair
+//! them.
 
 use std::time::Duration;
 
-use super::agree::{LINGER, Word};
+use super::agree::{LINGER, ListMessage};
 
-/// Between two questions.
+/// Pause between two questions for the losses.
 const AGAIN: Duration = Duration::from_millis(50);
-/// For an answer: until the next change may begin. Nobody knows what was lost if there is none.
+/// Time limit for an answer, which is the time until the next change may begin. Without an answer the losses stay
+/// unknown.
 const PATIENCE: Duration = LINGER;
 
-/// What this end had counted when it began anew.
+/// The counters of this end when it restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Before {
     pub sent: u64,
     pub delivered: u64,
 }
 
-/// `None`: nobody knows.
+/// The losses in both directions, each `None` if it is not known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Losses {
-    /// Of what this end has sent.
+pub struct PacketLosses {
+    /// Datagrams of this end that were lost.
     pub sent: Option<u64>,
-    /// Of what the other one has sent.
+    /// Datagrams of the other end that were lost.
     pub received: Option<u64>,
 }
 
-/// Is over when [`Count::tick`] says so.
+/// A count of losses, which is over when [`LossCount::tick`] returns an error.
 #[derive(Debug, Clone, Copy)]
-pub struct Count {
+pub struct LossCount {
     before: Before,
     next: Duration,
     until: Duration,
-    known: Losses,
+    known: PacketLosses,
 }
 
-impl Count {
+impl LossCount {
     pub fn new(now: Duration, before: Before) -> Self {
-        Self { before, next: now, until: now + PATIENCE, known: Losses::default() }
+        Self { before, next: now, until: now + PATIENCE, known: PacketLosses::default() }
     }
 
-    /// An answer, if it is a question.
-    pub fn hear(&mut self, word: Word) -> Option<Word> {
+    /// Handles a message. Returns the answer if the message is a question.
+    pub fn on_message(&mut self, word: ListMessage) -> Option<ListMessage> {
         match word {
-            Word::Sent(sent) => {
+            ListMessage::Sent(sent) => {
+                // Counts in messages have 32 bits, and wrap around.
                 let lost = lost(sent, self.before.delivered as u32);
                 self.known.received = Some(lost.into());
-                Some(Word::Lost(lost))
+                Some(ListMessage::Lost(lost))
             }
-            Word::Lost(lost) => {
-                // No more than there were.
+            ListMessage::Lost(lost) => {
+                // The count cannot exceed the datagrams that were sent.
                 self.known.sent = Some(u64::from(lost).min(self.before.sent));
                 None
             }
@@ -64,9 +68,9 @@ impl Count {
         }
     }
 
-    /// What is to be said, or how it has ended. An end that knows everything ends a moment later: the other one may have to hear its
-    /// answer again.
-    pub fn tick(&mut self, now: Duration) -> Result<Option<Word>, Losses> {
+    /// Returns the next message, or the losses at the end. An end that knows both losses goes on until the time is
+    /// over, as the other end may ask again.
+    pub fn tick(&mut self, now: Duration) -> Result<Option<ListMessage>, PacketLosses> {
         if now >= self.until {
             return Err(self.known);
         }
@@ -75,12 +79,12 @@ impl Count {
         }
         self.next = now + AGAIN;
         match self.known {
-            Losses { sent: None, .. } => Ok(Some(Word::Sent(self.before.sent as u32))),
+            PacketLosses { sent: None, .. } => Ok(Some(ListMessage::Sent(self.before.sent as u32))),
             _ => Ok(None),
         }
     }
 
-    pub fn known(&self) -> Losses {
+    pub fn total_losses(&self) -> PacketLosses {
         self.known
     }
 
@@ -93,8 +97,10 @@ impl Count {
     }
 }
 
-/// Without functions that drop what comes twice, more may have come than was sent.
+/// Returns the difference, or 0 if more datagrams have arrived than were sent: without a function that drops
+/// duplicates that is possible.
 fn lost(sent: u32, delivered: u32) -> u32 {
+    // Both counters wrap, so a very large difference is a negative one.
     let lost = sent.wrapping_sub(delivered);
     if lost > u32::MAX / 2 { 0 } else { lost }
 }
@@ -106,19 +112,19 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn both_ends_know_both_ways() {
+    fn both_ends_know_the_losses_of_both_directions() {
         let table = [
             ([(100, 40), (50, 97)], [(3, 10), (10, 3)]),
             ([(0, 0), (0, 0)], [(0, 0), (0, 0)]),
-            // Without numbers: a copy came, too.
+            // No function numbers packets here, so a duplicate was delivered, too.
             ([(10, 0), (0, 11)], [(0, 0), (0, 0)]),
-            // Across the end of what words carry.
+            // The counters wrap around.
             ([((1 << 32) + 5, 0), (0, (1 << 32) - 2)], [(7, 0), (0, 7)]),
         ];
         for (before, want) in table {
             for lost_words in 0..4 {
-                let mut ends =
-                    before.map(|(sent, delivered)| Count::new(Duration::ZERO, Before { sent, delivered }));
+                let mut ends = before
+                    .map(|(sent, delivered)| LossCount::new(Duration::ZERO, Before { sent, delivered }));
                 let mut said = 0;
                 for at in 0..1000 {
                     for from in 0..2 {
@@ -127,22 +133,25 @@ mod tests {
                         if said <= lost_words {
                             continue;
                         }
-                        let answer = ends[1 - from].hear(word);
+                        let answer = ends[1 - from].on_message(word);
                         said += 1;
-                        answer.filter(|_| said > lost_words).map(|answer| ends[from].hear(answer));
+                        answer.filter(|_| said > lost_words).map(|answer| ends[from].on_message(answer));
                     }
                 }
-                assert!(ends.iter().all(Count::is_known));
+                assert!(ends.iter().all(LossCount::is_known));
                 for (end, (sent, received)) in ends.iter().zip(want) {
-                    assert_eq!(end.known(), Losses { sent: Some(sent), received: Some(received) });
+                    assert_eq!(
+                        end.total_losses(),
+                        PacketLosses { sent: Some(sent), received: Some(received) }
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn without_an_answer_nobody_knows() {
-        let mut end = Count::new(MS, Before { sent: 7, delivered: 3 });
+    fn losses_without_an_answer_are_unknown() {
+        let mut end = LossCount::new(MS, Before { sent: 7, delivered: 3 });
         let mut asked = 0;
         let ended = (0..).find_map(|at| match end.tick(at * MS) {
             Ok(word) => {
@@ -151,14 +160,14 @@ mod tests {
             }
             Err(known) => Some(known),
         });
-        assert_eq!(ended, Some(Losses::default()));
+        assert_eq!(ended, Some(PacketLosses::default()));
         assert_eq!(asked, (PATIENCE.as_millis() / AGAIN.as_millis()) as u32);
     }
 
     #[test]
-    fn what_is_made_up_is_bounded() {
-        let mut end = Count::new(MS, Before { sent: 7, delivered: 3 });
-        assert_eq!(end.hear(Word::Lost(u32::MAX)), None);
-        assert_eq!(end.known().sent, Some(7));
+    fn exaggerated_losses_are_bounded() {
+        let mut end = LossCount::new(MS, Before { sent: 7, delivered: 3 });
+        assert_eq!(end.on_message(ListMessage::Lost(u32::MAX)), None);
+        assert_eq!(end.total_losses().sent, Some(7));
     }
 }

@@ -1,70 +1,77 @@
-//! How much of a session each of its paths carries, as values: no I/O, and time is an argument.
+//! Divides the packets of a session among its paths. The code has no I/O, and time is an argument.
 //!
-//! Both ends say to each other, by every path, how many packets have come by each ([`Word::Came`](super::agree::Word)). A path by which
-//! nothing comes any more carries nothing until something does: words go by it all the time. One that loses more than the best one
-//! carries less, by as much; one that does not carries a little more, as long as there is no full share. So what is lost at random
-//! changes little, and what a queue has no room for goes by the other path.
+//! Both ends report to each other, on every path, how many packets have arrived on each
+//! ([`ListMessage::Came`](super::agree::ListMessage)). A path on which nothing arrives gets no packets until
+//! something arrives again: reports use it all the time. A path that loses more than the best one gets a smaller
+//! share, in proportion. Other paths get a little more, up to a full share. Random losses thus change little, and
+//! packets that a queue has no room for use the other path.
 
 use std::time::Duration;
 
-/// Between two looks, and between two words of a session that has traffic.
+/// Interval of checks, and of reports on a session that has traffic.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// Between two words of one that has none.
+/// Interval of reports on a session without traffic.
 pub const IDLE: Duration = Duration::from_secs(1);
-/// A path by which nothing is known to have come for so long, and a round trip, carries nothing, if so many packets were sent by it.
+/// Time, in addition to a round trip, after which a path counts as down. No packet may be known to have arrived on it
+/// then, although more than `UNHEARD` were sent.
 const SILENT: Duration = Duration::from_millis(200);
 const UNHEARD: u64 = 8;
-/// No round trip makes anybody wait longer than this.
+/// Longest round trip that is added to this time.
 const ROUND_TRIP_MOST: Duration = Duration::from_secs(1);
 
-/// What a path loses more than the best one, and is not by chance.
+/// Difference to the best path's delivery ratio that is more than chance.
 const WORSE: f64 = 0.04;
-/// Of what was sent and has come, each word counts so much less than the one after it.
+/// Factor by which each report counts less than the one after it.
 const DECAY: f64 = 0.75;
+/// Fewest recent packets from which a delivery ratio is computed.
 const SAMPLES_MIN: f64 = 16.0;
+/// Growth of a path's share at each check.
 const GAIN: f64 = 0.05;
-/// Of a path that carries anything.
+/// Smallest share of a path that is up.
 const SHARE_LEAST: f64 = 1.0 / 16.0;
 
-/// As the kernel has them: of a path with a full share.
+/// Weight in the kernel of a path with a full share.
 pub const WEIGHT_MOST: u32 = 16;
-/// Counts in words.
+/// Number of bits that a count has in reports.
 const COUNT_BITS: u32 = 30;
 pub const COUNT: u32 = (1 << COUNT_BITS) - 1;
 
-/// The paths of one session, as one end knows them.
+/// The paths of one session, as one end sees them.
 #[derive(Debug, Clone)]
-pub struct Balance(Vec<Path>);
+pub struct Balance(Vec<BalancedPath>);
 
 #[derive(Debug, Clone, Default)]
-struct Path {
-    /// Something has come by it of late.
+struct BalancedPath {
+    /// True if packets have arrived on the path recently.
     is_up: bool,
+    /// True if the path was up before, so that it starts with the smallest share when it is up again.
     was_up: bool,
-    /// From `SHARE_LEAST` to 1.
+    /// Share of the path, from `SHARE_LEAST` to 1.
     share: f64,
-    /// What the other end has said last, and what this one had sent by then.
+    /// The latest count that the other end has reported, and how many packets this end had sent by then.
     heard: Option<(u32, u64)>,
-    /// What this end had sent when something was last known to have come.
+    /// Number of packets that this end had sent when one was last known to have arrived.
     answered: u64,
-    /// Since when too much is not answered.
+    /// Time since which too many packets are unanswered.
     waits: Option<Duration>,
+    /// Recently sent packets, older ones counting less.
     sent: f64,
+    /// Recently arrived packets, older ones counting less.
     came: f64,
 }
 
 impl Balance {
     pub fn new(paths: usize) -> Self {
-        let path = Path { share: 1.0, ..Path::default() };
+        let path = BalancedPath { share: 1.0, ..BalancedPath::default() };
         Self(vec![path; paths])
     }
 
-    /// The other end says how many packets have come there by a path; this one has sent so many by it.
-    pub fn hear(&mut self, path: u8, count: u32, sent: u64) {
+    /// Takes a report of the other end: `count` packets have arrived on a path, on which this end has sent `sent`.
+    pub fn on_count(&mut self, path: u8, count: u32, sent: u64) {
         let Some(path) = self.0.get_mut(usize::from(path)) else { return };
         let Some((before, sent_before)) = path.heard.replace((count, sent)) else { return };
         let came = count.wrapping_sub(before) & COUNT;
-        // An old word, behind a newer one.
+        // This report is older than one that has already arrived.
         if came > COUNT / 2 {
             path.heard = Some((before, sent_before));
             return;
@@ -74,7 +81,7 @@ impl Balance {
         if came > 0 {
             path.answered = sent;
             path.waits = None;
-            // The first time it is as good as any.
+            // A path begins with a full share, and comes back with the smallest one.
             let share = if path.was_up { SHARE_LEAST } else { 1.0 };
             if !path.is_up {
                 (path.is_up, path.was_up, path.share) = (true, true, share);
@@ -83,7 +90,7 @@ impl Balance {
         }
     }
 
-    /// To be called each [`LOOK`], with what was sent by each.
+    /// Updates all paths. Call it every [`LOOK`], with the number of packets sent on each path.
     pub fn look(&mut self, now: Duration, round_trip: Option<Duration>, sent: &[u64]) {
         let patience = SILENT + round_trip.unwrap_or_default().min(ROUND_TRIP_MOST);
         for (path, sent) in self.0.iter_mut().zip(sent) {
@@ -93,7 +100,8 @@ impl Balance {
             let since = *path.waits.get_or_insert(now);
             path.is_up &= now < since + patience;
         }
-        let best = self.0.iter().filter_map(Path::ratio).fold(0.0, f64::max);
+        // A path that delivers less than the best one loses share in proportion, at most half of it at once.
+        let best = self.0.iter().filter_map(BalancedPath::ratio).fold(0.0, f64::max);
         for path in &mut self.0 {
             path.share = match path.ratio() {
                 Some(ratio) if ratio < best - WORSE => path.share * (ratio / best).max(0.5),
@@ -103,10 +111,10 @@ impl Balance {
         }
     }
 
-    /// Of all paths the same, where none is up: who knows.
+    /// Returns the weights. If no path is up, all have their weight, since any may work again.
     pub fn weights(&self) -> Vec<u32> {
         let is_any_up = self.0.iter().any(|path| path.is_up);
-        let weight = |path: &Path| match path.is_up || !is_any_up {
+        let weight = |path: &BalancedPath| match path.is_up || !is_any_up {
             true => ((path.share * f64::from(WEIGHT_MOST)).round() as u32).max(1),
             false => 0,
         };
@@ -118,8 +126,8 @@ impl Balance {
     }
 }
 
-impl Path {
-    /// Of what was sent of late, what has come; `None`: that was too little to tell.
+impl BalancedPath {
+    /// Returns the share of recent packets that have arrived, or `None` if there are too few to tell.
     fn ratio(&self) -> Option<f64> {
         (self.is_up && self.sent >= SAMPLES_MIN).then(|| (self.came / self.sent).min(1.0))
     }
@@ -131,32 +139,33 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Two paths, and what they do with packets.
-    struct World {
+    /// Two paths, and how a test treats their packets.
+    struct PathWorld {
         balance: Balance,
         now: Duration,
         sent: [u64; 2],
         came: [f64; 2],
     }
 
-    impl World {
+    impl PathWorld {
         fn new() -> Self {
             Self { balance: Balance::new(2), now: Duration::ZERO, sent: [0; 2], came: [0.0; 2] }
         }
 
-        /// `packets` in a look by their weights; each path takes so many, and loses a part of these.
+        /// Sends `packets` between two checks by the weights of the paths. Each path carries at most `room` packets,
+        /// and loses a part of them.
         fn looks(&mut self, looks: u32, packets: u32, room: [u32; 2], loss: [f64; 2]) {
             for _ in 0..looks {
                 let weights = self.balance.weights();
                 let all: u32 = weights.iter().sum();
                 for path in 0..2 {
-                    // And the words themselves.
+                    // The reports themselves are counted, too.
                     let sent = packets * weights[path] / all.max(1) + 2;
                     self.sent[path] += u64::from(sent);
                     self.came[path] += f64::from(sent.min(room[path])) * (1.0 - loss[path]);
                 }
                 for path in 0..2 {
-                    self.balance.hear(path as u8, self.came[path] as u32 & COUNT, self.sent[path]);
+                    self.balance.on_count(path as u8, self.came[path] as u32 & COUNT, self.sent[path]);
                 }
                 self.now += LOOK;
                 self.balance.look(self.now, Some(20 * MS), &self.sent);
@@ -169,30 +178,30 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_carry_all_carry_the_same() {
-        let mut world = World::new();
+    fn equally_good_paths_get_equal_weights() {
+        let mut world = PathWorld::new();
         world.looks(50, 1000, [10_000; 2], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
-        // Nor does it matter what is lost by chance.
+        // Random losses on both paths have no effect either.
         world.looks(100, 1000, [10_000; 2], [0.0, 0.02]);
         assert_eq!(world.weights(), [16, 16]);
     }
 
     #[test]
-    fn a_narrow_path_carries_what_it_can() {
-        let mut world = World::new();
+    fn path_weight_follows_its_capacity() {
+        let mut world = PathWorld::new();
         world.looks(100, 1200, [1000, 300], [0.0, 0.0]);
         let [wide, narrow] = world.weights();
         let share = f64::from(narrow) / f64::from(wide + narrow);
         assert!(wide == 16 && (0.15..0.4).contains(&share), "{wide} {narrow}");
-        // And more, when it can.
+        // The share grows again when the path can carry more.
         world.looks(100, 1200, [1000, 1000], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
     }
 
     #[test]
-    fn a_path_that_is_cut_carries_nothing_until_it_is_back() {
-        let mut world = World::new();
+    fn cut_path_has_no_weight_until_it_returns() {
+        let mut world = PathWorld::new();
         world.looks(20, 1000, [10_000; 2], [0.0, 0.0]);
         world.looks(2, 1000, [10_000, 0], [0.0, 0.0]);
         assert!(world.weights()[1] > 0, "it may only be late");
@@ -205,36 +214,36 @@ mod tests {
         assert!((1..4).contains(&world.weights()[1]), "carefully");
         world.looks(40, 1000, [10_000; 2], [0.0, 0.0]);
         assert_eq!(world.weights(), [16, 16]);
-        // All of them: any may be the first that is back.
+        // All paths are cut, and any may be the first to work again.
         world.looks(10, 1000, [0, 0], [0.0, 0.0]);
         assert!(world.weights().iter().all(|weight| *weight > 0));
     }
 
     #[test]
-    fn silence_of_a_session_that_says_nothing_means_nothing() {
-        let mut world = World::new();
+    fn silent_session_does_not_mark_its_path_as_cut() {
+        let mut world = PathWorld::new();
         world.looks(10, 100, [1000; 2], [0.0, 0.0]);
         for _ in 0..100 {
             world.now += LOOK;
             world.balance.look(world.now, None, &world.sent);
         }
         assert!(world.balance.is_up(0) && world.balance.is_up(1));
-        // Nor is it counted from there, when it goes on.
+        // The wait for an answer starts with these packets, and not in the silence before them.
         world.sent = world.sent.map(|sent| sent + 100);
         world.balance.look(world.now, None, &world.sent);
         assert!(world.balance.is_up(0) && world.balance.is_up(1));
     }
 
-    /// Words come by every path, so one may be behind a newer one, and counts wrap around.
+    /// Reports arrive on every path, so an old one may arrive after a newer one. Counts also wrap around.
     #[test]
-    fn old_words_say_nothing() {
+    fn old_path_reports_are_ignored() {
         let mut balance = Balance::new(1);
-        balance.hear(0, COUNT - 9, 0);
-        balance.hear(0, COUNT - 4, 10);
-        balance.hear(0, 5, 20);
-        balance.hear(0, COUNT - 4, 20);
-        balance.hear(7, 1, 1);
-        balance.hear(0, 15, 30);
+        balance.on_count(0, COUNT - 9, 0);
+        balance.on_count(0, COUNT - 4, 10);
+        balance.on_count(0, 5, 20);
+        balance.on_count(0, COUNT - 4, 20);
+        balance.on_count(7, 1, 1);
+        balance.on_count(0, 15, 30);
         let both = 10.0 * DECAY + 10.0;
         assert_eq!((balance.0[0].came, balance.0[0].sent), (both, both));
     }

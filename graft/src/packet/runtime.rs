@@ -1,130 +1,153 @@
-//! Sessions in the kernel, and how their lists of functions change while datagrams pass.
+//! The runtime of sessions: sessions in the kernel, and changes of their lists of functions while datagrams pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millrace_graft_kernel::joint::{self, Ends, Joint, Joints, Reason, Room, Tick};
+use millrace_graft_kernel::joint::{
+    self, FunctionJoint, JointReason, Joints, SessionEnds, SessionRoom, Tick,
+};
 use millrace_kernel::clock;
 
 use self::hearing::Hearing;
 use self::hops::Hops;
-use self::live::{CLOCK, LAST_WORDS, LastWords, Live, Sealed};
-use self::places::{Place, check_pacing};
-use super::agenda::Agenda;
-use super::agree::{Agreement, Since, Why, Word};
+use self::live::{CLOCK, Keying, LAST_WORDS, LastWords, LiveSession};
+use self::places::{RuntimeInterface, check_pacing};
+use super::agenda::SessionAgenda;
+use super::agree::{ListAgreement, ListMessage, ListRefusal, Since};
 use super::budget::measure;
-use super::function::Service;
-use super::losses::Losses;
-use super::settings::{Graft, Session, Settings};
-use super::versions::Version;
-use super::{Change, Status};
+use super::function::FunctionService;
+use super::keys::{Exported, KeyWord};
+use super::losses::PacketLosses;
+use super::settings::{GraftSetting, SessionSetting, Settings};
+use super::versions::FunctionVersion;
+use super::{SessionChange, Status};
 use crate::Error;
 
-/// Between two looks at budgets.
+/// Interval at which budgets, keys and interfaces are checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// Between two greetings of an end that does not answer.
+/// Interval of greetings to another end that does not answer.
 const GREETINGS: Duration = Duration::from_secs(1);
-/// Between first words of sessions, so that many of them are no burst; and no more than so often an end is greeted.
+/// Time between the first messages of sessions, so that many sessions cause no burst. It also bounds how often an end
+/// is greeted.
 const SPREAD: Duration = Duration::from_millis(1);
 
-/// What has happened.
+/// An event of a session or of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// Both ends use it. `took`: since the proposal, if it was this end's. `cut`: the change of this end, until packets get
-    /// the other list. Where the session has begun anew, `Counted` follows.
-    Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: Change },
-    /// What was lost by that.
-    Counted { session: String, losses: Losses },
-    /// A rule of its settings wants another graft for it, for this reason.
+#[allow(missing_docs, reason = "the variants describe their fields")]
+pub enum PacketEvent {
+    /// Both ends use the graft. `took` is the time since the proposal, if it was this end's. `cut` is the time that
+    /// the change took at this end, until packets get the new list. If the session has restarted, `Counted` follows.
+    Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration, change: SessionChange },
+    /// Number of datagrams that a stateless change has lost.
+    Counted { session: String, losses: PacketLosses },
+    /// A rule of the settings wants another graft for the session, for this reason.
     Ruled { session: String, graft: String, why: String },
-    /// The session keeps the graft that it has.
-    NotSwapped { session: String, graft: String, why: Why },
-    /// The graft that takes its place, or none: the session goes on, over its budget.
-    OverBudget { session: String, graft: String, joint: Joint, ns: u64, fallback: Option<String> },
-    /// Somebody had detached it, or the interface was made anew; with why it could not be attached again.
+    /// A change failed, and the session keeps its graft.
+    NotSwapped { session: String, graft: String, why: ListRefusal },
+    /// The graft exceeds its budget. `fallback` replaces it; if that is `None`, the session keeps the graft.
+    OverBudget { session: String, graft: String, joint: FunctionJoint, ns: u64, fallback: Option<String> },
+    /// The programs were detached by another process, or the interface was created again. `error` says why they could
+    /// not be attached again, if they could not.
     Detached { interface: String, error: Option<String> },
-    /// A sealed session has keys, and passes datagrams; or, if it had some before, it has others.
+    /// A session got its first keys and passes datagrams now, or its keys were renewed.
     Keys { session: String },
-    /// A full window of the session has refused a datagram, and there is room now, as [`Runtime::tell_room`] asks for.
-    Room { ends: Ends },
-    /// A router or a host says by ICMP what becomes of packets of IP protocol 253; the words name who.
+    /// The socket of a session has room again, after a full window refused a datagram. [`PacketRuntime::tell_room`]
+    /// asks for this event.
+    Room { ends: SessionEnds },
+    /// A router or a host has sent an ICMP error about packets of IP protocol 253. `why` names its address.
     Refused { session: String, why: String },
-    /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
+    /// The other end was restarted. This end restarts the session with the graft of its settings.
     Restarted { session: String },
 }
 
-/// What is known of a session, for who has lent it to an application.
+/// The state of a session, as the broker needs it for lending the session.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Seen {
+pub struct SessionView {
+    /// Name of the session's graft.
     pub graft: String,
-    /// Datagrams pass: it is in clear, or has keys.
+    /// True if the session passes datagrams. A sealed session has keys then.
     pub is_open: bool,
-    /// Nothing is under way that would keep it from changing its graft.
+    /// True if no change of the graft is under way.
     pub is_idle: bool,
+    /// A problem of the session, in words.
     pub trouble: Option<String>,
 }
 
-/// Of an application's datagrams: those that left, those that came, and those that could not leave for want of room.
+/// Numbers of the application's datagrams that left, that arrived, and that were refused for want of room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct SessionTraffic {
+    /// Datagrams that left.
     pub sent: u64,
+    /// Datagrams that arrived.
     pub delivered: u64,
+    /// Datagrams that were refused for want of room.
     pub refused: u64,
 }
 
-/// All of it is taken back when this is dropped. To be used in one network namespace.
-pub struct Runtime {
+/// A runtime of packet grafts. Dropping it removes everything from the kernel. It belongs to the network namespace in
+/// which it was started.
+pub struct PacketRuntime {
     joints: Joints,
-    /// Functions in the kernel: of the settings, and what sessions still use.
-    loaded: Vec<Version>,
+    /// Functions in the kernel: those of the settings, and those of earlier settings that sessions still use.
+    loaded: Vec<FunctionVersion>,
     settings: Settings,
-    places: Vec<Place>,
-    live: BTreeMap<Ends, Live>,
-    /// Those whose settings have rules.
-    ruled: Vec<Ends>,
-    /// Those that have several paths.
-    pathed: Vec<Ends>,
+    places: Vec<RuntimeInterface>,
+    live: BTreeMap<SessionEnds, LiveSession>,
+    /// Sessions with rules by the round trip.
+    ruled: Vec<SessionEnds>,
+    /// Sessions that have several paths.
+    pathed: Vec<SessionEnds>,
     hops: Hops,
-    /// What ICMP says of packets between two addresses.
+    /// Sockets that receive ICMP errors, by local and remote address.
     hearings: BTreeMap<(IpAddr, IpAddr), Hearing>,
-    agenda: Agenda,
-    /// What happened between two steps.
-    pending: Vec<Event>,
+    agenda: SessionAgenda,
+    /// Secret from the TLS exporter of the latest connection to each peer.
+    lines: BTreeMap<String, Exported>,
+    key_words: Vec<(String, KeyWord)>,
+    /// Events that happened between two calls of [`step`](Self::step).
+    pending: Vec<PacketEvent>,
     since: Instant,
-    /// Bytes in the kernel.
+    /// Memory of the sessions in the kernel, in bytes.
     memory: u64,
-    /// As the other ends are told.
+    /// Time of this start, as greetings tell it to the other ends.
     started: Since,
     looked: Duration,
     looked_at_rules: Duration,
     looked_at_paths: Duration,
 }
 
-impl Runtime {
+impl PacketRuntime {
+    /// Loads the functions and opens the sessions of the settings.
+    ///
     /// # Errors
-    /// Something of the settings cannot be had, or a graft is over its budget before it is used. Nothing is left then.
+    /// Fails if something in the settings cannot be used, or if a graft exceeds its budget in a test run. Nothing is
+    /// left in the kernel then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
         check_pacing(&settings)?;
         paths::check(&settings)?;
         let mut joints = Joints::load_for(with_trials(settings.room))?;
         let mut loaded = Vec::new();
         versions::load(&mut joints, &mut loaded, &settings)?;
+        // Grafts are measured before any session exists.
         for graft in settings.grafts.values() {
             check_budget(&mut joints, graft)?;
         }
-        let (since, looked) = (Instant::now(), Duration::ZERO);
+        let since = Instant::now();
+        let looked = Duration::ZERO;
         let mut runtime = Self {
             joints,
             loaded,
             places: Vec::new(),
             live: BTreeMap::new(),
-            ruled: ruled::of(&settings),
-            pathed: paths::of(&settings),
+            ruled: ruled::list_ends(&settings),
+            pathed: paths::list_ends(&settings),
             hops: Hops::default(),
             hearings: BTreeMap::new(),
-            agenda: Agenda::default(),
+            agenda: SessionAgenda::default(),
+            lines: BTreeMap::new(),
+            key_words: Vec::new(),
             pending: Vec::new(),
             since,
             started: Since::new(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
@@ -138,14 +161,14 @@ impl Runtime {
             runtime.open(session)?;
         }
         for name in settings.interfaces {
-            let place = Place::new(&mut runtime.joints, &name, settings.mode)?;
+            let place = RuntimeInterface::new(&mut runtime.joints, &name, settings.mode)?;
             runtime.places.push(place);
         }
         Ok(runtime)
     }
 
-    /// Other settings, all or nothing: sessions come and go, and change their grafts as [`swap`](Self::swap) does. Where a function has
-    /// come in another version, or a graft has another list, sessions change to that.
+    /// Replaces the settings, completely or not at all. Sessions are opened and closed, and change their grafts as
+    /// [`swap`](Self::swap) does, also if a function has another version or a graft has another list.
     pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
         let applied = self.try_apply(settings);
         self.unload_unused();
@@ -155,10 +178,12 @@ impl Runtime {
     fn try_apply(&mut self, settings: Settings) -> Result<(), Error> {
         let old = &self.settings;
         if settings.interfaces != old.interfaces || settings.mode != old.mode {
-            return Err(Error::Settings("interface and mode do not change while it runs".to_owned()));
+            return Err(Error::Settings("interface and mode cannot change while the daemon runs".to_owned()));
         }
         if settings.room != old.room {
-            return Err(Error::Settings("sessions and memory-mib do not change while it runs".to_owned()));
+            return Err(Error::Settings(
+                "max-sessions and memory-mib cannot change while the daemon runs".to_owned(),
+            ));
         }
         versions::check_parameters(old, &settings)?;
         check_pacing(&settings)?;
@@ -167,11 +192,12 @@ impl Runtime {
         for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
             check_budget(&mut self.joints, graft)?;
         }
+        // Everything that can fail without a change comes before this line, so that a refused reload changes nothing.
         let mut changes = Vec::new();
         let before: BTreeMap<_, _> = old.sessions.iter().map(|before| (before.ends, &before.graft)).collect();
         for session in &settings.sessions {
             if let Some(live) = self.live.get(&session.ends) {
-                // What a command has changed stays.
+                // A graft that a command has chosen stays, unless the settings name another one than before.
                 let is_new = before.get(&session.ends).is_some_and(|before| **before != session.graft);
                 let change = live.becomes(session, &settings, is_new && live.graft.name != session.graft)?;
                 changes.extend(change.map(|graft| (session.ends, graft)));
@@ -186,8 +212,8 @@ impl Runtime {
         }
         self.stop_hearing();
         self.memory = settings.memory()?;
-        self.ruled = ruled::of(&settings);
-        self.pathed = paths::of(&settings);
+        self.ruled = ruled::list_ends(&settings);
+        self.pathed = paths::list_ends(&settings);
         if self.pathed.is_empty() {
             self.hops = Hops::default();
         }
@@ -200,10 +226,12 @@ impl Runtime {
                 self.joints.set_budget(ends, graft.budget_ns)?;
             }
         }
+        // Changes are proposed with the new settings in force.
         for (ends, graft) in changes {
             let anew = graft.anew;
             self.propose(ends, &graft, anew)?;
         }
+        // New sessions are opened last, when closed ones have left their room.
         for session in self.settings.sessions.clone() {
             if !self.live.contains_key(&session.ends) {
                 self.open(session)?;
@@ -212,12 +240,12 @@ impl Runtime {
         Ok(())
     }
 
-    /// Has both ends of a session change to another graft. [`step`](Self::step) says how it ended.
+    /// Starts to change both ends of a session to another graft. [`step`](Self::step) returns the result as an event.
     pub fn swap(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, false)
     }
 
-    /// The same, and the session begins anew: what is under way is lost, and counted.
+    /// Starts the same change, and restarts the session: packets under way are lost and counted.
     pub fn swap_anew(&mut self, session: &str, graft: &str) -> Result<(), Error> {
         self.change(session, graft, true)
     }
@@ -231,26 +259,28 @@ impl Runtime {
         if live.agreement.next().is_some() {
             return Err(Error::Busy(session.to_owned()));
         }
-        let (ends, graft) = (*ends, self.settings.graft(graft)?.clone());
+        let ends = *ends;
+        let graft = self.settings.graft(graft)?.clone();
         let anew = anew || graft.anew;
+        // A command comes before the rules by the round trip.
         self.live.entry(ends).and_modify(|live| live.ruled.overrule());
         self.propose(ends, &graft, anew)
     }
 
-    /// Waits for something to do, no longer than `patience`, and does it.
-    pub fn step(&mut self, patience: Duration) -> Result<Vec<Event>, Error> {
+    /// Waits at most `patience` for messages and work that is due, handles them, and returns the events to report.
+    pub fn step(&mut self, patience: Duration) -> Result<Vec<PacketEvent>, Error> {
         let mut events = std::mem::take(&mut self.pending);
+        // Events that are waiting already must not be delayed.
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let patience =
             self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
         let words = self.joints.words(patience.max(Duration::from_millis(1)))?;
-        events.extend(self.joints.room_for().into_iter().map(|ends| Event::Room { ends }));
-        // First, as what is answered may need them.
-        let mut due = self.hear_keys(&mut events)?;
+        events.extend(self.joints.room_for().into_iter().map(|ends| PacketEvent::Room { ends }));
+        let mut due = Vec::new();
         for heard in words {
-            let Some(word) = Word::decode(heard.kind, heard.number) else { continue };
+            let Some(word) = ListMessage::decode(heard.kind, heard.number) else { continue };
             due.push(heard.ends);
-            if let Word::Hello(since) = word {
+            if let ListMessage::Hello(since) = word {
                 self.greeted(&heard.ends, since, &mut events)?;
                 continue;
             }
@@ -259,9 +289,11 @@ impl Runtime {
             }
             let is_known = word.list().is_some_and(|list| self.graft_of(list).is_some());
             let now = self.now();
-            let acts = self.live.get_mut(&heard.ends).map(|live| live.agreement.hear(now, word, is_known));
+            let acts =
+                self.live.get_mut(&heard.ends).map(|live| live.agreement.on_message(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
+        // Work may have become due while messages were handled.
         due.extend(self.agenda.take(self.now()));
         for ends in due {
             self.tick(&ends, &mut events)?;
@@ -282,23 +314,24 @@ impl Runtime {
         Ok(events)
     }
 
-    /// Does what a session's time has come for, or what has been heard of it asks for.
-    fn tick(&mut self, ends: &Ends, events: &mut Vec<Event>) -> Result<(), Error> {
+    /// Does the work of a session that is due, or that follows from received messages.
+    fn tick(&mut self, ends: &SessionEnds, events: &mut Vec<PacketEvent>) -> Result<(), Error> {
         let now = self.now();
         let acts = self.live.get_mut(ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
         self.act(ends, acts, events)?;
         self.tick_losses(ends, events);
-        self.tick_keys(ends, events)?;
+        self.tick_keys(ends)?;
         self.greet(ends);
         self.plan(ends);
         Ok(())
     }
 
-    /// When it is to be looked at next, after whatever has changed.
-    fn plan(&mut self, ends: &Ends) {
-        self.agenda.put(*ends, self.live.get(ends).and_then(Live::next));
+    /// Schedules the session's next work. Called after each change of the session's state.
+    fn plan(&mut self, ends: &SessionEnds) {
+        self.agenda.put(*ends, self.live.get(ends).and_then(LiveSession::next));
     }
 
+    /// Returns the present status.
     pub fn status(&mut self) -> Result<Status, Error> {
         let mut status = Status {
             uptime_s: self.since.elapsed().as_secs_f64(),
@@ -320,15 +353,16 @@ impl Runtime {
             if let Some(routes) = &live.routes {
                 session.paths = routes.status(&self.joints.path_counts(ends)?);
             }
-            let unheard = live.unheard(&counts);
-            let heard = self.heard(ends, live, &counts);
+            // A peer whose daemon is not connected is reported once, and not for each of its sessions.
+            let unheard = live.keying.line.as_ref().and_then(|_| live.unheard(&counts));
+            let heard = self.explain_silence(ends, live, &counts);
             for trouble in live.trouble.iter().chain(&live.mute).chain(&unheard).chain(&heard) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
                 status.trouble.push(format!(
-                    "session {}: what comes is of an epoch, of numbers or of a list that are not taken here: both ends need the same functions and `parity`; \
-                     if they have them, start both anew",
+                    "session {}: packets come with an epoch, numbers or a list that this end does not accept: both ends need the same functions and `parity`. \
+                     If they have them, restart both daemons",
                     session.name
                 ));
             }
@@ -337,11 +371,11 @@ impl Runtime {
         Ok(status)
     }
 
-    /// `None`: there is no such session. The kernel is not asked.
-    pub fn see(&self, ends: &Ends) -> Option<Seen> {
+    /// Returns the state of a session, or `None` if it does not exist. The kernel is not asked.
+    pub fn see(&self, ends: &SessionEnds) -> Option<SessionView> {
         let live = self.live.get(ends)?;
         let trouble = live.trouble.clone().or_else(|| live.unheard(&[]));
-        Some(Seen {
+        Some(SessionView {
             graft: live.graft.name.clone(),
             is_open: live.is_open(),
             is_idle: live.agreement.next().is_none(),
@@ -349,24 +383,24 @@ impl Runtime {
         })
     }
 
-    /// `None`: there is no such session. It takes a look into the kernel.
-    pub fn traffic(&mut self, ends: &Ends) -> Result<Option<Traffic>, Error> {
+    /// Returns the datagram counts of a session, or `None` if it does not exist. They are read from the kernel.
+    pub fn traffic(&mut self, ends: &SessionEnds) -> Result<Option<SessionTraffic>, Error> {
         if !self.live.contains_key(ends) {
             return Ok(None);
         }
         let counts = self.joints.counts(ends)?;
-        let sum = |wanted: &[Reason]| {
+        let sum = |wanted: &[JointReason]| {
             counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
         };
-        Ok(Some(Traffic {
-            sent: sum(&[Reason::Sent]),
-            delivered: sum(&[Reason::Delivered, Reason::Recovered]),
-            refused: sum(&[Reason::WindowFull, Reason::TooFast]),
+        Ok(Some(SessionTraffic {
+            sent: sum(&[JointReason::Sent]),
+            delivered: sum(&[JointReason::Delivered, JointReason::Recovered]),
+            refused: sum(&[JointReason::WindowFull, JointReason::TooFast]),
         }))
     }
 
-    /// Datagrams that have been sent and are not acknowledged; `None`: nobody says so.
-    pub fn under_way(&self, ends: &Ends) -> Result<Option<u32>, Error> {
+    /// Returns the number of sent datagrams that are not acknowledged, or `None` if no function acknowledges.
+    pub fn under_way(&self, ends: &SessionEnds) -> Result<Option<u32>, Error> {
         if !self.live.contains_key(ends) {
             return Ok(None);
         }
@@ -374,12 +408,13 @@ impl Runtime {
         Ok(known.round_trip.map(|_| known.next.wrapping_sub(known.delivered)))
     }
 
-    /// Has [`step`](Self::step) say when there is room for a datagram of the session that was refused.
-    pub fn tell_room(&mut self, ends: &Ends) -> Result<(), Error> {
+    /// Makes [`step`](Self::step) report when a session that has refused a datagram has room again.
+    pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         Ok(self.joints.tell_room(ends)?)
     }
 
-    /// What has to be kept for sessions to be sealed a moment longer than this is there.
+    /// Returns descriptors of the sealing programs, which keep sessions sealed for a moment after this runtime has
+    /// ended.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.joints.egress()
     }
@@ -388,87 +423,120 @@ impl Runtime {
         self.since.elapsed()
     }
 
-    fn graft_of(&self, list: u16) -> Option<&Graft> {
+    fn graft_of(&self, list: u16) -> Option<&GraftSetting> {
         self.settings.grafts.values().find(|graft| graft.list.id == list)
     }
 
-    fn open(&mut self, session: Session) -> Result<(), Error> {
+    fn open(&mut self, session: SessionSetting) -> Result<(), Error> {
         let graft = self.settings.graft(&session.graft)?.clone();
-        let Session { ends, key, protocol, .. } = session;
+        let SessionSetting { ends, cipher, protocol, .. } = session;
         let first = self.now() + SPREAD * self.live.len() as u32;
-        let sealed = session.cipher.map(|cipher| Sealed::new(cipher, &session, first)).transpose()?;
-        let (list, budget_ns) = (graft.list.clone(), graft.budget_ns);
-        match &sealed {
-            None => self.joints.open(joint::Session { ends, key, list, budget_ns, protocol })?,
-            Some(Sealed { secret, .. }) => {
-                let key = secret.frame_key();
-                let session = joint::Session { ends, key, list, budget_ns, protocol };
-                self.joints.open_sealed(session, secret.word_key())?;
+        let key = sealed::random()?;
+        let list = graft.list.clone();
+        let budget_ns = graft.budget_ns;
+        let opened = joint::FunctionSession { ends, key, list, budget_ns, protocol };
+        match cipher {
+            // A session in clear waits for the key that authenticates frames.
+            None => {
+                self.joints.open(opened)?;
+                self.joints.hold(&ends)?;
             }
+            Some(_) => self.joints.open_sealed(opened)?,
+        }
+        let mut keying = Keying::new(cipher, key);
+        if let Some(exported) = self.lines.get(&session.peer) {
+            keying.connect(&ends, exported, first)?;
         }
         if needs_clock(&graft) {
             self.joints.set_clock(&ends, CLOCK)?;
         }
-        let agreement = Agreement::new(graft.list.id, ends.local < ends.remote, sealed::random()?);
-        let live = Live { greeting: first, ..Live::new(session, graft, agreement, sealed) };
+        // At exactly one end the proposals come first.
+        let agreement = ListAgreement::new(graft.list.id, ends.local < ends.remote, sealed::random()?);
+        let live = LiveSession { greeting: first, ..LiveSession::new(session, graft, agreement, keying) };
         self.live.insert(ends, live);
         self.begin_paths(&ends)?;
-        self.hear(&ends, protocol);
+        self.listen_on(&ends, protocol);
         self.plan(&ends);
         Ok(())
     }
 
-    /// Until the other end has answered. One that comes later greets first.
-    fn greet(&mut self, ends: &Ends) {
-        let (now, pause) = (self.now(), GREETINGS.max(SPREAD * self.live.len() as u32));
+    /// Greets the other end, if it has not answered yet. An end that starts later greets first.
+    fn greet(&mut self, ends: &SessionEnds) {
+        let now = self.now();
+        let pause = GREETINGS.max(SPREAD * self.live.len() as u32);
         let Some(live) = self.live.get_mut(ends).filter(|live| live.greets().is_some_and(|at| at <= now))
         else {
             return;
         };
         live.greeting = now + pause;
-        self.say(ends, Word::Hello(self.started));
+        self.say_hello(ends);
     }
 
-    fn say(&mut self, ends: &Ends, word: Word) {
+    fn say_hello(&mut self, ends: &SessionEnds) {
+        let now = self.now();
+        let said = |live: &mut LiveSession| (live.greeted, live.owes_greeting) = (now, false);
+        self.live.entry(*ends).and_modify(said);
+        self.say(ends, ListMessage::Hello(self.started));
+    }
+
+    fn say(&mut self, ends: &SessionEnds, word: ListMessage) {
         let (kind, number) = word.encode();
-        self.send(ends, joint::Word::Says(kind, number));
+        self.send(ends, joint::TalkMessage::Says(kind, number));
     }
 
-    fn send(&mut self, ends: &Ends, word: joint::Word) {
+    fn send(&mut self, ends: &SessionEnds, word: joint::TalkMessage) {
         let error = self.joints.say(ends, word).err().map(|error| error.to_string());
         self.live.entry(*ends).and_modify(|live| live.mute = error);
     }
 
-    fn greeted(&mut self, ends: &Ends, since: Since, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn greeted(
+        &mut self,
+        ends: &SessionEnds,
+        since: Since,
+        events: &mut Vec<PacketEvent>,
+    ) -> Result<(), Error> {
+        let now = self.now();
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         let known = live.peer;
         if known.is_some_and(|known| !since.is_later_than(known)) {
+            // The other end repeats its greeting because it has not received this end's.
+            if known == Some(since) && now >= live.greeted + GREETINGS / 2 {
+                self.say_hello(ends);
+            }
             return Ok(());
         }
         live.peer = Some(since);
+        // A later start than the known one shows that the other end has restarted.
         if known.is_some() {
             let session = live.session.name.clone();
             let wanted = self.settings.sessions.iter().find(|session| session.ends == *ends);
             let graft = self.settings.graft(wanted.map_or("", |session| &session.graft))?.clone();
             live.agreement.begin(graft.list.id);
             live.begin(graft.clone());
-            live.routes.iter_mut().for_each(paths::Routes::begin_anew);
+            live.routes.iter_mut().for_each(paths::SessionRoutes::begin_anew);
+            // No packet may pass between the reading of the counters and the new list.
             self.joints.pause(ends)?;
             let totals = self.totals(ends)?;
             self.live.entry(*ends).and_modify(|live| live.begun = totals);
             self.joints.replace(ends, &graft.list, 0)?;
             self.joints.resume(ends)?;
             self.joints.set_budget(ends, graft.budget_ns)?;
-            events.push(Event::Restarted { session });
+            events.push(PacketEvent::Restarted { session });
         }
-        self.say(ends, Word::Hello(self.started));
+        // A greeting that the other end cannot open yet is sent later.
+        match self.live.get_mut(ends) {
+            Some(live) if !live.is_open() => live.owe_greeting(now),
+            _ => self.say_hello(ends),
+        }
         Ok(())
     }
 
-    /// Without it, nobody would notice that the last packets before a pause were lost.
+    /// Repeats the number of the latest packet. Otherwise the loss of the last packets before a pause would go
+    /// unnoticed.
     fn say_last(&mut self, tick: &Tick) {
         let Some(live) = self.live.get_mut(&tick.ends) else { return };
-        let is_waiting = tick.acked != tick.next && live.graft.services.contains(&Service::FlowControl);
+        let is_waiting =
+            tick.acked != tick.next && live.graft.services.contains(&FunctionService::FlowControl);
         if live.said.next != tick.next || live.said.acked != tick.acked {
             live.said = LastWords { next: tick.next, acked: tick.acked, at_ns: 0, count: 0 };
         }
@@ -479,20 +547,26 @@ impl Runtime {
         if is_idle && (is_waiting || live.said.count < LAST_WORDS) {
             live.said.count += 1;
             live.said.at_ns = now_ns;
-            self.send(&tick.ends, joint::Word::Last(tick.next));
+            self.send(&tick.ends, joint::TalkMessage::Last(tick.next));
         }
     }
 
-    fn look_at_budgets(&mut self, active: &[Ends], events: &mut Vec<Event>) -> Result<(), Error> {
+    fn look_at_budgets(
+        &mut self,
+        active: &[SessionEnds],
+        events: &mut Vec<PacketEvent>,
+    ) -> Result<(), Error> {
         for &ends in active {
             let times = self.joints.times(&ends)?;
             let Some(live) = self.live.get_mut(&ends) else { continue };
             let graft = live.graft.clone();
             let Some((joint, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
+            // A change that is under way may already replace the graft.
             if live.agreement.next().is_some() {
                 continue;
             }
-            let (session, fallback) = (live.session.name.clone(), graft.fallback.clone());
+            let session = live.session.name.clone();
+            let fallback = graft.fallback.clone();
             let words = format!(
                 "graft {} takes {ns} ns for a packet at {}, and its budget is {}",
                 graft.name,
@@ -503,7 +577,13 @@ impl Runtime {
             live.trouble = Some(words);
             let graft = graft.name.clone();
             if is_new {
-                events.push(Event::OverBudget { session, graft, joint, ns, fallback: fallback.clone() });
+                events.push(PacketEvent::OverBudget {
+                    session,
+                    graft,
+                    joint,
+                    ns,
+                    fallback: fallback.clone(),
+                });
             }
             if let Some(fallback) = fallback.and_then(|name| self.settings.grafts.get(&name).cloned()) {
                 let anew = fallback.anew;
@@ -516,28 +596,31 @@ impl Runtime {
     }
 }
 
-/// A list is tried with two sessions, beside those of the settings.
-fn with_trials(room: Room) -> Room {
-    Room { sessions: room.sessions + 2, ..room }
+/// Adds room for the two sessions with which lists are measured.
+fn with_trials(room: SessionRoom) -> SessionRoom {
+    SessionRoom { sessions: room.sessions + 2, ..room }
 }
 
-/// Whether it has to say what was sent last, which the other end cannot know if it was lost.
-fn needs_clock(graft: &Graft) -> bool {
-    let needing = [Service::Reliability, Service::PartialReliability, Service::FlowControl];
+/// Returns whether the graft needs a clock, because its sender has to announce the latest packet: the other end
+/// cannot notice the loss of that packet.
+fn needs_clock(graft: &GraftSetting) -> bool {
+    let needing =
+        [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::FlowControl];
     needing.iter().any(|service| graft.services.contains(service))
 }
 
-/// One end was started anew, and the other was not.
-fn is_out_of_step(counts: &[(Reason, u64)]) -> bool {
-    let count =
-        |wanted: Reason| counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count);
-    let refused = count(Reason::Stale) + count(Reason::Old);
-    refused > 0 && count(Reason::Delivered) == 0
+/// Returns whether only one of the ends seems to have restarted: packets arrive, and none is delivered.
+fn is_out_of_step(counts: &[(JointReason, u64)]) -> bool {
+    let count = |wanted: JointReason| {
+        counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count)
+    };
+    let refused = count(JointReason::Stale) + count(JointReason::Old);
+    refused > 0 && count(JointReason::Delivered) == 0
 }
 
-fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
+fn check_budget(joints: &mut Joints, graft: &GraftSetting) -> Result<(), Error> {
     let times = measure(joints, &graft.list)?;
-    let worst = Joint::ALL.into_iter().zip(times).max_by_key(|(_, time)| *time);
+    let worst = FunctionJoint::ALL.into_iter().zip(times).max_by_key(|(_, time)| *time);
     match worst {
         Some((joint, time)) if graft.budget_ns > 0 && time.as_nanos() > graft.budget_ns.into() => {
             Err(Error::Budget {

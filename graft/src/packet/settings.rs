@@ -1,4 +1,5 @@
-//! Interfaces, grafts as lists of functions, sessions, and peers with pools of them, as TOML.
+//! Sections of the settings file for packet grafts: interfaces, grafts as lists of functions, sessions, and peers
+//! with pools of sessions.
 
 mod paths;
 pub mod peer;
@@ -8,108 +9,158 @@ use std::net::SocketAddr;
 use std::path::{self, PathBuf};
 use std::time::Duration;
 
-use millrace_base::settings::Reader;
+use millrace_base::settings::SettingsReader;
 use millrace_graft_kernel::joint::{
-    self, Ends, KEPT_BYTES, LIST_MAX, List, Protocol, Room, SEALED_BYTES, SESSIONS_MAX,
+    self, FunctionList, KEPT_BYTES, LIST_MAX, SEALED_BYTES, SESSIONS_MAX, SessionEnds, SessionRoom,
+    WireProtocol,
 };
-use millrace_kernel::xdp::Mode;
+use millrace_kernel::xdp::XdpMode;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
-use super::function::{Functions, Service};
-use super::keys::Cipher;
-use super::versions::Version;
+use super::function::{FunctionPool, FunctionService};
+use super::keys::AeadCipher;
+use super::versions::FunctionVersion;
 use super::when::When;
 use crate::Error;
-use crate::identity::Key;
+use crate::identity::{PeerTrust, SignatureKey};
 
-pub use paths::{Path, Paths};
-pub use peer::Peer;
+pub use paths::{PathSetting, PathSettings};
+pub use peer::PeerSetting;
 
-/// Framing alone: what sessions of a pool have while nobody uses them. It is there where there are peers.
+/// Name of the graft that only frames datagrams. Pooled sessions have it while no application uses them, so it exists
+/// if there are peers.
 pub const CANONICAL: &str = "canonical";
 
-/// Values by function and name.
-pub type Parameters = BTreeMap<String, BTreeMap<String, u64>>;
+/// Values of parameters, by function and name.
+pub type FunctionParameters = BTreeMap<String, BTreeMap<String, u64>>;
 
+/// The settings of packet grafts.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Interfaces that the datagrams of sessions pass.
     pub interfaces: Vec<String>,
-    pub mode: Mode,
-    pub parameters: Parameters,
-    pub grafts: BTreeMap<String, Graft>,
-    /// Those of pools, too.
-    pub sessions: Vec<Session>,
-    /// At the same time: as many have their memory from the start.
-    pub room: Room,
-    pub peers: Vec<Peer>,
-    pub functions: Functions,
+    /// Mode in which XDP is attached.
+    pub mode: XdpMode,
+    /// Values of functions' parameters, by function and parameter.
+    pub parameters: FunctionParameters,
+    /// Grafts by name.
+    pub grafts: BTreeMap<String, GraftSetting>,
+    /// Sessions of the settings, including those of pools.
+    pub sessions: Vec<SessionSetting>,
+    /// Limits of sessions that exist at the same time. Their memory is allocated at the start.
+    pub room: SessionRoom,
+    /// Peers whose daemons agree with this one on sessions and their keys.
+    pub peers: Vec<PeerSetting>,
+    /// Key of this host, which is needed only if there are peers.
+    pub host_key: Option<HostKey>,
+    /// The known functions: those of the pool directories, and those that are compiled in.
+    pub functions: FunctionPool,
 }
 
-/// A list of functions.
+/// A graft: a list of functions, as the settings name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Graft {
+pub struct GraftSetting {
+    /// Name of the graft.
     pub name: String,
-    pub functions: Vec<Version>,
-    /// The same, as the kernel knows them.
-    pub list: List,
-    pub services: BTreeSet<Service>,
-    /// Of the joint that takes longest; 0: none.
+    /// Functions in the order in which they run.
+    pub functions: Vec<FunctionVersion>,
+    /// The list as the kernel has it.
+    pub list: FunctionList,
+    /// Services that its functions provide together.
+    pub services: BTreeSet<FunctionService>,
+    /// Time in ns that each hook may take for a packet, or 0 for no limit.
     pub budget_ns: u32,
-    /// What takes its place when it is over its budget.
+    /// Name of the graft that replaces this one when it exceeds its budget.
     pub fallback: Option<String>,
-    /// Sessions that change to it begin anew, and lose what is under way.
+    /// True if sessions that change to this graft restart, and lose packets under way.
     pub anew: bool,
 }
 
-/// Datagrams between two addresses and ports.
+/// A session for datagrams between two addresses and ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Session {
+pub struct SessionSetting {
+    /// Name of the session.
     pub name: String,
-    pub ends: Ends,
-    pub key: [u8; 16],
+    /// Addresses and ports of the session's datagrams.
+    pub ends: SessionEnds,
+    /// Name of the peer at the other end.
+    pub peer: String,
+    /// Name of the graft that the session begins with.
     pub graft: String,
-    /// `None`: by the operator's word, its payloads are in clear.
-    pub cipher: Option<Cipher>,
-    /// On the wire.
-    pub protocol: Protocol,
-    /// Other grafts by the round trip, from the shortest to the longest.
+    /// Cipher of the session, or `None` if the settings have `clear`.
+    pub cipher: Option<AeadCipher>,
+    /// Protocol of the session's packets between the hosts.
+    pub protocol: WireProtocol,
+    /// Rules that choose other grafts by the round trip, from the shortest to the longest.
     pub when: Vec<When>,
-    /// If it has several.
-    pub paths: Option<Paths>,
+    /// The paths of the session, if it has several.
+    pub paths: Option<PathSettings>,
 }
 
 const MIB: u64 = 1 << 20;
 
+/// Default age at which keys of sessions are renewed, and its limits, in seconds.
+const RENEW_S: u64 = 600;
+const RENEW_LEAST_S: u64 = 5;
+const RENEW_MOST_S: u64 = 86_400;
+
+/// This host's identity towards its peers, which their daemons check by TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostKey {
+    /// This host's private key, PEM.
+    pub key: PathBuf,
+    /// Certificate of the key, PEM. Without one, peers know this host by its key.
+    pub certificate: Option<PathBuf>,
+    /// Authority whose certificates of peers are accepted, PEM.
+    pub authority: Option<PathBuf>,
+    /// Lifetime of the sessions' keys. After that, both daemons make a new connection and new keys.
+    pub renew: Duration,
+}
+
+/// The table `[sessions]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Raw {
+pub(crate) struct RawPacketSettings {
+    /// Interfaces that the sessions' datagrams pass.
     interface: Vec<String>,
+    /// Mode of XDP: `auto`, `native` or `generic`. If the gate is attached first, its mode holds.
     #[serde(default)]
     mode: RawMode,
+    /// Directories with functions of your own: objects, each with a manifest.
     #[serde(default)]
     pool: Vec<PathBuf>,
+    /// Values of functions' parameters, by function, such as `retry_us = 20000`.
     #[serde(default)]
-    trusted_keys: Vec<String>,
-    #[serde(default)]
-    parameters: Parameters,
+    parameters: FunctionParameters,
+    /// Largest number of sessions, 1 to 16,384, and 64 by default. Their memory is taken at the start.
     #[serde(default = "default_sessions")]
-    sessions: u32,
+    max_sessions: u32,
+    /// Memory in MiB for packets that are kept (`repair`, `partial`, `gobackn`, `fec`), 2.3 MiB for each
+    /// session. The default, 37, is for 16.
     #[serde(default = "default_memory_mib")]
     memory_mib: u32,
-    graft: Vec<RawGraft>,
-    #[serde(default)]
-    session: Vec<RawSession>,
-    #[serde(default)]
-    peer: Vec<peer::Raw>,
+    /// Seconds after which sessions get new keys, 600 by default.
+    renew_s: Option<u64>,
+}
+
+/// The sections of the settings file that are about sessions.
+pub(crate) struct Sections {
+    pub table: RawPacketSettings,
+    pub grafts: Vec<RawGraft>,
+    pub sessions: Vec<RawSession>,
+    /// Peers by name, with their keys, and with their `[peer.sessions]` if they have one.
+    pub peers: Vec<(String, PeerTrust, Option<peer::RawSessionPeer>)>,
+    /// This host's key. The lifetime of session keys is not in it yet, since `[sessions]` has that.
+    pub host_key: Option<HostKey>,
 }
 
 fn default_sessions() -> u32 {
-    Room::default().sessions
+    SessionRoom::default().sessions
 }
 
 fn default_memory_mib() -> u32 {
-    (u64::from(Room::default().keepers) * KEPT_BYTES).div_ceil(MIB) as u32
+    (u64::from(SessionRoom::default().keepers) * KEPT_BYTES).div_ceil(MIB) as u32
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -123,12 +174,18 @@ enum RawMode {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawGraft {
+pub(crate) struct RawGraft {
+    /// Name of the graft.
     name: String,
+    /// Names of its functions, in order.
     functions: Vec<String>,
+    /// Time in nanoseconds that a hook may take for a packet; 0 for no limit. A graft that takes longer is
+    /// refused at the start.
     #[serde(default)]
     budget_ns: u32,
+    /// Graft that a session changes to when this one exceeds its budget. It needs to have the same services.
     fallback: Option<String>,
+    /// How sessions change to this graft: `"stateful"`, the default, or `"stateless"`.
     #[serde(default)]
     swap: RawSwap,
 }
@@ -143,25 +200,38 @@ enum RawSwap {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawSession {
+pub(crate) struct RawSession {
+    /// Name of the session.
     name: String,
+    /// Address and port of this host.
     local: SocketAddr,
+    /// Address and port of the other host.
     remote: SocketAddr,
-    key_file: PathBuf,
+    /// Name of the peer.
+    peer: String,
+    /// Name of the graft.
     graft: String,
-    cipher: Option<Cipher>,
+    /// `chacha20-poly1305`, the default, or `aes-128-gcm`; the same at both ends.
+    cipher: Option<AeadCipher>,
+    /// True for a session that is not encrypted. Frames stay authentic, but payloads can be read and changed
+    /// on the way.
     #[serde(default)]
     clear: bool,
+    /// Protocol between the hosts: `"udp"`, the default, or `"253"`; the same at both ends.
     #[serde(default)]
     protocol: RawProtocol,
+    /// Rules that choose other grafts by the round trip.
     #[serde(default)]
     when: Vec<RawWhen>,
+    /// Paths, two to four, that are used at once.
     #[serde(default)]
-    path: Vec<Path>,
+    path: Vec<PathSetting>,
+    /// Division of packets among paths: `spread`, the default, or `redundant`, which sends everything by all
+    /// of them.
     paths: Option<paths::Division>,
 }
 
-/// What is on the wire.
+/// The protocol on the wire.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 enum RawProtocol {
     #[default]
@@ -171,7 +241,7 @@ enum RawProtocol {
     Ip253,
 }
 
-impl From<RawProtocol> for Protocol {
+impl From<RawProtocol> for WireProtocol {
     fn from(raw: RawProtocol) -> Self {
         match raw {
             RawProtocol::Udp => Self::Udp,
@@ -182,11 +252,15 @@ impl From<RawProtocol> for Protocol {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawWhen {
+pub(crate) struct RawWhen {
+    /// Round trip in milliseconds from which the graft is used.
     rtt_ms: u32,
+    /// Round trip in milliseconds below which the graft is left again. Default: four fifths of `rtt-ms`.
     until_rtt_ms: Option<u32>,
+    /// Milliseconds for which the round trip has to stay beyond the limit before the graft changes, 1000 by default.
     #[serde(default = "hold_ms")]
     for_ms: u32,
+    /// Name of the graft.
     graft: String,
 }
 
@@ -195,63 +269,51 @@ fn hold_ms() -> u32 {
 }
 
 impl Settings {
-    /// What it names is relative to it.
-    pub fn read(path: &path::Path) -> Result<Self, Error> {
-        let file = path.display().to_string();
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse_in(&text, &file, path.parent().unwrap_or(path::Path::new(""))),
-            Err(error) => Err(Error::File { path: file, message: error.to_string() }),
-        }
-    }
-
-    /// # Errors
-    /// Everything that is wrong.
-    pub fn parse(text: &str, directory: &path::Path) -> Result<Self, Error> {
-        Self::parse_in(text, "settings", directory)
-    }
-
-    fn parse_in(text: &str, file: &str, directory: &path::Path) -> Result<Self, Error> {
-        let settings = |reader: &mut Reader<'_>, raw| Self::from_raw(reader, raw, directory);
-        Ok(Reader::file(text, "the settings are", file, settings).map_err(crate::left::advise)?)
-    }
-
-    /// Checks what was read, all parts before the whole.
-    fn from_raw(reader: &mut Reader<'_>, raw: Raw, directory: &path::Path) -> Option<Self> {
-        let keys: Option<Vec<Key>> = reader.each("trusted-keys", raw.trusted_keys, |key| {
-            key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}"))
-        });
-        let pool: Vec<_> = raw.pool.iter().map(|path| directory.join(path)).collect();
-        let functions = reader.check("pool", Functions::read(&pool, &keys?))?;
+    /// Checks the parsed sections: each part first, and then how the parts fit together.
+    pub(crate) fn from_raw(
+        reader: &mut SettingsReader,
+        raw: Sections,
+        keys: &[SignatureKey],
+        directory: &path::Path,
+    ) -> Option<Self> {
+        let Sections { table, grafts: lists, sessions, peers, host_key } = raw;
+        let pool: Vec<_> = table.pool.iter().map(|path| directory.join(path)).collect();
+        let functions = reader.check("sessions.pool", FunctionPool::read(&pool, keys))?;
         let mut grafts = BTreeMap::new();
-        let each = reader.each("graft", raw.graft, |graft| {
+        let each = reader.read_each("graft", lists, |graft| {
             let name = graft.name.clone();
-            let graft = graft.checked(&functions, &raw.parameters).map_err(Error::into_words)?;
+            let graft = graft.checked(&functions, &table.parameters).map_err(Error::into_words)?;
             match grafts.insert(name.clone(), graft) {
                 None => Ok(()),
                 Some(_) => Err(format!("two grafts are called {name}")),
             }
         });
-        let peers = reader.each("peer", raw.peer, |peer| peer.checked(directory).map_err(Error::into_words));
-        let sessions =
-            reader.each("session", raw.session, |it| it.checked(directory).map_err(Error::into_words));
-        let room = reader.check("sessions", room(raw.sessions, raw.memory_mib).map_err(Error::into_words));
+        let peers = reader.read_each("peer", peers, |(name, trust, raw)| {
+            raw.map(|raw| raw.checked(name, trust)).transpose().map_err(Error::into_words)
+        });
+        let sessions = reader.read_each("session", sessions, |it| it.checked().map_err(Error::into_words));
+        let room = room(table.max_sessions, table.memory_mib).map_err(Error::into_words);
+        let room = reader.check("sessions.max-sessions", room);
+        let renew = reader.check("sessions.renew-s", renew(table.renew_s));
         let (peers, mut sessions) = each.and(peers).zip(sessions)?;
-        if !peers.is_empty() {
+        let peers: Vec<_> = peers.into_iter().flatten().collect();
+        if peers.iter().any(PeerSetting::has_pool) {
             reader.check("graft", add_canonical(&mut grafts, &functions).map_err(Error::into_words))?;
         }
-        sessions.extend(peers.iter().flat_map(Peer::sessions));
+        sessions.extend(peers.iter().flat_map(PeerSetting::sessions));
         let settings = Self {
-            interfaces: raw.interface,
-            mode: match raw.mode {
-                RawMode::Auto => Mode::Auto,
-                RawMode::Native => Mode::Native,
-                RawMode::Generic => Mode::Generic,
+            interfaces: table.interface,
+            mode: match table.mode {
+                RawMode::Auto => XdpMode::Auto,
+                RawMode::Native => XdpMode::Native,
+                RawMode::Generic => XdpMode::Generic,
             },
-            parameters: raw.parameters,
+            parameters: table.parameters,
             grafts,
             sessions,
             room: room?,
             peers,
+            host_key: renew.and_then(|renew| Some(HostKey { renew, ..host_key? })),
             functions,
         };
         reader.check("", settings.check().map_err(Error::into_words))?;
@@ -261,23 +323,25 @@ impl Settings {
     fn check(&self) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::Settings(message));
         if self.interfaces.is_empty() {
-            return wrong("interface names at least one".to_owned());
+            return wrong("interface has to name at least one interface".to_owned());
         }
         let mut known = BTreeSet::new();
         if let Some(twice) = self.peers.iter().find(|peer| !known.insert(&peer.name)) {
             return wrong(format!("two peers are called {}", twice.name));
         }
+        self.check_trust()?;
         for name in self.parameters.keys() {
             self.functions.find(name)?;
         }
         let mut ids = BTreeMap::new();
         for graft in self.grafts.values() {
-            // The same list under two names is one list; another one with the same start of its digest cannot be told from it.
+            // Grafts with the same list of functions share one list. Another list whose hash begins alike cannot be
+            // told from it.
             if let Some(other) = ids.insert(graft.list.id, &graft.list)
                 && *other != graft.list
             {
                 return wrong(format!(
-                    "graft {} has the identifier of another one: change their order",
+                    "graft {} gets the same identifier as another graft: change the order of their functions",
                     graft.name
                 ));
             }
@@ -285,7 +349,8 @@ impl Settings {
             self.check_window(graft)?;
         }
         self.check_room()?;
-        let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
+        let mut names = BTreeSet::new();
+        let mut ends = BTreeSet::new();
         for session in &self.sessions {
             if !names.insert(&session.name) {
                 return wrong(format!("two sessions are called {}", session.name));
@@ -300,8 +365,45 @@ impl Settings {
         self.check_paths()
     }
 
-    /// Without the round trip there would be no way back.
-    fn check_when(&self, session: &Session) -> Result<(), Error> {
+    fn check_trust(&self) -> Result<(), Error> {
+        let has_authority = self.host_key.as_ref().is_some_and(|key| key.authority.is_some());
+        let by_name = self.peers.iter().find(|peer| matches!(peer.trust, PeerTrust::Host(_)));
+        match by_name.filter(|_| !has_authority) {
+            Some(peer) => {
+                Err(Error::Settings(format!("peer {}: host needs authority in [agreement]", peer.name)))
+            }
+            None => self.check_peers(),
+        }
+    }
+
+    fn check_peers(&self) -> Result<(), Error> {
+        let mut lines = BTreeSet::new();
+        if let Some(peer) = self.peers.iter().find(|peer| !lines.insert(peer.daemons.local)) {
+            return Err(Error::Settings(format!(
+                "peer {}: {} is another peer's, too: the first of ports is the daemons' own",
+                peer.name, peer.daemons.local
+            )));
+        }
+        for session in &self.sessions {
+            if !self.peers.iter().any(|peer| peer.name == session.peer) {
+                let peer = &session.peer;
+                let session = &session.name;
+                return Err(Error::Settings(format!("session {session}: there is no [[peer]] {peer}")));
+            }
+            if let Some(peer) = self.peers.iter().find(|peer| peer.daemons == session.ends) {
+                let name = &session.name;
+                return Err(Error::Settings(format!(
+                    "session {name} uses the port that is reserved for the daemons: the first of the ports of peer {}",
+                    peer.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the rules by the round trip. Each graft has to measure the round trip, or the session could not change
+    /// back.
+    fn check_when(&self, session: &SessionSetting) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::Settings(format!("session {}: {message}", session.name)));
         for pair in session.when.windows(2) {
             if pair[1].rtt <= pair[0].rtt || pair[1].until <= pair[0].until {
@@ -310,6 +412,7 @@ impl Settings {
                 );
             }
         }
+        // The session returns to its own graft below the first round trip, so that one has to measure, too.
         let own = (!session.when.is_empty()).then_some(&session.graft);
         for name in session.when.iter().map(|when| &when.graft).chain(own) {
             match self.graft(name) {
@@ -327,13 +430,15 @@ impl Settings {
 
     fn check_room(&self) -> Result<(), Error> {
         let wrong = |message: String| Err(Error::Settings(message));
-        let (have, room) = (self.sessions.len(), self.room);
+        let have = self.sessions.len();
+        let room = self.room;
         if have > room.sessions as usize {
             return wrong(format!(
-                "{have} sessions are more than sessions = {}: set sessions = {have}",
+                "{have} sessions are more than max-sessions = {}: set max-sessions = {have}",
                 room.sessions
             ));
         }
+        // A session may change to any graft of the settings, so one that keeps packets decides.
         match self.grafts.values().find(|graft| graft.keeps()) {
             Some(graft) if have > room.keepers as usize => {
                 let mib = (have as u64 * KEPT_BYTES).div_ceil(MIB);
@@ -348,16 +453,18 @@ impl Settings {
         }
     }
 
-    /// Bytes that they take in the kernel, but for what the kernel itself adds.
+    /// Returns the bytes that the sessions take in the kernel, without the kernel's own overhead.
     pub fn memory(&self) -> Result<u64, Error> {
         let failed = |name: &str| {
             let name = name.to_owned();
             move |error: millrace_graft_kernel::Error| Error::Graft { name, message: error.to_string() }
         };
+        // A sealed session takes further memory for its keys.
         let sealed = self.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
         let base = joint::base_bytes(&self.room, sealed > 0).map_err(failed("joints"))?;
         let versions = self.grafts.values().flat_map(|graft| &graft.functions);
         let mut bytes = base + sealed * SEALED_BYTES;
+        // A function is loaded once, however many grafts have it.
         for name in versions.map(|version| &version.name).collect::<BTreeSet<_>>() {
             let mut function = self.functions.find(name)?.open(&BTreeMap::new())?;
             bytes += function.bytes(&self.room).map_err(failed(name))?;
@@ -365,15 +472,15 @@ impl Settings {
         Ok(bytes)
     }
 
-    /// What a graft's function works with; `None`: the graft is without it.
-    pub fn parameter(&self, graft: &Graft, function: &str, parameter: &str) -> Option<u64> {
+    /// Returns the value of a function's parameter in a graft, or `None` if the graft does not have the function.
+    pub fn parameter(&self, graft: &GraftSetting, function: &str, parameter: &str) -> Option<u64> {
         graft.functions.iter().find(|version| version.name == function)?;
         let set = self.parameters.get(function).and_then(|values| values.get(parameter)).copied();
         set.or_else(|| self.functions.find(function).ok()?.default_of(parameter))
     }
 
-    /// An acknowledgement has to come before a window is full.
-    fn check_window(&self, graft: &Graft) -> Result<(), Error> {
+    /// Checks that an acknowledgement is sent before the window is full.
+    fn check_window(&self, graft: &GraftSetting) -> Result<(), Error> {
         let value = |function, parameter| self.parameter(graft, function, parameter);
         match (value("acknowledge", "every"), value("window", "packets")) {
             (Some(every), Some(packets)) if every > packets => Err(Error::Settings(format!(
@@ -385,9 +492,10 @@ impl Settings {
         }
     }
 
-    fn check_fallback(&self, graft: &Graft) -> Result<(), Error> {
+    fn check_fallback(&self, graft: &GraftSetting) -> Result<(), Error> {
         let Some(name) = &graft.fallback else { return Ok(()) };
         let other = self.graft(name)?;
+        // Applications were promised these services, so the fallback needs them all.
         match graft.services.iter().find(|service| !other.services.contains(service)) {
             Some(service) => Err(Error::Settings(format!(
                 "graft {}: its fallback {name} does not have the service {service:?}",
@@ -397,33 +505,46 @@ impl Settings {
         }
     }
 
-    pub fn graft(&self, name: &str) -> Result<&Graft, Error> {
+    /// Returns the graft of this name.
+    ///
+    /// # Errors
+    /// There is no such graft. The error names those that exist.
+    pub fn graft(&self, name: &str) -> Result<&GraftSetting, Error> {
         let known = || self.grafts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.grafts.get(name).ok_or_else(|| Error::Unknown { name: name.to_owned(), known: known() })
     }
 }
 
-fn room(sessions: u32, memory_mib: u32) -> Result<Room, Error> {
-    if !(1..=SESSIONS_MAX).contains(&sessions) {
-        return Err(Error::Settings(format!("sessions is from 1 to {SESSIONS_MAX}, not {sessions}")));
+fn renew(seconds: Option<u64>) -> Result<Duration, String> {
+    let seconds = seconds.unwrap_or(RENEW_S);
+    match (RENEW_LEAST_S..=RENEW_MOST_S).contains(&seconds) {
+        true => Ok(Duration::from_secs(seconds)),
+        false => Err(format!("sessions: renew-s is from {RENEW_LEAST_S} to {RENEW_MOST_S}")),
     }
-    let keepers = u64::from(memory_mib) * MIB / KEPT_BYTES;
-    Ok(Room { sessions, keepers: keepers.min(sessions.into()) as u32 })
 }
 
-impl Graft {
-    /// What was sent, to send it again or to make other packets of it.
+fn room(sessions: u32, memory_mib: u32) -> Result<SessionRoom, Error> {
+    if !(1..=SESSIONS_MAX).contains(&sessions) {
+        return Err(Error::Settings(format!("max-sessions is from 1 to {SESSIONS_MAX}, not {sessions}")));
+    }
+    let keepers = u64::from(memory_mib) * MIB / KEPT_BYTES;
+    Ok(SessionRoom { sessions, keepers: keepers.min(sessions.into()) as u32 })
+}
+
+impl GraftSetting {
+    /// Returns whether the graft keeps packets, to send them again or to compute others from them.
     fn keeps(&self) -> bool {
-        let keeping = [Service::Reliability, Service::PartialReliability, Service::Recovery];
+        let keeping =
+            [FunctionService::Reliability, FunctionService::PartialReliability, FunctionService::Recovery];
         keeping.iter().any(|service| self.services.contains(service))
     }
 
-    /// Of its functions.
+    /// Returns the names of the graft's functions.
     pub fn names(&self) -> Vec<String> {
         self.functions.iter().map(|function| function.name.clone()).collect()
     }
 
-    /// The round trip.
+    /// Reports whether the graft measures the round trip.
     fn measures(&self) -> bool {
         self.has("acknowledge")
     }
@@ -436,6 +557,7 @@ impl Graft {
 impl RawWhen {
     fn checked(self, session: &str) -> Result<When, Error> {
         let ms = |ms: u32| Duration::from_millis(ms.into());
+        // The default is four fifths of the upper bound.
         let until = self.until_rtt_ms.unwrap_or(self.rtt_ms - self.rtt_ms.div_ceil(5));
         if self.rtt_ms == 0 || until >= self.rtt_ms {
             return Err(Error::Settings(format!(
@@ -448,7 +570,11 @@ impl RawWhen {
 }
 
 impl RawGraft {
-    fn checked(self, functions: &Functions, parameters: &Parameters) -> Result<Graft, Error> {
+    fn checked(
+        self,
+        functions: &FunctionPool,
+        parameters: &FunctionParameters,
+    ) -> Result<GraftSetting, Error> {
         let wrong = |message: String| Error::Settings(format!("graft {}: {message}", self.name));
         if self.functions.len() > LIST_MAX {
             return Err(wrong(format!("it has more than {LIST_MAX} functions")));
@@ -471,15 +597,20 @@ impl RawGraft {
             }
             services.extend(&function.manifest.services);
             identities.extend(function.identity.to_string().into_bytes());
+            // Parameters that both ends need to agree on are a part of the list's ID.
             identities.extend(function.shared_values(parameters.get(name)).into_bytes());
             versions.push(function.version());
         }
+        // A frame has room for 16 bits of the hash. Lists whose bits collide are refused by `check`.
         let id = match digest(&SHA256, &identities).as_ref() {
             [high, low, ..] => u16::from_be_bytes([*high, *low]),
             _ => 0,
         };
-        Ok(Graft {
-            list: List { functions: versions.iter().map(|version| version.key.clone()).collect(), id },
+        Ok(GraftSetting {
+            list: FunctionList {
+                functions: versions.iter().map(|version| version.key.clone()).collect(),
+                id,
+            },
             functions: versions,
             name: self.name,
             services,
@@ -490,7 +621,7 @@ impl RawGraft {
     }
 }
 
-fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) -> Result<(), Error> {
+fn add_canonical(grafts: &mut BTreeMap<String, GraftSetting>, functions: &FunctionPool) -> Result<(), Error> {
     let raw = RawGraft {
         name: CANONICAL.to_owned(),
         functions: Vec::new(),
@@ -498,7 +629,7 @@ fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) ->
         fallback: None,
         swap: RawSwap::Stateful,
     };
-    match grafts.insert(CANONICAL.to_owned(), raw.checked(functions, &Parameters::new())?) {
+    match grafts.insert(CANONICAL.to_owned(), raw.checked(functions, &FunctionParameters::new())?) {
         Some(other) if !other.functions.is_empty() => Err(Error::Settings(format!(
             "graft {CANONICAL} is framing alone where there are peers: give this one another name"
         ))),
@@ -506,18 +637,8 @@ fn add_canonical(grafts: &mut BTreeMap<String, Graft>, functions: &Functions) ->
     }
 }
 
-fn read_key(directory: &path::Path, file: &path::Path) -> Result<[u8; 16], Error> {
-    let path = directory.join(file);
-    let error = |message: String| Error::File { path: path.display().to_string(), message };
-    let text = std::fs::read_to_string(&path).map_err(|source| error(source.to_string()))?;
-    hex(text.trim()).ok_or_else(|| {
-        error("it is a key: 32 hexadecimal digits, such as `openssl rand -hex 16` makes".to_owned())
-    })
-}
-
 impl RawSession {
-    fn checked(self, directory: &path::Path) -> Result<Session, Error> {
-        let key = read_key(directory, &self.key_file)?;
+    fn checked(self) -> Result<SessionSetting, Error> {
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err(Error::Settings(format!(
                 "session {}: local and remote are of different families",
@@ -530,25 +651,23 @@ impl RawSession {
                 self.name
             )));
         }
-        let ends = Ends { local: self.local, remote: self.remote };
+        let ends = SessionEnds { local: self.local, remote: self.remote };
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let when = self.when.into_iter().map(|when| when.checked(&self.name)).collect::<Result<_, _>>()?;
         let protocol = self.protocol.into();
-        let paths = Paths::checked(self.path, self.paths, &ends)
+        let paths = PathSettings::checked(self.path, self.paths, &ends)
             .map_err(|message| Error::Settings(format!("session {}: {message}", self.name)))?;
-        Ok(Session { name: self.name, ends, key, graft: self.graft, cipher, protocol, when, paths })
+        Ok(SessionSetting {
+            name: self.name,
+            ends,
+            peer: self.peer,
+            graft: self.graft,
+            cipher,
+            protocol,
+            when,
+            paths,
+        })
     }
-}
-
-fn hex(text: &str) -> Option<[u8; 16]> {
-    if text.len() != 32 || !text.is_ascii() {
-        return None;
-    }
-    let mut key = [0; 16];
-    for (at, byte) in key.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(key)
 }
 
 #[cfg(test)]

@@ -1,27 +1,28 @@
-//! Versions of a function, and how a session goes on from one to another.
+//! Versions of functions, and the state that a session moves from one version to another.
 
-/// A function of a list, as it was read from its file.
+/// Version of a function, as read from its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct FunctionVersion {
+    /// Name of the function.
     pub name: String,
-    /// What it is called in the kernel, where several versions may be at the same time.
+    /// Name in the kernel, where several versions may exist at the same time.
     pub key: String,
-    /// Of what it keeps of a session.
+    /// Version of the layout of the state that the function keeps for a session.
     pub state: u32,
-    /// Versions of the state that it can make its own of.
+    /// Versions of the state that this version can convert.
     pub takes: Vec<u32>,
 }
 
-/// A state that is to be made out of another one: keys of functions.
+/// A migration of a session's state from one version of a function to another, by their keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Move {
+pub struct StateMove {
     pub from: String,
     pub to: String,
-    /// Of the function.
+    /// Name of the function.
     pub name: String,
 }
 
-/// A function cannot go on with what the version before it knew.
+/// The error that a function cannot continue with the state of its previous version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoWay {
     pub name: String,
@@ -29,25 +30,26 @@ pub struct NoWay {
     pub to: u32,
 }
 
-/// What is to be moved for a session to go on from one list to another. Versions with the same state share it (`alike`), and what was not
-/// in the list before has nothing to go on with.
-pub fn moves(from: &[Version], to: &[Version]) -> Result<Vec<Move>, NoWay> {
+/// Returns the migrations that a session needs to continue with another list. Versions with the same layout share the
+/// state (`alike`). A function that the previous list did not have starts without state.
+pub fn moves(from: &[FunctionVersion], to: &[FunctionVersion]) -> Result<Vec<StateMove>, NoWay> {
     let mut moves = Vec::new();
     for new in to {
+        // Only a function whose layout of state differs needs a migration.
         let Some(old) = from.iter().find(|old| old.name == new.name && old.state != new.state) else {
             continue;
         };
         if !new.takes.contains(&old.state) {
             return Err(NoWay { name: new.name.clone(), from: old.state, to: new.state });
         }
-        moves.push(Move { from: old.key.clone(), to: new.key.clone(), name: new.name.clone() });
+        moves.push(StateMove { from: old.key.clone(), to: new.key.clone(), name: new.name.clone() });
     }
     Ok(moves)
 }
 
-/// Of those that are loaded, the one whose state a new one has, too.
-pub fn alike<'a>(loaded: &'a [Version], new: &Version) -> Option<&'a str> {
-    let same = |old: &&Version| old.name == new.name && old.state == new.state;
+/// Returns the key of a loaded version whose state has the same layout as that of a new one.
+pub fn find_identical<'a>(loaded: &'a [FunctionVersion], new: &FunctionVersion) -> Option<&'a str> {
+    let same = |old: &&FunctionVersion| old.name == new.name && old.state == new.state;
     loaded.iter().find(same).map(|old| old.key.as_str())
 }
 
@@ -55,19 +57,19 @@ pub fn alike<'a>(loaded: &'a [Version], new: &Version) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn version(name: &str, file: u32, state: u32, takes: &[u32]) -> Version {
-        Version { name: name.into(), key: format!("{name}@{file}"), state, takes: takes.into() }
+    fn version(name: &str, file: u32, state: u32, takes: &[u32]) -> FunctionVersion {
+        FunctionVersion { name: name.into(), key: format!("{name}@{file}"), state, takes: takes.into() }
     }
 
     #[test]
-    fn states_go_on_where_there_is_a_way() {
+    fn function_state_migrates_where_a_migration_exists() {
         let table = [
             (version("a", 1, 1, &[]), Ok(0)),
-            // Another file with the same state.
+            // Another file of the same function has the same layout of state.
             (version("a", 2, 1, &[]), Ok(0)),
             (version("a", 3, 2, &[1]), Ok(1)),
             (version("a", 4, 3, &[2]), Err((1, 3))),
-            // Back again.
+            // An older version cannot convert the state of a newer one.
             (version("a", 5, 0, &[]), Err((1, 0))),
             (version("b", 6, 7, &[]), Ok(0)),
         ];
@@ -79,14 +81,14 @@ mod tests {
             assert_eq!(got, want, "{new:?}");
         }
         let moved = moves(&old, &[version("a", 3, 2, &[1])]).expect("a way");
-        assert_eq!(moved, [Move { from: "a@1".into(), to: "a@3".into(), name: "a".into() }]);
+        assert_eq!(moved, [StateMove { from: "a@1".into(), to: "a@3".into(), name: "a".into() }]);
     }
 
     #[test]
-    fn those_that_are_alike_share_their_state() {
+    fn versions_with_the_same_state_share_it() {
         let loaded = [version("a", 1, 1, &[]), version("b", 1, 2, &[]), version("a", 2, 2, &[1])];
-        assert_eq!(alike(&loaded, &version("a", 3, 2, &[])), Some("a@2"));
-        assert_eq!(alike(&loaded, &version("a", 4, 3, &[])), None);
-        assert_eq!(alike(&loaded, &version("c", 1, 1, &[])), None);
+        assert_eq!(find_identical(&loaded, &version("a", 3, 2, &[])), Some("a@2"));
+        assert_eq!(find_identical(&loaded, &version("a", 4, 3, &[])), None);
+        assert_eq!(find_identical(&loaded, &version("c", 1, 1, &[])), None);
     }
 }

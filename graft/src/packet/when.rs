@@ -1,39 +1,42 @@
-//! Which graft a session has by its round trip: rules of the settings, as values. No I/O, and time is an argument.
+//! Rules that choose a session's graft by its round trip. The code has no I/O, and time is an argument.
 //!
-//! Rules are steps, from the shortest round trip to the longest; a session is on one of them, or below the first, where it has the graft of
-//! its own. It goes up when the round trip is as long as the step says, and down when it is shorter than where the step ends, each
-//! only after it has been so for a while: so it does not go to and fro with every packet.
+//! The rules of a session are steps, from the shortest round trip to the longest. A session is on one step, or below
+//! the first one, where it has its own graft. It goes up when the round trip reaches the `rtt` of the next step, and
+//! down when the round trip is shorter than the `until` of its own. Both happen only after `hold`, so that a session
+//! does not change back and forth with every packet.
 
 use std::time::Duration;
 
-/// A step.
+/// One rule, which is a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct When {
+    /// Name of the graft.
     pub graft: String,
-    /// From so long a round trip on.
+    /// Round trip at which the step begins.
     pub rtt: Duration,
-    /// Until it is shorter than that.
+    /// Round trip below which the step ends.
     pub until: Duration,
-    /// It has to be so for so long, either way.
+    /// Time for which the round trip must stay beyond a limit before the session changes, in either direction.
     pub hold: Duration,
 }
 
-/// Without a round trip for so long, or for so many of them, nobody knows what was between.
+/// Gap between measurements, as a time and as a number of round trips, after which the time before it does not count
+/// for `hold`.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_ROUND_TRIPS: u32 = 4;
 
-/// Where a session is.
+/// The step that a session is on.
 #[derive(Debug, Default)]
-pub struct Watch {
-    /// Steps that it is above.
+pub struct RuleWatch {
+    /// Number of steps that the session has gone up.
     level: usize,
-    /// What is said to be next: whether that is up, and since when.
+    /// Direction of the change that the round trip asks for (true is up), and the time since when it does.
     leaning: Option<(bool, Duration)>,
     looked: Duration,
 }
 
-impl Watch {
-    /// To be called with each round trip that is known newly. Returns how many steps it is above from now on, if that changes.
+impl RuleWatch {
+    /// Takes a new round trip. Returns the number of steps that the session is above, if that has changed.
     pub fn look(&mut self, now: Duration, rtt: Duration, steps: &[When]) -> Option<usize> {
         let pause = PAUSE.max(PAUSE_ROUND_TRIPS * rtt);
         if now.saturating_sub(self.looked) > pause {
@@ -51,7 +54,7 @@ impl Watch {
             _ => now,
         };
         self.leaning = Some((is_up, since));
-        // That which it goes on to, or comes from.
+        // The step that the session goes up to, or down from.
         let step = steps.get(level.max(self.level) - 1)?;
         if now.saturating_sub(since) < step.hold {
             return None;
@@ -66,7 +69,7 @@ impl Watch {
     }
 }
 
-/// What the change to this step is told by.
+/// Returns the reason for a change to this step, in words.
 pub fn reason(level: usize, rtt: Duration, steps: &[When]) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let above = level.checked_sub(1).and_then(|at| steps.get(at));
@@ -88,9 +91,10 @@ mod tests {
         When { graft: graft.into(), rtt: rtt_ms * MS, until: until_ms * MS, hold: hold_ms * MS }
     }
 
-    /// Round trips, one each 100 ms from so many ms on, and the changes: at how many ms, to what.
+    /// Table rows have round trips at intervals of 100 ms, each from a time to a time, and the expected changes as
+    /// time in ms and level.
     #[test]
-    fn steps_are_taken_after_a_while() {
+    fn rule_step_is_taken_after_its_delay() {
         type Trips = &'static [(u32, u32, u32)];
         type Row<'a> = (&'a str, &'a [When], Trips, &'a [(u32, usize)]);
         let one = [step("far", 300, 240, 500)];
@@ -133,7 +137,7 @@ mod tests {
             ),
         ];
         for (what, steps, trips, want) in table {
-            let mut watch = Watch::default();
+            let mut watch = RuleWatch::default();
             let mut got = Vec::new();
             for (from, to, rtt) in trips {
                 for at in (*from..*to).step_by(100) {
@@ -145,15 +149,15 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_are_fewer_end_a_step() {
-        let mut watch = Watch::default();
+    fn removed_rule_ends_its_step() {
+        let mut watch = RuleWatch::default();
         let steps = [step("far", 300, 240, 0)];
         assert_eq!(watch.look(MS, 400 * MS, &steps), Some(1));
         assert_eq!(watch.look(2 * MS, 400 * MS, &[]), None);
     }
 
     #[test]
-    fn it_is_said_why() {
+    fn reason_names_the_round_trip_and_the_bound() {
         let steps = [step("far", 300, 240, 500), step("moon", 1000, 800, 1000)];
         let table = [
             (1, 312, "the round trip is 312.0 ms, 300 ms or more"),

@@ -1,62 +1,82 @@
-//! What this host says to a peer, and what it does with what they have agreed on.
+//! Statements of this host to its peers, and the effects of agreements on the rules in the kernel.
 
 use std::{fs, net::IpAddr, net::SocketAddr, sync::OnceLock, time::Duration};
 
 use millrace_graft_kernel as kernel;
-use millrace_graft_kernel::Outcome;
+use millrace_graft_kernel::TcpOutcome;
 use millrace_graft_proto::{
     evidence::Downgrade,
-    judge::{Terms, judge},
+    judge::{JudgeTerms, judge},
     message::{
-        CONNECTIONS_MAX, Connection, Function, Hash, Host, Outcome as Told, Refusal, Rule, Side, Statement,
-        VERSIONS, Verdict,
+        AgreementRefusal, CONNECTIONS_MAX, ConnectionReport, GraftOffer, Hash, HostOffer, OfferSide,
+        OptionOutcome as Told, PathVerdict, RuleOffer, Statement, VERSIONS,
     },
 };
 use millrace_kernel::clock;
 
-use super::Runtime;
+use super::GraftRuntime;
 use crate::{
-    Agree, Error, Graft, Identity, Manifest, Source,
-    agreements::State,
+    Agree, Error, GraftManifest, ObjectIdentity, PoolGraft, PoolSource,
+    agreements::{AgreedPeer, NegotiationState},
     replace::replace,
-    settings::{self, Agreement},
+    settings::{self, AgreementSettings},
     status,
 };
 
-/// Of silence, after which an agreement is over.
+/// Number of intervals without a message from the peer after which an agreement is over.
 const HOLD_INTERVALS: u64 = 3;
-/// However long the peer says.
+/// Longest time for which an agreement holds, even if the peer names a longer one.
 const HOLD_MAX: Duration = Duration::from_secs(3 * 3600);
 
-/// A statement of this host's, and what its rules are here.
+/// A statement of this host for one peer, and where its rules are in the kernel.
 #[derive(Clone, Debug)]
-pub struct Own {
+pub struct OwnStatement {
+    /// The statement for the peer.
     pub statement: Statement,
-    /// Of each of its rules, among those in the kernel.
+    /// Index in the kernel of each rule of the statement.
     places: Vec<usize>,
     names: Vec<String>,
-    /// Of the settings that it was made from.
+    /// Revision of the settings that the statement was made from.
     revision: u64,
 }
 
-/// Of an agreement that is in force: it goes on under this.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Session(u64);
+/// The result of a negotiation: both statements, and the terms that follow from them.
+#[derive(Clone, Copy, Debug)]
+pub struct AgreedStatements<'a> {
+    /// This host's statement.
+    pub own: &'a OwnStatement,
+    /// The peer's statement.
+    pub theirs: &'a Statement,
+    /// The rules and functions on which both ends agree.
+    pub terms: &'a JudgeTerms,
+    /// The time for which the agreement holds unless it is renewed, in seconds.
+    pub hold_s: u32,
+}
 
-impl Runtime {
-    pub fn agreement(&self) -> Option<&Agreement> {
+/// The ID of an agreement in force, under which the agreement is renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgreementSession(u64);
+
+impl GraftRuntime {
+    /// Returns the settings of agreements, if there are any.
+    pub fn agreement(&self) -> Option<&AgreementSettings> {
         self.settings.agreement.as_ref()
     }
 
-    /// Another one after each change of what this host would say.
+    /// Returns a number that changes whenever this host's statement would change.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// What this host says on a control connection between these addresses.
-    pub fn statement(&mut self, local: SocketAddr, remote: SocketAddr, peer: &str) -> Result<Own, Error> {
+    /// Returns this host's statement for a control connection between these addresses.
+    pub fn statement(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+        peer: &str,
+    ) -> Result<OwnStatement, Error> {
         let address = remote.ip().to_canonical();
-        let mut own = Own {
+        let mut own = OwnStatement {
             statement: Statement {
                 versions: VERSIONS.to_vec(),
                 epoch: epoch(),
@@ -82,29 +102,29 @@ impl Runtime {
         u32::try_from(seconds * HOLD_INTERVALS).unwrap_or(u32::MAX)
     }
 
-    fn functions(&self) -> Vec<Function> {
+    fn functions(&self) -> Vec<GraftOffer> {
         let gives = self.agreement().is_some_and(|agreement| agreement.give);
-        let function = |graft: &Graft| Function {
+        let function = |graft: &PoolGraft| GraftOffer {
             name: graft.manifest.name.clone(),
             identity: Hash(graft.identity.bytes()),
             abi: graft.manifest.abi,
             services: graft.manifest.services.iter().take(16).map(|it| it.name().to_owned()).collect(),
-            given: gives && matches!(graft.source, Source::File(_)),
+            given: gives && matches!(graft.source, PoolSource::File(_)),
         };
         self.pool.iter().take(256).map(function).collect()
     }
 
-    /// Those that ask, and hold for this peer, in the order of the kernel's places.
-    fn add_rules(&self, own: &mut Own, peer: IpAddr) {
+    /// Adds the rules that ask this peer for an agreement. Their indices follow the order of the kernel's list.
+    fn add_rules(&self, own: &mut OwnStatement, peer: IpAddr) {
         let mut place = 0;
         for rule in &self.settings.rules {
             for prefix in &rule.peers {
                 for ports in &rule.ports {
                     if rule.agree != Agree::Nobody && kernel::covers(*prefix, peer) {
-                        own.statement.rules.push(Rule {
+                        own.statement.rules.push(RuleOffer {
                             side: match rule.side {
-                                settings::Side::Client => Side::Client,
-                                settings::Side::Server => Side::Server,
+                                settings::SideSetting::Client => OfferSide::Client,
+                                settings::SideSetting::Server => OfferSide::Server,
                             },
                             first_port: *ports.start(),
                             last_port: *ports.end(),
@@ -120,54 +140,64 @@ impl Runtime {
         }
     }
 
-    /// Also of one that is yet to come from a peer: that is said before it is there.
+    /// Returns the identity of a graft, also of one that a peer has yet to send.
     fn hash_of(&self, graft: &str) -> Option<Hash> {
         let fetched = || self.agreement()?.fetch.iter().find(|it| it.graft == graft).map(|it| it.identity);
         let identity = self.pool.find(graft).ok().map(|it| it.identity).or_else(fetched)?;
         Some(Hash(identity.bytes()))
     }
 
-    fn connections(&mut self, peer: IpAddr) -> Result<Vec<Connection>, Error> {
+    fn connections(&mut self, peer: IpAddr) -> Result<Vec<ConnectionReport>, Error> {
         let known = self.tcp.connections()?;
-        let with = known.iter().rev().filter(|it| it.peer == peer).filter_map(told).take(CONNECTIONS_MAX);
+        let with = known
+            .iter()
+            .rev()
+            .filter(|it| it.peer == peer)
+            .filter_map(connection_report)
+            .take(CONNECTIONS_MAX);
         let mut newest: Vec<_> = with.collect();
         newest.reverse();
         Ok(newest)
     }
 
-    /// Whether what the peer says will do. Returns also what both saw differently, as far as that is new.
+    /// Judges the peer's statement. Also returns new downgrades, which are found by comparing what both ends have
+    /// seen of their connections.
     pub fn consider(
         &mut self,
         peer: &str,
-        own: &Own,
+        own: &OwnStatement,
         theirs: &Statement,
-    ) -> (Result<Terms, Refusal>, Vec<(Downgrade, u16)>) {
+    ) -> (Result<JudgeTerms, AgreementRefusal>, Vec<(Downgrade, u16)>) {
         let wants = self.agreement().and_then(|it| it.peer(peer)).map(|it| it.wants.clone());
         let terms = judge(&own.statement, &wants.unwrap_or_default(), theirs);
         let now_ns = clock::monotonic_ns();
-        let (mine, other) = (&own.statement.connections, &theirs.connections);
+        let mine = &own.statement.connections;
+        let other = &theirs.connections;
         let found = self.agreements.compare(peer, mine, other, now_ns);
-        if let Ok(Terms { nat, .. }) = &terms {
-            self.agreements.note(peer, &Verdict { nat: Some(*nat), ..Verdict::default() }, now_ns);
+        if let Ok(JudgeTerms { nat, .. }) = &terms {
+            self.agreements.note(peer, &PathVerdict { nat: Some(*nat), ..PathVerdict::default() }, now_ns);
         }
-        // The caller probes; who is called learns it from there, seen from the other side.
-        let learned = Verdict { options: None, nat: None, ..theirs.path.clone() };
-        if learned != Verdict::default() {
+        // Only the end that has called sends probes. The other end learns the results from the caller's statement.
+        let learned = PathVerdict { options: None, nat: None, ..theirs.path.clone() };
+        if learned != PathVerdict::default() {
             self.agreements.note(peer, &learned, now_ns);
         }
         (terms, found)
     }
 
-    /// From now on both are bound, for as long as the caller says that it holds. `None`: the settings have changed meanwhile, or another conversation has
-    /// taken its place; what was agreed on does not hold.
+    /// Puts the agreement in force at this end, for as long as the caller's statement says. `calls` is true if this host
+    /// has called. Returns `None` if it must not hold: the settings have changed meanwhile, or another conversation has
+    /// replaced this one.
     pub fn bind(
         &mut self,
-        (peer, calls): (&str, bool),
-        session: Option<Session>,
-        (own, theirs): (&Own, &Statement),
-        (terms, hold_s): (&Terms, u32),
+        peer: &str,
+        calls: bool,
+        session: Option<AgreementSession>,
+        agreed: &AgreedStatements<'_>,
         timing: status::Negotiated,
-    ) -> Result<Option<Session>, Error> {
+    ) -> Result<Option<AgreementSession>, Error> {
+        let AgreedStatements { own, theirs, terms, hold_s } = *agreed;
+        // A statement that was made from earlier settings must not be put in force.
         if own.revision != self.revision {
             return Ok(None);
         }
@@ -182,10 +212,17 @@ impl Runtime {
             Some(_) => return Ok(None),
             None => {
                 let now_ns = clock::monotonic_ns();
-                let made = self.agreements.agreed((peer, calls), theirs, names, (address, timing), now_ns);
+                let made = self.agreements.agreed(
+                    AgreedPeer { name: peer, calls, address },
+                    theirs,
+                    names,
+                    timing,
+                    now_ns,
+                );
                 let Some((session, before)) = made else { return Ok(None) };
+                // The peer has another address now, so its old one is unbound.
                 before.map_or(Ok(()), |before| self.tcp.unbind(before))?;
-                Session(session)
+                AgreementSession(session)
             }
         };
         let time = Duration::from_secs(u64::from(hold_s)).min(HOLD_MAX);
@@ -193,75 +230,85 @@ impl Runtime {
         Ok(Some(session))
     }
 
-    /// A conversation has ended, or none was had.
-    pub fn ended(&mut self, peer: &str, session: Option<Session>, state: State) -> Result<(), Error> {
+    /// Records that a conversation has ended, or failed to begin.
+    pub fn ended(
+        &mut self,
+        peer: &str,
+        session: Option<AgreementSession>,
+        state: NegotiationState,
+    ) -> Result<(), Error> {
         let session = session.map(|it| it.0);
         let bound = self.agreements.ended(peer, session, state, clock::monotonic_ns());
         Ok(bound.map_or(Ok(()), |address| self.tcp.unbind(address))?)
     }
 
+    /// Reports whether an agreement with the peer is in force.
     pub fn is_agreed(&self, peer: &str) -> bool {
         self.agreements.is_agreed(peer)
     }
 
-    /// See [`Agreements::has_called`](crate::agreements::Agreements::has_called).
+    /// Same as [`PeerAgreements::has_called`](crate::agreements::PeerAgreements::has_called).
     pub fn has_called(&self, peer: &str, epoch: u64) -> bool {
         self.agreements.has_called(peer, epoch)
     }
 
-    /// Nobody is bound any more: keys or addresses have changed.
+    /// Ends all agreements, after keys or addresses have changed.
     pub fn release_all(&mut self) -> Result<(), Error> {
         let bound = self.agreements.end_all(clock::monotonic_ns());
         bound.into_iter().try_for_each(|address| self.tcp.unbind(address))?;
         Ok(())
     }
 
-    /// Somebody called who showed no key that is known.
+    /// Counts a caller without a known key.
     pub fn count_stranger(&mut self) {
         self.agreements.count_stranger();
     }
 
-    /// What was found out about the path to a peer.
-    pub fn note_path(&mut self, peer: &str, verdict: &Verdict) {
+    /// Records results about the path to a peer.
+    pub fn note_path(&mut self, peer: &str, verdict: &PathVerdict) {
         self.agreements.note(peer, verdict, clock::monotonic_ns());
     }
 
-    /// A graft that the settings want from peers, that is not there, and that this one gives.
-    pub fn wanted_from(&self, theirs: &Statement) -> Option<settings::Fetch> {
+    /// Returns a graft that the settings want from peers, that is missing here, and that this peer offers.
+    pub fn wanted_from(&self, theirs: &Statement) -> Option<settings::GraftFetch> {
         let fetch = &self.agreement()?.fetch;
-        let given = |identity: Identity| {
+        let given = |identity: ObjectIdentity| {
             theirs.functions.iter().any(|it| it.given && it.identity == Hash(identity.bytes()))
         };
         fetch.iter().find(|it| self.pool.find(&it.graft).is_err() && given(it.identity)).cloned()
     }
 
-    /// Manifest and object, for a peer.
+    /// Returns the manifest and the object of a graft for a peer, if the settings allow that.
     pub fn give(&self, identity: Hash) -> Option<(String, Vec<u8>)> {
         self.agreement().filter(|agreement| agreement.give)?;
-        // The same object may be compiled in under another name.
+        // Compiled-in grafts have no manifest file to send, and may have the same object under another name.
         let files = self.pool.iter().filter_map(|graft| match &graft.source {
-            Source::File(path) => Some((graft, path)),
-            Source::Shipped => None,
+            PoolSource::File(path) => Some((graft, path)),
+            PoolSource::Shipped => None,
         });
         let mut fitting = files.filter(|(graft, _)| graft.identity.bytes() == identity.0);
         let (graft, path) = fitting.next()?;
         Some((fs::read_to_string(path).ok()?, graft.image.clone()))
     }
 
-    /// What a peer gave is put where fetched grafts lie, if it is what was asked for and signed by a key that counts.
-    pub fn keep(&self, wanted: &settings::Fetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
+    /// Stores a graft that a peer has sent, if it is the requested one and is signed by a trusted key.
+    pub fn keep(&self, wanted: &settings::GraftFetch, manifest: &str, image: &[u8]) -> Result<(), Error> {
         let refused = |message: String| Error::Graft { name: wanted.graft.clone(), message };
-        if Identity::of(image) != wanted.identity {
-            return Err(refused(format!("a peer gave {}, which was not asked for", Identity::of(image))));
+        // The hash decides, whatever the peer says about the object.
+        if ObjectIdentity::from_image(image) != wanted.identity {
+            return Err(refused(format!(
+                "a peer sent the graft {}, which was not requested",
+                ObjectIdentity::from_image(image)
+            )));
         }
-        let parsed = Manifest::parse(manifest).map_err(refused)?;
+        let parsed = GraftManifest::parse(manifest).map_err(refused)?;
         if self.settings.trusted_keys.is_empty() || parsed.name != wanted.graft {
-            return Err(refused(format!("a peer gave {}, which was not asked for", parsed.name)));
+            return Err(refused(format!("a peer sent the graft {}, which was not requested", parsed.name)));
         }
         parsed.check_signature(manifest, &self.settings.trusted_keys).map_err(refused)?;
         parsed.check_identity(wanted.identity).map_err(refused)?;
         let Some(directory) = self.agreement().and_then(|it| it.fetch_to.clone()) else {
-            return Err(refused("there is no fetch-to".to_owned()));
+            return Err(refused("[agreement] has no fetch-to".to_owned()));
         };
         let write = |name: &str, bytes: &[u8]| {
             let path = directory.join(name);
@@ -276,26 +323,26 @@ impl Runtime {
     }
 }
 
-/// Of this run.
+/// Returns the random number of this run, which tells peers about a restart.
 fn epoch() -> u64 {
     static EPOCH: OnceLock<u64> = OnceLock::new();
     *EPOCH.get_or_init(|| {
         let mut bytes = [0; 8];
         let made = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
-        // Without randomness there is no TLS either; then the time will do.
+        // Without random numbers there is no TLS either, so the time is good enough.
         if made.is_ok() { u64::from_ne_bytes(bytes) } else { clock::unix_ns().unsigned_abs() }
     })
 }
 
-fn host() -> &'static Host {
-    static HOST: OnceLock<Host> = OnceLock::new();
+fn host() -> &'static HostOffer {
+    static HOST: OnceLock<HostOffer> = OnceLock::new();
     HOST.get_or_init(|| {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total_kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
         let total_kib = total_kib.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Host {
+        HostOffer {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             kernel: release.trim().chars().take(60).collect(),
             abi: kernel::ABI,
@@ -305,26 +352,32 @@ fn host() -> &'static Host {
     })
 }
 
-fn told(connection: &kernel::Connection) -> Option<Connection> {
+fn connection_report(connection: &kernel::TcpConnection) -> Option<ConnectionReport> {
     let outcome = match connection.outcome {
-        Outcome::Agreed => Told::Agreed,
-        Outcome::Absent | Outcome::Stripped | Outcome::Unconfirmed => Told::Silent,
-        Outcome::Resent => Told::Resent,
-        Outcome::Refused => Told::Refused,
-        Outcome::Malformed => Told::Malformed,
-        Outcome::OneSided | Outcome::NoRoom | Outcome::Withheld | Outcome::Unbound | Outcome::NoMemory => {
-            Told::NotAsked
-        }
-        // Of packets, or of what came after.
-        Outcome::Cookies | Outcome::Answered | Outcome::NoCongestion | Outcome::NotSet | Outcome::Untold => {
+        TcpOutcome::Agreed => Told::Agreed,
+        TcpOutcome::Absent | TcpOutcome::Stripped | TcpOutcome::Unconfirmed => Told::Silent,
+        TcpOutcome::Resent => Told::Resent,
+        TcpOutcome::Refused => Told::Refused,
+        TcpOutcome::Malformed => Told::Malformed,
+        TcpOutcome::OneSided
+        | TcpOutcome::NoRoom
+        | TcpOutcome::Withheld
+        | TcpOutcome::Unbound
+        | TcpOutcome::NoMemory => Told::NotAsked,
+        // These outcomes belong to packets or to later events, and not to a connection.
+        TcpOutcome::Cookies
+        | TcpOutcome::Answered
+        | TcpOutcome::NoCongestion
+        | TcpOutcome::NotSet
+        | TcpOutcome::Untold => {
             return None;
         }
     };
-    Some(Connection {
+    Some(ConnectionReport {
         sequence: connection.first,
         side: match connection.side {
-            kernel::Side::Client => Side::Client,
-            kernel::Side::Server => Side::Server,
+            kernel::RuleSide::Client => OfferSide::Client,
+            kernel::RuleSide::Server => OfferSide::Server,
         },
         port: connection.port,
         outcome,

@@ -1,6 +1,8 @@
-//! Rules that have a model choose: by what the connections of each path go, and what is learned from what comes of them.
+//! Rules with `select`, for which a model chooses. It chooses the congestion control or carrier for the connections
+//! of each path, and learns from their outcomes.
 //!
-//! It knows no kernel: it is told what there is, and says what is to be written ([`Order`]).
+//! The selection has no access to the kernel: its caller passes the state in ([`SelectionWorld`]), and writes the
+//! changes that it returns ([`SelectionOrder`]).
 
 mod records;
 
@@ -11,45 +13,47 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft_kernel::{Arm, CHOICES, Choice, Told, What, covers};
+use millrace_graft_kernel::{
+    CHOICES, CandidateChoice, PathCandidates, SelectedEvent, SelectedEventKind, covers,
+};
 use millrace_graft_proto::select::{
     arms::{CARRIED, CARRIED_WARM},
     features::{Feature, Features},
     kind::{Expected, Kinds},
     model::Model,
-    online::{Online, Outcome, Why},
+    online::{ConnectionOutcome, DecisionReason, Online},
 };
 
-pub use self::records::Record;
-use self::records::Records;
+pub use self::records::ConnectionRecord;
+use self::records::ConnectionRecords;
 use crate::{
-    Carried, Flow, Learned, Rule, Settings, Side,
-    learned::{self, At},
-    paths::Path,
+    CarriedFlow, Learned, RuleSetting, SelectedFlow, Settings, SideSetting,
+    learned::{self, LearnedEntry},
+    paths::PeerPath,
     settings::{Tier, place_number as number},
-    status::{self, Tried},
+    status::{self, CandidateStatus},
 };
 
-/// What one connection adds to what is known of a path's rate is forgotten by so much with each that follows.
+/// Factor by which the best rate of a path is reduced with each later connection.
 const FADING: f64 = 0.99;
-/// Choices that connections may still be told of, by their serials.
+/// Limit of choices that are remembered by serial number for connections that may still refer to them.
 const MADE_MAX: usize = 2 * CHOICES;
 
-/// A path, and a leaf of the model.
-type Key = (IpAddr, u32);
-/// The index of a rule, and a peer.
-pub type Place = (usize, IpAddr);
+/// A peer, and a leaf of the model.
+type SelectionKey = (IpAddr, u32);
+/// Index of a rule, and a peer.
+pub type SelectionPlace = (usize, IpAddr);
 
-/// What is to be written for the kernel.
+/// A change that the caller writes to the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    Choose { peer: IpAddr, rule: u32, choice: Choice },
+pub enum SelectionOrder {
+    Choose { peer: IpAddr, rule: u32, choice: PathCandidates },
     Forget { peer: IpAddr, rule: u32 },
 }
 
-/// What was chosen at one time for the connections of one rule over one path.
+/// One choice: which candidate the connections of a rule use on a path.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Made {
+pub struct SelectionResult {
     pub rule: String,
     pub peer: IpAddr,
     pub tier: Tier,
@@ -58,20 +62,20 @@ pub struct Made {
     pub way: Vec<String>,
     pub leaf: u32,
     pub usual: Option<f64>,
-    /// The model's.
+    /// The candidate that the model prefers.
     pub learned: String,
-    /// Share of the cases like this in the training for which that was right.
+    /// Share of similar training cases in which that candidate was the best one.
     pub right: f64,
     pub arm: String,
-    pub why: Why,
-    /// That one connection was to try.
+    pub why: DecisionReason,
+    /// Candidate that one connection was to try.
     pub other: Option<String>,
-    /// Of the model: what is learned of one's leaves says nothing of another's.
+    /// Generation of the model. Outcomes for the leaves of one model do not apply to another model.
     generation: u32,
 }
 
-impl Made {
-    fn key(&self) -> Key {
+impl SelectionResult {
+    fn key(&self) -> SelectionKey {
         (self.peer, self.leaf)
     }
 
@@ -82,43 +86,47 @@ impl Made {
     }
 }
 
-struct Current {
-    made: Arc<Made>,
-    choice: Choice,
+struct CurrentSelection {
+    made: Arc<SelectionResult>,
+    choice: PathCandidates,
 }
 
-/// What is there to choose from.
-pub struct World<'a> {
+/// The state of the host that a choice depends on.
+pub struct SelectionWorld<'a> {
     pub settings: &'a Settings,
-    /// Congestion controls that TCP has.
+    /// Reports whether TCP has a congestion control of this name.
     pub controls: &'a dyn Fn(&str) -> bool,
-    /// Peers with a broker, and whether a carrier to it is warm.
+    /// Peers with a broker, and whether a carrier to each is warm.
     pub carriers: &'a BTreeMap<IpAddr, bool>,
-    /// What connections are for, as far as earlier ones have shown.
+    /// Statistics of past connections, which show the purpose of new ones.
     pub kinds: &'a Kinds,
-    /// Evenly from 0 to 1, anew each time.
+    /// Returns a random number between 0 and 1, new for each call.
     pub chance: &'a dyn Fn() -> f64,
-    /// Whether a grant still waits for a connection.
+    /// Returns whether no connection has used the permission yet to try another candidate.
     pub is_granted: &'a dyn Fn(IpAddr, u32) -> bool,
 }
 
-pub struct Selection {
-    online: Online<Key>,
-    /// TCP as it is here.
+/// The state of all rules with `select`.
+pub struct RuntimeSelection {
+    online: Online<SelectionKey>,
+    /// Default congestion control of this host.
     plain: String,
     model: Option<Arc<Model>>,
-    /// By which that is known again.
+    /// Identity of the model.
     identity: Option<String>,
+    /// Number of models so far.
     generation: u32,
-    current: BTreeMap<Place, Current>,
-    made: BTreeMap<u32, Arc<Made>>,
+    /// Choices in the kernel.
+    current: BTreeMap<SelectionPlace, CurrentSelection>,
+    /// Choices by serial number, for connections that refer to them.
+    made: BTreeMap<u32, Arc<SelectionResult>>,
     next_serial: u32,
-    /// The best that was seen of late, Mbit/s.
+    /// Best recent rate of each peer, in Mbit/s.
     rates: BTreeMap<IpAddr, f64>,
-    records: Records,
+    records: ConnectionRecords,
 }
 
-impl Selection {
+impl RuntimeSelection {
     pub fn new(plain: &str) -> Self {
         Self {
             online: Online::new(plain, CHOICES),
@@ -130,31 +138,31 @@ impl Selection {
             made: BTreeMap::new(),
             next_serial: 1,
             rates: BTreeMap::new(),
-            records: Records::default(),
+            records: ConnectionRecords::default(),
         }
     }
 
-    /// Other settings. What was learned holds as long as the model does; what was chosen is chosen anew.
+    /// Takes new settings. Outcomes are kept if the model is the same, and all choices are made again.
     pub fn renew(&mut self, settings: &Settings) {
         if !is_same(self.model.as_ref(), settings.model.as_ref()) {
             self.online = Online::new(self.plain.clone(), CHOICES);
             self.generation = self.generation.wrapping_add(1);
             self.identity = settings.model.as_deref().and_then(learned::identity);
         }
-        // Where it is the same, too: one that is shared need not be compared.
+        // An equal model is replaced, too: later comparisons of the same object are cheap.
         self.model.clone_from(&settings.model);
         self.current.clear();
     }
 
-    /// What is known, for the runtime that comes after this one.
+    /// Adds what was learned to the state for the next runtime.
     pub fn remember(&self, learned: &mut Learned) {
-        let known = self.online.known().into_iter();
-        learned.places = known.map(|((peer, leaf), known)| At { peer, leaf, known }).collect();
+        let known = self.online.learned_places().into_iter();
+        learned.places = known.map(|((peer, leaf), known)| LearnedEntry { peer, leaf, known }).collect();
         learned.rates = self.rates.iter().map(|(peer, rate)| (*peer, *rate)).collect();
         learned.model.clone_from(&self.identity);
     }
 
-    /// What one before has known. Leaves of another model are others.
+    /// Restores what an earlier runtime has learned. Outcomes are restored only if its model was the same.
     pub fn recall(&mut self, learned: &Learned, settings: &Settings) {
         self.renew(settings);
         let rates = learned.rates.iter().filter(|(_, mbit)| mbit.is_finite() && *mbit > 0.0);
@@ -166,22 +174,29 @@ impl Selection {
         }
     }
 
-    /// An order could not be carried out: it is given again at the next look.
+    /// Forgets a choice that could not be written to the kernel, so that the next round makes it again.
     pub fn undo(&mut self, peer: IpAddr, rule: u32) {
         self.current.retain(|(index, other), _| (number(*index), *other) != (rule, peer));
     }
 
-    /// Looks at these paths, those that were used last first, as far as there is room. `is_all`: what is chosen for others is forgotten.
-    pub fn choose(&mut self, world: &World<'_>, paths: &[Path], is_all: bool) -> Vec<Order> {
+    /// Chooses for these paths, the latest used first, as far as there is room. If `is_all` is set, choices for other
+    /// paths are removed.
+    pub fn choose(
+        &mut self,
+        world: &SelectionWorld<'_>,
+        paths: &[PeerPath],
+        is_all: bool,
+    ) -> Vec<SelectionOrder> {
         if !is_same(self.model.as_ref(), world.settings.model.as_ref()) {
             self.renew(world.settings);
         }
-        let mut latest: Vec<&Path> = paths.iter().collect();
+        let mut latest: Vec<&PeerPath> = paths.iter().collect();
         latest.sort_by_key(|path| path.idle_s);
         let rules = &world.settings.rules;
-        let selects = |rule: &Rule| rule.select.map(|_| world.settings.expected_of(rule, world.kinds));
+        let selects = |rule: &RuleSetting| rule.select.map(|_| world.settings.expected_of(rule, world.kinds));
         let expected: Vec<_> = rules.iter().map(selects).collect();
-        let (mut orders, mut kept) = (Vec::new(), BTreeSet::new());
+        let mut orders = Vec::new();
+        let mut kept = BTreeSet::new();
         for path in latest {
             for ((index, rule), expected) in rules.iter().enumerate().zip(&expected) {
                 let Some(expected) = expected else { continue };
@@ -189,7 +204,7 @@ impl Selection {
                 let is_new = !self.current.contains_key(&(index, path.peer));
                 let has_room =
                     if is_all { kept.len() < CHOICES } else { self.current.len() < CHOICES || !is_new };
-                if is_for && has_room && self.look(world, (index, rule, expected), path, &mut orders) {
+                if is_for && has_room && self.look(world, index, rule, expected, path, &mut orders) {
                     kept.insert((index, path.peer));
                 }
             }
@@ -200,34 +215,37 @@ impl Selection {
         orders
     }
 
-    fn forget_but(&mut self, kept: &BTreeSet<Place>, orders: &mut Vec<Order>) {
+    fn forget_but(&mut self, kept: &BTreeSet<SelectionPlace>, orders: &mut Vec<SelectionOrder>) {
         let mut forgotten = Vec::new();
         self.current.retain(|place, _| {
             let stays = kept.contains(place);
             if !stays {
-                forgotten.push(Order::Forget { peer: place.1, rule: number(place.0) });
+                forgotten.push(SelectionOrder::Forget { peer: place.1, rule: number(place.0) });
             }
             stays
         });
-        // Room is made before it is needed.
+        // Removed choices come first, to make room for new ones.
         orders.splice(0..0, forgotten);
         let chosen = kept.iter().map(|(_, peer)| *peer);
         let peers: BTreeSet<_> = chosen.chain(self.online.keys().map(|(peer, _)| *peer)).collect();
         self.rates.retain(|peer, _| peers.contains(peer));
     }
 
-    /// Returns whether anything is chosen for it.
+    /// Chooses for one rule and path. Returns false if nothing can be chosen.
     fn look(
         &mut self,
-        world: &World<'_>,
-        (index, rule, expected): (usize, &Rule, &Expected),
-        path: &Path,
-        orders: &mut Vec<Order>,
+        world: &SelectionWorld<'_>,
+        index: usize,
+        rule: &RuleSetting,
+        expected: &Expected,
+        path: &PeerPath,
+        orders: &mut Vec<SelectionOrder>,
     ) -> bool {
         let place = (index, path.peer);
+        // While the permission to try another candidate waits for a connection, no further one is given.
         let granted = self.current.get(&place).is_some_and(|current| current.choice.grant.is_some());
         let waits = granted && (world.is_granted)(path.peer, number(index));
-        let Some((made, choice)) = self.plan(world, (rule, expected), path, !waits) else { return false };
+        let Some((made, choice)) = self.plan(world, rule, expected, path, !waits) else { return false };
         if let Some(current) = self.current.get(&place)
             && current.made.is_like(&made)
             && choice.grant.is_none()
@@ -235,25 +253,29 @@ impl Selection {
             return true;
         }
         let serial = self.next_serial;
+        // Serial number 0 stands for no choice.
         self.next_serial = self.next_serial.checked_add(1).unwrap_or(1);
-        let (made, choice) = (Arc::new(made), Choice { serial, ..choice });
+        let made = Arc::new(made);
+        let choice = PathCandidates { serial, ..choice };
         self.made.insert(serial, made.clone());
         while self.made.len() > MADE_MAX {
             self.made.pop_first();
         }
-        orders.push(Order::Choose { peer: path.peer, rule: number(index), choice: choice.clone() });
-        self.current.insert(place, Current { made, choice });
+        orders.push(SelectionOrder::Choose { peer: path.peer, rule: number(index), choice: choice.clone() });
+        self.current.insert(place, CurrentSelection { made, choice });
         true
     }
 
     fn plan(
         &mut self,
-        world: &World<'_>,
-        (rule, expected): (&Rule, &Expected),
-        path: &Path,
+        world: &SelectionWorld<'_>,
+        rule: &RuleSetting,
+        expected: &Expected,
+        path: &PeerPath,
         may_try: bool,
-    ) -> Option<(Made, Choice)> {
+    ) -> Option<(SelectionResult, PathCandidates)> {
         let model = self.model.clone()?;
+        // Only rules with `tier = "chosen"` may use a carrier.
         let carrier = world.carriers.get(&path.peer).filter(|_| carries(rule));
         let rate = self.rates.get(&path.peer).copied();
         let features = path
@@ -271,16 +293,17 @@ impl Selection {
             decision.leaf.ranking.iter().map(|rank| rank.arm.as_str()).filter(|arm| can(arm)).collect();
         let key = (path.peer, decision.leaf.number);
         let (choice, other) = self.online.plan(&key, &ranked, (world.chance)(), may_try);
+        // A tunnelled connection has a congestion control as well, in case the broker leaves it in place.
         let in_place = ranked.iter().copied().find(|arm| !arm.starts_with(CARRIED));
-        let arm = |name: &str| Arm {
+        let arm = |name: &str| CandidateChoice {
             congestion: match name.starts_with(CARRIED) {
                 true => in_place.and_then(|name| other_than(name, &self.plain)),
                 false => other_than(name, &self.plain),
             },
             carried: name.starts_with(CARRIED),
         };
-        let kernel = Choice { serial: 0, arm: arm(choice.arm), grant: other.map(arm) };
-        let made = Made {
+        let kernel = PathCandidates { serial: 0, arm: arm(choice.arm), grant: other.map(arm) };
+        let made = SelectionResult {
             rule: rule.name.clone(),
             peer: path.peer,
             tier: rule.tier,
@@ -299,28 +322,32 @@ impl Selection {
         Some((made, kernel))
     }
 
-    /// What the kernel has told of a connection in place. Returns it if it is over.
-    pub fn note(&mut self, told: &Told, settings: &Settings) -> Option<Flow> {
+    /// Takes a kernel event about a connection in place. Returns the connection if it has ended.
+    pub fn note(&mut self, told: &SelectedEvent, settings: &Settings) -> Option<SelectedFlow> {
         let index = told.rule.wrapping_sub(1) as usize;
-        // Settings may be others by now than when it began.
+        // The settings may have changed since the connection began, so the index may be beyond the rules.
         let rule = settings.rules.get(index);
         let made = self.made.get(&told.serial).cloned();
         let arm = told.congestion.clone().unwrap_or_else(|| self.plain.clone());
         let is_tried = told.explored && made.as_ref().is_some_and(|made| made.other.as_ref() == Some(&arm));
         let missed = !is_tried && made.as_ref().is_some_and(|made| made.arm.starts_with(CARRIED));
-        let side = if told.side == millrace_graft_kernel::Side::Client { Side::Client } else { Side::Server };
-        let server = if side == Side::Client { told.remote } else { told.local };
+        let side = if told.side == millrace_graft_kernel::RuleSide::Client {
+            SideSetting::Client
+        } else {
+            SideSetting::Server
+        };
+        let server = if side == SideSetting::Client { told.remote } else { told.local };
         match told.what {
-            What::Began => self.records.begin(
+            SelectedEventKind::Began => self.records.begin(
                 told.cookie,
-                Record {
+                ConnectionRecord {
                     local: told.local,
                     remote: told.remote,
                     side,
                     rule: rule?.name.clone(),
-                    why: records::why(made.as_deref(), is_tried, missed),
+                    why: records::choice_reason(made.as_deref(), is_tried, missed),
                     arm,
-                    purpose: made.as_ref().map(|made| status::Purpose::from(&made.expected)),
+                    purpose: made.as_ref().map(|made| status::PurposeStatus::from(&made.expected)),
                     made,
                     began_ns: told.time_ns.saturating_sub(nanoseconds(told.duration)),
                     carried: false,
@@ -330,8 +357,8 @@ impl Selection {
                     ended: None,
                 },
             ),
-            What::Ended => {
-                let flow = Flow {
+            SelectedEventKind::Ended => {
+                let flow = SelectedFlow {
                     side,
                     local: told.local,
                     remote: told.remote,
@@ -346,7 +373,8 @@ impl Selection {
                     heard: told.heard,
                     arm,
                 };
-                // One that came before anything was chosen was plain, and that counts where the path leads now.
+                // A connection that began before any choice was made used plain TCP. Its outcome counts for the
+                // present leaf of its path.
                 let now = || self.current.get(&(index, flow.remote.ip())).map(|current| current.made.clone());
                 let made = made.or_else(now);
                 let judges_received =
@@ -358,10 +386,10 @@ impl Selection {
         None
     }
 
-    /// What the broker has told of one that was led to it.
-    pub fn note_carried(&mut self, carried: Carried, settings: &Settings) {
+    /// Takes an event of the broker about a redirected connection.
+    pub fn note_carried(&mut self, carried: CarriedFlow, settings: &Settings) {
         match carried {
-            Carried::Began {
+            CarriedFlow::Began {
                 id,
                 local,
                 remote,
@@ -376,28 +404,35 @@ impl Selection {
             } => {
                 let rule = match choice {
                     0 => settings.carried_by(
-                        Side::Client,
-                        (remote.port(), remote.ip()),
+                        SideSetting::Client,
+                        remote.port(),
+                        remote.ip(),
                         command.as_deref(),
                         cgroup,
                     ),
                     number => settings.rules.get(number as usize - 1),
                 };
                 let made = self.made.get(&serial).filter(|_| choice > 0).cloned();
-                let why = if choice == 0 { "rule" } else { records::why(made.as_deref(), explored, false) };
-                let (rule, arm) =
-                    (rule.map(|rule| rule.name.clone()).unwrap_or_default(), CARRIED_WARM.to_owned());
-                let (side, carried, ended) = (Side::Client, true, None);
+                let why = if choice == 0 {
+                    "rule"
+                } else {
+                    records::choice_reason(made.as_deref(), explored, false)
+                };
+                let rule = rule.map(|rule| rule.name.clone()).unwrap_or_default();
+                let arm = CARRIED_WARM.to_owned();
+                let side = SideSetting::Client;
+                let carried = true;
+                let ended = None;
                 self.records.begin(
                     id,
-                    Record {
+                    ConnectionRecord {
                         local,
                         remote,
                         side,
                         rule,
                         why,
                         arm,
-                        purpose: Some(status::Purpose::from(&expected)),
+                        purpose: Some(status::PurposeStatus::from(&expected)),
                         made,
                         began_ns,
                         carried,
@@ -408,9 +443,10 @@ impl Selection {
                     },
                 );
             }
-            Carried::Ended { id, flow } => {
+            CarriedFlow::Ended { id, flow } => {
                 let Some(record) = self.records.live(id) else { return };
-                let (made, is_ruled) = (record.made.clone(), record.why == "rule");
+                let made = record.made.clone();
+                let is_ruled = record.why == "rule";
                 match is_ruled {
                     true => self.records.end(id, &flow, None),
                     false => self.end(id, &flow, made, true),
@@ -419,12 +455,18 @@ impl Selection {
         }
     }
 
-    /// The broker is gone, and what it carried.
+    /// Forgets the redirected connections of a broker that has ended.
     pub fn forget_carried(&mut self) {
         self.records.forget_carried();
     }
 
-    fn end(&mut self, id: u64, flow: &Flow, made: Option<Arc<Made>>, judges_received: bool) {
+    fn end(
+        &mut self,
+        id: u64,
+        flow: &SelectedFlow,
+        made: Option<Arc<SelectionResult>>,
+        judges_received: bool,
+    ) {
         let peer = flow.remote.ip();
         let rtt_ms = made.as_ref().and_then(|made| made.features.get(Feature::Rtt)).unwrap_or_default();
         let handshake = Duration::from_secs_f64(rtt_ms / 1e3);
@@ -438,8 +480,9 @@ impl Selection {
             let features = rate.map_or(features.clone(), |rate| with_rate(features, rate));
             let ideal_ms = features.ideal_ms()?;
             let cost = cost.as_secs_f64() * 1e3 / ideal_ms;
-            Some(Outcome { cost, is_bad: cost > made.usual? })
+            Some(ConnectionOutcome { cost, is_bad: cost > made.usual? })
         });
+        // Outcomes for an earlier model say nothing about this one.
         if let Some(made) = made.filter(|made| made.generation == self.generation) {
             self.online.passed(&made.key(), 1);
             if let Some(outcome) = outcome {
@@ -449,8 +492,9 @@ impl Selection {
         self.records.end(id, flow, outcome);
     }
 
-    /// A rate that a transfer has shown, and which so is there.
+    /// Records the rate that a transfer has achieved.
     fn note_rate(&mut self, peer: IpAddr, took: Duration, bytes: u64) {
+        // A shorter transfer says little about the path's rate.
         const WORTH: u64 = 32 << 10;
         let mbit = bytes as f64 * 8.0 / 1e6 / took.as_secs_f64();
         if bytes >= WORTH && mbit.is_finite() {
@@ -466,9 +510,9 @@ impl Selection {
         *best = (*best * FADING).max(mbit);
     }
 
-    /// Those that live, of which it was not told that they are over, are over all the same where two looks have not met them: what
-    /// ends beside a look is told of after it. No look meets those of other network namespaces: they are forgotten when something
-    /// was not told, which `untold` counts.
+    /// Removes connections whose end was not reported, if two lists of sockets did not contain them: the end of a
+    /// connection may be reported after the first one. Connections of other network namespaces are in no list. They
+    /// are forgotten after reports were lost, which `untold` counts.
     pub fn prune(&mut self, lives: impl Fn(u64) -> bool, untold: u64) {
         self.records.prune(lives, untold);
     }
@@ -477,17 +521,18 @@ impl Selection {
         self.records.has_live()
     }
 
-    /// What is chosen for a peer's connections now.
-    pub fn of_peer(&self, peer: IpAddr) -> Vec<status::Chosen> {
+    /// Returns the present choices for a peer's connections, by rule.
+    pub fn chosen_for_peer(&self, peer: IpAddr) -> Vec<status::ChosenStatus> {
         let of_peer = self.current.iter().filter(|((_, other), _)| *other == peer);
         of_peer.map(|(_, current)| self.chosen(&current.made)).collect()
     }
 
-    fn chosen(&self, made: &Made) -> status::Chosen {
+    fn chosen(&self, made: &SelectionResult) -> status::ChosenStatus {
         let key = made.key();
         let (connections, explored) = self.online.counted(&key);
-        let tried: Vec<Tried> = self.online.tried(&key).into_iter().map(Tried::from).collect();
-        status::Chosen {
+        let tried: Vec<CandidateStatus> =
+            self.online.tried(&key).into_iter().map(CandidateStatus::from).collect();
+        status::ChosenStatus {
             rule: made.rule.clone(),
             peer: Some(made.peer),
             arm: made.arm.clone(),
@@ -503,15 +548,19 @@ impl Selection {
         }
     }
 
-    /// Of one connection by its ends, that lives or ended not long ago.
-    pub fn connection(&self, ends: [std::net::SocketAddr; 2], now_ns: u64) -> Option<status::Connection> {
+    /// Returns the status of a connection by its addresses, if it is live or has ended recently.
+    pub fn connection(
+        &self,
+        ends: [std::net::SocketAddr; 2],
+        now_ns: u64,
+    ) -> Option<status::GraftConnectionStatus> {
         let record = self.records.find(ends)?;
         let chosen = record.made.as_deref().map(|made| self.chosen(made));
         let gain = chosen.as_ref().and_then(|chosen| gain(&chosen.tried, &record.arm, &self.plain));
         Some(record.status(chosen, gain, &self.plain, now_ns))
     }
 
-    pub fn status(&self) -> status::Selection {
+    pub fn status(&self) -> status::SelectionStatus {
         let all: Vec<_> = self.current.values().map(|current| self.chosen(&current.made)).collect();
         let gains: Vec<f64> = all
             .iter()
@@ -522,8 +571,8 @@ impl Selection {
         let mean = gains.iter().map(|gain| gain.ln()).sum::<f64>() / gains.len().max(1) as f64;
         let mut paths = all;
         paths.sort_by_key(|it| std::cmp::Reverse(it.connections));
-        paths.truncate(status::Selection::PATHS_MAX);
-        status::Selection {
+        paths.truncate(status::SelectionStatus::PATHS_MAX);
+        status::SelectionStatus {
             plain: self.plain.clone(),
             chosen: self.current.len() as u64,
             learned_places: self.online.places() as u64,
@@ -535,18 +584,18 @@ impl Selection {
     }
 
     #[cfg(test)]
-    fn serial_of(&self, place: Place) -> u32 {
+    fn serial_of(&self, place: SelectionPlace) -> u32 {
         self.current.get(&place).map_or(0, |current| current.choice.serial)
     }
 }
 
-/// Of TCP as it is, by the arm's: how many times as long it takes.
-fn gain(tried: &[Tried], arm: &str, plain: &str) -> Option<f64> {
+/// Returns how many times as long plain TCP takes, compared with the candidate.
+fn gain(tried: &[CandidateStatus], arm: &str, plain: &str) -> Option<f64> {
     let cost = |name: &str| tried.iter().find(|it| it.arm == name)?.cost;
     Some(cost(plain)? / cost(arm)?)
 }
 
-/// As a rule they are one.
+/// Compares models. Usually both are the same object.
 fn is_same(one: Option<&Arc<Model>>, other: Option<&Arc<Model>>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
@@ -554,7 +603,7 @@ fn is_same(one: Option<&Arc<Model>>, other: Option<&Arc<Model>>) -> bool {
     }
 }
 
-fn carries(rule: &Rule) -> bool {
+fn carries(rule: &RuleSetting) -> bool {
     rule.tier == Tier::Chosen
 }
 
@@ -571,11 +620,11 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-pub fn name_of(why: Why) -> &'static str {
+pub fn name_of(why: DecisionReason) -> &'static str {
     match why {
-        Why::Learned => "learned",
-        Why::Doubted => "doubted",
-        Why::Found => "found",
+        DecisionReason::Learned => "learned",
+        DecisionReason::Doubted => "doubted",
+        DecisionReason::Found => "found",
     }
 }
 

@@ -1,34 +1,37 @@
-//! Grafts are relocated before anybody wants them, which takes some 10 ms each: those of the pool when a runtime begins, and those whose
-//! files come or change while it runs.
+//! Relocates grafts for this kernel before they are needed, which takes some 10 ms each: those of the pool when the
+//! runtime starts, and those whose files appear or change later.
 
 use std::{fs, path::PathBuf, thread::JoinHandle, time::SystemTime};
 
-use millrace_graft_kernel::Control;
+use millrace_graft_kernel::CongestionProgram;
 
-use crate::{Pool, identity::Key};
+use crate::{GraftPool, identity::SignatureKey};
 
-/// Of all directories; what is beyond that is relocated when it is loaded.
+/// Limit of files that are prepared, over all directories. Grafts of further files are relocated when they are
+/// loaded.
 const FILES_MAX: usize = 1024;
 
-/// Tells whether a file is another one: its name, size and time.
+/// Name, size and time of a file, which show a change.
 type Sign = (PathBuf, u64, SystemTime);
 
 #[derive(Default)]
+/// The files that were prepared last, and the thread that prepares.
 pub(super) struct Warm {
     seen: Vec<Sign>,
     worker: Option<JoinHandle<()>>,
 }
 
 impl Warm {
-    /// What cannot be relocated is said when it is loaded.
-    pub fn prepare(&mut self, pool: &Pool, directories: &[PathBuf]) {
+    /// Prepares the grafts in a thread. Errors are reported when a graft is loaded.
+    pub fn prepare(&mut self, pool: &GraftPool, directories: &[PathBuf]) {
         self.seen = signs(directories);
         let images: Vec<Vec<u8>> = pool.iter().map(|graft| graft.image.clone()).collect();
-        self.worker = Some(std::thread::spawn(move || each(images)));
+        self.worker = Some(std::thread::spawn(move || load_each(images)));
     }
 
-    /// If files have changed since, and the work before is done.
-    pub fn look(&mut self, directories: &[PathBuf], keys: &[Key]) {
+    /// Prepares again if files have changed, once the earlier work is done.
+    pub fn look(&mut self, directories: &[PathBuf], keys: &[SignatureKey]) {
+        // At most one thread prepares at a time.
         if self.worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
             return;
         }
@@ -37,16 +40,18 @@ impl Warm {
             return;
         }
         self.seen = signs;
-        let (directories, keys) = (directories.to_vec(), keys.to_vec());
+        let directories = directories.to_vec();
+        let keys = keys.to_vec();
         self.worker = Some(std::thread::spawn(move || {
-            let pool = Pool::read(&directories, &keys).unwrap_or_default();
-            each(pool.iter().map(|graft| graft.image.clone()).collect());
+            // The error of an unusable directory is reported when a graft is loaded from it.
+            let pool = GraftPool::read(&directories, &keys).unwrap_or_default();
+            load_each(pool.iter().map(|graft| graft.image.clone()).collect());
         }));
     }
 }
 
-fn each(images: Vec<Vec<u8>>) {
-    images.iter().for_each(|image| drop(Control::prepare(image)));
+fn load_each(images: Vec<Vec<u8>>) {
+    images.iter().for_each(|image| drop(CongestionProgram::prepare(image)));
 }
 
 fn signs(directories: &[PathBuf]) -> Vec<Sign> {
@@ -68,37 +73,37 @@ mod tests {
     use millrace_testkit::wait_for;
 
     use super::*;
-    use crate::Identity;
+    use crate::ObjectIdentity;
 
     #[test]
-    fn files_that_come_are_relocated_before_they_are_wanted() {
+    fn new_pool_files_are_relocated_in_advance() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP files_that_come_are_relocated_before_they_are_wanted: needs root");
+            println!("SKIP new_pool_files_are_relocated_in_advance: needs root");
             return;
         }
         let directory = tempfile::tempdir().expect("a directory");
         let directories = [directory.path().to_owned()];
         let mut warm = Warm::default();
-        warm.prepare(&Pool::default(), &directories);
-        let shipped = Pool::read(&[], &[]).expect("what is shipped");
+        warm.prepare(&GraftPool::default(), &directories);
+        let shipped = GraftPool::read(&[], &[]).expect("what is shipped");
         let graft = shipped.find("hybla").expect("hybla");
-        // What stands behind the end makes it another file.
+        // Additional bytes at the end make it another file with another identity.
         let image = [&graft.image[..], &u64::to_ne_bytes(std::process::id().into())].concat();
-        assert!(!Control::is_prepared(&image));
-        Control::prepare(&graft.image).expect("what is shipped is loaded");
-        if !Control::is_prepared(&graft.image) {
-            println!("SKIP files_that_come_are_relocated_before_they_are_wanted: the kernel is before 6.4");
+        assert!(!CongestionProgram::is_prepared(&image));
+        CongestionProgram::prepare(&graft.image).expect("what is shipped is loaded");
+        if !CongestionProgram::is_prepared(&graft.image) {
+            println!("SKIP new_pool_files_are_relocated_in_advance: the kernel is before 6.4");
             return;
         }
         graft.export(directory.path()).expect("files");
         let manifest = directory.path().join("hybla.toml");
         let text = fs::read_to_string(&manifest).expect("its manifest");
-        let text = text.replace(&graft.identity.to_string(), &Identity::of(&image).to_string());
+        let text = text.replace(&graft.identity.to_string(), &ObjectIdentity::from_image(&image).to_string());
         fs::write(directory.path().join("hybla.bpf.o"), &image).expect("its object");
         fs::write(&manifest, text.replace("name = \"hybla\"", "name = \"other\"")).expect("its manifest");
         wait_for("it to be relocated", || {
             warm.look(&directories, &[]);
-            Control::is_prepared(&image)
+            CongestionProgram::is_prepared(&image)
         });
         wait_for("the end of that", || warm.worker.as_ref().is_some_and(JoinHandle::is_finished));
         let before = warm.seen.clone();

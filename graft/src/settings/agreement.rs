@@ -1,4 +1,4 @@
-//! With whom this host agrees by TLS, and how it knows them.
+//! Settings of agreements by TLS: the peers, and how they are authenticated.
 
 use std::{
     collections::BTreeSet,
@@ -13,72 +13,93 @@ use millrace_kernel::prefix::Prefix;
 use serde::Deserialize;
 
 use super::gateway::networks;
-use crate::Identity;
+use crate::{
+    ObjectIdentity,
+    identity::PeerTrust,
+    packet::{HostKey, settings::peer},
+};
 
-/// With whom this host may agree at once.
+/// Limit of peers in the settings.
 const PEERS_MAX: usize = 256;
-/// Where a peer's broker is called, each with carriers of its own.
+/// Limit of addresses of a peer's broker. Each address has carriers of its own.
 const WAYS_MAX: usize = 4;
 const INTERVAL_S: u64 = 10;
 const INTERVAL_MAX_S: u64 = 3600;
 
+/// The settings of agreements with peers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Agreement {
-    /// Where peers call; `None`: this host only calls.
+pub struct AgreementSettings {
+    /// Address at which peers call, or `None` if this host only calls.
     pub listen: Option<SocketAddr>,
     /// This host's private key, PEM.
     pub key: PathBuf,
-    /// What an authority says of it, PEM; without, peers know it by its key.
+    /// Certificate of this host from an authority, PEM. Without one, peers know this host by its key.
     pub certificate: Option<PathBuf>,
-    /// Whose certificates of peers count.
+    /// Authority that signs certificates of peers, PEM.
     pub authority: Option<PathBuf>,
-    /// After which the caller offers again, as news for the other that it is there.
+    /// Interval at which the caller repeats its offer, to show that it is alive.
     pub interval: Duration,
-    /// Whether peers may have the grafts of the pool.
+    /// True if peers may fetch the grafts of the pool.
     pub give: bool,
-    pub fetch: Vec<Fetch>,
-    /// Where grafts lie that peers gave.
+    /// Grafts that are fetched from peers.
+    pub fetch: Vec<GraftFetch>,
+    /// Directory in which grafts from peers are stored.
     pub fetch_to: Option<PathBuf>,
-    pub peers: Vec<Peer>,
+    /// The peers.
+    pub peers: Vec<AgreementPeer>,
 }
 
-/// A graft that is taken from a peer who has it.
+/// A graft that is fetched from peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetch {
+pub struct GraftFetch {
+    /// Name of the graft.
     pub graft: String,
-    pub identity: Identity,
+    /// SHA-256 that the graft's object file must have.
+    pub identity: ObjectIdentity,
 }
 
+/// A peer that this host may agree with.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Peer {
+pub struct AgreementPeer {
+    /// Name of the peer.
     pub name: String,
-    /// Where it is called; `None`: it calls.
+    /// Address at which this host calls the peer, or `None` if the peer calls.
     pub address: Option<SocketAddr>,
-    pub trust: Trust,
+    /// Identity by which the peer is authenticated.
+    pub trust: PeerTrust,
+    /// Requirements that the peer's host has to meet.
     pub wants: Wants,
-    /// Whether the path to it is probed, where it is called.
+    /// True if the path to the peer is probed, if this host calls.
     pub probe: bool,
-    /// Where its broker is called, each for itself, in order of preference; none: it calls.
+    /// Addresses of the peer's broker, each for carriers of its own, in order of preference. If there are none, the
+    /// peer calls.
     pub carry: Vec<SocketAddr>,
-    /// That its key stands for, besides those of `carry`.
+    /// Addresses that the peer's key stands for, in addition to those of `carry`.
     pub addresses: Vec<IpAddr>,
-    /// Behind it, if it is a gateway: its key stands for all addresses of these.
+    /// Networks behind the peer, if it is a gateway: its key stands for all of their addresses.
     pub networks: Vec<Prefix>,
+    /// True if the settings have addresses of sessions with the peer.
+    pub has_sessions: bool,
 }
 
-impl Peer {
-    /// Whether the address is in a network behind it.
+impl AgreementPeer {
+    /// Returns whether the address is in a network behind the peer.
     pub fn has_behind(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| kernel::covers(*network, address))
     }
 
-    /// Reports whether the settings say that its host has this address.
+    /// Returns whether the settings name this address as one of the peer's host.
     pub fn is_at(&self, address: IpAddr) -> bool {
         let called = self.address.map(|at| at.ip());
         called == Some(address) || self.all_addresses().any(|at| at == address)
     }
 
-    /// Of its host, as far as the settings know.
+    /// Reports whether this host connects to the peer.
+    fn is_called(&self) -> bool {
+        self.address.is_some() || !self.carry.is_empty()
+    }
+
+    /// Returns the addresses of the peer's host that the settings name.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let mut all = Vec::new();
         for address in self.carry.iter().map(SocketAddr::ip).chain(self.addresses.iter().copied()) {
@@ -90,45 +111,60 @@ impl Peer {
     }
 }
 
-/// How a peer is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// The SHA-256 of its public key (SubjectPublicKeyInfo).
-    Key(Identity),
-    /// A name in a certificate of the authority.
-    Host(String),
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Raw {
+pub(super) struct RawAgreement {
+    /// Address and port of control connections. Without it this host only connects to peers.
     listen: Option<String>,
+    /// Private key of this host, PEM (PKCS#8: P-256, P-384, Ed25519), relative to the settings.
     key: PathBuf,
+    /// Certificate of the key from an authority, PEM.
     certificate: Option<PathBuf>,
+    /// Authority that signs certificates of peers, PEM.
     authority: Option<PathBuf>,
+    /// Seconds between two messages of the side that connects, 10 by default. An agreement is over after
+    /// three intervals of silence.
     interval_s: Option<u64>,
+    /// Whether peers may fetch the grafts of `pool`.
     #[serde(default)]
     give: bool,
+    /// Directory in which grafts from peers are stored. It is part of the pool.
     fetch_to: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawPeer {
+    /// Name of the peer in `status` and `why`.
     name: String,
+    /// Address and port at which this host calls the peer. Without it the peer connects to this host.
     address: Option<String>,
+    /// Addresses and ports of sessions with the peer.
+    pub(super) sessions: Option<peer::RawSessionPeer>,
+    /// SHA-256 of the peer's public key, which `millrace graft key` prints there.
     key: Option<String>,
+    /// Name in the peer's certificate, which `authority` has to sign. It replaces `key`.
     host: Option<String>,
+    /// Smallest number of CPUs. A peer with fewer is refused.
     #[serde(default)]
     min_cpus: u32,
+    /// Smallest memory in MiB. A peer with less is refused.
     #[serde(default)]
     min_memory_mib: u64,
+    /// Oldest kernel, such as `"6.1"`. A peer with an older one is refused.
     min_kernel: Option<String>,
+    /// Whether the path to the peer is probed when this host connects: UDP, IP protocol 253, and sizes of packets.
+    /// Default: true.
     probe: Option<bool>,
+    /// Up to four addresses and ports of the peer's broker, in order of preference. Without any, the peer
+    /// connects to this host.
     #[serde(default)]
     carry: Vec<String>,
+    /// Addresses of the peer: connections to them are tunnelled, and its clients may have these addresses. Addresses
+    /// in `carry` need not be repeated.
     #[serde(default)]
     addresses: Vec<IpAddr>,
+    /// Networks behind the peer: connections to them are tunnelled, and its clients may have addresses in them.
     #[serde(default)]
     networks: Vec<String>,
 }
@@ -136,56 +172,71 @@ pub(super) struct RawPeer {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RawFetch {
+    /// Name of the graft.
     graft: String,
+    /// SHA-256 of the graft's object, which has to match. The manifest has to be signed by one of `trusted-keys`.
     sha256: String,
 }
 
-impl Agreement {
-    /// `carry_hears`: whether carriers of peers come in; `None`: there are to be none.
-    pub(super) fn of(
-        raw: Option<Raw>,
-        peers: Vec<Peer>,
-        fetch: Vec<Fetch>,
+impl AgreementSettings {
+    /// Checks the settings of agreements. `carry_hears` is true if carriers of peers arrive here, and `None` without
+    /// `[carry]`.
+    pub(super) fn from_raw(
+        raw: Option<RawAgreement>,
+        peers: Vec<AgreementPeer>,
+        fetch: Vec<GraftFetch>,
         carry_hears: Option<bool>,
         directory: &Path,
     ) -> Result<Option<Self>, String> {
         let Some(raw) = raw else {
             return match (peers.first(), fetch.first()) {
                 (None, None) => Ok(None),
-                _ => Err("[[peer]] and [[fetch]] want an [agreement] with this host's key".to_owned()),
+                _ => Err("[[peer]] and [[fetch]] need an [agreement] with this host's key".to_owned()),
             };
         };
         raw.with(peers, fetch, carry_hears, directory).map(Some)
     }
 
-    /// By its name.
-    pub fn peer(&self, name: &str) -> Option<&Peer> {
+    /// Returns this host's identity, without a lifetime of session keys.
+    pub(super) fn host_key(&self) -> HostKey {
+        HostKey {
+            key: self.key.clone(),
+            certificate: self.certificate.clone(),
+            authority: self.authority.clone(),
+            renew: Duration::ZERO,
+        }
+    }
+
+    /// Returns the peer with this name.
+    pub fn peer(&self, name: &str) -> Option<&AgreementPeer> {
         self.peers.iter().find(|peer| peer.name == name)
     }
 }
 
-impl Raw {
+impl RawAgreement {
     fn with(
         self,
-        peers: Vec<Peer>,
-        fetch: Vec<Fetch>,
+        mut peers: Vec<AgreementPeer>,
+        fetch: Vec<GraftFetch>,
         carry_hears: Option<bool>,
         directory: &Path,
-    ) -> Result<Agreement, String> {
+    ) -> Result<AgreementSettings, String> {
         let listen = self.listen.map(|text| address("agreement: listen", &text)).transpose()?;
         let interval_s = self.interval_s.unwrap_or(INTERVAL_S);
         if !(1..=INTERVAL_MAX_S).contains(&interval_s) {
             return Err(format!("agreement: interval-s is from 1 to {INTERVAL_MAX_S}"));
         }
         let hears = listen.is_some() || carry_hears == Some(true);
+        // A peer that is only for sessions neither calls nor is called for agreements.
+        peers.retain(|peer| hears || peer.is_called() || !peer.has_sessions);
         check_peers(&peers, hears, self.authority.is_some())?;
         if let Some(peer) = peers.iter().find(|peer| !peer.carry.is_empty() && carry_hears.is_none()) {
-            return Err(format!("peer {}: carry wants [carry]", peer.name));
+            return Err(format!("peer {}: carry needs [carry]", peer.name));
         }
         if !fetch.is_empty() && self.fetch_to.is_none() {
-            return Err("[[fetch]] wants fetch-to in [agreement]: a directory for what comes".to_owned());
+            return Err("[[fetch]] needs fetch-to in [agreement]: a directory for fetched grafts".to_owned());
         }
-        Ok(Agreement {
+        Ok(AgreementSettings {
             listen,
             key: directory.join(self.key),
             certificate: self.certificate.map(|path| directory.join(path)),
@@ -199,11 +250,12 @@ impl Raw {
     }
 }
 
-fn check_peers(peers: &[Peer], hears: bool, has_authority: bool) -> Result<(), String> {
+fn check_peers(peers: &[AgreementPeer], hears: bool, has_authority: bool) -> Result<(), String> {
     if peers.len() > PEERS_MAX {
-        return Err(format!("{} peers are more than {PEERS_MAX}", peers.len()));
+        return Err(format!("the settings have {} peers, and the limit is {PEERS_MAX}", peers.len()));
     }
-    let (mut names, mut keys) = (BTreeSet::new(), BTreeSet::new());
+    let mut names = BTreeSet::new();
+    let mut keys = BTreeSet::new();
     for peer in peers {
         let name = &peer.name;
         if !names.insert(name) {
@@ -212,37 +264,34 @@ fn check_peers(peers: &[Peer], hears: bool, has_authority: bool) -> Result<(), S
         if !keys.insert(format!("{:?}", peer.trust)) {
             return Err(format!("peer {name}: another peer has the same key or host"));
         }
-        if peer.address.is_none() && peer.carry.is_empty() && !hears {
-            return Err(format!("peer {name}: without address it calls, which wants listen in [agreement]"));
+        if !peer.is_called() && !hears {
+            return Err(format!(
+                "peer {name}: a peer without address has to call this host, which needs listen in [agreement]"
+            ));
         }
-        if matches!(peer.trust, Trust::Host(_)) && !has_authority {
-            return Err(format!("peer {name}: host wants authority in [agreement]"));
+        if matches!(peer.trust, PeerTrust::Host(_)) && !has_authority {
+            return Err(format!("peer {name}: host needs authority in [agreement]"));
         }
     }
     Ok(())
 }
 
 impl RawPeer {
-    pub(super) fn checked(self) -> Result<Peer, String> {
+    pub(super) fn checked(self) -> Result<AgreementPeer, String> {
         let name = self.name.clone();
         self.try_checked().map_err(|error| format!("peer {name}: {error}"))
     }
 
-    fn try_checked(self) -> Result<Peer, String> {
+    fn try_checked(self) -> Result<AgreementPeer, String> {
         if self.name.is_empty() || self.name.len() > 64 {
             return Err("name is 1 to 64 bytes".to_owned());
         }
-        let trust = match (self.key, self.host) {
-            (Some(key), None) => {
-                Trust::Key(key.parse().map_err(|_| "key is a SHA-256: `millrace graft key FILE` says it")?)
-            }
-            (None, Some(host)) if !host.is_empty() => Trust::Host(host),
-            _ => return Err("one of key and host says how it is known".to_owned()),
-        };
+        let trust = PeerTrust::from_settings(self.key, self.host)?;
         let kernel = |text: String| {
-            judge::kernel(&text).ok_or_else(|| format!("min-kernel {text:?} is such as \"6.1\""))
+            judge::kernel(&text)
+                .ok_or_else(|| format!("min-kernel {text:?} is not a version such as \"6.1\""))
         };
-        Ok(Peer {
+        Ok(AgreementPeer {
             name: self.name,
             address: self.address.map(|text| address("address", &text)).transpose()?,
             trust,
@@ -255,13 +304,14 @@ impl RawPeer {
             carry: carry(self.carry)?,
             addresses: self.addresses,
             networks: networks(&self.networks)?,
+            has_sessions: self.sessions.is_some(),
         })
     }
 }
 
 fn carry(texts: Vec<String>) -> Result<Vec<SocketAddr>, String> {
     if texts.len() > WAYS_MAX {
-        return Err(format!("carry names {} addresses: there may be {WAYS_MAX}", texts.len()));
+        return Err(format!("carry names {} addresses, and the limit is {WAYS_MAX}", texts.len()));
     }
     let all: Vec<_> = texts.iter().map(|text| address("carry", text)).collect::<Result<_, _>>()?;
     match all.iter().enumerate().find(|(at, it)| all[..*at].contains(it)) {
@@ -271,10 +321,10 @@ fn carry(texts: Vec<String>) -> Result<Vec<SocketAddr>, String> {
 }
 
 impl RawFetch {
-    pub(super) fn checked(self) -> Result<Fetch, String> {
+    pub(super) fn checked(self) -> Result<GraftFetch, String> {
         let identity =
             self.sha256.parse().map_err(|error| format!("fetch {}: sha256 {error}", self.graft))?;
-        Ok(Fetch { graft: self.graft, identity })
+        Ok(GraftFetch { graft: self.graft, identity })
     }
 }
 
@@ -296,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_read() {
+    fn agreement_peers_are_read() {
         let key = "ab".repeat(32);
         let text = format!(
             "{OURS}{}min-kernel = \"6.4\"\nprobe = false\n",
@@ -313,14 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_agreements_are_refused() {
         let key = format!("key = \"{}\"", "ab".repeat(32));
         let fetch = format!("[[fetch]]\ngraft = \"a\"\nsha256 = \"{}\"\n", "ab".repeat(32));
         let table = [
-            (peer(&key), "want an [agreement]"),
+            (peer(&key), "need an [agreement]"),
             (format!("{OURS}{}", peer("")), "peer b: one of key and host"),
             (format!("{OURS}{}", peer("key = \"ab\"")), "peer b: key is a SHA-256"),
-            (format!("{OURS}{}", peer("host = \"b.example\"")), "peer b: host wants authority"),
+            (format!("{OURS}{}", peer("host = \"b.example\"")), "peer b: host needs authority"),
             (format!("{OURS}{}{}", peer(&key), peer(&key)), "two peers are called b"),
             (
                 format!("{OURS}{}{}", peer(&key), peer(&key).replace("\"b\"", "\"c\"")),
@@ -332,8 +382,8 @@ mod tests {
             ),
             (OURS.replace("9187", "0"), "agreement: listen \"0.0.0.0:0\" is an address and a port"),
             (format!("{OURS}interval-s = 0\n"), "interval-s is from 1"),
-            (format!("{OURS}{fetch}"), "wants fetch-to"),
-            (format!("{OURS}fetch-to = \"d\"\n{fetch}"), "fetch wants trusted-keys"),
+            (format!("{OURS}{fetch}"), "needs fetch-to"),
+            (format!("{OURS}fetch-to = \"d\"\n{fetch}"), "fetch needs trusted-keys"),
             (format!("{OURS}{}min-kernel = \"new\"\n", peer(&key)), "min-kernel \"new\""),
         ];
         for (text, wanted) in table {

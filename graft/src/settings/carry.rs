@@ -1,4 +1,4 @@
-//! What this host carries for applications.
+//! Settings of carriers, which tunnel connections of applications.
 
 use std::{fmt, net::SocketAddr};
 
@@ -16,26 +16,28 @@ const MEMORY_MAX_MIB: u32 = 1 << 20;
 const POOL_WARM: u32 = 4;
 const POOL_WARM_MAX: u32 = 64;
 const POOL_MOST: u32 = 1000;
-/// As the kernel has it, with its end.
+/// Longest name of a congestion control in the kernel, in bytes.
 const CONGESTION_MAX: usize = 15;
 
-/// What a carrier is.
+/// The transport of a carrier.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// One connection; each that is carried has a stream of its own.
+pub enum CarrierKind {
+    /// One QUIC connection, with a stream for each tunnelled connection.
     Quic,
-    /// A pool of connections, each of which carries one at a time.
+    /// A pool of TCP connections. Each carries one application's connection at a time.
     Tcp,
-    /// The same, each by as many paths as both hosts' path managers find.
+    /// A pool of MPTCP connections. Each uses as many paths as the path managers of both hosts find.
     Mptcp,
-    /// The same by the kernel's SCTP, where it has that.
+    /// A pool of SCTP connections, if the kernel has SCTP.
     Sctp,
 }
 
-impl Kind {
+impl CarrierKind {
+    /// The kinds, in the order of reports.
     pub const ALL: [Self; 4] = [Self::Quic, Self::Tcp, Self::Mptcp, Self::Sctp];
 
+    /// Returns the name in settings and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -46,36 +48,38 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for CarrierKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.name())
     }
 }
 
-/// By what a carrier of QUIC knows how much the path takes.
+/// The congestion control of QUIC carriers.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum QuicCongestion {
-    /// BBRv3, which leaves out of account what a path loses without a queue.
+    /// BBRv3, which ignores losses that no queue has caused.
     #[default]
     Bbr,
-    /// As quinn has it: each loss counts as too much.
+    /// CUBIC as quinn has it, for which each loss is congestion.
     Cubic,
 }
 
-/// Whether a rule's connections are carried where they can be.
+/// Whether connections that match a rule are tunnelled.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
+    /// Connections go to the peer as usual.
     #[default]
     InPlace,
+    /// Connections are redirected to the broker, which tunnels them.
     Carried,
-    /// As the model has it for each path.
+    /// The model decides for each path.
     Chosen,
 }
 
 impl Tier {
-    /// As the settings have it.
+    /// Returns the name in settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::InPlace => "in-place",
@@ -85,69 +89,86 @@ impl Tier {
     }
 }
 
-/// When an application hears that its carried connection is there.
+/// The time at which an application learns that its tunnelled connection is established.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Connect {
-    /// At once: its first bytes travel with the opening.
+    /// Immediately. The application's first bytes are sent along with the request to open the connection.
     #[default]
     Early,
-    /// When the server has said so.
+    /// When the server has accepted the connection.
     Strict,
 }
 
+/// The settings of tunnelled connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carry {
-    /// Where peers' carriers come in; `None`: this host only calls.
+pub struct CarrySettings {
+    /// Address at which carriers of peers arrive, or `None` if this host only calls.
     pub listen: Option<SocketAddr>,
-    /// At once.
+    /// Limit of concurrent tunnelled connections.
     pub connections: usize,
-    /// Unconfirmed bytes of one connection, in one direction.
+    /// Limit of unconfirmed bytes of one connection in one direction.
     pub window: u64,
-    /// For the unconfirmed bytes of all of them.
+    /// Memory for the unconfirmed bytes of all connections.
     pub memory: u64,
-    /// Bytes of no connection, with which a new carrier's window is opened.
+    /// Number of padding bytes that open the congestion window of a new carrier.
     pub warm: u64,
-    /// What carriers are, in order of preference; those that others make are taken by all that are named.
-    pub carriers: Vec<Kind>,
+    /// Kinds of carriers that this host makes, in order of preference. It accepts all of them from peers.
+    pub carriers: Vec<CarrierKind>,
+    /// Congestion control of QUIC carriers.
     pub quic: QuicCongestion,
-    pub pool: Pool,
+    /// Limits of the pools of TCP, MPTCP and SCTP carriers.
+    pub pool: PoolSettings,
 }
 
-/// Of connections by TCP, MPTCP or SCTP to one peer.
+/// Limits of the pool of TCP, MPTCP or SCTP connections to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// That wait for what is to be carried.
+pub struct PoolSettings {
+    /// Number of idle connections that are kept ready.
     pub warm: usize,
-    /// Those that carry, too.
+    /// Limit of connections, including those in use.
     pub most: usize,
-    /// As the kernel calls it; `None`: BBR where there is one.
+    /// Name of the congestion control in the kernel. `None` is BBR if the kernel has it.
     pub congestion: Option<String>,
 }
 
-impl Carry {
-    pub fn has(&self, kind: Kind) -> bool {
+impl CarrySettings {
+    /// Reports whether carriers of this kind are in use.
+    pub fn has(&self, kind: CarrierKind) -> bool {
         self.carriers.contains(&kind)
     }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Raw {
+pub(super) struct RawCarry {
+    /// Address and port at which carriers of peers arrive, by UDP and TCP. Without it this host only connects.
     listen: Option<String>,
+    /// Largest number of tunnelled connections, 10,000 by default. Further ones stay in place.
     connections: Option<usize>,
+    /// Limit in KiB of the unconfirmed bytes of one connection and direction, which a slow reader costs: 64 to 16384,
+    /// and 4096 by default.
     window_kib: Option<u32>,
+    /// Memory in MiB for the unconfirmed bytes of all connections, 512 by default. With many connections each
+    /// has a smaller window, at least 16 KiB.
     memory_mib: Option<u32>,
+    /// KiB of padding that each end sends over a new carrier to open its window: 0 to 1024, and 256 by
+    /// default.
     warm_kib: Option<u32>,
-    carrier: Option<Vec<Kind>>,
+    /// Kinds of carrier in order of preference: `"quic"`, the default, `"tcp"`, `"mptcp"`, `"sctp"`.
+    carrier: Option<Vec<CarrierKind>>,
+    /// Number of idle connections that are kept to one peer, for carriers by TCP, MPTCP or SCTP: 4 by default.
     pool_warm: Option<u32>,
+    /// Largest number of connections to one peer, for the same carriers: 1000 by default.
     pool_most: Option<u32>,
+    /// Congestion control of these connections, by its name in the kernel. Default: BBR if the kernel has it.
     congestion: Option<String>,
+    /// Congestion control of carriers by QUIC: `"bbr"`, the default, or `"cubic"`.
     quic_congestion: Option<QuicCongestion>,
 }
 
-impl Raw {
-    pub fn checked(self) -> Result<Carry, String> {
+impl RawCarry {
+    pub fn checked(self) -> Result<CarrySettings, String> {
         const WINDOW_MAX_KIB: u32 = (WINDOW_MAX >> 10) as u32;
         const WARM_MAX_KIB: u32 = (WARM_MAX >> 10) as u32;
         let connections = self.connections.unwrap_or(CONNECTIONS);
@@ -165,33 +186,32 @@ impl Raw {
         let pool_warm = within("pool-warm", self.pool_warm.unwrap_or(POOL_WARM), 1, POOL_WARM_MAX)? as usize;
         let most = self.pool_most.unwrap_or(POOL_MOST);
         let most = within("pool-most", most, pool_warm as u32, CONNECTIONS_MAX as u32)? as usize;
-        let carriers = carriers(self.carrier.unwrap_or_else(|| vec![Kind::Quic]))?;
-        let has_pools = carriers.iter().any(|kind| *kind != Kind::Quic);
+        let carriers = carriers(self.carrier.unwrap_or_else(|| vec![CarrierKind::Quic]))?;
+        let has_pools = carriers.iter().any(|kind| *kind != CarrierKind::Quic);
         if !has_pools && (self.pool_warm.is_some() || self.pool_most.is_some() || self.congestion.is_some()) {
             return Err(
-                "carry: pool-warm, pool-most and congestion want carrier = \"tcp\", \"mptcp\" or \"sctp\""
+                "carry: pool-warm, pool-most and congestion need carrier = \"tcp\", \"mptcp\" or \"sctp\""
                     .into(),
             );
         }
-        if self.quic_congestion.is_some() && !carriers.contains(&Kind::Quic) {
-            return Err("carry: quic-congestion wants \"quic\" among the kinds of carrier".into());
+        if self.quic_congestion.is_some() && !carriers.contains(&CarrierKind::Quic) {
+            return Err("carry: quic-congestion needs \"quic\" among the kinds of carrier".into());
         }
         if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
             return Err(format!("carry: congestion is a name of 1 to {CONGESTION_MAX} bytes"));
         }
-        let pool = Pool { warm: pool_warm, most, congestion: self.congestion };
+        let pool = PoolSettings { warm: pool_warm, most, congestion: self.congestion };
         let quic = self.quic_congestion.unwrap_or_default();
-        Ok(Carry { listen, connections, window, memory, warm, carriers, quic, pool })
+        Ok(CarrySettings { listen, connections, window, memory, warm, carriers, quic, pool })
     }
 }
 
-fn carriers(kinds: Vec<Kind>) -> Result<Vec<Kind>, String> {
+fn carriers(kinds: Vec<CarrierKind>) -> Result<Vec<CarrierKind>, String> {
     if kinds.is_empty() {
-        return Err(
-            "carry: carrier names none: \"quic\", \"tcp\", \"mptcp\", \"sctp\", or some of them".to_owned()
-        );
+        return Err("carry: carrier is empty: name \"quic\", \"tcp\", \"mptcp\", \"sctp\", or some of them"
+            .to_owned());
     }
-    let twice = |kind: &&Kind| kinds.iter().filter(|it| it == kind).count() > 1;
+    let twice = |kind: &&CarrierKind| kinds.iter().filter(|it| it == kind).count() > 1;
     match kinds.iter().find(twice) {
         Some(kind) => Err(format!("carry: carrier names {kind} twice")),
         None => Ok(kinds),
@@ -202,7 +222,7 @@ fn carriers(kinds: Vec<Kind>) -> Result<Vec<Kind>, String> {
 mod tests {
     use crate::{
         Settings,
-        settings::{Connect, Kind, QuicCongestion, Tier},
+        settings::{CarrierKind, Connect, QuicCongestion, Tier},
     };
 
     const OURS: &str = "[agreement]\nkey = \"host.key\"\n[carry]\nlisten = \"0.0.0.0:9188\"\n";
@@ -213,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_carried_is_read() {
+    fn carrier_settings_are_parsed() {
         let more = peer("carry = \"192.0.2.1:9188\"\naddresses = [\"2001:db8::1\"]");
         let settings = Settings::parse(&format!("{OURS}{RULE}{more}")).expect("settings");
         assert_eq!((settings.rules[0].tier, settings.rules[0].connect), (Tier::Carried, Connect::Early));
@@ -222,7 +242,7 @@ mod tests {
         assert_eq!(addresses, ["192.0.2.1", "2001:db8::1"]);
         let carry = settings.carry.expect("it carries");
         assert_eq!((carry.connections, carry.window, carry.memory), (10_000, 4 << 20, 512 << 20));
-        assert_eq!((carry.warm, carry.carriers), (256 << 10, vec![Kind::Quic]));
+        assert_eq!((carry.warm, carry.carriers), (256 << 10, vec![CarrierKind::Quic]));
         assert_eq!(carry.quic, QuicCongestion::Bbr);
         let cubic = Settings::parse(&format!("{OURS}quic-congestion = \"cubic\"\n")).expect("settings");
         assert_eq!(cubic.carry.map(|it| it.quic), Some(QuicCongestion::Cubic));
@@ -231,17 +251,17 @@ mod tests {
         let strict = format!("{OURS}{}connect = \"strict\"\n", RULE.replace("\"server\"", "\"client\""));
         let settings = Settings::parse(&strict).expect("settings");
         assert!(settings.rules[0].connect == Connect::Strict);
-        assert!(matches!(&settings.leads()[..], [lead] if lead.strict && !lead.in_place));
+        assert!(matches!(&settings.redirect_rules()[..], [lead] if lead.strict && !lead.in_place));
     }
 
     #[test]
-    fn carriers_have_an_order_and_peers_several_addresses() {
+    fn carrier_order_and_peer_addresses_are_read() {
         let more = "carrier = [\"mptcp\", \"quic\"]\npool-warm = 2\npool-most = 9\ncongestion = \"reno\"\n";
         let both = peer("carry = [\"192.0.2.1:9188\", \"[2001:db8::1]:9188\"]\naddresses = [\"192.0.2.1\"]");
         let settings = Settings::parse(&format!("{OURS}{more}{both}")).expect("settings");
         let carry = settings.carry.expect("it carries");
-        assert_eq!(carry.carriers, [Kind::Mptcp, Kind::Quic]);
-        assert!(carry.has(Kind::Quic) && !carry.has(Kind::Tcp));
+        assert_eq!(carry.carriers, [CarrierKind::Mptcp, CarrierKind::Quic]);
+        assert!(carry.has(CarrierKind::Quic) && !carry.has(CarrierKind::Tcp));
         assert_eq!((carry.pool.warm, carry.pool.most), (2, 9));
         assert_eq!(carry.pool.congestion.as_deref(), Some("reno"));
         let peer = settings.agreement.as_ref().and_then(|it| it.peer("b")).expect("a peer");
@@ -251,19 +271,19 @@ mod tests {
             (2, vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()])
         );
         let one = Settings::parse(&format!("{OURS}carrier = \"tcp\"\n")).expect("settings").carry;
-        assert_eq!(one.map(|it| (it.carriers, it.pool.warm)), Some((vec![Kind::Tcp], 4)));
+        assert_eq!(one.map(|it| (it.carriers, it.pool.warm)), Some((vec![CarrierKind::Tcp], 4)));
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_carriers_are_refused() {
         let table = [
-            (RULE.to_owned(), "rule web: tier = \"carried\" wants [carry]"),
-            ("[carry]\n".to_owned(), "[carry] wants an [agreement]"),
+            (RULE.to_owned(), "rule web: tier = \"carried\" needs [carry]"),
+            ("[carry]\n".to_owned(), "[carry] needs an [agreement]"),
             (format!("{OURS}connections = 0\n"), "carry: connections is from 1"),
             (format!("{OURS}window-kib = 1\n"), "carry: window-kib is from 64"),
             (format!("{OURS}memory-mib = 0\n"), "carry: memory-mib is from 1"),
             (format!("{OURS}warm-kib = 2000\n"), "carry: warm-kib is from 0 to 1024"),
-            (format!("{OURS}carrier = []\n"), "carry: carrier names none"),
+            (format!("{OURS}carrier = []\n"), "carry: carrier is empty"),
             (format!("{OURS}carrier = [\"tcp\", \"tcp\"]\n"), "carry: carrier names tcp twice"),
             (format!("{OURS}carrier = \"dccp\"\n"), "carrier"),
             (
@@ -273,12 +293,12 @@ mod tests {
             (format!("{OURS}carrier = \"tcp\"\npool-warm = 0\n"), "carry: pool-warm is from 1 to 64"),
             (format!("{OURS}carrier = \"tcp\"\npool-most = 2\n"), "carry: pool-most is from 4"),
             (format!("{OURS}carrier = \"tcp\"\ncongestion = \"\"\n"), "carry: congestion is a name"),
-            (format!("{OURS}congestion = \"bbr\"\n"), "congestion want carrier ="),
+            (format!("{OURS}congestion = \"bbr\"\n"), "congestion need carrier ="),
             (
                 format!("{OURS}quic-congestion = \"reno\"\n"),
                 "carry.quic-congestion: is \"bbr\" or \"cubic\", not \"reno\"",
             ),
-            (format!("{OURS}carrier = \"tcp\"\nquic-congestion = \"bbr\"\n"), "quic-congestion wants"),
+            (format!("{OURS}carrier = \"tcp\"\nquic-congestion = \"bbr\"\n"), "quic-congestion needs"),
             (
                 format!("{OURS}{}", peer("carry = [\"192.0.2.1:1\", \"192.0.2.1:1\"]")),
                 "peer b: carry names 192.0.2.1:1 twice",
@@ -296,7 +316,7 @@ mod tests {
             ),
             (
                 format!("[agreement]\nkey = \"k\"\n{}", peer("carry = \"192.0.2.1:1\"")),
-                "peer b: carry wants [carry]",
+                "peer b: carry needs [carry]",
             ),
             (
                 format!("{OURS}[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\ntier = \"high\"\n"),
@@ -304,11 +324,11 @@ mod tests {
             ),
             (
                 format!("{OURS}{RULE}connect = \"strict\"\n"),
-                "rule web: connect wants side = \"client\" and tier",
+                "rule web: connect needs side = \"client\" and tier",
             ),
             (
                 format!("{OURS}{}addresses = [\"127.0.0.1\"]\n", RULE.replace("\"server\"", "\"client\"")),
-                "rule web: addresses wants side = \"server\" and tier",
+                "rule web: addresses needs side = \"server\" and tier",
             ),
             (format!("{OURS}{RULE}addresses = [\"lo\"]\n"), "rule[0].addresses[0]: is an address"),
             (

@@ -1,44 +1,51 @@
-//! What this host carries for hosts behind it.
+//! Settings of the gateway: carriers for connections of hosts behind this one.
 
 use millrace_graft_kernel::{covers, gateway::PREFIXES};
 use millrace_kernel::prefix::Prefix;
 use serde::Deserialize;
 
-/// Of the interfaces of a gateway.
+/// Limit of interfaces of a gateway.
 const INTERFACES_MAX: usize = 64;
-/// As the kernel has it, without its end.
+/// Longest name of an interface in the kernel, in bytes.
 const NAME_MAX: usize = 15;
 
+/// The settings for connections of hosts behind this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gateway {
-    /// By which these hosts are reached. The command line may name more.
+pub struct GatewaySettings {
+    /// Interfaces by which these hosts are reached. The command line may name more.
     pub interfaces: Vec<String>,
-    /// That they are in.
+    /// Networks that these hosts are in.
     pub networks: Vec<Prefix>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Raw {
+pub(super) struct RawGateway {
+    /// Interfaces by which hosts behind this one are reached. A bridge or VLAN is named by its own interface, and not
+    /// by its ports.
     #[serde(default)]
     interface: Vec<String>,
+    /// Networks of these hosts. Connections of their clients are tunnelled, and peers may connect to their servers on
+    /// the ports of rules with `side = "server"`.
     #[serde(default)]
     networks: Vec<String>,
 }
 
-impl Raw {
-    pub(super) fn checked(self) -> Result<Gateway, String> {
+impl RawGateway {
+    pub(super) fn checked(self) -> Result<GatewaySettings, String> {
         let networks = networks(&self.networks).map_err(|error| format!("gateway: {error}"))?;
         if networks.is_empty() {
-            return Err("gateway: networks says what is behind it, such as [\"192.0.2.0/24\"]".to_owned());
+            return Err(
+                "gateway: networks has to name the networks behind it, such as [\"192.0.2.0/24\"]".to_owned()
+            );
         }
-        let mut gateway = Gateway { interfaces: Vec::new(), networks };
+        let mut gateway = GatewaySettings { interfaces: Vec::new(), networks };
         gateway.add(&self.interface)?;
         Ok(gateway)
     }
 }
 
-impl Gateway {
+impl GatewaySettings {
     pub(super) fn add(&mut self, interfaces: &[String]) -> Result<(), String> {
         for name in interfaces {
             if name.is_empty() || name.len() > NAME_MAX || name == "lo" {
@@ -49,7 +56,7 @@ impl Gateway {
             }
         }
         match self.interfaces.len() > INTERFACES_MAX {
-            true => Err(format!("gateway: there may be {INTERFACES_MAX} interfaces")),
+            true => Err(format!("gateway: interface names more than {INTERFACES_MAX} interfaces")),
             false => Ok(()),
         }
     }
@@ -68,7 +75,7 @@ pub(super) fn networks(texts: &[String]) -> Result<Vec<Prefix>, String> {
         all.push(network);
     }
     match all.len() > PREFIXES / 2 {
-        true => Err(format!("networks: there may be {}", PREFIXES / 2)),
+        true => Err(format!("networks: there are more than {}", PREFIXES / 2)),
         false => Ok(all),
     }
 }
@@ -90,10 +97,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_is_read() {
+    fn gateway_settings_are_read() {
         let text = format!("{CARRY}{GATEWAY}{}", peer('a', "networks = [\"198.51.100.7/24\"]"));
         let mut settings = Settings::parse(&text).expect("settings");
-        settings.behind(&["wifi0".to_owned(), "lan0".to_owned()]).expect("interfaces");
+        settings.add_gateway_interfaces(&["wifi0".to_owned(), "lan0".to_owned()]).expect("interfaces");
         let gateway = settings.gateway.expect("a gateway");
         assert_eq!(gateway.interfaces, ["lan0", "wifi0"]);
         let all: Vec<_> = gateway.networks.iter().map(ToString::to_string).collect();
@@ -104,11 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_gateways_are_refused() {
         let all = |more: &str| format!("{CARRY}{GATEWAY}{more}");
         let table = [
-            (GATEWAY.to_owned(), "[gateway] wants [carry]"),
-            (all("").replace("\"10.1.0.0/16\", \"fd01::/64\"", ""), "gateway: networks says what is behind"),
+            (GATEWAY.to_owned(), "[gateway] needs [carry]"),
+            (
+                all("").replace("\"10.1.0.0/16\", \"fd01::/64\"", ""),
+                "gateway: networks has to name the networks behind",
+            ),
             (
                 all("").replace("10.1.0.0/16", "10.1.0.0/33"),
                 "gateway: networks: \"10.1.0.0/33\" is no address",
@@ -136,11 +146,11 @@ mod tests {
             assert!(error.contains(wanted), "{text}: {error}");
         }
         let mut without = Settings::parse(CARRY).expect("settings");
-        let error = without.behind(&["lan0".to_owned()]).expect_err("no gateway").to_string();
-        assert!(error.contains("wants [gateway] with networks"), "{error}");
+        let error = without.add_gateway_interfaces(&["lan0".to_owned()]).expect_err("no gateway").to_string();
+        assert!(error.contains("needs [gateway] with networks"), "{error}");
         let nowhere = GATEWAY.replace("interface = \"lan0\"\n", "");
         let mut nowhere = Settings::parse(&format!("{CARRY}{nowhere}")).expect("settings");
-        let error = nowhere.behind(&[]).expect_err("no interface").to_string();
-        assert!(error.contains("gateway: interface names none"), "{error}");
+        let error = nowhere.add_gateway_interfaces(&[]).expect_err("no interface").to_string();
+        assert!(error.contains("gateway: neither interface nor --interface"), "{error}");
     }
 }

@@ -1,40 +1,47 @@
-//! Paths that are probed again and again, and how much probing there may be.
+//! Settings of paths that are probed at intervals, and the limits of probes.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use serde::Deserialize;
 
-/// Of the settings.
+/// Limit of probes in the settings.
 const PROBES_MAX: usize = 64;
 const PERIOD_MIN: Duration = Duration::from_millis(5);
 const DURATION_MAX: Duration = Duration::from_secs(600);
 const PACKETS_MAX: u128 = 10_000;
 const EVERY_MAX_S: u64 = 7 * 24 * 3600;
-/// Between a probe's last packet and the next probe: answers may take three seconds.
+/// Pause between the last packet of a probe and the next probe, since answers may take three seconds.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Of one path.
+/// The settings of a probe of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct ProbeSettings {
+    /// Address of the peer.
     pub peer: IpAddr,
-    /// `None`: by ICMP.
+    /// UDP port to probe, or `None` for a probe by ICMP.
     pub udp_port: Option<u16>,
-    /// Between two packets.
+    /// Interval between packets.
     pub period: Duration,
+    /// Duration of one probe.
     pub duration: Duration,
-    /// From the beginning of one to that of the next.
+    /// Interval from the start of one probe to the start of the next.
     pub every: Duration,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Raw {
+pub(super) struct RawProbe {
+    /// Address to probe.
     peer: IpAddr,
+    /// UDP port to probe. Without it the probe uses ICMP.
     udp_port: Option<u16>,
+    /// Milliseconds between two packets: at least 5, and 100 by default.
     #[serde(default = "usual_period_ms")]
     period_ms: u64,
+    /// Milliseconds that a probe takes, 5000 by default: at most 600,000, and 10,000 packets.
     #[serde(default = "usual_duration_ms")]
     duration_ms: u64,
+    /// Seconds from the start of one probe to the start of the next, 600 by default.
     #[serde(default = "usual_every_s")]
     every_s: u64,
 }
@@ -51,30 +58,30 @@ fn usual_every_s() -> u64 {
     600
 }
 
-/// Whether a probe is not too much.
+/// Checks that a probe does not exceed the limits of its rate and duration.
 pub fn check(period: Duration, duration: Duration) -> Result<(), String> {
     if period < PERIOD_MIN {
-        return Err(format!("a period is at least {PERIOD_MIN:?}"));
+        return Err(format!("the period has to be at least {PERIOD_MIN:?}"));
     }
     if duration < period || duration > DURATION_MAX {
-        return Err(format!("a duration is from one period to {DURATION_MAX:?}"));
+        return Err(format!("the duration has to be from one period to {DURATION_MAX:?}"));
     }
     let packets = duration.as_nanos() / period.as_nanos();
     if packets > PACKETS_MAX {
-        return Err(format!("{packets} packets are more than {PACKETS_MAX}"));
+        return Err(format!("the probe would send {packets} packets, and the limit is {PACKETS_MAX}"));
     }
     Ok(())
 }
 
-pub(super) fn check_count(raw: &[Raw]) -> Result<(), String> {
+pub(super) fn check_count(raw: &[RawProbe]) -> Result<(), String> {
     match raw.len() {
         0..=PROBES_MAX => Ok(()),
-        count => Err(format!("there are {count} probes: at most {PROBES_MAX}")),
+        count => Err(format!("the settings have {count} probes, and the limit is {PROBES_MAX}")),
     }
 }
 
-/// Checks one probe after the other: each is of another path.
-pub(super) fn unlike_others() -> impl FnMut(Raw) -> Result<Probe, String> {
+/// Returns a check for one probe after another, which refuses a second probe of the same path.
+pub(super) fn unlike_others() -> impl FnMut(RawProbe) -> Result<ProbeSettings, String> {
     let mut paths = BTreeSet::new();
     move |raw| {
         let peer = raw.peer;
@@ -86,10 +93,10 @@ pub(super) fn unlike_others() -> impl FnMut(Raw) -> Result<Probe, String> {
     }
 }
 
-impl Raw {
-    fn checked(self) -> Result<Probe, String> {
-        let (period, duration) =
-            (Duration::from_millis(self.period_ms), Duration::from_millis(self.duration_ms));
+impl RawProbe {
+    fn checked(self) -> Result<ProbeSettings, String> {
+        let period = Duration::from_millis(self.period_ms);
+        let duration = Duration::from_millis(self.duration_ms);
         check(period, duration)?;
         let every = Duration::from_secs(self.every_s.min(EVERY_MAX_S + 1));
         if every < duration + PAUSE || self.every_s > EVERY_MAX_S {
@@ -98,7 +105,7 @@ impl Raw {
         if self.udp_port == Some(0) {
             return Err("udp-port is 1 to 65535".to_owned());
         }
-        Ok(Probe { peer: self.peer, udp_port: self.udp_port, period, duration, every })
+        Ok(ProbeSettings { peer: self.peer, udp_port: self.udp_port, period, duration, every })
     }
 }
 
@@ -108,9 +115,9 @@ mod tests {
     use crate::Settings;
 
     #[test]
-    fn probes_are_read() {
+    fn probe_settings_are_read() {
         let settings = Settings::parse("[[probe]]\npeer = \"2001:db8::1\"\nudp-port = 7\nevery-s = 60\n");
-        let probe = Probe {
+        let probe = ProbeSettings {
             peer: "2001:db8::1".parse().expect("an address"),
             udp_port: Some(7),
             period: Duration::from_millis(100),
@@ -121,11 +128,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_refused() {
+    fn probe_beyond_a_limit_is_refused() {
         let probe = "[[probe]]\npeer = \"192.0.2.1\"\n";
         let many: String = (0..65).map(|at| format!("[[probe]]\npeer = \"192.0.2.{at}\"\n")).collect();
         for (text, wanted) in [
-            (format!("{probe}period-ms = 4\n"), "probe of 192.0.2.1: a period is at least 5ms"),
+            (format!("{probe}period-ms = 4\n"), "probe of 192.0.2.1: the period has to be at least 5ms"),
             (format!("{probe}duration-ms = 99\n"), "from one period to 600s"),
             (format!("{probe}duration-ms = 600001\n"), "from one period to 600s"),
             (format!("{probe}period-ms = 5\nduration-ms = 60000\n"), "12000 packets"),
@@ -134,7 +141,7 @@ mod tests {
             (format!("{probe}udp-port = 0\n"), "udp-port is 1 to 65535"),
             (format!("{probe}{probe}"), "two of the same path"),
             (probe.replace("192.0.2.1", "host"), "probe[0].peer: is an address"),
-            (many, "65 probes: at most 64"),
+            (many, "65 probes, and the limit is 64"),
         ] {
             let error = Settings::parse(&text).expect_err(wanted).to_string();
             assert!(error.contains(wanted), "{text}: {error}");

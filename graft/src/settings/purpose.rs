@@ -1,4 +1,4 @@
-//! What connections are for: what the operator says of them, and what is known besides.
+//! Purposes of connections: those that the settings name, and those that are learned.
 
 use std::{
     net::IpAddr,
@@ -7,40 +7,48 @@ use std::{
 };
 
 use millrace_graft_proto::select::{
-    kind::{Expected, Kind, Kinds, Question, Source},
-    profile::Profile,
+    kind::{ExpectationSource, Expected, Kinds, Question, TrafficClass},
+    profile::TrafficProfile,
 };
 use serde::Deserialize;
 
-use super::{Cgroup, Port, Rule, Select, Settings, Side, Who};
+use super::{CgroupSetting, PortSetting, RuleSetting, Select, Settings, SideSetting, Who};
 
-/// Entries of what the operator says.
+/// Limit of `[[profile]]` entries.
 const PURPOSES_MAX: usize = 64;
 const SIZE_MAX_KIB: u32 = 1 << 30;
 
-/// What certain connections are for, as the operator says.
+/// The purpose of certain connections, as an operator has set it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Purpose {
-    pub profile: Profile,
+pub struct PurposeSettings {
+    /// The profile, which says by which figure such connections are judged.
+    pub profile: TrafficProfile,
+    /// Condition on the process that connects.
     pub who: Who,
-    /// None: all.
+    /// Ports of the servers, or none for all ports.
     pub ports: Vec<RangeInclusive<u16>>,
-    /// That is expected of one.
+    /// Expected size of a connection in KiB.
     pub size_kib: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Raw {
-    name: Profile,
+pub(super) struct RawPurpose {
+    /// Name of one of the four profiles.
+    name: TrafficProfile,
+    /// Command that connects, as in `/proc/PID/comm`. It only matches clients of this host.
     command: Option<String>,
+    /// Cgroup of the rules that the profile applies to. Rules with a cgroup below it match, too.
     cgroup: Option<PathBuf>,
+    /// Ports, as in a rule, or all ports if left out. The profile applies to a rule if it has all of the rule's
+    /// ports.
     #[serde(default)]
-    port: Vec<Port>,
+    port: Vec<PortSetting>,
+    /// Expected size of a connection in KiB. If left out, the learned one is used.
     size_kib: Option<u32>,
 }
 
-/// A profile, or `learned`.
+/// Value of `select`: a profile, or `learned`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum RawSelect {
@@ -52,46 +60,46 @@ pub(super) enum RawSelect {
 }
 
 impl RawSelect {
-    pub fn profile(self) -> Option<Profile> {
+    pub fn profile(self) -> Option<TrafficProfile> {
         Some(match self {
-            Self::Time => Profile::Time,
-            Self::TimeAndLoss => Profile::TimeAndLoss,
-            Self::Loss => Profile::Loss,
-            Self::Insensitive => Profile::Insensitive,
+            Self::Time => TrafficProfile::Time,
+            Self::TimeAndLoss => TrafficProfile::TimeAndLoss,
+            Self::Loss => TrafficProfile::Loss,
+            Self::Insensitive => TrafficProfile::Insensitive,
             Self::Learned => return None,
         })
     }
 }
 
-pub(super) fn all(raw: Vec<Raw>) -> Result<Vec<Purpose>, String> {
+pub(super) fn all(raw: Vec<RawPurpose>) -> Result<Vec<PurposeSettings>, String> {
     if raw.len() > PURPOSES_MAX {
         return Err(format!("there are {} of [[profile]]: there is room for {PURPOSES_MAX}", raw.len()));
     }
     raw.into_iter().map(|raw| raw.checked().map_err(|error| format!("profile: {error}"))).collect()
 }
 
-impl Raw {
-    fn checked(self) -> Result<Purpose, String> {
+impl RawPurpose {
+    fn checked(self) -> Result<PurposeSettings, String> {
         if self.size_kib.is_some_and(|kib| !(1..=SIZE_MAX_KIB).contains(&kib)) {
             return Err(format!("size-kib is from 1 to {SIZE_MAX_KIB}"));
         }
-        let ports: Option<Vec<_>> = self.port.iter().map(Port::range).collect();
+        let ports: Option<Vec<_>> = self.port.iter().map(PortSetting::range).collect();
         let ports = ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?;
         let who = Who::checked(self.command, self.cgroup)?;
-        Ok(Purpose { profile: self.name, who, ports, size_kib: self.size_kib })
+        Ok(PurposeSettings { profile: self.name, who, ports, size_kib: self.size_kib })
     }
 }
 
-impl Purpose {
+impl PurposeSettings {
     fn covers(&self, ports: &RangeInclusive<u16>) -> bool {
         let has = |own: &RangeInclusive<u16>| own.contains(ports.start()) && own.contains(ports.end());
         self.ports.is_empty() || self.ports.iter().any(has)
     }
 
-    /// `command`, `cgroup`: that are known of the connections.
+    /// Reports whether the entry applies. `command` and `cgroup` are those of the application, if they are known.
     fn is_for(&self, command: Option<&str>, cgroup: Option<&Path>) -> bool {
         let Who { command: wanted, cgroup: above } = &self.who;
-        let is_below = |above: &Cgroup| cgroup.is_some_and(|cgroup| cgroup.starts_with(above.path()));
+        let is_below = |above: &CgroupSetting| cgroup.is_some_and(|cgroup| cgroup.starts_with(above.path()));
         wanted.as_deref().is_none_or(|wanted| command == Some(wanted)) && above.as_ref().is_none_or(is_below)
     }
 
@@ -101,34 +109,34 @@ impl Purpose {
             who => format!("the [[profile]] of {who}"),
         };
         let size_kib = self.size_kib.or(known.size_kib);
-        Expected { profile: self.profile, size_kib, source: Source::Configured, sure: 1.0, words }
+        Expected { profile: self.profile, size_kib, source: ExpectationSource::Configured, sure: 1.0, words }
     }
 }
 
 impl Settings {
-    /// What connections of a rule are for, before they begin.
-    pub fn expected_of(&self, rule: &Rule, kinds: &Kinds) -> Expected {
+    /// Returns the expected purpose of a rule's connections.
+    pub fn expected_of(&self, rule: &RuleSetting, kinds: &Kinds) -> Expected {
         let known = kinds.expect(&Question {
-            is_client: rule.side == Side::Client,
+            is_client: rule.side == SideSetting::Client,
             ports: rule.ports.clone(),
             command: rule.who.command.clone(),
             cgroup: rule.who.caller().cgroup,
         });
-        let who = (rule.who.command.as_deref(), rule.who.cgroup.as_ref().map(Cgroup::path));
-        selected(rule.select, self.configured(who, &rule.ports, known))
+        let who = (rule.who.command.as_deref(), rule.who.cgroup.as_ref().map(CgroupSetting::path));
+        selected(rule.select, self.configured(who.0, who.1, &rule.ports, known))
     }
 
-    /// What one connection is for that is carried, from or to this peer.
-    pub fn expected_with(&self, kind: &Kind, peer: IpAddr, kinds: &Kinds) -> Expected {
-        let side = if kind.is_client { Side::Client } else { Side::Server };
+    /// Returns the expected purpose of a tunnelled connection with this peer.
+    pub fn expected_with(&self, kind: &TrafficClass, peer: IpAddr, kinds: &Kinds) -> Expected {
+        let side = if kind.is_client { SideSetting::Client } else { SideSetting::Server };
         let command = Some(kind.command.as_str()).filter(|name| !name.is_empty());
         let cgroup = Some(kind.cgroup).filter(|id| *id > 0);
-        let rule = self.carried_by(side, (kind.port, peer), command, cgroup);
+        let rule = self.carried_by(side, kind.port, peer, command, cgroup);
         selected(rule.and_then(|rule| rule.select), self.expected(kind, kinds))
     }
 
-    /// What connections of a kind are for, whoever the peer is.
-    pub fn expected(&self, kind: &Kind, kinds: &Kinds) -> Expected {
+    /// Returns the expected purpose of connections of a traffic class, whoever the peer is.
+    pub fn expected(&self, kind: &TrafficClass, kinds: &Kinds) -> Expected {
         let question = Question {
             is_client: kind.is_client,
             ports: vec![kind.port..=kind.port],
@@ -136,19 +144,21 @@ impl Settings {
             cgroup: Some(kind.cgroup),
         };
         let known = kinds.expect(&question);
-        let cgroup = self.cgroup_of(kind.cgroup).map(Cgroup::path);
+        let cgroup = self.cgroup_of(kind.cgroup).map(CgroupSetting::path);
+        // Only clients of this host have a command.
         let command = Some(kind.command.as_str()).filter(|_| kind.is_client);
-        self.configured((command, cgroup), &question.ports, known)
+        self.configured(command, cgroup, &question.ports, known)
     }
 
-    /// What the first `[[profile]]` says that fits, and what is known without one.
+    /// Returns the purpose of the first `[[profile]]` that applies, or the known purpose.
     fn configured(
         &self,
-        (command, cgroup): (Option<&str>, Option<&Path>),
+        command: Option<&str>,
+        cgroup: Option<&Path>,
         ports: &[RangeInclusive<u16>],
         known: Expected,
     ) -> Expected {
-        let fits = |purpose: &&Purpose| {
+        let fits = |purpose: &&PurposeSettings| {
             purpose.is_for(command, cgroup) && ports.iter().all(|ports| purpose.covers(ports))
         };
         match self.purposes.iter().find(fits) {
@@ -158,13 +168,13 @@ impl Settings {
     }
 }
 
-/// What a rule says of its connections comes before what is known of them otherwise.
+/// Applies the rule's own `select`, which comes before the known purpose.
 fn selected(select: Option<Select>, expected: Expected) -> Expected {
     match select {
         Some(Select { profile: Some(profile), size_kib }) => Expected {
             profile,
             size_kib: size_kib.or(expected.size_kib),
-            source: Source::Configured,
+            source: ExpectationSource::Configured,
             sure: 1.0,
             words: "select of the rule".to_owned(),
         },
@@ -209,50 +219,53 @@ mod tests {
         port = [443, 7100]
     "#;
 
-    fn kind(port: u16, command: &str) -> Kind {
-        Kind { is_client: true, port, command: command.to_owned(), cgroup: 0 }
+    fn kind(port: u16, command: &str) -> TrafficClass {
+        TrafficClass { is_client: true, port, command: command.to_owned(), cgroup: 0 }
     }
 
     #[test]
-    fn the_first_that_fits_counts() {
+    fn first_matching_purpose_counts() {
         let settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |rule: usize| settings.expected_of(&settings.rules[rule], &kinds);
         let copy = of(0);
         assert_eq!(
             (copy.profile, copy.size_kib, copy.source),
-            (Profile::Insensitive, Some(102_400), Source::Configured)
+            (TrafficProfile::Insensitive, Some(102_400), ExpectationSource::Configured)
         );
         assert_eq!(copy.words, "the [[profile]] of command rsync");
-        assert_eq!((of(1).profile, of(2).profile), (Profile::Time, Profile::Loss));
-        assert_eq!(of(3).source, Source::Default, "a part of the ports is not enough");
-        assert_eq!(settings.expected(&kind(7100, "rsync"), &kinds).profile, Profile::Insensitive);
-        assert_eq!(settings.expected(&kind(8050, "curl"), &kinds).profile, Profile::Loss);
-        assert_eq!(settings.expected(&kind(22, "ssh"), &kinds).source, Source::Port);
-        // Of a server's client no command is known, whatever is in its place.
-        let server = Kind { is_client: false, ..kind(7100, "rsync") };
-        assert_eq!(settings.expected(&server, &kinds).source, Source::Default);
+        assert_eq!((of(1).profile, of(2).profile), (TrafficProfile::Time, TrafficProfile::Loss));
+        assert_eq!(of(3).source, ExpectationSource::Default, "a part of the ports is not enough");
+        assert_eq!(settings.expected(&kind(7100, "rsync"), &kinds).profile, TrafficProfile::Insensitive);
+        assert_eq!(settings.expected(&kind(8050, "curl"), &kinds).profile, TrafficProfile::Loss);
+        assert_eq!(settings.expected(&kind(22, "ssh"), &kinds).source, ExpectationSource::Port);
+        // The command of a server's client is unknown, so a profile with a command never matches it.
+        let server = TrafficClass { is_client: false, ..kind(7100, "rsync") };
+        assert_eq!(settings.expected(&server, &kinds).source, ExpectationSource::Default);
     }
 
     #[test]
-    fn what_the_rule_of_a_carried_connection_says_comes_first() {
+    fn rule_of_a_carried_connection_comes_first() {
         let mut settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |settings: &Settings, command: &str| {
             settings.expected_with(&kind(7100, command), IpAddr::from([192, 0, 2, 1]), &kinds)
         };
-        assert_eq!(of(&settings, "rsync").profile, Profile::Insensitive);
+        assert_eq!(of(&settings, "rsync").profile, TrafficProfile::Insensitive);
         let rule = &mut settings.rules[0];
         rule.tier = Tier::Carried;
-        rule.select = Some(Select { profile: Some(Profile::Time), size_kib: None });
+        rule.select = Some(Select { profile: Some(TrafficProfile::Time), size_kib: None });
         let carried = of(&settings, "rsync");
-        assert_eq!((carried.profile, carried.size_kib), (Profile::Time, Some(102_400)));
-        assert_eq!((carried.source, carried.words.as_str()), (Source::Configured, "select of the rule"));
-        assert_eq!(of(&settings, "curl").source, Source::Default, "the rule is another's");
+        assert_eq!((carried.profile, carried.size_kib), (TrafficProfile::Time, Some(102_400)));
+        assert_eq!(
+            (carried.source, carried.words.as_str()),
+            (ExpectationSource::Configured, "select of the rule")
+        );
+        assert_eq!(of(&settings, "curl").source, ExpectationSource::Default, "the rule is another's");
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_purposes_are_refused() {
         let table = [
             ("[[profile]]\nname = \"fast\"\n".to_owned(), "not \"fast\""),
             ("[[profile]]\nname = \"loss\"\nport = 0\n".into(), "profile: port is 1 to 65535"),

@@ -1,4 +1,4 @@
-//! By whom connections are made that a rule is for.
+//! Conditions of rules on the process that connects.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -8,53 +8,54 @@ use std::{
     },
 };
 
-use millrace_graft_kernel::{CGROUP_LEVELS, COMMAND_MAX, Caller, cgroup_id};
+use millrace_graft_kernel::{CGROUP_LEVELS, COMMAND_MAX, CallerRule, cgroup_id};
 
-/// Without anything, whoever it is.
+/// A condition on the process that connects. Without a command and a cgroup, every process matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Who {
-    /// What the kernel calls the thread that connects.
+    /// Name of the connecting thread in the kernel (`comm`).
     pub command: Option<String>,
-    /// Those below it, too.
-    pub cgroup: Option<Cgroup>,
+    /// Cgroup of the process. Processes in cgroups below it match, too.
+    pub cgroup: Option<CgroupSetting>,
 }
 
-/// A directory of cgroup version 2, which may come and go.
+/// Directory of a cgroup (version 2), which may come and go.
 #[derive(Clone, Debug)]
-pub struct Cgroup {
+pub struct CgroupSetting {
     path: PathBuf,
-    /// As it was when somebody looked last; all clones have it.
+    /// ID of the cgroup at the latest check. All clones share it.
     id: Arc<AtomicU64>,
 }
 
-/// One and the same, whether it is there or not.
-impl PartialEq for Cgroup {
+/// Cgroups are compared by path, whether they exist or not.
+impl PartialEq for CgroupSetting {
     fn eq(&self, other: &Self) -> bool {
         self.path == other.path
     }
 }
 
-impl Eq for Cgroup {}
+impl Eq for CgroupSetting {}
 
-impl Cgroup {
+impl CgroupSetting {
     pub(crate) fn new(path: PathBuf) -> Self {
-        let cgroup = Self { path, id: Arc::new(AtomicU64::new(Caller::NO_CGROUP)) };
+        let cgroup = Self { path, id: Arc::new(AtomicU64::new(CallerRule::NO_CGROUP)) };
         cgroup.follow();
         cgroup
     }
 
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// `None`: it is not there, and has nobody in it.
+    /// Returns the cgroup's ID, or `None` if the cgroup does not exist, so that no process is in it.
     pub(crate) fn id(&self) -> Option<u64> {
-        Some(self.id.load(Relaxed)).filter(|id| *id != Caller::NO_CGROUP)
+        Some(self.id.load(Relaxed)).filter(|id| *id != CallerRule::NO_CGROUP)
     }
 
-    /// Returns whether it has come or gone.
+    /// Checks whether the cgroup exists. Returns whether it has come or gone.
     fn follow(&self) -> bool {
-        let now = cgroup_id(&self.path).unwrap_or(Caller::NO_CGROUP);
+        let now = cgroup_id(&self.path).unwrap_or(CallerRule::NO_CGROUP);
         self.id.swap(now, Relaxed) != now
     }
 }
@@ -75,37 +76,39 @@ impl Who {
         if cgroup.as_ref().is_some_and(|path| path.components().count() > CGROUP_LEVELS) {
             return Err(format!("cgroup lies more than {CGROUP_LEVELS} directories deep"));
         }
-        Ok(Self { command, cgroup: cgroup.map(Cgroup::new) })
+        Ok(Self { command, cgroup: cgroup.map(CgroupSetting::new) })
     }
 
+    /// Reports whether every process matches.
     pub fn is_anybody(&self) -> bool {
         *self == Self::default()
     }
 
-    /// For the kernel, as things were when [`follow`](Self::follow) looked.
-    pub(crate) fn caller(&self) -> Caller {
-        let id = |cgroup: &Cgroup| cgroup.id().unwrap_or(Caller::NO_CGROUP);
-        Caller { command: self.command.clone(), cgroup: self.cgroup.as_ref().map(id) }
+    /// Returns the condition for the kernel, with the cgroup's ID of the latest call of [`follow`](Self::follow).
+    pub(crate) fn caller(&self) -> CallerRule {
+        let id = |cgroup: &CgroupSetting| cgroup.id().unwrap_or(CallerRule::NO_CGROUP);
+        CallerRule { command: self.command.clone(), cgroup: self.cgroup.as_ref().map(id) }
     }
 
-    /// Looks whether its cgroup is there. Returns whether that is new.
+    /// Checks whether the cgroup of the condition exists. Returns whether that has changed.
     pub(crate) fn follow(&self) -> bool {
-        self.cgroup.as_ref().is_some_and(Cgroup::follow)
+        self.cgroup.as_ref().is_some_and(CgroupSetting::follow)
     }
 
-    /// Whether connections of these are for it; `None` of them is not known.
+    /// Returns whether a connection matches. `command` and `cgroup` are `None` if they are not known of it.
     pub(crate) fn has(&self, command: Option<&str>, cgroup: Option<u64>) -> bool {
-        let is_in = |own: &Cgroup| cgroup.is_some() && own.id() == cgroup;
+        let is_in = |own: &CgroupSetting| cgroup.is_some() && own.id() == cgroup;
         self.command.as_deref().is_none_or(|own| command == Some(own))
             && self.cgroup.as_ref().is_none_or(is_in)
     }
 
-    /// Whether its cgroup is missing.
+    /// Returns whether the cgroup of the condition does not exist.
     pub fn is_missing(&self) -> bool {
         self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.path.is_dir())
     }
 
-    /// `command rsync, cgroup /sys/fs/cgroup/backup.slice`; nothing for everybody.
+    /// Returns text such as `command rsync, cgroup /sys/fs/cgroup/backup.slice`, which is empty if every process
+    /// matches.
     pub fn words(&self) -> String {
         let command = self.command.iter().map(|name| format!("command {name}"));
         let cgroup = self.cgroup.iter().map(|cgroup| format!("cgroup {}", cgroup.path.display()));
@@ -122,31 +125,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cgroup_comes_and_goes() {
+    fn cgroup_may_appear_and_disappear() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("backup.slice");
         let who = Who::checked(None, Some(path.clone())).expect("a path");
-        let (id, shared) = (|| who.caller().cgroup, who.clone());
-        assert_eq!((id(), who.follow()), (Some(Caller::NO_CGROUP), false));
-        assert!(!who.has(None, Some(Caller::NO_CGROUP)));
+        let id = || who.caller().cgroup;
+        let shared = who.clone();
+        assert_eq!((id(), who.follow()), (Some(CallerRule::NO_CGROUP), false));
+        assert!(!who.has(None, Some(CallerRule::NO_CGROUP)));
         std::fs::create_dir(&path).expect("a directory");
-        assert_eq!(id(), Some(Caller::NO_CGROUP), "nobody has looked");
+        assert_eq!(id(), Some(CallerRule::NO_CGROUP), "nobody has looked");
         assert!(who.follow() && !who.follow());
         let now = cgroup_id(&path).expect("it is there");
         assert_eq!((id(), shared.caller().cgroup), (Some(now), Some(now)));
         assert!(shared.has(None, Some(now)) && !shared.has(None, None));
         std::fs::remove_dir(&path).expect("it was there");
         assert!(shared.follow());
-        assert_eq!(id(), Some(Caller::NO_CGROUP));
+        assert_eq!(id(), Some(CallerRule::NO_CGROUP));
     }
 
     #[test]
-    fn a_cgroup_that_is_not_there_has_nobody_in_it() {
+    fn missing_cgroup_matches_no_process() {
         let who = Who::checked(Some("rsync".into()), Some("/sys/fs/cgroup/no.slice".into())).unwrap();
         assert!(who.is_missing() && !who.is_anybody());
-        assert_eq!(who.caller().cgroup, Some(Caller::NO_CGROUP));
+        assert_eq!(who.caller().cgroup, Some(CallerRule::NO_CGROUP));
         assert_eq!(who.words(), "command rsync, cgroup /sys/fs/cgroup/no.slice");
-        assert_eq!(Who::default().caller(), Caller::default());
+        assert_eq!(Who::default().caller(), CallerRule::default());
         assert!(Who::default().has(None, None) && Who::default().has(Some("rsync"), Some(7)));
         let who = Who::checked(Some("rsync".into()), None).unwrap();
         assert!(who.has(Some("rsync"), Some(7)) && !who.has(Some("rsyn"), None) && !who.has(None, None));

@@ -24,19 +24,19 @@ const ENUM64: u32 = 19;
 pub struct Btf<'a> {
     strings: &'a [u8],
     /// Types by ID. That of ID 0 is `void`, and empty.
-    types: Vec<Type<'a>>,
+    types: Vec<BtfRecord<'a>>,
 }
 
-struct Type<'a> {
+struct BtfRecord<'a> {
     name: u32,
     info: u32,
-    /// A size in bytes, or another type.
+    /// A size in bytes, or the ID of another type.
     size: u32,
     rest: &'a [u8],
 }
 
-/// A type, as far as it matters here.
-pub enum Kind<'a> {
+/// A type, as far as it is needed here.
+pub enum BtfTypeKind<'a> {
     Int {
         bytes: u32,
         is_signed: bool,
@@ -63,21 +63,27 @@ pub enum Kind<'a> {
 }
 
 impl<'a> Btf<'a> {
-    /// Reads the contents of a section `.BTF`.
+    /// Parses the contents of a section `.BTF`.
     pub fn parse(data: &'a [u8]) -> Result<Self> {
         let magic = data.get(..2).ok_or("BTF is cut")?;
         if u16::from_ne_bytes(magic.try_into()?) != MAGIC {
             return Err("BTF of another byte order, or none".into());
         }
         let header = |at: usize| word(data, at).map(|word| word as usize);
-        let (start, type_at, type_len, string_at, string_len) =
-            (header(4)?, header(8)?, header(12)?, header(16)?, header(20)?);
+        let start = header(4)?;
+        let type_at = header(8)?;
+        let type_len = header(12)?;
+        let string_at = header(16)?;
+        let string_len = header(20)?;
         debug_assert!(start >= HEADER);
         let part = |at: usize, len: usize| data.get(start + at..start + at + len).ok_or("BTF is cut");
-        let (mut bytes, strings) = (part(type_at, type_len)?, part(string_at, string_len)?);
-        let mut types = vec![Type { name: 0, info: 0, size: 0, rest: &[] }];
+        let mut bytes = part(type_at, type_len)?;
+        let strings = part(string_at, string_len)?;
+        let mut types = vec![BtfRecord { name: 0, info: 0, size: 0, rest: &[] }];
         while !bytes.is_empty() {
-            let (name, info, size) = (word(bytes, 0)?, word(bytes, 4)?, word(bytes, 8)?);
+            let name = word(bytes, 0)?;
+            let info = word(bytes, 4)?;
+            let size = word(bytes, 8)?;
             let len = match info >> 24 & 0x1f {
                 INT | VAR | DECL_TAG => 4,
                 ARRAY => 12,
@@ -86,28 +92,30 @@ impl<'a> Btf<'a> {
                 _ => 0,
             };
             let rest = bytes.get(12..12 + len).ok_or("BTF is cut")?;
-            types.push(Type { name, info, size, rest });
+            types.push(BtfRecord { name, info, size, rest });
             bytes = &bytes[12 + len..];
         }
         Ok(Self { strings, types })
     }
 
-    /// The ID of a structure.
+    /// Returns the ID of a structure.
     pub fn structure(&self, name: &str) -> Option<u32> {
         let found = self.types.iter().position(|it| kind(it) == STRUCT && self.string(it.name) == name)?;
         u32::try_from(found).ok()
     }
 
-    /// Whether C has marked a structure with `btf_decl_tag(tag)`.
+    /// Returns whether C has marked a structure with `btf_decl_tag(tag)`.
     pub fn is_tagged(&self, id: u32, tag: &str) -> bool {
         self.types.iter().any(|it| kind(it) == DECL_TAG && it.size == id && self.string(it.name) == tag)
     }
 
-    /// Name, type and offset in bytes of each field.
+    /// Returns name, type and offset in bytes of each field.
     pub fn members(&self, id: u32) -> Result<Vec<(&'a str, u32, u32)>> {
         let it = self.get(id)?;
         let fields = it.rest.chunks_exact(12).map(|field| {
-            let (name, member, bits) = (word(field, 0)?, word(field, 4)?, word(field, 8)?);
+            let name = word(field, 0)?;
+            let member = word(field, 4)?;
+            let bits = word(field, 8)?;
             if it.info >> 31 != 0 || bits % 8 != 0 {
                 return Err("a bit field".into());
             }
@@ -116,23 +124,24 @@ impl<'a> Btf<'a> {
         fields.collect()
     }
 
-    pub fn kind(&self, id: u32) -> Result<Kind<'a>> {
+    /// Returns the kind of a type.
+    pub fn kind(&self, id: u32) -> Result<BtfTypeKind<'a>> {
         let it = self.get(id)?;
         Ok(match kind(it) {
             INT => {
                 let is_signed = word(it.rest, 0)? >> 24 & 1 != 0 && self.string(it.name) != "char";
-                Kind::Int { bytes: it.size, is_signed }
+                BtfTypeKind::Int { bytes: it.size, is_signed }
             }
-            ENUM => Kind::Enum { bytes: it.size },
-            ARRAY => Kind::Array { of: word(it.rest, 0)?, len: word(it.rest, 8)? },
-            STRUCT => Kind::Struct { name: self.string(it.name) },
-            TYPEDEF => Kind::Typedef { name: self.string(it.name), to: it.size },
-            VOLATILE | CONST | RESTRICT => Kind::Modifier { to: it.size },
-            _ => Kind::Other,
+            ENUM => BtfTypeKind::Enum { bytes: it.size },
+            ARRAY => BtfTypeKind::Array { of: word(it.rest, 0)?, len: word(it.rest, 8)? },
+            STRUCT => BtfTypeKind::Struct { name: self.string(it.name) },
+            TYPEDEF => BtfTypeKind::Typedef { name: self.string(it.name), to: it.size },
+            VOLATILE | CONST | RESTRICT => BtfTypeKind::Modifier { to: it.size },
+            _ => BtfTypeKind::Other,
         })
     }
 
-    /// Size in bytes.
+    /// Returns the size of a type in bytes.
     pub fn size(&self, id: u32) -> Result<u32> {
         let it = self.get(id)?;
         Ok(match kind(it) {
@@ -142,17 +151,19 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The type behind typedefs, modifiers and arrays.
+    /// Returns the type behind typedefs, modifiers and arrays.
     pub fn resolved(&self, id: u32) -> u32 {
         match self.kind(id) {
-            Ok(Kind::Typedef { to, .. } | Kind::Modifier { to } | Kind::Array { of: to, .. }) => {
-                self.resolved(to)
-            }
+            Ok(
+                BtfTypeKind::Typedef { to, .. }
+                | BtfTypeKind::Modifier { to }
+                | BtfTypeKind::Array { of: to, .. },
+            ) => self.resolved(to),
             _ => id,
         }
     }
 
-    fn get(&self, id: u32) -> Result<&Type<'a>> {
+    fn get(&self, id: u32) -> Result<&BtfRecord<'a>> {
         Ok(self.types.get(id as usize).ok_or("a type that is not there")?)
     }
 
@@ -163,7 +174,7 @@ impl<'a> Btf<'a> {
     }
 }
 
-fn kind(it: &Type<'_>) -> u32 {
+fn kind(it: &BtfRecord<'_>) -> u32 {
     it.info >> 24 & 0x1f
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Headers come from three places: those that programs of several crates share, from `millrace-kernel`; libbpf's, from the copy that
 //! `libbpf-sys` builds and links, so that both always match; and the kernel's UAPI headers, from the system.
+#![deny(missing_docs)]
 
 mod btf;
 mod types;
@@ -13,13 +14,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use types::{Defined, Names};
+use types::{Defined, TypeNames};
 
-/// Every distribution that is supported packages this one or a newer one; older backends are not tried.
+/// Oldest version of clang that is used. Every supported distribution packages this one or a newer one.
 const MIN_CLANG: u32 = 16;
 const NEWEST_CLANG: u32 = 24;
 
-/// v3 is what 6.1 has.
+/// Flags for BPF. Instruction set v3 is what Linux 6.1 supports.
 const BPF: [&str; 3] = ["-target", "bpf", "-mcpu=v3"];
 
 const SOURCE: &str = "src/bpf";
@@ -31,7 +32,7 @@ pub struct Build {
     folders: Vec<&'static str>,
     headers: Vec<&'static str>,
     files: Vec<(&'static str, &'static [&'static str])>,
-    names: Names,
+    names: TypeNames,
 }
 
 impl Default for Build {
@@ -41,18 +42,18 @@ impl Default for Build {
             folders: Vec::new(),
             headers: Vec::new(),
             files: Vec::new(),
-            names: Names { plain, ..Names::default() },
+            names: TypeNames { plain, ..TypeNames::default() },
         }
     }
 }
 
-/// Compiles what is in the calling crate's `src/bpf`: see [`Build::run`].
+/// Compiles the programs in the calling crate's `src/bpf`: see [`Build::run`].
 pub fn main() {
     Build::default().run();
 }
 
 impl Build {
-    /// Adds a folder of headers, for what is compiled of several crates.
+    /// Adds a folder of headers, for programs that include headers of several crates.
     pub fn folder(mut self, folder: &'static str) -> Self {
         self.folders.push(folder);
         self
@@ -64,20 +65,20 @@ impl Build {
         self
     }
 
-    /// Writes what some headers share to a file of its own, for crates whose headers do not go together in one C file. Without any, there
-    /// is one file, `intf.rs`.
+    /// Writes the shared types of some headers to a file of their own, for headers that cannot be included in one C
+    /// file. Without a call there is one file, `intf.rs`.
     pub fn types(mut self, file: &'static str, headers: &'static [&'static str]) -> Self {
         self.files.push((file, headers));
         self
     }
 
-    /// Names the type that a structure of another crate is in Rust.
+    /// Gives the Rust path of a C structure that another crate defines.
     pub fn foreign(mut self, structure: &'static str, path: &'static str) -> Self {
         self.names.foreign.insert(structure, path);
         self
     }
 
-    /// Gives a structure the order of its fields.
+    /// Makes a structure's Rust type implement `Ord`, in the order of its fields.
     pub fn ordered(mut self, structure: &'static str) -> Self {
         self.names.ordered.insert(structure);
         self
@@ -106,7 +107,8 @@ impl Build {
             includes.push(format!("-I{folder}"));
         }
         includes.extend(include_flags(&clang)?);
-        let (mut objects, mut headers) = (Vec::new(), Vec::new());
+        let mut objects = Vec::new();
+        let mut headers = Vec::new();
         for entry in fs::read_dir(SOURCE)? {
             let source = entry?.path();
             let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -154,12 +156,12 @@ impl Build {
     }
 }
 
-/// Whether the calling crate is `millrace-kernel`, whose headers all share.
+/// Returns whether the calling crate is `millrace-kernel`, which has the shared headers.
 fn is_kernel() -> bool {
     env::var("CARGO_MANIFEST_LINKS").is_ok_and(|name| name == "millrace_kernel")
 }
 
-/// Returns the folder of shared headers. `None`: the calling crate has it, and tells cargo where it is.
+/// Returns the folder of shared headers. `None`: the calling crate has it, and tells cargo its path.
 fn shared_headers() -> Result<Option<String>> {
     if let Ok(libbpf) = env::var("DEP_BPF_INCLUDE")
         && is_kernel()
@@ -179,7 +181,7 @@ fn list(objects: &[PathBuf]) -> String {
     format!("[{}]\n", items.collect::<String>())
 }
 
-/// `$CLANG` if set, else `clang`, else the newest `clang-N`.
+/// Finds clang: `$CLANG` if set, else `clang`, else the newest `clang-N`.
 fn find_clang() -> Result<String> {
     let candidates = match env::var("CLANG") {
         Ok(named) => vec![named],
@@ -209,8 +211,8 @@ fn clang_version(clang: &str) -> Option<u32> {
     text.split("clang version ").nth(1)?.split('.').next()?.parse().ok()
 }
 
-/// libbpf's headers first; then the host's, which `-target bpf` leaves out although `<linux/types.h>`
-/// needs `<asm/types.h>` from the host's architecture directory.
+/// Returns the include paths. libbpf's headers come first, then the host's, which `-target bpf` leaves out although
+/// `<linux/types.h>` needs `<asm/types.h>` from the host's architecture directory.
 fn include_flags(clang: &str) -> Result<Vec<String>> {
     let libbpf = env::var("DEP_MILLRACE_KERNEL_LIBBPF").or_else(|_| env::var("DEP_BPF_INCLUDE"))?;
     let mut flags = vec![format!("-I{libbpf}")];
@@ -244,7 +246,7 @@ fn require_header(dirs: &[&str], header: &str) -> Result<()> {
     .into())
 }
 
-/// The object's name is the source's, with `.o` for `.c`.
+/// Compiles a source to an object of the same name, with `.o` for `.c`.
 fn compile(clang: &str, machine: &[&str], includes: &[String], source: &Path, out: &Path) -> Result<PathBuf> {
     let name = source.file_stem().ok_or("a source without a name")?;
     let object = out.join(format!("{}.o", name.to_string_lossy()));

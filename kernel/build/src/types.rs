@@ -1,4 +1,4 @@
-//! Rust's types and constants for what C and Rust share, written from the headers themselves.
+//! Writes Rust's types and constants for everything that C and Rust share, from the C headers.
 //!
 //! One object is compiled that has a variable of each structure, and one of each constant, of the crate's headers `*_intf.h`. The
 //! structures are read from its BTF, the constants from its read-only data. What is written, `OUT_DIR/intf.rs`, is included by the crate:
@@ -9,7 +9,7 @@
 //! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants of these names.
 //! * The compiler compares the size of each structure with C's.
 //!
-//! `__be16`, `__be32` and `address_words` are in network order, so Rust has them as arrays of bytes. `char` is a byte, too.
+//! `__be16`, `__be32` and `address_words` are in network order, so they become arrays of bytes. `char` is a byte, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,12 +19,12 @@ use std::path::Path;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
 use crate::Result;
-use crate::btf::{Btf, Kind};
+use crate::btf::{Btf, BtfTypeKind};
 
 /// Names of types in Rust, and the structures that are ordered.
 #[derive(Default)]
-pub struct Names {
-    /// Structures of other crates: their names in C, and paths in Rust.
+pub struct TypeNames {
+    /// Structures of other crates: their names in C, and their paths in Rust.
     pub foreign: BTreeMap<&'static str, &'static str>,
     pub ordered: BTreeSet<&'static str>,
     /// Path of the trait of structures that are copied as bytes.
@@ -75,11 +75,15 @@ impl Defined {
     }
 
     /// Returns the definitions in Rust, read from the object that [`source`](Self::source) was compiled to.
-    pub fn rust(&self, image: &[u8], names: &Names) -> Result<String> {
+    pub fn rust(&self, image: &[u8], names: &TypeNames) -> Result<String> {
         let file = object::File::parse(image)?;
         let btf = Btf::parse(file.section_by_name(".BTF").ok_or("the object has no BTF")?.data()?)?;
-        let mut writer =
-            Writer { btf: &btf, names, own: self.structures.iter().cloned().collect(), out: String::new() };
+        let mut writer = TypeWriter {
+            btf: &btf,
+            names,
+            own: self.structures.iter().cloned().collect(),
+            out: String::new(),
+        };
         for name in &self.constants {
             let value = constant(&file, &format!("value_{name}"))?;
             let kind = if u32::try_from(value).is_ok() { "u32" } else { "u64" };
@@ -124,14 +128,14 @@ fn constant(file: &object::File<'_>, name: &str) -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes.try_into()?))
 }
 
-struct Writer<'a> {
+struct TypeWriter<'a> {
     btf: &'a Btf<'a>,
-    names: &'a Names,
+    names: &'a TypeNames,
     own: BTreeSet<String>,
     out: String,
 }
 
-impl Writer<'_> {
+impl TypeWriter<'_> {
     fn structure(&mut self, name: &str) -> Result<()> {
         let id = self.btf.structure(name).ok_or_else(|| format!("struct {name} is not in the BTF"))?;
         if self.btf.is_tagged(id, "shared") {
@@ -145,7 +149,8 @@ impl Writer<'_> {
     }
 
     fn plain(&mut self, name: &str, id: u32) -> Result<()> {
-        let (rust, plain) = (rust_name(name), self.names.plain);
+        let rust = rust_name(name);
+        let plain = self.names.plain;
         let fields = self.fields(id, Self::plain_type)?;
         let bytes = self.btf.size(id)?;
         let order = if self.names.ordered.contains(&name) { ", PartialOrd, Ord" } else { "" };
@@ -199,41 +204,41 @@ impl Writer<'_> {
 
     fn plain_type(&self, id: u32) -> Result<Option<String>> {
         Ok(match self.btf.kind(id)? {
-            Kind::Typedef { name: "__be16", .. } => Some("[u8; 2]".to_owned()),
-            Kind::Typedef { name: "__be32", .. } => Some("[u8; 4]".to_owned()),
-            Kind::Typedef { name: "address_words", .. } => Some("[u8; 16]".to_owned()),
-            Kind::Typedef { to, .. } | Kind::Modifier { to } => self.plain_type(to)?,
-            Kind::Int { bytes, is_signed } => {
+            BtfTypeKind::Typedef { name: "__be16", .. } => Some("[u8; 2]".to_owned()),
+            BtfTypeKind::Typedef { name: "__be32", .. } => Some("[u8; 4]".to_owned()),
+            BtfTypeKind::Typedef { name: "address_words", .. } => Some("[u8; 16]".to_owned()),
+            BtfTypeKind::Typedef { to, .. } | BtfTypeKind::Modifier { to } => self.plain_type(to)?,
+            BtfTypeKind::Int { bytes, is_signed } => {
                 Some(format!("{}{}", if is_signed { 'i' } else { 'u' }, 8 * bytes))
             }
-            Kind::Enum { bytes } => Some(format!("u{}", 8 * bytes)),
-            Kind::Array { of, len } => self.plain_type(of)?.map(|of| format!("[{of}; {len}]")),
-            Kind::Struct { name } if self.own.contains(name) => match self.btf.members(id)?[..] {
+            BtfTypeKind::Enum { bytes } => Some(format!("u{}", 8 * bytes)),
+            BtfTypeKind::Array { of, len } => self.plain_type(of)?.map(|of| format!("[{of}; {len}]")),
+            BtfTypeKind::Struct { name } if self.own.contains(name) => match self.btf.members(id)?[..] {
                 // An array by another name.
-                [(_, member, 0)] if matches!(self.btf.kind(member)?, Kind::Array { .. }) => {
+                [(_, member, 0)] if matches!(self.btf.kind(member)?, BtfTypeKind::Array { .. }) => {
                     self.plain_type(member)?
                 }
                 _ => Some(rust_name(name)),
             },
-            Kind::Struct { name } => self.names.foreign.get(name).map(|path| (*path).to_owned()),
-            Kind::Other => None,
+            BtfTypeKind::Struct { name } => self.names.foreign.get(name).map(|path| (*path).to_owned()),
+            BtfTypeKind::Other => None,
         })
     }
 
     fn shared_type(&self, id: u32) -> Result<Option<String>> {
         Ok(match self.btf.kind(id)? {
-            Kind::Typedef { to, name } if !is_bytes(name) => self.shared_type(to)?,
-            Kind::Modifier { to } => self.shared_type(to)?,
-            Kind::Int { bytes: bytes @ (4 | 8), .. } => {
+            BtfTypeKind::Typedef { to, name } if !is_bytes(name) => self.shared_type(to)?,
+            BtfTypeKind::Modifier { to } => self.shared_type(to)?,
+            BtfTypeKind::Int { bytes: bytes @ (4 | 8), .. } => {
                 Some(format!("std::sync::atomic::AtomicU{}", 8 * bytes))
             }
-            Kind::Array { of, len } if self.is_word(of)? => {
+            BtfTypeKind::Array { of, len } if self.is_word(of)? => {
                 self.shared_type(of)?.map(|of| format!("[{of}; {len}]"))
             }
-            Kind::Struct { name } if self.own.contains(name) && self.btf.is_tagged(id, "shared") => {
+            BtfTypeKind::Struct { name } if self.own.contains(name) && self.btf.is_tagged(id, "shared") => {
                 Some(rust_name(name))
             }
-            Kind::Struct { name } if self.own.contains(name) && self.is_words(id) => {
+            BtfTypeKind::Struct { name } if self.own.contains(name) && self.is_words(id) => {
                 Some(format!("Shared{}", rust_name(name)))
             }
             _ => self.plain_type(id)?.map(|plain| format!("std::cell::UnsafeCell<{plain}>")),
@@ -242,10 +247,10 @@ impl Writer<'_> {
 
     fn is_word(&self, id: u32) -> Result<bool> {
         Ok(match self.btf.kind(id)? {
-            Kind::Typedef { name, .. } if is_bytes(name) => false,
-            Kind::Typedef { to, .. } | Kind::Modifier { to } => self.is_word(to)?,
-            Kind::Int { bytes, .. } => bytes >= 4,
-            Kind::Array { of, .. } => self.is_word(of)?,
+            BtfTypeKind::Typedef { name, .. } if is_bytes(name) => false,
+            BtfTypeKind::Typedef { to, .. } | BtfTypeKind::Modifier { to } => self.is_word(to)?,
+            BtfTypeKind::Int { bytes, .. } => bytes >= 4,
+            BtfTypeKind::Array { of, .. } => self.is_word(of)?,
             _ => false,
         })
     }
@@ -270,7 +275,7 @@ impl Writer<'_> {
     }
 }
 
-/// Whether a type of C with this name is an array of bytes in Rust.
+/// Returns whether a C type of this name is an array of bytes in Rust.
 fn is_bytes(name: &str) -> bool {
     name.starts_with("__be") || name == "address_words"
 }
@@ -285,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn constants_are_enumerators_and_numbers_without_arguments() {
+    fn c_enumerators_and_numeric_macros_become_constants() {
         let lines = [
             ("\tRELAY_STREAM = 0, /* why */", Some("RELAY_STREAM")),
             ("\tRELAY_LAST,", Some("RELAY_LAST")),

@@ -5,7 +5,7 @@
 
 #include <linux/types.h>
 
-/* In network order; IPv4 as ::ffff:a.b.c.d. Rust has it as 16 bytes. */
+/* An address in network byte order; IPv4 is ::ffff:a.b.c.d. Rust has 16 bytes in its place. */
 typedef __u32 address_words[4];
 
 #endif

@@ -19,24 +19,26 @@
 #include "poly1305.h"
 
 #define QUIC_TAG	16
-#define QUIC_AT_MAX	2047 /* a mask: what starts there and is QUIC_TEXT_MAX long still fits a quic_buf */
+#define QUIC_AT_MAX	2047 /* a mask: QUIC_TEXT_MAX bytes from this offset still fit a quic_buf */
 #define QUIC_HEADER_MAX 528  /* QUIC needs 25; test vectors need more */
 
 /* Scratch for one packet, too large for the stack: keep it in a per-CPU map. */
 struct quic_buf {
 	__u8 bytes[4096];
-	struct quic_keystream keystream; /* of the packet being opened or sealed, if nobody had it ready */
-	/* What the functions below leave each other: BPF has five arguments, and they are all in use. */
+	struct quic_keystream keystream; /* of the present packet, unless the caller has one */
+	/* Intermediate results of the functions below. BPF functions have five arguments, all of them in
+	 * use.
+	 */
 	union {
 		struct poly1305 poly;
 		struct gf128 ghash;
 	} mac;
 	struct bytes16 tag;
-	__u64 sealing;		    /* all ones; opening: zero */
-	struct chacha20_block mask; /* of header protection */
+	__u64 sealing;		    /* all ones for sealing, zero for opening */
+	struct chacha20_block mask; /* the mask of header protection */
 };
 
-/* Where a packet is. In the packet's buffer: header, text, tag, without gaps. */
+/* The parts of a packet in its buffer: header, text, tag, without gaps. */
 struct quic_extent {
 	__u32 header_at;    /* offset of the header in the packet's buffer, at most QUIC_AT_MAX */
 	__u32 header_bytes; /* at most QUIC_HEADER_MAX */
@@ -94,7 +96,7 @@ static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64
 	}
 }
 
-/* Computes as much of the keystream of packet `number` as a text of `text_bytes` needs. */
+/* Computes the keystream of packet `number` for a text of `text_bytes`. */
 __noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
 			      struct quic_keystream *out)
 {
@@ -107,7 +109,7 @@ __noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 
 	return 0;
 }
 
-#define HEADER_BLOCKS 0x3f0 /* of a header's length, the whole blocks */
+#define HEADER_BLOCKS 0x3f0 /* mask of a header's length: the whole blocks */
 
 static __always_inline void poly1305_header(struct poly1305 *state, const struct quic_keystream *keystream,
 					    const __u8 *header, __u32 bytes)
@@ -180,7 +182,7 @@ static __always_inline const __u8 *aead_plain(const struct quic_buf *plain, cons
 	return plain->bytes + (extent->plain_at & QUIC_AT_MAX);
 }
 
-#define TEXT_BLOCKS 0x7f0 /* of a text's length, the whole blocks */
+#define TEXT_BLOCKS 0x7f0 /* mask of a text's length: the whole blocks */
 
 /* One pass over the text: copies, XORs and authenticates. The last block is written whole: the tag's place
  * takes the rest. The loop has no branch but its exit, so that verifiers walk each block once.
@@ -209,7 +211,7 @@ __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, st
 	return 0;
 }
 
-/* The same with the other authenticator. */
+/* Does the same with GHASH as the authenticator. */
 __noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			       struct quic_buf *packet, const struct quic_buf *plain,
 			       const struct quic_extent *extent)
@@ -237,7 +239,7 @@ __noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_k
 	return 0;
 }
 
-/* Authenticates the lengths and leaves the tag in packet->tag. */
+/* Authenticates the lengths, and leaves the tag in packet->tag. */
 __noinline int aead_finish(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			   struct quic_buf *packet, const struct quic_extent *extent)
 {
@@ -260,7 +262,7 @@ __noinline int aead_finish(const struct quic_keys *keys, const struct quic_keyst
 	return 0;
 }
 
-/* Everything but the comparison or storing of the tag, which is left in packet->tag. */
+/* Does everything but comparing or storing the tag, which is left in packet->tag. */
 static __always_inline int aead_run(const struct quic_keys *keys, const struct quic_keystream *keystream,
 				    struct quic_buf *packet, const struct quic_buf *plain,
 				    const struct quic_extent *extent)
@@ -274,8 +276,9 @@ static __always_inline int aead_run(const struct quic_keys *keys, const struct q
 	return aead_finish(keys, keystream, packet, extent);
 }
 
-/* Seals the text at extent->plain_at of `plain` into `packet`, behind the header that is there, and appends
- * the tag. `plain` may be `packet` if the text is in its place already. -1: the extent is out of bounds.
+/* Seals the text at extent->plain_at of `plain` into `packet`, after its header, and appends the
+ * tag. `plain` may be `packet` if the text is in its final place. Returns -1 if the extent is out
+ * of bounds.
  */
 __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			      struct quic_buf *packet, const struct quic_buf *plain,
@@ -293,8 +296,8 @@ __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_ke
 	return 0;
 }
 
-/* Opens `packet` in place. -1: the packet is not authentic, or the extent is out of bounds; what is then in
- * place of the text is nobody's to read. What is in place of the tag is undefined either way.
+/* Opens `packet` in place. Returns -1 if the packet is not authentic, or the extent is out of
+ * bounds; the text must not be used then. The bytes of the tag are undefined in both cases.
  */
 __noinline int quic_open_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			      struct quic_buf *packet, const struct quic_extent *extent)
@@ -312,7 +315,7 @@ __noinline int quic_open_with(const struct quic_keys *keys, const struct quic_ke
 	return -differ128(tag, packet->tag);
 }
 
-/* quic_seal_with, computing the keystream first. A packet number is good for one call per key. */
+/* Computes the keystream and calls quic_seal_with(). A packet number may be used once per key. */
 static __always_inline int quic_seal(const struct quic_keys *keys, __u64 number, struct quic_buf *packet,
 				     const struct quic_buf *plain, const struct quic_extent *extent)
 {
@@ -320,7 +323,7 @@ static __always_inline int quic_seal(const struct quic_keys *keys, __u64 number,
 	return quic_seal_with(keys, &packet->keystream, packet, plain, extent);
 }
 
-/* quic_open_with, computing the keystream first. */
+/* Computes the keystream and calls quic_open_with(). */
 static __always_inline int quic_open(const struct quic_keys *keys, __u64 number, struct quic_buf *packet,
 				     const struct quic_extent *extent)
 {

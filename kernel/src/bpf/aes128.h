@@ -75,7 +75,7 @@ static const __u64 aes_mix[256] = {
 	0x3a16162c3a16162c,
 };
 
-#define SUBSTITUTED 1 /* byte of an entry that is the S-box's */
+#define SUBSTITUTED 1 /* the byte of an entry that is the S-box's value */
 
 static __always_inline const __u8 *aes_entry(__u32 column, int row)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* For userspace only: an update of a map of maps returns when every program run that had begun has ended. Then it may
- * reuse what it has unlinked before. That is how the kernel is made and not a promise, so it is tried with barrier_run.
+/* Lets userspace wait for program runs: an update of a map of maps returns when every run that had
+ * begun has ended. Userspace may then reuse what it had unlinked before. The kernel does not
+ * promise this, so barrier_run tests it.
  */
 #ifndef MILLRACE_BARRIER_H
 #define MILLRACE_BARRIER_H
 
 #include "util.h"
 
-/* What `barrier` holds: a map of no use. */
+/* The value of `barrier`: an empty map. */
 struct nothing {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -15,7 +16,7 @@ struct nothing {
 	__uint(max_entries, 1);
 } nothing SEC(".maps");
 
-/* 0 -> `nothing`, again with each update. */
+/* Index 0 -> `nothing`, written again by each update. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
@@ -29,7 +30,7 @@ enum barrier_state {
 	BARRIER_HAS_RUN,
 };
 
-/* 0 -> enum barrier_state. */
+/* Index 0 -> enum barrier_state. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -37,14 +38,14 @@ struct {
 	__uint(max_entries, 1);
 } barrier_states SEC(".maps");
 
-#define BARRIER_STEPS (1 << 21) /* some milliseconds */
+#define BARRIER_STEPS (1 << 21) /* takes some milliseconds */
 
 static long barrier_step(__u32 index, void *nobody)
 {
 	return 0;
 }
 
-/* A long run. */
+/* A run that takes long. */
 SEC("tc")
 int barrier_run(struct __sk_buff *skb)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Token buckets. Of each only the time is kept when it will be full again, in ticks modulo 2^64: those take 9 years, and a
- * host may run for longer. Plain C, so that it also runs natively, at any time.
+/* Token buckets. A bucket is stored as the time when it will be full again, in ticks modulo 2^64.
+ * These take 9 years to wrap around, and a host may run for longer. Plain C, so that it also runs
+ * natively, with any time.
  */
 #ifndef MILLRACE_BUCKET_H
 #define MILLRACE_BUCKET_H
@@ -8,18 +9,24 @@
 #include "bucket_intf.h"
 #include "util.h"
 
-#define CONTENDED_ATTEMPTS 8 /* to change a word or an entry that other CPUs change too */
+#define CONTENDED_ATTEMPTS 8 /* attempts to change a word or an entry that other CPUs change too */
 
-/* By which CPUs' times may differ: a bucket that is not full for longer than its burst takes was full long ago. */
+/* Largest difference between CPUs' clocks: a bucket that is due to be full later than its burst
+ * takes was in fact full long ago.
+ */
 #define BUCKET_SLACK (1000000000ULL * BUCKET_TICKS)
 
-/* What `units` take of the bucket of a network that may have `times` as much as one client: it holds the same time's worth. */
+/* Returns the price of `units` in the bucket of a network that may have `times` as much as one
+ * client. That bucket fills in the same time.
+ */
 static __always_inline __u64 price_of(const struct bucket_rate *rate, __u64 units, __u64 times)
 {
 	return units * rate->cost / times;
 }
 
-/* When the bucket will be full after `price`, which was to be at `full_at`; `over`: that is not in it. */
+/* Returns when the bucket that was to be full at `full_at` will be full after paying `price`. Sets
+ * `over` if it has too little.
+ */
 static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 price, __u64 now, int *over)
 {
 	__u64 ahead = full_at - now;
@@ -31,14 +38,16 @@ static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 pric
 	return now + ahead;
 }
 
-/* When a bucket will be full that begins with room for two of `price`, or full if that is more. */
+/* Returns when a new bucket will be full that begins with room for two of `price`, or full if that
+ * is more.
+ */
 static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now_ns)
 {
 	return now_ns * BUCKET_TICKS + (burst > 2 * price ? burst - 2 * price : 0);
 }
 
-/* Takes from a token bucket. Not 0: there is not enough in it, and nothing was taken. An empty bucket is only read, so that
- * the CPUs do not contend for it in a flood.
+/* Takes from a token bucket. Returns not 0 if it has too little, and takes nothing then. An empty
+ * bucket is only read, so that CPUs do not contend for it in a flood.
  */
 static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 price, __u64 now_ns)
 {
@@ -54,7 +63,7 @@ static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 pri
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
 	}
-	return 0; /* so many others were let in meanwhile that one more hardly matters */
+	return 0; /* so many others passed in the meantime that one more hardly matters */
 }
 
 static __always_inline int is_over_at(__u64 *full_at, const struct bucket_rate *rate, __u64 units,

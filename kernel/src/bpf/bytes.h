@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Loads and stores of words at any address, the same for BPF and natively. Without a libc. */
+/* Loads and stores of words at any address, for BPF and native code, without a libc. */
 #ifndef MILLRACE_BYTES_H
 #define MILLRACE_BYTES_H
 
@@ -60,7 +60,7 @@ static __always_inline struct bytes16 xor128(struct bytes16 a, struct bytes16 b)
 	return (struct bytes16){.low = a.low ^ b.low, .high = a.high ^ b.high};
 }
 
-/* The first `count` bytes, at least one, and zeroes. */
+/* Returns the first `count` bytes, at least one, followed by zeroes. */
 static __always_inline struct bytes16 first128(struct bytes16 value, __u32 count)
 {
 	__u64 mask = ~0ULL >> (-count * 8 & 63);
@@ -72,7 +72,7 @@ static __always_inline struct bytes16 first128(struct bytes16 value, __u32 count
 	return (struct bytes16){.low = value.low, .high = value.high & mask};
 }
 
-/* In constant time. */
+/* Returns not 0 if the values differ, in constant time. */
 static __always_inline int differ128(struct bytes16 a, struct bytes16 b)
 {
 	__u64 difference = (a.low ^ b.low) | (a.high ^ b.high);

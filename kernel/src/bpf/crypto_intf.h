@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keys and keystreams of 1-RTT packets, as userspace hands them to BPF programs. The build writes
- * Rust's types and constants from here, but for the union, which crypto.rs has as words.
+/* Keys and keystreams of 1-RTT packets, which userspace hands to BPF programs. The build writes
+ * Rust's types and constants from this header, except the union, which crypto.rs declares as words.
  */
 #ifndef MILLRACE_CRYPTO_INTF_H
 #define MILLRACE_CRYPTO_INTF_H
@@ -21,14 +21,14 @@ struct aes128_key {
 	__u32 words[44];
 };
 
-/* Element of GF(2^128) as GCM has it: the coefficient of x^0 is the top bit of `high`. */
+/* An element of GF(2^128) in GCM's bit order: the coefficient of x^0 is the top bit of `high`. */
 struct gf128 {
 	__u64 high;
 	__u64 low;
 };
 
-/* rows[j][n] is n * x^(4j) * H: with them a multiplication by H is 32 look-ups and 3 shifts. The nibble n
- * has the lowest power of x in its top bit, as all of GCM.
+/* rows[j][n] is n * x^(4j) * H: with these, a multiplication by H takes 32 look-ups and 3 shifts.
+ * The nibble n has the lowest power of x in its top bit, as everything in GCM.
  */
 struct ghash_key {
 	struct gf128 rows[8][16];
@@ -47,7 +47,7 @@ struct quic_aes128_keys {
 
 /* One direction and key generation of a connection (RFC 9001, section 5.1). */
 struct quic_keys {
-	__u32 suite; /* enum quic_suite: the member of the union that is set */
+	__u32 suite; /* enum quic_suite, which tells the member of the union that is set */
 	__u8 iv[12];
 	union {
 		struct quic_chacha20_keys chacha20;
@@ -57,15 +57,15 @@ struct quic_keys {
 #define QUIC_KEYS_BYTES (16 + 352 + 2048)
 _Static_assert(sizeof(struct quic_keys) == QUIC_KEYS_BYTES, "quic_keys has no hidden padding");
 
-#define QUIC_TEXT_MAX 1536 /* bytes of frames in a packet, without the tag */
+#define QUIC_TEXT_MAX 1536 /* bytes of frames in a packet, the tag not included */
 
-/* All that depends on key and packet number alone. It is good for one packet. */
+/* The part of sealing that depends only on key and packet number. It may be used for one packet. */
 struct quic_keystream {
 	/* ChaCha20-Poly1305: block 0, whose first half keys Poly1305. AES-128-GCM: the first 16 bytes are the
 	 * encrypted counter block 1, which masks the tag; the rest is unused.
 	 */
 	__u8 once[64];
-	__u8 text[QUIC_TEXT_MAX]; /* XORed with the text; what exceeds the text need not be set */
+	__u8 text[QUIC_TEXT_MAX]; /* XORed with the text; bytes beyond the text's length may be undefined */
 };
 _Static_assert(sizeof(struct quic_keystream) == 1600, "quic_keystream has no hidden padding");
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One crypto operation on memory, for tests/crypto: crypto_test.bpf.c runs it in the kernel and
+/* One crypto operation on memory, for tests/crypto. crypto_test.bpf.c runs it in the kernel and
  * crypto_test.native.c in the test's own process.
  */
 #ifndef MILLRACE_CRYPTO_TEST_H
@@ -23,13 +23,13 @@ enum crypto_operation {
 struct crypto_case {
 	__u32 operation;
 	__s32 result;
-	__u64 number; /* packet number; CRYPTO_NUMBER: the expected one, and the result */
+	__u64 number; /* packet number; CRYPTO_NUMBER: the expected number in, the result out */
 	struct quic_extent extent;
 	__u32 id_bytes;
 	struct quic_short header;
 	__u32 pad;
 	struct quic_keys keys;
-	struct quic_buf packet; /* with the keystream of the _with operations */
+	struct quic_buf packet; /* holds the keystream of the _with operations */
 	struct quic_buf plain;
 };
 

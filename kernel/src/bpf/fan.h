@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What fan-outs have in common: a frame that arrives at TC, found, changed for each copy, and as it was again.
+/* The steps that all fan-outs share: parse a frame that arrives at TC, change it for each copy, and restore it.
  *
- * A program fills in two joints. Its `map` says which copies a packet becomes (relay_ingress.h by frames of QUIC, fanout_map.h
- * by the sender of RTP), its `rewrite` what is in one (relay_egress.h seals anew, fanout_rewrite.h leaves the payload alone).
- * They are joints of the source and not of a PROG_ARRAY: a copy is made inside a loop, and a tail call does not come back.
+ * A program provides two steps of its own. Its `map` decides which copies a packet becomes (relay_ingress.h
+ * by frames of QUIC, fanout_map.h by the sender of RTP). Its `rewrite` writes a copy (relay_egress.h seals it
+ * again, fanout_rewrite.h leaves the payload alone). They are included as source and not called through a
+ * PROG_ARRAY: a copy is made inside a loop, and a tail call does not return.
  */
 #ifndef MILLRACE_FAN_H
 #define MILLRACE_FAN_H
@@ -12,29 +13,30 @@
 #include "sk_buff.h"
 #include "skb_udp.h"
 
-#define LOOPBACK 1 /* interface index, in every network namespace */
+#define LOOPBACK 1 /* interface index of lo, in every network namespace */
 #define AF_INET	 2
 #define AF_INET6 10
 
-/* The frame that arrived, and what has been done to it. */
+/* The frame that arrived, and how it was changed so far. */
 struct fan_frame {
 	__u32 frame_bytes;
-	__u32 packet_at; /* the UDP payload's place in the frame */
-	__u32 packet_bytes;
+	__u32 packet_at;     /* offset of the UDP payload in the frame */
+	__u32 packet_bytes;  /* bytes of all segments of a super-packet */
+	__u32 segment_bytes; /* bytes of each segment of a super-packet but the last; 0 for other packets */
 	__u16 vlan_tci;
 	__be16 vlan_protocol; /* 0: untagged */
 	__u8 family;	      /* 4 or 6 */
 	__u8 family_now;
 	__u8 summed; /* enum ip_summed */
 	__u8 changed;
-	__u8 untagged; /* the tag was taken off */
-	__u8 pad[7];
+	__u8 untagged; /* the tag was removed */
+	__u8 pad[3];
 };
 
-/* Whether a packet can become copies. */
+/* Tells whether a packet can be copied. */
 enum fan_found {
 	FAN_FOUND = 0,
-	FAN_SUPER_PACKET, /* merged by GRO or from a local sender with GSO */
+	FAN_SUPER_PACKET, /* merged by GRO, or sent with GSO by a local process; its frame is described */
 	FAN_ODD_HEADERS,  /* IPv4 options, IPv6 extension headers, stacked VLAN tags */
 	FAN_MALFORMED,
 };
@@ -44,16 +46,13 @@ static __always_inline enum fan_found fan_find(struct __sk_buff *skb, const stru
 {
 	__u32 headers = packet->family == 4 ? IPV4_BYTES : IPV6_BYTES;
 
-	if (skb->gso_size || skb->gso_segs > 1)
-		return FAN_SUPER_PACKET;
 	if (packet->payload_offset != ETHERNET_BYTES + headers + UDP_BYTES)
 		return FAN_ODD_HEADERS;
-	if (packet->udp_bytes < UDP_BYTES || packet->udp_bytes - UDP_BYTES > packet->payload_bytes)
-		return FAN_MALFORMED;
 	*frame = (struct fan_frame){
 		.frame_bytes = skb->len,
 		.packet_at = packet->payload_offset,
-		.packet_bytes = packet->udp_bytes - UDP_BYTES,
+		.packet_bytes = packet->payload_bytes,
+		.segment_bytes = skb->gso_size,
 		.family = packet->family,
 		.family_now = packet->family,
 	};
@@ -61,6 +60,11 @@ static __always_inline enum fan_found fan_find(struct __sk_buff *skb, const stru
 		frame->vlan_tci = skb->vlan_tci;
 		frame->vlan_protocol = skb->vlan_proto;
 	}
+	if (skb->gso_size || skb->gso_segs > 1)
+		return FAN_SUPER_PACKET;
+	if (packet->udp_bytes < UDP_BYTES || packet->udp_bytes - UDP_BYTES > packet->payload_bytes)
+		return FAN_MALFORMED;
+	frame->packet_bytes = packet->udp_bytes - UDP_BYTES;
 	return FAN_FOUND;
 }
 
@@ -68,10 +72,12 @@ enum fan_way {
 	FAN_WAY = 0,
 	FAN_NO_ROUTE,
 	FAN_NO_NEIGHBOUR, /* the next hop's link address is not known */
-	FAN_TOO_LARGE,	  /* for the route's MTU */
+	FAN_TOO_LARGE,	  /* the copy is larger than the route's MTU */
 };
 
-/* With loopback as its input interface, the look-up is that of the host's own output. `size`: of the UDP payload. */
+/* Looks up the route of a copy. Loopback as the input interface makes it the look-up for the host's
+ * own output. `size`: bytes of UDP payload.
+ */
 static __always_inline enum fan_way fan_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
 					      const struct net_path *path, __u32 size)
 {
@@ -105,7 +111,7 @@ static __always_inline enum fan_way fan_route(struct __sk_buff *skb, struct bpf_
 	}
 }
 
-/* Gives the frame room for `bytes` and the right protocol. */
+/* Gives the frame room for `bytes`, and sets the protocol. */
 static __always_inline int fan_reshape(struct __sk_buff *skb, struct fan_frame *frame, __u8 family,
 				       __u32 bytes)
 {
@@ -117,9 +123,10 @@ static __always_inline int fan_reshape(struct __sk_buff *skb, struct fan_frame *
 	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
 }
 
-/* Before the first change. A checksum over the whole frame (CHECKSUM_COMPLETE) would have to follow every change; when
- * the frame grows, the kernel forgets it and sums up again what goes up. A VLAN tag would go along with the copies, to
- * whatever interface they leave by, and the flow's hash would put them all into one queue.
+/* Prepares the frame before it is changed first. A checksum over the whole frame
+ * (CHECKSUM_COMPLETE) would have to follow every change; when the frame grows, the kernel drops it
+ * and sums up again for packets that go up. Copies would keep a VLAN tag on any interface that they
+ * leave by, and the flow's hash would put them all into one queue.
  */
 static __always_inline int fan_begin(struct __sk_buff *skb, struct fan_frame *frame)
 {
@@ -137,7 +144,7 @@ static __always_inline int fan_begin(struct __sk_buff *skb, struct fan_frame *fr
 	return 0;
 }
 
-/* The last step of the way back, when the bytes are those that arrived. */
+/* Restores the tag. It is the last step of the restoration, after the bytes are those that arrived. */
 static __always_inline int fan_tag_again(struct __sk_buff *skb, const struct fan_frame *frame)
 {
 	return frame->untagged ? bpf_skb_vlan_push(skb, frame->vlan_protocol, frame->vlan_tci) : 0;

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What all fan-outs share with userspace. The build writes Rust's types from here. */
+/* Structures that all fan-outs share with userspace. The build writes Rust's types from this header. */
 #ifndef MILLRACE_FAN_INTF_H
 #define MILLRACE_FAN_INTF_H
 
 #include <linux/types.h>
 
-/* Where copies go. IPv4 addresses are in the first 4 bytes, the rest is zero. What a checksum depends on stands first. */
+/* Destination of copies. IPv4 addresses are in the first 4 bytes, the rest is zero. The fields that
+ * a checksum covers come first.
+ */
 struct net_path {
 	__u8 local[16];
 	__u8 remote[16];
 	__be16 local_port;
 	__be16 remote_port;
-	__be32 flow_label;  /* IPv6, 20 bits */
+	__be32 flow_label;  /* of IPv6, 20 bits */
 	__u8 family;	    /* 4 or 6 */
 	__u8 traffic_class; /* DSCP and ECN */
 	__u8 pad[2];

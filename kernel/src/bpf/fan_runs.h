@@ -14,23 +14,28 @@
 
 #include "util.h"
 
-#define CURSORS	     4096 /* packets that wait at a time; more have no further run */
+#define CURSORS	     4096 /* packets that wait at the same time; others get no further run */
 #define CURSOR_LOW   0xffffU
-#define CURSOR_BUSY  1U			  /* in place of an ID: an entry that is being written */
-#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits for longer was lost with its interface */
+#define CURSOR_BUSY  1U			  /* in place of an ID: the entry is being written */
+#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits longer was lost with its interface */
 #define GOLDEN_RATIO 0x9e3779b9U	  /* of 2^32: its multiples are spread evenly */
 
-/* Where the fan-out of a packet goes on in its next run. */
+/* The place where the fan-out of a packet goes on in its next run.
+ *
+ * `id` says who owns the entry, and changes by atomic exchange alone: 0, free; CURSOR_BUSY, the run that writes it; otherwise the
+ * packet with this mark. free_cursor() and queue_again() give it to a packet, and take_cursor() frees it when the packet comes by. An
+ * entry whose packet never comes is taken after CURSOR_NS.
+ */
 struct cursor_entry {
-	__u32 id;   /* the packet's mark while it waits; 0: nobody's */
-	__u32 mark; /* the packet's own, which it gets back */
-	__u32 at;   /* the next copy, in the program's own terms */
-	__u32 runs; /* so far */
+	__u32 id;   /* the packet's mark while it waits; 0: the entry is free */
+	__u32 mark; /* the packet's original mark, which it gets back */
+	__u32 at;   /* the next copy, as the program counts them */
+	__u32 runs; /* number of runs so far */
 	__u64 since_ns;
 	struct cursor_kept kept;
 };
 
-/* Low bits of a mark -> where the next run of that packet goes on. */
+/* Maps the low bits of a mark to the place where the packet's next run goes on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -38,10 +43,12 @@ struct {
 	__uint(max_entries, CURSORS);
 } cursors SEC(".maps");
 
-/* How many cursors were handed out, of which the low bits name the next one. */
+/* Number of cursors handed out. Its low bits name the next one. */
 __u32 cursors_used = 0;
 
-/* If the mark names a cursor, takes it and gives the packet its own mark back. Not inlined, so that its stack is not the program's. */
+/* If the mark names a cursor, takes the cursor and gives the packet its own mark back. Not inlined:
+ * it has a stack frame of its own.
+ */
 static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
 {
 	__u32 id = skb->mark, key = id & (CURSORS - 1);
@@ -53,7 +60,7 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	entry = bpf_map_lookup_elem(&cursors, &key);
 	if (!entry)
 		return 0;
-	/* Before it is given back: the next packet may have it at once. */
+	/* Read before the entry is given back: the next packet may get it at once. */
 	*cursor = *entry;
 	if (__sync_val_compare_and_swap(&entry->id, id, 0) != id) {
 		*cursor = (struct cursor_entry){};
@@ -65,7 +72,7 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	return 1;
 }
 
-/* Returns an entry that no packet needs, whose ID is CURSOR_BUSY until it is written; NULL: its packet still waits. */
+/* Returns a free entry, whose ID is CURSOR_BUSY until it is written; NULL: its packet still waits. */
 static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 {
 	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
@@ -79,11 +86,13 @@ static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 	return __sync_val_compare_and_swap(&entry->id, id, CURSOR_BUSY) == id ? entry : NULL;
 }
 
-/* Queues the packet for another run, at `at`, if it may take one. Not 0: it has none, and is as it was. */
+/* Queues the packet for another run, at `at`, if it may have one. Returns not 0 if not; the packet
+ * is unchanged then.
+ */
 static __always_inline int queue_again(struct __sk_buff *skb, const struct cursor_entry *cursor, __u32 at,
 				       const struct cursor_kept *kept, __u32 max_runs)
 {
-	/* A fan-out that has begun stays at its entry, under another ID. */
+	/* A fan-out in progress stays at its entry, under another ID. */
 	__u32 next = cursor->id ? cursor->id + CURSORS : __sync_fetch_and_add(&cursors_used, 1);
 	__u32 id = CURSOR_ID | (next & CURSOR_LOW), key = id & (CURSORS - 1);
 	__u32 mark = skb->mark, runs = cursor->runs + 1;
@@ -100,10 +109,10 @@ static __always_inline int queue_again(struct __sk_buff *skb, const struct curso
 	entry->runs = runs;
 	entry->since_ns = now_ns;
 	entry->kept = *kept;
-	/* Last, with a barrier: now it is whole. */
+	/* The ID is written last, with a barrier: the entry is complete now. */
 	__sync_lock_test_and_set(&entry->id, id);
 	skb->mark = id;
-	/* Runs take turns on the CPUs that the interface spreads its packets over, if it does. */
+	/* A new hash moves the runs over the CPUs that the interface spreads its packets to, if it does. */
 	bpf_set_hash(skb, runs * GOLDEN_RATIO);
 	if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		return 0;

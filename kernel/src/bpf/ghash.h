@@ -11,7 +11,7 @@ static __always_inline struct gf128 gf128_xor(struct gf128 a, struct gf128 b)
 	return (struct gf128){.high = a.high ^ b.high, .low = a.low ^ b.low};
 }
 
-/* a * x^32, by x^128 = 1 + x + x^2 + x^7. Powers grow to the right. */
+/* Multiplies by x^32, with x^128 = 1 + x + x^2 + x^7. Powers grow to the right. */
 static __always_inline struct gf128 gf128_shift32(struct gf128 a)
 {
 	__u64 out = a.low << 32;
@@ -27,7 +27,7 @@ static __always_inline struct gf128 ghash_row(const struct ghash_key *key, int r
 	return key->rows[row][nibble & 15];
 }
 
-/* word * H, where `word` is a polynomial of degree 31. */
+/* Multiplies H by `word`, a polynomial of degree 31. */
 static __always_inline struct gf128 ghash_word(const struct ghash_key *key, __u32 word)
 {
 	struct gf128 product = ghash_row(key, 0, word >> 28);
@@ -39,7 +39,7 @@ static __always_inline struct gf128 ghash_word(const struct ghash_key *key, __u3
 	return product;
 }
 
-/* a * H, from the highest powers down (Horner). */
+/* Multiplies by H, from the highest powers down (Horner). */
 static __always_inline struct gf128 ghash_multiply(const struct ghash_key *key, struct gf128 a)
 {
 	struct gf128 product = ghash_word(key, a.low);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Ethernet, VLAN tags, IPv4, IPv6 and UDP, read and written, with their checksums.
  *
- * A cursor takes one header after another and returns what that says, or that it cannot be. It reads an skb, whose
- * headers may be anywhere, or a copy of a frame's first bytes. What a program accepts of what it finds is its own
- * matter: skb_udp.h walks for programs at TC, gate_packet.h for the gate. testkit/parsers/tests/parsers.rs shows
+ * A cursor takes one header after another. It returns the header's fields, or that the header is malformed. It reads
+ * an skb, whose
+ * headers may be anywhere, or a copy of a frame's first bytes. Each program decides which headers it accepts: skb_udp.h walks for programs at TC, gate_packet.h for the gate. testkit/parsers/tests/parsers.rs shows
  * where they differ.
  */
 #ifndef MILLRACE_NET_H
@@ -19,29 +19,29 @@
 #include <bpf/bpf_endian.h>
 
 #define ETHERNET_BYTES ((__u32)sizeof(struct ethhdr))
-#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* without options */
+#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* of a header without options */
 #define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
 #define UDP_BYTES      ((__u32)sizeof(struct udphdr))
 
 #define VLAN_TAGS_MAX 2 /* QinQ */
 #define VLAN_ID	      0x0fff
 
-/* Of the field `frag_off` of IPv4. */
+/* Bits of the field `frag_off` of IPv4. */
 #define IPV4_DONT_FRAGMENT   0x4000
-#define IPV4_FRAGMENT	     0x3fff /* "more fragments", or an offset */
+#define IPV4_FRAGMENT	     0x3fff /* the bit "more fragments", or an offset */
 #define IPV4_FRAGMENT_OFFSET 0x1fff
 
 #define IPV6_FRAGMENT_OFFSET 0xfff8 /* of the field `frag_off` of a fragment header */
 
 /* --- The cursor --- */
 
-#define HEAD_BYTES 256 /* of a frame that are copied, at most */
-#define HEAD_SLACK 80  /* behind them, for the longest read from a masked offset */
+#define HEAD_BYTES 256 /* most bytes of a frame that are copied */
+#define HEAD_SLACK 80  /* room after them, for the longest read from a masked offset */
 
-/* The first bytes of a frame, copied. */
+/* A copy of the first bytes of a frame. */
 struct net_head {
 	__u8 bytes[HEAD_BYTES + HEAD_SLACK];
-	__u32 have; /* bytes of the frame in there; behind them is anything */
+	__u32 have; /* bytes of the frame in it; bytes after them are undefined */
 	__u32 frame_bytes;
 	__u32 bare; /* not 0: the frame begins with its IP header (the gate's, see take_link) */
 	__u32 pad;
@@ -52,7 +52,7 @@ enum net_source {
 	NET_HEAD,
 };
 
-/* The largest header that is taken in one piece. */
+/* The largest header that is taken at once. */
 struct net_scratch {
 	__u8 bytes[sizeof(struct ipv6hdr)];
 } __attribute__((aligned(8)));
@@ -61,24 +61,24 @@ struct net_cursor {
 	enum net_source
 		source; /* a constant wherever a cursor is made, so that one way of reading is compiled */
 	struct __sk_buff *skb;
-	struct net_scratch *scratch; /* where headers of an skb are copied to: the last one only */
+	struct net_scratch *scratch; /* buffer for headers copied from an skb: it holds the last one only */
 	const struct net_head *head;
-	__u32 at; /* of the next header, in the frame */
+	__u32 at; /* offset of the next header in the frame */
 };
 
 enum net_step {
 	NET_OK = 0,
-	NET_CUT,     /* the frame, or the copy, ends before the header does */
+	NET_CUT,     /* the frame, or the copy, ends before the header */
 	NET_INVALID, /* a version or a length that the header cannot have */
 };
 
-/* Masked: it stays inside the buffer whatever the offset is, and the verifier sees it. */
+/* Masks the offset, so that the verifier sees that it is inside the buffer. */
 static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at)
 {
 	return head->bytes + (at & (HEAD_BYTES - 1));
 }
 
-/* Whether the copy has these bytes. */
+/* Returns whether the copy has these bytes. */
 static __always_inline int head_has(const struct net_head *head, __u32 at, __u32 bytes)
 {
 	return at + bytes <= head->have;
@@ -97,9 +97,9 @@ static __always_inline enum net_step net_take(struct net_cursor *cursor, __u32 b
 	return bpf_skb_load_bytes(cursor->skb, at, cursor->scratch->bytes, bytes) ? NET_CUT : NET_OK;
 }
 
-/* A field in network byte order. */
+/* Reads a field in network byte order. */
 #define BE16(header, type, field) load16((header) + __builtin_offsetof(struct type, field))
-/* The same, as a number. */
+/* Reads a field as a number. */
 #define U16(header, type, field) bpf_ntohs(BE16(header, type, field))
 
 /* --- Headers --- */
@@ -109,7 +109,9 @@ struct vlan_tag {
 	__be16 protocol;
 };
 
-/* Takes the Ethernet header with its VLAN tags. `vlan`: the ID of the first tag that has one, if it is 0 before; or NULL. */
+/* Takes the Ethernet header with its VLAN tags. `vlan`: gets the ID of the first tag that has one,
+ * if it is 0 before; or NULL.
+ */
 static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __be16 *protocol, __u16 *vlan)
 {
 	const __u8 *header;
@@ -129,7 +131,9 @@ static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __
 	return NET_OK;
 }
 
-/* Takes what is in front of IP. `bare`: nothing is, as on tun, WireGuard and PPP devices. There the version of IP tells the protocol. */
+/* Takes the headers in front of IP. `bare`: there are none, as on tun, WireGuard and PPP devices.
+ * The version of IP tells the protocol there.
+ */
 static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 bare, __be16 *protocol,
 					       __u16 *vlan)
 {
@@ -148,11 +152,11 @@ static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 
 }
 
 struct net_ip {
-	const __u8 *source; /* addresses in the header: good until the next one is taken */
+	const __u8 *source; /* addresses in the header: valid until the next header is taken */
 	const __u8 *destination;
-	__u32 header_bytes; /* with the options of IPv4, without the extension headers of IPv6 */
-	__u32 bytes;	    /* as the header says: of IPv4 itself included, of IPv6 not */
-	__u16 fragment;	    /* frag_off of IPv4 */
+	__u32 header_bytes; /* IPv4: with options; IPv6: without extension headers */
+	__u32 bytes;	    /* the header's length field: IPv4 counts its own header, IPv6 does not */
+	__u16 fragment;	    /* the field frag_off of IPv4 */
 	__u8 next;	    /* protocol of what follows */
 };
 
@@ -191,7 +195,9 @@ static __always_inline enum net_step take_ipv6(struct net_cursor *cursor, struct
 	return NET_OK;
 }
 
-/* Whether it is an extension header that hosts accept in front of UDP, other than a fragment header. */
+/* Returns whether this is an extension header that hosts accept in front of UDP, other than a
+ * fragment header.
+ */
 static __always_inline int is_extension(__u8 next)
 {
 	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS;
@@ -199,12 +205,14 @@ static __always_inline int is_extension(__u8 next)
 
 struct ipv6_extension {
 	__u8 next;
-	__u8 length;	 /* in units of 8 bytes, beyond the first 8; nothing in a fragment header */
-	__be16 frag_off; /* of a fragment header */
+	__u8 length;	 /* units of 8 bytes beyond the first 8; reserved in a fragment header */
+	__be16 frag_off; /* in a fragment header */
 	__u8 rest[4];
 };
 
-/* Takes an extension header that is_extension() knows, of which the first `least` bytes must be there: 2 or more. */
+/* Takes an extension header that is_extension() knows. Its first `least` bytes, 2 or more, have to
+ * be present.
+ */
 static __always_inline enum net_step take_extension(struct net_cursor *cursor, __u32 least, __u8 *next)
 {
 	const __u8 *header;
@@ -218,7 +226,7 @@ static __always_inline enum net_step take_extension(struct net_cursor *cursor, _
 	return NET_OK;
 }
 
-/* Takes a fragment header. `offset`: not 0 in all fragments but the first. */
+/* Takes a fragment header. `offset` is not 0 in all fragments but the first. */
 static __always_inline enum net_step take_fragment(struct net_cursor *cursor, __u8 *next, __u16 *offset)
 {
 	const __u8 *header;
@@ -233,7 +241,7 @@ static __always_inline enum net_step take_fragment(struct net_cursor *cursor, __
 struct net_udp {
 	__be16 source;
 	__be16 destination;
-	__u16 bytes; /* as the header says, itself included */
+	__u16 bytes; /* the length field, which counts the UDP header */
 };
 
 static __always_inline enum net_step take_udp(struct net_cursor *cursor, struct net_udp *udp)
@@ -250,7 +258,7 @@ static __always_inline enum net_step take_udp(struct net_cursor *cursor, struct 
 
 /* --- Checksums (RFC 1071) --- */
 
-/* A sum of 16-bit words in 16 bits. */
+/* Folds a sum of 16-bit words to 16 bits. */
 static __always_inline __u16 csum_fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -262,9 +270,11 @@ static __always_inline __u16 csum_fold(__u64 sum)
 
 #ifdef __bpf__
 
-#define CSUM_STEP 512 /* bytes that bpf_csum_diff takes at a time before Linux 6.13 */
+#define CSUM_STEP 512 /* most bytes that bpf_csum_diff takes at once before Linux 6.13 */
 
-/* Adds `bytes`, less than `most`, which is a power of two and a constant. Up to 3 zeroes must follow them. */
+/* Adds `bytes` bytes. They are fewer than `most`, which is a power of two and a constant. Up to 3
+ * zeroes have to follow them.
+ */
 static __always_inline __u64 csum_add(const __u8 *from, __u32 bytes, const __u32 most, __u64 sum)
 {
 	if (most <= CSUM_STEP)
@@ -282,8 +292,9 @@ static __always_inline __u64 csum_add(const __u8 *from, __u32 bytes, const __u32
 	return sum;
 }
 
-/* The pseudo header of UDP; `udp_bytes` with its header. `addresses` are both, one after the other: the sum of an IPv4
- * address does not change with zeroes behind it, nor with 0xffff in front, as mapped ones have it.
+/* Adds the pseudo header of UDP. `udp_bytes` counts the UDP header. `addresses` has both, one after
+ * the other. Zeroes after an IPv4 address do not change the sum, nor does 0xffff before it, as in
+ * mapped addresses.
  */
 static __always_inline __u64 csum_pseudo(const __u8 *addresses, __u32 address_bytes, __u32 udp_bytes)
 {
@@ -301,7 +312,7 @@ static __always_inline void put_mac(__u8 *to, const __u8 *from)
 	store16(to + 4, load16(from + 4));
 }
 
-/* Both addresses of an Ethernet header; returns where its type goes, or its first tag. */
+/* Writes both addresses of an Ethernet header. Returns the place of its type, or of its first tag. */
 static __always_inline __u8 *put_macs(__u8 *to, const __u8 *destination, const __u8 *source)
 {
 	put_mac(to, destination);
@@ -336,7 +347,7 @@ static __always_inline void put_ipv6(struct ipv6hdr *ip, const __u8 *source, con
 	store128((__u8 *)&ip->daddr, load128(destination));
 }
 
-/* The checksum is still to be made. */
+/* Writes a UDP header without its checksum. */
 static __always_inline void put_udp(struct udphdr *udp, __be16 source, __be16 destination, __u32 udp_bytes)
 {
 	udp->source = source;
@@ -345,7 +356,7 @@ static __always_inline void put_udp(struct udphdr *udp, __be16 source, __be16 de
 	udp->check = 0;
 }
 
-/* `sum`: of pseudo header, header and payload. */
+/* Writes the checksum. `sum` covers pseudo header, header and payload. */
 static __always_inline void put_udp_checksum(struct udphdr *udp, __u64 sum)
 {
 	udp->check = ~csum_fold(sum);

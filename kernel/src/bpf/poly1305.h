@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Poly1305 (RFC 8439, section 2.5) over whole 16-byte blocks, which is all that the AEAD needs.
+/* Poly1305 (RFC 8439, section 2.5) over whole 16-byte blocks. The AEAD needs no others.
  *
- * Numbers modulo 2^130 - 5 are three limbs of 32 bits and a last one of 34, since BPF multiplies to 64 bits only. What
- * makes 32 bits enough is that r is clamped: its words are below 2^28, and all but the first are multiples of 4.
- * So products that wrap around, r[i] * 2^128 with 2^130 = 5, are by the whole number r[i] / 4 * 5, and the sum of a
- * column stays below 2^64 although the first limb keeps its carry until the next block:
+ * Numbers modulo 2^130 - 5 are three limbs of 32 bits and a last one of 34, since BPF multiplies to 64 bits only.
+ * Limbs of 32 bits are enough because r is clamped: its words are below 2^28, and all but the first are multiples
+ * of 4. So products that wrap around, r[i] * 2^128 with 2^130 = 5, are multiplied by the whole number r[i] / 4 * 5.
+ * The sum of a column stays below 2^64, although the first limb keeps its carry until the next block:
  *
  *	h[0] + block < 3.1 * 2^32, h[1] + block and h[2] + block < 2 * 2^32, h[3] + block < 6 * 2^32,
  *	r[i] < 2^28, q[i] < 1.25 * 2^28,
  *
- * which in the first column, the largest, makes (3.1 + (2 + 2 + 6) * 1.25) * 2^60 < 15.7 * 2^60. The last column is
- * below (3.1 + 2 + 2 + 6) * 2^60 + 2^32, so that what wraps around is below 5 * 13.2 * 2^26 < 1.1 * 2^32: hence the 3.1.
+ * The first column is the largest: (3.1 + (2 + 2 + 6) * 1.25) * 2^60 < 15.7 * 2^60. The last column is below
+ * (3.1 + 2 + 2 + 6) * 2^60 + 2^32. So the part that wraps around is below 5 * 13.2 * 2^26 < 1.1 * 2^32: hence the 3.1.
  */
 #ifndef MILLRACE_POLY1305_H
 #define MILLRACE_POLY1305_H
@@ -31,7 +31,7 @@ struct poly1305 {
 
 static __always_inline void poly1305_start(struct poly1305 *poly, const __u8 key[32])
 {
-	/* Clamped as section 2.5 says. */
+	/* The key is clamped (section 2.5). */
 	__u64 low = load64(key) & 0x0ffffffc0fffffff, high = load64(key + 8) & 0x0ffffffc0ffffffc;
 
 	poly->r[0] = low & LIMB;
@@ -67,7 +67,9 @@ static __always_inline void poly1305_block(struct poly1305 *poly, struct bytes16
 	h[0] += (d >> TOP_BITS) * 5;
 }
 
-/* Until every limb has its bits and no more. Should it wrap around, what is left is small: h[1] does not carry. */
+/* Propagates carries until every limb has its own bits only. If the top wraps around, the rest is
+ * small: h[1] does not carry.
+ */
 static __always_inline void poly1305_carry(__u64 h[4])
 {
 	for (int i = 0; i < 3; i++) {

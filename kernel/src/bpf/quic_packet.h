@@ -8,19 +8,19 @@
 #define QUIC_SHORT_PROTECTED 0x1f
 #define QUIC_RESERVED	     0x18 /* zero in an authentic packet, or the peer breaks the protocol */
 #define QUIC_KEY_PHASE	     0x04
-#define QUIC_NUMBER_BYTES    0x03 /* less one */
+#define QUIC_NUMBER_BYTES    0x03 /* length of the packet number, minus one */
 #define QUIC_SAMPLE	     16	  /* bytes, 4 behind the start of the packet number */
 
-/* What header protection covers. */
+/* The fields of a short header that header protection covers. */
 struct quic_short {
 	__u8 first;
 	__u8 number_bytes; /* 1 to 4 */
 	__u16 pad;
-	__u32 number; /* as sent: the low bits */
+	__u32 number; /* as sent: the low bits of the number */
 };
 
-/* The header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) for the sample that belongs to a packet
- * number at `number_at`: 5 bytes, the first in the low bits.
+/* Computes the header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) from the sample of a
+ * packet with its number at `number_at`: 5 bytes, the first in the low bits.
  */
 __noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet, __u32 number_at)
 {
@@ -37,7 +37,7 @@ __noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet
 	return load64(packet->mask.bytes);
 }
 
-/* XORs the packet number and returns it as the wire has it, first byte in the low bits. */
+/* XORs the packet number with the mask. Returns it as on the wire, the first byte in the low bits. */
 static __always_inline __u32 quic_mask_number(__u8 *at, __u32 bytes, __u32 mask)
 {
 	__u32 covered = ~0U >> (32 - 8 * bytes);
@@ -47,8 +47,8 @@ static __always_inline __u32 quic_mask_number(__u8 *at, __u32 bytes, __u32 mask)
 	return number & covered;
 }
 
-/* Removes header protection from a packet of `packet_bytes` at `at`, which is not authentic yet. -1: too
- * short, or too far into the buffer.
+/* Removes header protection from a packet of `packet_bytes` at `at`, which is not authenticated
+ * yet. Returns -1 if the packet is too short, or too far into the buffer.
  */
 static __always_inline int quic_unprotect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
 					  __u32 id_bytes, __u32 packet_bytes, struct quic_short *header)
@@ -70,8 +70,9 @@ static __always_inline int quic_unprotect(const struct quic_keys *keys, struct q
 	return 0;
 }
 
-/* Applies header protection to a sealed packet. The text with its tag must reach 4 bytes and a sample beyond
- * the start of the packet number, as RFC 9001, section 5.4.2, wants. -1: too far into the buffer.
+/* Applies header protection to a sealed packet. Text and tag have to reach 4 bytes and a sample
+ * beyond the start of the packet number (RFC 9001, section 5.4.2). Returns -1 if the packet is too
+ * far into the buffer.
  */
 static __always_inline int quic_protect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
 					__u32 id_bytes)
@@ -89,8 +90,8 @@ static __always_inline int quic_protect(const struct quic_keys *keys, struct qui
 	return 0;
 }
 
-/* The packet number next to `expected` whose low bits were sent (RFC 9000, appendix A.3). `expected` is the
- * largest number of an authentic packet plus one.
+/* Returns the packet number closest to `expected` with the low bits that were sent (RFC 9000,
+ * appendix A.3). `expected` is the largest authenticated packet number plus one.
  */
 static __always_inline __u64 quic_number(__u64 expected, const struct quic_short *header)
 {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* What an interface runs at XDP: an interface has room for one program, and gate and graft take turns in it.
+/* The root program of an interface at XDP, which has room for one program: gate and graft take turns in it.
  *
  *   root_xdp -> root_slots[gate] = root_turn -> mine[0] = gate_xdp -> (what passes) root_rest
  *            -> root_slots[graft] = root_turn -> mine[0] = joint_rx
  *
- * Every process loads root_turn anew, with a map `mine` that only it has a descriptor of: the kernel empties it when the last
- * descriptor is closed, so also when the process is killed, and packets go on to whoever is next. `root_slots` and the link
- * that holds root_xdp are shared by descriptor: they last until the last process is gone.
+ * Every process loads a root_turn of its own, with a map `mine` that only it has a descriptor of. The kernel
+ * empties the map when the last descriptor is closed, also if the process is killed, and packets go on to the
+ * next turn. `root_slots` and the link that holds root_xdp are shared by descriptor: they last until the last
+ * process is gone.
  */
 #include "util.h"
 #include "root_intf.h"
@@ -36,7 +37,7 @@ int root_xdp(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* Everybody's turn after one's own. */
+/* Passes the packet to the programs whose turns come later. */
 static __always_inline int rest(struct xdp_md *ctx)
 {
 	if (config.slot < ROOT_GRAFT)
@@ -51,7 +52,7 @@ int root_turn(struct xdp_md *ctx)
 	return rest(ctx);
 }
 
-/* What passes goes on here. */
+/* Continues with packets that the previous turn passed. */
 SEC("xdp.frags")
 int root_rest(struct xdp_md *ctx)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the XDP root shares with kernel/src/xdp/root.rs, and processes of different versions with each other: whoever
- * changes the slots gives root_xdp another name.
+/* Structures that the XDP root shares with kernel/src/xdp/root.rs, and with processes of other
+ * versions: a change of the slots needs another name for root_xdp.
  */
 #ifndef MILLRACE_ROOT_INTF_H
 #define MILLRACE_ROOT_INTF_H
@@ -11,12 +11,12 @@
 enum root_slot {
 	ROOT_GATE,
 	ROOT_GRAFT,
-	ROOT_LEAVING, /* held by whoever is about to detach the root, so that nobody joins any more */
+	ROOT_LEAVING, /* a process is about to detach the root: no other may join */
 	ROOT_SLOTS,
 };
 
 struct root_config {
-	__u32 slot; /* whose turn root_turn is */
+	__u32 slot; /* slot of the program that runs root_turn */
 };
 
 #endif

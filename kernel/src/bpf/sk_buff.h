@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What programs at TC need to know of the kernel's packet and __sk_buff does not say. */
+/* Fields of the kernel's packet that programs at TC need and __sk_buff does not have. */
 #ifndef MILLRACE_SK_BUFF_H
 #define MILLRACE_SK_BUFF_H
 
@@ -12,7 +12,7 @@ enum ip_summed {
 	CHECKSUM_PARTIAL = 3,
 };
 
-/* libbpf finds the fields' places in the running kernel. */
+/* libbpf relocates the fields to their offsets in the running kernel. */
 struct sk_buff {
 	__u8 ip_summed : 2;
 	__u16 network_header;
@@ -23,9 +23,10 @@ struct sk_buff {
 
 #define IP_SUMMED(skb) BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)(skb), ip_summed)
 
-/* Whether the link header is in front of where the packet begins for programs, instead of at its beginning. XDP in the generic mode
- * copies a packet that has too little room in front, which most have, and since Linux 6.9 the copy's `mac_len` is 0: by so much TC goes
- * back from IP. What a program redirects would leave without a link header, too.
+/* Returns whether the link header is in front of the packet's start instead of at it. XDP in
+ * generic mode copies a packet with too little headroom, which most have. Since Linux 6.9 the
+ * copy's `mac_len` is 0, and TC goes back by that much from IP. A redirected packet would leave
+ * without a link header, too.
  */
 static __always_inline int link_is_lost(struct __sk_buff *skb)
 {
@@ -43,13 +44,25 @@ static __noinline int find_link(struct __sk_buff *skb)
 
 	if (bpf_skb_load_bytes_relative(skb, 0, &link, sizeof(link), BPF_HDR_START_MAC))
 		return -1;
-	/* Puts zeroes there, and says `mac_len` right. */
+	/* Inserts zeroes there, and corrects `mac_len`. */
 	if (bpf_skb_change_head(skb, sizeof(link), 0))
 		return -1;
 	return bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
 }
 
-/* At the beginning of what runs at TC ingress. Not 0: there is no link header, and nothing can be found. */
+/* Tells whether the packet begins with its IP header, as on tun devices. */
+static __always_inline int is_bare(struct __sk_buff *skb)
+{
+	struct sk_buff *kernels = (struct sk_buff *)skb;
+	__u16 network = BPF_CORE_READ(kernels, network_header);
+
+	return network == BPF_CORE_READ(kernels, mac_header) &&
+	       network == BPF_CORE_READ(kernels, data) - BPF_CORE_READ(kernels, head);
+}
+
+/* Called first by programs at TC ingress. Returns not 0 if there is no link header, so that nothing
+ * can be parsed.
+ */
 static __always_inline int have_link(struct __sk_buff *skb)
 {
 	return link_is_lost(skb) ? find_link(skb) : 0;

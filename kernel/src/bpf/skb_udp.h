@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The way to UDP in an skb, for programs at TC: relay, probe, and the gate on the way out. Fragments are refused, all of
- * them: none has a datagram's size. IPv4 options and some IPv6 extension headers are passed over, two VLAN tags in the
- * frame, and one beside it.
+/* Finds UDP in an skb, for programs at TC: relay, probe, and the gate on egress. All fragments are
+ * refused: none has a datagram's size. IPv4 options, some IPv6 extension headers, two VLAN tags in
+ * the frame and one in the skb's metadata are skipped.
  */
 #ifndef MILLRACE_SKB_UDP_H
 #define MILLRACE_SKB_UDP_H
@@ -14,7 +14,7 @@ enum parse {
 	PARSE_OK = 0,
 	PARSE_NOT_UDP,
 	PARSE_FRAGMENT,
-	PARSE_MALFORMED, /* or more extension headers than are followed */
+	PARSE_MALFORMED, /* or more extension headers than the parser follows */
 };
 
 struct udp_packet {
@@ -22,19 +22,21 @@ struct udp_packet {
 	__u8 destination[16];
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 payload_offset; /* in the frame */
+	__u32 payload_offset; /* offset in the frame */
 	__u32 payload_bytes;
-	__u16 udp_bytes; /* as the UDP header says, itself included */
+	__u16 udp_bytes; /* the length field, which counts the UDP header */
 	__u16 vlan;	 /* outermost ID; 0: untagged */
 	__u8 family;	 /* 4 or 6 */
 };
 
 #define IPPROTO_EXPERIMENT 253 /* RFC 3692 */
 
-/* What IP carries, and where it says so. For programs that take protocol 253 in UDP's place, too; others have NULL. */
+/* Payload of IP, and the place of its protocol number, for programs that take protocol 253 in UDP's
+ * place. Others pass NULL.
+ */
 struct ip_carried {
-	__u32 end;	   /* of it, in the frame */
-	__u32 protocol_at; /* the byte that names the protocol, in the frame */
+	__u32 end;	   /* offset of its end in the frame */
+	__u32 protocol_at; /* offset in the frame of the byte that names the protocol */
 	__u8 protocol;
 };
 
@@ -93,7 +95,7 @@ static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct u
 			return PARSE_NOT_UDP;
 		if (carried)
 			carried->protocol_at = cursor->at + __builtin_offsetof(struct ipv6_extension, next);
-		/* That the rest of one is missing shows at the next header. */
+		/* If the rest of it is missing, taking the next header fails. */
 		if (take_extension(cursor, 2, &next))
 			return PARSE_MALFORMED;
 		if (carried)
@@ -102,9 +104,9 @@ static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct u
 	return is_taken(next, carried) ? PARSE_OK : PARSE_MALFORMED;
 }
 
-/* The payload's size is that of the frame, not of the UDP header: GRO leaves there the length of one segment or of all,
- * depending on where it merged the packets. That counts Ethernet's padding, too, so whoever needs the exact size of small
- * packets looks at `udp_bytes`.
+/* Takes the payload's size from the frame, not from the UDP header: GRO leaves the length of one
+ * segment or of all there, depending on where it merged the packets. The frame counts Ethernet's
+ * padding, so callers that need the exact size of small packets read `udp_bytes`.
  */
 static __always_inline enum parse parse_ports(struct net_cursor *cursor, struct udp_packet *packet)
 {
@@ -128,7 +130,7 @@ static __always_inline enum parse parse_udp_on(struct __sk_buff *skb, __u32 bare
 	enum parse result;
 	__be16 protocol;
 
-	/* The outermost tag usually travels beside the frame. */
+	/* The outermost tag is usually in the skb's metadata. */
 	packet->vlan = skb->vlan_present ? skb->vlan_tci & VLAN_ID : 0;
 	if (take_link(&cursor, bare, &protocol, &packet->vlan))
 		return PARSE_MALFORMED;

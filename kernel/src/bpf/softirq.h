@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Vectors of softirqs that are networking; the kernel's numbers. */
+/* Numbers of the softirq vectors for networking, as in the kernel. */
 #ifndef MILLRACE_SOFTIRQ_H
 #define MILLRACE_SOFTIRQ_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What all programs use. It also compiles natively. */
+/* Helpers for all programs. The header also compiles natively. */
 #ifndef MILLRACE_UTIL_H
 #define MILLRACE_UTIL_H
 
@@ -14,19 +14,21 @@
 #define __noinline __attribute__((noinline))
 #endif
 
-/* Verdict of a TC program that leaves the packet to whoever is next: TCX_NEXT for TCX, TC_ACT_UNSPEC for clsact. */
+/* Verdict of a TC program that leaves the packet to the next program: TCX_NEXT for TCX,
+ * TC_ACT_UNSPEC for clsact.
+ */
 #define PASS_ON -1
 
 #define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
 
-/* Hides from clang what it knows of a number. Otherwise it may merge two checks, or move one to another register,
- * and the verifier needs the one that is gone.
+/* Hides from clang what it knows about a number. Otherwise it may merge two checks, or move one to
+ * another register, and the verifier loses the bound that it needs.
  */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
-/* A length that was compared with its bounds before: the same number, so that the verifier of each kernel sees that it is from 1 to
- * `most`, a power of two.
+/* A length that was compared with its bounds before: the same number, from 1 to `most`, a power of
+ * two, in a form in which every kernel's verifier sees that.
  */
 #define BOUNDED(bytes, most)                    \
 	({                                      \

@@ -1,22 +1,22 @@
-//! Filters that outlived the process that attached them.
+//! Finds filters that outlived the process that attached them.
 
 use std::fs;
 use std::io;
 
-use super::Hook;
+use super::KernelHook;
 use crate::netlink::{attribute, dump};
 
 /// A filter with a program.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct StaleFilter {
     pub handle: u32,
     pub priority: u32,
     pub program: u32,
 }
 
-/// Filters on a hook, of programs with this name, that no process has a descriptor of: whoever attached them cannot
-/// remove them any more.
-pub(super) fn find(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found>> {
+/// Returns filters on a hook with a program of this name that no process has a descriptor of. So the process that
+/// attached them is gone.
+pub(super) fn find(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec<StaleFilter>> {
     let mut found = list(ifindex, hook, name)?;
     if !found.is_empty() {
         let open = open_programs();
@@ -34,11 +34,11 @@ const TCA_BPF_ID: u16 = 11;
 /// struct tcmsg
 const TCMSG: usize = 20;
 
-/// As `tc filter show`.
-fn list(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found>> {
+/// Lists filters as `tc filter show` does.
+fn list(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec<StaleFilter>> {
     let parent: u32 = match hook {
-        Hook::Ingress => 0xffff_fff2,
-        Hook::Egress => 0xffff_fff3,
+        KernelHook::Ingress => 0xffff_fff2,
+        KernelHook::Egress => 0xffff_fff3,
     };
     let mut request = Vec::with_capacity(TCMSG);
     request.extend([0; 4]);
@@ -51,19 +51,20 @@ fn list(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The filter, if it is one with a program of this name; its class has none.
-fn parse(body: &[u8], name: &str) -> Option<Found> {
+/// Returns the filter if it has a program of this name. An entry for the filter's class has none.
+fn parse(body: &[u8], name: &str) -> Option<StaleFilter> {
     let word = |at: usize| Some(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?));
-    let (handle, info) = (word(8)?, word(16)?);
+    let handle = word(8)?;
+    let info = word(16)?;
     let options = attribute(body.get(TCMSG..)?, TCA_OPTIONS)?;
     // libbpf names filters NAME:[ID].
     let full = std::str::from_utf8(attribute(options, TCA_BPF_NAME)?).ok()?;
     full.strip_prefix(name)?.strip_prefix(":[")?;
     let program = u32::from_ne_bytes(*attribute(options, TCA_BPF_ID)?.first_chunk()?);
-    Some(Found { handle, priority: info >> 16, program })
+    Some(StaleFilter { handle, priority: info >> 16, program })
 }
 
-/// IDs of all programs that processes have descriptors of. Processes that may not be looked into are none of ours.
+/// Returns IDs of all programs that processes have descriptors of. Processes that cannot be read are not ours.
 fn open_programs() -> Vec<u32> {
     let entries = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
     let processes = entries("/proc").filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -88,8 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_known_by_their_names() {
-        let found = Some(Found { handle: 3, priority: 0xc000, program: 7 });
+    fn filter_is_found_by_its_name() {
+        let found = Some(StaleFilter { handle: 3, priority: 0xc000, program: 7 });
         for (name, want) in [
             (&b"relay_in:[7]\0"[..], &found),
             (b"relay_ingress:[7]\0", &None),

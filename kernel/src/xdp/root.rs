@@ -1,9 +1,9 @@
 //! The one XDP program of an interface, in which gate and graft take turns (`bpf/root.bpf.c`).
 //!
-//! Whoever comes first makes the root; who comes then takes descriptors of its link and of its slots by their IDs, which
-//! needs CAP_SYS_ADMIN. Nobody owns it: the kernel detaches it with the last descriptor. A turn ends with the process
-//! that has it, since the kernel empties a program array that no process has a descriptor of. So nothing is pinned, and
-//! neither an exit nor a kill of one takes anything from the other.
+//! The first process makes the root. Later ones get descriptors of its link and of its slots by their IDs, which
+//! needs CAP_SYS_ADMIN. No process owns it: the kernel detaches it with the last descriptor. A turn ends with its
+//! process, because the kernel empties a program array that no process has a descriptor of. So nothing is pinned, and
+//! the exit or kill of one process does not affect the other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,35 +13,36 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program, ProgramMut};
 use nix::libc;
 
-use super::{Mode, is_attached, link, shared};
+use super::{XdpMode, is_attached, link, shared};
 use crate::Error;
-use crate::fork::{Kept, keep_from_children};
+use crate::fork::{ForkSafeLink, keep_from_children};
 use crate::hook;
 use crate::intf::generated::{self, RootConfig as Config};
-use crate::object::{Loaded, embedded, write};
+use crate::object::{LoadedObject, embedded, write};
 use crate::raw::detach;
-use crate::stack::{self, Begin};
+use crate::stack::{self, FrameStart};
 
-/// Its name says what its slots are: another order gets another name.
+/// Name of the root's program. It identifies the layout of the slots: another layout gets another name.
 const ROOT: &str = "root_xdp";
 const SLOTS: &str = "root_slots";
 const MINE: &str = "mine";
-/// Held by whoever is about to detach the root.
+/// Slot that is taken by a process that is about to detach the root.
 const LEAVING: u32 = generated::ROOT_LEAVING;
 
-/// What was there a moment ago may be about to go: the kernel empties the map of a process that was killed a little later.
+/// Longest wait for an old program to go: the kernel empties the map of a killed process a little later.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Whose turn.
+/// The product whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum RootProduct {
+    /// The gate, which gets packets first.
     Gate = 0,
-    /// With what the gate lets pass.
+    /// A graft gets packets that the gate passes.
     Graft = 1,
 }
 
-impl Turn {
+impl RootProduct {
     const ALL: [Self; 2] = [Self::Gate, Self::Graft];
 
     fn name(self) -> &'static str {
@@ -52,39 +53,41 @@ impl Turn {
     }
 }
 
-/// A program that has its turn on an interface; dropping it ends that, and takes the root away if nobody else is there.
-pub struct Attachment {
-    /// Dropped before what they keep.
-    _kept: [Kept; 2],
+/// A program that has its turn on an interface. Dropping it ends the turn, and detaches the root if no other turn is
+/// left.
+pub struct XdpTurn {
+    /// Dropped before the links that they keep.
+    _kept: [ForkSafeLink; 2],
     link: OwnedFd,
     _mine: MapHandle,
     slots: MapHandle,
     rest: OwnedFd,
-    turn: Turn,
-    /// ID of what is in the slot as long as the turn is this one's.
+    turn: RootProduct,
+    /// ID of the program in the slot while the turn belongs to this attachment.
     id: u32,
-    mode: Mode,
+    mode: XdpMode,
 }
 
-/// Why it was not attached this time.
+/// Reason why an attempt to attach failed.
 enum Hindrance {
-    /// It is worth another try, and if it goes on, this is what is in the way.
+    /// Another attempt may succeed. If it does not, this is the error.
     Passing(Error),
     Lasting(Error),
 }
 
-impl Attachment {
-    /// Attaches to an interface of the calling thread's network namespace. `before` gets the program to which packets go that
-    /// this one lets pass, before the first one comes.
+impl XdpTurn {
+    /// Attaches to an interface of the calling thread's network namespace. `before` gets the program that takes the
+    /// packets this one passes, before the first packet arrives.
     pub fn new(
         program: &ProgramMut<'_>,
-        turn: Turn,
-        (ifindex, mode): (i32, Mode),
+        turn: RootProduct,
+        ifindex: i32,
+        mode: XdpMode,
         before: impl Fn(BorrowedFd<'_>) -> Result<(), Error>,
     ) -> Result<Self, Error> {
         check_begin(turn, ifindex)?;
         let until = Instant::now() + PATIENCE;
-        let start = Start { program, turn, ifindex, before };
+        let start = RootProgram { program, turn, ifindex, before };
         loop {
             match start.attempt(mode) {
                 Ok(made) => return Ok(made),
@@ -95,13 +98,13 @@ impl Attachment {
         }
     }
 
-    /// Never [`Mode::Auto`].
-    pub fn mode(&self) -> Mode {
+    /// Returns the mode, which is never [`XdpMode::Auto`].
+    pub fn mode(&self) -> XdpMode {
         self.mode
     }
 
-    /// Whether it still has its turn on an interface: somebody may have detached the root, and an interface takes it along
-    /// when it goes.
+    /// Returns whether it still has its turn on an interface. Another process may have detached the root, or the
+    /// interface may be gone.
     pub fn is_in_place(&self) -> bool {
         is_attached(&self.link) && self.has_slot()
     }
@@ -111,13 +114,14 @@ impl Attachment {
     }
 
     fn is_abandoned(&self) -> bool {
-        Turn::ALL.iter().all(|turn| shared::entry(&self.slots, *turn as u32).is_none())
+        RootProduct::ALL.iter().all(|turn| shared::entry(&self.slots, *turn as u32).is_none())
     }
 }
 
-impl Drop for Attachment {
-    /// The last one detaches the root, which does not wait for descriptors that children hold for a moment. Who joins
-    /// meanwhile sees that in [`LEAVING`], or is seen in its slot: both write before they look.
+impl Drop for XdpTurn {
+    /// The last attachment detaches the root, and does not wait for descriptors that children hold for a moment. A
+    /// process that joins at the same time sees that in `LEAVING`, or is seen in its slot: both write before they
+    /// read.
     fn drop(&mut self) {
         let slot = (self.turn as u32).to_ne_bytes();
         if self.has_slot() {
@@ -129,7 +133,7 @@ impl Drop for Attachment {
         let leaving = LEAVING.to_ne_bytes();
         let _ = self.slots.update(&leaving, &self.rest.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
         if self.is_abandoned() {
-            // An interface that is gone took the link along, so there is nothing to report.
+            // If the interface is gone, the link went with it, so errors are ignored.
             let _ = detach(&self.link);
         } else {
             let _ = self.slots.delete(&leaving);
@@ -137,19 +141,21 @@ impl Drop for Attachment {
     }
 }
 
-/// What is to be attached.
-struct Start<'a, Before> {
+/// The program to attach, and its place.
+struct RootProgram<'a, Before> {
     program: &'a ProgramMut<'a>,
-    turn: Turn,
+    turn: RootProduct,
     ifindex: i32,
     before: Before,
 }
 
-impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> Start<'_, Before> {
-    fn attempt(&self, mode: Mode) -> Result<Attachment, Hindrance> {
+impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
+    fn attempt(&self, mode: XdpMode) -> Result<XdpTurn, Hindrance> {
         let made = match mode {
-            Mode::Auto => self.make(Mode::Native).or_else(|error| match &error {
-                Error::Xdp { source, .. } if hook::is_for_want_of_support(source) => self.make(Mode::Generic),
+            XdpMode::Auto => self.make(XdpMode::Native).or_else(|error| match &error {
+                Error::Xdp { source, .. } if hook::is_for_want_of_support(source) => {
+                    self.make(XdpMode::Generic)
+                }
                 _ => Err(error),
             }),
             mode => self.make(mode),
@@ -163,23 +169,23 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> Start<'_, Before> {
         }
     }
 
-    /// A new root, in which nobody has a turn yet.
-    fn make(&self, mode: Mode) -> Result<Root, Error> {
+    /// Makes a new root, in which no program has a turn yet.
+    fn make(&self, mode: XdpMode) -> Result<XdpRoot, Error> {
         let ifindex = self.ifindex;
         let error = |source| Error::Xdp { ifindex, mode, source };
-        // After GRO, a program would judge the first of many packets, and let all pass.
-        if mode == Mode::Generic
+        // After GRO, a program would judge the first of many packets, and let all of them pass.
+        if mode == XdpMode::Generic
             && let Some(kind) = stack::kind(ifindex).map_err(error)?
         {
             return Err(Error::Merged { ifindex, kind });
         }
         let mut object = load(self.turn, None)?;
         let link = link(object.program(ROOT)?.as_fd(), ifindex, mode).map_err(error)?;
-        Ok(Root { link, mode, parts: Parts::new(&mut object)? })
+        Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// A turn in the root that is there. `taken` is why there is no room for another one.
-    fn join(&self, mode: Mode, taken: Error) -> Result<Attachment, Hindrance> {
+    /// Takes a turn in the existing root. `taken` is the error if it cannot be joined.
+    fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
         let found = match shared::find(ifindex, ROOT, SLOTS) {
@@ -188,7 +194,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> Start<'_, Before> {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(Hindrance::Lasting(taken)),
             Err(error) => return Err(failed(error)),
         };
-        if mode != Mode::Auto && mode != found.mode {
+        if mode != XdpMode::Auto && mode != found.mode {
             return Err(Hindrance::Passing(taken));
         }
         let occupied = || Hindrance::Passing(Error::Turn { ifindex, noun: turn.name() });
@@ -197,14 +203,14 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> Start<'_, Before> {
             return Err(occupied());
         }
         let mut object = load(turn, Some(&found.slots)).map_err(Hindrance::Lasting)?;
-        let parts = Parts::new(&mut object).map_err(Hindrance::Lasting)?;
-        self.take(Root { link: found.link, mode: found.mode, parts })
+        let parts = RootParts::new(&mut object).map_err(Hindrance::Lasting)?;
+        self.take(XdpRoot { link: found.link, mode: found.mode, parts })
     }
 
-    fn take(&self, root: Root) -> Result<Attachment, Hindrance> {
+    fn take(&self, root: XdpRoot) -> Result<XdpTurn, Hindrance> {
         let attachment = root.take(self).map_err(Hindrance::Lasting)?;
         let is_leaving = shared::entry(&attachment.slots, LEAVING).is_some();
-        // Or another one has come at the same time, or the root went.
+        // Another process took the slot at the same time, or the root was detached.
         match attachment.is_in_place() && !is_leaving {
             true => Ok(attachment),
             false => Err(Hindrance::Passing(Error::Turn { ifindex: self.ifindex, noun: self.turn.name() })),
@@ -212,54 +218,57 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> Start<'_, Before> {
     }
 }
 
-/// A root on an interface, and what a turn in it needs.
-struct Root {
+/// A root on an interface, with the descriptors that a turn in it needs.
+struct XdpRoot {
     link: OwnedFd,
-    mode: Mode,
-    parts: Parts,
+    mode: XdpMode,
+    parts: RootParts,
 }
 
-struct Parts {
+struct RootParts {
     slots: MapHandle,
     mine: MapHandle,
     entry: OwnedFd,
     rest: OwnedFd,
 }
 
-impl Parts {
-    fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let (slots, mine) = (object.handle(SLOTS)?, object.handle(MINE)?);
+impl RootParts {
+    fn new(object: &mut LoadedObject) -> Result<Self, Error> {
+        let slots = object.handle(SLOTS)?;
+        let mine = object.handle(MINE)?;
         let fd = |program: ProgramMut<'_>| program.as_fd().try_clone_to_owned().map_err(prepare);
-        let (entry, rest) = (fd(object.program("root_turn")?)?, fd(object.program("root_rest")?)?);
+        let entry = fd(object.program("root_turn")?)?;
+        let rest = fd(object.program("root_rest")?)?;
         Ok(Self { slots, mine, entry, rest })
     }
 }
 
-impl Root {
-    /// From the last step on, packets come.
-    fn take<Before>(self, start: &Start<'_, Before>) -> Result<Attachment, Error>
+impl XdpRoot {
+    /// Takes the turn. Packets arrive from the last step on.
+    fn take<Before>(self, start: &RootProgram<'_, Before>) -> Result<XdpTurn, Error>
     where
         Before: Fn(BorrowedFd<'_>) -> Result<(), Error>,
     {
-        let Self { link, mode, parts: Parts { slots, mine, entry, rest } } = self;
+        let Self { link, mode, parts: RootParts { slots, mine, entry, rest } } = self;
         let turn = start.turn;
         let id = Program::id_from_fd(entry.as_fd()).map_err(|error| prepare(io::Error::other(error)))?;
         (start.before)(rest.as_fd())?;
         write(&mine, MINE, &[0; 4], &start.program.as_fd().as_raw_fd().to_ne_bytes())?;
         write(&slots, SLOTS, &(turn as u32).to_ne_bytes(), &entry.as_raw_fd().to_ne_bytes())?;
         let kept = [keep_from_children(&link), keep_from_children(&mine)];
-        Ok(Attachment { _kept: kept, link, _mine: mine, slots, rest, turn, id, mode })
+        Ok(XdpTurn { _kept: kept, link, _mine: mine, slots, rest, turn, id, mode })
     }
 }
 
-/// Refuses an interface whose frames do not begin as programs with this turn read them: they would judge nothing there.
-fn check_begin(turn: Turn, ifindex: i32) -> Result<(), Error> {
+/// Refuses an interface whose frames do not begin with a header that programs with this turn read. They would judge
+/// nothing there.
+fn check_begin(turn: RootProduct, ifindex: i32) -> Result<(), Error> {
     let failed = |source: io::Error| Error::Read { what: "the interfaces", source: source.into() };
     match (stack::begin(ifindex).map_err(failed)?, turn) {
-        (Begin::Ethernet, _) | (Begin::Ip, Turn::Gate) => Ok(()),
-        (Begin::Ip, Turn::Graft) => Err(Error::Bare { ifindex }),
-        (Begin::Tunnel { kind }, _) => Err(Error::Tunnel { ifindex, kind }),
-        (Begin::Other { hardware }, _) => Err(Error::Link { ifindex, hardware }),
+        (FrameStart::Ethernet, _) | (FrameStart::Ip, RootProduct::Gate) => Ok(()),
+        (FrameStart::Ip, RootProduct::Graft) => Err(Error::Bare { ifindex }),
+        (FrameStart::Tunnel { kind }, _) => Err(Error::Tunnel { ifindex, kind }),
+        (FrameStart::Other { hardware }, _) => Err(Error::Link { ifindex, hardware }),
     }
 }
 
@@ -267,7 +276,7 @@ fn prepare(source: io::Error) -> Error {
     Error::Prepare { what: "a turn at XDP", source }
 }
 
-fn load(turn: Turn, slots: Option<&MapHandle>) -> Result<Loaded, Error> {
+fn load(turn: RootProduct, slots: Option<&MapHandle>) -> Result<LoadedObject, Error> {
     let mut open = embedded!("root.bpf.o").open()?;
     open.configure(&Config { slot: turn as u32 })?;
     if let Some(slots) = slots {
@@ -287,7 +296,7 @@ mod tests {
     use crate::intf::enum_names;
 
     #[test]
-    fn slots_have_the_names_of_c() {
+    fn slots_match_the_names_in_c() {
         assert_eq!(
             enum_names(env!("OUT_DIR"), "root.bpf.o", "root_slot", "root_"),
             ["gate", "graft", "leaving"]

@@ -1,4 +1,5 @@
-//! What another process has put onto an interface, by the kernel's IDs: that is how descriptors are shared without pins.
+//! Finds programs that another process has attached to an interface, by the kernel's IDs. So descriptors are shared
+//! without pins.
 
 #![allow(unsafe_code)]
 
@@ -11,25 +12,25 @@ use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use libbpf_rs::{MapCore, MapHandle};
 use nix::libc;
 
-use super::{Mode, is_attached};
+use super::{XdpMode, is_attached};
 use crate::raw::{check, owned};
 
-/// Maps of one program; ours have a few.
+/// Most maps of one program that are looked at; ours have a few.
 const MAPS: usize = 64;
 
-/// A root that is on an interface.
-pub(super) struct Found {
-    /// A descriptor of its own: the link lasts as long as the last of them.
+/// A root on an interface.
+pub(super) struct FoundRoot {
+    /// A descriptor of its own: the link lasts as long as the last of its descriptors.
     pub link: OwnedFd,
     pub slots: MapHandle,
-    pub mode: Mode,
+    pub mode: XdpMode,
 }
 
-/// `None`: nothing is there, or it is just going.
+/// Returns the root on an interface; `None` if there is none, or it is being detached.
 ///
 /// # Errors
-/// `EBUSY`: what is there is no root, or not by a link. `EPERM`: without CAP_SYS_ADMIN.
-pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<Found>> {
+/// `EBUSY`: the program there is no root, or is not attached by a link. `EPERM`: the process lacks CAP_SYS_ADMIN.
+pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<FoundRoot>> {
     let (id, mode) = attached(ifindex)?;
     let Some(program) = (id != 0).then(|| program(id)).transpose()?.flatten() else { return Ok(None) };
     let busy = || io::Error::from_raw_os_error(libc::EBUSY);
@@ -44,36 +45,36 @@ pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<F
     let Some(info) = LinkInfoIter::default().find(is_there) else { return Ok(None) };
     // SAFETY: no pointers are passed; the call makes the descriptor.
     let link = if_there(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(info.id)) })?;
-    Ok(link.filter(|link| is_attached(link)).map(|link| Found { link, slots, mode }))
+    Ok(link.filter(|link| is_attached(link)).map(|link| FoundRoot { link, slots, mode }))
 }
 
-/// Whether somebody has a program in the map of this name that the program uses: its owner lives.
+/// Returns whether the map of this name that the program uses has an entry, so that its owner lives.
 pub(super) fn is_filled(program_id: u32, map: &str) -> io::Result<bool> {
     let Some(program) = program(program_id)? else { return Ok(false) };
     let Some(map) = map_of(program.as_fd(), map)? else { return Ok(false) };
     Ok(entry(&map, 0).is_some())
 }
 
-/// The ID of the program at an index of a program array.
+/// Returns the ID of the program at an index of a program array.
 pub(super) fn entry(map: &MapHandle, index: u32) -> Option<u32> {
     let found = map.lookup(&index.to_ne_bytes(), libbpf_rs::MapFlags::ANY).ok()??;
     found.first_chunk().map(|id| u32::from_ne_bytes(*id))
 }
 
-/// ID and mode of the program on an interface; ID 0: none.
-fn attached(ifindex: i32) -> io::Result<(u32, Mode)> {
+/// Returns ID and mode of the program on an interface; ID 0 if there is none.
+fn attached(ifindex: i32) -> io::Result<(u32, XdpMode)> {
     let mut options = libbpf_sys::bpf_xdp_query_opts {
-        // What comes behind asks the driver for its features.
+        // Fields after this one would make the kernel ask the driver for its features.
         sz: offset_of!(libbpf_sys::bpf_xdp_query_opts, feature_flags) as libbpf_sys::size_t,
         ..Default::default()
     };
     // SAFETY: `options` is initialised, carries its size, and outlives the call.
     check(unsafe { libbpf_sys::bpf_xdp_query(ifindex, 0, &raw mut options) })?;
     let is_generic = u32::from(options.attach_mode) == libbpf_sys::XDP_ATTACHED_SKB;
-    Ok((options.prog_id, if is_generic { Mode::Generic } else { Mode::Native }))
+    Ok((options.prog_id, if is_generic { XdpMode::Generic } else { XdpMode::Native }))
 }
 
-/// `None`: there is none.
+/// Returns the program with this ID; `None` if it is gone.
 pub(super) fn program_of(ifindex: i32) -> io::Result<Option<OwnedFd>> {
     match attached(ifindex)? {
         (0, _) => Ok(None),
@@ -86,7 +87,7 @@ fn program(id: u32) -> io::Result<Option<OwnedFd>> {
     if_there(unsafe { owned(libbpf_sys::bpf_prog_get_fd_by_id(id)) })
 }
 
-/// What is gone meanwhile is no error.
+/// Converts the error for an object that is gone to `None`.
 fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -2,22 +2,22 @@
 
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN};
 
-use crate::engine::{Case, Engine, Operation};
+use crate::engine::{CryptoCase, CryptoEngine, Operation};
 
-/// With r = 1 the authenticator is the sum of the blocks, each with 2^128 added: `high * 2^128 + low`.
+/// The authenticator for r = 1. It is the sum of the blocks, each with 2^128 added: `high * 2^128 + low`.
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct AuthenticatorSum {
     high: u128,
     low: u128,
 }
 
-impl Sum {
+impl AuthenticatorSum {
     fn add(self, block: u128) -> Self {
         let (low, carry) = self.low.overflowing_add(block);
         Self { high: self.high + 1 + u128::from(carry), low }
     }
 
-    /// By doubling and adding. The high parts stay below 2^5.
+    /// Multiplies by doubling and adding. The high parts stay below 2^5.
     fn multiply(self, by: u128) -> Self {
         let plus = |a: Self, b: Self| {
             let (low, carry) = a.low.overflowing_add(b.low);
@@ -29,13 +29,13 @@ impl Sum {
         })
     }
 
-    /// To 130 bits and a little more.
+    /// Reduces the sum to 130 bits and a little more.
     fn shorten(self) -> Self {
         let (low, carry) = self.low.overflowing_add(5 * (self.high / 4));
         Self { high: self.high % 4 + u128::from(carry), low }
     }
 
-    /// The lowest 128 bits, modulo 2^130 - 5.
+    /// Returns the lowest 128 bits, modulo 2^130 - 5.
     fn reduce(self) -> u128 {
         let Self { high, low } = self.shorten();
         let over = high == 4 || high == 3 && low.checked_add(5).is_none();
@@ -43,11 +43,11 @@ impl Sum {
     }
 }
 
-/// The tag under the key `(r, s)` of a text without header; the keystream of zeroes leaves it as it is.
-fn authenticate(engine: &Engine, r: u128, s: u128, blocks: &[u128]) -> u128 {
+/// Returns the tag of a text without header, under the key `(r, s)` and a keystream of zeroes.
+fn authenticate(engine: &CryptoEngine, r: u128, s: u128, blocks: &[u128]) -> u128 {
     let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);
     let text: Vec<u8> = blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
-    let mut case = Case::to_seal(&keys, 0, &[], &text);
+    let mut case = CryptoCase::to_seal(&keys, 0, &[], &text);
     case.packet.once[..16].copy_from_slice(&r.to_le_bytes());
     case.packet.once[16..32].copy_from_slice(&s.to_le_bytes());
     case.packet.text.fill(0);
@@ -56,14 +56,16 @@ fn authenticate(engine: &Engine, r: u128, s: u128, blocks: &[u128]) -> u128 {
 }
 
 #[test]
-fn sums_next_to_the_prime() {
-    for engine in Engine::all("sums_next_to_the_prime") {
+fn poly1305_sums_near_the_prime_are_exact() {
+    for engine in CryptoEngine::all("poly1305_sums_near_the_prime_are_exact") {
         for _ in 0..4000 {
             let mut blocks: Vec<u128> = (0..fastrand::usize(0..12)).map(|_| any_block()).collect();
             let lengths = ((blocks.len() as u128 + 1) * 16) << 64;
-            let others = blocks.iter().fold(Sum::default().add(lengths), |sum, &block| sum.add(block));
+            let others =
+                blocks.iter().fold(AuthenticatorSum::default().add(lengths), |sum, &block| sum.add(block));
             blocks.push(fastrand::u128(0..128).wrapping_sub(64).wrapping_sub(others.low));
-            let sum = blocks.iter().fold(Sum::default().add(lengths), |sum, &block| sum.add(block));
+            let sum =
+                blocks.iter().fold(AuthenticatorSum::default().add(lengths), |sum, &block| sum.add(block));
 
             let s = fastrand::u128(..);
             let want = sum.reduce().wrapping_add(s);
@@ -80,12 +82,12 @@ fn any_block() -> u128 {
     }
 }
 
-/// With r = 2 one block leaves all limbs but the lowest full, and the next carries through every one of them:
+/// One block leaves, for r = 2, all limbs but the lowest full, and the next carries through every one of them:
 /// the sum is `2^131 - 4 * j`.
 #[test]
-fn all_limbs_full() {
+fn poly1305_carry_passes_through_full_limbs() {
     const LENGTHS: u128 = 16 << 64;
-    for engine in Engine::all("all_limbs_full") {
+    for engine in CryptoEngine::all("poly1305_carry_passes_through_full_limbs") {
         for j in 0..64 {
             let block = (1 << 127) - LENGTHS / 2 - j;
             let tag = 10u128.wrapping_sub(4 * j).wrapping_sub(if j <= 2 { 0 } else { 5 });
@@ -96,17 +98,18 @@ fn all_limbs_full() {
 
 /// The largest sums of products that there are: the largest key, and blocks without a zero bit.
 #[test]
-fn columns_do_not_overflow() {
+fn poly1305_columns_do_not_overflow() {
     const LARGEST: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;
-    for engine in Engine::all("columns_do_not_overflow") {
+    for engine in CryptoEngine::all("poly1305_columns_do_not_overflow") {
         for case in 0..14 {
-            let (count, full) = ([0, 1, 2, 3, 10, 40, 90][case / 2], case % 2 == 0);
+            let count = [0, 1, 2, 3, 10, 40, 90][case / 2];
+            let full = case % 2 == 0;
             let blocks: Vec<u128> = (0..count).map(|_| if full { u128::MAX } else { any_block() }).collect();
             let lengths = (count as u128 * 16) << 64;
             let sum = blocks
                 .iter()
                 .chain([&lengths])
-                .fold(Sum::default(), |sum, &block| sum.add(block).multiply(LARGEST));
+                .fold(AuthenticatorSum::default(), |sum, &block| sum.add(block).multiply(LARGEST));
             assert_eq!(authenticate(&engine, LARGEST, 0, &blocks), sum.reduce(), "{blocks:x?}");
         }
     }

@@ -38,7 +38,7 @@ pub struct Buf {
 /// `struct quic_extent`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Extent {
+pub struct CryptoExtent {
     pub header_at: u32,
     pub header_bytes: u32,
     pub plain_at: u32,
@@ -48,7 +48,7 @@ pub struct Extent {
 /// `struct quic_short`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Short {
+pub struct CryptoShort {
     pub first: u8,
     pub number_bytes: u8,
     pub pad: u16,
@@ -58,21 +58,21 @@ pub struct Short {
 /// `struct crypto_case`.
 #[repr(C)]
 #[derive(Clone)]
-pub struct Case {
+pub struct CryptoCase {
     operation: u32,
     result: i32,
     pub number: u64,
-    pub extent: Extent,
+    pub extent: CryptoExtent,
     pub id_bytes: u32,
-    pub header: Short,
+    pub header: CryptoShort,
     pad: u32,
     keys: QuicKeys,
     pub packet: Buf,
     pub plain: Buf,
 }
 
-impl Case {
-    /// Whatever the code must not depend on is noise.
+impl CryptoCase {
+    /// Fills everything that the code must not depend on with noise.
     pub fn new(keys: &QuicKeys) -> Box<Self> {
         let buf = || Buf {
             bytes: std::array::from_fn(|_| fastrand::u8(..)),
@@ -84,9 +84,9 @@ impl Case {
             operation: 0,
             result: 0,
             number: 0,
-            extent: Extent::default(),
+            extent: CryptoExtent::default(),
             id_bytes: 0,
-            header: Short::default(),
+            header: CryptoShort::default(),
             pad: 0,
             keys: *keys,
             packet: buf(),
@@ -116,7 +116,7 @@ impl Case {
 
     fn place(&mut self, header: &[u8], text_bytes: usize) {
         let header_at = fastrand::usize(0..=AT_MAX - header.len());
-        self.extent = Extent {
+        self.extent = CryptoExtent {
             header_at: header_at as u32,
             header_bytes: header.len() as u32,
             plain_at: fastrand::u32(0..=AT_MAX as u32),
@@ -129,7 +129,7 @@ impl Case {
         (self.extent.header_at + self.extent.header_bytes) as usize
     }
 
-    /// What was sealed, with its tag, or opened.
+    /// Returns the sealed text with its tag, or the opened text.
     pub fn text(&self, len: usize) -> &[u8] {
         &self.packet.bytes[self.text_at()..][..len]
     }
@@ -146,16 +146,16 @@ impl Case {
 }
 
 unsafe extern "C" {
-    fn crypto_native_run(case: *mut Case);
+    fn crypto_native_run(case: *mut CryptoCase);
 }
 
-pub enum Engine {
+pub enum CryptoEngine {
     Native,
     Kernel(Object),
 }
 
-impl Engine {
-    /// Native, and the kernel where the test may load programs.
+impl CryptoEngine {
+    /// Returns the native engine, and the kernel's if the test may load programs.
     pub fn all(test: &str) -> Vec<Self> {
         let mut engines = vec![Self::Native];
         if let Some(kernel) = Self::kernel(test) {
@@ -174,15 +174,15 @@ impl Engine {
         let object =
             ObjectBuilder::default().open_memory(&image).expect("an object").load().expect("it loads");
         let size = object.maps().find(|map| map.name() == "cases").expect("the map").value_size();
-        assert_eq!(size as usize, size_of::<Case>());
+        assert_eq!(size as usize, size_of::<CryptoCase>());
         Some(Self::Kernel(object))
     }
 
-    /// The result of the operation; `case` holds what it wrote.
-    pub fn run(&self, operation: Operation, case: &mut Case) -> i32 {
+    /// Runs an operation and returns its result; `case` holds its output.
+    pub fn run(&self, operation: Operation, case: &mut CryptoCase) -> i32 {
         case.operation = operation as u32;
         match self {
-            // SAFETY: `Case` is `struct crypto_case`, and it is exclusively ours.
+            // SAFETY: `CryptoCase` is `struct crypto_case`, and it is exclusively ours.
             Self::Native => unsafe { crypto_native_run(case) },
             Self::Kernel(object) => {
                 run_in_kernel(object, case, 1);
@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// Mean time of `repeat` runs, the program's entry included; `None` for the native code.
-    pub fn time(&self, operation: Operation, case: &mut Case, repeat: u32) -> Option<Duration> {
+    pub fn time(&self, operation: Operation, case: &mut CryptoCase, repeat: u32) -> Option<Duration> {
         case.operation = operation as u32;
         match self {
             Self::Native => None,
@@ -201,7 +201,7 @@ impl Engine {
     }
 }
 
-fn run_in_kernel(object: &Object, case: &mut Case, repeat: u32) -> Duration {
+fn run_in_kernel(object: &Object, case: &mut CryptoCase, repeat: u32) -> Duration {
     let map = object.maps().find(|map| map.name() == "cases").expect("the map");
     let program = object.progs_mut().find(|program| program.name() == "crypto_run").expect("the program");
     let key = 0u32.to_ne_bytes();

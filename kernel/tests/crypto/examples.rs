@@ -2,7 +2,7 @@
 
 use millrace_kernel::crypto::QuicKeys;
 
-use crate::engine::{Case, Engine, Operation, Short};
+use crate::engine::{CryptoCase, CryptoEngine, CryptoShort, Operation};
 
 pub fn hex<const N: usize>(text: &str) -> [u8; N] {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
@@ -21,8 +21,8 @@ fn chacha20_short_header_packet() {
     );
     let number = 654_360_564;
     let wire: [u8; 21] = hex("4cfe4189655e5cd55c41f69080575d7999c25a5bfb");
-    for engine in Engine::all("chacha20_short_header_packet") {
-        let mut case = Case::to_seal(&keys, number, &hex::<4>("4200bff4"), &[1]);
+    for engine in CryptoEngine::all("chacha20_short_header_packet") {
+        let mut case = CryptoCase::to_seal(&keys, number, &hex::<4>("4200bff4"), &[1]);
         let at = case.extent.header_at as usize;
         assert_eq!(engine.run(Operation::Seal, &mut case), 0);
         assert_eq!(case.packet.bytes[at..at + 21], hex::<21>("4200bff4655e5cd55c41f69080575d7999c25a5bfb"));
@@ -31,7 +31,7 @@ fn chacha20_short_header_packet() {
 
         case.extent.text_bytes = 21; // of the whole packet, as Unprotect wants
         assert_eq!(engine.run(Operation::Unprotect, &mut case), 0);
-        assert_eq!(case.header, Short { first: 0x42, number_bytes: 3, pad: 0, number: 0xbff4 });
+        assert_eq!(case.header, CryptoShort { first: 0x42, number_bytes: 3, pad: 0, number: 0xbff4 });
         case.number = number - 1000;
         engine.run(Operation::Number, &mut case);
         assert_eq!(case.number, number);
@@ -43,14 +43,14 @@ fn chacha20_short_header_packet() {
 
 /// RFC 8439, section 2.8.2. Its nonce is the IV of packet 0.
 #[test]
-fn chacha20_poly1305_sunscreen() {
+fn chacha20_poly1305_matches_rfc_8439() {
     let key = std::array::from_fn(|i| 0x80 + i as u8);
     let keys = QuicKeys::chacha20_poly1305(&key, &hex("070000004041424344454647"), &[0; 32]);
     let text =
         b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, \
                  sunscreen would be it.";
-    for engine in Engine::all("chacha20_poly1305_sunscreen") {
-        let mut case = Case::to_seal(&keys, 0, &hex::<12>("50515253c0c1c2c3c4c5c6c7"), text);
+    for engine in CryptoEngine::all("chacha20_poly1305_matches_rfc_8439") {
+        let mut case = CryptoCase::to_seal(&keys, 0, &hex::<12>("50515253c0c1c2c3c4c5c6c7"), text);
         assert_eq!(engine.run(Operation::Seal, &mut case), 0);
         let poly_key: [u8; 32] = hex("7bac2b252db447af09b67a55a4e955840ae1d6731075d9eb2a9375783ed553ff");
         assert_eq!(case.packet.once[..32], poly_key);
@@ -61,10 +61,10 @@ fn chacha20_poly1305_sunscreen() {
 
 /// RFC 9001, appendix A.2: the header protection of the client's Initial.
 #[test]
-fn aes_header_mask() {
+fn aes_header_mask_matches_rfc_9001() {
     let keys = QuicKeys::aes128_gcm(&[0; 16], &[0; 12], &hex("9f50449e04a0e810283a1e9933adedd2"));
-    for engine in Engine::all("aes_header_mask") {
-        let mut case = Case::new(&keys);
+    for engine in CryptoEngine::all("aes_header_mask_matches_rfc_9001") {
+        let mut case = CryptoCase::new(&keys);
         case.packet.bytes[..5].copy_from_slice(&[0x43, 0, 0, 0, 0]);
         case.packet.bytes[5..21].copy_from_slice(&hex::<16>("d1b1c98dd7689fb8ec11d242b123dc9b"));
         assert_eq!(engine.run(Operation::Protect, &mut case), 0);
@@ -75,7 +75,7 @@ fn aes_header_mask() {
 
 /// RFC 9000, appendix A.3, and its borders.
 #[test]
-fn packet_numbers() {
+fn packet_numbers_are_decoded_as_in_rfc_9000() {
     let top = (1 << 62) - 1;
     let cases = [
         ("the RFC's example", 0xa82f_30eb, 2, 0x9b32, 0xa82f_9b32),
@@ -91,11 +91,11 @@ fn packet_numbers() {
         ("the largest", top, 4, 0xffff_ffff, top),
     ];
     let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);
-    for engine in Engine::all("packet_numbers") {
+    for engine in CryptoEngine::all("packet_numbers_are_decoded_as_in_rfc_9000") {
         for (description, expected, number_bytes, sent, want) in cases {
-            let mut case = Case::new(&keys);
+            let mut case = CryptoCase::new(&keys);
             case.number = expected;
-            case.header = Short { number_bytes, number: sent, ..Short::default() };
+            case.header = CryptoShort { number_bytes, number: sent, ..CryptoShort::default() };
             engine.run(Operation::Number, &mut case);
             assert_eq!(case.number, want, "{description}");
         }

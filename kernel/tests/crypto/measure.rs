@@ -3,8 +3,8 @@
 
 use millrace_kernel::crypto::QuicKeys;
 
-use crate::engine::{Case, Engine, Operation};
-use crate::random::{SUITES, Suite, bytes};
+use crate::engine::{CryptoCase, CryptoEngine, Operation};
+use crate::random::{RandomSuite, SUITES, bytes};
 
 const TEXT_LEN: usize = 1200;
 const REPEAT: u32 = 20_000;
@@ -21,16 +21,16 @@ const OPERATIONS: [Operation; 6] = [
 
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn time_per_packet() {
-    let Some(engine) = Engine::kernel("time_per_packet") else { return };
+fn crypto_time_per_packet_is_measured() {
+    let Some(engine) = CryptoEngine::kernel("crypto_time_per_packet_is_measured") else { return };
     println!("ns per run, {TEXT_LEN}-byte text, least / median / most of {ROUNDS} rounds of {REPEAT}");
     for suite in SUITES {
         let keys = match suite {
-            Suite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&bytes(), &bytes(), &bytes()),
-            Suite::Aes128Gcm => QuicKeys::aes128_gcm(&bytes(), &bytes(), &bytes()),
+            RandomSuite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&bytes(), &bytes(), &bytes()),
+            RandomSuite::Aes128Gcm => QuicKeys::aes128_gcm(&bytes(), &bytes(), &bytes()),
         };
         for operation in OPERATIONS {
-            let mut case = Case::to_seal(&keys, 7, &bytes::<13>(), &bytes::<TEXT_LEN>());
+            let mut case = CryptoCase::to_seal(&keys, 7, &bytes::<13>(), &bytes::<TEXT_LEN>());
             case.header.number_bytes = 4;
             case.id_bytes = 8;
             let mut times: Vec<_> = (0..ROUNDS)

@@ -2,16 +2,16 @@
 
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 
-use crate::engine::{AT_MAX, Case, Engine, HEADER_MAX, Operation};
+use crate::engine::{AT_MAX, CryptoCase, CryptoEngine, HEADER_MAX, Operation};
 use ring::aead::{self, quic};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suite {
+pub enum RandomSuite {
     ChaCha20Poly1305,
     Aes128Gcm,
 }
 
-pub const SUITES: [Suite; 2] = [Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
+pub const SUITES: [RandomSuite; 2] = [RandomSuite::ChaCha20Poly1305, RandomSuite::Aes128Gcm];
 
 pub fn bytes<const N: usize>() -> [u8; N] {
     std::array::from_fn(|_| fastrand::u8(..))
@@ -22,24 +22,24 @@ fn some_bytes(len: usize) -> Vec<u8> {
 }
 
 /// The same keys for the code under test and for ring.
-struct Keys {
+struct RandomKeys {
     keys: QuicKeys,
     iv: [u8; 12],
     packet: aead::LessSafeKey,
     header: quic::HeaderProtectionKey,
 }
 
-impl Keys {
-    fn random(suite: Suite) -> Self {
+impl RandomKeys {
+    fn random(suite: RandomSuite) -> Self {
         let (key, header, iv): ([u8; 32], [u8; 32], _) = (bytes(), bytes(), bytes());
         let (keys, aead, quic, len): (_, _, &'static quic::Algorithm, _) = match suite {
-            Suite::ChaCha20Poly1305 => (
+            RandomSuite::ChaCha20Poly1305 => (
                 QuicKeys::chacha20_poly1305(&key, &iv, &header),
                 &aead::CHACHA20_POLY1305,
                 &quic::CHACHA20,
                 32,
             ),
-            Suite::Aes128Gcm => {
+            RandomSuite::Aes128Gcm => {
                 let [key, header] = [key, header].map(|key| *key.first_chunk().expect("16 of 32"));
                 (QuicKeys::aes128_gcm(&key, &iv, &header), &aead::AES_128_GCM, &quic::AES_128, 16)
             }
@@ -65,21 +65,23 @@ fn random_number() -> u64 {
 }
 
 /// Seals and opens texts of every length: what is written, and that nothing else is.
-fn every_length(engine: &Engine, suite: Suite) {
-    let keys = Keys::random(suite);
+fn every_length(engine: &CryptoEngine, suite: RandomSuite) {
+    let keys = RandomKeys::random(suite);
     for len in 0..=TEXT_MAX {
-        let (header, text) = (some_bytes(fastrand::usize(0..=40)), some_bytes(len));
+        let header = some_bytes(fastrand::usize(0..=40));
+        let text = some_bytes(len);
         let number = random_number();
         let sealed = keys.seal(number, &header, &text);
 
-        let mut case = Case::to_seal(&keys.keys, number, &header, &text);
+        let mut case = CryptoCase::to_seal(&keys.keys, number, &header, &text);
         let mut want = case.packet.bytes;
         want[case.text_at()..][..sealed.len()].copy_from_slice(&sealed);
         assert_eq!(engine.run(Operation::Seal, &mut case), 0);
         assert!(case.packet.bytes == want, "sealing {len} bytes with {suite:?}");
 
-        let mut case = Case::to_open(&keys.keys, number, &header, &sealed);
-        let (at, before) = (case.text_at(), case.packet.bytes);
+        let mut case = CryptoCase::to_open(&keys.keys, number, &header, &sealed);
+        let at = case.text_at();
+        let before = case.packet.bytes;
         assert_eq!(engine.run(Operation::Open, &mut case), 0, "opening {len} bytes with {suite:?}");
         assert!(case.text(len) == text, "opening {len} bytes with {suite:?}");
         assert_eq!(engine.run(Operation::SealInPlace, &mut case), 0);
@@ -91,28 +93,29 @@ fn every_length(engine: &Engine, suite: Suite) {
 }
 
 #[test]
-fn every_length_chacha20_poly1305() {
-    for engine in Engine::all("every_length_chacha20_poly1305") {
-        every_length(&engine, Suite::ChaCha20Poly1305);
+fn chacha20_poly1305_equals_a_library_at_every_length() {
+    for engine in CryptoEngine::all("chacha20_poly1305_equals_a_library_at_every_length") {
+        every_length(&engine, RandomSuite::ChaCha20Poly1305);
     }
 }
 
 #[test]
-fn every_length_aes128_gcm() {
-    for engine in Engine::all("every_length_aes128_gcm") {
-        every_length(&engine, Suite::Aes128Gcm);
+fn aes128_gcm_equals_a_library_at_every_length() {
+    for engine in CryptoEngine::all("aes128_gcm_equals_a_library_at_every_length") {
+        every_length(&engine, RandomSuite::Aes128Gcm);
     }
 }
 
 #[test]
-fn every_header_length() {
-    for engine in Engine::all("every_header_length") {
+fn crypto_works_with_every_header_length() {
+    for engine in CryptoEngine::all("crypto_works_with_every_header_length") {
         for (suite, len) in SUITES.into_iter().flat_map(|suite| (0..=HEADER_MAX).map(move |len| (suite, len)))
         {
-            let keys = Keys::random(suite);
-            let (header, text, number) =
-                (some_bytes(len), some_bytes(fastrand::usize(0..64)), random_number());
-            let mut case = Case::to_seal(&keys.keys, number, &header, &text);
+            let keys = RandomKeys::random(suite);
+            let header = some_bytes(len);
+            let text = some_bytes(fastrand::usize(0..64));
+            let number = random_number();
+            let mut case = CryptoCase::to_seal(&keys.keys, number, &header, &text);
             assert_eq!(engine.run(Operation::Seal, &mut case), 0);
             assert!(case.text(text.len() + TAG_LEN) == keys.seal(number, &header, &text), "{suite:?}, {len}");
         }
@@ -121,13 +124,14 @@ fn every_header_length() {
 
 /// A keystream computed ahead gives the same packets, and is computed no further than asked.
 #[test]
-fn keystream_ahead() {
-    for engine in Engine::all("keystream_ahead") {
+fn keystream_computed_ahead_equals_direct_encryption() {
+    for engine in CryptoEngine::all("keystream_computed_ahead_equals_direct_encryption") {
         for (suite, _) in SUITES.into_iter().flat_map(|suite| (0..100).map(move |i| (suite, i))) {
-            let keys = Keys::random(suite);
+            let keys = RandomKeys::random(suite);
             let text = some_bytes(fastrand::usize(0..=TEXT_MAX));
-            let (header, number) = (some_bytes(20), random_number());
-            let mut ahead = Case::new(&keys.keys);
+            let header = some_bytes(20);
+            let number = random_number();
+            let mut ahead = CryptoCase::new(&keys.keys);
             ahead.number = number;
             ahead.extent.text_bytes = text.len() as u32;
             let rest = text.len().next_multiple_of(64).min(TEXT_MAX);
@@ -135,7 +139,7 @@ fn keystream_ahead() {
             assert_eq!(engine.run(Operation::Keystream, &mut ahead), 0);
             assert!(ahead.packet.text[rest..] == untouched);
 
-            let mut case = Case::to_seal(&keys.keys, !number, &header, &text);
+            let mut case = CryptoCase::to_seal(&keys.keys, !number, &header, &text);
             (case.packet.once, case.packet.text) = (ahead.packet.once, ahead.packet.text);
             assert_eq!(engine.run(Operation::SealWith, &mut case), 0);
             assert!(case.text(text.len() + TAG_LEN) == keys.seal(number, &header, &text));
@@ -147,22 +151,23 @@ fn keystream_ahead() {
 
 /// No bit of header, text or tag may change, nor the packet number.
 #[test]
-fn no_bit_may_flip() {
-    for engine in Engine::all("no_bit_may_flip") {
+fn packet_with_any_flipped_bit_is_refused() {
+    for engine in CryptoEngine::all("packet_with_any_flipped_bit_is_refused") {
         for (suite, len) in SUITES.into_iter().flat_map(|suite| [0, 1, 16, 47].map(|len| (suite, len))) {
-            let keys = Keys::random(suite);
-            let (header, number) = (some_bytes(13), random_number());
+            let keys = RandomKeys::random(suite);
+            let header = some_bytes(13);
+            let number = random_number();
             let packet = [header.clone(), keys.seal(number, &header, &some_bytes(len))].concat();
             for bit in 0..packet.len() * 8 {
                 let mut forged = packet.clone();
                 forged[bit / 8] ^= 1 << (bit % 8);
                 let (header, sealed) = forged.split_at(header.len());
-                let mut case = Case::to_open(&keys.keys, number, header, sealed);
+                let mut case = CryptoCase::to_open(&keys.keys, number, header, sealed);
                 assert_eq!(engine.run(Operation::Open, &mut case), -1, "{suite:?}, bit {bit} of {len} bytes");
             }
             for bit in 0..62 {
                 let (header, sealed) = packet.split_at(header.len());
-                let mut case = Case::to_open(&keys.keys, number ^ 1 << bit, header, sealed);
+                let mut case = CryptoCase::to_open(&keys.keys, number ^ 1 << bit, header, sealed);
                 assert_eq!(engine.run(Operation::Open, &mut case), -1, "{suite:?}, number bit {bit}");
             }
         }
@@ -170,12 +175,12 @@ fn no_bit_may_flip() {
 }
 
 #[test]
-fn out_of_bounds() {
-    for engine in Engine::all("out_of_bounds") {
+fn crypto_refuses_lengths_out_of_bounds() {
+    for engine in CryptoEngine::all("crypto_refuses_lengths_out_of_bounds") {
         for suite in SUITES {
-            let keys = Keys::random(suite);
+            let keys = RandomKeys::random(suite);
             for field in 0..5 {
-                let mut case = Case::to_seal(&keys.keys, 1, &[1; 20], &[2; 30]);
+                let mut case = CryptoCase::to_seal(&keys.keys, 1, &[1; 20], &[2; 30]);
                 match field {
                     0 => case.extent.header_at = AT_MAX as u32 - 19,
                     1 => case.extent.header_bytes = HEADER_MAX as u32 + 1,
@@ -194,8 +199,8 @@ fn out_of_bounds() {
 
 /// Against ring's masks, for every length of connection ID and packet number.
 #[test]
-fn header_protection() {
-    for engine in Engine::all("header_protection") {
+fn header_protection_equals_a_library() {
+    for engine in CryptoEngine::all("header_protection_equals_a_library") {
         for (suite, id_len) in SUITES.into_iter().flat_map(|suite| (0..=20).map(move |len| (suite, len))) {
             for number_len in 1..=4 {
                 protect_and_back(&engine, suite, id_len, number_len);
@@ -204,15 +209,15 @@ fn header_protection() {
     }
 }
 
-fn protect_and_back(engine: &Engine, suite: Suite, id_len: usize, number_len: usize) {
-    let keys = Keys::random(suite);
+fn protect_and_back(engine: &CryptoEngine, suite: RandomSuite, id_len: usize, number_len: usize) {
+    let keys = RandomKeys::random(suite);
     let number_at = 1 + id_len;
     let mut packet = some_bytes(number_at + 4 + 16 + fastrand::usize(0..9));
     packet[0] = 0x40 | packet[0] & 0x3c | (number_len as u8 - 1);
     let mask = keys.header.new_mask(&packet[number_at + 4..][..16]).expect("a mask");
 
     let at = fastrand::usize(0..=AT_MAX - number_at);
-    let mut case = Case::new(&keys.keys);
+    let mut case = CryptoCase::new(&keys.keys);
     case.extent.header_at = at as u32;
     case.id_bytes = id_len as u32;
     case.packet.bytes[at..][..packet.len()].copy_from_slice(&packet);
@@ -237,14 +242,15 @@ fn protect_and_back(engine: &Engine, suite: Suite, id_len: usize, number_len: us
 
 /// Whatever is sent in enough bytes is read back.
 #[test]
-fn numbers_in_reach() {
+fn packet_numbers_in_reach_are_decoded() {
     let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);
-    for engine in Engine::all("numbers_in_reach") {
+    for engine in CryptoEngine::all("packet_numbers_in_reach_are_decoded") {
         for _ in 0..2000 {
-            let (number, number_bytes) = (random_number(), fastrand::u8(1..=4));
+            let number = random_number();
+            let number_bytes = fastrand::u8(1..=4);
             let half = 1u64 << (8 * number_bytes - 1);
             let expected = fastrand::u64(number.saturating_sub(half)..number + half).min((1 << 62) - 1);
-            let mut case = Case::new(&keys);
+            let mut case = CryptoCase::new(&keys);
             case.number = expected;
             case.header.number_bytes = number_bytes;
             case.header.number = number as u32 & (u32::MAX >> (32 - 8 * u32::from(number_bytes)));

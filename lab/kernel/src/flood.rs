@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use libbpf_rs::{ErrorKind, ProgramInput};
 use millrace_kernel::Error;
-use millrace_kernel::object::{Loaded, embedded};
+use millrace_kernel::object::{LoadedObject, embedded};
 
 use crate::intf::FloodConfig as Config;
 
@@ -23,18 +23,18 @@ const ETHERNET: usize = 14;
 const IP: usize = 20;
 const UDP: usize = 8;
 const INITIAL: usize = 1200;
-/// Sent by us, to us and to nobody: locally administered.
+/// Source address of the frames, which is locally administered.
 const FROM_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// The flood, loaded.
 pub struct Flood {
-    object: Loaded,
+    object: LoadedObject,
     frame: Vec<u8>,
 }
 
 impl Flood {
-    /// Sends to a server by an interface of the calling thread's network namespace. Without one, frames are made and dropped,
-    /// which shows what the flood itself costs.
+    /// Loads the flood. It sends to a server by an interface of the calling thread's network namespace. Without one,
+    /// frames are made and dropped, which shows the cost of the flood itself.
     pub fn load(interface: Option<u32>, mac: [u8; 6], to: SocketAddrV4) -> Result<Self, Error> {
         let frame = frame(mac, to);
         let mut open = embedded!("flood.bpf.o").open()?;
@@ -47,8 +47,8 @@ impl Flood {
         Ok(Self { object: open.load()?, frame })
     }
 
-    /// Sends that many packets. Those that the interface had no room for are lost, and in its counters. A signal may end it
-    /// early.
+    /// Sends that many packets. Packets that the interface had no room for are lost, and counted by it. A signal may
+    /// end it early.
     pub fn send(&self, packets: u32) -> Result<(), Error> {
         let input = ProgramInput {
             data_in: Some(&self.frame),
@@ -65,8 +65,8 @@ impl Flood {
     }
 }
 
-/// Ethernet, IPv4, UDP without checksum, and an Initial of QUIC version 1 (RFC 9000, section 17.2.2) that nothing can
-/// tell from a client's without its keys. Source address, checksum, source port and connection ID are zero: the
+/// Builds Ethernet, IPv4, UDP without checksum, and an Initial of QUIC version 1 (RFC 9000, section 17.2.2) that cannot
+/// be told from a client's without its keys. Source address, checksum, source port and connection ID are zero: the
 /// program fills them in.
 fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
     let mut frame = Vec::with_capacity(FRAME_BYTES);
@@ -92,7 +92,7 @@ fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
     frame
 }
 
-/// Of 16-bit words in the order of memory, as the program adds.
+/// Sums the header's 16-bit words in memory order, as the program does.
 fn sum(header: &[u8]) -> u32 {
     header.chunks_exact(2).map(|word| u32::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
 }
@@ -116,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_initials() {
+    fn flood_frames_are_quic_initials() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP frames_are_initials: needs root");
+            println!("SKIP flood_frames_are_quic_initials: needs root");
             return;
         }
         let flood = Flood::load(None, [1; 6], SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 4433));

@@ -3,7 +3,7 @@
 pub(crate) use generated::{FloodConfig, ProbeConfig, ProbeSample, SoftirqsConfig, SyscallsConfig};
 
 mod generated {
-    #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(dead_code, reason = "Rust does not use all of the header")]
 
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_round_trip() {
+    fn probe_records_round_trip_as_bytes() {
         let sample = ProbeSample { time_ns: 7, destination_port: [1, 2], pad: 9, ..Default::default() };
         assert_eq!(ProbeSample::from_bytes(sample.as_bytes()), Some(sample));
         assert_eq!(ProbeSample::from_bytes(&sample.as_bytes()[1..]), None);

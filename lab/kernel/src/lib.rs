@@ -1,15 +1,19 @@
-//! BPF programs that measure, and their handles: for the laboratory and for tests.
+//! BPF programs that measure, and their handles, for the laboratory and for tests.
 //!
 //! | object | hook | handle | does |
 //! | --- | --- | --- | --- |
-//! | `probe` | TC, both ways | [`probe::Probe`] | stamps the packets that pass an interface |
+//! | `probe` | TC, both ways | [`probe::PacketProbe`] | stamps the packets that pass an interface |
 //! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
+//! | `cpumap` | XDP | [`contexts::Cpumap`] | hands packets to a thread of another CPU |
+//! | `recursion` | a tracepoint | [`recursion::Recursion`] | interrupts itself, so that the kernel skips a run of it |
 //! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | time or count one thing each |
 
+pub mod contexts;
 pub mod flood;
 pub mod idle;
 mod intf;
 pub mod probe;
+pub mod recursion;
 pub mod softirqs;
 pub mod syscalls;
 

@@ -1,23 +1,23 @@
-//! The wire probe: when did which UDP packet pass which interface.
+//! The wire probe: samples when each UDP packet passed which interface.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use libbpf_rs::RingBufferBuilder;
 use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded};
-use millrace_kernel::tc::{Attachment, Hook, Mechanism, Position};
+use millrace_kernel::object::{LoadedObject, embedded};
+use millrace_kernel::tc::{KernelHook, Mechanism, TcAttachment, TcPosition};
 
 use crate::intf::{ProbeConfig, ProbeSample};
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// UDP payload bytes (per segment of a super-packet) from which on a packet is sampled: tells media
-    /// from acknowledgements.
+    /// Smallest UDP payload (per segment of a super-packet) that is sampled, bytes. It separates media from
+    /// acknowledgements.
     pub min_payload_bytes: u32,
-    /// Samples that may wait to be read; what comes when it is full is counted as [`Counters::ring_full`].
+    /// Samples that may wait to be read; later ones are dropped and counted in [`ProbeCounters::ring_full`].
     pub capacity: u32,
-    /// `None` takes TCX where the kernel has it.
+    /// Attachment; `None` takes TCX where the kernel has it.
     pub mechanism: Option<Mechanism>,
 }
 
@@ -29,11 +29,11 @@ impl Default for Config {
 
 /// One UDP packet, or one GSO/GRO super-packet, as it passed an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
-    /// `CLOCK_MONOTONIC`, which is the same in every network namespace.
+pub struct PacketSample {
+    /// Time by `CLOCK_MONOTONIC`, which is the same in every network namespace.
     pub time_ns: u64,
     pub ifindex: u32,
-    pub hook: Hook,
+    pub hook: KernelHook,
     pub source: SocketAddr,
     pub destination: SocketAddr,
     /// UDP payload of the whole frame.
@@ -44,9 +44,9 @@ pub struct Sample {
     pub vlan: Option<u16>,
 }
 
-impl Sample {
-    /// Packets of at least `min_payload_bytes` in this frame: all its segments are as long as the first,
-    /// but the last may be shorter.
+impl PacketSample {
+    /// Counts packets of at least `min_payload_bytes` in this frame: all its segments are as long as the first, but the
+    /// last may be shorter.
     pub fn packets(&self, min_payload_bytes: u32) -> u32 {
         let segment = self.segment_bytes.unwrap_or(self.payload_bytes);
         if segment == 0 {
@@ -58,27 +58,27 @@ impl Sample {
     }
 }
 
-/// What became of the packets that the probe looked at.
+/// Packets that the probe looked at, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct ProbeCounters {
     pub sampled: u64,
-    /// Not sampled because nobody read in time.
+    /// Packets that were not sampled because userspace did not read in time.
     pub ring_full: u64,
-    /// UDP, but below `min_payload_bytes`.
+    /// UDP packets below `min_payload_bytes`.
     pub small: u64,
     pub not_udp: u64,
     pub fragment: u64,
     pub malformed: u64,
 }
 
-/// The probe, loaded. It samples from [`attach`](Self::attach) on and until it is dropped.
-pub struct Probe {
-    object: Loaded,
-    attachments: Vec<Attachment>,
+/// The loaded probe. It samples from [`attach`](Self::attach) until it is dropped.
+pub struct PacketProbe {
+    object: LoadedObject,
+    attachments: Vec<TcAttachment>,
     mechanism: Option<Mechanism>,
 }
 
-impl Probe {
+impl PacketProbe {
     pub fn load(config: &Config) -> Result<Self, Error> {
         let mut open = embedded!("probe.bpf.o").open()?;
         open.configure(&ProbeConfig { min_payload_bytes: config.min_payload_bytes })?;
@@ -89,21 +89,21 @@ impl Probe {
         Ok(Self { object: open.load()?, attachments: Vec::new(), mechanism: config.mechanism })
     }
 
-    /// Samples both directions of an interface of the calling thread's network namespace: before any
-    /// program that is attached at this moment on the way in, after all of them on the way out.
+    /// Samples both directions of an interface of the calling thread's network namespace. On the way in it comes before
+    /// all programs that are attached at this moment, on the way out after them.
     pub fn attach(&mut self, ifindex: i32) -> Result<Mechanism, Error> {
-        let ingress = Attachment::new(
+        let ingress = TcAttachment::new(
             &self.object.program("probe_ingress")?,
             ifindex,
-            Hook::Ingress,
-            Position::First,
+            KernelHook::Ingress,
+            TcPosition::First,
             self.mechanism,
         )?;
-        let egress = Attachment::new(
+        let egress = TcAttachment::new(
             &self.object.program("probe_egress")?,
             ifindex,
-            Hook::Egress,
-            Position::Last,
+            KernelHook::Egress,
+            TcPosition::Last,
             self.mechanism,
         )?;
         let mechanism = ingress.mechanism();
@@ -111,21 +111,21 @@ impl Probe {
         Ok(mechanism)
     }
 
-    /// Detaches from every interface; what was sampled can still be read.
+    /// Detaches from every interface. Earlier samples can still be read.
     pub fn detach(&mut self) {
         self.attachments.clear();
     }
 
-    /// Takes the samples that wait, oldest first on each CPU; across CPUs they may be out of order by the
-    /// time that one sample takes.
-    pub fn read(&mut self) -> Result<Vec<Sample>, Error> {
+    /// Takes the samples that wait, oldest first on each CPU. Across CPUs they may be out of order by the time that one
+    /// sample takes.
+    pub fn read(&mut self) -> Result<Vec<PacketSample>, Error> {
         let mut samples = Vec::new();
         let map = self.object.map("samples")?;
         let error = |source| Error::Read { what: "samples", source };
         let mut builder = RingBufferBuilder::new();
         builder
             .add(&map, |bytes| {
-                samples.extend(ProbeSample::from_bytes(bytes).map(Sample::from));
+                samples.extend(ProbeSample::from_bytes(bytes).map(PacketSample::from));
                 0
             })
             .map_err(error)?;
@@ -135,29 +135,29 @@ impl Probe {
         Ok(samples)
     }
 
-    pub fn counters(&mut self) -> Result<Counters, Error> {
+    pub fn counters(&mut self) -> Result<ProbeCounters, Error> {
         match self.object.counters("outcomes")?[..] {
             [sampled, ring_full, small, not_udp, fragment, malformed] => {
-                Ok(Counters { sampled, ring_full, small, not_udp, fragment, malformed })
+                Ok(ProbeCounters { sampled, ring_full, small, not_udp, fragment, malformed })
             }
             _ => Err(Error::Missing { object: "probe.bpf.o", what: "counter for each outcome" }),
         }
     }
 }
 
-/// The kernel wants a power of two of whole pages; each record has an 8-byte header.
+/// Returns the size of the ring. The kernel wants a power of two of whole pages; each record has an 8-byte header.
 fn ring_bytes(capacity: u32) -> u32 {
     const MAX: u32 = 1 << 30;
     let record = size_of::<ProbeSample>() as u32 + 8;
     capacity.saturating_mul(record).clamp(64 * 1024, MAX).next_power_of_two()
 }
 
-impl From<ProbeSample> for Sample {
+impl From<ProbeSample> for PacketSample {
     fn from(raw: ProbeSample) -> Self {
         Self {
             time_ns: raw.time_ns,
             ifindex: raw.ifindex,
-            hook: if raw.direction == 0 { Hook::Ingress } else { Hook::Egress },
+            hook: if raw.direction == 0 { KernelHook::Ingress } else { KernelHook::Egress },
             source: SocketAddr::new(address(raw.family, raw.source), u16::from_be_bytes(raw.source_port)),
             destination: SocketAddr::new(
                 address(raw.family, raw.destination),

@@ -1,21 +1,21 @@
-//! Counts a process's system calls, all threads, by number.
+//! Counts the system calls of a process, of all its threads, by number.
 
 use libbpf_rs::Link;
 use millrace_kernel::Error;
-use millrace_kernel::object::{Loaded, embedded};
+use millrace_kernel::object::{LoadedObject, embedded};
 
 use crate::intf::SyscallsConfig;
 
 const TRACEPOINT: &str = "sys_enter";
 
-/// Counts from [`attach`](Self::attach) on, until it is dropped.
+/// A count from [`attach`](Self::attach) until it is dropped.
 pub struct Syscalls {
-    object: Loaded,
+    object: LoadedObject,
     _link: Link,
 }
 
 impl Syscalls {
-    /// `tgid` is the process ID as the initial PID namespace numbers it.
+    /// Attaches the program. `tgid` is the process ID as the initial PID namespace numbers it.
     pub fn attach(tgid: u32) -> Result<Self, Error> {
         let mut open = embedded!("syscalls.bpf.o").open()?;
         open.configure(&SyscallsConfig { tgid })?;
@@ -27,7 +27,7 @@ impl Syscalls {
         Ok(Self { object, _link: link })
     }
 
-    /// Calls so far, indexed by system call number.
+    /// Returns the calls so far, indexed by system call number.
     pub fn counts(&mut self) -> Result<Vec<u64>, Error> {
         self.object.counters("calls")
     }

@@ -1,4 +1,4 @@
-//! Idle time against work whose place and length are known. Needs root.
+//! Compares idle time with work whose CPU and length are known. Needs root.
 //! Runs: alone, since a CPU has to be idle now and then.
 
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use nix::unistd::Pid;
 
 const BOUND: Duration = millrace_testkit::BOUND;
 const WORK: Duration = Duration::from_millis(200);
-/// Of idle time.
+/// Idle time that the test waits for.
 const ENOUGH: Duration = Duration::from_millis(100);
 
 fn worked() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock").into()
 }
 
-/// The first CPU that this process may use, with nothing else for this thread.
+/// Pins this thread to the first CPU that the process may use.
 fn pinned() -> usize {
     let allowed = sched_getaffinity(Pid::from_raw(0)).expect("affinity");
     let cpu = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu) == Ok(true)).expect("a CPU");
@@ -29,9 +29,9 @@ fn pinned() -> usize {
 }
 
 #[test]
-fn a_cpu_that_works_is_not_idle() {
+fn busy_cpu_has_no_idle_time() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP a_cpu_that_works_is_not_idle: needs root");
+        println!("SKIP busy_cpu_has_no_idle_time: needs root");
         return;
     }
     let cpu = pinned();
@@ -46,29 +46,31 @@ fn a_cpu_that_works_is_not_idle() {
     while worked() - start < WORK {}
     let work_ns = u64::try_from((worked() - start).as_nanos()).expect("a short time");
     let (_, idle_after, last) = time();
-    // Whatever else runs here takes from idle time.
+    // Other programs on this CPU take from the idle time.
     assert!(
         idle_after - idle_before <= last - first - work_ns,
         "{idle_before} {idle_after}, {work_ns} of work"
     );
 
-    // Until the kernel has seen so much of it as well: another program may keep the CPU busy.
-    let (stat, (_, before, _)) = (idle_by_kernel(cpu), time());
+    // Wait until the kernel reports that much idle time as well: another program may keep the CPU busy.
+    let stat = idle_by_kernel(cpu);
+    let (_, before, _) = time();
     let deadline = Instant::now() + BOUND;
     while idle_by_kernel(cpu) < stat + ENOUGH && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5)); // exact: the CPU is idle meanwhile, which is under test
     }
-    let (kernel, (_, after, _)) = (idle_by_kernel(cpu) - stat, time());
+    let kernel = idle_by_kernel(cpu) - stat;
+    let (_, after, _) = time();
     if kernel < ENOUGH {
-        println!("SKIP a_cpu_that_works_is_not_idle, that it is idle otherwise: it never was");
+        println!("SKIP busy_cpu_has_no_idle_time, that it is idle otherwise: it never was");
         return;
     }
-    // Interrupts of the idle task are in its time, and not in the kernel's figure, which is in steps of 10 ms.
+    // The idle task's time includes its interrupts. The kernel's figure does not, and has steps of 10 ms.
     let idle = Duration::from_nanos(after - before);
     assert!(idle + Duration::from_millis(20) >= kernel, "{idle:?}, by the kernel {kernel:?}");
 }
 
-/// `idle` and `iowait` of `/proc/stat`.
+/// Returns the sum of `idle` and `iowait` of `/proc/stat`.
 fn idle_by_kernel(cpu: usize) -> Duration {
     let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat"); // exact: what is measured goes on in any case
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");

@@ -5,21 +5,22 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use millrace_kernel::tc::{Hook, Mechanism};
-use millrace_lab_kernel::probe::{Config, Counters, Probe, Sample};
+use millrace_kernel::tc::{KernelHook, Mechanism};
+use millrace_lab_kernel::probe::{Config, PacketProbe, PacketSample, ProbeCounters};
 use net::{inside, ip, root};
 
 /// A namespace with one end of a veth pair whose other end is in the namespace `peer`.
-struct Pair {
+struct ProbePair {
     near: String,
     far: String,
 }
 
-impl Pair {
+impl ProbePair {
     fn new(name: &str) -> Self {
         let id = std::process::id();
         let pair = Self { near: format!("mr-{id}-{name}-n"), far: format!("mr-{id}-{name}-f") };
-        let (near, far) = (&pair.near, &pair.far);
+        let near = &pair.near;
+        let far = &pair.far;
         ip(&format!("netns add {near}"));
         ip(&format!("netns add {far}"));
         ip(&format!("-n {near} link add v0 type veth peer name v0 netns {far}"));
@@ -32,7 +33,7 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for ProbePair {
     fn drop(&mut self) {
         for namespace in [&self.near, &self.far] {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
@@ -48,11 +49,11 @@ fn socket(namespace: &str, address: &str) -> UdpSocket {
     net::socket(namespace, address.parse().expect("an address"))
 }
 
-fn attach(namespace: &str, probe: &mut Probe) -> Mechanism {
+fn attach(namespace: &str, probe: &mut PacketProbe) -> Mechanism {
     inside(namespace, || probe.attach(v0()).expect("the probe attaches"))
 }
 
-/// Programs on both hooks of the interface, ours or not.
+/// Counts the programs on both hooks of the interface, ours or not.
 fn attached_programs(namespace: &str, mechanism: Mechanism) -> usize {
     match mechanism {
         Mechanism::Tcx => tcx_programs(namespace),
@@ -81,12 +82,14 @@ fn tcx_programs(namespace: &str) -> usize {
     inside(namespace, || count(libbpf_sys::BPF_TCX_INGRESS) + count(libbpf_sys::BPF_TCX_EGRESS))
 }
 
-/// One large packet each way and one small, in both families.
-fn exchange(pair: &Pair) -> [SocketAddr; 4] {
+/// Sends one large packet each way and one small, in both families.
+fn exchange(pair: &ProbePair) -> [SocketAddr; 4] {
     let mut addresses = Vec::new();
     for (near, far) in [("10.99.0.1:0", "10.99.0.2:0"), ("[fd99::1]:0", "[fd99::2]:0")] {
-        let (near, far) = (socket(&pair.near, near), socket(&pair.far, far));
-        let (near_at, far_at) = (near.local_addr().expect("address"), far.local_addr().expect("address"));
+        let near = socket(&pair.near, near);
+        let far = socket(&pair.far, far);
+        let near_at = near.local_addr().expect("address");
+        let far_at = far.local_addr().expect("address");
         let mut buffer = [0; 2048];
         far.send_to(&[1; 1200], near_at).expect("send");
         assert_eq!(near.recv(&mut buffer).expect("receive"), 1200);
@@ -100,9 +103,9 @@ fn exchange(pair: &Pair) -> [SocketAddr; 4] {
 }
 
 fn stamps_both_directions(name: &str, asked: Option<Mechanism>) {
-    let pair = Pair::new(name);
+    let pair = ProbePair::new(name);
     let config = Config { min_payload_bytes: 1000, mechanism: asked, ..Config::default() };
-    let mut probe = Probe::load(&config).expect("the probe loads");
+    let mut probe = PacketProbe::load(&config).expect("the probe loads");
     let mechanism = attach(&pair.near, &mut probe);
     assert_eq!(mechanism, asked.unwrap_or(if kernel_has_tcx() { Mechanism::Tcx } else { Mechanism::Clsact }));
     assert_eq!(attached_programs(&pair.near, mechanism), 2);
@@ -112,20 +115,23 @@ fn stamps_both_directions(name: &str, asked: Option<Mechanism>) {
     let after = now_ns();
     let samples = probe.read().expect("samples");
     let seen: Vec<_> =
-        samples.iter().map(|s: &Sample| (s.hook, s.source, s.destination, s.payload_bytes)).collect();
+        samples.iter().map(|s: &PacketSample| (s.hook, s.source, s.destination, s.payload_bytes)).collect();
     assert_eq!(
         seen,
         [
-            (Hook::Ingress, far4, near4, 1200),
-            (Hook::Egress, near4, far4, 1000),
-            (Hook::Ingress, far6, near6, 1200),
-            (Hook::Egress, near6, far6, 1000),
+            (KernelHook::Ingress, far4, near4, 1200),
+            (KernelHook::Egress, near4, far4, 1000),
+            (KernelHook::Ingress, far6, near6, 1200),
+            (KernelHook::Egress, near6, far6, 1000),
         ]
     );
     assert!(samples.iter().all(|s| (before..after).contains(&s.time_ns)));
     assert!(samples.is_sorted_by_key(|s| s.time_ns));
     let counters = probe.counters().expect("counters"); // exact: each packet came after it was counted
-    assert_eq!(Counters { not_udp: 0, ..counters }, Counters { sampled: 4, small: 2, ..Counters::default() });
+    assert_eq!(
+        ProbeCounters { not_udp: 0, ..counters },
+        ProbeCounters { sampled: 4, small: 2, ..ProbeCounters::default() }
+    );
 
     drop(probe);
     assert_eq!(attached_programs(&pair.near, mechanism), 0, "left attached");
@@ -137,7 +143,7 @@ fn now_ns() -> u64 {
     Duration::from(now).as_nanos() as u64
 }
 
-/// TCX came with Linux 6.6.
+/// Reports whether the kernel has TCX, which came with Linux 6.6.
 fn kernel_has_tcx() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel release");
     let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
@@ -145,24 +151,24 @@ fn kernel_has_tcx() -> bool {
 }
 
 #[test]
-fn by_what_the_kernel_has() {
-    if root("by_what_the_kernel_has") {
+fn default_mechanism_stamps_both_directions() {
+    if root("default_mechanism_stamps_both_directions") {
         stamps_both_directions("any", None);
     }
 }
 
 #[test]
-fn by_tcx() {
+fn tcx_stamps_both_directions() {
     if !kernel_has_tcx() {
-        println!("SKIP by_tcx: needs Linux 6.6");
-    } else if root("by_tcx") {
+        println!("SKIP tcx_stamps_both_directions: needs Linux 6.6");
+    } else if root("tcx_stamps_both_directions") {
         stamps_both_directions("tcx", Some(Mechanism::Tcx));
     }
 }
 
 #[test]
-fn by_clsact() {
-    if root("by_clsact") {
+fn clsact_stamps_both_directions() {
+    if root("clsact_stamps_both_directions") {
         stamps_both_directions("cls", Some(Mechanism::Clsact));
     }
 }
@@ -172,7 +178,7 @@ fn missing_interface_is_named() {
     if !root("missing_interface_is_named") {
         return;
     }
-    let mut probe = Probe::load(&Config::default()).expect("the probe loads");
+    let mut probe = PacketProbe::load(&Config::default()).expect("the probe loads");
     let error = probe.attach(999_999).expect_err("no such interface").to_string();
     assert!(error.contains("interface 999999") && error.contains("TC ingress"), "{error}");
 }

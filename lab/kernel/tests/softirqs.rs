@@ -1,10 +1,10 @@
-//! Networking softirqs against work whose place is known. Needs root.
+//! Compares softirq times with work whose process is known. Needs root.
 
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millrace_lab_kernel::softirqs::{Softirqs, Times};
+use millrace_lab_kernel::softirqs::{SoftirqTimes, Softirqs};
 use millrace_testkit::wait_until;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -12,8 +12,8 @@ use nix::unistd::Pid;
 
 const PACKETS: usize = 2000;
 
-/// A packet over loopback is received in a softirq on top of who sends it; somebody else's softirqs are not this
-/// process'.
+/// A packet over loopback is received in a softirq on top of its sender. Another process's softirqs are not counted for
+/// this one.
 #[test]
 fn softirqs_are_timed_and_told_apart() {
     if !nix::unistd::geteuid().is_root() {
@@ -21,7 +21,7 @@ fn softirqs_are_timed_and_told_apart() {
         return;
     }
     let mut other = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().expect("sleep runs");
-    // So that it is on no CPU, where a softirq might find it.
+    // A stopped process is on no CPU, so no softirq can run on top of it.
     let pid = Pid::from_raw(other.id().try_into().expect("a process ID"));
     kill(pid, Signal::SIGSTOP).expect("a signal");
     let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).expect("it stops");
@@ -31,8 +31,8 @@ fn softirqs_are_timed_and_told_apart() {
     let mut of_this = Softirqs::attach(std::process::id()).expect("it attaches");
     // An IP packet takes 200 ns at the very least.
     let least_ns = 200 * PACKETS as u64;
-    let mut before = Times::default();
-    // On a busy machine the kernel may leave them to a thread of its own.
+    let mut before = SoftirqTimes::default();
+    // A busy machine may run softirqs in a kernel thread, so repeat until a round has enough of its own.
     let round = || {
         send_to_self();
         let now = of_this.times().expect("times");
@@ -41,10 +41,11 @@ fn softirqs_are_timed_and_told_apart() {
     };
     let (this, _) = wait_until("a round of its own softirqs", round, |(_, own_ns)| *own_ns >= least_ns);
     let elapsed = start.elapsed();
-    let (later, others) = (of_this.times().expect("times"), of_other.times().expect("times"));
+    let later = of_this.times().expect("times");
+    let others = of_other.times().expect("times");
     other.kill().and_then(|()| other.wait()).expect("sleep ends");
     assert!(this.own_ns > 0 && this.own_ns <= later.all_ns, "{this:?}, {later:?}");
-    // They cannot take longer than it took.
+    // The softirqs cannot have taken longer than the whole measurement.
     assert!(Duration::from_nanos(this.own_ns) < elapsed, "{this:?} in {elapsed:?}");
     assert_eq!(others.own_ns, 0, "{others:?}");
     assert!(others.all_ns >= least_ns, "{others:?} saw the same ones");

@@ -1,4 +1,4 @@
-//! The system call counter against a number of calls that is known exactly. Needs root.
+//! Compares the system call counter with a number of calls that is known exactly. Needs root.
 
 use std::process::Command;
 
@@ -6,11 +6,11 @@ use millrace_lab_kernel::syscalls::Syscalls;
 
 const CALLS: u64 = 1000;
 
-/// All threads of the process count, other processes do not.
+/// Calls of all threads of the process count, and those of other processes do not.
 #[test]
-fn counts_exactly() {
+fn system_calls_are_counted_exactly() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP counts_exactly: needs root");
+        println!("SKIP system_calls_are_counted_exactly: needs root");
         return;
     }
     let mut other = Command::new("sleep").arg("60").spawn().expect("sleep runs");

@@ -1,10 +1,10 @@
-//! Measurements that do not need the machine for themselves, several at once.
+//! Runs measurements at the same time that do not need the machine for themselves.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::anyhow;
 
-/// What came of each job, in their order. Jobs are begun in their order, too; the first error ends all.
+/// Returns the result of each job, in their order. Jobs are also begun in their order; the first error ends all.
 pub fn at_once<J: Sync, T: Send>(
     workers: usize,
     jobs: &[J],
@@ -42,7 +42,7 @@ mod tests {
     use anyhow::ensure;
 
     #[test]
-    fn each_job_is_done_once_and_stands_in_its_place() {
+    fn each_job_runs_once_and_results_keep_their_order() {
         let jobs: Vec<u32> = (0..100).collect();
         let done = at_once(7, &jobs, |job| Ok(job * 2)).unwrap();
         assert_eq!(done, jobs.iter().map(|job| job * 2).collect::<Vec<_>>());
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_all() {
+    fn error_of_one_job_ends_all_jobs() {
         let begun = AtomicUsize::new(0);
         let failed = at_once(1, &[1, 2, 3, 4], |job| {
             begun.fetch_add(1, Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! Millrace beside the best of the other relays, in the same rounds: ratios of latencies with their intervals.
+//! Compares Millrace with the best of the other relays in the same rounds: ratios of latencies with their intervals.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::contender::Contender;
-use super::figures::Row;
+use super::figures::RelayRow;
 use super::owed::{PERCENTILES, Percentile};
 use crate::stats::median;
 
@@ -18,9 +18,9 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// Of pairs, one per round. What is infinitely late counts as `limit`: longer than anything that was delivered. `None`
-    /// without pairs.
-    pub fn of(pairs: &[(Option<f64>, Option<f64>)], limit: f64) -> Option<Self> {
+    /// Computes the ratio from pairs, one per round. An infinite latency counts as `limit`, which is longer than any
+    /// that was measured. Returns `None` without pairs.
+    pub fn from_pairs(pairs: &[(Option<f64>, Option<f64>)], limit: f64) -> Option<Self> {
         let logs: Vec<f64> = pairs
             .iter()
             .map(|(one, other)| (one.unwrap_or(limit) / other.unwrap_or(limit)).ln())
@@ -40,7 +40,7 @@ impl Ratio {
     }
 }
 
-/// The 97.5 % quantile of Student's t distribution.
+/// Returns the 97.5 % quantile of Student's t distribution.
 fn student(degrees: usize) -> f64 {
     const QUANTILES: [f64; 15] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
@@ -50,40 +50,41 @@ fn student(degrees: usize) -> f64 {
     QUANTILES.get(degrees.saturating_sub(1)).copied().unwrap_or(2.12)
 }
 
-/// A Millrace row beside whichever other relay is best at this percentile.
+/// A Millrace row compared with the other relay that is best at this percentile.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Beside {
+pub struct RelayComparison {
     pub percentile: &'static str,
     pub peer: Contender,
     pub ratio: Ratio,
 }
 
-/// `rows`: those of one link and load, of which `one` is one. `limit`: us, longer than a run.
-pub fn with_best_peer(one: &Row, rows: &[Row], limit: f64) -> Vec<Beside> {
+/// Compares `one` with the best other relay at each percentile. `rows` are those of its link and load. `limit` is
+/// longer than a run, in us.
+pub fn with_best_peer(one: &RelayRow, rows: &[RelayRow], limit: f64) -> Vec<RelayComparison> {
     if one.contender.engine().is_none() {
         return Vec::new();
     }
-    let is_peer = |row: &&Row| {
+    let is_peer = |row: &&RelayRow| {
         let is_relay = row.contender.engine().is_none() && !row.contender.is_plain();
         is_relay && (row.profile, row.load) == (one.profile, one.load)
     };
     let beside = |&(name, percentile): &(&'static str, Percentile)| {
-        let level = |row: &&Row| median(&row.late(percentile, limit)).unwrap_or(f64::INFINITY);
+        let level = |row: &&RelayRow| median(&row.late(percentile, limit)).unwrap_or(f64::INFINITY);
         let peer = rows.iter().filter(is_peer).min_by(|a, b| level(a).total_cmp(&level(b)))?;
-        let ratio = Ratio::of(&one.pairs(peer, percentile), limit)?;
-        Some(Beside { percentile: name, peer: peer.contender, ratio })
+        let ratio = Ratio::from_pairs(&one.pairs(peer, percentile), limit)?;
+        Some(RelayComparison { percentile: name, peer: peer.contender, ratio })
     };
     PERCENTILES.iter().filter_map(beside).collect()
 }
 
-impl Row {
-    /// Of each round that worked.
+impl RelayRow {
+    /// Returns one latency per round that worked, us.
     fn late(&self, percentile: Percentile, limit: f64) -> Vec<f64> {
         let owed = self.rounds.iter().flatten().filter_map(|figures| figures.owed);
         owed.map(|owed| percentile(&owed.latency_us).unwrap_or(limit)).collect()
     }
 
-    /// Of the rounds that worked for both.
+    /// Returns the latencies of both in each round that worked for both.
     fn pairs(&self, other: &Self, percentile: Percentile) -> Vec<(Option<f64>, Option<f64>)> {
         let owed = |row: &Self| -> Vec<_> {
             row.rounds.iter().map(|round| round.as_ref().ok().and_then(|figures| figures.owed)).collect()
@@ -93,17 +94,17 @@ impl Row {
     }
 }
 
-pub fn json(beside: &[Beside]) -> Value {
-    let one = |it: &Beside| {
+pub fn json(beside: &[RelayComparison]) -> Value {
+    let one = |it: &RelayComparison| {
         let value = json!({ "peer": it.peer.relay(), "ratio": it.ratio.mean, "interval": it.ratio.interval });
         (it.percentile.to_owned(), value)
     };
     Value::Object(beside.iter().map(one).collect::<Map<_, _>>())
 }
 
-/// One line: `millrace (kernel) x 2, lossy: p50 0.98 (0.97 to 0.99) of moq-relay's, ...`.
-pub fn told(row: &str, beside: &[Beside]) -> String {
-    let one = |it: &Beside| {
+/// Formats one line: `millrace (kernel) x 2, lossy: p50 0.98 (0.97 to 0.99) of moq-relay's, ...`.
+pub fn told(row: &str, beside: &[RelayComparison]) -> String {
+    let one = |it: &RelayComparison| {
         let interval = it.ratio.interval.map(|[low, high]| format!(" ({low:.2} to {high:.2})"));
         let interval = interval.unwrap_or_default();
         format!("{} {:.2}{interval} of {}'s", it.percentile, it.ratio.mean, it.peer.label())
@@ -116,14 +117,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_of_pairs() {
-        let same = Ratio::of(&[(Some(2.0), Some(4.0)), (Some(10.0), Some(20.0))], 1e6).unwrap();
+    fn ratio_of_pairs_is_their_geometric_mean() {
+        let same = Ratio::from_pairs(&[(Some(2.0), Some(4.0)), (Some(10.0), Some(20.0))], 1e6).unwrap();
         assert_eq!((same.mean, same.interval), (0.5, Some([0.5, 0.5])));
-        let wide = Ratio::of(&[(Some(1.0), Some(1.0)), (Some(4.0), Some(1.0))], 1e6).unwrap();
+        let wide = Ratio::from_pairs(&[(Some(1.0), Some(1.0)), (Some(4.0), Some(1.0))], 1e6).unwrap();
         let [low, high] = wide.interval.unwrap();
         assert!((wide.mean - 2.0).abs() < 1e-9 && low < 0.001 && high > 1000.0, "{wide:?}");
-        let never = Ratio::of(&[(None, Some(1.0))], 100.0).unwrap();
+        let never = Ratio::from_pairs(&[(None, Some(1.0))], 100.0).unwrap();
         assert!((never.mean - 100.0).abs() < 1e-9 && never.interval.is_none(), "{never:?}");
-        assert_eq!(Ratio::of(&[], 1.0), None);
+        assert_eq!(Ratio::from_pairs(&[], 1.0), None);
     }
 }

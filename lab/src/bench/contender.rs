@@ -1,4 +1,4 @@
-//! The relays that can be measured, and how each is started.
+//! Relays that can be measured, and how each is started.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,26 +8,26 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 
 use crate::program::product;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
 /// Port that every relay listens on.
 pub const PORT: u16 = 4443;
 
-/// Where Millrace says what it does.
+/// Address of Millrace's status.
 pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9184);
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Of a certificate: browsers take none by its fingerprint that is good for 14 days or more.
+/// Validity of a certificate. Browsers reject certificates of 14 days or more when they check the fingerprint only.
 const VALIDITY: Duration = Duration::from_secs(13 * 86_400);
 
-/// The relay's congestion control if nothing is said.
+/// The relay's default congestion control.
 const DEFAULT: &str = "bbr";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Contender {
     /// Millrace, forwarding in the kernel
     Kernel,
-    /// The same behind its gate
+    /// Millrace behind its gate
     KernelGate,
     /// Millrace, forwarding in the kernel, with CUBIC
     KernelCubic,
@@ -35,7 +35,7 @@ pub enum Contender {
     KernelWhole,
     /// Millrace, forwarding in userspace
     User,
-    /// The same behind its gate
+    /// Millrace behind its gate
     UserGate,
     /// Millrace, forwarding in userspace, with CUBIC
     UserCubic,
@@ -45,16 +45,16 @@ pub enum Contender {
     MoqRelayIetf,
     /// moq-dev's relay
     MoqRelay,
-    /// A plain UDP forwarder: what the lab and the probe add by themselves
+    /// A plain UDP forwarder: shows what the lab and the probe add by themselves
     Forwarder,
-    /// The same with as few system calls as there can be: recvmmsg, sendmmsg
+    /// A UDP forwarder with as few system calls as possible: recvmmsg, sendmmsg
     Batched,
     /// Millrace's fan-out of RTP, in the kernel
     Fanout,
 }
 
 impl Contender {
-    /// The row's `relay`.
+    /// Returns the row's `relay`.
     pub fn relay(self) -> &'static str {
         match self {
             Self::MoqRelayIetf => "moq-relay-ietf",
@@ -66,63 +66,64 @@ impl Contender {
         }
     }
 
-    /// Whether its clients speak plain UDP, and no MoQ.
+    /// Reports whether its clients speak plain UDP instead of MoQ.
     pub fn is_plain(self) -> bool {
         matches!(self, Self::Forwarder | Self::Batched | Self::Fanout)
     }
 
-    /// How Millrace is set up; `None` of other relays.
-    fn setup(self) -> Option<Setup> {
-        let kernel = Setup { engine: "kernel", gate: false, congestion_control: DEFAULT, max_delay: None };
-        let user = Setup { engine: "user", ..kernel };
+    /// Returns Millrace's setup; `None` for other relays.
+    fn setup(self) -> Option<ContenderSetup> {
+        let kernel =
+            ContenderSetup { engine: "kernel", gate: false, congestion_control: DEFAULT, max_delay: None };
+        let user = ContenderSetup { engine: "user", ..kernel };
         match self {
             Self::Kernel => Some(kernel),
-            Self::KernelGate => Some(Setup { gate: true, ..kernel }),
-            Self::KernelCubic => Some(Setup { congestion_control: "cubic", ..kernel }),
-            Self::KernelWhole => Some(Setup { max_delay: Some("off"), ..kernel }),
+            Self::KernelGate => Some(ContenderSetup { gate: true, ..kernel }),
+            Self::KernelCubic => Some(ContenderSetup { congestion_control: "cubic", ..kernel }),
+            Self::KernelWhole => Some(ContenderSetup { max_delay: Some("off"), ..kernel }),
             Self::User => Some(user),
-            Self::UserGate => Some(Setup { gate: true, ..user }),
-            Self::UserCubic => Some(Setup { congestion_control: "cubic", ..user }),
-            Self::UserWhole => Some(Setup { max_delay: Some("off"), ..user }),
+            Self::UserGate => Some(ContenderSetup { gate: true, ..user }),
+            Self::UserCubic => Some(ContenderSetup { congestion_control: "cubic", ..user }),
+            Self::UserWhole => Some(ContenderSetup { max_delay: Some("off"), ..user }),
             Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder | Self::Batched | Self::Fanout => None,
         }
     }
 
-    /// The row's `engine`.
+    /// Returns the row's `engine`.
     pub fn engine(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.engine)
     }
 
-    /// The row's `gate`.
+    /// Returns the row's `gate`.
     pub fn gate(self) -> Option<bool> {
         self.setup().map(|setup| setup.gate)
     }
 
-    /// The row's `congestion_control`; only Millrace's is chosen here.
+    /// Returns the row's `congestion_control`; only Millrace's is chosen here.
     pub fn congestion_control(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.congestion_control)
     }
 
-    /// The row's `max_delay`: `None` where it is the default, and of other relays.
+    /// Returns the row's `max_delay`: `None` where it is the default, and for other relays.
     pub fn max_delay(self) -> Option<&'static str> {
         self.setup().and_then(|setup| setup.max_delay)
     }
 
-    /// The row's `transport`; `None` of plain UDP, whose clients speak neither.
-    pub fn over(self, transport: Transport) -> Option<&'static str> {
+    /// Returns the row's `transport`; `None` for plain UDP.
+    pub fn over(self, transport: LabTransport) -> Option<&'static str> {
         (!self.is_plain()).then(|| transport.name())
     }
 
-    /// With how its clients come, if that is not by QUIC alone.
-    pub fn label_over(self, transport: Transport) -> String {
+    /// Returns the label, with the transport unless that is raw QUIC.
+    pub fn label_over(self, transport: LabTransport) -> String {
         match transport {
-            Transport::Raw => self.label(),
+            LabTransport::Raw => self.label(),
             other => format!("{}, {}", self.label(), other.name()),
         }
     }
 
     pub fn label(self) -> String {
-        let Some(Setup { engine, gate, congestion_control, max_delay }) = self.setup() else {
+        let Some(ContenderSetup { engine, gate, congestion_control, max_delay }) = self.setup() else {
             return self.relay().to_owned();
         };
         let gate = if gate { ", gate" } else { "" };
@@ -132,14 +133,15 @@ impl Contender {
         format!("{} ({engine}{gate}{other}{whole})", self.relay())
     }
 
-    /// `http`: where Millrace says what it does.
+    /// Returns the command that starts the relay. `http` is the address of Millrace's status.
     pub fn command_line(
         self,
         listen: SocketAddr,
         http: SocketAddr,
-        identity: &Identity,
+        identity: &ContenderIdentity,
     ) -> anyhow::Result<CommandLine> {
-        let (listen, http) = (listen.to_string(), http.to_string());
+        let listen = listen.to_string();
+        let http = http.to_string();
         let certificate = identity.certificate.to_string_lossy();
         let key = identity.key.to_string_lossy();
         if let Some(setup) = self.setup() {
@@ -160,7 +162,7 @@ impl Contender {
                 arguments.extend(["--listen-tls-cert", &certificate, "--listen-tls-key", &key]);
                 (find(self.relay())?, arguments)
             }
-            // What else it needs to know is in a file, `Site::start` adds it.
+            // The other settings are in a file that `BenchSite::start` adds.
             Self::Fanout => (product()?, vec!["fanout", "run", "--http", "off", "--log-level", "warn"]),
             Self::Batched => {
                 (env::current_exe()?, vec!["bench", "udp", "forward", "--batched", "--listen", &listen])
@@ -171,13 +173,13 @@ impl Contender {
     }
 }
 
-/// Millrace's part of a row.
+/// Settings of Millrace in a row.
 #[derive(Clone, Copy)]
-struct Setup {
+struct ContenderSetup {
     engine: &'static str,
     gate: bool,
     congestion_control: &'static str,
-    /// How late media may get, if not as by default.
+    /// Longest delay of media, unless it is the default.
     max_delay: Option<&'static str>,
 }
 
@@ -193,7 +195,7 @@ impl CommandLine {
     }
 }
 
-/// In `$MILLRACE_PEERS/bin`, `target/peers/bin` or the search path.
+/// Finds a program in `$MILLRACE_PEERS/bin`, `target/peers/bin` or the search path.
 pub fn find(program: &str) -> anyhow::Result<PathBuf> {
     let peers = env::var_os("MILLRACE_PEERS").map(|peers| PathBuf::from(peers).join("bin"));
     let built = env::current_dir().map(|dir| dir.join("target/peers/bin")).ok();
@@ -210,16 +212,16 @@ pub fn find(program: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// A certificate for the relay's address, as files.
+/// A certificate for the relay's address, in files.
 #[derive(Debug)]
-pub struct Identity {
+pub struct ContenderIdentity {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
-impl Identity {
-    /// In a directory of its own: moq-relay watches the certificate's directory, and would take each line of
-    /// its log there for a new certificate.
+impl ContenderIdentity {
+    /// Creates a certificate in its own directory. moq-relay watches the certificate's directory, and would take each
+    /// line of its log there for a new certificate.
     pub fn create(directory: &Path, address: Ipv4Addr) -> anyhow::Result<Self> {
         let mut params = rcgen::CertificateParams::new(["localhost".to_owned(), address.to_string()])?;
         let start = SystemTime::now() - HOUR;

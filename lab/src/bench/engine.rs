@@ -1,35 +1,39 @@
-//! What the relay's BPF programs did in a stretch of time: its own counters, and the kernel's about such programs.
+//! Reads what the relay's BPF programs did in a period: from the relay's counters and the kernel's run times.
 
 use anyhow::{Context as _, ensure};
-use millrace_kernel::programs::{Kind, RunTime};
-use millrace_relay::status::{KeystreamUse, Status};
+use millrace_kernel::programs::{ProgramKind, RunTime};
+use millrace_relay::status::{KeystreamStatus, Status};
 
 use super::contender::STATUS;
-use super::figures::{Kernel, Programs};
-use crate::lab::Node;
+use super::figures::{KernelWork, ProgramWork};
+use crate::lab::LabNode;
 
-/// The difference of two says what was done between them.
-pub struct Reading {
+/// A reading of the counters; the difference of two is the work between them.
+pub struct EngineReading {
     status: Status,
     run_time: RunTime,
     gate: RunTime,
 }
 
-impl Reading {
-    /// `node`: where the relay runs.
-    pub fn take(node: &Node, relay: u32) -> anyhow::Result<Self> {
-        let run_time = |kind| RunTime::of_kind(relay, kind);
-        Ok(Self { run_time: run_time(Kind::Tc)?, gate: run_time(Kind::Xdp)?, status: node.enter(ask)?? })
+impl EngineReading {
+    /// Reads the counters. `node` is where the relay runs.
+    pub fn take(node: &LabNode, relay: u32) -> anyhow::Result<Self> {
+        let run_time = |kind| RunTime::list_functions_of_kind(relay, kind);
+        Ok(Self {
+            run_time: run_time(ProgramKind::Tc)?,
+            gate: run_time(ProgramKind::Xdp)?,
+            status: node.enter(ask)??,
+        })
     }
 
-    pub fn since(&self, earlier: &Self) -> Programs {
+    pub fn since(&self, earlier: &Self) -> ProgramWork {
         let gate = self.gate.since(earlier.gate);
         let gate_ns_per_packet = (gate.runs > 0).then(|| gate.ns as f64 / gate.runs as f64);
-        Programs { kernel: self.kernel_since(earlier), gate_ns_per_packet }
+        ProgramWork { kernel: self.kernel_since(earlier), gate_ns_per_packet }
     }
 
-    /// `None`: the kernel forwarded nothing.
-    fn kernel_since(&self, earlier: &Self) -> Option<Kernel> {
+    /// Returns the kernel's work; `None` if the kernel forwarded nothing.
+    fn kernel_since(&self, earlier: &Self) -> Option<KernelWork> {
         let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
         let copies = totals(|status| status.totals.kernel.packets);
         let forwarded = totals(|status| {
@@ -43,7 +47,7 @@ impl Reading {
         let ahead = totals(|status| keystreams(status, |one| one.hit));
         let all = totals(|status| keystreams(status, |one| one.hit + one.stale + one.miss));
         let run_time = self.run_time.since(earlier.run_time);
-        Some(Kernel {
+        Some(KernelWork {
             sent_percent: percent(copies, copies + userspace),
             ahead_percent: percent(ahead, all),
             bpf_ns_per_packet: run_time.ns as f64 / forwarded as f64,
@@ -59,7 +63,7 @@ pub fn ask() -> anyhow::Result<Status> {
     Ok(serde_json::from_str(&body)?)
 }
 
-fn keystreams(status: &Status, count: fn(KeystreamUse) -> u64) -> u64 {
+fn keystreams(status: &Status, count: fn(KeystreamStatus) -> u64) -> u64 {
     let both = status.totals.keystreams;
     count(both.sealed) + count(both.opened)
 }

@@ -1,5 +1,5 @@
-//! `millrace-lab bench fairness`: one flow of a relay that always has something to send, beside one of TCP CUBIC, on one
-//! bottleneck with equal round trips.
+//! `millrace-lab bench fairness`: one flow of a relay that always has something to send competes with one of TCP CUBIC,
+//! on one bottleneck with equal round trips.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,27 +16,27 @@ use serde_json::{Value, json};
 
 use super::at_once::at_once;
 use super::contender::Contender;
-use super::figures::Load;
-use super::process::Process;
+use super::figures::RowLoad;
+use super::process::BenchProcess;
 use super::run::flow_detector;
-use super::site::{SUBSCRIBERS_LINK, Site, device};
+use super::site::{BenchSite, SUBSCRIBERS_LINK, device};
 use super::table::{columns, write_json};
-use super::traffic::Traffic;
+use super::traffic::RelayTraffic;
 use super::usage::warn_if_busy;
-use crate::lab::{Directions, Node, Topology};
-use crate::progress::Progress;
+use crate::lab::{Directions, LabNode, Topology};
+use crate::progress::BenchProgress;
 use crate::stats::Spread;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct FairnessArgs {
     /// Relays whose flow is measured, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-cubic,user-cubic")]
     relays: Vec<Contender>,
     /// TCP flows that are measured as the relays' are, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Others that are measured as TCP flows are
+    /// Other flows that are measured as TCP flows are
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]
@@ -54,38 +54,38 @@ pub struct Bottleneck {
     /// Size of the bottleneck's queue, in products of its rate and the round trip
     #[arg(long, value_delimiter = ',', default_value = "1,4", value_name = "BDP")]
     buffers: Vec<f64>,
-    /// Time that is measured
+    /// Length of the measurement, seconds
     #[arg(long, default_value_t = 120.0)]
     seconds: f64,
-    /// Times that every flow runs with every buffer
+    /// Number of runs of every flow with every buffer
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Runs at once, each in a lab of its own; more than one for low rates, and not for relays
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-impl Args {
-    /// No relays.
-    pub fn of_grafts(controls: Vec<String>, others: Vec<Other>, bottleneck: Bottleneck) -> Self {
+impl FairnessArgs {
+    /// Returns the arguments of `bench graft fairness`, which has no relays.
+    pub fn from_grafts(controls: Vec<String>, others: Vec<Other>, bottleneck: Bottleneck) -> Self {
         Self { relays: Vec::new(), tcp: controls, others, bottleneck }
     }
 }
 
-/// Both flows run before they are measured: slow start is over.
+/// Time that both flows run before they are measured, in which slow start ends.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// What a publisher sends beyond that, until its subscriber has come and both have ended.
+/// Additional time that a publisher sends: until its subscriber has come and both have ended.
 const SPARE_SECONDS: f64 = 6.0;
-/// Of the bottleneck: so much media is published that there is always something to send.
+/// Rate of the published media, as a multiple of the bottleneck's, so that there is always something to send.
 const OVERLOAD: u32 = 2;
 const OBJECT_BYTES: u32 = 1200;
-/// Of the published packet rate, from which on media count as flowing.
+/// Share of the published packet rate at which media count as flowing.
 const FLOWING: f64 = 0.1;
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: FairnessArgs) -> anyhow::Result<()> {
     ensure!(
         args.bottleneck.rate_mbit > 0 && args.bottleneck.rtt_ms > 0,
         "--rate-mbit and --rtt-ms are at least 1"
@@ -113,28 +113,28 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is measured beside TCP CUBIC.
+/// The flow that competes with TCP CUBIC.
 #[derive(Debug, Clone)]
-enum Flow {
+enum CompetingFlow {
     Relay(Contender),
-    /// With this congestion control.
+    /// TCP with this congestion control.
     Tcp(String),
     Other(Other),
 }
 
-/// What is neither.
+/// A flow that is neither a relay's nor TCP's.
 #[derive(Debug, Clone, Copy)]
 pub struct Other {
     pub label: &'static str,
-    /// As JSON has it.
+    /// The flow's kind in JSON.
     pub kind: &'static str,
     pub control: &'static str,
-    /// Sends as much as the path carries for so long, from the relay's host of a site to the subscribers', over IPv4. With the round trip
-    /// in ms.
-    pub send: fn(&Site, u32, Duration) -> anyhow::Result<()>,
+    /// Sends as much as the path carries for this time, over IPv4, from the relay's host of a site to the subscribers'.
+    /// The number is the round trip in ms.
+    pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 
-impl Flow {
+impl CompetingFlow {
     fn label(&self) -> String {
         match self {
             Self::Relay(contender) => contender.label(),
@@ -144,37 +144,37 @@ impl Flow {
     }
 }
 
-/// Mbit/s of IP packets that arrived.
+/// Rates of IP packets that arrived, Mbit/s.
 #[derive(Debug, Clone, Copy)]
-struct Shared {
+struct SharedRates {
     flow: f64,
     cubic: f64,
 }
 
-impl Shared {
+impl SharedRates {
     fn percent(self) -> f64 {
         100.0 * self.flow / (self.flow + self.cubic)
     }
 }
 
-struct Row {
-    flow: Flow,
+struct FairnessRow {
+    flow: CompetingFlow,
     buffer: f64,
-    rounds: Vec<Result<Shared, String>>,
+    rounds: Vec<Result<SharedRates, String>>,
 }
 
-impl Row {
-    fn spread(&self, of: impl Fn(Shared) -> f64) -> Option<Spread> {
-        Spread::of(&self.rounds.iter().flatten().map(|shared| of(*shared)).collect::<Vec<_>>())
+impl FairnessRow {
+    fn spread(&self, of: impl Fn(SharedRates) -> f64) -> Option<Spread> {
+        Spread::from_values(&self.rounds.iter().flatten().map(|shared| of(*shared)).collect::<Vec<_>>())
     }
 
-    fn json(&self, args: &Args) -> Value {
+    fn json(&self, args: &FairnessArgs) -> Value {
         let (relay, engine, control) = match &self.flow {
-            Flow::Relay(relay) => (relay.relay(), relay.engine(), relay.congestion_control()),
-            Flow::Tcp(control) => ("tcp", None, Some(control.as_str())),
-            Flow::Other(other) => (other.kind, None, Some(other.control)),
+            CompetingFlow::Relay(relay) => (relay.relay(), relay.engine(), relay.congestion_control()),
+            CompetingFlow::Tcp(control) => ("tcp", None, Some(control.as_str())),
+            CompetingFlow::Other(other) => (other.kind, None, Some(other.control)),
         };
-        let round = |round: &Result<Shared, String>| match round {
+        let round = |round: &Result<SharedRates, String>| match round {
             Ok(shared) => json!({
                 "flow_mbit": shared.flow, "cubic_mbit": shared.cubic, "share_percent": shared.percent()
             }),
@@ -183,14 +183,14 @@ impl Row {
         json!({
             "relay": relay, "engine": engine, "congestion_control": control,
             "rate_mbit": args.bottleneck.rate_mbit, "rtt_ms": args.bottleneck.rtt_ms, "buffer_bdp": self.buffer, "seconds": args.bottleneck.seconds,
-            "share_percent": self.spread(Shared::percent),
+            "share_percent": self.spread(SharedRates::percent),
             "flow_mbit": self.spread(|shared| shared.flow), "cubic_mbit": self.spread(|shared| shared.cubic),
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
         })
     }
 }
 
-fn told(shared: &Result<Shared, String>) -> String {
+fn told(shared: &Result<SharedRates, String>) -> String {
     match shared {
         Ok(shared) => {
             format!("{:.1} %, {:.1} Mbit/s beside CUBIC's {:.1}", shared.percent(), shared.flow, shared.cubic)
@@ -199,15 +199,13 @@ fn told(shared: &Result<Shared, String>) -> String {
     }
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[FairnessRow]) -> String {
     let head = ["flow", "buffer, BDP", "share %", "least", "most", "Mbit/s", "CUBIC Mbit/s"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
-        let (share, flow, cubic) = (
-            row.spread(Shared::percent),
-            row.spread(|shared| shared.flow),
-            row.spread(|shared| shared.cubic),
-        );
+        let share = row.spread(SharedRates::percent);
+        let flow = row.spread(|shared| shared.flow);
+        let cubic = row.spread(|shared| shared.cubic);
         let (Some(share), Some(flow), Some(cubic)) = (share, flow, cubic) else { continue };
         let figures = [share.median, share.min, share.max, flow.median, cubic.median];
         let mut line = vec![row.flow.label(), row.buffer.to_string()];
@@ -223,16 +221,16 @@ fn render(rows: &[Row]) -> String {
     text
 }
 
-impl Args {
-    /// Flows vary fastest, so that what changes on the machine over time meets all of them.
-    fn measure(&self) -> anyhow::Result<Vec<Row>> {
+impl FairnessArgs {
+    /// Measures all rows. Flows vary fastest, so that a drift of the machine affects all of them alike.
+    fn measure(&self) -> anyhow::Result<Vec<FairnessRow>> {
         let mut rows = self.rows();
         let jobs: Vec<(usize, usize)> = (1..=self.bottleneck.rounds)
             .flat_map(|round| (0..rows.len()).map(move |row| (round, row)))
             .collect();
-        let progress = Progress::of_lanes(jobs.len(), self.bottleneck.labs);
+        let progress = BenchProgress::with_lanes(jobs.len(), self.bottleneck.labs);
         let done = at_once(self.bottleneck.labs, &jobs, |(round, row)| {
-            let Row { flow, buffer, .. } = rows.get(*row).context("a row for each job")?;
+            let FairnessRow { flow, buffer, .. } = rows.get(*row).context("a row for each job")?;
             let site = self.site(*buffer)?;
             let work = || self.round(&site, flow).map_err(|error| format!("{error:#}"));
             Ok(progress.step(&format!("round {round}, {} at {buffer} BDP", flow.label()), work, told)?)
@@ -243,16 +241,21 @@ impl Args {
         Ok(rows)
     }
 
-    fn rows(&self) -> Vec<Row> {
-        let relays = self.relays.iter().map(|relay| Flow::Relay(*relay));
-        let others = self.others.iter().copied().map(Flow::Other);
-        let flows: Vec<Flow> = relays.chain(self.tcp.iter().cloned().map(Flow::Tcp)).chain(others).collect();
-        let row = |buffer: f64, flow: &Flow| Row { flow: flow.clone(), buffer, rounds: Vec::new() };
+    fn rows(&self) -> Vec<FairnessRow> {
+        let relays = self.relays.iter().map(|relay| CompetingFlow::Relay(*relay));
+        let others = self.others.iter().copied().map(CompetingFlow::Other);
+        let flows: Vec<CompetingFlow> =
+            relays.chain(self.tcp.iter().cloned().map(CompetingFlow::Tcp)).chain(others).collect();
+        let row = |buffer: f64, flow: &CompetingFlow| FairnessRow {
+            flow: flow.clone(),
+            buffer,
+            rounds: Vec::new(),
+        };
         let buffers = self.bottleneck.buffers.iter();
         buffers.flat_map(|buffer| flows.iter().map(move |flow| row(*buffer, flow))).collect()
     }
 
-    fn site(&self, buffer: f64) -> anyhow::Result<Site> {
+    fn site(&self, buffer: f64) -> anyhow::Result<BenchSite> {
         let bdp = f64::from(self.bottleneck.rate_mbit) * 1e6 / 8.0 * f64::from(self.bottleneck.rtt_ms) / 1e3;
         let one_way_us = self.bottleneck.rtt_ms * 500;
         let bottleneck =
@@ -260,56 +263,65 @@ impl Args {
         let mut topology = Topology::standard(1, 1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={one_way_us}us"))?;
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &bottleneck)?;
-        Site::new(&topology)
+        BenchSite::new(&topology)
     }
 
-    fn round(&self, site: &Site, flow: &Flow) -> anyhow::Result<Shared> {
-        if let Flow::Other(other) = flow {
+    fn round(&self, site: &BenchSite, flow: &CompetingFlow) -> anyhow::Result<SharedRates> {
+        if let CompetingFlow::Other(other) = flow {
             let seconds = WARM_UP.as_secs_f64() + self.bottleneck.seconds + SPARE_SECONDS;
             let sending = Duration::from_secs_f64(seconds);
             return std::thread::scope(|scope| {
                 let other = scope.spawn(|| (other.send)(site, self.bottleneck.rtt_ms, sending));
-                let shared = self.beside_cubic(site, flow);
+                let shared = self.run_with_cubic(site, flow);
                 other.join().map_err(|_| anyhow!("the sender panicked"))??;
                 shared
             });
         }
-        self.beside_cubic(site, flow)
+        self.run_with_cubic(site, flow)
     }
 
-    /// What others send comes from somebody else.
-    fn beside_cubic(&self, site: &Site, flow: &Flow) -> anyhow::Result<Shared> {
+    /// Measures both flows. An [`Other`] flow has its sender elsewhere.
+    fn run_with_cubic(&self, site: &BenchSite, flow: &CompetingFlow) -> anyhow::Result<SharedRates> {
         let relay = match flow {
-            Flow::Relay(contender) => Some(self.start_relay(site, *contender)?),
-            Flow::Tcp(_) | Flow::Other(_) => None,
+            CompetingFlow::Relay(contender) => Some(self.start_relay(site, *contender)?),
+            CompetingFlow::Tcp(_) | CompetingFlow::Other(_) => None,
         };
-        let (from, to) = (site.relay()?, site.subscribers()?);
-        // The measured flow comes over IPv4, the other over IPv6: the receiving host counts them apart.
+        let from = site.relay()?;
+        let to = site.subscribers()?;
+        // The measured flow uses IPv4, the other IPv6, so that the receiving host counts them separately.
         let measured = match flow {
-            Flow::Tcp(control) => Some(Saturating::start(from, to, to.addr_v4().into(), control)?),
-            Flow::Relay(_) | Flow::Other(_) => None,
+            CompetingFlow::Tcp(control) => Some(Saturating::start(from, to, to.addr_v4().into(), control)?),
+            CompetingFlow::Relay(_) | CompetingFlow::Other(_) => None,
         };
         let cubic = Saturating::start(from, to, to.addr_v6().into(), "cubic")?;
         std::thread::sleep(WARM_UP);
-        let (start, before) = (Instant::now(), Octets::read(to)?);
+        let start = Instant::now();
+        let before = Octets::read(to)?;
         std::thread::sleep(Duration::from_secs_f64(self.bottleneck.seconds));
-        let (after, seconds) = (Octets::read(to)?, start.elapsed().as_secs_f64());
+        let after = Octets::read(to)?;
+        let seconds = start.elapsed().as_secs_f64();
         [Some(cubic), measured].into_iter().flatten().try_for_each(Saturating::stop)?;
         if let Some((_relay, mut traffic)) = relay {
             traffic.check_runs().context("traffic ended before it was measured")?;
         }
         let mbit = |octets: u64| octets as f64 * 8.0 / 1e6 / seconds;
-        Ok(Shared { flow: mbit(after.v4 - before.v4), cubic: mbit(after.v6 - before.v6) })
+        Ok(SharedRates { flow: mbit(after.v4 - before.v4), cubic: mbit(after.v6 - before.v6) })
     }
 
-    fn start_relay(&self, site: &Site, contender: Contender) -> anyhow::Result<(Process, Traffic)> {
+    fn start_relay(
+        &self,
+        site: &BenchSite,
+        contender: Contender,
+    ) -> anyhow::Result<(BenchProcess, RelayTraffic)> {
         let relay = site.start_relay(contender)?;
         let rate_hz = OVERLOAD * self.bottleneck.rate_mbit * 1_000_000 / 8 / OBJECT_BYTES;
-        let load = Load { transport: Transport::Raw, subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
+        let load =
+            RowLoad { transport: LabTransport::Raw, subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
         let seconds = self.bottleneck.seconds + WARM_UP.as_secs_f64() + SPARE_SECONDS;
         let node = site.relay()?;
         let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);
-        let traffic = Traffic::start(contender, &site.route()?, &load, seconds, site.directory(), flows)?;
+        let traffic =
+            RelayTraffic::start(contender, &site.route()?, &load, seconds, site.directory(), flows)?;
         Ok((relay, traffic))
     }
 }
@@ -322,13 +334,13 @@ struct Octets {
 }
 
 impl Octets {
-    fn read(node: &Node) -> anyhow::Result<Self> {
+    fn read(node: &LabNode) -> anyhow::Result<Self> {
         node.enter(|| {
             let netstat = fs::read_to_string("/proc/thread-self/net/netstat")?;
             let snmp6 = fs::read_to_string("/proc/thread-self/net/snmp6")?;
             let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
             let within = loopback_octets(&devices).context("no lo in dev")?;
-            // What is carried goes on to its server over IPv4, too.
+            // Tunnelled data is counted twice: the tunnel forwards it to its server over loopback, over IPv4 as well.
             let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?.saturating_sub(within);
             let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
             Ok(Self { v4, v6 })
@@ -336,19 +348,21 @@ impl Octets {
     }
 }
 
-/// A line of names and a line of values, both behind `IpExt:`.
+/// Reads the octets from a line of names and a line of values, both after `IpExt:`.
 fn ip_in_octets(netstat: &str) -> Option<u64> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
-    let (names, values) = (lines.next()?, lines.next()?);
+    let names = lines.next()?;
+    let values = lines.next()?;
     let mut pairs = names.split_whitespace().zip(values.split_whitespace());
     pairs.find(|(name, _)| *name == "InOctets")?.1.parse().ok()
 }
 
-/// Bytes of IP packets that came by the loopback interface; the kernel counts them with a header of Ethernet.
+/// Returns the bytes of IP packets on the loopback interface. The kernel counts them with an Ethernet header.
 fn loopback_octets(devices: &str) -> Option<u64> {
     let mut counts =
         devices.lines().find_map(|line| line.trim_start().strip_prefix("lo:"))?.split_whitespace();
-    let (bytes, packets): (u64, u64) = (counts.next()?.parse().ok()?, counts.next()?.parse().ok()?);
+    let bytes: u64 = counts.next()?.parse().ok()?;
+    let packets: u64 = counts.next()?.parse().ok()?;
     Some(bytes.saturating_sub(14 * packets))
 }
 
@@ -364,7 +378,7 @@ struct Saturating {
 }
 
 impl Saturating {
-    fn start(from: &Node, to: &Node, address: IpAddr, control: &str) -> anyhow::Result<Self> {
+    fn start(from: &LabNode, to: &LabNode, address: IpAddr, control: &str) -> anyhow::Result<Self> {
         let any: IpAddr =
             if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let listener = to.enter(|| TcpListener::bind((any, 0)))??;
@@ -393,7 +407,7 @@ impl Saturating {
 
 fn send_until(mut connection: TcpStream, stop: &AtomicBool) {
     let block = [0; 1 << 16];
-    // An error is an end, too: the figures say that nothing came.
+    // An error ends the flow as well; the figures then show that nothing arrived.
     while !stop.load(Ordering::Relaxed) && connection.write_all(&block).is_ok() {}
 }
 
@@ -407,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octets_as_the_kernel_writes_them() {
+    fn octets_are_parsed_as_the_kernel_writes_them() {
         let netstat = "TcpExt: A InOctets\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets Out\nIpExt: 0 4711 3\n";
         assert_eq!(ip_in_octets(netstat), Some(4711));
         let devices = "Inter-|   Receive\n face |bytes packets\n  eth0: 1 2 3\n    lo: 1028    2    0 0\n";
@@ -417,14 +431,14 @@ mod tests {
     }
 
     #[test]
-    fn shares() {
-        let row = |rounds| Row { flow: Flow::Tcp("bbr".into()), buffer: 4.0, rounds };
+    fn bandwidth_shares_are_computed() {
+        let row = |rounds| FairnessRow { flow: CompetingFlow::Tcp("bbr".into()), buffer: 4.0, rounds };
         let some = row(vec![
-            Ok(Shared { flow: 5.0, cubic: 15.0 }),
+            Ok(SharedRates { flow: 5.0, cubic: 15.0 }),
             Err("gone".into()),
-            Ok(Shared { flow: 10.0, cubic: 10.0 }),
+            Ok(SharedRates { flow: 10.0, cubic: 10.0 }),
         ]);
-        let spread = some.spread(Shared::percent).unwrap();
+        let spread = some.spread(SharedRates::percent).unwrap();
         assert_eq!((spread.median, spread.min, spread.max), (37.5, 25.0, 50.0));
         let text = render(&[some, row(vec![Err("gone".into())])]);
         assert!(text.contains("37.5") && text.contains("25.0"), "{text}");

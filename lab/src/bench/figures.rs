@@ -1,123 +1,125 @@
-//! What one run yields, and how the runs of one relay become a row.
+//! Figures of one run, and the row that the runs of one relay become.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::contender::Contender;
-use super::owed::Owed;
-use super::profile::Profile;
+use super::owed::OwedFigures;
+use super::profile::LinkProfile;
 use super::wire::Matched;
 use crate::stats::{Percentiles, median};
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
-/// One relay, once. Figures that could not be had are `null`.
+/// Figures of one run of a relay. Figures that could not be measured are `null`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
-    /// Objects, over all subscribers.
+pub struct RelayFigures {
+    /// Objects that arrived, over all subscribers.
     pub delivered: u64,
     pub lost: u64,
-    /// From the publisher's application to the subscribers'.
+    /// Time from the publisher's application to the subscribers'.
     pub latency_us: Option<Percentiles>,
-    /// The same of all objects owed. In rows by its own rules: what never came counts.
+    /// Latency and delivery of all objects owed, which includes those that never came. Rows have it by its own rules.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub owed: Option<Owed>,
-    /// From the relay's incoming interface to its outgoing one.
+    pub owed: Option<OwedFigures>,
+    /// Time from the relay's incoming interface to its outgoing one.
     pub wire_latency_us: Option<Percentiles>,
-    pub cpu_ns_per_object: Cpu,
+    pub cpu_ns_per_object: CpuPerObject,
     pub syscalls_per_object: Option<f64>,
     pub packets_per_object: PacketsPerObject,
-    /// Only of the kernel engine.
+    /// Work in the kernel, for the kernel engine only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kernel: Option<Kernel>,
-    /// Only with the gate: run time of its program per packet that came.
+    pub kernel: Option<KernelWork>,
+    /// Run time of the gate's program per packet that arrived, with the gate only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate_ns_per_packet: Option<f64>,
     /// Peak resident memory of the relay.
     pub rss_bytes: u64,
     /// How the wire latency was matched.
     pub wire: Matched,
-    /// Only where it is measured, with the plain forwarder: median application latency while the probe is
-    /// attached, minus the same without it.
+    /// Median application latency while the probe is attached, minus the same without it. It is measured with the plain
+    /// forwarder only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe_adds_us: Option<f64>,
 }
 
-/// Per delivered object.
+/// CPU time per delivered object, ns.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Cpu {
+pub struct CpuPerObject {
     pub machine: f64,
     pub relay: f64,
 }
 
-/// Of the links to both ends, whatever they carry, while nothing else was measured.
+/// Packets on the links to both ends, of any kind, measured in a period of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PacketsPerObject {
     pub from_publisher: f64,
-    /// Per object that one subscriber got.
+    /// Packets per object that one subscriber got.
     pub to_subscriber: f64,
 }
 
-/// What the kernel engine did, while system calls were counted.
+/// Work of the kernel engine, while system calls were counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Kernel {
-    /// Of the packets with media that left, those that the kernel sent, percent.
+pub struct KernelWork {
+    /// Share of the outgoing media packets that the kernel sent, percent.
     pub sent_percent: f64,
-    /// Of the packets that the kernel sealed or opened, those whose keystream was there, percent.
+    /// Share of the packets that the kernel sealed or opened whose keystream was ready, percent.
     pub ahead_percent: f64,
     /// Run time of the engine's BPF programs per packet that they forwarded, other packets' runs included.
     pub bpf_ns_per_packet: f64,
-    /// The same per copy.
+    /// The same run time per copy.
     pub bpf_ns_per_copy: f64,
 }
 
-/// What the relay's BPF programs did, while system calls were counted.
+/// Work of the relay's BPF programs, while system calls were counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Programs {
-    pub kernel: Option<Kernel>,
+pub struct ProgramWork {
+    pub kernel: Option<KernelWork>,
     pub gate_ns_per_packet: Option<f64>,
 }
 
-/// What was asked for in a row.
+/// The load that a row was measured under.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Load {
-    /// Of publisher and subscribers; the plain forwarder's have none.
-    pub transport: Transport,
+pub struct RowLoad {
+    /// Transport of publisher and subscribers; the plain forwarder's clients have none.
+    pub transport: LabTransport,
     pub subscribers: usize,
     pub object_bytes: u32,
     pub rate_hz: u32,
 }
 
-/// All rounds of one relay under one load.
+/// The rounds of one relay under one load.
 #[derive(Debug)]
-pub struct Row {
+pub struct RelayRow {
     pub contender: Contender,
-    pub profile: Profile,
-    pub load: Load,
-    /// One entry per round.
-    pub rounds: Vec<Result<Figures, String>>,
+    pub profile: LinkProfile,
+    pub load: RowLoad,
+    /// Figures or error of each round.
+    pub rounds: Vec<Result<RelayFigures, String>>,
 }
 
-impl Row {
-    /// The median of each figure over the rounds that worked.
-    pub fn median(&self) -> Option<Figures> {
+impl RelayRow {
+    /// Returns the median of each figure over the rounds that worked.
+    pub fn median(&self) -> Option<RelayFigures> {
         let rounds = self.measured();
         if rounds.is_empty() {
             return None;
         }
-        let middle: Figures = serde_json::from_value(combine(&rounds, &middle)).ok()?;
-        Some(Figures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
+        let middle: RelayFigures = serde_json::from_value(combine(&rounds, &middle)).ok()?;
+        Some(RelayFigures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
     }
 
-    /// Lowest, middle and highest of each figure.
-    fn owed(&self) -> Option<[Owed; 3]> {
-        Owed::spread(&self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>())
+    /// Returns the lowest, the median and the highest of each figure.
+    fn owed(&self) -> Option<[OwedFigures; 3]> {
+        OwedFigures::spread(
+            &self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>(),
+        )
     }
 
     pub fn error(&self) -> Option<String> {
         error(&self.rounds)
     }
 
-    /// One flat object: what was asked, the medians, their spread (lowest and highest), and each round.
+    /// Returns one flat object: the load, the medians, their spread (lowest and highest), and each round.
     pub fn json(&self) -> Value {
         let mut row = Map::new();
         row.insert("relay".into(), json!(self.contender.relay()));
@@ -155,7 +157,7 @@ impl Row {
     }
 }
 
-/// The figures of a row of which no round worked.
+/// The figures of a row without a successful round.
 const FIGURES: [&str; 8] = [
     "delivered",
     "lost",
@@ -167,6 +169,8 @@ const FIGURES: [&str; 8] = [
     "rss_bytes",
 ];
 
+/// Fails if nothing was measured.
+///
 /// # Errors
 /// No round of any row gave figures.
 pub fn ensure_measured<'a, T: 'a>(
@@ -177,7 +181,7 @@ pub fn ensure_measured<'a, T: 'a>(
     Ok(())
 }
 
-/// The first error, and of how many rounds when not all have failed.
+/// Returns the first error, and how many rounds failed if not all did.
 pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     let errors: Vec<&String> = rounds.iter().filter_map(|round| round.as_ref().err()).collect();
     let first = errors.first()?;
@@ -187,7 +191,7 @@ pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     }
 }
 
-/// Applies `reduce` to each number over trees of one shape, leaving out what is `null`.
+/// Applies `reduce` to each number over trees of one shape. Values that are `null` are left out.
 pub fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
     let trees: Vec<&Value> = trees.iter().filter(|tree| !tree.is_null()).collect();
     match trees.first() {
@@ -223,15 +227,15 @@ pub fn extremes(numbers: &[f64], _whole: bool) -> Value {
 mod tests {
     use super::*;
 
-    fn figures(delivered: u64, p50: Option<f64>) -> Figures {
+    fn figures(delivered: u64, p50: Option<f64>) -> RelayFigures {
         let percentiles = p50.map(|p50| Percentiles { p50, p90: p50, p99: p50, max: 10.0 * p50 });
-        Figures {
+        RelayFigures {
             delivered,
             lost: 0,
             latency_us: percentiles,
             owed: None,
             wire_latency_us: percentiles,
-            cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
+            cpu_ns_per_object: CpuPerObject { machine: 10.0, relay: 5.0 },
             syscalls_per_object: Some(1.5),
             packets_per_object: PacketsPerObject { from_publisher: 1.0, to_subscriber: 1.1 },
             kernel: None,
@@ -242,14 +246,14 @@ mod tests {
         }
     }
 
-    fn row(rounds: Vec<Result<Figures, String>>) -> Row {
-        let transport = Transport::Webtransport;
-        let load = Load { transport, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
-        Row { contender: Contender::User, profile: Profile::Clean, load, rounds }
+    fn row(rounds: Vec<Result<RelayFigures, String>>) -> RelayRow {
+        let transport = LabTransport::Webtransport;
+        let load = RowLoad { transport, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
+        RelayRow { contender: Contender::User, profile: LinkProfile::Clean, load, rounds }
     }
 
     #[test]
-    fn medians_and_spread() {
+    fn row_has_medians_and_spread() {
         let row =
             row(vec![Ok(figures(10, Some(3.0))), Ok(figures(30, Some(1.0))), Ok(figures(11, Some(2.0)))]);
         assert_eq!(row.median(), Some(figures(11, Some(2.0))));
@@ -266,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_is_not_always_there() {
+    fn figure_missing_in_a_round_is_left_out() {
         let row = row(vec![Ok(figures(10, None)), Ok(figures(10, Some(3.0)))]);
         assert_eq!(row.json()["latency_us"]["p50"], 3.0);
         assert_eq!(row.median(), Some(figures(10, Some(3.0))));
     }
 
     #[test]
-    fn errors_stay_visible() {
+    fn errors_of_rounds_stay_in_the_result_row() {
         let none = row(vec![Err("missing".into()), Err("missing".into())]);
         assert_eq!(none.median(), None);
         assert_eq!(none.json()["error"], "missing");

@@ -1,5 +1,5 @@
-//! `millrace-lab bench hostile`: what a bystander's media suffer while another client of the relay means no good, and what it
-//! costs the relay; and the same of a client that sends as many packets and does nothing wrong.
+//! `millrace-lab bench hostile`: the effect of a hostile client on a bystander's media, and its cost for the relay. The
+//! same is measured with a harmless client that sends as many packets.
 
 use std::env;
 use std::path::PathBuf;
@@ -12,60 +12,61 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::contender::{Contender, PORT};
-use super::figures::{Load, error};
-use super::newcomers::{Newcomers, Way};
-use super::owed::Owed;
-use super::process::Process;
-use super::site::{SUBSCRIBERS_LINK, Site, device};
+use super::figures::{RowLoad, error};
+use super::newcomers::{NewcomerRoute, Newcomers};
+use super::owed::OwedFigures;
+use super::process::BenchProcess;
+use super::site::{BenchSite, SUBSCRIBERS_LINK, device};
 use super::table::{columns, write_json};
-use super::traffic::Traffic;
-use super::usage::{Reading, rss_bytes, warn_if_busy};
+use super::traffic::RelayTraffic;
+use super::usage::{UsageReading, rss_bytes, warn_if_busy};
 use crate::hostile::scenario;
 use crate::lab::Topology;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Spread;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct HostileArgs {
     /// Relays to attack: those of Millrace, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// How the client comes to the relay, interleaved; what is about one of them only is left out of the other
+    /// Transports of the client, interleaved; a scenario for one of them only is left out of the other
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
-    transport: Vec<Transport>,
-    /// What the client does (millrace-lab lab hostile --list); everything without it
+    transport: Vec<LabTransport>,
+    /// Scenarios of the client (millrace-lab lab hostile --list); default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     scenarios: Vec<String>,
-    /// Clients that do it at the same time
+    /// Number of hostile clients that run the scenario at the same time
     #[arg(long, default_value_t = 1, value_name = "N")]
     clients: usize,
-    /// How long each scenario is repeated. Media flow as long without it, and as long while a client sends as many packets from one
-    /// port and asks for nothing
+    /// Time that each scenario is repeated. Media are also measured for that time without a client, and for that time
+    /// with a harmless client that sends as many packets from one port
     #[arg(long, default_value_t = 20.0)]
     seconds: f64,
-    /// Times that every relay meets every scenario
+    /// Number of attacks on every relay with every scenario
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// The bystanders'.
-const LOAD: Load = Load { transport: Transport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
-/// Of the asked packet rate, from which on media count as flowing.
+/// Load of the bystanders.
+const LOAD: RowLoad =
+    RowLoad { transport: LabTransport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
+/// Share of the packet rate at which media count as flowing.
 const FLOWING: f64 = 0.8;
-/// What the publisher sends beyond the measured time: start-up, and the first second, which is not owed.
+/// Additional time that the publisher sends: start-up, and the first second, which is not owed.
 const SPARE_SECONDS: f64 = 3.0;
-/// A scenario ends by itself long before.
+/// Limit of one run of a scenario, which ends by itself long before.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(120);
 const ATTACKER: &str = "attacker";
 const NEWCOMER: &str = "newcomer";
-/// The scenario of a client that does nothing wrong.
+/// The scenario of a harmless client.
 const STEADY: &str = "steady";
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: HostileArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
     ensure!(args.clients > 0, "--clients is at least 1");
     let mut rows = args.rows()?;
@@ -73,8 +74,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut topology = Topology::standard(1, 1);
     topology.connect("relay", ATTACKER);
     topology.connect("relay", NEWCOMER);
-    let site = Site::new(&topology)?;
-    let progress = Progress::of(args.rounds * rows.len());
+    let site = BenchSite::new(&topology)?;
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}, {}", row.scenario, row.label()));
@@ -90,55 +91,55 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-struct Row {
+struct HostileRow {
     relay: Contender,
-    /// The client's.
-    transport: Transport,
+    /// Transport of the client.
+    transport: LabTransport,
     scenario: &'static str,
-    rounds: Vec<Result<Figures, String>>,
+    rounds: Vec<Result<HostileFigures, String>>,
     /// Packets per second of all clients together in the last round.
     packets_per_s: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Figures {
-    quiet: Stretch,
-    meanwhile: Stretch,
-    alike: Stretch,
+struct HostileFigures {
+    quiet: MediaStretch,
+    meanwhile: MediaStretch,
+    alike: MediaStretch,
     /// The clients of `meanwhile`, and those of `alike`.
     attacks: Attacks,
     steady: Attacks,
 }
 
-/// One of them.
-type Figure = fn(&Figures) -> f64;
+/// One of the figures.
+type Figure = fn(&HostileFigures) -> f64;
 
-/// Some seconds of media.
+/// Figures of some seconds of media.
 #[derive(Debug, Clone, Copy)]
-struct Stretch {
-    owed: Owed,
+struct MediaStretch {
+    owed: OwedFigures,
     /// CPU time of the relay's process, percent of one CPU.
     cpu_percent: f64,
     newcomers: Newcomers,
 }
 
-/// The clients of a stretch, hostile or not.
+/// Results of the clients of a period, hostile or not.
 #[derive(Debug, Clone, Copy, Default)]
 struct Attacks {
-    /// How often each client did it.
+    /// Rounds of each client.
     count: u32,
     /// Packets per second of all clients together.
     packets_per_s: f64,
-    /// The relay's memory after the first time and after the last.
+    /// The relay's memory after the first round and after the last, bytes.
     rss_bytes: [u64; 2],
 }
 
-impl Stretch {
+impl MediaStretch {
     fn p99_us(&self) -> f64 {
         self.owed.latency_us.p99.unwrap_or(f64::INFINITY)
     }
 
-    /// 99th percentile of the time until a newcomer is served by the kernel.
+    /// Returns the 99th percentile of the time until the kernel serves a newcomer.
     fn ready_ms(&self) -> f64 {
         self.newcomers.ready_ms.map_or(f64::NAN, |ready| ready.p99)
     }
@@ -150,12 +151,12 @@ impl Stretch {
     }
 }
 
-impl Figures {
+impl HostileFigures {
     fn p99_ratio(&self) -> f64 {
         self.meanwhile.p99_us() / self.quiet.p99_us()
     }
 
-    /// Ratio to the 99th percentile while as many harmless packets are sent.
+    /// Returns the ratio to the 99th percentile while as many harmless packets are sent.
     fn alike_ratio(&self) -> f64 {
         self.meanwhile.p99_us() / self.alike.p99_us()
     }
@@ -170,30 +171,30 @@ impl Figures {
     }
 }
 
-impl Row {
+impl HostileRow {
     fn label(&self) -> String {
         self.relay.label_over(self.transport)
     }
 
-    fn spread(&self, of: impl Fn(&Figures) -> f64) -> Option<Spread> {
-        Spread::of(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
+    fn spread(&self, of: impl Fn(&HostileFigures) -> f64) -> Option<Spread> {
+        Spread::from_values(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
     }
 
     fn json(&self, seconds: f64) -> Value {
-        let round = |round: &Result<Figures, String>| match round {
+        let round = |round: &Result<HostileFigures, String>| match round {
             Ok(figures) => figures.json(),
             Err(error) => json!({ "error": error }),
         };
         json!({
             "relay": self.relay.relay(), "engine": self.relay.engine(), "transport": self.transport.name(),
             "scenario": self.scenario, "seconds": seconds,
-            "p99_ratio": self.spread(Figures::p99_ratio), "alike_ratio": self.spread(Figures::alike_ratio),
+            "p99_ratio": self.spread(HostileFigures::p99_ratio), "alike_ratio": self.spread(HostileFigures::alike_ratio),
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
         })
     }
 }
 
-fn told(figures: &Result<Figures, String>) -> String {
+fn told(figures: &Result<HostileFigures, String>) -> String {
     match figures {
         Ok(it) => format!(
             "p99 {:.0} us, {:.0} before, {:.0} alike; {:.2} % delivered; {:.1} % of a CPU, {:.1} before, {:.1} alike; newcomers ready in {:.0} ms; {} \
@@ -213,14 +214,14 @@ fn told(figures: &Result<Figures, String>) -> String {
     }
 }
 
-/// Columns of figures, each with digits behind the point.
+/// Columns of figures, each with its number of decimals.
 const COLUMNS: [(&str, Figure, usize); 13] = [
     ("attacks", |it| f64::from(it.attacks.count), 0),
     ("packets/s", |it| it.attacks.packets_per_s, 0),
     ("p99 us", |it| it.meanwhile.p99_us(), 0),
     ("before", |it| it.quiet.p99_us(), 0),
     ("alike", |it| it.alike.p99_us(), 0),
-    ("ratio", Figures::alike_ratio, 2),
+    ("ratio", HostileFigures::alike_ratio, 2),
     ("delivered %", |it| it.meanwhile.owed.delivered_percent(), 2),
     ("CPU %", |it| it.meanwhile.cpu_percent, 1),
     ("before", |it| it.quiet.cpu_percent, 1),
@@ -234,7 +235,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[HostileRow]) -> String {
     let head = ["scenario", "engine", "over"].into_iter().chain(COLUMNS.map(|(name, ..)| name));
     let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
     for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
@@ -256,9 +257,9 @@ fn render(rows: &[Row]) -> String {
     text
 }
 
-impl Args {
-    /// Relays vary fastest.
-    fn rows(&self) -> anyhow::Result<Vec<Row>> {
+impl HostileArgs {
+    /// Lists the rows. Relays vary fastest.
+    fn rows(&self) -> anyhow::Result<Vec<HostileRow>> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine().is_none()) {
             bail!("{}: the scenarios are for Millrace (kernel, user)", other.label());
         }
@@ -272,7 +273,7 @@ impl Args {
         let mut rows = Vec::new();
         for scenario in scenarios {
             for transport in self.transport.iter().filter(|transport| scenario.is_over(**transport)) {
-                rows.extend(self.relays.iter().map(|relay| Row {
+                rows.extend(self.relays.iter().map(|relay| HostileRow {
                     relay: *relay,
                     transport: *transport,
                     scenario: scenario.name,
@@ -285,12 +286,13 @@ impl Args {
         Ok(rows)
     }
 
-    /// Every other round the client that means no harm comes first, with as many packets as in the round before.
-    fn round(&self, site: &Site, row: &mut Row) -> anyhow::Result<Figures> {
+    /// Runs a round. In every other round the harmless client comes first, with as many packets as in the round before.
+    fn round(&self, site: &BenchSite, row: &mut HostileRow) -> anyhow::Result<HostileFigures> {
         let relay = site.start_relay(row.relay)?;
-        let (contender, transport) = (row.relay, row.transport);
+        let contender = row.relay;
+        let transport = row.transport;
         let attack = |scenario: &str, rate: Option<f64>| {
-            let attack = Attack { site, relay: &relay, transport, scenario, rate };
+            let attack = RepeatedAttack { site, relay: &relay, transport, scenario, rate };
             self.stretch(site, contender, &relay, || self.attack(&attack))
         };
         let (quiet, ()) = self.stretch(site, contender, &relay, || Ok(()))?;
@@ -302,32 +304,34 @@ impl Args {
             Some(before) => before?,
             None => attack(STEADY, row.packets_per_s)?,
         };
-        Ok(Figures { quiet, meanwhile, alike, attacks, steady })
+        Ok(HostileFigures { quiet, meanwhile, alike, attacks, steady })
     }
 
-    /// Media for the asked time, newcomers, and something else meanwhile.
+    /// Measures media for the set time, with newcomers, while `meanwhile` runs.
     fn stretch<T>(
         &self,
-        site: &Site,
+        site: &BenchSite,
         contender: Contender,
-        relay: &Process,
+        relay: &BenchProcess,
         meanwhile: impl FnOnce() -> anyhow::Result<T>,
-    ) -> anyhow::Result<(Stretch, T)> {
+    ) -> anyhow::Result<(MediaStretch, T)> {
         let node = site.relay()?;
         let flows = super::run::flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &LOAD, FLOWING);
         let seconds = self.seconds + SPARE_SECONDS;
-        let traffic = Traffic::start(contender, &site.route()?, &LOAD, seconds, site.directory(), flows)?;
-        // Only what the relay and the kernel take is to be in the way.
+        let traffic =
+            RelayTraffic::start(contender, &site.route()?, &LOAD, seconds, site.directory(), flows)?;
+        // Publisher and subscribers have priority, so that only the relay and the kernel are slowed down.
         traffic.go_first()?;
-        let way = Way { from: site.node(NEWCOMER)?, relay: node };
+        let way = NewcomerRoute { from: site.node(NEWCOMER)?, relay: node };
         let is_over = AtomicBool::new(false);
         let (done, newcomers, used) = std::thread::scope(|scope| {
             let newcomers = scope.spawn(|| way.watch(&is_over));
             let measured = || {
-                let (start, before) = (Instant::now(), Reading::take(relay.id())?);
+                let start = Instant::now();
+                let before = UsageReading::take(relay.id())?;
                 let done = meanwhile()?;
                 std::thread::sleep(Duration::from_secs_f64(self.seconds).saturating_sub(start.elapsed()));
-                anyhow::Ok((done, Reading::take(relay.id())?.used_since(&before)))
+                anyhow::Ok((done, UsageReading::take(relay.id())?.used_since(&before)))
             };
             let measured = measured();
             is_over.store(true, Ordering::Relaxed);
@@ -337,19 +341,22 @@ impl Args {
         })?;
         let received = traffic.finish()?;
         let owed = received.owed.context("too little was delivered to tell what was owed")?;
-        Ok((Stretch { owed, cpu_percent: used.process_percent(), newcomers }, done))
+        Ok((MediaStretch { owed, cpu_percent: used.process_percent(), newcomers }, done))
     }
 
-    /// Repeats a scenario for the asked time: once, and then again and again.
-    fn attack(&self, attack: &Attack<'_>) -> anyhow::Result<Attacks> {
-        let (began, time) = (Instant::now(), Duration::from_secs_f64(self.seconds));
+    /// Repeats a scenario for the set time: once for a start, and then again and again.
+    fn attack(&self, attack: &RepeatedAttack<'_>) -> anyhow::Result<Attacks> {
+        let began = Instant::now();
+        let time = Duration::from_secs_f64(self.seconds);
         let mut done = Attacks::default();
         let mut packets = 0;
         while began.elapsed() < time {
             let rest = (done.count > 0).then(|| time.saturating_sub(began.elapsed()));
-            let hostile = Process::start("hostile", self.command(attack, rest)?, attack.site.directory())?;
+            let hostile =
+                BenchProcess::start("hostile", self.command(attack, rest)?, attack.site.directory())?;
             let output = hostile.finish(SCENARIO_LIMIT + time)?;
-            let reports: Vec<Report> = serde_json::from_str(&output).context("a report of lab hostile")?;
+            let reports: Vec<HostileReport> =
+                serde_json::from_str(&output).context("a report of lab hostile")?;
             for round in reports.iter().flat_map(|it| &it.rounds) {
                 packets += round.counts.packets_sent;
                 done.count += 1;
@@ -361,9 +368,10 @@ impl Args {
         Ok(done)
     }
 
-    fn command(&self, attack: &Attack<'_>, time: Option<Duration>) -> anyhow::Result<Command> {
+    fn command(&self, attack: &RepeatedAttack<'_>, time: Option<Duration>) -> anyhow::Result<Command> {
         let url = format!("{}://{}:{PORT}", attack.transport.scheme(), attack.site.relay()?.addr_v4());
-        // A machine of its own would have a CPU of its own: here it gets what nobody else wants.
+        // The attacker would have its own CPU on a machine of its own. Here it gets only time that no other process
+        // wants.
         let mut command = attack.site.node(ATTACKER)?.command("chrt");
         command.args(["--idle", "0"]).arg(env::current_exe()?);
         command.args(["lab", "hostile", attack.scenario, "--relay", &url, "--json", "--clients"]);
@@ -380,27 +388,27 @@ impl Args {
 }
 
 /// A scenario that is repeated.
-struct Attack<'run> {
-    site: &'run Site,
-    relay: &'run Process,
-    transport: Transport,
+struct RepeatedAttack<'run> {
+    site: &'run BenchSite,
+    relay: &'run BenchProcess,
+    transport: LabTransport,
     scenario: &'run str,
     /// Packets per second of all clients together, in scenarios that send at a rate.
     rate: Option<f64>,
 }
 
-/// The part of a report of `lab hostile --json` that counts here.
+/// Fields of a report of `lab hostile --json`.
 #[derive(Deserialize)]
-struct Report {
-    rounds: Vec<Round>,
+struct HostileReport {
+    rounds: Vec<HostileRound>,
 }
 
 #[derive(Deserialize)]
-struct Round {
-    counts: Counts,
+struct HostileRound {
+    counts: HostileCounts,
 }
 
 #[derive(Deserialize)]
-struct Counts {
+struct HostileCounts {
     packets_sent: u64,
 }

@@ -1,4 +1,4 @@
-//! `millrace-lab bench isolation`: what one subscriber's bad link costs another one, whose link is good.
+//! `millrace-lab bench isolation`: the effect of one subscriber's bad link on another subscriber, whose link is good.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,79 +8,80 @@ use serde_json::{Map, Value, json};
 
 use super::compare::Ratio;
 use super::contender::Contender;
-use super::figures::{Load, error};
-use super::owed::{Owed, PERCENTILES, Percentile};
-use super::profile::Profile;
+use super::figures::{RowLoad, error};
+use super::owed::{OwedFigures, PERCENTILES, Percentile};
+use super::profile::LinkProfile;
 use super::run::flow_detector;
-use super::site::{SUBSCRIBERS_LINK, Site, device};
+use super::site::{BenchSite, SUBSCRIBERS_LINK, device};
 use super::table::{columns, write_json};
-use super::traffic::{Route, Subscriber, Traffic};
+use super::traffic::{ExtraSubscriber, RelayTraffic, TrafficRoute};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Spread;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Relays, interleaved
+pub struct IsolationArgs {
+    /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// What the other subscriber's link does to packets, interleaved; those that stay as they are
+    /// Impairments of the other subscriber's link, interleaved; only those that do not change over time
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bottleneck,lossy")]
-    impair: Vec<Profile>,
+    impair: Vec<LinkProfile>,
     /// Objects per second
     #[arg(long, default_value_t = 250)]
     rate_hz: u32,
-    /// Payload of an object
+    /// Payload of an object, bytes
     #[arg(long, default_value_t = 1200)]
     object_bytes: u32,
-    /// Time that is measured, with either link
+    /// Length of the measurement with either link, seconds
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// Times that every relay runs with every link
+    /// Number of runs of every relay with every link
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// The link whose packets suffer.
+/// The link that is impaired.
 const OTHER_LINK: &str = "relay-sub2";
 const OTHER: &str = "sub2";
-/// As long as those of the profiles.
+/// Delay of the good link, the same as the profiles'.
 const GOOD: &str = "delay=20ms";
-/// Of the asked packet rate, from which on media count as flowing.
+/// Share of the packet rate at which media count as flowing.
 const FLOWING: f64 = 0.8;
-/// What the publisher sends beyond the measured time: start-up, and the first second, which is not owed.
+/// Additional time that the publisher sends: start-up, and the first second, which is not owed.
 const SPARE_SECONDS: f64 = 3.0;
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
     ensure!(args.rate_hz > 0, "--rate-hz is at least 1");
     ensure!(
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"
     );
-    let stays = |profile: &Profile| !matches!(profile, Profile::Clean | Profile::Mobile);
+    let stays = |profile: &LinkProfile| !matches!(profile, LinkProfile::Clean | LinkProfile::Mobile);
     ensure!(args.impair.iter().all(stays), "--impair: clean is the other half anyway, and mobile changes");
     warn_if_busy()?;
     let mut rows = args.rows();
     let good = args.site(GOOD)?;
     let bad =
         args.impair.iter().map(|profile| args.bad_site(*profile)).collect::<anyhow::Result<Vec<_>>>()?;
-    let progress = Progress::of(args.rounds * rows.len());
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.label()));
             let bad = bad.get(row.site).context("a lab for each link")?;
-            // Every other round the other way round.
+            // Every other round has the reverse order.
             let both = match round % 2 {
                 1 => args.run(&good, row.relay).and_then(|good| Ok((good, args.run(bad, row.relay)?))),
                 _ => args.run(bad, row.relay).and_then(|bad| Ok((args.run(&good, row.relay)?, bad))),
             };
-            let pair = both.map(|(good, bad)| Pair { good, bad }).map_err(|error| format!("{error:#}"));
+            let pair =
+                both.map(|(good, bad)| IsolationPair { good, bad }).map_err(|error| format!("{error:#}"));
             progress.end(&told(&pair))?;
             row.rounds.push(pair);
         }
@@ -92,12 +93,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-/// What both subscribers were owed.
+/// Objects owed to both subscribers.
 #[derive(Clone, Copy)]
 struct Both {
-    /// The one whose link is always good.
-    one: Owed,
-    other: Owed,
+    /// The subscriber whose link is always good.
+    one: OwedFigures,
+    other: OwedFigures,
 }
 
 impl Both {
@@ -106,41 +107,47 @@ impl Both {
     }
 }
 
-/// The other one's link is good, and then it is not.
+/// Results while the other one's link is good, and while it is bad.
 #[derive(Clone, Copy)]
-struct Pair {
+struct IsolationPair {
     good: Both,
     bad: Both,
 }
 
-struct Row {
+struct IsolationRow {
     relay: Contender,
-    profile: Profile,
-    /// Which lab has this link.
+    profile: LinkProfile,
+    /// Number of the lab that has this link.
     site: usize,
-    rounds: Vec<Result<Pair, String>>,
+    rounds: Vec<Result<IsolationPair, String>>,
 }
 
-impl Row {
+impl IsolationRow {
     fn label(&self) -> String {
         format!("{}, {}", self.relay.label(), self.profile.name())
     }
 
-    /// What of the runs with the good link and with the other one, us.
-    fn latencies(&self, percentile: Percentile, limit: f64, of: fn(&Pair) -> &Both) -> Option<Spread> {
-        let late = |pair: &Pair| percentile(&of(pair).one.latency_us).unwrap_or(limit);
-        Spread::of(&self.rounds.iter().flatten().map(late).collect::<Vec<_>>())
+    /// Returns the latencies of the runs that `of` picks, good link or bad, us.
+    fn latencies(
+        &self,
+        percentile: Percentile,
+        limit: f64,
+        of: fn(&IsolationPair) -> &Both,
+    ) -> Option<Spread> {
+        let late = |pair: &IsolationPair| percentile(&of(pair).one.latency_us).unwrap_or(limit);
+        Spread::from_values(&self.rounds.iter().flatten().map(late).collect::<Vec<_>>())
     }
 
-    /// The latency beside a bad link by that beside a good one.
+    /// Returns the ratio of the latency next to a bad link to that next to a good one.
     fn ratio(&self, percentile: Percentile, limit: f64) -> Option<Ratio> {
-        let pair = |it: &Pair| (percentile(&it.bad.one.latency_us), percentile(&it.good.one.latency_us));
-        Ratio::of(&self.rounds.iter().flatten().map(pair).collect::<Vec<_>>(), limit)
+        let pair =
+            |it: &IsolationPair| (percentile(&it.bad.one.latency_us), percentile(&it.good.one.latency_us));
+        Ratio::from_pairs(&self.rounds.iter().flatten().map(pair).collect::<Vec<_>>(), limit)
     }
 
-    fn json(&self, args: &Args) -> Value {
+    fn json(&self, args: &IsolationArgs) -> Value {
         let limit = args.limit_us();
-        let round = |round: &Result<Pair, String>| match round {
+        let round = |round: &Result<IsolationPair, String>| match round {
             Ok(pair) => json!({ "good": pair.good.json(), "bad": pair.bad.json() }),
             Err(error) => json!({ "error": error }),
         };
@@ -161,12 +168,12 @@ impl Row {
     }
 }
 
-fn told(pair: &Result<Pair, String>) -> String {
+fn told(pair: &Result<IsolationPair, String>) -> String {
     let p99 = |both: &Both| {
         both.one.latency_us.p99.map_or_else(|| "never".to_owned(), |us| format!("{:.1} ms", us / 1e3))
     };
     match pair {
-        Ok(Pair { good, bad }) => format!(
+        Ok(IsolationPair { good, bad }) => format!(
             "p99 {}, beside a good link {}; the other got {:.1} %",
             p99(bad),
             p99(good),
@@ -176,8 +183,8 @@ fn told(pair: &Result<Pair, String>) -> String {
     }
 }
 
-fn render(rows: &[Row], limit: f64) -> String {
-    let head = ["relay, the other's link", "", "beside it, ms", "beside a good one", "ratio", "95 %"];
+fn render(rows: &[IsolationRow], limit: f64) -> String {
+    let head = ["relay, the other's link", "", "next to it, ms", "next to a good one", "ratio", "95 %"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
         for &(name, percentile) in &PERCENTILES {
@@ -206,43 +213,50 @@ fn render(rows: &[Row], limit: f64) -> String {
     text
 }
 
-impl Args {
-    /// Relays vary fastest.
-    fn rows(&self) -> Vec<Row> {
-        let row = |site, profile, relay: &Contender| Row { relay: *relay, profile, site, rounds: Vec::new() };
+impl IsolationArgs {
+    /// Lists the rows. Relays vary fastest.
+    fn rows(&self) -> Vec<IsolationRow> {
+        let row = |site, profile, relay: &Contender| IsolationRow {
+            relay: *relay,
+            profile,
+            site,
+            rounds: Vec::new(),
+        };
         let profiles = self.impair.iter().copied().enumerate();
         profiles
             .flat_map(|(site, profile)| self.relays.iter().map(move |it| row(site, profile, it)))
             .collect()
     }
 
-    /// Longer than anything that was delivered.
+    /// Returns a latency longer than any that was measured, us.
     fn limit_us(&self) -> f64 {
         10.0 * self.seconds * 1e6
     }
 
-    fn bad_site(&self, profile: Profile) -> anyhow::Result<Site> {
+    fn bad_site(&self, profile: LinkProfile) -> anyhow::Result<BenchSite> {
         let offered = u64::from(self.rate_hz) * u64::from(self.object_bytes) * 8;
         self.site(&profile.settings(offered).context("the link is perfect")?)
     }
 
-    fn site(&self, other: &str) -> anyhow::Result<Site> {
+    fn site(&self, other: &str) -> anyhow::Result<BenchSite> {
         let mut topology = Topology::standard(1, 2);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, GOOD)?;
         topology.impair(OTHER_LINK, Directions::Both, other)?;
-        Site::new(&topology)
+        BenchSite::new(&topology)
     }
 
-    fn run(&self, site: &Site, contender: Contender) -> anyhow::Result<Both> {
-        let transport = Transport::Raw;
-        let load = Load { transport, subscribers: 1, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
+    fn run(&self, site: &BenchSite, contender: Contender) -> anyhow::Result<Both> {
+        let transport = LabTransport::Raw;
+        let load =
+            RowLoad { transport, subscribers: 1, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
         let _relay = site.start_relay(contender)?;
-        let (node, route) = (site.relay()?, site.route()?);
+        let node = site.relay()?;
+        let route = site.route()?;
         let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);
         let seconds = self.seconds + SPARE_SECONDS;
-        let mut traffic = Traffic::start(contender, &route, &load, seconds, site.directory(), flows)?;
-        let other = Route { subscribers: site.node(OTHER)?, ..route };
-        let other = Subscriber::start("other subscriber", &other, site.directory())?;
+        let mut traffic = RelayTraffic::start(contender, &route, &load, seconds, site.directory(), flows)?;
+        let other = TrafficRoute { subscribers: site.node(OTHER)?, ..route };
+        let other = ExtraSubscriber::start("other subscriber", &other, site.directory())?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
         traffic.check_runs().context("traffic ended before it was measured")?;
         let few = "too little was delivered to tell what was owed";

@@ -1,66 +1,66 @@
-//! The highest rate that each relay sustains without loss, and what it delivers per core.
+//! Finds the highest rate that each relay sustains without loss, and its delivery per core.
 
 use std::io;
 
 use serde_json::{Value, json};
 
 use super::contender::Contender;
-use super::figures::Load;
-use super::run::{Bench, Trial};
+use super::figures::RowLoad;
+use super::run::{BenchRun, LoadTrial};
 use super::table::{columns, dash};
-use super::traffic::Received;
-use crate::progress::Progress;
+use super::traffic::ReceivedObjects;
+use crate::progress::BenchProgress;
 use crate::stats::median;
 
-/// Of the asked rate, that must have been delivered to each subscriber.
+/// Share of the rate that must have been delivered to each subscriber.
 const SUSTAINED: f64 = 0.97;
-/// Median application latency from which on a relay does not keep up but queues, microseconds.
+/// Median application latency at which a relay queues rather than keeps up, us.
 const QUEUED_US: f64 = 100_000.0;
-/// The search ends when the lowest rate that failed is no more than this above the highest that did not.
+/// The search ends when the lowest failed rate is at most this multiple of the highest that succeeded.
 const PRECISION: f64 = 1.2;
-/// Objects per second from which on the generator is measured.
+/// Objects per second above which the generator would be the limit.
 const CEILING_HZ: u32 = 100_000;
-/// A relay that cannot do that is not looked at any further.
+/// Lowest rate that is tried, objects per second.
 const LEAST_HZ: u32 = 100;
 
-/// What a relay delivered at a rate that it sustained.
+/// Delivery at the highest sustained rate.
 #[derive(Debug, Clone, Copy)]
 struct Peak {
     rate_hz: u32,
     /// Payload of objects, over all subscribers.
     goodput_mbit_s: f64,
-    /// Of the whole machine.
+    /// CPUs of the machine that were busy.
     busy_cpus: f64,
-    /// Of these, the relay's.
+    /// CPUs that the relay used.
     relay_cpus: f64,
 }
 
 /// Why a rate was not sustained.
 #[derive(Debug, Clone, PartialEq)]
 enum Limit {
-    /// The relay's doing.
+    /// The relay failed, for this reason.
     Relay(String),
-    /// The publisher made only so many objects per second: nothing is known about the relay.
+    /// The publisher made only this many objects per second, so nothing is known about the relay.
     Generator(f64),
 }
 
-/// What was found in a round.
+/// Result of a round.
 #[derive(Debug, Clone, Default)]
-struct Round {
+struct MaxRateRound {
     best: Option<Peak>,
     /// The lowest rate that was not sustained, and why.
     failed: Option<(u32, Limit)>,
 }
 
 /// One relay with one number of subscribers: the highest rate of each round.
-pub struct Row {
+pub struct MaxRateRow {
     contender: Contender,
-    load: Load,
-    rounds: Vec<Round>,
+    load: RowLoad,
+    rounds: Vec<MaxRateRound>,
 }
 
-impl Row {
-    pub fn new(contender: Contender, load: Load) -> Self {
+impl MaxRateRow {
+    pub fn new(contender: Contender, load: RowLoad) -> Self {
         Self { contender, load, rounds: Vec::new() }
     }
 
@@ -68,13 +68,13 @@ impl Row {
         format!("{} x {}", self.contender.label_over(self.load.transport), self.load.subscribers)
     }
 
-    /// Doubles the rate until it is too much, and halves what is between.
-    pub fn run(&mut self, bench: &Bench, number: usize, progress: &Progress) -> io::Result<()> {
-        let mut round = Round::default();
+    /// Doubles the rate until it fails, and then bisects.
+    pub fn run(&mut self, bench: &BenchRun, number: usize, progress: &BenchProgress) -> io::Result<()> {
+        let mut round = MaxRateRound::default();
         progress.begin(format!("round {number}, {}", self.name()));
         let mut wanted = Some(self.load.rate_hz);
         while let Some(rate_hz) = wanted {
-            let load = Load { rate_hz, ..self.load };
+            let load = RowLoad { rate_hz, ..self.load };
             let trial = bench.trial(self.contender, &load);
             match trial
                 .map_err(|error| Limit::Relay(format!("{error:#}")))
@@ -96,7 +96,7 @@ impl Row {
         progress.end(&best)
     }
 
-    /// Whether there was a rate that it kept up with.
+    /// Reports whether there was a rate that it sustained.
     pub fn is_measured(&self) -> bool {
         self.rounds.iter().any(|round| round.best.is_some())
     }
@@ -105,7 +105,7 @@ impl Row {
         median(&self.rounds.iter().filter_map(|round| round.best.as_ref()).map(of).collect::<Vec<_>>())
     }
 
-    /// Medians over the rounds.
+    /// Returns the medians over the rounds.
     pub fn line(&self) -> Vec<String> {
         let figure =
             |of: fn(&Peak) -> f64| self.middle(of).map_or_else(dash, |figure| format!("{figure:.0}"));
@@ -136,21 +136,21 @@ impl Row {
             "goodput_mbit_s": self.middle(|peak| peak.goodput_mbit_s),
             "goodput_mbit_s_per_core": self.middle(per_core),
             "goodput_mbit_s_per_relay_core": self.middle(per_relay_core),
-            "rounds": self.rounds.iter().map(Round::json).collect::<Vec<_>>(),
+            "rounds": self.rounds.iter().map(MaxRateRound::json).collect::<Vec<_>>(),
         })
     }
 }
 
-/// The rows as a table.
-pub fn render(rows: &[Row]) -> String {
+/// Renders the rows as a table.
+pub fn render(rows: &[MaxRateRow]) -> String {
     let head = ["relay", "subs", "max Hz", "Mbit/s", "per core", "per relay core", "not"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(rows.iter().map(Row::line));
+    lines.extend(rows.iter().map(MaxRateRow::line));
     columns(&lines)
 }
 
-fn judge(load: &Load, trial: &Trial) -> Result<Peak, Limit> {
-    let Received { lost, rate_hz, latency_us, offered_hz, .. } = &trial.received;
+fn judge(load: &RowLoad, trial: &LoadTrial) -> Result<Peak, Limit> {
+    let ReceivedObjects { lost, rate_hz, latency_us, offered_hz, .. } = &trial.received;
     let wanted = f64::from(load.rate_hz) * load.subscribers as f64;
     let p50 = latency_us.map_or(f64::INFINITY, |latency| latency.p50);
     if let Some(offered) = offered_hz.filter(|offered| *offered < SUSTAINED * f64::from(load.rate_hz)) {
@@ -173,7 +173,7 @@ fn judge(load: &Load, trial: &Trial) -> Result<Peak, Limit> {
     })
 }
 
-impl Round {
+impl MaxRateRound {
     fn json(&self) -> Value {
         let mut round = self.best.map_or_else(|| json!({}), |peak| peak.json());
         if let Some((rate_hz, limit)) = &self.failed {
@@ -224,7 +224,7 @@ fn per_relay_core(peak: &Peak) -> f64 {
     peak.goodput_mbit_s / peak.relay_cpus.max(0.01)
 }
 
-/// The rate to try next; `None` once it is known well enough.
+/// Returns the rate to try next; `None` once the limit is known precisely enough.
 fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
@@ -242,11 +242,14 @@ mod tests {
     use super::*;
     use crate::bench::usage::Used;
     use crate::stats::Percentiles;
-    use crate::transport::Transport;
+    use crate::transport::LabTransport;
 
-    /// The highest rate found, and the number of trials, for a relay that takes up to `limit`.
+    /// Returns the highest rate found, and the number of trials, for a relay that takes up to `limit`.
     fn search(limit: u32) -> (Option<u32>, usize) {
-        let (mut best, mut failed, mut rate, mut trials) = (None, None, Some(500), 0);
+        let mut best = None;
+        let mut failed = None;
+        let mut rate = Some(500);
+        let mut trials = 0;
         while let Some(hz) = rate {
             trials += 1;
             if hz <= limit {
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_comes_close_from_below() {
+    fn search_approaches_the_limit_from_below() {
         for limit in [100, 124, 125, 499, 500, 501, 999, 1000, 7777, 100_000] {
             let (best, trials) = search(limit);
             match best {
@@ -276,12 +279,12 @@ mod tests {
         assert_eq!(search(u32::MAX), (Some(100_000), 9));
     }
 
-    fn trial(offered_hz: f64, lost: u64, rate_hz: f64) -> Trial {
+    fn trial(offered_hz: f64, lost: u64, rate_hz: f64) -> LoadTrial {
         let latency_us = Some(Percentiles { p50: 100.0, p90: 200.0, p99: 300.0, max: 400.0 });
         let used = Used { elapsed_ns: 1_000_000_000, machine_ns: 1_500_000_000, process_ns: 400_000_000 };
         let offered_hz = Some(offered_hz);
-        Trial {
-            received: Received {
+        LoadTrial {
+            received: ReceivedObjects {
                 delivered: 0,
                 lost,
                 rate_hz,
@@ -296,8 +299,9 @@ mod tests {
     }
 
     #[test]
-    fn a_generator_that_cannot_is_no_relay_that_cannot() {
-        let load = Load { transport: Transport::Raw, subscribers: 2, object_bytes: 1250, rate_hz: 1000 };
+    fn generator_at_its_limit_is_no_failure_of_the_relay() {
+        let load =
+            RowLoad { transport: LabTransport::Raw, subscribers: 2, object_bytes: 1250, rate_hz: 1000 };
         assert_eq!(judge(&load, &trial(900.0, 5, 100.0)).err(), Some(Limit::Generator(900.0)));
         assert_eq!(judge(&load, &trial(1000.0, 5, 2000.0)).err(), Some(Limit::Relay("5 lost".into())));
         let slow = judge(&load, &trial(1000.0, 0, 1800.0)).err();
@@ -307,11 +311,11 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_who_was_the_limit() {
-        let load = Load { transport: Transport::Raw, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
-        let mut row = Row::new(Contender::Kernel, load);
+    fn row_names_the_limiting_side() {
+        let load = RowLoad { transport: LabTransport::Raw, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
+        let mut row = MaxRateRow::new(Contender::Kernel, load);
         let best = Some(Peak { rate_hz: 8000, goodput_mbit_s: 614.4, busy_cpus: 1.0, relay_cpus: 0.5 });
-        row.rounds.push(Round { best, failed: Some((9600, Limit::Generator(9000.0))) });
+        row.rounds.push(MaxRateRound { best, failed: Some((9600, Limit::Generator(9000.0))) });
         let json = row.json();
         assert_eq!(json["goodput_mbit_s_per_core"], 614.4);
         assert_eq!(json["goodput_mbit_s_per_relay_core"], 1228.8);

@@ -37,79 +37,84 @@ mod wire;
 
 use anyhow::ensure;
 
+pub(crate) use contender::ContenderIdentity;
+pub(crate) use process::{BenchProcess, listens};
+pub(crate) use site::device;
+pub(crate) use table::{columns, write_json};
+
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct BenchArgs {
     #[command(subcommand)]
-    command: Command,
+    command: BenchCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+enum BenchCommand {
     /// Compare relays: latency, CPU, system calls, memory
-    Relay(relay::Args),
-    /// RTP to many receivers: in the kernel, by a process, and beside MoQ with encryption
-    Fanout(fanout::Args),
-    /// Share of a bottleneck that a relay's flow gets beside TCP CUBIC
-    Fairness(fairness::Args),
-    /// With and without the fast path: delay of the same video, system calls by name, CPU over time
-    Thesis(thesis::Args),
-    /// What a viewer sees while a link loses most of its room and gets it back
-    Adapt(adapt::Args),
-    /// What a viewer sees in a browser, which plays from the relay's own page
-    Watch(watch::Args),
-    /// Which publishers and players meet at the relay, and whether what is played is what was published
-    Matrix(matrix::Args),
-    /// What one subscriber's bad link costs another one
-    Isolation(isolation::Args),
-    /// What a bystander's media suffer from a hostile client, and what it costs the relay
-    Hostile(hostile::Args),
-    /// How soon the kernel serves viewers again whose addresses have changed
-    Moves(moves::Args),
-    /// How long viewers are without media when a publisher or the relay is killed and comes back
-    Restarts(restarts::Args),
-    /// One of those viewers
+    Relay(relay::RelayBenchArgs),
+    /// RTP to many receivers: in the kernel, by a process, and as encrypted MoQ
+    Fanout(fanout::FanoutArgs),
+    /// Share of a bottleneck that a relay's flow gets against TCP CUBIC
+    Fairness(fairness::FairnessArgs),
+    /// The same video with and without the fast path: delay, system calls by name, CPU over time
+    Thesis(thesis::ThesisArgs),
+    /// Viewer's experience while a link loses most of its room and gets it back
+    Adapt(adapt::AdaptArgs),
+    /// Viewer's experience in a browser, which plays from the relay's own page
+    Watch(watch::WatchArgs),
+    /// Matrix of publishers and players at the relay: which can play, and whether the media arrive unchanged
+    Matrix(matrix::MatrixArgs),
+    /// Effect of one subscriber's bad link on another subscriber
+    Isolation(isolation::IsolationArgs),
+    /// Effect of a hostile client on a bystander's media and on the relay
+    Hostile(hostile::HostileArgs),
+    /// Time until the kernel serves viewers again after their addresses have changed
+    Moves(moves::MoveArgs),
+    /// Time that viewers are without media when a publisher or the relay is killed and restarted
+    Restarts(restarts::RestartArgs),
+    /// A viewer of `restarts`
     #[command(hide = true)]
-    Viewer(viewer::Args),
-    /// Compare defences of a QUIC server: requests under attack, cost of what is refused
-    Gate(gate::Args),
-    /// Grafts: time to load and to swap, what they do for TCP's transfers, and how they share
-    Graft(graft::Args),
-    /// The server that is attacked
+    Viewer(viewer::ViewerArgs),
+    /// Compare defences of a QUIC server: answered requests under attack, cost of refused packets
+    Gate(gate::GateArgs),
+    /// Grafts: time to load and to swap, effect on TCP's transfers, and fairness
+    Graft(graft::GraftBenchArgs),
+    /// The attacked server
     #[command(name = "http3-server", hide = true)]
-    Http3Server(gate::http3::Serve),
+    Http3Server(gate::http3::Http3Serve),
     /// The flood
     #[command(hide = true)]
     Flood(gate::flood::Send),
-    /// The observer of networking's cost: its accuracy and what it takes itself
-    Cost(cost::Args),
+    /// The observer of networking's cost: its accuracy and its own cost
+    Cost(cost::CostArgs),
     /// The parts of the plain UDP reference
     #[command(subcommand, hide = true)]
-    Udp(udp::Args),
+    Udp(udp::UdpArgs),
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
         "benchmarks need root: they make network namespaces and load BPF programs"
     );
     match args.command {
-        Command::Relay(args) => relay::run(args),
-        Command::Fairness(args) => fairness::run(args),
-        Command::Fanout(args) => fanout::run(args),
-        Command::Thesis(args) => thesis::run(args),
-        Command::Adapt(args) => adapt::run(args),
-        Command::Watch(args) => watch::run(args),
-        Command::Matrix(args) => matrix::run(args),
-        Command::Isolation(args) => isolation::run(args),
-        Command::Hostile(args) => hostile::run(args),
-        Command::Moves(args) => moves::run(args),
-        Command::Restarts(args) => restarts::run(args),
-        Command::Viewer(args) => viewer::run(&args),
-        Command::Gate(args) => gate::run(args),
-        Command::Graft(args) => graft::run(args),
-        Command::Http3Server(args) => gate::http3::serve(args),
-        Command::Flood(args) => gate::flood::send(args),
-        Command::Cost(args) => cost::run(args),
-        Command::Udp(args) => udp::run(args),
+        BenchCommand::Relay(args) => relay::run(args),
+        BenchCommand::Fairness(args) => fairness::run(args),
+        BenchCommand::Fanout(args) => fanout::run(args),
+        BenchCommand::Thesis(args) => thesis::run(args),
+        BenchCommand::Adapt(args) => adapt::run(args),
+        BenchCommand::Watch(args) => watch::run(args),
+        BenchCommand::Matrix(args) => matrix::run(args),
+        BenchCommand::Isolation(args) => isolation::run(args),
+        BenchCommand::Hostile(args) => hostile::run(args),
+        BenchCommand::Moves(args) => moves::run(args),
+        BenchCommand::Restarts(args) => restarts::run(args),
+        BenchCommand::Viewer(args) => viewer::run(&args),
+        BenchCommand::Gate(args) => gate::run(args),
+        BenchCommand::Graft(args) => graft::run(args),
+        BenchCommand::Http3Server(args) => gate::http3::serve(args),
+        BenchCommand::Flood(args) => gate::flood::send(args),
+        BenchCommand::Cost(args) => cost::run(args),
+        BenchCommand::Udp(args) => udp::run(args),
     }
 }

@@ -1,4 +1,5 @@
-//! `millrace-lab bench moves`: thousands of viewers whose addresses change within a second, and how soon the kernel serves them again.
+//! `millrace-lab bench moves`: thousands of viewers whose addresses change within a second, and the time until the
+//! kernel serves them again.
 
 use std::collections::HashMap;
 use std::env;
@@ -8,49 +9,50 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use millrace_kernel::clock::monotonic_ns;
-use millrace_relay::status::{Session, Status};
+use millrace_relay::status::{RelaySessionStatus, Status};
 use serde_json::{Value, json};
 
 use super::contender::{Contender, PORT};
 use super::engine;
-use super::process::Process;
-use super::site::Site;
+use super::process::BenchProcess;
+use super::site::BenchSite;
 use super::table::{columns, write_json};
-use super::usage::{Reading, warn_if_busy};
+use super::usage::{UsageReading, warn_if_busy};
 use crate::lab::Topology;
 use crate::program::product;
-use crate::progress::Progress;
-use crate::receivers::report::Report;
+use crate::progress::BenchProgress;
+use crate::receivers::report::ReceiversReport;
 use crate::stats::Spread;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct MoveArgs {
     /// Relays to measure: those of Millrace that forward in the kernel
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel")]
     relays: Vec<Contender>,
-    /// Viewers
+    /// Number of viewers
     #[arg(long, default_value_t = 2000, value_name = "N")]
     sessions: usize,
     /// Objects per second to each of them
     #[arg(long, default_value_t = 10, value_name = "HZ")]
     rate_hz: u32,
-    /// Payload of an object
+    /// Payload of an object, bytes
     #[arg(long, default_value_t = 1200, value_name = "BYTES")]
     object_bytes: u32,
     /// Time between the first viewer's change of address and the last one's
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     within: f64,
-    /// Times that every relay is measured
+    /// Number of measurements of every relay
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 const NAMESPACE: &str = "bench";
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Seconds from the last viewer's handshake to the first move, and from there to a second one, before which the viewers are stopped.
+/// Time from the last viewer's handshake to the first move, and from there to a second one, seconds. The viewers are
+/// stopped before the second.
 const SETTLING: u64 = 20;
 /// Length of the track, seconds. The publisher is stopped long before.
 const SHOW_SECONDS: u32 = 600;
@@ -62,13 +64,13 @@ const BACK_LIMIT: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(50);
 const SOCKETS: &str = "32";
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: MoveArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
-    let site = Site::new(&Topology::standard(1, 1))?;
-    let mut rows: Vec<Row> =
-        args.relays.iter().map(|relay| Row { relay: *relay, rounds: Vec::new() }).collect();
-    let progress = Progress::of(args.rounds * rows.len());
+    let site = BenchSite::new(&Topology::standard(1, 1))?;
+    let mut rows: Vec<MoveRow> =
+        args.relays.iter().map(|relay| MoveRow { relay: *relay, rounds: Vec::new() }).collect();
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.relay.label()));
@@ -87,28 +89,28 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-struct Row {
+struct MoveRow {
     relay: Contender,
-    rounds: Vec<Result<Figures, String>>,
+    rounds: Vec<Result<MoveFigures, String>>,
 }
 
-struct Figures {
+struct MoveFigures {
     /// Time from the last viewer's move until the kernel had sent to each of them at its new address.
     back_ms: f64,
-    /// Time from the last viewer's move until the relay's status said `kernel_ready` of all.
+    /// Time from the last viewer's move until the relay's status was `kernel_ready` for all.
     ready_ms: f64,
     /// The relay's CPU from the first move until all were back, percent of one CPU.
     cpu_percent: f64,
-    /// Readings of the relay's status from the first move on: the more, the more exact are the times.
+    /// Readings of the relay's status from the first move on. More readings make the times more precise.
     looks: usize,
     /// The longest the kernel engine's queue was.
     queue: u64,
-    viewers: Report,
+    viewers: ReceiversReport,
 }
 
-type Figure = fn(&Figures) -> f64;
+type Figure = fn(&MoveFigures) -> f64;
 
-/// Columns of figures, each with digits behind the point.
+/// Columns of figures, each with its number of decimals.
 const COLUMNS: [(&str, Figure, usize); 9] = [
     ("ready ms", |it| it.ready_ms, 0),
     ("back ms", |it| it.back_ms, 0),
@@ -121,13 +123,13 @@ const COLUMNS: [(&str, Figure, usize); 9] = [
     ("bytes a viewer", |it| it.viewers.bytes_per_session as f64, 0),
 ];
 
-impl Row {
-    fn spread(&self, of: impl Fn(&Figures) -> f64) -> Option<Spread> {
-        Spread::of(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
+impl MoveRow {
+    fn spread(&self, of: impl Fn(&MoveFigures) -> f64) -> Option<Spread> {
+        Spread::from_values(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
     }
 
-    fn json(&self, args: &Args) -> Value {
-        let round = |round: &Result<Figures, String>| match round {
+    fn json(&self, args: &MoveArgs) -> Value {
+        let round = |round: &Result<MoveFigures, String>| match round {
             Ok(it) => json!({
                 "back_ms": it.back_ms, "ready_ms": it.ready_ms, "relay_cpu_percent": it.cpu_percent,
                 "looks": it.looks, "queue": it.queue, "viewers": it.viewers,
@@ -143,7 +145,7 @@ impl Row {
     }
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[MoveRow]) -> String {
     let head = ["relay"].into_iter().chain(COLUMNS.map(|(name, ..)| name));
     let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
     for row in rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)) {
@@ -163,34 +165,34 @@ fn render(rows: &[Row]) -> String {
 
 /// A viewer before the move: its address, and how many packets the kernel had sent to it.
 #[derive(Clone, Copy)]
-struct Known {
+struct ViewerBeforeMove {
     remote: SocketAddr,
     kernel_packets: u64,
     /// Packets that the kernel had sent when the viewer was first seen at another address.
     moved: Option<u64>,
 }
 
-/// The viewers of a relay, by the IDs of their sessions.
-struct Viewers(HashMap<u64, Known>);
+/// Viewers of a relay, by session ID.
+struct Viewers(HashMap<u64, ViewerBeforeMove>);
 
 /// Counts of viewers: at another address, ready to be served there, and served there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct MovedViewers {
     moved: usize,
     ready: usize,
     served: usize,
 }
 
 impl Viewers {
-    fn of(status: &Status) -> Self {
-        let known = |one: &Session| {
-            (one.id, Known { remote: one.remote, kernel_packets: one.kernel.packets, moved: None })
+    fn from_status(status: &Status) -> Self {
+        let known = |one: &RelaySessionStatus| {
+            (one.id, ViewerBeforeMove { remote: one.remote, kernel_packets: one.kernel.packets, moved: None })
         };
         Self(status.sessions.iter().filter(|one| one.subscriber).map(known).collect())
     }
 
-    fn look(&mut self, status: &Status) -> Seen {
-        let mut seen = Seen::default();
+    fn look(&mut self, status: &Status) -> MovedViewers {
+        let mut seen = MovedViewers::default();
         for one in &status.sessions {
             let Some(known) = self.0.get_mut(&one.id) else { continue };
             let is_moved = one.remote != known.remote;
@@ -207,7 +209,7 @@ impl Viewers {
     }
 }
 
-impl Args {
+impl MoveArgs {
     fn check(&self) -> anyhow::Result<()> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine() != Some("kernel")) {
             bail!("{}: what is measured is the kernel's part (kernel, kernel-gate)", other.label());
@@ -218,7 +220,7 @@ impl Args {
         Ok(())
     }
 
-    fn round(&self, site: &Site, contender: Contender) -> anyhow::Result<Figures> {
+    fn round(&self, site: &BenchSite, contender: Contender) -> anyhow::Result<MoveFigures> {
         let relay = site.start_relay(contender)?;
         let publisher = self.publisher(site)?;
         let mut receivers = self.receivers(site)?;
@@ -231,7 +233,7 @@ impl Args {
         let began = Instant::now();
         let status = loop {
             receivers.check_runs()?;
-            // The relay listens a moment before it can be asked.
+            // The relay listens a moment before its status is available.
             match ask() {
                 Ok(status) if is_up(&status) => break status,
                 _ => {}
@@ -243,8 +245,10 @@ impl Args {
             );
             std::thread::sleep(LOOK * 10);
         };
-        let mut viewers = Viewers::of(&status);
-        let (mut ready_ns, mut looks, mut queue) = (None, 0, 0);
+        let mut viewers = Viewers::from_status(&status);
+        let mut ready_ns = None;
+        let mut looks = 0;
+        let mut queue = 0;
         let mut before = None;
         let back_ns = loop {
             receivers.check_runs()?;
@@ -252,7 +256,7 @@ impl Args {
             let status = ask()?;
             let seen = viewers.look(&status);
             if seen.moved > 0 {
-                before.get_or_insert((Instant::now(), Reading::take(relay.id())?));
+                before.get_or_insert((Instant::now(), UsageReading::take(relay.id())?));
                 (looks, queue) = (looks + 1, queue.max(status.engine.commands_waiting));
             }
             if seen.ready == self.sessions {
@@ -268,13 +272,14 @@ impl Args {
             std::thread::sleep(LOOK);
         };
         let (_, before) = before.context("nobody has moved")?;
-        let used = Reading::take(relay.id())?.used_since(&before);
+        let used = UsageReading::take(relay.id())?.used_since(&before);
         let output = receivers.finish_or_interrupt(Duration::ZERO)?;
         drop(publisher);
-        let viewers: Report = serde_json::from_str(&output).context("the report of lab receivers")?;
+        let viewers: ReceiversReport =
+            serde_json::from_str(&output).context("the report of lab receivers")?;
         let moved_ns = viewers.moves.first().context("no wave of moves was reported")?.ended_ns;
         let since_ms = |ns: u64| ns.saturating_sub(moved_ns) as f64 / 1e6;
-        Ok(Figures {
+        Ok(MoveFigures {
             back_ms: since_ms(back_ns),
             ready_ms: since_ms(ready_ns.unwrap_or(back_ns)),
             cpu_percent: used.process_percent(),
@@ -284,7 +289,7 @@ impl Args {
         })
     }
 
-    fn publisher(&self, site: &Site) -> anyhow::Result<Process> {
+    fn publisher(&self, site: &BenchSite) -> anyhow::Result<BenchProcess> {
         let Self { rate_hz, object_bytes, .. } = self;
         let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
         let arguments = format!(
@@ -294,17 +299,17 @@ impl Args {
         );
         let mut command = site.node("pub")?.command(product()?);
         command.args(arguments.split_whitespace());
-        Process::start("publisher", command, site.directory())
+        BenchProcess::start("publisher", command, site.directory())
     }
 
-    fn receivers(&self, site: &Site) -> anyhow::Result<Process> {
+    fn receivers(&self, site: &BenchSite) -> anyhow::Result<BenchProcess> {
         let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
         let mut command = site.subscribers()?.command(env::current_exe()?);
         command.args(["lab", "receivers", &url, "--name", NAMESPACE, "--json", "--sockets", SOCKETS]);
         command.args(["--sessions", &self.sessions.to_string()]);
         command.args(["--move-every", &format!("{SETTLING}s")]);
         command.args(["--move-within", &format!("{}s", self.within)]);
-        Process::start("receivers", command, site.directory())
+        BenchProcess::start("receivers", command, site.directory())
     }
 }
 
@@ -329,16 +334,17 @@ mod tests {
 
     #[test]
     fn viewer_is_back_when_the_kernel_has_sent_to_its_new_address() {
-        let mut viewers = Viewers::of(&status(&[session(1, 1000, true, 5), session(2, 1000, true, 5)]));
+        let mut viewers =
+            Viewers::from_status(&status(&[session(1, 1000, true, 5), session(2, 1000, true, 5)]));
         let mut look = |sessions: &[Value]| {
-            let Seen { moved, ready, served } = viewers.look(&status(sessions));
+            let MovedViewers { moved, ready, served } = viewers.look(&status(sessions));
             [moved, ready, served]
         };
         assert_eq!(look(&[session(1, 1000, true, 6), session(2, 1000, true, 6)]), [0, 0, 0]);
         assert_eq!(look(&[session(1, 1001, false, 7), session(2, 1000, true, 7)]), [1, 0, 0]);
         assert_eq!(look(&[session(1, 1001, true, 7), session(2, 1001, true, 8)]), [2, 2, 0]);
         assert_eq!(look(&[session(1, 1001, true, 8), session(2, 1001, true, 8)]), [2, 2, 1]);
-        // Strangers do not count.
+        // Unknown sessions do not count.
         assert_eq!(look(&[session(3, 1001, true, 8)]), [0, 0, 0]);
     }
 }

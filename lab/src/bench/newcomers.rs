@@ -1,4 +1,4 @@
-//! Clients that come to a relay one after the other, and how long each waits until the kernel serves it.
+//! Clients that connect to a relay one after the other, and the time until the kernel serves each.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use super::contender::PORT;
 use super::engine;
-use crate::hostile::peer::{Peer, Target};
-use crate::lab::Node;
+use crate::hostile::peer::{HostilePeer, PeerTarget};
+use crate::lab::LabNode;
 use crate::stats::Percentiles;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
 /// Pause between the end of one newcomer and the beginning of the next.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Bound of a newcomer's wait. One that is not ready by then counts with this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The newcomers of one stretch, and what the relay's status said meanwhile.
+/// Result of the newcomers of one period, and the relay's status meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Newcomers {
     pub count: usize,
@@ -31,20 +31,20 @@ pub struct Newcomers {
     pub failed: usize,
     /// The longest the kernel engine's queue was.
     pub queue: u64,
-    /// Readings of the status with a queue that was longer than there were connections.
+    /// Readings of the status with more queue entries than connections.
     pub queue_too_long: usize,
 }
 
-/// The node that newcomers come from, and the relay's.
-pub struct Way<'lab> {
-    pub from: &'lab Node,
-    pub relay: &'lab Node,
+/// The newcomers' node, and the relay's.
+pub struct NewcomerRoute<'lab> {
+    pub from: &'lab LabNode,
+    pub relay: &'lab LabNode,
 }
 
-impl Way<'_> {
+impl NewcomerRoute<'_> {
     /// Sends newcomers, one after the other, until `is_over`.
     pub fn watch(&self, is_over: &AtomicBool) -> anyhow::Result<Newcomers> {
-        let mut seen = Seen::default();
+        let mut seen = NewcomerResult::default();
         while !is_over.load(Ordering::Relaxed) {
             match self.one(&mut seen) {
                 Ok(Some(ready)) => seen.ready_ms.push(ready.as_secs_f64() * 1e3),
@@ -56,23 +56,23 @@ impl Way<'_> {
         }
         Ok(Newcomers {
             count: seen.count,
-            ready_ms: Percentiles::of(seen.ready_ms),
+            ready_ms: Percentiles::from_samples(seen.ready_ms),
             failed: seen.failed,
             queue: seen.queue,
             queue_too_long: seen.queue_too_long,
         })
     }
 
-    /// Sends one, and returns how long it took until it was ready; `None` with engine `user`.
-    fn one(&self, seen: &mut Seen) -> anyhow::Result<Option<Duration>> {
-        let target = Target {
+    /// Connects one newcomer, and returns how long it took until it was ready; `None` with engine `user`.
+    fn one(&self, seen: &mut NewcomerResult) -> anyhow::Result<Option<Duration>> {
+        let target = PeerTarget {
             addr: SocketAddr::new(IpAddr::V4(self.relay.addr_v4()), PORT),
             name: "localhost".to_owned(),
             path: String::new(),
-            transport: Transport::Raw,
+            transport: LabTransport::Raw,
         };
         let began = Instant::now();
-        let peer = self.from.enter(|| Peer::establish(&target))??;
+        let peer = self.from.enter(|| HostilePeer::establish(&target))??;
         let port = peer.local_addr()?.port();
         let ready = loop {
             let status = self.relay.enter(engine::ask)??;
@@ -97,7 +97,7 @@ impl Way<'_> {
 }
 
 #[derive(Default)]
-struct Seen {
+struct NewcomerResult {
     count: usize,
     ready_ms: Vec<f64>,
     failed: usize,
@@ -105,7 +105,7 @@ struct Seen {
     queue_too_long: usize,
 }
 
-impl Seen {
+impl NewcomerResult {
     fn look(&mut self, status: &Status) {
         let waiting = status.engine.commands_waiting;
         let connections = status.sessions.len() as u64 + status.handshakes;
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn queue_is_compared_with_connections() {
         let mut status = Status::default();
-        let mut seen = Seen::default();
+        let mut seen = NewcomerResult::default();
         (status.handshakes, status.engine.commands_waiting) = (3, 3);
         seen.look(&status);
         assert_eq!((seen.queue, seen.queue_too_long), (3, 0));

@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::median;
 
-/// Of one run, over all subscribers.
+/// Objects owed in one run, over all subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Owed {
-    /// Sent from a second after each subscriber's first arrival to the end of the track.
+pub struct OwedFigures {
+    /// Objects sent from a second after each subscriber's first arrival to the end of the track.
     pub objects: u64,
-    /// Those of them that came.
+    /// Objects that arrived.
     pub delivered: u64,
-    /// Those that came within a second.
+    /// Objects that arrived within a second.
     pub on_time: u64,
     pub latency_us: Late,
 }
 
-/// Percentiles; what was not delivered is infinitely late, which is `None`.
+/// Percentiles of the latency, us. A lost object is infinitely late, which is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Late {
     pub p50: Option<f64>,
@@ -24,16 +24,16 @@ pub struct Late {
     pub p99: Option<f64>,
 }
 
-/// One of the percentiles.
+/// Returns one of the percentiles.
 pub type Percentile = fn(&Late) -> Option<f64>;
 
 pub const PERCENTILES: [(&str, Percentile); 3] =
     [("p50", |late| late.p50), ("p90", |late| late.p90), ("p99", |late| late.p99)];
 
-/// Of the rounds' values, one.
+/// Picks one of the rounds' values.
 type Pick = fn(&[f64]) -> Option<f64>;
 
-impl Owed {
+impl OwedFigures {
     pub fn delivered_percent(&self) -> f64 {
         100.0 * self.delivered as f64 / self.objects.max(1) as f64
     }
@@ -42,7 +42,7 @@ impl Owed {
         100.0 * self.on_time as f64 / self.objects.max(1) as f64
     }
 
-    /// Each figure on its own: lowest, middle and highest over the rounds.
+    /// Returns the lowest, middle and highest of each figure over the rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Self; 3]> {
         let picks: [Pick; 3] = [
             |values| values.iter().copied().min_by(f64::total_cmp),
@@ -77,8 +77,8 @@ impl Owed {
 mod tests {
     use super::*;
 
-    fn owed(delivered: u64, p99: Option<f64>) -> Owed {
-        Owed {
+    fn owed(delivered: u64, p99: Option<f64>) -> OwedFigures {
+        OwedFigures {
             objects: 100,
             delivered,
             on_time: delivered,
@@ -87,11 +87,11 @@ mod tests {
     }
 
     #[test]
-    fn infinite_latency_takes_part_in_the_median() {
+    fn infinite_latency_counts_in_the_median() {
         let rounds = [owed(90, None), owed(100, Some(5.0)), owed(95, None)];
-        let [low, middle, high] = Owed::spread(&rounds).unwrap();
+        let [low, middle, high] = OwedFigures::spread(&rounds).unwrap();
         assert_eq!((low.latency_us.p99, middle.latency_us.p99, high.latency_us.p99), (Some(5.0), None, None));
         assert_eq!((low.delivered, middle.delivered, high.delivered), (90, 95, 100));
-        assert_eq!(Owed::spread(&[]), None);
+        assert_eq!(OwedFigures::spread(&[]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The figures as a picture: latency distributions and CPU, by number of subscribers.
+//! Plots latency distributions and CPU, by number of subscribers.
 
 use std::path::Path;
 
@@ -7,20 +7,21 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::contender::Contender;
-use super::figures::{Figures, Row};
+use super::figures::{RelayFigures, RelayRow};
 use crate::stats::Percentiles;
 
 const SIZE: (u32, u32) = (1500, 560);
 const FONT: &str = "sans-serif";
 const TITLE_HEIGHT: u32 = 30;
-/// Of the space of one number of subscribers, what its relays share.
+/// Share of the space of one number of subscribers that its relays fill.
 const GROUP_WIDTH: f64 = 0.8;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the medians of all rows that have any as SVG.
-pub fn draw(rows: &[Row], path: &Path) -> anyhow::Result<()> {
-    let measured: Vec<(&Row, Figures)> = rows.iter().filter_map(|row| Some((row, row.median()?))).collect();
+/// Draws the medians of all rows that have results as SVG.
+pub fn draw(rows: &[RelayRow], path: &Path) -> anyhow::Result<()> {
+    let measured: Vec<(&RelayRow, RelayFigures)> =
+        rows.iter().filter_map(|row| Some((row, row.median()?))).collect();
     let Some((first, _)) = measured.first() else { bail!("no relay could be measured") };
     ensure!(
         measured.iter().all(|(row, _)| row.profile == first.profile),
@@ -36,7 +37,7 @@ pub fn draw(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     let panels = root.titled(&title, (FONT, 18))?.split_evenly((1, 3));
     let [application, wire, cpu] = &panels[..] else { bail!("three panels") };
     let axis = Axis::new(&measured);
-    let points = |of: fn(&Figures) -> Option<Percentiles>| -> Vec<_> {
+    let points = |of: fn(&RelayFigures) -> Option<Percentiles>| -> Vec<_> {
         measured.iter().filter_map(|(row, figures)| Some((*row, of(figures)?))).collect()
     };
     latencies(application, "application latency", &axis, &points(|figures| figures.latency_us))?;
@@ -46,14 +47,14 @@ pub fn draw(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where on the horizontal axis a row is: numbers of subscribers side by side, relays within.
+/// Positions of rows on the horizontal axis: numbers of subscribers side by side, relays within.
 struct Axis {
     subscribers: Vec<usize>,
     contenders: Vec<Contender>,
 }
 
 impl Axis {
-    fn new(measured: &[(&Row, Figures)]) -> Self {
+    fn new(measured: &[(&RelayRow, RelayFigures)]) -> Self {
         let mut subscribers: Vec<_> = measured.iter().map(|(row, _)| row.load.subscribers).collect();
         let mut contenders: Vec<_> = measured.iter().map(|(row, _)| row.contender).collect();
         subscribers.sort_unstable();
@@ -67,7 +68,7 @@ impl Axis {
         GROUP_WIDTH / self.contenders.len().max(1) as f64
     }
 
-    fn middle(&self, row: &Row) -> f64 {
+    fn middle(&self, row: &RelayRow) -> f64 {
         let group = self.subscribers.iter().position(|n| *n == row.load.subscribers).unwrap_or(0);
         let place = self.contenders.iter().position(|c| *c == row.contender).unwrap_or(0);
         group as f64 - GROUP_WIDTH / 2.0 + self.width() * (place as f64 + 0.5)
@@ -104,12 +105,12 @@ pub fn colour(contender: Contender) -> RGBColor {
     }
 }
 
-/// A disc at the median, a line to p99 with ticks at p90 and p99, a ring at the maximum.
+/// Draws a disc at the median, a line to p99 with ticks at p90 and p99, and a ring at the maximum.
 fn latencies(
     area: &Area<'_>,
     title: &str,
     axis: &Axis,
-    points: &[(&Row, Percentiles)],
+    points: &[(&RelayRow, Percentiles)],
 ) -> anyhow::Result<()> {
     let low = points.iter().map(|(_, p)| p.p50).fold(f64::INFINITY, f64::min);
     let high = points.iter().map(|(_, p)| p.max).fold(1.0, f64::max);
@@ -143,8 +144,8 @@ fn latencies(
     Ok(())
 }
 
-/// The whole machine pale, the relay process in full colour. Carries the legend of the picture.
-fn cpu_bars(area: &Area<'_>, axis: &Axis, measured: &[(&Row, Figures)]) -> anyhow::Result<()> {
+/// Draws the whole machine pale, the relay process in full colour, and the legend of the picture.
+fn cpu_bars(area: &Area<'_>, axis: &Axis, measured: &[(&RelayRow, RelayFigures)]) -> anyhow::Result<()> {
     let us = |ns: f64| ns / 1e3;
     let high = measured.iter().map(|(_, f)| us(f.cpu_ns_per_object.machine)).fold(1.0, f64::max);
     let mut chart = ChartBuilder::on(area)
@@ -164,7 +165,8 @@ fn cpu_bars(area: &Area<'_>, axis: &Axis, measured: &[(&Row, Figures)]) -> anyho
         let bars =
             measured.iter().filter(|(row, _)| row.contender == *contender).flat_map(|(row, figures)| {
                 let cpu = figures.cpu_ns_per_object;
-                let (x, half) = (axis.middle(row), axis.width() * 0.45);
+                let x = axis.middle(row);
+                let half = axis.width() * 0.45;
                 let bar = |ns, style| Rectangle::new([(x - half, 0.0), (x + half, us(ns))], style);
                 [bar(cpu.machine, fill.mix(0.35).filled()), bar(cpu.relay, fill.filled())]
             });
@@ -184,21 +186,21 @@ fn cpu_bars(area: &Area<'_>, axis: &Axis, measured: &[(&Row, Figures)]) -> anyho
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::{Cpu, Load, PacketsPerObject};
+    use super::super::figures::{CpuPerObject, PacketsPerObject, RowLoad};
     use super::super::wire::Matched;
     use super::*;
-    use crate::bench::profile::Profile;
-    use crate::transport::Transport;
+    use crate::bench::profile::LinkProfile;
+    use crate::transport::LabTransport;
 
     #[test]
     fn every_relay_and_load_is_in_the_picture() {
-        let figures = Figures {
+        let figures = RelayFigures {
             delivered: 1,
             lost: 0,
             latency_us: Some(Percentiles { p50: 80.0, p90: 90.0, p99: 200.0, max: 900.0 }),
             owed: None,
             wire_latency_us: None,
-            cpu_ns_per_object: Cpu { machine: 30_000.0, relay: 9_000.0 },
+            cpu_ns_per_object: CpuPerObject { machine: 30_000.0, relay: 9_000.0 },
             syscalls_per_object: None,
             packets_per_object: PacketsPerObject { from_publisher: 1.0, to_subscriber: 1.0 },
             kernel: None,
@@ -207,10 +209,10 @@ mod tests {
             wire: Matched::default(),
             probe_adds_us: None,
         };
-        let row = |contender, subscribers| Row {
-            profile: Profile::Clean,
+        let row = |contender, subscribers| RelayRow {
+            profile: LinkProfile::Clean,
             contender,
-            load: Load { transport: Transport::Raw, subscribers, object_bytes: 1200, rate_hz: 500 },
+            load: RowLoad { transport: LabTransport::Raw, subscribers, object_bytes: 1200, rate_hz: 500 },
             rounds: vec![Ok(figures.clone())],
         };
         let rows = [row(Contender::User, 1), row(Contender::MoqRelay, 1), row(Contender::User, 8)];

@@ -1,4 +1,4 @@
-//! Processes of a measurement: started in a node of the lab, output kept in files, ended with the handle.
+//! Processes of a measurement. They are started in a node of the lab, write to files, and end with the handle.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -12,31 +12,33 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::usage::rss_bytes;
+
 const POLL: Duration = Duration::from_millis(20);
-/// Between two looks at whether a process is still there that is to connect.
+/// Interval between two checks that a process which is to connect still runs.
 const LOOK_MS: u8 = 200;
-/// How long a process may take to end after SIGTERM.
+/// Longest time that a process may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long one may take to end, and to say what it has, after SIGINT.
+/// Longest time that a process may take to print its results and to end after SIGINT.
 const INTERRUPTED: Duration = Duration::from_secs(10);
 const LINES_TOLD: usize = 3;
-/// Of the thread, which may have entered another namespace than its process.
+/// Network files of the thread, which may have entered another namespace than its process.
 const NETWORK: &str = "/proc/thread-self/net";
 
-pub struct Process {
+pub struct BenchProcess {
     name: &'static str,
     child: Child,
     output: PathBuf,
     errors: PathBuf,
 }
 
-impl Process {
+impl BenchProcess {
     /// Starts `command` with its output in `directory`.
     pub fn start(name: &'static str, command: Command, directory: &Path) -> anyhow::Result<Self> {
         Self::spawn(name, command, directory, Stdio::null())
     }
 
-    /// The same, with what is written into the other end of a pipe as its input.
+    /// Starts `command` with a pipe as its input, and returns the writing end.
     pub fn start_fed(
         name: &'static str,
         command: Command,
@@ -64,16 +66,21 @@ impl Process {
         Ok(Self { name, child, output, errors })
     }
 
+    /// Returns the process that does the work. In a daemon of several processes, that is the part with the most memory.
     pub fn id(&self) -> u32 {
-        self.child.id()
+        let parts = children(self.child.id()).into_iter().filter(|id| {
+            let arguments = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            arguments.split(|byte| *byte == 0).skip(1).take(2).eq([&b"graft"[..], b"part"])
+        });
+        parts.max_by_key(|id| rss_bytes(*id).unwrap_or_default()).unwrap_or(self.child.id())
     }
 
-    /// What it has written to standard output so far.
+    /// Returns everything that it has written to standard output so far.
     pub fn output(&self) -> std::io::Result<Vec<u8>> {
         fs::read(&self.output)
     }
 
-    /// An error, with what the process said, if it has ended.
+    /// Fails with the process' output if it has ended.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("{} ended ({status}): {}", self.name, self.last_words()),
@@ -99,7 +106,7 @@ impl Process {
         Ok(())
     }
 
-    /// Takes a connection that it makes.
+    /// Accepts a connection of the process.
     pub fn accept(&mut self, listener: &TcpListener, limit: Duration) -> anyhow::Result<TcpStream> {
         let start = Instant::now();
         while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {
@@ -132,7 +139,7 @@ impl Process {
         self.finish(INTERRUPTED)
     }
 
-    /// Interrupts it, and waits for it to have ended by that.
+    /// Interrupts the process, and waits for it to end.
     pub fn interrupt(mut self, limit: Duration) -> anyhow::Result<()> {
         self.check_runs()?;
         self.signal()?;
@@ -142,7 +149,7 @@ impl Process {
         }
     }
 
-    /// At once, whatever it is doing.
+    /// Kills the process at once.
     pub fn kill(mut self) -> std::io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -163,7 +170,7 @@ impl Process {
         }
     }
 
-    /// The end of what it wrote, errors first. Output that is no text is none of its words.
+    /// Returns the end of its output, errors first. Binary output is left out.
     pub fn last_words(&self) -> String {
         let said = [&self.errors, &self.output].map(|path| fs::read_to_string(path).unwrap_or_default());
         let text = said.into_iter().find(|text| !text.trim().is_empty()).unwrap_or_default();
@@ -172,9 +179,9 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for BenchProcess {
     fn drop(&mut self) {
-        // Errors here mean that it is gone already.
+        // An error says that it has ended already.
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
         if !matches!(self.ended_within(GRACE), Ok(Some(_))) {
             let _ = self.child.kill();
@@ -183,7 +190,7 @@ impl Drop for Process {
     }
 }
 
-/// Whether a UDP socket in the calling thread's network namespace is bound to `port`.
+/// Reports whether a UDP socket in the calling thread's network namespace is bound to `port`.
 pub fn listens(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     ["udp", "udp6"].iter().any(|table| {
@@ -193,16 +200,16 @@ pub fn listens(port: u16) -> bool {
     })
 }
 
-/// Packets of an interface so far.
+/// Counters of packets of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packets {
+pub struct InterfacePackets {
     pub received: u64,
     pub sent: u64,
 }
 
-impl Packets {
-    /// In the calling thread's network namespace.
-    pub fn of(device: &str) -> Option<Self> {
+impl InterfacePackets {
+    /// Reads the counters of a device in the calling thread's network namespace.
+    pub fn read_device(device: &str) -> Option<Self> {
         const RECEIVED: usize = 1;
         const SENT: usize = 9;
         let text = fs::read_to_string(format!("{NETWORK}/dev")).ok()?;
@@ -212,20 +219,29 @@ impl Packets {
     }
 }
 
+/// Returns the processes that a process has started and that still run.
+fn children(id: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     use millrace_testkit::BOUND;
 
-    fn shell(name: &'static str, script: &str, directory: &Path) -> Process {
+    fn shell(name: &'static str, script: &str, directory: &Path) -> BenchProcess {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Process::start(name, command, directory).expect("sh starts")
+        BenchProcess::start(name, command, directory).expect("sh starts")
     }
 
     #[test]
-    fn output_and_errors() {
+    fn ended_process_reports_its_errors_and_output() {
         let directory = tempfile::tempdir().expect("a directory");
         let fine = shell("fine", "echo 42", directory.path());
         assert_eq!(fine.finish(BOUND).expect("it ends"), "42\n");
@@ -235,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_early_end_is_noticed() {
+    fn early_end_is_noticed() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut gone = shell("gone", "echo cannot bind >&2; exit 1", directory.path());
         let error = gone.wait_until("listening", BOUND, || false).expect_err("it ended");
@@ -243,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_ends_it_even_if_it_will_not() {
+    fn dropped_process_is_killed_if_it_ignores_sigterm() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut stubborn =
             shell("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.05; done", directory.path());
@@ -256,15 +272,15 @@ mod tests {
     }
 
     #[test]
-    fn sockets_and_interfaces() {
+    fn sockets_and_interfaces_are_found() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let port = socket.local_addr().expect("an address").port();
         assert!(listens(port));
-        let before = Packets::of("lo").expect("lo");
+        let before = InterfacePackets::read_device("lo").expect("lo");
         socket.send_to(&[1], socket.local_addr().expect("an address")).expect("send");
-        let after = Packets::of("lo").expect("lo");
+        let after = InterfacePackets::read_device("lo").expect("lo");
         assert!(after.sent > before.sent && after.received > before.received);
-        assert_eq!(Packets::of("none"), None);
+        assert_eq!(InterfacePackets::read_device("none"), None);
         drop(socket);
         assert!(!listens(port));
     }

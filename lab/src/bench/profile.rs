@@ -1,13 +1,13 @@
-//! What the link between relay and subscribers does to packets, by name.
+//! Named impairments of the link between relay and subscribers.
 
 use std::time::Duration;
 
-use super::replay::{self, Step};
+use super::replay::{self, LinkStep};
 use crate::lab::{Directions, Topology};
 
-/// The same for every relay, and with the same seed.
+/// Impairment of a link. It is the same for every relay, with the same seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-pub enum Profile {
+pub enum LinkProfile {
     /// A perfect wire
     Clean,
     /// 20 ms each way, 0.5 % of packets lost
@@ -28,7 +28,7 @@ pub enum Profile {
     Mobile,
 }
 
-impl Profile {
+impl LinkProfile {
     pub fn name(self) -> &'static str {
         match self {
             Self::Clean => "clean",
@@ -43,12 +43,12 @@ impl Profile {
         }
     }
 
-    /// Whether it has too little room for one subscriber, at times at least.
+    /// Reports whether the rate is too low for one subscriber, at least at times.
     pub fn is_narrow(self) -> bool {
         matches!(self, Self::Bottleneck | Self::Bufferbloat | Self::Mobile)
     }
 
-    /// What one repair takes at least, where packets get lost one by one: one way, the wait until three packets behind are
+    /// Returns the shortest time of one repair of a single lost packet: one way, the wait until three later packets are
     /// acknowledged, and one round trip.
     pub fn repair_floor(self, rate_hz: u32) -> Option<Duration> {
         const ONE_WAY: Duration = Duration::from_millis(20);
@@ -57,7 +57,7 @@ impl Profile {
         matches!(self, Self::Noisy | Self::Loss1 | Self::Lossy).then(|| 3 * ONE_WAY + wait)
     }
 
-    /// `offered`: bits per second of media to one subscriber.
+    /// Returns the link's settings. `offered` is the rate of media to one subscriber, bits per second.
     pub fn settings(self, offered: u64) -> Option<String> {
         let rate = offered * 3 / 5;
         let queue = |ms: u64| rate / 8 * ms / 1000;
@@ -74,12 +74,12 @@ impl Profile {
         })
     }
 
-    /// How the link changes during a run.
-    pub fn changes(self, offered: u64) -> Option<impl Iterator<Item = Step>> {
+    /// Returns the changes of the link during a run.
+    pub fn changes(self, offered: u64) -> Option<impl Iterator<Item = LinkStep>> {
         (self == Self::Mobile).then(|| replay::mobile(offered))
     }
 
-    /// Publisher, relay, and behind `link` the subscribers.
+    /// Returns a topology of publisher, relay, and subscribers behind `link`.
     pub fn topology(self, link: &str, offered: u64) -> anyhow::Result<Topology> {
         let mut topology = Topology::standard(1, 1);
         if let Some(settings) = self.settings(offered) {
@@ -96,11 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lab_understands_every_profile() {
-        for profile in Profile::value_variants() {
+    fn lab_accepts_every_profile() {
+        for profile in LinkProfile::value_variants() {
             let topology = profile.topology("relay-sub1", 4_800_000).unwrap();
             let link = topology.links.iter().find(|link| link.name == "relay-sub1").unwrap();
-            assert_eq!(link.forward.is_perfect(), *profile == Profile::Clean, "{profile:?}");
+            assert_eq!(link.forward.is_perfect(), *profile == LinkProfile::Clean, "{profile:?}");
             assert_eq!(profile.to_possible_value().unwrap().get_name(), profile.name());
         }
     }

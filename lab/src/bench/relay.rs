@@ -1,4 +1,4 @@
-//! `millrace-lab bench relay`: relays side by side, in one lab, under one load.
+//! `millrace-lab bench relay`: compares relays in one lab, under one load.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,65 +6,65 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 
 use super::contender::Contender;
-use super::figures::{Load, Row};
-use super::profile::Profile;
-use super::run::Bench;
+use super::figures::{RelayRow, RowLoad};
+use super::profile::LinkProfile;
+use super::run::BenchRun;
 use super::table::write_json;
 use super::usage::warn_if_busy;
 use super::{compare, max_rate, plot, table};
-use crate::progress::Progress;
-use crate::transport::Transport;
+use crate::progress::BenchProgress;
+use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct RelayBenchArgs {
     /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// Leave out the plain UDP forwarder, which is otherwise measured too
+    /// Leave out the plain UDP forwarder, which is otherwise measured as well
     #[arg(long)]
     no_forwarder: bool,
     /// Numbers of subscribers
     #[arg(long, value_delimiter = ',', default_value = "1,8,32")]
     subscribers: Vec<usize>,
-    /// Payload of an object
+    /// Payload of an object, bytes
     #[arg(long, default_value_t = 1200, value_name = "BYTES")]
     object_bytes: u32,
     /// Objects per second
     #[arg(long, default_value_t = 500, value_name = "HZ")]
     rate_hz: u32,
-    /// How publisher and subscribers come to the relay, interleaved
+    /// Transports of publisher and subscribers, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
-    transport: Vec<Transport>,
-    /// What the link to the subscribers does to packets, interleaved
+    transport: Vec<LabTransport>,
+    /// Impairments of the link to the subscribers, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
-    impair: Vec<Profile>,
+    impair: Vec<LinkProfile>,
     /// Find the highest rate that each relay sustains without loss instead, starting from --rate-hz
     #[arg(long, conflicts_with_all = ["plot", "impair"])]
     max_rate: bool,
-    /// Length of the stretch without instruments; the others are half and a fifth of it
+    /// Length of the measurement without instruments, seconds; those with instruments take half and a fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Times that every relay runs with every number of subscribers
+    /// Number of runs of every relay with every number of subscribers
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the figures here, as SVG
+    /// Draw the results to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: RelayBenchArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     if args.max_rate {
-        return max_rates(&args, &args.bench(Profile::Clean)?);
+        return max_rates(&args, &args.bench(LinkProfile::Clean)?);
     }
     let benches = args.impair.iter().map(|profile| Ok((*profile, args.bench(*profile)?)));
     let benches = benches.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
     let mut rows = args.rows();
-    let progress = Progress::of(args.rounds * rows.len());
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             let bench = benches.get(&row.profile).context("a lab for each profile")?;
@@ -89,30 +89,30 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
+fn max_rates(args: &RelayBenchArgs, bench: &BenchRun) -> anyhow::Result<()> {
     let mut rows: Vec<_> =
-        args.rows().into_iter().map(|row| max_rate::Row::new(row.contender, row.load)).collect();
-    let progress = Progress::of(args.rounds * rows.len());
+        args.rows().into_iter().map(|row| max_rate::MaxRateRow::new(row.contender, row.load)).collect();
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         rows.iter_mut().try_for_each(|row| row.run(bench, round, &progress))?;
     }
     drop(progress);
     print!("{}", max_rate::render(&rows));
-    args.write(rows.iter().map(max_rate::Row::json).collect())?;
-    ensure!(rows.iter().any(max_rate::Row::is_measured), "no relay could be measured");
+    args.write(rows.iter().map(max_rate::MaxRateRow::json).collect())?;
+    ensure!(rows.iter().any(max_rate::MaxRateRow::is_measured), "no relay could be measured");
     Ok(())
 }
 
-impl Args {
-    fn bench(&self, profile: Profile) -> anyhow::Result<Bench> {
+impl RelayBenchArgs {
+    fn bench(&self, profile: LinkProfile) -> anyhow::Result<BenchRun> {
         let offered = 8 * u64::from(self.object_bytes) * u64::from(self.rate_hz);
-        Bench::new(self.seconds, profile, offered)
+        BenchRun::new(self.seconds, profile, offered)
     }
 
-    /// Prints how Millrace compares with the best peer, and gives the rows with that.
-    fn compared(&self, rows: &[Row]) -> Vec<serde_json::Value> {
+    /// Prints how Millrace compares with the best peer, and returns the rows with that.
+    fn compared(&self, rows: &[RelayRow]) -> Vec<serde_json::Value> {
         let limit_us = 1e6 * 10.0 * self.seconds;
-        let one = |row: &Row| {
+        let one = |row: &RelayRow| {
             let beside = compare::with_best_peer(row, rows, limit_us);
             if !beside.is_empty() {
                 print!("{}", compare::told(&table::what(row), &beside));
@@ -138,16 +138,17 @@ impl Args {
         Ok(())
     }
 
-    /// Relays vary fastest, so that what changes on the machine over time meets all of them.
-    fn rows(&self) -> Vec<Row> {
-        let (object_bytes, rate_hz) = (self.object_bytes, self.rate_hz);
+    /// Lists the rows. Relays vary fastest, so that a drift of the machine affects all of them alike.
+    fn rows(&self) -> Vec<RelayRow> {
+        let object_bytes = self.object_bytes;
+        let rate_hz = self.rate_hz;
         let mut rows = Vec::new();
         for profile in &self.impair {
             for subscribers in &self.subscribers {
-                let row = |(contender, transport)| Row {
+                let row = |(contender, transport)| RelayRow {
                     contender,
                     profile: *profile,
-                    load: Load { transport, subscribers: *subscribers, object_bytes, rate_hz },
+                    load: RowLoad { transport, subscribers: *subscribers, object_bytes, rate_hz },
                     rounds: Vec::new(),
                 };
                 rows.extend(self.contenders().into_iter().map(row));
@@ -156,17 +157,17 @@ impl Args {
         rows
     }
 
-    /// Each relay with each transport; plain UDP, which has none, once.
-    fn contenders(&self) -> Vec<(Contender, Transport)> {
+    /// Lists each relay with each transport; plain UDP, which has none, occurs once.
+    fn contenders(&self) -> Vec<(Contender, LabTransport)> {
         let is_relay = |contender: &Contender| !contender.is_plain();
         let relays: Vec<_> = self.relays.iter().copied().filter(is_relay).collect();
         let each =
-            |transport: &Transport| relays.iter().map(|relay| (*relay, *transport)).collect::<Vec<_>>();
+            |transport: &LabTransport| relays.iter().map(|relay| (*relay, *transport)).collect::<Vec<_>>();
         let mut contenders: Vec<_> = self.transport.iter().flat_map(each).collect();
         for plain in [Contender::Forwarder, Contender::Batched, Contender::Fanout] {
             let is_reference = plain == Contender::Forwarder && !self.no_forwarder;
             if is_reference || self.relays.contains(&plain) {
-                contenders.push((plain, Transport::Raw));
+                contenders.push((plain, LabTransport::Raw));
             }
         }
         contenders

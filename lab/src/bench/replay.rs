@@ -1,44 +1,45 @@
-//! A link that changes over time, as a trace says.
+//! Changes a link over time, as a trace says.
 
 use std::time::{Duration, Instant};
 
-use crate::lab::{Directions, Link, Settings};
+use crate::lab::{Directions, LabLink, Settings};
 
-/// Of each line of a trace.
+/// Time of each line of a trace.
 const STEP: Duration = Duration::from_millis(500);
-/// The queue holds what the link takes in so long at the rate that a subscriber asks for.
+/// Size of the queue, as the time in which the link takes it at the rate that a subscriber asks for.
 const QUEUE_MS: u64 = 300;
 
-/// What a link does for half a second.
+/// Rate and delay of a link for half a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
+pub struct LinkStep {
     bits_per_second: u64,
     delay_ms: u64,
     queue_bytes: u64,
 }
 
-impl Step {
+impl LinkStep {
     pub fn settings(&self) -> String {
         let Self { bits_per_second, delay_ms, queue_bytes } = self;
         format!("delay={delay_ms}ms rate={bits_per_second}bit queue-bytes={queue_bytes}")
     }
 }
 
-/// A radio link on the move, over and over. `offered`: bits per second of media to one subscriber.
-pub fn mobile(offered: u64) -> impl Iterator<Item = Step> {
+/// Returns the steps of a radio link on the move, in an endless loop. `offered` is the rate of media to one subscriber,
+/// bits per second.
+pub fn mobile(offered: u64) -> impl Iterator<Item = LinkStep> {
     let queue_bytes = offered / 8 * QUEUE_MS / 1000;
     let lines = include_str!("mobile.csv").lines().filter(|line| !line.starts_with('#')).cycle();
     lines.filter_map(move |line| {
         let (percent, delay_ms) = line.split_once(',')?;
         let bits_per_second = offered * percent.parse::<u64>().ok()? / 100;
-        Some(Step { bits_per_second, delay_ms: delay_ms.parse().ok()?, queue_bytes })
+        Some(LinkStep { bits_per_second, delay_ms: delay_ms.parse().ok()?, queue_bytes })
     })
 }
 
 /// Changes `link` step by step until `is_over`.
 pub fn replay(
-    link: &Link,
-    steps: impl Iterator<Item = Step>,
+    link: &LabLink,
+    steps: impl Iterator<Item = LinkStep>,
     is_over: impl Fn() -> bool,
 ) -> Result<(), crate::lab::Error> {
     let start = Instant::now();

@@ -1,4 +1,5 @@
-//! `millrace-lab bench restarts`: publishers and relays that are killed and come back, and how long viewers are without media.
+//! `millrace-lab bench restarts`: publishers and relays that are killed and restarted, and the time that viewers are
+//! without media.
 
 mod player;
 mod report;
@@ -12,70 +13,70 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail, ensure};
 use millrace_kernel::clock::monotonic_ns;
 
-use self::player::Player;
-use self::report::{Failure, Gap, Round, Row, render};
+use self::player::RestartPlayer;
+use self::report::{Gap, RestartFailure, RestartRound, RestartRow, render};
 use super::contender::{Contender, PORT, find};
-use super::process::Process;
-use super::site::Site;
+use super::process::BenchProcess;
+use super::site::BenchSite;
 use super::table::write_json;
 use super::usage::warn_if_busy;
-use super::viewer::{self, Seen};
-use super::watch::clip::{Camera, Clip};
+use super::viewer::{self, ShownObject};
+use super::watch::clip::{ClipCamera, EncodedClip};
 use crate::lab::Topology;
 use crate::program::product;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct RestartArgs {
     /// Relays to measure, interleaved: those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// Publishers that die
+    /// Publishers that are killed
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace")]
-    publishers: Vec<Publishing>,
-    /// Seconds from the publisher's death until it is started again; none leaves it alone
+    publishers: Vec<RestartPublishing>,
+    /// Seconds from the publisher's death until its restart; none: it is not killed
     #[arg(long, value_delimiter = ',', num_args = 0.., default_value = "0,1,4,8", value_name = "SECONDS")]
     publisher_absent: Vec<f64>,
-    /// Seconds from the relay's death until it is started again; none leaves it alone
+    /// Seconds from the relay's death until its restart; none: it is not killed
     #[arg(long, value_delimiter = ',', num_args = 0.., default_value = "2", value_name = "SECONDS")]
     relay_absent: Vec<f64>,
     /// Objects per second
     #[arg(long, default_value_t = 100, value_name = "HZ")]
     rate_hz: u32,
-    /// Times that each relay and each absence is measured
+    /// Number of measurements of each relay with each absence
     #[arg(long, default_value_t = 20)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Groups of a fifth of a second at the default rate: what waits for the next one adds no more than that.
+/// Objects of a group: a fifth of a second at the default rate. The wait for the next group adds at most that.
 const OBJECTS_PER_GROUP: u32 = 20;
-/// How long media run before somebody dies.
+/// Time that media run before the victim is killed.
 const RUNNING: Duration = Duration::from_secs(3);
-/// Bound of the time until media are there, at first and again: more than the idle time-outs, which end everything.
+/// Longest wait for media, at first and again. It is longer than the idle time-outs, which end everything.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
-/// What subscriptions are kept for, where the publisher's absence is longer than the default.
+/// Time that subscriptions are kept; it is raised where the publisher is absent for longer.
 const DEFAULT_LINGER: f64 = 5.0;
 
-/// How much video moq-pub is given in each of its lives: more than it is watched for.
+/// Length of the video that moq-pub is given after each start, which is longer than it is watched.
 const CLIP_SECONDS: u64 = 40;
-/// How many of its fragments are played before it dies.
+/// Number of its fragments that are played before it is killed.
 const FRAGMENTS: u32 = 100;
-/// Bound of the time until it is seen, at first and again.
+/// Longest wait until it is seen, at first and again.
 const PLAYER_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Publishing {
+enum RestartPublishing {
     /// millrace publish, which is watched by a player of ours
     Millrace,
-    /// Cloudflare's, which is watched by its own player and by millrace subscribe
+    /// Cloudflare's publisher, watched by its own player and by millrace subscribe
     MoqPub,
 }
 
-/// Who dies.
+/// The victim.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Victim {
     Publisher,
@@ -84,12 +85,12 @@ enum Victim {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Case {
+struct RestartCase {
     victim: Victim,
     absent: f64,
 }
 
-impl Case {
+impl RestartCase {
     fn name(&self) -> String {
         let victim = match self.victim {
             Victim::Publisher => "publisher",
@@ -100,19 +101,19 @@ impl Case {
     }
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: RestartArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
-    let stage = Stage {
-        site: Site::new(&Topology::standard(2, 1))?,
+    let stage = RestartStage {
+        site: BenchSite::new(&Topology::standard(2, 1))?,
         clip: args
-            .publishes(Publishing::MoqPub)
-            .then(|| Clip::encode(CLIP_SECONDS))
+            .publishes(RestartPublishing::MoqPub)
+            .then(|| EncodedClip::encode(CLIP_SECONDS))
             .transpose()?
             .map(Arc::new),
     };
     let mut rows = args.rows();
-    let progress = Progress::of(args.rounds * rows.len());
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}, {}", row.relay.label(), row.case.name()));
@@ -123,15 +124,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     drop(progress);
     print!("{}", render(&rows));
-    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    let json: Vec<_> = rows.iter().map(RestartRow::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    ensure!(rows.iter().any(Row::has_figures), "nothing could be measured");
+    ensure!(rows.iter().any(RestartRow::has_figures), "nothing could be measured");
     Ok(())
 }
 
-/// A round in one line.
-fn said(seen: &Result<Round, String>) -> String {
-    let of = |(name, seen): &(&str, Result<Gap, Failure>)| match seen {
+/// Formats a round in one line.
+fn said(seen: &Result<RestartRound, String>) -> String {
+    let of = |(name, seen): &(&str, Result<Gap, RestartFailure>)| match seen {
         Ok(gap) => format!("{name} {:.0} ms", gap.again_ms),
         Err(failure) => format!("{name} {}", failure.why),
     };
@@ -143,7 +144,7 @@ fn said(seen: &Result<Round, String>) -> String {
     }
 }
 
-impl Args {
+impl RestartArgs {
     fn check(&self) -> anyhow::Result<()> {
         let is_ours = |relay: &Contender| relay.engine().is_some();
         ensure!(
@@ -153,49 +154,53 @@ impl Args {
         ensure!(self.rounds > 0 && self.rate_hz > 0, "--rounds and --rate-hz are at least 1");
         let absences = || self.publisher_absent.iter().chain(&self.relay_absent);
         ensure!(absences().all(|seconds| (0.0..=30.0).contains(seconds)), "absences are 0 to 30 seconds");
-        ensure!(absences().next().is_some(), "nobody is to die: give --publisher-absent or --relay-absent");
-        if self.publishes(Publishing::MoqPub) {
+        ensure!(
+            absences().next().is_some(),
+            "nothing is to be killed: give --publisher-absent or --relay-absent"
+        );
+        if self.publishes(RestartPublishing::MoqPub) {
             find("moq-pub").and_then(|_| find("moq-sub"))?;
         }
         Ok(())
     }
 
-    fn publishes(&self, publisher: Publishing) -> bool {
+    fn publishes(&self, publisher: RestartPublishing) -> bool {
         self.publishers.contains(&publisher) && !self.publisher_absent.is_empty()
     }
 
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<RestartRow> {
         let all = |victim: Victim, absences: &[f64]| {
-            absences.iter().map(|absent| Case { victim, absent: *absent }).collect::<Vec<_>>()
+            absences.iter().map(|absent| RestartCase { victim, absent: *absent }).collect::<Vec<_>>()
         };
         let publishers = self.publishers.iter().flat_map(|publisher| {
             let victim = match publisher {
-                Publishing::Millrace => Victim::Publisher,
-                Publishing::MoqPub => Victim::MoqPub,
+                RestartPublishing::Millrace => Victim::Publisher,
+                RestartPublishing::MoqPub => Victim::MoqPub,
             };
             all(victim, &self.publisher_absent)
         });
         let cases: Vec<_> = publishers.chain(all(Victim::Relay, &self.relay_absent)).collect();
-        let row =
-            |case: Case| self.relays.iter().map(move |relay| Row { relay: *relay, case, rounds: Vec::new() });
+        let row = |case: RestartCase| {
+            self.relays.iter().map(move |relay| RestartRow { relay: *relay, case, rounds: Vec::new() })
+        };
         cases.into_iter().flat_map(row).collect()
     }
 }
 
-/// Returns the flag by which a relay keeps subscriptions for longer than their publisher is absent.
+/// Returns the flag that makes a relay keep subscriptions for longer than their publisher is absent.
 fn linger(absent: f64) -> String {
     format!("--linger={}", (absent + 2.0).max(DEFAULT_LINGER).ceil())
 }
 
 /// The lab and the video of a run.
-struct Stage {
-    site: Site,
+struct RestartStage {
+    site: BenchSite,
     /// The video of moq-pub, if it is measured.
-    clip: Option<Arc<Clip>>,
+    clip: Option<Arc<EncodedClip>>,
 }
 
-impl Stage {
-    fn round(&self, args: &Args, relay: Contender, case: Case) -> anyhow::Result<Round> {
+impl RestartStage {
+    fn round(&self, args: &RestartArgs, relay: Contender, case: RestartCase) -> anyhow::Result<RestartRound> {
         match case.victim {
             Victim::Publisher => self.publisher_dies(args, relay, case.absent),
             Victim::MoqPub => self.moq_pub_dies(relay, case.absent),
@@ -203,11 +208,16 @@ impl Stage {
         }
     }
 
-    fn publisher_dies(&self, args: &Args, relay: Contender, absent: f64) -> anyhow::Result<Round> {
+    fn publisher_dies(
+        &self,
+        args: &RestartArgs,
+        relay: Contender,
+        absent: f64,
+    ) -> anyhow::Result<RestartRound> {
         let site = &self.site;
         let _relay = site.start_relay_with(relay, &[&linger(absent)])?;
         let publisher = self.publisher(args)?;
-        // One that connects again would not show that its subscription has ended.
+        // A viewer that reconnects would not show that its subscription has ended.
         let mut viewer = self.viewer("viewer", "sub1", site.relay()?.addr_v4(), &["--reconnect=false"])?;
         let before = run_for(&mut viewer)?;
         publisher.kill()?;
@@ -217,7 +227,7 @@ impl Stage {
         Ok(vec![("its client", gap(&mut viewer, before, started))])
     }
 
-    fn moq_pub_dies(&self, relay: Contender, absent: f64) -> anyhow::Result<Round> {
+    fn moq_pub_dies(&self, relay: Contender, absent: f64) -> anyhow::Result<RestartRound> {
         let site = &self.site;
         let _relay = site.start_relay_with(relay, &[&linger(absent)])?;
         let (publisher, camera) = self.moq_pub()?;
@@ -231,7 +241,7 @@ impl Stage {
         std::thread::sleep(Duration::from_secs_f64(absent));
         let started = monotonic_ns();
         let _publisher = self.moq_pub()?;
-        // All of them at once: what the first one is waited for would be the others' gap.
+        // Wait for all at once, since a wait for the first one would add to the others' gaps.
         let seen = std::thread::scope(|scope| {
             let waits: Vec<_> = players
                 .iter_mut()
@@ -242,7 +252,7 @@ impl Stage {
         seen.map_err(|_| anyhow!("a thread that waits for a player has panicked"))
     }
 
-    fn relay_dies(&self, args: &Args, relay: Contender, absent: f64) -> anyhow::Result<Round> {
+    fn relay_dies(&self, args: &RestartArgs, relay: Contender, absent: f64) -> anyhow::Result<RestartRound> {
         let site = &self.site;
         let key = site.directory().join("reset.key");
         let key = format!("--reset-key-file={}", key.display());
@@ -253,7 +263,8 @@ impl Stage {
         let mut viewer = self.viewer("viewer", "pub", site.relay()?.addr_v4(), &[])?;
         let edge = site.node("relay2")?.addr_v4();
         let mut behind = self.viewer("behind", "sub1", edge, &["--reconnect=false"])?;
-        let (before, before_behind) = (run_for(&mut viewer)?, run_for(&mut behind)?);
+        let before = run_for(&mut viewer)?;
+        let before_behind = run_for(&mut behind)?;
         origin.kill()?;
         std::thread::sleep(Duration::from_secs_f64(absent));
         let _origin = site.start_relay_with(relay, &[&key])?;
@@ -264,7 +275,7 @@ impl Stage {
         ])
     }
 
-    fn publisher(&self, args: &Args) -> anyhow::Result<Process> {
+    fn publisher(&self, args: &RestartArgs) -> anyhow::Result<BenchProcess> {
         let site = &self.site;
         let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
         let arguments = format!(
@@ -276,7 +287,7 @@ impl Stage {
         );
         let mut command = site.node("pub")?.command(product()?);
         command.args(arguments.split_whitespace());
-        Process::start("publisher", command, site.directory())
+        BenchProcess::start("publisher", command, site.directory())
     }
 
     fn viewer(
@@ -285,40 +296,41 @@ impl Stage {
         node: &str,
         relay: std::net::Ipv4Addr,
         further: &[&str],
-    ) -> anyhow::Result<Process> {
+    ) -> anyhow::Result<BenchProcess> {
         let mut command = self.site.node(node)?.command(env::current_exe()?);
         command.args(["bench", "viewer", &format!("moqt://{relay}:{PORT}")]).args(further);
-        Process::start(name, command, self.site.directory())
+        BenchProcess::start(name, command, self.site.directory())
     }
 
-    /// Starts moq-pub, and a camera that films for it.
-    fn moq_pub(&self) -> anyhow::Result<(Process, Camera)> {
+    /// Starts moq-pub, and a camera that feeds it.
+    fn moq_pub(&self) -> anyhow::Result<(BenchProcess, ClipCamera)> {
         let clip = self.clip.as_ref().context("moq-pub has nothing to publish")?;
         let mut command = self.site.node("pub")?.command(find("moq-pub")?);
         self.broadcast(&mut command, "moqt")?;
-        let (process, input) = Process::start_fed("moq-pub", command, self.site.directory())?;
-        Ok((process, Camera::start(Arc::clone(clip), input)?))
+        let (process, input) = BenchProcess::start_fed("moq-pub", command, self.site.directory())?;
+        Ok((process, ClipCamera::start(Arc::clone(clip), input)?))
     }
 
-    /// Starts everyone who watches moq-pub.
-    fn players(&self) -> anyhow::Result<Vec<Player>> {
+    /// Starts all players of moq-pub.
+    fn players(&self) -> anyhow::Result<Vec<RestartPlayer>> {
         let theirs = find("moq-sub")?;
         let players = [
             ("millrace subscribe", "subscribe", None, "moqt"),
             ("moq-sub", "moq-sub", Some(&theirs), "moqt"),
             ("moq-sub, WebTransport", "moq-sub-web", Some(&theirs), "https"),
         ];
-        let start = |(name, file, program, scheme)| self.player((name, file), program, scheme);
+        let start = |(name, file, program, scheme)| self.player(name, file, program, scheme);
         players.into_iter().map(start).collect()
     }
 
-    /// Starts a player that has media: ours or the `program`.
+    /// Starts a player and waits for media: ours or the `program`.
     fn player(
         &self,
-        (name, file): (&'static str, &'static str),
+        name: &'static str,
+        file: &'static str,
         program: Option<&PathBuf>,
         scheme: &str,
-    ) -> anyhow::Result<Player> {
+    ) -> anyhow::Result<RestartPlayer> {
         let node = self.site.subscribers()?;
         let began = Instant::now();
         loop {
@@ -330,17 +342,17 @@ impl Stage {
                 command.arg("subscribe");
             }
             self.broadcast(&mut command, scheme)?;
-            let mut player = Player::start(name, file, command, self.site.directory())?;
+            let mut player = RestartPlayer::start(name, file, command, self.site.directory())?;
             match player.play_to(1, PLAYER_PATIENCE) {
                 Ok(()) => return Ok(player),
-                // It has come before its publisher.
+                // The player came before its publisher.
                 Err(failure) if failure.ended && began.elapsed() < PLAYER_PATIENCE => {}
                 Err(failure) => bail!("{name}: {}", failure.why),
             }
         }
     }
 
-    /// Adds the arguments that clients of both makes have.
+    /// Adds the arguments that clients of both makes share.
     fn broadcast(&self, command: &mut Command, scheme: &str) -> anyhow::Result<()> {
         let url = format!("{scheme}://{}:{PORT}", self.site.relay()?.addr_v4());
         command.args(["--name", viewer::NAMESPACE, "--tls-disable-verify", &url]).env("NO_COLOR", "1");
@@ -348,8 +360,8 @@ impl Stage {
     }
 }
 
-/// Waits until media have run for a while; returns when.
-fn run_for(viewer: &mut Process) -> anyhow::Result<u64> {
+/// Waits until media have run for a while, and returns the time of its end.
+fn run_for(viewer: &mut BenchProcess) -> anyhow::Result<u64> {
     let running = wait_for(viewer, "no media", |seen| {
         let since = seen.first()?.arrived_ns;
         let last = seen.last()?.arrived_ns;
@@ -359,11 +371,11 @@ fn run_for(viewer: &mut Process) -> anyhow::Result<u64> {
     Ok(monotonic_ns())
 }
 
-/// What the viewer is without, around the death at `died` of somebody who was there again at `back`.
-fn gap(viewer: &mut Process, died: u64, back: u64) -> Result<Gap, Failure> {
-    let sent_later = |seen: &Seen| seen.sent_ns > back;
+/// Returns the viewer's gap around the death at `died` of a publisher or relay that was back at `back`.
+fn gap(viewer: &mut BenchProcess, died: u64, back: u64) -> Result<Gap, RestartFailure> {
+    let sent_later = |seen: &ShownObject| seen.sent_ns > back;
     let first = wait_for(viewer, "no media again", |seen| seen.iter().find(|one| sent_later(one)).copied())?;
-    // For a while, as what comes twice may come later.
+    // Wait for a while, since repetitions may come later.
     let over = first.arrived_ns + RUNNING.as_nanos() as u64 / 3;
     wait_for(viewer, "media have ended", |seen| (seen.last()?.arrived_ns > over).then_some(()))?;
     let seen = read(viewer)?;
@@ -377,26 +389,26 @@ fn gap(viewer: &mut Process, died: u64, back: u64) -> Result<Gap, Failure> {
     })
 }
 
-fn read(viewer: &Process) -> anyhow::Result<Vec<Seen>> {
+fn read(viewer: &BenchProcess) -> anyhow::Result<Vec<ShownObject>> {
     viewer::parse(&viewer.output().context("what the viewer has written")?)
 }
 
 fn wait_for<T>(
-    viewer: &mut Process,
+    viewer: &mut BenchProcess,
     what: &str,
-    mut found: impl FnMut(&[Seen]) -> Option<T>,
-) -> Result<T, Failure> {
+    mut found: impl FnMut(&[ShownObject]) -> Option<T>,
+) -> Result<T, RestartFailure> {
     let began = Instant::now();
     loop {
         if let Some(found) = found(&read(viewer)?) {
             return Ok(found);
         }
         if let Err(error) = viewer.check_runs() {
-            return Err(Failure { ended: true, why: format!("{error:#}") });
+            return Err(RestartFailure { ended: true, why: format!("{error:#}") });
         }
         if began.elapsed() > PATIENCE {
             let why = format!("{what} within {PATIENCE:?}; {}", viewer.last_words());
-            return Err(Failure { ended: false, why });
+            return Err(RestartFailure { ended: false, why });
         }
         std::thread::sleep(LOOK);
     }

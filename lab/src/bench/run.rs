@@ -1,5 +1,5 @@
-//! One run: a relay, its traffic, and one stretch of time after the other for what is measured, so that no
-//! instrument is part of what another one sees.
+//! One run: a relay, its traffic, and one measured period after the other, so that no instrument affects another one's
+//! figures.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -9,63 +9,63 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use millrace_kernel::clock::monotonic_ns;
 use millrace_kernel::programs::Statistics;
-use millrace_lab_kernel::probe::{self, Probe, Sample};
+use millrace_lab_kernel::probe::{self, PacketProbe, PacketSample};
 use millrace_lab_kernel::softirqs::Softirqs;
 use millrace_lab_kernel::syscalls::Syscalls;
 use nix::net::if_::if_nametoindex;
 
 use super::contender::Contender;
 use super::engine;
-use super::figures::{Cpu, Figures, Load, PacketsPerObject, Programs};
-use super::process::{Packets, Process};
-use super::profile::Profile;
+use super::figures::{CpuPerObject, PacketsPerObject, ProgramWork, RelayFigures, RowLoad};
+use super::process::{BenchProcess, InterfacePackets};
+use super::profile::LinkProfile;
 use super::replay::replay;
-use super::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site, device};
-use super::traffic::{Received, Traffic};
-use super::usage::{Reading, Used, peak_rss_bytes};
-use super::wire::{self, Ends, Wire};
-use crate::lab::Node;
+use super::site::{BenchSite, PUBLISHER_LINK, SUBSCRIBERS_LINK, device};
+use super::traffic::{ReceivedObjects, RelayTraffic};
+use super::usage::{UsageReading, Used, peak_rss_bytes};
+use super::wire::{self, WireFigures, WireHosts};
+use crate::lab::LabNode;
 
-/// From the first objects on: path MTU discovery and congestion windows settle.
+/// Time after the first objects in which path MTU discovery and congestion windows settle.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// What the publisher sends beyond the measured stretches: for start-up, warm-up, loading of programs.
+/// Additional time that the publisher sends: for start-up, warm-up, and loading of programs.
 const SPARE_SECONDS: f64 = 15.0;
-/// The same where fewer programs are loaded.
+/// The same time where fewer programs are loaded.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
-/// Of the asked packet rate, from which on traffic counts as flowing.
+/// Share of the packet rate at which traffic counts as flowing.
 const FLOWING: f64 = 0.8;
-/// The same where the link does not take that rate.
+/// The same share where the link does not take that rate.
 const NARROW_FLOWING: f64 = 0.3;
-/// The same where it is not known whether it can ever flow at that rate.
+/// The same share where it is not known whether traffic can ever flow at that rate.
 const TRIAL_FLOWING: f64 = 0.05;
 
-/// The network in which every relay is measured, and what they share.
-pub struct Bench {
-    site: Site,
-    /// Of the undisturbed stretch; the ones with instruments are parts of it.
+/// The network and settings of all runs.
+pub struct BenchRun {
+    site: BenchSite,
+    /// Length of the undisturbed period; the periods with instruments are parts of it.
     seconds: f64,
-    profile: Profile,
-    /// Bits per second of media to one subscriber.
+    profile: LinkProfile,
+    /// Rate of media to one subscriber, bits per second.
     offered: u64,
 }
 
-/// A relay under a load: whether it keeps up.
-pub struct Trial {
-    pub received: Received,
+/// Result of a relay under a load: whether it keeps up.
+pub struct LoadTrial {
+    pub received: ReceivedObjects,
     pub used: Used,
-    /// Busy with what is the relay's: see [`Bench::trial`].
+    /// CPUs that the relay uses: see [`BenchRun::trial`].
     pub relay_cpus: f64,
 }
 
-impl Bench {
-    /// `offered`: bits per second of media to one subscriber.
-    pub fn new(seconds: f64, profile: Profile, offered: u64) -> anyhow::Result<Self> {
-        let site = Site::new(&profile.topology(SUBSCRIBERS_LINK, offered)?)?;
+impl BenchRun {
+    /// Makes the network. `offered` is the rate of media to one subscriber, bits per second.
+    pub fn new(seconds: f64, profile: LinkProfile, offered: u64) -> anyhow::Result<Self> {
+        let site = BenchSite::new(&profile.topology(SUBSCRIBERS_LINK, offered)?)?;
         Ok(Self { site, seconds, profile, offered })
     }
 
-    pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
+    pub fn run(&self, contender: Contender, load: &RowLoad) -> anyhow::Result<RelayFigures> {
         let Some(changes) = self.profile.changes(self.offered) else {
             return self.run_on_link(contender, load);
         };
@@ -80,7 +80,7 @@ impl Bench {
         })
     }
 
-    fn run_on_link(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
+    fn run_on_link(&self, contender: Contender, load: &RowLoad) -> anyhow::Result<RelayFigures> {
         let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
         let flowing = if self.profile.is_narrow() { NARROW_FLOWING } else { FLOWING };
@@ -99,13 +99,13 @@ impl Bench {
         let probe_adds_us = (received.latency_of(&probed))
             .zip(received.latency_of(&undisturbed))
             .map(|(with, without)| with.p50 - without.p50);
-        Ok(Figures {
+        Ok(RelayFigures {
             delivered: received.delivered,
             lost: received.lost,
             latency_us: received.latency_of(&undisturbed).or(received.latency_us),
             owed: received.owed,
-            wire_latency_us: crate::stats::Percentiles::of_ns(wire.latencies_ns),
-            cpu_ns_per_object: Cpu {
+            wire_latency_us: crate::stats::Percentiles::from_ns(wire.latencies_ns),
+            cpu_ns_per_object: CpuPerObject {
                 machine: used.machine_ns as f64 / objects(used.elapsed_ns),
                 relay: used.process_ns as f64 / objects(used.elapsed_ns),
             },
@@ -123,8 +123,8 @@ impl Bench {
         })
     }
 
-    /// Whether the relay keeps up with a load, and what that costs.
-    pub fn trial(&self, contender: Contender, load: &Load) -> anyhow::Result<Trial> {
+    /// Measures whether the relay keeps up with a load, and its CPU use.
+    pub fn trial(&self, contender: Contender, load: &RowLoad) -> anyhow::Result<LoadTrial> {
         let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.attribution_time().as_secs_f64() + TRIAL_SPARE_SECONDS;
         let mut traffic = self.start_traffic(contender, load, seconds, TRIAL_FLOWING)?;
@@ -132,21 +132,22 @@ impl Bench {
         let relay_cpus = self.attributed(&relay)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
         let received = traffic.finish()?;
-        Ok(Trial { received, used, relay_cpus })
+        Ok(LoadTrial { received, used, relay_cpus })
     }
 
-    /// Traffic for `seconds`, of which the warm-up is over; `flowing`: the part of the asked rate that is waited for.
+    /// Starts traffic for `seconds` and waits until the warm-up is over. `flowing` is the part of the rate that is
+    /// waited for.
     fn start_traffic(
         &self,
         contender: Contender,
-        load: &Load,
+        load: &RowLoad,
         seconds: f64,
         flowing: f64,
-    ) -> anyhow::Result<Traffic> {
+    ) -> anyhow::Result<RelayTraffic> {
         let route = self.site.route()?;
         let node = self.site.relay()?;
         let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, load, flowing);
-        let traffic = Traffic::start(contender, &route, load, seconds, self.site.directory(), flows)?;
+        let traffic = RelayTraffic::start(contender, &route, load, seconds, self.site.directory(), flows)?;
         std::thread::sleep(WARM_UP);
         Ok(traffic)
     }
@@ -163,54 +164,58 @@ impl Bench {
         Duration::from_secs_f64((self.seconds / 5.0).max(1.0))
     }
 
-    /// Packets that came from the publisher and left towards the subscribers so far.
+    /// Returns how many packets came from the publisher and left towards the subscribers so far.
     fn packets(&self) -> anyhow::Result<(u64, u64)> {
         let node = self.site.relay()?;
         let of = |link| {
             let device = device(node, link)?;
-            node.enter(|| Packets::of(&device))?
+            node.enter(|| InterfacePackets::read_device(&device))?
                 .with_context(|| format!("no packets of {device} are counted"))
         };
         Ok((of(PUBLISHER_LINK)?.received, of(SUBSCRIBERS_LINK)?.sent))
     }
 
-    /// CPU and application latency, with nothing attached.
-    fn undisturbed(&self, relay: &Process) -> anyhow::Result<(Range<u64>, Used)> {
+    /// Measures CPU and application latency, with nothing attached.
+    fn undisturbed(&self, relay: &BenchProcess) -> anyhow::Result<(Range<u64>, Used)> {
         let start = monotonic_ns();
-        let before = Reading::take(relay.id())?;
+        let before = UsageReading::take(relay.id())?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
-        let used = Reading::take(relay.id())?.used_since(&before);
+        let used = UsageReading::take(relay.id())?.used_since(&before);
         Ok((start..monotonic_ns(), used))
     }
 
-    /// CPUs that the relay keeps busy: its process, without softirqs that run on top of it, and the networking
-    /// softirqs of all CPUs.
-    fn attributed(&self, relay: &Process) -> anyhow::Result<f64> {
+    /// Returns the CPUs that the relay keeps busy: its process, without softirqs that run on top of it, and the
+    /// networking softirqs of all CPUs.
+    fn attributed(&self, relay: &BenchProcess) -> anyhow::Result<f64> {
         let mut softirqs = Softirqs::attach(relay.id())?;
-        let (earlier, before) = (softirqs.times()?, Reading::take(relay.id())?);
+        let earlier = softirqs.times()?;
+        let before = UsageReading::take(relay.id())?;
         std::thread::sleep(self.attribution_time());
-        let (later, used) = (softirqs.times()?, Reading::take(relay.id())?.used_since(&before));
-        let (all_ns, own_ns) = (later.all_ns - earlier.all_ns, later.own_ns - earlier.own_ns);
+        let later = softirqs.times()?;
+        let used = UsageReading::take(relay.id())?.used_since(&before);
+        let all_ns = later.all_ns - earlier.all_ns;
+        let own_ns = later.own_ns - earlier.own_ns;
         Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 
-    /// Wire latency.
-    fn probed(&self, load: &Load) -> anyhow::Result<(Range<u64>, Wire)> {
+    /// Measures wire latency.
+    fn probed(&self, load: &RowLoad) -> anyhow::Result<(Range<u64>, WireFigures)> {
         let mut probe = self.attach_probe(load)?;
         let start = monotonic_ns();
         let wire = self.sample(&mut probe, load, self.wire_time())?;
         Ok((start..monotonic_ns(), wire))
     }
 
-    /// System calls of the relay per object, with the probe as the counter of objects, and what its BPF programs do.
+    /// Measures system calls of the relay per object, with the probe as the counter of objects, and the work of its BPF
+    /// programs.
     fn counted(
         &self,
         contender: Contender,
-        relay: &Process,
-        load: &Load,
-    ) -> anyhow::Result<(Option<f64>, Programs)> {
+        relay: &BenchProcess,
+        load: &RowLoad,
+    ) -> anyhow::Result<(Option<f64>, ProgramWork)> {
         let node = self.site.relay()?;
-        let reading = || contender.engine().map(|_| engine::Reading::take(node, relay.id()));
+        let reading = || contender.engine().map(|_| engine::EngineReading::take(node, relay.id()));
         let mut syscalls = Syscalls::attach(relay.id())?;
         let mut probe = self.attach_probe(load)?;
         let _statistics = Statistics::enable()?;
@@ -224,15 +229,15 @@ impl Bench {
         Ok(((copies > 0).then(|| (after - before) as f64 / copies as f64), programs))
     }
 
-    fn attach_probe(&self, load: &Load) -> anyhow::Result<Probe> {
+    fn attach_probe(&self, load: &RowLoad) -> anyhow::Result<PacketProbe> {
         let packets_per_s = load.rate_hz * (load.subscribers as u32 + 1);
-        let mut probe = Probe::load(&probe::Config {
+        let mut probe = PacketProbe::load(&probe::Config {
             min_payload_bytes: load.object_bytes,
             capacity: packets_per_s * 4,
             mechanism: None,
         })?;
         let node = self.site.relay()?;
-        // The publisher's side last, so that every object that is seen coming is also seen leaving.
+        // The publisher's side is attached last, so that every object that is seen arriving is also seen leaving.
         for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
             let device = device(node, link)?;
             node.enter(|| {
@@ -244,9 +249,9 @@ impl Bench {
         Ok(probe)
     }
 
-    fn sample(&self, probe: &mut Probe, load: &Load, time: Duration) -> anyhow::Result<Wire> {
+    fn sample(&self, probe: &mut PacketProbe, load: &RowLoad, time: Duration) -> anyhow::Result<WireFigures> {
         let samples = drain(probe, time)?;
-        let ends = Ends {
+        let ends = WireHosts {
             publisher: IpAddr::V4(self.site.node("pub")?.addr_v4()),
             subscribers: IpAddr::V4(self.site.node("sub1")?.addr_v4()),
             object_bytes: load.object_bytes,
@@ -255,13 +260,13 @@ impl Bench {
     }
 }
 
-/// Tells, each time it is asked, whether since the last time packets left a node's interface towards the subscribers at
-/// this part of the asked rate.
-pub fn flow_detector(node: &Node, device: String, load: &Load, flowing: f64) -> impl FnMut() -> bool {
+/// Returns a function that reports whether packets have left a node's interface towards the subscribers at this part of
+/// the rate since its last call.
+pub fn flow_detector(node: &LabNode, device: String, load: &RowLoad, flowing: f64) -> impl FnMut() -> bool {
     let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
     let mut last = None;
     move || {
-        let Ok(Some(packets)) = node.enter(|| Packets::of(&device)) else { return false };
+        let Ok(Some(packets)) = node.enter(|| InterfacePackets::read_device(&device)) else { return false };
         let now = Instant::now();
         let (before, then) = last.replace((packets.sent, now)).unwrap_or((packets.sent, now));
         let elapsed = now.duration_since(then).as_secs_f64();
@@ -269,7 +274,7 @@ pub fn flow_detector(node: &Node, device: String, load: &Load, flowing: f64) -> 
     }
 }
 
-fn drain(probe: &mut Probe, time: Duration) -> anyhow::Result<Vec<Sample>> {
+fn drain(probe: &mut PacketProbe, time: Duration) -> anyhow::Result<Vec<PacketSample>> {
     let start = Instant::now();
     let mut samples = Vec::new();
     while start.elapsed() < time {

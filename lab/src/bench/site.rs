@@ -1,4 +1,4 @@
-//! Where relays are measured: publisher, relay and subscribers in a lab of their own, and how a relay is started there.
+//! The lab where relays are measured, with publisher, relay and subscribers, and how a relay is started there.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,74 +6,76 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use super::contender::{Contender, Identity, PORT, STATUS};
-use super::process::{Process, listens};
-use super::traffic::{Route, STREAM};
+use super::contender::{Contender, ContenderIdentity, PORT, STATUS};
+use super::process::{BenchProcess, listens};
+use super::traffic::{STREAM, TrafficRoute};
 use super::udp::SOURCE_PORT;
-use crate::lab::{self, Lab, Link, Node, Topology};
+use crate::lab::{self, Lab, LabLink, LabNode, Topology};
 
 pub const PUBLISHER_LINK: &str = "pub-relay";
 pub const SUBSCRIBERS_LINK: &str = "relay-sub1";
-/// Until a relay listens.
+/// Longest time until a relay listens.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-pub struct Site {
+pub struct BenchSite {
     lab: Lab,
     directory: tempfile::TempDir,
-    identity: Identity,
+    identity: ContenderIdentity,
 }
 
-impl Site {
-    /// `topology`: the standard one, its links as they are wanted.
+impl BenchSite {
+    /// Makes the lab. `topology` is the standard one with its links as they are wanted.
     pub fn new(topology: &Topology) -> anyhow::Result<Self> {
         lab::remove_on_signal()?;
         let lab = Lab::new(topology).context("cannot make the lab")?;
         let directory = tempfile::tempdir()?;
-        let identity = Identity::create(&directory.path().join("identity"), lab.node("relay")?.addr_v4())?;
+        let identity =
+            ContenderIdentity::create(&directory.path().join("identity"), lab.node("relay")?.addr_v4())?;
         Ok(Self { lab, directory, identity })
     }
 
-    pub fn node(&self, name: &str) -> anyhow::Result<&Node> {
+    pub fn node(&self, name: &str) -> anyhow::Result<&LabNode> {
         Ok(self.lab.node(name)?)
     }
 
-    pub fn link(&self, name: &str) -> anyhow::Result<&Link> {
+    pub fn link(&self, name: &str) -> anyhow::Result<&LabLink> {
         Ok(self.lab.link(name)?)
     }
 
-    pub fn relay(&self) -> anyhow::Result<&Node> {
+    pub fn relay(&self) -> anyhow::Result<&LabNode> {
         self.node("relay")
     }
 
-    pub fn subscribers(&self) -> anyhow::Result<&Node> {
+    pub fn subscribers(&self) -> anyhow::Result<&LabNode> {
         self.node("sub1")
     }
 
-    /// For what processes write.
+    /// Returns the directory for files that processes write.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// What relays identify themselves with, as a file.
+    /// Returns the file of the relays' certificate.
     pub fn certificate(&self) -> &Path {
         &self.identity.certificate
     }
 
-    pub fn route(&self) -> anyhow::Result<Route<'_>> {
-        let (publisher, subscribers) = (self.node("pub")?, self.subscribers()?);
-        Ok(Route { publisher, relay: self.address()?, subscribers })
+    pub fn route(&self) -> anyhow::Result<TrafficRoute<'_>> {
+        let publisher = self.node("pub")?;
+        let subscribers = self.subscribers()?;
+        Ok(TrafficRoute { publisher, relay: self.address()?, subscribers })
     }
 
     fn address(&self) -> anyhow::Result<SocketAddr> {
         Ok(SocketAddr::new(IpAddr::V4(self.relay()?.addr_v4()), PORT))
     }
 
-    pub fn start_relay(&self, contender: Contender) -> anyhow::Result<Process> {
+    pub fn start_relay(&self, contender: Contender) -> anyhow::Result<BenchProcess> {
         self.start_relay_with(contender, &[])
     }
 
-    /// With further arguments.
-    pub fn start_relay_with(&self, contender: Contender, further: &[&str]) -> anyhow::Result<Process> {
+    /// Starts a relay with additional arguments.
+    pub fn start_relay_with(&self, contender: Contender, further: &[&str]) -> anyhow::Result<BenchProcess> {
         self.start(contender, STATUS, further)
     }
 
@@ -83,31 +85,36 @@ impl Site {
         node: &str,
         contender: Contender,
         further: &[&str],
-    ) -> anyhow::Result<Process> {
+    ) -> anyhow::Result<BenchProcess> {
         self.start_on(self.node(node)?, contender, STATUS, further)
     }
 
-    /// With its page there, and further arguments.
+    /// Starts a relay that serves its page at `page`, with additional arguments.
     pub fn start_relay_with_page(
         &self,
         contender: Contender,
         page: SocketAddr,
         further: &[&str],
-    ) -> anyhow::Result<Process> {
+    ) -> anyhow::Result<BenchProcess> {
         self.start(contender, page, further)
     }
 
-    fn start(&self, contender: Contender, http: SocketAddr, further: &[&str]) -> anyhow::Result<Process> {
+    fn start(
+        &self,
+        contender: Contender,
+        http: SocketAddr,
+        further: &[&str],
+    ) -> anyhow::Result<BenchProcess> {
         self.start_on(self.relay()?, contender, http, further)
     }
 
     fn start_on(
         &self,
-        node: &Node,
+        node: &LabNode,
         contender: Contender,
         http: SocketAddr,
         further: &[&str],
-    ) -> anyhow::Result<Process> {
+    ) -> anyhow::Result<BenchProcess> {
         let address = SocketAddr::new(IpAddr::V4(node.addr_v4()), PORT);
         let line = contender.command_line(address, http, &self.identity)?;
         let mut command = node.command(line.program);
@@ -121,18 +128,19 @@ impl Site {
             command.arg("--socket").arg(self.directory().join("fanout.sock"));
             command.arg("--config").arg(self.fanout_settings()?);
         }
-        let mut relay = Process::start("relay", command, self.directory())?;
+        let mut relay = BenchProcess::start("relay", command, self.directory())?;
         let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
         relay.wait_until("listening", START_LIMIT, bound)?;
         Ok(relay)
     }
 }
 
-impl Site {
-    /// One stream, for the source and the sinks of plain UDP; they report nothing.
+impl BenchSite {
+    /// Writes settings of one stream for the source and the sinks of plain UDP, which report nothing.
     fn fanout_settings(&self) -> anyhow::Result<PathBuf> {
         let interface = device(self.relay()?, PUBLISHER_LINK)?;
-        let (listen, sender) = (self.address()?, self.node("pub")?.addr_v4());
+        let listen = self.address()?;
+        let sender = self.node("pub")?.addr_v4();
         let settings = format!(
             "interface = [\"{interface}\"]\n[[stream]]\nname = \"{STREAM}\"\nlisten = \"{listen}\"\nsender = \"{sender}:{SOURCE_PORT}\"\n\
              max-receivers = 10000\nmax-per-address = 10000\nmax-kbit-per-s = 10000000\nlease-s = 3600\nreport-interval-s = 3600\n"
@@ -143,8 +151,8 @@ impl Site {
     }
 }
 
-/// The interface of a node at a link.
-pub fn device(node: &Node, link: &str) -> anyhow::Result<String> {
+/// Returns the interface of a node at a link.
+pub fn device(node: &LabNode, link: &str) -> anyhow::Result<String> {
     let interface = node.interface(link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))?;
     Ok(interface.device.clone())
 }

@@ -1,13 +1,13 @@
-//! The figures on a terminal, and in files.
+//! Formats the figures for a terminal, and writes them to files.
 
 use std::path::Path;
 
 use anyhow::Context;
-use millrace_daemon::columns::{Side, aligned};
+use millrace_daemon::columns::{ColumnSide, aligned};
 
-use super::figures::{Figures, Row};
-use super::owed::Owed;
-use super::profile::Profile;
+use super::figures::{RelayFigures, RelayRow};
+use super::owed::OwedFigures;
+use super::profile::LinkProfile;
 use crate::stats::Percentiles;
 
 const HEAD: [&str; 18] = [
@@ -31,8 +31,8 @@ const HEAD: [&str; 18] = [
     "gate us/pkt",
 ];
 
-/// One line per row: medians over the rounds.
-pub fn render(rows: &[Row]) -> String {
+/// Renders one line per row: medians over the rounds.
+pub fn render(rows: &[RelayRow]) -> String {
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().filter_map(|row| row.median().map(|figures| line(row, &figures))));
     let mut text = columns(&lines);
@@ -44,8 +44,8 @@ pub fn render(rows: &[Row]) -> String {
     text
 }
 
-/// What came of one run, as it goes.
-pub fn told(figures: &Result<Figures, String>) -> String {
+/// Returns the line that is printed after a run.
+pub fn told(figures: &Result<RelayFigures, String>) -> String {
     match figures {
         Err(error) => error.clone(),
         Ok(figures) => format!(
@@ -63,13 +63,13 @@ pub fn told(figures: &Result<Figures, String>) -> String {
     }
 }
 
-pub fn what(row: &Row) -> String {
+pub fn what(row: &RelayRow) -> String {
     let link =
-        if row.profile == Profile::Clean { String::new() } else { format!(", {}", row.profile.name()) };
+        if row.profile == LinkProfile::Clean { String::new() } else { format!(", {}", row.profile.name()) };
     format!("{} x {}{link}", row.contender.label_over(row.load.transport), row.load.subscribers)
 }
 
-fn line(row: &Row, figures: &Figures) -> Vec<String> {
+fn line(row: &RelayRow, figures: &RelayFigures) -> Vec<String> {
     let cpu = figures.cpu_ns_per_object;
     vec![
         row.contender.label_over(row.load.transport),
@@ -104,23 +104,23 @@ fn pair(percentiles: Option<Percentiles>) -> String {
     percentiles.map_or_else(dash, |p| format!("{:.0} / {:.0}", p.p50, p.p99))
 }
 
-/// What never came is infinitely late.
-fn owed(owed: Owed) -> String {
+/// Formats the latencies of objects owed. The latency of an object that never came is infinite.
+fn owed(owed: OwedFigures) -> String {
     let late = |us: Option<f64>| us.map_or_else(|| "never".to_owned(), |us| format!("{us:.0}"));
     format!("{} / {}", late(owed.latency_us.p50), late(owed.latency_us.p99))
 }
 
-/// `all`, or how many copies were missing and how many were too many.
-fn matched(figures: &Figures) -> String {
+/// Returns `all`, or how many copies were missing and how many were superfluous.
+fn matched(figures: &RelayFigures) -> String {
     match (figures.wire.missing, figures.wire.extra) {
         (0, 0) if figures.wire.copies > 0 => "all".to_owned(),
         (missing, extra) => format!("-{missing} +{extra}"),
     }
 }
 
-/// Lines of cells, the head first, as text: the first column to the left, numbers to the right.
+/// Aligns lines of cells, the head first: the first column to the left, numbers to the right.
 pub fn columns(lines: &[Vec<String>]) -> String {
-    let side = |column| if column == 0 { Side::Left } else { Side::Right };
+    let side = |column| if column == 0 { ColumnSide::Left } else { ColumnSide::Right };
     aligned(lines, side).into_iter().map(|line| line + "\n").collect()
 }
 

@@ -10,94 +10,94 @@ use anyhow::{Context, anyhow, ensure};
 use serde::Deserialize;
 
 use super::contender::Contender;
-use super::figures::Load;
-use super::owed::Owed;
-use super::process::Process;
+use super::figures::RowLoad;
+use super::owed::OwedFigures;
+use super::process::BenchProcess;
 use super::udp;
-use crate::lab::Node;
+use crate::lab::LabNode;
 use crate::program::product;
 use crate::stats::Percentiles;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
 const NAMESPACE: &str = "bench";
-/// Of RTP.
+/// Name of the RTP stream.
 pub const STREAM: &str = "bench";
 const TRACK: &str = "objects";
-/// Short enough that a subscriber that waits for a group to begin does not wait long, long enough that
-/// setting up streams is not what is measured: this many objects, or those of a fifth of a second.
+/// Objects of a group: this many, or those of a fifth of a second. The group is short, so that a subscriber does not
+/// wait long for its begin. It is long enough that the setup of streams does not affect the figures.
 const OBJECTS_PER_GROUP: u32 = 100;
-/// From the start of both ends until objects flow.
+/// Longest time from the start of both ends until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
 const FLOW_POLL: Duration = Duration::from_millis(250);
 const FLOW_TIMES: u32 = 4;
-/// From the end of the measured time until both ends have ended. What subscribers have not got by then never comes.
+/// Longest time from the end of the measured time until both ends have ended. Objects that arrive later do not count.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-pub struct Traffic {
-    publisher: Process,
-    subscribers: Process,
+pub struct RelayTraffic {
+    publisher: BenchProcess,
+    subscribers: BenchProcess,
     contender: Contender,
 }
 
-/// What the subscribers got.
-pub struct Received {
+/// Objects that the subscribers received.
+pub struct ReceivedObjects {
     pub delivered: u64,
     pub lost: u64,
-    /// Delivered per second, over all subscribers.
+    /// Rate of delivery, over all subscribers, objects per second.
     pub rate_hz: f64,
     pub latency_us: Option<Percentiles>,
-    /// Not known of the plain UDP sinks.
-    pub owed: Option<Owed>,
-    /// What the publisher made per second; a busy machine makes fewer objects than were asked for. Not known of the
-    /// plain UDP source.
+    /// Objects owed; `None` for the plain UDP sinks.
+    pub owed: Option<OwedFigures>,
+    /// Objects that the publisher made per second, which is less than asked for on a busy machine. `None` for the plain
+    /// UDP source.
     pub offered_hz: Option<f64>,
-    /// Of the plain UDP sinks: when each object was sent, and how long it took, ns.
+    /// When each object was sent, and how long it took, ns. Only the plain UDP sinks report it.
     pub objects: Vec<(u64, u64)>,
 }
 
-impl Received {
-    /// Latency of the objects sent in a stretch of time, where it is known object by object.
+impl ReceivedObjects {
+    /// Returns the latency of the objects sent in a period, where it is known object by object.
     pub fn latency_of(&self, sent: &Range<u64>) -> Option<Percentiles> {
         let inside = self.objects.iter().filter(|(at, _)| sent.contains(at));
-        Percentiles::of_ns(inside.map(|(_, latency)| *latency).collect())
+        Percentiles::from_ns(inside.map(|(_, latency)| *latency).collect())
     }
 }
 
-/// Where traffic comes from, goes through and goes to.
-pub struct Route<'lab> {
-    pub publisher: &'lab Node,
+/// Hosts that traffic comes from, goes through and goes to.
+pub struct TrafficRoute<'lab> {
+    pub publisher: &'lab LabNode,
     pub relay: SocketAddr,
-    pub subscribers: &'lab Node,
+    pub subscribers: &'lab LabNode,
 }
 
-/// One subscriber more, of traffic that flows.
-pub struct Subscriber(Process);
+/// An additional subscriber of traffic that flows already.
+pub struct ExtraSubscriber(BenchProcess);
 
-impl Subscriber {
-    pub fn start(name: &'static str, route: &Route<'_>, directory: &Path) -> anyhow::Result<Self> {
-        let command = (product()?, subscribing(1, Transport::Raw, route.relay));
-        start(name, route.subscribers, command, directory).map(Self)
+impl ExtraSubscriber {
+    pub fn start(name: &'static str, route: &TrafficRoute<'_>, directory: &Path) -> anyhow::Result<Self> {
+        let command = (product()?, subscribing(1, LabTransport::Raw, route.relay));
+        start(name, route.subscribers, command.0, command.1, directory).map(Self)
     }
 
-    /// Waits for the end of the traffic; what it was owed.
-    pub fn finish(self) -> anyhow::Result<Option<Owed>> {
+    /// Waits for the end of the traffic, and returns the objects owed.
+    pub fn finish(self) -> anyhow::Result<Option<OwedFigures>> {
         let output = self.0.finish_or_interrupt(END_LIMIT)?;
         Ok(received_by_clients(&output, 0.0)?.owed)
     }
 }
 
-impl Traffic {
+impl RelayTraffic {
     /// Starts both ends, and waits until `flows` holds. The publisher sends for `seconds`.
     pub fn start(
         contender: Contender,
-        route: &Route<'_>,
-        load: &Load,
+        route: &TrafficRoute<'_>,
+        load: &RowLoad,
         seconds: f64,
         directory: &Path,
         flows: impl FnMut() -> bool,
     ) -> anyhow::Result<Self> {
         let commands = Commands { contender, route, load, seconds, directory };
-        // The forwarder's sinks have to say hello first; MoQ subscribers want a track that is there.
+        // The forwarder's sinks must say hello first; MoQ subscribers want a track that has been published.
         let (publisher, subscribers) = if contender.is_plain() {
             let subscribers = commands.subscribers()?;
             (commands.publisher()?, subscribers)
@@ -110,12 +110,12 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// A relay may not know the track yet when the subscribers come; then they come again. Handshakes of those who are refused are
-    /// packets too, so it has to flow for a second.
+    /// Waits until traffic flows. The relay may not know the track yet when the subscribers come; then they try again.
+    /// Handshakes of refused subscribers are packets as well, so it must flow for a second.
     fn wait_until(
         &mut self,
         mut flows: impl FnMut() -> bool,
-        again: impl Fn() -> anyhow::Result<Process>,
+        again: impl Fn() -> anyhow::Result<BenchProcess>,
     ) -> anyhow::Result<()> {
         let start = Instant::now();
         let mut times = 0;
@@ -138,7 +138,7 @@ impl Traffic {
         }
     }
 
-    /// Has both ends run before whatever else wants a CPU, as if they had machines of their own.
+    /// Gives both ends priority over everything else that wants a CPU, as if they had machines of their own.
     pub fn go_first(&self) -> anyhow::Result<()> {
         for end in [&self.publisher, &self.subscribers] {
             let mut command = std::process::Command::new("chrt");
@@ -149,14 +149,14 @@ impl Traffic {
         Ok(())
     }
 
-    /// An error if an end has stopped already.
+    /// Fails if an end has stopped already.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
         self.publisher.check_runs()?;
         self.subscribers.check_runs()
     }
 
     /// Waits for the end of the traffic.
-    pub fn finish(self) -> anyhow::Result<Received> {
+    pub fn finish(self) -> anyhow::Result<ReceivedObjects> {
         let published = self.publisher.finish(END_LIMIT)?;
         let output = self.subscribers.finish_or_interrupt(END_LIMIT)?;
         let received = match self.contender {
@@ -169,16 +169,16 @@ impl Traffic {
     }
 }
 
-fn received_by_sinks(output: &str) -> anyhow::Result<Received> {
-    let sinks: udp::Received = serde_json::from_str(output)?;
+fn received_by_sinks(output: &str) -> anyhow::Result<ReceivedObjects> {
+    let sinks: udp::UdpReceived = serde_json::from_str(output)?;
     let latencies = sinks.objects.iter().map(|(_, latency)| *latency).collect();
     let first = sinks.objects.iter().map(|(sent, _)| *sent).min().unwrap_or(0);
     let last = sinks.objects.iter().map(|(sent, _)| *sent).max().unwrap_or(0);
-    Ok(Received {
+    Ok(ReceivedObjects {
         delivered: sinks.delivered,
         lost: sinks.lost,
         rate_hz: sinks.delivered as f64 * 1e9 / (last - first).max(1) as f64,
-        latency_us: Percentiles::of_ns(latencies),
+        latency_us: Percentiles::from_ns(latencies),
         owed: None,
         offered_hz: None,
         objects: sinks.objects,
@@ -187,24 +187,24 @@ fn received_by_sinks(output: &str) -> anyhow::Result<Received> {
 
 fn offered(published: &str) -> anyhow::Result<f64> {
     #[derive(Deserialize)]
-    struct Published {
+    struct PublishedRate {
         objects_per_second: f64,
     }
-    let published: Published = serde_json::from_str(published)?;
+    let published: PublishedRate = serde_json::from_str(published)?;
     Ok(published.objects_per_second)
 }
 
-fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<Received> {
+fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<ReceivedObjects> {
     #[derive(Deserialize)]
-    struct Stats {
+    struct SubscriberStats {
         delivered: u64,
         lost: u64,
         rate_hz: f64,
         latency_us: Option<Percentiles>,
-        owed: Option<Owed>,
+        owed: Option<OwedFigures>,
     }
-    let stats: Stats = serde_json::from_str(output)?;
-    Ok(Received {
+    let stats: SubscriberStats = serde_json::from_str(output)?;
+    Ok(ReceivedObjects {
         delivered: stats.delivered,
         lost: stats.lost,
         rate_hz: stats.rate_hz,
@@ -217,15 +217,15 @@ fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<Received
 
 struct Commands<'run> {
     contender: Contender,
-    route: &'run Route<'run>,
-    load: &'run Load,
+    route: &'run TrafficRoute<'run>,
+    load: &'run RowLoad,
     seconds: f64,
     directory: &'run Path,
 }
 
 impl Commands<'_> {
-    fn publisher(&self) -> anyhow::Result<Process> {
-        let Load { transport, object_bytes, rate_hz, .. } = self.load;
+    fn publisher(&self) -> anyhow::Result<BenchProcess> {
+        let RowLoad { transport, object_bytes, rate_hz, .. } = self.load;
         let common = format!("--object-bytes {object_bytes} --rate-hz {rate_hz}");
         let relay = self.route.relay;
         let objects_per_group = OBJECTS_PER_GROUP.max(rate_hz / 5);
@@ -244,10 +244,10 @@ impl Commands<'_> {
                 ),
             ),
         };
-        start("publisher", self.route.publisher, command, self.directory)
+        start("publisher", self.route.publisher, command.0, command.1, self.directory)
     }
 
-    fn subscribers(&self) -> anyhow::Result<Process> {
+    fn subscribers(&self) -> anyhow::Result<BenchProcess> {
         let subscribers = self.load.subscribers;
         let relay = self.route.relay;
         let sink = format!("bench udp sink --from {relay} --subscribers {subscribers}");
@@ -256,11 +256,11 @@ impl Commands<'_> {
             plain if plain.is_plain() => (env::current_exe()?, sink),
             _ => (product()?, subscribing(subscribers, self.load.transport, relay)),
         };
-        start("subscribers", self.route.subscribers, command, self.directory)
+        start("subscribers", self.route.subscribers, command.0, command.1, self.directory)
     }
 }
 
-fn subscribing(subscribers: usize, transport: Transport, relay: SocketAddr) -> String {
+fn subscribing(subscribers: usize, transport: LabTransport, relay: SocketAddr) -> String {
     format!(
         "subscribe --name {NAMESPACE} --track {TRACK} --stats --json --subscribers {subscribers} \
          --tls-disable-verify {}://{relay}",
@@ -271,11 +271,12 @@ fn subscribing(subscribers: usize, transport: Transport, relay: SocketAddr) -> S
 /// Starts a program with arguments that have no spaces in them.
 fn start(
     name: &'static str,
-    node: &Node,
-    (program, arguments): (PathBuf, String),
+    node: &LabNode,
+    program: PathBuf,
+    arguments: String,
     directory: &Path,
-) -> anyhow::Result<Process> {
+) -> anyhow::Result<BenchProcess> {
     let mut command = node.command(program);
     command.args(arguments.split_whitespace());
-    Process::start(name, command, directory)
+    BenchProcess::start(name, command, directory)
 }

@@ -1,5 +1,5 @@
-//! A source, forwarders and sinks of plain UDP: the reference that tells what the lab and the probe
-//! themselves add to a relay's figures, and what a fan-out of RTP is compared with. Objects are RTP packets.
+//! A source, forwarders and sinks of plain UDP. They show what the lab and the probe add to a relay's figures, and are
+//! the reference for a fan-out of RTP. Objects are RTP packets.
 
 mod batched;
 
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use millrace_fanout::{
-    message::{Answer, Ask, Request, Say},
-    token::Token,
+    message::{ReceiverAction, ReceiverRequest, RelayAnswer, RequestOutcome},
+    token::ReceiverToken,
 };
 use millrace_kernel::clock::monotonic_ns;
 use nix::sys::time::TimeSpec;
@@ -18,12 +18,12 @@ use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Args {
-    /// Send each object to every sink that said hello
+pub enum UdpArgs {
+    /// Send each object to every sink that has said hello
     Forward {
         #[arg(long)]
         listen: SocketAddr,
-        /// By recvmmsg and sendmmsg
+        /// Forward with recvmmsg and sendmmsg
         #[arg(long)]
         batched: bool,
     },
@@ -50,9 +50,9 @@ pub enum Args {
     },
 }
 
-/// What all sinks together received.
+/// Objects that all sinks together received.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Received {
+pub struct UdpReceived {
     pub delivered: u64,
     /// Sequence numbers missing between the first and the last that arrived, over all sinks.
     pub lost: u64,
@@ -60,27 +60,27 @@ pub struct Received {
     pub objects: Vec<(u64, u64)>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: UdpArgs) -> anyhow::Result<()> {
     match args {
-        Args::Forward { listen, batched: false } => forward(listen),
-        Args::Forward { listen, batched: true } => batched::forward(listen),
-        Args::Source { to, object_bytes, rate_hz, seconds } => source(to, object_bytes, rate_hz, seconds),
-        Args::Sink { from, subscribers, stream } => sinks(from, subscribers, stream.as_deref()),
+        UdpArgs::Forward { listen, batched: false } => forward(listen),
+        UdpArgs::Forward { listen, batched: true } => batched::forward(listen),
+        UdpArgs::Source { to, object_bytes, rate_hz, seconds } => source(to, object_bytes, rate_hz, seconds),
+        UdpArgs::Sink { from, subscribers, stream } => sinks(from, subscribers, stream.as_deref()),
     }
 }
 
-/// Where objects come from, on the source's host.
+/// Port of the source.
 pub const SOURCE_PORT: u16 = 4444;
 const HELLO: &[u8] = b"hello";
-/// RTP's; version 2, payload type 96.
+/// RTP header: version 2, payload type 96.
 const RTP_BYTES: usize = 12;
 const RTP_START: [u8; 2] = [0x80, 96];
-/// Behind that: sequence number and time, little endian.
+/// RTP header, sequence number and time; both are little endian.
 const HEADER_BYTES: usize = RTP_BYTES + 16;
 const MAX_BYTES: usize = 65_536;
-/// Of a fan-out: longer than any run.
+/// Lease of a receiver at a fan-out: longer than any run.
 const LEASE_S: u16 = 3600;
-/// For the first object, then for any: the end of traffic.
+/// Longest wait for the first object. Traffic ends after a silence of `SILENCE`.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 20;
@@ -97,7 +97,7 @@ fn forward(listen: SocketAddr) -> anyhow::Result<()> {
             continue;
         }
         for sink in &sinks {
-            // A sink that is gone is its own affair.
+            // An error of a sink that is gone is ignored.
             let _ = socket.send_to(datagram, sink);
         }
     }
@@ -115,7 +115,7 @@ fn source(to: SocketAddr, object_bytes: usize, rate_hz: u64, seconds: f64) -> an
         object[2..4].copy_from_slice(&(sequence as u16).to_be_bytes());
         object[RTP_BYTES..RTP_BYTES + 8].copy_from_slice(&sequence.to_le_bytes());
         object[RTP_BYTES + 8..HEADER_BYTES].copy_from_slice(&monotonic_ns().to_le_bytes());
-        // Nobody may listen yet.
+        // An error only says that no process listens yet.
         let _ = socket.send(&object);
     }
     Ok(())
@@ -137,10 +137,10 @@ fn sinks(from: SocketAddr, subscribers: usize, stream: Option<&str>) -> anyhow::
     let received = std::thread::scope(|scope| {
         let threads: Vec<_> = sockets.iter().map(|socket| scope.spawn(|| sink(socket))).collect();
         let each =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Ok(Received::default())));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Ok(UdpReceived::default())));
         each.collect::<io::Result<Vec<_>>>()
     })?;
-    let mut all = Received::default();
+    let mut all = UdpReceived::default();
     for one in received {
         all.delivered += one.delivered;
         all.lost += one.lost;
@@ -150,27 +150,27 @@ fn sinks(from: SocketAddr, subscribers: usize, stream: Option<&str>) -> anyhow::
     Ok(())
 }
 
-/// Asks until it has a lease.
+/// Asks the fan-out until it has a lease.
 fn subscribe(socket: &UdpSocket, stream: &str) -> anyhow::Result<()> {
-    let mut token = Token::default();
+    let mut token = ReceiverToken::default();
     let mut buffer = [0; MAX_BYTES];
     socket.set_read_timeout(Some(SILENCE))?;
     for transaction in 0..ATTEMPTS {
-        let what = Ask::Subscribe { seconds: LEASE_S };
-        socket.send(&Request { what, token, transaction, stream: stream.to_owned() }.encode())?;
+        let what = ReceiverAction::Subscribe { seconds: LEASE_S };
+        socket.send(&ReceiverRequest { what, token, transaction, stream: stream.to_owned() }.encode())?;
         let Ok(len) = socket.recv(&mut buffer) else { continue };
-        match buffer.get(..len).and_then(Answer::read).map(|answer| answer.what) {
-            Some(Say::Prove(proof)) => token = proof,
-            Some(Say::Lease { .. }) => return Ok(()),
-            Some(Say::Refused { why, .. }) => bail!("{stream}: {}", why.text()),
+        match buffer.get(..len).and_then(RelayAnswer::read).map(|answer| answer.what) {
+            Some(RequestOutcome::Prove(proof)) => token = proof,
+            Some(RequestOutcome::Lease { .. }) => return Ok(()),
+            Some(RequestOutcome::Refused { why, .. }) => bail!("{stream}: {}", why.text()),
             _ => {}
         }
     }
     bail!("the fan-out gives no lease")
 }
 
-fn sink(socket: &UdpSocket) -> io::Result<Received> {
-    let mut received = Received::default();
+fn sink(socket: &UdpSocket) -> io::Result<UdpReceived> {
+    let mut received = UdpReceived::default();
     let mut sequences: Option<(u64, u64)> = None;
     let mut buffer = vec![0; MAX_BYTES];
     socket.set_read_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! What a stretch of time cost: CPU of the machine and of a process, memory.
+//! Measures the resources that a period took: CPU of the machine and of a process, memory.
 
 use std::fs;
 use std::io;
@@ -8,14 +8,14 @@ use millrace_kernel::clock::monotonic_ns;
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// How long other programs are watched before a benchmark begins.
+/// Time that other programs are observed before a benchmark begins.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
-/// What they may keep busy unnoticed.
+/// CPUs that other programs may keep busy without a warning.
 const BUSY_CPUS: f64 = 0.1;
 
-/// A reading of the clocks; the difference of two is what the time between them cost.
+/// A reading of the clocks; the difference of two is the use of resources between them.
 #[derive(Debug, Clone, Copy)]
-pub struct Reading {
+pub struct UsageReading {
     at_ns: u64,
     not_busy_ns: u64,
     process_ns: u64,
@@ -31,7 +31,7 @@ pub struct Used {
     pub process_ns: u64,
 }
 
-impl Reading {
+impl UsageReading {
     pub fn take(process: u32) -> io::Result<Self> {
         let stat = fs::read_to_string("/proc/stat")?;
         let (not_busy_ns, cpus) = not_busy(&stat, tick_ns())
@@ -53,20 +53,20 @@ impl Reading {
 }
 
 impl Used {
-    /// Average over the time.
+    /// Returns the average number of busy CPUs.
     pub fn busy_cpus(&self) -> f64 {
         self.machine_ns as f64 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Of one CPU, average over the time.
+    /// Returns the process' average CPU, percent of one.
     pub fn process_percent(&self) -> f64 {
         100.0 * self.process_ns as f64 / self.elapsed_ns.max(1) as f64
     }
 }
 
-/// Idle, iowait and steal time of all CPUs, and how many CPUs there are. Idle time is measured at each
-/// entry and exit of idle; the busy columns are sampled at the tick, with which traffic at a fixed rate
-/// falls in step.
+/// Returns the sum of idle, iowait and steal time of all CPUs, and the number of CPUs. Idle time is measured at each
+/// entry and exit of idle. The busy columns are sampled at the tick, and traffic at a fixed rate may be in step with
+/// it.
 fn not_busy(stat: &str, tick_ns: u64) -> Option<(u64, u64)> {
     let total = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let columns: Vec<u64> = total.split_whitespace().map_while(|column| column.parse().ok()).collect();
@@ -80,12 +80,12 @@ fn tick_ns() -> u64 {
     1_000_000_000 / per_second.max(1) as u64
 }
 
-/// Peak resident memory of a process so far.
+/// Returns the peak resident memory of a process so far.
 pub fn peak_rss_bytes(process: u32) -> io::Result<u64> {
     memory(process, "VmHWM:")
 }
 
-/// Resident memory of a process.
+/// Returns the resident memory of a process.
 pub fn rss_bytes(process: u32) -> io::Result<u64> {
     memory(process, "VmRSS:")
 }
@@ -98,11 +98,11 @@ fn memory(process: u32, name: &str) -> io::Result<u64> {
     status.lines().find_map(kib).map(|kib| kib * 1024).ok_or_else(missing)
 }
 
-/// Every figure is worse on a machine that does something else.
+/// Warns about other programs that use CPU, since they affect all figures.
 pub fn warn_if_busy() -> io::Result<()> {
-    let before = Reading::take(std::process::id())?;
+    let before = UsageReading::take(std::process::id())?;
     std::thread::sleep(LOOK_AROUND);
-    let busy = Reading::take(std::process::id())?.used_since(&before).busy_cpus();
+    let busy = UsageReading::take(std::process::id())?.used_since(&before).busy_cpus();
     if busy > BUSY_CPUS {
         eprintln!("warning: other programs keep {busy:.2} CPUs busy; the figures include that");
     }
@@ -115,17 +115,17 @@ mod tests {
     use nix::time::ClockId;
 
     #[test]
-    fn parses_proc_stat() {
+    fn proc_stat_is_parsed() {
         let stat = "cpu  10 20 30 400 50 6 7 8 0 0\ncpu0 5 10 15 200 25 3 3 4 0 0\ncpu1 5 10 15 200 25 3 4 4 0 0\nintr 1\n";
         assert_eq!(not_busy(stat, 10), Some((4580, 2)));
         assert_eq!(not_busy("cpu  1 2 3\n", 10), None);
         assert_eq!(not_busy("", 10), None);
     }
 
-    /// Half a second of one thread's work shows as that, in the process and in the machine.
+    /// Half a second of one thread's work must be seen in the process and in the machine.
     #[test]
-    fn work_is_seen() {
-        let before = Reading::take(std::process::id()).expect("a reading");
+    fn work_of_a_thread_is_measured() {
+        let before = UsageReading::take(std::process::id()).expect("a reading");
         let work_ns = 500_000_000;
         let start = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("clock");
         let mut worked = 0;
@@ -133,7 +133,7 @@ mod tests {
             let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("clock");
             worked = (now - start).as_nanos() as u64;
         }
-        let used = Reading::take(std::process::id()).expect("a reading").used_since(&before);
+        let used = UsageReading::take(std::process::id()).expect("a reading").used_since(&before);
         assert!(used.elapsed_ns >= work_ns);
         assert!(used.process_ns >= work_ns, "{used:?}");
         // /proc/stat counts whole ticks.
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_this_process() {
+    fn memory_of_this_process_is_read() {
         assert!(peak_rss_bytes(std::process::id()).expect("VmHWM") > 1 << 20);
         assert!(peak_rss_bytes(u32::MAX).is_err());
     }

@@ -1,4 +1,5 @@
-//! The viewer of `millrace-lab bench restarts`: plays a track of generated objects, and writes a line for each that comes out of the player.
+//! The viewer of `millrace-lab bench restarts`: plays a track of generated objects, and writes a line for each object
+//! that the player outputs.
 
 use std::collections::HashSet;
 use std::io::{self, Write as _};
@@ -8,8 +9,8 @@ use std::task::{Context, Poll};
 use anyhow::{Context as _, bail};
 use millrace_client::payload;
 use millrace_client::session::{Remote, parse_url};
-use millrace_client::subscribe::{Options, play};
-use millrace_client::tls::Trust;
+use millrace_client::subscribe::{SubscribeOptions, play};
+use millrace_client::tls::CertificateTrust;
 use millrace_moq::Namespace;
 use tokio::io::AsyncWrite;
 
@@ -17,34 +18,34 @@ pub const NAMESPACE: &str = "bench";
 pub const TRACK: &str = "objects";
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ViewerArgs {
     url: String,
     /// Connect again when the session ends
     #[arg(long, num_args = 0..=1, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     reconnect: bool,
 }
 
-/// An object as the player has given it out.
+/// An object that the player has output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Seen {
-    /// As of `payload::now`, nanoseconds.
+pub struct ShownObject {
+    /// Time of `payload::now`, nanoseconds.
     pub arrived_ns: u64,
     pub sent_ns: u64,
     pub sequence: u64,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    let remote = Remote::new(parse_url(&args.url)?, Trust::Anyone);
-    let options = Options {
+pub fn run(args: &ViewerArgs) -> anyhow::Result<()> {
+    let remote = Remote::new(parse_url(&args.url)?, CertificateTrust::Anyone);
+    let options = SubscribeOptions {
         track: Some(TRACK.to_owned()),
         reconnect: args.reconnect,
-        ..Options::new(remote, Namespace::from_path(NAMESPACE)?)
+        ..SubscribeOptions::new(remote, Namespace::from_path(NAMESPACE)?)
     };
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        // The publisher may come later.
+        // The publisher may come later, so try again.
         loop {
-            match play(&options, Lines, std::future::pending()).await {
+            match play(&options, PayloadLines, std::future::pending()).await {
                 Err(error) if error.may_pass() && options.reconnect => continue,
                 Err(error) if error.to_string().contains("nobody publishes") => {
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -56,13 +57,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-/// Takes each payload whole, as the player writes it, and says what it is.
-struct Lines;
+/// Checks each payload that the player writes, and prints a line for it.
+struct PayloadLines;
 
-impl AsyncWrite for Lines {
+impl AsyncWrite for PayloadLines {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let stamp = payload::check(bytes).map_err(|_| io::Error::other("an object is damaged"))?;
-        let (arrived, sent) = (payload::now().as_nanos(), stamp.sent.as_nanos());
+        let arrived = payload::now().as_nanos();
+        let sent = stamp.sent.as_nanos();
         let mut out = io::stdout().lock();
         writeln!(out, "{arrived} {sent} {}", stamp.sequence)?;
         out.flush()?;
@@ -78,20 +80,20 @@ impl AsyncWrite for Lines {
     }
 }
 
-/// Reads what a viewer has written so far; a line that is not whole is none yet.
-pub fn parse(output: &[u8]) -> anyhow::Result<Vec<Seen>> {
+/// Parses everything that a viewer has written so far. An incomplete line is left out.
+pub fn parse(output: &[u8]) -> anyhow::Result<Vec<ShownObject>> {
     let text = std::str::from_utf8(output)?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let line = |line: &str| {
         let mut numbers = line.split(' ').map(str::parse::<u64>);
         let mut next = || numbers.next().context("too few numbers")?.context("no number");
-        Ok(Seen { arrived_ns: next()?, sent_ns: next()?, sequence: next()? })
+        Ok(ShownObject { arrived_ns: next()?, sent_ns: next()?, sequence: next()? })
     };
     whole.lines().map(line).collect()
 }
 
-/// Objects that came more than once: no publisher sends two at one time.
-pub fn duplicates(seen: &[Seen]) -> usize {
+/// Counts objects that arrived more than once. No publisher sends two at the same time.
+pub fn duplicates(seen: &[ShownObject]) -> usize {
     let distinct: HashSet<_> = seen.iter().map(|one| (one.sent_ns, one.sequence)).collect();
     seen.len() - distinct.len()
 }
@@ -104,12 +106,12 @@ mod tests {
     fn lines_are_read_once_they_are_whole() {
         let seen = parse(b"10 5 0\n20 15 1\n30 2").unwrap();
         assert_eq!(seen.len(), 2);
-        assert_eq!(seen[1], Seen { arrived_ns: 20, sent_ns: 15, sequence: 1 });
+        assert_eq!(seen[1], ShownObject { arrived_ns: 20, sent_ns: 15, sequence: 1 });
         assert!(parse(b"").unwrap().is_empty() && parse(b"a b c\n").is_err());
     }
 
     #[test]
-    fn same_number_of_another_publisher_is_no_duplicate() {
+    fn same_sequence_number_of_another_publisher_is_no_duplicate() {
         let seen = parse(b"10 5 0\n20 15 0\n30 15 0\n").unwrap();
         assert_eq!(duplicates(&seen), 1);
     }

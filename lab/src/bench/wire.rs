@@ -1,22 +1,21 @@
-//! From the probe's samples to wire latency: which copy that left belongs to which packet that came.
+//! Computes wire latency from the probe's samples: matches each copy that left with the packet that arrived.
 //!
-//! Packets are encrypted, so a copy is recognised by order alone. That is unambiguous while one object is
-//! one packet and the relay answers before the next object comes; where the counts show that it was not
-//! so, the result says it.
+//! Packets are encrypted, so a copy is recognised by order alone. That is unambiguous while one object is one packet
+//! and the relay answers before the next object comes. Where the counts show otherwise, the result says so.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_kernel::tc::Hook;
-use millrace_lab_kernel::probe::Sample;
+use millrace_kernel::tc::KernelHook;
+use millrace_lab_kernel::probe::PacketSample;
 use serde::{Deserialize, Serialize};
 
-/// Who sends objects to the relay, and who gets them.
+/// Hosts that send objects to the relay and receive them.
 #[derive(Debug, Clone, Copy)]
-pub struct Ends {
+pub struct WireHosts {
     pub publisher: IpAddr,
     pub subscribers: IpAddr,
-    /// UDP payload from which on a packet is an object.
+    /// Smallest UDP payload of an object, bytes.
     pub object_bytes: u32,
 }
 
@@ -24,11 +23,11 @@ pub struct Ends {
 /// exactly one copy for each subscriber.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matched {
-    /// Object packets that entered the relay's interface in the stretch.
+    /// Object packets that entered the relay's interface in the period.
     pub objects: u64,
     /// Flows to subscribers that carried copies.
     pub subscribers: u64,
-    /// Packets towards subscribers that were looked at; what was under way at the end is not.
+    /// Packets towards subscribers that were matched. Those on their way at the end are left out.
     pub copies: u64,
     /// Objects without a copy, over all subscribers.
     pub missing: u64,
@@ -37,21 +36,21 @@ pub struct Matched {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wire {
-    /// From entering the relay's interface to leaving it, per copy.
+pub struct WireFigures {
+    /// Time from entering the relay's interface to leaving it, per copy.
     pub latencies_ns: Vec<u64>,
     pub matched: Matched,
 }
 
-/// Matches samples of a stretch of traffic. The first object counts, so the subscribers' interface has to
-/// be sampled before the publisher's is.
-pub fn matched(samples: &[Sample], ends: &Ends) -> Wire {
+/// Matches samples of a period of traffic. The first object counts, so the subscribers' interface must be sampled
+/// before the publisher's.
+pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
     let mut entered = Vec::new();
     let mut left: BTreeMap<SocketAddr, Vec<u64>> = BTreeMap::new();
     for sample in samples {
         let times = match sample.hook {
-            Hook::Ingress if sample.source.ip() == ends.publisher => &mut entered,
-            Hook::Egress if sample.destination.ip() == ends.subscribers => {
+            KernelHook::Ingress if sample.source.ip() == ends.publisher => &mut entered,
+            KernelHook::Egress if sample.destination.ip() == ends.subscribers => {
                 left.entry(sample.destination).or_default()
             }
             _ => continue,
@@ -60,7 +59,7 @@ pub fn matched(samples: &[Sample], ends: &Ends) -> Wire {
     }
     // CPUs stamp before they reserve ring space, so neighbours may be swapped.
     entered.sort_unstable();
-    let mut wire = Wire { latencies_ns: Vec::new(), matched: Matched::default() };
+    let mut wire = WireFigures { latencies_ns: Vec::new(), matched: Matched::default() };
     wire.matched.objects = entered.len() as u64;
     wire.matched.subscribers = left.len() as u64;
     for copies in left.values_mut() {
@@ -70,8 +69,8 @@ pub fn matched(samples: &[Sample], ends: &Ends) -> Wire {
     wire
 }
 
-impl Wire {
-    /// One subscriber.
+impl WireFigures {
+    /// Matches the copies of one subscriber.
     fn add(&mut self, entered: &[u64], left: &[u64]) {
         let (Some(first), Some(last)) = (entered.first(), entered.last()) else { return };
         let left = left.get(left.partition_point(|time| time < first)..).unwrap_or_default();
@@ -82,7 +81,7 @@ impl Wire {
                 self.latencies_ns.extend(pairs.map(|(came, went)| went - came));
             }
             None => {
-                // Copies of the last object may come after the stretch.
+                // Copies of the last object may leave after the period.
                 let left = left.get(..left.partition_point(|time| time < last)).unwrap_or_default();
                 self.matched.copies += left.len() as u64;
                 self.add_nearest(entered.get(..entered.len() - 1).unwrap_or_default(), left);
@@ -90,8 +89,8 @@ impl Wire {
         }
     }
 
-    /// Where counts differ: a copy belongs to the latest object before it, and each object has one copy.
-    /// No latency longer than the time between two objects can come out of this.
+    /// Matches copies where counts differ: a copy belongs to the latest object before it, and each object has one copy.
+    /// No latency can then be longer than the time between two objects.
     fn add_nearest(&mut self, entered: &[u64], left: &[u64]) {
         let mut last = None;
         let mut with_copy = 0;
@@ -110,8 +109,8 @@ impl Wire {
     }
 }
 
-/// How many objects had come, late in the stretch, when exactly as many copies had left and none before its
-/// object. `None` if there is no such moment in the second half.
+/// Returns a number of objects late in the period at which exactly as many copies had left, none before its object.
+/// `None` if there is no such moment in the second half.
 fn settled(entered: &[u64], left: &[u64]) -> Option<usize> {
     let count = (entered.len() / 2..entered.len()).rev().find(|count| {
         entered.get(*count).is_some_and(|next| left.partition_point(|went| went < next) == *count)
@@ -126,14 +125,14 @@ mod tests {
 
     const PUBLISHER: &str = "10.0.0.1:5000";
     const RELAY: &str = "10.0.0.2:4443";
-    const ENDS: Ends = Ends {
+    const ENDS: WireHosts = WireHosts {
         publisher: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)),
         subscribers: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 1, 1)),
         object_bytes: 1200,
     };
 
-    fn sample(time_ns: u64, hook: Hook, source: &str, destination: &str) -> Sample {
-        Sample {
+    fn sample(time_ns: u64, hook: KernelHook, source: &str, destination: &str) -> PacketSample {
+        PacketSample {
             time_ns,
             ifindex: 1,
             hook,
@@ -145,20 +144,20 @@ mod tests {
         }
     }
 
-    fn came(time_ns: u64) -> Sample {
-        sample(time_ns, Hook::Ingress, PUBLISHER, RELAY)
+    fn came(time_ns: u64) -> PacketSample {
+        sample(time_ns, KernelHook::Ingress, PUBLISHER, RELAY)
     }
 
-    fn went(time_ns: u64, port: u16) -> Sample {
-        sample(time_ns, Hook::Egress, RELAY, &format!("10.0.1.1:{port}"))
+    fn went(time_ns: u64, port: u16) -> PacketSample {
+        sample(time_ns, KernelHook::Egress, RELAY, &format!("10.0.1.1:{port}"))
     }
 
-    fn run(samples: &[Sample]) -> Wire {
+    fn run(samples: &[PacketSample]) -> WireFigures {
         matched(&[samples, &[came(10_000)]].concat(), &ENDS)
     }
 
     #[test]
-    fn by_order_per_subscriber() {
+    fn copies_are_matched_by_order_per_subscriber() {
         let wire = run(&[
             came(100),
             went(150, 1),
@@ -177,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn longer_than_the_period_while_counts_agree() {
+    fn latency_may_exceed_the_period_while_counts_agree() {
         let wire = run(&[came(100), came(200), went(250, 1), went(300, 1)]);
         assert_eq!(wire.latencies_ns, [150, 100]);
     }
 
     #[test]
-    fn missing_and_extra_are_counted() {
+    fn missing_and_extra_copies_are_counted() {
         // The first object is lost; the third is sent twice.
         let wire =
             run(&[came(100), came(200), went(230, 1), came(300), went(340, 1), went(350, 1), went(360, 1)]);
@@ -192,18 +191,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_object_is_ignored() {
-        let small = Sample { payload_bytes: 60, ..came(110) };
-        let other = sample(120, Hook::Ingress, "10.0.9.9:1", RELAY);
-        let to_publisher = sample(130, Hook::Egress, RELAY, PUBLISHER);
+    fn packets_that_are_no_objects_are_ignored() {
+        let small = PacketSample { payload_bytes: 60, ..came(110) };
+        let other = sample(120, KernelHook::Ingress, "10.0.9.9:1", RELAY);
+        let to_publisher = sample(130, KernelHook::Egress, RELAY, PUBLISHER);
         let wire = run(&[went(50, 1), came(100), small, other, to_publisher, went(150, 1)]);
         assert_eq!(wire.latencies_ns, [50]);
         assert_eq!(wire.matched.copies, 1);
     }
 
     #[test]
-    fn edges_and_order() {
-        // The copy at 50 belongs to an object before the first; the one at 440 to the last, which is not settled.
+    fn unsorted_samples_and_edges_are_matched() {
+        // The copy at 50 belongs to an object before the first. The one at 440 belongs to the last, which is not
+        // settled.
         let samples =
             [went(50, 1), went(280, 1), came(260), came(100), went(130, 1), came(400), went(440, 1)];
         let wire = matched(&samples, &ENDS);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn super_packets_count_by_segment() {
-        let pair = Sample { payload_bytes: 2460, segment_bytes: Some(1230), ..came(100) };
+        let pair = PacketSample { payload_bytes: 2460, segment_bytes: Some(1230), ..came(100) };
         let wire = run(&[pair, went(150, 1), went(160, 1)]);
         assert_eq!(wire.latencies_ns, [50, 60]);
     }

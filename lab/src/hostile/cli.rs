@@ -1,4 +1,4 @@
-//! `millrace-lab lab hostile`.
+//! `millrace-lab lab hostile`: runs scenarios of a hostile client against a relay.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs as _},
@@ -12,19 +12,19 @@ use millrace_daemon::{address, duration};
 use url::Url;
 
 use super::{
-    peer::Target,
-    scenario::{self, Effort, Repeat, Report, Scenario},
+    peer::PeerTarget,
+    scenario::{self, Effort, HostileScenario, ScenarioRepeat, ScenarioReport},
     watch::Http,
 };
 
-use crate::{progress::Progress, transport::Transport};
+use crate::{progress::BenchProgress, transport::LabTransport};
 
-/// That of this machine.
+/// Address of a relay on this machine.
 const RELAY: &str = "moqt://127.0.0.1:4443";
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What to do, or `all`; --list shows them
+pub struct HostileCommandArgs {
+    /// Scenario, or `all`; --list shows them
     #[arg(required_unless_present = "list")]
     scenario: Option<String>,
     /// Show the scenarios, or with --relay those over its transport
@@ -34,40 +34,41 @@ pub struct Args {
     /// moqt://127.0.0.1:4443]
     #[arg(long, value_name = "URL")]
     relay: Option<String>,
-    /// Where the relay's /status is; it then has to let go of everything after each round
+    /// Address of the relay's /status; it then has to let go of everything after each round
     #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
-    /// The file that holds the relay's token [default: as the relay of the same user; none if it is not there]
+    /// File with the relay's token [default: that of this user's relay; none if it does not exist]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
-    /// How often
+    /// Number of rounds of the scenario
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: u32,
-    /// Repeat it for so long instead
+    /// Repeat the scenario for this time instead
     #[arg(long, value_parser = duration::parse, value_name = "TIME", conflicts_with = "rounds")]
     duration: Option<Duration>,
-    /// Clients that do it at the same time
+    /// Number of hostile clients that run the scenario at the same time
     #[arg(long, default_value_t = 1, value_name = "N")]
     clients: usize,
-    /// Packets that each client sends in a second in path-hop, key-update, id-churn and steady
+    /// Packets per second of each client in path-hop, key-update, id-churn and steady
     #[arg(long, default_value_t = 500, value_name = "N")]
     packets_per_s: u32,
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 /// # Errors
 /// There is no such scenario or relay, or the relay holds on to something.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &HostileCommandArgs) -> Result<()> {
     if args.list {
         return list(args.relay.as_deref());
     }
     let target = resolve(args.relay.as_deref().unwrap_or(RELAY))?;
     let effort = args.effort()?;
-    let http = Http::of(args.status, args.http_token_file.as_deref())?;
+    let http = Http::from_address(args.status, args.http_token_file.as_deref())?;
     let mut reports = Vec::new();
     let chosen = chosen(args.scenario.as_deref().unwrap_or_default(), target.transport)?;
-    let progress = Progress::of(chosen.len());
+    let progress = BenchProgress::with_steps(chosen.len());
     for scenario in chosen {
         progress.begin(scenario.name);
         let report = scenario::run(scenario, &target, effort, http.as_ref())
@@ -85,18 +86,19 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-impl Args {
+impl HostileCommandArgs {
     fn effort(&self) -> Result<Effort> {
         ensure!(self.clients > 0, "--clients is at least 1");
         ensure!((1..=100_000).contains(&self.packets_per_s), "--packets-per-s is 1 to 100,000");
-        let repeat = self.duration.map_or(Repeat::Rounds(self.rounds), Repeat::For);
+        let repeat = self.duration.map_or(ScenarioRepeat::Rounds(self.rounds), ScenarioRepeat::For);
         Ok(Effort { clients: self.clients, repeat, packets_per_s: self.packets_per_s })
     }
 }
 
 fn list(relay: Option<&str>) -> Result<()> {
     let transport = relay.map(|relay| transport_of(&parse_url(relay)?)).transpose()?;
-    let is_wanted = |scenario: &&Scenario| transport.is_none_or(|transport| scenario.is_over(transport));
+    let is_wanted =
+        |scenario: &&HostileScenario| transport.is_none_or(|transport| scenario.is_over(transport));
     let width = scenario::ALL.iter().map(|scenario| scenario.name.len()).max().unwrap_or_default();
     for scenario in scenario::ALL.iter().filter(is_wanted) {
         println!("{:width$}  {}", scenario.name, scenario.about);
@@ -104,7 +106,7 @@ fn list(relay: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-fn chosen(name: &str, transport: Transport) -> Result<Vec<&'static Scenario>> {
+fn chosen(name: &str, transport: LabTransport) -> Result<Vec<&'static HostileScenario>> {
     if name == "all" {
         return Ok(scenario::over(transport).collect());
     }
@@ -115,7 +117,7 @@ fn chosen(name: &str, transport: Transport) -> Result<Vec<&'static Scenario>> {
     }
 }
 
-fn resolve(text: &str) -> Result<Target> {
+fn resolve(text: &str) -> Result<PeerTarget> {
     let url = parse_url(text)?;
     let transport = transport_of(&url)?;
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -123,14 +125,14 @@ fn resolve(text: &str) -> Result<Target> {
     let addr =
         (host.as_str(), port).to_socket_addrs()?.next().with_context(|| format!("{host} has no address"))?;
     let path = path_of(&url).to_owned();
-    Ok(Target { addr, name: host, path, transport })
+    Ok(PeerTarget { addr, name: host, path, transport })
 }
 
-fn transport_of(url: &Url) -> Result<Transport> {
-    Transport::of_scheme(url.scheme()).with_context(|| format!("{url} is neither moqt:// nor https://"))
+fn transport_of(url: &Url) -> Result<LabTransport> {
+    LabTransport::from_scheme(url.scheme()).with_context(|| format!("{url} is neither moqt:// nor https://"))
 }
 
-fn show(report: &Report) {
+fn show(report: &ScenarioReport) {
     println!("{}", report.scenario);
     if let Some(before) = &report.before {
         println!("  before: {before}");

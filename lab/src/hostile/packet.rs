@@ -1,9 +1,10 @@
-//! QUIC packets of all levels, sealed and opened with `millrace-quic`'s keys, and the frames that it has no writer for.
+//! QUIC packets of all levels, encrypted and decrypted with `millrace-quic`'s keys, and the frames that it does not
+//! write itself.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use millrace_quic::{
-    keys::{HeaderKey, PacketKey, Secret, Suite, initial_secrets},
+    keys::{DirectionKey, HeaderKey, KeySuite, TrafficSecret, initial_secrets},
     packet::{self, ConnectionId},
     varint,
 };
@@ -12,13 +13,14 @@ use rustls::{CipherSuite, KeyLog};
 
 /// Packet number spaces and encryption levels (RFC 9001, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum EncryptionLevel {
     Initial,
     Handshake,
     OneRtt,
 }
 
-pub const LEVELS: [Level; 3] = [Level::Initial, Level::Handshake, Level::OneRtt];
+pub const LEVELS: [EncryptionLevel; 3] =
+    [EncryptionLevel::Initial, EncryptionLevel::Handshake, EncryptionLevel::OneRtt];
 
 const VERSION: [u8; 4] = 1u32.to_be_bytes();
 const RETRY: u8 = 0b11;
@@ -26,30 +28,30 @@ const KEY_PHASE: u8 = 0x04;
 /// A datagram with an Initial packet is at least this long, bytes (RFC 9000, section 14.1).
 pub const MIN_INITIAL: usize = 1200;
 
-/// Keys of one level: ours to seal, the peer's to open.
-pub struct Keys {
-    ours: (Secret, PacketKey, HeaderKey),
-    theirs: (Secret, PacketKey, HeaderKey),
-    /// Generations of our keys and of theirs.
+/// Keys of one level: ours to encrypt, the peer's to decrypt.
+pub struct LevelKeys {
+    ours: (TrafficSecret, DirectionKey, HeaderKey),
+    theirs: (TrafficSecret, DirectionKey, HeaderKey),
+    /// Generations of our keys and of the peer's.
     generations: [u16; 2],
 }
 
-impl Keys {
-    fn new(ours: Secret, theirs: Secret) -> Self {
-        let of = |secret: Secret| {
+impl LevelKeys {
+    fn new(ours: TrafficSecret, theirs: TrafficSecret) -> Self {
+        let of = |secret: TrafficSecret| {
             let keys = (secret.packet_key(), secret.header_key());
             (secret, keys.0, keys.1)
         };
         Self { ours: of(ours), theirs: of(theirs), generations: [0; 2] }
     }
 
-    /// Of Initial packets to this connection ID.
+    /// Returns the keys of Initial packets to this connection ID.
     pub fn initial(id: &[u8]) -> Self {
         let (client, server) = initial_secrets(id);
         Self::new(client, server)
     }
 
-    /// Seals with the next keys from now on, if the peer has come to those that are in use (RFC 9001, section 6.5).
+    /// Encrypts with the next keys from now on, if the peer uses the current ones already (RFC 9001, section 6.5).
     pub fn update(&mut self) {
         let [ours, theirs] = self.generations;
         if ours == theirs {
@@ -63,18 +65,18 @@ impl Keys {
         self.ours.1 = self.ours.0.packet_key();
     }
 
-    /// Opens a packet without its header protection. A 1-RTT packet of the other key phase may be of the next keys, which
-    /// are ours too from then on (RFC 9001, section 6).
-    fn open(&mut self, level: Level, number: u64, header: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+    /// Decrypts a packet whose header protection is removed. A 1-RTT packet of the other key phase may use the next
+    /// keys, which become ours as well (RFC 9001, section 6).
+    fn open(&mut self, level: EncryptionLevel, number: u64, header: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let phase = header[0] & KEY_PHASE != 0;
-        let open = |key: &PacketKey| {
+        let open = |key: &DirectionKey| {
             let mut payload = sealed.to_vec();
             let len = key.open(number, header, &mut payload).ok()?.len();
             payload.truncate(len);
             Some(payload)
         };
         let [ours, theirs] = self.generations;
-        if level != Level::OneRtt || phase == packet::key_phase(theirs) {
+        if level != EncryptionLevel::OneRtt || phase == packet::key_phase(theirs) {
             return open(&self.theirs.1);
         }
         let next = self.theirs.0.next();
@@ -89,11 +91,11 @@ impl Keys {
     }
 }
 
-/// The handshake's and the traffic secrets, as TLS tells them.
+/// The secrets of handshake and traffic that TLS reports.
 #[derive(Default)]
-pub struct Secrets(Mutex<[Option<Vec<u8>>; 4]>);
+pub struct TlsSecrets(Mutex<[Option<Vec<u8>>; 4]>);
 
-impl Secrets {
+impl TlsSecrets {
     const LABELS: [&str; 4] = [
         "CLIENT_HANDSHAKE_TRAFFIC_SECRET",
         "SERVER_HANDSHAKE_TRAFFIC_SECRET",
@@ -101,28 +103,28 @@ impl Secrets {
         "SERVER_TRAFFIC_SECRET_0",
     ];
 
-    /// The keys of a level, once TLS has come so far.
-    pub fn keys(&self, level: Level, suite: CipherSuite) -> Option<Keys> {
+    /// Returns the keys of a level, once TLS has them.
+    pub fn keys(&self, level: EncryptionLevel, suite: CipherSuite) -> Option<LevelKeys> {
         let suite = match suite {
-            CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => Suite::ChaCha20Poly1305,
-            CipherSuite::TLS13_AES_128_GCM_SHA256 => Suite::Aes128Gcm,
-            CipherSuite::TLS13_AES_256_GCM_SHA384 => Suite::Aes256Gcm,
+            CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => KeySuite::ChaCha20Poly1305,
+            CipherSuite::TLS13_AES_128_GCM_SHA256 => KeySuite::Aes128Gcm,
+            CipherSuite::TLS13_AES_256_GCM_SHA384 => KeySuite::Aes256Gcm,
             _ => return None,
         };
-        let first = if level == Level::Handshake { 0 } else { 2 };
+        let first = if level == EncryptionLevel::Handshake { 0 } else { 2 };
         let secrets = self.0.lock();
-        let secret = |index: usize| Secret::new(suite, secrets[index].as_deref()?);
-        Some(Keys::new(secret(first)?, secret(first + 1)?))
+        let secret = |index: usize| TrafficSecret::new(suite, secrets[index].as_deref()?);
+        Some(LevelKeys::new(secret(first)?, secret(first + 1)?))
     }
 }
 
-impl std::fmt::Debug for Secrets {
+impl std::fmt::Debug for TlsSecrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Secrets").finish_non_exhaustive()
+        f.debug_struct("TlsSecrets").finish_non_exhaustive()
     }
 }
 
-impl KeyLog for Secrets {
+impl KeyLog for TlsSecrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
         if let Some(index) = Self::LABELS.iter().position(|known| *known == label) {
             self.0.lock()[index] = Some(secret.to_vec());
@@ -130,34 +132,40 @@ impl KeyLog for Secrets {
     }
 }
 
-/// Shared between TLS and the connection.
-pub type SharedSecrets = Arc<Secrets>;
+/// Secrets shared between TLS and the connection.
+pub type SharedSecrets = Arc<TlsSecrets>;
 
-/// Whose connection IDs a packet bears, and the token of a Retry.
-pub struct Route<'a> {
+/// Connection IDs of a packet, and the token of a Retry.
+pub struct PacketRoute<'a> {
     pub to: &'a ConnectionId,
     pub from: &'a ConnectionId,
     pub token: &'a [u8],
 }
 
-/// A packet of `frames`, sealed.
-pub fn seal(level: Level, route: &Route<'_>, number: u64, frames: &[u8], keys: &Keys) -> Vec<u8> {
+/// Builds an encrypted packet of `frames`.
+pub fn seal(
+    level: EncryptionLevel,
+    route: &PacketRoute<'_>,
+    number: u64,
+    frames: &[u8],
+    keys: &LevelKeys,
+) -> Vec<u8> {
     let (_, key, header_key) = &keys.ours;
     let mut out = Vec::with_capacity(frames.len() + 128);
-    if level == Level::OneRtt {
+    if level == EncryptionLevel::OneRtt {
         packet::start(route.to, &mut out);
         out.extend_from_slice(frames);
-        packet::finish(&mut out, 0, route.to.len(), (keys.generations[0], number), key, header_key);
+        packet::finish(&mut out, 0, route.to.len(), keys.generations[0], number, key, header_key);
         return out;
     }
-    let kind = if level == Level::Initial { 0 } else { 2 };
+    let kind = if level == EncryptionLevel::Initial { 0 } else { 2 };
     out.push(0xc0 | kind << 4 | (packet::NUMBER_LEN as u8 - 1));
     out.extend_from_slice(&VERSION);
     for id in [route.to, route.from] {
         out.push(id.len() as u8);
         out.extend_from_slice(id);
     }
-    if level == Level::Initial {
+    if level == EncryptionLevel::Initial {
         varint::encode(route.token.len() as u64, &mut out);
         out.extend_from_slice(route.token);
     }
@@ -174,36 +182,36 @@ pub fn seal(level: Level, route: &Route<'_>, number: u64, frames: &[u8], keys: &
     out
 }
 
-/// What a datagram holds.
-pub enum Incoming {
-    Packet { level: Level, number: u64, from: Option<ConnectionId>, frames: Vec<u8> },
+/// Content of a datagram.
+pub enum DatagramContent {
+    Packet { level: EncryptionLevel, number: u64, from: Option<ConnectionId>, frames: Vec<u8> },
     Retry { from: ConnectionId, token: Vec<u8> },
 }
 
-/// A field of a long header that was not all there.
-struct Short;
+/// A long header that is too short.
+struct TruncatedHeader;
 
-/// Takes the next packet off a datagram. Those that cannot be opened are passed over; `None` at the end.
+/// Takes the next packet off a datagram. Packets that cannot be decrypted are skipped; returns `None` at the end.
 pub fn next(
     datagram: &mut Vec<u8>,
     id_len: usize,
-    keys: &mut [Option<Keys>; 3],
+    keys: &mut [Option<LevelKeys>; 3],
     expected: &[u64; 3],
-) -> Option<Incoming> {
+) -> Option<DatagramContent> {
     while let Some(first) = datagram.first().copied() {
         let (level, mut packet, number_at, from) = if first & 0x80 == 0 {
-            (Level::OneRtt, std::mem::take(datagram), 1 + id_len, None)
+            (EncryptionLevel::OneRtt, std::mem::take(datagram), 1 + id_len, None)
         } else {
             match long_header(datagram) {
-                Ok(Long::Packet { level, end, number_at, from }) => {
+                Ok(LongHeaderPacket::Packet { level, end, number_at, from }) => {
                     let rest = datagram.split_off(end);
                     (level, std::mem::replace(datagram, rest), number_at, Some(from))
                 }
-                Ok(Long::Retry(retry)) => {
+                Ok(LongHeaderPacket::Retry(retry)) => {
                     datagram.clear();
                     return Some(retry);
                 }
-                Err(Short) => return None,
+                Err(TruncatedHeader) => return None,
             }
         };
         let Some(keys) = &mut keys[level as usize] else { continue };
@@ -212,52 +220,53 @@ pub fn next(
         let truncated = header[number_at..].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         let number = packet::decode_number(expected[level as usize], truncated, number_len);
         if let Some(frames) = keys.open(level, number, header, sealed) {
-            return Some(Incoming::Packet { level, number, from, frames });
+            return Some(DatagramContent::Packet { level, number, from, frames });
         }
     }
     None
 }
 
-enum Long {
-    Packet { level: Level, end: usize, number_at: usize, from: ConnectionId },
-    Retry(Incoming),
+enum LongHeaderPacket {
+    Packet { level: EncryptionLevel, end: usize, number_at: usize, from: ConnectionId },
+    Retry(DatagramContent),
 }
 
-fn long_header(datagram: &[u8]) -> Result<Long, Short> {
-    let mut rest = datagram.get(5..).ok_or(Short)?;
+fn long_header(datagram: &[u8]) -> Result<LongHeaderPacket, TruncatedHeader> {
+    let mut rest = datagram.get(5..).ok_or(TruncatedHeader)?;
     take_id(&mut rest)?;
     let from = take_id(&mut rest)?;
     let kind = datagram[0] >> 4 & 0b11;
     if kind == RETRY {
-        let token = rest.split_last_chunk::<16>().ok_or(Short)?.0.to_vec();
-        return Ok(Long::Retry(Incoming::Retry { from, token }));
+        let token = rest.split_last_chunk::<16>().ok_or(TruncatedHeader)?.0.to_vec();
+        return Ok(LongHeaderPacket::Retry(DatagramContent::Retry { from, token }));
     }
     let level = match kind {
         0 => {
-            let len = varint::decode(&mut rest).ok_or(Short)?;
-            rest = rest.get(usize::try_from(len).map_err(|_| Short)?..).ok_or(Short)?;
-            Level::Initial
+            let len = varint::decode(&mut rest).ok_or(TruncatedHeader)?;
+            rest = rest.get(usize::try_from(len).map_err(|_| TruncatedHeader)?..).ok_or(TruncatedHeader)?;
+            EncryptionLevel::Initial
         }
-        _ => Level::Handshake,
+        _ => EncryptionLevel::Handshake,
     };
-    let length = varint::decode(&mut rest).and_then(|len| usize::try_from(len).ok()).ok_or(Short)?;
+    let length =
+        varint::decode(&mut rest).and_then(|len| usize::try_from(len).ok()).ok_or(TruncatedHeader)?;
     let number_at = datagram.len() - rest.len();
     match number_at.checked_add(length) {
-        Some(end) if end <= datagram.len() => Ok(Long::Packet { level, end, number_at, from }),
-        _ => Err(Short),
+        Some(end) if end <= datagram.len() => Ok(LongHeaderPacket::Packet { level, end, number_at, from }),
+        _ => Err(TruncatedHeader),
     }
 }
 
-fn take_id(rest: &mut &[u8]) -> Result<ConnectionId, Short> {
-    let len = usize::from(*rest.split_off_first().ok_or(Short)?);
-    let (id, behind) = rest.split_at_checked(len).ok_or(Short)?;
+fn take_id(rest: &mut &[u8]) -> Result<ConnectionId, TruncatedHeader> {
+    let len = usize::from(*rest.split_off_first().ok_or(TruncatedHeader)?);
+    let (id, behind) = rest.split_at_checked(len).ok_or(TruncatedHeader)?;
     *rest = behind;
-    ConnectionId::new(id).ok_or(Short)
+    ConnectionId::new(id).ok_or(TruncatedHeader)
 }
 
 const MAX_ACK_RANGES: usize = 64;
 
-/// Appends an ACK frame of `numbers`, of the newest ranges.
+/// Appends an ACK frame of `numbers`, with the newest ranges.
 pub fn write_ack(numbers: &BTreeSet<u64>, out: &mut Vec<u8>) {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for number in numbers.iter().rev() {
@@ -283,7 +292,7 @@ pub fn write_fields(fields: &[u64], out: &mut Vec<u8>) {
     fields.iter().for_each(|field| varint::encode(*field, out));
 }
 
-/// Appends a NEW_CONNECTION_ID frame, which has all IDs before it retired.
+/// Appends a NEW_CONNECTION_ID frame that retires all earlier IDs.
 pub fn write_new_id(sequence: u64, id: &ConnectionId, out: &mut Vec<u8>) {
     write_fields(&[0x18, sequence, sequence, id.len() as u64], out);
     out.extend_from_slice(id);

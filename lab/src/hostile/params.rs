@@ -1,20 +1,20 @@
-//! What the hostile client declares in its transport parameters.
+//! Transport parameters that the hostile client declares.
 
 use millrace_quic::varint;
 
 /// Limits that the client gives the relay (RFC 9000, section 18.2).
 #[derive(Clone, Copy, Debug)]
-pub struct Params {
-    /// Bytes on all streams together, and on each.
+pub struct ClientLimits {
+    /// Data limits of all streams together, and of each, bytes.
     pub max_data: u64,
     pub max_stream_data: u64,
-    /// The same of answers, on streams that the client opens.
+    /// The same limits for answers, on streams that the client opens.
     pub max_answer_data: u64,
     pub max_streams: u64,
     pub max_datagram: u64,
 }
 
-impl Default for Params {
+impl Default for ClientLimits {
     fn default() -> Self {
         let per_stream = 1 << 30;
         Self {
@@ -27,7 +27,7 @@ impl Default for Params {
     }
 }
 
-impl Params {
+impl ClientLimits {
     pub fn encode(&self, source_id: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |id: u64, value: u64| {
@@ -51,9 +51,9 @@ impl Params {
     }
 }
 
-/// The peer's limits for what the client sends, of its parameters and later frames.
+/// The peer's limits for the client, from its parameters and later frames.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Credit {
+pub struct PeerCredit {
     pub data: u64,
     pub stream_bidi: u64,
     pub stream_uni: u64,
@@ -61,8 +61,8 @@ pub struct Credit {
     pub streams_uni: u64,
 }
 
-impl Credit {
-    /// Those of encoded parameters; what is not there is 0.
+impl PeerCredit {
+    /// Parses the limits of encoded parameters; a missing one is 0.
     pub fn parse(mut encoded: &[u8]) -> Self {
         let mut credit = Self::default();
         while let (Some(id), Some(len)) = (varint::decode(&mut encoded), varint::decode(&mut encoded)) {

@@ -1,5 +1,4 @@
-//! A QUIC client whose every frame and acknowledgement is the caller's: it does what a scenario says, not what RFC 9000
-//! does.
+//! A QUIC client whose frames and acknowledgements the caller chooses: it follows a scenario, not RFC 9000.
 
 mod stream;
 pub mod web;
@@ -14,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use millrace_client::tls::Trust;
+use millrace_client::tls::CertificateTrust;
 use millrace_moq::Draft;
 use millrace_quic::{
     frame::{self, Direction, Frame, Walker},
@@ -24,56 +23,58 @@ use millrace_quic::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{pki_types::ServerName, quic};
 
-use self::stream::Received;
-pub use self::stream::{Kind, encoded};
+use self::stream::ReceivedStream;
+pub use self::stream::{StreamKind, encoded};
 use super::{
-    packet::{self, Incoming, Keys, LEVELS, Level, MIN_INITIAL, Route, SharedSecrets},
-    params::{Credit, Params},
+    packet::{
+        self, DatagramContent, EncryptionLevel, LEVELS, LevelKeys, MIN_INITIAL, PacketRoute, SharedSecrets,
+    },
+    params::{ClientLimits, PeerCredit},
 };
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
-/// What is spoken.
+/// MoQ draft that the client speaks.
 pub const DRAFT: Draft = Draft::NEWEST;
-/// How long the relay may take for anything that a scenario waits for.
+/// Longest wait for the relay in a scenario.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Packets that are on their way at a time.
+/// Packets in flight at a time.
 const WINDOW: usize = 128;
-/// After this long without an acknowledgement, packets are sent anew.
+/// Time without an acknowledgement after which packets are sent again.
 const PROBE: Duration = Duration::from_millis(250);
-/// A packet is lost if one that was sent so many later has been acknowledged.
+/// A packet is lost if one that was sent this many packets later has been acknowledged.
 const REORDERING: u64 = 64;
 const ID_LEN: usize = 8;
-/// Bytes of an Initial packet besides token and frames, at least.
+/// Least overhead of an Initial packet, without token and frames, bytes.
 const INITIAL_OVERHEAD: usize = 44;
-/// Frames of one packet, bytes.
+/// Size of the frames of one packet, bytes.
 pub const ROOM: usize = 1150;
 
-/// Which relay, and as whom.
+/// The relay to connect to, and the client's identity.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct PeerTarget {
     pub addr: SocketAddr,
     pub name: String,
-    /// SETUP's path and query, or those of the request for a session.
+    /// Path and query of SETUP, or of the request for a session.
     pub path: String,
-    pub transport: Transport,
+    pub transport: LabTransport,
 }
 
-/// What is acknowledged.
+/// The packet numbers that the client acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
-    /// What has come.
+    /// Numbers of packets that arrived.
     Honest,
-    /// Nothing.
+    /// No numbers.
     None,
-    /// What has come, and as many numbers again that have not (RFC 9000, section 21.4).
+    /// Numbers of packets that arrived, and as many again of packets that did not (RFC 9000, section 21.4).
     Optimistic,
-    /// Every number up to the largest that has come, and so those that were lost or left out.
+    /// Every number up to the largest that arrived, including those that were lost or left out.
     Gapless,
 }
 
-/// What was sent and what came.
+/// Counts of data that was sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Counts {
+pub struct PeerCounts {
     pub connections: u64,
     pub packets_sent: u64,
     pub packets_received: u64,
@@ -81,11 +82,11 @@ pub struct Counts {
     pub stream_bytes: u64,
     /// Connections that the relay closed or refused.
     pub closed_by_relay: u64,
-    /// Packets with a number that an earlier one had.
+    /// Packets whose number an earlier one had.
     pub repeated: u64,
 }
 
-impl Counts {
+impl PeerCounts {
     pub fn add(&mut self, other: Self) {
         self.connections += other.connections;
         self.packets_sent += other.packets_sent;
@@ -101,98 +102,100 @@ impl Counts {
 #[derive(Default)]
 struct Space {
     next: u64,
-    /// One more than the largest number received.
+    /// The largest number received plus one.
     expected: u64,
     received: BTreeSet<u64>,
     owes_ack: bool,
-    /// Frames that are to arrive, by packet number.
+    /// Frames that must arrive, by packet number.
     unacked: BTreeMap<u64, (Instant, Vec<u8>)>,
-    crypto_in: Received,
+    crypto_in: ReceivedStream,
     crypto_sent: u64,
 }
 
 /// A connection to the relay.
-pub struct Peer {
+pub struct HostilePeer {
     socket: UdpSocket,
     tls: quic::ClientConnection,
     secrets: SharedSecrets,
     local: ConnectionId,
     remote: ConnectionId,
     token: Vec<u8>,
-    keys: [Option<Keys>; 3],
+    keys: [Option<LevelKeys>; 3],
     spaces: [Space; 3],
-    level: Level,
+    level: EncryptionLevel,
     pub acks: Acks,
-    /// Whether it answers from where it is (PATH_RESPONSE).
+    /// Whether it answers PATH_CHALLENGE with PATH_RESPONSE.
     pub answers_challenges: bool,
-    /// The sequence number of the relay's ID that is in use.
+    /// Sequence number of the relay's ID that is in use.
     remote_sequence: u64,
-    /// The relay's IDs that may be used next.
+    /// IDs of the relay that may be used next.
     next_ids: VecDeque<(u64, ConnectionId)>,
-    /// The sequence number of this end's newest ID.
+    /// Sequence number of this end's newest ID.
     local_sequence: u64,
-    /// Of the streams and datagrams that are MoQ's.
+    /// MoQ's binding of streams and datagrams.
     pub binding: Binding,
-    credit: Credit,
-    /// The relay's limit of single streams, where it has told another than at first.
+    credit: PeerCredit,
+    /// The relay's limits of single streams that differ from the initial one.
     stream_credit: HashMap<u64, u64>,
     offsets: HashMap<u64, u64>,
     data_sent: u64,
     opened: [u64; 2],
-    received: HashMap<u64, Received>,
+    received: HashMap<u64, ReceivedStream>,
     pub datagrams: u64,
     /// Why the relay closed the connection.
     pub closed: Option<String>,
-    pub counts: Counts,
+    pub counts: PeerCounts,
 }
 
-impl Peer {
-    /// Connects, and says SETUP.
-    pub fn establish(target: &Target) -> Result<Self> {
-        let mut peer = Self::connect(target, Params::default())?;
+impl HostilePeer {
+    /// Connects, and sends SETUP.
+    pub fn establish(target: &PeerTarget) -> Result<Self> {
+        let mut peer = Self::connect(target, ClientLimits::default())?;
         peer.setup(target)?;
         Ok(peer)
     }
 
-    /// Connects, up to where MoQ begins.
+    /// Connects, and opens a session of WebTransport if that is the transport.
     ///
     /// # Errors
     /// There is no handshake in time, or no session of WebTransport.
-    pub fn connect(target: &Target, params: Params) -> Result<Self> {
+    pub fn connect(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::handshake(target, params)?;
         match target.transport {
-            Transport::Raw => {}
-            Transport::Webtransport => peer.ask(target)?,
+            LabTransport::Raw => {}
+            LabTransport::Webtransport => peer.ask(target)?,
         }
         Ok(peer)
     }
 
-    /// Connects, and says nothing.
+    /// Connects, and sends nothing after the handshake.
     ///
     /// # Errors
     /// There is no handshake in time.
-    pub fn handshake(target: &Target, params: Params) -> Result<Self> {
+    pub fn handshake(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::start(target, params)?;
-        let is_up = |peer: &Self| peer.keys[Level::OneRtt as usize].is_some() && !peer.tls.is_handshaking();
+        let is_up =
+            |peer: &Self| peer.keys[EncryptionLevel::OneRtt as usize].is_some() && !peer.tls.is_handshaking();
         if !peer.pump(PATIENCE, is_up) {
             bail!("no handshake: {}", peer.closed.as_deref().unwrap_or("no answer"));
         }
-        peer.credit = Credit::parse(peer.tls.quic_transport_parameters().unwrap_or_default());
+        peer.credit = PeerCredit::parse(peer.tls.quic_transport_parameters().unwrap_or_default());
         Ok(peer)
     }
 
     /// Sends the first packet of a handshake.
-    pub fn start(target: &Target, params: Params) -> Result<Self> {
+    pub fn start(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let socket = socket_to(target.addr)?;
         let secrets = SharedSecrets::default();
         let alpn = match target.transport {
-            Transport::Raw => DRAFT.alpn(),
-            Transport::Webtransport => webtransport::ALPN,
+            LabTransport::Raw => DRAFT.alpn(),
+            LabTransport::Webtransport => webtransport::ALPN,
         };
-        let mut config = Trust::Anyone.client_config(&[alpn])?;
+        let mut config = CertificateTrust::Anyone.client_config(&[alpn])?;
         config.key_log = Arc::clone(&secrets) as _;
         let name = ServerName::try_from(target.name.clone())?;
-        let (local, remote) = (random_id(), random_id());
+        let local = random_id();
+        let remote = random_id();
         let encoded = params.encode(&local);
         let tls = quic::ClientConnection::new(Arc::new(config), quic::Version::V1, name, encoded)?;
         let mut peer = Self {
@@ -202,16 +205,16 @@ impl Peer {
             local,
             remote,
             token: Vec::new(),
-            keys: [Some(Keys::initial(&remote)), None, None],
+            keys: [Some(LevelKeys::initial(&remote)), None, None],
             spaces: Default::default(),
-            level: Level::Initial,
+            level: EncryptionLevel::Initial,
             acks: Acks::Honest,
             answers_challenges: true,
             remote_sequence: 0,
             next_ids: VecDeque::new(),
             local_sequence: 0,
             binding: Binding::Bare,
-            credit: Credit::default(),
+            credit: PeerCredit::default(),
             stream_credit: HashMap::new(),
             offsets: HashMap::new(),
             data_sent: 0,
@@ -219,7 +222,7 @@ impl Peer {
             received: HashMap::new(),
             datagrams: 0,
             closed: None,
-            counts: Counts { connections: 1, ..Counts::default() },
+            counts: PeerCounts { connections: 1, ..PeerCounts::default() },
         };
         peer.write_handshake()?;
         Ok(peer)
@@ -233,7 +236,7 @@ impl Peer {
         Ok(self.socket.local_addr()?)
     }
 
-    /// Whether the relay has asked for a proof of the address.
+    /// Reports whether the relay has sent a Retry.
     pub fn was_asked_to_retry(&self) -> bool {
         !self.token.is_empty()
     }
@@ -250,8 +253,8 @@ impl Peer {
                 self.send_at(self.level, frames, true)?;
             }
             self.level = match change {
-                Some(quic::KeyChange::Handshake { .. }) => Level::Handshake,
-                Some(quic::KeyChange::OneRtt { .. }) => Level::OneRtt,
+                Some(quic::KeyChange::Handshake { .. }) => EncryptionLevel::Handshake,
+                Some(quic::KeyChange::OneRtt { .. }) => EncryptionLevel::OneRtt,
                 None if bytes.is_empty() => return Ok(()),
                 None => continue,
             };
@@ -261,40 +264,40 @@ impl Peer {
         }
     }
 
-    /// Sends one packet of `frames`; `reliably`: again until it is acknowledged.
+    /// Sends one packet of `frames`. If `reliably`, it is sent again until it is acknowledged.
     pub fn send(&mut self, frames: Vec<u8>, reliably: bool) -> Result<()> {
-        let is_open = |peer: &Self| peer.spaces[Level::OneRtt as usize].unacked.len() < WINDOW;
+        let is_open = |peer: &Self| peer.spaces[EncryptionLevel::OneRtt as usize].unacked.len() < WINDOW;
         if reliably && !is_open(self) && !self.pump(PATIENCE, is_open) {
             bail!("nothing is acknowledged: {}", self.closed.as_deref().unwrap_or("no answer"));
         }
-        self.send_at(Level::OneRtt, frames, reliably)
+        self.send_at(EncryptionLevel::OneRtt, frames, reliably)
     }
 
-    /// Sends one packet of `frames` in a datagram that begins with a packet of the handshake, which is over: so a fast path does not
-    /// look at it.
+    /// Sends one packet of `frames` in a datagram that begins with a packet of the completed handshake. A fast path
+    /// leaves such datagrams to userspace.
     pub fn send_hidden(&mut self, frames: Vec<u8>) -> Result<()> {
-        let mut datagram = self.seal_at(Level::Handshake, Vec::new(), false)?;
-        datagram.extend(self.seal_at(Level::OneRtt, frames, true)?);
+        let mut datagram = self.seal_at(EncryptionLevel::Handshake, Vec::new(), false)?;
+        datagram.extend(self.seal_at(EncryptionLevel::OneRtt, frames, true)?);
         self.transmit(&datagram)
     }
 
-    fn send_at(&mut self, level: Level, frames: Vec<u8>, reliably: bool) -> Result<()> {
+    fn send_at(&mut self, level: EncryptionLevel, frames: Vec<u8>, reliably: bool) -> Result<()> {
         let packet = self.seal_at(level, frames, reliably)?;
         self.transmit(&packet)
     }
 
-    fn seal_at(&mut self, level: Level, mut frames: Vec<u8>, reliably: bool) -> Result<Vec<u8>> {
-        if level == Level::Initial && reliably {
+    fn seal_at(&mut self, level: EncryptionLevel, mut frames: Vec<u8>, reliably: bool) -> Result<Vec<u8>> {
+        if level == EncryptionLevel::Initial && reliably {
             let room = MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len());
             frames.resize(frames.len().max(room), 0);
         }
-        // Header protection takes its sample behind the packet number.
+        // Header protection takes its sample after the packet number.
         frames.resize(frames.len().max(4), 0);
         let space = &mut self.spaces[level as usize];
         let number = space.next;
         space.next += 1;
         let Some(keys) = &self.keys[level as usize] else { bail!("no keys of level {level:?}") };
-        let route = Route { to: &self.remote, from: &self.local, token: &self.token };
+        let route = PacketRoute { to: &self.remote, from: &self.local, token: &self.token };
         let packet = packet::seal(level, &route, number, &frames, keys);
         if reliably {
             space.unacked.insert(number, (Instant::now(), frames));
@@ -305,7 +308,7 @@ impl Peer {
 
     fn transmit(&self, datagram: &[u8]) -> Result<()> {
         match self.socket.send(datagram) {
-            // What the relay's host says of earlier packets, or a full queue: lost.
+            // An error that ICMP reports for an earlier packet, or a full queue, counts as a lost packet.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {
                 Ok(())
             }
@@ -313,7 +316,7 @@ impl Peer {
         }
     }
 
-    /// Takes what comes until `done`, or for as long as `patience`; whether it was.
+    /// Processes incoming packets until `done` or for `patience`, and returns whether it was done.
     pub fn pump(&mut self, patience: Duration, done: impl Fn(&Self) -> bool) -> bool {
         let deadline = Instant::now() + patience;
         loop {
@@ -330,16 +333,16 @@ impl Peer {
         }
     }
 
-    /// Takes what is there, or waits for something; acknowledges it.
+    /// Reads packets that wait, or waits for one, and acknowledges them.
     fn receive(&mut self, wait: Duration) -> Result<()> {
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        // In whole milliseconds, rounded up: less would not wait.
+        // The time-out is in whole milliseconds, rounded up: a shorter one would not wait.
         let _ = poll(&mut polled, PollTimeout::from(wait.as_micros().div_ceil(1000).min(60_000) as u16));
         let mut buffer = [0; 65536];
         loop {
             match self.socket.recv(&mut buffer) {
                 Ok(len) => self.on_datagram(buffer[..len].to_vec())?,
-                // Later on it says nothing: anyone on the way could have sent it.
+                // A later error means nothing: anyone on the path could have caused it.
                 Err(error)
                     if error.kind() == ErrorKind::ConnectionRefused && self.counts.packets_received == 0 =>
                 {
@@ -360,9 +363,9 @@ impl Peer {
             let Some(incoming) = incoming else { return Ok(()) };
             self.counts.packets_received += 1;
             match incoming {
-                Incoming::Retry { from, token } if self.token.is_empty() => self.retry(from, token)?,
-                Incoming::Retry { .. } => {}
-                Incoming::Packet { level, number, from, frames } => {
+                DatagramContent::Retry { from, token } if self.token.is_empty() => self.retry(from, token)?,
+                DatagramContent::Retry { .. } => {}
+                DatagramContent::Packet { level, number, from, frames } => {
                     if let Some(from) = from {
                         self.remote = from;
                     }
@@ -372,18 +375,18 @@ impl Peer {
         }
     }
 
-    /// The relay wants the first flight again, with its token (RFC 9000, section 8.1.2).
+    /// Handles a Retry: sends the first flight again, with the token (RFC 9000, section 8.1.2).
     fn retry(&mut self, from: ConnectionId, token: Vec<u8>) -> Result<()> {
         (self.remote, self.token) = (from, token);
-        self.keys[0] = Some(Keys::initial(&from));
+        self.keys[0] = Some(LevelKeys::initial(&from));
         let flight = std::mem::take(&mut self.spaces[0].unacked);
         flight.into_values().try_for_each(|(_, mut frames)| {
             frames.truncate(MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len()));
-            self.send_at(Level::Initial, frames, true)
+            self.send_at(EncryptionLevel::Initial, frames, true)
         })
     }
 
-    fn on_packet(&mut self, level: Level, number: u64, frames: &[u8]) -> Result<()> {
+    fn on_packet(&mut self, level: EncryptionLevel, number: u64, frames: &[u8]) -> Result<()> {
         let space = &mut self.spaces[level as usize];
         space.expected = space.expected.max(number + 1);
         if !space.received.insert(number) {
@@ -401,7 +404,7 @@ impl Peer {
         Ok(())
     }
 
-    fn on_frame(&mut self, level: Level, frame: Frame<'_>) -> Result<()> {
+    fn on_frame(&mut self, level: EncryptionLevel, frame: Frame<'_>) -> Result<()> {
         match frame {
             Frame::Ack(ack) => {
                 for range in ack.ranges() {
@@ -415,7 +418,7 @@ impl Peer {
                 let crypto = &mut self.spaces[level as usize].crypto_in;
                 crypto.insert(offset, data);
                 let bytes = crypto.take();
-                if level != Level::OneRtt && !bytes.is_empty() {
+                if level != EncryptionLevel::OneRtt && !bytes.is_empty() {
                     self.tls.read_hs(&bytes)?;
                     self.write_handshake()?;
                 }
@@ -469,14 +472,14 @@ impl Peer {
             }
             let mut frames = Vec::new();
             match self.acks {
-                Acks::None if level == Level::OneRtt => continue,
-                Acks::Optimistic if level == Level::OneRtt => {
+                Acks::None if level == EncryptionLevel::OneRtt => continue,
+                Acks::Optimistic if level == EncryptionLevel::OneRtt => {
                     let ahead = space.received.len() as u64;
                     let ahead =
                         (space.expected..space.expected + ahead).chain(space.received.iter().copied());
                     packet::write_ack(&ahead.collect(), &mut frames);
                 }
-                Acks::Gapless if level == Level::OneRtt => {
+                Acks::Gapless if level == EncryptionLevel::OneRtt => {
                     packet::write_ack(&(0..space.expected).collect(), &mut frames)
                 }
                 _ => packet::write_ack(&space.received, &mut frames),
@@ -486,7 +489,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Sends anew what has waited for too long.
+    /// Sends packets again that were not acknowledged in time.
     fn repair(&mut self) -> Result<()> {
         let late = Instant::now().checked_sub(PROBE);
         LEVELS
@@ -494,7 +497,7 @@ impl Peer {
             .try_for_each(|level| self.resend(level, |_, sent| late.is_some_and(|late| sent < late)))
     }
 
-    fn resend(&mut self, level: Level, is_lost: impl Fn(u64, Instant) -> bool) -> Result<()> {
+    fn resend(&mut self, level: EncryptionLevel, is_lost: impl Fn(u64, Instant) -> bool) -> Result<()> {
         let unacked = &mut self.spaces[level as usize].unacked;
         let lost: Vec<u64> = unacked
             .iter()
@@ -506,20 +509,20 @@ impl Peer {
         lost.into_iter().try_for_each(|(_, frames)| self.send_at(level, frames, true))
     }
 
-    /// Goes on from another port, as behind a NAT that has forgotten the one before.
+    /// Changes to another port, as after a NAT has lost its state.
     pub fn hop(&mut self) -> Result<()> {
         self.socket = socket_to(self.socket.peer_addr()?)?;
         self.ping()
     }
 
-    /// Goes on with the next keys, if the relay has come to those that are in use.
+    /// Changes to the next keys, if the relay uses the current ones already.
     pub fn update_keys(&mut self) -> Result<()> {
-        self.keys[Level::OneRtt as usize].iter_mut().for_each(Keys::update);
+        self.keys[EncryptionLevel::OneRtt as usize].iter_mut().for_each(LevelKeys::update);
         self.ping()
     }
 
-    /// Goes on to another ID of the relay's, if there is one, and has the relay go on to another of its own; both retire those that they
-    /// have used.
+    /// Changes to another ID of the relay, if there is one, and makes the relay change to another of ours. Both ends
+    /// retire the IDs that they used.
     pub fn change_ids(&mut self) -> Result<()> {
         let mut frames = Vec::new();
         if let Some((sequence, id)) = self.next_ids.pop_front() {
@@ -532,7 +535,7 @@ impl Peer {
         self.send(frames, true)
     }
 
-    /// Sends a packet that asks for nothing but an acknowledgement.
+    /// Sends a packet that only asks for an acknowledgement.
     pub fn ping(&mut self) -> Result<()> {
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);
@@ -540,10 +543,10 @@ impl Peer {
     }
 
     /// Closes the connection.
-    pub fn close(mut self) -> Result<Counts> {
+    pub fn close(mut self) -> Result<PeerCounts> {
         let mut frames = Vec::new();
         packet::write_fields(&[0x1d, 0, 0], &mut frames);
-        self.send_at(Level::OneRtt, frames, false)?;
+        self.send_at(EncryptionLevel::OneRtt, frames, false)?;
         Ok(self.counts)
     }
 
@@ -552,12 +555,12 @@ impl Peer {
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);
         self.send(frames, true)?;
-        self.pump(PATIENCE, |peer| peer.spaces[Level::OneRtt as usize].unacked.is_empty());
+        self.pump(PATIENCE, |peer| peer.spaces[EncryptionLevel::OneRtt as usize].unacked.is_empty());
         Ok(())
     }
 }
 
-/// A socket of a port of its own.
+/// Makes a socket with a port of its own.
 fn socket_to(addr: SocketAddr) -> Result<UdpSocket> {
     let local: IpAddr = match addr {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,4 +1,4 @@
-//! What a relay holds, and whether it lets go of it.
+//! Checks what a relay holds, and whether it lets go of it.
 
 use std::{
     fmt, fs,
@@ -12,27 +12,27 @@ use millrace_daemon::http::fetch;
 use millrace_relay::status::Status;
 use serde::Serialize;
 
-/// How long a relay may take to let go of what clients that have gone left behind: idle timeouts and cached groups
-/// included.
+/// Longest time until a relay has released the state of clients that are gone. It includes idle timeouts and cached
+/// groups.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a relay holds.
+/// Objects that a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub struct LeftObjects {
     pub sessions: u64,
     pub handshakes: u64,
     pub tracks: u64,
     pub cache_bytes: u64,
     pub cache_groups: u64,
-    /// Streams to subscribers that the kernel sends on.
+    /// Streams to subscribers that the kernel sends.
     pub kernel_streams: u64,
     /// Tasks of the relay's runtime.
     pub tasks: u64,
 }
 
-impl Left {
-    fn of(status: &Status) -> Self {
+impl LeftObjects {
+    fn from_status(status: &Status) -> Self {
         Self {
             sessions: status.sessions.len() as u64,
             handshakes: status.handshakes,
@@ -55,7 +55,7 @@ impl Left {
     }
 }
 
-impl fmt::Display for Left {
+impl fmt::Display for LeftObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sessions, handshakes, tracks, cache_bytes, cache_groups, kernel_streams, tasks } = self;
         write!(
@@ -66,7 +66,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// Where a relay's `/status` is, and the token that it asks for.
+/// Address of a relay's `/status`, and the token that it asks for.
 #[derive(Clone)]
 pub struct Http {
     pub addr: SocketAddr,
@@ -74,11 +74,12 @@ pub struct Http {
 }
 
 impl Http {
-    /// Takes a relay's address, and its token from a file: without one, from where a relay of this user has it, if it is there.
+    /// Takes a relay's address and reads its token from a file. Without a file it takes the token of this user's relay,
+    /// if there is one.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn of(addr: Option<SocketAddr>, token_file: Option<&Path>) -> Result<Option<Self>> {
+    pub fn from_address(addr: Option<SocketAddr>, token_file: Option<&Path>) -> Result<Option<Self>> {
         let Some(addr) = addr else { return Ok(None) };
         let token = match token_file {
             Some(file) => {
@@ -102,7 +103,7 @@ impl Http {
     }
 }
 
-/// Returns where a relay of this user has its token.
+/// Returns the token file of this user's relay.
 fn default_token_file() -> PathBuf {
     let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(directory) if !nix::unistd::geteuid().is_root() => directory.into(),
@@ -111,19 +112,19 @@ fn default_token_file() -> PathBuf {
     directory.join("millrace/http.token")
 }
 
-/// What the relay holds now.
+/// Returns what the relay holds now.
 ///
 /// # Errors
-/// It cannot be asked.
-pub fn look(http: &Http) -> Result<Left> {
-    Ok(Left::of(&http.status()?))
+/// The relay does not answer.
+pub fn look(http: &Http) -> Result<LeftObjects> {
+    Ok(LeftObjects::from_status(&http.status()?))
 }
 
 /// Waits until the relay holds no more than `before`, and returns what it holds then.
 ///
 /// # Errors
 /// It still holds more after two minutes.
-pub fn settle(http: &Http, before: &Left) -> Result<Left> {
+pub fn settle(http: &Http, before: &LeftObjects) -> Result<LeftObjects> {
     let began = Instant::now();
     loop {
         let now = look(http)?;

@@ -1,7 +1,7 @@
-//! `millrace-lab lab accuracy`: how well the emulator does what it is told, measured from outside with UDP probes.
+//! `millrace-lab lab accuracy`: how precisely the emulator impairs packets, measured from outside with UDP probes.
 //!
-//! A probe carries the time of its send call; the kernel stamps its arrival at the receiver's interface. The
-//! same probes over a plain veth show what the kernel and the measuring cost.
+//! A probe carries the time of its send call; the kernel stamps its arrival at the receiver's interface. The same
+//! probes over a plain veth show what the kernel and the measuring cost.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -17,26 +17,26 @@ use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::emulator::be_punctual;
-use super::{Direction, Impairment, Lab, Link, Topology};
-use crate::progress::Progress;
+use super::{Impairment, Lab, LabLink, LinkDirection, Topology};
+use crate::progress::BenchProgress;
 
 /// UDP payload of a probe, in bytes: a media packet.
 const PAYLOAD: usize = 1200;
-/// Of the same probe as a frame of the link.
+/// Size of the same probe as a frame of the link.
 const FRAME: usize = PAYLOAD + 8 + 20 + 14;
-/// Per row of delays.
+/// Probes of a row of delays.
 const PROBES: usize = 2000;
 const DELAYS: [&str; 4] = ["0ms", "1ms", "10ms", "50ms"];
 const LOSSES: [f64; 3] = [0.01, 0.05, 0.2];
 const RATES: [u64; 3] = [1_000_000, 10_000_000, 100_000_000];
-/// Probes per second from which on they are sent a millisecond's worth at a time.
+/// Rate of probes above which those of a millisecond are sent at once, per second.
 const BULK: u64 = 1000;
-/// A receiver that hears nothing for so long asks whether there is more to come.
+/// Silence after which a receiver checks whether there is more to come.
 const SILENCE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    /// How late a real-time thread wakes from a sleep of a millisecond: what no emulator here can improve on.
+pub(super) struct AccuracyReport {
+    /// Delay with which a real-time thread wakes from a sleep of a millisecond. No emulator here can be more precise.
     timer_us: Quantiles,
     delay: Vec<DelayRow>,
     max_packets_per_second: u64,
@@ -44,7 +44,7 @@ pub(super) struct Report {
     rate: Vec<RateRow>,
 }
 
-/// Time from send call to arrival, less the delay that was asked for, in microseconds.
+/// Time from send call to arrival, less the set delay, us.
 #[derive(Debug, Serialize)]
 struct DelayRow {
     link: String,
@@ -78,12 +78,12 @@ struct RateRow {
     error_percent: f64,
 }
 
-pub(super) fn measure() -> Result<Report> {
-    // The timer and the packet rate, and the plain link.
-    let progress = Progress::of(3 + DELAYS.len() + LOSSES.len() + RATES.len());
+pub(super) fn measure() -> Result<AccuracyReport> {
+    // The other steps are the timer, the packet rate, and the plain link.
+    let progress = BenchProgress::with_steps(3 + DELAYS.len() + LOSSES.len() + RATES.len());
     progress.begin("a plain link");
-    let mut delay = vec![delay_row("plain veth", &Path::new(false)?, Duration::ZERO)?];
-    let path = Path::new(true)?;
+    let mut delay = vec![delay_row("plain veth", &AccuracyPath::new(false)?, Duration::ZERO)?];
+    let path = AccuracyPath::new(true)?;
     for asked in DELAYS {
         progress.next(format!("delay {asked}"));
         let impairment = Impairment::parse(&format!("delay={asked}"))?;
@@ -104,7 +104,7 @@ pub(super) fn measure() -> Result<Report> {
         progress.next(format!("rate {asked}"));
         rate_row(&path, *asked)
     });
-    Ok(Report { timer_us, delay, max_packets_per_second, loss, rate: rate.collect::<Result<_>>()? })
+    Ok(AccuracyReport { timer_us, delay, max_packets_per_second, loss, rate: rate.collect::<Result<_>>()? })
 }
 
 fn timer() -> Result<Quantiles> {
@@ -116,23 +116,24 @@ fn timer() -> Result<Quantiles> {
             std::thread::sleep(SLEEP);
             start.elapsed().saturating_sub(SLEEP).as_secs_f64() * 1e6
         };
-        Quantiles::of((0..PROBES).map(lateness).collect())
+        Quantiles::from_samples((0..PROBES).map(lateness).collect())
     };
     std::thread::scope(|scope| scope.spawn(late).join()).map_err(|_| anyhow!("a thread panicked"))
 }
 
-fn delay_row(name: &str, path: &Path, asked: Duration) -> Result<DelayRow> {
+fn delay_row(name: &str, path: &AccuracyPath, asked: Duration) -> Result<DelayRow> {
     let arrivals = path.probe(PROBES, 500)?;
     ensure!(arrivals.len() == PROBES, "{name}: only {} of {PROBES} probes arrived", arrivals.len());
-    let error = |arrival: &Arrival| (arrival.arrived - arrival.sent - asked.as_nanos() as i64) as f64 / 1e3;
+    let error =
+        |arrival: &AccuracyArrival| (arrival.arrived - arrival.sent - asked.as_nanos() as i64) as f64 / 1e3;
     let probes = arrivals.len();
-    let error_us = Quantiles::of(arrivals.iter().map(error).collect());
+    let error_us = Quantiles::from_samples(arrivals.iter().map(error).collect());
     let jitter_us = error_us.p99 - error_us.p50;
     Ok(DelayRow { link: name.into(), probes, error_us, jitter_us })
 }
 
 impl Quantiles {
-    fn of(mut samples: Vec<f64>) -> Self {
+    fn from_samples(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         let at = |q: f64| {
             let index = (q * samples.len().saturating_sub(1) as f64).round() as usize;
@@ -142,8 +143,8 @@ impl Quantiles {
     }
 }
 
-/// The highest rate, by steps of a tenth, at which a second of probes arrives whole.
-fn max_packets_per_second(path: &Path) -> Result<u64> {
+/// Finds the highest rate, in steps of a tenth, at which no probe of a second is lost.
+fn max_packets_per_second(path: &AccuracyPath) -> Result<u64> {
     let whole = |rate: u64| -> Result<Option<u64>> {
         let (arrivals, sending) = path.probe_timed(rate as usize, rate, false)?;
         let reached = (rate as f64 / sending.as_secs_f64()) as u64;
@@ -151,7 +152,7 @@ fn max_packets_per_second(path: &Path) -> Result<u64> {
     };
     let mut best = 0;
     let mut rate = 10_000;
-    // What the sender cannot send any more says nothing about the link.
+    // A rate that the sender does not reach shows nothing about the link.
     while let Some(reached) = whole(rate)?
         && reached > best
     {
@@ -161,7 +162,7 @@ fn max_packets_per_second(path: &Path) -> Result<u64> {
     Ok(best)
 }
 
-fn loss_row(path: &Path, asked: f64) -> Result<LossRow> {
+fn loss_row(path: &AccuracyPath, asked: f64) -> Result<LossRow> {
     const PROBES: usize = 50_000;
     path.set(Impairment { loss: asked, ..Impairment::default() })?;
     let arrived = path.probe(PROBES, 10_000)?.len();
@@ -169,9 +170,9 @@ fn loss_row(path: &Path, asked: f64) -> Result<LossRow> {
     Ok(LossRow { asked, measured: 1.0 - arrived as f64 / PROBES as f64, sigma })
 }
 
-/// Offers a half more than the link takes, and measures between the first arrival and the last. The queue
-/// holds 200 ms, so that a sender that stalls does not leave the link without work.
-fn rate_row(path: &Path, asked: u64) -> Result<RateRow> {
+/// Offers half more than the link takes, and measures between the first arrival and the last. The queue holds 200 ms,
+/// so that a sender that stalls does not leave the link without work.
+fn rate_row(path: &AccuracyPath, asked: u64) -> Result<RateRow> {
     let queue_bytes = Some((asked / 8 / 5) as usize);
     path.set(Impairment { rate: Some(asked), queue_bytes, ..Impairment::default() })?;
     let offered = asked * 3 / 2 / (FRAME as u64 * 8);
@@ -187,20 +188,20 @@ fn rate_row(path: &Path, asked: u64) -> Result<RateRow> {
 }
 
 /// A lab of two nodes and one link, with a socket at each end.
-struct Path {
+struct AccuracyPath {
     tx: UdpSocket,
     rx: UdpSocket,
-    // Last: the sockets live in its namespaces.
+    // The field is the last: the sockets live in its namespaces.
     lab: Lab,
 }
 
-/// Wall clock, in nanoseconds.
-struct Arrival {
+/// Times of a probe by the wall clock, ns.
+struct AccuracyArrival {
     sent: i64,
     arrived: i64,
 }
 
-impl Path {
+impl AccuracyPath {
     fn new(emulate: bool) -> Result<Self> {
         let mut topology = Topology::standard(0, 1);
         topology.links.iter_mut().for_each(|link| link.emulate = emulate);
@@ -209,7 +210,8 @@ impl Path {
             let node = lab.node(node)?;
             Ok(node.enter(|| UdpSocket::bind((node.addr_v4(), 0)))??)
         };
-        let (tx, rx) = (bind("pub")?, bind("sub1")?);
+        let tx = bind("pub")?;
+        let rx = bind("sub1")?;
         tx.connect(rx.local_addr()?)?;
         setsockopt(&rx, sockopt::RcvBufForce, &(256 << 20))?;
         setsockopt(&rx, sockopt::ReceiveTimestampns, &true)?;
@@ -217,23 +219,28 @@ impl Path {
         Ok(Self { tx, rx, lab })
     }
 
-    fn link(&self) -> Result<&Link> {
+    fn link(&self) -> Result<&LabLink> {
         Ok(self.lab.link("pub-sub1")?)
     }
 
     fn set(&self, impairment: Impairment) -> Result<()> {
-        Ok(self.link()?.set(Direction::Forward, impairment)?)
+        Ok(self.link()?.set(LinkDirection::Forward, impairment)?)
     }
 
-    fn probe(&self, count: usize, per_second: u64) -> Result<Vec<Arrival>> {
+    fn probe(&self, count: usize, per_second: u64) -> Result<Vec<AccuracyArrival>> {
         Ok(self.probe_timed(count, per_second, true)?.0)
     }
 
-    /// What arrived, and how long the sending took.
+    /// Returns the arrivals, and how long the sending took.
     ///
-    /// A punctual sender goes before others: a probe that loses the CPU between its stamp and its send would
+    /// A punctual sender has priority over others. A probe that loses the CPU between its stamp and its send would
     /// measure the sender, and so would a limited link without work.
-    fn probe_timed(&self, count: usize, per_second: u64, punctual: bool) -> Result<(Vec<Arrival>, Duration)> {
+    fn probe_timed(
+        &self,
+        count: usize,
+        per_second: u64,
+        punctual: bool,
+    ) -> Result<(Vec<AccuracyArrival>, Duration)> {
         let sent_all = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let receiver = scope.spawn(|| self.receive(&sent_all));
@@ -251,7 +258,7 @@ impl Path {
         })
     }
 
-    /// Evenly, or by the millisecond above [`BULK`] per second.
+    /// Sends evenly, or by the millisecond above [`BULK`] per second.
     fn send(&self, count: usize, per_second: u64) -> Result<Duration> {
         let mut payload = [0u8; PAYLOAD];
         let start = Instant::now();
@@ -272,7 +279,7 @@ impl Path {
         Ok(start.elapsed())
     }
 
-    fn receive(&self, sent_all: &AtomicBool) -> Result<Vec<Arrival>> {
+    fn receive(&self, sent_all: &AtomicBool) -> Result<Vec<AccuracyArrival>> {
         let mut arrivals = Vec::new();
         let mut buffer = [0u8; PAYLOAD];
         let mut control = nix::cmsg_space!(TimeSpec);
@@ -288,7 +295,8 @@ impl Path {
                 }),
                 Err(nix::errno::Errno::EAGAIN) if last_call => return Ok(arrivals),
                 Err(nix::errno::Errno::EAGAIN) => {
-                    // Only in silence: asking locks the link, and we may lose the CPU while we hold it.
+                    // The check is made only in silence, since it locks the link, and we may lose the CPU while we hold
+                    // the lock.
                     last_call = sent_all.load(Ordering::Relaxed) && self.is_idle()?;
                     continue;
                 }
@@ -296,12 +304,12 @@ impl Path {
                 Err(error) => return Err(error.into()),
             };
             let sent = buffer.first_chunk().map(|bytes| i64::from_be_bytes(*bytes)).unwrap_or_default();
-            arrivals.push(Arrival { sent, arrived: arrived.context("no receive timestamp")? });
+            arrivals.push(AccuracyArrival { sent, arrived: arrived.context("no receive timestamp")? });
         }
     }
 
     fn is_idle(&self) -> Result<bool> {
-        let counters = self.link()?.counters(Direction::Forward);
+        let counters = self.link()?.counters(LinkDirection::Forward);
         Ok(counters.is_none_or(|counters| counters.queued == 0 && counters.in_flight == 0))
     }
 }
@@ -310,7 +318,7 @@ fn wall_clock() -> Result<i64> {
     Ok(clock_gettime(ClockId::CLOCK_REALTIME)?.num_nanoseconds())
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for AccuracyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "time from send to arrival beyond the delay asked for, us")?;
         writeln!(f, "  {:<12} {:>8} {:>8} {:>8} {:>8} {:>8}", "", "min", "p50", "p90", "p99", "max")?;

@@ -1,23 +1,23 @@
-//! From a topology to namespaces, devices, addresses, routes and emulated links.
+//! Builds a topology: namespaces, devices, addresses, routes and emulated links.
 
 use std::cell::LazyCell;
 
-use super::emulator::Wire;
+use super::emulator::EmulatedWire;
 use super::impair::Impairment;
-use super::netem::{self, Qdisc};
+use super::netem::{self, NetemQdisc};
 use super::netns::{disable_offloads, ip, sysctl};
-use super::registry::Claim;
+use super::registry::LabClaim;
 use super::shape::Shaper;
-use super::topology::{Direction, Interface, LinkSpec, NodePlan, Topology, plan};
-use super::{Driver, Link, Net, Node, Result, Wires};
+use super::topology::{LinkDirection, LinkSpec, NodeInterface, NodePlan, Topology, plan};
+use super::{Driver, LabLink, LabNetwork, LabNode, Result, Wires};
 
-/// The namespace that holds the inner ends of emulated links. Too long for a node's name.
+/// The namespace that holds the inner ends of emulated links. A node's name cannot be that long.
 const EMULATOR: &str = "link-emulator";
 
-pub(super) fn build(topology: &Topology) -> Result<Net> {
+pub(super) fn build(topology: &Topology) -> Result<LabNetwork> {
     let plans = plan(topology);
     let names = plans.iter().map(|plan| plan.name.as_str());
-    let claim = Claim::new(&names.chain([EMULATOR]).collect::<Vec<_>>())?;
+    let claim = LabClaim::new(&names.chain([EMULATOR]).collect::<Vec<_>>())?;
     let middle = claim.netns(EMULATOR);
     middle.enter(|| sysctl("ipv6/conf/default/disable_ipv6", "1"))??;
     let kinds = middle.enter(|| kinds(topology))?;
@@ -25,23 +25,23 @@ pub(super) fn build(topology: &Topology) -> Result<Net> {
         claim.netns(&plan.name).enter(quiet_ipv6)??;
     }
     ip(&devices(topology, &kinds, &plans, &claim))?;
-    // First, so that the nodes' ends have a carrier.
+    // The inner ends come up first, so that the nodes' ends have a carrier.
     middle.enter(|| raise_inner_ends(&kinds))??;
     for plan in &plans {
         let netns = claim.netns(&plan.name);
         netns.enter(|| configure(plan, topology.offloads))??;
     }
-    // Last, so that no frame meets a far end that is not up yet.
+    // The links start last, so that no frame arrives before the far end is up.
     let links = middle.enter(|| start_links(topology, &kinds, &plans, &claim))??;
     let nodes = plans
         .into_iter()
-        .map(|plan| Node { netns: claim.netns(&plan.name), name: plan.name, interfaces: plan.interfaces })
+        .map(|plan| LabNode { netns: claim.netns(&plan.name), name: plan.name, interfaces: plan.interfaces })
         .collect();
-    Ok(Net { nodes, links, claim })
+    Ok(LabNetwork { nodes, links, claim })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BuildKind {
     /// A veth pair.
     Plain,
     /// A veth pair with a queueing discipline at each end.
@@ -50,19 +50,19 @@ enum Kind {
     Emulated,
 }
 
-/// How each link is built. Inside the emulator's namespace, where netem may be tried.
-fn kinds(topology: &Topology) -> Vec<Kind> {
+/// Returns how each link is built. It runs inside the emulator's namespace, where netem can be tried.
+fn kinds(topology: &Topology) -> Vec<BuildKind> {
     let has_netem = LazyCell::new(netem::is_available);
     let kind = |link| match topology.is_emulated(link) {
-        false => Kind::Plain,
-        true if topology.is_for_netem(link) && *has_netem => Kind::Netem,
-        true => Kind::Emulated,
+        false => BuildKind::Plain,
+        true if topology.is_for_netem(link) && *has_netem => BuildKind::Netem,
+        true => BuildKind::Emulated,
     };
     topology.links.iter().map(kind).collect()
 }
 
-/// No link-local addresses, router solicitations or duplicate detection: links carry what nodes send, and a
-/// multicast listener report or two when they come up. Applies to devices that are made afterwards.
+/// Turns off link-local addresses, router solicitations and duplicate detection. Links then carry only what nodes send,
+/// and a multicast listener report or two when they come up. It applies to devices that are made afterwards.
 fn quiet_ipv6() -> Result<()> {
     sysctl("ipv6/conf/default/addr_gen_mode", "1")?;
     sysctl("ipv6/conf/default/accept_dad", "0")?;
@@ -70,13 +70,13 @@ fn quiet_ipv6() -> Result<()> {
     sysctl("ipv6/conf/default/router_solicitations", "0")
 }
 
-/// `ip` lines that make the veth pairs of all links.
-fn devices(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Claim) -> Vec<String> {
+/// Returns `ip` lines that make the veth pairs of all links.
+fn devices(topology: &Topology, kinds: &[BuildKind], plans: &[NodePlan], claim: &LabClaim) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, (link, kind)) in topology.links.iter().zip(kinds).enumerate() {
         let [a, b] = [0, 1].map(|end| outer_end(plans, claim, link, end));
         let mtu = topology.mtu;
-        if *kind == Kind::Emulated {
+        if *kind == BuildKind::Emulated {
             for (outer, inner) in [a, b].iter().zip(inner_ends(index)) {
                 let inner = format!("{inner} mtu {mtu} netns {}", claim.netns(EMULATOR).name());
                 lines.push(format!("link add {outer} mtu {mtu} type veth peer name {inner}"));
@@ -88,16 +88,16 @@ fn devices(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Clai
     lines
 }
 
-/// `DEVICE address MAC netns NAME` of a node's end of a link.
-fn outer_end(plans: &[NodePlan], claim: &Claim, link: &LinkSpec, end: usize) -> String {
+/// Returns `DEVICE address MAC netns NAME` of a node's end of a link.
+fn outer_end(plans: &[NodePlan], claim: &LabClaim, link: &LinkSpec, end: usize) -> String {
     let node = &link.ends[end];
-    let describe = |Interface { device, mac, .. }: &Interface| {
+    let describe = |NodeInterface { device, mac, .. }: &NodeInterface| {
         format!("{device} address {mac} netns {}", claim.netns(node).name())
     };
     end_of(plans, link, end).map(describe).unwrap_or_default()
 }
 
-fn end_of<'a>(plans: &'a [NodePlan], link: &LinkSpec, end: usize) -> Option<&'a Interface> {
+fn end_of<'a>(plans: &'a [NodePlan], link: &LinkSpec, end: usize) -> Option<&'a NodeInterface> {
     let plan = plans.iter().find(|plan| plan.name == link.ends[end])?;
     plan.interfaces.iter().find(|interface| interface.link == link.name)
 }
@@ -106,34 +106,39 @@ fn inner_ends(index: usize) -> [String; 2] {
     [format!("link{index}a"), format!("link{index}b")]
 }
 
-/// Inside the emulator's namespace.
-fn raise_inner_ends(kinds: &[Kind]) -> Result<()> {
-    let emulated = kinds.iter().enumerate().filter(|(_, kind)| **kind == Kind::Emulated);
+/// Brings the devices up. It runs inside the emulator's namespace.
+fn raise_inner_ends(kinds: &[BuildKind]) -> Result<()> {
+    let emulated = kinds.iter().enumerate().filter(|(_, kind)| **kind == BuildKind::Emulated);
     let inner: Vec<String> = emulated.flat_map(|(index, _)| inner_ends(index)).collect();
     inner.iter().try_for_each(|device| disable_offloads(device))?;
     ip(&inner.iter().map(|device| format!("link set {device} up")).collect::<Vec<_>>())
 }
 
-/// Inside the emulator's namespace.
-fn start_links(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Claim) -> Result<Vec<Link>> {
-    let start = |(index, (link, kind)): (usize, (&LinkSpec, &Kind))| -> Result<Link> {
+/// Starts the links. It runs inside the emulator's namespace.
+fn start_links(
+    topology: &Topology,
+    kinds: &[BuildKind],
+    plans: &[NodePlan],
+    claim: &LabClaim,
+) -> Result<Vec<LabLink>> {
+    let start = |(index, (link, kind)): (usize, (&LinkSpec, &BuildKind))| -> Result<LabLink> {
         let wires = match kind {
-            Kind::Plain => None,
-            Kind::Netem => Some(attach_netem(link, plans, claim)?),
-            Kind::Emulated => Some(start_wires(topology, index, link)?),
+            BuildKind::Plain => None,
+            BuildKind::Netem => Some(attach_netem(link, plans, claim)?),
+            BuildKind::Emulated => Some(start_wires(topology, index, link)?),
         };
-        Ok(Link { name: link.name.clone(), ends: link.ends.clone(), wires })
+        Ok(LabLink { name: link.name.clone(), ends: link.ends.clone(), wires })
     };
     topology.links.iter().zip(kinds).enumerate().map(start).collect()
 }
 
-fn attach_netem(link: &LinkSpec, plans: &[NodePlan], claim: &Claim) -> Result<Wires> {
+fn attach_netem(link: &LinkSpec, plans: &[NodePlan], claim: &LabClaim) -> Result<Wires> {
     let attach = |end, direction| {
         let device = end_of(plans, link, end).map(|interface| interface.device.as_str()).unwrap_or_default();
         let settings = link.impairment(direction).clone();
-        Qdisc::attach(&link.name, claim.netns(&link.ends[end]), device, settings).map(Driver::Netem)
+        NetemQdisc::attach(&link.name, claim.netns(&link.ends[end]), device, settings).map(Driver::Netem)
     };
-    Ok(Wires { forward: attach(0, Direction::Forward)?, backward: attach(1, Direction::Backward)? })
+    Ok(Wires { forward: attach(0, LinkDirection::Forward)?, backward: attach(1, LinkDirection::Backward)? })
 }
 
 fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wires> {
@@ -142,7 +147,7 @@ fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wir
     let seed = |direction: u64| topology.seed.wrapping_add((index as u64) << 1 | direction);
     let wire = |from, to, impairment: &Impairment, seed| {
         let shaper = Shaper::new(impairment.clone(), seed);
-        Wire::start(from, to, topology.mtu as usize, shaper).map(Driver::Emulator)
+        EmulatedWire::start(from, to, topology.mtu as usize, shaper).map(Driver::Emulator)
     };
     Ok(Wires {
         forward: wire(&a, &b, &link.forward, seed(0))?,
@@ -150,7 +155,7 @@ fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wir
     })
 }
 
-/// Inside a node's namespace.
+/// Configures a node's devices and routes. It runs inside the node's namespace.
 fn configure(plan: &NodePlan, offloads: bool) -> Result<()> {
     sysctl("ipv4/ip_forward", "1")?;
     sysctl("ipv6/conf/all/forwarding", "1")?;
@@ -163,13 +168,14 @@ fn configure(plan: &NodePlan, offloads: bool) -> Result<()> {
         lines.push(format!("address add {}/24 dev {device}", own.v4));
         lines.push(format!("address add {}/64 dev {device} nodad", own.v6));
         lines.push(format!("link set {device} up"));
-        // Known neighbours: neither ARP nor neighbour discovery meets loss, or shows up in the counts.
+        // Neighbours are known, so neither ARP nor neighbour discovery meets loss, or appears in the counts.
         for address in [peer.v4.to_string(), peer.v6.to_string()] {
             lines.push(format!("neighbour add {address} lladdr {} dev {device} nud permanent", peer.mac));
         }
     }
     for route in &plan.routes {
-        let ((v4, v4_len), (v6, v6_len)) = (route.v4, route.v6);
+        let (v4, v4_len) = route.v4;
+        let (v6, v6_len) = route.v6;
         lines.push(format!("route add {v4}/{v4_len} via {}", route.via_v4));
         lines.push(format!("route add {v6}/{v6_len} via {}", route.via_v6));
     }

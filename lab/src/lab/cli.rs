@@ -1,4 +1,4 @@
-//! `millrace-lab lab`.
+//! `millrace-lab lab`: commands that make and change labs.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,31 +14,31 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::accuracy;
-use super::control::{self, LinkStatus, Request, Status};
+use super::control::{self, LabRequest, LinkStatus, Status};
 use super::impair::Settings;
-use super::shape::Counters;
-use super::signals::{Signals, runtime};
-use super::topology::{Directions, Interface, Topology};
+use super::shape::FrameCounters;
+use super::signals::{CaughtSignals, runtime};
+use super::topology::{Directions, NodeInterface, Topology};
 use super::{Lab, registry};
 
 use crate::{hostile, receivers};
 
-/// How long a command gets to end after it was told to, and a lab to come up or go down.
+/// Time that a command gets to end after a signal, and a lab to come up or go down.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The line by which `lab up` says that it is.
+/// The line that `lab up` prints once the lab is up.
 const READY: &str = "ready";
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct LabArgs {
     #[command(subcommand)]
-    command: Verb,
+    command: LabVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum LabVerb {
     /// Bring a lab up, run a command, take the lab down
-    Run(Run),
+    Run(RunCommand),
     /// Bring a lab up and keep it until Ctrl-C, SIGTERM or `lab down`
     Up(Up),
     /// Take a lab down
@@ -46,21 +46,21 @@ enum Verb {
     /// Run a command inside a node of a lab that is up
     Exec(Exec),
     /// Show nodes, addresses, links and counters of the labs that are up
-    Status(Show),
+    Status(ShowCommand),
     /// Change a link of a lab that is up
-    Set(Set),
-    /// Remove what labs left whose owner died
+    Set(SetCommand),
+    /// Remove the remains of labs whose owner died
     Clean,
-    /// Measure how well the emulator does what it is told
-    Accuracy(Show),
-    /// Try on a relay what a client can do that means no good
-    Hostile(hostile::cli::Args),
-    /// Subscribe thousands of times in one process, from addresses that move
-    Receivers(receivers::cli::Args),
+    /// Measure how precisely the emulator impairs packets
+    Accuracy(ShowCommand),
+    /// Attack a relay as a hostile client
+    Hostile(hostile::cli::HostileCommandArgs),
+    /// Subscribe thousands of times in one process, from addresses that change
+    Receivers(receivers::cli::ReceiversArgs),
 }
 
 #[derive(Debug, clap::Args)]
-struct Shape {
+struct LabShapeArgs {
     /// TOML file with links, impairments and events
     #[arg(long, value_name = "FILE", conflicts_with_all = ["relays", "subscribers"])]
     topology: Option<PathBuf>,
@@ -76,15 +76,15 @@ struct Shape {
     /// Put every link through the emulator, so that all can be changed while up
     #[arg(long)]
     emulate: bool,
-    /// Seed of the emulator's random decisions; does without netem, which knows none
+    /// Seed of the emulator's random decisions; netem is not used, since it takes none
     #[arg(long)]
     seed: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]
-struct Run {
+struct RunCommand {
     #[command(flatten)]
-    shape: Shape,
+    shape: LabShapeArgs,
     /// Run the command inside this node instead of outside of the lab
     #[arg(long, value_name = "NODE")]
     r#in: Option<String>,
@@ -96,7 +96,7 @@ struct Run {
 #[derive(Debug, clap::Args)]
 struct Up {
     #[command(flatten)]
-    shape: Shape,
+    shape: LabShapeArgs,
     /// Return once the lab is up
     #[arg(long)]
     detach: bool,
@@ -104,7 +104,7 @@ struct Up {
 
 #[derive(Debug, clap::Args)]
 struct Which {
-    /// Which lab, if more than one is up; LAB_ID otherwise
+    /// Lab, if more than one is up; default: LAB_ID
     #[arg(long, value_name = "ID")]
     lab: Option<String>,
 }
@@ -113,46 +113,50 @@ struct Which {
 struct Exec {
     #[command(flatten)]
     which: Which,
+    /// Node of the lab, such as pub, relay or sub1
     node: String,
+    /// Command to run, with its arguments
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
-struct Show {
+struct ShowCommand {
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, clap::Args)]
-struct Set {
+struct SetCommand {
     #[command(flatten)]
     which: Which,
+    /// Link of the lab, such as pub-relay; see `lab status`
     link: String,
     #[arg(long, value_enum, default_value_t = Directions::Both)]
     direction: Directions,
-    /// `delay=10ms loss=1% ...`; see docs/lab.md
+    /// `delay=10ms loss=1% ...`; see docs/notes/lab.md
     #[arg(required = true, value_name = "KEY=VALUE")]
     settings: Vec<String>,
 }
 
-pub fn run(args: Args) -> Result<()> {
+pub fn run(args: LabArgs) -> Result<()> {
     match args.command {
-        Verb::Run(run) => run_in_lab(&run),
-        Verb::Up(args) if args.detach => up_detached(),
-        Verb::Up(args) => up(&args.shape),
-        Verb::Down(which) => down(&which),
-        Verb::Exec(exec) => exec_in_node(&exec),
-        Verb::Status(show) => show_status(show.json),
-        Verb::Set(set) => change(&set),
-        Verb::Clean => clean(),
-        Verb::Accuracy(show) => measure_accuracy(show.json),
-        Verb::Hostile(args) => hostile::cli::run(&args),
-        Verb::Receivers(args) => receivers::cli::run(&args),
+        LabVerb::Run(run) => run_in_lab(&run),
+        LabVerb::Up(args) if args.detach => up_detached(),
+        LabVerb::Up(args) => up(&args.shape),
+        LabVerb::Down(which) => down(&which),
+        LabVerb::Exec(exec) => exec_in_node(&exec),
+        LabVerb::Status(show) => show_status(show.json),
+        LabVerb::Set(set) => change(&set),
+        LabVerb::Clean => clean(),
+        LabVerb::Accuracy(show) => measure_accuracy(show.json),
+        LabVerb::Hostile(args) => hostile::cli::run(&args),
+        LabVerb::Receivers(args) => receivers::cli::run(&args),
     }
 }
 
-impl Shape {
+impl LabShapeArgs {
     fn build(&self) -> Result<Topology> {
         let mut topology = match &self.topology {
             Some(path) => Topology::load(path).with_context(|| path.display().to_string())?,
@@ -178,10 +182,10 @@ impl Shape {
     }
 }
 
-fn run_in_lab(run: &Run) -> Result<()> {
+fn run_in_lab(run: &RunCommand) -> Result<()> {
     let topology = run.shape.build()?;
     let status = runtime()?.block_on(async {
-        let mut signals = Signals::catch()?;
+        let mut signals = CaughtSignals::catch()?;
         let lab = Lab::new(&topology)?;
         let (program, arguments) = run.command.split_first().context("no command")?;
         let mut command = match &run.r#in {
@@ -199,7 +203,8 @@ fn run_in_lab(run: &Run) -> Result<()> {
     std::process::exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
 }
 
-/// What a command needs to find its way: `LAB_ID`, `LAB_RELAY_V4`, `LAB_RELAY_V6`, `LAB_RELAY_NETNS`, ...
+/// Returns the variables that tell a command about the lab: `LAB_ID`, `LAB_RELAY_V4`, `LAB_RELAY_V6`,
+/// `LAB_RELAY_NETNS`, ...
 fn environment(lab: &Lab) -> Vec<(String, String)> {
     let mut list = vec![("LAB_ID".to_owned(), lab.id().to_owned())];
     for node in lab.nodes() {
@@ -211,10 +216,10 @@ fn environment(lab: &Lab) -> Vec<(String, String)> {
     list
 }
 
-/// Has the command end by the signal, and kills what does not.
+/// Ends the command with the signal, and kills it if it goes on.
 ///
-/// Ctrl-C comes to everybody in front of the terminal, the command too, and a second one would mean "at once": only where the
-/// command goes on nevertheless it is told, by SIGTERM.
+/// The terminal sends Ctrl-C to all processes in the foreground, so the command has received it as well. A second one
+/// would mean "at once". A command that goes on nevertheless gets SIGTERM.
 async fn end(child: &mut tokio::process::Child, mut signal: Signal) -> Result<ExitStatus> {
     if signal == Signal::SIGINT {
         if let Ok(status) = tokio::time::timeout(GRACE, child.wait()).await {
@@ -234,13 +239,13 @@ async fn end(child: &mut tokio::process::Child, mut signal: Signal) -> Result<Ex
     }
 }
 
-fn up(shape: &Shape) -> Result<()> {
+fn up(shape: &LabShapeArgs) -> Result<()> {
     let topology = shape.build()?;
     runtime()?.block_on(async {
-        let mut signals = Signals::catch()?;
+        let mut signals = CaughtSignals::catch()?;
         let lab = Lab::new(&topology)?;
         let mut out = std::io::stdout().lock();
-        write!(out, "{}", Text(&control::ask(lab.id(), &Request::Status)?))?;
+        write!(out, "{}", StatusText(&control::ask(lab.id(), &LabRequest::Status)?))?;
         writeln!(out, "{READY}: Ctrl-C or `millrace-lab lab down` removes it")?;
         out.flush()?;
         signals.recv().await;
@@ -248,7 +253,7 @@ fn up(shape: &Shape) -> Result<()> {
     })
 }
 
-/// The same command in the background; it says when it is ready.
+/// Runs the same command in the background, and waits until it is ready.
 fn up_detached() -> Result<()> {
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
     let mut child = Command::new(std::env::current_exe()?)
@@ -286,7 +291,7 @@ fn down(which: &Which) -> Result<()> {
 
 fn exec_in_node(exec: &Exec) -> Result<()> {
     let id = exec.which.find()?;
-    let status = control::ask(&id, &Request::Status)?;
+    let status = control::ask(&id, &LabRequest::Status)?;
     let known: Vec<&str> = status.nodes.iter().map(|node| node.name.as_str()).collect();
     ensure!(
         known.contains(&exec.node.as_str()),
@@ -300,7 +305,7 @@ fn exec_in_node(exec: &Exec) -> Result<()> {
 }
 
 fn show_status(json: bool) -> Result<()> {
-    let ask = |id: String| match control::ask(&id, &Request::Status) {
+    let ask = |id: String| match control::ask(&id, &LabRequest::Status) {
         Ok(status) => Some(status),
         Err(error) => {
             eprintln!("lab {id} is not to be asked now, it may be coming up or going down: {error}");
@@ -322,15 +327,15 @@ fn show_status(json: bool) -> Result<()> {
     if labs.is_empty() {
         println!("no lab is up");
     }
-    labs.iter().for_each(|lab| print!("{}", Text(lab)));
+    labs.iter().for_each(|lab| print!("{}", StatusText(lab)));
     left.iter().for_each(|left| println!("{left}"));
     Ok(())
 }
 
-fn change(set: &Set) -> Result<()> {
+fn change(set: &SetCommand) -> Result<()> {
     let id = set.which.find()?;
     let settings = Settings::parse(&set.settings.join(" "))?;
-    let request = Request::Set { link: set.link.clone(), direction: set.direction, settings };
+    let request = LabRequest::Set { link: set.link.clone(), direction: set.direction, settings };
     let status = control::ask(&id, &request)?;
     if let Some(link) = status.links.iter().find(|link| link.name == set.link) {
         print!("{}", LinkText(link));
@@ -373,17 +378,17 @@ impl Which {
     }
 }
 
-struct Text<'a>(&'a Status);
+struct StatusText<'a>(&'a Status);
 
-/// Of lines: what any terminal has.
+/// Width of lines, which any terminal has.
 const WIDTH: usize = 80;
 
-impl fmt::Display for Text<'_> {
+impl fmt::Display for StatusText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "lab {} (process {})", self.0.id, self.0.owner)?;
         for node in &self.0.nodes {
             writeln!(f, "  node {:<12} netns {}", node.name, node.netns)?;
-            for Interface { link, device, v4, v6, .. } in &node.interfaces {
+            for NodeInterface { link, device, v4, v6, .. } in &node.interfaces {
                 line(f, "    ", &format!("{device:<15} {v4}/24  {v6}/64  link {link}"))?;
             }
         }
@@ -401,8 +406,8 @@ impl fmt::Display for LinkText<'_> {
         };
         line(f, "  ", &format!("link {name}"))?;
         for (from, to, wire) in [(a, b, forward), (b, a, backward)] {
-            let Counters { received, delivered, lost, queue_dropped, oversize, .. } = wire.counters;
-            let Counters { duplicated, reordered, overrun, queued, in_flight, .. } = wire.counters;
+            let FrameCounters { received, delivered, lost, queue_dropped, oversize, .. } = wire.counters;
+            let FrameCounters { duplicated, reordered, overrun, queued, in_flight, .. } = wire.counters;
             line(f, "    ", &format!("{from} -> {to}: {}", wire.settings))?;
             let counts = format!(
                 "{received} received, {delivered} delivered, {lost} lost, {queue_dropped} dropped by \
@@ -415,7 +420,7 @@ impl fmt::Display for LinkText<'_> {
     }
 }
 
-/// A text as lines that fit, further ones indented by two more.
+/// Writes a text as lines that fit, further ones indented by two more.
 fn line(f: &mut fmt::Formatter<'_>, indent: &str, text: &str) -> fmt::Result {
     writeln!(
         f,
@@ -433,20 +438,20 @@ mod tests {
     fn status_fits_a_terminal() {
         let name = "a-link-of-sixty-characters-that-somebody-has-really-given-it";
         let many = 1_234_567_890;
-        let counters = Counters {
+        let counters = FrameCounters {
             received: many,
             delivered: many,
             lost: many,
             queue_dropped: many,
             oversize: many,
-            ..Counters::default()
+            ..FrameCounters::default()
         };
         let wire = || {
             let settings =
                 "delay=100ms jitter=10ms loss=1% burst-start=1% burst-end=10% rate=100mbit reorder=1%";
             Some(WireStatus { settings: settings.into(), counters })
         };
-        let interface = Interface {
+        let interface = NodeInterface {
             link: name.into(),
             device: "to-twelve-chars".into(),
             v4: "10.77.255.254".parse().unwrap(),
@@ -476,7 +481,7 @@ mod tests {
                 },
             ],
         };
-        let text = Text(&status).to_string();
+        let text = StatusText(&status).to_string();
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{} wide: {line}\n{text}", line.chars().count());
         }

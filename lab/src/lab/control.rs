@@ -1,4 +1,4 @@
-//! What runs beside a lab: its timeline, and the socket that `millrace-lab lab set` and `status` talk to.
+//! Serves a running lab: its timeline, and the socket for `millrace-lab lab set` and `status`.
 //!
 //! One connection carries one request and one answer, each a line of JSON.
 
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::impair::Settings;
-use super::shape::Counters;
-use super::topology::{Direction, Directions, Event, Interface};
-use super::{Error, Link, Net, Result, registry};
+use super::shape::FrameCounters;
+use super::topology::{Directions, LinkDirection, LinkEvent, NodeInterface};
+use super::{Error, LabLink, LabNetwork, Result, registry};
 
-/// A client that does not speak must not hold up the others.
+/// Longest wait for a client. One that sends nothing must not hold up the others.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Request {
+pub(super) enum LabRequest {
     Status,
     Set { link: String, direction: Directions, settings: Settings },
 }
@@ -39,7 +39,7 @@ pub(super) struct Status {
 pub(super) struct NodeStatus {
     pub name: String,
     pub netns: String,
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<NodeInterface>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -53,11 +53,11 @@ pub(super) struct LinkStatus {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct WireStatus {
     pub settings: String,
-    pub counters: Counters,
+    pub counters: FrameCounters,
 }
 
 impl Status {
-    pub(super) fn of(net: &Net) -> Self {
+    pub(super) fn from_net(net: &LabNetwork) -> Self {
         let nodes = net.nodes.iter().map(|node| NodeStatus {
             name: node.name.clone(),
             netns: node.netns.name().to_owned(),
@@ -66,8 +66,8 @@ impl Status {
         let links = net.links.iter().map(|link| LinkStatus {
             name: link.name.clone(),
             ends: link.ends.clone(),
-            forward: WireStatus::of(link, Direction::Forward),
-            backward: WireStatus::of(link, Direction::Backward),
+            forward: WireStatus::from_link(link, LinkDirection::Forward),
+            backward: WireStatus::from_link(link, LinkDirection::Backward),
         });
         Self {
             id: net.claim.id().to_owned(),
@@ -79,14 +79,14 @@ impl Status {
 }
 
 impl WireStatus {
-    fn of(link: &Link, direction: Direction) -> Option<Self> {
+    fn from_link(link: &LabLink, direction: LinkDirection) -> Option<Self> {
         let counters = link.counters(direction)?;
         Some(Self { settings: link.impairment(direction).to_string(), counters })
     }
 }
 
-/// Asks a live lab.
-pub(super) fn ask(id: &str, request: &Request) -> Result<Status> {
+/// Sends a request to a live lab.
+pub(super) fn ask(id: &str, request: &LabRequest) -> Result<Status> {
     let io = |source| Error::Io { what: format!("talk to lab {id}"), source };
     let mut stream = UnixStream::connect(registry::control_socket(id)).map_err(io)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
@@ -95,7 +95,7 @@ pub(super) fn ask(id: &str, request: &Request) -> Result<Status> {
     answer.map_err(Error::Invalid)
 }
 
-/// The threads of a lab; dropping it ends them.
+/// The threads of a lab, which end when it is dropped.
 pub(super) struct Background {
     socket: PathBuf,
     stop: Option<Sender<()>>,
@@ -104,7 +104,7 @@ pub(super) struct Background {
 }
 
 impl Background {
-    pub(super) fn start(net: Arc<Net>, events: Vec<Event>) -> Result<Self> {
+    pub(super) fn start(net: Arc<LabNetwork>, events: Vec<LinkEvent>) -> Result<Self> {
         let socket = net.claim.control_socket();
         let io = |source| Error::Io { what: format!("serve {}", socket.display()), source };
         let listener = UnixListener::bind(&socket).map_err(io)?;
@@ -132,7 +132,7 @@ impl Drop for Background {
     }
 }
 
-fn play(net: &Net, mut events: Vec<Event>, stopped: &Receiver<()>) {
+fn play(net: &LabNetwork, mut events: Vec<LinkEvent>, stopped: &Receiver<()>) {
     let start = Instant::now();
     events.sort_by_key(|event| event.at);
     for event in events {
@@ -142,13 +142,13 @@ fn play(net: &Net, mut events: Vec<Event>, stopped: &Receiver<()>) {
         }
         let done = net.link(&event.link).and_then(|link| link.change(event.direction, &event.settings));
         if let Err(error) = done {
-            tracing::error!(%error, link = event.link, "lab: event failed");
+            tracing::error!(%error, link = event.link, "lab: an event of the topology could not be applied to its link");
         }
     }
 }
 
-/// Answers until a client sends an empty line, which the owner does to end the thread.
-fn serve(net: &Net, listener: &UnixListener) {
+/// Answers requests until a client sends an empty line, with which the owner ends the thread.
+fn serve(net: &LabNetwork, listener: &UnixListener) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
         let _ = stream.set_read_timeout(Some(PATIENCE));
@@ -166,11 +166,11 @@ fn serve(net: &Net, listener: &UnixListener) {
     }
 }
 
-fn handle(net: &Net, request: Request) -> Result<Status> {
-    if let Request::Set { link, direction, settings } = request {
+fn handle(net: &LabNetwork, request: LabRequest) -> Result<Status> {
+    if let LabRequest::Set { link, direction, settings } = request {
         net.link(&link)?.change(direction, &settings)?;
     }
-    Ok(Status::of(net))
+    Ok(Status::from_net(net))
 }
 
 fn write_line(stream: &mut UnixStream, value: &impl Serialize) -> std::io::Result<()> {

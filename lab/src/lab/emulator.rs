@@ -20,16 +20,16 @@ use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 
 use super::impair::{Impairment, Settings};
-use super::shape::{Counters, Shaper};
+use super::shape::{FrameCounters, Shaper};
 use super::{Error, Result};
 
 /// Frames per system call.
 const BATCH: usize = 64;
 
-/// Room for bursts while the thread waits for its CPU.
+/// Socket buffer for bursts while the thread waits for its CPU.
 const SOCKET_BUFFER: usize = 64 << 20;
 
-/// Of SCHED_FIFO, low: before ordinary threads, behind whoever asks for more.
+/// Priority of SCHED_FIFO. It is low: above ordinary threads, below those that ask for more.
 const PRIORITY: &str = "1";
 
 const ETHERNET_HEADER: usize = 14;
@@ -43,9 +43,9 @@ struct QdiscBypass;
 nix::setsockopt_impl!(QdiscBypass, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, bool, sockopt::SetBool);
 
 #[derive(Clone, Copy)]
-struct Statistics;
+struct PacketStatistics;
 nix::getsockopt_impl!(
-    Statistics,
+    PacketStatistics,
     libc::SOL_PACKET,
     libc::PACKET_STATISTICS,
     libc::tpacket_stats,
@@ -53,7 +53,7 @@ nix::getsockopt_impl!(
 );
 
 /// A running direction of an emulated link; dropping it cuts the wire.
-pub struct Wire {
+pub struct EmulatedWire {
     shaper: Arc<Mutex<Shaper>>,
     input: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
@@ -61,9 +61,9 @@ pub struct Wire {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Wire {
-    /// Moves what arrives at the device `from` to the device `to`, both in the calling thread's namespace.
-    /// The devices have to be up, and carry frames of up to `mtu` bytes and an Ethernet header.
+impl EmulatedWire {
+    /// Moves frames from the device `from` to the device `to`, both in the calling thread's namespace. The devices must
+    /// be up, and carry frames of up to `mtu` bytes and an Ethernet header.
     pub fn start(from: &str, to: &str, mtu: usize, shaper: Shaper) -> Result<Self> {
         let io = |source: Errno| Error::Io {
             what: format!("packet socket {from} -> {to}"),
@@ -74,7 +74,7 @@ impl Wire {
         let (wake, waker) = std::io::pipe().map_err(|source| Error::Io { what: "pipe".into(), source })?;
         let shaper = Arc::new(Mutex::new(shaper));
         let stop = Arc::new(AtomicBool::new(false));
-        let pump = Pump {
+        let pump = FramePump {
             shaper: shaper.clone(),
             input: input.clone(),
             output,
@@ -98,7 +98,7 @@ impl Wire {
         self.wake();
     }
 
-    /// Changes what the settings name, and leaves the rest.
+    /// Changes the named settings, and leaves the rest.
     pub fn change(&self, settings: &Settings) -> Result<()> {
         let mut shaper = self.shaper.lock();
         let mut changed = shaper.settings().clone();
@@ -109,21 +109,22 @@ impl Wire {
         Ok(())
     }
 
-    pub fn counters(&self) -> Counters {
-        // Reading them resets them.
-        let dropped = socket::getsockopt(&self.input, Statistics).map_or(0, |statistics| statistics.tp_drops);
+    pub fn counters(&self) -> FrameCounters {
+        // Reading the statistics resets them.
+        let dropped =
+            socket::getsockopt(&self.input, PacketStatistics).map_or(0, |statistics| statistics.tp_drops);
         let mut shaper = self.shaper.lock();
         shaper.count_overrun(dropped.into());
         shaper.counters()
     }
 
     fn wake(&self) {
-        // Fails only once the thread is gone.
+        // The write fails only once the thread is gone.
         let _ = (&self.waker).write(&[0]);
     }
 }
 
-impl Drop for Wire {
+impl Drop for EmulatedWire {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake();
@@ -133,7 +134,7 @@ impl Drop for Wire {
     }
 }
 
-/// A packet socket that receives every frame that enters through `device`.
+/// Opens a packet socket that receives every frame that enters through `device`.
 pub(super) fn input(device: &str) -> nix::Result<OwnedFd> {
     let fd = socket::socket(
         socket::AddressFamily::Packet,
@@ -148,7 +149,7 @@ pub(super) fn input(device: &str) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A packet socket that sends through `device` and receives nothing.
+/// Opens a packet socket that sends through `device` and receives nothing.
 pub(super) fn output(device: &str) -> nix::Result<OwnedFd> {
     let fd = socket::socket(
         socket::AddressFamily::Packet,
@@ -162,14 +163,14 @@ pub(super) fn output(device: &str) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The packet address of a device, which has protocol 0: bind keeps the socket's own.
+/// Returns the packet address of a device. Its protocol is 0, so that bind keeps the socket's own.
 fn address(device: &str) -> nix::Result<LinkAddr> {
     let of_device = nix::ifaddrs::getifaddrs()?.filter(|entry| entry.interface_name == device);
     of_device.filter_map(|entry| entry.address?.as_link_addr().copied()).next().ok_or(Errno::ENODEV)
 }
 
-/// A wire does not wait for a CPU: the calling thread goes before all ordinary ones, and wakes when it asked
-/// to. Where that is not allowed links work, less exactly.
+/// Gives the calling thread priority over all ordinary ones and exact timers, since a wire does not wait for a CPU.
+/// Where that is not allowed, links work less exactly.
 pub(super) fn be_punctual() {
     // The default slack lets the kernel wake us 50 us late.
     let _ = nix::sys::prctl::set_timerslack(1);
@@ -178,15 +179,18 @@ pub(super) fn be_punctual() {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
             let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            tracing::warn!(error, "lab: no real-time priority");
+            tracing::warn!(
+                error,
+                "lab: the emulator has no real-time priority, so packets may leave late: chrt failed"
+            );
         }
         Err(error) => {
-            tracing::warn!(%error, "lab: no real-time priority: chrt (util-linux)")
+            tracing::warn!(%error, "lab: the emulator has no real-time priority, so packets may leave late: install chrt (util-linux)")
         }
     }
 }
 
-struct Pump {
+struct FramePump {
     shaper: Arc<Mutex<Shaper>>,
     input: Arc<OwnedFd>,
     output: OwnedFd,
@@ -195,23 +199,23 @@ struct Pump {
     frame_size: usize,
 }
 
-impl Pump {
+impl FramePump {
     fn run(self) {
         be_punctual();
-        let mut inbox = Inbox::new(self.frame_size);
+        let mut inbox = FrameBatch::new(self.frame_size);
         while !self.stop.load(Ordering::Relaxed) {
             let deadline = self.deliver();
             match self.wait(deadline).and_then(|()| self.collect(&mut inbox)) {
                 Ok(()) | Err(Errno::EINTR | Errno::EAGAIN | Errno::ENETDOWN) => {}
                 Err(error) => {
-                    tracing::error!(%error, "lab: emulated link is cut");
+                    tracing::error!(%error, "lab: an emulated link stopped forwarding");
                     return;
                 }
             }
         }
     }
 
-    /// Sends what is due; when to come back.
+    /// Sends frames that are due, and returns when the next one is.
     fn deliver(&self) -> Option<Instant> {
         loop {
             let mut shaper = self.shaper.lock();
@@ -239,7 +243,7 @@ impl Pump {
                 Err(_) => 0,
             };
             if sent == 0 {
-                // The first one cannot be sent: device down, no memory.
+                // The first frame cannot be sent: the device is down, or memory is short.
                 self.shaper.lock().count_overrun(1);
             }
             frames = frames.get(sent.max(1)..).unwrap_or_default();
@@ -259,8 +263,8 @@ impl Pump {
         Ok(())
     }
 
-    /// Takes in one batch of what has arrived.
-    fn collect(&self, inbox: &mut Inbox) -> nix::Result<()> {
+    /// Reads one batch of frames that have arrived.
+    fn collect(&self, inbox: &mut FrameBatch) -> nix::Result<()> {
         let arrived = inbox.receive(&self.input)?;
         let mut shaper = self.shaper.lock();
         for ((at, len), slot) in arrived.into_iter().zip(&mut inbox.frames) {
@@ -272,26 +276,27 @@ impl Pump {
     }
 }
 
-/// Where a batch is received.
-struct Inbox {
+/// Buffers for a batch of received frames.
+struct FrameBatch {
     frames: Vec<Vec<u8>>,
-    /// Made once: since every frame has a timestamp, the room for it in each header stays the same.
+    /// Headers that are made once: since every frame has a timestamp, the room for it in each stays the same.
     headers: MultiHeaders<LinkAddr>,
 }
 
-impl Inbox {
+impl FrameBatch {
     fn new(frame_size: usize) -> Self {
         let headers = MultiHeaders::preallocate(BATCH, Some(nix::cmsg_space!(TimeSpec)));
         Self { frames: vec![vec![0; frame_size]; BATCH], headers }
     }
 
-    /// Arrival time and length of the first of `frames`.
+    /// Returns arrival time and length of the first of `frames`.
     fn receive(&mut self, socket: &OwnedFd) -> nix::Result<Vec<(Instant, usize)>> {
         let mut slices: Vec<[IoSliceMut; 1]> =
             self.frames.iter_mut().map(|frame| [IoSliceMut::new(frame)]).collect();
         let fd = socket.as_raw_fd();
         let messages = socket::recvmmsg(fd, &mut self.headers, &mut slices, MsgFlags::MSG_DONTWAIT, None)?;
-        let (now, wall) = (Instant::now(), clock_gettime(ClockId::CLOCK_REALTIME)?);
+        let now = Instant::now();
+        let wall = clock_gettime(ClockId::CLOCK_REALTIME)?;
         let arrived = |message: &socket::RecvMsg<LinkAddr>| {
             let stamp = message.cmsgs().ok()?.find_map(|cmsg| match cmsg {
                 ControlMessageOwned::ScmTimestampns(stamp) => Some(stamp),

@@ -1,4 +1,4 @@
-//! What a link does to packets in one direction, and how that is written down.
+//! Impairments of packets in one direction of a link, and their textual form.
 //!
 //! Topology files, timelines, flags and `millrace-lab lab set` all use the same `key = value` settings, read by
 //! [`Impairment::assign`].
@@ -17,7 +17,7 @@ pub const DEFAULT_QUEUE_PACKETS: usize = 1000;
 pub enum Error {
     #[error("unknown setting `{0}`; there are: {keys}", keys = KEYS.join(", "))]
     UnknownKey(String),
-    #[error("`{key} = {value}`: {want}")]
+    #[error("the link setting `{key} = {value}` is wrong: {want}")]
     BadValue { key: String, value: String, want: &'static str },
 }
 
@@ -40,13 +40,13 @@ const KEYS: [&str; 14] = [
     "mtu",
 ];
 
-/// How the random part of the delay is distributed.
+/// Distribution of the random part of the delay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JitterShape {
-    /// Evenly within `delay ± jitter`.
+    /// Uniform within `delay ± jitter`.
     #[default]
     Uniform,
-    /// Around `delay` with standard deviation `jitter`, cut off at four of them.
+    /// Normal around `delay` with standard deviation `jitter`, cut off at four of them.
     Normal,
 }
 
@@ -58,7 +58,8 @@ pub enum JitterShape {
 #[serde(try_from = "Settings")]
 pub struct Impairment {
     pub delay: Duration,
-    /// Never reorders: a frame leaves no earlier than the one before it. Reordering is `reorder`'s business.
+    /// Random part of the delay. It never reorders: a frame leaves no earlier than the one before it. `reorder` does
+    /// that.
     pub jitter: Duration,
     pub jitter_shape: JitterShape,
     /// Probability of loss; with bursts, of loss outside of a burst.
@@ -110,14 +111,14 @@ impl Impairment {
         *self == Self::default()
     }
 
-    /// Reads `delay=10ms loss=5%`.
+    /// Parses `delay=10ms loss=5%`.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut impairment = Self::default();
         impairment.apply(&Settings::parse(text)?)?;
         Ok(impairment)
     }
 
-    /// Changes what the settings name and nothing else; nothing at all when one of them is wrong.
+    /// Changes the named settings only, and nothing at all if one of them is wrong.
     pub fn apply(&mut self, settings: &Settings) -> Result<(), Error> {
         let mut changed = self.clone();
         for (key, value) in &settings.0 {
@@ -157,7 +158,7 @@ impl Impairment {
         Ok(())
     }
 
-    /// Every setting that is not at its default.
+    /// Returns every setting that differs from its default.
     fn settings(&self) -> Vec<(&'static str, String)> {
         let perfect = Self::default();
         let mut list = Vec::new();
@@ -212,7 +213,7 @@ impl TryFrom<Settings> for Impairment {
 pub struct Settings(pub Vec<(String, String)>);
 
 impl Settings {
-    /// Reads `delay=10ms loss=5%`.
+    /// Parses `delay=10ms loss=5%`.
     pub fn parse(text: &str) -> Result<Self, Error> {
         text.split_whitespace().map(assignment).collect::<Result<_, _>>().map(Self)
     }
@@ -303,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
+    fn impairments_round_trip_as_text() {
         let text = "delay=10ms jitter=1.5ms jitter-shape=normal loss=0.1% burst-start=1% burst-end=25% \
                     burst-loss=90% duplicate=2% reorder=3% reorder-by=250us rate=10mbit queue-packets=50 \
                     queue-bytes=64000 mtu=1280";
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_cannot_mean() {
+    fn impossible_impairments_are_refused() {
         for text in [
             "delay=10",
             "delay=-1ms",
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn applies_all_or_nothing() {
+    fn impairment_change_is_applied_as_a_whole_or_not_at_all() {
         let mut impairment = Impairment::parse("delay=10ms loss=1%").unwrap();
         let before = impairment.clone();
         assert!(impairment.apply(&Settings::parse("loss=2% rate=much").unwrap()).is_err());
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_toml_tables() {
+    fn impairments_are_read_from_toml_tables() {
         let impairment: Impairment =
             toml::from_str("delay = '10ms'\nloss = 0.05\nqueue-packets = 7").unwrap();
         assert_eq!(impairment, Impairment::parse("delay=10ms loss=5% queue-packets=7").unwrap());

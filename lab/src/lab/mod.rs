@@ -5,7 +5,7 @@
 //! should not die by a signal without dropping its labs calls [`remove_on_signal`].
 //!
 //! ```no_run
-//! use millrace_lab::lab::{Direction, Impairment, Lab, Topology};
+//! use millrace_lab::lab::{LinkDirection, Impairment, Lab, Topology};
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let mut topology = Topology::standard(1, 2);
@@ -13,7 +13,7 @@
 //! let lab = Lab::new(&topology)?;
 //! let relay = lab.node("relay")?;
 //! println!("{} {}", relay.addr_v4(), relay.addr_v6());
-//! lab.link("pub-relay")?.set(Direction::Forward, Impairment::parse("delay=10ms loss=1%")?)?;
+//! lab.link("pub-relay")?.set(LinkDirection::Forward, Impairment::parse("delay=10ms loss=1%")?)?;
 //! lab.node("pub")?.command("ip").arg("address").status()?;
 //! # Ok(())
 //! # }
@@ -36,19 +36,21 @@ mod topology;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-pub use cli::{Args, run};
+pub use cli::{LabArgs, run};
 pub use impair::{Error as SettingError, Impairment, JitterShape, Settings};
 pub use netns::Netns;
 pub use registry::clean;
-pub use shape::{Counters, Shaper};
+pub use shape::{FrameCounters, Shaper};
 pub use signals::remove_on_signal;
-pub use tap::Tap;
-pub use topology::{Direction, Directions, Error as TopologyError, Event, Interface, LinkSpec, Topology};
+pub use tap::DeviceTap;
+pub use topology::{
+    Directions, Error as TopologyError, LinkDirection, LinkEvent, LinkSpec, NodeInterface, Topology,
+};
 
 use control::Background;
-use emulator::Wire;
-use netem::Qdisc;
-use registry::Claim;
+use emulator::EmulatedWire;
+use netem::NetemQdisc;
+use registry::LabClaim;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -76,9 +78,9 @@ pub enum Error {
 
 /// A network that is up, until it is dropped.
 pub struct Lab {
-    // Order of removal: first what uses the links, then the links, then the namespaces.
+    // The fields' order is that of removal: users of the links, then the links, then the namespaces.
     _background: Background,
-    net: Arc<Net>,
+    net: Arc<LabNetwork>,
 }
 
 impl Lab {
@@ -93,45 +95,45 @@ impl Lab {
         Ok(Self { _background: background, net })
     }
 
-    /// `mr-PID.N`: the prefix of its namespaces, and its name for `millrace-lab lab --lab`.
+    /// Returns `mr-PID.N`: the prefix of its namespaces, and its name for `millrace-lab lab --lab`.
     pub fn id(&self) -> &str {
         self.net.claim.id()
     }
 
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[LabNode] {
         &self.net.nodes
     }
 
-    pub fn links(&self) -> &[Link] {
+    pub fn links(&self) -> &[LabLink] {
         &self.net.links
     }
 
-    pub fn node(&self, name: &str) -> Result<&Node> {
+    pub fn node(&self, name: &str) -> Result<&LabNode> {
         self.net.node(name)
     }
 
-    pub fn link(&self, name: &str) -> Result<&Link> {
+    pub fn link(&self, name: &str) -> Result<&LabLink> {
         self.net.link(name)
     }
 }
 
-/// What is built, shared with the threads that serve it.
-struct Net {
-    nodes: Vec<Node>,
-    links: Vec<Link>,
-    // Last: links end before their namespaces.
-    claim: Claim,
+/// Nodes and links, shared with the threads that serve them.
+struct LabNetwork {
+    nodes: Vec<LabNode>,
+    links: Vec<LabLink>,
+    // The field is the last: links end before their namespaces.
+    claim: LabClaim,
 }
 
-impl Net {
-    fn node(&self, name: &str) -> Result<&Node> {
+impl LabNetwork {
+    fn node(&self, name: &str) -> Result<&LabNode> {
         self.nodes.iter().find(|node| node.name == name).ok_or_else(|| Error::NoNode {
             name: name.into(),
             known: self.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", "),
         })
     }
 
-    fn link(&self, name: &str) -> Result<&Link> {
+    fn link(&self, name: &str) -> Result<&LabLink> {
         self.links.iter().find(|link| link.name == name).ok_or_else(|| {
             let known = self.links.iter().map(|link| link.name.clone()).collect();
             TopologyError::NoLink { name: name.into(), known }.into()
@@ -140,13 +142,13 @@ impl Net {
 }
 
 /// A host of the lab: a network namespace with an interface per link.
-pub struct Node {
+pub struct LabNode {
     name: String,
     netns: Netns,
-    interfaces: Vec<Interface>,
+    interfaces: Vec<NodeInterface>,
 }
 
-impl Node {
+impl LabNode {
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -155,38 +157,38 @@ impl Node {
         &self.netns
     }
 
-    pub fn interfaces(&self) -> &[Interface] {
+    pub fn interfaces(&self) -> &[NodeInterface] {
         &self.interfaces
     }
 
-    /// The interface on a link; its `device` is `to-PEER`.
-    pub fn interface(&self, link: &str) -> Option<&Interface> {
+    /// Returns the interface on a link; its `device` is `to-PEER`.
+    pub fn interface(&self, link: &str) -> Option<&NodeInterface> {
         self.interfaces.iter().find(|interface| interface.link == link)
     }
 
-    /// The address on the node's first link. Every node reaches every address of every other.
+    /// Returns the address on the node's first link. Every node reaches every address of every other.
     pub fn addr_v4(&self) -> Ipv4Addr {
         self.interfaces.first().map_or(Ipv4Addr::LOCALHOST, |interface| interface.v4)
     }
 
-    /// The address on the node's first link.
+    /// Returns the address on the node's first link.
     pub fn addr_v6(&self) -> Ipv6Addr {
         self.interfaces.first().map_or(Ipv6Addr::LOCALHOST, |interface| interface.v6)
     }
 
-    /// A command that runs inside; the child's process ID is the program's.
+    /// Returns a command that runs inside; the child's process ID is the program's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
         self.netns.command(program)
     }
 
-    /// Runs `work` on a thread inside: sockets and processes made there stay inside.
+    /// Runs `work` on a thread inside. Sockets and processes made there stay inside.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         self.netns.enter(work)
     }
 }
 
 /// A point-to-point link between two nodes.
-pub struct Link {
+pub struct LabLink {
     name: String,
     ends: [String; 2],
     wires: Option<Wires>,
@@ -197,10 +199,10 @@ struct Wires {
     backward: Driver,
 }
 
-/// What impairs one direction.
+/// Implementation that impairs one direction.
 enum Driver {
-    Emulator(Wire),
-    Netem(Qdisc),
+    Emulator(EmulatedWire),
+    Netem(NetemQdisc),
 }
 
 impl Driver {
@@ -228,7 +230,7 @@ impl Driver {
         }
     }
 
-    fn counters(&self) -> Result<Counters> {
+    fn counters(&self) -> Result<FrameCounters> {
         match self {
             Driver::Emulator(wire) => Ok(wire.counters()),
             Driver::Netem(qdisc) => qdisc.counters(),
@@ -236,51 +238,51 @@ impl Driver {
     }
 }
 
-impl Link {
+impl LabLink {
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Node names; `Forward` is from the first to the second.
+    /// Returns the names of both nodes; `Forward` is from the first to the second.
     pub fn ends(&self) -> [&str; 2] {
         [&self.ends[0], &self.ends[1]]
     }
 
-    /// Whether it can be changed while it is up.
+    /// Reports whether it can be changed while it is up.
     pub fn is_emulated(&self) -> bool {
         self.wires.is_some()
     }
 
-    /// Whether the kernel's netem impairs it, and not the emulator.
+    /// Reports whether the kernel's netem impairs it, and not the emulator.
     pub fn is_netem(&self) -> bool {
         matches!(&self.wires, Some(Wires { forward: Driver::Netem(_), .. }))
     }
 
-    /// Replaces what the link does in one direction.
-    pub fn set(&self, direction: Direction, impairment: Impairment) -> Result<()> {
+    /// Replaces the impairment of one direction.
+    pub fn set(&self, direction: LinkDirection, impairment: Impairment) -> Result<()> {
         self.wire(direction)?.set(impairment)
     }
 
-    /// Changes what the settings name, and leaves the rest.
+    /// Changes the named settings, and leaves the rest.
     pub fn change(&self, directions: Directions, settings: &Settings) -> Result<()> {
         directions.each().iter().try_for_each(|direction| self.wire(*direction)?.change(settings))
     }
 
-    /// What the link does now; perfect for a plain veth.
-    pub fn impairment(&self, direction: Direction) -> Impairment {
+    /// Returns the link's current impairment, which is perfect for a plain veth.
+    pub fn impairment(&self, direction: LinkDirection) -> Impairment {
         self.wire(direction).map(Driver::settings).unwrap_or_default()
     }
 
-    /// Frame counts since the lab came up; none for a plain veth.
-    pub fn counters(&self, direction: Direction) -> Option<Counters> {
+    /// Returns frame counts since the lab came up; none for a plain veth.
+    pub fn counters(&self, direction: LinkDirection) -> Option<FrameCounters> {
         self.wire(direction).and_then(Driver::counters).ok()
     }
 
-    fn wire(&self, direction: Direction) -> Result<&Driver> {
+    fn wire(&self, direction: LinkDirection) -> Result<&Driver> {
         let wires = self.wires.as_ref().ok_or_else(|| Error::NotEmulated(self.name.clone()))?;
         Ok(match direction {
-            Direction::Forward => &wires.forward,
-            Direction::Backward => &wires.backward,
+            LinkDirection::Forward => &wires.forward,
+            LinkDirection::Backward => &wires.backward,
         })
     }
 }

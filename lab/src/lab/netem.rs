@@ -1,9 +1,9 @@
-//! One direction of a link by the kernel's netem queueing discipline, where the kernel has it and where it
-//! means the same as the emulator.
+//! Impairs one direction of a link by the kernel's netem queueing discipline. It is used where the kernel supports it
+//! and where it means the same as the emulator.
 //!
-//! It sits on the sending node's device, so that nothing but the kernel touches a frame. Jitter in netem
-//! reorders, its queue counts what is on the wire too, and its random numbers take no seed on most kernels:
-//! links that want those, a rate, reordering or an MTU go through the emulator.
+//! It sits on the sending node's device, so that nothing but the kernel touches a frame. Jitter in netem reorders
+//! packets, its queue includes packets on the wire, and its random numbers take no seed on most kernels. Links that
+//! want those, a rate, reordering or an MTU go through the emulator.
 
 use std::process::Command;
 
@@ -12,32 +12,32 @@ use serde::Deserialize;
 
 use super::impair::{Impairment, Settings};
 use super::netns::{Netns, check};
-use super::shape::Counters;
+use super::shape::FrameCounters;
 use super::{Error, Result};
 
-/// Frames that may be on the wire: a second at a rate that no lab reaches.
+/// Most frames on the wire: a second at a rate that no lab reaches.
 const LIMIT: &str = "1000000";
 
-/// Whether the kernel has it, by trying it on the loopback device of the calling thread's namespace.
+/// Reports whether the kernel has netem, by trying it on the loopback device of the calling thread's namespace.
 pub(super) fn is_available() -> bool {
     tc(&["qdisc", "replace", "dev", "lo", "root", "netem"]).is_ok()
         && tc(&["qdisc", "delete", "dev", "lo", "root"]).is_ok()
 }
 
-/// Whether netem means the same by these settings.
+/// Reports whether netem means the same by these settings.
 pub(super) fn can(impairment: &Impairment) -> bool {
     let Impairment { jitter, reorder, rate, mtu, .. } = impairment;
     jitter.is_zero() && *reorder == 0.0 && rate.is_none() && mtu.is_none()
 }
 
-pub(super) struct Qdisc {
+pub(super) struct NetemQdisc {
     link: String,
     netns: Netns,
     device: String,
     settings: Mutex<Impairment>,
 }
 
-impl Qdisc {
+impl NetemQdisc {
     pub(super) fn attach(link: &str, netns: Netns, device: &str, settings: Impairment) -> Result<Self> {
         let perfect = Mutex::new(Impairment::default());
         let qdisc = Self { link: link.into(), netns, device: device.into(), settings: perfect };
@@ -72,8 +72,8 @@ impl Qdisc {
         Ok(())
     }
 
-    /// What netem counts: it does not tell duplicates, and counts everything that it drops as lost.
-    pub(super) fn counters(&self) -> Result<Counters> {
+    /// Reads netem's counters. They do not include duplicates, and count every dropped packet as lost.
+    pub(super) fn counters(&self) -> Result<FrameCounters> {
         let line = ["-s", "-json", "qdisc", "show", "dev", &self.device, "root"];
         let text = self.netns.enter(|| tc(&line))??;
         parse(&text).ok_or_else(|| Error::Invalid(format!("tc shows no netem on {}: {text}", self.device)))
@@ -99,7 +99,7 @@ fn arguments(settings: &Impairment) -> Vec<String> {
 }
 
 #[derive(Deserialize)]
-struct Shown {
+struct NetemReport {
     kind: String,
     bytes: u64,
     packets: u64,
@@ -107,18 +107,18 @@ struct Shown {
     qlen: u64,
 }
 
-fn parse(text: &str) -> Option<Counters> {
+fn parse(text: &str) -> Option<FrameCounters> {
     let shown: Vec<serde_json::Value> = serde_json::from_str(text).ok()?;
-    let mut qdiscs = shown.into_iter().filter_map(|value| serde_json::from_value::<Shown>(value).ok());
-    let Shown { bytes, packets, drops, qlen, .. } = qdiscs.find(|qdisc| qdisc.kind == "netem")?;
-    Some(Counters {
+    let mut qdiscs = shown.into_iter().filter_map(|value| serde_json::from_value::<NetemReport>(value).ok());
+    let NetemReport { bytes, packets, drops, qlen, .. } = qdiscs.find(|qdisc| qdisc.kind == "netem")?;
+    Some(FrameCounters {
         received: packets + drops + qlen,
         received_bytes: bytes,
         delivered: packets,
         delivered_bytes: bytes,
         lost: drops,
         in_flight: qlen,
-        ..Counters::default()
+        ..FrameCounters::default()
     })
 }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speaks_tc() {
+    fn netem_settings_become_tc_arguments() {
         for (settings, want) in [
             ("", "netem limit 1000000 delay 0.000us"),
             ("delay=10ms loss=1%", "netem limit 1000000 delay 10000.000us loss random 1%"),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_what_it_cannot_mean() {
+    fn impairments_that_netem_cannot_do_are_recognised() {
         for settings in ["jitter=1ms", "reorder=1%", "rate=1mbit", "mtu=1280"] {
             assert!(!can(&Impairment::parse(settings).unwrap()), "{settings}");
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_tc_shows() {
+    fn netem_counters_are_read_from_tc() {
         let text = r#"[{"kind":"netem","handle":"8001:","root":true,"refcnt":2,
             "options":{"limit":1000,"delay":{"delay":0.01,"jitter":0,"correlation":0}},
             "bytes":84000,"packets":80,"drops":20,"overlimits":0,"requeues":0,"backlog":0,"qlen":3}]"#;

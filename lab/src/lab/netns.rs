@@ -13,10 +13,10 @@ use nix::unistd::Pid;
 
 use super::{Error, Result};
 
-/// Where `ip netns` keeps its namespaces.
+/// Directory of the namespaces of `ip netns`.
 pub(super) const RUN: &str = "/run/netns";
 
-/// How long processes that were killed may take to be gone.
+/// Longest time until killed processes are gone.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
 /// A named network namespace, which the lab makes and removes.
@@ -38,8 +38,8 @@ impl Netns {
         Path::new(RUN).join(&self.name)
     }
 
-    /// A command that runs inside. `nsenter` rather than `ip netns exec`, which hides the mounts below
-    /// `/sys`: cgroups, bpffs, tracefs. It becomes the program, so that the child's process ID is the program's.
+    /// Returns a command that runs inside. It uses `nsenter` rather than `ip netns exec`, which hides the mounts below
+    /// `/sys`: cgroups, bpffs, tracefs. `nsenter` becomes the program, so the child's process ID is the program's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.path().display())).arg("--").arg(program);
@@ -64,7 +64,7 @@ impl Netns {
     }
 }
 
-/// Runs `ip -batch` over the lines.
+/// Runs `ip -batch` with the lines.
 pub(super) fn ip(lines: &[String]) -> Result<()> {
     let what = || "run ip (iproute2)".to_owned();
     let mut child = Command::new("ip")
@@ -75,7 +75,7 @@ pub(super) fn ip(lines: &[String]) -> Result<()> {
         .spawn()
         .map_err(|source| Error::Io { what: what(), source })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // It stops reading at the first line that fails: what counts is what it says then.
+        // `ip` stops reading at the first line that fails, and its error is reported below.
         let _ = stdin.write_all(format!("{}\n", lines.join("\n")).as_bytes());
     }
     let output = child.wait_with_output().map_err(|source| Error::Io { what: what(), source })?;
@@ -94,7 +94,7 @@ pub(super) fn create(namespaces: &[Netns]) -> Result<()> {
     ip(&namespaces.iter().map(|netns| format!("netns add {}", netns.name)).collect::<Vec<_>>())
 }
 
-/// Removes namespaces and whatever still runs inside; those that are not there are no error.
+/// Removes namespaces with the processes inside. A missing namespace is no error.
 pub(super) fn remove(namespaces: &[Netns]) -> Result<()> {
     kill_inside(namespaces)?;
     let there = namespaces.iter().filter(|netns| netns.path().exists());
@@ -102,7 +102,7 @@ pub(super) fn remove(namespaces: &[Netns]) -> Result<()> {
     if lines.is_empty() { Ok(()) } else { ip(&lines) }
 }
 
-/// Every namespace whose name starts with `prefix`.
+/// Lists every namespace whose name starts with `prefix`.
 pub(super) fn list(prefix: &str) -> Vec<Netns> {
     let Ok(entries) = std::fs::read_dir(RUN) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -121,14 +121,14 @@ fn kill_inside(namespaces: &[Netns]) -> Result<()> {
             return Err(Error::Invalid(format!("processes {inside:?} survived SIGKILL")));
         }
         for pid in inside {
-            // Gone already is as good.
+            // A process that is gone already is no error.
             let _ = kill(pid, Signal::SIGKILL);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Processes in one of the namespaces; a zombie has none.
+/// Lists processes in one of the namespaces. A zombie is in none.
 fn processes_in(inodes: &[u64]) -> Vec<Pid> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -140,8 +140,8 @@ fn processes_in(inodes: &[u64]) -> Vec<Pid> {
     pids.map(Pid::from_raw).filter(|pid| *pid != own).filter(inside).collect()
 }
 
-/// Switches off what makes frames on a veth differ from frames on a wire: segmentation, merging and checksum
-/// offload. For devices of the calling thread's namespace.
+/// Switches off segmentation, merging and checksum offload, which make frames on a veth differ from frames on a wire.
+/// It applies to devices of the calling thread's namespace.
 pub(super) fn disable_offloads(device: &str) -> Result<()> {
     const OFF: [&str; 6] = ["rx", "tx", "tso", "gso", "gro", "tx-udp-segmentation"];
     let mut command = Command::new("ethtool");

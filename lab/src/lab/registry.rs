@@ -1,8 +1,9 @@
-//! Which labs exist on this host, and who owns them.
+//! Registers the labs of this host and their owners.
 //!
-//! A lab is a directory `/run/millrace/lab/ID` with a `lock` that its owner keeps locked and its control
-//! socket, and the namespaces `ID-NODE`. Whoever may open a file may lock it, so none but the owner of all labs may open these. The kernel drops the lock however the owner ends: a lab whose lock
-//! is free is dead, and its remains may be removed. Process IDs, which are used again, decide nothing.
+//! A lab is a directory `/run/millrace/lab/ID` with a `lock` that its owner keeps locked and its control socket, and
+//! the namespaces `ID-NODE`. Every process that may open a file may lock it, so only the owner of all labs may open
+//! these. The kernel drops the lock however the owner ends: a lab whose lock is free is dead, and its remains may be
+//! removed. Process IDs, which are used again, decide nothing.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::Write as _;
@@ -16,17 +17,17 @@ use super::{Error, Result};
 
 const ROOT: &str = "/run/millrace/lab";
 const PREFIX: &str = "mr-";
-/// Locked while labs are claimed or swept.
+/// File that is locked while labs are claimed or removed.
 const REGISTRY: &str = "registry";
 
 /// Ownership of a lab's name, its directory and its namespaces. Dropping it removes them all.
-pub(super) struct Claim {
+pub(super) struct LabClaim {
     id: String,
     _lock: Flock<File>,
 }
 
-impl Claim {
-    /// Removes what dead labs left, then claims a new ID and makes its namespaces.
+impl LabClaim {
+    /// Removes the remains of dead labs, then claims a new ID and makes its namespaces.
     pub(super) fn new(nodes: &[&str]) -> Result<Self> {
         let _one_at_a_time = lock_registry()?;
         sweep()?;
@@ -37,7 +38,7 @@ impl Claim {
         writeln!(file, "{}", std::process::id()).map_err(|source| io("write", &lock, source))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, errno)| io("lock", &lock, errno.into()))?;
-        // From here on dropping the claim cleans up.
+        // Dropping the claim cleans up from here on.
         let claim = Self { id, _lock: lock };
         netns::create(&nodes.iter().map(|node| claim.netns(node)).collect::<Vec<_>>())?;
         Ok(claim)
@@ -56,10 +57,10 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for LabClaim {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.id) {
-            tracing::error!(%error, id = self.id, "lab: not removed; `millrace-lab lab clean` tries again");
+            tracing::error!(%error, id = self.id, "lab: the lab could not be removed; `millrace-lab lab clean` tries again");
         }
     }
 }
@@ -72,24 +73,24 @@ pub(super) fn control_socket(id: &str) -> PathBuf {
     dir(id).join("control")
 }
 
-/// IDs of the labs whose owners live.
+/// Returns the IDs of labs whose owners live.
 pub(super) fn live() -> Vec<String> {
     ids().into_iter().filter(|id| !is_dead(id)).collect()
 }
 
-/// IDs of the labs whose owners ended without removing them.
+/// Returns the IDs of labs whose owners ended without removing them.
 pub(super) fn dead() -> Vec<String> {
-    // Where nothing can be locked there is no lab that is being claimed, either.
+    // If nothing can be locked, no lab is being claimed either.
     let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();
     remains()
 }
 
-/// Process ID of a live lab's owner.
+/// Returns the process ID of a live lab's owner.
 pub(super) fn owner(id: &str) -> Option<i32> {
     fs::read_to_string(dir(id).join("lock")).ok()?.trim().parse().ok()
 }
 
-/// Removes what dead labs left; their IDs.
+/// Removes the remains of dead labs, and returns their IDs.
 pub fn clean() -> Result<Vec<String>> {
     let _one_at_a_time = lock_registry()?;
     sweep()
@@ -116,10 +117,10 @@ fn sweep() -> Result<Vec<String>> {
     Ok(dead)
 }
 
-/// IDs of what dead labs left; the registry is locked.
+/// Returns the IDs of dead labs' remains. The caller has locked the registry.
 fn remains() -> Vec<String> {
     let mut dead: Vec<String> = ids().into_iter().filter(|id| is_dead(id)).collect();
-    // Namespaces without a directory: somebody emptied /run/millrace.
+    // Namespaces without a directory are remains as well: /run/millrace was emptied.
     let orphans = netns::list(PREFIX).into_iter().filter_map(|netns| id_of(netns.name()));
     dead.extend(orphans.filter(|id| !dir(id).exists()));
     dead.sort();
@@ -127,7 +128,7 @@ fn remains() -> Vec<String> {
     dead
 }
 
-/// `mr-PID.N` of `mr-PID.N-NODE`; none for namespaces that are not ours.
+/// Returns `mr-PID.N` of `mr-PID.N-NODE`; `None` for namespaces that are not ours.
 fn id_of(netns: &str) -> Option<String> {
     let (number, _node) = netns.strip_prefix(PREFIX)?.split_once('-')?;
     let (pid, n) = number.split_once('.')?;
@@ -150,7 +151,7 @@ fn is_dead(id: &str) -> bool {
     }
 }
 
-/// Held while labs are claimed or swept: between making a directory and locking it a lab looks dead.
+/// Locks the registry while labs are claimed or removed: between making a directory and locking it a lab looks dead.
 fn lock_registry() -> Result<Flock<File>> {
     lock_registry_for(FlockArg::LockExclusive)
 }
@@ -163,11 +164,11 @@ fn lock_registry_for(whom: FlockArg) -> Result<Flock<File>> {
     lock_in(root, whom)
 }
 
-/// Makes the directory if there is none, and lets nobody else into it.
+/// Makes the directory if there is none, and makes it accessible to its owner only.
 fn lock_in(root: &Path, whom: FlockArg) -> Result<Flock<File>> {
     match DirBuilder::new().mode(0o700).create(root) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            // As one of before may have left it.
+            // An older version may have left it accessible.
             fs::set_permissions(root, Permissions::from_mode(0o700)).map_err(|it| io("close", root, it))?;
         }
         made => made.map_err(|source| io("create", root, source))?,
@@ -176,7 +177,7 @@ fn lock_in(root: &Path, whom: FlockArg) -> Result<Flock<File>> {
     Flock::lock(own_file(&path)?, whom).map_err(|(_, errno)| io("lock", &path, errno.into()))
 }
 
-/// Opens a file that nobody else may open, or makes it.
+/// Opens or makes a file that only its owner may open.
 fn own_file(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
@@ -200,13 +201,13 @@ fn io(what: &str, path: &Path, source: std::io::Error) -> Error {
 mod tests {
     use super::*;
 
-    /// A lock is had by whoever may open the file, for as long as they like.
+    /// A process that may open a file can keep it locked for as long as it likes.
     #[test]
-    fn nobody_else_may_open_what_is_locked() {
+    fn locked_files_are_open_to_their_owner_only() {
         let above = std::env::temp_dir().join(format!("millrace-registry-{}", std::process::id()));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::create_dir(&above).unwrap();
-        // One that was made anew, and one that all could read.
+        // A new directory, and one that all could read.
         for (name, before) in [("new", None), ("open", Some(0o755))] {
             let root = above.join(name);
             if let Some(before) = before {
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_its_namespaces_from_others() {
+    fn own_namespaces_are_recognised() {
         assert_eq!(id_of("mr-12.0-relay-2"), Some("mr-12.0".into()));
         for name in ["mr-12-relay", "mr-d-pub", "mr-.0-pub", "mr-12.x-pub", "mr-12.0", "blue"] {
             assert_eq!(id_of(name), None, "{name}");

@@ -1,5 +1,5 @@
-//! One direction of an emulated link as pure logic: frames go in with their arrival time, and come out when
-//! they are due. No clock, no sockets; the same seed and the same arrivals give the same departures.
+//! One direction of an emulated link as pure logic: frames go in with their arrival time, and come out when they are
+//! due. It has no clock and no sockets. The same seed and the same arrivals give the same departures.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,44 +9,44 @@ use serde::{Deserialize, Serialize};
 
 use super::impair::{DEFAULT_QUEUE_PACKETS, Impairment, JitterShape};
 
-/// What one direction holds at most, queue and wire together. Beyond it frames count as `overrun`: the
-/// emulator, not the emulated link, ran out.
+/// Most bytes that one direction holds, queue and wire together. Further frames count as `overrun`: the emulator, not
+/// the emulated link, ran out of room.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 const ETHERNET_HEADER: usize = 14;
 
-/// Where the normal distribution is cut off, in standard deviations.
+/// Limit of the normal distribution, in standard deviations.
 const NORMAL_CUT: f64 = 4.0;
 
-/// What happened to the frames of one direction, in frames unless named otherwise.
+/// Frames of one direction by outcome, in frames unless named otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Counters {
+pub struct FrameCounters {
     pub received: u64,
     pub received_bytes: u64,
     pub delivered: u64,
     pub delivered_bytes: u64,
-    /// Lost by `loss` or in a burst.
+    /// Frames lost by `loss` or in a burst.
     pub lost: u64,
-    /// Dropped at the tail of the queue.
+    /// Frames dropped at the tail of the queue.
     pub queue_dropped: u64,
-    /// Longer than `mtu`.
+    /// Frames longer than `mtu`.
     pub oversize: u64,
-    /// Copies made beyond the originals.
+    /// Copies made in addition to the originals.
     pub duplicated: u64,
-    /// Held back so that others overtake.
+    /// Frames held back so that others overtake.
     pub reordered: u64,
-    /// Lost because the emulator could not keep up or its receiver was down. Anything but 0 spoils a
+    /// Frames lost because the emulator could not keep up or its receiver was down. Anything but 0 spoils a
     /// measurement.
     pub overrun: u64,
-    /// Now waiting for `rate`.
+    /// Frames that wait for `rate` now.
     pub queued: u64,
-    /// Now on the wire.
+    /// Frames on the wire now.
     pub in_flight: u64,
 }
 
 struct InFlight {
     due: Instant,
-    /// Keeps frames that are due at the same time in order.
+    /// Sequence number that keeps frames which are due at the same time in order.
     order: u64,
     frame: Vec<u8>,
 }
@@ -79,10 +79,10 @@ impl Ord for InFlight {
 
 /// The queue in front of the bottleneck. The head is being sent.
 #[derive(Default)]
-struct Queue {
+struct BottleneckQueue {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// When the last bit of the head leaves, or left if the queue is empty.
+    /// Time when the last bit of the head leaves; if the queue is empty, when the last frame left.
     head_leaves: Option<Instant>,
 }
 
@@ -90,12 +90,12 @@ pub struct Shaper {
     settings: Impairment,
     rng: fastrand::Rng,
     in_burst: bool,
-    queue: Queue,
+    queue: BottleneckQueue,
     flight: BinaryHeap<Reverse<InFlight>>,
     flight_bytes: usize,
     next_order: u64,
     last_due: Option<Instant>,
-    counters: Counters,
+    counters: FrameCounters,
 }
 
 impl Shaper {
@@ -104,12 +104,12 @@ impl Shaper {
             settings,
             rng: fastrand::Rng::with_seed(seed),
             in_burst: false,
-            queue: Queue::default(),
+            queue: BottleneckQueue::default(),
             flight: BinaryHeap::new(),
             flight_bytes: 0,
             next_order: 0,
             last_due: None,
-            counters: Counters::default(),
+            counters: FrameCounters::default(),
         }
     }
 
@@ -117,8 +117,8 @@ impl Shaper {
         &self.settings
     }
 
-    pub fn counters(&self) -> Counters {
-        Counters {
+    pub fn counters(&self) -> FrameCounters {
+        FrameCounters {
             queued: self.queue.frames.len() as u64,
             in_flight: self.flight.len() as u64,
             ..self.counters
@@ -129,8 +129,8 @@ impl Shaper {
         self.counters.overrun += frames;
     }
 
-    /// Frames that are already on the wire keep their time of arrival; what waits in the queue meets the new
-    /// rate, the frame being sent for the part of it that is left.
+    /// Changes the settings. Frames on the wire keep their time of arrival. Frames in the queue get the new rate, the
+    /// frame being sent for its remaining part.
     pub fn set(&mut self, now: Instant, settings: Impairment) {
         self.advance(now);
         let old = self.settings.rate;
@@ -170,7 +170,7 @@ impl Shaper {
         }
     }
 
-    /// The next frame that is due, if any.
+    /// Returns the next frame that is due, if any.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.advance(now);
         if self.flight.peek()?.0.due > now {
@@ -183,7 +183,7 @@ impl Shaper {
         Some(frame)
     }
 
-    /// When to call [`Shaper::pop`] again; nothing can be due before.
+    /// Returns when to call [`Shaper::pop`] again. Nothing is due before.
     pub fn deadline(&self) -> Option<Instant> {
         let flight = self.flight.peek().map(|next| next.0.due);
         let queue = self.queue.frames.front().and(self.queue.head_leaves).map(|at| at + self.least_delay());
@@ -209,7 +209,7 @@ impl Shaper {
         self.queue.frames.push_back(frame);
     }
 
-    /// Moves what has left the queue by `now` onto the wire.
+    /// Moves frames that have left the queue by `now` onto the wire.
     fn advance(&mut self, now: Instant) {
         while let Some((rate, leaves)) = self.settings.rate.zip(self.queue.head_leaves)
             && leaves <= now
@@ -249,7 +249,8 @@ impl Shaper {
         self.next_order += 1;
     }
 
-    /// Gilbert-Elliott: the state's loss probability decides, then the state moves, as in netem.
+    /// Decides a loss by the Gilbert-Elliott model: the state's loss probability decides, then the state moves, as in
+    /// netem.
     fn loses(&mut self) -> bool {
         let Impairment { loss, burst_start, burst_end, burst_loss, .. } = self.settings;
         let (loss, flips) = if self.in_burst { (burst_loss, burst_end) } else { (loss, burst_start) };
@@ -259,7 +260,8 @@ impl Shaper {
     }
 
     fn happens(&mut self, probability: f64) -> bool {
-        // Draws nothing for what cannot happen, so that adding one impairment does not reshuffle the others.
+        // An impossible event draws no random number, so that adding one impairment does not change the others'
+        // decisions.
         probability > 0.0 && self.rng.f64() < probability
     }
 
@@ -275,13 +277,13 @@ impl Shaper {
         Duration::from_secs_f64((delay.as_secs_f64() + jitter.as_secs_f64() * swing).max(0.0))
     }
 
-    /// Box-Muller transform.
+    /// Returns a normally distributed number, by the Box-Muller transform.
     fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.rng.f64()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.rng.f64()).cos()
     }
 
-    /// No frame crosses the wire faster than this.
+    /// Returns the shortest delay of a frame on the wire.
     fn least_delay(&self) -> Duration {
         let swing = match self.settings.jitter_shape {
             JitterShape::Uniform => self.settings.jitter,

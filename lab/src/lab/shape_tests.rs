@@ -6,7 +6,7 @@ fn shaper(settings: &str) -> Shaper {
     Shaper::new(Impairment::parse(settings).unwrap(), 1)
 }
 
-fn counted(shaper: &Shaper) -> Counters {
+fn counted(shaper: &Shaper) -> FrameCounters {
     shaper.counters() // exact: it does nothing by itself
 }
 
@@ -20,7 +20,7 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[..4].try_into().unwrap())
 }
 
-/// Runs the shaper by its own deadlines; what came out, and when after `start`.
+/// Runs the shaper by its own deadlines. Returns the frames, and when each came out after `start`.
 fn drain(shaper: &mut Shaper, start: Instant) -> Vec<(Duration, u32)> {
     let mut out = Vec::new();
     while let Some(deadline) = shaper.deadline() {
@@ -31,7 +31,7 @@ fn drain(shaper: &mut Shaper, start: Instant) -> Vec<(Duration, u32)> {
     out
 }
 
-/// `count` frames of 1000 bytes, one per `gap`, all pushed before anything is taken out.
+/// Runs `count` frames of 1000 bytes, one per `gap`. All are pushed before any is taken out.
 fn run(shaper: &mut Shaper, count: u32, gap: Duration) -> Vec<(Duration, u32)> {
     let start = Instant::now();
     for n in 0..count {
@@ -48,13 +48,13 @@ fn a_perfect_wire_passes_all_at_once_and_in_order() {
 }
 
 #[test]
-fn delay_is_exact() {
+fn emulated_delay_is_exact() {
     let out = run(&mut shaper("delay=10ms"), 10, MS);
     assert!(out.iter().enumerate().all(|(n, got)| *got == (MS * (10 + n as u32), n as u32)), "{out:?}");
 }
 
 #[test]
-fn nothing_is_early() {
+fn emulated_frames_are_never_early() {
     let mut shaper = shaper("delay=10ms");
     let start = Instant::now();
     shaper.push(start, frame(0, 100));
@@ -142,7 +142,7 @@ fn reordering_lets_the_others_overtake() {
 }
 
 #[test]
-fn rate_spaces_frames() {
+fn emulated_rate_spaces_frames() {
     // 1000 bytes at 8 Mbit/s take 1 ms.
     let out = run(&mut shaper("rate=8mbit delay=5ms"), 10, Duration::ZERO);
     assert!(out.iter().enumerate().all(|(n, got)| *got == (MS * (6 + n as u32), n as u32)), "{out:?}");
@@ -164,14 +164,14 @@ fn a_full_queue_drops_at_the_tail() {
 }
 
 #[test]
-fn the_queue_drains_while_frames_arrive() {
+fn emulated_queue_drains_while_frames_arrive() {
     let mut shaper = shaper("rate=8mbit queue-packets=1");
     assert_eq!(run(&mut shaper, 10, MS).len(), 10);
     assert_eq!(counted(&shaper).queue_dropped, 0);
 }
 
 #[test]
-fn a_new_rate_meets_what_waits() {
+fn new_rate_applies_to_waiting_frames() {
     let mut shaper = shaper("rate=8mbit");
     let start = Instant::now();
     for n in 0..3 {
@@ -218,7 +218,7 @@ fn long_packets_fall_into_the_black_hole() {
 }
 
 #[test]
-fn what_is_held_is_bounded() {
+fn held_bytes_are_bounded() {
     let mut shaper = shaper("delay=10s");
     let start = Instant::now();
     let fit = MAX_HELD_BYTES / (1 << 20);
@@ -230,7 +230,7 @@ fn what_is_held_is_bounded() {
 }
 
 #[test]
-fn the_seed_decides() {
+fn same_seed_gives_same_departures() {
     let settings = "delay=9ms jitter=5ms loss=10% duplicate=5% reorder=5%";
     let out = |seed| run(&mut Shaper::new(Impairment::parse(settings).unwrap(), seed), 1000, MS);
     assert_eq!(out(7), out(7));

@@ -1,15 +1,15 @@
-//! Ends by signal leave nothing behind either.
+//! Removes labs when a signal ends the program.
 
 use nix::sys::signal::Signal;
 use tokio::signal::unix;
 
 use super::{Error, Result, registry};
 
-/// SIGINT, SIGTERM and SIGHUP. Caught, not blocked: children would inherit a blocked signal.
-pub(super) struct Signals([(Signal, unix::Signal); 3]);
+/// SIGINT, SIGTERM and SIGHUP. They are caught, not blocked: children would inherit a blocked signal.
+pub(super) struct CaughtSignals([(Signal, unix::Signal); 3]);
 
-impl Signals {
-    /// Inside of a runtime.
+impl CaughtSignals {
+    /// Catches the signals. It must be called inside a runtime.
     pub(super) fn catch() -> std::io::Result<Self> {
         let catch = |signal: Signal| {
             unix::signal(unix::SignalKind::from_raw(signal as i32)).map(|stream| (signal, stream))
@@ -32,19 +32,19 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.map_err(|source| Error::Io { what: "start a runtime".into(), source })
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP remove all labs of this process, what runs inside included, and end
-/// it. For programs that use labs as a library and do not handle these signals otherwise.
+/// Makes SIGINT, SIGTERM and SIGHUP remove all labs of this process with the processes inside, and end it. It is for
+/// programs that use labs as a library and do not handle these signals otherwise.
 pub fn remove_on_signal() -> Result<()> {
     let io = |source| Error::Io { what: "catch signals".into(), source };
     let runtime = runtime()?;
     let mut signals = {
         let _inside = runtime.enter();
-        Signals::catch().map_err(io)?
+        CaughtSignals::catch().map_err(io)?
     };
     let watch = move || {
         let signal = runtime.block_on(signals.recv());
         if let Err(error) = registry::remove_own() {
-            tracing::error!(%error, "lab: not removed; `millrace-lab lab clean` tries again");
+            tracing::error!(%error, "lab: the lab could not be removed; `millrace-lab lab clean` tries again");
         }
         std::process::exit(128 + signal as i32);
     };

@@ -1,4 +1,4 @@
-//! Which nodes and links a lab has, read from TOML or made from two numbers.
+//! Nodes and links of a lab, read from TOML or made from two numbers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -31,15 +31,15 @@ pub enum Error {
     Invalid(String),
 }
 
-/// From the first end of a link to the second, or back.
+/// Direction from the first end of a link to the second, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Direction {
+pub enum LinkDirection {
     Forward,
     Backward,
 }
 
-/// What a setting applies to.
+/// Directions that a setting applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Directions {
@@ -50,18 +50,18 @@ pub enum Directions {
 }
 
 impl Directions {
-    pub fn each(self) -> &'static [Direction] {
+    pub fn each(self) -> &'static [LinkDirection] {
         match self {
-            Directions::Both => &[Direction::Forward, Direction::Backward],
-            Directions::Forward => &[Direction::Forward],
-            Directions::Backward => &[Direction::Backward],
+            Directions::Both => &[LinkDirection::Forward, LinkDirection::Backward],
+            Directions::Forward => &[LinkDirection::Forward],
+            Directions::Backward => &[LinkDirection::Backward],
         }
     }
 }
 
-/// A change of a link at a time after the lab came up.
+/// A change of a link, at a time after the lab came up.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Event {
+pub struct LinkEvent {
     #[serde(deserialize_with = "time")]
     pub at: Duration,
     pub link: String,
@@ -75,8 +75,8 @@ pub struct Event {
 pub struct LinkSpec {
     pub name: String,
     pub ends: [String; 2],
-    /// Goes through the emulator even while perfect, so that it can be changed later. A link that is
-    /// impaired or that an event names always does.
+    /// Whether the link uses the emulator even while perfect, so that it can be changed later. A link that is impaired
+    /// or that an event names always does.
     pub emulate: bool,
     pub forward: Impairment,
     pub backward: Impairment,
@@ -84,17 +84,17 @@ pub struct LinkSpec {
 
 #[derive(Debug, Clone)]
 pub struct Topology {
-    /// Of all random decisions of the emulator.
+    /// Seed of all random decisions of the emulator.
     pub seed: u64,
-    /// Of every link, in bytes of IP packet.
+    /// MTU of every link, in bytes of IP packet.
     pub mtu: u32,
-    /// Lets the kernel's netem impair links that it can do, where the kernel has it and a link does not say
-    /// `emulate`. It knows no seed: a file that gives one does without it.
+    /// Lets the kernel's netem impair links where it can, unless the link says `emulate`. Netem takes no seed, so a
+    /// file that gives one does without it.
     pub netem: bool,
     /// Leaves GSO, GRO and checksum offload on, so that super-packets without checksums cross plain links.
     pub offloads: bool,
     pub links: Vec<LinkSpec>,
-    pub events: Vec<Event>,
+    pub events: Vec<LinkEvent>,
 }
 
 impl Default for Topology {
@@ -111,8 +111,8 @@ impl Default for Topology {
 }
 
 impl Topology {
-    /// `pub - relay [- relay2 ...] - sub1, sub2, ...`, all links perfect; the subscribers are on the last
-    /// relay. Links are named by their ends: `pub-relay`, `relay-sub1`.
+    /// Makes `pub - relay [- relay2 ...] - sub1, sub2, ...`, with perfect links and the subscribers on the last relay.
+    /// Links are named by their ends: `pub-relay`, `relay-sub1`.
     pub fn standard(relays: usize, subscribers: usize) -> Self {
         let mut topology = Self::default();
         let mut last = "pub".to_owned();
@@ -134,7 +134,7 @@ impl Topology {
     }
 
     pub fn parse(text: &str) -> Result<Self, Error> {
-        let file: File = toml::from_str(text)?;
+        let file: TopologyFile = toml::from_str(text)?;
         let mut topology = match (file.relays, file.subscribers) {
             (None, None) => Self::default(),
             (relays, subscribers) => Self::standard(relays.unwrap_or(1), subscribers.unwrap_or(1)),
@@ -180,7 +180,7 @@ impl Topology {
         found.ok_or_else(|| Error::NoLink { name: name.into(), known })
     }
 
-    /// Node names in order of appearance.
+    /// Returns node names in order of appearance.
     pub fn nodes(&self) -> Vec<&str> {
         let mut seen = BTreeSet::new();
         self.links
@@ -198,9 +198,10 @@ impl Topology {
             || self.events.iter().any(|event| event.link == link.name)
     }
 
-    /// Whether netem, if there is one, can do all that the link is to do.
+    /// Reports whether netem, if there is one, can do all that the link needs.
     pub(super) fn is_for_netem(&self, link: &LinkSpec) -> bool {
-        let start = [Direction::Forward, Direction::Backward].iter().all(|d| netem::can(link.impairment(*d)));
+        let start =
+            [LinkDirection::Forward, LinkDirection::Backward].iter().all(|d| netem::can(link.impairment(*d)));
         let events = self.events.iter().filter(|event| event.link == link.name);
         let changes = |settings: &Settings| Impairment::try_from(settings.clone());
         let later =
@@ -255,18 +256,18 @@ impl Topology {
 }
 
 impl LinkSpec {
-    pub(super) fn impairment(&self, direction: Direction) -> &Impairment {
+    pub(super) fn impairment(&self, direction: LinkDirection) -> &Impairment {
         match direction {
-            Direction::Forward => &self.forward,
-            Direction::Backward => &self.backward,
+            LinkDirection::Forward => &self.forward,
+            LinkDirection::Backward => &self.backward,
         }
     }
 
     fn impair(&mut self, directions: Directions, settings: &Settings) -> Result<(), Error> {
         for direction in directions.each() {
             let target = match direction {
-                Direction::Forward => &mut self.forward,
-                Direction::Backward => &mut self.backward,
+                LinkDirection::Forward => &mut self.forward,
+                LinkDirection::Backward => &mut self.backward,
             };
             target.apply(settings).map_err(|source| Error::Setting { link: self.name.clone(), source })?;
         }
@@ -276,7 +277,7 @@ impl LinkSpec {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TopologyFile {
     seed: Option<u64>,
     mtu: Option<u32>,
     netem: Option<bool>,
@@ -287,7 +288,7 @@ struct File {
     #[serde(default, rename = "link")]
     links: Vec<FileLink>,
     #[serde(default, rename = "event")]
-    events: Vec<Event>,
+    events: Vec<LinkEvent>,
 }
 
 #[derive(Deserialize)]
@@ -315,37 +316,37 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('-') && name.chars().all(allowed)
 }
 
-/// A node's end of a link, addresses included.
+/// A node's end of a link, with its addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
+pub struct NodeInterface {
     pub link: String,
     pub device: String,
     pub mac: String,
-    /// In a /24.
+    /// IPv4 address in a /24.
     pub v4: Ipv4Addr,
-    /// In a /64.
+    /// IPv6 address in a /64.
     pub v6: Ipv6Addr,
 }
 
-/// What a node is configured with.
+/// Configuration of a node.
 #[derive(Debug, Clone)]
 pub(super) struct NodePlan {
     pub name: String,
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<NodeInterface>,
     /// The far end of each interface, in the same order.
-    pub peers: Vec<Interface>,
-    pub routes: Vec<Route>,
+    pub peers: Vec<NodeInterface>,
+    pub routes: Vec<NodeRoute>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Route {
+pub(super) struct NodeRoute {
     pub v4: (Ipv4Addr, u8),
     pub v6: (Ipv6Addr, u8),
     pub via_v4: Ipv4Addr,
     pub via_v6: Ipv6Addr,
 }
 
-/// Addresses and shortest-path routes for every node.
+/// Plans addresses and shortest-path routes for every node.
 pub(super) fn plan(topology: &Topology) -> Vec<NodePlan> {
     let nodes = topology.nodes();
     let mut plans: BTreeMap<&str, NodePlan> = BTreeMap::new();
@@ -369,8 +370,8 @@ pub(super) fn plan(topology: &Topology) -> Vec<NodePlan> {
     nodes.iter().filter_map(|node| plans.remove(node)).collect()
 }
 
-fn interface(link: &LinkSpec, index: usize, end: u8, peer: &str) -> Interface {
-    Interface {
+fn interface(link: &LinkSpec, index: usize, end: u8, peer: &str) -> NodeInterface {
+    NodeInterface {
         link: link.name.clone(),
         device: format!("to-{peer}"),
         mac: format!("02:6d:72:00:{index:02x}:{:02x}", end + 1),
@@ -387,13 +388,13 @@ fn subnet_v6(index: usize) -> u128 {
     u128::from(Ipv6Addr::new(0xfd00, 0x6d72, 0, 0, 0, 0, 0, 0)) + ((index as u128) << 64)
 }
 
-/// Routes from `node` to every subnet that it is not on; a node with one link has a default route.
-fn routes(topology: &Topology, node: &str, own: &[Interface], peers: &[Interface]) -> Vec<Route> {
-    let via = |first: usize, v4, v6| Route { v4, v6, via_v4: peers[first].v4, via_v6: peers[first].v6 };
+/// Returns routes from `node` to every subnet that it is not on. A node with one link has a default route.
+fn routes(topology: &Topology, node: &str, own: &[NodeInterface], peers: &[NodeInterface]) -> Vec<NodeRoute> {
+    let via = |first: usize, v4, v6| NodeRoute { v4, v6, via_v4: peers[first].v4, via_v6: peers[first].v6 };
     if own.len() == 1 {
         return vec![via(0, (Ipv4Addr::UNSPECIFIED, 0), (Ipv6Addr::UNSPECIFIED, 0))];
     }
-    // Breadth first over the links: `first[node]` is the interface that leads to it on a shortest path.
+    // Breadth-first search over the links: `first[node]` is the interface that leads to it on a shortest path.
     let mut first: BTreeMap<&str, usize> = BTreeMap::new();
     let mut queue = VecDeque::from([node]);
     let mut routes = Vec::new();
@@ -445,7 +446,7 @@ mod tests {
     "#;
 
     #[test]
-    fn reads_a_file() {
+    fn topology_file_is_parsed() {
         let topology = Topology::parse(FILE).unwrap();
         assert_eq!(topology.nodes(), ["pub", "relay", "relay2", "sub1", "sub2", "tap"]);
         let emulated: Vec<&str> = topology
@@ -462,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_built() {
+    fn impossible_topologies_are_refused() {
         for (text, want) in [
             ("", "1 to 256 links"),
             ("nodes = 3", "unknown field `nodes`"),
@@ -476,7 +477,7 @@ mod tests {
                 "subscribers = 1\n[[link]]\nname = 'pub-sub1'",
                 "there is no link `pub-sub1`; there are: pub-relay",
             ),
-            ("[[link]]\nends = ['a', 'b']\nforward = { delay = 5 }", "`delay = 5`: wants a time"),
+            ("[[link]]\nends = ['a', 'b']\nforward = { delay = 5 }", "`delay = 5` is wrong: wants a time"),
             ("[[link]]\nends = ['a', 'b']\n[[event]]\nat = '1s'\nlink = 'a-c'", "no link `a-c`"),
             (
                 "[[link]]\nends = ['a', 'b']\n[[event]]\nat = '1s'\nlink = 'a-b'\nlos = 1",
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_addresses_and_routes() {
+    fn topology_gets_addresses_and_routes() {
         let plans = plan(&Topology::standard(2, 2));
         let node = |name: &str| plans.iter().find(|plan| plan.name == name).unwrap();
         let relay = node("relay");
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn impairs_one_link_or_all() {
+    fn impairment_applies_to_one_link_or_all() {
         let mut topology = Topology::standard(1, 2);
         topology.impair("all", Directions::Both, "delay=5ms").unwrap();
         topology.impair("relay-sub2", Directions::Backward, "delay=7ms").unwrap();

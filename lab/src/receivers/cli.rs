@@ -1,4 +1,4 @@
-//! `millrace-lab lab receivers`.
+//! `millrace-lab lab receivers`: many subscribers in one process.
 
 use std::{
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
@@ -16,15 +16,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
 use super::{
-    Control, Receivers, Settings,
-    moves::Move,
-    report::{Kernel, Report},
+    ReceiverControl, ReceiverRun, Settings,
+    moves::WaveSettings,
+    report::{KernelShare, ReceiversReport},
 };
 
 use crate::{hostile::watch::Http, stats::Percentiles};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ReceiversArgs {
     /// The relay: moqt://HOST[:PORT]; its certificate is not verified
     url: String,
     /// Namespace of the track
@@ -32,49 +32,50 @@ pub struct Args {
     name: String,
     #[arg(long, default_value = "objects", value_name = "TRACK")]
     track: String,
-    /// Subscribers
+    /// Number of subscribers
     #[arg(long, default_value_t = 100, value_name = "N")]
     sessions: usize,
     /// Sockets that the subscribers share, each with a port of its own
     #[arg(long, default_value_t = 16, value_name = "N")]
     sockets: usize,
-    /// Addresses of this host that the sockets have in turn
+    /// Addresses of this host that the sockets use in turn
     #[arg(long, value_delimiter = ',', value_name = "ADDR")]
     from: Vec<IpAddr>,
     /// Streams that the relay may have open on each session
     #[arg(long, default_value_t = 128, value_name = "N")]
     streams: u32,
-    /// Stay so long; until the track is over without it
+    /// Time to stay; default: until the track is over
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
-    /// Go on from another address this often, from when all are connected
+    /// Interval of moves to another address, beginning when all are connected
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     move_every: Option<Duration>,
-    /// How many of the sessions move each time, percent
+    /// Share of the sessions that move each time, percent
     #[arg(long, default_value_t = 100.0, value_name = "PERCENT", requires = "move_every")]
     move_share: f64,
-    /// Time between the first and the last of them; 0: at once
+    /// Time between the first and the last move; 0: all at once
     #[arg(long, default_value = "1s", value_parser = duration::parse, value_name = "TIME", requires = "move_every")]
     move_within: Duration,
     /// Address of the relay's /status, to show the part of its kernel engine
     #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
-    /// The file that holds the relay's token [default: as the relay of the same user; none if it is not there]
+    /// File with the relay's token [default: that of this user's relay; none if it does not exist]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 /// # Errors
 /// The settings are not usable, or there is no socket.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &ReceiversArgs) -> Result<()> {
     let settings = args.settings()?;
-    let http = Http::of(args.status, args.http_token_file.as_deref())?;
+    let http = Http::from_address(args.status, args.http_token_file.as_deref())?;
     let before = http.as_ref().map(Http::status).transpose()?;
-    let control = Arc::new(Control::default());
+    let control = Arc::new(ReceiverControl::default());
     stop_on_signal(Arc::clone(&control))?;
-    let mut report = Receivers::new(settings, control)?.run()?;
+    let mut report = ReceiverRun::new(settings, control)?.run()?;
     if let (Some(http), Some(before)) = (&http, &before) {
         report.kernel = Some(kernel_since(before, &http.status()?));
     }
@@ -86,15 +87,15 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-impl Args {
+impl ReceiversArgs {
     fn settings(&self) -> Result<Settings> {
         let url = parse_url(&self.url)?;
         ensure!(url.scheme() == "moqt", "{url}: receivers come by QUIC alone, as moqt://");
         ensure!(self.sessions > 0, "--sessions is at least 1");
         ensure!((0.0..=100.0).contains(&self.move_share), "--move-share is 0 to 100");
-        ensure!(self.move_every.is_none() || self.sockets > 1, "--sockets: who moves needs two at least");
+        ensure!(self.move_every.is_none() || self.sockets > 1, "--sockets: moves need at least two");
         ensure!(self.move_every != Some(Duration::ZERO), "--move-every is more than 0");
-        let wave = Move { share: self.move_share / 100.0, within: self.move_within };
+        let wave = WaveSettings { share: self.move_share / 100.0, within: self.move_within };
         Ok(Settings {
             relay: resolve(&url)?,
             host: host_of(&url),
@@ -115,7 +116,8 @@ fn host_of(url: &Url) -> String {
 }
 
 fn resolve(url: &Url) -> Result<SocketAddr> {
-    let (host, port) = (host_of(url), url.port().unwrap_or(443));
+    let host = host_of(url);
+    let port = url.port().unwrap_or(443);
     match (host.as_str(), port).to_socket_addrs()?.next() {
         Some(addr) => Ok(addr),
         None => bail!("{host} has no address"),
@@ -123,7 +125,7 @@ fn resolve(url: &Url) -> Result<SocketAddr> {
 }
 
 /// Ends the sessions on SIGINT and SIGTERM, so that their figures are printed.
-fn stop_on_signal(control: Arc<Control>) -> Result<()> {
+fn stop_on_signal(control: Arc<ReceiverControl>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let [mut int, mut term] = {
         let _inside = runtime.enter();
@@ -142,25 +144,25 @@ fn stop_on_signal(control: Arc<Control>) -> Result<()> {
     Ok(())
 }
 
-fn kernel_since(before: &Status, after: &Status) -> Kernel {
+fn kernel_since(before: &Status, after: &Status) -> KernelShare {
     let sent = |of: fn(&Status) -> u64| of(after).saturating_sub(of(before)) as f64;
-    let (kernel, user) =
-        (sent(|status| status.totals.kernel.packets), sent(|status| status.totals.data_plane.packets));
+    let kernel = sent(|status| status.totals.kernel.packets);
+    let user = sent(|status| status.totals.data_plane.packets);
     let ready = after.sessions.iter().filter(|session| session.kernel_ready == Some(true)).count();
-    Kernel { sent_percent: 100.0 * kernel / (kernel + user).max(1.0), ready: ready as u64 }
+    KernelShare { sent_percent: 100.0 * kernel / (kernel + user).max(1.0), ready: ready as u64 }
 }
 
-fn first_reason(report: &Report) -> &str {
+fn first_reason(report: &ReceiversReport) -> &str {
     report.ended_early.keys().next().map_or("the track had none", String::as_str)
 }
 
-fn show(report: &Report) {
-    let Report { sessions, connected, subscribed, served, .. } = report;
+fn show(report: &ReceiversReport) {
+    let ReceiversReport { sessions, connected, subscribed, served, .. } = report;
     println!("{sessions} sessions: {connected} connected, {subscribed} subscribed, {served} served");
     for (reason, count) in &report.ended_early {
         println!("  {count} ended early: {reason}");
     }
-    let Report { objects, duplicates, missing, late, streams_cut, .. } = report;
+    let ReceiversReport { objects, duplicates, missing, late, streams_cut, .. } = report;
     println!(
         "{objects} objects: {missing} missing, {duplicates} twice, {late} late; {streams_cut} streams cut short"
     );
@@ -175,14 +177,14 @@ fn show(report: &Report) {
         }
     }
     if !report.moves.is_empty() {
-        let Report { moves, not_resumed, packets_too_late, .. } = report;
+        let ReceiversReport { moves, not_resumed, packets_too_late, .. } = report;
         println!(
             "{} moves: no object after {not_resumed}; {packets_too_late} packets to addresses that were left",
             moves.iter().map(|moved| moved.sessions).sum::<u64>()
         );
     }
     println!("{} bytes of memory for each session", report.bytes_per_session);
-    if let Some(Kernel { sent_percent, ready }) = report.kernel {
+    if let Some(KernelShare { sent_percent, ready }) = report.kernel {
         println!(
             "kernel: sent {sent_percent:.1} % of the relay's media packets, may send to {ready} sessions"
         );

@@ -8,24 +8,24 @@ use std::{
 
 use anyhow::Result;
 use bytes::BytesMut;
-use millrace_client::{payload, tls::Trust};
+use millrace_client::{payload, tls::CertificateTrust};
 use nix::unistd::{SysconfVar, sysconf};
 use quinn::{ClientConfig, EndpointConfig, TransportConfig, VarInt, crypto::rustls::QuicClientConfig};
 use quinn_proto::{ConnectionHandle, DatagramEvent, Endpoint, EndpointEvent};
 
 use super::{
-    Control, Settings,
-    moves::Wave,
-    report::{Figures, Moved, Report},
-    session::{DRAFT, Ended, Now, Session, Wish},
-    sockets::Sockets,
+    ReceiverControl, Settings,
+    moves::MoveWave,
+    report::{Moved, ReceiverCounters, ReceiversReport},
+    session::{DRAFT, Now, ReceiverEnd, ReceiverSession, Wish},
+    sockets::ReceiverSockets,
 };
 
-/// Handshakes under way at a time: fewer than a relay lets in without proof of their address.
+/// Handshakes at a time: fewer than a relay accepts without proof of their address.
 const AT_ONCE: usize = 32;
-/// How often is looked at what depends on no packet.
+/// Interval of checks that depend on no packet.
 const TICK: Duration = Duration::from_millis(100);
-/// Batches that are taken from a socket in a row.
+/// Most batches that are read from a socket in a row.
 const BATCHES: usize = 16;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const IDLE_MS: u32 = 30_000;
@@ -34,45 +34,45 @@ const WINDOW: u32 = 4 << 20;
 /// Request streams that the relay may open.
 const REQUESTS: u32 = 4;
 
-/// Sessions that run until their track is over, their time is, or [`Control::stop`] is called.
-pub struct Receivers {
+/// Sessions that run until their track or their time is over, or [`ReceiverControl::stop`] is called.
+pub struct ReceiverRun {
     settings: Settings,
     wish: Wish,
-    control: Arc<Control>,
+    control: Arc<ReceiverControl>,
     endpoint: Endpoint,
     client: ClientConfig,
-    sockets: Sockets,
-    /// Sessions in the order in which they began; `None` is one that is over.
-    sessions: Vec<Option<Session>>,
-    /// Sessions by the handles of their connections.
+    sockets: ReceiverSockets,
+    /// Sessions in the order in which they began. `None` is a session that is over.
+    sessions: Vec<Option<ReceiverSession>>,
+    /// Indices of sessions by the handles of their connections.
     routes: Vec<usize>,
-    /// Sessions whose connections have something to do.
+    /// Indices of sessions whose connections have something to do.
     dirty: Vec<usize>,
     timers: BTreeSet<(Instant, usize)>,
-    /// Sessions that are not connected yet.
+    /// Number of sessions that are not connected yet.
     handshakes: usize,
-    /// Every session has been connected, or has failed.
+    /// Whether every session has been connected, or has failed.
     have_come: bool,
-    wave: Option<(Wave, Moved)>,
+    wave: Option<(MoveWave, Moved)>,
     next_move: Option<Instant>,
     next_tick: Instant,
-    figures: Figures,
+    figures: ReceiverCounters,
     /// Resident memory before the first session, bytes.
     rss_before: u64,
     packet: Vec<u8>,
 }
 
-impl Receivers {
+impl ReceiverRun {
     /// # Errors
     /// Sockets cannot be bound.
-    pub fn new(settings: Settings, control: Arc<Control>) -> Result<Self> {
+    pub fn new(settings: Settings, control: Arc<ReceiverControl>) -> Result<Self> {
         let Settings { relay, host, path, track, streams, .. } = &settings;
         Ok(Self {
             wish: Wish { track: track.clone(), path: path.clone(), authority: host.clone() },
             control,
             endpoint: Endpoint::new(Arc::new(EndpointConfig::default()), None, false, None),
             client: client_config(*streams)?,
-            sockets: Sockets::bind(settings.sockets, &settings.from, *relay)?,
+            sockets: ReceiverSockets::bind(settings.sockets, &settings.from, *relay)?,
             sessions: Vec::with_capacity(settings.sessions),
             routes: Vec::new(),
             dirty: Vec::new(),
@@ -82,7 +82,7 @@ impl Receivers {
             wave: None,
             next_move: None,
             next_tick: Instant::now(),
-            figures: Figures::new()?,
+            figures: ReceiverCounters::new()?,
             rss_before: rss_bytes(),
             packet: Vec::with_capacity(2048),
             settings,
@@ -93,7 +93,7 @@ impl Receivers {
     ///
     /// # Errors
     /// Packets cannot be waited for, or a session cannot begin.
-    pub fn run(mut self) -> Result<Report> {
+    pub fn run(mut self) -> Result<ReceiversReport> {
         let began = Instant::now();
         loop {
             let now = Instant::now();
@@ -119,7 +119,7 @@ impl Receivers {
         is_late || self.control.stops() || (have_begun && self.sessions.iter().all(Option::is_none))
     }
 
-    /// Returns how long nothing has to be done unless a packet comes.
+    /// Returns how long to wait if no packet comes.
     fn patience(&self, now: Instant) -> Duration {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
         let wave = self.wave.as_ref().and_then(|(wave, _)| wave.next_due());
@@ -127,11 +127,11 @@ impl Receivers {
         next.saturating_duration_since(now)
     }
 
-    /// Ends the sessions, and says what they have seen.
-    fn finish(mut self, now: Instant) -> Report {
+    /// Ends the sessions, and returns their figures.
+    fn finish(mut self, now: Instant) -> ReceiversReport {
         for at in 0..self.sessions.len() {
             if let Some(Some(session)) = self.sessions.get_mut(at) {
-                session.close(now, Ended::Stopped);
+                session.close(now, ReceiverEnd::Stopped);
                 self.drive(at, now);
             }
         }
@@ -139,9 +139,9 @@ impl Receivers {
     }
 }
 
-/// Sessions from their beginning to their end.
-impl Receivers {
-    /// Begins as many sessions as may be under way at a time.
+/// Methods for the life of sessions, from begin to end.
+impl ReceiverRun {
+    /// Begins as many sessions as may be in their handshake at a time.
     fn begin_sessions(&mut self, now: Instant) -> Result<()> {
         while self.sessions.len() < self.settings.sessions && self.handshakes < AT_ONCE {
             let at = self.sessions.len();
@@ -153,20 +153,21 @@ impl Receivers {
             }
             self.routes[index] = at;
             let socket = at % self.sockets.count();
-            self.sessions.push(Some(Session::new(connection, handle, socket, now)));
+            self.sessions.push(Some(ReceiverSession::new(connection, handle, socket, now)));
             self.handshakes += 1;
             self.dirty.push(at);
         }
         Ok(())
     }
 
-    /// Looks after what no packet and no timer tells: tracks that are over, and whether all are connected.
+    /// Checks the conditions that no packet or timer reports: tracks that are over, and whether all are connected.
     fn tick(&mut self, now: Instant) {
         if now < self.next_tick {
             return;
         }
         self.next_tick = now + TICK;
-        let is_done = |session: &Option<Session>| session.as_ref().is_some_and(Session::is_done);
+        let is_done =
+            |session: &Option<ReceiverSession>| session.as_ref().is_some_and(ReceiverSession::is_done);
         let sessions = self.sessions.iter().enumerate();
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
@@ -177,7 +178,7 @@ impl Receivers {
         }
     }
 
-    /// Begins the wave that is due, and moves those of it whose time has come.
+    /// Begins the wave that is due, and moves its sessions whose time has come.
     fn move_sessions(&mut self, now: Instant) {
         if self.next_move.is_some_and(|at| at <= now)
             && let Some((every, wanted)) = self.settings.moves
@@ -188,8 +189,10 @@ impl Receivers {
         if self.wave.is_none()
             && let Some(wanted) = self.control.take_move()
         {
-            let up = |(at, session): (usize, &Option<Session>)| session.as_ref()?.is_up().then_some(at);
-            let wave = Wave::begin(wanted, self.sessions.iter().enumerate().filter_map(up).collect(), now);
+            let up =
+                |(at, session): (usize, &Option<ReceiverSession>)| session.as_ref()?.is_up().then_some(at);
+            let wave =
+                MoveWave::begin(wanted, self.sessions.iter().enumerate().filter_map(up).collect(), now);
             let moved = Moved { began_ns: monotonic_ns(), ended_ns: 0, sessions: wave.count() as u64 };
             self.wave = Some((wave, moved));
         }
@@ -206,7 +209,7 @@ impl Receivers {
         }
     }
 
-    /// Takes note of a session that is over.
+    /// Records the end of a session.
     fn end(&mut self, at: usize) {
         let Some(session) = self.sessions.get_mut(at).and_then(Option::take) else { return };
         if !session.is_drained {
@@ -216,15 +219,15 @@ impl Receivers {
             self.timers.remove(&(deadline, at));
         }
         self.figures.not_resumed += u64::from(session.waits_for_media());
-        if let Some(Ended::Early(reason)) = &session.ended {
+        if let Some(ReceiverEnd::Early(reason)) = &session.ended {
             self.figures.end_early(reason.clone());
         }
         self.figures.add(session.into_counts());
     }
 }
 
-/// Packets and timers.
-impl Receivers {
+/// Methods for packets and timers.
+impl ReceiverRun {
     fn receive(&mut self, socket: usize) {
         let now = Instant::now();
         let Self { sockets, endpoint, sessions, routes, dirty, figures, packet, .. } = self;
@@ -240,7 +243,7 @@ impl Receivers {
                 };
                 let Some(at) = routes.get(index).copied() else { return };
                 let Some(Some(session)) = sessions.get_mut(at) else { return };
-                // Nobody is at an address any more that was left.
+                // The session has left this address.
                 if session.socket != socket {
                     figures.packets_too_late += 1;
                     return;
@@ -275,7 +278,7 @@ impl Receivers {
         self.dirty = dirty;
     }
 
-    /// Drives a connection until it has nothing to do, and ends its session if that is over.
+    /// Drives a connection until it has nothing to do, and ends its session if it is over.
     fn drive(&mut self, at: usize, now: Instant) {
         while self.events(at, now) | self.transmit(at, now) {}
         let Some(Some(session)) = self.sessions.get_mut(at) else { return };
@@ -297,7 +300,7 @@ impl Receivers {
         }
     }
 
-    /// Passes on what a connection tells, and returns whether there was anything.
+    /// Passes on a connection's events, and returns whether there were any.
     fn events(&mut self, at: usize, now: Instant) -> bool {
         let Some(Some(session)) = self.sessions.get_mut(at) else { return false };
         let clocks = Now { instant: now, monotonic: payload::now() };
@@ -317,7 +320,7 @@ impl Receivers {
         any
     }
 
-    /// Sends what a connection has to send, and returns whether there was anything.
+    /// Sends a connection's packets, and returns whether there were any.
     fn transmit(&mut self, at: usize, now: Instant) -> bool {
         let Some(Some(session)) = self.sessions.get_mut(at) else { return false };
         let mut any = false;
@@ -331,9 +334,10 @@ impl Receivers {
     }
 }
 
-/// A client that remembers nothing of the relay, and holds no more than a subscription takes.
+/// Returns the configuration of a client that keeps no state of the relay between connections, and no more buffers than
+/// a subscription needs.
 fn client_config(streams: u32) -> Result<ClientConfig> {
-    let mut tls = Trust::Anyone.client_config(&[DRAFT.alpn()])?;
+    let mut tls = CertificateTrust::Anyone.client_config(&[DRAFT.alpn()])?;
     tls.resumption = rustls::client::Resumption::disabled();
     let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
     let mut transport = TransportConfig::default();

@@ -5,43 +5,43 @@ use millrace_moq::{DecodeError, Location, ObjectParser, StreamHeader};
 
 /// A stream that is read in pieces of any size.
 #[derive(Debug)]
-pub struct Incoming(State);
+pub struct IncomingStream(IncomingState);
 
 #[derive(Debug)]
-enum State {
-    /// The front of a stream whose header is not complete yet.
+enum IncomingState {
+    /// The beginning of a stream whose header is not complete yet.
     Header(Vec<u8>),
-    Objects(Objects),
+    Objects(IncomingObjects),
     /// A stream without objects: the relay's control stream, padding.
     Other,
 }
 
 #[derive(Debug)]
-struct Objects {
+struct IncomingObjects {
     group: u64,
     parser: ObjectParser,
-    current: Option<Current>,
+    current: Option<CurrentObject>,
 }
 
 /// An object whose payload is not complete yet.
 #[derive(Debug)]
-struct Current {
+struct CurrentObject {
     id: u64,
-    /// Stream offset of the byte behind it.
+    /// Stream offset of the byte after it.
     end: u64,
-    /// The front of the payload, at most as much as a stamp has.
+    /// The beginning of the payload, at most the length of a stamp.
     front: Vec<u8>,
-    /// Bytes of a stamp that the payload may have.
+    /// Bytes that the payload has of a stamp.
     stamp_len: usize,
 }
 
-impl Default for Incoming {
+impl Default for IncomingStream {
     fn default() -> Self {
-        Self(State::Header(Vec::new()))
+        Self(IncomingState::Header(Vec::new()))
     }
 }
 
-impl Incoming {
+impl IncomingStream {
     /// Takes the next bytes, and tells `came` of each object that is all there, with its stamp if it has one.
     ///
     /// # Errors
@@ -52,13 +52,13 @@ impl Incoming {
         mut came: impl FnMut(Location, Option<Stamp>),
     ) -> Result<(), DecodeError> {
         match &mut self.0 {
-            State::Header(front) => {
+            IncomingState::Header(front) => {
                 front.extend_from_slice(bytes);
                 let front = std::mem::take(front);
                 self.begin(front, came)
             }
-            State::Objects(objects) => objects.take(bytes, &mut came),
-            State::Other => Ok(()),
+            IncomingState::Objects(objects) => objects.take(bytes, &mut came),
+            IncomingState::Other => Ok(()),
         }
     }
 
@@ -69,33 +69,34 @@ impl Incoming {
     ) -> Result<(), DecodeError> {
         let mut rest = &front[..];
         match StreamHeader::decode(&mut rest)? {
-            None => self.0 = State::Header(front),
+            None => self.0 = IncomingState::Header(front),
             Some(StreamHeader::Subgroup(header)) => {
                 let parser = ObjectParser::new(&header, (front.len() - rest.len()) as u64);
-                self.0 = State::Objects(Objects { group: header.group, parser, current: None });
+                self.0 =
+                    IncomingState::Objects(IncomingObjects { group: header.group, parser, current: None });
                 return self.take(rest, came);
             }
-            Some(_) => self.0 = State::Other,
+            Some(_) => self.0 = IncomingState::Other,
         }
         Ok(())
     }
 
-    /// Reports whether objects may be on it.
+    /// Reports whether the stream may carry objects.
     pub fn is_media(&self) -> bool {
-        !matches!(self.0, State::Other)
+        !matches!(self.0, IncomingState::Other)
     }
 
     /// Reports whether the stream may end here.
     pub fn is_whole(&self) -> bool {
         match &self.0 {
-            State::Header(front) => front.is_empty(),
-            State::Objects(objects) => objects.parser.at_boundary(),
-            State::Other => true,
+            IncomingState::Header(front) => front.is_empty(),
+            IncomingState::Objects(objects) => objects.parser.at_boundary(),
+            IncomingState::Other => true,
         }
     }
 }
 
-impl Objects {
+impl IncomingObjects {
     fn take(
         &mut self,
         mut bytes: &[u8],
@@ -107,15 +108,16 @@ impl Objects {
             self.end_current(came);
             let Some(start) = start else { return Ok(()) };
             let stamp_len = usize::try_from(start.payload_len).unwrap_or(usize::MAX).min(MIN_LEN);
-            let (id, end) = (start.id, start.end());
-            self.current = Some(Current { id, end, front: Vec::new(), stamp_len });
+            let id = start.id;
+            let end = start.end();
+            self.current = Some(CurrentObject { id, end, front: Vec::new(), stamp_len });
             if start.payload_len == 0 {
                 self.end_current(came);
             }
         }
     }
 
-    /// Keeps what `bytes`, which come next, have of the stamp.
+    /// Copies the part of the stamp that `bytes` has.
     fn fill_stamp(&mut self, bytes: &[u8]) {
         if let Some(current) = &mut self.current {
             let missing = current.stamp_len - current.front.len();
@@ -144,7 +146,7 @@ mod tests {
         Stamp { sequence, sent: Duration::from_nanos(77), total: 9 }
     }
 
-    /// Three objects: with a stamp, without any, and one that is too short for one.
+    /// Returns a stream of three objects: with a stamp, without one, and one that is too short for one.
     fn stream() -> Vec<u8> {
         let header = SubgroupHeader {
             alias: 1,
@@ -172,7 +174,8 @@ mod tests {
         let expected = expected.map(|(id, stamp)| (Location::new(GROUP, id), stamp));
         let bytes = stream();
         for size in [1, 2, 31, 33, 64, bytes.len()] {
-            let (mut incoming, mut found) = (Incoming::default(), Vec::new());
+            let mut incoming = IncomingStream::default();
+            let mut found = Vec::new();
             for piece in bytes.chunks(size) {
                 incoming.take(piece, |at, stamp| found.push((at, stamp))).unwrap();
             }
@@ -182,9 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn object_that_is_not_all_there_has_not_come() {
+    fn incomplete_object_is_not_counted_as_received() {
         let bytes = stream();
-        let (mut incoming, mut found) = (Incoming::default(), 0);
+        let mut incoming = IncomingStream::default();
+        let mut found = 0;
         incoming.take(&bytes[..60], |_, _| found += 1).unwrap();
         assert!(found == 0 && !incoming.is_whole());
     }
@@ -192,12 +196,12 @@ mod tests {
     #[test]
     fn other_streams_are_passed_over() {
         let mut setup = Vec::new();
-        let message = millrace_moq::message::Setup::default();
+        let message = millrace_moq::message::SetupOptions::default();
         millrace_moq::Message::from(message).encode(millrace_moq::Draft::NEWEST, &mut setup).unwrap();
-        let mut incoming = Incoming::default();
+        let mut incoming = IncomingStream::default();
         incoming.take(&setup, |_, _| panic!("an object")).unwrap();
         incoming.take(b"anything", |_, _| panic!("an object")).unwrap();
         assert!(incoming.is_whole() && !incoming.is_media());
-        assert!(Incoming::default().take(&[0x3f], |_, _| {}).is_err());
+        assert!(IncomingStream::default().take(&[0x3f], |_, _| {}).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Thousands of subscribers in one process: `millrace-lab lab receivers`.
 //!
 //! Each is a QUIC client of quinn's own state machine with real handshakes, acknowledgements and migration; what it is spared is
-//! a task, a socket and buffers of its own. One thread serves all ([`Receivers`]): a few [`sockets`] for all connections, one queue of
+//! a task, a socket and buffers of its own. One thread serves all ([`ReceiverRun`]): a few [`sockets`] for all connections, one queue of
 //! timers. [`session`] speaks as much of MoQ as one subscription takes, [`incoming`] finds the objects on a stream, [`sequence`]
 //! counts gaps and duplicates, and [`moves`] says who goes on from another address when.
 
@@ -23,48 +23,48 @@ use std::{
 use millrace_moq::TrackName;
 use parking_lot::Mutex;
 
-pub use self::engine::Receivers;
-use self::{moves::Move, report::Figures};
+pub use self::engine::ReceiverRun;
+use self::{moves::WaveSettings, report::ReceiverCounters};
 
 /// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub relay: SocketAddr,
-    /// The relay's name, as the URL has it.
+    /// Name of the relay in the URL.
     pub host: String,
     /// Path and query of the URL.
     pub path: String,
     pub track: TrackName,
     pub sessions: usize,
     pub sockets: usize,
-    /// Addresses that sockets are bound to in turn; any if there is none.
+    /// Addresses that sockets are bound to in turn; if empty, any.
     pub from: Vec<IpAddr>,
     /// Streams that the relay may have open at a time on each session.
     pub streams: u32,
-    /// How long to stay, from when the first session begins; until the track is over without it.
+    /// Time to stay, from when the first session begins; `None`: until the track is over.
     pub duration: Option<Duration>,
-    /// A move again and again, and the time between two of them.
-    pub moves: Option<(Duration, Move)>,
+    /// A repeated move, and its interval.
+    pub moves: Option<(Duration, WaveSettings)>,
 }
 
 /// A handle of a run, for other threads: it moves and stops the sessions, and counts them.
 #[derive(Debug, Default)]
-pub struct Control {
+pub struct ReceiverControl {
     stops: AtomicBool,
-    wanted: Mutex<Option<Move>>,
+    wanted: Mutex<Option<WaveSettings>>,
     served: AtomicU64,
     resumed: AtomicU64,
     ended_early: AtomicU64,
 }
 
-impl Control {
+impl ReceiverControl {
     /// Ends all sessions.
     pub fn stop(&self) {
         self.stops.store(true, Relaxed);
     }
 
     /// Moves a part of the sessions to another address. A move that has not begun yet is replaced.
-    pub fn move_sessions(&self, wanted: Move) {
+    pub fn move_sessions(&self, wanted: WaveSettings) {
         *self.wanted.lock() = Some(wanted);
     }
 
@@ -72,22 +72,22 @@ impl Control {
         self.stops.load(Relaxed)
     }
 
-    fn take_move(&self) -> Option<Move> {
+    fn take_move(&self) -> Option<WaveSettings> {
         self.wanted.lock().take()
     }
 
-    fn tell(&self, figures: &Figures) {
+    fn tell(&self, figures: &ReceiverCounters) {
         self.served.store(figures.served, Relaxed);
         self.resumed.store(figures.resumed, Relaxed);
         self.ended_early.store(figures.ended_early(), Relaxed);
     }
 
-    /// Returns how many sessions have got an object.
+    /// Returns how many sessions have received an object.
     pub fn served(&self) -> u64 {
         self.served.load(Relaxed)
     }
 
-    /// Returns how many times a session has got an object at an address that it had moved to.
+    /// Returns how many times a session has received an object at an address that it had moved to.
     pub fn resumed(&self) -> u64 {
         self.resumed.load(Relaxed)
     }

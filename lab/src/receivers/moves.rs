@@ -1,35 +1,35 @@
-//! When sessions go on from another address: in waves, each of a share of the sessions within some time.
+//! Moves sessions to another address in waves, each of a share of the sessions within some time.
 
 use std::time::{Duration, Instant};
 
-/// One wave.
+/// Settings of a wave.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Move {
-    /// Part of the sessions, 0 to 1.
+pub struct WaveSettings {
+    /// Share of the sessions, 0 to 1.
     pub share: f64,
-    /// How long it takes from the first of them to the last.
+    /// Time from the first move to the last.
     pub within: Duration,
 }
 
-/// A wave under way. Sessions are handed out in even steps, in any order.
+/// A wave in progress. Sessions are handed out in even steps, in any order.
 #[derive(Debug)]
-pub struct Wave {
+pub struct MoveWave {
     began: Instant,
     within: Duration,
     sessions: Vec<usize>,
     moved: usize,
 }
 
-impl Wave {
-    /// Begins a wave among `sessions`, which of them being left to chance.
-    pub fn begin(wanted: Move, mut sessions: Vec<usize>, now: Instant) -> Self {
+impl MoveWave {
+    /// Begins a wave among `sessions`. Those that move are chosen at random.
+    pub fn begin(wanted: WaveSettings, mut sessions: Vec<usize>, now: Instant) -> Self {
         fastrand::shuffle(&mut sessions);
         let count = (sessions.len() as f64 * wanted.share.clamp(0.0, 1.0)).round() as usize;
         sessions.truncate(count);
         Self { began: now, within: wanted.within, sessions, moved: 0 }
     }
 
-    /// Returns those whose time has come since the last call.
+    /// Returns the sessions that became due since the last call.
     pub fn take_due(&mut self, now: Instant) -> Vec<usize> {
         let elapsed = now.saturating_duration_since(self.began);
         let part = match self.within.is_zero() || elapsed >= self.within {
@@ -43,14 +43,14 @@ impl Wave {
         taken
     }
 
-    /// Returns when the next one is due, if there is one.
+    /// Returns when the next session is due, if there is one.
     pub fn next_due(&self) -> Option<Instant> {
         let step = self.within.as_secs_f64() / self.sessions.len() as f64;
         (self.moved < self.sessions.len())
             .then(|| self.began + Duration::from_secs_f64(step * self.moved as f64))
     }
 
-    /// Returns how many sessions it moves.
+    /// Returns how many sessions the wave moves.
     pub fn count(&self) -> usize {
         self.sessions.len()
     }
@@ -62,13 +62,13 @@ mod tests {
 
     const WITHIN: Duration = Duration::from_secs(1);
 
-    fn wave(share: f64, within: Duration) -> (Wave, Instant) {
+    fn wave(share: f64, within: Duration) -> (MoveWave, Instant) {
         let now = Instant::now();
-        (Wave::begin(Move { share, within }, (0..200).collect(), now), now)
+        (MoveWave::begin(WaveSettings { share, within }, (0..200).collect(), now), now)
     }
 
     #[test]
-    fn all_move_once_and_in_even_steps() {
+    fn receivers_move_once_and_in_even_steps() {
         let (mut wave, began) = wave(1.0, WITHIN);
         let mut moved = Vec::new();
         for tenth in 0..=10 {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn late_call_takes_all_that_was_due() {
+    fn late_call_moves_all_receivers_that_were_due() {
         let (mut wave, began) = wave(1.0, WITHIN);
         assert_eq!(wave.take_due(began + WITHIN * 3).len(), 200);
     }

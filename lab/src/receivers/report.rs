@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, time::Duration};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use super::{sequence::Counts, session::News};
+use super::{sequence::SequenceCounts, session::ReceiverEvent};
 use crate::stats::Percentiles;
 
-/// Reasons that are told apart; all further ones are one.
+/// Number of reasons with a count of their own; further ones share one.
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
 
-/// A wave of moves. Times are those of `CLOCK_MONOTONIC`, nanoseconds.
+/// A wave of moves. Times are of `CLOCK_MONOTONIC`, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     pub began_ns: u64,
@@ -20,30 +20,30 @@ pub struct Moved {
     pub sessions: u64,
 }
 
-/// The part of the relay's kernel engine.
+/// The kernel engine's part of the relay's work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kernel {
-    /// Media packets that the kernel sent, of all media packets meanwhile, percent.
+pub struct KernelShare {
+    /// Share of all media packets that the kernel sent in the meantime, percent.
     pub sent_percent: f64,
-    /// Sessions of the relay that its kernel engine may send to, at the end.
+    /// Sessions that the kernel engine may send to, at the end.
     pub ready: u64,
 }
 
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ReceiversReport {
     pub sessions: u64,
     pub connected: u64,
     pub subscribed: u64,
-    /// Sessions that got an object.
+    /// Sessions that received an object.
     pub served: u64,
     /// Sessions that the relay or the network ended before their track was over, by reason.
     pub ended_early: BTreeMap<String, u64>,
     pub objects: u64,
     pub duplicates: u64,
-    /// Objects that never came, though later ones did, or the track was longer.
+    /// Objects that never arrived, although later ones did, or the track was longer.
     pub missing: u64,
-    /// Objects that came when their group was no longer watched.
+    /// Objects that arrived when their group was no longer tracked.
     pub late: u64,
     /// Streams that were reset, or ended inside of an object.
     pub streams_cut: u64,
@@ -51,23 +51,23 @@ pub struct Report {
     pub bytes: u64,
     /// Time from the first packet of a session to its first object.
     pub first_object_ms: Option<Percentiles>,
-    /// Latency from the publisher, of objects that say when they were sent.
+    /// Latency from the publisher, of objects with a time stamp.
     pub latency_ms: Option<Percentiles>,
     pub moves: Vec<Moved>,
     /// Time from a session's move to the next object, at the new address.
     pub resumed_ms: Option<Percentiles>,
     /// Moves after which no object came.
     pub not_resumed: u64,
-    /// Packets that came to an address that their session had left. They are dropped.
+    /// Packets to an address that their session had left. They are dropped.
     pub packets_too_late: u64,
     /// Memory of this process for each session, when all were connected.
     pub bytes_per_session: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernel: Option<Kernel>,
+    pub kernel: Option<KernelShare>,
 }
 
-/// Counters of a run, while sessions are there.
-pub struct Figures {
+/// Counters of a run, while sessions are running.
+pub struct ReceiverCounters {
     pub connected: u64,
     pub subscribed: u64,
     pub served: u64,
@@ -79,16 +79,18 @@ pub struct Figures {
     pub not_resumed: u64,
     pub moves: Vec<Moved>,
     pub bytes_per_session: u64,
-    counts: Counts,
+    counts: SequenceCounts,
     ended_early: BTreeMap<String, u64>,
     first_object_us: Histogram<u64>,
     latency_us: Histogram<u64>,
     resumed_us: Histogram<u64>,
 }
 
-impl Figures {
+impl ReceiverCounters {
+    /// Makes empty figures.
+    ///
     /// # Errors
-    /// Never: three digits are a histogram's precision.
+    /// It never fails, since three digits are a valid precision of histograms.
     pub fn new() -> anyhow::Result<Self> {
         Ok(Self {
             connected: 0,
@@ -102,7 +104,7 @@ impl Figures {
             not_resumed: 0,
             moves: Vec::new(),
             bytes_per_session: 0,
-            counts: Counts::default(),
+            counts: SequenceCounts::default(),
             ended_early: BTreeMap::new(),
             first_object_us: Histogram::new(3)?,
             latency_us: Histogram::new(3)?,
@@ -110,29 +112,29 @@ impl Figures {
         })
     }
 
-    /// Takes what a session tells.
-    pub fn take(&mut self, news: News) {
+    /// Records an event of a session.
+    pub fn take(&mut self, news: ReceiverEvent) {
         // Histograms grow on demand, so they take any value.
         let record = |times: &mut Histogram<u64>, time: Duration| {
             let _ = times.record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         };
         match news {
-            News::Connected => self.connected += 1,
-            News::Subscribed => self.subscribed += 1,
-            News::FirstObject(time) => {
+            ReceiverEvent::Connected => self.connected += 1,
+            ReceiverEvent::Subscribed => self.subscribed += 1,
+            ReceiverEvent::FirstObject(time) => {
                 self.served += 1;
                 record(&mut self.first_object_us, time);
             }
-            News::Resumed(time) => {
+            ReceiverEvent::Resumed(time) => {
                 self.resumed += 1;
                 record(&mut self.resumed_us, time);
             }
-            News::Latency(time) => record(&mut self.latency_us, time),
-            News::Cut => self.streams_cut += 1,
+            ReceiverEvent::Latency(time) => record(&mut self.latency_us, time),
+            ReceiverEvent::Cut => self.streams_cut += 1,
         }
     }
 
-    /// A session is over before its track.
+    /// Counts a session that is over before its track.
     pub fn end_early(&mut self, reason: String) {
         let is_known = self.ended_early.len() < REASONS || self.ended_early.contains_key(&reason);
         let reason = if is_known { reason } else { OTHER.to_owned() };
@@ -144,15 +146,15 @@ impl Figures {
         self.ended_early.values().sum()
     }
 
-    /// Takes the objects of a session that is over.
-    pub fn add(&mut self, counts: Counts) {
+    /// Adds the objects of a session that is over.
+    pub fn add(&mut self, counts: SequenceCounts) {
         self.counts.add(counts);
     }
 
-    /// Returns the figures of so many sessions.
-    pub fn report(&self, sessions: u64) -> Report {
-        let Counts { objects, duplicates, missing, late } = self.counts;
-        Report {
+    /// Returns the figures of this number of sessions.
+    pub fn report(&self, sessions: u64) -> ReceiversReport {
+        let SequenceCounts { objects, duplicates, missing, late } = self.counts;
+        ReceiversReport {
             sessions,
             connected: self.connected,
             subscribed: self.subscribed,
@@ -165,10 +167,10 @@ impl Figures {
             streams_cut: self.streams_cut,
             packets: self.packets,
             bytes: self.bytes,
-            first_object_ms: Percentiles::of_histogram_us(&self.first_object_us),
-            latency_ms: Percentiles::of_histogram_us(&self.latency_us),
+            first_object_ms: Percentiles::from_histogram_us(&self.first_object_us),
+            latency_ms: Percentiles::from_histogram_us(&self.latency_us),
             moves: self.moves.clone(),
-            resumed_ms: Percentiles::of_histogram_us(&self.resumed_us),
+            resumed_ms: Percentiles::from_histogram_us(&self.resumed_us),
             not_resumed: self.not_resumed,
             packets_too_late: self.packets_too_late,
             bytes_per_session: self.bytes_per_session,
@@ -182,13 +184,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_become_figures() {
-        let mut figures = Figures::new().unwrap();
+    fn events_of_sessions_become_report_figures() {
+        let mut figures = ReceiverCounters::new().unwrap();
         for ms in 1..=100 {
-            figures.take(News::FirstObject(Duration::from_millis(ms)));
+            figures.take(ReceiverEvent::FirstObject(Duration::from_millis(ms)));
         }
-        figures.take(News::Cut);
-        figures.add(Counts { objects: 7, missing: 1, ..Counts::default() });
+        figures.take(ReceiverEvent::Cut);
+        figures.add(SequenceCounts { objects: 7, missing: 1, ..SequenceCounts::default() });
         let report = figures.report(200);
         let first = report.first_object_ms.unwrap();
         assert_eq!((first.p50.round(), first.p99.round(), first.max.round()), (50.0, 99.0, 100.0));
@@ -197,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_bounded() {
-        let mut figures = Figures::new().unwrap();
+    fn number_of_reported_reasons_is_bounded() {
+        let mut figures = ReceiverCounters::new().unwrap();
         for number in 0..100 {
             figures.end_early(format!("reason {}", number % 50));
         }

@@ -6,24 +6,24 @@ use millrace_moq::Location;
 use millrace_quic::ranges::Ranges;
 use serde::Serialize;
 
-/// Groups that are watched at a time; an object of an older one is late.
+/// Groups that are tracked at a time; an object of an older one is late.
 const GROUPS: usize = 4;
-/// Ranges of objects of one group; with more of them the first gap is counted as missing for good.
+/// Most ranges of objects of one group. With more, the first gap counts as missing for good.
 const RANGES: usize = 32;
 
-/// Counts of objects that came, and of those that did not.
+/// Counts of objects that arrived, and of those that did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
-    /// Objects that came, each once.
+pub struct SequenceCounts {
+    /// Objects that arrived, each counted once.
     pub objects: u64,
     pub duplicates: u64,
-    /// Objects that never came, though later ones of their group did.
+    /// Objects that never arrived, although later ones of their group did.
     pub missing: u64,
-    /// Objects of a group that was no longer watched.
+    /// Objects of a group that was no longer tracked.
     pub late: u64,
 }
 
-impl Counts {
+impl SequenceCounts {
     pub fn add(&mut self, other: Self) {
         self.objects += other.objects;
         self.duplicates += other.duplicates;
@@ -37,23 +37,23 @@ impl Counts {
 /// Objects are inserted in any order; [`Sequence::finish`] comes last.
 #[derive(Debug, Default)]
 pub struct Sequence {
-    /// Groups that are watched, in ascending order.
-    groups: VecDeque<Group>,
-    /// The newest group that is no longer watched.
+    /// Groups that are tracked, in ascending order.
+    groups: VecDeque<SequenceGroup>,
+    /// The newest group that is no longer tracked.
     closed: Option<u64>,
-    counts: Counts,
+    counts: SequenceCounts,
 }
 
 #[derive(Debug)]
-struct Group {
+struct SequenceGroup {
     id: u64,
-    /// The subscription began inside of this group, so its first objects are not owed.
+    /// Whether the subscription began inside this group, so its first objects are not owed.
     is_joined: bool,
     came: Ranges,
 }
 
 impl Sequence {
-    /// Takes note of an object that came.
+    /// Records an object that arrived.
     pub fn insert(&mut self, at: Location) {
         if self.closed.is_some_and(|closed| at.group <= closed) {
             self.counts.late += 1;
@@ -73,11 +73,11 @@ impl Sequence {
         }
     }
 
-    /// Returns where a group is, which is made if it is new.
+    /// Returns the index of a group, which is added if it is new.
     fn place_of(&mut self, id: u64) -> usize {
         self.groups.binary_search_by_key(&id, |group| group.id).unwrap_or_else(|place| {
             let is_joined = place == 0 && self.closed.is_none();
-            self.groups.insert(place, Group { id, is_joined, came: Ranges::default() });
+            self.groups.insert(place, SequenceGroup { id, is_joined, came: Ranges::default() });
             place
         })
     }
@@ -89,8 +89,8 @@ impl Sequence {
         }
     }
 
-    /// Ends the watch. `end`: where the track ended, one behind its last object, if that is known.
-    pub fn finish(mut self, end: Option<Location>) -> Counts {
+    /// Ends the sequence. `end` is one after the track's last object, if that is known.
+    pub fn finish(mut self, end: Option<Location>) -> SequenceCounts {
         if let Some(end) = end
             && let Ok(place) = self.groups.binary_search_by_key(&end.group, |group| group.id)
             && let Some(last) = self.groups.get(place).and_then(|group| group.came.last())
@@ -104,15 +104,15 @@ impl Sequence {
     }
 }
 
-impl Group {
-    /// Returns how many objects are missing in front of one that came.
+impl SequenceGroup {
+    /// Returns how many objects before an arrived one are missing.
     fn missing(&self) -> u64 {
         let (Some(first), Some(last)) = (self.came.first(), self.came.last()) else { return 0 };
         let begin = if self.is_joined { first.start } else { 0 };
         last.end - begin - self.came.total()
     }
 
-    /// Takes the first gaps for objects that came where there are too many, and returns how many objects these are.
+    /// Counts the first gaps as missing for good if there are too many, and returns how many objects these are.
     fn give_up(&mut self) -> u64 {
         let mut missing = 0;
         while self.came.len() > RANGES {
@@ -133,7 +133,7 @@ mod tests {
     fn counts(objects: impl IntoIterator<Item = (u64, u64)>, end: Option<(u64, u64)>) -> [u64; 4] {
         let mut sequence = Sequence::default();
         objects.into_iter().for_each(|(group, object)| sequence.insert(Location::new(group, object)));
-        let Counts { objects, duplicates, missing, late } =
+        let SequenceCounts { objects, duplicates, missing, late } =
             sequence.finish(end.map(|(group, object)| Location::new(group, object)));
         [objects, duplicates, missing, late]
     }
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn objects_before_the_first_one_are_not_owed() {
         assert_eq!(counts([(7, 5), (7, 6), (8, 0)], None), [3, 0, 0, 0]);
-        // They may come behind it, of another subgroup or of a group before.
+        // Objects may arrive later of another subgroup or of an earlier group.
         assert_eq!(counts([(7, 5), (7, 3), (6, 9)], None), [3, 0, 1, 0]);
     }
 
@@ -177,11 +177,14 @@ mod tests {
             sequence.insert(Location::new(0, object * 2));
         }
         assert!(sequence.groups[0].came.len() <= RANGES);
-        assert_eq!(sequence.finish(None), Counts { objects: 10_000, missing: 9_999, ..Counts::default() });
+        assert_eq!(
+            sequence.finish(None),
+            SequenceCounts { objects: 10_000, missing: 9_999, ..SequenceCounts::default() }
+        );
     }
 
     #[test]
-    fn largest_object_id_is_taken() {
+    fn largest_object_id_is_accepted() {
         assert_eq!(counts([(0, u64::MAX - 1), (u64::MAX, u64::MAX)], None)[0], 2);
     }
 }

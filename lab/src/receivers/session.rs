@@ -1,4 +1,4 @@
-//! One subscriber: a connection of quinn's state machine, and as much of MoQ as one subscription takes.
+//! One subscriber: a connection of quinn's state machine, and the part of MoQ that one subscription needs.
 
 use std::time::{Duration, Instant};
 
@@ -6,25 +6,25 @@ use anyhow::{Result, bail};
 use bytes::BytesMut;
 use millrace_client::payload::Stamp;
 use millrace_moq::{
-    Datagram, DecodeError, Draft, Location, Message, Parameters, TrackName,
-    message::{Setup, Subscribe},
+    DecodeError, Draft, Location, Message, ObjectDatagram, Parameters, TrackName,
+    message::{SetupOptions, Subscribe},
 };
 use quinn::{Dir, StreamId, VarInt};
 use quinn_proto::{Connection, ConnectionHandle, Event, ReadError, StreamEvent};
 
 use super::{
-    incoming::Incoming,
-    sequence::{Counts, Sequence},
+    incoming::IncomingStream,
+    sequence::{Sequence, SequenceCounts},
 };
 
 /// The draft that sessions speak.
 pub const DRAFT: Draft = Draft::NEWEST;
 /// How long SUBSCRIBE waits for a publisher, ms.
 const RENDEZVOUS_MS: u64 = 60_000;
-/// How long streams may take that PUBLISH_DONE has counted but that do not come.
+/// Longest wait for streams that PUBLISH_DONE has counted but that do not arrive.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
-/// The track that subscribers ask for, and the relay's name in SETUP.
+/// The track to subscribe to, and the relay's name in SETUP.
 #[derive(Debug)]
 pub struct Wish {
     pub track: TrackName,
@@ -36,16 +36,16 @@ pub struct Wish {
 
 /// A subscriber.
 ///
-/// The owner feeds `connection` and calls [`Session::on_event`] for each of its events. The session asks for its track once it is
+/// The owner feeds `connection` and calls [`ReceiverSession::on_event`] for each of its events. The session asks for its track once it is
 /// connected, and is over when `ended` says why.
-pub struct Session {
+pub struct ReceiverSession {
     pub connection: Box<Connection>,
     pub handle: ConnectionHandle,
     /// The socket that it sends from. Packets to another socket are dropped.
     pub socket: usize,
     /// True once the endpoint has forgotten the connection.
     pub is_drained: bool,
-    /// True while it counts as a handshake under way.
+    /// True while its handshake counts as one of those at a time.
     pub is_new: bool,
     /// When the connection's next timer fires.
     pub deadline: Option<Instant>,
@@ -53,23 +53,23 @@ pub struct Session {
     request: Option<StreamId>,
     answers: BytesMut,
     is_subscribed: bool,
-    streams: Vec<(StreamId, Incoming)>,
-    /// Streams with objects that have ended.
+    streams: Vec<(StreamId, IncomingStream)>,
+    /// Number of streams with objects that have ended.
     streams_ended: u64,
-    /// When the publisher said that the track is over, and how many streams there were.
+    /// When the publisher ended the track, and how many streams there were.
     done: Option<(Instant, u64)>,
-    pub ended: Option<Ended>,
+    pub ended: Option<ReceiverEnd>,
     sequence: Sequence,
-    /// Objects of the track, if a stamp says so.
+    /// Number of objects of the track, if a stamp has it.
     total: u64,
     has_objects: bool,
-    /// Time of the last move; `None` once an object has come to the new address.
+    /// Time of the last move; `None` once an object has arrived at the new address.
     moved: Option<Instant>,
 }
 
-/// How a session ended.
+/// End of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ReceiverEnd {
     /// The track is over.
     Whole,
     /// The session ended before its track, for this reason.
@@ -80,20 +80,20 @@ pub enum Ended {
 
 /// Events of a session, for its owner.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum News {
+pub enum ReceiverEvent {
     Connected,
     Subscribed,
-    /// The first object, and how long it took from the first packet on.
+    /// The first object arrived this long after the first packet.
     FirstObject(Duration),
-    /// The first object after a move came so long after it.
+    /// The first object after a move arrived this long after it.
     Resumed(Duration),
-    /// An object with a stamp, and how long it took from the publisher.
+    /// An object with a stamp arrived, with this latency from the publisher.
     Latency(Duration),
-    /// A stream ended before its end.
+    /// A stream was reset, or ended inside an object.
     Cut,
 }
 
-/// The time now, by both clocks that are needed.
+/// The current time, by both clocks that are needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     pub instant: Instant,
@@ -101,7 +101,7 @@ pub struct Now {
     pub monotonic: Duration,
 }
 
-impl Session {
+impl ReceiverSession {
     pub fn new(connection: Connection, handle: ConnectionHandle, socket: usize, now: Instant) -> Self {
         Self {
             connection: Box::new(connection),
@@ -125,15 +125,15 @@ impl Session {
         }
     }
 
-    /// Takes an event of the connection's.
-    pub fn on_event(&mut self, event: Event, wish: &Wish, now: Now, tell: &mut dyn FnMut(News)) {
+    /// Handles an event of the connection.
+    pub fn on_event(&mut self, event: Event, wish: &Wish, now: Now, tell: &mut dyn FnMut(ReceiverEvent)) {
         let done = match event {
             Event::Connected => {
-                tell(News::Connected);
+                tell(ReceiverEvent::Connected);
                 self.ask(wish)
             }
             Event::ConnectionLost { reason } => {
-                self.end(Ended::Early(reason.to_string()));
+                self.end(ReceiverEnd::Early(reason.to_string()));
                 Ok(())
             }
             Event::Stream(StreamEvent::Opened { dir: Dir::Uni }) => self.accept(now, tell),
@@ -145,17 +145,17 @@ impl Session {
             _ => Ok(()),
         };
         if let Err(error) = done {
-            self.close(now.instant, Ended::Early(error.to_string()));
+            self.close(now.instant, ReceiverEnd::Early(error.to_string()));
         }
     }
 
     /// Sends SETUP and SUBSCRIBE.
     fn ask(&mut self, wish: &Wish) -> Result<()> {
-        let setup = Setup {
+        let setup = SetupOptions {
             path: Some(wish.path.clone()),
             authority: Some(wish.authority.clone()),
             implementation: Some("millrace-lab lab receivers".to_owned()),
-            ..Setup::default()
+            ..SetupOptions::default()
         };
         self.write(Dir::Uni, setup.into())?;
         let parameters = Parameters { rendezvous_timeout: Some(RENDEZVOUS_MS), ..Parameters::default() };
@@ -178,7 +178,12 @@ impl Session {
         Ok(id)
     }
 
-    fn read_answers(&mut self, id: StreamId, now: Instant, tell: &mut dyn FnMut(News)) -> Result<()> {
+    fn read_answers(
+        &mut self,
+        id: StreamId,
+        now: Instant,
+        tell: &mut dyn FnMut(ReceiverEvent),
+    ) -> Result<()> {
         if self.done.is_some() {
             return Ok(());
         }
@@ -191,7 +196,7 @@ impl Session {
             match message {
                 Message::SubscribeOk(_) if !self.is_subscribed => {
                     self.is_subscribed = true;
-                    tell(News::Subscribed);
+                    tell(ReceiverEvent::Subscribed);
                 }
                 Message::RequestError(error) => bail!("refused: {} {}", error.code, error.reason),
                 Message::PublishDone(done) => self.done = Some((now, done.stream_count)),
@@ -204,15 +209,15 @@ impl Session {
         Ok(())
     }
 
-    fn accept(&mut self, now: Now, tell: &mut dyn FnMut(News)) -> Result<()> {
+    fn accept(&mut self, now: Now, tell: &mut dyn FnMut(ReceiverEvent)) -> Result<()> {
         while let Some(id) = self.connection.streams().accept(Dir::Uni) {
-            self.streams.push((id, Incoming::default()));
+            self.streams.push((id, IncomingStream::default()));
             self.read(id, now, tell)?;
         }
         Ok(())
     }
 
-    fn read(&mut self, id: StreamId, now: Now, tell: &mut dyn FnMut(News)) -> Result<()> {
+    fn read(&mut self, id: StreamId, now: Now, tell: &mut dyn FnMut(ReceiverEvent)) -> Result<()> {
         let Some(place) = self.streams.iter().position(|(known, _)| *known == id) else { return Ok(()) };
         let (_, mut incoming) = self.streams.swap_remove(place);
         let mut came = Vec::new();
@@ -224,15 +229,15 @@ impl Session {
         } else if incoming.is_media() {
             self.streams_ended += 1;
             if end == StreamEnd::Reset || !incoming.is_whole() {
-                tell(News::Cut);
+                tell(ReceiverEvent::Cut);
             }
         }
         Ok(())
     }
 
-    fn read_datagrams(&mut self, now: Now, tell: &mut dyn FnMut(News)) -> Result<()> {
+    fn read_datagrams(&mut self, now: Now, tell: &mut dyn FnMut(ReceiverEvent)) -> Result<()> {
         while let Some(bytes) = self.connection.datagrams().recv() {
-            if let Some(datagram) = Datagram::decode(bytes)? {
+            if let Some(datagram) = ObjectDatagram::decode(bytes)? {
                 let stamp = millrace_client::payload::check(&datagram.payload).ok();
                 self.object(Location::new(datagram.group, datagram.object), stamp, now, tell);
             }
@@ -240,49 +245,49 @@ impl Session {
         Ok(())
     }
 
-    /// Takes note of an object. Those of a publisher that numbers them are told apart by their numbers, so that an end of a group
-    /// that is missing is found too.
-    fn object(&mut self, at: Location, stamp: Option<Stamp>, now: Now, tell: &mut dyn FnMut(News)) {
+    /// Records an object. Objects of a publisher that numbers them are identified by their numbers, so that a missing
+    /// end of a group is noticed as well.
+    fn object(&mut self, at: Location, stamp: Option<Stamp>, now: Now, tell: &mut dyn FnMut(ReceiverEvent)) {
         if !std::mem::replace(&mut self.has_objects, true) {
-            tell(News::FirstObject(now.instant.saturating_duration_since(self.began)));
+            tell(ReceiverEvent::FirstObject(now.instant.saturating_duration_since(self.began)));
         }
         if let Some(moved) = self.moved.take() {
-            tell(News::Resumed(now.instant.saturating_duration_since(moved)));
+            tell(ReceiverEvent::Resumed(now.instant.saturating_duration_since(moved)));
         }
         match stamp {
             Some(stamp) => {
                 self.total = stamp.total;
                 self.sequence.insert(Location::new(0, stamp.sequence));
-                tell(News::Latency(now.monotonic.saturating_sub(stamp.sent)));
+                tell(ReceiverEvent::Latency(now.monotonic.saturating_sub(stamp.sent)));
             }
             None => self.sequence.insert(at),
         }
     }
 
-    /// Goes on from another socket, as a host does that has changed networks.
+    /// Changes to another socket, as a host does that has changed networks.
     pub fn move_to(&mut self, socket: usize, now: Instant) {
         self.socket = socket;
         self.moved = Some(now);
         self.connection.local_address_changed();
     }
 
-    /// Ends the session if its track is over and nothing of it is on the way any more.
+    /// Ends the session if its track is over and nothing of it is on its way any more.
     pub fn end_if_done(&mut self, now: Instant) {
         let Some((at, streams)) = self.done else { return };
         let open = self.streams.iter().filter(|(_, incoming)| incoming.is_media()).count();
         let is_all_there = open == 0 && self.streams_ended >= streams;
         if is_all_there || now.saturating_duration_since(at) > STRAGGLERS {
-            self.close(now, Ended::Whole);
+            self.close(now, ReceiverEnd::Whole);
         }
     }
 
     /// Closes the connection.
-    pub fn close(&mut self, now: Instant, why: Ended) {
+    pub fn close(&mut self, now: Instant, why: ReceiverEnd) {
         self.connection.close(now, VarInt::from_u32(0), bytes::Bytes::new());
         self.end(why);
     }
 
-    fn end(&mut self, why: Ended) {
+    fn end(&mut self, why: ReceiverEnd) {
         self.ended.get_or_insert(why);
     }
 
@@ -296,19 +301,19 @@ impl Session {
         self.done.is_some()
     }
 
-    /// Reports whether it has moved, and has no object since.
+    /// Reports whether it has moved and has received no object since.
     pub fn waits_for_media(&self) -> bool {
         self.moved.is_some()
     }
 
-    /// Returns the objects that came, and, once the track is over, those that should have.
-    pub fn into_counts(self) -> Counts {
-        let is_whole = self.ended == Some(Ended::Whole) && self.total > 0;
+    /// Returns the objects that arrived, and, once the track is over, those that are missing.
+    pub fn into_counts(self) -> SequenceCounts {
+        let is_whole = self.ended == Some(ReceiverEnd::Whole) && self.total > 0;
         self.sequence.finish(is_whole.then(|| Location::new(0, self.total)))
     }
 }
 
-/// How far a stream was read.
+/// Result of reading a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamEnd {
     Open,
@@ -316,7 +321,7 @@ enum StreamEnd {
     Reset,
 }
 
-/// Reads the bytes of a stream that have come.
+/// Reads the bytes of a stream that have arrived.
 fn read_stream(
     connection: &mut Connection,
     id: StreamId,
@@ -332,7 +337,7 @@ fn read_stream(
             Err(ReadError::Reset(_)) => break StreamEnd::Reset,
         }
     };
-    // Its owner sends whatever there is to be sent.
+    // The session's owner sends the resulting packets.
     let _ = chunks.finalize();
     Ok(end)
 }

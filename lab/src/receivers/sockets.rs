@@ -1,4 +1,4 @@
-//! The sockets that all sessions share: a few, each with a port of its own.
+//! The few sockets that all sessions share, each with a port of its own.
 
 use std::{
     io::{self, IoSliceMut},
@@ -14,29 +14,29 @@ use nix::{
 };
 use quinn::udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 
-/// Room of a receive buffer for datagrams that the kernel has merged (GRO), bytes.
+/// Size of a receive buffer for datagrams that the kernel has merged (GRO), bytes.
 const MERGED: usize = 65_536;
 /// Receive buffer of a socket, bytes, which hundreds of sessions share.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// One or more sockets, in the order in which sessions move.
-pub struct Sockets {
-    sockets: Vec<Socket>,
+pub struct ReceiverSockets {
+    sockets: Vec<ReceiverSocket>,
     buffers: Vec<u8>,
 }
 
-struct Socket {
+struct ReceiverSocket {
     io: UdpSocket,
     state: UdpSocketState,
 }
 
 /// The source of a datagram, and its ECN mark.
-pub struct Origin {
+pub struct DatagramOrigin {
     pub remote: SocketAddr,
     pub ecn: Option<quinn::EcnCodepoint>,
 }
 
-impl Sockets {
+impl ReceiverSockets {
     /// Binds `count` sockets for packets to `remote`, to the addresses `from` in turn, or to any if there is none.
     ///
     /// # Errors
@@ -51,11 +51,11 @@ impl Sockets {
             anyhow::bail!("{other} cannot be the source of packets to {remote}: it is of the other family");
         }
         let addresses = from.iter().copied().chain(from.is_empty().then_some(any)).cycle();
-        let sockets = addresses.take(count).map(Socket::bind).collect::<Result<_>>()?;
+        let sockets = addresses.take(count).map(ReceiverSocket::bind).collect::<Result<_>>()?;
         Ok(Self { sockets, buffers: vec![0; BATCH_SIZE * MERGED] })
     }
 
-    /// Returns how many there are.
+    /// Returns the number of sockets.
     pub fn count(&self) -> usize {
         self.sockets.len()
     }
@@ -65,11 +65,11 @@ impl Sockets {
         (socket + 1) % self.sockets.len()
     }
 
-    /// Waits until something comes or `patience` is over, and returns the sockets at which it did.
+    /// Waits for packets or until `patience` is over, and returns the sockets with packets.
     pub fn wait(&self, patience: Duration) -> Result<Vec<usize>> {
         let mut polled: Vec<_> =
             self.sockets.iter().map(|socket| PollFd::new(socket.io.as_fd(), PollFlags::POLLIN)).collect();
-        // Rounded up: a wait of less than a millisecond would spin.
+        // The time-out is rounded up: a wait of less than a millisecond would spin.
         let millis = patience.as_micros().div_ceil(1000).min(60_000) as u16;
         match poll(&mut polled, PollTimeout::from(millis)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -79,26 +79,26 @@ impl Sockets {
         Ok(polled.iter().enumerate().filter_map(has_some).collect())
     }
 
-    /// Takes at most a batch of datagrams from a socket, and returns whether there may be more.
-    pub fn receive(&mut self, socket: usize, mut take: impl FnMut(Origin, &[u8])) -> bool {
-        let Some(Socket { io, state }) = self.sockets.get(socket) else { return false };
+    /// Reads at most a batch of datagrams from a socket, and returns whether there may be more.
+    pub fn receive(&mut self, socket: usize, mut take: impl FnMut(DatagramOrigin, &[u8])) -> bool {
+        let Some(ReceiverSocket { io, state }) = self.sockets.get(socket) else { return false };
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
         let mut slices = self.buffers.chunks_exact_mut(MERGED).map(IoSliceMut::new).collect::<Vec<_>>();
         let received = state.recv(io.into(), &mut slices, &mut metas);
-        // An error is what ICMP says of an earlier packet, or that nothing is there.
+        // An error is ICMP's for an earlier packet, or says that no datagram waits.
         let Ok(count) = received else { return false };
         for (meta, buffer) in metas.iter().zip(&slices).take(count) {
             let ecn = meta.ecn.and_then(|ecn| quinn::EcnCodepoint::from_bits(ecn as u8));
             for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
-                take(Origin { remote: meta.addr, ecn }, datagram);
+                take(DatagramOrigin { remote: meta.addr, ecn }, datagram);
             }
         }
         count == BATCH_SIZE
     }
 
-    /// Sends a packet. One that does not fit into the socket's buffer is lost, as on the way.
+    /// Sends a packet. One that does not fit into the socket's buffer is lost, as on the network.
     pub fn send(&self, socket: usize, transmit: &quinn::Transmit, contents: &[u8]) {
-        let Some(Socket { io, state }) = self.sockets.get(socket) else { return };
+        let Some(ReceiverSocket { io, state }) = self.sockets.get(socket) else { return };
         let ecn = transmit.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
         let packet = Transmit {
             destination: transmit.destination,
@@ -111,11 +111,11 @@ impl Sockets {
     }
 }
 
-impl Socket {
+impl ReceiverSocket {
     fn bind(address: IpAddr) -> Result<Self> {
         let io = UdpSocket::bind((address, 0)).with_context(|| format!("cannot bind to {address}"))?;
         let state = UdpSocketState::new((&io).into())?;
-        // Beyond the host's limit only root may go.
+        // Only root may exceed the host's limit.
         if setsockopt(&io, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
             setsockopt(&io, sockopt::RcvBuf, &RECEIVE_BUFFER).map_err(io::Error::from)?;
         }

@@ -1,45 +1,46 @@
-//! Questions with their answers, made of measured transfers: each network by profile, size, and what the peer offers.
+//! Questions with their answers from measured transfers. A question is a network with a profile, a size, and the peer's
+//! offer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_graft_proto::select::arms::can_be_had;
-use millrace_graft_proto::select::features::{COLUMNS, Column, Feature, Features};
-use millrace_graft_proto::select::profile::{LADDER_KIB, Profile};
+use millrace_graft_proto::select::features::{COLUMNS, ExampleColumn, Feature, Features};
+use millrace_graft_proto::select::profile::{LADDER_KIB, TrafficProfile};
 
 use super::grow::Example;
-use super::runs::Run;
+use super::runs::TrainingRun;
 
-/// What TCP is measured by.
+/// Congestion controls that represent TCP.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// An arm whose utility is this much of the best is as right.
+/// Share of the best utility from which on an arm counts as right.
 pub const TIE: f64 = 0.95;
 
-/// One question.
+/// A question with the costs of its arms.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Case {
+pub struct TrainingCase {
     pub network: u32,
     pub features: Features,
-    /// In milliseconds, in the order of the arms; `None`: it cannot be had.
+    /// Cost in milliseconds, in the order of the arms; `None`: the arm did not get there.
     pub cost_ms: Vec<Option<f64>>,
-    /// Likewise, from 0 to 1.
+    /// Utility from 0 to 1, in the order of the arms.
     pub utility: Vec<f64>,
 }
 
-/// All that a file of runs asks.
+/// Questions that a file of runs answers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cases {
     pub arms: Vec<String>,
-    pub cases: Vec<Case>,
+    pub cases: Vec<TrainingCase>,
     /// Networks that lack an arm, which are left out.
     pub incomplete: usize,
 }
 
 impl Cases {
-    /// An answer holds for all seeds of a network, the question is asked with what was seen in each.
-    pub fn of(runs: &[Run]) -> Self {
+    /// Makes the cases. Answers are means over all seeds of a network; a question has what was observed with one seed.
+    pub fn from_runs(runs: &[TrainingRun]) -> Self {
         let arms: BTreeSet<&str> = runs.iter().map(|run| run.arm.as_str()).collect();
         let arms: Vec<String> = arms.into_iter().map(str::to_owned).collect();
-        let mut networks: BTreeMap<u32, Vec<&Run>> = BTreeMap::new();
+        let mut networks: BTreeMap<u32, Vec<&TrainingRun>> = BTreeMap::new();
         runs.iter().for_each(|run| networks.entry(run.network).or_default().push(run));
         let mut all = Self { arms, ..Self::default() };
         for (network, runs) in networks {
@@ -47,20 +48,20 @@ impl Cases {
                 all.incomplete += 1;
                 continue;
             }
-            let new = all.of_network(network, &runs);
+            let new = all.cases_of_network(network, &runs);
             all.cases.extend(new);
         }
         all
     }
 
-    fn of_network(&self, network: u32, runs: &[&Run]) -> Vec<Case> {
+    fn cases_of_network(&self, network: u32, runs: &[&TrainingRun]) -> Vec<TrainingCase> {
         let seeds: BTreeMap<u32, Features> = runs.iter().map(|run| (run.seed, run.path())).collect();
         let mut cases = Vec::new();
-        for profile in Profile::ALL {
+        for profile in TrafficProfile::ALL {
             for (rung, kib) in LADDER_KIB.iter().enumerate() {
                 let costs: Vec<Option<f64>> =
                     self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
-                // Larger ones would only be guesses.
+                // No transfer reached this size, so its answer would be a guess.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }
@@ -78,8 +79,9 @@ impl Cases {
                             .for_profile(profile)
                             .carrying(offered, warm)
                             .with(Feature::Size, f64::from(*kib));
-                        let (cost_ms, utility) = (cost_ms.clone(), utility.clone());
-                        cases.push(Case { network, features, cost_ms, utility });
+                        let cost_ms = cost_ms.clone();
+                        let utility = utility.clone();
+                        cases.push(TrainingCase { network, features, cost_ms, utility });
                     }
                 }
             }
@@ -96,21 +98,21 @@ impl Cases {
     }
 }
 
-/// Over the seeds. One of which nothing came has no cost: it cannot be recommended.
-fn mean_cost(runs: &[&Run], arm: &str, profile: Profile, rung: usize) -> Option<f64> {
+/// Returns the mean cost over the seeds. It is `None` if one run received nothing: the arm cannot be recommended.
+fn mean_cost(runs: &[&TrainingRun], arm: &str, profile: TrafficProfile, rung: usize) -> Option<f64> {
     let of: Option<Vec<f64>> =
         runs.iter().filter(|run| run.arm == arm).map(|run| profile.cost_ms(&run.came, rung)).collect();
     let of = of.filter(|of| !of.is_empty())?;
     Some(of.iter().sum::<f64>() / of.len() as f64)
 }
 
-fn utilities(profile: Profile, cost_ms: &[Option<f64>]) -> Vec<f64> {
+fn utilities(profile: TrafficProfile, cost_ms: &[Option<f64>]) -> Vec<f64> {
     let best = cost_ms.iter().flatten().copied().fold(f64::INFINITY, f64::min);
     cost_ms.iter().map(|cost| cost.map_or(0.0, |cost| profile.utility(cost, best))).collect()
 }
 
-impl Case {
-    /// The same for each transfer on a network.
+impl TrainingCase {
+    /// Returns an identity that is the same for each transfer on a network.
     pub fn question(&self) -> (u32, [Option<u64>; 4]) {
         let asked = [Feature::Profile, Feature::Size, Feature::Offer, Feature::Warmth];
         (self.network, asked.map(|feature| self.features.get(feature).map(f64::to_bits)))
@@ -124,7 +126,7 @@ impl Case {
         self.cost_ms.get(arm).is_some_and(Option::is_some)
     }
 
-    /// By the features that the tree goes by.
+    /// Returns the example with the features of the tree.
     pub fn example(&self) -> Example {
         self.example_of(self.features.values().to_vec())
     }
@@ -134,17 +136,18 @@ impl Case {
         Example { values, right, utility: self.utility.clone() }
     }
 
-    /// By what the seed's tree goes by.
+    /// Returns the example with the features of the seed's tree.
     pub fn seed_example(&self) -> Example {
         self.example_of(seed_values(&self.features))
     }
 }
 
-/// The seed's classes: of the round trip as VTL has them, of loss and bandwidth in three steps each, and the profile.
-pub const SEED_COLUMNS: [Column; 4] = [
-    Column { name: "rtt", unit: "", choices: &["lan", "terrestrial", "long-delay"] },
-    Column { name: "loss", unit: "", choices: &["none", "some", "much"] },
-    Column { name: "rate", unit: "", choices: &["low", "middle", "high"] },
+/// Columns of the seed: classes of the round trip as in VTL, of loss and bandwidth in three steps each, and the
+/// profile.
+pub const SEED_COLUMNS: [ExampleColumn; 4] = [
+    ExampleColumn { name: "rtt", unit: "", choices: &["lan", "terrestrial", "long-delay"] },
+    ExampleColumn { name: "loss", unit: "", choices: &["none", "some", "much"] },
+    ExampleColumn { name: "rate", unit: "", choices: &["low", "middle", "high"] },
     COLUMNS[Feature::Profile as usize],
 ];
 
@@ -167,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_follow_from_times() {
+    fn right_arms_follow_from_times() {
         let runs = [
             run(1, "bbr", 1.0),
             run(1, "carried-warm", 0.5),
@@ -175,11 +178,11 @@ mod tests {
             run(1, "carried-new", 3.0),
             run(2, "bbr", 1.0),
         ];
-        let cases = Cases::of(&runs);
+        let cases = Cases::from_runs(&runs);
         assert_eq!(cases.arms, ["bbr", "carried-new", "carried-warm", "cubic"]);
         assert_eq!((cases.incomplete, cases.networks().len()), (1, 1));
         assert_eq!(cases.cases.len(), 4 * 9 * 3);
-        let right = |case: &Case| (0..4).filter(|arm| case.is_right(*arm)).collect::<Vec<_>>();
+        let right = |case: &TrainingCase| (0..4).filter(|arm| case.is_right(*arm)).collect::<Vec<_>>();
         for case in &cases.cases {
             let profile = case.features.get(Feature::Profile).unwrap();
             let wanted: &[usize] = match case.features.get(Feature::Warmth) {
@@ -195,15 +198,15 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reached_is_not_asked_for() {
+    fn unreached_rungs_are_not_asked_for() {
         let mut runs = [run(1, "bbr", 1.0), run(1, "cubic", 1.0)];
         runs.iter_mut().for_each(|run| run.came.rungs_ms[2..].fill(None));
         runs[0].came.rungs_ms[2] = Some(5.0);
-        assert_eq!(Cases::of(&runs).cases.len(), 4 * 3 * 3);
+        assert_eq!(Cases::from_runs(&runs).cases.len(), 4 * 3 * 3);
     }
 
     #[test]
-    fn classes_of_the_seed() {
+    fn seed_values_are_classes() {
         let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
         assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
     }

@@ -4,27 +4,28 @@
 //! judged: whoever gives any of them is right. Where a value is not known, an example goes every way with the share of those that know
 //! it. Thresholds lie between two values, without the later releases' penalty for numbers.
 
-use millrace_graft_proto::select::features::Column;
-use millrace_graft_proto::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Side, Split};
+use millrace_graft_proto::select::features::ExampleColumn;
+use millrace_graft_proto::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Split, TreeSide};
 
 /// A question with its answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// In the order of the columns.
+    /// Values in the order of the columns.
     pub values: Vec<Option<f64>>,
-    /// In the order of the arms.
+    /// Whether each arm is right, in the order of the arms.
     pub right: Vec<bool>,
-    /// Likewise, from 0 to 1.
+    /// Utility from 0 to 1, in the order of the arms.
     pub utility: Vec<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Examples that at least two ways of a node have.
+    /// Weight of examples that at least two branches of a node must have.
     pub least: f64,
-    /// Of the errors' upper bound by which branches are pruned, in standard deviations; C4.5's quarter is 0.69. Below 0: nothing is pruned.
+    /// Confidence of the errors' upper bound that prunes branches, in standard deviations; C4.5's quarter is 0.69.
+    /// Below 0 nothing is pruned.
     pub doubt: f64,
-    /// Examples that say no more than one, since they are of the same network.
+    /// Number of examples that count as one, since they are of the same network.
     pub alike: f64,
     pub depth: usize,
 }
@@ -35,39 +36,39 @@ impl Default for Settings {
     }
 }
 
-/// A tree for examples, of which there may be none.
-pub fn grow(columns: &[Column], arms: &[String], examples: &[Example], settings: Settings) -> Node {
+/// Grows a tree for examples. There may be no examples.
+pub fn grow(columns: &[ExampleColumn], arms: &[String], examples: &[Example], settings: Settings) -> Node {
     let grower = Grower { columns, arms, examples, settings };
-    let all: Set = (0..examples.len()).map(|at| (at, 1.0)).collect();
+    let all: ExampleSet = (0..examples.len()).map(|at| (at, 1.0)).collect();
     let (mut root, _) = grower.node(&all, settings.depth);
     let mut next = 0..;
-    root.each_leaf(&mut |leaf| leaf.number = next.next().unwrap_or_default());
+    root.visit_leaves(&mut |leaf| leaf.number = next.next().unwrap_or_default());
     root
 }
 
-/// Indexes of examples, with the weight of each.
-type Set = Vec<(usize, f64)>;
+/// Indices of examples, with the weight of each.
+type ExampleSet = Vec<(usize, f64)>;
 
 struct Grower<'a> {
-    columns: &'a [Column],
+    columns: &'a [ExampleColumn],
     arms: &'a [String],
     examples: &'a [Example],
     settings: Settings,
 }
 
-/// By what a set could be divided, and what is known by that.
+/// A column that could divide a set, and the information gained by that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     column: usize,
-    /// Of a number.
+    /// Threshold of a numeric column.
     at: Option<f64>,
     gain: f64,
     ratio: f64,
 }
 
 impl Grower<'_> {
-    /// With the errors that are to be feared.
-    fn node(&self, set: &Set, depth: usize) -> (Node, f64) {
+    /// Returns the node and the upper bound of its errors.
+    fn node(&self, set: &ExampleSet, depth: usize) -> (Node, f64) {
         let leaf = self.leaf(set);
         let feared = self.feared(&leaf);
         let chosen = if depth <= 1 || leaf.ranking.first().is_none_or(|best| best.right >= 1.0) {
@@ -79,7 +80,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A tenth of an error is what a simpler tree is worth.
+        // A simpler tree is preferred if it costs at most a tenth of an error.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }
@@ -94,10 +95,11 @@ impl Grower<'_> {
         let by = column.name.to_owned();
         match chosen.at {
             Some(at) => {
-                let (above, below) = (nodes.pop(), nodes.pop());
+                let above = nodes.pop();
+                let below = nodes.pop();
                 let boxed =
                     |node: Option<Node>| Box::new(node.unwrap_or_else(|| Node::Leaf(Leaf::default())));
-                let unknown = if heaviest == 0 { Side::Below } else { Side::Above };
+                let unknown = if heaviest == 0 { TreeSide::Below } else { TreeSide::Above };
                 Node::Split(Split { by, at, unknown, below: boxed(below), above: boxed(above) })
             }
             None => {
@@ -108,8 +110,8 @@ impl Grower<'_> {
         }
     }
 
-    /// The best answer is the one that is right most often.
-    fn leaf(&self, set: &Set) -> Leaf {
+    /// Makes a leaf, whose best answer is the one that is right most often.
+    fn leaf(&self, set: &ExampleSet) -> Leaf {
         let all = weight(set).max(f64::MIN_POSITIVE);
         let share = |of: &dyn Fn(&Example) -> f64| {
             set.iter().map(|(at, weight)| of(&self.examples[*at]) * weight).sum::<f64>() / all
@@ -135,8 +137,8 @@ impl Grower<'_> {
         leaf.examples * upper(wrong, leaf.examples / self.settings.alike, self.settings.doubt.max(0.0))
     }
 
-    /// Of those whose gain is not less than average, the one of the greatest ratio.
-    fn best(&self, set: &Set) -> Option<Candidate> {
+    /// Returns the candidate of the greatest ratio among those whose gain is at least average.
+    fn best(&self, set: &ExampleSet) -> Option<Candidate> {
         let candidates: Vec<_> = (0..self.columns.len())
             .filter_map(|column| self.candidate(set, column))
             .filter(|candidate| candidate.gain > 1e-9)
@@ -146,13 +148,14 @@ impl Grower<'_> {
         enough.max_by(|one, other| one.ratio.total_cmp(&other.ratio))
     }
 
-    fn candidate(&self, set: &Set, column: usize) -> Option<Candidate> {
-        let known: Set = set.iter().copied().filter(|(at, _)| self.value(*at, column).is_some()).collect();
+    fn candidate(&self, set: &ExampleSet, column: usize) -> Option<Candidate> {
+        let known: ExampleSet =
+            set.iter().copied().filter(|(at, _)| self.value(*at, column).is_some()).collect();
         let at = match self.columns[column].choices {
             [] => Some(self.threshold(&known, column)?),
             _ => None,
         };
-        let mut parts = vec![Set::new(); self.ways(column)];
+        let mut parts = vec![ExampleSet::new(); self.ways(column)];
         for (example, weight) in &known {
             parts[self.way(column, at, self.value(*example, column)?)].push((*example, *weight));
         }
@@ -160,22 +163,25 @@ impl Grower<'_> {
         if weights.iter().filter(|weight| **weight >= self.settings.least).count() < 2 {
             return None;
         }
-        let (all, knowing) = (weight(set), weight(&known));
+        let all = weight(set);
+        let knowing = weight(&known);
         let after: f64 = parts.iter().map(|part| information(&self.shares(part)) * weight(part)).sum();
         let gain = (information(&self.shares(&known)) - after / knowing) * knowing / all;
-        // Those that do not know are a way of their own here.
+        // Examples without a value count as a branch of their own here.
         let mut ways = weights;
         ways.push(all - knowing);
         Some(Candidate { column, at, gain, ratio: gain / information(&ways) })
     }
 
-    /// The one between two values that says most.
-    fn threshold(&self, known: &Set, column: usize) -> Option<f64> {
+    /// Returns the threshold between two values that gains most information.
+    fn threshold(&self, known: &ExampleSet, column: usize) -> Option<f64> {
         let mut sorted: Vec<(f64, usize, f64)> =
             known.iter().filter_map(|(at, weight)| Some((self.value(*at, column)?, *at, *weight))).collect();
         sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let (mut below, mut above) = (vec![0.0; self.arms.len()], self.shares(known));
-        let (all, mut passed) = (weight(known), 0.0);
+        let mut below = vec![0.0; self.arms.len()];
+        let mut above = self.shares(known);
+        let all = weight(known);
+        let mut passed = 0.0;
         let mut best: Option<(f64, f64)> = None;
         for pair in sorted.windows(2) {
             let &[(value, at, weight), (next, ..)] = pair else { continue };
@@ -202,17 +208,18 @@ impl Grower<'_> {
         }
     }
 
-    /// Weights of the answers.
-    fn shares(&self, set: &Set) -> Vec<f64> {
-        let (mut none, mut shares) = (vec![0.0; self.arms.len()], vec![0.0; self.arms.len()]);
+    /// Returns the weights of the answers.
+    fn shares(&self, set: &ExampleSet) -> Vec<f64> {
+        let mut none = vec![0.0; self.arms.len()];
+        let mut shares = vec![0.0; self.arms.len()];
         set.iter().for_each(|(at, weight)| self.move_over(*at, *weight, &mut none, &mut shares));
         shares
     }
 
-    /// Who does not know goes every way, with the share of those that do.
-    fn divided(&self, set: &Set, chosen: Candidate) -> Vec<Set> {
-        let mut sets = vec![Set::new(); self.ways(chosen.column)];
-        let mut unknown = Set::new();
+    /// Divides a set. Examples without a value go every way, each with the share of the examples that have one.
+    fn divided(&self, set: &ExampleSet, chosen: Candidate) -> Vec<ExampleSet> {
+        let mut sets = vec![ExampleSet::new(); self.ways(chosen.column)];
+        let mut unknown = ExampleSet::new();
         for (at, weight) in set {
             match self.value(*at, chosen.column) {
                 Some(value) => sets[self.way(chosen.column, chosen.at, value)].push((*at, *weight)),
@@ -243,18 +250,18 @@ impl Grower<'_> {
     }
 }
 
-fn weight(set: &Set) -> f64 {
+fn weight(set: &ExampleSet) -> f64 {
     set.iter().map(|(_, weight)| weight).sum()
 }
 
-/// Entropy of weights, in bits.
+/// Returns the entropy of weights, in bits.
 fn information(weights: &[f64]) -> f64 {
     let all: f64 = weights.iter().sum();
     let shares = weights.iter().map(|weight| weight / all).filter(|share| *share > 1e-12);
     -shares.map(|share| share * share.log2()).sum::<f64>()
 }
 
-/// Of a share that was seen in `n`, the upper bound (Witten & Frank, Data Mining, 6.1; Wilson's).
+/// Returns the upper bound of a share that was seen in `n` (Witten & Frank, Data Mining, 6.1; Wilson's).
 fn upper(share: f64, n: f64, z: f64) -> f64 {
     if n <= 0.0 {
         return share;
@@ -263,7 +270,7 @@ fn upper(share: f64, n: f64, z: f64) -> f64 {
     (share + z * z / (2.0 * n) + z * root) / (1.0 + z * z / n)
 }
 
-/// Of as few digits as lie between them.
+/// Returns the number between both that has the fewest digits.
 fn between(low: f64, high: f64) -> f64 {
     let middle = f64::midpoint(low, high);
     let texts = (0..15).map(|digits| format!("{middle:.digits$e}").parse().unwrap_or(middle));
@@ -278,14 +285,14 @@ fn rounded(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    const GOLF: [Column; 4] = [
-        Column { name: "outlook", unit: "", choices: &["sunny", "overcast", "rain"] },
-        Column { name: "temperature", unit: "F", choices: &[] },
-        Column { name: "humidity", unit: "%", choices: &[] },
-        Column { name: "windy", unit: "", choices: &["false", "true"] },
+    const GOLF: [ExampleColumn; 4] = [
+        ExampleColumn { name: "outlook", unit: "", choices: &["sunny", "overcast", "rain"] },
+        ExampleColumn { name: "temperature", unit: "F", choices: &[] },
+        ExampleColumn { name: "humidity", unit: "%", choices: &[] },
+        ExampleColumn { name: "windy", unit: "", choices: &["false", "true"] },
     ];
 
-    /// Quinlan's, from the first table of "C4.5".
+    /// Quinlan's data, from the first table of "C4.5".
     const DAYS: [([f64; 4], bool); 14] = [
         ([0.0, 75.0, 70.0, 1.0], true),
         ([0.0, 80.0, 90.0, 1.0], false),
@@ -318,10 +325,10 @@ mod tests {
 
     const UNPRUNED: Settings = Settings { least: 2.0, doubt: -1.0, alike: 1.0, depth: DEPTH_MAX };
 
-    fn candidate(examples: &[Example], columns: &[Column], column: usize) -> Candidate {
+    fn candidate(examples: &[Example], columns: &[ExampleColumn], column: usize) -> Candidate {
         let arms = arms(examples[0].right.len());
         let grower = Grower { columns, arms: &arms, examples, settings: Settings { least: 1.0, ..UNPRUNED } };
-        let all: Set = (0..examples.len()).map(|at| (at, 1.0)).collect();
+        let all: ExampleSet = (0..examples.len()).map(|at| (at, 1.0)).collect();
         grower.candidate(&all, column).expect("it divides")
     }
 
@@ -330,20 +337,20 @@ mod tests {
     }
 
     #[test]
-    fn gains_are_those_of_the_book() {
+    fn information_gains_match_quinlans_book() {
         let mut days = golf();
         let outlook = candidate(&days, &GOLF, 0);
         assert!(close(outlook.gain, 0.246) && close(outlook.ratio, 0.156), "{outlook:?}");
         let windy = candidate(&days, &GOLF, 3);
         assert!(close(windy.gain, 0.048) && close(windy.ratio, 0.049), "{windy:?}");
-        // Chapter 3: one day's outlook is not known.
+        // Chapter 3: one day's outlook is unknown.
         days[5].values[0] = None;
         let outlook = candidate(&days, &GOLF, 0);
         assert!(close(outlook.gain, 0.199) && close(outlook.ratio, 0.110), "{outlook:?}");
     }
 
     #[test]
-    fn the_tree_is_that_of_the_book() {
+    fn decision_tree_matches_quinlans_book() {
         let Node::Branch(root) = grow(&GOLF, &arms(2), &golf(), UNPRUNED) else { panic!("a branch") };
         assert_eq!((root.by.as_str(), root.to.len()), ("outlook", 3));
         let arm = |node: &Node| match node {
@@ -359,7 +366,8 @@ mod tests {
         assert_eq!(root.to.values().flat_map(Node::leaves).map(|leaf| leaf.examples).sum::<f64>(), 14.0);
     }
 
-    /// By the definition, without anything of the above: every threshold, every share counted anew.
+    /// Computes gain and ratio from their definition, without the code above: every threshold, every share counted
+    /// again.
     fn by_hand(examples: &[Example], column: usize) -> (f64, f64) {
         let entropy = |parts: &[f64]| {
             let all: f64 = parts.iter().sum();
@@ -402,7 +410,7 @@ mod tests {
         fn ties_and_gaps_are_reckoned_as_defined(
             rows in proptest::collection::vec((proptest::option::of(0_u8..6), 1_u8..8), 4..40)
         ) {
-            let columns = [Column { name: "it", unit: "", choices: &[] }];
+            let columns = [ExampleColumn { name: "it", unit: "", choices: &[] }];
             let example = |(value, right): &(Option<u8>, u8)| Example {
                 values: vec![value.map(f64::from)],
                 right: (0..3).map(|bit| right >> bit & 1 == 1).collect(),
@@ -413,14 +421,14 @@ mod tests {
             if gain > 1e-6 {
                 let candidate = candidate(&examples, &columns, 0);
                 proptest::prop_assert!((candidate.gain - gain).abs() < 1e-6, "{:?} {}", candidate, gain);
-                // Thresholds of equal gain may divide otherwise.
+                // Thresholds of equal gain may divide the examples in another way.
                 proptest::prop_assert!(candidate.ratio > 0.0 && ratio > 0.0);
             }
         }
     }
 
     #[test]
-    fn bounds_are_those_of_the_book() {
+    fn pruning_bounds_match_quinlans_book() {
         for (wrong, n, wanted) in [(2.0, 6.0, 0.47), (1.0, 2.0, 0.72), (5.0, 14.0, 0.446)] {
             let bound = upper(wrong / n, n, 0.69);
             assert!((bound - wanted).abs() < 0.005, "{wrong} of {n}: {bound}");
@@ -428,9 +436,10 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_pruned_and_rules_are_not() {
+    fn noisy_branches_are_pruned_and_real_rules_kept() {
         let columns = [GOLF[1], GOLF[2]];
-        // What is right follows from the first; a twentieth is wrong at random, and the second says nothing.
+        // The right arm follows from the first column. A twentieth is wrong at random, and the second column has no
+        // information.
         let mut random = 1_u32;
         let mut example = |at: u32| {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -451,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn any_right_answer_is_right() {
+    fn every_acceptable_candidate_counts_as_correct() {
         let example = |value: f64, right: [bool; 2]| Example {
             values: vec![Some(value)],
             right: right.to_vec(),
@@ -469,12 +478,12 @@ mod tests {
         assert!(matches!(grow(&columns, &arms(2), &[], Settings::default()), Node::Leaf(_)));
     }
 
-    /// What tells each example apart gains as much, and is worth less.
+    /// A column with another value for each example gains as much, and is worth less.
     #[test]
-    fn many_ways_are_no_merit() {
+    fn attribute_with_many_branches_is_not_preferred() {
         let columns = [
-            Column { name: "half", unit: "", choices: &["a", "b"] },
-            Column { name: "name", unit: "", choices: &["1", "2", "3", "4"] },
+            ExampleColumn { name: "half", unit: "", choices: &["a", "b"] },
+            ExampleColumn { name: "name", unit: "", choices: &["1", "2", "3", "4"] },
         ];
         let example = |at: u8| Example {
             values: vec![Some(f64::from(at / 2)), Some(f64::from(at))],
@@ -488,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_short() {
+    fn decision_thresholds_are_short_numbers() {
         for (low, high, wanted) in [(70.0, 85.0, 80.0), (0.99, 1.01, 1.0), (3.0, 3.2, 3.1), (0.0, 0.5, 0.2)] {
             let at = between(low, high);
             assert!(low < at && at < high, "{low} {at} {high}");

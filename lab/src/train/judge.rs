@@ -1,4 +1,4 @@
-//! How good decisions are, on networks that the training has not seen: five folds, each network judged once.
+//! Judges decisions on networks that the training has not seen: five folds, each network judged once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,60 +6,61 @@ use millrace_graft_proto::select::features::{COLUMNS, Features};
 use millrace_graft_proto::select::tree::{Leaf, Node};
 use serde::Serialize;
 
-use super::cases::{Case, Cases, SEED_COLUMNS, TCP, seed_values};
+use super::cases::{Cases, SEED_COLUMNS, TCP, TrainingCase, seed_values};
 use super::grow::{Example, Settings, grow};
-use super::runs::Run;
+use super::runs::TrainingRun;
 
 pub const FOLDS: usize = 5;
-/// Of a normal distribution, for 95 %.
+/// Quantile of the normal distribution for 95 %.
 const Z: f64 = 1.96;
-/// Slower than TCP: by more than this.
+/// An arm is slower than TCP if its cost is more than this multiple.
 const SLOWER: f64 = 1.05;
 
-/// Of one way to decide.
+/// Score of one way to decide.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
     pub by: String,
     pub cases: usize,
-    /// Of cases, for which the arm was within a tie of the best.
+    /// Share of cases whose arm was within a tie of the best.
     pub right: f64,
-    /// 95 %, by Wilson. Cases of a network are alike: the networks are what is counted.
+    /// 95 % interval by Wilson. Cases of a network are alike, so networks are counted.
     pub right_low: f64,
     pub right_high: f64,
-    /// Utility that was given away, on average, of 1.
+    /// Mean utility that was given away, of 1.
     pub regret: f64,
-    /// Of cases, whose cost was more than 5 % above that of TCP with this control.
+    /// Share of cases whose cost was more than 5 % above that of TCP with this control.
     pub slower_than: Vec<(String, f64)>,
 }
 
-/// Of all that is compared, and of the tree by arms.
+/// Scores of all ways that are compared, and of the tree by arm.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct JudgeReport {
     pub networks: usize,
     pub incomplete: usize,
-    /// The tree first.
+    /// Scores of the ways to decide, the tree first.
     pub scores: Vec<Score>,
-    pub classes: Vec<Class>,
-    /// For each arm that would have been right, how often which was chosen. One that was right stands for itself.
+    pub classes: Vec<CandidateScore>,
+    /// Counts of chosen arms, by the arm that would have been right. If the chosen arm is right, it counts for itself.
     pub confusion: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Class {
+pub struct CandidateScore {
     pub arm: String,
-    /// Of the times it was chosen, how often that was right.
+    /// Share of right choices among the cases where it was chosen.
     pub precision: Option<f64>,
-    /// Of the times it was wanted, how often it was chosen.
+    /// Share of cases where it was chosen among those that it is right for.
     pub recall: Option<f64>,
 }
 
 /// Trains on four fifths of the networks and judges the others by it, five times.
-pub fn judge(cases: &Cases, settings: Settings) -> Report {
+pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     let networks: Vec<u32> = cases.networks().into_iter().collect();
     let mut choices: [Vec<Option<usize>>; 4] = std::array::from_fn(|_| vec![None; cases.cases.len()]);
     for fold in 0..FOLDS {
-        let held = |case: &Case| networks.binary_search(&case.network).is_ok_and(|at| at % FOLDS == fold);
-        let training: Vec<&Case> = cases.cases.iter().filter(|case| !held(case)).collect();
+        let held =
+            |case: &TrainingCase| networks.binary_search(&case.network).is_ok_and(|at| at % FOLDS == fold);
+        let training: Vec<&TrainingCase> = cases.cases.iter().filter(|case| !held(case)).collect();
         let deciders = Deciders::train(cases, &training, settings);
         for (at, case) in cases.cases.iter().enumerate().filter(|(_, case)| held(case)) {
             for (all, choice) in choices.iter_mut().zip(deciders.decide(case)) {
@@ -72,18 +73,22 @@ pub fn judge(cases: &Cases, settings: Settings) -> Report {
     let scores = names.into_iter().zip(&choices).map(score).collect();
     let confusion = confusion(cases, &choices[0]);
     let classes = classes(&cases.arms, &confusion);
-    Report { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
+    JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// How good it would be to take, for each transfer, what was the best by all others on the very same network. Whoever knows less of it can
-/// hardly be expected to do better: what is missing is chance. `None`: each network has one transfer of each arm.
-pub fn again(runs: &[Run]) -> Option<Score> {
+/// Scores the choice that was best for all other transfers on the same network. A way that knows less of the network
+/// can hardly do better, so the rest is chance. Returns `None` if each network has one transfer of each arm.
+pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
-    let (mut all, mut choices) = (Cases::default(), Vec::new());
+    let mut all = Cases::default();
+    let mut choices = Vec::new();
     for seed in seeds {
-        let (own, others): (Vec<Run>, Vec<Run>) = runs.iter().cloned().partition(|run| run.seed == seed);
-        let (own, others) = (Cases::of(&own), Cases::of(&others));
-        let known: BTreeMap<_, &Case> = others.cases.iter().map(|case| (case.question(), case)).collect();
+        let (own, others): (Vec<TrainingRun>, Vec<TrainingRun>) =
+            runs.iter().cloned().partition(|run| run.seed == seed);
+        let own = Cases::from_runs(&own);
+        let others = Cases::from_runs(&others);
+        let known: BTreeMap<_, &TrainingCase> =
+            others.cases.iter().map(|case| (case.question(), case)).collect();
         for case in own.cases {
             let Some(other) = known.get(&case.question()) else { continue };
             let can_be_had = others.arms.iter().enumerate().filter(|(arm, _)| other.can_be_had(*arm));
@@ -98,9 +103,9 @@ pub fn again(runs: &[Run]) -> Option<Score> {
     (networks > 0).then(|| score("other transfers there", &all, &choices, networks))
 }
 
-/// The tree for use, from all cases.
+/// Trains the tree that is used, from all cases.
 pub fn train(cases: &Cases, settings: Settings) -> Node {
-    let examples: Vec<Example> = cases.cases.iter().map(Case::example).collect();
+    let examples: Vec<Example> = cases.cases.iter().map(TrainingCase::example).collect();
     let mut tree = grow(&COLUMNS, &cases.arms, &examples, settings);
     let mut costs: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for case in &cases.cases {
@@ -110,7 +115,7 @@ pub fn train(cases: &Cases, settings: Settings) -> Node {
             costs.entry(leaf.number).or_default().push(cost / ideal);
         }
     }
-    tree.each_leaf(&mut |leaf| {
+    tree.visit_leaves(&mut |leaf| {
         leaf.usual = costs.get_mut(&leaf.number).and_then(|costs| ninth_of_ten(costs))
     });
     tree
@@ -121,8 +126,8 @@ fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
     costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
 }
 
-/// The best arm of a leaf that can be had.
-fn best(arms: &[String], leaf: &Leaf, case: &Case) -> Option<usize> {
+/// Returns the best arm of a leaf that is available in this case.
+fn best(arms: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
     let mut places = leaf.ranking.iter().filter_map(|rank| arms.iter().position(|arm| *arm == rank.arm));
     places.find(|arm| case.can_be_had(*arm))
 }
@@ -131,12 +136,12 @@ struct Deciders<'a> {
     arms: &'a [String],
     tree: Node,
     seed: Node,
-    /// A leaf alone.
+    /// The arm that is right most often, for all cases.
     majority: Leaf,
 }
 
 impl<'a> Deciders<'a> {
-    fn train(cases: &'a Cases, training: &[&Case], settings: Settings) -> Self {
+    fn train(cases: &'a Cases, training: &[&TrainingCase], settings: Settings) -> Self {
         let examples: Vec<Example> = training.iter().map(|case| case.example()).collect();
         let seeds: Vec<Example> = training.iter().map(|case| case.seed_example()).collect();
         let leaf = grow(&[], &cases.arms, &examples, settings);
@@ -148,7 +153,7 @@ impl<'a> Deciders<'a> {
         }
     }
 
-    fn decide(&self, case: &Case) -> [Option<usize>; 4] {
+    fn decide(&self, case: &TrainingCase) -> [Option<usize>; 4] {
         let features: &Features = &case.features;
         let tree = self.tree.walk(&COLUMNS, &features.values()).leaf;
         let seed = self.seed.walk(&SEED_COLUMNS, &seed_values(features)).leaf;
@@ -161,12 +166,12 @@ fn score(by: &str, cases: &Cases, choices: &[Option<usize>], networks: usize) ->
     let all = || cases.cases.iter().zip(choices);
     let share = |count: usize| count as f64 / cases.cases.len().max(1) as f64;
     let right = share(all().filter(|(case, arm)| arm.is_some_and(|arm| case.is_right(arm))).count());
-    let regret = |(case, arm): (&Case, &Option<usize>)| {
+    let regret = |(case, arm): (&TrainingCase, &Option<usize>)| {
         1.0 - arm.and_then(|arm| case.utility.get(arm).copied()).unwrap_or_default()
     };
     let slower = |tcp: &str| {
         let tcp = cases.arm(tcp);
-        let is_slower = |(case, arm): &(&Case, &Option<usize>)| {
+        let is_slower = |(case, arm): &(&TrainingCase, &Option<usize>)| {
             let cost = |arm: Option<usize>| case.cost_ms.get(arm?).copied().flatten();
             match (cost(**arm), cost(tcp)) {
                 (Some(own), Some(tcp)) => own > tcp * SLOWER,
@@ -188,12 +193,13 @@ fn score(by: &str, cases: &Cases, choices: &[Option<usize>], networks: usize) ->
     }
 }
 
-/// Bounds of a share that was seen in `n`, at 95 %.
+/// Returns the bounds of a share that was seen in `n`, at 95 %.
 pub fn wilson(share: f64, n: usize) -> (f64, f64) {
     if n == 0 {
         return (0.0, 1.0);
     }
-    let (n, square) = (n as f64, Z * Z);
+    let n = n as f64;
+    let square = Z * Z;
     let middle = share + square / (2.0 * n);
     let half = Z * (share * (1.0 - share) / n + square / (4.0 * n * n)).sqrt();
     ((middle - half) / (1.0 + square / n), (middle + half) / (1.0 + square / n))
@@ -213,13 +219,13 @@ fn confusion(cases: &Cases, choices: &[Option<usize>]) -> Vec<Vec<usize>> {
     table
 }
 
-fn classes(arms: &[String], confusion: &[Vec<usize>]) -> Vec<Class> {
+fn classes(arms: &[String], confusion: &[Vec<usize>]) -> Vec<CandidateScore> {
     let of = |arm: usize| {
         let right = confusion[arm][arm];
         let chosen: usize = confusion.iter().map(|row| row[arm]).sum();
         let wanted: usize = confusion[arm].iter().sum();
         let share = |all: usize| (all > 0).then(|| right as f64 / all as f64);
-        Class { arm: arms[arm].clone(), precision: share(chosen), recall: share(wanted) }
+        CandidateScore { arm: arms[arm].clone(), precision: share(chosen), recall: share(wanted) }
     };
     (0..arms.len()).map(of).collect()
 }
@@ -231,7 +237,7 @@ mod tests {
     use super::super::runs::tests::run;
     use super::*;
 
-    /// On odd networks, which lose, one arm is three times as fast, on even ones the other.
+    /// Makes cases: on networks that lose, one arm is three times as fast, on the others the other arm.
     fn cases(seen: bool) -> Cases {
         let mut runs = Vec::new();
         for network in 0..50 {
@@ -245,13 +251,13 @@ mod tests {
                 runs.push(run);
             }
         }
-        Cases::of(&runs)
+        Cases::from_runs(&runs)
     }
 
     const SETTINGS: Settings = Settings { least: 100.0, doubt: 0.69, alike: 100.0, depth: 16 };
 
     #[test]
-    fn what_can_be_known_is_learned() {
+    fn property_that_features_show_is_learned() {
         let report = judge(&cases(true), SETTINGS);
         let [tree, majority, bbr, seed] = &report.scores[..] else { panic!("four: {report:?}") };
         assert_eq!((report.networks, tree.cases), (50, 50 * 4 * 9 * 3));
@@ -267,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_know_what_is_usual() {
+    fn tree_leaf_has_the_usual_cost_of_its_cases() {
         let mut cases = cases(true);
         for case in &mut cases.cases {
             case.features = case.features.clone().with(Feature::Rate, 10.0);
@@ -276,7 +282,7 @@ mod tests {
         assert_eq!(tree.leaves().len(), 2);
         for leaf in tree.leaves() {
             let usual = leaf.usual.expect("all is known");
-            let below = |case: &&Case| {
+            let below = |case: &&TrainingCase| {
                 let way = tree.walk(&COLUMNS, &case.features.values());
                 let arm = best(&cases.arms, way.leaf, case).expect("an arm");
                 way.leaf.number == leaf.number
@@ -287,23 +293,23 @@ mod tests {
         }
     }
 
-    /// Would be right if a network could be recognised that the training has seen.
+    /// The tree would be right if it could recognise a network from the training.
     #[test]
-    fn what_cannot_be_known_is_not() {
+    fn property_that_no_feature_shows_is_not_learned() {
         let report = judge(&cases(false), SETTINGS);
         assert!(report.scores[0].right < 0.75, "{:?}", report.scores[0]);
         assert!(report.scores[0].regret > 0.1);
     }
 
-    /// Every second network has another arm first in each of its transfers, the others always the same.
+    /// Every second network has another best arm in each transfer; the others always have the same one.
     #[test]
-    fn chance_is_told_from_what_could_be_known() {
-        let runs = |seeds: u32| -> Vec<Run> {
+    fn repeated_transfers_show_the_share_of_chance() {
+        let runs = |seeds: u32| -> Vec<TrainingRun> {
             let mut runs = Vec::new();
             for (network, seed) in (0..10).flat_map(|network| (1..=seeds).map(move |seed| (network, seed))) {
                 let is_first = network % 2 == 0 || seed % 2 == 0;
                 for (arm, ms) in [("bbr", if is_first { 1.0 } else { 3.0 }), ("cubic", 2.0)] {
-                    runs.push(Run { seed, ..run(network, arm, ms) });
+                    runs.push(TrainingRun { seed, ..run(network, arm, ms) });
                 }
             }
             runs
@@ -311,13 +317,13 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // Of the profile `insensitive` twice as long is as good.
+        // The profile `insensitive` accepts twice the time.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 
     #[test]
-    fn bounds_are_those_that_were_published() {
-        // 475 of 500 (the issue), and the seed's 30 of 38.
+    fn confidence_bounds_match_published_values() {
+        // 475 of 500, and the seed's 30 of 38.
         let (low, high) = wilson(0.95, 500);
         assert!((low - 0.927).abs() < 0.0006 && (high - 0.966).abs() < 0.001, "{low} {high}");
         let (low, high) = wilson(30.0 / 38.0, 38);

@@ -1,12 +1,12 @@
-//! Measured transfers, a line each: the network as it was made, the path as it was measured, when bytes came.
+//! Measured transfers, one per line: the network as it was made, the path as it was measured, and when bytes arrived.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use millrace_graft_proto::select::features::{Feature, Features};
-use millrace_graft_proto::select::profile::{Came, LADDER_KIB};
+use millrace_graft_proto::select::profile::{ByteArrivals, LADDER_KIB};
 
-/// Of a file of runs; what is beyond is not read.
+/// Largest file of runs; a larger one is not read.
 pub const BYTES_MAX: usize = 64 << 20;
 const ARM_MAX: usize = 32;
 const BEFORE_LADDER: [&str; 20] = [
@@ -34,35 +34,35 @@ const BEFORE_LADDER: [&str; 20] = [
 
 /// One transfer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run {
+pub struct TrainingRun {
     pub network: u32,
-    /// A congestion control in place, or a way to be carried.
+    /// A congestion control in place, or a way to tunnel.
     pub arm: String,
     pub seed: u32,
-    pub truth: Network,
-    pub seen: Seen,
-    pub came: Came,
+    pub truth: TrainingNetwork,
+    pub seen: MeasuredPath,
+    pub came: ByteArrivals,
 }
 
-/// As the lab made it. The training does not look at it.
+/// The network as the lab made it. The training does not use it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Network {
+pub struct TrainingNetwork {
     pub rtt_ms: f64,
     pub rate_mbit: f64,
     pub loss_percent: f64,
-    /// Lost in a row, on average; 1: each on its own.
+    /// Packets lost in a row, on average; 1: each is lost independently.
     pub burst_packets: f64,
-    /// Bytes of the queue, by the product of rate and round trip.
+    /// Size of the queue in bandwidth-delay products.
     pub queue_bdp: f64,
     pub jitter_ms: f64,
     pub reorder_percent: f64,
-    /// Of the rate, that others take.
+    /// Share of the rate that other traffic takes.
     pub cross_percent: f64,
 }
 
-/// As probes and an earlier connection have measured it.
+/// The path as probes and an earlier connection have measured it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct MeasuredPath {
     pub rtt_ms: Option<f64>,
     pub rate_mbit: Option<f64>,
     pub loss_percent: Option<f64>,
@@ -82,17 +82,17 @@ pub enum Error {
     Line { line: usize, what: String },
 }
 
-/// The first line of a file.
+/// Returns the first line of a file.
 pub fn head() -> String {
     let ladder = LADDER_KIB.iter().map(|kib| format!("ms_{kib}k"));
     BEFORE_LADDER.iter().map(|name| (*name).to_owned()).chain(ladder).collect::<Vec<_>>().join(",")
 }
 
-/// All of a file.
+/// Parses a file.
 ///
 /// # Errors
-/// The line, and what is wrong with it. No line may be cut off.
-pub fn parse(text: &str) -> Result<Vec<Run>, Error> {
+/// The line, and what is wrong with it. No line may be incomplete.
+pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
     if text.len() > BYTES_MAX {
         return Err(Error::Long(text.len()));
     }
@@ -108,9 +108,9 @@ pub fn parse(text: &str) -> Result<Vec<Run>, Error> {
     let mut runs = Vec::new();
     for (at, text) in lines.enumerate() {
         let wrong = |what| Error::Line { line: at + 2, what };
-        let run = Run::parse(text).map_err(wrong)?;
+        let run = TrainingRun::parse(text).map_err(wrong)?;
         if !seen.insert((run.network, run.arm.clone(), run.seed)) {
-            let what = format!("network {}, {}, seed {} is there twice", run.network, run.arm, run.seed);
+            let what = format!("network {}, {}, seed {} occurs twice", run.network, run.arm, run.seed);
             return Err(wrong(what));
         }
         runs.push(run);
@@ -118,8 +118,8 @@ pub fn parse(text: &str) -> Result<Vec<Run>, Error> {
     Ok(runs)
 }
 
-impl Run {
-    /// Without the end of the line.
+impl TrainingRun {
+    /// Returns the row without the end of the line.
     pub fn line(&self) -> String {
         let Self { network, arm, seed, truth, seen, came } = self;
         let mut line = format!("{network},{arm},{seed}");
@@ -152,12 +152,12 @@ impl Run {
     }
 
     fn parse(line: &str) -> Result<Self, String> {
-        let mut fields = Fields { names: BEFORE_LADDER.iter(), rest: line.split(',') };
+        let mut fields = CsvFields { names: BEFORE_LADDER.iter(), rest: line.split(',') };
         let run = Self {
             network: fields.number()?,
             arm: arm(fields.text()?)?,
             seed: fields.number()?,
-            truth: Network {
+            truth: TrainingNetwork {
                 rtt_ms: fields.figure()?,
                 rate_mbit: fields.figure()?,
                 loss_percent: fields.figure()?,
@@ -167,7 +167,7 @@ impl Run {
                 reorder_percent: fields.figure()?,
                 cross_percent: fields.figure()?,
             },
-            seen: Seen {
+            seen: MeasuredPath {
                 rtt_ms: fields.perhaps()?,
                 rate_mbit: fields.perhaps()?,
                 loss_percent: fields.perhaps()?,
@@ -176,7 +176,11 @@ impl Run {
                 queue_ms_s: fields.perhaps()?,
                 paths: fields.number()?,
             },
-            came: Came { bytes: fields.number()?, over_ms: fields.figure()?, rungs_ms: fields.ladder()? },
+            came: ByteArrivals {
+                bytes: fields.number()?,
+                over_ms: fields.figure()?,
+                rungs_ms: fields.ladder()?,
+            },
         };
         match fields.rest.next() {
             Some(more) => Err(format!("{more:?} is one field too many")),
@@ -184,7 +188,7 @@ impl Run {
         }
     }
 
-    /// What was known of the path, without the application and the peer.
+    /// Returns the features of the path, without those of the application and the peer.
     pub fn path(&self) -> Features {
         let seen = &self.seen;
         let figures = [
@@ -212,12 +216,12 @@ fn arm(text: &str) -> Result<String, String> {
     }
 }
 
-struct Fields<'a> {
+struct CsvFields<'a> {
     names: std::slice::Iter<'static, &'static str>,
     rest: std::str::Split<'a, char>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> CsvFields<'a> {
     fn next(&mut self) -> Result<(&'static str, &'a str), String> {
         let name = self.names.next().copied().unwrap_or("a rung of the ladder");
         Ok((name, self.rest.next().ok_or_else(|| format!("{name} is missing: the line is too short"))?))
@@ -242,7 +246,7 @@ impl<'a> Fields<'a> {
         if text.is_empty() { Ok(None) } else { figure(name, text).map(Some) }
     }
 
-    /// Each later than the one before, up to the first that was not reached.
+    /// Parses the ladder: each time is later than the one before, up to the first rung that was not reached.
     fn ladder(&mut self) -> Result<[Option<f64>; LADDER_KIB.len()], String> {
         let mut rungs = [None; LADDER_KIB.len()];
         let mut before = Some(0.0);
@@ -266,16 +270,21 @@ fn figure(name: &str, text: &str) -> Result<f64, String> {
 pub(crate) mod tests {
     use super::*;
 
-    /// With so many milliseconds for each rung.
-    pub(crate) fn run(network: u32, arm: &str, ms: f64) -> Run {
+    /// Makes a run with this time for each rung.
+    pub(crate) fn run(network: u32, arm: &str, ms: f64) -> TrainingRun {
         let rung = |at: usize| Some(ms * (at + 1) as f64);
-        Run {
+        TrainingRun {
             network,
             arm: arm.into(),
             seed: 1,
-            truth: Network { rtt_ms: 100.0, rate_mbit: 10.0, burst_packets: 1.0, ..Network::default() },
-            seen: Seen { rtt_ms: Some(101.5), rate_mbit: None, paths: 1, ..Seen::default() },
-            came: Came { rungs_ms: std::array::from_fn(rung), bytes: 32 << 20, over_ms: ms * 9.0 },
+            truth: TrainingNetwork {
+                rtt_ms: 100.0,
+                rate_mbit: 10.0,
+                burst_packets: 1.0,
+                ..TrainingNetwork::default()
+            },
+            seen: MeasuredPath { rtt_ms: Some(101.5), rate_mbit: None, paths: 1, ..MeasuredPath::default() },
+            came: ByteArrivals { rungs_ms: std::array::from_fn(rung), bytes: 32 << 20, over_ms: ms * 9.0 },
         }
     }
 
@@ -290,14 +299,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
-        let (head, line) = (head(), run(1, "bbr", 1.0).line());
+    fn malformed_line_is_named_in_the_error() {
+        let head = head();
+        let line = run(1, "bbr", 1.0).line();
         let good = format!("{head}\n{line}\n");
         assert!(parse(&good).is_ok());
         let table = [
             (String::new(), "first line"),
             (good.replace("rtt_ms", "rtt"), "first line"),
-            (format!("{good}{line}\n"), "line 3: network 1, bbr, seed 1 is there twice"),
+            (format!("{good}{line}\n"), "line 3: network 1, bbr, seed 1 occurs twice"),
             (good.trim_end().to_owned(), "line 2: it has no end"),
             (good.replace("1,bbr,1,100", "1,bbr,1"), "line 2: a rung of the ladder is missing"),
             (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths is a whole number"),
@@ -316,7 +326,7 @@ pub(crate) mod tests {
 
     proptest::proptest! {
         #[test]
-        fn anything_is_refused_or_read(text in ".{0,200}", cut in 0_usize..300) {
+        fn arbitrary_lines_are_refused_or_read(text in ".{0,200}", cut in 0_usize..300) {
             let good = format!("{}\n{}\n", head(), run(1, "bbr", 1.0).line());
             let _ = parse(&text);
             let _ = parse(&format!("{}\n{text}\n", head()));

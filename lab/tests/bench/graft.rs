@@ -6,7 +6,7 @@ use millrace_lab::train::runs;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
-/// What a measurement with these arguments writes; `None`: not here, which was said.
+/// Runs a measurement with these arguments and returns its rows. Returns `None` after printing why it cannot run here.
 fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");
@@ -16,12 +16,12 @@ fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     Some(rows.as_array().expect("a list").clone())
 }
 
-/// One after another, also with other test programs: a congestion control is in TCP once.
+/// Measurements run one after another, also with other test programs, since a congestion control is registered with TCP only once.
 #[test]
-fn each_is_measured() {
+fn each_graft_benchmark_measures_something() {
     let file = File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).expect("a lock");
     let _turn = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a turn");
-    let Some(deployed) = rows("each_is_measured", "deploy --rounds 2") else { return };
+    let Some(deployed) = rows("each_graft_benchmark_measures_something", "deploy --rounds 2") else { return };
     let what: Vec<_> = deployed.iter().filter_map(|row| row["what"].as_str()).collect();
     let wanted = [
         "graft hybla",
@@ -40,10 +40,13 @@ fn each_is_measured() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // What is known is loaded without libbpf: only then is the verifier's time told apart.
+    // A graft that is known is loaded without libbpf, so only then is the verifier's time reported separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
-    let negotiated = rows("each_is_measured", "negotiate --rtt-ms 0,10 --pools 2 --rounds 2 --connections 5");
+    let negotiated = rows(
+        "each_graft_benchmark_measures_something",
+        "negotiate --rtt-ms 0,10 --pools 2 --rounds 2 --connections 5",
+    );
     for (row, rtt_ms) in negotiated.expect("root").iter().zip([0, 10]) {
         assert_eq!((&row["rtt_ms"], &row["rounds"], &row["pool"]), (&rtt_ms.into(), &2.into(), &2.into()));
         for step in ["connect_us", "tls_us", "offer_us", "bind_us"] {
@@ -52,7 +55,7 @@ fn each_is_measured() {
         assert!(row["tcp_bound_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
 
-    let swapped = rows("each_is_measured", "swap --rounds 20").expect("root");
+    let swapped = rows("each_graft_benchmark_measures_something", "swap --rounds 20").expect("root");
     let [swap] = &swapped[..] else { panic!("{swapped:?}") };
     assert_eq!((&swap["swaps"], &swap["bytes_wrong"]), (&Value::from(20), &Value::from(0)));
     assert!(swap["bytes_sent"].as_u64().is_some_and(|bytes| bytes > 0), "{swap}");
@@ -60,8 +63,11 @@ fn each_is_measured() {
 
     transfers_are_kept();
 
-    let led = rows("each_is_measured", "redirect --rounds 1 --messages 50 --seconds 0.2 --connections 200")
-        .expect("root");
+    let led = rows(
+        "each_graft_benchmark_measures_something",
+        "redirect --rounds 1 --messages 50 --seconds 0.2 --connections 200",
+    )
+    .expect("root");
     let way = |name: &str| led.iter().find(|row| row["way"] == name);
     let (direct, carried) = way("TCP").zip(way("carried")).expect("both");
     for row in [direct, carried] {
@@ -78,13 +84,15 @@ fn each_is_measured() {
 
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
     let arguments = "fct --controls cubic,mr_hybla,none --cells 64:0:20,64:1:10 --labs 2 --rounds 1 --plot ";
-    let timed = rows("each_is_measured", &format!("{arguments}{}", plot.path().display())).expect("root");
+    let timed =
+        rows("each_graft_benchmark_measures_something", &format!("{arguments}{}", plot.path().display()))
+            .expect("root");
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
     assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_hybla"), "{svg}");
     let earlier = tempfile::NamedTempFile::with_suffix(".json").expect("a file");
     serde_json::to_writer(earlier.as_file(), &timed).expect("rows");
     let twice = format!("fct --only-add --add {0} --add {0}", earlier.path().display());
-    let twice = rows("each_is_measured", &twice).expect("root");
+    let twice = rows("each_graft_benchmark_measures_something", &twice).expect("root");
     assert_eq!(twice.len(), timed.len());
     for (both, one) in twice.iter().zip(&timed) {
         let rounds = [&one["rounds"][0], &one["rounds"][0]].map(Clone::clone);
@@ -104,7 +112,7 @@ fn each_is_measured() {
     );
 
     let arguments = "fairness --controls mr_westwood,congestion --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
-    let shared = rows("each_is_measured", arguments).expect("root");
+    let shared = rows("each_graft_benchmark_measures_something", arguments).expect("root");
     let cells = [1.0, 2.0].map(|buffer| ["mr_westwood", "congestion"].map(|control| (control, buffer)));
     assert_eq!(shared.len(), 4);
     for (row, (control, buffer)) in shared.iter().zip(cells.as_flattened()) {
@@ -125,11 +133,11 @@ fn lists_are_swapped_under_datagrams() {
     assert!(row["agreed_us"]["p50"].as_f64().is_some_and(|us| us > 40_000.0), "two round trips: {row}");
 }
 
-/// What lists promise holds on a link that loses; figures are for measurements.
+/// Checks the promises of lists on a link that loses packets. The figures are not checked.
 #[test]
-fn what_is_lost_is_repaired_as_lists_say() {
+fn lost_messages_are_repaired_as_lists_say() {
     let arguments = "repair --windows 1,16 --loss 5 --rtt-ms 10 --delay-rtt-ms 20 --delay-loss 5 --rate 100 --seconds 3 --rounds 1";
-    let Some(rows) = rows("what_is_lost_is_repaired_as_lists_say", arguments) else { return };
+    let Some(rows) = rows("lost_messages_are_repaired_as_lists_say", arguments) else { return };
     let (windows, messages): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "window");
     assert_eq!(windows.iter().map(|row| row["window"].clone()).collect::<Vec<_>>(), [1, 16]);
     for row in &windows {
@@ -152,7 +160,7 @@ fn what_is_lost_is_repaired_as_lists_say() {
             Some("QUIC datagrams") => assert!(lost * 4 <= sent, "far more than the link loses: {row}"),
             _ => assert_eq!(lost, 0, "{row}"),
         }
-        // What did not come is later than all that came.
+        // A lost message counts as later than all that arrived.
         let owed = (row["owed"].as_u64().expect("a count"), row["p99_of_owed_ms"].as_f64());
         assert_eq!(owed.0, 300);
         let most = row["delay_ms"]["max"].as_f64();
@@ -160,12 +168,12 @@ fn what_is_lost_is_repaired_as_lists_say() {
     }
 }
 
-/// Each is a row of a file; what is there is not measured again, what is not whole is.
+/// Each transfer is a row of a file. Complete rows are not measured again, incomplete ones are.
 fn transfers_are_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let csv = directory.path().join("runs.csv");
     let measure = |further: &[&str]| {
-        let arguments = "bench graft select --networks 2 --seeds 1 --rates 5:10 --rtts 5:20 --limit 30 --most-kib 16 --at-once 2";
+        let arguments = "bench graft select --networks 2 --seeds 1 --rates 5:10 --rtts 5:20 --limit 30 --most-kib 128 --at-once 2";
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
         command.args(arguments.split(' ')).args(["--arms", "mr_hybla,carried-warm"]).args(further);
         command.arg("--csv").arg(&csv).output().expect("millrace-lab runs")
@@ -179,10 +187,10 @@ fn transfers_are_kept() {
     let (rows, text) = read();
     assert_eq!(rows.len(), 4);
     for row in &rows {
-        assert!(row.came.bytes == 16 << 10 && row.came.rungs_ms[2].is_some(), "{row:?}");
+        assert!(row.came.bytes == 128 << 10 && row.came.rungs_ms[2].is_some(), "{row:?}");
         assert!(row.seen.rtt_ms.is_some_and(|ms| ms >= row.truth.rtt_ms * 0.9), "{row:?}");
     }
-    // Of one that was never limited by its path no rate is seen.
+    // A connection that its path never limited shows no rate.
     assert!(rows.iter().any(|row| row.seen.rate_mbit.is_some()), "{rows:?}");
     let again = measure(&[]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("--resume"), "it is not written over");
@@ -193,7 +201,8 @@ fn transfers_are_kept() {
     assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }
 
-/// The graft changes where the path does and back, whoever sees to it, and nothing is lost that was owed: or the command says so.
+/// The graft changes when the path does, and back, by an application or a rule. Nothing that is owed is lost, or the
+/// command fails.
 #[test]
 fn a_graft_changes_with_the_path() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
@@ -220,13 +229,16 @@ fn a_graft_changes_with_the_path() {
     assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");
 }
 
-/// What is stated is what the kernel says, with one session and with many, and no more after they were used.
+/// The stated memory is the kernel's figure, with one session and with many, and does not grow after they were used.
 #[test]
-fn sessions_take_what_is_stated() {
+fn sessions_take_the_stated_memory() {
     let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
-    let Some(rows) = rows("sessions_take_what_is_stated", arguments) else { return };
+    let Some(rows) = rows("sessions_take_the_stated_memory", arguments) else { return };
     let of = |part: &str| rows.iter().filter(|row| row["part"] == part).collect::<Vec<_>>();
-    let (delays, received, memory, room) = (of("delay"), of("receive"), of("memory"), of("room"));
+    let delays = of("delay");
+    let received = of("receive");
+    let memory = of("memory");
+    let room = of("room");
     assert_eq!(
         [delays.len(), received.len(), memory.len(), room.len(), rows.len()],
         [2 * 7, 2, 2, 2 * 2, 22]
@@ -244,10 +256,12 @@ fn sessions_take_what_is_stated() {
     }
 }
 
-/// Both paths carry, and the one that is left goes on.
+/// Both paths are used, and the remaining one goes on.
 #[test]
-fn two_paths_are_used() {
-    let Some(rows) = rows("two_paths_are_used", "paths --rate-mbit 5 --seconds 2 --rounds 1") else { return };
+fn benchmark_uses_two_paths() {
+    let Some(rows) = rows("benchmark_uses_two_paths", "paths --rate-mbit 5 --seconds 2 --rounds 1") else {
+        return;
+    };
     let names: Vec<_> = rows.iter().map(|row| row["paths"].as_str().expect("a name")).collect();
     assert_eq!(names, ["one path", "spread", "redundant", "spread, first cut", "spread, second cut"]);
     for row in &rows {
@@ -256,7 +270,7 @@ fn two_paths_are_used() {
     }
 }
 
-/// The long form is `make soak`'s.
+/// This is the short form; `make soak` runs the long one.
 #[test]
 fn faults_take_no_byte_along() {
     let test = "faults_take_no_byte_along";

@@ -16,7 +16,8 @@ fn forwarder_is_measured_and_a_missing_relay_is_reported() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
-    let (json, plot) = (directory.path().join("rows.json"), directory.path().join("plot.svg"));
+    let json = directory.path().join("rows.json");
+    let plot = directory.path().join("plot.svg");
     let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "relay", "--relays", "moq-relay", "--subscribers", "2", "--rate-hz", "200"])
         .args(["--seconds", "1", "--rounds", "1"])
@@ -53,10 +54,11 @@ fn check_forwarder(row: &Value) {
     assert!(number("/wire/objects") > 0.0, "{row}");
     assert!(number("/wire/copies") > 0.0, "{row}");
     assert_eq!((number("/wire/missing"), number("/wire/extra")), (0.0, 0.0));
-    // They are of different stretches of time: which is longer is for the reader of a run to say.
+    // Both are of different periods, so neither has to be the longer one.
     assert!(number("/wire_latency_us/p50") > 0.0);
     assert!(number("/latency_us/p50") > 0.0);
-    // One receive for each object and one send for each copy, but for those at the edges of what was counted.
+    // There is one receive for each object and one send for each copy, but for those at the edges of the counted
+    // period.
     let calls = number("/syscalls_per_object");
     assert!((calls - (1.0 + 1.0 / SUBSCRIBERS)).abs() < 0.5, "{calls}");
     assert!(number("/cpu_ns_per_object/relay") > 0.0);
@@ -64,7 +66,7 @@ fn check_forwarder(row: &Value) {
     assert!(number("/rss_bytes") > 0.0);
 }
 
-/// Both engines, over QUIC alone and in sessions of WebTransport.
+/// Measures both engines, over raw QUIC and in sessions of WebTransport.
 #[test]
 fn relays_are_measured_over_webtransport_too() {
     if !nix::unistd::geteuid().is_root() {
@@ -91,7 +93,7 @@ fn relays_are_measured_over_webtransport_too() {
     }
 }
 
-/// Our own ends meet over both transports and through both engines.
+/// Our own ends play over both transports and through both engines.
 #[test]
 fn publishers_and_players_meet_or_say_why_not() {
     if !nix::unistd::geteuid().is_root() {
@@ -119,7 +121,7 @@ fn publishers_and_players_meet_or_say_why_not() {
         );
         assert!(row["frames"].as_u64().is_some_and(|frames| frames >= 30), "{row}");
     }
-    // Nothing that could be tried is no success.
+    // A run without a possible pair fails.
     let (is_fine, rows, _) = matrix("--publishers chromium --players millrace --transport raw");
     assert!(!is_fine && rows.len() == 2);
     for row in rows {
@@ -128,7 +130,7 @@ fn publishers_and_players_meet_or_say_why_not() {
     }
 }
 
-/// Where no peers are: whether it succeeds, its rows, and its table.
+/// Runs the matrix without peers installed. Returns whether it succeeds, its rows, and its table.
 fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
@@ -213,7 +215,7 @@ fn bystanders_of_a_hostile_client_are_measured() {
     }
 }
 
-/// How soon they are back depends on who gets the CPU.
+/// The time until they are served again depends on the CPUs, and is not tested.
 #[test]
 fn viewers_that_move_are_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -235,7 +237,7 @@ fn viewers_that_move_are_measured() {
     assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
-/// Both engines: viewers keep their subscriptions, have nothing twice, and are there again; how soon is not what is tested.
+/// Both engines: viewers keep their subscriptions, get nothing twice, and get media again. The time is not tested.
 #[test]
 fn publishers_and_relays_that_come_back_are_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -262,7 +264,7 @@ fn publishers_and_relays_that_come_back_are_measured() {
     }
 }
 
-/// Both engines; how little a busy machine lets one suffer from the other is not what is tested.
+/// Both engines. The effect of one on the other depends on the machine, and is not tested.
 #[test]
 fn the_neighbour_of_a_bad_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -287,11 +289,11 @@ fn the_neighbour_of_a_bad_link_is_measured() {
     }
 }
 
-/// Both engines, with a ladder and without; how much of it a busy machine shows in time is not what is tested.
+/// Both engines, with a ladder and without. The share shown in time depends on the machine, and is not tested.
 #[test]
-fn what_a_viewer_sees_is_measured() {
+fn adaptation_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP what_a_viewer_sees_is_measured: needs root");
+        println!("SKIP adaptation_is_measured: needs root");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -329,11 +331,11 @@ fn what_a_viewer_sees_is_measured() {
     }
 }
 
-/// Both engines; how much of it a busy machine shows in time is not what is tested.
+/// Both engines. The share shown in time depends on the machine, and is not tested.
 #[test]
-fn what_a_browser_shows_is_measured() {
+fn browser_playback_is_measured() {
     if let Some(why) = no_browser() {
-        println!("SKIP what_a_browser_shows_is_measured: {why}");
+        println!("SKIP browser_playback_is_measured: {why}");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -359,7 +361,7 @@ fn what_a_browser_shows_is_measured() {
     }
 }
 
-/// Why nothing can be shown here, if it cannot.
+/// Returns why a browser cannot be tested here, if it cannot.
 fn no_browser() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root".to_owned());
@@ -371,11 +373,11 @@ fn no_browser() -> Option<String> {
     missing.map(|program| format!("no {program}"))
 }
 
-/// And says so, and how far it was on the way.
+/// A benchmark without results also reports the error, and its progress on the way.
 #[test]
-fn what_measures_nothing_does_not_succeed() {
+fn benchmark_without_results_fails() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP what_measures_nothing_does_not_succeed: needs root");
+        println!("SKIP benchmark_without_results_fails: needs root");
         return;
     }
     let nowhere = tempfile::tempdir().expect("a directory");

@@ -11,7 +11,8 @@ fn both_engines_carry_the_same_objects() {
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
-    let (json, plot) = (directory.path().join("rows.json"), directory.path().join("plots"));
+    let json = directory.path().join("rows.json");
+    let plot = directory.path().join("plots");
     let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
         .args(["bench", "thesis", "--seconds", "3", "--rounds", "1"])
         .args(["--json".as_ref(), json.as_os_str(), "--plot".as_ref(), plot.as_os_str()])
@@ -36,8 +37,9 @@ fn both_engines_carry_the_same_objects() {
 fn check(row: &Value) {
     let list = |path: &str| row.pointer(path).and_then(Value::as_array).expect("a list");
     let number = |path: &str| row.pointer(path).and_then(Value::as_f64).expect("a number");
-    let (sequences, delays) = (list("/series/sequence"), list("/series/delay_us"));
-    // The publisher begins when the subscriber is there.
+    let sequences = list("/series/sequence");
+    let delays = list("/series/delay_us");
+    // The publisher begins when the subscriber is present.
     let mut sequences: Vec<_> = sequences.iter().map(|number| number.as_u64().expect("a number")).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, (0..90).collect::<Vec<_>>(), "each object once");

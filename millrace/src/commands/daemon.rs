@@ -1,41 +1,42 @@
-//! What daemons have in common: gate, grafts, packet grafts.
+//! Code that the daemons' commands share: gate, grafts, packet grafts.
 
 use std::path::{Path, PathBuf};
 
 use millrace_daemon::{
-    daemon::Front,
+    daemon::DaemonFront,
     http::{ListenAddr, access},
-    log::{self, Format},
+    log::{self, LogFormat},
 };
 
-/// Their flags. The defaults of `--socket` and `--http` are each daemon's own (`mut_arg`).
+/// Flags of a daemon. Each daemon has its own defaults of `--socket` and `--http` (`mut_arg`).
 #[derive(Debug, clap::Args)]
-pub struct Flags {
-    /// Socket that commands ask
+pub struct DaemonFlags {
+    /// Path of the control socket
     #[arg(long, value_name = "PATH", default_value = "")]
     socket: PathBuf,
-    /// A group whose members may use the socket; only its owner without
+    /// Group whose members may use the control socket; without it only the owner may
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
-    /// Where /metrics, /healthz and /status are served, or "off"
+    /// Address of the HTTP server with /metrics, /healthz and /status, or "off"
     #[arg(long, value_name = "ADDR:PORT", default_value = "off")]
     http: ListenAddr,
     #[command(flatten)]
-    http_access: access::Flags,
-    /// A level (error, warn, info, debug, trace) or directives (info,millrace::graft=debug)
+    http_access: access::HttpFlags,
+    /// Log level (error, warn, info, debug, trace) or directives (info,millrace::graft=debug)
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    log_format: Format,
+    /// Format of log lines
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
 }
 
-impl Flags {
+impl DaemonFlags {
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    pub fn front(&self) -> Front {
-        Front {
+    pub fn front(&self) -> DaemonFront {
+        DaemonFront {
             socket: self.socket.clone(),
             socket_group: self.socket_group.clone(),
             http: self.http.0,
@@ -43,7 +44,7 @@ impl Flags {
         }
     }
 
-    /// Logs as the flags say, until `serve` has ended.
+    /// Sets up logging and runs `serve` to its end.
     pub fn run(&self, serve: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
         let settings = log::Settings { level: self.log_level.clone(), format: self.log_format, file: None };
         let _log = log::start(&settings)?;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use millrace_cost_daemon::signals::Signals;
+use millrace_cost_daemon::signals::CostSignals;
 use millrace_daemon::{
     expect_answer,
     render::{line, print, width},
@@ -16,47 +16,48 @@ use millrace_daemon::{
 use millrace_fanout_daemon::{
     DEFAULT_SOCKET,
     config::Settings,
-    daemon::{Answer, Request, Setup, ask, run as serve},
-    receive::{self, Source},
+    daemon::{FanoutAnswer, FanoutRequest, FanoutSetup, ask, run as serve},
+    receive::{self, ReceiverSource},
     text,
-    trace::{Follow, Packet, Seen},
+    trace::{FanoutTraceFilter, FanoutTraceLine, TraceEvents},
 };
-use millrace_relay_daemon::config::Seconds;
+use millrace_relay_daemon::config::DurationValue;
 
 use super::daemon;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct FanoutCommandArgs {
     #[command(subcommand)]
-    verb: Verb,
+    verb: FanoutVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
-    /// Fan out streams in the kernel, as a settings file says
-    Run(Run),
+enum FanoutVerb {
+    /// Forward the RTP streams of a settings file in the kernel
+    Run(FanoutRunArgs),
     /// Check a settings file and exit
     Check {
-        /// TOML file with interfaces and streams
+        /// TOML file with the fan-out's interfaces and streams
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show streams, who receives them, and what was not sent
+    /// Show the streams of a running fan-out, their receivers, and packets that were not sent
     Status {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: FanoutSocketArg,
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Have the settings read again: streams and receivers come, go and change while others go on
+    /// Make a running fan-out read its settings again; streams that stay are not interrupted
     Reload {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: FanoutSocketArg,
     },
-    /// Follow single packets of senders, and what became of each copy
-    Trace(Trace),
-    /// Ask for a stream, and hand its packets over to a player here
-    Receive(Receive),
+    /// Trace single packets of RTP senders, and each copy for a receiver
+    Trace(FanoutTraceArgs),
+    /// Request a stream from a fan-out, and pass its packets to a player on this host
+    Receive(FanoutReceiveArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -64,115 +65,117 @@ enum Verb {
     mut_arg("socket", |arg| arg.default_value(DEFAULT_SOCKET)),
     mut_arg("http", |arg| arg.default_value("127.0.0.1:9189"))
 )]
-struct Run {
-    /// TOML file with interfaces and streams
+struct FanoutRunArgs {
+    /// TOML file with the fan-out's interfaces and streams
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     #[command(flatten)]
-    daemon: daemon::Flags,
+    daemon: daemon::DaemonFlags,
 }
 
 #[derive(Debug, clap::Args)]
-struct SocketArg {
-    /// Socket of the running fan-out
+struct FanoutSocketArg {
+    /// Control socket of the running fan-out
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
-struct Trace {
-    /// Only of this stream
+struct FanoutTraceArgs {
+    /// Trace only packets of this stream
     #[arg(long, value_name = "NAME")]
     stream: Option<String>,
-    /// Of copies, only those for this receiver of the stream
+    /// Trace only copies for this receiver of the stream
     #[arg(long, value_name = "ADDR:PORT", requires = "stream")]
     receiver: Option<SocketAddr>,
-    /// Only packets whose sequence number is a multiple of this
+    /// Trace only packets whose RTP sequence number is a multiple of this
     #[arg(long, value_name = "N", default_value = "1")]
     every: NonZero<u32>,
-    /// End after so many lines
+    /// Stop after this number of traced packets and copies
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after this time: 90s, 10m, or a number of seconds
+    /// Stop after this time: 90s, 10m, or a number of seconds
     #[arg(long, value_name = "TIME")]
-    duration: Option<Seconds>,
+    duration: Option<DurationValue>,
     /// Print packets as JSON, one per line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    socket: SocketArg,
+    socket: FanoutSocketArg,
 }
 
 #[derive(Debug, clap::Args)]
-struct Receive {
-    /// HOST:PORT/STREAM
-    source: Source,
-    /// Where a player listens for RTP, mostly 127.0.0.1:PORT
+struct FanoutReceiveArgs {
+    /// The stream, as HOST:PORT/STREAM
+    source: ReceiverSource,
+    /// Address where the player listens for RTP, usually 127.0.0.1:PORT
     #[arg(long, value_name = "ADDR:PORT")]
     to: SocketAddr,
-    /// Where it listens for RTCP, if not there
+    /// Address where the player listens for RTCP [default: the same as --to]
     #[arg(long, value_name = "ADDR:PORT")]
     to_rtcp: Option<SocketAddr>,
-    /// How long the relay goes on when this has ended without a word; it is asked again in time
+    /// Time that the fan-out continues to send after this command was killed; otherwise the request is renewed
     #[arg(long, value_name = "TIME", default_value = "30s")]
-    lease: Seconds,
-    /// End after this time: 90s, 10m, or a number of seconds
+    lease: DurationValue,
+    /// Stop after this time: 90s, 10m, or a number of seconds
     #[arg(long, value_name = "TIME")]
-    duration: Option<Seconds>,
+    duration: Option<DurationValue>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: FanoutCommandArgs) -> anyhow::Result<()> {
     match args.verb {
-        Verb::Run(args) => {
+        FanoutVerb::Run(args) => {
             let front = args.daemon.front();
-            args.daemon.run(serve(Setup { config: args.config, front }))
+            args.daemon.run(serve(FanoutSetup { config: args.config, front }))
         }
-        Verb::Check { config } => {
+        FanoutVerb::Check { config } => {
             Settings::read(&config)?;
             print("the settings are usable\n")
         }
-        Verb::Status { socket, json } => {
-            let status = expect_answer!(ask(&socket.socket, &Request::Status)?, Answer::Status)?;
+        FanoutVerb::Status { socket, json } => {
+            let status = expect_answer!(ask(&socket.socket, &FanoutRequest::Status)?, FanoutAnswer::Status)?;
             print(&match json {
                 true => serde_json::to_string_pretty(&status)? + "\n",
                 false => text::status(&status, width()),
             })
         }
-        Verb::Reload { socket } => {
-            ask(&socket.socket, &Request::Reload)?;
+        FanoutVerb::Reload { socket } => {
+            ask(&socket.socket, &FanoutRequest::Reload)?;
             print("the settings were read again\n")
         }
-        Verb::Trace(args) => trace(&args),
-        Verb::Receive(args) => {
-            let setup = receive::Setup {
+        FanoutVerb::Trace(args) => trace(&args),
+        FanoutVerb::Receive(args) => {
+            let setup = receive::ReceiverSetup {
                 source: args.source,
                 to: args.to,
                 to_rtcp: args.to_rtcp,
                 lease: args.lease.0,
-                duration: args.duration.map(|Seconds(time)| time),
+                duration: args.duration.map(|DurationValue(time)| time),
             };
-            receive::run(&setup, &Signals::block()?)
+            receive::run(&setup, &CostSignals::block()?)
         }
     }
 }
 
-/// How often the fan-out is asked.
+/// How often the trace is read.
 const PERIOD: Duration = Duration::from_millis(250);
 
-fn trace(args: &Trace) -> anyhow::Result<()> {
-    let signals = Signals::block()?;
-    let follow = Follow { stream: args.stream.clone(), receiver: args.receiver, every: Some(args.every) };
-    let look = || -> anyhow::Result<Seen> {
-        expect_answer!(ask(&args.socket.socket, &Request::Trace(follow.clone()))?, Answer::Traced)
+fn trace(args: &FanoutTraceArgs) -> anyhow::Result<()> {
+    let signals = CostSignals::block()?;
+    let follow =
+        FanoutTraceFilter { stream: args.stream.clone(), receiver: args.receiver, every: Some(args.every) };
+    let look = || -> anyhow::Result<TraceEvents> {
+        expect_answer!(ask(&args.socket.socket, &FanoutRequest::Trace(follow.clone()))?, FanoutAnswer::Traced)
     };
     look()?;
     if !args.json {
         let mut head = String::new();
-        line(&mut head, width(), Packet::HEAD);
+        line(&mut head, width(), FanoutTraceLine::HEAD);
         print(&head)?;
     }
-    let end = args.duration.and_then(|Seconds(time)| Instant::now().checked_add(time));
-    let (mut shown, mut lost) = (0, 0);
+    let end = args.duration.and_then(|DurationValue(time)| Instant::now().checked_add(time));
+    let mut shown = 0;
+    let mut lost = 0;
     loop {
         let is_over = signals.wait(PERIOD)? || end.is_some_and(|end| Instant::now() >= end);
         let seen = look()?;
@@ -186,14 +189,16 @@ fn trace(args: &Trace) -> anyhow::Result<()> {
             break;
         }
     }
-    ask(&args.socket.socket, &Request::Untrace(follow.clone()))?;
+    ask(&args.socket.socket, &FanoutRequest::Untrace(follow.clone()))?;
     if lost > 0 {
-        eprintln!("note: {lost} more were lost for want of room; follow fewer with --every or --stream");
+        eprintln!(
+            "note: {lost} more were lost because a buffer was full; trace fewer with --every or --stream"
+        );
     }
     Ok(())
 }
 
-fn lines<'a>(packets: impl Iterator<Item = &'a Packet>, json: bool) -> anyhow::Result<String> {
+fn lines<'a>(packets: impl Iterator<Item = &'a FanoutTraceLine>, json: bool) -> anyhow::Result<String> {
     let mut text = String::new();
     for packet in packets {
         match json {

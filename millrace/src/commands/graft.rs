@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -10,88 +11,107 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use millrace_daemon::{
+    daemon::run_part as run_in_frame,
     expect_answer,
     render::{print, width},
 };
-use millrace_graft::{Graft, Pool};
+use millrace_graft::{GraftPool, PoolGraft};
 use millrace_graft_daemon::{
+    broker,
     carry::keeper,
-    control::{self, Answer, DEFAULT_SOCKET, Request},
-    daemon::{Setup, usable},
-    probe::Target,
-    serve, text, tls,
+    control::{self, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, SESSIONS},
+    daemon::{GraftSetup, usable},
+    packets,
+    probe::ProbeTarget,
+    serve, supervisor, text, tls,
 };
-use millrace_graft_kernel::{Pins, gateway};
+use millrace_graft_kernel::{PinDirectory, gateway};
+use millrace_messages::DEFAULT_SOCKET as DEFAULT_MESSAGES_SOCKET;
 
-use super::{daemon, hook, packets, parse, screen, why};
+use super::{daemon, hook, parse, screen, sessions, why};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct GraftCommandArgs {
     #[command(subcommand)]
-    verb: Verb,
+    verb: GraftVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
-    /// Hold grafts in the kernel and have connections use them, as a settings file says
-    Run(Run),
-    /// As `run`, with interfaces behind which are hosts whose connections are carried
-    Gateway(Gateway),
+enum GraftVerb {
+    /// Run the graft daemon: load grafts into the kernel, and let connections and sessions use them as a settings file says
+    Run(GraftRunArgs),
+    /// Run the graft daemon as a gateway, which also tunnels connections of the hosts behind its interfaces
+    Gateway(GraftGatewayArgs),
     /// Takes back what a gateway that was killed has left
     #[command(hide = true)]
     GatewayKeep { run: u16, interfaces: Vec<String> },
-    /// Check a graft: manifest, identity, and whether this kernel takes it
-    Check(Check),
-    /// Show the grafts that there are
+    /// A part of a daemon. Started by the daemon
+    #[command(hide = true)]
+    Part(GraftPartArgs),
+    /// Holds what a daemon has lent, and ends it when the daemon is gone. Started by the daemon
+    #[command(hide = true)]
+    SessionsKeep,
+    /// Check a graft: its manifest, its identity, and whether this kernel accepts it
+    Check(GraftCheckArgs),
+    /// List the grafts that are built in or in a directory
     List(PoolArgs),
-    /// Write grafts that are compiled in into a directory, to be changed
-    Export(Export),
-    /// Load one more graft into a running daemon
-    Load(Load),
-    /// Take a graft back; connections that use it keep it until they close
+    /// Write built-in grafts (object and manifest) into a directory, to be changed
+    Export(GraftExportArgs),
+    /// Make the running daemon load one more graft
+    Load(GraftLoadArgs),
+    /// Make the running daemon unload a graft; connections that use it keep it until they close
     Unload {
+        /// Name of the graft
         graft: String,
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GraftSocketArg,
     },
-    /// Take back what a daemon with --persist has left; connections keep what they have
+    /// Remove the grafts and rules that a daemon with --persist has left; connections keep their grafts
     Clean {
         #[command(flatten)]
         pins: PinsArg,
     },
-    /// Have live connections go from one graft to another
+    /// Move live TCP connections from one graft to another
     Swap(Swap),
-    /// Show grafts, rules and what became of connections
+    /// Show the running daemon's parts, grafts, rules, sessions, and the outcomes of connections
     Status {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GraftSocketArg,
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Say why connections with a peer are as they are, or what a model would choose if
-    Why(why::Args),
-    /// Show what TCP has measured of the paths to its peers
+    /// Explain how connections with a peer are sent, or what a model would choose under given conditions
+    Why(why::WhyArgs),
+    /// Show round-trip times, rates and losses that TCP has measured on the paths to its peers
     Monitor {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GraftSocketArg,
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Again every second
+        /// Show the measurements again every second
         #[arg(long, conflicts_with = "json")]
         watch: bool,
     },
-    /// Send packets to a peer at even times, and show what their answers say of the path
-    Probe(Probe),
-    /// Show what peers know this host by: the SHA-256 of its public key
-    Key(Key),
-    /// Run a command whose TCP connections are carried, where a carrier is warm
-    Hook(hook::Args),
-    /// Functions on datagrams, as lists that are changed while they pass
-    Packets(packets::Args),
-    /// Have the settings read again
+    /// Measure the path to a peer with probe packets at regular intervals
+    Probe(GraftProbeArgs),
+    /// Show the identity of this host for peers: the SHA-256 of its public key
+    Key(GraftKeyArgs),
+    /// Run a command whose TCP connections are tunnelled to peers that have an established tunnel
+    Hook(hook::HookArgs),
+    /// Apply functions such as repair or pacing to datagrams; lists of functions can be changed while datagrams pass
+    Sessions(sessions::SessionsCommandArgs),
+    /// The former daemon of sessions
+    #[command(hide = true)]
+    Packets {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Make the running daemon read its settings again
     Reload {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GraftSocketArg,
     },
 }
 
@@ -100,33 +120,44 @@ enum Verb {
     mut_arg("socket", |arg| arg.default_value(DEFAULT_SOCKET)),
     mut_arg("http", |arg| arg.default_value("127.0.0.1:9186"))
 )]
-struct Run {
-    /// TOML file with grafts and rules
+struct GraftRunArgs {
+    /// TOML file with the daemon's grafts, rules and sessions
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Check the settings and exit
     #[arg(long)]
     check: bool,
-    /// Leave grafts and rules in the kernel when it ends; the next one takes them over
+    /// Leave grafts and rules in the kernel when the daemon ends; the next daemon takes them over
     #[arg(long)]
     persist: bool,
     #[command(flatten)]
     pins: PinsArg,
+    /// Socket where applications ask for sessions with the peers of the settings; all users may, the settings say who gets any
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_MESSAGES_SOCKET)]
+    messages_socket: PathBuf,
     #[command(flatten)]
-    daemon: daemon::Flags,
+    daemon: daemon::DaemonFlags,
 }
 
 #[derive(Debug, clap::Args)]
-struct Gateway {
-    /// By which hosts behind this one are reached, besides those of [gateway] in the settings, repeatable
+struct GraftPartArgs {
+    #[command(flatten)]
+    gateway: GraftGatewayArgs,
+    name: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct GraftGatewayArgs {
+    /// Network interface that leads to the hosts behind this gateway, in addition to those of [gateway] in the settings,
+    /// repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     interface: Vec<String>,
     #[command(flatten)]
-    run: Run,
+    run: GraftRunArgs,
 }
 
 #[derive(Debug, clap::Args)]
-struct SocketArg {
+struct GraftSocketArg {
     /// Socket of the running daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
@@ -134,21 +165,22 @@ struct SocketArg {
 
 #[derive(Debug, clap::Args)]
 struct PinsArg {
-    /// Where they are left, in a BPF file system; /sys/fs/bpf/millrace-graft for the daemon with the usual --socket
+    /// Directory in a BPF file system for grafts and rules that outlive the daemon; /sys/fs/bpf/millrace-graft for the
+    /// daemon with the default --socket
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
 struct PoolArgs {
-    /// Directories with grafts, besides those that are compiled in, repeatable
+    /// Directory with grafts, in addition to the built-in ones, repeatable
     #[arg(long, value_name = "DIR")]
     pool: Vec<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
-struct Check {
-    /// A name, a manifest (.toml), or an object file (.o) that has none yet
+struct GraftCheckArgs {
+    /// Graft to check: a name, a manifest (.toml), or an object file (.o) that has no manifest yet
     #[arg(required = true)]
     graft: Vec<String>,
     #[command(flatten)]
@@ -158,62 +190,67 @@ struct Check {
 }
 
 #[derive(Debug, clap::Args)]
-struct Export {
+struct GraftExportArgs {
+    /// Directory to write to, created if it does not exist
     directory: PathBuf,
-    /// Only these
+    /// Grafts to write; all of them by default
     graft: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
-struct Probe {
+struct GraftProbeArgs {
+    /// Address of the peer
     peer: IpAddr,
-    /// By UDP to this port instead of ICMP: somebody echoes there, or nobody listens
+    /// Send UDP probes to this port instead of ICMP: to an echo service, or to a port where nobody listens
     #[arg(long, value_name = "PORT")]
     udp: Option<u16>,
-    /// Time between two packets; a second or more where nobody listens, since hosts answer that rarely
+    /// Time between two probes; a second or more for a port where nobody listens, since hosts limit such answers
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse::time)]
     period: Duration,
-    /// For so long
+    /// Time to send probes
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse::time)]
     duration: Duration,
     #[command(flatten)]
-    socket: SocketArg,
+    socket: GraftSocketArg,
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, clap::Args)]
-struct Key {
-    /// Private key, PEM
+struct GraftKeyArgs {
+    /// File with the private key of this host, PEM
     file: PathBuf,
-    /// Make one (ECDSA P-256); only its owner may read it
+    /// Create the key file (ECDSA P-256), readable only by its owner
     #[arg(long)]
     new: bool,
 }
 
 #[derive(Debug, clap::Args)]
-struct Load {
+struct GraftLoadArgs {
+    /// Name of the graft, in the pool of the daemon
     graft: String,
     #[command(flatten)]
     values: Values,
     #[command(flatten)]
-    socket: SocketArg,
+    socket: GraftSocketArg,
 }
 
 #[derive(Debug, clap::Args)]
 struct Swap {
+    /// Graft that connections use now
     from: String,
-    /// The same: loads it anew, from its files as they are now
+    /// Graft that connections move to; the same name loads it again, from its files as they are now
     to: String,
     #[command(flatten)]
     values: Values,
     #[command(flatten)]
-    socket: SocketArg,
+    socket: GraftSocketArg,
 }
 
 #[derive(Debug, clap::Args)]
 struct Values {
-    /// Values of parameters, repeatable
+    /// Value of a parameter of the graft, repeatable
     #[arg(long = "set", value_delimiter = ',', value_name = "NAME=NUMBER", value_parser = value)]
     set: Vec<(String, u64)>,
 }
@@ -230,65 +267,129 @@ fn value(text: &str) -> Result<(String, u64), String> {
     Ok((name.to_owned(), value))
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: GraftCommandArgs) -> anyhow::Result<()> {
     match args.verb {
-        Verb::Run(args) => run_daemon(args, Vec::new()),
-        Verb::Gateway(args) => run_daemon(args.run, args.interface),
-        Verb::GatewayKeep { run, interfaces } => keeper::run(run, &interfaces),
-        Verb::Check(args) => check(args),
-        Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?, width())),
-        Verb::Export(args) => export(&args),
-        Verb::Load(Load { graft, values, socket }) => load(&socket.socket, graft, values.all()),
-        Verb::Unload { graft, socket } => {
-            control::ask(&socket.socket, &Request::Unload { graft: graft.clone() })?;
+        GraftVerb::Run(args) => run_daemon(args, Vec::new()),
+        GraftVerb::Gateway(args) => run_daemon(args.run, args.interface),
+        GraftVerb::GatewayKeep { run, interfaces } => keeper::run(run, &interfaces),
+        GraftVerb::Part(args) => run_part(args),
+        GraftVerb::SessionsKeep => broker::keeper::run(),
+        GraftVerb::Check(args) => check(args),
+        GraftVerb::List(args) => print(&text::pool(&GraftPool::read(&args.pool, &[])?, width())),
+        GraftVerb::Export(args) => export(&args),
+        GraftVerb::Load(GraftLoadArgs { graft, values, socket }) => load(&socket.socket, graft, values.all()),
+        GraftVerb::Unload { graft, socket } => {
+            control::ask(&socket.socket, &GraftRequest::Unload { graft: graft.clone() })?;
             print(&format!("{graft}: unloaded\n"))
         }
-        Verb::Clean { pins } => clean(&pins.pins.unwrap_or_else(|| Pins::DEFAULT.into())),
-        Verb::Swap(args) => swap(args),
-        Verb::Status { socket, json } => {
-            let status = expect_answer!(control::ask(&socket.socket, &Request::Status)?, Answer::Status)?;
-            print(&if json {
-                serde_json::to_string_pretty(&status)? + "\n"
-            } else {
-                text::status(&status, width())
-            })
+        GraftVerb::Clean { pins } => clean(&pins.pins.unwrap_or_else(|| PinDirectory::DEFAULT.into())),
+        GraftVerb::Swap(args) => swap(args),
+        GraftVerb::Status { socket, json } => {
+            let status =
+                expect_answer!(control::ask(&socket.socket, &GraftRequest::Status)?, GraftAnswer::Status)?;
+            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { joint(&status) })
         }
-        Verb::Why(args) => why::run(&args),
-        Verb::Probe(args) => probe(&args),
-        Verb::Key(Key { file, new }) => {
+        GraftVerb::Why(args) => why::run(&args),
+        GraftVerb::Probe(args) => probe(&args),
+        GraftVerb::Key(GraftKeyArgs { file, new }) => {
             let identity = if new { tls::make_key(&file)? } else { tls::fingerprint(&file)? };
             print(&format!("{identity}\n"))
         }
-        Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
-        Verb::Hook(args) => hook::run(args),
-        Verb::Packets(args) => packets::run(args),
-        Verb::Reload { socket } => {
-            control::ask(&socket.socket, &Request::Reload)?;
+        GraftVerb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
+        GraftVerb::Hook(args) => hook::run(args),
+        GraftVerb::Sessions(args) => sessions::run(args),
+        GraftVerb::Packets { arguments } => bail!("{}", replacement(&arguments)),
+        GraftVerb::Reload { socket } => {
+            control::ask(&socket.socket, &GraftRequest::Reload)?;
             print("the settings were read again\n")
         }
     }
 }
 
-fn run_daemon(args: Run, interfaces: Vec<String>) -> anyhow::Result<()> {
+fn run_daemon(args: GraftRunArgs, interfaces: Vec<String>) -> anyhow::Result<()> {
     if args.check {
-        let settings = usable(&args.config, &interfaces)?;
-        let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
-        let mut needed = settings.needed();
-        needed.retain(|name, _| !settings.fetches(name));
-        needed.keys().try_for_each(|name| pool.find(name).map(drop))?;
-        return print("the settings are usable\n");
+        return check_settings(&args.config, &interfaces);
     }
-    let usual = (args.daemon.socket() == Path::new(DEFAULT_SOCKET)).then(|| Pins::DEFAULT.into());
-    let pins = args.pins.pins.or(usual);
+    pins(&args)?;
+    // A part has the daemon's own flags.
+    let arguments = ["graft", "part"].map(OsString::from).into_iter().chain(std::env::args_os().skip(3));
+    let arguments = arguments.collect();
+    let front = args.daemon.front();
+    let setup = supervisor::SupervisorSetup { config: args.config, interfaces, arguments, front };
+    args.daemon.run(supervisor::run(setup))
+}
+
+fn run_part(args: GraftPartArgs) -> anyhow::Result<()> {
+    let GraftPartArgs { gateway: GraftGatewayArgs { interface: interfaces, run }, name } = args;
+    let pins = pins(&run)?;
+    let GraftRunArgs { config, persist, messages_socket, daemon, .. } = run;
+    match name.as_str() {
+        GRAFTS => {
+            let setup = GraftSetup { config, interfaces, persist, pins };
+            daemon.run(run_in_frame(|frame| serve::run(setup, frame)))
+        }
+        SESSIONS => {
+            let setup = packets::PacketSetup { config, messages: messages_socket };
+            daemon.run(run_in_frame(|frame| packets::run(setup, frame)))
+        }
+        _ => bail!("there is no part {name}"),
+    }
+}
+
+/// Returns where grafts and rules are left.
+fn pins(args: &GraftRunArgs) -> anyhow::Result<Option<PathBuf>> {
+    let usual = (args.daemon.socket() == Path::new(DEFAULT_SOCKET)).then(|| PinDirectory::DEFAULT.into());
+    let pins = args.pins.pins.clone().or(usual);
     if args.persist && pins.is_none() {
-        bail!("with another --socket, --persist wants --pins: daemons must not take over each other's");
+        bail!(
+            "--persist with another --socket needs --pins, so that daemons do not take over each other's grafts"
+        );
     }
-    let setup = Setup { config: args.config, interfaces, persist: args.persist, pins };
-    args.daemon.run(serve::run(setup, args.daemon.front()))
+    Ok(pins)
+}
+
+fn check_settings(config: &Path, interfaces: &[String]) -> anyhow::Result<()> {
+    let settings = usable(config, interfaces)?;
+    let in_place = &settings.in_place;
+    let pool = GraftPool::read(&in_place.pool, &in_place.trusted_keys)?;
+    let mut needed = in_place.needed();
+    needed.retain(|name, _| !in_place.fetches(name));
+    needed.keys().try_for_each(|name| pool.find(name).map(drop))?;
+    let Some(sessions) = settings.sessions else { return print("the settings are usable\n") };
+    let room = sessions.room;
+    let memory = sessions::memory(sessions.memory()?);
+    print(&format!(
+        "the settings are usable: {memory} in the kernel, for {} sessions, of which {} may keep packets\n",
+        room.sessions, room.keepers
+    ))
+}
+
+/// Returns the error for a command of the former daemon of sessions: what replaces it.
+fn replacement(arguments: &[OsString]) -> String {
+    let now = match arguments.first().and_then(|verb| verb.to_str()) {
+        Some("status") => "millrace graft sessions status",
+        Some("swap") => "millrace graft sessions swap SESSION GRAFT",
+        Some("reload") => "millrace graft reload",
+        _ => {
+            "millrace graft run --config FILE. Put its settings of sessions into the file of all grafts: `interface`, \
+             `mode`, `pool`, `memory-mib` and `max-sessions` (formerly `sessions`) under `[sessions]`, `[parameters.NAME]` as \
+             `[sessions.parameters.NAME]`, and all keys of `[[peer]]` but `name`, `key` and `host` under `[peer.sessions]`"
+        }
+    };
+    format!("one daemon does what `millrace graft packets` did: use {now}")
+}
+
+/// The status of all parts.
+fn joint(status: &control::Status) -> String {
+    let mut out = text::status(status, width());
+    if let Some(sessions) = &status.sessions {
+        out += &sessions::text(sessions, width());
+    }
+    out
 }
 
 fn clean(directory: &Path) -> anyhow::Result<()> {
-    let mut names = Pins::at(directory).clean();
+    let mut names = PinDirectory::at(directory).clean();
     match gateway::remove_leftovers(None).context("rules and routes of a gateway")? {
         0 => {}
         count => names.push(format!("{count} rules and routes of a gateway")),
@@ -299,15 +400,15 @@ fn clean(directory: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn check(args: Check) -> anyhow::Result<()> {
+fn check(args: GraftCheckArgs) -> anyhow::Result<()> {
     let values = args.values.all();
     for name in &args.graft {
         let path = Path::new(name);
         let failed = |error: String| anyhow::anyhow!("{name}: {error}");
         let graft = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("toml") => Graft::read(path, &[]).map_err(failed)?,
-            Some("o") => Graft::without_manifest(path).map_err(failed)?,
-            _ => Pool::read(&args.pool.pool, &[])?.find(name)?.clone(),
+            Some("toml") => PoolGraft::read(path, &[]).map_err(failed)?,
+            Some("o") => PoolGraft::without_manifest(path).map_err(failed)?,
+            _ => GraftPool::read(&args.pool.pool, &[])?.find(name)?.clone(),
         };
         let asked =
             nix::unistd::geteuid().is_root().then(|| millrace_graft::check(&graft, &values)).transpose()?;
@@ -317,9 +418,9 @@ fn check(args: Check) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn export(args: &Export) -> anyhow::Result<()> {
+fn export(args: &GraftExportArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.directory)?;
-    let pool = Pool::read(&[], &[])?;
+    let pool = GraftPool::read(&[], &[])?;
     // All are known before any is written.
     args.graft.iter().try_for_each(|name| pool.find(name).map(drop))?;
     let mut names = Vec::new();
@@ -331,28 +432,37 @@ fn export(args: &Export) -> anyhow::Result<()> {
 }
 
 fn load(socket: &Path, graft: String, parameters: BTreeMap<String, u64>) -> anyhow::Result<()> {
-    let loaded = expect_answer!(control::ask(socket, &Request::Load { graft, parameters })?, Answer::Loaded)?;
+    let loaded = expect_answer!(
+        control::ask(socket, &GraftRequest::Load { graft, parameters })?,
+        GraftAnswer::Loaded
+    )?;
     let ms = |us: u64| us as f64 / 1e3;
-    let (open, load, attach) = (ms(loaded.open_us), ms(loaded.load_us), ms(loaded.attach_us));
+    let open = ms(loaded.open_us);
+    let load = ms(loaded.load_us);
+    let attach = ms(loaded.attach_us);
     print(&format!("loaded: read in {open:.1} ms, verified in {load:.1} ms, registered in {attach:.1} ms\n"))
 }
 
 fn swap(args: Swap) -> anyhow::Result<()> {
-    let request = Request::Swap { from: args.from, to: args.to, parameters: args.values.all() };
-    let done = expect_answer!(control::ask(&args.socket.socket, &request)?, Answer::Swapped)?;
-    let (connections, ms) = (done.connections, done.walk_us as f64 / 1e3);
+    let request = GraftRequest::Swap { from: args.from, to: args.to, parameters: args.values.all() };
+    let done = expect_answer!(control::ask(&args.socket.socket, &request)?, GraftAnswer::Swapped)?;
+    let connections = done.connections;
+    let ms = done.walk_us as f64 / 1e3;
     print(&format!("{connections} live connections changed in {ms:.1} ms, {} refused\n", done.refused))
 }
 
 /// The daemon does it; this waits.
-fn probe(args: &Probe) -> anyhow::Result<()> {
-    let (target, socket) = (Target { peer: args.peer, udp_port: args.udp }, &args.socket.socket);
+fn probe(args: &GraftProbeArgs) -> anyhow::Result<()> {
+    let target = ProbeTarget { peer: args.peer, udp_port: args.udp };
+    let socket = &args.socket.socket;
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let (period_ms, duration_ms) = (ms(args.period), ms(args.duration));
-    let request = Request::Probe { peer: target.peer, udp_port: target.udp_port, period_ms, duration_ms };
+    let period_ms = ms(args.period);
+    let duration_ms = ms(args.duration);
+    let request =
+        GraftRequest::Probe { peer: target.peer, udp_port: target.udp_port, period_ms, duration_ms };
     control::ask(socket, &request)?;
     let done = loop {
-        let probed = expect_answer!(control::ask(socket, &Request::Probes)?, Answer::Probed)?;
+        let probed = expect_answer!(control::ask(socket, &GraftRequest::Probes)?, GraftAnswer::Probed)?;
         let found = probed.into_iter().find(|it| it.target == target);
         let found = found.context("the daemon has forgotten it")?;
         if !found.runs {
@@ -368,7 +478,7 @@ fn probe(args: &Probe) -> anyhow::Result<()> {
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {
     let ask = |width| {
-        let paths = expect_answer!(control::ask(socket, &Request::Monitor)?, Answer::Paths)?;
+        let paths = expect_answer!(control::ask(socket, &GraftRequest::Monitor)?, GraftAnswer::Paths)?;
         Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths, width) })
     };
     if watch { screen::every_second(|room| ask(room.columns)) } else { print(&ask(width())?) }

@@ -9,27 +9,28 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::cgroup::own_cgroup;
-use millrace_graft::Side;
-use millrace_graft_daemon::control::{self, Request};
+use millrace_graft::SideSetting;
+use millrace_graft_daemon::control::{self, GraftRequest};
 use millrace_kernel::prefix::Prefix;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// A port, or a range such as 8000-8100: the servers' that it connects to, or its own with --serve; repeatable
+pub struct HookArgs {
+    /// Port or range such as 8000-8100 that the command connects to, or that it serves with --serve; repeatable
     #[arg(long, value_delimiter = ',', value_name = "PORT", required = true, value_parser = ports)]
     port: Vec<(u16, u16)>,
-    /// It is a server: what comes by carriers reaches it, and it sees the true clients
+    /// Let tunnelled connections reach COMMAND, which is a server and sees the clients' own addresses
     #[arg(long)]
     serve: bool,
-    /// Its connections succeed when the server was reached, and not before
+    /// Let connections of COMMAND succeed only after the server was reached through the tunnel
     #[arg(long, conflicts_with = "serve")]
     strict: bool,
-    /// Only with these addresses, such as 203.0.113.0/24, repeatable
+    /// Tunnel only connections with these addresses, such as 203.0.113.0/24, repeatable
     #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     peer: Vec<Prefix>,
-    /// Socket of the running daemon, whose settings have [carry]
+    /// Socket of the running daemon, whose settings need [carry]
     #[arg(long, value_name = "PATH", default_value = control::DEFAULT_SOCKET)]
     socket: PathBuf,
+    /// Command to run, with its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
@@ -43,8 +44,8 @@ fn ports(text: &str) -> Result<(u16, u16), String> {
 }
 
 /// Becomes the command. The daemon removes the cgroup when nobody is in it any more.
-pub fn run(args: Args) -> anyhow::Result<()> {
-    let Some((program, arguments)) = args.command.split_first() else { bail!("no command") };
+pub fn run(args: HookArgs) -> anyhow::Result<()> {
+    let Some((program, arguments)) = args.command.split_first() else { bail!("name a command to run") };
     let before = own_cgroup().context("no cgroup of version 2 is mounted here")?;
     let cgroup = before.join(format!("millrace-hook-{}", std::process::id()));
     fs::create_dir(&cgroup).with_context(|| format!("cannot make cgroup {}", cgroup.display()))?;
@@ -60,12 +61,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Err(error)
 }
 
-fn ask(args: &Args, cgroup: &Path) -> anyhow::Result<()> {
+fn ask(args: &HookArgs, cgroup: &Path) -> anyhow::Result<()> {
     let everybody = vec![millrace_graft_kernel::everybody()];
     let peers = if args.peer.is_empty() { &everybody } else { &args.peer };
-    let request = Request::Hook {
+    let request = GraftRequest::Hook {
         cgroup: cgroup.to_owned(),
-        side: if args.serve { Side::Server } else { Side::Client },
+        side: if args.serve { SideSetting::Server } else { SideSetting::Client },
         ports: args.port.clone(),
         peers: peers.iter().map(ToString::to_string).collect(),
         strict: args.strict,
@@ -82,7 +83,7 @@ mod tests {
     use super::ports;
 
     #[test]
-    fn ports_are_one_or_a_range() {
+    fn hook_ports_are_one_port_or_a_range() {
         assert_eq!(ports("443"), Ok((443, 443)));
         assert_eq!(ports("8000-8100"), Ok((8000, 8100)));
         for wrong in ["", "0", "9-8", "0-1", "1-65536", "a"] {

@@ -1,5 +1,7 @@
-//! The commands, one file each: flags, and what they become. What they run is in the other modules and crates.
+//! The commands, one file each: their flags, and the functions that run them. The work is done in the crates of the
+//! products.
 
+pub mod cluster;
 mod connect;
 pub mod cost;
 mod daemon;
@@ -7,12 +9,12 @@ pub mod fanout;
 pub mod gate;
 pub mod graft;
 mod hook;
-mod packets;
 pub mod parse;
 pub mod privilege;
 pub mod publish;
 pub mod relay;
 mod screen;
+mod sessions;
 pub mod status;
 pub mod subscribe;
 pub mod token;
@@ -23,64 +25,67 @@ use millrace_daemon::render::print;
 
 #[derive(Debug, clap::Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it per process")]
-pub enum Command {
+pub enum ProgramCommand {
     /// Relay Media over QUIC between publishers and subscribers
-    Relay(relay::Args),
+    Relay(relay::RelayCommandArgs),
     /// Publish fragmented MP4 or generated objects
-    Publish(publish::Args),
-    /// Subscribe to a track; write its media or print running figures
-    Subscribe(subscribe::Args),
-    /// Show the state of a running relay
-    Status(status::Args),
-    /// Show what happens to single packets in a running relay
-    Trace(trace::Args),
-    /// Show what the kernel's networking costs: which share of each CPU, which part of the stack, for whom
-    Cost(cost::Args),
-    /// Guard QUIC servers of this machine at XDP
-    Gate(gate::Args),
-    /// Send the RTP of one sender to many receivers, in the kernel
-    Fanout(fanout::Args),
-    /// Load transport functions into the kernel while TCP runs, and have connections use them
-    Graft(graft::Args),
-    /// Make and check tokens that say who may do what
-    Token(token::Args),
-    /// Print what completes these commands in a shell
+    Publish(publish::PublishArgs),
+    /// Subscribe to a track: write its media, or print its latency and loss
+    Subscribe(subscribe::SubscribeArgs),
+    /// Show the sessions, tracks and counters of a running relay
+    Status(status::StatusArgs),
+    /// Show the relays of a running relay's cluster, and the routes to namespaces
+    Cluster(cluster::ClusterArgs),
+    /// Trace single packets through a running relay
+    Trace(trace::RelayTraceArgs),
+    /// Show what networking in the kernel costs: share of each CPU, by part of the stack and by process
+    Cost(cost::CostCommandArgs),
+    /// Guard QUIC servers of this machine: drop floods and excess clients at XDP
+    Gate(gate::GateCommandArgs),
+    /// Forward the RTP stream of one sender to many receivers, in the kernel
+    Fanout(fanout::FanoutCommandArgs),
+    /// Load transport functions (grafts) into the kernel at run time, for TCP connections and datagrams to use
+    Graft(graft::GraftCommandArgs),
+    /// Make and check tokens, which grant rights to publish and subscribe
+    Token(token::TokenArgs),
+    /// Print a script that completes these commands in a shell
     Completions {
-        /// For example: millrace completions bash > /etc/bash_completion.d/millrace
+        /// The shell; for example: millrace completions bash > /etc/bash_completion.d/millrace
         shell: clap_complete::Shell,
     },
     /// Print the version
     Version,
 }
 
-/// What else a command has against its flags, of which those called `flags` were of no use.
-pub fn problems(command: Command, flags: &[String]) -> Vec<String> {
+/// Returns further problems of a command's flags. Values of the flags in `flags` could not be read.
+pub fn problems(command: ProgramCommand, flags: &[String]) -> Vec<String> {
     let found = match command {
-        Command::Relay(args) => relay::problems(args),
+        ProgramCommand::Relay(args) => relay::problems(args),
         _ => Vec::new(),
     };
-    // What is only said since a flag was left out names it.
+    // A problem that arises only because such a flag was omitted would name it.
     found.into_iter().filter(|problem| !flags.iter().any(|flag| problem.contains(flag.as_str()))).collect()
 }
 
-/// `whole`: the command that these are part of.
-pub fn run(command: Command, mut whole: clap::Command) -> anyhow::Result<()> {
+/// Runs a command. `whole` is the program's command line.
+pub fn run(command: ProgramCommand, mut whole: clap::Command) -> anyhow::Result<()> {
     match command {
-        Command::Completions { shell } => {
+        ProgramCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut whole, "millrace", &mut script);
             print(&String::from_utf8_lossy(&script))
         }
-        Command::Version => print(&format!("millrace {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Relay(args) => relay::run(args),
-        Command::Publish(args) => publish::run(args),
-        Command::Subscribe(args) => subscribe::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Trace(args) => trace::run(args),
-        Command::Cost(args) => cost::run(args),
-        Command::Gate(args) => gate::run(args),
-        Command::Fanout(args) => fanout::run(args),
-        Command::Graft(args) => graft::run(args),
-        Command::Token(args) => token::run(args),
+        ProgramCommand::Version => print(&format!("millrace {}\n", env!("CARGO_PKG_VERSION"))),
+        ProgramCommand::Relay(args) => relay::run(args),
+        ProgramCommand::Publish(args) => publish::run(args),
+        ProgramCommand::Subscribe(args) => subscribe::run(args),
+        ProgramCommand::Status(args) => status::run(args),
+        ProgramCommand::Cluster(args) => cluster::run(args),
+        ProgramCommand::Trace(args) => trace::run(args),
+        ProgramCommand::Cost(args) => cost::run(args),
+        ProgramCommand::Gate(args) => gate::run(args),
+        ProgramCommand::Fanout(args) => fanout::run(args),
+        ProgramCommand::Graft(args) => graft::run(args),
+        ProgramCommand::Token(args) => token::run(args),
     }
 }

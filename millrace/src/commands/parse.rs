@@ -1,4 +1,4 @@
-//! Flags, with everything that is wrong with them at once, in words that say what would be right.
+//! Reads flags, and reports everything that is wrong with them at once, with the accepted values.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -11,18 +11,21 @@ use millrace_daemon::render::in_words;
 /// Reads the arguments of a process.
 ///
 /// # Errors
-/// What is to be printed, by [`clap::Error::exit`] or [`Refused::describe`].
-pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, Refused<C>> {
+/// Fails with a message for [`clap::Error::exit`] or [`RefusedArguments::describe`].
+pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, RefusedArguments<C>> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    let (mut problems, mut flags) = (Vec::new(), Vec::new());
+    let mut problems = Vec::new();
+    let mut flags = Vec::new();
     loop {
         let error = match C::try_parse_from(&arguments) {
             Ok(command) if problems.is_empty() => return Ok(command),
-            Ok(rest) => return Err(Refused::Problems { problems, flags, rest: Some(Box::new(rest)) }),
+            Ok(rest) => {
+                return Err(RefusedArguments::Problems { problems, flags, rest: Some(Box::new(rest)) });
+            }
             Err(error) => error,
         };
         match problem(&error, &arguments) {
-            // Without it there may be others.
+            // There may be more problems without this one.
             Some((problem, at)) => {
                 problems.push(problem);
                 let flag = arguments[at.start].to_string_lossy().into_owned();
@@ -31,40 +34,40 @@ pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
                 );
                 arguments.drain(at);
             }
-            None if problems.is_empty() => return Err(Refused::ByClap(Box::new(error))),
-            // Something is missing, perhaps since it was taken out.
-            None => return Err(Refused::Problems { problems, flags, rest: None }),
+            None if problems.is_empty() => return Err(RefusedArguments::ByClap(Box::new(error))),
+            // A required argument is missing, perhaps because it was removed here.
+            None => return Err(RefusedArguments::Problems { problems, flags, rest: None }),
         }
     }
 }
 
-/// Why arguments are of no use.
+/// The reason why arguments were refused.
 #[derive(Debug)]
-pub enum Refused<C> {
-    /// Or a question that is answered: `--help`.
+pub enum RefusedArguments<C> {
+    /// An error of clap, or the answer to a question such as `--help`.
     ByClap(Box<clap::Error>),
     Problems {
-        /// Values of flags, each with what is wrong with it.
+        /// The values that were refused, each with a description of the fault.
         problems: Vec<String>,
         /// The names of those flags.
         flags: Vec<String>,
-        /// What there is without them: the command may have more to say about it.
+        /// The arguments without the refused ones: the command may find more problems.
         rest: Option<Box<C>>,
     },
 }
 
-impl<C> Refused<C> {
-    /// For standard error.
+impl<C> RefusedArguments<C> {
+    /// Formats problems for standard error.
     pub fn describe(problems: &[String]) -> String {
         let lines: String = problems.iter().map(|problem| format!("error: {problem}\n")).collect();
         format!("{lines}\nFor more information, try '--help'.\n")
     }
 }
 
-/// Reads a time: a plain number of seconds, or a number with its unit. All flags take both.
+/// Reads a time: a plain number of seconds, or a number with its unit. All flags accept both.
 ///
 /// # Errors
-/// It is neither.
+/// Fails if the text is neither.
 pub fn time(text: &str) -> Result<Duration, String> {
     const MAX_S: f64 = 365.0 * 86_400.0;
     let plain = text.parse().ok().filter(|seconds| (0.0..=MAX_S).contains(seconds));
@@ -74,7 +77,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
     )
 }
 
-/// What is wrong with a value, and which arguments that is.
+/// Describes what is wrong with a value, and returns the indices of its arguments.
 fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::ops::Range<usize>)> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -99,14 +102,14 @@ fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::
         {
             let at = arguments.iter().position(|argument| argument.to_str() == Some(given.as_str()))?;
             let flag = arguments.get(at.checked_sub(1)?)?.to_str().filter(|flag| flag.starts_with("--"))?;
-            // The flag is without its value now.
+            // The flag has no value now.
             Some((format!("invalid value '{given}' for '{flag}': less than 0"), at - 1..at + 1))
         }
         _ => None,
     }
 }
 
-/// Where a flag, or an argument without one, has this value.
+/// Returns the index of a flag with this value, or of a positional argument with it.
 fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Range<usize>> {
     let joined = format!("{flag}={value}");
     let is =
@@ -114,11 +117,11 @@ fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Ra
     (0..arguments.len()).find_map(|at| match flag.starts_with('-') {
         true if is(at, &joined) => Some(at..at + 1),
         true if is(at, flag) && is(at + 1, value) => Some(at..at + 2),
-        // One of a list.
+        // The value may be one of a list.
         true if is(at, flag) && arguments.get(at + 1)?.to_str()?.split(',').any(|it| it == value) => {
             Some(at..at + 2)
         }
-        // Without a flag: `<URL>`, `[FILE]`.
+        // A positional argument has a name such as `<URL>` or `[FILE]`.
         false if (flag.starts_with('<') || flag.is_empty()) && at > 0 && is(at, value) => Some(at..at + 1),
         _ => None,
     })
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Flags {
+    struct TestFlags {
         #[arg(long)]
         rate: Option<f64>,
         #[arg(long)]
@@ -144,9 +147,9 @@ mod tests {
 
     fn problems(arguments: &str) -> Vec<String> {
         let arguments = std::iter::once("x").chain(arguments.split_whitespace()).map(OsString::from);
-        match parse::<Flags>(arguments) {
-            Err(Refused::Problems { problems, .. }) => problems,
-            Err(Refused::ByClap(error)) => vec![format!("by clap: {:?}", error.kind())],
+        match parse::<TestFlags>(arguments) {
+            Err(RefusedArguments::Problems { problems, .. }) => problems,
+            Err(RefusedArguments::ByClap(error)) => vec![format!("by clap: {:?}", error.kind())],
             Ok(_) => Vec::new(),
         }
     }
@@ -161,16 +164,17 @@ mod tests {
         }
     }
 
-    /// A list is a flag that is repeated, or one with commas, the same for all flags. Only what may have a comma in itself is repeated alone.
+    /// A list is written by repeating a flag or with commas, the same for all flags. Only values that may contain
+    /// commas are excepted.
     #[test]
-    fn all_flags_that_may_come_several_times_take_commas() {
+    fn repeatable_flags_take_commas() {
         /// `T` is the name of a track.
         const WITH_COMMAS: [&str; 5] = ["FILE", "DIR", "PATH", "SETTINGS", "T"];
         fn look(command: &clap::Command, wrong: &mut Vec<String>) {
             for argument in command.get_arguments() {
                 let value =
                     argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
-                // Not where one time takes several values.
+                // A flag that takes several values at a time does not count.
                 let several = matches!(argument.get_action(), clap::ArgAction::Append)
                     && argument.get_num_args().is_none_or(|count| count.min_values() <= 1);
                 let is_flag = argument.get_long().is_some();
@@ -184,7 +188,7 @@ mod tests {
         #[derive(Parser)]
         struct All {
             #[command(subcommand)]
-            _command: crate::commands::Command,
+            _command: crate::commands::ProgramCommand,
         }
         let mut wrong = Vec::new();
         look(&<All as clap::CommandFactory>::command(), &mut wrong);
@@ -192,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_said_at_once_and_in_words() {
+    fn all_argument_errors_are_reported_at_once() {
         assert!(problems("--rate 2 --listen 127.0.0.1:1 --engine auto --count 1,2 a").is_empty());
         let all = problems("--rate abc --listen=:4443 a --engine warp --count -4");
         assert_eq!(all.len(), 4, "{all:#?}");
@@ -208,8 +212,8 @@ mod tests {
         let all = problems("a x --rate y");
         assert_eq!(all.len(), 2, "{all:?}");
         assert!(all.iter().any(|said| said.contains("'x' for '[SIZE]': not a whole number")), "{all:?}");
-        let Err(Refused::Problems { flags, rest: Some(rest), .. }) =
-            parse::<Flags>(["x", "--rate=abc", "--count", "-4", "a"].map(OsString::from))
+        let Err(RefusedArguments::Problems { flags, rest: Some(rest), .. }) =
+            parse::<TestFlags>(["x", "--rate=abc", "--count", "-4", "a"].map(OsString::from))
         else {
             panic!("nothing is wrong")
         };

@@ -1,44 +1,44 @@
-//! What is said to those who may not do what they have asked for.
+//! Hints for users who lack a privilege.
 
-use super::Command;
+use super::ProgramCommand;
 
-/// Rights that a command wants: by words of the error, what would help.
+/// The rights that a command needs: words of an error, each with a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs(pub &'static [(&'static str, &'static str)]);
+pub struct CommandNeeds(pub &'static [(&'static str, &'static str)]);
 
-/// What `command` needs when it is refused something.
-pub fn needs(command: &Command) -> Option<Needs> {
-    const TOKEN: &str = "ask as who runs the relay, as root, or with --http-token-file";
-    Some(Needs(match command {
-        Command::Relay(_) => &[
+/// Returns the rights that `command` needs.
+pub fn needs(command: &ProgramCommand) -> Option<CommandNeeds> {
+    const TOKEN: &str = "ask as the relay's user or as root, or give its token with --http-token-file";
+    Some(CommandNeeds(match command {
+        ProgramCommand::Relay(_) => &[
             ("cannot listen", "ports below 1024 need root or CAP_NET_BIND_SERVICE"),
-            ("the token in", "say where it may be with --http-token-file, or --http off"),
+            ("the token in", "name a writable place with --http-token-file, or use --http off"),
         ],
-        Command::Gate(_) | Command::Graft(_) | Command::Fanout(_) => {
+        ProgramCommand::Gate(_) | ProgramCommand::Graft(_) | ProgramCommand::Fanout(_) => {
             &[("", "it needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
         }
-        Command::Cost(_) => {
+        ProgramCommand::Cost(_) => {
             &[("", "observing the kernel needs root, or CAP_BPF, CAP_PERFMON and CAP_SYSLOG")]
         }
-        Command::Status(_) | Command::Trace(_) => &[("the token", TOKEN)],
+        ProgramCommand::Status(_) | ProgramCommand::Trace(_) => &[("the token", TOKEN)],
         _ => return None,
     }))
 }
 
-/// An error, with what would have helped if it came of a lack of rights.
-pub fn explained(error: String, needs: Option<Needs>) -> String {
+/// Returns an error, with a remedy if it was caused by missing rights.
+pub fn explained(error: String, needs: Option<CommandNeeds>) -> String {
     match needs.filter(|_| !nix::unistd::geteuid().is_root()) {
         Some(needs) => with(&error, needs),
         None => error,
     }
 }
 
-fn with(error: &str, Needs(needs): Needs) -> String {
+fn with(error: &str, CommandNeeds(needs): CommandNeeds) -> String {
     let is_refused = ["Operation not permitted", "Permission denied"].iter().any(|what| error.contains(what));
     if !is_refused {
         return error.to_owned();
     }
-    // What libbpf supposes is something else, and the kernel has nothing to say.
+    // libbpf guesses another cause here, and the kernel's log is empty.
     let lines: Vec<&str> =
         error.lines().filter(|line| !line.starts_with("libbpf: ") && !line.is_empty()).collect();
     let error = lines.join("\n");
@@ -54,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_refused_is_told_why() {
-        let needs = Needs(&[("file", "it is another's"), ("", "it needs root")]);
+    fn refused_user_learns_why() {
+        let needs = CommandNeeds(&[("file", "it is another's"), ("", "it needs root")]);
         let said = with("no gate.bpf.o: Operation not permitted (os error 1)\nlibbpf: Make sure\n", needs);
         assert_eq!(said, "no gate.bpf.o: Operation not permitted (os error 1); it needs root");
         assert_eq!(with("Permission denied; you need CAP_BPF", needs), "Permission denied; you need CAP_BPF");

@@ -1,4 +1,5 @@
-//! What is shown again every second: on a terminal in place until q, into files and pipes one below the other.
+//! Views that are printed again every second: on a terminal in place until q is pressed, into files and pipes one
+//! below the other.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -6,37 +7,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_cost_daemon::signals::Signals;
+use millrace_cost_daemon::signals::CostSignals;
 use millrace_daemon::render::{print, size, width};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 const PERIOD: Duration = Duration::from_secs(1);
-/// Clears a terminal, cursor to the top left corner.
+/// Clears a terminal and moves the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// For how much there is room.
+/// The size of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct ScreenSize {
     pub columns: usize,
     pub rows: usize,
 }
 
-/// Shows what `next` gives, every second.
+/// Prints the text that `next` returns, every second.
 ///
 /// # Errors
-/// `next` fails, or nobody reads.
-pub fn every_second(mut next: impl FnMut(Room) -> anyhow::Result<String>) -> anyhow::Result<()> {
+/// Fails if `next` fails, or the output has no reader.
+pub fn every_second(mut next: impl FnMut(ScreenSize) -> anyhow::Result<String>) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         loop {
-            print(&next(Room { columns: width(), rows: usize::MAX })?)?;
+            print(&next(ScreenSize { columns: width(), rows: usize::MAX })?)?;
             std::thread::sleep(PERIOD);
         }
     }
-    let keys = Keys::open()?;
+    let keys = KeyReader::open()?;
     loop {
         let (columns, height) = size();
-        let room = Room { columns, rows: height.saturating_sub(1) };
+        let room = ScreenSize { columns, rows: height.saturating_sub(1) };
         print(&format!("{CLEAR}{}", fit(&next(room)?, columns, height)))?;
         if keys.quit_within(PERIOD)? {
             return Ok(());
@@ -44,7 +45,7 @@ pub fn every_second(mut next: impl FnMut(Room) -> anyhow::Result<String>) -> any
     }
 }
 
-/// As much of it as there is room for; the last line says how to leave.
+/// Returns the part of the text that fits; the last line says how to quit.
 fn fit(text: &str, width: usize, height: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let room = height.saturating_sub(1);
@@ -55,7 +56,7 @@ fn fit(text: &str, width: usize, height: usize) -> String {
     });
     let more = lines.len().saturating_sub(room);
     let foot = if more > 0 {
-        format!("q quits; {more} lines more in a larger window")
+        format!("q quits; {more} more lines in a larger window")
     } else {
         "q quits".to_owned()
     };
@@ -63,15 +64,15 @@ fn fit(text: &str, width: usize, height: usize) -> String {
     shown
 }
 
-/// Keys as they are typed, unseen; the terminal is as it was when dropped.
-struct Keys {
+/// Reads keys without echo. Dropping this restores the terminal's settings.
+struct KeyReader {
     before: Termios,
-    signals: Signals,
+    signals: CostSignals,
 }
 
-impl Keys {
+impl KeyReader {
     fn open() -> anyhow::Result<Self> {
-        let signals = Signals::block()?;
+        let signals = CostSignals::block()?;
         let before = tcgetattr(io::stdin())?;
         let mut typed = before.clone();
         typed.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
@@ -79,7 +80,7 @@ impl Keys {
         Ok(Self { before, signals })
     }
 
-    /// Whether q was typed, or a signal came, within `time`.
+    /// Returns whether q was pressed, or a signal arrived, within `time`.
     fn quit_within(&self, time: Duration) -> anyhow::Result<bool> {
         let end = Instant::now() + time;
         let stdin = io::stdin();
@@ -99,7 +100,7 @@ impl Keys {
             }
             let mut bytes = [0; 16];
             let read = nix::unistd::read(&stdin, &mut bytes)?;
-            // Nothing to read although it is ready: the terminal is gone.
+            // A read of 0 bytes although the terminal is readable means that it is gone.
             if read == 0 || bytes.iter().take(read).any(|byte| matches!(byte, b'q' | b'Q')) {
                 return Ok(true);
             }
@@ -107,9 +108,9 @@ impl Keys {
     }
 }
 
-impl Drop for Keys {
+impl Drop for KeyReader {
     fn drop(&mut self) {
-        // Nothing is left to do if the terminal is gone.
+        // A failure means that the terminal is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
         let _ = print("\n");
     }
@@ -120,12 +121,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_fits_the_screen() {
+    fn text_is_cut_to_the_screen() {
         let text = "a long line\n".repeat(30);
         let shown = fit(&text, 6, 24);
         assert_eq!(shown.lines().count(), 24);
         assert!(shown.lines().all(|line| line.chars().count() <= 6), "{shown}");
-        assert!(fit(&text, 80, 24).ends_with("q quits; 7 lines more in a larger window"));
+        assert!(fit(&text, 80, 24).ends_with("q quits; 7 more lines in a larger window"));
         assert_eq!(fit("one\n", 80, 24), "one\nq quits");
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use millrace_daemon::address;
 use millrace_daemon::http::fetch;
 use millrace_daemon::{
-    http::token::{Token, TokenFile},
+    http::token::{HttpToken, TokenFile},
     render::{print, width},
 };
 use millrace_relay_daemon::{status::Status, text};
@@ -14,37 +14,44 @@ use millrace_relay_daemon::{status::Status, text};
 use super::screen;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct StatusArgs {
     #[command(flatten)]
-    asked: Asked,
+    asked: AskedRelay,
     /// Print the status as JSON
     #[arg(long)]
     json: bool,
-    /// Show it again every second, until q
+    /// Show the status again every second, until q is pressed
     #[arg(long)]
     watch: bool,
 }
 
-/// The relay that is asked.
+/// The relay to ask.
 #[derive(Debug, clap::Args)]
-pub struct Asked {
-    /// Where the relay serves its status
+pub struct AskedRelay {
+    /// Address of the relay's HTTP server
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
-    /// The file that holds the relay's token [default: as the relay of the same user]
+    /// File with the relay's token [default: the file of a relay of the same user]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<TokenFile>,
 }
 
-impl Asked {
-    /// What it says about itself.
+impl AskedRelay {
+    /// Asks the relay for its status.
     pub fn ask(&self) -> anyhow::Result<Status> {
         let token = self.http_token_file.clone().unwrap_or_default().read()?;
         ask(self.http, token.as_ref())
     }
+
+    /// Asks the relay for another path of its HTTP server. Returns the code and the body.
+    pub fn fetch(&self, path: &str) -> anyhow::Result<(u16, String)> {
+        let token = self.http_token_file.clone().unwrap_or_default().read()?;
+        fetch(self.http, path, token.as_ref().map(HttpToken::text))
+            .with_context(|| format!("no relay answers on http://{}{path}", self.http))
+    }
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: StatusArgs) -> anyhow::Result<()> {
     let mut before = None;
     let mut shown = |width| {
         let status = args.asked.ask()?;
@@ -66,9 +73,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// What the relay at `addr` says about itself.
-pub fn ask(addr: SocketAddr, token: Option<&Token>) -> anyhow::Result<Status> {
-    let (code, body) = fetch(addr, "/status", token.map(Token::text)).with_context(|| {
+/// Asks the relay at `addr` for its status.
+pub fn ask(addr: SocketAddr, token: Option<&HttpToken>) -> anyhow::Result<Status> {
+    let (code, body) = fetch(addr, "/status", token.map(HttpToken::text)).with_context(|| {
         format!("no relay answers on http://{addr}/status; is one running, with this --http?")
     })?;
     if code != 200 {

@@ -1,4 +1,4 @@
-//! `millrace subscribe`: plays a broadcast to standard output, or prints figures about a track.
+//! `millrace subscribe`: plays a broadcast to standard output, or prints figures of a track.
 
 use std::{
     fmt::Write as _,
@@ -9,89 +9,92 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use millrace_client::{
-    media::Choice,
+    media::TrackChoice,
     session::Remote,
-    stats::{Arrival, Report},
-    subscribe::{self, OnSecond, Options, measure, play},
+    stats::{ObjectArrival, StatsReport},
+    subscribe::{self, OnSecond, SubscribeOptions, measure, play},
 };
 use millrace_daemon::{log, render::print};
 use millrace_moq::{Filter, GroupOrder, Location, Namespace};
-use millrace_relay_daemon::config::Seconds;
+use millrace_relay_daemon::config::DurationValue;
 
-use super::connect::{ConnectArgs, until_stopped};
+use super::connect::{ConnectArgs, wait_until_stopped};
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub struct SubscribeArgs {
     #[command(flatten)]
     connect: ConnectArgs,
-    /// Name of the broadcast: a namespace, its fields divided by /
+    /// Name of the broadcast: a namespace with fields separated by /
     #[arg(long)]
     name: String,
-    /// Write the payloads of this track only, or print figures about it (then "objects" without it); given twice or more, play
-    /// these tracks together
+    /// Write the payloads of this track only, or print its figures (default with figures: "objects"); given twice or
+    /// more, play these tracks together
     #[arg(long, value_name = "T")]
     track: Vec<String>,
-    /// Play the sound in this language (a tag such as de or pt-BR), and subtitles in it, instead of the first sound and none
+    /// Play sound and subtitles in this language (a tag such as de or pt-BR) instead of the first sound without
+    /// subtitles
     #[arg(long, value_name = "TAG", conflicts_with_all = ["track", "catalog"])]
     language: Option<String>,
-    /// Take the names of the tracks from the catalog
+    /// Take the names of the tracks to play from the broadcast's catalog
     #[arg(long, conflicts_with = "track")]
     catalog: bool,
-    /// Have the relay send each group of the rendition that the path has room for: all that the catalog (track "catalog") has of
-    /// the same; needs a relay with switching-sets
+    /// Let the relay send each group of the rendition that the path has room for, among the alternates in the catalog
+    /// (track "catalog"); needs a relay with switching-sets
     #[arg(long, conflicts_with_all = ["join_groups", "fetch"])]
     adaptive: bool,
-    /// Begin this many groups before the current one
+    /// Begin with media this number of groups before the current one
     #[arg(long, value_name = "K")]
     join_groups: Option<u64>,
-    /// Fetch from START (GROUP:OBJECT) to before END (GROUP:OBJECT; object 0 for the whole group), and end
+    /// Fetch earlier objects from START (GROUP:OBJECT) to before END (GROUP:OBJECT; object 0 for the whole group), and stop
     #[arg(long, num_args = 2, value_names = ["START", "END"], conflicts_with = "join_groups")]
-    fetch: Option<Vec<Place>>,
+    fetch: Option<Vec<LocationArg>>,
     /// Objects to ask for: next-group, largest, GROUP:OBJECT, or GROUP:OBJECT..GROUP
     #[arg(long)]
     filter: Option<FilterArg>,
-    /// Priority of the subscription; lower goes first
+    /// Priority of the subscription; a lower value is sent first
     #[arg(long)]
     priority: Option<u8>,
-    /// Order of the groups
+    /// Order in which the relay sends groups
     #[arg(long, value_enum)]
     group_order: Option<OrderArg>,
-    /// Print running figures each second, to standard error
+    /// Print latency, loss and rate each second, to standard error
     #[arg(long)]
     stats: bool,
-    /// Print figures as one JSON object at the end, to standard output
+    /// Print latency, loss and rate as one JSON object at the end, to standard output
     #[arg(long)]
     json: bool,
-    /// Write a line of CSV for each object to this file at the end: subscriber, sequence number, when it was sent, and its
-    /// latency, ns
+    /// Write a line of CSV for each object to this file at the end: subscriber, sequence number, time of sending,
+    /// latency (times in ns)
     #[arg(long, value_name = "FILE", requires = "json")]
     series: Option<PathBuf>,
-    /// End after this time: 90s, 10m, or a number of seconds
+    /// Stop after this time: 90s, 10m, or a number of seconds
     #[arg(long, value_name = "TIME")]
-    duration: Option<Seconds>,
-    /// End after so many objects (each subscriber)
+    duration: Option<DurationValue>,
+    /// Stop after each subscriber has received this number of objects
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Subscribers to be, each with its own connection; for figures only
+    /// Number of subscribers, each with its own connection; for figures only
     #[arg(long, default_value_t = 1, value_name = "K")]
     subscribers: usize,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: SubscribeArgs) -> anyhow::Result<()> {
     log::to_stderr();
-    let (stats, json, subscribers) = (args.stats, args.json, args.subscribers);
+    let stats = args.stats;
+    let json = args.json;
+    let subscribers = args.subscribers;
     let series = args.series.clone();
     ensure!(subscribers > 0, "--subscribers must be 1 or more");
-    ensure!(args.track.len() <= 1 || !(stats || json), "--stats and --json are about one --track");
+    ensure!(args.track.len() <= 1 || !(stats || json), "--stats and --json take one --track");
     let runtime = tokio::runtime::Runtime::new()?;
-    let end = args.duration.map(|Seconds(time)| time);
+    let end = args.duration.map(|DurationValue(time)| time);
     let options = args.options()?;
     if stats || json {
         let mut previous = 0;
-        let mut print_second = |total: &Report| print_running(total, &mut previous);
+        let mut print_second = |total: &StatsReport| print_running(total, &mut previous);
         let on_second: Option<OnSecond<'_>> = if stats { Some(&mut print_second) } else { None };
         let measured = runtime.block_on(async {
-            let stop = until_stopped(end)?;
+            let stop = wait_until_stopped(end)?;
             let measured = measure(&options, subscribers, stop, on_second).await;
             measured.map_err(|error| failed(error, options.reconnect))
         })?;
@@ -107,42 +110,43 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(subscribers == 1, "--subscribers is for figures: add --stats or --json");
     ensure!(
         !io::stdout().is_terminal(),
-        "media is nothing for a terminal: write it to a file (>live.mp4), to a player (| ffplay -), or add --stats for figures"
+        "media cannot be shown on a terminal: write it to a file (>live.mp4), to a player (| ffplay -), or add --stats for figures"
     );
     let played = runtime.block_on(async {
-        let stop = until_stopped(end)?;
+        let stop = wait_until_stopped(end)?;
         let played = play(&options, tokio::io::stdout(), stop).await;
         played.map_err(|error| failed(error, options.reconnect))
     });
-    // A thread may be in a write to standard output that nobody reads.
+    // A thread may be blocked in a write to standard output that has no reader.
     runtime.shutdown_background();
     played
 }
 
-fn as_csv(subscribers: &[Vec<Arrival>]) -> String {
+fn as_csv(subscribers: &[Vec<ObjectArrival>]) -> String {
     let mut text = "subscriber,sequence,sent_ns,latency_ns\n".to_owned();
     for (subscriber, series) in subscribers.iter().enumerate() {
-        for Arrival { sequence, sent, latency } in series {
+        for ObjectArrival { sequence, sent, latency } in series {
             let _ = writeln!(text, "{subscriber},{sequence},{},{}", sent.as_nanos(), latency.as_nanos());
         }
     }
     text
 }
 
-/// An error with what may help, or as `main` knows that whoever read the media has enough of it.
+/// Makes an error with a hint, or the one by which `main` recognises that the reader of the media has left.
 fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
     let may_pass = error.may_pass() && !is_patient;
     let error = anyhow::Error::from(error);
     let is_broken_pipe = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
     match error.chain().filter_map(|cause| cause.downcast_ref()).any(is_broken_pipe) {
         true => io::Error::from(io::ErrorKind::BrokenPipe).into(),
-        false if may_pass => anyhow!("{error}; --reconnect goes on trying"),
+        false if may_pass => anyhow!("{error}; --reconnect keeps trying"),
         false => error,
     }
 }
 
-fn print_running(total: &Report, previous: &mut u64) -> io::Result<()> {
-    let (latency, per_second) = (total.latency_us, total.delivered - *previous);
+fn print_running(total: &StatsReport, previous: &mut u64) -> io::Result<()> {
+    let latency = total.latency_us;
+    let per_second = total.delivered - *previous;
     *previous = total.delivered;
     writeln!(
         io::stderr(),
@@ -160,15 +164,15 @@ fn print_running(total: &Report, previous: &mut u64) -> io::Result<()> {
     )
 }
 
-impl Args {
-    fn options(self) -> anyhow::Result<Options> {
-        // Of one track its payloads are written, whatever they are; several are media.
+impl SubscribeArgs {
+    fn options(self) -> anyhow::Result<SubscribeOptions> {
+        // The payloads of one track are written unchanged; several tracks are media.
         let (track, tracks) = match self.track.len() {
             0 | 1 => (self.track.into_iter().next(), Vec::new()),
             _ => (None, self.track),
         };
-        Ok(Options {
-            choice: Choice { language: self.language, tracks },
+        Ok(SubscribeOptions {
+            choice: TrackChoice { language: self.language, tracks },
             reconnect: self.connect.reconnect.unwrap_or(false),
             remote: Remote { switching_sets: self.adaptive, ..self.connect.remote() },
             namespace: Namespace::from_path(&self.name).context("--name is not a namespace")?,
@@ -177,7 +181,7 @@ impl Args {
             adaptive: self.adaptive,
             join_groups: self.join_groups,
             fetch: match self.fetch.as_deref() {
-                Some([Place(start), Place(end)]) => Some((*start, last_before(*start, *end)?)),
+                Some([LocationArg(start), LocationArg(end)]) => Some((*start, last_before(*start, *end)?)),
                 _ => None,
             },
             filter: self.filter.map(|FilterArg(filter)| filter),
@@ -192,18 +196,18 @@ impl Args {
     }
 }
 
-/// The last location of a range that ends before `end`, or with its group where that has object 0.
+/// Returns the last location of a range that ends before `end`, or with its group if the object of `end` is 0.
 fn last_before(start: Location, end: Location) -> anyhow::Result<Location> {
     let last = Location::new(end.group, end.object.checked_sub(1).unwrap_or(u64::MAX));
     ensure!(start <= last, "--fetch: the range ends before it begins");
     Ok(last)
 }
 
-/// GROUP:OBJECT.
+/// A location, written as GROUP:OBJECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place(Location);
+struct LocationArg(Location);
 
-impl FromStr for Place {
+impl FromStr for LocationArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -225,14 +229,14 @@ impl FromStr for FilterArg {
             ("next-group", _) => Filter::NEXT_GROUP,
             ("largest", _) => Filter::NextObject,
             (_, Some((start, end))) => {
-                let Place(start) = start.parse()?;
+                let LocationArg(start) = start.parse()?;
                 let end_group = end.parse().map_err(|_| format!("{end:?} is not a number"))?;
                 if end_group < start.group {
                     return Err("the filter ends before it starts".into());
                 }
                 Filter::AbsoluteRange { start, end_group, end_object: None }
             }
-            (start, None) => Filter::AbsoluteStart(start.parse::<Place>()?.0),
+            (start, None) => Filter::AbsoluteStart(start.parse::<LocationArg>()?.0),
         }))
     }
 }
@@ -248,9 +252,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_ends_before_its_end() {
+    fn fetch_range_excludes_its_end() {
         let last = |start: &str, end: &str| {
-            let [Place(start), Place(end)] = [start, end].map(|text| text.parse().unwrap());
+            let [LocationArg(start), LocationArg(end)] = [start, end].map(|text| text.parse().unwrap());
             last_before(start, end).ok()
         };
         assert_eq!(last("1:2", "3:4"), Some(Location::new(3, 3)));
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_as_they_are_written() {
+    fn subscription_filters_are_parsed() {
         let table = [
             ("next-group", Filter::NEXT_GROUP),
             ("largest", Filter::NextObject),

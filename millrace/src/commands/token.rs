@@ -11,106 +11,106 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use clap::{Subcommand, ValueEnum};
 use millrace_relay::access::{
     Requirements, cat,
-    grant::{Grant, Match, Scope},
-    jwt::{self, Claims, OneOrMany},
+    grant::{Grant, GrantMatch, GrantScope},
+    jwt::{self, JwtClaims, OneOrMany},
     keys::{self, KeyError, Signer},
     token,
 };
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TokenArgs {
     #[command(subcommand)]
-    command: Command,
+    command: TokenCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Make a token, and print it
+enum TokenCommand {
+    /// Make a token and print it
     Make(Make),
-    /// Check a token as a relay would, and print what it allows
-    Check(Check),
+    /// Check a token as a relay would, and print the rights that it grants
+    Check(TokenCheckArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// As moq-relay takes it
+enum TokenFormat {
+    /// JSON Web Token (JWT) with the claims of moq-relay
     Jwt,
-    /// C4M: COSE, in base64url
+    /// C4M, a Common Access Token (CAT) in COSE, as base64url
     C4m,
-    /// C4M in the compact form of its test vectors
+    /// C4M in the compact form of the test vectors in its draft
     C4mCompact,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("signer").required(true).args(["key", "secret"]))]
 struct Make {
-    /// Private key in PEM, or an HMAC secret as a JWK
+    /// File with a private key in PEM, or an HMAC secret as a JWK
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// HMAC secret as it is
+    /// File with an HMAC secret as raw bytes
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
     #[arg(long, value_enum, default_value = "jwt")]
-    format: Format,
-    /// What the paths of --put and --get are below
+    format: TokenFormat,
+    /// Path of the token that the paths of --put and --get are relative to
     #[arg(long, value_name = "PATH", default_value = "")]
     root: String,
-    /// May publish what is there and below, repeatable
+    /// Path under which the token may publish, repeatable
     #[arg(long, value_name = "PATH")]
     put: Vec<String>,
-    /// May subscribe to what is there and below, repeatable
+    /// Path under which the token may subscribe, repeatable
     #[arg(long, value_name = "PATH")]
     get: Vec<String>,
-    /// Seconds that it is good for [default: for ever]
+    /// Seconds until the token expires [default: never]
     #[arg(long, value_name = "SECONDS")]
     expires_in: Option<u64>,
-    /// Its ID, for revocation
+    /// ID of the token, which a relay's token-revoked can name
     #[arg(long)]
     id: Option<String>,
-    /// Whose it is: publishers of one subject do not exclude each other
+    /// Subject of the token: publishers with the same subject may publish the same track
     #[arg(long)]
     subject: Option<String>,
     #[arg(long)]
     issuer: Option<String>,
-    /// Which relays it is for, repeatable
+    /// Audience of the token, a relay's token-audience, repeatable
     #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("known").required(true).multiple(true).args(["keys", "secrets"]))]
-struct Check {
-    /// As a relay's token-keys, repeatable
+struct TokenCheckArgs {
+    /// File with keys, like a relay's token-keys, repeatable
     #[arg(long, value_name = "FILE")]
     keys: Vec<PathBuf>,
-    /// As a relay's token-secrets, repeatable
+    /// File with secrets, like a relay's token-secrets, repeatable
     #[arg(long, value_name = "FILE")]
     secrets: Vec<PathBuf>,
-    /// As a relay's token-audience, repeatable
+    /// Audience of the checking relay, like a relay's token-audience, repeatable
     #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
-    /// The file that the token is in, or "-": arguments can be seen by every user of this machine
+    /// File with the token, or "-" for standard input: arguments are visible to every user of this machine
     #[arg(value_name = "FILE", default_value = "-")]
     token: PathBuf,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: TokenArgs) -> anyhow::Result<()> {
     match args.command {
-        Command::Make(make) => self::make(make),
-        Command::Check(check) => self::check(check),
+        TokenCommand::Make(make) => self::make(make),
+        TokenCommand::Check(check) => self::check(check),
     }
 }
 
 fn make(args: Make) -> anyhow::Result<()> {
     if args.put.is_empty() && args.get.is_empty() {
-        bail!("the token would allow nothing: give --put or --get");
+        bail!("the token would grant no rights: add --put or --get");
     }
     let signer = signer(&args)?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let text = match args.format {
-        Format::Jwt => jwt::make(&jwt_claims(args, now), &signer)?,
-        Format::C4m => URL_SAFE_NO_PAD.encode(cat::make(&cat_claims(args, now), &signer, false)?),
-        Format::C4mCompact => String::from_utf8(cat::make(&cat_claims(args, now), &signer, true)?)?,
+        TokenFormat::Jwt => jwt::make(&jwt_claims(args, now), &signer)?,
+        TokenFormat::C4m => URL_SAFE_NO_PAD.encode(cat::make(&cat_claims(args, now), &signer, false)?),
+        TokenFormat::C4mCompact => String::from_utf8(cat::make(&cat_claims(args, now), &signer, true)?)?,
     };
     writeln!(std::io::stdout(), "{text}")?;
     Ok(())
@@ -124,12 +124,12 @@ fn signer(args: &Make) -> anyhow::Result<Signer> {
     match (&args.key, &args.secret) {
         (Some(key), _) => read(key, Signer::read),
         (None, Some(secret)) => read(secret, Signer::read_secret),
-        (None, None) => bail!("there is nothing to sign with: give --key or --secret"),
+        (None, None) => bail!("a token needs a key: add --key or --secret"),
     }
 }
 
-fn jwt_claims(args: Make, now: u64) -> Claims {
-    Claims {
+fn jwt_claims(args: Make, now: u64) -> JwtClaims {
+    JwtClaims {
         root: args.root,
         put: OneOrMany::Many(args.put),
         get: OneOrMany::Many(args.get),
@@ -139,23 +139,23 @@ fn jwt_claims(args: Make, now: u64) -> Claims {
         sub: args.subject,
         aud: OneOrMany::Many(args.audience),
         jti: args.id,
-        ..Claims::default()
+        ..JwtClaims::default()
     }
 }
 
-fn cat_claims(args: Make, now: u64) -> cat::Claims {
+fn cat_claims(args: Make, now: u64) -> cat::CatClaims {
     let scope = |below: &String, publish: bool| {
         let fields = args.root.split('/').chain(below.split('/')).filter(|field| !field.is_empty());
-        Scope {
+        GrantScope {
             actions: cat::actions(publish, !publish),
-            namespace: fields.map(|field| Match::Exact(field.to_owned().into())).collect(),
+            namespace: fields.map(|field| GrantMatch::Exact(field.to_owned().into())).collect(),
             closed: false,
             track: None,
         }
     };
     let put = args.put.iter().map(|below| scope(below, true));
     let scopes = put.chain(args.get.iter().map(|below| scope(below, false))).collect();
-    cat::Claims {
+    cat::CatClaims {
         scopes,
         id: args.id,
         subject: args.subject,
@@ -167,7 +167,7 @@ fn cat_claims(args: Make, now: u64) -> cat::Claims {
     }
 }
 
-fn check(args: Check) -> anyhow::Result<()> {
+fn check(args: TokenCheckArgs) -> anyhow::Result<()> {
     let mut required = Requirements { audience: args.audience, ..Requirements::default() };
     for path in &args.keys {
         let name = || path.display().to_string();
@@ -177,7 +177,7 @@ fn check(args: Check) -> anyhow::Result<()> {
         let name = || path.display().to_string();
         required.keys.push(keys::read_secret(&std::fs::read(path).with_context(name)?).with_context(name)?);
     }
-    let credential = token::of_bytes(&read(&args.token)?);
+    let credential = token::credential_from_bytes(&read(&args.token)?);
     let grant = required.check(&credential, SystemTime::now())?;
     print!("{}", describe(&grant));
     Ok(())
@@ -192,7 +192,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a token allows, in lines.
+/// Describes the rights that a token grants, in lines.
 fn describe(grant: &Grant) -> String {
     let mut lines = Vec::new();
     let named = [("id", &grant.id), ("subject", &grant.subject), ("issuer", &grant.issuer)];
@@ -209,11 +209,11 @@ fn describe(grant: &Grant) -> String {
     lines.join("\n") + "\n"
 }
 
-fn describe_scope(scope: &Scope) -> String {
-    let text = |field: &Match| match field {
-        Match::Exact(bytes) => bytes.escape_ascii().to_string(),
-        Match::Prefix(bytes) => format!("{}*", bytes.escape_ascii()),
-        Match::Suffix(bytes) => format!("*{}", bytes.escape_ascii()),
+fn describe_scope(scope: &GrantScope) -> String {
+    let text = |field: &GrantMatch| match field {
+        GrantMatch::Exact(bytes) => bytes.escape_ascii().to_string(),
+        GrantMatch::Prefix(bytes) => format!("{}*", bytes.escape_ascii()),
+        GrantMatch::Suffix(bytes) => format!("*{}", bytes.escape_ascii()),
     };
     let mut fields: Vec<_> = scope.namespace.iter().map(text).collect();
     if !scope.closed {
@@ -227,7 +227,7 @@ fn describe_scope(scope: &Scope) -> String {
 mod tests {
     use super::*;
 
-    fn args(format: Format, key: &Path) -> Make {
+    fn args(format: TokenFormat, key: &Path) -> Make {
         Make {
             key: None,
             secret: Some(key.to_owned()),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_good_and_says_what_it_allows() {
+    fn new_token_is_valid_and_lists_its_rights() {
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("key");
         std::fs::write(&key, [b'k'; 32]).unwrap();
@@ -254,19 +254,19 @@ mod tests {
             audience: vec!["relay".into()],
             ..Requirements::default()
         };
-        for format in Format::value_variants() {
+        for format in TokenFormat::value_variants() {
             let args = args(*format, &key);
             let signer = signer(&args).unwrap();
             let text = match format {
-                Format::Jwt => jwt::make(&jwt_claims(args, now), &signer).unwrap(),
-                Format::C4m => {
+                TokenFormat::Jwt => jwt::make(&jwt_claims(args, now), &signer).unwrap(),
+                TokenFormat::C4m => {
                     URL_SAFE_NO_PAD.encode(cat::make(&cat_claims(args, now), &signer, false).unwrap())
                 }
-                Format::C4mCompact => {
+                TokenFormat::C4mCompact => {
                     String::from_utf8(cat::make(&cat_claims(args, now), &signer, true).unwrap()).unwrap()
                 }
             };
-            let credential = token::of_bytes(format!("{text}\n").as_bytes());
+            let credential = token::credential_from_bytes(format!("{text}\n").as_bytes());
             let said = describe(&required.check(&credential, SystemTime::now()).unwrap());
             for line in [
                 "id         7",
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_has_to_be_called_one() {
+    fn hmac_secret_must_be_given_as_secret() {
         use rcgen::PublicKeyData as _;
 
         let dir = tempfile::tempdir().unwrap();
@@ -292,15 +292,15 @@ mod tests {
         let secret = file("secret", &[b'k'; 32]);
         let der = file("public.der", &rcgen::KeyPair::generate().unwrap().subject_public_key_info());
         let as_key =
-            |path: &Path| Make { key: Some(path.to_owned()), secret: None, ..args(Format::Jwt, path) };
+            |path: &Path| Make { key: Some(path.to_owned()), secret: None, ..args(TokenFormat::Jwt, path) };
         for (args, path, wanted) in [
             (as_key(&secret), &secret, "neither PEM nor JSON"),
             (as_key(&der), &der, "it is DER"),
-            (args(Format::Jwt, &der), &der, "it is DER, and no secret"),
+            (args(TokenFormat::Jwt, &der), &der, "it is DER, and no secret"),
         ] {
             let error = format!("{:#}", signer(&args).err().unwrap());
             assert!(error.contains(wanted) && error.starts_with(path.to_str().unwrap()), "{error}");
         }
-        assert!(signer(&args(Format::Jwt, &secret)).is_ok());
+        assert!(signer(&args(TokenFormat::Jwt, &secret)).is_ok());
     }
 }

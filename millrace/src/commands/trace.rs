@@ -1,4 +1,4 @@
-//! `millrace trace`: asks a running relay what happens to single packets, and shows it line by line.
+//! `millrace trace`: traces single packets in a running relay, and prints them line by line.
 
 use std::{
     collections::BTreeMap,
@@ -12,42 +12,44 @@ use std::{
 use anyhow::{Context, bail};
 use millrace_daemon::address;
 use millrace_daemon::{
-    http::token::{Token, TokenFile},
+    http::token::{HttpToken, TokenFile},
     render::time_of_day,
 };
 use millrace_moq::{Namespace, TrackName};
-use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Path, Place, Userspace};
-use millrace_relay_daemon::{config::Seconds, status::Status, text::typed};
+use millrace_relay::trace::event::{
+    Carries, Copied, LossPlace, TraceEvent, TraceMedia, TracePacket, TracePath, TraceUserspace,
+};
+use millrace_relay_daemon::{config::DurationValue, status::Status, text::typed};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Where the relay serves its status
+pub struct RelayTraceArgs {
+    /// Address of the relay's HTTP server
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
-    /// The file that holds the relay's token [default: as the relay of the same user]
+    /// File with the relay's token [default: the file of a relay of the same user]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<TokenFile>,
-    /// Only packets of this track: NAMESPACE/NAME, or as `millrace status` shows it
+    /// Trace only packets of this track: NAMESPACE/NAME, or as `millrace status` shows it
     #[arg(long, value_name = "TRACK", value_parser = parse_track)]
     track: Option<TrackName>,
-    /// Only packets from or to this session, by its number in `millrace status`
+    /// Trace only packets from or to this session, by its number in `millrace status`
     #[arg(long, value_name = "ID")]
     session: Option<NonZero<u32>>,
-    /// Only packets whose number is a multiple of N
+    /// Trace only packets whose number is a multiple of N
     #[arg(long, value_name = "N", default_value = "1")]
     sample: NonZero<u32>,
-    /// End after so many events
+    /// Stop after this number of traced events
     #[arg(long, value_name = "N")]
     count: Option<NonZero<u64>>,
-    /// End after this time: 90s, 10m, or a number of seconds
+    /// Stop after this time: 90s, 10m, or a number of seconds
     #[arg(long, value_name = "TIME")]
-    duration: Option<Seconds>,
-    /// Print the events as JSON, one per line
+    duration: Option<DurationValue>,
+    /// Print traced events as JSON, one per line
     #[arg(long)]
     json: bool,
 }
 
-/// A track in its canonical form, or as namespace and name with slashes between.
+/// Reads a track in its canonical form, or as namespace and name with slashes between.
 fn parse_track(text: &str) -> Result<TrackName, String> {
     if let Ok(track) = text.parse() {
         return Ok(track);
@@ -58,16 +60,16 @@ fn parse_track(text: &str) -> Result<TrackName, String> {
     TrackName::new(namespace, name.to_owned()).map_err(|error| error.to_string())
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: RelayTraceArgs) -> anyhow::Result<()> {
     let token = args.http_token_file.clone().unwrap_or_default().read()?;
     if let Some(session) = args.session {
         check(&super::status::ask(args.http, token.as_ref())?, session.get())?;
     }
-    let mut lines = Lines::open(args.http, &query(&args), token.as_ref())?;
+    let mut lines = AnswerLines::open(args.http, &query(&args), token.as_ref())?;
     let mut out = std::io::stdout().lock();
-    let mut sums = Sums::default();
+    let mut sums = TraceSums::default();
     while let Some(line) = lines.next()? {
-        let event: Event =
+        let event: TraceEvent =
             serde_json::from_str(&line).with_context(|| format!("not an event of a relay: {line}"))?;
         if args.json {
             writeln!(out, "{line}")?;
@@ -75,8 +77,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             writeln!(out, "{}", describe(&event))?;
         }
         sums.add(&event);
-        if matches!(event, Event::Start { .. }) {
-            lines.end_in(args.duration.as_ref().map(|Seconds(time)| *time))?;
+        if matches!(event, TraceEvent::Start { .. }) {
+            lines.end_in(args.duration.as_ref().map(|DurationValue(time)| *time))?;
         }
         if args.count.is_some_and(|count| sums.events >= count.get()) {
             break;
@@ -88,17 +90,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing is ever seen of a session that is not there.
+/// Checks that the session exists, since nothing would ever be traced otherwise.
 fn check(status: &Status, session: u32) -> anyhow::Result<()> {
     let ids: Vec<_> = status.sessions.iter().map(|session| session.id.to_string()).collect();
     match ids.contains(&session.to_string()) {
         true => Ok(()),
-        false if ids.is_empty() => bail!("there is no session {session}, nor any other"),
-        false => bail!("there is no session {session}; there are {}", ids.join(", ")),
+        false if ids.is_empty() => bail!("there is no session {session}; the relay has none"),
+        false => bail!("there is no session {session}; the relay has {}", ids.join(", ")),
     }
 }
 
-fn query(args: &Args) -> String {
+fn query(args: &RelayTraceArgs) -> String {
     let mut query = url::form_urlencoded::Serializer::new(String::new());
     query.append_pair("sample", &args.sample.to_string());
     if let Some(track) = &args.track {
@@ -111,19 +113,20 @@ fn query(args: &Args) -> String {
 }
 
 /// The body of an answer, line by line until a point in time.
-struct Lines {
+struct AnswerLines {
     reader: BufReader<TcpStream>,
     end: Option<Instant>,
 }
 
-impl Lines {
-    /// Asks the relay. It answers within a bound; until [`end_in`](Self::end_in) is called, the first line has to come within it, too.
-    fn open(addr: SocketAddr, query: &str, token: Option<&Token>) -> anyhow::Result<Self> {
+impl AnswerLines {
+    /// Sends the request. The relay's answer has a time limit, and so has the first line until
+    /// [`end_in`](Self::end_in) is called.
+    fn open(addr: SocketAddr, query: &str, token: Option<&HttpToken>) -> anyhow::Result<Self> {
         const TIMEOUT: Duration = Duration::from_secs(5);
         let stream = TcpStream::connect_timeout(&addr, TIMEOUT).with_context(|| {
             format!("no relay answers on http://{addr}/trace; is one running, with this --http?")
         })?;
-        // HTTP/1.0, so that the answer ends with the connection and comes as it is.
+        // The request is HTTP/1.0, so that the answer is not chunked and ends with the connection.
         let token =
             token.map(|token| format!("Authorization: Bearer {}\r\n", token.text())).unwrap_or_default();
         write!(&stream, "GET /trace?{query} HTTP/1.0\r\nHost: {addr}\r\n{token}\r\n")?;
@@ -142,14 +145,14 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Sets how long lines are read from now on, which is when the relay has begun to trace; `None`: without end.
+    /// Sets how long lines are read from now on, when the relay has begun to trace; `None` reads without end.
     fn end_in(&mut self, time: Option<Duration>) -> anyhow::Result<()> {
         self.reader.get_ref().set_read_timeout(None)?;
         self.end = time.and_then(|time| Instant::now().checked_add(time));
         Ok(())
     }
 
-    /// The next line that is not empty; `None`: there are no more, or the time is over.
+    /// Returns the next line that is not empty, or `None` if there are no more or the time is over.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         while let Some(line) = self.next_raw()? {
             let line = line.trim_end();
@@ -183,14 +186,14 @@ impl Lines {
     }
 }
 
-fn describe(event: &Event) -> String {
+fn describe(event: &TraceEvent) -> String {
     match event {
-        Event::Start { engine, reason, notes } => {
+        TraceEvent::Start { engine, reason, notes } => {
             let mut text = format!("# engine {engine}: {reason}");
             notes.iter().for_each(|note| text.extend(["\n# ", note]));
             text
         }
-        Event::Copy(Copied {
+        TraceEvent::Copy(Copied {
             time_us,
             took_ns,
             publisher,
@@ -211,13 +214,13 @@ fn describe(event: &Event) -> String {
             };
             text + &describe_media(media)
         }
-        Event::Packet(Packet { time_us, publisher, received, bytes, outcome }) => {
+        TraceEvent::Packet(TracePacket { time_us, publisher, received, bytes, outcome }) => {
             format!(
                 "{} s{publisher} #{received} {bytes} B left to userspace: {outcome}",
                 time_of_day(*time_us)
             )
         }
-        Event::Sent(Userspace { time_us, subscriber, number, bytes, carries, media }) => {
+        TraceEvent::Sent(TraceUserspace { time_us, subscriber, number, bytes, carries, media }) => {
             let what = match carries {
                 Carries::First => "by userspace",
                 Carries::Repair => "by userspace, repair",
@@ -228,20 +231,20 @@ fn describe(event: &Event) -> String {
             format!("{} -> s{subscriber} #{number} {bytes} B {what}", time_of_day(*time_us))
                 + &describe_media(media)
         }
-        Event::Path(path) => describe_path(path),
-        Event::Lost { count, place } => {
+        TraceEvent::Path(path) => describe_path(path),
+        TraceEvent::Lost { count, place } => {
             let place = match place {
-                Place::Kernel => "the kernel's ring was full",
-                Place::Relay => "the relay's queue was full",
-                Place::Viewer => "this viewer was too slow",
+                LossPlace::Kernel => "the kernel's ring was full",
+                LossPlace::Relay => "the relay's queue was full",
+                LossPlace::Viewer => "this command was too slow",
             };
             format!("# {count} events lost: {place}")
         }
     }
 }
 
-fn describe_path(path: &Path) -> String {
-    let Path { time_us, session, bandwidth, rtt_us, path_queue_us, queue_us, loss } = path;
+fn describe_path(path: &TracePath) -> String {
+    let TracePath { time_us, session, bandwidth, rtt_us, path_queue_us, queue_us, loss } = path;
     let ms = |us: u64| us as f64 / 1000.0;
     let mut text = format!("{} s{session} path", time_of_day(*time_us));
     let _ = bandwidth.iter().try_for_each(|bytes| write!(text, " {:.2} Mbit/s,", *bytes as f64 / 125_000.0));
@@ -251,8 +254,8 @@ fn describe_path(path: &Path) -> String {
     text
 }
 
-fn describe_media(media: &Media) -> String {
-    let Media { track, group, stream, offset, len, fin } = media;
+fn describe_media(media: &TraceMedia) -> String {
+    let TraceMedia { track, group, stream, offset, len, fin } = media;
     let mut text = String::new();
     let _ = track.iter().try_for_each(|track| write!(text, " {}", typed(track)));
     let _ = group.iter().try_for_each(|group| write!(text, " group {group}"));
@@ -266,27 +269,27 @@ fn describe_media(media: &Media) -> String {
     text
 }
 
-/// What was shown, by kind.
+/// Numbers of the events that were shown, by kind.
 #[derive(Default)]
-struct Sums {
+struct TraceSums {
     events: u64,
     lost: u64,
     kinds: BTreeMap<String, u64>,
 }
 
-impl Sums {
-    fn add(&mut self, event: &Event) {
+impl TraceSums {
+    fn add(&mut self, event: &TraceEvent) {
         let kind = match event {
-            Event::Start { .. } => return,
-            Event::Lost { count, .. } => {
+            TraceEvent::Start { .. } => return,
+            TraceEvent::Lost { count, .. } => {
                 self.lost += count;
                 return;
             }
-            Event::Copy(copy) if copy.outcome == "sent" => "by kernel".to_owned(),
-            Event::Copy(copy) => format!("not by kernel: {}", copy.outcome),
-            Event::Path(_) => "path changed".to_owned(),
-            Event::Packet(packet) => format!("left to userspace: {}", packet.outcome),
-            Event::Sent(sent) => match sent.carries {
+            TraceEvent::Copy(copy) if copy.outcome == "sent" => "by kernel".to_owned(),
+            TraceEvent::Copy(copy) => format!("not by kernel: {}", copy.outcome),
+            TraceEvent::Path(_) => "path changed".to_owned(),
+            TraceEvent::Packet(packet) => format!("left to userspace: {}", packet.outcome),
+            TraceEvent::Sent(sent) => match sent.carries {
                 Carries::First => "by userspace".to_owned(),
                 other => format!("by userspace: {other:?}").to_lowercase(),
             },
@@ -317,8 +320,8 @@ mod tests {
     }
 
     #[test]
-    fn events_are_lines() {
-        let media = Media {
+    fn trace_events_are_printed_as_lines() {
+        let media = TraceMedia {
             track: Some("live--v".into()),
             group: Some(7),
             stream: Some(11),
@@ -338,31 +341,32 @@ mod tests {
             media: media.clone(),
         };
         let declined = Copied { outcome: "window".into(), number: None, bytes: None, ..copy.clone() };
-        let repair = Userspace {
+        let repair = TraceUserspace {
             time_us: 1,
             subscriber: 2,
             number: 91,
             bytes: 1050,
             carries: Carries::Repair,
-            media: Media { fin: false, ..media },
+            media: TraceMedia { fin: false, ..media },
         };
-        let packet = Packet { time_us: 0, publisher: 1, received: 41, bytes: 99, outcome: "no_slot".into() };
+        let packet =
+            TracePacket { time_us: 0, publisher: 1, received: 41, bytes: 99, outcome: "no_slot".into() };
         let table = [
             (
-                Event::Copy(copy),
+                TraceEvent::Copy(copy),
                 "01:02:03.000004 s1 #40 -> s2 #90 1050 B by kernel in 2.5 us live/v group 7 stream 11 2000+1000 fin",
             ),
             (
-                Event::Copy(declined),
+                TraceEvent::Copy(declined),
                 "01:02:03.000004 s1 #40 -> s2 not by kernel: window live/v group 7 stream 11 2000+1000 fin",
             ),
             (
-                Event::Sent(repair),
+                TraceEvent::Sent(repair),
                 "00:00:00.000001 -> s2 #91 1050 B by userspace, repair live/v group 7 stream 11 2000+1000",
             ),
-            (Event::Packet(packet), "00:00:00.000000 s1 #41 99 B left to userspace: no_slot"),
+            (TraceEvent::Packet(packet), "00:00:00.000000 s1 #41 99 B left to userspace: no_slot"),
             (
-                Event::Path(Path {
+                TraceEvent::Path(TracePath {
                     time_us: 0,
                     session: 2,
                     bandwidth: Some(1_000_000),
@@ -373,13 +377,16 @@ mod tests {
                 }),
                 "00:00:00.000000 s2 path 8.00 Mbit/s, RTT 40.1 ms, of it queues 20.0 ms, 1.2 % lost, 35.0 ms waited here",
             ),
-            (Event::Lost { count: 3, place: Place::Kernel }, "# 3 events lost: the kernel's ring was full"),
+            (
+                TraceEvent::Lost { count: 3, place: LossPlace::Kernel },
+                "# 3 events lost: the kernel's ring was full",
+            ),
         ];
-        let mut sums = Sums::default();
+        let mut sums = TraceSums::default();
         for (event, want) in &table {
             assert_eq!(describe(event), *want);
             let json = serde_json::to_string(event).unwrap();
-            assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");
+            assert_eq!(serde_json::from_str::<TraceEvent>(&json).unwrap(), *event, "{json}");
             sums.add(event);
         }
         let text = sums.describe();

@@ -12,34 +12,36 @@ use millrace_daemon::{
     render::{print, width},
 };
 use millrace_graft_daemon::{
-    control::{self, Answer, DEFAULT_SOCKET, Request},
+    control::{self, DEFAULT_SOCKET, GraftAnswer, GraftRequest},
     text,
 };
 use millrace_graft_proto::select::{
     arms,
     features::Features,
-    model::{self, Decision, Model},
+    model::{self, Model, ModelDecision},
 };
 use serde::Serialize;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// A peer's address, or a connection: LOCAL:PORT-REMOTE:PORT; optional with --what-if
+pub struct WhyArgs {
+    /// Address of a peer, or a connection as LOCAL:PORT-REMOTE:PORT; optional with --what-if
     #[arg(required_unless_present = "what_if", value_name = "PEER|CONNECTION")]
     about: Option<About>,
-    /// Of a connection whose ends are two words, as `ss` prints them
+    /// Remote end of the connection, if both ends are given as two words, as `ss` prints them
     #[arg(value_name = "REMOTE:PORT", conflicts_with = "what_if")]
-    other: Option<End>,
-    /// What a model would choose if this were so: rtt (ms), rate (Mbit/s), loss (%), burstiness, reordering (%), queue
-    /// (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, what is not said is as the daemon has measured it
+    other: Option<SocketEnd>,
+    /// Ask what a model would choose under these conditions: rtt (ms), rate (Mbit/s), loss (%), burstiness, reordering
+    /// (%), queue (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, the other conditions are those that the
+    /// daemon has measured
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
     what_if: Option<Features>,
-    /// The model that `millrace-lab train` has made
+    /// File with the model that `millrace-lab train` has made
     #[arg(long, value_name = "FILE", requires = "what_if")]
     model: Option<PathBuf>,
     /// Socket of the running daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -54,9 +56,9 @@ enum About {
 
 /// One end of a connection, as `ss` prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct End(SocketAddr);
+struct SocketEnd(SocketAddr);
 
-impl FromStr for End {
+impl FromStr for SocketEnd {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -80,24 +82,26 @@ impl FromStr for About {
         let mut ends = text.split(['-', ' ']).filter(|part| !part.is_empty());
         match (ends.next(), ends.next(), ends.next()) {
             (Some(one), Some(other), None) => {
-                Ok(Self::Connection(one.parse::<End>()?.0, other.parse::<End>()?.0))
+                Ok(Self::Connection(one.parse::<SocketEnd>()?.0, other.parse::<SocketEnd>()?.0))
             }
-            (Some(one), None, None) => Ok(Self::End(one.parse::<End>()?.0)),
+            (Some(one), None, None) => Ok(Self::End(one.parse::<SocketEnd>()?.0)),
             _ => Err("it is a peer's address, or LOCAL:PORT-REMOTE:PORT".to_owned()),
         }
     }
 }
 
-impl Args {
+impl WhyArgs {
     fn connection(&self) -> anyhow::Result<Option<(SocketAddr, SocketAddr)>> {
         match (&self.about, self.other) {
             (Some(About::Connection(local, remote)), None) => Ok(Some((*local, *remote))),
-            (Some(About::End(local)), Some(End(remote))) => Ok(Some((*local, remote))),
+            (Some(About::End(local)), Some(SocketEnd(remote))) => Ok(Some((*local, remote))),
             (Some(About::End(local)), None) => {
                 bail!("{local} is one end of a connection: its other end is missing")
             }
             (None | Some(About::Peer(_)), None) => Ok(None),
-            (_, Some(End(other))) => bail!("{other} is one end of a connection too many"),
+            (_, Some(SocketEnd(other))) => {
+                bail!("{other} is one argument too many: a connection has two ends")
+            }
         }
     }
 
@@ -109,7 +113,7 @@ impl Args {
     }
 }
 
-/// What a model says, as data.
+/// A model's answer as JSON.
 #[derive(Debug, Serialize)]
 struct WhatIf<'a> {
     known: String,
@@ -121,30 +125,32 @@ struct WhatIf<'a> {
     utility: Option<f64>,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     if let Some((local, remote)) = args.connection()? {
         ensure!(args.what_if.is_none(), "--what-if is for a path, and not for a connection");
-        let asked = control::ask(&args.socket, &Request::WhyConnection { local, remote })?;
-        let connection = expect_answer!(asked, Answer::Connection)?;
+        let asked = control::ask(&args.socket, &GraftRequest::WhyConnection { local, remote })?;
+        let connection = expect_answer!(asked, GraftAnswer::Connection)?;
         return print(&if args.json {
             serde_json::to_string_pretty(&connection)? + "\n"
         } else {
             text::connection(&connection, width())
         });
     }
-    let ask = |peer| expect_answer!(control::ask(&args.socket, &Request::Why { peer })?, Answer::Why);
+    let ask =
+        |peer| expect_answer!(control::ask(&args.socket, &GraftRequest::Why { peer })?, GraftAnswer::Why);
     let why = args.peer().map(ask).transpose()?;
     let (Some(features), Some(path)) = (&args.what_if, &args.model) else {
         let why = why.unwrap_or_default();
         return print(&if args.json {
             serde_json::to_string_pretty(&why)? + "\n"
         } else {
-            text::why(&why, width())
+            text::explanation_text(&why, width())
         });
     };
     let read = file::read(path, model::BYTES_MAX)?;
     let model = Model::parse(&read).with_context(|| path.display().to_string())?;
-    let measured = why.and_then(|why| why.path).map_or_else(Features::default, |path| path.features());
+    let measured =
+        why.and_then(|why| why.in_place.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
     let can = |arm: &str| arms::can_be_had_by(arm, &features);
     let decision = model.decide(&features, can);
@@ -155,7 +161,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-fn data<'a>(features: &Features, decision: &'a Decision<'a>) -> WhatIf<'a> {
+fn data<'a>(features: &Features, decision: &'a ModelDecision<'a>) -> WhatIf<'a> {
     WhatIf {
         known: features.to_string(),
         way: &decision.words,
@@ -172,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_named_as_people_and_ss_do() {
+    fn connections_are_parsed_as_typed_and_as_ss_prints_them() {
         let connection =
             |one: &str, other: &str| About::Connection(one.parse().unwrap(), other.parse().unwrap());
         let table = [

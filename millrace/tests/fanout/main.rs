@@ -12,24 +12,24 @@ use std::{
 };
 
 use millrace_fanout::{
-    message::{ANSWER_BYTES, Ask, REQUEST_BYTES, Refusal, Request, Say},
+    message::{ANSWER_BYTES, REQUEST_BYTES, ReceiverAction, ReceiverRequest, RequestOutcome, RequestRefusal},
     rtcp::{Block, receiver_report},
-    rtp::Packet,
-    token::Token,
+    rtp::DatagramKind,
+    token::ReceiverToken,
 };
-use millrace_kernel::tc::{self, Hook};
-use net::{Capture, RawSender, root};
+use millrace_kernel::tc::{self, KernelHook};
+use net::{PacketCapture, RawSender, root};
 use nix::sys::signal::Signal;
-use scene::{Client, Fanout, NAME, PORT, Scene, Status, media, wait_for, wait_until};
+use scene::{FanoutProcess, FanoutScene, NAME, PORT, ProtocolClient, Status, media, wait_for, wait_until};
 
-/// Ten packets reach everybody, over both families; who leaves gets no more, the others do.
+/// Ten packets reach all receivers, over both families. A receiver that leaves gets no more, the others do.
 #[test]
-fn who_asks_is_sent_the_same_until_it_leaves() {
-    if !root("who_asks_is_sent_the_same_until_it_leaves") {
+fn receiver_gets_the_stream_until_it_leaves() {
+    if !root("receiver_gets_the_stream_until_it_leaves") {
         return;
     }
     for family in [4, 6] {
-        let scene = Scene::new(family);
+        let scene = FanoutScene::new(family);
         let fanout = scene.start("");
         let mut clients: Vec<_> = (0..8).map(|_| scene.client()).collect();
         clients.iter_mut().for_each(|client| client.subscribe(30));
@@ -38,12 +38,12 @@ fn who_asks_is_sent_the_same_until_it_leaves() {
             scene.send(&packet);
             clients.iter().for_each(|client| assert_eq!(client.packet(), packet));
         }
-        assert_eq!(clients[0].ask(Ask::Unsubscribe), Say::Ended);
+        assert_eq!(clients[0].ask(ReceiverAction::Unsubscribe), RequestOutcome::Ended);
         let last = media(10, 1);
         scene.send(&last);
         clients.iter().skip(1).for_each(|client| assert_eq!(client.packet(), last));
         assert!(clients[0].gets_nothing());
-        // A packet is counted when all of its copies are on their way.
+        // A packet is counted when all of its copies have been sent.
         let is_counted = |it: &Status| (it.packets["forwarded"], it.streams[0].events["ended"]) == (11, 1);
         let status = wait_until("all to be counted", || fanout.status(), is_counted);
         let stream = &status.streams[0];
@@ -55,24 +55,24 @@ fn who_asks_is_sent_the_same_until_it_leaves() {
     }
 }
 
-/// Real media, with sender reports in between on ports of their own.
+/// The media is real, with sender reports in between on ports of their own.
 #[test]
-fn what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order() {
-    if !root("what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order") {
+fn media_of_ffmpeg_reaches_all_unchanged_and_in_order() {
+    if !root("media_of_ffmpeg_reaches_all_unchanged_and_in_order") {
         return;
     }
     if Command::new("ffmpeg").arg("-version").stdout(Stdio::null()).status().is_err() {
-        println!("SKIP what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order: needs ffmpeg");
+        println!("SKIP media_of_ffmpeg_reaches_all_unchanged_and_in_order: needs ffmpeg");
         return;
     }
     for receivers in [1, 8, 32] {
-        let scene = Scene::for_ffmpeg();
+        let scene = FanoutScene::for_ffmpeg();
         let fanout = scene.start(
             "listen-rtcp-port = 5005\nsender-rtcp-port = 6001\nssrc = \"first\"\nmax-per-address = 32\n",
         );
         let mut clients: Vec<_> = (0..receivers).map(|_| scene.client()).collect();
         clients.iter_mut().for_each(|client| client.subscribe(30));
-        let capture = Capture::on(scene.sender_namespace(), &scene.sender_interface());
+        let capture = PacketCapture::on(scene.sender_namespace(), &scene.sender_interface());
         let url = format!("rtp://{}?localrtpport=6000&localrtcpport=6001&rtcpport=5005", scene.listen);
         let source = ["-re", "-f", "lavfi", "-i", "testsrc2=size=640x360:rate=25", "-t", "2"];
         let coded = ["-c:v", "mpeg2video", "-b:v", "2M", "-f", "rtp", &url];
@@ -85,7 +85,8 @@ fn what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order() {
         let output = ffmpeg.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let sent = scene.sent(&capture);
-        let is_report = |payload: &Vec<u8>| matches!(Packet::read(payload), Some(Packet::Control { .. }));
+        let is_report =
+            |payload: &Vec<u8>| matches!(DatagramKind::read(payload), Some(DatagramKind::Control { .. }));
         let reports = sent.iter().filter(|payload| is_report(payload)).count();
         assert!(reports > 0 && sent.len() > 100, "{reports} reports in {} packets", sent.len());
         for client in &clients {
@@ -99,24 +100,24 @@ fn what_ffmpeg_sends_reaches_all_byte_for_byte_and_in_order() {
     }
 }
 
-/// The address of somebody who never asked, in requests with whatever token.
+/// The forged requests have the address of a host that never asked, with arbitrary tokens.
 #[test]
 fn a_forged_address_gets_less_than_was_sent_in_its_name() {
     if !root("a_forged_address_gets_less_than_was_sent_in_its_name") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("");
     let victim = scene.client();
-    let capture = Capture::on(scene.receiver_namespace(), &scene.receiver_interface());
+    let capture = PacketCapture::on(scene.receiver_namespace(), &scene.receiver_interface());
     let raw = RawSender::new(scene.sender_namespace(), &scene.sender_interface());
     let to = net::link_address(scene.relay_namespace(), &scene.relay_interface());
     const REQUESTS: usize = 100;
     for number in 0..REQUESTS {
-        let token = Token((number as u64).to_be_bytes());
-        for what in [Ask::Subscribe { seconds: 30 }, Ask::Unsubscribe] {
-            let request = Request { what, token, transaction: 7, stream: NAME.into() };
-            raw.send(&net::frame(to, None, (victim.address(), scene.listen), &request.encode()));
+        let token = ReceiverToken((number as u64).to_be_bytes());
+        for what in [ReceiverAction::Subscribe { seconds: 30 }, ReceiverAction::Unsubscribe] {
+            let request = ReceiverRequest { what, token, transaction: 7, stream: NAME.into() };
+            raw.send(&net::frame(to, None, victim.address(), scene.listen, &request.encode()));
         }
         scene.send(&media(number as u16, 1000));
     }
@@ -136,16 +137,21 @@ fn a_forged_address_gets_less_than_was_sent_in_its_name() {
     assert_eq!((status.streams[0].receivers.len(), status.copies["sent"]), (0, 0));
 }
 
-/// Junk, and what is meant as a request and is none, is counted and not answered.
+/// Junk and malformed requests are counted and not answered.
 #[test]
-fn nobody_is_answered_who_does_not_ask_properly() {
-    if !root("nobody_is_answered_who_does_not_ask_properly") {
+fn malformed_requests_get_no_answer() {
+    if !root("malformed_requests_get_no_answer") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("");
     let client = scene.client();
-    let good = Request { what: Ask::Unsubscribe, token: Token([9; 8]), transaction: 1, stream: NAME.into() };
+    let good = ReceiverRequest {
+        what: ReceiverAction::Unsubscribe,
+        token: ReceiverToken([9; 8]),
+        transaction: 1,
+        stream: NAME.into(),
+    };
     let report = receiver_report(1, &block(1, 0), 0);
     for junk in [&good.encode()[..REQUEST_BYTES - 1], b"MRF1", &[0; 200], &media(1, 100), &report] {
         client.send(junk);
@@ -156,21 +162,21 @@ fn nobody_is_answered_who_does_not_ask_properly() {
     };
     wait_until("a count of each", || fanout.status(), is_counted);
     assert!(client.gets_nothing());
-    let other = Request { stream: "other".into(), ..good };
+    let other = ReceiverRequest { stream: "other".into(), ..good };
     client.send(&other.encode());
-    assert_eq!(client.answer(1).what, Say::Refused { why: Refusal::Unknown, seconds: 0 });
+    assert_eq!(client.answer(1).what, RequestOutcome::Refused { why: RequestRefusal::Unknown, seconds: 0 });
 }
 
-/// The kernel looks at the time itself: a process that hangs sends nothing.
+/// The kernel checks the time itself: a process that hangs sends nothing.
 #[test]
-fn a_lease_that_is_not_renewed_ends_in_the_kernel() {
-    if !root("a_lease_that_is_not_renewed_ends_in_the_kernel") {
+fn expired_lease_ends_in_the_kernel() {
+    if !root("expired_lease_ends_in_the_kernel") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("");
     let mut client = scene.client();
-    // A busy machine may be late for the lease: then there is another.
+    // A busy machine may miss the lease; then there is another.
     wait_for("a packet within a lease", || {
         client.subscribe(2);
         scene.send(&media(1, 100));
@@ -185,20 +191,20 @@ fn a_lease_that_is_not_renewed_ends_in_the_kernel() {
     fanout.signal(Signal::SIGCONT);
     let is_over = |it: &Status| it.streams[0].receivers.is_empty();
     wait_until("the end of it in userspace", || fanout.status(), is_over);
-    wait_until("copies that the kernel did not send", || fanout.status(), |it| it.copies["ended"] > 0);
+    wait_until("copies sent by userspace", || fanout.status(), |it| it.copies["ended"] > 0);
     client.subscribe(30);
     scene.send(&media(3, 100));
     assert_eq!(client.packet(), media(3, 100));
-    wait_for("a word of it", || fanout.logged("its lease is over"));
+    wait_for("a word of it", || fanout.logged("the lease has ended"));
 }
 
 #[test]
-fn a_receiver_gets_no_more_than_its_cap() {
-    if !root("a_receiver_gets_no_more_than_its_cap") {
+fn receiver_rate_is_capped() {
+    if !root("receiver_rate_is_capped") {
         return;
     }
-    let scene = Scene::new(4);
-    // A packet of 1000 bytes takes 8 seconds, but for the first 64 KiB.
+    let scene = FanoutScene::new(4);
+    // A packet of 1000 bytes takes 8 seconds, except for the first 64 KiB.
     let fanout = scene.start("max-kbit-per-s = 1\nburst-kib = 64\n");
     let mut client = scene.client();
     client.subscribe(30);
@@ -210,7 +216,7 @@ fn a_receiver_gets_no_more_than_its_cap() {
     assert!((63..75).contains(&receiver.packets), "{receiver:?}");
     assert_eq!(receiver.dropped["rate"], 200 - receiver.packets);
     let mut got = 0;
-    wait_for("all that were sent", || {
+    wait_for("all sent objects", || {
         got += client.drain() as u64;
         got >= receiver.packets
     });
@@ -223,13 +229,13 @@ fn block(highest: u32, fraction_lost: u8) -> Block {
     Block { ssrc: scene::SSRC, fraction_lost, highest, jitter: 0, last_report: 0, delay: 0 }
 }
 
-/// One receiver is silent, one reports that half is lost, one that all is well: only that one stays.
+/// One receiver is silent, one reports half of the packets lost, and one reports no loss: only that one stays.
 #[test]
-fn who_does_not_report_or_loses_much_is_cut_off_and_waits() {
-    if !root("who_does_not_report_or_loses_much_is_cut_off_and_waits") {
+fn silent_or_lossy_receiver_is_cut_off() {
+    if !root("silent_or_lossy_receiver_is_cut_off") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("report-interval-s = 1\nlease-s = 300\npause-s = 300\n");
     let [mut silent, mut lossy, mut well] = [scene.client(), scene.client(), scene.client()];
     [&mut silent, &mut lossy, &mut well].into_iter().for_each(|client| client.subscribe(300));
@@ -252,35 +258,39 @@ fn who_does_not_report_or_loses_much_is_cut_off_and_waits() {
     assert!(stream.events["reports_passed"] > 0);
     for client in [&mut silent, &mut lossy] {
         client.drain();
-        let Say::Refused { why: Refusal::Cut, seconds } = client.ask(Ask::Subscribe { seconds: 30 }) else {
+        let RequestOutcome::Refused { why: RequestRefusal::Cut, seconds } =
+            client.ask(ReceiverAction::Subscribe { seconds: 30 })
+        else {
             panic!("it has to wait")
         };
         assert!((1..=300).contains(&seconds));
     }
     well.drain();
     scene.send(&media(9, 10));
-    // Behind what may still have been under way.
-    wait_for("what was sent last", || well.packet() == media(9, 10));
+    // These packets follow everything that may still be in flight.
+    wait_for("the last packets", || well.packet() == media(9, 10));
     assert!(silent.gets_nothing() && lossy.gets_nothing());
-    wait_for("a word of it", || fanout.logged("cut off") && fanout.logged("reason=\"silent\""));
-    // What they reported came to the sender, as it was.
+    wait_for("the log line", || fanout.logged("cut off") && fanout.logged("reason=\"silent\""));
+    // The sender gets the receivers' reports unchanged.
     let mut buffer = [0; 2048];
     let len = scene.sender.recv(&mut buffer).unwrap();
-    assert!(matches!(Packet::read(&buffer[..len]), Some(Packet::Control { ssrc: 1 | 2, .. })));
+    assert!(matches!(DatagramKind::read(&buffer[..len]), Some(DatagramKind::Control { ssrc: 1 | 2, .. })));
 }
 
-/// Streams and receivers come, go and change; who stays misses nothing, and gets all of it from the kernel. What cannot be leaves all as it was.
+/// Streams and receivers are added, removed and changed. Those that stay miss nothing, and get all of it from the
+/// kernel. Invalid settings change nothing.
 #[test]
-fn settings_that_are_read_again_lose_nothing() {
-    if !root("settings_that_are_read_again_lose_nothing") {
+fn reload_loses_no_packet() {
+    if !root("reload_loses_no_packet") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("");
-    let (mut client, named) = (scene.client(), scene.client());
+    let mut client = scene.client();
+    let named = scene.client();
     client.subscribe(60);
     let mut sequence = 0;
-    let mut pass = |client: &Client<'_>| {
+    let mut pass = |client: &ProtocolClient<'_>| {
         for _ in 0..50 {
             sequence += 1;
             scene.send(&media(sequence, 100));
@@ -288,7 +298,7 @@ fn settings_that_are_read_again_lose_nothing() {
         }
     };
     pass(&client);
-    // One more stream, a named receiver, fewer receivers than there were to be.
+    // The settings have one more stream, a named receiver, and a lower limit of receivers.
     let other = |port: u16, host: IpAddr| {
         format!(
             "[[stream]]\nname = \"other\"\nlisten = \"{}\"\nsender = \"{}:9\"\n",
@@ -303,14 +313,14 @@ fn settings_that_are_read_again_lose_nothing() {
     fanout.write(&(scene.config(&name) + &other(5010, scene.listen.ip())));
     assert_eq!(fanout.succeed(&["reload"]), "the settings were read again\n");
     pass(&client);
-    wait_for("what the named one gets", || {
+    wait_for("the packets of the named receiver", || {
         scene.send(&media(9000, 100));
         named.drain() > 0
     });
     client.drain();
     let status = fanout.status(); // exact: the reload was answered
     assert_eq!((status.streams.len(), status.streams[0].receivers.len()), (2, 2));
-    // A stream that cannot be: of two new ones the second, and the first is taken back.
+    // The second of two new streams is invalid, so the first is removed again.
     let bad = [
         (
             scene.config("")
@@ -318,14 +328,14 @@ fn settings_that_are_read_again_lose_nothing() {
                 + &other(5014, [192, 0, 2, 9].into()).replace("other", "third"),
             "cannot listen on 192.0.2.9:5014",
         ),
-        // In another one's place, by another name, in front of one that cannot be.
+        // A stream replaces another one with a new name, in front of an invalid one.
         (
             scene.config("").replace("\"live\"", "\"new\"") + &other(5014, [192, 0, 2, 9].into()),
             "cannot listen on 192.0.2.9:5014",
         ),
         (
             scene.config("").replace("interface = [", "interface = [\"lo\", "),
-            "interface does not change while it runs",
+            "interface: it cannot change while the daemon runs",
         ),
         ("nothing".to_owned(), "fanout.toml"),
     ];
@@ -338,19 +348,19 @@ fn settings_that_are_read_again_lose_nothing() {
         assert!(fanout.succeed(&["status"]).contains("the latest reload failed"));
         assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned())); // exact: the reload was answered
     }
-    // By a signal; nobody is named any more, and the other stream is gone.
+    // The settings are reloaded by a signal; no receiver is named any more, and the other stream is gone.
     fanout.write(&scene.config(""));
     fanout.signal(Signal::SIGHUP);
     let is_alone = |it: &Status| it.streams.len() == 1 && it.streams[0].receivers.len() == 1;
-    wait_until("the settings of before", || fanout.status(), is_alone);
+    wait_until("the previous settings", || fanout.status(), is_alone);
     wait_until("good health", || fanout.fetch("/healthz"), |health| *health == (200, "ok\n".to_owned()));
     named.drain();
     pass(&client);
     assert!(named.gets_nothing());
-    let status = fanout.status(); // exact: all that was sent has come
+    let status = fanout.status(); // exact: all that was sent has arrived
     assert_eq!(status.streams[0].receivers.len(), 1);
     assert_eq!(status.streams[0].events["user_packets"], 0, "all of it went by the kernel");
-    // Another stream arrives where this one did: who wants that has to ask for it.
+    // Another stream arrives at the same port: its receivers must ask for it.
     fanout.write(&scene.config("").replace("\"live\"", "\"new\""));
     fanout.succeed(&["reload"]);
     scene.send(&media(9001, 100));
@@ -361,13 +371,13 @@ fn settings_that_are_read_again_lose_nothing() {
     pass(&client);
 }
 
-/// Whom the operator has named need not ask, and has its breaker only if wanted.
+/// A receiver that the operator names need not ask, and has a breaker only if configured.
 #[test]
-fn a_named_receiver_need_not_ask() {
-    if !root("a_named_receiver_need_not_ask") {
+fn receiver_named_in_the_settings_needs_no_request() {
+    if !root("receiver_named_in_the_settings_needs_no_request") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let client = scene.client();
     let named = format!(
         "max-receivers = 0\n[[stream.receiver]]\naddress = \"{}\"\nbreaker = false\n",
@@ -382,18 +392,19 @@ fn a_named_receiver_need_not_ask() {
     assert!(fanout.status().streams[0].receivers[0].pinned); // exact: the settings say so
 }
 
-/// While somebody else has taken the program away userspace sends, to the same receivers; each packet goes one way.
+/// While the program is detached, userspace sends to the same receivers; each packet takes one way.
 #[test]
-fn nothing_is_lost_when_the_program_is_detached_under_traffic() {
-    if !root("nothing_is_lost_when_the_program_is_detached_under_traffic") {
+fn detached_program_loses_no_packet() {
+    if !root("detached_program_loses_no_packet") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("");
     let mut client = scene.client();
     client.subscribe(60);
     let index = net::ifindex(scene.relay_namespace(), &scene.relay_interface());
-    let detach = || net::inside(scene.relay_namespace(), || tc::detach_all(index, Hook::Ingress).unwrap());
+    let detach =
+        || net::inside(scene.relay_namespace(), || tc::detach_all(index, KernelHook::Ingress).unwrap());
     let mut got = BTreeSet::new();
     let mut sequence = 0;
     let mut send = || {
@@ -423,15 +434,15 @@ fn nothing_is_lost_when_the_program_is_detached_under_traffic() {
     assert!(stream.events["user_packets"] > 0 && status.packets["forwarded"] > 0);
 }
 
-/// However it ends.
+/// The fan-out is ended in every way.
 #[test]
-fn nothing_stays_attached() {
-    if !root("nothing_stays_attached") {
+fn ended_fanout_leaves_nothing_attached() {
+    if !root("ended_fanout_leaves_nothing_attached") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let index = net::ifindex(scene.relay_namespace(), &scene.relay_interface());
-    let attached = || net::inside(scene.relay_namespace(), || tc::count(index, Hook::Ingress).unwrap());
+    let attached = || net::inside(scene.relay_namespace(), || tc::count(index, KernelHook::Ingress).unwrap());
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
         let fanout = scene.start("");
         let mut client = scene.client();
@@ -444,13 +455,13 @@ fn nothing_stays_attached() {
     }
 }
 
-/// XDP is the gate's; both do their work, and each goes on when the other one is killed.
+/// The gate owns the XDP hook. Both work, and each continues when the other is killed.
 #[test]
-fn the_gate_may_guard_the_same_interface() {
-    if !root("the_gate_may_guard_the_same_interface") {
+fn gate_and_fan_out_share_an_interface() {
+    if !root("gate_and_fan_out_share_an_interface") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let gate = scene.start_gate();
     let fanout = scene.start("");
     let mut client = scene.client();
@@ -469,13 +480,14 @@ fn the_gate_may_guard_the_same_interface() {
     drop((gate, fanout));
 }
 
-/// `millrace fanout receive` stands in for a player that cannot ask: it is handed the same bytes, and reports are made.
+/// `millrace fanout receive` acts for a player that cannot ask: the player gets the same bytes, and reports are sent
+/// for it.
 #[test]
-fn a_player_is_handed_what_it_cannot_ask_for() {
-    if !root("a_player_is_handed_what_it_cannot_ask_for") {
+fn receive_command_passes_the_stream_to_a_player() {
+    if !root("receive_command_passes_the_stream_to_a_player") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("report-interval-s = 1\n");
     let player = scene.player();
     let to = player.local_addr().unwrap();
@@ -504,16 +516,16 @@ fn a_player_is_handed_what_it_cannot_ask_for() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert!(wait_for("its end", || process.try_wait().unwrap()).success());
     let is_over = |it: &Status| it.streams[0].receivers.is_empty() && it.streams[0].events["ended"] == 1;
-    wait_until("its word", || fanout.status(), is_over);
+    wait_until("its log line", || fanout.status(), is_over);
 }
 
-/// Status, metrics, and what became of single packets.
+/// The views are status, metrics, and traces of single packets.
 #[test]
-fn operators_see_what_happens() {
-    if !root("operators_see_what_happens") {
+fn status_metrics_and_trace_show_the_traffic() {
+    if !root("status_metrics_and_trace_show_the_traffic") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let fanout = scene.start("");
     let mut client = scene.client();
     client.subscribe(60);
@@ -547,16 +559,17 @@ fn operators_see_what_happens() {
     let shown = fanout.succeed(&["status"]);
     assert!(shown.contains(&client.address().to_string()), "{shown}");
     let said = fanout.fail(&["trace", "--stream", "other"]);
-    assert!(said.contains("there is no stream \"other\""), "{said}");
+    assert!(said.contains("no stream is called \"other\""), "{said}");
 }
 
-/// An interface that is not there, an address of another host: said at the start, with what it is about.
+/// The settings name an interface that does not exist, or an address of another host. The error at the start names
+/// it.
 #[test]
-fn what_cannot_work_is_said_at_the_start() {
-    if !root("what_cannot_work_is_said_at_the_start") {
+fn invalid_settings_fail_at_the_start() {
+    if !root("invalid_settings_fail_at_the_start") {
         return;
     }
-    let scene = Scene::new(4);
+    let scene = FanoutScene::new(4);
     let config = scene.config("");
     for (text, said) in [
         (config.replace(&scene.relay_interface(), "nowhere0"), "there is no interface nowhere0"),
@@ -568,7 +581,7 @@ fn what_cannot_work_is_said_at_the_start() {
             "cannot listen on 192.0.2.1:5004",
         ),
     ] {
-        let error = Fanout::fails(&scene, &text);
+        let error = FanoutProcess::fails(&scene, &text);
         assert!(error.contains(said), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! A sender, a relay and receivers in three namespaces, the fan-out as a process, and clients that speak its protocol.
+//! A sender, a relay and receivers in three namespaces, the fan-out as a process, and clients of its protocol.
 
 use std::{
     fs, io,
@@ -10,11 +10,11 @@ use std::{
 
 use millrace_daemon::http::fetch;
 use millrace_fanout::{
-    message::{Answer, Ask, Request, Say},
-    rtp::Packet,
-    token::Token,
+    message::{ReceiverAction, ReceiverRequest, RelayAnswer, RequestOutcome},
+    rtp::DatagramKind,
+    token::ReceiverToken,
 };
-use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_lab::lab::{Lab, LabNode, Topology};
 use millrace_testkit::{BOUND, show_log_on_panic};
 pub use millrace_testkit::{wait_for, wait_until};
 use nix::{
@@ -28,42 +28,42 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use tempfile::TempDir;
 
-use crate::net::{self, Capture};
+use crate::net::{self, PacketCapture};
 
 pub const PORT: u16 = 5004;
 pub const NAME: &str = "live";
 pub const SSRC: u32 = 0x0102_0304;
-/// For what must not come.
+/// How long to wait for a packet that must not arrive.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// RTP with so many bytes of payload.
+/// Returns an RTP packet with `len` bytes of payload.
 pub fn media(sequence: u16, len: usize) -> Vec<u8> {
     let head = [&[0x80, 96][..], &sequence.to_be_bytes(), &[0, 0, 0, 9], &SSRC.to_be_bytes()].concat();
     head.into_iter().chain((0..len).map(|at| (at as u16 ^ sequence) as u8)).collect()
 }
 
-/// Of a UDP datagram over IPv4 without options.
+/// Returns the payload of a UDP datagram over IPv4 without options.
 pub fn payload(frame: &[u8]) -> Option<Vec<u8>> {
     (frame.get(12..14)? == [8, 0] && *frame.get(23)? == 17).then_some(())?;
     let len = usize::from(u16::from_be_bytes([*frame.get(38)?, *frame.get(39)?]));
     Some(frame.get(42..34 + len)?.to_vec())
 }
 
-pub struct Scene {
+pub struct FanoutScene {
     lab: Lab,
     dir: TempDir,
     pub listen: SocketAddr,
     pub sender: UdpSocket,
-    /// What the settings say of it.
+    /// The sender's address in the settings.
     from: SocketAddr,
 }
 
-impl Scene {
+impl FanoutScene {
     pub fn new(family: u8) -> Self {
         Self::with_sender(family, 0)
     }
 
-    /// Its ports are free for ffmpeg.
+    /// Makes a scene whose ports are free for ffmpeg.
     pub fn for_ffmpeg() -> Self {
         let mut scene = Self::with_sender(4, 0);
         scene.from.set_port(6000);
@@ -87,7 +87,7 @@ impl Scene {
         Self { lab, dir: TempDir::new().unwrap(), listen, sender, from }
     }
 
-    fn node(&self, name: &str) -> &Node {
+    fn node(&self, name: &str) -> &LabNode {
         self.lab.node(name).unwrap()
     }
 
@@ -111,7 +111,7 @@ impl Scene {
         self.interface("sender", "sender-relay")
     }
 
-    /// That the sender's packets arrive on.
+    /// Returns the interface on which the sender's packets arrive.
     pub fn relay_interface(&self) -> String {
         self.interface("relay", "sender-relay")
     }
@@ -129,12 +129,12 @@ impl Scene {
     }
 
     pub fn send(&self, packet: &[u8]) {
-        // A host that nobody listens on may have said so.
+        // A receiver's host may have reported a closed port.
         let _ = self.sender.send(packet);
     }
 
-    /// What the sender has sent to the stream.
-    pub fn sent(&self, capture: &Capture) -> Vec<Vec<u8>> {
+    /// Returns the packets that the sender has sent to the stream.
+    pub fn sent(&self, capture: &PacketCapture) -> Vec<Vec<u8>> {
         let frames = capture.frames().into_iter().filter(|frame| {
             let port = frame.get(36..38).map(|port| u16::from_be_bytes([port[0], port[1]]));
             frame.get(26..30) == Some(&octets(self.from.ip())[..]) && matches!(port, Some(5004 | 5005))
@@ -142,7 +142,7 @@ impl Scene {
         frames.filter_map(|frame| payload(&frame)).collect()
     }
 
-    /// Settings of one stream, and what else is said of it.
+    /// Returns settings of one stream, with `more` keys.
     pub fn config(&self, more: &str) -> String {
         format!(
             "interface = [\"{}\"]\n[[stream]]\nname = \"{NAME}\"\nlisten = \"{}\"\nsender = \"{}\"\n{more}",
@@ -152,25 +152,25 @@ impl Scene {
         )
     }
 
-    pub fn start(&self, more: &str) -> Fanout<'_> {
-        Fanout::start(self, &self.config(more))
+    pub fn start(&self, more: &str) -> FanoutProcess<'_> {
+        FanoutProcess::start(self, &self.config(more))
     }
 
-    pub fn client(&self) -> Client<'_> {
+    pub fn client(&self) -> ProtocolClient<'_> {
         let node = self.node("receiver");
         let ip: IpAddr = if self.listen.is_ipv4() { node.addr_v4().into() } else { node.addr_v6().into() };
         let socket = net::socket(node.netns().name(), SocketAddr::new(ip, 0));
-        // All of a test's media may wait there.
+        // The buffer holds all of a test's media.
         setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).unwrap();
-        Client { scene: self, socket, token: Token::default(), transaction: 0 }
+        ProtocolClient { scene: self, socket, token: ReceiverToken::default(), transaction: 0 }
     }
 
-    /// Where a player listens, on the receivers' host.
+    /// Returns the socket of a player on the receivers' host.
     pub fn player(&self) -> UdpSocket {
         net::socket(self.receiver_namespace(), SocketAddr::new(self.node("receiver").addr_v4().into(), 0))
     }
 
-    pub fn start_gate(&self) -> Process {
+    pub fn start_gate(&self) -> GuardedProcess {
         let log = self.dir.path().join("gate.log");
         let socket = self.dir.path().join("gate.sock");
         let _ = fs::remove_file(&log);
@@ -182,7 +182,7 @@ impl Scene {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let process = Process { child, name: "the gate", log: log.clone() };
+        let process = GuardedProcess { child, name: "the gate", log: log.clone() };
         wait_for("a gate that guards", || fs::read_to_string(&log).unwrap().contains("guarding"));
         process
     }
@@ -195,14 +195,14 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Killed when dropped.
-pub struct Process {
+/// A process that is killed when dropped.
+pub struct GuardedProcess {
     child: Child,
     name: &'static str,
     log: PathBuf,
 }
 
-impl Process {
+impl GuardedProcess {
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
@@ -213,7 +213,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for GuardedProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -221,37 +221,37 @@ impl Drop for Process {
     }
 }
 
-/// `millrace fanout run`.
-pub struct Fanout<'a> {
-    scene: &'a Scene,
-    process: Process,
+/// A running `millrace fanout run`.
+pub struct FanoutProcess<'a> {
+    scene: &'a FanoutScene,
+    process: GuardedProcess,
 }
 
-/// What is looked at of a status.
+/// The fields of a status that the tests read.
 #[derive(Debug, Deserialize)]
 pub struct Status {
-    pub interfaces: Vec<Interface>,
-    pub streams: Vec<Stream>,
+    pub interfaces: Vec<InterfaceReport>,
+    pub streams: Vec<StreamReport>,
     pub packets: BTreeMap<String, u64>,
     pub copies: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Interface {
+pub struct InterfaceReport {
     pub reattached: u64,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Stream {
+pub struct StreamReport {
     pub ssrc: Option<String>,
     pub packets: u64,
-    pub receivers: Vec<Receiver>,
+    pub receivers: Vec<ReceiverReportLine>,
     pub paused: Vec<serde_json::Value>,
     pub events: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Receiver {
+pub struct ReceiverReportLine {
     pub address: SocketAddr,
     pub pinned: bool,
     pub packets: u64,
@@ -261,8 +261,8 @@ pub struct Receiver {
 
 const HTTP: &str = "127.0.0.1:9189";
 
-impl<'a> Fanout<'a> {
-    fn command(scene: &Scene, config: &str) -> Command {
+impl<'a> FanoutProcess<'a> {
+    fn command(scene: &FanoutScene, config: &str) -> Command {
         let path = scene.dir.path().join("fanout.toml");
         fs::write(&path, config).unwrap();
         let mut command = scene.node("relay").command(env!("CARGO_BIN_EXE_millrace"));
@@ -271,10 +271,10 @@ impl<'a> Fanout<'a> {
         command
     }
 
-    fn start(scene: &'a Scene, config: &str) -> Self {
+    fn start(scene: &'a FanoutScene, config: &str) -> Self {
         let log = scene.dir.path().join("log");
         let child = Self::command(scene, config).stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
-        let process = Process { child, name: "the fan-out", log };
+        let process = GuardedProcess { child, name: "the fan-out", log };
         let mut fanout = Self { scene, process };
         wait_for("a fan-out that is ready", || {
             let ended = fanout.process.child.try_wait().unwrap();
@@ -284,8 +284,8 @@ impl<'a> Fanout<'a> {
         fanout
     }
 
-    /// What it says of settings that it cannot start with.
-    pub fn fails(scene: &Scene, config: &str) -> String {
+    /// Returns the error for settings that it cannot start with.
+    pub fn fails(scene: &FanoutScene, config: &str) -> String {
         let output = Self::command(scene, config).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8(output.stderr).unwrap()
@@ -340,7 +340,7 @@ impl<'a> Fanout<'a> {
         self.process.signal(signal);
     }
 
-    /// Other settings, in the place of those that it was started with.
+    /// Replaces the settings that it was started with.
     pub fn write(&self, config: &str) {
         fs::write(self.scene.dir.path().join("fanout.toml"), config).unwrap();
     }
@@ -350,15 +350,15 @@ impl<'a> Fanout<'a> {
     }
 }
 
-/// A receiver that speaks the protocol, and looks at what comes.
-pub struct Client<'a> {
-    scene: &'a Scene,
+/// A receiver that uses the protocol, and checks incoming packets.
+pub struct ProtocolClient<'a> {
+    scene: &'a FanoutScene,
     socket: UdpSocket,
-    token: Token,
+    token: ReceiverToken,
     transaction: u32,
 }
 
-impl Client<'_> {
+impl ProtocolClient<'_> {
     pub fn address(&self) -> SocketAddr {
         self.socket.local_addr().unwrap()
     }
@@ -371,7 +371,7 @@ impl Client<'_> {
         let mut buffer = [0; 4096];
         let (len, from) = loop {
             match self.socket.recv_from(&mut buffer) {
-                // A host that is halted for a moment interrupts whoever waits with a time-out (signal(7)).
+                // A machine that is paused for a moment interrupts reads with a time-out (signal(7)).
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 received => break received.ok()?,
             }
@@ -380,7 +380,7 @@ impl Client<'_> {
         Some(buffer[..len].to_vec())
     }
 
-    /// The next packet of the stream.
+    /// Returns the next packet of the stream.
     pub fn packet(&self) -> Vec<u8> {
         loop {
             let datagram = self.receive().expect("a packet");
@@ -390,7 +390,7 @@ impl Client<'_> {
         }
     }
 
-    /// Takes what is there, and returns how many packets of the stream that was.
+    /// Reads all waiting packets, and returns how many of them were of the stream.
     pub fn drain(&self) -> usize {
         self.socket.set_read_timeout(Some(MOMENT)).unwrap();
         let count =
@@ -403,40 +403,44 @@ impl Client<'_> {
         self.drain() == 0
     }
 
-    /// Asks until it is answered, once more when it has to prove itself.
-    pub fn ask(&mut self, what: Ask) -> Say {
+    /// Asks until it is answered, and again when it has to validate its address.
+    pub fn ask(&mut self, what: ReceiverAction) -> RequestOutcome {
         loop {
             self.transaction += 1;
-            let request =
-                Request { what, token: self.token, transaction: self.transaction, stream: NAME.into() };
+            let request = ReceiverRequest {
+                what,
+                token: self.token,
+                transaction: self.transaction,
+                stream: NAME.into(),
+            };
             self.send(&request.encode());
             match self.answer(self.transaction).what {
-                Say::Prove(token) => self.token = token,
-                Say::Lease { seconds, token } => {
+                RequestOutcome::Prove(token) => self.token = token,
+                RequestOutcome::Lease { seconds, token } => {
                     self.token = token;
-                    return Say::Lease { seconds, token };
+                    return RequestOutcome::Lease { seconds, token };
                 }
                 other => return other,
             }
         }
     }
 
-    pub fn answer(&self, transaction: u32) -> Answer {
+    pub fn answer(&self, transaction: u32) -> RelayAnswer {
         loop {
             let datagram = self.receive().expect("an answer");
-            if let Some(answer) = Answer::read(&datagram).filter(|it| it.transaction == transaction) {
+            if let Some(answer) = RelayAnswer::read(&datagram).filter(|it| it.transaction == transaction) {
                 return answer;
             }
         }
     }
 
     pub fn subscribe(&mut self, seconds: u16) {
-        let said = self.ask(Ask::Subscribe { seconds });
-        assert!(matches!(said, Say::Lease { .. }), "{said:?}");
+        let said = self.ask(ReceiverAction::Subscribe { seconds });
+        assert!(matches!(said, RequestOutcome::Lease { .. }), "{said:?}");
     }
 }
 
-/// Neither an answer nor the relay's own report, which is of nobody.
+/// Returns whether the datagram is neither an answer nor the relay's own report.
 fn is_of_the_stream(datagram: &[u8]) -> bool {
-    Packet::read(datagram).is_some_and(|packet| packet.ssrc() != 0)
+    DatagramKind::read(datagram).is_some_and(|packet| packet.ssrc() != 0)
 }

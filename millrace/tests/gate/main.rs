@@ -1,4 +1,4 @@
-//! `millrace gate` as a process: it guards a server that knows nothing of it, and one in Go through its socket.
+//! `millrace gate` as a process: it guards a server that does not know it, and one in Go that uses its socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -20,15 +20,15 @@ use std::{
 };
 
 use millrace_daemon::http::fetch;
-use millrace_gate::status::Interface;
+use millrace_gate::status::GateInterfaceStatus;
 use millrace_kernel::xdp;
 use nix::{net::if_::if_nametoindex, sys::signal::Signal};
-use process::Gate;
+use process::GateProcess;
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
 use serde_json::{Value, json};
 use support::{
-    PORT, SERVER, Server, Site, answer, hello, initial, inside, is_root, quota_of_two_holds, wait_for,
-    wait_until,
+    GateServerProcess, GateSite, PORT, SERVER, answer, hello, initial, inside, is_root, quota_of_two_holds,
+    wait_for, wait_until,
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
@@ -43,8 +43,8 @@ fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// A server that knows of no gate.
-fn serve(site: &Site) -> Endpoint {
+/// A server that does not know about the gate.
+fn serve(site: &GateSite) -> Endpoint {
     let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
     let config = Some(site.server_config());
     let endpoint = Endpoint::new(EndpointConfig::default(), config, socket, Arc::new(TokioRuntime)).unwrap();
@@ -62,12 +62,12 @@ fn serve(site: &Site) -> Endpoint {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
+async fn server_without_gate_support_is_guarded() {
     if !is_root() {
         return;
     }
-    let site = Site::new("command", &policy(2));
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
+    let site = GateSite::new("command", &policy(2));
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
@@ -80,7 +80,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert!(refused > 0);
     assert_eq!(monitored, 0);
 
-    // Who was refused, and why.
+    // The log names the refused client and the rule.
     wait_for("a sample in the log", || gate.logged("refused rule=\"quota\" scope=\"web\""));
     let recent = wait_until("samples", || gate.status().recent, |recent| !recent.is_empty());
     assert!(
@@ -100,7 +100,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert!(metrics.contains(room), "{room} is not in\n{metrics}");
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()));
 
-    // A policy that is not usable changes nothing; one that is takes effect, and hurts no live connection.
+    // A policy that is not valid changes nothing; a valid one takes effect, and disturbs no live connection.
     std::fs::write(site.path("gate.toml"), policy(3).replace("quota", "quoat")).unwrap();
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
@@ -126,7 +126,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     hello(&first).await;
     hello(&second).await;
 
-    // An operator's word outlives a reload.
+    // An operator's entry stays after a reload.
     gate.succeed(&["block", "10.97.0.0/24"]);
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -146,7 +146,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
         .args(["--socket=gate.sock", "--http=off"])
         .output()
         .unwrap();
-    assert!(String::from_utf8_lossy(&again.stderr).contains("another gate answers on it"));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("another gate answers on this control socket"));
 
     assert!(site.is_guarded());
     assert_eq!(gate.end(Signal::SIGTERM), Some(0));
@@ -156,13 +156,13 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
+async fn dry_run_counts_and_refuses_nothing() {
     if !is_root() {
         return;
     }
-    let site = Site::new("dry", "");
+    let site = GateSite::new("dry", "");
     let port = PORT.to_string();
-    let gate = Gate::start(&site, &["--port", &port, "--connections=1", "--dry-run", "--http=off"]);
+    let gate = GateProcess::start(&site, &["--port", &port, "--connections=1", "--dry-run", "--http=off"]);
     let _server = serve(&site);
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
@@ -174,20 +174,20 @@ async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
     assert!(quota.monitored > 0);
     assert_eq!(gate.end(Signal::SIGKILL), None);
     wait_for("a clean interface", || !site.is_guarded());
-    // What a killed gate left of its socket is no obstacle.
+    // The socket file of a killed gate is no obstacle.
     assert!(site.path("gate.sock").exists());
-    let gate = Gate::start(&site, &["--port", &port, "--http=off"]);
+    let gate = GateProcess::start(&site, &["--port", &port, "--http=off"]);
     assert_eq!(gate.connections(), 0);
 }
 
-/// One prefix, several, a list; for a time; and a word where another prefix goes before.
+/// One prefix, several, or a list can be blocked, for a time; exceptions are reported.
 #[test]
-fn lists_at_run_time() {
+fn block_and_allow_change_the_lists() {
     if !is_root() {
         return;
     }
-    let site = Site::new("lists", &policy(2));
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let site = GateSite::new("lists", &policy(2));
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let listed = || -> Vec<_> {
         let listed = gate.status().listed.into_iter(); // exact: a reader; commands were answered, or it is waited for
         listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
@@ -211,15 +211,15 @@ fn lists_at_run_time() {
 
     let note = |args: &[&str]| String::from_utf8(gate.verb(args).stderr).unwrap();
     let said = note(&["block", "192.0.2.0/25"]);
-    assert_eq!(said, "note: not for 192.0.2.7: the list of scope web says allow, which goes before\n");
+    assert_eq!(said, "note: not for 192.0.2.7, which the list of scope web overrides with allow\n");
     assert_eq!(note(&["block", "192.0.2.7"]), "", "a block wins");
     let said = note(&["allow", "192.0.2.7", "--scope=web"]);
-    assert!(said.contains("not for 192.0.2.7: the list for all says block"), "{said}");
+    assert!(said.contains("not for 192.0.2.7, which the list for all overrides with block"), "{said}");
     gate.succeed(&["unblock", "192.0.2.0/25", "192.0.2.0/24", "2001:db8::/32", "192.0.2.7"]);
     assert_eq!(listed(), [entry("192.0.2.7", "allow", Some("web"), false)], "listed again, it stays");
     assert_eq!(
         gate.succeed(&["unblock", "192.0.2.7", "--scope=web"]),
-        "192.0.2.7: neither blocked nor allowed any more in scope web\n"
+        "192.0.2.7: removed from the lists in scope web\n"
     );
     assert_eq!(listed(), []);
     let nothing = gate.fail(&["unblock", "192.0.2.7", "--scope=web"]);
@@ -241,30 +241,30 @@ fn lists_at_run_time() {
 
     gate.succeed(&["block", "192.0.2.0/24", "--for=1s"]);
     wait_until("the end of the block", listed, Vec::is_empty);
-    wait_for("a word of it", || gate.logged("its time is over"));
+    wait_for("the log line", || gate.logged("the entry expired"));
     for time in ["10x", "m", "0s", "366d", "-1s"] {
         let output = gate.verb(&["block", "192.0.2.0/24", &format!("--for={time}")]);
         assert_eq!(output.status.code(), Some(2), "{time}");
     }
 }
 
-/// Whatever happens to the interface, it is guarded again, and the gate says what has happened.
+/// The interface is guarded again after any change, and the gate logs what happened.
 #[tokio::test(flavor = "multi_thread")]
-async fn interfaces_that_go_and_come_back_are_guarded_again() {
+async fn interface_that_returns_is_guarded_again() {
     if !is_root() {
         return;
     }
-    let site = Site::new("back", &policy(1));
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
+    let site = GateSite::new("back", &policy(1));
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
     let interface = || gate.status().interfaces.remove(0); // exact: a reader, which `until` calls
-    let until = |what: &str, is_so: &dyn Fn(&Interface) -> bool| wait_until(what, interface, is_so);
+    let until = |what: &str, is_so: &dyn Fn(&GateInterfaceStatus) -> bool| wait_until(what, interface, is_so);
     let scrape = |path: &str| {
         let http = "127.0.0.1:9999".parse().unwrap();
         inside(&site.server, || fetch(http, path, None).unwrap()) // exact: a reader; it is waited for
     };
     let health = || scrape("/healthz");
-    // Strangers learn no more: what the trouble is may name files.
+    // Clients without the token get no description of the trouble, which may name files.
     let healthy = |code: u16| {
         let words = if code == 200 { "ok\n" } else { "trouble\n" };
         wait_until("its health", health, |health| *health == (code, words.to_owned()));
@@ -272,20 +272,20 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     let well = interface();
     assert_eq!((well.mode.as_str(), well.attached, well.reattached), ("native", true, 0));
 
-    // Down and up, it stays where it is.
+    // The gate stays attached when the interface is down and up again.
     site.ip_link(&["set", "eth", "down"]);
     site.ip_link(&["set", "eth", "up"]);
     assert!(site.is_guarded());
 
-    // Under another name, too.
+    // The gate stays attached when the interface is renamed.
     let rename = |from: &str, to: &str| {
         site.ip_link(&["set", from, "down"]);
         site.ip_link(&["set", from, "name", to]);
         site.ip_link(&["set", to, "up"]);
     };
     rename("eth", "other");
-    let renamed = until("word of the new name", &|it| {
-        it.trouble.as_ref().is_some_and(|it| it.contains("is called other now"))
+    let renamed = until("the new name in the status", &|it| {
+        it.trouble.as_ref().is_some_and(|it| it.contains("renamed to other"))
     });
     assert!(renamed.attached);
     healthy(503);
@@ -293,32 +293,34 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     until("the old name", &|it| *it == well);
     assert!(site.is_guarded());
 
-    // Another one has the name: that is the one that is guarded.
+    // Another interface gets the name: that one is guarded.
     rename("eth", "other");
     site.ip_link(&["add", "eth", "type", "veth", "peer", "name", "end"]);
     until("the other one guarded", &|it| it.reattached == 1 && it.trouble.is_none());
     assert!(site.is_guarded() && !site.has_xdp("other"));
 
-    // Gone, and made anew.
+    // The interface is deleted and made again.
     site.ip_link(&["del", "eth"]);
     site.ip_link(&["del", "other"]);
-    let gone = until("word of its end", &|it| it.trouble.as_deref() == Some("the interface is gone"));
+    let gone = until("the missing interface in the status", &|it| {
+        it.trouble.as_deref() == Some("the interface does not exist any more")
+    });
     assert!(!gone.attached);
-    wait_for("word of it in the log", || gate.logged("not guarding"));
+    wait_for("the log line", || gate.logged("not guarding"));
     assert!(gate.succeed(&["status"]).contains("guards nothing"));
     healthy(503);
     site.link();
     until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
     assert!(site.is_guarded());
-    wait_for("word of it in the log", || gate.logged("guarding again"));
+    wait_for("the log line", || gate.logged("guarding the interface again"));
 
-    // Detached by somebody.
+    // The program is detached by another process.
     let index = || if_nametoindex("eth").unwrap().cast_signed();
     assert_eq!(inside(&site.server, || xdp::detach_all(index()).unwrap()), 1);
     until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
     assert!(site.is_guarded());
 
-    // It does its work there, answers are watched, and its metrics say what has been.
+    // The gate works there, watches answers, and its metrics count the changes.
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -329,20 +331,20 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     assert!(!site.is_guarded());
 }
 
-/// What was refused, by whatever rule of whichever scope.
-fn all_refused(gate: &Gate<'_>) -> u64 {
+/// Returns the number of packets that were refused by any rule of any scope.
+fn all_refused(gate: &GateProcess<'_>) -> u64 {
     // exact: a reader; all that was sent has been counted
     gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
 }
 
-/// A connection that asks all the time, with key updates.
-struct Talk {
+/// A connection that sends requests all the time, with key updates.
+struct KeyUpdateTalk {
     answers: watch::Receiver<u64>,
     stop: watch::Sender<bool>,
     talking: JoinHandle<()>,
 }
 
-impl Talk {
+impl KeyUpdateTalk {
     fn start(connection: Connection) -> Self {
         let (stop, stopped) = watch::channel(false);
         let (count, answers) = watch::channel(0);
@@ -356,7 +358,7 @@ impl Talk {
         Self { answers, stop, talking }
     }
 
-    /// Waits for questions that are asked from now on to be answered.
+    /// Waits until requests that are sent from now on are answered.
     async fn goes_on(&mut self) {
         let enough = *self.answers.borrow() + 3;
         let answered = self.answers.wait_for(|count| *count >= enough);
@@ -369,8 +371,8 @@ impl Talk {
     }
 }
 
-/// Connections behind one address that is over its quota, while that address floods, they move to other ports, and the
-/// gate gets new policies, is killed, and comes back. Exactly the flood is refused, and nothing stays attached.
+/// The connections are behind one address that is over its quota and floods. They move to other ports, and the gate
+/// gets new policies, is killed, and started again. Exactly the flood is refused, and nothing stays attached.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_connections_outlive_policies_and_the_gate() {
     const ROUNDS: u64 = 8;
@@ -378,15 +380,15 @@ async fn live_connections_outlive_policies_and_the_gate() {
     if !is_root() {
         return;
     }
-    let site = Site::new("outlive", &policy(2));
-    let start = || Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let site = GateSite::new("outlive", &policy(2));
+    let start = || GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let gate = start();
     let _server = serve(&site);
     let clients = [site.endpoint(LONG), site.endpoint(LONG)];
     let mut talks = Vec::new();
     for client in &clients {
         let connecting = client.connect((SERVER, PORT).into(), "localhost").unwrap();
-        talks.push(Talk::start(connecting.await.expect("within the quota")));
+        talks.push(KeyUpdateTalk::start(connecting.await.expect("within the quota")));
     }
     let attacker = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
     attacker.connect((SERVER, PORT)).unwrap();
@@ -413,7 +415,7 @@ async fn live_connections_outlive_policies_and_the_gate() {
     for talk in &mut talks {
         talk.goes_on().await;
     }
-    // To a new gate they are strangers.
+    // The new gate does not know them.
     let gate = start();
     for talk in &mut talks {
         talk.goes_on().await;
@@ -427,10 +429,10 @@ async fn live_connections_outlive_policies_and_the_gate() {
     }
 }
 
-/// A client of the socket.
-struct Teller(BufReader<UnixStream>);
+/// A client of the control socket.
+struct ControlClient(BufReader<UnixStream>);
 
-impl Teller {
+impl ControlClient {
     fn new(socket: &Path) -> Self {
         Self(BufReader::new(UnixStream::connect(socket).unwrap()))
     }
@@ -448,15 +450,16 @@ impl Teller {
 }
 
 #[test]
-fn what_a_server_told_goes_with_its_connection_to_the_socket() {
+fn state_of_a_server_ends_with_its_socket_connection() {
     if !is_root() {
         return;
     }
     let scope = format!("[[scope]]\nname = \"web\"\nport = {PORT}\nlive = \"published\"\nid_bytes = 8\n");
-    let site = Site::new("socket", &scope);
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let site = GateSite::new("socket", &scope);
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let socket = site.path("gate.sock");
-    let (mut one, mut other) = (Teller::new(&socket), Teller::new(&socket));
+    let mut one = ControlClient::new(&socket);
+    let mut other = ControlClient::new(&socket);
     let count = |verb: &str, client: &str| json!({"do": verb, "scope": "web", "client": client});
     assert_eq!(one.ask(count("inc", "192.0.2.7")), json!({"ok": true, "connections": 1}));
     assert_eq!(one.ask(count("inc", "192.0.2.7")), json!({"ok": true, "connections": 2}));
@@ -470,9 +473,9 @@ fn what_a_server_told_goes_with_its_connection_to_the_socket() {
     assert_eq!(one.ask(id("publish", "7711223344556677")), json!({"ok": true}));
 
     for (request, error) in [
-        (count("dec", "198.51.100.1"), "was not counted on this socket"),
+        (count("dec", "198.51.100.1"), "no connection that was counted on this connection"),
         (count("inc", "nobody"), "invalid IP address"),
-        (id("retire", "0011223344556677"), "was not published on this socket"),
+        (id("retire", "0011223344556677"), "was not published on this connection"),
         (id("publish", "xyz"), "in hexadecimal"),
         (json!({"do": "inc", "scope": "wbe", "client": "192.0.2.7"}), "there is no scope \"wbe\""),
         (json!({"do": "fly"}), "unknown variant `fly`"),
@@ -493,16 +496,16 @@ fn what_a_server_told_goes_with_its_connection_to_the_socket() {
     wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }
 
-/// All addresses are of one /64, so of one client of the two that there is room for.
+/// The addresses are in one /64, so they are one of the two clients that there is room for.
 #[test]
-fn servers_tell_of_no_more_clients_than_there_is_room_for() {
+fn counted_clients_are_bounded_by_the_table() {
     if !is_root() {
         return;
     }
-    let site = Site::new("told", &format!("{}[load]\nmax_clients = 2\n", policy(2)));
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let site = GateSite::new("told", &format!("{}[load]\nmax_clients = 2\n", policy(2)));
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let socket = site.path("gate.sock");
-    let mut tellers = [Teller::new(&socket), Teller::new(&socket)];
+    let mut tellers = [ControlClient::new(&socket), ControlClient::new(&socket)];
     let request = |verb: &str, client: usize| json!({"do": verb, "scope": "web", "client": format!("2001:db8::{client:x}")});
     for client in 0..32 {
         let answer = tellers[client % 2].ask(request("inc", client));
@@ -511,12 +514,16 @@ fn servers_tell_of_no_more_clients_than_there_is_room_for() {
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
     assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "one that it knows");
-    // One that is told of no more, and a server that is gone, make room.
+    // An address that is removed, and a server that disconnects, make room.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;
     drop(other);
-    wait_until("room", || one.ask(request("inc", 33))["ok"].clone(), |is_there| *is_there == json!(true));
+    wait_until(
+        "room for another",
+        || one.ask(request("inc", 33))["ok"].clone(),
+        |is_there| *is_there == json!(true),
+    );
     drop((one, gate));
 }
 
@@ -539,7 +546,7 @@ fn a_policy_is_checked_without_privilege() {
     let output = check();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("gate.toml:3: scope[0].port: is a number, 1 to 65535"), "{said}");
+    assert!(said.contains("gate.toml:3: scope[0].port: must be a number from 1 to 65535"), "{said}");
     let no_port = Command::new(env!("CARGO_BIN_EXE_millrace")).args(["gate", "--check", "--port=0"]).output();
     assert_eq!(no_port.unwrap().status.code(), Some(2));
 }
@@ -550,7 +557,7 @@ async fn a_server_in_go_has_its_quota() {
         return;
     }
     let site =
-        Site::new("go", &format!("{}count = \"application\"\n", policy(2).replace("rules", "\nrules")));
+        GateSite::new("go", &format!("{}count = \"application\"\n", policy(2).replace("rules", "\nrules")));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gate/examples/quic-go");
     let program = site.path("server");
     match Command::new("go").arg("build").arg("-o").arg(&program).arg(".").current_dir(source).output() {
@@ -567,10 +574,10 @@ async fn a_server_in_go_has_its_quota() {
         }
         Ok(_) => {}
     }
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let mut command = site.command(program.to_str().unwrap());
     command.args(["gate.sock", "web", &format!("{SERVER}:{PORT}"), "cert.pem", "key.pem"]);
-    let server = Server::start(command);
+    let server = GateServerProcess::start(command);
     let open = quota_of_two_holds(&site).await;
     wait_until("both connections", || gate.connections(), |count| *count == 2);
     drop((open, server));

@@ -9,16 +9,16 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::support::{Site, wait_for};
+use crate::support::{GateSite, wait_for};
 
 /// A running `millrace gate`; killed when dropped.
-pub struct Gate<'a> {
-    site: &'a Site,
+pub struct GateProcess<'a> {
+    site: &'a GateSite,
     process: Child,
 }
 
-impl<'a> Gate<'a> {
-    pub fn start(site: &'a Site, args: &[&str]) -> Self {
+impl<'a> GateProcess<'a> {
+    pub fn start(site: &'a GateSite, args: &[&str]) -> Self {
         let mut command = site.command(env!("CARGO_BIN_EXE_millrace"));
         command.args(["gate", "--interface=eth", "--socket=gate.sock", "--http-token-file=off"]).args(args);
         let process = command.stderr(std::fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
@@ -31,7 +31,7 @@ impl<'a> Gate<'a> {
         gate
     }
 
-    /// `millrace gate VERB`.
+    /// Runs `millrace gate VERB`.
     pub fn verb(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command.arg("gate").args(args).arg("--socket").arg(self.site.path("gate.sock"));
@@ -54,7 +54,8 @@ impl<'a> Gate<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Packets that a rule refused, and that it would have. The gate counts a packet before it lets it pass.
+    /// Returns the packets that a rule refused, and that it would have refused. The gate counts a packet before it
+    /// passes it.
     pub fn counted(&self, rule: &str) -> (u64, u64) {
         let status = self.status(); // exact: a reader, and whoever calls it waits, or was answered through the gate
         let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
@@ -77,7 +78,7 @@ impl<'a> Gate<'a> {
     }
 }
 
-impl Drop for Gate<'_> {
+impl Drop for GateProcess<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

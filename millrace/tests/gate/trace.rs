@@ -14,23 +14,23 @@ use serde_json::{Value, json};
 
 use crate::{
     policy,
-    process::Gate,
-    support::{PORT, SERVER, Site, inside, is_root, wait_for, wait_until},
+    process::GateProcess,
+    support::{GateSite, PORT, SERVER, inside, is_root, wait_for, wait_until},
     unix_time,
 };
 
-/// The one that is followed; the other is 10.97.0.2.
+/// Address of the client that is traced; the other is 10.97.0.2.
 const QUIET: &str = "10.97.0.3";
 
-/// `millrace gate trace`; killed when dropped.
-struct Follower {
+/// A running `millrace gate trace`; killed when dropped.
+struct TraceProcess {
     process: Child,
-    /// `None`: nobody reads any more.
+    /// The process's output; `None` when the reader has left.
     out: Option<BufReader<ChildStdout>>,
 }
 
-impl Follower {
-    fn spawn(site: &Site, args: &[&str]) -> Self {
+impl TraceProcess {
+    fn spawn(site: &GateSite, args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command.args(["gate", "trace"]).args(args).arg("--socket").arg(site.path("gate.sock"));
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -38,15 +38,15 @@ impl Follower {
         Self { process, out }
     }
 
-    /// Returns when it follows.
-    fn start(site: &Site, args: &[&str]) -> Self {
+    /// Returns once the trace has started.
+    fn start(site: &GateSite, args: &[&str]) -> Self {
         let mut follower = Self::spawn(site, args);
         let first = follower.line();
-        assert!(first.contains("what the gate refuses") || first.contains(r#""event":"start""#), "{first:?}");
+        assert!(first.contains("that the gate refuses") || first.contains(r#""event":"start""#), "{first:?}");
         follower
     }
 
-    /// Empty at its end.
+    /// Reads a line; it is empty at the end.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.out.as_mut().unwrap().read_line(&mut line).unwrap();
@@ -62,11 +62,11 @@ impl Follower {
     }
 
     fn exit_code(&mut self) -> Option<i32> {
-        wait_for("end of the follower", || self.process.try_wait().unwrap()).code()
+        wait_for("end of the trace", || self.process.try_wait().unwrap()).code()
     }
 }
 
-impl Drop for Follower {
+impl Drop for TraceProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -77,20 +77,20 @@ fn ip(args: &[&str]) {
     assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
 }
 
-/// A site with a second client.
-fn site(name: &str) -> Site {
-    let site = Site::new(name, &policy(2));
+/// Makes a site with a second client.
+fn site(name: &str) -> GateSite {
+    let site = GateSite::new(name, &policy(2));
     ip(&["-n", &site.clients, "addr", "add", &format!("{QUIET}/24"), "dev", "eth"]);
     site
 }
 
-fn client(site: &Site, address: &str) -> UdpSocket {
+fn client(site: &GateSite, address: &str) -> UdpSocket {
     let socket = inside(&site.clients, || UdpSocket::bind((address, 0)).unwrap());
     socket.connect((SERVER, PORT)).unwrap();
     socket
 }
 
-/// Too short for QUIC.
+/// A payload that is too short for QUIC.
 const SHORT: &[u8] = &[0x40; 5];
 
 fn send(socket: &UdpSocket, count: usize) {
@@ -99,27 +99,28 @@ fn send(socket: &UdpSocket, count: usize) {
     }
 }
 
-/// What it says when it does not follow.
-fn refused(site: &Site, args: &[&str]) -> String {
-    let mut follower = Follower::spawn(site, args);
+/// Returns the error of a trace that does not start.
+fn refused(site: &GateSite, args: &[&str]) -> String {
+    let mut follower = TraceProcess::spawn(site, args);
     assert_eq!(follower.exit_code(), Some(1));
     let mut said = String::new();
     follower.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     said
 }
 
-/// The log has a sample of all that is refused; who follows one client gets every packet of it.
+/// The log has a sample of all refused packets; a trace of one client gets every packet of it.
 #[test]
-fn a_client_is_followed_through_the_flood_of_another() {
+fn trace_of_a_client_survives_the_flood_of_another() {
     if !is_root() {
         return;
     }
     let site = site("follow");
-    let _gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
-    let mut follower = Follower::start(&site, &["--client", QUIET, "--json", "--count=30"]);
-    let (flooding, quiet) = (client(&site, "10.97.0.2"), client(&site, QUIET));
-    // The flood may fill queues before the gate: it goes on until thirty have come through.
-    wait_for("end of the follower", || {
+    let _gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let mut follower = TraceProcess::start(&site, &["--client", QUIET, "--json", "--count=30"]);
+    let flooding = client(&site, "10.97.0.2");
+    let quiet = client(&site, QUIET);
+    // The flood may fill queues in front of the gate: it continues until thirty packets have passed them.
+    wait_for("end of the trace", || {
         send(&flooding, 500);
         send(&quiet, 1);
         follower.process.try_wait().unwrap()
@@ -141,15 +142,15 @@ fn a_client_is_followed_through_the_flood_of_another() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// What is beyond the rate is said while it goes on, and at the end, and nothing is missing.
+/// Packets over the rate are reported during the trace and at the end, and none is missing.
 #[test]
-fn what_is_left_out_is_said() {
+fn packets_over_the_rate_are_reported() {
     if !is_root() {
         return;
     }
     let site = site("left-out");
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
-    let mut follower = Follower::start(&site, &["--rate=5", "--rule=short,malformed", "--scope=web"]);
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let mut follower = TraceProcess::start(&site, &["--rate=5", "--rule=short,malformed", "--scope=web"]);
     assert!(follower.line().starts_with("TIME, UTC     CLIENT "));
     let flooding = client(&site, "10.97.0.2");
     send(&flooding, 2000);
@@ -167,7 +168,7 @@ fn what_is_left_out_is_said() {
         );
         shown += 1;
     }
-    // What is still under way is counted before the follower ends: a packet that comes behind all of it is the only one to come, twice.
+    // Packets in flight are counted before the trace ends: a packet sent after all of them arrives alone, twice.
     let count = || gate.counted("short").0;
     wait_for("the end of the flood", || {
         (0..2).all(|_| {
@@ -185,44 +186,49 @@ fn what_is_left_out_is_said() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// However a follower ends, its place is free again; nobody else's is touched.
+/// However a trace ends, its slot is free again, and other traces are not affected.
 #[test]
-fn followers_leave_nothing_behind() {
+fn ended_traces_leave_nothing_behind() {
     if !is_root() {
         return;
     }
     let site = site("leave");
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
-    let full = || assert_eq!(refused(&site, &[]), "millrace: no room for more tracers: 8 follow already\n");
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let full = || {
+        assert_eq!(
+            refused(&site, &[]),
+            "millrace: the kernel's table has no room for more traces: 8 are running\n"
+        )
+    };
     let room = |what: &str| {
         wait_for(what, || {
-            let mut follower = Follower::spawn(&site, &[]);
-            follower.line().contains("what the gate refuses").then_some(follower)
+            let mut follower = TraceProcess::spawn(&site, &[]);
+            follower.line().contains("that the gate refuses").then_some(follower)
         })
     };
-    let mut followers: Vec<_> = (0..8).map(|_| Follower::start(&site, &[])).collect();
+    let mut followers: Vec<_> = (0..8).map(|_| TraceProcess::start(&site, &[])).collect();
     full();
 
-    // Killed.
+    // This one is killed.
     let killed = followers.pop().unwrap();
     killed.signal(Signal::SIGKILL);
     followers.push(room("room after SIGKILL"));
     full();
 
-    // Ctrl-C.
+    // This one gets Ctrl-C.
     let mut ended = followers.pop().unwrap();
     ended.signal(Signal::SIGINT);
     assert_eq!(ended.exit_code(), Some(0));
     followers.push(room("room after SIGINT"));
     full();
 
-    // Nobody reads any more, and nothing is to be said.
+    // The reader of this one has left, which is no error.
     let mut unread = followers.pop().unwrap();
     unread.out = None;
     assert_eq!(unread.exit_code(), Some(0));
     followers.push(room("room after the reader left"));
 
-    // The others have followed all the while.
+    // The others have continued all the time.
     send(&client(&site, QUIET), 1);
     for follower in &mut followers {
         let line = loop {
@@ -239,15 +245,15 @@ fn followers_leave_nothing_behind() {
     }
 }
 
-/// What rules only watch is said as such.
+/// Packets that rules in mode "monitor" would refuse are marked as such.
 #[test]
-fn what_would_be_refused_is_followed_too() {
+fn monitored_packets_are_traced() {
     if !is_root() {
         return;
     }
     let site = site("watched");
-    let _gate = Gate::start(&site, &["--policy=gate.toml", "--http=off", "--dry-run"]);
-    let mut follower = Follower::start(&site, &["--client", "10.97.0.0/24", "--count=1"]);
+    let _gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off", "--dry-run"]);
+    let mut follower = TraceProcess::start(&site, &["--client", "10.97.0.0/24", "--count=1"]);
     follower.line();
     send(&client(&site, QUIET), 1);
     let line = follower.line();

@@ -3,9 +3,9 @@
 use std::{net::UdpSocket, process::Command};
 
 use crate::{
-    process::Gate,
-    support::{PORT, Site, inside, is_root, wait_for},
-    terminal::{self, CLEAR, Terminal, assert_fits},
+    process::GateProcess,
+    support::{GateSite, PORT, inside, is_root, wait_for},
+    terminal::{self, CLEAR, PseudoTerminal, assert_fits},
 };
 
 const SCOPE: &str = "a-scope-of-sixty-characters-that-somebody-has-really-given-x";
@@ -25,21 +25,21 @@ fn ip(args: &[&str]) {
     assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
 }
 
-fn shown(site: &Site, verb: &str, columns: u16, rows: u16) -> Terminal {
+fn shown(site: &GateSite, verb: &str, columns: u16, rows: u16) -> PseudoTerminal {
     let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
     command.args(["gate", verb, "--socket"]).arg(site.path("gate.sock"));
-    Terminal::start(command, columns, rows)
+    PseudoTerminal::start(command, columns, rows)
 }
 
 #[test]
-fn views_fit_the_terminal() {
+fn gate_views_fit_the_terminal() {
     if !is_root() {
         return;
     }
-    let site = Site::new("views", &policy());
+    let site = GateSite::new("views", &policy());
     ip(&["-n", &site.clients, "addr", "add", &format!("{CLIENT}/16"), "dev", "eth", "nodad"]);
     ip(&["-n", &site.server, "route", "add", "fd97::/16", "dev", "eth"]);
-    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let client = inside(&site.clients, || UdpSocket::bind((CLIENT, 0)).unwrap());
     client.connect(("fd97::1", PORT)).unwrap();
     wait_for("a sample", || {
@@ -60,14 +60,14 @@ fn views_fit_the_terminal() {
     assert_eq!(shown(&site, "policy", 80, 24).rest().replace("\r\n", "\n"), policy());
 
     let mut trace = shown(&site, "trace", 80, 24);
-    trace.wait_for("what the gate refuses");
+    trace.wait_for("that the gate refuses");
     client.send(&[0x40; 5]).unwrap();
     let text = trace.wait_for("refused, short, 5 B");
     assert!(text.contains(CLIENT) && text.contains(SCOPE), "{text}");
     trace.types(CTRL_C);
     let lines: Vec<String> = (text + &trace.rest()).lines().map(str::to_owned).collect();
     assert_fits(&lines, 80, 24);
-    // Behind what the terminal shows of Ctrl-C.
+    // The last line follows the terminal's echo of Ctrl-C.
     assert!(lines.last().unwrap().ends_with("# packets: 1 shown, 0 left out, 0 lost"), "{lines:#?}");
 
     for end in ["q", CTRL_C] {

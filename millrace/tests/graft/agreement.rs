@@ -1,4 +1,4 @@
-//! Two daemons that agree by TLS, and what comes between them.
+//! Two daemons that agree by TLS, and disturbances of their agreement.
 
 use std::{
     collections::BTreeMap,
@@ -9,9 +9,11 @@ use std::{
     sync::Arc,
 };
 
-use millrace_client::tls::Trust;
-use millrace_graft::status::{Nat, Peer, Status, Why};
-use millrace_graft_proto::message::{ALPN, Hash, Host, Message, Reason, Rule, Side, Statement, Verdict};
+use millrace_client::tls::CertificateTrust;
+use millrace_graft::status::{GraftPeerStatus, NatReport, PeerExplanation, Status};
+use millrace_graft_proto::message::{
+    ALPN, AgreementMessage, Hash, HostOffer, OfferSide, PathVerdict, RefusalReason, RuleOffer, Statement,
+};
 use rustls::{
     ClientConnection, StreamOwned,
     pki_types::{PrivateKeyDer, ServerName, pem::PemObject as _},
@@ -19,17 +21,17 @@ use rustls::{
 };
 
 use crate::site::{
-    CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, transfer, wait_for, wait_until,
+    CLIENT, GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, inside, transfer, wait_for, wait_until,
 };
 
 const CONTROL: u16 = 9187;
 
 /// Makes both hosts' keys; returns what they are known by.
-pub fn keys(site: &Site) -> [String; 2] {
+pub fn keys(site: &GraftSite) -> [String; 2] {
     [0, 1].map(|side| key(site, &format!("host{side}.key")))
 }
 
-pub fn key(site: &Site, name: &str) -> String {
+pub fn key(site: &GraftSite, name: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "key", "--new"]).arg(site.path(name)).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -50,7 +52,7 @@ fn called(client: &str, rest: &str) -> String {
     )
 }
 
-/// `reno` here and `cubic` there, neither of which is anybody's default.
+/// A rule with `reno` for the client and `cubic` for the server. Neither is a default.
 fn rule(side: &str, agree: &str) -> String {
     let congestion = if side == "client" { "reno" } else { "cubic" };
     format!(
@@ -60,32 +62,36 @@ fn rule(side: &str, agree: &str) -> String {
 
 const BOUND: &str = "\"bound\"";
 
-fn peer(daemon: &Daemon<'_>) -> Peer {
+fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
     // exact: a reader, and whoever calls it waits, or knows why nothing changes
     daemon.status().peers.remove(0)
 }
 
-fn wait_for_peer(daemon: &Daemon<'_>, what: &str, ready: impl FnMut(&Peer) -> bool) -> Peer {
+fn wait_for_peer(
+    daemon: &GraftProcess<'_>,
+    what: &str,
+    ready: impl FnMut(&GraftPeerStatus) -> bool,
+) -> GraftPeerStatus {
     wait_until(what, || peer(daemon), ready)
 }
 
-fn wait_for_state(daemon: &Daemon<'_>, state: &str) -> Peer {
+fn wait_for_state(daemon: &GraftProcess<'_>, state: &str) -> GraftPeerStatus {
     wait_for_peer(daemon, state, |peer| peer.state == state)
 }
 
-fn why(daemon: &Daemon<'_>, peer: &str) -> Why {
+fn why(daemon: &GraftProcess<'_>, peer: &str) -> PeerExplanation {
     serde_json::from_str(&daemon.succeed(&["why", peer, "--json"])).unwrap()
 }
 
-/// Whether the next connection is set as the rules say, at both ends.
-fn is_set(site: &Site, listener: &TcpListener) -> (bool, bool) {
+/// Returns whether the next connection is set as the rules say, at both ends.
+fn is_set(site: &GraftSite, listener: &TcpListener) -> (bool, bool) {
     let (near, far) = site.connect(listener);
     let set = (congestion(&near) == "reno", congestion(&far) == "cubic");
     transfer(near, far);
     set
 }
 
-/// In front of what a host does with packets.
+/// Adds rules in front of a host's handling of packets.
 pub fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
     let nft = |line: String| {
         let output = Command::new("ip").args(["netns", "exec", namespace, "nft", &line]).output();
@@ -96,7 +102,7 @@ pub fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
         && rules.iter().all(|rule| nft(format!("add rule inet graft way {rule}")))
 }
 
-/// It does nothing more.
+/// Removes the middlebox's rules.
 pub fn flush(namespace: &str) -> bool {
     let output = Command::new("ip").args(["netns", "exec", namespace, "nft", "flush ruleset"]).output();
     output.is_ok_and(|output| output.status.success())
@@ -105,12 +111,12 @@ pub fn flush(namespace: &str) -> bool {
 pub const BEFORE: &str = "filter hook prerouting priority -300";
 
 #[test]
-fn peers_are_bound_until_one_is_gone() {
-    let Some(site) = Site::new("bound") else { return };
+fn agreement_lasts_until_one_daemon_ends() {
+    let Some(site) = GraftSite::new("bound") else { return };
     let [client, server] = keys(&site);
     site.configure_on(0, &caller(&server, &rule("client", BOUND)));
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     let listener_before = site.listen();
     assert_eq!(is_set(&site, &listener_before), (false, false), "nobody is there yet");
     assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts while connect() runs
@@ -118,7 +124,7 @@ fn peers_are_bound_until_one_is_gone() {
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
     drop(listener_before);
 
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     let known = wait_for_state(&near, "agreed");
     let host = known.host.clone().unwrap();
@@ -133,12 +139,12 @@ fn peers_are_bound_until_one_is_gone() {
     for daemon in [&near, &far] {
         let path =
             wait_for_peer(daemon, "path", |peer| peer.path.mtu.is_some() && peer.path.protocol_253.is_some());
-        let wanted = Verdict {
+        let wanted = PathVerdict {
             options: Some(true),
             udp: Some(true),
             protocol_253: Some(true),
             mtu: Some(1500),
-            nat: Some(Nat::None),
+            nat: Some(NatReport::None),
         };
         assert_eq!((path.path, path.downgrades), (wanted, 0));
     }
@@ -149,15 +155,15 @@ fn peers_are_bound_until_one_is_gone() {
     assert!(["ended", "absent"].contains(&gone.state.as_str()), "{gone:?}");
     assert_eq!(is_set(&site, &listener), (false, false));
     drop(listener);
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
-    // Who has called is bound first, and says so.
+    // The calling end is bound first, and says so.
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    // The caller is started anew: another run of it, which does not wait for the old one's end.
+    // The caller is restarted: it is another run of it, which does not wait for the end of the old one.
     near.kill();
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
@@ -179,8 +185,8 @@ fn peers_are_bound_until_one_is_gone() {
 
 /// Both call each other: one agreement comes of it, and it stays.
 #[test]
-fn both_may_call() {
-    let Some(site) = Site::new("both") else { return };
+fn both_daemons_may_open_the_agreement_connection() {
+    let Some(site) = GraftSite::new("both") else { return };
     let [client, server] = keys(&site);
     let listens = caller(&server, &rule("client", BOUND))
         .replace("interval-s", &format!("listen = \"{CLIENT}:{CONTROL}\"\ninterval-s"));
@@ -188,12 +194,13 @@ fn both_may_call() {
         .replace("name = \"client\"", &format!("name = \"client\"\naddress = \"{CLIENT}:{CONTROL}\""));
     site.configure_on(0, &listens);
     site.configure_on(1, &calls);
-    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let near = GraftProcess::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    let agreed = |daemon: &Daemon<'_>| {
+    let agreed = |daemon: &GraftProcess<'_>| {
         let counts = daemon.status().negotiations; // exact: both have agreed, and nothing is to come
         counts.get("agreed").copied().unwrap_or_default()
     };
@@ -204,21 +211,25 @@ fn both_may_call() {
 }
 
 #[test]
-fn an_option_that_is_taken_off_is_a_downgrade() {
-    let Some(site) = Site::new("downgrade") else { return };
+fn stripped_tcp_option_is_reported_as_a_downgrade() {
+    let Some(site) = GraftSite::new("downgrade") else { return };
     let [client, server] = keys(&site);
     if !middlebox(&site.namespaces[0], BEFORE, &["reset tcp option 253"]) {
-        println!("SKIP an_option_that_is_taken_off_is_a_downgrade: nftables cannot take options off here");
+        println!(
+            "SKIP stripped_tcp_option_is_reported_as_a_downgrade: nftables cannot take options off here"
+        );
         return;
     }
     site.configure_on(0, &caller(&server, &rule("client", "true")));
     site.configure_on(1, &called(&client, &rule("server", "true")));
-    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let near = GraftProcess::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     for daemon in [&near, &far] {
         // The control connection itself is such a one.
-        let first = wait_for_peer(daemon, "downgrade", |peer| peer.downgrades > 0);
-        assert_eq!((first.state.as_str(), first.path.options), ("agreed", Some(false)), "{first:?}");
+        let is_agreed = |peer: &GraftPeerStatus| peer.downgrades > 0 && peer.state == "agreed";
+        let first = wait_for_peer(daemon, "downgrade", is_agreed);
+        assert_eq!(first.path.options, Some(false), "{first:?}");
     }
     assert_eq!(is_set(&site, &listener), (false, false));
     for (daemon, other) in [(&near, SERVER), (&far, CLIENT)] {
@@ -234,17 +245,18 @@ fn an_option_that_is_taken_off_is_a_downgrade() {
 
 /// The answer says that the server uses something else.
 #[test]
-fn an_option_that_is_changed_is_a_downgrade() {
-    let Some(site) = Site::new("altered") else { return };
+fn changed_tcp_option_is_reported_as_a_downgrade() {
+    let Some(site) = GraftSite::new("altered") else { return };
     let [client, server] = keys(&site);
     let change = format!("tcp sport {PORT} tcp option @253,64,32 set 0x12345678");
     if !middlebox(&site.namespaces[0], BEFORE, &[&change]) {
-        println!("SKIP an_option_that_is_changed_is_a_downgrade: nftables cannot change options here");
+        println!("SKIP changed_tcp_option_is_reported_as_a_downgrade: nftables cannot change options here");
         return;
     }
     site.configure_on(0, &caller(&server, &rule("client", "true")));
     site.configure_on(1, &called(&client, &rule("server", "true")));
-    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let near = GraftProcess::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
@@ -259,11 +271,12 @@ fn an_option_that_is_changed_is_a_downgrade() {
 }
 
 #[test]
-fn what_stands_in_the_way_is_said_at_both_ends() {
-    let Some(site) = Site::new("refuse") else { return };
+fn refusals_are_reported_at_both_ends() {
+    let Some(site) = GraftSite::new("refuse") else { return };
     let [client, server] = keys(&site);
     let other = key(&site, "other.key");
-    let (ours, theirs) = (rule("client", BOUND), rule("server", BOUND));
+    let ours = rule("client", BOUND);
+    let theirs = rule("server", BOUND);
     let wants = ours.replace("congestion = \"reno\"", "congestion = \"reno\"\npeer-graft = \"hybla\"");
     let table = [
         (caller(&server, &format!("min-cpus = 100000\n{ours}")), called(&client, &theirs), "resources"),
@@ -283,9 +296,10 @@ fn what_stands_in_the_way_is_said_at_both_ends() {
     for (here, there, reason) in table {
         site.configure_on(0, &here);
         site.configure_on(1, &there);
-        let (near, far) = (Daemon::start_on(&site, 1), Daemon::start_on(&site, 0));
-        let (far, near) = (near, far);
-        let is_so = |peer: &Peer| peer.state == reason || peer.detail.contains(&format!("({reason})"));
+        let far = GraftProcess::start_on(&site, 1);
+        let near = GraftProcess::start_on(&site, 0);
+        let is_so =
+            |peer: &GraftPeerStatus| peer.state == reason || peer.detail.contains(&format!("({reason})"));
         let said = wait_for_peer(&near, reason, is_so);
         assert!(!said.detail.is_empty() && said.rules.is_empty(), "{said:?}");
         let is_counted = |counts: &BTreeMap<String, u64>| counts.get(reason).is_some_and(|count| *count > 0);
@@ -302,8 +316,8 @@ fn what_stands_in_the_way_is_said_at_both_ends() {
 
 /// Addresses are translated at one end, then at both.
 #[test]
-fn one_translation_is_told_and_two_are_refused() {
-    let Some(site) = Site::new("nat") else { return };
+fn one_address_translation_is_reported_and_two_are_refused() {
+    let Some(site) = GraftSite::new("nat") else { return };
     let [client, server] = keys(&site);
     let nat = |side: usize, hook: &str, rule: &str| middlebox(&site.namespaces[side], hook, &[rule]);
     let called_as = "10.96.0.7";
@@ -312,24 +326,27 @@ fn one_translation_is_told_and_two_are_refused() {
     }
     let there = format!("ip daddr {called_as} dnat ip to {SERVER}");
     if !nat(1, "nat hook prerouting priority -100", &there) {
-        println!("SKIP one_translation_is_told_and_two_are_refused: nftables cannot translate here");
+        println!(
+            "SKIP one_address_translation_is_reported_and_two_are_refused: nftables cannot translate here"
+        );
         return;
     }
     let calls = caller(&server, &rule("client", BOUND)).replace(SERVER, called_as);
     site.configure_on(0, &calls);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
-    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let near = GraftProcess::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
     wait_for_peer(&near, "a translation of one who agrees", |peer| {
-        peer.path.nat == Some(Nat::Theirs) && peer.state == "agreed"
+        peer.path.nat == Some(NatReport::Theirs) && peer.state == "agreed"
     });
-    wait_for_peer(&far, "a translation", |peer| peer.path.nat == Some(Nat::Ours));
+    wait_for_peer(&far, "a translation", |peer| peer.path.nat == Some(NatReport::Ours));
     near.kill();
     assert!(nat(
         0,
         "nat hook postrouting priority 100",
         &format!("ip daddr {called_as} snat ip to 10.96.0.9")
     ));
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     for daemon in [&near, &far] {
         let refused = wait_for_peer(daemon, "a refusal", |peer| peer.detail.contains("(nat)"));
         assert!(refused.detail.contains("both ends are behind a translation"), "{refused:?}");
@@ -337,8 +354,8 @@ fn one_translation_is_told_and_two_are_refused() {
 }
 
 #[test]
-fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
-    let Some(site) = Site::with_controls("fetch") else { return };
+fn signed_graft_is_downloaded_from_a_peer_by_hash() {
+    let Some(site) = GraftSite::with_controls("fetch") else { return };
     let [client, server] = keys(&site);
     let (identity, signer) = signed_graft(&site);
     let fetches = |trusted: &str, identity: &str| {
@@ -355,17 +372,17 @@ fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
             .replace("[agreement]", &format!("pool = [\"pool\"]\n[agreement]\n{give}"))
     };
     site.configure_on(1, &gives("give = true"));
-    let far = Daemon::start_on(&site, 1);
-    // Of a key that does not count.
+    let far = GraftProcess::start_on(&site, 1);
+    // The key that has to have signed is another one.
     site.configure_on(0, &fetches(&"00".repeat(32), &identity));
-    let near = Daemon::start_on(&site, 0);
-    wait_for("its refusal", || near.log().contains("its signature is of none"));
+    let near = GraftProcess::start_on(&site, 0);
+    wait_for("its refusal", || near.log().contains("its signature was made by none"));
     assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
     assert!(near.status().rules[0].waits); // exact: what it waits for was refused
     near.kill();
 
     site.configure_on(0, &fetches(&signer, &identity));
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     assert!(!near.status().rules[0].waits); // exact: what is missing comes before an agreement
     let listener = site.listen();
@@ -373,16 +390,16 @@ fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
     assert_eq!(congestion(&one), "mr_hybla");
     transfer(one, other);
     near.kill();
-    // It is there now, and nobody is asked any more.
+    // The graft is in the directory now, so that the peer need not give it.
     site.configure_on(1, &gives(""));
     far.succeed(&["reload"]);
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     near.kill();
-    // Nobody gives: the rule waits, whatever is agreed on.
+    // The peer does not give it: the rule waits, whatever is agreed on.
     fs::remove_dir_all(site.path("fetched")).unwrap();
     fs::create_dir(site.path("fetched")).unwrap();
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     assert!(near.status().rules[0].waits); // exact: nobody gives it
     let (one, other) = site.connect(&listener);
@@ -390,8 +407,8 @@ fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
     transfer(one, other);
 }
 
-/// Hybla under another name in `pool`; returns its identity and the public key of who has signed it.
-fn signed_graft(site: &Site) -> (String, String) {
+/// Puts Hybla under another name into `pool`. Returns its identity and the public key that it is signed with.
+fn signed_graft(site: &GraftSite) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("hybla").output().unwrap();
     assert!(output.status.success());
@@ -410,17 +427,17 @@ fn signed_graft(site: &Site) -> (String, String) {
 
 pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-fn pretend(site: &Site) -> Tls {
+fn pretend(site: &GraftSite) -> Tls {
     pretend_at(site, CONTROL, ALPN)
 }
 
 /// A caller that is no daemon of ours, with the client's key.
-pub fn pretend_at(site: &Site, port: u16, alpn: &[u8]) -> Tls {
+pub fn pretend_at(site: &GraftSite, port: u16, alpn: &[u8]) -> Tls {
     let pem = fs::read_to_string(site.path("host0.key")).unwrap();
     let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
     let certificate = rcgen::CertificateParams::new(["c".to_owned()]).unwrap().self_signed(&pair).unwrap();
     let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap();
-    let mut config = Trust::Anyone.client_config(&[alpn]).unwrap();
+    let mut config = CertificateTrust::Anyone.client_config(&[alpn]).unwrap();
     let own = CertifiedKey::from_der(vec![certificate.der().clone()], key, config.crypto_provider()).unwrap();
     config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(own));
     let name = ServerName::try_from("c").unwrap();
@@ -428,7 +445,7 @@ pub fn pretend_at(site: &Site, port: u16, alpn: &[u8]) -> Tls {
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
 }
 
-fn call(site: &Site, port: u16) -> TcpStream {
+fn call(site: &GraftSite, port: u16) -> TcpStream {
     let stream = inside(&site.namespaces[0], || TcpStream::connect((SERVER, port)).unwrap());
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream
@@ -439,12 +456,12 @@ fn send(tls: &mut Tls, bytes: &[u8]) {
     tls.write_all(bytes).unwrap();
 }
 
-fn receive(tls: &mut Tls) -> Message {
+fn receive(tls: &mut Tls) -> AgreementMessage {
     let mut length = [0; 4];
     tls.read_exact(&mut length).unwrap();
     let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
     tls.read_exact(&mut bytes).unwrap();
-    Message::decode(&bytes).unwrap()
+    AgreementMessage::decode(&bytes).unwrap()
 }
 
 fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
@@ -452,38 +469,44 @@ fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
         versions: vec![1],
         epoch: 1,
         hold_s: 30,
-        host: Host { program: "x".into(), kernel: "6.18".into(), abi: 1, cpus: 1, memory_mib: 1 },
+        host: HostOffer { program: "x".into(), kernel: "6.18".into(), abi: 1, cpus: 1, memory_mib: 1 },
         local: tls.sock.local_addr().unwrap(),
         remote: tls.sock.peer_addr().unwrap(),
         functions: Vec::new(),
-        rules: vec![Rule { side: Side::Client, first_port: PORT, last_port: PORT, graft: None, wants: None }],
+        rules: vec![RuleOffer {
+            side: OfferSide::Client,
+            first_port: PORT,
+            last_port: PORT,
+            graft: None,
+            wants: None,
+        }],
         connections: Vec::new(),
-        path: Verdict::default(),
+        path: PathVerdict::default(),
     };
     change(&mut statement);
-    serde_json::to_vec(&Message::Offer(Box::new(statement))).unwrap()
+    serde_json::to_vec(&AgreementMessage::Offer(Box::new(statement))).unwrap()
 }
 
 /// A peer with the right key that says other things than a daemon does, and strangers without it.
 #[test]
-fn who_says_anything_else_changes_nothing() {
-    let Some(site) = Site::new("hostile") else { return };
+fn deviating_peer_changes_nothing() {
+    let Some(site) = GraftSite::new("hostile") else { return };
     let [client, _] = keys(&site);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let refused = |change: fn(&mut Statement)| {
         let mut tls = pretend(&site);
         let bytes = offer(&tls, change);
         send(&mut tls, &bytes);
-        let Message::Refuse(refusal) = receive(&mut tls) else { panic!("no refusal") };
-        // It is told before it is noted.
+        let AgreementMessage::Refuse(refusal) = receive(&mut tls) else { panic!("no refusal") };
+        // The daemon sends the refusal before it notes it.
         wait_for_peer(&far, "its note", |peer| peer.detail.ends_with(&refusal.detail));
         refusal.reason
     };
-    assert_eq!(refused(|it| it.versions = vec![2]), Reason::Version);
-    assert_eq!(refused(|it| it.host.abi = 9), Reason::Abi);
-    assert_eq!(refused(|it| it.rules[0].wants = Some(Hash([1; 32]))), Reason::UnknownFunction);
-    assert_eq!(refused(|it| it.rules.clear()), Reason::NoRule);
+    assert_eq!(refused(|it| it.versions = vec![2]), RefusalReason::Version);
+    assert_eq!(refused(|it| it.host.abi = 9), RefusalReason::Abi);
+    assert_eq!(refused(|it| it.rules[0].wants = Some(Hash([1; 32]))), RefusalReason::UnknownFunction);
+    assert_eq!(refused(|it| it.rules.clear()), RefusalReason::NoRule);
 
     let many: fn(&mut Statement) = |it| it.rules = vec![it.rules[0].clone(); 65];
     let mut tls = pretend(&site);
@@ -492,15 +515,18 @@ fn who_says_anything_else_changes_nothing() {
     let state = wait_for_state(&far, "malformed");
     assert!(state.detail.contains("too many rules"), "{state:?}");
     for (bytes, wanted) in [
-        (&b"{"[..], "no message"),
-        (&serde_json::to_vec(&Message::Confirm).unwrap()[..], "confirm where offer was due"),
+        (&b"{"[..], "not a message"),
+        (
+            &serde_json::to_vec(&AgreementMessage::Confirm).unwrap()[..],
+            "the peer sent confirm instead of offer",
+        ),
     ] {
         send(&mut pretend(&site), bytes);
         wait_for_peer(&far, wanted, |peer| peer.detail.contains(wanted));
     }
     let mut tls = pretend(&site);
     tls.write_all(&u32::MAX.to_be_bytes()).unwrap();
-    wait_for_peer(&far, "length", |peer| peer.detail.contains("a message of 4294967295 bytes"));
+    wait_for_peer(&far, "length", |peer| peer.detail.contains("the message has 4294967295 bytes"));
     // It says nothing at all.
     let mut tls = pretend(&site);
     tls.conn.complete_io(&mut tls.sock).unwrap();
@@ -510,15 +536,17 @@ fn who_says_anything_else_changes_nothing() {
     let mut tls = pretend(&site);
     let bytes = offer(&tls, |_| ());
     send(&mut tls, &bytes);
-    assert!(matches!(receive(&mut tls), Message::Accept(_)));
+    assert!(matches!(receive(&mut tls), AgreementMessage::Accept(_)));
     assert_ne!(peer(&far).state, "agreed");
-    send(&mut tls, &Message::Confirm.encode().unwrap());
+    send(&mut tls, &AgreementMessage::Confirm.encode().unwrap());
     wait_for_state(&far, "agreed");
     // Asked for what is not given, it says so.
     send(&mut tls, &bytes);
-    assert!(matches!(receive(&mut tls), Message::Accept(_)));
-    send(&mut tls, &Message::Fetch { identity: Hash([1; 32]) }.encode().unwrap());
-    assert!(matches!(receive(&mut tls), Message::Refuse(refusal) if refusal.reason == Reason::NotGiven));
+    assert!(matches!(receive(&mut tls), AgreementMessage::Accept(_)));
+    send(&mut tls, &AgreementMessage::Fetch { identity: Hash([1; 32]) }.encode().unwrap());
+    assert!(
+        matches!(receive(&mut tls), AgreementMessage::Refuse(refusal) if refusal.reason == RefusalReason::NotGiven)
+    );
     wait_for_peer(&far, "its end", |peer| peer.state != "agreed");
 
     // Strangers: no TLS, half of it, and many at once.
@@ -535,5 +563,5 @@ fn who_says_anything_else_changes_nothing() {
         tls.write_all(&bytes).ok()?;
         Some(tls)
     });
-    assert!(matches!(receive(&mut tls), Message::Accept(_)));
+    assert!(matches!(receive(&mut tls), AgreementMessage::Accept(_)));
 }

@@ -1,5 +1,4 @@
-//! Connections that are carried: what TCP promises holds, whatever becomes of carriers and daemons, and nobody sees other
-//! addresses than the true ones.
+//! Carried connections keep TCP's promises, whatever happens to carriers and daemons, and both ends see only the true addresses.
 
 use std::{
     collections::BTreeSet,
@@ -12,13 +11,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::status::{Carrier, Carry, Why};
+use millrace_graft::status::{CarrierStatus, CarryStatus, PeerExplanation};
+use millrace_testkit::StopOnDrop;
 use ring::digest::{Context, SHA256};
 use socket2::SockRef;
 
 use crate::{
     agreement::{BEFORE, flush, key, keys, middlebox},
-    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, inside, ip, wait_for, wait_until},
+    site::{
+        CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, ip, wait_for,
+        wait_until,
+    },
 };
 
 pub const CARRIERS: u16 = 9188;
@@ -45,57 +48,48 @@ pub fn rule(side: &str, port: u16) -> String {
     )
 }
 
-pub fn carry(daemon: &Daemon<'_>) -> Carry {
+pub fn carry(daemon: &GraftProcess<'_>) -> CarryStatus {
     // exact: a reader, and whoever calls it waits, or knows why nothing changes
     daemon.status().carry.unwrap()
 }
 
-pub fn carrier(daemon: &Daemon<'_>) -> Carrier {
+pub fn carrier(daemon: &GraftProcess<'_>) -> CarrierStatus {
     carry(daemon).carriers.remove(0)
 }
 
-pub fn wait_for_state(daemon: &Daemon<'_>, state: &str) {
+pub fn wait_for_state(daemon: &GraftProcess<'_>, state: &str) {
     wait_until(&format!("a carrier that is {state}"), || carrier(daemon), |it| it.state == state);
 }
 
 /// The kernel counts while connect() runs.
-pub fn verdict(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+pub fn verdict(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).verdicts[verdict]
 }
 
-pub fn ended(daemon: &Daemon<'_>, how: &str) -> u64 {
+pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// So many have ended like this, at each of them: a broker counts that after the application has seen it, and after the place in its table is
-/// free again.
-pub fn wait_for_ended<const N: usize>(daemons: [&Daemon<'_>; N], how: &str, count: u64) {
+/// Waits until each of them has counted this many connections that ended in this way. A broker counts an end after the application has seen
+/// it, and after the place in its table is free again.
+pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);
 }
 
 /// The same of those that were reset, by whichever end.
-pub fn wait_for_resets<const N: usize>(daemons: [&Daemon<'_>; N], count: u64) {
+pub fn wait_for_resets<const N: usize>(daemons: [&GraftProcess<'_>; N], count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, "reset") + ended(daemon, "peer-reset"));
     wait_until(&format!("{count} resets"), counts, |counts| *counts == [count; N]);
 }
 
-/// Has threads that go on until they are told otherwise end with a test that fails, too.
-pub struct Stops<'a>(pub &'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Both daemons, with a warm carrier.
-pub fn warm<'a>(site: &'a Site, more: [&str; 2]) -> [Daemon<'a>; 2] {
+pub fn warm<'a>(site: &'a GraftSite, more: [&str; 2]) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     site.configure_on(0, &client(&known[1], more[0]));
     site.configure_on(1, &server(&known[0], more[1]));
-    let far = Daemon::start_on(site, 1);
-    let near = Daemon::start_on(site, 0);
+    let far = GraftProcess::start_on(site, 1);
+    let near = GraftProcess::start_on(site, 0);
     wait_for_state(&near, "warm");
     [near, far]
 }
@@ -105,12 +99,12 @@ pub fn at(ip: &str, port: u16) -> SocketAddr {
 }
 
 /// Both ends are idle: nothing is carried any more.
-pub fn wait_for_end(near: &Daemon<'_>, far: &Daemon<'_>) {
+pub fn wait_for_end(near: &GraftProcess<'_>, far: &GraftProcess<'_>) {
     let connections = || [near, far].map(|daemon| carry(daemon).connections);
     wait_until("the end of all connections", connections, |counts| *counts == [0, 0]);
 }
 
-pub fn connect(site: &Site, listener: &TcpListener) -> (TcpStream, TcpStream, SocketAddr) {
+pub fn connect(site: &GraftSite, listener: &TcpListener) -> (TcpStream, TcpStream, SocketAddr) {
     accepted(site.try_connect(listener.local_addr().unwrap()).unwrap(), listener)
 }
 
@@ -125,7 +119,7 @@ pub fn accepted(near: TcpStream, listener: &TcpListener) -> (TcpStream, TcpStrea
 }
 
 /// Each end sees the other as it is, at these addresses.
-pub fn connect_seen(site: &Site, listener: &TcpListener, client: &str) -> (TcpStream, TcpStream) {
+pub fn connect_seen(site: &GraftSite, listener: &TcpListener, client: &str) -> (TcpStream, TcpStream) {
     let (here, there, seen) = connect(site, listener);
     let server = listener.local_addr().unwrap();
     assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (client.to_owned(), seen));
@@ -133,8 +127,8 @@ pub fn connect_seen(site: &Site, listener: &TcpListener, client: &str) -> (TcpSt
     (here, there)
 }
 
-/// How a connection ends that is reset at once: that may be noticed while it is made.
-pub fn reset(site: &Site, at: SocketAddr) -> ErrorKind {
+/// Returns how a connection ends that is reset at once: that may be noticed while it is made.
+pub fn reset(site: &GraftSite, at: SocketAddr) -> ErrorKind {
     site.try_connect(at).and_then(|mut stream| stream.read(&mut [0])).unwrap_err().kind()
 }
 
@@ -152,7 +146,8 @@ pub fn hash(bytes: &[u8]) -> Vec<u8> {
 }
 
 pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
-    let (mut got, mut latest) = (Vec::new(), Instant::now());
+    let mut got = Vec::new();
+    let mut latest = Instant::now();
     loop {
         let before = got.len();
         match from.read_to_end(&mut got) {
@@ -167,7 +162,7 @@ pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
     }
 }
 
-/// Different bytes each way at once, each way ended by itself. What came is what was sent.
+/// Sends different bytes each way at once, ends each way by itself, and checks that all arrived.
 pub fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
     let sent = [noise(1, length), noise(2, length)];
     thread::scope(|scope| {
@@ -185,8 +180,8 @@ pub fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
 }
 
 #[test]
-fn a_carrier_has_carried_something_before_it_is_needed() {
-    let Some(site) = Site::new("warmth") else { return };
+fn carrier_opens_its_window_before_connections_use_it() {
+    let Some(site) = GraftSite::new("warmth") else { return };
     let ends = warm(&site, ["warm-kib = 64", ""]);
     for (end, bytes) in ends.iter().zip([64 << 10, 256 << 10]) {
         wait_until("an open window", || carrier(end), |it| it.sent_bytes > bytes);
@@ -197,7 +192,7 @@ fn a_carrier_has_carried_something_before_it_is_needed() {
 
 #[test]
 fn both_ends_see_each_other_and_all_bytes() {
-    let Some(site) = Site::new("carried") else { return };
+    let Some(site) = GraftSite::new("carried") else { return };
     let [near, far] = warm(&site, ["", ""]);
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
         let listener = site.listen_on(at(server, PORT));
@@ -211,11 +206,12 @@ fn both_ends_see_each_other_and_all_bytes() {
     }
     wait_for_end(&near, &far);
     wait_for_ended([&near, &far], "done", 2);
-    let (here, there) = (carry(&near), carry(&far));
+    let here = carry(&near);
+    let there = carry(&far);
     assert_eq!(here.verdicts["led"], 2, "{here:?}");
     assert_eq!((here.sent_bytes, here.received_bytes, here.kept_bytes), (6_000_000, 6_000_000, 0));
     assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (6_000_000, 6_000_000, 0));
-    let why: Why = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
+    let why: PeerExplanation = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
     assert_eq!(why.carrier.unwrap().state, "warm");
     assert!(near.succeed(&["why", SERVER]).contains(&format!("{SERVER}: carried by server")));
     assert!(near.succeed(&["status"]).contains("CARRIER TO"));
@@ -223,8 +219,8 @@ fn both_ends_see_each_other_and_all_bytes() {
 
 /// Most clients speak first: their bytes travel with the opening of the connection.
 #[test]
-fn what_is_said_before_there_is_an_answer_arrives() {
-    let Some(site) = Site::new("early") else { return };
+fn early_data_arrives() {
+    let Some(site) = GraftSite::new("early") else { return };
     let [_near, _far] = warm(&site, ["", ""]);
     let listener = site.listen();
     for length in [1, 1000, 100_000] {
@@ -241,8 +237,8 @@ fn what_is_said_before_there_is_an_answer_arrives() {
 
 /// A socket of IPv6 to an IPv4 address, as Java and many others do.
 #[test]
-fn mapped_addresses_are_led_too() {
-    let Some(site) = Site::new("mapped") else { return };
+fn connections_with_ipv4_mapped_addresses_are_tunnelled() {
+    let Some(site) = GraftSite::new("mapped") else { return };
     let [near, _far] = warm(&site, ["", ""]);
     let listener = site.listen_on(at("::", PORT));
     let mapped = at(&format!("::ffff:{SERVER}"), PORT);
@@ -255,16 +251,17 @@ fn mapped_addresses_are_led_too() {
 }
 
 #[test]
-fn without_a_carrier_tcp_is_as_it_was() {
-    let Some(site) = Site::new("absent") else { return };
+fn connection_without_a_carrier_stays_plain_tcp() {
+    let Some(site) = GraftSite::new("absent") else { return };
     let known = keys(&site);
     site.configure_on(0, &client(&known[1], ""));
-    let near = Daemon::start_on(&site, 0);
+    let near = GraftProcess::start_on(&site, 0);
     let listener = site.listen();
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (CLIENT.to_owned(), seen));
     exchange(&here, &there, 100_000);
-    let (cold, state) = (verdict(&near, "cold"), carrier(&near));
+    let cold = verdict(&near, "cold");
+    let state = carrier(&near);
     assert_eq!((cold, state.state.as_str()), (1, "cold"));
     assert!(near.succeed(&["why", SERVER]).contains("in place, since the carrier server is cold"));
 
@@ -272,7 +269,7 @@ fn without_a_carrier_tcp_is_as_it_was() {
     key(&site, "other.key");
     let stranger = key(&site, "stranger.key");
     site.configure_on(1, &server(&stranger, ""));
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     wait_for("a refusal", || ended(&far, "unknown-caller") > 0);
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
@@ -300,8 +297,8 @@ fn without_a_carrier_tcp_is_as_it_was() {
 }
 
 #[test]
-fn a_reset_is_a_reset_at_the_other_end() {
-    let Some(site) = Site::new("reset") else { return };
+fn tcp_reset_passes_through_the_tunnel() {
+    let Some(site) = GraftSite::new("reset") else { return };
     let [near, far] = warm(&site, ["", ""]);
     let listener = site.listen();
     for resets_here in [true, false] {
@@ -318,16 +315,17 @@ fn a_reset_is_a_reset_at_the_other_end() {
     wait_for_resets([&near, &far], 2);
 }
 
-/// So long a server is asked in place that was not reached by a carrier.
+/// How long connections to a server that no carrier reached are made in place.
 const AVOIDED: Duration = Duration::from_secs(2);
 
 #[test]
-fn what_the_server_refuses_is_refused_and_what_the_broker_refuses_goes_in_place() {
-    let Some(site) = Site::new("refuse") else { return };
+fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
+    let Some(site) = GraftSite::new("refuse") else { return };
     let [near, _far] = warm(&site, ["", ""]);
-    // Nobody listens. The first is told by a reset, those after it by the server's host itself: for a while, which may be over before a busy
-    // machine has made the next.
-    let (mut led, mut latest) = (0, None::<Instant>);
+    // The server does not listen. The first connection gets a reset, and later ones are refused by the server's host itself. That lasts for a while,
+    // which may be over before a busy machine makes the next.
+    let mut led = 0;
+    let mut latest = None::<Instant>;
     wait_for("one that is asked in place", || {
         let begin = Instant::now();
         let kind = reset(&site, at(SERVER, PORT));
@@ -359,7 +357,8 @@ fn what_the_server_refuses_is_refused_and_what_the_broker_refuses_goes_in_place(
         exchange(&here, &there, 1_000_000);
         let led = verdict(&near, "led");
         let (here, there, _) = connect(&site, &listener);
-        let (is_late, is_same) = (begin.elapsed() >= AVOIDED, verdict(&near, "led") == led);
+        let is_late = begin.elapsed() >= AVOIDED;
+        let is_same = verdict(&near, "led") == led;
         exchange(&here, &there, 1000);
         assert!(is_same || is_late, "it is asked in place for a while");
         is_same
@@ -367,28 +366,29 @@ fn what_the_server_refuses_is_refused_and_what_the_broker_refuses_goes_in_place(
 }
 
 /// The settings of `warm`, but that the client's rule is strict.
-fn strict<'a>(site: &'a Site) -> [Daemon<'a>; 2] {
+fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let early = client(&known[1], "");
     site.configure_on(0, &early.replace("tier = \"carried\"", "tier = \"carried\"\nconnect = \"strict\""));
     site.configure_on(1, &server(&known[0], ""));
-    let far = Daemon::start_on(site, 1);
-    let near = Daemon::start_on(site, 0);
+    let far = GraftProcess::start_on(site, 1);
+    let near = GraftProcess::start_on(site, 0);
     wait_for_state(&near, "warm");
     [near, far]
 }
 
 /// The kernel counts as packets come.
-fn held(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).held[verdict]
 }
 
 #[test]
-fn strict_connections_say_what_the_server_says() {
-    let Some(site) = Site::new("strict") else { return };
+fn strict_connection_returns_the_servers_answer() {
+    let Some(site) = GraftSite::new("strict") else { return };
     let [near, far] = strict(&site);
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
-        let (refused, done) = (ended(&near, "refused"), ended(&near, "done"));
+        let refused = ended(&near, "refused");
+        let done = ended(&near, "done");
         for _ in 0..3 {
             let error = site.try_connect(at(server, PORT)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "nobody listens at {server}");
@@ -415,8 +415,8 @@ fn strict_connections_say_what_the_server_says() {
 }
 
 #[test]
-fn a_strict_connection_is_none_before_the_server_has_it() {
-    let Some(site) = Site::new("waits") else { return };
+fn strict_connection_opens_only_after_the_server_accepted() {
+    let Some(site) = GraftSite::new("waits") else { return };
     let [near, far] = strict(&site);
     let listener = site.listen();
     far.pause();
@@ -430,7 +430,7 @@ fn a_strict_connection_is_none_before_the_server_has_it() {
     here.set_nonblocking(false).unwrap();
     assert_eq!(seen, here.local_addr().unwrap());
     exchange(&here, &there, 100_000);
-    // Who gives up leaves nothing behind. A carrier that was paused for long is another one first.
+    // A connection that is given up leaves nothing behind. A carrier that was paused for long is replaced first.
     wait_for_state(&near, "warm");
     far.pause();
     drop(site.begin_to_connect(at(SERVER, PORT)));
@@ -440,10 +440,10 @@ fn a_strict_connection_is_none_before_the_server_has_it() {
     wait_for_ended([&near], "reset", 1);
 }
 
-/// What the peer's broker does not carry goes in place, as strictly.
+/// Connections that the peer's broker does not carry go in place, and are as strict.
 #[test]
-fn strict_connections_in_place_say_what_the_server_says() {
-    let Some(site) = Site::new("strictly") else { return };
+fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
+    let Some(site) = GraftSite::new("strictly") else { return };
     let known = keys(&site);
     let early = format!(
         "{}{}",
@@ -452,8 +452,8 @@ fn strict_connections_in_place_say_what_the_server_says() {
     );
     site.configure_on(0, &early.replace("tier = \"carried\"", "tier = \"carried\"\nconnect = \"strict\""));
     site.configure_on(1, &server(&known[0], ""));
-    let far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "warm");
     let error = site.try_connect(at(SERVER, PORT + 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
@@ -476,8 +476,8 @@ fn strict_connections_in_place_say_what_the_server_says() {
 
 /// Whoever connects to the broker itself gets nothing from it.
 #[test]
-fn nobody_uses_the_broker_by_its_own_address() {
-    let Some(site) = Site::new("proxy") else { return };
+fn connections_to_the_brokers_own_address_are_refused() {
+    let Some(site) = GraftSite::new("proxy") else { return };
     let [near, _far] = warm(&site, ["", ""]);
     let listeners = site.command(0, "ss").args(["-Hltn"]).output().unwrap().stdout;
     let listeners = String::from_utf8(listeners).unwrap();
@@ -490,25 +490,25 @@ fn nobody_uses_the_broker_by_its_own_address() {
     wait_for_ended([&near], "stranger", 2);
 }
 
-/// What one window is in the tests of slow readers.
+/// The window in the tests of slow readers, bytes.
 const WINDOW: u64 = 256 << 10;
 
 #[test]
-fn a_slow_reader_costs_one_window() {
-    let Some(site) = Site::new("slow") else { return };
+fn slow_reader_of_a_tunnelled_connection_holds_one_window() {
+    let Some(site) = GraftSite::new("slow") else { return };
     let ends = warm(&site, ["window-kib = 256", ""]);
     slow_reader(&site, &ends);
 }
 
-/// With `window-kib` of [`WINDOW`] at the near end.
-pub fn slow_reader(site: &Site, [near, far]: &[Daemon<'_>; 2]) {
+/// Tests a slow reader with `window-kib` of [`WINDOW`] at the near end.
+pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
     let sent = noise(3, 64 << 20);
     let written = fill(&mut here, &sent, || carry(near).kept_bytes > WINDOW / 2);
     let kept = carry(near).kept_bytes;
     assert!(kept > 0 && kept <= WINDOW, "{kept}");
-    // What else there is lies in the sockets of kernels: two here, two there.
+    // The other bytes are in the kernels' sockets: two here, two there.
     assert!(written < 32 << 20, "{written}");
     // Others are not held up by it.
     let (other, others, _) = connect(site, &listener);
@@ -520,10 +520,12 @@ pub fn slow_reader(site: &Site, [near, far]: &[Daemon<'_>; 2]) {
     wait_until("nothing to be kept", kept, |kept| *kept == [0, 0]);
 }
 
-/// Until nothing has gone for a second although `is_full`. Returns how much has.
+/// Writes until `is_full` and nothing was accepted for a second. Returns the number of bytes written.
 pub fn fill(to: &mut TcpStream, bytes: &[u8], is_full: impl Fn() -> bool) -> usize {
     to.set_nonblocking(true).unwrap();
-    let (begin, mut written, mut latest) = (Instant::now(), 0, Instant::now());
+    let begin = Instant::now();
+    let mut written = 0;
+    let mut latest = Instant::now();
     while latest.elapsed() < Duration::from_secs(1) || !is_full() {
         match to.write(&bytes[written..]) {
             Ok(length) => (written, latest) = (written + length, Instant::now()),
@@ -537,17 +539,18 @@ pub fn fill(to: &mut TcpStream, bytes: &[u8], is_full: impl Fn() -> bool) -> usi
 }
 
 #[test]
-fn who_writes_before_reading_is_not_stuck() {
-    let Some(site) = Site::new("first") else { return };
+fn tunnelled_writer_that_does_not_read_makes_progress() {
+    let Some(site) = GraftSite::new("first") else { return };
     let _ends = warm(&site, ["", ""]);
     write_before_reading(&site);
 }
 
 /// Each end writes much before it reads anything: confirmations come behind what nobody takes yet.
-pub fn write_before_reading(site: &Site) {
+pub fn write_before_reading(site: &GraftSite) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
-    let (to, back) = (noise(4, 20 << 20), noise(5, 2 << 20));
+    let to = noise(4, 20 << 20);
+    let back = noise(5, 2 << 20);
     thread::scope(|scope| {
         // It reads while it writes, the other does not.
         scope.spawn(|| {
@@ -563,8 +566,8 @@ pub fn write_before_reading(site: &Site) {
 }
 
 #[test]
-fn urgent_data_stays_in_its_place() {
-    let Some(site) = Site::new("urgent") else { return };
+fn urgent_tcp_data_keeps_its_position() {
+    let Some(site) = GraftSite::new("urgent") else { return };
     let [_near, _far] = warm(&site, ["", ""]);
     let listener = site.listen();
     let (mut here, there, _) = connect(&site, &listener);
@@ -579,7 +582,8 @@ fn urgent_data_stays_in_its_place() {
 pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     const PIECE: usize = 64 << 10;
     let send = |mut to: &TcpStream, seed: u64| {
-        let (mut context, mut pieces) = (Context::new(&SHA256), 0);
+        let mut context = Context::new(&SHA256);
+        let mut pieces = 0;
         while !enough.load(Ordering::Relaxed) {
             let piece = noise(seed + pieces, PIECE);
             context.update(&piece);
@@ -590,7 +594,9 @@ pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
         (context.finish(), pieces as usize * PIECE)
     };
     let receive = |mut from: &TcpStream| {
-        let (mut context, mut length, mut piece) = (Context::new(&SHA256), 0, vec![0; PIECE]);
+        let mut context = Context::new(&SHA256);
+        let mut length = 0;
+        let mut piece = vec![0; PIECE];
         loop {
             match from.read(&mut piece).unwrap() {
                 0 => return (context.finish(), length),
@@ -602,22 +608,23 @@ pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
         let sent = [(near, 0), (far, 1 << 32)].map(|(to, seed)| scope.spawn(move || send(to, seed)));
         let got = [far, near].map(|from| scope.spawn(move || receive(from)));
         for (sent, got) in sent.into_iter().zip(got) {
-            let (sent, got) = (sent.join().unwrap(), got.join().unwrap());
+            let sent = sent.join().unwrap();
+            let got = got.join().unwrap();
             assert_eq!((got.0.as_ref(), got.1), (sent.0.as_ref(), sent.1));
         }
     });
 }
 
-/// On a slow link the server sends much more than that carries, and the client little: what the client has sent is confirmed no later for that.
+/// The slow link carries much less than the server sends. The client sends little, and its bytes are confirmed without delay nevertheless.
 #[test]
-fn confirmations_do_not_wait_behind_what_a_carrier_cannot_send_yet() {
-    let Some(site) = Site::new("behind") else { return };
+fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
+    let Some(site) = GraftSite::new("behind") else { return };
     let far = "window-kib = 16384";
     let known = keys(&site);
     site.configure_on(0, &client(&known[1], "window-kib = 64"));
     site.configure_on(1, &server(&known[0], "").replace("[carry]", &format!("[carry]\n{far}")));
-    let _far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let _far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "warm");
     let listener = site.listen();
     let (here, there, _) = connect(&site, &listener);
@@ -628,7 +635,7 @@ fn confirmations_do_not_wait_behind_what_a_carrier_cannot_send_yet() {
     let enough = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&here, &there, &enough));
-        let _stops = Stops(&enough);
+        let _stops = StopOnDrop(&enough);
         // As many windows of the client's as would take four minutes behind one of the server's each, which is more than is waited for.
         let is_enough = |bytes: &u64| *bytes >= MANY * (64 << 10);
         wait_until("bytes to be confirmed", || carry(&near).sent_bytes, is_enough);
@@ -638,8 +645,8 @@ fn confirmations_do_not_wait_behind_what_a_carrier_cannot_send_yet() {
     });
 }
 
-/// A peer whose entry is another is let go, and called anew: so often, while four connections carry both ways.
-fn cut(site: &Site, cuts: usize) {
+/// Changes a peer's entry `cuts` times, so that it is dropped and called again, while four connections carry both ways.
+fn cut(site: &GraftSite, cuts: usize) {
     let [near, far] = warm(site, ["window-kib = 512", ""]);
     let listener = site.listen();
     let settings = |side: usize| {
@@ -647,17 +654,19 @@ fn cut(site: &Site, cuts: usize) {
         text.split_once('\n').unwrap().1.to_owned()
     };
     let before = [settings(0), settings(1)];
-    let (mut random, mut entry) = (fastrand::Rng::with_seed(7), [0; 2]);
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut entry = [0; 2];
     let streams: Vec<_> = (0..4).map(|_| connect(site, &listener)).collect();
     let enough = AtomicBool::new(false);
     thread::scope(|scope| {
         for (here, there, _) in &streams {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
-        let _stops = Stops(&enough);
+        let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
             thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: a cut comes at any time
-            let (side, resumed) = (random.usize(..2), carry(&near).resumed);
+            let side = random.usize(..2);
+            let resumed = carry(&near).resumed;
             // Another one than this side had before, or nothing is cut.
             entry[side] = 1 - entry[side];
             let other =
@@ -673,22 +682,22 @@ fn cut(site: &Site, cuts: usize) {
 }
 
 #[test]
-fn carriers_that_end_take_no_byte_along() {
-    let Some(site) = Site::new("cut") else { return };
+fn failing_carriers_lose_no_byte() {
+    let Some(site) = GraftSite::new("cut") else { return };
     cut(&site, 20);
 }
 
 #[test]
 #[ignore = "soak: takes a minute"]
-fn two_hundred_carriers_that_end_take_no_byte_along() {
-    let Some(site) = Site::new("cuts") else { return };
+fn two_hundred_failing_carriers_lose_no_byte() {
+    let Some(site) = GraftSite::new("cuts") else { return };
     cut(&site, 200);
 }
 
-/// Nobody listens, and the server's port is one of those that the broker may have.
+/// The server does not listen, and its port is among those that the broker may use.
 #[test]
 fn a_broker_does_not_connect_to_itself() {
-    let Some(site) = Site::new("itself") else { return };
+    let Some(site) = GraftSite::new("itself") else { return };
     let range = format!("{PORT} {}", PORT + 1);
     inside(&site.namespaces[1], || fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).unwrap());
     let [near, far] = warm(&site, ["", ""]);
@@ -698,8 +707,8 @@ fn a_broker_does_not_connect_to_itself() {
 
 /// The broker's host has ten ports: of connections that are over each is had again at once, of those that are there none twice.
 #[test]
-fn ports_of_connections_that_are_over_are_had_again() {
-    let Some(site) = Site::new("ports") else { return };
+fn ports_of_closed_connections_are_reused_at_once() {
+    let Some(site) = GraftSite::new("ports") else { return };
     inside(&site.namespaces[1], || {
         fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40009").unwrap();
         fs::write("/proc/sys/net/ipv4/ip_local_reserved_ports", "40003-40004").unwrap();
@@ -741,8 +750,8 @@ fn ports_of_connections_that_are_over_are_had_again() {
 }
 
 #[test]
-fn there_is_room_for_so_many() {
-    let Some(site) = Site::new("room") else { return };
+fn number_of_tunnelled_connections_is_bounded() {
+    let Some(site) = GraftSite::new("room") else { return };
     let [near, _far] = warm(&site, ["connections = 4", ""]);
     let listener = site.listen();
     let carried: Vec<_> = (0..4).map(|_| connect(&site, &listener)).collect();
@@ -758,13 +767,13 @@ fn there_is_room_for_so_many() {
 /// A carrier that does not carry is noticed by the first connection; those after it go in place. When it carries again, so
 /// does the first.
 #[test]
-fn what_does_not_carry_is_left_alone() {
-    let Some(site) = Site::new("blocked") else { return };
+fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
+    let Some(site) = GraftSite::new("blocked") else { return };
     let [near, _far] = warm(&site, ["", ""]);
     let listener = site.listen();
     let drops = format!("udp dport {CARRIERS} drop");
     if !middlebox(&site.namespaces[1], BEFORE, &[&drops]) {
-        println!("SKIP what_does_not_carry_is_left_alone: no nft");
+        println!("SKIP carrier_that_delivers_nothing_is_avoided_until_it_works_again: no nft");
         return;
     }
     let mut first = site.try_connect(at(SERVER, PORT)).unwrap();
@@ -783,15 +792,15 @@ fn what_does_not_carry_is_left_alone() {
 }
 
 #[test]
-fn limits_do_not_change_under_connections() {
-    let Some(site) = Site::new("limits") else { return };
+fn tunnel_limits_do_not_change_for_open_connections() {
+    let Some(site) = GraftSite::new("limits") else { return };
     let [near, far] = warm(&site, ["", ""]);
     let listener = site.listen();
     let (here, there, _) = connect(&site, &listener);
     let text = std::fs::read_to_string(site.path("graft1.toml")).unwrap();
     let text = text.split_once('\n').unwrap().1.to_owned();
     site.configure_on(1, &text.replace("[carry]", "[carry]\nconnections = 7"));
-    assert!(far.fail(&["reload"]).contains("[carry] does not change while it runs"));
+    assert!(far.fail(&["reload"]).contains("[carry] cannot change while the daemon runs"));
     exchange(&here, &there, 100_000);
     // Nothing is to be carried any more, and then again.
     let without = "[agreement]\nkey = \"host0.key\"\n";
@@ -812,8 +821,8 @@ fn limits_do_not_change_under_connections() {
 }
 
 #[test]
-fn nothing_is_left_of_a_daemon_that_was_killed() {
-    let Some(site) = Site::new("killed") else { return };
+fn killed_daemon_leaves_nothing_behind() {
+    let Some(site) = GraftSite::new("killed") else { return };
     let [near, _far] = warm(&site, ["", ""]);
     let listener = site.listen();
     let (mut here, mut there, _) = connect(&site, &listener);
@@ -833,8 +842,8 @@ fn nothing_is_left_of_a_daemon_that_was_killed() {
 
 /// curl and a web server, unmodified, each as a command of `graft hook`.
 #[test]
-fn commands_are_hooked() {
-    let Some(site) = Site::new("hook") else { return };
+fn graft_hook_tunnels_connections_of_a_command() {
+    let Some(site) = GraftSite::new("hook") else { return };
     const WEB: u16 = 7180;
     let [near, far] = warm(&site, ["", ""]);
     let page = noise(6, 5_000_000);

@@ -1,4 +1,4 @@
-//! Connections of rules that leave it to a model: by what they go, what is learned from how they went, and what is said of each.
+//! Connections of rules that leave the choice to a model: the chosen arm, the results that are learned, and the explanation of each.
 
 use std::{
     fs,
@@ -6,13 +6,13 @@ use std::{
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
 };
 
-use millrace_graft::status::{Carrier, Connection, Selection};
+use millrace_graft::status::{CarrierStatus, GraftConnectionStatus, SelectionStatus};
 use millrace_lab::lab::{Directions, Topology};
 
 use crate::{
     agreement::key,
     carried::{CARRIERS, carry},
-    site::{Daemon, LONG, PORT, Site, congestion, wait_for, wait_for_none_of_ours, wait_until},
+    site::{GraftProcess, GraftSite, LONG, PORT, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
 /// A leaf with these arms, the best first; `usual`: what a good connection costs at most.
@@ -26,7 +26,7 @@ pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
     format!("{{\"leaf\":{{\"number\":{number},\"examples\":1,{usual}\"ranking\":[{}]}}}}", ranking.join(","))
 }
 
-pub fn model(site: &Site, arms: &[&str], tree: &str) {
+pub fn model(site: &GraftSite, arms: &[&str], tree: &str) {
     let names: Vec<_> = arms.iter().map(|arm| format!("\"{arm}\"")).collect();
     let text =
         format!("{{\"version\":1,\"about\":\"a test\",\"arms\":[{}],\"tree\":{tree}}}", names.join(","));
@@ -40,13 +40,13 @@ fn rule(tier: &str) -> String {
     )
 }
 
-fn selection(daemon: &Daemon<'_>) -> Selection {
+fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
     // exact: a reader, and whoever calls it waits, or knows why nothing changes
     daemon.status().selection.unwrap()
 }
 
 /// Sends so much, and ends when all of it has come. Returns the congestion control, and the ends.
-fn send(site: &Site, listener: &TcpListener, length: usize) -> (String, [SocketAddr; 2]) {
+fn send(site: &GraftSite, listener: &TcpListener, length: usize) -> (String, [SocketAddr; 2]) {
     let near = site.try_connect(listener.local_addr().unwrap()).unwrap();
     let (mut far, _) = listener.accept().unwrap();
     for stream in [&near, &far] {
@@ -70,7 +70,7 @@ fn finish(mut near: TcpStream, bytes: &[u8]) {
     assert_eq!(near.read(&mut [0]).unwrap(), 0);
 }
 
-pub fn why(daemon: &Daemon<'_>, [local, remote]: [SocketAddr; 2]) -> Connection {
+pub fn why(daemon: &GraftProcess<'_>, [local, remote]: [SocketAddr; 2]) -> GraftConnectionStatus {
     let said = daemon.succeed(&["why", &format!("{local}-{remote}"), "--json"]);
     serde_json::from_str(&said).unwrap()
 }
@@ -112,10 +112,10 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
         return;
     }
     let Some(wrong) = other_control(TEST) else { return };
-    let Some(site) = Site::in_lab("wrong", &lossy_pair()).map(Site::alone) else { return };
+    let Some(site) = GraftSite::in_lab("wrong", &lossy_pair()).map(GraftSite::alone) else { return };
     model(&site, &[wrong, "bbr"], &leaf(0, &[wrong, "bbr"], Some(2.0)));
     site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let listener = site.listen_on(SocketAddr::new(site.address("far"), PORT));
     let (first, ends) = send(&site, &listener, 256 << 10);
     assert_eq!(first, "bbr", "nothing is known of the path");
@@ -136,7 +136,7 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
         }
     }
     // Each has come to something.
-    let is_all = |now: &Selection| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
+    let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
     assert!(used.iter().any(|control| control == wrong), "it was never tried: {now:?}");
     assert!(used.len() < 50 && used.last().is_some_and(|it| it == "bbr"), "{used:?}: {now:?}");
@@ -149,30 +149,30 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
     wait_for_none_of_ours();
 }
 
-/// A daemon that is ended and started anew goes on by what it has learned; what cannot be read is put aside, and said.
+/// A daemon that is restarted uses what it has learned before. An unreadable file is put aside, and the daemon reports it.
 #[test]
-fn what_was_learned_outlasts_the_daemon() {
-    let Some(learned) = other_control("what_was_learned_outlasts_the_daemon") else {
+fn learned_results_outlast_the_daemon() {
+    let Some(learned) = other_control("learned_results_outlast_the_daemon") else {
         return;
     };
-    let Some(site) = Site::new("outlasts") else { return };
+    let Some(site) = GraftSite::new("outlasts") else { return };
     // Whatever it costs is bad.
     model(&site, &[learned], &leaf(0, &[learned], Some(0.0)));
     site.configure(&format!("model = \"model.json\"\nlearned = \"learned.json\"\n{}", rule("in-place")));
     let listener = site.listen();
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let mut sent = 0;
     wait_for("doubt", || {
         send(&site, &listener, 64 << 10);
         sent += 1;
         (selection(&daemon).paths.first()?.why != "learned").then_some(())
     });
-    let is_all = |it: &Selection| it.outcomes.values().sum::<u64>() == sent;
+    let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
     let kinds = daemon.status().purposes; // exact: all connections are over, and have come to something
     daemon.end();
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     assert_eq!(daemon.status().purposes, kinds); // exact: read at start-up
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
@@ -180,11 +180,10 @@ fn what_was_learned_outlasts_the_daemon() {
     assert_eq!(after.tried, before.tried);
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let trouble = daemon.status().trouble.join("\n"); // exact: read at start-up
     assert!(
-        trouble.contains("what was learned before is not known")
-            && trouble.contains("learned.json.unreadable"),
+        trouble.contains("the learned state cannot be read") && trouble.contains("learned.json.unreadable"),
         "{trouble}"
     );
     assert_eq!(selection(&daemon).learned_places, 0);
@@ -193,17 +192,18 @@ fn what_was_learned_outlasts_the_daemon() {
 
 /// No outcome counts here, so whoever has another congestion control than the model's was to try it.
 #[test]
-fn at_most_two_of_a_hundred_connections_try_another_arm() {
-    let Some(learned) = other_control("at_most_two_of_a_hundred_connections_try_another_arm") else {
+fn two_of_a_hundred_connections_at_most_try_another_arm() {
+    let Some(learned) = other_control("two_of_a_hundred_connections_at_most_try_another_arm") else {
         return;
     };
-    let Some(site) = Site::new("explore") else { return };
+    let Some(site) = GraftSite::new("explore") else { return };
     model(&site, &[learned], &leaf(0, &[learned], None));
     site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
     let listener = site.listen();
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     wait_for("a choice", || (send(&site, &listener, 10).0 == learned).then_some(()));
-    let (mut connections, mut explored) = (0_u64, 0_u64);
+    let mut connections = 0_u64;
+    let mut explored = 0_u64;
     while explored < 3 {
         assert!(connections < 5000, "{explored} of {connections}: {:?}", selection(&daemon));
         connections += 1;
@@ -228,15 +228,15 @@ fn at_most_two_of_a_hundred_connections_try_another_arm() {
 
 /// A daemon that is stopped reads nothing, and connections go on.
 #[test]
-fn what_nobody_reads_is_lost_and_counted() {
-    let Some(learned) = other_control("what_nobody_reads_is_lost_and_counted") else {
+fn unread_events_are_lost_and_counted() {
+    let Some(learned) = other_control("unread_events_are_lost_and_counted") else {
         return;
     };
-    let Some(site) = Site::new("untold") else { return };
+    let Some(site) = GraftSite::new("untold") else { return };
     model(&site, &[learned], &leaf(0, &[learned], None));
     site.configure(&format!("model = \"model.json\"\n{}", rule("in-place")));
     let listener = site.listen();
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     wait_for("a choice", || (send(&site, &listener, 10).0 == learned).then_some(()));
     let before: u64 = selection(&daemon).reasons.values().sum();
     daemon.pause();
@@ -256,7 +256,7 @@ fn what_nobody_reads_is_lost_and_counted() {
         2 * CROWD >= begun + untold && begun + untold >= CROWD,
         "each is told or counted: {begun}, {untold}"
     );
-    // What was lost sight of is not thought to live.
+    // Connections whose events were lost are not counted as alive.
     wait_until("the end of all", || selection(&daemon), |it| it.live.is_empty());
 }
 
@@ -271,11 +271,11 @@ fn far_and_near() -> Topology {
 
 /// Two hosts with warm carriers, one rule: the long path that loses packets is carried, the short one stays in place.
 #[test]
-fn the_tier_is_chosen_by_path() {
+fn congestion_control_or_tunnel_is_chosen_by_path() {
     if !available_controls().split_whitespace().any(|known| known == "bbr") {
-        return println!("SKIP the_tier_is_chosen_by_path: there is no BBR");
+        return println!("SKIP congestion_control_or_tunnel_is_chosen_by_path: there is no BBR");
     }
-    let Some(site) = Site::in_lab("tiers", &far_and_near()) else { return };
+    let Some(site) = GraftSite::in_lab("tiers", &far_and_near()) else { return };
     let keys = ["host0.key", "host1.key", "host2.key"].map(|name| key(&site, name));
     let short = leaf(0, &["bbr", "carried-warm"], Some(50.0));
     let long = leaf(1, &["carried-warm", "bbr"], Some(50.0));
@@ -306,9 +306,9 @@ fn the_tier_is_chosen_by_path() {
             site.address(name), keys[0]
         ));
     }
-    let _servers = [Daemon::start_on(&site, 1), Daemon::start_on(&site, 2)];
-    let daemon = Daemon::start(&site);
-    let are_warm = |all: &Vec<Carrier>| all.iter().all(|it| it.state == "warm");
+    let _servers = [GraftProcess::start_on(&site, 1), GraftProcess::start_on(&site, 2)];
+    let daemon = GraftProcess::start(&site);
+    let are_warm = |all: &Vec<CarrierStatus>| all.iter().all(|it| it.state == "warm");
     wait_until("warm carriers", || carry(&daemon).carriers, are_warm);
     let listeners: Vec<_> = (1..)
         .zip(servers)
@@ -336,7 +336,7 @@ fn the_tier_is_chosen_by_path() {
     }
     let carry = carry(&daemon);
     assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
-    let is_judged = |now: &Selection| now.outcomes["good"] + now.outcomes["bad"] > 0;
+    let is_judged = |now: &SelectionStatus| now.outcomes["good"] + now.outcomes["bad"] > 0;
     let now = wait_until("carried ones to be judged, too", || selection(&daemon), is_judged);
     // The first two were as the host has it.
     let in_place = if default_control() == "bbr" { 7 } else { 5 };

@@ -13,15 +13,15 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::{
     agreement::keys,
     carried::{CARRIERS, accepted, at, carry, exchange, rule, verdict, wait_for_state},
-    site::{CLIENT, CLIENT6, Daemon, LONG, PORT, SERVER, SERVER6, Site, inside, wait_until},
+    site::{CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, wait_until},
 };
 
-/// Of carried connections, one for each case: a server that was refused is avoided for a while.
+/// Ports of carried connections, one for each case: a server that was refused is avoided for a while.
 const PORTS: std::ops::RangeInclusive<u16> = PORT..=PORT + 99;
-/// For what is not to come.
+/// The wait for something that must not happen.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Who connects, and whether it is let.
+/// The owner and mark of a connection, and whether it is allowed.
 #[derive(Clone, Copy)]
 struct Try {
     owner: (u32, u32),
@@ -40,10 +40,10 @@ const fn try_as(owner: (u32, u32), mark: u32, passes: bool) -> Try {
 const PASSES: Try = try_as(ROOT, 0, true);
 const BLOCKED: Try = try_as(ROOT, 0, false);
 
-/// On a host, 0 the client's: a hook, rules behind what lets the host speak to itself, and who connects in which order.
-type Case = (usize, &'static str, &'static str, &'static [Try]);
+/// A host (0 is the client's), a hook, rules that follow the exemption of the host's own traffic, and the connections in order.
+type FirewallCase = (usize, &'static str, &'static str, &'static [Try]);
 
-const CASES: [Case; 32] = [
+const CASES: [FirewallCase; 32] = [
     (0, "output", "tcp dport PORT drop", &[BLOCKED]),
     (0, "output", "tcp dport PORT reject with tcp reset", &[BLOCKED]),
     (0, "output", "tcp dport PORT reject with icmpx admin-prohibited", &[BLOCKED]),
@@ -88,14 +88,14 @@ const CASES: [Case; 32] = [
     (1, "output", "tcp sport PORT meta skuid 0 drop", &[BLOCKED]),
 ];
 
-const CASES6: [Case; 4] = [
+const CASES6: [FirewallCase; 4] = [
     (0, "output", "ip6 daddr fd96::1 tcp dport PORT reject", &[BLOCKED]),
     (0, "output", "tcp dport PORT meta skuid 4001 drop", &[PASSES, try_as(USER, 0, false)]),
     (1, "input", "ip6 saddr fd96::2 tcp dport PORT drop", &[BLOCKED]),
     (1, "input", "ip6 saddr fd96::2 tcp dport PORT accept; tcp dport PORT drop", &[PASSES]),
 ];
 
-fn settings(site: &Site) {
+fn settings(site: &GraftSite) {
     let known = keys(site);
     let ports = format!("port = \"{}-{}\"", PORTS.start(), PORTS.end());
     let rule = |side| rule(side, PORT).replace(&format!("port = {PORT}"), &ports);
@@ -120,16 +120,16 @@ fn settings(site: &Site) {
 }
 
 /// Both daemons, with a warm carrier.
-fn daemons<'a>(site: &'a Site) -> [Daemon<'a>; 2] {
+fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     settings(site);
-    let far = Daemon::start_on(site, 1);
-    let near = Daemon::start_on(site, 0);
+    let far = GraftProcess::start_on(site, 1);
+    let near = GraftProcess::start_on(site, 0);
     wait_for_state(&near, "warm");
     [near, far]
 }
 
-/// Has a host's firewall be this table, and nothing else.
-fn firewall(site: &Site, host: usize, text: &str) {
+/// Replaces a host's firewall by this table.
+fn firewall(site: &GraftSite, host: usize, text: &str) {
     let mut nft = site.command(host, "nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(format!("flush ruleset\n{text}\n").as_bytes()).unwrap();
     assert!(nft.wait().unwrap().success(), "{text}");
@@ -154,19 +154,19 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
 }
 
 /// Packets that the table's counter has counted.
-fn seen(site: &Site, host: usize) -> String {
+fn seen(site: &GraftSite, host: usize) -> String {
     let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
     // exact: whoever calls it has an answer from behind the rule
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
 
 /// Reports whether a client with this owner hears a word of the server. Outside of the cgroup nobody is led.
-fn hears(site: &Site, is_led: bool, attempt: Try, listener: &TcpListener) -> bool {
+fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -> bool {
     let to = listener.local_addr().unwrap();
     let bound = if attempt.passes { LONG } else { SHORT };
     let connect = || {
         inside(&site.namespaces[0], || {
-            // Of this thread, which ends.
+            // This applies to the thread, which ends.
             setfsgid(Gid::from_raw(attempt.owner.1));
             setfsuid(Uid::from_raw(attempt.owner.0));
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
@@ -187,8 +187,8 @@ fn hears(site: &Site, is_led: bool, attempt: Try, listener: &TcpListener) -> boo
 
 /// Rules of each kind at either host: whoever is let in by plain TCP is carried, and whoever is not, is not; counters count the same.
 #[test]
-fn firewalls_say_of_carried_connections_what_they_say_of_plain_ones() {
-    let Some(site) = Site::new("firewall") else { return };
+fn firewalls_judge_tunnelled_connections_like_plain_ones() {
+    let Some(site) = GraftSite::new("firewall") else { return };
     let [near, far] = daemons(&site);
     let mut carried = 0;
     for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES) {
@@ -205,7 +205,7 @@ fn firewalls_say_of_carried_connections_what_they_say_of_plain_ones() {
         firewall(&site, host, "");
         let passed = wanted.iter().filter(|passes| **passes).count() as u64;
         carried += passed;
-        // What has passed was carried, and nothing else.
+        // Allowed connections were carried, and nothing else.
         let reached = || {
             let ended = carry(&far).ended;
             ["done", "reset", "peer-reset"]
@@ -227,13 +227,13 @@ fn firewalls_say_of_carried_connections_what_they_say_of_plain_ones() {
 
 #[test]
 fn firewalls_judge_ipv6_and_strict_connections() {
-    let Some(site) = Site::new("firewall6") else { return };
+    let Some(site) = GraftSite::new("firewall6") else { return };
     settings(&site);
     let path = site.path("graft0.toml");
     let text = std::fs::read_to_string(&path).unwrap().replace("tier = ", "connect = \"strict\"\ntier = ");
     std::fs::write(path, text).unwrap();
-    let far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "warm");
     for (port, (host, hook, rules, attempts)) in PORTS.zip(CASES6) {
         let listener = site.listen_on(at(SERVER6, port));
@@ -255,11 +255,11 @@ fn firewalls_judge_ipv6_and_strict_connections() {
     );
 }
 
-/// Such a rule wants more than how connections begin: they are plain TCP from where they are made, for as long as the rule is there, and the
-/// status of its host names it.
+/// A firewall rule of this kind applies to more than the beginning of connections. They are plain TCP from the start, for as long as the
+/// rule exists, and the status of its host names it.
 #[test]
-fn rules_that_are_not_about_beginnings_have_connections_go_plain_and_are_named() {
-    let Some(site) = Site::new("plain") else { return };
+fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
+    let Some(site) = GraftSite::new("plain") else { return };
     let [near, far] = daemons(&site);
     // As nft looks for it.
     let cgroup = site.cgroup(0).strip_prefix("/sys/fs/cgroup").unwrap().to_str().unwrap();
@@ -276,7 +276,7 @@ fn rules_that_are_not_about_beginnings_have_connections_go_plain_and_are_named()
     ];
     for (led, (port, (rule, what))) in (0..).zip(PORTS.zip(rules)) {
         let listener = site.listen_on(at(SERVER, port));
-        let named = |daemon: &Daemon<'_>| carry(daemon).firewall.unwrap().rules;
+        let named = |daemon: &GraftProcess<'_>| carry(daemon).firewall.unwrap().rules;
         firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
         wait_until(rule, || named(&near), |rules| rules.iter().any(|rule| rule.ends_with(what)));
         assert!(near.succeed(&["status"]).contains(&format!(": {what}")), "{what}");
@@ -298,10 +298,10 @@ fn rules_that_are_not_about_beginnings_have_connections_go_plain_and_are_named()
     assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
 }
 
-/// Without a rule that lets in what comes by lo the server's host does not reach its own server.
+/// The server's host does not reach its own server without a rule that accepts packets on lo.
 #[test]
-fn firewall_that_judges_loopback_has_connections_go_plain() {
-    let Some(site) = Site::new("lo") else { return };
+fn firewall_on_loopback_disables_tunnelling() {
+    let Some(site) = GraftSite::new("lo") else { return };
     let [_near, far] = daemons(&site);
     let listener = site.listen_on(at(SERVER, PORT));
     let rules = "ip saddr 10.96.0.2 tcp dport PORT accept; tcp dport PORT drop";
@@ -309,16 +309,19 @@ fn firewall_that_judges_loopback_has_connections_go_plain() {
     firewall(&site, 1, &text);
     assert!(hears(&site, true, PASSES, &listener));
     let named = wait_until("its name", || carry(&far).firewall.unwrap().rules, |rules| !rules.is_empty());
-    assert_eq!(named, [format!("lo: this host does not reach its own {SERVER}:{PORT}")]);
+    assert_eq!(
+        named,
+        [format!("lo: the firewall does not let this host connect to its own server {SERVER}:{PORT}")]
+    );
 }
 
-/// What comes in by the first packets of a connection does not go out to the network, nor to the server.
+/// The first packets that a firewall sees of a connection go neither out to the network nor to the server.
 #[test]
-fn first_packets_are_seen_by_the_firewall_alone() {
-    let Some(site) = Site::new("first") else { return };
+fn first_packets_reach_only_the_firewall() {
+    let Some(site) = GraftSite::new("first") else { return };
     let [near, far] = daemons(&site);
     let listener = site.listen_on(at(SERVER, PORT));
-    // At each host, what comes of the other one's to the port, or from it.
+    // Each host counts the other one's packets to the port, or from it.
     let count = "counter name seen";
     let wire = |host: usize, rule: &str| {
         let ingress = "type filter hook prerouting priority raw; policy accept;";

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_kernel::tc::{self, Hook};
+use millrace_kernel::tc::{self, KernelHook};
 use socket2::SockRef;
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         CARRIERS, accepted, at, carrier, carry, ended, exchange, fill, hash, noise, read_all, rule,
         wait_for_end, wait_for_ended, wait_for_resets, wait_for_state,
     },
-    site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, inside, ip, wait_for, wait_until},
+    site::{CLIENT, GraftProcess, GraftSite, LONG, PORT, SERVER, inside, ip, wait_for, wait_until},
 };
 
 const SERVER_HOST: &str = "10.98.0.2";
@@ -33,17 +33,20 @@ const FAR: &str = "\"10.98.0.0/24\", \"fd98::/64\"";
 /// client - `lan0` gateway `eth` - `eth` gateway `lan0` - server.
 struct Sites {
     hosts: [String; 2],
-    site: Site,
+    site: GraftSite,
 }
 
 impl Sites {
     fn new(test: &str) -> Option<Self> {
-        let site = Site::new(&format!("gw-{test}"))?;
+        let site = GraftSite::new(&format!("gw-{test}"))?;
         let hosts = [0, 1].map(|side| format!("{}h", site.namespaces[side]));
         let sites = Self { hosts, site };
         for side in [0, 1] {
-            let (gateway, host, net) = (&sites.site.namespaces[side], &sites.hosts[side], 97 + side);
-            let (other, via) = (98 - side, 1 + side);
+            let gateway = &sites.site.namespaces[side];
+            let host = &sites.hosts[side];
+            let net = 97 + side;
+            let other = 98 - side;
+            let via = 1 + side;
             ip(&format!("netns add {host}"));
             ip(&format!("-n {gateway} link add lan0 type veth peer name eth netns {host}"));
             ip(&format!("-n {host} link set lo up"));
@@ -64,7 +67,7 @@ impl Sites {
         Some(sites)
     }
 
-    /// On the server's host.
+    /// Listens on the server's host.
     fn listen_on(&self, at: SocketAddr) -> TcpListener {
         inside(&self.hosts[1], || TcpListener::bind(at).unwrap())
     }
@@ -73,7 +76,7 @@ impl Sites {
         self.listen_on(at(SERVER_HOST, PORT))
     }
 
-    /// From the client's host.
+    /// Connects from the client's host.
     fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         inside(&self.hosts[0], || TcpStream::connect_timeout(&to, LONG))
     }
@@ -92,23 +95,23 @@ impl Sites {
         self.site.configure_on(1, &far(&known[0], more[1]));
     }
 
-    fn start(&self) -> [Daemon<'_>; 2] {
-        let far = Daemon::start_on(&self.site, 1);
-        let near = Daemon::start_on(&self.site, 0);
+    fn start(&self) -> [GraftProcess<'_>; 2] {
+        let far = GraftProcess::start_on(&self.site, 1);
+        let near = GraftProcess::start_on(&self.site, 0);
         wait_for_state(&near, "warm");
         [near, far]
     }
 
-    fn warm(&self, more: [&str; 2]) -> [Daemon<'_>; 2] {
+    fn warm(&self, more: [&str; 2]) -> [GraftProcess<'_>; 2] {
         self.configure(more);
         self.start()
     }
 
-    /// What gateways leave in the kernel of one of the hosts: programs, rules, routes.
+    /// Returns the programs, rules and routes of gateways that are left in the kernel of one of the hosts.
     fn left(&self, side: usize) -> Vec<String> {
         let namespace = &self.site.namespaces[side];
         let programs = inside(namespace, || {
-            let count = |name| tc::count(index(name), Hook::Ingress).unwrap_or_default();
+            let count = |name| tc::count(index(name), KernelHook::Ingress).unwrap_or_default();
             count("lan0") + count("lo")
         });
         let mut left = vec![format!("{programs} programs")];
@@ -154,12 +157,12 @@ fn far(near: &str, more: &str) -> String {
 }
 
 /// Packets at a gateway, which the kernel counts before they go on.
-fn packets(daemon: &Daemon<'_>, verdict: &str) -> u64 {
+fn packets(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).gateway.unwrap().verdicts[verdict]
 }
 
 #[test]
-fn hosts_that_know_nothing_see_each_other_and_all_bytes() {
+fn hosts_without_software_exchange_all_bytes_through_gateways() {
     let Some(sites) = Sites::new("carried") else { return };
     let ends = sites.warm(["", ""]);
     let [near, far] = &ends;
@@ -189,21 +192,22 @@ fn hosts_that_know_nothing_see_each_other_and_all_bytes() {
     assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections are over
 }
 
-/// A connection that was there before goes on, and what nothing is said about is forwarded.
+/// A connection from before the gateway goes on, and connections that no rule names are forwarded.
 #[test]
-fn what_is_not_carried_is_forwarded_as_it_was() {
+fn gateway_forwards_connections_that_are_not_tunnelled() {
     let Some(sites) = Sites::new("plain") else { return };
-    let (listener, other) = (sites.listen(), sites.listen_on(at(SERVER_HOST, PORT + 1)));
+    let listener = sites.listen();
+    let other = sites.listen_on(at(SERVER_HOST, PORT + 1));
     let before = sites.connect(&listener);
     (&before.0).write_all(b"before").unwrap();
     (&before.1).read_exact(&mut [0; 6]).unwrap();
     sites.configure(["", ""]);
-    let near = Daemon::start_on(&sites.site, 0);
-    // Nobody is at the other end.
+    let near = GraftProcess::start_on(&sites.site, 0);
+    // The other end has no daemon yet.
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
     assert!(packets(&near, "cold") >= 1 && carrier(&near).state == "cold");
-    let far = Daemon::start_on(&sites.site, 1);
+    let far = GraftProcess::start_on(&sites.site, 1);
     wait_for_state(&near, "warm");
     exchange(&before.0, &before.1, 100_000);
     let (here, there) = sites.connect(&other);
@@ -229,7 +233,7 @@ fn what_is_not_carried_is_forwarded_as_it_was() {
 }
 
 #[test]
-fn through_gateways_a_client_hears_what_the_server_says() {
+fn gateway_client_gets_the_servers_answer() {
     let Some(sites) = Sites::new("said") else { return };
     let ends = sites.warm(["", ""]);
     for server in [SERVER_HOST, SERVER_HOST6] {
@@ -255,7 +259,7 @@ fn through_gateways_a_client_hears_what_the_server_says() {
 }
 
 #[test]
-fn through_gateways_a_slow_reader_costs_one_window() {
+fn slow_reader_behind_gateways_holds_one_window() {
     let Some(sites) = Sites::new("slow") else { return };
     let ends = sites.warm(["window-kib = 256", "window-kib = 256"]);
     let (mut here, there) = sites.connect(&sites.listen());
@@ -270,7 +274,7 @@ fn through_gateways_a_slow_reader_costs_one_window() {
 }
 
 #[test]
-fn through_gateways_carriers_that_die_take_no_byte_along() {
+fn failing_carriers_between_gateways_lose_no_byte() {
     let Some(sites) = Sites::new("cut") else { return };
     let ends = sites.warm(["carrier = \"tcp\"\nwindow-kib = 512", "carrier = \"tcp\"\nwindow-kib = 512"]);
     let (here, there) = sites.connect(&sites.listen());
@@ -282,7 +286,7 @@ fn through_gateways_carriers_that_die_take_no_byte_along() {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
             });
         }
-        // Nobody reads: it is not over before it was cut.
+        // The readers start later, so that the transfer is not over before the cuts.
         for cut in 0..3 {
             let before = carry(&ends[0]).resumed;
             let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
@@ -303,7 +307,8 @@ fn through_gateways_carriers_that_die_take_no_byte_along() {
 fn many_connections_at_once_go_through_gateways() {
     let Some(sites) = Sites::new("many") else { return };
     let ends = sites.warm(["", ""]);
-    let (listener, count) = (sites.listen(), 200);
+    let listener = sites.listen();
+    let count = 200;
     let data = noise(4, 20_000);
     let connect = || TcpStream::connect_timeout(&at(SERVER_HOST, PORT), LONG).unwrap();
     let (ours, theirs) = thread::scope(|scope| {
@@ -332,7 +337,7 @@ fn many_connections_at_once_go_through_gateways() {
     assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
 }
 
-/// Its keys hold for what is listed, and for nothing else. What is refused is forwarded, where the far network's own firewall judges it.
+/// A gateway's keys hold for listed connections only. Refused ones are forwarded, and the far network's own firewall judges them.
 #[test]
 fn a_gateway_is_no_open_proxy() {
     let Some(sites) = Sites::new("proxy") else { return };
@@ -362,7 +367,7 @@ fn a_gateway_is_no_open_proxy() {
         "it is not asked again at once"
     );
 
-    // Another network, which is there.
+    // Another network that exists.
     ip(&format!("-n {server} addr add 10.99.0.2/24 dev eth"));
     ip(&format!("-n {other} route add 10.99.0.0/24 dev lan0"));
     ip(&format!("-n {gateway} route add 10.99.0.0/24 via {SERVER}"));
@@ -408,7 +413,7 @@ fn a_gateway_is_no_open_proxy() {
     assert_eq!((ended(&far, "done"), carry(&far).sent_bytes, carry(&far).received_bytes), (0, 0, 0));
 }
 
-/// From an address of the client's host.
+/// Connects from an address of the client's host.
 fn from(sites: &Sites, client: &str, listener: &TcpListener) -> (TcpStream, TcpStream) {
     from_end(sites, at(client, 0), listener)
 }
@@ -433,10 +438,11 @@ fn from_end(sites: &Sites, client: SocketAddr, listener: &TcpListener) -> (TcpSt
 
 /// A client takes the same port again, and the gateway's socket of the connection before is still there.
 #[test]
-fn a_port_that_is_used_again_is_another_connection() {
+fn reused_port_behind_a_gateway_is_a_new_connection() {
     let Some(sites) = Sites::new("again") else { return };
     let ends = sites.warm(["", ""]);
-    let (listener, client) = (sites.listen(), at(CLIENT_HOST, 40_123));
+    let listener = sites.listen();
+    let client = at(CLIENT_HOST, 40_123);
     let waits = || {
         let shown = sites.site.command(0, "ss").args(["-tanH", "state", "time-wait"]).output().unwrap();
         String::from_utf8(shown.stdout).unwrap().contains(":40123")
@@ -458,7 +464,7 @@ fn a_port_that_is_used_again_is_another_connection() {
 
 /// A gateway at one end, and a host with a daemon of its own at the other.
 #[test]
-fn a_gateway_and_a_host_go_together() {
+fn gateway_interoperates_with_a_host_daemon() {
     let Some(sites) = Sites::new("host") else { return };
     let known = keys(&sites.site);
     let knows = |text: String, network: &str, address: &str| {
@@ -491,7 +497,7 @@ fn a_gateway_and_a_host_go_together() {
 
 /// Interfaces go and come.
 #[test]
-fn an_interface_that_is_there_again_is_served_again() {
+fn gateway_serves_a_recreated_interface() {
     let Some(sites) = Sites::new("interface") else { return };
     let [near, _far] = sites.warm(["", ""]);
     let [gateway, _] = &sites.site.namespaces[..] else { unreachable!("two of them") };
@@ -512,7 +518,7 @@ fn an_interface_that_is_there_again_is_served_again() {
 }
 
 /// Processes whose parent is the daemon.
-fn children(daemon: &Daemon<'_>) -> Vec<i32> {
+fn children(daemon: &GraftProcess<'_>) -> Vec<i32> {
     // exact: a reader, and whoever calls it waits
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
@@ -521,7 +527,7 @@ fn children(daemon: &Daemon<'_>) -> Vec<i32> {
 }
 
 #[test]
-fn nothing_is_left_of_a_gateway_however_it_ends() {
+fn gateway_leaves_no_rules_however_it_ends() {
     let Some(sites) = Sites::new("left") else { return };
     let listener = sites.listen();
     let plain = || {
@@ -551,7 +557,7 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
     wait_until("nothing to be left", || sites.left(0), Vec::is_empty);
     plain();
 
-    let near = Daemon::start_on(&sites.site, 0);
+    let near = GraftProcess::start_on(&sites.site, 0);
     wait_for_state(&near, "warm");
     let [here, _there] = half();
     near.end();
@@ -563,7 +569,7 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
     is_reset(later);
 
     // The keeper was ended first.
-    let near = Daemon::start_on(&sites.site, 0);
+    let near = GraftProcess::start_on(&sites.site, 0);
     let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
     let keeper = nix::unistd::Pid::from_raw(keeper);
     // It does not see that, and start another, before it is killed itself.
@@ -572,8 +578,8 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
     near.kill();
     assert!(sites.left(0).iter().any(|line| line.contains("fwmark")), "{:?}", sites.left(0));
     plain();
-    let near = Daemon::start_on(&sites.site, 0);
-    assert!(near.log().contains("a killed gateway left were taken back"), "{}", near.log());
+    let near = GraftProcess::start_on(&sites.site, 0);
+    assert!(near.log().contains("a killed gateway left were removed"), "{}", near.log());
     wait_for_state(&near, "warm");
     plain();
     assert!(packets(&near, "let-in") >= 1);
@@ -584,9 +590,9 @@ fn nothing_is_left_of_a_gateway_however_it_ends() {
     }
 }
 
-/// A daemon that does not run any more, and is there, keeps nobody from the server.
+/// A daemon that hangs does not keep clients from the server.
 #[test]
-fn a_gateway_that_hangs_is_no_longer_asked() {
+fn hanging_gateway_no_longer_receives_connections() {
     let Some(sites) = Sites::new("hangs") else { return };
     let [near, _far] = sites.warm(["", ""]);
     let listener = sites.listen();
@@ -600,11 +606,12 @@ fn a_gateway_that_hangs_is_no_longer_asked() {
 
 /// An ICMP error about what is carried reaches the gateway's socket, which it is about.
 #[test]
-fn errors_about_what_is_carried_are_the_gateways() {
+fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     let Some(sites) = Sites::new("icmp") else { return };
     let [near, _far] = sites.warm(["", ""]);
     let (here, there) = sites.connect(&sites.listen());
-    let (from, to) = (here.local_addr().unwrap().port().to_be_bytes(), PORT.to_be_bytes());
+    let from = here.local_addr().unwrap().port().to_be_bytes();
+    let to = PORT.to_be_bytes();
     // Fragmentation needed, about a segment from the server to the client.
     let mut error = vec![3, 4, 0, 0, 0, 0, 5, 0];
     error.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 98, 0, 2, 10, 97, 0, 2]);
@@ -622,9 +629,9 @@ fn errors_about_what_is_carried_are_the_gateways() {
     exchange(&here, &there, 100_000);
 }
 
-/// The command that names interfaces, beside the settings, and what it says where something is missing.
+/// The command adds interfaces to those of the settings, and reports what is missing.
 #[test]
-fn interfaces_are_named_by_the_command_too() {
+fn gateway_interfaces_may_be_named_on_the_command_line() {
     let Some(sites) = Sites::new("named") else { return };
     let known = keys(&sites.site);
     let all = near(&known[1], "");
@@ -641,7 +648,7 @@ fn interfaces_are_named_by_the_command_too() {
         })
     };
     for (text, arguments, wanted) in [
-        (&unnamed, &["run"][..], "gateway: interface names none, nor does --interface"),
+        (&unnamed, &["run"][..], "gateway: neither interface nor --interface names an interface"),
         (&unnamed, &["gateway", "--interface", "none0"], "there is no interface none0"),
         (
             &all.replace(
@@ -649,7 +656,7 @@ fn interfaces_are_named_by_the_command_too() {
                 "",
             ),
             &["gateway", "--interface", "lan0"],
-            "--interface wants [gateway] with networks",
+            "--interface needs [gateway] with networks",
         ),
     ] {
         let output = start(text, arguments).wait_with_output().unwrap();
@@ -658,9 +665,9 @@ fn interfaces_are_named_by_the_command_too() {
     }
     assert_eq!(sites.left(0), Vec::<String>::new());
     sites.site.configure_on(1, &far(&known[0], ""));
-    let _far = Daemon::start_on(&sites.site, 1);
+    let _far = GraftProcess::start_on(&sites.site, 1);
     sites.site.configure_on(0, &unnamed);
-    let near = Daemon::start_as(&sites.site, 0, "gateway", &["--interface", "lan0"]);
+    let near = GraftProcess::start_as(&sites.site, 0, "gateway", &["--interface", "lan0"]);
     wait_for_state(&near, "warm");
     let (here, there) = sites.connect(&sites.listen());
     exchange(&here, &there, 100_000);

@@ -11,24 +11,24 @@ use std::{
 
 use crate::{
     carried::{carry, ended, verdict, wait_for_ended, warm},
-    site::{CLIENT, CLIENT6, PORT, SERVER, SERVER6, Site},
+    site::{CLIENT, CLIENT6, GraftSite, PORT, SERVER, SERVER6},
 };
 
 const CONNECTIONS: usize = 8;
 const BYTES: usize = 1_000_003;
 
 /// Ends with the test.
-struct Server(Child);
+struct GoServer(Child);
 
-impl Drop for Server {
+impl Drop for GoServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// `None`: there is no Go, which was said.
-fn build(site: &Site, test: &str) -> Option<String> {
+/// Builds the program; `None` without Go, which is reported.
+fn build(site: &GraftSite, test: &str) -> Option<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/examples/go-pair");
     let program = site.path("go-pair");
     let mut command = Command::new("go");
@@ -47,10 +47,10 @@ fn build(site: &Site, test: &str) -> Option<String> {
     Some(program.to_str().unwrap().to_owned())
 }
 
-fn serve(site: &Site, program: &str, at: &str) -> Server {
+fn serve(site: &GraftSite, program: &str, at: &str) -> GoServer {
     let mut command = site.command(1, program);
     command.args(["server", at]).stdout(Stdio::piped());
-    let mut server = Server(site.spawn(1, command));
+    let mut server = GoServer(site.spawn(1, command));
     let mut line = String::new();
     BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
@@ -58,9 +58,9 @@ fn serve(site: &Site, program: &str, at: &str) -> Server {
 }
 
 #[test]
-fn a_static_binary_of_go_is_carried_with_true_addresses() {
-    let Some(site) = Site::new("go") else { return };
-    let Some(program) = build(&site, "a_static_binary_of_go_is_carried_with_true_addresses") else { return };
+fn static_go_binary_is_tunnelled_with_true_addresses() {
+    let Some(site) = GraftSite::new("go") else { return };
+    let Some(program) = build(&site, "static_go_binary_is_tunnelled_with_true_addresses") else { return };
     let [near, far] = warm(&site, ["", ""]);
     for (round, (server, client)) in [
         (format!("{SERVER}:{PORT}"), CLIENT.to_owned()),

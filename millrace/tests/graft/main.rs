@@ -12,6 +12,7 @@ mod messages;
 mod messages_c;
 mod messages_ends;
 mod messages_paths;
+mod one_daemon;
 mod packets;
 mod pools;
 mod purposes;
@@ -26,10 +27,11 @@ use std::{
     process::{Command, Output},
 };
 
-use millrace_graft::status::{self, Why};
+use millrace_graft::status::{self, PeerExplanation};
 
 use crate::site::{
-    Daemon, PORT, SERVER, Site, congestion, ours, transfer, wait_for, wait_for_none_of_ours, wait_until,
+    GraftProcess, GraftSite, PORT, SERVER, congestion, ours, transfer, wait_for, wait_for_none_of_ours,
+    wait_until,
 };
 
 fn rule(graft: &str) -> String {
@@ -39,12 +41,12 @@ fn rule(graft: &str) -> String {
 }
 
 #[test]
-fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
-    let Some(site) = Site::with_controls("rule") else { return };
+fn graft_rule_is_applied_swapped_explained_and_removed() {
+    let Some(site) = GraftSite::with_controls("rule") else { return };
     let listener = site.listen();
     let default = congestion(&site.connect(&listener).0);
     site.configure(&rule("hybla"));
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let mode = fs::metadata(site.path("graft0.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
@@ -55,10 +57,11 @@ fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
     assert_eq!(status.outcomes["one-sided"], 1);
     assert_eq!((status.loaded.len(), status.loaded[0].connections), (1, 1));
     assert_eq!(status.rules[0].congestion.as_deref(), Some("mr_hybla"));
-    let why: Why = serde_json::from_str(&daemon.succeed(&["why", SERVER, "--json"])).unwrap();
+    let why: PeerExplanation = serde_json::from_str(&daemon.succeed(&["why", SERVER, "--json"])).unwrap();
     assert_eq!((why.outcome.as_deref(), why.rule.as_deref()), (Some("one-sided"), Some("test")));
-    let paths =
-        || -> Vec<status::Path> { serde_json::from_str(&daemon.succeed(&["monitor", "--json"])).unwrap() };
+    let paths = || -> Vec<status::PeerPath> {
+        serde_json::from_str(&daemon.succeed(&["monitor", "--json"])).unwrap()
+    };
     let path = wait_for("a path", || paths().into_iter().find(|path| path.peer.to_string() == SERVER));
     assert_eq!((path.connections, path.lost), (1, 0));
 
@@ -84,10 +87,10 @@ fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
 
 #[test]
 fn a_reload_is_all_or_nothing() {
-    let Some(site) = Site::with_controls("reload") else { return };
+    let Some(site) = GraftSite::with_controls("reload") else { return };
     let listener = site.listen();
     site.configure(&rule("hybla"));
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     for (broken, wanted) in [
         (rule("nothing"), "there is no graft nothing"),
         (
@@ -144,8 +147,8 @@ fn clang() -> String {
     candidates.into_iter().find(runs).unwrap()
 }
 
-/// The commands of docs/graft.md, with a graft that is Hybla under another name.
-fn compile(site: &Site, source: &str) {
+/// The commands of docs/guide/graft.md, with a graft that is Hybla under another name.
+fn compile(site: &GraftSite, source: &str) {
     let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/kernel/src/bpf");
     fs::write(site.path("mine.bpf.c"), source).unwrap();
     let machine = Command::new("uname").arg("-m").output().unwrap().stdout;
@@ -163,28 +166,28 @@ fn hybla_as_mine() -> String {
     fs::read_to_string(bpf.join("graft_hybla.bpf.c")).unwrap().replace("mr_hybla", "mr_mine")
 }
 
-fn graft(site: &Site, args: &[&str]) -> Output {
+fn graft(site: &GraftSite, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     command.arg("graft").args(args).current_dir(site.directory.path()).output().unwrap()
 }
 
-/// The manifest of docs/graft.md, with the identity that `check` says.
-fn write_manifest(site: &Site) {
+/// The manifest of docs/guide/graft.md, with the identity that `check` says.
+fn write_manifest(site: &GraftSite) {
     let output = graft(site, &["check", "mine.bpf.o"]);
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && said.contains("this kernel takes it"), "{said}");
     let identity = said.lines().find_map(|line| line.trim().strip_prefix("identity: ")).unwrap();
-    let documented = include_str!("../../../docs/graft.md");
+    let documented = include_str!("../../../docs/guide/graft.md");
     let manifests = documented.split("```toml\n").skip(1).map(|text| text.split("```").next().unwrap());
     let manifest = manifests.into_iter().find(|text| text.starts_with("abi")).unwrap();
     fs::write(site.path("mine.toml"), manifest.replace("\"...\"", &format!("\"{identity}\""))).unwrap();
 }
 
 #[test]
-fn a_graft_of_ones_own_in_ten_minutes() {
-    let Some(site) = Site::with_controls("own") else { return };
+fn own_graft_is_built_and_loaded_as_documented() {
+    let Some(site) = GraftSite::with_controls("own") else { return };
     if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
-        println!("SKIP a_graft_of_ones_own_in_ten_minutes: no libbpf-dev");
+        println!("SKIP own_graft_is_built_and_loaded_as_documented: no libbpf-dev");
         return;
     }
     compile(&site, &hybla_as_mine());
@@ -193,7 +196,7 @@ fn a_graft_of_ones_own_in_ten_minutes() {
     assert!(listed.contains("mr_mine") && !listed.contains("NOT USABLE"), "{listed}");
 
     site.configure(&format!("pool = [\".\"]\n{}", rule("mine")));
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
@@ -210,10 +213,10 @@ fn a_graft_of_ones_own_in_ten_minutes() {
 }
 
 #[test]
-fn what_the_verifier_refuses_is_shown_with_its_line() {
-    let Some(site) = Site::with_controls("refused") else { return };
+fn verifier_refusal_names_the_source_line() {
+    let Some(site) = GraftSite::with_controls("refused") else { return };
     if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
-        println!("SKIP what_the_verifier_refuses_is_shown_with_its_line: no libbpf-dev");
+        println!("SKIP verifier_refusal_names_the_source_line: no libbpf-dev");
         return;
     }
     let source = hybla_as_mine()
@@ -228,8 +231,8 @@ fn what_the_verifier_refuses_is_shown_with_its_line() {
 }
 
 #[test]
-fn what_is_shipped_can_be_exported_and_changed() {
-    let Some(site) = Site::with_controls("export") else { return };
+fn shipped_graft_can_be_exported_and_changed() {
+    let Some(site) = GraftSite::with_controls("export") else { return };
     let none = graft(&site, &["export", "pool", "hybla", "none"]);
     assert_eq!(none.status.code(), Some(1), "{none:?}");
     assert!(!site.path("pool/hybla.toml").exists(), "all or none");
@@ -240,7 +243,7 @@ fn what_is_shipped_can_be_exported_and_changed() {
     assert!(usable.status.success(), "{}", String::from_utf8_lossy(&usable.stderr));
     let error = |args: &[&str]| String::from_utf8(graft(&site, args).stderr).unwrap();
     assert!(error(&["check", "pool/hybla.toml", "--set", "rtt0_us=1"]).contains("from 1000 to 1000000"));
-    // A name is there once, and what is compiled in came first.
+    // Each name exists once, and the compiled-in graft came first.
     let listed = String::from_utf8(graft(&site, &["list", "--pool", "pool"]).stdout).unwrap();
     assert!(listed.contains("there is a graft hybla already"), "{listed}");
     let object = site.path("pool/hybla.bpf.o");
@@ -257,9 +260,9 @@ fn what_is_shipped_can_be_exported_and_changed() {
 
 #[test]
 fn a_path_is_probed_on_request() {
-    let Some(site) = Site::new("probe") else { return };
+    let Some(site) = GraftSite::new("probe") else { return };
     site.configure("");
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let probe = |more: &str| -> Vec<serde_json::Value> {
         let args: Vec<&str> = ["probe", SERVER, "--json"].into_iter().chain(more.split(' ')).collect();
         let probed: serde_json::Value = serde_json::from_str(&daemon.succeed(&args)).unwrap();
@@ -274,7 +277,7 @@ fn a_path_is_probed_on_request() {
     assert!(report["rtt_min_us"].as_u64().is_some_and(|us| us > 0 && us < 1_000_000), "{report}");
     let said = daemon.succeed(&["probe", SERVER, "--period", "20ms", "--duration", "100ms"]);
     assert!(said.starts_with("10.96.0.1 by icmp: lan\n") && said.contains("0 of 20"), "{said}");
-    // Nobody listens there, and the host says so.
+    // The port has no listener, and the host says so.
     let by_udp = probe("--udp 9 --period 100ms --duration 200ms");
     assert_eq!(by_udp[0]["report"]["answered"], 2);
 
@@ -296,18 +299,18 @@ fn a_path_is_probed_on_request() {
         );
     }
     let refused = daemon.fail(&["probe", SERVER, "--period", "1ms"]);
-    assert!(refused.contains("a period is at least 5ms"), "{refused}");
+    assert!(refused.contains("the period has to be at least 5ms"), "{refused}");
 }
 
-/// What the settings name is probed without being asked, as often as they say, and `monitor` knows the path from then on.
+/// Paths in the settings are probed by themselves, as often as they say, and `monitor` knows them from then on.
 #[test]
 fn paths_are_probed_as_the_settings_say() {
-    let Some(site) = Site::new("schedule") else { return };
+    let Some(site) = GraftSite::new("schedule") else { return };
     site.configure(&format!(
         "[[probe]]\npeer = \"{SERVER}\"\nperiod-ms = 20\nduration-ms = 100\nevery-s = 6\n\
          [[class]]\nname = \"near\"\nmin-rtt-us = 0\n"
     ));
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     let monitored =
         || -> serde_json::Value { serde_json::from_str(&daemon.succeed(&["monitor", "--json"])).unwrap() };
     let path = wait_for("a path", || monitored().get(0).cloned());
@@ -328,15 +331,15 @@ fn paths_are_probed_as_the_settings_say() {
     assert!(daemon.fail(&["reload"]).contains("probe of 192.0.2.1: every-s is from the duration"));
 }
 
-/// What a daemon with `--persist` leaves acts on, is taken over, and is cleaned away.
+/// The programs that a daemon with `--persist` leaves still act. The next one takes them over, and `clean` removes them.
 #[test]
-fn what_is_to_stay_stays_until_it_is_taken_back() {
-    let Some(site) = Site::with_controls("persist") else { return };
+fn persistent_grafts_stay_until_they_are_cleaned() {
+    let Some(site) = GraftSite::with_controls("persist") else { return };
     let mount = site.path("bpf");
     fs::create_dir(&mount).unwrap();
     let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(&mount).status().unwrap();
     if !mounted.success() {
-        println!("SKIP what_is_to_stay_stays_until_it_is_taken_back: no BPF file system can be mounted");
+        println!("SKIP persistent_grafts_stay_until_they_are_cleaned: no BPF file system can be mounted");
         return;
     }
     let pins = mount.join("graft");
@@ -346,11 +349,11 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     let listener = site.listen();
     let default = congestion(&site.connect(&listener).0);
     let is_used = || congestion(&site.connect(&listener).0);
-    Daemon::start_with(&site, 0, &keep).end();
+    GraftProcess::start_with(&site, 0, &keep).end();
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
     // Also of one that was killed; the next has other settings.
     site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
-    let next = Daemon::start_with(&site, 0, &keep);
+    let next = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!(next.status().loaded.len(), 2); // exact: fixed at start-up
     next.kill();
     assert_eq!(
@@ -359,7 +362,7 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     );
     let changed = rule("hybla") + "[[load]]\ngraft = \"hybla\"\nparameters = { rtt0_us = 30000 }\n";
     site.configure(&changed);
-    let third = Daemon::start_with(&site, 0, &keep);
+    let third = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
     // exact: the kernel counts while connect() runs
     assert_eq!(third.status().outcomes["one-sided"], 1, "by one program");
@@ -368,10 +371,10 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     third.end();
     assert_eq!(ours(), ["mr_hybla"]);
     // One that is not to stay takes it over, too, and ends with it.
-    Daemon::start_with(&site, 0, &["--pins", pins]).end();
+    GraftProcess::start_with(&site, 0, &["--pins", pins]).end();
     assert_eq!((ours(), is_used()), (Vec::new(), default.clone()));
 
-    Daemon::start_with(&site, 0, &keep).end();
+    GraftProcess::start_with(&site, 0, &keep).end();
     let cleaned = graft(&site, &["clean", "--pins", pins]);
     assert_eq!(
         String::from_utf8_lossy(&cleaned.stdout),
@@ -396,14 +399,14 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     );
     assert!(String::from_utf8_lossy(&log.stderr).contains("no BPF file system: mount -t bpf bpf"), "{log:?}");
     let unnamed = graft(&site, &["run", "--config", "graft0.toml", "--socket", "s", "--persist"]);
-    assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--persist wants --pins"), "{unnamed:?}");
+    assert!(String::from_utf8_lossy(&unnamed.stderr).contains("needs --pins"), "{unnamed:?}");
     let _ = Command::new("umount").arg(&mount).status();
 }
 
 /// A path that is known has what the model chooses for it, from its next connection on; a reload brings another model.
 #[test]
-fn a_model_chooses_by_what_the_path_is() {
-    let Some(site) = Site::with_controls("select") else { return };
+fn model_chooses_by_path_properties() {
+    let Some(site) = GraftSite::with_controls("select") else { return };
     let listener = site.listen();
     let model = |near: &str, far: &str| {
         let leaf = |number: u32, arm: &str| {
@@ -429,7 +432,7 @@ fn a_model_chooses_by_what_the_path_is() {
     model("mr_hybla", "mr_westwood");
     site.configure(&format!("model = \"model.json\"\n{rule}"));
     let default = congestion(&site.connect(&listener).0);
-    let daemon = Daemon::start(&site);
+    let daemon = GraftProcess::start(&site);
     // Nothing is known of the path yet. What the model names and nobody has is no arm.
     assert_eq!(ours(), ["mr_hybla", "mr_westwood"]);
     let first = site.connect(&listener);
@@ -447,7 +450,7 @@ fn a_model_chooses_by_what_the_path_is() {
     assert!(why.contains("mr_hybla for web, right for 100 %"), "{why}");
     assert!(why.contains("at most 40 ms"), "the way in words: {why}");
     assert!(why.contains("rule: web"), "{why}");
-    // What nobody has is not chosen, whatever the model says.
+    // A graft that is not there is not chosen, whatever the model says.
     model("mr_nobody", "mr_nobody");
     daemon.succeed(&["reload"]);
     is_used("mr_hybla");

@@ -14,19 +14,20 @@ use std::{
 };
 
 use millrace_base::control;
-use millrace_graft::message::{
-    By, Error, Event, Listener, Preconnection, Received, Session, Want, Why,
-    wire::{Request, Word},
-};
 use millrace_graft::packet::Status;
+use millrace_messages::{
+    ChangeOrigin, Error, Listener, Preconnection, Received, Session, SessionEvent, SessionRefusal, Want,
+    wire::{BrokerReply, BrokerRequest},
+};
 use millrace_testkit::show_log_on_panic;
 use nix::poll::{PollFd, PollFlags, poll};
 
-use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for, wait_until};
+use crate::site::{CLIENT, GraftSite, LONG, SERVER, inside, peer, wait_for, wait_until};
 
 pub const GRAFTS: &str = r#"
+[sessions]
 interface = ["eth"]
-[parameters.repair]
+[sessions.parameters.repair]
 tries = 0
 retry_us = 20000
 [[graft]]
@@ -38,46 +39,38 @@ functions = ["number", "order"]
 "#;
 
 /// A daemon in a namespace; killed when dropped.
-pub struct Host<'a> {
-    pub site: &'a Site,
+pub struct MessageHost<'a> {
+    pub site: &'a GraftSite,
     pub side: usize,
     pub process: Child,
 }
 
 fn settings(side: usize, more: &str) -> String {
     let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
-    format!(
-        "{GRAFTS}\n[[peer]]\nname = \"other\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
-         ports = \"41000-41006\"\nusers = [\"nobody\"]\n{more}"
-    )
+    format!("{GRAFTS}\n{}ports = \"41000-41006\"\nusers = [\"nobody\"]\n{more}", peer(local, remote))
 }
 
-impl<'a> Host<'a> {
-    pub fn start(site: &'a Site, side: usize, more: &str) -> Self {
+impl<'a> MessageHost<'a> {
+    pub fn start(site: &'a GraftSite, side: usize, more: &str) -> Self {
         Self::start_with(site, side, &settings(side, more))
     }
 
-    pub fn start_with(site: &'a Site, side: usize, settings: &str) -> Self {
+    pub fn start_with(site: &'a GraftSite, side: usize, settings: &str) -> Self {
         Self::start_in(site, side, settings, &[])
     }
 
-    /// By a command that runs what stands behind it.
-    pub fn start_in(site: &'a Site, side: usize, settings: &str, before: &[&str]) -> Self {
-        fs::write(site.path("key"), "00112233445566778899aabbccddeeff").unwrap();
+    /// Starts it through the command `before`, which runs the rest of its line.
+    pub fn start_in(site: &'a GraftSite, side: usize, settings: &str, before: &[&str]) -> Self {
+        site.put_key();
         // Whoever may connect has to come to the socket first.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(site.directory.path(), open).unwrap();
-        let (config, log) = (site.path(&format!("m{side}.toml")), site.path(&format!("m{side}.log")));
+        let config = site.path(&format!("m{side}.toml"));
+        let log = site.path(&format!("m{side}.log"));
         fs::write(&config, settings).unwrap();
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side])).args(before);
-        command.arg(env!("CARGO_BIN_EXE_millrace")).args([
-            "graft",
-            "packets",
-            "run",
-            "--http=off",
-            "--config",
-        ]);
+        command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", "run", "--http=off", "--config"]);
         command.arg(config).arg("--socket").arg(site.path(&format!("c{side}.sock")));
         command.arg("--messages-socket").arg(socket(site, side)).stderr(fs::File::create(&log).unwrap());
         let mut host = Self { site, side, process: command.spawn().unwrap() };
@@ -94,15 +87,15 @@ impl<'a> Host<'a> {
 
     pub fn verb(&self, args: &[&str]) -> (bool, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["graft", "packets"]).args(args);
+        command.arg("graft").args(args);
         let output = command.arg("--socket").arg(self.site.path(&format!("c{}.sock", self.side))).output();
         let output = output.unwrap();
         (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     }
 
     pub fn status(&self) -> Status {
-        // Who has just begun may not answer yet.
-        let answer = wait_for("an answer", || match self.verb(&["status", "--json"]) {
+        // A daemon that has just started may not answer yet.
+        let answer = wait_for("an answer", || match self.verb(&["sessions", "status", "--json"]) {
             (true, answer) => Ok(answer),
             (false, error) => Err(error),
         });
@@ -113,13 +106,18 @@ impl<'a> Host<'a> {
         self.status().peers[0].lent // exact: a reader, and whoever calls it waits
     }
 
+    /// Returns the process of the part for sessions.
+    pub fn part(&self) -> u32 {
+        crate::site::part(&self.verb(&["status", "--json"]).1, "sessions")
+    }
+
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let id = nix::unistd::Pid::from_raw(self.process.id().cast_signed());
         nix::sys::signal::kill(id, signal).unwrap();
     }
 }
 
-impl Drop for Host<'_> {
+impl Drop for MessageHost<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -128,25 +126,25 @@ impl Drop for Host<'_> {
     }
 }
 
-pub fn socket(site: &Site, side: usize) -> PathBuf {
+pub fn socket(site: &GraftSite, side: usize) -> PathBuf {
     site.path(&format!("m{side}.sock"))
 }
 
-pub fn asks(site: &Site, side: usize, service: &str) -> Preconnection {
+pub fn asks(site: &GraftSite, side: usize, service: &str) -> Preconnection {
     Preconnection::new("other", service).socket(socket(site, side))
 }
 
 /// Both daemons, with keys for all sessions.
-pub fn hosts<'a>(site: &'a Site, more: &str) -> [Host<'a>; 2] {
-    let hosts = [0, 1].map(|side| Host::start(site, side, more));
+pub fn hosts<'a>(site: &'a GraftSite, more: &str) -> [MessageHost<'a>; 2] {
+    let hosts = [0, 1].map(|side| MessageHost::start(site, side, more));
     hosts.iter().for_each(wait_for_keys);
     hosts
 }
 
-pub fn wait_for_keys(host: &Host<'_>) {
+pub fn wait_for_keys(host: &MessageHost<'_>) {
     let is_ready = |status: &Status| {
-        let has_keys = status.sessions.iter().all(|session| session.has_keys || session.sealed == "clear");
-        has_keys && status.peers[0].round_trip_us.is_some()
+        let have_keys = status.sessions.iter().all(|session| session.has_keys);
+        have_keys && status.peers[0].round_trip_us.is_some()
     };
     wait_until("keys, and the other end", || host.status(), is_ready);
 }
@@ -157,8 +155,8 @@ pub fn accept(listener: &Listener) -> Session {
     session
 }
 
-/// A pair of sessions: of who asks for these services, and of who listens.
-pub fn pair(site: &Site, services: &[&str]) -> (Session, Session) {
+/// Opens a session that asks for these services, and returns both ends, the asking one first.
+pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
     let listener = asks(site, 1, "test").listen().unwrap();
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
     let mut near = asked.initiate().unwrap();
@@ -173,7 +171,7 @@ pub fn message(session: &mut Session) -> Vec<u8> {
     }
 }
 
-pub fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
+pub fn event(session: &mut Session, wanted: impl Fn(&SessionEvent) -> bool) -> SessionEvent {
     let mut others = Vec::new();
     wait_for("an event", || match session.event().unwrap() {
         Some(event) if wanted(&event) => Ok(event),
@@ -184,7 +182,7 @@ pub fn event(session: &mut Session, wanted: impl Fn(&Event) -> bool) -> Event {
     })
 }
 
-/// What the daemon or an end that agreed has to say about a session was read, and nothing more comes.
+/// Waits until all events of a session were read, and no more come.
 pub fn wait_for_silence(session: &mut Session) {
     wait_for("silence", || {
         let mut is_silent = true;
@@ -197,7 +195,7 @@ pub fn wait_for_silence(session: &mut Session) {
 }
 
 #[test]
-fn messages_go_both_ways_and_both_ends_finish() {
+fn messages_pass_in_both_directions_until_both_ends_finish() {
     go_both_ways("messages", "");
 }
 
@@ -207,7 +205,7 @@ fn messages_go_over_protocol_253() {
 }
 
 fn go_both_ways(test: &str, more: &str) {
-    let Some(site) = Site::new(test) else { return };
+    let Some(site) = GraftSite::new(test) else { return };
     let hosts = hosts(&site, more);
     let (mut near, mut far) = pair(&site, &["reliability"]);
     let agreed = near.agreed().unwrap().clone();
@@ -217,7 +215,7 @@ fn go_both_ways(test: &str, more: &str) {
     assert_eq!(message(&mut far), b"there");
     far.send(b"and back").unwrap();
     assert_eq!(message(&mut near), b"and back");
-    // Of every length, more than a window of them.
+    // Messages of all lengths, more than a window of them.
     let long: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
     let sent = long.clone();
     let sender = thread::spawn(move || {
@@ -242,7 +240,10 @@ fn go_both_ways(test: &str, more: &str) {
     far.close().unwrap();
     assert_eq!(message(&mut near), b"last");
     assert_eq!(near.receive().unwrap(), Received::Finished);
-    event(&mut near, |event| matches!(event, Event::Closed { reason } if reason.contains("has closed it")));
+    event(
+        &mut near,
+        |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("has closed it")),
+    );
     near.close().unwrap();
     for host in &hosts {
         wait_until("both ends to let go", || host.lent(), |lent| *lent == 0);
@@ -255,10 +256,10 @@ fn go_both_ways(test: &str, more: &str) {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
-    let Some(site) = Site::new("renegotiate") else { return };
+fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
+    let Some(site) = GraftSite::new("renegotiate") else { return };
     let _hosts = hosts(&site, "");
-    let refused = |asks: Preconnection, wanted: Why, words: &str| match asks.initiate() {
+    let refused = |asks: Preconnection, wanted: SessionRefusal, words: &str| match asks.initiate() {
         Err(Error::Refused { why, reason }) => {
             assert_eq!(why, wanted, "{reason}");
             assert!(reason.contains(words), "{reason}");
@@ -266,26 +267,31 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
         other => panic!("{other:?}"),
     };
     let asks = |service: &str| asks(&site, 0, "test").service(service);
-    refused(asks("recovery"), Why::Impossible, "no graft of the settings has recovery");
-    refused(asks("teleport"), Why::Impossible, "there is no service teleport");
-    refused(asks("encryption"), Why::Redundant, "sealed anyway");
+    refused(asks("recovery"), SessionRefusal::Impossible, "no graft of the settings has recovery");
+    refused(asks("teleport"), SessionRefusal::Impossible, "there is no service teleport");
+    refused(asks("encryption"), SessionRefusal::Redundant, "sealed anyway");
     refused(
         asks("reliability").service("partial-reliability"),
-        Why::Redundant,
-        "has partial-reliability in it",
+        SessionRefusal::Redundant,
+        "includes partial-reliability",
     );
-    refused(asks("once").max_delay_ms(0), Why::Impossible, "half of the round trip that was measured");
-    refused(asks("once").max_loss_percent(-1.0), Why::Malformed, "max_loss");
-    refused(asks("reliability"), Why::Unknown, "no application listens for test");
+    refused(
+        asks("once").max_delay_ms(0),
+        SessionRefusal::Impossible,
+        "half of the round trip that was measured",
+    );
+    refused(asks("once").max_loss_percent(-1.0), SessionRefusal::Malformed, "max_loss");
+    refused(asks("reliability"), SessionRefusal::Unknown, "no application listens for test");
     let nobody = Preconnection::new("nobody", "test").socket(socket(&site, 0));
-    refused(nobody, Why::Unknown, "there are: other");
+    refused(nobody, SessionRefusal::Unknown, "there are: other");
 
     let (mut near, mut far) = pair(&site, &["partial-order"]);
     let want = |service: &str| Want { services: [service.to_owned()].into(), ..Want::default() };
     for (service, graft) in [("reliability", "selective"), ("partial-order", "newest")] {
         let before = Instant::now();
         near.renegotiate(want(service)).unwrap();
-        let (mut sent, mut got) = (0_u32, Vec::new());
+        let mut sent = 0_u32;
+        let mut got = Vec::new();
         far.set_nonblocking(true);
         let mut read = |got: &mut Vec<_>| {
             while let Ok(Received::Message(bytes)) = far.receive() {
@@ -298,13 +304,13 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
             sent += 1;
             read(&mut got);
             match near.event().unwrap() {
-                Some(Event::Changed { graft, by, .. }) => break (graft, by),
+                Some(SessionEvent::Changed { graft, by, .. }) => break (graft, by),
                 Some(other) => panic!("{other:?}"),
                 None => thread::sleep(Duration::from_millis(1)), // exact: paces the sender
             }
             assert!(before.elapsed() < LONG);
         };
-        assert_eq!(changed, (graft.to_owned(), By::Application));
+        assert_eq!(changed, (graft.to_owned(), ChangeOrigin::Application));
         for _ in 0..10 {
             near.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
@@ -315,23 +321,25 @@ fn what_cannot_be_had_is_refused_and_graft_changes_in_mid_session() {
         });
         got.sort_unstable();
         assert!(got.iter().copied().eq(0..sent), "{sent} sent, {} came", got.len());
-        let theirs = event(&mut far, |event| matches!(event, Event::Changed { .. }));
-        assert!(matches!(theirs, Event::Changed { by: By::Other, graft: name, .. } if name == graft));
+        let theirs = event(&mut far, |event| matches!(event, SessionEvent::Changed { .. }));
+        assert!(
+            matches!(theirs, SessionEvent::Changed { by: ChangeOrigin::Other, graft: name, .. } if name == graft)
+        );
     }
     near.renegotiate(want("partial-order")).unwrap();
-    let refused = event(&mut near, |event| matches!(event, Event::Refused { .. }));
-    assert!(matches!(refused, Event::Refused { why: Why::Redundant, .. }), "{refused:?}");
+    let refused = event(&mut near, |event| matches!(event, SessionEvent::Refused { .. }));
+    assert!(matches!(refused, SessionEvent::Refused { why: SessionRefusal::Redundant, .. }), "{refused:?}");
 }
 
-/// What is asked of a listener says nothing of who may.
+/// A listener's services do not decide who gets a session.
 #[test]
-fn only_who_may_gets_a_session_and_only_so_many() {
-    let Some(site) = Site::new("allowed") else { return };
+fn sessions_are_limited_to_allowed_users() {
+    let Some(site) = GraftSite::new("allowed") else { return };
     let [near, _far] = hosts(&site, "sessions-per-user = 2\n");
     assert!(unprivileged(&site, "daemon", "others").contains("NotAllowed"));
     let listener = asks(&site, 1, "test").listen().unwrap();
     let again = asks(&site, 1, "test").listen().expect_err("one listens");
-    assert!(matches!(again, Error::Refused { why: Why::Exhausted, .. }), "{again}");
+    assert!(matches!(again, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{again}");
     let mut open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let one_more = asks(&site, 0, "test").initiate().expect_err("two are open");
     let reason = one_more.to_string();
@@ -346,17 +354,17 @@ fn only_who_may_gets_a_session_and_only_so_many() {
 
 /// Three may be opened by either end of a pool of six.
 #[test]
-fn a_pool_is_exhausted_and_recovers() {
-    let Some(site) = Site::new("exhausted") else { return };
+fn exhausted_session_pool_recovers() {
+    let Some(site) = GraftSite::new("exhausted") else { return };
     let [near, far] = hosts(&site, "");
     let listener = asks(&site, 1, "test").listen().unwrap();
     let mut open: Vec<_> = (0..3).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
     let one_more = asks(&site, 0, "test").initiate().expect_err("three are open");
-    assert!(matches!(one_more, Error::Refused { why: Why::Exhausted, .. }), "{one_more}");
+    assert!(matches!(one_more, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{one_more}");
     drop(theirs);
-    let closed = event(&mut open[0], |event| matches!(event, Event::Closed { .. }));
-    assert!(matches!(closed, Event::Closed { reason } if reason.contains("has gone")));
+    let closed = event(&mut open[0], |event| matches!(event, SessionEvent::Closed { .. }));
+    assert!(matches!(closed, SessionEvent::Closed { reason } if reason.contains("has gone")));
     assert!(matches!(open[0].send(b"x"), Err(Error::Over(_))));
     open.clear();
     for host in [&near, &far] {
@@ -372,8 +380,8 @@ fn a_pool_is_exhausted_and_recovers() {
 
 /// A socket that somebody keeps is of no use, and its port is nobody else's.
 #[test]
-fn who_keeps_a_socket_has_nothing_by_it() {
-    let Some(site) = Site::new("kept") else { return };
+fn socket_kept_after_its_session_sends_nothing() {
+    let Some(site) = GraftSite::new("kept") else { return };
     let [near, _far] = hosts(&site, "");
     let listener = asks(&site, 1, "test").listen().unwrap();
     let (control, kept) = raw(&site, 0, "test");
@@ -386,20 +394,22 @@ fn who_keeps_a_socket_has_nothing_by_it() {
     // All that are left are the other two.
     let open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let one_more = asks(&site, 0, "test").initiate().expect_err("one is held");
-    assert!(matches!(one_more, Error::Refused { why: Why::Exhausted, .. }), "{one_more}");
+    assert!(matches!(one_more, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{one_more}");
     drop(kept);
     let third = asks(&site, 0, "test").initiate().unwrap();
     drop((open, third));
 }
 
-/// What a session's socket is, without the library.
-pub fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::net::UdpSocket) {
-    let control = control::Control::connect(&socket(site, side)).unwrap();
-    let (peer, service, want) = ("other".to_owned(), service.to_owned(), Want::default());
-    control.send(&Request::Open { peer, service, want }, &[]).unwrap();
-    let socket = wait_for("a session", || match control.receive::<Word>() {
-        control::Received::Record(Word::Opened(_), mut descriptors) => descriptors.pop(),
-        control::Received::Nothing => None,
+/// Opens a session's socket without the library.
+pub fn raw(site: &GraftSite, side: usize, service: &str) -> (control::ControlEnd, std::net::UdpSocket) {
+    let control = control::ControlEnd::connect(&socket(site, side)).unwrap();
+    let peer = "other".to_owned();
+    let service = service.to_owned();
+    let want = Want::default();
+    control.send(&BrokerRequest::Open { peer, service, want }, &[]).unwrap();
+    let socket = wait_for("a session", || match control.receive::<BrokerReply>() {
+        control::ControlReceived::Record(BrokerReply::Opened(_), mut descriptors) => descriptors.pop(),
+        control::ControlReceived::Nothing => None,
         other => panic!("{other:?}"),
     });
     (control, socket.into())
@@ -407,9 +417,9 @@ pub fn raw(site: &Site, side: usize, service: &str) -> (control::Control, std::n
 
 /// Garbage at the daemon's socket, and in a session from an end that has agreed: both go on.
 #[test]
-fn garbage_does_nothing() {
+fn garbage_messages_do_nothing() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket as make};
-    let Some(site) = Site::new("garbage") else { return };
+    let Some(site) = GraftSite::new("garbage") else { return };
     let [near, _far] = hosts(&site, "");
     let address = SocketAddrUnix::new(socket(&site, 0)).unwrap();
     let mut kept = Vec::new();
@@ -436,7 +446,7 @@ fn garbage_does_nothing() {
     });
     assert_eq!(trouble(), Vec::<String>::new());
     let mut far = accept(&listener);
-    event(&mut far, |event| matches!(event, Event::Closed { .. }));
+    event(&mut far, |event| matches!(event, SessionEvent::Closed { .. }));
     let mut far = accept(&listener);
     far.set_nonblocking(true);
     // First parts of messages that never end, and what is no part of any.
@@ -457,7 +467,7 @@ fn garbage_does_nothing() {
         let _ = far.receive();
         far.event().unwrap()
     });
-    assert!(matches!(lost, Event::Lost(1..)), "{lost:?}");
+    assert!(matches!(lost, SessionEvent::Lost(1..)), "{lost:?}");
     hostile.send(&[&[1, 0, 0, 0, 0, 1, 0, 0, 0x0b, 0xb8][..], b"whole"].concat()).unwrap();
     wait_for(
         "a whole message",
@@ -467,8 +477,8 @@ fn garbage_does_nothing() {
 }
 
 #[test]
-fn a_session_that_does_not_block_is_polled() {
-    let Some(site) = Site::new("polled") else { return };
+fn nonblocking_session_is_polled() {
+    let Some(site) = GraftSite::new("polled") else { return };
     let _hosts = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.set_nonblocking(true);
@@ -479,7 +489,7 @@ fn a_session_that_does_not_block_is_polled() {
     };
     wait_for_silence(&mut far);
     assert!(!readable(&far, 50), "nothing has come");
-    // Nobody reads: the window fills up.
+    // The reader stops, so that the window fills up.
     let mut sent = 0_u32;
     let message = |number: u32| [&number.to_be_bytes()[..], &[7; 5000]].concat();
     let begin = Instant::now();
@@ -494,7 +504,8 @@ fn a_session_that_does_not_block_is_polled() {
     assert!(readable(&near, 60_000), "time for another try");
     // All of it comes, though nobody has read so far.
     let mut got = std::collections::BTreeSet::new();
-    let (mut to_send, until) = (sent..sent + 200, Instant::now() + LONG);
+    let mut to_send = sent..sent + 200;
+    let until = Instant::now() + LONG;
     let mut next = to_send.next();
     while got.len() < sent as usize + 200 {
         assert!(Instant::now() < until, "{} of {}", got.len(), sent + 200);
@@ -520,15 +531,20 @@ fn a_session_that_does_not_block_is_polled() {
 
 // --- Without a privilege, and without the daemon ---
 
-/// This program as another user; what it says. `what`: of `as_an_application`.
-pub fn unprivileged(site: &Site, user: &str, what: &str) -> String {
+/// This program as another user; what it says. `what`: of `application_process_of_the_messages_tests`.
+pub fn unprivileged(site: &GraftSite, user: &str, what: &str) -> String {
     let program = site.path("application");
     if !program.exists() {
         fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     }
     let mut command = Command::new("setpriv");
     command.args(["--reuid", user, "--regid", "nogroup", "--clear-groups", "--no-new-privs"]).arg(program);
-    command.args(["--exact", "messages::as_an_application", "--ignored", "--nocapture"]);
+    command.args([
+        "--exact",
+        "messages::application_process_of_the_messages_tests",
+        "--ignored",
+        "--nocapture",
+    ]);
     command.env("APPLICATION", what).env("SOCKETS", site.directory.path());
     let output = command.output().unwrap();
     let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
@@ -536,10 +552,10 @@ pub fn unprivileged(site: &Site, user: &str, what: &str) -> String {
     said
 }
 
-/// What `unprivileged` runs.
+/// The application that `unprivileged` runs.
 #[test]
 #[ignore = "helper: other tests run it as another user"]
-fn as_an_application() {
+fn application_process_of_the_messages_tests() {
     let Ok(what) = std::env::var("APPLICATION") else { return };
     let directory = PathBuf::from(std::env::var("SOCKETS").unwrap());
     let asks =
@@ -547,7 +563,7 @@ fn as_an_application() {
     assert_ne!(nix::unistd::geteuid().as_raw(), 0);
     if what == "others" {
         let refused = asks(0).initiate().expect_err("not allowed");
-        assert!(refused.to_string().contains("name who may"), "{refused}");
+        assert!(refused.to_string().contains("may not open sessions with peer"), "{refused}");
         return println!("{refused:?}");
     }
     let listener = asks(1).listen().unwrap();
@@ -562,16 +578,16 @@ fn as_an_application() {
 
 #[test]
 fn an_unprivileged_application_has_sessions() {
-    let Some(site) = Site::new("nobody") else { return };
+    let Some(site) = GraftSite::new("nobody") else { return };
     let _hosts = hosts(&site, "");
     assert!(unprivileged(&site, "nobody", "pair").contains("all of it as user 65534"));
 }
 
 /// Everything that leaves an interface.
-pub struct Capture(std::os::fd::OwnedFd);
+pub struct InterfaceCapture(std::os::fd::OwnedFd);
 
-impl Capture {
-    pub fn new(site: &Site, side: usize) -> Self {
+impl InterfaceCapture {
+    pub fn new(site: &GraftSite, side: usize) -> Self {
         use nix::sys::socket::{
             AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt,
         };
@@ -585,7 +601,9 @@ impl Capture {
 
     /// Packets in which these bytes stand.
     pub fn count(&self, bytes: &[u8]) -> (usize, usize) {
-        let (mut all, mut with, mut buffer) = (0, 0, [0; 2048]);
+        let mut all = 0;
+        let mut with = 0;
+        let mut buffer = [0; 2048];
         while let Ok(got) = nix::sys::socket::recv(
             std::os::fd::AsRawFd::as_raw_fd(&self.0),
             &mut buffer,
@@ -601,9 +619,9 @@ impl Capture {
 /// Whoever sends by the socket without asking anybody, as fast as it can, sends nothing in clear: neither while the daemon dies, nor
 /// afterwards.
 #[test]
-fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
+fn killed_daemon_sends_nothing_in_clear() {
     const SECRET: &[u8] = b"what nobody else is to read";
-    let Some(site) = Site::new("killed") else { return };
+    let Some(site) = GraftSite::new("killed") else { return };
     let [near, _far] = hosts(&site, "");
     let listener = asks(&site, 1, "test").listen().unwrap();
     let mut session = asks(&site, 0, "test").initiate().unwrap();
@@ -611,7 +629,7 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
     let (control, socket) = raw(&site, 0, "test");
     let local = socket.local_addr().unwrap();
     let remote = socket.peer_addr().unwrap();
-    let capture = Capture::new(&site, 0);
+    let capture = InterfaceCapture::new(&site, 0);
     let sent = Arc::new(AtomicU64::new(0));
     let counts = sent.clone();
     let sender = thread::spawn(move || {
@@ -633,11 +651,11 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
     assert!(matches!(over, Error::Over(_)), "{over}");
     event(
         &mut session,
-        |event| matches!(event, Event::Closed { reason } if reason.contains("daemon is gone")),
+        |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("daemon has closed")),
     );
     let (all, clear) = capture.count(SECRET);
     assert!(all > 0 && clear == 0, "{clear} of {all} packets in clear");
-    // That it would have been seen.
+    // The check would have found it: without the daemon it is seen.
     drop((session, control));
     let plain =
         inside(&site.namespaces[0], || wait_for("the port", || std::net::UdpSocket::bind(local).ok()));
@@ -648,19 +666,19 @@ fn nothing_leaves_in_clear_when_the_daemon_is_killed() {
     // The other end hears nothing any more.
     event(
         &mut far,
-        |event| matches!(event, Event::Closed { reason } if reason.contains("nothing was heard")),
+        |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("no message came")),
     );
 }
 
-/// The other end's daemon is started anew: it knows nothing of the session.
+/// The other end's daemon is restarted, and does not know the session.
 #[test]
 fn a_session_ends_when_the_other_daemon_is_started_anew() {
-    let Some(site) = Site::new("anew") else { return };
+    let Some(site) = GraftSite::new("anew") else { return };
     let [near, far] = hosts(&site, "");
     let (mut ours, _theirs) = pair(&site, &["reliability"]);
     drop(far);
-    let far = Host::start(&site, 1, "");
-    event(&mut ours, |event| matches!(event, Event::Closed { .. }));
+    let far = MessageHost::start(&site, 1, "");
+    event(&mut ours, |event| matches!(event, SessionEvent::Closed { .. }));
     drop(ours);
     wait_for_keys(&far);
     wait_until("the first one to have let go", || near.lent(), |lent| *lent == 0);
@@ -669,10 +687,10 @@ fn a_session_ends_when_the_other_daemon_is_started_anew() {
     assert_eq!(message(&mut far), b"again");
 }
 
-/// A queue that is too short loses what comes too fast: more than was asked for is lost, and a graft comes that sends it again.
+/// A queue that is too short loses packets of a fast sender. More is lost than the session allows, so a graft follows that sends again.
 #[test]
-fn what_is_not_kept_to_is_told_and_another_graft_comes() {
-    let Some(site) = Site::new("violated") else { return };
+fn violation_is_reported_and_another_graft_follows() {
+    let Some(site) = GraftSite::new("violated") else { return };
     let _hosts = hosts(&site, "");
     let listener = asks(&site, 1, "test").listen().unwrap();
     let asked = asks(&site, 0, "test").service("once").max_loss_percent(1.0).adapt(true);
@@ -684,22 +702,22 @@ fn what_is_not_kept_to_is_told_and_another_graft_comes() {
         crate::site::ip(&inside);
     };
     tc("qdisc add dev eth root tbf rate 1mbit burst 4k limit 6k");
-    let (begin, mut seen) = (Instant::now(), Vec::new());
+    let begin = Instant::now();
+    let mut seen = Vec::new();
     near.set_nonblocking(true);
     far.set_nonblocking(true);
-    while !seen.iter().any(|event| matches!(event, Event::Changed { .. })) {
+    while !seen.iter().any(|event| matches!(event, SessionEvent::Changed { .. })) {
         let _ = near.send(&[7; 1000]);
         let _ = far.receive();
         seen.extend(near.event().unwrap());
         thread::sleep(Duration::from_millis(1)); // exact: paces the sender
         assert!(begin.elapsed() < LONG, "{seen:?}");
     }
-    let violated =
-        |event: &Event| matches!(event, Event::Violated(it) if it.what == "max_loss" && it.measured > 1.0);
+    let violated = |event: &SessionEvent| matches!(event, SessionEvent::Violated(it) if it.what == "max_loss" && it.measured > 1.0);
     assert!(seen.iter().any(violated), "{seen:?}");
-    let changed = seen.iter().find(|event| matches!(event, Event::Changed { .. }));
+    let changed = seen.iter().find(|event| matches!(event, SessionEvent::Changed { .. }));
     assert!(
-        matches!(changed, Some(Event::Changed { graft, by: By::Adaption, .. }) if graft == "selective"),
+        matches!(changed, Some(SessionEvent::Changed { graft, by: ChangeOrigin::Adaption, .. }) if graft == "selective"),
         "{seen:?}"
     );
     tc("qdisc del dev eth root");

@@ -8,13 +8,13 @@ use std::{
 };
 
 use crate::{
-    messages::{Host, hosts},
-    site::{Site, wait_for},
+    messages::{MessageHost, hosts},
+    site::{GraftSite, wait_for},
 };
 
 const GRAFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../graft");
 
-/// Where the library was built.
+/// Returns the directory where the library was built.
 fn built() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
@@ -35,10 +35,10 @@ fn run(command: &mut Command) -> String {
 }
 
 /// Installs the library as a package would, and builds a program against it as the example's Makefile does.
-fn build(site: &Site, source: &Path) -> PathBuf {
+fn build(site: &GraftSite, source: &Path) -> PathBuf {
     let root = site.path("root");
     let mut install = Command::new("make");
-    install.arg("-C").arg(Path::new(GRAFT).join("..")).args(["--no-print-directory", "install-graft"]);
+    install.arg("-C").arg(Path::new(GRAFT).join("..")).args(["--no-print-directory", "install-messages"]);
     install.arg(format!("PREFIX={}", root.display())).arg(format!("GATE_BUILD={}", built().display()));
     run(install.env_remove("MAKEFLAGS"));
     let directory = site.path("program");
@@ -60,19 +60,19 @@ fn as_nobody(program: &Path) -> Command {
     command
 }
 
-fn socket(host: &Host<'_>) -> PathBuf {
+fn socket(host: &MessageHost<'_>) -> PathBuf {
     host.site.path(&format!("m{}.sock", host.side))
 }
 
 #[test]
-fn the_example_sends_lines() {
+fn c_example_sends_lines() {
     if !has("cc") || !has("pkg-config") || !has("make") {
         return;
     }
-    let Some(site) = Site::new("example") else { return };
+    let Some(site) = GraftSite::new("example") else { return };
     let [near, far] = hosts(&site, "");
     let program = build(&site, &Path::new(GRAFT).join("examples/telemetry/telemetry.c"));
-    let telemetry = |host: &Host<'_>, args: &[&str]| {
+    let telemetry = |host: &MessageHost<'_>, args: &[&str]| {
         let mut command = as_nobody(&program);
         command.arg("-s").arg(socket(host)).args(args);
         command
@@ -103,7 +103,7 @@ fn the_example_sends_lines() {
 }
 
 const FORK: &str = r#"
-#include <millrace_graft.h>
+#include <millrace_messages.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -113,80 +113,80 @@ const FORK: &str = r#"
 	do {                                                                           \
 		int got = (call);                                                      \
 		if (got != (status)) {                                                 \
-			printf("%d: %s: %d, %s\n", __LINE__, #call, got, millrace_graft_error()); \
+			printf("%d: %s: %d, %s\n", __LINE__, #call, got, millrace_messages_error()); \
 			return 1;                                                      \
 		}                                                                      \
 	} while (0)
 
-static int child(millrace_graft_session *session)
+static int child(millrace_messages_session *session)
 {
 	char message[100];
 	size_t bytes;
 
-	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_send(session, "child", 5));
-	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_recv(session, message, sizeof(message), &bytes));
-	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_finish(session));
-	MUST(MILLRACE_GRAFT_FORKED, millrace_graft_renegotiate(session, "once", NULL));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(session));
+	MUST(MILLRACE_MESSAGES_FORKED, millrace_messages_send(session, "child", 5));
+	MUST(MILLRACE_MESSAGES_FORKED, millrace_messages_recv(session, message, sizeof(message), &bytes));
+	MUST(MILLRACE_MESSAGES_FORKED, millrace_messages_finish(session));
+	MUST(MILLRACE_MESSAGES_FORKED, millrace_messages_renegotiate(session, "once", NULL));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_close(session));
 	return 0;
 }
 
-static int stream(const char *socket, millrace_graft_listener *listener)
+static int stream(const char *socket, millrace_messages_listener *listener)
 {
-	millrace_graft_session *near, *far;
+	millrace_messages_session *near, *far;
 	char piece[8];
 	size_t bytes;
 
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_init(socket, "other", "test", &near));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_negotiate(near, "reliability order", NULL));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_validate(near, -1));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_accept(listener, &far));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_write(near, "a stream", 8, &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_init(socket, "other", "test", &near));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_negotiate(near, "reliability order", NULL));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_validate(near, -1));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_accept(listener, &far));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_write(near, "a stream", 8, &bytes));
 	if (bytes != 8)
 		return 10;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_finish(near));
-	MUST(MILLRACE_GRAFT_INVALID, millrace_graft_read(far, piece, 0, &bytes));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_read(far, piece, 3, &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_finish(near));
+	MUST(MILLRACE_MESSAGES_INVALID, millrace_messages_read(far, piece, 0, &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_read(far, piece, 3, &bytes));
 	if (bytes != 3 || memcmp(piece, "a s", 3))
 		return 11;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_read(far, piece, sizeof(piece), &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_read(far, piece, sizeof(piece), &bytes));
 	if (bytes != 5 || memcmp(piece, "tream", 5))
 		return 12;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_read(far, piece, sizeof(piece), &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_read(far, piece, sizeof(piece), &bytes));
 	if (bytes)
 		return 13;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(near));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(far));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_close(near));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_close(far));
 	return 0;
 }
 
 int main(int argc, char **argv)
 {
-	millrace_graft_listener *listener;
-	millrace_graft_session *near, *far;
-	millrace_graft_agreed agreed;
-	millrace_graft_event event;
+	millrace_messages_listener *listener;
+	millrace_messages_session *near, *far;
+	millrace_messages_agreed agreed;
+	millrace_messages_event event;
 	char message[100];
 	size_t bytes = 0;
 	int status;
 
-	if (argc != 3 || !millrace_graft_version()[0])
+	if (argc != 3 || !millrace_messages_version()[0])
 		return 2;
-	MUST(MILLRACE_GRAFT_NO_DAEMON, millrace_graft_init("/nowhere", "other", "test", &near));
-	MUST(MILLRACE_GRAFT_INVALID, millrace_graft_init(argv[1], NULL, "test", &near));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_listen(argv[2], "other", "test", &listener));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_listener_set_nonblocking(listener, 1));
-	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_accept(listener, &far));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_listener_set_nonblocking(listener, 0));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_init(argv[1], "other", "test", &near));
-	MUST(MILLRACE_GRAFT_NOT_AGREED, millrace_graft_send(near, "early", 5));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_negotiate(near, "reliability once", NULL));
-	MUST(MILLRACE_GRAFT_NOT_AGREED, millrace_graft_send(near, "early", 5));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_validate(near, -1));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_agreement(near, &agreed));
+	MUST(MILLRACE_MESSAGES_NO_DAEMON, millrace_messages_init("/nowhere", "other", "test", &near));
+	MUST(MILLRACE_MESSAGES_INVALID, millrace_messages_init(argv[1], NULL, "test", &near));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_listen(argv[2], "other", "test", &listener));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_listener_set_nonblocking(listener, 1));
+	MUST(MILLRACE_MESSAGES_AGAIN, millrace_messages_accept(listener, &far));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_listener_set_nonblocking(listener, 0));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_init(argv[1], "other", "test", &near));
+	MUST(MILLRACE_MESSAGES_NOT_AGREED, millrace_messages_send(near, "early", 5));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_negotiate(near, "reliability once", NULL));
+	MUST(MILLRACE_MESSAGES_NOT_AGREED, millrace_messages_send(near, "early", 5));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_validate(near, -1));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_agreement(near, &agreed));
 	if (strcmp(agreed.graft, "selective") || !strstr(agreed.services, "reliability") || !agreed.is_sealed)
 		return 3;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_accept(listener, &far));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_accept(listener, &far));
 	switch (fork()) {
 	case 0:
 		_exit(child(near));
@@ -196,30 +196,30 @@ int main(int argc, char **argv)
 			return 4;
 	}
 	/* The child has closed it: the parent's is as it was. */
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_send(near, "the parent's", 12));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_timeout(far, 30000));
-	MUST(MILLRACE_GRAFT_TOO_LONG, millrace_graft_recv(far, message, 5, &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_send(near, "the parent's", 12));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_set_timeout(far, 30000));
+	MUST(MILLRACE_MESSAGES_TOO_LONG, millrace_messages_recv(far, message, 5, &bytes));
 	if (bytes != 12)
 		return 5;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_recv(far, message, sizeof(message), &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_recv(far, message, sizeof(message), &bytes));
 	if (bytes != 12 || memcmp(message, "the parent's", 12))
 		return 6;
-	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_next_event(far, &event));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_nonblocking(far, 1));
-	MUST(MILLRACE_GRAFT_AGAIN, millrace_graft_recv(far, message, sizeof(message), &bytes));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_set_nonblocking(far, 0));
-	MUST(MILLRACE_GRAFT_INVALID, millrace_graft_write(near, "no order", 8, &bytes));
-	MUST(MILLRACE_GRAFT_TOO_LONG, millrace_graft_send(near, message, MILLRACE_GRAFT_MESSAGE_MAX + 1));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_finish(near));
-	MUST(MILLRACE_GRAFT_FINISHED, millrace_graft_send(near, "late", 4));
-	MUST(MILLRACE_GRAFT_FINISHED, millrace_graft_recv(far, message, sizeof(message), &bytes));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_next_event(far, &event));
-	if (event.kind != MILLRACE_GRAFT_EVENT_FINISHED)
+	MUST(MILLRACE_MESSAGES_AGAIN, millrace_messages_next_event(far, &event));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_set_nonblocking(far, 1));
+	MUST(MILLRACE_MESSAGES_AGAIN, millrace_messages_recv(far, message, sizeof(message), &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_set_nonblocking(far, 0));
+	MUST(MILLRACE_MESSAGES_INVALID, millrace_messages_write(near, "no order", 8, &bytes));
+	MUST(MILLRACE_MESSAGES_TOO_LONG, millrace_messages_send(near, message, MILLRACE_MESSAGES_MESSAGE_MAX + 1));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_finish(near));
+	MUST(MILLRACE_MESSAGES_FINISHED, millrace_messages_send(near, "late", 4));
+	MUST(MILLRACE_MESSAGES_FINISHED, millrace_messages_recv(far, message, sizeof(message), &bytes));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_next_event(far, &event));
+	if (event.kind != MILLRACE_MESSAGES_EVENT_FINISHED)
 		return 7;
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(far));
-	MUST(MILLRACE_GRAFT_OK, millrace_graft_close(near));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_close(far));
+	MUST(MILLRACE_MESSAGES_OK, millrace_messages_close(near));
 	MUST(0, stream(argv[1], listener));
-	millrace_graft_listener_close(listener);
+	millrace_messages_listener_close(listener);
 	puts("done");
 	return 0;
 }
@@ -227,11 +227,11 @@ int main(int argc, char **argv)
 
 /// Layouts and numbers of the header are those of the library, and a child leaves its parent's session alone.
 #[test]
-fn every_function_from_c_and_a_fork() {
+fn every_c_function_works_and_a_fork_is_refused() {
     if !has("cc") || !has("pkg-config") || !has("make") {
         return;
     }
-    let Some(site) = Site::new("fork") else { return };
+    let Some(site) = GraftSite::new("fork") else { return };
     let [near, far] = hosts(&site, crate::streams::IN_ORDER);
     fs::write(site.path("fork.c"), FORK).unwrap();
     let program = build(&site, &site.path("fork.c"));
@@ -247,7 +247,7 @@ fn the_header_is_c99_and_cplusplus() {
         }
         let mut command = Command::new(tool);
         command.args([standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", language, "-fsyntax-only"]);
-        run(command.arg(Path::new(GRAFT).join("include/millrace_graft.h")));
+        run(command.arg(Path::new(GRAFT).join("messages/include/millrace_messages.h")));
     }
 }
 
@@ -258,16 +258,16 @@ fn the_library_exports_what_the_header_declares() {
         return;
     }
     let mut names = Command::new("nm");
-    names.args(["-D", "--defined-only"]).arg(built().join("libmillrace_graft.so"));
+    names.args(["-D", "--defined-only"]).arg(built().join("libmillrace_messages.so"));
     let text = run(&mut names);
     let mut exported: Vec<_> = text.lines().filter_map(|line| line.split(' ').nth(2)).collect();
     exported.sort_unstable();
-    let header = fs::read_to_string(Path::new(GRAFT).join("include/millrace_graft.h")).unwrap();
+    let header = fs::read_to_string(Path::new(GRAFT).join("messages/include/millrace_messages.h")).unwrap();
     let mut declared: Vec<_> = header
         .lines()
         .filter(|line| !line.starts_with([' ', '\t', '/']))
-        .filter_map(|line| line.split_once("millrace_graft_").filter(|(_, rest)| rest.contains('(')))
-        .map(|(_, rest)| format!("millrace_graft_{}", rest.split('(').next().unwrap()))
+        .filter_map(|line| line.split_once("millrace_messages_").filter(|(_, rest)| rest.contains('(')))
+        .map(|(_, rest)| format!("millrace_messages_{}", rest.split('(').next().unwrap()))
         .collect();
     declared.sort_unstable();
     assert_eq!(exported, declared);

@@ -1,13 +1,15 @@
-//! Message sessions of every kind, and what becomes of them when a key part goes: the keeper, both processes, an address, an agreement.
+//! Message sessions of every kind, and their ends when a part goes: the keeper, both processes, an address, an agreement.
 
 use std::{process::Command, thread};
 
-use millrace_graft::message::{Error, Event, Received, Want, Why};
+use millrace_messages::{Error, Received, SessionEvent, SessionRefusal, Want};
 use nix::sys::signal::{Signal, kill};
 
 use crate::{
-    messages::{Capture, GRAFTS, Host, asks, event, hosts, message, pair, raw, wait_for_keys},
-    site::{CLIENT, CLIENT6, SERVER, SERVER6, Site, wait_for, wait_until},
+    messages::{
+        GRAFTS, InterfaceCapture, MessageHost, asks, event, hosts, message, pair, raw, wait_for_keys,
+    },
+    site::{CLIENT, CLIENT6, GraftSite, SERVER, SERVER6, wait_for, wait_until},
     streams::IN_ORDER,
 };
 
@@ -19,14 +21,17 @@ fn grafts() -> String {
 }
 
 /// Both daemons, with one peer that has these lines besides.
-fn hosts_with<'a>(site: &'a Site, grafts: [&str; 2], addresses: [&str; 2], more: &str) -> [Host<'a>; 2] {
+fn hosts_with<'a>(
+    site: &'a GraftSite,
+    grafts: [&str; 2],
+    addresses: [&str; 2],
+    more: &str,
+) -> [MessageHost<'a>; 2] {
     let hosts = [0, 1].map(|side| {
-        let (local, remote) = (addresses[side], addresses[1 - side]);
-        let peer = format!(
-            "[[peer]]\nname = \"other\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
-             ports = \"41000-41006\"\n{more}"
-        );
-        Host::start_with(site, side, &format!("{}\n{peer}", grafts[side]))
+        let local = addresses[side];
+        let remote = addresses[1 - side];
+        let peer = format!("{}ports = \"41000-41006\"\n{more}", crate::site::peer(local, remote));
+        MessageHost::start_with(site, side, &format!("{}\n{peer}", grafts[side]))
     });
     hosts.iter().for_each(wait_for_keys);
     hosts
@@ -42,11 +47,11 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
         ([CLIENT6, SERVER6], "cipher = \"aes-128-gcm\"", "aes-128-gcm"),
     ];
     for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
-        let Some(site) = Site::new(&format!("kinds{at}")) else { return };
+        let Some(site) = GraftSite::new(&format!("kinds{at}")) else { return };
         let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], addresses, more);
         let status = near_host.status(); // exact: the settings say so
         assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
-        let capture = Capture::new(&site, 0);
+        let capture = InterfaceCapture::new(&site, 0);
         for service in ["reliability", "order"] {
             let (mut near, mut far) = pair(&site, &[service]);
             let agreed = near.agreed().unwrap().clone();
@@ -61,7 +66,7 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
                 near.send(&sent).unwrap();
                 near
             });
-            // Not the same: what comes in is open behind XDP, where it is captured.
+            // The text is another one, because received packets are open behind XDP, where the capture is.
             far.send(b"and back").unwrap();
             assert!(message(&mut far) == long, "{more} {service}");
             let mut near = sender.join().unwrap();
@@ -75,9 +80,9 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
 /// Selective Repeat delivers as it comes: the library has messages wait for those before them. The queue of the interface is too short for a
 /// window, so much is lost, and comes later.
 #[test]
-fn messages_are_in_order_where_the_graft_only_sends_again() {
+fn messages_are_ordered_over_a_graft_that_only_retransmits() {
     const SENT: u32 = 1000;
-    let Some(site) = Site::new("order") else { return };
+    let Some(site) = GraftSite::new("order") else { return };
     let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], [CLIENT, SERVER], "");
     let (mut near, mut far) = pair(&site, &["order", "reliability"]);
     for session in [&mut near, &mut far] {
@@ -111,36 +116,36 @@ fn messages_are_in_order_where_the_graft_only_sends_again() {
     // Order from the middle on is another session's.
     let (mut near, _far) = pair(&site, &["reliability"]);
     near.renegotiate(Want { services: ["order".to_owned()].into(), ..Want::default() }).unwrap();
-    let refused = event(&mut near, |event| matches!(event, Event::Refused { .. } | Event::Changed { .. }));
-    let is_told =
-        matches!(&refused, Event::Refused { reason, .. } if reason.contains("from a session's first one on"));
+    let refused = event(&mut near, |event| {
+        matches!(event, SessionEvent::Refused { .. } | SessionEvent::Changed { .. })
+    });
+    let is_told = matches!(&refused, SessionEvent::Refused { reason, .. } if reason.contains("from a session's first one on"));
     assert!(is_told, "{refused:?}");
 }
 
 /// Both ends need the same parity, and are told so.
 #[test]
-fn another_parity_is_refused_in_words() {
-    let Some(site) = Site::new("parity") else { return };
+fn different_parity_settings_are_refused_with_a_reason() {
+    let Some(site) = GraftSite::new("parity") else { return };
     let grafts = [2, 3].map(|parity| {
         format!(
-            "interface = [\"eth\"]\n[parameters.fec]\nparity = {parity}\n\
+            "[sessions]\ninterface = [\"eth\"]\n[sessions.parameters.fec]\nparity = {parity}\n\
              [[graft]]\nname = \"parity\"\nfunctions = [\"number\", \"fec\"]\n"
         )
     });
     let [near_host, _far] = hosts_with(&site, [&grafts[0], &grafts[1]], [CLIENT, SERVER], "");
     let _listener = asks(&site, 1, "test").listen().unwrap();
     let refused = asks(&site, 0, "test").service("recovery").initiate().expect_err("another parity");
-    let is_told =
-        matches!(&refused, Error::Refused { why: Why::Unreachable, reason } if reason.contains("parity"));
+    let is_told = matches!(&refused, Error::Refused { why: SessionRefusal::Unreachable, reason } if reason.contains("parity"));
     assert!(is_told, "{refused:?}");
-    // exact: it is counted before it is told
+    // exact: it is counted before the refusal is sent
     assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
 }
 
 /// A daemon whose keeper is gone starts another one, which knows all sockets.
 #[test]
-fn another_keeper_comes_in_the_place_of_one_that_was_killed() {
-    let Some(site) = Site::new("keeper") else { return };
+fn killed_watchdog_process_is_replaced() {
+    let Some(site) = GraftSite::new("keeper") else { return };
     let [near_host, _far_host] = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);
     let listener = asks(&site, 1, "other").listen().unwrap();
@@ -155,7 +160,7 @@ fn another_keeper_comes_in_the_place_of_one_that_was_killed() {
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
     // As before: what is sent by the socket without asking anybody is sealed, until it cannot be sent.
-    let capture = Capture::new(&site, 0);
+    let capture = InterfaceCapture::new(&site, 0);
     let sender = thread::spawn(move || {
         let mut sent = 0_u64;
         loop {
@@ -174,10 +179,10 @@ fn another_keeper_comes_in_the_place_of_one_that_was_killed() {
     assert!(matches!(over, Error::Over(_)), "{over}");
 }
 
-/// With both gone at the same moment the library's look at its daemon is what is left: nothing is sent once it has seen that.
+/// Both are gone at the same moment, so only the library's own check of its daemon is left. Once it has seen that, it sends nothing.
 #[test]
-fn without_daemon_and_keeper_the_library_sends_nothing() {
-    let Some(site) = Site::new("both") else { return };
+fn library_without_daemon_and_watchdog_sends_nothing() {
+    let Some(site) = GraftSite::new("both") else { return };
     let [near_host, _far_host] = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.send(SECRET).unwrap();
@@ -187,48 +192,52 @@ fn without_daemon_and_keeper_the_library_sends_nothing() {
     kill(keeper, Signal::SIGSTOP).unwrap();
     near_host.signal(Signal::SIGKILL);
     kill(keeper, Signal::SIGKILL).unwrap();
-    event(&mut near, |event| matches!(event, Event::Closed { reason } if reason.contains("daemon is gone")));
-    let capture = Capture::new(&site, 0);
+    event(
+        &mut near,
+        |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("daemon has closed")),
+    );
+    let capture = InterfaceCapture::new(&site, 0);
     for _ in 0..100 {
         assert!(matches!(near.send(SECRET), Err(Error::Over(_))));
     }
     assert_eq!(capture.count(SECRET).1, 0);
     event(
         &mut far,
-        |event| matches!(event, Event::Closed { reason } if reason.contains("nothing was heard")),
+        |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("no message came")),
     );
 }
 
-/// The process that a daemon has started.
-fn keeper_of(host: &Host<'_>) -> nix::unistd::Pid {
-    let daemon = host.process.id().to_string();
+/// The process that the part for sessions has started.
+fn keeper_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
+    let daemon = host.part().to_string();
     wait_for("its keeper", || {
         let found = Command::new("ps").args(["-o", "pid=,args=", "--ppid", &daemon]).output().unwrap();
         let found = String::from_utf8(found.stdout).unwrap();
-        let line = found.lines().find(|line| line.contains("packets keep")).ok_or(&found)?;
+        let line = found.lines().find(|line| line.contains("sessions-keep")).ok_or(&found)?;
         Ok::<_, String>(nix::unistd::Pid::from_raw(line.split_whitespace().next().unwrap().parse().unwrap()))
     })
 }
 
 /// An address goes: its host says so at once, with what has not come, the other one when it hears nothing any more.
 #[test]
-fn a_session_ends_when_an_address_goes() {
-    let Some(site) = Site::new("moved") else { return };
+fn session_ends_when_its_address_is_removed() {
+    let Some(site) = GraftSite::new("moved") else { return };
     let _hosts = hosts(&site, "");
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.send(b"before").unwrap();
     assert_eq!(message(&mut far), b"before");
     let ip = |arguments: &str| crate::site::ip(&format!("netns exec {} {arguments}", site.namespaces[0]));
-    // What has left waits in a queue that is slow.
+    // Sent packets wait in a slow queue.
     ip("tc qdisc add dev eth root tbf rate 8kbit burst 2k limit 100k");
     (0..5).for_each(|_| near.send(&[7; 1000]).unwrap());
     ip(&format!("ip addr del {CLIENT}/24 dev eth"));
-    let closed = event(&mut near, |event| matches!(event, Event::Closed { .. }));
-    let Event::Closed { reason } = &closed else { panic!("{closed:?}") };
+    let closed = event(&mut near, |event| matches!(event, SessionEvent::Closed { .. }));
+    let SessionEvent::Closed { reason } = &closed else { panic!("{closed:?}") };
     assert!(reason.contains("this host does not have the session's any more"), "{reason}");
     assert!(reason.contains("datagrams have not been acknowledged"), "{reason}");
     assert!(near.send(b"after").is_err());
-    let closed = event(&mut far, |event| matches!(event, Event::Closed { .. }));
-    let is_told = matches!(&closed, Event::Closed { reason } if reason.contains("an address has changed"));
+    let closed = event(&mut far, |event| matches!(event, SessionEvent::Closed { .. }));
+    let is_told =
+        matches!(&closed, SessionEvent::Closed { reason } if reason.contains("an address has changed"));
     assert!(is_told && far.send(b"after").is_err(), "{closed:?}");
 }

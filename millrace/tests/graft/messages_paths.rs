@@ -7,25 +7,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::{
-    message::Session,
-    packet::{PathStatus, PeerStatus, SessionStatus},
-};
+use millrace_graft::packet::{PathStatus, PeerStatus, SessionStatus};
+use millrace_messages::Session;
 
-use crate::messages::{GRAFTS, Host, message, pair, wait_for_keys};
-use crate::site::{Site, inside, ip, wait_for, wait_until};
+use crate::messages::{GRAFTS, MessageHost, message, pair, wait_for_keys};
+use crate::site::{GraftSite, inside, ip, wait_for, wait_until};
 
-/// Of a path that carries all that it can.
+/// The weight of a path that carries all that it can.
 const WEIGHT_MOST: u32 = 16;
 
 #[derive(Clone, Copy)]
-enum Family {
+enum PathFamily {
     V4,
     V6,
 }
 
-impl Family {
-    /// Of a host at an interface.
+impl PathFamily {
+    /// Returns the address of a host at an interface.
     fn address(self, interface: &str, side: usize) -> String {
         let net = if interface == "eth" { 96 } else { 98 };
         match self {
@@ -39,7 +37,7 @@ impl Family {
 struct Switches(String);
 
 impl Switches {
-    fn between(site: &Site) -> Self {
+    fn between(site: &GraftSite) -> Self {
         let switches = Self(format!("{}-w", site.namespaces[0]));
         let name = &switches.0;
         ip(&format!("netns add {name}"));
@@ -52,7 +50,7 @@ impl Switches {
                 ip(&format!("-n {host} link add {interface} type veth peer name {port} netns {name}"));
                 ip(&format!("-n {name} link set {port} master {interface} up"));
                 ip(&format!("-n {host} link set {interface} up"));
-                for (family, more) in [(Family::V4, "/24"), (Family::V6, "/64 nodad")] {
+                for (family, more) in [(PathFamily::V4, "/24"), (PathFamily::V6, "/64 nodad")] {
                     let address = family.address(interface, side);
                     ip(&format!("-n {host} addr add {address}{more} dev {interface}"));
                 }
@@ -63,7 +61,7 @@ impl Switches {
                 for of in ["all", "eth", "eth2"] {
                     fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0").unwrap();
                 }
-                // Who does not answer by a cable is forgotten in three seconds, not in a minute.
+                // A neighbour that does not answer on a cable is forgotten in three seconds, not in a minute.
                 for family in ["ipv4", "ipv6"] {
                     for (time, value) in [
                         ("base_reachable_time_ms", "1000"),
@@ -94,42 +92,43 @@ impl Drop for Switches {
     }
 }
 
-fn start<'a>(site: &'a Site, side: usize, family: Family, more: &str) -> Host<'a> {
+fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -> MessageHost<'a> {
     let grafts = GRAFTS.replace(r#"["eth"]"#, r#"["eth", "eth2"]"#);
     let ends = |interface: &str| {
         let [local, remote] = [side, 1 - side].map(|side| family.address(interface, side));
         format!("local = \"{local}\"\nremote = \"{remote}\"\n")
     };
-    let path = |interface| format!("[[peer.path]]\n{}interface = \"{interface}\"\n", ends(interface));
-    Host::start_with(
+    let path =
+        |interface| format!("[[peer.sessions.path]]\n{}interface = \"{interface}\"\n", ends(interface));
+    MessageHost::start_with(
         site,
         side,
         &format!(
-            "{grafts}\n[[peer]]\nname = \"other\"\n{}key-file = \"key\"\nports = \"41000-41002\"\n{more}{}{}",
-            ends("eth"),
+            "{grafts}\n{}ports = \"41000-41002\"\n{more}{}{}",
+            crate::site::peer_with(&ends("eth")),
             path("eth"),
             path("eth2")
         ),
     )
 }
 
-/// Of the session that is lent.
-fn paths(host: &Host<'_>) -> Vec<PathStatus> {
+/// Returns the paths of the session that is in use.
+fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
     // exact: a reader, and whoever calls it waits, or knows what has come
     host.status().sessions.into_iter().max_by_key(busiest).unwrap().paths
 }
 
-fn are_up(hosts: &[Host<'_>; 2], wanted: [bool; 2]) {
+fn are_up(hosts: &[MessageHost<'_>; 2], wanted: [bool; 2]) {
     for host in hosts {
         let is_so = |session: &SessionStatus| session.paths.iter().map(|path| path.is_up).eq(wanted);
         wait_until("the paths", || host.status().sessions, |all| all.iter().all(is_so));
     }
 }
 
-/// How many were sent by each meanwhile, as soon as both are up, with so much weight at least, before and after it: a host that is busy with something else may
-/// take a path for cut.
-fn by_each(host: &Host<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64> {
+/// Returns the packets that each path has sent during `go`. Both paths have to be up and have this weight, before and after: a busy host
+/// may take a path for cut.
+fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64> {
     let most = |paths: &[PathStatus]| paths.iter().all(|path| path.is_up && path.weight >= weight);
     // From then on this session is the busiest.
     go();
@@ -161,16 +160,16 @@ fn go(near: &mut Session, far: &mut Session, messages: u32) {
 }
 
 #[test]
-fn messages_go_by_both_paths_and_by_the_one_that_is_left() {
+fn messages_use_both_paths_and_survive_the_loss_of_one() {
     type Cut = fn(&Switches);
     let table: [(_, _, Cut, usize); 4] = [
-        (Family::V4, "", |it| it.cut("eth2"), 0),
-        (Family::V4, "protocol = \"253\"\n", |it| it.cut("eth"), 1),
-        (Family::V6, "", |it| it.cut("eth"), 1),
-        (Family::V4, "", |it| it.unplug("eth"), 1),
+        (PathFamily::V4, "", |it| it.cut("eth2"), 0),
+        (PathFamily::V4, "protocol = \"253\"\n", |it| it.cut("eth"), 1),
+        (PathFamily::V6, "", |it| it.cut("eth"), 1),
+        (PathFamily::V4, "", |it| it.unplug("eth"), 1),
     ];
     for (family, more, cut, left) in table {
-        let Some(site) = Site::new("ways") else { return };
+        let Some(site) = GraftSite::new("ways") else { return };
         let switches = Switches::between(&site);
         let hosts = [0, 1].map(|side| start(&site, side, family, more));
         hosts.iter().for_each(wait_for_keys);
@@ -192,13 +191,13 @@ fn messages_go_by_both_paths_and_by_the_one_that_is_left() {
     }
 }
 
-/// What goes by both comes once.
+/// Messages that go by both paths arrive once.
 #[test]
 fn redundant_paths_lose_nothing_when_one_is_cut() {
-    let Some(site) = Site::new("twice") else { return };
+    let Some(site) = GraftSite::new("twice") else { return };
     let switches = Switches::between(&site);
     let hosts =
-        [0, 1].map(|side| start(&site, side, Family::V4, "protocol = \"253\"\npaths = \"redundant\"\n"));
+        [0, 1].map(|side| start(&site, side, PathFamily::V4, "protocol = \"253\"\npaths = \"redundant\"\n"));
     hosts.iter().for_each(wait_for_keys);
     are_up(&hosts, [true, true]);
     let (mut near, mut far) = pair(&site, &["partial-order"]);

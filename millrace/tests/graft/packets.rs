@@ -1,23 +1,27 @@
-//! `millrace graft packets` as two processes: datagrams between them, what is seen of both from outside, and what is left.
+//! Sessions of `millrace graft run` as two daemons: datagrams between them, what is seen of both from outside, and what is left.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{Read as _, Write as _},
     net::{TcpStream, UdpSocket},
     path::PathBuf,
     process::{Child, Command},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
+use millrace_graft::packet::Status;
 use millrace_graft_kernel::TALLIES;
 use millrace_testkit::show_log_on_panic;
 
-use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for, wait_until};
+use crate::site::{CLIENT, GraftSite, LONG, SERVER, inside, peer, wait_for, wait_until};
 
-const HTTP: &str = "127.0.0.1:9188";
+const HTTP: &str = "127.0.0.1:9186";
 
 /// A daemon in a namespace; killed when dropped.
-struct Packets<'a> {
-    site: &'a Site,
+struct PacketsDaemon<'a> {
+    site: &'a GraftSite,
     side: usize,
     process: Child,
 }
@@ -25,27 +29,29 @@ struct Packets<'a> {
 fn settings(side: usize, more: &str) -> String {
     let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
     format!(
-        "interface = [\"eth\"]\n\
+        "[sessions]\ninterface = [\"eth\"]\n\
          [[graft]]\nname = \"complete\"\nfunctions = [\"number\", \"repair\"]\n\
          [[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n\
+         {}ports = \"40000\"\n\
          [[session]]\nname = \"test\"\nlocal = \"{local}:7000\"\nremote = \"{remote}:7000\"\n\
-         key-file = \"key\"\ngraft = \"complete\"\n{more}"
+         peer = \"other\"\ngraft = \"complete\"\n{more}",
+        peer(local, remote)
     )
 }
 
-impl<'a> Packets<'a> {
-    fn start(site: &'a Site, side: usize) -> Self {
+impl<'a> PacketsDaemon<'a> {
+    fn start(site: &'a GraftSite, side: usize) -> Self {
         Self::start_with(site, side, &settings(side, ""))
     }
 
-    fn start_with(site: &'a Site, side: usize, settings: &str) -> Self {
-        fs::write(site.path("key"), "00112233445566778899aabbccddeeff").unwrap();
+    fn start_with(site: &'a GraftSite, side: usize, settings: &str) -> Self {
+        site.put_key();
         let config = site.path(&format!("packets{side}.toml"));
         fs::write(&config, settings).unwrap();
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
         command.arg(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["graft", "packets", "run", "--http-token-file=off", "--config"]).arg(config);
+        command.args(["graft", "run", "--http-token-file=off", "--config"]).arg(config);
         let process = command.arg("--socket").arg(Self::socket(site, side));
         let process = process.stderr(fs::File::create(site.path(&format!("packets{side}.log"))).unwrap());
         let mut daemon = Self { site, side, process: process.spawn().unwrap() };
@@ -57,13 +63,17 @@ impl<'a> Packets<'a> {
         daemon
     }
 
-    fn socket(site: &Site, side: usize) -> PathBuf {
+    fn socket(site: &GraftSite, side: usize) -> PathBuf {
         site.path(&format!("packets{side}.sock"))
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.site.path(&format!("packets{}.log", self.side))).unwrap()
     }
 
     fn verb(&self, args: &[&str]) -> (bool, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["graft", "packets"]).args(args);
+        command.arg("graft").args(args);
         let output = command.arg("--socket").arg(Self::socket(self.site, self.side)).output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8(said).unwrap())
@@ -81,17 +91,17 @@ impl<'a> Packets<'a> {
     }
 }
 
-/// In what it says at an address.
-fn wait_for_words(daemon: &Packets<'_>, path: &str, words: &str) {
+/// Waits until the daemon's page at `path` has these words.
+fn wait_for_words(daemon: &PacketsDaemon<'_>, path: &str, words: &str) {
     wait_until(words, || daemon.get(path), |text| text.contains(words));
 }
 
-/// In its status for people.
-fn wait_for_status(daemon: &Packets<'_>, words: &str) {
-    wait_until(words, || daemon.verb(&["status"]).1, |text| text.contains(words));
+/// Waits until its text status has these words.
+fn wait_for_status(daemon: &PacketsDaemon<'_>, words: &str) {
+    wait_until(words, || daemon.verb(&["sessions", "status"]).1, |text| text.contains(words));
 }
 
-impl Drop for Packets<'_> {
+impl Drop for PacketsDaemon<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -101,7 +111,7 @@ impl Drop for Packets<'_> {
     }
 }
 
-fn udp(site: &Site, side: usize) -> UdpSocket {
+fn udp(site: &GraftSite, side: usize) -> UdpSocket {
     let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
     let socket = inside(&site.namespaces[side], || UdpSocket::bind((local, 7000)).unwrap());
     socket.connect((remote, 7000)).unwrap();
@@ -110,29 +120,31 @@ fn udp(site: &Site, side: usize) -> UdpSocket {
 }
 
 #[test]
-fn sessions_are_seen_from_outside() {
-    let Some(site) = Site::new("packets") else { return };
+fn sessions_show_in_status_and_metrics() {
+    let Some(site) = GraftSite::new("packets") else { return };
     ["c", "s"].iter().enumerate().for_each(|(side, _)| {
         crate::site::ip(&format!("-n {} link set lo up", site.namespaces[side]));
     });
-    let (near, far) = (Packets::start(&site, 0), Packets::start(&site, 1));
+    let near = PacketsDaemon::start(&site, 0);
+    let far = PacketsDaemon::start(&site, 1);
     for daemon in [&near, &far] {
         wait_for_words(daemon, "/status", "\"has_keys\":true");
     }
-    let (from, to) = (udp(&site, 0), udp(&site, 1));
+    let from = udp(&site, 0);
+    let to = udp(&site, 1);
     let mut buffer = [0; 64];
     for number in 0..10_u8 {
         from.send(&[number; 40]).unwrap();
         assert_eq!(to.recv(&mut buffer).unwrap(), 40);
         assert_eq!(buffer[..40], [number; 40]);
     }
-    let has = |daemon: &Packets<'_>, line: &str| wait_for_words(daemon, "/metrics", line);
+    let has = |daemon: &PacketsDaemon<'_>, line: &str| wait_for_words(daemon, "/metrics", line);
     has(&near, r#"millrace_packet_graft_packets_total{session="test",reason="sent"} 10"#);
     has(&far, r#"millrace_packet_graft_packets_total{session="test",reason="delivered"} 10"#);
     has(&far, r#"millrace_packet_graft_session{session="test",graft="complete"} 1"#);
     wait_for_words(&far, "/healthz", "HTTP/1.1 200");
 
-    let (done, said) = near.verb(&["swap", "test", "newest"]);
+    let (done, said) = near.verb(&["sessions", "swap", "test", "newest"]);
     assert!(done, "{said}");
     has(&near, r#"millrace_packet_graft_swaps_total{session="test",outcome="agreed"} 1"#);
     wait_for_words(&far, "/status", "\"graft\":\"newest\"");
@@ -140,12 +152,12 @@ fn sessions_are_seen_from_outside() {
     // A reload that is refused leaves all as it was, and is seen.
     fs::write(site.path("packets1.toml"), settings(1, "mode = \"none\"\n")).unwrap();
     assert!(!far.verb(&["reload"]).0);
-    has(&far, "millrace_packet_graft_reload_ok 0");
+    has(&far, "millrace_graft_reload_ok 0");
     wait_for_words(&far, "/healthz", "HTTP/1.1 503");
     fs::write(site.path("packets1.toml"), settings(1, "")).unwrap();
     let (done, said) = far.verb(&["reload"]);
     assert!(done, "{said}");
-    has(&far, "millrace_packet_graft_reload_ok 1");
+    has(&far, "millrace_graft_reload_ok 1");
 
     drop((near, far));
     for namespace in &site.namespaces {
@@ -158,27 +170,31 @@ fn sessions_are_seen_from_outside() {
     }
 }
 
-/// On a cable on which checksums are left to interfaces that do not complete them.
+/// The cable leaves checksums to interfaces that do not complete them.
 #[test]
 fn sessions_go_over_protocol_253_when_both_ends_say_so() {
     for (name, more) in [("sealed253", ""), ("clear253", "clear = true\n")] {
-        let Some(site) = Site::new(name) else { return };
+        let Some(site) = GraftSite::new(name) else { return };
         site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
         let by = |side, protocol| settings(side, &format!("{more}protocol = \"{protocol}\"\n"));
-        let near = Packets::start_with(&site, 0, &by(0, "253"));
-        wait_for_status(&near, "the path does not let IP protocol 253 through");
-        let far = Packets::start_with(&site, 1, &by(1, "udp"));
+        let near = PacketsDaemon::start_with(&site, 0, &by(0, "253"));
+        wait_for_status(
+            &near,
+            &format!("peer other: its daemon has not called {CLIENT}:40000/udp of this host yet"),
+        );
+        let far = PacketsDaemon::start_with(&site, 1, &by(1, "udp"));
         for (daemon, protocol) in [(&near, "253"), (&far, "udp")] {
-            let said = format!("what comes does not come by protocol = \"{protocol}\"");
+            let said = format!("no packets arrive with protocol = \"{protocol}\"");
             wait_for_status(daemon, &said);
         }
         drop(far);
-        let far = Packets::start_with(&site, 1, &by(1, "253"));
+        let far = PacketsDaemon::start_with(&site, 1, &by(1, "253"));
         for daemon in [&near, &far] {
             wait_for_words(daemon, "/healthz", "HTTP/1.1 200");
             wait_for_words(daemon, "/status", "\"protocol\":\"253\"");
         }
-        let (from, to) = (udp(&site, 0), udp(&site, 1));
+        let from = udp(&site, 0);
+        let to = udp(&site, 1);
         let mut buffer = [0; 2048];
         for length in [1, 40, 1401, 1420] {
             for (from, to) in [(&from, &to), (&to, &from)] {
@@ -188,20 +204,20 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
                 assert_eq!(buffer[..got], sent);
             }
         }
-        let (done, said) = near.verb(&["swap", "test", "newest"]);
+        let (done, said) = near.verb(&["sessions", "swap", "test", "newest"]);
         assert!(done, "{said}");
         // It is what it was when it was opened.
         fs::write(site.path("packets0.toml"), by(0, "udp")).unwrap();
         let (done, said) = near.verb(&["reload"]);
         assert!(
-            !done && said.contains("key, cipher, protocol and paths do not change while it runs"),
+            !done && said.contains("peer, cipher, protocol and paths cannot change while the daemon runs"),
             "{said}"
         );
     }
 }
 
 /// A function that counts, in one of two versions.
-fn put_tally(site: &Site, side: usize, version: usize) {
+fn put_tally(site: &GraftSite, side: usize, version: usize) {
     let pool = site.path(&format!("pool{side}"));
     fs::create_dir_all(&pool).unwrap();
     let image = TALLIES[version - 1];
@@ -209,25 +225,27 @@ fn put_tally(site: &Site, side: usize, version: usize) {
     let manifest = format!(
         "abi = 3\nname = \"tally\"\nobject = \"tally.bpf.o\"\nsha256 = \"{}\"\nabout = \"counts\"\n\
          kernel = \"6.1\"\nstate-version = {version}\n{migrates}",
-        millrace_graft::Identity::of(image)
+        millrace_graft::ObjectIdentity::from_image(image)
     );
     fs::write(pool.join("tally.bpf.o"), image).unwrap();
     fs::write(pool.join("tally.toml"), manifest).unwrap();
 }
 
 #[test]
-fn functions_come_in_other_versions_and_sessions_begin_anew() {
-    let Some(site) = Site::new("versions") else { return };
+fn sessions_restart_with_new_function_versions() {
+    let Some(site) = GraftSite::new("versions") else { return };
     site.namespaces.iter().for_each(|name| crate::site::ip(&format!("-n {name} link set lo up")));
     let [near, far] = [0, 1].map(|side| {
         put_tally(&site, side, 1);
         let text = settings(side, "").replace("\"repair\"]", "\"repair\", \"tally\"]");
-        Packets::start_with(&site, side, &format!("pool = [\"pool{side}\"]\n{text}"))
+        let text = text.replace("[sessions]\n", &format!("[sessions]\npool = [\"pool{side}\"]\n"));
+        PacketsDaemon::start_with(&site, side, &text)
     });
     for daemon in [&near, &far] {
         wait_for_words(daemon, "/status", "\"has_keys\":true");
     }
-    let (from, to) = (udp(&site, 0), udp(&site, 1));
+    let from = udp(&site, 0);
+    let to = udp(&site, 1);
     let passes = |number: u8| {
         let mut buffer = [0; 64];
         from.send(&[number; 40]).unwrap();
@@ -235,10 +253,10 @@ fn functions_come_in_other_versions_and_sessions_begin_anew() {
         assert_eq!(buffer[..40], [number; 40]);
     };
     passes(1);
-    // The other end does not have it yet: all stays as it was, and is said.
+    // The other end does not have it yet: nothing changes, and the status says why.
     put_tally(&site, 0, 2);
     assert!(near.verb(&["reload"]).0);
-    wait_for_words(&near, "/status", "the other end has no such list of the same functions");
+    wait_for_words(&near, "/status", "the other end does not have this list of functions");
     passes(2);
     put_tally(&site, 1, 2);
     assert!(far.verb(&["reload"]).0);
@@ -248,10 +266,10 @@ fn functions_come_in_other_versions_and_sessions_begin_anew() {
     passes(3);
     // As soon as nothing of the first version can be under way any more.
     let said = wait_for("the next change", || {
-        let (done, said) = near.verb(&["swap", "--stateless", "test", "newest"]);
+        let (done, said) = near.verb(&["sessions", "swap", "--stateless", "test", "newest"]);
         done.then_some(said)
     });
-    let words = "test: begun anew; lost of what was sent 0, of what was to come 0\n";
+    let words = "test: restarted; datagrams lost: 0 sent by this end, 0 by the other\n";
     assert!(said.ends_with(words), "{said}");
     passes(4);
     for daemon in [&near, &far] {
@@ -268,4 +286,120 @@ fn functions_come_in_other_versions_and_sessions_begin_anew() {
     fs::write(pool.join("tally.toml"), manifest.replace("migrates = [1]\n", "")).unwrap();
     let (done, said) = near.verb(&["reload"]);
     assert!(!done && said.contains("`migrates` says from which state-version"), "{said}");
+}
+
+/// Datagrams go both ways without a pause, while the daemons reconnect and make new keys several times.
+#[test]
+fn no_datagram_is_lost_when_daemons_reconnect() {
+    const LEAST: u64 = 50_000;
+    const TIMES: usize = 3;
+    let Some(site) = GraftSite::new("renewed") else { return };
+    let with = |side| settings(side, "").replace("[sessions]\n", "[sessions]\nrenew-s = 5\n");
+    let [near, far] = [0, 1].map(|side| PacketsDaemon::start_with(&site, side, &with(side)));
+    for daemon in [&near, &far] {
+        wait_until("keys", || daemon.log(), |log| log.contains(KEYS));
+    }
+    let stop = AtomicBool::new(false);
+    let sockets = [udp(&site, 0), udp(&site, 1)];
+    let sent = thread::scope(|scope| {
+        let threads = [0, 1].map(|from| {
+            let sends = &sockets[from];
+            let receives = &sockets[1 - from];
+            let stop = &stop;
+            scope.spawn(move || exchange(sends, receives, LEAST, stop))
+        });
+        for daemon in [&near, &far] {
+            wait_until("other keys", || daemon.log(), |log| log.matches(KEYS).count() > TIMES);
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.map(|thread| thread.join().unwrap())
+    });
+    println!("{sent:?} datagrams, none lost, keys renewed {TIMES} times");
+    for (daemon, sent, came) in [(&near, sent[0], sent[1]), (&far, sent[1], sent[0])] {
+        let (_, answer) = daemon.verb(&["sessions", "status", "--json"]);
+        let status: Status = serde_json::from_str(&answer).unwrap(); // exact: all that was sent has come
+        let packets = &status.sessions[0].packets;
+        assert_eq!((packets["sent"], packets["delivered"]), (sent, came), "{packets:?}");
+        for reason in ["unopened", "no-keys", "replayed", "forged"] {
+            assert_eq!(packets.get(reason), None, "{packets:?}");
+        }
+    }
+}
+
+const KEYS: &str = "both ends of a session have keys";
+
+/// Sends at least `least` numbers, and more until `stop` is set, with some always under way. Returns the count when each has arrived once.
+fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> u64 {
+    const UNDER_WAY: u64 = 32;
+    let mut sent = 0;
+    let mut came = BTreeSet::new();
+    let mut buffer = [0; 64];
+    loop {
+        let goes_on = sent < least || !stop.load(Ordering::Relaxed);
+        if goes_on && sent - (came.len() as u64) < UNDER_WAY {
+            from.send(&u64::to_be_bytes(sent)).unwrap();
+            sent += 1;
+            continue;
+        }
+        if came.len() as u64 == sent {
+            return sent;
+        }
+        let bytes = to.recv(&mut buffer).unwrap();
+        let number = u64::from_be_bytes(buffer[..bytes].try_into().unwrap());
+        assert!(number < sent && came.insert(number), "{number} came twice, or was never sent");
+    }
+}
+
+/// A host with the right address but another key gets nothing. Settings of older versions are refused with the lines that replace them.
+#[test]
+fn host_with_another_key_gets_no_session() {
+    let Some(site) = GraftSite::new("stranger") else { return };
+    let near = PacketsDaemon::start(&site, 0);
+    fs::create_dir(site.path("other")).unwrap();
+    crate::agreement::key(&site, "other/host.key");
+    let text = settings(1, "").replace("\"host.key\"", "\"other/host.key\"");
+    let far = PacketsDaemon::start_with(&site, 1, &text);
+    wait_for_status(&near, &format!("{SERVER}:40000/udp was refused"));
+    wait_for_status(&far, &format!("its daemon on {CLIENT}:40000/udp refuses this host"));
+    let from = udp(&site, 0);
+    let to = udp(&site, 1);
+    from.send(b"to nobody").unwrap();
+    to.set_nonblocking(true).unwrap();
+    wait_until("what was sent", || near.get("/status"), |status| status.contains("\"no-keys\":1"));
+    assert!(to.recv(&mut [0; 64]).is_err());
+    fs::write(site.path("packets0.toml"), settings(0, "key-file = \"session.key\"\n")).unwrap();
+    let (done, said) = near.verb(&["reload"]);
+    assert!(!done, "{said}");
+    for line in ["key-file left Millrace", "millrace graft key --new host.key", "[agreement]", "peer = "] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+/// The end that does not call was restarted. The caller does not wait until the connection is dead.
+#[test]
+fn restarted_ends_have_keys_soon() {
+    let Some(site) = GraftSite::new("again") else { return };
+    let mut hosts = [0, 1].map(|side| Some(PacketsDaemon::start(&site, side)));
+    for side in [None, Some(0), Some(1)] {
+        if let Some(side) = side {
+            hosts[side] = None;
+            hosts[side] = Some(PacketsDaemon::start(&site, side));
+        }
+        let [near, far] = [0, 1].map(|side| hosts[side].as_ref().unwrap());
+        for daemon in [near, far] {
+            wait_until(
+                "keys",
+                || daemon.verb(&["sessions", "status"]).1,
+                |status| !status.contains("TROUBLE"),
+            );
+        }
+        let from = udp(&site, 0);
+        let to = udp(&site, 1);
+        to.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
+        // The end that goes on learns from the other one's first message that it was restarted.
+        wait_for("a datagram", || {
+            from.send(b"again").unwrap();
+            to.recv(&mut [0; 64]).is_ok()
+        });
+    }
 }

@@ -9,44 +9,47 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::status::Carrier;
-use millrace_graft_proto::carry::frame::{ALPN, ALPN_ASKS, Decoder, Frame, Open, Reason};
+use millrace_graft::status::CarrierStatus;
+use millrace_graft_proto::carry::frame::{ALPN, ALPN_ASKS, CarryFrame, CarryReason, Decoder, OpenFrame};
+use millrace_testkit::StopOnDrop;
 use socket2::SockRef;
 
 use crate::{
     agreement::{BEFORE, Tls, flush, keys, middlebox, pretend_at},
     carried::{
-        CARRIERS, Stops, at, carrier, carry, client, connect, ended, exchange, exchange_until, read_all,
-        server, slow_reader, verdict, wait_for_end, wait_for_ended, wait_for_resets, wait_for_state,
+        CARRIERS, at, carrier, carry, client, connect, ended, exchange, exchange_until, read_all, server,
+        slow_reader, verdict, wait_for_end, wait_for_ended, wait_for_resets, wait_for_state,
         write_before_reading,
     },
-    site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, inside, ip, wait_for, wait_until},
+    site::{
+        CLIENT, CLIENT6, GraftProcess, GraftSite, PORT, SERVER, SERVER6, inside, ip, wait_for, wait_until,
+    },
 };
 
-/// Of a second link.
+/// The addresses on a second link.
 const SERVER2: &str = "10.97.0.1";
 const CLIENT2: &str = "10.97.0.2";
-/// Of the server, by the first link.
+/// Another address of the server on the first link.
 const SERVER3: &str = "10.96.0.3";
 
 /// Both daemons, whose carriers are these, before any is warm.
-fn started<'a>(site: &'a Site, carriers: &str, more: &str) -> [Daemon<'a>; 2] {
+fn started<'a>(site: &'a GraftSite, carriers: &str, more: &str) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {carriers}"));
     site.configure_on(0, &with(client(&known[1], more)));
     site.configure_on(1, &with(server(&known[0], "")));
-    let far = Daemon::start_on(site, 1);
-    [Daemon::start_on(site, 0), far]
+    let far = GraftProcess::start_on(site, 1);
+    [GraftProcess::start_on(site, 0), far]
 }
 
-fn warm<'a>(site: &'a Site, carriers: &str, more: &str) -> [Daemon<'a>; 2] {
+fn warm<'a>(site: &'a GraftSite, carriers: &str, more: &str) -> [GraftProcess<'a>; 2] {
     let ends = started(site, carriers, more);
     wait_for_state(&ends[0], "warm");
     ends
 }
 
-fn wait_for_kind(daemon: &Daemon<'_>, kind: &str) {
-    let is_used = |it: &Carrier| it.carrier == kind && it.state == "warm";
+fn wait_for_kind(daemon: &GraftProcess<'_>, kind: &str) {
+    let is_used = |it: &CarrierStatus| it.carrier == kind && it.state == "warm";
     wait_until(&format!("a warm carrier by {kind}"), || carrier(daemon), is_used);
 }
 
@@ -59,7 +62,7 @@ fn has_mptcp(test: &str) -> bool {
 }
 
 fn both_ends_see_each_other(kind: &str) {
-    let Some(site) = Site::new(&format!("pool-{kind}")) else { return };
+    let Some(site) = GraftSite::new(&format!("pool-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "pool-warm = 2");
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
         let listener = site.listen_on(at(server, PORT));
@@ -75,7 +78,8 @@ fn both_ends_see_each_other(kind: &str) {
     }
     wait_for_end(&near, &far);
     wait_for_ended([&near, &far], "done", 12);
-    let (here, there) = (carry(&near), carry(&far));
+    let here = carry(&near);
+    let there = carry(&far);
     assert_eq!(here.verdicts["led"], 12, "{here:?}");
     let bytes = 2 * 6_105_001;
     assert_eq!((here.sent_bytes, here.received_bytes, here.kept_bytes), (bytes, bytes, 0));
@@ -90,21 +94,21 @@ fn both_ends_see_each_other(kind: &str) {
 }
 
 #[test]
-fn by_tcp_both_ends_see_each_other_and_all_bytes() {
+fn tcp_ends_see_each_other_and_all_bytes() {
     both_ends_see_each_other("tcp");
 }
 
 #[test]
-fn by_mptcp_both_ends_see_each_other_and_all_bytes() {
-    if has_mptcp("by_mptcp_both_ends_see_each_other_and_all_bytes") {
+fn mptcp_ends_see_each_other_and_all_bytes() {
+    if has_mptcp("mptcp_ends_see_each_other_and_all_bytes") {
         both_ends_see_each_other("mptcp");
     }
 }
 
 /// A connection that was reset is not used again, and those after it are whole.
 #[test]
-fn by_tcp_a_reset_is_a_reset_at_the_other_end() {
-    let Some(site) = Site::new("pool-reset") else { return };
+fn tcp_reset_is_a_reset_at_the_other_end() {
+    let Some(site) = GraftSite::new("pool-reset") else { return };
     let [near, far] = warm(&site, "\"tcp\"", "");
     let listener = site.listen();
     for number in 0..6 {
@@ -142,22 +146,22 @@ fn by_tcp_a_reset_is_a_reset_at_the_other_end() {
 }
 
 #[test]
-fn by_tcp_a_slow_reader_costs_one_window() {
-    let Some(site) = Site::new("pool-slow") else { return };
+fn tcp_slow_reader_costs_one_window() {
+    let Some(site) = GraftSite::new("pool-slow") else { return };
     let ends = warm(&site, "\"tcp\"", "window-kib = 256");
     slow_reader(&site, &ends);
 }
 
 #[test]
-fn by_tcp_who_writes_before_reading_is_not_stuck() {
-    let Some(site) = Site::new("pool-first") else { return };
+fn tcp_writer_that_does_not_read_is_not_stuck() {
+    let Some(site) = GraftSite::new("pool-first") else { return };
     let _ends = warm(&site, "\"tcp\"", "");
     write_before_reading(&site);
 }
 
 #[test]
-fn a_pool_grows_with_what_it_carries_and_no_further_than_it_may() {
-    let Some(site) = Site::new("pool-room") else { return };
+fn carrier_pool_grows_with_load_up_to_its_limit() {
+    let Some(site) = GraftSite::new("pool-room") else { return };
     let [near, far] = warm(&site, "\"tcp\"", "pool-warm = 2\npool-most = 6");
     let listener = site.listen();
     let mut held = Vec::new();
@@ -169,7 +173,7 @@ fn a_pool_grows_with_what_it_carries_and_no_further_than_it_may() {
             (carrier(&near).pool_busy == count).then_some(one)
         }));
     }
-    // What there is no room for goes in place, and loses nothing.
+    // A connection that the pool has no room for goes in place, and loses nothing.
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
@@ -185,28 +189,29 @@ fn a_pool_grows_with_what_it_carries_and_no_further_than_it_may() {
 
 /// A carrier's connection dies in mid-transfer, again and again.
 #[test]
-fn by_tcp_connections_that_die_take_no_byte_along() {
-    let Some(site) = Site::new("pool-cut") else { return };
+fn tcp_connections_that_die_lose_no_byte() {
+    let Some(site) = GraftSite::new("pool-cut") else { return };
     cut(&site, 20);
 }
 
 #[test]
 #[ignore = "soak: takes a minute"]
-fn by_tcp_two_hundred_connections_that_die_take_no_byte_along() {
-    let Some(site) = Site::new("pool-cuts") else { return };
+fn two_hundred_tcp_connections_that_die_lose_no_byte() {
+    let Some(site) = GraftSite::new("pool-cuts") else { return };
     cut(&site, 200);
 }
 
-fn cut(site: &Site, cuts: usize) {
+fn cut(site: &GraftSite, cuts: usize) {
     let [near, far] = warm(site, "\"tcp\"", "window-kib = 512");
     let listener = site.listen();
     let streams: Vec<_> = (0..3).map(|_| connect(site, &listener)).collect();
-    let (enough, mut random) = (AtomicBool::new(false), fastrand::Rng::with_seed(7));
+    let enough = AtomicBool::new(false);
+    let mut random = fastrand::Rng::with_seed(7);
     thread::scope(|scope| {
         for (here, there, _) in &streams {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
-        let _stops = Stops(&enough);
+        let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
             thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: a cut comes at any time
             let before = carry(&near).resumed;
@@ -228,10 +233,10 @@ fn filter() -> [String; 1] {
 }
 
 #[test]
-fn where_udp_is_blocked_tcp_carries_and_where_nothing_passes_it_goes_in_place() {
-    let Some(site) = Site::new("pool-falls") else { return };
+fn blocked_udp_falls_back_to_tcp_and_then_in_place() {
+    let Some(site) = GraftSite::new("pool-falls") else { return };
     if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
-        println!("SKIP where_udp_is_blocked_tcp_carries_and_where_nothing_passes_it_goes_in_place: no nft");
+        println!("SKIP blocked_udp_falls_back_to_tcp_and_then_in_place: no nft");
         return;
     }
     let [near, far] = started(&site, "[\"quic\", \"tcp\"]", "");
@@ -259,7 +264,7 @@ fn where_udp_is_blocked_tcp_carries_and_where_nothing_passes_it_goes_in_place() 
 /// UDP is blocked in mid-transfer: what is carried goes on by TCP, from where it was; and back, when that is cut.
 #[test]
 fn live_connections_go_on_with_a_carrier_of_another_kind() {
-    let Some(site) = Site::new("pool-moves") else { return };
+    let Some(site) = GraftSite::new("pool-moves") else { return };
     let [near, far] = warm(&site, "[\"quic\", \"tcp\"]", "window-kib = 512");
     wait_for_kind(&near, "quic");
     wait_until("both", || carry(&near).carriers, |all| all.len() == 2);
@@ -270,7 +275,7 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
         for (here, there, _) in &streams {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
-        let _stops = Stops(&enough);
+        let _stops = StopOnDrop(&enough);
         wait_for("bytes by QUIC", || carry(&near).sent_bytes > 1 << 20);
         if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
             println!("SKIP live_connections_go_on_with_a_carrier_of_another_kind: no nft");
@@ -278,7 +283,7 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
         }
         wait_for_kind(&near, "tcp");
         wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
-        // By TCP now, which is cut: QUIC is there again, and takes over.
+        // TCP connections are cut now. QUIC is available again, and takes over.
         assert!(flush(&site.namespaces[1]));
         wait_for_kind(&near, "quic");
         let before = carry(&near).resumed;
@@ -294,8 +299,8 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
     }
 }
 
-/// Another link between the hosts, beside the one that they have.
-fn second_link(site: &Site) {
+/// Adds another link between the hosts, in addition to the first.
+fn second_link(site: &GraftSite) {
     let [client, server] = &site.namespaces[..] else { unreachable!("two") };
     ip(&format!("-n {client} link add second type veth peer name second netns {server}"));
     for (namespace, address) in [(client, CLIENT2), (server, SERVER2)] {
@@ -307,7 +312,7 @@ fn second_link(site: &Site) {
 /// The first link swallows all packets in mid-transfer, and carries again; then the second goes down.
 fn live_connections_move_between_addresses(kind: &str) {
     let test = format!("by_{kind}_live_connections_move_between_addresses_of_a_peer");
-    let Some(site) = Site::new(&format!("ways-{kind}")) else { return };
+    let Some(site) = GraftSite::new(&format!("ways-{kind}")) else { return };
     second_link(&site);
     let known = keys(&site);
     let two = format!("[\"{SERVER}:{CARRIERS}\", \"{SERVER2}:{CARRIERS}\"]");
@@ -317,8 +322,8 @@ fn live_connections_move_between_addresses(kind: &str) {
     let far = far.replace(&format!("\"{SERVER}:{CARRIERS}\""), &format!("\"0.0.0.0:{CARRIERS}\""));
     let addresses = |more: &str| format!("addresses = [\"{CLIENT6}\"{more}]");
     site.configure_on(1, &far.replace(&addresses(""), &addresses(&format!(", \"{CLIENT}\", \"{CLIENT2}\""))));
-    let far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     let ways = [SERVER, SERVER2].map(|to| format!("{kind} to {to}:{CARRIERS}"));
     let is_used = |way: &str| {
         wait_for(way, || Some(carrier(&near)).filter(|it| it.way == way && it.state == "warm"));
@@ -337,7 +342,7 @@ fn live_connections_move_between_addresses(kind: &str) {
         for (here, there, _) in &streams {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
-        let _stops = Stops(&enough);
+        let _stops = StopOnDrop(&enough);
         wait_for("bytes by the first", || (carried(&ways[0]) > 1 << 20).then_some(()));
         if !middlebox(&site.namespaces[1], BEFORE, &["iif eth drop"]) {
             println!("SKIP {test}: no nft");
@@ -368,26 +373,26 @@ fn live_connections_move_between_addresses(kind: &str) {
 }
 
 #[test]
-fn by_quic_live_connections_move_between_addresses_of_a_peer() {
+fn quic_connections_move_between_addresses_of_a_peer() {
     live_connections_move_between_addresses("quic");
 }
 
 #[test]
-fn by_tcp_live_connections_move_between_addresses_of_a_peer() {
+fn tcp_connections_move_between_addresses_of_a_peer() {
     live_connections_move_between_addresses("tcp");
 }
 
 #[test]
-fn by_mptcp_live_connections_move_between_addresses_of_a_peer() {
-    if has_mptcp("by_mptcp_live_connections_move_between_addresses_of_a_peer") {
+fn mptcp_connections_move_between_addresses_of_a_peer() {
+    if has_mptcp("mptcp_connections_move_between_addresses_of_a_peer") {
         live_connections_move_between_addresses("mptcp");
     }
 }
 
-/// What the server begins has the other one, when one is gone.
+/// Connections that the server begins use the other carrier when one is gone.
 #[test]
-fn carriers_that_one_client_makes_to_two_addresses_are_two_at_the_server() {
-    let Some(site) = Site::new("two-ends") else { return };
+fn carriers_of_one_client_to_two_addresses_are_separate() {
+    let Some(site) = GraftSite::new("two-ends") else { return };
     ip(&format!("-n {} addr add {SERVER3}/24 dev eth", site.namespaces[1]));
     let known = keys(&site);
     let two = format!("[\"{SERVER}:{CARRIERS}\", \"{SERVER3}:{CARRIERS}\"]");
@@ -395,8 +400,8 @@ fn carriers_that_one_client_makes_to_two_addresses_are_two_at_the_server() {
     let any = format!("\"0.0.0.0:{CARRIERS}\"");
     let far = server(&known[0], "").replace(&format!("\"{SERVER}:{CARRIERS}\""), &any);
     site.configure_on(1, &far);
-    let far = Daemon::start_on(&site, 1);
-    let _near = Daemon::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
+    let _near = GraftProcess::start_on(&site, 0);
     let ways = || carry(&far).carriers.into_iter().map(|it| it.way).collect::<Vec<_>>();
     let wanted = [SERVER, SERVER3].map(|to| format!("quic from {CLIENT} to {to}"));
     wait_for("both", || (ways() == wanted).then_some(()));
@@ -406,7 +411,7 @@ fn carriers_that_one_client_makes_to_two_addresses_are_two_at_the_server() {
 }
 
 /// A host's connections to brokers, with the bytes that each has sent: those that sent most come last.
-fn connections(site: &Site) -> Vec<(u64, String)> {
+fn connections(site: &GraftSite) -> Vec<(u64, String)> {
     let said = site.command(0, "ss").args(["-OHtni", &format!("dport = :{CARRIERS}")]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
     let of = |line: &str| {
@@ -419,15 +424,15 @@ fn connections(site: &Site) -> Vec<(u64, String)> {
     connections
 }
 
-/// As nftables has a set.
+/// Formats ports as a set for nftables.
 fn ports(connections: &[(u64, String)]) -> String {
     connections.iter().map(|(_, port)| port.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// A translator of addresses forgets the connections that there are: what comes of them is dropped, and new ones pass. No other way is there.
+/// A NAT forgets its connections: their packets are dropped, and new connections pass. No other way exists.
 fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
-    let test = format!("by_{kind}_connections_that_are_swallowed_go_on_with_new_ones");
-    let Some(site) = Site::new(&format!("nat-{kind}")) else { return };
+    let test = format!("{kind}_connections_that_are_swallowed_go_on_with_new_ones");
+    let Some(site) = GraftSite::new(&format!("nat-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512");
     let listener = site.listen();
     let streams: Vec<_> = (0..3).map(|_| connect(&site, &listener)).collect();
@@ -436,9 +441,10 @@ fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
         for (here, there, _) in &streams {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
-        let _stops = Stops(&enough);
+        let _stops = StopOnDrop(&enough);
         for _ in 0..2 {
-            let (before, known) = (carry(&near).resumed, ports(&connections(&site)));
+            let before = carry(&near).resumed;
+            let known = ports(&connections(&site));
             if !middlebox(&site.namespaces[1], BEFORE, &[&format!("tcp sport {{ {known} }} drop")]) {
                 println!("SKIP {test}: no nft");
                 return false;
@@ -458,28 +464,30 @@ fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
 }
 
 #[test]
-fn by_tcp_connections_that_are_swallowed_go_on_with_new_ones() {
+fn tcp_connections_that_are_swallowed_go_on_with_new_ones() {
     connections_that_are_swallowed_go_on_with_new_ones("tcp");
 }
 
 #[test]
-fn by_mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
-    if has_mptcp("by_mptcp_connections_that_are_swallowed_go_on_with_new_ones") {
+fn mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
+    if has_mptcp("mptcp_connections_that_are_swallowed_go_on_with_new_ones") {
         connections_that_are_swallowed_go_on_with_new_ones("mptcp");
     }
 }
 
-/// Likewise, of connections that carry nothing yet, while another is heard: whoever gets one of them comes through all the same.
+/// The swallowed connections carry nothing yet, while another one still works. A client that gets one of them reaches the server all the
+/// same.
 fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &str) {
-    let test = format!("by_{kind}_connections_that_are_swallowed_before_their_server_is_reached_go_on");
-    let Some(site) = Site::new(&format!("new-{kind}")) else { return };
+    let test = format!("{kind}_connections_that_are_swallowed_before_their_server_is_reached_go_on");
+    let Some(site) = GraftSite::new(&format!("new-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512\npool-warm = 2");
     let listener = site.listen();
     let first = connect(&site, &listener);
     // Its connections are asked and heard: the carrier as a whole is not silent.
-    let (used, enough) = (carry(&near).resumed, AtomicBool::new(false));
+    let used = carry(&near).resumed;
+    let enough = AtomicBool::new(false);
     thread::scope(|scope| {
-        let stops = Stops(&enough);
+        let stops = StopOnDrop(&enough);
         scope.spawn(|| exchange_until(&first.0, &first.1, &enough));
         wait_for("bytes", || (carry(&near).sent_bytes > 1 << 20).then_some(()));
         wait_for("a full pool", || (carrier(&near).pool_idle == 2).then_some(()));
@@ -504,19 +512,19 @@ fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &st
 }
 
 #[test]
-fn by_tcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
+fn tcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
     connections_that_are_swallowed_before_their_server_is_reached_go_on("tcp");
 }
 
 #[test]
-fn by_mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
-    if has_mptcp("by_mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on") {
+fn mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
+    if has_mptcp("mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on") {
         connections_that_are_swallowed_before_their_server_is_reached_go_on("mptcp");
     }
 }
 
-/// Until there is one; what comes is thrown away but for that.
-fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<Frame> {
+/// Reads until there is a frame.
+fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<CarryFrame> {
     loop {
         if let Some(frame) = decoder.frame().unwrap() {
             return Ok(frame);
@@ -530,62 +538,64 @@ fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<Frame> {
     }
 }
 
-/// But for what keeps a connection that is slow.
-fn next_word(from: &mut Tls, decoder: &mut Decoder) -> Frame {
+/// Reads the next frame, except for those that keep a slow connection alive.
+fn next_word(from: &mut Tls, decoder: &mut Decoder) -> CarryFrame {
     loop {
         match next_frame(from, decoder).unwrap() {
-            Frame::Ask | Frame::Answer => {}
+            CarryFrame::Ask | CarryFrame::Answer => {}
             word => return word,
         }
     }
 }
 
-fn say(to: &mut Tls, frame: &Frame) {
+fn say(to: &mut Tls, frame: &CarryFrame) {
     let mut bytes = Vec::new();
     frame.encode(&mut bytes);
     to.write_all(&bytes).unwrap();
 }
 
 /// A broker that is none of ours, of this run, and has been greeted.
-fn greeted(site: &Site, run: u64) -> (Tls, Decoder) {
-    let (mut tls, mut decoder) = (pretend_at(site, CARRIERS, ALPN_ASKS), Decoder::default());
-    say(&mut tls, &Frame::Hello { run });
-    assert!(matches!(next_word(&mut tls, &mut decoder), Frame::Hello { .. }));
+fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
+    let mut tls = pretend_at(site, CARRIERS, ALPN_ASKS);
+    let mut decoder = Decoder::default();
+    say(&mut tls, &CarryFrame::Hello { run });
+    assert!(matches!(next_word(&mut tls, &mut decoder), CarryFrame::Hello { .. }));
     (tls, decoder)
 }
 
 /// A broker that is none of ours, and carries one connection by a pool's, as this version does.
-fn carried_by(site: &Site, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
-    let (mut tls, mut decoder) = (pretend_at(site, CARRIERS, version), Decoder::default());
-    say(&mut tls, &Frame::Hello { run: 7 });
-    assert!(matches!(next_frame(&mut tls, &mut decoder).unwrap(), Frame::Hello { .. }));
-    say(&mut tls, &Frame::Open(Open { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
+fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
+    let mut tls = pretend_at(site, CARRIERS, version);
+    let mut decoder = Decoder::default();
+    say(&mut tls, &CarryFrame::Hello { run: 7 });
+    assert!(matches!(next_frame(&mut tls, &mut decoder).unwrap(), CarryFrame::Hello { .. }));
+    say(&mut tls, &CarryFrame::Open(OpenFrame { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
     let (there, seen) = listener.accept().unwrap();
     assert_eq!(seen, at(CLIENT, 5000));
-    assert_eq!(next_frame(&mut tls, &mut decoder).unwrap(), Frame::Accepted { received: 0 });
+    assert_eq!(next_frame(&mut tls, &mut decoder).unwrap(), CarryFrame::Accepted { received: 0 });
     (tls, decoder, there)
 }
 
-/// Who speaks the version before is not asked whether it is there, and is carried as before. Who may be asked, and does not answer, is let go.
+/// A peer with the version before is not asked whether it is alive, and is carried as before. A newer peer that does not answer is dropped.
 #[test]
-fn who_speaks_the_version_before_is_not_asked() {
-    let Some(site) = Site::new("pool-version") else { return };
+fn peer_with_an_older_protocol_version_is_not_asked() {
+    let Some(site) = GraftSite::new("pool-version") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     let (mut asked, mut decoder, _there) = carried_by(&site, ALPN_ASKS, &listener);
-    assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), Frame::Ask);
+    assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), CarryFrame::Ask);
     // The answer is enough, and then there is none.
-    say(&mut asked, &Frame::Answer);
-    assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), Frame::Ask);
+    say(&mut asked, &CarryFrame::Answer);
+    assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), CarryFrame::Ask);
     let (mut before, mut decoder, mut there) = carried_by(&site, ALPN, &listener);
     let gone = next_frame(&mut asked, &mut Decoder::default()).unwrap_err().kind();
     assert!(!matches!(gone, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{gone}");
     // In that time it would have been asked, too.
-    say(&mut before, &Frame::Data(b"as before".to_vec().into()));
+    say(&mut before, &CarryFrame::Data(b"as before".to_vec().into()));
     there.read_exact(&mut [0; 9]).unwrap();
-    assert_eq!(next_frame(&mut before, &mut decoder).unwrap(), Frame::Confirm { delivered: 9 });
+    assert_eq!(next_frame(&mut before, &mut decoder).unwrap(), CarryFrame::Confirm { delivered: 9 });
     assert_eq!(carry(&far).ended.get("malformed"), None);
 }
 
@@ -596,31 +606,32 @@ fn full_after_one(at: SocketAddr) -> TcpListener {
     socket.into()
 }
 
-/// A carrier ends while its broker has yet to reach the server, who is slow. There is one connection to the server nevertheless, and it has the first bytes once.
+/// A carrier ends before its broker has reached the slow server. Nevertheless there is one connection to the server, and it gets the first
+/// bytes once.
 #[test]
-fn what_is_resumed_before_the_server_was_reached_is_opened_once() {
-    let Some(site) = Site::new("pool-slowly") else { return };
+fn connection_resumed_before_its_server_is_reached_is_opened_once() {
+    let Some(site) = GraftSite::new("pool-slowly") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     // It has no room for another connection, until it takes the one that it has.
     let listener = site.enter(1, || inside(&site.namespaces[1], || full_after_one(at(SERVER, PORT))));
     let _first = inside(&site.namespaces[0], || TcpStream::connect((SERVER, PORT)).unwrap());
     let (mut tls, _) = greeted(&site, 7);
-    say(&mut tls, &Frame::Open(Open { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
-    say(&mut tls, &Frame::Data(b"once".to_vec().into()));
+    say(&mut tls, &CarryFrame::Open(OpenFrame { id: 1, server: at(SERVER, PORT), client: at(CLIENT, 5000) }));
+    say(&mut tls, &CarryFrame::Data(b"once".to_vec().into()));
     wait_for("the connection", || (carry(&far).connections == 1).then_some(()));
     drop(tls);
     let (mut tls, mut decoder) = greeted(&site, 7);
-    say(&mut tls, &Frame::Resume { id: 1, received: 0 });
+    say(&mut tls, &CarryFrame::Resume { id: 1, received: 0 });
     thread::sleep(Duration::from_millis(200)); // exact: in this time it would say that it knows nothing of it
     drop(listener.accept().unwrap());
-    let Frame::Accepted { received } = next_word(&mut tls, &mut decoder) else { panic!("not resumed") };
+    let CarryFrame::Accepted { received } = next_word(&mut tls, &mut decoder) else { panic!("not resumed") };
     let rest = b"once".get(received as usize..).unwrap();
     if !rest.is_empty() {
-        say(&mut tls, &Frame::Data(rest.to_vec().into()));
+        say(&mut tls, &CarryFrame::Data(rest.to_vec().into()));
     }
-    say(&mut tls, &Frame::End);
+    say(&mut tls, &CarryFrame::End);
     let (there, _) = listener.accept().unwrap();
     assert_eq!(read_all(&there), b"once");
     there.shutdown(Shutdown::Write).unwrap();
@@ -631,72 +642,76 @@ fn what_is_resumed_before_the_server_was_reached_is_opened_once() {
 /// The kernel would give the broker's port away when both directions of its connection to a server have ended. The broker may yet wait for the last word of the client's:
 /// until then its port is nobody else's, so that each server sees its own client; then it is had again at once.
 #[test]
-fn a_port_that_is_used_again_shows_the_next_client() {
-    let Some(site) = Site::new("pool-port") else { return };
+fn reused_port_shows_the_address_of_the_next_client() {
+    let Some(site) = GraftSite::new("pool-port") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
     let range = "net.ipv4.ip_local_port_range=40000 40001";
     assert!(site.command(1, "sysctl").args(["-qw", range]).status().unwrap().success());
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     let (mut tls, mut decoder, mut there) = carried_by(&site, ALPN_ASKS, &listener);
     there.shutdown(Shutdown::Write).unwrap();
-    say(&mut tls, &Frame::End);
+    say(&mut tls, &CarryFrame::End);
     assert_eq!(there.read(&mut [0]).unwrap(), 0);
     let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
-    heard.sort_by_key(|frame| *frame == Frame::End);
-    assert_eq!(heard, [Frame::Confirm { delivered: 1 }, Frame::End]);
+    heard.sort_by_key(|frame| *frame == CarryFrame::End);
+    assert_eq!(heard, [CarryFrame::Confirm { delivered: 1 }, CarryFrame::End]);
     let open = |port: u16| {
         let (mut next, mut more) = greeted(&site, port.into());
-        say(&mut next, &Frame::Open(Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, port) }));
+        say(
+            &mut next,
+            &CarryFrame::Open(OpenFrame { id: 2, server: at(SERVER, PORT), client: at(CLIENT, port) }),
+        );
         let answer = next_word(&mut next, &mut more);
         (next, answer)
     };
     let (_second, answer) = open(5001);
-    assert_eq!(answer, Frame::Accepted { received: 0 });
+    assert_eq!(answer, CarryFrame::Accepted { received: 0 });
     let (_none, answer) = open(5002);
-    assert_eq!(answer, Frame::Refused(Reason::Unreachable), "both ports are used");
-    say(&mut tls, &Frame::Confirm { delivered: 1 });
+    assert_eq!(answer, CarryFrame::Refused(CarryReason::Unreachable), "both ports are used");
+    say(&mut tls, &CarryFrame::Confirm { delivered: 1 });
     wait_for_ended([&far], "done", 1);
     let (_third, answer) = open(5003);
-    assert_eq!(answer, Frame::Accepted { received: 0 });
+    assert_eq!(answer, CarryFrame::Accepted { received: 0 });
     let mut seen = [(); 2].map(|()| listener.accept().unwrap().1);
     seen.sort();
     assert_eq!(seen, [5001, 5003].map(|port| at(CLIENT, port)));
 }
 
-/// Who has heard that all was said uses the same connection again, at once: what it says of the next one comes together with its last word of the one before.
+/// A peer whose last message was confirmed may use the same connection again at once. Its next request arrives together with the last frame
+/// of the connection before.
 #[test]
-fn the_next_one_may_come_with_the_last_word_of_the_one_before() {
-    let Some(site) = Site::new("pool-next") else { return };
+fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
+    let Some(site) = GraftSite::new("pool-next") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     let (mut tls, mut decoder, mut there) = carried_by(&site, ALPN_ASKS, &listener);
     there.shutdown(Shutdown::Write).unwrap();
-    say(&mut tls, &Frame::End);
+    say(&mut tls, &CarryFrame::End);
     assert_eq!(there.read(&mut [0]).unwrap(), 0);
     let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
-    heard.sort_by_key(|frame| *frame == Frame::End);
-    assert_eq!(heard, [Frame::Confirm { delivered: 1 }, Frame::End]);
+    heard.sort_by_key(|frame| *frame == CarryFrame::End);
+    assert_eq!(heard, [CarryFrame::Confirm { delivered: 1 }, CarryFrame::End]);
     // Two records, at once.
-    let next = Open { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) };
-    for frame in [Frame::Confirm { delivered: 1 }, Frame::Open(next)] {
+    let next = OpenFrame { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) };
+    for frame in [CarryFrame::Confirm { delivered: 1 }, CarryFrame::Open(next)] {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         tls.conn.writer().write_all(&bytes).unwrap();
     }
     tls.flush().unwrap();
-    assert_eq!(next_word(&mut tls, &mut decoder), Frame::Accepted { received: 0 });
+    assert_eq!(next_word(&mut tls, &mut decoder), CarryFrame::Accepted { received: 0 });
     assert_eq!(listener.accept().unwrap().1, at(CLIENT, 5001));
     wait_for_ended([&far], "done", 1);
     assert_eq!(ended(&far, "malformed"), 0);
 }
 
 #[test]
-fn by_tcp_nothing_is_left_of_a_daemon_that_was_killed_and_it_may_come_again() {
-    let Some(site) = Site::new("pool-killed") else { return };
+fn tcp_killed_daemon_leaves_nothing_behind_and_may_return() {
+    let Some(site) = GraftSite::new("pool-killed") else { return };
     let [near, far] = warm(&site, "\"tcp\"", "");
     let listener = site.listen();
     let half = || {
@@ -716,7 +731,7 @@ fn by_tcp_nothing_is_left_of_a_daemon_that_was_killed_and_it_may_come_again() {
     wait_for_state(&near, "cold");
     let (next, other, _) = connect(&site, &listener);
     exchange(&next, &other, 100_000);
-    let _far = Daemon::start_on(&site, 1);
+    let _far = GraftProcess::start_on(&site, 1);
     wait_for_state(&near, "warm");
     // Its broker knows nothing of what was carried before.
     reset(here);
@@ -735,8 +750,8 @@ fn by_tcp_nothing_is_left_of_a_daemon_that_was_killed_and_it_may_come_again() {
 }
 
 #[test]
-fn a_congestion_control_that_is_not_there_is_named() {
-    let Some(site) = Site::new("pool-control") else { return };
+fn missing_congestion_control_is_named() {
+    let Some(site) = GraftSite::new("pool-control") else { return };
     let known = keys(&site);
     let text = client(&known[1], "carrier = \"tcp\"\ncongestion = \"nothing\"");
     site.configure_on(0, &text);
@@ -754,16 +769,16 @@ fn a_congestion_control_that_is_not_there_is_named() {
 
 /// A peer that may have fewer connections than this host would like is not called all the time for one more.
 #[test]
-fn a_pool_that_is_full_at_the_other_end_is_left_alone() {
-    let Some(site) = Site::new("pool-full") else { return };
+fn full_pool_of_the_peer_is_not_asked_again() {
+    let Some(site) = GraftSite::new("pool-full") else { return };
     let known = keys(&site);
     let with = |text: String, most: u32| {
         text.replace("[carry]", &format!("[carry]\ncarrier = \"tcp\"\npool-warm = 2\npool-most = {most}"))
     };
     site.configure_on(0, &with(client(&known[1], ""), 6));
     site.configure_on(1, &with(server(&known[0], ""), 2));
-    let far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for("two", || (carrier(&near).pool_idle == 2).then_some(()));
     let listener = site.listen();
     let _carried = [(); 2].map(|()| connect(&site, &listener));

@@ -8,12 +8,12 @@ use std::{
     thread,
 };
 
-use millrace_graft::status::{Purpose, Why};
+use millrace_graft::status::{PeerExplanation, PurposeStatus};
 
 use crate::{
     agreement::keys,
     carried::{CARRIERS, connect, exchange, noise, server, verdict, wait_for_state, warm},
-    site::{Daemon, LONG, PORT, SERVER, Site, congestion, inside, wait_for},
+    site::{GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, inside, wait_for},
 };
 
 /// The client's settings, with these rules and no others.
@@ -24,21 +24,21 @@ fn client(server: &str, rules: &str) -> String {
     )
 }
 
-/// What the kernel calls the threads that this one starts from now on.
+/// Sets the command name of the threads that this one starts from now on.
 fn be(command: &str) {
     fs::write("/proc/thread-self/comm", command).unwrap(); // exact: it is written, not read
 }
 
 /// Returns whether it was carried.
-fn is_led(site: &Site, daemon: &Daemon<'_>, listener: &TcpListener) -> bool {
+fn is_led(site: &GraftSite, daemon: &GraftProcess<'_>, listener: &TcpListener) -> bool {
     let before = verdict(daemon, "led");
     let (near, far, _) = connect(site, listener);
     exchange(&near, &far, 1000);
     verdict(daemon, "led") > before
 }
 
-/// As `Site::try_connect`, in another cgroup.
-fn connect_in(site: &Site, cgroup: &Path, listener: &TcpListener) -> (TcpStream, TcpStream) {
+/// Connects like `GraftSite::try_connect`, in another cgroup.
+fn connect_in(site: &GraftSite, cgroup: &Path, listener: &TcpListener) -> (TcpStream, TcpStream) {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).unwrap();
     let to: SocketAddr = listener.local_addr().unwrap();
     let near = inside(&site.namespaces[0], || TcpStream::connect_timeout(&to, LONG).unwrap());
@@ -46,8 +46,8 @@ fn connect_in(site: &Site, cgroup: &Path, listener: &TcpListener) -> (TcpStream,
 }
 
 #[test]
-fn commands_and_cgroups_of_one_port_go_their_own_ways() {
-    let Some(site) = Site::new("whose") else { return };
+fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
+    let Some(site) = GraftSite::new("whose") else { return };
     let nested = site.cgroup(0).join("nested");
     let known = keys(&site);
     let rules = format!(
@@ -57,8 +57,8 @@ fn commands_and_cgroups_of_one_port_go_their_own_ways() {
     );
     site.configure_on(0, &client(&known[1], &rules));
     site.configure_on(1, &server(&known[0], ""));
-    let _far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let _far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "warm");
     let listener = site.listen();
     be("copier");
@@ -90,7 +90,7 @@ fn commands_and_cgroups_of_one_port_go_their_own_ways() {
     be("copier");
     assert!(is_led(&site, &near, &listener));
 
-    // By a reload, as all rules.
+    // A reload changes it, like all rules.
     site.configure_on(0, &client(&known[1], &rules.replace("copier", "other")));
     near.succeed(&["reload"]);
     wait_for("the reload", || !is_led(&site, &near, &listener));
@@ -102,19 +102,19 @@ fn commands_and_cgroups_of_one_port_go_their_own_ways() {
     );
     site.configure_on(0, &text);
     let refused = near.fail(&["reload"]);
-    assert!(refused.contains("rule x: command and cgroup want side = \"client\""), "{refused}");
+    assert!(refused.contains("rule x: command and cgroup need side = \"client\""), "{refused}");
     fs::remove_dir(&deeper).unwrap();
     fs::remove_dir(&nested).unwrap();
 }
 
-fn purpose(daemon: &Daemon<'_>, command: &str) -> Option<Purpose> {
+fn purpose(daemon: &GraftProcess<'_>, command: &str) -> Option<PurposeStatus> {
     // exact: a reader, and whoever calls it waits
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 
 #[test]
-fn what_ended_connections_were_is_expected_of_the_next() {
-    let Some(site) = Site::new("learned") else { return };
+fn traffic_class_of_past_connections_is_predicted_for_new_ones() {
+    let Some(site) = GraftSite::new("learned") else { return };
     let said = "[[profile]]\nname = \"insensitive\"\ncommand = \"backup\"\nsize-kib = 7\n";
     let [near, far] = warm(&site, [said, ""]);
     let listener = site.listen();
@@ -131,8 +131,8 @@ fn what_ended_connections_were_is_expected_of_the_next() {
         here.read_exact(&mut got).unwrap();
         drop((here, sender.join().unwrap()));
     }
-    let learned = |daemon: &Daemon<'_>, command: &str| {
-        let of_all = |it: &Purpose| it.source == "learned" && it.why.starts_with("4 of the latest 4 ");
+    let learned = |daemon: &GraftProcess<'_>, command: &str| {
+        let of_all = |it: &PurposeStatus| it.source == "learned" && it.why.starts_with("4 of the latest 4 ");
         wait_for("what was learned", || purpose(daemon, command).filter(of_all))
     };
     let here = learned(&near, "fetcher");
@@ -140,12 +140,12 @@ fn what_ended_connections_were_is_expected_of_the_next() {
     assert_eq!(here.why, "4 of the latest 4 were bulk, their median is 2048 KiB");
     let there = learned(&far, "");
     assert_eq!((there.profile.as_str(), there.size_kib, there.side.as_str()), ("loss", Some(2048), "server"));
-    let why: Why = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
+    let why: PeerExplanation = serde_json::from_str(&near.succeed(&["why", SERVER, "--json"])).unwrap();
     assert_eq!((why.purposes[0].rule.as_str(), why.purposes[0].profile.as_str()), ("client", "loss"));
     let text = near.succeed(&["why", SERVER]);
     assert!(text.contains("profile: of rule client: loss, 2048 KiB (learned): 4 of the latest 4"), "{text}");
 
-    // What the settings say comes first.
+    // The settings take precedence.
     be("backup");
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 1000);

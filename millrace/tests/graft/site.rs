@@ -1,9 +1,10 @@
-//! Two hosts, with a cgroup each, and daemons on them. This process is in one cgroup at a time: tests of one process take turns. Those of
-//! others run beside them, but for the host's one list of congestion controls: see `Site::with_controls`.
+//! Two hosts with a cgroup each, and daemons on them. This process is in one cgroup at a time, so its tests take turns. Tests of other
+//! processes run at the same time; only the host's list of congestion controls is shared: see `GraftSite::with_controls`.
 
 use std::{
+    cell::Cell,
     fs,
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Output},
@@ -12,7 +13,8 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft::status::Status;
+use millrace_graft::{ObjectIdentity, status::Status};
+use millrace_graft_daemon::control;
 use millrace_lab::lab::{Lab, Topology};
 use millrace_testkit::show_log_on_panic;
 pub use millrace_testkit::{wait_for, wait_until};
@@ -27,7 +29,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// It bounds what is waited for, and is under test nowhere.
+/// The bound of waits; no test depends on its value.
 pub const LONG: Duration = millrace_testkit::BOUND;
 pub const SERVER: &str = "10.96.0.1";
 pub const CLIENT: &str = "10.96.0.2";
@@ -37,26 +39,50 @@ pub const PORT: u16 = 7100;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-pub struct Site {
+/// A key that both hosts have, as PEM, and what they know each other by.
+fn own_key() -> &'static (String, ObjectIdentity) {
+    static KEY: OnceLock<(String, ObjectIdentity)> = OnceLock::new();
+    KEY.get_or_init(|| {
+        let key = rcgen::KeyPair::generate().unwrap();
+        (
+            key.serialize_pem(),
+            ObjectIdentity::from_image(&rcgen::PublicKeyData::subject_public_key_info(&key)),
+        )
+    })
+}
+
+/// Lines of settings of packet sessions: this host's key, and the other host, called `other`. Lines of the peer may follow.
+pub fn peer(local: &str, remote: &str) -> String {
+    peer_with(&format!("local = \"{local}\"\nremote = \"{remote}\"\n"))
+}
+
+pub fn peer_with(ends: &str) -> String {
+    let (_, identity) = own_key();
+    format!(
+        "[agreement]\nkey = \"host.key\"\n[[peer]]\nname = \"other\"\nkey = \"{identity}\"\n[peer.sessions]\n{ends}"
+    )
+}
+
+pub struct GraftSite {
     pub directory: TempDir,
     /// The client's and the server's; in a lab, as many as it has.
     pub namespaces: Vec<String>,
     root: PathBuf,
     cgroups: Vec<PathBuf>,
-    /// Whose the namespaces are.
+    /// The lab that owns the namespaces.
     lab: Option<Lab>,
     controls: OnceLock<Flock<fs::File>>,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Site {
-    /// For tests that load congestion controls, or look at which there are: the host has one list of them, and nobody else has daemons
-    /// meanwhile. `None`: not here, which was said.
+impl GraftSite {
+    /// Returns a site for tests that load or list congestion controls. The host has one list of them, so no other test has daemons
+    /// meanwhile. `None`: the host cannot run it, which is reported.
     pub fn with_controls(test: &str) -> Option<Self> {
         Some(Self::new(test)?.alone())
     }
 
-    /// `None`: not here, which was said.
+    /// Returns a site; `None` if the host cannot run it, which is reported.
     pub fn new(test: &str) -> Option<Self> {
         let site = Self::bare(test, 2)?;
         for namespace in &site.namespaces {
@@ -73,12 +99,12 @@ impl Site {
         Some(site)
     }
 
-    /// In the place of two hosts the nodes of a lab, with links that lose and delay.
+    /// Returns a site with a lab's nodes in place of two hosts, and links that lose and delay.
     pub fn in_lab(test: &str, topology: &Topology) -> Option<Self> {
         let mut site = Self::bare(test, topology.nodes().len())?;
         let lab = Lab::new(topology).unwrap();
         for node in lab.nodes() {
-            // What one connection has found out is none of the next one's.
+            // A connection must not use the metrics of an earlier one.
             node.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1").unwrap()).unwrap();
         }
         site.namespaces = lab.nodes().iter().map(|node| node.netns().name().to_owned()).collect();
@@ -86,16 +112,21 @@ impl Site {
         Some(site)
     }
 
-    /// As `with_controls` has it. It is asked for before there is a daemon.
+    /// Takes the host's list of congestion controls for this test alone. To be called before a daemon is started.
     pub fn alone(self) -> Self {
         self.controls.get_or_init(|| controls(FlockArg::LockExclusive));
         self
     }
 
-    /// Whoever starts a daemon shares the host's list of congestion controls with others that do, from then on: at its start a daemon takes
-    /// back what is there without a link (each, before Linux 6.4), since a killed one would have left it (`remove_leftovers`).
+    /// Shares the host's list of congestion controls with other tests that start daemons. At its start a daemon takes back controls without
+    /// a link (each, before Linux 6.4), since a killed daemon would have left them (`remove_leftovers`).
     pub fn share(&self) {
         self.controls.get_or_init(|| controls(FlockArg::LockShared));
+    }
+
+    /// The key that `peer` speaks of.
+    pub fn put_key(&self) {
+        fs::write(self.path("host.key"), &own_key().0).unwrap();
     }
 
     pub fn address(&self, node: &str) -> IpAddr {
@@ -120,7 +151,9 @@ impl Site {
             ["c", "s", "t"].into_iter().take(hosts).map(|side| format!("{name}-{side}")).collect();
         let cgroups: Vec<_> = sides.iter().map(|side| root.join(side)).collect();
         cgroups.iter().for_each(|cgroup| fs::create_dir(cgroup).unwrap());
-        let (directory, lab, controls) = (TempDir::new().unwrap(), None, OnceLock::new());
+        let directory = TempDir::new().unwrap();
+        let lab = None;
+        let controls = OnceLock::new();
         Some(Self { directory, namespaces: sides, root, cgroups, lab, controls, _turn: turn })
     }
 
@@ -139,28 +172,28 @@ impl Site {
         fs::write(self.path(&format!("graft{side}.toml")), text).unwrap();
     }
 
-    /// In the server's cgroup.
+    /// Listens in the server's cgroup.
     pub fn listen(&self) -> TcpListener {
         let bind = || inside(&self.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap());
         self.enter(1, bind)
     }
 
-    /// In the server's cgroup.
+    /// Listens in the server's cgroup, at this address.
     pub fn listen_on(&self, at: SocketAddr) -> TcpListener {
         self.listen_at(1, at)
     }
 
-    /// In the cgroup of one of the hosts.
+    /// Listens in the cgroup of one of the hosts.
     pub fn listen_at(&self, side: usize, at: SocketAddr) -> TcpListener {
         self.enter(side, || inside(&self.namespaces[side], || TcpListener::bind(at).unwrap()))
     }
 
-    /// In the client's.
+    /// Connects from the client's cgroup.
     pub fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         self.enter(0, || inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG)))
     }
 
-    /// It may be a connection later.
+    /// Starts to connect without waiting for the result.
     pub fn begin_to_connect(&self, to: SocketAddr) -> TcpStream {
         let begin = || {
             let socket =
@@ -209,7 +242,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for GraftSite {
     fn drop(&mut self) {
         for namespace in self.namespaces.iter().filter(|_| self.lab.is_none()) {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
@@ -247,6 +280,40 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+pub fn signal(process: u32, signal: Signal) {
+    kill(Pid::from_raw(process.cast_signed()), signal).unwrap();
+}
+
+/// Stops a process. Returns when all of its threads have stopped, which each does by itself.
+pub fn pause(process: u32) {
+    signal(process, Signal::SIGSTOP);
+    let is_stopped = |task: std::io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(task.unwrap().path().join("stat"));
+        stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+    };
+    wait_for("it to stop", || fs::read_dir(format!("/proc/{process}/task")).unwrap().all(is_stopped));
+}
+
+/// Reports whether a process has ended with all of its threads, which have its files in common. In a container without an
+/// init nobody takes note of its end.
+pub fn has_ended(process: u32) -> bool {
+    let is_over = |task: std::io::Result<fs::DirEntry>| {
+        // exact: callers wait for it
+        let stat = task.and_then(|task| fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
+        stat.is_empty() || stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+    };
+    // exact: callers wait for it
+    let tasks = format!("/proc/{process}/task");
+    fs::read_dir(tasks).map_or_else(|error| error.kind() == ErrorKind::NotFound, |mut all| all.all(is_over))
+}
+
+/// Returns the process of a part, out of a status as JSON.
+pub fn part(status: &str, name: &str) -> u32 {
+    let status: control::Status = serde_json::from_str(status).unwrap();
+    let part = status.parts.iter().find(|part| part.name == name);
+    part.and_then(|part| part.pid).unwrap_or_else(|| panic!("no process of {name}: {:?}", status.parts))
+}
+
 pub fn congestion(stream: &TcpStream) -> String {
     let name = getsockopt(stream, sockopt::TcpCongestion).unwrap();
     name.to_string_lossy().trim_end_matches('\0').to_owned()
@@ -275,38 +342,43 @@ pub fn transfer(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// A running `millrace graft run` in a namespace and its cgroup; killed when dropped.
-pub struct Daemon<'a> {
-    site: &'a Site,
+pub struct GraftProcess<'a> {
+    site: &'a GraftSite,
     side: usize,
     process: Child,
+    /// The process that was paused.
+    paused: Cell<u32>,
 }
 
-impl<'a> Daemon<'a> {
+impl<'a> GraftProcess<'a> {
     /// The client's.
-    pub fn start(site: &'a Site) -> Self {
+    pub fn start(site: &'a GraftSite) -> Self {
         Self::start_on(site, 0)
     }
 
-    pub fn start_on(site: &'a Site, side: usize) -> Self {
+    pub fn start_on(site: &'a GraftSite, side: usize) -> Self {
         Self::start_with(site, side, &[])
     }
 
-    pub fn start_with(site: &'a Site, side: usize, more: &[&str]) -> Self {
+    pub fn start_with(site: &'a GraftSite, side: usize, more: &[&str]) -> Self {
         Self::start_as(site, side, "run", more)
     }
 
-    /// By which command.
-    pub fn start_as(site: &'a Site, side: usize, verb: &str, more: &[&str]) -> Self {
+    /// Starts the daemon with this command.
+    pub fn start_as(site: &'a GraftSite, side: usize, verb: &str, more: &[&str]) -> Self {
         site.share();
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
-        command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", verb, "--http=off", "--config"]);
+        command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", verb, "--config"]);
         command.arg(site.path(&format!("graft{side}.toml")));
         command.arg("--socket").arg(site.path(&format!("graft{side}.sock"))).args(more);
+        if !more.contains(&"--http") {
+            command.arg("--http=off");
+        }
         let log = site.path(&format!("log{side}"));
         command.stderr(fs::File::create(&log).unwrap());
         let process = site.enter(side, || command.spawn().unwrap());
-        let mut daemon = Self { site, side, process };
+        let mut daemon = Self { site, side, process, paused: Cell::new(0) };
         wait_for("a daemon that is ready", || {
             let log = daemon.log();
             assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
@@ -315,8 +387,9 @@ impl<'a> Daemon<'a> {
         daemon
     }
 
+    /// Returns the process of the part that does what is tested here.
     pub fn pid(&self) -> u32 {
-        self.process.id()
+        part(&self.succeed(&["status", "--json"]), "grafts")
     }
 
     pub fn log(&self) -> String {
@@ -349,44 +422,45 @@ impl<'a> Daemon<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
-    }
-
-    /// Returns when it has stopped, which each of its threads does by itself.
+    /// Returns when it has stopped.
     pub fn pause(&self) {
-        self.signal(Signal::SIGSTOP);
-        let is_stopped = |task: std::io::Result<fs::DirEntry>| {
-            let stat = fs::read_to_string(task.unwrap().path().join("stat"));
-            stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
-        };
-        wait_for("it to stop", || {
-            fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap().all(is_stopped)
-        });
+        self.paused.set(self.pid());
+        pause(self.paused.get());
     }
 
     pub fn go_on(&self) {
-        self.signal(Signal::SIGCONT);
+        signal(self.paused.get(), Signal::SIGCONT);
+        // The daemon asks a part that has hung for longer nothing before it answers again.
+        let are_serving = || {
+            let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
+            status.parts.iter().all(|part| ["serving", "off"].contains(&part.state.as_str()))
+        };
+        wait_for("the part to answer", are_serving);
     }
 
     /// SIGTERM: it ends as it is meant to.
     pub fn end(mut self) {
-        self.signal(Signal::SIGTERM);
+        signal(self.process.id(), Signal::SIGTERM);
         assert!(self.process.wait().unwrap().success(), "{}", self.log());
     }
 
     /// SIGKILL: nothing of it runs any more.
     pub fn kill(mut self) {
+        let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
         self.process.kill().unwrap();
         self.process.wait().unwrap();
+        // The kernel kills the parts, and they may take a moment to end.
+        let parts: Vec<_> = status.parts.iter().filter_map(|part| part.pid).collect();
+        wait_for("the end of the parts", || parts.iter().all(|id| has_ended(*id)));
     }
 }
 
-impl Drop for Daemon<'_> {
+impl Drop for GraftProcess<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let (side, log) = (self.side, self.site.path(&format!("log{}", self.side)));
+        let side = self.side;
+        let log = self.site.path(&format!("log{}", self.side));
         show_log_on_panic(&format!("the daemon of side {side}"), &log);
     }
 }

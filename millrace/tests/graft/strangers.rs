@@ -1,4 +1,4 @@
-//! What strangers, peers and other users of a host cannot do to its daemons.
+//! Attacks of strangers, peers and other users of a host on its daemons, all without effect.
 
 use std::{
     io::{ErrorKind, Read as _},
@@ -9,42 +9,39 @@ use std::{
     time::Duration,
 };
 
-use millrace_base::control::Control;
-use millrace_graft::settings::Kind;
+use millrace_base::control::ControlEnd;
+use millrace_graft::settings::CarrierKind;
 use millrace_lab::stall::Strangers;
-use millrace_testkit::lingering;
+use millrace_testkit::{StopOnDrop, lingering};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     agreement::keys,
     carried::{
-        CARRIERS, Stops, accepted, at, client, connect, ended, exchange, server, wait_for_ended,
-        wait_for_state, warm,
+        CARRIERS, accepted, at, client, connect, ended, exchange, server, wait_for_ended, wait_for_state,
+        warm,
     },
-    messages::{Host, hosts, pair, socket},
-    site::{CLIENT, CLIENT6, Daemon, PORT, SERVER, SERVER6, Site, inside, ip, wait_for, wait_until},
+    messages::{MessageHost, hosts, pair, socket},
+    site::{
+        CLIENT, CLIENT6, GraftProcess, GraftSite, PORT, SERVER, SERVER6, inside, ip, pause, signal, wait_for,
+        wait_until,
+    },
 };
 
-/// Any user may connect to the socket of messages, and pass what takes an hour to close: with a record that is read, with one that is not, and
-/// beyond what a user may have.
+/// A user may connect to the messages socket and pass sockets that take an hour to close: in a record that is read, in one that is not, and
+/// beyond the user's limit.
 #[test]
 fn lingering_sockets_of_users_delay_nobody() {
-    let Some(site) = Site::new("linger") else { return };
+    let Some(site) = GraftSite::new("linger") else { return };
     let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
     // While it is stopped: what it reads is to be the last descriptor, since the sender's would linger else.
-    let pass = |near: &Host<'_>, connections: usize, records: usize| {
-        near.signal(Signal::SIGSTOP);
-        wait_for("it to stop", || {
-            let tasks = std::fs::read_dir(format!("/proc/{}/task", near.process.id())).unwrap();
-            tasks.flatten().all(|task| {
-                let stat = std::fs::read_to_string(task.path().join("stat"));
-                stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
-            })
-        });
+    let pass = |near: &MessageHost<'_>, connections: usize, records: usize| {
+        let part = near.part();
+        pause(part);
         let passed = (0..connections).map(|_| {
-            let control = Control::connect(&socket(&site, 0)).unwrap();
+            let control = ControlEnd::connect(&socket(&site, 0)).unwrap();
             let (lingers, far) = lingering();
             for _ in 0..records {
                 control.send(&"garbage", &[lingers.as_fd()]).unwrap();
@@ -52,14 +49,15 @@ fn lingering_sockets_of_users_delay_nobody() {
             (control, far)
         });
         let passed: Vec<_> = passed.collect();
-        near.signal(Signal::SIGCONT);
+        signal(part, Signal::SIGCONT);
+        wait_until("answers", || near.verb(&["sessions", "status"]), |(done, _)| *done);
         passed
     };
-    // Garbage, of which the first record ends the connection and the others are not read.
+    // Garbage: the first record ends the connection, and the others are not read.
     for records in [1, 3] {
         kept.extend(pass(&near, 2, records));
         for _ in 0..5 {
-            let (done, said) = near.verb(&["status"]);
+            let (done, said) = near.verb(&["sessions", "status"]);
             assert!(done, "{said}");
         }
         // Sessions are opened, and carry.
@@ -67,10 +65,10 @@ fn lingering_sockets_of_users_delay_nobody() {
         here.send(b"goes on").unwrap();
         assert_eq!(crate::messages::message(&mut there), b"goes on");
     }
-    // Of this user, more than it may have: some are turned away.
+    // This user opens more than it may have: some are turned away.
     for _ in 0..3 {
         kept.extend(pass(&near, 40, 1));
-        let (done, said) = near.verb(&["status"]);
+        let (done, said) = near.verb(&["sessions", "status"]);
         assert!(done, "{said}");
     }
     // They end with the daemon.
@@ -81,15 +79,15 @@ fn lingering_sockets_of_users_delay_nobody() {
 
 /// A service that listens on loopback alone is for this host alone, whatever ports are listed, unless a rule names the address.
 #[test]
-fn loopback_is_not_reached_by_carriers_unless_a_rule_names_it() {
+fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     const LOOPBACK: &str = "127.0.0.1";
-    let Some(site) = Site::new("loopback") else { return };
+    let Some(site) = GraftSite::new("loopback") else { return };
     let known = keys(&site);
     // The client takes it for an address of its peer.
     site.configure_on(0, &client(&known[1], "").replace(SERVER6, LOOPBACK));
     site.configure_on(1, &server(&known[0], ""));
-    let far = Daemon::start_on(&site, 1);
-    let near = Daemon::start_on(&site, 0);
+    let far = GraftProcess::start_on(&site, 1);
+    let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "warm");
     let listener = site.listen_on(at(LOOPBACK, PORT));
     listener.set_nonblocking(true).unwrap();
@@ -110,10 +108,10 @@ fn loopback_is_not_reached_by_carriers_unless_a_rule_names_it() {
     exchange(&here, &there, 10_000);
 }
 
-/// Who listens outside of the daemon's cgroup would see this host as the client: it sees the client, in place.
+/// A listener outside the daemon's cgroup would see this host as the client. So connections to it go in place, and it sees the client.
 #[test]
 fn listener_outside_the_cgroup_is_not_reached_by_carriers() {
-    let Some(site) = Site::new("outside") else { return };
+    let Some(site) = GraftSite::new("outside") else { return };
     let [_near, far] = warm(&site, ["", ""]);
     let listener = inside(&site.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap());
     let (here, there, seen) = connect(&site, &listener);
@@ -123,7 +121,7 @@ fn listener_outside_the_cgroup_is_not_reached_by_carriers() {
 }
 
 /// Other addresses of the client's host, from which strangers call: of IPv4, and of the /64 that the peer's host is in.
-fn strangers(site: &Site) -> [Vec<IpAddr>; 2] {
+fn strangers(site: &GraftSite) -> [Vec<IpAddr>; 2] {
     let of_64 = (0x100..0x110).map(|n| format!("fd96::{n:x}"));
     let from = [vec!["10.96.0.50".to_owned()], of_64.collect()];
     for address in from.iter().flatten() {
@@ -146,12 +144,13 @@ fn has_sctp(test: &str) -> bool {
 }
 
 /// The peer's host has the address that its settings have there. Strangers call all the time, and say no more than they have to, to hold a place.
-fn peer_is_warm_while_strangers_stall(kind: Kind) {
-    let Some(site) = Site::new(&format!("stall-{}", kind.name())) else { return };
-    if kind == Kind::Sctp && !has_sctp("peer_by_sctp_is_warm_while_strangers_stall") {
+fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
+    let Some(site) = GraftSite::new(&format!("stall-{}", kind.name())) else { return };
+    if kind == CarrierKind::Sctp && !has_sctp("sctp_tunnel_of_a_peer_is_established_while_strangers_stall") {
         return;
     }
-    let (from, known) = (strangers(&site), keys(&site));
+    let from = strangers(&site);
+    let known = keys(&site);
     let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {:?}", kind.name()));
     site.configure_on(0, &with(client(&known[1], "")));
     let text = with(server(&known[0], "")).replace(&format!("listen = \"{SERVER}:"), "listen = \"[::]:");
@@ -162,22 +161,23 @@ fn peer_is_warm_while_strangers_stall(kind: Kind) {
             &format!("addresses = [\"{CLIENT}\", \"{CLIENT6}\"]"),
         ),
     );
-    let far = Daemon::start_on(&site, 1);
+    let far = GraftProcess::start_on(&site, 1);
     let is_over = AtomicBool::new(false);
     let counts = [const { AtomicUsize::new(0) }; 2];
     thread::scope(|scope| {
-        let _stops = Stops(&is_over);
-        let (site, is_over) = (&site, &is_over);
+        let _stops = StopOnDrop(&is_over);
+        let site = &site;
+        let is_over = &is_over;
         for ((from, begun), to) in from.iter().zip(&counts).zip([SERVER, SERVER6]) {
             let strangers = Strangers { kind, from, to: at(to, CARRIERS), pace: PACE, is_over, begun };
             scope.spawn(move || inside(&site.namespaces[0], || strangers.run().unwrap()));
         }
         let begun = || counts.each_ref().map(|count| count.load(Relaxed));
         wait_until("strangers", begun, |counts| counts.iter().all(|count| *count > 300));
-        let near = Daemon::start_on(site, 0);
+        let near = GraftProcess::start_on(site, 0);
         wait_for_state(&near, "warm");
         // The first call was taken.
-        assert!(!near.log().contains("no carrier: "), "{}", near.log());
+        assert!(!near.log().contains("no carrier to the peer: "), "{}", near.log());
         let before = begun();
         wait_until("more strangers", begun, |counts| {
             counts.iter().zip(before).all(|(now, before)| *now > before)
@@ -187,16 +187,16 @@ fn peer_is_warm_while_strangers_stall(kind: Kind) {
 }
 
 #[test]
-fn peer_by_tcp_is_warm_while_strangers_stall() {
-    peer_is_warm_while_strangers_stall(Kind::Tcp);
+fn tcp_tunnel_of_a_peer_is_established_while_strangers_stall() {
+    peer_is_warm_while_strangers_stall(CarrierKind::Tcp);
 }
 
 #[test]
-fn peer_by_quic_is_warm_while_strangers_stall() {
-    peer_is_warm_while_strangers_stall(Kind::Quic);
+fn quic_tunnel_of_a_peer_is_established_while_strangers_stall() {
+    peer_is_warm_while_strangers_stall(CarrierKind::Quic);
 }
 
 #[test]
-fn peer_by_sctp_is_warm_while_strangers_stall() {
-    peer_is_warm_while_strangers_stall(Kind::Sctp);
+fn sctp_tunnel_of_a_peer_is_established_while_strangers_stall() {
+    peer_is_warm_while_strangers_stall(CarrierKind::Sctp);
 }

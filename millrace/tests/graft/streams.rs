@@ -5,16 +5,16 @@ use std::{
     thread,
 };
 
-use millrace_graft::message::{Error, Event, Session, Stream, Want};
+use millrace_messages::{Error, Session, SessionEvent, Stream, Want};
 
 use crate::messages::{event, hosts, pair};
-use crate::site::{Site, ip};
+use crate::site::{GraftSite, ip};
 
-/// Go-Back-N, beside what `hosts` has.
+/// Go-Back-N, in addition to the grafts of `hosts`.
 pub const IN_ORDER: &str = "[[graft]]\nname = \"all\"\nfunctions = [\"window\", \"gobackn\", \"number\", \"acknowledge\"]\n\
-                        [parameters.gobackn]\nretry_us = 20000\n";
+                        [sessions.parameters.gobackn]\nretry_us = 20000\n";
 
-fn streams(site: &Site) -> (Stream, Stream) {
+fn streams(site: &GraftSite) -> (Stream, Stream) {
     let (near, far) = pair(site, &["reliability", "order"]);
     (Stream::new(near).unwrap(), Stream::new(far).unwrap())
 }
@@ -24,7 +24,7 @@ fn bytes(from: usize, to: usize) -> Vec<u8> {
     (from..to).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
 }
 
-/// In pieces of every size.
+/// Writes in pieces of every size.
 fn write_all(to: &mut Stream, all: usize) {
     let mut at = 0;
     for size in (1..).map(|number: usize| number * 7919 % 40_000 + 1) {
@@ -46,8 +46,8 @@ fn read_to_end(from: &mut Stream, all: usize) {
 
 /// Both ways at once, over a queue that is too short and loses what it says that it has no room for; one direction ends first.
 #[test]
-fn bytes_come_once_and_in_order_and_directions_end_by_themselves() {
-    let Some(site) = Site::new("stream") else { return };
+fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
+    let Some(site) = GraftSite::new("stream") else { return };
     let _hosts = hosts(&site, IN_ORDER);
     let (mut near, mut far) = streams(&site);
     for namespace in &site.namespaces {
@@ -71,8 +71,8 @@ fn bytes_come_once_and_in_order_and_directions_end_by_themselves() {
 }
 
 #[test]
-fn a_stream_wants_reliability_and_order_as_long_as_it_is_one() {
-    let Some(site) = Site::new("no-stream") else { return };
+fn stream_requires_reliability_and_order() {
+    let Some(site) = GraftSite::new("no-stream") else { return };
     let _hosts = hosts(&site, IN_ORDER);
     let refused = |session: Session, missing: &str| {
         let error = Stream::new(session).map(drop).unwrap_err();
@@ -85,15 +85,15 @@ fn a_stream_wants_reliability_and_order_as_long_as_it_is_one() {
     assert_eq!(near.write(&[1; 20_000]).unwrap(), 16_384);
     let want = Want { services: ["partial-order".to_owned()].into(), ..Want::default() };
     near.session().renegotiate(want).unwrap();
-    event(near.session(), |event| matches!(event, Event::Changed { .. }));
+    event(near.session(), |event| matches!(event, SessionEvent::Changed { .. }));
     let error = near.write(b"more").unwrap_err();
     assert!(error.to_string().contains("newest has no reliability"), "{error}");
 }
 
-/// Nobody takes what was cut off for all of it.
+/// A reader does not take a stream that was cut off for a complete one.
 #[test]
-fn a_stream_that_is_cut_off_does_not_end() {
-    let Some(site) = Site::new("cut") else { return };
+fn aborted_stream_reports_no_regular_end() {
+    let Some(site) = GraftSite::new("cut") else { return };
     let _hosts = hosts(&site, IN_ORDER);
     let (mut near, mut far) = streams(&site);
     near.write_all(b"the beginning").unwrap();

@@ -1,4 +1,4 @@
-//! Fragmented MP4 to publish, and what ffmpeg makes of what a player wrote.
+//! Fragmented MP4 to publish, and checks of a player's output with ffmpeg.
 
 use std::{
     io::Write as _,
@@ -6,47 +6,60 @@ use std::{
     sync::LazyLock,
 };
 
-/// Of the video, and the length of the clips.
+/// Frame rate of the video, and length of the clips.
 pub const FRAMES_PER_SECOND: usize = 25;
 pub const SECONDS: usize = 4;
 pub const FRAMES: usize = FRAMES_PER_SECOND * SECONDS;
-/// A key frame, and with it a group, begins each second.
+/// Number of frames in a group: a key frame begins one each second.
 pub const GROUP: usize = FRAMES_PER_SECOND;
 
 pub const VIDEO_TRACK: &str = "1.m4s";
 pub const SOUND_TRACK: &str = "2.m4s";
 
-pub struct Clip {
-    /// ftyp and moov.
+pub struct InteropClip {
+    /// The ftyp and moov boxes.
     pub init: Vec<u8>,
-    /// moof and mdat each: the objects of the tracks. One for a frame of the video.
+    /// Pairs of moof and mdat, one for each frame of the video: the objects of the tracks.
     pub fragments: Vec<Vec<u8>>,
 }
 
-/// moq-sub writes the objects of two tracks as they come, so only video can be compared byte by byte.
-pub static VIDEO: LazyLock<Clip> = LazyLock::new(|| Clip::make(&[]));
-pub static VIDEO_AND_SOUND: LazyLock<Clip> = LazyLock::new(|| {
-    Clip::make(&["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000", "-c:a", "aac", "-b:a", "64k"])
+/// A clip without sound. moq-sub writes the objects of two tracks as they arrive, so only video can be compared byte
+/// by byte.
+pub static VIDEO: LazyLock<InteropClip> = LazyLock::new(|| InteropClip::make(&[]));
+pub static VIDEO_AND_SOUND: LazyLock<InteropClip> = LazyLock::new(|| {
+    InteropClip::make(&[
+        "-f",
+        "lavfi",
+        "-i",
+        "sine=frequency=440:sample_rate=48000",
+        "-c:a",
+        "aac",
+        "-b:a",
+        "64k",
+    ])
 });
 
-/// Video of so many seconds whose key frames are so many frames apart.
+/// Makes a video with `seconds` seconds and key frames `group` frames apart.
 pub fn encoded(size: &str, kbit: u32, group: usize, seconds: usize) -> Vec<u8> {
     let picture = format!("testsrc2=size={size}:rate={FRAMES_PER_SECOND}");
-    let (group, seconds, rate) = (group.to_string(), seconds.to_string(), format!("{kbit}k"));
+    let group = group.to_string();
+    let seconds = seconds.to_string();
+    let rate = format!("{kbit}k");
     let args = [
         &["-f", "lavfi", "-i", picture.as_str(), "-t", &seconds, "-c:v", "libx264", "-preset", "ultrafast"][..],
         &["-tune", "zerolatency", "-pix_fmt", "yuv420p", "-g", &group, "-sc_threshold", "0", "-b:v", &rate],
-        // Key frames bring what a decoder has to know.
+        // Key frames repeat the decoder's parameter sets.
         &["-tag:v", "avc3", "-bsf:v", "dump_extra=freq=keyframe"],
         &["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"],
     ];
     run("ffmpeg", &args.concat(), &[])
 }
 
-impl Clip {
+impl InteropClip {
     fn make(sound: &[&str]) -> Self {
         let picture = format!("testsrc2=size=320x240:rate={FRAMES_PER_SECOND}");
-        let (group, seconds) = (GROUP.to_string(), SECONDS.to_string());
+        let group = GROUP.to_string();
+        let seconds = SECONDS.to_string();
         let (input, codec) = sound.split_at(sound.len().min(4));
         let args = [
             &["-f", "lavfi", "-i", picture.as_str()],
@@ -78,7 +91,7 @@ impl Clip {
         clip
     }
 
-    /// The clip without the fragments before `first`: what a player writes that comes late.
+    /// Returns the clip without the fragments before `first`: the output of a player that joins late.
     pub fn bytes_from(&self, first: usize) -> Vec<u8> {
         self.bytes_of(first..self.fragments.len())
     }
@@ -91,34 +104,35 @@ impl Clip {
         self.bytes_from(0)
     }
 
-    /// The last fragment.
+    /// Returns the last fragment.
     pub fn end(&self) -> &[u8] {
         self.fragments.last().unwrap()
     }
 }
 
-/// How many frames of the video can be decoded.
+/// Returns the number of video frames that can be decoded.
 pub fn frames(media: &[u8]) -> usize {
     let args = ["-select_streams", "v:0", "-count_frames", "-show_entries", "stream=nb_read_frames"];
     let printed = run("ffprobe", &[&args[..], &["-of", "csv=p=0", "-"]].concat(), media);
     String::from_utf8(printed).unwrap().lines().next().unwrap().parse().unwrap()
 }
 
-/// The packets of the video and of the sound, however they are interleaved: an MD5 for each stream.
+/// Returns an MD5 of the packets of each stream, however these are interleaved.
 pub fn hashes(media: &[u8]) -> Vec<String> {
     let args = ["-i", "-", "-map", "0", "-c", "copy", "-f", "streamhash", "-hash", "md5", "-"];
     String::from_utf8(run("ffmpeg", &args, media)).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// The bytes differ at a place that a failure can show.
+/// Fails at the first byte that differs, and shows its place.
 pub fn assert_same(got: &[u8], want: &[u8], what: &str) {
     let same = got.iter().zip(want).take_while(|(got, want)| got == want).count();
     assert!(got == want, "{what}: {} bytes, {} expected, equal up to {same}", got.len(), want.len());
 }
 
-/// Video as a player wrote it that does not wait for the end of a group when the next one comes: all of it, once, and each group in its order.
-pub fn assert_same_groups(got: &[u8], clip: &Clip, first: usize, what: &str) {
-    let played = Clip::split(got);
+/// Checks the output of a player that starts a group before the end of the one before. It has all of the video once, and each group is in
+/// order.
+pub fn assert_same_groups(got: &[u8], clip: &InteropClip, first: usize, what: &str) {
+    let played = InteropClip::split(got);
     assert_eq!(played.init, clip.init, "{what}");
     let place = |fragment: &Vec<u8>| clip.fragments.iter().position(|it| it == fragment);
     let places: Option<Vec<_>> = played.fragments.iter().map(place).collect();

@@ -4,16 +4,18 @@ use super::{
     clip::{FRAMES, GROUP, VIDEO, VIDEO_TRACK, assert_same},
     needs,
     players::{PACE, publish, subscribe},
-    process::Need::Ffmpeg,
-    relay::Relay,
+    process::TestNeed::Ffmpeg,
+    relay::InteropRelay,
 };
 
 const DRAFTS: [&str; 5] = ["18", "19", "20", "21", "22"];
 
-/// To players of every draft, some of which join in the middle: from a group back, by FETCH or fill. Raw and over WebTransport.
+/// Publishes to players of every draft, raw and over WebTransport. Some join in the middle: from a group back, by
+/// FETCH or fill.
 fn published_in(draft: &str) {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = publish(None, &relay, &relay.url(), clip, &["--draft", draft]);
     let play = |url: &str, args: &[&str]| {
         DRAFTS.map(|draft| {

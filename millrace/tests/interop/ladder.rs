@@ -1,4 +1,4 @@
-//! Renditions of one video: files that are there, and those that ffmpeg makes.
+//! Renditions of one video: existing files, and those that ffmpeg makes.
 
 use std::{
     fs::{self, File},
@@ -11,16 +11,16 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    clip::{self, Clip, FRAMES, FRAMES_PER_SECOND, GROUP, SECONDS, VIDEO_TRACK, assert_same},
+    clip::{self, FRAMES, FRAMES_PER_SECOND, GROUP, InteropClip, SECONDS, VIDEO_TRACK, assert_same},
     needs,
     players::subscribe,
-    process::{Need::Ffmpeg, Process},
-    relay::Relay,
+    process::{InteropProcess, TestNeed::Ffmpeg},
+    relay::InteropRelay,
 };
 
 const TRACKS: [&str; 3] = [VIDEO_TRACK, "r1-1.m4s", "r2-1.m4s"];
 const INITS: [&str; 3] = ["0.mp4", "r1-0.mp4", "r2-0.mp4"];
-/// Long enough for players to come while it is published, on a machine that does much else.
+/// Seconds of a clip that is long enough for players to join during it on a busy machine.
 const LONG: usize = 12;
 
 fn renditions(last_group: usize) -> [Vec<u8>; 3] {
@@ -28,13 +28,13 @@ fn renditions(last_group: usize) -> [Vec<u8>; 3] {
         .map(|(size, kbit, group)| clip::encoded(size, kbit, group, SECONDS))
 }
 
-fn publish(relay: &Relay, args: &[&str], files: &[PathBuf]) -> Process {
+fn publish(relay: &InteropRelay, args: &[&str], files: &[PathBuf]) -> InteropProcess {
     let files: Vec<_> = files.iter().map(|file| file.to_str().unwrap()).collect();
-    Process::ours(None, "publish", &relay.url(), &[&["--ladder", "--publish"], args, &files].concat())
+    InteropProcess::ours(None, "publish", &relay.url(), &[&["--ladder", "--publish"], args, &files].concat())
 }
 
-/// Its tracks, each with initialisation data, bitrate and the group of alternates.
-fn catalog(relay: &Relay) -> Vec<(String, u64, u64)> {
+/// Returns the tracks of a catalog that have initialisation data, with bitrate and group of alternates.
+fn catalog(relay: &InteropRelay) -> Vec<(String, u64, u64)> {
     let json = subscribe(None, &relay.url(), &["--track", "catalog", "--count", "1"]).finish();
     let json: Value = serde_json::from_slice(&json).unwrap();
     let track = |track: &Value| {
@@ -44,19 +44,19 @@ fn catalog(relay: &Relay) -> Vec<(String, u64, u64)> {
     json["tracks"].as_array().unwrap().iter().map(track).collect()
 }
 
-/// A ladder whose media comes when players are there.
-struct Held {
-    clips: [Clip; 3],
-    publisher: Process,
-    /// To the publisher's files, which are pipes.
+/// A ladder whose media is sent once the players have joined.
+struct HeldLadder {
+    clips: [InteropClip; 3],
+    publisher: InteropProcess,
+    /// The publisher's input files, which are pipes.
     writers: [File; 3],
     _dir: tempfile::TempDir,
 }
 
-impl Held {
-    fn of(relay: &Relay) -> Self {
+impl HeldLadder {
+    fn publish_to(relay: &InteropRelay) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let clips = renditions(GROUP).map(|media| Clip::split(&media));
+        let clips = renditions(GROUP).map(|media| InteropClip::split(&media));
         let pipes = ["best", "middle", "least"].map(|name| dir.path().join(name));
         assert!(Command::new("mkfifo").args(&pipes).status().unwrap().success());
         let publisher = publish(relay, &["--ladder-kbit", "600,300,100"], &pipes);
@@ -67,8 +67,8 @@ impl Held {
         Self { clips, publisher, writers, _dir: dir }
     }
 
-    /// All of the media, to its end.
-    fn play(self) -> [Clip; 3] {
+    /// Sends all of the media, to its end.
+    fn play(self) -> [InteropClip; 3] {
         let writing: Vec<_> = self
             .writers
             .into_iter()
@@ -87,8 +87,8 @@ impl Held {
 #[test]
 fn three_files_are_a_ladder() {
     needs!(Ffmpeg);
-    let relay = Relay::start();
-    let held = Held::of(&relay);
+    let relay = InteropRelay::start();
+    let held = HeldLadder::publish_to(&relay);
     let players = TRACKS.map(|track| {
         relay.until_published(track);
         let player = subscribe(None, &relay.url(), &["--track", track]);
@@ -105,10 +105,10 @@ fn three_files_are_a_ladder() {
 }
 
 #[test]
-fn a_player_that_asks_for_it_gets_each_group_of_one_rendition() {
+fn adaptive_player_gets_each_group_of_one_rendition() {
     needs!(Ffmpeg);
-    let relay = Relay::with(|config| config.switching_sets = true);
-    let held = Held::of(&relay);
+    let relay = InteropRelay::with(|config| config.switching_sets = true);
+    let held = HeldLadder::publish_to(&relay);
     TRACKS.iter().for_each(|track| relay.until_published(track));
     let player = subscribe(None, &relay.url(), &["--track", VIDEO_TRACK, "--adaptive"]);
     TRACKS.iter().for_each(|track| relay.until_subscribed(track, 1));
@@ -116,7 +116,7 @@ fn a_player_that_asks_for_it_gets_each_group_of_one_rendition() {
     let played = player.finish();
     let mut rest = &played[..];
     for group in 0..FRAMES / GROUP {
-        let whole = |clip: &Clip| clip.fragments[group * GROUP..(group + 1) * GROUP].concat();
+        let whole = |clip: &InteropClip| clip.fragments[group * GROUP..(group + 1) * GROUP].concat();
         let found = clips.iter().map(whole).find(|bytes| rest.starts_with(bytes));
         rest = &rest[found.unwrap_or_else(|| panic!("group {group} is of no rendition")).len()..];
     }
@@ -124,10 +124,10 @@ fn a_player_that_asks_for_it_gets_each_group_of_one_rendition() {
 }
 
 #[test]
-fn where_the_relay_does_not_switch_it_is_said() {
+fn relay_without_switching_is_reported_to_adaptive_player() {
     needs!(Ffmpeg);
-    let relay = Relay::start();
-    let held = Held::of(&relay);
+    let relay = InteropRelay::start();
+    let held = HeldLadder::publish_to(&relay);
     relay.until_published(VIDEO_TRACK);
     let player = subscribe(None, &relay.url(), &["--track", VIDEO_TRACK, "--adaptive"]);
     player.wait_logged("millrace relay --switching-sets");
@@ -137,14 +137,15 @@ fn where_the_relay_does_not_switch_it_is_said() {
 #[test]
 fn files_whose_groups_are_not_aligned_are_refused() {
     needs!(Ffmpeg);
-    let (relay, dir) = (Relay::start(), tempfile::tempdir().unwrap());
+    let relay = InteropRelay::start();
+    let dir = tempfile::tempdir().unwrap();
     let files = write_all(dir.path(), &renditions(GROUP - 5));
     let publisher = publish(&relay, &[], &files);
     publisher.wait_logged("group 1 begins at");
     let publisher = publish(&relay, &[], &files[..2]);
     publisher.wait_logged("--ladder takes one file, or three");
     let publisher = publish(&relay, &["--ladder-kbit", "1,2,3"], &files);
-    publisher.wait_logged("--ladder-kbit descend");
+    publisher.wait_logged("--ladder-kbit must descend");
 }
 
 fn write_all(dir: &Path, renditions: &[Vec<u8>]) -> Vec<PathBuf> {
@@ -159,7 +160,8 @@ fn write_all(dir: &Path, renditions: &[Vec<u8>]) -> Vec<PathBuf> {
 #[test]
 fn ffmpeg_makes_a_ladder_of_one_file() {
     needs!(Ffmpeg);
-    let (relay, dir) = (Relay::start(), tempfile::tempdir().unwrap());
+    let relay = InteropRelay::start();
+    let dir = tempfile::tempdir().unwrap();
     let files = write_all(dir.path(), &[clip::encoded("320x240", 600, 7, LONG)]);
     let publisher = publish(&relay, &[], &files);
     let players = TRACKS.map(|track| {

@@ -2,21 +2,21 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
-use millrace_lab::lab::{Directions, Lab, Node, Topology};
+use millrace_lab::lab::{Directions, Lab, LabNode, Topology};
 use millrace_relay_daemon::status::Status;
 
 use super::{
     clip::{FRAMES, FRAMES_PER_SECOND, VIDEO, VIDEO_TRACK},
     needs,
     players::{Playing, assert_played, assert_video, moq_pub, moq_sub, publish, subscribe},
-    process::Need::{Ffmpeg, Peer, Root},
-    relay::Relay,
+    process::TestNeed::{Ffmpeg, Peer, Root},
+    relay::InteropRelay,
 };
 
-/// Between two fragments: real time, so that a stream that loses packets is not overtaken by the next group.
+/// Real time between two fragments, so that a stream that loses packets is not overtaken by the next group.
 const PACE: Duration = Duration::from_millis(1000 / FRAMES_PER_SECOND as u64);
 
-/// A lab of one relay whose links have a delay of 20 ms, and more.
+/// Makes a lab of one relay whose links have a delay of 20 ms and these impairments.
 fn lab(subscribers: usize, impairments: &[(&str, &str)]) -> Lab {
     let mut topology = Topology::standard(1, subscribers);
     for (link, settings) in [&[("all", "delay=20ms")], impairments].concat() {
@@ -33,7 +33,7 @@ fn loss_between_publisher_and_relay() {
         let lab = lab(1, &[("pub-relay", loss)]);
         let [source, relay, player] = ["pub", "relay", "sub1"].map(|name| lab.node(name).unwrap());
         let url_at = relay.addr_v4();
-        let relay = Relay::inside(relay);
+        let relay = InteropRelay::inside(relay);
         let url = relay.url_at(url_at);
         let mut publisher = moq_pub(Some(source), &relay, &url, clip, &[]);
         let theirs = Playing::new(moq_sub(Some(player), &url, &[]), loss, 0);
@@ -50,7 +50,7 @@ fn loss_between_relay_and_players() {
     let clip = &VIDEO;
     let lab = lab(2, &[("relay-sub1", "loss=2%"), ("relay-sub2", "loss=5%")]);
     let node = |name| lab.node(name).unwrap();
-    let relay = Relay::inside(node("relay"));
+    let relay = InteropRelay::inside(node("relay"));
     let url = relay.url_at(node("relay").addr_v4());
     let mut publisher = publish(Some(node("pub")), &relay, &url, clip, &[]);
     let players = ["sub1", "sub2"].map(|name| {
@@ -65,7 +65,7 @@ fn loss_between_relay_and_players() {
         let is_ours = player.is_ours();
         assert_video(is_ours, &player.finish(), clip, 0, &what);
     }
-    relay.until("what was lost is sent again", |status| status.totals.bytes_retransmitted > 0);
+    relay.until("the retransmission", |status| status.totals.bytes_retransmitted > 0);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn keys_are_updated_every_100_packets() {
     for (up, down) in [("loss=0%", "loss=0%"), ("loss=1%", "loss=5%"), ("loss=5%", "loss=1%")] {
         let lab = lab(2, &[("pub-relay", up), ("relay-sub1", down)]);
         let node = |name| lab.node(name).unwrap();
-        let relay = Relay::inside_with(node("relay"), |config| config.max_packets_per_key = 100);
+        let relay = InteropRelay::inside_with(node("relay"), |config| config.max_packets_per_key = 100);
         let url = relay.url_at(node("relay").addr_v4());
         let mut publisher = moq_pub(Some(node("pub")), &relay, &url, clip, &[]);
         let players = ["sub1", "sub2"].map(|name| {
@@ -84,17 +84,18 @@ fn keys_are_updated_every_100_packets() {
         relay.until_subscribed(VIDEO_TRACK, 4);
         publisher.feed(&clip.fragments, PACE);
         assert_played(&relay, clip, players.into_iter().flatten());
-        // Each of 4 players gets more than 400 packets; how many of these come before its keys' last update is confirmed
-        // is a matter of time.
+        // Each of 4 players gets more than 400 packets. How many arrive before the last key update is confirmed
+        // depends on timing.
         relay.until("updates of keys", |status| status.totals.key_updates >= 4);
     }
 }
 
-/// Gives a node on the edge of the lab another address, which takes the old one's place at once.
-fn change_address(node: &Node) {
+/// Gives a node on the edge of the lab another address, which replaces the old one at once.
+fn change_address(node: &LabNode) {
     let interface = &node.interfaces()[0];
     let [a, b, c, d] = interface.v4.octets();
-    let (old, new) = (interface.v4, Ipv4Addr::new(a, b, c, d + 100));
+    let old = interface.v4;
+    let new = Ipv4Addr::new(a, b, c, d + 100);
     let device = &interface.device;
     let gateway = Ipv4Addr::new(a, b, c, if d == 1 { 2 } else { 1 });
     let script = format!(
@@ -106,12 +107,12 @@ fn change_address(node: &Node) {
 }
 
 #[test]
-fn addresses_change_under_way() {
+fn sessions_survive_address_changes() {
     needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let clip = &VIDEO;
     let lab = lab(2, &[]);
     let node = |name| lab.node(name).unwrap();
-    let relay = Relay::inside(node("relay"));
+    let relay = InteropRelay::inside(node("relay"));
     let url = relay.url_at(node("relay").addr_v4());
     let mut publisher = moq_pub(Some(node("pub")), &relay, &url, clip, &[]);
     let players = [
@@ -121,7 +122,7 @@ fn addresses_change_under_way() {
     relay.until_subscribed(VIDEO_TRACK, 2);
     let addresses =
         |status: &Status| status.sessions.iter().map(|session| session.remote.ip()).collect::<Vec<_>>();
-    let before = addresses(&relay.status()); // exact: nobody has moved yet
+    let before = addresses(&relay.status()); // exact: no session has moved yet
     let (first, rest) = clip.fragments.split_at(FRAMES / 4);
     publisher.feed(first, PACE);
     change_address(node("sub1"));
@@ -129,7 +130,7 @@ fn addresses_change_under_way() {
     publisher.feed(&rest[..FRAMES / 4], PACE);
     change_address(node("pub"));
     publisher.feed(&rest[FRAMES / 4..], PACE);
-    // A player that only receives is silent, and found again by its next keep-alive.
+    // A player that only receives is silent; its next keep-alive shows its new address.
     let status = relay.until("everybody at a new address", |status| {
         addresses(status).iter().all(|now| !before.contains(now))
     });

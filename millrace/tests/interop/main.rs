@@ -1,13 +1,14 @@
-//! Media through a relay: unmodified peers, our own clients, and every mix of them.
-//! Tier: test-all, since the peers have to be built.
+//! Media through a relay, with unmodified peers, our own clients, and every mix of them. Tier: test-all, since the
+//! peers have to be built.
 //!
-//! The peers are built by `scripts/peers.sh`. A test whose peers, ffmpeg or root are missing says SKIP.
+//! `scripts/peers.sh` builds the peers. A test whose peers, ffmpeg or root are missing prints SKIP.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod clip;
 mod drafts;
 mod ladder;
 mod lossy;
+mod mesh;
 mod ours;
 mod players;
 mod process;
@@ -18,7 +19,7 @@ mod site;
 mod suite;
 mod web;
 
-/// Ends a test that cannot run here, and says why.
+/// Ends a test that cannot run here, and prints the reason.
 macro_rules! needs {
     ($($program:expr),* $(,)?) => {
         if let Some(missing) = [$($program),*].into_iter().find_map(super::process::missing) {

@@ -1,19 +1,20 @@
-//! Our publisher and our subscriber, as processes, with all their options.
+//! Our publisher and subscriber, as processes, with all their options.
 
 use serde_json::Value;
 
 use super::{
-    clip::{self, Clip, FRAMES, GROUP, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same},
+    clip::{self, FRAMES, GROUP, InteropClip, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same},
     needs,
     players::{PACE, assert_same_streams, publish, subscribe},
-    process::{Need::Ffmpeg, Process},
-    relay::Relay,
+    process::{InteropProcess, TestNeed::Ffmpeg},
+    relay::InteropRelay,
 };
 
 #[test]
-fn sound_and_video_arrive_as_they_were() {
+fn sound_and_video_arrive_unchanged() {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO_AND_SOUND;
     let mut publisher = publish(None, &relay, &relay.url(), clip, &[]);
     let players = [subscribe(None, &relay.url(), &[]), subscribe(None, &relay.url(), &["--catalog"])];
     relay.until_subscribed(VIDEO_TRACK, 2);
@@ -26,11 +27,12 @@ fn sound_and_video_arrive_as_they_were() {
     relay.assert_forwarded();
 }
 
-/// On two streams a group, in the order of one.
+/// Each group has two streams, which are played in one order.
 #[test]
 fn key_frames_and_deltas_arrive_as_one_track() {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO_AND_SOUND;
     let mut publisher = publish(None, &relay, &relay.url(), clip, &["--subgroups"]);
     let player = subscribe(None, &relay.url(), &["--catalog"]);
     relay.until_subscribed(VIDEO_TRACK, 1);
@@ -40,11 +42,12 @@ fn key_frames_and_deltas_arrive_as_one_track() {
     assert_same_streams(&player.finish(), clip);
 }
 
-/// A sample for each object, and fragments again at the player.
+/// Each sample is an object, and the player makes fragments of them again.
 #[test]
 fn loc_arrives_as_the_samples_that_went_in() {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO_AND_SOUND;
     let mut publisher = publish(None, &relay, &relay.url(), clip, &["--packaging", "loc"]);
     let player = subscribe(None, &relay.url(), &[]);
     relay.until_subscribed("1.loc", 1);
@@ -57,11 +60,11 @@ fn loc_arrives_as_the_samples_that_went_in() {
     relay.assert_forwarded();
 }
 
-/// A publisher that is in the middle of group 2, and a relay that has everything so far.
-fn halfway(relay: &Relay, clip: &Clip) -> (Process, usize) {
+/// Starts a publisher that is in the middle of group 2, and waits until the relay has everything so far.
+fn halfway(relay: &InteropRelay, clip: &InteropClip) -> (InteropProcess, usize) {
     let mut publisher = publish(None, relay, &relay.url(), clip, &[]);
     let fed = 2 * GROUP + 7;
-    // A relay asks for a track when somebody asks it. This subscriber leaves when it has had all of that.
+    // A relay subscribes to a track only for a subscriber. This one leaves when it has received everything so far.
     let first = subscribe(None, &relay.url(), &["--count", &fed.to_string()]);
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(&clip.fragments[..fed], PACE);
@@ -70,9 +73,10 @@ fn halfway(relay: &Relay, clip: &Clip) -> (Process, usize) {
 }
 
 #[test]
-fn subscribers_begin_where_they_ask_for() {
+fn subscriber_begins_at_requested_group() {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let (mut publisher, fed) = halfway(&relay, clip);
     let video = |args: &[&str]| subscribe(None, &relay.url(), &[&["--track", VIDEO_TRACK], args].concat());
     let table: [(&[&str], _, _); 7] = [
@@ -96,7 +100,8 @@ fn subscribers_begin_where_they_ask_for() {
 #[test]
 fn ranges_are_fetched() {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let (publisher, fed) = halfway(&relay, clip);
     let part = |fragments: std::ops::Range<usize>| clip.fragments[fragments].concat();
     let backwards = [part(GROUP..2 * GROUP), part(0..GROUP)].concat();
@@ -117,7 +122,8 @@ fn ranges_are_fetched() {
 #[test]
 fn a_publisher_pushes_its_tracks() {
     needs!(Ffmpeg);
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = publish(None, &relay, &relay.url(), clip, &["--publish"]);
     relay.until_published(VIDEO_TRACK);
     let (first, rest) = clip.fragments.split_at(2 * GROUP + 7);
@@ -130,14 +136,14 @@ fn a_publisher_pushes_its_tracks() {
     assert_same(&player.finish(), &clip.bytes(), "all of it");
 }
 
-/// What two subscribers count of 250 generated objects.
+/// Returns the figures of two subscribers of 250 generated objects.
 fn generated(publishing: &[&str], subscribing: &[&str]) -> Vec<Value> {
-    let relay = Relay::start();
+    let relay = InteropRelay::start();
     let fixed = ["--generate", "--wait", "--rate-hz", "500", "--duration", "0.5", "--object-bytes", "900"];
-    let publisher = Process::ours(None, "publish", &relay.url(), &[&fixed, publishing].concat());
+    let publisher = InteropProcess::ours(None, "publish", &relay.url(), &[&fixed, publishing].concat());
     relay.until_announced();
     let fixed = ["--track", "objects", "--json", "--subscribers", "2"];
-    let counting = Process::ours(None, "subscribe", &relay.url(), &[&fixed, subscribing].concat());
+    let counting = InteropProcess::ours(None, "subscribe", &relay.url(), &[&fixed, subscribing].concat());
     publisher.finish();
     let report: Value = serde_json::from_slice(&counting.finish()).unwrap();
     let reports = report["subscribers"].as_array().unwrap().clone();
@@ -145,7 +151,7 @@ fn generated(publishing: &[&str], subscribing: &[&str]) -> Vec<Value> {
     reports
 }
 
-/// The second subscriber may come after the first objects, and fetches those.
+/// The second subscriber may join after the first objects, and fetches those.
 const FROM_THE_START: [&str; 2] = ["--join-groups", "1000"];
 
 fn assert_complete(reports: &[Value]) {
@@ -175,7 +181,7 @@ fn generated_objects_in_datagrams() {
         for figure in ["streams", "corrupted", "duplicates"] {
             assert_eq!(report[figure], 0, "{figure} in {report:#}");
         }
-        // Those that a socket has no room for while this machine is busy are lost.
+        // Datagrams are lost if a socket's buffer is full because the machine is busy.
         assert!(
             report["delivered"].as_u64().is_some_and(|delivered| (1..=250).contains(&delivered)),
             "{report:#}"

@@ -1,71 +1,82 @@
-//! The unmodified publisher and player, with each other and with ours.
+//! The unmodified publisher and player, with each other and with our clients.
 
 use std::time::Duration;
 
 use super::{
     clip::{
-        self, Clip, FRAMES, GROUP, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same,
+        self, FRAMES, GROUP, InteropClip, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same,
         assert_same_groups,
     },
     needs,
     process::{
-        Host,
-        Need::{Ffmpeg, Peer},
-        Process,
+        InteropProcess, ProgramHost,
+        TestNeed::{Ffmpeg, Peer},
     },
-    relay::Relay,
+    relay::InteropRelay,
 };
 
-/// Between two fragments.
+/// Time between two fragments.
 pub const PACE: Duration = Duration::from_millis(4);
 
-/// moq-pub, which has described its tracks and waits for fragments.
-pub fn moq_pub(host: Host, relay: &Relay, url: &str, clip: &Clip, more: &[&str]) -> Process {
-    let mut publisher = Process::peer(host, "moq-pub", url, more);
+/// Starts moq-pub and waits until it has described its tracks and waits for fragments.
+pub fn moq_pub(
+    host: ProgramHost,
+    relay: &InteropRelay,
+    url: &str,
+    clip: &InteropClip,
+    more: &[&str],
+) -> InteropProcess {
+    let mut publisher = InteropProcess::peer(host, "moq-pub", url, more);
     publisher.write(&clip.init);
-    // It logs the catalog once its tracks are there.
+    // It logs the catalog once its tracks exist.
     publisher.wait_logged("catalog:");
     relay.until_announced();
     publisher
 }
 
-/// Our publisher, likewise.
-pub fn publish(host: Host, relay: &Relay, url: &str, clip: &Clip, more: &[&str]) -> Process {
-    let mut publisher = Process::ours(host, "publish", url, more);
+/// Starts our publisher in the same way.
+pub fn publish(
+    host: ProgramHost,
+    relay: &InteropRelay,
+    url: &str,
+    clip: &InteropClip,
+    more: &[&str],
+) -> InteropProcess {
+    let mut publisher = InteropProcess::ours(host, "publish", url, more);
     publisher.write(&clip.init);
     relay.until_announced();
     publisher
 }
 
-pub fn moq_sub(host: Host, url: &str, more: &[&str]) -> Process {
-    Process::peer(host, "moq-sub", url, more)
+pub fn moq_sub(host: ProgramHost, url: &str, more: &[&str]) -> InteropProcess {
+    InteropProcess::peer(host, "moq-sub", url, more)
 }
 
-pub fn subscribe(host: Host, url: &str, more: &[&str]) -> Process {
-    Process::ours(host, "subscribe", url, more)
+pub fn subscribe(host: ProgramHost, url: &str, more: &[&str]) -> InteropProcess {
+    InteropProcess::ours(host, "subscribe", url, more)
 }
 
-/// moq-sub keeps up to so many bytes of its output until it exits: what is behind the last byte 0x0a.
+/// Largest number of bytes that moq-sub keeps until it exits: those after the last byte 0x0a.
 pub const HELD_BACK: usize = 1024;
 
-/// What a player should write, from a fragment on.
+/// A player, and the fragment from which it should write the media.
 pub struct Playing {
-    pub player: Process,
+    pub player: InteropProcess,
     pub what: String,
     pub first: usize,
 }
 
 impl Playing {
-    pub fn new(player: Process, what: &str, first: usize) -> Self {
+    pub fn new(player: InteropProcess, what: &str, first: usize) -> Self {
         Self { player, what: what.into(), first }
     }
 }
 
-/// Every player writes what it should, and every frame of that can be decoded.
+/// Checks that every player writes what it should, and that every frame of that can be decoded.
 ///
-/// moq-pub never ends a track, and moq-sub holds back some of what it writes until it exits. So the relay goes
-/// once they have all begun to write the last fragment.
-pub fn assert_played(relay: &Relay, clip: &Clip, players: impl IntoIterator<Item = Playing>) {
+/// moq-pub never ends a track, and moq-sub keeps a part of its output until it exits. The relay is therefore stopped
+/// once all players have begun to write the last fragment.
+pub fn assert_played(relay: &InteropRelay, clip: &InteropClip, players: impl IntoIterator<Item = Playing>) {
     let players: Vec<_> = players.into_iter().collect();
     assert!(clip.end().len() > HELD_BACK);
     for Playing { player, first, .. } in &players {
@@ -79,8 +90,8 @@ pub fn assert_played(relay: &Relay, clip: &Clip, players: impl IntoIterator<Item
     }
 }
 
-/// Ours writes one group after the other; moq-sub does not wait for the end of one.
-pub fn assert_video(is_ours: bool, media: &[u8], clip: &Clip, first: usize, what: &str) {
+/// Checks the video. Our player writes one group after the other; moq-sub does not wait for the end of one.
+pub fn assert_video(is_ours: bool, media: &[u8], clip: &InteropClip, first: usize, what: &str) {
     match is_ours {
         true => assert_same(media, &clip.bytes_from(first), what),
         false => assert_same_groups(media, clip, first, what),
@@ -88,13 +99,14 @@ pub fn assert_video(is_ours: bool, media: &[u8], clip: &Clip, first: usize, what
     assert_eq!(clip::frames(media), FRAMES - first, "{what}");
 }
 
-/// Two and a half groups, then a player that comes late, then the rest.
+/// Two and a half groups, after which a player joins and the rest follows.
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]
 fn moq_pub_to_two_moq_subs() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
     let first = moq_sub(None, &relay.url(), &[]);
     relay.until_subscribed(VIDEO_TRACK, 1);
@@ -112,9 +124,10 @@ fn moq_pub_to_two_moq_subs() {
 #[test]
 fn moq_sub_joins_with_groups_of_the_past() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
-    // The relay has what somebody watches.
+    // The relay has only what is subscribed to.
     let _first = moq_sub(None, &relay.url(), &[]);
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(&clip.fragments[..LATE], PACE);
@@ -135,7 +148,8 @@ fn moq_sub_joins_with_groups_of_the_past() {
 #[test]
 fn moq_pub_that_pushes_its_tracks() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &["--publish"]);
     relay.until_published(VIDEO_TRACK);
     publisher.feed(&clip.fragments[..LATE], PACE);
@@ -151,12 +165,12 @@ fn moq_pub_that_pushes_its_tracks() {
 #[test]
 fn our_publisher_to_moq_sub() {
     needs!(Ffmpeg, Peer("moq-sub"));
-    let relay = Relay::start();
+    let relay = InteropRelay::start();
     assert_published(&relay, &relay.url(), [&relay.url(), &relay.url()]);
 }
 
-/// What our publisher publishes at one URL, moq-sub plays at the others, there with a catalog.
-pub fn assert_published(relay: &Relay, at: &str, [plain, with_catalog]: [&str; 2]) {
+/// Publishes at one URL with our publisher and plays at the others with moq-sub, once with a catalog.
+pub fn assert_published(relay: &InteropRelay, at: &str, [plain, with_catalog]: [&str; 2]) {
     let clip = &VIDEO;
     let mut publisher = publish(None, relay, at, clip, &[]);
     let players = [moq_sub(None, plain, &[]), moq_sub(None, with_catalog, &["--catalog"])];
@@ -164,7 +178,7 @@ pub fn assert_published(relay: &Relay, at: &str, [plain, with_catalog]: [&str; 2
     publisher.feed(&clip.fragments, PACE);
     publisher.finish();
     for player in players {
-        // It ends by itself: PUBLISH_DONE counts the streams that it has had.
+        // The player ends by itself: PUBLISH_DONE counts the streams that it has received.
         assert_video(false, &player.finish(), clip, 0, "moq-sub");
     }
     relay.assert_forwarded();
@@ -173,7 +187,8 @@ pub fn assert_published(relay: &Relay, at: &str, [plain, with_catalog]: [&str; 2
 #[test]
 fn our_publisher_with_sound_to_moq_sub() {
     needs!(Ffmpeg, Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO_AND_SOUND;
     let mut publisher = publish(None, &relay, &relay.url(), clip, &[]);
     let players = [moq_sub(None, &relay.url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
     relay.until_subscribed(VIDEO_TRACK, 2);
@@ -185,8 +200,8 @@ fn our_publisher_with_sound_to_moq_sub() {
     }
 }
 
-/// Both tracks are as published, however a player has interleaved them.
-pub fn assert_same_streams(media: &[u8], clip: &Clip) {
+/// Checks that both tracks are as published, however a player has interleaved them.
+pub fn assert_same_streams(media: &[u8], clip: &InteropClip) {
     let want = clip.bytes();
     assert_eq!(media.len(), want.len());
     assert_eq!(clip::hashes(media), clip::hashes(&want));
@@ -196,7 +211,7 @@ pub fn assert_same_streams(media: &[u8], clip: &Clip) {
 #[test]
 fn moq_pub_with_sound_to_moq_sub() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
-    let relay = Relay::with(|config| config.idle_timeout = Duration::from_secs(8));
+    let relay = InteropRelay::with(|config| config.idle_timeout = Duration::from_secs(8));
     let clip = &VIDEO_AND_SOUND;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
     let players = [moq_sub(None, &relay.url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
@@ -205,7 +220,7 @@ fn moq_pub_with_sound_to_moq_sub() {
     publisher.feed(&clip.fragments, PACE);
     // The initialisation and the catalog are objects too.
     relay.until_delivered(2 + clip.fragments.len());
-    // Its end is that of the tracks, once the relay has noticed the silence, and so of the players.
+    // The tracks end once the relay has noticed the silence, and the players with them.
     drop(publisher);
     for player in players {
         assert_same_streams(&player.last_output(), clip);
@@ -216,7 +231,8 @@ fn moq_pub_with_sound_to_moq_sub() {
 #[test]
 fn moq_pub_to_our_subscriber() {
     needs!(Ffmpeg, Peer("moq-pub"));
-    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO_AND_SOUND;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
     let both = subscribe(None, &relay.url(), &["--catalog"]);
     let video = subscribe(None, &relay.url(), &["--track", VIDEO_TRACK, "--count", &FRAMES.to_string()]);

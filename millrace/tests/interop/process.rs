@@ -1,4 +1,4 @@
-//! Publishers and players as processes, whose output a test looks at while they run.
+//! Publishers and players as processes, whose output tests read while they run.
 
 use std::{
     env,
@@ -10,31 +10,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_lab::lab::Node;
+use millrace_lab::lab::LabNode;
 use millrace_testkit::{show_log_on_panic, wait_for, wait_until};
 use tempfile::TempDir;
 
-/// What a test needs.
+/// A requirement of a test.
 #[derive(Clone, Copy)]
-pub enum Need {
+pub enum TestNeed {
     /// A peer that `scripts/peers.sh` builds.
     Peer(&'static str),
     Ffmpeg,
     Root,
 }
 
-/// What is missing, if something is.
-pub fn missing(need: Need) -> Option<String> {
+/// Returns the name of a requirement that is missing.
+pub fn missing(need: TestNeed) -> Option<String> {
     match need {
-        Need::Peer(name) => {
+        TestNeed::Peer(name) => {
             let path = peer(name);
             (!path.is_file()).then(|| format!("no {}: scripts/peers.sh builds it", path.display()))
         }
-        Need::Ffmpeg => {
+        TestNeed::Ffmpeg => {
             let started = Command::new("ffprobe").arg("-version").stdout(Stdio::null()).status();
             started.is_err().then(|| "no ffmpeg".into())
         }
-        Need::Root => (!nix::unistd::geteuid().is_root()).then(|| "needs root".into()),
+        TestNeed::Root => (!nix::unistd::geteuid().is_root()).then(|| "needs root".into()),
     }
 }
 
@@ -44,32 +44,32 @@ fn peer(name: &str) -> PathBuf {
 }
 
 /// A running program. Killed when it is dropped.
-pub struct Process {
+pub struct InteropProcess {
     name: String,
     child: Child,
     input: Option<ChildStdin>,
     dir: TempDir,
 }
 
-/// Where programs run: this host, or a node of a lab.
-pub type Host<'a> = Option<&'a Node>;
+/// The place where programs run: this host, or a node of a lab.
+pub type ProgramHost<'a> = Option<&'a LabNode>;
 
-impl Process {
-    /// Starts a peer with arguments for the broadcast at `url` and more.
-    pub fn peer(host: Host, name: &str, url: &str, more: &[&str]) -> Self {
+impl InteropProcess {
+    /// Starts a peer with the arguments for the broadcast at `url`, and `more`.
+    pub fn peer(host: ProgramHost, name: &str, url: &str, more: &[&str]) -> Self {
         let broadcast = ["--name", super::relay::BROADCAST, "--tls-disable-verify", url];
         Self::start(host, name, peer(name), &[&broadcast, more].concat())
     }
 
     /// Starts our own publisher or subscriber.
-    pub fn ours(host: Host, verb: &str, url: &str, more: &[&str]) -> Self {
+    pub fn ours(host: ProgramHost, verb: &str, url: &str, more: &[&str]) -> Self {
         let broadcast = [verb, "--name", super::relay::BROADCAST, "--tls-disable-verify", url];
-        // Tests say which groups they mean.
+        // Tests refer to groups by number.
         let numbers: &[&str] = if verb == "publish" { &["--first-group=0"] } else { &[] };
         Self::start(host, verb, env!("CARGO_BIN_EXE_millrace").into(), &[&broadcast, numbers, more].concat())
     }
 
-    /// Not a peer's.
+    /// Returns whether the program is one of ours.
     pub fn is_ours(&self) -> bool {
         self.name == "subscribe"
     }
@@ -78,14 +78,14 @@ impl Process {
         Self::start(None, name, peer(name), args)
     }
 
-    fn start(host: Host, name: &str, program: PathBuf, args: &[&str]) -> Self {
+    fn start(host: ProgramHost, name: &str, program: PathBuf, args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = match host {
             Some(node) => node.command(program),
             None => Command::new(program),
         };
         let file = |name| File::create(dir.path().join(name)).unwrap();
-        // The waits below read what the peers log; colours would be in the way.
+        // The waits below read the peers' logs; colours would disturb them.
         command.args(args).env("NO_COLOR", "1").env_remove("RUST_LOG");
         command.stdin(Stdio::piped()).stdout(file("stdout")).stderr(file("stderr"));
         let mut child = command.spawn().unwrap();
@@ -130,7 +130,7 @@ impl Process {
         wait_until(&format!("more than {len} bytes of {}", self.name), written, |bytes| *bytes > len as u64);
     }
 
-    /// Waits until it has ended well after the end of its input, and returns what it has written.
+    /// Waits until it has ended successfully after the end of its input, and returns its output.
     pub fn finish(mut self) -> Vec<u8> {
         self.input = None;
         let status = self.wait();
@@ -138,7 +138,7 @@ impl Process {
         self.output()
     }
 
-    /// Waits until it has ended, however, and returns what it has written.
+    /// Waits until it has ended in any way, and returns its output.
     pub fn last_output(mut self) -> Vec<u8> {
         self.wait();
         self.output()
@@ -149,9 +149,9 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for InteropProcess {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.kill(); // The process may already have ended.
         let _ = self.child.wait();
         show_log_on_panic(&self.name, &self.dir.path().join("stderr"));
     }

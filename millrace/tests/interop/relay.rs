@@ -5,11 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use millrace_lab::lab::Node;
+use millrace_lab::lab::LabNode;
 use millrace_moq::{Namespace, TrackName};
 use millrace_relay_daemon::{
     config::{Config, Settings},
-    server::{Identity, Server},
+    server::{RelayIdentity, RunningServer},
     status::{Status, StatusSource},
     tls,
 };
@@ -18,47 +18,47 @@ use tokio::runtime::Runtime;
 
 use super::{
     clip::GROUP,
-    site::{self, Host, Site, until_forwarded},
+    site::{self, RelayHost, RelaySite, until_forwarded},
 };
 
 /// The name of every broadcast here.
 pub const BROADCAST: &str = "live/cam";
 
-pub struct Relay {
-    server: Arc<Server>,
+pub struct InteropRelay {
+    server: Arc<RunningServer>,
     runtime: Runtime,
     v4: Ipv4Addr,
-    /// Kept as long as the relay.
-    site: Option<Arc<Site>>,
+    /// Keeps the site for as long as the relay.
+    site: Option<Arc<RelaySite>>,
 }
 
-impl Relay {
-    /// At every IPv4 address of a host of its own, which may be this one.
+impl InteropRelay {
+    /// Starts a relay at every IPv4 address of a host of its own, which may be this one.
     pub fn start() -> Self {
         Self::with(|_| {})
     }
 
     pub fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let site = Site::of_this_test();
+        let site = RelaySite::of_this_test();
         let mut relay = Self::on(site.host(), change);
         relay.site = Some(site);
         relay
     }
 
-    /// On a node.
-    pub fn inside(node: &Node) -> Self {
+    /// Starts a relay on a node.
+    pub fn inside(node: &LabNode) -> Self {
         Self::inside_with(node, |_| {})
     }
 
-    pub fn inside_with(node: &Node, change: impl FnOnce(&mut Config)) -> Self {
-        Self::on(Host(Some(node)), change)
+    pub fn inside_with(node: &LabNode, change: impl FnOnce(&mut Config)) -> Self {
+        Self::on(RelayHost(Some(node)), change)
     }
 
-    fn on(host: Host<'_>, change: impl FnOnce(&mut Config)) -> Self {
+    fn on(host: RelayHost<'_>, change: impl FnOnce(&mut Config)) -> Self {
         site::log();
         let runtime = Runtime::new().unwrap();
         let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
-        // What is late depends on who gets the CPU; tests of that say how long media may wait.
+        // Lateness depends on the machine's load; the tests of it set how long media may wait.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
@@ -66,10 +66,10 @@ impl Relay {
         host.configure(&mut config);
         change(&mut config);
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = Identity::of(certificate);
+        let identity = RelayIdentity::from_certificate(certificate);
         let server = host.enter(|| {
             let _inside = runtime.enter();
-            Arc::new(Server::start(config, identity).unwrap())
+            Arc::new(RunningServer::start(config, identity).unwrap())
         });
         Self { server, runtime, v4: host.v4(), site: None }
     }
@@ -78,7 +78,7 @@ impl Relay {
         self.url_at(self.v4)
     }
 
-    /// For WebTransport.
+    /// Returns the URL for WebTransport.
     pub fn web_url(&self) -> String {
         self.url().replace("moqt:", "https:")
     }
@@ -100,7 +100,7 @@ impl Relay {
         until_forwarded(|| self.status());
     }
 
-    /// Waits until the relay's status is as wanted, and returns it.
+    /// Waits until `wanted` is true of the relay's status, and returns it.
     #[track_caller]
     pub fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
         wait_until(what, || self.status(), wanted)
@@ -124,7 +124,7 @@ impl Relay {
         });
     }
 
-    /// Waits until so many objects have come, and all that is owed to subscribers has arrived there.
+    /// Waits until this number of objects has arrived, and all that is due to subscribers has been delivered.
     pub fn until_delivered(&self, objects: usize) {
         self.until(&format!("{objects} delivered"), |status| {
             let idle = status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0);
@@ -134,7 +134,8 @@ impl Relay {
 
     /// Waits until the relay has this frame of the video.
     pub fn until_largest(&self, track: &str, frame: usize) {
-        let (name, at) = (name(track), ((frame / GROUP) as u64, (frame % GROUP) as u64));
+        let name = name(track);
+        let at = ((frame / GROUP) as u64, (frame % GROUP) as u64);
         self.until(&format!("{name} at {at:?}"), |status| {
             let found = status.tracks.iter().find(|track| track.name == name);
             found.is_some_and(|track| track.largest == Some(at))

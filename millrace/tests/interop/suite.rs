@@ -2,36 +2,36 @@
 
 use super::{
     needs,
-    process::{Need::Peer, Process},
-    relay::Relay,
+    process::{InteropProcess, TestNeed::Peer},
+    relay::InteropRelay,
 };
 
-/// How many there are in version 0.2.0.
+/// Number of cases in version 0.2.0.
 const CASES: usize = 18;
 
-/// Cases that demand every datagram, which nobody repeats when it is lost: on a busy machine any of the
-/// three processes may drop one.
+/// Cases that demand every datagram, although a lost one is not repeated: on a busy machine any of the three
+/// processes may drop one.
 const DATAGRAM_CASES: &str = "moq-test-datagram";
 const ATTEMPTS: usize = 4;
 
 #[test]
 fn every_case_of_moq_test_client_passes() {
     needs!(Peer("moq-test-client"));
-    let relay = Relay::start();
+    let relay = InteropRelay::start();
     assert_passes(&relay.url());
 }
 
 #[test]
 fn every_case_of_moq_test_client_passes_over_webtransport() {
     needs!(Peer("moq-test-client"));
-    let relay = Relay::start();
+    let relay = InteropRelay::start();
     assert_passes(&relay.web_url());
 }
 
 fn assert_passes(url: &str) {
     let tap = run(url, &[]);
     assert!(tap.contains(&format!("\n1..{CASES}\n")), "{tap}");
-    // A case that is skipped is `ok` too.
+    // A skipped case is reported as `ok` too.
     let passes = |line: &&str| line.starts_with("ok ") && !line.contains(" # ");
     let failed: Vec<_> = tap.lines().filter(|line| line.starts_with("not ok")).filter_map(case).collect();
     assert_eq!(tap.lines().filter(passes).count() + failed.len(), CASES, "{tap}");
@@ -42,13 +42,13 @@ fn assert_passes(url: &str) {
     }
 }
 
-/// The name in a line `not ok N - NAME`.
+/// Returns the name in a line `not ok N - NAME`.
 fn case(line: &str) -> Option<&str> {
     line.split_once(" - ").map(|(_, name)| name.trim())
 }
 
-/// What the test client says about a relay.
+/// Returns the test client's output about a relay.
 fn run(url: &str, which: &[&str]) -> String {
     let arguments = [&["--relay", url, "--tls-disable-verify"], which].concat();
-    String::from_utf8(Process::start_peer("moq-test-client", &arguments).last_output()).unwrap()
+    String::from_utf8(InteropProcess::start_peer("moq-test-client", &arguments).last_output()).unwrap()
 }

@@ -1,11 +1,11 @@
-//! Publishers and players over WebTransport, with each other and with those over bare QUIC.
+//! Publishers and players over WebTransport, with each other and with those over QUIC.
 
 use super::{
     clip::{GROUP, VIDEO, VIDEO_TRACK, assert_same},
     needs,
     players::{PACE, Playing, assert_played, assert_published, moq_pub, moq_sub, subscribe},
-    process::Need::{Ffmpeg, Peer},
-    relay::Relay,
+    process::TestNeed::{Ffmpeg, Peer},
+    relay::InteropRelay,
 };
 
 /// Two groups and a half.
@@ -14,7 +14,8 @@ const LATE: usize = 2 * GROUP + GROUP / 2;
 #[test]
 fn moq_pub_over_webtransport_to_players_over_both() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.web_url(), clip, &[]);
     let players = [
         Playing::new(moq_sub(None, &relay.web_url(), &[]), "moq-sub over WebTransport", 0),
@@ -29,7 +30,8 @@ fn moq_pub_over_webtransport_to_players_over_both() {
 #[test]
 fn moq_pub_over_quic_to_players_over_webtransport_that_come_late() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO);
+    let relay = InteropRelay::start();
+    let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
     let first = Playing::new(moq_sub(None, &relay.web_url(), &[]), "from the start", 0);
     relay.until_subscribed(VIDEO_TRACK, 1);
@@ -50,6 +52,6 @@ fn moq_pub_over_quic_to_players_over_webtransport_that_come_late() {
 #[test]
 fn our_publisher_over_webtransport_to_moq_sub() {
     needs!(Ffmpeg, Peer("moq-sub"));
-    let relay = Relay::start();
+    let relay = InteropRelay::start();
     assert_published(&relay, &relay.web_url(), [&relay.web_url(), &relay.url()]);
 }

@@ -2,22 +2,25 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use millrace_moq::Datagram;
+use millrace_moq::ObjectDatagram;
 use millrace_testkit::async_wait_until;
 use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, Arrived, By, Cast, Net, assert_forwarded, cast, cast_by, futures_join, is_quiet, sum},
-    peer::{Peer, patiently},
+    net::{
+        ALIAS, Arrived, Cast, KernelNetwork, PeerKind, assert_forwarded, cast, cast_by, futures_join,
+        is_quiet, sum,
+    },
+    peer::{TestPeer, patiently},
 };
 
 const OBJECTS: u64 = 400;
 /// Datagrams under way at the most: more would overflow a socket whose reader does not get the CPU.
 const AHEAD: u64 = 16;
 
-fn object(group: u64, object: u64) -> Datagram {
-    Datagram {
+fn object(group: u64, object: u64) -> ObjectDatagram {
+    ObjectDatagram {
         alias: ALIAS,
         group,
         object,
@@ -30,7 +33,12 @@ fn object(group: u64, object: u64) -> Datagram {
 }
 
 /// Publishes the group while its subscribers receive it, all of it; `between` runs before each object.
-async fn play(publisher: &Peer, subscribers: &mut [&mut Peer], group: u64, mut between: impl FnMut(u64)) {
+async fn play(
+    publisher: &TestPeer,
+    subscribers: &mut [&mut TestPeer],
+    group: u64,
+    mut between: impl FnMut(u64),
+) {
     let arrived = Arrived::new(subscribers.len());
     let publishing = async {
         for id in 0..OBJECTS {
@@ -47,15 +55,15 @@ async fn play(publisher: &Peer, subscribers: &mut [&mut Peer], group: u64, mut b
     tokio::join!(publishing, futures_join(receiving));
 }
 
-/// Which object of the group it is, as it was published.
-fn checked(datagram: Datagram, group: u64) -> u64 {
+/// Checks that a datagram is as published, and returns the number of its object.
+fn checked(datagram: ObjectDatagram, group: u64) -> u64 {
     let want = object(group, datagram.object);
-    assert_eq!(datagram, Datagram { alias: datagram.alias, ..want });
+    assert_eq!(datagram, ObjectDatagram { alias: datagram.alias, ..want });
     datagram.object
 }
 
 /// Every object of the group, once.
-async fn receive(subscriber: &mut Peer, group: u64, tell: impl Fn(usize)) {
+async fn receive(subscriber: &mut TestPeer, group: u64, tell: impl Fn(usize)) {
     let mut seen = Vec::new();
     while seen.len() < OBJECTS as usize {
         let datagram = patiently(subscriber.datagrams.recv()).await.unwrap();
@@ -66,31 +74,31 @@ async fn receive(subscriber: &mut Peer, group: u64, tell: impl Fn(usize)) {
     assert_eq!(seen, (0..OBJECTS).collect::<Vec<_>>());
 }
 
-/// What comes in a burst: no object twice. How many are missing depends on who gets the CPU: Quinn takes for a duplicate
-/// what comes more than 128 packets late, and batches can overtake each other.
-async fn receive_burst(net: &Net, subscriber: &mut Peer, group: u64) {
+/// Receives a burst, in which no object comes twice. How many are missing depends on who gets the CPU: Quinn takes packets that are more
+/// than 128 late for duplicates, and batches can overtake each other.
+async fn receive_burst(net: &KernelNetwork, subscriber: &mut TestPeer, group: u64) {
     let mut seen = BTreeSet::new();
     let mut next = Some(patiently(subscriber.datagrams.recv()).await.unwrap());
     async_wait_until("the end of the burst", || net.status(), is_quiet).await;
     while let Some(datagram) = next {
         let id = checked(datagram, group);
         assert!(seen.insert(id), "{id} came twice");
-        // What has arrived is handed on within a moment.
+        // Datagrams that have arrived are delivered within a moment.
         let more = time::timeout(Duration::from_secs(2), subscriber.datagrams.recv()).await;
         next = more.ok().map(Option::unwrap);
     }
 }
 
 #[test]
-fn each_datagram_comes_once_and_most_from_the_kernel() {
-    needs_root!(each_datagram_comes_once_and_most_from_the_kernel);
-    [By::Quic, By::Web].into_iter().for_each(datagrams_from);
+fn each_datagram_arrives_once_and_most_from_the_kernel() {
+    needs_root!(each_datagram_arrives_once_and_most_from_the_kernel);
+    [PeerKind::Quic, PeerKind::Web].into_iter().for_each(datagrams_from);
 }
 
-/// To subscribers of either kind.
-fn datagrams_from(by: By) {
-    let net = Net::new(2, false, |_| {});
-    let both = [("sub1", By::Quic), ("sub2", By::Web)];
+/// Publishes datagrams to subscribers of either kind.
+fn datagrams_from(by: PeerKind) {
+    let net = KernelNetwork::new(2, false, |_| {});
+    let both = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
     let Cast { publisher, subscribers: mut peers, _requests } = cast_by(&net, by, &both);
     let [one, other] = &mut peers[..] else { panic!("two subscribers") };
     net.run(play(&publisher, &mut [one, other], 1, |_| {}));
@@ -100,7 +108,7 @@ fn datagrams_from(by: By) {
     assert_eq!(status.engine.streams, 2);
 
     // Whoever joins later gets the same from userspace, all at once.
-    let mut late = net.peer_by("sub1", By::Web);
+    let mut late = net.peer_by("sub1", PeerKind::Web);
     let track = crate::peer::track("live/cam", "video");
     net.run(async {
         let _request = late.subscribe(&track).await;
@@ -111,9 +119,9 @@ fn datagrams_from(by: By) {
 }
 
 #[test]
-fn detached_in_the_middle_each_still_comes_once() {
-    needs_root!(detached_in_the_middle_each_still_comes_once);
-    let net = Net::new(2, false, |_| {});
+fn each_datagram_arrives_once_when_the_program_is_detached() {
+    needs_root!(each_datagram_arrives_once_when_the_program_is_detached);
+    let net = KernelNetwork::new(2, false, |_| {});
     let Cast { publisher, subscribers: mut peers, _requests } = cast(&net, &["sub1", "sub2"]);
     let [one, other] = &mut peers[..] else { panic!("two subscribers") };
     net.run(play(&publisher, &mut [one, other], 1, |_| {}));

@@ -1,4 +1,4 @@
-//! What does not wake the relay.
+//! Packets that do not wake the relay.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use millrace_testkit::wait_for;
 
 use crate::{
     needs_root,
-    net::{Net, OF_A_GROUP, SHOW, Show, assert_forwarded, cast, play, subscribers, sum},
+    net::{GroupStream, KernelNetwork, OF_A_GROUP, SHOW, assert_forwarded, cast, play, subscribers, sum},
 };
 
 /// Packets of the subscribers that wake nobody, and all of them.
@@ -21,15 +21,15 @@ fn acks(status: &Status) -> (u64, u64) {
 }
 
 #[test]
-fn what_the_kernel_sent_to_everybody_wakes_nobody() {
-    needs_root!(what_the_kernel_sent_to_everybody_wakes_nobody);
-    let net = Net::new(2, false, |_| {});
+fn packets_sent_by_the_kernel_to_everybody_wake_nobody() {
+    needs_root!(packets_sent_by_the_kernel_to_everybody_wake_nobody);
+    let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
     assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
-    // One of 32 does all the same, and what comes before it is known that nobody else waits. What the rest saves is
-    // among the system calls for each object that `millrace-lab bench relay` counts.
+    // One packet of 32 does wake it, and so do those before the kernel knows that nobody else waits. The saving is among the system calls
+    // for each object that `millrace-lab bench relay` counts.
     let (acks, _) = acks(&status);
     let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
@@ -38,28 +38,28 @@ fn what_the_kernel_sent_to_everybody_wakes_nobody() {
 }
 
 #[test]
-fn nor_do_acknowledgements_of_it() {
-    needs_root!(nor_do_acknowledgements_of_it);
-    let net = Net::new(2, false, |_| {});
+fn acknowledgements_of_kernel_packets_wake_nobody() {
+    needs_root!(acknowledgements_of_kernel_packets_wake_nobody);
+    let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let (deferred, all) = acks(&status);
     // Those that come while the relay is awake anyway are not: most, where others keep it waiting for a CPU.
     assert!((SHOW.groups..all).contains(&deferred), "{deferred} of {all}, {status:#?}");
     assert_eq!(status.engine.deferred_dropped, 0);
-    // That some packets overtake others, on two processors, counts as a loss; late acknowledgements would be all of them.
+    // Packets that overtake others, on two processors, count as losses. If acknowledgements came late, all packets would.
     assert!(sum(&status, |session| session.packets_lost) < SHOW.objects, "{status:#?}");
 }
 
-/// Who waits for acknowledgements to send more gets each at once.
+/// A sender that waits for acknowledgements gets each at once.
 #[test]
-fn a_full_window_is_no_place_for_patience() {
-    needs_root!(a_full_window_is_no_place_for_patience);
-    let net = Net::new(1, true, |_| {});
+fn full_window_wakes_userspace_at_once() {
+    needs_root!(full_window_wakes_userspace_at_once);
+    let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
     // Everything waits for it, whoever has the CPU.
     net.impair("relay-sub1", "rate=500kbit");
-    let show = Show { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
+    let show = GroupStream { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (deferred, all) = acks(&status);
     let session = subscribers(&status).next().unwrap();
@@ -68,13 +68,13 @@ fn a_full_window_is_no_place_for_patience() {
 }
 
 #[test]
-fn nothing_is_quiet_while_nothing_is_attached() {
-    needs_root!(nothing_is_quiet_while_nothing_is_attached);
-    let net = Net::new(2, false, |_| {});
+fn detached_program_defers_no_packet() {
+    needs_root!(detached_program_defers_no_packet);
+    let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let user = Config { engine: EngineChoice::User, interfaces: Vec::new(), ..net.config.clone() };
     let deferred = Cell::new(0);
-    let show = Show { groups: 30, objects: 30, ..SHOW };
+    let show = GroupStream { groups: 30, objects: 30, ..SHOW };
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
@@ -94,11 +94,11 @@ fn nothing_is_quiet_while_nothing_is_attached() {
 
 /// Openings are prepared all the time.
 #[test]
-fn while_nothing_is_published_the_engine_sleeps() {
-    needs_root!(while_nothing_is_published_the_engine_sleeps);
-    let net = Net::new(1, false, |_| {});
+fn engine_sleeps_while_nothing_is_published() {
+    needs_root!(engine_sleeps_while_nothing_is_published);
+    let net = KernelNetwork::new(1, false, |_| {});
     let cast = cast(&net, &["sub1"]);
-    let show = Show { groups: 10, ..SHOW };
+    let show = GroupStream { groups: 10, ..SHOW };
     let status = play(&net, cast, &show, |group| {
         if group != 5 {
             return;

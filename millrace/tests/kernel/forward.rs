@@ -1,28 +1,28 @@
-//! What the kernel forwards, and what it leaves to userspace.
+//! Media that the kernel forwards, and media that it leaves to userspace.
 
 use std::time::Duration;
 
 use millrace_moq::code;
 use millrace_relay_daemon::{
     config::CipherSuite,
-    status::{KeystreamUse, Status},
+    status::{KeystreamStatus, Status},
 };
 use tokio::time;
 
 use crate::{
     needs_root,
     net::{
-        ALIAS, Cast, Net, OF_A_GROUP, PUBLISHER_LINK, SHOW, Show, assert_forwarded, cast, play, subscribers,
-        sum,
+        ALIAS, Cast, GroupStream, KernelNetwork, OF_A_GROUP, PUBLISHER_LINK, SHOW, assert_forwarded, cast,
+        play, subscribers, sum,
     },
-    peer::{End, header},
+    peer::{PeerStreamEnd, header},
 };
 
 #[test]
 fn the_kernel_forwards_a_steady_stream_to_everybody() {
     needs_root!(the_kernel_forwards_a_steady_stream_to_everybody);
     for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
-        let net = Net::new(2, false, |config| config.cipher_suites = vec![suite]);
+        let net = KernelNetwork::new(2, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1", "sub2"]);
         let status = play(&net, cast, &SHOW, |_| {});
         assert_eq!(status.engine.name, "kernel");
@@ -32,14 +32,14 @@ fn the_kernel_forwards_a_steady_stream_to_everybody() {
 }
 
 #[test]
-fn what_is_lost_on_either_link_is_repaired() {
-    needs_root!(what_is_lost_on_either_link_is_repaired);
+fn losses_on_either_link_are_repaired() {
+    needs_root!(losses_on_either_link_are_repaired);
     for loss in ["loss=1%", "loss=5%"] {
         for link in [PUBLISHER_LINK, "relay-sub1"] {
-            let net = Net::new(2, true, |_| {});
+            let net = KernelNetwork::new(2, true, |_| {});
             let cast = cast(&net, &["sub1", "sub2"]);
             net.impair(link, loss);
-            let show = Show { groups: 6, ..SHOW };
+            let show = GroupStream { groups: 6, ..SHOW };
             let status = play(&net, cast, &show, |_| {});
             let lost = sum(&status, |session| session.packets_lost);
             assert!(link == PUBLISHER_LINK || lost > 0, "{loss} on {link}");
@@ -49,13 +49,13 @@ fn what_is_lost_on_either_link_is_repaired() {
 }
 
 #[test]
-fn keys_are_updated_by_every_side_in_the_middle_of_it() {
-    needs_root!(keys_are_updated_by_every_side_in_the_middle_of_it);
+fn kernel_forwards_across_key_updates_by_every_side() {
+    needs_root!(kernel_forwards_across_key_updates_by_every_side);
     for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
-        let net = Net::new(1, false, |config| config.cipher_suites = vec![suite]);
+        let net = KernelNetwork::new(1, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1"]);
         let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
-        let show = Show { groups: 30, objects: 20, ..SHOW };
+        let show = GroupStream { groups: 30, objects: 20, ..SHOW };
         // The one's keys seal media on its way to the relay, the other's have the relay renew its own.
         let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
         assert_forwarded(&status, show.groups * OF_A_GROUP);
@@ -64,11 +64,11 @@ fn keys_are_updated_by_every_side_in_the_middle_of_it() {
 
 /// A reason is to be seen.
 #[test]
-fn a_cipher_suite_that_the_kernel_has_not_is_served_from_userspace() {
-    needs_root!(a_cipher_suite_that_the_kernel_has_not_is_served_from_userspace);
-    let net = Net::new(1, false, |config| config.cipher_suites = vec![CipherSuite::Aes256Gcm]);
+fn unsupported_cipher_suite_is_served_from_userspace() {
+    needs_root!(unsupported_cipher_suite_is_served_from_userspace);
+    let net = KernelNetwork::new(1, false, |config| config.cipher_suites = vec![CipherSuite::Aes256Gcm]);
     let cast = cast(&net, &["sub1"]);
-    let status = play(&net, cast, &Show { groups: 2, ..SHOW }, |_| {});
+    let status = play(&net, cast, &GroupStream { groups: 2, ..SHOW }, |_| {});
     for session in &status.sessions {
         assert_eq!(session.kernel_refused.as_deref(), Some("cipher suite"), "{session:#?}");
         assert_eq!(session.kernel.packets, 0, "{session:#?}");
@@ -77,8 +77,8 @@ fn a_cipher_suite_that_the_kernel_has_not_is_served_from_userspace() {
 }
 
 /// Every packet that the kernel sent to the subscribers has its keystream from somewhere.
-fn sealed(status: &Status) -> KeystreamUse {
-    let mut all = KeystreamUse::default();
+fn sealed(status: &Status) -> KeystreamStatus {
+    let mut all = KeystreamStatus::default();
     for session in subscribers(status) {
         let sealed = session.keystreams.unwrap().sealed;
         // exact: a figure of the status at hand
@@ -88,24 +88,24 @@ fn sealed(status: &Status) -> KeystreamUse {
     all
 }
 
-fn opened(status: &Status) -> KeystreamUse {
+fn opened(status: &Status) -> KeystreamStatus {
     let mut publishers = status.sessions.iter().filter(|session| session.publisher);
     publishers.next().unwrap().keystreams.unwrap().opened
 }
 
-/// How many of the packets find their keystream there depends on who gets the CPU, and is a figure of `millrace-lab bench
-/// relay`: here, that some do in each group.
-fn is_ahead(supply: KeystreamUse, show: &Show) -> bool {
+/// Returns whether some packets of each group find their keystream. How many do depends on who gets the CPU, and is a figure of
+/// `millrace-lab bench relay`.
+fn is_ahead(supply: KeystreamStatus, show: &GroupStream) -> bool {
     supply.hit >= show.groups
 }
 
 #[test]
-fn keystreams_are_there_before_the_packets() {
-    needs_root!(keystreams_are_there_before_the_packets);
+fn keystreams_are_computed_before_packets_arrive() {
+    needs_root!(keystreams_are_computed_before_packets_arrive);
     for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
-        let net = Net::new(2, false, |config| config.cipher_suites = vec![suite]);
+        let net = KernelNetwork::new(2, false, |config| config.cipher_suites = vec![suite]);
         let cast = cast(&net, &["sub1", "sub2"]);
-        let show = Show { groups: 20, ..SHOW };
+        let show = GroupStream { groups: 20, ..SHOW };
         let status = play(&net, cast, &show, |_| {});
         assert!(is_ahead(sealed(&status), &show), "{status:#?}");
         assert!(is_ahead(opened(&status), &show), "{status:#?}");
@@ -113,23 +113,24 @@ fn keystreams_are_there_before_the_packets() {
 }
 
 #[test]
-fn keystreams_follow_the_keys() {
-    needs_root!(keystreams_follow_the_keys);
-    let net = Net::new(1, false, |_| {});
+fn keystreams_follow_key_updates() {
+    needs_root!(keystreams_follow_key_updates);
+    let net = KernelNetwork::new(1, false, |_| {});
     let cast = cast(&net, &["sub1"]);
     let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
-    let show = Show { groups: 20, ..SHOW };
+    let show = GroupStream { groups: 20, ..SHOW };
     let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
-    let (sealed, opened) = (sealed(&status), opened(&status));
-    // What came first with new keys told that there are some.
+    let sealed = sealed(&status);
+    let opened = opened(&status);
+    // The first packets with new keys miss their keystreams, and show that there are new keys.
     assert!(opened.stale > 5 && is_ahead(opened, &show), "{status:#?}");
     assert!(is_ahead(sealed, &show), "{status:#?}");
 }
 
 #[test]
-fn without_memory_for_keystreams_the_kernel_computes_them() {
-    needs_root!(without_memory_for_keystreams_the_kernel_computes_them);
-    let net = Net::new(2, false, |config| config.keystream_bytes = 0);
+fn kernel_without_keystream_memory_encrypts_directly() {
+    needs_root!(kernel_without_keystream_memory_encrypts_directly);
+    let net = KernelNetwork::new(2, false, |config| config.keystream_bytes = 0);
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     assert_forwarded(&status, SHOW.groups * OF_A_GROUP);
@@ -139,9 +140,9 @@ fn without_memory_for_keystreams_the_kernel_computes_them() {
 }
 
 #[test]
-fn a_stream_that_is_given_up_is_taken_back_first() {
-    needs_root!(a_stream_that_is_given_up_is_taken_back_first);
-    let net = Net::new(2, false, |_| {});
+fn dropped_stream_is_recalled_from_the_kernel_first() {
+    needs_root!(dropped_stream_is_recalled_from_the_kernel_first);
+    let net = KernelNetwork::new(2, false, |_| {});
     let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
     net.run(async {
         for group in 0..20 {
@@ -160,7 +161,7 @@ fn a_stream_that_is_given_up_is_taken_back_first() {
                 time::sleep(Duration::from_micros(300)).await; // exact: paces the publisher
             }
             subgroup.reset(code::Reset::CANCELLED);
-            assert_eq!(received.pop().unwrap().all().await.1, End::Reset);
+            assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);
         }
         // Had a stream got more than its final size says, its peer would have closed the connection.
         for subscriber in &subscribers {

@@ -7,13 +7,13 @@ use std::{
 
 use millrace_client::{
     session::{Remote, Session},
-    tls::Trust,
+    tls::CertificateTrust,
 };
 use millrace_kernel::xdp;
 use millrace_moq::code;
 use millrace_relay_daemon::{
-    config::{Config, EngineChoice, GateChoice, Settings, Upstream},
-    server::StartError,
+    config::{Config, EngineChoice, GateChoice, Settings, UpstreamConfig},
+    server::RelayStartError,
     status::{self, Status},
 };
 use tokio::time;
@@ -22,13 +22,13 @@ use crate::{
     life::{index, replace_link, sh},
     needs_root,
     net::{
-        Cast, Net, OF_A_GROUP, PORT, SHOW, assert_forwarded, cast, configure, introduce, play, start,
-        start_on, subscribers, until,
+        Cast, KernelNetwork, OF_A_GROUP, PORT, SHOW, assert_forwarded, cast, configure, introduce, play,
+        start, start_on, subscribers, until,
     },
-    peer::Peer,
+    peer::TestPeer,
 };
 
-/// Every address of a family is served, and nothing else is said.
+/// Settings that serve every address of a family, and leave the rest to defaults.
 fn everywhere(all: IpAddr) -> Config {
     let settings = Settings {
         listen: Some(vec![SocketAddr::from((all, PORT)).into()]),
@@ -38,29 +38,32 @@ fn everywhere(all: IpAddr) -> Config {
     Config { http: None, ..Config::new(settings, None).unwrap() }
 }
 
-fn gated(subscribers: usize) -> Net {
-    Net::new(subscribers, false, |config| config.gate = GateChoice::On)
+fn gated(subscribers: usize) -> KernelNetwork {
+    KernelNetwork::new(subscribers, false, |config| config.gate = GateChoice::On)
 }
 
-fn url_of(net: &Net) -> url::Url {
+fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Whether a further session of the node is refused, or not even answered.
-fn is_turned_away(net: &Net, node: &str) -> bool {
-    let remote = Remote::new(url_of(net), Trust::Anyone);
+/// Returns whether a further session of the node is refused, or not even answered.
+fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
+    let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
     let connected = net.lab.node(node).unwrap().enter(|| net.run(connect)).unwrap();
     !matches!(connected, Ok(Ok(_)))
 }
 
-fn interface<'a>(gate: &'a status::Gate, name: &str) -> &'a millrace_gate::status::Interface {
+fn interface<'a>(
+    gate: &'a status::GateStatusReport,
+    name: &str,
+) -> &'a millrace_gate::status::GateInterfaceStatus {
     gate.interfaces.iter().find(|it| it.name == name).unwrap()
 }
 
 #[test]
-fn behind_the_gate_the_kernel_forwards_as_before() {
-    needs_root!(behind_the_gate_the_kernel_forwards_as_before);
+fn kernel_behind_the_gate_forwards_as_before() {
+    needs_root!(kernel_behind_the_gate_forwards_as_before);
     let net = gated(2);
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
@@ -82,12 +85,11 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
     packet
 }
 
-/// Nobody asked for it: the gate finds the interfaces of addresses that are served, and refuses what no client sends,
-/// and exactly that.
+/// The gate is on by default: it finds the interfaces of served addresses. It refuses exactly the packets that no client sends.
 #[test]
-fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
-    needs_root!(by_default_what_no_client_sends_is_refused_and_nothing_else);
-    let net = Net::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
+fn default_gate_refuses_only_packets_that_no_client_sends() {
+    needs_root!(default_gate_refuses_only_packets_that_no_client_sends);
+    let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
     assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
 
     let client = net.lab.node("sub1").unwrap();
@@ -130,9 +132,9 @@ fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
 }
 
 #[test]
-fn a_client_that_has_its_sessions_gets_no_further_one() {
-    needs_root!(a_client_that_has_its_sessions_gets_no_further_one);
-    let net = Net::new(1, false, |config| {
+fn client_at_its_session_limit_gets_no_further_session() {
+    needs_root!(client_at_its_session_limit_gets_no_further_session);
+    let net = KernelNetwork::new(1, false, |config| {
         config.gate = GateChoice::On;
         config.gate_sessions = Some(1);
     });
@@ -157,7 +159,7 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
     assert!(is_turned_away(&net, "sub1"));
     net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
-    // A gate that comes later is told of the sessions that there are.
+    // A gate that is attached later gets the existing sessions.
     change(GateChoice::On);
     assert!(is_turned_away(&net, "sub1"));
     net.until("the new gate refuses it", |status| refused(status) > 0);
@@ -169,8 +171,8 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
 }
 
 #[test]
-fn what_an_upstream_relay_sends_passes_and_is_forwarded() {
-    needs_root!(what_an_upstream_relay_sends_passes_and_is_forwarded);
+fn packets_of_an_upstream_relay_pass_the_gate_and_are_forwarded() {
+    needs_root!(packets_of_an_upstream_relay_pass_the_gate_and_are_forwarded);
     for scheme in ["moqt", "https"] {
         what_is_sent_by_an_upstream_relay_at(scheme);
     }
@@ -191,13 +193,14 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
     let upstream = start_on(origin, &runtime, config, 0).unwrap();
     let config = configure(&lab, |config| {
         config.gate = GateChoice::On;
-        config.upstream = Some(Upstream { url: url.clone(), tls_root: None, token: None, identity: None });
+        config.upstream =
+            Some(UpstreamConfig { urls: vec![url.clone()], tls_root: None, token: None, identity: None });
     });
     let server = start(&lab, &runtime, config.clone(), 0).unwrap();
-    let net = Net { runtime, server: server.into(), lab, config };
+    let net = KernelNetwork { runtime, server: server.into(), lab, config };
     until("the upstream relay is reached", || net.status().sessions.iter().any(|session| session.upstream));
 
-    let publisher = net.lab.node("pub").unwrap().enter(|| net.run(Peer::connect(url))).unwrap();
+    let publisher = net.lab.node("pub").unwrap().enter(|| net.run(TestPeer::connect(url))).unwrap();
     let peers = ["sub1", "sub2"].map(|name| net.peer(name)).into();
     let cast: Cast = introduce(&net, publisher, peers);
     let status = play(&net, cast, &SHOW, |_| {});
@@ -211,16 +214,18 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
 }
 
 #[test]
-fn an_interface_that_is_made_anew_is_guarded_again() {
-    needs_root!(an_interface_that_is_made_anew_is_guarded_again);
+fn recreated_interface_is_guarded_again() {
+    needs_root!(recreated_interface_is_guarded_again);
     let net = gated(1);
     let before = net.status().gate; // exact: attached at start-up
     assert!(before.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{before:?}");
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
-    let is_missed = |status: &Status| status.gate.reason.contains("to-sub1: the interface is gone");
+    let is_missed =
+        |status: &Status| status.gate.reason.contains("to-sub1: the interface does not exist any more");
     let gate = net.until("it is missed", is_missed).gate;
     assert!(gate.on && !interface(&gate, "to-sub1").attached && interface(&gate, "to-pub").attached);
-    let (near, far) = ("to-sub1", &net.lab.node("sub1").unwrap().interfaces()[0].device);
+    let near = "to-sub1";
+    let far = &net.lab.node("sub1").unwrap().interfaces()[0].device;
     sh(
         net.relay(),
         &format!(
@@ -241,7 +246,7 @@ fn an_interface_that_is_made_anew_is_guarded_again() {
     assert!(net.status().gate.refused.is_empty()); // exact: its packets have come through the gate
 }
 
-/// Whose interfaces packets arrive on, in order.
+/// Returns the guarded interfaces in order.
 fn guarded(status: &Status) -> Vec<&str> {
     let attached = status.gate.interfaces.iter().filter(|it| it.attached);
     let mut names: Vec<_> = attached.map(|it| it.name.as_str()).collect();
@@ -249,11 +254,11 @@ fn guarded(status: &Status) -> Vec<&str> {
     names
 }
 
-/// What the relay serves is every address, whenever an interface gets one and as long as it has it.
+/// The relay serves every address, so it guards an interface from the moment it gets one until it loses it.
 #[test]
-fn interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it() {
-    needs_root!(interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it);
-    let net = Net::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
+fn interface_is_guarded_while_it_has_an_address() {
+    needs_root!(interface_is_guarded_while_it_has_an_address);
+    let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
     assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
     let client = net.lab.node("sub1").unwrap();
     let far = client.netns().name();
@@ -278,10 +283,10 @@ fn interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it() {
     drop(net.peer("sub1"));
 }
 
-/// As at boot, before there is a network.
+/// The network comes up after the relay, as at boot.
 #[test]
-fn the_gate_comes_with_the_first_address() {
-    needs_root!(the_gate_comes_with_the_first_address);
+fn gate_attaches_when_an_interface_gets_its_first_address() {
+    needs_root!(gate_attaches_when_an_interface_gets_its_first_address);
     let mut topology = millrace_lab::lab::Topology::standard(1, 1);
     topology.netem = false;
     let lab = millrace_lab::lab::Lab::new(&topology).unwrap();
@@ -289,7 +294,7 @@ fn the_gate_comes_with_the_first_address() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };
     let server = start(&lab, &runtime, config.clone(), 0).unwrap().into();
-    let net = Net { runtime, server, lab, config };
+    let net = KernelNetwork { runtime, server, lab, config };
     let gate = net.status().gate; // exact: no address has come yet
     assert!(!gate.on && gate.reason.contains("no interface is named"), "{gate:?}");
     sh(net.relay(), "ip address add 2001:db8::1/64 dev to-sub1 nodad");
@@ -300,7 +305,7 @@ fn the_gate_comes_with_the_first_address() {
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
-/// Where it was not asked for by name it goes without, and says so; where it was, that is an error.
+/// A requested gate (`on`) fails with an error. With `auto` the relay goes without it, and says so.
 #[test]
 fn another_program_on_the_interface_is_respected() {
     needs_root!(another_program_on_the_interface_is_respected);
@@ -311,7 +316,7 @@ fn another_program_on_the_interface_is_respected() {
         start(&first.lab, &first.runtime, config, 0)
     };
     let error = match also(GateChoice::On, PORT + 1) {
-        Err(error @ StartError::Gate(_)) => error.to_string(),
+        Err(error @ RelayStartError::Gate(_)) => error.to_string(),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("two programs on one interface"),
     };

@@ -1,4 +1,4 @@
-//! What the kernel forwards of streams whose packets are lost, repeated, or overtake each other.
+//! Forwarding by the kernel of streams whose packets are lost, repeated, or overtake each other.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,10 +9,10 @@ use tokio::time;
 use crate::{
     needs_root,
     net::{
-        AHEAD, ALIAS, Arrived, Cast, Net, OF_A_GROUP, PUBLISHER_LINK, SHOW, Show, assert_forwarded, cast,
-        introduce, play, sum,
+        AHEAD, ALIAS, Arrived, Cast, GroupStream, KernelNetwork, OF_A_GROUP, PUBLISHER_LINK, SHOW,
+        assert_forwarded, cast, introduce, play, sum,
     },
-    peer::{End, header},
+    peer::{PeerStreamEnd, header},
 };
 
 fn count(counts: &Option<BTreeMap<String, u64>>, name: &str) -> u64 {
@@ -36,7 +36,8 @@ impl Holes {
     const GOOD: u64 = 10;
 
     fn look(&mut self, status: &Status) {
-        let (ahead, good) = (frames(status, "ahead"), frames(status, "good"));
+        let ahead = frames(status, "ahead");
+        let good = frames(status, "good");
         if ahead > self.seen {
             self.seen = ahead;
             self.good_then = good;
@@ -47,18 +48,19 @@ impl Holes {
     }
 }
 
-/// In the same stream: one that the kernel has given up would show no good frame any more.
+/// The objects share one stream: if the kernel had given it up, no good frame would follow.
 #[test]
-fn behind_a_hole_in_a_stream_the_kernel_goes_on() {
+fn kernel_goes_on_behind_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
-    needs_root!(behind_a_hole_in_a_stream_the_kernel_goes_on);
+    needs_root!(kernel_goes_on_behind_a_hole_in_a_stream);
     for impairment in ["loss=0.5% delay=5ms", "loss=2% delay=5ms"] {
-        let net = Net::new(1, true, |_| {});
+        let net = KernelNetwork::new(1, true, |_| {});
         let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
         net.impair(PUBLISHER_LINK, impairment);
         let arrived = Arrived::new(1);
         let publishing = async {
-            let (mut holes, mut id) = (Holes::default(), 0);
+            let mut holes = Holes::default();
+            let mut id = 0;
             let mut subgroup = publisher.subgroup(header(ALIAS, 0)).await;
             while holes.gone_on < HOLES {
                 subgroup.object(id, SHOW.bytes).await;
@@ -76,19 +78,19 @@ fn behind_a_hole_in_a_stream_the_kernel_goes_on() {
             time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: for the message
         });
         let (objects, received) = both.unwrap_or_else(|status| panic!("{impairment}: {:#?}", status.engine));
-        assert_eq!(received, ((0..objects).collect(), End::Fin));
+        assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));
     }
 }
 
 #[test]
-fn what_overtakes_or_comes_twice_is_forwarded_once() {
-    needs_root!(what_overtakes_or_comes_twice_is_forwarded_once);
+fn reordered_and_duplicate_packets_are_forwarded_once() {
+    needs_root!(reordered_and_duplicate_packets_are_forwarded_once);
     for impairment in ["reorder=5% reorder-by=3ms", "duplicate=20%", "reorder=5% duplicate=5% loss=1%"] {
         for link in [PUBLISHER_LINK, "relay-sub1"] {
-            let net = Net::new(2, true, |_| {});
+            let net = KernelNetwork::new(2, true, |_| {});
             let cast = cast(&net, &["sub1", "sub2"]);
             net.impair(link, impairment);
-            let show = Show { groups: 6, ..SHOW };
+            let show = GroupStream { groups: 6, ..SHOW };
             let status = play(&net, cast, &show, |_| {});
             assert_forwarded(&status, show.groups * OF_A_GROUP);
             if link == PUBLISHER_LINK && impairment == "duplicate=20%" {
@@ -123,7 +125,7 @@ impl quinn::ConnectionIdGenerator for Passing {
 fn connection_ids_that_peers_retire_are_followed() {
     const RETIRED: u64 = 4;
     needs_root!(connection_ids_that_peers_retire_are_followed);
-    let net = Net::new(1, false, |_| {});
+    let net = KernelNetwork::new(1, false, |_| {});
     let mut endpoint = quinn::EndpointConfig::default();
     endpoint.cid_generator(|| Box::new(Passing));
     let [publisher, subscriber] =
@@ -135,7 +137,10 @@ fn connection_ids_that_peers_retire_are_followed() {
     let arrived = Arrived::new(1);
     let publishing = async {
         // Kernel packets between one retirement and the next, and so with the ID of just then.
-        let (mut id, mut seen, mut before, mut served) = (0, 0, 0, 0);
+        let mut id = 0;
+        let mut seen = 0;
+        let mut before = 0;
+        let mut served = 0;
         let mut subgroup = publisher.subgroup(header(ALIAS, 0)).await;
         while served < RETIRED {
             subgroup.object(id, SHOW.bytes).await;
@@ -159,5 +164,5 @@ fn connection_ids_that_peers_retire_are_followed() {
         time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: for the message
     });
     let (objects, received) = both.unwrap_or_else(|status| panic!("{} retired: {status:#?}", retired()));
-    assert_eq!(received, ((0..objects).collect(), End::Fin));
+    assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));
 }

@@ -3,13 +3,13 @@
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
 use millrace_daemon::http::fetch;
-use millrace_kernel::tc::{self, Hook};
-use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_kernel::tc::{self, KernelHook};
+use millrace_lab::lab::{Lab, LabNode, Topology};
 use millrace_relay_daemon::{
     config::{Config, EngineChoice},
     status::Status,
 };
-use millrace_testkit::show_log_on_panic;
+use millrace_testkit::{cli::run_until_refused, show_log_on_panic};
 use nix::{
     net::if_::if_nametoindex,
     sys::signal::{Signal, kill},
@@ -19,28 +19,30 @@ use tokio::runtime::Runtime;
 
 use crate::{
     needs_root,
-    net::{AHEAD, Net, OF_A_GROUP, PORT, SHOW, Show, cast, configure, play, start, sum, until},
+    net::{
+        AHEAD, GroupStream, KernelNetwork, OF_A_GROUP, PORT, SHOW, cast, configure, play, start, sum, until,
+    },
 };
 
 /// Long enough for several phases.
-const LONG: Show = Show { groups: 30, objects: 30, ..SHOW };
+const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
 /// Packets that the kernel has sent to subscribers.
 fn sent(status: &Status) -> u64 {
     sum(status, |session| session.kernel.packets)
 }
 
-/// What the kernel has sent to subscribers in each phase of 10 groups of a show.
+/// The kernel's packets to subscribers in each phase of 10 groups of a show.
 pub struct Phases(pub Vec<u64>);
 
-/// In a phase the kernel sends so many packets at least, to two subscribers.
+/// The least number of packets that the kernel sends in a phase, to two subscribers.
 pub const OF_A_PHASE: u64 = 2 * 10 * OF_A_GROUP;
 
 /// Packets that may be under way when the kernel is to send no more, at the most.
 const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
-    pub fn begin(&mut self, net: &Net) {
+    pub fn begin(&mut self, net: &KernelNetwork) {
         self.0.push(sent(&net.status())); // exact: a phase allows for what is under way
     }
 
@@ -54,7 +56,7 @@ impl Phases {
 #[test]
 fn the_engine_is_switched_while_media_flows() {
     needs_root!(the_engine_is_switched_while_media_flows);
-    let net = Net::new(2, false, |_| {});
+    let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let user = Config { engine: EngineChoice::User, interfaces: Vec::new(), ..net.config.clone() };
     let mut phases = Phases(Vec::new());
@@ -80,9 +82,9 @@ fn the_engine_is_switched_while_media_flows() {
     assert!(second <= UNDER_WAY, "{second} {:#?}", status.engine);
 }
 
-/// As another program would.
-pub fn detach_all(node: &Node) {
-    let detach = |name: &str| tc::detach_all(index(name), Hook::Ingress).unwrap();
+/// Detaches all programs, as another program would.
+pub fn detach_all(node: &LabNode) {
+    let detach = |name: &str| tc::detach_all(index(name), KernelHook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().for_each(|one| assert_eq!(detach(&one.device), 1))).unwrap();
 }
 
@@ -91,9 +93,9 @@ pub fn index(interface: &str) -> i32 {
 }
 
 #[test]
-fn detached_behind_its_back_it_goes_on_in_userspace() {
-    needs_root!(detached_behind_its_back_it_goes_on_in_userspace);
-    let net = Net::new(2, false, |config| config.reattach = false);
+fn detached_engine_continues_in_userspace() {
+    needs_root!(detached_engine_continues_in_userspace);
+    let net = KernelNetwork::new(2, false, |config| config.reattach = false);
     let cast = cast(&net, &["sub1", "sub2"]);
     let before = OnceCell::new();
     let status = play(&net, cast, &SHOW, |group| {
@@ -114,9 +116,9 @@ fn detached_behind_its_back_it_goes_on_in_userspace() {
 }
 
 #[test]
-fn detached_behind_its_back_it_attaches_again() {
-    needs_root!(detached_behind_its_back_it_attaches_again);
-    let net = Net::new(2, false, |_| {});
+fn detached_engine_attaches_again() {
+    needs_root!(detached_engine_attaches_again);
+    let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let mut phases = Phases(Vec::new());
     let all = net.server.engine().1;
@@ -126,8 +128,9 @@ fn detached_behind_its_back_it_attaches_again() {
             phases.begin(&net);
         }
         20 => {
-            let attached =
-                |one: &str| net.relay().enter(|| tc::count(index(one), Hook::Ingress).unwrap() == 1).unwrap();
+            let attached = |one: &str| {
+                net.relay().enter(|| tc::count(index(one), KernelHook::Ingress).unwrap() == 1).unwrap()
+            };
             let devices = || net.relay().interfaces().iter().map(|one| one.device.as_str());
             until("it is attached again", || devices().all(attached));
             until("it says so", || net.server.engine().1 == all);
@@ -139,11 +142,14 @@ fn detached_behind_its_back_it_attaches_again() {
     assert!(by_kernel[1] >= OF_A_PHASE, "{by_kernel:?} {:#?}", status.engine);
 }
 
-/// Makes both ends of a node's link to the relay anew, as a driver that is loaded again does.
-pub fn replace_link(net: &Net, name: &str) {
-    let (relay, node) = (net.relay(), net.lab.node(name).unwrap());
-    let (near, far) = (relay.interface(&link(name)).unwrap(), &node.interfaces()[0]);
-    let (near_device, far_device) = (&near.device, &far.device);
+/// Replaces both ends of a node's link to the relay, as a reloaded driver does.
+pub fn replace_link(net: &KernelNetwork, name: &str) {
+    let relay = net.relay();
+    let node = net.lab.node(name).unwrap();
+    let near = relay.interface(&link(name)).unwrap();
+    let far = &node.interfaces()[0];
+    let near_device = &near.device;
+    let far_device = &far.device;
     let script = format!(
         "ip link del {near_device} && ip link add {near_device} address {} type veth \
          peer name {far_device} address {} netns {} && \
@@ -170,16 +176,16 @@ pub fn link(name: &str) -> String {
     if name == "pub" { "pub-relay".to_owned() } else { format!("relay-{name}") }
 }
 
-pub fn sh(node: &Node, script: &str) {
+pub fn sh(node: &LabNode, script: &str) {
     let output = node.command("sh").args(["-c", script]).output().unwrap();
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
-fn interfaces_go_and_come_back() {
-    needs_root!(interfaces_go_and_come_back);
+fn engine_follows_interfaces_that_disappear_and_return() {
+    needs_root!(engine_follows_interfaces_that_disappear_and_return);
     for name in ["pub", "sub1"] {
-        let net = Net::new(2, false, |_| {});
+        let net = KernelNetwork::new(2, false, |_| {});
         let cast = cast(&net, &["sub1", "sub2"]);
         let all = net.server.engine().1;
         let mut phases = Phases(Vec::new());
@@ -208,16 +214,16 @@ fn interfaces_go_and_come_back() {
 }
 
 /// A relay as a process on the relay's node, killed when it is dropped.
-struct Process<'a> {
-    node: &'a Node,
+struct RelayProcess<'a> {
+    node: &'a LabNode,
     child: std::process::Child,
     dir: tempfile::TempDir,
 }
 
 const HTTP: &str = "127.0.0.1:9184";
 
-impl<'a> Process<'a> {
-    fn start(node: &'a Node) -> Self {
+impl<'a> RelayProcess<'a> {
+    fn start(node: &'a LabNode) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut relay = Self::command(node);
         relay.arg("--config").arg(dir.path().join("relay.toml"));
@@ -228,13 +234,13 @@ impl<'a> Process<'a> {
         process
     }
 
-    fn command(node: &Node) -> Command {
+    fn command(node: &LabNode) -> Command {
         let mut command = node.command(env!("CARGO_BIN_EXE_millrace"));
         command.args(["relay", "--public", "--http-token-file=off", "--max-delay=off"]).env("NO_COLOR", "1");
         command
     }
 
-    fn configure(dir: &tempfile::TempDir, node: &Node, engine: &str) {
+    fn configure(dir: &tempfile::TempDir, node: &LabNode, engine: &str) {
         let interfaces: Vec<_> = node.interfaces().iter().map(|one| one.device.as_str()).collect();
         let interfaces =
             if engine == "kernel" { format!("interface = {interfaces:?}") } else { String::new() };
@@ -243,7 +249,7 @@ impl<'a> Process<'a> {
         fs::write(dir.path().join("relay.toml"), text).unwrap();
     }
 
-    fn engine(&self) -> Option<millrace_relay_daemon::status::Engine> {
+    fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
         // exact: who calls this waits, or has waited
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
@@ -258,7 +264,7 @@ impl<'a> Process<'a> {
     }
 }
 
-impl Drop for Process<'_> {
+impl Drop for RelayProcess<'_> {
     fn drop(&mut self) {
         let _ = self.child.kill(); // it may have ended
         let _ = self.child.wait();
@@ -267,8 +273,8 @@ impl Drop for Process<'_> {
 }
 
 /// Programs on all interfaces of a node.
-fn programs(node: &Node) -> usize {
-    let count = |name: &str| tc::count(index(name), Hook::Ingress).unwrap();
+fn programs(node: &LabNode) -> usize {
+    let count = |name: &str| tc::count(index(name), KernelHook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().map(|one| count(&one.device)).sum()).unwrap()
 }
 
@@ -277,10 +283,10 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
     needs_root!(sighup_changes_the_engine_and_sigkill_leaves_nothing);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let node = lab.node("relay").unwrap();
-    let mut relay = Process::start(node);
+    let mut relay = RelayProcess::start(node);
     assert_eq!((relay.engine().unwrap().name.as_str(), programs(node)), ("kernel", 2));
     for (engine, want) in [("user", 0), ("kernel", 2)] {
-        Process::configure(&relay.dir, node, engine);
+        RelayProcess::configure(&relay.dir, node, engine);
         relay.signal(Signal::SIGHUP);
         until(engine, || relay.engine().is_some_and(|now| now.name == engine));
         until("its programs are there or gone", || programs(node) == want);
@@ -295,23 +301,21 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_a_reason() {
-    needs_root!(what_cannot_work_is_refused_with_a_reason);
+fn impossible_interfaces_are_refused_with_a_reason() {
+    needs_root!(impossible_interfaces_are_refused_with_a_reason);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let node = lab.node("relay").unwrap();
-    sh(node, "ip tuntap add tunnel0 mode tun");
     let addr = format!("{}:{PORT}", node.addr_v4());
     for (listen, interface, reasons) in [
         (addr.as_str(), "nowhere0", &["nowhere0", "there is no interface"][..]),
         (&addr, "lo", &["interface lo is loopback"]),
-        (&addr, "tunnel0", &["interface tunnel0 does not carry Ethernet"]),
         ("10.77.0.2:0", "to-pub", &["listen addresses with a port"]),
     ] {
-        let mut relay = Process::command(node);
+        let mut relay = RelayProcess::command(node);
         relay.args(["--engine=kernel", "--http=off", "--interface", interface, "--listen", listen]);
         refuses(relay, reasons);
     }
-    let mut wildcard = Process::command(node);
+    let mut wildcard = RelayProcess::command(node);
     wildcard.args(["--engine=kernel", "--http=off", "--listen", "0.0.0.0:4443"]);
     refuses(wildcard, &["no interface is named"]);
 
@@ -327,10 +331,9 @@ fn what_cannot_work_is_refused_with_a_reason() {
     refuses(powerless, &["the kernel's fast path needs CAP_BPF", "Operation not permitted"]);
 }
 
-fn refuses(mut relay: Command, reasons: &[&str]) {
-    let output = relay.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+fn refuses(relay: Command, reasons: &[&str]) {
+    let (code, said) = run_until_refused(relay);
+    assert_eq!(code, Some(1), "{said}");
     for reason in reasons {
         assert!(said.contains(reason), "{reason} is not in\n{said}");
     }
@@ -353,7 +356,7 @@ fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // By name it finds the interfaces of the listen address; `auto` does not take it unasked.
+    // The engine `kernel`, requested by name, finds the listen address's interfaces. `auto` does not use them unasked.
     let auto = start(&|config| {
         config.interfaces.clear();
         config.listen[0].set_port(PORT + 1);

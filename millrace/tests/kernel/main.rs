@@ -6,6 +6,7 @@ mod datagrams;
 mod deferral;
 mod forward;
 mod gate;
+mod handover;
 mod judged;
 mod life;
 mod marks;
@@ -15,6 +16,7 @@ mod open;
 #[path = "../relay/peer.rs"]
 mod peer;
 mod records;
+mod share;
 #[path = "../support/site.rs"]
 mod site;
 mod strangers;

@@ -1,20 +1,20 @@
 //! DSCP and ECN of what is sent.
 
-use millrace_lab::lab::Node;
+use millrace_lab::lab::LabNode;
 use millrace_relay_daemon::{
     config::{EngineChoice, Settings},
-    status::Session,
+    status::RelaySessionStatus,
 };
 
 use crate::{
     needs_root,
-    net::{Net, SHOW, Show, cast, play, subscribers},
+    net::{GroupStream, KernelNetwork, SHOW, cast, play, subscribers},
 };
 
 const DSCP: &str = "af41";
 
 /// Counts the relay's packets that come to the node: of this DSCP, of another, and ECT(0), which are marked CE if it `marks`.
-fn count(node: &Node, marks: bool) {
+fn count(node: &LabNode, marks: bool) {
     let mark = if marks { "ip ecn set ce" } else { "" };
     let rules = format!(
         "table ip marks {{
@@ -31,7 +31,7 @@ fn count(node: &Node, marks: bool) {
 }
 
 /// Packets that a rule has counted.
-fn counted(node: &Node, rule: &str) -> u64 {
+fn counted(node: &LabNode, rule: &str) -> u64 {
     let output = node.command("nft").args(["list", "ruleset"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let line = text.lines().find(|line| line.contains(&format!("comment \"{rule}\""))).unwrap();
@@ -39,9 +39,9 @@ fn counted(node: &Node, rule: &str) -> u64 {
     packets.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// What became of a subscriber's session, and how many of its packets were ECT(0).
-fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (Session, u64) {
-    let net = Net::new(1, false, |config| {
+/// Returns a subscriber's session, and how many of its packets were ECT(0).
+fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (RelaySessionStatus, u64) {
+    let net = KernelNetwork::new(1, false, |config| {
         config.engine = engine;
         config.dscp = DSCP.parse().unwrap();
         config.ecn = ecn;
@@ -49,7 +49,7 @@ fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (Session, u64) {
     let node = net.lab.node("sub1").unwrap();
     count(node, marks);
     let cast = cast(&net, &["sub1"]);
-    let status = play(&net, cast, &Show { groups: 10, ..SHOW }, |_| {});
+    let status = play(&net, cast, &GroupStream { groups: 10, ..SHOW }, |_| {});
     assert_eq!(counted(node, "other"), 0, "{engine:?}");
     let session = subscribers(&status).next().unwrap().clone();
     assert!(counted(node, "as wanted") > session.data_plane.packets, "{engine:?}");

@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use millrace_lab::lab::{Direction, Impairment, Lab, Node, Topology};
+use millrace_lab::lab::{Impairment, Lab, LabNode, LinkDirection, Topology};
 use millrace_moq::TrackName;
 use millrace_relay_daemon::{
     config::{Config, EngineChoice, GateChoice, Settings},
-    server::{Identity, Server},
-    status::{Session, Status, StatusSource},
+    server::{RelayIdentity, RunningServer},
+    status::{RelaySessionStatus, Status, StatusSource},
     tls,
 };
 use millrace_testkit::{wait_for, wait_until};
@@ -20,7 +20,7 @@ use nix::unistd::{Uid, setfsuid};
 use tokio::{runtime::Runtime, time};
 
 use crate::{
-    peer::{End, PATIENCE, Peer, header, track},
+    peer::{PATIENCE, PeerStreamEnd, TestPeer, header, track},
     site,
 };
 
@@ -31,29 +31,29 @@ pub const ALIAS: u64 = 7;
 
 /// How a peer comes.
 #[derive(Clone, Copy, Debug)]
-pub enum By {
+pub enum PeerKind {
     Quic,
     Web,
 }
 
 /// A relay with engine `kernel`, and where its peers are.
-pub struct Net {
+pub struct KernelNetwork {
     pub runtime: Runtime,
-    pub server: Arc<Server>,
+    pub server: Arc<RunningServer>,
     pub lab: Lab,
-    /// What the relay was started with.
+    /// The configuration that the relay was started with.
     pub config: Config,
 }
 
-impl Net {
+impl KernelNetwork {
     pub fn new(subscribers: usize, emulate: bool, change: impl FnOnce(&mut Config)) -> Self {
         let mut topology = Topology::standard(1, subscribers);
         topology.netem = false;
         topology.links.iter_mut().for_each(|link| link.emulate = emulate);
-        Self::of(&topology, change)
+        Self::from_topology(&topology, change)
     }
 
-    pub fn of(topology: &Topology, change: impl FnOnce(&mut Config)) -> Self {
+    pub fn from_topology(topology: &Topology, change: impl FnOnce(&mut Config)) -> Self {
         Self::owned_by(topology, 0, change)
     }
 
@@ -66,42 +66,42 @@ impl Net {
         Self { runtime, server: Arc::new(server), lab, config }
     }
 
-    pub fn relay(&self) -> &Node {
+    pub fn relay(&self) -> &LabNode {
         self.lab.node("relay").unwrap()
     }
 
-    pub fn peer(&self, node: &str) -> Peer {
+    pub fn peer(&self, node: &str) -> TestPeer {
         self.peer_at(node, self.relay().addr_v4().into())
     }
 
     /// A peer on a node, connected to this address of the relay.
-    pub fn peer_at(&self, node: &str, ip: IpAddr) -> Peer {
+    pub fn peer_at(&self, node: &str, ip: IpAddr) -> TestPeer {
         self.peer_from(node, ip, quinn::EndpointConfig::default())
     }
 
-    pub fn peer_from(&self, node: &str, ip: IpAddr, endpoint: quinn::EndpointConfig) -> Peer {
+    pub fn peer_from(&self, node: &str, ip: IpAddr, endpoint: quinn::EndpointConfig) -> TestPeer {
         self.connect(node, format!("moqt://{}", SocketAddr::new(ip, PORT)), endpoint)
     }
 
     /// A peer that is a WebTransport client or not.
-    pub fn peer_by(&self, node: &str, by: By) -> Peer {
+    pub fn peer_by(&self, node: &str, by: PeerKind) -> TestPeer {
         let scheme = match by {
-            By::Quic => "moqt",
-            By::Web => "https",
+            PeerKind::Quic => "moqt",
+            PeerKind::Web => "https",
         };
         let url = format!("{scheme}://{}", SocketAddr::new(self.relay().addr_v4().into(), PORT));
         self.connect(node, url, quinn::EndpointConfig::default())
     }
 
-    fn connect(&self, node: &str, url: String, endpoint: quinn::EndpointConfig) -> Peer {
+    fn connect(&self, node: &str, url: String, endpoint: quinn::EndpointConfig) -> TestPeer {
         let url = url.parse().unwrap();
-        let connect = || self.runtime.block_on(Peer::connect_from(url, endpoint));
+        let connect = || self.runtime.block_on(TestPeer::connect_from(url, endpoint));
         self.lab.node(node).unwrap().enter(connect).unwrap()
     }
 
     pub fn impair(&self, link: &str, what: &str) {
         let impairment = Impairment::parse(what).unwrap();
-        for direction in [Direction::Forward, Direction::Backward] {
+        for direction in [LinkDirection::Forward, LinkDirection::Backward] {
             self.lab.link(link).unwrap().set(direction, impairment.clone()).unwrap();
         }
     }
@@ -120,7 +120,7 @@ impl Net {
     #[track_caller]
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);
-        // What the kernel has sent counts in the totals of the status behind the one that finds it.
+        // The kernel's packets are in the totals of the next status after the one that finds them.
         self.status() // exact: nothing is under way any more
     }
 
@@ -134,7 +134,7 @@ impl Net {
 pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let node = lab.node("relay").unwrap();
     let addr = SocketAddr::new(node.addr_v4().into(), PORT);
-    // What is late depends on who gets the CPU.
+    // Lateness depends on who gets the CPU.
     let max_delay = Some("off".parse().unwrap());
     let listen = Some(vec![addr.into()]);
     let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
@@ -152,26 +152,26 @@ pub fn start(
     runtime: &Runtime,
     config: Config,
     user: u32,
-) -> Result<Server, millrace_relay_daemon::server::StartError> {
+) -> Result<RunningServer, millrace_relay_daemon::server::RelayStartError> {
     start_on(lab.node("relay").unwrap(), runtime, config, user)
 }
 
 pub fn start_on(
-    node: &Node,
+    node: &LabNode,
     runtime: &Runtime,
     config: Config,
     user: u32,
-) -> Result<Server, millrace_relay_daemon::server::StartError> {
+) -> Result<RunningServer, millrace_relay_daemon::server::RelayStartError> {
     site::log();
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
     let key_log =
         config.key_log_file.as_ref().map(|path| Arc::new(tls::KeyLogFile::open(path).unwrap()) as _);
-    let identity = Identity { key_log, ..Identity::of(certificate) };
+    let identity = RelayIdentity { key_log, ..RelayIdentity::from_certificate(certificate) };
     node.enter(|| {
-        // Of this thread, which ends here.
+        // This applies to the thread, which ends here.
         setfsuid(Uid::from_raw(user));
         let _inside = runtime.enter();
-        Server::start(config, identity)
+        RunningServer::start(config, identity)
     })
     .unwrap()
 }
@@ -182,7 +182,7 @@ pub fn until(what: &str, reached: impl Fn() -> bool) {
     wait_for(what, reached);
 }
 
-/// Nothing waits for being sent or acknowledged.
+/// Returns whether no session has data to be sent or acknowledged.
 pub fn is_quiet(status: &Status) -> bool {
     status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0)
 }
@@ -190,8 +190,8 @@ pub fn is_quiet(status: &Status) -> bool {
 /// A stream of groups, and what its subscribers have to get.
 ///
 /// The publisher waits for its subscribers rather than for a time, so that it is not ahead of a relay that does not get
-/// the CPU: the kernel sends what comes after the relay has handed a stream over.
-pub struct Show {
+/// the CPU: the kernel sends the objects that arrive after the relay has handed a stream over.
+pub struct GroupStream {
     pub groups: u64,
     pub objects: u64,
     pub bytes: usize,
@@ -202,13 +202,13 @@ pub struct Show {
 
 /// Less is under way than the smallest congestion window.
 pub const AHEAD: u64 = 8;
-pub const SHOW: Show =
-    Show { groups: 10, objects: 50, bytes: 1000, pause: Duration::from_millis(2), ahead: Some(AHEAD) };
+pub const SHOW: GroupStream =
+    GroupStream { groups: 10, objects: 50, bytes: 1000, pause: Duration::from_millis(2), ahead: Some(AHEAD) };
 
-/// At the beginning of a group, which the relay opens streams for, objects go one by one.
+/// Objects at the beginning of a group that are sent one by one, since the relay opens streams for it.
 const ONE_BY_ONE: u64 = 4;
 
-/// Of each group of a [`Show`] the kernel sends so many packets at least: most of them if all goes well, and these if
+/// The least number of packets that the kernel sends of each group of a [`GroupStream`]. It sends most of a group if all goes well, and these if
 /// little does.
 pub const OF_A_GROUP: u64 = 5;
 
@@ -238,21 +238,21 @@ impl Arrived {
     }
 }
 
-impl Show {
+impl GroupStream {
     /// Plays it to the end. `between` runs before each group.
     pub async fn play(
         &self,
-        publisher: &Peer,
-        subscribers: Vec<Peer>,
+        publisher: &TestPeer,
+        subscribers: Vec<TestPeer>,
         between: impl FnMut(u64),
-    ) -> Vec<Peer> {
+    ) -> Vec<TestPeer> {
         let arrived = Arrived::new(subscribers.len());
         let receiving =
             subscribers.into_iter().enumerate().map(|(at, peer)| self.receive(peer, arrived.at(at)));
         tokio::join!(self.publish(publisher, &arrived, between), futures_join(receiving.collect())).1
     }
 
-    async fn publish(&self, publisher: &Peer, arrived: &Arrived, mut between: impl FnMut(u64)) {
+    async fn publish(&self, publisher: &TestPeer, arrived: &Arrived, mut between: impl FnMut(u64)) {
         for group in 0..self.groups {
             between(group);
             let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
@@ -269,12 +269,12 @@ impl Show {
     }
 
     /// Every group whole, whatever order the streams come in.
-    async fn receive(&self, mut subscriber: Peer, tell: impl Fn(usize)) -> Peer {
+    async fn receive(&self, mut subscriber: TestPeer, tell: impl Fn(usize)) -> TestPeer {
         let mut groups = Vec::new();
         for _ in 0..self.groups {
             let received = subscriber.next_subgroup().await;
             groups.push(received.header.group);
-            assert_eq!(received.all_telling(&tell).await, ((0..self.objects).collect(), End::Fin));
+            assert_eq!(received.all_telling(&tell).await, ((0..self.objects).collect(), PeerStreamEnd::Fin));
         }
         groups.sort_unstable();
         assert_eq!(groups, (0..self.groups).collect::<Vec<_>>());
@@ -284,21 +284,21 @@ impl Show {
 
 /// The publisher, and `names` as subscribers of the one track, all of them connected.
 pub struct Cast {
-    pub publisher: Peer,
-    pub subscribers: Vec<Peer>,
-    pub _requests: Vec<millrace_client::session::Request>,
+    pub publisher: TestPeer,
+    pub subscribers: Vec<TestPeer>,
+    pub _requests: Vec<millrace_client::session::SessionRequest>,
 }
 
-pub fn cast(net: &Net, names: &[&str]) -> Cast {
+pub fn cast(net: &KernelNetwork, names: &[&str]) -> Cast {
     introduce(net, net.peer("pub"), names.iter().map(|name| net.peer(name)).collect())
 }
 
-pub fn cast_by(net: &Net, publisher: By, subscribers: &[(&str, By)]) -> Cast {
+pub fn cast_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, PeerKind)]) -> Cast {
     let subscribers = subscribers.iter().map(|(name, by)| net.peer_by(name, *by)).collect();
     introduce(net, net.peer_by("pub", publisher), subscribers)
 }
 
-pub fn introduce(net: &Net, mut publisher: Peer, subscribers: Vec<Peer>) -> Cast {
+pub fn introduce(net: &KernelNetwork, mut publisher: TestPeer, subscribers: Vec<TestPeer>) -> Cast {
     let track: TrackName = track("live/cam", "video");
     let requests = net.run(async {
         let mut requests = vec![publisher.publish_namespace("live/cam").await];
@@ -316,7 +316,7 @@ pub fn introduce(net: &Net, mut publisher: Peer, subscribers: Vec<Peer>) -> Cast
 }
 
 /// Plays the show to the end; returns the status once all of it is acknowledged.
-pub fn play(net: &Net, cast: Cast, show: &Show, between: impl FnMut(u64)) -> Status {
+pub fn play(net: &KernelNetwork, cast: Cast, show: &GroupStream, between: impl FnMut(u64)) -> Status {
     let Cast { publisher, subscribers, _requests } = cast;
     net.run(async {
         let _subscribers = show.play(&publisher, subscribers, between).await;
@@ -341,11 +341,11 @@ pub async fn futures_join<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
     done.into_iter().flatten().collect()
 }
 
-pub fn subscribers(status: &Status) -> impl Iterator<Item = &Session> {
+pub fn subscribers(status: &Status) -> impl Iterator<Item = &RelaySessionStatus> {
     status.sessions.iter().filter(|session| session.subscriber)
 }
 
-pub fn sum(status: &Status, field: fn(&Session) -> u64) -> u64 {
+pub fn sum(status: &Status, field: fn(&RelaySessionStatus) -> u64) -> u64 {
     subscribers(status).map(field).sum()
 }
 

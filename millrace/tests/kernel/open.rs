@@ -2,70 +2,76 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use millrace_client::session::Request;
-use millrace_moq::{Filter, Parameters, SubgroupHeader, SubgroupId, code};
-use millrace_relay_daemon::status::{Session, Status};
+use millrace_client::session::SessionRequest;
+use millrace_moq::{
+    Filter, Parameters, Status as ObjectStatus, SubgroupHeader, SubgroupId, code, data::encode_object_header,
+};
+use millrace_relay_daemon::status::{RelaySessionStatus, Status};
 use millrace_testkit::async_wait_until;
+use millrace_webtransport::SendStream;
 use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, By, Cast, Net, PUBLISHER_LINK, cast_by, subscribers},
-    peer::{End, Peer, header, track},
+    net::{ALIAS, Cast, KernelNetwork, PUBLISHER_LINK, PeerKind, cast_by, subscribers},
+    peer::{PeerStreamEnd, TestPeer, header, payload, track},
 };
 
 /// Openings of a track that wait at least before the next object is published.
 const ENOUGH: u64 = 2;
-const BYTES: usize = 800;
+pub const BYTES: usize = 800;
 
-fn of(counts: &Option<BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
+fn counts_or_default(counts: &Option<BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
     counts.clone().unwrap_or_default()
 }
 
-/// What was counted since, by reason.
-fn since(now: &Option<BTreeMap<String, u64>>, before: &Option<BTreeMap<String, u64>>) -> Vec<(String, u64)> {
-    let before = of(before);
-    let grown = of(now).into_iter().map(|(name, count)| {
+/// Returns the counts since `before`, by reason.
+pub fn since(
+    now: &Option<BTreeMap<String, u64>>,
+    before: &Option<BTreeMap<String, u64>>,
+) -> Vec<(String, u64)> {
+    let before = counts_or_default(before);
+    let grown = counts_or_default(now).into_iter().map(|(name, count)| {
         let old = before.get(&name).copied().unwrap_or(0);
         (name, count - old)
     });
     grown.filter(|(_, count)| *count > 0).collect()
 }
 
-fn named(counts: &[(String, u64)], name: &str) -> u64 {
+pub fn named(counts: &[(String, u64)], name: &str) -> u64 {
     counts.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count)
 }
 
-fn single(group: u64, object: u64) -> SubgroupHeader {
+pub fn single(group: u64, object: u64) -> SubgroupHeader {
     let subgroup = SubgroupId::Explicit(object);
     SubgroupHeader { subgroup, end_of_group: false, ..header(ALIAS, group) }
 }
 
-async fn publish(publisher: &Peer, group: u64, object: u64) {
+pub async fn publish(publisher: &TestPeer, group: u64, object: u64) {
     let mut subgroup = publisher.subgroup(single(group, object)).await;
     subgroup.object(object, BYTES).await;
     subgroup.finish();
 }
 
-async fn expect(subscriber: &mut Peer, group: u64, object: u64) {
+async fn expect(subscriber: &mut TestPeer, group: u64, object: u64) {
     let received = subscriber.next_subgroup().await;
     assert_eq!((received.header.group, received.header.subgroup), (group, SubgroupId::Explicit(object)));
-    assert_eq!(received.all().await, (vec![object], End::Fin));
+    assert_eq!(received.all().await, (vec![object], PeerStreamEnd::Fin));
 }
 
 /// Subscribers of either kind.
-const BOTH: [(&str, By); 2] = [("sub1", By::Quic), ("sub2", By::Web)];
+const BOTH: [(&str, PeerKind); 2] = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
 
 /// A cast whose sessions have their records in the kernel: openings are prepared behind a stream that begins later.
-fn ready_by(net: &Net, publisher: By, subscribers: &[(&str, By)]) -> Cast {
+pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, PeerKind)]) -> Cast {
     let cast = cast_by(net, publisher, subscribers);
-    let is_ready = |session: &Session| session.kernel_ready == Some(true);
+    let is_ready = |session: &RelaySessionStatus| session.kernel_ready == Some(true);
     net.until("records", |status| status.sessions.iter().all(is_ready));
     cast
 }
 
 /// Waits until the relay has read all up to this object, and openings for so many subscribers wait again.
-async fn settled(net: &Net, at: (u64, u64), subscribers: u64) {
+pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
     let what = format!("{at:?}, and openings for {subscribers}");
     let wanted = |status: &Status| {
         let read = status.tracks.first().is_some_and(|track| track.largest == Some(at));
@@ -75,7 +81,7 @@ async fn settled(net: &Net, at: (u64, u64), subscribers: u64) {
 }
 
 /// Publishes until the kernel sends to everybody, in group 0; returns the first object that was not used.
-async fn warm_up(net: &Net, publisher: &Peer, receivers: &mut [Peer]) -> u64 {
+async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, receivers: &mut [TestPeer]) -> u64 {
     let mut object = 0;
     // exact: looked at again behind each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
@@ -90,7 +96,7 @@ async fn warm_up(net: &Net, publisher: &Peer, receivers: &mut [Peer]) -> u64 {
     object
 }
 
-fn nothing_is_left(net: &Net) {
+fn nothing_is_left(net: &KernelNetwork) {
     net.until("nothing prepared or delegated", |status| {
         status.engine.prepared == 0 && status.engine.streams == 0
     });
@@ -99,12 +105,12 @@ fn nothing_is_left(net: &Net) {
 #[test]
 fn the_kernel_opens_a_stream_for_each_object() {
     needs_root!(the_kernel_opens_a_stream_for_each_object);
-    [By::Quic, By::Web].into_iter().for_each(open_a_stream_for_each_object);
+    [PeerKind::Quic, PeerKind::Web].into_iter().for_each(open_a_stream_for_each_object);
 }
 
-fn open_a_stream_for_each_object(by: By) {
+fn open_a_stream_for_each_object(by: PeerKind) {
     const OBJECTS: u64 = 50;
-    let net = Net::new(2, false, |_| {});
+    let net = KernelNetwork::new(2, false, |_| {});
     let Cast { publisher, subscribers: mut receivers, _requests } = ready_by(&net, by, &BOTH);
     net.run(async {
         warm_up(&net, &publisher, &mut receivers).await;
@@ -118,7 +124,7 @@ fn open_a_stream_for_each_object(by: By) {
         }
         let now = net.settled();
         assert_all_bound(&now, &before, OBJECTS);
-        // What the kernel has not opened userspace has: how much that is depends on who gets the CPU.
+        // Userspace opens the streams that the kernel has not. How many that is depends on who gets the CPU.
         let copies = since(&now.engine.copies, &before.engine.copies);
         assert!(named(&copies, "sent") >= OBJECTS, "{copies:?}");
         assert_eq!(opened(&now) - opened(&before), 2 * OBJECTS);
@@ -131,9 +137,9 @@ fn open_a_stream_for_each_object(by: By) {
     nothing_is_left(&net);
 }
 
-/// So many streams of the publisher began since, and the kernel has bound each. The preamble of a WebTransport session may have come
-/// first.
-fn assert_all_bound(now: &Status, before: &Status, streams: u64) {
+/// Checks that this many streams of the publisher began since, and that the kernel has bound each. The preamble of a WebTransport session
+/// may have come first.
+pub fn assert_all_bound(now: &Status, before: &Status, streams: u64) {
     let mut openings = since(&now.engine.openings, &before.engine.openings);
     openings.retain(|(name, _)| name != "preamble");
     assert_eq!(openings, [("bound".to_owned(), streams)]);
@@ -145,15 +151,17 @@ fn opened(status: &Status) -> u64 {
 
 /// Each gets what it asked for, once.
 #[test]
-fn who_joins_late_or_leaves_gets_what_it_asked_for() {
-    needs_root!(who_joins_late_or_leaves_gets_what_it_asked_for);
-    for (publisher, first, late) in [(By::Quic, By::Quic, By::Quic), (By::Web, By::Quic, By::Web)] {
+fn late_and_leaving_subscribers_get_what_they_asked_for() {
+    needs_root!(late_and_leaving_subscribers_get_what_they_asked_for);
+    for (publisher, first, late) in
+        [(PeerKind::Quic, PeerKind::Quic, PeerKind::Quic), (PeerKind::Web, PeerKind::Quic, PeerKind::Web)]
+    {
         join_late_and_leave(publisher, first, late);
     }
 }
 
-fn join_late_and_leave(publisher: By, first: By, late: By) {
-    let net = Net::new(3, false, |_| {});
+fn join_late_and_leave(publisher: PeerKind, first: PeerKind, late: PeerKind) {
+    let net = KernelNetwork::new(3, false, |_| {});
     let Cast { publisher, mut subscribers, _requests: mut requests } =
         ready_by(&net, publisher, &[("sub1", first)]);
     net.run(async {
@@ -186,21 +194,22 @@ fn join_late_and_leave(publisher: By, first: By, late: By) {
     });
 }
 
-fn leave(request: Request) {
+fn leave(request: SessionRequest) {
     drop(request);
 }
 
-async fn net_peer(net: &Net, node: &str, by: By) -> Peer {
+async fn net_peer(net: &KernelNetwork, node: &str, by: PeerKind) -> TestPeer {
     tokio::task::block_in_place(|| net.peer_by(node, by))
 }
 
 /// However many of them the kernel has opened, and userspace.
 #[test]
-fn objects_that_come_faster_than_they_are_read_come_once() {
+fn objects_faster_than_the_reader_arrive_once() {
     const OBJECTS: u64 = 300;
-    needs_root!(objects_that_come_faster_than_they_are_read_come_once);
-    let net = Net::new(1, false, |_| {});
-    let Cast { publisher, mut subscribers, _requests } = ready_by(&net, By::Quic, &[("sub1", By::Quic)]);
+    needs_root!(objects_faster_than_the_reader_arrive_once);
+    let net = KernelNetwork::new(1, false, |_| {});
+    let Cast { publisher, mut subscribers, _requests } =
+        ready_by(&net, PeerKind::Quic, &[("sub1", PeerKind::Quic)]);
     net.run(async {
         warm_up(&net, &publisher, &mut subscribers).await;
         for object in 0..OBJECTS {
@@ -212,7 +221,7 @@ fn objects_that_come_faster_than_they_are_read_come_once() {
         for _ in 0..OBJECTS {
             let stream = subscribers[0].next_subgroup().await;
             let SubgroupId::Explicit(id) = stream.header.subgroup else { panic!("{:?}", stream.header) };
-            assert_eq!(stream.all().await, (vec![id], End::Fin));
+            assert_eq!(stream.all().await, (vec![id], PeerStreamEnd::Fin));
             received.push(id);
         }
         received.sort_unstable();
@@ -223,16 +232,16 @@ fn objects_that_come_faster_than_they_are_read_come_once() {
 
 /// Holes at the beginning, and beginnings that come twice or late.
 #[test]
-fn over_links_that_lose_and_reorder_every_object_comes_once() {
+fn every_object_arrives_once_over_lossy_reordering_links() {
     const OBJECTS: u64 = 200;
-    needs_root!(over_links_that_lose_and_reorder_every_object_comes_once);
+    needs_root!(every_object_arrives_once_over_lossy_reordering_links);
     for (link, publisher, subscriber) in [
-        (PUBLISHER_LINK, By::Quic, By::Quic),
-        ("relay-sub1", By::Quic, By::Quic),
-        (PUBLISHER_LINK, By::Web, By::Web),
-        ("relay-sub1", By::Quic, By::Web),
+        (PUBLISHER_LINK, PeerKind::Quic, PeerKind::Quic),
+        ("relay-sub1", PeerKind::Quic, PeerKind::Quic),
+        (PUBLISHER_LINK, PeerKind::Web, PeerKind::Web),
+        ("relay-sub1", PeerKind::Quic, PeerKind::Web),
     ] {
-        let net = Net::new(1, true, |_| {});
+        let net = KernelNetwork::new(1, true, |_| {});
         let Cast { publisher, mut subscribers, _requests } =
             ready_by(&net, publisher, &[("sub1", subscriber)]);
         net.run(async {
@@ -252,7 +261,7 @@ fn over_links_that_lose_and_reorder_every_object_comes_once() {
                 let mut received = Vec::new();
                 for _ in 0..OBJECTS {
                     let (objects, end) = subscribers[0].next_subgroup().await.all().await;
-                    assert_eq!(end, End::Fin);
+                    assert_eq!(end, PeerStreamEnd::Fin);
                     received.extend(objects);
                 }
                 received.sort_unstable();
@@ -266,16 +275,16 @@ fn over_links_that_lose_and_reorder_every_object_comes_once() {
     }
 }
 
-/// Before userspace has read anything of them, or just after.
+/// The publisher resets streams before userspace has read any of them, or just after.
 #[test]
-fn what_the_publisher_resets_is_reset_and_nothing_is_left_of_it() {
-    needs_root!(what_the_publisher_resets_is_reset_and_nothing_is_left_of_it);
-    [By::Quic, By::Web].into_iter().for_each(reset_streams);
+fn streams_that_the_publisher_resets_are_reset_and_leave_nothing_behind() {
+    needs_root!(streams_that_the_publisher_resets_are_reset_and_leave_nothing_behind);
+    [PeerKind::Quic, PeerKind::Web].into_iter().for_each(reset_streams);
 }
 
-fn reset_streams(by: By) {
+fn reset_streams(by: PeerKind) {
     const STREAMS: u64 = 60;
-    let net = Net::new(1, false, |_| {});
+    let net = KernelNetwork::new(1, false, |_| {});
     let Cast { publisher, mut subscribers, _requests } = ready_by(&net, by, &[("sub1", by)]);
     net.run(async {
         warm_up(&net, &publisher, &mut subscribers).await;
@@ -291,14 +300,62 @@ fn reset_streams(by: By) {
             let group = received.header.group;
             let (_, end) = received.all().await;
             if group == 2 {
-                assert_eq!(end, End::Fin);
+                assert_eq!(end, PeerStreamEnd::Fin);
                 break;
             }
-            assert_eq!(end, End::Reset);
+            assert_eq!(end, PeerStreamEnd::Reset);
         }
         assert!(subscribers[0].session.connection().close_reason().is_none());
         net.until("no stream in the kernel", |status| status.engine.streams == 0);
     });
     drop((publisher, subscribers, _requests));
     nothing_is_left(&net);
+}
+
+/// A browser writes each field for itself.
+#[test]
+fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
+    const PIECES: usize = 4;
+    needs_root!(stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header);
+    for by in [PeerKind::Quic, PeerKind::Web] {
+        let net = KernelNetwork::new(2, false, |_| {});
+        let Cast { publisher, subscribers: mut receivers, _requests } = ready_by(&net, by, &BOTH);
+        net.run(async {
+            warm_up(&net, &publisher, &mut receivers).await;
+            for group in 1..4 {
+                let is_free = |status: &Status| status.engine.streams == 0;
+                async_wait_until("the streams before are over", || net.status(), is_free).await;
+                let before = net.settled();
+                let mut stream = publisher.session.streams().open_uni().await.unwrap();
+                let mut head = Vec::new();
+                let mut front = Vec::new();
+                single(group, 0).encode(&mut head);
+                write_slowly(&mut stream, head.chunks(1)).await;
+                let is_delegated = |status: &Status| status.engine.streams == 2;
+                async_wait_until("the kernel has the stream", || net.status(), is_delegated).await;
+                encode_object_header(None, 0, None, BYTES as u64, ObjectStatus::Normal, &mut front);
+                write_slowly(&mut stream, front.chunks(1)).await;
+                write_slowly(&mut stream, payload(group, 0, BYTES).chunks(BYTES / PIECES)).await;
+                stream.finish().unwrap();
+                for receiver in &mut receivers {
+                    expect(receiver, group, 0).await;
+                }
+                let now = net.settled();
+                let good = since(&now.engine.frames, &before.engine.frames);
+                assert!(named(&good, "good") >= PIECES as u64, "{good:?}");
+                for (now, before) in subscribers(&now).zip(subscribers(&before)) {
+                    // Userspace has the header, and fields that come while it hands the stream over.
+                    assert!(now.kernel.packets - before.kernel.packets >= PIECES as u64, "{now:#?}");
+                }
+            }
+        });
+    }
+}
+
+/// Writes pieces that are packets of their own.
+async fn write_slowly<'a>(stream: &mut SendStream, pieces: impl Iterator<Item = &'a [u8]>) {
+    for piece in pieces {
+        stream.write_all(piece).await.unwrap();
+        time::sleep(Duration::from_millis(2)).await; // exact: paces the publisher
+    }
 }

@@ -1,4 +1,4 @@
-//! Fewer records in the kernel than sessions: who has one, who loses it, and what becomes of media then.
+//! Fewer records in the kernel than sessions: which sessions have one, which lose it, and how media goes on.
 
 use std::{
     collections::BTreeMap,
@@ -8,23 +8,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_client::session::Request;
+use millrace_client::session::SessionRequest;
 use millrace_lab::{
     hostile::{
-        params::Params,
-        peer::{Peer as Client, Target},
+        params::ClientLimits,
+        peer::{HostilePeer as Client, PeerTarget},
     },
-    transport::Transport,
+    transport::LabTransport,
 };
 use millrace_moq::{Message, ObjectParser, Parameters, StreamHeader, TrackName, code, message::Subscribe};
-use millrace_relay_daemon::status::{Session, Status};
-use millrace_testkit::wait_for;
+use millrace_relay_daemon::status::{RelaySessionStatus, Status};
+use millrace_testkit::{StopOnDrop, wait_for};
 use tokio::time;
 
 use crate::{
     needs_root,
-    net::{ALIAS, Net, PORT},
-    peer::{Peer, header, track},
+    net::{ALIAS, KernelNetwork, PORT},
+    peer::{TestPeer, header, track},
 };
 
 /// Waits for whoever goes round.
@@ -32,24 +32,24 @@ const PAUSE: Duration = Duration::from_millis(5);
 const OBJECTS: u64 = 20;
 const LEN: usize = 800;
 
-fn target(net: &Net) -> Target {
-    Target {
+fn target(net: &KernelNetwork) -> PeerTarget {
+    PeerTarget {
         addr: SocketAddr::new(net.relay().addr_v4().into(), PORT),
         name: "localhost".into(),
         path: String::new(),
-        transport: Transport::Raw,
+        transport: LabTransport::Raw,
     }
 }
 
-fn limited(subscribers: usize, sessions: u32) -> Net {
-    Net::new(subscribers, false, |config| config.kernel.sessions = sessions)
+fn limited(subscribers: usize, sessions: u32) -> KernelNetwork {
+    KernelNetwork::new(subscribers, false, |config| config.kernel.sessions = sessions)
 }
 
-fn has_record(session: &&Session) -> bool {
+fn has_record(session: &&RelaySessionStatus) -> bool {
     session.kernel_record.as_deref() == Some("held")
 }
 
-fn viewers(status: &Status) -> impl Iterator<Item = &Session> {
+fn viewers(status: &Status) -> impl Iterator<Item = &RelaySessionStatus> {
     status.sessions.iter().filter(|session| session.subscriptions > 0)
 }
 
@@ -62,24 +62,24 @@ fn viewers_with_one(status: &Status) -> usize {
 }
 
 /// Sessions whose peers have said nothing but hello.
-fn strangers(status: &Status) -> impl Iterator<Item = &Session> {
+fn strangers(status: &Status) -> impl Iterator<Item = &RelaySessionStatus> {
     status.sessions.iter().filter(|session| session.identity.is_none())
 }
 
 /// Clients that have done a handshake and say nothing. The relay ends them in time: they come again.
 struct Idlers<'a> {
-    net: &'a Net,
+    net: &'a KernelNetwork,
     stops: AtomicBool,
     connected: AtomicU64,
 }
 
 impl<'a> Idlers<'a> {
     /// Keeps `count` of them there while `meanwhile` runs.
-    fn with<T>(net: &'a Net, count: usize, meanwhile: impl FnOnce() -> T) -> T {
+    fn with<T>(net: &'a KernelNetwork, count: usize, meanwhile: impl FnOnce() -> T) -> T {
         let idlers = Self { net, stops: AtomicBool::new(false), connected: AtomicU64::new(0) };
         let node = net.lab.node("sub1").unwrap();
         thread::scope(|scope| {
-            let _stop = Stop(&idlers.stops);
+            let _stop = StopOnDrop(&idlers.stops);
             scope.spawn(|| node.enter(|| idlers.stay(count)).unwrap());
             wait_for("idle handshakes", || idlers.connected.load(Relaxed) == count as u64);
             meanwhile()
@@ -88,7 +88,7 @@ impl<'a> Idlers<'a> {
 
     fn stay(&self, count: usize) {
         let target = target(self.net);
-        let connect = || Client::handshake(&target, Params::default()).ok();
+        let connect = || Client::handshake(&target, ClientLimits::default()).ok();
         let mut all: Vec<Option<Client>> = (0..count).map(|_| None).collect();
         while !self.stops.load(Relaxed) {
             for client in &mut all {
@@ -109,24 +109,16 @@ impl<'a> Idlers<'a> {
     }
 }
 
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 /// A publisher of a track that somebody subscribes to, and its subscribers.
-struct Show {
-    publisher: Peer,
-    subscribers: Vec<(Peer, Request)>,
+struct RecordStream {
+    publisher: TestPeer,
+    subscribers: Vec<(TestPeer, SessionRequest)>,
     name: TrackName,
-    _requests: Vec<Request>,
+    _requests: Vec<SessionRequest>,
 }
 
-impl Show {
-    /// Has as many subscribers leave.
+impl RecordStream {
+    /// Disconnects the first `count` subscribers.
     fn leave(&mut self, count: usize) {
         self.subscribers.drain(..count).for_each(|(peer, _)| close(&peer));
     }
@@ -137,11 +129,16 @@ impl Show {
     }
 }
 
-fn close(peer: &Peer) {
+fn close(peer: &TestPeer) {
     peer.session.close(code::Session::NO_ERROR, "");
 }
 
-fn show(net: &Net, namespace: &str, publisher: Peer, subscribers: Vec<Peer>) -> Show {
+fn show(
+    net: &KernelNetwork,
+    namespace: &str,
+    publisher: TestPeer,
+    subscribers: Vec<TestPeer>,
+) -> RecordStream {
     let name = track(namespace, "video");
     net.run(async {
         let mut publisher = publisher;
@@ -158,13 +155,13 @@ fn show(net: &Net, namespace: &str, publisher: Peer, subscribers: Vec<Peer>) -> 
             };
             all.push((subscriber, request));
         }
-        Show { publisher, subscribers: all, name, _requests: requests }
+        RecordStream { publisher, subscribers: all, name, _requests: requests }
     })
 }
 
 #[test]
-fn idle_handshakes_hold_no_record_and_a_publisher_always_has_one() {
-    needs_root!(idle_handshakes_hold_no_record_and_a_publisher_always_has_one);
+fn publisher_has_a_kernel_record_despite_idle_handshakes() {
+    needs_root!(publisher_has_a_kernel_record_despite_idle_handshakes);
     let net = limited(2, 4);
     Idlers::with(&net, 8, || {
         // All records go to viewers, until the publisher has something to do.
@@ -184,7 +181,7 @@ fn idle_handshakes_hold_no_record_and_a_publisher_always_has_one() {
         assert_eq!(status.engine.records_waiting, 2);
         assert!(status.engine.records["downstreams"].used <= 4);
 
-        // Who has one leaves; who has none gets it.
+        // Sessions with a record leave, and those without get it.
         show.leave(2);
         net.until("all that are left have one", |status| {
             viewers(status).count() == 3 && viewers_with_one(status) == 3 && publishers_have_one(status)
@@ -193,8 +190,8 @@ fn idle_handshakes_hold_no_record_and_a_publisher_always_has_one() {
 }
 
 #[test]
-fn record_without_use_goes_to_a_viewer() {
-    needs_root!(record_without_use_goes_to_a_viewer);
+fn unused_kernel_record_goes_to_a_viewer() {
+    needs_root!(unused_kernel_record_goes_to_a_viewer);
     let net = limited(2, 3);
     let others: Vec<_> = (0..2).map(|_| net.peer("sub1")).collect();
     net.until("records without use", |status| status.sessions.iter().filter(has_record).count() == 2);
@@ -208,14 +205,14 @@ fn record_without_use_goes_to_a_viewer() {
 }
 
 /// A subscriber that sees packet numbers.
-struct Watcher {
+struct PacketWatcher {
     client: Client,
-    /// What has come of each stream.
+    /// The bytes received on each stream.
     streams: BTreeMap<u64, Vec<u8>>,
 }
 
-impl Watcher {
-    fn subscribe(target: &Target, name: &TrackName) -> Self {
+impl PacketWatcher {
+    fn subscribe(target: &PeerTarget, name: &TrackName) -> Self {
         let mut client = Client::establish(target).unwrap();
         let parameters = Parameters::default();
         let request = client.request(Subscribe { request_id: 0, track: name.clone(), parameters }).unwrap();
@@ -245,7 +242,8 @@ fn objects_of(bytes: &[u8]) -> Option<(u64, Vec<u64>)> {
     let group = subgroup.group;
     let begin = bytes.len() - rest.len();
     let mut parser = ObjectParser::new(&subgroup, begin as u64);
-    let (mut found, mut front) = (Vec::new(), rest);
+    let mut found = Vec::new();
+    let mut front = rest;
     while let Some(object) = parser.next(&mut front).expect("well-formed") {
         let payload = object.payload as usize..(object.payload + object.payload_len) as usize;
         let Some(payload) = bytes.get(payload) else { break };
@@ -255,8 +253,8 @@ fn objects_of(bytes: &[u8]) -> Option<(u64, Vec<u64>)> {
     Some((group, found))
 }
 
-/// Publishes groups one after the other until it is told to stop, and says how many there are.
-async fn publish(publisher: &Peer, stops: &AtomicBool, published: &AtomicU64) {
+/// Publishes groups one after the other until `stops` is set, and counts them.
+async fn publish(publisher: &TestPeer, stops: &AtomicBool, published: &AtomicU64) {
     for group in 0.. {
         let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
         for id in 0..OBJECTS {
@@ -271,7 +269,7 @@ async fn publish(publisher: &Peer, stops: &AtomicBool, published: &AtomicU64) {
     }
 }
 
-fn of_address(status: &Status, address: SocketAddr) -> Option<&Session> {
+fn of_address(status: &Status, address: SocketAddr) -> Option<&RelaySessionStatus> {
     status.sessions.iter().find(|session| session.remote.ip() == address.ip())
 }
 
@@ -281,15 +279,18 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
     // Somebody has to ask for the track first, to have its publisher send it.
     let mut first = show(net, "live/cam", net.peer("pub"), vec![net.peer("sub1")]);
     let mut viewers = std::mem::take(&mut first.subscribers);
-    let (stops, published) = (&AtomicBool::new(false), &AtomicU64::new(0));
-    let (ends, node) = (&AtomicBool::new(false), net.lab.node("sub2").unwrap());
-    let (target, name) = (target(net), first.name.clone());
+    let stops = &AtomicBool::new(false);
+    let published = &AtomicU64::new(0);
+    let ends = &AtomicBool::new(false);
+    let node = net.lab.node("sub2").unwrap();
+    let target = target(net);
+    let name = first.name.clone();
     let address = SocketAddr::new(node.addr_v4().into(), 0);
     thread::scope(|scope| {
-        let _stop = (Stop(stops), Stop(ends));
+        let _stop = (StopOnDrop(stops), StopOnDrop(ends));
         let watching = scope.spawn(|| {
             let watch = || {
-                let mut watcher = Watcher::subscribe(&target, &name);
+                let mut watcher = PacketWatcher::subscribe(&target, &name);
                 let mut looks = 0;
                 while !ends.load(Relaxed) {
                     watcher.look();
@@ -303,13 +304,13 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         net.until("the watcher's subscription", |status| {
             of_address(status, address).is_some_and(|watcher| watcher.subscriptions > 0)
         });
-        // Now that the watcher is there, its record is the only one besides the publisher's.
+        // The watcher has subscribed, so its record is the only one besides the publisher's.
         viewers.drain(..).for_each(|(viewer, _)| close(&viewer));
         let publisher = &first.publisher;
         let publishing = scope.spawn(move || net.run(publish(publisher, stops, published)));
         let kernel = |status: &Status| of_address(status, address).map_or(0, |one| one.kernel.packets);
         for round in 0..times {
-            let before = kernel(&net.status()); // exact: a bound of what comes later
+            let before = kernel(&net.status()); // exact: a lower bound of later counts
             net.until("the kernel sends to the watcher", |status| kernel(status) > before + OBJECTS / 2);
             let other = show(net, "other", net.peer("sub3"), vec![net.peer("sub1")]);
             let taken = |status: &Status| {
@@ -322,7 +323,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
             wait_for("more groups", || published.load(Relaxed) > group + 1);
             other.end();
         }
-        let before = kernel(&net.status()); // exact: a bound of what comes later
+        let before = kernel(&net.status()); // exact: a lower bound of later counts
         net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
         stops.store(true, Relaxed);
         publishing.join().unwrap();
@@ -344,14 +345,14 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
 }
 
 #[test]
-fn subscriber_whose_record_is_taken_loses_nothing_and_no_number_comes_twice() {
-    needs_root!(subscriber_whose_record_is_taken_loses_nothing_and_no_number_comes_twice);
+fn subscriber_that_loses_its_kernel_record_loses_no_object() {
+    needs_root!(subscriber_that_loses_its_kernel_record_loses_no_object);
     lose_and_regain(3, |_, _| {});
 }
 
 #[test]
-fn neither_does_one_that_updates_its_keys_and_moves_meanwhile() {
-    needs_root!(neither_does_one_that_updates_its_keys_and_moves_meanwhile);
+fn subscriber_that_loses_its_record_during_key_update_and_move_loses_no_object() {
+    needs_root!(subscriber_that_loses_its_record_during_key_update_and_move_loses_no_object);
     lose_and_regain(3, |client, look| match look % 16 {
         3 => client.update_keys().unwrap(),
         11 => client.hop().unwrap(),
@@ -359,11 +360,11 @@ fn neither_does_one_that_updates_its_keys_and_moves_meanwhile() {
     });
 }
 
-/// What `--kernel-sessions 64` comes to with 1,000 strangers and 100 viewers.
+/// The result of `--kernel-sessions 64` with 1,000 strangers and 100 viewers.
 #[test]
 #[ignore = "test-all: 1,100 connections"]
-fn viewers_have_records_and_a_thousand_idle_handshakes_have_none() {
-    needs_root!(viewers_have_records_and_a_thousand_idle_handshakes_have_none);
+fn viewers_have_kernel_records_despite_a_thousand_idle_handshakes() {
+    needs_root!(viewers_have_kernel_records_despite_a_thousand_idle_handshakes);
     const IDLE: usize = 1000;
     let net = limited(2, 64);
     Idlers::with(&net, IDLE, || {

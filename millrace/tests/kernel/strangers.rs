@@ -9,15 +9,15 @@ use std::{
 };
 
 use millrace_lab::{
-    hostile::peer::{Peer, Target},
-    transport::Transport,
+    hostile::peer::{HostilePeer, PeerTarget},
+    transport::LabTransport,
 };
 use millrace_relay_daemon::status::Status;
-use millrace_testkit::wait_for;
+use millrace_testkit::{StopOnDrop, wait_for};
 
 use crate::{
     needs_root,
-    net::{Net, PORT},
+    net::{KernelNetwork, PORT},
 };
 
 /// Changes before somebody else comes.
@@ -27,30 +27,34 @@ const PAUSE: Duration = Duration::from_millis(2);
 const CONNECTIONS: u64 = 3;
 
 /// A client that changes until `stops` is set, on a thread in a node of its own.
-struct Stranger<'a> {
-    net: &'a Net,
-    target: Target,
+struct StrangerClient<'a> {
+    net: &'a KernelNetwork,
+    target: PeerTarget,
     changes: AtomicU64,
     stops: AtomicBool,
 }
 
-impl<'a> Stranger<'a> {
-    fn new(net: &'a Net) -> Self {
-        let target = Target {
+impl<'a> StrangerClient<'a> {
+    fn new(net: &'a KernelNetwork) -> Self {
+        let target = PeerTarget {
             addr: SocketAddr::new(net.relay().addr_v4().into(), PORT),
             name: "localhost".into(),
             path: String::new(),
-            transport: Transport::Raw,
+            transport: LabTransport::Raw,
         };
         Self { net, target, changes: AtomicU64::new(0), stops: AtomicBool::new(false) }
     }
 
     /// Does `change` over and over, while `meanwhile` runs. The relay may close it; then it comes again.
-    fn while_changing<T>(&self, change: impl Fn(&mut Peer) + Sync, meanwhile: impl FnOnce(&Self) -> T) -> T {
+    fn while_changing<T>(
+        &self,
+        change: impl Fn(&mut HostilePeer) + Sync,
+        meanwhile: impl FnOnce(&Self) -> T,
+    ) -> T {
         let node = self.net.lab.node("sub1").unwrap();
         let run = || {
             while !self.stops.load(Relaxed) {
-                let mut peer = Peer::establish(&self.target).unwrap();
+                let mut peer = HostilePeer::establish(&self.target).unwrap();
                 while peer.closed.is_none() && !self.stops.load(Relaxed) {
                     change(&mut peer);
                     self.changes.fetch_add(1, Relaxed);
@@ -61,7 +65,7 @@ impl<'a> Stranger<'a> {
         };
         thread::scope(|scope| {
             // Whatever the test finds, the client has to end for the scope to end.
-            let _stop = Stop(&self.stops);
+            let _stop = StopOnDrop(&self.stops);
             scope.spawn(move || node.enter(run).unwrap());
             meanwhile(self)
         })
@@ -73,16 +77,8 @@ impl<'a> Stranger<'a> {
     }
 }
 
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 /// Whoever comes now is served by the kernel, and the queue is no longer than there are connections.
-fn a_newcomer_is_served(net: &Net) {
+fn a_newcomer_is_served(net: &KernelNetwork) {
     let _newcomer = net.peer("sub2");
     let address = IpAddr::from(net.lab.node("sub2").unwrap().addr_v4());
     let is_served = |status: &Status| {
@@ -98,12 +94,12 @@ fn a_newcomer_is_served(net: &Net) {
 #[test]
 fn ports_that_never_answer_change_nothing_in_the_kernel() {
     needs_root!(ports_that_never_answer_change_nothing_in_the_kernel);
-    let net = Net::new(2, false, |_| {});
-    let hop = |peer: &mut Peer| {
+    let net = KernelNetwork::new(2, false, |_| {});
+    let hop = |peer: &mut HostilePeer| {
         peer.answers_challenges = false;
         peer.hop().unwrap();
     };
-    Stranger::new(&net).while_changing(hop, |stranger| {
+    StrangerClient::new(&net).while_changing(hop, |stranger| {
         stranger.wait_for_changes();
         // Keys, and the first path; and quinn goes back to that where the client was kept waiting.
         let commands = net.status().engine.commands; // exact: a bound of what has happened by now
@@ -114,10 +110,10 @@ fn ports_that_never_answer_change_nothing_in_the_kernel() {
 
 /// Each of these ports answers, so each is a command to the kernel, until a newer one replaces it.
 #[test]
-fn who_goes_from_port_to_port_keeps_nobody_off_the_kernel() {
-    needs_root!(who_goes_from_port_to_port_keeps_nobody_off_the_kernel);
-    let net = Net::new(2, false, |_| {});
-    Stranger::new(&net).while_changing(
+fn peer_that_changes_ports_keeps_nobody_off_the_kernel() {
+    needs_root!(peer_that_changes_ports_keeps_nobody_off_the_kernel);
+    let net = KernelNetwork::new(2, false, |_| {});
+    StrangerClient::new(&net).while_changing(
         |peer| peer.hop().unwrap(),
         |stranger| {
             stranger.wait_for_changes();
@@ -128,15 +124,15 @@ fn who_goes_from_port_to_port_keeps_nobody_off_the_kernel() {
 }
 
 #[test]
-fn who_changes_ids_and_keys_keeps_nobody_off_the_kernel() {
-    needs_root!(who_changes_ids_and_keys_keeps_nobody_off_the_kernel);
-    let changes: [fn(&mut Peer); 2] = [
+fn peer_that_changes_ids_and_keys_keeps_nobody_off_the_kernel() {
+    needs_root!(peer_that_changes_ids_and_keys_keeps_nobody_off_the_kernel);
+    let changes: [fn(&mut HostilePeer); 2] = [
         |peer| drop(peer.change_ids()), // closed meanwhile
         |peer| drop(peer.update_keys()),
     ];
     for change in changes {
-        let net = Net::new(2, false, |_| {});
-        Stranger::new(&net).while_changing(change, |stranger| {
+        let net = KernelNetwork::new(2, false, |_| {});
+        StrangerClient::new(&net).while_changing(change, |stranger| {
             stranger.wait_for_changes();
             a_newcomer_is_served(&net);
         });

@@ -1,4 +1,4 @@
-//! `millrace trace` beside the counters of the relay.
+//! `millrace trace` compared with the counters of the relay.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -9,33 +9,34 @@ use std::{
     thread::JoinHandle,
 };
 
-use millrace_relay::trace::event::{Carries, Event, Media};
+use millrace_relay::trace::event::{Carries, TraceEvent, TraceMedia};
 use millrace_relay_daemon::{
     config::EngineChoice,
     http,
-    status::{Session, StatusSource},
+    status::{RelaySessionStatus, StatusSource},
 };
 
 use crate::{
     needs_root,
-    net::{Cast, Net, SHOW, Show, cast, play, subscribers, until},
+    net::{Cast, GroupStream, KernelNetwork, SHOW, cast, play, subscribers, until},
 };
 
 /// `millrace trace --json` as a process; killed when dropped.
-struct Viewer {
+struct TraceViewerProcess {
     process: Child,
-    events: Arc<Mutex<Vec<Event>>>,
+    events: Arc<Mutex<Vec<TraceEvent>>>,
     reader: Option<JoinHandle<()>>,
 }
 
-impl Viewer {
+impl TraceViewerProcess {
     /// Returns when it sees everything from now on.
     fn new(http: SocketAddr, args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command.args(["trace", "--json", &format!("--http={http}")]).args(args);
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let event = |line: std::io::Result<String>| serde_json::from_str::<Event>(&line.unwrap()).unwrap();
+        let event =
+            |line: std::io::Result<String>| serde_json::from_str::<TraceEvent>(&line.unwrap()).unwrap();
         let events = Arc::new(Mutex::new(vec![event(lines.next().expect("a start line"))]));
         let sink = Arc::clone(&events);
         let reader =
@@ -43,56 +44,56 @@ impl Viewer {
         Self { process, events, reader: Some(reader) }
     }
 
-    fn events(&self) -> Vec<Event> {
+    fn events(&self) -> Vec<TraceEvent> {
         self.events.lock().unwrap().clone()
     }
 
     /// Waits for it to end by itself.
-    fn all(mut self) -> Vec<Event> {
+    fn all(mut self) -> Vec<TraceEvent> {
         self.reader.take().unwrap().join().unwrap();
         assert!(self.process.wait().unwrap().success());
         self.events()
     }
 }
 
-impl Drop for Viewer {
+impl Drop for TraceViewerProcess {
     fn drop(&mut self) {
         let _ = self.process.kill(); // it may have ended
         let _ = self.process.wait();
     }
 }
 
-fn serve_http(net: &Net) -> http::Server {
+fn serve_http(net: &KernelNetwork) -> http::HttpServer {
     let source = Arc::clone(&net.server) as Arc<dyn StatusSource>;
     let tracer = Arc::clone(net.server.tracer());
-    net.run(http::start(([127, 0, 0, 1], 0).into(), source, tracer, http::Access::default())).unwrap()
+    net.run(http::start(([127, 0, 0, 1], 0).into(), source, tracer, http::HttpAccess::default())).unwrap()
 }
 
-fn session_of(net: &Net, node: &str) -> Session {
+fn session_of(net: &KernelNetwork, node: &str) -> RelaySessionStatus {
     let ip = net.lab.node(node).unwrap().addr_v4();
     // exact: who calls this waits for figures of the session
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
-/// What a trace says, in the terms of the counters.
+/// A trace's events in the terms of the counters.
 #[derive(Debug, Default, PartialEq)]
-struct Counted {
+struct CountedEvents {
     copies: BTreeMap<String, u64>,
     by_kernel: u64,
     by_userspace: u64,
 }
 
-impl Counted {
-    fn of(events: &[Event]) -> Self {
+impl CountedEvents {
+    fn from_events(events: &[TraceEvent]) -> Self {
         let mut counted = Self::default();
         let mut numbers = HashSet::new();
         for event in events {
             match event {
-                Event::Copy(copy) => {
+                TraceEvent::Copy(copy) => {
                     counted.by_kernel += u64::from(copy.number.is_some());
                     *counted.copies.entry(copy.outcome.clone()).or_default() += 1;
                 }
-                Event::Sent(sent) => drop(numbers.insert(sent.number)),
+                TraceEvent::Sent(sent) => drop(numbers.insert(sent.number)),
                 _ => {}
             }
         }
@@ -100,8 +101,8 @@ impl Counted {
         counted
     }
 
-    /// Those of a session that was like `before` when the trace began.
-    fn by(session: &Session, before: &Session) -> Self {
+    /// Returns the counts of a session since `before`, when the trace began.
+    fn by(session: &RelaySessionStatus, before: &RelaySessionStatus) -> Self {
         Self {
             copies: session.kernel_copies.clone().unwrap_or_default(),
             by_kernel: session.kernel.packets - before.kernel.packets,
@@ -111,27 +112,28 @@ impl Counted {
 }
 
 /// Packet number, if it left, and what it carried.
-fn sending(event: &Event) -> Option<(Option<u64>, &Media)> {
+fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     match event {
-        Event::Copy(copy) => Some((copy.number, &copy.media)),
-        Event::Sent(sent) => Some((Some(sent.number), &sent.media)),
+        TraceEvent::Copy(copy) => Some((copy.number, &copy.media)),
+        TraceEvent::Sent(sent) => Some((Some(sent.number), &sent.media)),
         _ => None,
     }
 }
 
 /// No number is used twice: pieces of one packet follow each other, and come from userspace.
-fn assert_unique(events: &[Event]) {
-    let (mut numbers, mut last) = (HashSet::new(), None);
+fn assert_unique(events: &[TraceEvent]) {
+    let mut numbers = HashSet::new();
+    let mut last = None;
     for event in events {
         let Some((Some(number), _)) = sending(event) else { continue };
-        let same_packet = matches!(event, Event::Sent(_)) && last == Some(number);
+        let same_packet = matches!(event, TraceEvent::Sent(_)) && last == Some(number);
         assert!(numbers.insert(number) || same_packet, "{number} again: {event:?}");
-        last = matches!(event, Event::Sent(_)).then_some(number);
+        last = matches!(event, TraceEvent::Sent(_)).then_some(number);
     }
 }
 
-/// What was sent of each stream, in order of offsets.
-fn sent_ranges(events: &[Event]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
+/// Returns the ranges sent of each stream, in order of offsets.
+fn sent_ranges(events: &[TraceEvent]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
     let mut streams = BTreeMap::<u64, Vec<_>>::new();
     for (number, media) in events.iter().filter_map(sending) {
         if let (Some(_), Some(stream), Some(offset), Some(len)) =
@@ -145,7 +147,7 @@ fn sent_ranges(events: &[Event]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
 }
 
 /// Each stream from its beginning to its FIN, without a gap.
-fn assert_complete(events: &[Event], streams: u64) {
+fn assert_complete(events: &[TraceEvent], streams: u64) {
     let sent = sent_ranges(events);
     assert_eq!(sent.len() as u64, streams);
     for (stream, ranges) in sent {
@@ -160,10 +162,10 @@ fn assert_complete(events: &[Event], streams: u64) {
 
 /// A repair fills a hole: something behind it had been sent. Returns how many sent bytes again that the trace has
 /// seen sent before.
-fn check_repairs(events: &[Event]) -> usize {
+fn check_repairs(events: &[TraceEvent]) -> usize {
     let mut again = 0;
     for (at, event) in events.iter().enumerate() {
-        let Event::Sent(repair) = event else { continue };
+        let TraceEvent::Sent(repair) = event else { continue };
         let (Carries::Repair, Some(from), Some(len)) =
             (repair.carries, repair.media.offset, repair.media.len)
         else {
@@ -181,20 +183,25 @@ fn check_repairs(events: &[Event]) -> usize {
 }
 
 #[test]
-fn a_trace_of_a_session_says_what_the_counters_say() {
-    needs_root!(a_trace_of_a_session_says_what_the_counters_say);
+fn trace_of_a_session_agrees_with_the_counters() {
+    needs_root!(trace_of_a_session_agrees_with_the_counters);
     for engine in [EngineChoice::Kernel, EngineChoice::User] {
-        let net = Net::new(2, true, |config| config.engine = engine);
+        let net = KernelNetwork::new(2, true, |config| config.engine = engine);
         let http = serve_http(&net);
         let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
         let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
         until("nothing is under way yet", quiet);
         let before = session_of(&net, "sub1");
-        let viewer = Viewer::new(http.local_addr, &["--session", &before.id.to_string()]);
+        let viewer = TraceViewerProcess::new(http.local_addr, &["--session", &before.id.to_string()]);
         net.impair("relay-sub1", "loss=5%");
-        let show = Show { groups: 6, ..SHOW };
+        let show = GroupStream { groups: 6, ..SHOW };
         let _subscribers = net.run(show.play(&publisher, subscribers, |_| {}));
-        let counted = || (Counted::of(&viewer.events()), Counted::by(&session_of(&net, "sub1"), &before));
+        let counted = || {
+            (
+                CountedEvents::from_events(&viewer.events()),
+                CountedEvents::by(&session_of(&net, "sub1"), &before),
+            )
+        };
         until("everything acknowledged", quiet);
         until("the trace as complete as the counters", || {
             let (trace, counters) = counted();
@@ -202,10 +209,10 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
         });
 
         let events = viewer.events();
-        let Event::Start { engine: name, notes, .. } = &events[0] else { panic!("{:?}", events[0]) };
+        let TraceEvent::Start { engine: name, notes, .. } = &events[0] else { panic!("{:?}", events[0]) };
         assert_eq!(*name, net.status().engine.name); // exact: fixed at start-up
         assert_eq!(notes.is_empty(), engine == EngineChoice::Kernel, "{notes:?}");
-        let lost = events.iter().filter(|event| matches!(event, Event::Lost { .. })).count();
+        let lost = events.iter().filter(|event| matches!(event, TraceEvent::Lost { .. })).count();
         assert_eq!(lost, 0);
         assert_unique(&events);
         assert_complete(&events, show.groups);
@@ -213,18 +220,18 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
         let publisher = session_of(&net, "pub").id as u32;
         for event in &events {
             let (subscriber, media) = match event {
-                Event::Copy(copy) => {
+                TraceEvent::Copy(copy) => {
                     assert_eq!(copy.publisher, publisher);
                     (copy.subscriber, &copy.media)
                 }
-                Event::Sent(sent) if sent.media.stream.is_some() => (sent.subscriber, &sent.media),
+                TraceEvent::Sent(sent) if sent.media.stream.is_some() => (sent.subscriber, &sent.media),
                 _ => continue,
             };
             assert_eq!(u64::from(subscriber), before.id);
             assert_eq!(media.track.as_deref(), Some("live-cam--video"));
             assert!(media.group.unwrap() < show.groups);
         }
-        let counted = Counted::of(&events);
+        let counted = CountedEvents::from_events(&events);
         let kernel = engine == EngineChoice::Kernel;
         assert_eq!(counted.by_kernel > 20, kernel, "{counted:?}");
 
@@ -236,36 +243,37 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
 }
 
 #[test]
-fn viewers_choose_and_end_by_themselves() {
-    needs_root!(viewers_choose_and_end_by_themselves);
-    let net = Net::new(2, false, |_| {});
+fn each_trace_has_its_own_filter_and_end() {
+    needs_root!(each_trace_has_its_own_filter_and_end);
+    let net = KernelNetwork::new(2, false, |_| {});
     let http = serve_http(&net);
     let cast = cast(&net, &["sub1", "sub2"]);
     let ids = ["sub1", "sub2"].map(|node| session_of(&net, node).id as u32);
-    let view = |args: &[&str]| Viewer::new(http.local_addr, args);
+    let view = |args: &[&str]| TraceViewerProcess::new(http.local_addr, args);
     let sampled = view(&["--track=live/cam/video", "--sample=4", "--count=60"]);
     let other = view(&["--track=live/cam/audio", "--duration=1"]);
     let status = play(&net, cast, &SHOW, |_| {});
     assert!(subscribers(&status).all(|session| session.kernel_unregistered == 0), "{status:#?}");
 
     let events = sampled.all();
-    let shown = events.iter().filter(|event| !matches!(event, Event::Start { .. } | Event::Lost { .. }));
+    let shown =
+        events.iter().filter(|event| !matches!(event, TraceEvent::Start { .. } | TraceEvent::Lost { .. }));
     assert_eq!(shown.count(), 60);
     let mut seen = HashSet::new();
     for event in &events {
         match event {
-            Event::Copy(copy) => {
+            TraceEvent::Copy(copy) => {
                 assert_eq!(copy.received % 4, 0);
                 seen.insert(copy.subscriber);
             }
-            Event::Sent(sent) => assert_eq!(sent.number % 4, 0),
-            Event::Start { .. } => {}
+            TraceEvent::Sent(sent) => assert_eq!(sent.number % 4, 0),
+            TraceEvent::Start { .. } => {}
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(seen, ids.into(), "both subscribers, by their numbers in the status");
 
     let events = other.all();
-    let [Event::Start { notes, .. }] = &events[..] else { panic!("{events:?}") };
+    let [TraceEvent::Start { notes, .. }] = &events[..] else { panic!("{events:?}") };
     assert!(notes[0].contains("live/cam/audio"), "{notes:?}");
 }

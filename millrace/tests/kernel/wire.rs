@@ -12,40 +12,43 @@ use std::{
 use millrace_lab::lab::{Lab, Topology};
 use millrace_relay_daemon::{
     config::{CipherSuite, Config},
-    status::Session,
+    status::RelaySessionStatus,
 };
 
 use crate::{
-    frames::{Capture, check_frame},
+    frames::{PacketCapture, check_frame},
     life::{OF_A_PHASE, Phases, link, sh},
     needs_root,
-    net::{Net, OF_A_GROUP, PORT, SHOW, Show, assert_forwarded, cast, introduce, play, subscribers, until},
+    net::{
+        GroupStream, KernelNetwork, OF_A_GROUP, PORT, SHOW, assert_forwarded, cast, introduce, play,
+        subscribers, until,
+    },
 };
 
 /// Frames from the relay, all of whose checksums and lengths are right.
-fn checked(capture: &Capture) -> usize {
+fn checked(capture: &PacketCapture) -> usize {
     let is_media = |frame: &&Vec<u8>| check_frame(frame) && source_port(frame) == PORT;
     capture.frames().iter().filter(is_media).count()
 }
 
-/// Of a UDP frame without options.
+/// Returns the source port of a UDP frame without options.
 fn source_port(frame: &[u8]) -> u16 {
     let at = if frame[12..14] == [0x86, 0xdd] { 14 + 40 } else { 14 + 20 };
     u16::from_be_bytes([frame[at], frame[at + 1]])
 }
 
-/// What comes and goes on a subscriber's link.
-fn watch(net: &Net, name: &str) -> Capture {
+/// Captures both directions of a subscriber's link.
+fn watch(net: &KernelNetwork, name: &str) -> PacketCapture {
     let node = net.lab.node(name).unwrap();
-    Capture::on(node.netns().name(), &node.interfaces()[0].device)
+    PacketCapture::on(node.netns().name(), &node.interfaces()[0].device)
 }
 
 #[test]
-fn every_checksum_is_right_in_every_mix_of_families() {
-    needs_root!(every_checksum_is_right_in_every_mix_of_families);
+fn checksums_are_right_for_every_mix_of_address_families() {
+    needs_root!(checksums_are_right_for_every_mix_of_address_families);
     for (from, mtu) in [(0, 1500), (1, 9000)] {
         let topology = Topology { netem: false, mtu, ..Topology::standard(1, 2) };
-        let net = Net::of(&topology, |config| {
+        let net = KernelNetwork::from_topology(&topology, |config| {
             config.listen.push(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT));
         });
         let ips: [IpAddr; 2] = [net.relay().addr_v4().into(), net.relay().addr_v6().into()];
@@ -55,7 +58,8 @@ fn every_checksum_is_right_in_every_mix_of_families() {
         let status = play(&net, cast, &SHOW, |_| {});
         assert_forwarded(&status, SHOW.groups * OF_A_GROUP);
         for (session, capture) in subscribers(&status).zip(captures) {
-            let (seen, sent) = (checked(&capture), session.kernel.packets + session.data_plane.packets);
+            let seen = checked(&capture);
+            let sent = session.kernel.packets + session.data_plane.packets;
             assert!(seen as u64 >= sent, "{seen} of {sent}");
             // A receiver drops what has a wrong checksum. That some overtake others, on two processors, counts as a loss.
             let copies = session.kernel_copies.as_ref().unwrap();
@@ -65,7 +69,7 @@ fn every_checksum_is_right_in_every_mix_of_families() {
 }
 
 /// A VLAN on the link between the relay and a node, on which alone the two reach each other from now on.
-fn make_vlan(net: &Net, name: &str) -> &'static str {
+fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
     const VLAN: &str = "vlan100";
     let node = net.lab.node(name).unwrap();
     let near = net.relay().interface(&link(name)).unwrap();
@@ -85,18 +89,18 @@ fn make_vlan(net: &Net, name: &str) -> &'static str {
 }
 
 #[test]
-fn media_comes_and_goes_by_vlan() {
-    needs_root!(media_comes_and_goes_by_vlan);
+fn kernel_forwards_between_vlans() {
+    needs_root!(kernel_forwards_between_vlans);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let mut make = lab.node("relay").unwrap().command("ip");
     make.args(["link", "add", "link", "to-pub", "name", "vlan1", "type", "vlan", "id", "1"]);
     // exact: a command has ended
     if !make.stderr(Stdio::null()).status().unwrap().success() {
-        println!("SKIP media_comes_and_goes_by_vlan: this kernel has no VLAN devices");
+        println!("SKIP kernel_forwards_between_vlans: this kernel has no VLAN devices");
         return;
     }
     for (tagged, attach_below) in [("sub1", false), ("pub", false), ("pub", true)] {
-        let net = Net::new(2, false, |config| config.interfaces.truncate(1));
+        let net = KernelNetwork::new(2, false, |config| config.interfaces.truncate(1));
         let captures = ["sub1", "sub2"].map(|name| watch(&net, name));
         let vlan = make_vlan(&net, tagged);
         if tagged == "pub" && !attach_below {
@@ -107,14 +111,15 @@ fn media_comes_and_goes_by_vlan() {
         let status = play(&net, cast, &SHOW, |_| {});
         assert_forwarded(&status, SHOW.groups * OF_A_GROUP);
         for (session, capture) in subscribers(&status).zip(captures) {
-            let (seen, sent) = (checked(&capture), session.kernel.packets + session.data_plane.packets);
+            let seen = checked(&capture);
+            let sent = session.kernel.packets + session.data_plane.packets;
             assert!(seen as u64 >= sent, "{seen} of {sent}");
         }
     }
 }
 
 /// Moves a peer to another socket: another port, and other connection IDs in both directions (RFC 9000, section 9.5).
-fn move_away(net: &Net, node: &str, peer: &quinn::Endpoint) {
+fn move_away(net: &KernelNetwork, node: &str, peer: &quinn::Endpoint) {
     let rebind = || {
         let _inside = net.runtime.enter();
         peer.rebind(UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
@@ -125,7 +130,7 @@ fn move_away(net: &Net, node: &str, peer: &quinn::Endpoint) {
 #[test]
 fn peers_move_and_the_kernel_follows() {
     needs_root!(peers_move_and_the_kernel_follows);
-    let net = Net::new(2, false, |_| {});
+    let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
     let addresses = || {
@@ -134,7 +139,7 @@ fn peers_move_and_the_kernel_follows() {
     };
     let before = addresses();
     let mut phases = Phases(Vec::new());
-    let show = Show { groups: 40, objects: 30, ..SHOW };
+    let show = GroupStream { groups: 40, objects: 30, ..SHOW };
     let status = play(&net, cast, &show, |group| match group {
         10 => move_away(&net, "pub", &endpoints[0]),
         20 => move_away(&net, "sub1", &endpoints[1]),
@@ -151,12 +156,12 @@ fn peers_move_and_the_kernel_follows() {
 }
 
 #[test]
-fn where_only_userspace_has_a_way_out_the_kernel_leaves_it_alone() {
-    needs_root!(where_only_userspace_has_a_way_out_the_kernel_leaves_it_alone);
+fn path_that_only_userspace_can_use_is_left_to_it() {
+    needs_root!(path_that_only_userspace_can_use_is_left_to_it);
     // Routing by owner: the relay's sockets are somebody's whose route leads to sub1, everybody else's does not.
     const OWNER: u32 = 65_534;
     let topology = Topology { netem: false, ..Topology::standard(1, 2) };
-    let net = Net::owned_by(&topology, OWNER, |_| {});
+    let net = KernelNetwork::owned_by(&topology, OWNER, |_| {});
     for command in [
         format!("rule add uidrange {OWNER}-{OWNER} lookup 100"),
         "route add 10.77.1.0/24 dev to-sub1 table 100".to_owned(),
@@ -167,11 +172,11 @@ fn where_only_userspace_has_a_way_out_the_kernel_leaves_it_alone() {
     }
     let cast = cast(&net, &["sub1", "sub2"]);
     // Enough at a time for the kernel to try it.
-    let show = Show { ahead: Some(40), ..SHOW };
+    let show = GroupStream { ahead: Some(40), ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (lost, found): (Vec<_>, _) =
         subscribers(&status).partition(|one| one.remote.ip() == IpAddr::from([10, 77, 1, 2]));
-    let [lost, found]: [&Session; 2] = [lost[0], found.into_iter().next().unwrap()];
+    let [lost, found]: [&RelaySessionStatus; 2] = [lost[0], found.into_iter().next().unwrap()];
     assert!(found.kernel.packets >= SHOW.groups * OF_A_GROUP, "{found:#?}");
     // As many bytes as 8 of the largest packets have, and these are smaller.
     assert!((1..=12).contains(&lost.kernel.packets), "the first are tried: {lost:#?}");
@@ -180,7 +185,7 @@ fn where_only_userspace_has_a_way_out_the_kernel_leaves_it_alone() {
     assert_eq!(given_up, u64::from(lost.kernel.packets >= 8), "{lost:#?}");
 }
 
-/// As `tcpdump -w` writes it, all at the same time.
+/// Writes frames like `tcpdump -w`, all with the same time.
 fn write_pcap(path: &Path, frames: &[Vec<u8>]) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1_u32] {
@@ -217,8 +222,9 @@ fn tshark_decrypts_what_the_kernel_sent() {
     }
     for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
         let dir = tempfile::tempdir().unwrap();
-        let (pcap, keys) = (dir.path().join("pcap"), dir.path().join("keys"));
-        let net = Net::new(1, false, |config| {
+        let pcap = dir.path().join("pcap");
+        let keys = dir.path().join("keys");
+        let net = KernelNetwork::new(1, false, |config| {
             config.cipher_suites = vec![suite];
             config.key_log_file = Some(keys.clone());
         });

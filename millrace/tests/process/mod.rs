@@ -22,30 +22,30 @@ pub fn millrace() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millrace"))
 }
 
-pub struct Relay {
+pub struct RunningRelay {
     process: Child,
     pub http: SocketAddr,
     pub dir: TempDir,
 }
 
-impl Relay {
-    /// Starts a relay on ports of its own; `{dir}` in an argument is its directory.
+impl RunningRelay {
+    /// Starts a relay on ports of its own. `{dir}` in an argument stands for its directory.
     pub fn start(dir: TempDir, args: &[&str]) -> Self {
         Self::start_on("127.0.0.1:0", dir, args)
     }
 
-    /// The same, on this address.
+    /// Starts a relay on this address.
     pub fn start_on(listen: &str, dir: TempDir, args: &[&str]) -> Self {
         Self::start_as(Some(listen), dir, args)
     }
 
-    /// The same, with the settings of `relay.toml` in the directory, which says where to listen.
+    /// Starts a relay with the settings of `relay.toml` in the directory, which must name the address.
     pub fn start_by_file(dir: TempDir, args: &[&str]) -> Self {
         Self::start_as(None, dir, &[&["--config={dir}/relay.toml"], args].concat())
     }
 
     fn start_as(listen: Option<&str>, dir: TempDir, args: &[&str]) -> Self {
-        // Its log says which port it has chosen. Of one that logs elsewhere it has to be known before.
+        // The log says which port the relay has chosen. If it logs elsewhere, the port must be known before.
         let is_silent = args.iter().any(|arg| arg.starts_with("--log-file"));
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let http =
@@ -89,24 +89,24 @@ impl Relay {
         serde_json::from_str(&self.get("/status")).unwrap()
     }
 
-    /// What HTTP answers to whoever has the token.
+    /// Returns the answer to an HTTP request with the token.
     pub fn get(&self, path: &str) -> String {
         let token = fs::read_to_string(self.path("token")).unwrap();
         fetch(self.http, path, Some(token.trim_end())).unwrap().1
     }
 
-    /// Whether a line of the log has all of `words`. Lines are written by a thread of its own: wait for them.
+    /// Returns whether a line of the log has all of `words`. A thread writes the lines: wait for them.
     pub fn logged(&self, words: &[&str]) -> bool {
         let log = fs::read_to_string(self.path("stderr")).unwrap();
         log.lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
-    /// Where it is served.
+    /// Returns the address that it listens on.
     pub fn listen(&self) -> SocketAddr {
         self.status().listen[0] // exact: fixed at start-up
     }
 
-    /// What clients are given.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("moqt://{}", self.listen())
     }
@@ -119,7 +119,7 @@ impl Relay {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
     }
 
-    /// How it has ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().unwrap()
     }
@@ -129,7 +129,7 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for RunningRelay {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -1,63 +1,67 @@
 //! Subscribers that get the rendition that their path has room for.
 
 use millrace_moq::{
-    Datagram, Message, Parameters, Status as ObjectStatus, code,
+    Message, ObjectDatagram, Parameters, Status as ObjectStatus, code,
     data::encode_object_header,
     message::{PublishDone, RequestUpdate},
-    msf::{Catalog, Track},
-    param::Token,
+    msf::{MsfCatalog, MsfTrack},
+    param::AuthToken,
     token::{Credential, Form},
 };
 use millrace_relay::{
-    Adaptive, LadderRule,
+    AdaptiveMode, LadderRule,
     access::{
-        Policy, Principal, Requirements, Rule, cat,
-        grant::{Match, Scope},
+        AccessPolicy, AccessRule, Principal, Requirements, cat,
+        grant::{GrantMatch, GrantScope},
         keys::{self, Signer},
         token::KIND_CAT,
     },
 };
-use millrace_relay_daemon::{access::Loaded, status::Status};
+use millrace_relay_daemon::{access::AccessFileContents, status::Status};
 
-use super::peer::{End, Peer, Relay, expect_done, header, patiently, payload, track};
+use super::peer::{PeerStreamEnd, TestPeer, TestRelay, expect_done, header, patiently, payload, track};
 
-/// More than a stream has credit for: unread, it keeps the relay waiting.
+/// More bytes than a stream has credit for: unread, they block the relay.
 const TOO_MUCH: usize = 3_000_000;
 
-/// Objects of a group of each rendition, by which a test tells them.
+/// Number of objects in a group of each rendition, which identifies it.
 const HIGH: u64 = 2;
 const LOW: u64 = 3;
 
 const HIGH_ALIAS: u64 = 1;
 const LOW_ALIAS: u64 = 2;
 
-fn ladder(high: u64) -> Adaptive {
+fn ladder(high: u64) -> AdaptiveMode {
     let tracks = vec![("high".to_owned(), high), ("low".to_owned(), 1)];
-    Adaptive::Ladders(vec![LadderRule { namespace: "live/*".parse().unwrap(), tracks }])
+    AdaptiveMode::Ladders(vec![LadderRule { namespace: "live/*".parse().unwrap(), tracks }])
 }
 
-/// Bits per second that no path carries, so that nothing goes up.
+/// Bits per second that no path carries, so that no higher rendition is chosen.
 const ENDLESS: u64 = 1 << 60;
 
 /// A publisher of two renditions, and a subscriber of the higher one.
-struct Scene {
-    relay: Relay,
-    publisher: Peer,
-    subscriber: Peer,
+struct AdaptiveScene {
+    relay: TestRelay,
+    publisher: TestPeer,
+    subscriber: TestPeer,
     alias: u64,
-    low: millrace_client::session::Request,
-    requests: Vec<millrace_client::session::Request>,
+    low: millrace_client::session::SessionRequest,
+    requests: Vec<millrace_client::session::SessionRequest>,
 }
 
-impl Scene {
-    async fn new(adaptive: Adaptive) -> Self {
-        Self::with(Relay::with(|config| config.adaptive = adaptive.clone()), adaptive, Parameters::default())
-            .await
+impl AdaptiveScene {
+    async fn new(adaptive: AdaptiveMode) -> Self {
+        Self::with(
+            TestRelay::with(|config| config.adaptive = adaptive.clone()),
+            adaptive,
+            Parameters::default(),
+        )
+        .await
     }
 
     /// The subscriber subscribes with these parameters.
-    async fn with(relay: Relay, adaptive: Adaptive, parameters: Parameters) -> Self {
-        let from_catalog = matches!(adaptive, Adaptive::Catalogs(_));
+    async fn with(relay: TestRelay, adaptive: AdaptiveMode, parameters: Parameters) -> Self {
+        let from_catalog = matches!(adaptive, AdaptiveMode::Catalogs(_));
         let mut publisher = relay.peer().await;
         let namespace = publisher.publish_namespace("live/cam").await;
         let subscriber = relay.peer().await;
@@ -72,12 +76,12 @@ impl Scene {
             requests.push(publish_catalog(&mut publisher).await);
         }
         let (low, _) = publisher.accept_subscribe(&track("live/cam", "low"), LOW_ALIAS).await;
-        relay.until("both are listened to", |status| listeners(status, "low") == 1).await;
+        relay.until("subscriptions to both", |status| listeners(status, "low") == 1).await;
         relay.until_ready().await;
         Self { relay, publisher, subscriber, alias: ok.track_alias, low, requests }
     }
 
-    /// A group of both renditions, and waits until the relay has them.
+    /// Publishes a group of both renditions, and waits until the relay has them.
     async fn publish(&self, group: u64) {
         for (alias, objects, name) in [(LOW_ALIAS, LOW, "low"), (HIGH_ALIAS, HIGH, "high")] {
             let mut subgroup = self.publisher.subgroup(header(alias, group)).await;
@@ -89,7 +93,7 @@ impl Scene {
         }
     }
 
-    /// The first group, which the subscriber does not read: the relay waits, until it has switched.
+    /// Publishes the first group, which the subscriber does not read, and waits until the relay has switched.
     async fn choke(&self) {
         let mut low = self.publisher.subgroup(header(LOW_ALIAS, 0)).await;
         low.object(0, 10).await;
@@ -102,7 +106,7 @@ impl Scene {
     }
 
     fn send_datagram(&self, alias: u64, group: u64, object: u64) {
-        let datagram = Datagram {
+        let datagram = ObjectDatagram {
             alias,
             group,
             object,
@@ -130,19 +134,19 @@ impl Scene {
         self.relay.until(&format!("{name} at {largest:?}"), wanted).await;
     }
 
-    /// The next group that comes: its ID, and how many objects it has.
+    /// Returns the next group that arrives: its ID, and its number of objects.
     async fn next(&mut self) -> (u64, u64) {
         let received = self.subscriber.next_subgroup().await;
         assert_eq!(received.header.alias, self.alias);
         let group = received.header.group;
         let (objects, end) = received.all().await;
-        assert_eq!(end, End::Fin);
+        assert_eq!(end, PeerStreamEnd::Fin);
         assert!(objects.iter().copied().eq(0..objects.len() as u64), "{objects:?}");
         (group, objects.len() as u64)
     }
 }
 
-fn named<'a>(status: &'a Status, name: &str) -> Option<&'a millrace_relay::status::Track> {
+fn named<'a>(status: &'a Status, name: &str) -> Option<&'a millrace_relay::status::RelayTrackStatus> {
     status.tracks.iter().find(|track| track.name.ends_with(name))
 }
 
@@ -155,8 +159,8 @@ fn largest_of(status: &Status, name: &str) -> Option<(u64, u64)> {
 }
 
 #[tokio::test]
-async fn who_has_too_little_room_gets_the_lower_rendition_from_the_next_group_on() {
-    let mut scene = Scene::new(ladder(ENDLESS)).await;
+async fn slow_subscriber_gets_lower_rendition_from_next_group() {
+    let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.publish(1).await;
     assert_eq!(scene.next().await, (0, 1), "what has begun goes on");
@@ -172,10 +176,10 @@ async fn who_has_too_little_room_gets_the_lower_rendition_from_the_next_group_on
 }
 
 #[tokio::test]
-async fn when_there_is_room_again_the_higher_rendition_comes_back() {
-    let mut scene = Scene::new(ladder(2)).await;
+async fn higher_rendition_returns_with_capacity() {
+    let mut scene = AdaptiveScene::new(ladder(2)).await;
     scene.choke().await;
-    // It is chosen while nothing is read.
+    // The rendition is chosen while nothing is read.
     scene.publish(1).await;
     assert_eq!(scene.next().await, (0, 1));
     assert_eq!(scene.next().await, (1, LOW));
@@ -189,8 +193,8 @@ async fn when_there_is_room_again_the_higher_rendition_comes_back() {
 }
 
 #[tokio::test]
-async fn who_asks_for_two_renditions_chooses() {
-    let mut scene = Scene::new(ladder(ENDLESS)).await;
+async fn subscriber_of_two_renditions_is_not_adapted() {
+    let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     let (second, ok) = scene.subscriber.subscribe(&track("live/cam", "low")).await;
     scene.relay.until("its own is back", |status| status.totals.renditions_up == 1).await;
@@ -198,7 +202,8 @@ async fn who_asks_for_two_renditions_chooses() {
     let mut got = Vec::new();
     for _ in 0..4 {
         let received = scene.subscriber.next_subgroup().await;
-        let (alias, group) = (received.header.alias, received.header.group);
+        let alias = received.header.alias;
+        let group = received.header.group;
         got.push((alias, group, received.all().await.0.len() as u64));
     }
     got.sort_unstable();
@@ -210,29 +215,29 @@ async fn who_asks_for_two_renditions_chooses() {
 }
 
 #[tokio::test]
-async fn when_a_rendition_ends_the_subscription_goes_on_with_another() {
-    let mut scene = Scene::new(ladder(ENDLESS)).await;
+async fn subscription_continues_when_a_rendition_ends() {
+    let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.publish(1).await;
     assert_eq!((scene.next().await, scene.next().await), ((0, 1), (1, LOW)));
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 2, reason: String::new() };
     scene.low.send(done).await.unwrap();
-    scene.relay.until("the other is chosen", |status| status.totals.renditions_up == 1).await;
+    scene.relay.until("the other rendition", |status| status.totals.renditions_up == 1).await;
     let mut subgroup = scene.publisher.subgroup(header(HIGH_ALIAS, 2)).await;
     for id in 0..HIGH {
         subgroup.object(id, 100).await;
     }
     subgroup.finish();
     assert_eq!(scene.next().await, (2, HIGH));
-    // The one that was asked for ends the subscription.
+    // The rendition that was asked for ends the subscription.
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 3, reason: String::new() };
     scene.requests[2].send(done).await.unwrap();
     assert_eq!(expect_done(&mut scene.requests[1]).await.code, code::Done::TRACK_ENDED);
 }
 
 #[tokio::test]
-async fn an_unsubscribed_rendition_is_let_go_of() {
-    let mut scene = Scene::new(ladder(ENDLESS)).await;
+async fn relay_unsubscribes_from_unused_rendition() {
+    let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     let request = scene.requests.remove(1);
     drop(request);
     scene.relay.until("nobody listens", |status| listeners(status, "low") == 0).await;
@@ -241,17 +246,17 @@ async fn an_unsubscribed_rendition_is_let_go_of() {
 
 #[tokio::test]
 async fn ladders_come_from_the_catalog() {
-    let mut scene = Scene::new(Adaptive::Catalogs(Vec::new())).await;
+    let mut scene = AdaptiveScene::new(AdaptiveMode::Catalogs(Vec::new())).await;
     scene.choke().await;
     scene.publish(1).await;
     assert_eq!(scene.next().await, (0, 1));
     assert_eq!(scene.next().await, (1, LOW));
 }
 
-/// The first group is a stream, which makes the relay wait; what comes then is datagrams.
+/// The first group is a stream, which blocks the relay; datagrams follow.
 #[tokio::test]
-async fn datagrams_are_of_the_rendition_that_fits() {
-    let mut scene = Scene::new(ladder(ENDLESS)).await;
+async fn subscriber_gets_datagrams_of_the_rendition_that_fits() {
+    let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     assert_eq!(scene.next().await, (0, 1));
     for group in 1..4 {
@@ -273,8 +278,8 @@ async fn datagrams_are_of_the_rendition_that_fits() {
 }
 
 #[tokio::test]
-async fn an_update_of_the_subscription_leaves_the_choice_as_it_is() {
-    let mut scene = Scene::new(ladder(ENDLESS)).await;
+async fn subscription_update_keeps_the_rendition() {
+    let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.update(Parameters { subscriber_priority: Some(3), ..Parameters::default() }).await;
     scene.publish(1).await;
@@ -291,18 +296,18 @@ async fn an_update_of_the_subscription_leaves_the_choice_as_it_is() {
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
-/// The relay asks for the catalog, and gets it.
-async fn publish_catalog(publisher: &mut Peer) -> millrace_client::session::Request {
-    let rendition = |name: &str, bitrate, alt_group| Track {
+/// Publishes the catalog when the relay asks for it.
+async fn publish_catalog(publisher: &mut TestPeer) -> millrace_client::session::SessionRequest {
+    let rendition = |name: &str, bitrate, alt_group| MsfTrack {
         name: name.to_owned(),
         packaging: "loc".to_owned(),
         codec: Some("av01".to_owned()),
         bitrate: Some(bitrate),
         alt_group: Some(alt_group),
-        ..Track::default()
+        ..MsfTrack::default()
     };
     let tracks = vec![rendition("high", ENDLESS, 1), rendition("low", 1, 1), rendition("other", 2, 2)];
-    let json = Catalog::new(tracks).to_json().unwrap();
+    let json = MsfCatalog::new(tracks).to_json().unwrap();
     let (upstream, _) = publisher.accept_subscribe(&track("live/cam", "catalog"), 9).await;
     let mut subgroup = publisher.subgroup(header(9, 0)).await;
     let mut bytes = Vec::new();
@@ -315,60 +320,65 @@ async fn publish_catalog(publisher: &mut Peer) -> millrace_client::session::Requ
 
 const SECRET: [u8; 32] = [b's'; 32];
 
-/// A token for one track, of which the name is its ID.
-fn token_for(name: &'static str) -> Token {
-    let scope = Scope {
+/// A token for one track. Its ID is the track's name.
+fn token_for(name: &'static str) -> AuthToken {
+    let scope = GrantScope {
         actions: cat::actions(false, true),
         namespace: vec![],
         closed: false,
-        track: Some(Match::Exact(name.into())),
+        track: Some(GrantMatch::Exact(name.into())),
     };
-    let namespace = vec![Match::Exact("live".into()), Match::Exact("cam".into())];
-    let scopes = vec![Scope { namespace, ..scope }];
-    let claims = cat::Claims { id: Some(name.to_owned()), scopes, ..cat::Claims::default() };
+    let namespace = vec![GrantMatch::Exact("live".into()), GrantMatch::Exact("cam".into())];
+    let scopes = vec![GrantScope { namespace, ..scope }];
+    let claims = cat::CatClaims { id: Some(name.to_owned()), scopes, ..cat::CatClaims::default() };
     let value = cat::make(&claims, &Signer::read_secret(&SECRET).unwrap(), false).unwrap();
     Form::UseValue(Credential { kind: KIND_CAT, value: value.into() }).encode()
 }
 
-/// Everybody may publish, and subscribe with tokens that are not among these.
-fn revoking(ids: &[&str]) -> Loaded {
+/// Access rules: everybody may publish, and subscribe with tokens that are not revoked here.
+fn revoking(ids: &[&str]) -> AccessFileContents {
     let tokens = Requirements {
         keys: vec![keys::read_secret(&SECRET).unwrap()],
         revoked: ids.iter().map(|id| (*id).to_owned()).collect(),
         ..Requirements::default()
     };
-    let rule = Rule {
+    let rule = AccessRule {
         namespace: "live/**".parse().unwrap(),
         publish: vec![Principal::Anyone],
         subscribe: vec![Principal::Token],
         path: None,
         authority: None,
     };
-    Loaded { policy: Policy::new(vec![rule], tokens, false), client_roots: None, unread: vec![] }
+    AccessFileContents {
+        policy: AccessPolicy::new(vec![rule], tokens, false),
+        client_roots: None,
+        unread: vec![],
+    }
 }
 
-/// Each rendition is the subscriber's as long as it has the right to it, whichever it was when the subscription began.
+/// The subscriber gets each rendition as long as it has the right to it, whichever it had when the subscription
+/// began.
 #[tokio::test]
-async fn a_rendition_ends_with_the_right_to_it() {
-    let relay = Relay::with(|config| config.adaptive = ladder(ENDLESS));
+async fn rendition_ends_with_the_subscribers_right_to_it() {
+    let relay = TestRelay::with(|config| config.adaptive = ladder(ENDLESS));
     relay.server.set_access(revoking(&[]));
     let authorization_tokens = vec![token_for("high"), token_for("low")];
     let parameters = Parameters { authorization_tokens, ..Parameters::default() };
-    let mut scene = Scene::with(relay, ladder(ENDLESS), parameters).await;
+    let mut scene = AdaptiveScene::with(relay, ladder(ENDLESS), parameters).await;
     scene.choke().await;
     let first = scene.subscriber.next_subgroup().await;
     assert_eq!(first.all().await.0.len(), 1);
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, LOW), "less is chosen");
-    // Of the next group some is there, and more would come.
+    // A part of the next group has arrived, and the rest would follow.
     let mut open = scene.publisher.subgroup(header(LOW_ALIAS, 2)).await;
     open.object(0, 100).await;
     let begun = scene.subscriber.next_subgroup().await;
     assert_eq!(begun.header.group, 2);
     scene.relay.server.set_access(revoking(&["low"]));
-    assert_eq!(begun.all().await.1, End::Reset, "what is open of it is cut short");
+    assert_eq!(begun.all().await.1, PeerStreamEnd::Reset, "what is open of it is cut short");
     scene.relay.until("nobody listens to it", |status| listeners(status, "low") == 0).await;
-    scene.relay.until("the other is chosen", |status| status.totals.renditions_up == 1).await;
+    scene.relay.until("the other rendition", |status| status.totals.renditions_up == 1).await;
     let mut subgroup = scene.publisher.subgroup(header(HIGH_ALIAS, 3)).await;
     for id in 0..HIGH {
         subgroup.object(id, 100).await;

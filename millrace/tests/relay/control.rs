@@ -6,13 +6,15 @@ use millrace_client::session::Error;
 use millrace_moq::{
     Draft, Filter, Message, Namespace, Parameters, code,
     message::{
-        Fetch, FetchKind, NamespaceDone, NamespaceFound, Publish, RequestOk, RequestUpdate, Subscribe,
+        FetchKind, FetchRequest, NamespaceDone, NamespaceFound, Publish, RequestOk, RequestUpdate, Subscribe,
         SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus,
     },
 };
 use quinn::ConnectionError;
 
-use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, track, with_publisher};
+use super::peer::{
+    PeerStreamEnd, TestPeer, TestRelay, at, first_subscriber, header, patiently, track, with_publisher,
+};
 
 fn closed_with(error: Error) -> code::Session {
     match error {
@@ -23,7 +25,7 @@ fn closed_with(error: Error) -> code::Session {
     }
 }
 
-async fn watch(peer: &Peer, prefix: &str) -> millrace_client::session::Request {
+async fn watch(peer: &TestPeer, prefix: &str) -> millrace_client::session::SessionRequest {
     let prefix = if prefix.is_empty() { Namespace::default() } else { Namespace::from_path(prefix).unwrap() };
     let request_id = peer.session.next_request_id();
     let message = SubscribeNamespace { request_id, prefix, parameters: Parameters::default() };
@@ -35,8 +37,8 @@ fn suffix(path: &str) -> Namespace {
 }
 
 #[tokio::test]
-async fn namespaces_come_and_go_below_a_prefix() {
-    let relay = Relay::start();
+async fn namespaces_below_a_prefix_are_announced_and_withdrawn() {
+    let relay = TestRelay::start();
     let publisher = relay.peer().await;
     let _before = publisher.publish_namespace("meeting/1/alice").await;
     let _elsewhere = publisher.publish_namespace("other").await;
@@ -44,14 +46,14 @@ async fn namespaces_come_and_go_below_a_prefix() {
     let mut watching = watch(&watcher, "meeting/1").await;
     assert!(matches!(patiently(watching.answer()).await.unwrap(), Message::RequestOk(_)));
     let next = patiently(watching.next()).await.unwrap();
-    assert_eq!(next, Some(NamespaceFound { suffix: suffix("alice") }.into()));
+    assert_eq!(next, Some(NamespaceFound { suffix: suffix("alice"), parameters: None }.into()));
     let mut bob = publisher.publish_namespace("meeting/1/bob").await;
     let next = patiently(watching.next()).await.unwrap();
-    assert_eq!(next, Some(NamespaceFound { suffix: suffix("bob") }.into()));
+    assert_eq!(next, Some(NamespaceFound { suffix: suffix("bob"), parameters: None }.into()));
     bob.cancel();
     let next = patiently(watching.next()).await.unwrap();
     assert_eq!(next, Some(NamespaceDone { suffix: suffix("bob") }.into()));
-    // A publisher that is gone has withdrawn everything.
+    // The end of a publisher's session withdraws everything.
     publisher.session.close(code::Session::NO_ERROR, "");
     let next = patiently(watching.next()).await.unwrap();
     assert_eq!(next, Some(NamespaceDone { suffix: suffix("alice") }.into()));
@@ -59,7 +61,7 @@ async fn namespaces_come_and_go_below_a_prefix() {
 
 #[tokio::test]
 async fn overlapping_prefixes_are_refused_and_can_move() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let watcher = relay.peer().await;
     let mut one = watch(&watcher, "a/b").await;
     patiently(one.answer()).await.unwrap();
@@ -79,9 +81,10 @@ async fn overlapping_prefixes_are_refused_and_can_move() {
 }
 
 #[tokio::test]
-async fn an_update_without_a_prefix_leaves_it_as_it_is() {
-    let relay = Relay::start();
-    let (publisher, watcher) = (relay.peer().await, relay.peer().await);
+async fn update_without_prefix_keeps_it() {
+    let relay = TestRelay::start();
+    let publisher = relay.peer().await;
+    let watcher = relay.peer().await;
     let mut watching = watch(&watcher, "live").await;
     patiently(watching.answer()).await.unwrap();
     let request_id = watcher.session.next_request_id();
@@ -89,12 +92,12 @@ async fn an_update_without_a_prefix_leaves_it_as_it_is() {
     assert_eq!(patiently(watching.answer()).await.unwrap(), RequestOk::default().into());
     let _published = publisher.publish_namespace("live/cam").await;
     let next = patiently(watching.next()).await.unwrap();
-    assert_eq!(next, Some(NamespaceFound { suffix: suffix("cam") }.into()));
+    assert_eq!(next, Some(NamespaceFound { suffix: suffix("cam"), parameters: None }.into()));
 }
 
 #[tokio::test]
-async fn reserved_namespaces_are_nobodys() {
-    let relay = Relay::start();
+async fn reserved_namespaces_are_refused() {
+    let relay = TestRelay::start();
     let peer = relay.peer().await;
     for (namespace, code) in [(".", code::Request::UNAUTHORIZED), (".session", code::Request::DOES_NOT_EXIST)]
     {
@@ -111,19 +114,19 @@ async fn reserved_namespaces_are_nobodys() {
         let refused = patiently(watch(&peer, namespace).await.answer()).await.err().unwrap();
         assert!(matches!(&refused, Error::Refused(refused) if refused.code == code), "{refused}");
     }
-    assert_eq!(relay.status().tracks, []); // exact: nothing is made for what is refused
+    assert_eq!(relay.status().tracks, []); // exact: a refused request creates nothing
 }
 
 #[tokio::test]
-async fn a_track_that_was_asked_for_is_not_published_as_well() {
-    let relay = Relay::start();
+async fn track_with_a_subscription_is_not_pushed_as_well() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let mut peer = relay.peer_of(Draft::D18).await;
     let subscribe =
         |request_id| Subscribe { request_id, track: name.clone(), parameters: Parameters::default() };
     let mut pending = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
     let (_, mut upstream) = patiently(publisher.requests.recv()).await.unwrap();
-    // A second one is refused while the first has no answer.
+    // A second request is refused while the first has no answer.
     let mut second = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
     let refused = patiently(second.answer()).await.err().unwrap();
     let Error::Refused(refused) = refused else { panic!("{refused}") };
@@ -138,7 +141,7 @@ async fn a_track_that_was_asked_for_is_not_published_as_well() {
     let (parameters, properties) = Default::default();
     upstream.send(SubscribeOk { track_alias: 1, parameters, properties }).await.unwrap();
     assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
-    // Another track shows that the watch has come so far.
+    // The change of another track shows that the relay has processed everything before.
     let other = super::peer::track("live/cam", "audio");
     let request_id = publisher.session.next_request_id();
     let (parameters, properties) = Default::default();
@@ -152,7 +155,7 @@ async fn a_track_that_was_asked_for_is_not_published_as_well() {
 
 #[tokio::test]
 async fn tracks_below_a_prefix_are_published_to_the_subscriber() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 4).await;
     let mut watcher = relay.peer().await;
@@ -173,19 +176,19 @@ async fn tracks_below_a_prefix_are_published_to_the_subscriber() {
     subgroup.finish();
     let received = watcher.next_subgroup().await;
     assert_eq!(received.header.alias, publish.track_alias);
-    assert_eq!(received.all().await, (vec![0], End::Fin));
+    assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
 }
 
 #[tokio::test]
-async fn what_nobody_publishes_does_not_exist() {
-    let relay = Relay::start();
+async fn unpublished_track_does_not_exist() {
+    let relay = TestRelay::start();
     let peer = relay.peer().await;
     let refused = peer.try_subscribe(&track("no", "where"), Parameters::default()).await.err().unwrap();
     assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
     let kind =
         FetchKind::Standalone { track: track("no", "where"), range: Filter::range(at(0, 0), at(1, 0)) };
     let request_id = peer.session.next_request_id();
-    let fetch = Fetch { request_id, kind, parameters: Parameters::default() };
+    let fetch = FetchRequest { request_id, kind, parameters: Parameters::default() };
     let Err(Error::Refused(refused)) = patiently(peer.session.request(fetch).await.unwrap().answer()).await
     else {
         panic!("a FETCH of nothing");
@@ -196,8 +199,8 @@ async fn what_nobody_publishes_does_not_exist() {
 }
 
 #[tokio::test]
-async fn a_subscription_waits_for_its_publisher_as_long_as_it_says() {
-    let relay = Relay::start();
+async fn subscription_waits_for_its_publisher_up_to_its_timeout() {
+    let relay = TestRelay::start();
     let subscriber = relay.peer().await;
     let name = track("live/cam", "video");
     let waiting = |millis| Parameters { rendezvous_timeout: Some(millis), ..Parameters::default() };
@@ -207,7 +210,7 @@ async fn a_subscription_waits_for_its_publisher_as_long_as_it_says() {
     assert!(began.elapsed() >= Duration::from_millis(150));
     let mut publisher = relay.peer().await;
     let (subscribed, _published) = tokio::join!(subscriber.try_subscribe(&name, waiting(60_000)), async {
-        relay.until("it waits", |status| !status.tracks.is_empty()).await;
+        relay.until("the waiting subscription", |status| !status.tracks.is_empty()).await;
         let namespace = publisher.publish_namespace("live").await;
         let upstream = publisher.accept_subscribe(&name, 1).await;
         (namespace, upstream)
@@ -216,8 +219,8 @@ async fn a_subscription_waits_for_its_publisher_as_long_as_it_says() {
 }
 
 #[tokio::test]
-async fn a_refusal_upstream_is_passed_on() {
-    let relay = Relay::start();
+async fn refusal_by_the_publisher_is_passed_to_the_subscriber() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let subscriber = relay.peer().await;
     let (refused, ()) = tokio::join!(subscriber.try_subscribe(&name, Parameters::default()), async {
@@ -230,7 +233,7 @@ async fn a_refusal_upstream_is_passed_on() {
 
 #[tokio::test]
 async fn a_second_subscription_to_a_track_is_refused_in_draft_18() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let subscriber = relay.peer_of(Draft::D18).await;
@@ -240,8 +243,8 @@ async fn a_second_subscription_to_a_track_is_refused_in_draft_18() {
 }
 
 #[tokio::test]
-async fn track_status_says_what_subscribe_ok_would() {
-    let relay = Relay::start();
+async fn track_status_equals_subscribe_ok() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let mut subgroup = publisher.subgroup(header(1, 6)).await;
@@ -260,12 +263,12 @@ async fn track_status_says_what_subscribe_ok_would() {
 #[tokio::test]
 async fn request_ids_of_the_wrong_side_or_used_twice_close_the_session() {
     for ids in [[1, 3], [0, 0]] {
-        let relay = Relay::start();
+        let relay = TestRelay::start();
         let peer = relay.peer().await;
         for request_id in ids {
             let track = track("a", "b");
             let message = Subscribe { request_id, track, parameters: Parameters::default() };
-            let _ = peer.session.request(message).await; // the session may be closed already
+            let _ = peer.session.request(message).await; // The session may already be closed.
         }
         assert_eq!(closed_with(peer.ended().await), code::Session::INVALID_REQUEST_ID, "{ids:?}");
     }
@@ -283,7 +286,7 @@ async fn malformed_streams_close_the_session_and_no_other() {
         ("second control stream", &[0xaf, 0x00, 0, 0], false, code::Session::PROTOCOL_VIOLATION),
         ("unknown fetch type", &[0x16, 0, 3, 0, 9, 0], true, code::Session::PROTOCOL_VIOLATION),
     ];
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let bystander = relay.peer().await;
     for (name, bytes, request, expected) in table {
         let peer = relay.peer().await;
@@ -301,7 +304,7 @@ async fn malformed_streams_close_the_session_and_no_other() {
 
 #[tokio::test]
 async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -312,7 +315,7 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
     // An object of length 0 with an unknown status.
     subgroup.stream.write_all(&[0, 0, 0x3f]).await.unwrap();
     assert_eq!(closed_with(publisher.ended().await), code::Session::PROTOCOL_VIOLATION);
-    assert_eq!(received.all().await, (vec![], End::Reset));
+    assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     let Some(Message::PublishDone(done)) = patiently(request.next()).await.unwrap() else {
         panic!("no PUBLISH_DONE");
     };
@@ -321,9 +324,9 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
 
 #[tokio::test]
 async fn a_peer_without_setup_is_closed_in_time() {
-    // Exercised with the clock running: the limit is 10 s, and PATIENCE is no less.
-    let relay = Relay::start();
-    let config = millrace_client::tls::Trust::Anyone.client_config(&[Draft::D18.alpn()]).unwrap();
+    // The clock runs in this test: the limit is 10 s, and PATIENCE is no less.
+    let relay = TestRelay::start();
+    let config = millrace_client::tls::CertificateTrust::Anyone.client_config(&[Draft::D18.alpn()]).unwrap();
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
     let endpoint = quinn::Endpoint::client("0.0.0.0:0".parse().unwrap()).unwrap();
     let config = quinn::ClientConfig::new(std::sync::Arc::new(crypto));

@@ -1,51 +1,51 @@
-//! What a relay shows its upstream relay, which lets nobody else subscribe.
+//! Credentials that a relay presents to its upstream relay, which allows no other subscribers.
 
 use std::{fs, path::Path};
 
 use millrace_moq::{Parameters, code};
 use millrace_relay::access::{
-    Principal, Rule,
-    jwt::{self, Claims, OneOrMany},
+    AccessRule, Principal,
+    jwt::{self, JwtClaims, OneOrMany},
     keys::Signer,
 };
 use millrace_relay_daemon::{
-    config::{KeyFile, Upstream},
+    config::{KeyFile, UpstreamConfig},
     status::Status,
 };
 
-use super::peer::{End, Relay, header, with_publisher};
+use super::peer::{PeerStreamEnd, TestRelay, header, with_publisher};
 
 const SECRETS: [&[u8]; 2] =
     [b"the one that the upstream relay has ok", b"another that it has never heard of ok"];
 
-/// What the edge shows.
+/// The credential that the edge presents.
 #[derive(Clone, Copy, Debug)]
-enum Shown {
+enum ShownCredential {
     Nothing,
-    /// Made with one of the secrets, for this namespace.
+    /// A token made with one of the secrets, for this namespace.
     Token(usize, &'static str),
-    /// Of one of the authorities, for this name.
+    /// A certificate of one of the authorities, for this name.
     Certificate(usize, &'static str),
 }
 
-/// What becomes of it.
+/// The result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum CredentialOutcome {
     Served,
-    /// It has a session, and may not subscribe.
+    /// The edge has a session, and may not subscribe.
     Admitted,
-    /// Its session is refused.
+    /// The edge's session is refused.
     Refused,
-    /// There is no connection.
+    /// The edge gets no connection.
     Unknown,
 }
 
 fn token(secret: usize, namespace: &str) -> String {
-    let claims = Claims { get: OneOrMany::Many(vec![namespace.to_owned()]), ..Claims::default() };
+    let claims = JwtClaims { get: OneOrMany::Many(vec![namespace.to_owned()]), ..JwtClaims::default() };
     jwt::make(&claims, &Signer::read_secret(SECRETS[secret]).unwrap()).unwrap()
 }
 
-/// Who signs certificates, and its own as PEM.
+/// Makes a certificate authority; returns its certificate as PEM too.
 fn authority() -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -54,13 +54,14 @@ fn authority() -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
     (rcgen::Issuer::new(params, key), pem)
 }
 
-/// A relay that everybody may publish at, and whoever shows something good may subscribe at.
-fn origin(dir: &Path, authority: &str) -> Relay {
-    let (secret, roots) = (dir.join("secret"), dir.join("roots.pem"));
+/// Starts a relay where everybody may publish, and clients with good credentials may subscribe.
+fn origin(dir: &Path, authority: &str) -> TestRelay {
+    let secret = dir.join("secret");
+    let roots = dir.join("roots.pem");
     fs::write(&secret, SECRETS[0]).unwrap();
     fs::write(&roots, authority).unwrap();
-    Relay::with(|config| {
-        config.access.rules = vec![Rule {
+    TestRelay::with(|config| {
+        config.access.rules = vec![AccessRule {
             namespace: "live/**".parse().unwrap(),
             publish: vec![Principal::Anyone],
             subscribe: vec![Principal::Token, "cert:edge.example".parse().unwrap()],
@@ -73,15 +74,15 @@ fn origin(dir: &Path, authority: &str) -> Relay {
 }
 
 #[tokio::test]
-async fn an_edge_gets_from_its_upstream_what_it_may() {
+async fn edge_gets_tracks_that_its_credentials_allow() {
     let table = [
-        (Shown::Nothing, Outcome::Admitted),
-        (Shown::Token(0, "live"), Outcome::Served),
-        (Shown::Token(0, "other"), Outcome::Admitted),
-        (Shown::Token(1, "live"), Outcome::Refused),
-        (Shown::Certificate(0, "edge.example"), Outcome::Served),
-        (Shown::Certificate(0, "other.example"), Outcome::Admitted),
-        (Shown::Certificate(1, "edge.example"), Outcome::Unknown),
+        (ShownCredential::Nothing, CredentialOutcome::Admitted),
+        (ShownCredential::Token(0, "live"), CredentialOutcome::Served),
+        (ShownCredential::Token(0, "other"), CredentialOutcome::Admitted),
+        (ShownCredential::Token(1, "live"), CredentialOutcome::Refused),
+        (ShownCredential::Certificate(0, "edge.example"), CredentialOutcome::Served),
+        (ShownCredential::Certificate(0, "other.example"), CredentialOutcome::Admitted),
+        (ShownCredential::Certificate(1, "edge.example"), CredentialOutcome::Unknown),
     ];
     let authorities = [authority(), authority()];
     for (shown, outcome) in table {
@@ -90,14 +91,14 @@ async fn an_edge_gets_from_its_upstream_what_it_may() {
         let (mut publisher, _namespace, track) = with_publisher(&origin).await;
         let url = origin.url();
         let path = |name: &str| dir.path().join(name);
-        let mut upstream = Upstream { url, tls_root: None, token: None, identity: None };
+        let mut upstream = UpstreamConfig { urls: vec![url], tls_root: None, token: None, identity: None };
         match shown {
-            Shown::Nothing => {}
-            Shown::Token(secret, namespace) => {
+            ShownCredential::Nothing => {}
+            ShownCredential::Token(secret, namespace) => {
                 fs::write(path("token"), token(secret, namespace) + "\n").unwrap();
                 upstream.token = Some(path("token"));
             }
-            Shown::Certificate(authority, name) => {
+            ShownCredential::Certificate(authority, name) => {
                 let key = rcgen::KeyPair::generate().unwrap();
                 let params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
                 let cert = params.signed_by(&key, &authorities[authority].0).unwrap();
@@ -106,11 +107,11 @@ async fn an_edge_gets_from_its_upstream_what_it_may() {
                 upstream.identity = Some((path("edge.pem"), path("edge.key")));
             }
         }
-        let edge = Relay::with(|config| config.upstream = Some(upstream));
+        let edge = TestRelay::with(|config| config.upstream = Some(upstream));
         let mut subscriber = edge.peer().await;
-        if outcome != Outcome::Served {
+        if outcome != CredentialOutcome::Served {
             match outcome {
-                Outcome::Admitted => {
+                CredentialOutcome::Admitted => {
                     let all_in = |status: &Status| {
                         status.sessions.iter().filter(|session| session.identity.is_some()).count() == 2
                     };
@@ -118,13 +119,13 @@ async fn an_edge_gets_from_its_upstream_what_it_may() {
                     edge.until("the edge knows", |status| status.sessions.iter().any(|one| one.upstream))
                         .await;
                 }
-                Outcome::Refused => {
+                CredentialOutcome::Refused => {
                     origin.until("it is refused", |status| !status.access.refused.is_empty()).await;
                 }
-                Outcome::Unknown | Outcome::Served => {}
+                CredentialOutcome::Unknown | CredentialOutcome::Served => {}
             }
             let refused = subscriber.try_subscribe(&track, Parameters::default()).await.err().unwrap();
-            if outcome == Outcome::Admitted {
+            if outcome == CredentialOutcome::Admitted {
                 assert_eq!(refused.code, code::Request::UNAUTHORIZED, "{shown:?}");
             }
             assert!(publisher.requests.try_recv().is_err(), "{shown:?}");
@@ -137,6 +138,6 @@ async fn an_edge_gets_from_its_upstream_what_it_may() {
         let mut subgroup = publisher.subgroup(header(1, 0)).await;
         subgroup.object(0, 1200).await;
         subgroup.finish();
-        assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin), "{shown:?}");
+        assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin), "{shown:?}");
     }
 }

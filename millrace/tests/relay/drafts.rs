@@ -1,12 +1,12 @@
-//! Peers that speak different drafts meet on one track.
+//! Peers of different drafts on one track.
 
 use std::sync::Arc;
 
 use millrace_client::{
     broadcast::{Broadcast, History},
-    serve::Server,
-    session::{Error, Remote, Request, Session},
-    tls::Trust,
+    serve::BroadcastServer,
+    session::{Error, Remote, Session, SessionRequest},
+    tls::CertificateTrust,
 };
 use millrace_moq::{
     Draft, Filter, GroupOrder, Location, Message, Namespace, Parameters, Properties, SubgroupId, TrackName,
@@ -22,12 +22,12 @@ use millrace_moq::{
 use super::{
     fetch::{fetched, locations, past, publish_groups, serve_upstream},
     peer::{
-        End, Peer, Relay, at, expect_done, first_subscriber, header, patiently, payload, publishing,
-        publishing_in, track,
+        PeerStreamEnd, TestPeer, TestRelay, at, expect_done, first_subscriber, header, patiently, payload,
+        publishing, publishing_in, track,
     },
 };
 
-/// Every draft with every other.
+/// Returns every pair of drafts.
 fn pairs() -> impl Iterator<Item = (Draft, Draft)> {
     Draft::ALL.into_iter().flat_map(|one| Draft::ALL.map(|other| (one, other)))
 }
@@ -36,17 +36,17 @@ fn filtered(filter: Filter) -> Parameters {
     Parameters { filter: Some(filter), ..Parameters::default() }
 }
 
-/// A subscription to what is to come, and to what came before from so many groups back on, in the words of the draft.
-async fn join(peer: &mut Peer, name: &TrackName, groups_back: u64) -> (Request, Vec<Location>) {
+/// Subscribes to new objects, and in the way of the draft to earlier ones from `groups_back` groups back on.
+async fn join(peer: &mut TestPeer, name: &TrackName, groups_back: u64) -> (SessionRequest, Vec<Location>) {
     join_in(peer, name, groups_back, GroupOrder::Ascending).await
 }
 
 async fn join_in(
-    peer: &mut Peer,
+    peer: &mut TestPeer,
     name: &TrackName,
     groups_back: u64,
     order: GroupOrder,
-) -> (Request, Vec<Location>) {
+) -> (SessionRequest, Vec<Location>) {
     let mut parameters = Parameters { group_order: Some(order), ..filtered(Filter::NextObject) };
     if peer.session.draft().has_fills() {
         let from = filtered(Filter::Relative(groups_back + 1));
@@ -66,7 +66,7 @@ async fn join_in(
 
 #[tokio::test]
 async fn a_publisher_of_each_draft_meets_players_of_all() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     for draft in Draft::ALL {
         let (mut publisher, _namespace, name) = publishing(relay.peer_of(draft).await).await;
         let (mut first, _request, _ok, mut upstream) =
@@ -88,10 +88,10 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
             for player in players.iter_mut().map(|(player, _)| player).chain([&mut first]) {
                 let received = player.next_subgroup().await;
                 assert_eq!(received.header.group, group);
-                assert_eq!(received.all().await, (vec![0, 1, 2, 3], End::Fin));
+                assert_eq!(received.all().await, (vec![0, 1, 2, 3], PeerStreamEnd::Fin));
             }
         }
-        let status = relay.status(); // exact: every one of them has got an answer
+        let status = relay.status(); // exact: every request has got an answer
         let mut spoken: Vec<_> = status.sessions.iter().map(|session| session.draft).collect();
         spoken.sort_unstable();
         let mut expected = vec![draft.number(), Draft::NEWEST.number(), 18, 19, 20, 21, 22];
@@ -112,16 +112,16 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
         for peer in [publisher, first] {
             peer.session.close(code::Session::NO_ERROR, "over");
         }
-        relay.until("all have gone", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all", |status| status.sessions.is_empty()).await;
     }
     relay.assert_forwarded();
 }
 
-/// By a FETCH that joins, or a fill, and the subscription goes on where that ends.
+/// The earlier objects arrive by a FETCH that joins, or a fill, and the subscription continues where they end.
 #[tokio::test]
-async fn late_players_of_each_draft_get_what_came_before() {
+async fn late_player_of_each_draft_gets_earlier_objects() {
     for draft in [Draft::D18, Draft::D22] {
-        let relay = Relay::start();
+        let relay = TestRelay::start();
         let (mut publisher, _namespace, name) = publishing(relay.peer_of(draft).await).await;
         let (mut first, _request, _ok, mut upstream) =
             first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -142,7 +142,7 @@ async fn late_players_of_each_draft_get_what_came_before() {
         open.finish();
         for (player, _) in &mut late {
             let (objects, end) = player.next_subgroup().await.all().await;
-            assert_eq!((objects, end), (vec![2], End::Fin), "contiguous, and without overlap");
+            assert_eq!((objects, end), (vec![2], PeerStreamEnd::Fin), "contiguous, and without overlap");
         }
         let done = millrace_moq::message::PublishDone {
             code: code::Done::TRACK_ENDED,
@@ -158,16 +158,16 @@ async fn late_players_of_each_draft_get_what_came_before() {
     }
 }
 
-/// What the relay has not, since nobody asked for the track before, comes from its publisher.
+/// The relay has no earlier objects, since the track had no subscriber, so they come from its publisher.
 #[tokio::test]
-async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
+async fn first_player_of_a_track_gets_whole_current_group() {
     const OBJECTS: u64 = 20;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     for (draft, order) in Draft::ALL
         .into_iter()
         .flat_map(|draft| [GroupOrder::Ascending, GroupOrder::Descending].map(|order| (draft, order)))
     {
-        // Nobody asked for the track before: each has its own.
+        // Each case has a track of its own, which had no subscriber before.
         let path = format!("live/{draft}/{order:?}");
         let broadcast = Broadcast::new(Namespace::from_path(&path).unwrap(), History::default());
         let video = broadcast.create("video", Properties::default()).unwrap();
@@ -175,9 +175,9 @@ async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
         for id in 0..OBJECTS {
             group.write(id, payload(2, id, 3000).into());
         }
-        let remote = Remote::new(relay.url(), Trust::Anyone);
+        let remote = Remote::new(relay.url(), CertificateTrust::Anyone);
         let session = Session::connect_from(&remote, quinn::EndpointConfig::default()).await.unwrap();
-        let server = Server::new(Arc::clone(&session), broadcast);
+        let server = BroadcastServer::new(Arc::clone(&session), broadcast);
         tokio::spawn(session.run(Arc::clone(&server)));
         let _announced = server.announce().await.unwrap();
         let mut player = relay.peer_of(draft).await;
@@ -185,21 +185,22 @@ async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
         group.write(OBJECTS, payload(2, OBJECTS, 3000).into());
         drop(group);
         let (live, end) = player.next_subgroup().await.all().await;
-        // Where the past ends depends on what had arrived when the player came; not that the subscription goes on there.
+        // The end of the earlier objects depends on what had arrived when the player joined; that the subscription
+        // continues there does not.
         let whole = before.into_iter().chain(live.into_iter().map(|id| at(2, id)));
         assert_eq!(
             whole.collect::<Vec<_>>(),
             (0..=OBJECTS).map(|id| at(2, id)).collect::<Vec<_>>(),
             "{draft} {order:?}"
         );
-        assert_eq!(end, End::Fin);
+        assert_eq!(end, PeerStreamEnd::Fin);
     }
 }
 
-/// The relay asks each publisher in the words of its draft, and answers each player in its own.
+/// The relay asks each publisher in its draft, and answers each player in its own.
 #[tokio::test]
-async fn what_the_cache_does_not_hold_comes_from_a_publisher_of_any_draft() {
-    let relay = Relay::start();
+async fn uncached_objects_are_fetched_from_publisher_of_any_draft() {
+    let relay = TestRelay::start();
     for (of_publisher, of_player) in pairs() {
         let path = format!("live/{of_publisher}/{of_player}");
         let publisher = relay.peer_of(of_publisher).await;
@@ -215,29 +216,33 @@ async fn what_the_cache_does_not_hold_comes_from_a_publisher_of_any_draft() {
 }
 
 #[tokio::test]
-async fn the_newest_draft_that_both_know_is_spoken() {
-    let relay = Relay::with(|config| config.drafts = vec![Draft::D20, Draft::D19]);
+async fn newest_common_draft_is_used() {
+    let relay = TestRelay::with(|config| config.drafts = vec![Draft::D20, Draft::D19]);
     let peer = relay.peer().await;
     assert_eq!(peer.session.draft(), Draft::D20);
     let offering = |drafts: &[Draft]| {
-        let remote = millrace_client::session::Remote::new(relay.url(), millrace_client::tls::Trust::Anyone);
+        let remote = millrace_client::session::Remote::new(
+            relay.url(),
+            millrace_client::tls::CertificateTrust::Anyone,
+        );
         millrace_client::session::Remote { drafts: drafts.to_vec(), ..remote }
     };
-    // The server's preference, not the client's.
-    let both = Peer::connect_to(&offering(&[Draft::D18, Draft::D19, Draft::D20]), Default::default()).await;
+    // The server's preference decides, not the client's.
+    let both =
+        TestPeer::connect_to(&offering(&[Draft::D18, Draft::D19, Draft::D20]), Default::default()).await;
     assert_eq!(both.session.draft(), Draft::D20);
-    let old = Peer::connect_to(&offering(&[Draft::D19, Draft::D18]), Default::default()).await;
+    let old = TestPeer::connect_to(&offering(&[Draft::D19, Draft::D18]), Default::default()).await;
     assert_eq!(old.session.draft(), Draft::D19);
     if !super::site::wants_web() {
         let none = millrace_client::session::Session::connect(&offering(&[Draft::D22, Draft::D18])).await;
         let error = none.err().expect("nothing in common").to_string();
-        assert!(error.contains("neither a draft of MoQ Transport that was offered"), "{error}");
+        assert!(error.contains("none of the offered drafts of MoQ Transport"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_session_may_have_several_subscriptions_to_a_track() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     for draft in [Draft::D19, Draft::D22] {
         let (mut publisher, _namespace, name) = publishing(relay.peer_of(draft).await).await;
         let mut player = relay.peer_of(draft).await;
@@ -258,32 +263,32 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
                 let received = player.next_subgroup().await;
                 assert_eq!(received.header.group, group);
                 aliases.push(received.header.alias);
-                assert_eq!(received.all().await, (vec![0, 1], End::Fin));
+                assert_eq!(received.all().await, (vec![0, 1], PeerStreamEnd::Fin));
             }
             aliases.sort_unstable();
             assert_eq!(aliases, both, "each gets its own copy");
         }
-        // One ends, the other goes on.
+        // One ends, the other continues.
         one.cancel();
-        relay.until("one is left", |status| status.tracks[0].subscribers == 1).await;
+        relay.until("only one", |status| status.tracks[0].subscribers == 1).await;
         let mut subgroup = publisher.subgroup(header(1, 4)).await;
         subgroup.object(0, 700).await;
         subgroup.finish();
         let received = player.next_subgroup().await;
         assert_eq!(received.header.alias, second.track_alias);
-        assert_eq!(received.all().await, (vec![0], End::Fin));
+        assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
         player.expect_no_stream().await;
         for peer in [publisher, player] {
             peer.session.close(code::Session::NO_ERROR, "over");
         }
-        relay.until("all have gone", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all", |status| status.sessions.is_empty()).await;
     }
 }
 
-/// A range of which only later drafts have words for its end.
+/// Only later drafts can express this end of the range.
 #[tokio::test]
 async fn a_subscription_ends_within_a_group() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let mut player = relay.peer().await;
@@ -299,22 +304,22 @@ async fn a_subscription_ends_within_a_group() {
     }
     for (group, objects) in [(1, vec![1, 2, 3, 4]), (2, vec![0, 1, 2])] {
         let received = player.next_subgroup().await;
-        assert_eq!((received.header.group, received.all().await), (group, (objects, End::Fin)));
+        assert_eq!((received.header.group, received.all().await), (group, (objects, PeerStreamEnd::Fin)));
     }
     player.expect_no_stream().await;
-    // It lasts, and may be changed.
+    // The subscription is established, and may be changed.
     let request_id = player.session.next_request_id();
     let parameters = filtered(Filter::All);
     request.send(RequestUpdate { request_id, parameters }).await.unwrap();
     let Some(Message::RequestOk(ok)) = patiently(request.next()).await.unwrap() else { panic!("no answer") };
     assert_eq!(ok.parameters.largest_object, Some(at(3, 4)));
     let received = player.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (3, (vec![0, 1, 2, 3, 4], End::Fin)));
+    assert_eq!((received.header.group, received.all().await), (3, (vec![0, 1, 2, 3, 4], PeerStreamEnd::Fin)));
 }
 
 #[tokio::test]
 async fn a_subscription_to_the_past_is_refused_up_to_draft_19() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 5..6).await;
@@ -331,8 +336,8 @@ async fn a_subscription_to_the_past_is_refused_up_to_draft_19() {
 }
 
 #[tokio::test]
-async fn an_update_may_ask_for_what_came_before() {
-    let relay = Relay::start();
+async fn update_may_ask_for_earlier_objects() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 0..3).await;
@@ -346,7 +351,7 @@ async fn an_update_may_ask_for_what_came_before() {
         request.send(RequestUpdate { request_id, parameters }).await.unwrap();
         patiently(request.next()).await.unwrap()
     };
-    // Of what is not forwarded nothing is filled.
+    // A subscription that does not forward gets no fill.
     let said = say(update(None, fill(Filter::All))).await;
     assert!(matches!(said, Some(Message::RequestOk(_))), "{said:?}");
     let said = say(update(Some(true), fill(Filter::range(at(1, 1), at(1, 2))))).await;
@@ -355,10 +360,10 @@ async fn an_update_may_ask_for_what_came_before() {
     player.expect_no_stream().await;
 }
 
-/// A fill whose stream the player gives up ends alone.
+/// If the player gives up the stream of a fill, only the fill ends.
 #[tokio::test]
-async fn a_subscription_outlives_its_fill_and_not_the_other_way_round() {
-    let relay = Relay::start();
+async fn subscription_continues_after_its_fill_ended() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
@@ -386,23 +391,23 @@ async fn a_subscription_outlives_its_fill_and_not_the_other_way_round() {
         }
     };
     assert!(matches!(patiently(reset).await, Err(Error::Cancelled)), "its fill ends with a subscription");
-    relay.until("one is left", |status| status.tracks[0].subscribers == 2).await;
+    relay.until("only one", |status| status.tracks[0].subscribers == 2).await;
     let mut subgroup = publisher.subgroup(header(1, 1)).await;
     subgroup.object(0, 700).await;
     subgroup.finish();
     let received = player.next_subgroup().await;
     assert_ne!(received.header.alias, second.track_alias);
-    assert_eq!(received.all().await, (vec![0], End::Fin));
+    assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
 }
 
 #[tokio::test]
-async fn so_many_fills_at_a_time() {
-    let relay = Relay::start();
+async fn simultaneous_fills_are_bounded() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 5..6).await;
     let player = relay.peer().await;
-    // The publisher does not answer, so that none comes to its end.
+    // The publisher does not answer, so that no fill completes.
     let fill = || Some(Box::new(filtered(Filter::range(at(0, 0), at(1, 0)))));
     let (mut request, _) =
         player.try_subscribe(&name, Parameters { fill: fill(), ..Parameters::default() }).await.unwrap();
@@ -423,7 +428,7 @@ async fn so_many_fills_at_a_time() {
 
 #[tokio::test]
 async fn range_filters_are_refused() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     for draft in [Draft::D19, Draft::D22] {
@@ -444,8 +449,8 @@ async fn range_filters_are_refused() {
 }
 
 #[tokio::test]
-async fn who_wants_no_properties_gets_none() {
-    let relay = Relay::start();
+async fn subscriber_may_decline_properties() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let properties = TrackProperties { publisher_priority: Some(7), ..TrackProperties::default() }.encode();
     let player = relay.peer().await;
@@ -463,10 +468,11 @@ async fn who_wants_no_properties_gets_none() {
     assert_eq!(ok.properties, Properties::default());
 }
 
-/// PUBLISH begins a subscription, which the relay wants all of: it says so in the answer, and from draft-20 on with an update.
+/// PUBLISH begins a subscription, and the relay wants all of it: it says so in the answer, or from draft-20 on with
+/// an update.
 #[tokio::test]
-async fn a_paused_publication_is_resumed_in_the_words_of_its_draft() {
-    let relay = Relay::start();
+async fn paused_publication_is_resumed_as_its_draft_defines() {
+    let relay = TestRelay::start();
     for draft in Draft::ALL {
         let publisher = relay.peer_of(draft).await;
         let publish = |forward, alias| Publish {
@@ -491,7 +497,7 @@ async fn a_paused_publication_is_resumed_in_the_words_of_its_draft() {
                 request.send(RequestOk::default()).await.unwrap();
             }
             relay.until("it is there", |status| !status.tracks.is_empty()).await;
-            // The same again gives nothing new.
+            // The same request gives nothing new.
             let again = publish(None, 9);
             let again = Publish { track: track("live", &format!("{draft}-{alias}")), ..again };
             let refused = patiently(publisher.session.request(again).await.unwrap().answer()).await;
@@ -506,8 +512,8 @@ async fn a_paused_publication_is_resumed_in_the_words_of_its_draft() {
 }
 
 #[tokio::test]
-async fn tracks_below_a_prefix_begin_as_was_asked_for() {
-    let relay = Relay::start();
+async fn tracks_below_a_prefix_start_as_requested() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 0..3).await;
@@ -534,10 +540,10 @@ async fn tracks_below_a_prefix_begin_as_was_asked_for() {
     assert_eq!(objects, locations([2, 1]), "in the subscription's order");
 }
 
-/// FIN ends a request for namespaces in draft-18. Later it says that no update will come.
+/// FIN ends a request for namespaces in draft-18. In later drafts it says that no update will follow.
 #[tokio::test]
-async fn what_fin_means_for_who_watches_namespaces() {
-    let relay = Relay::start();
+async fn fin_of_a_namespace_request_depends_on_the_draft() {
+    let relay = TestRelay::start();
     for draft in Draft::ALL {
         let watcher = relay.peer_of(draft).await;
         let request_id = watcher.session.next_request_id();
@@ -559,9 +565,9 @@ async fn what_fin_means_for_who_watches_namespaces() {
         let mut announced = publisher.session.request(announce).await.unwrap();
         assert!(matches!(patiently(announced.answer()).await.unwrap(), Message::RequestOk(_)));
         announced.finish();
-        let found = NamespaceFound { suffix: track("live", "x").namespace().clone() };
+        let found = NamespaceFound { suffix: track("live", "x").namespace().clone(), parameters: None };
         assert_eq!(patiently(watching.next()).await.unwrap(), Some(found.into()), "{draft}");
-        // What takes it back is a reset.
+        // A reset withdraws the announcement.
         announced.cancel();
         let gone = patiently(watching.next()).await.unwrap();
         assert!(matches!(gone, Some(Message::NamespaceDone(_))), "{draft}: {gone:?}");
@@ -569,8 +575,8 @@ async fn what_fin_means_for_who_watches_namespaces() {
 }
 
 #[tokio::test]
-async fn a_publisher_tells_of_its_subscription() {
-    let relay = Relay::start();
+async fn publisher_reports_changes_of_its_subscription() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (_first, mut request, _ok, mut upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let notify = || {
@@ -579,7 +585,7 @@ async fn a_publisher_tells_of_its_subscription() {
     };
     upstream.send(notify()).await.unwrap();
     relay.until_largest(at(7, 3)).await;
-    // Nobody else may.
+    // Other sessions may not.
     let player = relay.peer().await;
     let (mut other, ok) = player.subscribe(&name).await;
     assert_eq!(ok.parameters.largest_object, Some(at(7, 3)));
@@ -590,10 +596,10 @@ async fn a_publisher_tells_of_its_subscription() {
     request.cancel();
 }
 
-/// What a subscription was given cannot be two things.
+/// Two tracks cannot have the same alias.
 #[tokio::test]
-async fn a_second_subscription_upstream_under_the_same_alias_is_let_go() {
-    let relay = Relay::start();
+async fn second_upstream_subscription_with_same_alias_is_cancelled() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, mut upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let goaway = millrace_moq::message::GoAway { uri: String::new(), timeout: 0, request_id: None };

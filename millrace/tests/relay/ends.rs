@@ -2,16 +2,17 @@
 
 use millrace_client::session::Error;
 use millrace_moq::{Parameters, code, message::PublishDone};
-use millrace_relay_daemon::config::Upstream;
+use millrace_relay_daemon::config::UpstreamConfig;
 use millrace_testkit::async_wait_for;
 
 use super::peer::{
-    End, Relay, expect_done, first_subscriber, header, patiently, payload, track, with_publisher,
+    PeerStreamEnd, TestRelay, expect_done, first_subscriber, header, patiently, payload, track,
+    with_publisher,
 };
 
 #[tokio::test]
-async fn publish_done_counts_the_streams_and_comes_behind_them() {
-    let relay = Relay::start();
+async fn publish_done_counts_streams_and_follows_them() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _, mut upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -31,14 +32,14 @@ async fn publish_done_counts_the_streams_and_comes_behind_them() {
         ends.push(subscriber.next_subgroup().await.all().await.1);
     }
     assert_eq!((answer.code, answer.reason.as_str()), (code::Done::TRACK_ENDED, "over"));
-    assert!(ends.iter().filter(|end| **end == End::Fin).count() == 4, "{ends:?}");
+    assert!(ends.iter().filter(|end| **end == PeerStreamEnd::Fin).count() == 4, "{ends:?}");
     subscriber.expect_no_stream().await;
     assert_eq!(patiently(request.next()).await.unwrap(), None, "FIN behind PUBLISH_DONE");
 }
 
 #[tokio::test]
 async fn a_publisher_that_dies_in_mid_object_leaves_a_reset_and_publish_done() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -50,7 +51,7 @@ async fn a_publisher_that_dies_in_mid_object_leaves_a_reset_and_publish_done() {
     let received = subscriber.next_subgroup().await;
     relay.until("both objects have begun", |status| status.tracks[0].objects_cached == 2).await;
     publisher.session.close(code::Session::NO_ERROR, "gone");
-    assert_eq!(received.all().await.1, End::Reset);
+    assert_eq!(received.all().await.1, PeerStreamEnd::Reset);
     assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
     relay.until("the namespace is withdrawn", |status| status.sessions.len() == 1).await;
     let refused = relay.peer().await.try_subscribe(&track, Parameters::default()).await.err().unwrap();
@@ -58,8 +59,8 @@ async fn a_publisher_that_dies_in_mid_object_leaves_a_reset_and_publish_done() {
 }
 
 #[tokio::test]
-async fn a_publisher_that_comes_back_begins_anew() {
-    let relay = Relay::start();
+async fn restarted_publisher_restarts_the_track() {
+    let relay = TestRelay::start();
     for round in 0..3 {
         let (mut publisher, _namespace, track) = with_publisher(&relay).await;
         let (mut subscriber, _request, ok, _upstream) =
@@ -68,15 +69,15 @@ async fn a_publisher_that_comes_back_begins_anew() {
         let mut subgroup = publisher.subgroup(header(1, 0)).await;
         subgroup.object(0, 100).await;
         subgroup.finish();
-        assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+        assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
         publisher.session.close(code::Session::NO_ERROR, "");
-        relay.until("it is gone", |status| status.tracks[0].publishers == 0).await;
+        relay.until("its end", |status| status.tracks[0].publishers == 0).await;
     }
 }
 
 #[tokio::test]
 async fn draining_says_goaway_refuses_and_waits() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (mut subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     let draining = tokio::spawn({
@@ -88,11 +89,11 @@ async fn draining_says_goaway_refuses_and_waits() {
     let other = track("live/cam", "audio");
     let refused = subscriber.try_subscribe(&other, Parameters::default()).await.err().unwrap();
     assert_eq!(refused.code, code::Request::GOING_AWAY);
-    // What is under way goes on.
+    // Objects in progress continue.
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
     subgroup.object(0, 100).await;
     subgroup.finish();
-    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     assert!(!draining.is_finished());
     subscriber.session.close(code::Session::NO_ERROR, "");
     publisher.session.close(code::Session::NO_ERROR, "");
@@ -101,7 +102,7 @@ async fn draining_says_goaway_refuses_and_waits() {
 
 #[tokio::test]
 async fn sessions_that_stay_are_closed_when_the_drain_is_over() {
-    let relay = Relay::with(|config| config.drain_timeout = std::time::Duration::from_millis(100));
+    let relay = TestRelay::with(|config| config.drain_timeout = std::time::Duration::from_millis(100));
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     patiently(relay.server.drain()).await;
@@ -111,19 +112,20 @@ async fn sessions_that_stay_are_closed_when_the_drain_is_over() {
     assert_eq!(close.error_code.into_inner(), code::Session::GOAWAY_TIMEOUT.0);
 }
 
-/// Two relays: `edge` asks `origin` for what nobody publishes at it.
-async fn chain() -> (Relay, Relay) {
-    let origin = Relay::start();
+/// Starts two relays: `edge` asks `origin` for tracks that nobody publishes at `edge`.
+async fn chain() -> (TestRelay, TestRelay) {
+    let origin = TestRelay::start();
     let url = origin.url();
-    let edge = Relay::with(|config| {
-        config.upstream = Some(Upstream { url, tls_root: None, token: None, identity: None })
+    let edge = TestRelay::with(|config| {
+        config.upstream =
+            Some(UpstreamConfig { urls: vec![url], tls_root: None, token: None, identity: None })
     });
     edge.until("the relays are connected", |status| status.sessions.iter().any(|s| s.upstream)).await;
     origin.until("both know", |status| status.sessions.len() == 1).await;
     (origin, edge)
 }
 
-async fn play(publisher_at: &Relay, subscriber_at: &Relay) {
+async fn play(publisher_at: &TestRelay, subscriber_at: &TestRelay) {
     let (mut publisher, _namespace, name) = with_publisher(publisher_at).await;
     let mut subscriber = subscriber_at.peer().await;
     let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
@@ -140,13 +142,13 @@ async fn play(publisher_at: &Relay, subscriber_at: &Relay) {
             subgroup.object(id, 1200).await;
         }
         subgroup.finish();
-        assert_eq!(received.all().await, ((1..5).collect(), End::Fin));
+        assert_eq!(received.all().await, ((1..5).collect(), PeerStreamEnd::Fin));
     }
     publisher_at.assert_forwarded();
 }
 
 #[tokio::test]
-async fn media_goes_down_and_up_a_chain_of_relays() {
+async fn media_passes_a_chain_of_relays_both_ways() {
     let (origin, edge) = chain().await;
     play(&origin, &edge).await;
     play(&edge, &origin).await;
@@ -154,7 +156,7 @@ async fn media_goes_down_and_up_a_chain_of_relays() {
 }
 
 #[tokio::test]
-async fn an_edge_asks_nobody_in_circles() {
+async fn edge_relays_in_a_loop_do_not_ask_each_other_forever() {
     let (origin, edge) = chain().await;
     for relay in [&edge, &origin] {
         let refused = relay.peer().await.try_subscribe(&track("no", "where"), Parameters::default()).await;
@@ -163,19 +165,20 @@ async fn an_edge_asks_nobody_in_circles() {
 }
 
 #[tokio::test]
-async fn an_edge_finds_its_upstream_again() {
-    let origin = Relay::start();
+async fn edge_relay_reconnects_to_its_upstream() {
+    let origin = TestRelay::start();
     let addr = origin.addr;
     let url = origin.url();
-    let edge = Relay::with(|config| {
-        config.upstream = Some(Upstream { url, tls_root: None, token: None, identity: None })
+    let edge = TestRelay::with(|config| {
+        config.upstream =
+            Some(UpstreamConfig { urls: vec![url], tls_root: None, token: None, identity: None })
     });
     edge.until("connected", |status| status.sessions.iter().any(|session| session.upstream)).await;
     origin.server.stop().await;
     drop(origin);
     edge.until("the upstream is gone", |status| status.sessions.is_empty()).await;
-    // The old socket is closed when its last task is.
-    let again = || std::panic::catch_unwind(|| Relay::with(|config| config.listen = vec![addr])).ok();
+    // The old socket is closed when its last task has ended.
+    let again = || std::panic::catch_unwind(|| TestRelay::with(|config| config.listen = vec![addr])).ok();
     let origin = async_wait_for("a relay at the same address", again).await;
     edge.until("connected again", |status| status.sessions.iter().any(|session| session.upstream)).await;
     play(&origin, &edge).await;

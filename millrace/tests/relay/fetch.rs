@@ -2,53 +2,56 @@
 
 use std::time::Duration;
 
-use millrace_client::session::{Error, Request};
+use millrace_client::session::{Error, SessionRequest};
 use millrace_moq::{
     Draft, FetchItem, FetchObject, Filter, GroupOrder, Location, Message, Parameters, Properties, TrackName,
     code,
     data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
-    message::{Fetch, FetchKind, FetchOk, Subscribe, SubscribeOk},
+    message::{FetchKind, FetchOk, FetchRequest, Subscribe, SubscribeOk},
 };
 
-use super::peer::{Peer, Relay, at, first_subscriber, header, patiently, payload, with_publisher};
+use super::peer::{TestPeer, TestRelay, at, first_subscriber, header, patiently, payload, with_publisher};
 
-/// What a FETCH came to: locations of objects in order, ranges that are unknown, and the answer.
-pub struct Fetched {
+/// The result of a FETCH: locations of objects in order, unknown ranges, and the answer.
+pub struct FetchResponseContent {
     pub ok: FetchOk,
     pub objects: Vec<Location>,
     unknown: Vec<Location>,
 }
 
-async fn ask(peer: &Peer, kind: FetchKind, parameters: Parameters) -> Request {
+async fn ask(peer: &TestPeer, kind: FetchKind, parameters: Parameters) -> SessionRequest {
     let request_id = peer.session.next_request_id();
-    peer.session.request(Fetch { request_id, kind, parameters }).await.unwrap()
+    peer.session.request(FetchRequest { request_id, kind, parameters }).await.unwrap()
 }
 
-/// All of a track.
-pub async fn ask_for(peer: &Peer, track: &TrackName) -> Request {
+/// Asks for all of a track.
+pub async fn ask_for(peer: &TestPeer, track: &TrackName) -> SessionRequest {
     ask(peer, standalone(track, at(0, 0), at(u64::MAX, 0)), Parameters::default()).await
 }
 
-async fn refused(peer: &Peer, kind: FetchKind) -> code::Request {
+async fn refused(peer: &TestPeer, kind: FetchKind) -> code::Request {
     match patiently(ask(peer, kind, Parameters::default()).await.answer()).await {
         Err(Error::Refused(refused)) => refused.code,
         other => panic!("not refused: {other:?}"),
     }
 }
 
-pub async fn fetched(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
+pub async fn fetched(peer: &mut TestPeer, kind: FetchKind, order: GroupOrder) -> FetchResponseContent {
     let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
     let mut request = ask(peer, kind, parameters).await;
     let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
     let (objects, unknown) = past(peer, order).await;
-    Fetched { ok, objects, unknown }
+    FetchResponseContent { ok, objects, unknown }
 }
 
-/// What comes on the next stream of a FETCH or a fill: objects in order, and ranges that are unknown.
-pub async fn past(peer: &mut Peer, order: GroupOrder) -> (Vec<Location>, Vec<Location>) {
+/// Reads the next stream of a FETCH or a fill: objects in order, and unknown ranges.
+pub async fn past(peer: &mut TestPeer, order: GroupOrder) -> (Vec<Location>, Vec<Location>) {
     let mut stream = peer.next_fetch().await;
-    let (mut parser, mut bytes) = (FetchParser::new(peer.session.draft(), order, 0), Vec::new());
-    let (mut objects, mut unknown, mut payloads) = (Vec::new(), Vec::new(), Vec::new());
+    let mut parser = FetchParser::new(peer.session.draft(), order, 0);
+    let mut bytes = Vec::new();
+    let mut objects = Vec::new();
+    let mut unknown = Vec::new();
+    let mut payloads = Vec::new();
     while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {
         bytes.extend_from_slice(&chunk);
         let mut rest = &chunk[..];
@@ -70,18 +73,18 @@ pub async fn past(peer: &mut Peer, order: GroupOrder) -> (Vec<Location>, Vec<Loc
     (objects, unknown)
 }
 
-/// To before `end`, whose object 0 is for all of its group.
+/// Makes a FETCH of the objects before `end`, whose object 0 stands for all of its group.
 fn standalone(track: &TrackName, start: Location, end: Location) -> FetchKind {
     let last = at(end.group, end.object.checked_sub(1).unwrap_or(u64::MAX));
     FetchKind::Standalone { track: track.clone(), range: Filter::range(start, last) }
 }
 
-/// Publishes `groups` of 3 objects each, and waits until the first subscriber and the cache have them: what the kernel
-/// has forwarded is in the cache a moment later.
+/// Publishes `groups` of 3 objects each, and waits until the first subscriber and the cache have them: objects that
+/// the kernel has forwarded reach the cache a moment later.
 pub async fn publish_groups(
-    relay: &Relay,
-    publisher: &Peer,
-    subscriber: &mut Peer,
+    relay: &TestRelay,
+    publisher: &TestPeer,
+    subscriber: &mut TestPeer,
     groups: std::ops::Range<u64>,
 ) {
     // exact: what was published before has been waited for
@@ -102,8 +105,8 @@ pub fn locations(groups: impl IntoIterator<Item = u64>) -> Vec<Location> {
 }
 
 #[tokio::test]
-async fn ranges_of_the_cache_in_either_order() {
-    let relay = Relay::start();
+async fn cached_ranges_are_fetched_in_either_order() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -120,13 +123,13 @@ async fn ranges_of_the_cache_in_either_order() {
     assert!(got.unknown.is_empty());
 }
 
-/// Beyond its rate, a client's responses wait.
+/// A client's responses wait when they are over its rate.
 #[tokio::test]
-async fn a_client_fetches_so_much_in_a_second() {
+async fn fetch_rate_of_a_client_is_limited() {
     const RATE: u64 = 64 << 10;
     const OBJECTS: u64 = 600;
     const LEN: usize = 400;
-    let relay = Relay::with(|config| config.access.limits.share.fetch_bytes_per_second = RATE);
+    let relay = TestRelay::with(|config| config.access.limits.share.fetch_bytes_per_second = RATE);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
@@ -139,19 +142,19 @@ async fn a_client_fetches_so_much_in_a_second() {
     let began = std::time::Instant::now();
     let fetched = fetched(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
     assert_eq!(fetched.objects.len(), OBJECTS as usize);
-    // A second's worth at once; the last objects that fit in the cache's batch are not waited for.
+    // A second's worth is sent at once; the last objects that fit in the cache's batch are not waited for.
     assert!(began.elapsed() >= std::time::Duration::from_secs(1), "{:?}", began.elapsed());
-    let status = relay.status(); // exact: what has come was counted before it was sent
+    let status = relay.status(); // exact: each object was counted before it was sent
     assert!(status.totals.fetch_waits >= 1);
     assert_eq!(status.access.clients[0].fetched_bytes, OBJECTS * LEN as u64);
-    // Of all its sessions.
+    // The rate is for all of the client's sessions.
     let sessions = status.sessions.len() as u64;
     assert!(status.access.clients[0].receive_bytes >= sessions * (64 << 10), "{sessions} sessions");
 }
 
 #[tokio::test]
 async fn joining_fetches_end_where_the_subscription_begins() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -180,7 +183,7 @@ async fn joining_fetches_end_where_the_subscription_begins() {
 
 #[tokio::test]
 async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -207,22 +210,22 @@ async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
     fetching.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
     let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
     assert_eq!(ok.last, at(4, 1));
-    // One that never was is refused.
+    // An unknown subscription is refused.
     let unknown = FetchKind::RelativeJoining { subscription: 400, groups_back: 0 };
     assert_eq!(refused(&late, unknown).await, code::Request::INVALID_JOINING_REQUEST_ID);
     drop(late.streams.recv().await);
 }
 
 #[tokio::test]
-async fn a_fill_timeout_of_0_waits_for_nothing() {
-    let relay = Relay::start();
+async fn fill_timeout_of_0_waits_for_no_publisher() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     publish_groups(&relay, &publisher, &mut subscriber, 0..1).await;
     let mut open = publisher.subgroup(header(1, 1)).await;
     open.object(0, 700).await;
-    // The header of an object that does not come.
+    // This is the header of an object that never arrives.
     open.stream.write_all(&[0, 100]).await.unwrap();
     relay.until_largest(at(1, 1)).await;
     let parameters = Parameters { fill_timeout: Some(0), ..Parameters::default() };
@@ -230,7 +233,8 @@ async fn a_fill_timeout_of_0_waits_for_nothing() {
     let mut request = ask(&peer, standalone(&track, at(0, 0), at(1, 0)), parameters).await;
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::FetchOk(_)));
     let (_, mut stream) = patiently(peer.streams.recv()).await.unwrap();
-    let (mut parser, mut found) = (FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0), Vec::new());
+    let mut parser = FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0);
+    let mut found = Vec::new();
     while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {
         let mut rest = &chunk[..];
         while let Some(start) = parser.next(&mut rest).unwrap() {
@@ -243,8 +247,8 @@ async fn a_fill_timeout_of_0_waits_for_nothing() {
 }
 
 #[tokio::test]
-async fn ranges_that_cannot_be_are_refused() {
-    let relay = Relay::start();
+async fn invalid_ranges_are_refused() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -268,8 +272,8 @@ async fn ranges_that_cannot_be_are_refused() {
 }
 
 #[tokio::test]
-async fn what_the_cache_does_not_hold_comes_from_upstream() {
-    let relay = Relay::start();
+async fn uncached_objects_are_fetched_from_upstream() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -284,8 +288,8 @@ async fn what_the_cache_does_not_hold_comes_from_upstream() {
     }
 }
 
-/// Takes the relay's FETCH of groups 3 and 4 and serves it.
-pub async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
+/// Receives the relay's FETCH of groups 3 and 4 and serves it.
+pub async fn serve_upstream(publisher: &mut TestPeer, order: GroupOrder) {
     let (message, mut request) = patiently(publisher.requests.recv()).await.unwrap();
     let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
     let FetchKind::Standalone { range, .. } = fetch.kind else { panic!("not standalone") };
@@ -322,8 +326,8 @@ pub async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
 }
 
 #[tokio::test]
-async fn a_gap_that_upstream_cannot_fill_is_said_to_be_unknown() {
-    let relay = Relay::start();
+async fn gap_that_upstream_cannot_fill_is_reported_as_unknown() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -343,7 +347,7 @@ async fn a_gap_that_upstream_cannot_fill_is_said_to_be_unknown() {
 
 #[tokio::test]
 async fn a_fetch_needs_no_subscription() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut peer = relay.peer().await;
     let (got, ()) = tokio::join!(
@@ -353,12 +357,12 @@ async fn a_fetch_needs_no_subscription() {
     assert_eq!(got.objects, locations([3, 4]));
 }
 
-/// What a publisher serves is taken as the subscriber takes it, and what it has taken is let go of.
+/// The relay reads the publisher's response only as fast as the subscriber reads, and frees what it has read.
 #[tokio::test]
 async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
     const OBJECTS: u64 = 4000;
     const LEN: usize = 8000;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut peer = relay.peer().await;
     let range = standalone(&track, at(3, 0), at(3, 0));
@@ -400,7 +404,8 @@ async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
     assert!(sent.is_err(), "32 MB have gone somewhere");
     let mut parser = FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0);
     let reading = async {
-        let (mut found, mut len) = (0, 0);
+        let mut found = 0;
+        let mut len = 0;
         while let Some(chunk) = patiently(response.chunk()).await.unwrap() {
             len += chunk.len();
             let mut rest = &chunk[..];

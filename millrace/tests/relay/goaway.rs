@@ -1,18 +1,18 @@
-//! Peers that want to be left: what comes from them goes on elsewhere, without gap or duplicate.
+//! Publishers that send GOAWAY: their tracks continue elsewhere, without gap or duplicate.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use millrace_client::session::{Error, Request};
+use millrace_client::session::{Error, SessionRequest};
 use millrace_moq::{Parameters, message::GoAway};
-use millrace_relay_daemon::config::Upstream;
+use millrace_relay_daemon::config::UpstreamConfig;
 
-use super::peer::{End, Peer, Relay, first_subscriber, header, patiently, with_publisher};
+use super::peer::{PeerStreamEnd, TestPeer, TestRelay, first_subscriber, header, patiently, with_publisher};
 
 fn goaway() -> GoAway {
     GoAway { uri: String::new(), timeout: 0, request_id: None }
 }
 
-async fn publish(publisher: &Peer, alias: u64, group: u64) {
+async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     let mut subgroup = publisher.subgroup(header(alias, group)).await;
     for id in 0..3 {
         subgroup.object(id, 700).await;
@@ -20,20 +20,20 @@ async fn publish(publisher: &Peer, alias: u64, group: u64) {
     subgroup.finish();
 }
 
-async fn expect_group(subscriber: &mut Peer, group: u64) {
+async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     let received = subscriber.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1, 2], End::Fin)));
+    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1, 2], PeerStreamEnd::Fin)));
 }
 
-/// The relay has ended a request of its own.
-async fn cancelled(mut request: Request) {
+/// Checks that the relay has ended a request of its own.
+async fn cancelled(mut request: SessionRequest) {
     let next = patiently(request.next()).await;
     assert!(matches!(next, Err(Error::Cancelled)), "{next:?} instead of a reset");
 }
 
 #[tokio::test]
-async fn a_subscription_moves_when_its_publisher_says_so() {
-    let relay = Relay::start();
+async fn subscription_moves_on_goaway_of_its_publisher() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, mut upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -43,16 +43,16 @@ async fn a_subscription_moves_when_its_publisher_says_so() {
         open.object(0, 700).await;
         let mut received = subscriber.next_subgroup().await;
         assert_eq!((received.header.group, received.objects(1).await), (group, vec![0]));
-        relay.until("userspace knows it too", |status| status.tracks[0].largest == Some((group, 0))).await;
+        relay.until("userspace's count", |status| status.tracks[0].largest == Some((group, 0))).await;
         upstream.send(goaway()).await.unwrap();
         let (moved, _) = publisher.accept_subscribe(&track, alias + 1).await;
         relay.until("both", |status| status.tracks[0].publishers == 2).await;
-        // The group that has begun comes to its end, and those behind it from the new subscription.
+        // The group that has begun is completed, and later ones arrive on the new subscription.
         open.object(1, 700).await;
         open.object(2, 700).await;
         open.finish();
-        assert_eq!(received.all().await, (vec![1, 2], End::Fin));
-        // Refused by its header.
+        assert_eq!(received.all().await, (vec![1, 2], PeerStreamEnd::Fin));
+        // The relay refuses the group by its header.
         drop(publisher.subgroup(header(alias, group + 1)).await);
         relay.until("one is refused", |status| status.drops["handed_over_subgroup"] == alias).await;
         publish(&publisher, alias + 1, group + 1).await;
@@ -64,10 +64,10 @@ async fn a_subscription_moves_when_its_publisher_says_so() {
     assert!(publisher.requests.try_recv().is_err());
 }
 
-/// Without an answer to the second SUBSCRIBE, everything stays as it is.
+/// Everything stays as it is if the second SUBSCRIBE is not answered.
 #[tokio::test]
 async fn a_subscription_that_cannot_move_stays() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, mut upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -82,16 +82,17 @@ async fn a_subscription_that_cannot_move_stays() {
 }
 
 #[tokio::test]
-async fn an_edge_moves_to_where_its_upstream_relay_says() {
-    let second = Relay::start();
-    let first = Relay::with(|config| {
+async fn edge_moves_to_goaway_uri_of_its_upstream() {
+    let second = TestRelay::start();
+    let first = TestRelay::with(|config| {
         config.goaway_uri = Some(second.url());
         config.drain_timeout = Duration::from_secs(300);
     });
     let url = first.url();
-    let edge = Relay::at(|host, config| {
+    let edge = TestRelay::at(|host, config| {
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(1))];
-        config.upstream = Some(Upstream { url, tls_root: None, token: None, identity: None });
+        config.upstream =
+            Some(UpstreamConfig { urls: vec![url], tls_root: None, token: None, identity: None });
     });
     edge.until("connected", |status| status.sessions.iter().any(|session| session.upstream)).await;
     let (mut before, _namespace, track) = with_publisher(&first).await;
@@ -107,7 +108,7 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
     open.object(0, 700).await;
     let mut received = subscriber.next_subgroup().await;
     assert_eq!((received.header.group, received.objects(1).await), (1, vec![0]));
-    edge.until("userspace knows it too", |status| status.tracks[0].largest == Some((1, 0))).await;
+    edge.until("userspace's count", |status| status.tracks[0].largest == Some((1, 0))).await;
 
     let server = Arc::clone(&first.server);
     let draining = tokio::spawn(async move { server.drain().await });
@@ -117,13 +118,13 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
     open.object(1, 700).await;
     open.object(2, 700).await;
     open.finish();
-    assert_eq!(received.all().await, (vec![1, 2], End::Fin));
+    assert_eq!(received.all().await, (vec![1, 2], PeerStreamEnd::Fin));
     publish(&before, 1, 2).await;
-    edge.until("the first one's is refused", |status| status.drops["handed_over_subgroup"] == 1).await;
+    edge.until("the refusal of the first", |status| status.drops["handed_over_subgroup"] == 1).await;
     publish(&after, 2, 2).await;
     expect_group(&mut subscriber, 2).await;
 
-    // Nothing is left at the first.
+    // No subscription is left at the first relay.
     let of_second = second.addr;
     let remotes = |status: &millrace_relay_daemon::status::Status| {
         status
@@ -133,7 +134,7 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
             .map(|session| session.remote)
             .collect::<Vec<_>>()
     };
-    edge.until("the first is left", |status| remotes(status) == [of_second]).await;
+    edge.until("the end of the first", |status| remotes(status) == [of_second]).await;
     before.session.close(millrace_moq::code::Session::NO_ERROR, "");
     patiently(draining).await.unwrap();
     for group in 3..6 {
@@ -141,7 +142,7 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
         expect_group(&mut subscriber, group).await;
     }
     subscriber.expect_no_stream().await;
-    // And it is a publisher's way up as well.
+    // The same relay is also a publisher's upstream relay.
     let (mut local, _local_namespace) = {
         let local = edge.peer().await;
         let namespace = local.publish_namespace("edge").await;

@@ -1,4 +1,4 @@
-//! Whatever a hostile client does, its bystanders get every object, and nothing of it is left.
+//! Hostile clients harm no bystander, who gets every object, and leave nothing behind.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,16 +11,16 @@ use std::{
 
 use millrace_client::{
     session::{Remote, Session},
-    tls::Trust,
+    tls::CertificateTrust,
 };
 use millrace_lab::{
     hostile::{
         self,
-        params::Params,
-        peer::{Acks, Kind, Target},
-        scenario::{self, Effort, Report, Scenario},
+        params::ClientLimits,
+        peer::{Acks, PeerTarget, StreamKind},
+        scenario::{self, Effort, HostileScenario, ScenarioReport},
     },
-    transport::Transport,
+    transport::LabTransport,
 };
 use millrace_moq::{
     Parameters, Status as ObjectStatus, SubgroupHeader, code,
@@ -34,20 +34,20 @@ use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::sleep};
 
 use super::{
     peer::{
-        End, PATIENCE, Peer, Relay, expect_done, first_subscriber, header, patiently, payload,
-        track as track_of, with_publisher,
+        PATIENCE, PeerStreamEnd, TestPeer, TestRelay, expect_done, first_subscriber, header, patiently,
+        payload, track as track_of, with_publisher,
     },
     site::{wants_kernel, wants_web},
 };
 
-/// Objects of a group of the bystanders', and the time between them.
+/// Number of objects in a bystander's group, and the time between them.
 const OBJECTS: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(5);
-/// Scenarios that the relay has no reason to end: what is too much of them is refused, or waits.
+/// Scenarios that give the relay no reason to close: their excess is refused, or waits.
 const GO_ON: [&str; 7] = ["no-credit", "overlap", "steady", "same-track", "track-hog", "waiters", "updates"];
 
-/// Publishes groups until it is told to stop, and returns how many.
-async fn publish(publisher: &Peer, stop: Arc<AtomicBool>) -> u64 {
+/// Publishes groups until it is stopped, and returns their number.
+async fn publish(publisher: &TestPeer, stop: Arc<AtomicBool>) -> u64 {
     let mut group = 0;
     while !stop.load(Relaxed) {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
@@ -61,9 +61,9 @@ async fn publish(publisher: &Peer, stop: Arc<AtomicBool>) -> u64 {
     group
 }
 
-/// Takes groups, each whole and once, until there are as many as were published. Where a packet is lost, a group may begin before the one
-/// before it.
-async fn take(subscriber: &mut Peer, mut published: watch::Receiver<Option<u64>>) {
+/// Reads groups, each whole and once, until all published ones have arrived. If a packet is lost, a group may begin
+/// before the previous one.
+async fn take(subscriber: &mut TestPeer, mut published: watch::Receiver<Option<u64>>) {
     let mut taken = BTreeSet::new();
     while *published.borrow_and_update() != Some(taken.len() as u64) {
         let received = tokio::select! {
@@ -71,70 +71,75 @@ async fn take(subscriber: &mut Peer, mut published: watch::Receiver<Option<u64>>
             _ = published.changed() => continue,
         };
         let group = received.header.group;
-        assert_eq!(received.all().await, ((0..OBJECTS).collect(), End::Fin), "group {group}");
+        assert_eq!(received.all().await, ((0..OBJECTS).collect(), PeerStreamEnd::Fin), "group {group}");
         assert!(taken.insert(group), "group {group} comes twice");
     }
 }
 
-/// For clients that come as the test's peers do.
-fn target(relay: &Relay) -> Target {
-    target_over(relay, if wants_web() { Transport::Webtransport } else { Transport::Raw })
+/// Returns the target for hostile clients that connect like the test's peers.
+fn target(relay: &TestRelay) -> PeerTarget {
+    target_over(relay, if wants_web() { LabTransport::Webtransport } else { LabTransport::Raw })
 }
 
-fn target_over(relay: &Relay, transport: Transport) -> Target {
-    Target { addr: relay.addr, name: "localhost".into(), path: String::new(), transport }
+fn target_over(relay: &TestRelay, transport: LabTransport) -> PeerTarget {
+    PeerTarget { addr: relay.addr, name: "localhost".into(), path: String::new(), transport }
 }
 
-/// So many clients that have begun a handshake, have got the answer, and do not go on.
-async fn begin_handshakes(relay: &Relay, count: usize) -> Vec<hostile::peer::Peer> {
+/// Starts clients that begin a handshake, get the answer, and do not continue.
+async fn begin_handshakes(relay: &TestRelay, count: usize) -> Vec<hostile::peer::HostilePeer> {
     let target = target(relay);
     let begin = move || {
-        let start = |_| hostile::peer::Peer::start(&target, Params::default()).unwrap();
+        let start = |_| hostile::peer::HostilePeer::start(&target, ClientLimits::default()).unwrap();
         (0..count).map(start).collect()
     };
     patiently(spawn_blocking(begin)).await.unwrap()
 }
 
-/// One round of a scenario, on a thread of its own.
-async fn attack(relay: &Relay, transport: Transport, scenario: &'static Scenario) -> Report {
+/// Runs one round of a scenario, on a thread of its own.
+async fn attack(
+    relay: &TestRelay,
+    transport: LabTransport,
+    scenario: &'static HostileScenario,
+) -> ScenarioReport {
     let target = target_over(relay, transport);
     let round = spawn_blocking(move || scenario::run(scenario, &target, Effort::default(), None));
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
 
-/// Programs of the userspace engine share both: strangers come as its own peers do.
-fn is_elsewhere(transport: Transport) -> bool {
-    !wants_kernel() && wants_web() != (transport == Transport::Webtransport)
+/// Returns whether the scenario's transport is that of the other test program: the programs of the userspace engine share
+/// both, and hostile clients use the transport of their peers.
+fn is_elsewhere(transport: LabTransport) -> bool {
+    !wants_kernel() && wants_web() != (transport == LabTransport::Webtransport)
 }
 
 #[tokio::test]
-async fn bystanders_lose_nothing_and_nothing_is_left() {
-    if is_elsewhere(Transport::Raw) {
+async fn hostile_clients_harm_no_bystander_and_leave_nothing() {
+    if is_elsewhere(LabTransport::Raw) {
         return;
     }
-    let counted = attacked_over(Transport::Raw).await;
+    let counted = attacked_over(LabTransport::Raw).await;
     assert!(counted.values().any(|count| *count > 0), "{counted:?}");
 }
 
 #[tokio::test]
 #[ignore = "test-all: a minute of strangers by the other transport"]
-async fn bystanders_lose_nothing_to_strangers_over_webtransport() {
-    if is_elsewhere(Transport::Webtransport) {
+async fn hostile_webtransport_clients_harm_no_bystander() {
+    if is_elsewhere(LabTransport::Webtransport) {
         return;
     }
-    let counted = attacked_over(Transport::Webtransport).await;
-    // Half requests; those that are none; requests, streams and datagrams beside a session.
+    let counted = attacked_over(LabTransport::Webtransport).await;
+    // The cases are half requests, malformed ones, and requests, streams and datagrams outside a session.
     for reason in ["web_late", "web_request", "http_request", "http_stream", "http_datagram"] {
         assert!(counted[reason] > 0, "{reason}: {counted:?}");
     }
     assert!(counted["protocol_violation"] > 0, "{counted:?}");
 }
 
-/// All scenarios there are, while others publish and subscribe. What is left of all together is counted at the end: `millrace
-/// lab hostile` says of which one it is. Returns what the relay has counted.
-async fn attacked_over(transport: Transport) -> BTreeMap<String, u64> {
-    let relay = Relay::with(|config| {
-        // What a bystander has not got by then is lost to it: far more than a busy machine keeps it waiting.
+/// Runs all scenarios while others publish and subscribe. Leftovers are counted at the end for all together:
+/// `millrace lab hostile` shows which scenario they are from. Returns the relay's counters.
+async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
+    let relay = TestRelay::with(|config| {
+        // A bystander loses what it has not received by then: far longer than a busy machine delays it.
         config.cache_age = Duration::from_secs(10);
         config.cache_bytes = 16 << 20;
         config.idle_timeout = Duration::from_secs(8);
@@ -143,13 +148,14 @@ async fn attacked_over(transport: Transport) -> BTreeMap<String, u64> {
     let tasks = Handle::current().metrics().num_alive_tasks();
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    let (stop, total) = (Arc::new(AtomicBool::new(false)), watch::Sender::new(None));
+    let stop = Arc::new(AtomicBool::new(false));
+    let total = watch::Sender::new(None);
     let publishing = async { total.send_replace(Some(publish(&publisher, Arc::clone(&stop)).await)) };
     let attacking = async {
         for scenario in scenario::over(transport) {
             let report = attack(&relay, transport, scenario).await;
             println!("{}: {:?}", scenario.name, report.rounds);
-            // These go on whatever the relay closes.
+            // These continue whatever the relay closes.
             if GO_ON.contains(&scenario.name) || scenario.name.starts_with("web-") {
                 assert_eq!(report.rounds[0].ended, None, "{}", scenario.name);
             }
@@ -163,7 +169,7 @@ async fn attacked_over(transport: Transport) -> BTreeMap<String, u64> {
     }
     drop((namespace, request, upstream));
     relay
-        .until("nothing is left", |status| {
+        .until("an empty relay", |status| {
             (status.sessions.len(), status.handshakes, status.tracks.len()) == (0, 0, 0)
                 && (status.cache.bytes, status.cache.groups, status.engine.streams) == (0, 0, 0)
                 && Handle::current().metrics().num_alive_tasks() == tasks
@@ -172,11 +178,11 @@ async fn attacked_over(transport: Transport) -> BTreeMap<String, u64> {
     relay.status().drops.clone() // exact: no task is left that could count
 }
 
-/// Does something with a hostile client, on a thread of its own.
+/// Runs `work` with a hostile client, on a thread of its own.
 async fn with<R: Send + 'static>(
-    mut peer: hostile::peer::Peer,
-    act: impl FnOnce(&mut hostile::peer::Peer) -> R + Send + 'static,
-) -> (hostile::peer::Peer, R) {
+    mut peer: hostile::peer::HostilePeer,
+    act: impl FnOnce(&mut hostile::peer::HostilePeer) -> R + Send + 'static,
+) -> (hostile::peer::HostilePeer, R) {
     let acting = spawn_blocking(move || {
         let result = act(&mut peer);
         (peer, result)
@@ -184,16 +190,16 @@ async fn with<R: Send + 'static>(
     patiently(acting).await.unwrap()
 }
 
-async fn establish(relay: &Relay) -> hostile::peer::Peer {
+async fn establish(relay: &TestRelay) -> hostile::peer::HostilePeer {
     let target = target(relay);
-    patiently(spawn_blocking(move || hostile::peer::Peer::establish(&target).unwrap())).await.unwrap()
+    patiently(spawn_blocking(move || hostile::peer::HostilePeer::establish(&target).unwrap())).await.unwrap()
 }
 
-/// A subscriber that begins to lie in its acknowledgements; with engine `kernel` once the kernel has sent to it. It is
+/// A subscriber begins to send false acknowledgements, with engine `kernel` once the kernel has sent to it. It is
 /// closed, and a bystander gets everything.
 async fn close_who_acknowledges(acks: Acks) {
     const PROTOCOL_VIOLATION: &str = "0xa ";
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut bystander, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     let liar = establish(&relay).await;
@@ -203,7 +209,8 @@ async fn close_who_acknowledges(acks: Acks) {
         liar.answer(request).unwrap()
     })
     .await;
-    let (stop, total) = (Arc::new(AtomicBool::new(false)), watch::Sender::new(None));
+    let stop = Arc::new(AtomicBool::new(false));
+    let total = watch::Sender::new(None);
     let publishing = async { total.send_replace(Some(publish(&publisher, Arc::clone(&stop)).await)) };
     let lie = Arc::new(AtomicBool::new(false));
     let lying = async {
@@ -232,23 +239,23 @@ async fn close_who_acknowledges(acks: Acks) {
 }
 
 #[tokio::test]
-async fn who_acknowledges_what_was_not_sent_is_closed() {
+async fn acknowledgement_of_unsent_packet_closes_the_session() {
     close_who_acknowledges(Acks::Optimistic).await;
 }
 
 #[tokio::test]
-async fn who_acknowledges_numbers_that_were_left_out_is_closed() {
+async fn acknowledgement_of_skipped_number_closes_the_session() {
     close_who_acknowledges(Acks::Gapless).await;
 }
 
-/// The end of a stream that is reset in the packet of its last data: with its final size, with one that is larger, and with
-/// one that cannot be.
+/// A stream is reset in the packet of its last data: with its final size, with a larger one, and with an impossible
+/// one.
 #[tokio::test]
 async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
     const FINAL_SIZE_ERROR: &str = "0x6 ";
     const PIECE: usize = 500;
     const PIECES: usize = 8;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let bystander = relay.peer().await;
     let _still = bystander.publish_namespace("b").await;
     for (round, beyond) in [0i64, 1000, -100].into_iter().enumerate() {
@@ -264,7 +271,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
         let mut subscriber = relay.peer().await;
         let (mut request, _ok) = subscriber.subscribe(&track).await;
         relay.until_ready().await;
-        // One object of which not all will come, a few pieces of it at a time.
+        // A few pieces at a time are sent of an object that never completes.
         let mut front = Vec::new();
         let subgroup = SubgroupHeader { properties: false, ..header(0, 0) };
         subgroup.encode(&mut front);
@@ -274,7 +281,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
         let mut offset = front.len() as u64;
         let stream;
         (publisher, stream) = with(publisher, move |publisher| {
-            let stream = publisher.open(Kind::Data, &front, false).unwrap();
+            let stream = publisher.open(StreamKind::Data, &front, false).unwrap();
             publisher.settle().unwrap();
             stream
         })
@@ -299,12 +306,12 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             let size = (offset + PIECE as u64).checked_add_signed(beyond).unwrap();
             frame::write_reset_stream(stream, 0, size, &mut frames);
             publisher.send(frames, true).unwrap();
-            let _ = publisher.settle(); // closed
+            let _ = publisher.settle(); // The session is closed.
             publisher.closed.clone()
         })
         .await;
-        // Whether the last piece came is not certain; that the stream is reset is, and that nobody's session is hurt.
-        assert_eq!(received.all().await.1, End::Reset, "{beyond}");
+        // The last piece may not have arrived. But the stream is reset, and no session is harmed.
+        assert_eq!(received.all().await.1, PeerStreamEnd::Reset, "{beyond}");
         if beyond < 0 {
             assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(FINAL_SIZE_ERROR)), "{closed:?}");
             assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
@@ -315,11 +322,11 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             encode_object_header(None, 0, None, 700, ObjectStatus::Normal, &mut next);
             next.extend_from_slice(&payload(1, 0, 700));
             let (publisher, _) = with(publisher, move |publisher| {
-                publisher.open(Kind::Data, &next, true).unwrap();
+                publisher.open(StreamKind::Data, &next, true).unwrap();
                 publisher.settle().unwrap();
             })
             .await;
-            assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+            assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
             drop(publisher);
         }
         let status = relay.status(); // exact: the bystander was let in before
@@ -328,14 +335,14 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
     relay.assert_forwarded();
 }
 
-/// Two frames at one offset: 53 bytes of an object of 1000, and 54 bytes, which are a whole object. They are in one packet, or the
-/// second one is in a packet before, which the kernel does not look at. Whichever of them the relay takes, its subscribers get the same
-/// by both its ways, and so nothing that ends their sessions.
+/// Two frames have the same offset: 53 bytes of an object of 1000, and 54 bytes, which are a whole object. They are
+/// in one packet, or the second one is in an earlier packet, which the kernel does not read. Whichever the relay
+/// takes, its subscribers get the same from the kernel and from userspace, and no session ends.
 #[tokio::test]
-async fn publisher_that_contradicts_itself_ends_no_subscriber() {
+async fn contradicting_retransmission_ends_no_subscriber() {
     const ROUNDS: u64 = 4;
     const PIECES: usize = 8;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut honest, _namespace, good) = with_publisher(&relay).await;
     let (mut subscriber, _request, ok, _upstream) = first_subscriber(&relay, &mut honest, &good, 1).await;
     for round in 0..ROUNDS {
@@ -349,7 +356,7 @@ async fn publisher_that_contradicts_itself_ends_no_subscriber() {
         .await;
         let (_both, _ok) = subscriber.subscribe(&track).await;
         relay.until_ready().await;
-        // Media that the kernel has come to forward, with engine `kernel`.
+        // With engine `kernel`, the kernel forwards these media by now.
         let object = |id: u64| {
             let mut bytes = Vec::new();
             encode_object_header(id.checked_sub(1), id, None, 100, ObjectStatus::Normal, &mut bytes);
@@ -361,7 +368,7 @@ async fn publisher_that_contradicts_itself_ends_no_subscriber() {
         front.extend(object(0));
         let stream;
         (hostile, stream) = with(hostile, move |hostile| {
-            let stream = hostile.open(Kind::Data, &front, false).unwrap();
+            let stream = hostile.open(StreamKind::Data, &front, false).unwrap();
             hostile.settle().unwrap();
             stream
         })
@@ -378,10 +385,10 @@ async fn publisher_that_contradicts_itself_ends_no_subscriber() {
         }
         let (hostile, len) =
             with(hostile, move |hostile| contradict(hostile, stream, PIECES as u64, round % 2 == 1)).await;
-        // Either the second version, or the first one, until the relay has found out how that ends.
+        // The result is the second version, or the first one until the relay has found out how that ends.
         received.well_formed(PIECES * 102 + len).await;
         drop((received, hostile));
-        // The session goes on, with the others' media.
+        // The session continues with the media of others.
         let mut group = honest.subgroup(header(1, round)).await;
         for id in 0..OBJECTS {
             group.object(id, 1000).await;
@@ -393,14 +400,14 @@ async fn publisher_that_contradicts_itself_ends_no_subscriber() {
                 break received;
             }
         };
-        assert_eq!(received.all().await, ((0..OBJECTS).collect(), End::Fin));
+        assert_eq!(received.all().await, ((0..OBJECTS).collect(), PeerStreamEnd::Fin));
     }
     relay.assert_forwarded();
 }
 
-/// Goes on with a stream in two ways, and then in the second one, of which the bytes are malformed where an object of the first one
-/// ends. Returns how many bytes these are.
-fn contradict(hostile: &mut hostile::peer::Peer, stream: u64, next: u64, hidden: bool) -> usize {
+/// Continues a stream in two ways, and then only in the second, whose bytes are malformed where an object of the
+/// first ends. Returns the number of these bytes.
+fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, hidden: bool) -> usize {
     let objects = |len: usize, count: u64| {
         let mut bytes = Vec::new();
         for id in next..next + count {
@@ -409,7 +416,8 @@ fn contradict(hostile: &mut hostile::peer::Peer, stream: u64, next: u64, hidden:
         }
         bytes
     };
-    let (x, y) = (objects(1000, 1), objects(52, 40));
+    let x = objects(1000, 1);
+    let y = objects(52, 40);
     assert_eq!(objects(52, 1).len(), 54);
     let at = hostile.claim(stream, y.len() as u64);
     let [mut first, mut second] = [Vec::new(), Vec::new()];
@@ -425,7 +433,7 @@ fn contradict(hostile: &mut hostile::peer::Peer, stream: u64, next: u64, hidden:
     for (object, offset) in y[54..].chunks(54).zip((54..).step_by(54)) {
         let mut frames = Vec::new();
         frame::write_stream(stream, at + offset, object, false, &mut frames);
-        // Closed, where it is found out.
+        // The relay closes the session where it detects the contradiction.
         if hostile.send(frames, true).and_then(|()| hostile.settle()).is_err() {
             break;
         }
@@ -433,18 +441,18 @@ fn contradict(hostile: &mut hostile::peer::Peer, stream: u64, next: u64, hidden:
     y.len()
 }
 
-/// What of a stream is read before it is known to mean nothing comes in two copies at once, and then more of it.
+/// The first bytes of a stream of unknown type arrive in two copies at once, and then more of it.
 #[tokio::test]
-async fn a_stream_that_is_forgotten_may_come_twice() {
+async fn repeated_stream_of_unknown_type_is_ignored() {
     const PADDING: u64 = 0x132b_3e28;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let bystander = relay.peer().await;
     let stranger = establish(&relay).await;
     let (stranger, closed) = with(stranger, |stranger| {
         let mut front = stranger.binding.uni().to_vec();
         vi64::encode(PADDING, &mut front);
         front.extend_from_slice(&[0; 100]);
-        let id = stranger.open_bare(Kind::Data, &[], false).unwrap();
+        let id = stranger.open_bare(StreamKind::Data, &[], false).unwrap();
         let mut frames = Vec::new();
         (0..2).for_each(|_| frame::write_stream(id, 0, &front, false, &mut frames));
         stranger.send(frames, true).unwrap();
@@ -465,44 +473,44 @@ async fn a_stream_that_is_forgotten_may_come_twice() {
 
 #[tokio::test]
 async fn handshakes_count_as_sessions() {
-    let relay = Relay::with(|config| config.max_sessions = 5);
+    let relay = TestRelay::with(|config| config.max_sessions = 5);
     let held = begin_handshakes(&relay, 5).await;
     relay.until("all are under way", |status| status.handshakes == 5).await;
     assert!(Session::connect(&remote(&relay)).await.is_err());
-    relay.until("it is counted", |status| status.drops["session_limit"] >= 1).await;
+    relay.until("it to be counted", |status| status.drops["session_limit"] >= 1).await;
     drop(held);
 }
 
 #[tokio::test]
-async fn with_many_handshakes_under_way_addresses_have_to_be_proved() {
+async fn many_open_handshakes_require_address_validation() {
     const UNPROVED: u64 = 64;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let held = begin_handshakes(&relay, 100).await;
     relay.until("more have to", |status| status.totals.retries == 100 - UNPROVED).await;
-    // exact: retries are only for what comes behind these
+    // exact: retries are only sent after these
     assert_eq!(relay.status().handshakes, UNPROVED);
-    // Whoever can prove its address is served.
+    // A client that can validate its address is served.
     let peer = relay.peer().await;
     let status = relay.until("a session", |status| status.sessions.len() == 1).await;
     assert_eq!((status.handshakes, status.totals.retries), (UNPROVED, 100 - UNPROVED + 1));
     drop((held, peer));
 }
 
-/// Of a control message and of an object header, all but the end.
+/// The end of a control message and of an object header is missing.
 #[tokio::test]
-async fn a_session_may_leave_so_much_incomplete() {
+async fn incomplete_messages_of_a_session_are_bounded() {
     const BYTES: usize = 60_000;
     let mut message = vec![0x03, 0xff, 0xff];
     message.resize(BYTES, 0);
     let mut object = vec![0, 0xc0, 0xff, 0xff];
     object.resize(BYTES, 0);
     for objects in [false, true] {
-        let relay = Relay::start();
+        let relay = TestRelay::start();
         let (mut publisher, _namespace, track) = with_publisher(&relay).await;
         let (subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
         let connection = publisher.session.connection().clone();
         let mut streams = Vec::new();
-        // The relay closes the connection before all are there.
+        // The relay closes the connection before all of them have arrived.
         let sending = async {
             for group in 0..200 {
                 let mut stream = match objects {
@@ -527,6 +535,6 @@ async fn a_session_may_leave_so_much_incomplete() {
     }
 }
 
-fn remote(relay: &Relay) -> Remote {
-    Remote::new(relay.url(), Trust::Anyone)
+fn remote(relay: &TestRelay) -> Remote {
+    Remote::new(relay.url(), CertificateTrust::Anyone)
 }

@@ -3,19 +3,20 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use millrace_moq::{
-    Datagram, Draft, Filter, GroupOrder, Message, Parameters, Properties, Status, SubgroupHeader, SubgroupId,
-    code,
+    Draft, Filter, GroupOrder, Message, ObjectDatagram, Parameters, Properties, Status, SubgroupHeader,
+    SubgroupId, code,
     message::{Publish, RequestUpdate, Subscribe},
     property::TrackProperties,
 };
 
 use super::peer::{
-    End, Peer, Relay, Rivals, at, first_subscriber, header, patiently, payload, track, with_publisher,
+    PeerStreamEnd, Rivals, TestPeer, TestRelay, at, first_subscriber, header, patiently, payload, track,
+    with_publisher,
 };
 
 #[tokio::test]
 async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut one, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 7).await;
     let mut two = relay.peer().await;
@@ -23,7 +24,8 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
     relay.until_ready().await;
     let mut subgroup = publisher.subgroup(header(7, 0)).await;
     subgroup.object(0, 1200).await;
-    let (mut at_one, mut at_two) = (one.next_subgroup().await, two.next_subgroup().await);
+    let mut at_one = one.next_subgroup().await;
+    let mut at_two = two.next_subgroup().await;
     for received in [&mut at_one, &mut at_two] {
         assert_eq!(received.header.alias, 7, "the publisher's alias is free in this session");
         assert_eq!(received.objects(1).await, [0]);
@@ -33,16 +35,17 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
         assert_eq!(at_one.objects(1).await, [id]);
     }
     subgroup.finish();
-    assert_eq!(at_one.all().await, (vec![], End::Fin));
-    assert_eq!(at_two.all().await, ((1..50).collect(), End::Fin));
+    assert_eq!(at_one.all().await, (vec![], PeerStreamEnd::Fin));
+    assert_eq!(at_two.all().await, ((1..50).collect(), PeerStreamEnd::Fin));
     assert!(publisher.requests.try_recv().is_err(), "one upstream subscription for all");
     relay.assert_forwarded();
 }
 
 #[tokio::test]
 async fn one_relay_serves_several_addresses_of_both_families() {
-    let (mut v4, mut v6) = (Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
-    let relay = Relay::at(|host, config| {
+    let mut v4 = Ipv4Addr::UNSPECIFIED;
+    let mut v6 = Ipv6Addr::UNSPECIFIED;
+    let relay = TestRelay::at(|host, config| {
         (v4, v6) = (host.v4(), host.v6());
         let ips = [v4.into(), Ipv4Addr::UNSPECIFIED.into(), v6.into(), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
         config.listen = ips.into_iter().zip(0..).map(|(ip, nth)| (ip, host.port(nth)).into()).collect();
@@ -53,7 +56,7 @@ async fn one_relay_serves_several_addresses_of_both_families() {
     let ports: Vec<_> = relay.server.local_addrs().iter().map(|addr| addr.port()).collect();
     let urls = [(v4.to_string(), 1), (format!("[{v6}]"), 2), (format!("[{v6}]"), 3)];
     for (host, index) in urls {
-        let peer = Peer::connect(format!("moqt://{host}:{}", ports[index]).parse().unwrap()).await;
+        let peer = TestPeer::connect(format!("moqt://{host}:{}", ports[index]).parse().unwrap()).await;
         let (request, _ok) = peer.subscribe(&track).await;
         subscribers.push((peer, request));
     }
@@ -63,29 +66,29 @@ async fn one_relay_serves_several_addresses_of_both_families() {
     }
     subgroup.finish();
     for (subscriber, _request) in &mut subscribers {
-        assert_eq!(subscriber.next_subgroup().await.all().await, ((0..20).collect(), End::Fin));
+        assert_eq!(subscriber.next_subgroup().await.all().await, ((0..20).collect(), PeerStreamEnd::Fin));
     }
 }
 
 #[tokio::test]
-async fn objects_are_passed_on_before_they_are_whole() {
-    let relay = Relay::start();
+async fn objects_are_forwarded_before_they_are_complete() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
-    // Object 0 of 1000 bytes, of which 100 are there.
+    // Object 0 has 1000 bytes, and 100 of them have arrived.
     subgroup.stream.write_all(&[0, 0x83, 0xe8]).await.unwrap();
     subgroup.stream.write_all(&payload(0, 0, 1000)[..100]).await.unwrap();
     let received = subscriber.next_subgroup().await;
     subgroup.stream.write_all(&payload(0, 0, 1000)[100..]).await.unwrap();
     subgroup.finish();
-    assert_eq!(received.all().await, (vec![0], End::Fin));
+    assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
 }
 
 #[tokio::test]
 async fn a_session_can_publish_and_subscribe_to_itself() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut peer, _namespace, track) = with_publisher(&relay).await;
     let request_id = peer.session.next_request_id();
     let message = Subscribe { request_id, track: track.clone(), parameters: Parameters::default() };
@@ -95,12 +98,12 @@ async fn a_session_can_publish_and_subscribe_to_itself() {
     let mut subgroup = peer.subgroup(header(3, 0)).await;
     subgroup.object(0, 10).await;
     subgroup.finish();
-    assert_eq!(peer.next_subgroup().await.all().await, (vec![0], End::Fin));
+    assert_eq!(peer.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
 }
 
 #[tokio::test]
 async fn joining_inside_a_group_by_filter() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut subgroup =
@@ -138,15 +141,15 @@ async fn joining_inside_a_group_by_filter() {
         assert_eq!(received.header.first_object, whole);
         let id = if whole { SubgroupId::FirstObject } else { SubgroupId::Explicit(0) };
         assert_eq!(received.header.subgroup, id);
-        assert_eq!(received.all().await, ((start..7).collect(), End::Fin));
+        assert_eq!(received.all().await, ((start..7).collect(), PeerStreamEnd::Fin));
     }
     let received = waiting.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (5, (vec![0], End::Fin)));
+    assert_eq!((received.header.group, received.all().await), (5, (vec![0], PeerStreamEnd::Fin)));
 }
 
 #[tokio::test]
-async fn a_range_ends_with_its_last_group() {
-    let relay = Relay::start();
+async fn subscription_to_a_range_ends_with_its_last_group() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut subscriber = relay.peer_of(Draft::D19).await;
     let filter = Some(Filter::AbsoluteRange { start: at(1, 0), end_group: 2, end_object: None });
@@ -163,7 +166,7 @@ async fn a_range_ends_with_its_last_group() {
     groups.sort_by_key(|received| received.header.group);
     assert_eq!(groups.iter().map(|received| received.header.group).collect::<Vec<_>>(), [1, 2]);
     for received in groups {
-        assert_eq!(received.all().await, (vec![0], End::Fin));
+        assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
     }
     let Some(Message::PublishDone(done)) = patiently(request.next()).await.unwrap() else {
         panic!("no PUBLISH_DONE");
@@ -174,7 +177,7 @@ async fn a_range_ends_with_its_last_group() {
 
 #[tokio::test]
 async fn forward_state_pauses_and_resumes() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut subscriber = relay.peer().await;
     let parameters = Parameters { forward: Some(false), ..Parameters::default() };
@@ -192,18 +195,19 @@ async fn forward_state_pauses_and_resumes() {
     let Message::RequestOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no answer") };
     assert_eq!(ok.parameters.largest_object, Some(at(0, 0)));
     subgroup.object(1, 10).await;
-    let (update, pause) = (resume(false), 2);
+    let update = resume(false);
+    let pause = 2;
     let mut received = subscriber.next_subgroup().await;
     assert_eq!(received.objects(1).await, [1], "what came before is not sent");
     request.send(update).await.unwrap();
     patiently(request.answer()).await.unwrap();
     subgroup.object(pause, 10).await;
-    assert_eq!(received.all().await, (vec![], End::Reset), "an object was left out");
+    assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset), "an object was left out");
 }
 
 #[tokio::test]
-async fn published_tracks_are_kept_for_subscribers_that_come_later() {
-    let relay = Relay::start();
+async fn published_tracks_are_kept_for_later_subscribers() {
+    let relay = TestRelay::start();
     let publisher = relay.peer().await;
     let track = track("live/cam", "init");
     let properties = TrackProperties { publisher_priority: Some(5), ..TrackProperties::default() }.encode();
@@ -219,19 +223,19 @@ async fn published_tracks_are_kept_for_subscribers_that_come_later() {
     let mut subgroup = publisher.subgroup(header(77, 0)).await;
     subgroup.object(0, 4000).await;
     subgroup.finish();
-    relay.until("the object is cached", |status| status.tracks[0].objects_cached == 1).await;
+    relay.until("the object in the cache", |status| status.tracks[0].objects_cached == 1).await;
     let mut subscriber = relay.peer().await;
     let (_request, ok) = subscriber.subscribe(&track).await;
     assert_eq!(ok.properties, properties, "track properties are copied");
-    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
 }
 
 #[tokio::test]
 async fn datagrams_are_forwarded_under_the_subscribers_alias() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 9).await;
-    let datagram = Datagram {
+    let datagram = ObjectDatagram {
         alias: 9,
         group: 3,
         object: 2,
@@ -245,16 +249,16 @@ async fn datagrams_are_forwarded_under_the_subscribers_alias() {
     datagram.encode(&mut bytes);
     publisher.session.streams().send_datagram(bytes.into()).unwrap();
     let received = patiently(subscriber.datagrams.recv()).await.unwrap();
-    assert_eq!(received, Datagram { alias: ok.track_alias, ..datagram });
+    assert_eq!(received, ObjectDatagram { alias: ok.track_alias, ..datagram });
 }
 
 #[tokio::test]
-async fn datagrams_of_the_current_group_and_those_ahead_of_their_alias_arrive() {
-    let relay = Relay::start();
+async fn datagrams_of_current_group_and_before_their_alias_arrive() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 9).await;
     let send = |alias: u64, object: u64| {
-        let datagram = Datagram {
+        let datagram = ObjectDatagram {
             alias,
             group: 1,
             object,
@@ -269,7 +273,7 @@ async fn datagrams_of_the_current_group_and_those_ahead_of_their_alias_arrive() 
         publisher.session.streams().send_datagram(bytes.into()).unwrap();
     };
     (0..3).for_each(|object| send(9, object));
-    relay.until("they are cached", |status| status.tracks[0].objects_cached == 3).await;
+    relay.until("them to be cached", |status| status.tracks[0].objects_cached == 3).await;
     let mut late = relay.peer().await;
     let (_late, _) = late.subscribe(&track).await;
     let mut objects = Vec::new();
@@ -288,27 +292,27 @@ async fn datagrams_of_the_current_group_and_those_ahead_of_their_alias_arrive() 
 }
 
 #[tokio::test]
-async fn statuses_and_empty_subgroups_pass() {
-    let relay = Relay::start();
+async fn statuses_and_empty_subgroups_are_forwarded() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     publisher.subgroup(header(1, 0)).await.finish();
-    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![], End::Fin));
+    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![], PeerStreamEnd::Fin));
     let mut subgroup = publisher.subgroup(header(1, 1)).await;
     subgroup.object(0, 10).await;
     subgroup.status(1, Status::EndOfTrack).await;
     subgroup.finish();
-    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0, 1], End::Fin));
+    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0, 1], PeerStreamEnd::Fin));
 }
 
 /// A subscriber may have seen the end of neither the subscription nor its streams when the next one begins.
 #[tokio::test]
-async fn an_alias_is_not_given_out_again_at_once() {
-    let relay = Relay::start();
+async fn alias_is_not_reused_at_once() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (subscriber, mut request, ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The track goes on meanwhile.
+    // The track continues meanwhile.
     let other = relay.peer().await;
     let _kept = other.subscribe(&track).await;
     let mut seen = vec![ok.track_alias];
@@ -325,7 +329,7 @@ async fn an_alias_is_not_given_out_again_at_once() {
 
 #[tokio::test]
 async fn two_tracks_with_one_alias_get_two_aliases() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let mut subscriber = relay.peer().await;
     let mut publishers = Vec::new();
     let mut aliases = Vec::new();
@@ -355,8 +359,8 @@ async fn two_tracks_with_one_alias_get_two_aliases() {
 
 #[tokio::test]
 async fn several_publishers_of_a_track_are_deduplicated() {
-    let relay = Relay::start();
-    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::of(&relay).await;
+    let relay = TestRelay::start();
+    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
     let mut original = one.subgroup(header(1, 0)).await;
     original.object(0, 100).await;
     let mut received = subscriber.next_subgroup().await;
@@ -365,16 +369,16 @@ async fn several_publishers_of_a_track_are_deduplicated() {
     copy.object(0, 100).await;
     original.object(1, 100).await;
     original.finish();
-    assert_eq!(received.all().await, (vec![1], End::Fin));
+    assert_eq!(received.all().await, (vec![1], PeerStreamEnd::Fin));
     relay.until("the copy is refused", |status| status.drops["duplicate_subgroup"] == 1).await;
     subscriber.expect_no_stream().await;
 }
 
 #[tokio::test]
-async fn order_and_priority_of_a_subscriber_reach_the_streams() {
-    // What comes first when there is a choice: tested exactly at the data plane; here that a backlog comes
-    // newest group first for a descending subscription.
-    let relay = Relay::start();
+async fn order_and_priority_apply_to_streams() {
+    // The data plane's own tests check the order exactly. Here a backlog is sent newest group first to a descending
+    // subscription.
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     for group in 0..2 {

@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod adaptive;
+mod cluster;
 mod control;
 mod credentials;
 mod drafts;
 mod ends;
+#[path = "../../../relay/discovery/tests/support/mod.rs"]
+mod etcd;
 mod fetch;
 mod goaway;
 mod hostile;
@@ -19,4 +22,5 @@ mod returns;
 mod rivals;
 #[path = "../support/site.rs"]
 mod site;
+mod sources;
 mod switching;

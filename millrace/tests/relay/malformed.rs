@@ -1,18 +1,20 @@
-//! Tracks that a publisher breaks (draft-18, "Malformed Tracks"): they end for everybody, its session does not.
+//! Tracks that a publisher breaks (draft-18, "Malformed Tracks"): they end for all subscribers, but the publisher's
+//! session does not.
 
 use bytes::Bytes;
 use millrace_moq::{
-    Datagram, Message, Status, SubgroupHeader, SubgroupId, code, data::encode_object_header,
+    Message, ObjectDatagram, Status, SubgroupHeader, SubgroupId, code, data::encode_object_header,
     property::PairWriter,
 };
 
 use super::peer::{
-    End, Peer, Relay, Subgroup, at, expect_done, first_subscriber, header, patiently, payload, with_publisher,
+    PeerStreamEnd, PublishedSubgroup, TestPeer, TestRelay, at, expect_done, first_subscriber, header,
+    patiently, payload, with_publisher,
 };
 
-/// What makes the track malformed.
+/// The fault that makes the track malformed.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum TrackFault {
     BehindEndOfGroup,
     BehindLastOfGroup,
     BehindEndOfTrack,
@@ -23,19 +25,19 @@ enum Fault {
     MandatoryProperty,
 }
 
-const FAULTS: [Fault; 8] = [
-    Fault::BehindEndOfGroup,
-    Fault::BehindLastOfGroup,
-    Fault::BehindEndOfTrack,
-    Fault::TwoPriorities,
-    Fault::DatagramAndStream,
-    Fault::StreamAndDatagram,
-    Fault::TwoPayloads,
-    Fault::MandatoryProperty,
+const FAULTS: [TrackFault; 8] = [
+    TrackFault::BehindEndOfGroup,
+    TrackFault::BehindLastOfGroup,
+    TrackFault::BehindEndOfTrack,
+    TrackFault::TwoPriorities,
+    TrackFault::DatagramAndStream,
+    TrackFault::StreamAndDatagram,
+    TrackFault::TwoPayloads,
+    TrackFault::MandatoryProperty,
 ];
 
-fn datagram(publisher: &Peer, object: u64, payload: Vec<u8>) {
-    let datagram = Datagram {
+fn datagram(publisher: &TestPeer, object: u64, payload: Vec<u8>) {
+    let datagram = ObjectDatagram {
         alias: 1,
         group: 0,
         object,
@@ -50,25 +52,25 @@ fn datagram(publisher: &Peer, object: u64, payload: Vec<u8>) {
     publisher.session.streams().send_datagram(bytes.into()).unwrap();
 }
 
-async fn other_subgroup(publisher: &Peer) -> Subgroup {
+async fn other_subgroup(publisher: &TestPeer) -> PublishedSubgroup {
     publisher.subgroup(SubgroupHeader { subgroup: SubgroupId::Explicit(1), ..header(1, 0) }).await
 }
 
-/// Sends what is right up to the fault, waits until the relay has it, and sends the fault.
-async fn commit(relay: &Relay, publisher: &Peer, subscriber: &mut Peer, fault: Fault) {
+/// Sends valid objects up to the fault, waits until the relay has them, and sends the fault.
+async fn commit(relay: &TestRelay, publisher: &TestPeer, subscriber: &mut TestPeer, fault: TrackFault) {
     let cached = async |objects| {
         relay.until("it is cached", |status| status.tracks[0].objects_cached == objects).await;
     };
     let mut first = match fault {
-        Fault::DatagramAndStream | Fault::TwoPayloads => {
+        TrackFault::DatagramAndStream | TrackFault::TwoPayloads => {
             datagram(publisher, 0, payload(0, 0, 100));
             cached(1).await;
-            if matches!(fault, Fault::TwoPayloads) {
+            if matches!(fault, TrackFault::TwoPayloads) {
                 return datagram(publisher, 0, payload(0, 7, 100));
             }
             return publisher.subgroup(header(1, 0)).await.object(0, 100).await;
         }
-        Fault::MandatoryProperty => {
+        TrackFault::MandatoryProperty => {
             publisher.subgroup(SubgroupHeader { properties: true, ..header(1, 0) }).await
         }
         _ => publisher.subgroup(header(1, 0)).await,
@@ -76,42 +78,43 @@ async fn commit(relay: &Relay, publisher: &Peer, subscriber: &mut Peer, fault: F
     first.object(0, 100).await;
     cached(1).await;
     match fault {
-        Fault::BehindEndOfGroup => {
+        TrackFault::BehindEndOfGroup => {
             first.status(3, Status::EndOfGroup).await;
             cached(2).await;
             other_subgroup(publisher).await.object(4, 100).await;
         }
-        Fault::BehindLastOfGroup => {
+        TrackFault::BehindLastOfGroup => {
             first.finish();
-            assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+            assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
             other_subgroup(publisher).await.object(1, 100).await;
         }
-        Fault::BehindEndOfTrack => {
+        TrackFault::BehindEndOfTrack => {
             first.status(1, Status::EndOfTrack).await;
             cached(2).await;
             publisher.subgroup(header(1, 1)).await.object(0, 100).await;
         }
-        Fault::TwoPriorities => {
+        TrackFault::TwoPriorities => {
             publisher
                 .subgroup(SubgroupHeader { priority: Some(5), ..header(1, 0) })
                 .await
                 .object(1, 100)
                 .await;
         }
-        Fault::StreamAndDatagram => datagram(publisher, 0, payload(0, 0, 100)),
-        Fault::MandatoryProperty => {
-            let (mut block, mut bytes) = (Vec::new(), Vec::new());
+        TrackFault::StreamAndDatagram => datagram(publisher, 0, payload(0, 0, 100)),
+        TrackFault::MandatoryProperty => {
+            let mut block = Vec::new();
+            let mut bytes = Vec::new();
             PairWriter::new(&mut block).integer(0x4000, 1);
             encode_object_header(Some(0), 1, Some(&block), 100, Status::Normal, &mut bytes);
             first.stream.write_all(&bytes).await.unwrap();
         }
-        Fault::DatagramAndStream | Fault::TwoPayloads => {}
+        TrackFault::DatagramAndStream | TrackFault::TwoPayloads => {}
     }
 }
 
 #[tokio::test]
-async fn a_malformed_track_ends_for_everybody() {
-    let relay = Relay::start();
+async fn malformed_track_ends_for_all_subscribers() {
+    let relay = TestRelay::start();
     for (nth, fault) in FAULTS.into_iter().enumerate() {
         let (mut publisher, _namespace, track) = with_publisher(&relay).await;
         let (mut subscriber, mut request, _ok, mut upstream) =
@@ -126,21 +129,21 @@ async fn a_malformed_track_ends_for_everybody() {
             .await;
         // exact: it is counted before the track ends
         assert_eq!(relay.status().drops["malformed_track"], expected, "{fault:?}");
-        // The session is good for other subscriptions, to this track too.
+        // The session can be used for other subscriptions, even to this track.
         let (mut again, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 2).await;
         let mut subgroup = publisher.subgroup(header(2, 0)).await;
         subgroup.object(0, 100).await;
         subgroup.finish();
-        assert_eq!(again.next_subgroup().await.all().await, (vec![0], End::Fin), "{fault:?}");
+        assert_eq!(again.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin), "{fault:?}");
         publisher.session.close(code::Session::NO_ERROR, "");
-        relay.until("it is gone", |status| status.tracks.iter().all(|one| one.publishers == 0)).await;
+        relay.until("its end", |status| status.tracks.iter().all(|one| one.publishers == 0)).await;
     }
 }
 
-/// END_OF_GROUP on each of a group's subgroups, whose last objects are in any order, is not by itself wrong.
+/// END_OF_GROUP on each of a group's subgroups, whose last objects are in any order, is not wrong by itself.
 #[tokio::test]
 async fn a_group_may_end_in_several_subgroups() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -153,25 +156,25 @@ async fn a_group_may_end_in_several_subgroups() {
     other.finish();
     first.object(4, 100).await;
     first.finish();
-    assert_eq!(second.all().await, (vec![5], End::Fin));
-    assert_eq!(received.all().await, (vec![0, 4], End::Fin));
-    // The track goes on: by then the ends of both are known.
+    assert_eq!(second.all().await, (vec![5], PeerStreamEnd::Fin));
+    assert_eq!(received.all().await, (vec![0, 4], PeerStreamEnd::Fin));
+    // The track continues: by then the ends of both are known.
     let mut next = publisher.subgroup(header(1, 1)).await;
     next.object(0, 100).await;
     next.finish();
-    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     relay.until_largest(at(1, 0)).await;
-    assert_eq!(relay.status().drops["malformed_track"], 0); // exact: what came behind them is cached
+    assert_eq!(relay.status().drops["malformed_track"], 0); // exact: a later object is cached
 }
 
 #[tokio::test]
 async fn a_fetch_of_a_malformed_track_is_reset() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut first = publisher.subgroup(header(1, 0)).await;
-    // More than a subscriber that does not read gets.
+    // This is more than a subscriber that does not read is sent.
     for id in 0..40 {
         first.object(id, 1 << 20).await;
     }

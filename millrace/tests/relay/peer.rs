@@ -1,92 +1,92 @@
-//! A relay in this process, and peers of it on stock quinn that do exactly what a test says.
+//! A relay in this process, and its peers on stock quinn, which send exactly what a test asks for.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use millrace_client::{
-    session::{DataStream, Error, Handler, Remote, Request, Session},
-    tls::Trust,
+    session::{DataStream, Error, Handler, Remote, Session, SessionRequest},
+    tls::CertificateTrust,
 };
 use millrace_moq::{
-    Datagram, Draft, Location, Message, Namespace, ObjectParser, Parameters, Properties,
+    Draft, Location, Message, Namespace, ObjectDatagram, ObjectParser, Parameters, Properties,
     Status as ObjectStatus, StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
     data::encode_object_header,
     message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
 use millrace_relay_daemon::{
     config::{Config, Settings},
-    server::{Identity, Server},
+    server::{RelayIdentity, RunningServer},
     status::{Status, StatusSource},
 };
 use millrace_testkit::async_wait_until;
 use millrace_webtransport::SendStream;
 use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
 
-use super::site::{self, Host, Site, until_forwarded, wants_kernel, wants_web};
+use super::site::{self, RelayHost, RelaySite, until_forwarded, wants_kernel, wants_web};
 
-/// How long anything may take before a test fails: long, since others may want the CPU.
+/// How long anything may take before a test fails: long, since the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 /// How long a test waits to see that nothing happens.
 pub const QUIET: Duration = Duration::from_millis(200);
-/// Objects of a stream that are published one by one, for the kernel engine.
+/// Number of objects of a stream that are published one by one, for the kernel engine.
 const PACED: usize = 20;
 
-pub struct Relay {
-    pub server: Arc<Server>,
+pub struct TestRelay {
+    pub server: Arc<RunningServer>,
     pub addr: SocketAddr,
-    _site: Arc<Site>,
+    _site: Arc<RelaySite>,
 }
 
-impl Relay {
+impl TestRelay {
     pub fn start() -> Self {
         Self::with(|_| {})
     }
 
-    /// A relay with changed settings.
+    /// Starts a relay with changed settings.
     pub fn with(change: impl FnOnce(&mut Config)) -> Self {
         Self::at(|_, config| change(config))
     }
 
-    /// Likewise, of which some depend on where it is.
-    pub fn at(change: impl FnOnce(Host<'_>, &mut Config)) -> Self {
+    /// Starts a relay with changed settings, which may depend on its host.
+    pub fn at(change: impl FnOnce(RelayHost<'_>, &mut Config)) -> Self {
         site::log();
-        let site = Site::of_this_test();
+        let site = RelaySite::of_this_test();
         let host = site.host();
         let listen = SocketAddr::new(host.v4().into(), host.port(0));
-        // What is late depends on who gets the CPU; tests of that say how long media may wait.
+        // Lateness depends on the machine's load; the tests of it set how long media may wait.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        // Tests of that say how long.
+        // The tests of lingering set the time.
         config.linger = Duration::ZERO;
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
         host.configure(&mut config);
-        let identity = Identity::read(&config).unwrap();
+        let identity = RelayIdentity::read(&config).unwrap();
         let runtime = Handle::current();
         let server = host.enter(|| {
             let _inside = runtime.enter();
-            Arc::new(Server::start(config, identity).unwrap())
+            Arc::new(RunningServer::start(config, identity).unwrap())
         });
         let addr = server.local_addrs()[0];
         Self { server, addr, _site: site }
     }
 
-    /// Where its peers find it, and relays whose upstream relay it is.
+    /// Returns the URL for its peers, and for relays whose upstream relay it is.
     pub fn url(&self) -> url::Url {
         let scheme = if wants_web() { "https" } else { "moqt" };
         format!("{scheme}://{}", self.addr).parse().unwrap()
     }
 
-    pub async fn peer(&self) -> Peer {
-        Peer::connect(self.url()).await
+    pub async fn peer(&self) -> TestPeer {
+        TestPeer::connect(self.url()).await
     }
 
-    /// A peer that speaks this draft only.
-    pub async fn peer_of(&self, draft: Draft) -> Peer {
-        let remote = Remote { drafts: vec![draft], ..Remote::new(self.url(), Trust::Anyone) };
-        let peer = Peer::connect_to(&remote, quinn::EndpointConfig::default()).await;
+    /// Connects a peer that supports this draft only.
+    pub async fn peer_of(&self, draft: Draft) -> TestPeer {
+        let remote = Remote { drafts: vec![draft], ..Remote::new(self.url(), CertificateTrust::Anyone) };
+        let peer = TestPeer::connect_to(&remote, quinn::EndpointConfig::default()).await;
         assert_eq!(peer.session.draft(), draft);
         peer
     }
@@ -99,66 +99,66 @@ impl Relay {
         until_forwarded(|| self.status());
     }
 
-    /// Waits until the relay's status is as wanted, and returns it.
+    /// Waits until `wanted` is true of the relay's status, and returns it.
     pub async fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
         async_wait_until(what, || self.status(), wanted).await
     }
 
-    /// With engine `kernel`: until it may send to all that are there. Userspace serves them before.
+    /// Waits, with engine `kernel`, until the kernel may send to all peers. Userspace serves them before.
     pub async fn until_ready(&self) {
         let is_ready =
             |status: &Status| status.sessions.iter().all(|session| session.kernel_ready != Some(false));
         self.until("the kernel may send", is_ready).await;
     }
 
-    /// Waits until the only track's largest object is this one: what the kernel forwards is at its subscribers a
-    /// moment before the relay answers for it.
+    /// Waits until the only track's largest object is this one: subscribers get objects that the kernel forwards a
+    /// moment before the relay counts them.
     pub async fn until_largest(&self, at: Location) {
         let wanted = Some((at.group, at.object));
         self.until(&format!("largest {wanted:?}"), |status| status.tracks[0].largest == wanted).await;
     }
 }
 
-/// Takes whatever the relay starts.
-struct Tap {
-    requests: mpsc::UnboundedSender<(Message, Request)>,
+/// Collects everything that the relay starts.
+struct PeerTap {
+    requests: mpsc::UnboundedSender<(Message, SessionRequest)>,
     streams: mpsc::UnboundedSender<(StreamHeader, DataStream)>,
-    datagrams: mpsc::UnboundedSender<Datagram>,
+    datagrams: mpsc::UnboundedSender<ObjectDatagram>,
 }
 
-impl Handler for Tap {
-    async fn request(self: Arc<Self>, message: Message, request: Request) -> Result<(), Error> {
-        let _ = self.requests.send((message, request)); // the test is over
+impl Handler for PeerTap {
+    async fn request(self: Arc<Self>, message: Message, request: SessionRequest) -> Result<(), Error> {
+        let _ = self.requests.send((message, request)); // An error means that the test is over.
         Ok(())
     }
 
     async fn stream(self: Arc<Self>, header: StreamHeader, stream: DataStream) -> Result<(), Error> {
-        let _ = self.streams.send((header, stream)); // the test is over
+        let _ = self.streams.send((header, stream)); // An error means that the test is over.
         Ok(())
     }
 
-    fn datagram(&self, datagram: Datagram) {
-        let _ = self.datagrams.send(datagram); // the test is over
+    fn datagram(&self, datagram: ObjectDatagram) {
+        let _ = self.datagrams.send(datagram); // An error means that the test is over.
     }
 }
 
-pub struct Peer {
+pub struct TestPeer {
     pub session: Arc<Session>,
-    pub requests: mpsc::UnboundedReceiver<(Message, Request)>,
+    pub requests: mpsc::UnboundedReceiver<(Message, SessionRequest)>,
     pub streams: mpsc::UnboundedReceiver<(StreamHeader, DataStream)>,
-    pub datagrams: mpsc::UnboundedReceiver<Datagram>,
-    /// Subgroups that came before the FETCH stream that was waited for.
+    pub datagrams: mpsc::UnboundedReceiver<ObjectDatagram>,
+    /// Subgroups that arrived before the FETCH stream that was waited for.
     early: VecDeque<(SubgroupHeader, DataStream)>,
     running: JoinHandle<Error>,
 }
 
-impl Peer {
+impl TestPeer {
     pub async fn connect(url: url::Url) -> Self {
         Self::connect_from(url, quinn::EndpointConfig::default()).await
     }
 
     pub async fn connect_from(url: url::Url, endpoint: quinn::EndpointConfig) -> Self {
-        Self::connect_to(&Remote::new(url, Trust::Anyone), endpoint).await
+        Self::connect_to(&Remote::new(url, CertificateTrust::Anyone), endpoint).await
     }
 
     pub async fn connect_to(remote: &Remote, endpoint: quinn::EndpointConfig) -> Self {
@@ -170,7 +170,7 @@ impl Peer {
         let (requests, requests_out) = mpsc::unbounded_channel();
         let (streams, streams_out) = mpsc::unbounded_channel();
         let (datagrams, datagrams_out) = mpsc::unbounded_channel();
-        let tap = Arc::new(Tap { requests, streams, datagrams });
+        let tap = Arc::new(PeerTap { requests, streams, datagrams });
         let running = tokio::spawn(Arc::clone(&session).run(tap));
         Self {
             session,
@@ -182,13 +182,13 @@ impl Peer {
         }
     }
 
-    /// Why the session ended.
+    /// Returns the reason why the session ended.
     pub async fn ended(self) -> Error {
         timeout(PATIENCE, self.running).await.expect("the session ends").unwrap()
     }
 
-    /// Publishes a namespace, and keeps doing so while the request lives.
-    pub async fn publish_namespace(&self, namespace: &str) -> Request {
+    /// Announces a namespace for as long as the returned request lives.
+    pub async fn publish_namespace(&self, namespace: &str) -> SessionRequest {
         let message = PublishNamespace {
             request_id: self.session.next_request_id(),
             namespace: Namespace::from_path(namespace).unwrap(),
@@ -203,7 +203,7 @@ impl Peer {
         &self,
         track: &TrackName,
         parameters: Parameters,
-    ) -> Result<(Request, SubscribeOk), RequestError> {
+    ) -> Result<(SessionRequest, SubscribeOk), RequestError> {
         let request_id = self.session.next_request_id();
         let message = Subscribe { request_id, track: track.clone(), parameters };
         let mut request = self.session.request(message).await.unwrap();
@@ -214,12 +214,12 @@ impl Peer {
         }
     }
 
-    pub async fn subscribe(&self, track: &TrackName) -> (Request, SubscribeOk) {
+    pub async fn subscribe(&self, track: &TrackName) -> (SessionRequest, SubscribeOk) {
         self.try_subscribe(track, Parameters::default()).await.unwrap()
     }
 
-    /// Takes the relay's SUBSCRIBE for `track`, and accepts it under `alias`.
-    pub async fn accept_subscribe(&mut self, track: &TrackName, alias: u64) -> (Request, Subscribe) {
+    /// Receives the relay's SUBSCRIBE for `track`, and accepts it under `alias`.
+    pub async fn accept_subscribe(&mut self, track: &TrackName, alias: u64) -> (SessionRequest, Subscribe) {
         self.accept_subscribe_with(track, alias, Parameters::default(), Properties::default()).await
     }
 
@@ -229,7 +229,7 @@ impl Peer {
         track_alias: u64,
         parameters: Parameters,
         properties: Properties,
-    ) -> (Request, Subscribe) {
+    ) -> (SessionRequest, Subscribe) {
         let (message, mut request) = patiently(self.requests.recv()).await.unwrap();
         let Message::Subscribe(subscribe) = message else { panic!("{message:?} instead of SUBSCRIBE") };
         assert_eq!(&subscribe.track, track);
@@ -238,16 +238,16 @@ impl Peer {
     }
 
     /// Opens a subgroup stream.
-    pub async fn subgroup(&self, header: SubgroupHeader) -> Subgroup {
+    pub async fn subgroup(&self, header: SubgroupHeader) -> PublishedSubgroup {
         let mut stream = self.session.streams().open_uni().await.unwrap();
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
         stream.write_all(&bytes).await.unwrap();
-        Subgroup { stream, header, previous: None, written: 0 }
+        PublishedSubgroup { stream, header, previous: None, written: 0 }
     }
 
-    /// The next data stream, which has to be a subgroup's.
-    pub async fn next_subgroup(&mut self) -> Received {
+    /// Returns the next data stream, which must be a subgroup's.
+    pub async fn next_subgroup(&mut self) -> ReceivedSubgroup {
         let (header, stream) = match self.early.pop_front() {
             Some(early) => early,
             None => match patiently(self.streams.recv()).await.unwrap() {
@@ -255,10 +255,15 @@ impl Peer {
                 (other, _) => panic!("{other:?} instead of a subgroup"),
             },
         };
-        Received { parser: ObjectParser::new(&header, stream.offset()), header, stream, bytes: Vec::new() }
+        ReceivedSubgroup {
+            parser: ObjectParser::new(&header, stream.offset()),
+            header,
+            stream,
+            bytes: Vec::new(),
+        }
     }
 
-    /// The next stream that answers a FETCH or is a fill.
+    /// Returns the next stream that answers a FETCH or is a fill.
     pub async fn next_fetch(&mut self) -> DataStream {
         loop {
             match patiently(self.streams.recv()).await.unwrap() {
@@ -269,7 +274,7 @@ impl Peer {
         }
     }
 
-    /// Nothing is being sent to this peer.
+    /// Checks that nothing is being sent to this peer.
     pub async fn expect_no_stream(&mut self) {
         if let Ok(Some((header, _))) = timeout(QUIET, self.streams.recv()).await {
             panic!("unexpected stream: {header:?}");
@@ -278,15 +283,15 @@ impl Peer {
 }
 
 /// A subgroup stream of a publisher.
-pub struct Subgroup {
+pub struct PublishedSubgroup {
     pub stream: SendStream,
     header: SubgroupHeader,
     previous: Option<u64>,
     written: usize,
 }
 
-impl Subgroup {
-    /// Writes an object of [`payload`].
+impl PublishedSubgroup {
+    /// Writes an object with the bytes of [`payload`].
     pub async fn object(&mut self, id: u64, len: usize) {
         let bytes = payload(self.header.group, id, len);
         self.write(id, ObjectStatus::Normal, &bytes).await;
@@ -302,7 +307,7 @@ impl Subgroup {
         encode_object_header(self.previous, id, properties, payload.len() as u64, status, &mut bytes);
         bytes.extend_from_slice(payload);
         if wants_kernel() && (1..PACED).contains(&self.written) {
-            // Live media: of what comes at once, nothing is left for the kernel by the time it is told.
+            // Live media: if all came at once, nothing would be left for the kernel when it gets the stream.
             tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
         self.stream.write_all(&bytes).await.unwrap();
@@ -319,13 +324,13 @@ impl Subgroup {
     }
 }
 
-/// Bytes that tell which object they are of.
+/// Returns bytes that identify their object.
 pub fn payload(group: u64, object: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|n| (group.wrapping_mul(31) ^ object.wrapping_mul(7) ^ n) as u8).collect()
 }
 
 /// A subgroup stream at a subscriber.
-pub struct Received {
+pub struct ReceivedSubgroup {
     pub header: SubgroupHeader,
     parser: ObjectParser,
     stream: DataStream,
@@ -334,19 +339,21 @@ pub struct Received {
 
 /// How a stream ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum End {
+pub enum PeerStreamEnd {
     Fin,
     Reset,
 }
 
-impl Received {
-    /// Reads to the end: the objects' IDs and statuses, each payload checked, and how it ended.
-    pub async fn all(self) -> (Vec<u64>, End) {
+impl ReceivedSubgroup {
+    /// Reads to the end. Returns the objects' IDs and statuses, after checking each payload, and how the stream
+    /// ended.
+    pub async fn all(self) -> (Vec<u64>, PeerStreamEnd) {
         self.all_telling(|_| {}).await
     }
 
-    /// Likewise; `tell` hears how many objects have begun with each piece that comes.
-    pub async fn all_telling(mut self, mut tell: impl FnMut(usize)) -> (Vec<u64>, End) {
+    /// Same as [`all`](Self::all); `tell` is called with the number of objects that have begun, for each piece that
+    /// arrives.
+    pub async fn all_telling(mut self, mut tell: impl FnMut(usize)) -> (Vec<u64>, PeerStreamEnd) {
         let mut found = Vec::new();
         let end = loop {
             match patiently(self.stream.chunk()).await {
@@ -355,8 +362,8 @@ impl Received {
                     self.take(&chunk, &mut found);
                     tell(found.len() - before);
                 }
-                Ok(None) => break End::Fin,
-                Err(Error::Cancelled) => break End::Reset,
+                Ok(None) => break PeerStreamEnd::Fin,
+                Err(Error::Cancelled) => break PeerStreamEnd::Reset,
                 Err(error) => panic!("the session ended: {error}"),
             }
         };
@@ -370,10 +377,10 @@ impl Received {
             let chunk = patiently(self.stream.chunk()).await.unwrap().expect("more objects");
             self.take(&chunk, &mut found);
         }
-        self.check(&found, &End::Fin)
+        self.check(&found, &PeerStreamEnd::Fin)
     }
 
-    /// Reads until so many bytes of the first object's payload have come.
+    /// Reads until this number of bytes of the first object's payload has arrived.
     pub async fn bytes(&mut self, len: usize) {
         let mut found = Vec::new();
         while self.bytes.len() < len {
@@ -382,7 +389,8 @@ impl Received {
         }
     }
 
-    /// Reads until so many bytes of objects have come, or the stream is reset: well-formed ones, whatever their payloads are.
+    /// Reads until this number of bytes of objects has arrived, or the stream is reset. Checks that objects are
+    /// well-formed, whatever their payloads are.
     pub async fn well_formed(&mut self, len: usize) {
         while self.bytes.len() < len {
             match patiently(self.stream.chunk()).await {
@@ -401,15 +409,19 @@ impl Received {
         }
     }
 
-    fn check(&self, found: &[millrace_moq::ObjectStart], end: &End) -> Vec<u64> {
-        // Offsets of the parser count the header, which is not in `bytes`.
+    fn check(&self, found: &[millrace_moq::ObjectStart], end: &PeerStreamEnd) -> Vec<u64> {
+        // The parser's offsets count the header, which is not in `bytes`.
         let base = self.parser.offset() - self.bytes.len() as u64;
         for object in found {
             let from = (object.payload - base) as usize;
             let expected = payload(self.header.group, object.id, object.payload_len as usize);
             let got = &self.bytes[from..(from + expected.len()).min(self.bytes.len())];
             assert!(expected.starts_with(got), "object {} is corrupted", object.id);
-            assert!(*end == End::Reset || got.len() == expected.len(), "object {} is short", object.id);
+            assert!(
+                *end == PeerStreamEnd::Reset || got.len() == expected.len(),
+                "object {} is short",
+                object.id
+            );
         }
         found.iter().map(|object| object.id).collect()
     }
@@ -419,8 +431,8 @@ impl Received {
     }
 }
 
-/// The end of a subscription.
-pub async fn expect_done(request: &mut Request) -> PublishDone {
+/// Waits for the end of a subscription.
+pub async fn expect_done(request: &mut SessionRequest) -> PublishDone {
     match patiently(request.next()).await.unwrap() {
         Some(Message::PublishDone(done)) => done,
         other => panic!("{other:?} instead of PUBLISH_DONE"),
@@ -435,7 +447,7 @@ pub fn track(namespace: &str, name: &str) -> TrackName {
     TrackName::new(Namespace::from_path(namespace).unwrap(), name.to_owned()).unwrap()
 }
 
-/// The header of subgroup 0 of a group.
+/// Makes the header of subgroup 0 of a group.
 pub fn header(alias: u64, group: u64) -> SubgroupHeader {
     SubgroupHeader {
         alias,
@@ -452,31 +464,31 @@ pub const fn at(group: u64, object: u64) -> Location {
     Location::new(group, object)
 }
 
-/// A relay, a publisher whose `live/cam` it knows, and the track `video` in there.
-pub async fn with_publisher(relay: &Relay) -> (Peer, Request, TrackName) {
+/// Returns a publisher whose `live/cam` the relay knows, and the track `video` in it.
+pub async fn with_publisher(relay: &TestRelay) -> (TestPeer, SessionRequest, TrackName) {
     publishing(relay.peer().await).await
 }
 
-/// `publisher`, whose `live/cam` the relay knows, and the track `video` in there.
-pub async fn publishing(publisher: Peer) -> (Peer, Request, TrackName) {
+/// Announces `live/cam` with `publisher`, and returns the track `video` in it.
+pub async fn publishing(publisher: TestPeer) -> (TestPeer, SessionRequest, TrackName) {
     publishing_in("live/cam", publisher).await
 }
 
-pub async fn publishing_in(path: &str, publisher: Peer) -> (Peer, Request, TrackName) {
+pub async fn publishing_in(path: &str, publisher: TestPeer) -> (TestPeer, SessionRequest, TrackName) {
     let namespace = publisher.publish_namespace(path).await;
     (publisher, namespace, track(path, "video"))
 }
 
 /// Two publishers of one track, under the aliases 1 and 2, and a subscriber that gets it from both.
 pub struct Rivals {
-    pub one: Peer,
-    pub two: Peer,
-    pub subscriber: Peer,
-    pub requests: [Request; 5],
+    pub one: TestPeer,
+    pub two: TestPeer,
+    pub subscriber: TestPeer,
+    pub requests: [SessionRequest; 5],
 }
 
 impl Rivals {
-    pub async fn of(relay: &Relay) -> Self {
+    pub async fn from_relay(relay: &TestRelay) -> Self {
         let (mut one, namespace, track) = with_publisher(relay).await;
         let mut two = relay.peer().await;
         let other_namespace = two.publish_namespace("live/cam").await;
@@ -492,13 +504,13 @@ impl Rivals {
     }
 }
 
-/// A subscriber of `track`, and the publisher's side of the relay's subscription.
+/// Connects a subscriber of `track`, and returns the publisher's side of the relay's subscription too.
 pub async fn first_subscriber(
-    relay: &Relay,
-    publisher: &mut Peer,
+    relay: &TestRelay,
+    publisher: &mut TestPeer,
     track: &TrackName,
     alias: u64,
-) -> (Peer, Request, SubscribeOk, Request) {
+) -> (TestPeer, SessionRequest, SubscribeOk, SessionRequest) {
     let subscriber = relay.peer().await;
     let subscribing = subscriber.subscribe(track);
     let accepting = publisher.accept_subscribe(track, alias);

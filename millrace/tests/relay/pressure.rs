@@ -4,20 +4,22 @@ use std::{future::poll_fn, pin::pin, time::Duration};
 
 use futures_core::Stream as _;
 use millrace_moq::{Filter, Parameters, StreamHeader, code, property::TrackProperties};
-use millrace_relay::trace::{Wanted, event::Event};
+use millrace_relay::trace::{EventFilter, event::TraceEvent};
 use millrace_relay_daemon::{
     config::{Config, Settings},
     metrics,
     status::Status,
 };
 
-use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, with_publisher};
+use super::peer::{
+    PeerStreamEnd, TestPeer, TestRelay, at, first_subscriber, header, patiently, with_publisher,
+};
 
-/// Bytes that a small cache may hold.
+/// Size of a small cache in bytes.
 const CACHE: u64 = 6 << 20;
 
-/// Publishes `groups` groups of one object, each as large as `len`.
-async fn publish(publisher: &Peer, groups: std::ops::Range<u64>, len: usize) {
+/// Publishes `groups` groups of one object with `len` bytes each.
+async fn publish(publisher: &TestPeer, groups: std::ops::Range<u64>, len: usize) {
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         subgroup.object(0, len).await;
@@ -26,56 +28,57 @@ async fn publish(publisher: &Peer, groups: std::ops::Range<u64>, len: usize) {
 }
 
 #[tokio::test]
-async fn a_subscriber_that_never_reads_holds_nobody_back() {
-    let relay = Relay::with(|config| config.cache_bytes = CACHE);
+async fn blocked_subscriber_delays_no_other() {
+    let relay = TestRelay::with(|config| config.cache_bytes = CACHE);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // Its streams pile up unread, each larger than the credit that a stream has, which stops the relay.
+    // The subscriber's streams pile up unread. Each is larger than a stream's credit, which blocks the relay.
     let sleeper = relay.peer().await;
     let _asleep = sleeper.subscribe(&track).await;
     for group in 0..30 {
         publish(&publisher, group..group + 1, 2_000_000).await;
         let received = reader.next_subgroup().await;
-        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
     }
     let status = relay.until("most groups are evicted", |status| status.cache.evicted > 20).await;
     assert!(status.cache.bytes <= CACHE, "{} bytes cached", status.cache.bytes);
-    relay.until("the sleeper loses whole subgroups", |status| status.drops["evicted"] > 10).await;
+    relay.until("dropped subgroups of the blocked subscriber", |status| status.drops["evicted"] > 10).await;
     let owed = |status: &Status| status.sessions.iter().map(|session| session.pending).sum::<u64>();
     relay.until("no more is owed than the cache holds", |status| owed(status) <= CACHE).await;
 }
 
 #[tokio::test]
 async fn an_evicted_subgroup_is_reset_at_the_subscriber() {
-    let relay = Relay::with(|config| config.cache_bytes = 1 << 20);
+    let relay = TestRelay::with(|config| config.cache_bytes = 1 << 20);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut slow, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     publish(&publisher, 0..1, 400_000).await;
     let first = slow.next_subgroup().await;
-    assert_eq!(first.all().await.1, End::Fin);
+    assert_eq!(first.all().await.1, PeerStreamEnd::Fin);
     // More than the connection's credit and the cache together.
     publish(&publisher, 1..40, 900_000).await;
     relay.until("subgroups are dropped", |status| status.drops["evicted"] > 0).await;
-    // Streams that are dropped before they were opened never come; the newest does.
-    let (mut ends, mut is_newest) = (Vec::new(), false);
+    // Streams that are dropped before they were opened never arrive; the newest does.
+    let mut ends = Vec::new();
+    let mut is_newest = false;
     while !is_newest {
         let (header, mut stream) = patiently(slow.streams.recv()).await.unwrap();
         let end = loop {
             match patiently(stream.chunk()).await {
                 Ok(Some(_)) => {}
-                Ok(None) => break End::Fin,
-                Err(_) => break End::Reset,
+                Ok(None) => break PeerStreamEnd::Fin,
+                Err(_) => break PeerStreamEnd::Reset,
             }
         };
         is_newest = matches!(header, StreamHeader::Subgroup(header) if header.group == 39);
         ends.push(end);
     }
-    assert_eq!(ends.last(), Some(&End::Fin), "the newest arrives: {ends:?}");
+    assert_eq!(ends.last(), Some(&PeerStreamEnd::Fin), "the newest arrives: {ends:?}");
 }
 
 #[tokio::test]
 async fn stop_sending_ends_one_stream_and_not_the_subscription() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -88,13 +91,13 @@ async fn stop_sending_ends_one_stream_and_not_the_subscription() {
     unwanted.finish();
     publish(&publisher, 1..2, 100).await;
     let next = subscriber.next_subgroup().await;
-    assert_eq!((next.header.group, next.all().await), (1, (vec![0], End::Fin)));
+    assert_eq!((next.header.group, next.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
     subscriber.expect_no_stream().await;
 }
 
 #[tokio::test]
-async fn unsubscribing_resets_what_is_open_and_lets_upstream_go() {
-    let relay = Relay::start();
+async fn unsubscribing_resets_streams_and_ends_upstream() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _, upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -103,16 +106,16 @@ async fn unsubscribing_resets_what_is_open_and_lets_upstream_go() {
     let mut received = subscriber.next_subgroup().await;
     assert_eq!(received.objects(1).await, [0]);
     request.cancel();
-    assert_eq!(received.all().await, (vec![], End::Reset));
+    assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     relay.until("nobody is subscribed", |status| status.tracks[0].subscribers == 0).await;
-    // The relay keeps its own subscription for a while, and then gives it up.
+    // The relay keeps its own subscription for a while, and then ends it.
     patiently(upstream.stopped()).await;
     relay.until("no publisher feeds it", |status| status.tracks[0].publishers == 0).await;
 }
 
 #[tokio::test]
 async fn objects_past_their_delivery_timeout_are_not_sent() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut subscriber = relay.peer().await;
     let timeout = TrackProperties { object_delivery_timeout: Some(500), ..TrackProperties::default() };
@@ -121,37 +124,41 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
         publisher.accept_subscribe_with(&track, 1, Parameters::default(), timeout.encode())
     );
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
-    // Far more than the subscriber's stream credit: the rest waits until it is too old.
+    // This is far more than the subscriber's stream credit: the rest waits until it is too old.
     subgroup.object(0, 4_000_000).await;
     subgroup.finish();
     let received = subscriber.next_subgroup().await;
     // exact: longer than the delivery timeout, which is under test
     tokio::time::sleep(Duration::from_millis(510)).await;
-    // Credit comes with reading, and by now it comes too late.
-    assert_eq!(received.all().await, (vec![0], End::Reset));
+    // Reading gives credit, which comes too late by now.
+    assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
     // exact: it is counted before the stream is reset
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
-/// However long the newest group waits, it stays.
+/// The newest group stays, however long it waits.
 #[tokio::test]
-async fn a_group_that_is_late_goes_once_the_next_is_there() {
+async fn late_group_is_dropped_once_the_next_begins() {
     let max_delay = Duration::from_millis(50);
-    let relay = Relay::with(|config| config.queue.delays.default = Some(max_delay));
+    let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // Far more than the subscriber's stream credit: the rest waits.
+    // This is far more than the subscriber's stream credit: the rest waits.
     publish(&publisher, 0..1, 4_000_000).await;
     let first = subscriber.next_subgroup().await;
-    relay.until("it waits", |status| status.sessions.iter().any(|session| session.pending > 1_000_000)).await;
+    relay
+        .until("the waiting subscription", |status| {
+            status.sessions.iter().any(|session| session.pending > 1_000_000)
+        })
+        .await;
     tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
     assert_eq!(relay.status().drops["late"], 0); // exact: nothing else is to come
     publish(&publisher, 1..2, 100).await;
     relay.until("it goes", |status| status.drops["late"] == 1).await;
     let second = subscriber.next_subgroup().await;
-    assert_eq!((second.header.group, second.all().await), (1, (vec![0], End::Fin)));
-    assert_eq!(first.all().await, (vec![0], End::Reset));
+    assert_eq!((second.header.group, second.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
+    assert_eq!(first.all().await, (vec![0], PeerStreamEnd::Reset));
     let status = relay.status(); // exact: both streams have ended
     let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
     drops.retain(|drops| !drops.is_empty());
@@ -159,38 +166,41 @@ async fn a_group_that_is_late_goes_once_the_next_is_there() {
 }
 
 #[tokio::test]
-async fn what_a_subscriber_asks_for_from_the_past_is_not_late() {
+async fn requested_earlier_objects_are_not_late() {
     let max_delay = Duration::from_millis(50);
-    let relay = Relay::with(|config| config.queue.delays.default = Some(max_delay));
+    let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     // More than a stream's credit.
     publish(&publisher, 0..1, 4_000_000).await;
-    assert_eq!(reader.next_subgroup().await.all().await, (vec![0], End::Fin));
+    assert_eq!(reader.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     let mut late = relay.peer().await;
     let filter = Some(Filter::AbsoluteStart(at(0, 0)));
     let _late = late.try_subscribe(&track, Parameters { filter, ..Parameters::default() }).await.unwrap();
     publish(&publisher, 1..2, 100).await;
-    let (one, other) = (late.next_subgroup().await, late.next_subgroup().await);
+    let one = late.next_subgroup().await;
+    let other = late.next_subgroup().await;
     tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
-    let whole = || (vec![0], End::Fin);
+    let whole = || (vec![0], PeerStreamEnd::Fin);
     assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));
     assert_eq!(relay.status().drops["late"], 0); // exact: both streams have come whole
 }
 
 #[tokio::test]
 async fn sessions_over_the_limit_are_refused() {
-    let relay = Relay::with(|config| config.max_sessions = 2);
-    let (_one, _two) = (relay.peer().await, relay.peer().await);
+    let relay = TestRelay::with(|config| config.max_sessions = 2);
+    let _one = relay.peer().await;
+    let _two = relay.peer().await;
     relay.until("both are there", |status| status.sessions.len() == 2).await;
-    let remote = millrace_client::session::Remote::new(relay.url(), millrace_client::tls::Trust::Anyone);
+    let remote =
+        millrace_client::session::Remote::new(relay.url(), millrace_client::tls::CertificateTrust::Anyone);
     assert!(millrace_client::session::Session::connect(&remote).await.is_err());
-    relay.until("it is counted", |status| status.drops["session_limit"] >= 1).await;
+    relay.until("it to be counted", |status| status.drops["session_limit"] >= 1).await;
 }
 
 #[tokio::test]
 async fn tracks_over_the_limit_are_refused() {
-    let relay = Relay::with(|config| config.max_tracks = 1);
+    let relay = TestRelay::with(|config| config.max_tracks = 1);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     let other = super::peer::track("live/cam", "audio");
@@ -199,14 +209,14 @@ async fn tracks_over_the_limit_are_refused() {
 }
 
 #[tokio::test]
-async fn what_the_network_carries_is_told() {
-    let relay = Relay::start();
+async fn status_reports_throughput() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    let mut watch = pin!(relay.server.tracer().watch(Wanted::default()).unwrap());
+    let mut watch = pin!(relay.server.tracer().watch(EventFilter::default()).unwrap());
     for group in 0..10 {
         publish(&publisher, group..group + 1, 100_000).await;
-        assert_eq!(reader.next_subgroup().await.all().await.1, End::Fin);
+        assert_eq!(reader.next_subgroup().await.all().await.1, PeerStreamEnd::Fin);
     }
     let told = |status: &Status| {
         let mut subscribers = status.sessions.iter().filter(|session| session.subscriber);
@@ -218,9 +228,9 @@ async fn what_the_network_carries_is_told() {
         let lines = patiently(poll_fn(|context| watch.as_mut().poll_next(context))).await.unwrap().unwrap();
         let lines = String::from_utf8(lines.to_vec()).unwrap();
         let events = lines.lines().filter(|line| !line.is_empty());
-        let mut events = events.map(|line| serde_json::from_str::<Event>(line).unwrap());
+        let mut events = events.map(|line| serde_json::from_str::<TraceEvent>(line).unwrap());
         let of_subscriber = |event| match event {
-            Event::Path(path) if u64::from(path.session) == subscriber => Some(path),
+            TraceEvent::Path(path) if u64::from(path.session) == subscriber => Some(path),
             _ => None,
         };
         if let Some(path) = events.find_map(of_subscriber) {
@@ -234,11 +244,11 @@ async fn what_the_network_carries_is_told() {
 }
 
 #[tokio::test]
-async fn how_long_media_may_wait_can_be_changed() {
-    let relay = Relay::start();
+async fn longest_delay_can_be_changed() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // Its streams pile up unread, each larger than the credit that a stream has.
+    // The subscriber's streams pile up unread. Each is larger than a stream's credit.
     let sleeper = relay.peer().await;
     let _asleep = sleeper.subscribe(&track).await;
     publish(&publisher, 0..3, 2_000_000).await;
@@ -248,5 +258,5 @@ async fn how_long_media_may_wait_can_be_changed() {
     // exact: no task has run since
     assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
     publish(&publisher, 3..6, 2_000_000).await;
-    relay.until("what began since is late", |status| status.drops["late"] > 0).await;
+    relay.until("late groups", |status| status.drops["late"] > 0).await;
 }

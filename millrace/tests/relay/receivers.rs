@@ -11,7 +11,9 @@ use std::{
 };
 
 use millrace_client::payload::{self, Stamp};
-use millrace_lab::receivers::{Control, Receivers, Settings, moves::Move, report::Report};
+use millrace_lab::receivers::{
+    ReceiverControl, ReceiverRun, Settings, moves::WaveSettings, report::ReceiversReport,
+};
 use millrace_moq::{Status as ObjectStatus, code, data::encode_object_header, message::PublishDone};
 use millrace_relay_daemon::status::Status;
 use millrace_testkit::async_wait_for;
@@ -20,16 +22,16 @@ use tokio::{
     time::sleep,
 };
 
-use super::peer::{Peer, Relay, first_subscriber, header, patiently, with_publisher};
+use super::peer::{TestPeer, TestRelay, first_subscriber, header, patiently, with_publisher};
 
 const SESSIONS: usize = 200;
 const OBJECTS: u64 = 20;
 const OBJECT: usize = 300;
-/// Between two objects.
+/// Time between two objects.
 const PAUSE: Duration = Duration::from_millis(25);
 const ALIAS: u64 = 1;
 
-fn settings(relay: &Relay, track: &millrace_moq::TrackName) -> Settings {
+fn settings(relay: &TestRelay, track: &millrace_moq::TrackName) -> Settings {
     Settings {
         relay: relay.addr,
         host: "localhost".to_owned(),
@@ -44,13 +46,13 @@ fn settings(relay: &Relay, track: &millrace_moq::TrackName) -> Settings {
     }
 }
 
-fn start(settings: Settings, control: &Arc<Control>) -> JoinHandle<Report> {
-    let receivers = Receivers::new(settings, Arc::clone(control)).unwrap();
+fn start(settings: Settings, control: &Arc<ReceiverControl>) -> JoinHandle<ReceiversReport> {
+    let receivers = ReceiverRun::new(settings, Arc::clone(control)).unwrap();
     spawn_blocking(move || receivers.run().unwrap())
 }
 
-/// Publishes groups of numbered objects until it is told to stop, and returns how many groups.
-async fn publish(publisher: &Peer, stop: &AtomicBool) -> u64 {
+/// Publishes groups of numbered objects until it is stopped, and returns the number of groups.
+async fn publish(publisher: &TestPeer, stop: &AtomicBool) -> u64 {
     let mut group = 0;
     while !stop.load(Relaxed) {
         let mut subgroup = publisher.subgroup(header(ALIAS, group)).await;
@@ -69,26 +71,26 @@ async fn publish(publisher: &Peer, stop: &AtomicBool) -> u64 {
     group
 }
 
-/// Where each subscriber is.
+/// Returns the address of each subscriber.
 fn addresses(status: &Status) -> BTreeMap<u64, SocketAddr> {
     status.sessions.iter().filter(|one| one.subscriber).map(|one| (one.id, one.remote)).collect()
 }
 
 #[tokio::test]
 async fn sessions_that_move_within_a_second_lose_nothing() {
-    let relay = Relay::with(|config| config.cache_age = Duration::from_secs(60));
+    let relay = TestRelay::with(|config| config.cache_age = Duration::from_secs(60));
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (bystander, request, _, mut upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
-    let control = Arc::new(Control::default());
+    let control = Arc::new(ReceiverControl::default());
     let running = start(settings(&relay, &track), &control);
     let stop = AtomicBool::new(false);
     let moving = async {
-        async_wait_for("objects at all", || control.served() == SESSIONS as u64).await;
+        async_wait_for("any object", || control.served() == SESSIONS as u64).await;
         relay.until_ready().await;
-        let before = addresses(&relay.status()); // exact: nobody has been told to move
+        let before = addresses(&relay.status()); // exact: no session has been told to move
         assert_eq!(before.len(), SESSIONS + 1);
-        control.move_sessions(Move { share: 1.0, within: Duration::from_secs(1) });
-        async_wait_for("media again at all", || control.resumed() == SESSIONS as u64).await;
+        control.move_sessions(WaveSettings { share: 1.0, within: Duration::from_secs(1) });
+        async_wait_for("media again", || control.resumed() == SESSIONS as u64).await;
         let all_moved = |status: &Status| {
             let is_moved = |(id, addr): (&u64, &SocketAddr)| addresses(status).get(id) != Some(addr);
             before.iter().filter(|one| is_moved(*one)).count() == SESSIONS
@@ -104,7 +106,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
         .await
         .unwrap();
     let report = patiently(running).await.unwrap();
-    let Report { connected, subscribed, served, ref moves, .. } = report;
+    let ReceiversReport { connected, subscribed, served, ref moves, .. } = report;
     assert_eq!([connected, subscribed, served], [SESSIONS as u64; 3], "{report:#?}");
     assert!(report.ended_early.is_empty(), "{report:#?}");
     assert_eq!((moves.len(), moves[0].sessions), (1, SESSIONS as u64));
@@ -118,12 +120,12 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
 /// A share of the sessions moves, again and again, until all are stopped.
 #[tokio::test]
 async fn share_of_the_sessions_moves_at_a_rate() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (bystander, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
-    let control = Arc::new(Control::default());
+    let control = Arc::new(ReceiverControl::default());
     let every = Duration::from_millis(300);
-    let moves = Some((every, Move { share: 0.1, within: every / 3 }));
+    let moves = Some((every, WaveSettings { share: 0.1, within: every / 3 }));
     let sessions = 40;
     let running = start(Settings { sessions, moves, ..settings(&relay, &track) }, &control);
     let stop = AtomicBool::new(false);
@@ -141,9 +143,9 @@ async fn share_of_the_sessions_moves_at_a_rate() {
 }
 
 #[tokio::test]
-async fn refusals_and_relays_that_are_not_there_are_told() {
-    let relay = Relay::with(|config| config.max_sessions = 10);
-    let control = Arc::new(Control::default());
+async fn refusals_and_missing_relays_are_reported() {
+    let relay = TestRelay::with(|config| config.max_sessions = 10);
+    let control = Arc::new(ReceiverControl::default());
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (bystander, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, ALIAS).await;
     let running = start(Settings { sessions: 20, ..settings(&relay, &track) }, &control);

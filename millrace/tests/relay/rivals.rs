@@ -1,16 +1,17 @@
-//! Publishers that do each other harm.
+//! Publishers that could harm each other.
 
 use std::time::Duration;
 
 use millrace_moq::{Filter, Parameters, Properties, code, message::Publish};
 
 use super::peer::{
-    End, Relay, Rivals, at, first_subscriber, header, patiently, track as track_of, with_publisher,
+    PeerStreamEnd, Rivals, TestRelay, at, first_subscriber, header, patiently, track as track_of,
+    with_publisher,
 };
 
 #[tokio::test]
-async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
-    let relay = Relay::start();
+async fn reported_largest_object_hides_no_track() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut subscriber = relay.peer().await;
     let claim = Parameters { largest_object: Some(at(u64::MAX, u64::MAX)), ..Parameters::default() };
@@ -23,9 +24,9 @@ async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
         subgroup.object(0, 700).await;
         subgroup.finish();
         let received = subscriber.next_subgroup().await;
-        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
     }
-    // And none of those who come later.
+    // Neither does any later subscriber.
     relay.until_largest(at(7, 0)).await;
     let mut late = relay.peer().await;
     let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
@@ -36,14 +37,14 @@ async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
     subgroup.finish();
     for peer in [&mut subscriber, &mut late] {
         let received = peer.next_subgroup().await;
-        assert_eq!((received.header.group, received.all().await), (8, (vec![0], End::Fin)));
+        assert_eq!((received.header.group, received.all().await), (8, (vec![0], PeerStreamEnd::Fin)));
     }
 }
 
-/// One object far ahead is the largest until the track goes on where it was.
+/// One object far ahead is the largest until the track continues where it was.
 #[tokio::test]
-async fn an_object_that_has_gone_astray_hides_no_track() {
-    let relay = Relay::start();
+async fn stray_object_hides_no_track() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -54,7 +55,7 @@ async fn an_object_that_has_gone_astray_hides_no_track() {
         subgroup.object(0, 700).await;
         subgroup.finish();
         let received = subscriber.next_subgroup().await;
-        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
         if group == u64::MAX {
             relay.until_largest(at(group, 0)).await;
             let next = Parameters { filter: Some(Filter::NextObject), ..Parameters::default() };
@@ -64,19 +65,19 @@ async fn an_object_that_has_gone_astray_hides_no_track() {
     relay.until_largest(at(10, 0)).await;
     for group in [9, 10] {
         let received = late.next_subgroup().await;
-        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
     }
     let mut later = relay.peer().await;
     let (_later, ok) = later.subscribe(&track).await;
     assert_eq!(ok.parameters.largest_object, Some(at(10, 0)));
     let received = later.next_subgroup().await;
-    assert_eq!((received.header.group, received.all().await), (10, (vec![0], End::Fin)));
+    assert_eq!((received.header.group, received.all().await), (10, (vec![0], PeerStreamEnd::Fin)));
 }
 
 #[tokio::test]
-async fn a_copy_takes_over_when_the_first_breaks_off() {
-    let relay = Relay::start();
-    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::of(&relay).await;
+async fn copy_takes_over_when_the_first_publisher_stops() {
+    let relay = TestRelay::start();
+    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::from_relay(&relay).await;
     let mut first = one.subgroup(header(1, 0)).await;
     first.object(0, 100).await;
     let mut received = subscriber.next_subgroup().await;
@@ -86,26 +87,26 @@ async fn a_copy_takes_over_when_the_first_breaks_off() {
         copy.object(id, 100).await;
     }
     copy.finish();
-    // Behind the copy on the same connection: with it, the copy has come.
+    // It is behind the copy on the same connection: when it has arrived, so has the copy.
     let mut next = two.subgroup(header(2, 1)).await;
     next.object(0, 100).await;
     next.finish();
     let after = subscriber.next_subgroup().await;
-    assert_eq!((after.header.group, after.all().await), (1, (vec![0], End::Fin)));
+    assert_eq!((after.header.group, after.all().await), (1, (vec![0], PeerStreamEnd::Fin)));
     first.reset(code::Reset::INTERNAL_ERROR);
-    assert_eq!(received.all().await, (vec![], End::Reset));
+    assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     let whole = subscriber.next_subgroup().await;
-    assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], End::Fin)));
+    assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], PeerStreamEnd::Fin)));
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the copy has come, whole
 }
 
-/// With its session gone as well.
+/// The share holds even when the session has ended.
 #[tokio::test]
 async fn a_client_has_its_share_of_the_cache() {
     const LEN: usize = 300_000;
-    let relay = Relay::with(|config| {
+    let relay = TestRelay::with(|config| {
         config.access.limits.share.cache_bytes = 1 << 20;
-        // Nothing goes for its age.
+        // The groups are not dropped for their age.
         config.cache_age = Duration::from_secs(600);
     });
     for session in 0..3 {
@@ -123,22 +124,22 @@ async fn a_client_has_its_share_of_the_cache() {
         }
         let received = (session + 1) * 6;
         relay.until("all have come", |status| status.totals.objects_received == received).await;
-        relay.until("the share is kept to", |status| status.cache.bytes <= 1 << 20).await;
+        relay.until("memory within the share", |status| status.cache.bytes <= 1 << 20).await;
         let status = relay.status(); // exact: all that was published has come
         assert_eq!(status.access.clients[0].cache_bytes, status.cache.bytes);
         publisher.session.close(code::Session::NO_ERROR, "");
-        relay.until("it is gone", |status| status.sessions.is_empty()).await;
+        relay.until("its end", |status| status.sessions.is_empty()).await;
     }
-    let cache = relay.status().cache; // exact: nobody publishes any more
+    let cache = relay.status().cache; // exact: the publishers have stopped
     assert_eq!((cache.groups + cache.evicted, cache.over_share), (18, cache.evicted));
 }
 
 #[tokio::test]
-async fn one_publisher_does_not_evict_what_another_has_published() {
+async fn publisher_does_not_evict_groups_of_another() {
     const GROUPS: u64 = 3;
-    let relay = Relay::with(|config| {
+    let relay = TestRelay::with(|config| {
         config.cache_bytes = 4 << 20;
-        // Nothing goes for its age.
+        // The groups are not dropped for their age.
         config.cache_age = Duration::from_secs(600);
     });
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
@@ -148,7 +149,7 @@ async fn one_publisher_does_not_evict_what_another_has_published() {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         subgroup.object(0, 700).await;
         subgroup.finish();
-        assert_eq!(subscriber.next_subgroup().await.all().await.1, End::Fin);
+        assert_eq!(subscriber.next_subgroup().await.all().await.1, PeerStreamEnd::Fin);
     }
     let greedy = relay.peer().await;
     let mut requests = Vec::new();

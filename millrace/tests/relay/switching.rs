@@ -1,38 +1,39 @@
-//! Subscribers that name tracks of the same content, of which the relay forwards the one that their path has room for.
+//! Switching sets: subscribers name tracks of the same content, and the relay forwards the one that the path has room
+//! for.
 
 use std::time::Duration;
 
 use millrace_client::{
-    session::{Remote, Request},
-    tls::Trust,
+    session::{Remote, SessionRequest},
+    tls::CertificateTrust,
 };
 use millrace_moq::{
     Message, Parameters, code,
     message::{PublishDone, RequestError, RequestUpdate},
     param::Assignment,
 };
-use millrace_relay::{Adaptive, LadderRule};
+use millrace_relay::{AdaptiveMode, LadderRule};
 
-use super::peer::{End, Peer, Relay, expect_done, header, patiently, track};
+use super::peer::{PeerStreamEnd, TestPeer, TestRelay, expect_done, header, patiently, track};
 
-/// More than a stream has credit for: unread, it keeps the relay waiting.
+/// More bytes than a stream has credit for: unread, they block the relay.
 const TOO_MUCH: usize = 3_000_000;
 
-/// kbit/s that no path carries, so that nothing goes up.
+/// Throughput in kbit/s that no path has, so that no higher track is chosen.
 const ENDLESS: u64 = 1 << 50;
 
-/// The publisher's aliases of both tracks, and objects of a group of each, by which a test tells them.
+/// The publisher's aliases of both tracks, and the number of objects in a group of each, which identifies it.
 const TRACKS: [(&str, u64, u64); 2] = [("low", 1, 3), ("high", 2, 2)];
 const LOW: u64 = TRACKS[0].2;
 const HIGH: u64 = TRACKS[1].2;
 
-fn relay() -> Relay {
-    Relay::with(|config| config.switching_sets = true)
+fn relay() -> TestRelay {
+    TestRelay::with(|config| config.switching_sets = true)
 }
 
-async fn subscriber(relay: &Relay) -> Peer {
-    let remote = Remote { switching_sets: true, ..Remote::new(relay.url(), Trust::Anyone) };
-    Peer::connect_to(&remote, quinn::EndpointConfig::default()).await
+async fn subscriber(relay: &TestRelay) -> TestPeer {
+    let remote = Remote { switching_sets: true, ..Remote::new(relay.url(), CertificateTrust::Anyone) };
+    TestPeer::connect_to(&remote, quinn::EndpointConfig::default()).await
 }
 
 fn assigned(set: u64, threshold: u64, forward: bool) -> Parameters {
@@ -41,26 +42,26 @@ fn assigned(set: u64, threshold: u64, forward: bool) -> Parameters {
 }
 
 /// A publisher of two tracks, and a subscriber of both.
-struct Scene {
-    relay: Relay,
-    publisher: Peer,
-    subscriber: Peer,
-    /// Of the subscriptions, and of the relay's to the publisher; `low` first.
-    requests: Vec<Request>,
-    upstream: Vec<Request>,
+struct SwitchingScene {
+    relay: TestRelay,
+    publisher: TestPeer,
+    subscriber: TestPeer,
+    /// Requests of the subscriptions, and of the relay's to the publisher; `low` first.
+    requests: Vec<SessionRequest>,
+    upstream: Vec<SessionRequest>,
     aliases: Vec<u64>,
-    _namespace: Request,
+    _namespace: SessionRequest,
 }
 
-impl Scene {
-    /// The first group is there before anybody subscribes to `low`, whose first group that is if `forward`.
+impl SwitchingScene {
+    /// The first group arrives before the subscription to `low`, which gets that group first if `forward`.
     async fn new(thresholds: [u64; 2], forward: bool) -> Self {
         let relay = relay();
         let mut publisher = relay.peer().await;
         let namespace = publisher.publish_namespace("live/cam").await;
         let (requests, upstream, aliases) = Default::default();
         let subscriber = subscriber(&relay).await;
-        // Somebody else has both tracks kept up to date.
+        // Another subscriber keeps both tracks up to date.
         let other = relay.peer().await;
         let mut others = Vec::new();
         for (name, alias, _) in TRACKS {
@@ -79,14 +80,14 @@ impl Scene {
             scene.requests.push(request);
             scene.aliases.push(ok.track_alias);
         }
-        // The relay's own subscriptions stay with it.
+        // This keeps the relay's own subscriptions open.
         std::mem::forget(other);
         scene.upstream = others;
         scene.relay.until_ready().await;
         scene
     }
 
-    /// A group of both tracks, and waits until the relay has them.
+    /// Publishes a group of both tracks, and waits until the relay has them.
     async fn publish(&self, group: u64) {
         for (name, alias, objects) in TRACKS {
             let mut subgroup = self.publisher.subgroup(header(alias, group)).await;
@@ -112,15 +113,16 @@ impl Scene {
         self.relay.until(&format!("{down} down and {up} up"), switched).await;
     }
 
-    /// The next group that comes: which, and how many objects it has.
+    /// Returns the next group that arrives: which, and its number of objects.
     async fn next(&mut self) -> (u64, u64) {
         let received = self.subscriber.next_subgroup().await;
-        let (alias, group) = (received.header.alias, received.header.group);
+        let alias = received.header.alias;
+        let group = received.header.group;
         let (objects, end) = received.all().await;
-        assert_eq!(end, End::Fin);
+        assert_eq!(end, PeerStreamEnd::Fin);
         let count = objects.len() as u64;
         let at = self.aliases.iter().position(|known| *known == alias).expect("an alias of its own");
-        // The first may have begun before.
+        // The first group may have begun before.
         assert!(group == 0 || count == TRACKS[at].2, "the alias of the other track");
         (group, count)
     }
@@ -140,7 +142,7 @@ impl Scene {
 
 #[tokio::test]
 async fn each_group_comes_from_one_track_of_the_set() {
-    let mut scene = Scene::new([1, 2], false).await;
+    let mut scene = SwitchingScene::new([1, 2], false).await;
     scene.until_switched(0, 1).await;
     for group in 1..5 {
         scene.publish(group).await;
@@ -151,8 +153,8 @@ async fn each_group_comes_from_one_track_of_the_set() {
 }
 
 #[tokio::test]
-async fn what_the_path_has_no_room_for_does_not_come() {
-    let mut scene = Scene::new([0, ENDLESS], false).await;
+async fn track_over_the_path_capacity_is_not_sent() {
+    let mut scene = SwitchingScene::new([0, ENDLESS], false).await;
     scene.until_switched(0, 1).await;
     for group in 1..5 {
         scene.publish(group).await;
@@ -162,8 +164,8 @@ async fn what_the_path_has_no_room_for_does_not_come() {
 }
 
 #[tokio::test]
-async fn what_is_forwarded_already_goes_on_until_the_next_group() {
-    let mut scene = Scene::new([0, 1], true).await;
+async fn current_group_continues_until_the_next() {
+    let mut scene = SwitchingScene::new([0, 1], true).await;
     assert_eq!(scene.next().await.0, 0, "of the group of now");
     scene.until_switched(0, 1).await;
     scene.publish(1).await;
@@ -172,8 +174,8 @@ async fn what_is_forwarded_already_goes_on_until_the_next_group() {
 }
 
 #[tokio::test]
-async fn a_path_that_carries_less_than_was_thought_gets_less() {
-    let mut scene = Scene::new([0, 1], false).await;
+async fn overestimated_path_gets_lower_track() {
+    let mut scene = SwitchingScene::new([0, 1], false).await;
     scene.until_switched(0, 1).await;
     let mut low = scene.publisher.subgroup(header(TRACKS[0].1, 1)).await;
     low.object(0, 10).await;
@@ -189,13 +191,13 @@ async fn a_path_that_carries_less_than_was_thought_gets_less() {
         (scene.aliases[1], 1),
         "what has begun goes on"
     );
-    assert_eq!(received.all().await, (vec![0], End::Fin));
+    assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
     assert_eq!(scene.next().await, (2, LOW));
 }
 
 #[tokio::test]
-async fn who_pauses_a_set_keeps_what_it_has() {
-    let mut scene = Scene::new([0, ENDLESS], false).await;
+async fn paused_set_keeps_its_track() {
+    let mut scene = SwitchingScene::new([0, ENDLESS], false).await;
     scene.until_switched(0, 1).await;
     let paused = Assignment { set: 7, algorithm: 0, threshold: ENDLESS, weight: 5, activate: 0, rank: 0 };
     scene.update(1, paused).await.unwrap();
@@ -211,8 +213,8 @@ async fn who_pauses_a_set_keeps_what_it_has() {
 }
 
 #[tokio::test]
-async fn a_track_that_leaves_makes_room_for_the_others() {
-    let mut scene = Scene::new([0, 1], false).await;
+async fn removed_track_makes_room_for_others() {
+    let mut scene = SwitchingScene::new([0, 1], false).await;
     scene.until_switched(0, 1).await;
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, HIGH));
@@ -220,40 +222,41 @@ async fn a_track_that_leaves_makes_room_for_the_others() {
     scene.until_switched(0, 2).await;
     scene.publish(2).await;
     assert_eq!(scene.next().await, (2, LOW));
-    // So does one that ends at its publisher, after which there is none.
+    // The same holds for one that its publisher ends, after which there is none.
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 3, reason: String::new() };
     scene.upstream[1].send(done).await.unwrap();
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::TRACK_ENDED);
 }
 
 #[tokio::test]
-async fn who_was_adapted_gets_what_a_set_chooses_and_nothing_else() {
+async fn set_replaces_adaptation() {
     adapted_gets_what_a_set_chooses(false).await;
 }
 
-/// The relay may hear of the set while it waits for the other rendition.
+/// The relay may learn of the set while it waits for the other rendition.
 #[tokio::test]
-async fn who_is_about_to_be_adapted_gets_what_a_set_chooses_and_nothing_else() {
+async fn set_replaces_pending_adaptation() {
     adapted_gets_what_a_set_chooses(true).await;
 }
 
 async fn adapted_gets_what_a_set_chooses(is_late: bool) {
     let tracks = vec![("high".to_owned(), ENDLESS), ("low".to_owned(), 1)];
     let rule = LadderRule { namespace: "live/*".parse().unwrap(), tracks };
-    let relay = Relay::with(|config| {
+    let relay = TestRelay::with(|config| {
         config.switching_sets = true;
-        config.adaptive = Adaptive::Ladders(vec![rule]);
+        config.adaptive = AdaptiveMode::Ladders(vec![rule]);
     });
     let mut publisher = relay.peer().await;
     let _namespace = publisher.publish_namespace("live/cam").await;
     let subscriber = subscriber(&relay).await;
-    let (low, high) = (track("live/cam", "low"), track("live/cam", "high"));
+    let low = track("live/cam", "low");
+    let high = track("live/cam", "high");
     let ((mut request, ok), _high) =
         tokio::join!(subscriber.subscribe(&high), publisher.accept_subscribe(&high, TRACKS[1].1));
     let mut _low = None;
     if !is_late {
         _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
-        relay.until("both are listened to", |status| status.tracks.len() == 2).await;
+        relay.until("subscriptions to both", |status| status.tracks.len() == 2).await;
     }
     let request_id = subscriber.session.next_request_id();
     let assignment = Assignment { set: 1, algorithm: 0, threshold: 0, weight: 1, activate: 1, rank: 0 };
@@ -262,11 +265,11 @@ async fn adapted_gets_what_a_set_chooses(is_late: bool) {
     let Message::RequestOk(_) = patiently(request.answer()).await.unwrap() else { panic!("no answer") };
     if is_late {
         _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
-        relay.until("both are listened to", |status| status.tracks.len() == 2).await;
+        relay.until("subscriptions to both", |status| status.tracks.len() == 2).await;
         // exact: several times as long as an adapted subscription waits for its first choice
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    let mut scene = Scene {
+    let mut scene = SwitchingScene {
         relay,
         publisher,
         subscriber,
@@ -283,24 +286,24 @@ async fn adapted_gets_what_a_set_chooses(is_late: bool) {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused() {
-    let mut scene = Scene::new([0, 1], false).await;
+async fn invalid_assignments_are_refused() {
+    let mut scene = SwitchingScene::new([0, 1], false).await;
     let track = |name: &str| track("live/cam", name);
     let one = assigned(7, 1, false).assignment.unwrap();
-    // Another set.
+    // This assignment has another set.
     let refused = scene.update(0, Assignment { set: 8, ..one }).await.unwrap_err();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::UPDATE_FAILED);
-    // Another algorithm.
+    // This assignment has another algorithm.
     let other = Parameters { assignment: Some(Assignment { algorithm: 1, ..one }), ..Parameters::default() };
     let refused = scene.subscriber.try_subscribe(&track("low"), other).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
-    // Nothing of it in SETUP.
+    // This peer did not announce support in SETUP.
     let silent = scene.relay.peer().await;
     let refused = silent.try_subscribe(&track("low"), assigned(1, 1, true)).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
-    // A relay that is not set to it knows no such parameter.
-    let relay = Relay::start();
+    // A relay without switching sets does not know the parameter.
+    let relay = TestRelay::start();
     let subscriber = subscriber(&relay).await;
     let request_id = subscriber.session.next_request_id();
     let subscribe = millrace_moq::message::Subscribe {

@@ -1,7 +1,7 @@
-//! Where the relays of a test are, and its peers: on loopback with engine `user`; with engine `kernel` in network
-//! namespaces, since what never arrives on an interface cannot be forwarded from one.
+//! The hosts of a test's relays and peers: loopback with engine `user`, network namespaces with engine `kernel`,
+//! because the kernel engine forwards only packets that arrive on an interface.
 //!
-//! The same tests are built twice: with engine `kernel` into the programs whose names say so.
+//! The same tests are built twice: into the programs whose names say so with engine `kernel`.
 
 #![allow(dead_code, reason = "each program uses a part")]
 
@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use millrace_lab::lab::{Lab, Node, Topology};
+use millrace_lab::lab::{Lab, LabNode, Topology};
 use millrace_relay_daemon::{
     config::{Config, EngineChoice},
     status::Status,
@@ -26,49 +26,49 @@ use nix::{
     unistd::geteuid,
 };
 
-/// In a namespace every port is free, and the kernel engine has to know it.
+/// The relays' port. In a namespace every port is free, and the kernel engine has to know it.
 const PORT: u16 = 4443;
 const PEERS: &str = "peers";
 const RELAYS: [&str; 2] = ["relay", "relay2"];
 
-/// Whether this program's relays are to forward in the kernel.
+/// Returns whether this program's relays should forward in the kernel.
 pub fn wants_kernel() -> bool {
     env!("CARGO_CRATE_NAME").starts_with("kernel")
 }
 
-/// Whether its peers are WebTransport clients.
+/// Returns whether this program's peers are WebTransport clients.
 pub fn wants_web() -> bool {
     env!("CARGO_CRATE_NAME").contains("web")
 }
 
-/// With engine `kernel`: it had a part in the media, which otherwise it has not. How large a part depends on who gets the
-/// CPU, and is a figure of `millrace-lab bench relay`. A status shows of what the kernel has sent what the one before has
-/// found.
+/// Waits, with engine `kernel`, until the kernel has forwarded a part of the media. How large a part depends on the
+/// machine's load, and is a figure of `millrace-lab bench relay`. A status includes what the kernel had sent by the
+/// previous one.
 pub fn until_forwarded(status: impl FnMut() -> Status) {
     wait_until("the kernel's part in the media, or none without it", status, |status| {
         (status.totals.kernel.packets > 0) == (status.engine.name == "kernel")
     });
 }
 
-/// Relays in this process log to the output of the test, which a failed one shows.
+/// Makes relays in this process log to the output of the test, which a failed test shows.
 pub fn log() {
     let builder = tracing_subscriber::fmt().with_test_writer().with_ansi(false);
     let _ = builder.with_env_filter("warn,millrace=info").try_init(); // another relay has done so
 }
 
-/// All relays of one test, which has a thread of its own. With engine `kernel` that thread is where the peers are, and
-/// so are processes that it starts.
-pub struct Site {
+/// The hosts of all relays of one test, which has a thread of its own. With engine `kernel` that thread is in the
+/// peers' namespace, and so are processes that it starts.
+pub struct RelaySite {
     lab: Option<Lab>,
     /// The namespace that the thread comes from.
     home: File,
     used: AtomicUsize,
 }
 
-thread_local!(static SITE: RefCell<Weak<Site>> = const { RefCell::new(Weak::new()) });
+thread_local!(static SITE: RefCell<Weak<RelaySite>> = const { RefCell::new(Weak::new()) });
 
-impl Site {
-    /// The calling test's.
+impl RelaySite {
+    /// Returns the site of the calling test.
     pub fn of_this_test() -> Arc<Self> {
         SITE.with_borrow_mut(|site| {
             site.upgrade().unwrap_or_else(|| {
@@ -89,20 +89,20 @@ impl Site {
         Self { lab, home, used: AtomicUsize::new(0) }
     }
 
-    /// A place for one more relay.
-    pub fn host(&self) -> Host<'_> {
+    /// Returns the host for one more relay.
+    pub fn host(&self) -> RelayHost<'_> {
         let used = self.used.fetch_add(1, Ordering::Relaxed);
-        Host(self.lab.as_ref().map(|lab| lab.node(RELAYS[used % RELAYS.len()]).unwrap()))
+        RelayHost(self.lab.as_ref().map(|lab| lab.node(RELAYS[used % RELAYS.len()]).unwrap()))
     }
 
-    /// The place of a relay that was there before.
-    pub fn host_at(&self, ip: IpAddr) -> Option<Host<'_>> {
-        let has = |node: &&Node| node.interfaces().iter().any(|interface| interface.v4 == ip);
-        self.lab.as_ref()?.nodes().iter().find(has).map(|node| Host(Some(node)))
+    /// Returns the host of an earlier relay.
+    pub fn host_at(&self, ip: IpAddr) -> Option<RelayHost<'_>> {
+        let has = |node: &&LabNode| node.interfaces().iter().any(|interface| interface.v4 == ip);
+        self.lab.as_ref()?.nodes().iter().find(has).map(|node| RelayHost(Some(node)))
     }
 }
 
-impl Drop for Site {
+impl Drop for RelaySite {
     fn drop(&mut self) {
         if self.lab.is_some() {
             setns(&self.home, CloneFlags::CLONE_NEWNET).unwrap();
@@ -121,20 +121,20 @@ fn lab() -> Option<Lab> {
     Some(Lab::new(&topology).unwrap())
 }
 
-/// Where a relay is: on this host if not on a node.
+/// The host of a relay: a node, or this host.
 #[derive(Clone, Copy)]
-pub struct Host<'a>(pub Option<&'a Node>);
+pub struct RelayHost<'a>(pub Option<&'a LabNode>);
 
-impl Host<'_> {
+impl RelayHost<'_> {
     pub fn v4(&self) -> Ipv4Addr {
-        self.0.map_or(Ipv4Addr::LOCALHOST, Node::addr_v4)
+        self.0.map_or(Ipv4Addr::LOCALHOST, LabNode::addr_v4)
     }
 
     pub fn v6(&self) -> Ipv6Addr {
-        self.0.map_or(Ipv6Addr::LOCALHOST, Node::addr_v6)
+        self.0.map_or(Ipv6Addr::LOCALHOST, LabNode::addr_v6)
     }
 
-    /// To listen on; 0 lets the system choose.
+    /// Returns the port to listen on; 0 lets the system choose.
     pub fn port(&self, index: u16) -> u16 {
         if self.0.is_some() { PORT + index } else { 0 }
     }
@@ -150,7 +150,7 @@ impl Host<'_> {
         }
     }
 
-    /// Runs `start` there.
+    /// Runs `start` on that host.
     pub fn enter<T: Send>(&self, start: impl FnOnce() -> T + Send) -> T {
         match self.0 {
             Some(node) => node.enter(start).unwrap(),

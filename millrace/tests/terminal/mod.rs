@@ -1,4 +1,4 @@
-//! Commands on a terminal of their own.
+//! Commands that run on a terminal of their own.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::{
@@ -23,30 +23,30 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-/// Silence after which a command that has ended has nothing more on the way to its terminal.
+/// Silence after which a command that has ended has written everything to its terminal, in ms.
 const SILENCE: u16 = 1000;
-/// How long a look for something takes, ms.
+/// How long each read waits, in ms.
 const LOOK: u16 = 20;
-/// What begins a picture of views that show one every second.
+/// The control sequence that begins a picture of a view that is updated every second.
 pub const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// A command whose terminal, once it has one, is its controlling one, so that Ctrl-C is a signal.
+/// Makes a command whose terminal is its controlling one, so that Ctrl-C is a signal.
 pub fn command(program: &str) -> Command {
     let mut command = Command::new("setsid");
     command.args(["--ctty", program]);
     command
 }
 
-pub struct Terminal {
+pub struct PseudoTerminal {
     child: Child,
     master: File,
-    /// Kept open, so that its settings can be looked at, and what was written last can be read.
+    /// The terminal's other side. It is kept open, so that its settings and the last output can be read.
     slave: OwnedFd,
-    /// Since [`wait_for`](Self::wait_for) last found something.
+    /// Output since [`wait_for`](Self::wait_for) last found something.
     seen: String,
 }
 
-impl Terminal {
+impl PseudoTerminal {
     pub fn start(mut command: Command, columns: u16, rows: u16) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
@@ -60,7 +60,7 @@ impl Terminal {
         Self { child, master: master.into(), slave, seen: String::new() }
     }
 
-    /// What was written until `want` came, with it.
+    /// Waits until `want` was written; returns the output up to and including it.
     pub fn wait_for(&mut self, want: &str) -> String {
         let start = Instant::now();
         loop {
@@ -73,22 +73,22 @@ impl Terminal {
         }
     }
 
-    /// The next whole picture, line by line, without colours. `start`: what each begins with.
+    /// Returns the next whole picture, line by line, without colours. Each picture begins with `start`.
     pub fn picture(&mut self, start: &str) -> Vec<String> {
         self.wait_for(start);
         let picture = self.wait_for(start);
-        // It is the beginning of another one.
+        // The text is the beginning of the next picture.
         self.seen.insert_str(0, start);
         let picture = picture.strip_suffix(start).unwrap_or(&picture);
         picture.split("\r\n").map(plain).collect()
     }
 
-    /// The first that has `part` in it.
+    /// Returns the next picture that contains `part`.
     pub fn picture_with(&mut self, start: &str, part: &str) -> Vec<String> {
         self.picture_that(start, part, |lines| lines.iter().any(|line| line.contains(part)))
     }
 
-    /// The first that fits: those before it may be from before the terminal was made smaller.
+    /// Returns the next picture that fits: earlier ones may be from before the terminal was made smaller.
     pub fn picture_within(&mut self, start: &str, columns: usize, rows: usize) -> Vec<String> {
         self.picture_that(start, "smaller picture", |lines| fits(lines, columns, rows).is_ok())
     }
@@ -104,7 +104,7 @@ impl Terminal {
         }
     }
 
-    /// Everything until the command has ended, which it must do well.
+    /// Returns all output until the command has ended, which must be successful.
     pub fn rest(&mut self) -> String {
         assert!(self.ends().success(), "{}", self.seen);
         while self.read(SILENCE) {}
@@ -135,12 +135,12 @@ impl Terminal {
         tcsetwinsize(&self.slave, size(columns, rows)).unwrap();
     }
 
-    /// Whether it shows what is typed, line by line, as terminals do.
+    /// Returns whether it echoes typed lines, as terminals do.
     pub fn echoes(&self) -> bool {
         tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }
 
-    /// What is there to be read, or comes within so many milliseconds; whether there is something.
+    /// Reads output that is available, or arrives within `within` ms; returns whether there was any.
     fn read(&mut self, within: u16) -> bool {
         let mut ready = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, PollTimeout::from(within)).unwrap() == 0 {
@@ -153,14 +153,14 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for PseudoTerminal {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// That many columns and rows are enough.
+/// Checks that the lines fit into this number of columns and rows.
 #[track_caller]
 pub fn assert_fits(lines: &[String], columns: usize, rows: usize) {
     if let Err(why) = fits(lines, columns, rows) {
@@ -177,7 +177,7 @@ fn fits(lines: &[String], columns: usize, rows: usize) -> Result<(), String> {
     }
 }
 
-/// Without what only terminals understand.
+/// Removes control sequences.
 fn plain(line: &str) -> String {
     let mut pieces = line.split('\x1b');
     let mut plain = pieces.next().unwrap_or_default().to_owned();

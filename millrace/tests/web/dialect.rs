@@ -1,18 +1,18 @@
-//! Clients that take a draft for something else.
+//! Clients that speak a draft under the name of another.
 
 use bytes::BytesMut;
 use millrace_moq::{
     Draft, Filter, Location, Message, ObjectParser, Parameters, StreamHeader, TrackName,
-    message::{Setup, Subscribe},
+    message::{SetupOptions, Subscribe},
 };
 use millrace_webtransport::RecvStream;
 
-use super::{Client, Relay, Session, patiently};
+use super::{TestRelay, WebClient, WebSession, patiently};
 use crate::relay::peer::{at, first_subscriber, header, with_publisher};
 
-impl Client {
-    /// Asks for the next object of `track`; what the relay says is the largest.
-    async fn subscribe(&self, session: &Session, track: &TrackName) -> (RecvStream, Option<Location>) {
+impl WebClient {
+    /// Asks for the next object of `track`; returns the largest location that the relay reports.
+    async fn subscribe(&self, session: &WebSession, track: &TrackName) -> (RecvStream, Option<Location>) {
         let (mut send, mut recv) = self.streams(session).open_bi().await.unwrap();
         let parameters = Parameters { filter: Some(Filter::NextObject), ..Parameters::default() };
         let mut bytes = Vec::new();
@@ -30,8 +30,8 @@ impl Client {
         }
     }
 
-    /// The objects of the first subgroup that comes.
-    async fn objects(&self, session: &Session) -> Vec<u64> {
+    /// Returns the objects of the next subgroup.
+    async fn objects(&self, session: &WebSession) -> Vec<u64> {
         loop {
             let stream = patiently(self.streams(session).accept_uni()).await.unwrap();
             let Some(mut stream) = patiently(self.streams(session).enter_uni(stream)).await.unwrap() else {
@@ -53,8 +53,8 @@ impl Client {
 }
 
 #[tokio::test]
-async fn the_browsers_library_gets_the_current_group_whole() {
-    let relay = Relay::start();
+async fn moq_net_library_gets_whole_current_group() {
+    let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut subgroup = publisher.subgroup(header(1, 4)).await;
@@ -65,9 +65,9 @@ async fn the_browsers_library_gets_the_current_group_whole() {
     let table = [("moq-lite-js", None, vec![0, 1, 2, 3]), ("another", Some(at(4, 2)), vec![3])];
     let mut clients = Vec::new();
     for (implementation, largest, wanted) in table {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let session = client.session(&relay).await;
-        let setup = Setup { implementation: Some(implementation.into()), ..Setup::default() };
+        let setup = SetupOptions { implementation: Some(implementation.into()), ..SetupOptions::default() };
         let control = client.set_up(&session, setup).await;
         let (request, said) = client.subscribe(&session, &track).await;
         assert_eq!(said, largest, "{implementation}");

@@ -1,24 +1,24 @@
-//! Who gets a session, and who does not.
+//! Requests for sessions: which are accepted and which refused.
 
 use bytes::BytesMut;
 use millrace_moq::{
     Draft, Message, Namespace, Parameters,
-    message::{PublishNamespace, Setup},
+    message::{PublishNamespace, SetupOptions},
 };
 use millrace_quic::webtransport::error;
 use millrace_relay::{
     Origins,
-    access::{Principal, Rule},
+    access::{AccessRule, Principal},
 };
 use web_transport_proto::{
     ConnectError, ConnectRequest,
     http::{HeaderName, HeaderValue, StatusCode},
 };
 
-use super::{Client, Relay, dial, patiently, request};
+use super::{TestRelay, WebClient, dial, patiently, request};
 
 fn status(
-    answer: Result<(super::Session, web_transport_proto::ConnectResponse), ConnectError>,
+    answer: Result<(super::WebSession, web_transport_proto::ConnectResponse), ConnectError>,
 ) -> StatusCode {
     match answer {
         Ok((_, response)) => response.status,
@@ -28,7 +28,7 @@ fn status(
 }
 
 #[tokio::test]
-async fn pages_of_the_origins_that_are_listed_may_connect() {
+async fn pages_of_listed_origins_may_connect() {
     let table = [
         (Origins::Any, Some("https://evil.example"), StatusCode::OK),
         (Origins::Only(vec!["https://good.example".into()]), Some("https://good.example"), StatusCode::OK),
@@ -48,8 +48,8 @@ async fn pages_of_the_origins_that_are_listed_may_connect() {
         (Origins::Only(vec![]), Some("https://good.example"), StatusCode::FORBIDDEN),
     ];
     for (origins, origin, expected) in table {
-        let relay = Relay::with(|config| config.web = Some(origins));
-        let client = Client::connect(&relay).await;
+        let relay = TestRelay::with(|config| config.web = Some(origins));
+        let client = WebClient::connect(&relay).await;
         let mut request = request(&relay);
         if let Some(origin) = origin {
             let name = HeaderName::from_static("origin");
@@ -59,43 +59,43 @@ async fn pages_of_the_origins_that_are_listed_may_connect() {
         if expected != StatusCode::OK {
             assert_eq!(client.closed().await, error::REQUEST_REJECTED);
             relay
-                .until("nothing is left", |status| status.handshakes == 0 && status.sessions.is_empty())
+                .until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty())
                 .await;
         }
     }
 }
 
 #[tokio::test]
-async fn clients_that_speak_something_else_are_told() {
-    let relay = Relay::start();
+async fn client_of_other_protocol_gets_an_error() {
+    let relay = TestRelay::start();
     let url = request(&relay).url;
     let users = url.as_str().replace("https://", "https://user@");
     for protocols in [vec![], vec!["moqt-17".to_owned()], vec!["moq-00".to_owned(); 40]] {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let request = ConnectRequest::new(url.clone()).with_protocols(protocols);
         assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
         assert_eq!(client.closed().await, error::REQUEST_REJECTED);
     }
-    let client = Client::connect(&relay).await;
+    let client = WebClient::connect(&relay).await;
     let several = request(&relay).with_protocols(["moqt-15".to_owned(), "other".to_owned()]);
     assert_eq!(status(client.ask(&several).await), StatusCode::OK);
-    let client = Client::connect(&relay).await;
+    let client = WebClient::connect(&relay).await;
     let request =
         ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(Draft::NEWEST.protocol());
     assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
     relay
-        .until("all are counted", |status| {
+        .until("all to be counted", |status| {
             (status.drops["web_protocol"], status.drops["web_request"]) == (3, 1)
         })
         .await;
 }
 
-/// Whether a client that has come to `url` may publish.
-async fn may_publish(relay: &Relay, url: &str) -> bool {
-    let client = Client::connect(relay).await;
+/// Returns whether a client with this URL may publish.
+async fn may_publish(relay: &TestRelay, url: &str) -> bool {
+    let client = WebClient::connect(relay).await;
     let request = ConnectRequest::new(url.parse::<url::Url>().unwrap()).with_protocol(Draft::D18.protocol());
     let (session, _) = client.ask(&request).await.unwrap();
-    let _control = client.set_up(&session, Setup::default()).await;
+    let _control = client.set_up(&session, SetupOptions::default()).await;
     let (mut send, mut recv) = client.streams(&session).open_bi().await.unwrap();
     let namespace = Namespace::from_path("live/cam").unwrap();
     let asked = PublishNamespace { request_id: 0, namespace, parameters: Parameters::default() };
@@ -110,18 +110,18 @@ async fn may_publish(relay: &Relay, url: &str) -> bool {
             Some(other) => panic!("{other:?}"),
             None => match patiently(recv.read_chunk(usize::MAX, true)).await {
                 Ok(Some(chunk)) => answer.extend_from_slice(&chunk.bytes),
-                // Who may do nothing here has no session.
+                // A client without any rights gets no session.
                 Ok(None) | Err(_) => return false,
             },
         }
     }
 }
 
-/// Browsers do not say the port that goes with the scheme.
+/// Browsers omit the port if it is the scheme's own.
 #[tokio::test]
-async fn a_rule_for_port_443_holds_where_the_port_goes_unsaid() {
-    let relay = Relay::with(|config| {
-        config.access.rules = vec![Rule {
+async fn rule_for_port_443_applies_without_explicit_port() {
+    let relay = TestRelay::with(|config| {
+        config.access.rules = vec![AccessRule {
             namespace: "**".parse().unwrap(),
             publish: vec![Principal::Anyone],
             subscribe: vec![],
@@ -136,31 +136,31 @@ async fn a_rule_for_port_443_holds_where_the_port_goes_unsaid() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_for_a_session_ends_the_connection() {
-    let relay = Relay::start();
-    // Frames: HEADERS that cannot be decoded, DATA first, one that is too long, one that ends early.
+async fn malformed_session_request_closes_the_connection() {
+    let relay = TestRelay::start();
+    // The cases are HEADERS that cannot be decoded, DATA first, a frame that is too long, and one that ends early.
     let table: [&[u8]; 4] = [&[1, 2, 0xff, 0xff], &[0, 1, 7], &[1, 0x80, 0xff, 0xff, 0xff], &[1, 9, 0, 0]];
     for bytes in table {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let (mut send, _recv) = client.connection.open_bi().await.unwrap();
         send.write_all(bytes).await.unwrap();
         send.finish().unwrap();
         assert_eq!(client.closed().await, error::REQUEST_REJECTED, "{bytes:?}");
     }
-    // And frames of no meaning without end.
-    let client = Client::connect(&relay).await;
+    // Another client sends frames of no meaning without end.
+    let client = WebClient::connect(&relay).await;
     let (mut send, _recv) = client.connection.open_bi().await.unwrap();
     let nothing = [&[0x21, 0x43, 0xe8][..], &[0; 1000]].concat();
     while send.write_all(&nothing).await.is_ok() {}
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
-    relay.until("all are counted", |status| status.drops["web_request"] == table.len() as u64 + 1).await;
-    relay.until("nothing is left", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
+    relay.until("all to be counted", |status| status.drops["web_request"] == table.len() as u64 + 1).await;
+    relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
 }
 
 #[tokio::test]
-async fn who_waits_with_its_request_has_proved_its_address() {
+async fn client_that_delays_its_request_has_validated_its_address() {
     const WAITING: u64 = 70;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let mut held = Vec::new();
     for _ in 0..WAITING {
         held.push(dial(&relay).await.unwrap());
@@ -169,19 +169,19 @@ async fn who_waits_with_its_request_has_proved_its_address() {
     assert_eq!(relay.status().totals.retries, 0); // exact: all are connected
 }
 
-/// It takes the 10 seconds that it has.
+/// The client has 10 seconds, and uses them all.
 #[tokio::test]
 async fn client_without_a_request_has_no_session() {
-    let relay = Relay::start();
-    let client = Client::connect(&relay).await;
+    let relay = TestRelay::start();
+    let client = WebClient::connect(&relay).await;
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
-    relay.until("nothing is left", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
+    relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
     assert_eq!(relay.status().drops["web_late"], 1); // exact: it was counted before it was closed
 }
 
 #[tokio::test]
-async fn without_webtransport_there_is_no_http() {
-    let relay = Relay::with(|config| config.web = None);
+async fn relay_without_webtransport_refuses_http() {
+    let relay = TestRelay::with(|config| config.web = None);
     let error = dial(&relay).await.unwrap_err();
     assert!(error.to_string().contains("known protocol"), "{error}");
 }

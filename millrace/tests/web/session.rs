@@ -1,11 +1,11 @@
-//! What happens in a session.
+//! Events within a session.
 
-use millrace_moq::{code, message::Setup};
+use millrace_moq::{code, message::SetupOptions};
 use millrace_quic::{varint, webtransport::error};
 use millrace_webtransport::Foreign;
 use web_transport_proto::{Capsule, Http3CapsuleReader};
 
-use super::{Client, Relay, patiently};
+use super::{TestRelay, WebClient, patiently};
 
 fn frame(kind: u64, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -15,8 +15,8 @@ fn frame(kind: u64, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// How the relay closes the session.
-async fn closed(session: super::Session) -> (u32, String) {
+/// Returns how the relay closes the session.
+async fn closed(session: super::WebSession) -> (u32, String) {
     let mut capsules = Http3CapsuleReader::new(session.recv);
     match patiently(capsules.read()).await.unwrap() {
         Some(Capsule::CloseWebTransportSession { code, reason }) => (code, reason),
@@ -25,14 +25,14 @@ async fn closed(session: super::Session) -> (u32, String) {
 }
 
 #[tokio::test]
-async fn the_request_says_where_to_and_setup_must_not() {
-    let relay = Relay::start();
+async fn webtransport_path_is_in_the_request_and_not_in_setup() {
+    let relay = TestRelay::start();
     let table = [
-        Setup { path: Some("/elsewhere".into()), ..Setup::default() },
-        Setup { authority: Some("elsewhere".into()), ..Setup::default() },
+        SetupOptions { path: Some("/elsewhere".into()), ..SetupOptions::default() },
+        SetupOptions { authority: Some("elsewhere".into()), ..SetupOptions::default() },
     ];
     for setup in table {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let session = client.session(&relay).await;
         let _control = client.set_up(&session, setup).await;
         let (code, reason) = closed(session).await;
@@ -42,23 +42,23 @@ async fn the_request_says_where_to_and_setup_must_not() {
 
 #[tokio::test]
 async fn a_client_closes_its_session_by_a_capsule_or_by_ending_its_request() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let mut capsule = Vec::new();
     Capsule::CloseWebTransportSession { code: 7, reason: "enough".into() }.encode(&mut capsule);
     for last in [frame(0, &capsule), vec![]] {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let mut session = client.session(&relay).await;
-        let _control = client.set_up(&session, Setup::default()).await;
+        let _control = client.set_up(&session, SetupOptions::default()).await;
         relay.until("a session", |status| status.sessions.len() == 1).await;
         session.send.write_all(&last).await.unwrap();
         session.send.finish().unwrap();
-        relay.until("none", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all", |status| status.sessions.is_empty()).await;
         patiently(client.connection.closed()).await;
     }
 }
 
-/// Waits until the relay has closed one session more since its peer broke the protocol.
-async fn violated(relay: &Relay, before: u64) {
+/// Waits until the relay has closed one more session for a protocol violation.
+async fn violated(relay: &TestRelay, before: u64) {
     relay.until("a violation", |status| status.drops["protocol_violation"] == before + 1).await;
     relay.until("no session", |status| status.sessions.is_empty()).await;
 }
@@ -66,12 +66,12 @@ async fn violated(relay: &Relay, before: u64) {
 #[tokio::test]
 async fn a_capsule_that_does_not_close_is_a_violation() {
     const CLOSE: u64 = 0x2843;
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     let capsules = [frame(CLOSE, &[0; 3]), frame(CLOSE, &[0; 1029]), frame(CLOSE, &[0, 0, 0, 0, 0xff])];
     for (before, capsule) in capsules.iter().enumerate() {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let mut session = client.session(&relay).await;
-        let _control = client.set_up(&session, Setup::default()).await;
+        let _control = client.set_up(&session, SetupOptions::default()).await;
         session.send.write_all(&frame(0, capsule)).await.unwrap();
         violated(&relay, before as u64).await;
         let (code, reason) = closed(session).await;
@@ -80,47 +80,47 @@ async fn a_capsule_that_does_not_close_is_a_violation() {
 }
 
 #[tokio::test]
-async fn who_goes_on_with_http_beside_its_session_is_closed() {
-    let relay = Relay::start();
+async fn http_requests_next_to_a_session_close_it() {
+    let relay = TestRelay::start();
     for is_uni in [true, false] {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let session = client.session(&relay).await;
-        let _control = client.set_up(&session, Setup::default()).await;
+        let _control = client.set_up(&session, SetupOptions::default()).await;
         relay.until("a session", |status| status.sessions.len() == 1).await;
         let mut held = Vec::new();
-        // The control stream has been one.
+        // The control stream counts as one.
         for _ in u64::from(is_uni)..Foreign::MOST {
             held.push(foreign(&client, is_uni).await);
         }
         let counted = if is_uni { "http_stream" } else { "http_request" };
-        relay.until("all are counted", |status| status.drops[counted] == Foreign::MOST).await;
+        relay.until("all to be counted", |status| status.drops[counted] == Foreign::MOST).await;
         assert_eq!(client.connection.close_reason(), None);
         held.push(foreign(&client, is_uni).await);
         violated(&relay, u64::from(!is_uni)).await;
         let (_, reason) = closed(session).await;
-        assert!(reason.contains("beside the session"), "{reason}");
+        assert!(reason.contains("outside the session"), "{reason}");
     }
 }
 
-/// A stream of a reserved type, or a request.
-async fn foreign(client: &Client, is_uni: bool) -> quinn::SendStream {
+/// Opens a stream of a reserved type, or a request.
+async fn foreign(client: &WebClient, is_uni: bool) -> quinn::SendStream {
     let mut stream = match is_uni {
         true => client.connection.open_uni().await.unwrap(),
         false => client.connection.open_bi().await.unwrap().0,
     };
-    // May be stopped, or the connection closed.
+    // The stream may be stopped, or the connection closed.
     let _ = stream.write_all(if is_uni { &[0x21] } else { &[1, 2, 0, 0] }).await;
     stream
 }
 
 #[tokio::test]
-async fn other_streams_of_http_mean_nothing() {
-    let relay = Relay::start();
-    let client = Client::connect(&relay).await;
+async fn other_http_streams_are_ignored() {
+    let relay = TestRelay::start();
+    let client = WebClient::connect(&relay).await;
     let mut session = client.session(&relay).await;
-    let _control = client.set_up(&session, Setup::default()).await;
+    let _control = client.set_up(&session, SetupOptions::default()).await;
     relay.until("a session", |status| status.sessions.len() == 1).await;
-    // QPACK's, one of a reserved type, a second control stream; frames and capsules that are unknown.
+    // The streams are QPACK's, one of a reserved type, and a second control stream; then unknown frames and capsules.
     for kind in [&[2][..], &[3], &[0x21], &[0]] {
         let mut stream = client.connection.open_uni().await.unwrap();
         stream.write_all(kind).await.unwrap();
@@ -132,10 +132,10 @@ async fn other_streams_of_http_mean_nothing() {
     varint::encode(0x4321, &mut unknown);
     unknown.extend_from_slice(&[3, 1, 2, 3]);
     session.send.write_all(&frame(0, &unknown)).await.unwrap();
-    // Datagrams of no session.
+    // These datagrams belong to no session.
     client.connection.send_datagram(vec![9, 1, 2, 3].into()).unwrap();
     client.connection.send_datagram(vec![].into()).unwrap();
-    relay.until("they are counted", |status| status.drops["http_datagram"] > 0).await;
+    relay.until("them to be counted", |status| status.drops["http_datagram"] > 0).await;
     // Another request gets no answer.
     let (mut send, mut recv) = client.connection.open_bi().await.unwrap();
     send.write_all(&frame(1, &[0, 0])).await.unwrap();
@@ -144,16 +144,16 @@ async fn other_streams_of_http_mean_nothing() {
         other => panic!("{other:?}"),
     }
     assert_eq!(client.connection.close_reason(), None);
-    assert_eq!(relay.status().sessions.len(), 1); // exact: the last of all that is sent has its answer
+    assert_eq!(relay.status().sessions.len(), 1); // exact: the last request has been answered
 }
 
 #[tokio::test]
 async fn a_stream_of_another_session_ends_the_connection() {
-    let relay = Relay::start();
+    let relay = TestRelay::start();
     for is_uni in [true, false] {
-        let client = Client::connect(&relay).await;
+        let client = WebClient::connect(&relay).await;
         let session = client.session(&relay).await;
-        let _control = client.set_up(&session, Setup::default()).await;
+        let _control = client.set_up(&session, SetupOptions::default()).await;
         relay.until("a session", |status| status.sessions.len() == 1).await;
         let mut stream = match is_uni {
             true => client.connection.open_uni().await.unwrap(),
@@ -163,6 +163,6 @@ async fn a_stream_of_another_session_ends_the_connection() {
         stream.write_all(&[0x40, kind, 44]).await.unwrap();
         let (code, reason) = closed(session).await;
         assert_eq!(u64::from(code), code::Session::PROTOCOL_VIOLATION.0, "{reason}");
-        relay.until("none", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all", |status| status.sessions.is_empty()).await;
     }
 }

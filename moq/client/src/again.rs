@@ -1,4 +1,4 @@
-//! When to connect again, and when not to.
+//! When a client connects again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use millrace_moq::code;
 use tokio::time::{Instant, sleep};
 
-use crate::session::{ConnectError, Error, Remote, Session, parse_url};
+use crate::session::{Error, Remote, Session, SessionConnectError, parse_url};
 
-/// Pauses between attempts.
+/// Shortest and longest pause between attempts.
 const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(5);
-/// A session that has lasted for so long was a good one: the next attempt comes soon.
+/// A session that lasted this long was good: the next attempt follows soon.
 const GOOD: Duration = Duration::from_secs(10);
-/// One that has lasted for so long and that the peer has forgotten is followed by another at once.
+/// A session that lasted this long and that the peer has forgotten is followed by another at once.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// The pause before the next attempt, which grows.
+/// The growing pause before the next attempt.
 pub(crate) struct Pause {
     next: Duration,
     since: Instant,
@@ -27,29 +27,29 @@ impl Pause {
         Self { next: SHORTEST, since: Instant::now() }
     }
 
-    /// How long it will be; an attempt was begun when the last one was over.
-    pub fn after(&mut self) -> Duration {
+    /// Returns the pause before the next attempt, which is called for when an attempt has failed.
+    pub fn next_pause(&mut self) -> Duration {
         if self.since.elapsed() > GOOD {
             self.next = SHORTEST;
         }
         self.next
     }
 
-    /// Returns the pause after an attempt that ended with `error`: as [`Self::after`], or zero if the peer was restarted and does
-    /// not know the session any more.
+    /// Returns the pause after an attempt that ended with `error`: the same as [`Self::next_pause`], or zero if the peer
+    /// was restarted and has forgotten the session.
     pub fn after_error(&mut self, error: Option<&Error>) -> Duration {
         match error.is_some_and(Error::is_forgotten) && self.since.elapsed() > BRIEF {
             true => Duration::ZERO,
-            false => self.after(),
+            false => self.next_pause(),
         }
     }
 
     pub async fn wait(&mut self) {
-        let pause = self.after();
+        let pause = self.next_pause();
         self.wait_for(pause).await;
     }
 
-    /// Waits for `pause`, which [`Self::after_error`] has said.
+    /// Waits for `pause`, a result of [`Self::after_error`].
     pub async fn wait_for(&mut self, pause: Duration) {
         sleep(pause).await;
         self.next = match pause.is_zero() {
@@ -60,9 +60,9 @@ impl Pause {
     }
 }
 
-/// The session to go on with, and its peer, once `remote`, the peer of `session`, has announced that it goes away: at the URI of
-/// its GOAWAY, or at the same one without (draft-22, "GOAWAY": somebody else may be there by now). `session` goes on until then,
-/// which may be never.
+/// Returns the session to continue with, and its peer, after `remote`, the peer of `session`, has sent GOAWAY. It is
+/// at the URI of the GOAWAY, or at the same URI again if there is none (draft-22, "GOAWAY": another server may be
+/// there by then). `session` stays open until this returns, which may be never.
 pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Session>, Remote) {
     let mut goaway = session.goaway();
     let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
@@ -71,23 +71,28 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
     let next = Remote { url, ..remote.clone() };
     let mut pause = Pause::new();
     loop {
-        // Before the first attempt too: peers that send each other their clients would keep these busy.
+        // The first attempt waits too: two peers that redirect their clients to each other would keep these busy
+        // otherwise.
         pause.wait().await;
         match Session::connect(&next).await {
             Ok(session) => return (session, next),
             Err(error) if error.may_pass() => {
-                tracing::info!("still with the peer that is going away: {error}");
+                tracing::info!(
+                    "staying with the peer that sent GOAWAY until another attempt to connect succeeds: {error}"
+                );
             }
             Err(error) => {
-                tracing::warn!("staying with the peer that is going away: {error}");
+                tracing::warn!(
+                    "staying with the peer that sent GOAWAY: no connection to its successor: {error}"
+                );
                 return std::future::pending().await;
             }
         }
     }
 }
 
-impl ConnectError {
-    /// Whether it may be otherwise in a while.
+impl SessionConnectError {
+    /// Whether the error may go away by itself.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Dial(error) => error.may_pass(),
@@ -98,12 +103,12 @@ impl ConnectError {
 }
 
 impl Error {
-    /// Whether the peer has said, by a stateless reset, that it does not know the session: it was restarted.
+    /// Whether the peer sent a stateless reset: it was restarted and has forgotten the session.
     pub fn is_forgotten(&self) -> bool {
         matches!(self, Self::Closed(quinn::ConnectionError::Reset))
     }
 
-    /// Whether another session may do better: the peer has not closed this one because of us.
+    /// Whether another session may work: the peer did not close this one because of us.
     pub fn may_pass(&self) -> bool {
         let Self::Closed(error) = self else { return false };
         match error {

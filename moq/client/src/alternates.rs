@@ -1,4 +1,4 @@
-//! A subscription to a track, or to all tracks that can stand for it, of which the relay sends each group of one
+//! A subscription to a track or to all its alternates; the relay sends each group of one of them
 //! (draft-wilaw-moq-moqt-ssts).
 
 use millrace_moq::message::PublishDone;
@@ -6,27 +6,27 @@ use millrace_moq::param::Assignment;
 use millrace_moq::tracks::adapt::{Ladder, Rung};
 use millrace_moq::{Namespace, Parameters, TrackName, msf};
 
-use crate::receive::{Receiver, Sink, Subscription};
+use crate::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink};
 use crate::session::Error;
 
-/// Of the switching sets of a session, which are all alike.
+/// The weight of a session's switching sets, which all have the same.
 const WEIGHT: u64 = 1;
 
-/// What stands for a track, the least demanding first.
+/// The alternates of a track, the least demanding first.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Alternates {
-    /// Each with what it needs, kbit/s.
+    /// Each alternate with the throughput that it needs, in kbit/s.
     tracks: Vec<(TrackName, u64)>,
-    /// Tells switching sets of a session apart.
+    /// The number of the switching set in its session.
     set: u64,
 }
 
 impl Alternates {
-    /// Those that a catalog of `namespace` has for `name`, if there are any.
-    pub fn of(catalog: &msf::Catalog, namespace: &Namespace, name: &str) -> Option<Self> {
-        let ladder = Ladder::of_catalog(catalog, namespace, name)?;
+    /// Returns the alternates of `name` in a catalog of `namespace`, if there are any.
+    pub fn from_catalog(catalog: &msf::MsfCatalog, namespace: &Namespace, name: &str) -> Option<Self> {
+        let ladder = Ladder::from_catalog(catalog, namespace, name)?;
         let needs = |(at, rung): (usize, &Rung)| {
-            // Something always comes.
+            // The least demanding one needs nothing, so that something is always sent.
             let bitrate = if at == 0 { 0 } else { rung.bitrate };
             (rung.track.clone(), bitrate.div_ceil(1000))
         };
@@ -44,21 +44,21 @@ impl Alternates {
             activate: self.tracks.len() as u64,
             rank: 0,
         };
-        // The first picture is of what any path has room for.
+        // The first picture is of the rendition that fits any path.
         Parameters { forward: Some(place == 0), assignment: Some(assignment), ..parameters.clone() }
     }
 }
 
-/// Established subscriptions to what can stand for one track.
-pub(crate) struct Subscribed(Vec<Subscription>);
+/// Established subscriptions to the alternates of one track.
+pub(crate) struct SubscribedAlternates(Vec<EstablishedSubscription>);
 
-impl Subscribed {
-    /// Of the only one, or of the least demanding.
-    pub fn first(&mut self) -> Option<&mut Subscription> {
+impl SubscribedAlternates {
+    /// Returns the subscription to the only track, or to the least demanding alternate.
+    pub fn first(&mut self) -> Option<&mut EstablishedSubscription> {
         self.0.first_mut()
     }
 
-    /// Waits for the end of all of them; returns the last one's.
+    /// Waits for the end of all of them. Returns the PUBLISH_DONE of the last one.
     pub async fn done(&mut self) -> Result<Option<PublishDone>, Error> {
         let mut last = None;
         for subscription in &mut self.0 {
@@ -68,47 +68,47 @@ impl Subscribed {
     }
 
     pub fn cancel(&mut self) {
-        self.0.iter_mut().for_each(Subscription::cancel);
+        self.0.iter_mut().for_each(EstablishedSubscription::cancel);
     }
 }
 
 /// Subscribes to a track, or to its `alternates`, with one sink for all.
 pub(crate) async fn subscribe(
-    receiver: &Receiver,
+    receiver: &ObjectReceiver,
     track: TrackName,
     alternates: Option<&Alternates>,
     parameters: Parameters,
-    sink: Sink,
-) -> Result<Subscribed, Error> {
+    sink: ObjectSink,
+) -> Result<SubscribedAlternates, Error> {
     let Some(alternates) = alternates else {
-        return Ok(Subscribed(vec![receiver.subscribe(track, parameters, sink).await?]));
+        return Ok(SubscribedAlternates(vec![receiver.subscribe(track, parameters, sink).await?]));
     };
     let mut all = Vec::new();
     for (place, (name, _)) in alternates.tracks.iter().enumerate() {
         let parameters = alternates.parameters(place, &parameters);
         all.push(receiver.subscribe(name.clone(), parameters, sink.clone()).await?);
     }
-    Ok(Subscribed(all))
+    Ok(SubscribedAlternates(all))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn track(name: &str, bitrate: Option<u64>, alt_group: Option<u32>) -> msf::Track {
-        msf::Track {
+    fn track(name: &str, bitrate: Option<u64>, alt_group: Option<u32>) -> msf::MsfTrack {
+        msf::MsfTrack {
             name: name.to_owned(),
             packaging: "loc".to_owned(),
             codec: Some("av01".to_owned()),
             alt_group,
             bitrate,
-            ..msf::Track::default()
+            ..msf::MsfTrack::default()
         }
     }
 
     #[test]
-    fn the_least_demanding_needs_nothing() {
-        let catalog = msf::Catalog::new(vec![
+    fn rendition_with_the_lowest_bitrate_needs_no_capacity() {
+        let catalog = msf::MsfCatalog::new(vec![
             track("sound", Some(128_000), None),
             track("high", Some(5_000_001), Some(1)),
             track("low", Some(800_000), Some(1)),
@@ -116,12 +116,15 @@ mod tests {
         ]);
         let namespace = Namespace::from_path("live/cam").unwrap();
         let name = |name: &str| TrackName::new(namespace.clone(), name.to_owned()).unwrap();
-        let found = Alternates::of(&catalog, &namespace, "high").unwrap();
+        let found = Alternates::from_catalog(&catalog, &namespace, "high").unwrap();
         assert_eq!(found.tracks, [(name("low"), 0), (name("high"), 5001)]);
-        assert_eq!(Alternates::of(&catalog, &namespace, "low"), Some(Alternates { set: 2, ..found }));
-        assert_eq!(Alternates::of(&catalog, &namespace, "sound"), None, "nothing stands for it");
-        assert_eq!(Alternates::of(&catalog, &namespace, "other"), None);
-        let found = Alternates::of(&catalog, &namespace, "low").unwrap();
+        assert_eq!(
+            Alternates::from_catalog(&catalog, &namespace, "low"),
+            Some(Alternates { set: 2, ..found })
+        );
+        assert_eq!(Alternates::from_catalog(&catalog, &namespace, "sound"), None, "nothing stands for it");
+        assert_eq!(Alternates::from_catalog(&catalog, &namespace, "other"), None);
+        let found = Alternates::from_catalog(&catalog, &namespace, "low").unwrap();
         let first = found.parameters(0, &Parameters::default());
         assert_eq!(
             (first.forward, first.assignment.map(|it| (it.threshold, it.activate))),

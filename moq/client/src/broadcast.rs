@@ -1,4 +1,4 @@
-//! What a publisher has: tracks, their recent objects, and who listens to them.
+//! A publisher's broadcast: its tracks, their recent objects, and their listeners.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +11,12 @@ use millrace_moq::{GroupOrder, Location, Namespace, Properties, SubgroupId, Trac
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-/// How much of a track is kept for subscribers that lag or come late, and for FETCH.
+/// How much of a track is kept for subscribers that lag or join late, and for FETCH.
 #[derive(Clone, Copy, Debug)]
 pub struct History {
+    /// Age at which items are dropped.
     pub max_age: Duration,
-    /// Bytes of payload.
+    /// Largest number of payload bytes that are kept.
     pub max_bytes: usize,
 }
 
@@ -25,18 +26,35 @@ impl Default for History {
     }
 }
 
-/// The tracks of one namespace.
+/// The tracks of one namespace. A publisher [creates](Self::create) tracks and writes to them; servers on any number
+/// of sessions [listen](BroadcastTrack::listen) to them. It ends once, with [`Broadcast::end`].
+///
+/// ```
+/// use millrace_client::broadcast::{Broadcast, History};
+/// use millrace_moq::{Namespace, Properties, SubgroupId};
+///
+/// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let broadcast = Broadcast::new(Namespace::from_path("live/clock")?, History::default());
+/// let track = broadcast.create("seconds", Properties::default())?;
+/// // Group 0 with one object. Its subgroup ends when the writer is dropped.
+/// track.open(0, SubgroupId::Zero, 128).write(0, "12:00:00".into());
+/// broadcast.end();
+/// # Ok(())
+/// # }
+/// # example().unwrap();
+/// ```
 pub struct Broadcast {
     namespace: Namespace,
     history: History,
-    /// The ID of group 0 of all its tracks.
+    /// The ID on the wire of group 0 of all its tracks.
     first_group: Arc<AtomicU64>,
-    tracks: Mutex<BTreeMap<Bytes, Arc<Track>>>,
-    /// Whether the broadcast is over; also sent when there is a new track.
+    tracks: Mutex<BTreeMap<Bytes, Arc<BroadcastTrack>>>,
+    /// Whether the broadcast has ended. Also sent when a track is added.
     ended: watch::Sender<bool>,
 }
 
 impl Broadcast {
+    /// Makes a broadcast without tracks.
     pub fn new(namespace: Namespace, history: History) -> Arc<Self> {
         Arc::new(Self {
             namespace,
@@ -47,40 +65,41 @@ impl Broadcast {
         })
     }
 
+    /// Returns the broadcast's namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// Has the groups of all tracks begin at this ID instead of 0. Called before any group is opened.
+    /// Makes the groups of all tracks begin at this ID instead of 0. Call it before any group is opened.
     pub fn number_groups_from(&self, first: u64) {
         self.first_group.store(first, Ordering::Relaxed);
     }
 
-    /// Returns the ID on the wire of what [`Track::open`] calls group 0. Whoever names a group elsewhere than there, such as in
-    /// a timeline, adds this to its number.
+    /// Returns the ID on the wire of what [`BroadcastTrack::open`] calls group 0. Code that names a group elsewhere, such as
+    /// in a timeline, adds this to its number.
     pub fn first_group(&self) -> u64 {
         self.first_group.load(Ordering::Relaxed)
     }
 
-    /// Makes a track, or replaces the one of the same name.
-    pub fn create(&self, name: &str, properties: Properties) -> Result<Arc<Track>, NameError> {
+    /// Makes a track, or replaces the one with the same name.
+    pub fn create(&self, name: &str, properties: Properties) -> Result<Arc<BroadcastTrack>, NameError> {
         let name = TrackName::new(self.namespace.clone(), name.to_owned())?;
-        let track = Arc::new(Track {
+        let track = Arc::new(BroadcastTrack {
             name: name.clone(),
             properties,
             history: self.history,
             first_group: Arc::clone(&self.first_group),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(BroadcastState::default()),
         });
         self.tracks.lock().insert(name.name().clone(), track.clone());
         self.ended.send_modify(|_| {});
         Ok(track)
     }
 
-    /// Ends a track, and has nobody find it any more.
-    pub fn remove(&self, track: &Arc<Track>) {
+    /// Ends a track and removes it, so that it can no longer be found.
+    pub fn remove(&self, track: &Arc<BroadcastTrack>) {
         let mut tracks = self.tracks.lock();
-        // Another may have its name by now.
+        // Another track may have its name now.
         if tracks.get(track.name.name()).is_some_and(|known| Arc::ptr_eq(known, track)) {
             tracks.remove(track.name.name());
         }
@@ -88,178 +107,196 @@ impl Broadcast {
         track.end();
     }
 
-    pub fn get(&self, name: &TrackName) -> Option<Arc<Track>> {
+    /// Returns the track with this full name.
+    pub fn get(&self, name: &TrackName) -> Option<Arc<BroadcastTrack>> {
         let track = self.tracks.lock().get(name.name()).cloned();
         track.filter(|track| track.name == *name)
     }
 
-    pub fn tracks(&self) -> Vec<Arc<Track>> {
+    /// Returns all tracks.
+    pub fn tracks(&self) -> Vec<Arc<BroadcastTrack>> {
         self.tracks.lock().values().cloned().collect()
     }
 
-    /// Whether the broadcast is over. Changes whenever a track is made, too.
+    /// Returns a receiver of whether the broadcast has ended. It also changes whenever a track is made.
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
 
-    /// There will be no more tracks, and no more objects on those that there are.
+    /// Ends the broadcast: there will be no more tracks and no more objects.
     pub fn end(&self) {
         self.tracks().iter().for_each(|track| track.end());
         self.ended.send_replace(true);
     }
 }
 
-/// Returns the group ID that a broadcast begins with now: milliseconds since 1970, and above `largest`, the last group that a relay
-/// still has of it, where the clock has gone back. A publisher that comes back is never behind where it was, and JavaScript
-/// holds such numbers exactly.
+/// Returns the group ID for a broadcast that begins now: milliseconds since 1970. If the clock has gone back, the ID
+/// is above `largest`, the last group of the broadcast that a relay still has. A publisher that is restarted
+/// therefore never reuses group IDs, and JavaScript holds such numbers exactly.
 pub fn group_of_now(largest: Option<u64>) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).min(LAST_FIRST_GROUP);
     largest.filter(|largest| *largest < LAST_FIRST_GROUP).map_or(millis, |largest| millis.max(largest + 1))
 }
 
-/// Leaves half of the numbers that JavaScript holds exactly to the groups that follow.
+/// Half of the numbers that JavaScript holds exactly is left to the groups that follow.
 const LAST_FIRST_GROUP: u64 = 1 << 52;
 
-/// An object that goes as a datagram.
+/// An object that is sent as a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatagramObject {
+    /// The object's location.
     pub location: Location,
+    /// The publisher's priority; a lower value is sent first.
     pub priority: u8,
+    /// The payload.
     pub payload: Bytes,
 }
 
-/// What a listener hears, as it happens. Weak: what history lets go of is not held by those who lag.
+/// An event of a track, sent to each listener at once. References are weak: items that history has dropped are not
+/// kept alive by listeners that lag.
 #[derive(Clone)]
-pub enum Event {
+pub enum BroadcastEvent {
+    /// A subgroup has begun.
     Subgroup(Weak<Subgroup>),
+    /// An object was sent as a datagram.
     Datagram(Weak<DatagramObject>),
+    /// The track has ended.
     End,
 }
 
-enum Item {
+enum BroadcastItem {
     Subgroup(Arc<Subgroup>),
     Datagram(Arc<DatagramObject>),
 }
 
-struct Held {
-    item: Item,
+struct HeldItem {
+    item: BroadcastItem,
     since: Instant,
 }
 
-impl Held {
-    /// Since when nothing was added to it.
+impl HeldItem {
+    /// Time since which nothing was added to it.
     fn since(&self) -> Instant {
         match &self.item {
-            Item::Subgroup(subgroup) => subgroup.objects.lock().last_at.unwrap_or(self.since),
-            Item::Datagram(_) => self.since,
+            BroadcastItem::Subgroup(subgroup) => subgroup.objects.lock().last_at.unwrap_or(self.since),
+            BroadcastItem::Datagram(_) => self.since,
         }
     }
 
-    /// The bytes that history no longer counts.
+    /// Number of bytes that history no longer counts.
     fn let_go(&self) -> usize {
         match &self.item {
-            Item::Subgroup(subgroup) => {
+            BroadcastItem::Subgroup(subgroup) => {
                 let mut objects = subgroup.objects.lock();
                 objects.is_held = false;
                 objects.bytes
             }
-            Item::Datagram(datagram) => datagram.payload.len(),
+            BroadcastItem::Datagram(datagram) => datagram.payload.len(),
         }
     }
 
     fn group(&self) -> u64 {
         match &self.item {
-            Item::Subgroup(subgroup) => subgroup.group,
-            Item::Datagram(datagram) => datagram.location.group,
+            BroadcastItem::Subgroup(subgroup) => subgroup.group,
+            BroadcastItem::Datagram(datagram) => datagram.location.group,
         }
     }
 
-    fn event(&self) -> Event {
+    fn event(&self) -> BroadcastEvent {
         match &self.item {
-            Item::Subgroup(subgroup) => Event::Subgroup(Arc::downgrade(subgroup)),
-            Item::Datagram(datagram) => Event::Datagram(Arc::downgrade(datagram)),
+            BroadcastItem::Subgroup(subgroup) => BroadcastEvent::Subgroup(Arc::downgrade(subgroup)),
+            BroadcastItem::Datagram(datagram) => BroadcastEvent::Datagram(Arc::downgrade(datagram)),
         }
     }
 }
 
 #[derive(Default)]
-struct State {
-    held: VecDeque<Held>,
-    /// Of payload in `held`.
+struct BroadcastState {
+    held: VecDeque<HeldItem>,
+    /// Number of payload bytes in `held`.
     bytes: usize,
     largest: Option<Location>,
     ended: bool,
-    listeners: Vec<mpsc::UnboundedSender<Event>>,
+    listeners: Vec<mpsc::UnboundedSender<BroadcastEvent>>,
 }
 
-/// One track: a writer's side, and listeners.
-pub struct Track {
+/// One track: it has one writer's side and any number of listeners.
+pub struct BroadcastTrack {
     name: TrackName,
     properties: Properties,
     history: History,
-    /// Its broadcast's.
+    /// Group 0 of the broadcast, shared with it.
     first_group: Arc<AtomicU64>,
-    state: Mutex<State>,
+    state: Mutex<BroadcastState>,
 }
 
-/// A place in a track from which everything is heard once.
-pub struct Listener {
-    /// What is held of the groups from `first_group` on, and then what comes.
-    pub events: mpsc::UnboundedReceiver<Event>,
-    /// The largest location when listening began: the joining location.
+/// A place in a track, from which every event is received once.
+pub struct BroadcastListener {
+    /// First what is kept of the groups from `first_group` on, then new events.
+    pub events: mpsc::UnboundedReceiver<BroadcastEvent>,
+    /// The largest location when listening began (the joining location).
     pub largest: Option<Location>,
 }
 
 /// An object as FETCH returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredObject {
+    /// The object's location.
     pub location: Location,
-    /// Absent for a datagram.
+    /// The subgroup; `None` for a datagram.
     pub subgroup: Option<u64>,
+    /// The publisher's priority; a lower value is sent first.
     pub priority: u8,
+    /// The payload.
     pub payload: Bytes,
 }
 
-impl Track {
+impl BroadcastTrack {
+    /// Returns the track's full name.
     pub fn name(&self) -> &TrackName {
         &self.name
     }
 
+    /// Returns the track's properties.
     pub fn properties(&self) -> &Properties {
         &self.properties
     }
 
+    /// Returns the largest location so far.
     pub fn largest(&self) -> Option<Location> {
         self.state.lock().largest
     }
 
+    /// Whether the track has ended.
     pub fn is_ended(&self) -> bool {
         self.state.lock().ended
     }
 
-    /// Begins a subgroup; what is written to it is heard at once. `group` counts from [`Broadcast::first_group`] on.
+    /// Begins a subgroup. Listeners receive at once what is written to it. `group` counts from
+    /// [`Broadcast::first_group`].
     pub fn open(self: &Arc<Self>, group: u64, id: SubgroupId, priority: u8) -> SubgroupWriter {
         let group = self.wire_group(group);
         let subgroup = Arc::new(Subgroup {
             group,
             id,
             priority,
-            objects: Mutex::new(Objects { is_held: true, ..Objects::default() }),
+            objects: Mutex::new(HeldObjects { is_held: true, ..HeldObjects::default() }),
             changed: watch::Sender::new(()),
         });
-        self.hold(&mut self.state.lock(), Item::Subgroup(subgroup.clone()));
+        self.hold(&mut self.state.lock(), BroadcastItem::Subgroup(subgroup.clone()));
         SubgroupWriter { track: self.clone(), subgroup }
     }
 
-    /// Sends an object as a datagram. The group of its location counts from [`Broadcast::first_group`] on.
+    /// Sends an object as a datagram. The group of its location counts from [`Broadcast::first_group`].
     pub fn send_datagram(&self, mut object: DatagramObject) {
         object.location.group = self.wire_group(object.location.group);
-        let (location, bytes) = (object.location, object.payload.len());
+        let location = object.location;
+        let bytes = object.payload.len();
         let mut state = self.state.lock();
         state.largest = state.largest.max(Some(location));
         state.bytes += bytes;
-        self.hold(&mut state, Item::Datagram(Arc::new(object)));
+        self.hold(&mut state, BroadcastItem::Datagram(Arc::new(object)));
     }
 
     fn wire_group(&self, group: u64) -> u64 {
@@ -278,52 +315,53 @@ impl Track {
         objects.list.push((id, payload));
     }
 
-    fn hold(&self, state: &mut State, item: Item) {
-        let held = Held { item, since: Instant::now() };
+    fn hold(&self, state: &mut BroadcastState, item: BroadcastItem) {
+        let held = HeldItem { item, since: Instant::now() };
         let event = held.event();
         state.listeners.retain(|listener| listener.send(event.clone()).is_ok());
         state.held.push_back(held);
         state.evict(self.history);
     }
 
+    /// Ends the track.
     pub fn end(&self) {
         let mut state = self.state.lock();
         state.ended = true;
         for listener in std::mem::take(&mut state.listeners) {
-            // The receiver may be gone: nobody is left to tell.
-            let _ = listener.send(Event::End);
+            // The receiver may have been dropped, so there is no one to notify.
+            let _ = listener.send(BroadcastEvent::End);
         }
     }
 
-    /// Listens from what is held of group `first_group`, or of the newest group, on.
-    pub fn listen(&self, first_group: Option<u64>) -> Listener {
+    /// Starts listening with what is kept of group `first_group`, or of the newest group.
+    pub fn listen(&self, first_group: Option<u64>) -> BroadcastListener {
         let (sender, events) = mpsc::unbounded_channel();
         let mut state = self.state.lock();
-        let newest = state.held.iter().map(Held::group).max().unwrap_or(0);
+        let newest = state.held.iter().map(HeldItem::group).max().unwrap_or(0);
         let first = first_group.unwrap_or(newest);
-        // Sends cannot fail: the receiver is here.
+        // This send cannot fail: the receiver is here.
         for held in state.held.iter().filter(|held| held.group() >= first) {
             let _ = sender.send(held.event());
         }
         match state.ended {
-            true => drop(sender.send(Event::End)),
+            true => drop(sender.send(BroadcastEvent::End)),
             false => state.listeners.push(sender),
         }
-        Listener { events, largest: state.largest }
+        BroadcastListener { events, largest: state.largest }
     }
 
-    /// The oldest group of which something is held.
+    /// Returns the oldest group with kept objects.
     pub fn oldest_group(&self) -> Option<u64> {
-        self.state.lock().held.iter().map(Held::group).min()
+        self.state.lock().held.iter().map(HeldItem::group).min()
     }
 
-    /// The objects that are held from `start` to `last`, in the order of a FETCH response.
+    /// Returns the kept objects from `start` to `last`, in the order of a FETCH response.
     pub fn range(&self, start: Location, last: Location, order: GroupOrder) -> Vec<StoredObject> {
         let mut found = Vec::new();
         for held in &self.state.lock().held {
             match &held.item {
-                Item::Subgroup(subgroup) => found.extend(subgroup.stored()),
-                Item::Datagram(datagram) => found.push(StoredObject {
+                BroadcastItem::Subgroup(subgroup) => found.extend(subgroup.stored()),
+                BroadcastItem::Datagram(datagram) => found.push(StoredObject {
                     location: datagram.location,
                     subgroup: None,
                     priority: datagram.priority,
@@ -341,8 +379,8 @@ impl Track {
     }
 }
 
-impl State {
-    /// Lets go of what is too old or too much, but never of the newest item.
+impl BroadcastState {
+    /// Drops items that are too old or too large, but never the newest one.
     fn evict(&mut self, history: History) {
         while self.held.len() > 1 {
             let Some(oldest) = self.held.front() else { return };
@@ -356,32 +394,35 @@ impl State {
 }
 
 #[derive(Default)]
-struct Objects {
+struct HeldObjects {
     list: Vec<(u64, Bytes)>,
     bytes: usize,
     /// Whether the track's history counts this.
     is_held: bool,
-    /// When the last object was added, or the end came.
+    /// Time when the last object was added, or the subgroup ended.
     last_at: Option<Instant>,
     ended: bool,
 }
 
-/// A subgroup: objects so far, and more to come until it ends.
+/// The objects of a subgroup so far; more may follow until it ends.
 pub struct Subgroup {
+    /// The group ID on the wire.
     pub group: u64,
+    /// The subgroup ID.
     pub id: SubgroupId,
+    /// The publisher's priority; a lower value is sent first.
     pub priority: u8,
-    objects: Mutex<Objects>,
+    objects: Mutex<HeldObjects>,
     changed: watch::Sender<()>,
 }
 
 impl Subgroup {
-    /// Changes whenever objects are added or the subgroup ends.
+    /// Returns a receiver that changes whenever objects are added or the subgroup ends.
     pub fn changed(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// The objects from the `index`-th on, and whether they are the last.
+    /// Returns the objects from the `index`-th on, and whether they are the last.
     pub fn from(&self, index: usize) -> (Vec<(u64, Bytes)>, bool) {
         let objects = self.objects.lock();
         (objects.list.get(index..).unwrap_or_default().to_vec(), objects.ended)
@@ -405,18 +446,19 @@ impl Subgroup {
     }
 }
 
-/// Adds to a subgroup, which ends when this is dropped.
+/// Adds objects to a subgroup, which ends when this is dropped.
 pub struct SubgroupWriter {
-    track: Arc<Track>,
+    track: Arc<BroadcastTrack>,
     subgroup: Arc<Subgroup>,
 }
 
 impl SubgroupWriter {
+    /// Returns the group ID on the wire.
     pub fn group(&self) -> u64 {
         self.subgroup.group
     }
 
-    /// Adds an object; IDs ascend.
+    /// Adds an object. IDs must ascend.
     pub fn write(&mut self, id: u64, payload: Bytes) {
         self.track.add(&self.subgroup, id, payload);
         self.subgroup.changed.send_replace(());
@@ -436,21 +478,21 @@ impl Drop for SubgroupWriter {
 mod tests {
     use super::*;
 
-    fn track(history: History) -> Arc<Track> {
+    fn track(history: History) -> Arc<BroadcastTrack> {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), history);
         broadcast.create("t", Properties::default()).unwrap()
     }
 
-    fn groups(listener: &mut Listener) -> Vec<u64> {
+    fn groups(listener: &mut BroadcastListener) -> Vec<u64> {
         let mut groups = Vec::new();
-        while let Ok(Event::Subgroup(subgroup)) = listener.events.try_recv() {
+        while let Ok(BroadcastEvent::Subgroup(subgroup)) = listener.events.try_recv() {
             groups.extend(subgroup.upgrade().map(|subgroup| subgroup.group));
         }
         groups
     }
 
     #[test]
-    fn a_listener_hears_the_newest_group_and_what_follows() {
+    fn listener_gets_the_newest_group_and_later_ones() {
         let track = track(History::default());
         for group in 0..3 {
             track.open(group, SubgroupId::Zero, 0).write(0, Bytes::from_static(b"x"));
@@ -463,12 +505,12 @@ mod tests {
         assert_eq!(groups(&mut all), [1, 2, 3]);
         track.end();
         let mut late = track.listen(None);
-        assert!(matches!(late.events.try_recv(), Ok(Event::Subgroup(_))));
-        assert!(matches!(late.events.try_recv(), Ok(Event::End)));
+        assert!(matches!(late.events.try_recv(), Ok(BroadcastEvent::Subgroup(_))));
+        assert!(matches!(late.events.try_recv(), Ok(BroadcastEvent::End)));
     }
 
     #[test]
-    fn all_tracks_of_a_broadcast_are_numbered_from_its_first_group() {
+    fn tracks_of_a_broadcast_share_the_first_group_number() {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let early = broadcast.create("early", Properties::default()).unwrap();
         broadcast.number_groups_from(1000);
@@ -485,16 +527,16 @@ mod tests {
     #[test]
     fn first_group_is_the_time_and_above_what_a_relay_has() {
         let now = group_of_now(None);
-        // From 2020 on, for the next 100,000 years.
+        // The ID is a time from 2020 to 100,000 years later.
         assert!((1_577_836_800_000..LAST_FIRST_GROUP).contains(&now), "{now}");
         assert!(group_of_now(Some(17)) >= now);
         assert_eq!(group_of_now(Some(now + 86_400_000)), now + 86_400_001, "the clock went back by a day");
-        // What no publisher of ours has reached is nobody's clock.
+        // A group ID that none of our publishers has reached is no clock, so it is ignored.
         assert!(group_of_now(Some(u64::MAX)) < LAST_FIRST_GROUP);
     }
 
     #[test]
-    fn history_is_bounded_and_those_who_lag_do_not_hold_it() {
+    fn history_is_bounded_in_spite_of_lagging_listeners() {
         let track = track(History { max_bytes: 25, ..History::default() });
         let mut listener = track.listen(None);
         let mut kept_open = track.open(0, SubgroupId::Zero, 0);
@@ -502,14 +544,14 @@ mod tests {
             track.open(group, SubgroupId::Zero, 0).write(0, Bytes::from(vec![0; 10]));
             kept_open.write(group, Bytes::from(vec![0; 10]));
         }
-        // Eviction happens when an item comes, before it is written to.
+        // Eviction happens when an item is added, before it is written to.
         assert_eq!(track.oldest_group(), Some(3));
         assert_eq!(track.state.lock().bytes, 30);
         drop(kept_open);
         assert_eq!(groups(&mut listener), [3, 4, 5]);
     }
 
-    /// Its end is still to be sent when the next one begins.
+    /// The end of a group is still to be sent when the next group begins.
     #[test]
     fn a_long_group_is_as_old_as_its_last_object() {
         let track = track(History { max_age: Duration::from_secs(10), ..History::default() });
@@ -525,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_come_in_the_order_of_a_fetch() {
+    fn fetched_ranges_come_in_the_requested_group_order() {
         let track = track(History::default());
         for group in 0..3 {
             let mut odd = track.open(group, SubgroupId::Explicit(1), 0);

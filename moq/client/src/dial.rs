@@ -1,4 +1,4 @@
-//! A QUIC connection to one of a host's addresses, and what the network answers meanwhile.
+//! A QUIC connection to one of a host's addresses, and the network's ICMP answers meanwhile.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -20,15 +20,16 @@ use tokio::io::Interest;
 use tokio::sync::watch;
 use url::Url;
 
-use crate::tls::{self, Refusal, Trust, Verdict};
+use crate::tls::{self, CertificateRefusal, CertificateTrust, LastRefusal};
 
-/// Socket buffer asked for, bytes: Linux' default holds less than 100 packets, 5 ms of 200 Mbit/s.
+/// Socket buffer that is asked for, in bytes. Linux' default holds less than 100 packets: 5 ms of 200 Mbit/s.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// After so long without an answer it is said what may be wrong.
+/// Time without an answer after which a likely reason is logged.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why there is no connection.
+/// The reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error(transparent)]
     Tls(#[from] tls::Error),
@@ -36,31 +37,32 @@ pub enum Error {
     Suites(#[from] quinn::crypto::rustls::NoInitialCipherSuite),
     #[error("cannot resolve {host}: {source}")]
     Resolve { host: String, source: io::Error },
-    #[error("{0} has no address")]
+    #[error("the host {0} has no address")]
     NoAddress(String),
-    /// The last of the host's addresses that were tried.
+    /// The last address of the host that was tried.
     #[error("cannot connect to {address}: {source}")]
     Refused { address: SocketAddr, source: DialError },
 }
 
-/// Why one address cannot be connected to.
+/// The reason why one address could not be connected to.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum DialError {
     #[error(transparent)]
     Socket(#[from] io::Error),
     #[error(transparent)]
     Start(#[from] quinn::ConnectError),
-    #[error("nobody listens on that UDP port")]
+    #[error("no program listens on that UDP port")]
     NobodyListens,
-    #[error("the network says: {0}")]
+    #[error("the network reports: {0}")]
     Unreachable(io::ErrorKind),
     #[error("{0}")]
-    Certificate(Refusal),
+    Certificate(CertificateRefusal),
     #[error("{}", describe(.0))]
     Handshake(#[from] quinn::ConnectionError),
 }
 
-/// What a handshake failed of, as a person would say it.
+/// Describes for users why a handshake failed.
 fn describe(error: &quinn::ConnectionError) -> String {
     const NO_APPLICATION_PROTOCOL: u8 = 120;
     let alert = quinn_proto::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL);
@@ -70,19 +72,19 @@ fn describe(error: &quinn::ConnectionError) -> String {
                 .into()
         }
         quinn::ConnectionError::ConnectionClosed(close) if close.error_code == alert => {
-            "the peer speaks QUIC, but neither a draft of MoQ Transport that was offered nor WebTransport as asked for".into()
+            "the peer supports QUIC, but none of the offered drafts of MoQ Transport (or WebTransport, for https://); check the port, or offer others with --draft".into()
         }
         quinn::ConnectionError::ConnectionClosed(close)
             if close.error_code == quinn_proto::TransportErrorCode::CONNECTION_REFUSED =>
         {
-            "the relay lets nobody in now: it is full, or going away".into()
+            "the relay refuses new connections now: it is full, or shutting down".into()
         }
         error => error.to_string(),
     }
 }
 
 impl Error {
-    /// Whether it may be otherwise in a while.
+    /// Whether the error may go away by itself.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
@@ -92,10 +94,10 @@ impl Error {
     }
 }
 
-/// Connects to the first of the host's addresses that lets it.
+/// Connects to the first of the host's addresses that works.
 pub(crate) async fn connect(
     url: &Url,
-    trust: &Trust,
+    trust: &CertificateTrust,
     drafts: &[Draft],
     endpoint: quinn::EndpointConfig,
 ) -> Result<(quinn::Endpoint, quinn::Connection, Prober), Error> {
@@ -115,10 +117,10 @@ pub(crate) async fn connect(
     let addresses = tokio::net::lookup_host((host, port)).await;
     let addresses = addresses.map_err(|source| Error::Resolve { host: host.to_owned(), source })?;
     for address in addresses {
-        tracing::info!(%address, "connecting");
+        tracing::info!(%address, "connecting to the relay");
         match connect_to(address, host, endpoint.clone(), config.clone(), &verdict).await {
             Ok(connected) => return Ok(connected),
-            // Of several addresses, what one has answered says more than that nobody listens on another.
+            // The answer of one of several addresses tells more than that nothing listens on another.
             Err(DialError::NobodyListens) if matches!(failure, Error::Refused { .. }) => {}
             Err(source) => failure = Error::Refused { address, source },
         }
@@ -131,33 +133,36 @@ async fn connect_to(
     host: &str,
     endpoint: quinn::EndpointConfig,
     config: quinn::ClientConfig,
-    verdict: &Verdict,
+    verdict: &LastRefusal,
 ) -> Result<(quinn::Endpoint, quinn::Connection, Prober), DialError> {
     let local: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(local)?;
-    // Where there is no way to, the kernel says so now; of a packet it would only be logged.
+    // If there is no route, connect() fails at once; a failed send would only be logged.
     if let Err(error) = UdpSocket::bind(local)?.connect(address) {
         return Err(DialError::Unreachable(error.kind()));
     }
-    // The kernel's limit may be lower, and says nothing then.
+    // The kernel's limit may be lower; it does not report that.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
-    let ear = Ear::open(&socket, address)?;
+    let icmp = IcmpListener::open(&socket, address)?;
     let (told, answers) = watch::channel(None);
-    let hearing =
-        Arc::new(Hearing { socket: TokioRuntime.wrap_udp_socket(socket)?, told, sent: Mutex::default() });
-    let socket = Arc::clone(&hearing) as Arc<dyn AsyncUdpSocket>;
+    let shielded = Arc::new(ShieldedSocket {
+        socket: TokioRuntime.wrap_udp_socket(socket)?,
+        told,
+        sent: Mutex::default(),
+    });
+    let socket = Arc::clone(&shielded) as Arc<dyn AsyncUdpSocket>;
     let endpoint = quinn::Endpoint::new_with_abstract_socket(endpoint, None, socket, Arc::new(TokioRuntime))?;
     let connecting = endpoint.connect_with(config, address, host)?;
     let connected = tokio::select! {
         connected = handshake(connecting, address, answers) => connected,
-        failed = ear.listen(&hearing) => failed.map_err(DialError::Socket).map(|never| match never {}),
+        failed = icmp.listen(&shielded) => failed.map_err(DialError::Socket).map(|never| match never {}),
     };
-    drop(ear);
+    drop(icmp);
     match (connected, verdict.take()) {
-        (Ok(connection), _) => Ok((endpoint, connection, Prober { hearing, nudges: 0 })),
+        (Ok(connection), _) => Ok((endpoint, connection, Prober { socket: shielded, nudges: 0 })),
         (Err(_), Some(refused)) => Err(DialError::Certificate(refused)),
         (Err(error), None) => Err(error),
     }
@@ -173,43 +178,44 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
-        // As good as none, but it can be raised: see `Prober`.
+        // The window is practically unlimited, but can still be raised: see `Prober`.
         .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
-        .congestion_controller_factory(Arc::new(millrace_congestion::Bbr::default()));
+        .congestion_controller_factory(Arc::new(millrace_congestion::BbrFactory::default()));
     transport
 }
 
 /// The connection's receive window; streams have smaller ones of their own.
 const RECEIVE_WINDOW: u64 = 1 << 40;
-/// Bytes of a probe: more than a stateless reset takes, which has to be shorter than what it answers (RFC 9000, section 10.3).
+/// Length of a probe in bytes: longer than a stateless reset, which must be shorter than the packet that triggers it
+/// (RFC 9000, section 10.3).
 const PROBE_LEN: usize = 48;
 
 /// Finds out whether a silent peer still knows the connection.
 pub(crate) struct Prober {
-    hearing: Arc<Hearing>,
+    socket: Arc<ShieldedSocket>,
     nudges: u64,
 }
 
 impl Prober {
-    /// Sends two packets. A living peer acknowledges the first, and follows us if our address has changed. A peer that has
-    /// forgotten the connection answers at least the second with a stateless reset: congestion control, which may hold
-    /// everything back by now, does not count it, and its few bytes are not even authentic.
+    /// Sends two packets. A living peer acknowledges the first, and follows us if our address has changed. A peer
+    /// that has forgotten the connection answers at least the second with a stateless reset. The second does not
+    /// count for congestion control, which may hold everything back by now, and its few bytes are not authenticated.
     pub fn probe(&mut self, connection: &quinn::Connection) {
         self.nudges += 1;
-        // A byte more to receive is news, which has to be acknowledged.
+        // A larger window is new to the peer, so it has to be acknowledged.
         if let Ok(window) = quinn::VarInt::from_u64(RECEIVE_WINDOW + self.nudges) {
             connection.set_receive_window(window);
         }
-        let Some(contents) = *self.hearing.sent.lock() else { return };
+        let Some(contents) = *self.socket.sent.lock() else { return };
         let destination = connection.remote_address();
         let probe =
             Transmit { destination, ecn: None, contents: &contents, segment_size: None, src_ip: None };
-        // The network may be away, or the socket's buffer full: there are more probes.
-        let _ = self.hearing.socket.try_send(&probe);
+        // The network may be down, or the socket's buffer full. There are more probes.
+        let _ = self.socket.socket.try_send(&probe);
     }
 }
 
-/// Until it is done, or the network says that it cannot be.
+/// Waits until the handshake is complete, or the network reports that it cannot be.
 async fn handshake(
     mut connecting: Connecting,
     address: SocketAddr,
@@ -228,38 +234,38 @@ async fn handshake(
                 is_patient = false;
                 tracing::warn!(
                     %address,
-                    "no answer yet: is a relay listening there, and does every firewall on the way let UDP through?"
+                    "no answer from the relay yet: is a relay listening there, and does every firewall on the way let UDP through?"
                 );
             }
         }
     }
 }
 
-/// What the network answers, as soon as it does.
+/// Returns the network's error as soon as it is reported.
 async fn answer(answers: &mut watch::Receiver<Option<io::ErrorKind>>) -> io::ErrorKind {
     match answers.wait_for(Option::is_some).await.ok().and_then(|kind| *kind) {
         Some(kind) => kind,
-        // The socket is gone, and the handshake knows.
+        // The socket is gone; the handshake ends by itself.
         None => std::future::pending().await,
     }
 }
 
-/// Has the kernel tell a socket what ICMP says about its packets, until dropped. Later on such answers say nothing: anyone
-/// on the way could make them.
-struct Ear {
+/// Makes the kernel report ICMP errors about a socket's packets, until dropped. Used during the handshake only:
+/// anyone on the path can forge such errors.
+struct IcmpListener {
     socket: tokio::net::UdpSocket,
     is_ipv4: bool,
 }
 
-impl Ear {
+impl IcmpListener {
     fn open(socket: &UdpSocket, peer: SocketAddr) -> io::Result<Self> {
-        // Errors wake nobody who waits to read.
+        // An error does not wake a task that waits for readability of the same descriptor.
         let socket = socket.try_clone()?;
         socket.set_nonblocking(true)?;
         let socket = tokio::net::UdpSocket::from_std(socket)?;
-        let ear = Self { socket, is_ipv4: peer.is_ipv4() };
-        ear.set(true)?;
-        Ok(ear)
+        let icmp = Self { socket, is_ipv4: peer.is_ipv4() };
+        icmp.set(true)?;
+        Ok(icmp)
     }
 
     fn set(&self, on: bool) -> nix::Result<()> {
@@ -269,16 +275,16 @@ impl Ear {
         }
     }
 
-    /// Tells what comes, as long as it comes.
-    async fn listen(&self, hearing: &Hearing) -> io::Result<Infallible> {
+    /// Reports errors as long as this runs.
+    async fn listen(&self, socket: &ShieldedSocket) -> io::Result<Infallible> {
         loop {
             self.socket.ready(Interest::ERROR).await?;
             let told = self.socket.try_io(Interest::ERROR, || {
-                // Somebody else may have read it; what is sent again is answered again.
+                // Another reader may have taken it; the retransmission will be answered again.
                 self.socket.take_error()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
             });
             match told {
-                Ok(error) => hearing.hear(error)?,
+                Ok(error) => socket.record_error(error)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -286,29 +292,29 @@ impl Ear {
     }
 }
 
-impl Drop for Ear {
+impl Drop for IcmpListener {
     fn drop(&mut self) {
-        // Also lets go of what the kernel has queued. It cannot fail where switching it on did not.
+        // Switching it off also frees the kernel's queue of errors. It cannot fail where switching it on did not.
         let _ = self.set(false);
     }
 }
 
-/// A socket whose errors are answers of the network, which an endpoint would end of.
-struct Hearing {
+/// A socket that hides ICMP errors from its endpoint, which would end because of them.
+struct ShieldedSocket {
     socket: Arc<dyn AsyncUdpSocket>,
     told: watch::Sender<Option<io::ErrorKind>>,
-    /// The beginning of the last packet with a short header.
+    /// The first bytes of the last packet with a short header.
     sent: Mutex<Option<[u8; PROBE_LEN]>>,
 }
 
-impl Hearing {
-    /// Takes note of an error that ICMP has caused; others are returned.
-    fn hear(&self, error: io::Error) -> io::Result<()> {
+impl ShieldedSocket {
+    /// Records an error that ICMP caused. Other errors are returned.
+    fn record_error(&self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ECONNREFUSED | Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN) => {
                 self.told.send_replace(Some(error.kind()));
             }
-            // Of a larger packet than the path takes, or of nothing that concerns us.
+            // The packet was larger than the path's MTU, or the error does not concern us.
             Some(Errno::EMSGSIZE | Errno::EPROTO | Errno::ENOPROTOOPT | Errno::EOPNOTSUPP) => {}
             _ => return Err(error),
         }
@@ -316,13 +322,13 @@ impl Hearing {
     }
 }
 
-impl fmt::Debug for Hearing {
+impl fmt::Debug for ShieldedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.socket.fmt(f)
     }
 }
 
-impl AsyncUdpSocket for Hearing {
+impl AsyncUdpSocket for ShieldedSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
         Arc::clone(&self.socket).create_io_poller()
     }
@@ -346,9 +352,9 @@ impl AsyncUdpSocket for Hearing {
         loop {
             match ready!(self.socket.poll_recv(cx, bufs, meta)) {
                 Ok(count) => return Poll::Ready(Ok(count)),
-                // Each error is told once, so this ends.
+                // The kernel reports each error once, so this loop ends.
                 Err(error) => {
-                    if let Err(error) = self.hear(error) {
+                    if let Err(error) = self.record_error(error) {
                         return Poll::Ready(Err(error));
                     }
                 }

@@ -1,4 +1,4 @@
-//! Objects made at a steady rate, for measuring.
+//! Objects that are made at a steady rate, for measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,75 +8,78 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use serde::Serialize;
 
-use crate::broadcast::{DatagramObject, SubgroupWriter, Track};
+use crate::broadcast::{BroadcastTrack, DatagramObject, SubgroupWriter};
 use crate::payload::{self, MIN_LEN, Stamp};
 
 /// The longest payload of [`Settings::sizes`], bytes.
 const MAX_LEN: usize = 1 << 26;
 
-/// How objects travel.
+/// How objects are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shape {
-    /// One stream per subgroup of a group.
+pub enum ObjectShape {
+    /// Each subgroup of a group is one stream.
     #[default]
     Groups,
-    /// One stream per object.
+    /// Each object is one stream.
     Objects,
-    /// One datagram per object.
+    /// Each object is one datagram.
     Datagrams,
 }
 
-/// What to generate.
+/// The objects to generate.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Payload of an object; [`MIN_LEN`] or more.
+    /// Payload of each object in bytes, at least [`MIN_LEN`].
     pub object_bytes: usize,
-    /// Payloads of the objects in turn, instead.
+    /// Payload lengths that the objects take in turn, in place of `object_bytes`.
     pub sizes: Vec<usize>,
     /// Objects per second: 0.1 to 100,000.
     pub rate_hz: f64,
+    /// Number of objects in a group.
     pub objects_per_group: u64,
-    /// Seconds to go on; forever without it.
+    /// How long to generate, in seconds; without end if `None`.
     pub duration: Option<f64>,
-    /// Priorities of the subgroups of a group; its objects take turns in them.
+    /// Priorities of the subgroups of a group. Its objects are put into the subgroups in turn.
     pub priority_pattern: Vec<u8>,
-    pub shape: Shape,
+    /// How objects are sent.
+    pub shape: ObjectShape,
 }
 
-/// A setting that cannot be.
+/// The error for a setting that is out of range.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} {rule}")]
 pub struct Unusable {
     /// The field of [`Settings`].
     pub name: &'static str,
-    /// What it does not keep to.
+    /// The rule that the value breaks.
     pub rule: String,
 }
 
-/// Objects to make, checked.
+/// Makes objects; its settings have been checked.
 #[derive(Clone, Debug)]
 pub struct Generator {
-    /// In turn.
+    /// Payload lengths that the objects take in turn.
     sizes: Vec<usize>,
     interval: Duration,
     objects_per_group: u64,
-    /// 0 for no end.
+    /// Number of objects; 0 for no end.
     total: u64,
     priorities: Vec<u8>,
-    shape: Shape,
+    shape: ObjectShape,
 }
 
-/// What was made.
+/// Figures of the objects that were made.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Generated {
+    /// Number of objects.
     pub objects: u64,
-    /// From the first to the last.
+    /// Mean rate from the first object to the last.
     pub objects_per_second: f64,
 }
 
 impl Generator {
     /// # Errors
-    /// A setting is out of its range.
+    /// Fails if a setting is out of its range.
     pub fn new(settings: Settings) -> Result<Self, Unusable> {
         let Settings { object_bytes, sizes, rate_hz, objects_per_group, duration, priority_pattern, shape } =
             settings;
@@ -100,8 +103,8 @@ impl Generator {
         })
     }
 
-    /// Makes objects on a thread of its own until the end, or until `track` has ended; then ends it.
-    pub fn run(&self, track: &Arc<Track>) -> Generated {
+    /// Makes objects on the calling thread until the end, or until `track` has ended; then ends the track.
+    pub fn run(&self, track: &Arc<BroadcastTrack>) -> Generated {
         let mut open: Vec<Option<SubgroupWriter>> = self.priorities.iter().map(|_| None).collect();
         let start = payload::now();
         let mut objects = 0;
@@ -116,12 +119,13 @@ impl Generator {
         Generated { objects, objects_per_second: objects.saturating_sub(1) as f64 / seconds.max(1e-9) }
     }
 
-    /// When an object is due, after the start. Not a sum, which would drift by the rounding of each step.
+    /// Time after the start at which an object is due. It is not a sum, which would drift by the rounding of each
+    /// step.
     fn at(&self, sequence: u64) -> Duration {
         Duration::from_nanos((self.interval.as_nanos() * u128::from(sequence)) as u64)
     }
 
-    fn emit(&self, track: &Arc<Track>, open: &mut [Option<SubgroupWriter>], sequence: u64) {
+    fn emit(&self, track: &Arc<BroadcastTrack>, open: &mut [Option<SubgroupWriter>], sequence: u64) {
         let group = sequence / self.objects_per_group;
         let object = sequence % self.objects_per_group;
         let turn = (object % self.priorities.len() as u64) as usize;
@@ -132,14 +136,14 @@ impl Generator {
             payload::build(stamp, self.sizes[turn])
         };
         match self.shape {
-            Shape::Datagrams => {
+            ObjectShape::Datagrams => {
                 let location = Location::new(group, object);
                 track.send_datagram(DatagramObject { location, priority, payload: build() });
             }
-            Shape::Objects => {
+            ObjectShape::Objects => {
                 track.open(group, SubgroupId::FirstObject, priority).write(object, build());
             }
-            Shape::Groups => {
+            ObjectShape::Groups => {
                 if object == 0 {
                     open.fill_with(|| None);
                 }
@@ -155,13 +159,13 @@ fn ensure(holds: bool, name: &'static str, rule: impl FnOnce() -> String) -> Res
     if holds { Ok(()) } else { Err(Unusable { name, rule: rule() }) }
 }
 
-/// Sleeps to an absolute time of [`payload::now`]: the kernel to a little before, then the processor,
-/// since a timer wakes some 50 us late.
+/// Sleeps until a time of [`payload::now`]. The kernel sleeps to shortly before it and the processor spins for the
+/// rest, since a timer wakes some 50 us late.
 fn sleep_until(deadline: Duration) {
     const SPIN: Duration = Duration::from_micros(80);
     let wake = deadline.saturating_sub(SPIN);
     while payload::now() < wake {
-        // Interrupted by a signal: look at the clock again.
+        // A signal may interrupt it; the loop looks at the clock again.
         let _ = clock_nanosleep(
             ClockId::CLOCK_MONOTONIC,
             ClockNanosleepFlags::TIMER_ABSTIME,
@@ -188,11 +192,11 @@ mod tests {
             objects_per_group: 5,
             duration: Some(0.0006),
             priority_pattern: vec![0, 9],
-            shape: Shape::Groups,
+            shape: ObjectShape::Groups,
         }
     }
 
-    /// Location, subgroup and priority of everything that a generator makes.
+    /// Returns the location, subgroup and priority of everything that a generator makes.
     fn generated(settings: Settings) -> Vec<(u64, u64, Option<u64>, u8)> {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let track = broadcast.create("objects", Properties::default()).unwrap();
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_their_subgroups() {
+    fn groups_have_subgroups_by_priority_pattern() {
         let all = generated(settings());
         assert_eq!(all.len(), 12);
         assert_eq!(all[..3], [(0, 0, Some(0), 0), (0, 1, Some(1), 9), (0, 2, Some(0), 0)]);
@@ -222,15 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_per_object_and_datagrams() {
-        let objects = generated(Settings { shape: Shape::Objects, ..settings() });
+    fn generator_settings_decide_streams_and_datagrams() {
+        let objects = generated(Settings { shape: ObjectShape::Objects, ..settings() });
         assert_eq!(objects[6], (1, 1, Some(1), 9));
-        let datagrams = generated(Settings { shape: Shape::Datagrams, ..settings() });
+        let datagrams = generated(Settings { shape: ObjectShape::Datagrams, ..settings() });
         assert_eq!(datagrams[6], (1, 1, None, 9));
     }
 
     #[test]
-    fn settings_are_checked() {
+    fn generator_settings_are_checked() {
         for bad in [
             Settings { rate_hz: 0.0, ..settings() },
             Settings { object_bytes: 31, ..settings() },

@@ -1,4 +1,4 @@
-//! A broadcast's sessions: one at a time, and the next one when that ends or its relay wants to be left.
+//! The sessions of a broadcast, one at a time. The next one begins when a session ends or its relay sends GOAWAY.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,65 +9,75 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::again::{Pause, successor};
 use crate::broadcast::{Broadcast, group_of_now};
-use crate::serve::Server;
-use crate::session::{self, ConnectError, Remote, Request, Session};
+use crate::serve::BroadcastServer;
+use crate::session::{self, Remote, Session, SessionConnectError, SessionRequest};
 
-/// Why there is no session with the relay any more.
+/// The reason why the broadcast has no session with its relay any more.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("the relay does not take the namespace: {0}")]
+    Connect(#[from] SessionConnectError),
+    #[error("the relay refused the namespace: {0}")]
     Announce(#[source] session::Error),
     #[error("the session ended: {0}")]
     Ended(#[source] session::Error),
 }
 
-/// How a broadcast is kept at a relay.
-pub(crate) struct Keeper {
+/// Keeps a broadcast available at a relay.
+///
+/// [`run`](Self::run) has one session at a time, and goes through these states:
+///
+/// * Connecting: `serve` makes a session, or takes the one that GOAWAY led to, numbers the groups and announces the
+///   broadcast. On failure it waits and tries again, if the error may pass.
+/// * Serving: `current` has the session. It lasts until the session ends or the relay sends GOAWAY.
+/// * Moving: after GOAWAY the old session keeps serving until `serve` has made the new one; then it is dropped.
+///
+/// Group numbers are set once, by the first session. Later sessions continue them, so viewers see a gap and no repetition.
+pub(crate) struct BroadcastKeeper {
     pub remote: Remote,
     pub broadcast: Arc<Broadcast>,
-    /// Push the tracks with PUBLISH.
+    /// Whether to push the tracks with PUBLISH.
     pub push: bool,
-    /// Connect again when a session ends, or there is none.
+    /// Whether to connect again when a session ends or none can be established.
     pub reconnect: bool,
-    /// The first group's ID; `None` until the first session has said what the relay has already.
+    /// The first group's ID; `None` until the first session has reported which groups the relay already has.
     pub first_group: Option<u64>,
-    /// Who serves now.
-    pub current: watch::Sender<Option<Current>>,
+    /// The session that serves now.
+    pub current: watch::Sender<Option<ServingSession>>,
 }
 
-/// How long a relay may take to say what it has of a broadcast.
+/// How long a relay may take to report which groups of a broadcast it has.
 const LARGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// The session that serves at the moment.
+/// The session that serves now.
 #[derive(Clone)]
-pub(crate) struct Current {
-    pub server: Arc<Server>,
+pub(crate) struct ServingSession {
+    pub server: Arc<BroadcastServer>,
     pub session: Arc<Session>,
-    /// Everything that is to be pushed was.
+    /// Whether everything that should be pushed has been.
     pushed: watch::Receiver<bool>,
 }
 
-impl Current {
-    /// Until everything that subscribers were owed is delivered, once the broadcast has ended.
+impl ServingSession {
+    /// Waits, after the end of the broadcast, until everything is delivered to subscribers.
     pub async fn delivered(mut self) {
-        // Fails when the session ends, which its keeper notices.
+        // This fails when the session ends; the keeper notices that itself.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
         self.server.idle().await;
     }
 }
 
-/// A session, until it is dropped.
-struct Live {
-    current: Current,
+/// A session that is being served, until this is dropped.
+struct LiveSessionGuard {
+    current: ServingSession,
     serving: JoinHandle<session::Error>,
-    /// Held: the namespace is announced for as long as its stream is open.
-    _announced: Option<Request>,
+    /// The namespace is announced for as long as this request's stream is open.
+    _announced: Option<SessionRequest>,
     pushing: Option<JoinHandle<()>>,
 }
 
-impl Drop for Live {
+impl Drop for LiveSessionGuard {
     fn drop(&mut self) {
         self.current.session.close(code::Session::NO_ERROR, "the publisher leaves");
         self.serving.abort();
@@ -77,21 +87,21 @@ impl Drop for Live {
     }
 }
 
-/// Why a session is not served any more.
-enum End {
+/// The reason why a session is no longer served.
+enum KeepEnd {
     Over(session::Error),
-    /// To a session that is there already.
+    /// Another session exists already, to which the broadcast moves.
     Moved(Arc<Session>, Remote),
 }
 
-impl Keeper {
-    /// Keeps the broadcast at its relay, until that is not possible.
+impl BroadcastKeeper {
+    /// Keeps the broadcast at its relay until that is impossible.
     pub async fn run(mut self) -> Error {
         let configured = self.remote.url.clone();
         let mut pause = Pause::new();
         let mut was_there = false;
-        // Served until the next one is.
-        let mut live: Option<Live> = None;
+        // The old session serves until the new one does.
+        let mut live: Option<LiveSessionGuard> = None;
         let mut moved = None;
         loop {
             let next;
@@ -101,15 +111,15 @@ impl Keeper {
                     was_there = true;
                     let serving = live.insert(served);
                     match serving.end(&self.remote).await {
-                        End::Moved(session, remote) => {
+                        KeepEnd::Moved(session, remote) => {
                             self.remote = remote;
                             moved = Some(session);
                             continue;
                         }
-                        End::Over(error) if self.is_over() || !error.may_pass() => {
+                        KeepEnd::Over(error) if self.is_over() || !error.may_pass() => {
                             return Error::Ended(error);
                         }
-                        End::Over(error) => {
+                        KeepEnd::Over(error) => {
                             next = pause.after_error(Some(&error));
                             match next.is_zero() {
                                 true => tracing::warn!("the relay was restarted, connecting again"),
@@ -124,17 +134,17 @@ impl Keeper {
                 }
                 Err(error) if self.is_over() || !self.may_pass(&error, was_there) => return error,
                 Err(error) => {
-                    next = pause.after();
-                    tracing::warn!("{error}; trying again in {next:?}");
+                    next = pause.next_pause();
+                    tracing::warn!("cannot publish yet: {error}; trying again in {next:?}");
                 }
             }
-            // Where a relay has sent us it may not be good for ever.
+            // The address that a relay redirected us to may not work for ever.
             self.remote.url.clone_from(&configured);
             pause.wait_for(next).await;
         }
     }
 
-    /// Nothing is to be gained from another session.
+    /// Whether another session would not help either.
     fn is_over(&self) -> bool {
         !self.reconnect || *self.broadcast.ended().borrow()
     }
@@ -142,37 +152,37 @@ impl Keeper {
     fn may_pass(&self, error: &Error, was_there: bool) -> bool {
         match error {
             Error::Connect(error) => error.may_pass(),
-            // Our session of before, of which the relay does not know yet that it is over, may be in the way.
+            // Our previous session may be in the way, if the relay has not noticed that it is dead.
             Error::Announce(session::Error::Refused(_)) => was_there,
             Error::Announce(error) | Error::Ended(error) => error.may_pass(),
         }
     }
 
-    /// Serves the broadcast, on a session that is there or on a new one.
-    async fn serve(&mut self, session: Option<Arc<Session>>) -> Result<Live, Error> {
+    /// Serves the broadcast on an existing session, or on a new one.
+    async fn serve(&mut self, session: Option<Arc<Session>>) -> Result<LiveSessionGuard, Error> {
         let session = match session {
             Some(session) => session,
             None => Session::connect(&self.remote).await?,
         };
-        let server = Server::new(session.clone(), self.broadcast.clone());
+        let server = BroadcastServer::new(session.clone(), self.broadcast.clone());
         let serving = tokio::spawn(session.clone().run(server.clone()));
         let (done, pushed) = watch::channel(!self.push);
-        let current = Current { server: server.clone(), session, pushed };
-        let mut live = Live { current, serving, _announced: None, pushing: None };
+        let current = ServingSession { server: server.clone(), session, pushed };
+        let mut live = LiveSessionGuard { current, serving, _announced: None, pushing: None };
         self.number_groups(&server).await;
         match self.push {
             true => live.pushing = Some(tokio::spawn(push_all(server, self.broadcast.clone(), done))),
             false => live._announced = Some(server.announce().await.map_err(Error::Announce)?),
         }
-        tracing::info!(name = %self.broadcast.namespace().typed(), host = %self.remote.url.authority(), "publishing");
+        tracing::info!(name = %self.broadcast.namespace().typed(), host = %self.remote.url.authority(), "publishing the broadcast");
         Ok(live)
     }
 }
 
-impl Keeper {
-    /// Numbers the groups from above what the relay still has of the broadcast, before anybody asks for some. Later sessions go on
-    /// with these numbers.
-    async fn number_groups(&mut self, server: &Server) {
+impl BroadcastKeeper {
+    /// Numbers the groups from above those of the broadcast that the relay still has, before any is asked for. Later
+    /// sessions continue these numbers.
+    async fn number_groups(&mut self, server: &BroadcastServer) {
         if self.first_group.is_some() {
             return;
         }
@@ -183,17 +193,17 @@ impl Keeper {
     }
 }
 
-impl Live {
-    async fn end(&mut self, remote: &Remote) -> End {
+impl LiveSessionGuard {
+    async fn end(&mut self, remote: &Remote) -> KeepEnd {
         tokio::select! {
-            (session, remote) = successor(&self.current.session, remote) => End::Moved(session, remote),
-            ended = &mut self.serving => End::Over(ended.unwrap_or(session::Error::Cancelled)),
+            (session, remote) = successor(&self.current.session, remote) => KeepEnd::Moved(session, remote),
+            ended = &mut self.serving => KeepEnd::Over(ended.unwrap_or(session::Error::Cancelled)),
         }
     }
 }
 
-/// Pushes every track, those to come included, until the broadcast is over and delivered.
-async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>, done: watch::Sender<bool>) {
+/// Pushes every track, including those added later, until the broadcast has ended and is delivered.
+async fn push_all(server: Arc<BroadcastServer>, broadcast: Arc<Broadcast>, done: watch::Sender<bool>) {
     let mut ended = broadcast.ended();
     let mut pushes = JoinSet::new();
     let mut pushed = Vec::new();
@@ -205,7 +215,7 @@ async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>, done: watch::S
                 let server = server.clone();
                 pushes.spawn(async move {
                     if let Err(error) = server.publish(track.clone()).await {
-                        tracing::warn!(track = %track.name().typed(), "not published: {error}");
+                        tracing::warn!(track = %track.name().typed(), "a track is not published: {error}");
                     }
                 });
             }

@@ -1,7 +1,7 @@
 //! A publisher and a subscriber of Media over QUIC (MoQ Transport, drafts 18 to 22), as a library.
 //!
-//! They run on stock quinn, and know nothing of the relay's kernel engine: what they send and receive is what any other
-//! implementation would. `millrace publish` and `millrace subscribe` are thin shells around them.
+//! They run on stock quinn, and do not depend on the relay's kernel engine: any other implementation can be at the
+//! other end. `millrace publish` and `millrace subscribe` are thin shells around them.
 //!
 //! Most programs need one of three functions: [`publish::publish`] sends generated objects or fragmented MP4,
 //! [`subscribe::play`] writes a broadcast's media somewhere, [`subscribe::measure`] counts what arrives and how late.
@@ -10,11 +10,11 @@
 //!
 //! ```no_run
 //! use millrace_client::session::{Remote, parse_url};
-//! use millrace_client::{subscribe, tls::Trust};
+//! use millrace_client::{subscribe, tls::CertificateTrust};
 //! use millrace_moq::Namespace;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let remote = Remote::new(parse_url("moqt://relay.example:4443")?, Trust::System);
+//! let remote = Remote::new(parse_url("moqt://relay.example:4443")?, CertificateTrust::System);
 //! let options = subscribe::Options::new(remote, Namespace::from_path("live/bbb")?);
 //! // Fragmented MP4, which a player reads from standard input, until it ends or Ctrl-C is pressed.
 //! let stop = async { drop(tokio::signal::ctrl_c().await) };
@@ -33,6 +33,7 @@
 //! | [`receive`], [`object`], [`order`] | a subscriber's side: streams to objects, objects in a track's order |
 //! | [`media`] | fragmented MP4 as tracks, named as moq-pub names them |
 //! | [`generate`], [`payload`], [`stats`], [`owed`] | objects that can be measured, and the figures |
+#![deny(missing_docs)]
 
 mod again;
 mod alternates;

@@ -1,12 +1,15 @@
-//! Fragmented MP4 as MoQ tracks, named and described as moq-pub does it, so that moq-sub plays them.
+//! Fragmented MP4 as MoQ tracks, named and described the way moq-pub does, so that moq-sub plays them.
 //!
-//! `.catalog` and `0.mp4` (ftyp and moov) have one object each. `N.m4s` has the fragments of track N: an object is what came in front of a
-//! fragment, its moof and its mdat. A group begins with the first picture that a decoder can begin with. `catalog` says the same by MSF, and
-//! `catalog.json` as hang, moq-dev's format. Of several [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on; what
-//! comes after another init segment is named `i2-N.m4s`.
+//! `.catalog` and `0.mp4` (ftyp and moov) have one object each. `N.m4s` has the fragments of track N: an object is a
+//! fragment's moof and mdat with the boxes in front of them. A group begins with the first picture that a decoder can
+//! start with.
 //!
-//! Packaged as [LOC](millrace_moq::loc), an object is a sample, the tracks are `N.loc`, and what moq-pub describes by its names and its
-//! catalog is not there. Tracks that LOC has no place for stay `N.m4s`.
+//! `catalog` describes the same tracks by MSF, and `catalog.json` by hang, moq-dev's format. If there are several
+//! [renditions](Renditions), the tracks of the others are named `r1-N.m4s` and so on. Tracks after another init
+//! segment are named `i2-N.m4s`.
+//!
+//! Packaged as [LOC](millrace_moq::loc), an object is a sample and the tracks are `N.loc`; moq-pub's names and
+//! catalog are absent. Tracks that LOC cannot carry stay `N.m4s`.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -41,22 +44,24 @@ mod wrap;
 pub use self::boxes::Boxes;
 pub use self::error::{Error, HOW, MOVFLAGS};
 pub use self::feed::feed;
-pub(crate) use self::feed::{Pace, Stopped, play};
-pub use self::moqpub::Catalog;
-pub use self::playlist::{Choice, Part, Playlist, playable};
-pub use self::publisher::Media;
+pub(crate) use self::feed::{FirstFragment, Stopped, play};
+pub use self::moqpub::MoqPubCatalog;
+pub use self::playlist::{PlayedTrack, Playlist, TrackChoice, playable};
+pub use self::publisher::MediaPublisher;
 pub use self::renditions::Renditions;
 pub use self::wrap::Wrap;
 
+/// Name of the track with moq-pub's catalog.
 pub const CATALOG: &str = ".catalog";
+/// Name of the track with the init segment of all tracks.
 pub const INIT: &str = "0.mp4";
 
-/// What moq-pub gives to media; its catalog and init segment are at 0.
+/// moq-pub's priority of media; its catalog and init segment have 0.
 const MEDIA_PRIORITY: u8 = 127;
-/// With subgroups by what can be done without: sound at this, and each subgroup of video one later.
+/// Priority of sound where video has several subgroups. Each subgroup of video has the next lower priority.
 const SOUND_PRIORITY: u8 = MEDIA_PRIORITY - 3;
 
-/// What an object is.
+/// The contents of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packaging {
     /// A fragment: moof and mdat.
@@ -67,7 +72,7 @@ pub enum Packaging {
 }
 
 impl Packaging {
-    /// Returns its name as MSF has it.
+    /// Returns its name in MSF.
     fn name(self) -> &'static str {
         match self {
             Self::Cmaf => "cmaf",
@@ -89,7 +94,8 @@ pub enum Cut {
     /// A group is one subgroup.
     #[default]
     Whole,
-    /// Key frame, frames that others need, and frames that none needs, each less urgent; sound before all of them.
+    /// One subgroup each for key frames, frames that others need, and frames that none needs, in falling priority.
+    /// Sound goes before all of them.
     ByNeed,
 }
 

@@ -4,25 +4,27 @@ use bytes::{Bytes, BytesMut};
 use millrace_moq::data::{FetchItem, FetchParser, ObjectParser};
 use millrace_moq::{Draft, GroupOrder, Location, Status, SubgroupHeader, code};
 
-use crate::session::{DataStream, Error, Request, violation};
+use crate::session::{DataStream, Error, SessionRequest, violation};
 
-/// The longest payload that a client takes, in bytes: what an object may make it hold.
+/// The longest payload that a client accepts, in bytes. It bounds the memory for one object.
 const MAX_PAYLOAD: u64 = 64 << 20;
 
 /// An object with its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct ReceivedObject {
+    /// The object's location.
     pub location: Location,
+    /// The payload.
     pub payload: Bytes,
 }
 
-enum Parser {
+enum StreamObjectParser {
     Subgroup { group: u64, parser: ObjectParser },
     Fetch(FetchParser),
 }
 
-impl Parser {
-    /// The next object: its location and the length of its payload, which is to come.
+impl StreamObjectParser {
+    /// Returns the next object's location and the length of its payload, which follows.
     fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<(Location, u64)>, Error> {
         match self {
             Self::Subgroup { group, parser } => loop {
@@ -57,37 +59,38 @@ impl Parser {
 /// The objects of one data stream, in order.
 pub struct ObjectStream {
     stream: DataStream,
-    parser: Parser,
+    parser: StreamObjectParser,
     chunk: Bytes,
-    /// The FETCH that this answers: letting go of its stream before the end would cancel it.
-    _request: Option<Request>,
+    /// The FETCH that this stream answers. Dropping it before the end would cancel the request.
+    _request: Option<SessionRequest>,
 }
 
 impl ObjectStream {
+    /// Makes a stream of the objects of a subgroup.
     pub fn subgroup(header: &SubgroupHeader, stream: DataStream) -> Self {
         let parser = ObjectParser::new(header, stream.offset());
         Self {
             stream,
-            parser: Parser::Subgroup { group: header.group, parser },
+            parser: StreamObjectParser::Subgroup { group: header.group, parser },
             chunk: Bytes::new(),
             _request: None,
         }
     }
 
-    /// `order` is the order that the FETCH asked for.
+    /// Makes a stream of objects in `order`, the order that the FETCH asked for.
     pub fn fetch(draft: Draft, order: GroupOrder, stream: DataStream) -> Self {
         let parser = FetchParser::new(draft, order, stream.offset());
-        Self { stream, parser: Parser::Fetch(parser), chunk: Bytes::new(), _request: None }
+        Self { stream, parser: StreamObjectParser::Fetch(parser), chunk: Bytes::new(), _request: None }
     }
 
     /// Keeps `request` open as long as this stream.
-    pub fn answering(self, request: Request) -> Self {
+    pub fn answering(self, request: SessionRequest) -> Self {
         Self { _request: Some(request), ..self }
     }
 
-    /// The next object, or `None` at FIN. Marks of the end of a group or track are passed over. A reset is
+    /// Returns the next object, or `None` at FIN. Marks of the end of a group or track are skipped. A reset is
     /// [`Error::Cancelled`].
-    pub async fn next(&mut self) -> Result<Option<Object>, Error> {
+    pub async fn next(&mut self) -> Result<Option<ReceivedObject>, Error> {
         loop {
             let mut rest = &self.chunk[..];
             let found = self.parser.next(&mut rest)?;
@@ -95,7 +98,7 @@ impl ObjectStream {
             self.chunk = self.chunk.slice(consumed..);
             if let Some((location, payload_len)) = found {
                 let payload = self.payload(payload_len).await?;
-                return Ok(Some(Object { location, payload }));
+                return Ok(Some(ReceivedObject { location, payload }));
             }
             match self.stream.chunk().await? {
                 Some(chunk) => self.chunk = chunk,
@@ -105,7 +108,7 @@ impl ObjectStream {
         }
     }
 
-    /// The next `length` bytes; shared with the chunk when they are in one.
+    /// Returns the next `length` bytes, shared with the chunk if they are all in one.
     async fn payload(&mut self, length: u64) -> Result<Bytes, Error> {
         if length > MAX_PAYLOAD {
             self.stream.stop(code::Reset::EXCESSIVE_LOAD);
@@ -129,7 +132,7 @@ impl ObjectStream {
         }
     }
 
-    /// Lets the parser pass over `length` bytes of payload.
+    /// Makes the parser skip `length` bytes of payload.
     fn skip(&mut self, length: usize) -> Result<(), Error> {
         let mut payload = &self.chunk[..length];
         let found = self.parser.next(&mut payload)?;

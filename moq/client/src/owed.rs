@@ -1,5 +1,5 @@
-//! Latency of every object that a subscriber is owed: one that never comes is infinitely late, so that what is dropped
-//! does not look like speed.
+//! Latency over all objects that a subscriber should have received. An object that never arrives is infinitely late,
+//! so that drops do not look like speed.
 
 use std::time::Duration;
 
@@ -8,37 +8,37 @@ use serde::Serialize;
 
 use crate::payload::Stamp;
 
-/// From the first arrival until objects are owed: the group that is joined may be as old as it is long.
+/// Time from the first arrival until objects count. The group that is joined may be as old as it is long.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// What is later than this is late for live media.
+/// Latency above which an object is late for live media.
 const ON_TIME: Duration = Duration::from_secs(1);
 
-/// What one subscriber, or several together, are owed and got.
+/// The objects that one subscriber, or several together, should have received and did receive.
 #[derive(Clone, Debug)]
 pub struct Owed {
-    /// Objects sent from here on are owed.
+    /// Objects that were sent from this time on count.
     since: Option<Duration>,
-    /// The number of the last object from before that came. What is missing between it and the first that is owed counts as
-    /// owed.
+    /// Number of the last object before that time that arrived. Objects missing between it and the first that counts
+    /// do count.
     before: Option<u64>,
-    /// The lowest number of those that came and are owed.
+    /// The lowest number of the objects that arrived and count.
     first: Option<u64>,
-    /// How many objects the track has, or 0.
+    /// Number of objects of the track, or 0 if unknown.
     total: u64,
-    /// The lowest and the highest number that came, each with when it was sent.
+    /// The lowest and the highest number that arrived, each with its time of sending.
     ends: Option<[(u64, Duration); 2]>,
-    /// Of what was owed and came, in ns.
+    /// Latency of the objects that count and arrived, in ns.
     latency: Histogram<u64>,
 }
 
 impl Owed {
-    /// `latency`: an empty one.
+    /// Makes one that records into `latency`, an empty histogram.
     pub fn new(latency: Histogram<u64>) -> Self {
         Self { since: None, before: None, first: None, total: 0, ends: None, latency }
     }
 
-    /// An object came for the first time.
+    /// Records the first arrival of an object.
     pub fn object(&mut self, stamp: Stamp, now: Duration) {
         let since = *self.since.get_or_insert(now + SETTLING);
         self.total = stamp.total;
@@ -49,68 +49,75 @@ impl Owed {
             return;
         }
         self.first = Some(self.first.map_or(stamp.sequence, |first| first.min(stamp.sequence)));
-        // It grows on demand, so it takes any value.
+        // The histogram grows on demand, so it takes any value.
         let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
     }
 
-    /// Whether the last object of the track has been sent, as far as can be told from those that came.
+    /// Whether the last object of the track has been sent, as far as the arrived ones tell.
     pub fn is_published(&self, now: Duration) -> bool {
         let Some([(low, since), (high, until)]) = self.ends else { return false };
-        let (came, missing) = ((high - low) as u32, self.total.saturating_sub(high + 1));
+        let came = (high - low) as u32;
+        let missing = self.total.saturating_sub(high + 1);
         let interval = until.saturating_sub(since).checked_div(came).unwrap_or_default();
         came > 0 && self.total > 0 && until + interval.saturating_mul(missing as u32) <= now
     }
 
-    /// How many objects are owed by the end of the track; `None` if it does not say how long it is, or nothing came.
+    /// Number of objects that should have arrived by the end of the track; `None` if the track's length is unknown,
+    /// or nothing arrived.
     fn objects(&self) -> Option<u64> {
         let first = self.before.map(|before| before + 1).or(self.first)?;
         self.total.checked_sub(first)
     }
 
-    /// Of several subscribers together. `None` if one of them cannot tell.
-    pub fn report<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<Report> {
+    /// Reports on several subscribers together. Returns `None` if one of them cannot tell.
+    pub fn report<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<OwedReport> {
         let mut objects = 0;
         let mut latency: Option<Histogram<u64>> = None;
         for one in all {
             objects += one.objects()?;
             match &mut latency {
-                // Both grow on demand, so one always fits into the other.
+                // Both histograms grow on demand, so each fits into the other.
                 Some(latency) => drop(latency.add(&one.latency)),
                 None => latency = Some(one.latency.clone()),
             }
         }
         let latency = latency?;
         let at = |quantile| at_quantile(&latency, objects, quantile);
-        let latency_us = Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99) };
+        let latency_us = OwedLatency { p50: at(0.5), p90: at(0.9), p99: at(0.99) };
         let on_time = latency.count_between(0, ON_TIME.as_nanos() as u64);
-        Some(Report { objects, delivered: latency.len(), on_time, latency_us })
+        Some(OwedReport { objects, delivered: latency.len(), on_time, latency_us })
     }
 }
 
-/// By nearest rank among all that was owed; `None` where the object of that rank never came.
+/// Returns the quantile by nearest rank among all objects that count; `None` if the object of that rank never
+/// arrived.
 fn at_quantile(latency: &Histogram<u64>, objects: u64, quantile: f64) -> Option<f64> {
     let rank = (quantile * objects as f64).ceil().max(1.0);
     let share = rank / latency.len() as f64;
     (share <= 1.0).then(|| latency.value_at_quantile(share) as f64 / 1e3)
 }
 
-/// Figures as they are printed.
+/// Figures for printing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Report {
-    /// Sent from a second after the first arrival to the end of the track.
+pub struct OwedReport {
+    /// Number of objects sent from a second after the first arrival to the end of the track.
     pub objects: u64,
-    /// Those of them that came.
+    /// Number of those that arrived.
     pub delivered: u64,
-    /// Those that came within a second.
+    /// Number of those that arrived within a second.
     pub on_time: u64,
-    pub latency_us: Latency,
+    /// Latency quantiles over all objects that count.
+    pub latency_us: OwedLatency,
 }
 
-/// One-way latency in microseconds; `None`: more than so many never came.
+/// One-way latency in microseconds; `None` where the object of that rank never arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Latency {
+pub struct OwedLatency {
+    /// The median.
     pub p50: Option<f64>,
+    /// The 90th percentile.
     pub p90: Option<f64>,
+    /// The 99th percentile.
     pub p99: Option<f64>,
 }
 
@@ -121,7 +128,7 @@ mod tests {
     const TOTAL: u64 = 400;
     const INTERVAL: Duration = Duration::from_millis(10);
 
-    /// Gets the objects that `comes` says, each after as many ms as it says.
+    /// Simulates a subscriber. `comes` returns the delay of each object in ms, or `None` if it never arrives.
     fn subscriber(comes: impl Fn(u64) -> Option<u64>) -> Owed {
         let mut owed = Owed::new(Histogram::new(3).unwrap());
         for sequence in 0..TOTAL {
@@ -139,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn what_never_came_is_infinitely_late() {
-        // The first second's objects are not owed: 300 are, of which each tenth never comes.
+    fn missing_object_is_infinitely_late() {
+        // The objects of the first second do not count. Of the 300 that do, each tenth never arrives.
         let owed = subscriber(|n| (n % 10 != 5).then_some(if n < 100 { 0 } else { 20 }));
         let report = Owed::report([&owed]).unwrap();
         assert_eq!((report.objects, report.delivered), (300, 270));
@@ -149,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_at_the_end_is_owed_too() {
+    fn missing_last_objects_count() {
         let gap = subscriber(|n| (!(95..105).contains(&n)).then_some(0));
         assert_eq!(
             Owed::report([&gap]).map(|report| report.objects),
@@ -163,16 +170,17 @@ mod tests {
     }
 
     #[test]
-    fn subscribers_together() {
-        let (fast, slow) = (subscriber(|_| Some(10)), subscriber(|_| Some(30)));
+    fn reports_of_subscribers_are_merged() {
+        let fast = subscriber(|_| Some(10));
+        let slow = subscriber(|_| Some(30));
         let report = Owed::report([&fast, &slow]).unwrap();
-        // The first arrival is some ms after the first object was sent.
+        // The first object arrives some ms after it was sent.
         assert_eq!((report.objects, report.delivered), (299 + 297, 299 + 297));
         assert_eq!((ms(report.latency_us.p50), ms(report.latency_us.p99)), (Some(10), Some(30)));
     }
 
     #[test]
-    fn what_is_a_second_late_is_not_on_time() {
+    fn object_a_second_late_is_not_on_time() {
         let report = Owed::report([&subscriber(|n| Some(if n < 200 { 10 } else { 1500 }))]).unwrap();
         assert_eq!((report.objects, report.delivered, report.on_time), (299, 299, 99));
     }
@@ -181,7 +189,7 @@ mod tests {
     fn a_track_is_published_when_its_last_object_was_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
-        // What came is far behind.
+        // The arrivals are far behind.
         let owed = subscriber(|n| (n < 50).then_some(10_000));
         assert!(!owed.is_published(end - INTERVAL / 2) && owed.is_published(end));
         assert!(!subscriber(|n| (n == 3).then_some(0)).is_published(end * 2), "how fast it is, is not known");
@@ -189,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_got_next_to_nothing_is_owed_the_rest() {
+    fn subscriber_with_few_objects_misses_the_rest() {
         let report = Owed::report([&subscriber(|n| (n == 3).then_some(0))]).unwrap();
         assert_eq!((report.objects, report.delivered, report.latency_us.p50), (396, 0, None));
         assert_eq!(Owed::report([&subscriber(|_| None)]), None);

@@ -1,40 +1,40 @@
-//! Payloads that can be measured and checked: a sequence number, the time of sending, and a pattern.
+//! Payloads for measurements: each has a sequence number, the time of sending, and a pattern to check.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use nix::time::{ClockId, clock_gettime};
 
-/// Marks a payload as one of ours.
+/// Marks a payload as made by this module.
 const MAGIC: [u8; 8] = *b"millrace";
 /// The shortest payload, in bytes: magic, sequence number, time, total.
 pub const MIN_LEN: usize = 32;
 
-/// `CLOCK_MONOTONIC`: all processes of a host share it, whatever their network namespaces, so that a publisher's stamps
-/// can be compared with a subscriber's clock.
+/// Returns the time of `CLOCK_MONOTONIC`. All processes of a host share it, in any network namespace, so a
+/// publisher's stamps can be compared with a subscriber's clock.
 pub fn now() -> Duration {
-    // It always exists on Linux.
+    // This clock always exists on Linux.
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// What a payload says about itself.
+/// The fields of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Counts the objects of a track from 0.
     pub sequence: u64,
-    /// [`now`] when it was handed to the transport.
+    /// The time of [`now`] when it was handed to the transport.
     pub sent: Duration,
-    /// How many objects the track will have, or 0 if that is not known.
+    /// Number of objects that the track will have, or 0 if unknown.
     pub total: u64,
 }
 
-/// The pattern behind the stamp: every word depends on the sequence number and its place.
+/// Returns a word of the pattern after the stamp. It depends on the sequence number and the word's place.
 fn word(sequence: u64, index: u64) -> [u8; 8] {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     (sequence.wrapping_mul(ODD) ^ index).wrapping_mul(ODD).to_le_bytes()
 }
 
-/// A payload of `length` bytes, at least [`MIN_LEN`].
+/// Makes a payload of `length` bytes, at least [`MIN_LEN`].
 pub fn build(stamp: Stamp, length: usize) -> Bytes {
     let mut out = Vec::with_capacity(length + 8);
     out.extend_from_slice(&MAGIC);
@@ -51,22 +51,24 @@ pub fn build(stamp: Stamp, length: usize) -> Bytes {
     out.into()
 }
 
-/// What is wrong with a payload.
+/// The fault of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bad {
-    /// It has no stamp.
+pub enum PayloadFault {
+    /// The payload has no stamp.
     Unstamped,
-    /// It is ours, but was changed on the way.
+    /// The payload has a stamp, but its bytes were changed.
     Corrupted(Stamp),
 }
 
 /// Reads and checks a payload.
-pub fn check(payload: &[u8]) -> Result<Stamp, Bad> {
-    let Some((head, pattern)) = payload.split_first_chunk::<MIN_LEN>() else { return Err(Bad::Unstamped) };
+pub fn check(payload: &[u8]) -> Result<Stamp, PayloadFault> {
+    let Some((head, pattern)) = payload.split_first_chunk::<MIN_LEN>() else {
+        return Err(PayloadFault::Unstamped);
+    };
     let (words, _) = head.as_chunks::<8>();
-    let &[magic, sequence, sent, total] = words else { return Err(Bad::Unstamped) };
+    let &[magic, sequence, sent, total] = words else { return Err(PayloadFault::Unstamped) };
     if magic != MAGIC {
-        return Err(Bad::Unstamped);
+        return Err(PayloadFault::Unstamped);
     }
     let stamp = Stamp {
         sequence: u64::from_le_bytes(sequence),
@@ -79,7 +81,7 @@ pub fn check(payload: &[u8]) -> Result<Stamp, Bad> {
     });
     match is_intact {
         true => Ok(stamp),
-        false => Err(Bad::Corrupted(stamp)),
+        false => Err(PayloadFault::Corrupted(stamp)),
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_checks_at_every_length() {
+    fn built_payload_passes_check_at_every_length() {
         let stamp = Stamp { sequence: 7, sent: Duration::from_nanos(123), total: 9 };
         for length in [0, 31, 32, 33, 39, 40, 41, 1200] {
             let payload = build(stamp, length);
@@ -104,9 +106,9 @@ mod tests {
         for at in MIN_LEN..100 {
             let mut damaged = payload.to_vec();
             damaged[at] ^= 1;
-            assert_eq!(check(&damaged), Err(Bad::Corrupted(stamp)));
+            assert_eq!(check(&damaged), Err(PayloadFault::Corrupted(stamp)));
         }
-        assert_eq!(check(b"short"), Err(Bad::Unstamped));
-        assert_eq!(check(&[0; 100]), Err(Bad::Unstamped));
+        assert_eq!(check(b"short"), Err(PayloadFault::Unstamped));
+        assert_eq!(check(&[0; 100]), Err(PayloadFault::Unstamped));
     }
 }

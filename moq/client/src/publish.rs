@@ -1,4 +1,4 @@
-//! A broadcast towards a relay: generated objects, or fragmented MP4.
+//! Publishes a broadcast to a relay: generated objects, or fragmented MP4.
 
 use std::io;
 use std::sync::Arc;
@@ -10,64 +10,114 @@ use serde::Serialize;
 use tokio::io::AsyncRead;
 use tokio::sync::watch;
 
-use crate::broadcast::{Broadcast, History, Track};
+use crate::broadcast::{Broadcast, BroadcastTrack, History};
 use crate::generate::{Generated, Generator};
 pub use crate::keep::Error as SessionError;
-use crate::keep::{Current, Keeper};
-use crate::media::{self, Cut, Media, Pace, Packaging, Renditions, Stopped, play};
+use crate::keep::{BroadcastKeeper, ServingSession};
+use crate::media::{self, Cut, FirstFragment, MediaPublisher, Packaging, Renditions, Stopped, play};
 use crate::session::Remote;
 
-/// What to publish, where, and how.
-pub struct Options {
+/// The broadcast to publish, the relay, and how to publish.
+///
+/// ```
+/// use std::time::Duration;
+/// use millrace_client::broadcast::History;
+/// use millrace_client::generate::{Generator, Settings, ObjectShape};
+/// use millrace_client::publish::{Input, PublishOptions};
+/// use millrace_client::session::{Remote, parse_url};
+/// use millrace_client::tls::CertificateTrust;
+/// use millrace_moq::Namespace;
+///
+/// # fn example() -> Result<PublishOptions, Box<dyn std::error::Error>> {
+/// // 30 objects of 1000 bytes per second, one stream for each group of 30.
+/// let generator = Generator::new(Settings {
+///     object_bytes: 1000,
+///     sizes: Vec::new(),
+///     rate_hz: 30.0,
+///     objects_per_group: 30,
+///     duration: None,
+///     priority_pattern: vec![128],
+///     shape: ObjectShape::Groups,
+/// })?;
+/// let options = PublishOptions {
+///     remote: Remote::new(parse_url("moqt://relay.example/")?, CertificateTrust::System),
+///     namespace: Namespace::from_path("live/test")?,
+///     input: Input::Generated { generator, track: "objects".to_owned() },
+///     push: false,
+///     first_group: None,
+///     history: History { max_age: Duration::from_secs(10), ..History::default() },
+///     wait: true,
+///     reconnect: true,
+/// };
+/// // Pass them to `publish`, with a future that ends the broadcast.
+/// # Ok(options)
+/// # }
+/// # example().unwrap();
+/// ```
+pub struct PublishOptions {
+    /// The relay.
     pub remote: Remote,
     /// The broadcast's name.
     pub namespace: Namespace,
+    /// The media or objects to publish.
     pub input: Input,
-    /// Push the tracks with PUBLISH, without waiting to be asked.
+    /// Whether to push the tracks with PUBLISH, without waiting to be asked.
     pub push: bool,
-    /// The ID of the first group of all tracks; without it the time in milliseconds since 1970. Publishers of the same objects that
-    /// stand in for each other need the same one.
+    /// The ID of the first group of all tracks; `None` for the time in milliseconds since 1970. Publishers that stand
+    /// in for each other need the same ID.
     pub first_group: Option<u64>,
-    /// What is kept of a track for those who lag or fetch.
+    /// The part of a track that is kept for subscribers that lag or fetch.
     pub history: History,
-    /// Begin when the first subscriber is there.
+    /// Whether to begin only once there is a subscriber.
     pub wait: bool,
-    /// Connect again when the session ends, and go on trying when there is none.
+    /// Whether to connect again when the session ends, and to keep trying when none can be established.
     pub reconnect: bool,
 }
 
-/// What is published.
+/// The media or objects to publish.
 pub enum Input {
+    /// Generated objects.
     Generated {
+        /// Makes the objects.
         generator: Generator,
         /// Name of the track.
         track: String,
     },
+    /// Media from one encoder or file.
     Media {
         /// Fragmented MP4.
         reader: Box<dyn AsyncRead + Unpin>,
-        /// At the pace of its timestamps: for input that is not live.
+        /// Whether to publish at the pace of the time stamps, for input that is not live.
         realtime: bool,
+        /// The contents of an object.
         packaging: Packaging,
+        /// How groups are divided into subgroups.
         cut: Cut,
     },
-    /// Renditions of the same media, the best first, at the pace of their timestamps, as CMAF; sound is in the best only.
-    Ladder { renditions: [Encoded; RUNGS], cut: Cut },
+    /// Renditions of the same media, the best first, published as CMAF at the pace of their time stamps. Only the
+    /// best has sound.
+    Ladder {
+        /// The renditions.
+        renditions: [Encoded; RUNGS],
+        /// How groups are divided into subgroups.
+        cut: Cut,
+    },
 }
 
-/// Renditions of a ladder.
+/// Number of renditions of a ladder.
 pub const RUNGS: usize = 3;
 
-/// Media as it comes from an encoder.
+/// The output of an encoder.
 pub struct Encoded {
-    /// Fragmented MP4. Key frames of all renditions are at the same times.
+    /// Fragmented MP4. All renditions have key frames at the same times.
     pub reader: Box<dyn AsyncRead + Unpin>,
-    /// Of its video, bits per second.
+    /// Bit rate of its video, in bits per second.
     pub bitrate: u64,
 }
 
-/// Why a broadcast ended early.
+/// The reason why a broadcast ended early.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -79,9 +129,9 @@ pub enum Error {
     Read(#[source] io::Error),
     #[error("no thread can be started for the generator: {0}")]
     Thread(#[source] io::Error),
-    #[error("the generator stopped")]
+    #[error("the generator of objects stopped early")]
     Generator,
-    #[error("a task failed: {0}")]
+    #[error("a task of the publisher failed: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
@@ -94,46 +144,54 @@ impl From<Stopped> for Error {
     }
 }
 
-/// What was published, and what became of its packets.
+/// Figures of the broadcast and its packets.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Report {
-    /// Of generated objects: how many, and how many a second. A machine that is too busy makes fewer than were asked
-    /// for.
+pub struct PublishReport {
+    /// Number and rate of generated objects. An overloaded machine makes fewer than asked for.
     #[serde(flatten)]
     pub generated: Option<Generated>,
+    /// Number of packets sent.
     pub packets: u64,
+    /// Number of packets lost.
     pub packets_lost: u64,
+    /// Number of congestion events.
     pub congestion_events: u64,
-    /// At the end.
+    /// Congestion window at the end, in bytes.
     pub congestion_window_bytes: u64,
-    /// Smoothed, at the end.
+    /// Smoothed round-trip time at the end, in microseconds.
     pub round_trip_us: u64,
 }
 
-/// Publishes until the input ends and everything is delivered, or `stop` is over.
+/// Publishes until the input has ended and everything is delivered, or until `stop` completes.
 ///
 /// # Errors
-/// The relay cannot be reached or does not take the broadcast, the input cannot be read, or the session ends before it; with
-/// [`Options::reconnect`] only what another attempt will not mend.
-pub async fn publish(options: Options, stop: impl Future<Output = ()>) -> Result<Report, Error> {
-    let Options { remote, namespace, input, push, first_group, history, wait, reconnect } = options;
+/// Fails if the relay cannot be reached or refuses the broadcast, the input cannot be read, or the session ends
+/// early. With [`PublishOptions::reconnect`] it fails only if another attempt would not help.
+pub async fn publish(
+    options: PublishOptions,
+    stop: impl Future<Output = ()>,
+) -> Result<PublishReport, Error> {
+    let PublishOptions { remote, namespace, input, push, first_group, history, wait, reconnect } = options;
     let broadcast = Broadcast::new(namespace, history);
     first_group.into_iter().for_each(|first| broadcast.number_groups_from(first));
-    // Its tracks are there before anybody can ask for them.
-    let source = Source::new(input, &broadcast)?;
+    // The tracks must exist before a subscriber can ask for them.
+    let source = TrackSource::new(input, &broadcast)?;
     let (current, sessions) = watch::channel(None);
-    let keeper = Keeper { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
+    let keeper =
+        BroadcastKeeper { remote, broadcast: broadcast.clone(), push, reconnect, first_group, current };
     let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,
         error = keeper.run() => return Err(error.into()),
         () = stop => None,
     };
-    let Some(Current { session, .. }) = sessions.borrow().clone() else { return Ok(Report::default()) };
+    let Some(ServingSession { session, .. }) = sessions.borrow().clone() else {
+        return Ok(PublishReport::default());
+    };
     let path = session.connection().stats().path;
-    // It is closed, as its keeper is gone.
+    // The session is being closed, because its keeper is gone.
     session.closed().await;
-    Ok(Report {
+    Ok(PublishReport {
         generated,
         packets: path.sent_packets,
         packets_lost: path.lost_packets,
@@ -143,18 +201,18 @@ pub async fn publish(options: Options, stop: impl Future<Output = ()>) -> Result
     })
 }
 
-/// Until all of the source is delivered.
+/// Runs the source until everything is delivered.
 async fn work(
-    source: Source,
+    source: TrackSource,
     broadcast: &Broadcast,
     wait: bool,
-    mut sessions: watch::Receiver<Option<Current>>,
+    mut sessions: watch::Receiver<Option<ServingSession>>,
 ) -> Result<Option<Generated>, Error> {
     let mut session = async || {
         let current = sessions.wait_for(Option::is_some).await.ok().and_then(|current| current.clone());
         match current {
             Some(current) => current,
-            // The keeper has ended, which is told elsewhere.
+            // The keeper has ended; its error is reported by its own task.
             None => std::future::pending().await,
         }
     };
@@ -169,13 +227,13 @@ async fn work(
 }
 
 /// An [`Input`] with the tracks that it goes to.
-enum Source {
-    Generated(Generator, Arc<Track>),
-    Media { media: Box<Media>, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
-    Ladder(Box<[(Media, Box<dyn AsyncRead + Unpin>); RUNGS]>),
+enum TrackSource {
+    Generated(Generator, Arc<BroadcastTrack>),
+    Media { media: Box<MediaPublisher>, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
+    Ladder(Box<[(MediaPublisher, Box<dyn AsyncRead + Unpin>); RUNGS]>),
 }
 
-impl Source {
+impl TrackSource {
     fn new(input: Input, broadcast: &Arc<Broadcast>) -> Result<Self, NameError> {
         Ok(match input {
             Input::Generated { generator, track } => {
@@ -183,7 +241,7 @@ impl Source {
                 Self::Generated(generator, broadcast.create(&track, properties)?)
             }
             Input::Media { reader, realtime, packaging, cut } => Self::Media {
-                media: Box::new(Media::new(broadcast.clone(), packaging, cut)?),
+                media: Box::new(MediaPublisher::new(broadcast.clone(), packaging, cut)?),
                 reader,
                 realtime,
             },
@@ -201,13 +259,13 @@ impl Source {
         match self {
             Self::Generated(generator, track) => generate(generator, track).await.map(Some),
             Self::Media { media, reader, realtime } => {
-                let pace = realtime.then(Pace::new);
+                let pace = realtime.then(FirstFragment::new);
                 play(*media, reader, pace.as_ref()).await?;
                 Ok(None)
             }
             Self::Ladder(ladder) => {
                 let [best, middle, least] = *ladder;
-                let pace = Pace::new();
+                let pace = FirstFragment::new();
                 let play = |(media, reader)| play(media, reader, Some(&pace));
                 tokio::try_join!(play(best), play(middle), play(least))?;
                 Ok(None)
@@ -216,11 +274,11 @@ impl Source {
     }
 }
 
-async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, Error> {
-    // On a thread of its own: it spins for up to 80 us before each object.
+async fn generate(generator: Generator, track: Arc<BroadcastTrack>) -> Result<Generated, Error> {
+    // The generator needs a thread of its own: it spins for up to 80 us before each object.
     let (done, ended) = tokio::sync::oneshot::channel();
     let generate = move || {
-        // Nobody waits any more if the session has ended.
+        // The receiver is gone if the session has ended.
         let _ = done.send(generator.run(&track));
     };
     std::thread::Builder::new().name("generate".into()).spawn(generate).map_err(Error::Thread)?;

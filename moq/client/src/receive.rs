@@ -1,86 +1,130 @@
-//! The subscriber's side of a session: hands data streams and datagrams to who asked for them.
+//! The subscriber's side of a session: routes data streams and datagrams to the requests that they answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_moq::message::{Fetch, FetchKind, PublishDone, Subscribe, SubscribeOk};
+use millrace_moq::message::{FetchKind, FetchRequest, PublishDone, Subscribe, SubscribeOk};
 use millrace_moq::property::TrackProperties;
 use millrace_moq::{
-    Datagram, Filter, GroupOrder, Location, Message, Parameters, StreamHeader, TrackName, code,
+    Filter, GroupOrder, Location, Message, ObjectDatagram, Parameters, StreamHeader, TrackName, code,
 };
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::object::{Object, ObjectStream};
-use crate::session::{DataStream, Error, Handler, Request, Session, reset_of, violation};
-use crate::stats::{Figures, Order};
+use crate::object::{ObjectStream, ReceivedObject};
+use crate::session::{DataStream, Error, Handler, Session, SessionRequest, reset_of, violation};
+use crate::stats::{ObjectFigures, StreamOrder};
 
-/// How long a stream waits for the answer that tells whose it is.
+/// How long a stream waits for the answer that names its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
 /// How long the stream of a fill may take to begin.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
-/// How long streams may take that PUBLISH_DONE has counted but that do not come: they were reset before
-/// their header, or are still on the way.
+/// How long to wait for streams that PUBLISH_DONE counts but that have not arrived: they were reset before their
+/// header, or are still on the way.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
-/// What a track's queue hears.
+/// An event in a track's queue.
 #[derive(Debug)]
-pub enum Step {
-    Opened { group: u64, stream: u64 },
-    Object { object: Object, stream: u64 },
-    Closed { group: u64, stream: u64 },
-    Datagram(Object),
+pub enum TrackEvent {
+    /// A subgroup stream has begun.
+    Opened {
+        /// The group ID.
+        group: u64,
+        /// The QUIC stream ID.
+        stream: u64,
+    },
+    /// An object has arrived.
+    Object {
+        /// The object.
+        object: ReceivedObject,
+        /// The QUIC stream ID.
+        stream: u64,
+    },
+    /// A subgroup stream has ended.
+    Closed {
+        /// The group ID.
+        group: u64,
+        /// The QUIC stream ID.
+        stream: u64,
+    },
+    /// An object arrived as a datagram.
+    Datagram(ReceivedObject),
 }
 
-/// Who gets a track's objects.
+/// The destination of a track's objects.
 #[derive(Clone)]
-pub enum Sink {
-    /// Counts them where they arrive.
-    Figures(Arc<Mutex<Figures>>),
-    /// Passes them on. Bounded: a slow reader holds back the track's streams.
-    Queue(mpsc::Sender<Step>),
+pub enum ObjectSink {
+    /// Counts objects as they arrive.
+    Figures(Arc<Mutex<ObjectFigures>>),
+    /// Passes objects on. The queue is bounded: a slow reader blocks the track's streams.
+    Queue(mpsc::Sender<TrackEvent>),
 }
 
 #[derive(Clone)]
-struct Entry {
-    sink: Sink,
-    streams: watch::Sender<Streams>,
+struct SinkEntry {
+    sink: ObjectSink,
+    streams: watch::Sender<SubscriptionStreams>,
 }
 
-/// The data streams of a subscription so far.
+/// Numbers of a subscription's data streams so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct Streams {
+struct SubscriptionStreams {
     begun: u64,
     ended: u64,
 }
 
 type Fetches = HashMap<u64, (GroupOrder, oneshot::Sender<ObjectStream>)>;
 
-/// Receives on one session.
-pub struct Receiver {
+/// Receives the objects of one session.
+///
+/// ```no_run
+/// use millrace_client::receive::{ObjectReceiver, ObjectSink, TrackEvent};
+/// use millrace_client::session::{Remote, Session};
+/// use millrace_moq::{Namespace, Parameters, TrackName};
+///
+/// # async fn example(remote: Remote) -> Result<(), Box<dyn std::error::Error>> {
+/// let session = Session::connect(&remote).await?;
+/// let receiver = ObjectReceiver::new(session.clone());
+/// // The session must run while it is used.
+/// let running = tokio::spawn(session.run(receiver.clone()));
+/// let (queue, mut steps) = tokio::sync::mpsc::channel(64);
+/// let track = TrackName::new(Namespace::from_path("live/clock")?, "seconds")?;
+/// let subscription = receiver.subscribe(track, Parameters::default(), ObjectSink::Queue(queue)).await?;
+/// while let Some(step) = steps.recv().await {
+///     if let TrackEvent::Object { object, .. } = step {
+///         println!("{:?}: {} bytes", object.location, object.payload.len());
+///     }
+/// }
+/// # drop((running, subscription));
+/// # Ok(())
+/// # }
+/// ```
+pub struct ObjectReceiver {
     session: Arc<Session>,
-    /// By track alias.
-    tracks: watch::Sender<HashMap<u64, Entry>>,
-    /// By request ID.
+    /// Sinks of tracks, by track alias.
+    tracks: watch::Sender<HashMap<u64, SinkEntry>>,
+    /// Waiting fetches, by request ID.
     fetches: Mutex<Fetches>,
 }
 
-/// An established subscription. Dropping it leaves its track to end by itself.
-pub struct Subscription {
+/// An established subscription. Dropping it does not end it; the track ends by itself.
+pub struct EstablishedSubscription {
+    /// The request ID of the SUBSCRIBE.
     pub request_id: u64,
+    /// The publisher's answer.
     pub ok: SubscribeOk,
-    request: Request,
-    streams: watch::Receiver<Streams>,
-    /// What came before it, if it has asked for that and there was something.
+    request: SessionRequest,
+    streams: watch::Receiver<SubscriptionStreams>,
+    /// The earlier objects, if the subscription asked for them and there were some.
     fill: Option<oneshot::Receiver<ObjectStream>>,
-    /// Streams that are not of subgroups: that of the fill.
+    /// Number of streams that are not subgroups: that of the fill.
     others: u64,
 }
 
-impl Subscription {
-    /// Waits for the end of the track, and for the streams that belong to it.
+impl EstablishedSubscription {
+    /// Waits for the end of the track and of its streams.
     pub async fn done(&mut self) -> Result<PublishDone, Error> {
         let done = loop {
             match self.request.next().await? {
@@ -96,7 +140,7 @@ impl Subscription {
                 break;
             }
             let changed = self.streams.changed();
-            // A stream that has begun may take its time; one that has not may never come.
+            // A stream that has begun may take its time; one that has not begun may never arrive.
             let is_quiet = match streams.begun > streams.ended {
                 true => changed.await.is_err(),
                 false => !matches!(tokio::time::timeout(STRAGGLERS, changed).await, Ok(Ok(()))),
@@ -114,26 +158,29 @@ impl Subscription {
     }
 }
 
-impl Receiver {
+impl ObjectReceiver {
+    /// Makes a receiver; pass it to [`Session::run`].
     pub fn new(session: Arc<Session>) -> Arc<Self> {
         let tracks = watch::Sender::new(HashMap::new());
         Arc::new(Self { session, tracks, fetches: Mutex::new(Fetches::new()) })
     }
 
+    /// Returns the session.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
+    /// Subscribes to `track` and waits for the answer. Its objects go to `sink`.
     pub async fn subscribe(
         &self,
         track: TrackName,
         parameters: Parameters,
-        sink: Sink,
-    ) -> Result<Subscription, Error> {
+        sink: ObjectSink,
+    ) -> Result<EstablishedSubscription, Error> {
         let request_id = self.session.next_request_id();
         let fill = parameters.fill.as_ref().map(|fill| {
             let (sender, stream) = oneshot::channel();
-            // The stream may come before the answer.
+            // The stream may arrive before the answer.
             self.fetches.lock().insert(request_id, (fill.group_order.unwrap_or_default(), sender));
             stream
         });
@@ -141,39 +188,39 @@ impl Receiver {
             let mut request = self.session.request(Subscribe { request_id, track, parameters }).await?;
             match request.answer().await? {
                 Message::SubscribeOk(ok) => Ok((request, ok)),
-                _ => Err(violation("an answer that SUBSCRIBE does not have")),
+                _ => Err(violation("an answer that SUBSCRIBE does not allow")),
             }
         };
         let (mut request, ok) = asked.await.inspect_err(|_| drop(self.fetches.lock().remove(&request_id)))?;
-        // Of nothing there is no stream.
+        // A fill without objects has no stream.
         let fill = fill.filter(|_| ok.parameters.largest_object.is_some());
         if TrackProperties::parse(&ok.properties)?.unsupported.is_some() {
             request.cancel();
             return Err(Error::Cancelled);
         }
-        let (counter, streams) = watch::channel(Streams::default());
+        let (counter, streams) = watch::channel(SubscriptionStreams::default());
         self.tracks.send_modify(|tracks| {
-            tracks.insert(ok.track_alias, Entry { sink, streams: counter });
+            tracks.insert(ok.track_alias, SinkEntry { sink, streams: counter });
         });
         let others = fill.is_some().into();
-        Ok(Subscription { request_id, ok, request, streams, fill, others })
+        Ok(EstablishedSubscription { request_id, ok, request, streams, fill, others })
     }
 
-    /// Lets go of a subscription that is over; its sink hears no more.
-    pub fn forget(&self, subscription: Subscription) {
+    /// Removes a subscription that has ended; its sink receives nothing more.
+    pub fn forget(&self, subscription: EstablishedSubscription) {
         self.tracks.send_modify(|tracks| {
             tracks.remove(&subscription.ok.track_alias);
         });
     }
 
-    /// Asks for objects that are there already.
+    /// Asks for existing objects.
     pub async fn fetch(&self, kind: FetchKind, order: GroupOrder) -> Result<ObjectStream, Error> {
         let request_id = self.session.next_request_id();
         let (sender, stream) = oneshot::channel();
-        // The stream may come before the answer.
+        // The stream may arrive before the answer.
         self.fetches.lock().insert(request_id, (order, sender));
         let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
-        let mut request = self.session.request(Fetch { request_id, kind, parameters }).await?;
+        let mut request = self.session.request(FetchRequest { request_id, kind, parameters }).await?;
         let answer = request.answer().await;
         match answer {
             Ok(Message::FetchOk(_)) => {
@@ -182,13 +229,13 @@ impl Receiver {
             other => {
                 self.fetches.lock().remove(&request_id);
                 other?;
-                Err(violation("an answer that FETCH does not have"))
+                Err(violation("an answer that FETCH does not allow"))
             }
         }
     }
 
-    /// With this, `parameters` of a subscription ask for what is to come, and where the draft has it so also for what was before, from
-    /// `groups_back` groups before the current one on: [`Receiver::join`] gives that.
+    /// Returns `parameters` of a subscription to new objects that, where the draft allows it, also asks for earlier
+    /// ones from `groups_back` groups before the current one on. [`ObjectReceiver::join`] returns those.
     pub fn joining(&self, groups_back: u64, parameters: Parameters) -> Parameters {
         let fill = Parameters {
             filter: Some(Filter::Relative(groups_back.saturating_add(1))),
@@ -199,11 +246,11 @@ impl Receiver {
         Parameters { filter: parameters.filter.or(Some(Filter::NextObject)), fill, ..parameters }
     }
 
-    /// What came before a subscription that is [`Receiver::joining`], from `groups_back` groups before the current one on.
-    /// `None` if there was nothing: then the subscription has everything.
+    /// Returns the earlier objects of a subscription that was made with [`ObjectReceiver::joining`], from `groups_back`
+    /// groups before the current one on. Returns `None` if there were none: the subscription has everything.
     pub async fn join(
         &self,
-        subscription: &mut Subscription,
+        subscription: &mut EstablishedSubscription,
         groups_back: u64,
     ) -> Result<Option<ObjectStream>, Error> {
         if subscription.ok.parameters.largest_object.is_none() {
@@ -238,22 +285,22 @@ impl Receiver {
         let id = stream.id();
         let mut objects = ObjectStream::subgroup(&header, stream);
         let result = match &entry.sink {
-            Sink::Figures(figures) => count(figures, &mut objects).await,
-            Sink::Queue(queue) => pass_on(queue, header.group, id, &mut objects).await,
+            ObjectSink::Figures(figures) => count(figures, &mut objects).await,
+            ObjectSink::Queue(queue) => pass_on(queue, header.group, id, &mut objects).await,
         };
         entry.streams.send_modify(|streams| streams.ended += 1);
         result
     }
 }
 
-impl Handler for Receiver {
+impl Handler for ObjectReceiver {
     async fn stream(self: Arc<Self>, header: StreamHeader, mut stream: DataStream) -> Result<(), Error> {
         match header {
             StreamHeader::Subgroup(header) => self.subgroup(header, stream).await,
             StreamHeader::Fetch { request_id } => {
                 let fetch = self.fetches.lock().remove(&request_id);
                 match fetch {
-                    // Whoever waited may have given up meanwhile.
+                    // The waiting task may have given up meanwhile.
                     Some((order, waiting)) => {
                         let objects = ObjectStream::fetch(self.session.draft(), order, stream);
                         drop(waiting.send(objects));
@@ -266,26 +313,26 @@ impl Handler for Receiver {
         }
     }
 
-    fn datagram(&self, datagram: Datagram) {
+    fn datagram(&self, datagram: ObjectDatagram) {
         let tracks = self.tracks.borrow();
-        // Before its alias is known, a datagram may be dropped (draft-22, "Datagrams").
+        // A datagram that arrives before its alias is known may be dropped (draft-22, "Datagrams").
         match tracks.get(&datagram.alias).map(|entry| &entry.sink) {
-            Some(Sink::Figures(figures)) if datagram.status.is_none() => {
-                figures.lock().object(&datagram.payload, &mut Order::default());
+            Some(ObjectSink::Figures(figures)) if datagram.status.is_none() => {
+                figures.lock().object(&datagram.payload, &mut StreamOrder::default());
             }
-            Some(Sink::Queue(queue)) if datagram.status.is_none() => {
+            Some(ObjectSink::Queue(queue)) if datagram.status.is_none() => {
                 let location = Location::new(datagram.group, datagram.object);
-                let object = Object { location, payload: datagram.payload };
-                // A full queue drops it, as a full socket would.
-                let _ = queue.try_send(Step::Datagram(object));
+                let object = ReceivedObject { location, payload: datagram.payload };
+                // A full queue drops it, like a full socket buffer.
+                let _ = queue.try_send(TrackEvent::Datagram(object));
             }
             _ => {}
         }
     }
 }
 
-async fn count(figures: &Mutex<Figures>, objects: &mut ObjectStream) -> Result<(), Error> {
-    let mut order = Order::default();
+async fn count(figures: &Mutex<ObjectFigures>, objects: &mut ObjectStream) -> Result<(), Error> {
+    let mut order = StreamOrder::default();
     loop {
         match objects.next().await {
             Ok(Some(object)) => figures.lock().object(&object.payload, &mut order),
@@ -302,19 +349,19 @@ async fn count(figures: &Mutex<Figures>, objects: &mut ObjectStream) -> Result<(
 }
 
 async fn pass_on(
-    queue: &mpsc::Sender<Step>,
+    queue: &mpsc::Sender<TrackEvent>,
     group: u64,
     stream: u64,
     objects: &mut ObjectStream,
 ) -> Result<(), Error> {
-    // Sends fail when the track's reader has gone: then nobody needs the rest.
-    if queue.send(Step::Opened { group, stream }).await.is_err() {
+    // A send fails when the track's reader is gone; the rest is not needed then.
+    if queue.send(TrackEvent::Opened { group, stream }).await.is_err() {
         return Ok(());
     }
     let result = loop {
         match objects.next().await {
             Ok(Some(object)) => {
-                if queue.send(Step::Object { object, stream }).await.is_err() {
+                if queue.send(TrackEvent::Object { object, stream }).await.is_err() {
                     return Ok(());
                 }
             }
@@ -322,6 +369,6 @@ async fn pass_on(
             Err(error) => break reset_of(error),
         }
     };
-    let _ = queue.send(Step::Closed { group, stream }).await;
+    let _ = queue.send(TrackEvent::Closed { group, stream }).await;
     result
 }

@@ -1,4 +1,4 @@
-//! The publisher's side of a session: answers what a relay (or a subscriber) asks of a broadcast.
+//! The publisher's side of a session: answers a relay's or a subscriber's requests for a broadcast.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,30 +9,44 @@ use bytes::Bytes;
 use millrace_moq::data::{FetchEncoder, FetchItem, FetchObject, RangeEnd};
 use millrace_moq::data::{encode_fetch_header, encode_object_header};
 use millrace_moq::message::{
-    Fetch, FetchKind, FetchOk, Publish, PublishDone, PublishNamespace, RequestError, RequestOk,
+    FetchKind, FetchOk, FetchRequest, Publish, PublishDone, PublishNamespace, RequestError, RequestOk,
     RequestUpdate, Subscribe, SubscribeOk, TrackStatus,
 };
 use millrace_moq::param::Scope;
 use millrace_moq::{
-    Datagram, Draft, Filter, GroupOrder, Location, Message, Parameters, Properties, Status, SubgroupHeader,
-    SubgroupId, code,
+    Draft, Filter, GroupOrder, Location, Message, ObjectDatagram, Parameters, Properties, Status,
+    SubgroupHeader, SubgroupId, code,
 };
 use millrace_webtransport::SendStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::broadcast::{Broadcast, DatagramObject, Event, Subgroup, Track};
-use crate::session::{Error, Handler, Request, Session, reset, violation};
+use crate::broadcast::{Broadcast, BroadcastEvent, BroadcastTrack, DatagramObject, Subgroup};
+use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 
-/// How long the end of a subscription waits for what was sent to be acknowledged.
+/// How long the end of a subscription waits for acknowledgements.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long a joining FETCH waits for the subscription that it names, which may overtake it.
+/// How long a joining FETCH waits for the subscription that it names, which may arrive later.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
-/// The last object of a group, whichever it is: the largest ID that every peer can hold.
+/// The object ID that stands for the last object of a group: the largest that every peer can hold.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
 /// Serves one broadcast on one session.
-pub struct Server {
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use millrace_client::{broadcast::Broadcast, serve::BroadcastServer, session::{Remote, Session}};
+///
+/// # async fn example(remote: Remote, broadcast: Arc<Broadcast>) -> Result<(), Box<dyn std::error::Error>> {
+/// let session = Session::connect(&remote).await?;
+/// let server = BroadcastServer::new(Arc::clone(&session), broadcast);
+/// // The namespace stays announced until the request is dropped.
+/// let _announced = server.announce().await?;
+/// // Requests of the peer are answered until the session ends.
+/// Err(session.run(server).await.into())
+/// # }
+/// ```
+pub struct BroadcastServer {
     session: Arc<Session>,
     broadcast: Arc<Broadcast>,
     next_alias: AtomicU64,
@@ -42,19 +56,20 @@ pub struct Server {
 
 #[derive(Clone)]
 struct Joinable {
-    track: Arc<Track>,
+    track: Arc<BroadcastTrack>,
     joining: Option<Location>,
     forward: bool,
 }
 
-impl Server {
+impl BroadcastServer {
+    /// Makes a server; pass it to [`Session::run`].
     pub fn new(session: Arc<Session>, broadcast: Arc<Broadcast>) -> Arc<Self> {
         let joinable = watch::Sender::new(HashMap::new());
         Arc::new(Self { session, broadcast, next_alias: AtomicU64::new(0), joinable })
     }
 
-    /// Announces the namespace until the broadcast is over or the peer refuses.
-    pub async fn announce(&self) -> Result<Request, Error> {
+    /// Announces the namespace until the broadcast has ended or the peer refuses.
+    pub async fn announce(&self) -> Result<SessionRequest, Error> {
         let message = PublishNamespace {
             request_id: self.session.next_request_id(),
             namespace: self.broadcast.namespace().clone(),
@@ -63,13 +78,13 @@ impl Server {
         let mut request = self.session.request(message).await?;
         match request.answer().await? {
             Message::RequestOk(ok) => ok.check(self.session.draft(), Scope::NAMESPACE_OK)?,
-            _ => return Err(violation("an answer that PUBLISH_NAMESPACE does not have")),
+            _ => return Err(violation("an answer that PUBLISH_NAMESPACE does not allow")),
         }
         Ok(request)
     }
 
-    /// Publishes `track` towards the peer without being asked, to its end.
-    pub async fn publish(self: Arc<Self>, track: Arc<Track>) -> Result<(), Error> {
+    /// Pushes `track` to the peer with PUBLISH, to its end.
+    pub async fn publish(self: Arc<Self>, track: Arc<BroadcastTrack>) -> Result<(), Error> {
         let request_id = self.session.next_request_id();
         let track_alias = self.next_alias.fetch_add(1, Ordering::Relaxed);
         let message = Publish {
@@ -85,59 +100,68 @@ impl Server {
                 ok.check(self.session.draft(), Scope::PUBLISH_OK)?;
                 ok.parameters
             }
-            _ => return Err(violation("an answer that PUBLISH does not have")),
+            _ => return Err(violation("an answer that PUBLISH does not allow")),
         };
-        let subscription = Subscription::new(&self, request_id, track_alias, track, &parameters);
+        let subscription = ServedSubscription::new(&self, request_id, track_alias, track, &parameters);
         if !subscription.window.forward {
             subscription.log_forwarding();
         }
         subscription.run(request, None).await
     }
 
-    /// Returns the largest group that a relay of ours still has of any of the broadcast's tracks; others are not asked, as not all
-    /// of them know TRACK_STATUS.
+    /// Returns the largest group of any of the broadcast's tracks that a relay of this project still has. Other
+    /// relays are not asked, since not all of them support TRACK_STATUS.
     pub async fn largest_group(&self) -> Option<u64> {
         if !self.session.is_with_millrace().await {
             return None;
         }
         let mut largest = None;
         for track in self.broadcast.tracks() {
-            // One that the relay does not know is refused.
+            // The relay refuses a request for a track that it does not know.
             let known = self.ask_largest(&track).await.ok().flatten();
             largest = largest.max(known.map(|known| known.group));
         }
         largest
     }
 
-    async fn ask_largest(&self, track: &Track) -> Result<Option<Location>, Error> {
+    async fn ask_largest(&self, track: &BroadcastTrack) -> Result<Option<Location>, Error> {
         let request_id = self.session.next_request_id();
         let parameters = Parameters::default();
         let message = TrackStatus { request_id, track: track.name().clone(), parameters };
         match self.session.request(message).await?.answer().await? {
             Message::RequestOk(ok) => Ok(ok.parameters.largest_object),
-            _ => Err(violation("an answer that TRACK_STATUS does not have")),
+            _ => Err(violation("an answer that TRACK_STATUS does not allow")),
         }
     }
 
-    /// Returns when there is a subscription.
+    /// Waits until there is a subscription.
     pub async fn subscribed(&self) {
-        // The sender is in `self`, so this cannot fail.
+        // This cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
-    /// Returns when there is no subscription, which for one that has ended means delivered too.
+    /// Waits until there is no subscription. One that has ended counts until it is delivered.
     pub async fn idle(&self) {
-        // The sender is in `self`, so this cannot fail.
+        // This cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
     }
 
-    async fn subscribe(self: Arc<Self>, message: Subscribe, mut request: Request) -> Result<(), Error> {
+    async fn subscribe(
+        self: Arc<Self>,
+        message: Subscribe,
+        mut request: SessionRequest,
+    ) -> Result<(), Error> {
         let Some(track) = self.broadcast.get(&message.track) else {
             return request.refuse(code::Request::DOES_NOT_EXIST, "no such track").await;
         };
         let track_alias = self.next_alias.fetch_add(1, Ordering::Relaxed);
-        let subscription =
-            Subscription::new(&self, message.request_id, track_alias, track.clone(), &message.parameters);
+        let subscription = ServedSubscription::new(
+            &self,
+            message.request_id,
+            track_alias,
+            track.clone(),
+            &message.parameters,
+        );
         let parameters = Parameters { largest_object: subscription.joining, ..Parameters::default() };
         let properties = properties_for(&track, &message.parameters);
         request.send(SubscribeOk { track_alias, parameters, properties }).await?;
@@ -145,7 +169,7 @@ impl Server {
         subscription.run(request, fill).await
     }
 
-    async fn track_status(&self, message: TrackStatus, mut request: Request) -> Result<(), Error> {
+    async fn track_status(&self, message: TrackStatus, mut request: SessionRequest) -> Result<(), Error> {
         let Some(track) = self.broadcast.get(&message.track) else {
             return request.refuse(code::Request::DOES_NOT_EXIST, "no such track").await;
         };
@@ -156,37 +180,39 @@ impl Server {
         Ok(())
     }
 
-    async fn fetch(&self, message: Fetch, mut request: Request) -> Result<(), Error> {
+    async fn fetch(&self, message: FetchRequest, mut request: SessionRequest) -> Result<(), Error> {
         let order = message.parameters.group_order.unwrap_or_default();
         let (track, start, last) = match self.fetch_range(message.kind).await {
             Ok(range) => range,
             Err((code, reason)) => return request.refuse(code, reason).await,
         };
         let Some(largest) = track.largest().filter(|largest| start <= *largest) else {
-            return request.refuse(code::Request::INVALID_RANGE, "nothing is there yet").await;
+            return request.refuse(code::Request::INVALID_RANGE, "the track has no objects yet").await;
         };
         let last = last.min(largest);
         let end_of_track = track.is_ended() && last >= largest;
-        let (parameters, properties) = (Parameters::default(), properties_for(&track, &message.parameters));
+        let parameters = Parameters::default();
+        let properties = properties_for(&track, &message.parameters);
         request.send(FetchOk { end_of_track, last, parameters, properties }).await?;
         request.finish();
 
-        let past = Past { request_id: message.request_id, order, start, last };
+        let past = PastObjects { request_id: message.request_id, order, start, last };
         let mut stream = self.session.streams().open_uni().await?;
         past.write(&track, self.session.draft(), &mut stream).await
     }
 
-    /// The track and the range, both ends inclusive.
+    /// Returns the track and the range, both ends inclusive.
     async fn fetch_range(
         &self,
         kind: FetchKind,
-    ) -> Result<(Arc<Track>, Location, Location), (code::Request, &'static str)> {
+    ) -> Result<(Arc<BroadcastTrack>, Location, Location), (code::Request, &'static str)> {
         let (subscription, first_group): (u64, Box<dyn Fn(u64) -> u64 + Send>) = match kind {
             FetchKind::Standalone { track, range } => {
                 let track = self.broadcast.get(&track);
                 let track = track.ok_or((code::Request::DOES_NOT_EXIST, "no such track"))?;
                 let largest = track.largest();
-                let (start, last) = (range.start(largest), range.end().or(largest).unwrap_or_default());
+                let start = range.start(largest);
+                let last = range.end().or(largest).unwrap_or_default();
                 return match range.end().is_some() && last < start {
                     true => Err((code::Request::INVALID_RANGE, "the range ends before it starts")),
                     false => Ok((track, start, last)),
@@ -212,15 +238,15 @@ impl Server {
     }
 }
 
-/// A track's properties for who asks with these parameters.
-fn properties_for(track: &Track, parameters: &Parameters) -> Properties {
+/// Returns a track's properties for a request with these parameters.
+fn properties_for(track: &BroadcastTrack, parameters: &Parameters) -> Properties {
     match parameters.include_properties {
         Some(false) => Properties::default(),
         Some(true) | None => track.properties().clone(),
     }
 }
 
-/// Range filters are for whom we have said MAX_FILTER_RANGES to: nobody.
+/// Whether a message has range filters. A peer may not send any, since we send no MAX_FILTER_RANGES.
 fn has_range_filters(message: &Message) -> bool {
     let parameters = match message {
         Message::Subscribe(message) => &message.parameters,
@@ -230,34 +256,34 @@ fn has_range_filters(message: &Message) -> bool {
     parameters.has_range_filters()
 }
 
-impl Handler for Server {
-    async fn request(self: Arc<Self>, message: Message, mut request: Request) -> Result<(), Error> {
+impl Handler for BroadcastServer {
+    async fn request(self: Arc<Self>, message: Message, mut request: SessionRequest) -> Result<(), Error> {
         if has_range_filters(&message) {
             return request
-                .refuse(code::Request::INVALID_FILTER, "this publisher takes no range filters")
+                .refuse(code::Request::INVALID_FILTER, "this publisher does not support range filters")
                 .await;
         }
         match message {
             Message::Subscribe(message) => self.subscribe(message, request).await,
             Message::Fetch(message) => self.fetch(message, request).await,
             Message::TrackStatus(message) => self.track_status(message, request).await,
-            _ => request.refuse(code::Request::NOT_SUPPORTED, "this publisher only publishes").await,
+            _ => request.refuse(code::Request::NOT_SUPPORTED, "this publisher accepts no such request").await,
         }
     }
 }
 
-/// Objects that are there already, on one stream: a FETCH response, or a fill.
+/// Existing objects, sent on one stream: a FETCH response, or a fill.
 #[derive(Clone, Copy)]
-struct Past {
+struct PastObjects {
     request_id: u64,
     order: GroupOrder,
     start: Location,
     last: Location,
 }
 
-impl Past {
-    /// Writes what is held of the range. What history has no more of is unknown, not absent.
-    async fn write(self, track: &Track, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
+impl PastObjects {
+    /// Writes the kept objects of the range. Objects that history has dropped are reported as unknown, not as absent.
+    async fn write(self, track: &BroadcastTrack, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
         let Self { request_id, order, start, last } = self;
         let objects = track.range(start, last, order);
         let forgotten = track.oldest_group().filter(|oldest| start.group < *oldest);
@@ -284,28 +310,28 @@ impl Past {
             encoder.encode(&unknown(start), &mut out);
         }
         stream.write_all(&out).await?;
-        // Fails only when the peer has stopped the stream.
+        // This fails only when the peer has stopped the stream.
         let _ = stream.finish();
         Ok(())
     }
 }
 
-/// What a subscription lets through; changed by REQUEST_UPDATE.
+/// The range of objects that a subscription lets through. REQUEST_UPDATE changes it.
 #[derive(Clone, Copy, Debug)]
-struct Window {
+struct ObjectWindow {
     start: Location,
-    /// Inclusive; the largest object ID is for all of its group.
+    /// The last location, inclusive. The largest object ID stands for all of its group.
     end: Option<Location>,
     forward: bool,
 }
 
-impl Window {
-    /// Whether nothing of a group is let through any more.
+impl ObjectWindow {
+    /// Whether a group is after the range.
     fn is_past(&self, group: u64) -> bool {
         self.end.is_some_and(|end| group > end.group)
     }
 
-    /// Object IDs of a group that are let through.
+    /// Returns the object IDs of a group that are in the range.
     fn objects(&self, group: u64) -> std::ops::RangeInclusive<u64> {
         let first = if group == self.start.group { self.start.object } else { 0 };
         let last = self.end.filter(|end| end.group == group).map_or(u64::MAX, |end| end.object);
@@ -313,38 +339,47 @@ impl Window {
     }
 }
 
-/// One subscription to a track, from either side's request.
-struct Subscription {
-    server: Arc<Server>,
+/// One subscription to a track, requested by either side.
+///
+/// `run` owns the request stream and starts one `SubgroupSender` task for each subgroup. It ends in one of two ways:
+///
+/// * The track or the filter ends: `end` waits until all streams are finished, sends PUBLISH_DONE with their number, and
+///   waits for acknowledgements.
+/// * The peer cancels or breaks the protocol: the sender of `stop` is dropped, and every writer resets its stream.
+///
+/// An update that pauses or resumes forwarding replaces `stop`, which resets the streams of earlier writers only. While
+/// it runs, the subscription is in [`BroadcastServer::joinable`], where a joining FETCH finds its joining location.
+struct ServedSubscription {
+    server: Arc<BroadcastServer>,
     request_id: u64,
     alias: u64,
-    track: Arc<Track>,
-    window: Window,
-    /// What the window was made of.
+    track: Arc<BroadcastTrack>,
+    window: ObjectWindow,
+    /// The filter that the window was made from.
     filter: Option<Filter>,
-    /// The largest location when delivery began.
+    /// The largest location when delivery began (the joining location).
     joining: Option<Location>,
 }
 
-/// The data streams of a subscription.
-struct Streams {
-    /// Ever opened, for PUBLISH_DONE.
+/// Numbers of a subscription's data streams.
+struct SentStreams {
+    /// Number of streams ever opened, for PUBLISH_DONE.
     opened: AtomicU64,
-    /// Not finished yet.
+    /// Number of streams that have not finished.
     open: watch::Sender<usize>,
 }
 
-impl Subscription {
+impl ServedSubscription {
     fn new(
-        server: &Arc<Server>,
+        server: &Arc<BroadcastServer>,
         request_id: u64,
         alias: u64,
-        track: Arc<Track>,
+        track: Arc<BroadcastTrack>,
         parameters: &Parameters,
     ) -> Self {
         let largest = track.largest();
-        let window = Window {
-            // Without a filter, from the start of the group that is being published.
+        let window = ObjectWindow {
+            // A subscription without a filter starts with the group that is being published.
             start: match parameters.filter {
                 Some(filter) => filter.start(largest),
                 None => Location::new(largest.map_or(0, |largest| largest.group), 0),
@@ -365,7 +400,7 @@ impl Subscription {
         subscription
     }
 
-    /// Lets joining FETCHes find the subscription as it is now.
+    /// Makes the subscription's present state available to joining FETCHes.
     fn register(&self) {
         let joinable =
             Joinable { track: self.track.clone(), joining: self.joining, forward: self.window.forward };
@@ -374,8 +409,13 @@ impl Subscription {
         });
     }
 
-    /// `fill`: what is asked for of the past, in the name of a request.
-    async fn run(mut self, mut request: Request, fill: Option<(u64, Parameters)>) -> Result<(), Error> {
+    /// Serves the subscription until it ends. `fill` is the request ID and parameters of a fill, if earlier objects
+    /// are asked for.
+    async fn run(
+        mut self,
+        mut request: SessionRequest,
+        fill: Option<(u64, Parameters)>,
+    ) -> Result<(), Error> {
         let result = self.deliver(&mut request, fill).await;
         self.server.joinable.send_modify(|all| {
             all.remove(&self.request_id);
@@ -383,28 +423,33 @@ impl Subscription {
         result
     }
 
-    async fn deliver(&mut self, request: &mut Request, fill: Option<(u64, Parameters)>) -> Result<(), Error> {
-        let streams = Arc::new(Streams { opened: AtomicU64::new(0), open: watch::Sender::new(0) });
+    async fn deliver(
+        &mut self,
+        request: &mut SessionRequest,
+        fill: Option<(u64, Parameters)>,
+    ) -> Result<(), Error> {
+        let streams = Arc::new(SentStreams { opened: AtomicU64::new(0), open: watch::Sender::new(0) });
         let mut writers = JoinSet::new();
         let mut stop = watch::Sender::new(());
         if let Some((request_id, fill)) = fill {
-            writers.spawn(self.fill(request_id, &fill, self.joining, (&streams, &stop)));
+            writers.spawn(self.fill(request_id, &fill, self.joining, &streams, &stop));
         }
         match self.pump(request, &streams, &mut writers, &mut stop).await {
             Ok(code) => self.end(request, code, &streams, &mut writers).await,
             Err(error) => {
-                // Aborted, a writer's stream would end as if it were complete: dropping `stop` resets it.
+                // If the tasks were aborted, their streams would end as if they were complete. Dropping `stop` resets
+                // them instead.
                 writers.detach_all();
                 Err(error)
             }
         }
     }
 
-    /// Starts a writer for each subgroup that comes, until the subscription is over.
+    /// Starts a writer for each new subgroup, until the subscription ends.
     async fn pump(
         &mut self,
-        request: &mut Request,
-        streams: &Arc<Streams>,
+        request: &mut SessionRequest,
+        streams: &Arc<SentStreams>,
         writers: &mut JoinSet<()>,
         stop: &mut watch::Sender<()>,
     ) -> Result<code::Done, Error> {
@@ -415,7 +460,7 @@ impl Subscription {
         loop {
             tokio::select! {
                 event = listener.events.recv() => match event {
-                    Some(Event::Subgroup(subgroup)) => {
+                    Some(BroadcastEvent::Subgroup(subgroup)) => {
                         let Some(subgroup) = subgroup.upgrade() else { continue };
                         let is_past = self.window.is_past(subgroup.group);
                         if is_past && self.server.session.draft().ends_with_its_filter() {
@@ -426,17 +471,17 @@ impl Subscription {
                             writers.spawn(self.writer(streams.clone(), stop).run(subgroup));
                         }
                     }
-                    Some(Event::Datagram(datagram)) => {
+                    Some(BroadcastEvent::Datagram(datagram)) => {
                         if let Some(datagram) = datagram.upgrade() {
                             self.send_datagram(&datagram);
                         }
                     }
-                    Some(Event::End) | None => return Ok(code::Done::TRACK_ENDED),
+                    Some(BroadcastEvent::End) | None => return Ok(code::Done::TRACK_ENDED),
                 },
                 message = request.next(), if peer_speaks => match message? {
                     Some(Message::RequestUpdate(update)) => {
                         if update.parameters.has_range_filters() {
-                            let reason = "this publisher takes no range filters";
+                            let reason = "this publisher does not support range filters";
                             request.send(RequestError::new(code::Request::INVALID_FILTER, reason)).await?;
                             return Ok(code::Done::UPDATE_FAILED);
                         }
@@ -448,7 +493,7 @@ impl Subscription {
                             listener = self.track.listen(Some(self.window.start.group));
                         }
                         if let Some((request_id, fill)) = fill {
-                            writers.spawn(self.fill(request_id, &fill, largest, (streams, stop)));
+                            writers.spawn(self.fill(request_id, &fill, largest, streams, stop));
                         }
                     }
                     Some(Message::Unsubscribe(_)) => return Err(Error::Cancelled),
@@ -461,8 +506,8 @@ impl Subscription {
         }
     }
 
-    fn writer(&self, streams: Arc<Streams>, stop: &watch::Sender<()>) -> Writer {
-        Writer {
+    fn writer(&self, streams: Arc<SentStreams>, stop: &watch::Sender<()>) -> SubgroupSender {
+        SubgroupSender {
             session: Arc::clone(&self.server.session),
             streams,
             alias: self.alias,
@@ -471,27 +516,31 @@ impl Subscription {
         }
     }
 
-    /// Writes what came up to `largest`, if there is something and the subscription forwards.
+    /// Starts to write the objects up to `largest`, if there are any and the subscription forwards.
     fn fill(
         &self,
         request_id: u64,
         fill: &Parameters,
         largest: Option<Location>,
-        (streams, stop): (&Arc<Streams>, &watch::Sender<()>),
+        streams: &Arc<SentStreams>,
+        stop: &watch::Sender<()>,
     ) -> impl Future<Output = ()> + Send + use<> {
         let largest = largest.filter(|_| self.window.forward);
         let range = fill.filter.or(self.filter).unwrap_or(Filter::All);
-        let (start, order) = (range.start(largest), fill.group_order.unwrap_or_default());
-        let past = largest.map(|largest| Past {
+        let start = range.start(largest);
+        let order = fill.group_order.unwrap_or_default();
+        let past = largest.map(|largest| PastObjects {
             request_id,
             order,
             start,
             last: range.end().unwrap_or(largest).min(largest),
         });
         let past = past.filter(|past| past.start <= past.last);
-        let (session, track) = (Arc::clone(&self.server.session), Arc::clone(&self.track));
-        let (streams, mut stop) = (Arc::clone(streams), stop.subscribe());
-        // From now on, so that PUBLISH_DONE waits for it.
+        let session = Arc::clone(&self.server.session);
+        let track = Arc::clone(&self.track);
+        let streams = Arc::clone(streams);
+        let mut stop = stop.subscribe();
+        // The stream counts from now on, so that PUBLISH_DONE waits for it.
         streams.open.send_modify(|open| *open += usize::from(past.is_some()));
         async move {
             let Some(past) = past else { return };
@@ -499,7 +548,7 @@ impl Subscription {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
                 let written = tokio::select! {
                     written = past.write(&track, session.draft(), &mut stream) => written,
-                    // Only ever closed.
+                    // The channel is only ever closed.
                     _ = stop.changed() => Err(Error::Cancelled),
                 };
                 if written.is_err() {
@@ -510,8 +559,8 @@ impl Subscription {
         }
     }
 
-    /// Applies an update and answers it. Whether forwarding was switched on or off.
-    async fn update(&mut self, update: RequestUpdate, request: &mut Request) -> Result<bool, Error> {
+    /// Applies an update and answers it. Returns whether forwarding was switched on or off.
+    async fn update(&mut self, update: RequestUpdate, request: &mut SessionRequest) -> Result<bool, Error> {
         update.parameters.check(self.server.session.draft(), Scope::UPDATE_SUBSCRIPTION)?;
         let largest = self.track.largest();
         let forward = update.parameters.forward.unwrap_or(self.window.forward);
@@ -522,7 +571,7 @@ impl Subscription {
             self.filter = Some(filter);
         }
         if switched && forward {
-            // What was missed is for FETCH: the subscription goes on behind the joining location.
+            // The missed objects are left to FETCH: the subscription continues after the joining location.
             self.window.start = self.window.start.max(Filter::NextObject.start(largest));
             self.joining = largest;
         }
@@ -536,16 +585,16 @@ impl Subscription {
         Ok(switched)
     }
 
-    /// Says what the relay has asked for. A relay of ours asks for no objects while another session publishes the track with other
-    /// groups.
+    /// Logs which objects the relay asked for. A Millrace relay asks for none while another session publishes the
+    /// track with other groups.
     fn log_forwarding(&self) {
         let track = self.track.name().typed();
         match self.window.forward {
-            true => tracing::info!(%track, "the relay takes the objects of this track"),
+            true => tracing::info!(%track, "the relay asks for the objects of the track"),
             false => tracing::warn!(
                 %track,
-                "standing by: the relay takes no objects of this track for now, as another session publishes it or nobody \
-                 wants it"
+                "standing by: the relay asks for no objects of this track now, because another session publishes it or it \
+                 has no subscriber"
             ),
         }
     }
@@ -557,7 +606,7 @@ impl Subscription {
         if !passes {
             return;
         }
-        let datagram = Datagram {
+        let datagram = ObjectDatagram {
             alias: self.alias,
             group: object.location.group,
             object: object.location.object,
@@ -569,23 +618,24 @@ impl Subscription {
         };
         let mut out = Vec::with_capacity(datagram.payload.len() + 32);
         datagram.encode(&mut out);
-        // Too large for the path, or the session is over: the draft drops it without notice.
+        // The datagram is too large for the path, or the session is over. The draft lets it be dropped without
+        // notice.
         if let Err(error) = self.server.session.streams().send_datagram(out.into()) {
-            tracing::debug!(location = ?object.location, "datagram dropped: {error}");
+            tracing::debug!(location = ?object.location, "dropped a datagram with an object: {error}");
         }
     }
 
-    /// PUBLISH_DONE once all streams are closed, and then their delivery.
+    /// Sends PUBLISH_DONE once all streams are closed, and waits for their delivery.
     async fn end(
         &self,
-        request: &mut Request,
+        request: &mut SessionRequest,
         code: code::Done,
-        streams: &Streams,
+        streams: &SentStreams,
         writers: &mut JoinSet<()>,
     ) -> Result<(), Error> {
         let mut open = streams.open.subscribe();
         let all_closed = async {
-            // The sender is in `streams`, so this cannot fail.
+            // This cannot fail: the sender is in `streams`.
             let _ = open.wait_for(|open| *open == 0).await;
         };
         tokio::select! {
@@ -600,34 +650,34 @@ impl Subscription {
             request.stopped().await;
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!(track = %self.track.name().typed(), "the peer has not acknowledged everything");
+            tracing::warn!(track = %self.track.name().typed(), "the relay has not acknowledged all objects of the track in time: some may be lost");
         }
         Ok(())
     }
 }
 
 /// Writes one subgroup to one stream.
-struct Writer {
+struct SubgroupSender {
     session: Arc<Session>,
-    streams: Arc<Streams>,
+    streams: Arc<SentStreams>,
     alias: u64,
-    window: Window,
+    window: ObjectWindow,
     stop: watch::Receiver<()>,
 }
 
-impl Writer {
+impl SubgroupSender {
     /// Returns when the stream is acknowledged or given up.
     async fn run(mut self, subgroup: Arc<Subgroup>) {
         let mut stream = None;
         let mut stop = self.stop.clone();
         let result = tokio::select! {
             result = self.write(subgroup, &mut stream) => result,
-            // Only ever closed.
+            // The channel is only ever closed.
             _ = stop.changed() => Err(code::Reset::CANCELLED),
         };
         let acknowledged = stream.as_mut().map(|stream: &mut SendStream| match result {
             Ok(()) => {
-                // Fails only when the peer has stopped the stream.
+                // This fails only when the peer has stopped the stream.
                 let _ = stream.finish();
                 Some(stream.stopped())
             }
@@ -654,7 +704,7 @@ impl Writer {
         let mut previous = None;
         loop {
             changed.borrow_and_update();
-            // History has let go of a subgroup that the peer does not take.
+            // History has dropped a subgroup that the peer does not take in time.
             let subgroup = weak.upgrade().ok_or(code::Reset::TOO_FAR_BEHIND)?;
             let (objects, ended) = subgroup.from(next);
             next += objects.len();
@@ -683,14 +733,14 @@ impl Writer {
             if ended {
                 return Ok(());
             }
-            // An error means that the subgroup is gone, which the next turn finds.
+            // An error means that the subgroup is gone; the next turn of the loop finds that.
             let _ = changed.changed().await;
         }
     }
 
     fn header(&self, subgroup: &Subgroup, first_id: u64, is_first: bool) -> Bytes {
         let id = match subgroup.id {
-            // The first object on this stream is not the one that names the subgroup.
+            // The first object on this stream is not the one whose ID is the subgroup's.
             SubgroupId::FirstObject if !is_first => {
                 let (objects, _) = subgroup.from(0);
                 SubgroupId::Explicit(objects.first().map_or(first_id, |(id, _)| *id))
@@ -714,7 +764,7 @@ impl Writer {
     async fn open(&self, priority: u8) -> Result<SendStream, code::Reset> {
         let stream = self.session.streams().open_uni().await.map_err(|_| code::Reset::SESSION_CLOSED)?;
         self.streams.opened.fetch_add(1, Ordering::Relaxed);
-        // quinn sends higher first, and control streams are at 0.
+        // quinn sends higher priorities first; control streams have 0.
         let _ = stream.set_priority(-1 - i32::from(priority));
         Ok(stream)
     }

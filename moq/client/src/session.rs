@@ -1,4 +1,4 @@
-//! The client's side of a MoQ session: control streams, request streams, and what the peer opens.
+//! The client's side of a MoQ session: control streams, request streams, and streams that the peer opens.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -10,56 +10,73 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use millrace_moq as moq;
 use millrace_moq::param::Assignment;
-use millrace_moq::{DecodeError, Draft, EncodeError, Message, StreamHeader, code, message};
-use millrace_quic::silence::{self, Silence};
+use millrace_moq::{DecodeError, Draft, EncodeError, HopId, Message, StreamHeader, code, message};
+use millrace_quic::silence::{self, PacketTotals, Silence};
 use millrace_webtransport as webtransport;
-use millrace_webtransport::{Foreign, NotOurs, RecvStream, SendStream, Streams, Tunnel};
+use millrace_webtransport::{Foreign, NotOurs, RecvStream, SendStream, SessionStreams, Tunnel};
 use parking_lot::Mutex;
 use quinn::VarInt;
 use tokio::sync::watch;
 use url::{Position, Url};
 
 use crate::dial::{self, Prober};
-use crate::tls::Trust;
+use crate::tls::CertificateTrust;
 
 /// How long the end of a session may take to reach the peer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The peer to connect to, usually a relay.
+/// A peer to connect to, usually a relay.
+///
+/// ```
+/// use millrace_client::session::{Remote, parse_url};
+/// use millrace_client::tls::CertificateTrust;
+/// use millrace_moq::Draft;
+///
+/// let mut remote = Remote::new(parse_url("moqt://relay.example/live")?, CertificateTrust::System);
+/// remote.drafts = vec![Draft::D18];
+/// # Ok::<(), millrace_client::session::UrlError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// As [`parse_url`] takes it.
+    /// The URL, as returned by [`parse_url`].
     pub url: Url,
-    pub trust: Trust,
-    /// What to offer to speak, the preferred one first. The peer chooses.
+    /// The certificates that are accepted.
+    pub trust: CertificateTrust,
+    /// Drafts to offer, the preferred one first. The peer chooses one.
     pub drafts: Vec<Draft>,
-    /// Say in SETUP that switching sets may be asked for (draft-wilaw-moq-moqt-ssts). Its code points are provisional.
+    /// Whether to announce in SETUP that switching sets are supported (draft-wilaw-moq-moqt-ssts). Its code points
+    /// are provisional.
     pub switching_sets: bool,
+    /// The identity to give in paths of announcements (draft-lcurley-moq-cluster). A relay of a cluster wants HOP_PATH with
+    /// every announcement of a peer that gives one.
+    pub hop: Option<HopId>,
 }
 
 impl Remote {
-    pub fn new(url: Url, trust: Trust) -> Self {
-        Self { url, trust, drafts: Draft::ALL.to_vec(), switching_sets: false }
+    /// Makes a peer with the default options.
+    pub fn new(url: Url, trust: CertificateTrust) -> Self {
+        Self { url, trust, drafts: Draft::ALL.to_vec(), switching_sets: false, hop: None }
     }
 }
 
-/// Why text is not the URL of a peer.
+/// The reason why text is not the URL of a peer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum UrlError {
     #[error(transparent)]
     Syntax(#[from] url::ParseError),
-    #[error("the URL begins neither with moqt:// nor with https://")]
+    #[error("the URL must begin with moqt:// or https://")]
     Scheme,
     #[error("the URL has no host")]
     NoHost,
-    #[error("the URL names a user or a password, which relays do not know: use a token")]
+    #[error("the URL has a user name or a password, which relays do not support: use a token")]
     User,
 }
 
-/// Reads `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport; the port is 443 where there is none.
+/// Reads `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport. The default port is 443.
 ///
 /// # Errors
-/// It is another URL, or none.
+/// Fails if the text is another kind of URL, or none.
 pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     let url = Url::parse(text)?;
     if !url.username().is_empty() || url.password().is_some() {
@@ -72,24 +89,26 @@ pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     }
 }
 
-/// The path and the query of a URL, as a peer is told them.
+/// Returns the path and query of a URL, as they are sent to a peer.
 pub fn path_of(url: &Url) -> &str {
     &url[Position::BeforePath..Position::AfterQuery]
 }
 
-/// Why there is no session.
+/// The reason why no session was established.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+#[allow(missing_docs, reason = "the messages describe the variants")]
+pub enum SessionConnectError {
     #[error(transparent)]
     Dial(#[from] dial::Error),
     #[error("no WebTransport session: {0}")]
-    WebTransport(#[from] webtransport::ConnectError),
+    WebTransport(#[from] webtransport::TunnelConnectError),
     #[error(transparent)]
     Session(#[from] Error),
 }
 
-/// Why a session or one of its requests ended.
+/// The reason why a session or one of its requests ended.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("the connection is closed: {0}")]
     Closed(#[from] quinn::ConnectionError),
@@ -99,7 +118,7 @@ pub enum Error {
     Encode(#[from] EncodeError),
     #[error("the peer refused: {} {}", .0.code, .0.reason)]
     Refused(message::RequestError),
-    #[error("the request was cancelled")]
+    #[error("the peer cancelled the request")]
     Cancelled,
 }
 
@@ -134,7 +153,7 @@ pub(crate) const fn violation(reason: &'static str) -> Error {
     Error::Decode(DecodeError { code: code::Session::PROTOCOL_VIOLATION, reason })
 }
 
-/// A stream that the peer gave up is no failure of who reads it.
+/// Treats a stream that the peer gave up as success: that is no failure of its reader.
 pub(crate) fn reset_of(error: Error) -> Result<(), Error> {
     match error {
         Error::Cancelled => Ok(()),
@@ -142,28 +161,28 @@ pub(crate) fn reset_of(error: Error) -> Result<(), Error> {
     }
 }
 
-/// All application error codes of the draft fit; a peer's own may not.
+/// Converts an error code. All codes of the draft fit; a peer's own may not.
 fn varint(code: u64) -> VarInt {
     VarInt::from_u64(code).unwrap_or(VarInt::MAX)
 }
 
 pub(crate) fn reset(stream: &mut SendStream, code: code::Reset) {
-    // Fails only when the stream has ended already.
+    // This fails only when the stream has already ended.
     let _ = stream.reset(varint(code.0));
 }
 
-/// What the peer starts.
+/// Handles requests, streams and datagrams that the peer starts.
 pub trait Handler: Send + Sync + 'static {
-    /// A request. The default refuses it.
+    /// Handles a request. The default refuses it.
     fn request(
         self: Arc<Self>,
         _message: Message,
-        mut request: Request,
+        mut request: SessionRequest,
     ) -> impl Future<Output = Result<(), Error>> + Send {
         async move { request.refuse(code::Request::NOT_SUPPORTED, "this client does not take requests").await }
     }
 
-    /// A data stream. The default stops it.
+    /// Handles a data stream. The default stops it.
     fn stream(
         self: Arc<Self>,
         _header: StreamHeader,
@@ -175,19 +194,24 @@ pub trait Handler: Send + Sync + 'static {
         }
     }
 
-    /// An object in a datagram. The default drops it.
-    fn datagram(&self, _datagram: moq::Datagram) {}
+    /// Handles an object in a datagram. The default drops it.
+    fn datagram(&self, _datagram: moq::ObjectDatagram) {}
 }
 
-/// A peer as its SETUP describes it.
+/// The fields of the peer's SETUP.
 #[derive(Clone, Debug)]
-struct Peer {
-    /// Whether switching sets may be asked for.
+struct PeerSetup {
+    /// Whether the peer supports switching sets.
     switches: bool,
     is_millrace: bool,
 }
 
 /// One MoQ session over QUIC, or over WebTransport.
+///
+/// [`connect`](Self::connect) establishes the connection and sends SETUP. [`run`](Self::run) must then run in a task
+/// of its own: it receives the peer's SETUP and everything that the peer starts, and returns why the session ended.
+/// [`request`](Self::request) and [`streams`](Self::streams) may be used before the peer's SETUP has arrived.
+/// [`close`](Self::close) ends the session; [`closed`](Self::closed) waits until the peer knows.
 pub struct Session {
     endpoint: quinn::Endpoint,
     connection: quinn::Connection,
@@ -196,57 +220,59 @@ pub struct Session {
     foreign: Foreign,
     next_request: AtomicU64,
     goaway: watch::Sender<Option<String>>,
-    /// The peer's description, once its SETUP has come.
-    peer: watch::Sender<Option<Peer>>,
-    /// Taken by [`Session::run`].
+    /// The fields of the peer's SETUP, once it has arrived.
+    peer: watch::Sender<Option<PeerSetup>>,
+    /// The prober, which [`Session::run`] takes.
     prober: Mutex<Option<Prober>>,
-    /// Held open: a control stream that ends is a violation.
+    /// Our control stream, kept open: its end would be a protocol violation.
     _control: SendStream,
 }
 
 impl Session {
-    /// Connects and sends SETUP; the peer's comes while [`Session::run`] runs.
+    /// Connects and sends SETUP. The peer's SETUP is received while [`Session::run`] runs.
     ///
     /// # Errors
-    /// No address of the host can be connected to, or the connection ends at once.
-    pub async fn connect(remote: &Remote) -> Result<Arc<Self>, ConnectError> {
+    /// Fails if no address of the host can be connected to, or the connection ends at once.
+    pub async fn connect(remote: &Remote) -> Result<Arc<Self>, SessionConnectError> {
         Self::connect_from(remote, quinn::EndpointConfig::default()).await
     }
 
-    /// As [`Session::connect`], from an endpoint of this configuration.
+    /// Same as [`Session::connect`], from an endpoint with this configuration.
     ///
     /// # Errors
-    /// As there.
+    /// Fails for the same reasons as [`Session::connect`].
     pub async fn connect_from(
         remote: &Remote,
         endpoint: quinn::EndpointConfig,
-    ) -> Result<Arc<Self>, ConnectError> {
+    ) -> Result<Arc<Self>, SessionConnectError> {
         let (endpoint, connection, prober) =
             dial::connect(&remote.url, &remote.trust, &remote.drafts, endpoint).await?;
         let prober = Some(prober);
         let setup = setup_of(remote);
         if remote.url.scheme() != "https" {
-            return Ok(Self::start((endpoint, connection, prober), None, setup, 0).await?);
+            return Ok(Self::start(endpoint, connection, prober, None, setup, 0).await?);
         }
         let protocols: Vec<_> = remote.drafts.iter().map(|draft| draft.protocol()).collect();
         let tunnel = webtransport::connect(&connection, remote.url.clone(), &protocols).await?;
-        // The request has said where to.
-        let setup = message::Setup { path: None, authority: None, ..setup };
-        Ok(Self::start((endpoint, connection, prober), Some(tunnel), setup, 0).await?)
+        // The CONNECT request carries path and authority.
+        let setup = message::SetupOptions { path: None, authority: None, ..setup };
+        Ok(Self::start(endpoint, connection, prober, Some(tunnel), setup, 0).await?)
     }
 
-    /// Begins a session on a connection, as the client if `first_request` is 0 and as the server if 1.
+    /// Begins a session on a connection, as the client if `first_request` is 0 and as the server if it is 1.
     pub(crate) async fn start(
-        (endpoint, connection, prober): (quinn::Endpoint, quinn::Connection, Option<Prober>),
+        endpoint: quinn::Endpoint,
+        connection: quinn::Connection,
+        prober: Option<Prober>,
         tunnel: Option<Tunnel>,
-        setup: message::Setup,
+        setup: message::SetupOptions,
         first_request: u64,
     ) -> Result<Arc<Self>, Error> {
         let binding = tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
         let foreign = Foreign::default();
-        let streams = Streams { connection: &connection, binding, foreign: &foreign };
+        let streams = SessionStreams { connection: &connection, binding, foreign: &foreign };
         let draft = agreed(&connection, tunnel.as_ref());
-        tracing::debug!(%draft, "connected");
+        tracing::debug!(%draft, "connected to the relay");
         let mut control = streams.open_uni().await?;
         let mut out = Vec::new();
         Message::from(setup).encode(draft, &mut out)?;
@@ -265,60 +291,61 @@ impl Session {
         }))
     }
 
+    /// Returns the QUIC connection.
     pub fn connection(&self) -> &quinn::Connection {
         &self.connection
     }
 
-    /// What is spoken.
+    /// Returns the draft that was agreed on.
     pub fn draft(&self) -> Draft {
         self.draft
     }
 
-    /// Its streams and datagrams.
-    pub fn streams(&self) -> Streams<'_> {
+    /// Returns the session's streams and datagrams.
+    pub fn streams(&self) -> SessionStreams<'_> {
         let binding = self.tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
-        Streams { connection: &self.connection, binding, foreign: &self.foreign }
+        SessionStreams { connection: &self.connection, binding, foreign: &self.foreign }
     }
 
-    /// The connection's own, which can move to another socket.
+    /// Returns the connection's endpoint, which can move to another socket.
     pub fn endpoint(&self) -> &quinn::Endpoint {
         &self.endpoint
     }
 
-    /// Whether the peer has announced that it will close the session, and where it wants us to go on: empty for where we are.
+    /// Returns a receiver of the peer's GOAWAY: the URI to continue at, which is empty for the present one.
     pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
     }
 
-    /// Whether the peer knows switching sets; waits for its SETUP.
+    /// Whether the peer supports switching sets. Waits for its SETUP.
     pub async fn switches(&self) -> bool {
         self.peer().await.is_some_and(|peer| peer.switches)
     }
 
-    /// Whether the peer is a relay of this project; waits for its SETUP.
+    /// Whether the peer is a Millrace relay. Waits for its SETUP.
     pub(crate) async fn is_with_millrace(&self) -> bool {
         self.peer().await.is_some_and(|peer| peer.is_millrace)
     }
 
-    async fn peer(&self) -> Option<Peer> {
+    async fn peer(&self) -> Option<PeerSetup> {
         let mut peer = self.peer.subscribe();
         peer.wait_for(Option::is_some).await.ok().and_then(|peer| peer.clone())
     }
 
-    /// The request ID for the next request: even from the client, odd from the server.
+    /// Returns the ID for the next request: even from the client, odd from the server.
     pub fn next_request_id(&self) -> u64 {
         self.next_request.fetch_add(2, Ordering::Relaxed)
     }
 
     /// Opens a request stream with `message`.
-    pub async fn request(&self, message: impl Into<Message>) -> Result<Request, Error> {
+    pub async fn request(&self, message: impl Into<Message>) -> Result<SessionRequest, Error> {
         let (send, recv) = self.streams().open_bi().await?;
-        let mut request = Request { draft: self.draft, send, recv, buffer: BytesMut::new() };
+        let mut request = SessionRequest { draft: self.draft, send, recv, buffer: BytesMut::new() };
         request.send(message).await?;
         Ok(request)
     }
 
-    /// Serves what the peer starts until the session ends.
+    /// Handles everything that the peer starts until the session ends. Returns the reason.
     pub async fn run<H: Handler>(self: Arc<Self>, handler: Arc<H>) -> Error {
         let mut closed = pin!(self.tunnel_closed());
         let mut silent = pin!(self.probe_when_silent());
@@ -327,21 +354,23 @@ impl Session {
                 never = &mut silent => match never {},
                 close = &mut closed => Err(quinn::ConnectionError::ApplicationClosed(close)),
                 stream = self.streams().accept_uni() => stream.map(|stream| {
-                    let (session, handler) = (self.clone(), handler.clone());
+                    let session = self.clone();
+                    let handler = handler.clone();
                     tokio::spawn(async move {
                         let result = session.serve_uni(handler, stream).await;
                         session.note(result);
                     });
                 }),
                 streams = self.streams().accept_bi() => streams.map(|streams| {
-                    let (session, handler) = (self.clone(), handler.clone());
+                    let session = self.clone();
+                    let handler = handler.clone();
                     tokio::spawn(async move {
                         let result = session.serve_bi(handler, streams).await;
                         session.note(result);
                     });
                 }),
                 datagram = self.streams().read_datagram() => datagram.map(|datagram| {
-                    match moq::Datagram::decode(datagram) {
+                    match moq::ObjectDatagram::decode(datagram) {
                         Ok(Some(datagram)) => handler.datagram(datagram),
                         Ok(None) => {}
                         Err(error) => self.note(Err(error.into())),
@@ -354,8 +383,8 @@ impl Session {
         }
     }
 
-    /// Probes the peer whenever media came and nothing comes any more: a relay that was restarted says then that it does not know
-    /// the connection, which would otherwise be found by the idle time-out.
+    /// Probes the peer whenever media stop arriving. A relay that was restarted then answers that it does not know
+    /// the connection, which would otherwise show only by the idle time-out.
     async fn probe_when_silent(&self) -> Infallible {
         let Some(mut prober) = self.prober.lock().take() else { return std::future::pending().await };
         let mut looks = tokio::time::interval(silence::LOOKS);
@@ -363,14 +392,16 @@ impl Session {
         let mut silence = Silence::new(Instant::now());
         loop {
             looks.tick().await;
-            if silence.look(Instant::now(), self.connection.stats().udp_rx.datagrams) {
-                tracing::debug!("the peer is silent: probing it");
+            let stats = self.connection.stats();
+            let packets = PacketTotals { received: stats.udp_rx.datagrams, sent: stats.udp_tx.datagrams };
+            if silence.look(Instant::now(), packets) {
+                tracing::debug!("the relay has been silent: probing the connection");
                 prober.probe(&self.connection);
             }
         }
     }
 
-    /// Until the peer closes the session inside of the connection.
+    /// Waits until the peer closes the WebTransport session inside the connection.
     async fn tunnel_closed(&self) -> quinn::ApplicationClose {
         let Some(tunnel) = &self.tunnel else { return std::future::pending().await };
         let (code, reason) = match tunnel.closed().await {
@@ -386,9 +417,9 @@ impl Session {
         handler: Arc<H>,
         streams: (SendStream, RecvStream),
     ) -> Result<(), Error> {
-        match self.streams().enter_bi(streams).await? {
+        match self.streams().enter_bi(streams.0, streams.1).await? {
             Some((send, recv)) => {
-                let request = Request { draft: self.draft, send, recv, buffer: BytesMut::new() };
+                let request = SessionRequest { draft: self.draft, send, recv, buffer: BytesMut::new() };
                 serve_request(handler, request).await
             }
             None => Ok(()),
@@ -415,19 +446,18 @@ impl Session {
             while let Some(message) = Message::decode(self.draft, &mut buffer)? {
                 match message {
                     Message::Setup(setup) if !is_set_up => {
-                        tracing::debug!(implementation = setup.implementation, "session is set up");
+                        tracing::debug!(
+                            implementation = setup.implementation,
+                            "the MoQ session is established"
+                        );
                         let switches = setup.switching_algorithms.contains(&Assignment::ALGORITHM);
                         let said = setup.implementation.as_deref().unwrap_or_default();
                         let is_millrace = said.starts_with("millrace");
-                        self.peer.send_replace(Some(Peer { switches, is_millrace }));
+                        self.peer.send_replace(Some(PeerSetup { switches, is_millrace }));
                         is_set_up = true;
                     }
                     Message::GoAway(goaway) if is_set_up && self.goaway.borrow().is_none() => {
-                        tracing::info!(
-                            timeout_ms = goaway.timeout,
-                            uri = goaway.uri,
-                            "the peer is going away"
-                        );
+                        tracing::info!(timeout_ms = goaway.timeout, uri = goaway.uri, "the peer sent GOAWAY");
                         self.goaway.send_replace(Some(goaway.uri));
                     }
                     _ => return Err(violation("a message that the control stream does not allow")),
@@ -440,18 +470,19 @@ impl Session {
         }
     }
 
-    /// A violation ends the session; a cancelled stream concerns only itself.
+    /// Ends the session on a violation. A cancelled stream concerns only itself.
     fn note(&self, result: Result<(), Error>) {
         match result {
             Err(Error::Decode(error)) => {
-                tracing::warn!(code = %error.code, "closing the session: {error}");
+                tracing::warn!(code = %error.code, "closing the session, because the peer violated the protocol: {error}");
                 self.close(error.code, error.reason);
             }
-            Err(error) => tracing::debug!("a stream ended early: {error}"),
+            Err(error) => tracing::debug!("a stream of the session ended early: {error}"),
             Ok(()) => {}
         }
     }
 
+    /// Closes the session.
     pub fn close(&self, code: code::Session, reason: &str) {
         match &self.tunnel {
             Some(tunnel) => tunnel.close(&self.connection, code.0, reason),
@@ -459,26 +490,26 @@ impl Session {
         }
     }
 
-    /// Returns when the peer has been told that the session is closed, as far as it is there to be told.
+    /// Returns when the peer has been told that the session is closed, as far as it can be reached.
     pub async fn closed(&self) {
         let _ = tokio::time::timeout(LAST_WORDS, self.endpoint.wait_idle()).await;
     }
 }
 
-/// The draft that was agreed on; where nothing was, the oldest.
+/// Returns the draft that was agreed on, or the oldest one if none was.
 fn agreed(connection: &quinn::Connection, tunnel: Option<&Tunnel>) -> Draft {
     let draft = match tunnel {
-        Some(tunnel) => Draft::of_protocol(&tunnel.asked.protocol),
+        Some(tunnel) => Draft::from_protocol(&tunnel.asked.protocol),
         None => {
             let data = connection.handshake_data();
             let data = data.and_then(|data| data.downcast::<quinn::crypto::rustls::HandshakeData>().ok());
-            data.and_then(|data| Draft::of_alpn(data.protocol.as_deref()?))
+            data.and_then(|data| Draft::from_alpn(data.protocol.as_deref()?))
         }
     };
     draft.unwrap_or(Draft::D18)
 }
 
-async fn serve_request<H: Handler>(handler: Arc<H>, mut request: Request) -> Result<(), Error> {
+async fn serve_request<H: Handler>(handler: Arc<H>, mut request: SessionRequest) -> Result<(), Error> {
     match request.next().await? {
         Some(message) if message.opens_request() => handler.request(message, request).await,
         Some(_) => Err(violation("a request stream begins with a message that is not a request")),
@@ -486,32 +517,34 @@ async fn serve_request<H: Handler>(handler: Arc<H>, mut request: Request) -> Res
     }
 }
 
-fn setup_of(Remote { url, switching_sets, .. }: &Remote) -> message::Setup {
-    message::Setup {
+fn setup_of(Remote { url, switching_sets, hop, .. }: &Remote) -> message::SetupOptions {
+    message::SetupOptions {
         switching_algorithms: switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect(),
         path: Some(path_of(url).to_owned()),
         authority: Some(url.authority().to_owned()),
         implementation: Some(concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned()),
-        ..message::Setup::default()
+        hop_id: *hop,
+        ..message::SetupOptions::default()
     }
 }
 
-/// A request stream: a request one way, its answers (and updates of it) both ways.
-pub struct Request {
+/// A request stream: the request in one direction, answers and updates in both.
+pub struct SessionRequest {
     draft: Draft,
     send: SendStream,
     recv: RecvStream,
     buffer: BytesMut,
 }
 
-impl Request {
+impl SessionRequest {
+    /// Sends a message.
     pub async fn send(&mut self, message: impl Into<Message>) -> Result<(), Error> {
         let mut out = Vec::new();
         message.into().encode(self.draft, &mut out)?;
         Ok(self.send.write_all(&out).await?)
     }
 
-    /// The next message, or `None` at the end of the peer's side. Can be cancelled without loss.
+    /// Returns the next message, or `None` at the end of the peer's side. Cancelling this loses nothing.
     pub async fn next(&mut self) -> Result<Option<Message>, Error> {
         loop {
             if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
@@ -525,7 +558,7 @@ impl Request {
         }
     }
 
-    /// The first answer: a message other than REQUEST_ERROR.
+    /// Waits for the first answer. REQUEST_ERROR is an error.
     pub async fn answer(&mut self) -> Result<Message, Error> {
         match self.next().await? {
             Some(Message::RequestError(error)) => Err(Error::Refused(error)),
@@ -534,13 +567,14 @@ impl Request {
         }
     }
 
+    /// Refuses the peer's request.
     pub async fn refuse(&mut self, code: code::Request, reason: &str) -> Result<(), Error> {
         self.send(message::RequestError::new(code, reason)).await?;
         self.finish();
         Ok(())
     }
 
-    /// Resolves when the peer wants no more messages, or has all of them after [`Request::finish`].
+    /// Resolves when the peer wants no more messages, or has all of them after [`SessionRequest::finish`].
     pub fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
         let stopped = self.send.stopped();
         async move {
@@ -548,23 +582,23 @@ impl Request {
         }
     }
 
-    /// Ends this side.
+    /// Ends our side of the stream.
     pub fn finish(&mut self) {
-        // Fails only when the stream has ended already.
+        // This fails only when the stream has already ended.
         let _ = self.send.finish();
     }
 
-    /// Takes the request back, or gives it up.
+    /// Cancels the request.
     pub fn cancel(&mut self) {
         reset(&mut self.send, code::Reset::CANCELLED);
         let _ = self.recv.stop(varint(code::Reset::CANCELLED.0));
     }
 }
 
-/// A unidirectional stream behind its header.
+/// A unidirectional stream after its header.
 pub struct DataStream {
     stream: RecvStream,
-    /// Read with the header, but behind it.
+    /// Bytes after the header that were read together with it.
     ahead: Bytes,
     offset: u64,
 }
@@ -586,17 +620,17 @@ impl DataStream {
         }
     }
 
-    /// The QUIC stream ID.
+    /// Returns the QUIC stream ID.
     pub fn id(&self) -> u64 {
         VarInt::from(self.stream.id()).into_inner()
     }
 
-    /// Stream offset of the next byte that [`DataStream::chunk`] returns.
+    /// Returns the stream offset of the next byte that [`DataStream::chunk`] returns.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next bytes, or `None` at the end.
+    /// Returns the next bytes, or `None` at the end.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
         let chunk = match self.ahead.is_empty() {
             false => Some(std::mem::take(&mut self.ahead)),
@@ -606,8 +640,9 @@ impl DataStream {
         Ok(chunk)
     }
 
+    /// Stops the stream: no more of it is wanted.
     pub fn stop(&mut self, code: code::Reset) {
-        // Fails only when the stream has ended already.
+        // This fails only when the stream has already ended.
         let _ = self.stream.stop(varint(code.0));
     }
 }
@@ -617,14 +652,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls() {
+    fn urls_are_parsed_or_refused() {
         assert!(parse_url("moqt://localhost:4443/a?b").is_ok());
         assert!(parse_url("https://localhost:4443/a?b").is_ok());
         for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path", "moqt://a@b"]
         {
             assert!(parse_url(bad).is_err(), "{bad}");
         }
-        let at = |url| Remote::new(parse_url(url).unwrap(), Trust::Anyone);
+        let at = |url| Remote::new(parse_url(url).unwrap(), CertificateTrust::Anyone);
         let setup = setup_of(&at("moqt://localhost:4443/a?b"));
         assert_eq!(setup.path.as_deref(), Some("/a?b"));
         assert_eq!(setup.authority.as_deref(), Some("localhost:4443"));

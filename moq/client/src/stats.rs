@@ -1,4 +1,4 @@
-//! Figures about the objects that arrive: loss, order, damage, rate, latency.
+//! Figures about arriving objects: loss, order, damage, rate, latency.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,27 +7,28 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::owed::{self, Owed};
-use crate::payload::{self, Bad, Stamp};
+use crate::payload::{self, PayloadFault, Stamp};
 
-/// Sequence numbers that can still arrive late; older ones that are missing are lost.
+/// Size of the window of sequence numbers that may still arrive late, in words of 64 bits. Missing numbers before the
+/// window are lost.
 const WINDOW_WORDS: usize = 1 << 14;
-/// Numbers by which an object that was sent last is behind others, if its publisher was started again.
+/// Number by which an object that was sent last is behind others if its publisher was restarted.
 const BEHIND: u64 = 32;
 
-/// Which sequence numbers have arrived, as runs of 64 bits from a base on.
+/// The set of sequence numbers that have arrived, in words of 64 bits.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct SequenceSet {
     /// The first number of the window; a multiple of 64.
     base: u64,
     window: VecDeque<u64>,
     first: Option<u64>,
-    /// One past the largest.
+    /// The number after the largest one.
     end: u64,
     count: u64,
     gaps: Gaps,
 }
 
-/// Runs of missing numbers in what the window has left behind.
+/// Runs of missing numbers before the window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
     count: u64,
@@ -42,8 +43,8 @@ impl Gaps {
     }
 }
 
-impl Seen {
-    /// Whether `sequence` is new.
+impl SequenceSet {
+    /// Records `sequence`. Returns whether it is new.
     fn insert(&mut self, sequence: u64) -> bool {
         if self.first.is_none() {
             self.base = sequence & !63;
@@ -74,7 +75,8 @@ impl Seen {
         true
     }
 
-    /// A number before the window: new if nothing has left the window yet and it reaches that far back.
+    /// Records a number before the window. It is new only if nothing has left the window yet and the window can be
+    /// extended that far back.
     fn insert_before(&mut self, sequence: u64) -> bool {
         let words = (self.base - (sequence & !63)) / 64;
         let has_left = self.first.is_some_and(|first| first < self.base);
@@ -97,7 +99,7 @@ impl Seen {
         self.base += 64;
     }
 
-    /// Leaves everything behind for a number far ahead.
+    /// Moves the window to a number far ahead.
     fn jump(&mut self, sequence: u64) {
         while !self.window.is_empty() {
             self.leave_word();
@@ -108,7 +110,7 @@ impl Seen {
         self.base = sequence & !63;
     }
 
-    /// Numbers missing up to `end`, and the runs that they form.
+    /// Returns how many numbers are missing up to `end`, and in how many runs.
     fn missing(&self, end: u64) -> (u64, u64) {
         let Some(first) = self.first else { return (end, u64::from(end > 0)) };
         let mut gaps = self.gaps;
@@ -125,15 +127,15 @@ impl Seen {
     }
 }
 
-/// What one subscriber got.
+/// Figures of one subscriber's objects.
 #[derive(Clone, Debug)]
-pub struct Figures {
-    seen: Seen,
-    /// Objects of publishers before this one, which was started again and counts from 0.
+pub struct ObjectFigures {
+    seen: SequenceSet,
+    /// Number of objects of the publisher's earlier runs. A restarted publisher counts from 0 again.
     before: u64,
-    /// When the newest object was sent.
+    /// Time when the newest object was sent.
     newest: Duration,
-    /// As the payloads say; 0 if they do not.
+    /// Number of objects of the track according to the payloads; 0 if unknown.
     total: u64,
     corrupted: u64,
     unstamped: u64,
@@ -144,34 +146,36 @@ pub struct Figures {
     resets: u64,
     latency: Histogram<u64>,
     owed: Owed,
-    /// Of each object, if that is wanted.
-    series: Option<Vec<Arrival>>,
-    /// [`payload::now`] of the request, the first object and the last one.
+    /// The arrivals of all objects, if they should be remembered.
+    series: Option<Vec<ObjectArrival>>,
+    /// Times by [`payload::now`] of the request, the first object and the last one.
     started: Duration,
     first: Option<Duration>,
     last: Duration,
 }
 
-/// An object that came.
+/// The arrival of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub struct ObjectArrival {
+    /// The object's sequence number.
     pub sequence: u64,
-    /// As of [`payload::now`].
+    /// Time of sending, by [`payload::now`].
     pub sent: Duration,
+    /// Time from sending to arrival.
     pub latency: Duration,
 }
 
-/// Place of a stream's last object, to see that its objects come in order.
+/// The last object of a stream, to check that its objects arrive in order.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Order(Option<u64>);
+pub struct StreamOrder(Option<u64>);
 
-impl Figures {
-    /// Begins when the track is asked for.
+impl ObjectFigures {
+    /// Makes empty figures. Call it when the track is requested.
     pub fn new() -> Self {
-        // Three digits from 1 ns up; growing on demand, it cannot refuse a value.
+        // The histogram records three digits from 1 ns up. It grows on demand, so it cannot refuse a value.
         let latency = Histogram::new(3).unwrap_or_else(|_| unreachable!("3 digits are legal"));
         Self {
-            seen: Seen::default(),
+            seen: SequenceSet::default(),
             before: 0,
             newest: Duration::ZERO,
             total: 0,
@@ -191,29 +195,29 @@ impl Figures {
         }
     }
 
-    /// Remembers each object.
+    /// Makes the figures remember each object.
     pub fn with_series(self) -> Self {
         Self { series: Some(Vec::new()), ..self }
     }
 
-    /// The objects in the order in which they came.
-    pub fn series(&self) -> &[Arrival] {
+    /// Returns the objects in order of arrival.
+    pub fn series(&self) -> &[ObjectArrival] {
         self.series.as_deref().unwrap_or_default()
     }
 
     /// Counts an object that has just arrived.
-    pub fn object(&mut self, payload: &[u8], order: &mut Order) {
+    pub fn object(&mut self, payload: &[u8], order: &mut StreamOrder) {
         let now = payload::now();
         self.first.get_or_insert(now);
         self.last = now;
         self.bytes += payload.len() as u64;
         let stamp = match payload::check(payload) {
             Ok(stamp) => self.follow(stamp),
-            Err(Bad::Corrupted(_)) => {
+            Err(PayloadFault::Corrupted(_)) => {
                 self.corrupted += 1;
                 return;
             }
-            Err(Bad::Unstamped) => {
+            Err(PayloadFault::Unstamped) => {
                 self.unstamped += 1;
                 return;
             }
@@ -229,7 +233,7 @@ impl Figures {
                 let latency = now.saturating_sub(stamp.sent);
                 let _ = self.latency.record(latency.as_nanos() as u64);
                 if let Some(series) = &mut self.series {
-                    series.push(Arrival { sequence: stamp.sequence, sent: stamp.sent, latency });
+                    series.push(ObjectArrival { sequence: stamp.sequence, sent: stamp.sent, latency });
                 }
                 self.owed.object(stamp, now);
             }
@@ -237,8 +241,9 @@ impl Figures {
         }
     }
 
-    /// Numbers the objects of a publisher that was started again behind those of before. One that was sent later than all that came
-    /// and has a number far lower is of such a publisher: all of one publisher are numbered in the order of sending.
+    /// Renumbers the objects of a restarted publisher to follow those of before. One publisher numbers its objects in
+    /// the order of sending. Therefore an object that was sent last but has a far lower number is of a restarted
+    /// publisher.
     fn follow(&mut self, stamp: Stamp) -> Stamp {
         let is_behind = stamp.sequence.saturating_add(self.before).saturating_add(BEHIND) < self.seen.end;
         if stamp.sent > self.newest && is_behind {
@@ -249,23 +254,24 @@ impl Figures {
         Stamp { sequence: stamp.sequence.saturating_add(self.before), total, ..stamp }
     }
 
+    /// Counts a data stream that has ended.
     pub fn stream(&mut self, was_reset: bool) {
         self.streams += 1;
         self.resets += u64::from(was_reset);
     }
 
-    /// Objects so far, once each; those that are not stamped included.
+    /// Returns the number of distinct objects so far, including those without a stamp.
     pub fn delivered(&self) -> u64 {
         self.seen.count + self.unstamped
     }
 
-    /// Whether all of the track has been sent, however much of it has come.
+    /// Whether all of the track has been sent, however much of it has arrived.
     pub fn is_published(&self) -> bool {
         self.owed.is_published(payload::now())
     }
 
-    /// The figures now. At the end of the track, what is missing behind the last object is lost too.
-    pub fn report(&self, is_end: bool) -> Report {
+    /// Returns the present figures. With `is_end`, objects missing after the last one count as lost.
+    pub fn report(&self, is_end: bool) -> StatsReport {
         let end = if is_end { self.total } else { 0 };
         let (lost, gaps) = match self.seen.first {
             None => (0, 0),
@@ -273,7 +279,7 @@ impl Figures {
         };
         let seconds = self.first.map_or(0.0, |first| self.last.saturating_sub(first).as_secs_f64());
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        Report {
+        StatsReport {
             delivered: self.delivered(),
             lost,
             duplicates: self.duplicates,
@@ -283,7 +289,7 @@ impl Figures {
             bytes: self.bytes,
             rate_hz: per_second(self.delivered().saturating_sub(1)),
             bits_per_second: per_second(self.bytes * 8),
-            latency_us: Latency::of(&self.latency),
+            latency_us: LatencyFigures::from_histogram(&self.latency),
             first_object_ms: self.first.map(|first| first.saturating_sub(self.started).as_secs_f64() * 1e3),
             streams: self.streams,
             resets: self.resets,
@@ -291,13 +297,13 @@ impl Figures {
         }
     }
 
-    /// Totals over subscribers. Rates add up; the first object is the slowest one.
-    pub fn total(all: &[Self], is_end: bool) -> Report {
-        let mut latency = Figures::new().latency;
-        let mut total = Report::default();
+    /// Returns totals over subscribers. Rates add up; the first object is the slowest one.
+    pub fn total(all: &[Self], is_end: bool) -> StatsReport {
+        let mut latency = ObjectFigures::new().latency;
+        let mut total = StatsReport::default();
         for figures in all {
             let report = figures.report(is_end);
-            // Both grow on demand, so one always fits into the other.
+            // Both histograms grow on demand, so each fits into the other.
             let _ = latency.add(&figures.latency);
             total.delivered += report.delivered;
             total.lost += report.lost;
@@ -315,60 +321,67 @@ impl Figures {
                 (one, other) => one.or(other),
             };
         }
-        total.latency_us = Latency::of(&latency);
+        total.latency_us = LatencyFigures::from_histogram(&latency);
         total.owed = if is_end { Owed::report(all.iter().map(|figures| &figures.owed)) } else { None };
         total
     }
 }
 
-impl Default for Figures {
+impl Default for ObjectFigures {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// Figures as they are printed.
+/// Figures for printing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
-    /// Objects, once each.
+pub struct StatsReport {
+    /// Number of distinct objects.
     pub delivered: u64,
-    /// Objects missing between the first that arrived and the last (or the end of the track).
+    /// Number of objects missing between the first that arrived and the last, or the end of the track.
     pub lost: u64,
+    /// Number of objects that arrived more than once, counting each further time.
     pub duplicates: u64,
-    /// Objects whose bytes were changed on the way.
+    /// Number of objects whose bytes were changed on the way.
     pub corrupted: u64,
-    /// Objects behind a later one of the same stream.
+    /// Number of objects that arrived after a later one of the same stream.
     pub disordered: u64,
-    /// Runs of lost objects.
+    /// Number of runs of lost objects.
     pub gaps: u64,
-    /// Of payload, duplicates included.
+    /// Number of payload bytes, including duplicates.
     pub bytes: u64,
     /// Objects per second between the first and the last.
     pub rate_hz: f64,
+    /// Payload bits per second between the first and the last object.
     pub bits_per_second: f64,
-    pub latency_us: Latency,
-    /// From the request to the first object.
+    /// Latency of the objects that arrived.
+    pub latency_us: LatencyFigures,
+    /// Milliseconds from the request to the first object.
     pub first_object_ms: Option<f64>,
-    /// Data streams that have ended.
+    /// Number of data streams that have ended.
     pub streams: u64,
-    /// Those of them that were reset.
+    /// Number of those that were reset.
     pub resets: u64,
-    /// At the end of a track that says how long it is.
+    /// Figures over all objects of the track, if the track's length is known and it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub owed: Option<owed::Report>,
+    pub owed: Option<owed::OwedReport>,
 }
 
 /// One-way latency in microseconds, from the publisher's application to the subscriber's on one host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Latency {
+pub struct LatencyFigures {
+    /// The median.
     pub p50: f64,
+    /// The 90th percentile.
     pub p90: f64,
+    /// The 99th percentile.
     pub p99: f64,
+    /// The largest latency.
     pub max: f64,
 }
 
-impl Latency {
-    fn of(histogram: &Histogram<u64>) -> Self {
+impl LatencyFigures {
+    fn from_histogram(histogram: &Histogram<u64>) -> Self {
         let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
         Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: histogram.max() as f64 / 1e3 }
     }
@@ -386,9 +399,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_doubled_or_damaged_is_counted() {
-        let mut figures = Figures::new();
-        let mut order = Order::default();
+    fn missing_duplicate_and_damaged_objects_are_counted() {
+        let mut figures = ObjectFigures::new();
+        let mut order = StreamOrder::default();
         for sequence in [3, 4, 7, 7, 8, 6, 12] {
             figures.object(&object(sequence), &mut order);
         }
@@ -406,13 +419,13 @@ mod tests {
     }
 
     #[test]
-    fn publisher_that_is_started_again_is_counted_on() {
-        let mut figures = Figures::new();
+    fn restarted_publisher_continues_the_count() {
+        let mut figures = ObjectFigures::new();
         for sequence in 0..100 {
-            figures.object(&object(sequence), &mut Order::default());
+            figures.object(&object(sequence), &mut StreamOrder::default());
         }
         for sequence in [0, 1, 3, 2, 5, 5] {
-            figures.object(&object(sequence), &mut Order::default());
+            figures.object(&object(sequence), &mut StreamOrder::default());
         }
         let report = figures.report(false);
         assert_eq!((report.delivered, report.lost, report.duplicates), (105, 1, 1));
@@ -420,12 +433,12 @@ mod tests {
 
     #[test]
     fn a_subscriber_without_objects_has_lost_nothing() {
-        assert_eq!(Figures::new().report(true), Report::default());
+        assert_eq!(ObjectFigures::new().report(true), StatsReport::default());
     }
 
     #[test]
     fn numbers_that_left_the_window_stay_counted() {
-        let mut seen = Seen::default();
+        let mut seen = SequenceSet::default();
         let end = 64 * WINDOW_WORDS as u64 * 3;
         for sequence in (0..end).filter(|sequence| sequence % 1000 != 999) {
             assert!(seen.insert(sequence));
@@ -437,20 +450,21 @@ mod tests {
 
     #[test]
     fn a_far_jump_is_one_gap() {
-        let mut seen = Seen::default();
+        let mut seen = SequenceSet::default();
         assert!(seen.insert(10) && seen.insert(1 << 40) && seen.insert((1 << 40) + 1));
         assert_eq!(seen.missing(0), ((1 << 40) - 11, 1));
     }
 
     proptest! {
         #[test]
-        fn seen_is_a_set(numbers in prop::collection::vec(0..400u64, 1..200)) {
-            let mut seen = Seen::default();
+        fn received_numbers_behave_like_a_set(numbers in prop::collection::vec(0..400u64, 1..200)) {
+            let mut seen = SequenceSet::default();
             let mut model = BTreeSet::new();
             for number in &numbers {
                 prop_assert_eq!(seen.insert(*number), model.insert(*number));
             }
-            let (first, last) = (*model.first().unwrap(), *model.last().unwrap());
+            let first = *model.first().unwrap();
+            let last = *model.last().unwrap();
             let missing: Vec<_> = (first..=last).filter(|number| !model.contains(number)).collect();
             let runs = missing.iter().filter(|number| model.contains(&(**number - 1))).count();
             prop_assert_eq!(seen.missing(0), (missing.len() as u64, runs as u64));

@@ -16,69 +16,87 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::again::{Pause, successor};
-use crate::alternates::{self, Alternates, Subscribed};
-use crate::media::{self, CATALOG, Catalog, Choice, INIT, Part, Playlist, Wrap, playable};
-use crate::object::{Object, ObjectStream};
+use crate::alternates::{self, Alternates, SubscribedAlternates};
+use crate::media::{self, CATALOG, INIT, MoqPubCatalog, PlayedTrack, Playlist, TrackChoice, Wrap, playable};
+use crate::object::{ObjectStream, ReceivedObject};
 use crate::order::Sequencer;
-use crate::receive::{Receiver, Sink, Step};
-use crate::session::{self, ConnectError, Remote, Session};
-use crate::stats::{Arrival, Figures, Report};
+use crate::receive::{ObjectReceiver, ObjectSink, TrackEvent};
+use crate::session::{self, Remote, Session, SessionConnectError};
+use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
-/// Objects that a player holds for one track.
+/// Largest number of objects in a player's queue for one track.
 const QUEUE: usize = 256;
-/// How long a player waits for a group that does not come.
+/// How long a player waits for a missing group.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long it waits for one after a silence that was longer than that: what has not come by now was published meanwhile.
+/// How long it waits after a longer silence: a group that is still missing then was published meanwhile.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
-/// How long a session may take to be closed when it is time to leave.
+/// How long closing a session may take when the subscriber leaves.
 const LEAVING: Duration = Duration::from_secs(3);
-/// How long a track may be missing where GOAWAY has sent its subscriber: the publisher was sent there as well, and may come later.
+/// How long a track may be missing after a GOAWAY redirected its subscriber: the publisher was redirected too, and
+/// may arrive later.
 const ARRIVAL: Duration = Duration::from_secs(10);
-/// How long the names of a broadcast's tracks are waited for, to say them with an error.
+/// How long to wait for the catalog, whose track names are added to an error.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
-/// The track that is measured if no other is named.
+/// The track that is measured if none is named.
 const MEASURED_TRACK: &str = "objects";
 
-/// What to ask for, and where.
+/// The tracks to ask for, and the relay.
+///
+/// ```
+/// use millrace_client::session::{Remote, parse_url};
+/// use millrace_client::{subscribe::SubscribeOptions, tls::CertificateTrust};
+/// use millrace_moq::Namespace;
+///
+/// let remote = Remote::new(parse_url("moqt://relay.example/")?, CertificateTrust::System);
+/// let mut options = SubscribeOptions::new(remote, Namespace::from_path("live/bbb")?);
+/// // One track, from three groups before the current one on.
+/// options.track = Some("video".into());
+/// options.join_groups = Some(3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SubscribeOptions {
+    /// The relay.
     pub remote: Remote,
     /// The broadcast's name.
     pub namespace: Namespace,
-    /// This track only.
+    /// The only track to ask for.
     pub track: Option<String>,
-    /// Take the names of the tracks from the catalog.
+    /// Whether to take the names of the tracks from the catalog.
     pub catalog: bool,
-    /// Which tracks to play.
-    pub choice: Choice,
-    /// Subscribe to all tracks that the catalog has for the same content, of which the relay sends each group of one: the one
+    /// The tracks to play.
+    pub choice: TrackChoice,
+    /// Whether to subscribe to all of a track's alternates in the catalog. The relay then sends each group of the one
     /// that the path has room for (draft-wilaw-moq-moqt-ssts).
     pub adaptive: bool,
-    /// Begin this many groups before the current one.
+    /// Number of groups before the current one to begin with.
     pub join_groups: Option<u64>,
-    /// Fetch from the first to the second (the largest object ID: all of its group), and end.
+    /// Range to fetch instead of subscribing. The largest object ID stands for all of its group.
     pub fetch: Option<(Location, Location)>,
+    /// The objects to ask for.
     pub filter: Option<Filter>,
-    /// Lower goes first.
+    /// Priority; a lower value is sent first.
     pub priority: Option<u8>,
+    /// The order of groups.
     pub group_order: Option<GroupOrder>,
-    /// End after so many objects (each subscriber).
+    /// Number of objects of each subscriber after which to end.
     pub count: Option<u64>,
-    /// Remember each object: [`Measured::series`].
+    /// Whether to remember each object, in [`Measured::series`].
     pub series: bool,
-    /// Connect again when the session ends, and go on trying when there is none or the track is not there.
+    /// Whether to connect again when the session ends, and to keep trying when none can be established or the track
+    /// does not exist.
     pub reconnect: bool,
 }
 
-impl Options {
-    /// What is there now and what comes, of a whole broadcast.
+impl SubscribeOptions {
+    /// Makes options for a whole broadcast, from its current group on.
     pub fn new(remote: Remote, namespace: Namespace) -> Self {
         Self {
             remote,
             namespace,
             track: None,
             catalog: false,
-            choice: Choice::default(),
+            choice: TrackChoice::default(),
             adaptive: false,
             join_groups: None,
             fetch: None,
@@ -91,21 +109,21 @@ impl Options {
         }
     }
 
-    /// What is to come, after a session has ended: with whole groups, so that a decoder can go on.
+    /// Returns the options after a session has ended: new objects with whole groups, so that a decoder can continue.
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
     }
 
-    /// A session that is there already, or a new one.
-    async fn session(&self, moved: Option<Arc<Session>>) -> Result<Arc<Session>, ConnectError> {
+    /// Returns the existing session `moved`, or a new one.
+    async fn session(&self, moved: Option<Arc<Session>>) -> Result<Arc<Session>, SessionConnectError> {
         match moved {
             Some(session) => Ok(session),
             None => Session::connect(&self.remote).await,
         }
     }
 
-    fn parameters(&self, receiver: &Receiver) -> Parameters {
+    fn parameters(&self, receiver: &ObjectReceiver) -> Parameters {
         let parameters = Parameters {
             subscriber_priority: self.priority,
             filter: self.filter,
@@ -131,11 +149,12 @@ impl Options {
     }
 }
 
-/// Why a broadcast cannot be had any further.
+/// The reason why a broadcast can no longer be received.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Connect(#[from] SessionConnectError),
     #[error("the session ended: {0}")]
     Ended(#[source] session::Error),
     #[error(transparent)]
@@ -144,9 +163,9 @@ pub enum Error {
     NoTrack {
         name: String,
         source: session::Error,
-        /// Those that the broadcast has, as far as is known.
+        /// Names of the broadcast's tracks, as far as they are known.
         others: Vec<String>,
-        /// It was asked for by name.
+        /// Whether the track was named by the user.
         is_named: bool,
     },
     #[error("track {name} ended early: {reason}")]
@@ -162,10 +181,10 @@ pub enum Error {
     #[error("cannot read the catalog: {0}")]
     Catalog(#[source] serde_json::Error),
     #[error(
-        "the relay does not switch between tracks for --adaptive: it is not set to (millrace relay --switching-sets), or cannot"
+        "the relay does not support --adaptive: its switching sets are off (millrace relay --switching-sets), or it has none"
     )]
     NoSwitching,
-    #[error("nothing to play: neither video nor audio")]
+    #[error("the broadcast has nothing to play: neither video nor audio")]
     NothingToPlay,
     #[error(transparent)]
     Media(#[from] media::Error),
@@ -173,12 +192,12 @@ pub enum Error {
     Write(#[source] io::Error),
     #[error(transparent)]
     Name(#[from] NameError),
-    #[error("a task failed: {0}")]
+    #[error("a task of the subscriber failed: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
 impl Error {
-    /// Whether a track has ended before its time.
+    /// Whether a track has ended early.
     fn is_early(&self) -> bool {
         match self {
             Self::Early { .. } => true,
@@ -187,7 +206,7 @@ impl Error {
         }
     }
 
-    /// What ended the session, if that is what it came from.
+    /// Returns the error of the session, if that is the cause.
     fn session(&self) -> Option<&session::Error> {
         match self {
             Self::Ended(error) | Self::Request(error) => Some(error),
@@ -199,12 +218,12 @@ impl Error {
         }
     }
 
-    /// Whether nobody publishes the track now.
+    /// Whether the track has no publisher now.
     fn is_without_publisher(&self) -> bool {
         matches!(self, Self::NoTrack { source, .. } if is_absent(source))
     }
 
-    /// Whether another session may do better.
+    /// Whether another session may work.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
@@ -219,18 +238,18 @@ impl Error {
     }
 }
 
-/// Nobody publishes it now.
+/// Whether the track has no publisher now.
 fn is_absent(error: &session::Error) -> bool {
     matches!(error, session::Error::Refused(refused) if refused.code == code::Request::DOES_NOT_EXIST)
 }
 
-/// What to ask for instead.
+/// Suggests what to ask for instead.
 fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
         _ if !is_absent(source) => String::new(),
-        [] if is_named => "; nor is there a catalog: the broadcast may not be published yet".to_owned(),
+        [] if is_named => "; there is no catalog either: the broadcast may not be published yet".to_owned(),
         [] => {
-            "; nor is there a catalog: the broadcast may not be published yet, or its tracks have other names (--track)"
+            "; there is no catalog either: the broadcast may not be published yet, or its tracks have other names (--track)"
                 .to_owned()
         }
         others if is_named => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
@@ -243,44 +262,48 @@ fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     }
 }
 
-/// Figures of all subscribers, and of each.
+/// Figures of all subscribers together, and of each.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
+    /// Figures of all subscribers together.
     #[serde(flatten)]
-    pub total: Report,
-    pub subscribers: Vec<Report>,
-    /// Objects of each subscriber, with [`Options::series`].
+    pub total: StatsReport,
+    /// Figures of each subscriber.
+    pub subscribers: Vec<StatsReport>,
+    /// The objects of each subscriber, with [`SubscribeOptions::series`].
     #[serde(skip)]
-    pub series: Vec<Vec<Arrival>>,
+    pub series: Vec<Vec<ObjectArrival>>,
 }
 
-/// Hears the totals so far, each second once something is subscribed to; an error ends everything.
-pub type OnSecond<'a> = &'a mut dyn FnMut(&Report) -> io::Result<()>;
+/// Called with the totals so far, each second once there is a subscription. An error ends everything.
+pub type OnSecond<'a> = &'a mut dyn FnMut(&StatsReport) -> io::Result<()>;
 
-/// Runs so many subscribers, each with a connection of its own, until their tracks end, they have enough, or `stop` is
-/// over.
+/// Runs `subscribers` subscribers, each with its own connection, until their tracks end, they have enough objects, or
+/// `stop` completes.
 ///
 /// # Errors
-/// One of them cannot connect or subscribe, or its session ends; with [`Options::reconnect`] only what another attempt will
-/// not mend.
+/// Fails if a subscriber cannot connect or subscribe, or its session ends. With [`SubscribeOptions::reconnect`] it fails only
+/// if another attempt would not help.
 pub async fn measure(
-    options: &Options,
+    options: &SubscribeOptions,
     subscribers: usize,
     stop: impl Future<Output = ()>,
     mut on_second: Option<OnSecond<'_>>,
 ) -> Result<Measured, Error> {
-    let new = || if options.series { Figures::new().with_series() } else { Figures::new() };
+    let new = || if options.series { ObjectFigures::new().with_series() } else { ObjectFigures::new() };
     let figures: Vec<_> = (0..subscribers).map(|_| Arc::new(Mutex::new(new()))).collect();
     let (leave, left) = watch::channel(false);
     let (subscribed, is_subscribed) = watch::channel(false);
     let mut running = JoinSet::new();
     for figures in &figures {
-        let (figures, subscribed) = (figures.clone(), subscribed.clone());
-        let (options, left) = (options.clone(), left.clone());
+        let figures = figures.clone();
+        let subscribed = subscribed.clone();
+        let options = options.clone();
+        let left = left.clone();
         running.spawn(async move {
             let once =
                 |options, session| count(options, session, figures.clone(), subscribed.clone(), left.clone());
-            again(&options, left.clone(), once).await
+            retry_session(&options, left.clone(), once).await
         });
     }
     let mut ended = 0;
@@ -295,14 +318,14 @@ pub async fn measure(
             }
             _ = second.tick(), if on_second.is_some() => {
                 if let Some(on_second) = on_second.as_mut().filter(|_| *is_subscribed.borrow()) {
-                    on_second(&Figures::total(&now(&figures), false)).map_err(Error::Write)?;
+                    on_second(&ObjectFigures::total(&now(&figures), false)).map_err(Error::Write)?;
                 }
             }
             () = &mut stop => break,
         }
     }
     let figures = now(&figures);
-    let is_over = || ended == subscribers || figures.iter().all(Figures::is_published);
+    let is_over = || ended == subscribers || figures.iter().all(ObjectFigures::is_published);
     let is_end = options.count.is_none() && is_over();
     leave.send_replace(true);
     while let Some(result) = running.join_next().await {
@@ -310,22 +333,22 @@ pub async fn measure(
     }
     let subscribers = figures.iter().map(|figures| figures.report(is_end)).collect();
     let series = figures.iter().map(|figures| figures.series().to_vec()).collect();
-    Ok(Measured { total: Figures::total(&figures, is_end), subscribers, series })
+    Ok(Measured { total: ObjectFigures::total(&figures, is_end), subscribers, series })
 }
 
-/// How a session ended that did not fail.
-enum End {
-    /// There is nothing more to come, or it was told to leave.
+/// The reason why a session ended without an error.
+enum SubscriberEnd {
+    /// The session is complete, or the subscriber was told to leave.
     Over,
-    /// The relay goes away; there is a session to go on with.
+    /// The relay sent GOAWAY; this is the session to continue with.
     Moved(Arc<Session>, Remote),
 }
 
-/// Runs sessions, one after the other, until one has everything. `left`: it is time to leave.
-async fn again<F: Future<Output = Result<End, Error>>>(
-    options: &Options,
+/// Runs sessions, one after the other, until one has everything. `left` becomes true when it is time to leave.
+async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
+    options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
-    once: impl Fn(Options, Option<Arc<Session>>) -> F,
+    once: impl Fn(SubscribeOptions, Option<Arc<Session>>) -> F,
 ) -> Result<(), Error> {
     let mut pause = Pause::new();
     let mut now = options.clone();
@@ -334,7 +357,7 @@ async fn again<F: Future<Output = Result<End, Error>>>(
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
-            // While it connects; whoever is connected has heard it, and closes the session first.
+            // This covers the time of connecting; an established session hears of `left` itself, and closes first.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
                 tokio::time::sleep(LEAVING).await;
@@ -343,8 +366,8 @@ async fn again<F: Future<Output = Result<End, Error>>>(
         let remote = now.remote;
         now = options.to_go_on();
         let next = match result {
-            Ok(End::Over) => return Ok(()),
-            Ok(End::Moved(session, remote)) => {
+            Ok(SubscriberEnd::Over) => return Ok(()),
+            Ok(SubscriberEnd::Moved(session, remote)) => {
                 (moved, now.remote) = (Some(session), remote);
                 moved_at = Some(Instant::now());
                 continue;
@@ -353,22 +376,24 @@ async fn again<F: Future<Output = Result<End, Error>>>(
                 if error.is_without_publisher() && moved_at.is_some_and(|at| at.elapsed() < ARRIVAL) =>
             {
                 now.remote = remote;
-                let next = pause.after();
-                tracing::warn!("{error}; its publisher may still be on the way, trying again in {next:?}");
+                let next = pause.next_pause();
+                tracing::warn!(
+                    "cannot subscribe: {error}; its publisher may arrive later, trying again in {next:?}"
+                );
                 next
             }
-            // As far as it went.
+            // The result covers the part before the early end.
             Err(error) if !options.reconnect && error.is_early() => {
-                tracing::warn!("{error}");
+                tracing::warn!("the subscription ended early: {error}");
                 return Ok(());
             }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
-            // At the first relay: where that has sent us it may not be good for ever.
+            // The next attempt goes to the first relay: the address of a redirect may not work for ever.
             Err(error) => {
                 let next = pause.after_error(error.session());
                 match next.is_zero() {
-                    true => tracing::warn!("{error}: the relay was restarted, connecting again"),
-                    false => tracing::warn!("{error}; trying again in {next:?}"),
+                    true => tracing::warn!("the relay was restarted, connecting again: {error}"),
+                    false => tracing::warn!("the subscription failed: {error}; trying again in {next:?}"),
                 }
                 next
             }
@@ -380,20 +405,20 @@ async fn again<F: Future<Output = Result<End, Error>>>(
     }
 }
 
-fn now(figures: &[Arc<Mutex<Figures>>]) -> Vec<Figures> {
+fn now(figures: &[Arc<Mutex<ObjectFigures>>]) -> Vec<ObjectFigures> {
     figures.iter().map(|figures| figures.lock().clone()).collect()
 }
 
-/// One session of a subscriber that counts.
+/// Runs one session of a subscriber that counts objects.
 async fn count(
-    options: Options,
+    options: SubscribeOptions,
     session: Option<Arc<Session>>,
-    figures: Arc<Mutex<Figures>>,
+    figures: Arc<Mutex<ObjectFigures>>,
     subscribed: watch::Sender<bool>,
     left: watch::Receiver<bool>,
-) -> Result<End, Error> {
+) -> Result<SubscriberEnd, Error> {
     let session = options.session(session).await?;
-    let receiver = Receiver::new(session.clone());
+    let receiver = ObjectReceiver::new(session.clone());
     let work = async {
         let name = measured(&receiver, &options).await?;
         let track = options.track(&name)?;
@@ -402,7 +427,7 @@ async fn count(
             subscribed.send_replace(true);
             return count_fetch(objects, &figures).await;
         }
-        let sink = Sink::Figures(figures.clone());
+        let sink = ObjectSink::Figures(figures.clone());
         let mut subscription = subscribe(&receiver, &options, &name, sink).await?;
         subscribed.send_replace(true);
         if let (Some(groups_back), Some(first)) = (options.join_groups, subscription.first())
@@ -411,19 +436,19 @@ async fn count(
             count_fetch(objects, &figures).await?;
         }
         tokio::select! {
-            done = subscription.done() => if let Some(error) = early(&name, done?) {
+            done = subscription.done() => if let Some(error) = early_end_error(&name, done?) {
                 return Err(error);
             },
-            () = enough(&figures, options.count) => subscription.cancel(),
+            () = wait_for_count(&figures, options.count) => subscription.cancel(),
         }
         Ok(())
     };
     receive_during(session, &options.remote, receiver.clone(), work, left).await
 }
 
-/// What is wrong with the end of a track: only its publisher or the relay may have ended it.
-fn early(name: &str, done: Option<PublishDone>) -> Option<Error> {
-    tracing::debug!(last = ?done, "the track is done");
+/// Returns an error if the end of a track was not ended by its publisher or the relay as it should.
+fn early_end_error(name: &str, done: Option<PublishDone>) -> Option<Error> {
+    tracing::debug!(last = ?done, "a subscribed track has ended");
     let may_go_on = [
         code::Done::INTERNAL_ERROR,
         code::Done::GOING_AWAY,
@@ -434,8 +459,8 @@ fn early(name: &str, done: Option<PublishDone>) -> Option<Error> {
     Some(Error::Early { name: name.to_owned(), reason })
 }
 
-/// The track that is measured: the one that was named, the first of the catalog, or that of generated objects.
-async fn measured(receiver: &Receiver, options: &Options) -> Result<String, Error> {
+/// Returns the track to measure: the named one, the first of the catalog, or that of generated objects.
+async fn measured(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Result<String, Error> {
     if let Some(name) = &options.track {
         return Ok(name.clone());
     }
@@ -445,13 +470,13 @@ async fn measured(receiver: &Receiver, options: &Options) -> Result<String, Erro
         }
         false => MEASURED_TRACK.to_owned(),
     };
-    tracing::info!(track = name, "figures are of this track; --track takes another");
+    tracing::info!(track = name, "measuring this track; name another with --track");
     Ok(name)
 }
 
-async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<Figures>) -> Result<(), Error> {
+async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<ObjectFigures>) -> Result<(), Error> {
     while let Some(object) = objects.next().await? {
-        // Subgroups are interleaved here, so order within one says nothing.
+        // Subgroups are interleaved here, so order within one cannot be judged.
         figures.lock().object(&object.payload, &mut Default::default());
     }
     figures.lock().stream(false);
@@ -459,7 +484,7 @@ async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<Figures>) -> Res
 }
 
 /// Returns when `count` objects have arrived.
-async fn enough(figures: &Mutex<Figures>, count: Option<u64>) {
+async fn wait_for_count(figures: &Mutex<ObjectFigures>, count: Option<u64>) {
     let Some(count) = count else { return std::future::pending().await };
     let mut tick = tokio::time::interval(Duration::from_millis(10));
     while figures.lock().delivered() < count {
@@ -467,36 +492,38 @@ async fn enough(figures: &Mutex<Figures>, count: Option<u64>) {
     }
 }
 
-/// Writes a broadcast's media, or one track's payloads, in order, until its end, or until `stop` is over.
+/// Writes a broadcast's media, or one track's payloads, in order until its end, or until `stop` completes.
 ///
 /// # Errors
-/// It cannot be had, is not understood, or cannot be written; with [`Options::reconnect`] only what another attempt will
-/// not mend.
+/// Fails if the broadcast cannot be received, understood or written. With [`SubscribeOptions::reconnect`] it fails only if
+/// another attempt would not help.
 pub async fn play(
-    options: &Options,
+    options: &SubscribeOptions,
     out: impl AsyncWrite + Send + Unpin + 'static,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let (leave, left) = watch::channel(false);
     let out = Arc::new(tokio::sync::Mutex::new(out));
     let written = Arc::default();
-    let once = |options: Options, session| {
-        let (out, written, left) = (Arc::clone(&out), Arc::clone(&written), left.clone());
+    let once = |options: SubscribeOptions, session| {
+        let out = Arc::clone(&out);
+        let written = Arc::clone(&written);
+        let left = left.clone();
         async move {
             let session = options.session(session).await?;
-            let receiver = Receiver::new(session.clone());
+            let receiver = ObjectReceiver::new(session.clone());
             let remote = options.remote.clone();
-            let player = Player { options, receiver: receiver.clone(), out, written };
+            let player = TrackPlayer { options, receiver: receiver.clone(), out, written };
             let work = async {
                 match player.options.track.clone() {
-                    Some(track) => player.track(Part::plain(track)).await,
+                    Some(track) => player.track(PlayedTrack::plain(track)).await,
                     None => player.media().await,
                 }
             };
             receive_during(session, &remote, receiver, work, left).await
         }
     };
-    let mut playing = std::pin::pin!(again(options, left.clone(), once));
+    let mut playing = std::pin::pin!(retry_session(options, left.clone(), once));
     tokio::select! {
         played = &mut playing => return played,
         () = stop => drop(leave.send_replace(true)),
@@ -504,17 +531,16 @@ pub async fn play(
     playing.await
 }
 
-/// Has `receiver` take what comes on the session for as long as `work` takes, or until it is time to leave; closes the
-/// session then.
+/// Runs `receiver` on the session until `work` completes, or it is time to leave; then closes the session.
 async fn receive_during(
     session: Arc<Session>,
     remote: &Remote,
-    receiver: Arc<Receiver>,
+    receiver: Arc<ObjectReceiver>,
     work: impl Future<Output = Result<(), Error>>,
     mut left: watch::Receiver<bool>,
-) -> Result<End, Error> {
+) -> Result<SubscriberEnd, Error> {
     let serving = tokio::spawn(session.clone().run(receiver));
-    // A publisher may have left a relay that goes away before us: what it publishes goes on elsewhere.
+    // A publisher may leave a relay that sent GOAWAY before we do; its broadcast continues elsewhere.
     let work = async {
         match work.await {
             Err(error) if error.is_early() && session.goaway().borrow().is_some() => {
@@ -524,44 +550,51 @@ async fn receive_during(
         }
     };
     let result = tokio::select! {
-        result = work => result.map(|()| End::Over),
+        result = work => result.map(|()| SubscriberEnd::Over),
         error = serving => Err(Error::Ended(error?)),
-        (next, remote) = successor(&session, remote) => Ok(End::Moved(next, remote)),
-        _ = left.wait_for(|left| *left) => Ok(End::Over),
+        (next, remote) = successor(&session, remote) => Ok(SubscriberEnd::Moved(next, remote)),
+        _ = left.wait_for(|left| *left) => Ok(SubscriberEnd::Over),
     };
     session.close(code::Session::NO_ERROR, "the subscriber leaves");
     session.closed().await;
     result
 }
 
-/// Subscribes to a track, or to all that can stand for it.
+/// Subscribes to a track, or to all its alternates.
 async fn subscribe(
-    receiver: &Receiver,
-    options: &Options,
+    receiver: &ObjectReceiver,
+    options: &SubscribeOptions,
     name: &str,
-    sink: Sink,
-) -> Result<Subscribed, Error> {
+    sink: ObjectSink,
+) -> Result<SubscribedAlternates, Error> {
     let alternates = match options.adaptive {
         true if !receiver.session().switches().await => return Err(Error::NoSwitching),
         true => {
             let catalog = read_msf(receiver, options).await?;
-            let alternates = Alternates::of(&catalog, &options.namespace, name);
+            let alternates = Alternates::from_catalog(&catalog, &options.namespace, name);
             if alternates.is_none() {
-                tracing::info!(track = name, "the catalog has nothing that can stand for it, with a bitrate");
+                tracing::info!(track = name, "the catalog has no alternates with a bitrate for this track");
             }
             alternates
         }
         false => None,
     };
-    let (track, parameters) = (options.track(name)?, options.parameters(receiver));
+    let track = options.track(name)?;
+    let parameters = options.parameters(receiver);
     match alternates::subscribe(receiver, track, alternates.as_ref(), parameters, sink).await {
         Ok(subscribed) => Ok(subscribed),
         Err(source) => Err(no_track(receiver, options, name, source).await),
     }
 }
 
-/// `source` kept a track from being had; what would have been there is said too, if that can be known.
-async fn no_track(receiver: &Receiver, options: &Options, name: &str, source: session::Error) -> Error {
+/// Makes the error for a track that could not be received because of `source`. It includes the names of existing
+/// tracks, if they can be found out.
+async fn no_track(
+    receiver: &ObjectReceiver,
+    options: &SubscribeOptions,
+    name: &str,
+    source: session::Error,
+) -> Error {
     let mut others = Vec::new();
     if is_absent(&source) && name != CATALOG {
         let catalog = tokio::time::timeout(CATALOG_WAIT, read_catalog(receiver, options)).await;
@@ -571,24 +604,28 @@ async fn no_track(receiver: &Receiver, options: &Options, name: &str, source: se
     Error::NoTrack { name: name.to_owned(), source, others, is_named: options.track.is_some() }
 }
 
-async fn read_catalog(receiver: &Receiver, options: &Options) -> Result<Catalog, Error> {
+async fn read_catalog(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Result<MoqPubCatalog, Error> {
     let catalog = first_object(receiver, options, CATALOG).await?;
     serde_json::from_slice(&catalog).map_err(Error::Catalog)
 }
 
-async fn read_msf(receiver: &Receiver, options: &Options) -> Result<msf::Catalog, Error> {
+async fn read_msf(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Result<msf::MsfCatalog, Error> {
     let catalog = first_object(receiver, options, msf::CATALOG).await?;
-    msf::Catalog::parse(&catalog).map_err(Error::Catalog)
+    msf::MsfCatalog::parse(&catalog).map_err(Error::Catalog)
 }
 
-/// The first object of a track that has only one.
-async fn first_object(receiver: &Receiver, options: &Options, name: &str) -> Result<Bytes, Error> {
+/// Returns the object of a track that has only one.
+async fn first_object(
+    receiver: &ObjectReceiver,
+    options: &SubscribeOptions,
+    name: &str,
+) -> Result<Bytes, Error> {
     let (queue, mut steps) = mpsc::channel(QUEUE);
     let track = options.track(name)?;
-    let subscribed = receiver.subscribe(track, Parameters::default(), Sink::Queue(queue));
+    let subscribed = receiver.subscribe(track, Parameters::default(), ObjectSink::Queue(queue));
     let mut subscription = match subscribed.await {
         Ok(subscription) => subscription,
-        // Boxed: it may be the catalog that is asked for next.
+        // The call is boxed because it may ask for the catalog, and so call itself.
         Err(source) => return Err(Box::pin(no_track(receiver, options, name, source)).await),
     };
     let mut over = std::pin::pin!(subscription.done());
@@ -597,7 +634,7 @@ async fn first_object(receiver: &Receiver, options: &Options, name: &str) -> Res
         tokio::select! {
             biased;
             step = steps.recv() => match step {
-                Some(Step::Object { object, .. } | Step::Datagram(object)) => break Some(object.payload),
+                Some(TrackEvent::Object { object, .. } | TrackEvent::Datagram(object)) => break Some(object.payload),
                 Some(_) => {}
                 None => break None,
             },
@@ -611,22 +648,24 @@ async fn first_object(receiver: &Receiver, options: &Options, name: &str) -> Res
     payload.ok_or_else(|| Error::Empty(name.to_owned()))
 }
 
-struct Player<O> {
-    options: Options,
-    receiver: Arc<Receiver>,
+struct TrackPlayer<O> {
+    options: SubscribeOptions,
+    receiver: Arc<ObjectReceiver>,
     out: Arc<tokio::sync::Mutex<O>>,
-    /// The init segment that was written, by this session or another before.
+    /// The init segment that was written, by this session or an earlier one.
     written: Arc<Mutex<Option<Bytes>>>,
 }
 
-impl<O> Clone for Player<O> {
+impl<O> Clone for TrackPlayer<O> {
     fn clone(&self) -> Self {
-        let (receiver, out, written) = (self.receiver.clone(), self.out.clone(), self.written.clone());
+        let receiver = self.receiver.clone();
+        let out = self.out.clone();
+        let written = self.written.clone();
         Self { options: self.options.clone(), receiver, out, written }
     }
 }
 
-impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
+impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
     async fn media(&self) -> Result<(), Error> {
         let mut next = Some(self.playlist().await?);
         while let Some(Playlist { init, tracks }) = next {
@@ -647,32 +686,34 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         Ok(())
     }
 
-    /// Returns what to play once all tracks have ended: other ones, if the catalog has those by now, since the publisher's input has begun
-    /// anew.
+    /// Returns what to play once all tracks have ended: the new tracks in the catalog, if the publisher's input has
+    /// restarted with other ones.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;
         }
         let catalog =
             tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await.ok()?.ok()?;
-        let playlist = Playlist::of(&catalog, &self.options.choice).ok()??;
-        let is_known = |part: &Part| before.contains(&part.name);
+        let playlist = Playlist::from_catalog(&catalog, &self.options.choice).ok()??;
+        let is_known = |part: &PlayedTrack| before.contains(&part.name);
         (!playlist.tracks.iter().any(is_known)).then_some(playlist)
     }
 
-    /// Returns what to play: by the names that moq-pub gives, or by its catalog; of a broadcast that has neither, or where something is chosen,
-    /// by that of MSF.
+    /// Returns what to play: by moq-pub's track names or its catalog. If a broadcast has neither, or the user has
+    /// chosen tracks, the MSF catalog decides.
     async fn playlist(&self) -> Result<Playlist, Error> {
         if !self.options.choice.is_default() {
             let catalog = read_msf(&self.receiver, &self.options).await?;
-            return Playlist::of(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay);
+            return Playlist::from_catalog(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay);
         }
         let known = self.as_moq_pub_does().await;
         if !matches!(&known, Err(Error::NoTrack { source, .. }) if is_absent(source)) {
             return known;
         }
         match tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await {
-            Ok(Ok(catalog)) => Playlist::of(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay),
+            Ok(Ok(catalog)) => {
+                Playlist::from_catalog(&catalog, &self.options.choice)?.ok_or(Error::NothingToPlay)
+            }
             _ => known,
         }
     }
@@ -690,13 +731,15 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             return Err(Error::NothingToPlay);
         }
         let name = |(position, id): (usize, u32)| {
-            Part::plain(described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone()))
+            PlayedTrack::plain(
+                described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone()),
+            )
         };
         Ok(Playlist { init, tracks: tracks.into_iter().map(name).collect() })
     }
 
-    /// As it is, or as the fragment of MP4 that is made of it.
-    async fn write_object(&self, wrap: &mut Option<Wrap>, object: &Object) -> Result<(), Error> {
+    /// Writes an object unchanged, or as a fragment of MP4.
+    async fn write_object(&self, wrap: &mut Option<Wrap>, object: &ReceivedObject) -> Result<(), Error> {
         match wrap {
             Some(wrap) => self.write(&wrap.fragment(object.location.object == 0, &object.payload)?).await,
             None => self.write(&object.payload).await,
@@ -710,7 +753,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     }
 
     /// Writes one track to its end.
-    async fn track(self, Part { name, mut wrap }: Part) -> Result<(), Error> {
+    async fn track(self, PlayedTrack { name, mut wrap }: PlayedTrack) -> Result<(), Error> {
         let track = self.options.track(&name)?;
         if let Some(kind) = self.options.fetch_kind(track.clone()) {
             let objects = self.receiver.fetch(kind, self.options.order()).await;
@@ -718,10 +761,11 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             return self.write_all(&mut wrap, objects).await;
         }
         let (queue, steps) = mpsc::channel(QUEUE);
-        let mut subscription = subscribe(&self.receiver, &self.options, &name, Sink::Queue(queue)).await?;
+        let mut subscription =
+            subscribe(&self.receiver, &self.options, &name, ObjectSink::Queue(queue)).await?;
         let mut sequencer = Sequencer::default();
         if let Some(first) = subscription.first() {
-            // Without a filter some relays go on behind the largest object, others begin with its group.
+            // Some relays continue after the largest object if there is no filter, others begin with its group.
             let filter = self.options.filter.unwrap_or(Filter::NextObject);
             sequencer.may_begin_at(filter.start(first.ok.parameters.largest_object));
         }
@@ -737,7 +781,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         followed.map_err(|source| Error::Play { name, source: Box::new(source) })
     }
 
-    /// Writes what a FETCH gives.
+    /// Writes the objects of a FETCH.
     async fn write_all(&self, wrap: &mut Option<Wrap>, mut objects: ObjectStream) -> Result<(), Error> {
         while let Some(object) = objects.next().await? {
             self.write_object(wrap, &object).await?;
@@ -749,16 +793,17 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         &self,
         name: &str,
         mut wrap: Option<Wrap>,
-        mut subscription: Subscribed,
-        mut steps: mpsc::Receiver<Step>,
+        mut subscription: SubscribedAlternates,
+        mut steps: mpsc::Receiver<TrackEvent>,
         mut sequencer: Sequencer,
     ) -> Result<(), Error> {
         let mut written = 0;
-        // Until when what is missing is waited for.
+        // The deadline for missing objects.
         let mut patience = None;
         let mut last_out = Instant::now();
         let mut over = std::pin::pin!(subscription.done());
-        let (mut is_over, mut last) = (false, None);
+        let mut is_over = false;
+        let mut last = None;
         loop {
             let mut force = false;
             tokio::select! {
@@ -769,15 +814,15 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                         while let Some(object) = sequencer.pop(true) {
                             self.write_object(&mut wrap, &object).await?;
                         }
-                        return early(name, last).map_or(Ok(()), Err);
+                        return early_end_error(name, last).map_or(Ok(()), Err);
                     }
                 },
                 done = &mut over, if !is_over => {
                     (is_over, last) = (true, done?);
-                    // What is queued still comes out.
+                    // Queued objects are still written.
                     steps.close();
                 }
-                () = until(patience) => force = true,
+                () = wait_until(patience) => force = true,
             }
             while let Some(object) = sequencer.pop(force) {
                 (force, patience, last_out) = (false, None, Instant::now());
@@ -799,7 +844,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     }
 }
 
-async fn until(at: Option<Instant>) {
+async fn wait_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_moq::message::{FetchKind, Setup};
+use millrace_moq::message::{FetchKind, SetupOptions};
 use millrace_moq::param::RangeFilter;
 use millrace_moq::property::TrackProperties;
 use millrace_moq::{
@@ -16,29 +16,29 @@ use quinn::crypto::rustls::QuicServerConfig;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use tokio::sync::mpsc;
 
-use crate::broadcast::{Broadcast, DatagramObject, History, Track};
-use crate::generate::{Generator, Settings, Shape};
+use crate::broadcast::{Broadcast, BroadcastTrack, DatagramObject, History};
+use crate::generate::{Generator, ObjectShape, Settings};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
-use crate::receive::{Receiver, Sink, Step};
-use crate::serve::Server;
+use crate::receive::{ObjectReceiver, ObjectSink, TrackEvent};
+use crate::serve::BroadcastServer;
 use crate::session::{Error, Remote, Session};
-use crate::stats::Figures;
-use crate::tls::Trust;
+use crate::stats::ObjectFigures;
+use crate::tls::CertificateTrust;
 
 /// A subscriber connected to a publisher.
-struct Pair {
+struct ConnectedPair {
     broadcast: Arc<Broadcast>,
-    receiver: Arc<Receiver>,
+    receiver: Arc<ObjectReceiver>,
 }
 
-impl Pair {
+impl ConnectedPair {
     async fn new() -> Self {
-        Self::of(Draft::NEWEST).await
+        Self::with_draft(Draft::NEWEST).await
     }
 
-    /// Of a publisher that speaks every draft, and a subscriber that speaks this one.
-    async fn of(draft: Draft) -> Self {
+    /// Connects a publisher that supports every draft to a subscriber that supports `draft`.
+    async fn with_draft(draft: Draft) -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -60,15 +60,15 @@ impl Pair {
         tokio::spawn(async move {
             let connection = endpoint.accept().await.unwrap().await.unwrap();
             let session =
-                Session::start((endpoint, connection, None), None, Setup::default(), 1).await.unwrap();
-            let server = Server::new(session.clone(), served);
+                Session::start(endpoint, connection, None, None, SetupOptions::default(), 1).await.unwrap();
+            let server = BroadcastServer::new(session.clone(), served);
             session.run(server).await
         });
         let url = format!("moqt://127.0.0.1:{port}").parse().unwrap();
-        let remote = Remote { drafts: vec![draft], ..Remote::new(url, Trust::Anyone) };
+        let remote = Remote { drafts: vec![draft], ..Remote::new(url, CertificateTrust::Anyone) };
         let session = Session::connect(&remote).await.unwrap();
         assert_eq!(session.draft(), draft);
-        let receiver = Receiver::new(session.clone());
+        let receiver = ObjectReceiver::new(session.clone());
         tokio::spawn(session.run(receiver.clone()));
         Self { broadcast, receiver }
     }
@@ -77,7 +77,7 @@ impl Pair {
         TrackName::new(self.broadcast.namespace().clone(), track.to_owned()).unwrap()
     }
 
-    fn track(&self, name: &str) -> Arc<Track> {
+    fn track(&self, name: &str) -> Arc<BroadcastTrack> {
         self.broadcast.create(name, Properties::default()).unwrap()
     }
 }
@@ -87,15 +87,15 @@ fn text(group: u64, object: u64) -> Bytes {
 }
 
 /// Writes whole groups of three objects.
-fn write_groups(track: &Arc<Track>, groups: std::ops::Range<u64>) {
+fn write_groups(track: &Arc<BroadcastTrack>, groups: std::ops::Range<u64>) {
     for group in groups {
         let mut writer = track.open(group, SubgroupId::Zero, 0);
         (0..3).for_each(|object| writer.write(object, text(group, object)));
     }
 }
 
-/// Everything that comes, in the order of the track.
-async fn collect(mut steps: mpsc::Receiver<Step>) -> Vec<String> {
+/// Collects all objects in the order of the track.
+async fn collect(mut steps: mpsc::Receiver<TrackEvent>) -> Vec<String> {
     let mut sequencer = Sequencer::default();
     while let Some(step) = steps.recv().await {
         sequencer.push(step);
@@ -120,11 +120,12 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_gets_the_current_group_and_all_that_follows() {
     within(async {
-        let pair = Pair::new().await;
+        let pair = ConnectedPair::new().await;
         let track = pair.track("t");
         write_groups(&track, 0..2);
         let (queue, steps) = mpsc::channel(64);
-        let subscribed = pair.receiver.subscribe(pair.name("t"), Parameters::default(), Sink::Queue(queue));
+        let subscribed =
+            pair.receiver.subscribe(pair.name("t"), Parameters::default(), ObjectSink::Queue(queue));
         let mut subscription = subscribed.await.unwrap();
         assert_eq!(subscription.ok.parameters.largest_object, Some(Location::new(1, 2)));
         write_groups(&track, 2..4);
@@ -138,18 +139,18 @@ async fn a_subscriber_gets_the_current_group_and_all_that_follows() {
     .await;
 }
 
-/// In later drafts only who subscribed, or the end of the track, ends a subscription.
+/// Later drafts end a subscription only for the subscriber's request or the end of the track.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_ends_a_subscription_up_to_draft_19() {
     within(async {
         for draft in Draft::ALL {
-            let pair = Pair::of(draft).await;
+            let pair = ConnectedPair::with_draft(draft).await;
             let track = pair.track("t");
             write_groups(&track, 0..3);
             let filter = Filter::AbsoluteRange { start: Location::new(1, 1), end_group: 3, end_object: None };
             let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
             let (queue, steps) = mpsc::channel(64);
-            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue));
             let mut subscription = subscribed.await.unwrap();
             write_groups(&track, 3..6);
             let mut expected = code::Done::SUBSCRIPTION_ENDED;
@@ -170,13 +171,13 @@ async fn a_filter_ends_a_subscription_up_to_draft_19() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_ends_within_a_group() {
     within(async {
-        let pair = Pair::new().await;
+        let pair = ConnectedPair::new().await;
         let track = pair.track("t");
         write_groups(&track, 0..1);
         let filter = Filter::range(Location::new(1, 1), Location::new(2, 1));
         let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
         let (queue, steps) = mpsc::channel(64);
-        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue));
         let mut subscription = subscribed.await.unwrap();
         write_groups(&track, 1..4);
         track.end();
@@ -187,12 +188,12 @@ async fn a_filter_ends_within_a_group() {
     .await;
 }
 
-/// By a FETCH that joins, or by a fill.
+/// The earlier objects arrive by a FETCH that joins, or by a fill.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_came_before_and_a_subscription_are_contiguous() {
+async fn earlier_objects_and_subscription_are_contiguous() {
     within(async {
         for draft in Draft::ALL {
-            let pair = Pair::of(draft).await;
+            let pair = ConnectedPair::with_draft(draft).await;
             let track = pair.track("t");
             write_groups(&track, 0..3);
             let mut current = track.open(3, SubgroupId::Zero, 0);
@@ -200,7 +201,7 @@ async fn what_came_before_and_a_subscription_are_contiguous() {
             let parameters = pair.receiver.joining(1, Parameters::default());
             assert_eq!(parameters.fill.is_some(), draft.has_fills());
             let (queue, steps) = mpsc::channel(64);
-            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue));
             let mut subscription = subscribed.await.unwrap();
             current.write(1, text(3, 1));
             let joined = pair.receiver.join(&mut subscription, 1).await.unwrap().unwrap();
@@ -220,11 +221,11 @@ async fn what_came_before_and_a_subscription_are_contiguous() {
 async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
     within(async {
         for draft in [Draft::D19, Draft::D20] {
-            let pair = Pair::of(draft).await;
+            let pair = ConnectedPair::with_draft(draft).await;
             let track = pair.track("t");
             let parameters = pair.receiver.joining(5, Parameters::default());
             let (queue, steps) = mpsc::channel(64);
-            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue));
             let mut subscription = subscribed.await.unwrap();
             assert!(pair.receiver.join(&mut subscription, 5).await.unwrap().is_none());
             write_groups(&track, 0..1);
@@ -238,10 +239,10 @@ async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fetches_in_both_orders_and_those_that_fail() {
+async fn fetch_works_in_both_orders_and_fails_outside_the_track() {
     within(async {
         for draft in Draft::ALL {
-            let pair = Pair::of(draft).await;
+            let pair = ConnectedPair::with_draft(draft).await;
             let track = pair.track("t");
             let standalone = |start, last| FetchKind::Standalone {
                 track: pair.name("t"),
@@ -249,7 +250,7 @@ async fn fetches_in_both_orders_and_those_that_fail() {
             };
             let nothing = standalone(Location::new(0, 0), Location::new(9, 0));
             let nothing = pair.receiver.fetch(nothing, GroupOrder::Ascending);
-            let Err(Error::Refused(error)) = nothing.await.map(drop) else { panic!("nothing is there") };
+            let Err(Error::Refused(error)) = nothing.await.map(drop) else { panic!("the track has objects") };
             assert_eq!(error.code, code::Request::INVALID_RANGE);
             write_groups(&track, 0..3);
             let range = standalone(Location::new(0, 2), Location::new(1, 1));
@@ -270,7 +271,8 @@ async fn fetches_in_both_orders_and_those_that_fail() {
                 other => panic!("{draft}: {other:?}"),
             }
             let (queue, _) = mpsc::channel(1);
-            let absent = pair.receiver.subscribe(pair.name("x"), Parameters::default(), Sink::Queue(queue));
+            let absent =
+                pair.receiver.subscribe(pair.name("x"), Parameters::default(), ObjectSink::Queue(queue));
             let Err(Error::Refused(error)) = absent.await.map(drop) else { panic!("no such track") };
             assert_eq!(error.code, code::Request::DOES_NOT_EXIST);
         }
@@ -278,11 +280,11 @@ async fn fetches_in_both_orders_and_those_that_fail() {
     .await;
 }
 
-/// Ranges that only later drafts have words for.
+/// Only later drafts can express these ranges.
 #[tokio::test(flavor = "multi_thread")]
-async fn fetches_relative_to_the_largest_object() {
+async fn fetch_may_be_relative_to_the_largest_object() {
     within(async {
-        let pair = Pair::new().await;
+        let pair = ConnectedPair::new().await;
         write_groups(&pair.track("t"), 0..4);
         let table: [(Filter, &[&str]); 3] = [
             (Filter::Relative(1), &["3.0", "3.1", "3.2"]),
@@ -303,21 +305,22 @@ async fn fetches_relative_to_the_largest_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn range_filters_and_properties_that_nobody_wants() {
+async fn range_filters_are_refused_and_properties_can_be_declined() {
     within(async {
-        let pair = Pair::new().await;
+        let pair = ConnectedPair::new().await;
         let priority = TrackProperties { publisher_priority: Some(9), ..TrackProperties::default() };
         pair.broadcast.create("t", priority.encode()).unwrap();
         for (include, expected) in [(Some(false), Properties::default()), (None, priority.encode())] {
             let parameters = Parameters { include_properties: include, ..Parameters::default() };
             let (queue, _) = mpsc::channel(1);
-            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue));
             assert_eq!(subscribed.await.unwrap().ok.properties, expected);
         }
         let filter = RangeFilter { kind: 0x25, value: Bytes::from_static(&[0, 1, 1]) };
         let parameters = Parameters { range_filters: vec![filter], ..Parameters::default() };
         let (queue, _) = mpsc::channel(1);
-        let refused = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue)).await.map(drop);
+        let refused =
+            pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue)).await.map(drop);
         let Err(Error::Refused(error)) = refused else { panic!("no filters here") };
         assert_eq!(error.code, code::Request::INVALID_FILTER);
     })
@@ -327,11 +330,11 @@ async fn range_filters_and_properties_that_nobody_wants() {
 #[tokio::test(flavor = "multi_thread")]
 async fn generated_objects_arrive_whole_and_are_counted() {
     within(async {
-        for shape in [Shape::Groups, Shape::Objects] {
-            let pair = Pair::new().await;
+        for shape in [ObjectShape::Groups, ObjectShape::Objects] {
+            let pair = ConnectedPair::new().await;
             let track = pair.track("objects");
-            let figures = Arc::new(Mutex::new(Figures::new()));
-            let sink = Sink::Figures(figures.clone());
+            let figures = Arc::new(Mutex::new(ObjectFigures::new()));
+            let sink = ObjectSink::Figures(figures.clone());
             let subscribed = pair.receiver.subscribe(pair.name("objects"), Parameters::default(), sink);
             let mut subscription = subscribed.await.unwrap();
             let generator = Generator::new(Settings {
@@ -346,7 +349,7 @@ async fn generated_objects_arrive_whole_and_are_counted() {
             let generator = generator.unwrap();
             tokio::task::spawn_blocking(move || generator.run(&track)).await.unwrap();
             let done = subscription.done().await.unwrap();
-            let expected_streams = if shape == Shape::Groups { 40 } else { 200 };
+            let expected_streams = if shape == ObjectShape::Groups { 40 } else { 200 };
             assert_eq!(done.stream_count, expected_streams);
             let report = figures.lock().report(true);
             assert_eq!((report.delivered, report.lost, report.corrupted), (200, 0, 0));
@@ -358,16 +361,17 @@ async fn generated_objects_arrive_whole_and_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn datagrams_arrive() {
+async fn objects_in_datagrams_reach_a_subscriber() {
     within(async {
-        let pair = Pair::new().await;
+        let pair = ConnectedPair::new().await;
         let track = pair.track("t");
         let (queue, mut steps) = mpsc::channel(64);
-        let subscribed = pair.receiver.subscribe(pair.name("t"), Parameters::default(), Sink::Queue(queue));
+        let subscribed =
+            pair.receiver.subscribe(pair.name("t"), Parameters::default(), ObjectSink::Queue(queue));
         let _subscription = subscribed.await.unwrap();
         let location = Location::new(0, 1);
         track.send_datagram(DatagramObject { location, priority: 1, payload: text(0, 1) });
-        let Some(Step::Datagram(object)) = steps.recv().await else { panic!("no datagram") };
+        let Some(TrackEvent::Datagram(object)) = steps.recv().await else { panic!("no datagram") };
         assert_eq!((object.location, object.payload), (location, text(0, 1)));
     })
     .await;

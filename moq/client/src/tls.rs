@@ -1,11 +1,11 @@
-//! Whom a client trusts.
+//! The certificates that a client trusts.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::{fmt, fs, io};
 
-use millrace_base::pem::{Wanted, fault};
+use millrace_base::pem::{PemKind, fault};
 use parking_lot::Mutex;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -14,28 +14,28 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-/// Where Debian and its relatives keep the certificates that the system trusts.
+/// Path of the system's trusted certificates on Debian and its derivatives.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Whose certificates are accepted.
+/// The certificates that are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Trust {
-    /// Those that the system trusts.
+pub enum CertificateTrust {
+    /// The system's trusted certificates.
     #[default]
     System,
-    /// Those in this PEM file.
+    /// The certificates in this PEM file.
     Roots(PathBuf),
-    /// The one with this fingerprint, whatever is in it.
+    /// The one certificate with this fingerprint, whatever it contains.
     Fingerprint(Fingerprint),
-    /// Anyone's: for tests on networks that are trusted.
+    /// Whatever certificate the server has. This is for tests on trusted networks.
     Anyone,
 }
 
-/// SHA-256 of a certificate, as relays log it: 64 hexadecimal digits, perhaps with colons between.
+/// SHA-256 of a certificate, as relays log it: 64 hexadecimal digits, with or without colons.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint([u8; 32]);
 
-/// Text is no [`Fingerprint`].
+/// The error for text that is not a [`Fingerprint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a fingerprint is a SHA-256 of 64 hexadecimal digits, as the relay logs it at start-up")]
 pub struct NoFingerprint;
@@ -68,7 +68,8 @@ impl fmt::Debug for Fingerprint {
 }
 
 impl Fingerprint {
-    pub fn of(certificate: &CertificateDer<'_>) -> Self {
+    /// Returns the fingerprint of a certificate.
+    pub fn from_certificate(certificate: &CertificateDer<'_>) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
         let mut bytes = [0; 32];
         bytes.iter_mut().zip(digest.as_ref()).for_each(|(to, from)| *to = *from);
@@ -76,52 +77,53 @@ impl Fingerprint {
     }
 }
 
-/// Why a certificate is not trusted, and what to do about it.
+/// The reason why a certificate is not trusted, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Refusal(String);
+pub struct CertificateRefusal(String);
 
-impl Refusal {
+impl CertificateRefusal {
     fn new(error: &rustls::Error, host: &ServerName<'_>, shown: Fingerprint) -> Self {
         let host = host.to_str();
         let rustls::Error::InvalidCertificate(error) = error else { return Self(error.to_string()) };
         Self(match error {
             CertificateError::UnknownIssuer => format!(
-                "its certificate is from nobody whom this system trusts; trust its authority with --tls-root FILE, or this \
+                "its certificate is not signed by an authority that this system trusts; trust its authority with --tls-root FILE, or this \
                  certificate with --tls-fingerprint {shown} (compare with what the relay logs)"
             ),
             CertificateError::ApplicationVerificationFailure => {
-                format!("it shows another certificate than that of --tls-fingerprint: {shown}")
+                format!("its certificate has another fingerprint than --tls-fingerprint: {shown}")
             }
             CertificateError::Other(error) if error.0.to_string().contains("CaUsedAsEndEntity") => format!(
-                "{AUTHORITY_SHOWN}; or trust it as it is with --tls-fingerprint {shown} (compare with what the relay logs)"
+                "{AUTHORITY_SHOWN}; or trust it unchanged with --tls-fingerprint {shown} (compare with what the relay logs)"
             ),
             CertificateError::NotValidForName => format!("its certificate is not for {host}"),
             error @ CertificateError::NotValidForNameContext { .. } => format!("not for {host}: {error}"),
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                format!("its certificate is over: {error}")
+                format!("its certificate is not valid at this time: {error}")
             }
-            error => format!("its certificate is not good: {error}"),
+            error => format!("its certificate is not valid: {error}"),
         })
     }
 }
 
-/// What a relay's operator does about the certificate that `openssl req -x509` makes.
-const AUTHORITY_SHOWN: &str = "its certificate is that of an authority (CA:TRUE), which a server must not show; make another \
+/// Advice for the relay's operator about the certificate that `openssl req -x509` makes.
+const AUTHORITY_SHOWN: &str = "its certificate is that of an authority (CA:TRUE), which a server must not present; make another \
                                with openssl req -x509 ... -addext basicConstraints=critical,CA:FALSE";
 
-/// Why the last certificate was refused.
+/// The reason why the last certificate was refused.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Verdict(Arc<Mutex<Option<Refusal>>>);
+pub(crate) struct LastRefusal(Arc<Mutex<Option<CertificateRefusal>>>);
 
-impl Verdict {
-    pub fn take(&self) -> Option<Refusal> {
+impl LastRefusal {
+    pub fn take(&self) -> Option<CertificateRefusal> {
         self.0.lock().take()
     }
 }
 
-/// Why there is no TLS configuration.
+/// The reason why no TLS configuration could be made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("cannot read certificates from {}: {source}", file.display())]
     Read { file: PathBuf, source: io::Error },
@@ -135,17 +137,20 @@ pub enum Error {
     Tls(#[from] rustls::Error),
 }
 
-impl Trust {
-    /// A TLS configuration that offers `alpn`, the preferred one first.
+impl CertificateTrust {
+    /// Returns a TLS configuration that offers `alpn`, the preferred one first.
     ///
     /// # Errors
-    /// The trusted certificates cannot be read.
+    /// Fails if the trusted certificates cannot be read.
     pub fn client_config(&self, alpn: &[&[u8]]) -> Result<rustls::ClientConfig, Error> {
         self.explaining_config(alpn).map(|(config, _)| config)
     }
 
-    /// The same, and where it says why it refuses a certificate.
-    pub(crate) fn explaining_config(&self, alpn: &[&[u8]]) -> Result<(rustls::ClientConfig, Verdict), Error> {
+    /// Same as [`Self::client_config`], with the reason for refusing a certificate.
+    pub(crate) fn explaining_config(
+        &self,
+        alpn: &[&[u8]],
+    ) -> Result<(rustls::ClientConfig, LastRefusal), Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let by_roots =
             |roots| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
@@ -153,11 +158,11 @@ impl Trust {
             Self::System => by_roots(roots(Path::new(SYSTEM_ROOTS), OnBad::Skip)?)?,
             Self::Roots(file) => by_roots(roots(file, OnBad::Fail)?)?,
             Self::Fingerprint(expected) => {
-                Arc::new(Leaf { provider: provider.clone(), expected: Some(*expected) })
+                Arc::new(LeafVerifier { provider: provider.clone(), expected: Some(*expected) })
             }
-            Self::Anyone => Arc::new(Leaf { provider: provider.clone(), expected: None }),
+            Self::Anyone => Arc::new(LeafVerifier { provider: provider.clone(), expected: None }),
         };
-        let verdict = Verdict::default();
+        let verdict = LastRefusal::default();
         let explaining = Explaining { inner, verdict: verdict.clone() };
         let mut config = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -169,12 +174,12 @@ impl Trust {
     }
 }
 
-/// What becomes of a certificate that rustls does not take.
+/// The treatment of a certificate that rustls does not accept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnBad {
-    /// A system's bundle may hold some.
+    /// Skip it: a system's bundle may contain some.
     Skip,
-    /// A file that was named is to be good.
+    /// Fail: a file that the user named must be good.
     Fail,
 }
 
@@ -182,7 +187,7 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     let bytes = fs::read(file).map_err(|source| Error::Read { file: file.to_owned(), source })?;
     let not_pem =
-        || Error::NotPem { file: file.to_owned(), fault: fault(file, &bytes, Wanted::Certificates) };
+        || Error::NotPem { file: file.to_owned(), fault: fault(file, &bytes, PemKind::Certificates) };
     for certificate in CertificateDer::pem_slice_iter(&bytes) {
         match roots.add(certificate.map_err(|_| not_pem())?) {
             Err(source) if on_bad == OnBad::Fail => {
@@ -197,11 +202,11 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Remembers why a certificate is refused: what QUIC says of it has no room for what to do.
+/// Remembers why a certificate was refused, since QUIC's error has no room for advice.
 #[derive(Debug)]
 struct Explaining {
     inner: Arc<dyn ServerCertVerifier>,
-    verdict: Verdict,
+    verdict: LastRefusal,
 }
 
 impl ServerCertVerifier for Explaining {
@@ -216,7 +221,8 @@ impl ServerCertVerifier for Explaining {
         let verified =
             self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         if let Err(error) = &verified {
-            let refusal = Refusal::new(error, server_name, Fingerprint::of(end_entity));
+            let refusal =
+                CertificateRefusal::new(error, server_name, Fingerprint::from_certificate(end_entity));
             *self.verdict.0.lock() = Some(refusal);
         }
         verified
@@ -245,14 +251,14 @@ impl ServerCertVerifier for Explaining {
     }
 }
 
-/// Takes the certificate with a fingerprint, or any; the server has to hold its key in any case.
+/// Accepts the certificate with a fingerprint, or any. The server must hold its key in any case.
 #[derive(Debug)]
-struct Leaf {
+struct LeafVerifier {
     provider: Arc<CryptoProvider>,
     expected: Option<Fingerprint>,
 }
 
-impl ServerCertVerifier for Leaf {
+impl ServerCertVerifier for LeafVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -262,7 +268,7 @@ impl ServerCertVerifier for Leaf {
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         match self.expected {
-            Some(expected) if expected != Fingerprint::of(end_entity) => {
+            Some(expected) if expected != Fingerprint::from_certificate(end_entity) => {
                 Err(CertificateError::ApplicationVerificationFailure.into())
             }
             _ => Ok(ServerCertVerified::assertion()),
@@ -299,7 +305,7 @@ mod tests {
     #[test]
     fn fingerprints_as_relays_log_them_and_as_openssl_does() {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let fingerprint = Fingerprint::of(made.cert.der());
+        let fingerprint = Fingerprint::from_certificate(made.cert.der());
         let text = fingerprint.to_string();
         assert_eq!(text.parse(), Ok(fingerprint));
         let pairs: Vec<_> = text.as_bytes().chunks(2).map(|pair| String::from_utf8_lossy(pair)).collect();

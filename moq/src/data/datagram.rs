@@ -17,25 +17,48 @@ const KNOWN: u64 = 0x2f;
 const TRUNCATED: DecodeError = DecodeError::violation("a datagram ends inside its header");
 
 /// An object that is sent as one datagram.
+///
+/// ```
+/// use bytes::Bytes;
+/// use millrace_moq::ObjectDatagram;
+///
+/// let object = ObjectDatagram {
+///     alias: 7,
+///     group: 1,
+///     object: 0,
+///     priority: None,
+///     end_of_group: false,
+///     properties: Bytes::new(),
+///     status: None,
+///     payload: Bytes::from_static(b"20 ms of audio"),
+/// };
+/// let mut bytes = Vec::new();
+/// object.encode(&mut bytes);
+/// assert_eq!(ObjectDatagram::decode(Bytes::from(bytes))?, Some(object));
+/// # Ok::<(), millrace_moq::DecodeError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Datagram {
+pub struct ObjectDatagram {
+    /// The track alias.
     pub alias: u64,
+    /// The group ID.
     pub group: u64,
+    /// The object ID.
     pub object: u64,
-    /// The publisher's; absent for the track's default.
+    /// The publisher's priority; `None` means the track's default.
     pub priority: Option<u8>,
-    /// Whether this is the last object of its group. Never with a status.
+    /// Whether this is the last object of its group. Never set together with a status.
     pub end_of_group: bool,
     /// The block of properties without its length, empty if there is none.
     pub properties: Bytes,
-    /// In place of a payload.
+    /// The status of an object without a payload.
     pub status: Option<Status>,
-    /// Empty if there is a status.
+    /// The payload; empty if there is a status.
     pub payload: Bytes,
 }
 
-impl Datagram {
-    /// Reads a whole datagram; its parts share `datagram`. `None` is padding.
+impl ObjectDatagram {
+    /// Reads a whole datagram. The parts of the result share `datagram`'s memory. Returns `None` for padding.
     pub fn decode(datagram: Bytes) -> Result<Option<Self>, DecodeError> {
         let mut rest = &datagram[..];
         let kind = vi64::decode(&mut rest).ok_or(TRUNCATED)?;
@@ -60,7 +83,7 @@ impl Datagram {
             false => None,
         };
         if set(STATUS) && !rest.is_empty() {
-            return Err(DecodeError::violation("a payload behind a status"));
+            return Err(DecodeError::violation("a payload after a status"));
         }
         if set(PROPERTIES) && !matches!(status, None | Some(Status::Normal)) {
             return Err(DecodeError::violation("properties on an object that is not normal"));

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::super::{DecodeError, Draft, GroupOrder, Location, vi64};
-use super::scan::{Fields, Scanner, Stop};
+use super::scan::{ScanStop, ScannedFields, Scanner};
 
 const SUBGROUP_MODE: u64 = 0x03;
 const SUBGROUP_PRIOR: u64 = 0x01;
@@ -16,15 +16,17 @@ const PROPERTIES: u64 = 0x20;
 const DATAGRAM: u64 = 0x40;
 const END_NON_EXISTENT: u64 = 0x8c;
 const END_UNKNOWN: u64 = 0x10c;
-/// Draft-20 on.
+/// End of a range whose objects timed out; draft-20 and later.
 const END_TIMED_OUT: u64 = 0x20c;
 
 /// The header of an object; `payload_len` bytes of payload follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchObject {
+    /// The object's location.
     pub location: Location,
-    /// Absent if the object was sent as a datagram.
+    /// The subgroup ID; `None` if the object was sent as a datagram.
     pub subgroup: Option<u64>,
+    /// The publisher's priority; a lower value is sent first.
     pub priority: u8,
     /// The block of properties without its length, empty if there is none.
     pub properties: Bytes,
@@ -32,22 +34,28 @@ pub struct FetchObject {
     pub payload_len: u64,
 }
 
-/// What is known about a range without objects.
+/// The reason why a range has no objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeEnd {
+    /// The objects do not exist.
     NonExistent,
+    /// It is not known whether the objects exist.
     Unknown,
-    /// What was asked for upstream did not come in time. Up to draft-19 that is unknown too.
+    /// The objects did not arrive from upstream in time. Drafts 18 and 19 report that as unknown.
     TimedOut,
 }
 
 /// One step of a FETCH response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchItem {
+    /// An object; its payload follows.
     Object(FetchObject),
-    /// Everything behind the last item up to and including `last` does not exist, or nobody knows.
+    /// None of the locations after the last item up to and including `last` has an object, or it is not known whether
+    /// one exists.
     Range {
+        /// The last location of the range.
         last: Location,
+        /// The reason why the range has no objects.
         end: RangeEnd,
     },
 }
@@ -61,10 +69,10 @@ impl FetchItem {
     }
 }
 
-/// What the fields that an item leaves out are taken from.
+/// The state that an item's absent fields are filled in from.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
-    /// Of the last item, object or range.
+    /// Location of the last item, object or range.
     location: Option<Location>,
     /// Subgroup and priority of the last object.
     object: Option<(Option<u64>, u8)>,
@@ -88,10 +96,10 @@ impl Prior {
 }
 
 const NO_PRIOR: DecodeError =
-    DecodeError::violation("a fetched object refers to one before it that is not there");
+    DecodeError::violation("a fetched object refers to a previous one that does not exist");
 const ID_RANGE: DecodeError = DecodeError::violation("an ID of a fetched object is outside 0 to 2^64 - 1");
 
-/// Reads the items of a FETCH response. The payload of each object must be taken before the next call.
+/// Reads the items of a FETCH response. The caller must take the payload of each object before the next call.
 #[derive(Clone, Debug)]
 pub struct FetchDecoder {
     draft: Draft,
@@ -100,7 +108,7 @@ pub struct FetchDecoder {
 }
 
 impl FetchDecoder {
-    /// `order` is the order that the FETCH asked for.
+    /// Makes a decoder for a response in `order`, the group order that the FETCH asked for.
     pub fn new(draft: Draft, order: GroupOrder) -> Self {
         Self { draft, order, prior: Prior::default() }
     }
@@ -108,20 +116,20 @@ impl FetchDecoder {
     /// Takes one item off the front of `input`, or returns `None` and leaves `input` as it was when it is
     /// not all there yet.
     pub fn decode(&mut self, input: &mut &[u8]) -> Result<Option<FetchItem>, DecodeError> {
-        let mut fields = Fields::new(input);
+        let mut fields = ScannedFields::new(input);
         match self.read(&mut fields) {
             Ok(item) => {
                 *input = fields.rest();
                 self.prior.observe(&item);
                 Ok(Some(item))
             }
-            Err(Stop::Need(_)) => Ok(None),
-            Err(Stop::Bad(error)) => Err(error),
+            Err(ScanStop::Need(_)) => Ok(None),
+            Err(ScanStop::Bad(error)) => Err(error),
         }
     }
 
-    fn read(&self, fields: &mut Fields<'_>) -> Result<FetchItem, Stop> {
-        let range = |fields: &mut Fields<'_>, end| {
+    fn read(&self, fields: &mut ScannedFields<'_>) -> Result<FetchItem, ScanStop> {
+        let range = |fields: &mut ScannedFields<'_>, end| {
             // Absolute, unlike those of an object (draft-18, "End of Range").
             let last = Location { group: fields.vi64()?, object: fields.vi64()? };
             Ok(FetchItem::Range { last, end })
@@ -135,11 +143,11 @@ impl FetchDecoder {
         }
     }
 
-    fn read_object(&self, flags: u64, fields: &mut Fields<'_>) -> Result<FetchObject, Stop> {
+    fn read_object(&self, flags: u64, fields: &mut ScannedFields<'_>) -> Result<FetchObject, ScanStop> {
         let set = |bit: u64| flags & bit != 0;
         let group = self.read_group(set(GROUP), fields)?;
         let subgroup = match flags & SUBGROUP_MODE {
-            // An object that was sent as a datagram has no subgroup; the subgroup mode does not count.
+            // An object that was sent as a datagram has no subgroup, whatever its subgroup mode says.
             _ if set(DATAGRAM) => None,
             SUBGROUP_PRIOR => Some(self.prior.subgroup().ok_or(NO_PRIOR)?),
             SUBGROUP_NEXT => Some(self.prior.subgroup().ok_or(NO_PRIOR)?.checked_add(1).ok_or(ID_RANGE)?),
@@ -159,7 +167,7 @@ impl FetchDecoder {
         })
     }
 
-    fn read_group(&self, present: bool, fields: &mut Fields<'_>) -> Result<u64, Stop> {
+    fn read_group(&self, present: bool, fields: &mut ScannedFields<'_>) -> Result<u64, ScanStop> {
         match (self.prior.location, present) {
             (None, true) => fields.vi64(),
             (None, false) => Err(NO_PRIOR.into()),
@@ -177,7 +185,12 @@ impl FetchDecoder {
 
     /// An object ID is absolute in a new group and relative within a group. If it is left out, it is the last one plus
     /// one, in any group.
-    fn read_object_id(&self, new_group: bool, present: bool, fields: &mut Fields<'_>) -> Result<u64, Stop> {
+    fn read_object_id(
+        &self,
+        new_group: bool,
+        present: bool,
+        fields: &mut ScannedFields<'_>,
+    ) -> Result<u64, ScanStop> {
         match (self.prior.location, present) {
             (None, false) => Err(NO_PRIOR.into()),
             (None, true) => fields.vi64(),
@@ -197,11 +210,12 @@ pub struct FetchEncoder {
 }
 
 impl FetchEncoder {
+    /// Makes an encoder for a response in `order`.
     pub fn new(draft: Draft, order: GroupOrder) -> Self {
         Self { draft, order, prior: Prior::default() }
     }
 
-    /// Appends an item, whose location follows the one before in the response's order.
+    /// Appends an item. Its location must follow that of the previous item in the response's order.
     pub fn encode(&mut self, item: &FetchItem, out: &mut Vec<u8>) {
         match item {
             FetchItem::Object(object) => self.encode_object(object, out),
@@ -280,6 +294,7 @@ impl FetchEncoder {
 /// An item and where it is in the stream of the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchStart {
+    /// The item.
     pub item: FetchItem,
     /// Stream offset of the item's first byte.
     pub start: u64,
@@ -295,7 +310,7 @@ pub struct FetchParser {
 }
 
 impl FetchParser {
-    /// Begins behind FETCH_HEADER, which ended at stream offset `offset`.
+    /// Makes a parser that starts after FETCH_HEADER, at stream offset `offset`.
     pub fn new(draft: Draft, order: GroupOrder, offset: u64) -> Self {
         Self { scanner: Scanner::new(offset), decoder: FetchDecoder::new(draft, order) }
     }
@@ -322,12 +337,12 @@ impl FetchParser {
         self.scanner.offset()
     }
 
-    /// Bytes of an item that is not complete, without payload.
+    /// Number of bytes of an item's incomplete header, without payload.
     pub fn incomplete(&self) -> usize {
         self.scanner.incomplete()
     }
 
-    /// Whether everything so far is whole items: where a stream may end.
+    /// Whether everything read so far is whole items, so that the stream may end here.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }

@@ -1,4 +1,4 @@
-//! What travels on unidirectional streams and in datagrams (draft-18, section 11).
+//! Objects on unidirectional streams and in datagrams (draft-18, section 11).
 
 mod datagram;
 mod fetch;
@@ -8,7 +8,7 @@ mod subgroup;
 #[cfg(test)]
 mod tests;
 
-pub use datagram::Datagram;
+pub use datagram::ObjectDatagram;
 pub use fetch::{FetchDecoder, FetchEncoder, FetchItem, FetchObject, FetchParser, FetchStart, RangeEnd};
 pub use position::{Field, Position};
 pub use subgroup::{ObjectParser, ObjectStart, encode_object_header};
@@ -20,9 +20,10 @@ use super::{DecodeError, vi64};
 /// The draft sets no limit; this one bounds what a peer makes a receiver hold for one object.
 pub const MAX_PROPERTIES: u64 = 1 << 16;
 
-/// What an object says about the objects behind it.
+/// The status that an object without payload carries about the objects after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
+    /// An object with a payload, or an empty one.
     Normal,
     /// No object of the group has this ID or a larger one.
     EndOfGroup,
@@ -56,11 +57,13 @@ const PADDING: u64 = 0x132b_3e28;
 /// The front of a unidirectional stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamHeader {
-    /// A control stream. Nothing was consumed: the type is that of the SETUP message that follows.
+    /// A control stream. Nothing was consumed: the bytes are the type of the SETUP message that follows.
     Setup,
+    /// Objects of a subgroup.
     Subgroup(SubgroupHeader),
     /// Objects of the FETCH with this request ID.
     Fetch {
+        /// The request ID of the FETCH.
         request_id: u64,
     },
     /// Zeros, to be discarded.
@@ -98,25 +101,30 @@ pub fn encode_fetch_header(request_id: u64, out: &mut Vec<u8>) {
 /// How a SUBGROUP_HEADER gives the subgroup's ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubgroupId {
+    /// The ID is 0.
     Zero,
     /// The ID of the first object on the stream.
     FirstObject,
+    /// The ID is in the header.
     Explicit(u64),
 }
 
 /// SUBGROUP_HEADER: whose objects the stream carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubgroupHeader {
+    /// The track alias.
     pub alias: u64,
+    /// The group ID.
     pub group: u64,
+    /// The subgroup ID.
     pub subgroup: SubgroupId,
-    /// The publisher's; absent for the track's default.
+    /// The publisher's priority; `None` means the track's default.
     pub priority: Option<u8>,
-    /// Whether every object has a block of properties, if only an empty one.
+    /// Whether every object has a block of properties, which may be empty.
     pub properties: bool,
     /// Whether the last object before FIN is the last one of the group.
     pub end_of_group: bool,
-    /// Whether the first object on the stream is the first one that was ever published in the subgroup.
+    /// Whether the first object on the stream is the first that was ever published in the subgroup.
     pub first_object: bool,
 }
 
@@ -130,7 +138,7 @@ impl SubgroupHeader {
     const DEFAULT_PRIORITY: u64 = 0x20;
     const FIRST_OBJECT: u64 = 0x40;
 
-    /// The stream type: every field's presence is in it.
+    /// The stream type, whose bits say which fields are present.
     fn kind(&self) -> u64 {
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
         Self::SUBGROUP
@@ -145,13 +153,15 @@ impl SubgroupHeader {
             }
     }
 
+    /// Appends the header in its shortest form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         self.encode_padded(0, out);
     }
 
-    /// Appends the header in `len` bytes if the alias can be stretched to that, else in as few as it takes.
+    /// Appends the header in exactly `len` bytes if a longer encoding of the alias makes that possible, else in the
+    /// fewest bytes.
     ///
-    /// A relay that changes the alias keeps the offsets of everything behind it this way.
+    /// A relay that changes the alias thus keeps the offsets of everything after the header.
     pub fn encode_padded(&self, len: usize, out: &mut Vec<u8>) {
         let start = out.len();
         vi64::encode(self.kind(), out);
@@ -175,7 +185,7 @@ impl SubgroupHeader {
         out.extend(self.priority);
     }
 
-    /// The fields behind the stream type `kind`, or `None` when they are not all there yet.
+    /// Reads the fields after the stream type `kind`. Returns `None` when they are not complete.
     fn decode_fields(kind: u64, input: &mut &[u8]) -> Result<Option<Self>, DecodeError> {
         let set = |bit: u64| kind & bit != 0;
         if kind > 0x7f || !set(Self::SUBGROUP) {

@@ -1,60 +1,71 @@
-//! Where a parser stands in a subgroup stream, so that another one can go on from there.
+//! The state of a parser in a subgroup stream, from which another parser can continue.
 
 use super::super::vi64;
 
-/// What the next byte of a subgroup stream is of.
+/// The field that the next byte of a subgroup stream belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Field {
+    /// The stream's type.
     #[default]
     Type = 0,
+    /// The track alias.
     Alias,
+    /// The group ID.
     Group,
+    /// The subgroup ID.
     SubgroupId,
+    /// The publisher's priority.
     Priority,
-    /// An object's ID, less the one before and 1.
+    /// The object's ID, encoded as the difference to the previous ID less 1.
     Object,
+    /// Length of the object's properties.
     PropertiesLength,
+    /// The object's properties.
     Properties,
-    /// Of the payload.
+    /// Length of the payload.
     Length,
+    /// The object's status.
     Status,
+    /// The object's payload.
     Payload,
     /// A stream without framing: any bytes, and any end.
     Opaque,
 }
 
-/// A place in a subgroup stream, and all that whoever goes on there has to know of what was before.
+/// A place in a subgroup stream, with everything that another parser needs to continue there.
 ///
-/// What does not matter at a field is 0: after the same bytes two parsers are at equal positions, however the bytes came.
+/// Fields that do not matter at a place are 0. Two parsers are therefore at equal positions after the same bytes,
+/// however those bytes were divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// Of the next byte in the stream.
+    /// Stream offset of the next byte.
     pub offset: u64,
+    /// The field that the next byte belongs to.
     pub field: Field,
-    /// The integer that is being read, as far as it is there.
+    /// The bits read so far of the integer that is being read.
     pub value: u64,
-    /// Its bytes that are to come; 0: none of it is there.
+    /// Number of bytes of that integer still to be read; 0 if none of it has been read.
     pub missing: u8,
-    /// Bytes of properties or payload that are to come.
+    /// Number of bytes of properties or payload still to be read.
     pub left: u64,
-    /// ID of the last object whose ID is there.
+    /// ID of the last object whose ID is complete.
     pub previous: Option<u64>,
-    /// The object whose header is being read has properties, not empty ones.
+    /// Whether the object whose header is being read has properties that are not empty.
     pub with_properties: bool,
-    /// No object follows.
+    /// Whether the group or track has ended, so that no object may follow.
     pub ended: bool,
-    /// The stream's type, once that is there.
+    /// The stream's type, once it is known.
     pub kind: u8,
 }
 
 impl Position {
-    /// In a stream whose bytes have no framing.
+    /// Makes a position in a stream whose bytes have no framing.
     pub fn opaque(offset: u64) -> Self {
         Self { offset, field: Field::Opaque, ..Self::default() }
     }
 
-    /// Goes into an object's header that is not all there, but well-formed so far; the offset stays.
+    /// Moves into an object's incomplete header, which is well-formed so far. The offset stays.
     pub(super) fn inside_header(mut self, mut partial: &[u8]) -> Self {
         while !partial.is_empty() {
             if self.field == Field::Properties {
@@ -78,7 +89,7 @@ impl Position {
         match self.field {
             Field::Object => {
                 self.previous = Some(self.previous.map_or(value, |previous| {
-                    previous.wrapping_add(value).wrapping_add(1) // checked by the parser
+                    previous.wrapping_add(value).wrapping_add(1) // The parser has checked that this does not overflow.
                 }));
                 let properties = self.kind & super::SubgroupHeader::PROPERTIES as u8 != 0;
                 self.field = if properties { Field::PropertiesLength } else { Field::Length };

@@ -3,26 +3,26 @@
 use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
-/// Fields at the front of a piece of a stream. Where bytes are missing, it says how many are needed at least, so that
-/// a scanner takes no byte beyond the header.
-pub(super) struct Fields<'a> {
+/// Reads fields at the front of a piece of a stream. Where bytes are missing, it reports the smallest number that is
+/// needed, so that a scanner takes no byte of what follows the header.
+pub(super) struct ScannedFields<'a> {
     rest: &'a [u8],
 }
 
 /// Why a header was not read.
-pub(super) enum Stop {
-    /// At least so many more bytes are needed: 1 or more.
+pub(super) enum ScanStop {
+    /// Needs at least this many more bytes: 1 or more.
     Need(usize),
     Bad(DecodeError),
 }
 
-impl From<DecodeError> for Stop {
+impl From<DecodeError> for ScanStop {
     fn from(error: DecodeError) -> Self {
         Self::Bad(error)
     }
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ScannedFields<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -31,22 +31,22 @@ impl<'a> Fields<'a> {
         self.rest
     }
 
-    pub(super) fn vi64(&mut self) -> Result<u64, Stop> {
+    pub(super) fn vi64(&mut self) -> Result<u64, ScanStop> {
         match vi64::decode(&mut self.rest) {
             Some(value) => Ok(value),
             None => {
                 let length = self.rest.first().map_or(1, |first| vi64::encoded_len(*first));
-                Err(Stop::Need(length - self.rest.len()))
+                Err(ScanStop::Need(length - self.rest.len()))
             }
         }
     }
 
-    pub(super) fn u8(&mut self) -> Result<u8, Stop> {
-        self.rest.split_off_first().copied().ok_or(Stop::Need(1))
+    pub(super) fn u8(&mut self) -> Result<u8, ScanStop> {
+        self.rest.split_off_first().copied().ok_or(ScanStop::Need(1))
     }
 
-    /// A length of at most [`MAX_PROPERTIES`] and as many bytes.
-    pub(super) fn properties(&mut self) -> Result<&'a [u8], Stop> {
+    /// Reads a length of at most [`MAX_PROPERTIES`] and that many bytes.
+    pub(super) fn properties(&mut self) -> Result<&'a [u8], ScanStop> {
         let len = self.vi64()?;
         if len > MAX_PROPERTIES {
             return Err(
@@ -54,23 +54,23 @@ impl<'a> Fields<'a> {
             );
         }
         let Some((properties, rest)) = self.rest.split_at_checked(len as usize) else {
-            return Err(Stop::Need(len as usize - self.rest.len()));
+            return Err(ScanStop::Need(len as usize - self.rest.len()));
         };
         self.rest = rest;
         Ok(properties)
     }
 }
 
-/// A header, where it began and where its payload begins, as offsets in the stream.
-pub(super) struct Found<T> {
+/// A header, with the stream offsets of its start and of its payload.
+pub(super) struct FoundHeader<T> {
     pub(super) header: T,
     pub(super) start: u64,
     pub(super) payload: u64,
 }
 
-/// Of a QUIC stream (RFC 9000, section 4.5), and so of a payload in it.
+/// The largest payload of an object, bytes: a QUIC stream has no more (RFC 9000, section 4.5).
 const MAX_PAYLOAD: u64 = (1 << 62) - 1;
-/// Memory that is kept for the next header, bytes.
+/// Memory that is kept for the next header, in bytes.
 const KEPT: usize = 256;
 
 /// Walks a stream of `header payload header payload ...`. Holds at most one incomplete header; payloads
@@ -79,7 +79,7 @@ const KEPT: usize = 256;
 pub(super) struct Scanner {
     /// Stream offset of the next byte to come.
     offset: u64,
-    /// The bytes so far of a header that is not complete.
+    /// The bytes received so far of an incomplete header.
     partial: Vec<u8>,
     payload_left: u64,
 }
@@ -93,7 +93,7 @@ impl Scanner {
         self.offset
     }
 
-    /// The bytes so far of a header that is not complete.
+    /// Returns the bytes received so far of an incomplete header.
     pub(super) fn partial(&self) -> &[u8] {
         &self.partial
     }
@@ -115,36 +115,36 @@ impl Scanner {
     pub(super) fn next<T>(
         &mut self,
         chunk: &mut &[u8],
-        mut read: impl FnMut(&mut Fields<'_>) -> Result<(T, u64), Stop>,
-    ) -> Result<Option<Found<T>>, DecodeError> {
+        mut read: impl FnMut(&mut ScannedFields<'_>) -> Result<(T, u64), ScanStop>,
+    ) -> Result<Option<FoundHeader<T>>, DecodeError> {
         self.skip_payload(chunk);
         if chunk.is_empty() {
             return Ok(None);
         }
         if self.partial.is_empty() {
-            let mut fields = Fields::new(chunk);
+            let mut fields = ScannedFields::new(chunk);
             match read(&mut fields) {
                 Ok((header, payload_len)) => {
                     let length = chunk.len() - fields.rest().len();
                     *chunk = fields.rest();
-                    return self.found(header, length, length, payload_len).map(Some);
+                    return self.found_header(header, length, length, payload_len).map(Some);
                 }
-                Err(Stop::Bad(error)) => return Err(error),
-                Err(Stop::Need(_)) => {}
+                Err(ScanStop::Bad(error)) => return Err(error),
+                Err(ScanStop::Need(_)) => {}
             }
         }
         loop {
-            let mut fields = Fields::new(&self.partial);
+            let mut fields = ScannedFields::new(&self.partial);
             match read(&mut fields) {
                 Ok((header, payload_len)) => {
-                    // Never more than was needed was taken, so nothing follows the header.
+                    // The scanner takes only bytes that the header needs, so nothing follows the header.
                     let length = self.partial.len();
                     self.partial.clear();
                     self.partial.shrink_to(KEPT);
-                    return self.found(header, length, 0, payload_len).map(Some);
+                    return self.found_header(header, length, 0, payload_len).map(Some);
                 }
-                Err(Stop::Bad(error)) => return Err(error),
-                Err(Stop::Need(needed)) => {
+                Err(ScanStop::Bad(error)) => return Err(error),
+                Err(ScanStop::Need(needed)) => {
                     let taken = needed.clamp(1, chunk.len().max(1));
                     let Some((head, rest)) = chunk.split_at_checked(taken) else { return Ok(None) };
                     self.partial.extend_from_slice(head);
@@ -155,20 +155,20 @@ impl Scanner {
         }
     }
 
-    /// A header of `length` bytes was found. The last `new` of them are not counted in the offset yet.
-    fn found<T>(
+    /// Records a header of `length` bytes. Its last `new` bytes are not counted in the offset yet.
+    fn found_header<T>(
         &mut self,
         header: T,
         length: usize,
         new: usize,
         payload_len: u64,
-    ) -> Result<Found<T>, DecodeError> {
+    ) -> Result<FoundHeader<T>, DecodeError> {
         self.offset += new as u64;
         if payload_len > MAX_PAYLOAD {
             return Err(DecodeError::violation("an object is longer than any stream"));
         }
         self.payload_left = payload_len;
-        Ok(Found { header, start: self.offset - length as u64, payload: self.offset })
+        Ok(FoundHeader { header, start: self.offset - length as u64, payload: self.offset })
     }
 
     fn skip_payload(&mut self, chunk: &mut &[u8]) {

@@ -3,18 +3,19 @@
 use bytes::Bytes;
 
 use super::super::{DecodeError, vi64};
-use super::scan::{Fields, Scanner, Stop};
+use super::scan::{ScanStop, ScannedFields, Scanner};
 use super::{Field, Position, Status, SubgroupHeader};
 
 /// An object whose header is complete; its payload may still be on the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectStart {
+    /// The object ID.
     pub id: u64,
     /// The block of properties without its length, empty if there is none.
     pub properties: Bytes,
     /// Length of the payload, in bytes.
     pub payload_len: u64,
-    /// Present exactly when the payload is empty.
+    /// The status, which is present exactly when the payload is empty.
     pub status: Option<Status>,
     /// Stream offset of the first byte of the object's header.
     pub start: u64,
@@ -33,7 +34,7 @@ impl ObjectStart {
 #[derive(Clone, Debug)]
 pub struct ObjectParser {
     scanner: Scanner,
-    /// Of the stream.
+    /// The stream's type.
     kind: u8,
     has_properties: bool,
     previous: Option<u64>,
@@ -41,7 +42,7 @@ pub struct ObjectParser {
 }
 
 impl ObjectParser {
-    /// Begins behind `header`, which ended at stream offset `offset`.
+    /// Makes a parser that starts after `header`, which ended at stream offset `offset`.
     pub fn new(header: &SubgroupHeader, offset: u64) -> Self {
         Self {
             scanner: Scanner::new(offset),
@@ -56,9 +57,10 @@ impl ObjectParser {
     /// of it and returns `None`. Call again until `None`.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<ObjectStart>, DecodeError> {
         if self.ended && !chunk.is_empty() {
-            return Err(DecodeError::violation("an object behind the end of its group or track"));
+            return Err(DecodeError::violation("an object after the end of its group or track"));
         }
-        let (previous, has_properties) = (self.previous, self.has_properties);
+        let previous = self.previous;
+        let has_properties = self.has_properties;
         let found = self.scanner.next(chunk, |fields| read_object(fields, previous, has_properties))?;
         let Some(found) = found else { return Ok(None) };
         let object = ObjectStart { start: found.start, payload: found.payload, ..found.header };
@@ -72,7 +74,7 @@ impl ObjectParser {
         self.scanner.offset()
     }
 
-    /// Where another parser can go on.
+    /// Returns the position from which another parser can continue.
     pub fn position(&self) -> Position {
         let position = Position {
             offset: self.scanner.offset(),
@@ -88,20 +90,20 @@ impl ObjectParser {
         }
     }
 
-    /// Bytes of a header that is not complete.
+    /// Number of bytes of an incomplete object header.
     pub fn incomplete(&self) -> usize {
         self.scanner.incomplete()
     }
 
-    /// Whether everything so far is whole objects: where a stream may end.
+    /// Whether everything read so far is whole objects, so that the stream may end here.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }
 
-    /// The stream ends here with FIN.
+    /// Checks that the stream may end with FIN here.
     ///
     /// # Errors
-    /// It ends inside an object.
+    /// Fails if the stream ends inside an object.
     pub fn finish(&self) -> Result<(), DecodeError> {
         match self.at_boundary() {
             true => Ok(()),
@@ -111,10 +113,10 @@ impl ObjectParser {
 }
 
 fn read_object(
-    fields: &mut Fields<'_>,
+    fields: &mut ScannedFields<'_>,
     previous: Option<u64>,
     has_properties: bool,
-) -> Result<(ObjectStart, u64), Stop> {
+) -> Result<(ObjectStart, u64), ScanStop> {
     let delta = fields.vi64()?;
     let id = match previous {
         None => Some(delta),
@@ -136,8 +138,8 @@ fn read_object(
 
 /// Appends the header of an object of a subgroup stream.
 ///
-/// `previous` is the ID of the object before it on the same stream, if any; it is less than `id`. `properties` are
-/// given, perhaps empty, exactly if the stream's header says that objects have them. `status` counts only if
+/// `previous` is the ID of the object before it on the same stream, if any, and is less than `id`. `properties` is
+/// `Some`, perhaps empty, exactly if the stream's header says that objects have properties. `status` is used only if
 /// `payload_len` is 0.
 pub fn encode_object_header(
     previous: Option<u64>,

@@ -45,7 +45,7 @@ const PLAIN: SubgroupHeader = SubgroupHeader {
 };
 
 #[test]
-fn the_drafts_subgroup_on_one_stream() {
+fn subgroup_example_of_the_draft_is_encoded_and_decoded() {
     let bytes = [0x14, 2, 0, 0, 0];
     assert_eq!(header(&bytes), Ok(Some(StreamHeader::Subgroup(PLAIN))));
     let mut out = Vec::new();
@@ -68,7 +68,7 @@ fn the_drafts_subgroup_on_one_stream() {
 }
 
 #[test]
-fn the_drafts_group_with_properties() {
+fn group_example_of_the_draft_with_properties_is_encoded_and_decoded() {
     let expected =
         SubgroupHeader { priority: None, properties: true, subgroup: SubgroupId::Explicit(0), ..PLAIN };
     assert_eq!(header(&[0x35, 2, 0, 0]), Ok(Some(StreamHeader::Subgroup(expected))));
@@ -99,7 +99,7 @@ fn every_stream_type_is_known_or_refused() {
 }
 
 #[test]
-fn objects_that_are_violations() {
+fn invalid_objects_are_violations() {
     let with_properties = SubgroupHeader { properties: true, ..PLAIN };
     let mut overflow = vec![0xff; 9];
     overflow.extend_from_slice(b"\x00\x00\x00\x00\x00");
@@ -123,7 +123,7 @@ fn objects_that_are_violations() {
 }
 
 #[test]
-fn a_position_says_all_that_whoever_goes_on_there_has_to_know() {
+fn parser_continues_from_any_position() {
     let header = SubgroupHeader { properties: true, ..PLAIN };
     let stream = b"\x05\x02\x04\x25\x04abcd\x00\xc0\x00\x02\x04\x25\x00\x00\x80\x07\x00\x00\x03";
     let object = Position { field: Field::Object, kind: 0x15, ..Position::default() };
@@ -164,10 +164,10 @@ fn a_stream_ends_between_objects_only() {
 }
 
 #[test]
-fn datagrams() {
+fn datagrams_encode_and_decode() {
     let bytes = Bytes::from_static(b"\x0c\x02\x07payload");
-    let datagram = Datagram::decode(bytes.clone()).unwrap().unwrap();
-    let expected = Datagram {
+    let datagram = ObjectDatagram::decode(bytes.clone()).unwrap().unwrap();
+    let expected = ObjectDatagram {
         alias: 2,
         group: 7,
         object: 0,
@@ -182,23 +182,23 @@ fn datagrams() {
     datagram.encode(&mut out);
     assert_eq!(out, bytes);
     let padding = Bytes::from_static(&[0xf0, 0x13, 0x2b, 0x3e, 0x29, 0, 0]);
-    assert_eq!(Datagram::decode(padding), Ok(None));
+    assert_eq!(ObjectDatagram::decode(padding), Ok(None));
 }
 
 #[test]
-fn datagrams_that_are_violations() {
+fn invalid_datagrams_are_violations() {
     let table: [(&str, &[u8]); 8] = [
         ("status and end of group", &[0x22, 1, 1, 1, 1, 0]),
         ("outside the form", &[0x10, 1, 1, 1, 1]),
         ("outside the form", &[0x40, 1, 1, 1, 1]),
         ("empty properties", &[0x01, 1, 1, 1, 1, 0]),
         ("properties past the end", &[0x01, 1, 1, 1, 1, 2, 0]),
-        ("payload behind a status", &[0x20, 1, 1, 1, 1, 0, 0]),
+        ("payload after a status", &[0x20, 1, 1, 1, 1, 0, 0]),
         ("properties on an end of group", &[0x21, 1, 1, 1, 1, 2, 4, 0, 3]),
         ("empty", &[]),
     ];
     for (what, bytes) in table {
-        let error = Datagram::decode(Bytes::copy_from_slice(bytes)).unwrap_err();
+        let error = ObjectDatagram::decode(Bytes::copy_from_slice(bytes)).unwrap_err();
         assert_eq!(error.code, Session::PROTOCOL_VIOLATION, "{what}");
     }
 }
@@ -214,7 +214,7 @@ fn fetched(location: (u64, u64), subgroup: Option<u64>, priority: u8) -> FetchIt
 }
 
 #[test]
-fn a_fetch_leaves_out_what_repeats() {
+fn fetch_omits_repeated_fields() {
     let mut encoder = FetchEncoder::new(Draft::NEWEST, GroupOrder::Descending);
     let mut out = Vec::new();
     let mut encode = |item| {
@@ -233,7 +233,7 @@ fn a_fetch_leaves_out_what_repeats() {
 }
 
 #[test]
-fn a_fetch_cannot_refer_to_nothing() {
+fn fetch_without_prior_object_is_a_violation() {
     let last = Location::new(1, 1);
     for (what, bytes) in [
         ("no group", &[0x14, 1, 1, 0][..]),
@@ -288,9 +288,9 @@ fn a_header() -> impl Strategy<Value = SubgroupHeader> {
 }
 
 /// An object to write: step from the object before it, properties, payload.
-type Written = (u64, Vec<u8>, Vec<u8>);
+type WrittenObject = (u64, Vec<u8>, Vec<u8>);
 
-fn stream_of(header: &SubgroupHeader, written: &[Written]) -> (Vec<u8>, Vec<ObjectStart>) {
+fn stream_of(header: &SubgroupHeader, written: &[WrittenObject]) -> (Vec<u8>, Vec<ObjectStart>) {
     let mut stream = Vec::new();
     let mut expected = Vec::new();
     let mut previous = None;
@@ -314,7 +314,7 @@ fn stream_of(header: &SubgroupHeader, written: &[Written]) -> (Vec<u8>, Vec<Obje
     (stream, expected)
 }
 
-fn a_datagram() -> impl Strategy<Value = Datagram> {
+fn a_datagram() -> impl Strategy<Value = ObjectDatagram> {
     let bytes = || vec(any::<u8>(), 0..20).prop_map(Bytes::from);
     let content = prop_oneof![
         (bytes(), bytes(), any::<bool>())
@@ -323,15 +323,8 @@ fn a_datagram() -> impl Strategy<Value = Datagram> {
         bytes().prop_map(|properties| (properties, Some(Status::Normal), Bytes::new(), false)),
     ];
     (any::<u64>(), any::<u64>(), prop_oneof![Just(0), any::<u64>()], option::of(any::<u8>()), content)
-        .prop_map(|(alias, group, object, priority, (properties, status, payload, end_of_group))| Datagram {
-            alias,
-            group,
-            object,
-            priority,
-            end_of_group,
-            properties,
-            status,
-            payload,
+        .prop_map(|(alias, group, object, priority, (properties, status, payload, end_of_group))| {
+            ObjectDatagram { alias, group, object, priority, end_of_group, properties, status, payload }
         })
 }
 
@@ -413,13 +406,13 @@ proptest! {
     fn datagrams_round_trip(datagram in a_datagram()) {
         let mut out = Vec::new();
         datagram.encode(&mut out);
-        prop_assert_eq!(Datagram::decode(out.into()), Ok(Some(datagram)));
+        prop_assert_eq!(ObjectDatagram::decode(out.into()), Ok(Some(datagram)));
     }
 
     #[test]
-    fn arbitrary_fronts_never_panic(bytes in vec(any::<u8>(), 0..40)) {
+    fn arbitrary_stream_beginnings_never_panic(bytes in vec(any::<u8>(), 0..40)) {
         let _ = header(&bytes);
-        let _ = Datagram::decode(bytes.clone().into());
+        let _ = ObjectDatagram::decode(bytes.clone().into());
         let mut decoder = FetchDecoder::new(Draft::NEWEST, GroupOrder::Descending);
         let mut input = &bytes[..];
         while let Ok(Some(_)) = decoder.decode(&mut input) {}
@@ -460,7 +453,7 @@ proptest! {
     }
 }
 
-/// What becomes of an item that the draft has no word for.
+/// Returns the item that a receiver reads if `draft` cannot express `item`.
 fn as_said(draft: Draft, item: FetchItem) -> FetchItem {
     match item {
         FetchItem::Range { last, end: RangeEnd::TimedOut } if draft < Draft::D20 => {

@@ -1,8 +1,8 @@
-//! The bodies of the control messages behind SETUP.
+//! The bodies of all control messages other than SETUP.
 
-use super::{Body, DecodeError};
+use super::{DecodeError, MessageBody};
 use crate::param::Scope;
-use crate::wire::{Reader, Writer};
+use crate::wire::{WireReader, WireWriter};
 use crate::{Draft, Filter, Location, Namespace, Parameters, Properties, TrackName, code};
 
 /// The longest New Session URI of GOAWAY, in bytes.
@@ -10,12 +10,12 @@ const MAX_URI: usize = 8192;
 /// The longest reason phrase, in bytes.
 const MAX_REASON: usize = 1024;
 
-fn read_reason(input: &mut Reader) -> Result<String, DecodeError> {
+fn read_reason(input: &mut WireReader) -> Result<String, DecodeError> {
     input.text(MAX_REASON, "a reason phrase is longer than 1024 bytes")
 }
 
-/// Writes `reason`, cut to the longest that is allowed.
-fn put_reason(reason: &str, out: &mut Writer<'_>) {
+/// Writes `reason`, cut to the longest allowed length.
+fn put_reason(reason: &str, out: &mut WireWriter<'_>) {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
@@ -23,27 +23,28 @@ fn put_reason(reason: &str, out: &mut Writer<'_>) {
     out.prefixed(&reason.as_bytes()[..end]);
 }
 
-fn read_uri(input: &mut Reader) -> Result<String, DecodeError> {
+fn read_uri(input: &mut WireReader) -> Result<String, DecodeError> {
     input.text(MAX_URI, "a URI is longer than 8192 bytes")
 }
 
-fn read_properties(input: &mut Reader) -> Result<Properties, DecodeError> {
+fn read_properties(input: &mut WireReader) -> Result<Properties, DecodeError> {
     Properties::new(input.rest())
 }
 
-/// GOAWAY: the sender intends to close the session (on the control stream) or wants the request to move.
+/// GOAWAY: the sender intends to close the session (on the control stream), or wants the request to move (on a
+/// request's stream).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoAway {
-    /// Where to go instead; empty for the current URI. A client must send it empty.
+    /// The URI to connect to instead; empty for the current URI. A client must send it empty.
     pub uri: String,
     /// Milliseconds until the sender closes; 0 for no particular time.
     pub timeout: u64,
-    /// The smallest request ID that was not processed: on the control stream only, and in draft-18 only. Others are not told.
+    /// The smallest request ID that was not processed. Present on the control stream of draft-18 only.
     pub request_id: Option<u64>,
 }
 
-impl Body for GoAway {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for GoAway {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let uri = read_uri(input)?;
         if !input.draft().names_unprocessed() {
             return Ok(Self { uri, timeout: input.vi64()?, request_id: None });
@@ -54,7 +55,7 @@ impl Body for GoAway {
         Ok(Self { uri, timeout, request_id })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.prefixed(self.uri.as_bytes());
         out.vi64(self.timeout);
         if let Some(request_id) = self.request_id.filter(|_| out.draft().names_unprocessed()) {
@@ -66,8 +67,9 @@ impl Body for GoAway {
 /// REQUEST_OK: the answer to every request but SUBSCRIBE and FETCH.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestOk {
+    /// Parameters of the answer.
     pub parameters: Parameters,
-    /// Of the track, in answers to TRACK_STATUS only.
+    /// The track's properties, in answers to TRACK_STATUS only.
     pub properties: Properties,
 }
 
@@ -76,54 +78,55 @@ impl RequestOk {
     /// [`Scope::TRACK_STATUS_OK`], [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
     pub fn check(&self, draft: Draft, scope: Scope) -> Result<(), DecodeError> {
         if scope != Scope::TRACK_STATUS_OK && !self.properties.is_empty() {
-            return Err(DecodeError::violation("track properties in an answer that has none"));
+            return Err(DecodeError::violation("track properties in an answer that does not allow them"));
         }
         self.parameters.check(draft, scope)
     }
 }
 
-impl Body for RequestOk {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for RequestOk {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let parameters = Parameters::decode(input, Scope::OK)?;
         Ok(Self { parameters, properties: read_properties(input)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         self.parameters.encode(out);
         out.raw(self.properties.as_bytes());
     }
 }
 
-/// Where to try again instead.
+/// The session and track to retry the request with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// Empty for the current session's URI, which it must be when a client sends it.
+    /// The URI of the session; empty for the current one. A client must send it empty.
     pub uri: String,
-    /// The name to ask for; with no fields and no name, the same as before.
+    /// The track to ask for. With no fields and no name it is the same track as before.
     pub track: TrackName,
 }
 
 /// REQUEST_ERROR: the request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
+    /// The error code.
     pub code: code::Request,
-    /// Milliseconds before trying again, plus 1; 0 for never.
+    /// Milliseconds before a retry, plus 1; 0 for never.
     pub retry_interval: u64,
-    /// Sent up to 1024 bytes.
+    /// The reason phrase. It is cut to 1024 bytes when sent.
     pub reason: String,
-    /// There exactly when the code is REDIRECT.
+    /// The place to retry at. Present exactly when the code is REDIRECT.
     pub redirect: Option<Redirect>,
 }
 
 impl RequestError {
-    /// A failure that is final: trying again would not help.
+    /// Makes a final failure: a retry would not help.
     pub fn new(code: code::Request, reason: impl Into<String>) -> Self {
         Self { code, retry_interval: 0, reason: reason.into(), redirect: None }
     }
 }
 
-impl Body for RequestError {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for RequestError {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let code = code::Request(input.vi64()?).in_draft(input.draft());
         let retry_interval = input.vi64()?;
         let reason = read_reason(input)?;
@@ -136,7 +139,7 @@ impl Body for RequestError {
         Ok(Self { code, retry_interval, reason, redirect })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         debug_assert_eq!(self.redirect.is_some(), self.code == code::Request::REDIRECT);
         out.vi64(self.code.in_draft(out.draft()).0);
         out.vi64(self.retry_interval);
@@ -148,16 +151,19 @@ impl Body for RequestError {
     }
 }
 
-/// SUBSCRIBE: send the objects of a track from now on.
+/// SUBSCRIBE: asks for the objects of a track from now on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscribe {
+    /// The request ID.
     pub request_id: u64,
+    /// The track to subscribe to.
     pub track: TrackName,
+    /// Parameters of the subscription.
     pub parameters: Parameters,
 }
 
-impl Body for Subscribe {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for Subscribe {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self {
             request_id: input.vi64()?,
             track: TrackName::decode(input)?,
@@ -165,23 +171,26 @@ impl Body for Subscribe {
         })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.vi64(self.request_id);
         self.track.encode(out.out);
         self.parameters.encode(out);
     }
 }
 
-/// SUBSCRIBE_OK: objects will come under `track_alias`.
+/// SUBSCRIBE_OK: objects will be sent under `track_alias`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOk {
+    /// The alias of the track in data streams and datagrams.
     pub track_alias: u64,
+    /// Parameters of the answer.
     pub parameters: Parameters,
+    /// Properties of the track.
     pub properties: Properties,
 }
 
-impl Body for SubscribeOk {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for SubscribeOk {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self {
             track_alias: input.vi64()?,
             parameters: Parameters::decode(input, Scope::SUBSCRIBE_OK)?,
@@ -189,27 +198,29 @@ impl Body for SubscribeOk {
         })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.vi64(self.track_alias);
         self.parameters.encode(out);
         out.raw(self.properties.as_bytes());
     }
 }
 
-/// REQUEST_UPDATE: change the parameters of the request on whose stream it comes. Check `parameters` against the scope
-/// of that request.
+/// REQUEST_UPDATE: changes the parameters of the request on whose stream it is sent. Check `parameters` against the
+/// scope of that request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestUpdate {
+    /// The request ID of the update.
     pub request_id: u64,
+    /// The parameters that change.
     pub parameters: Parameters,
 }
 
-impl Body for RequestUpdate {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for RequestUpdate {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self { request_id: input.vi64()?, parameters: Parameters::decode(input, Scope::UPDATE)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.vi64(self.request_id);
         self.parameters.encode(out);
     }
@@ -218,15 +229,20 @@ impl Body for RequestUpdate {
 /// PUBLISH: a subscription that the publisher starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publish {
+    /// The request ID.
     pub request_id: u64,
+    /// The published track.
     pub track: TrackName,
+    /// The alias of the track in data streams and datagrams.
     pub track_alias: u64,
+    /// Parameters of the subscription.
     pub parameters: Parameters,
+    /// Properties of the track.
     pub properties: Properties,
 }
 
-impl Body for Publish {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for Publish {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self {
             request_id: input.vi64()?,
             track: TrackName::decode(input)?,
@@ -236,7 +252,7 @@ impl Body for Publish {
         })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.vi64(self.request_id);
         self.track.encode(out.out);
         out.vi64(self.track_alias);
@@ -248,21 +264,23 @@ impl Body for Publish {
 /// PUBLISH_DONE: the last message of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishDone {
+    /// The reason of the end.
     pub code: code::Done,
-    /// All data streams that were opened for the subscription, or [`PublishDone::UNKNOWN_COUNT`].
+    /// Number of data streams that were opened for the subscription, or [`PublishDone::UNKNOWN_COUNT`].
     pub stream_count: u64,
-    /// Sent up to 1024 bytes.
+    /// The reason phrase. It is cut to 1024 bytes when sent.
     pub reason: String,
 }
 
 impl PublishDone {
+    /// The stream count of a publisher that did not count its streams.
     pub const UNKNOWN_COUNT: u64 = u64::MAX;
-    /// Of drafts 18 and 19.
+    /// The unknown count of drafts 18 and 19.
     const OLD_UNKNOWN_COUNT: u64 = (1 << 62) - 1;
 }
 
-impl Body for PublishDone {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for PublishDone {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let code = code::Done(input.vi64()?).in_draft(input.draft());
         let stream_count = match input.vi64()? {
             Self::OLD_UNKNOWN_COUNT if input.draft() < Draft::D20 => Self::UNKNOWN_COUNT,
@@ -271,8 +289,8 @@ impl Body for PublishDone {
         Ok(Self { code, stream_count, reason: read_reason(input)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
-        out.vi64(self.code.said_in(out.draft()).0);
+    fn encode(&self, out: &mut WireWriter<'_>) {
+        out.vi64(self.code.for_draft(out.draft()).0);
         out.vi64(match self.stream_count {
             Self::UNKNOWN_COUNT if out.draft() < Draft::D20 => Self::OLD_UNKNOWN_COUNT,
             count => count,
@@ -281,28 +299,46 @@ impl Body for PublishDone {
     }
 }
 
-/// What a FETCH asks for.
+/// The track and range that a FETCH asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchKind {
-    /// What `range` lets through of what is there. In drafts 18 and 19 it has a beginning and an end.
-    Standalone { track: TrackName, range: Filter },
-    /// From `groups_back` groups before a subscription's joining location up to that location. Drafts 18 and 19.
-    RelativeJoining { subscription: u64, groups_back: u64 },
-    /// From the start of `first_group` up to a subscription's joining location. Drafts 18 and 19.
-    AbsoluteJoining { subscription: u64, first_group: u64 },
+    /// The existing objects that `range` lets through. In drafts 18 and 19 it has a beginning and an end.
+    Standalone {
+        /// The track.
+        track: TrackName,
+        /// The range.
+        range: Filter,
+    },
+    /// The objects from `groups_back` groups before a subscription's joining location up to that location. Drafts 18
+    /// and 19.
+    RelativeJoining {
+        /// Request ID of the subscription.
+        subscription: u64,
+        /// Number of groups before the joining location's.
+        groups_back: u64,
+    },
+    /// The objects from the start of `first_group` up to a subscription's joining location. Drafts 18 and 19.
+    AbsoluteJoining {
+        /// Request ID of the subscription.
+        subscription: u64,
+        /// The first group.
+        first_group: u64,
+    },
 }
 
-/// FETCH: send objects that are there already, on one stream.
+/// FETCH: asks for existing objects, on one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetch {
+pub struct FetchRequest {
+    /// The request ID.
     pub request_id: u64,
+    /// The track and range.
     pub kind: FetchKind,
-    /// But for the range.
+    /// Parameters other than the range.
     pub parameters: Parameters,
 }
 
-impl Body for Fetch {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for FetchRequest {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let request_id = input.vi64()?;
         if input.draft().has_fills() {
             let track = TrackName::decode(input)?;
@@ -325,7 +361,7 @@ impl Body for Fetch {
         Ok(Self { request_id, kind, parameters: Parameters::decode(input, Scope::FETCH)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.vi64(self.request_id);
         match (&self.kind, out.draft().has_fills()) {
             (FetchKind::Standalone { track, range }, true) => {
@@ -337,12 +373,12 @@ impl Body for Fetch {
                 out.vi64(1);
                 track.encode(out.out);
                 if range.end().is_none() {
-                    out.cannot_say("FETCH without an end");
+                    out.cannot_express("FETCH without an end");
                 }
                 range.start(None).encode(out.out);
                 range.end().unwrap_or_default().exclusive().encode(out.out);
             }
-            (_, true) => out.cannot_say("FETCH that joins a subscription"),
+            (_, true) => out.cannot_express("FETCH that joins a subscription"),
             (FetchKind::RelativeJoining { subscription: id, groups_back: start }, false) => {
                 [2, *id, *start].into_iter().for_each(|field| out.vi64(field));
             }
@@ -354,19 +390,21 @@ impl Body for Fetch {
     }
 }
 
-/// FETCH_OK: how far the response goes.
+/// FETCH_OK: the end of the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOk {
     /// Whether `last` is the last object that the track will ever have.
     pub end_of_track: bool,
-    /// The last object that the response may have; the largest ID for all of the group.
+    /// The last object that the response may contain. The largest object ID stands for all of the group.
     pub last: Location,
+    /// Parameters of the answer.
     pub parameters: Parameters,
+    /// Properties of the track.
     pub properties: Properties,
 }
 
-impl Body for FetchOk {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for FetchOk {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self {
             end_of_track: match input.u8()? {
                 0 => false,
@@ -382,7 +420,7 @@ impl Body for FetchOk {
         })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.u8(self.end_of_track.into());
         let end = if out.draft().has_inclusive_ends() { self.last } else { self.last.exclusive() };
         end.encode(out.out);
@@ -391,16 +429,19 @@ impl Body for FetchOk {
     }
 }
 
-/// TRACK_STATUS: what SUBSCRIBE would be answered with.
+/// TRACK_STATUS: asks for the answer that a SUBSCRIBE would get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrackStatus {
+    /// The request ID.
     pub request_id: u64,
+    /// The track to ask about.
     pub track: TrackName,
+    /// Parameters of the request.
     pub parameters: Parameters,
 }
 
-impl Body for TrackStatus {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for TrackStatus {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self {
             request_id: input.vi64()?,
             track: TrackName::decode(input)?,
@@ -408,7 +449,7 @@ impl Body for TrackStatus {
         })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         out.vi64(self.request_id);
         self.track.encode(out.out);
         self.parameters.encode(out);
@@ -420,13 +461,16 @@ macro_rules! namespace_request {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $name {
+            /// The request ID.
             pub request_id: u64,
+            /// The namespace, or the prefix of the namespaces.
             pub $field: Namespace,
+            /// Parameters of the request.
             pub parameters: Parameters,
         }
 
-        impl Body for $name {
-            fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        impl MessageBody for $name {
+            fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
                 Ok(Self {
                     request_id: input.vi64()?,
                     $field: Namespace::decode(input)?,
@@ -434,7 +478,7 @@ macro_rules! namespace_request {
                 })
             }
 
-            fn encode(&self, out: &mut Writer<'_>) {
+            fn encode(&self, out: &mut WireWriter<'_>) {
                 out.vi64(self.request_id);
                 self.$field.encode(out.out);
                 self.parameters.encode(out);
@@ -448,92 +492,107 @@ namespace_request! {
     PublishNamespace, namespace, PUBLISH_NAMESPACE
 }
 namespace_request! {
-    /// SUBSCRIBE_NAMESPACE: tell which namespaces begin with this, now and later.
+    /// SUBSCRIBE_NAMESPACE: asks which namespaces begin with this one, now and later.
     SubscribeNamespace, prefix, SUBSCRIBE_NAMESPACE
 }
 namespace_request! {
-    /// SUBSCRIBE_TRACKS: PUBLISH the tracks of all namespaces that begin with this, now and later.
+    /// SUBSCRIBE_TRACKS: asks for a PUBLISH of each track in all namespaces that begin with this one, now and later.
     SubscribeTracks, prefix, SUBSCRIBE_TRACKS
 }
 
 /// NAMESPACE: a namespace that matches a SUBSCRIBE_NAMESPACE, without its prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceFound {
+    /// The namespace without the prefix.
     pub suffix: Namespace,
+    /// The path and its cost, between endpoints that negotiated draft-lcurley-moq-cluster. The message of MoQ Transport
+    /// itself has no parameters, not even their count.
+    pub parameters: Option<Parameters>,
 }
 
-impl Body for NamespaceFound {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
-        Ok(Self { suffix: Namespace::decode(input)? })
+impl MessageBody for NamespaceFound {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
+        let suffix = Namespace::decode(input)?;
+        let parameters = match input.is_empty() {
+            true => None,
+            false => Some(Parameters::decode(input, Scope::NAMESPACE)?),
+        };
+        Ok(Self { suffix, parameters })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         self.suffix.encode(out.out);
+        if let Some(parameters) = &self.parameters {
+            parameters.encode(out);
+        }
     }
 }
 
-/// NAMESPACE_DONE: such a namespace is gone.
+/// NAMESPACE_DONE: a namespace that was announced with NAMESPACE is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceDone {
+    /// The namespace without the prefix.
     pub suffix: Namespace,
 }
 
-impl Body for NamespaceDone {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for NamespaceDone {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self { suffix: Namespace::decode(input)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         self.suffix.encode(out.out);
     }
 }
 
-/// PUBLISH_STATE_NOTIFY: what a publisher has changed of a subscription, and where its track was then. Draft-20 on.
+/// PUBLISH_STATE_NOTIFY: what a publisher changed of a subscription, and the track's location at that time. Draft-20
+/// and later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishStateNotify {
+    /// The parameters that changed.
     pub parameters: Parameters,
 }
 
-impl Body for PublishStateNotify {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for PublishStateNotify {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self { parameters: Parameters::decode(input, Scope::STATE_NOTIFY)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         if !out.draft().has_state_notify() {
-            out.cannot_say("PUBLISH_STATE_NOTIFY");
+            out.cannot_express("PUBLISH_STATE_NOTIFY");
         }
         self.parameters.encode(out);
     }
 }
 
-/// UNSUBSCRIBE of older drafts: ends a subscription. In draft-18 the request stream is cancelled instead.
+/// UNSUBSCRIBE of older drafts: ends a subscription. In draft-18 the subscriber cancels the request stream instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsubscribe;
 
-impl Body for Unsubscribe {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for Unsubscribe {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         // Older drafts put the request ID here. It is not needed: the stream says what ends.
         input.rest();
         Ok(Self)
     }
 
-    fn encode(&self, _out: &mut Writer<'_>) {}
+    fn encode(&self, _out: &mut WireWriter<'_>) {}
 }
 
 /// PUBLISH_SKIPPED, in draft-18 PUBLISH_BLOCKED: a track that matches a SUBSCRIBE_TRACKS but is not published for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishSkipped {
-    /// The track, its namespace without the prefix.
+    /// The track; its namespace is without the prefix.
     pub suffix: TrackName,
 }
 
-impl Body for PublishSkipped {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for PublishSkipped {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         Ok(Self { suffix: TrackName::decode(input)? })
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         self.suffix.encode(out.out);
     }
 }

@@ -1,4 +1,5 @@
-//! Control messages (draft-22, section 9): a type, a 16-bit length, and a body, which the session's draft says how to read.
+//! Control messages (draft-22, section 9): a type, a 16-bit length, and a body whose format depends on the session's
+//! draft.
 
 mod body;
 mod setup;
@@ -8,29 +9,47 @@ mod tests;
 use bytes::{Buf, BytesMut};
 
 pub use body::{
-    Fetch, FetchKind, FetchOk, GoAway, NamespaceDone, NamespaceFound, Publish, PublishDone, PublishNamespace,
-    PublishSkipped, PublishStateNotify, Redirect, RequestError, RequestOk, RequestUpdate, Subscribe,
-    SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus, Unsubscribe,
+    FetchKind, FetchOk, FetchRequest, GoAway, NamespaceDone, NamespaceFound, Publish, PublishDone,
+    PublishNamespace, PublishSkipped, PublishStateNotify, Redirect, RequestError, RequestOk, RequestUpdate,
+    Subscribe, SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus, Unsubscribe,
 };
-pub use setup::Setup;
+pub use setup::SetupOptions;
 
-use super::wire::{Reader, Writer};
+use super::wire::{WireReader, WireWriter};
 use super::{DecodeError, Draft, EncodeError, vi64};
 
-/// Fields of a message between its length and its end.
-trait Body: Sized {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError>;
-    fn encode(&self, out: &mut Writer<'_>);
+/// The fields of a message after its length.
+trait MessageBody: Sized {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError>;
+    fn encode(&self, out: &mut WireWriter<'_>);
 }
 
-/// PUBLISH_OK of older drafts. In draft-18 it is still in the table of types, and read as a REQUEST_OK.
+/// PUBLISH_OK of older drafts. In draft-18 its type is still in the table of types; it is read as a REQUEST_OK.
 const PUBLISH_OK: u64 = 0x1e;
 const UNSUBSCRIBE: u64 = 0x0a;
 const PUBLISH_STATE_NOTIFY: u64 = 0x22;
 
 macro_rules! messages {
     ($($variant:ident($body:ty) = $kind:literal, $name:literal;)*) => {
-        /// Any control message.
+        /// A control message. Each variant has the name of its body, which describes it.
+        ///
+        /// ```
+        /// use bytes::BytesMut;
+        /// use millrace_moq::{Draft, Message, message::GoAway};
+        ///
+        /// let goaway = GoAway { uri: String::new(), timeout: 5000, request_id: None };
+        /// let mut bytes = Vec::new();
+        /// Message::from(goaway.clone()).encode(Draft::D22, &mut bytes)?;
+        ///
+        /// // A stream arrives in pieces. Nothing is taken before the message is complete.
+        /// let mut input = BytesMut::from(&bytes[..3]);
+        /// assert_eq!(Message::decode(Draft::D22, &mut input)?, None);
+        /// input.extend_from_slice(&bytes[3..]);
+        /// assert_eq!(Message::decode(Draft::D22, &mut input)?, Some(Message::GoAway(goaway)));
+        /// assert!(input.is_empty());
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        #[allow(missing_docs, reason = "the bodies describe the variants")]
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Message {
             $($variant($body),)*
@@ -59,7 +78,7 @@ macro_rules! messages {
                 }
             }
 
-            fn decode_body(kind: u64, input: &mut Reader) -> Result<Self, DecodeError> {
+            fn decode_body(kind: u64, input: &mut WireReader) -> Result<Self, DecodeError> {
                 match kind {
                     $($kind => <$body>::decode(input).map(Self::$variant),)*
                     PUBLISH_OK => RequestOk::decode(input).map(Self::RequestOk),
@@ -67,7 +86,7 @@ macro_rules! messages {
                 }
             }
 
-            fn encode_body(&self, out: &mut Writer<'_>) {
+            fn encode_body(&self, out: &mut WireWriter<'_>) {
                 match self {
                     $(Self::$variant(body) => body.encode(out),)*
                 }
@@ -90,26 +109,26 @@ messages! {
     PublishNamespace(PublishNamespace) = 0x06, "PUBLISH_NAMESPACE";
     RequestOk(RequestOk) = 0x07, "REQUEST_OK";
     Namespace(NamespaceFound) = 0x08, "NAMESPACE";
-    // Not in draft-18, in which moq-transport 0.17 still ends its subscriptions with it.
+    // moq-transport 0.17 still ends its draft-18 subscriptions with it, although draft-18 does not define it.
     Unsubscribe(Unsubscribe) = 0x0a, "UNSUBSCRIBE";
     PublishDone(PublishDone) = 0x0b, "PUBLISH_DONE";
     TrackStatus(TrackStatus) = 0x0d, "TRACK_STATUS";
     NamespaceDone(NamespaceDone) = 0x0e, "NAMESPACE_DONE";
     PublishSkipped(PublishSkipped) = 0x0f, "PUBLISH_SKIPPED";
     GoAway(GoAway) = 0x10, "GOAWAY";
-    Fetch(Fetch) = 0x16, "FETCH";
+    Fetch(FetchRequest) = 0x16, "FETCH";
     FetchOk(FetchOk) = 0x18, "FETCH_OK";
     Publish(Publish) = 0x1d, "PUBLISH";
     PublishStateNotify(PublishStateNotify) = 0x22, "PUBLISH_STATE_NOTIFY";
     SubscribeNamespace(SubscribeNamespace) = 0x50, "SUBSCRIBE_NAMESPACE";
     SubscribeTracks(SubscribeTracks) = 0x51, "SUBSCRIBE_TRACKS";
-    Setup(Setup) = 0x2f00, "SETUP";
+    Setup(SetupOptions) = 0x2f00, "SETUP";
 }
 
 const UNKNOWN: DecodeError = DecodeError::violation("unknown message type");
 
 impl Message {
-    /// Takes one message off the front of `input`, or returns `None` when it is not all there yet.
+    /// Takes one message off the front of `input`. Returns `None` when the message is not complete.
     ///
     /// An unknown type fails as soon as it is read, so `input` never grows past one message of 64 KiB.
     pub fn decode(draft: Draft, input: &mut BytesMut) -> Result<Option<Self>, DecodeError> {
@@ -125,7 +144,7 @@ impl Message {
         }
         let header = input.len() - body.len();
         input.advance(header);
-        let mut body = Reader::new(draft, input.split_to(length).freeze());
+        let mut body = WireReader::new(draft, input.split_to(length).freeze());
         let message = Self::decode_body(kind, &mut body)?;
         body.finish()?;
         Ok(Some(message))
@@ -141,7 +160,7 @@ impl Message {
         vi64::encode(self.kind(), out);
         let body = out.len() + 2;
         out.extend_from_slice(&[0; 2]);
-        let mut writer = Writer::new(draft, out);
+        let mut writer = WireWriter::new(draft, out);
         self.encode_body(&mut writer);
         writer.finish()?;
         let length = out.len() - body;
@@ -157,7 +176,7 @@ impl Message {
             | Self::Subscribe(Subscribe { request_id, .. })
             | Self::PublishNamespace(PublishNamespace { request_id, .. })
             | Self::TrackStatus(TrackStatus { request_id, .. })
-            | Self::Fetch(Fetch { request_id, .. })
+            | Self::Fetch(FetchRequest { request_id, .. })
             | Self::Publish(Publish { request_id, .. })
             | Self::SubscribeNamespace(SubscribeNamespace { request_id, .. })
             | Self::SubscribeTracks(SubscribeTracks { request_id, .. }) => Some(*request_id),

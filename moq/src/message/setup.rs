@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 
-use super::{Body, DecodeError};
-use crate::param::Token;
-use crate::property::{Pair, PairWriter, Pairs, Value};
-use crate::wire::{Reader, Writer};
-use crate::{Draft, code, vi64};
+use super::{DecodeError, MessageBody};
+use crate::param::AuthToken;
+use crate::property::{KeyValuePair, KeyValuePairs, PairWriter, Value};
+use crate::wire::{WireReader, WireWriter};
+use crate::{Draft, HopId, code, vi64};
 
 const PATH: u64 = 0x01;
 const AUTHORIZATION_TOKEN: u64 = 0x03;
@@ -14,54 +14,74 @@ const MAX_AUTH_TOKEN_CACHE_SIZE: u64 = 0x04;
 const AUTHORITY: u64 = 0x05;
 const IMPLEMENTATION: u64 = 0x07;
 const MAX_REQUEST_UPDATES: u64 = 0x08;
-/// Provisional, as SWITCHING_SET_ASSIGNMENT is.
+/// SSTS_ALGORITHMS; its number is provisional, as is that of SWITCHING_SET_ASSIGNMENT.
 const SWITCHING_ALGORITHMS: u64 = 0x09;
+/// HOP_ID and RELAY_COST are of draft-lcurley-moq-cluster-01. Draft -00 had the first one, with a length, at 0x40b55.
+const HOP_ID: u64 = 0x40b54;
+const RELAY_COST: u64 = 0x40b56;
 
-/// Algorithms of switching sets that are remembered of a peer.
+/// Largest number of a peer's switching-set algorithms that are kept.
 const MAX_ALGORITHMS: usize = 16;
 
-/// The options of one side. Unknown ones are ignored.
+/// The options of one side. Unknown options are ignored.
 ///
-/// `path` and `authority` are the client's, over QUIC without WebTransport: whoever gets them otherwise
-/// closes the session with INVALID_PATH or INVALID_AUTHORITY.
+/// Only a client sends `path` and `authority`, and only over QUIC without WebTransport. An endpoint that receives
+/// them otherwise closes the session with INVALID_PATH or INVALID_AUTHORITY.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Setup {
-    /// The URI's path and query, empty or from its `/` or `?` on.
+pub struct SetupOptions {
+    /// The URI's path and query: empty, or beginning with `/` or `?`.
     pub path: Option<String>,
-    pub authorization_tokens: Vec<Token>,
+    /// Authorization tokens of the sender.
+    pub authorization_tokens: Vec<AuthToken>,
     /// Bytes of registered tokens that the sender is willing to keep; absent means 0.
     pub max_auth_token_cache_size: Option<u64>,
+    /// The URI's authority.
     pub authority: Option<String>,
-    /// Name and version of the sender's software.
+    /// Name and version of the sender's implementation.
     pub implementation: Option<String>,
-    /// How many updates of a request may have no answer yet; absent and 0 mean any number. Draft-19 on.
+    /// Largest number of unanswered updates of a request; absent and 0 mean any number. Draft-19 and later.
     pub max_request_updates: Option<u64>,
-    /// SSTS_ALGORITHMS (draft-wilaw-moq-moqt-ssts): what the sender knows to do with switching sets; empty: nothing.
+    /// SSTS_ALGORITHMS (draft-wilaw-moq-moqt-ssts): the switching-set algorithms that the sender supports; empty if
+    /// none.
     pub switching_algorithms: Vec<u64>,
+    /// HOP_ID: the sender's identity in paths. If both endpoints send it, announcements of namespaces have paths and costs.
+    pub hop_id: Option<HopId>,
+    /// RELAY_COST: the cost of receiving from the sender.
+    pub relay_cost: Option<u64>,
 }
 
-impl Setup {
-    fn take(&mut self, pair: Pair<'_>, draft: Draft) -> Result<(), DecodeError> {
+impl SetupOptions {
+    fn take(&mut self, pair: KeyValuePair<'_>, draft: Draft) -> Result<(), DecodeError> {
         let repeated = match pair {
-            Pair { kind: PATH, value: Value::Bytes(path) } => self.path.replace(read_path(path)?).is_some(),
-            Pair { kind: AUTHORITY, value: Value::Bytes(authority) } => {
+            KeyValuePair { kind: PATH, value: Value::Bytes(path) } => {
+                self.path.replace(read_path(path)?).is_some()
+            }
+            KeyValuePair { kind: AUTHORITY, value: Value::Bytes(authority) } => {
                 self.authority.replace(read_authority(authority)?).is_some()
             }
-            Pair { kind: AUTHORIZATION_TOKEN, value: Value::Bytes(token) } => {
-                self.authorization_tokens.push(Token(Bytes::copy_from_slice(token)));
+            KeyValuePair { kind: AUTHORIZATION_TOKEN, value: Value::Bytes(token) } => {
+                self.authorization_tokens.push(AuthToken(Bytes::copy_from_slice(token)));
                 false
             }
-            Pair { kind: MAX_AUTH_TOKEN_CACHE_SIZE, value: Value::Integer(size) } => {
+            KeyValuePair { kind: MAX_AUTH_TOKEN_CACHE_SIZE, value: Value::Integer(size) } => {
                 self.max_auth_token_cache_size.replace(size).is_some()
             }
-            Pair { kind: IMPLEMENTATION, value: Value::Bytes(text) } => {
+            KeyValuePair { kind: IMPLEMENTATION, value: Value::Bytes(text) } => {
                 self.implementation.replace(String::from_utf8_lossy(text).into_owned()).is_some()
             }
-            Pair { kind: MAX_REQUEST_UPDATES, value: Value::Integer(most) } if draft.limits_updates() => {
+            KeyValuePair { kind: MAX_REQUEST_UPDATES, value: Value::Integer(most) }
+                if draft.limits_updates() =>
+            {
                 self.max_request_updates.replace(most).is_some()
             }
-            Pair { kind: SWITCHING_ALGORITHMS, value: Value::Bytes(list) } => {
+            KeyValuePair { kind: SWITCHING_ALGORITHMS, value: Value::Bytes(list) } => {
                 !std::mem::replace(&mut self.switching_algorithms, read_algorithms(list)).is_empty()
+            }
+            KeyValuePair { kind: HOP_ID, value: Value::Integer(hop) } => {
+                self.hop_id.replace(HopId(hop)).is_some()
+            }
+            KeyValuePair { kind: RELAY_COST, value: Value::Integer(cost) } => {
+                self.relay_cost.replace(cost).is_some()
             }
             _ => false,
         };
@@ -72,15 +92,15 @@ impl Setup {
     }
 }
 
-impl Body for Setup {
-    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+impl MessageBody for SetupOptions {
+    fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         let options = input.rest();
         let mut setup = Self::default();
-        Pairs::new(&options).try_for_each(|pair| setup.take(pair?, input.draft()))?;
+        KeyValuePairs::new(&options).try_for_each(|pair| setup.take(pair?, input.draft()))?;
         Ok(setup)
     }
 
-    fn encode(&self, out: &mut Writer<'_>) {
+    fn encode(&self, out: &mut WireWriter<'_>) {
         let max_request_updates = self.max_request_updates.filter(|_| out.draft().limits_updates());
         let mut options = PairWriter::new(out.out);
         if let Some(path) = &self.path {
@@ -106,12 +126,19 @@ impl Body for Setup {
             self.switching_algorithms.iter().for_each(|algorithm| vi64::encode(*algorithm, &mut list));
             options.bytes(SWITCHING_ALGORITHMS, &list);
         }
+        if let Some(hop) = self.hop_id {
+            options.integer(HOP_ID, hop.0);
+        }
+        if let Some(cost) = self.relay_cost {
+            options.integer(RELAY_COST, cost);
+        }
     }
 }
 
-/// What is no list means something else by the number, and is nothing to us.
+/// Reads a list of algorithms. Bytes that are not a list are another proposal's option with the same number, so they
+/// count as an empty list.
 fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
-    let mut input = Reader::new(Draft::NEWEST, Bytes::copy_from_slice(bytes));
+    let mut input = WireReader::new(Draft::NEWEST, Bytes::copy_from_slice(bytes));
     let mut algorithms = Vec::new();
     while !input.is_empty() && algorithms.len() < MAX_ALGORITHMS {
         match input.vi64() {

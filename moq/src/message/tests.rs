@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::code::{self, Session};
 use crate::param::RangeFilter;
-use crate::param::{Assignment, Scope, Token};
+use crate::param::{Assignment, AuthToken, Scope};
 use crate::property::TrackProperties;
-use crate::{Filter, GroupOrder, Location, Namespace, Parameters, Properties, TrackName};
+use crate::{Filter, GroupOrder, HopId, HopPath, Location, Namespace, Parameters, Properties, TrackName};
 
 fn encode(message: impl Into<Message>) -> Vec<u8> {
     encode_in(Draft::D18, message).unwrap()
@@ -37,7 +37,7 @@ fn track() -> TrackName {
 
 /// Frames as an independent draft-18 implementation (moq-rs) puts them on the wire.
 #[test]
-fn frames_that_peers_send() {
+fn message_bytes_of_other_implementations_are_decoded() {
     let none = Parameters::default;
     let table: [(Message, &[u8]); 13] = [
         (
@@ -60,7 +60,7 @@ fn frames_that_peers_send() {
             &[0x1d, 0, 9, 0, 1, 2, b'n', b's', 1, b't', 5, 0],
         ),
         (
-            Fetch {
+            FetchRequest {
                 request_id: 0,
                 kind: FetchKind::Standalone {
                     track: track(),
@@ -145,13 +145,14 @@ fn goaway_names_a_request_in_draft_18_only() {
     }
 }
 
-/// From draft-20 on FETCH and SUBSCRIBE look the same, and ends are inclusive.
+/// FETCH and SUBSCRIBE are the same message in draft-20 and later, and ends are inclusive.
 #[test]
-fn fetches_of_each_draft() {
-    let (start, last) = (Location::new(3, 1), Location::new(5, 6));
+fn fetch_messages_are_encoded_for_each_draft() {
+    let start = Location::new(3, 1);
+    let last = Location::new(5, 6);
     let kind = FetchKind::Standalone { track: track(), range: Filter::range(start, last) };
     let parameters = Parameters { subscriber_priority: Some(9), ..Parameters::default() };
-    let fetch = Fetch { request_id: 0, kind, parameters };
+    let fetch = FetchRequest { request_id: 0, kind, parameters };
     let name = [1, 2, b'n', b's', 1, b't'];
     for draft in Draft::ALL {
         let behind: &[u8] = match draft {
@@ -184,12 +185,12 @@ fn fetches_of_each_draft() {
     }
 }
 
-/// A message of one draft, and what it is when another has no words for it.
+/// Each row has a message of one draft, and the message that it becomes in a draft that cannot express it.
 #[test]
-fn what_a_draft_has_no_words_for() {
+fn message_that_draft_cannot_express_is_an_error() {
     let of = |filter| Parameters { filter: Some(filter), ..Parameters::default() };
     let subscribe = |parameters| Message::from(Subscribe { request_id: 0, track: track(), parameters });
-    let fetch = |kind| Message::from(Fetch { request_id: 0, kind, parameters: Parameters::default() });
+    let fetch = |kind| Message::from(FetchRequest { request_id: 0, kind, parameters: Parameters::default() });
     let no_properties = Parameters { include_properties: Some(false), ..Parameters::default() };
     let fill = Parameters { fill: Some(Box::default()), ..Parameters::default() };
     let range_filter = RangeFilter { kind: 0x25, value: Bytes::from_static(&[0, 1]) };
@@ -223,7 +224,7 @@ fn what_a_draft_has_no_words_for() {
 }
 
 #[test]
-fn message_types_of_each_draft() {
+fn message_types_are_known_for_each_draft() {
     for draft in Draft::ALL {
         let is_known = |kind| decode_in(draft, &[kind]).is_ok();
         assert_eq!(is_known(0x22), draft >= Draft::D20, "PUBLISH_STATE_NOTIFY in {draft}");
@@ -233,9 +234,10 @@ fn message_types_of_each_draft() {
     }
 }
 
-/// A code that a draft does not have means an internal error in it, unless there is one that means nearly the same.
+/// A code that a draft does not define is sent as an internal error, unless the draft has a code of nearly the same
+/// meaning.
 #[test]
-fn codes_of_each_draft() {
+fn error_codes_are_known_for_each_draft() {
     use code::{Done, Request};
     let table = [
         (Request::DUPLICATE_SUBSCRIPTION, 18..=18),
@@ -280,22 +282,22 @@ fn updates_are_limited_from_draft_19_on() {
     for draft in Draft::ALL {
         let Ok(Some(Message::Setup(setup))) = decode_in(draft, &bytes) else { panic!("not decoded") };
         assert_eq!(setup.max_request_updates, (draft >= Draft::D19).then_some(5), "{draft}");
-        let setup = Setup { max_request_updates: Some(5), ..Setup::default() };
+        let setup = SetupOptions { max_request_updates: Some(5), ..SetupOptions::default() };
         let expected: &[u8] = if draft >= Draft::D19 { &[0xaf, 0, 0, 2, 8, 5] } else { &[0xaf, 0, 0, 0] };
         assert_eq!(encode_in(draft, setup).as_deref(), Ok(expected), "{draft}");
     }
 }
 
 #[test]
-fn setup_ignores_what_it_does_not_know() {
+fn setup_ignores_unknown_options() {
     // Path "/a"; unknown 0x9d, twice; the type is 0x2f00.
     let bytes = [0xaf, 0x00, 0, 11, 1, 2, b'/', b'a', 0x80, 0x9c, 1, 0, 0, 1, 0];
-    let expected = Setup { path: Some("/a".into()), ..Setup::default() };
+    let expected = SetupOptions { path: Some("/a".into()), ..SetupOptions::default() };
     assert_eq!(decode(&bytes), Ok(Some(expected.into())));
 }
 
 #[test]
-fn setup_refuses_what_is_not_a_uri() {
+fn setup_refuses_invalid_uri() {
     let table: [(u8, &[u8], Session); 6] = [
         (1, b"a", Session::MALFORMED_PATH),
         (1, b"/a b", Session::MALFORMED_PATH),
@@ -322,7 +324,7 @@ fn malformed_messages_are_violations() {
         ("end of track is 0 or 1", &[0x18, 0, 4, 2, 0, 0, 0]),
         ("redirect without its structure", &[0x05, 0, 3, 0x34, 0, 0]),
         ("setup option repeated", &[0xaf, 0x00, 0, 4, 4, 1, 0, 1]),
-        ("bytes behind a message", &[0x08, 0, 2, 0, 0]),
+        ("bytes behind a message", &[0x0e, 0, 2, 0, 0]),
     ];
     for (what, bytes) in table {
         assert!(decode(bytes).is_err(), "{what}");
@@ -345,7 +347,7 @@ fn request_ok_is_checked_against_its_request() {
 }
 
 #[test]
-fn reasons_are_cut_between_characters() {
+fn long_reason_phrases_are_cut_between_characters() {
     let reason = "é".repeat(600) + "x";
     let done = PublishDone { code: code::Done::EXPIRED, stream_count: 0, reason: reason.clone() };
     let Ok(Some(Message::PublishDone(decoded))) = decode(&encode(done)) else { panic!("not decoded") };
@@ -356,8 +358,8 @@ fn reasons_are_cut_between_characters() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_an_error_and_writes_nothing() {
-    let token = Token(Bytes::from(vec![0; 70_000]));
+fn message_too_long_to_encode_writes_nothing() {
+    let token = AuthToken(Bytes::from(vec![0; 70_000]));
     let parameters = Parameters { authorization_tokens: vec![token], ..Parameters::default() };
     let message = Message::from(Subscribe { request_id: 0, track: track(), parameters });
     let mut out = vec![1, 2];
@@ -392,7 +394,7 @@ fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
                 end_object: end_object.filter(|_| draft.has_relative_filters()),
             }
         });
-    // Spelt as the next object would be.
+    // The next object would be encoded the same way.
     let starts = a_location().prop_filter("has another name", |start| *start != Location::default());
     let all = prop_oneof![
         Just(Filter::NEXT_GROUP),
@@ -411,11 +413,11 @@ fn an_order() -> impl Strategy<Value = GroupOrder> {
     prop_oneof![Just(GroupOrder::Ascending), Just(GroupOrder::Descending)]
 }
 
-fn tokens() -> impl Strategy<Value = Vec<Token>> {
-    vec(vec(any::<u8>(), 0..20).prop_map(|token| Token(token.into())), 0..3)
+fn tokens() -> impl Strategy<Value = Vec<AuthToken>> {
+    vec(vec(any::<u8>(), 0..20).prop_map(|token| AuthToken(token.into())), 0..3)
 }
 
-/// What a draft has that the one before did not.
+/// The parameters of this draft that the previous draft does not have.
 fn later_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
     let fill = (option::of(a_filter(draft)), option::of(any::<u8>()), option::of(any::<u64>())).prop_map(
         |(filter, subscriber_priority, fill_timeout)| {
@@ -460,6 +462,17 @@ fn subscription_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
         new_group_request: rest.4,
         assignment: rest.5,
         ..later
+    })
+}
+
+/// The path and cost of an announcement, and nothing else.
+fn a_route() -> impl Strategy<Value = Parameters> {
+    (vec(1..u64::MAX, 1..4), option::of(any::<u64>())).prop_map(|(mut hops, route_cost)| {
+        hops.sort_unstable();
+        hops.dedup();
+        let path = HopPath::new(HopId::UNNAMED);
+        let hop_path = hops.into_iter().try_fold(path, |path, hop| path.then(HopId(hop))).ok();
+        Parameters { hop_path, route_cost, ..Parameters::default() }
     })
 }
 
@@ -563,17 +576,19 @@ fn requests(draft: Draft) -> BoxedStrategy<Message> {
                 Publish { request_id, track, track_alias, parameters, properties }.into()
             }
         ),
-        (any::<u64>(), a_fetch(draft), fetch_parameters).prop_map(|(request_id, kind, parameters)| Fetch {
-            request_id,
-            kind,
-            parameters
-        }
-        .into()),
+        (any::<u64>(), a_fetch(draft), fetch_parameters)
+            .prop_map(|(request_id, kind, parameters)| FetchRequest { request_id, kind, parameters }.into()),
         (any::<u64>(), prefix)
             .prop_map(|(request_id, parameters)| RequestUpdate { request_id, parameters }.into()),
-        (any::<u64>(), a_namespace(), authorized()).prop_map(|(request_id, namespace, parameters)| {
-            PublishNamespace { request_id, namespace, parameters }.into()
-        }),
+        (any::<u64>(), a_namespace(), authorized(), option::of(a_route())).prop_map(
+            |(request_id, namespace, authorized, route)| {
+                let parameters = Parameters {
+                    authorization_tokens: authorized.authorization_tokens,
+                    ..route.unwrap_or_default()
+                };
+                PublishNamespace { request_id, namespace, parameters }.into()
+            }
+        ),
         (any::<u64>(), a_namespace(), authorized()).prop_map(|(request_id, prefix, parameters)| {
             SubscribeNamespace { request_id, prefix, parameters }.into()
         }),
@@ -619,7 +634,11 @@ fn common_answers(draft: Draft) -> BoxedStrategy<Message> {
         (a_code(), 0..1u64 << 61, "\\PC{0,20}").prop_map(|(code, stream_count, reason)| {
             PublishDone { code: code::Done(code), stream_count, reason }.into()
         }),
-        a_namespace().prop_map(|suffix| NamespaceFound { suffix }.into()),
+        (a_namespace(), option::of(a_route())).prop_map(|(suffix, parameters)| NamespaceFound {
+            suffix,
+            parameters
+        }
+        .into()),
         a_namespace().prop_map(|suffix| NamespaceDone { suffix }.into()),
         a_track().prop_map(|suffix| PublishSkipped { suffix }.into()),
         ("[a-z:/]{0,20}", any::<u64>(), option::of(any::<u64>())).prop_map(
@@ -635,10 +654,11 @@ fn common_answers(draft: Draft) -> BoxedStrategy<Message> {
             option::of("[a-z:0-9]{1,9}"),
             vec(any::<u64>(), 0..3),
             option::of(any::<u64>()),
+            (option::of(any::<u64>()), option::of(any::<u64>())),
         )
             .prop_map(
-                move |(path, authorization_tokens, size, authority, switching_algorithms, updates)| {
-                    Setup {
+                move |(path, authorization_tokens, size, authority, switching_algorithms, updates, mesh)| {
+                    SetupOptions {
                         path,
                         authorization_tokens,
                         max_auth_token_cache_size: size,
@@ -646,6 +666,8 @@ fn common_answers(draft: Draft) -> BoxedStrategy<Message> {
                         implementation: Some("test".into()),
                         max_request_updates: updates.filter(|_| draft.limits_updates()),
                         switching_algorithms,
+                        hop_id: mesh.0.map(HopId),
+                        relay_cost: mesh.1,
                     }
                     .into()
                 }
@@ -666,7 +688,7 @@ fn messages() -> impl Strategy<Value = (Draft, Vec<Message>)> {
 
 proptest! {
     #[test]
-    fn round_trip_however_it_arrives((draft, messages) in messages(), split: prop::sample::Index) {
+    fn messages_round_trip_in_any_pieces((draft, messages) in messages(), split: prop::sample::Index) {
         let bytes: Vec<u8> =
             messages.iter().flat_map(|message| encode_in(draft, message.clone()).unwrap()).collect();
         let (first, second) = bytes.split_at(split.index(bytes.len()));
@@ -711,11 +733,12 @@ proptest! {
     }
 }
 
-/// What an independent implementation, moqtap-codec, makes of a message: its bytes again.
+/// The bytes that an independent implementation, moqtap-codec, writes after reading the message.
 fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
     macro_rules! again {
         ($draft:ident) => {{
-            let (mut rest, mut written) = (bytes, Vec::new());
+            let mut rest = bytes;
+            let mut written = Vec::new();
             let message = moqtap_codec::$draft::message::ControlMessage::decode(&mut rest);
             let message = message.map_err(|error| format!("not understood: {error}"))?;
             message.encode(&mut written).map_err(|error| format!("not written: {error}"))?;
@@ -734,11 +757,12 @@ fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Without what the others check and we do not, or what only we know.
+/// The message without the fields that only one of the two implementations checks or knows.
 fn as_others_know_it(mut message: Message) -> Message {
     let plain = |parameters: &mut Parameters| {
-        parameters.authorization_tokens.clear(); // these are any bytes here
+        parameters.authorization_tokens.clear(); // Here a token may be any bytes.
         parameters.assignment = None;
+        (parameters.hop_path, parameters.route_cost) = (None, None);
     };
     match &mut message {
         Message::Subscribe(message) => plain(&mut message.parameters),
@@ -747,6 +771,7 @@ fn as_others_know_it(mut message: Message) -> Message {
         Message::PublishNamespace(message) => plain(&mut message.parameters),
         Message::SubscribeNamespace(message) => plain(&mut message.parameters),
         Message::SubscribeTracks(message) => plain(&mut message.parameters),
+        Message::Namespace(message) => message.parameters = None,
         Message::Setup(message) => message.authorization_tokens.clear(),
         Message::Fetch(message) => {
             plain(&mut message.parameters);
@@ -764,16 +789,17 @@ fn as_others_know_it(mut message: Message) -> Message {
 proptest! {
     /// Both have been written from the drafts alone.
     #[test]
-    fn others_understand_the_same((draft, message) in a_message()) {
+    fn moqtap_codec_decodes_the_same((draft, message) in a_message()) {
         let message = as_others_know_it(message);
         let bytes = encode_in(draft, message.clone()).unwrap();
         prop_assert_eq!(as_others_write_it(draft, &bytes), Ok(bytes), "{} in {}", message.name(), draft);
     }
 
-    /// What they refuse of damaged messages of ours we may take, but what both take is the same. By what they print, in which
-    /// integers of properties are numbers: we keep them in as many bytes as they came in, the others in as few as they need.
+    /// The other implementation may refuse damaged messages that we accept. Messages that both accept must print the
+    /// same. Integers of properties are printed as numbers, since we keep their original encoded length and the other
+    /// implementation uses the shortest.
     #[test]
-    fn others_make_the_same_of_damage((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
+    fn moqtap_codec_decodes_damaged_messages_the_same((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, as_others_know_it(message)).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;

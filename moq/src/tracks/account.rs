@@ -1,43 +1,43 @@
-//! What each publisher takes up in the cache, and what all publishers of a client do.
+//! Accounts of the cache's memory: per publisher, and per client for all its publishers.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-/// What one publisher takes up: the groups that it opened.
+/// The cache memory of one publisher: the groups that it opened.
 #[derive(Debug)]
 pub struct Account {
     id: u64,
     bytes: AtomicUsize,
-    share: Option<Arc<Share>>,
+    share: Option<Arc<CacheShare>>,
 }
 
-/// Bytes that the publishers of one client, or of a wider network, take up together.
+/// The cache memory of all publishers of one client or one wider network.
 #[derive(Debug)]
-pub struct Share {
+pub struct CacheShare {
     limit: usize,
     bytes: AtomicUsize,
-    within: Option<Arc<Share>>,
+    within: Option<Arc<CacheShare>>,
 }
 
-impl Share {
-    /// Makes one of `limit` bytes, which counts for the share of a wider network as well.
-    pub fn new(limit: usize, within: Option<Arc<Share>>) -> Self {
+impl CacheShare {
+    /// Makes a share of at most `limit` bytes. Its bytes count for `within`, the share of a wider network, as well.
+    pub fn new(limit: usize, within: Option<Arc<CacheShare>>) -> Self {
         Self { limit, bytes: AtomicUsize::new(0), within }
     }
 
-    /// Returns this share and the wider ones that it is within, the narrowest first.
+    /// Returns this share and the wider ones that contain it, the narrowest first.
     pub(super) fn levels(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         std::iter::successors(Some(self), |share| share.within.as_ref())
     }
 
-    /// Memory of the groups that they opened, bytes.
+    /// Memory of the groups that these publishers opened, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// They take up more than they may.
+    /// Whether the share is over its limit.
     pub(super) fn is_exceeded(&self) -> bool {
         self.bytes() > self.limit
     }
@@ -51,22 +51,22 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Of one more publisher of a client.
-    pub fn of(share: Arc<Share>) -> Self {
+    /// Makes the account of one more publisher of a client.
+    pub fn from_share(share: Arc<CacheShare>) -> Self {
         Self { share: Some(share), ..Self::default() }
     }
 
-    /// Returns the shares that it counts for, the narrowest first.
-    pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<Share>> {
-        self.share.iter().flat_map(Share::levels)
+    /// Returns the shares that this account counts for, the narrowest first.
+    pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<CacheShare>> {
+        self.share.iter().flat_map(CacheShare::levels)
     }
 
-    /// Tells it from every other in the process.
+    /// Identifies the account in this process.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Memory of the groups that the publisher opened, bytes.
+    /// Memory of the groups that the publisher opened, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Bounds the memory of all tracks: groups are dropped by age, and where there are too many, from the publisher who takes
-//! up most. A client whose publishers take up more than its share loses theirs.
+//! Bounds the memory of all tracks. Groups are dropped by age; where there are too many, the publisher with the most
+//! memory loses groups first. A client whose publishers exceed its share loses their groups.
 
 use std::{
     cmp::Reverse,
@@ -14,60 +14,67 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    account::{Account, Share},
+    account::{Account, CacheShare},
     track::{GROUP_COST, Track},
 };
 
-/// Limits of the [`Cache`].
+/// Limits of the [`TrackCache`].
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Memory for the media of all tracks, bookkeeping included, bytes.
+pub struct CacheLimits {
+    /// Memory for the media of all tracks, including bookkeeping, in bytes.
     pub bytes: usize,
-    /// A group is dropped this long after the last of it came, unless it is its track's newest.
+    /// A group is dropped when its last data is this old, unless it is its track's newest.
     pub age: Duration,
 }
 
-/// This part of the limit is left free where groups are dropped, so that not each new one has to look for room.
+/// One part in this many of the limit is kept free when groups are dropped, so that not each new group has to evict.
 const SLACK: usize = 64;
 
-/// Groups of an account that are looked at to find one that is not its track's newest.
+/// Number of an account's groups that are examined to find one that is not its track's newest.
 const LOOKS: usize = 64;
 
-/// All cached groups by the publisher that opened them. The groups themselves are in their [`Track`]s.
-pub struct Cache {
-    limits: Limits,
+/// The cached groups of all tracks, by the publisher that opened them. The [`Track`]s own the groups.
+///
+/// A group is *begun* ([`Self::began`]) and *grows* ([`Self::grew`]) while its publisher sends, until it is dropped by [`Self::expire`], with its
+/// track ([`Self::forget`]), or since there is too much. Readers that still hold one of its subgroups read nothing more. The sum of bytes is
+/// counted with relaxed atomics, since it bounds memory and orders nothing. It may exceed the limit for a moment.
+pub struct TrackCache {
+    limits: CacheLimits,
     bytes: AtomicUsize,
     evicted: AtomicU64,
     over_share: AtomicU64,
-    holders: Mutex<HashMap<u64, Holder>>,
+    holders: Mutex<HashMap<u64, CacheHolder>>,
 }
 
 /// An account and its groups.
-struct Holder {
+struct CacheHolder {
     account: Arc<Account>,
-    /// In order of arrival, but for newest groups that were looked at and kept.
-    groups: VecDeque<Entry>,
+    /// The groups in order of arrival. Newest groups that were examined and kept go to the back.
+    groups: VecDeque<CacheEntry>,
 }
 
-struct Entry {
+struct CacheEntry {
     track: Weak<Track>,
     group: u64,
     first_at: Instant,
 }
 
-/// Figures of the [`Cache`].
+/// Figures of the [`TrackCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CacheUsage {
+    /// Memory of all cached groups, in bytes.
     pub bytes: usize,
+    /// Number of cached groups.
     pub groups: usize,
-    /// Groups dropped so far.
+    /// Number of groups dropped so far.
     pub evicted: u64,
-    /// Those of them that were dropped since their client had more than its share.
+    /// Number of those that were dropped because their client exceeded its share.
     pub over_share: u64,
 }
 
-impl Cache {
-    pub fn new(limits: Limits) -> Self {
+impl TrackCache {
+    /// Makes an empty cache.
+    pub fn new(limits: CacheLimits) -> Self {
         Self {
             limits,
             bytes: AtomicUsize::new(0),
@@ -77,12 +84,14 @@ impl Cache {
         }
     }
 
-    pub fn limits(&self) -> Limits {
+    /// Returns the limits.
+    pub fn limits(&self) -> CacheLimits {
         self.limits
     }
 
-    pub fn usage(&self) -> Usage {
-        Usage {
+    /// Returns the figures.
+    pub fn usage(&self) -> CacheUsage {
+        CacheUsage {
             bytes: self.bytes.load(Relaxed),
             groups: self.holders.lock().values().map(|holder| holder.groups.len()).sum(),
             evicted: self.evicted.load(Relaxed),
@@ -90,16 +99,16 @@ impl Cache {
         }
     }
 
-    /// A group began in `track`, opened by whose `account` it is.
+    /// Records that a group began in `track`, opened by the owner of `account`.
     pub fn began(&self, now: Instant, track: &Weak<Track>, group: u64, account: &Arc<Account>) {
-        let entry = Entry { track: Weak::clone(track), group, first_at: now };
-        let new = || Holder { account: Arc::clone(account), groups: VecDeque::new() };
+        let entry = CacheEntry { track: Weak::clone(track), group, first_at: now };
+        let new = || CacheHolder { account: Arc::clone(account), groups: VecDeque::new() };
         self.holders.lock().entry(account.id()).or_insert_with(new).groups.push_back(entry);
         self.grew(GROUP_COST);
         self.hold(account);
     }
 
-    /// The cached groups grew by `cost` bytes; drops groups while there are too many.
+    /// Records that the cached groups grew by `cost` bytes; drops groups while the cache is over its limit.
     pub fn grew(&self, cost: usize) {
         let bytes = self.bytes.fetch_add(cost, Relaxed) + cost;
         if bytes > self.limits.bytes {
@@ -113,7 +122,8 @@ impl Cache {
             let Some(track) = entry.track.upgrade() else { return true };
             let limit = track.max_cache_duration().map_or(self.limits.age, |max| max.min(self.limits.age));
             let is_old = |since: Instant| now.saturating_duration_since(since) > limit;
-            // The end of a long group is as young as any other object: who lags by a moment still waits for it.
+            // The end of a long group is as young as any other object: a subscriber that lags slightly still needs
+            // it.
             is_old(entry.first_at)
                 && !track.is_newest(entry.group)
                 && track.last_at(entry.group).is_none_or(is_old)
@@ -124,17 +134,17 @@ impl Cache {
         accounts.iter().for_each(|account| self.hold(account));
     }
 
-    /// Drops groups of the client of `account`, and of its wider networks, until each has no more than its share: each time of the
-    /// publisher that takes up most, and the newest of a track last.
+    /// Drops groups of the client of `account`, and of its wider networks, until each is within its share. The
+    /// publisher with the most memory loses groups first, and a track's newest group goes last.
     fn hold(&self, account: &Account) {
         account.shares().for_each(|share| self.hold_share(share));
     }
 
-    fn hold_share(&self, share: &Arc<Share>) {
+    fn hold_share(&self, share: &Arc<CacheShare>) {
         while share.is_exceeded() {
             let entry = {
                 let mut holders = self.holders.lock();
-                let counts = |holder: &&mut Holder| {
+                let counts = |holder: &&mut CacheHolder| {
                     holder.account.shares().any(|other| Arc::ptr_eq(other, share))
                         && !holder.groups.is_empty()
                 };
@@ -147,7 +157,7 @@ impl Cache {
         }
     }
 
-    /// Drops all groups of `track`, which goes away.
+    /// Drops all groups of `track`, which is being removed.
     pub fn forget(&self, track: &Track) {
         if track.held().groups == 0 {
             return;
@@ -157,14 +167,14 @@ impl Cache {
         }
     }
 
-    /// Takes out the groups for which `wanted`.
-    fn take(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    /// Removes and returns the groups for which `wanted` returns true.
+    fn take(&self, wanted: impl Fn(&CacheEntry) -> bool) -> Vec<CacheEntry> {
         let mut taken = Vec::new();
         self.holders.lock().retain(|_, holder| {
             holder.groups.retain_mut(|entry| {
                 let goes = wanted(entry);
                 if goes {
-                    taken.push(std::mem::replace(entry, Entry::none(entry.first_at)));
+                    taken.push(std::mem::replace(entry, CacheEntry::empty_since(entry.first_at)));
                 }
                 !goes
             });
@@ -173,7 +183,7 @@ impl Cache {
         taken
     }
 
-    /// Drops groups until all fit. One pass over the holders serves for as many as it takes.
+    /// Drops groups until the cache is within its limit. One pass over the holders can drop any number.
     fn shrink(&self) {
         let mut largest: Vec<(usize, u64)> = {
             let holders = self.holders.lock();
@@ -183,7 +193,7 @@ impl Cache {
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
             let Some((at, entry)) = self.victim(&largest) else { return };
             self.drop_group(&entry);
-            // The same account, with what is left, in its new place.
+            // The same account goes to its new place, with the memory that it has left.
             let (_, id) = largest.remove(at);
             let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
             let place = largest.partition_point(|(other, _)| *other >= bytes);
@@ -191,14 +201,14 @@ impl Cache {
         }
     }
 
-    /// The group to be dropped next, and whose it is. Whoever takes up most loses old groups first. A track's newest group
-    /// is dropped only where nobody who takes up at least half as much has an old one: otherwise many tracks of one large
-    /// group each would cost everybody else theirs.
-    fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, Entry)> {
+    /// Returns the next group to drop, and its account. The publisher with the most memory loses old groups first. A
+    /// track's newest group is dropped only if no publisher with at least half as much memory has an old one.
+    /// Otherwise many tracks of one large group each would push out all others' groups.
+    fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;
         for (at, (_, id)) in largest.iter().enumerate().take_while(|(_, (bytes, _))| *bytes >= most / 2) {
-            if let Some(entry) = holders.get_mut(id).and_then(Holder::take_old) {
+            if let Some(entry) = holders.get_mut(id).and_then(CacheHolder::take_old) {
                 return Some((at, entry));
             }
         }
@@ -208,7 +218,7 @@ impl Cache {
             .find_map(|(at, (_, id))| Some((at, holders.get_mut(id)?.groups.pop_front()?)))
     }
 
-    fn drop_group(&self, entry: &Entry) {
+    fn drop_group(&self, entry: &CacheEntry) {
         if let Some(track) = entry.track.upgrade() {
             self.release(track.evict(entry.group));
             self.evicted.fetch_add(1, Relaxed);
@@ -216,21 +226,21 @@ impl Cache {
     }
 
     fn release(&self, cost: usize) {
-        // Growth is counted in the group first and here second. If the group is dropped in between, its cost is more
-        // than what was counted here.
+        // Growth is counted in the group first and here second. If the group is dropped in between, its cost exceeds
+        // the amount that was counted here.
         let _ = self.bytes.fetch_update(Relaxed, Relaxed, |bytes| Some(bytes.saturating_sub(cost)));
     }
 }
 
-impl Entry {
-    const fn none(first_at: Instant) -> Self {
+impl CacheEntry {
+    const fn empty_since(first_at: Instant) -> Self {
         Self { track: Weak::new(), group: 0, first_at }
     }
 }
 
-impl Holder {
-    /// The oldest group that is not its track's newest, of the first few. Newest ones go to the back.
-    fn take_old(&mut self) -> Option<Entry> {
+impl CacheHolder {
+    /// Takes the oldest of the first few groups that is not its track's newest. Newest ones go to the back.
+    fn take_old(&mut self) -> Option<CacheEntry> {
         for _ in 0..self.groups.len().min(LOOKS) {
             let entry = self.groups.pop_front()?;
             let is_newest = entry.track.upgrade().is_some_and(|track| track.is_newest(entry.group));

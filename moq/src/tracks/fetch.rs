@@ -1,33 +1,33 @@
-//! A FETCH response as a stream source: object headers of its own, payloads from the cache.
+//! A FETCH response as a stream source: it has its own object headers, and takes payloads from the cache.
 
 use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use millrace_quic::plane::source::{End, Extent, Source};
+use millrace_quic::plane::source::{Source, SourceEnd, SourceExtent};
 use parking_lot::RwLock;
 
 use super::{
-    subgroup::Subgroup,
-    track::{DatagramObject, Group, Track},
+    subgroup::SubgroupStream,
+    track::{CachedDatagram, CachedGroup, Track},
 };
 use crate::{
     Draft, FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
     data::{RangeEnd, encode_fetch_header},
 };
 
-/// The bytes of a FETCH response. It grows by items and ends once; what was acknowledged is dropped from its front.
-pub struct Response {
-    state: RwLock<State>,
-    /// Called when something was acknowledged.
+/// The bytes of a FETCH response. It grows by items and ends once; acknowledged bytes are dropped from its front.
+pub struct FetchResponse {
+    state: RwLock<FetchState>,
+    /// Called when bytes were acknowledged.
     on_acknowledged: Box<dyn Fn() + Send + Sync>,
 }
 
-struct State {
+struct FetchState {
     encoder: FetchEncoder,
     segments: VecDeque<Segment>,
     len: u64,
-    end: End,
-    /// Memory of the segments, bytes.
+    end: SourceEnd,
+    /// Memory of the segments, in bytes.
     held: usize,
 }
 
@@ -35,7 +35,7 @@ struct State {
 struct Segment {
     start: u64,
     header: Vec<u8>,
-    payload: Payload,
+    payload: PayloadPlace,
 }
 
 impl Segment {
@@ -43,24 +43,33 @@ impl Segment {
         self.start + self.header.len() as u64 + self.payload.len()
     }
 
-    /// Payloads in the cache are the cache's.
+    /// Payloads in the cache count for the cache.
     fn cost(&self) -> usize {
         let owned = match &self.payload {
-            Payload::Owned(bytes) => bytes.len(),
-            Payload::Cached { .. } => 0,
+            PayloadPlace::Owned(bytes) => bytes.len(),
+            PayloadPlace::Cached { .. } => 0,
         };
         size_of::<Self>() + self.header.capacity() + owned
     }
 }
 
-/// Where the payload of an object is.
+/// The place of an object's payload.
 #[derive(Clone)]
-pub enum Payload {
+pub enum PayloadPlace {
+    /// Bytes that the response holds itself.
     Owned(Bytes),
-    Cached { subgroup: Arc<Subgroup>, from: u64, len: u64 },
+    /// Bytes of a cached subgroup.
+    Cached {
+        /// The subgroup.
+        subgroup: Arc<SubgroupStream>,
+        /// Offset of the first byte in the subgroup.
+        from: u64,
+        /// Number of bytes.
+        len: u64,
+    },
 }
 
-impl Payload {
+impl PayloadPlace {
     fn len(&self) -> u64 {
         match self {
             Self::Owned(bytes) => bytes.len() as u64,
@@ -86,64 +95,69 @@ impl Payload {
 
 /// An item of a response, with its payload if it is an object.
 #[derive(Clone)]
-pub struct Entry {
+pub struct FetchEntry {
+    /// The object or range.
     pub item: FetchItem,
-    pub payload: Payload,
+    /// The payload; empty for a range.
+    pub payload: PayloadPlace,
 }
 
-impl Response {
-    /// An empty response to the FETCH with this request ID: its FETCH_HEADER, behind what the subscriber's streams begin with.
-    /// `on_acknowledged` is called when something was acknowledged, with locks held.
+impl FetchResponse {
+    /// Makes an empty response to the FETCH with this request ID. It begins with the prefix of the subscriber's
+    /// streams and FETCH_HEADER. `on_acknowledged` is called when bytes were acknowledged, with locks held.
     pub fn new(
         preamble: &[u8],
         request_id: u64,
-        (draft, order): (Draft, GroupOrder),
+        draft: Draft,
+        order: GroupOrder,
         on_acknowledged: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let mut header = preamble.to_vec();
         encode_fetch_header(request_id, &mut header);
         let encoder = FetchEncoder::new(draft, order);
-        let mut state = State { encoder, segments: VecDeque::new(), len: 0, end: End::Open, held: 0 };
-        state.append(header, Payload::Owned(Bytes::new()));
+        let mut state =
+            FetchState { encoder, segments: VecDeque::new(), len: 0, end: SourceEnd::Open, held: 0 };
+        state.append(header, PayloadPlace::Owned(Bytes::new()));
         Self { state: RwLock::new(state), on_acknowledged: Box::new(on_acknowledged) }
     }
 
-    pub fn push(&self, entry: Entry) {
+    /// Appends an item.
+    pub fn push(&self, entry: FetchEntry) {
         let state = &mut *self.state.write();
         let mut header = Vec::with_capacity(16);
         state.encoder.encode(&entry.item, &mut header);
         state.append(header, entry.payload);
     }
 
-    /// More of the payload of the last object.
+    /// Appends more of the payload of the last object.
     pub fn push_payload(&self, bytes: Bytes) {
-        self.state.write().append(Vec::new(), Payload::Owned(bytes));
+        self.state.write().append(Vec::new(), PayloadPlace::Owned(bytes));
     }
 
-    /// Memory that the response takes besides the cache's, bytes.
+    /// Memory that the response takes in addition to the cache's, in bytes.
     pub fn held(&self) -> usize {
         self.state.read().held
     }
 
-    /// Says of all objects up to and including `last` that they are not here, and why.
+    /// Reports that the objects up to and including `last` are not here, and why.
     pub fn push_absent(&self, last: Location, end: RangeEnd) {
         let item = FetchItem::Range { last, end };
-        self.push(Entry { item, payload: Payload::Owned(Bytes::new()) });
+        self.push(FetchEntry { item, payload: PayloadPlace::Owned(Bytes::new()) });
     }
 
-    /// The response is complete.
+    /// Marks the response as complete.
     pub fn finish(&self, now: Instant) {
-        self.state.write().end = End::Fin { at: now };
+        self.state.write().end = SourceEnd::Fin { at: now };
     }
 
-    /// The response cannot be completed; its stream is reset with `code`.
+    /// Gives the response up; its stream is reset with `code`.
     pub fn abort(&self, code: u64) {
-        self.state.write().end = End::Reset(code);
+        self.state.write().end = SourceEnd::Reset(code);
     }
 }
 
-impl State {
-    fn append(&mut self, header: Vec<u8>, payload: Payload) {
+impl FetchState {
+    fn append(&mut self, header: Vec<u8>, payload: PayloadPlace) {
         let start = self.len;
         let segment = Segment { start, header, payload };
         self.len = segment.end();
@@ -152,10 +166,10 @@ impl State {
     }
 }
 
-impl Source for Response {
-    fn extent(&self) -> Extent {
+impl Source for FetchResponse {
+    fn extent(&self) -> SourceExtent {
         let state = self.state.read();
-        Extent { len: state.len, end: state.end }
+        SourceExtent { len: state.len, end: state.end }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
@@ -177,7 +191,7 @@ impl Source for Response {
             let n = segment.payload.read(from, &mut buf[done..done + owed]);
             done += n;
             if n < owed {
-                break; // evicted
+                break; // The subgroup was evicted.
             }
         }
         done
@@ -196,25 +210,27 @@ impl Source for Response {
     }
 
     fn received_at(&self, _offset: u64) -> Option<Instant> {
-        None // delivery timeouts do not apply to FETCH
+        None // Delivery timeouts do not apply to FETCH.
     }
 }
 
-/// Whether a range of a track can be given from the cache.
+/// Whether the cache can serve a range of a track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// An object of the range is still arriving.
     Unfinished,
-    /// Objects may be on the way: a group is still arriving, and IDs in it are missing.
+    /// Objects may still arrive: a group is incomplete, and some of its IDs are missing.
     Gaps,
+    /// All of the cached part has arrived.
     Ready,
 }
 
-/// Whether what the cache holds from `first` to `last`, both inclusive, has arrived.
+/// Reports whether the part of the range from `first` to `last`, both inclusive, that the cache holds has arrived
+/// whole.
 pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
     let first = track.known_from().map_or(nothing_held, |known| known.max(first));
-    let range = Range { first, last, oldest: None, default_priority: 0 };
+    let range = FetchRange { first, last, oldest: None, default_priority: 0 };
     let mut readiness = Readiness::Ready;
     let unfinished = track.visit(first.group, last.group, GroupOrder::Ascending, |id, group| {
         if !group.is_open() {
@@ -231,26 +247,27 @@ pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     if unfinished.is_some() { Readiness::Unfinished } else { readiness }
 }
 
-/// The way through a range of a track, a few objects at a time.
-pub struct Walk {
+/// Iterates over a range of a track, a few objects at a time.
+pub struct FetchWalk {
     first: Location,
     last: Location,
     order: GroupOrder,
-    /// The group that is next, and the object in it; `None` at the end.
+    /// The next group and the object in it; `None` at the end.
     at: Option<Location>,
 }
 
-/// What comes next on a [`Walk`].
-pub enum Step {
+/// The next step of a [`FetchWalk`].
+pub enum WalkStep {
     /// Cached objects, in order.
-    Objects(Vec<Entry>),
-    /// What the cache does not hold from one location to another, both inclusive.
+    Objects(Vec<FetchEntry>),
+    /// The cache has no objects from one location to another, both inclusive.
     Missing(Location, Location),
+    /// The range is at its end.
     Done,
 }
 
-impl Walk {
-    /// From `first` to `last`, both inclusive.
+impl FetchWalk {
+    /// Makes a walk from `first` to `last`, both inclusive.
     pub fn new(first: Location, last: Location, order: GroupOrder) -> Self {
         let at = match order {
             GroupOrder::Ascending => first,
@@ -260,17 +277,17 @@ impl Walk {
         Self { first, last, order, at: (first <= last).then_some(at) }
     }
 
-    /// The next objects, `max` at most. The track may have changed since the last step.
-    pub fn next(&mut self, track: &Track, now: Instant, max: usize) -> Step {
+    /// Returns the next objects, at most `max`. The track may have changed since the last step.
+    pub fn next(&mut self, track: &Track, now: Instant, max: usize) -> WalkStep {
         let nothing_held = Location { object: self.last.object.saturating_add(1), ..self.last };
         let held_from = track.known_from().unwrap_or(nothing_held);
-        let Some(at) = self.at else { return Step::Done };
+        let Some(at) = self.at else { return WalkStep::Done };
         if self.order == GroupOrder::Ascending && at < held_from {
-            let to = before(held_from).min(self.last);
+            let to = previous_location(held_from).min(self.last);
             self.at = (held_from <= self.last).then_some(held_from);
-            return Step::Missing(at, to);
+            return WalkStep::Missing(at, to);
         }
-        let range = Range {
+        let range = FetchRange {
             first: at.max(held_from).max(self.first),
             last: self.last,
             oldest: track.max_cache_duration().and_then(|duration| now.checked_sub(duration)),
@@ -282,23 +299,23 @@ impl Walk {
         };
         let found = track.visit(low, high, self.order, |id, group| {
             let from = if id == at.group { at.object } else { 0 };
-            let (objects, more) = range.in_group(id, group, from, max);
+            let (objects, more) = range.walk_group(id, group, from, max);
             (!objects.is_empty() || more.is_some()).then_some((id, objects, more))
         });
         match found {
             Some((id, objects, more)) => {
                 self.at = match more {
                     Some(object) => Some(Location { group: id, object }),
-                    None => self.behind(id),
+                    None => self.next_location(id),
                 };
-                Step::Objects(objects)
+                WalkStep::Objects(objects)
             }
             None => self.end(at, held_from),
         }
     }
 
-    /// The group behind `group`, in the range's order.
-    fn behind(&self, group: u64) -> Option<Location> {
+    /// The group after `group`, in the range's order.
+    fn next_location(&self, group: u64) -> Option<Location> {
         let next = match self.order {
             GroupOrder::Ascending => group.checked_add(1),
             GroupOrder::Descending => group.checked_sub(1),
@@ -307,34 +324,35 @@ impl Walk {
         next.map(|group| Location { group, object: 0 })
     }
 
-    /// No more objects are cached. In descending order, what is not cached comes last.
-    fn end(&mut self, at: Location, held_from: Location) -> Step {
+    /// Ends the walk: no more objects are cached. In descending order, uncached locations come last.
+    fn end(&mut self, at: Location, held_from: Location) -> WalkStep {
         self.at = None;
-        let to = before(held_from).min(self.last).min(Location { group: at.group, object: u64::MAX });
+        let to =
+            previous_location(held_from).min(self.last).min(Location { group: at.group, object: u64::MAX });
         match self.order {
-            GroupOrder::Descending if held_from > self.first => Step::Missing(self.first, to),
-            _ => Step::Done,
+            GroupOrder::Descending if held_from > self.first => WalkStep::Missing(self.first, to),
+            _ => WalkStep::Done,
         }
     }
 }
 
 /// The last location that is smaller than `location`.
-fn before(location: Location) -> Location {
+fn previous_location(location: Location) -> Location {
     match location.object.checked_sub(1) {
         Some(object) => Location { object, ..location },
         None => Location { group: location.group.saturating_sub(1), object: u64::MAX },
     }
 }
 
-struct Range {
+struct FetchRange {
     first: Location,
     last: Location,
-    /// Objects that arrived before this time may not be served any more (MAX_CACHE_DURATION).
+    /// Objects that arrived before this time may no longer be served (MAX_CACHE_DURATION).
     oldest: Option<Instant>,
     default_priority: u8,
 }
 
-impl Range {
+impl FetchRange {
     /// The object IDs of a group that are in the range.
     fn ids(&self, group: u64) -> RangeInclusive<u64> {
         let first = if group == self.first.group { self.first.object } else { 0 };
@@ -342,18 +360,18 @@ impl Range {
         first..=last
     }
 
-    /// Whether an object of the range has begun to arrive and has not come whole: only the last of a stream can be that.
-    fn is_arriving(&self, id: u64, group: &Group) -> bool {
+    /// Whether an object of the range is still arriving. Only the last of a stream can be.
+    fn is_arriving(&self, id: u64, group: &CachedGroup) -> bool {
         group.subgroups.iter().any(|subgroup| {
-            let Extent { len, end } = subgroup.extent();
+            let SourceExtent { len, end } = subgroup.extent();
             let last = subgroup.last_object();
-            end == End::Open
+            end == SourceEnd::Open
                 && last.is_some_and(|last| self.ids(id).contains(&last.start.id) && last.start.end() > len)
         })
     }
 
-    /// Whether fewer objects of `group` are here than the range has IDs; false where the range does not say how many.
-    fn misses_some(&self, id: u64, group: &Group) -> bool {
+    /// Whether `group` has fewer objects here than the range has IDs; false where the range has no known number.
+    fn misses_some(&self, id: u64, group: &CachedGroup) -> bool {
         if id != self.last.group {
             return false;
         }
@@ -363,12 +381,19 @@ impl Range {
         found as u64 <= ids.end().saturating_sub(*ids.start())
     }
 
-    /// Objects of a group by ID from `from` on, `max` at most, and the ID to go on with if there are more.
-    fn in_group(&self, id: u64, group: &Group, from: u64, max: usize) -> (Vec<Entry>, Option<u64>) {
+    /// Returns at most `max` objects of a group in order of ID from `from` on, and the ID to continue with if there
+    /// are more.
+    fn walk_group(
+        &self,
+        id: u64,
+        group: &CachedGroup,
+        from: u64,
+        max: usize,
+    ) -> (Vec<FetchEntry>, Option<u64>) {
         let ids = self.ids(id);
         let ids = from.max(*ids.start())..=*ids.end();
         let mut found = Vec::new();
-        // Up to here, no subgroup has objects that are not in `found`.
+        // No subgroup has objects up to this ID that are not in `found`.
         let mut known_to = u64::MAX;
         for subgroup in &group.subgroups {
             if let Some(last) = self.take_subgroup(id, subgroup, &ids, max, &mut found) {
@@ -400,23 +425,23 @@ impl Range {
         self.oldest.is_none_or(|oldest| received_at >= oldest)
     }
 
-    /// Takes `max` objects of a subgroup at most; the last ID that was looked at, if there may be more.
+    /// Takes at most `max` objects of a subgroup. Returns the last ID that was examined, if there may be more.
     fn take_subgroup(
         &self,
         group: u64,
-        subgroup: &Arc<Subgroup>,
+        subgroup: &Arc<SubgroupStream>,
         ids: &RangeInclusive<u64>,
         max: usize,
-        found: &mut Vec<(u64, Entry)>,
+        found: &mut Vec<(u64, FetchEntry)>,
     ) -> Option<u64> {
-        let Extent { len, .. } = subgroup.extent();
+        let SourceExtent { len, .. } = subgroup.extent();
         let subgroup_id = subgroup.id();
         let priority = subgroup.header().priority.unwrap_or(self.default_priority);
         let objects = subgroup.objects_of(ids, max);
         for object in &objects {
             let start = &object.start;
             let normal = start.status.is_none_or(|status| status == Status::Normal);
-            // One that is not whole was reset, or is on the way for longer than anybody waits.
+            // An object that is not whole was reset, or has been arriving for longer than a fetch waits.
             if !normal || !self.is_fresh(object.received_at) || start.end() > len {
                 continue;
             }
@@ -427,17 +452,17 @@ impl Range {
                 properties: start.properties.clone(),
                 payload_len: start.payload_len,
             });
-            let payload = Payload::Cached {
+            let payload = PayloadPlace::Cached {
                 subgroup: Arc::clone(subgroup),
                 from: start.payload,
                 len: start.payload_len,
             };
-            found.push((start.id, Entry { item, payload }));
+            found.push((start.id, FetchEntry { item, payload }));
         }
         (objects.len() == max).then(|| objects.last().map_or(0, |last| last.start.id))
     }
 
-    fn datagram(&self, object: &DatagramObject) -> (u64, Entry) {
+    fn datagram(&self, object: &CachedDatagram) -> (u64, FetchEntry) {
         let datagram = &object.datagram;
         let item = FetchItem::Object(FetchObject {
             location: object.location(),
@@ -446,6 +471,6 @@ impl Range {
             properties: datagram.properties.clone(),
             payload_len: datagram.payload.len() as u64,
         });
-        (datagram.object, Entry { item, payload: Payload::Owned(datagram.payload.clone()) })
+        (datagram.object, FetchEntry { item, payload: PayloadPlace::Owned(datagram.payload.clone()) })
     }
 }

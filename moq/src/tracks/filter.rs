@@ -1,28 +1,31 @@
-//! Which objects a subscription gets (draft-22, section "Location Filters").
+//! The range of objects that a subscription gets (draft-22, section "Location Filters").
 
 use crate::{Filter, Location};
 
 /// A filter made absolute when the subscription was established.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Window {
+pub struct LocationWindow {
+    /// The first location.
     pub start: Location,
-    /// The last location, inclusive; the largest object ID is for all of its group.
+    /// The last location, inclusive. The largest object ID stands for all of its group.
     pub end: Option<Location>,
 }
 
-/// The filter ends before the current group.
+/// The error for a filter that ends before the current group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the filter ends with group {end_group}, and the track is already at group {largest_group}")]
 pub struct OutOfRange {
+    /// The last group of the filter.
     pub end_group: u64,
+    /// The largest group of the track.
     pub largest_group: u64,
 }
 
-impl Window {
+impl LocationWindow {
     /// Resolves `filter` for a track whose largest object is `largest`.
     ///
-    /// A subscription without a filter, or with a start in the past, begins with the current group, which the cache holds; older
-    /// groups are for FETCH and fills.
+    /// A subscription without a filter, or with a start in the past, begins with the current group, which the cache
+    /// holds. Older groups need a FETCH or a fill.
     pub fn resolve(filter: Option<&Filter>, largest: Option<Location>) -> Self {
         let current = Location { group: largest.map_or(0, |largest| largest.group), object: 0 };
         Self {
@@ -31,10 +34,10 @@ impl Window {
         }
     }
 
-    /// Whether anything may still come of it.
+    /// Checks that objects of the range may still arrive.
     ///
     /// # Errors
-    /// What was asked for is over.
+    /// Fails if the range has ended.
     pub fn check(&self, largest: Option<Location>) -> Result<(), OutOfRange> {
         match (self.end, largest) {
             (Some(end), Some(largest)) if end.group < largest.group => {
@@ -44,26 +47,28 @@ impl Window {
         }
     }
 
+    /// Whether the location is in the range.
     pub fn contains(&self, location: Location) -> bool {
         location >= self.start && self.end.is_none_or(|end| location <= end)
     }
 
-    /// Whether any object of `group` can be inside.
+    /// Whether any object of `group` can be in the range.
     pub fn touches_group(&self, group: u64) -> bool {
         group >= self.start.group && !self.is_past(group)
     }
 
-    /// The smallest object ID of `group` that is inside. The group must be one that [touches](Self::touches_group).
+    /// The smallest object ID of `group` in the range. The range must [touch](Self::touches_group) the group.
     pub fn first_object(&self, group: u64) -> u64 {
         if group == self.start.group { self.start.object } else { 0 }
     }
 
-    /// The largest object ID of `group` that is inside, if not all are. The group must be one that it touches.
+    /// The largest object ID of `group` in the range, if the range does not cover the group's end. The range must
+    /// touch the group.
     pub fn last_object(&self, group: u64) -> Option<u64> {
         self.end.filter(|end| end.group == group && end.object != u64::MAX).map(|end| end.object)
     }
 
-    /// The last group of which everything from the start on is inside; `None`: not even the first.
+    /// The last group that is covered from the start on; `None` if not even the first is.
     pub fn last_whole_group(&self) -> Option<u64> {
         match self.end {
             None => Some(u64::MAX),
@@ -72,7 +77,7 @@ impl Window {
         }
     }
 
-    /// Whether `group` comes after the last one asked for.
+    /// Whether `group` comes after the last group of the range.
     pub fn is_past(&self, group: u64) -> bool {
         self.end.is_some_and(|end| group > end.group)
     }
@@ -86,7 +91,7 @@ mod tests {
         Location { group, object }
     }
 
-    /// To the end of a group.
+    /// The end of a whole group.
     const fn whole(group: u64) -> Option<Location> {
         Some(at(group, u64::MAX))
     }
@@ -96,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_become_windows() {
+    fn subscription_filters_become_object_windows() {
         let now = Some(at(7, 3));
         let table = [
             ("unfiltered, running", None, now, at(7, 0), None),
@@ -115,15 +120,15 @@ mod tests {
             ("range to an object", range(at(7, 1), 9, Some(4)), now, at(7, 1), Some(at(9, 4))),
         ];
         for (name, filter, largest, start, end) in table {
-            let window = Window::resolve(filter.as_ref(), largest);
-            assert_eq!(window, Window { start, end }, "{name}");
+            let window = LocationWindow::resolve(filter.as_ref(), largest);
+            assert_eq!(window, LocationWindow { start, end }, "{name}");
             assert_eq!(window.check(largest), Ok(()), "{name}");
         }
     }
 
     #[test]
-    fn a_range_that_is_over_lets_nothing_through() {
-        let window = Window::resolve(range(at(1, 0), 6, None).as_ref(), Some(at(7, 0)));
+    fn subscription_to_a_past_range_is_refused() {
+        let window = LocationWindow::resolve(range(at(1, 0), 6, None).as_ref(), Some(at(7, 0)));
         assert_eq!(window.check(Some(at(7, 0))), Err(OutOfRange { end_group: 6, largest_group: 7 }));
         for group in 0..9 {
             assert!(!window.touches_group(group) && !window.contains(at(group, 1)), "{group}");
@@ -131,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn windows_bound_groups_and_objects() {
-        let window = Window { start: at(4, 2), end: Some(at(5, 3)) };
+    fn subscription_window_bounds_groups_and_objects() {
+        let window = LocationWindow { start: at(4, 2), end: Some(at(5, 3)) };
         for (location, inside) in [
             (at(4, 1), false),
             (at(4, 2), true),
@@ -147,9 +152,9 @@ mod tests {
         assert_eq!((window.first_object(4), window.first_object(5)), (2, 0));
         assert_eq!((window.last_object(4), window.last_object(5)), (None, Some(3)));
         assert_eq!(window.last_whole_group(), Some(4));
-        assert_eq!(Window { end: Some(at(4, 3)), ..window }.last_whole_group(), None);
-        assert_eq!(Window { end: whole(5), ..window }.last_whole_group(), Some(5));
-        assert_eq!(Window { end: whole(5), ..window }.last_object(5), None);
-        assert_eq!(Window { end: None, ..window }.last_whole_group(), Some(u64::MAX));
+        assert_eq!(LocationWindow { end: Some(at(4, 3)), ..window }.last_whole_group(), None);
+        assert_eq!(LocationWindow { end: whole(5), ..window }.last_whole_group(), Some(5));
+        assert_eq!(LocationWindow { end: whole(5), ..window }.last_object(5), None);
+        assert_eq!(LocationWindow { end: None, ..window }.last_whole_group(), Some(u64::MAX));
     }
 }

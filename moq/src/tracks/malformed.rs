@@ -1,42 +1,43 @@
-//! What shows that a track is malformed (draft-18, "Malformed Tracks").
+//! Checks that detect malformed tracks (draft-18, "Malformed Tracks").
 //!
-//! Found is what a relay reads anyway: copies of a subgroup that it has are not read, so that nothing is found in them.
+//! They see only what a relay reads anyway. A relay does not read further copies of a subgroup that it has, so
+//! nothing is detected in those.
 
 use crate::{
     DecodeError,
-    property::{Pair, Pairs, Value},
+    property::{KeyValuePair, KeyValuePairs, Value},
 };
 
-/// Why a track is malformed.
+/// The reason why a track is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Malformed(pub &'static str);
+pub struct TrackMalformed(pub &'static str);
 
-impl From<DecodeError> for Malformed {
+impl From<DecodeError> for TrackMalformed {
     fn from(error: DecodeError) -> Self {
         Self(error.reason)
     }
 }
 
-/// What is known of a group's objects.
+/// The state of a group's objects, as far as it is known.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Known {
+pub struct GroupState {
     largest: Option<u64>,
-    /// The final object, once that is known.
+    /// The final object, once it is known.
     last: Option<u64>,
 }
 
-impl Known {
-    /// An object has come; `ends`: it is the group's final one.
+impl GroupState {
+    /// Records an object. `ends` marks it as the group's final one.
     ///
     /// # Errors
-    /// It is behind the final one, or another than that is final.
-    pub fn take(&mut self, id: u64, ends: bool) -> Result<(), Malformed> {
+    /// Fails if the object is after the final one, or another object is already final.
+    pub fn take(&mut self, id: u64, ends: bool) -> Result<(), TrackMalformed> {
         if self.last.is_some_and(|last| id > last) {
-            return Err(Malformed("an object behind the last of its group"));
+            return Err(TrackMalformed("an object after the last of its group"));
         }
         if ends && self.largest.is_some_and(|largest| largest > id) {
-            return Err(Malformed("the end of a group, and objects behind it have come"));
+            return Err(TrackMalformed("the end of a group before objects that have arrived"));
         }
         self.largest = self.largest.max(Some(id));
         if ends {
@@ -49,23 +50,23 @@ impl Known {
 const IMMUTABLE: u64 = 0x0b;
 const PRIOR_GROUP_GAP: u64 = 0x3c;
 const PRIOR_OBJECT_GAP: u64 = 0x3e;
-/// Of tracks only.
+/// Types that only tracks may have.
 const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 
 /// Checks the properties of an object.
 ///
 /// # Errors
-/// They cannot be an object's, or not this one's.
-pub fn check_properties(block: &[u8], group: u64, object: u64) -> Result<(), Malformed> {
+/// Fails if an object, or this object, cannot have them.
+pub fn check_properties(block: &[u8], group: u64, object: u64) -> Result<(), TrackMalformed> {
     if block.is_empty() {
         return Ok(());
     }
-    let mut seen = Seen { group, object, immutable: false, group_gap: false, object_gap: false };
-    Pairs::new(block).try_for_each(|pair| seen.take(pair?, true))
+    let mut seen = SeenProperties { group, object, immutable: false, group_gap: false, object_gap: false };
+    KeyValuePairs::new(block).try_for_each(|pair| seen.take(pair?, true))
 }
 
-/// What may be there once.
-struct Seen {
+/// Properties that may occur once.
+struct SeenProperties {
     group: u64,
     object: u64,
     immutable: bool,
@@ -73,36 +74,36 @@ struct Seen {
     object_gap: bool,
 }
 
-impl Seen {
-    fn take(&mut self, pair: Pair<'_>, outside: bool) -> Result<(), Malformed> {
+impl SeenProperties {
+    fn take(&mut self, pair: KeyValuePair<'_>, outside: bool) -> Result<(), TrackMalformed> {
         match (pair.kind, pair.value) {
-            (IMMUTABLE, _) if !outside => Err(Malformed("immutable properties inside immutable ones")),
+            (IMMUTABLE, _) if !outside => Err(TrackMalformed("immutable properties inside immutable ones")),
             (IMMUTABLE, Value::Bytes(block)) => {
-                once(&mut self.immutable, "immutable properties twice")?;
-                Pairs::new(block).try_for_each(|pair| self.take(pair?, false))
+                check_once(&mut self.immutable, "immutable properties twice")?;
+                KeyValuePairs::new(block).try_for_each(|pair| self.take(pair?, false))
             }
             (PRIOR_GROUP_GAP, Value::Integer(gap)) => {
-                once(&mut self.group_gap, "a gap of groups twice")?;
-                fits(gap, self.group, "a gap of more groups than there were")
+                check_once(&mut self.group_gap, "a repeated gap of groups")?;
+                fits(gap, self.group, "a gap of more groups than precede it")
             }
             (PRIOR_OBJECT_GAP, Value::Integer(gap)) => {
-                once(&mut self.object_gap, "a gap of objects twice")?;
-                fits(gap, self.object, "a gap of more objects than there were")
+                check_once(&mut self.object_gap, "a repeated gap of objects")?;
+                fits(gap, self.object, "a gap of more objects than precede it")
             }
             (kind, _) if MANDATORY.contains(&kind) => {
-                Err(Malformed("a mandatory track property on an object"))
+                Err(TrackMalformed("a mandatory track property on an object"))
             }
             _ => Ok(()),
         }
     }
 }
 
-fn once(seen: &mut bool, twice: &'static str) -> Result<(), Malformed> {
-    if std::mem::replace(seen, true) { Err(Malformed(twice)) } else { Ok(()) }
+fn check_once(seen: &mut bool, twice: &'static str) -> Result<(), TrackMalformed> {
+    if std::mem::replace(seen, true) { Err(TrackMalformed(twice)) } else { Ok(()) }
 }
 
-fn fits(gap: u64, id: u64, more: &'static str) -> Result<(), Malformed> {
-    if gap > id { Err(Malformed(more)) } else { Ok(()) }
+fn fits(gap: u64, id: u64, more: &'static str) -> Result<(), TrackMalformed> {
+    if gap > id { Err(TrackMalformed(more)) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -111,7 +112,7 @@ mod tests {
     use crate::property::PairWriter;
 
     #[test]
-    fn properties_of_objects() {
+    fn malformed_object_properties_are_detected() {
         let block = |write: &dyn Fn(&mut PairWriter<'_>)| {
             let mut out = Vec::new();
             write(&mut PairWriter::new(&mut out));

@@ -1,10 +1,10 @@
-//! What a relay keeps and serves: tracks, their cache, and the bytes of each subscriber's streams.
+//! The state that a relay keeps and serves: tracks, their cache, and the bytes of each subscriber's streams.
 //!
-//! A [`track::Track`] holds its recent groups, and in them each [`subgroup::Subgroup`] as the raw bytes that arrived.
-//! The [`cache::Cache`] bounds the memory of all tracks. A [`view::View`] is a subgroup as one subscriber gets it, and
-//! a [`fetch::Response`] answers a FETCH; both are [sources](millrace_quic::plane::source::Source) for the data plane.
-//! A [`filter::Window`] says which objects a subscription gets, [`malformed`] which a track cannot have,
-//! [`adapt`] which rendition of a content a subscriber gets.
+//! A [`track::MsfTrack`] holds its recent groups, and in them each [`subgroup::SubgroupStream`] as the raw bytes that arrived.
+//! The [`cache::TrackCache`] bounds the memory of all tracks. A [`view::SubgroupView`] is a subgroup as one subscriber gets it,
+//! and a [`fetch::FetchResponse`] answers a FETCH. Both are [sources](millrace_quic::plane::source::Source) for the data
+//! plane. A [`filter::LocationWindow`] is the range of a subscription, [`malformed`] detects malformed tracks, and [`adapt`]
+//! selects a subscriber's rendition.
 
 pub mod account;
 pub mod adapt;
@@ -20,7 +20,7 @@ use millrace_quic::plane::downstream::ResetCodes;
 
 use crate::code;
 
-/// The codes of draft-18 for streams that the data plane resets by itself.
+/// The reset codes of draft-18 for streams that the data plane resets by itself.
 pub const RESET_CODES: ResetCodes = ResetCodes {
     late: code::Reset::DELIVERY_TIMEOUT.0,
     behind: code::Reset::TOO_FAR_BEHIND.0,

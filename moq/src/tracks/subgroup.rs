@@ -1,4 +1,4 @@
-//! One subgroup stream as it arrived: its raw bytes, and where its objects are in them.
+//! One subgroup stream as it arrived: its raw bytes, and the places of its objects.
 
 use std::{
     ops::{Range, RangeInclusive},
@@ -10,57 +10,69 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_quic::plane::source::{End, Extent};
+use millrace_quic::plane::source::{SourceEnd, SourceExtent};
 use parking_lot::RwLock;
 
-use super::malformed::Malformed;
+use super::malformed::TrackMalformed;
 use crate::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code};
 
-/// The bytes of one subgroup stream behind its header, shared by all who send it on.
+/// The bytes of one subgroup stream after its header, shared by all its senders.
 ///
-/// Offsets count from the first byte after the SUBGROUP_HEADER. One [`SubgroupWriter`] appends bytes, and
-/// [`Subgroup::evict`] frees all of them at once.
-pub struct Subgroup {
+/// Offsets count from the first byte after the SUBGROUP_HEADER. One [`SubgroupReceiver`] appends bytes, and
+/// [`SubgroupStream::evict`] frees all of them at once. A subgroup is open until its writer ends it by
+/// [`finish`](SubgroupReceiver::finish), [`reset`](SubgroupReceiver::reset) or drop, or [`conclude`](SubgroupStream::conclude)
+/// ends it early. It never reopens. Readers may hold any number of references in every state; after `evict` they read
+/// nothing.
+pub struct SubgroupStream {
     serial: u64,
     header: SubgroupHeader,
     header_len: usize,
-    /// What the publisher's stream has in front of the header, bytes.
+    /// Length of the preamble in front of the header on the publisher's stream, in bytes.
     preamble: usize,
     settled: AtomicBool,
-    state: RwLock<State>,
+    state: RwLock<SubgroupBytes>,
 }
 
-struct State {
-    chunks: Vec<Chunk>,
+struct SubgroupBytes {
+    chunks: Vec<SubgroupChunk>,
     len: u64,
-    objects: Vec<Object>,
-    end: End,
+    objects: Vec<SubgroupObject>,
+    end: SourceEnd,
     evicted: bool,
 }
 
-struct Chunk {
+struct SubgroupChunk {
     start: u64,
     bytes: Bytes,
 }
 
-/// Where an object lies in its subgroup's bytes, and when its first byte came.
+/// The place of an object in its subgroup's bytes, and the time when its first byte arrived.
 #[derive(Clone, Debug)]
-pub struct Object {
+pub struct SubgroupObject {
+    /// The object's header and place.
     pub start: ObjectStart,
+    /// Time when its first byte arrived.
     pub received_at: Instant,
 }
 
-impl Subgroup {
-    /// Begins a subgroup and returns the only handle that can add to it. `header_len` is the length of the header as
-    /// it arrived, bytes.
-    pub fn begin(header: SubgroupHeader, header_len: usize) -> SubgroupWriter {
+impl SubgroupStream {
+    /// Begins a subgroup and returns the only handle that can append to it. `header_len` is the length of the header
+    /// as it arrived, in bytes.
+    pub fn begin(header: SubgroupHeader, header_len: usize) -> SubgroupReceiver {
         Self::begin_behind(0, header, header_len)
     }
 
-    /// The same, where the publisher's stream has a preamble of so many bytes in front of the header.
-    pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupWriter {
+    /// Same as [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes in front of the
+    /// header.
+    pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupReceiver {
         let parser = ObjectParser::new(&header, 0);
-        let state = State { chunks: Vec::new(), len: 0, objects: Vec::new(), end: End::Open, evicted: false };
+        let state = SubgroupBytes {
+            chunks: Vec::new(),
+            len: 0,
+            objects: Vec::new(),
+            end: SourceEnd::Open,
+            evicted: false,
+        };
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Relaxed);
         let subgroup = Arc::new(Self {
@@ -71,14 +83,15 @@ impl Subgroup {
             settled: AtomicBool::new(false),
             state: RwLock::new(state),
         });
-        SubgroupWriter { subgroup, parser }
+        SubgroupReceiver { subgroup, parser }
     }
 
-    /// Tells this stream of a subgroup from every other in the process.
+    /// Identifies this stream of a subgroup in this process.
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
+    /// Returns the SUBGROUP_HEADER as it arrived.
     pub fn header(&self) -> &SubgroupHeader {
         &self.header
     }
@@ -88,12 +101,12 @@ impl Subgroup {
         self.header_len
     }
 
-    /// Where on the publisher's stream the first byte behind the header is.
+    /// Offset on the publisher's stream of the first byte after the header.
     pub fn body(&self) -> u64 {
         (self.preamble + self.header_len) as u64
     }
 
-    /// The subgroup ID. `None` if it is the ID of the first object, which has not arrived yet.
+    /// The subgroup ID. `None` if it is the ID of the first object, which has not arrived.
     pub fn id(&self) -> Option<u64> {
         match self.header.subgroup {
             SubgroupId::Zero => Some(0),
@@ -102,25 +115,26 @@ impl Subgroup {
         }
     }
 
-    pub fn extent(&self) -> Extent {
+    /// Returns the length of the subgroup, and how it ended.
+    pub fn extent(&self) -> SourceExtent {
         let state = self.state.read();
-        Extent { len: state.len, end: state.end }
+        SourceExtent { len: state.len, end: state.end }
     }
 
-    /// The same of its objects up to the ID `last`: they end where another begins.
-    pub fn extent_to(&self, last: u64) -> Extent {
+    /// Returns the extent of the objects up to the ID `last`. It is final once a later object begins.
+    pub fn extent_to(&self, last: u64) -> SourceExtent {
         let state = self.state.read();
         let behind = state.objects.partition_point(|object| object.start.id <= last);
         if let Some(next) = state.objects.get(behind) {
-            return Extent { len: next.start.start, end: End::Fin { at: next.received_at } };
+            return SourceExtent { len: next.start.start, end: SourceEnd::Fin { at: next.received_at } };
         }
-        // Of bytes behind the last object it is not known yet what they begin.
+        // The bytes after the last object may begin any object.
         let known = state.objects.last().map_or(0, |object| object.start.end());
-        let len = if state.end == End::Open { known.min(state.len) } else { state.len };
-        Extent { len, end: state.end }
+        let len = if state.end == SourceEnd::Open { known.min(state.len) } else { state.len };
+        SourceExtent { len, end: state.end }
     }
 
-    /// Copies bytes from `offset` on; 0 when they have not come yet or are gone.
+    /// Copies bytes from `offset` on. Returns 0 if they have not arrived or were evicted.
     pub fn read(&self, mut offset: u64, buf: &mut [u8]) -> usize {
         let state = self.state.read();
         let mut done = 0;
@@ -137,69 +151,72 @@ impl Subgroup {
         done
     }
 
-    /// When the first byte of the object that covers `offset` arrived.
+    /// Time when the first byte of the object that covers `offset` arrived.
     pub fn received_at(&self, offset: u64) -> Option<Instant> {
         self.state.read().object_at(offset).map(|object| object.received_at)
     }
 
-    /// Where the object that covers `offset` lies, with its header.
+    /// Returns the range of the object that covers `offset`, including its header.
     pub fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let state = self.state.read();
         let ObjectStart { start, payload, payload_len, .. } = state.object_at(offset)?.start;
         Some(start..payload.saturating_add(payload_len))
     }
 
-    /// The first object with an ID of at least `id`, and whether it is the stream's first.
-    pub fn first_object_from(&self, id: u64) -> Option<(Object, bool)> {
+    /// Returns the first object with an ID of at least `id`, and whether it is the stream's first.
+    pub fn first_object_from(&self, id: u64) -> Option<(SubgroupObject, bool)> {
         let state = self.state.read();
         let index = state.objects.partition_point(|object| object.start.id < id);
         state.objects.get(index).map(|object| (object.clone(), index == 0))
     }
 
-    /// The first object of the stream.
-    pub fn first_object(&self) -> Option<Object> {
+    /// Returns the first object of the stream.
+    pub fn first_object(&self) -> Option<SubgroupObject> {
         self.state.read().objects.first().cloned()
     }
 
-    /// All objects whose headers have arrived, in stream order.
-    pub fn objects(&self) -> Vec<Object> {
+    /// Returns all objects whose headers have arrived, in stream order.
+    pub fn objects(&self) -> Vec<SubgroupObject> {
         self.state.read().objects.clone()
     }
 
-    /// Those with such IDs, `max` at most.
-    pub fn objects_of(&self, ids: &RangeInclusive<u64>, max: usize) -> Vec<Object> {
+    /// Returns at most `max` objects with IDs in `ids`.
+    pub fn objects_of(&self, ids: &RangeInclusive<u64>, max: usize) -> Vec<SubgroupObject> {
         let state = self.state.read();
-        let range = state.of(ids);
+        let range = state.index_range(ids);
         state.objects[range].iter().take(max).cloned().collect()
     }
 
-    /// How many have such IDs.
+    /// Number of objects with IDs in `ids`.
     pub fn count(&self, ids: &RangeInclusive<u64>) -> usize {
-        self.state.read().of(ids).len()
+        self.state.read().index_range(ids).len()
     }
 
-    /// When its last object came, or its end.
+    /// Time when its last object or its end arrived.
     pub fn last_at(&self) -> Option<Instant> {
         let state = self.state.read();
         match state.end {
-            End::Fin { at } => Some(at),
+            SourceEnd::Fin { at } => Some(at),
             _ => state.objects.last().map(|object| object.received_at),
         }
     }
 
-    pub fn last_object(&self) -> Option<Object> {
+    /// Returns the last object whose header has arrived.
+    pub fn last_object(&self) -> Option<SubgroupObject> {
         self.state.read().objects.last().cloned()
     }
 
+    /// Returns the ID of the last object whose header has arrived.
     pub fn last_object_id(&self) -> Option<u64> {
         self.state.read().objects.last().map(|object| object.start.id)
     }
 
+    /// Returns the number of objects whose headers have arrived.
     pub fn object_count(&self) -> usize {
         self.state.read().objects.len()
     }
 
-    /// Frees the bytes. Readers get none from now on, and what the writer adds is not kept.
+    /// Frees the bytes. Readers get none from now on, and further bytes of the writer are dropped.
     pub fn evict(&self) {
         let mut state = self.state.write();
         state.evicted = true;
@@ -207,47 +224,49 @@ impl Subgroup {
         state.objects = Vec::new();
     }
 
+    /// Whether the bytes were freed.
     pub fn is_evicted(&self) -> bool {
         self.state.read().evicted
     }
 
-    /// Ends the subgroup where it is, as nothing more of it can come from anybody. If it has whole objects, and does not say that they
-    /// are all of the group, it is complete. What its writer still adds is not kept.
+    /// Ends the subgroup early, when no more of it can arrive from any publisher. If it has whole objects and does
+    /// not claim to be all of the group, it is complete. Further bytes of the writer are dropped.
     pub fn conclude(&self, now: Instant) {
         let mut state = self.state.write();
         let is_whole = state.objects.last().is_some_and(|last| last.start.end() == state.len);
         state.end_with(match is_whole && !self.header.end_of_group {
-            true => End::Fin { at: now },
-            false => End::Reset(code::Reset::CANCELLED.0),
+            true => SourceEnd::Fin { at: now },
+            false => SourceEnd::Reset(code::Reset::CANCELLED.0),
         });
     }
 
-    /// Notes that all subscriptions have been told how it ended.
+    /// Records that all subscriptions have been told how it ended.
     pub fn settle(&self) {
         self.settled.store(true, Relaxed);
     }
 
+    /// Whether all subscriptions have been told how it ended.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
     }
 }
 
-impl State {
+impl SubgroupBytes {
     /// Ends it, unless it has ended.
-    fn end_with(&mut self, end: End) {
-        if self.end == End::Open {
+    fn end_with(&mut self, end: SourceEnd) {
+        if self.end == SourceEnd::Open {
             self.end = end;
         }
     }
 
     /// The last object that begins at `offset` or before.
-    fn object_at(&self, offset: u64) -> Option<&Object> {
+    fn object_at(&self, offset: u64) -> Option<&SubgroupObject> {
         let after = self.objects.partition_point(|object| object.start.start <= offset);
         self.objects.get(after.checked_sub(1)?)
     }
 
-    /// Where the objects with such IDs are.
-    fn of(&self, ids: &RangeInclusive<u64>) -> Range<usize> {
+    /// Returns the indices of the objects with IDs in `ids`.
+    fn index_range(&self, ids: &RangeInclusive<u64>) -> Range<usize> {
         let first = self.objects.partition_point(|object| object.start.id < *ids.start());
         let behind = self.objects.partition_point(|object| object.start.id <= *ids.end());
         first..behind.max(first)
@@ -262,21 +281,22 @@ impl State {
     }
 }
 
-/// What [`SubgroupWriter::push`] changed.
+/// The changes that a call of [`SubgroupReceiver::push`] made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pushed {
     /// Objects whose headers became complete, and the bytes of their payloads.
     pub objects: u64,
+    /// Number of payload bytes.
     pub payload_bytes: u64,
     /// The smallest and the largest of their IDs.
     pub ids: Option<(u64, u64)>,
-    /// END_OF_TRACK or END_OF_GROUP status seen, with its object ID.
+    /// The END_OF_TRACK or END_OF_GROUP status that was seen, with its object ID.
     pub status: Option<(Status, u64)>,
-    /// Bytes that the cache holds more than before.
+    /// Number of bytes by which the cache has grown.
     pub cost: usize,
 }
 
-/// Why bytes are not taken.
+/// The reason why bytes were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// The session must be closed.
@@ -284,44 +304,47 @@ pub enum PushError {
     Decode(#[from] DecodeError),
     /// The track must be given up.
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] TrackMalformed),
 }
 
 /// The receiving end of a subgroup stream. If it is dropped before [`finish`](Self::finish), the subgroup is
 /// incomplete.
-pub struct SubgroupWriter {
-    subgroup: Arc<Subgroup>,
+pub struct SubgroupReceiver {
+    subgroup: Arc<SubgroupStream>,
     parser: ObjectParser,
 }
 
-/// Memory that an object and a chunk cost besides their bytes.
-const OBJECT_COST: usize = size_of::<Object>() + size_of::<Chunk>();
+/// Memory that an object and a chunk cost in addition to their bytes.
+const OBJECT_COST: usize = size_of::<SubgroupObject>() + size_of::<SubgroupChunk>();
 
-impl SubgroupWriter {
-    pub fn subgroup(&self) -> &Arc<Subgroup> {
+impl SubgroupReceiver {
+    /// Returns the subgroup, to be shared with readers.
+    pub fn subgroup(&self) -> &Arc<SubgroupStream> {
         &self.subgroup
     }
 
-    /// Where in the publisher's stream the next byte is, and in its framing.
+    /// Returns the place of the next byte in the publisher's stream and in its framing.
     pub fn position(&self) -> Position {
         let position = self.parser.position();
         Position { offset: self.subgroup.body() + position.offset, ..position }
     }
 
-    /// Bytes of an object header that is not complete, which are held twice, and are not in the cost of what was pushed.
+    /// Number of bytes of an incomplete object header. These are held twice, and are not in the cost of what was
+    /// pushed.
     pub fn incomplete(&self) -> usize {
         self.parser.incomplete()
     }
 
-    /// Appends bytes that followed the header on the stream, once `judge` has seen the objects that begin in them.
+    /// Appends bytes that followed the header on the stream, after `judge` has accepted the objects that begin in
+    /// them.
     ///
     /// # Errors
-    /// The bytes are not objects, or not such as can be of the track; nothing of this call is kept.
+    /// Fails if the bytes are not objects, or objects that the track cannot have. Nothing of this call is kept then.
     pub fn push(
         &mut self,
         now: Instant,
         bytes: &[u8],
-        judge: impl FnOnce(&[ObjectStart]) -> Result<(), Malformed>,
+        judge: impl FnOnce(&[ObjectStart]) -> Result<(), TrackMalformed>,
     ) -> Result<Pushed, PushError> {
         let mut found = Vec::new();
         let mut rest = bytes;
@@ -335,14 +358,14 @@ impl SubgroupWriter {
             let first = pushed.ids.map_or(object.id, |(first, _)| first);
             pushed.ids = Some((first, object.id));
             pushed.payload_bytes += object.payload_len;
-            // Kept beside the bytes that it came with.
+            // Properties are kept next to the bytes that they arrived in.
             pushed.cost += object.properties.len();
             if let Some(status) = object.status.filter(|status| *status != Status::Normal) {
                 pushed.status = Some((status, object.id));
             }
         }
         let mut state = self.subgroup.state.write();
-        if state.end != End::Open {
+        if state.end != SourceEnd::Open {
             return Ok(Pushed { cost: 0, ..pushed });
         }
         let start = state.len;
@@ -350,29 +373,29 @@ impl SubgroupWriter {
         if state.evicted {
             return Ok(Pushed { cost: 0, ..pushed });
         }
-        state.chunks.push(Chunk { start, bytes: Bytes::copy_from_slice(bytes) });
-        state.objects.extend(found.into_iter().map(|start| Object { start, received_at: now }));
+        state.chunks.push(SubgroupChunk { start, bytes: Bytes::copy_from_slice(bytes) });
+        state.objects.extend(found.into_iter().map(|start| SubgroupObject { start, received_at: now }));
         Ok(pushed)
     }
 
-    /// The stream ended with FIN.
+    /// Ends the subgroup: the stream ended with FIN.
     ///
     /// # Errors
-    /// It ended inside an object: the subgroup is incomplete, and the session must be closed.
+    /// Fails if the stream ended inside an object. The subgroup is incomplete then, and the session must be closed.
     pub fn finish(self, now: Instant) -> Result<(), DecodeError> {
         self.parser.finish()?;
-        self.subgroup.state.write().end_with(End::Fin { at: now });
+        self.subgroup.state.write().end_with(SourceEnd::Fin { at: now });
         Ok(())
     }
 
-    /// The stream was reset by the publisher with `code`.
+    /// Ends the subgroup: the publisher reset the stream with `code`.
     pub fn reset(self, code: code::Reset) {
-        self.subgroup.state.write().end_with(End::Reset(code.0));
+        self.subgroup.state.write().end_with(SourceEnd::Reset(code.0));
     }
 }
 
-impl Drop for SubgroupWriter {
+impl Drop for SubgroupReceiver {
     fn drop(&mut self) {
-        self.subgroup.state.write().end_with(End::Reset(code::Reset::INTERNAL_ERROR.0));
+        self.subgroup.state.write().end_with(SourceEnd::Reset(code::Reset::INTERNAL_ERROR.0));
     }
 }

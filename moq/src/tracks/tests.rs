@@ -7,22 +7,22 @@ use std::{
 
 use bytes::Bytes;
 use millrace_quic::plane::{
-    downstream::{Asked, Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
-    source::{End, Extent, Source},
+    downstream::{AskedRange, Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
+    source::{Source, SourceEnd, SourceExtent},
 };
 use proptest::prelude::*;
 
 use super::{
     RESET_CODES,
-    account::{Account, Share},
-    cache::{Cache, Limits},
-    fetch::{Entry, Readiness, Response, Step, Walk, readiness},
-    subgroup::{Subgroup, SubgroupWriter},
-    track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
-    view::View,
+    account::{Account, CacheShare},
+    cache::{CacheLimits, TrackCache},
+    fetch::{FetchEntry, FetchResponse, FetchWalk, Readiness, WalkStep, readiness},
+    subgroup::{SubgroupReceiver, SubgroupStream},
+    track::{CachedDatagram, Duplicate, SUBGROUP_COST, Track},
+    view::SubgroupView,
 };
 use crate::{
-    Datagram, Draft, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status,
+    Draft, FetchItem, GroupOrder, Location, Namespace, ObjectDatagram, ObjectParser, Properties, Status,
     StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
     data::{FetchParser, encode_object_header},
     property::TrackProperties,
@@ -57,16 +57,16 @@ fn objects(ids: impl IntoIterator<Item = u64>, len: usize) -> Vec<u8> {
     out
 }
 
-fn begin(track: &Track, now: Instant, group: u64, subgroup: SubgroupId) -> SubgroupWriter {
+fn begin(track: &Track, now: Instant, group: u64, subgroup: SubgroupId) -> SubgroupReceiver {
     let header = header(group, subgroup);
     let mut bytes = Vec::new();
     header.encode(&mut bytes);
-    let writer = Subgroup::begin(header, bytes.len());
+    let writer = SubgroupStream::begin(header, bytes.len());
     track.add_subgroup(now, Arc::clone(writer.subgroup()), &Arc::default()).unwrap();
     writer
 }
 
-fn push(track: &Track, writer: &mut SubgroupWriter, now: Instant, bytes: &[u8]) {
+fn push(track: &Track, writer: &mut SubgroupReceiver, now: Instant, bytes: &[u8]) {
     let pushed = writer.push(now, bytes, |_| Ok(())).unwrap();
     track.grew(writer.subgroup().header().group, &pushed);
 }
@@ -110,13 +110,14 @@ fn parse_response(bytes: &[u8], order: GroupOrder) -> Vec<Location> {
 }
 
 #[test]
-fn a_whole_view_changes_the_alias_and_nothing_else() {
-    let (track, now) = (track(), Instant::now());
+fn subscriber_view_of_a_subgroup_changes_only_the_alias() {
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::Explicit(2));
     let raw = objects(0..5, 100);
     push(&track, &mut writer, now, &raw);
     for (alias, shift) in [(9, 0), (127, 0), (128, 1), (u64::MAX, 8)] {
-        let view = View::whole(Arc::clone(writer.subgroup()), alias);
+        let view = SubgroupView::whole(Arc::clone(writer.subgroup()), alias);
         let bytes = read_all(&view);
         let (header, found) = parse_stream(&bytes);
         assert_eq!(header, SubgroupHeader { alias, ..*writer.subgroup().header() });
@@ -127,93 +128,103 @@ fn a_whole_view_changes_the_alias_and_nothing_else() {
 }
 
 #[test]
-fn an_alias_takes_as_many_bytes_as_the_publishers() {
+fn track_alias_takes_as_many_bytes_as_the_publishers() {
     let header = SubgroupHeader { alias: 300, ..header(1, SubgroupId::Zero) };
     let mut original = Vec::new();
     header.encode(&mut original);
-    let writer = Subgroup::begin(header, original.len());
-    let view = View::whole(Arc::clone(writer.subgroup()), 4);
+    let writer = SubgroupStream::begin(header, original.len());
+    let view = SubgroupView::whole(Arc::clone(writer.subgroup()), 4);
     assert_eq!(view.extent().len, original.len() as u64);
 }
 
 #[test]
-fn joining_inside_a_subgroup_makes_a_header_of_its_own() {
-    let (track, now) = (track(), Instant::now());
+fn subscriber_that_joins_inside_a_subgroup_gets_its_own_header() {
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::FirstObject);
     push(&track, &mut writer, now, &objects(4..9, 60));
     let subgroup = writer.subgroup();
     let (object, is_first) = subgroup.first_object_from(6).unwrap();
     assert!(!is_first);
-    let view = View::from_object(Arc::clone(subgroup), 1, &object);
+    let view = SubgroupView::from_object(Arc::clone(subgroup), 1, &object);
     let (header, found) = parse_stream(&read_all(&view));
     assert_eq!(header.subgroup, SubgroupId::Explicit(4), "the ID of the first object ever");
     assert!(!header.first_object);
     assert_eq!(found, [(6, 60), (7, 60), (8, 60)]);
 }
 
-/// Byte by byte: it never has more than it keeps, and ends when the next object shows that there is no more.
+/// The view is read byte by byte. It never reads beyond its last object, and ends when the next object shows that
+/// there is no more.
 #[test]
 fn a_view_up_to_an_object_ends_where_the_next_one_begins() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
-    let cut = View::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(4));
+    let cut = SubgroupView::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(4));
     assert!(cut.is_cut());
     let mut before = cut.extent();
     for byte in objects([0, 2, 6, 7], 20) {
         push(&track, &mut writer, now, &[byte]);
         let extent = cut.extent();
-        assert!(extent.len >= before.len && (before.end == End::Open || extent == before), "{extent:?}");
+        assert!(
+            extent.len >= before.len && (before.end == SourceEnd::Open || extent == before),
+            "{extent:?}"
+        );
         before = extent;
     }
-    assert_eq!(cut.extent().end, End::Fin { at: now });
+    assert_eq!(cut.extent().end, SourceEnd::Fin { at: now });
     assert_eq!(parse_stream(&read_all(&cut)).1, [(0, 20), (2, 20)]);
     // No object of the subgroup is behind this one.
-    let all = View::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(7));
-    assert_eq!(all.extent().end, End::Open);
+    let all = SubgroupView::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(7));
+    assert_eq!(all.extent().end, SourceEnd::Open);
     writer.finish(now).unwrap();
     assert_eq!(parse_stream(&read_all(&all)).1.len(), 4);
-    assert_eq!(all.extent().end, End::Fin { at: now });
+    assert_eq!(all.extent().end, SourceEnd::Fin { at: now });
 }
 
 #[test]
-fn views_follow_growth_and_the_end() {
-    let (track, now) = (track(), Instant::now());
+fn subscriber_views_follow_growth_and_end_of_a_subgroup() {
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
-    let view = View::whole(Arc::clone(writer.subgroup()), 5);
+    let view = SubgroupView::whole(Arc::clone(writer.subgroup()), 5);
     let raw = objects(0..2, 10);
     push(&track, &mut writer, now, &raw[..7]);
     let early = view.extent();
-    assert_eq!(early.end, End::Open);
+    assert_eq!(early.end, SourceEnd::Open);
     push(&track, &mut writer, now, &raw[7..]);
     assert_eq!(view.extent().len, early.len + raw.len() as u64 - 7);
     let later = now + Duration::from_secs(1);
     let subgroup = Arc::clone(writer.subgroup());
     writer.finish(later).unwrap();
-    assert_eq!(subgroup.extent(), Extent { len: raw.len() as u64, end: End::Fin { at: later } });
+    assert_eq!(subgroup.extent(), SourceExtent { len: raw.len() as u64, end: SourceEnd::Fin { at: later } });
 }
 
 #[test]
-fn a_writer_that_is_dropped_leaves_a_reset() {
-    let (track, now) = (track(), Instant::now());
+fn dropped_subgroup_writer_leaves_a_reset() {
+    let track = track();
+    let now = Instant::now();
     let writer = begin(&track, now, 0, SubgroupId::Zero);
     let subgroup = Arc::clone(writer.subgroup());
     drop(writer);
-    assert_eq!(subgroup.extent().end, End::Reset(code::Reset::INTERNAL_ERROR.0));
+    assert_eq!(subgroup.extent().end, SourceEnd::Reset(code::Reset::INTERNAL_ERROR.0));
 }
 
 #[test]
 fn a_fin_inside_an_object_is_an_error_and_a_reset() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10)[..5]);
     let subgroup = Arc::clone(writer.subgroup());
     assert!(writer.finish(now).is_err());
-    assert!(matches!(subgroup.extent().end, End::Reset(_)));
+    assert!(matches!(subgroup.extent().end, SourceEnd::Reset(_)));
 }
 
 #[test]
 fn properties_and_headers_that_are_not_complete_are_counted() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
     let mut raw = Vec::new();
     encode_object_header(None, 0, Some(&[7; 5000]), 10, Status::Normal, &mut raw);
@@ -226,14 +237,15 @@ fn properties_and_headers_that_are_not_complete_are_counted() {
 
 #[test]
 fn arrival_times_are_those_of_the_covering_object() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
     let raw = objects(0..2, 50);
     let half = raw.len() / 2;
     push(&track, &mut writer, now, &raw[..half]);
     let later = now + Duration::from_millis(7);
     push(&track, &mut writer, later, &raw[half..]);
-    let view = View::whole(Arc::clone(writer.subgroup()), 5);
+    let view = SubgroupView::whole(Arc::clone(writer.subgroup()), 5);
     let header = writer.subgroup().header_len() as u64;
     assert_eq!(view.received_at(header + 1), Some(now));
     assert_eq!(view.received_at(header + half as u64), Some(later));
@@ -241,10 +253,11 @@ fn arrival_times_are_those_of_the_covering_object() {
 
 #[test]
 fn eviction_empties_every_view() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 3, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..4, 100));
-    let view = View::whole(Arc::clone(writer.subgroup()), 5);
+    let view = SubgroupView::whole(Arc::clone(writer.subgroup()), 5);
     let header = writer.subgroup().header_len() as u64;
     assert!(track.evict(3) > 400);
     assert_eq!(view.read(header, &mut [0; 16]), 0);
@@ -255,8 +268,8 @@ fn eviction_empties_every_view() {
     assert_eq!(pushed.cost, 0);
 }
 
-/// How a stream over `view` ends that was not sent `age` after it was opened.
-fn fate(view: View, now: Instant, age: Duration) -> Option<EventKind> {
+/// Returns how a stream over `view` ends that has not been sent `age` after it was opened.
+fn fate(view: SubgroupView, now: Instant, age: Duration) -> Option<EventKind> {
     let peer =
         PeerLimits { max_data: 1000, max_stream_data_uni: 1000, max_streams_uni: 5, ..PeerLimits::default() };
     let mut down = Downstream::new(Config::new(RESET_CODES), peer, now);
@@ -267,7 +280,7 @@ fn fate(view: View, now: Instant, age: Duration) -> Option<EventKind> {
         object_timeout: Some(Duration::from_millis(100)),
         subgroup_timeout: None,
         max_delay: None,
-        asked: Asked::Nothing,
+        asked: AskedRange::Nothing,
         label: Label::default(),
     });
     down.wake(key);
@@ -277,11 +290,15 @@ fn fate(view: View, now: Instant, age: Duration) -> Option<EventKind> {
 
 #[test]
 fn late_and_evicted_streams_are_reset_with_the_drafts_codes() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 3, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 50));
-    let view = || View::from_object(Arc::clone(writer.subgroup()), 5, &writer.subgroup().objects()[0]);
-    let (early, late, evicted) = (view(), view(), view());
+    let view =
+        || SubgroupView::from_object(Arc::clone(writer.subgroup()), 5, &writer.subgroup().objects()[0]);
+    let early = view();
+    let late = view();
+    let evicted = view();
     assert_eq!(fate(early, now, Duration::from_millis(90)), Some(EventKind::Opened));
     let reset = |code: code::Reset| Some(EventKind::Reset(code.0));
     assert_eq!(fate(late, now, Duration::from_millis(110)), reset(code::Reset::DELIVERY_TIMEOUT));
@@ -291,17 +308,18 @@ fn late_and_evicted_streams_are_reset_with_the_drafts_codes() {
 
 #[test]
 fn duplicates_are_told_apart_from_second_attempts() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let first = begin(&track, now, 3, SubgroupId::Explicit(1));
-    let copy = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
+    let copy = SubgroupStream::begin(header(3, SubgroupId::Explicit(1)), 5);
     assert_eq!(
         track.add_subgroup(now, Arc::clone(copy.subgroup()), &Arc::default()),
         Err(Duplicate::Arriving)
     );
-    let other = Subgroup::begin(header(3, SubgroupId::Explicit(2)), 5);
+    let other = SubgroupStream::begin(header(3, SubgroupId::Explicit(2)), 5);
     assert_eq!(track.add_subgroup(now, Arc::clone(other.subgroup()), &Arc::default()), Ok(false));
     first.reset(code::Reset::CANCELLED);
-    let again = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
+    let again = SubgroupStream::begin(header(3, SubgroupId::Explicit(1)), 5);
     assert_eq!(track.add_subgroup(now, Arc::clone(again.subgroup()), &Arc::default()), Ok(false));
     again.finish(now).unwrap();
     assert_eq!(
@@ -312,9 +330,11 @@ fn duplicates_are_told_apart_from_second_attempts() {
 
 #[test]
 fn subgroup_is_concluded_as_complete_only_if_it_may_end_there() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let whole = objects(0..2, 50);
-    let (fin, reset) = (End::Fin { at: now }, End::Reset(code::Reset::CANCELLED.0));
+    let fin = SourceEnd::Fin { at: now };
+    let reset = SourceEnd::Reset(code::Reset::CANCELLED.0);
     let table = [
         ("whole objects", false, &whole[..], fin),
         ("inside an object", false, &whole[..whole.len() - 1], reset),
@@ -323,36 +343,37 @@ fn subgroup_is_concluded_as_complete_only_if_it_may_end_there() {
     ];
     for (what, end_of_group, bytes, end) in table {
         let header = SubgroupHeader { end_of_group, ..header(3, SubgroupId::Zero) };
-        let mut writer = Subgroup::begin(header, 5);
+        let mut writer = SubgroupStream::begin(header, 5);
         push(&track, &mut writer, now, bytes);
         let subgroup = Arc::clone(writer.subgroup());
         subgroup.conclude(now);
         let len = bytes.len() as u64;
-        assert_eq!(subgroup.extent(), Extent { len, end }, "{what}");
-        // Its writer does not know yet.
+        assert_eq!(subgroup.extent(), SourceExtent { len, end }, "{what}");
+        // The writer has no complete object yet.
         push(&track, &mut writer, now, &whole[..1]);
         writer.reset(code::Reset::INTERNAL_ERROR);
-        assert_eq!(subgroup.extent(), Extent { len, end }, "{what}");
+        assert_eq!(subgroup.extent(), SourceExtent { len, end }, "{what}");
     }
 }
 
 #[test]
 fn groups_older_than_the_cache_are_refused() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     for group in 3..6 {
         let mut writer = begin(&track, now, group, SubgroupId::Zero);
         push(&track, &mut writer, now, &objects(0..1, 10));
     }
     track.evict(3);
-    let late = Subgroup::begin(header(3, SubgroupId::Zero), 5);
+    let late = SubgroupStream::begin(header(3, SubgroupId::Zero), 5);
     assert_eq!(
         track.add_subgroup(now, Arc::clone(late.subgroup()), &Arc::default()),
         Err(Duplicate::Expired)
     );
 }
 
-fn datagram(group: u64, object: u64, now: Instant) -> DatagramObject {
-    let datagram = Datagram {
+fn datagram(group: u64, object: u64, now: Instant) -> CachedDatagram {
+    let datagram = ObjectDatagram {
         alias: 5,
         group,
         object,
@@ -362,14 +383,15 @@ fn datagram(group: u64, object: u64, now: Instant) -> DatagramObject {
         status: None,
         payload: Bytes::from_static(b"datagram"),
     };
-    DatagramObject { datagram, received_at: now }
+    CachedDatagram { datagram, received_at: now }
 }
 
-/// Looking through what is there for each datagram, this would take minutes.
+/// The bound on work shows in the running time: a scan of the group for each datagram would take minutes.
 #[test]
 fn a_group_takes_any_number_of_datagrams_and_each_once() {
     const COUNT: u64 = 200_000;
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     for object in (0..COUNT).rev() {
         assert_eq!(
             track.add_datagram(datagram(1, object, now), &Arc::default()).map(|(_, fresh)| fresh),
@@ -385,35 +407,38 @@ fn a_group_takes_any_number_of_datagrams_and_each_once() {
     assert_eq!(track.held().objects as u64, COUNT);
 }
 
-/// Walks a range, a few objects at a time: all objects, and what is missing.
+/// Walks a range, a few objects at a time. Returns all objects, and the missing ranges.
 fn walk(
     track: &Track,
-    (first, last): (Location, Location),
+    first: Location,
+    last: Location,
     order: GroupOrder,
     now: Instant,
     max: usize,
-) -> (Vec<Entry>, Vec<(Location, Location)>) {
-    let (mut objects, mut missing) = (Vec::new(), Vec::new());
-    let mut walk = Walk::new(first, last, order);
+) -> (Vec<FetchEntry>, Vec<(Location, Location)>) {
+    let mut objects = Vec::new();
+    let mut missing = Vec::new();
+    let mut walk = FetchWalk::new(first, last, order);
     loop {
         match walk.next(track, now, max) {
-            Step::Objects(some) => {
+            WalkStep::Objects(some) => {
                 assert!(some.len() <= max);
                 objects.extend(some);
             }
-            Step::Missing(from, to) => missing.push((from, to)),
-            Step::Done => return (objects, missing),
+            WalkStep::Missing(from, to) => missing.push((from, to)),
+            WalkStep::Done => return (objects, missing),
         }
     }
 }
 
-fn response(order: GroupOrder) -> Response {
-    Response::new(&[], 8, (Draft::NEWEST, order), || {})
+fn response(order: GroupOrder) -> FetchResponse {
+    FetchResponse::new(&[], 8, Draft::NEWEST, order, || {})
 }
 
 #[test]
 fn fetch_merges_subgroups_and_datagrams_by_object() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let mut even = begin(&track, now, 1, SubgroupId::Explicit(0));
     let mut odd = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut even, now, &objects([0, 2, 4], 30));
@@ -428,7 +453,7 @@ fn fetch_merges_subgroups_and_datagrams_by_object() {
     for (order, expected) in [GroupOrder::Ascending, GroupOrder::Descending].into_iter().zip(expected) {
         for max in [1, 2, 3, 100] {
             let range = (Location::new(1, 0), Location::new(2, 1));
-            let (objects, missing) = walk(&track, range, order, now, max);
+            let (objects, missing) = walk(&track, range.0, range.1, order, now, max);
             assert_eq!(missing, []);
             let response = response(order);
             objects.into_iter().for_each(|entry| response.push(entry));
@@ -441,23 +466,24 @@ fn fetch_merges_subgroups_and_datagrams_by_object() {
 }
 
 #[test]
-fn a_response_holds_what_is_not_acknowledged() {
-    let (track, now) = (track(), Instant::now());
+fn fetch_response_holds_unacknowledged_objects() {
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 1, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..50, 1000));
     let response = response(GroupOrder::Ascending);
-    let (objects, _) =
-        walk(&track, (Location::new(1, 0), Location::new(1, 49)), GroupOrder::Ascending, now, 8);
+    let (objects, _) = walk(&track, Location::new(1, 0), Location::new(1, 49), GroupOrder::Ascending, now, 8);
     objects.into_iter().for_each(|entry| response.push(entry));
     assert!(response.held() < 50 * 300, "payloads are the cache's");
     let whole = read_all(&response);
     response.push_payload(Bytes::from_static(&[7; 5000]));
     assert!(response.held() > 5000);
     let half = whole.len() as u64 / 2;
-    let (before, mut rest) = (response.held(), vec![0; 2 * whole.len()]);
+    let before = response.held();
+    let mut rest = vec![0; 2 * whole.len()];
     response.acknowledged(half);
     assert!(response.held() < before);
-    // Whatever is not acknowledged is there as before.
+    // Bytes that are not acknowledged are still there.
     let n = response.read(half, &mut rest);
     assert_eq!(rest[..whole.len() - half as usize], whole[half as usize..]);
     assert_eq!(n as u64, response.extent().len - half);
@@ -466,8 +492,9 @@ fn a_response_holds_what_is_not_acknowledged() {
 }
 
 #[test]
-fn fetch_waits_for_the_end_of_an_object_and_leaves_out_what_is_not_held() {
-    let (track, now) = (track(), Instant::now());
+fn fetch_waits_for_whole_object_and_skips_uncached_ones() {
+    let track = track();
+    let now = Instant::now();
     let mut writer = begin(&track, now, 5, SubgroupId::Zero);
     let raw = objects(2..4, 30);
     push(&track, &mut writer, now, &raw[..raw.len() - 1]);
@@ -481,7 +508,7 @@ fn fetch_waits_for_the_end_of_an_object_and_leaves_out_what_is_not_held() {
     push(&track, &mut six, now, &raw[10..]);
     assert_eq!(readiness(&track, range.0, range.1), Readiness::Ready);
     for order in [GroupOrder::Ascending, GroupOrder::Descending] {
-        let (objects, missing) = walk(&track, range, order, now, 10);
+        let (objects, missing) = walk(&track, range.0, range.1, order, now, 10);
         assert_eq!(
             (objects.len(), &missing[..]),
             (1, &[(range.0, Location::new(5, u64::MAX))][..]),
@@ -491,8 +518,9 @@ fn fetch_waits_for_the_end_of_an_object_and_leaves_out_what_is_not_held() {
 }
 
 #[test]
-fn missing_ids_of_a_group_that_goes_on_may_be_on_the_way() {
-    let (track, now) = (track(), Instant::now());
+fn missing_objects_of_an_open_group_may_still_arrive() {
+    let track = track();
+    let now = Instant::now();
     let mut urgent = begin(&track, now, 1, SubgroupId::Explicit(0));
     let mut later = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut urgent, now, &objects([0, 2, 4], 30));
@@ -500,7 +528,7 @@ fn missing_ids_of_a_group_that_goes_on_may_be_on_the_way() {
     let readiness_to = |last| readiness(&track, Location::new(1, 0), Location::new(1, last));
     let count_to = |last| {
         let range = (Location::new(1, 0), Location::new(1, last));
-        walk(&track, range, GroupOrder::Ascending, now, 2).0.len()
+        walk(&track, range.0, range.1, GroupOrder::Ascending, now, 2).0.len()
     };
     assert_eq!((readiness_to(4), count_to(4)), (Readiness::Gaps, 4));
     assert_eq!((readiness_to(2), count_to(2)), (Readiness::Ready, 3));
@@ -510,8 +538,9 @@ fn missing_ids_of_a_group_that_goes_on_may_be_on_the_way() {
 }
 
 #[test]
-fn a_group_that_broke_off_is_not_served_as_whole() {
-    let (track, now) = (track(), Instant::now());
+fn incomplete_group_is_not_served_as_whole() {
+    let track = track();
+    let now = Instant::now();
     for group in 1..4 {
         let mut writer = begin(&track, now, group, SubgroupId::Zero);
         push(&track, &mut writer, now, &objects(0..2, 10));
@@ -525,7 +554,8 @@ fn a_group_that_broke_off_is_not_served_as_whole() {
 
 #[test]
 fn max_cache_duration_hides_old_objects() {
-    let (track, now) = (track(), Instant::now());
+    let track = track();
+    let now = Instant::now();
     let properties = TrackProperties { max_cache_duration: Some(100), ..TrackProperties::default() };
     assert_eq!(track.set_properties(properties.encode()).unwrap(), None);
     let mut writer = begin(&track, now, 1, SubgroupId::Zero);
@@ -534,18 +564,18 @@ fn max_cache_duration_hides_old_objects() {
     let range = (Location::new(1, 0), Location::new(1, 9));
     for (later, count) in [(50, 2), (150, 0)] {
         let later = now + Duration::from_millis(later);
-        assert_eq!(walk(&track, range, GroupOrder::Ascending, later, 10).0.len(), count);
+        assert_eq!(walk(&track, range.0, range.1, GroupOrder::Ascending, later, 10).0.len(), count);
     }
 }
 
 #[test]
-fn a_client_keeps_to_its_share() {
+fn client_over_its_share_loses_groups() {
     const BYTES: usize = 10_000;
     let now = Instant::now();
-    let cache = Cache::new(Limits { bytes: 1 << 30, age: Duration::from_secs(60) });
-    let shares = [Arc::new(Share::new(5 * BYTES, None)), Arc::new(Share::new(1 << 30, None))];
+    let cache = TrackCache::new(CacheLimits { bytes: 1 << 30, age: Duration::from_secs(60) });
+    let shares = [Arc::new(CacheShare::new(5 * BYTES, None)), Arc::new(CacheShare::new(1 << 30, None))];
     let publish = |track: &Arc<Track>, account: &Arc<Account>, group: u64, len: usize| {
-        let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
+        let mut writer = SubgroupStream::begin(header(group, SubgroupId::Zero), 5);
         track.add_subgroup(now, Arc::clone(writer.subgroup()), account).unwrap();
         cache.began(now, &Arc::downgrade(track), group, account);
         cache.grew(SUBGROUP_COST);
@@ -554,9 +584,9 @@ fn a_client_keeps_to_its_share() {
         cache.grew(pushed.cost);
         writer.finish(now).unwrap();
     };
-    // Two publishers of one client, the second of which has little, and one of another.
+    // One client has two publishers, the second of them with little data; another client has one.
     let tracks: Vec<_> = (0..3).map(|_| track()).collect();
-    let of = |share: &Arc<Share>| Arc::new(Account::of(Arc::clone(share)));
+    let of = |share: &Arc<CacheShare>| Arc::new(Account::from_share(Arc::clone(share)));
     let accounts = [of(&shares[0]), of(&shares[0]), of(&shares[1])];
     let groups = |at: usize| tracks[at].groups(0, 99).iter().map(|(id, _)| *id).collect::<Vec<_>>();
     publish(&tracks[1], &accounts[1], 0, BYTES);
@@ -586,8 +616,9 @@ fn one_object(track: &Track, group: u64, now: Instant) {
 }
 
 #[test]
-fn an_object_astray_is_the_largest_until_the_track_goes_on_elsewhere() {
-    let (track, now) = (track(), Instant::now());
+fn stray_object_is_largest_until_track_continues() {
+    let track = track();
+    let now = Instant::now();
     let largest = || track.largest().unwrap().group;
     for group in [7, u64::MAX] {
         one_object(&track, group, now);
@@ -599,12 +630,12 @@ fn an_object_astray_is_the_largest_until_the_track_goes_on_elsewhere() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping it drops nothing of the others.
+    // Dropping one leaves the others' groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);
     assert_eq!(largest(), 12);
-    // Within a group, it takes more objects.
+    // A group does accept more objects.
     one_object(&track, 1 << 40, now);
     let mut writer = begin(&track, now, 13, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10));
@@ -616,14 +647,15 @@ fn an_object_astray_is_the_largest_until_the_track_goes_on_elsewhere() {
 }
 
 #[test]
-fn a_track_may_begin_astray_and_may_leap() {
-    let (track, now) = (track(), Instant::now());
+fn stray_first_group_does_not_stay_the_largest() {
+    let track = track();
+    let now = Instant::now();
     for group in [u64::MAX, 3, 4, 5] {
         one_object(&track, group, now);
     }
     assert_eq!(track.largest(), Some(Location::new(5, 0)));
     assert_eq!(track.known_from(), Some(Location::new(4, 0)));
-    // On from another number, while late ones come.
+    // The numbering continues from another number, while late groups arrive.
     for group in [1000, 6, 1001, 7, 1002, 8, 1003] {
         one_object(&track, group, now);
         assert_eq!(track.largest().unwrap().group, if group < 1000 { 994 + group } else { group });
@@ -631,15 +663,17 @@ fn a_track_may_begin_astray_and_may_leap() {
 }
 
 #[test]
-fn what_a_publisher_says_of_its_largest_object_counts_until_objects_come() {
-    let (track, now) = (track(), Instant::now());
-    let (claim, end) = (Location::new(7, 2), Location::new(u64::MAX, u64::MAX));
+fn reported_largest_object_counts_until_objects_arrive() {
+    let track = track();
+    let now = Instant::now();
+    let claim = Location::new(7, 2);
+    let end = Location::new(u64::MAX, u64::MAX);
     track.saw_largest(claim);
     assert_eq!(track.largest(), Some(claim), "all that is known");
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(3..5, 10));
     assert_eq!(track.largest(), Some(Location::new(7, 4)));
-    // Of another publisher, or of the same one later.
+    // The end is reported by another publisher, or by the same one later.
     track.saw_largest(end);
     assert_eq!(track.largest(), Some(Location::new(7, 4)));
     // We unsubscribed, and have subscribed again.
@@ -651,7 +685,7 @@ fn what_a_publisher_says_of_its_largest_object_counts_until_objects_come() {
 }
 
 #[test]
-fn the_first_publishers_properties_stay() {
+fn track_properties_of_the_first_publisher_stay() {
     let track = track();
     let of = |priority| TrackProperties { publisher_priority: Some(priority), ..Default::default() }.encode();
     track.set_properties(of(9)).unwrap();
@@ -663,14 +697,14 @@ fn the_first_publishers_properties_stay() {
 
 /// Adds a group of one subgroup through the cache, as the relay does.
 fn add_group(
-    cache: &Cache,
+    cache: &TrackCache,
     account: &Arc<Account>,
     track: &Arc<Track>,
     now: Instant,
     group: u64,
     bytes: usize,
 ) {
-    let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
+    let mut writer = SubgroupStream::begin(header(group, SubgroupId::Zero), 5);
     if track.add_subgroup(now, Arc::clone(writer.subgroup()), account).unwrap() {
         cache.began(now, &Arc::downgrade(track), group, account);
     }
@@ -686,17 +720,19 @@ fn held(track: &Track) -> Vec<u64> {
     track.groups(0, u64::MAX).iter().map(|(id, _)| *id).collect()
 }
 
-/// A publisher with a few groups, and another that takes whatever there is.
+/// One publisher has a few groups, and another takes all the memory it can get.
 #[test]
-fn whoever_takes_up_most_loses_groups_first() {
-    let cache = Cache::new(Limits { bytes: 100_000, age: Duration::from_secs(60) });
-    let (modest, greedy) = (Arc::default(), Arc::default());
-    let (victim, now) = (track(), Instant::now());
+fn largest_publisher_loses_groups_first() {
+    let cache = TrackCache::new(CacheLimits { bytes: 100_000, age: Duration::from_secs(60) });
+    let modest = Arc::default();
+    let greedy = Arc::default();
+    let victim = track();
+    let now = Instant::now();
     for group in 0..3 {
         add_group(&cache, &modest, &victim, now, group, 2_000);
     }
     let before = Account::bytes(&modest);
-    // Old groups of one track, and many tracks of one group each, which is their newest.
+    // Old groups of one track compete with many tracks of one group each, which is their newest.
     let one = track();
     for group in 0..100 {
         add_group(&cache, &greedy, &one, now, group, 4_000);
@@ -714,10 +750,13 @@ fn whoever_takes_up_most_loses_groups_first() {
 }
 
 #[test]
-fn among_equals_a_tracks_newest_group_stays() {
-    let cache = Cache::new(Limits { bytes: 100_000, age: Duration::from_secs(60) });
-    let (one, other) = (Arc::default(), Arc::default());
-    let (live, still, now) = (track(), track(), Instant::now());
+fn newest_group_of_a_track_is_evicted_last() {
+    let cache = TrackCache::new(CacheLimits { bytes: 100_000, age: Duration::from_secs(60) });
+    let one = Arc::default();
+    let other = Arc::default();
+    let live = track();
+    let still = track();
+    let now = Instant::now();
     add_group(&cache, &one, &still, now, 0, 60_000);
     for group in 0..40 {
         add_group(&cache, &other, &live, now, group, 9_000);
@@ -728,8 +767,10 @@ fn among_equals_a_tracks_newest_group_stays() {
 
 #[test]
 fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
-    let cache = Cache::new(Limits { bytes: 40_000, age: Duration::from_secs(60) });
-    let (one, other, now) = (track(), track(), Instant::now());
+    let cache = TrackCache::new(CacheLimits { bytes: 40_000, age: Duration::from_secs(60) });
+    let one = track();
+    let other = track();
+    let now = Instant::now();
     let account = Arc::default();
     for group in 0..20 {
         let track = if group % 2 == 0 { &one } else { &other };
@@ -744,11 +785,13 @@ fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
     assert_eq!(cache.usage().evicted as usize + cache.usage().groups, 20);
 }
 
-/// Ten seconds of media in one group, kept for ten: who lags by a moment when the next one begins has yet to get its end.
+/// Ten seconds of media are one group, and the age limit is ten. A subscriber that lags slightly when the next group
+/// begins still needs the end.
 #[test]
 fn a_long_group_is_as_old_as_its_end() {
-    let cache = Cache::new(Limits { bytes: 1 << 20, age: Duration::from_secs(10) });
-    let (track, now) = (track(), Instant::now());
+    let cache = TrackCache::new(CacheLimits { bytes: 1 << 20, age: Duration::from_secs(10) });
+    let track = track();
+    let now = Instant::now();
     let at = |seconds| now + Duration::from_secs(seconds);
     let account = Arc::default();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -767,8 +810,9 @@ fn a_long_group_is_as_old_as_its_end() {
 
 #[test]
 fn old_groups_expire_but_a_tracks_newest_stays() {
-    let cache = Cache::new(Limits { bytes: 1 << 20, age: Duration::from_secs(10) });
-    let (track, now) = (track(), Instant::now());
+    let cache = TrackCache::new(CacheLimits { bytes: 1 << 20, age: Duration::from_secs(10) });
+    let track = track();
+    let now = Instant::now();
     let account = Arc::default();
     add_group(&cache, &account, &track, now, 0, 100);
     add_group(&cache, &account, &track, now + Duration::from_secs(5), 1, 100);
@@ -781,16 +825,17 @@ fn old_groups_expire_but_a_tracks_newest_stays() {
 }
 
 proptest! {
-    /// However a subgroup arrives and is read, a view gives the same bytes.
+    /// A view gives the same bytes, however a subgroup's bytes are divided when they arrive and are read.
     #[test]
-    fn any_chunking_reads_back_the_same(
+    fn view_is_the_same_for_any_chunking(
         count in 1u64..20,
         len in 0usize..300,
         cuts in prop::collection::vec(1usize..200, 1..20),
         reads in prop::collection::vec(1usize..500, 1..20),
         join in 0u64..20,
     ) {
-        let (track, now) = (track(), Instant::now());
+        let track = track();
+        let now = Instant::now();
         let mut writer = begin(&track, now, 1, SubgroupId::Explicit(9));
         let raw = objects(0..count, len);
         let mut rest = &raw[..];
@@ -801,11 +846,11 @@ proptest! {
             rest = behind;
         }
         let subgroup = Arc::clone(writer.subgroup());
-        let whole = read_all(&View::whole(Arc::clone(&subgroup), 5));
+        let whole = read_all(&SubgroupView::whole(Arc::clone(&subgroup), 5));
         prop_assert_eq!(&whole[subgroup.header_len()..], &raw[..]);
         let Some((object, is_first)) = subgroup.first_object_from(join) else { return Ok(()) };
         prop_assert_eq!(is_first, join == 0);
-        let view = View::from_object(Arc::clone(&subgroup), 5, &object);
+        let view = SubgroupView::from_object(Arc::clone(&subgroup), 5, &object);
         let mut out = Vec::new();
         for size in reads.iter().cycle() {
             let mut buf = vec![0; *size];

@@ -1,4 +1,5 @@
-//! A track as the relay knows it: its recent groups, its largest object, and what can be served from memory.
+//! A track as the relay knows it: its recent groups, its largest object, and the range that can be served from
+//! memory.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -6,51 +7,52 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_quic::plane::source::End;
+use millrace_quic::plane::source::SourceEnd;
 use parking_lot::Mutex;
 
 use super::{
     account::Account,
-    malformed::{Known, Malformed, check_properties},
-    subgroup::{Pushed, Subgroup},
+    malformed::{GroupState, TrackMalformed, check_properties},
+    subgroup::{Pushed, SubgroupStream},
 };
 use crate::{
-    Datagram, DecodeError, GroupOrder, Location, ObjectStart, Parameters, Properties, Status, SubgroupId,
-    TrackName,
+    DecodeError, GroupOrder, Location, ObjectDatagram, ObjectStart, Parameters, Properties, Status,
+    SubgroupId, TrackName,
     property::{DEFAULT_PRIORITY, TrackProperties},
 };
 
 /// One track: name, properties and cache of recent groups.
 pub struct Track {
+    /// The track's full name.
     pub name: TrackName,
-    state: Mutex<State>,
+    state: Mutex<TrackState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TrackState {
     properties: Properties,
     parsed: TrackProperties,
-    groups: BTreeMap<u64, Group>,
-    /// Of the objects that arrived.
+    groups: BTreeMap<u64, CachedGroup>,
+    /// The largest location of the objects that arrived.
     largest: Option<Location>,
     behind: Behind,
-    /// An object has arrived since the track was last established.
+    /// Whether an object has arrived since the track was last established.
     seen: bool,
-    /// What publishers said before an object came.
+    /// The largest location that publishers reported before an object arrived.
     claimed: Option<Location>,
-    /// END_OF_TRACK: no object at or behind this location exists.
+    /// END_OF_TRACK: no object exists at or after this location.
     end: Option<Location>,
-    /// From here on, every object of the track arrived here or is known not to exist.
+    /// Start of the range in which every object of the track arrived here or is known not to exist.
     known_from: Option<Location>,
-    /// Groups below were dropped from the cache.
+    /// Groups below this ID were dropped from the cache.
     dropped_below: u64,
 }
 
-/// Group IDs that a track may leave out, and that objects may be late by.
+/// Number of group IDs that a track may skip, and by which objects may be late.
 pub const GROUP_SLACK: u64 = 16;
 
-/// What has come from far behind the largest object, with nothing near that in between: then the track is where that came
-/// from, and the largest object is astray.
+/// Counts consecutive objects from far behind the largest one, with none near the largest in between. When there are
+/// enough of them, the track continues from there, and the largest object counts as astray.
 #[derive(Default)]
 struct Behind {
     group: u64,
@@ -60,8 +62,8 @@ struct Behind {
 impl Behind {
     const ENOUGH: u32 = 16;
 
-    /// Objects of `group` have come; whether that is enough.
-    fn came(&mut self, group: u64) -> bool {
+    /// Records objects of `group`. Returns whether there are now enough.
+    fn record(&mut self, group: u64) -> bool {
         self.weight += if group > self.group { Self::ENOUGH / 2 } else { 1 };
         self.group = group;
         self.weight >= Self::ENOUGH
@@ -70,83 +72,95 @@ impl Behind {
 
 /// A group in the cache.
 #[derive(Clone)]
-pub struct Group {
-    pub subgroups: Vec<Arc<Subgroup>>,
-    /// By object ID.
-    pub datagrams: BTreeMap<u64, Arc<DatagramObject>>,
+pub struct CachedGroup {
+    /// The group's subgroup streams.
+    pub subgroups: Vec<Arc<SubgroupStream>>,
+    /// Objects that arrived as datagrams, by object ID.
+    pub datagrams: BTreeMap<u64, Arc<CachedDatagram>>,
+    /// Time when its first object arrived.
     pub first_at: Instant,
-    /// Bytes of memory, with overhead.
+    /// Memory with overhead, in bytes.
     pub cost: usize,
-    /// Of the publisher that opened it.
+    /// The account of the publisher that opened it.
     account: Arc<Account>,
-    known: Known,
+    known: GroupState,
 }
 
 /// An object that arrived as a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DatagramObject {
-    /// As it arrived, under the publisher's track alias.
-    pub datagram: Datagram,
+pub struct CachedDatagram {
+    /// The datagram as it arrived, under the publisher's track alias.
+    pub datagram: ObjectDatagram,
+    /// Time when it arrived.
     pub received_at: Instant,
 }
 
-/// Memory of a datagram's place in its group, bytes: reference counts, and ID and pointer in a tree that is two thirds full.
+/// Memory of a datagram's place in its group, in bytes: reference counts, and ID and pointer in a tree that is two
+/// thirds full.
 const DATAGRAM_PLACE: usize = 2 * size_of::<usize>() + 24;
 
-impl DatagramObject {
+impl CachedDatagram {
+    /// Returns the object's location.
     pub fn location(&self) -> Location {
         Location::new(self.datagram.group, self.datagram.object)
     }
 
-    /// Bytes of memory that it takes in the cache.
+    /// Memory that it takes in the cache, in bytes.
     pub fn cost(&self) -> usize {
         size_of::<Self>() + DATAGRAM_PLACE + self.datagram.payload.len() + self.datagram.properties.len()
     }
 }
 
-/// How much of a track the cache holds.
+/// The number of groups and bytes of a track that the cache holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldCache {
+    /// Number of groups.
     pub groups: usize,
+    /// Number of objects.
     pub objects: usize,
+    /// Memory in bytes.
     pub bytes: usize,
 }
 
-/// Why a new subgroup stream or datagram is not taken.
+/// The reason why a new subgroup stream or datagram is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicate {
-    /// The same subgroup arrived whole.
+    /// The same subgroup has already arrived whole.
     Subgroup,
-    /// The same subgroup is arriving on another stream, and may still break off.
+    /// The same subgroup is arriving on another stream, which may still fail.
     Arriving,
     /// The group was dropped from the cache as too old.
     Expired,
-    /// The same datagram object is there already.
+    /// The same datagram object is already here.
     Datagram,
-    /// It cannot be of this track.
-    Malformed(Malformed),
+    /// The track cannot have this stream or datagram.
+    Malformed(TrackMalformed),
 }
 
-impl From<Malformed> for Duplicate {
-    fn from(malformed: Malformed) -> Self {
+impl From<TrackMalformed> for Duplicate {
+    fn from(malformed: TrackMalformed) -> Self {
         Self::Malformed(malformed)
     }
 }
 
-/// Memory that a group and a subgroup cost besides their media, bytes: their records and the pointers to them.
-pub(super) const GROUP_COST: usize = size_of::<Group>() + 128;
-pub const SUBGROUP_COST: usize = size_of::<Subgroup>() + 128;
+/// Memory that a group and a subgroup cost in addition to their media, in bytes: their records and the pointers to
+/// them.
+pub(super) const GROUP_COST: usize = size_of::<CachedGroup>() + 128;
+/// Memory that a subgroup costs in addition to its media, in bytes.
+pub const SUBGROUP_COST: usize = size_of::<SubgroupStream>() + 128;
 
 impl Track {
+    /// Makes a track without groups.
     pub fn new(name: TrackName) -> Self {
         Self { name, state: Mutex::default() }
     }
 
+    /// Returns the track's properties.
     pub fn properties(&self) -> Properties {
         self.state.lock().properties.clone()
     }
 
-    /// The same for whoever asks with these parameters, which may want none.
+    /// Returns the properties for a subscriber with these parameters, which may decline them.
     pub fn properties_for(&self, parameters: &Parameters) -> Properties {
         match parameters.include_properties {
             Some(false) => Properties::default(),
@@ -154,16 +168,16 @@ impl Track {
         }
     }
 
-    /// The properties that matter for delivery.
+    /// Returns the properties that matter for delivery.
     pub fn parsed_properties(&self) -> TrackProperties {
         self.state.lock().parsed
     }
 
-    /// Takes the properties that came with SUBSCRIBE_OK or PUBLISH, unless another publisher's are here already.
-    /// Returns a mandatory property that is not understood: the track must then not be forwarded.
+    /// Stores the properties from SUBSCRIBE_OK or PUBLISH, unless another publisher's are already here. Returns a
+    /// mandatory property that is not supported: the track must then not be forwarded.
     ///
     /// # Errors
-    /// The properties are malformed, and the session must be closed.
+    /// Fails if the properties are malformed. The session must then be closed.
     pub fn set_properties(&self, properties: Properties) -> Result<Option<u64>, DecodeError> {
         let parsed = TrackProperties::parse(&properties)?;
         let mut state = self.state.lock();
@@ -174,40 +188,42 @@ impl Track {
         Ok(parsed.unsupported)
     }
 
-    /// Another publisher begins the track anew: all that was known is forgotten. Evict its groups before.
+    /// Forgets everything about the track, because another publisher starts it again. Evict its groups first.
     pub fn restart(&self) {
         let old = std::mem::take(&mut *self.state.lock());
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// The publisher numbers its groups anew: all that was known of them is forgotten. Evict the groups before.
+    /// Forgets all groups, because the publisher starts its numbering again. Evict the groups first.
     pub fn renumber(&self) {
         let mut state = self.state.lock();
-        let (properties, parsed) = (std::mem::take(&mut state.properties), state.parsed);
-        let old = std::mem::replace(&mut *state, State { properties, parsed, ..State::default() });
+        let properties = std::mem::take(&mut state.properties);
+        let parsed = state.parsed;
+        let old = std::mem::replace(&mut *state, TrackState { properties, parsed, ..TrackState::default() });
         drop(state);
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Objects may have been missed from here on.
+    /// Records that objects may have been missed from here on.
     pub fn missed(&self) {
         let mut state = self.state.lock();
         state.known_from = None;
         state.seen = false;
     }
 
-    /// The largest object. Before one has come, what publishers say; from then on, what they say hides nothing.
+    /// The largest location. Before an object has arrived it is what publishers report; after that, reports do not
+    /// raise it.
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
         if state.seen { state.largest } else { state.largest.max(state.claimed) }
     }
 
-    /// The largest object that has come, whatever publishers say.
+    /// The largest location of the objects that arrived, whatever publishers report.
     pub fn last_seen(&self) -> Option<Location> {
         self.state.lock().largest
     }
 
-    /// The publisher told its largest object (SUBSCRIBE_OK, PUBLISH).
+    /// Records the largest location that the publisher reported (SUBSCRIBE_OK, PUBLISH).
     pub fn saw_largest(&self, location: Location) {
         let mut state = self.state.lock();
         if !state.seen {
@@ -215,33 +231,34 @@ impl Track {
         }
     }
 
-    /// END_OF_TRACK was received at `location`.
+    /// Records that END_OF_TRACK was received at `location`.
     pub fn ended_at(&self, location: Location) {
         self.state.lock().end.get_or_insert(location);
     }
 
+    /// Returns the location at or after which no object exists, if END_OF_TRACK was received.
     pub fn end(&self) -> Option<Location> {
         self.state.lock().end
     }
 
-    /// The publisher priority of subgroups and datagrams that have none of their own.
+    /// The publisher priority of subgroups and datagrams that do not set one.
     pub fn default_priority(&self) -> u8 {
         self.state.lock().parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY)
     }
 
-    /// How long an object may be served from the cache, if the publisher limits it.
+    /// How long an object may be served from the cache, if the publisher limits that.
     pub fn max_cache_duration(&self) -> Option<Duration> {
         self.state.lock().parsed.max_cache_duration.map(Duration::from_millis)
     }
 
-    /// Takes a subgroup stream whose header just arrived, unless it is already here; the cache has to count
-    /// [`SUBGROUP_COST`] for it. If it opens a group, that is `account`'s.
+    /// Adds a subgroup stream whose header just arrived, unless the subgroup is already here. The cache has to count
+    /// [`SUBGROUP_COST`] for it. If it opens a group, the group counts for `account`.
     ///
     /// Returns whether it opened a new group.
     pub fn add_subgroup(
         &self,
         now: Instant,
-        subgroup: Arc<Subgroup>,
+        subgroup: Arc<SubgroupStream>,
         account: &Arc<Account>,
     ) -> Result<bool, Duplicate> {
         let group_id = subgroup.header().group;
@@ -259,12 +276,12 @@ impl Track {
         Ok(fresh)
     }
 
-    /// Takes an object that came as a datagram; returns whether it opened a new group.
+    /// Adds an object that arrived as a datagram. Returns whether it opened a new group.
     pub fn add_datagram(
         &self,
-        object: DatagramObject,
+        object: CachedDatagram,
         account: &Arc<Account>,
-    ) -> Result<(Arc<DatagramObject>, bool), Duplicate> {
+    ) -> Result<(Arc<CachedDatagram>, bool), Duplicate> {
         let location = object.location();
         let mut state = self.state.lock();
         let fresh = state.group_is_new(location.group)?;
@@ -283,11 +300,11 @@ impl Track {
         Ok((object, fresh))
     }
 
-    /// Whether `objects` of a subgroup stream, in order, can be of the track. Asked before they are kept.
+    /// Checks whether the track can have these `objects` of a subgroup stream, in order. Called before they are kept.
     ///
     /// # Errors
-    /// They cannot: the track is malformed.
-    pub fn judge(&self, group_id: u64, objects: &[ObjectStart]) -> Result<(), Malformed> {
+    /// Fails if it cannot: the track is malformed.
+    pub fn judge(&self, group_id: u64, objects: &[ObjectStart]) -> Result<(), TrackMalformed> {
         let Some(last) = objects.last() else { return Ok(()) };
         objects.iter().try_for_each(|object| check_properties(&object.properties, group_id, object.id))?;
         let mut state = self.state.lock();
@@ -296,20 +313,21 @@ impl Track {
         if !group.datagrams.is_empty()
             && objects.iter().any(|object| group.datagrams.contains_key(&object.id))
         {
-            return Err(Malformed("an object comes as a datagram and in a stream"));
+            return Err(TrackMalformed("an object arrived as a datagram and in a stream"));
         }
         group.known.take(last.id, last.status == Some(Status::EndOfGroup))
     }
 
-    /// A subgroup stream that ends its group has ended with `last`.
+    /// Records that a subgroup stream ended its group with the object `last`.
     ///
     /// # Errors
-    /// Objects behind it have come: the track is malformed.
-    pub fn group_ended(&self, group: u64, last: u64) -> Result<(), Malformed> {
+    /// Fails if later objects have arrived: the track is malformed.
+    pub fn group_ended(&self, group: u64, last: u64) -> Result<(), TrackMalformed> {
         self.state.lock().groups.get_mut(&group).map_or(Ok(()), |group| group.known.take(last, true))
     }
 
-    /// A subgroup of this group grew. Returns whether the group is still cached; the cache then has to count the cost.
+    /// Records that a subgroup of this group grew. Returns whether the group is still cached; the cache then has to
+    /// count the cost.
     pub fn grew(&self, group_id: u64, pushed: &Pushed) -> bool {
         let mut state = self.state.lock();
         if let Some((first, largest)) = pushed.ids {
@@ -321,7 +339,7 @@ impl Track {
         true
     }
 
-    /// Drops a group and returns the memory that it cost, bytes. Streams that still read from it will be reset.
+    /// Drops a group and returns its memory in bytes. Streams that still read from it will be reset.
     pub fn evict(&self, group_id: u64) -> usize {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&group_id) else { return 0 };
@@ -336,14 +354,14 @@ impl Track {
         group.cost
     }
 
-    /// Whether `group` is the newest in the cache, without those that are astray.
+    /// Whether `group` is the newest in the cache, not counting groups that are astray.
     pub fn is_newest(&self, group: u64) -> bool {
         let state = self.state.lock();
         let last = state.largest.map_or(u64::MAX, |largest| largest.group);
         state.groups.range(..=last).next_back().is_some_and(|(newest, _)| *newest == group)
     }
 
-    /// When the last of a cached group came: an object, or the end of a stream.
+    /// Time when the last data of a cached group arrived: an object, or the end of a stream.
     pub fn last_at(&self, group: u64) -> Option<Instant> {
         let state = self.state.lock();
         let group = state.groups.get(&group)?;
@@ -352,27 +370,27 @@ impl Track {
         Some(streams.chain(datagrams).fold(group.first_at, Instant::max))
     }
 
-    /// The cached group with this ID.
-    pub fn group(&self, group: u64) -> Option<Group> {
+    /// Returns the cached group with this ID.
+    pub fn group(&self, group: u64) -> Option<CachedGroup> {
         self.state.lock().groups.get(&group).cloned()
     }
 
-    /// Cached groups in ascending order from `first` to `last`, inclusive.
-    pub fn groups(&self, first: u64, last: u64) -> Vec<(u64, Group)> {
+    /// Returns the cached groups in ascending order from `first` to `last`, inclusive.
+    pub fn groups(&self, first: u64, last: u64) -> Vec<(u64, CachedGroup)> {
         if first > last {
             return Vec::new();
         }
         self.state.lock().groups.range(first..=last).map(|(id, group)| (*id, group.clone())).collect()
     }
 
-    /// Shows `look` the cached groups from `first` to `last`, inclusive, in `order`, until it finds something. The track is
-    /// locked meanwhile.
+    /// Calls `look` with the cached groups from `first` to `last`, inclusive, in `order`, until it returns something.
+    /// The track is locked meanwhile.
     pub(super) fn visit<R>(
         &self,
         first: u64,
         last: u64,
         order: GroupOrder,
-        mut look: impl FnMut(u64, &Group) -> Option<R>,
+        mut look: impl FnMut(u64, &CachedGroup) -> Option<R>,
     ) -> Option<R> {
         if first > last {
             return None;
@@ -385,7 +403,7 @@ impl Track {
         }
     }
 
-    /// The first location from which on the cache can answer for every object of the track.
+    /// The start of the range in which the cache can answer for every object of the track.
     ///
     /// A group with a subgroup that was reset is not complete, and the cache answers only for what follows it.
     pub fn known_from(&self) -> Option<Location> {
@@ -395,33 +413,42 @@ impl Track {
         state.known_from.map(|known| known.max(after_broken.unwrap_or(known)))
     }
 
-    pub fn held(&self) -> Held {
+    /// Returns how much of the track the cache holds.
+    pub fn held(&self) -> HeldCache {
         let state = self.state.lock();
-        state.groups.values().fold(Held { groups: state.groups.len(), ..Held::default() }, |held, group| {
-            Held { objects: held.objects + group.object_count(), bytes: held.bytes + group.cost, ..held }
-        })
+        state.groups.values().fold(
+            HeldCache { groups: state.groups.len(), ..HeldCache::default() },
+            |held, group| HeldCache {
+                objects: held.objects + group.object_count(),
+                bytes: held.bytes + group.cost,
+                ..held
+            },
+        )
     }
 }
 
-impl Group {
+impl CachedGroup {
     fn add(&mut self, cost: usize) {
         self.cost += cost;
         self.account.add(cost);
     }
 
-    /// Whether an object that came as a datagram can be of the group.
-    fn judge_datagram(&self, object: &DatagramObject) -> Result<(), Duplicate> {
-        let (id, datagram) = (object.datagram.object, &object.datagram);
+    /// Checks whether the group can have an object that arrived as a datagram.
+    fn judge_datagram(&self, object: &CachedDatagram) -> Result<(), Duplicate> {
+        let id = object.datagram.object;
+        let datagram = &object.datagram;
         if let Some(same) = self.datagrams.get(&id) {
-            let twin = Datagram { alias: datagram.alias, ..same.datagram.clone() };
+            let twin = ObjectDatagram { alias: datagram.alias, ..same.datagram.clone() };
             return Err(match twin == *datagram {
                 true => Duplicate::Datagram,
-                false => Duplicate::Malformed(Malformed("an object comes twice, and differs")),
+                false => {
+                    Duplicate::Malformed(TrackMalformed("an object arrived twice with different contents"))
+                }
             });
         }
         let in_stream = self.subgroups.iter().any(|subgroup| subgroup.count(&(id..=id)) > 0);
         match in_stream {
-            true => Err(Malformed("an object comes as a datagram and in a stream").into()),
+            true => Err(TrackMalformed("an object arrived as a datagram and in a stream").into()),
             false => Ok(check_properties(&datagram.properties, datagram.group, id)?),
         }
     }
@@ -432,85 +459,87 @@ impl Group {
 
     /// Whether a subgroup is still arriving.
     pub fn is_open(&self) -> bool {
-        self.subgroups.iter().any(|subgroup| subgroup.extent().end == End::Open)
+        self.subgroups.iter().any(|subgroup| subgroup.extent().end == SourceEnd::Open)
     }
 
     fn is_broken(&self) -> bool {
-        self.subgroups.iter().any(|subgroup| matches!(subgroup.extent().end, End::Reset(_)))
+        self.subgroups.iter().any(|subgroup| matches!(subgroup.extent().end, SourceEnd::Reset(_)))
     }
 }
 
-impl State {
-    /// Whether `group` is not there yet; an error if it was dropped before.
+impl TrackState {
+    /// Whether `group` is not cached; an error if it was dropped before.
     fn group_is_new(&self, group: u64) -> Result<bool, Duplicate> {
         if self.groups.contains_key(&group) {
             return Ok(false);
         }
-        // A group older than all that are cached was evicted, or comes far too late.
+        // A group older than all cached ones was evicted, or arrives far too late.
         match self.groups.first_key_value() {
             Some((oldest, _)) if group < *oldest && group < self.dropped_below => Err(Duplicate::Expired),
             _ => Ok(true),
         }
     }
 
-    /// What a second copy of a subgroup is, if the first is open or complete. One that was reset does not count.
-    fn twin_of(&self, subgroup: &Subgroup) -> Option<Duplicate> {
+    /// Returns why a second copy of a subgroup is refused, if the first is open or complete. A copy that was reset
+    /// does not count.
+    fn twin_of(&self, subgroup: &SubgroupStream) -> Option<Duplicate> {
         let header = subgroup.header();
         let id = match header.subgroup {
             SubgroupId::Zero => 0,
             SubgroupId::Explicit(id) => id,
-            // Known only with the first object. The stream is taken; duplicates show by their object IDs.
+            // The ID is known only with the first object. The stream is accepted; duplicates show by their object
+            // IDs.
             SubgroupId::FirstObject => return None,
         };
         let twins = self.groups.get(&header.group)?.subgroups.iter().filter(|other| other.id() == Some(id));
         let mut found = None;
         for twin in twins {
             match twin.extent().end {
-                End::Fin { .. } => return Some(Duplicate::Subgroup),
-                End::Open => found = Some(Duplicate::Arriving),
-                End::Reset(_) => {}
+                SourceEnd::Fin { .. } => return Some(Duplicate::Subgroup),
+                SourceEnd::Open => found = Some(Duplicate::Arriving),
+                SourceEnd::Reset(_) => {}
             }
         }
         found
     }
 
-    fn group(&mut self, id: u64, now: Instant, account: &Arc<Account>) -> &mut Group {
+    fn group(&mut self, id: u64, now: Instant, account: &Arc<Account>) -> &mut CachedGroup {
         self.groups.entry(id).or_insert_with(|| {
-            let mut group = Group {
+            let mut group = CachedGroup {
                 subgroups: Vec::new(),
                 datagrams: BTreeMap::new(),
                 first_at: now,
                 cost: 0,
                 account: Arc::clone(account),
-                known: Known::default(),
+                known: GroupState::default(),
             };
             group.add(GROUP_COST);
             group
         })
     }
 
-    /// Whether an object can be there, and what it says of the track's end.
-    fn judge_end(&self, location: Location, status: Option<Status>) -> Result<(), Malformed> {
+    /// Checks whether an object can exist at `location`, and records the track's end if the status says so.
+    fn judge_end(&self, location: Location, status: Option<Status>) -> Result<(), TrackMalformed> {
         if self.end.is_some_and(|end| location > end) {
-            return Err(Malformed("an object behind the last of the track"));
+            return Err(TrackMalformed("an object after the last of the track"));
         }
         let ends = status == Some(Status::EndOfTrack);
         if ends && self.largest.is_some_and(|largest| largest > location) {
-            return Err(Malformed("the end of the track, and objects behind it have come"));
+            return Err(TrackMalformed("the end of the track before objects that have arrived"));
         }
         Ok(())
     }
 
-    /// Streams of one subgroup have one priority.
-    fn check_priority(&self, subgroup: &Subgroup) -> Result<(), Malformed> {
+    /// Checks that all streams of one subgroup have the same priority.
+    fn check_priority(&self, subgroup: &SubgroupStream) -> Result<(), TrackMalformed> {
         let header = subgroup.header();
         let default = self.parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY);
-        let priority = |one: &Subgroup| one.header().priority.unwrap_or(default);
+        let priority = |one: &SubgroupStream| one.header().priority.unwrap_or(default);
         let Some(id) = subgroup.id() else { return Ok(()) };
         let Some(group) = self.groups.get(&header.group) else { return Ok(()) };
         let mut same = group.subgroups.iter().filter(|other| other.id() == Some(id));
         match same.any(|other| priority(other) != priority(subgroup)) {
-            true => Err(Malformed("a subgroup has two priorities")),
+            true => Err(TrackMalformed("a subgroup has two priorities")),
             false => Ok(()),
         }
     }
@@ -518,7 +547,7 @@ impl State {
     fn saw_object(&mut self, location: Location) {
         let astray = match self.largest {
             Some(largest) if largest.group.saturating_sub(location.group) > GROUP_SLACK => {
-                self.behind.came(location.group)
+                self.behind.record(location.group)
             }
             _ => {
                 self.behind = Behind::default();
@@ -535,7 +564,7 @@ impl State {
         }
         self.seen = true;
         self.claimed = None;
-        // A subscription that began inside a group does not know the beginning of that group.
+        // A subscription that began inside a group does not have the beginning of that group.
         self.known_from.get_or_insert(match location.object {
             0 => location,
             _ => Location { group: location.group.saturating_add(1), object: 0 },

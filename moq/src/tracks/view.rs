@@ -2,37 +2,37 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use millrace_quic::plane::source::{Extent, Source};
+use millrace_quic::plane::source::{Source, SourceExtent};
 
-use super::subgroup::{Object, Subgroup};
+use super::subgroup::{SubgroupObject, SubgroupStream};
 use crate::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
 /// A subgroup stream for one subscriber, from some object on.
 ///
-/// It begins with a prefix: what the subscriber's streams begin with, its own SUBGROUP_HEADER and, when it joins inside the subgroup, the first
-/// object's header with an absolute ID. The subgroup's bytes follow unchanged, at offsets that differ from the
-/// subgroup's by a constant.
-pub struct View {
-    subgroup: Arc<Subgroup>,
+/// It begins with a prefix: the preamble of the subscriber's streams, its own SUBGROUP_HEADER and, when it joins
+/// inside the subgroup, the first object's header with an absolute ID. The subgroup's bytes follow unchanged, and
+/// their offsets differ by a constant.
+pub struct SubgroupView {
+    subgroup: Arc<SubgroupStream>,
     prefix: Vec<u8>,
-    /// The offset in the subgroup at which the view goes on behind its prefix.
+    /// The offset in the subgroup at which the view continues after its prefix.
     from: u64,
-    /// The largest object ID of the view, if it is to end before the subgroup does.
+    /// The largest object ID of the view, if it should end before the subgroup does.
     last: Option<u64>,
 }
 
-impl View {
-    /// The whole subgroup under another track alias. The alias is encoded in as many bytes as the publisher's where
-    /// it fits, so that offsets stay the same.
-    pub fn whole(subgroup: Arc<Subgroup>, alias: u64) -> Self {
+impl SubgroupView {
+    /// Makes a view of the whole subgroup under another track alias. The alias is encoded in the same number of bytes
+    /// as the publisher's where it fits, so that offsets stay the same.
+    pub fn whole(subgroup: Arc<SubgroupStream>, alias: u64) -> Self {
         let header = SubgroupHeader { alias, ..*subgroup.header() };
         let mut prefix = Vec::with_capacity(32);
         header.encode_padded(subgroup.header_len(), &mut prefix);
         Self { subgroup, prefix, from: 0, last: None }
     }
 
-    /// The subgroup from `object` on, which is not its first.
-    pub fn from_object(subgroup: Arc<Subgroup>, alias: u64, object: &Object) -> Self {
+    /// Makes a view of the subgroup from `object` on, which is not its first.
+    pub fn from_object(subgroup: Arc<SubgroupStream>, alias: u64, object: &SubgroupObject) -> Self {
         let id = match subgroup.header().subgroup {
             SubgroupId::FirstObject => SubgroupId::Explicit(subgroup.id().unwrap_or_default()),
             other => other,
@@ -47,46 +47,47 @@ impl View {
         Self { subgroup, prefix, from: start.payload, last: None }
     }
 
-    /// With `preamble` in front of everything.
-    pub fn behind(mut self, preamble: &[u8]) -> Self {
+    /// Puts `preamble` in front of the view.
+    pub fn with_preamble(mut self, preamble: &[u8]) -> Self {
         self.prefix.splice(0..0, preamble.iter().copied());
         self
     }
 
-    /// Up to the object with the ID `last`, if that is said. Nobody else may send on what it has then: where it ends is known when
-    /// the next object begins.
+    /// Ends the view with the object `last`, if that is given. The view's end is known only when the next object
+    /// begins, so its bytes must not be forwarded by the kernel.
     pub fn up_to(self, last: Option<u64>) -> Self {
         Self { last, ..self }
     }
 
-    /// Whether it may end before the subgroup does.
+    /// Whether the view may end before the subgroup does.
     pub fn is_cut(&self) -> bool {
         self.last.is_some()
     }
 
-    pub fn subgroup(&self) -> &Arc<Subgroup> {
+    /// Returns the subgroup.
+    pub fn subgroup(&self) -> &Arc<SubgroupStream> {
         &self.subgroup
     }
 
-    /// What to add to an offset in the publisher's stream to get the offset in this one.
+    /// The difference from an offset in the publisher's stream to the offset in this one.
     pub fn shift(&self) -> i64 {
         self.prefix.len() as i64 - self.from as i64 - self.subgroup.body() as i64
     }
 
-    /// The offset in the publisher's stream up to which bytes have arrived or are not part of the view. From there on,
+    /// The offset in the publisher's stream up to which bytes have arrived or are not part of the view. After it,
     /// offsets differ by [`Self::shift`].
     pub fn received(&self) -> u64 {
         self.subgroup.body() + self.subgroup.extent().len.max(self.from)
     }
 }
 
-impl Source for View {
-    fn extent(&self) -> Extent {
-        let Extent { len, end } = match self.last {
+impl Source for SubgroupView {
+    fn extent(&self) -> SourceExtent {
+        let SourceExtent { len, end } = match self.last {
             None => self.subgroup.extent(),
             Some(last) => self.subgroup.extent_to(last),
         };
-        Extent { len: self.prefix.len() as u64 + len.saturating_sub(self.from), end }
+        SourceExtent { len: self.prefix.len() as u64 + len.saturating_sub(self.from), end }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
@@ -111,7 +112,8 @@ impl Source for View {
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let prefix = self.prefix.len() as u64;
         let object = self.subgroup.object_at(offset.saturating_sub(prefix) + self.from)?;
-        // The prefix belongs to the first object, and the header of one that is joined at is in it.
+        // The prefix belongs to the first object. If the view joins inside the subgroup, the prefix contains that
+        // object's header.
         let start = object.start.checked_sub(self.from).filter(|start| *start > 0);
         Some(start.map_or(0, |start| start + prefix)..object.end.checked_sub(self.from)? + prefix)
     }

@@ -1,7 +1,9 @@
-//! BBRv3 for quinn's connections: Millrace's own controller, told what quinn tells one.
+//! BBRv3 for quinn's connections: Millrace's own controller, driven by quinn's events.
 //!
-//! quinn paces by the window alone, and says of losses how many bytes they were and when the last of them was sent. What
-//! was sent at once is therefore kept as one, and losses are taken from what was sent first.
+//! quinn paces by the window alone. It reports how many bytes were lost and when the last of them was sent, but not
+//! which packets. So bytes that were sent at once are kept as one flight, and losses are taken from the oldest
+//! flight.
+#![deny(missing_docs)]
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -9,54 +11,54 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_quic::plane::congestion::{
-    Bbr as Model, Controller as _, Delivered, Delivery, LostPacket, Sending, Snapshot,
+    AckEffect, Bbr as Model, Controller as _, Delivery, LostPacket, RateSnapshot, SendingPacket,
 };
 use quinn::congestion::{Controller, ControllerFactory};
 
-/// Makes the controllers of an endpoint's connections.
+/// Creates the controllers of an endpoint's connections.
 #[derive(Debug, Default)]
-pub struct Bbr {
+pub struct BbrFactory {
     is_lossy: bool,
 }
 
-impl Bbr {
-    /// For transfers: see [`Model::over_lossy_paths`].
+impl BbrFactory {
+    /// Returns the configuration for bulk transfers: see [`Model::over_lossy_paths`].
     pub fn over_lossy_paths() -> Self {
         Self { is_lossy: true }
     }
 }
 
-impl ControllerFactory for Bbr {
+impl ControllerFactory for BbrFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let model = Model::new(u64::from(current_mtu), now, fastrand::u64(..));
         let model = if self.is_lossy { model.over_lossy_paths() } else { model };
-        Box::new(Path::new(now, model))
+        Box::new(SimulatedPath::new(now, model))
     }
 }
 
-/// What left in one transmission, less what is known of it.
+/// Bytes that were sent in one transmission and are neither acknowledged nor lost.
 #[derive(Clone, Debug)]
 struct Flight {
     sent: Instant,
     bytes: u64,
-    snapshot: Snapshot,
+    snapshot: RateSnapshot,
 }
 
 #[derive(Clone, Debug)]
-struct Path {
+struct SimulatedPath {
     model: Model,
     delivery: Delivery,
     flights: VecDeque<Flight>,
     in_flight: u64,
-    /// By the ACK that is being told.
+    /// Bytes that the current ACK has acknowledged.
     acked: u64,
-    /// When the newest packet that it acknowledges was sent, and the shortest round trip there was.
+    /// Send time of the newest packet that the ACK acknowledges, and the shortest round trip so far.
     newest: Option<Instant>,
     min_rtt: Duration,
     initial_window: u64,
 }
 
-impl Path {
+impl SimulatedPath {
     fn new(now: Instant, model: Model) -> Self {
         Self {
             initial_window: model.window(),
@@ -70,7 +72,7 @@ impl Path {
         }
     }
 
-    /// Takes up to `bytes` out of the flight at `index`: what it took.
+    /// Takes up to `bytes` out of the flight at `index`, and returns how many it took.
     fn take(&mut self, index: usize, bytes: u64) -> u64 {
         let Some(flight) = self.flights.get_mut(index) else { return 0 };
         let taken = bytes.min(flight.bytes);
@@ -91,8 +93,8 @@ impl Path {
         self.newest = self.newest.max(Some(sent));
     }
 
-    /// Packets that ask for no ACK are sent too, and keys of the handshake are dropped with what was sent under them: quinn
-    /// does not say of which transmissions they were.
+    /// Drops flights beyond `in_flight` bytes. Packets that ask for no ACK are sent too, and handshake keys are
+    /// discarded together with their packets, and quinn does not report which transmissions these were in.
     fn forget_beyond(&mut self, in_flight: u64) {
         while self.in_flight > in_flight && !self.flights.is_empty() {
             self.take(0, self.in_flight - in_flight);
@@ -100,13 +102,13 @@ impl Path {
     }
 }
 
-impl Controller for Path {
+impl Controller for SimulatedPath {
     fn on_sent(&mut self, now: Instant, bytes: u64, _last_packet_number: u64) {
         if bytes == 0 {
             return;
         }
         let app_limited = self.delivery.is_app_limited();
-        self.model.on_sent(&Sending { now, in_flight: self.in_flight, app_limited });
+        self.model.on_sent(&SendingPacket { now, in_flight: self.in_flight, app_limited });
         let snapshot = self.delivery.on_sent(now, self.in_flight, bytes);
         self.in_flight += bytes;
         self.flights.push_back(Flight { sent: now, bytes, snapshot });
@@ -127,9 +129,10 @@ impl Controller for Path {
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
         self.forget_beyond(in_flight);
         let acked = std::mem::take(&mut self.acked);
+        // The sample is of the newest packet alone: older ones waited for the same ACK.
         let rtt = self.newest.take().map(|newest| now.saturating_duration_since(newest));
         if let Some(sample) = self.delivery.sample(self.min_rtt) {
-            self.model.on_delivered(&Delivered {
+            self.model.on_delivered(&AckEffect {
                 now,
                 acked,
                 total: self.delivery.delivered(),
@@ -146,6 +149,7 @@ impl Controller for Path {
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost: u64) {
         let mut left = lost;
+        // quinn says how many bytes were lost, and when the last of them was sent. The oldest flights are taken to have lost them.
         while left > 0 {
             let Some(flight) = self.flights.front().filter(|flight| flight.sent <= sent).cloned() else {
                 break;
@@ -195,9 +199,9 @@ mod tests {
     const PACKET: u64 = 1250;
     const RTT: Duration = Duration::from_millis(40);
 
-    /// So many packets, one every 4 ms, of which some are lost; each is acknowledged alone. The least window on the way, from
-    /// the hundredth packet on.
-    fn media(path: &mut Path, start: Instant, packets: u64, is_lost: impl Fn(u64) -> bool) -> u64 {
+    /// Sends `packets` packets, one every 4 ms, and loses some. Each is acknowledged alone. Returns the least
+    /// window from the hundredth packet on.
+    fn media(path: &mut SimulatedPath, start: Instant, packets: u64, is_lost: impl Fn(u64) -> bool) -> u64 {
         let sent_at = |number: u64| start + Duration::from_millis(4 * number);
         let trip = RTT.as_millis() as u64 / 4;
         let mut least = u64::MAX;
@@ -223,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn losses_do_not_take_the_window_from_live_media() {
+    fn loss_keeps_the_window_of_live_media() {
         let start = Instant::now();
-        let mut path = Path::new(start, Model::new(1280, start, 1));
+        let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         let needed = 10 * PACKET;
         let least = media(&mut path, start, 3000, |number| number % 50 == 7);
         assert!(least > needed, "{least}");
@@ -234,25 +238,25 @@ mod tests {
     }
 
     #[test]
-    fn what_quinn_no_longer_counts_is_forgotten() {
+    fn bytes_that_quinn_no_longer_counts_are_dropped() {
         let start = Instant::now();
-        let mut path = Path::new(start, Model::new(1280, start, 1));
-        // Packets that ask for no ACK, then one that does.
+        let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
+        // Packets that ask for no ACK are followed by one that does.
         (0..100).for_each(|number| path.on_sent(start + Duration::from_millis(number), 40, number));
         let last = start + Duration::from_millis(100);
         path.on_sent(last, PACKET, 100);
         path.acked(last + RTT, last, PACKET);
         path.on_end_acks(last + RTT, 0, true, Some(100));
         assert_eq!((path.in_flight, path.flights.len()), (0, 0));
-        // Losses of what is not known, and persistent congestion, do no harm.
+        // Losses of unknown bytes, and persistent congestion, do no harm.
         path.on_congestion_event(last + RTT, last, true, 5000);
         assert!(path.window() > 0);
     }
 
     #[test]
-    fn packets_sent_at_once_are_acknowledged_one_by_one() {
+    fn burst_that_is_acknowledged_one_by_one_is_counted() {
         let start = Instant::now();
-        let mut path = Path::new(start, Model::new(1280, start, 1));
+        let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         path.on_sent(start, 3 * PACKET, 2);
         path.acked(start + RTT, start, PACKET);
         path.acked(start + RTT, start, PACKET);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Writes an ACK frame with `width` bytes for each varint where the value allows it (0: the shortest).
+/// Writes an ACK frame with `width` bytes for each varint that fits (0: the shortest).
 fn encode(ranges: &[RangeInclusive<u64>], delay: u64, ecn: bool, width: usize) -> Vec<u8> {
     let mut fields = vec![*ranges[0].end(), delay];
     fields.extend(blocks(ranges));
@@ -21,14 +21,14 @@ fn encode(ranges: &[RangeInclusive<u64>], delay: u64, ecn: bool, width: usize) -
 }
 
 /// Parses an ACK frame; returns it and its length in bytes.
-fn try_parse(bytes: &[u8]) -> Result<(Frame<'_>, usize), Error> {
-    let mut cursor = Cursor { rest: bytes };
+fn try_parse(bytes: &[u8]) -> Result<(AckFrame<'_>, usize), Error> {
+    let mut cursor = PayloadCursor { rest: bytes };
     let kind = cursor.varint()?;
-    let ack = Frame::parse(&mut cursor, kind, kind == 3)?;
+    let ack = AckFrame::parse(&mut cursor, kind, kind == 3)?;
     Ok((ack, bytes.len() - cursor.rest.len()))
 }
 
-fn parse(bytes: &[u8]) -> Frame<'_> {
+fn parse(bytes: &[u8]) -> AckFrame<'_> {
     let (ack, len) = try_parse(bytes).expect("an ACK frame");
     assert_eq!(len, bytes.len(), "and nothing behind it");
     ack
@@ -41,14 +41,14 @@ fn map(wire: impl IntoIterator<Item = u64>) -> NumberMap {
     map
 }
 
-fn translated(ack: &Frame<'_>, map: &NumberMap) -> Vec<RangeInclusive<u64>> {
+fn translated(ack: &AckFrame<'_>, map: &NumberMap) -> Vec<RangeInclusive<u64>> {
     let mut out = Vec::new();
     ack.translate(map, &mut out);
     out
 }
 
 #[test]
-fn ranges_of_an_ack() {
+fn ack_ranges_are_parsed() {
     // RFC 9000, section 19.3.1: Largest 30, First ACK Range 5, Gap 3, Length 2.
     let ack = [0x02, 30, 7, 1, 5, 3, 2];
     let ack = parse(&ack);
@@ -57,7 +57,7 @@ fn ranges_of_an_ack() {
 }
 
 #[test]
-fn only_the_stacks_packets_are_translated() {
+fn only_packet_numbers_of_the_quic_stack_are_translated_in_an_ack() {
     // Wire 2, 5 and 9 are the stack's 0, 1 and 2; the others belong to the data plane.
     let map = map([2, 5, 9]);
     type Ranges = &'static [RangeInclusive<u64>];
@@ -85,7 +85,7 @@ fn type_and_counts_of_an_ecn_ack_are_kept() {
 }
 
 #[test]
-fn a_delay_that_does_not_fit_is_cut() {
+fn ack_delay_that_does_not_fit_is_reduced() {
     let bytes = encode(&[9..=9], 5, false, 0);
     let mut out = Vec::new();
     parse(&bytes).rewrite(bytes.len(), &[2..=2], 1000, &mut out);
@@ -93,7 +93,7 @@ fn a_delay_that_does_not_fit_is_cut() {
 }
 
 #[test]
-fn skipped_numbers_are_in_the_map() {
+fn skipped_packet_numbers_are_in_the_ack_map() {
     let mut map = map([0, 1]);
     map.push(2, None);
     map.push(4, Some(Instant::now()));
@@ -102,7 +102,7 @@ fn skipped_numbers_are_in_the_map() {
 }
 
 #[test]
-fn far_behind_is_forgotten() {
+fn packets_far_behind_are_forgotten() {
     let mut map = map((0..5000).map(|number| 2 * number));
     assert!(map.on_acked(3000));
     assert!(!map.on_acked(3000));
@@ -143,9 +143,10 @@ proptest! {
         ecn in any::<bool>(),
         width in prop_oneof![Just(0usize), Just(2), Just(4), Just(8)],
     ) {
-        // (is the stack's, is acknowledged) of each wire number from `base`.
+        // Per wire number from `base`: whether the packet is the stack's, and whether it is acknowledged.
         let mut map = NumberMap { first: base / 2, ..NumberMap::default() };
-        let (mut wire, mut expected) = (BTreeSet::new(), BTreeSet::new());
+        let mut wire = BTreeSet::new();
+        let mut expected = BTreeSet::new();
         for (number, (stacks, acked)) in (base..).zip(&sent) {
             if *stacks && *acked {
                 expected.insert(map.next());

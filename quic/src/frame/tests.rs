@@ -7,7 +7,7 @@ fn walk(payload: &[u8]) -> Vec<Result<(Range<usize>, Frame<'_>), Error>> {
 }
 
 #[test]
-fn every_frame_type() {
+fn every_quic_frame_type_is_parsed() {
     use Direction::{Bidirectional, Unidirectional};
     let token = [7; 16];
     let table: Vec<(Vec<u8>, Frame<'_>)> = vec![
@@ -17,8 +17,8 @@ fn every_frame_type() {
         (vec![0x05, 3, 9], Frame::StopSending { id: 3, code: 9 }),
         (vec![0x06, 1, 2, 8, 9], Frame::Crypto { offset: 1, data: &[8, 9] }),
         (vec![0x07, 2, 8, 9], Frame::NewToken(&[8, 9])),
-        (vec![0x0a, 3, 1, 9], Frame::Stream(Stream { id: 3, offset: 0, fin: false, data: &[9] })),
-        (vec![0x0f, 3, 5, 1, 9], Frame::Stream(Stream { id: 3, offset: 5, fin: true, data: &[9] })),
+        (vec![0x0a, 3, 1, 9], Frame::Stream(StreamFrame { id: 3, offset: 0, fin: false, data: &[9] })),
+        (vec![0x0f, 3, 5, 1, 9], Frame::Stream(StreamFrame { id: 3, offset: 5, fin: true, data: &[9] })),
         (vec![0x10, 5], Frame::MaxData(5)),
         (vec![0x11, 3, 5], Frame::MaxStreamData { id: 3, limit: 5 }),
         (vec![0x12, 5], Frame::MaxStreams(Bidirectional, 5)),
@@ -46,21 +46,21 @@ fn every_frame_type() {
     ];
     for (bytes, frame) in &table {
         assert_eq!(walk(bytes), [Ok((0..bytes.len(), *frame))]);
-        // Cut anywhere, it is an error, and never something else.
+        // A frame cut anywhere is an error, and never a different frame.
         for len in 1..bytes.len() {
             if !matches!(frame, Frame::Padding) {
                 assert_eq!(walk(&bytes[..len]), [Err(Error::Truncated)], "{frame:?} cut to {len}");
             }
         }
     }
-    // All of them one behind the other: PING keeps two runs of PADDING apart.
+    // All frames one after the other: PING separates the two runs of PADDING.
     let payload: Vec<u8> = table.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
     let frames: Vec<_> = walk(&payload).into_iter().map(|item| item.unwrap().1).collect();
     assert_eq!(frames, table.iter().map(|(_, frame)| *frame).collect::<Vec<_>>());
 }
 
 #[test]
-fn both_types_of_ack() {
+fn both_types_of_ack_frames_are_parsed() {
     for payload in [&[0x02, 30, 7, 1, 5, 3, 2][..], &[0x03, 30, 7, 1, 5, 3, 2, 1, 2, 3]] {
         let [Ok((range, Frame::Ack(ack)))] = &walk(payload)[..] else { panic!("one ACK frame") };
         assert_eq!(*range, 0..payload.len());
@@ -70,14 +70,14 @@ fn both_types_of_ack() {
 
 #[test]
 fn frames_without_length_take_the_rest() {
-    let stream = Frame::Stream(Stream { id: 3, offset: 0, fin: true, data: &[1, 2, 3] });
+    let stream = Frame::Stream(StreamFrame { id: 3, offset: 0, fin: true, data: &[1, 2, 3] });
     assert_eq!(walk(&[0x01, 0x09, 3, 1, 2, 3]), [Ok((0..1, Frame::Ping)), Ok((1..6, stream))]);
     assert_eq!(walk(&[0x30, 1, 2]), [Ok((0..3, Frame::Datagram(&[1, 2])))]);
     assert_eq!(walk(&[0x30]), [Ok((0..1, Frame::Datagram(&[])))]);
 }
 
 #[test]
-fn impossible_frames() {
+fn malformed_quic_frames_are_refused() {
     let unknown = |kind| [Err(Error::Unknown(kind))];
     assert_eq!(walk(&[0x20]), unknown(0x20));
     assert_eq!(walk(&[0x40, 0xae]), unknown(0xae));
@@ -99,7 +99,7 @@ fn blanked_frames_are_ping_and_padding() {
 }
 
 #[derive(Clone, Debug)]
-enum Written {
+enum WrittenFrame {
     Stream { id: u64, offset: u64, data: Vec<u8>, fin: bool },
     Reset { id: u64, code: u64, final_size: u64 },
     Datagram(Vec<u8>),
@@ -112,66 +112,68 @@ fn number() -> impl Strategy<Value = u64> {
     (0..62u32, any::<u64>()).prop_map(|(shift, value)| (value & varint::MAX) >> shift)
 }
 
-fn written() -> impl Strategy<Value = Written> {
+fn written() -> impl Strategy<Value = WrittenFrame> {
     let data = proptest::collection::vec(any::<u8>(), 0..300);
     prop_oneof![
         (number(), number(), data.clone(), any::<bool>()).prop_map(|(id, offset, data, fin)| {
-            Written::Stream { id, offset: offset.min(varint::MAX - 300), data, fin }
+            WrittenFrame::Stream { id, offset: offset.min(varint::MAX - 300), data, fin }
         }),
-        (number(), number(), number()).prop_map(|(id, code, final_size)| Written::Reset {
+        (number(), number(), number()).prop_map(|(id, code, final_size)| WrittenFrame::Reset {
             id,
             code,
             final_size
         }),
-        data.prop_map(Written::Datagram),
-        number().prop_map(Written::MaxData),
-        Just(Written::Ping),
-        (1..9usize).prop_map(Written::Padding),
+        data.prop_map(WrittenFrame::Datagram),
+        number().prop_map(WrittenFrame::MaxData),
+        Just(WrittenFrame::Ping),
+        (1..9usize).prop_map(WrittenFrame::Padding),
     ]
 }
 
 proptest! {
     #[test]
-    fn what_is_written_parses_back(frames in proptest::collection::vec(written(), 0..8)) {
+    fn written_frame_parses_back(frames in proptest::collection::vec(written(), 0..8)) {
         let mut payload = Vec::new();
         let mut starts = Vec::new();
         for frame in &frames {
             starts.push(payload.len());
             match frame {
-                Written::Stream { id, offset, data, fin } => {
+                WrittenFrame::Stream { id, offset, data, fin } => {
                     write_stream(*id, *offset, data, *fin, &mut payload);
                     let len = payload.len() - starts[starts.len() - 1];
                     prop_assert_eq!(len, stream_overhead(*id, *offset, data.len()) + data.len());
                 }
-                Written::Reset { id, code, final_size } => {
+                WrittenFrame::Reset { id, code, final_size } => {
                     write_reset_stream(*id, *code, *final_size, &mut payload);
                 }
-                Written::Datagram(data) => write_datagram(data, &mut payload),
-                Written::MaxData(limit) => write_max_data(*limit, &mut payload),
-                Written::Ping => write_ping(&mut payload),
-                Written::Padding(len) => write_padding(*len, &mut payload),
+                WrittenFrame::Datagram(data) => write_datagram(data, &mut payload),
+                WrittenFrame::MaxData(limit) => write_max_data(*limit, &mut payload),
+                WrittenFrame::Ping => write_ping(&mut payload),
+                WrittenFrame::Padding(len) => write_padding(*len, &mut payload),
             }
         }
         let mut walker = Walker::new(&payload).map(Result::unwrap).peekable();
         for (frame, start) in frames.iter().zip(starts) {
-            if let Written::Padding(_) = frame {
-                // Runs that touch are one run.
+            if let WrittenFrame::Padding(_) = frame {
+                // Adjacent runs are one run.
                 walker.next_if(|(range, frame)| range.start == start && *frame == Frame::Padding);
                 continue;
             }
             let (range, parsed) = walker.next().unwrap();
             prop_assert_eq!(range.start, start);
             match frame {
-                Written::Stream { id, offset, data, fin } => {
-                    prop_assert_eq!(parsed, Frame::Stream(Stream { id: *id, offset: *offset, fin: *fin, data }));
+                WrittenFrame::Stream { id, offset, data, fin } => {
+                    prop_assert_eq!(parsed, Frame::Stream(StreamFrame { id: *id, offset: *offset, fin: *fin, data }));
                 }
-                Written::Reset { id, code, final_size } => {
-                    let (id, code, final_size) = (*id, *code, *final_size);
+                WrittenFrame::Reset { id, code, final_size } => {
+                    let id = *id;
+                    let code = *code;
+                    let final_size = *final_size;
                     prop_assert_eq!(parsed, Frame::ResetStream { id, code, final_size });
                 }
-                Written::Datagram(data) => prop_assert_eq!(parsed, Frame::Datagram(data)),
-                Written::MaxData(limit) => prop_assert_eq!(parsed, Frame::MaxData(*limit)),
-                Written::Ping | Written::Padding(_) => prop_assert_eq!(parsed, Frame::Ping),
+                WrittenFrame::Datagram(data) => prop_assert_eq!(parsed, Frame::Datagram(data)),
+                WrittenFrame::MaxData(limit) => prop_assert_eq!(parsed, Frame::MaxData(*limit)),
+                WrittenFrame::Ping | WrittenFrame::Padding(_) => prop_assert_eq!(parsed, Frame::Ping),
             }
         }
         prop_assert!(walker.next().is_none());

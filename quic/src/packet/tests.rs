@@ -1,10 +1,10 @@
 use super::*;
 use crate::{
     frame,
-    keys::{Secret, Suite, initial_secrets},
+    keys::{KeySuite, TrafficSecret, initial_secrets},
 };
 
-// RFC 9001, appendix A.
+// Test vectors of RFC 9001, appendix A.
 
 const CLIENT_CONNECTION_ID: &str = "8394c8f03e515708";
 const CLIENT_HEADER: &str = "c300000001088394c8f03e5157080000449e00000002";
@@ -56,8 +56,8 @@ fn hex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// Seals `frames` behind a given header: what `finish` does, for headers that it does not write.
-fn seal(header: &str, number_len: usize, number: u64, frames: &[u8], secret: &Secret) -> Vec<u8> {
+/// Seals `frames` behind a given header, as `finish` does, for headers that it does not write.
+fn seal(header: &str, number_len: usize, number: u64, frames: &[u8], secret: &TrafficSecret) -> Vec<u8> {
     let mut packet = hex(header);
     let header_len = packet.len();
     packet.extend_from_slice(frames);
@@ -69,14 +69,14 @@ fn seal(header: &str, number_len: usize, number: u64, frames: &[u8], secret: &Se
 }
 
 /// Removes both protections of a packet with a known header length, and returns its payload.
-fn unseal(packet: &mut [u8], number_at: usize, number: u64, secret: &Secret) -> Vec<u8> {
+fn unseal(packet: &mut [u8], number_at: usize, number: u64, secret: &TrafficSecret) -> Vec<u8> {
     let number_len = unprotect(packet, number_at, &secret.header_key()).expect("long enough");
     let (header, sealed) = packet.split_at_mut(number_at + number_len);
     secret.packet_key().open(number, header, sealed).expect("authentic").to_vec()
 }
 
 #[test]
-fn client_initial() {
+fn client_initial_matches_rfc_9001() {
     let (client, _) = initial_secrets(&hex(CLIENT_CONNECTION_ID));
     let mut frames = hex(CLIENT_FRAMES);
     frames.resize(1162, 0);
@@ -87,7 +87,7 @@ fn client_initial() {
 }
 
 #[test]
-fn server_initial() {
+fn server_initial_matches_rfc_9001() {
     let (_, server) = initial_secrets(&hex(CLIENT_CONNECTION_ID));
     let frames = hex(SERVER_FRAMES);
     let mut packet = seal(SERVER_HEADER, 2, 1, &frames, &server);
@@ -97,31 +97,31 @@ fn server_initial() {
 }
 
 #[test]
-fn chacha20_short_header() {
-    let secret = Secret::new(Suite::ChaCha20Poly1305, &hex(CHACHA_SECRET)).expect("32 bytes");
+fn chacha20_short_header_matches_rfc_9001() {
+    let secret = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &hex(CHACHA_SECRET)).expect("32 bytes");
     let mut packet = seal("4200bff4", 3, 654_360_564, &[1], &secret);
     assert_eq!(packet, hex(CHACHA_PACKET));
 
     let key = secret.packet_key();
     let opened = open(&mut packet, 0, 654_360_560, &secret.header_key(), |_| &key).expect("authentic");
-    assert_eq!(opened, Opened { number: 654_360_564, key_phase: false, payload: 4..5 });
+    assert_eq!(opened, OpenedPacket { number: 654_360_564, key_phase: false, payload: 4..5 });
     assert_eq!(packet[4..5], [1]);
 }
 
 #[test]
-fn next_generation() {
-    let secret = Secret::new(Suite::ChaCha20Poly1305, &hex(CHACHA_SECRET)).expect("32 bytes");
-    let next = Secret::new(Suite::ChaCha20Poly1305, &hex(CHACHA_NEXT_SECRET)).expect("32 bytes");
-    let sealed = |secret: &Secret| secret.packet_key().seal(7, b"header", &mut [1, 2, 3]);
+fn next_key_generation_is_derived() {
+    let secret = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &hex(CHACHA_SECRET)).expect("32 bytes");
+    let next = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &hex(CHACHA_NEXT_SECRET)).expect("32 bytes");
+    let sealed = |secret: &TrafficSecret| secret.packet_key().seal(7, b"header", &mut [1, 2, 3]);
     assert_eq!(sealed(&secret.next()), sealed(&next));
     assert_ne!(sealed(&secret), sealed(&next));
 }
 
 #[test]
-fn secrets_do_not_show() {
-    let secret = Secret::new(Suite::ChaCha20Poly1305, &hex(CHACHA_SECRET)).expect("32 bytes");
-    assert_eq!(format!("{secret:?}"), "Secret { suite: ChaCha20Poly1305, .. }");
-    assert!(Secret::new(Suite::Aes256Gcm, &[0; 32]).is_none());
+fn debug_output_shows_no_secrets() {
+    let secret = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &hex(CHACHA_SECRET)).expect("32 bytes");
+    assert_eq!(format!("{secret:?}"), "TrafficSecret { suite: ChaCha20Poly1305, .. }");
+    assert!(TrafficSecret::new(KeySuite::Aes256Gcm, &[0; 32]).is_none());
 }
 
 #[test]
@@ -131,10 +131,11 @@ fn number_decoding_example_of_rfc9000_a3() {
 }
 
 #[test]
-fn what_is_sealed_opens_again() {
-    for suite in [Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm] {
-        let secret = Secret::new(suite, &vec![7; suite.secret_len()]).expect("the suite's length");
-        let (key, header_key) = (secret.packet_key(), secret.header_key());
+fn sealed_packet_opens_again() {
+    for suite in [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm, KeySuite::Aes256Gcm] {
+        let secret = TrafficSecret::new(suite, &vec![7; suite.secret_len()]).expect("the suite's length");
+        let key = secret.packet_key();
+        let header_key = secret.header_key();
         for (id, generation, number) in [
             (&b""[..], 0, 0),
             (b"12345678", 1, 300),
@@ -145,7 +146,7 @@ fn what_is_sealed_opens_again() {
             let mut out = b"before".to_vec();
             start(&id, &mut out);
             frame::write_ping(&mut out);
-            finish(&mut out, 6, id.len(), (generation, number), &key, &header_key);
+            finish(&mut out, 6, id.len(), generation, number, &key, &header_key);
             let packet = &mut out[6..];
             assert_eq!(packet.len(), overhead(id.len()) + 1);
 
@@ -162,14 +163,15 @@ fn what_is_sealed_opens_again() {
 }
 
 #[test]
-fn any_flipped_bit_is_noticed() {
-    let secret = Secret::new(Suite::Aes128Gcm, &[3; 32]).expect("32 bytes");
-    let (key, header_key) = (secret.packet_key(), secret.header_key());
+fn flipped_bit_is_noticed() {
+    let secret = TrafficSecret::new(KeySuite::Aes128Gcm, &[3; 32]).expect("32 bytes");
+    let key = secret.packet_key();
+    let header_key = secret.header_key();
     let id = ConnectionId::new(b"abcd").expect("short");
     let mut sealed = Vec::new();
     start(&id, &mut sealed);
     frame::write_stream(3, 0, b"hello", true, &mut sealed);
-    finish(&mut sealed, 0, id.len(), (0, 9), &key, &header_key);
+    finish(&mut sealed, 0, id.len(), 0, 9, &key, &header_key);
     for bit in 0..8 * sealed.len() {
         let mut packet = sealed.clone();
         packet[bit / 8] ^= 1 << (bit % 8);

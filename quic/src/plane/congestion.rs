@@ -1,8 +1,8 @@
 //! Congestion control: how many bytes may be in flight (RFC 9002, section 7).
 //!
-//! Loss recovery decides what was acknowledged, lost, or wrongly taken for lost. Controllers that go by losses
-//! are told of them once per round trip at most; those that model the path get every packet, and samples of the
-//! rate at which it delivers. Windows are in bytes.
+//! Loss recovery decides which packets were acknowledged, lost, or wrongly declared lost. Controllers that react to
+//! losses learn of them once per round trip at most. Controllers that model the path get every packet, and samples of
+//! the rate at which it delivers. Windows are in bytes.
 
 mod bbr;
 mod cubic;
@@ -18,119 +18,137 @@ use std::{
 pub use bbr::Bbr;
 pub use cubic::Cubic;
 pub use new_reno::NewReno;
-pub use rate::{Delivery, LATELY, RateSample, Snapshot};
+pub use rate::{Delivery, LATELY, RateSample, RateSnapshot};
 
 /// An algorithm that sets the window of one path.
+///
+/// [`Self::on_sent`] is called for each packet that leaves. For each ACK frame the order is [`Self::on_ack`], then
+/// [`Self::on_lost`] for each loss that the frame reveals, [`Self::on_congestion`] at most once per round trip, and
+/// [`Self::on_delivered`]. The window, the pacing rate and the bandwidth may be read at any time.
 pub trait Controller: Send {
-    /// A packet that elicits an acknowledgement is sent.
-    fn on_sent(&mut self, _sending: &Sending) {}
+    /// Notes that an ack-eliciting packet is sent.
+    fn on_sent(&mut self, _sending: &SendingPacket) {}
 
-    /// A packet was lost.
+    /// Notes that a packet was lost.
     fn on_lost(&mut self, _lost: &LostPacket) {}
 
-    /// An ACK frame acknowledged something; its losses have been told.
-    fn on_delivered(&mut self, _delivered: &Delivered) {}
+    /// Notes that an ACK frame acknowledged packets. Its losses were reported before.
+    fn on_delivered(&mut self, _delivered: &AckEffect) {}
 
-    /// Packets sent outside of a recovery period were acknowledged.
+    /// Notes that packets sent outside of a recovery period were acknowledged.
     fn on_ack(&mut self, now: Instant, acked: &Acked);
 
-    /// Congestion, for the first time since the last reduction took effect.
+    /// Notes congestion, for the first time since the last reduction took effect.
     fn on_congestion(&mut self, now: Instant);
 
-    /// All packets whose loss led to the last [`Controller::on_congestion`] were delivered after all.
+    /// Undoes the last [`Controller::on_congestion`]: all packets whose loss led to it were delivered after all.
     fn on_spurious_congestion(&mut self);
 
-    /// Persistent congestion (RFC 9002, section 7.6): the path carried nothing for several timeouts.
+    /// Notes persistent congestion (RFC 9002, section 7.6): the path carried nothing for several timeouts.
     fn on_persistent_congestion(&mut self, now: Instant);
 
-    /// The largest packet changed, bytes.
+    /// Notes a new size of the largest packet, bytes.
     fn set_mtu(&mut self, mtu: u64);
 
-    /// Bytes that may be in flight.
+    /// Returns the bytes that may be in flight.
     fn window(&self) -> u64;
 
-    /// Bytes in flight up to which a sender may send that does not pace: what it sends leaves at once, and waits on the path.
+    /// Returns the bytes in flight up to which an unpaced sender may send. Its packets leave at once, and queue on
+    /// the path.
     fn unpaced_window(&self) -> u64 {
         self.window()
     }
 
-    /// Bytes per second at which packets should leave: by default a quarter more than the window per
-    /// round trip (RFC 9002, section 7.7).
+    /// Returns the pacing rate in bytes per second. By default it is a quarter more than the window per round trip
+    /// (RFC 9002, section 7.7).
     fn pacing_rate(&self, rtt: Duration) -> u64 {
         let nanos = rtt.as_nanos().max(1);
         let rate = u128::from(self.window()) * 1_250_000_000 / nanos;
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
-    /// Bytes per second that the path is thought to carry; `None` where the algorithm does not estimate it.
+    /// Returns the estimated bandwidth of the path in bytes per second; `None` if the algorithm does not estimate it.
     fn bandwidth(&self) -> Option<u64> {
         None
     }
 }
 
-/// A packet that is sent.
+/// A packet that is being sent.
 #[derive(Clone, Copy, Debug)]
-pub struct Sending {
+pub struct SendingPacket {
+    /// The time of sending.
     pub now: Instant,
-    /// Bytes, without it.
+    /// Bytes in flight, without this packet.
     pub in_flight: u64,
-    /// The last time that sending stopped, there was no more to send.
+    /// When sending last stopped, there was no more data to send.
     pub app_limited: bool,
 }
 
 /// A packet that was lost.
 #[derive(Clone, Copy, Debug)]
 pub struct LostPacket {
+    /// The time when it was found lost.
     pub now: Instant,
+    /// Bytes of UDP payload.
     pub size: u64,
-    /// Bytes in flight when it was sent, with it.
+    /// Bytes in flight when it was sent, this packet included.
     pub in_flight: u64,
-    /// Bytes lost since then, with it.
+    /// Bytes lost since then, this packet included.
     pub lost: u64,
+    /// The sender had too little data to fill the window when it was sent.
     pub app_limited: bool,
-    /// Bytes delivered so far.
+    /// Bytes delivered on the path so far.
     pub delivered: u64,
 }
 
-/// What an ACK frame said.
+/// The effect of one ACK frame.
 #[derive(Clone, Copy, Debug)]
-pub struct Delivered {
+pub struct AckEffect {
+    /// The time when the frame arrived.
     pub now: Instant,
     /// Bytes newly acknowledged.
     pub acked: u64,
-    /// Bytes delivered so far.
+    /// Bytes delivered on the path so far.
     pub total: u64,
+    /// The sample of the delivery rate.
     pub sample: RateSample,
-    /// The frame's round trip, if it made a sample.
+    /// The frame's round-trip sample, if it gave one.
     pub rtt: Option<Duration>,
     /// Bytes in flight now.
     pub in_flight: u64,
-    /// The window was full before.
+    /// The window was full before the frame.
     pub window_limited: bool,
 }
 
-/// What one ACK frame newly acknowledged.
+/// Packets that one ACK frame newly acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
+    /// Bytes newly acknowledged.
     pub bytes: u64,
     /// When the newest of the packets was sent.
     pub sent: Instant,
-    /// Newest round-trip sample.
+    /// The newest round-trip sample.
     pub rtt: Duration,
+    /// The smoothed round-trip time.
     pub smoothed_rtt: Duration,
-    /// The sender had too little to send to fill the window, which must therefore not grow.
+    /// The sender had too little data to fill the window, so the window must not grow.
     pub app_limited: bool,
 }
 
+/// The available congestion controllers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Algorithm {
+pub enum CongestionAlgorithm {
+    /// CUBIC (RFC 9438).
     Cubic,
+    /// NewReno (RFC 9002, section 7).
     NewReno,
+    /// BBRv3 (draft-ietf-ccwg-bbr).
     #[default]
     Bbr,
 }
 
-impl Algorithm {
+impl CongestionAlgorithm {
+    /// Creates a controller. `mtu`: the largest packet, bytes.
     pub fn start(self, mtu: u64, now: Instant) -> Box<dyn Controller> {
         match self {
             Self::Cubic => Box::new(Cubic::new(mtu, now)),
@@ -140,17 +158,18 @@ impl Algorithm {
     }
 }
 
-/// Another one each time, but in simulations, which can be repeated.
+/// Returns a random seed, or a fixed one in simulations, so that they can be repeated.
 fn seed() -> u64 {
     if cfg!(test) { 1 } else { RandomState::new().hash_one(()) }
 }
 
-/// RFC 9002, section 7.2: ten packets, but no more than the larger of two packets and 14,720 bytes.
+/// Returns the initial window (RFC 9002, section 7.2): ten packets, but no more than the larger of two packets and
+/// 14,720 bytes.
 fn initial_window(mtu: u64) -> u64 {
     (10 * mtu).min((2 * mtu).max(14_720))
 }
 
-/// RFC 9002, section 7.2.
+/// Returns the minimum window (RFC 9002, section 7.2).
 fn minimum_window(mtu: u64) -> u64 {
     2 * mtu
 }

@@ -1,4 +1,4 @@
-//! Datagrams that wait to be sent, by priority and in order of arrival.
+//! Datagrams that wait to be sent, ordered by priority and then by arrival.
 
 use std::{
     collections::BTreeMap,
@@ -12,22 +12,26 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    policy::End,
-    types::{Label, Level, Priority},
+    policy::DroppedEnd,
+    types::{Label, Priority, PriorityLevel},
 };
 
+/// A datagram to be sent.
 pub struct NewDatagram {
+    /// The payload of the DATAGRAM frame.
     pub payload: Bytes,
+    /// The order of sending among datagrams and streams.
     pub priority: Priority,
-    /// Dropped when it has not been sent by then, as its publisher or subscriber wants it.
+    /// Time after which the datagram is dropped, as its publisher or subscriber requested.
     pub expires: Option<Instant>,
-    /// Dropped when it has not been sent by then, since nobody can use it any more.
+    /// Time after which the datagram is dropped because no receiver can use it.
     pub late: Option<Instant>,
+    /// Track and group, for traces.
     pub label: Label,
 }
 
 impl NewDatagram {
-    /// What it takes while it waits, bytes.
+    /// Returns the bytes of memory that it takes while it waits.
     pub(super) fn held(&self) -> u64 {
         (size_of::<((Priority, u64), Self)>() + self.payload.len()) as u64
     }
@@ -40,26 +44,27 @@ impl NewDatagram {
         self.late.is_some_and(|at| at <= now)
     }
 
-    /// When it goes.
+    /// Returns the time after which it is dropped.
     fn deadline(&self) -> Option<Instant> {
         self.expires.into_iter().chain(self.late).min()
     }
 }
 
-/// Memory that the datagrams of many connections share: each may hold as much as is free, so that those who hold most are
-/// the first to go without.
+/// Memory that the datagrams of many connections share. A connection may hold as much as is free, so those that hold
+/// most lose datagrams first.
 #[derive(Debug)]
-pub struct Pool {
+pub struct DatagramPool {
     total: u64,
     used: AtomicU64,
 }
 
-impl Pool {
+impl DatagramPool {
+    /// Creates a pool of `total` bytes.
     pub fn new(total: u64) -> Self {
         Self { total, used: AtomicU64::new(0) }
     }
 
-    /// Bytes that are held.
+    /// Returns the bytes that are held.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
@@ -69,64 +74,73 @@ impl Pool {
     }
 }
 
-/// What was dropped since its time was over.
+/// Numbers of datagrams that were dropped because their time was over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overdue {
     pub expired: u64,
     pub late: u64,
 }
 
+/// The waiting datagrams of one connection.
 #[derive(Default)]
-pub struct Datagrams {
+pub struct WaitingDatagrams {
     waiting: BTreeMap<(Priority, u64), NewDatagram>,
-    /// What they hold.
+    /// Bytes of memory that they hold.
     bytes: u64,
     queued: u64,
-    pool: Option<Arc<Pool>>,
+    pool: Option<Arc<DatagramPool>>,
 }
 
-impl Datagrams {
-    pub fn new(pool: Option<Arc<Pool>>) -> Self {
+impl WaitingDatagrams {
+    /// Creates an empty queue. `pool`: memory that it shares with other connections.
+    pub fn new(pool: Option<Arc<DatagramPool>>) -> Self {
         Self { waiting: BTreeMap::new(), bytes: 0, queued: 0, pool }
     }
 
+    /// Returns the number of waiting datagrams.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
+    /// Returns whether no datagram waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
+    /// Returns the bytes of memory that the waiting datagrams hold.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The level of the one to be sent next.
-    pub fn level(&self) -> Option<Level> {
+    /// Returns the level of the datagram to send next.
+    pub fn level(&self) -> Option<PriorityLevel> {
         self.waiting.first_key_value().map(|((priority, _), _)| priority.level())
     }
 
+    /// Returns the datagram to send next.
     pub fn first(&self) -> Option<&NewDatagram> {
         self.waiting.first_key_value().map(|(_, first)| first)
     }
 
+    /// Adds a datagram.
     pub fn push(&mut self, datagram: NewDatagram) {
         self.hold(datagram.held());
         self.waiting.insert((datagram.priority, self.queued), datagram);
         self.queued += 1;
     }
 
+    /// Removes the datagram to send next, and returns it.
     pub fn pop(&mut self) -> Option<NewDatagram> {
         let (_, first) = self.waiting.pop_first()?;
         self.release(first.held());
         Some(first)
     }
 
-    /// Drops those whose time is over. Returns when the next one's is.
+    /// Drops datagrams whose time is over. Returns when the time of the next one is over.
     pub fn expire(&mut self, now: Instant) -> (Overdue, Option<Instant>) {
         let mut overdue = Overdue::default();
-        let (mut freed, mut next) = (0, None::<Instant>);
+        let mut freed = 0;
+        let mut next = None::<Instant>;
         self.waiting.retain(|_, datagram| {
             let expired = datagram.is_expired(now);
             let goes = expired || datagram.is_late(now);
@@ -142,8 +156,8 @@ impl Datagrams {
         (overdue, next)
     }
 
-    /// Drops until they hold no more than they may, `limit` bytes at most. Returns how many went.
-    pub fn trim(&mut self, limit: u64, end: End) -> u64 {
+    /// Drops datagrams until they hold no more than allowed, `limit` bytes at most. Returns how many were dropped.
+    pub fn trim(&mut self, limit: u64, end: DroppedEnd) -> u64 {
         let most = |these: &Self| match &these.pool {
             Some(pool) => limit.min(these.bytes.saturating_add(pool.free()) / 2),
             None => limit,
@@ -151,10 +165,10 @@ impl Datagrams {
         if self.bytes <= most(self) {
             return 0;
         }
-        // Not for each one anew: the oldest have to be looked for.
+        // Computed once for several, because the oldest have to be searched for.
         let least = |these: &Self| match end {
-            End::Oldest => most(these) - most(these) / 8,
-            End::Newest => most(these),
+            DroppedEnd::Oldest => most(these) - most(these) / 8,
+            DroppedEnd::Newest => most(these),
         };
         let mut gone = 0;
         while self.bytes > least(self)
@@ -164,8 +178,8 @@ impl Datagrams {
             let of_level = self.waiting.keys().rev().take_while(|(priority, _)| priority.level() == level);
             let mut keys: Vec<_> = of_level.copied().collect();
             keys.sort_unstable_by_key(|(_, order)| match end {
-                End::Oldest => *order,
-                End::Newest => u64::MAX - order,
+                DroppedEnd::Oldest => *order,
+                DroppedEnd::Newest => u64::MAX - order,
             });
             for key in keys {
                 if self.bytes <= least(self) {
@@ -194,7 +208,7 @@ impl Datagrams {
     }
 }
 
-impl Drop for Datagrams {
+impl Drop for WaitingDatagrams {
     fn drop(&mut self) {
         self.release(self.bytes);
     }
@@ -214,25 +228,26 @@ mod tests {
         }
     }
 
-    /// Whoever holds most of what all share goes without first, and what a connection held is free once it is gone.
+    /// Connections that hold most of the shared memory lose datagrams first, and a connection that ends frees its
+    /// memory.
     #[test]
-    fn connections_share_what_there_is() {
-        let pool = Arc::new(Pool::new(100_000));
-        let mut one = Datagrams::new(Some(Arc::clone(&pool)));
-        let fill = |datagrams: &mut Datagrams| {
+    fn connections_share_the_datagram_memory() {
+        let pool = Arc::new(DatagramPool::new(100_000));
+        let mut one = WaitingDatagrams::new(Some(Arc::clone(&pool)));
+        let fill = |datagrams: &mut WaitingDatagrams| {
             for _ in 0..500 {
                 datagrams.push(datagram(1, 1000));
-                datagrams.trim(u64::MAX, End::Oldest);
+                datagrams.trim(u64::MAX, DroppedEnd::Oldest);
                 assert!(pool.used() <= 100_000);
             }
             datagrams.bytes()
         };
         assert!((40_000..=50_000).contains(&fill(&mut one)));
-        let mut others: Vec<_> = (0..3).map(|_| Datagrams::new(Some(Arc::clone(&pool)))).collect();
+        let mut others: Vec<_> = (0..3).map(|_| WaitingDatagrams::new(Some(Arc::clone(&pool)))).collect();
         for other in &mut others {
             fill(other);
         }
-        // All have kept sending: each comes to have as much as is free.
+        // All connections go on sending: each comes to hold as much as is free.
         for _ in 0..5 {
             for datagrams in others.iter_mut().chain([&mut one]) {
                 let held = fill(datagrams);
@@ -244,17 +259,17 @@ mod tests {
     }
 
     #[test]
-    fn the_least_urgent_go_whatever_their_age() {
-        for end in [End::Oldest, End::Newest] {
-            let mut datagrams = Datagrams::default();
+    fn least_urgent_datagrams_are_dropped_first() {
+        for end in [DroppedEnd::Oldest, DroppedEnd::Newest] {
+            let mut datagrams = WaitingDatagrams::default();
             for subscriber in [9, 3, 9, 3] {
                 datagrams.push(datagram(subscriber, 1000));
             }
             let all = datagrams.bytes();
             assert_eq!(datagrams.trim(all - 1, end), 1);
-            assert_eq!(datagrams.trim(all / 2, end), if end == End::Oldest { 2 } else { 1 });
+            assert_eq!(datagrams.trim(all / 2, end), if end == DroppedEnd::Oldest { 2 } else { 1 });
             assert_eq!(datagrams.level(), Some((3, 0)));
-            assert_eq!(datagrams.trim(0, end), if end == End::Oldest { 1 } else { 2 });
+            assert_eq!(datagrams.trim(0, end), if end == DroppedEnd::Oldest { 1 } else { 2 });
             assert_eq!((datagrams.len(), datagrams.bytes()), (0, 0));
         }
     }

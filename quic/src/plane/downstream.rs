@@ -1,13 +1,12 @@
-//! What one connection is owed, has been sent and has acknowledged.
+//! The send side of one connection's unidirectional streams and datagrams.
 //!
-//! [`Downstream`] is the send side of many unidirectional streams and of datagrams. It does not own their bytes but
-//! reads them from [sources](super::source::Source). Bytes that are neither acknowledged nor in flight are a
-//! *hole*. New data, lost data and the past that a late receiver catches up with are all holes, and are sent in
-//! order of priority.
+//! [`Downstream`] tracks which bytes the peer is owed, was sent and has acknowledged. It does not own these bytes but
+//! reads them from [sources](super::source::Source). Bytes that are neither acknowledged nor in flight are a *hole*.
+//! New data, lost data, and old data that a late receiver asked for are all holes, and are sent in order of priority.
 //!
-//! Where to look: [`Downstream::poll_frames`] fills packets (`send`), [`Downstream::on_ack`] and its neighbours take
-//! what the peer says (`feedback`), streams wait, expire and end (`lifecycle`), and an offload may send in the
-//! plane's place (`offload`), and open streams (`opened`).
+//! Its modules: `send` fills packets ([`Downstream::poll_frames`]), and `feedback` takes the peer's frames
+//! ([`Downstream::on_ack`] and others). `lifecycle` has queues, deadlines and ends of streams. `offload` has another
+//! sender on the same streams, and `opened` the streams that it opens.
 
 mod api;
 mod feedback;
@@ -28,39 +27,39 @@ use smallvec::SmallVec;
 use crate::webtransport::Binding;
 
 use super::{
-    datagrams::Datagrams,
+    datagrams::WaitingDatagrams,
     pacing::Pacer,
-    policy::Policy,
+    policy::QueuePolicy,
     queues::StreamQueues,
-    recovery::{self, Outcome, Recovery},
-    slots::Slots,
-    source::End,
-    stream::Stream,
+    recovery::{self, Recovery, RecoveryOutcome},
+    slots::StreamSlots,
+    source::SourceEnd,
+    stream::PlaneStream,
 };
 
 pub use super::{
-    datagrams::{NewDatagram, Pool},
+    datagrams::{DatagramPool, NewDatagram},
     policy,
-    stream::{Asked, NewStream},
-    types::{Ack, Label, Level, Priority, StreamKey},
+    stream::{AskedRange, NewStream},
+    types::{AckRanges, Label, Priority, PriorityLevel, StreamKey},
 };
 pub use api::*;
-pub use offload::{Budget, OffloadedPacket, StreamGrant};
-pub use pieces::{Carried, Piece};
+pub use offload::{OffloadBudget, OffloadedPacket, StreamGrant};
+pub use pieces::{FrameContent, PacketFrame};
 
-/// What a packet carries, kept from [`Downstream::poll_frames`] until it is acknowledged or lost.
+/// The content of a packet, kept from [`Downstream::poll_frames`] until the packet is acknowledged or lost.
 #[derive(Clone, Debug, Default)]
-pub struct Content(SmallVec<[Sent; 2]>);
+pub struct PacketContent(SmallVec<[SentFrame; 2]>);
 
 #[derive(Clone, Copy, Debug)]
-enum Sent {
+enum SentFrame {
     Bytes { key: StreamKey, offset: u64, len: u16, fin: bool, again: bool },
     Reset { key: StreamKey },
     Datagram { label: Label },
     Ping,
 }
 
-/// Why a stream is reset; counted in [`Resets`].
+/// The reason why a stream is reset; counted in [`Resets`].
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Source,
@@ -75,12 +74,12 @@ enum Cause {
     QueueFull,
 }
 
-/// Whom streams belong to.
+/// The owner of streams, such as a subscription.
 #[derive(Default)]
-struct Owner {
+struct StreamOwner {
     owned: Owned,
     newest: Option<Newest>,
-    /// When it last had to be sent what it had asked for from the past.
+    /// When the owner last had to be sent bytes that it had asked for from the past.
     caught_up: Option<Instant>,
 }
 
@@ -92,50 +91,84 @@ struct Newest {
     first: (u8, u64),
 }
 
-/// The data plane of one connection. Sans-I/O: time is an argument, `now`, and never goes back.
+/// The data plane of one connection. It does no I/O: time is an argument, `now`, and never goes back.
+///
+/// A stream is opened ([`Self::open`]), gets an ID when its first frame is written, and ends when the peer has
+/// acknowledged its FIN or its reset; [`Self::poll_event`] reports each step. To send, call [`Self::poll_frames`]
+/// until it returns `None`, and pass each content on to [`Self::on_sent`] or [`Self::on_not_sent`]. Frames of the
+/// peer go to [`Self::on_ack`] and the other `on_...` methods in the order of their arrival. [`Self::timeout`] tells
+/// when to call [`Self::on_timeout`]; any other call may change it. At any time each byte of a stream is
+/// acknowledged, in flight, or part of a hole.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use bytes::Bytes;
+/// use millrace_quic::plane::downstream::{
+///     AckRanges, Config, Downstream, Label, NewDatagram, PeerLimits, Priority, ResetCodes,
+/// };
+///
+/// let now = Instant::now();
+/// let config = Config::new(ResetCodes { late: 1, behind: 2, gone: 3 });
+/// let peer = PeerLimits { max_datagram_frame_size: 1200, ..PeerLimits::default() };
+/// let mut plane = Downstream::new(config, peer, now);
+/// let payload = Bytes::from_static(b"an object");
+/// let (priority, label) = (Priority::default(), Label::default());
+/// plane.send_datagram(NewDatagram { payload, priority, expires: None, late: None, label })?;
+///
+/// // The caller seals the frames, sends them as packet 0, and says so.
+/// let mut frames = Vec::new();
+/// let content = plane.poll_frames(now, 1150, &mut frames).ok_or("nothing may be sent")?;
+/// plane.on_sent(now, 0, frames.len(), content);
+///
+/// let ack = AckRanges { delay: Duration::ZERO, ranges: vec![0..=0], ecn: None };
+/// plane.on_ack(now + Duration::from_millis(30), &ack)?;
+/// assert_eq!(plane.stats().datagrams_sent, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Downstream {
     config: Config,
     peer: PeerLimits,
-    recovery: Recovery<Content>,
+    recovery: Recovery<PacketContent>,
     pacer: Pacer,
-    streams: Slots,
+    streams: StreamSlots,
     by_id: HashMap<u64, StreamKey>,
-    owners: HashMap<u64, Owner>,
+    owners: HashMap<u64, StreamOwner>,
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,
     starved: StreamQueues,
     /// Streams that are ready to be reset.
     resets_owed: usize,
-    datagrams: Datagrams,
-    /// It is the datagrams' turn: they take turns with the streams of their level.
+    datagrams: WaitingDatagrams,
+    /// Whether it is the datagrams' turn. They take turns with the streams of their level.
     datagrams_turn: bool,
     /// Running subgroup delivery timeouts.
     deadlines: BTreeSet<(Instant, StreamKey)>,
-    policy: Box<dyn Policy>,
-    /// When what waits is looked at next.
+    policy: Box<dyn QueuePolicy>,
+    /// Time of the next review of the backlog.
     review_at: Option<Instant>,
-    /// Before this it is not looked at again.
+    /// Time before which the backlog is not reviewed again.
     reviewed_until: Option<Instant>,
-    /// A group has begun that is its owner's newest.
+    /// Whether a group has begun that is its owner's newest.
     superseded: bool,
     /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
-    /// Connection credit that was used, bytes.
+    /// Bytes of connection credit that were used.
     data_sent: u64,
-    /// What the offload may have sent and has not reported yet.
-    outstanding: Budget,
+    /// Packets that the offload may have sent and has not reported yet.
+    outstanding: OffloadBudget,
     recalls: Vec<StreamKey>,
-    /// When sending last stopped, data was missing, not window.
+    /// Whether data was missing, not window, when sending last stopped.
     app_limited: bool,
     paced_until: Option<Instant>,
-    events: VecDeque<Event>,
-    outcome: Outcome<Content>,
-    stats: Stats,
+    events: VecDeque<DownstreamEvent>,
+    outcome: RecoveryOutcome<PacketContent>,
+    stats: DownstreamStats,
     binding: Binding,
 }
 
 impl Downstream {
+    /// Creates the data plane of a connection.
     pub fn new(config: Config, peer: PeerLimits, now: Instant) -> Self {
         let recovery = recovery::Config {
             algorithm: config.algorithm,
@@ -145,12 +178,12 @@ impl Downstream {
             ecn: config.ecn,
         };
         Self {
-            datagrams: Datagrams::new(config.datagram_pool.clone()),
+            datagrams: WaitingDatagrams::new(config.datagram_pool.clone()),
             policy: config.policy.build(),
             peer,
             recovery: Recovery::new(recovery, now),
             pacer: Pacer::new(config.mtu as u64, now),
-            streams: Slots::default(),
+            streams: StreamSlots::default(),
             by_id: HashMap::new(),
             owners: HashMap::new(),
             ready: StreamQueues::default(),
@@ -165,69 +198,71 @@ impl Downstream {
             superseded: false,
             next_stream: peer.first_stream_uni,
             data_sent: 0,
-            outstanding: Budget::default(),
+            outstanding: OffloadBudget::default(),
             recalls: Vec::new(),
             app_limited: true,
             paced_until: None,
             events: VecDeque::new(),
-            outcome: Outcome::default(),
-            stats: Stats::default(),
+            outcome: RecoveryOutcome::default(),
+            stats: DownstreamStats::default(),
             binding: Binding::default(),
             config,
         }
     }
 
-    /// How the application's streams lie on the connection: what the sources of streams and the datagrams begin with is the
-    /// caller's. The QUIC stack opens `streams` more of its own. Called before anything is opened.
+    /// Sets how the application's streams lie on the connection. The caller writes the preambles of streams and
+    /// datagrams. The QUIC stack opens `streams` more streams of its own. Called before any stream is opened.
     pub fn bind(&mut self, binding: Binding, streams: u64) {
         self.binding = binding;
         self.peer.first_stream_uni += streams;
         self.next_stream = self.next_stream.max(self.peer.first_stream_uni);
     }
 
+    /// Returns how the application's streams lie on the connection.
     pub fn binding(&self) -> Binding {
         self.binding
     }
 
-    /// Adds a stream. It gets its ID when it is first sent: streams wait for IDs in order of priority.
+    /// Adds a stream. It gets its ID when it is first sent, because streams wait for IDs in order of priority.
     pub fn open(&mut self, stream: NewStream) -> StreamKey {
         self.superseded |= self.owners.entry(stream.owner).or_default().open(&stream);
-        let key = self.streams.insert(Stream::new(stream, self.peer.max_stream_data_uni));
+        let key = self.streams.insert(PlaneStream::new(stream, self.peer.max_stream_data_uni));
         self.wake(key);
         key
     }
 
-    /// The source has more bytes, or ended. Has no effect once the stream is gone.
+    /// Notes that the source has more bytes, or has ended. It has no effect once the stream is gone.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // Checked here because a stream without credit does not read.
+        // A stream without credit does not read its source, so the check is here.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);
         }
         match stream.refresh() {
-            Some(End::Open) => {}
-            Some(End::Fin { at }) => self.arm(key, at),
-            Some(End::Reset(code)) => return self.begin_reset(key, code, Cause::Source),
+            Some(SourceEnd::Open) => {}
+            Some(SourceEnd::Fin { at }) => self.arm(key, at),
+            Some(SourceEnd::Reset(code)) => return self.begin_reset(key, code, Cause::Source),
             None => return,
         }
         self.place(key);
         self.shed();
     }
 
-    /// Gives the stream up with an application error code. One that only waits for acknowledgements is left
-    /// alone: its receiver may be reading it.
+    /// Resets the stream with an application error code. A stream that only waits for acknowledgements is left alone,
+    /// because its receiver may be reading it.
     pub fn reset(&mut self, key: StreamKey, code: u64) {
         if self.streams.get(key).is_some_and(|stream| !stream.is_sent()) {
             self.begin_reset(key, code, Cause::Requested);
         }
     }
 
-    /// Datagrams that wait to be sent.
+    /// Returns the number of datagrams that wait to be sent.
     pub fn queued_datagrams(&self) -> usize {
         self.datagrams.len()
     }
 
+    /// Changes the priority of a stream.
     pub fn set_priority(&mut self, key: StreamKey, priority: Priority) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         if stream.priority != priority {
@@ -236,15 +271,15 @@ impl Downstream {
                 stream.priority = priority;
             }
             self.place(key);
-            // The offload goes by the priority that the stream had when it was delegated.
+            // The offload uses the priority that the stream had when it was delegated.
             self.recall(key);
         }
     }
 
     /// Queues the payload of a DATAGRAM frame.
     pub fn send_datagram(&mut self, datagram: NewDatagram) -> Result<(), TooLarge> {
-        let (size, limit) =
-            (send::datagram_size(&datagram.payload) as u64, self.peer.max_datagram_frame_size);
+        let size = send::datagram_size(&datagram.payload) as u64;
+        let limit = self.peer.max_datagram_frame_size;
         if size > limit {
             self.stats.datagrams_too_large += 1;
             return Err(TooLarge { size, limit });
@@ -255,16 +290,17 @@ impl Downstream {
         Ok(())
     }
 
-    pub fn poll_event(&mut self) -> Option<Event> {
+    /// Returns the next event of a stream.
+    pub fn poll_event(&mut self) -> Option<DownstreamEvent> {
         self.events.pop_front()
     }
 
-    /// Whether [`Self::poll_event`] has something.
+    /// Returns whether [`Self::poll_event`] has an event.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// How many streams an owner has, and has had.
+    /// Returns the number of streams that an owner has, and has had.
     pub fn owned(&self, owner: u64) -> Owned {
         self.owners.get(&owner).map(|owner| owner.owned).unwrap_or_default()
     }
@@ -274,9 +310,9 @@ impl Downstream {
         self.owners.remove(&owner).unwrap_or_default().owned
     }
 
-    /// What the connection carries.
-    pub fn room(&self, now: Instant) -> Room {
-        Room {
+    /// Returns what the connection carries, and how much waits for it.
+    pub fn room(&self, now: Instant) -> ConnectionRoom {
+        ConnectionRoom {
             delivered: self.recovery.delivered(),
             bandwidth: self.bandwidth(),
             fastest: self.recovery.fastest(),
@@ -285,15 +321,16 @@ impl Downstream {
         }
     }
 
-    /// What the path is thought to carry, bytes per second.
+    /// Returns the estimated bandwidth of the path, bytes per second.
     fn bandwidth(&self) -> u64 {
         let round_trip = self.recovery.rtt.smoothed();
         let per_round = || (self.recovery.window() as f64 / round_trip.as_secs_f64().max(1e-6)) as u64;
         self.recovery.bandwidth().unwrap_or_else(per_round)
     }
 
-    pub fn stats(&self) -> Stats {
-        Stats {
+    /// Returns counters and the current state.
+    pub fn stats(&self) -> DownstreamStats {
+        DownstreamStats {
             recovery: self.recovery.counts(),
             live_streams: self.streams.len() as u64,
             pending_bytes: self.streams.iter().map(|(_, stream)| stream.pending()).sum(),
@@ -309,6 +346,7 @@ impl Downstream {
 }
 
 #[cfg(any(test, feature = "simulator"))]
+#[allow(missing_docs, reason = "a simulator for tests")]
 pub mod sim;
 #[cfg(test)]
 mod tests;

@@ -1,37 +1,47 @@
-//! Explicit congestion notification (RFC 9000, section 13.4): whether packets are sent as ECT(0), and what the peer's counts say.
+//! Explicit congestion notification (RFC 9000, section 13.4): decides whether packets are sent as ECT(0), and checks
+//! the peer's counts.
 
 use crate::ack::EcnCounts;
 
-/// Packets that are marked before it is known whether marks arrive (section 13.4.2, appendix A.4).
+/// Number of packets that are marked to find out whether marks arrive (section 13.4.2, appendix A.4).
 const TESTS: u64 = 10;
 
-/// Marking on one path. Those that are marked are the data plane's packets and the offload's; the QUIC stack's are not.
+/// Marking on one path. It concerns packets of the data plane and of the offload; the QUIC stack's are not marked.
+///
+/// The state moves from testing to unknown once all test packets were sent, and to capable when one of them is
+/// acknowledged with valid counts. It moves to failed if all of them are lost or counts are invalid. A path change
+/// begins a new test.
 #[derive(Clone, Debug)]
 pub struct Ecn {
-    state: State,
+    state: EcnState,
     enabled: bool,
-    /// Of the last ACK frame that was looked at. The peer counts on through all paths.
+    /// Counts of the last ACK frame that was used. The peer counts on across paths.
     seen: EcnCounts,
-    /// Marked packets that were lost while that is not known.
+    /// Marked packets that were lost during the test.
     lost: u64,
 }
 
+/// The state of marking on a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
-    /// Nothing is marked.
+pub enum EcnState {
+    /// Marking is switched off.
     #[default]
     Off,
-    /// So many more packets are marked.
-    Testing { left: u64 },
-    /// All of those have been sent, and none is acknowledged.
+    /// The next `left` packets are marked to test the path.
+    Testing {
+        /// Packets that are still to be marked.
+        left: u64,
+    },
+    /// The test packets have all been sent, and none is acknowledged.
     Unknown,
-    /// Marks arrive, and so do those of the network.
+    /// Marks arrive, and the network's marks are counted.
     Capable,
-    /// They do not, or the peer does not count them: nothing is marked.
+    /// Marks do not arrive, or the peer does not count them: no packet is marked.
     Failed,
 }
 
-impl State {
+impl EcnState {
+    /// Returns the name for the status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -44,65 +54,67 @@ impl State {
 }
 
 impl Ecn {
+    /// Creates the state of a new path.
     pub fn new(enabled: bool) -> Self {
-        let mut ecn = Self { state: State::Off, enabled, seen: EcnCounts::default(), lost: 0 };
+        let mut ecn = Self { state: EcnState::Off, enabled, seen: EcnCounts::default(), lost: 0 };
         ecn.on_path_change();
         ecn
     }
 
-    pub fn state(&self) -> State {
+    /// Returns the state.
+    pub fn state(&self) -> EcnState {
         self.state
     }
 
-    /// Whether the next packet is sent as ECT(0).
+    /// Returns whether the next packet is sent as ECT(0).
     pub fn marks(&self) -> bool {
-        matches!(self.state, State::Testing { .. } | State::Capable)
+        matches!(self.state, EcnState::Testing { .. } | EcnState::Capable)
     }
 
-    /// A marked packet was sent.
+    /// Notes that a marked packet was sent.
     pub fn on_sent(&mut self) {
-        if let State::Testing { left } = &mut self.state {
+        if let EcnState::Testing { left } = &mut self.state {
             *left = left.saturating_sub(1);
             if *left == 0 {
-                self.state = State::Unknown;
+                self.state = EcnState::Unknown;
             }
         }
     }
 
-    /// A marked packet was lost: if all are, the path does not carry them.
+    /// Notes that a marked packet was lost. If all test packets are, the path does not carry marks.
     pub fn on_lost(&mut self) {
-        if matches!(self.state, State::Testing { .. } | State::Unknown) {
+        if matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown) {
             self.lost += 1;
             if self.lost >= TESTS {
-                self.state = State::Failed;
+                self.state = EcnState::Failed;
             }
         }
     }
 
-    /// An ACK frame raised the largest acknowledged number. It is the first to acknowledge so many `marked` packets; `most`
-    /// packets were sent that may have been marked. Returns how many more the network has marked CE.
+    /// Takes an ACK frame that raised the largest acknowledged number. It newly acknowledges `marked` marked packets;
+    /// at most `most` packets were sent that may have been marked. Returns the number of new CE marks of the network.
     pub fn on_ack(&mut self, marked: u64, most: u64, counts: Option<EcnCounts>) -> u64 {
-        if !matches!(self.state, State::Testing { .. } | State::Unknown | State::Capable) {
+        if !matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown | EcnState::Capable) {
             return 0;
         }
         let Some(counts) = counts else {
             if marked > 0 {
-                self.state = State::Failed;
+                self.state = EcnState::Failed;
             }
             return 0;
         };
         let Some(ce) = self.validate(marked, most, counts) else {
-            self.state = State::Failed;
+            self.state = EcnState::Failed;
             return 0;
         };
         self.seen = counts;
         if marked > 0 {
-            self.state = State::Capable;
+            self.state = EcnState::Capable;
         }
         ce
     }
 
-    /// Section 13.4.2.1; `None`: the counts cannot be.
+    /// Checks the counts (section 13.4.2.1); `None`: they are impossible.
     fn validate(&self, marked: u64, most: u64, counts: EcnCounts) -> Option<u64> {
         let ect0 = counts.ect0.checked_sub(self.seen.ect0)?;
         let ce = counts.ce.checked_sub(self.seen.ce)?;
@@ -110,9 +122,9 @@ impl Ecn {
         (ect0.checked_add(ce)? >= marked && counts.ect1 == 0 && total <= most).then_some(ce)
     }
 
-    /// Packets take another path, on which it is not known.
+    /// Begins a new test, because packets take another path.
     pub fn on_path_change(&mut self) {
-        self.state = if self.enabled { State::Testing { left: TESTS } } else { State::Off };
+        self.state = if self.enabled { EcnState::Testing { left: TESTS } } else { EcnState::Off };
         self.lost = 0;
     }
 }
@@ -126,41 +138,41 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_marked_where_it_is_off() {
+    fn disabled_ecn_marks_no_packet() {
         let mut ecn = Ecn::new(false);
         assert!(!ecn.marks());
         assert_eq!(ecn.on_ack(0, 100, counts(9, 0, 9)), 0);
-        assert_eq!(ecn.state(), State::Off);
+        assert_eq!(ecn.state(), EcnState::Off);
     }
 
     #[test]
-    fn ten_are_marked_until_one_arrives() {
+    fn ten_packets_are_ecn_marked_until_one_is_confirmed() {
         let mut ecn = Ecn::new(true);
         for _ in 0..TESTS {
             assert!(ecn.marks());
             ecn.on_sent();
         }
         assert!(!ecn.marks());
-        assert_eq!(ecn.state(), State::Unknown);
+        assert_eq!(ecn.state(), EcnState::Unknown);
         assert_eq!(ecn.on_ack(1, 10, counts(1, 0, 0)), 0);
         assert!(ecn.marks());
-        assert_eq!(ecn.state(), State::Capable);
+        assert_eq!(ecn.state(), EcnState::Capable);
     }
 
     #[test]
-    fn where_none_arrives_no_more_are_marked() {
+    fn path_that_strips_ecn_marks_fails_validation() {
         let mut ecn = Ecn::new(true);
         (0..TESTS).for_each(|_| ecn.on_sent());
         (0..TESTS - 1).for_each(|_| ecn.on_lost());
-        assert_eq!(ecn.state(), State::Unknown);
+        assert_eq!(ecn.state(), EcnState::Unknown);
         ecn.on_lost();
-        assert_eq!(ecn.state(), State::Failed);
+        assert_eq!(ecn.state(), EcnState::Failed);
         ecn.on_path_change();
         assert!(ecn.marks(), "another path may");
     }
 
     #[test]
-    fn counts_that_cannot_be_end_it() {
+    fn impossible_ecn_counts_end_marking() {
         for (marked, next, what) in [
             (3, None, "it does not count"),
             (3, counts(12, 0, 0), "one was bleached"),
@@ -173,20 +185,20 @@ mod tests {
             let mut ecn = Ecn::new(true);
             assert_eq!(ecn.on_ack(11, 100, counts(10, 0, 1)), 1);
             assert_eq!(ecn.on_ack(marked, 100, next), 0, "{what}");
-            assert_eq!(ecn.state(), State::Failed, "{what}");
+            assert_eq!(ecn.state(), EcnState::Failed, "{what}");
             assert_eq!(ecn.on_ack(1, 100, counts(12, 0, 3)), 0, "{what}");
         }
     }
 
     #[test]
-    fn marks_of_the_network_are_counted_once() {
+    fn ecn_marks_of_the_network_are_counted_once() {
         let mut ecn = Ecn::new(true);
         assert_eq!(ecn.on_ack(5, 100, counts(5, 0, 0)), 0);
         assert_eq!(ecn.on_ack(5, 100, counts(7, 0, 3)), 3);
         assert_eq!(ecn.on_ack(0, 100, counts(7, 0, 3)), 0);
-        // An acknowledgement was lost before it.
+        // The previous acknowledgement was lost.
         assert_eq!(ecn.on_ack(2, 100, counts(9, 0, 5)), 2);
         assert_eq!(ecn.on_ack(0, 100, None), 0, "nothing marked was acknowledged");
-        assert_eq!(ecn.state(), State::Capable);
+        assert_eq!(ecn.state(), EcnState::Capable);
     }
 }

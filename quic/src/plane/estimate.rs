@@ -1,25 +1,25 @@
-//! What is thought of a connection's path, and when that has changed enough to be told.
+//! Estimate of a connection's path, and when it has changed enough to be reported.
 
 use std::time::{Duration, Instant};
 
-/// What the network carries for one connection.
+/// Properties of the network path of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Bytes per second that the path is thought to carry; `None` where the congestion controller does not estimate it.
+    /// Estimated bandwidth in bytes per second; `None` if the congestion controller does not estimate it.
     pub bandwidth: Option<u64>,
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// What of that is queues on the path: what it is longer than the shortest sample.
+    /// Part of the round trip that is queueing on the path: its excess over the shortest sample.
     pub path_queue: Duration,
-    /// How long the oldest of what is sent live has waited for the path.
+    /// Time that the oldest live data has waited for the path.
     pub queue: Duration,
-    /// Share of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few to say.
+    /// Fraction of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few packets.
     pub loss: Option<f64>,
 }
 
 impl Estimate {
-    /// Whether one who was told `self` should hear of `new`: a bandwidth that differs by more than an eighth, delays by more
-    /// than 10 ms and a quarter, loss by more than a hundredth.
+    /// Returns whether a listener that knows `self` should get `new`: a bandwidth that differs by more than an
+    /// eighth, delays by more than 10 ms and a quarter, or loss by more than a hundredth.
     pub fn is_outdated(&self, new: &Self) -> bool {
         let bandwidth = match (self.bandwidth, new.bandwidth) {
             (Some(told), Some(new)) => told.abs_diff(new) > told / 8,
@@ -39,18 +39,18 @@ impl Estimate {
     }
 }
 
-/// What somebody was told.
+/// The estimate that was reported last.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct ReportedEstimate {
     last: Option<Estimate>,
     looked: Option<Instant>,
 }
 
-impl Told {
-    /// How often it is looked at most.
+impl ReportedEstimate {
+    /// Shortest time between two checks.
     const INTERVAL: Duration = Duration::from_millis(50);
 
-    /// The estimate, if it is time to look, somebody is `listening`, and it is news.
+    /// Returns the estimate, if it is time to check, somebody is `listening`, and it has changed enough.
     pub fn news(
         &mut self,
         now: Instant,
@@ -78,10 +78,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_news_are_told_and_not_too_often() {
+    fn estimate_is_reported_on_change_and_not_too_often() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut told = Told::default();
+        let mut told = ReportedEstimate::default();
         let mut news = |ms, bandwidth| {
             let estimate = || Estimate { bandwidth: Some(bandwidth), ..Estimate::default() };
             told.news(at(ms), || true, estimate).map(|estimate| estimate.bandwidth.unwrap())
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_news() {
+    fn estimate_change_above_the_threshold_is_reported() {
         let ms = Duration::from_millis;
         let told = Estimate {
             bandwidth: Some(1000),

@@ -6,12 +6,12 @@
 //!
 //! [`downstream::Downstream`] is the entry. The other modules, from the lowest up; each uses only those before it:
 //!
-//! * [`types`], [`source`]: keys and priorities, what a stream reads from;
+//! * [`types`], [`source`]: keys and priorities, and the bytes that streams read;
 //! * [`congestion`], [`ecn`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
-//! * [`estimate`]: what the path is thought to carry, and when that is news;
-//! * [`policy`]: what goes when the peer does not keep up;
-//! * `datagrams`, `queues`, `stream`, `slots`: what waits and which goes next, the state of one stream, and where streams
-//!   are kept.
+//! * [`estimate`]: the estimate of the path, and when to report it;
+//! * [`policy`]: which streams to drop if the peer does not keep up;
+//! * `datagrams`, `queues`, `stream`, `slots`: waiting data and its order, the state of one stream, and the storage of
+//!   streams.
 
 pub mod congestion;
 mod datagrams;

@@ -1,17 +1,17 @@
-//! Spreading a window's packets over the round trip (RFC 9002, section 7.7).
+//! Spreads a window's packets over the round trip (RFC 9002, section 7.7).
 
 use std::time::{Duration, Instant};
 
-/// Packets that may always leave at once: the initial window's burst (RFC 9002, section 7.7).
+/// Number of packets that may always leave at once: the initial window's burst (RFC 9002, section 7.7).
 const MIN_BURST: u64 = 10;
-/// What the bucket holds, as time at the current rate. Timers wake a sender about every millisecond, so a smaller
-/// bucket would limit the rate.
+/// Size of the bucket as time at the current rate. Timers wake a sender about every millisecond, so a smaller bucket
+/// would limit the rate.
 const BURST_TIME: Duration = Duration::from_millis(2);
 const MAX_BURST: u64 = 256;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// A token bucket in bytes, filled at the rate given to [`Pacer::ready`].
+/// A token bucket in bytes. It fills at the rate that is given to [`Pacer::ready`].
 #[derive(Debug)]
 pub struct Pacer {
     mtu: u64,
@@ -20,16 +20,17 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// A full bucket. `mtu` is the largest packet, bytes.
+    /// Creates a full bucket. `mtu` is the largest packet, bytes.
     pub fn new(mtu: u64, now: Instant) -> Self {
         Self { mtu, tokens: MIN_BURST * mtu, filled: now }
     }
 
+    /// Sets the size of the largest packet, bytes.
     pub fn set_mtu(&mut self, mtu: u64) {
         self.mtu = mtu;
     }
 
-    /// Whether a packet may leave now at `rate` bytes per second; otherwise from when on.
+    /// Returns whether a packet may leave now at `rate` bytes per second; otherwise the time from which it may.
     pub fn ready(&mut self, now: Instant, rate: u64) -> Result<(), Instant> {
         let rate = rate.max(1);
         self.fill(now, rate);
@@ -37,10 +38,11 @@ impl Pacer {
             return Ok(());
         }
         let missing = self.mtu - self.tokens;
-        // Rounded up, so that the missing bytes are there at the deadline.
+        // Rounded up, so that the bucket has the missing bytes at the deadline.
         Err(self.filled + Duration::from_nanos(scale(missing, NANOS, rate).saturating_add(1)))
     }
 
+    /// Takes the bytes of a packet that was sent.
     pub fn on_sent(&mut self, size: u64) {
         self.tokens = self.tokens.saturating_sub(size);
     }
@@ -55,13 +57,13 @@ impl Pacer {
             self.tokens = capacity;
             self.filled = now;
         } else {
-            // Only whole bytes are taken; the rest of the time counts at the next call.
+            // Only whole bytes are taken. The rest of the time counts at the next call.
             self.filled += Duration::from_nanos(scale(earned, NANOS, rate));
         }
     }
 }
 
-/// `value * by / over`, rounded down, saturating.
+/// Returns `value * by / over`, rounded down, saturating.
 fn scale(value: u64, by: u64, over: u64) -> u64 {
     u64::try_from(u128::from(value) * u128::from(by) / u128::from(over)).unwrap_or(u64::MAX)
 }
@@ -72,9 +74,10 @@ mod tests {
 
     const MTU: u64 = 1200;
 
-    /// Packets sent until `end`, going by the pacer's own deadlines.
+    /// Returns the number of packets sent until `end`, at the pacer's own deadlines.
     fn run(pacer: &mut Pacer, start: Instant, end: Instant, rate: u64) -> u64 {
-        let (mut now, mut sent) = (start, 0);
+        let mut now = start;
+        let mut sent = 0;
         while now < end {
             match pacer.ready(now, rate) {
                 Ok(()) => {
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn burst_then_the_rate() {
+    fn pacer_allows_a_burst_and_then_the_rate() {
         let start = Instant::now();
         let mut pacer = Pacer::new(MTU, start);
         assert_eq!(run(&mut pacer, start, start + Duration::from_nanos(1), 1_200_000), 10);

@@ -1,120 +1,138 @@
-//! What goes when a receiver cannot keep up: decisions over what waits, as values.
+//! Policies for a receiver that cannot keep up: decisions over waiting data, as values.
 //!
-//! A [`Policy`] sees the streams that have bytes to send and names those to be reset. It keeps no clock and does nothing
-//! itself. [`Live`] bounds how long and how much may wait, and drops what is oldest; [`Tail`] drops what came last.
+//! A [`QueuePolicy`] sees the streams that have bytes to send, and names those to be reset. It keeps no clock and does
+//! nothing itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest; [`Tail`] drops the
+//! newest.
 
 mod live;
 mod tail;
 
 use std::time::{Duration, Instant};
 
-pub use self::{live::Live, tail::Tail};
-use super::types::{Level, StreamKey};
+pub use self::{live::LivePolicy, tail::Tail};
+use super::types::{PriorityLevel, StreamKey};
 
 /// A stream with bytes to send.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting {
-    /// Keys compare by age.
+pub struct WaitingStream {
+    /// The stream's key. Keys compare by age.
     pub key: StreamKey,
+    /// The stream's owner.
     pub owner: u64,
-    pub level: Level,
-    /// Where it is among those of its owner and level that are sent in order.
+    /// The stream's level. Smaller is more urgent.
+    pub level: PriorityLevel,
+    /// Order of sending among the streams of its owner and level.
     pub order: (u64, u64),
+    /// The subgroup's ID.
     pub subgroup: u64,
-    /// Bytes that wait.
+    /// Bytes that wait to be sent.
     pub bytes: u64,
-    /// Since when the oldest of them has waited, where that is known.
+    /// When the oldest of the waiting bytes arrived, if known.
     pub since: Option<Instant>,
-    /// When the newest of them came, where that is known, of a stream of a group that is not its owner's newest any more.
+    /// When the newest of the waiting bytes arrived, if known, and if the stream's group is no longer its owner's
+    /// newest.
     pub superseded: Option<Instant>,
-    /// How long it may wait.
+    /// Longest time that bytes may wait.
     pub max_delay: Option<Duration>,
-    pub standing: Standing,
+    /// How far its group matters to the receiver.
+    pub standing: StreamImportance,
 }
 
-/// What a stream is to whoever gets it, in the order in which streams go when there are too many.
+/// Importance of a stream for its receiver, in the order in which streams are dropped if there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
-    /// One of its owner's, and not what it can least do without.
+pub enum StreamImportance {
+    /// The stream is not the most important one of its owner.
     Ordinary,
     /// The most urgent subgroup of its owner's newest group.
     Newest,
-    /// It was asked for from the past: a FETCH, or what the cache had when a subscription began.
+    /// The receiver asked for old data: by a FETCH, or when a subscription began and the cache had data.
     Asked,
 }
 
-/// All that waits on a connection.
+/// The data that waits on a connection.
 #[derive(Clone, Debug, Default)]
-pub struct Queue {
-    pub streams: Vec<Waiting>,
-    /// Waiting datagrams with what keeps them, bytes.
+pub struct WaitingQueue {
+    /// Streams with bytes that wait.
+    pub streams: Vec<WaitingStream>,
+    /// Memory of waiting datagrams with their bookkeeping, bytes.
     pub datagram_bytes: u64,
-    /// What the path is thought to carry, bytes per second.
+    /// Estimated bandwidth of the path, bytes per second.
     pub rate: u64,
 }
 
-/// Bounds on a [`Queue`].
+/// Bounds on a [`WaitingQueue`].
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Streams that may have bytes to send at the same time.
+pub struct QueueLimits {
+    /// Most streams that may have bytes to send at the same time.
     pub streams: usize,
-    /// Bytes that may wait, without those that were asked for from the past. Half of it is a soft limit.
+    /// Most bytes that may wait, without old data that was requested. Half of it is a soft limit.
     pub bytes: u64,
-    /// How long the soft limit may be exceeded.
+    /// Time for which the soft limit may be exceeded.
     pub burst: Duration,
 }
 
 /// A stream to be reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drop {
+    /// The stream.
     pub key: StreamKey,
-    pub reason: Reason,
+    /// The reason, for the counts.
+    pub reason: DropReason,
 }
 
+/// Reason why a stream is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// It has waited for too long.
+pub enum DropReason {
+    /// The stream has waited for too long.
     Late,
-    /// Its owner has a newer group, and the path does not carry the rest of it in time.
+    /// The owner has a newer group, and the path cannot carry the rest of this stream in time.
     Hopeless,
-    /// Too many bytes wait.
+    /// Too many bytes are waiting.
     Bytes,
     /// Too many streams have bytes to send.
     Streams,
 }
 
-/// Which datagrams go when there are too many: those of the least urgent level, and of them..
+/// The datagrams that are dropped if there are too many: of the least urgent level, the oldest or the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum DroppedEnd {
+    /// The datagrams that have waited longest.
     Oldest,
+    /// The datagrams that came last.
     Newest,
 }
 
-pub trait Policy: Send {
-    /// What of the queue goes now.
-    fn review(&mut self, now: Instant, queue: &Queue, limits: &Limits) -> Vec<Drop>;
+/// A rule for dropping streams.
+pub trait QueuePolicy: Send {
+    /// Returns the streams to drop now.
+    fn review(&mut self, now: Instant, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop>;
 
-    /// More than [`Limits::streams`] have bytes to send: afterwards they do not.
-    fn overflow(&self, queue: &Queue, limits: &Limits) -> Vec<Drop>;
+    /// Returns the streams to drop if more than [`QueueLimits::streams`] have bytes to send. No more than the limit are
+    /// left.
+    fn overflow(&self, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop>;
 
-    fn datagrams(&self) -> End;
+    /// Returns which datagrams are dropped if there are too many.
+    fn datagrams(&self) -> DroppedEnd;
 
-    /// Nothing waits any more.
+    /// Notes that nothing waits any more.
     fn rest(&mut self) {}
 }
 
-/// The policies that there are.
+/// The available policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum PolicyKind {
+    /// [`LivePolicy`], which bounds how long data may wait.
     #[default]
     Live,
+    /// [`Tail`], which drops the newest data.
     Tail,
 }
 
-impl Kind {
-    pub fn build(self) -> Box<dyn Policy> {
+impl PolicyKind {
+    /// Creates the policy.
+    pub fn build(self) -> Box<dyn QueuePolicy> {
         match self {
-            Self::Live => Box::new(Live::default()),
+            Self::Live => Box::new(LivePolicy::default()),
             Self::Tail => Box::new(Tail),
         }
     }

@@ -1,58 +1,61 @@
 //! Order of sending: by priority, and in turns among owners of the same level (draft-18, section "Scheduling
-//! Algorithm": all of them are expected to send some data).
+//! Algorithm", expects that each of them sends some data).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::types::{Level, Priority, StreamKey};
+use super::types::{Priority, PriorityLevel, StreamKey};
 
-/// Empty queues that are kept, each with its turn and its allocation.
+/// Most empty queues that are kept, each with its turn and its allocation.
 const IDLE_QUEUES: usize = 64;
 
 /// An owner's streams of one level.
-type QueueId = (Level, u64);
+type QueueId = (PriorityLevel, u64);
 
-/// Streams that wait for the same thing: a queue for each owner and level, sorted by group and subgroup.
+/// Streams that wait for the same resource: a queue for each owner and level, sorted by group and subgroup.
 #[derive(Default)]
 pub struct StreamQueues {
     queues: BTreeMap<QueueId, OwnerQueue>,
-    /// Queues with streams: by level, then the one whose last turn is longest ago.
-    order: BTreeSet<(Level, u64, u64)>,
+    /// Queues with streams: by level, then by the time of the last turn, the longest ago first.
+    order: BTreeSet<(PriorityLevel, u64, u64)>,
     turns: u64,
     len: usize,
 }
 
 struct OwnerQueue {
-    /// When the queue last had its turn.
+    /// Number of the queue's last turn.
     turn: u64,
-    /// By group and subgroup.
+    /// Streams by group and subgroup.
     streams: BTreeSet<(u64, u64, StreamKey)>,
 }
 
-/// What decides where in the queues a stream is.
+/// The values that determine a stream's position in the queues.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct QueuePosition {
     pub priority: Priority,
     pub owner: u64,
     pub key: StreamKey,
 }
 
 impl StreamQueues {
+    /// Returns the number of streams.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Returns whether there is no stream.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The stream to send next.
-    pub fn first(&self) -> Option<(Level, StreamKey)> {
+    /// Returns the stream to send next.
+    pub fn first(&self) -> Option<(PriorityLevel, StreamKey)> {
         let (level, _, owner) = self.order.first()?;
         let (_, _, key) = self.queues.get(&(*level, *owner))?.streams.first()?;
         Some((*level, *key))
     }
 
-    pub fn insert(&mut self, place: Place) {
+    /// Adds a stream.
+    pub fn insert(&mut self, place: QueuePosition) {
         let id = place.queue();
         let turn = self.turns;
         let queue = self.queues.entry(id).or_insert_with(|| OwnerQueue { turn, streams: BTreeSet::new() });
@@ -62,7 +65,8 @@ impl StreamQueues {
         self.len += usize::from(queue.streams.insert(place.in_queue()));
     }
 
-    pub fn remove(&mut self, place: Place) {
+    /// Removes a stream.
+    pub fn remove(&mut self, place: QueuePosition) {
         let id = place.queue();
         let Some(queue) = self.queues.get_mut(&id) else { return };
         if !queue.streams.remove(&place.in_queue()) {
@@ -77,8 +81,8 @@ impl StreamQueues {
         }
     }
 
-    /// The queue of this place had its turn: the others of its level go first now.
-    pub fn rotate(&mut self, place: Place) {
+    /// Ends the turn of this place's queue: the others of its level are next.
+    pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();
         if self.order.len() < 2 {
             return;
@@ -91,7 +95,7 @@ impl StreamQueues {
         queue.turn = self.turns;
     }
 
-    /// Takes all streams out, queue by queue.
+    /// Removes all streams, queue by queue, and returns them.
     pub fn drain(&mut self) -> Vec<StreamKey> {
         self.len = 0;
         self.order.clear();
@@ -100,7 +104,7 @@ impl StreamQueues {
     }
 }
 
-impl Place {
+impl QueuePosition {
     fn queue(&self) -> QueueId {
         (self.priority.level(), self.owner)
     }
@@ -114,13 +118,13 @@ impl Place {
 mod tests {
     use super::*;
 
-    fn place(key: u64, owner: u64, publisher: u8, group: u64) -> Place {
+    fn place(key: u64, owner: u64, publisher: u8, group: u64) -> QueuePosition {
         let priority = Priority { subscriber: 128, publisher, group, subgroup: 0 };
-        Place { priority, owner, key: StreamKey(key) }
+        QueuePosition { priority, owner, key: StreamKey(key) }
     }
 
-    /// The next `count` streams, each served once per turn.
-    fn serve(queues: &mut StreamQueues, places: &[Place], count: usize) -> Vec<u64> {
+    /// Returns the next `count` streams, each served once per turn.
+    fn serve(queues: &mut StreamQueues, places: &[QueuePosition], count: usize) -> Vec<u64> {
         (0..count)
             .map_while(|_| {
                 let (_, key) = queues.first()?;
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn priority_before_turns_and_groups_within_a_queue() {
+    fn queue_order_is_priority_then_turns_then_group() {
         let places = [place(0, 1, 9, 5), place(1, 1, 9, 4), place(2, 2, 8, 99), place(3, 3, 10, 0)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));
@@ -146,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn equal_priorities_take_turns_whatever_their_groups() {
+    fn queues_of_equal_priority_take_turns() {
         let places = [place(0, 1, 9, 1), place(1, 2, 9, 1_000_000), place(2, 3, 9, !7)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));
         let served = serve(&mut queues, &places, 9);
         assert!(served.chunks(3).all(|round| round.iter().sum::<u64>() == 3 && round[0] != round[1]));
-        // A queue that was empty for a while goes first once, and no more than that.
+        // A queue that was empty for a while is first once, and only once.
         queues.remove(places[0]);
         serve(&mut queues, &places, 4);
         queues.insert(places[0]);

@@ -1,8 +1,8 @@
 //! Loss detection and probing over the packet numbers on the wire (RFC 9002).
 //!
-//! All senders of the connection draw from these numbers. The data plane's packets, offloaded ones included, carry
-//! a `T` that says what is in them. The QUIC stack's packets count as bytes in flight and their loss as congestion,
-//! but the stack repairs them itself.
+//! All senders of the connection draw from these numbers. A packet of the data plane, offloaded ones included,
+//! carries a `T` that describes its content. Packets of the QUIC stack count as bytes in flight, and their losses as
+//! congestion, but the stack repairs them itself.
 
 mod loss;
 mod loss_rate;
@@ -14,90 +14,110 @@ use std::{
     time::{Duration, Instant},
 };
 
-use loss::Lost;
+use loss::LostEntry;
 use loss_rate::LossRate;
 pub use path_mtu::BASE_MTU;
 use path_mtu::PathMtu;
 pub use rtt::Rtt;
 
 use super::{
-    congestion::{Acked, Algorithm, Controller, Delivered, Delivery, LostPacket, Sending, Snapshot},
+    congestion::{
+        AckEffect, Acked, CongestionAlgorithm, Controller, Delivery, LostPacket, RateSnapshot, SendingPacket,
+    },
     ecn::Ecn,
-    types::Ack,
+    types::AckRanges,
 };
 
-/// kPacketThreshold (section 6.1.1), where the path has not shown that it reorders further.
+/// kPacketThreshold (section 6.1.1). It grows if the path reorders more.
 const PACKET_THRESHOLD: u64 = 3;
 /// kGranularity (section 6.1.2).
 const GRANULARITY: Duration = Duration::from_millis(1);
-/// Packets sent per probe timeout (section 6.2.4).
+/// Number of packets sent per probe timeout (section 6.2.4).
 const PROBES: u8 = 2;
-/// The probe timeout doubles so many times at most. The QUIC stack's idle timeout ends the connection.
+/// Most doublings of the probe timeout. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// Senders report a number at the latest when this many more have been drawn.
+/// Most numbers drawn after a packet's number before its sender has reported the packet.
 const REPORT_LAG: u64 = 64;
-/// How long after a change the offload may send as it did before.
+/// Time after a change in which the offload may still send as before.
 const OFFLOAD_LAG: Duration = Duration::from_millis(100);
-/// Packet numbers that are remembered beside the data plane's packets in flight. A peer that acknowledges nothing while
-/// it has so many packets acknowledged has no use for the connection.
+/// Most packet numbers that are remembered in addition to the data plane's packets in flight. If a peer acknowledges
+/// nothing while it has that many packets acknowledged, the connection is of no use to it.
 const MAX_OTHERS: u64 = 1 << 14;
-/// The data plane's packets in flight, however small they are.
+/// Most packets of the data plane in flight, however small they are.
 const MAX_OWN: u64 = 1 << 16;
 
+/// Settings of recovery.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    pub algorithm: Algorithm,
-    /// Largest UDP payload that the path takes at first, bytes.
+    /// The congestion controller.
+    pub algorithm: CongestionAlgorithm,
+    /// Initial size of the largest UDP payload that the path takes, bytes.
     pub mtu: u64,
-    /// Round trip to assume before the first sample.
+    /// Round trip that is assumed before the first sample.
     pub initial_rtt: Duration,
-    /// The peer's transport parameter.
+    /// The peer's transport parameter max_ack_delay.
     pub max_ack_delay: Duration,
-    /// Packets are marked ECT(0) where the path takes that.
+    /// Whether packets are marked ECT(0) if the path supports that.
     pub ecn: bool,
 }
 
-/// What became of packets. Reused from call to call to keep its allocations.
+/// Packets that were acknowledged or lost. It is reused from call to call to keep its allocations.
 #[derive(Debug)]
-pub struct Outcome<T> {
+pub struct RecoveryOutcome<T> {
+    /// Contents of packets that were acknowledged.
     pub acked: Vec<T>,
+    /// Contents of packets that were lost.
     pub lost: Vec<T>,
 }
 
-/// An ACK frame named a packet number that nobody sent (a connection error: RFC 9000, section 13.1).
+/// Error: an ACK frame named a packet number that was never sent (a connection error: RFC 9000, section 13.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("packet number {0} was acknowledged but never sent")]
 pub struct NeverSent(pub u64);
 
 /// Counts since the connection began. Packets are the data plane's, offloaded ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct RecoveryCounts {
+    /// Packets that were sent.
     pub packets_sent: u64,
+    /// Bytes of UDP payload that were sent.
     pub bytes_sent: u64,
+    /// Packets that were declared lost.
     pub packets_lost: u64,
+    /// Packets that were acknowledged.
     pub packets_acked: u64,
     /// Packets declared lost and acknowledged later.
     pub spurious_losses: u64,
-    /// The QUIC stack's packets that elicit acknowledgements, and those of them declared lost.
+    /// The QUIC stack's ack-eliciting packets, and those of them that were declared lost.
     pub stack_sent: u64,
+    /// Ack-eliciting packets of the QUIC stack that were declared lost.
     pub stack_lost: u64,
+    /// Times that a probe timeout expired (RFC 9002, section 6.2).
     pub probe_timeouts: u64,
+    /// Times that the controller was told of congestion.
     pub congestion_events: u64,
     /// Packets that the network has marked CE.
     pub marked: u64,
 }
 
 /// The state of all packets in flight, the round-trip time and the congestion window.
+///
+/// Senders report packets with [`Self::on_sent`], [`Self::on_stack_sent`] and [`Self::on_offloaded_sent`], roughly in
+/// the order of their numbers. [`Self::on_ack`] and [`Self::on_timeout`] decide which are acknowledged or lost. A
+/// number is *unused* until its packet is reported, then *in flight*, and *past* once the packet is acknowledged or
+/// lost; a lost packet is remembered for a while, in case its acknowledgement arrives late. [`Self::timeout`] may
+/// change with each call.
 pub struct Recovery<T> {
     config: Config,
     controller: Box<dyn Controller>,
     delivery: Delivery,
+    /// Round-trip times.
     pub rtt: Rtt,
-    /// What became of each packet number from `base` on. Begins with a packet in flight.
+    /// State of each packet number from `base` on. The first is a packet in flight.
     sent: VecDeque<Slot<T>>,
     base: u64,
-    /// Packets declared lost not long ago, by number.
-    lost: VecDeque<Lost<T>>,
+    /// Packets that were declared lost recently, by number.
+    lost: VecDeque<LostEntry<T>>,
     largest_acked: Option<u64>,
     packet_threshold: u64,
     in_flight: u64,
@@ -107,52 +127,53 @@ pub struct Recovery<T> {
     loss_time: Option<Instant>,
     pto_count: u32,
     probes: u8,
-    /// When the window was last reduced. Packets sent before then change it no more.
+    /// Time of the last reduction of the window. Packets sent before do not change it any more.
     reduced_at: Option<Instant>,
-    /// Packets whose loss led to the last reduction and that have not been acknowledged since.
+    /// Packets whose loss led to the last reduction and that are not acknowledged yet.
     blamed: u64,
     /// The first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
     sampled_at: Option<Instant>,
     path_mtu: PathMtu,
-    counts: Counts,
+    counts: RecoveryCounts,
     loss_rate: LossRate,
     ecn: Ecn,
-    /// Since when what the offload sends is marked, for certain.
+    /// Time from which on the offload's packets are certainly marked.
     offload_marks: Option<Instant>,
 }
 
 enum Slot<T> {
-    /// Skipped, or drawn by a sender that has not reported it yet.
+    /// The number was skipped, or its sender has not reported the packet yet.
     Unused,
-    /// Forgotten: it was skipped, lost or acknowledged long ago.
+    /// The packet is forgotten: it was skipped, lost or acknowledged long ago.
     Past,
-    /// Not ack-eliciting, so its loss would not be noticed.
+    /// The packet is not ack-eliciting, so its loss would not be noticed.
     NonEliciting,
     Resolved {
         acked: bool,
     },
-    InFlight(Packet<T>),
+    InFlight(RecoveryPacket<T>),
 }
 
-struct Packet<T> {
+struct RecoveryPacket<T> {
     sent: Instant,
     size: u64,
-    snapshot: Snapshot,
-    /// `None` for a packet of the QUIC stack.
+    snapshot: RateSnapshot,
+    /// The packet's content; `None` for a packet of the QUIC stack.
     content: Option<T>,
-    /// Larger than the path is known to take: its loss says nothing about congestion.
+    /// The packet probes a larger MTU, so its loss is no sign of congestion.
     mtu_probe: bool,
-    /// Sent as ECT(0).
+    /// The packet was sent as ECT(0).
     marked: bool,
 }
 
-impl<T> Default for Outcome<T> {
+impl<T> Default for RecoveryOutcome<T> {
     fn default() -> Self {
         Self { acked: Vec::new(), lost: Vec::new() }
     }
 }
 
 impl<T: Clone> Recovery<T> {
+    /// Creates the state of a new connection.
     pub fn new(config: Config, now: Instant) -> Self {
         Self {
             config,
@@ -175,15 +196,16 @@ impl<T: Clone> Recovery<T> {
             blamed: 0,
             sampled_at: None,
             path_mtu: PathMtu::new(config.mtu),
-            counts: Counts::default(),
+            counts: RecoveryCounts::default(),
             loss_rate: LossRate::new(now),
             ecn: Ecn::new(config.ecn),
             offload_marks: None,
         }
     }
 
-    /// The data plane sent a packet of `size` bytes, the UDP payload.
+    /// Notes that the data plane sent a packet of `size` bytes of UDP payload.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
+        // Whatever is sent serves as the probe that is owed.
         self.probes = self.probes.saturating_sub(1);
         let marked = self.ecn.marks();
         if marked {
@@ -192,9 +214,9 @@ impl<T: Clone> Recovery<T> {
         self.on_own_sent(now, number, size, content, marked);
     }
 
-    /// The offload sent a packet of the data plane's streams or datagrams, at `sent`.
+    /// Notes that the offload sent a packet of the data plane's streams or datagrams, at `sent`.
     pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
-        // One that was under way at the change may have left unmarked. Counting too few does no harm.
+        // A packet in flight at the change may have left unmarked. Counting too few is harmless.
         let marked = self.offload_marks.is_some_and(|since| sent > since + OFFLOAD_LAG);
         self.on_own_sent(sent, number, size, content, marked);
     }
@@ -207,11 +229,11 @@ impl<T: Clone> Recovery<T> {
         let snapshot = self.depart(sent, size);
         let mtu_probe = size > self.mtu();
         self.path_mtu.on_sent(sent, size);
-        let packet = Packet { sent, size, snapshot, content: Some(content), mtu_probe, marked };
+        let packet = RecoveryPacket { sent, size, snapshot, content: Some(content), mtu_probe, marked };
         self.record(number, Slot::InFlight(packet));
     }
 
-    /// The QUIC stack sent a packet.
+    /// Notes that the QUIC stack sent a packet.
     pub fn on_stack_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
         if !ack_eliciting {
             return self.record(number, Slot::NonEliciting);
@@ -220,11 +242,11 @@ impl<T: Clone> Recovery<T> {
         self.counts.stack_sent += 1;
         let mtu_probe = size > self.mtu();
         let snapshot = self.depart(now, size);
-        let packet = Packet { sent: now, size, snapshot, content: None, mtu_probe, marked: false };
+        let packet = RecoveryPacket { sent: now, size, snapshot, content: None, mtu_probe, marked: false };
         self.record(number, Slot::InFlight(packet));
     }
 
-    /// Takes a whole ACK frame and adds to `outcome` what became of the data plane's packets.
+    /// Takes a whole ACK frame, and adds to `outcome` the packets of the data plane that it acknowledges or reveals as lost.
     ///
     /// `app_limited`: the data plane had nothing to send while the window was open.
     ///
@@ -234,36 +256,40 @@ impl<T: Clone> Recovery<T> {
     pub fn on_ack(
         &mut self,
         now: Instant,
-        ack: &Ack,
+        ack: &AckRanges,
         app_limited: bool,
-        outcome: &mut Outcome<T>,
+        outcome: &mut RecoveryOutcome<T>,
     ) -> Result<(), NeverSent> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
         self.loss_rate.on_ack(now, &self.counts);
         let window_limited = !app_limited && self.in_flight + self.mtu() > self.controller.window();
+        // RFC 9000, section 13.1: an acknowledgement of what was not sent. The others are taken first, as a report may still come.
         if largest >= self.next() {
             newly.never_sent = Some(largest);
         }
         for range in &ack.ranges {
-            let (first, end) = (*range.start(), range.end().saturating_add(1).min(self.next()));
+            let first = *range.start();
+            let end = range.end().saturating_add(1).min(self.next());
             if let Some(last) = end.checked_sub(1) {
-                self.late(first, last, outcome);
+                self.on_late_ack(first, last, outcome);
             }
             for number in first.max(self.base)..end {
                 self.acknowledge(now, number, largest, &mut newly, outcome);
             }
         }
         let result = newly.never_sent.map_or(Ok(()), |number| Err(NeverSent(number)));
-        // After reordering the counts are no proof (RFC 9000, section 13.4.2.1).
+        // After reordering the counts prove nothing (RFC 9000, section 13.4.2.1).
         let raises = newly.last > self.largest_acked && result.is_ok();
         self.largest_acked = self.largest_acked.max(newly.last);
         let Some(newest) = newly.newest else { return result };
         if newly.largest {
+            // A peer that claims more than it announced is not believed (RFC 9002, section 5.3).
             let delay = ack.delay.min(self.config.max_ack_delay);
             self.rtt.sample(now.saturating_duration_since(newest), delay);
             self.sampled_at.get_or_insert(now);
         }
+        // Any new acknowledgement resets the backoff (RFC 9002, section 6.2.1).
         self.pto_count = 0;
         if newly.bytes > 0 {
             let acked = Acked {
@@ -280,7 +306,7 @@ impl<T: Clone> Recovery<T> {
             self.take_marks(now, newest, newly.marked, ack.ecn);
         }
         if let Some(sample) = self.delivery.sample(self.rtt.min()) {
-            self.controller.on_delivered(&Delivered {
+            self.controller.on_delivered(&AckEffect {
                 now,
                 acked: newly.all_bytes,
                 total: self.delivery.delivered(),
@@ -294,21 +320,21 @@ impl<T: Clone> Recovery<T> {
         result
     }
 
-    /// There is nothing to send, though the window may have room.
+    /// Notes that there is nothing to send, although the window may have room.
     pub fn on_app_limited(&mut self) {
         if self.in_flight + self.mtu() <= self.controller.window() {
             self.delivery.on_app_limited(self.in_flight);
         }
     }
 
-    /// When [`Recovery::on_timeout`] is due.
+    /// Returns when [`Recovery::on_timeout`] is due.
     pub fn timeout(&self) -> Option<Instant> {
         self.loss_time.or_else(|| self.probe_time())
     }
 
-    /// Returns whether a probe timeout expired. [`Recovery::probes`] packets are then to be sent, even where the
+    /// Returns whether a probe timeout has expired. Then [`Recovery::probes`] packets have to be sent, even if the
     /// window is full.
-    pub fn on_timeout(&mut self, now: Instant, outcome: &mut Outcome<T>) -> bool {
+    pub fn on_timeout(&mut self, now: Instant, outcome: &mut RecoveryOutcome<T>) -> bool {
         if self.loss_time.is_some_and(|at| at <= now) {
             self.detect(now, outcome);
             self.prune(now);
@@ -323,18 +349,18 @@ impl<T: Clone> Recovery<T> {
         true
     }
 
-    /// Probes that are still to be sent.
+    /// Returns the number of probes that are still to be sent.
     pub fn probes(&self) -> u8 {
         self.probes
     }
 
-    /// Whether the next acknowledgement is not urgent: no loss is suspected, no probe was needed, and no packet of
-    /// the QUIC stack is in flight.
+    /// Returns whether the next acknowledgement is not urgent: no loss is suspected, no probe was needed, and no
+    /// packet of the QUIC stack is in flight.
     pub fn is_steady(&self) -> bool {
         self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
     }
 
-    /// The data plane's packets in flight, oldest first.
+    /// Returns the data plane's packets in flight, oldest first.
     pub fn own_in_flight(&self) -> impl Iterator<Item = &T> {
         self.sent.iter().filter_map(|slot| match slot {
             Slot::InFlight(packet) => packet.content.as_ref(),
@@ -342,12 +368,12 @@ impl<T: Clone> Recovery<T> {
         })
     }
 
-    /// Whether a full packet fits into the window beside `unreported` bytes, which may be in flight as well.
+    /// Returns whether a full packet fits into the window, if `unreported` bytes are in flight as well.
     pub fn window_open(&self, unreported: u64) -> bool {
         self.in_flight + unreported + self.mtu() <= self.controller.window() && self.own_packets < MAX_OWN
     }
 
-    /// Bytes that the window has room for, of a sender that does not pace.
+    /// Returns the bytes that the window has room for, for an unpaced sender.
     pub fn unpaced_room(&self) -> u64 {
         if self.own_packets >= MAX_OWN {
             return 0;
@@ -355,86 +381,95 @@ impl<T: Clone> Recovery<T> {
         self.controller.unpaced_window().saturating_sub(self.in_flight)
     }
 
+    /// Returns the window of an unpaced sender, bytes.
     pub fn unpaced_window(&self) -> u64 {
         self.controller.unpaced_window()
     }
 
-    /// The peer acknowledges nothing, although plenty was sent: what is remembered of it would grow without end.
+    /// Returns whether the peer acknowledges nothing although much was sent. Its state would grow without bound.
     pub fn is_unanswered(&self) -> bool {
         self.sent.len() as u64 - self.own_packets > MAX_OTHERS
     }
 
+    /// Returns the congestion window, bytes.
     pub fn window(&self) -> u64 {
         self.controller.window()
     }
 
-    /// Bytes that were acknowledged.
+    /// Returns the bytes that were acknowledged.
     pub fn delivered(&self) -> u64 {
         self.delivery.delivered()
     }
 
-    /// The fastest that the path has delivered lately, bytes per second.
+    /// Returns the highest recent delivery rate of the path, bytes per second.
     pub fn fastest(&self) -> u64 {
         self.delivery.fastest()
     }
 
-    /// What the path is thought to carry, bytes per second, where the controller estimates it.
+    /// Returns the estimated bandwidth of the path in bytes per second; `None` if the controller does not estimate
+    /// it.
     pub fn bandwidth(&self) -> Option<u64> {
         self.controller.bandwidth()
     }
 
+    /// Returns the pacing rate, bytes per second.
     pub fn pacing_rate(&self) -> u64 {
         self.controller.pacing_rate(self.rtt.smoothed())
     }
 
-    /// Bytes in flight, of all senders.
+    /// Returns the bytes in flight of all senders.
     pub fn in_flight(&self) -> u64 {
         self.in_flight
     }
 
-    /// What the window leaves to the QUIC stack: at least two packets, so that control streams always get through.
+    /// Returns the part of the window that is left to the QUIC stack: at least two packets, so that control streams
+    /// always get through.
     pub fn stack_window(&self) -> u64 {
         let own = self.in_flight - self.stack_in_flight;
         self.controller.window().saturating_sub(own).max(2 * self.mtu())
     }
 
-    pub fn counts(&self) -> Counts {
+    /// Returns the counts since the connection began.
+    pub fn counts(&self) -> RecoveryCounts {
         self.counts
     }
 
-    /// Whether, and why not, packets are marked ECT(0).
+    /// Returns whether packets are marked ECT(0), and why not.
     pub fn ecn(&self) -> &Ecn {
         &self.ecn
     }
 
-    /// Whether the offload marks what it sends from now on.
+    /// Notes whether the offload marks its packets from now on.
     pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
         self.offload_marks = marks.then(|| self.offload_marks.unwrap_or(now));
     }
 
-    /// Share of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few to say.
+    /// Returns the fraction of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few
+    /// packets.
     pub fn loss(&self) -> Option<f64> {
         self.loss_rate.get(&self.counts)
     }
 
-    /// Largest UDP payload to send. Changes with acknowledgements, if the path turns out to take no more than [`BASE_MTU`].
+    /// Returns the largest UDP payload to send. An acknowledgement lowers it to [`BASE_MTU`] if the path carries no
+    /// more.
     pub fn mtu(&self) -> u64 {
         self.path_mtu.size()
     }
 
-    /// What to pad the next packet to, to see whether the path takes it again. `unreported`: bytes in flight besides.
+    /// Returns the size to pad the next packet to, to test whether the path carries it again. `unreported`:
+    /// additional bytes in flight.
     pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
         let window = self.controller.window();
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
     }
 
-    /// The QUIC stack found the path to take UDP payloads of `mtu` bytes.
+    /// Notes that the QUIC stack found the path to take UDP payloads of `mtu` bytes.
     pub fn set_mtu(&mut self, mtu: u64) {
         self.path_mtu = PathMtu::new(mtu);
         self.controller.set_mtu(mtu);
     }
 
-    /// The path changed: round-trip time and window are unknown again (RFC 9000, section 9.4).
+    /// Notes that the path changed: round-trip time and window are unknown again (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.controller = self.config.algorithm.start(self.mtu(), now);
         self.rtt = Rtt::new(self.config.initial_rtt);
@@ -446,10 +481,10 @@ impl<T: Clone> Recovery<T> {
         self.reduced_at = Some(now);
     }
 
-    /// A packet that elicits an acknowledgement leaves.
-    fn depart(&mut self, now: Instant, size: u64) -> Snapshot {
+    /// Notes that an ack-eliciting packet leaves.
+    fn depart(&mut self, now: Instant, size: u64) -> RateSnapshot {
         let app_limited = self.delivery.is_app_limited();
-        self.controller.on_sent(&Sending { now, in_flight: self.in_flight, app_limited });
+        self.controller.on_sent(&SendingPacket { now, in_flight: self.in_flight, app_limited });
         self.delivery.on_sent(now, self.in_flight, size)
     }
 
@@ -457,7 +492,8 @@ impl<T: Clone> Recovery<T> {
         self.base + self.sent.len() as u64
     }
 
-    /// Senders draw and report numbers without a common lock, so reports may be slightly out of order.
+    /// Stores a packet's state. Senders draw and report numbers without a common lock, so reports may be slightly out
+    /// of order.
     fn record(&mut self, number: u64, slot: Slot<T>) {
         while self.base > number {
             self.sent.push_front(Slot::Past);
@@ -485,7 +521,7 @@ impl<T: Clone> Recovery<T> {
         number: u64,
         largest: u64,
         newly: &mut Newly,
-        outcome: &mut Outcome<T>,
+        outcome: &mut RecoveryOutcome<T>,
     ) {
         let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { return };
         match slot {
@@ -527,7 +563,7 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    fn leave_flight(&mut self, packet: &Packet<T>) {
+    fn leave_flight(&mut self, packet: &RecoveryPacket<T>) {
         self.in_flight -= packet.size;
         match packet.content {
             Some(_) => self.own_packets -= 1,
@@ -542,21 +578,21 @@ impl<T: Clone> Recovery<T> {
     }
 }
 
-/// What one ACK frame newly acknowledged.
+/// Packets that one ACK frame newly acknowledged.
 #[derive(Default)]
 struct Newly {
-    /// When the newest packet was sent.
+    /// Time when the newest of the packets was sent.
     newest: Option<Instant>,
     /// The largest number among them.
     last: Option<u64>,
-    /// A number in the frame that nobody has sent.
+    /// A number in the frame that was never sent.
     never_sent: Option<u64>,
     all_bytes: u64,
     /// Packets that were marked ECT(0).
     marked: u64,
-    /// Bytes that may grow the window: those sent since it was last reduced.
+    /// Bytes that may grow the window: packets sent since it was last reduced.
     bytes: u64,
-    /// Whether the frame's largest number is among them. Only then it makes a round-trip sample (section 5.1).
+    /// Whether the frame's largest number is among them. Only then it gives a round-trip sample (section 5.1).
     largest: bool,
 }
 

@@ -1,21 +1,23 @@
-//! Storage for the live streams of one connection.
+//! Storage of the live streams of one connection.
 
-use super::{stream::Stream, types::StreamKey};
+use super::{stream::PlaneStream, types::StreamKey};
 
-/// Bits of a key that say where the stream is stored. The bits above them count the streams ever opened, so keys are
+/// Number of bits of a key that index the storage. The bits above them count the streams ever opened, so keys are
 /// never reused and compare by age.
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
+/// The live streams by key.
 #[derive(Default)]
-pub struct Slots {
-    slots: Vec<Option<(StreamKey, Stream)>>,
+pub struct StreamSlots {
+    slots: Vec<Option<(StreamKey, PlaneStream)>>,
     free: Vec<u32>,
     opened: u64,
 }
 
-impl Slots {
-    pub fn insert(&mut self, stream: Stream) -> StreamKey {
+impl StreamSlots {
+    /// Stores a stream under a new key.
+    pub fn insert(&mut self, stream: PlaneStream) -> StreamKey {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as u32
@@ -28,27 +30,32 @@ impl Slots {
         key
     }
 
-    pub fn get(&self, key: StreamKey) -> Option<&Stream> {
+    /// Returns a stream.
+    pub fn get(&self, key: StreamKey) -> Option<&PlaneStream> {
         let (owner, stream) = self.slots.get(index(key))?.as_ref()?;
         (*owner == key).then_some(stream)
     }
 
-    pub fn get_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
+    /// Returns a stream, to change it.
+    pub fn get_mut(&mut self, key: StreamKey) -> Option<&mut PlaneStream> {
         let (owner, stream) = self.slots.get_mut(index(key))?.as_mut()?;
         (*owner == key).then_some(stream)
     }
 
-    pub fn remove(&mut self, key: StreamKey) -> Option<Stream> {
+    /// Removes a stream.
+    pub fn remove(&mut self, key: StreamKey) -> Option<PlaneStream> {
         self.get(key)?;
         let (_, stream) = self.slots.get_mut(index(key))?.take()?;
         self.free.push(index(key) as u32);
         Some(stream)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (StreamKey, &Stream)> {
+    /// Returns all streams with their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (StreamKey, &PlaneStream)> {
         self.slots.iter().flatten().map(|(key, stream)| (*key, stream))
     }
 
+    /// Returns the number of streams.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -6,27 +6,55 @@ use std::{ops::Range, time::Instant};
 ///
 /// Offsets are the stream's own, from 0. Bytes never change once they are part of the extent. They may be evicted;
 /// `read` then returns 0 for them.
+///
+/// ```
+/// use std::time::Instant;
+/// use millrace_quic::plane::source::{SourceEnd, SourceExtent, Source};
+///
+/// /// A file that was read at once.
+/// struct File {
+///     bytes: Vec<u8>,
+///     read_at: Instant,
+/// }
+///
+/// impl Source for File {
+///     fn extent(&self) -> SourceExtent {
+///         SourceExtent { len: self.bytes.len() as u64, end: SourceEnd::Fin { at: self.read_at } }
+///     }
+///
+///     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+///         let rest = self.bytes.get(offset as usize..).unwrap_or_default();
+///         let len = rest.len().min(buf.len());
+///         buf[..len].copy_from_slice(&rest[..len]);
+///         len
+///     }
+///
+///     fn received_at(&self, _offset: u64) -> Option<Instant> {
+///         Some(self.read_at)
+///     }
+/// }
+/// ```
 pub trait Source: Send + Sync {
-    /// How many bytes there are at the moment, and whether there will be more.
-    fn extent(&self) -> Extent;
+    /// Returns how many bytes are available now, and whether more will follow.
+    fn extent(&self) -> SourceExtent;
 
     /// Copies bytes from `offset` on into `buf` and returns how many: 0 if they were evicted, and fewer than `buf`
     /// holds only at the end of the extent.
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize;
 
-    /// Whether the bytes were evicted.
+    /// Returns whether the bytes were evicted.
     fn is_evicted(&self) -> bool {
         false
     }
 
-    /// All bytes before `offset` have been acknowledged, and will not be read again.
+    /// Notes that all bytes before `offset` have been acknowledged, and will not be read again.
     fn acknowledged(&self, _offset: u64) {}
 
-    /// When the first byte of the object at `offset` was received, for delivery timeouts.
+    /// Returns when the first byte of the object at `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
 
-    /// The object at `offset`, as far as its header has come: from its first byte, that of what the stream begins with for
-    /// the first object, to behind its last, which may be still to come.
+    /// Returns the range of the object at `offset`, if its header has arrived. It begins at the object's first byte,
+    /// and for the first object at the stream's header. Its end may be still to come.
     fn object_at(&self, _offset: u64) -> Option<Range<u64>> {
         None
     }
@@ -34,22 +62,27 @@ pub trait Source: Send + Sync {
 
 /// The state of a [`Source`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct SourceExtent {
     /// Bytes available from offset 0.
     pub len: u64,
-    pub end: End,
+    /// Whether more bytes follow.
+    pub end: SourceEnd,
 }
 
 /// How a [`Source`] ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// More may come.
+pub enum SourceEnd {
+    /// More bytes may follow.
     Open,
-    /// Complete since `at`: the stream ends with FIN at the extent's length.
-    Fin { at: Instant },
-    /// Incomplete for good: the stream is reset with this application error code.
+    /// The source is complete since `at`: the stream ends with FIN at the extent's length.
+    Fin {
+        /// When the last byte arrived.
+        at: Instant,
+    },
+    /// The source stays incomplete: the stream is reset with this application error code.
     Reset(u64),
 }
 
 #[cfg(any(test, feature = "simulator"))]
+#[allow(missing_docs, reason = "sources for tests")]
 pub mod mem;

@@ -7,16 +7,16 @@ use proptest::prelude::*;
 use super::*;
 use crate::frame::{Frame, Walker};
 
-/// Takes a payload as the seam does, and returns what is left of it.
+/// Takes a payload as the seam does, and returns the rest of it.
 fn pass(streams: &mut ReceivedStreams, payload: &[u8]) -> Vec<u8> {
     let mut repeats = Vec::new();
     for item in Walker::new(payload) {
         let (at, frame) = item.unwrap();
         match frame {
             Frame::Stream(frame) => match streams.take(&frame) {
-                Taken::All => {}
-                Taken::Part(part) => repeats.push(Repeat::new(at, &frame, part)),
-                Taken::TooMuch => panic!("{frame:?}"),
+                TakenPart::All => {}
+                TakenPart::Part(part) => repeats.push(RepeatedFrame::new(at, &frame, part)),
+                TakenPart::TooMuch => panic!("{frame:?}"),
             },
             Frame::ResetStream { id, .. } => streams.reset(id),
             _ => {}
@@ -31,7 +31,7 @@ fn stream_frame(id: u64, offset: u64, data: &[u8], fin: bool) -> Vec<u8> {
     out
 }
 
-fn stream_frames(payload: &[u8]) -> impl Iterator<Item = Stream<'_>> {
+fn stream_frames(payload: &[u8]) -> impl Iterator<Item = StreamFrame<'_>> {
     Walker::new(payload).filter_map(|item| match item.unwrap().1 {
         Frame::Stream(frame) => Some(frame),
         _ => None,
@@ -51,7 +51,7 @@ fn ends(payload: &[u8]) -> BTreeMap<u64, (u64, bool)> {
 
 /// Returns stream, offset and value of each byte, in order.
 fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
-    let of = |frame: Stream<'_>| {
+    let of = |frame: StreamFrame<'_>| {
         (frame.offset..).zip(frame.data.to_vec()).map(move |(at, byte)| ((frame.id, at), byte))
     };
     let mut bytes: Vec<_> = stream_frames(payload).flat_map(of).collect();
@@ -62,7 +62,8 @@ fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
 #[test]
 fn first_bytes_of_a_packet_are_kept() {
     let mut streams = ReceivedStreams::new(10);
-    let (x, y) = ([b'x'; 53], [b'y'; 54]);
+    let x = [b'x'; 53];
+    let y = [b'y'; 54];
     let honest = stream_frame(2, 0, &[0; 100], false);
     assert_eq!(pass(&mut streams, &honest), honest);
     let both = [stream_frame(2, 100, &x, false), stream_frame(2, 100, &y, false), vec![0x01]].concat();
@@ -72,7 +73,7 @@ fn first_bytes_of_a_packet_are_kept() {
 
 #[test]
 #[allow(clippy::single_range_in_vec_init, reason = "some cases have one range, others several")]
-fn every_kind_of_overlap_leaves_what_is_new() {
+fn overlapping_frames_leave_only_new_bytes() {
     let bytes: Vec<u8> = (0..100).collect();
     let frame = |range: Range<usize>, fin| stream_frame(6, range.start as u64, &bytes[range], fin);
     let end_at = |at, fin| stream_frame(6, at, &[], fin);
@@ -109,7 +110,7 @@ fn every_kind_of_overlap_leaves_what_is_new() {
     }
 }
 
-/// A frame without a length has one when something is to follow it.
+/// A frame without a length gets one if another frame follows it.
 #[test]
 fn last_frame_without_a_length_is_cut_too() {
     let mut streams = ReceivedStreams::new(10);
@@ -121,7 +122,7 @@ fn last_frame_without_a_length_is_cut_too() {
 }
 
 #[test]
-fn nothing_more_is_taken_of_a_stream_that_is_over() {
+fn bytes_of_a_finished_stream_are_cut() {
     let mut streams = ReceivedStreams::new(10);
     pass(&mut streams, &stream_frame(2, 0, b"abc", true));
     assert_eq!(pass(&mut streams, &stream_frame(2, 1, b"xyz", false)), stream_frame(2, 4, b"", false));
@@ -129,44 +130,48 @@ fn nothing_more_is_taken_of_a_stream_that_is_over() {
     assert_eq!(pass(&mut streams, &reset), reset);
     assert_eq!(pass(&mut streams, &stream_frame(6, 5, b"xyz", false)), stream_frame(6, 8, b"", false));
     assert!(streams.open.is_empty());
-    // A peer's requests are nobody's but the stack's.
+    // Streams of a peer's requests belong to the stack alone.
     let twice = [stream_frame(0, 0, b"abc", false), stream_frame(0, 0, b"xyz", false)].concat();
     assert_eq!(pass(&mut streams, &twice), twice);
 }
 
-/// What a peer may leave behind here has a bound, also where the stack has closed the connection over it.
+/// The state that a peer can cause is bounded, also after the stack has closed the connection for it.
 #[test]
-fn streams_and_holes_have_a_bound() {
-    let open = |id: u64, offset, fin| Stream { id: id * 4 + 2, offset, fin, data: &[7] };
+fn number_of_streams_and_holes_is_bounded() {
+    let open = |id: u64, offset, fin| StreamFrame { id: id * 4 + 2, offset, fin, data: &[7] };
     let mut streams = ReceivedStreams::new(10);
-    assert!((0..10).all(|id| streams.take(&open(id, 1, false)) == Taken::All));
-    assert_eq!(streams.take(&open(10, 1, false)), Taken::TooMuch);
-    assert_eq!(streams.take(&open(10, 0, true)), Taken::TooMuch);
+    assert!((0..10).all(|id| streams.take(&open(id, 1, false)) == TakenPart::All));
+    assert_eq!(streams.take(&open(10, 1, false)), TakenPart::TooMuch);
+    assert_eq!(streams.take(&open(10, 0, true)), TakenPart::TooMuch);
     let mut streams = ReceivedStreams::new(10);
-    assert!((0..10).all(|id| streams.take(&open(2 * id, 0, true)) == Taken::All));
-    assert_eq!(streams.take(&open(100, 0, true)), Taken::TooMuch);
+    assert!((0..10).all(|id| streams.take(&open(2 * id, 0, true)) == TakenPart::All));
+    assert_eq!(streams.take(&open(100, 0, true)), TakenPart::TooMuch);
     (50..100).for_each(|id| streams.reset(8 * id + 2));
     assert_eq!((streams.open.len(), streams.over.len()), (0, 10));
     let mut streams = ReceivedStreams::new(10);
-    let taken = (0..).map(|at| streams.take(&open(0, 2 * at + 1, false))).find(|taken| *taken != Taken::All);
-    assert_eq!(taken, Some(Taken::TooMuch));
+    let taken =
+        (0..).map(|at| streams.take(&open(0, 2 * at + 1, false))).find(|taken| *taken != TakenPart::All);
+    assert_eq!(taken, Some(TakenPart::TooMuch));
 }
 
 proptest! {
-    /// Whatever comes in whichever packets, each byte passes once: the first that arrived, and no limit is hidden.
+    /// Each byte passes once, the first that arrived, in any packets, and no limit is hidden.
     #[test]
-    fn each_byte_passes_once(
+    fn each_received_byte_passes_once(
         packets in prop::collection::vec(
             prop::collection::vec((0u64..3, 0u64..40, 0usize..20, prop::bool::weighted(0.1)), 1..4),
             0..30,
         )
     ) {
         let mut streams = ReceivedStreams::new(10);
-        let (mut seen, mut sizes) = (BTreeSet::new(), BTreeMap::new());
+        let mut seen = BTreeSet::new();
+        let mut sizes = BTreeMap::new();
         for (number, frames) in packets.into_iter().enumerate() {
-            let (mut payload, mut new) = (vec![0x01], BTreeMap::new());
+            let mut payload = vec![0x01];
+            let mut new = BTreeMap::new();
             for (at, (stream, offset, len, fin)) in frames.into_iter().enumerate() {
-                let (id, data) = (4 * stream + 2, vec![(8 * number + at) as u8; len]);
+                let id = 4 * stream + 2;
+                let data = vec![(8 * number + at) as u8; len];
                 payload.extend(stream_frame(id, offset, &data, fin));
                 let end = offset + len as u64;
                 let is_beyond = |(_, at): &(u64, u64)| *at >= end;
@@ -192,8 +197,9 @@ proptest! {
     }
 
     #[test]
-    fn numbers_are_new_once(numbers in prop::collection::vec(0u64..400, 0..300)) {
-        let (mut received, mut model) = (ReceivedNumbers::default(), BTreeSet::new());
+    fn received_packet_number_is_new_once(numbers in prop::collection::vec(0u64..400, 0..300)) {
+        let mut received = ReceivedNumbers::default();
+        let mut model = BTreeSet::new();
         for number in numbers {
             let largest = model.last().copied();
             let is_old = largest.is_some_and(|largest: u64| largest.saturating_sub(number) > 128);

@@ -17,10 +17,10 @@ use std::{
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use millrace_quic::plane::{
-    downstream::{Asked, Label, NewStream, Priority},
-    source::{End, Extent, Source},
+    downstream::{AskedRange, Label, NewStream, Priority},
+    source::{Source, SourceEnd, SourceExtent},
 };
-use millrace_transport::{Config, Connection, Endpoint, tls::Trust};
+use millrace_transport::{Config, Connection, Endpoint, tls::ServerTrust};
 use rustls::{pki_types::PrivatePkcs8KeyDer, sign::CertifiedKey};
 
 const ALPN: &[u8] = b"files";
@@ -65,7 +65,7 @@ pub fn listen(addr: SocketAddr) -> anyhow::Result<Endpoint> {
     Ok(Endpoint::bind(addr, config)?)
 }
 
-/// Until the endpoint is closed.
+/// Serves `directory` to every client until the endpoint is closed.
 pub async fn serve(endpoint: &Endpoint, directory: &Path) {
     while let Some(incoming) = endpoint.accept().await {
         let directory = directory.to_owned();
@@ -107,27 +107,27 @@ fn path_of(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
 /// Owes the peer a stream with these bytes. What is lost on the way is sent again by the data plane.
 fn send(connection: &Connection, bytes: Bytes) {
     connection.downstream().open(NewStream {
-        source: Arc::new(Whole { bytes, read_at: Instant::now() }),
+        source: Arc::new(WholeStream { bytes, read_at: Instant::now() }),
         priority: Priority::default(),
         owner: 0,
         object_timeout: None,
         subgroup_timeout: None,
         max_delay: None,
-        asked: Asked::Nothing,
+        asked: AskedRange::Nothing,
         label: Label::default(),
     });
     connection.transmit_now();
 }
 
 /// A stream's bytes that are all there.
-struct Whole {
+struct WholeStream {
     bytes: Bytes,
     read_at: Instant,
 }
 
-impl Source for Whole {
-    fn extent(&self) -> Extent {
-        Extent { len: self.bytes.len() as u64, end: End::Fin { at: self.read_at } }
+impl Source for WholeStream {
+    fn extent(&self) -> SourceExtent {
+        SourceExtent { len: self.bytes.len() as u64, end: SourceEnd::Fin { at: self.read_at } }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
@@ -145,7 +145,7 @@ impl Source for Whole {
 
 /// A file of a server, whose certificate is not checked.
 pub async fn get(addr: SocketAddr, name: &str) -> anyhow::Result<Vec<u8>> {
-    let config = Config { trust: Trust::Anyone, alpn: vec![ALPN.to_vec()], ..Config::default() };
+    let config = Config { trust: ServerTrust::Anyone, alpn: vec![ALPN.to_vec()], ..Config::default() };
     let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config)?;
     let connection = endpoint.connect(addr, "localhost").await?;
     let (mut request, _answer) = connection.quic.open_bi().await?;

@@ -1,4 +1,4 @@
-//! When the driver of an endpoint wakes next, and which connections it looks at then.
+//! The alarm that wakes an endpoint's driver, and the connections that the driver then looks at.
 
 use std::{
     sync::{
@@ -15,10 +15,14 @@ use tokio::sync::Notify;
 const TICK: Duration = Duration::from_millis(1);
 
 /// Wakes the driver. Times are ticks since the alarm was made; `u64::MAX` is never.
+///
+/// The driver alone calls [`Self::wait`], [`Self::reset`], [`Self::take_asked`] and [`Self::lower`], in this order in each turn. Anybody may ask
+/// for a time in between ([`AlarmTurn::wake_by`]). A request before `take_asked` is in what that returns. A request behind it comes behind `reset`, too, so
+/// it lowers `next` and notifies. No deadline is therefore lost, and the worst race is a wake-up without work.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     base: Instant,
-    /// When the driver wakes by itself.
+    /// The time when the driver wakes by itself.
     next: AtomicU64,
     notify: Notify,
     /// Numbers of connections, and when they want to be looked at.
@@ -27,16 +31,16 @@ pub(crate) struct Alarm {
     number: AtomicU64,
 }
 
-/// When the driver looks at one connection next.
+/// The time when the driver looks at one connection next.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct AlarmTurn {
     alarm: Arc<Alarm>,
     number: u64,
-    /// `u64::MAX`: it does not.
+    /// Time of the next turn; `u64::MAX` if none is set.
     at: AtomicU64,
 }
 
-impl Turn {
+impl AlarmTurn {
     pub fn new(alarm: Arc<Alarm>) -> Self {
         let number = alarm.number.fetch_add(1, Ordering::Relaxed);
         Self { alarm, number, at: AtomicU64::new(u64::MAX) }
@@ -49,14 +53,14 @@ impl Turn {
 
     /// Makes the driver look at the connection at `time` or before. Whatever the driver is to find there has to be stored before this call. Most deadlines are
     /// later than the one before: they cost a load.
-    pub fn by(&self, time: u64) {
+    pub fn wake_by(&self, time: u64) {
         if self.put(time) {
             self.alarm.asked.lock().push((self.number, time));
             self.alarm.at(time);
         }
     }
 
-    /// Does the same as [`Self::by`] for the driver itself, which notes the time if this returns true.
+    /// Does the same as [`Self::wake_by`] for the driver itself, which notes the time if this returns true.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
@@ -137,25 +141,25 @@ mod tests {
         let alarm = Alarm::since(now.checked_sub(age).expect("times before the machine's start"));
         let at = now + Duration::from_millis(20);
         alarm.at(alarm.time(at));
-        // What `at` has left behind.
+        // The first wait returns at once, because `at` woke the driver.
         alarm.wait().await;
         alarm.wait().await;
         assert!(Instant::now() >= at, "too early, {age:?} after the start");
     }
 
     #[test]
-    fn connection_asks_once_until_it_is_looked_at() {
+    fn connection_asks_for_attention_once_until_it_is_served() {
         let alarm = Arc::new(Alarm::new());
-        let turns = [(); 2].map(|()| Turn::new(Arc::clone(&alarm)));
+        let turns = [(); 2].map(|()| AlarmTurn::new(Arc::clone(&alarm)));
         for time in [50, 70, 60, 50] {
-            turns[1].by(time);
+            turns[1].wake_by(time);
         }
         assert_eq!(alarm.take_asked(), [(1, 50)]);
-        turns[1].by(40);
-        turns[0].by(0);
+        turns[1].wake_by(40);
+        turns[0].wake_by(0);
         assert_eq!(alarm.take_asked(), [(1, 40), (0, 0)]);
         turns[1].begin();
-        turns[1].by(70);
+        turns[1].wake_by(70);
         assert_eq!(alarm.take_asked(), [(1, 70)]);
     }
 

@@ -1,21 +1,22 @@
-//! How an endpoint's connections are made.
+//! Settings of an endpoint's connections.
 
 use std::{sync::Arc, time::Duration};
 
 use millrace_quic::{
-    keys::Suite,
+    keys::KeySuite,
     plane::downstream::{self, ResetCodes},
 };
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use crate::{
-    dscp::Dscp, lasting::LastingSecret, offload::Engine, paths::Paths, tap::Tap, tls::Trust, windows::Windows,
+    dscp::Dscp, lasting::LastingSecret, offload::OffloadEngine, paths::PathReports, tap::Tap,
+    tls::ServerTrust, windows::Windows,
 };
 
 /// Length of the connection IDs that quinn makes by default.
 pub const ID_LEN: usize = 8;
 
-/// How an endpoint's connections are made.
+/// Settings of an endpoint's connections.
 #[derive(Clone)]
 pub struct Config {
     /// The server's certificate; `None`: the endpoint only connects.
@@ -26,40 +27,47 @@ pub struct Config {
     pub lasting: Option<LastingSecret>,
     /// Shown to servers that ask for it when connecting.
     pub client_certificate: Option<Arc<CertifiedKey>>,
-    /// Whose certificates are accepted when connecting.
-    pub trust: Trust,
+    /// The certificates that are accepted when connecting.
+    pub trust: ServerTrust,
     /// TLS cipher suites, most wanted first.
-    pub suites: Vec<Suite>,
+    pub suites: Vec<KeySuite>,
+    /// Application protocols (ALPN) to offer or accept, the preferred one first.
     pub alpn: Vec<Vec<u8>>,
+    /// Time without a packet of the peer after which a connection is lost. The shorter of both ends' timeouts applies
+    /// (RFC 9000, section 10.1).
     pub idle_timeout: Duration,
+    /// Time without traffic after which quinn sends a PING. `None`: idle connections time out.
     pub keep_alive: Option<Duration>,
     /// Streams that the peer may have open at a time.
     pub max_bidi_streams: u32,
+    /// Unidirectional streams that the peer may have open at a time.
     pub max_uni_streams: u32,
     /// Receive windows, bytes: of a stream, and the most of a connection.
     pub stream_receive_window: u32,
+    /// Largest receive window of a connection, bytes.
     pub receive_window: u32,
-    /// What the windows of all connections are taken from, of all endpoints that share it.
+    /// The receive budget that all connections draw their windows from. Several endpoints may share it.
     pub windows: Arc<Windows>,
     /// Received datagrams that wait for the application, bytes.
     pub datagram_receive_buffer: usize,
     /// Whether packets may be handed to the kernel in batches of one destination (UDP GSO).
     pub gso: bool,
-    /// Of all packets that are sent.
+    /// The DSCP of all packets that are sent.
     pub dscp: Dscp,
-    /// Where TLS secrets are logged, if the operator asks for it.
+    /// Receives the TLS secrets, if the operator wants them logged.
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// Unidirectional streams that are opened through quinn, before the data plane's.
     pub control_streams: u64,
     /// Packets sealed with one key before it is updated, if the AEAD's own limit is not lower.
     pub max_packets_per_key: u64,
-    /// Its reset codes are the application's; by default they are 0.
+    /// The data plane's settings. Its reset codes belong to the application and are 0 by default.
     pub downstream: downstream::Config,
-    /// Has a part in every connection.
-    pub offload: Option<Arc<dyn Engine>>,
+    /// The engine that makes offloads for the connections.
+    pub offload: Option<Arc<dyn OffloadEngine>>,
+    /// Receives a record of each packet that the data planes send, while an observer has set a filter.
     pub tap: Arc<Tap>,
-    /// Told of the paths of all connections.
-    pub paths: Arc<Paths>,
+    /// Receives estimates of every connection's path.
+    pub paths: Arc<PathReports>,
 }
 
 impl Default for Config {
@@ -69,8 +77,8 @@ impl Default for Config {
             client_roots: None,
             lasting: None,
             client_certificate: None,
-            trust: Trust::Roots(Arc::new(rustls::RootCertStore::empty())),
-            suites: vec![Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm],
+            trust: ServerTrust::Roots(Arc::new(rustls::RootCertStore::empty())),
+            suites: vec![KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm, KeySuite::Aes256Gcm],
             alpn: Vec::new(),
             idle_timeout: Duration::from_secs(30),
             keep_alive: Some(Duration::from_secs(5)),

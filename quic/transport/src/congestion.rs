@@ -4,20 +4,20 @@ use std::{any::Any, sync::Arc, time::Instant};
 
 use quinn::congestion::{Controller, ControllerFactory};
 
-use crate::shared::Shared;
+use crate::shared::SharedConnection;
 
 /// Loss, acknowledgements and round trips of quinn's packets reach the shared recovery through the seam, so
 /// most of what quinn reports here is known already; its path MTU is not.
-pub(crate) struct Window(pub Arc<Shared>);
+pub(crate) struct QuinnWindow(pub Arc<SharedConnection>);
 
-impl ControllerFactory for Window {
+impl ControllerFactory for QuinnWindow {
     fn build(self: Arc<Self>, _now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         self.0.on_mtu(current_mtu);
         self.clone_box()
     }
 }
 
-impl Controller for Window {
+impl Controller for QuinnWindow {
     fn on_congestion_event(&mut self, _: Instant, _: Instant, _: bool, _: u64) {}
 
     fn on_mtu_update(&mut self, new_mtu: u16) {

@@ -1,36 +1,35 @@
-//! Connections: quinn's handle, and the data plane beside it.
+//! Connections: quinn's handle, with the data plane that sends next to it.
 
 use std::{
-    convert::Infallible,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use millrace_quic::{
-    keys::Suite,
+    keys::KeySuite,
     plane::{
-        downstream::{Downstream, Event},
+        downstream::{Downstream, DownstreamEvent},
         estimate::Estimate,
     },
-    silence::{self, Silence},
+    silence::{self, PacketTotals, Silence},
 };
-use millrace_webtransport::{Binding, Foreign, Streams};
+use millrace_webtransport::{Binding, Foreign, SessionStreams};
 use parking_lot::MappedMutexGuard;
 use quinn::crypto::rustls::HandshakeData;
 use tracing::debug;
 
 use crate::{
     offload::{ConnectionStatus, LockedOffload, Worth},
-    registry::Listed,
-    send::Batch,
-    shared::Shared,
+    registry::RegisteredConnection,
+    send::PacketBatch,
+    shared::SharedConnection,
     stats::Stats,
-    windows::{ReceiveWindow, Share},
+    windows::{ReceiveWindow, WindowShare},
 };
 
 /// How long objects wait for the control message before them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
-/// How often it is looked whether a peer has answered.
+/// Interval of the checks whether a peer has answered.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
@@ -38,19 +37,48 @@ const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 /// quinn ([`Connection::quic`]) does the handshake, bidirectional streams, all receiving, and the first
 /// unidirectional streams ([`Config::control_streams`](crate::Config::control_streams) of them). From [`Connection::start`] on, all
 /// other unidirectional streams and the datagrams that are sent belong to [`Connection::downstream`].
+///
+/// # Order of calls
+///
+/// 1. [`Self::bind`], if the application's streams lie in a WebTransport session.
+/// 2. Streams that the QUIC stack opens itself: as many as `control_streams` says.
+/// 3. [`Self::start`]. Before it the data plane may be given work, but sends nothing.
+/// 4. [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`]. Both may be called from any
+///    thread. Timers, retransmissions and the peer's credit cause further packets without a call.
+/// 5. [`Self::events`] or [`Self::take_events`], to learn which streams have ended. There is one queue of events, so one task reads it.
+///
+/// Between calls, every byte that the plane owes is acknowledged, in flight or waiting. Both senders together stay within the congestion
+/// window and the peer's credit. When the connection is closed, by either end or by a timeout, the data plane stops and no further events
+/// come.
+///
+/// ```no_run
+/// use bytes::Bytes;
+/// use millrace_quic::plane::downstream::{Label, NewDatagram, Priority};
+///
+/// # async fn example(incoming: millrace_transport::Incoming) -> Result<(), Box<dyn std::error::Error>> {
+/// let connection = incoming.accept().await?;
+/// connection.start();
+/// let payload = Bytes::from_static(b"an object");
+/// let (priority, label) = (Priority::default(), Label::default());
+/// connection.downstream().send_datagram(NewDatagram { payload, priority, expires: None, late: None, label })?;
+/// connection.transmit_now();
+/// # Ok(())
+/// # }
+/// ```
 pub struct Connection {
+    /// quinn's handle, for bidirectional streams, for everything received, and to close the connection.
     pub quic: quinn::Connection,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedConnection>,
     pub(crate) binding: OnceLock<Binding>,
     pub(crate) foreign: Foreign,
-    /// What the last probe has shown; locked while one is under way.
-    pub(crate) probed: tokio::sync::Mutex<Option<Probed>>,
-    pub(crate) _listed: Listed,
+    /// The result of the last probe. It is locked while a probe is under way.
+    pub(crate) probed: tokio::sync::Mutex<Option<ProbeResult>>,
+    pub(crate) _listed: RegisteredConnection,
 }
 
 /// The result of a probe.
 #[derive(Clone, Copy)]
-pub(crate) struct Probed {
+pub(crate) struct ProbeResult {
     at: Instant,
     answered: bool,
 }
@@ -69,23 +97,23 @@ impl Connection {
         let _ = self.binding.set(binding); // called once
     }
 
-    /// How the application's streams lie on the connection.
+    /// Returns the layout of the application's streams on the connection.
     pub fn binding(&self) -> Binding {
         self.binding.get().copied().unwrap_or_default()
     }
 
     /// The streams that quinn has, as the application sees them.
-    pub fn streams(&self) -> Streams<'_> {
-        Streams { connection: &self.quic, binding: self.binding(), foreign: &self.foreign }
+    pub fn streams(&self) -> SessionStreams<'_> {
+        SessionStreams { connection: &self.quic, binding: self.binding(), foreign: &self.foreign }
     }
 
-    /// What the peer has sent beside its WebTransport session.
+    /// Returns counts of the peer's streams and datagrams outside its WebTransport session.
     pub fn foreign(&self) -> &Foreign {
         &self.foreign
     }
 
-    /// What this peer is owed. Held for a moment only: quinn waits for it with every packet.
-    /// Afterwards [`Connection::transmit`] sends what has become possible.
+    /// Locks the data plane's queue for this peer. Release it soon: quinn waits for it with every packet. Call [`Connection::transmit`]
+    /// afterwards to send what has become possible.
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         self.shared.downstream()
     }
@@ -97,7 +125,7 @@ impl Connection {
     }
 
     /// Puts what may be sent into `batch`. The caller flushes it.
-    pub fn transmit(&self, now: Instant, batch: &mut Batch) {
+    pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         self.shared.transmit(now, batch);
     }
 
@@ -113,7 +141,7 @@ impl Connection {
         self.shared.set_worth(worth);
     }
 
-    /// How traces name the connection.
+    /// Sets the session's number in traces.
     pub fn set_session(&self, session: u32) {
         self.shared.set_session(session);
     }
@@ -128,23 +156,23 @@ impl Connection {
         self.shared.offload_status()
     }
 
-    /// Whether both connections send through the same socket, so that one batch serves them.
+    /// Returns whether both connections send through the same socket, so that one batch serves them.
     pub fn shares_socket(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared.sender, &other.shared.sender)
     }
 
-    /// An empty batch.
-    pub fn batch(&self) -> Batch {
-        Batch::default()
+    /// Returns an empty batch.
+    pub fn batch(&self) -> PacketBatch {
+        PacketBatch::default()
     }
 
     /// Sends a batch, of any connections of the endpoint.
-    pub fn flush(&self, batch: &mut Batch) {
+    pub fn flush(&self, batch: &mut PacketBatch) {
         self.shared.sender.flush(batch);
     }
 
     /// Waits for something to have happened to streams of the data plane, and takes it all.
-    pub async fn events(&self) -> Vec<Event> {
+    pub async fn events(&self) -> Vec<DownstreamEvent> {
         loop {
             let more = self.shared.events.notified();
             let events = self.take_events();
@@ -155,8 +183,8 @@ impl Connection {
         }
     }
 
-    /// What has happened to streams of the data plane since the last time.
-    pub fn take_events(&self) -> Vec<Event> {
+    /// Returns the events of the data plane's streams since the last call.
+    pub fn take_events(&self) -> Vec<DownstreamEvent> {
         let mut downstream = self.downstream();
         std::iter::from_fn(|| downstream.poll_event()).collect()
     }
@@ -166,17 +194,18 @@ impl Connection {
         let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
     }
 
-    /// What the network carries to the peer. [`Paths`](crate::Paths) tells when that changes.
+    /// Estimates what the network carries to the peer. [`PathReports`](crate::PathReports) reports changes.
     pub fn estimate(&self) -> Estimate {
         self.downstream().estimate(Instant::now())
     }
 
+    /// Returns counts of the packets that both senders have sent, and of what the seam between them did.
     pub fn stats(&self) -> Stats {
         self.shared.counters.snapshot()
     }
 
     /// The cipher suite; `None` if the data plane has no keys.
-    pub fn suite(&self) -> Option<Suite> {
+    pub fn suite(&self) -> Option<KeySuite> {
         self.shared.suite()
     }
 
@@ -191,7 +220,7 @@ impl Connection {
         true
     }
 
-    /// Whether the peer has said, by a stateless reset, that it does not know the connection: it was restarted.
+    /// Returns whether the peer has sent a stateless reset: it does not know the connection, because it was restarted.
     pub fn is_forgotten(&self) -> bool {
         matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
     }
@@ -201,12 +230,12 @@ impl Connection {
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
         let asked = Instant::now();
         let mut probed = self.probed.lock().await;
-        let is_known = |last: &Probed| last.at >= asked || last.answered && last.at + age > asked;
+        let is_known = |last: &ProbeResult| last.at >= asked || last.answered && last.at + age > asked;
         if let Some(last) = probed.filter(is_known) {
             return last.answered;
         }
         let answered = self.probe(patience).await;
-        *probed = Some(Probed { at: Instant::now(), answered });
+        *probed = Some(ProbeResult { at: Instant::now(), answered });
         answered
     }
 
@@ -226,24 +255,14 @@ impl Connection {
         false
     }
 
-    /// Probes the peer whenever media came and nothing comes any more, with two packets. A living peer acknowledges the first.
-    /// A peer that was restarted answers at least the second with a stateless reset: congestion control, which may hold
-    /// everything back by now, does not count it. Never returns.
-    pub async fn probe_when_silent(&self) -> Infallible {
+    /// Returns a watch on the peer that begins now.
+    pub fn watch(&self) -> PeerWatch<'_> {
         let mut looks = tokio::time::interval(silence::LOOKS);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut silence = Silence::new(Instant::now());
-        loop {
-            looks.tick().await;
-            if silence.look(Instant::now(), self.received()) {
-                debug!(remote = %self.quic.remote_address(), "the peer is silent: probing it");
-                self.nudge();
-                self.shared.send_stray();
-            }
-        }
+        PeerWatch { connection: self, looks, silence: Silence::new(Instant::now()), was_dead: false }
     }
 
-    /// Packets that came so far.
+    /// Number of packets received so far.
     fn received(&self) -> u64 {
         self.quic.stats().udp_rx.datagrams
     }
@@ -254,7 +273,7 @@ impl Connection {
     }
 
     /// Counts its receive window with those of others, as which it grows no further than `share` does.
-    pub fn share_receive_window(&self, share: Arc<Share>) {
+    pub fn share_receive_window(&self, share: Arc<WindowShare>) {
         self.shared.window.join(share);
     }
 
@@ -279,5 +298,45 @@ impl Connection {
             self.transmit_now();
         }
         waiting
+    }
+}
+
+/// A watch that finds out whether the peer of a connection is alive. It probes the peer with two packets when media came and nothing comes
+/// any more, and when the peer owes an acknowledgement. A living
+/// peer acknowledges the first. A peer that was restarted answers at least the second with a stateless reset: congestion control, which may hold
+/// everything back by now, does not count it.
+pub struct PeerWatch<'a> {
+    connection: &'a Connection,
+    looks: tokio::time::Interval,
+    silence: Silence,
+    was_dead: bool,
+}
+
+/// State of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// The peer has answered no probe for so long that it is likely gone.
+    Dead,
+    /// The peer was taken for dead, and has sent a packet since.
+    Alive,
+}
+
+impl PeerWatch<'_> {
+    /// Probes the peer where it is silent, and waits until it dies, or is alive after all. Cancel safe.
+    pub async fn changed(&mut self) -> Health {
+        loop {
+            self.looks.tick().await;
+            let stats = self.connection.quic.stats();
+            let packets = PacketTotals { received: stats.udp_rx.datagrams, sent: stats.udp_tx.datagrams };
+            if self.silence.look(Instant::now(), packets) {
+                debug!(remote = %self.connection.quic.remote_address(), "the peer has been silent: probing the connection");
+                self.connection.nudge();
+                self.connection.shared.send_stray();
+            }
+            let is_dead = self.silence.is_dead(stats.path.rtt);
+            if is_dead != std::mem::replace(&mut self.was_dead, is_dead) {
+                return if is_dead { Health::Dead } else { Health::Alive };
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! One task per endpoint: timers of the data plane, and what must not be done inside quinn's lock.
+//! One task per endpoint for the data plane's timers, and for work that must not be done inside quinn's lock.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -13,31 +13,31 @@ use crate::{
     alarm::Alarm,
     connection::Connection,
     registry::Registry,
-    send::{Batch, Sender},
+    send::{BatchSender, PacketBatch},
     shared::attention,
 };
 
-/// How often quinn is asked whether it has finished what it does not tell.
+/// Interval of the questions to quinn about changes that it does not report by itself.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Adds a connection to those of its endpoint, and has the driver look at it.
 pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>) {
     let turn = &connection.shared.turn;
     registry.add(turn.number(), connection);
-    // What was asked for before has not been found.
+    // Requests made before the connection was registered were lost, so it asks again.
     turn.begin();
-    turn.by(0);
+    turn.wake_by(0);
 }
 
 /// The connections that want to be looked at, each once.
 #[derive(Default)]
-struct Agenda {
+struct DriverAgenda {
     times: HashMap<u64, u64>,
     /// Times and numbers.
     order: BTreeSet<(u64, u64)>,
 }
 
-impl Agenda {
+impl DriverAgenda {
     /// Notes that a connection has to be looked at by `time`.
     fn put(&mut self, number: u64, time: u64) {
         let known = self.times.get(&number).copied();
@@ -67,12 +67,13 @@ impl Agenda {
 }
 
 /// Runs until the endpoint is gone. Looks at connections that have asked for it or have a deadline, and at no others.
-pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>, sender: Arc<Sender>) {
-    let (mut batch, mut agenda) = (Batch::default(), Agenda::default());
+pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>, sender: Arc<BatchSender>) {
+    let mut batch = PacketBatch::default();
+    let mut agenda = DriverAgenda::default();
     loop {
         alarm.wait().await;
         let Some(registry) = registry.upgrade() else { return };
-        // Before it is read who has asked, so that nobody who does meanwhile is missed.
+        // The alarm is reset before the requests are read, so that none made in between is missed.
         alarm.reset();
         alarm.take_asked().into_iter().for_each(|(number, time)| agenda.put(number, time));
         for number in agenda.take_due(alarm.time(Instant::now())) {
@@ -91,7 +92,7 @@ pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>,
 }
 
 /// Runs the connection's timers if they are due; returns when they are next.
-fn fire(connection: &Connection, alarm: &Alarm, batch: &mut Batch) -> u64 {
+fn fire(connection: &Connection, alarm: &Alarm, batch: &mut PacketBatch) -> u64 {
     let shared = &connection.shared;
     let now = Instant::now();
     // `time` rounds up: one tick less has passed for certain.
@@ -125,7 +126,7 @@ fn attend(connection: &Arc<Connection>) {
 }
 
 fn close(connection: &Connection, reason: &str) {
-    debug!(remote = %connection.quic.remote_address(), reason, "closed");
+    debug!(remote = %connection.quic.remote_address(), reason, "closing a QUIC connection");
     connection.quic.close(VarInt::from_u32(0), reason.as_bytes());
 }
 
@@ -143,7 +144,8 @@ async fn follow_address(connection: Weak<Connection>) {
     }
 }
 
-/// Until quinn uses newer keys: it cannot update them again right after it did.
+/// Asks quinn for newer keys at each [`INTERVAL`] until the data plane has them. quinn ignores a request that comes too soon after an
+/// update.
 async fn follow_keys(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
@@ -159,8 +161,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_whose_time_has_come_are_looked_at() {
-        let mut agenda = Agenda::default();
+    fn only_connections_with_a_due_timer_are_served() {
+        let mut agenda = DriverAgenda::default();
         for (number, time) in [(1, 30), (2, 10), (3, 20), (2, 40), (1, 5), (4, 0)] {
             agenda.put(number, time);
         }

@@ -15,7 +15,7 @@ impl Dscp {
         (code_point < 64).then_some(Self(code_point))
     }
 
-    /// IPv4's TOS, IPv6's traffic class.
+    /// Value of IPv4's TOS byte and IPv6's traffic class.
     pub(crate) fn traffic_class(self, ect: bool) -> u8 {
         self.0 << 2 | if ect { ECT0 } else { 0 }
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_names() {
+    fn dscp_numbers_and_names_are_parsed() {
         for (text, expected) in [
             ("0", Some(0)),
             ("63", Some(63)),

@@ -3,12 +3,13 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Once, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 use millrace_webtransport::Foreign;
+use nix::sys::socket::{setsockopt, sockopt};
 use parking_lot::RwLock;
 use quinn::{
     EndpointConfig, IdleTimeout, Runtime as _, TokioRuntime, TransportConfig, VarInt,
@@ -25,28 +26,30 @@ use crate::{
     connection::Connection,
     driver,
     marking::Marking,
-    offload::{Attached, Enter},
-    path::Path,
+    offload::{Attached, OffloadEntry},
+    path::PeerAddress,
     registry::Registry,
     seam::{ClientCrypto, ServerCrypto},
-    secrets::Secrets,
-    send::{Report, Sender},
-    shared::Shared,
-    tls::{self, Certificate, Clients},
-    windows::Window,
+    secrets::HandshakeSecrets,
+    send::{BatchSender, SendReport},
+    shared::SharedConnection,
+    tls::{self, ReplaceableCertificate, ReplaceableRoots},
+    windows::ConnectionWindow,
 };
 
-/// What servers may send us, UDP payload: on a path of Ethernet's MTU a copy may have a longer connection ID, packet number and
-/// stream header than the original and still be one packet.
+/// The largest UDP payload that servers may send to us. On a path with Ethernet's MTU, a copy still fits one packet when its connection ID,
+/// packet number and stream header are longer than the original's.
 const MAX_FROM_SERVERS: u16 = 1452 - 24;
-/// What clients may: a copy may go to another relay first, which is our client. The headers of relays' packets differ by less than
-/// subscribers' do.
+/// The largest UDP payload that clients may send to us. A copy may go to another relay first, which is our client. The headers of relays'
+/// packets differ by less than subscribers' do.
 const MAX_FROM_CLIENTS: u16 = MAX_FROM_SERVERS - 8;
 
 /// Socket buffers asked for, bytes; the kernel gives what its limits allow.
 const SOCKET_BUFFER: usize = 4 << 20;
 
+/// The reason why an endpoint cannot work on an address.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum BindError {
     #[error("cannot listen on {addr}: {source}")]
     Socket { addr: SocketAddr, source: io::Error },
@@ -60,7 +63,9 @@ pub enum BindError {
     NoSuite,
 }
 
+/// The reason why a peer's connection was not established.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum AcceptError {
     #[error("no room for another receive window")]
     NoRoom,
@@ -68,7 +73,9 @@ pub enum AcceptError {
     Handshake(#[from] quinn::ConnectionError),
 }
 
+/// The reason why a connection to a server was not established.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum ConnectError {
     #[error("no room for another receive window")]
     NoRoom,
@@ -78,12 +85,37 @@ pub enum ConnectError {
     Handshake(#[from] quinn::ConnectionError),
 }
 
-/// One UDP socket and its QUIC connections. Dropping it stops what is not held elsewhere.
+/// One UDP socket and its QUIC connections. Dropping it ends everything that is not held elsewhere.
+///
+/// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`]. One endpoint may do
+/// both.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use millrace_transport::{Config, Endpoint, tls::ServerTrust};
+///
+/// # async fn example(roots: rustls::RootCertStore) -> Result<(), Box<dyn std::error::Error>> {
+/// let trust = ServerTrust::Roots(Arc::new(roots));
+/// // The data plane has every unidirectional stream of this end.
+/// let config = Config { trust, alpn: vec![b"files".to_vec()], control_streams: 0, ..Config::default() };
+/// let endpoint = Endpoint::bind("0.0.0.0:0".parse()?, config)?;
+///
+/// let connection = endpoint.connect("192.0.2.7:4433".parse()?, "files.example").await?;
+/// let (mut request, _) = connection.quic.open_bi().await?;
+/// request.write_all(b"index.html").await?;
+/// request.finish()?;
+/// let file = connection.quic.accept_uni().await?.read_to_end(1 << 20).await?;
+/// println!("{} bytes", file.len());
+/// endpoint.close(0_u32.into(), b"");
+/// endpoint.wait_idle().await;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Endpoint {
-    inner: Arc<Inner>,
+    inner: Arc<EndpointInner>,
 }
 
-struct Inner {
+struct EndpointInner {
     quic: quinn::Endpoint,
     local_addr: SocketAddr,
     config: Config,
@@ -91,13 +123,13 @@ struct Inner {
     server_tls: rustls::ServerConfig,
     client_tls: rustls::ClientConfig,
     initial: rustls::quic::Suite,
-    certificate: Arc<Certificate>,
-    clients: Arc<Clients>,
+    certificate: Arc<ReplaceableCertificate>,
+    clients: Arc<ReplaceableRoots>,
     registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
-    sender: Arc<Sender>,
+    sender: Arc<BatchSender>,
     /// Makes the claims of connections to an offload, and says what suites one supports.
-    offloads: Option<(Enter, &'static [Suite])>,
+    offloads: Option<(OffloadEntry, &'static [KeySuite])>,
 }
 
 impl Endpoint {
@@ -114,23 +146,23 @@ impl Endpoint {
         if config.suites.is_empty() {
             return Err(BindError::NoSuite);
         }
-        let certificate = Arc::new(Certificate(RwLock::new(config.certificate.clone())));
+        let certificate = Arc::new(ReplaceableCertificate(RwLock::new(config.certificate.clone())));
         let provider = tls::provider(&config.suites);
-        let clients = Arc::new(Clients::new(Arc::clone(&provider), config.client_roots.as_ref())?);
+        let clients = Arc::new(ReplaceableRoots::new(Arc::clone(&provider), config.client_roots.as_ref())?);
         let server_tls =
             tls::server(Arc::clone(&provider), Arc::clone(&certificate), &clients, &config.alpn)?;
         let client_tls =
             tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
 
-        // Used for what comes before a connection has its own: Initial keys and Retry.
+        // Initial keys and Retry need this before a connection has its own.
         let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
             .map_err(|_| BindError::NoSuite)?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
 
         let local_addr = socket.local_addr().map_err(BindError::Address)?;
         let failed = |source| BindError::Socket { addr: local_addr, source };
-        let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
+        let sender = Arc::new(BatchSender::new(&socket, config.gso).map_err(failed)?);
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
         if let Some(lasting) = &config.lasting {
@@ -160,7 +192,7 @@ impl Endpoint {
         let alarm = Arc::new(Alarm::new());
         tokio::spawn(driver::run(Arc::clone(&alarm), Arc::downgrade(&registry), Arc::clone(&sender)));
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EndpointInner {
                 quic,
                 local_addr,
                 config,
@@ -178,11 +210,12 @@ impl Endpoint {
         })
     }
 
-    /// What the data planes of all its connections have sent.
-    pub fn sent(&self) -> Report {
+    /// Returns counts of what the data planes of all its connections have sent.
+    pub fn sent(&self) -> SendReport {
         self.inner.sender.totals()
     }
 
+    /// Returns the socket's own address, with the port that the kernel chose if 0 was asked for.
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr
     }
@@ -202,10 +235,11 @@ impl Endpoint {
         self.inner.connect(addr, server_name, self.inner.client_tls.clone()).await
     }
 
-    /// As [`Self::connect`], with this application protocol (ALPN) instead of those that are configured.
+    /// Connects like [`Self::connect`], with this application protocol (ALPN) instead of the configured ones.
     ///
     /// # Errors
-    /// As there.
+    ///
+    /// The same as for [`Self::connect`].
     pub async fn connect_as(
         &self,
         addr: SocketAddr,
@@ -244,43 +278,44 @@ impl Endpoint {
 /// A peer that wants to connect.
 pub struct Incoming {
     incoming: quinn::Incoming,
-    endpoint: Arc<Inner>,
+    endpoint: Arc<EndpointInner>,
 }
 
 impl Incoming {
+    /// Returns the address that the peer's first packet came from. It may be forged unless [`Self::is_proved`].
     pub fn remote_addr(&self) -> SocketAddr {
         self.incoming.remote_address()
     }
 
-    /// Whether the peer has shown that it receives what is sent to its address (RFC 9000, section 8.1).
+    /// Returns whether the peer has shown that it receives what is sent to its address (RFC 9000, section 8.1).
     pub fn is_proved(&self) -> bool {
         self.incoming.remote_address_validated()
     }
 
-    /// Has the peer prove its address: it comes again with a token, and nothing is kept of it until then.
+    /// Sends a Retry, so that the peer proves its address: it comes back with a token. No state is kept for it until then.
     pub fn retry(self) {
         let _ = self.incoming.retry(); // it has come with a token, and is forgotten
     }
 
-    /// Does the handshake.
+    /// Accepts the peer and completes the handshake.
     pub async fn accept(self) -> Result<Arc<Connection>, AcceptError> {
         self.endpoint.accept(self.incoming).await
     }
 
-    /// Turns the peer away.
+    /// Refuses the connection attempt.
     pub fn refuse(self) {
         self.incoming.refuse();
     }
 }
 
-impl Drop for Inner {
+impl Drop for EndpointInner {
     fn drop(&mut self) {
         // The driver sees that the registry is gone.
         self.alarm.ring();
     }
 }
 
-impl Inner {
+impl EndpointInner {
     async fn accept(self: Arc<Self>, incoming: quinn::Incoming) -> Result<Arc<Connection>, AcceptError> {
         let Some((shared, secrets)) = self.shared(incoming.remote_address()) else {
             incoming.refuse();
@@ -315,12 +350,12 @@ impl Inner {
     }
 
     /// `None`: there is no room for its receive window.
-    fn shared(&self, remote: SocketAddr) -> Option<(Arc<Shared>, Arc<Secrets>)> {
+    fn shared(&self, remote: SocketAddr) -> Option<(Arc<SharedConnection>, Arc<HandshakeSecrets>)> {
         let config = &self.config;
-        let window = Window::open(&config.windows, config.receive_window, Instant::now())?;
-        let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
-        let shared = Shared::new(
-            Path::new(remote),
+        let window = ConnectionWindow::open(&config.windows, config.receive_window, Instant::now())?;
+        let secrets = Arc::new(HandshakeSecrets::new(self.config.key_log.clone()));
+        let shared = SharedConnection::new(
+            PeerAddress::new(remote),
             window,
             config,
             Arc::clone(&secrets),
@@ -330,13 +365,13 @@ impl Inner {
         );
         let shared = Arc::new(shared);
         if let Some((enter, _)) = &self.offloads {
-            let owner: Weak<Shared> = Arc::downgrade(&shared);
+            let owner: Weak<SharedConnection> = Arc::downgrade(&shared);
             shared.set_claim(enter(owner));
         }
         Some((shared, secrets))
     }
 
-    fn transport(&self, shared: &Arc<Shared>) -> Arc<TransportConfig> {
+    fn transport(&self, shared: &Arc<SharedConnection>) -> Arc<TransportConfig> {
         let config = &self.config;
         let mut transport = TransportConfig::default();
         transport
@@ -348,16 +383,17 @@ impl Inner {
             .receive_window(shared.window.bytes().into())
             .datagram_receive_buffer_size(Some(config.datagram_receive_buffer))
             .enable_segmentation_offload(config.gso)
-            .congestion_controller_factory(Arc::new(congestion::Window(Arc::clone(shared))));
+            .congestion_controller_factory(Arc::new(congestion::QuinnWindow(Arc::clone(shared))));
         Arc::new(transport)
     }
 
-    fn register(&self, quic: quinn::Connection, shared: Arc<Shared>) -> Arc<Connection> {
+    fn register(&self, quic: quinn::Connection, shared: Arc<SharedConnection>) -> Arc<Connection> {
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
         let listed = self.registry.place(shared.turn.number());
-        let (binding, foreign) = (OnceLock::new(), Foreign::default());
+        let binding = OnceLock::new();
+        let foreign = Foreign::default();
         let connection = Connection {
             quic,
             shared,
@@ -384,9 +420,53 @@ fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
+    grow_receive_buffer(&socket)?;
     // The kernel's limit may be lower, and says nothing then.
-    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     socket.set_send_buffer_size(SOCKET_BUFFER)?;
     socket.bind(&addr.into())?;
     Ok(socket.into())
+}
+
+/// Goes beyond the system's limit where this process may; warns once where it may not and the buffer is shorter than asked for.
+fn grow_receive_buffer(socket: &socket2::Socket) -> io::Result<()> {
+    static WARNED: Once = Once::new();
+    if setsockopt(socket, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
+        socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    }
+    if let Some(warning) = short_buffer(socket.recv_buffer_size()?) {
+        WARNED.call_once(|| tracing::warn!("the UDP socket: {warning}"));
+    }
+    Ok(())
+}
+
+/// `doubled`: as the kernel says it, which keeps half for what describes the packets.
+fn short_buffer(doubled: usize) -> Option<String> {
+    let bytes = doubled / 2;
+    let wanted = SOCKET_BUFFER;
+    (bytes < wanted).then(|| {
+        format!(
+            "the receive buffer has {bytes} bytes instead of {wanted}, so bursts are lost: run `sysctl -w \
+             net.core.rmem_max={wanted}`, or give this process CAP_NET_ADMIN"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receive_buffer_is_as_long_as_asked_for_or_the_limit_is_named() {
+        let socket = bind_socket(([127, 0, 0, 1], 0).into()).expect("a socket");
+        let doubled = socket2::SockRef::from(&socket).recv_buffer_size().expect("a size");
+        if nix::unistd::geteuid().is_root() {
+            assert_eq!(doubled, 2 * SOCKET_BUFFER);
+        }
+        assert_eq!(short_buffer(2 * SOCKET_BUFFER), None);
+        let warning = short_buffer(425_984).expect("a warning");
+        assert!(
+            warning.contains(" 212992 bytes") && warning.contains("net.core.rmem_max=4194304"),
+            "{warning}"
+        );
+    }
 }

@@ -1,6 +1,10 @@
-//! Which interfaces packets arrive on, and what they are.
+//! The interfaces that packets arrive on, and their link types.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+};
 
 use nix::{
     ifaddrs::{InterfaceAddress, getifaddrs},
@@ -21,7 +25,7 @@ pub fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
 ///
 /// # Errors
 /// The kernel does not say.
-pub fn of(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
+pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
     let all = all()?;
     let is_served = |it: &&InterfaceAddress| {
         let Some(ip) = ip_of(it) else { return false };
@@ -36,7 +40,39 @@ pub fn of(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
     Ok(names(all.iter().filter(is_served).filter(is_ethernet)))
 }
 
-/// What an interface's frames begin with: `ARPHRD_ETHER` and others.
+/// Cache of routes: the interface by which an address is reached, in the network namespace of the calling thread.
+#[derive(Default)]
+pub struct InterfaceRoutes {
+    /// Names of interfaces by their own addresses.
+    names: HashMap<IpAddr, String>,
+    found: HashMap<IpAddr, Option<String>>,
+}
+
+impl InterfaceRoutes {
+    /// Reads the interfaces again, and forgets routes.
+    pub fn refresh(&mut self) {
+        let all = all().unwrap_or_default();
+        self.names = all.iter().filter_map(|it| Some((ip_of(it)?, it.interface_name.clone()))).collect();
+        self.found.clear();
+    }
+
+    /// Returns the interface with the address that packets to there are sent from.
+    pub fn interface_to(&mut self, ip: IpAddr) -> Option<String> {
+        let names = &self.names;
+        let find = || names.get(&source_towards(ip).ok()?).cloned();
+        self.found.entry(ip).or_insert_with(find).clone()
+    }
+}
+
+/// The address that the kernel's routes choose. Nothing is sent.
+fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((ip, 9))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// Returns the link type of an interface, such as `ARPHRD_ETHER`.
 ///
 /// # Errors
 /// The kernel does not say.
@@ -79,11 +115,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_not_among_them() {
+    fn listed_interfaces_exclude_loopback() {
         let listen = ["127.0.0.1:1", "[::1]:1"].map(|addr| addr.parse().unwrap());
-        assert_eq!(of(&listen), Ok(Vec::new()));
+        assert_eq!(list_interfaces(&listen), Ok(Vec::new()));
         let all = ["0.0.0.0:1", "[::]:1"].map(|addr| addr.parse().unwrap());
-        assert!(!of(&all).unwrap().contains(&"lo".to_owned()));
+        assert!(!list_interfaces(&all).unwrap().contains(&"lo".to_owned()));
         assert_eq!(with_addresses(listen.iter().map(SocketAddr::ip)), Vec::<String>::new());
     }
 }

@@ -19,9 +19,9 @@ const RESET_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The secret that an endpoint's lasting keys are derived from.
 ///
-/// No two endpoints may have the same: an attacker who sends to the one what was meant for the other would be told the reset token of a
-/// connection that is alive there (RFC 9000, section 21.11). So each endpoint adds its address, and whoever makes the secret adds what
-/// tells its machine from others.
+/// No two endpoints may have the same secret: an attacker could send a packet of one endpoint's connection to the other, and would get
+/// its reset token (RFC 9000, section 21.11). Each endpoint adds its address, and the code that makes the secret adds an identifier of
+/// the machine.
 #[derive(Clone)]
 pub struct LastingSecret(hkdf::Prk);
 
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_last_and_differ_by_secret_machine_address_and_purpose() {
+    fn reset_keys_depend_on_secret_machine_address_and_purpose() {
         let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
         let derive = |secret: &[u8], machine: &[u8], purpose: &[u8], at: &str| {
             LastingSecret::new(secret, machine).derive(purpose, addr(at))
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_is_not_shown() {
+    fn debug_output_shows_no_reset_secret() {
         assert_eq!(format!("{:?}", LastingSecret::new(b"key", b"one")), "LastingSecret");
     }
 }

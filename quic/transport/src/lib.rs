@@ -1,4 +1,4 @@
-//! QUIC connections with two senders: a stock QUIC stack, and a data plane beside it that sends media.
+//! QUIC connections with two senders: a stock QUIC stack, and next to it a data plane that sends media.
 //!
 //! The QUIC stack is [quinn], unmodified. It does the handshake, bidirectional streams and all receiving, and does not
 //! know that somebody else sends on its connections. The data plane ([`Connection::downstream`]) owns the unidirectional
@@ -28,16 +28,17 @@
 //!
 //! | what | for callers | recorded as | in the engine |
 //! | --- | --- | --- | --- |
-//! | a stream of the peer, or a track's datagrams | [`offload::Ingress`], of an [`offload::Origin`] | | `KernelIngress` |
+//! | a stream of the peer, or a track's datagrams | [`offload::OffloadIngress`], of a [`offload::OffloadOrigin`] | | `KernelIngress` |
 //! | one subscriber's copy of a stream | [`offload::StreamCopy`] | `DelegatedStream` | `KernelEgress`, an [`offload::Delegation`] |
 //! | one subscriber's copy of datagrams | [`offload::DatagramCopy`] | by tag | `KernelEgress` |
-//! | streams of the peer that begin | [`offload::Openings`] | | `KernelOpenings` |
+//! | streams of the peer that begin | [`offload::OffloadOpenings`] | | `KernelOpenings` |
 //! | one subscriber's copy of a stream that begins | [`offload::OpeningTerms`] | `OpeningBook` of `OpeningEntry` | [`offload::OpeningRequest`], `KernelEgress` |
 //! | which end opens that | | | [`offload::OpeningSide`] |
 //!
 //! The names of the program's entries are in `millrace-relay-kernel`.
 //!
 //! The example `files` serves files with the second sender, without any of MoQ.
+#![deny(missing_docs)]
 
 mod alarm;
 pub mod clock;
@@ -51,6 +52,7 @@ pub mod interfaces;
 mod lasting;
 mod marking;
 mod numbers;
+pub mod offers;
 pub mod offload;
 mod path;
 mod paths;
@@ -69,11 +71,11 @@ mod traps;
 mod windows;
 
 pub use config::{Config, ID_LEN};
-pub use connection::Connection;
+pub use connection::{Connection, Health, PeerWatch};
 pub use dscp::Dscp;
 pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
 pub use lasting::LastingSecret;
-pub use paths::{PathChange, Paths};
+pub use paths::{PathChange, PathReports};
 pub use stats::Stats;
-pub use tap::{Sent, Tap};
-pub use windows::{ReceiveWindow, Share, Windows};
+pub use tap::{SentPiece, Tap};
+pub use windows::{ReceiveWindow, WindowShare, Windows};

@@ -1,4 +1,4 @@
-//! What the QUIC stack sends, with the DSCP of all else.
+//! Sockets of the QUIC stack whose packets carry the DSCP of all other packets.
 
 use std::{
     io::{self, IoSliceMut},
@@ -15,7 +15,7 @@ use quinn::{
 
 use crate::{
     dscp::Dscp,
-    send::{Flow, Sender},
+    send::{BatchSender, PacketFlow},
 };
 
 /// The QUIC stack's socket. Its packets are not ECT: the stack looks at marks of its own packets only, and would take those of
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Marking {
     pub socket: Arc<dyn AsyncUdpSocket>,
-    pub sender: Arc<Sender>,
+    pub sender: Arc<BatchSender>,
     pub dscp: Dscp,
 }
 
@@ -34,7 +34,8 @@ impl AsyncUdpSocket for Marking {
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let &Transmit { destination, contents, segment_size, src_ip, .. } = transmit;
-        let flow = Flow { to: destination, from: src_ip, traffic_class: self.dscp.traffic_class(false) };
+        let flow =
+            PacketFlow { to: destination, from: src_ip, traffic_class: self.dscp.traffic_class(false) };
         let segment = segment_size.map(u16::try_from).transpose();
         // The stack's own way of sending knows no DSCP, but what to do when this fails.
         if flow.traffic_class != 0

@@ -1,15 +1,15 @@
-//! The offload: a sender beside the plane, which forwards what arrives before any process wakes.
+//! The offload: a second sender next to the data plane, which forwards packets when they arrive, before any process wakes.
 //!
 //! [`Offload`] is all that a connection knows of it. The plane *delegates* a stream to it (as NFS delegates a file): from
-//! then on the offload sends on that stream by itself, within a [`Budget`] of congestion window and credit that it is
+//! then on the offload sends on that stream by itself, within an [`OffloadBudget`] of congestion window and credit that it is
 //! granted, and says afterwards what it sent. A stream that is over, or that somebody here has to act on, is *recalled*,
 //! and *returned* once nothing more can be under way. Whatever an offload does not send the plane sends, so an offload
 //! may decline anything at any time.
 //!
-//! There are fewer offloads than connections. So a connection *claims* one ([`Claim`]), says what it is worth to it, and is told when it
-//! gets one and when it has to give it back ([`Owner`]). It has all that an offload has to know of it in the meantime.
+//! There are fewer offloads than connections. A connection *claims* one ([`OffloadClaim`]) and says how much it is worth to it. It is notified
+//! when it gets one and when it has to give it back ([`OffloadOwner`]). In the meantime it keeps all the state that an offload needs.
 //!
-//! [`Engine`] makes offloads. The engine that forwards in the kernel is `Kernel` of `millrace-relay-kernel`.
+//! [`OffloadEngine`] makes offloads. The engine that forwards in the kernel is `Kernel` of `millrace-relay-kernel`.
 
 mod adoption;
 mod deferral;
@@ -30,9 +30,9 @@ use std::{
 
 use millrace_moq::data::Position;
 use millrace_quic::{
-    keys::{Secret, Suite},
+    keys::{KeySuite, TrafficSecret},
     packet::ConnectionId,
-    plane::downstream::{Budget, StreamKey},
+    plane::downstream::{OffloadBudget, StreamKey},
     webtransport::Binding,
 };
 use quinn::AsyncUdpSocket;
@@ -43,47 +43,49 @@ use crate::trace;
 pub use state::LockedOffload;
 
 /// Makes offloads for the connections of endpoints.
-pub trait Engine: Send + Sync {
+pub trait OffloadEngine: Send + Sync {
     /// Serves the connections of an endpoint with this socket, within a tokio runtime.
     ///
     /// # Errors
     /// The socket cannot be registered with the runtime.
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached>;
 
-    /// Where it forwards from, or should.
-    fn interfaces(&self) -> Vec<Interface>;
+    /// Returns the interfaces that it forwards from, or should.
+    fn interfaces(&self) -> Vec<OffloadInterface>;
 
+    /// Returns the engine's own figures, over all connections.
     fn status(&self) -> Status;
 
-    /// Has it collect what becomes of single packets, or stop.
-    fn set_trace(&self, filter: Option<trace::Filter>);
+    /// Starts to collect events about single packets, or stops with `None`.
+    fn set_trace(&self, filter: Option<trace::PacketFilter>);
 
-    /// Hands over what was collected since the last call, and returns how much there was no room for.
-    fn drain_trace(&self, read: &mut dyn FnMut(trace::Event)) -> u64;
+    /// Passes the events since the last call to `read`, and returns how many were lost for want of room.
+    fn drain_trace(&self, read: &mut dyn FnMut(trace::OffloadTraceEvent)) -> u64;
 }
 
-/// An endpoint that an [`Engine`] serves.
+/// An endpoint that an [`OffloadEngine`] serves.
 pub struct Attached {
-    /// What the QUIC stack reads and writes.
+    /// The socket that the QUIC stack reads and writes.
     pub socket: Arc<dyn AsyncUdpSocket>,
     /// Makes the claims of its connections.
-    pub enter: Enter,
+    pub enter: OffloadEntry,
     /// The cipher suites that an offload can seal and open packets of.
-    pub suites: &'static [Suite],
+    pub suites: &'static [KeySuite],
 }
 
 /// Adds a connection to those that may have an offload.
-pub type Enter = Box<dyn Fn(Weak<dyn Owner>) -> Box<dyn Claim> + Send + Sync>;
+pub type OffloadEntry = Box<dyn Fn(Weak<dyn OffloadOwner>) -> Box<dyn OffloadClaim> + Send + Sync>;
 
 /// A connection's claim to an offload; over when it is dropped.
-pub trait Claim: Send + Sync {
+pub trait OffloadClaim: Send + Sync {
     /// Says what an offload is worth to the connection; at first nothing.
     fn set_worth(&self, worth: Worth);
 
     /// The connection is over: nothing is worth anything to it any more.
     fn end(&self);
 
-    fn standing(&self) -> Standing;
+    /// Returns whether the connection has an offload at the moment, or why not.
+    fn standing(&self) -> OffloadStanding;
 }
 
 /// The worth of an offload to a connection, the least first.
@@ -94,8 +96,9 @@ pub enum Worth {
     Nothing,
     /// The connection has neither subscriptions nor publications.
     Idle,
+    /// The peer has subscribed or fetched, and publishes nothing.
     Subscriber,
-    /// Without an offload here, nothing that it publishes is forwarded to anybody.
+    /// A publisher. Without an offload on this connection, nothing that it publishes is forwarded to anybody.
     Publisher,
     /// The connection leads to the relay that this one has its media from.
     Upstream,
@@ -103,16 +106,18 @@ pub enum Worth {
 
 /// Whether a connection has an offload, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum OffloadStanding {
     /// An offload is worth nothing to the connection.
     Unproven,
+    /// The connection waits for an offload that is free.
     Waiting,
     /// A publisher has taken it, and the connection waits.
     Taken,
+    /// The connection has an offload.
     Held,
 }
 
-impl Standing {
+impl OffloadStanding {
     /// Returns the words for it in the status.
     pub fn name(self) -> &'static str {
         match self {
@@ -124,34 +129,34 @@ impl Standing {
     }
 }
 
-/// The offload of one connection, from [`Owner::on_offload`] until [`Owner::on_released`]. Nothing here waits.
+/// The offload of one connection, from [`OffloadOwner::on_offload`] until [`OffloadOwner::on_released`]. Nothing here waits.
 pub trait Offload: Send + Sync {
     /// The packet number word that all senders of the connection draw from. It does not move before anything is granted, nor after
-    /// [`Owner::on_released`].
+    /// [`OffloadOwner::on_released`].
     fn numbers(&self) -> &AtomicU64;
 
-    /// The connection has nothing granted or delegated any more. [`Owner::on_released`] says when nothing more is under way.
+    /// The connection has nothing granted or delegated any more. [`OffloadOwner::on_released`] says when nothing more is under way.
     fn release(self: Arc<Self>);
 
-    /// Whether it can forward anything at the moment.
+    /// Returns whether it can forward anything at the moment.
     fn is_active(&self) -> bool;
 
-    /// How traces name the connection.
+    /// Sets the session's number in traces.
     fn set_session(&self, session: u32);
 
-    /// How the application's streams and datagrams lie on the connection, in both directions. Called at most once, before anything
-    /// is delegated or arrives; without it they are bare.
+    /// Sets the layout of the application's streams and datagrams on the connection, in both directions. Called at most once, before
+    /// anything is delegated or arrives. Without it they are bare.
     fn set_binding(&self, binding: Binding);
 
     /// The keys of a generation to seal with, which follow from `secret` but for the header key, that of generation 0.
     /// They are installed in some moments, until when the offload does not use them.
-    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]);
+    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
     /// This end seals with a newer generation from now on.
     fn on_key_update(&self);
 
     /// The keys of a generation to open with. They are installed in some moments.
-    fn set_open_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]);
+    fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
     /// The peer seals with this generation from now on.
     fn on_open_generation(&self, generation: u16);
@@ -159,10 +164,11 @@ pub trait Offload: Send + Sync {
     /// The peer's packets have this connection ID, as well as those before; in some moments.
     fn add_id(self: Arc<Self>, id: &ConnectionId);
 
+    /// Removes a connection ID that the peer does not use any more. It takes effect in some moments.
     fn remove_id(self: Arc<Self>, id: &ConnectionId);
 
-    /// Where packets go from now on: [`Owner::on_path`] says from when. Until then it may send to where it did before.
-    fn set_path(self: Arc<Self>, path: Path);
+    /// Sets the path of further packets. [`OffloadOwner::on_path`] reports when it is in use; until then packets may go by the old one.
+    fn set_path(self: Arc<Self>, path: OffloadPath);
 
     /// The largest UDP payload that the path takes, bytes.
     fn set_mtu(&self, bytes: u32);
@@ -172,23 +178,23 @@ pub trait Offload: Send + Sync {
 
     /// Limits what it may send, in totals since the connection began; returns the totals that it may have reached before
     /// it saw this.
-    fn grant(&self, total: Budget) -> Budget;
+    fn grant(&self, total: OffloadBudget) -> OffloadBudget;
 
     /// The connection is over: it sends nothing more.
     fn stop(&self);
 
-    /// Something of this urgency waits in userspace, so that only what is more urgent is forwarded: smaller is more
-    /// urgent. `None`: nothing waits.
+    /// Sets the urgency of data that waits in userspace, so that only more urgent data is forwarded. A smaller level is more urgent.
+    /// `None`: nothing waits.
     fn set_waiting(&self, level: Option<u16>);
 
     /// Packets of the peer with at most so many bytes of UDP payload need not wake the process, until it has sent `total`
     /// bytes since the connection began.
     fn set_deferral(&self, bytes: u32, total: u64);
 
-    /// Has packets read whose wake-up was deferred; returns whether there were any.
+    /// Delivers the packets whose wake-up was deferred to the process, and returns whether there were any.
     fn read_deferred(&self) -> bool;
 
-    /// When the packet arrived that ends with these bytes and was read `now`.
+    /// Returns when a packet arrived that was read `now` and ends with these bytes.
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant;
 
     /// A packet with this number was opened by the QUIC stack. Returns whether the offload has opened it, too, or may have.
@@ -197,82 +203,84 @@ pub trait Offload: Send + Sync {
     /// This end keeps bytes of a stream of the peer, and perhaps their end, from a packet that the offload did not open.
     fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool);
 
-    /// Whether media arrives on this connection: [`Self::ingress`] was called.
+    /// Returns whether media arrives on this connection: [`Self::ingress`] was called.
     fn has_ingress(&self) -> bool;
 
-    /// What the peer sends as the offload may forward it: to its own connections, while the result is held. `seen` is
-    /// what has arrived before, `held` what lives as long as that. `None`: there is no room.
+    /// Lets the engine forward a stream or datagrams of the peer to its own connections, while the result is held. `seen` is what has
+    /// arrived before, and `held` is kept alive as long as the result. Returns `None` if there is no room.
     fn ingress(
         self: Arc<Self>,
-        origin: Origin,
-        seen: Seen,
+        origin: OffloadOrigin,
+        seen: BeforeOffload,
         held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn Ingress>>;
+    ) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as it may
-    /// open streams for them: otherwise as [`Self::ingress`].
+    /// Lets the engine open streams for further streams of the peer under a track alias, behind the subgroup `last` (group and ID).
+    /// Otherwise it is like [`Self::ingress`].
     fn openings(
         self: Arc<Self>,
         alias: u64,
         last: (u64, u64),
-        seen: Seen,
+        seen: BeforeOffload,
         held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn Openings>>;
+    ) -> Option<Arc<dyn OffloadOpenings>>;
 
-    /// This end takes a unidirectional stream of the peer: it is not bound from now on. Returns what it was bound to before.
-    fn accept(&self, stream: u64) -> Option<Arc<dyn Ingress>>;
+    /// Takes a unidirectional stream of the peer for this end, so that it is not bound from now on. Returns its earlier binding.
+    fn accept(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
 
     /// Low bits of the IDs of this end's unidirectional streams.
     fn set_stream_bits(&self, bits: u32);
 
-    /// It may open unidirectional streams as long as there are fewer than `limit` on the connection, of which this end has opened
-    /// those before index `next`. Returns the index of the next one; with a limit of 0 it stays that.
+    /// Lets it open unidirectional streams while the connection has fewer than `limit`. This end has opened those before index `next`.
+    /// Returns the index of the next one, which stays the same if the limit is 0.
     fn set_streams(&self, next: u64, limit: u64) -> u64;
 
-    /// Has it open a stream of this connection for what `ingress`, of an offload of the same engine, will be bound to.
+    /// Lets it open a stream of this connection for the stream that `ingress` will be bound to. The ingress is from an offload of the same
+    /// engine.
     ///
     /// # Errors
-    /// As of [`Self::delegate`].
+    /// The same as for [`Self::delegate`].
     fn prepare(
         self: Arc<Self>,
-        ingress: &Arc<dyn Ingress>,
+        ingress: &Arc<dyn OffloadIngress>,
         request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
     /// Forwards what arrives at `ingress`, of an offload of the same engine, on a stream of this connection.
     ///
     /// # Errors
-    /// It cannot, at the moment or at all: the plane sends.
+    /// The offload cannot forward it, now or ever, so the plane sends it.
     fn delegate(
         self: Arc<Self>,
-        ingress: &Arc<dyn Ingress>,
+        ingress: &Arc<dyn OffloadIngress>,
         stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
     /// Forwards datagrams that arrive at `ingress`, of an offload of the same engine, on this connection.
     ///
     /// # Errors
-    /// As of [`Self::delegate`].
+    /// The same as for [`Self::delegate`].
     fn delegate_datagrams(
         self: Arc<Self>,
-        ingress: &Arc<dyn Ingress>,
+        ingress: &Arc<dyn OffloadIngress>,
         datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
-    /// Takes a stream back. [`Owner::on_returned`] says when nothing more is under way.
+    /// Takes a stream back. [`OffloadOwner::on_returned`] says when nothing more is under way.
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>);
 
-    /// Hands over what was sent since the last call, each with the time when it was, none later than `now`.
-    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent));
+    /// Passes every packet sent since the last call to `read`, with its time, which is never later than `now`.
+    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket));
 
-    /// Times that it was short of window or credit.
+    /// Returns how many times it was short of window or credit.
     fn short_of_room(&self) -> u64;
 
+    /// Returns counts of what this offload did on the connection.
     fn status(&self) -> ConnectionStatus;
 }
 
 /// The connection behind an offload.
-pub trait Owner: Send + Sync {
+pub trait OffloadOwner: Send + Sync {
     /// Gives this offload to the connection. The offload knows nothing of it yet.
     fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>);
 
@@ -282,91 +290,108 @@ pub trait Owner: Send + Sync {
     /// The offload sends nothing more, and all that it sent can be drained. It is to be dropped then.
     fn on_released(&self, now: Instant);
 
-    /// [`Offload::drain`] has something.
+    /// Called when [`Offload::drain`] has sent packets to return.
     fn on_sent(&self, now: Instant);
 
     /// These streams are returned: the offload sends no more on them, and all that it sent can be drained.
     fn on_returned(&self, now: Instant, keys: &[StreamKey]);
 
-    /// Packets go there from now on.
-    fn on_path(&self, now: Instant, path: &Path);
+    /// Called when the offload has begun to send to this path.
+    fn on_path(&self, now: Instant, path: &OffloadPath);
 
-    /// What the offload may have opened streams for, under these tags, is gone.
+    /// The offload has dropped everything that it may have opened streams for under these tags.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
 /// An ingress or openings, as an offload has made them.
-pub trait Made: Send + Sync {
-    /// Whether the offload has been released: it is of no use any more.
+pub trait OffloadResult: Send + Sync {
+    /// Returns whether the offload has been released, so that this is of no use any more.
     fn is_over(&self) -> bool;
 }
 
 /// A stream of the peer, or a track's datagrams, as the offload may forward it. When it is dropped nothing of it is
 /// forwarded any more.
-pub trait Ingress: Made + Any {
-    /// This end has the stream's bytes up to there. What is forwarded follows the bytes that were forwarded before, or those
-    /// that this end has, and is well-formed there.
+pub trait OffloadIngress: OffloadResult + Any {
+    /// This end has the stream's bytes up to `position`. Forwarded bytes follow those that were forwarded before, or those that this end
+    /// has, and are well-formed there.
     fn advance(&self, position: &Position);
 
-    /// Whether other bytes may have been forwarded than this end has, since the peer has sent two versions. Nothing more is forwarded
-    /// then, and what was should be ended.
+    /// Returns whether bytes may have been forwarded that differ from this end's, because the peer has sent two versions. Then no more is
+    /// forwarded, and the copies should be ended.
     fn is_contradicted(&self) -> bool;
 
-    /// Whether nobody waits for it but those to whom it is forwarded: then what arrives need not wake the process.
+    /// Says whether only the forwarded copies are waited for: then arriving data need not wake the process.
     fn set_exclusive(&self, exclusive: bool);
 
     /// Tells it from every other one.
     fn serial(&self) -> u64;
 
-    /// One of those that were prepared for it knows what it carries.
+    /// The subscription knows what one of the streams prepared for this ingress carries.
     fn on_adopted(&self);
+
+    /// Takes an object of a track's datagrams, by group and ID, that has come in another way. Returns whether the offload has not
+    /// forwarded it, nor will.
+    fn claim_object(&self, object: (u64, u64)) -> bool;
+
+    /// Everything of a track's datagrams up to this object may have come before: while nothing is forwarded, what will be begins
+    /// behind it.
+    fn skip_to(&self, largest: (u64, u64));
 }
 
-/// Openings of a track: each is an [`Ingress`] that is bound to the next stream that begins. When this is dropped no more are
+/// Openings of a track: each is an [`OffloadIngress`] that is bound to the next stream that begins. When this is dropped no more are
 /// bound.
-pub trait Openings: Made {
-    /// How many more there should be, to so many subscribers each.
+pub trait OffloadOpenings: OffloadResult {
+    /// Returns how many openings to add, for this many subscribers each.
     fn missing(&self, subscribers: usize) -> usize;
 
-    /// One more; `None`: there is no room.
-    fn make(&self) -> Option<Arc<dyn Ingress>>;
+    /// Makes an opening; `None` if there is no room.
+    fn make(&self) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Has it bound to a stream in its turn.
-    fn put(&self, opening: Arc<dyn Ingress>);
+    /// Binds `opening` to a later stream, in the order of calls.
+    fn put(&self, opening: Arc<dyn OffloadIngress>);
 
-    /// Those that have not been bound.
-    fn waiting(&self) -> Vec<Arc<dyn Ingress>>;
+    /// Returns the openings that are not bound yet.
+    fn waiting(&self) -> Vec<Arc<dyn OffloadIngress>>;
 
-    /// A subgroup has begun, by group and ID: only those behind it are bound.
-    fn began(&self, subgroup: (u64, u64));
+    /// Takes a subgroup that has begun in another way, by group and ID, so that only later ones are bound from now on. Returns whether
+    /// neither it nor a later one was bound or taken before.
+    fn claim(&self, subgroup: (u64, u64)) -> bool;
+
+    /// Binds nothing more. Returns the last subgroup that was bound or taken.
+    fn close(&self) -> (u64, u64);
+
+    /// Returns whether a stream was bound that nobody has accepted yet.
+    fn has_bound(&self) -> bool;
 }
 
-/// What is forwarded from an ingress to one connection, until this is dropped.
+/// A forwarding from an ingress to one connection, which ends when this is dropped.
 pub trait Delegation: Send + Sync {
     /// The peer's limit of the stream has risen.
     fn set_max_offset(&self, max: u64);
 
-    fn is_of(&self, ingress: &Arc<dyn Ingress>) -> bool;
+    /// Returns whether it forwards from this ingress.
+    fn is_of(&self, ingress: &Arc<dyn OffloadIngress>) -> bool;
 
-    /// Of a stream that the offload may open: it does not from now on, if it has not yet.
+    /// Forbids the offload to open the stream, and returns the end that opens it. It may have been opened already.
     fn close(&self) -> OpeningSide;
 
-    /// It has.
+    /// The offload has opened the stream.
     fn on_opened(&self);
 }
 
 /// The end that opens a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpeningSide {
+    /// The plane opens the stream. The offload does not any more.
     Userspace,
-    /// With this ID; `None`: it is about to.
+    /// The offload opens it, with this ID; `None`: it is about to.
     Offload(Option<u64>),
 }
 
-/// What of a connection came before the offload looked at it.
+/// The part of a connection that came before the offload saw any of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// One more than the largest packet number.
+pub struct BeforeOffload {
+    /// The largest packet number plus one.
     pub packets: u64,
     /// Unidirectional streams that were accepted.
     pub streams: u64,
@@ -374,9 +399,9 @@ pub struct Seen {
     pub begun: Vec<u64>,
 }
 
-/// What an [`Ingress`] is made of.
+/// The source of an [`OffloadIngress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum OffloadOrigin {
     /// A stream of the peer, by its ID.
     Stream(u64),
     /// Datagrams of the peer under this track alias.
@@ -386,24 +411,25 @@ pub enum Origin {
 /// One subscriber's copy of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamCopy {
-    /// Comes back in [`Sent::tag`].
+    /// Value that [`OffloadSentPacket::tag`] repeats.
     pub key: StreamKey,
+    /// The stream's ID on the subscriber's connection.
     pub id: u64,
-    /// Its offset minus that of the ingress.
+    /// The copy's offset minus the ingress's.
     pub shift: i64,
-    /// Offset of the ingress from which on it is forwarded.
+    /// The ingress's offset where forwarding starts.
     pub from: u64,
     /// The peer's MAX_STREAM_DATA.
     pub max_offset: u64,
-    /// Urgency: smaller is more urgent, as of [`Offload::set_waiting`].
+    /// Urgency: smaller is more urgent, as in [`Offload::set_waiting`].
     pub level: u16,
-    /// How traces name what it carries.
+    /// The track's number in traces.
     pub track: u32,
+    /// The subgroup's group ID, for traces.
     pub group: u64,
 }
 
-/// One subscriber's copy of a track's streams that begin: those whose first object is at the first location or behind it, to the
-/// last group.
+/// One subscriber's copy of a track's new streams: those whose first object is at or behind the first location, up to the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningTerms {
     /// The subscription, as of [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
@@ -412,41 +438,48 @@ pub struct OpeningTerms {
     pub alias: u64,
     /// Group and object.
     pub first: (u64, u64),
+    /// The last group that is forwarded.
     pub last_group: u64,
-    /// As of [`DatagramCopy`].
+    /// See [`DatagramCopy::level`].
     pub level: u16,
+    /// The track's number in traces.
     pub track: u32,
 }
 
 /// A stream that the offload may open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningRequest {
-    /// Comes back in [`Sent::tag`].
+    /// Value that [`OffloadSentPacket::tag`] repeats.
     pub tag: u64,
     /// The peer's limit of new streams.
     pub max_offset: u64,
+    /// The track, the groups and the urgency that the copy has.
     pub terms: OpeningTerms,
 }
 
-/// One subscriber's copy of a track's datagrams: those from the first location on, to the last group.
+/// One subscriber's copy of a track's datagrams, from the first location up to the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramCopy {
-    /// Comes back in [`Sent::tag`].
+    /// Value that [`OffloadSentPacket::tag`] repeats.
     pub tag: u64,
     /// The track's towards the subscriber.
     pub alias: u64,
     /// Group and object.
     pub first: (u64, u64),
+    /// The last group that is forwarded.
     pub last_group: u64,
-    /// As of [`StreamCopy`]; the publisher's part, the low 8 bits, is for datagrams without one of their own.
+    /// See [`StreamCopy::level`]. The low 8 bits, the publisher's part, apply to datagrams that carry none themselves.
     pub level: u16,
+    /// The track's number in traces.
     pub track: u32,
 }
 
-/// Where packets go.
+/// The path that packets take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Path {
+pub struct OffloadPath {
+    /// This end's address.
     pub local: SocketAddr,
+    /// The peer's address.
     pub remote: SocketAddr,
     /// The peer's connection ID.
     pub id: ConnectionId,
@@ -456,44 +489,57 @@ pub struct Path {
 
 /// A packet that an offload sent, with one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct OffloadSentPacket {
+    /// The tag of the copy: of [`StreamCopy`], [`OpeningRequest`] or [`DatagramCopy`].
     pub tag: u64,
+    /// The packet number.
     pub number: u64,
     /// UDP payload, bytes.
     pub size: u16,
-    pub carried: Carried,
+    /// The frame's contents.
+    pub carried: OffloadedFrame,
 }
 
+/// The contents of the one frame in a packet that an offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum OffloadedFrame {
     /// `credit`: stream bytes that it has used of its budget.
     Stream {
+        /// The stream's ID on the subscriber's connection.
         id: u64,
+        /// Offset of the first byte on that stream.
         offset: u64,
+        /// Stream bytes in the frame.
         len: u16,
+        /// The frame ends the stream.
         fin: bool,
+        /// Connection credit that the frame has used, bytes.
         credit: u64,
     },
+    /// A DATAGRAM frame with one object.
     Datagram {
+        /// The object's group ID.
         group: u64,
+        /// The object's ID.
         object: u64,
     },
 }
 
-/// Why something stays with the plane.
+/// The reason why the plane sends something itself.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct Declined(pub String);
 
 /// An interface that media is to be forwarded from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
+pub struct OffloadInterface {
+    /// The interface's name, such as `eth0`.
     pub name: String,
     /// The mechanism by which it is attached, or why it is not any more.
     pub attached: Result<String, String>,
 }
 
-impl fmt::Display for Interface {
+impl fmt::Display for OffloadInterface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.attached {
             Ok(mechanism) => write!(f, "{} by {mechanism}", self.name),
@@ -503,9 +549,9 @@ impl fmt::Display for Interface {
 }
 
 /// Counts by name.
-pub type Counts = Vec<(&'static str, u64)>;
+pub type OffloadCounts = Vec<(&'static str, u64)>;
 
-/// What an engine did since it was started.
+/// Counts of an engine since it was started.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     /// Streams that are delegated at the moment.
@@ -514,9 +560,9 @@ pub struct Status {
     pub prepared: u64,
     /// Packets whose wake-up was deferred.
     pub deferred: u64,
-    /// Of these, packets that there was no room for.
+    /// Deferred packets that were dropped for want of room.
     pub deferred_dropped: u64,
-    /// Times that it has looked for something to tell, where nothing else had it look.
+    /// Times that it polled for something to report, because nothing else triggered that.
     pub ticks: u64,
     /// Connections whose changes (path, keys, streams to be returned) wait to be carried out.
     pub commands_waiting: u64,
@@ -530,43 +576,45 @@ pub struct Status {
     pub offloads_taken: u64,
     /// Tables: the name, the entries in use, and all entries.
     pub records: Vec<(&'static str, u32, u32)>,
-    /// What became of packets that arrived; `None`: it does not say.
-    pub received: Option<Counts>,
-    /// What became of frames of streams that may be forwarded.
-    pub frames: Option<Counts>,
-    /// What became of streams that began without being delegated.
-    pub openings: Option<Counts>,
-    /// What became of copies.
-    pub copies: Option<Counts>,
-    /// How runs ended that went on with a packet of more copies than one run makes.
-    pub further_runs: Option<Counts>,
+    /// Outcomes of packets that arrived; `None`: the engine does not count them.
+    pub received: Option<OffloadCounts>,
+    /// Outcomes of frames of streams that may be forwarded.
+    pub frames: Option<OffloadCounts>,
+    /// Outcomes of streams that began without being delegated.
+    pub openings: Option<OffloadCounts>,
+    /// Outcomes of copies.
+    pub copies: Option<OffloadCounts>,
+    /// Outcomes of the further program runs that a packet needs if it has more copies than one run makes.
+    pub further_runs: Option<OffloadCounts>,
 }
 
-/// What an offload did since its connection began.
+/// Counts of an offload since its connection began.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionStatus {
-    /// Why it sends and opens nothing on the connection.
+    /// The reason why it sends and opens nothing on the connection.
     pub refused: Option<&'static str>,
-    /// Whether there is one.
-    pub standing: Option<Standing>,
-    /// It has keys, and knows the way to the peer: it may send.
+    /// Whether the connection has an offload.
+    pub standing: Option<OffloadStanding>,
+    /// The offload has the keys and the path to the peer, so it may send.
     pub is_ready: bool,
-    /// What became of copies that it could have sent on the connection.
-    pub copies: Counts,
-    /// Packets sent, those included that have not been drained yet.
+    /// Outcomes of copies that it could have sent on the connection.
+    pub copies: OffloadCounts,
+    /// Packets sent, including those that are not drained yet.
     pub sent: u64,
     /// Packets of the peer whose wake-up was deferred; those of a publisher do not count here.
     pub deferred: u64,
-    /// Of packets that it sealed, and of those that it opened.
-    pub keystreams: [KeystreamUse; 2],
+    /// Keystream use of the packets that it sealed, and of those that it opened.
+    pub keystreams: [KeystreamCounts; 2],
 }
 
 /// Packets by whether their keystream had been computed ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeystreamUse {
+pub struct KeystreamCounts {
+    /// Packets whose keystream was there.
     pub hit: u64,
     /// Another packet's was in its place.
     pub stale: u64,
+    /// Packets that had no keystream computed for them.
     pub miss: u64,
 }
 
@@ -581,8 +629,8 @@ impl ConnectionStatus {
         }
         self.sent += past.sent;
         self.deferred += past.deferred;
-        for (sum, KeystreamUse { hit, stale, miss }) in self.keystreams.iter_mut().zip(past.keystreams) {
-            *sum = KeystreamUse { hit: sum.hit + hit, stale: sum.stale + stale, miss: sum.miss + miss };
+        for (sum, KeystreamCounts { hit, stale, miss }) in self.keystreams.iter_mut().zip(past.keystreams) {
+            *sum = KeystreamCounts { hit: sum.hit + hit, stale: sum.stale + stale, miss: sum.miss + miss };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the data plane's packets go: address, connection ID, and whether the peer was seen there.
+//! The path of the data plane's packets: address, connection ID, and whether the peer has answered from there.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use millrace_quic::packet::ConnectionId;
 
 /// The peer's end of a connection, as far as quinn has let on.
 #[derive(Debug)]
-pub(crate) struct Path {
+pub(crate) struct PeerAddress {
     pub remote: SocketAddr,
     /// This end's address, where the socket has several.
     pub local: Option<IpAddr>,
@@ -21,7 +21,7 @@ pub(crate) struct Path {
     challenge: Option<[u8; 8]>,
 }
 
-impl Path {
+impl PeerAddress {
     pub fn new(remote: SocketAddr) -> Self {
         Self { remote, local: None, id: ConnectionId::default(), validated: remote, challenge: None }
     }
@@ -65,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    fn a_new_address_has_to_answer() {
-        let mut path = Path::new(at("192.0.2.1:1000"));
+    fn new_peer_address_must_answer_before_use() {
+        let mut path = PeerAddress::new(at("192.0.2.1:1000"));
         assert!(path.is_validated());
         assert!(path.on_challenge([1; 8]));
         assert!(!path.on_challenge([1; 8]));
@@ -79,8 +79,8 @@ mod tests {
     }
 
     #[test]
-    fn going_back_needs_no_answer() {
-        let mut path = Path::new(at("192.0.2.1:1000"));
+    fn return_to_a_validated_address_needs_no_answer() {
+        let mut path = PeerAddress::new(at("192.0.2.1:1000"));
         path.on_challenge([1; 8]);
         assert!(path.on_remote(at("198.51.100.7:1000")));
         assert!(!path.is_validated());

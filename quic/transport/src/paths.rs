@@ -1,53 +1,54 @@
-//! What is thought of the paths of connections, told to whoever listens.
+//! Estimates of connections' paths, reported to listeners.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Instant,
 };
 
-use millrace_quic::plane::estimate::{Estimate, Told};
+use millrace_quic::plane::estimate::{Estimate, ReportedEstimate};
 use tokio::sync::broadcast;
 
 use crate::clock::monotonic_ns;
 
-/// Changes that wait for a listener. One that is slower misses the oldest, and is told how many.
+/// Changes that wait for a listener. A slower one misses the oldest, and learns how many.
 const WAITING: usize = 1 << 12;
 
-/// Tells listeners what the network carries for each connection of the endpoints that share it, whenever that has changed by
-/// more than a little ([`Estimate::is_outdated`]), and for each once when somebody begins to listen. Nothing is estimated
-/// while nobody does.
-pub struct Paths {
+/// Reports to listeners what the network carries for each connection of the endpoints that share it. A connection is reported once to a new
+/// listener, and whenever the estimate has changed by more than a little ([`Estimate::is_outdated`]). Without listeners nothing is
+/// estimated.
+pub struct PathReports {
     changes: broadcast::Sender<PathChange>,
     /// Goes up with each listener.
     listeners: AtomicU64,
 }
 
-/// The path of a connection is thought to be another.
+/// A new estimate of a connection's path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathChange {
     /// `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// As of [`Connection::set_session`](crate::Connection::set_session).
+    /// See [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
+    /// The estimate from that time on.
     pub estimate: Estimate,
 }
 
-/// What was told of one connection.
+/// The last report about one connection.
 #[derive(Default)]
-pub(crate) struct Teller {
-    /// [`Paths::listeners`] at that time.
+pub(crate) struct PathReporter {
+    /// [`PathReports::listeners`] at that time.
     listeners: u64,
-    told: Told,
+    told: ReportedEstimate,
 }
 
-impl Default for Paths {
+impl Default for PathReports {
     fn default() -> Self {
         Self { changes: broadcast::Sender::new(WAITING), listeners: AtomicU64::new(0) }
     }
 }
 
-impl Paths {
-    /// Changes from now on.
+impl PathReports {
+    /// Returns the changes from now on.
     pub fn listen(&self) -> broadcast::Receiver<PathChange> {
         let receiver = self.changes.subscribe();
         self.listeners.fetch_add(1, Ordering::Relaxed);
@@ -59,7 +60,7 @@ impl Paths {
         &self,
         now: Instant,
         session: u32,
-        teller: &mut Teller,
+        teller: &mut PathReporter,
         estimate: impl FnOnce() -> Estimate,
     ) {
         let listeners = self.listeners.load(Ordering::Relaxed);
@@ -67,11 +68,11 @@ impl Paths {
             return;
         }
         if teller.listeners != listeners {
-            *teller = Teller { listeners, told: Told::default() };
+            *teller = PathReporter { listeners, told: ReportedEstimate::default() };
         }
         let listened = || self.changes.receiver_count() > 0;
         if let Some(estimate) = teller.told.news(now, listened, estimate) {
-            // Nobody listens any more.
+            // The send fails only if the last listener has just gone.
             let _ = self.changes.send(PathChange { time_ns: monotonic_ns(), session, estimate });
         }
     }
@@ -85,17 +86,18 @@ mod tests {
 
     use super::*;
 
-    fn of(bandwidth: u64) -> Estimate {
+    fn with_bandwidth(bandwidth: u64) -> Estimate {
         Estimate { bandwidth: Some(bandwidth), ..Estimate::default() }
     }
 
     #[test]
     fn listeners_are_told_what_changes() {
-        let (paths, mut teller) = (Paths::default(), Teller::default());
+        let paths = PathReports::default();
+        let mut teller = PathReporter::default();
         let mut now = Instant::now();
         let mut tell = |bandwidth| {
             now += Duration::from_millis(100);
-            paths.tell(now, 7, &mut teller, || of(bandwidth));
+            paths.tell(now, 7, &mut teller, || with_bandwidth(bandwidth));
         };
         tell(1000);
         let mut first = paths.listen();
@@ -112,8 +114,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_estimated_for_nobody() {
-        let (paths, mut teller) = (Paths::default(), Teller::default());
+    fn paths_without_listeners_are_not_estimated() {
+        let paths = PathReports::default();
+        let mut teller = PathReporter::default();
         let now = Instant::now();
         paths.tell(now, 7, &mut teller, || panic!("nobody has ever listened"));
         drop(paths.listen());
@@ -122,12 +125,15 @@ mod tests {
 
     #[test]
     fn a_slow_listener_is_told_how_much_it_missed() {
-        let (paths, mut teller) = (Paths::default(), Teller::default());
+        let paths = PathReports::default();
+        let mut teller = PathReporter::default();
         let mut receiver = paths.listen();
         let start = Instant::now();
         for change in 0..WAITING as u64 + 5 {
             let now = start + Duration::from_secs(change);
-            paths.tell(now, 7, &mut teller, || of(if change.is_multiple_of(2) { 1000 } else { 2000 }));
+            paths.tell(now, 7, &mut teller, || {
+                with_bandwidth(if change.is_multiple_of(2) { 1000 } else { 2000 })
+            });
         }
         assert_eq!(receiver.try_recv(), Err(TryRecvError::Lagged(5)));
         assert_eq!(std::iter::from_fn(|| receiver.try_recv().ok()).count(), WAITING);

@@ -1,14 +1,16 @@
-//! The data plane of a connection: what the peer is owed, where it goes, and the keys it is sealed with.
+//! The data plane of a connection: the queue for the peer, the path, and the keys.
 
 use std::time::Instant;
 
 use millrace_quic::{
-    keys::{HeaderKey, PacketKey, Secret},
+    keys::{DirectionKey, HeaderKey, TrafficSecret},
     packet,
     plane::downstream::{self, Downstream, PeerLimits},
 };
 
-use crate::{dscp::Dscp, numbers::Numbers, path::Path, send::Flow, stats::Counters, tap::Tap};
+use crate::{
+    dscp::Dscp, numbers::NumberAllocator, path::PeerAddress, send::PacketFlow, stats::SeamCounters, tap::Tap,
+};
 
 /// Packets of what may be sealed with one key that are left to quinn: it has to send to move on.
 const KEY_RESERVE: u64 = 1 << 16;
@@ -16,34 +18,34 @@ const KEY_RESERVE: u64 = 1 << 16;
 pub(crate) struct Plane {
     pub downstream: Downstream,
     config: downstream::Config,
-    pub path: Path,
-    pub keys: Option<Keys>,
+    pub path: PeerAddress,
+    pub keys: Option<PlaneKeys>,
     max_packets_per_key: u64,
     dscp: Dscp,
-    /// It has used its keys up and waits for quinn to move on.
+    /// The keys are used up, and the plane waits for quinn to update them.
     stalled: bool,
 }
 
-/// What packets are built with, besides the plane itself.
+/// The parts outside the plane that packets are built with.
 pub(crate) struct Builder<'a> {
-    pub numbers: &'a Numbers,
-    pub counters: &'a Counters,
+    pub numbers: &'a NumberAllocator,
+    pub counters: &'a SeamCounters,
     pub tap: &'a Tap,
-    /// Of the tap.
+    /// The session that the tap reports.
     pub session: u32,
 }
 
-/// How far the keys are used up.
+/// The state of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyUse {
-    /// Newer ones have to be waited for.
+    /// The keys are used up, and newer ones are needed first.
     pub used_up: bool,
-    /// The stack has to be asked for newer ones; said once.
+    /// The stack has to be asked for newer keys. This is set once.
     pub ask: bool,
 }
 
 impl Plane {
-    pub fn new(config: downstream::Config, max_packets_per_key: u64, path: Path, dscp: Dscp) -> Self {
+    pub fn new(config: downstream::Config, max_packets_per_key: u64, path: PeerAddress, dscp: Dscp) -> Self {
         Self {
             downstream: Downstream::new(config.clone(), PeerLimits::default(), Instant::now()),
             config,
@@ -55,20 +57,20 @@ impl Plane {
         }
     }
 
-    /// The peer's limits are known: begins anew.
+    /// Starts over with the peer's limits, now that they are known.
     pub fn set_limits(&mut self, limits: PeerLimits) {
         let config = downstream::Config { mtu: self.downstream.mtu(), ..self.config.clone() };
         self.downstream = Downstream::new(config, limits, Instant::now());
     }
 
-    pub fn set_secret(&mut self, secret: Option<Secret>) {
-        self.keys = secret.map(|secret| Keys::new(secret, self.max_packets_per_key));
+    pub fn set_secret(&mut self, secret: Option<TrafficSecret>) {
+        self.keys = secret.map(|secret| PlaneKeys::new(secret, self.max_packets_per_key));
     }
 
-    /// Where the next packet goes, and as what.
-    pub fn flow(&self) -> Flow {
+    /// Returns the next packet's addresses and traffic class.
+    pub fn flow(&self) -> PacketFlow {
         let traffic_class = self.dscp.traffic_class(self.downstream.marks());
-        Flow { to: self.path.remote, from: self.path.local, traffic_class }
+        PacketFlow { to: self.path.remote, from: self.path.local, traffic_class }
     }
 
     /// DSCP and ECN of what the offload sends.
@@ -85,7 +87,7 @@ impl Plane {
         Some(KeyUse { used_up: sealed >= keys.limit, ask })
     }
 
-    /// Whether it has to wait for newer keys.
+    /// Returns whether it has to wait for newer keys.
     pub fn set_stalled(&mut self, stalled: bool) {
         self.stalled = stalled;
     }
@@ -98,7 +100,8 @@ impl Plane {
     /// Appends one sealed packet to `out`; returns whether there was one to send.
     pub fn build(&mut self, now: Instant, builder: &Builder<'_>, out: &mut Vec<u8>) -> bool {
         let Some(keys) = &self.keys else { return false };
-        let (mtu, id) = (self.downstream.mtu(), self.path.id);
+        let mtu = self.downstream.mtu();
+        let id = self.path.id;
         if !self.path.is_validated() {
             return false;
         }
@@ -110,7 +113,7 @@ impl Plane {
             return false;
         };
         let drawn = builder.numbers.draw();
-        packet::finish(out, at, id.len(), drawn, &keys.packet, &keys.header);
+        packet::finish(out, at, id.len(), drawn.0, drawn.1, &keys.packet, &keys.header);
         let (_, number) = drawn;
         let size = out.len() - at;
         if builder.tap.is_on() {
@@ -124,10 +127,10 @@ impl Plane {
 }
 
 /// Sending keys of the data plane: those of the newest generation drawn.
-pub(crate) struct Keys {
+pub(crate) struct PlaneKeys {
     header: HeaderKey,
-    pub secret: Secret,
-    packet: PacketKey,
+    pub secret: TrafficSecret,
+    packet: DirectionKey,
     pub generation: u16,
     /// The first number sealed with them, by either sender.
     since: u64,
@@ -137,9 +140,10 @@ pub(crate) struct Keys {
     pub requested: bool,
 }
 
-impl Keys {
-    fn new(secret: Secret, max_packets: u64) -> Self {
-        let (header, packet) = (secret.header_key(), secret.packet_key());
+impl PlaneKeys {
+    fn new(secret: TrafficSecret, max_packets: u64) -> Self {
+        let header = secret.header_key();
+        let packet = secret.packet_key();
         let max_packets = max_packets.min(secret.suite().confidentiality_limit());
         let limit = max_packets - KEY_RESERVE.min(max_packets / 4);
         Self { header, secret, packet, generation: 0, since: 0, limit, requested: false }

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 pub(crate) struct Registry<C>(Mutex<HashMap<u64, Weak<C>>>);
 
 /// A connection's place in the registry, until this is dropped.
-pub(crate) struct Listed {
-    registry: Weak<dyn Forget>,
+pub(crate) struct RegisteredConnection {
+    registry: Weak<dyn ForgetNumber>,
     number: u64,
 }
 
-trait Forget: Send + Sync {
+trait ForgetNumber: Send + Sync {
     fn forget(&self, number: u64);
 }
 
@@ -28,9 +28,9 @@ impl<C> Default for Registry<C> {
 
 impl<C: Send + Sync + 'static> Registry<C> {
     /// Returns a place for the connection of this number.
-    pub fn place(self: &Arc<Self>, number: u64) -> Listed {
+    pub fn place(self: &Arc<Self>, number: u64) -> RegisteredConnection {
         let registry: Weak<Self> = Arc::downgrade(self);
-        Listed { registry, number }
+        RegisteredConnection { registry, number }
     }
 
     pub fn add(&self, number: u64, connection: &Arc<C>) {
@@ -42,13 +42,13 @@ impl<C: Send + Sync + 'static> Registry<C> {
     }
 }
 
-impl<C: Send + Sync> Forget for Registry<C> {
+impl<C: Send + Sync> ForgetNumber for Registry<C> {
     fn forget(&self, number: u64) {
         self.0.lock().remove(&number);
     }
 }
 
-impl Drop for Listed {
+impl Drop for RegisteredConnection {
     fn drop(&mut self) {
         self.registry.upgrade().into_iter().for_each(|registry| registry.forget(self.number));
     }
@@ -59,9 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_given_up_its_place_is_not_found() {
+    fn connection_without_a_place_is_not_found() {
         let registry = Arc::new(Registry::default());
-        let (connection, place) = (Arc::new(7), registry.place(1));
+        let connection = Arc::new(7);
+        let place = registry.place(1);
         registry.add(1, &connection);
         assert_eq!(registry.get(1).as_deref(), Some(&7));
         assert_eq!(registry.get(2), None);

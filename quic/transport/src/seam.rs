@@ -5,7 +5,7 @@
 
 use std::{any::Any, sync::Arc, time::Instant};
 
-use crate::shared::{Arrival, Shared};
+use crate::shared::{OpenedArrival, SharedConnection};
 use bytes::BytesMut;
 use quinn::{
     ConnectError, ConnectionId, Side,
@@ -23,7 +23,7 @@ const NUMBER_GROWTH: usize = 3;
 /// Server side of one connection.
 pub(crate) struct ServerCrypto {
     pub inner: Arc<QuicServerConfig>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedConnection>,
 }
 
 impl crypto::ServerConfig for ServerCrypto {
@@ -41,14 +41,14 @@ impl crypto::ServerConfig for ServerCrypto {
         params: &TransportParameters,
     ) -> Box<dyn crypto::Session> {
         let inner = Arc::clone(&self.inner).start_session(version, params);
-        Box::new(Session::new(inner, Arc::clone(&self.shared), Side::Server))
+        Box::new(SeamSession::new(inner, Arc::clone(&self.shared), Side::Server))
     }
 }
 
 /// Client side of one connection.
 pub(crate) struct ClientCrypto {
     pub inner: Arc<QuicClientConfig>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedConnection>,
 }
 
 impl crypto::ClientConfig for ClientCrypto {
@@ -59,32 +59,32 @@ impl crypto::ClientConfig for ClientCrypto {
         params: &TransportParameters,
     ) -> Result<Box<dyn crypto::Session>, ConnectError> {
         let inner = Arc::clone(&self.inner).start_session(version, server_name, params)?;
-        Ok(Box::new(Session::new(inner, Arc::clone(&self.shared), Side::Client)))
+        Ok(Box::new(SeamSession::new(inner, Arc::clone(&self.shared), Side::Client)))
     }
 }
 
-struct Session {
+struct SeamSession {
     inner: Box<dyn crypto::Session>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     side: Side,
     /// Key generation of the next 1-RTT keys; `None` before the handshake keys.
     generation: Option<u16>,
 }
 
-impl Session {
-    fn new(inner: Box<dyn crypto::Session>, shared: Arc<Shared>, side: Side) -> Self {
+impl SeamSession {
+    fn new(inner: Box<dyn crypto::Session>, shared: Arc<SharedConnection>, side: Side) -> Self {
         Self { inner, shared, side, generation: None }
     }
 
     fn wrap(&mut self, keys: KeyPair<Box<dyn crypto::PacketKey>>) -> KeyPair<Box<dyn crypto::PacketKey>> {
         let generation = self.generation.unwrap_or_default();
         self.generation = Some(self.shared.next_generation(generation));
-        let wrap = |inner| Box::new(PacketKey { inner, shared: Arc::clone(&self.shared), generation });
+        let wrap = |inner| Box::new(SeamPacketKey { inner, shared: Arc::clone(&self.shared), generation });
         KeyPair { local: wrap(keys.local), remote: wrap(keys.remote) }
     }
 }
 
-impl crypto::Session for Session {
+impl crypto::Session for SeamSession {
     fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
         self.inner.initial_keys(dst_cid, side)
     }
@@ -162,13 +162,13 @@ impl crypto::Session for Session {
 }
 
 /// A 1-RTT key of one direction and generation.
-struct PacketKey {
+struct SeamPacketKey {
     inner: Box<dyn crypto::PacketKey>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     generation: u16,
 }
 
-impl crypto::PacketKey for PacketKey {
+impl crypto::PacketKey for SeamPacketKey {
     /// Seals with a number of both senders' sequence instead of quinn's `packet`.
     ///
     /// quinn's layout is header, payload, room for [`Self::tag_len`]. The payload moves back by
@@ -184,7 +184,8 @@ impl crypto::PacketKey for PacketKey {
             let payload = &rest[..payload.len()];
             self.shared.on_quinn_packet(
                 Instant::now(),
-                (self.generation, packet),
+                self.generation,
+                packet,
                 &header[1..number_at],
                 payload,
                 size,
@@ -204,8 +205,8 @@ impl crypto::PacketKey for PacketKey {
         self.inner.decrypt(packet, header, payload)?;
         // The ID lies between the first byte and the packet number.
         let id = header.get(1..header.len() - 1 - usize::from(header[0] & 0x03)).unwrap_or_default();
-        let arrival = Arrival { now: Instant::now(), size, end };
-        self.shared.on_received(arrival, (self.generation, packet), id, payload);
+        let arrival = OpenedArrival { now: Instant::now(), size, end };
+        self.shared.on_received(arrival, self.generation, packet, id, payload);
         Ok(())
     }
 

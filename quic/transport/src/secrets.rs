@@ -7,13 +7,13 @@ use quinn::Side;
 use rustls::KeyLog;
 
 /// Takes the traffic secrets out of the handshake of one connection.
-pub(crate) struct Secrets {
+pub(crate) struct HandshakeSecrets {
     secrets: Mutex<[Option<Vec<u8>>; 2]>,
     /// The operator's key log, if asked for.
     log: Option<Arc<dyn KeyLog>>,
 }
 
-impl Secrets {
+impl HandshakeSecrets {
     const LABELS: [&str; 2] = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"];
 
     pub fn new(log: Option<Arc<dyn KeyLog>>) -> Self {
@@ -26,13 +26,13 @@ impl Secrets {
     }
 }
 
-impl std::fmt::Debug for Secrets {
+impl std::fmt::Debug for HandshakeSecrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Secrets").finish_non_exhaustive()
+        f.debug_struct("HandshakeSecrets").finish_non_exhaustive()
     }
 }
 
-impl KeyLog for Secrets {
+impl KeyLog for HandshakeSecrets {
     fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
         if let Some(index) = Self::LABELS.iter().position(|known| *known == label) {
             self.secrets.lock()[index] = Some(secret.to_vec());

@@ -1,8 +1,8 @@
-//! What all senders of one connection have in common: the plane, what the QUIC stack believes, and the offload.
+//! State that all senders of one connection share: the plane, the QUIC stack's view, and the offload.
 //!
-//! Everything that they must agree on is behind one lock, held for the length of a packet by whoever sends or receives
-//! one. quinn calls in here with its own lock held; nothing in here calls quinn. Packet numbers come from one atomic word, since an
-//! offload draws from it too. Where that word is, and everything that draws from it here, is behind the lock.
+//! One lock protects everything that they must agree on. A sender or receiver holds it for the length of a packet. quinn calls in here with
+//! its own lock held; nothing in here calls quinn. Packet numbers come from one atomic word, since an offload draws from it too. The
+//! location of that word is behind the lock, and so is everything in this process that draws from it.
 
 mod handshake;
 mod offloading;
@@ -21,28 +21,28 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_quic::{
-    keys::Suite,
-    plane::downstream::{Ack, Downstream},
-    received::{ReceivedNumbers, ReceivedStreams, Repeat},
+    keys::KeySuite,
+    plane::downstream::{AckRanges, Downstream},
+    received::{ReceivedNumbers, ReceivedStreams, RepeatedFrame},
 };
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::{
-    alarm::{Alarm, Turn},
+    alarm::{Alarm, AlarmTurn},
     config::Config,
-    numbers::{Numbers, Word},
-    offload::{Claim, Offload, Worth, state::Offloaded},
-    path::Path,
-    paths::{Paths, Teller},
+    numbers::{NumberAllocator, NumberWord},
+    offload::{Offload, OffloadClaim, Worth, state::Offloaded},
+    path::PeerAddress,
+    paths::{PathReporter, PathReports},
     plane::Plane,
-    secrets::Secrets,
-    send::{Batch, Handover, Sender},
-    stack::{Stack, Times},
-    stats::Counters,
+    secrets::HandshakeSecrets,
+    send::{BatchSender, PacketBatch, SendHandover},
+    stack::{AckTimes, QuinnStack},
+    stats::SeamCounters,
     tap::Tap,
     traps::Traps,
-    windows::Window,
+    windows::ConnectionWindow,
 };
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
@@ -53,7 +53,7 @@ const LAST_GENERATION: u16 = u16::MAX - 16;
 /// its bytes have come.
 const STREAMS_FACTOR: usize = 4;
 
-/// What the driver has to do for a connection, outside of quinn's lock.
+/// The driver's tasks for a connection, which are done outside of quinn's lock.
 pub(crate) mod attention {
     /// Ask quinn where the peer is.
     pub const ADDRESS: u8 = 1;
@@ -69,7 +69,7 @@ pub(crate) mod attention {
 
 /// A packet that was opened.
 #[derive(Clone, Copy)]
-pub(crate) struct Arrival {
+pub(crate) struct OpenedArrival {
     pub now: Instant,
     /// UDP payload, bytes.
     pub size: usize,
@@ -77,7 +77,7 @@ pub(crate) struct Arrival {
     pub end: [u8; 8],
 }
 
-/// What a packet held for the data plane.
+/// The contents of a packet that concern the data plane.
 #[derive(Default)]
 struct Contents {
     any: bool,
@@ -88,46 +88,55 @@ struct Contents {
     /// An acknowledgement named a number that was left out, or the peer has more under way than it may.
     lies: bool,
     /// STREAM frames that repeat bytes.
-    repeats: Vec<Repeat>,
+    repeats: Vec<RepeatedFrame>,
 }
 
-pub(crate) struct Shared {
-    state: Mutex<State>,
-    /// To an offload, where there are any.
-    claim: OnceLock<Box<dyn Claim>>,
-    /// The one that it has, to be stopped without the state's lock.
+/// The state that both senders of a connection share with quinn's crypto.
+///
+/// It begins with the handshake, closed to the data plane. [`Self::open`] lets the data plane send, once. [`Self::close`] ends that for good.
+/// Lock order: quinn's own lock, then `state`, then `offload` or a [`SendHandover`]. [`Self::close`] needs no more than `offload`, so it never waits
+/// for a thread that sends. A change of `state` ends with [`Self::arm`], at once or in the [`Self::transmit`] that follows. While the connection
+/// is open, `deadline` is then no later than the plane's next timeout, and the offload's budget is what the plane does not use.
+///
+/// `attention` and `follows` need no lock. The bits of `attention` are set by anybody and taken by the driver alone. `follows` is set by
+/// whoever starts to follow the peer to a new address, so that one task does.
+pub(crate) struct SharedConnection {
+    state: Mutex<SharedState>,
+    /// The claim to an offload, where there are any.
+    claim: OnceLock<Box<dyn OffloadClaim>>,
+    /// The current offload, to be stopped without the state's lock.
     offload: Mutex<Option<Arc<dyn Offload>>>,
     /// The data plane may send: quinn has opened its streams, and the connection is open.
     open: AtomicBool,
     attention: AtomicU8,
     /// A task waits for the peer to answer from a new address.
     follows: AtomicBool,
-    /// When [`Shared::on_timeout`] is due, in the driver's time.
+    /// The time when [`SharedConnection::on_timeout`] is due, on the driver's clock.
     pub deadline: AtomicU64,
     pub alarm: Arc<Alarm>,
-    /// When the driver looks at the connection.
-    pub turn: Turn,
-    pub secrets: Arc<Secrets>,
-    pub sender: Arc<Sender>,
+    /// The connection's turn at the driver.
+    pub turn: AlarmTurn,
+    pub secrets: Arc<HandshakeSecrets>,
+    pub sender: Arc<BatchSender>,
     /// Fires when [`Downstream::poll_event`] has something.
     pub events: Notify,
     /// Fires when quinn has sent stream data.
     pub control: Notify,
-    pub counters: Counters,
-    pub window: Window,
+    pub counters: SeamCounters,
+    pub window: ConnectionWindow,
     /// Streams of the peer that may be under way.
     max_streams: usize,
-    handover: Arc<Handover>,
+    handover: Arc<SendHandover>,
     tap: Arc<Tap>,
-    paths: Arc<Paths>,
-    /// Of [`Tap`] and [`Paths`].
+    paths: Arc<PathReports>,
+    /// The session's number in [`Tap`] and [`PathReports`].
     session: AtomicU32,
 }
 
-struct State {
-    numbers: Numbers,
+struct SharedState {
+    numbers: NumberAllocator,
     plane: Plane,
-    stack: Stack,
+    stack: QuinnStack,
     offload: Option<Offloaded>,
     traps: Traps,
     /// Unidirectional streams that quinn opens, the first ones.
@@ -139,34 +148,34 @@ struct State {
     /// The packet that is being taken was not opened by the offload: it came by another way, or in a form that the offload does not
     /// understand.
     unseen: bool,
-    teller: Teller,
+    teller: PathReporter,
     /// Reused from ACK to ACK.
-    ack: Ack,
+    ack: AckRanges,
 }
 
-impl Shared {
+impl SharedConnection {
     /// `offloads`: the address of this end's socket and the suites that an offload supports, if the connection may have one.
     pub fn new(
-        path: Path,
-        window: Window,
+        path: PeerAddress,
+        window: ConnectionWindow,
         config: &Config,
-        secrets: Arc<Secrets>,
+        secrets: Arc<HandshakeSecrets>,
         alarm: Arc<Alarm>,
-        sender: Arc<Sender>,
-        offloads: Option<(SocketAddr, &'static [Suite])>,
+        sender: Arc<BatchSender>,
+        offloads: Option<(SocketAddr, &'static [KeySuite])>,
     ) -> Self {
-        let state = State {
-            numbers: Numbers::over(Word::own()),
+        let state = SharedState {
+            numbers: NumberAllocator::from_word(NumberWord::own()),
             plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path, config.dscp),
-            stack: Stack::new(),
+            stack: QuinnStack::new(),
             offload: offloads.map(|(local, suites)| Offloaded::new(local, suites)),
             traps: Traps::new(),
             control_streams: config.control_streams,
             received: ReceivedNumbers::default(),
             streams: None,
             unseen: false,
-            teller: Teller::default(),
-            ack: Ack { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
+            teller: PathReporter::default(),
+            ack: AckRanges { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
         };
         Self {
             state: Mutex::new(state),
@@ -176,13 +185,13 @@ impl Shared {
             attention: AtomicU8::new(0),
             follows: AtomicBool::new(false),
             deadline: AtomicU64::new(u64::MAX),
-            turn: Turn::new(Arc::clone(&alarm)),
+            turn: AlarmTurn::new(Arc::clone(&alarm)),
             alarm,
             secrets,
             sender,
             events: Notify::new(),
             control: Notify::new(),
-            counters: Counters::default(),
+            counters: SeamCounters::default(),
             window,
             max_streams: STREAMS_FACTOR * config.max_uni_streams as usize,
             handover: Arc::default(),
@@ -196,12 +205,12 @@ impl Shared {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
     }
 
-    /// How traces name the connection.
+    /// Sets the session's number in traces.
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
         let mut state = self.state.lock();
-        // What was told was of nobody.
-        state.teller = Teller::default();
+        // Earlier reports were for no session.
+        state.teller = PathReporter::default();
         if let Some(offload) = &mut state.offload {
             offload.set_session(session);
         }
@@ -216,7 +225,7 @@ impl Shared {
         self.open.store(true, Ordering::Release);
     }
 
-    /// Nothing is sent any more: after CONNECTION_CLOSE only quinn has something to say.
+    /// Stops the data plane and the offload: after CONNECTION_CLOSE only quinn may send.
     pub fn close(&self) {
         self.open.store(false, Ordering::SeqCst);
         if let Some(offload) = &*self.offload.lock() {
@@ -227,7 +236,7 @@ impl Shared {
     }
 
     /// The connection's claim to an offload.
-    pub fn set_claim(&self, claim: Box<dyn Claim>) {
+    pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
         let _ = self.claim.set(claim); // called once
     }
 
@@ -239,7 +248,7 @@ impl Shared {
         }
     }
 
-    /// What the driver has to do, once.
+    /// Takes the driver's pending tasks, a bit each.
     pub fn take_attention(&self) -> u8 {
         self.attention.swap(0, Ordering::SeqCst)
     }
@@ -255,23 +264,23 @@ impl Shared {
 
     fn request(&self, what: u8) {
         self.attention.fetch_or(what, Ordering::SeqCst);
-        self.turn.by(0);
+        self.turn.wake_by(0);
     }
 
-    /// Has the driver run [`Shared::on_timeout`] now.
+    /// Asks the driver to run [`SharedConnection::on_timeout`] now.
     fn hurry(&self) {
         self.set_deadline(0);
     }
 
-    /// Tells whoever listens what the path carries now.
-    fn tell(&self, state: &mut State, now: Instant) {
-        let State { teller, plane, .. } = state;
+    /// Reports the path's estimate to listeners.
+    fn tell(&self, state: &mut SharedState, now: Instant) {
+        let SharedState { teller, plane, .. } = state;
         let session = self.session.load(Ordering::Relaxed);
         self.paths.tell(now, session, teller, || plane.downstream.estimate(now));
     }
 
-    /// Before the lock is let go: says when there is something to do, and what the offload may do meanwhile.
-    fn arm(&self, state: &mut State, now: Instant) {
+    /// Sets the driver's deadline, and the offload's budget. Called before the lock is released.
+    fn arm(&self, state: &mut SharedState, now: Instant) {
         self.hand_out(state, now);
         if self.open.load(Ordering::Relaxed) {
             let at = state.plane.downstream.timeout().map_or(u64::MAX, |at| self.alarm.time(at));
@@ -281,11 +290,11 @@ impl Shared {
 
     fn set_deadline(&self, at: u64) {
         self.deadline.store(at, Ordering::SeqCst);
-        self.turn.by(at);
+        self.turn.wake_by(at);
     }
 }
 
-impl State {
+impl SharedState {
     /// Takes note of what the offload has sent.
     fn drain_offload(&mut self, now: Instant) {
         if let Some(offload) = &mut self.offload {
@@ -293,7 +302,7 @@ impl State {
         }
     }
 
-    /// Before something is sent from here: the offload sends nothing meanwhile.
+    /// Stops the offload from sending. Called before something is sent from here.
     fn reclaim_budget(&mut self) {
         let downstream = &mut self.plane.downstream;
         if let Some(offload) = self.offload.as_mut().filter(|_| downstream.has_work()) {
@@ -302,7 +311,7 @@ impl State {
     }
 
     /// `self.ack` arrived; returns whether it names only packets that were sent.
-    fn acknowledge(&mut self, times: Times) -> bool {
+    fn acknowledge(&mut self, times: AckTimes) -> bool {
         self.drain_offload(times.now);
         let mut known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         if !known {
@@ -364,9 +373,9 @@ impl State {
     }
 }
 
-/// One batch per thread, for what is sent from inside quinn's calls.
-fn with_batch(work: impl FnOnce(&mut Batch)) {
-    thread_local!(static BATCH: RefCell<Batch> = RefCell::new(Batch::default()));
+/// Calls `work` with this thread's batch, for packets that are sent from inside quinn's calls.
+fn with_batch(work: impl FnOnce(&mut PacketBatch)) {
+    thread_local!(static BATCH: RefCell<PacketBatch> = RefCell::new(PacketBatch::default()));
     BATCH.with_borrow_mut(work);
 }
 

@@ -1,4 +1,4 @@
-//! What the QUIC stack believes about the connection: its own packet numbers, and its part of the credit.
+//! The QUIC stack's view of the connection: its own packet numbers, and its part of the credit.
 
 use std::{
     ops::RangeInclusive,
@@ -8,37 +8,37 @@ use std::{
 use bytes::BytesMut;
 use millrace_quic::{
     ack::{self, NumberMap},
-    credit::Credit,
+    credit::CreditSplit,
     frame,
-    params::{self, Malformed, Params},
+    params::{self, MalformedParams, PeerParams},
     varint,
 };
 
-use crate::{numbers::Numbers, stats::Counters};
+use crate::{numbers::NumberAllocator, stats::SeamCounters};
 
-pub(crate) struct Stack {
-    /// Of its packets.
+pub(crate) struct QuinnStack {
+    /// Maps the stack's packet numbers to those on the wire.
     map: NumberMap,
-    credit: Credit,
-    peer: Option<Params>,
+    credit: CreditSplit,
+    peer: Option<PeerParams>,
     // Reused from ACK to ACK.
     virtuals: Vec<RangeInclusive<u64>>,
     rewritten: Vec<u8>,
 }
 
-/// When an acknowledgement was read, and when it arrived.
+/// The times when an acknowledgement was read and when it arrived.
 #[derive(Clone, Copy)]
-pub(crate) struct Times {
+pub(crate) struct AckTimes {
     pub now: Instant,
-    /// Before it was read: it may have waited for that.
+    /// When it arrived. It may have waited before it was read.
     pub arrived: Instant,
 }
 
-impl Stack {
+impl QuinnStack {
     pub fn new() -> Self {
         Self {
             map: NumberMap::default(),
-            credit: Credit::new(0),
+            credit: CreditSplit::new(0),
             peer: None,
             virtuals: Vec::new(),
             rewritten: Vec::new(),
@@ -46,17 +46,17 @@ impl Stack {
     }
 
     /// Takes the peer's transport parameters; returns whether they are the first.
-    pub fn set_peer(&mut self, peer: Params) -> bool {
+    pub fn set_peer(&mut self, peer: PeerParams) -> bool {
         if self.peer.is_some() {
             return false;
         }
-        self.credit = Credit::new(peer.initial_max_data);
+        self.credit = CreditSplit::new(peer.initial_max_data);
         self.peer = Some(peer);
         true
     }
 
     /// The peer's transport parameters with the stack's part of the credit.
-    pub fn cap(&self, encoded: &[u8]) -> Result<Vec<u8>, Malformed> {
+    pub fn cap(&self, encoded: &[u8]) -> Result<Vec<u8>, MalformedParams> {
         params::cap_initial_max_data(encoded, self.credit.granted())
     }
 
@@ -74,9 +74,10 @@ impl Stack {
     pub fn draw(
         &mut self,
         now: Instant,
-        (generation, number): (u16, u64),
-        numbers: &Numbers,
-        counters: &Counters,
+        generation: u16,
+        number: u64,
+        numbers: &NumberAllocator,
+        counters: &SeamCounters,
     ) -> u64 {
         // quinn leaves numbers out to catch peers that acknowledge what they did not receive. So does the
         // wire, and the peer's ACK ranges stay what quinn's would be.
@@ -91,7 +92,7 @@ impl Stack {
     }
 
     /// The stack sends a STREAM frame.
-    pub fn on_stream_frame(&mut self, frame: &frame::Stream<'_>) {
+    pub fn on_stream_frame(&mut self, frame: &frame::StreamFrame<'_>) {
         self.credit.on_sent(frame.id, frame.offset..frame.offset + frame.data.len() as u64);
     }
 
@@ -104,11 +105,11 @@ impl Stack {
     /// Rewrites an ACK frame of `len` bytes to the stack's own numbers; `latest_rtt`: of the other senders' packets.
     pub fn rewrite_ack(
         &mut self,
-        times: Times,
-        ack: &ack::Frame<'_>,
+        times: AckTimes,
+        ack: &ack::AckFrame<'_>,
         len: usize,
         latest_rtt: Duration,
-        counters: &Counters,
+        counters: &SeamCounters,
     ) -> &[u8] {
         ack.translate(&self.map, &mut self.virtuals);
         let mut delay = ack.delay;

@@ -6,18 +6,18 @@ use serde::Serialize;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What the seam did since the connection began.
+        /// Counts of the seam since the connection began.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         #[derive(Debug, Default)]
-        pub(crate) struct Counters {
-            $(pub $name: Counter,)*
+        pub(crate) struct SeamCounters {
+            $(pub $name: SeamCounter,)*
         }
 
-        impl Counters {
+        impl SeamCounters {
             pub fn snapshot(&self) -> Stats {
                 Stats { $($name: self.$name.0.load(Ordering::Relaxed),)* }
             }
@@ -28,14 +28,17 @@ macro_rules! counters {
 counters! {
     /// 1-RTT packets sealed for quinn.
     quinn_packets,
+    /// UDP payload of these packets, bytes.
     quinn_bytes,
     /// 1-RTT packets sealed for the data plane.
     data_plane_packets,
+    /// UDP payload of these packets, bytes.
     data_plane_bytes,
     /// Packet numbers left out, to find peers that acknowledge what they did not receive.
     skipped_numbers,
-    /// ACK frames with a new packet of quinn, and those for the data plane only.
+    /// ACK frames that acknowledge a packet of quinn for the first time.
     acks_for_quinn,
+    /// ACK frames that acknowledge packets of the data plane only.
     acks_for_data_plane,
     /// ACK frames that named packets never sent. Most of them close the connection.
     acks_refused,
@@ -54,9 +57,9 @@ counters! {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+pub(crate) struct SeamCounter(AtomicU64);
 
-impl Counter {
+impl SeamCounter {
     pub fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }

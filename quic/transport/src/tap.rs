@@ -1,11 +1,11 @@
-//! What userspace's data planes send, for whoever watches single packets.
+//! Records of the packets that userspace's data planes send, for observers of single packets.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use millrace_quic::plane::downstream::Piece;
+use millrace_quic::plane::downstream::PacketFrame;
 use parking_lot::Mutex;
 
-use crate::{clock::monotonic_ns, trace::Filter};
+use crate::{clock::monotonic_ns, trace::PacketFilter};
 
 /// Pieces that may wait to be taken.
 const MAX_WAITING: usize = 1 << 14;
@@ -14,45 +14,49 @@ const MAX_WAITING: usize = 1 << 14;
 #[derive(Default)]
 pub struct Tap {
     on: AtomicBool,
-    open: Mutex<Open>,
+    open: Mutex<OpenTap>,
     lost: AtomicU64,
 }
 
 #[derive(Default)]
-struct Open {
-    filter: Option<Filter>,
-    pieces: Vec<Sent>,
+struct OpenTap {
+    filter: Option<PacketFilter>,
+    pieces: Vec<SentPiece>,
 }
 
 /// A piece of a packet that was sent from userspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct SentPiece {
     /// `CLOCK_MONOTONIC`.
     pub time_ns: u64,
+    /// The connection's number in traces: see [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
+    /// The packet number.
     pub number: u64,
     /// UDP payload of the packet, bytes.
     pub size: u16,
-    pub piece: Piece,
+    /// The part of the packet that belongs to one stream or datagram.
+    pub piece: PacketFrame,
 }
 
 impl Tap {
-    /// Collects what passes: packets whose own number is a multiple of [`Filter::every`].
-    pub fn set(&self, filter: Option<Filter>) {
+    /// Collects what passes: packets whose own number is a multiple of [`PacketFilter::every`].
+    pub fn set(&self, filter: Option<PacketFilter>) {
         let mut open = self.open.lock();
         if filter.is_none() {
-            *open = Open::default();
+            *open = OpenTap::default();
         }
         open.filter = filter;
         self.on.store(filter.is_some(), Ordering::Relaxed);
     }
 
+    /// Reports whether anybody wants records. Relaxed, so a packet or two may be missed when it changes.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
     /// A packet was sealed.
-    pub fn add(&self, session: u32, number: u64, size: usize, pieces: impl Iterator<Item = Piece>) {
+    pub fn add(&self, session: u32, number: u64, size: usize, pieces: impl Iterator<Item = PacketFrame>) {
         let mut open = self.open.lock();
         let Some(filter) = open.filter else { return };
         let other_session = filter.session.is_some_and(|wanted| wanted.get() != session);
@@ -69,12 +73,12 @@ impl Tap {
                 self.lost.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            open.pieces.push(Sent { time_ns, session, number, size, piece });
+            open.pieces.push(SentPiece { time_ns, session, number, size, piece });
         }
     }
 
-    /// What was collected since the last call, in order for each connection, and how much there was no room for.
-    pub fn take(&self) -> (Vec<Sent>, u64) {
+    /// Returns the records since the last call, in order for each connection, and how many were lost for want of room.
+    pub fn take(&self) -> (Vec<SentPiece>, u64) {
         let pieces = std::mem::take(&mut self.open.lock().pieces);
         (pieces, self.lost.swap(0, Ordering::Relaxed))
     }
@@ -84,12 +88,12 @@ impl Tap {
 mod tests {
     use std::num::NonZero;
 
-    use millrace_quic::plane::downstream::{Carried, Label};
+    use millrace_quic::plane::downstream::{FrameContent, Label};
 
     use super::*;
 
-    fn ping(track: u32) -> Piece {
-        Piece { label: Label { track, group: 0 }, stream_id: None, carried: Carried::Ping }
+    fn ping(track: u32) -> PacketFrame {
+        PacketFrame { label: Label { track, group: 0 }, stream_id: None, carried: FrameContent::Ping }
     }
 
     fn taken(tap: &Tap) -> Vec<(u64, u32)> {
@@ -102,14 +106,14 @@ mod tests {
         let add = |session, number| tap.add(session, number, 100, [ping(1), ping(2)].into_iter());
         add(7, 0);
         assert_eq!(taken(&tap), [], "nobody wants it");
-        let all = Filter { every: NonZero::<u32>::MIN, track: None, session: None };
+        let all = PacketFilter { every: NonZero::<u32>::MIN, track: None, session: None };
         tap.set(Some(all));
         add(7, 1);
         assert_eq!(taken(&tap), [(1, 1), (1, 2)]);
-        tap.set(Some(Filter { every: NonZero::new(3).unwrap(), track: NonZero::new(2), ..all }));
+        tap.set(Some(PacketFilter { every: NonZero::new(3).unwrap(), track: NonZero::new(2), ..all }));
         (3..9).for_each(|number| add(7, number));
         assert_eq!(taken(&tap), [(3, 2), (6, 2)]);
-        tap.set(Some(Filter { session: NonZero::new(8), ..all }));
+        tap.set(Some(PacketFilter { session: NonZero::new(8), ..all }));
         add(7, 9);
         add(8, 10);
         assert_eq!(taken(&tap), [(10, 1), (10, 2)]);
@@ -119,9 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_counted_and_not_kept() {
+    fn records_that_nobody_takes_are_counted_and_dropped() {
         let tap = Tap::default();
-        tap.set(Some(Filter { every: NonZero::<u32>::MIN, track: None, session: None }));
+        tap.set(Some(PacketFilter { every: NonZero::<u32>::MIN, track: None, session: None }));
         (0..MAX_WAITING as u64 + 5).for_each(|number| tap.add(1, number, 100, [ping(1)].into_iter()));
         let (pieces, lost) = tap.take();
         assert_eq!((pieces.len(), lost), (MAX_WAITING, 5));

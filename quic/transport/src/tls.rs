@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 use parking_lot::RwLock;
 use rustls::{
     CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, KeyLog, RootCertStore,
@@ -18,20 +18,20 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-/// Whose certificates a client accepts.
+/// The certificates that a client accepts.
 #[derive(Clone, Debug)]
-pub enum Trust {
-    /// Those that lead to one of these roots.
+pub enum ServerTrust {
+    /// Certificates that lead to one of these roots.
     Roots(Arc<RootCertStore>),
-    /// All: for trying out. Connections are encrypted, but to whom is anybody's guess.
+    /// Every certificate, for tests. Connections are encrypted, but the server's identity is not checked.
     Anyone,
 }
 
 /// The server's certificate, which can be replaced while connections are accepted.
 #[derive(Debug)]
-pub(crate) struct Certificate(pub RwLock<Option<Arc<CertifiedKey>>>);
+pub(crate) struct ReplaceableCertificate(pub RwLock<Option<Arc<CertifiedKey>>>);
 
-impl ResolvesServerCert for Certificate {
+impl ResolvesServerCert for ReplaceableCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.read().clone()
     }
@@ -40,17 +40,17 @@ impl ResolvesServerCert for Certificate {
 /// Roots that clients' certificates have to lead to, which can be replaced while connections are accepted. Without roots,
 /// clients are not asked.
 #[derive(Debug)]
-pub(crate) struct Clients {
+pub(crate) struct ReplaceableRoots {
     provider: Arc<CryptoProvider>,
     verifier: RwLock<Option<Arc<dyn ClientCertVerifier>>>,
-    /// Of whom resumes, no certificate is checked again.
+    /// Sessions that may be resumed. Resumption does not check the certificate again.
     sessions: RwLock<Arc<ServerSessionMemoryCache>>,
 }
 
 /// Sessions that may be resumed.
 const RESUMABLE: usize = 256;
 
-impl Clients {
+impl ReplaceableRoots {
     pub fn new(provider: Arc<CryptoProvider>, roots: Option<&Arc<RootCertStore>>) -> Result<Self, Error> {
         let sessions = RwLock::new(ServerSessionMemoryCache::new(RESUMABLE));
         let clients = Self { provider, verifier: RwLock::default(), sessions };
@@ -58,7 +58,7 @@ impl Clients {
         Ok(clients)
     }
 
-    /// From now on. Nobody resumes a session of before.
+    /// Replaces the roots. No earlier session can be resumed afterwards.
     pub fn set(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), Error> {
         let verifier = roots.map(|roots| {
             WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&self.provider))
@@ -80,7 +80,7 @@ impl Clients {
     }
 }
 
-impl ClientCertVerifier for Clients {
+impl ClientCertVerifier for ReplaceableRoots {
     fn offer_client_auth(&self) -> bool {
         self.verifier.read().is_some()
     }
@@ -89,7 +89,7 @@ impl ClientCertVerifier for Clients {
         false
     }
 
-    /// None: they change. Clients show what they were given for this relay.
+    /// Returns no hints, since the roots change. Clients present the certificate that they have for this relay.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -131,7 +131,7 @@ impl ClientCertVerifier for Clients {
     }
 }
 
-impl StoresServerSessions for Clients {
+impl StoresServerSessions for ReplaceableRoots {
     fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
         self.sessions().put(key, value)
     }
@@ -150,13 +150,13 @@ impl StoresServerSessions for Clients {
 }
 
 /// ring with the wanted cipher suites, most wanted first.
-pub(crate) fn provider(suites: &[Suite]) -> Arc<CryptoProvider> {
+pub(crate) fn provider(suites: &[KeySuite]) -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     let known = std::mem::take(&mut provider.cipher_suites);
     let wanted = suites.iter().map(|suite| match suite {
-        Suite::ChaCha20Poly1305 => CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
-        Suite::Aes128Gcm => CipherSuite::TLS13_AES_128_GCM_SHA256,
-        Suite::Aes256Gcm => CipherSuite::TLS13_AES_256_GCM_SHA384,
+        KeySuite::ChaCha20Poly1305 => CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
+        KeySuite::Aes128Gcm => CipherSuite::TLS13_AES_128_GCM_SHA256,
+        KeySuite::Aes256Gcm => CipherSuite::TLS13_AES_256_GCM_SHA384,
     });
     provider.cipher_suites =
         wanted.filter_map(|suite| known.iter().find(|known| known.suite() == suite).copied()).collect();
@@ -173,8 +173,8 @@ pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
 
 pub(crate) fn server(
     provider: Arc<CryptoProvider>,
-    certificate: Arc<Certificate>,
-    clients: &Arc<Clients>,
+    certificate: Arc<ReplaceableCertificate>,
+    clients: &Arc<ReplaceableRoots>,
     alpn: &[Vec<u8>],
 ) -> Result<ServerConfig, Error> {
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -189,7 +189,7 @@ pub(crate) fn server(
 
 pub(crate) fn client(
     provider: Arc<CryptoProvider>,
-    trust: &Trust,
+    trust: &ServerTrust,
     certificate: Option<&Arc<CertifiedKey>>,
     alpn: &[Vec<u8>],
 ) -> Result<ClientConfig, Error> {
@@ -197,8 +197,8 @@ pub(crate) fn client(
     let builder =
         ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
     let builder = match trust {
-        Trust::Roots(roots) => builder.with_root_certificates(Arc::clone(roots)),
-        Trust::Anyone => {
+        ServerTrust::Roots(roots) => builder.with_root_certificates(Arc::clone(roots)),
+        ServerTrust::Anyone => {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(AcceptAnyone(algorithms)))
         }
     };

@@ -15,11 +15,11 @@ use std::{
 const NEAREST: u64 = 64;
 const FARTHEST: u64 = 1 << 13;
 
-/// So many are remembered, the last ones.
+/// The newest numbers are remembered, at most this many.
 const KEPT: usize = 64;
 
 pub(crate) struct Traps {
-    /// In ascending order.
+    /// The numbers that were left out, in ascending order.
     left_out: VecDeque<u64>,
     /// The next one is this number or the first one after it that is seen here.
     next: u64,
@@ -36,7 +36,7 @@ impl Traps {
         traps
     }
 
-    /// Whether the number that would be drawn next is to be left out.
+    /// Returns whether the next number is to be left out.
     pub fn is_due(&self, next: u64) -> bool {
         next >= self.next
     }
@@ -55,7 +55,7 @@ impl Traps {
         self.next = number + self.distance / 2 + self.random.hash_one(number) % self.distance;
     }
 
-    /// Whether a number that was left out is in one of these ranges.
+    /// Returns whether one of these ranges has a number that was left out.
     pub fn catch(&self, acknowledged: &[RangeInclusive<u64>]) -> bool {
         let Some(oldest) = self.left_out.front() else { return false };
         acknowledged.iter().filter(|range| range.end() >= oldest).any(|range| {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn soon_at_first_then_rarely_and_never_where_expected() {
+    fn acknowledgement_traps_are_frequent_at_first_and_then_rare() {
         let runs: Vec<_> = (0..20).map(|_| run(&mut Traps::new(), 1_000_000)).collect();
         for left_out in &runs {
             assert!((NEAREST / 2..NEAREST * 3 / 2).contains(&left_out[0]));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_found_in_any_range() {
+    fn latest_acknowledgement_traps_are_found_in_any_range() {
         let mut traps = Traps::new();
         assert!(!traps.catch(&[0..=u64::MAX]), "none yet");
         let left_out = run(&mut traps, 1_000_000);

@@ -1,13 +1,13 @@
-//! Receive windows: what peers may send before it is read, of all connections together.
+//! Receive windows: a common budget for the bytes that peers of all connections may send before they are read.
 //!
-//! A window is a promise: until it is used up it cannot be taken back, so what was promised counts as if it had come. A
-//! connection begins with little, and its window doubles as long as that holds it up. So who sends nothing holds next to
-//! nothing, and who sends and is not read holds a window, not the budget.
+//! A window is a promise: until it is used up it cannot be taken back, so it counts as if the bytes had arrived. A connection begins with a
+//! small window, which doubles as long as it holds the peer up. A peer that sends nothing therefore holds next to nothing, and one whose
+//! data is not read holds a window, not the budget.
 //!
-//! A window that is four times as large as it needs to be is halved. The peer is told of nothing more until it has used up the
-//! difference, which counts until then. So whoever was fast and becomes slow gives back. Whoever becomes silent does not, and
-//! keeps its promise for as long as the connection lives: when others find no room, [`Windows::take_pressed`] says so, and the
-//! application may close what is idle.
+//! A window that is four times as large as it needs to be is halved. The peer gets no further limit until it has used up the difference,
+//! which counts until then. A peer that was fast and becomes slow thus gives back. One that becomes silent does not, and keeps its promise
+//! for as long as the connection lives. When others find no room, [`Windows::take_pressed`] reports it, and the application may close idle
+//! connections.
 
 use std::{
     sync::{
@@ -19,20 +19,23 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// What a connection begins with, bytes.
+/// The first window of a connection, bytes.
 const LEAST: u64 = 64 << 10;
-/// The part of the budget that no window grows into: it is left to connections that are to come.
+/// The fraction of the budget that no window grows into. It is left for new connections.
 const RESERVE: u64 = 4;
-/// A window is large enough for what comes in so many round trips.
+/// A window holds the data of this many round trips.
 const ROUND_TRIPS: u64 = 2;
-/// A round trip is taken for this long at least: data also has to be read.
+/// The shortest round trip assumed: reading the data takes time, too.
 const LEAST_ROUND_TRIP: Duration = Duration::from_millis(20);
-/// And for this long at most: the peer says how long it is, by when it acknowledges.
+/// The longest round trip assumed: the peer determines the measured one by when it acknowledges.
 const MOST_ROUND_TRIP: Duration = Duration::from_secs(1);
-/// A window that is so many times as large as what was wanted is halved.
+/// A window this many times as large as needed is halved.
 const TOO_LARGE: u64 = 4;
 
 /// The budget, for all endpoints that share it.
+///
+/// The sum is one atomic word, changed by compare-and-exchange alone, so it never exceeds the total. It orders nothing else, and relaxed ordering
+/// is enough.
 #[derive(Debug)]
 pub struct Windows {
     total: u64,
@@ -74,7 +77,7 @@ impl Windows {
         self.pressed.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether there are so many bytes, which are held from then on, below `limit`.
+    /// Holds this many bytes more if the sum stays within `limit`. Returns whether it does.
     fn take(&self, bytes: u64, limit: u64) -> bool {
         let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= limit);
         let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
@@ -87,16 +90,16 @@ impl Windows {
 
 /// The part of the budget that some connections share, such as those of one client, or of a wider network.
 #[derive(Debug)]
-pub struct Share {
+pub struct WindowShare {
     limit: u64,
     held: AtomicU64,
-    within: Option<Arc<Share>>,
+    within: Option<Arc<WindowShare>>,
 }
 
-impl Share {
+impl WindowShare {
     /// Makes one of `limit` bytes, which counts for the share of a wider network as well. Beyond it, windows stay as they are; those that
     /// connections begin with are theirs.
-    pub fn new(limit: u64, within: Option<Arc<Share>>) -> Self {
+    pub fn new(limit: u64, within: Option<Arc<WindowShare>>) -> Self {
         Self { limit, held: AtomicU64::new(0), within }
     }
 
@@ -140,22 +143,30 @@ impl Share {
 }
 
 /// The window of one connection, until it is dropped.
+///
+/// # States
+///
+/// A window is *steady* or *shrunk*. [`Self::on_max_data`] looks at how fast the peer has used its last limit, and grows, shrinks or keeps the
+/// window. It asks for another size by its return value: the driver tells quinn ([`Self::bytes`]), and reports that with [`Self::on_applied`]. A
+/// shrunk window does not shrink again. It becomes steady with the second larger limit behind that report, when the peer has certainly used up
+/// the difference. Until then the difference counts as held. Between calls, the bytes of all windows and of their differences are the sum in
+/// [`Windows`], and in the window's [`WindowShare`].
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct ConnectionWindow {
     of: Arc<Windows>,
     most: u64,
-    state: Mutex<State>,
+    state: Mutex<WindowState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct WindowState {
     bytes: u64,
-    /// Bytes on top that nobody counts: see [`Window::nudge`].
+    /// Bytes on top that nobody counts: see [`ConnectionWindow::nudge`].
     nudges: u64,
-    share: Option<Arc<Share>>,
+    share: Option<Arc<WindowShare>>,
     /// The largest limit of a MAX_DATA.
     limit: u64,
-    /// When that was sent, and the limit that it would have had if the window had always been as large as it is now.
+    /// The time of that MAX_DATA, and the limit that it would have had if the window had always had its present size.
     last: (Instant, u64),
     shrunk: Option<Shrunk>,
 }
@@ -178,7 +189,7 @@ pub struct ReceiveWindow {
     pub idle: Duration,
 }
 
-impl Window {
+impl ConnectionWindow {
     /// `most`: bytes that it may grow to. `None`: there is no room for another connection.
     pub fn open(of: &Arc<Windows>, most: u32, now: Instant) -> Option<Self> {
         let most = u64::from(most);
@@ -187,12 +198,13 @@ impl Window {
             of.refused.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let state = State { bytes, nudges: 0, share: None, limit: bytes, last: (now, bytes), shrunk: None };
+        let state =
+            WindowState { bytes, nudges: 0, share: None, limit: bytes, last: (now, bytes), shrunk: None };
         Some(Self { of: Arc::clone(of), most, state: Mutex::new(state) })
     }
 
     /// Counts it with others from now on, in place of those of before.
-    pub fn join(&self, share: Arc<Share>) {
+    pub fn join(&self, share: Arc<WindowShare>) {
         let mut state = self.state.lock();
         let held = state.held();
         share.take_anyway(held);
@@ -220,7 +232,7 @@ impl Window {
         }
     }
 
-    /// The peer is told that it may send up to `limit` on the connection. Returns whether the window has another size now.
+    /// The peer gets a new limit: it may send up to `limit` on the connection. Returns whether the window's size has changed.
     pub fn on_max_data(&self, now: Instant, limit: u64, round_trip: Duration) -> bool {
         let mut state = self.state.lock();
         // A frame that was lost says nothing new.
@@ -241,31 +253,31 @@ impl Window {
         }
     }
 
-    fn grow(&self, state: &mut State) -> bool {
+    fn grow(&self, state: &mut WindowState) -> bool {
         let more = state.bytes.min(self.most - state.bytes);
         let grows = more > 0 && self.take(state, more);
         if grows {
             state.bytes += more;
-            // Which the peer is told in the next: nobody has read that.
+            // The next limit includes these bytes, which nobody has read.
             state.last.1 += more;
         }
         grows
     }
 
-    fn shrink(&self, state: &mut State) -> bool {
+    fn shrink(&self, state: &mut WindowState) -> bool {
         let less = state.bytes - (state.bytes / 2).max(LEAST.min(self.most));
         if less == 0 || state.shrunk.is_some() {
             return false;
         }
         state.bytes -= less;
-        // Which is read without the peer being told.
+        // These bytes are read without a new limit for the peer.
         state.last.1 = state.last.1.saturating_sub(less);
         state.shrunk = Some(Shrunk { bytes: less, told: None });
         true
     }
 
-    /// The peer was told of a larger limit: gives back what the window has shrunk by, if it is used up by that.
-    fn settle(&self, state: &mut State) {
+    /// The peer got a larger limit. If that uses up the bytes by which the window has shrunk, they are given back.
+    fn settle(&self, state: &mut WindowState) {
         let Some(Shrunk { bytes, told: Some(told) }) = &mut state.shrunk else { return };
         *told += 1;
         if *told < 2 {
@@ -279,7 +291,7 @@ impl Window {
         }
     }
 
-    fn take(&self, state: &State, more: u64) -> bool {
+    fn take(&self, state: &WindowState, more: u64) -> bool {
         if state.share.as_ref().is_some_and(|share| !share.take(more)) {
             self.of.limited.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -291,14 +303,14 @@ impl Window {
         taken
     }
 
-    /// One byte more, so that quinn has something to tell the peer. Returns the window.
+    /// Adds a byte to the window, so that quinn has a new limit to send to the peer. Returns the window.
     pub fn nudge(&self) -> u32 {
         self.state.lock().nudges += 1;
         self.bytes()
     }
 }
 
-impl Drop for Window {
+impl Drop for ConnectionWindow {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let held = state.held();
@@ -309,7 +321,7 @@ impl Drop for Window {
     }
 }
 
-impl State {
+impl WindowState {
     fn held(&self) -> u64 {
         self.bytes + self.shrunk.as_ref().map_or(0, |shrunk| shrunk.bytes)
     }
@@ -321,12 +333,12 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn open(windows: &Arc<Windows>, most: u32) -> Option<Window> {
-        Window::open(windows, most, Instant::now())
+    fn open(windows: &Arc<Windows>, most: u32) -> Option<ConnectionWindow> {
+        ConnectionWindow::open(windows, most, Instant::now())
     }
 
-    /// The peer sends as much as it may, and all is read at once, in so many updates. Returns the window.
-    fn busy(window: &Window, updates: u32) -> u64 {
+    /// Reads everything at once while the peer sends as much as it may, over this many updates. Returns the window.
+    fn busy(window: &ConnectionWindow, updates: u32) -> u64 {
         let mut now = Instant::now();
         for _ in 0..updates {
             now += MS;
@@ -338,7 +350,7 @@ mod tests {
     }
 
     /// An eighth of the least comes in a second, at a round trip of 10 ms. Returns whether the window has another size now.
-    fn slow(window: &Window) -> bool {
+    fn slow(window: &ConnectionWindow) -> bool {
         let (now, limit) = {
             let state = window.state.lock();
             (state.last.0, state.limit)
@@ -348,7 +360,8 @@ mod tests {
 
     #[test]
     fn a_window_shrinks_when_it_is_not_needed() {
-        let (windows, share) = (Arc::new(Windows::new(1 << 30)), Arc::new(Share::new(1 << 30, None)));
+        let windows = Arc::new(Windows::new(1 << 30));
+        let share = Arc::new(WindowShare::new(1 << 30, None));
         let window = open(&windows, 1 << 20).unwrap();
         window.join(Arc::clone(&share));
         busy(&window, 20);
@@ -394,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_that_the_peer_makes_up_has_a_bound() {
+    fn forged_round_trip_grows_a_window_only_to_a_bound() {
         let windows = Arc::new(Windows::new(1 << 30));
         let window = open(&windows, 1 << 30).unwrap();
         let mut now = Instant::now();
@@ -422,9 +435,9 @@ mod tests {
     }
 
     #[test]
-    fn those_that_share_keep_to_their_share() {
+    fn windows_of_one_client_keep_to_its_share() {
         let windows = Arc::new(Windows::new(1 << 30));
-        let share = Arc::new(Share::new(9 * LEAST, None));
+        let share = Arc::new(WindowShare::new(9 * LEAST, None));
         let mut of_client: Vec<_> = (0..2).map(|_| open(&windows, u32::MAX).unwrap()).collect();
         assert_eq!(busy(&of_client[0], 1), 2 * LEAST, "before anybody knows whose it is");
         of_client.iter().for_each(|window| window.join(Arc::clone(&share)));
@@ -435,7 +448,7 @@ mod tests {
         // Another's is its own matter, and there is room.
         let other = open(&windows, 1 << 22).unwrap();
         assert_eq!(busy(&other, 20), 1 << 22);
-        // What it begins with is not refused.
+        // A connection's first window is never refused.
         of_client.push(open(&windows, u32::MAX).unwrap());
         of_client[2].join(Arc::clone(&share));
         assert_eq!((share.held(), busy(&of_client[2], 20)), (10 * LEAST, LEAST));
@@ -444,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn all_together_keep_to_the_budget_and_leave_room() {
+    fn windows_keep_to_the_budget_and_leave_room() {
         let windows = Arc::new(Windows::new(64 * LEAST));
         let mut all: Vec<_> = (0..4).map(|_| open(&windows, u32::MAX).unwrap()).collect();
         let grown: u64 = all.iter().map(|window| busy(window, 20)).sum();

@@ -9,7 +9,7 @@ use std::{
 };
 
 use millrace_testkit::{async_wait_for, wait_for};
-use millrace_transport::{Config, Connection, Endpoint, LastingSecret, tls::Trust};
+use millrace_transport::{Config, Connection, Endpoint, LastingSecret, tls::ServerTrust};
 use quinn::ConnectionError;
 use rustls::{crypto::ring::sign::any_supported_type, sign::CertifiedKey};
 use tokio::{runtime::Runtime, task::JoinHandle};
@@ -25,13 +25,13 @@ fn certificate() -> Arc<CertifiedKey> {
 }
 
 /// A server in a process of its own, as it were: when it is dropped it says nothing to anybody.
-struct Process {
+struct ServerProcess {
     runtime: Option<Runtime>,
     addr: SocketAddr,
     serving: JoinHandle<()>,
 }
 
-impl Process {
+impl ServerProcess {
     fn start(addr: SocketAddr, certificate: &Arc<CertifiedKey>, secret: &[u8]) -> Self {
         let runtime = Runtime::new().unwrap();
         let config = Config {
@@ -59,7 +59,8 @@ impl Process {
 
     /// Ends it as SIGKILL does, and starts another one at the same address.
     fn restart(mut self, certificate: &Arc<CertifiedKey>, secret: &[u8]) -> Self {
-        let (addr, runtime) = (self.addr, self.runtime.take());
+        let addr = self.addr;
+        let runtime = self.runtime.take();
         // Its tasks are gone before they can say anything.
         runtime.into_iter().for_each(Runtime::shutdown_background);
         wait_for("the end of the server", || self.serving.is_finished().then_some(()));
@@ -67,7 +68,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
@@ -75,7 +76,7 @@ impl Drop for Process {
 
 async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
     let config = Config {
-        trust: Trust::Anyone,
+        trust: ServerTrust::Anyone,
         alpn: vec![ALPN.to_vec()],
         idle_timeout: IDLE,
         keep_alive: None,
@@ -89,10 +90,10 @@ async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
 
 const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// How a connection ends whose server was restarted with these secrets, once it has sent something.
+/// Returns how a connection ends whose server was restarted with these secrets, once it has sent something.
 fn end(before: &'static [u8], after: &'static [u8]) -> ConnectionError {
     let certificate = certificate();
-    let server = Process::start(ANYWHERE, &certificate, before);
+    let server = ServerProcess::start(ANYWHERE, &certificate, before);
     let clients = Runtime::new().unwrap();
     let (_endpoint, connection) = clients.block_on(client(server.addr));
     let server = server.restart(&certificate, after);
@@ -120,12 +121,17 @@ fn another_secret_resets_nobody() {
 #[test]
 fn silent_server_is_probed_and_one_that_was_restarted_is_found() {
     let certificate = certificate();
-    let server = Process::start(ANYWHERE, &certificate, b"secret");
+    let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
     let (_endpoint, connection) = clients.block_on(client(server.addr));
     let watched = Arc::clone(&connection);
-    clients.spawn(async move { watched.probe_when_silent().await });
-    // What comes often: acknowledgements, here.
+    clients.spawn(async move {
+        let mut watch = watched.watch();
+        loop {
+            watch.changed().await;
+        }
+    });
+    // Frequent packets from the server: acknowledgements.
     clients.block_on(async {
         let mut stream = connection.quic.open_uni().await.unwrap();
         for _ in 0..60 {
@@ -141,7 +147,7 @@ fn silent_server_is_probed_and_one_that_was_restarted_is_found() {
 #[test]
 fn peer_that_is_there_answers_and_one_that_is_gone_does_not() {
     let certificate = certificate();
-    let server = Process::start(ANYWHERE, &certificate, b"secret");
+    let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
     let (_endpoint, connection) = clients.block_on(client(server.addr));
     assert!(clients.block_on(connection.answers(Duration::from_secs(5), Duration::ZERO)));
@@ -149,11 +155,11 @@ fn peer_that_is_there_answers_and_one_that_is_gone_does_not() {
     assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
 }
 
-/// As many tracks have it that two sessions publish.
+/// Many tracks check at the same time when two sessions publish them.
 #[test]
-fn those_who_ask_at_once_share_a_probe() {
+fn simultaneous_probes_are_shared() {
     let certificate = certificate();
-    let server = Process::start(ANYWHERE, &certificate, b"secret");
+    let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
     let (_endpoint, connection) = clients.block_on(client(server.addr));
     let ask = |patience, age| {
@@ -168,7 +174,7 @@ fn those_who_ask_at_once_share_a_probe() {
     asked.into_iter().for_each(|asked| assert!(clients.block_on(asked).unwrap()));
     let probes = sent() - before;
     assert!(probes < 20, "{probes}");
-    // An answer that is not old is good for others, until it is asked for anew.
+    // A recent answer is good for others, until a new one is requested.
     drop(server);
     assert!(clients.block_on(ask(patience, Duration::from_secs(600))).unwrap());
     assert!(!clients.block_on(ask(Duration::from_millis(300), Duration::ZERO)).unwrap());

@@ -1,29 +1,29 @@
-//! What a peer sends beside its session.
+//! Counts of streams and datagrams that a peer sends outside its session.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts what the peer of one connection sends that belongs to HTTP/3, or to no session.
+/// Counters of one connection, for HTTP/3 streams and datagrams that belong to no session of ours.
 #[derive(Debug, Default)]
 pub struct Foreign {
-    /// Bidirectional streams: requests, which are refused.
+    /// Bidirectional streams. They carry requests, which are refused.
     requests: AtomicU64,
-    /// Unidirectional streams, which are read and forgotten.
+    /// Unidirectional streams, whose contents are read and discarded.
     streams: AtomicU64,
     /// Datagrams, which are dropped.
     datagrams: AtomicU64,
 }
 
 impl Foreign {
-    /// Requests, and as many unidirectional streams, that a peer may send beside its session. Clients need three of those: the
-    /// control stream and two of header compression; some send one now and then of a type that means nothing.
+    /// Most requests, and most unidirectional streams, that a peer may send outside its session. Clients need three
+    /// streams: the control stream and two for header compression. Some clients also send streams of reserved types.
     pub const MOST: u64 = 64;
 
-    /// Counts one, and says whether it is the one too many.
+    /// Counts a request. Returns whether it is one too many.
     pub(crate) fn request(&self) -> bool {
         self.requests.fetch_add(1, Relaxed) == Self::MOST
     }
 
-    /// As [`Self::request`].
+    /// Counts a unidirectional stream. Returns whether it is one too many.
     pub(crate) fn stream(&self) -> bool {
         self.streams.fetch_add(1, Relaxed) == Self::MOST
     }
@@ -32,7 +32,7 @@ impl Foreign {
         self.datagrams.fetch_add(1, Relaxed);
     }
 
-    /// What has come: requests, unidirectional streams, datagrams.
+    /// Returns the numbers of requests, unidirectional streams and datagrams.
     pub fn counts(&self) -> [u64; 3] {
         [&self.requests, &self.streams, &self.datagrams].map(|counter| counter.load(Relaxed))
     }

@@ -1,7 +1,7 @@
 //! One WebTransport session (draft-ietf-webtrans-http3) on a [quinn] connection, or the bare connection, as the same streams.
 //!
-//! A server [`accept`]s what a client asks for with its CONNECT request, a client [`connect`]s. Both get a [`Tunnel`], which lives as
-//! long as the session, and the session's [`Binding`]. [`Streams`] opens and takes streams of a binding: behind their preambles,
+//! A server [`accept`]s the session of a client's CONNECT request, a client [`connect`]s. Both get a [`Tunnel`], which lives as
+//! long as the session, and the session's [`Binding`]. [`SessionStreams`] opens and takes streams of a binding: behind their preambles,
 //! with the application's own error codes. With [`Binding::Bare`] it does so on a connection without HTTP/3, so that an
 //! application is written once for both.
 //!
@@ -11,6 +11,7 @@
 //! Whatever the peer sends is bounded: its request by 64 KiB and ten seconds, what is held of its capsules by the longest that
 //! means something (1 KiB), and what else it tries of HTTP/3 by [`Foreign::MOST`]. The streams of HTTP/3 itself are read and
 //! forgotten.
+#![deny(missing_docs)]
 
 mod foreign;
 pub mod request;
@@ -23,7 +24,7 @@ pub use millrace_quic::{
     capsule::Closed,
     webtransport::{ALPN, Binding},
 };
-pub use request::{Refused, Terms};
+pub use request::{SessionRefused, SessionTerms};
 pub use stream::{NotOurs, RecvStream, SendStream};
-pub use streams::Streams;
-pub use tunnel::{ConnectError, Tunnel, accept, connect};
+pub use streams::SessionStreams;
+pub use tunnel::{Tunnel, TunnelConnectError, accept, connect};

@@ -1,32 +1,33 @@
-//! What a client asks for a session with: its CONNECT request.
+//! The CONNECT request, by which a client asks for a session.
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use url::{Position, Url};
 use web_transport_proto::{ConnectRequest, http::StatusCode};
 
-/// What a client may say up to the end of its request, bytes: frames of no meaning before it count too.
+/// Most bytes that a client may send up to the end of its request, including reserved frames before it.
 pub const MAX_BYTES: u64 = 64 * 1024;
 
-/// What a server asks of clients.
-pub struct Terms<'a> {
-    /// The application protocols that are spoken, the preferred one first. One has to be among the request's.
+/// A server's conditions for a request.
+pub struct SessionTerms<'a> {
+    /// Application protocols of the server, the preferred one first. The request has to offer one of them.
     pub protocols: &'a [&'a str],
-    /// Whether web pages of an origin may connect. Clients that are no browsers name none.
+    /// Returns whether web pages of an origin may connect. Clients other than browsers send none.
     pub origin: &'a (dyn Fn(&str) -> bool + Sync),
 }
 
-/// A request that was to the terms.
+/// A request that meets the terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct AcceptedRequest {
     /// Path and query.
     pub path: String,
+    /// Host, and port if there is one.
     pub authority: String,
     /// The application protocol that was agreed on.
     pub protocol: String,
 }
 
-impl Asked {
-    pub(crate) fn of(url: &Url, protocol: &str) -> Self {
+impl AcceptedRequest {
+    pub(crate) fn from_url(url: &Url, protocol: &str) -> Self {
         Self {
             path: url[Position::BeforePath..Position::AfterQuery].to_owned(),
             authority: url.authority().to_owned(),
@@ -35,20 +36,21 @@ impl Asked {
     }
 }
 
-/// Why a client has no session.
+/// Reason why a client gets no session.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
-    #[error("no CONNECT request in time")]
+#[allow(missing_docs, reason = "the messages describe the variants")]
+pub enum SessionRefused {
+    #[error("no CONNECT request arrived in time")]
     Late,
-    #[error("no CONNECT request in the first {MAX_BYTES} bytes")]
+    #[error("no CONNECT request arrived in the first {MAX_BYTES} bytes")]
     TooLong,
-    #[error("no request for WebTransport: {0}")]
+    #[error("the request is not for WebTransport: {0}")]
     Request(#[from] web_transport_proto::ConnectError),
-    #[error("an authority with a user")]
+    #[error("the request's authority has a user name or password")]
     User,
     #[error("pages of {0} may not connect")]
     Origin(String),
-    #[error("the client speaks {offered:?}, and none of {ours:?}")]
+    #[error("the client offers {offered:?}, and none of {ours:?}")]
     Protocol { offered: Vec<String>, ours: Vec<String> },
     #[error(transparent)]
     Lost(#[from] quinn::ConnectionError),
@@ -56,11 +58,11 @@ pub enum Refused {
     Write(#[from] quinn::WriteError),
 }
 
-impl Refused {
-    /// All that [`Self::name`] says.
+impl SessionRefused {
+    /// Every result of [`Self::name`].
     pub const NAMES: [&str; 4] = ["web_late", "web_request", "web_origin", "web_protocol"];
 
-    /// How it is counted; `None`: the client went away.
+    /// Returns the name under which it is counted; `None`: the client went away.
     pub fn name(&self) -> Option<&'static str> {
         let [late, request, origin, protocol] = Self::NAMES;
         Some(match self {
@@ -72,7 +74,7 @@ impl Refused {
         })
     }
 
-    /// What the client is answered.
+    /// Returns the status code of the response to the client.
     pub(crate) fn status(&self) -> Option<StatusCode> {
         use web_transport_proto::ConnectError as Request;
         Some(match self {
@@ -85,41 +87,44 @@ impl Refused {
     }
 }
 
-/// Reads a request, and nothing behind it, and looks whether it is to the terms.
+/// Reads a request and no byte after it, and checks it against the terms.
 ///
 /// # Errors
-/// It is not, or it is none.
-pub async fn read<S: AsyncRead + Unpin>(stream: &mut S, terms: &Terms<'_>) -> Result<Asked, Refused> {
+/// The request does not meet the terms, or is no CONNECT request.
+pub async fn read<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    terms: &SessionTerms<'_>,
+) -> Result<AcceptedRequest, SessionRefused> {
     let mut front = stream.take(MAX_BYTES);
     match ConnectRequest::read(&mut front).await {
         Ok(request) => judge(&request, terms),
-        Err(_) if front.limit() == 0 => Err(Refused::TooLong),
+        Err(_) if front.limit() == 0 => Err(SessionRefused::TooLong),
         Err(error) => Err(error.into()),
     }
 }
 
-fn judge(request: &ConnectRequest, terms: &Terms<'_>) -> Result<Asked, Refused> {
+fn judge(request: &ConnectRequest, terms: &SessionTerms<'_>) -> Result<AcceptedRequest, SessionRefused> {
     if let Some(origin) = request.headers.get("origin") {
         let origin = String::from_utf8_lossy(origin.as_bytes());
         if !(terms.origin)(&origin) {
-            return Err(Refused::Origin(front(&origin)));
+            return Err(SessionRefused::Origin(front(&origin)));
         }
     }
     let offers = |ours: &&&str| request.protocols.iter().any(|offered| offered == **ours);
     let Some(protocol) = terms.protocols.iter().find(offers) else {
         let offered = request.protocols.iter().take(16).map(|offered| front(offered)).collect();
         let ours = terms.protocols.iter().map(|&ours| ours.to_owned()).collect();
-        return Err(Refused::Protocol { offered, ours });
+        return Err(SessionRefused::Protocol { offered, ours });
     };
     let url = &request.url;
     // RFC 9114, section 4.3.1.
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(Refused::User);
+        return Err(SessionRefused::User);
     }
-    Ok(Asked::of(url, protocol))
+    Ok(AcceptedRequest::from_url(url, protocol))
 }
 
-/// As much of what a peer says as goes into a message.
+/// Returns the beginning of a text that a peer sent, for a message.
 fn front(text: &str) -> String {
     text.chars().take(64).collect()
 }

@@ -1,41 +1,44 @@
-//! Streams as the application sees them: behind what its binding begins them with, with its own error codes.
+//! Streams from the application's view: after the preamble of their binding, and with the application's error codes.
 
 use std::future::Future;
 
 use bytes::Bytes;
 use millrace_quic::webtransport::{Begins, Binding, error};
-use quinn::{Chunk, ClosedStream, ReadError, ResetError, StoppedError, StreamId, VarInt, WriteError};
+use quinn::{Chunk, ClosedStream, ReadError, StoppedError, StreamId, VarInt, WriteError};
 
 use crate::Foreign;
 
-/// What this end sends on a stream.
+/// The sending side of a stream.
 pub struct SendStream {
     inner: quinn::SendStream,
     binding: Binding,
 }
 
-/// What the peer sends on a stream.
+/// The receiving side of a stream.
 pub struct RecvStream {
     inner: quinn::RecvStream,
     binding: Binding,
-    /// Length of what is in front of the application's first byte, once that is known.
+    /// Length of the preamble before the application's first byte, once that is known.
     preamble: usize,
 }
 
-/// Why a stream of the peer is not the application's.
+/// Reason why a stream of the peer is not for the application.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOurs {
-    /// It belongs to HTTP/3: its type, or that of its first frame.
-    #[error("a stream of HTTP/3 with type {0:#x}")]
+    /// The stream belongs to HTTP/3: the type of the stream, or of its first frame.
+    #[error("the stream belongs to HTTP/3 itself: its type is {0:#x}")]
     Http(u64),
-    #[error("a stream of session {0}, which there is not")]
+    #[error("the stream belongs to session {0}, which does not exist")]
+    #[allow(missing_docs, reason = "the messages describe the variants")]
     Stray(u64),
-    #[error("more than {} streams of HTTP/3 beside the session", Foreign::MOST)]
+    #[error("the peer has opened more than {} streams of HTTP/3 outside the session", Foreign::MOST)]
+    #[allow(missing_docs, reason = "the messages describe the variants")]
     TooMany,
-    /// It was over before it was known.
-    #[error("a stream without content")]
+    /// The stream ended within its preamble.
+    #[error("the peer ended a stream within its preamble")]
     Over,
     #[error(transparent)]
+    #[allow(missing_docs, reason = "the messages describe the variants")]
     Read(#[from] ReadError),
 }
 
@@ -44,23 +47,28 @@ impl SendStream {
         Self { inner, binding }
     }
 
+    /// Returns the QUIC stream ID.
     pub fn id(&self) -> StreamId {
         self.inner.id()
     }
 
+    /// Writes all bytes.
+    ///
     /// # Errors
     /// The peer stopped the stream, or the connection is lost.
     pub async fn write_all(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.inner.write_all(bytes).await
     }
 
+    /// Writes all chunks.
+    ///
     /// # Errors
-    /// As [`Self::write_all`].
+    /// The same as [`Self::write_all`].
     pub async fn write_all_chunks(&mut self, chunks: &mut [Bytes]) -> Result<(), WriteError> {
         self.inner.write_all_chunks(chunks).await
     }
 
-    /// Of several streams, what the one with the largest number has is sent first.
+    /// Sets the priority. Data of the stream with the highest number is sent first.
     ///
     /// # Errors
     /// The stream is over.
@@ -68,7 +76,7 @@ impl SendStream {
         self.inner.set_priority(priority)
     }
 
-    /// Says that nothing more comes.
+    /// Ends the stream after the bytes written so far.
     ///
     /// # Errors
     /// The stream is over.
@@ -76,7 +84,7 @@ impl SendStream {
         self.inner.finish()
     }
 
-    /// Gives the stream up with an error code of the application.
+    /// Resets the stream with an error code of the application.
     ///
     /// # Errors
     /// The stream is over.
@@ -84,17 +92,19 @@ impl SendStream {
         self.inner.reset(on_wire(self.binding, code))
     }
 
-    /// Refuses a request of HTTP/3's.
+    /// Refuses a request of HTTP/3.
     pub fn reject(&mut self) {
         let code = VarInt::from_u64(error::REQUEST_REJECTED).unwrap_or(VarInt::MAX);
         let _ = self.inner.reset(code); // it is over
     }
 
-    /// Until the peer stops the stream, with the application's error code, or has all of it.
+    /// Waits until the peer stops the stream, and returns the application's error code, or until the peer has
+    /// acknowledged everything.
     pub fn stopped(
         &self,
     ) -> impl Future<Output = Result<Option<VarInt>, StoppedError>> + Send + Sync + 'static {
-        let (stopped, binding) = (self.inner.stopped(), self.binding);
+        let stopped = self.inner.stopped();
+        let binding = self.binding;
         async move { Ok(stopped.await?.map(|code| from_wire(binding, code))) }
     }
 }
@@ -104,19 +114,20 @@ impl RecvStream {
         Self { inner, binding, preamble: 0 }
     }
 
-    /// Where on the QUIC stream the application's first byte is.
+    /// Returns the offset of the application's first byte on the QUIC stream.
     pub fn preamble(&self) -> usize {
         self.preamble
     }
 
+    /// Returns the QUIC stream ID.
     pub fn id(&self) -> StreamId {
         self.inner.id()
     }
 
-    /// Reads what the stream begins with before the application's bytes.
+    /// Reads the preamble before the application's bytes.
     ///
     /// # Errors
-    /// It is not the application's.
+    /// The stream is not for the application.
     pub(crate) async fn enter(&mut self, begins: fn(Binding, &[u8]) -> Begins) -> Result<(), NotOurs> {
         let mut front = Vec::new();
         loop {
@@ -139,7 +150,7 @@ impl RecvStream {
         }
     }
 
-    /// The next bytes, at most so many; `None` at the end.
+    /// Reads the next bytes, at most `most`; `None` at the end.
     ///
     /// # Errors
     /// The peer reset the stream, with the application's error code, or the connection is lost.
@@ -150,8 +161,8 @@ impl RecvStream {
         })
     }
 
-    /// Reads to the end, and forgets it. In order, as what it begins with was read: quinn 0.11 counts bytes twice that have come
-    /// twice when a stream is read otherwise from some point on, and a debug build of it panics.
+    /// Reads to the end and discards the bytes. It reads in order, as the preamble was read: if a stream is read
+    /// unordered from some point on, quinn 0.11 counts retransmitted bytes twice, and its debug build panics.
     pub async fn discard(mut self) {
         const PIECE: usize = 64 * 1024;
         while let Ok(Some(Chunk { bytes, .. })) = self.inner.read_chunk(PIECE, true).await {
@@ -159,21 +170,12 @@ impl RecvStream {
         }
     }
 
-    /// Refuses to read on, with an error code of the application.
+    /// Stops the stream with an error code of the application.
     ///
     /// # Errors
     /// The stream is over.
     pub fn stop(&mut self, code: VarInt) -> Result<(), ClosedStream> {
         self.inner.stop(on_wire(self.binding, code))
-    }
-
-    /// Until the peer resets the stream, or has been seen to end.
-    ///
-    /// # Errors
-    /// The connection is lost.
-    pub async fn received_reset(&mut self) -> Result<Option<VarInt>, ResetError> {
-        let code = self.inner.received_reset().await?;
-        Ok(code.map(|code| from_wire(self.binding, code)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Opening and taking streams.
+//! Opens and accepts streams of a session.
 
 use bytes::{Bytes, BytesMut};
 use millrace_quic::webtransport::Binding;
@@ -8,14 +8,16 @@ use crate::{Foreign, NotOurs, RecvStream, SendStream};
 
 /// The streams and datagrams of an application on a connection.
 #[derive(Clone, Copy)]
-pub struct Streams<'a> {
+pub struct SessionStreams<'a> {
+    /// The QUIC connection.
     pub connection: &'a Connection,
+    /// The layout of the application's streams on it.
     pub binding: Binding,
-    /// Where it is counted what the peer sends besides.
+    /// Counters for streams and datagrams that the peer sends outside the session.
     pub foreign: &'a Foreign,
 }
 
-impl Streams<'_> {
+impl SessionStreams<'_> {
     /// Opens a unidirectional stream.
     ///
     /// # Errors
@@ -36,7 +38,7 @@ impl Streams<'_> {
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
     }
 
-    /// The peer's next unidirectional stream, of which [`Self::enter_uni`] says whose it is.
+    /// Accepts the peer's next unidirectional stream. [`Self::enter_uni`] tells whether it is for the application.
     ///
     /// # Errors
     /// The connection is lost.
@@ -44,7 +46,7 @@ impl Streams<'_> {
         Ok(RecvStream::new(self.connection.accept_uni().await?, self.binding))
     }
 
-    /// The peer's next bidirectional stream, of which [`Self::enter_bi`] says whose it is.
+    /// Accepts the peer's next bidirectional stream. [`Self::enter_bi`] tells whether it is for the application.
     ///
     /// # Errors
     /// The connection is lost.
@@ -53,15 +55,15 @@ impl Streams<'_> {
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
     }
 
-    /// Reads what a unidirectional stream begins with, up to the application's first byte. `None`: it is not the
-    /// application's, and is dealt with.
+    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application and was
+    /// handled here.
     ///
     /// # Errors
-    /// It is of another session, one too many of HTTP/3's, or lost.
+    /// The stream belongs to another session, is one too many of HTTP/3, or is lost.
     pub async fn enter_uni(self, mut stream: RecvStream) -> Result<Option<RecvStream>, NotOurs> {
         match stream.enter(Binding::begins_uni).await {
             Ok(()) => Ok(Some(stream)),
-            // HTTP/3's control stream, those of its header compression, or one whose type means nothing.
+            // HTTP/3's control stream, a stream of its header compression, or one of a reserved type.
             Err(NotOurs::Http(_)) if self.foreign.stream() => Err(NotOurs::TooMany),
             Err(NotOurs::Http(_)) => {
                 stream.discard().await;
@@ -72,13 +74,14 @@ impl Streams<'_> {
         }
     }
 
-    /// The same of a bidirectional stream. Requests of HTTP/3 are refused.
+    /// Reads the preamble of a bidirectional stream. Requests of HTTP/3 are refused.
     ///
     /// # Errors
-    /// As [`Self::enter_uni`].
+    /// The same as [`Self::enter_uni`].
     pub async fn enter_bi(
         self,
-        (mut send, mut recv): (SendStream, RecvStream),
+        mut send: SendStream,
+        mut recv: RecvStream,
     ) -> Result<Option<(SendStream, RecvStream)>, NotOurs> {
         match recv.enter(Binding::begins_bidi).await {
             Ok(()) => Ok(Some((send, recv))),
@@ -92,7 +95,7 @@ impl Streams<'_> {
         }
     }
 
-    /// The application's next datagram. Others' are dropped.
+    /// Receives the application's next datagram. Datagrams of other sessions are dropped.
     ///
     /// # Errors
     /// The connection is lost.
@@ -108,8 +111,7 @@ impl Streams<'_> {
 
     /// Sends a datagram.
     ///
-    /// # Errors
-    /// It is too large, or the connection is lost.
+    /// # Errors The datagram is too large, or the connection is lost.
     pub fn send_datagram(self, datagram: Bytes) -> Result<(), SendDatagramError> {
         let preamble = self.binding.datagram();
         if preamble.is_empty() {

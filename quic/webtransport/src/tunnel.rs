@@ -1,9 +1,9 @@
-//! A session's beginning and its end: SETTINGS, the CONNECT request, and the capsules on its stream.
+//! The beginning and end of a session: SETTINGS, the CONNECT request, and the capsules on its stream.
 
 use std::time::Duration;
 
 use millrace_quic::{
-    capsule::{Capsules, Closed, Malformed},
+    capsule::{Capsules, Closed, MalformedCapsule},
     webtransport::{self, Binding},
 };
 use parking_lot::Mutex;
@@ -12,31 +12,37 @@ use tokio::{runtime::Handle, time::timeout};
 use url::Url;
 use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
 
-use crate::request::{self, Asked, Refused, Terms};
+use crate::request::{self, AcceptedRequest, SessionRefused, SessionTerms};
 
-/// How long a client may take for its CONNECT request.
+/// Time that a client may take for its CONNECT request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the connection waits for the client to have read why its session is closed.
+/// Time that the connection stays open for the client to read why its session was closed.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
-/// Of the request's stream, what is read at a time, bytes.
+/// Most bytes read at a time from the request's stream.
 const PIECE: usize = 16 * 1024;
 
-/// A session, as long as it lasts.
+/// An established session.
+///
+/// [`accept`] or [`connect`] creates it. It ends once: the peer closes it ([`Self::closed`]), this end does
+/// ([`Self::close`]), or the connection is lost. Streams and datagrams of the session go through
+/// [`SessionStreams`](crate::SessionStreams) and do not touch the tunnel.
 pub struct Tunnel {
-    pub asked: Asked,
+    /// The request that the session began with.
+    pub asked: AcceptedRequest,
     binding: Binding,
-    /// This end of the request's stream, until the session is closed.
+    /// The sending side of the request's stream; `None` once the session is closed.
     send: Mutex<Option<SendStream>>,
     recv: Mutex<Option<RecvStream>>,
-    /// Where the session is closed: whoever does that does not wait.
+    /// Runtime in which the session is closed, so that [`Self::close`] does not block.
     runtime: Handle,
-    /// A control stream that ends is an error.
+    /// The control stream, which has to stay open: its end is an error.
     _control: SendStream,
 }
 
-/// Why there is no session with a server.
+/// Reason why a server gave no session.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+#[allow(missing_docs, reason = "the messages describe the variants")]
+pub enum TunnelConnectError {
     #[error("the server did not answer in time")]
     Late,
     #[error("the server refused: {0}")]
@@ -49,27 +55,27 @@ pub enum ConnectError {
     Write(#[from] quinn::WriteError),
 }
 
-/// Waits for a client's request and lets it in, if it is to the terms. `bind` is called before the client hears of that, and so
-/// before it opens a stream.
+/// Waits for a client's request, and accepts it if it meets the terms. `bind` is called before the response is sent,
+/// and so before the client opens a stream.
 ///
 /// # Errors
-/// It is not let in: the connection is closed.
+/// The request is refused: the connection is closed.
 pub async fn accept(
     connection: &Connection,
-    terms: &Terms<'_>,
+    terms: &SessionTerms<'_>,
     bind: impl FnOnce(Binding),
-) -> Result<Tunnel, Refused> {
+) -> Result<Tunnel, SessionRefused> {
     let accepted = timeout(REQUEST_TIMEOUT, negotiate(connection, terms, bind)).await;
-    accepted.unwrap_or(Err(Refused::Late)).inspect_err(|refused| {
+    accepted.unwrap_or(Err(SessionRefused::Late)).inspect_err(|refused| {
         connection.close(code(webtransport::error::REQUEST_REJECTED), refused.to_string().as_bytes());
     })
 }
 
 async fn negotiate(
     connection: &Connection,
-    terms: &Terms<'_>,
+    terms: &SessionTerms<'_>,
     bind: impl FnOnce(Binding),
-) -> Result<Tunnel, Refused> {
+) -> Result<Tunnel, SessionRefused> {
     let control = open_control(connection).await?;
     let (mut send, mut recv) = connection.accept_bi().await?;
     let asked = match request::read(&mut recv, terms).await {
@@ -78,11 +84,11 @@ async fn negotiate(
             if let Some(status) = refused.status() {
                 let telling = async {
                     if answer(&mut send, ConnectResponse::new(status)).await.is_ok() {
-                        let _ = send.finish(); // stopped: it does not want to know
+                        let _ = send.finish(); // the client may have stopped the stream
                         let _ = send.stopped().await; // or the connection is lost
                     }
                 };
-                let _ = timeout(CLOSE_PATIENCE, telling).await; // who gives no credit for it is not told
+                let _ = timeout(CLOSE_PATIENCE, telling).await; // A client that gives no flow control credit gets no response.
             }
             return Err(refused);
         }
@@ -90,14 +96,18 @@ async fn negotiate(
     let binding = binding_of(&send);
     bind(binding);
     answer(&mut send, ConnectResponse::OK.with_protocol(&asked.protocol)).await?;
-    Ok(Tunnel::new(asked, binding, (send, recv), control))
+    Ok(Tunnel::new(asked, binding, send, recv, control))
 }
 
-/// Asks a server for a session at `url`, which is to speak one of `protocols`, of which the first is preferred.
+/// Asks a server for a session at `url` with one of `protocols`, the preferred one first.
 ///
 /// # Errors
-/// There is none.
-pub async fn connect(connection: &Connection, url: Url, protocols: &[&str]) -> Result<Tunnel, ConnectError> {
+/// The server gives no session.
+pub async fn connect(
+    connection: &Connection,
+    url: Url,
+    protocols: &[&str],
+) -> Result<Tunnel, TunnelConnectError> {
     let asking = async {
         let control = open_control(connection).await?;
         let (mut send, mut recv) = connection.open_bi().await?;
@@ -108,11 +118,11 @@ pub async fn connect(connection: &Connection, url: Url, protocols: &[&str]) -> R
         send.write_all(&bytes).await?;
         let response = ConnectResponse::read(&mut recv).await?;
         let chosen = response.protocol.as_deref().filter(|chosen| protocols.contains(chosen));
-        let chosen = chosen.ok_or_else(|| ConnectError::Protocol(offered.collect()))?;
+        let chosen = chosen.ok_or_else(|| TunnelConnectError::Protocol(offered.collect()))?;
         let binding = binding_of(&send);
-        Ok(Tunnel::new(Asked::of(&url, chosen), binding, (send, recv), control))
+        Ok(Tunnel::new(AcceptedRequest::from_url(&url, chosen), binding, send, recv, control))
     };
-    timeout(REQUEST_TIMEOUT, asking).await.unwrap_or(Err(ConnectError::Late))
+    timeout(REQUEST_TIMEOUT, asking).await.unwrap_or(Err(TunnelConnectError::Late))
 }
 
 fn binding_of(request: &SendStream) -> Binding {
@@ -130,20 +140,21 @@ async fn open_control(connection: &Connection) -> Result<SendStream, quinn::Writ
     Ok(control)
 }
 
-async fn answer(send: &mut SendStream, response: ConnectResponse) -> Result<(), Refused> {
+async fn answer(send: &mut SendStream, response: ConnectResponse) -> Result<(), SessionRefused> {
     let mut bytes = Vec::new();
     response.encode(&mut bytes)?;
     Ok(send.write_all(&bytes).await?)
 }
 
 impl Tunnel {
-    /// Unidirectional streams that this end has opened for HTTP/3: the control stream.
+    /// Number of unidirectional streams that this end opens for HTTP/3: the control stream.
     pub const STREAMS: u64 = 1;
 
     fn new(
-        asked: Asked,
+        asked: AcceptedRequest,
         binding: Binding,
-        (send, recv): (SendStream, RecvStream),
+        send: SendStream,
+        recv: RecvStream,
         control: SendStream,
     ) -> Self {
         Self {
@@ -156,16 +167,16 @@ impl Tunnel {
         }
     }
 
-    /// How the session's streams look.
+    /// Returns how the session's streams begin.
     pub fn binding(&self) -> Binding {
         self.binding
     }
 
-    /// Until the peer closes the session; with what, if it said that. Called once.
+    /// Waits until the peer closes the session. Returns its code and reason, if it sent them. Called once.
     ///
     /// # Errors
-    /// It closes it with something else.
-    pub async fn closed(&self) -> Result<Option<Closed>, Malformed> {
+    /// The capsules on the stream are malformed.
+    pub async fn closed(&self) -> Result<Option<Closed>, MalformedCapsule> {
         let recv = self.recv.lock().take();
         let Some(mut recv) = recv else { return std::future::pending().await };
         let mut capsules = Capsules::default();
@@ -183,7 +194,7 @@ impl Tunnel {
 
     /// Closes the session with a code and a reason that the client's application sees, and then the connection.
     pub fn close(&self, connection: &Connection, error: u64, reason: &str) {
-        // Once: who closes first says why.
+        // Only the first call sends a reason.
         let Some(mut send) = self.send.lock().take() else { return };
         let closed = Closed { code: u32::try_from(error).unwrap_or(u32::MAX), reason: reason.to_owned() };
         let mut frame = Vec::new();
@@ -197,7 +208,7 @@ impl Tunnel {
                     let _ = send.stopped().await; // or the connection is lost
                 }
             };
-            // A peer that gives no credit for it is not told.
+            // A peer that gives no flow control credit gets no reason.
             let _ = timeout(CLOSE_PATIENCE, telling).await;
             connection.close(last, closed.reason.as_bytes());
         });

@@ -1,7 +1,7 @@
-//! Who may do what, from files: keys of tokens, revocations and roots of clients, read again when they change.
+//! Access rules from files: keys of tokens, revocations and roots of clients, read again when they change.
 //!
-//! Each file stands for itself. One that cannot be read allows nothing: keys that are not there verify nothing, IDs that were
-//! revoked stay revoked, and no certificate is believed without roots. What the others say holds all the same.
+//! Each file stands for itself. A file that cannot be read allows nothing. Missing keys verify nothing, IDs that were revoked
+//! stay revoked, and no certificate is believed without roots. The other files hold all the same.
 
 use std::{
     collections::HashSet,
@@ -13,43 +13,43 @@ use anyhow::{Context, bail};
 use millrace_daemon::pem;
 use millrace_moq::token::Credential;
 use millrace_relay::access::{
-    Policy, Requirements, Unread,
-    keys::{self, Key},
+    AccessPolicy, Requirements, UnreadSetting,
+    keys::{self, AccessKey},
     token,
 };
 use rustls::RootCertStore;
 use tracing::warn;
 
 use super::{
-    config::{Access, KeyFile, RevokedFile},
+    config::{AccessConfig, KeyFile, RevokedFile},
     tls::{Stamp, stamp},
 };
 
 /// The contents of the files.
-pub struct Loaded {
-    pub policy: Policy,
+pub struct AccessFileContents {
+    pub policy: AccessPolicy,
     pub client_roots: Option<Arc<RootCertStore>>,
     /// The files that could not be read, or used.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadSetting>,
 }
 
 /// Reads the files that the settings name.
 ///
 /// # Errors
 /// One cannot be read, or used.
-pub fn read(access: &Access) -> anyhow::Result<Loaded> {
+pub fn read(access: &AccessConfig) -> anyhow::Result<AccessFileContents> {
     let loaded = load(access, &Requirements::default());
     match loaded.unread.first() {
-        Some(Unread { what, reason }) => bail!("{what}: {reason}"),
+        Some(UnreadSetting { what, reason }) => bail!("{what}: {reason}"),
         None => Ok(loaded),
     }
 }
 
 /// Reads what can be read. `known`: what was so before.
-fn load(access: &Access, known: &Requirements) -> Loaded {
+fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
     let mut unread = Vec::new();
     let mut or_unread = |what: String, error: anyhow::Error| {
-        unread.push(Unread { what, reason: format!("{error:#}") });
+        unread.push(UnreadSetting { what, reason: format!("{error:#}") });
     };
     let mut tokens = Requirements {
         wants_keys: !access.keys.is_empty(),
@@ -87,12 +87,12 @@ fn load(access: &Access, known: &Requirements) -> Loaded {
             None
         }
     };
-    let mut policy = Policy::new(access.rules.clone(), tokens, access.client_ca.is_some());
+    let mut policy = AccessPolicy::new(access.rules.clone(), tokens, access.client_ca.is_some());
     policy.doubts_certificates = access.client_ca.is_some() && client_roots.is_none();
-    Loaded { policy, client_roots, unread }
+    AccessFileContents { policy, client_roots, unread }
 }
 
-fn read_keys(file: &KeyFile) -> anyhow::Result<Vec<Key>> {
+fn read_keys(file: &KeyFile) -> anyhow::Result<Vec<AccessKey>> {
     let bytes = std::fs::read(&file.path)?;
     let keys = if file.is_secret { vec![keys::read_secret(&bytes)?] } else { keys::read(&bytes)? };
     Ok(match &file.issuer {
@@ -101,7 +101,7 @@ fn read_keys(file: &KeyFile) -> anyhow::Result<Vec<Key>> {
     })
 }
 
-fn client_roots(access: &Access) -> anyhow::Result<Option<Arc<RootCertStore>>> {
+fn client_roots(access: &AccessConfig) -> anyhow::Result<Option<Arc<RootCertStore>>> {
     let roots = access.client_ca.as_ref().map(|path| pem::roots(path)).transpose()?;
     Ok(roots.map(Arc::new))
 }
@@ -116,18 +116,18 @@ fn read_ids(file: &RevokedFile) -> anyhow::Result<HashSet<String>> {
 }
 
 /// Notices when the files change.
-pub struct Watch {
-    access: Access,
-    /// Those of before are looked at when a file of revocations cannot be read.
+pub struct AccessFileWatch {
+    access: AccessConfig,
+    /// Requirements from the last reading. Their revocations stay in force while a file of revocations cannot be read.
     tokens: Requirements,
     seen: Vec<Option<Stamp>>,
     /// Why the settings that name the files were not taken when they were read last.
-    settings: Option<Unread>,
+    settings: Option<UnreadSetting>,
 }
 
-impl Watch {
+impl AccessFileWatch {
     /// Starts from the files as they are. `policy`: what they said when they were read.
-    pub fn new(access: &Access, policy: &Policy) -> Self {
+    pub fn new(access: &AccessConfig, policy: &AccessPolicy) -> Self {
         let tokens = policy.tokens.clone();
         let mut watch = Self { access: access.clone(), tokens, seen: Vec::new(), settings: None };
         watch.seen = watch.stamps();
@@ -135,12 +135,12 @@ impl Watch {
     }
 
     /// The settings were read again: they name these files, or could not be taken.
-    pub fn change(&mut self, settings: anyhow::Result<Access>) {
+    pub fn change(&mut self, settings: anyhow::Result<AccessConfig>) {
         match settings {
             Ok(access) => (self.access, self.settings) = (access, None),
             Err(error) => {
                 let reason = format!("{error:#}");
-                self.settings = Some(Unread { what: "settings".to_owned(), reason });
+                self.settings = Some(UnreadSetting { what: "settings".to_owned(), reason });
             }
         }
     }
@@ -152,7 +152,7 @@ impl Watch {
     }
 
     /// `Some` if the files have changed since the last look, or `always`.
-    pub fn look(&mut self, always: bool) -> Option<Loaded> {
+    pub fn look(&mut self, always: bool) -> Option<AccessFileContents> {
         let now = self.stamps();
         if now == self.seen && !always {
             return None;
@@ -165,12 +165,12 @@ impl Watch {
     }
 }
 
-/// What a relay shows its upstream: the token that is in a file at the time.
+/// Returns a function that reads the token for the upstream relay, as it is in the file at that time.
 pub fn token_file(path: PathBuf) -> Arc<dyn Fn() -> Option<Credential> + Send + Sync> {
     Arc::new(move || match std::fs::read(&path) {
-        Ok(bytes) => Some(token::of_bytes(&bytes)),
+        Ok(bytes) => Some(token::credential_from_bytes(&bytes)),
         Err(error) => {
-            warn!(path = %path.display(), %error, "no token for the upstream relay");
+            warn!(path = %path.display(), %error, "cannot read the token for the upstream relay: connecting without one");
             None
         }
     })
@@ -181,9 +181,9 @@ mod tests {
     use super::*;
 
     /// Files of a relay's settings.
-    struct Files(tempfile::TempDir);
+    struct AccessFiles(tempfile::TempDir);
 
-    impl Files {
+    impl AccessFiles {
         fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
@@ -192,7 +192,7 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// Puts a new file in the place of another, as who is careful does.
+        /// Puts a new file in the place of another by renaming it, as careful tools do.
         fn put(&self, name: &str, text: &str) {
             std::fs::write(self.path("new"), text).unwrap();
             std::fs::rename(self.path("new"), self.path(name)).unwrap();
@@ -207,8 +207,8 @@ mod tests {
         }
     }
 
-    /// What the last look has said: keys, revoked IDs, roots, and the files that could not be read.
-    fn said(loaded: &Loaded) -> (usize, usize, Option<usize>, Vec<&str>) {
+    /// Returns what the last look found: keys, revoked IDs, roots, and the files that could not be read.
+    fn said(loaded: &AccessFileContents) -> (usize, usize, Option<usize>, Vec<&str>) {
         let tokens = &loaded.policy.tokens;
         let unread = loaded.unread.iter().map(|unread| unread.what.split(' ').next().unwrap_or_default());
         let roots = loaded.client_roots.as_ref().map(|roots| roots.len());
@@ -220,25 +220,25 @@ mod tests {
     }
 
     #[test]
-    fn each_file_stands_for_itself_and_none_that_is_gone_allows_anything() {
-        let files = Files::new();
+    fn unreadable_access_file_allows_nothing() {
+        let files = AccessFiles::new();
         files.put("one", &"1".repeat(32));
         files.put("two", &"2".repeat(32));
         files.put("revoked", "a # a thief\n");
         files.put("revoked-x", "b\n");
         files.put("roots", &root());
-        let access = Access {
+        let access = AccessConfig {
             keys: vec![files.secret("one", None), files.secret("two", Some("x"))],
             revoked: vec![
                 RevokedFile { path: files.path("revoked"), issuer: None },
                 RevokedFile { path: files.path("revoked-x"), issuer: Some("x".to_owned()) },
             ],
             client_ca: Some(files.path("roots")),
-            ..Access::default()
+            ..AccessConfig::default()
         };
         let first = read(&access).unwrap();
         assert_eq!(said(&first), (2, 2, Some(1), vec![]));
-        let mut watch = Watch::new(&access, &first.policy);
+        let mut watch = AccessFileWatch::new(&access, &first.policy);
         assert!(watch.look(false).is_none());
         // A key that is gone verifies nothing, and the relay is not open for that.
         files.remove("one");
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(said(&loaded), (0, 3, Some(1), vec!["token-secrets", "[[issuer]]"]));
         assert!(!loaded.policy.is_open() && loaded.policy.reads_tokens());
         assert!(loaded.policy.tokens.bound.contains("x"), "nobody else speaks for it");
-        // What was revoked stays so.
+        // Revoked IDs stay revoked.
         files.remove("revoked");
         files.remove("revoked-x");
         let loaded = watch.look(false).unwrap();
@@ -276,21 +276,22 @@ mod tests {
 
     #[test]
     fn keys_or_roots_that_are_gone_do_not_open_a_relay() {
-        let files = Files::new();
-        let tokens = Access { keys: vec![files.secret("none", None)], ..Access::default() };
-        let certificates = Access { client_ca: Some(files.path("none")), ..Access::default() };
+        let files = AccessFiles::new();
+        let tokens = AccessConfig { keys: vec![files.secret("none", None)], ..AccessConfig::default() };
+        let certificates = AccessConfig { client_ca: Some(files.path("none")), ..AccessConfig::default() };
         for access in [tokens, certificates] {
-            let loaded = Watch::new(&access, &Policy::default()).look(true).unwrap();
+            let loaded = AccessFileWatch::new(&access, &AccessPolicy::default()).look(true).unwrap();
             assert!(!loaded.policy.is_open(), "{access:?}");
             assert_eq!(loaded.unread.len(), 1);
         }
-        let open = Watch::new(&Access::default(), &Policy::default()).look(true).unwrap();
+        let open =
+            AccessFileWatch::new(&AccessConfig::default(), &AccessPolicy::default()).look(true).unwrap();
         assert!(open.policy.is_open() && open.unread.is_empty() && open.client_roots.is_none());
     }
 
     #[test]
     fn revocations_are_read_whatever_stands_between_them() {
-        let files = Files::new();
+        let files = AccessFiles::new();
         std::fs::write(files.path("revoked"), b"\xef\xbb\xbfa\r\n# gr\xfc\xdfe\nb\xff\n  c # why\n\n")
             .unwrap();
         let ids = read_ids(&RevokedFile { path: files.path("revoked"), issuer: None }).unwrap();
@@ -298,13 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_are_not_taken_are_told_until_they_are() {
-        let mut watch = Watch::new(&Access::default(), &Policy::default());
+    fn unusable_settings_are_reported_until_they_are_fixed() {
+        let mut watch = AccessFileWatch::new(&AccessConfig::default(), &AccessPolicy::default());
         watch.change(Err(anyhow::anyhow!("line 3")));
         for _ in 0..2 {
             assert_eq!(said(&watch.look(true).unwrap()).3, ["settings"]);
         }
-        watch.change(Ok(Access::default()));
+        watch.change(Ok(AccessConfig::default()));
         assert!(watch.look(true).unwrap().unread.is_empty());
     }
 }

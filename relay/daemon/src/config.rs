@@ -5,6 +5,7 @@
 
 mod access;
 mod adaptive;
+mod discovery;
 mod queue;
 mod tls;
 mod values;
@@ -21,33 +22,34 @@ use std::{
 use clap::ValueEnum;
 use millrace_base::settings::unknown;
 use millrace_moq::Draft;
-use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
-use millrace_relay_kernel::Limits;
+use millrace_relay::{AdaptiveMode, DelayRule, LadderRule, Origins, access::AccessRule};
+use millrace_relay_kernel::KernelLimits;
 use millrace_transport::Dscp;
 use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
 pub use self::{
-    access::{Access, KeyFile, RevokedFile},
+    access::{AccessConfig, KeyFile, RevokedFile},
     adaptive::AdaptiveChoice,
-    queue::{DropPolicy, MaxDelay, Queue},
-    tls::{CipherSuite, Identity, Upstream},
-    values::{ByteCount, CodePoint, DraftNumber, ListenOn, RelayUrl, Seconds, name},
+    discovery::{DISCOVERY, DiscoveryConfig, DiscoveryStore},
+    queue::{DropPolicy, MaxDelay, QueueConfig},
+    tls::{CipherSuite, ClusterConfig, IdentityConfig, PeerConfig, SYSTEM_ROOTS, UpstreamConfig},
+    values::{ByteCount, CodePoint, DraftNumber, DurationValue, ListenOn, RelayUrl, name},
 };
 
 use millrace_daemon::{
     http::{self, ListenAddr, token::TokenFile},
-    log::{self, Format},
+    log::{self, LogFormat},
     render::in_words,
 };
 
-/// What the relay runs with.
+/// The checked settings of a relay.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
     pub listen: Vec<SocketAddr>,
-    pub access: Access,
+    pub access: AccessConfig,
     pub engine: EngineChoice,
     /// Interfaces that engine `kernel` forwards from, and that are guarded; empty: those of the listen addresses.
     pub interfaces: Vec<String>,
@@ -55,26 +57,26 @@ pub struct Config {
     pub gate: GateChoice,
     /// Sessions that one client may have; `None`: any number.
     pub gate_sessions: Option<u32>,
-    /// Attach again where somebody else detaches the program, or the interface is made anew.
+    /// Attach again where somebody else detaches the program, or the interface is created again.
     pub reattach: bool,
     /// Memory of engine `kernel` for keystreams that are computed ahead.
     pub keystream_bytes: u64,
-    pub kernel: Limits,
-    pub identity: Identity,
+    pub kernel: KernelLimits,
+    pub identity: IdentityConfig,
     /// File with the secret of stateless resets; `None`: it comes from the private key.
     pub reset_key_file: Option<PathBuf>,
-    /// From where browsers may connect; `None`: they may not.
+    /// Web pages that browsers may connect from. `None`: browsers may not connect.
     pub web: Option<Origins>,
     /// Drafts of MoQ Transport that are spoken, in the server's order of preference.
     pub drafts: Vec<Draft>,
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
     pub congestion_control: CongestionControl,
-    /// After so many packets of a session its keys are updated, or as many as the suite allows if that is less.
+    /// Packets of a session after which its keys are updated, or as many as the suite allows if that is less.
     pub max_packets_per_key: u64,
-    pub queue: Queue,
+    pub queue: QueueConfig,
     /// Whether subscribers get the rendition that their path has room for.
-    pub adaptive: Adaptive,
+    pub adaptive: AdaptiveMode,
     /// Whether subscribers may name alternates themselves.
     pub switching_sets: bool,
     /// Limit of all cached media.
@@ -91,20 +93,21 @@ pub struct Config {
     pub linger: Duration,
     /// Open requests of one session.
     pub max_requests: usize,
-    /// From GOAWAY until sessions that are still open are closed.
+    /// Time from GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
-    /// Where clients are told to go on with GOAWAY.
+    /// URI that clients are told to go to with GOAWAY.
     pub goaway_uri: Option<Url>,
     pub gso: Gso,
-    /// Of all packets that are sent over QUIC.
+    /// DSCP of all packets that are sent over QUIC.
     pub dscp: Dscp,
     /// Media packets are marked ECT(0) where the path takes that.
     pub ecn: bool,
-    pub upstream: Option<Upstream>,
-    /// Where metrics, health and status are served.
+    pub upstream: Option<UpstreamConfig>,
+    pub cluster: Option<ClusterConfig>,
+    /// Address that metrics, health and status are served on.
     pub http: Option<SocketAddr>,
-    /// To whom.
-    pub http_access: http::access::Flags,
+    /// Clients that HTTP is served to.
+    pub http_access: http::access::HttpFlags,
     pub log: log::Settings,
     /// TLS secrets of all sessions are appended here (NSS key log format). For debugging only.
     pub key_log_file: Option<PathBuf>,
@@ -112,40 +115,40 @@ pub struct Config {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
-    /// The fastest that works here
+    /// The fastest engine that works on this machine
     Auto,
-    /// Sockets
+    /// Userspace sends all packets, through sockets
     User,
-    /// Packets leave from inside the kernel
+    /// BPF programs in the kernel forward packets, and userspace sends the rest
     Kernel,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GateChoice {
-    /// Where it can be, in the driver
+    /// Guard the interfaces whose driver supports XDP
     Auto,
-    /// In the driver, on every interface, or not at all
+    /// Guard every interface with XDP in the driver, or fail to start
     On,
-    /// The same, in the stack where the driver cannot
+    /// Guard every interface, with generic XDP in the stack where the driver has none
     Generic,
     Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CongestionControl {
-    /// RFC 9438
+    /// CUBIC (RFC 9438)
     Cubic,
-    /// RFC 9002, section 7
+    /// NewReno (RFC 9002, section 7)
     #[value(name = "newreno")]
     NewReno,
-    /// draft-ietf-ccwg-bbr, BBRv3
+    /// BBRv3 (draft-ietf-ccwg-bbr)
     Bbr,
 }
 
 /// UDP generic segmentation offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Gso {
-    /// Where the kernel has it
+    /// Use it where the kernel has it
     Auto,
     On,
     Off,
@@ -170,7 +173,7 @@ macro_rules! settings {
             $($(#[$meta])* pub $field: Option<$type>,)*
             /// `[[allow]]`, in the file only.
             #[arg(skip)]
-            pub allow: Vec<Rule>,
+            pub allow: Vec<AccessRule>,
             /// `[[issuer]]`, in the file only.
             #[arg(skip)]
             pub issuer: Vec<access::Issuer>,
@@ -180,9 +183,15 @@ macro_rules! settings {
             /// `[[ladder]]`, in the file only.
             #[arg(skip)]
             pub ladder: Vec<LadderRule>,
+            /// `[[peer]]`, in the file only.
+            #[arg(skip)]
+            pub peer: Vec<PeerConfig>,
+            /// `[discovery]`, in the file only.
+            #[arg(skip)]
+            pub discovery: Option<DiscoveryConfig>,
         }
 
-        /// Every key, in the order of the documentation.
+        /// Returns every key, in the order of the documentation.
         pub fn keys() -> Vec<String> {
             vec![$(stringify!($field).replace('_', "-")),*]
         }
@@ -209,7 +218,9 @@ macro_rules! settings {
                 let issuer = if self.issuer.is_empty() { other.issuer } else { self.issuer };
                 let delay = if self.delay.is_empty() { other.delay } else { self.delay };
                 let ladder = if self.ladder.is_empty() { other.ladder } else { self.ladder };
-                Self { $($field: self.$field.or(other.$field),)* allow, issuer, delay, ladder }
+                let peer = if self.peer.is_empty() { other.peer } else { self.peer };
+                let discovery = self.discovery.or(other.discovery);
+                Self { $($field: self.$field.or(other.$field),)* allow, issuer, delay, ladder, peer, discovery }
             }
         }
     };
@@ -221,238 +232,261 @@ settings! {
         long,
         value_delimiter = ',',
         value_name = "ADDR:PORT",
-        help = "UDP address to serve MoQ on, :PORT for all of them, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
+        help = "UDP address to serve MoQ on, or :PORT for all addresses, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
     )]
     listen: Vec<ListenOn>,
-    /// Serve anyone who reaches an address beyond this machine, without rules, keys of tokens or client-ca
+    /// Let anyone who reaches the relay publish and watch, without access rules, token keys or client-ca
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     public: bool,
-    /// Keys that tokens are checked with: PEM, JWK or JWKS, repeatable; read again when they change
+    /// File with keys that verify clients' tokens: PEM, JWK or JWKS, repeatable; read again when it changes
     #[arg(long, value_name = "FILE")]
     token_keys: Vec<PathBuf>,
-    /// HMAC secrets that tokens are checked with, as they are, repeatable; read again when they change
+    /// File with an HMAC secret, as raw bytes, that verifies clients' tokens, repeatable; read again when it changes
     #[arg(long, value_name = "FILE")]
     token_secrets: Vec<PathBuf>,
-    /// IDs of tokens that are not good any more, one a line; read again when it changes
+    /// File with the IDs of revoked tokens, one per line; read again when it changes
     #[arg(long, value_name = "FILE")]
     token_revoked: PathBuf,
-    /// Audiences of which tokens may be for one, if they are for somebody; repeatable
+    /// Name of this relay as an audience of tokens: a token with audiences must name one of these, repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_audience: Vec<String>,
-    /// Issuers that token-keys and token-secrets speak for, repeatable [default: any without an [[issuer]] table in the file]
+    /// Issuer whose tokens the keys of token-keys and token-secrets verify, repeatable [default: any without an
+    /// [[issuer]] table in the file]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     token_issuer: Vec<String>,
-    /// Tokens that one session may register, bytes [default: 16KiB]
+    /// Limit of the tokens that one session may register, bytes [default: 16KiB]
     #[arg(long, value_name = "BYTES")]
     token_cache_bytes: ByteCount,
-    /// Roots that clients' certificates have to lead to, PEM; clients may come without one
+    /// Root certificates that clients' certificates are checked against, PEM; clients without a certificate may connect too
     #[arg(long, value_name = "FILE")]
     client_ca: PathBuf,
-    /// Sessions that have shown no right yet; beyond, the oldest is closed [default: 1024, or half of max-sessions]
+    /// Limit of sessions that have shown no access right yet; beyond it the oldest is closed [default: 1024, or half of
+    /// max-sessions]
     #[arg(long, value_name = "N")]
     unproven_sessions: usize,
-    /// Requests per second of one session [default: 1000]
+    /// Limit of requests per second in one session [default: 1000]
     #[arg(long, value_name = "N")]
     session_requests: u64,
-    /// Requests per second of one client, by address or /64; of a /24 or /56 8, of a /48 64 times as many [default: 10000]
+    /// Limit of requests per second from one client (an IPv4 address or IPv6 /64); 8 times as many from a /24 or /56, 64
+    /// times from a /48 [default: 10000]
     #[arg(long, value_name = "N")]
     client_requests: u64,
-    /// Tracks that the requests of one session hold at a time [default: 10000]
+    /// Limit of tracks that the requests of one session hold at a time [default: 10000]
     #[arg(long, value_name = "N")]
     session_tracks: u64,
-    /// Subscriptions of one session to one track at a time [default: 4]
+    /// Limit of subscriptions of one session to the same track at a time [default: 4]
     #[arg(long, value_name = "N")]
     session_same_track: u64,
-    /// Tracks that the requests of one client hold at a time [default: 100000]
+    /// Limit of tracks that the requests of one client hold at a time [default: 100000]
     #[arg(long, value_name = "N")]
     client_tracks: u64,
-    /// Cached media of what one client publishes [default: all of cache-bytes]
+    /// Limit of cached media from one publishing client, bytes or with KiB, MiB, GiB [default: all of cache-bytes]
     #[arg(long, value_name = "BYTES")]
     client_cache_bytes: ByteCount,
-    /// Bytes per second that one client fetches [default: 256MiB]
+    /// Limit of bytes per second that one client gets by FETCH [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     client_fetch_bytes: ByteCount,
-    /// What one client may send before it is read, beyond 64 KiB for each session [default: 256MiB]
+    /// Limit of unread bytes that one client may send, in addition to 64 KiB for each session [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     client_receive_bytes: ByteCount,
-    /// How media packets leave [default: auto]
+    /// Engine that sends media packets [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
-    /// Interfaces that packets arrive on, for engine kernel and the gate, repeatable [default: those of the listen addresses]
+    /// Network interface that packets arrive on, for engine kernel and the gate, repeatable [default: those of the listen
+    /// addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
-    /// Guard the relay's ports at XDP [default: auto]
+    /// Guard the relay's ports against floods, at XDP [default: auto]
     #[arg(long, value_enum)]
     gate: GateChoice,
-    /// Sessions that one client may have, by address or /64; a /24 or /56 8, a /48 64 times as many [default: any number]
+    /// Limit of sessions of one client (an IPv4 address or IPv6 /64); 8 times as many of a /24 or /56, 64 times of a /48
+    /// [default: any number]
     #[arg(long, value_name = "N")]
     gate_sessions: u32,
-    /// Let engine kernel attach again where somebody detached it or an interface came back [default: true]
+    /// Attach engine kernel again after its program was detached or its interface was replaced [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     reattach: bool,
-    /// Memory of engine kernel for cryptography ahead of time, bytes or with KiB, MiB, GiB [default: 32MiB]
+    /// Memory of engine kernel for keystreams computed ahead of time, bytes or with KiB, MiB, GiB [default: 32MiB]
     #[arg(long, value_name = "BYTES")]
     keystream_bytes: ByteCount,
-    /// Publishers' sessions that engine kernel has room for [default: 256]
+    /// Number of publishers' sessions that engine kernel has room for [default: 256]
     #[arg(long, value_name = "N")]
     kernel_publishers: u32,
-    /// Sessions that engine kernel has room for, all of them [default: 4096]
+    /// Number of sessions that engine kernel has room for, publishers' included [default: 4096]
     #[arg(long, value_name = "N")]
     kernel_sessions: u32,
-    /// Streams to subscribers that engine kernel has room for [default: 32768]
+    /// Number of streams to subscribers that engine kernel has room for [default: 32768]
     #[arg(long, value_name = "N")]
     kernel_streams: u32,
-    /// Tracks for whose streams engine kernel opens streams to subscribers [default: 1024]
+    /// Number of tracks for which engine kernel itself opens streams to subscribers [default: 1024]
     #[arg(long, value_name = "N")]
     kernel_tracks: u32,
-    /// Copies that engine kernel makes of a packet before it lets others in [default: 64]
+    /// Number of copies that engine kernel makes of a packet in one run of its program, before other packets get a turn
+    /// [default: 64]
     #[arg(long, value_name = "N")]
     kernel_copies_per_run: u32,
-    /// Times that a packet may have that turn; further copies leave from userspace [default: 64]
+    /// Limit of runs of engine kernel's program for one packet; userspace sends the copies that are left [default: 64]
     #[arg(long, value_name = "N")]
     kernel_runs: u32,
-    /// Certificate chain, PEM; read again when it changes and on SIGHUP
+    /// File with the relay's certificate chain, PEM; read again when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
     tls_cert: PathBuf,
-    /// Private key of the certificate, PEM
+    /// File with the private key of the relay's certificate, PEM
     #[arg(long, value_name = "FILE")]
     tls_key: PathBuf,
-    /// Make a certificate at start-up, for trying out; its fingerprint is logged [default without --tls-cert]
+    /// Use a self-signed certificate made at start-up, for trying out; its fingerprint is logged [default without --tls-cert]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     tls_self_signed: bool,
-    /// Write the certificate that is made here, PEM, for --tls-root of clients
+    /// Write the self-signed certificate to this file, PEM, for --tls-root of clients
     #[arg(long, value_name = "FILE")]
     tls_self_signed_out: PathBuf,
-    /// Secret that stateless resets are made with, by which clients see that the relay was restarted; made if it is not there. Never
-    /// the same on two machines [default: derived from the private key, the machine ID and the address]
+    /// File with the secret of stateless resets, which tell clients that the relay was restarted; created if it does not
+    /// exist. Never use the same on two machines [default: derived from the private key, the machine ID and the address]
     #[arg(long, value_name = "FILE")]
     reset_key_file: PathBuf,
-    /// Serve browsers too, by WebTransport on the same addresses [default: true]
+    /// Serve browsers as well, over WebTransport on the same addresses [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     webtransport: bool,
-    /// Origins of web pages that may connect, such as https://example.org, repeatable [default: any]
+    /// Origin of web pages that may connect, such as https://example.org, repeatable [default: any]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     web_origin: Vec<String>,
-    /// Drafts of MoQ Transport to speak, of which the newest that a peer knows is taken; repeatable [default: 18 to 22]
+    /// Draft of MoQ Transport that the relay speaks, repeatable; the newest that a peer knows is used [default: 18 to 22]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     drafts: Vec<DraftNumber>,
-    /// Cipher suites in order of preference, repeatable [default: all, as listed]
+    /// TLS cipher suites in order of preference, repeatable [default: all, as listed]
     #[arg(long, value_enum, value_delimiter = ',')]
     cipher_suites: Vec<CipherSuite>,
-    /// Congestion control of media [default: bbr]
+    /// Congestion control of connections that carry media [default: bbr]
     #[arg(long, value_enum)]
     congestion_control: CongestionControl,
-    /// Packets of a session that are sealed with one key at most [default: what the cipher suite allows]
+    /// Limit of packets that a session encrypts with one key, before it updates the key [default: what the cipher suite allows]
     #[arg(long, value_name = "N")]
     max_packets_per_key: u64,
-    /// How long media may wait for a subscriber before it is dropped, or "off" [default: 0.25]
+    /// Time that media may wait for a slow subscriber before it is dropped, seconds, or "off" [default: 0.25]
     #[arg(long, value_name = "SECONDS")]
     max_delay: MaxDelay,
-    /// What is dropped where there is too little room [default: live]
+    /// Media to drop when a subscriber's path has too little capacity [default: live]
     #[arg(long, value_enum)]
     drop_policy: DropPolicy,
-    /// Media that may wait for one subscriber, bytes or with KiB, MiB, GiB [default: 16MiB]
+    /// Limit of media that waits for one subscriber, bytes or with KiB, MiB, GiB [default: 16MiB]
     #[arg(long, value_name = "BYTES")]
     queue_bytes: ByteCount,
-    /// Datagrams that may wait, of all subscribers, bytes or with KiB, MiB, GiB [default: 64MiB]
+    /// Limit of datagrams that wait for all subscribers together, bytes or with KiB, MiB, GiB [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     datagram_bytes: ByteCount,
-    /// Send each subscriber the rendition that its path has room for [default: off]
+    /// Send each subscriber the rendition (quality) that its path has capacity for [default: off]
     #[arg(long, value_enum)]
     adaptive: AdaptiveChoice,
-    /// Let subscribers name the tracks of which they get the one that their path has room for (provisional) [default: false]
+    /// Let subscribers name alternate tracks and get the one that their path has capacity for (provisional) [default: false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     switching_sets: bool,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     cache_bytes: ByteCount,
-    /// Limit of what peers may send before it is read, over all connections, bytes or with KiB, MiB, GiB [default: 1GiB]
+    /// Limit of unread bytes that peers may send over all connections, bytes or with KiB, MiB, GiB [default: 1GiB]
     #[arg(long, value_name = "BYTES")]
     receive_bytes: ByteCount,
-    /// Cached groups older than this are dropped [default: 30]
+    /// Age after which cached groups are dropped, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
-    cache_seconds: Seconds,
-    /// Close a session that is silent for this long [default: 30]
+    cache_seconds: DurationValue,
+    /// Close a session that has been silent for this time, seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
-    idle_timeout: Seconds,
-    /// Keep subscriptions for this long when their publisher is gone, in case it comes back; 0 for not at all [default: 5]
+    idle_timeout: DurationValue,
+    /// Time that subscriptions are kept after their publisher left, in case it comes back, seconds; 0 ends them at once
+    /// [default: 5]
     #[arg(long, value_name = "SECONDS")]
-    linger: Seconds,
-    /// Sessions at once [default: 10000]
+    linger: DurationValue,
+    /// Limit of sessions at the same time [default: 10000]
     #[arg(long, value_name = "N")]
     max_sessions: usize,
-    /// Tracks at once [default: 100000]
+    /// Limit of tracks at the same time [default: 100000]
     #[arg(long, value_name = "N")]
     max_tracks: usize,
-    /// Open requests of one session [default: 1000]
+    /// Limit of open requests in one session [default: 1000]
     #[arg(long, value_name = "N")]
     max_requests: usize,
-    /// Time that sessions have to leave after GOAWAY [default: 10]
+    /// Time that sessions have to leave after GOAWAY when the relay ends, seconds [default: 10]
     #[arg(long, value_name = "SECONDS")]
-    drain_timeout: Seconds,
-    /// Relay that clients are told to go on at then: moqt://HOST:PORT, or https:// [default: where they are]
+    drain_timeout: DurationValue,
+    /// Relay that GOAWAY sends clients to: moqt://HOST:PORT, or https:// [default: the same address]
     #[arg(long, value_name = "URL")]
     goaway_uri: RelayUrl,
-    /// UDP segmentation offload [default: auto]
+    /// UDP segmentation offload (GSO) for sending [default: auto]
     #[arg(long, value_enum)]
     gso: Gso,
-    /// DSCP of what is sent: a number up to 63, or a name such as cs5, af41, ef [default: 0]
+    /// DSCP of the packets that are sent: a number up to 63, or a name such as cs5, af41, ef [default: 0]
     #[arg(long, value_name = "DSCP")]
     dscp: CodePoint,
-    /// Mark media packets ECT(0) where the path takes that, and slow down where it marks them CE
+    /// Use ECN: mark media packets ECT(0) if the path lets them through, and slow down when it marks them CE
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     ecn: bool,
-    /// Relay to ask for what nobody here publishes: moqt://HOST:PORT, or https:// for WebTransport
-    #[arg(long, value_name = "URL")]
-    upstream: RelayUrl,
-    /// Roots that the upstream's certificate must lead to, PEM [default: the system's]
+    /// Upstream relay to ask for tracks that have no publisher here: moqt://HOST:PORT, or https:// for WebTransport;
+    /// repeatable, the preferred one first
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    upstream: Vec<RelayUrl>,
+    /// Root certificates that the upstream relay's certificate is checked against, PEM [default: the system's]
     #[arg(long, value_name = "FILE")]
     upstream_tls_root: PathBuf,
-    /// Take any certificate from the upstream: for trying out only
+    /// Accept any certificate from the upstream relay: for trying out only
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     upstream_tls_disable_verify: bool,
-    /// Token for the upstream relay, read again for each connection
+    /// File with the token for the upstream relay, read again for each connection
     #[arg(long, value_name = "FILE")]
     upstream_token: PathBuf,
-    /// Certificate chain for the upstream relay, PEM
+    /// File with this relay's certificate chain as a client of the upstream relay, PEM
     #[arg(long, value_name = "FILE")]
     upstream_tls_cert: PathBuf,
-    /// Private key of that certificate, PEM
+    /// File with the private key of the certificate for the upstream relay, PEM
     #[arg(long, value_name = "FILE")]
     upstream_tls_key: PathBuf,
-    /// Where /metrics, /healthz and /status are served, or "off" [default: 127.0.0.1:9184]
+    /// Exchange routes to namespaces with other relays [default: true with cluster-peer]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    cluster: bool,
+    /// Relay of the cluster to connect to, with the credentials of upstream-token and upstream-tls-cert, repeatable: moqt://HOST:PORT
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    cluster_peer: Vec<RelayUrl>,
+    /// Hop ID of this relay in the cluster, unique among its relays [default: drawn at each start]
+    #[arg(long, value_name = "N")]
+    cluster_hop: u64,
+    /// Cost of receiving from this relay, as other relays see it; routes of the lowest cost are taken [default: 1]
+    #[arg(long, value_name = "N")]
+    cluster_cost: u64,
+    /// Largest number of namespaces that one relay may announce [default: 10000]
+    #[arg(long, value_name = "N")]
+    cluster_routes: usize,
+    /// Address that /metrics, /healthz and /status are served on, or "off" [default: 127.0.0.1:9184]
     #[arg(long, value_name = "ADDR:PORT")]
     http: ListenAddr,
-    /// The token that HTTP requests must show, made if it is not there, or "off" [default: /run/millrace/http.token for
-    /// root, millrace/http.token in XDG_RUNTIME_DIR for others]
+    /// File with the token that HTTP requests must show, created if it does not exist, or "off" [default:
+    /// /run/millrace/http.token for root, millrace/http.token in XDG_RUNTIME_DIR for others]
     #[arg(long, value_name = "FILE")]
     http_token_file: TokenFile,
-    /// A name under which HTTP is asked, besides addresses and localhost, repeatable
+    /// Host name that HTTP requests may use in addition to addresses and localhost, repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     http_name: Vec<String>,
-    /// A level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
+    /// Log level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
     #[arg(long, value_name = "LEVEL")]
     log_level: String,
-    /// [default: text]
+    /// Format of log lines [default: text]
     #[arg(long, value_enum)]
-    log_format: Format,
+    log_format: LogFormat,
     /// Log to this file instead of standard error; opened again on SIGHUP
     #[arg(long, value_name = "FILE")]
     log_file: PathBuf,
-    /// Append the TLS secrets of all sessions to this file: whoever reads it reads the traffic
+    /// Append the TLS secrets of all sessions to this file: whoever reads it can decrypt the traffic
     #[arg(long, value_name = "FILE")]
     key_log_file: PathBuf,
 }
 
-/// What is wrong with one setting.
+/// A fault of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigProblem {
     /// `--flag`, or `FILE:LINE: key`.
     pub place: String,
     pub message: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.message)
     }
@@ -460,31 +494,31 @@ impl fmt::Display for Problem {
 
 /// Everything that is wrong with the settings, file and flags together.
 #[derive(Debug, thiserror::Error)]
-pub struct Errors(pub Vec<Problem>);
+pub struct ConfigErrors(pub Vec<ConfigProblem>);
 
-impl fmt::Display for Errors {
+impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the relay's settings are not usable:")?;
         self.0.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
     }
 }
 
-/// What a running relay keeps until it ends, whatever the settings say, and what they say is judged by.
+/// Settings that a running relay keeps until it ends. Other settings are judged together with these when they are read again.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningConfig {
     /// Ports filled in.
     pub listen: Vec<SocketAddr>,
     pub max_sessions: usize,
-    pub queue: Queue,
+    pub queue: QueueConfig,
 }
 
 /// Settings that were read again would open a relay to everybody who reaches this address, which it goes on to listen on.
 #[derive(Debug, thiserror::Error)]
-#[error("the relay listens on {0} until it is started anew, and {reason}", reason = access::exposes(.0))]
+#[error("the relay listens on {0} until it is restarted, and {reason}", reason = access::exposes(.0))]
 pub struct Exposed(SocketAddr);
 
 /// A configuration file: its name and its text.
-pub struct File<'a> {
+pub struct ConfigFile<'a> {
     pub name: &'a str,
     pub text: &'a str,
 }
@@ -494,44 +528,44 @@ impl Config {
     ///
     /// # Errors
     /// Together they open a relay to everybody that nobody said is public.
-    pub fn in_force(self, running: &Running) -> Result<Self, Exposed> {
-        let Running { listen, max_sessions, queue } = running;
+    pub fn in_force(self, running: &RunningConfig) -> Result<Self, Exposed> {
+        let RunningConfig { listen, max_sessions, queue } = running;
         if let Some(addr) = self.access.exposed(listen) {
             return Err(Exposed(addr));
         }
-        // How long media may wait is said for a drop-policy, and means something else under another.
+        // Delays are set for a drop-policy, and mean something else under another one.
         let delays = if self.queue.policy == queue.policy { self.queue.delays } else { queue.delays.clone() };
-        let queue = Queue { delays, ..queue.clone() };
+        let queue = QueueConfig { delays, ..queue.clone() };
         Ok(Self { listen: listen.clone(), max_sessions: *max_sessions, queue, ..self })
     }
 
     /// Merges flags over the file and checks the whole.
-    pub fn new(flags: Settings, file: Option<File<'_>>) -> Result<Self, Errors> {
-        let mut check = Check { flags: flags.clone(), places: HashMap::new(), problems: Vec::new() };
+    pub fn new(flags: Settings, file: Option<ConfigFile<'_>>) -> Result<Self, ConfigErrors> {
+        let mut check = ConfigCheck { flags: flags.clone(), places: HashMap::new(), problems: Vec::new() };
         let settings = match file {
             Some(file) => flags.or(check.read(&file)),
             None => flags,
         };
         let config = check.config(settings);
-        if check.problems.is_empty() { Ok(config) } else { Err(Errors(check.problems)) }
+        if check.problems.is_empty() { Ok(config) } else { Err(ConfigErrors(check.problems)) }
     }
 }
 
 /// Collects problems, and knows where each key was given.
-struct Check {
+struct ConfigCheck {
     flags: Settings,
     places: HashMap<String, String>,
-    problems: Vec<Problem>,
+    problems: Vec<ConfigProblem>,
 }
 
-impl Check {
-    fn read(&mut self, file: &File<'_>) -> Settings {
+impl ConfigCheck {
+    fn read(&mut self, file: &ConfigFile<'_>) -> Settings {
         let line = |span: Range<usize>| file.text[..span.start].matches('\n').count() + 1;
         let mut settings = Settings::default();
         let (table, syntax) = DeTable::parse_recoverable(file.text);
         for error in syntax {
             let place = format!("{}:{}", file.name, error.span().map_or(1, line));
-            self.problems.push(Problem { place, message: error.message().to_owned() });
+            self.problems.push(ConfigProblem { place, message: error.message().to_owned() });
         }
         for (key, value) in table.into_inner() {
             let place = format!("{}:{}: {}", file.name, line(key.span()), key.get_ref());
@@ -543,10 +577,17 @@ impl Check {
                 self.delays(file, value, &mut settings);
             } else if key.get_ref() == adaptive::LADDER {
                 self.ladders(file, value, &mut settings);
+            } else if key.get_ref() == tls::PEER {
+                self.peers(file, value, &mut settings);
+            } else if key.get_ref() == discovery::DISCOVERY {
+                match DiscoveryConfig::read(value) {
+                    Ok(discovery) => settings.discovery = Some(discovery),
+                    Err(message) => self.problems.push(ConfigProblem { place, message }),
+                }
             } else if !keys().iter().any(|known| known == key.get_ref()) {
-                self.problems.push(Problem { place, message: unknown(key.get_ref(), &keys()) });
+                self.problems.push(ConfigProblem { place, message: unknown(key.get_ref(), &keys()) });
             } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
-                self.problems.push(Problem { place, message: in_words(error.message()) });
+                self.problems.push(ConfigProblem { place, message: in_words(error.message()) });
             } else {
                 self.places.insert(key.into_inner().into_owned(), place);
             }
@@ -559,15 +600,16 @@ impl Check {
             Some(place) if !self.flags.is_set(key) => place.clone(),
             _ => format!("--{key}"),
         };
-        self.problems.push(Problem { place, message: message.into() });
+        self.problems.push(ConfigProblem { place, message: message.into() });
     }
 
     fn config(&mut self, mut settings: Settings) -> Config {
         let access = self.access(&mut settings);
         let queue = self.queue(&mut settings);
         let adaptive = self.adaptive(&mut settings);
+        let cluster = self.cluster(&mut settings);
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
-        let limits = Limits::default();
+        let limits = KernelLimits::default();
         let gate = settings.gate.unwrap_or(GateChoice::Auto);
         Config {
             listen: self.listen(settings.listen, &access),
@@ -578,20 +620,29 @@ impl Check {
             gate_sessions: self.gate_sessions(settings.gate_sessions),
             reattach: settings.reattach.unwrap_or(true),
             keystream_bytes: settings.keystream_bytes.map_or(32 << 20, |count| count.0),
-            kernel: Limits {
-                publishers: self.some("kernel-publishers", settings.kernel_publishers, limits.publishers),
-                sessions: self.some("kernel-sessions", settings.kernel_sessions, limits.sessions),
-                streams: self.some("kernel-streams", settings.kernel_streams, limits.streams),
-                tracks: self.some("kernel-tracks", settings.kernel_tracks, limits.tracks),
-                copies_per_run: self.some(
+            kernel: KernelLimits {
+                publishers: self.positive_or_default(
+                    "kernel-publishers",
+                    settings.kernel_publishers,
+                    limits.publishers,
+                ),
+                sessions: self.positive_or_default(
+                    "kernel-sessions",
+                    settings.kernel_sessions,
+                    limits.sessions,
+                ),
+                streams: self.positive_or_default("kernel-streams", settings.kernel_streams, limits.streams),
+                tracks: self.positive_or_default("kernel-tracks", settings.kernel_tracks, limits.tracks),
+                copies_per_run: self.positive_or_default(
                     "kernel-copies-per-run",
                     settings.kernel_copies_per_run,
                     limits.copies_per_run,
                 ),
-                runs: self.some("kernel-runs", settings.kernel_runs, limits.runs),
+                runs: self.positive_or_default("kernel-runs", settings.kernel_runs, limits.runs),
             },
             identity: self.identity(
-                (settings.tls_cert, settings.tls_key),
+                settings.tls_cert,
+                settings.tls_key,
                 settings.tls_self_signed,
                 settings.tls_self_signed_out,
             ),
@@ -619,26 +670,33 @@ impl Check {
             ecn: settings.ecn.unwrap_or(false),
             upstream: self.upstream(
                 settings.upstream,
-                settings.upstream_tls_root,
-                settings.upstream_tls_disable_verify.unwrap_or(false),
+                tls::UpstreamTls {
+                    root: settings.upstream_tls_root,
+                    disable_verify: settings.upstream_tls_disable_verify.unwrap_or(false),
+                    cert: settings.upstream_tls_cert,
+                    key: settings.upstream_tls_key,
+                },
                 settings.upstream_token,
-                (settings.upstream_tls_cert, settings.upstream_tls_key),
+                cluster
+                    .as_ref()
+                    .is_some_and(|cluster| !cluster.peers.is_empty() || cluster.discovery.is_some()),
             ),
+            cluster,
             http: settings.http.map_or(Some(SocketAddr::from(([127, 0, 0, 1], 9184))), |http| http.0),
-            http_access: http::access::Flags {
+            http_access: http::access::HttpFlags {
                 http_token_file: settings.http_token_file,
                 http_name: settings.http_name.unwrap_or_default(),
             },
             log: log::Settings {
                 level: self.log_level(settings.log_level),
-                format: settings.log_format.unwrap_or(Format::Text),
+                format: settings.log_format.unwrap_or(LogFormat::Text),
                 file: settings.log_file,
             },
             key_log_file: settings.key_log_file,
         }
     }
 
-    fn listen(&mut self, given: Option<Vec<ListenOn>>, access: &Access) -> Vec<SocketAddr> {
+    fn listen(&mut self, given: Option<Vec<ListenOn>>, access: &AccessConfig) -> Vec<SocketAddr> {
         let both = || vec![(Ipv4Addr::LOCALHOST, PORT).into(), (Ipv6Addr::LOCALHOST, PORT).into()];
         let given = given.unwrap_or_else(|| vec![ListenOn(both())]);
         let listen: Vec<_> = given.into_iter().flat_map(ListenOn::there).collect();
@@ -694,7 +752,7 @@ impl Check {
         level
     }
 
-    fn positive(&mut self, key: &str, given: Option<Seconds>, default: u64) -> Duration {
+    fn positive(&mut self, key: &str, given: Option<DurationValue>, default: u64) -> Duration {
         let value = given.map_or(Duration::from_secs(default), |seconds| seconds.0);
         if value.is_zero() {
             self.problem(key, "must be more than 0");
@@ -702,7 +760,7 @@ impl Check {
         value
     }
 
-    fn linger(&mut self, given: Option<Seconds>) -> Duration {
+    fn linger(&mut self, given: Option<DurationValue>) -> Duration {
         let linger = given.map_or(LINGER, |seconds| seconds.0);
         if linger > MAX_LINGER {
             self.problem("linger", format!("must be at most {} seconds", MAX_LINGER.as_secs()));
@@ -711,7 +769,7 @@ impl Check {
     }
 
     /// The kernel takes no more entries than this in a map.
-    fn some(&mut self, key: &str, given: Option<u32>, default: u32) -> u32 {
+    fn positive_or_default(&mut self, key: &str, given: Option<u32>, default: u32) -> u32 {
         const MOST: u32 = 1 << 24;
         let value = given.unwrap_or(default);
         if !(1..=MOST).contains(&value) {

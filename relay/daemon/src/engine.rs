@@ -1,9 +1,9 @@
-//! Which engine the relay runs with.
+//! The choice of the engine that the relay runs with.
 
 use std::{net::SocketAddr, sync::Arc};
 
-use millrace_relay::Engine;
-use millrace_relay_kernel::{Error, Kernel, Setup};
+use millrace_relay::RelayEngine;
+use millrace_relay_kernel::{Error, KernelSetup, RelayKernel};
 use millrace_transport::{ID_LEN, interfaces::with_addresses};
 
 use super::config::{Config, EngineChoice};
@@ -11,13 +11,13 @@ use super::config::{Config, EngineChoice};
 const CONFIGURED: &str = "as configured";
 
 /// The engine that runs, and what can be changed about it.
-pub struct Chosen {
-    /// What was loaded at start-up; it forwards while it has interfaces.
-    kernel: Option<Arc<Kernel>>,
-    pub engine: Arc<Engine>,
+pub struct ChosenEngine {
+    /// The engine that was loaded at start-up. It forwards while it has interfaces.
+    kernel: Option<Arc<RelayKernel>>,
+    pub engine: Arc<RelayEngine>,
 }
 
-impl Chosen {
+impl ChosenEngine {
     /// `outgoing`: ports that the relay connects from.
     ///
     /// # Errors
@@ -26,7 +26,8 @@ impl Chosen {
         match config.engine {
             EngineChoice::User => Ok(Self::user(CONFIGURED)),
             EngineChoice::Kernel => Ok(Self::kernel(load(config, outgoing)?)),
-            // What the kernel sends passes by the host's rules for what leaves it: nobody gets that unasked.
+            // Packets that the kernel engine sends pass by the host's output rules. Nobody gets that without asking
+            // for it.
             EngineChoice::Auto if config.interfaces.is_empty() => {
                 Ok(Self::user("auto: the kernel engine wants an interface by name"))
             }
@@ -38,11 +39,11 @@ impl Chosen {
     }
 
     fn user(reason: impl Into<String>) -> Self {
-        Self { kernel: None, engine: Arc::new(Engine::user(reason)) }
+        Self { kernel: None, engine: Arc::new(RelayEngine::user(reason)) }
     }
 
-    fn kernel(kernel: Arc<Kernel>) -> Self {
-        let engine = Arc::new(Engine::with(Arc::clone(&kernel) as _));
+    fn kernel(kernel: Arc<RelayKernel>) -> Self {
+        let engine = Arc::new(RelayEngine::with(Arc::clone(&kernel) as _));
         Self { kernel: Some(kernel), engine }
     }
 
@@ -65,7 +66,7 @@ impl Chosen {
     }
 }
 
-/// Where media arrives: as configured, else where the listen addresses are.
+/// Returns the interfaces that media arrives on: as configured, or otherwise those of the listen addresses.
 fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     let mut interfaces = config.interfaces.clone();
     if interfaces.is_empty() {
@@ -74,7 +75,7 @@ fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     if interfaces.is_empty() { Err(Error::NoInterface) } else { Ok(interfaces) }
 }
 
-fn load(config: &Config, outgoing: &[u16]) -> Result<Arc<Kernel>, Error> {
+fn load(config: &Config, outgoing: &[u16]) -> Result<Arc<RelayKernel>, Error> {
     let interfaces = interfaces(config)?;
     let listen = config.listen.iter().map(SocketAddr::port);
     let mut ports: Vec<u16> = listen.chain(outgoing.iter().copied()).collect();
@@ -83,7 +84,7 @@ fn load(config: &Config, outgoing: &[u16]) -> Result<Arc<Kernel>, Error> {
     if ports.contains(&0) {
         return Err(Error::NoPort);
     }
-    Kernel::start(Setup {
+    RelayKernel::start(KernelSetup {
         ports,
         id_len: ID_LEN,
         interfaces: &interfaces,

@@ -1,4 +1,4 @@
-//! What the page is told once a second: a status, cut to what somebody can look at.
+//! Events of the page, once a second: a status, cut to a size that somebody can look at.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -15,25 +15,27 @@ const MOST: usize = 200;
 
 /// The channel behind `/events`.
 pub fn channel(source: Arc<dyn StatusSource>) -> Arc<Channel> {
-    Channel::new("status", move || serde_json::to_string(&Shown::of(source.status())).ok())
+    Channel::new("status", move || serde_json::to_string(&ShownStatus::from_status(source.status())).ok())
 }
 
 /// A status, without lists that have no bound, and how many there are of those that are cut.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct ShownStatus {
     #[serde(flatten)]
     status: Status,
     session_count: usize,
     track_count: usize,
 }
 
-impl Shown {
-    fn of(mut status: Status) -> Self {
+impl ShownStatus {
+    fn from_status(mut status: Status) -> Self {
         let relay = &mut status.relay;
-        let (session_count, track_count) = (relay.sessions.len(), relay.tracks.len());
+        let session_count = relay.sessions.len();
+        let track_count = relay.tracks.len();
         cut(&mut relay.sessions, |session| (session.publisher, session.queue_us), |session| session.id);
         cut(&mut relay.tracks, |track| track.subscribers, |track| track.name.clone());
         relay.tracks.iter_mut().for_each(|track| track.name = typed(&track.name));
+        status.shares.sessions.clear();
         relay.access.clients.clear();
         relay.access.networks.clear();
         status.gate.tables.clear();
@@ -42,7 +44,7 @@ impl Shown {
     }
 }
 
-/// To the first by `rank`, in `order`.
+/// Keeps the first [`MOST`] by `rank`, and sorts them by `order`.
 fn cut<T, R: Ord, O: Ord>(list: &mut Vec<T>, rank: impl Fn(&T) -> R, order: impl Fn(&T) -> O) {
     if list.len() > MOST {
         list.sort_by_key(|item| Reverse(rank(item)));
@@ -55,14 +57,15 @@ fn cut<T, R: Ord, O: Ord>(list: &mut Vec<T>, rank: impl Fn(&T) -> R, order: impl
 mod tests {
     use super::*;
     use crate::{
-        status::{Session, Track},
+        status::{RelaySessionStatus, RelayTrackStatus},
         text::tests::session,
     };
 
     #[test]
-    fn lists_are_cut_to_those_that_matter_and_counted() {
-        let sessions = (0..1000).map(|id| Session { id, queue_us: id, publisher: id == 7, ..session() });
-        let track = |number| Track {
+    fn listed_tracks_and_sessions_are_limited_and_counted() {
+        let sessions =
+            (0..1000).map(|id| RelaySessionStatus { id, queue_us: id, publisher: id == 7, ..session() });
+        let track = |number| RelayTrackStatus {
             name: format!("live--{number:03}"),
             alias: 0,
             publishers: 1,
@@ -78,7 +81,7 @@ mod tests {
             tracks: (0..300).map(track).collect(),
             ..Default::default()
         };
-        let shown = Shown::of(status.into());
+        let shown = ShownStatus::from_status(status.into());
         assert_eq!((shown.session_count, shown.track_count), (1000, 300));
         let ids: Vec<_> = shown.status.sessions.iter().map(|session| session.id).collect();
         assert_eq!((ids.len(), ids[0], ids[1], ids[MOST - 1]), (MOST, 7, 801, 999), "{ids:?}");

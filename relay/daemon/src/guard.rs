@@ -1,8 +1,8 @@
-//! The relay's own gate: what does not even come to its ports, decided at XDP.
+//! The relay's own gate. It drops packets at XDP, before they come to the relay's ports.
 //!
-//! Unless it is told otherwise it guards wherever it can, so what it refuses may hurt nobody: only what no client of
-//! QUIC sends, whoever it is and whatever happened before. That needs no knowledge of connections, so there is none
-//! that could be wrong, and nothing is watched on the way out.
+//! By default it guards wherever it can, so it must not hurt anybody. It refuses only packets that no QUIC client
+//! sends, whatever happened before. This needs no knowledge of connections, so none can be wrong, and packets on the
+//! way out are not watched.
 
 use std::{
     io,
@@ -14,15 +14,15 @@ use std::{
     thread::JoinHandle,
 };
 
-use millrace_base::networks::{Full, Places};
+use millrace_base::networks::{NetworkFull, NetworkPlaces};
 use millrace_gate::{
-    Gate, Mode, Policy, Rule, Scope,
-    rules::{self, Place},
+    Gate, Policy, Rule, Scope, XdpMode,
+    rules::{self, RulePlace},
     status as gate_status,
     status::Status,
 };
-use millrace_gate_daemon::watch::{self as gate_watch, Watch};
-use millrace_relay::{Admission, Crowded, Permit};
+use millrace_gate_daemon::watch::{self as gate_watch, GateWatch};
+use millrace_relay::{Admission, Permit, TooManySessions};
 use millrace_transport::interfaces;
 use parking_lot::Mutex;
 use tracing::{info, warn};
@@ -43,30 +43,31 @@ pub enum Error {
     NoInterface,
     #[error("interfaces and their addresses cannot be listed: {0}")]
     Interfaces(#[source] io::Error),
-    #[error("no thread can be started that follows addresses: {0}")]
+    #[error("cannot start the thread that follows interface addresses: {0}")]
     Thread(#[source] io::Error),
     #[error(transparent)]
     Gate(#[from] millrace_gate::Error),
-    #[error("it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: {0}")]
+    #[error("the gate needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: {0}")]
     Denied(millrace_gate::Error),
 }
 
 /// The gate, if there is one, and the sessions that count for clients.
-pub struct Guard {
+pub struct RelayGuard {
     this: Weak<Self>,
-    /// What is served, ports filled in.
+    /// Addresses that are served, ports filled in.
     listen: Vec<SocketAddr>,
     /// Held while it is attached, which takes some network cards seconds: no session waits for it.
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
     seats: Mutex<Seats>,
 }
 
 #[derive(Default)]
-struct State {
-    gate: Option<Running>,
+struct GuardState {
+    gate: Option<RunningGuard>,
     /// Why there is none, or not everywhere.
     why_not: Vec<String>,
-    /// What it is to be like wherever packets arrive, unless an operator says where that is.
+    /// Settings of a gate that follows the interfaces where packets arrive. `None` if an operator has named the
+    /// interfaces.
     followed: Option<Followed>,
 }
 
@@ -76,42 +77,42 @@ struct Followed {
     names: Vec<String>,
 }
 
-/// Keeps a [`Guard`] where packets arrive, as addresses come and go, and logs what it does, until it is dropped.
-pub struct Follower {
+/// Keeps a [`RelayGuard`] where packets arrive, as addresses come and go, and logs what it does, until it is dropped.
+pub struct InterfaceFollower {
     /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Running {
+struct RunningGuard {
     gate: Gate,
-    watch: Watch,
+    watch: GateWatch,
 }
 
 /// Sessions of clients.
 struct Seats {
-    taken: Places,
-    /// Who is told.
+    taken: NetworkPlaces,
+    /// Scope of the gate that sessions are counted in.
     scope: Option<Scope>,
 }
 
 impl Default for Seats {
     fn default() -> Self {
-        Self { taken: Places::new(usize::MAX, usize::MAX), scope: None }
+        Self { taken: NetworkPlaces::new(usize::MAX, usize::MAX), scope: None }
     }
 }
 
 /// A session's place among those of its client, until it is dropped.
-struct Seat {
-    guard: Weak<Guard>,
+struct CountedSession {
+    guard: Weak<RelayGuard>,
     client: IpAddr,
 }
 
-impl Guard {
+impl RelayGuard {
     /// `listen`: what is served, ports filled in.
     ///
     /// # Errors
-    /// The gate that was asked for cannot be.
+    /// The gate that was asked for cannot be loaded or attached.
     pub fn start(config: &Config, listen: Vec<SocketAddr>) -> Result<Arc<Self>, Error> {
         let guard = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -130,11 +131,13 @@ impl Guard {
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         let mut state = self.state.lock();
         if config.gate == GateChoice::Off {
-            *state = State { why_not: vec!["as configured".to_owned()], ..State::default() };
+            *state = GuardState { why_not: vec!["as configured".to_owned()], ..GuardState::default() };
             return self.settle(&mut state, config);
         }
         let names = match config.interfaces.as_slice() {
-            [] => interfaces::of(&self.listen).map_err(|errno| Error::Interfaces(errno.into()))?,
+            [] => {
+                interfaces::list_interfaces(&self.listen).map_err(|errno| Error::Interfaces(errno.into()))?
+            }
             named => named.to_vec(),
         };
         state.guard(config, &self.listen, &names, config.gate != GateChoice::Auto)?;
@@ -147,32 +150,35 @@ impl Guard {
     fn look(&self) {
         let mut state = self.state.lock();
         let Some(Followed { config, names }) = state.followed.take() else { return };
-        let now = match interfaces::of(&self.listen) {
+        let now = match interfaces::list_interfaces(&self.listen) {
             Ok(now) => now,
             Err(error) => {
-                warn!(%error, "interfaces and their addresses cannot be listed");
+                warn!(%error, "cannot list the interfaces and their addresses: the gate stays on those of before");
                 names.clone()
             }
         };
         if now != names {
-            info!(interfaces = now.join(", "), "packets arrive on other interfaces");
+            info!(
+                interfaces = now.join(", "),
+                "packets arrive on other interfaces now: the gate follows them"
+            );
             let done = state.guard(&config, &self.listen, &now, false);
             if let Err(error) = done.and_then(|()| self.settle(&mut state, &config)) {
-                warn!(%error, "the gate");
+                warn!(%error, "the gate cannot guard the interfaces that packets arrive on now");
             }
         }
         state.followed = Some(Followed { config, names: now });
     }
 
     /// Tells those who have to know how it is guarded now.
-    fn settle(&self, state: &mut State, config: &Config) -> Result<(), Error> {
+    fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
         self.seats.lock().tell(scope, config.gate_sessions);
         if let Some(running) = &mut state.gate {
             running.watch.tick(&running.gate);
         }
         if config.gate != GateChoice::Off {
-            state.why_not.iter().for_each(|reason| info!(reason, "without the gate"));
+            state.why_not.iter().for_each(|reason| info!(reason, "the relay runs without the gate"));
         }
         Ok(())
     }
@@ -184,9 +190,9 @@ impl Guard {
         }
     }
 
-    pub fn describe(&self) -> status::Gate {
+    pub fn describe(&self) -> status::GateStatusReport {
         let state = self.state.lock();
-        let said = state.gate.as_ref().and_then(|running| gate_status::of(&running.gate).ok());
+        let said = state.gate.as_ref().and_then(|running| gate_status::read_status(&running.gate).ok());
         let Status { interfaces, scopes, events, tables, .. } = said.unwrap_or_default();
         let attached = interfaces.iter().filter(|it| it.attached);
         let attached: Vec<_> = attached.map(|it| format!("{} by XDP, {}", it.name, it.mode)).collect();
@@ -200,7 +206,7 @@ impl Guard {
         };
         let of_relay = scopes.iter().filter(|scope| scope.name == SCOPE).flat_map(|scope| &scope.rules);
         let refused = of_relay.filter(|rule| rule.packets > 0).map(|it| (it.rule.clone(), it.packets));
-        status::Gate {
+        status::GateStatusReport {
             on: !attached.is_empty(),
             reason,
             refused: refused.collect(),
@@ -212,29 +218,29 @@ impl Guard {
     }
 }
 
-impl Admission for Guard {
-    fn may_connect(&self, client: IpAddr) -> Result<(), Crowded> {
+impl Admission for RelayGuard {
+    fn may_connect(&self, client: IpAddr) -> Result<(), TooManySessions> {
         self.seats.lock().taken.full(client).map_or(Ok(()), |full| Err(crowded(full)))
     }
 
-    fn admit(&self, client: IpAddr) -> Result<Permit, Crowded> {
+    fn admit(&self, client: IpAddr) -> Result<Permit, TooManySessions> {
         self.seats.lock().take(client).map_err(crowded)?;
-        Ok(Box::new(Seat { guard: Weak::clone(&self.this), client }))
+        Ok(Box::new(CountedSession { guard: Weak::clone(&self.this), client }))
     }
 }
 
-fn crowded(full: Full) -> Crowded {
+fn crowded(full: NetworkFull) -> TooManySessions {
     match full {
-        Full::Wider(_) => Crowded::Network,
-        Full::Client(_) | Full::All => Crowded::Client,
+        NetworkFull::Wider(_) => TooManySessions::Network,
+        NetworkFull::Client(_) | NetworkFull::All => TooManySessions::Client,
     }
 }
 
 impl Seats {
-    fn take(&mut self, address: IpAddr) -> Result<(), Full> {
+    fn take(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
         self.taken.enter(address)?;
         if let Some(scope) = &self.scope {
-            told(scope.inc(address));
+            warn_on_error(scope.inc(address));
         }
         Ok(())
     }
@@ -242,28 +248,28 @@ impl Seats {
     fn leave(&mut self, address: IpAddr) {
         self.taken.leave(address);
         if let Some(scope) = &self.scope {
-            told(scope.dec(address));
+            warn_on_error(scope.dec(address));
         }
     }
 
-    /// A gate that has only just come is told of all.
+    /// Sets the scope and the limit. A new gate gets the counts of all clients.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
         self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
         if let (None, Some(scope)) = (&self.scope, &scope) {
             for (client, count) in self.taken.clients() {
-                (0..count).for_each(|_| told(scope.inc(client)));
+                (0..count).for_each(|_| warn_on_error(scope.inc(client)));
             }
         }
         self.scope = scope;
     }
 }
 
-impl Follower {
-    /// In the calling thread's network namespace.
+impl InterfaceFollower {
+    /// Starts to follow, in the calling thread's network namespace.
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(guard: &Arc<Guard>) -> Result<Self, Error> {
+    pub fn start(guard: &Arc<RelayGuard>) -> Result<Self, Error> {
         let guard = Arc::clone(guard);
         let (stop, stopped) = channel::<()>();
         let follow = move || {
@@ -281,7 +287,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for InterfaceFollower {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -290,7 +296,7 @@ impl Drop for Follower {
     }
 }
 
-impl State {
+impl GuardState {
     /// Guards there and nowhere else. Where it cannot is an error if it `must`; else it goes without, and
     /// [`why_not`](Self::why_not) says so.
     fn guard(
@@ -328,7 +334,7 @@ impl State {
         let Some(running) = &self.gate else {
             let gate = Gate::new(&policy).map_err(denied)?;
             let failed = attach(&gate, names, config.gate, must)?;
-            self.gate = Some(Running { gate, watch: Watch::default() });
+            self.gate = Some(RunningGuard { gate, watch: GateWatch::default() });
             return Ok(failed);
         };
         let mut failed = attach(&running.gate, names, config.gate, must)?;
@@ -347,7 +353,7 @@ impl State {
 fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
     let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
     let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();
-    let mode = if choice == GateChoice::Generic { Mode::Auto } else { Mode::Native };
+    let mode = if choice == GateChoice::Generic { XdpMode::Auto } else { XdpMode::Native };
     let mut failed = Vec::new();
     for name in &new {
         match gate.attach(name, mode) {
@@ -373,14 +379,14 @@ fn denied(error: millrace_gate::Error) -> Error {
 }
 
 /// The relay itself keeps to the limit; what the gate does not know, it does not refuse.
-fn told(result: Result<u32, millrace_gate::Error>) {
+fn warn_on_error(result: Result<u32, millrace_gate::Error>) {
     if let Err(error) = result {
-        warn!(%error, "the gate does not know all sessions");
+        warn!(%error, "cannot tell the gate that a client's session began or ended: its count of sessions is wrong");
     }
 }
 
 fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
-    let place = |addr: &SocketAddr| Place {
+    let place = |addr: &SocketAddr| RulePlace {
         address: Some(addr.ip()).filter(|ip| !ip.is_unspecified()),
         port: Some(addr.port()),
     };
@@ -390,27 +396,27 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
     places.dedup();
     let mut modes = rules::Modes::default();
     // Tunnels with a small MTU fragment what QUIC must not send smaller, and the stack puts it together again.
-    modes.set(Rule::Fragment, rules::Mode::Off);
+    modes.set(Rule::Fragment, rules::RuleMode::Off);
     modes.set(
         Rule::Quota,
-        if config.gate_sessions.is_some() { rules::Mode::Enforce } else { rules::Mode::Off },
+        if config.gate_sessions.is_some() { rules::RuleMode::Enforce } else { rules::RuleMode::Off },
     );
-    let policy = rules::Policy {
+    let policy = rules::PolicyRules {
         modes,
-        live: rules::Live::Unknown,
+        live: rules::LiveRule::Unknown,
         counting: rules::Counting::Application,
         // A NAT may give a client any port but 0.
         reflectors: Vec::new(),
         quota: config.gate_sessions,
-        ..rules::Policy::default()
+        ..rules::PolicyRules::default()
     };
-    let scope = rules::Scope { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
-    // What is not for the relay's ports is none of its business.
-    let rules = rules::Rules { scopes: vec![scope], interface: rules::Modes::OFF, prefixes: Vec::new() };
+    let scope = rules::ScopeRules { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
+    // Packets to other ports than the relay's are left alone.
+    let rules = rules::GateRules { scopes: vec![scope], interface: rules::Modes::OFF, prefixes: Vec::new() };
     Policy { rules, load: room(config), token_keys: None }
 }
 
-/// What the policy has a use for; set at the start, since `gate-sessions` may change.
+/// Returns the sizes that the policy needs. They are fixed at the start, since `gate-sessions` may change.
 fn room(config: &Config) -> millrace_gate::Config {
     const HANDSHAKES: u32 = 1 << 14;
     const NONE: u32 = 64;
@@ -425,7 +431,7 @@ fn room(config: &Config) -> millrace_gate::Config {
     }
 }
 
-impl Drop for Seat {
+impl Drop for CountedSession {
     fn drop(&mut self) {
         if let Some(guard) = self.guard.upgrade() {
             guard.seats.lock().leave(self.client);
@@ -444,8 +450,8 @@ mod tests {
         let address = |n: u32| IpAddr::from([192, 0, 2, n as u8]);
         let taken = (0..300).filter(|n| seats.take(address(n / 2)).is_ok()).count();
         assert_eq!(taken, 16);
-        assert_eq!(crowded(seats.take(address(0)).unwrap_err()), Crowded::Client);
-        assert_eq!(crowded(seats.take(address(200)).unwrap_err()), Crowded::Network);
+        assert_eq!(crowded(seats.take(address(0)).unwrap_err()), TooManySessions::Client);
+        assert_eq!(crowded(seats.take(address(200)).unwrap_err()), TooManySessions::Network);
         assert!(seats.take([198, 51, 100, 1].into()).is_ok());
         // The limit goes up, and is taken away.
         seats.tell(None, Some(3));

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status`, `/events`, `/trace` and the web page over HTTP.
+//! `/metrics`, `/healthz`, `/status`, `/routes`, `/events`, `/trace` and the web page over HTTP.
 
 use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
@@ -12,15 +12,16 @@ use axum::{
 };
 use millrace_daemon::{
     daemon::{self, Observed},
-    http::{self, StartError, push::Channel},
+    http::{self, HttpStartError, push::Channel},
 };
-use millrace_relay::trace::{Tracer, Wanted};
+use millrace_moq::Namespace;
+use millrace_relay::trace::{EventFilter, EventTracer};
 
 use super::{
     events, metrics, page,
     status::{Status, StatusSource},
 };
-pub use millrace_daemon::http::{Server, access::Access};
+pub use millrace_daemon::http::{HttpServer, access::HttpAccess};
 
 /// Serves until the server is dropped.
 ///
@@ -29,19 +30,20 @@ pub use millrace_daemon::http::{Server, access::Access};
 pub async fn start(
     addr: SocketAddr,
     source: Arc<dyn StatusSource>,
-    tracer: Arc<Tracer>,
-    access: Access,
-) -> Result<Server, StartError> {
+    tracer: Arc<EventTracer>,
+    access: HttpAccess,
+) -> Result<HttpServer, HttpStartError> {
     http::serve(addr, router(source, tracer), access.with_public(page::PUBLIC)).await
 }
 
-fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
+fn router(source: Arc<dyn StatusSource>, tracer: Arc<EventTracer>) -> Router {
     let channel = events::channel(Arc::clone(&source));
-    let observed = Arc::new(Counted { source: Arc::clone(&source), channel: Arc::clone(&channel) });
+    let observed = Arc::new(CountedListeners { source: Arc::clone(&source), channel: Arc::clone(&channel) });
     let events = Router::new().route("/events", get(listen)).with_state(channel);
+    let routes = Router::new().route("/routes", get(routes)).with_state(Arc::clone(&source));
     let trace = Router::new().route("/trace", get(trace)).with_state(tracer);
     let page = page::router().with_state(source);
-    daemon::router(observed).merge(page).merge(events).merge(trace)
+    daemon::router(observed).merge(page).merge(events).merge(trace).merge(routes)
 }
 
 /// Server-sent events: a `status` a second.
@@ -49,9 +51,26 @@ async fn listen(State(channel): State<Arc<Channel>>) -> Response {
     channel.answer()
 }
 
+/// The routes to namespaces below `prefix`, all without one.
+async fn routes(State(source): State<Arc<dyn StatusSource>>, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let given = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "prefix");
+    let prefix = match given.map(|(_, prefix)| prefix.parse::<Namespace>()).transpose() {
+        Ok(prefix) => prefix.unwrap_or_default(),
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("prefix: {error}\n")).into_response(),
+    };
+    match source.routes(&prefix) {
+        Some(routes) => match serde_json::to_string(&routes) {
+            Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        },
+        None => (StatusCode::NOT_FOUND, "the relay is in no cluster\n").into_response(),
+    }
+}
+
 /// Lines of JSON until the viewer leaves.
-async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> Response {
-    let wanted = match Wanted::parse(query.as_deref().unwrap_or_default()) {
+async fn trace(State(tracer): State<Arc<EventTracer>>, RawQuery(query): RawQuery) -> Response {
+    let wanted = match EventFilter::parse(query.as_deref().unwrap_or_default()) {
         Ok(wanted) => wanted,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
@@ -64,12 +83,12 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
 }
 
 /// Adds the number of listeners to `/events` to a relay's status.
-struct Counted {
+struct CountedListeners {
     source: Arc<dyn StatusSource>,
     channel: Arc<Channel>,
 }
 
-impl Observed for Counted {
+impl Observed for CountedListeners {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
@@ -115,14 +134,14 @@ mod tests {
     use crate::{
         config::{Config, EngineChoice, Settings},
         server,
-        status::Web,
+        status::{RoutesStatus, Web},
         tls,
     };
 
     #[derive(Default)]
-    struct Fake(AtomicBool, AtomicUsize);
+    struct FakeStatusSource(AtomicBool, AtomicUsize);
 
-    impl StatusSource for Fake {
+    impl StatusSource for FakeStatusSource {
         fn status(&self) -> Status {
             millrace_relay::status::Status {
                 version: "test".into(),
@@ -130,6 +149,9 @@ mod tests {
                 ..Default::default()
             }
             .into()
+        }
+        fn routes(&self, prefix: &Namespace) -> Option<RoutesStatus> {
+            prefix.is_empty().then(RoutesStatus::default)
         }
         fn draining(&self) -> bool {
             self.0.load(Ordering::Relaxed)
@@ -145,32 +167,34 @@ mod tests {
         }
     }
 
-    /// Of a relay that does nothing.
-    fn tracer() -> Arc<Tracer> {
+    /// Returns the tracer of a relay that does nothing.
+    fn tracer() -> Arc<EventTracer> {
         let settings = Settings {
             listen: Some(vec![std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()]),
             ..Settings::default()
         };
         let config = Config { engine: EngineChoice::User, ..Config::new(settings, None).unwrap() };
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = server::Identity::of(certificate);
-        Arc::clone(server::Server::start(config, identity).unwrap().tracer())
+        let identity = server::RelayIdentity::from_certificate(certificate);
+        Arc::clone(server::RunningServer::start(config, identity).unwrap().tracer())
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn paths_are_served_to_whom_they_are_for() {
-        let source = Arc::new(Fake::default());
+        let source = Arc::new(FakeStatusSource::default());
         let directory = tempfile::tempdir().unwrap();
-        let access = Access::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
+        let access = HttpAccess::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
         let token = access.token().unwrap().text().to_owned();
         let server = start(([127, 0, 0, 1], 0).into(), source.clone(), tracer(), access).await.unwrap();
         let ask = async |path: &str, token: Option<&str>| {
-            let (addr, path, token) = (server.local_addr, path.to_owned(), token.map(str::to_owned));
+            let addr = server.local_addr;
+            let path = path.to_owned();
+            let token = token.map(str::to_owned);
             let asking = move || fetch(addr, &path, token.as_deref()); // exact: the source has fixed answers
             tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
         let get = async |path: &str| ask(path, Some(&token)).await;
-        for path in ["/status", "/events", "/metrics", "/trace", "/nowhere"] {
+        for path in ["/status", "/events", "/metrics", "/routes", "/trace", "/nowhere"] {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
@@ -196,21 +220,26 @@ mod tests {
         assert_eq!(code, 200);
         assert!(body.contains("millrace_relay_draining 1"), "{body}");
         assert_eq!(get("/nowhere").await.0, 404);
+        let routes: RoutesStatus = serde_json::from_str(&get("/routes").await.1).unwrap();
+        assert_eq!(routes, RoutesStatus::default());
+        assert_eq!(get("/routes?prefix=live").await.0, 404, "in no cluster");
+        assert_eq!(get("/routes?prefix=a//b").await.0, 400);
         for (query, part) in [("sample=0", "sample"), ("track=x", "track"), ("tracks=1", "tracks")] {
             let (code, body) = get(&format!("/trace?{query}")).await;
             assert!(code == 400 && body.starts_with(part), "{code} {body}");
         }
     }
 
-    /// With the token, but without manners.
+    /// The listeners have the token, but never read.
     #[tokio::test(flavor = "multi_thread")]
     async fn listeners_that_never_read_are_few_and_leave_no_trace() {
         const MANY: usize = 100;
         const PATIENCE: Duration = Duration::from_secs(60);
         let directory = tempfile::tempdir().unwrap();
-        let access = Access::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
+        let access = HttpAccess::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
         let token = access.token().unwrap().text().to_owned();
-        let server = start(([127, 0, 0, 1], 0).into(), Arc::new(Fake::default()), tracer(), access);
+        let server =
+            start(([127, 0, 0, 1], 0).into(), Arc::new(FakeStatusSource::default()), tracer(), access);
         let server = server.await.unwrap();
         let addr = server.local_addr;
         let mut listeners = Vec::new();

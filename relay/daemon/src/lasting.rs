@@ -10,7 +10,7 @@ use millrace_daemon::{
 use millrace_transport::LastingSecret;
 use tracing::info;
 
-use super::config::{Config, Identity};
+use super::config::{Config, IdentityConfig};
 
 /// The file with a Linux machine's ID (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -21,7 +21,7 @@ const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 /// # Errors
 /// A file cannot be read, or is not what it should be.
 pub fn read(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
-    let Some(path) = &config.reset_key_file else { return of_private_key(&config.identity) };
+    let Some(path) = &config.reset_key_file else { return derive_from_private_key(&config.identity) };
     match TokenFile::At(path.clone()).read() {
         Ok(token) => Ok(token.map(|token| LastingSecret::new(token.text().as_bytes(), b"file"))),
         // It is made when the relay starts.
@@ -41,15 +41,15 @@ pub fn read_or_make(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
     let secret = read(config)?;
     if secret.is_none() {
         info!(
-            "clients will not notice a restart of this relay before their idle time-out: the certificate is self-signed or the \
-             machine has no ID; name a file for the secret with --reset-key-file"
+            "clients will not notice a restart of this relay before their idle time-out, since the certificate is self-signed or the \
+             machine has no ID: name a file for the secret with --reset-key-file"
         );
     }
     Ok(secret)
 }
 
-fn of_private_key(identity: &Identity) -> anyhow::Result<Option<LastingSecret>> {
-    let Identity::Files { key, .. } = identity else { return Ok(None) };
+fn derive_from_private_key(identity: &IdentityConfig) -> anyhow::Result<Option<LastingSecret>> {
+    let IdentityConfig::Files { key, .. } = identity else { return Ok(None) };
     let Some(machine) = machine(Path::new(MACHINE_ID), Path::new(HOSTNAME)) else { return Ok(None) };
     let (key, _) = pem::private_key(key).context("tls-key")?;
     Ok(Some(LastingSecret::new(key.secret_der(), machine.as_bytes())))
@@ -76,7 +76,8 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path
         };
-        let (id, name) = (at("id", "0123456789abcdef0123456789abcdef\n"), at("name", "relay1\n"));
+        let id = at("id", "0123456789abcdef0123456789abcdef\n");
+        let name = at("name", "relay1\n");
         assert_eq!(machine(&id, &name).unwrap(), "0123456789abcdef0123456789abcdef relay1");
         assert_ne!(machine(&id, &at("other", "relay2\n")), machine(&id, &name));
         assert_eq!(machine(&at("uninitialized", "uninitialized\n"), &name), None);

@@ -13,8 +13,8 @@ use millrace_daemon::http::asset::{Asset, asset};
 
 use super::status::{StatusSource, Web};
 
-/// Any page may ask for these, without a token: every client sees the certificate in its handshake, and the files are the
-/// same for all.
+/// Paths that any page may ask for without a token: every client sees the certificate in its handshake, and the files are
+/// the same for all.
 pub const PUBLIC: &[&str] = &[
     "/",
     "/shell.css",
@@ -58,7 +58,8 @@ async fn web(State(source): Source) -> Json<Web> {
     Json(source.web())
 }
 
-/// For players that are given an http:// URL: they ask at the relay's own address and port, over TCP.
+/// Returns the fingerprint for players that are given an http:// URL. They ask at the relay's own address and port, over
+/// TCP.
 async fn fingerprint(State(source): Source) -> Response {
     let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
     ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_that_is_built_is_served() {
+    fn every_file_of_the_web_page_is_served() {
         let built = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../web/dist/relay")).unwrap();
         for file in built {
             let name = file.unwrap().file_name().into_string().unwrap();

@@ -1,4 +1,4 @@
-//! From start-up to the end: signals, certificates that change, settings that are read again.
+//! Runs the relay from start-up to the end: signals, certificates that change, settings that are read again.
 
 use std::{
     sync::Arc,
@@ -6,8 +6,8 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_daemon::{daemon::Ends, log, memory::Memory, notify, pem};
-use millrace_relay::access::{Policy, keys};
+use millrace_daemon::{daemon::EndSignals, log, memory::MemoryTrimmer, notify, pem};
+use millrace_relay::access::{AccessPolicy, keys};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -15,7 +15,7 @@ use super::{
     access,
     config::{self, Config},
     http,
-    server::{self, Server},
+    server::{self, RunningServer},
     status::StatusSource,
     tls,
 };
@@ -31,44 +31,49 @@ const LOOKS: Duration = Duration::from_millis(500);
 /// It cannot start, or a second signal ends it before it is drained.
 pub async fn serve(
     config: Config,
-    identity: server::Identity,
+    identity: server::RelayIdentity,
     logs: &log::Handle,
     again: impl Fn() -> anyhow::Result<Config>,
 ) -> anyhow::Result<()> {
-    let mut ends = Ends::new()?;
+    let mut ends = EndSignals::new()?;
     let mut reload = signal(SignalKind::hangup())?;
-    let watch = tls::Watch::new(&config.identity, server::names(&config));
-    let watched = access::Watch::new(&config.access, &identity.policy);
+    let watch = tls::CertificateWatch::new(&config.identity, server::names(&config));
+    let watched = access::AccessFileWatch::new(&config.access, &identity.policy);
     log_access(&identity.policy, &config.access);
-    let (http_addr, http_access) = (config.http, config.http_access.clone());
+    let http_addr = config.http;
+    let http_access = config.http_access.clone();
     let made = config.identity.clone();
-    if let config::Identity::SelfSigned { .. } = config.identity {
+    if let config::IdentityConfig::SelfSigned { .. } = config.identity {
         info!(
             sha256 = tls::fingerprint(&identity.certificate),
-            "self-signed certificate, for trying out; clients take it with --tls-fingerprint"
+            "the relay has a self-signed certificate, for trying out: clients accept it with --tls-fingerprint SHA256"
         );
     }
     for complaint in pem::complaints(&identity.certificate) {
-        warn!("{}: {complaint}", config.identity);
+        warn!("the certificate of the relay, {}: {complaint}", config.identity);
     }
     let certificate = Arc::clone(&identity.certificate);
     if let Some(path) = &config.key_log_file {
-        warn!(path = %path.display(), "TLS secrets are written to a file: all sessions can be decrypted");
+        warn!(path = %path.display(), "the relay writes TLS secrets to a file: whoever reads it can decrypt all sessions");
     }
     if config.upstream.as_ref().is_some_and(|upstream| upstream.tls_root.is_none()) {
-        warn!("the upstream relay's certificate is not verified");
+        warn!("the upstream relay's certificate is not verified: anyone on the path can pose as that relay");
     }
-    let server = Arc::new(Server::start(config, identity)?);
+    let server = Arc::new(RunningServer::start(config, identity)?);
     let _http = match http_addr {
         Some(addr) => {
             let source = Arc::clone(&server) as Arc<dyn StatusSource>;
             let access = http_access.access()?;
             let token = access.token().map(|token| token.path().display().to_string());
             let http = http::start(addr, source, Arc::clone(server.tracer()), access).await?;
-            info!(addr = %http.local_addr, token, "metrics, health and status");
+            info!(addr = %http.local_addr, token, "HTTP serves metrics, health and status");
             match (http.local_addr.ip().is_loopback(), &token) {
-                (false, None) => warn!("http answers beyond this machine, to anyone"),
-                (false, Some(_)) => warn!("http answers beyond this machine, and is not encrypted"),
+                (false, None) => warn!(
+                    "the HTTP server answers beyond this machine, to anyone: set http-token-file, or listen on loopback"
+                ),
+                (false, Some(_)) => warn!(
+                    "the HTTP server answers beyond this machine, and is not encrypted: its token can be read on the way"
+                ),
                 (true, _) => {}
             }
             Some(http)
@@ -76,15 +81,15 @@ pub async fn serve(
         None => None,
     };
     // Nothing that can fail comes after it: what does not start changes no file that others use.
-    let mut written = tls::Written::default();
+    let mut written = tls::WrittenCertificate::default();
     written.write(&made, &certificate).context("tls-self-signed-out")?;
     server.warn_if_public();
     let (engine, reason) = server.engine();
     for addr in server.local_addrs() {
-        info!(%addr, engine, reason, "serving");
+        info!(%addr, engine, reason, "serving MoQ sessions");
     }
     notify::ready();
-    let reloading = keep_up(&server, (&made, written), (watch, watched), &mut reload, || {
+    let reloading = keep_up(&server, &made, written, watch, watched, &mut reload, || {
         logs.reopen();
         change(&server, again())
     });
@@ -94,22 +99,24 @@ pub async fn serve(
     }
     notify::stopping();
     tokio::select! {
-        () = server.drain() => info!("drained"),
-        _ = ends.again() => bail!(SECOND_SIGNAL),
+        () = server.drain() => info!("the drain is over: all sessions are closed, the relay ends"),
+        _ = ends.next_signal() => bail!(SECOND_SIGNAL),
     }
     Ok(())
 }
 
 /// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
 async fn keep_up(
-    server: &Server,
-    (made, mut written): (&config::Identity, tls::Written),
-    (mut watch, mut watched): (tls::Watch, access::Watch),
+    server: &RunningServer,
+    made: &config::IdentityConfig,
+    mut written: tls::WrittenCertificate,
+    mut watch: tls::CertificateWatch,
+    mut watched: access::AccessFileWatch,
     reload: &mut Signal,
-    on_reload: impl Fn() -> anyhow::Result<config::Access>,
+    on_reload: impl Fn() -> anyhow::Result<config::AccessConfig>,
 ) -> std::convert::Infallible {
     let mut looks = tokio::time::interval(LOOKS);
-    let mut memory = Memory::default();
+    let mut memory = MemoryTrimmer::default();
     loop {
         let asked = tokio::select! {
             _ = looks.tick() => false,
@@ -128,20 +135,25 @@ async fn keep_up(
         }
         match watch.look(asked) {
             Some(Ok(certificate)) => {
-                info!(sha256 = tls::fingerprint(&certificate), "new certificate");
+                info!(
+                    sha256 = tls::fingerprint(&certificate),
+                    "a new certificate is in use for new sessions"
+                );
                 server.set_certificate(&certificate);
                 if let Err(error) = written.write(made, &certificate) {
-                    error!(%error, "the new certificate is not in its file");
+                    error!(%error, "cannot write the new certificate to the file of tls-self-signed-out");
                 }
             }
-            Some(Err(error)) => error!(%error, "the new certificate is not usable, the old one stays"),
+            Some(Err(error)) => {
+                error!(%error, "the new certificate is not usable, so the old one stays in use")
+            }
             None => {}
         }
     }
 }
 
 /// Says what tokens are checked with, and whose keys speak for everybody.
-fn log_access(policy: &Policy, access: &config::Access) {
+fn log_access(policy: &AccessPolicy, access: &config::AccessConfig) {
     if policy.is_open() {
         return;
     }
@@ -150,16 +162,16 @@ fn log_access(policy: &Policy, access: &config::Access) {
         rules = policy.rule_count(),
         keys = keys::describe(&tokens.keys),
         revoked = tokens.revoked_count(),
-        "who may do what"
+        "access rules are in force"
     );
     if let Some(warning) = access.shared_trust() {
-        warn!("{warning}");
+        warn!("the access rules: {warning}");
     }
 }
 
-/// Runs with the engine, the gate and on the interfaces that the settings name now, as far as a running relay can take them;
-/// returns what they say of who may do what.
-fn change(server: &Server, config: anyhow::Result<Config>) -> anyhow::Result<config::Access> {
+/// Applies new settings of the engine, the gate and the interfaces, as far as a running relay can take them. Returns the
+/// settings of access.
+fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Result<config::AccessConfig> {
     let (engine, reason) = server.engine();
     let config = match config.and_then(|config| Ok(config.in_force(&server.running())?)) {
         Ok(config) => config,
@@ -167,7 +179,7 @@ fn change(server: &Server, config: anyhow::Result<Config>) -> anyhow::Result<con
             let reason = format!("{error:#}");
             error!(
                 error = reason,
-                engine, "the settings are not usable now, the relay goes on with those of before"
+                engine, "the new settings are not usable, so the relay goes on with those of before"
             );
             let done = Err(error);
             server.reloads.note(&done);
@@ -176,18 +188,18 @@ fn change(server: &Server, config: anyhow::Result<Config>) -> anyhow::Result<con
     };
     let gate = server.change_gate(&config);
     if let Err(error) = &gate {
-        error!(%error, "the settings are not usable now, the gate stays as it is");
+        error!(%error, "the new settings of the gate are not usable, so the gate stays as it is");
     }
     server.set_delays(&config);
     let changed = server.change_engine(&config).map_err(anyhow::Error::from);
     match &changed {
         Ok(()) => {
             let (engine, reason) = server.engine();
-            info!(engine, reason, "settings read again");
+            info!(engine, reason, "settings read again: they are in force");
         }
         Err(error) => error!(
             error = format!("{error:#}"),
-            engine, reason, "the settings are not usable now, the engine stays as it is"
+            engine, reason, "the new settings of the engine are not usable, so the engine stays as it is"
         ),
     }
     server.reloads.note(&gate.context("gate").and(changed));

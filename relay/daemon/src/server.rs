@@ -2,61 +2,71 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    sync::Arc,
+    sync::{
+        Arc, Weak,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
 };
 
 use anyhow::Context;
 use millrace_daemon::{daemon::Reloads, log, pem};
-use millrace_moq::tracks::cache;
+use millrace_moq::{HopId, Namespace, tracks::cache};
 use millrace_quic::{
-    keys::Suite,
+    keys::KeySuite,
     plane::{
-        congestion::Algorithm,
+        congestion::CongestionAlgorithm,
         downstream::{self, policy},
     },
     webtransport,
 };
 use millrace_relay::{
-    Bound,
-    access::{Access, Policy, Unread, keys},
-    trace::Tracer,
+    BoundRelay,
+    access::{Access, AccessPolicy, UnreadSetting, keys},
+    trace::EventTracer,
 };
 use millrace_relay_kernel as kernel;
 use millrace_transport as transport;
-use millrace_transport::BindError;
+use millrace_transport::{BindError, interfaces::InterfaceRoutes};
 use parking_lot::Mutex;
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 use tracing::{error, info, warn};
 
 use super::{
     access,
-    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue, Running},
-    engine::Chosen,
-    guard::{self, Follower, Guard},
-    lasting,
-    status::{Status, StatusSource, Web},
+    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, QueueConfig, RunningConfig},
+    discovery::{RelayDiscovery, RunningDiscovery},
+    engine::ChosenEngine,
+    guard::{self, InterfaceFollower, RelayGuard},
+    lasting, random,
+    share::{self, ShareMeter},
+    status::{self, Status, StatusSource, Web},
     tls,
 };
 
 /// A running relay.
-pub struct Server {
-    relay: millrace_relay::Server,
-    engine: Chosen,
-    /// Before the gate: what it still does must not outlive that.
-    _follower: Follower,
-    guard: Arc<Guard>,
+pub struct RunningServer {
+    relay: Arc<millrace_relay::Server>,
+    meter: Arc<ShareMeter>,
+    /// Ends the thread that measures when dropped.
+    _running: mpsc::Sender<()>,
+    engine: ChosenEngine,
+    /// Dropped before the gate: its work must not outlive that.
+    _follower: InterfaceFollower,
+    guard: Arc<RelayGuard>,
     access: Arc<Access>,
+    discovery: Option<RunningDiscovery>,
     /// SHA-256 of the certificate that is shown.
     fingerprint: Mutex<String>,
     is_self_signed: bool,
     has_webtransport: bool,
-    /// What it was started with.
-    started: Running,
+    /// Settings that it was started with and keeps.
+    started: RunningConfig,
     pub reloads: Reloads,
 }
 
 /// Secrets and identities that a relay starts with.
-pub struct Identity {
+pub struct RelayIdentity {
     pub certificate: Arc<CertifiedKey>,
     /// Roots for the upstream relay's certificate; `None`: it is not verified.
     pub upstream_roots: Option<Arc<RootCertStore>>,
@@ -64,24 +74,27 @@ pub struct Identity {
     pub upstream_certificate: Option<Arc<CertifiedKey>>,
     /// Roots for clients' certificates.
     pub client_roots: Option<Arc<RootCertStore>>,
-    /// Who may do what.
-    pub policy: Policy,
+    /// Access rules.
+    pub policy: AccessPolicy,
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// The secret by which clients of an earlier process see that the relay was restarted.
     pub lasting: Option<transport::LastingSecret>,
+    /// The discovery of other relays, ready to start.
+    pub discovery: Option<RelayDiscovery>,
 }
 
-impl Identity {
+impl RelayIdentity {
     /// A certificate, and nothing else.
-    pub fn of(certificate: Arc<CertifiedKey>) -> Self {
+    pub fn from_certificate(certificate: Arc<CertifiedKey>) -> Self {
         Self {
             certificate,
             upstream_roots: None,
             upstream_certificate: None,
             client_roots: None,
-            policy: Policy::default(),
+            policy: AccessPolicy::default(),
             key_log: None,
             lasting: None,
+            discovery: None,
         }
     }
 
@@ -98,7 +111,7 @@ impl Identity {
         let shown = shown.map(|(cert, key)| pem::pair(cert, key)).transpose().context("upstream-tls-cert")?;
         let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
         let key_log = key_log.transpose().context("key-log-file")?;
-        let access::Loaded { policy, client_roots, .. } = access::read(&config.access)?;
+        let access::AccessFileContents { policy, client_roots, .. } = access::read(&config.access)?;
         Ok(Self {
             certificate,
             upstream_roots,
@@ -107,51 +120,66 @@ impl Identity {
             policy,
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
             lasting: lasting::read(config)?,
+            discovery: RelayDiscovery::read(config.cluster.as_ref(), config.upstream.as_ref())?,
         })
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum RelayStartError {
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error("engine kernel cannot run: {0}")]
     Engine(#[from] kernel::Error),
-    #[error("the gate cannot be: {0}")]
+    #[error("the gate cannot run: {0}")]
     Gate(#[from] guard::Error),
 }
 
-impl Server {
+impl RunningServer {
     /// Binds every address and starts to serve.
     ///
     /// # Errors
     /// An address cannot be had, the TLS settings are not usable, or the engine or the gate cannot run here.
-    pub fn start(config: Config, identity: Identity) -> Result<Self, StartError> {
+    pub fn start(config: Config, identity: RelayIdentity) -> Result<Self, RelayStartError> {
         let outgoing = match config.upstream {
             Some(_) => millrace_relay::outgoing_sockets(&config.listen)?,
             None => Vec::new(),
         };
         let ports: Vec<_> = outgoing.iter().flat_map(UdpSocket::local_addr).map(|addr| addr.port()).collect();
-        let engine = Chosen::start(&config, &ports)?;
+        let engine = ChosenEngine::start(&config, &ports)?;
         let access = Access::new(identity.policy.clone(), config.access.limits);
-        let bound = Bound::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?
+        let bound = BoundRelay::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?
             .with_access(Arc::clone(&access));
-        let guard = Guard::start(&config, bound.local_addrs())?;
-        let follower = Follower::start(&guard)?;
-        let relay = bound.serve(Arc::clone(&guard) as _);
+        let guard = RelayGuard::start(&config, bound.local_addrs())?;
+        let follower = InterfaceFollower::start(&guard)?;
+        let relay = Arc::new(bound.serve(Arc::clone(&guard) as _));
+        let discovery = identity.discovery.map(|discovery| discovery.start(&relay));
+        let meter = Arc::<ShareMeter>::default();
+        let (running, until) = mpsc::channel();
+        if engine.engine.offload.is_some() {
+            let relay = Arc::downgrade(&relay);
+            let meter = Arc::clone(&meter);
+            // Interfaces are those of the network namespace that the relay is started in, and so is a thread.
+            let thread = thread::Builder::new().name("relay-share".to_owned());
+            let begun = thread.spawn(move || measure(&relay, &meter, &until));
+            begun.map_err(kernel::Error::Thread)?;
+        }
         let fingerprint = Mutex::new(tls::fingerprint(&identity.certificate));
-        let is_self_signed = matches!(config.identity, config::Identity::SelfSigned { .. });
+        let is_self_signed = matches!(config.identity, config::IdentityConfig::SelfSigned { .. });
         let has_webtransport = config.web.is_some();
         Ok(Self {
             relay,
+            meter,
+            _running: running,
             engine,
             _follower: follower,
             guard,
             access,
+            discovery,
             fingerprint,
             is_self_signed,
             has_webtransport,
-            started: Running {
+            started: RunningConfig {
                 listen: config.listen,
                 max_sessions: config.max_sessions,
                 queue: config.queue,
@@ -160,12 +188,12 @@ impl Server {
         })
     }
 
-    /// The addresses that are served, ports filled in.
+    /// Returns the addresses that are served, ports filled in.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.relay.local_addrs()
     }
 
-    /// Which engine runs, and why.
+    /// Returns the engine that runs, and the reason for it.
     pub fn engine(&self) -> (&'static str, String) {
         self.engine.engine.describe()
     }
@@ -186,22 +214,22 @@ impl Server {
         self.guard.change(config)
     }
 
-    /// Media may wait for as long as `config` says now.
+    /// Sets how long media may wait, from `config`.
     pub fn set_delays(&self, config: &Config) {
         self.relay.set_delays(config.queue.delays.clone());
     }
 
-    /// Lets these say who may do what from now on, whatever is open included. Roots of clients' certificates are for new
-    /// sessions; those of open ones count for nothing while there are none.
-    pub fn set_access(&self, loaded: access::Loaded) {
-        let access::Loaded { mut policy, client_roots, mut unread } = loaded;
+    /// Puts these access rules in force, for open sessions, too. Roots of clients' certificates are for new sessions.
+    /// Certificates of open ones count for nothing while there are no roots.
+    pub fn set_access(&self, loaded: access::AccessFileContents) {
+        let access::AccessFileContents { mut policy, client_roots, mut unread } = loaded;
         if let Err(error) = self.relay.set_client_roots(client_roots.as_ref()) {
             let reason = format!("no client's certificate is taken: {error}");
-            unread.push(Unread { what: "client-ca".to_owned(), reason });
+            unread.push(UnreadSetting { what: "client-ca".to_owned(), reason });
             policy.doubts_certificates = true;
         }
-        for Unread { what, reason } in &unread {
-            error!(what, reason, "not usable as it is now: what it would allow is not allowed");
+        for UnreadSetting { what, reason } in &unread {
+            error!(what, reason, "a file of access rights is not usable: what it would allow is refused");
         }
         let tokens = &policy.tokens;
         info!(
@@ -209,7 +237,7 @@ impl Server {
             keys = keys::describe(&tokens.keys),
             revoked = tokens.revoked_count(),
             unread = unread.len(),
-            "who may do what was read again"
+            "access rules were read again"
         );
         self.access.set_policy(policy);
         self.access.set_unread(unread);
@@ -223,22 +251,22 @@ impl Server {
         }
     }
 
-    /// What stays as it is until the relay ends, whatever its settings say.
-    pub fn running(&self) -> Running {
-        Running { listen: self.local_addrs(), ..self.started.clone() }
+    /// Returns the settings that stay in force until the relay ends.
+    pub fn running(&self) -> RunningConfig {
+        RunningConfig { listen: self.local_addrs(), ..self.started.clone() }
     }
 
-    /// Anyone may do anything.
+    /// Reports whether anyone may do anything.
     pub fn is_open(&self) -> bool {
         self.access.policy().is_open()
     }
 
-    /// What happens to single packets.
-    pub fn tracer(&self) -> &Arc<Tracer> {
+    /// Returns the tracer of single packets.
+    pub fn tracer(&self) -> &Arc<EventTracer> {
         self.relay.tracer()
     }
 
-    /// New sessions are shown this certificate.
+    /// Sets the certificate that new sessions are shown.
     pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
         self.relay.set_certificate(certificate);
         *self.fingerprint.lock() = tls::fingerprint(certificate);
@@ -247,7 +275,11 @@ impl Server {
     /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
     /// all sessions.
     pub async fn drain(&self) {
+        self.discovery.iter().for_each(RunningDiscovery::drain);
         self.relay.drain().await;
+        if let Some(discovery) = &self.discovery {
+            discovery.end().await;
+        }
     }
 
     /// Closes all sessions now.
@@ -256,7 +288,7 @@ impl Server {
     }
 }
 
-impl StatusSource for Server {
+impl StatusSource for RunningServer {
     fn web(&self) -> Web {
         let addr = self.local_addrs().first().copied().filter(|_| self.has_webtransport);
         let local = addr.map(|addr| match addr.ip() {
@@ -280,7 +312,17 @@ impl StatusSource for Server {
         relay.totals.log_lines_dropped = log::dropped();
         relay.totals.log_lines_suppressed = log::suppressed();
         let reload = Some(self.reloads.latest());
-        Status { gate: self.guard.describe(), pid: std::process::id(), reload, ..relay.into() }
+        Status {
+            gate: self.guard.describe(),
+            shares: self.meter.shares(),
+            pid: std::process::id(),
+            reload,
+            ..relay.into()
+        }
+    }
+
+    fn routes(&self, prefix: &Namespace) -> Option<status::RoutesStatus> {
+        self.relay.routes(prefix)
     }
 
     fn draining(&self) -> bool {
@@ -292,20 +334,30 @@ impl StatusSource for Server {
     }
 }
 
-fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config {
+/// Measures the kernel's part in the media until the relay is gone.
+fn measure(relay: &Weak<millrace_relay::Server>, meter: &ShareMeter, until: &mpsc::Receiver<()>) {
+    let mut routes = InterfaceRoutes::default();
+    while until.recv_timeout(share::PERIOD) == Err(RecvTimeoutError::Timeout) {
+        let Some(relay) = relay.upgrade() else { return };
+        let status = relay.status();
+        routes.refresh();
+        meter.take(&status.engine, &status.sessions, &mut routes);
+    }
+}
+
+fn relay_config(config: &Config, identity: &RelayIdentity) -> millrace_relay::Config {
     millrace_relay::Config {
         listen: config.listen.clone(),
-        upstream: config.upstream.as_ref().map(|upstream| millrace_relay::Upstream {
-            url: upstream.url.clone(),
-            token: upstream.token.clone().map(access::token_file),
-        }),
+        upstreams: config.upstream.as_ref().map(upstreams).unwrap_or_default(),
+        cluster: config.cluster.as_ref().map(|cluster| cluster_of(cluster, config.upstream.as_ref())),
         transport: transport_config(config, identity),
-        cache: cache::Limits {
+        cache: cache::CacheLimits {
             bytes: usize::try_from(config.cache_bytes).unwrap_or(usize::MAX),
             age: config.cache_age,
         },
         max_sessions: config.max_sessions,
         max_tracks: config.max_tracks,
+        offloaded_tracks: (config.kernel.tracks as usize).div_ceil(8),
         linger: config.linger,
         drain_timeout: config.drain_timeout,
         goaway_uri: config.goaway_uri.clone(),
@@ -317,16 +369,48 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
     }
 }
 
-fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
+/// The upstream relays, with the same credentials for all.
+fn upstreams(upstream: &config::UpstreamConfig) -> Vec<millrace_relay::UpstreamRelay> {
+    let token = upstream.token.clone().map(access::token_file);
+    let with_token =
+        |url: &url::Url| millrace_relay::UpstreamRelay { url: url.clone(), token: token.clone() };
+    upstream.urls.iter().map(with_token).collect()
+}
+
+/// The cluster, whose relays are shown what upstream relays are.
+fn cluster_of(
+    cluster: &config::ClusterConfig,
+    upstream: Option<&config::UpstreamConfig>,
+) -> millrace_relay::RelayCluster {
+    let token = upstream.and_then(|upstream| upstream.token.clone()).map(access::token_file);
+    let peer = |peer: &config::PeerConfig| millrace_relay::ClusterPeer {
+        upstream: millrace_relay::UpstreamRelay { url: peer.url.clone(), token: token.clone() },
+        cost: peer.cost,
+        namespaces: peer.namespaces.clone(),
+    };
+    millrace_relay::RelayCluster {
+        hop: cluster.hop.unwrap_or_else(drawn_hop),
+        cost: cluster.cost,
+        peers: cluster.peers.iter().map(peer).collect(),
+        max_routes: cluster.max_routes,
+    }
+}
+
+/// Draws a hop ID. A start draws another one, so that routes by way of the process before are not taken for loops.
+fn drawn_hop() -> HopId {
+    HopId((random::number() & HopId::MAX.0).max(1))
+}
+
+fn transport_config(config: &Config, identity: &RelayIdentity) -> transport::Config {
     let suites = config.cipher_suites.iter().map(|suite| match suite {
-        CipherSuite::Chacha20Poly1305 => Suite::ChaCha20Poly1305,
-        CipherSuite::Aes128Gcm => Suite::Aes128Gcm,
-        CipherSuite::Aes256Gcm => Suite::Aes256Gcm,
+        CipherSuite::Chacha20Poly1305 => KeySuite::ChaCha20Poly1305,
+        CipherSuite::Aes128Gcm => KeySuite::Aes128Gcm,
+        CipherSuite::Aes256Gcm => KeySuite::Aes256Gcm,
     });
     let algorithm = match config.congestion_control {
-        CongestionControl::Cubic => Algorithm::Cubic,
-        CongestionControl::NewReno => Algorithm::NewReno,
-        CongestionControl::Bbr => Algorithm::Bbr,
+        CongestionControl::Cubic => CongestionAlgorithm::Cubic,
+        CongestionControl::NewReno => CongestionAlgorithm::NewReno,
+        CongestionControl::Bbr => CongestionAlgorithm::Bbr,
     };
     let base = transport::Config::default();
     transport::Config {
@@ -335,8 +419,8 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         client_roots: identity.client_roots.clone(),
         client_certificate: identity.upstream_certificate.clone(),
         trust: match &identity.upstream_roots {
-            Some(roots) => transport::tls::Trust::Roots(Arc::clone(roots)),
-            None => transport::tls::Trust::Anyone,
+            Some(roots) => transport::tls::ServerTrust::Roots(Arc::clone(roots)),
+            None => transport::tls::ServerTrust::Anyone,
         },
         suites: suites.collect(),
         alpn: (config.drafts.iter().map(|draft| draft.alpn()))
@@ -358,21 +442,25 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
     }
 }
 
-fn downstream_config(queue: &Queue, algorithm: Algorithm, base: downstream::Config) -> downstream::Config {
+fn downstream_config(
+    queue: &QueueConfig,
+    algorithm: CongestionAlgorithm,
+    base: downstream::Config,
+) -> downstream::Config {
     let policy = match queue.policy {
-        DropPolicy::Live => policy::Kind::Live,
-        DropPolicy::Tail => policy::Kind::Tail,
+        DropPolicy::Live => policy::PolicyKind::Live,
+        DropPolicy::Tail => policy::PolicyKind::Tail,
     };
     downstream::Config {
         algorithm,
         policy,
-        queue: policy::Limits { bytes: queue.bytes, ..base.queue },
-        datagram_pool: Some(Arc::new(downstream::Pool::new(queue.datagram_bytes))),
+        queue: policy::QueueLimits { bytes: queue.bytes, ..base.queue },
+        datagram_pool: Some(Arc::new(downstream::DatagramPool::new(queue.datagram_bytes))),
         ..base
     }
 }
 
-/// Names that a self-signed certificate is good for.
+/// Returns the names that a self-signed certificate is good for.
 pub fn names(config: &Config) -> Vec<String> {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let addresses = config.listen.iter().map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());

@@ -7,16 +7,25 @@ use millrace_daemon::render::{
     bytes, line, percent, span, table,
 };
 use millrace_moq::TrackName;
-use millrace_relay::status as relay;
+use millrace_relay::status::{self as relay, ClusterDiscoveryStatus};
 
-use super::status::{Session, Status, Track};
+use super::status::{MediaShare, RelaySessionStatus, RelayTrackStatus, Status};
 
-/// All of a status, with rates since `before`, in lines of that width if there is room for numbers and addresses.
+/// Renders a whole status, with rates since `before`. Lines have `width` columns if there is room for numbers and
+/// addresses.
 pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String {
     let mut out = String::new();
     summary(&mut out, status, before, width);
     if !status.sessions.is_empty() {
         sessions(&mut out, &status.sessions, width);
+    }
+    if !status.shares.sessions.is_empty() {
+        table(
+            &mut out,
+            width,
+            &LATELY,
+            status.shares.sessions.iter().map(|(session, share)| share_row(*session, share)),
+        );
     }
     outcomes(&mut out, width, ["RECEIVED", "PACKETS"], &status.engine.received);
     outcomes(&mut out, width, ["FRAMES", "COUNT"], &status.engine.frames);
@@ -36,7 +45,7 @@ pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String 
     out
 }
 
-fn sessions(out: &mut String, sessions: &[Session], width: usize) {
+fn sessions(out: &mut String, sessions: &[RelaySessionStatus], width: usize) {
     table(out, width, &WHO, sessions.iter().map(who_row));
     table(out, width, &PATH, sessions.iter().map(path_row));
     table(out, width, &SENT, sessions.iter().map(sent_row));
@@ -95,11 +104,35 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: us
             totals.kernel_unregistered
         ));
     }
+    for (interface, share) in &status.shares.interfaces {
+        say(format!("{interface}, last 10 s: {}", lately(share)));
+    }
     if let Some(upstream) = &status.upstream {
         match upstream.session {
             Some(session) => say(format!("upstream {}: session {session}", upstream.host)),
             None => say(format!("upstream {} is away: {}", upstream.host, upstream.reason)),
         }
+        for source in upstream.sources.iter().filter(|source| source.host != upstream.host) {
+            match source.reason.as_str() {
+                "" => say(format!("upstream {}: not in use", source.host)),
+                reason => say(format!("upstream {} did not answer: {reason}", source.host)),
+            }
+        }
+    }
+    if let Some(cluster) = &status.cluster {
+        let up = cluster.peers.iter().filter(|peer| peer.session.is_some()).count();
+        say(format!(
+            "cluster hop {}: {up} of {} peers, {} sessions with relays, {} routes to {} namespaces",
+            cluster.hop,
+            cluster.peers.len(),
+            cluster.links.len(),
+            cluster.routes,
+            cluster.namespaces
+        ));
+        for peer in cluster.peers.iter().filter(|peer| peer.session.is_none()) {
+            say(format!("peer {} is away: {}", peer.host, peer.reason));
+        }
+        cluster.discovery.iter().for_each(|discovery| say(found(discovery)));
     }
     if totals.log_lines_dropped > 0 {
         say(format!("{} log lines lost", totals.log_lines_dropped));
@@ -118,7 +151,7 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: us
     }
 }
 
-/// Of a session's path: RTT, how much of that is queues on the way, and how long media waited here, ms.
+/// Columns of a session's path: RTT, the part of it that is queues on the way, and how long media waited here, ms.
 const PATH: [(&str, Fit); 10] = [
     ("SESSION", Whole),
     ("RTT ms", Whole),
@@ -162,6 +195,10 @@ const KERNEL: [(&str, Fit); 8] = [
     ("UNREG", Whole),
 ];
 
+/// Columns of the share of the last ten seconds' bytes that the kernel sent, in percent, and of the reason for the rest.
+const LATELY: [(&str, Fit); 4] =
+    [("SESSION", Whole), ("LAST 10 s %", Whole), ("REST FOR", Whole), ("TO MEND", Text)];
+
 const TRACKS: [(&str, Fit); 8] = [
     ("TRACK", Name),
     ("ALIAS", Whole),
@@ -173,7 +210,7 @@ const TRACKS: [(&str, Fit); 8] = [
     ("LARGEST", Whole),
 ];
 
-fn who_row(session: &Session) -> Vec<String> {
+fn who_row(session: &RelaySessionStatus) -> Vec<String> {
     let count = |takes_part, count: u64| match (takes_part, count) {
         (false, 0) => "-".to_owned(),
         _ => count.to_string(),
@@ -188,7 +225,7 @@ fn who_row(session: &Session) -> Vec<String> {
     ]
 }
 
-fn path_row(session: &Session) -> Vec<String> {
+fn path_row(session: &RelaySessionStatus) -> Vec<String> {
     vec![
         session.id.to_string(),
         format!("{:.1}", session.rtt_us as f64 / 1000.0),
@@ -206,7 +243,7 @@ fn path_row(session: &Session) -> Vec<String> {
     ]
 }
 
-fn sent_row(session: &Session) -> Vec<String> {
+fn sent_row(session: &RelaySessionStatus) -> Vec<String> {
     vec![
         session.id.to_string(),
         session.quinn.packets.to_string(),
@@ -217,7 +254,7 @@ fn sent_row(session: &Session) -> Vec<String> {
     ]
 }
 
-/// A track as a user types it: `live/1.m4s`.
+/// Returns a track's name as a user types it: `live/1.m4s`.
 pub fn typed(track: &str) -> String {
     track.parse::<TrackName>().map_or_else(|_| track.to_owned(), |name| name.typed().to_string())
 }
@@ -227,7 +264,7 @@ fn reasons(counts: &BTreeMap<String, u64>) -> String {
     counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
 
-fn track_row(track: &Track) -> Vec<String> {
+fn track_row(track: &RelayTrackStatus) -> Vec<String> {
     vec![
         typed(&track.name),
         track.alias.to_string(),
@@ -240,8 +277,8 @@ fn track_row(track: &Track) -> Vec<String> {
     ]
 }
 
-/// What the kernel did for a session.
-fn kernel_row(session: &Session) -> Vec<String> {
+/// Returns the row of a session's packets that the kernel handled.
+fn kernel_row(session: &RelaySessionStatus) -> Vec<String> {
     let sealed = session.keystreams.unwrap_or_default().sealed;
     vec![
         session.id.to_string(),
@@ -255,8 +292,32 @@ fn kernel_row(session: &Session) -> Vec<String> {
     ]
 }
 
-/// What it did not; `None`: nothing.
-fn declined(session: &Session) -> Option<String> {
+/// Describes what the store says that relays are found through.
+pub fn found(discovery: &ClusterDiscoveryStatus) -> String {
+    let ClusterDiscoveryStatus { store, found, registered, error, failures } = discovery;
+    let own = if *registered { ", and has this relay's record" } else { "" };
+    match error.as_str() {
+        "" => format!("{store} names {found} other relays{own}"),
+        error => format!("{store} named {found} other relays, and fails now ({failures} failures): {error}"),
+    }
+}
+
+fn share_row(session: u64, share: &MediaShare) -> Vec<String> {
+    vec![session.to_string(), share.percent().to_string(), share.reason.clone(), share.remedy.clone()]
+}
+
+/// Describes the share that the kernel sent in the last ten seconds, and the reason for the rest.
+pub fn lately(share: &MediaShare) -> String {
+    let part = format!("{} % of {} by kernel", share.percent(), bytes(share.bytes));
+    match (share.reason.as_str(), share.remedy.as_str()) {
+        ("", _) => part,
+        (reason, "") => format!("{part}, the rest mostly for {reason}"),
+        (reason, remedy) => format!("{part}, the rest mostly for {reason}: {remedy}"),
+    }
+}
+
+/// Returns the copies that the kernel did not send to the session, by reason. `None` if there are none.
+fn declined(session: &RelaySessionStatus) -> Option<String> {
     let counts = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
     let counts = counts.map(|(reason, count)| format!("{reason} {count}"));
     let waits = (session.kernel_ready == Some(false)).then(|| match session.kernel_record.as_deref() {
@@ -280,26 +341,50 @@ pub(super) mod tests {
     use millrace_testkit::golden::assert_as_reviewed;
 
     use super::*;
-    use crate::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
+    use crate::status::{EngineStatus, KeystreamStatus, Keystreams, MediaShares, RelayTotals, SentStatus};
+
+    #[test]
+    fn share_is_shown_with_what_keeps_the_kernel_from_the_rest() {
+        let share = MediaShare {
+            bytes: 2 << 20,
+            by_kernel: 30_000,
+            reason: "super_packet".into(),
+            remedy: "ethtool -K eth0 gro off".into(),
+        };
+        let shares = MediaShares {
+            interfaces: [("eth0".to_owned(), share.clone())].into(),
+            sessions: [(4, share.clone())].into(),
+        };
+        let status = Status { shares, ..Status::default() };
+        let text = render(&status, None, 120);
+        for part in [
+            "eth0, last 10 s: 1 % of 2.0M by kernel, the rest mostly for super_packet: ethtool -K eth0 gro off",
+            "1  super_packet  ethtool -K eth0 gro off",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let all = MediaShare { by_kernel: share.bytes, reason: String::new(), ..share };
+        assert_eq!(lately(&all), "100 % of 2.0M by kernel");
+    }
 
     #[test]
     fn the_kernels_part_is_shown() {
         let counts = |counts: &[(&str, u64)]| {
             Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
         };
-        let sealed = KeystreamUse { hit: 51, stale: 52, miss: 53 };
-        let session = Session {
+        let sealed = KeystreamStatus { hit: 51, stale: 52, miss: 53 };
+        let session = RelaySessionStatus {
             id: 4,
-            kernel: Sent { packets: 300, bytes: 1 },
-            data_plane: Sent { packets: 100, bytes: 1 },
+            kernel: SentStatus { packets: 300, bytes: 1 },
+            data_plane: SentStatus { packets: 100, bytes: 1 },
             kernel_ready: Some(false),
             kernel_copies: counts(&[("sent", 300), ("window", 5), ("before", 6)]),
             kernel_deferred: 9,
-            keystreams: Some(Keystreams { sealed, opened: KeystreamUse::default() }),
+            keystreams: Some(Keystreams { sealed, opened: KeystreamStatus::default() }),
             ..session()
         };
         let status = relay::Status {
-            engine: Engine {
+            engine: EngineStatus {
                 name: "kernel".into(),
                 reason: "attached to eth0 by TCX".into(),
                 streams: 2,
@@ -307,9 +392,13 @@ pub(super) mod tests {
                 frames: counts(&[("ahead", 2), ("good", 68)]),
                 openings: counts(&[("bound", 21), ("order", 1)]),
                 copies: counts(&[("sent", 300)]),
-                ..Engine::default()
+                ..EngineStatus::default()
             },
-            totals: Totals { kernel: session.kernel, data_plane: session.data_plane, ..Totals::default() },
+            totals: RelayTotals {
+                kernel: session.kernel,
+                data_plane: session.data_plane,
+                ..RelayTotals::default()
+            },
             sessions: vec![session],
             ..relay::Status::default()
         };
@@ -331,11 +420,12 @@ pub(super) mod tests {
         }
     }
 
-    pub fn session() -> Session {
-        Session {
+    pub fn session() -> RelaySessionStatus {
+        RelaySessionStatus {
             id: 1,
             remote: ([192, 0, 2, 1], 4443).into(),
             upstream: false,
+            relay: false,
             publisher: false,
             subscriber: true,
             age_s: 0.0,
@@ -351,9 +441,9 @@ pub(super) mod tests {
             path_mtu: 1200,
             draft: 18,
             cipher: String::new(),
-            quinn: Sent::default(),
-            data_plane: Sent::default(),
-            kernel: Sent::default(),
+            quinn: SentStatus::default(),
+            data_plane: SentStatus::default(),
+            kernel: SentStatus::default(),
             kernel_refused: None,
             kernel_record: None,
             kernel_ready: None,
@@ -385,7 +475,7 @@ pub(super) mod tests {
         let address = "[2001:db8:85a3:1234:5678:9abc:def0:1234]:54321";
         let declined =
             ["window", "behind", "stream_credit", "data_credit", "stream_limit", "too_large", "no_neighbour"];
-        let busy = Session {
+        let busy = RelaySessionStatus {
             id: 12_345,
             remote: address.parse().unwrap(),
             publisher: true,
@@ -398,13 +488,13 @@ pub(super) mod tests {
             in_flight: 12_345_678,
             draft: 22,
             cipher: "chacha20-poly1305".into(),
-            quinn: Sent { packets: 123_456_789, bytes: 1 },
-            data_plane: Sent { packets: 1_234_567_890, bytes: 1 },
-            kernel: Sent { packets: 1_234_567_890, bytes: 1 },
+            quinn: SentStatus { packets: 123_456_789, bytes: 1 },
+            data_plane: SentStatus { packets: 1_234_567_890, bytes: 1 },
+            kernel: SentStatus { packets: 1_234_567_890, bytes: 1 },
             kernel_copies: Some(declined.iter().map(|it| ((*it).to_owned(), 1_234_567)).collect()),
             kernel_deferred: 1_234_567,
             keystreams: Some(Keystreams {
-                sealed: KeystreamUse { hit: 1_234_567_890, stale: 1_234_567, miss: 1_234_567 },
+                sealed: KeystreamStatus { hit: 1_234_567_890, stale: 1_234_567, miss: 1_234_567 },
                 ..Keystreams::default()
             }),
             packets_lost: 1_234_567,
@@ -416,7 +506,7 @@ pub(super) mod tests {
         let name = "a-namespace-of-many/characters-that-somebody-has-really-given-it/1.m4s";
         let (namespace, last) = name.rsplit_once('/').unwrap();
         let namespace = millrace_moq::Namespace::from_path(namespace).unwrap();
-        let track = Track {
+        let track = RelayTrackStatus {
             name: TrackName::new(namespace, last.as_bytes().to_vec()).unwrap().to_string(),
             alias: 12_345,
             publishers: 1,
@@ -428,19 +518,20 @@ pub(super) mod tests {
             owner: None,
         };
         let status = relay::Status {
-            engine: Engine {
+            engine: EngineStatus {
                 name: "kernel".into(),
                 reason: "attached to interface-of-a-long-name0, interface-of-a-long-name1 by TCX".into(),
-                ..Engine::default()
+                ..EngineStatus::default()
             },
             sessions: vec![busy],
             tracks: vec![track],
-            upstream: Some(relay::Upstream {
+            upstream: Some(relay::UpstreamStatus {
                 host: "relay.of-a-provider-with-a-long-name.example:4443".into(),
                 session: None,
                 reason: "the certificate is not of an authority that is known here".into(),
+                sources: vec![],
             }),
-            totals: Totals { log_lines_dropped: 3, ..Totals::default() },
+            totals: RelayTotals { log_lines_dropped: 3, ..RelayTotals::default() },
             ..relay::Status::default()
         };
         let before = relay::Status::default();
@@ -465,7 +556,7 @@ pub(super) mod tests {
 
     #[test]
     fn everything_an_operator_asks_for_is_shown() {
-        let track = Track {
+        let track = RelayTrackStatus {
             name: "live-bbb".into(),
             alias: 3,
             publishers: 1,
@@ -478,16 +569,20 @@ pub(super) mod tests {
         };
         let status = relay::Status {
             version: "1.2.3".into(),
-            engine: Engine { name: "user".into(), reason: "no kernel engine".into(), ..Engine::default() },
+            engine: EngineStatus {
+                name: "user".into(),
+                reason: "no kernel engine".into(),
+                ..EngineStatus::default()
+            },
             uptime_s: 61.0,
             tracks: vec![track],
             drops: [("too_far_behind".to_owned(), 5)].into(),
-            totals: Totals { objects_received: 150, ..Totals::default() },
+            totals: RelayTotals { objects_received: 150, ..RelayTotals::default() },
             ..relay::Status::default()
         };
         let before = relay::Status {
             uptime_s: 60.0,
-            totals: Totals { objects_received: 100, ..Totals::default() },
+            totals: RelayTotals { objects_received: 100, ..RelayTotals::default() },
             ..status.clone()
         };
         let text = render(&status.into(), Some(&before.into()), 80);

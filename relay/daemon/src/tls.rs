@@ -19,7 +19,7 @@ use nix::{
 use parking_lot::Mutex;
 use rustls::{crypto::ring, pki_types::PrivatePkcs8KeyDer, sign::CertifiedKey};
 
-use super::config::Identity;
+use super::config::IdentityConfig;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,33 +32,33 @@ pub enum Error {
         .0.display()
     )]
     Held(PathBuf),
-    #[error("no certificate could be made: {0}")]
+    #[error("cannot make a self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
     #[error("the certificate just made is not usable: {0}")]
     SelfSignedPair(rustls::Error),
 }
 
 /// Reads or makes the certificate. `names` (host names and addresses) are what a self-signed one is for.
-pub fn identity(identity: &Identity, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
+pub fn identity(identity: &IdentityConfig, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
     Ok(Arc::new(match identity {
-        Identity::Files { cert, key } => pem::pair(cert, key)?,
-        Identity::SelfSigned { .. } => self_signed(names)?,
+        IdentityConfig::Files { cert, key } => pem::pair(cert, key)?,
+        IdentityConfig::SelfSigned { .. } => self_signed(names)?,
     }))
 }
 
-/// The file that a certificate which was made is written to. It is locked for as long as this is there, so that another relay that is started
-/// with the same settings does not put its own certificate in its place.
+/// The file that the relay's own certificate is written to. It stays locked while this exists, so that another relay with the same settings
+/// does not replace the certificate.
 #[derive(Debug, Default)]
-pub struct Written(Option<Flock<File>>);
+pub struct WrittenCertificate(Option<Flock<File>>);
 
-impl Written {
-    /// Writes the certificate where the settings want it: beside first, so that nobody reads half of it. Not to be called before the relay
-    /// has its addresses: a relay that does not start leaves no certificate.
+impl WrittenCertificate {
+    /// Writes the certificate where the settings want it. It is written to another file first and renamed, so that nobody reads half of it.
+    /// Must not be called before the relay has its addresses: a relay that does not start leaves no certificate.
     ///
     /// # Errors
     /// The file cannot be written, or is another relay's.
-    pub fn write(&mut self, identity: &Identity, certified: &CertifiedKey) -> Result<(), Error> {
-        let Identity::SelfSigned { out: Some(path) } = identity else { return Ok(()) };
+    pub fn write(&mut self, identity: &IdentityConfig, certified: &CertifiedKey) -> Result<(), Error> {
+        let IdentityConfig::SelfSigned { out: Some(path) } = identity else { return Ok(()) };
         let Some(leaf) = certified.cert.first() else { return Ok(()) };
         if self.0.is_none() && is_held(path) {
             return Err(Error::Held(path.clone()));
@@ -80,7 +80,7 @@ impl Written {
     }
 }
 
-/// Whether a relay that runs has written the file.
+/// Reports whether a running relay has written the file.
 fn is_held(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
@@ -97,7 +97,7 @@ fn as_pem(certificate: &[u8]) -> String {
     text
 }
 
-/// After so long another certificate is made: half of what one is good for.
+/// Age at which another certificate is made: half of the time that one is valid.
 const RENEWAL: Duration = Duration::from_secs(6 * 86_400);
 
 /// An ECDSA P-256 certificate for 13 days: browsers take a certificate by its fingerprint only if it is
@@ -115,7 +115,7 @@ fn self_signed(names: Vec<String>) -> Result<CertifiedKey, Error> {
         .map_err(Error::SelfSignedPair)
 }
 
-/// SHA-256 of the leaf certificate, lower-case hexadecimal.
+/// Returns the SHA-256 of the leaf certificate in lower-case hexadecimal.
 pub fn fingerprint(certified: &CertifiedKey) -> String {
     let leaf = certified.cert.first().map(|cert| cert.as_ref()).unwrap_or_default();
     let digest = ::ring::digest::digest(&::ring::digest::SHA256, leaf);
@@ -129,21 +129,21 @@ pub fn fingerprint(certified: &CertifiedKey) -> String {
 /// the one that was made is old.
 ///
 /// A pair that does not fit is an error once, not at every look: the files are replaced one after the other.
-pub enum Watch {
+pub enum CertificateWatch {
     Files { cert: PathBuf, key: PathBuf, seen: [Option<Stamp>; 2] },
     Made { names: Vec<String>, at: SystemTime },
 }
 
 pub(super) type Stamp = (i64, i64, u64, u64);
 
-impl Watch {
+impl CertificateWatch {
     /// Starts from the files as they are, or from a certificate that was made now. `names`: as of [`identity`].
-    pub fn new(identity: &Identity, names: Vec<String>) -> Self {
+    pub fn new(identity: &IdentityConfig, names: Vec<String>) -> Self {
         match identity {
-            Identity::Files { cert, key } => {
+            IdentityConfig::Files { cert, key } => {
                 Self::Files { cert: cert.clone(), key: key.clone(), seen: [stamp(cert), stamp(key)] }
             }
-            Identity::SelfSigned { .. } => Self::Made { names, at: SystemTime::now() },
+            IdentityConfig::SelfSigned { .. } => Self::Made { names, at: SystemTime::now() },
         }
     }
 
@@ -208,21 +208,22 @@ mod tests {
 
     use super::*;
 
-    const MADE: Identity = Identity::SelfSigned { out: None };
+    const MADE: IdentityConfig = IdentityConfig::SelfSigned { out: None };
 
-    struct Files {
+    struct CertificateFiles {
         dir: tempfile::TempDir,
-        identity: Identity,
+        identity: IdentityConfig,
     }
 
-    fn files() -> Files {
+    fn files() -> CertificateFiles {
         let dir = tempfile::tempdir().unwrap();
-        let identity = Identity::Files { cert: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
-        Files { dir, identity }
+        let identity =
+            IdentityConfig::Files { cert: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
+        CertificateFiles { dir, identity }
     }
 
-    impl Files {
-        /// Writes beside and renames, as certificate tools do.
+    impl CertificateFiles {
+        /// Writes another file and renames it, as certificate tools do.
         fn put(&self, name: &str, text: &str) {
             let beside = self.dir.path().join("new");
             std::fs::write(&beside, text).unwrap();
@@ -244,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn a_made_certificate_is_made_anew_before_it_is_over() {
-        let mut watch = Watch::new(&MADE, vec!["localhost".into()]);
+    fn self_signed_certificate_is_renewed_before_it_expires() {
+        let mut watch = CertificateWatch::new(&MADE, vec!["localhost".into()]);
         assert!(watch.look(false).is_none());
         assert!(watch.look(true).is_none(), "there is nothing to read again");
-        let Watch::Made { at, .. } = &mut watch else { panic!() };
+        let CertificateWatch::Made { at, .. } = &mut watch else { panic!() };
         *at -= RENEWAL;
         let made = watch.look(false).unwrap().unwrap();
         let (_, cert) = x509_parser::parse_x509_certificate(&made.cert[0]).unwrap();
@@ -264,7 +265,7 @@ mod tests {
         files.put("cert.pem", &cert);
         files.put("key.pem", &key);
         let before = fingerprint(&identity(&files.identity, vec![]).unwrap());
-        let mut watch = Watch::new(&files.identity, vec![]);
+        let mut watch = CertificateWatch::new(&files.identity, vec![]);
         assert!(watch.look(false).is_none());
         assert!(matches!(watch.look(true), Some(Ok(_))));
 
@@ -287,14 +288,14 @@ mod tests {
     fn a_made_certificate_is_written_for_clients() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("relay.pem");
-        let made = Identity::SelfSigned { out: Some(out.clone()) };
+        let made = IdentityConfig::SelfSigned { out: Some(out.clone()) };
         let certified = identity(&made, vec!["localhost".into()]).unwrap();
-        Written::default().write(&made, &certified).unwrap();
+        WrittenCertificate::default().write(&made, &certified).unwrap();
         let read = CertificateDer::from_pem_file(&out).unwrap();
         assert_eq!(read, certified.cert[0]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
-        let nowhere = Identity::SelfSigned { out: Some("/nowhere/relay.pem".into()) };
-        let error = Written::default().write(&nowhere, &certified).unwrap_err().to_string();
+        let nowhere = IdentityConfig::SelfSigned { out: Some("/nowhere/relay.pem".into()) };
+        let error = WrittenCertificate::default().write(&nowhere, &certified).unwrap_err().to_string();
         assert!(error.contains("/nowhere/relay.pem"), "{error}");
     }
 
@@ -302,19 +303,19 @@ mod tests {
     fn the_certificate_of_a_relay_that_runs_stays_in_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("relay.pem");
-        let made = Identity::SelfSigned { out: Some(out.clone()) };
+        let made = IdentityConfig::SelfSigned { out: Some(out.clone()) };
         let [first, renewed, other] = [(); 3].map(|()| identity(&made, vec!["localhost".into()]).unwrap());
-        let mut running = Written::default();
+        let mut running = WrittenCertificate::default();
         running.write(&made, &first).unwrap();
         let in_file = || CertificateDer::from_pem_file(&out).unwrap();
         for mine in [first, renewed] {
             running.write(&made, &mine).unwrap();
-            let refused = Written::default().write(&made, &other).unwrap_err();
+            let refused = WrittenCertificate::default().write(&made, &other).unwrap_err();
             assert!(matches!(refused, Error::Held(_)), "{refused}");
             assert_eq!(in_file(), mine.cert[0]);
         }
         drop(running);
-        Written::default().write(&made, &other).unwrap();
+        WrittenCertificate::default().write(&made, &other).unwrap();
         assert_eq!(in_file(), other.cert[0], "nobody runs with the one before");
     }
 

@@ -1,34 +1,35 @@
-//! The program's times as `Instant`s.
+//! Converts times of the BPF program to `Instant`s.
 
 use std::time::{Duration, Instant};
 
 use millrace_transport::clock::monotonic_ns;
 
-/// Microseconds.
+/// The longest time, in microseconds, that a packet may have waited in the deferred socket.
 const MOST_WAITING: u32 = 1_000_000;
 
-/// `Instant` is of the same clock, CLOCK_MONOTONIC, but does not say its time.
-pub(super) struct Clock {
+/// Converts between CLOCK_MONOTONIC in nanoseconds and `Instant`, which uses the same clock without revealing its
+/// value.
+pub(super) struct MonotonicClock {
     base: Instant,
     base_ns: u64,
 }
 
-impl Clock {
+impl MonotonicClock {
     pub fn new() -> Self {
         let base_ns = monotonic_ns();
         Self { base: Instant::now(), base_ns }
     }
 
-    /// Too late by the time that passed between the two readings in `new`.
+    /// Converts a time in nanoseconds. The result is too late by the time between the two clock readings in `new`.
     pub fn instant(&self, time_ns: u64) -> Instant {
         self.base + Duration::from_nanos(time_ns.saturating_sub(self.base_ns))
     }
 
-    /// The time not long before `now` that is `micros` microseconds, modulo 2^32.
+    /// Returns the time before `now` whose value in microseconds, modulo 2^32, is `micros`.
     pub fn before(&self, now: Instant, micros: u32) -> Option<Instant> {
         let now_ns = u128::from(self.base_ns) + now.saturating_duration_since(self.base).as_nanos();
         let passed = ((now_ns / 1000) as u32).wrapping_sub(micros);
-        // Nothing waits for longer than that: another packet ended with the same bytes.
+        // No packet waits for longer than that. The entry is from another packet whose last bytes were the same.
         (passed <= MOST_WAITING).then(|| now.checked_sub(Duration::from_micros(passed.into()))).flatten()
     }
 }
@@ -38,8 +39,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_in_32_bits_is_found_again() {
-        let clock = Clock { base: Instant::now(), base_ns: 1_500 };
+    fn kernel_time_in_32_bits_is_extended() {
+        let clock = MonotonicClock { base: Instant::now(), base_ns: 1_500 };
         let at = |micros| clock.base + Duration::from_micros(micros);
         let wraps = 1 << 32;
         for (now, micros, want) in [

@@ -1,7 +1,8 @@
-//! Keystreams ahead: a thread of its own computes what the kernel will XOR the next packets with, so that nothing
-//! else waits for it, and without a system call for any packet.
+//! Precomputes keystreams: a thread computes the bytes that the kernel will XOR the next packets with, so that no other
+//! work waits for it, and without a system call for each packet.
 //!
-//! Each direction of a connection that media passes in has a ring of keystreams; [`Ahead`] says how long that is.
+//! Each direction of a connection on which media passes has a ring of keystreams. [`KeystreamAhead`] decides its
+//! length.
 
 use std::{
     sync::{Arc, OnceLock, Weak},
@@ -9,58 +10,63 @@ use std::{
     time::Duration,
 };
 
-use crate::program::Want;
+use crate::program::WantedRing;
 use millrace_transport::ID_LEN;
 use tracing::debug;
 
 use super::{
-    Error, Kernel,
+    Error, RelayKernel,
     connection::KernelConnection,
-    keystream::{Ahead, Kept},
+    keystream::{KeystreamAhead, KeystreamPass},
 };
 
-/// How often rings are filled up. Twice what is used in this time is kept ahead, so a shorter tick takes less
-/// memory, and a longer one fewer wake-ups.
+/// How often the rings are filled. They hold twice what is used in this time. A shorter tick takes less memory, a
+/// longer one fewer wake-ups.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Frames of a packet of 1472 bytes, the most that Ethernet takes, with IDs of this relay's own.
+/// The most payload of a received packet: 1472 bytes of UDP payload fit Ethernet, less the QUIC header with this
+/// relay's connection ID, and the tag.
 const RECEIVED_TEXT: usize = 1472 - 1 - ID_LEN - 1 - 16;
 
-/// The thread that computes.
+/// The thread that computes keystreams.
 #[derive(Default)]
 pub(super) struct Computer(OnceLock<Thread>);
 
 impl Computer {
-    /// Has it look at once.
+    /// Makes the thread check the rings now.
     pub fn wake(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();
         }
     }
 
-    pub fn start(kernel: &Arc<Kernel>) -> Result<(), Error> {
+    pub fn start(kernel: &Arc<RelayKernel>) -> Result<(), Error> {
         let weak = Arc::downgrade(kernel);
         let thread = std::thread::Builder::new()
             .name("keystreams".to_owned())
             .spawn(move || work(&weak))
             .map_err(Error::Thread)?;
-        let _ = kernel.computer.0.set(thread.thread().clone()); // once
+        let _ = kernel.computer.0.set(thread.thread().clone()); // The computer's thread is started only once, so the cell is empty.
         Ok(())
     }
 }
 
-/// Until the engine is gone.
-fn work(kernel: &Weak<Kernel>) {
+/// Keeps the rings filled until the engine is dropped.
+fn work(kernel: &Weak<RelayKernel>) {
     while let Some(kernel) = kernel.upgrade() {
-        let kept =
-            kernel.connections().iter().map(|connection| keep(connection)).fold(Kept::default(), Kept::or);
-        // What was given back may have to be waited for.
+        let kept = kernel
+            .connections()
+            .iter()
+            .map(|connection| keep(connection))
+            .fold(KeystreamPass::default(), KeystreamPass::or);
+        // Entries that were given back can be reused only after the program runs that may have seen them.
         if kept.short
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()
         {
-            debug!(%error, "cannot wait for the kernel");
+            debug!(%error, "cannot wait until the kernel's keystreams can be used again");
         }
+        // The strong reference must not be kept while the thread sleeps, or the engine could not be dropped.
         drop(kernel);
         if kept.any {
             std::thread::park_timeout(TICK);
@@ -70,23 +76,23 @@ fn work(kernel: &Weak<Kernel>) {
     }
 }
 
-fn keep(connection: &KernelConnection) -> Kept {
+fn keep(connection: &KernelConnection) -> KeystreamPass {
     let sealing = connection.seal.keep(connection.downstream.next_number(), |len| {
-        let want = Want { len, text_bytes: usize::MAX };
+        let want = WantedRing { len, text_bytes: usize::MAX };
         connection.downstream.refill(want, compute(&connection.seal))
     });
     let Some(upstream) = connection.upstream() else { return sealing };
     let opening = connection.open.keep(upstream.expected(), |len| {
-        let want = Want { len, text_bytes: RECEIVED_TEXT };
+        let want = WantedRing { len, text_bytes: RECEIVED_TEXT };
         upstream.refill(connection.open.generation(), want, compute(&connection.open))
     });
     sealing.or(opening)
 }
 
-fn compute(ahead: &Ahead) -> impl crate::program::Compute {
+fn compute(ahead: &KeystreamAhead) -> impl crate::program::Compute {
     let mut key = None;
     move |generation, number, once, text| {
-        // Of one generation from the first to the last call.
+        // All calls of one refill are for one generation.
         let key = key.get_or_insert_with(|| ahead.key(generation));
         key.as_ref().is_some_and(|key| {
             key.compute(number, once, text);

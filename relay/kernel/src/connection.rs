@@ -1,4 +1,4 @@
-//! Connections as the kernel engine sees them.
+//! Connections that have a record in the kernel, or wait for one.
 
 use std::{
     sync::{
@@ -11,25 +11,29 @@ use std::{
 use millrace_quic::webtransport::Binding;
 
 use crate::program::{self as bpf, Forwarded};
-use millrace_transport::offload::{Claim, Ingress, Owner, Seen, Standing, Worth};
+use millrace_transport::offload::{
+    BeforeOffload, OffloadClaim, OffloadIngress, OffloadOwner, OffloadStanding, Worth,
+};
 use parking_lot::Mutex;
 
-use super::{Claimant, Kernel, deferred::Deferred, keystream::Ahead, queue::Place};
+use super::{
+    Claimant, RelayKernel, deferred::Deferred, keystream::KeystreamAhead, queue::ConnectionCommands,
+};
 
-/// A connection's claim to a record.
+/// A connection's claim to a record in the kernel's tables.
 pub(super) struct Claimed {
-    kernel: Arc<Kernel>,
+    kernel: Arc<RelayKernel>,
     number: u64,
 }
 
 impl Claimed {
-    pub fn new(kernel: Arc<Kernel>, claimant: Claimant) -> Self {
+    pub fn new(kernel: Arc<RelayKernel>, claimant: Claimant) -> Self {
         let number = kernel.records.enter(claimant, Instant::now());
         Self { kernel, number }
     }
 }
 
-impl Claim for Claimed {
+impl OffloadClaim for Claimed {
     fn set_worth(&self, worth: Worth) {
         self.kernel.claims_changed(self.kernel.records.set_worth(self.number, worth, Instant::now()));
     }
@@ -38,7 +42,7 @@ impl Claim for Claimed {
         self.kernel.claims_changed(self.kernel.records.end(self.number));
     }
 
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> OffloadStanding {
         self.kernel.records.standing(self.number)
     }
 }
@@ -49,9 +53,9 @@ impl Drop for Claimed {
     }
 }
 
-/// A record that was made for a claim; it counts as in use until this is dropped.
+/// A record that was granted to a claim. It counts as in use until this is dropped.
 struct Granted {
-    kernel: Arc<Kernel>,
+    kernel: Arc<RelayKernel>,
     claim: u64,
 }
 
@@ -61,41 +65,47 @@ impl Drop for Granted {
     }
 }
 
-/// A connection that has a record: the kernel may send on it, and open its packets.
+/// A connection with a record: the kernel may send on it, and decrypt its packets.
+///
+/// It lives from the grant of the record until the transport has been informed that the record is free. `upstream` is
+/// set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from then
+/// on no record is granted, and the engine's thread waits for program runs and informs the owner. `inbox` contains
+/// registrations that another thread has read from the ring for this connection. `waiting` is set after each push and
+/// cleared before each drain, so a registration may be looked for in vain, but none is missed.
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
-    /// Once a stream of the peer may be forwarded.
+    /// Set once a stream of the peer may be forwarded.
     pub upstream: OnceLock<bpf::UpstreamRecord>,
-    // Behind both: when they are gone the record is free.
+    // Dropped after both records: the claim's record is free only when they are gone.
     _granted: Granted,
-    /// Of the connection's endpoint.
+    /// The deferred socket of the connection's endpoint, if it has one.
     pub deferred: Option<Arc<Deferred>>,
-    pub seal: Ahead,
-    pub open: Ahead,
-    pub kernel: Arc<Kernel>,
-    owner: Weak<dyn Owner>,
-    /// Of a connection that is not bare.
+    pub seal: KeystreamAhead,
+    pub open: KeystreamAhead,
+    pub kernel: Arc<RelayKernel>,
+    owner: Weak<dyn OffloadOwner>,
+    /// The binding of the connection's WebTransport session. Unset without WebTransport.
     pub binding: OnceLock<Binding>,
-    /// Of tracks of the peer.
+    /// The openings of tracks that the peer publishes.
     pub openings: Mutex<Vec<Weak<dyn Binds>>>,
-    /// Commands to the engine's thread.
-    pub place: Place,
-    /// Set once the record is to be given back.
+    /// The connection's commands to the engine's thread.
+    pub place: ConnectionCommands,
+    /// Set once the record is being given back.
     pub is_released: AtomicBool,
     pub inbox: Mutex<Vec<Forwarded>>,
-    /// The inbox is not empty.
+    /// True while the inbox may contain entries.
     pub waiting: AtomicBool,
 }
 
-/// What streams of the peer may be bound to.
+/// Ingresses that the program may bind to streams of the peer.
 pub(super) trait Binds: Send + Sync {
-    /// What the program has bound to this stream.
-    fn take_bound(&self, stream: u64) -> Option<Arc<dyn Ingress>>;
+    /// Returns the ingress that the program has bound to this stream, if any.
+    fn take_bound(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
 }
 
 impl KernelConnection {
     pub fn new(
-        kernel: Arc<Kernel>,
+        kernel: Arc<RelayKernel>,
         downstream: bpf::DownstreamRecord,
         claim: u64,
         claimant: Claimant,
@@ -107,41 +117,42 @@ impl KernelConnection {
             upstream: OnceLock::new(),
             _granted: Granted { kernel: Arc::clone(&kernel), claim },
             deferred,
-            seal: Ahead::default(),
-            open: Ahead::default(),
+            seal: KeystreamAhead::default(),
+            open: KeystreamAhead::default(),
             kernel,
             owner,
             binding: OnceLock::new(),
             openings: Mutex::default(),
-            place: Place::default(),
+            place: ConnectionCommands::default(),
             is_released: AtomicBool::new(false),
             inbox: Mutex::default(),
             waiting: AtomicBool::new(false),
         }
     }
 
-    pub fn owner(&self) -> Option<Arc<dyn Owner>> {
+    pub fn owner(&self) -> Option<Arc<dyn OffloadOwner>> {
         self.owner.upgrade()
     }
 
-    /// The connection as one that media arrives on, if it is.
+    /// Returns the connection's record as an upstream, if media arrives on it.
     pub fn upstream(&self) -> Option<&bpf::UpstreamRecord> {
         self.upstream.get()
     }
 
-    /// Makes the kernel open the connection's packets, those that nothing was seen of.
-    pub fn open_from(&self, seen: &Seen) -> Result<&bpf::UpstreamRecord, millrace_kernel::Error> {
+    /// Makes the kernel decrypt the connection's packets. `seen` contains the packets and streams that userspace has
+    /// seen before, which the kernel must not treat as new.
+    pub fn open_from(&self, seen: &BeforeOffload) -> Result<&bpf::UpstreamRecord, millrace_kernel::Error> {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream_from(seen.packets, seen.streams)?;
             seen.begun.iter().for_each(|id| upstream.note_begun(*id));
             upstream.set_web(self.web_session());
             self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
-            let _ = self.upstream.set(upstream); // another was faster
+            let _ = self.upstream.set(upstream); // An error means that another thread was faster.
         }
         self.upstream().ok_or(millrace_kernel::Error::Full { what: "upstreams" })
     }
 
-    /// Returns the WebTransport session that streams and datagrams lie in, in both directions.
+    /// Returns the ID of the WebTransport session that the connection's streams and datagrams belong to.
     pub fn web_session(&self) -> Option<u64> {
         match self.binding.get() {
             Some(Binding::Session(id)) => Some(*id),
@@ -149,13 +160,13 @@ impl KernelConnection {
         }
     }
 
-    /// Something was sent on the connection, which [`Offload::drain`] will give.
+    /// Adds a sent packet to the inbox, which [`Offload::drain`] empties.
     pub fn put(&self, forwarded: Forwarded) {
         self.inbox.lock().push(forwarded);
         self.waiting.store(true, Ordering::Release);
     }
 
-    /// Whether there is something to drain.
+    /// Reports whether the inbox has to be drained.
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Acquire)
     }

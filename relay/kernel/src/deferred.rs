@@ -1,6 +1,6 @@
-//! Packets whose wake-up is deferred: everything in them was forwarded, and nobody else waits for it. They are steered
-//! to a socket of their own while this process sleeps. Once it is woken, by the ticker or a packet that came
-//! by the other socket, it reads this one first, and packets keep their order.
+//! Sockets for packets that need not wake this process, because the kernel has forwarded all of their content. They are
+//! steered to a socket of their own while the process sleeps. Once it is woken, by the ticker or by another packet, it
+//! reads that socket first, so that packets stay in order.
 
 use std::{
     net::UdpSocket,
@@ -11,26 +11,27 @@ use std::{
 use crate::program::DeferredSocket;
 use parking_lot::Mutex;
 
-/// Looks in vain after which a packet is not expected any more.
+/// The number of reads without a packet after which packets that are counted as waiting are considered dropped.
 const PATIENCE: u8 = 3;
 
-/// The socket, and who reads it.
+/// The deferred socket of an endpoint, and the task that reads it.
 pub(super) struct Deferred {
     pub handle: DeferredSocket,
     socket: UdpSocket,
-    /// Packets that were given up.
+    /// Number of packets that were dropped because the socket's buffer was full.
     dropped: AtomicU64,
-    /// Packets of publishers among those that were read.
+    /// The count of publishers' packets at the last sleep.
     media: AtomicU64,
+    // Reads in a row that found no packet.
     vain: AtomicU8,
     reader: Mutex<Option<Waker>>,
-    /// The ticker rests. No packet is deferred then.
+    /// True while the ticker rests. No packet is deferred then.
     resting: AtomicBool,
     ticker: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Deferred {
-    /// `ticker`: called when it is to tick again.
+    /// Makes the deferred socket of an endpoint. `ticker` is called when the ticker has to resume.
     pub fn new(handle: DeferredSocket, socket: UdpSocket, ticker: Box<dyn Fn() + Send + Sync>) -> Self {
         Self {
             handle,
@@ -48,49 +49,51 @@ impl Deferred {
         &self.socket
     }
 
-    /// Packets that did not wake this process.
+    /// Returns how many packets were steered to the socket and did not wake this process.
     pub fn packets(&self) -> u64 {
         self.handle.packets()
     }
 
-    /// Of these, packets that there was no room for.
+    /// Returns how many of these packets were dropped because the socket's buffer was full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Packets that wait to be read.
+    /// Returns how many packets wait in the socket.
     pub fn waiting(&self) -> u64 {
         self.packets().saturating_sub(self.handle.taken())
     }
 
-    /// Before packets are read: from now on all come by the other socket. Returns what [`Deferred::sleep`] wants to know.
+    /// Stops deferring packets. Called before packets are read. Returns the argument for [`Deferred::sleep`].
     pub fn wake(&self) -> u64 {
         self.handle.wake()
     }
 
-    /// After there was nothing more to read by the other socket.
+    /// Allows packets to be deferred again, after the other socket was read to its end.
     pub fn sleep(&self, others: u64) {
         self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
-        // Packets may be deferred again. Either this comes behind [`Deferred::rest`], and sees it, or packets go on waking.
+        // Packets may be deferred again, so the ticker is needed. If `rest` runs at the same time, either its flag is
+        // seen here, or packets go on waking this process.
         if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
             (self.ticker)();
         }
     }
 
-    /// The ticker rests until it is told: every packet wakes this process, the next of which tells it.
+    /// Lets the ticker rest. From now on every packet wakes this process, and the next one resumes the ticker.
     pub fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
         self.handle.wake();
     }
 
-    /// So many packets were read.
+    /// Counts packets that were read from the socket.
     pub fn on_read(&self, packets: u64) {
         self.handle.take(packets);
         self.vain.store(0, Ordering::Relaxed);
     }
 
-    /// There was nothing to read: what is counted is about to come, or was dropped for want of room.
+    /// Notes that the socket was empty. Packets that are counted as waiting may be just arriving, or were dropped
+    /// because the buffer was full.
     pub fn on_nothing(&self) {
         let missing = self.waiting();
         if self.vain.fetch_add(1, Ordering::Relaxed) >= PATIENCE {
@@ -100,7 +103,7 @@ impl Deferred {
         }
     }
 
-    /// Who is to be woken when somebody should look.
+    /// Sets the task that is woken when packets wait.
     pub fn set_reader(&self, waker: &Waker) {
         let mut reader = self.reader.lock();
         if !reader.as_ref().is_some_and(|reader| reader.will_wake(waker)) {
@@ -108,7 +111,8 @@ impl Deferred {
         }
     }
 
-    /// Has the reader look if there is something; returns how many packets of publishers that is.
+    /// Wakes the reader if packets wait. Returns how many packets of publishers have arrived since the last sleep, or
+    /// `None` if none waits.
     pub fn tick(&self) -> Option<u64> {
         if self.waiting() == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! What the kernel forwards from one connection to others.
+//! Implements the transport's ingresses and egresses: the media that the kernel forwards from one connection to others.
 
 use std::{
     any::Any,
@@ -16,15 +16,15 @@ use parking_lot::Mutex;
 
 use super::connection::KernelConnection;
 
-/// A slot of an upstream connection.
+/// A slot of a connection: a stream of the peer, or a track's datagrams.
 pub(super) struct KernelIngress {
-    // Before the connection, whose place in the kernel it names.
+    // Dropped before the connection, in whose kernel record it is.
     pub slot: Mutex<SlotRecord>,
     exclusive: AtomicBool,
     serial: u64,
-    /// Who may have a stream opened for it, and under which tag.
+    /// The connections on which a stream may be opened for this ingress, each with the tag of its subscription.
     pub prepared: Mutex<Vec<(Weak<KernelConnection>, u64)>>,
-    /// How many of them do not know yet what it carries.
+    /// How many of these subscriptions do not know yet what the ingress contains.
     pub unknown: AtomicUsize,
     connection: Arc<KernelConnection>,
     _held: Arc<dyn Any + Send + Sync>,
@@ -53,23 +53,23 @@ impl Drop for KernelIngress {
     fn drop(&mut self) {
         let prepared = std::mem::take(self.prepared.get_mut());
         if *self.unknown.get_mut() > 0 {
-            self.connection.kernel.gone(prepared);
+            self.connection.kernel.forget_prepared(prepared);
         }
     }
 }
 
-/// An entry of a slot.
+/// One subscriber's copy of a slot.
 pub(super) struct KernelEgress {
     ingress: Weak<KernelIngress>,
     key: EgressKey,
     from: Arc<KernelConnection>,
     to: Arc<KernelConnection>,
-    /// It has a stream.
+    /// True once the copy has a stream to the subscriber.
     opened: AtomicBool,
 }
 
 impl KernelEgress {
-    /// An egress that was added to the ingress' slot, or not.
+    /// Wraps an egress that was added to the slot of an ingress. Returns the reason if it could not be added.
     pub fn delegation(
         to: Arc<KernelConnection>,
         ingress: &Arc<KernelIngress>,
@@ -82,7 +82,7 @@ impl KernelEgress {
                 if matches!(error, millrace_kernel::Error::Unsettled { .. }) {
                     to.kernel.settle();
                 }
-                to.kernel.room.explain(&error, "userspace sends a stream");
+                to.kernel.room.explain(&error, "userspace sends a stream to a subscriber");
                 return Err(Declined(error.to_string()));
             }
         };
@@ -90,6 +90,7 @@ impl KernelEgress {
         if count.fetch_add(1, Ordering::Relaxed) == 0 {
             to.kernel.ticker.wake();
         }
+        // `|` and not `||`: both directions have to count the stream.
         if to.seal.add_stream() | ingress.connection.open.add_stream() {
             to.kernel.computer.wake();
         }
@@ -99,13 +100,13 @@ impl KernelEgress {
     }
 }
 
-impl offload::Made for KernelIngress {
+impl offload::OffloadResult for KernelIngress {
     fn is_over(&self) -> bool {
         self.connection.is_released.load(Ordering::Relaxed)
     }
 }
 
-impl offload::Ingress for KernelIngress {
+impl offload::OffloadIngress for KernelIngress {
     fn advance(&self, position: &Position) {
         let Position { offset, field, value, missing, left, previous, with_properties, ended, kind } =
             *position;
@@ -137,6 +138,14 @@ impl offload::Ingress for KernelIngress {
         self.serial
     }
 
+    fn claim_object(&self, object: (u64, u64)) -> bool {
+        self.slot.lock().claim_object(object)
+    }
+
+    fn skip_to(&self, largest: (u64, u64)) {
+        self.slot.lock().skip_to(largest.0, largest.1);
+    }
+
     fn on_adopted(&self) {
         self.unknown.fetch_sub(1, Ordering::Relaxed);
     }
@@ -149,7 +158,7 @@ impl Delegation for KernelEgress {
         }
     }
 
-    fn is_of(&self, ingress: &Arc<dyn offload::Ingress>) -> bool {
+    fn is_of(&self, ingress: &Arc<dyn offload::OffloadIngress>) -> bool {
         std::ptr::addr_eq(self.ingress.as_ptr(), Arc::as_ptr(ingress))
     }
 
@@ -183,8 +192,8 @@ impl Drop for KernelEgress {
     }
 }
 
-/// An ingress of this engine.
-pub(super) fn ours(ingress: &Arc<dyn offload::Ingress>) -> Result<Arc<KernelIngress>, Declined> {
+/// Returns the ingress as this engine's type, or declines if it belongs to another engine.
+pub(super) fn ours(ingress: &Arc<dyn offload::OffloadIngress>) -> Result<Arc<KernelIngress>, Declined> {
     let ingress = Arc::clone(ingress) as Arc<dyn Any + Send + Sync>;
     ingress.downcast().map_err(|_| Declined("another engine's ingress".to_owned()))
 }

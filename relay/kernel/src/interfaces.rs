@@ -1,38 +1,39 @@
-//! Where the fast path is attached, and whether it still is.
+//! The network interfaces that the BPF program is attached to.
 //!
-//! Interfaces go and come back, and anybody with the privilege can detach a program. Nothing is lost meanwhile, since
-//! userspace sends what the kernel does not.
+//! Interfaces may be removed and created again, and any privileged process can detach a program. No media is lost
+//! meanwhile, since userspace sends what the kernel does not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::program::Relay;
-use millrace_transport::offload::Interface;
+use crate::program::RelayProgram;
+use millrace_kernel::stack;
+use millrace_transport::offload::OffloadInterface;
 use nix::{libc, net::if_::if_nametoindex};
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::Error;
 
-/// The interfaces that media is to be forwarded from.
-pub(super) struct Interfaces {
-    places: Mutex<Vec<Place>>,
-    /// One is attached to.
+/// The interfaces that the kernel should forward from.
+pub(super) struct ForwardingInterfaces {
+    places: Mutex<Vec<ForwardingInterface>>,
+    /// True while the program is attached to at least one interface.
     any: AtomicBool,
-    /// Attach again where somebody else detached the program, or the interface was made anew.
+    /// Whether to attach again after another process has detached the program, or the interface was created again.
     persist: bool,
 }
 
-struct Place {
+struct ForwardingInterface {
     index: i32,
-    interface: Interface,
+    interface: OffloadInterface,
 }
 
-impl Interfaces {
+impl ForwardingInterfaces {
     pub fn new(persist: bool) -> Self {
         Self { places: Mutex::default(), any: AtomicBool::new(false), persist }
     }
 
-    pub fn list(&self) -> Vec<Interface> {
+    pub fn list(&self) -> Vec<OffloadInterface> {
         self.places.lock().iter().map(|place| place.interface.clone()).collect()
     }
 
@@ -40,24 +41,26 @@ impl Interfaces {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Attaches to these, in the calling thread's network namespace, and to no others.
+    /// Attaches to the named interfaces of the calling thread's network namespace, and detaches from all others.
     ///
     /// # Errors
-    /// One cannot be attached to; then nothing has changed.
-    pub fn set(&self, relay: &Relay, names: &[String]) -> Result<(), Error> {
+    /// Returns an error if one of them cannot be attached to. Nothing has changed then.
+    pub fn set(&self, relay: &RelayProgram, names: &[String]) -> Result<(), Error> {
         let mut places = self.places.lock();
-        let mut wanted: Vec<Place> = Vec::new();
-        let is_in = |places: &[Place], index| places.iter().any(|place| place.index == index);
+        let mut wanted: Vec<ForwardingInterface> = Vec::new();
+        let is_in = |places: &[ForwardingInterface], index| places.iter().any(|place| place.index == index);
         for name in names {
             match attach(relay, name) {
                 Ok(place) => wanted.push(place),
                 Err(error) => {
+                    // After a failure, the interfaces that this call has attached to are detached again.
                     let new = wanted.iter().filter(|place| !is_in(&places, place.index));
                     new.for_each(|place| relay.detach_from(place.index));
                     return Err(error);
                 }
             }
         }
+        // Interfaces are detached only when all others are attached, so a failure changes nothing.
         places
             .iter()
             .filter(|place| !is_in(&wanted, place.index))
@@ -67,52 +70,65 @@ impl Interfaces {
         Ok(())
     }
 
-    /// Finds out where it is attached no more, in the calling thread's network namespace.
-    pub fn look(&self, relay: &Relay) {
+    /// Checks whether the program is still attached to all interfaces of the calling thread's network namespace.
+    pub fn look(&self, relay: &RelayProgram) {
         let mut places = self.places.lock();
         for place in places.iter_mut() {
             let Some(reason) = place.trouble(relay) else { continue };
+            // The loss is logged once, until the program is attached again.
             if place.interface.attached.is_ok() {
-                warn!(interface = place.interface.name, reason, "the kernel forwards from there no more");
+                warn!(
+                    interface = place.interface.name,
+                    reason, "the kernel no longer forwards packets from this interface: userspace does"
+                );
                 relay.detach_from(place.index);
                 place.interface.attached = Err(reason);
             }
-            if self.persist && place.again(relay) {
-                info!(interface = place.interface.name, "the kernel forwards from there again");
+            if self.persist && place.reattach(relay) {
+                info!(
+                    interface = place.interface.name,
+                    "the kernel forwards packets from this interface again"
+                );
             }
         }
         self.note(&places);
     }
 
-    fn note(&self, places: &[Place]) {
+    fn note(&self, places: &[ForwardingInterface]) {
         self.any.store(places.iter().any(|place| place.interface.attached.is_ok()), Ordering::Relaxed);
     }
 }
 
-impl Place {
-    /// Why it is not attached.
-    fn trouble(&self, relay: &Relay) -> Option<String> {
+impl ForwardingInterface {
+    /// Returns the reason if the program is no longer attached to the interface.
+    fn trouble(&self, relay: &RelayProgram) -> Option<String> {
         let there = if_nametoindex(self.interface.name.as_str()).ok();
         match there.map(|index| index as i32) {
             None => Some("the interface is gone".to_owned()),
+            // An interface that is created again under the same name has another index.
             Some(index) if index != self.index => Some("the interface is another one now".to_owned()),
             Some(index) if relay.is_attached(index) => None,
             Some(_) => Some("somebody has detached the program".to_owned()),
         }
     }
 
-    /// Tries to attach again. What is in the way may stay there for long, and is logged once.
-    fn again(&mut self, relay: &Relay) -> bool {
+    /// Tries to attach again. The same obstacle is logged only once.
+    fn reattach(&mut self, relay: &RelayProgram) -> bool {
         match attach(relay, &self.interface.name) {
             Ok(place) => {
                 *self = place;
                 true
             }
+            // The disappearance of the interface was logged already.
             Err(Error::Interface { .. }) => false,
             Err(error) => {
                 let reason = error.to_string();
                 if self.interface.attached != Err(reason.clone()) {
-                    warn!(interface = self.interface.name, reason, "it cannot be attached to");
+                    warn!(
+                        interface = self.interface.name,
+                        reason,
+                        "cannot attach the relay's program to the interface, so userspace forwards its packets"
+                    );
                     self.interface.attached = Err(reason);
                 }
                 false
@@ -121,23 +137,27 @@ impl Place {
     }
 }
 
-fn attach(relay: &Relay, name: &str) -> Result<Place, Error> {
+fn attach(relay: &RelayProgram, name: &str) -> Result<ForwardingInterface, Error> {
     let index = if_nametoindex(name)
         .map_err(|errno| Error::Interface { name: name.to_owned(), source: errno.into() })?;
-    check(name)?;
     let index = index as i32;
+    check(name, index)?;
     let mechanism = relay.attach(index).map_err(|source| Error::Attach { name: name.to_owned(), source })?;
-    Ok(Place { index, interface: Interface { name: name.to_owned(), attached: Ok(mechanism.to_string()) } })
+    Ok(ForwardingInterface {
+        index,
+        interface: OffloadInterface { name: name.to_owned(), attached: Ok(mechanism.to_string()) },
+    })
 }
 
-/// Refuses interfaces whose packets do not begin with an Ethernet header (tunnels), and loopback, which has one but
-/// leads nowhere.
-fn check(name: &str) -> Result<(), Error> {
-    let kind = millrace_transport::interfaces::kind(name)
-        .map_err(|errno| Error::Interface { name: name.to_owned(), source: errno.into() })?;
+/// Refuses interfaces whose packets begin neither with an Ethernet header nor with an IP header (tun devices). Also
+/// refuses loopback, from which no other host is reached.
+fn check(name: &str, index: i32) -> Result<(), Error> {
+    let error = |source| Error::Interface { name: name.to_owned(), source };
+    let kind = millrace_transport::interfaces::kind(name).map_err(|errno| error(errno.into()))?;
     match kind {
         Some(libc::ARPHRD_ETHER) => Ok(()),
         Some(libc::ARPHRD_LOOPBACK) => Err(Error::Loopback { name: name.to_owned() }),
+        _ if stack::is_tun(index).map_err(error)? => Ok(()),
         _ => Err(Error::NotEthernet { name: name.to_owned() }),
     }
 }

@@ -1,44 +1,49 @@
-//! How far ahead the keystreams of one direction of a connection are computed, and with which keys.
+//! Decides how many keystreams are precomputed for one direction of a connection, and keeps the keys for them.
 
 use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use millrace_quic::{keys::Secret, keystream::KeystreamKey};
+use millrace_quic::{keys::TrafficSecret, keystream::KeystreamKey};
 
 use crate::program::Refill;
 use parking_lot::Mutex;
 
-/// Ticks without any stream after which a ring is given back.
+/// Ticks without a stream after which the ring of a direction is given back.
 const IDLE_TICKS: u32 = 200;
 
-/// One direction of a connection.
+/// One direction of a connection, for which keystreams are precomputed.
+///
+/// A direction is *idle*, or *kept* by the thread that computes keystreams. [`Self::add_stream`] makes it kept and
+/// wakes the thread. [`Self::keep`] makes it idle some ticks after the last stream. Both use `kept` and `streams` with
+/// sequential consistency: `keep` clears `kept` and then reads `streams`, `add_stream` counts in `streams` and then
+/// sets `kept`. So a stream that is added at that moment is noticed by one of them.
 #[derive(Default)]
-pub(super) struct Ahead {
-    keys: Mutex<Keys>,
-    /// Streams that the kernel forwards.
+pub(super) struct KeystreamAhead {
+    keys: Mutex<GenerationKeys>,
+    /// Streams that the kernel forwards in this direction.
     streams: AtomicUsize,
-    /// Whether the thread looks after it.
+    /// True while the thread keeps the ring filled.
     kept: AtomicBool,
     demand: Mutex<Demand>,
 }
 
-/// Two generations: the one in use, and the next or the one before.
+/// The keys of two generations: the one in use, and the next or the previous one.
 #[derive(Default)]
-struct Keys {
+struct GenerationKeys {
     generation: u16,
     by_parity: [Option<(u16, Arc<KeystreamKey>)>; 2],
 }
 
-impl Ahead {
-    /// The keys of a generation, in place of those of the last but one.
-    pub fn set_keys(&self, generation: u16, secret: &Secret) {
+impl KeystreamAhead {
+    /// Sets the keys of a generation. They replace those of the last generation but one.
+    pub fn set_keys(&self, generation: u16, secret: &TrafficSecret) {
         let key = KeystreamKey::new(secret).map(|key| (generation, Arc::new(key)));
         self.keys.lock().by_parity[usize::from(generation & 1)] = key;
     }
 
-    /// The generation in use.
+    /// Sets the generation in use.
     pub fn set_generation(&self, generation: u16) {
         self.keys.lock().generation = generation;
     }
@@ -53,7 +58,7 @@ impl Ahead {
         (*have == generation).then(|| Arc::clone(key))
     }
 
-    /// One stream more; returns whether the thread has to be told.
+    /// Counts a new stream. Returns true if the thread has to be woken.
     pub fn add_stream(&self) -> bool {
         self.streams.fetch_add(1, Ordering::SeqCst);
         !self.kept.swap(true, Ordering::SeqCst)
@@ -63,11 +68,11 @@ impl Ahead {
         self.streams.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Gives the ring the length that the demand asks for; `number` is the next packet's. Returns what `refill` says
-    /// and whether that is less than was wanted.
-    pub fn keep(&self, number: u64, refill: impl FnOnce(u32) -> Refill) -> Kept {
+    /// Adjusts the ring to the demand. `number` is the number of the next packet. `refill` gets the wanted length, and
+    /// fills the ring.
+    pub fn keep(&self, number: u64, refill: impl FnOnce(u32) -> Refill) -> KeystreamPass {
         if !self.kept.load(Ordering::SeqCst) {
-            return Kept::default();
+            return KeystreamPass::default();
         }
         let mut demand = self.demand.lock();
         let wanted = demand.tick(number, self.streams.load(Ordering::SeqCst) > 0);
@@ -76,38 +81,38 @@ impl Ahead {
         if wanted == 0 {
             *demand = Demand::default();
             self.kept.store(false, Ordering::SeqCst);
-            // One that came meanwhile found it kept.
+            // A stream that was added meanwhile has found the direction kept, so nobody wakes the thread for it.
             if self.streams.load(Ordering::SeqCst) > 0 {
                 self.kept.store(true, Ordering::SeqCst);
             }
         }
-        Kept { any: self.kept.load(Ordering::SeqCst), short: refill.len < wanted }
+        KeystreamPass { any: self.kept.load(Ordering::SeqCst), short: refill.len < wanted }
     }
 }
 
-/// What the thread found.
+/// The result of one pass over the rings of a connection.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Kept {
-    /// A ring has to be looked after.
+pub(super) struct KeystreamPass {
+    /// True if a ring is still kept.
     pub any: bool,
-    /// There was no room for all that was wanted.
+    /// True if a ring could not get its wanted length.
     pub short: bool,
 }
 
-impl Kept {
+impl KeystreamPass {
     pub fn or(self, other: Self) -> Self {
         Self { any: self.any || other.any, short: self.short || other.short }
     }
 }
 
-/// How many packets to be ahead: as many again as the most that were sent within a tick lately.
+/// Computes the wanted length of a ring: twice the most packets that were recently sent within a tick.
 #[derive(Debug, Default)]
 struct Demand {
-    /// The next packet number at the last tick.
+    /// The number of the next packet at the last tick.
     number: Option<u64>,
-    /// The most packets within a tick, times `UNIT`; it falls by half in some 2 seconds.
+    /// The most packets within a tick, times `UNIT`. It halves in about 2 seconds.
     peak: u64,
-    /// Length of the ring.
+    /// The present length of the ring.
     len: u32,
     idle: u32,
 }
@@ -118,7 +123,7 @@ impl Demand {
     const LEAST: u64 = 8;
     const MOST: u64 = 1 << 12;
 
-    /// The wanted length.
+    /// Returns the wanted length of the ring.
     fn tick(&mut self, number: u64, streams: bool) -> u32 {
         let used = number - self.number.replace(number).unwrap_or(number).min(number);
         self.idle = if streams { 0 } else { self.idle + 1 };
@@ -128,7 +133,7 @@ impl Demand {
         self.peak = (self.peak - self.peak / Self::DECAY).max(used.saturating_mul(Self::UNIT));
         let wanted = (2 * self.peak).div_ceil(Self::UNIT).clamp(Self::LEAST, Self::MOST);
         let wanted = wanted.next_power_of_two() as u32;
-        // It shrinks by half a while after it was half empty, lest it changes back and forth.
+        // The ring shrinks only to twice the wanted length, so that it does not change back and forth.
         if wanted >= self.len { wanted } else { (2 * wanted).min(self.len) }
     }
 }
@@ -137,7 +142,7 @@ impl Demand {
 mod tests {
     use super::*;
 
-    /// Runs ticks of `used` packets each; returns the length at the end.
+    /// Runs ticks with `used` packets each. Returns the length of the ring after the last.
     fn run(demand: &mut Demand, ticks: usize, used: u64) -> u32 {
         for _ in 0..ticks {
             let number = demand.number.unwrap_or(0) + used;

@@ -1,28 +1,30 @@
-//! Engine `kernel`: media of the streams that were delegated to it is forwarded at TC ingress, before any process
-//! wakes (`crate::program`).
+//! The engine `kernel` forwards media of the streams that were delegated to it, at TC ingress, before any process wakes
+//! (`crate::program`).
 //!
-//! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`), of which there are fewer than
-//! connections (`records`). The kernel says
-//! afterwards what it sent, for all connections in one ring: whoever looks there puts what belongs to others into their
-//! inboxes, where each connection finds its own under its own lock. Where nobody looks, a task does (`ticker`). What has to
-//! wait for the kernel is done by one thread (`worker`), which calls the connection back, and waits its turn in `queue`. Another
-//! one computes keystreams (`computer`).
+//! [`RelayKernel`] is the engine. Each connection that it sends on has a record in the kernel (`connection`). There are
+//! fewer records than connections (`records`). The kernel reports what it has sent in one ring for all connections. The
+//! thread that reads the ring puts other connections' entries into their inboxes, each with a lock of its own. If
+//! nobody reads the ring for a while, a task does (`ticker`).
 //!
-//! `KernelConnection` is the transport's [`offload::Offload`], and writes to the program's handles itself. Types have a word of their own
-//! in each layer: none in the trait, `Kernel` in the engine, `Record` in the handles. What the program's C has is in `program::intf`, under
-//! the names of C without `relay_`, and is written with `intf::` everywhere.
+//! Commands that have to wait for program runs are queued (`queue`). One thread carries them out and informs the
+//! connection (`worker`). Another thread precomputes keystreams (`computer`).
+//!
+//! `KernelConnection` implements the transport's [`offload::Offload`], and writes to the program's handles itself.
+//! Names show the layer: `Kernel` for types of the engine, `Record` for handles, neither for the traits. The structures
+//! of the C program are in `program::intf`, without their prefix `relay_`, and are always written with `intf::`.
 //!
 //! | what | trait, [`offload`] | engine | handle, [`program`] | memory, `intf` |
 //! | --- | --- | --- | --- | --- |
 //! | a connection | `Offload` | `KernelConnection` | `DownstreamRecord`, and `UpstreamRecord` once media arrives on it | `Downstream`, `Upstream` |
-//! | a stream of the peer, or a track's datagrams | `Ingress` | `KernelIngress` | `SlotRecord`, `IngressRecord` while there are copies | `Slot`, `Ingress` |
+//! | a stream of the peer, or a track's datagrams | `OffloadIngress` | `KernelIngress` | `SlotRecord`, `IngressRecord` while there are copies | `Slot`, `Ingress` |
 //! | a place in a stream | `millrace_moq`'s `Position` | | `PositionRecord` | `State` |
 //! | one subscriber's copy of a stream | `StreamCopy` | `KernelEgress` | `EgressRecord` | `Egress` |
 //! | one subscriber's copy of datagrams | `DatagramCopy` | `KernelEgress` | `DatagramRecord` | `Egress` |
 //! | one subscriber's copy of a stream that begins | `OpeningRequest`, of `OpeningTerms` | `KernelEgress` | `OpeningRecord` | `Egress` |
-//! | streams of the peer that begin | `Openings` | `KernelOpenings` | `TrackRecord` | `Track` |
+//! | streams of the peer that begin | `OffloadOpenings` | `KernelOpenings` | `TrackRecord` | `Track` |
 //! | which end opens a stream | `OpeningSide` | | `OpeningRecordSide` | |
-//! | what became of a stream that began | | | `OpeningOutcome` | |
+//! | the outcome for a stream that began | | | `OpeningOutcome` | |
+#![deny(missing_docs)]
 
 mod clock;
 mod computer;
@@ -52,11 +54,11 @@ use std::{
     time::Instant,
 };
 
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 
 use crate::program::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, OpeningOutcome, Outcome};
 use millrace_transport::{
-    offload::{self, Attached, Owner, Status},
+    offload::{self, Attached, OffloadOwner, Status},
     trace,
 };
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
@@ -66,26 +68,28 @@ use thiserror::Error;
 use tracing::debug;
 
 use self::{
-    clock::Clock,
+    clock::MonotonicClock,
     computer::Computer,
     connection::{Claimed, KernelConnection},
     deferred::Deferred,
-    interfaces::Interfaces,
-    queue::Queue,
-    records::{Decision, Records},
-    room::Room,
-    socket::Socket,
+    interfaces::ForwardingInterfaces,
+    queue::CommandQueue,
+    records::{RecordClaims, RecordDecision},
+    room::FullTables,
+    socket::PairedSocket,
     ticker::Ticker,
     worker::SetInterfaces,
 };
 
-/// Receive buffer of a deferred socket, bytes.
+/// The receive buffer of a deferred socket, in bytes.
 const DEFERRED_BUFFER: usize = 4 << 20;
 
-/// What a packet takes of it at most: two pages of the network card's, and what describes it.
+/// The most bytes of that buffer that one packet takes: the network card's buffer, and the kernel's description of the
+/// packet.
 const DEFERRED_PACKET: usize = 4096 + 256;
 
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("the kernel's fast path cannot be loaded: {0}")]
     Load(#[source] millrace_kernel::Error),
@@ -99,52 +103,55 @@ pub enum Error {
     NoInterface,
     #[error("the kernel's fast path needs listen addresses with a port")]
     NoPort,
-    #[error("interface {name} does not carry Ethernet frames: tunnels cannot be forwarded from")]
+    #[error(
+        "interface {name} carries neither Ethernet frames nor a tun device's packets: such tunnels cannot be forwarded from"
+    )]
     NotEthernet { name: String },
     #[error("interface {name} is loopback: the kernel forwards between hosts")]
     Loopback { name: String },
-    #[error("nothing was loaded at start-up: restart the relay with engine kernel")]
+    #[error("engine kernel was not loaded at start-up: restart the relay with engine kernel")]
     NotLoaded,
-    #[error("the engine has stopped")]
+    #[error("the kernel engine has stopped")]
     Stopped,
-    #[error("cannot start a thread: {0}")]
+    #[error("cannot start a thread of the kernel engine: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// What the engine is made for.
+/// The parameters that the engine is started with.
 #[derive(Clone, Debug)]
-pub struct Setup<'a> {
+pub struct KernelSetup<'a> {
     /// UDP ports that the relay listens on.
     pub ports: Vec<u16>,
-    /// Length of this end's connection IDs.
+    /// The length of this relay's connection IDs, in bytes.
     pub id_len: usize,
-    /// Of the calling thread's network namespace.
+    /// Names of interfaces in the calling thread's network namespace.
     pub interfaces: &'a [String],
-    /// Attach again where somebody else detaches the program.
+    /// Whether to attach again after another process has detached the program.
     pub reattach: bool,
-    /// Memory for keystreams that are computed ahead.
+    /// Memory for precomputed keystreams, in bytes.
     pub keystream_bytes: u64,
-    pub limits: Limits,
+    /// The sizes of the kernel's tables, and the limits of one program run.
+    pub limits: KernelLimits,
 }
 
-/// How much the engine has room for, and how long it may take at a time.
+/// The sizes of the kernel's tables, and the limits of one program run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Connections that media arrives on.
+pub struct KernelLimits {
+    /// The most connections on which media may arrive.
     pub publishers: u32,
-    /// Connections in all, each of which media may leave on.
+    /// The most connections altogether. Media may be sent on each of them.
     pub sessions: u32,
-    /// Streams to subscribers at a time.
+    /// The most streams to subscribers that may be delegated at the same time.
     pub streams: u32,
-    /// Tracks for whose streams it may open streams to subscribers.
+    /// The most tracks for whose streams the kernel may open streams to subscribers.
     pub tracks: u32,
-    /// Packets that one received packet may become in one run of the program.
+    /// The most copies of a received packet that one run of the program makes.
     pub copies_per_run: u32,
-    /// Runs that one received packet may take.
+    /// The most runs of the program for one received packet.
     pub runs: u32,
 }
 
-impl Default for Limits {
+impl Default for KernelLimits {
     fn default() -> Self {
         Self {
             publishers: 256,
@@ -157,43 +164,43 @@ impl Default for Limits {
     }
 }
 
-/// The suites that the program has.
-const SUITES: &[Suite] = &[Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
+/// The cipher suites that the BPF program supports.
+const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
 
-/// Whoever may have a record.
+/// A connection that may get a record in the kernel.
 #[derive(Clone)]
 struct Claimant {
-    owner: Weak<dyn Owner>,
-    /// Packets that its endpoint reads later.
+    owner: Weak<dyn OffloadOwner>,
+    /// The deferred socket of its endpoint, if it has one.
     deferred: Option<Arc<Deferred>>,
 }
 
-/// The fast path, attached until it is dropped.
-pub struct Kernel {
-    relay: bpf::Relay,
-    interfaces: Interfaces,
-    /// By index of the downstream.
+/// The kernel engine. Its program is attached until it is dropped.
+pub struct RelayKernel {
+    relay: bpf::RelayProgram,
+    interfaces: ForwardingInterfaces,
+    /// The connections, by the index of their downstream record.
     connections: RwLock<Vec<Weak<KernelConnection>>>,
-    clock: Clock,
-    commands: Arc<Queue<KernelConnection, SetInterfaces>>,
-    records: Records<Claimant>,
+    clock: MonotonicClock,
+    commands: Arc<CommandQueue<KernelConnection, SetInterfaces>>,
+    records: RecordClaims<Claimant>,
     computer: Computer,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
-    /// Streams that are delegated to the kernel.
+    /// Number of streams that are delegated to the kernel.
     streams: AtomicUsize,
-    /// Streams that it may open.
+    /// Number of streams that are prepared for the kernel to open.
     prepared: AtomicUsize,
     max_streams: u32,
-    /// Registrations that no connection wanted any more.
+    /// Registrations of packets whose connection was gone.
     orphans: AtomicU64,
-    room: Room,
+    room: FullTables,
 }
 
-impl Kernel {
-    /// Loads the fast path, and attaches it.
-    pub fn start(setup: Setup<'_>) -> Result<Arc<Self>, Error> {
-        let Setup { ports, id_len, interfaces: names, reattach, keystream_bytes, limits } = setup;
+impl RelayKernel {
+    /// Loads the program, and attaches it to the interfaces.
+    pub fn start(setup: KernelSetup<'_>) -> Result<Arc<Self>, Error> {
+        let KernelSetup { ports, id_len, interfaces: names, reattach, keystream_bytes, limits } = setup;
         let config = bpf::Config {
             ports,
             id_len,
@@ -207,18 +214,19 @@ impl Kernel {
             max_runs: limits.runs,
             ..bpf::Config::default()
         };
-        let relay = bpf::Relay::load(&config)
+        let relay = bpf::RelayProgram::load(&config)
             .map_err(|error| if error.is_denied() { Error::Denied(error) } else { Error::Load(error) })?;
-        let interfaces = Interfaces::new(reattach);
+        let interfaces = ForwardingInterfaces::new(reattach);
         interfaces.set(&relay, names)?;
-        let (commands, taker) = Queue::new();
+        // The interfaces are attached before the threads start, so that a failure needs no clean-up.
+        let (commands, taker) = CommandQueue::new();
         let kernel = Arc::new(Self {
             relay,
             interfaces,
             connections: RwLock::default(),
-            clock: Clock::new(),
+            clock: MonotonicClock::new(),
             commands,
-            records: Records::new(limits.sessions as usize),
+            records: RecordClaims::new(limits.sessions as usize),
             computer: Computer::default(),
             ticker: Ticker::default(),
             deferred: RwLock::default(),
@@ -226,7 +234,7 @@ impl Kernel {
             prepared: AtomicUsize::new(0),
             max_streams: limits.streams,
             orphans: AtomicU64::new(0),
-            room: Room::default(),
+            room: FullTables::default(),
         });
         let weak = Arc::downgrade(&kernel);
         std::thread::Builder::new()
@@ -237,48 +245,51 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Whether anything can be forwarded at the moment.
+    /// Reports whether the program is attached to any interface.
     fn is_attached(&self) -> bool {
         self.interfaces.any()
     }
 
-    /// Forwards from these interfaces and from no others; waits for that. Where the program is missing it is attached
-    /// again.
+    /// Attaches to the named interfaces and to no others, and waits until that is done. Interfaces that have lost the
+    /// program get it again.
     ///
     /// # Errors
-    /// One of them cannot be attached to; then nothing has changed.
+    /// Returns an error if one of them cannot be attached to. Nothing has changed then.
     pub fn set_interfaces(&self, names: Vec<String>) -> Result<(), Error> {
         let (done, result) = mpsc::sync_channel(1);
         self.commands.order(SetInterfaces { names, done });
         result.recv().unwrap_or(Err(Error::Stopped))
     }
 
-    /// Streams that are delegated to the kernel at the moment.
+    /// Returns how many streams are delegated to the kernel.
     fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Makes records for the connections to which they are worth most, and recalls those of others. Called by the engine's thread only.
+    /// Grants records to the connections that value them most, and recalls those of others. Called only by the engine's
+    /// thread.
     fn decide(self: &Arc<Self>) {
         let decided = self.records.decide(Instant::now());
         if decided.is_short {
-            self.room
-                .explain(&millrace_kernel::Error::Full { what: "downstreams" }, "sessions wait for a record");
+            self.room.explain(
+                &millrace_kernel::Error::Full { what: "downstreams" },
+                "sessions wait for a place in the kernel's table",
+            );
         }
         for decision in decided.decisions {
             match decision {
-                Decision::Grant(claim, claimant) => self.grant(claim, claimant),
-                Decision::Recall(Claimant { owner, .. }) => {
+                RecordDecision::Grant(claim, claimant) => self.grant(claim, claimant),
+                RecordDecision::Recall(Claimant { owner, .. }) => {
                     owner.upgrade().into_iter().for_each(|owner| owner.on_offload_recalled(Instant::now()));
                 }
             }
         }
     }
 
-    /// Makes a record for a claim. If that has gone meanwhile, the record goes with it.
+    /// Makes a record for a claim. If the connection is gone meanwhile, the record is dropped at once.
     fn grant(self: &Arc<Self>, claim: u64, claimant: Claimant) {
         let record = match self.record(claim, &claimant) {
-            // Those of connections that have ended are free in a moment.
+            // Records of connections that have ended become free in a moment.
             Err(millrace_kernel::Error::Unsettled { .. }) => {
                 worker::settle(self);
                 self.record(claim, &claimant)
@@ -293,20 +304,22 @@ impl Kernel {
                     .for_each(|owner| owner.on_offload(Instant::now(), Arc::clone(&record) as _));
             }
             Err(error) => {
-                self.room.explain(&error, "served from userspace");
+                self.room.explain(&error, "userspace serves a session");
                 self.records.returned(claim);
             }
         }
     }
 
-    /// Makes a record on which the kernel may not send anything yet.
+    /// Makes a record with which the kernel may not send anything yet.
     fn record(
         self: &Arc<Self>,
         claim: u64,
         claimant: &Claimant,
     ) -> Result<Arc<KernelConnection>, millrace_kernel::Error> {
+        // The connection sets its path, keys and limits later. The kernel sends nothing before that.
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        let nowhere = bpf::Path { local: at, remote: at, id: Vec::new(), traffic_class: 0, flow_label: 0 };
+        let nowhere =
+            bpf::PacketPath { local: at, remote: at, id: Vec::new(), traffic_class: 0, flow_label: 0 };
         let downstream = self.relay.downstream(&nowhere, 0, 0)?;
         let index = downstream.id().index as usize;
         let connection =
@@ -315,17 +328,18 @@ impl Kernel {
         if connections.len() <= index {
             connections.resize_with(index + 1, Weak::new);
         }
+        // An earlier connection with this index is gone by now, so its reference is dead.
         connections[index] = Arc::downgrade(&connection);
         Ok(connection)
     }
 
-    /// A socket for packets that arrive at one of `like`'s family and need not wake this process. It is bound to the
-    /// loopback address: nobody else has anything to send there.
+    /// Binds a socket for deferred packets of an endpoint with an address like `like`. Its loopback address is unused:
+    /// packets get there only by steering.
     fn deferred_socket(self: &Arc<Self>, like: IpAddr) -> Result<Arc<Deferred>, Box<dyn std::error::Error>> {
         let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let socket = UdpSocket::bind((at, 0))?;
         socket.set_nonblocking(true)?;
-        // Who may attach programs may also go beyond the system's limit; the buffer says what it came to.
+        // A process that may load BPF programs may also exceed the system's limit. The actual size is read back.
         let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
         forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
         let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
@@ -343,18 +357,19 @@ impl Kernel {
         self.deferred.read().iter().filter_map(Weak::upgrade).map(|deferred| count(&deferred)).sum()
     }
 
-    /// Has deferred sockets read where something waits; returns the most packets of publishers that waited in one.
+    /// Wakes the readers of deferred sockets in which packets wait. Returns the most packets of publishers that wait in
+    /// one of them.
     fn look_at_deferred(&self) -> Option<u64> {
         let sockets = self.deferred.read();
         sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
     }
 
-    /// Has every packet wake this process, and the next one the ticker.
+    /// Makes every packet wake this process, and the next one resume the ticker.
     fn rest(&self) {
         self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
 
-    /// Puts everything that was registered into the connections' inboxes.
+    /// Reads all registrations from the ring, and puts them into the inboxes of their connections.
     fn sort(&self) {
         let connections = self.connections.read();
         self.relay.drain(|forwarded| {
@@ -370,25 +385,26 @@ impl Kernel {
         self.connections.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Has the thread wait for entries that cannot be handed out yet.
+    /// Makes the engine's thread wait for program runs, so that retired entries can be reused.
     fn settle(&self) {
         self.commands.wake();
     }
 
-    /// Wakes the thread to decide which connections get a record, if there is something to decide.
+    /// Wakes the engine's thread if there are records to grant or recall.
     fn claims_changed(&self, is_to_decide: bool) {
         if is_to_decide {
             self.commands.wake();
         }
     }
 
-    /// What streams were prepared for, or have been opened for, is gone.
-    fn gone(&self, prepared: Vec<(Weak<KernelConnection>, u64)>) {
+    /// Informs connections that an ingress is gone for which streams were prepared or opened on them.
+    fn forget_prepared(&self, prepared: Vec<(Weak<KernelConnection>, u64)>) {
         let owners = prepared.into_iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
-        owners.for_each(|(connection, tag)| self.commands.gone(connection, tag));
+        owners.for_each(|(connection, tag)| self.commands.remove_connection(connection, tag));
     }
 
-    /// Tells connections what was sent on them, where nothing else has done so. Returns whether there was anything.
+    /// Informs connections about packets that were sent on them, if nothing else has done so. Returns whether there
+    /// were any.
     fn look(&self) -> bool {
         if self.relay.needs_settling() {
             self.settle();
@@ -403,27 +419,28 @@ impl Kernel {
     }
 }
 
-impl offload::Engine for Kernel {
+impl offload::OffloadEngine for RelayKernel {
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached> {
         let deferred = self.deferred_socket(socket.local_addr()?.ip());
-        let deferred = deferred.inspect_err(|error| debug!(%error, "every packet wakes the relay")).ok();
+        let deferred = deferred.inspect_err(|error| debug!(%error, "there is no socket for deferred packets, so every packet wakes the relay")).ok();
         let socket = match &deferred {
-            Some(deferred) => Arc::new(Socket::new(socket, Arc::clone(deferred))?),
+            Some(deferred) => Arc::new(PairedSocket::new(socket, Arc::clone(deferred))?),
             None => TokioRuntime.wrap_udp_socket(socket)?,
         };
         self.ticker.start(&self);
         let enter = move |owner| {
             let claimant = Claimant { owner, deferred: deferred.clone() };
-            Box::new(Claimed::new(Arc::clone(&self), claimant)) as Box<dyn offload::Claim>
+            Box::new(Claimed::new(Arc::clone(&self), claimant)) as Box<dyn offload::OffloadClaim>
         };
         Ok(Attached { socket, enter: Box::new(enter), suites: SUITES })
     }
 
-    fn interfaces(&self) -> Vec<offload::Interface> {
+    fn interfaces(&self) -> Vec<offload::OffloadInterface> {
         self.interfaces.list()
     }
 
     fn status(&self) -> Status {
+        // If the counters cannot be read, the status shows none instead of zeroes.
         let counters = self.relay.counters().ok();
         let counters = counters.as_ref();
         Status {
@@ -449,32 +466,52 @@ impl offload::Engine for Kernel {
         }
     }
 
-    fn set_trace(&self, filter: Option<trace::Filter>) {
-        self.relay.set_tracing(filter.map(|trace::Filter { every, track, session }| bpf::Tracing {
-            every,
-            track,
-            session,
+    fn set_trace(&self, filter: Option<trace::PacketFilter>) {
+        self.relay.set_tracing(filter.map(|trace::PacketFilter { every, track, session }| {
+            bpf::RelayTraceSelection { every, track, session }
         }));
     }
 
-    fn drain_trace(&self, read: &mut dyn FnMut(trace::Event)) -> u64 {
+    fn drain_trace(&self, read: &mut dyn FnMut(trace::OffloadTraceEvent)) -> u64 {
         self.relay.drain_events(|event| read(described(&event)))
     }
 }
 
-fn described(event: &bpf::Event) -> trace::Event {
-    let bpf::Event { arrived_ns, time_ns, publisher, received, what } = *event;
+fn described(event: &bpf::ForwardingEvent) -> trace::OffloadTraceEvent {
+    let bpf::ForwardingEvent { arrived_ns, time_ns, publisher, received, what } = *event;
     let what = match what {
-        bpf::What::Packet { outcome, size } => trace::What::Packet { outcome: outcome.name(), size },
-        bpf::What::Copy { outcome, subscriber, sent, track, group, stream_id, offset, len, fin } => {
+        bpf::ForwardingEventKind::Packet { outcome, size } => {
+            trace::OffloadTraceKind::Packet { outcome: outcome.name(), size }
+        }
+        bpf::ForwardingEventKind::Copy {
+            outcome,
+            subscriber,
+            sent,
+            track,
+            group,
+            stream_id,
+            offset,
+            len,
+            fin,
+        } => {
             let outcome = outcome.name();
-            trace::What::Copy { outcome, subscriber, sent, track, group, stream_id, offset, len, fin }
+            trace::OffloadTraceKind::Copy {
+                outcome,
+                subscriber,
+                sent,
+                track,
+                group,
+                stream_id,
+                offset,
+                len,
+                fin,
+            }
         }
     };
-    trace::Event { arrived_ns, time_ns, publisher, received, what }
+    trace::OffloadTraceEvent { arrived_ns, time_ns, publisher, received, what }
 }
 
-impl Drop for Kernel {
+impl Drop for RelayKernel {
     fn drop(&mut self) {
         self.commands.close();
         self.computer.wake();

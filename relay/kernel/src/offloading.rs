@@ -1,4 +1,4 @@
-//! Connections as offloads.
+//! Implements the transport's `Offload` for connections that have a record in the kernel.
 
 use std::{
     any::Any,
@@ -12,14 +12,14 @@ use std::{
 
 use millrace_kernel::crypto::QuicKeys;
 use millrace_quic::{
-    keys::{Secret, Suite},
+    keys::{KeySuite, TrafficSecret},
     packet::ConnectionId,
-    plane::downstream::{Budget, StreamKey},
+    plane::downstream::{OffloadBudget, StreamKey},
     webtransport::Binding,
 };
 use millrace_transport::offload::{
-    self, Carried, ConnectionStatus, DatagramCopy, Declined, Delegation, KeystreamUse, Offload,
-    OpeningRequest, OpeningTerms, Origin, Path, Seen, Sent, StreamCopy,
+    self, BeforeOffload, ConnectionStatus, DatagramCopy, Declined, Delegation, KeystreamCounts, Offload,
+    OffloadOrigin, OffloadPath, OffloadSentPacket, OffloadedFrame, OpeningRequest, OpeningTerms, StreamCopy,
 };
 
 use super::{
@@ -36,7 +36,7 @@ impl Offload for KernelConnection {
 
     fn release(self: Arc<Self>) {
         self.is_released.store(true, Ordering::Relaxed);
-        // It is told when no run of the program can use it any more.
+        // The record becomes free once no run of the program can use it any more.
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.release(self);
     }
@@ -51,11 +51,11 @@ impl Offload for KernelConnection {
     }
 
     fn set_binding(&self, binding: Binding) {
-        let _ = self.binding.set(binding); // called once
+        let _ = self.binding.set(binding); // The binding is set only once for each connection.
         self.downstream.set_web(self.web_session());
     }
 
-    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]) {
+    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]) {
         let Some(keys) = quic_keys(secret, header) else { return };
         self.seal.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
@@ -63,11 +63,11 @@ impl Offload for KernelConnection {
     }
 
     fn on_key_update(&self) {
-        // What was computed ahead is stale.
+        // Precomputed keystreams belong to the old keys, so new ones are needed now.
         self.kernel.computer.wake();
     }
 
-    fn set_open_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]) {
+    fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]) {
         let (Some(_), Some(keys)) = (self.upstream(), quic_keys(secret, header)) else { return };
         self.open.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
@@ -89,7 +89,7 @@ impl Offload for KernelConnection {
         kernel.commands.set_id(self, *id, false);
     }
 
-    fn set_path(self: Arc<Self>, path: Path) {
+    fn set_path(self: Arc<Self>, path: OffloadPath) {
         let kernel = Arc::clone(&self.kernel);
         kernel.commands.set_path(self, path);
     }
@@ -102,10 +102,10 @@ impl Offload for KernelConnection {
         self.downstream.set_max_datagram(bytes);
     }
 
-    fn grant(&self, total: Budget) -> Budget {
+    fn grant(&self, total: OffloadBudget) -> OffloadBudget {
         let data = self.downstream.set_max_data(total.data);
         let bytes = self.downstream.set_max_bytes(total.bytes);
-        Budget { bytes, data }
+        OffloadBudget { bytes, data }
     }
 
     fn stop(&self) {
@@ -125,7 +125,7 @@ impl Offload for KernelConnection {
     }
 
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
-        // Before it was read, if it waited in a deferred socket.
+        // A packet from a deferred socket arrived some time before it was read.
         let arrived = self.kernel.relay.arrival(end);
         arrived.and_then(|at| self.kernel.clock.before(now, at)).unwrap_or(now)
     }
@@ -146,16 +146,18 @@ impl Offload for KernelConnection {
 
     fn ingress(
         self: Arc<Self>,
-        origin: Origin,
-        seen: Seen,
+        origin: OffloadOrigin,
+        seen: BeforeOffload,
         held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn offload::Ingress>> {
+    ) -> Option<Arc<dyn offload::OffloadIngress>> {
         let upstream = self.open_from(&seen);
-        let explain = |error: &_| self.kernel.room.explain(error, "packets are opened in userspace");
+        let explain = |error: &_| {
+            self.kernel.room.explain(error, "userspace decrypts the packets of a publisher's stream")
+        };
         let upstream = upstream.inspect_err(explain).ok()?;
         let slot = match origin {
-            Origin::Stream(id) => upstream.slot(id),
-            Origin::Datagrams(alias) => upstream.datagrams(alias),
+            OffloadOrigin::Stream(id) => upstream.slot(id),
+            OffloadOrigin::Datagrams(alias) => upstream.datagrams(alias),
         };
         Some(KernelIngress::new(self, slot, held))
     }
@@ -164,11 +166,12 @@ impl Offload for KernelConnection {
         self: Arc<Self>,
         alias: u64,
         last: (u64, u64),
-        seen: Seen,
+        seen: BeforeOffload,
         held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn offload::Openings>> {
-        let made = KernelOpenings::new(Arc::clone(&self), (alias, last), seen, held);
-        let explain = |error: &_| self.kernel.room.explain(error, "streams are opened in userspace");
+    ) -> Option<Arc<dyn offload::OffloadOpenings>> {
+        let made = KernelOpenings::new(Arc::clone(&self), alias, last, seen, held);
+        let explain =
+            |error: &_| self.kernel.room.explain(error, "userspace opens a track's streams to a subscriber");
         let made = made.inspect_err(explain).ok()?;
         let mut openings = self.openings.lock();
         openings.retain(|one| one.strong_count() > 0);
@@ -176,7 +179,8 @@ impl Offload for KernelConnection {
         Some(made)
     }
 
-    fn accept(&self, stream: u64) -> Option<Arc<dyn offload::Ingress>> {
+    fn accept(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
+        // A stream that userspace claims first is never bound to an opening. Otherwise the program has bound it.
         if self.upstream()?.take_stream(stream) {
             return None;
         }
@@ -194,7 +198,7 @@ impl Offload for KernelConnection {
 
     fn prepare(
         self: Arc<Self>,
-        ingress: &Arc<dyn offload::Ingress>,
+        ingress: &Arc<dyn offload::OffloadIngress>,
         request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
@@ -210,7 +214,7 @@ impl Offload for KernelConnection {
 
     fn delegate(
         self: Arc<Self>,
-        ingress: &Arc<dyn offload::Ingress>,
+        ingress: &Arc<dyn offload::OffloadIngress>,
         stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
@@ -223,7 +227,7 @@ impl Offload for KernelConnection {
 
     fn delegate_datagrams(
         self: Arc<Self>,
-        ingress: &Arc<dyn offload::Ingress>,
+        ingress: &Arc<dyn offload::OffloadIngress>,
         datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
@@ -234,7 +238,7 @@ impl Offload for KernelConnection {
     }
 
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
-        // Nothing more is sent, save what is about to be this very moment.
+        // The limit is set to 0 first. Only program runs that have already checked the old limit may still send.
         if let Some(delegation) = &delegation {
             delegation.set_max_offset(0);
         }
@@ -242,7 +246,9 @@ impl Offload for KernelConnection {
         kernel.commands.recall(self, key, delegation);
     }
 
-    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent)) {
+    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket)) {
+        // Any connection's thread may have read registrations of this one, so the inbox is looked at even if the ring
+        // was empty.
         self.kernel.sort();
         if self.waiting.swap(false, Ordering::AcqRel) {
             let forwarded = std::mem::take(&mut *self.inbox.lock());
@@ -277,29 +283,34 @@ impl Offload for KernelConnection {
     }
 }
 
-fn sent(one: &Forwarded) -> Sent {
+fn sent(one: &Forwarded) -> OffloadSentPacket {
     let carried = match one.object {
-        Some(object) => Carried::Datagram { group: one.offset, object },
-        None => {
-            Carried::Stream { id: one.id, offset: one.offset, len: one.len, fin: one.fin, credit: one.credit }
-        }
+        Some(object) => OffloadedFrame::Datagram { group: one.offset, object },
+        None => OffloadedFrame::Stream {
+            id: one.id,
+            offset: one.offset,
+            len: one.len,
+            fin: one.fin,
+            credit: one.credit,
+        },
     };
-    Sent { tag: one.tag, number: one.number, size: one.size, carried }
+    OffloadSentPacket { tag: one.tag, number: one.number, size: one.size, carried }
 }
 
-fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamUse {
-    KeystreamUse { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
+fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamCounts {
+    KeystreamCounts { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
 }
 
-/// The kernel's form of a generation's keys; `None`: it does not have the suite.
-fn quic_keys(secret: &Secret, header: &[u8; 32]) -> Option<QuicKeys> {
+/// Returns keys in the form that the BPF program uses, or `None` if it does not support the cipher suite.
+fn quic_keys(secret: &TrafficSecret, header: &[u8; 32]) -> Option<QuicKeys> {
     let material = secret.key_material();
     match secret.suite() {
-        Suite::ChaCha20Poly1305 => Some(QuicKeys::chacha20_poly1305(&material.key, &material.iv, header)),
-        Suite::Aes128Gcm => {
-            let (key, header) = (material.key.first_chunk()?, header.first_chunk()?);
+        KeySuite::ChaCha20Poly1305 => Some(QuicKeys::chacha20_poly1305(&material.key, &material.iv, header)),
+        KeySuite::Aes128Gcm => {
+            let key = material.key.first_chunk()?;
+            let header = header.first_chunk()?;
             Some(QuicKeys::aes128_gcm(key, &material.iv, header))
         }
-        Suite::Aes256Gcm => None,
+        KeySuite::Aes256Gcm => None,
     }
 }

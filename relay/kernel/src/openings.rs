@@ -1,4 +1,4 @@
-//! Openings: what streams of a publisher's track are bound to when they begin.
+//! The openings of a publisher's track: slots that are prepared for its next streams.
 
 use std::{
     any::Any,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::program as bpf;
-use millrace_transport::offload::{self, Seen};
+use millrace_transport::offload::{self, BeforeOffload};
 use parking_lot::Mutex;
 
 use super::{
@@ -17,20 +17,43 @@ use super::{
     ingress::KernelIngress,
 };
 
-/// Openings of a track that wait, at first. There are more where streams have found none.
+/// The number of openings that a track gets at first. It doubles when streams have found none.
 const FIRST: u32 = 4;
 
-/// The part of all egresses that the openings of one track may take.
-const PART: u32 = 8;
+/// The openings of one track may take an eighth of all egresses, or be a single one.
+const PART: usize = 8;
+
+/// The use of the kernel's egresses, from which the number of openings of a track follows.
+struct Supply {
+    /// Number of egresses in the kernel's table.
+    all: usize,
+    /// Number of egresses that wait for a stream to begin, for all tracks.
+    prepared: usize,
+    /// Number of egresses that one opening of this track takes: one for each subscriber.
+    subscribers: usize,
+}
+
+impl Supply {
+    /// Returns how many openings to add for a track that has `waiting` and wants `wanted`; busy tracks want more. A
+    /// track may have its first one while less than three quarters of all egresses are prepared, further ones while
+    /// less than half are, and an eighth of all egresses in total.
+    fn missing(&self, wanted: usize, waiting: usize) -> usize {
+        let Self { all, prepared, subscribers } = *self;
+        let room = |part: usize| part.saturating_sub(prepared).checked_div(subscribers).unwrap_or(0);
+        let first = usize::from(waiting == 0).min(room(all / 4 * 3));
+        let most = (all / PART).checked_div(subscribers).unwrap_or(0).min(wanted);
+        most.saturating_sub(waiting).min(room(all / 2)).max(first)
+    }
+}
 
 /// The openings of one track of a publisher.
 pub(super) struct KernelOpenings {
-    // Dropped first: then nothing more is bound.
+    // Dropped first, so that no further stream is bound.
     track: bpf::TrackRecord,
-    /// Those that nobody has taken, bound or not.
+    /// The openings whose stream userspace has not accepted yet, whether they are bound or not.
     openings: Mutex<Vec<Arc<KernelIngress>>>,
     wanted: AtomicU32,
-    /// Streams that had found none when `wanted` was set.
+    /// The count of streams without an opening when `wanted` was last adjusted.
     missed: AtomicU32,
     connection: Arc<KernelConnection>,
     held: Arc<dyn Any + Send + Sync>,
@@ -39,11 +62,13 @@ pub(super) struct KernelOpenings {
 impl KernelOpenings {
     pub fn new(
         connection: Arc<KernelConnection>,
-        (alias, last): (u64, (u64, u64)),
-        seen: Seen,
+        alias: u64,
+        last: (u64, u64),
+        seen: BeforeOffload,
         held: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>, millrace_kernel::Error> {
         let track = connection.open_from(&seen)?.track(alias, last)?;
+        // Userspace is woken to add openings when half of them are left.
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {
             track,
@@ -55,7 +80,8 @@ impl KernelOpenings {
         }))
     }
 
-    /// Openings that there should be.
+    /// Returns how many openings the track should have. Doubles the number if streams have found none since the last
+    /// call.
     fn wanted(&self) -> u32 {
         let missed = self.track.missed();
         if self.missed.swap(missed, Ordering::Relaxed) != missed {
@@ -68,7 +94,7 @@ impl KernelOpenings {
 }
 
 impl Binds for KernelOpenings {
-    fn take_bound(&self, stream: u64) -> Option<Arc<dyn offload::Ingress>> {
+    fn take_bound(&self, stream: u64) -> Option<Arc<dyn offload::OffloadIngress>> {
         let mut openings = self.openings.lock();
         let at = openings.iter().position(|opening| opening.slot.lock().bound() == Some(stream))?;
         let opening = openings.swap_remove(at);
@@ -77,28 +103,36 @@ impl Binds for KernelOpenings {
     }
 }
 
-impl offload::Made for KernelOpenings {
+impl offload::OffloadResult for KernelOpenings {
     fn is_over(&self) -> bool {
         self.connection.is_released.load(Ordering::Relaxed)
     }
 }
 
-impl offload::Openings for KernelOpenings {
+impl offload::OffloadOpenings for KernelOpenings {
     fn missing(&self, subscribers: usize) -> usize {
-        let most = (self.connection.kernel.max_streams / PART) as usize;
-        let most = most.checked_div(subscribers).unwrap_or(0);
-        let wanted = most.min(self.wanted() as usize);
-        wanted.saturating_sub(self.track.waiting() as usize)
+        let kernel = &self.connection.kernel;
+        let prepared = kernel.prepared.load(Ordering::Relaxed);
+        let supply = Supply { all: kernel.max_streams as usize, prepared, subscribers };
+        let waiting = self.track.waiting() as usize;
+        let missing = supply.missing(self.wanted() as usize, waiting);
+        if subscribers > 0 && waiting + missing == 0 {
+            let error = millrace_kernel::Error::Full { what: "egresses" };
+            kernel.room.explain(&error, "userspace opens a track's streams to subscribers");
+        }
+        missing
     }
 
-    fn make(&self) -> Option<Arc<dyn offload::Ingress>> {
+    fn make(&self) -> Option<Arc<dyn offload::OffloadIngress>> {
         let slot = self.connection.upstream()?.opening();
         let room = &self.connection.kernel.room;
-        let slot = slot.inspect_err(|error| room.explain(error, "streams are opened in userspace")).ok()?;
+        let slot = slot
+            .inspect_err(|error| room.explain(error, "userspace opens a track's streams to subscribers"))
+            .ok()?;
         Some(KernelIngress::new(Arc::clone(&self.connection), slot, Arc::clone(&self.held)))
     }
 
-    fn put(&self, opening: Arc<dyn offload::Ingress>) {
+    fn put(&self, opening: Arc<dyn offload::OffloadIngress>) {
         let opening = opening as Arc<dyn Any + Send + Sync>;
         let Ok(opening) = opening.downcast::<KernelIngress>() else { return };
         let mut openings = self.openings.lock();
@@ -108,13 +142,47 @@ impl offload::Openings for KernelOpenings {
         }
     }
 
-    fn waiting(&self) -> Vec<Arc<dyn offload::Ingress>> {
+    fn waiting(&self) -> Vec<Arc<dyn offload::OffloadIngress>> {
         let openings = self.openings.lock();
         let waiting = openings.iter().filter(|opening| opening.slot.lock().bound().is_none());
         waiting.map(|opening| Arc::clone(opening) as _).collect()
     }
 
-    fn began(&self, subgroup: (u64, u64)) {
-        self.track.began(subgroup);
+    fn claim(&self, subgroup: (u64, u64)) -> bool {
+        self.track.claim(subgroup)
+    }
+
+    fn close(&self) -> (u64, u64) {
+        let last = self.track.close();
+        self.openings.lock().retain(|opening| opening.slot.lock().bound().is_some());
+        last
+    }
+
+    fn has_bound(&self) -> bool {
+        self.openings.lock().iter().any(|opening| opening.slot.lock().bound().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_track_gets_an_opening_and_the_busiest_more() {
+        for (prepared, subscribers, wanted, waiting, missing, why) in [
+            (0, 8, 4, 0, 4, "as many as it wants"),
+            (32, 8, 64, 4, 60, "busy"),
+            (0, 1024, 64, 0, 4, "an eighth of all"),
+            (0, 5000, 64, 0, 1, "more subscribers than that"),
+            (5000, 5000, 64, 1, 0, "it has one"),
+            (16_384, 8, 4, 0, 1, "half are taken by others"),
+            (16_384, 8, 4, 1, 0, "likewise, and it has one"),
+            (24_576, 8, 4, 0, 0, "three quarters are"),
+            (0, 30_000, 4, 0, 0, "it would take nearly all"),
+            (0, 0, 4, 0, 0, "nobody watches it"),
+        ] {
+            let supply = Supply { all: 32_768, prepared, subscribers };
+            assert_eq!(supply.missing(wanted, waiting), missing, "{why}");
+        }
     }
 }

@@ -1,28 +1,29 @@
-//! The relay's fast path: forwards media at TC ingress, before any process wakes, for the connections and
-//! streams that userspace delegates to it.
+//! The relay's BPF program and its handles. It forwards media at TC ingress, before any process wakes, for the
+//! connections and streams that userspace delegates to it.
 //!
-//! Userspace stays the truth. Every packet also reaches it as it came, and it sends what the kernel did not:
+//! Userspace keeps the complete state. Every packet also reaches it unchanged, and it sends what the kernel did not.
+//! The steps are:
 //!
-//! 1. [`Relay::load`], then [`Relay::attach`] to each interface that media arrives on.
-//! 2. An [`UpstreamRecord`] for each connection that media arrives on, with its connection IDs and receive keys.
-//! 3. A [`DownstreamRecord`] for each subscriber's connection. [`DownstreamRecord::number`] is the packet number word
-//!    (`millrace_quic::number`) of both senders from then on; the send keys of a generation are
-//!    installed before anybody moves the word to it.
-//! 4. A [`SlotRecord`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
-//!    [`EgressRecord`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
-//!    [`DatagramRecord`] in the slot of a track's alias are the same for objects that come as datagrams.
-//!    [`SlotRecord::advance`] says how much of the stream userspace has, and where in its framing that ends: the program forwards
-//!    what follows there and is well-formed.
-//!    A [`TrackRecord`] has slots for streams that have not begun ([`UpstreamRecord::opening`]), with egresses that the program opens streams
-//!    for ([`SlotRecord::add_opened`]).
-//! 5. [`Relay::drain`] tells what was sent. Every packet is registered before it leaves. So whoever drains, and then looks
-//!    at an acknowledgement, knows the packets that it is about. There is one exception: while another CPU is registering
-//!    a packet, those registered after it cannot be read. So an unknown number below the word is no offence of the peer:
-//!    drain again.
+//! 1. [`RelayProgram::load`], then [`RelayProgram::attach`] to each interface that media arrives on.
+//! 2. An [`UpstreamRecord`] is made for each connection on which media arrives, with its connection IDs and receive
+//!    keys.
+//! 3. A [`DownstreamRecord`] is made for each subscriber's connection. From then on both senders draw packet numbers
+//!    from [`DownstreamRecord::number`] (`millrace_quic::number`). The send keys of a generation have to be installed
+//!    before the number word moves to that generation.
+//! 4. A [`SlotRecord`] is made for each stream of an upstream that is forwarded. Once userspace has opened a
+//!    subscriber's stream, an [`EgressRecord`] in the slot delegates it to the kernel. Removing the egress, or dropping
+//!    the slot, recalls it. [`DatagramRecord`] does the same for a track's datagrams. [`SlotRecord::advance`] tells the
+//!    program how far userspace has parsed the stream; the program forwards well-formed bytes after that position. A
+//!    [`TrackRecord`] has slots for streams that have not begun ([`UpstreamRecord::opening`]), with egresses for which
+//!    the program opens streams itself ([`SlotRecord::add_opened`]).
+//! 5. [`RelayProgram::drain`] reports the packets that were sent. Every packet is registered before it is sent, so
+//!    after a drain the packets of any received acknowledgement are known. There is one exception: while another CPU is
+//!    registering a packet, later registrations cannot be read. An unknown number below the number word is therefore no
+//!    protocol violation: drain again.
 //!
-//! All handles share the maps. When the [`Relay`] is detached or dropped, they stay valid, and have no effect. An entry that
-//! was removed is reused when every program run that may have seen it has ended. Waiting for that blocks the calling thread
-//! for some 10 ms; [`Relay::settle`] does it, and otherwise only what says so.
+//! All handles share the maps. They stay valid, but have no effect, when the [`RelayProgram`] is detached or dropped. A
+//! removed entry is reused only when all program runs that may have seen it have ended. Waiting for that blocks the
+//! calling thread for some 10 ms. Only [`RelayProgram::settle`] does it, and methods whose documentation says so.
 
 mod buddy;
 mod config;
@@ -45,47 +46,54 @@ use std::sync::{Arc, Mutex};
 
 pub use config::Config;
 pub use defer::DeferredSocket;
-pub use downstream::{DownstreamId, DownstreamRecord, Path};
+pub use downstream::{DownstreamId, DownstreamRecord, PacketPath};
 pub use ingress::PositionRecord;
-pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome};
+pub use keystream::{Compute, Refill, WantedRing};
+pub use outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, OpeningOutcome, Outcome, RelayCounters};
 pub use slot::{DatagramRecord, EgressKey, EgressRecord, OpeningRecord, OpeningRecordSide, SlotRecord};
-pub use trace::{Event, Tracing, What};
+pub use trace::{ForwardingEvent, ForwardingEventKind, RelayTraceSelection};
 pub use track::TrackRecord;
 pub use upstream::UpstreamRecord;
 
-use memory::Ring;
+use memory::RingReader;
 use millrace_kernel::Error;
 use millrace_kernel::fan::Attachments;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::{Loaded, embedded};
-use millrace_kernel::tc::Mechanism;
-use shared::{Shared, lock};
+use millrace_kernel::object::{LoadedObject, embedded};
+use millrace_kernel::tc::{KernelHook, Mechanism};
+use shared::{RelayMaps, lock};
 
 const OBJECT: &str = "relay.bpf.o";
 
-/// A packet that the kernel sends.
+/// The interface index of loopback, which is the same in every network namespace.
+const LOOPBACK: i32 = 1;
+
+/// A packet that the kernel has sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forwarded {
+    /// The connection on which the packet was sent.
     pub downstream: DownstreamId,
-    /// [`EgressRecord::tag`].
+    /// The tag of the egress ([`EgressRecord::tag`]).
     pub tag: u64,
+    /// The packet number.
     pub number: u64,
+    /// The key generation that the packet was encrypted with.
     pub generation: u16,
-    /// Of the downstream stream; the track's alias of a datagram.
+    /// ID of the downstream stream, or the track alias of a datagram.
     pub id: u64,
-    /// Of the downstream stream; the group of a datagram.
+    /// Offset in the downstream stream, or the group of a datagram.
     pub offset: u64,
-    /// Of a datagram, `None`: it is part of a stream.
+    /// Object ID of a datagram. `None` for part of a stream.
     pub object: Option<u64>,
-    /// Bytes that were counted against [`DownstreamRecord::set_max_data`].
+    /// Bytes that count against [`DownstreamRecord::set_max_data`].
     pub credit: u64,
-    /// Stream bytes, or those of the datagram.
+    /// Length of the stream bytes, or of the datagram.
     pub len: u16,
+    /// True if the frame ends the stream.
     pub fin: bool,
-    /// UDP payload, bytes.
+    /// UDP payload, in bytes.
     pub size: u16,
-    /// `CLOCK_MONOTONIC`.
+    /// Time of sending on `CLOCK_MONOTONIC`, in nanoseconds.
     pub time_ns: u64,
 }
 
@@ -108,32 +116,38 @@ impl From<intf::Forwarded> for Forwarded {
     }
 }
 
-/// The fast path, loaded. It forwards from [`attach`](Self::attach) on and until it is dropped.
-pub struct Relay {
+/// The loaded program. It forwards from the first [`attach`](Self::attach) until it is dropped.
+pub struct RelayProgram {
     attachments: Attachments,
-    object: Mutex<Loaded>,
-    ring: Mutex<Ring>,
-    trace: trace::Trace,
+    /// The attachment to the egress of the loopback interface, where the program handles clones of super-packets.
+    clones: Attachments,
+    object: Mutex<LoadedObject>,
+    ring: Mutex<RingReader>,
+    trace: trace::RelayTraceRing,
     mechanism: Option<Mechanism>,
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
 }
 
-impl Relay {
+impl RelayProgram {
+    /// Loads the program, without attaching it to an interface.
     pub fn load(config: &Config) -> Result<Self, Error> {
         let mut open = embedded!("relay.bpf.o").open()?;
         open.configure(&config.raw()?)?;
+        // The sizes of maps cannot change once the program is loaded.
         for (map, entries) in config.map_sizes() {
             open.map(map)?
                 .set_max_entries(entries.max(1))
                 .map_err(|source| Error::Open { object: OBJECT, source })?;
         }
         let mut object = open.load()?;
-        let shared = Shared::new(&mut object, config)?;
-        let ring = Ring::new(object.handle("forwarded")?, config.forwarded_bytes() as usize)
+        let shared = RelayMaps::new(&mut object, config)?;
+        // The ring is mapped into this process, so that reading it takes no system call.
+        let ring = RingReader::new(object.handle("forwarded")?, config.forwarded_bytes() as usize)
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
-        let trace = trace::Trace::new(&mut object)?;
+        let trace = trace::RelayTraceRing::new(&mut object)?;
         Ok(Self {
             attachments: Attachments::default(),
+            clones: Attachments::default(),
             object: Mutex::new(object),
             ring: Mutex::new(ring),
             trace,
@@ -142,62 +156,77 @@ impl Relay {
         })
     }
 
-    /// Forwards what arrives on an Ethernet interface of the calling thread's network namespace, with its routes.
+    /// Attaches the program to an interface of the calling thread's network namespace. Copies use the routes of that
+    /// namespace.
     ///
-    /// Switches the forwarding flag of the loopback interface on, in that namespace, and leaves it on: without
-    /// it the kernel refuses to look up routes. It has no other effect, since nothing that is not from this
-    /// host arrives there.
+    /// Enables the forwarding flag of the loopback interface in that namespace, and leaves it enabled, since the kernel
+    /// refuses to look up routes without it. The flag has no other effect, because packets from other hosts do not
+    /// arrive at loopback.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let object = lock(&self.object);
-        self.attachments.attach(&object.program("relay_ingress")?, ifindex, self.mechanism)
+        // Clones need their program before the first packet can be cloned.
+        self.clones.attach(&object.program("clone_egress")?, LOOPBACK, KernelHook::Egress, self.mechanism)?;
+        self.attachments.attach(
+            &object.program("relay_ingress")?,
+            ifindex,
+            KernelHook::Ingress,
+            self.mechanism,
+        )
     }
 
-    /// Whether it is attached to an interface: somebody else may have detached it, and interfaces come and go.
+    /// Reports whether the program is attached to an interface. Another process may have detached it, or the interface
+    /// may be gone.
     pub fn is_attached(&self, ifindex: i32) -> bool {
-        self.attachments.has(ifindex)
+        self.attachments.has(ifindex) && self.clones.has(LOOPBACK)
     }
 
-    /// Detaches from an interface, as [`Self::detach`] does from all.
+    /// Detaches the program from an interface.
     pub fn detach_from(&self, ifindex: i32) {
         self.attachments.remove(ifindex);
+        if self.attachments.is_empty() {
+            self.clones.clear();
+        }
     }
 
-    /// Detaches from every interface. What was installed stays; while nothing is attached the replay window
-    /// of each upstream only moves by [`UpstreamRecord::observe`].
+    /// Detaches the program from all interfaces. Records stay as they are. Meanwhile the replay windows of upstreams
+    /// move only by [`UpstreamRecord::observe`].
     pub fn detach(&self) {
         self.attachments.clear();
+        self.clones.clear();
     }
 
-    /// Starts on a connection that media arrives on; `expected` is one more than its largest packet number
-    /// received so far, and no number before it will be forwarded.
+    /// Makes the record of a connection on which media arrives. `expected` is one more than its largest received
+    /// packet number. No packet before that will be forwarded.
     pub fn upstream(&self, expected: u64) -> Result<UpstreamRecord, Error> {
         self.upstream_from(expected, 0)
     }
 
-    /// The same, where userspace has taken the unidirectional streams before this index already.
+    /// Makes the record of a connection on which media arrives, as [`Self::upstream`] does. Userspace has claimed all
+    /// unidirectional streams with an index below `streams`.
     pub fn upstream_from(&self, expected: u64, streams: u64) -> Result<UpstreamRecord, Error> {
         UpstreamRecord::new(self.shared.clone(), expected, streams)
     }
 
-    /// Makes `socket` one that packets may be steered to. It is a UDP socket, bound to some address in the network namespace
-    /// of the interfaces, and stays open as long as the handle is used. At most `room` packets wait there.
+    /// Makes `socket` available for deferred packets. It has to be a UDP socket, bound in the network namespace of the
+    /// interfaces, and open as long as the handle is used. At most `room` packets wait in it.
     pub fn deferred_socket(&self, socket: impl AsFd, room: u64) -> Result<DeferredSocket, Error> {
         DeferredSocket::new(self.shared.clone(), socket, room)
     }
 
-    /// When the deferred packet of a subscriber arrived that ends with these 8 bytes: `CLOCK_MONOTONIC` in microseconds, modulo
-    /// 2^32. `None`: it was not deferred ([`DownstreamRecord::set_deferral`]), or the entry has been taken by a later packet.
+    /// Returns the arrival time of a subscriber's deferred packet that ends with these 8 bytes: `CLOCK_MONOTONIC` in
+    /// microseconds, modulo 2^32. Returns `None` if it was not deferred ([`DownstreamRecord::set_deferral`]), or if a
+    /// later packet has overwritten the entry.
     pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
         defer::arrival(&self.shared, end)
     }
 
-    /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
-    /// packet number word starts with; everybody must use [`DownstreamRecord::number`] from now on.
-    pub fn downstream(&self, path: &Path, mtu: u32, word: u64) -> Result<DownstreamRecord, Error> {
+    /// Makes the record of a connection on which media is sent, without keys, credit and window. Its packet number word
+    /// begins with `word`; all senders have to use [`DownstreamRecord::number`] from now on.
+    pub fn downstream(&self, path: &PacketPath, mtu: u32, word: u64) -> Result<DownstreamRecord, Error> {
         DownstreamRecord::new(self.shared.clone(), path, mtu, word)
     }
 
-    /// Hands over what was sent since the last call, and returns how many packets that are. No system call.
+    /// Reads the registrations of sent packets since the last call, and returns their number. No system call.
     pub fn drain(&self, mut read: impl FnMut(Forwarded)) -> usize {
         lock(&self.ring).drain(|bytes| {
             if let Some(raw) = intf::Forwarded::from_bytes(bytes) {
@@ -206,41 +235,40 @@ impl Relay {
         })
     }
 
-    /// Has the program report on single packets, until told otherwise; `None`: no more.
-    pub fn set_tracing(&self, tracing: Option<Tracing>) {
+    /// Selects the packets that become events. `None` turns events off.
+    pub fn set_tracing(&self, tracing: Option<RelayTraceSelection>) {
         self.trace.set(tracing);
     }
 
-    /// Hands over the events since the last call, those of one packet in any order. Returns how many were lost for want of
-    /// room since then. No system call.
-    pub fn drain_events(&self, read: impl FnMut(Event)) -> u64 {
+    /// Reads the events since the last call; those of one packet are in no particular order. Returns how many were
+    /// dropped because the ring was full. No system call.
+    pub fn drain_events(&self, read: impl FnMut(ForwardingEvent)) -> u64 {
         self.trace.drain(read)
     }
 
-    /// Waits until every run of the program has ended that had begun before. Then nothing that was removed is used any more,
-    /// not even by packets between two of their runs: it may be handed out again, and what was sent over it is registered.
-    /// Keys and keystreams of connections that have ended are erased.
-    /// Blocks the calling thread for some 10 ms.
+    /// Waits until all program runs that began before the call have ended. Nothing that was removed before is used
+    /// after that, not even by packets between two runs: entries can be reused, and all packets sent with them are
+    /// registered. Keys and keystreams of ended connections are erased. Blocks the calling thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }
 
-    /// Whether [`settle`](Self::settle) should be called soon, for something to be left to hand out.
+    /// Reports whether [`settle`](Self::settle) should be called soon, before free entries run out.
     pub fn needs_settling(&self) -> bool {
         lock(&self.shared.free).needs_settling()
     }
 
-    /// Whether there are keys of connections that have ended, which [`settle`](Self::settle) erases.
+    /// Reports whether there are keys of ended connections for [`settle`](Self::settle) to erase.
     pub fn has_old_keys(&self) -> bool {
         lock(&self.shared.free).has_old_keys()
     }
 
-    /// Whether [`settle`](Self::settle) would make room for keystreams.
+    /// Reports whether [`settle`](Self::settle) would free memory for keystreams.
     pub fn has_retired_keystreams(&self) -> bool {
         !lock(&self.shared.free).keystreams.retired.is_empty()
     }
 
-    /// Returns each table's name, how many of its entries are in use, and how many it has.
+    /// Returns each table's name, the number of entries in use, and the number of all entries.
     pub fn fill(&self) -> [(&'static str, u32, u32); 5] {
         let free = lock(&self.shared.free);
         [
@@ -256,9 +284,10 @@ impl Relay {
         })
     }
 
-    pub fn counters(&self) -> Result<Counters, Error> {
+    /// Returns the counters of received packets by outcome, since the program was loaded.
+    pub fn counters(&self) -> Result<RelayCounters, Error> {
         let raw = lock(&self.object).counters("outcomes")?;
-        Counters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })
+        RelayCounters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })
     }
 }
 

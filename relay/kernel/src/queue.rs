@@ -1,8 +1,8 @@
-//! Commands that wait for the engine's thread.
+//! The queue of commands for the engine's thread.
 //!
-//! Peers cause most of it: they move from port to port, and update keys, as often as they like. So a connection has one place for what
-//! it wants, in which what is newer replaces what is older, and the queue is one of connections. Whatever peers do it is never longer than
-//! there are connections. What the operator wants is taken first.
+//! Most commands are caused by peers, which can change ports and update keys at will. So each connection
+//! has one set of pending commands, in which newer ones replace older ones, and the queue consists of connections.
+//! Whatever peers do, it is never longer than the number of connections. The operator's commands are carried out first.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -15,92 +15,94 @@ use std::{
 
 use millrace_kernel::crypto::QuicKeys;
 use millrace_quic::{packet::ConnectionId, plane::downstream::StreamKey};
-use millrace_transport::offload::{Delegation, Path};
+use millrace_transport::offload::{Delegation, OffloadPath};
 use parking_lot::{Condvar, Mutex};
 use tracing::error;
 
-/// A connection that has commands carried out.
-pub(super) trait Subject {
-    fn place(&self) -> &Place;
+/// A connection whose commands are queued.
+pub(super) trait CommandSubject {
+    fn place(&self) -> &ConnectionCommands;
 
-    /// Stops the program's use of the keys that those of `generation` replace. Returns whether its runs have to be waited for before
-    /// [`Self::set_keys`].
+    /// Stops the program's use of the keys that those of `generation` replace. Returns whether [`Self::set_keys`] has
+    /// to wait for program runs.
     fn retire_keys(&self, generation: u16) -> bool;
 
     fn set_keys(&self, generation: u16, keys: &QuicKeys);
 
     fn set_open_keys(&self, generation: u16, keys: &QuicKeys);
 
-    /// The peer uses a connection ID from now on, or does not any more.
+    /// Notes that the peer uses a connection ID from now on, or does not use it any more.
     fn set_id(&self, id: &ConnectionId, is_used: bool);
 
-    /// Stops the program from opening the peer's packets.
+    /// Stops the program from decrypting the peer's packets.
     fn stop_opening(&self);
 
-    /// No run of the program sends on the connection any more.
+    /// Called when no program run sends on the connection any more.
     fn on_released(&self);
 
-    /// Returns whether runs of the program have to be waited for before [`Self::set_path`].
+    /// Reports whether [`Self::set_path`] has to wait for program runs.
     fn path_waits(&self) -> bool;
 
-    fn set_path(&self, path: &Path);
+    fn set_path(&self, path: &OffloadPath);
 
-    /// No run of the program sends on these streams any more.
+    /// Called when no program run sends on these streams any more.
     fn on_returned(&self, keys: &[StreamKey]);
 
-    /// Streams may have been opened under these tags, for nothing.
+    /// Called when an ingress is gone for which streams were prepared under these tags. They may have been opened in
+    /// vain.
     fn on_gone(&self, tags: &[u64]);
 }
 
-/// The commands of one connection.
+/// The pending commands of one connection.
 #[derive(Default)]
-pub(super) struct Place(Mutex<Pending>);
+pub(super) struct ConnectionCommands(Mutex<PendingCommands>);
 
 #[derive(Default)]
-struct Pending {
+struct PendingCommands {
     is_queued: bool,
-    path: Option<Box<Path>>,
-    /// A generation and its keys, by parity of the generation.
+    path: Option<Box<OffloadPath>>,
+    /// Send keys with their generation, by parity of the generation.
     keys: [Option<(u16, Box<QuicKeys>)>; 2],
-    /// Keys to open the peer's packets with, in places as those of `keys`.
+    /// Receive keys with their generation, by parity of the generation.
     open_keys: [Option<(u16, Box<QuicKeys>)>; 2],
-    /// The peer's connection IDs that are new, and those that it does not use any more: at most as many as it may use, of each.
+    /// Connection IDs that the peer newly uses (`true`) or does not use any more. The protocol bounds their number.
     ids: Vec<(ConnectionId, bool)>,
     is_released: bool,
-    /// The streams that are taken back; at most as many as the connection has.
+    /// Streams that are recalled. There are at most as many as the connection has.
     recalled: Vec<(StreamKey, Option<Box<dyn Delegation>>)>,
-    /// Tags of prepared streams; at most as many as the connection has.
+    /// Tags of prepared streams whose ingress is gone. There are at most as many as the connection has.
     gone: Vec<u64>,
 }
 
-/// Commands of connections (`C`), and of the operator (`O`).
-pub(super) struct Queue<C, O> {
-    waiting: Mutex<Waiting<C, O>>,
+/// The queue: commands of connections (`C`), and of the operator (`O`).
+pub(super) struct CommandQueue<C, O> {
+    waiting: Mutex<WaitingCommands<C, O>>,
     changed: Condvar,
     commands: AtomicU64,
     coalesced: AtomicU64,
 }
 
-struct Waiting<C, O> {
+struct WaitingCommands<C, O> {
     orders: Vec<O>,
     connections: Vec<Arc<C>>,
-    /// Something is to be looked at that is not in here.
+    /// True if the thread has to check something that is not in the queue.
     wakes: bool,
     is_closed: bool,
 }
 
 /// Commands that are carried out together.
-pub(super) struct Batch<C, O> {
+pub(super) struct CommandBatch<C, O> {
     pub orders: Vec<O>,
-    connections: Vec<(Arc<C>, Pending)>,
+    connections: Vec<(Arc<C>, PendingCommands)>,
 }
 
-/// The end of a queue where commands are taken; when it is dropped the queue is closed.
-pub(super) struct Taker<C, O>(Arc<Queue<C, O>>);
+/// The receiving end of a queue. Dropping it closes the queue.
+pub(super) struct Taker<C, O>(Arc<CommandQueue<C, O>>);
 
-impl<C, O> Queue<C, O> {
+impl<C, O> CommandQueue<C, O> {
     pub fn new() -> (Arc<Self>, Taker<C, O>) {
-        let waiting = Waiting { orders: Vec::new(), connections: Vec::new(), wakes: false, is_closed: false };
+        let waiting =
+            WaitingCommands { orders: Vec::new(), connections: Vec::new(), wakes: false, is_closed: false };
         let queue = Arc::new(Self {
             waiting: Mutex::new(waiting),
             changed: Condvar::new(),
@@ -110,12 +112,12 @@ impl<C, O> Queue<C, O> {
         (Arc::clone(&queue), Taker(queue))
     }
 
-    /// Returns the number of connections that wait.
+    /// Returns the number of connections with pending commands.
     pub fn len(&self) -> usize {
         self.waiting.lock().connections.len()
     }
 
-    /// Returns the number of commands of connections so far.
+    /// Returns the number of connections' commands so far.
     pub fn commands(&self) -> u64 {
         self.commands.load(Ordering::Relaxed)
     }
@@ -125,18 +127,18 @@ impl<C, O> Queue<C, O> {
         self.coalesced.load(Ordering::Relaxed)
     }
 
-    /// Puts a command of the operator in front of everything else; drops it if the queue is closed.
+    /// Adds a command of the operator, which is carried out before all others. Drops it if the queue is closed.
     pub fn order(&self, order: O) {
         self.change(|waiting| waiting.orders.push(order));
     }
 
-    /// Wakes the thread for something that is not in the queue.
+    /// Wakes the thread to check something that is not in the queue.
     pub fn wake(&self) {
         self.change(|waiting| waiting.wakes = true);
     }
 
     pub fn close(&self) {
-        // Dropped without the lock: what they hold may use the queue.
+        // The commands are dropped without the lock, because their destructors may use the queue.
         let (orders, connections);
         {
             let mut waiting = self.waiting.lock();
@@ -148,7 +150,7 @@ impl<C, O> Queue<C, O> {
         drop((orders, connections));
     }
 
-    fn change(&self, change: impl FnOnce(&mut Waiting<C, O>)) {
+    fn change(&self, change: impl FnOnce(&mut WaitingCommands<C, O>)) {
         let mut waiting = self.waiting.lock();
         if !waiting.is_closed {
             change(&mut waiting);
@@ -158,28 +160,28 @@ impl<C, O> Queue<C, O> {
     }
 }
 
-impl<C: Subject, O> Queue<C, O> {
-    /// Sends to there from now on.
-    pub fn set_path(&self, connection: Arc<C>, path: Path) {
+impl<C: CommandSubject, O> CommandQueue<C, O> {
+    /// Queues a new network path for the connection.
+    pub fn set_path(&self, connection: Arc<C>, path: OffloadPath) {
         self.put(connection, |pending| pending.path.replace(Box::new(path)).is_some());
     }
 
-    /// Seals with these keys once the packet number word has come to `generation`.
+    /// Queues the send keys of `generation`.
     pub fn set_keys(&self, connection: Arc<C>, generation: u16, keys: QuicKeys) {
         self.put(connection, |pending| put_keys(&mut pending.keys, generation, keys));
     }
 
-    /// Opens the peer's packets of `generation` with these keys.
+    /// Queues the receive keys of `generation`.
     pub fn set_open_keys(&self, connection: Arc<C>, generation: u16, keys: QuicKeys) {
         self.put(connection, |pending| put_keys(&mut pending.open_keys, generation, keys));
     }
 
-    /// The peer uses a connection ID from now on, or does not any more.
+    /// Queues a connection ID that the peer uses from now on, or does not use any more.
     pub fn set_id(&self, connection: Arc<C>, id: ConnectionId, is_used: bool) {
         self.put(connection, |pending| {
             let known = pending.ids.iter().position(|(known, _)| *known == id);
             match known.map(|at| pending.ids.remove(at)) {
-                // The program has never heard of it.
+                // The ID was added and removed before the program got it, so both commands cancel out.
                 Some((_, true)) if !is_used => {}
                 _ => pending.ids.push((id, is_used)),
             }
@@ -187,12 +189,13 @@ impl<C: Subject, O> Queue<C, O> {
         });
     }
 
-    /// Tells the connection once no run of the program sends on it any more. Nothing is granted to it by now.
+    /// Queues the release of a connection. It is informed once no program run sends on it. Nothing is granted to it by
+    /// now.
     pub fn release(&self, connection: Arc<C>) {
         self.put(connection, |pending| std::mem::replace(&mut pending.is_released, true));
     }
 
-    /// Takes a delegation back.
+    /// Queues the recall of a delegation.
     pub fn recall(&self, connection: Arc<C>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
         self.put(connection, |pending| {
             pending.recalled.push((key, delegation));
@@ -200,33 +203,35 @@ impl<C: Subject, O> Queue<C, O> {
         });
     }
 
-    /// Says that the ingress is gone for which a stream was prepared, or has been opened.
-    pub fn gone(&self, connection: Arc<C>, tag: u64) {
+    /// Queues the news that an ingress is gone for which a stream was prepared or opened.
+    pub fn remove_connection(&self, connection: Arc<C>, tag: u64) {
         self.put(connection, |pending| {
             pending.gone.push(tag);
             false
         });
     }
 
-    /// `put` returns whether it has replaced something.
-    fn put(&self, connection: Arc<C>, put: impl FnOnce(&mut Pending) -> bool) {
+    /// Changes the pending commands of a connection, and queues it. `put` returns whether it has replaced a command.
+    fn put(&self, connection: Arc<C>, put: impl FnOnce(&mut PendingCommands) -> bool) {
         let (has_replaced, was_queued) = {
             let mut pending = connection.place().0.lock();
             (put(&mut pending), std::mem::replace(&mut pending.is_queued, true))
         };
         self.commands.fetch_add(1, Ordering::Relaxed);
         self.coalesced.fetch_add(has_replaced.into(), Ordering::Relaxed);
+        // The flag is cleared when the commands are taken, so a connection is in the queue once at most.
         if !was_queued {
             self.change(|waiting| waiting.connections.push(connection));
         }
     }
 }
 
-impl<C: Subject, O> Taker<C, O> {
-    /// Takes everything that waits; waits for something until `deadline`. `None`: the queue is closed.
-    pub fn take(&self, deadline: Instant) -> Option<Batch<C, O>> {
+impl<C: CommandSubject, O> Taker<C, O> {
+    /// Takes all pending commands. Waits for some until `deadline`. Returns `None` if the queue is closed.
+    pub fn take(&self, deadline: Instant) -> Option<CommandBatch<C, O>> {
         let (orders, connections) = {
             let mut waiting = self.0.waiting.lock();
+            // The thread may wake up without a reason, so the condition is checked again.
             while waiting.orders.is_empty() && waiting.connections.is_empty() && !waiting.wakes {
                 if waiting.is_closed {
                     return None;
@@ -238,11 +243,12 @@ impl<C: Subject, O> Taker<C, O> {
             waiting.wakes = false;
             (std::mem::take(&mut waiting.orders), std::mem::take(&mut waiting.connections))
         };
+        // A command that is added before this point belongs to the batch. A later one queues the connection again.
         let take = |connection: Arc<C>| {
             let pending = std::mem::take(&mut *connection.place().0.lock());
             (connection, pending)
         };
-        Some(Batch { orders, connections: connections.into_iter().map(take).collect() })
+        Some(CommandBatch { orders, connections: connections.into_iter().map(take).collect() })
     }
 }
 
@@ -252,10 +258,11 @@ impl<C, O> Drop for Taker<C, O> {
     }
 }
 
-impl<C: Subject, O> Batch<C, O> {
-    /// Carries out what connections want. `wait`, which returns when runs of the program that have begun are over, is called once, if it
-    /// is needed or `must_wait`. What does not need it goes first. A command that panics is given up, and none besides: streams that were
-    /// taken back would otherwise be sent by nobody.
+// Order: what needs no wait, then one wait for all, then the rest, and the owners are informed last.
+impl<C: CommandSubject, O> CommandBatch<C, O> {
+    /// Carries out the commands of connections. `wait`, which waits for program runs, is called once if a command needs
+    /// it or `must_wait` is set. Commands that need no wait are carried out first. A command that panics is dropped,
+    /// but no others: otherwise nobody would send the recalled streams.
     pub fn carry_out(mut self, must_wait: bool, wait: impl FnOnce()) {
         for (connection, pending) in &mut self.connections {
             guarded(|| pending.begin(&**connection));
@@ -273,16 +280,16 @@ impl<C: Subject, O> Batch<C, O> {
     }
 }
 
-/// Does some work of the engine's thread, which goes on if that panics.
+/// Runs a part of the engine thread's work. The thread continues if it panics.
 pub(super) fn guarded(work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         error!(
-            "the kernel engine has given up a command, and goes on: please report the panic that was written to standard error"
+            "the kernel engine has dropped a command that panicked, and goes on: please report the panic on standard error"
         );
     }
 }
 
-/// Puts keys in place of older ones; returns whether there are some.
+/// Replaces older keys. Returns whether there were any.
 fn put_keys(places: &mut [Option<(u16, Box<QuicKeys>)>; 2], generation: u16, keys: QuicKeys) -> bool {
     let place = &mut places[usize::from(generation & 1)];
     let is_newer = place.as_ref().is_none_or(|(known, _)| *known <= generation);
@@ -293,9 +300,9 @@ fn put_keys(places: &mut [Option<(u16, Box<QuicKeys>)>; 2], generation: u16, key
     replaces
 }
 
-impl Pending {
-    /// Does what never has to wait.
-    fn begin(&mut self, connection: &impl Subject) {
+impl PendingCommands {
+    /// Carries out the commands that need no wait for program runs.
+    fn begin(&mut self, connection: &impl CommandSubject) {
         let open_keys = self.open_keys.iter_mut().filter_map(Option::take);
         open_keys.for_each(|(generation, keys)| connection.set_open_keys(generation, &keys));
         self.ids.drain(..).for_each(|(id, is_used)| connection.set_id(&id, is_used));
@@ -308,8 +315,8 @@ impl Pending {
         }
     }
 
-    /// Puts a path and keys in place that nothing has to be waited for.
-    fn install(&mut self, connection: &impl Subject) {
+    /// Sets the path and the keys if no program run uses their place.
+    fn install(&mut self, connection: &impl CommandSubject) {
         for place in &mut self.keys {
             let is_free = |keys: &mut (u16, _)| !connection.retire_keys(keys.0);
             place.take_if(is_free).into_iter().for_each(|(number, keys)| connection.set_keys(number, &keys));
@@ -318,15 +325,15 @@ impl Pending {
         path.into_iter().for_each(|path| connection.set_path(&path));
     }
 
-    /// Does what had to wait.
-    fn finish(&mut self, connection: &impl Subject) {
+    /// Carries out the commands that had to wait for program runs.
+    fn finish(&mut self, connection: &impl CommandSubject) {
         let keys = self.keys.iter_mut().filter_map(Option::take);
         keys.for_each(|(generation, keys)| connection.set_keys(generation, &keys));
         self.path.take().into_iter().for_each(|path| connection.set_path(&path));
     }
 
-    /// Says what the program has no part in any more.
-    fn give_back(&self, connection: &impl Subject) {
+    /// Informs the connection about streams and records that the program does not use any more.
+    fn give_back(&self, connection: &impl CommandSubject) {
         if !self.recalled.is_empty() {
             let keys: Vec<_> = self.recalled.iter().map(|(key, _)| *key).collect();
             connection.on_returned(&keys);

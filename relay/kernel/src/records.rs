@@ -1,11 +1,12 @@
-//! Decides which connections have one of the kernel's records: those to which it is worth most.
+//! Decides which connections get one of the kernel's records: those that value it most.
 //!
-//! A connection *claims* a record, and says what it is worth to it. Where none is free, it waits, behind those to which one is worth more
-//! and behind those that began to wait before. A record that is not worth anything any more goes to whoever waits. So does that of a
-//! connection without subscriptions, to one that has some; and a publisher, without which nothing can be forwarded, takes a subscriber's.
+//! A connection *claims* a record, and states its worth. If none is free, it waits, ordered by worth and then by the
+//! time when it began to wait. A record whose worth has become nothing goes to a waiting connection. A connection
+//! without subscriptions loses its record to one that has some. A publisher, without which nothing can be forwarded,
+//! takes the record of a subscriber.
 //!
-//! States of a claim: without a record, with one, and giving it back, from [`Decision::Recall`] until [`Records::returned`].
-//! [`Records::decide`] is called by the engine's thread alone, which carries out what it says.
+//! A claim has no record, has one, or is returning it, from [`RecordDecision::Recall`] until
+//! [`RecordClaims::returned`]. Only the engine's thread calls [`RecordClaims::decide`], and carries out its decisions.
 
 use std::{
     cmp::Reverse,
@@ -13,34 +14,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_transport::offload::{Standing, Worth};
+use millrace_transport::offload::{OffloadStanding, Worth};
 use parking_lot::Mutex;
 
-/// How long a connection keeps its record after its last subscription, where others wait that have some: one that changes tracks has none
-/// for a moment.
+/// How long a connection keeps its record after its last subscription, although others wait. A subscriber that changes
+/// tracks has no subscription for a moment.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The claims to the engine's records. `T` stands for the connection.
-pub(super) struct Records<T>(Mutex<State<T>>);
+/// The claims to the engine's records. `T` identifies the connection.
+pub(super) struct RecordClaims<T>(Mutex<RecordsState<T>>);
 
-struct State<T> {
+struct RecordsState<T> {
     most: usize,
-    /// Records that exist, and those that are about to be made.
+    /// Number of records that exist or are about to be made.
     made: usize,
     next: u64,
-    claims: HashMap<u64, Claim<T>>,
-    /// Claims that have a worth and no record, the first to be served first.
+    claims: HashMap<u64, RecordClaim<T>>,
+    /// Claims of some worth without a record, the first to be served first.
     waiting: BTreeSet<(Reverse<Worth>, u64, u64)>,
     /// Claims with a record, the first to lose it first.
     holders: BTreeSet<(Worth, Reverse<u64>, u64)>,
     taken: u64,
 }
 
-struct Claim<T> {
+struct RecordClaim<T> {
     of: T,
     worth: Worth,
     since: Instant,
-    /// The place among claims of the same worth: claims that began to wait later have larger ones.
+    /// Order among claims of the same worth. Claims that began to wait later have larger values.
     place: u64,
     holds: Holds,
     was_taken: bool,
@@ -51,29 +52,29 @@ struct Claim<T> {
 enum Holds {
     Nothing,
     Record,
-    /// The connection is giving its record back.
+    /// The connection has been asked to return its record.
     Recalled,
 }
 
 /// A task for the engine's thread.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Decision<T> {
-    /// Make a record for the claim of this number.
+pub(super) enum RecordDecision<T> {
+    /// Make a record for the claim with this number.
     Grant(u64, T),
-    /// Ask the connection to give its record back.
+    /// Ask the connection to return its record.
     Recall(T),
 }
 
-/// Tasks for the thread, and whether there are too few records.
+/// The tasks for the thread, and whether there are too few records.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decided<T> {
-    pub decisions: Vec<Decision<T>>,
+    pub decisions: Vec<RecordDecision<T>>,
     pub is_short: bool,
 }
 
-impl<T: Clone> Records<T> {
+impl<T: Clone> RecordClaims<T> {
     pub fn new(most: usize) -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(RecordsState {
             most,
             made: 0,
             next: 0,
@@ -84,17 +85,18 @@ impl<T: Clone> Records<T> {
         }))
     }
 
-    /// Adds a connection, to which a record is worth nothing yet. Returns the number of its claim.
+    /// Adds a claim of a connection, with no worth yet. Returns the claim's number.
     pub fn enter(&self, of: T, now: Instant) -> u64 {
         let mut state = self.0.lock();
         let number = state.place();
-        let (worth, holds) = (Worth::Nothing, Holds::Nothing);
-        let claim = Claim { of, worth, since: now, place: 0, holds, was_taken: false, is_over: false };
+        let worth = Worth::Nothing;
+        let holds = Holds::Nothing;
+        let claim = RecordClaim { of, worth, since: now, place: 0, holds, was_taken: false, is_over: false };
         state.claims.insert(number, claim);
         number
     }
 
-    /// Says what a record is worth to a connection. Returns whether there is something to decide.
+    /// Sets the worth of a record to a connection. Returns whether [`Self::decide`] has to be called.
     pub fn set_worth(&self, number: u64, worth: Worth, now: Instant) -> bool {
         let mut state = self.0.lock();
         let place = state.place();
@@ -110,14 +112,14 @@ impl<T: Clone> Records<T> {
         !state.waiting.is_empty()
     }
 
-    /// The connection is over: nothing is worth anything to it from now on. Returns whether there is something to decide.
+    /// Notes that a connection has ended and needs no record. Returns whether [`Self::decide`] has to be called.
     pub fn end(&self, number: u64) -> bool {
         let mut state = self.0.lock();
         state.change(number, |claim| (claim.worth, claim.is_over) = (Worth::Nothing, true));
         !state.waiting.is_empty()
     }
 
-    /// Forgets a claim. Its record, if it has one, is still to be returned. Returns whether there is something to decide.
+    /// Removes a claim. If it has a record, that is returned later. Returns whether [`Self::decide`] has to be called.
     pub fn leave(&self, number: u64) -> bool {
         let mut state = self.0.lock();
         state.unlist(number);
@@ -125,7 +127,8 @@ impl<T: Clone> Records<T> {
         !state.waiting.is_empty()
     }
 
-    /// A record of the claim is free again, or could not be made. Returns whether there is something to decide.
+    /// Notes that the record of a claim is free again, or could not be made. Returns whether [`Self::decide`] has to be
+    /// called.
     pub fn returned(&self, number: u64) -> bool {
         let mut state = self.0.lock();
         state.made -= 1;
@@ -133,13 +136,13 @@ impl<T: Clone> Records<T> {
         !state.waiting.is_empty()
     }
 
-    pub fn standing(&self, number: u64) -> Standing {
+    pub fn standing(&self, number: u64) -> OffloadStanding {
         let state = self.0.lock();
         match state.claims.get(&number) {
-            Some(Claim { holds: Holds::Record, .. }) => Standing::Held,
-            Some(Claim { worth: Worth::Nothing, .. }) | None => Standing::Unproven,
-            Some(Claim { was_taken: true, .. }) => Standing::Taken,
-            Some(_) => Standing::Waiting,
+            Some(RecordClaim { holds: Holds::Record, .. }) => OffloadStanding::Held,
+            Some(RecordClaim { worth: Worth::Nothing, .. }) | None => OffloadStanding::Unproven,
+            Some(RecordClaim { was_taken: true, .. }) => OffloadStanding::Taken,
+            Some(_) => OffloadStanding::Waiting,
         }
     }
 
@@ -153,7 +156,7 @@ impl<T: Clone> Records<T> {
         self.0.lock().taken
     }
 
-    /// Decides which connections get a record, and which have to give one back.
+    /// Decides which connections get a record, and which have to return theirs.
     pub fn decide(&self, now: Instant) -> Decided<T> {
         let mut state = self.0.lock();
         let mut decisions = Vec::new();
@@ -162,11 +165,13 @@ impl<T: Clone> Records<T> {
         {
             state.made += 1;
             state.change(number, |claim| (claim.holds, claim.was_taken) = (Holds::Record, false));
-            decisions
-                .extend(state.claims.get(&number).map(|claim| Decision::Grant(number, claim.of.clone())));
+            decisions.extend(
+                state.claims.get(&number).map(|claim| RecordDecision::Grant(number, claim.of.clone())),
+            );
         }
         let is_short = !state.waiting.is_empty();
-        // Who is served by what is on its way back needs nobody else's.
+        // Records that are being returned will serve the first waiting claims, so only the others may take records from
+        // holders.
         let coming = state.made - state.holders.len();
         let most = state.holders.len();
         let worths: Vec<_> =
@@ -176,24 +181,24 @@ impl<T: Clone> Records<T> {
             let was_taken = state.claims.get(&number).is_some_and(|claim| claim.worth == Worth::Subscriber);
             state.taken += u64::from(was_taken);
             state.change(number, |claim| (claim.holds, claim.was_taken) = (Holds::Recalled, was_taken));
-            decisions.extend(state.claims.get(&number).map(|claim| Decision::Recall(claim.of.clone())));
+            decisions.extend(state.claims.get(&number).map(|claim| RecordDecision::Recall(claim.of.clone())));
         }
         Decided { decisions, is_short }
     }
 }
 
-impl<T> State<T> {
+impl<T> RecordsState<T> {
     fn place(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Changes a claim, and lists it where it belongs then.
-    fn change(&mut self, number: u64, change: impl FnOnce(&mut Claim<T>)) {
+    /// Changes a claim, and moves it to the list where it belongs afterwards.
+    fn change(&mut self, number: u64, change: impl FnOnce(&mut RecordClaim<T>)) {
         self.unlist(number);
         let Some(claim) = self.claims.get_mut(&number) else { return };
         change(claim);
-        let Claim { worth, place, holds, .. } = *claim;
+        let RecordClaim { worth, place, holds, .. } = *claim;
         match holds {
             Holds::Nothing if worth > Worth::Nothing => {
                 self.waiting.insert((Reverse(worth), place, number));
@@ -206,13 +211,13 @@ impl<T> State<T> {
     }
 
     fn unlist(&mut self, number: u64) {
-        if let Some(Claim { worth, place, .. }) = self.claims.get(&number) {
+        if let Some(RecordClaim { worth, place, .. }) = self.claims.get(&number) {
             self.waiting.remove(&(Reverse(*worth), *place, number));
             self.holders.remove(&(*worth, Reverse(*place), number));
         }
     }
 
-    /// Returns the claim that has to give its record to one to which it is worth so much.
+    /// Returns the claim whose record goes to one of the worth `to`.
     fn victim(&self, to: Worth, now: Instant) -> Option<u64> {
         let above = if to >= Worth::Publisher { Worth::Publisher } else { Worth::Subscriber };
         let is_old = |number: u64| {

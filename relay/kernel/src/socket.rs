@@ -1,4 +1,4 @@
-//! An endpoint's UDP socket together with the one for packets whose wake-up is deferred.
+//! A pair of UDP sockets of one endpoint: the main one, and the one for packets whose wake-up is deferred.
 
 use std::{
     fmt,
@@ -21,21 +21,22 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::deferred::Deferred;
 
-/// Reads both, sends by the first.
-pub(super) struct Socket {
-    /// Asks to be told of what arrives only: a socket becomes writable anew with each packet that left.
+/// Receives from both sockets, and sends on the main one.
+pub(super) struct PairedSocket {
+    /// The main socket, registered for reads only. It would become writable after each packet that is sent, and each
+    /// time wake the task.
     main: AsyncFd<Arc<UdpSocket>>,
     main_state: UdpSocketState,
-    /// Its send buffer was full, and nobody has seen room since.
+    /// True if the main socket's send buffer was full, and has had no room since.
     full: Arc<AtomicBool>,
-    /// Packets that had come there when it was last found empty.
+    /// The count of packets on the main socket when it was last found empty.
     heard: AtomicU64,
     deferred: Arc<Deferred>,
     deferred_state: UdpSocketState,
 }
 
-impl Socket {
-    /// Within a tokio runtime.
+impl PairedSocket {
+    /// Registers the main socket. Has to be called in a tokio runtime.
     pub fn new(main: UdpSocket, deferred: Arc<Deferred>) -> io::Result<Self> {
         let main_state = UdpSocketState::new((&main).into())?;
         let deferred_state = UdpSocketState::new(deferred.socket().into())?;
@@ -50,7 +51,7 @@ impl Socket {
         })
     }
 
-    /// What has to be read before the other socket.
+    /// Reads deferred packets, which are older than those of the main socket.
     fn recv_deferred(&self, bufs: &mut [IoSliceMut<'_>], meta: &mut [RecvMeta]) -> Option<usize> {
         if self.deferred.waiting() == 0 {
             return None;
@@ -67,7 +68,7 @@ impl Socket {
         }
     }
 
-    /// `others`: packets that came by the other socket so far.
+    /// Reads from the main socket. `others` is the number of packets that have gone there so far.
     fn poll_main(
         &self,
         others: u64,
@@ -78,7 +79,8 @@ impl Socket {
         loop {
             let mut guard = ready!(self.main.poll_read_ready(context))?;
             let result = self.main_state.recv((&**self.main.get_ref()).into(), bufs, meta);
-            // Fewer than there was room for: the queue was empty. What came since says so, and is not forgotten.
+            // Fewer packets than buffers mean that the queue was empty. A packet that has arrived since sets readiness
+            // again, which `clear_ready` preserves.
             let is_over = match &result {
                 Ok(count) => *count < bufs.len(),
                 Err(error) => error.kind() == io::ErrorKind::WouldBlock,
@@ -95,15 +97,16 @@ impl Socket {
     }
 }
 
-impl fmt::Debug for Socket {
+impl fmt::Debug for PairedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket").field("main", &self.main).finish_non_exhaustive()
+        f.debug_struct("PairedSocket").field("main", &self.main).finish_non_exhaustive()
     }
 }
 
-impl AsyncUdpSocket for Socket {
+impl AsyncUdpSocket for PairedSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        let (socket, full) = (Arc::clone(self.main.get_ref()), Arc::clone(&self.full));
+        let socket = Arc::clone(self.main.get_ref());
+        let full = Arc::clone(&self.full);
         Box::pin(Poller { socket, full, waiting: None })
     }
 
@@ -121,7 +124,7 @@ impl AsyncUdpSocket for Socket {
         bufs: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        // Before the look, so that none is missed.
+        // The reader is set before the check, so that no packet is missed.
         self.deferred.set_reader(context.waker());
         let others = self.deferred.wake();
         if let Some(count) = self.recv_deferred(bufs, meta) {
@@ -129,7 +132,8 @@ impl AsyncUdpSocket for Socket {
         }
         let received = self.poll_main(others, context, bufs, meta);
         if received.is_pending() {
-            // Not `others`: of one that came meanwhile this task may not have been told yet.
+            // `heard` is the count when the main socket was last found empty. This task may not have been woken for
+            // packets after that.
             self.deferred.sleep(self.heard.load(Ordering::Relaxed));
         }
         received
@@ -152,12 +156,12 @@ impl AsyncUdpSocket for Socket {
     }
 }
 
-/// Waits until the socket has room again, once it had none.
+/// Waits until the socket has room again after its send buffer was full.
 #[derive(Debug)]
 struct Poller {
     socket: Arc<UdpSocket>,
     full: Arc<AtomicBool>,
-    /// The socket, registered for that.
+    /// The socket, registered with the runtime for writability.
     waiting: Option<AsyncFd<UdpSocket>>,
 }
 
@@ -181,8 +185,7 @@ impl UdpPoller for Poller {
     }
 }
 
-/// Deprecated in favour of an unsafe function, for types whose descriptor may change or close while they are registered:
-/// a `UdpSocket`'s does not.
+/// The function is deprecated because a registered descriptor might change or be closed. A `UdpSocket`'s does neither.
 #[allow(deprecated)]
 fn register<S: AsRawFd>(socket: S, interest: Interest) -> io::Result<AsyncFd<S>> {
     AsyncFd::with_interest(socket, interest)

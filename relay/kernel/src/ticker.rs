@@ -1,6 +1,5 @@
-//! The engine's tick: from time to time a task looks at what the kernel has sent, and at packets whose wake-up was deferred,
-//! where nothing else does. It is a task, not a thread, since it wakes other tasks: from another thread each of them costs
-//! system calls.
+//! The engine's ticker: a task that regularly reads what the kernel has sent, and wakes readers of deferred packets, if
+//! nothing else does. It is a task rather than a thread, because waking tasks from another thread costs system calls.
 
 use std::{
     sync::{
@@ -13,24 +12,27 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, task::JoinHandle, time};
 
-use super::Kernel;
+use super::RelayKernel;
 
-/// How often connections find out what was sent on them if nothing else happens there.
+/// How often connections are informed about sent packets if nothing else happens on them.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The same while packets come fast. A publisher's congestion window may be all that waits in a deferred socket, and a
-/// round trip as long as this then.
+/// The tick while packets arrive quickly. A publisher's whole congestion window may wait in a deferred socket, and then
+/// this tick adds to its round-trip time.
 const FAST_TICK: Duration = Duration::from_millis(2);
 
-/// Packets of publishers that wait in a deferred socket, from which on they come fast: of one some 1000 in a second.
+/// The number of waiting publishers' packets from which the tick is [`FAST_TICK`]: some 1000 packets per second.
 const FAST: u64 = 8;
 
-/// After so long in which nothing was found it is not looked any more until a packet has woken the process.
+/// The ticker rests after this time without any packet. Packets are not deferred then.
 const REST: Duration = Duration::from_millis(200);
 
-/// How often it is looked all the same, where every packet wakes the process.
+/// The interval of ticks while the ticker rests.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// The ticker's task *ticks* or *rests*. It rests after some time without packets. Packets are not deferred then, so
+/// the next one wakes the process and calls [`Self::wake`]. Once a second the task checks even while it rests.
+/// [`Self::start`] replaces a task whose runtime has ended.
 #[derive(Default)]
 pub(super) struct Ticker {
     awake: Arc<Notify>,
@@ -39,29 +41,30 @@ pub(super) struct Ticker {
 }
 
 impl Ticker {
-    /// Has a task tick for `kernel`, within a tokio runtime. One is enough; that of a runtime which has ended ticks no more.
-    pub fn start(&self, kernel: &Arc<Kernel>) {
+    /// Starts a task that ticks for `kernel`, in the present tokio runtime. Does nothing if a task is running.
+    pub fn start(&self, kernel: &Arc<RelayKernel>) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
             *task = Some(tokio::spawn(tick(Arc::downgrade(kernel), Arc::clone(&self.awake))));
         }
     }
 
-    /// Ticks so far.
+    /// Returns the number of ticks so far.
     pub fn ticks(&self) -> u64 {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// Has it tick again if it rests.
+    /// Makes the task tick again if it rests.
     pub fn wake(&self) {
         self.awake.notify_one();
     }
 }
 
-/// Until the engine is gone.
-async fn tick(kernel: Weak<Kernel>, awake: Arc<Notify>) {
-    // When there was last a reason to look, and whether it is over.
-    let (mut busy, mut rests) = (Instant::now(), true);
+/// Ticks until the engine is dropped.
+async fn tick(kernel: Weak<RelayKernel>, awake: Arc<Notify>) {
+    // When the last packets were found, and whether the task rests.
+    let mut busy = Instant::now();
+    let mut rests = true;
     let mut waiting = None;
     loop {
         let is_told = rests && time::timeout(LOOK, awake.notified()).await.is_ok();
@@ -77,7 +80,7 @@ async fn tick(kernel: Weak<Kernel>, awake: Arc<Notify>) {
         if found || is_told || waiting.is_some() {
             (busy, rests) = (Instant::now(), false);
         } else if !rests && busy.elapsed() > REST {
-            // A packet that is deferred at this moment is found a tick later.
+            // A packet that is deferred at this moment is found before the task rests.
             kernel.rest();
             rests = kernel.look_at_deferred().is_none();
         }

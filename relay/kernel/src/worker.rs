@@ -1,4 +1,4 @@
-//! The engine's thread: what has to wait for runs of the program, and the look at interfaces.
+//! The engine's thread. It carries out commands that have to wait for program runs, and checks the interfaces.
 
 use std::{
     sync::{Weak, mpsc},
@@ -9,36 +9,38 @@ use millrace_kernel::crypto::QuicKeys;
 use millrace_quic::{packet::ConnectionId, plane::downstream::StreamKey};
 
 use crate::program as bpf;
-use millrace_transport::offload::Path;
+use millrace_transport::offload::OffloadPath;
 use tracing::{debug, warn};
 
 use super::{
-    Error, Kernel,
+    Error, RelayKernel,
     connection::KernelConnection,
-    queue::{Place, Subject, Taker, guarded},
+    queue::{CommandSubject, ConnectionCommands, Taker, guarded},
 };
 
-/// How often interfaces are looked at: a system call each.
+/// How often the interfaces are checked, at one system call each.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often keys of connections that have ended are erased, at most.
+/// The shortest time between two erasures of ended connections' keys.
 const ERASE: Duration = Duration::from_millis(500);
 
-/// The operator wants these interfaces. It is done on the engine's thread since that is in the network namespace that the engine was
-/// started in.
+/// A command to attach to these interfaces. The engine's thread carries it out, because it is in the network namespace
+/// in which the engine was started.
 pub(super) struct SetInterfaces {
     pub names: Vec<String>,
     pub done: mpsc::SyncSender<Result<(), Error>>,
 }
 
-/// The engine's thread, until the engine is gone.
-pub(super) fn work(kernel: &Weak<Kernel>, commands: &Taker<KernelConnection, SetInterfaces>) {
-    let (mut looked, mut erased) = (Instant::now(), Instant::now());
+/// Runs the engine's thread until the engine is dropped.
+pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection, SetInterfaces>) {
+    let mut looked = Instant::now();
+    let mut erased = Instant::now();
     while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
         for SetInterfaces { names, done } in std::mem::take(&mut batch.orders) {
-            guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names)))); // nobody may wait any more
+            guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names)))); // An error means that nobody waits for the result.
         }
+        // Erasing keys waits for program runs, so it is done only once in a while.
         let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
         batch.carry_out(erases || kernel.relay.needs_settling(), || settle(&kernel));
         if erases {
@@ -52,15 +54,15 @@ pub(super) fn work(kernel: &Weak<Kernel>, commands: &Taker<KernelConnection, Set
     }
 }
 
-/// Waits for runs of the program that have begun.
-pub(super) fn settle(kernel: &Kernel) {
+/// Waits for the program runs that have begun, and frees retired entries.
+pub(super) fn settle(kernel: &RelayKernel) {
     if let Err(error) = kernel.relay.settle() {
-        warn!(%error, "cannot wait for the kernel");
+        warn!(%error, "cannot wait until runs of the kernel's program have ended");
     }
 }
 
-impl Subject for KernelConnection {
-    fn place(&self) -> &Place {
+impl CommandSubject for KernelConnection {
+    fn place(&self) -> &ConnectionCommands {
         &self.place
     }
 
@@ -70,21 +72,21 @@ impl Subject for KernelConnection {
 
     fn set_keys(&self, generation: u16, keys: &QuicKeys) {
         if let Err(error) = self.downstream.set_keys(generation, keys) {
-            warn!(%error, "keys cannot be installed: this connection is served from userspace");
+            warn!(%error, "cannot install a connection's keys in the kernel: userspace serves the connection");
         }
     }
 
     fn set_open_keys(&self, generation: u16, keys: &QuicKeys) {
         let Some(upstream) = self.upstream() else { return };
         if let Err(error) = upstream.set_keys(generation, keys) {
-            debug!(%error, "the kernel has no keys to open packets with");
+            debug!(%error, "cannot install a publisher's keys in the kernel: userspace decrypts its packets");
         }
     }
 
     fn set_id(&self, id: &ConnectionId, is_used: bool) {
         let changed = match (self.upstream(), is_used) {
             (Some(upstream), true) => {
-                // They are the publisher's from now on, which is told all of them.
+                // From now on all IDs belong to the upstream, to which each of them is added.
                 self.downstream.remove_ids();
                 upstream.add_id(id)
             }
@@ -93,7 +95,7 @@ impl Subject for KernelConnection {
             (None, false) => self.downstream.remove_id(id),
         };
         if let Err(error) = changed {
-            debug!(%error, "the kernel does not know which connection ID is in use");
+            debug!(%error, "cannot tell the kernel which connection ID is in use: userspace handles packets with this ID");
         }
     }
 
@@ -109,12 +111,12 @@ impl Subject for KernelConnection {
         self.downstream.path_waits()
     }
 
-    fn set_path(&self, path: &Path) {
-        let &Path { local, remote, id, traffic_class } = path;
-        let to = bpf::Path { local, remote, id: id.to_vec(), traffic_class, flow_label: 0 };
+    fn set_path(&self, path: &OffloadPath) {
+        let &OffloadPath { local, remote, id, traffic_class } = path;
+        let to = bpf::PacketPath { local, remote, id: id.to_vec(), traffic_class, flow_label: 0 };
         match self.downstream.set_path(&to) {
             Ok(()) => self.owner().into_iter().for_each(|owner| owner.on_path(Instant::now(), path)),
-            Err(error) => debug!(?path, %error, "the kernel cannot send there"),
+            Err(error) => debug!(?path, %error, "the kernel cannot send to this peer: userspace does"),
         }
     }
 

@@ -1,41 +1,41 @@
-//! Programs that come and go on interfaces, and processes that die.
+//! Tests of programs that are attached and detached, and of processes that are killed.
 #![allow(clippy::expect_used, reason = "a test may panic")]
 
 use millrace_testkit::net;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use millrace_kernel::tc::{self, Hook, Mechanism};
-use millrace_relay_kernel::program::{Config, Relay};
+use millrace_kernel::tc::{self, KernelHook, Mechanism};
+use millrace_relay_kernel::program::{Config, RelayProgram};
 use millrace_testkit::wait_until;
-use net::{Network, inside, ip, root, run};
+use net::{NamespaceNetwork, inside, ip, root, run};
 use nix::sys::signal::{Signal, raise};
 
-/// Set for the process that is to die: the namespace that it attaches in.
+/// Environment variable for the process that is to be killed: the network namespace in which it attaches.
 const NAMESPACE: &str = "MILLRACE_TEST_NAMESPACE";
 
-fn load(mechanism: Mechanism) -> Relay {
+fn load(mechanism: Mechanism) -> RelayProgram {
     let config = Config { ports: vec![4443], mechanism: Some(mechanism), ..Config::default() };
-    Relay::load(&config).expect("the program loads")
+    RelayProgram::load(&config).expect("the program loads")
 }
 
-/// What this kernel has: TCX came with 6.6.
+/// Returns the ways to attach a program that this kernel supports. TCX needs Linux 6.6.
 fn mechanisms() -> Vec<Mechanism> {
-    let has_tcx = tc::count(1, Hook::Ingress).is_ok();
+    let has_tcx = tc::count(1, KernelHook::Ingress).is_ok();
     if has_tcx { vec![Mechanism::Tcx, Mechanism::Clsact] } else { vec![Mechanism::Clsact] }
 }
 
-/// What is there by TCX.
+/// Returns the number of programs that are attached with TCX.
 fn links() -> usize {
     let has_tcx = mechanisms().contains(&Mechanism::Tcx);
-    if has_tcx { tc::count(west(), Hook::Ingress).expect("a count") as usize } else { 0 }
+    if has_tcx { tc::count(west(), KernelHook::Ingress).expect("a count") as usize } else { 0 }
 }
 
 fn west() -> i32 {
     nix::net::if_::if_nametoindex("west").expect("west") as i32
 }
 
-/// IDs of the programs of the relay's filters on `west`.
+/// Returns the program IDs of the relay's filters on `west`.
 fn filters(namespace: &str) -> Vec<String> {
     let show = ["-n", namespace, "filter", "show", "dev", "west", "ingress"];
     let output = Command::new("tc").args(show).output().expect("tc runs");
@@ -47,12 +47,12 @@ fn filters(namespace: &str) -> Vec<String> {
 }
 
 #[test]
-fn it_notices_that_it_was_detached_and_attaches_again() {
-    if !root("it_notices_that_it_was_detached_and_attaches_again") {
+fn detached_program_is_noticed_and_attached_again() {
+    if !root("detached_program_is_noticed_and_attached_again") {
         return;
     }
     for mechanism in mechanisms() {
-        let network = Network::new("attach");
+        let network = NamespaceNetwork::new("attach");
         let relay = load(mechanism);
         inside(&network.relay, || {
             let west = west();
@@ -62,7 +62,7 @@ fn it_notices_that_it_was_detached_and_attaches_again() {
                 assert!(relay.is_attached(west));
             }
             match mechanism {
-                Mechanism::Tcx => assert_eq!(tc::detach_all(west, Hook::Ingress).expect("detached"), 1),
+                Mechanism::Tcx => assert_eq!(tc::detach_all(west, KernelHook::Ingress).expect("detached"), 1),
                 Mechanism::Clsact => run("tc", "filter del dev west ingress"),
             }
             assert!(!relay.is_attached(west));
@@ -86,7 +86,7 @@ fn it_notices_that_it_was_detached_and_attaches_again() {
 }
 
 #[test]
-fn what_a_killed_process_leaves_goes_with_it_or_at_the_next_start() {
+fn killed_process_leaves_nothing_after_the_next_start() {
     if let Some(namespace) = std::env::var_os(NAMESPACE) {
         let relays: Vec<_> = mechanisms().into_iter().map(load).collect();
         inside(&namespace.to_string_lossy(), || {
@@ -96,10 +96,10 @@ fn what_a_killed_process_leaves_goes_with_it_or_at_the_next_start() {
         });
         raise(Signal::SIGKILL).expect("it dies");
     }
-    if !root("what_a_killed_process_leaves_goes_with_it_or_at_the_next_start") {
+    if !root("killed_process_leaves_nothing_after_the_next_start") {
         return;
     }
-    let network = Network::new("killed");
+    let network = NamespaceNetwork::new("killed");
     let living = load(Mechanism::Clsact);
     inside(&network.relay, || living.attach(west()).expect("attached"));
     let ours = filters(&network.relay);
@@ -107,11 +107,11 @@ fn what_a_killed_process_leaves_goes_with_it_or_at_the_next_start() {
 
     let myself = std::env::current_exe().expect("a path");
     let mut command = Command::new(myself);
-    command.args(["--exact", "what_a_killed_process_leaves_goes_with_it_or_at_the_next_start"]);
+    command.args(["--exact", "killed_process_leaves_nothing_after_the_next_start"]);
     let died = command.env(NAMESPACE, &network.relay).output().expect("it starts").status;
     assert_eq!(died.signal(), Some(Signal::SIGKILL as i32));
     assert_eq!(filters(&network.relay).len(), 2, "a filter outlives its process");
-    // A link does not, which the kernel may take down a moment later.
+    // A TCX link ends with its process, though the kernel may remove it a moment later.
     inside(&network.relay, || wait_until("the end of the links", links, |links| *links == 0));
 
     let next = load(Mechanism::Clsact);

@@ -1,5 +1,5 @@
-//! Where the relay program's packets come from and go to: gateways, hairpins, narrow links, both families, frames whose
-//! checksum is known. Needs root.
+//! Tests of the network paths that copies take: gateways, the interface that the packet arrived by, small MTUs, both
+//! address families, and frames with a known checksum. They need root.
 
 #[path = "support/peers.rs"]
 mod peers;
@@ -11,18 +11,18 @@ use millrace_testkit::net;
 use std::net::{IpAddr, UdpSocket};
 
 use fastrand::Rng;
-use millrace_gate::kernel::{self as gate, Gate};
+use millrace_gate::kernel::{self as gate, LoadedGate};
 use millrace_kernel::crypto::QuicKeys;
-use millrace_kernel::xdp::Mode;
-use millrace_quic::keys::Suite;
+use millrace_kernel::xdp::XdpMode;
+use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Compute, Config, Counters, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, Relay,
-    SlotRecord, UpstreamRecord,
+    Compute, Config, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, RelayCounters,
+    RelayProgram, SlotRecord, UpstreamRecord,
 };
 use millrace_testkit::wait_until;
-use net::{Capture, Network, RawSender, address, ip, root};
-use peers::{PORT, Subscriber};
-use quic::{Chunk, Direction};
+use net::{NamespaceNetwork, PacketCapture, RawSender, address, ip, root};
+use peers::{KernelSubscriber, PORT, SubscriberPlace};
+use quic::{DirectionKeys, StreamPart};
 
 const STREAM: u64 = 2;
 const EGRESS: EgressRecord = EgressRecord {
@@ -36,73 +36,74 @@ const EGRESS: EgressRecord = EgressRecord {
     group: 0,
 };
 
-/// One upstream with one stream, on `interface` of the relay.
-struct Scene {
-    relay: Relay,
+/// A relay with one upstream that sends one stream to `interface`.
+struct PathScene {
+    relay: RelayProgram,
     _upstream: UpstreamRecord,
     slot: SlotRecord,
-    publisher: Direction,
-    subscribers: Vec<Subscriber>,
+    publisher: DirectionKeys,
+    subscribers: Vec<KernelSubscriber>,
     from: UdpSocket,
     to: UdpSocket,
     sent: u64,
     rng: Rng,
 }
 
-impl Scene {
-    /// `ends`: where the publisher's packets come from, and go to.
-    fn new(network: &Network, interface: &str, ends: (IpAddr, IpAddr)) -> Self {
+impl PathScene {
+    /// `ends` has the source and the destination address of the publisher's packets.
+    fn new(network: &NamespaceNetwork, interface: &str, ends: (IpAddr, IpAddr)) -> Self {
         let mut rng = Rng::with_seed(5);
-        let relay = Relay::load(&Config { ports: vec![PORT], ..Config::default() }).expect("the relay loads");
-        let publisher = Direction::new(Suite::ChaCha20Poly1305, 8, &mut rng);
+        let relay =
+            RelayProgram::load(&Config { ports: vec![PORT], ..Config::default() }).expect("the relay loads");
+        let publisher = DirectionKeys::new(KeySuite::ChaCha20Poly1305, 8, &mut rng);
         let upstream = peers::upstream(&relay, &publisher);
         let slot = upstream.slot(STREAM);
-        let (from, to) = peers::sockets(network, ends);
+        let (from, to) = peers::sockets(network, ends.0, ends.1);
         peers::attach(network, &relay, interface);
         let subscribers = Vec::new();
         Self { relay, _upstream: upstream, slot, publisher, subscribers, from, to, sent: 0, rng }
     }
 
-    /// A subscriber at `remote` in `namespace`, whose packets leave from `local`.
-    fn subscribe(&mut self, network: &Network, namespace: &str, (local, remote): (IpAddr, IpAddr)) {
+    /// Adds a subscriber with the address `remote` in `namespace`. Its copies are sent from `local`.
+    fn subscribe(&mut self, network: &NamespaceNetwork, namespace: &str, local: IpAddr, remote: IpAddr) {
         let suite = quic::SUITES[self.subscribers.len() % 2];
-        let at = (namespace, local, remote);
-        let subscriber = Subscriber::new(network, &self.relay, at, (suite, 8), &mut self.rng);
+        let at = SubscriberPlace { namespace, local, remote };
+        let subscriber = KernelSubscriber::new(network, &self.relay, at, suite, 8, &mut self.rng);
         self.slot.add(&subscriber.downstream, &EGRESS).expect("an egress");
         self.subscribers.push(subscriber);
     }
 
-    fn packet(&mut self, len: usize) -> (Chunk, Vec<u8>) {
+    fn packet(&mut self, len: usize) -> (StreamPart, Vec<u8>) {
         let data = quic::bytes(len, &mut self.rng);
         self.slot.set_position(&PositionRecord::opaque(9));
-        let chunk = Chunk { stream: STREAM, offset: 9, data, fin: false };
-        let packet = self.publisher.seal((0, self.sent), 3, &chunk.encode());
+        let chunk = StreamPart { stream: STREAM, offset: 9, data, fin: false };
+        let packet = self.publisher.seal(0, self.sent, 3, &chunk.encode());
         self.sent += 1;
         (chunk, packet)
     }
 
-    /// Userspace gets the packet as it was.
+    /// Checks that userspace gets the unchanged packet, and returns the copies that the program has made of it.
     fn drained(&mut self, packet: &[u8]) -> Vec<Forwarded> {
         peers::receive_original(&self.to, packet, &self.relay)
     }
 
-    fn counted(&self) -> Counters {
+    fn counted(&self) -> RelayCounters {
         self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
     }
 
-    fn send(&mut self, len: usize) -> (Chunk, Vec<Forwarded>) {
+    fn send(&mut self, len: usize) -> (StreamPart, Vec<Forwarded>) {
         let (chunk, packet) = self.packet(len);
         self.from.send(&packet).expect("send");
         (chunk, self.drained(&packet))
     }
 
-    /// Every subscriber gets `len` bytes, as the userspace builder would have sent them.
+    /// Checks that every subscriber gets `len` bytes of the stream in the packet that the userspace builder makes.
     fn reaches_all(&mut self, len: usize) {
         let (chunk, forwarded) = self.send(len);
         assert_eq!(forwarded.len(), self.subscribers.len(), "{:?}", self.counted());
         for (subscriber, sent) in self.subscribers.iter().zip(&forwarded) {
             assert_eq!(sent.downstream, subscriber.downstream.id());
-            let moved = Chunk { stream: EGRESS.stream_id, ..chunk.clone() };
+            let moved = StreamPart { stream: EGRESS.stream_id, ..chunk.clone() };
             let want = subscriber.keys.build((0, sent.number), &moved.encode());
             let mut buffer = [0; 2048];
             let len = subscriber.socket.recv(&mut buffer).expect("a packet");
@@ -110,7 +111,7 @@ impl Scene {
         }
     }
 
-    /// Nobody gets `len` bytes.
+    /// Checks that `len` bytes are declined as too large for every subscriber.
     fn is_too_large(&mut self, len: usize) {
         let before = self.counted();
         assert_eq!(self.send(len).1, []);
@@ -119,98 +120,102 @@ impl Scene {
     }
 }
 
+/// Returns the publisher's and the relay's address on the link of the interface `west`.
 fn west(family: u8) -> (IpAddr, IpAddr) {
     (address(family, 1, 2), address(family, 1, 1))
 }
 
-/// Tells the link layers of all interfaces to compute checksums in place: nothing is left to be filled in.
-fn without_offload(network: &Network) {
+/// Makes the kernel compute all checksums in the packets, instead of leaving them to an interface.
+fn without_offload(network: &NamespaceNetwork) {
     net::set_checksum_offload(&network.publisher, "eth", false);
     net::set_checksum_offload(&network.relay, "east", false);
 }
 
 #[test]
-fn the_next_hop_is_a_gateway() {
-    if !root("the_next_hop_is_a_gateway") {
+fn copies_are_routed_through_a_gateway() {
+    if !root("copies_are_routed_through_a_gateway") {
         return;
     }
-    let network = Network::new("gw");
+    let network = NamespaceNetwork::new("gw");
     without_offload(&network);
-    let Network { relay, subscriber, .. } = &network;
-    // The subscriber's host is the gateway to networks of its own.
+    let NamespaceNetwork { relay, subscriber, .. } = &network;
+    // The subscriber's host is the gateway to further addresses on its loopback interface.
     ip(&format!("-n {subscriber} link set lo up"));
     ip(&format!("-n {subscriber} addr add 10.99.0.1/32 dev lo"));
     ip(&format!("-n {subscriber} addr add fd99::1/128 dev lo"));
     ip(&format!("-n {relay} route add 10.99.0.0/24 via 10.98.2.2"));
     ip(&format!("-n {relay} -6 route add fd99::/64 via fd98:2::2"));
-    let mut scene = Scene::new(&network, "west", west(4));
-    scene.subscribe(&network, subscriber, (address(4, 2, 1), [10, 99, 0, 1].into()));
-    scene.subscribe(&network, subscriber, (address(6, 2, 1), "fd99::1".parse().expect("an address")));
-    let capture = Capture::new(subscriber);
+    let mut scene = PathScene::new(&network, "west", west(4));
+    scene.subscribe(&network, subscriber, address(4, 2, 1), [10, 99, 0, 1].into());
+    scene.subscribe(&network, subscriber, address(6, 2, 1), "fd99::1".parse().expect("an address"));
+    let capture = PacketCapture::new(subscriber);
     for len in [1, 400, 1200] {
         scene.reaches_all(len);
     }
     assert_eq!(capture.check(), 6);
 }
 
-/// Packets of so many bytes go to one subscriber over the interface that they came by, and to two over another.
-fn go_back_and_over_another(network: &Network, lengths: [usize; 2]) {
+/// Sends packets of these lengths. One subscriber is on the interface that the packets arrive by, two are on another
+/// one.
+fn go_back_and_over_another(network: &NamespaceNetwork, lengths: [usize; 2]) {
     for family in [4, 6] {
-        let mut scene = Scene::new(network, "west", west(family));
+        let mut scene = PathScene::new(network, "west", west(family));
         let back = (address(family, 1, 1), address(family, 1, 2));
-        scene.subscribe(network, &network.publisher, back);
+        scene.subscribe(network, &network.publisher, back.0, back.1);
         for other in [6, 4] {
             let over = (address(other, 2, 1), address(other, 2, 2));
-            scene.subscribe(network, &network.subscriber, over);
+            scene.subscribe(network, &network.subscriber, over.0, over.1);
         }
-        let captures = [&network.publisher, &network.subscriber].map(|namespace| Capture::new(namespace));
+        let captures =
+            [&network.publisher, &network.subscriber].map(|namespace| PacketCapture::new(namespace));
         lengths.into_iter().for_each(|length| scene.reaches_all(length));
-        // The publisher's own two are among those that are seen there.
+        // The capture on the publisher's side also has the 2 packets that the publisher sent.
         assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
     }
 }
 
 #[test]
-fn back_over_the_interface_it_came_by_and_over_another() {
-    if !root("back_over_the_interface_it_came_by_and_over_another") {
+fn copies_leave_by_the_same_and_by_another_interface() {
+    if !root("copies_leave_by_the_same_and_by_another_interface") {
         return;
     }
-    let network = Network::new("hp");
+    let network = NamespaceNetwork::new("hp");
     without_offload(&network);
     net::set_checksum_offload(&network.relay, "west", false);
     go_back_and_over_another(&network, [700, 20]);
 }
 
-/// There packets come to TC as copies whose link header is somewhere else.
+/// Generic XDP gives TC a copy of the packet, with its link header at another place than usual.
 #[test]
-fn behind_a_gate_in_generic_mode() {
-    if !root("behind_a_gate_in_generic_mode") {
+fn packets_that_pass_a_gate_in_generic_mode_are_forwarded() {
+    if !root("packets_that_pass_a_gate_in_generic_mode_are_forwarded") {
         return;
     }
-    let network = Network::new("gen");
+    let network = NamespaceNetwork::new("gen");
     without_offload(&network);
     net::set_checksum_offload(&network.relay, "west", false);
-    let gate = Gate::load(&gate::Config::default()).unwrap_or_else(|error| panic!("{error}"));
+    let gate = LoadedGate::load(&gate::Config::default()).unwrap_or_else(|error| panic!("{error}"));
     let west_link = net::ifindex(&network.relay, "west");
-    net::inside(&network.relay, || gate.attach(west_link, Mode::Generic).expect("generic"));
+    net::inside(&network.relay, || gate.attach(west_link, XdpMode::Generic).expect("generic"));
     go_back_and_over_another(&network, [1200, 20]);
 }
 
 #[test]
-fn the_subscribers_link_or_route_is_narrower() {
-    if !root("the_subscribers_link_or_route_is_narrower") {
+fn copies_too_large_for_the_subscribers_path_are_declined() {
+    if !root("copies_too_large_for_the_subscribers_path_are_declined") {
         return;
     }
-    let network = Network::new("mtu");
+    let network = NamespaceNetwork::new("mtu");
     without_offload(&network);
     for (family, headers) in [(4, 28), (6, 48)] {
-        let mut scene = Scene::new(&network, "west", west(4));
+        let mut scene = PathScene::new(&network, "west", west(4));
         let over = (address(family, 2, 1), address(family, 2, 2));
-        scene.subscribe(&network, &network.subscriber, over);
+        scene.subscribe(&network, &network.subscriber, over.0, over.1);
         scene.reaches_all(1250);
-        // First byte, ID, number, STREAM header, tag.
+        // First byte, connection ID, packet number, STREAM frame header, data, and tag.
         let size = 1 + 8 + 4 + 5 + 1250 + 16;
         let relay = &network.relay;
+        // First the interface's MTU is one byte too small, then the MTU of the route.
         ip(&format!("-n {relay} link set east mtu {}", size + headers - 1));
         scene.is_too_large(1250);
         scene.reaches_all(1249);
@@ -223,26 +228,26 @@ fn the_subscribers_link_or_route_is_narrower() {
     }
 }
 
-/// The outer tag travels beside the frame, the inner one in it.
+/// The kernel keeps the outer VLAN tag outside the frame, and the inner one in it.
 #[test]
-fn stacked_tags_are_left_to_userspace() {
-    if !root("stacked_tags_are_left_to_userspace") {
+fn frame_with_stacked_vlan_tags_is_left_to_userspace() {
+    if !root("frame_with_stacked_vlan_tags_is_left_to_userspace") {
         return;
     }
-    let network = Network::new("qq");
+    let network = NamespaceNetwork::new("qq");
     without_offload(&network);
-    let mut scene = Scene::new(&network, "west", west(4));
-    scene.subscribe(&network, &network.subscriber, (address(4, 2, 1), address(4, 2, 2)));
+    let mut scene = PathScene::new(&network, "west", west(4));
+    scene.subscribe(&network, &network.subscriber, address(4, 2, 1), address(4, 2, 2));
     let wire = RawSender::new(&network.publisher, "eth");
     let to = net::link_address(&network.relay, "west");
     let ends = (scene.from.local_addr().expect("address"), scene.to.local_addr().expect("address"));
     let (_, packet) = scene.packet(100);
-    let frame = net::frame(to, Some(7), ends, &packet);
+    let frame = net::frame(to, Some(7), ends.0, ends.1, &packet);
     for outer in [0x88a8_u16, 0x8100] {
         let before = scene.counted();
         let tag = [outer, 9].map(u16::to_be_bytes);
         wire.send(&[&frame[..12], tag.as_flattened(), &frame[12..]].concat());
-        // Nobody in userspace listens on that VLAN: the count is all there is to see.
+        // No socket listens on that VLAN, so only the outcome can be checked.
         wait_until(
             "the count",
             || scene.counted().since(&before),
@@ -250,29 +255,29 @@ fn stacked_tags_are_left_to_userspace() {
         );
     }
     assert_eq!(scene.relay.drain(|packet| panic!("{packet:?}")), 0);
-    // With one of the tags it is forwarded.
+    // A frame with a single tag is forwarded.
     wire.send(&frame);
     let mut buffer = [0; 2048];
     assert!(scene.subscribers[0].socket.recv(&mut buffer).expect("a packet") > packet.len() - 8);
 }
 
-/// Leaves one behind, which goes with the namespace.
+/// Tries to add a VXLAN interface. The namespace removes it at its end.
 fn has_vxlan(namespace: &str) -> bool {
     let add = ["-n", namespace, "link", "add", "probe", "type", "vxlan", "id", "1", "dstport", "4790"];
     std::process::Command::new("ip").args(add).output().expect("ip runs").status.success()
 }
 
-/// What comes out of a tunnel whose outer checksum had to be computed has a sum over all of it (CHECKSUM_COMPLETE). A
-/// stale sum would not fail here: receivers compute it anew when it does not fit, and the kernel only complains about
-/// those that hardware made.
+/// The kernel sums up all bytes of a frame from a tunnel when it has to check the outer checksum (CHECKSUM_COMPLETE).
+/// The test cannot find a sum that is out of date: receivers then compute it again, and the kernel warns only about
+/// sums of hardware.
 #[test]
-fn frames_with_a_sum_over_all_of_them() {
-    if !root("frames_with_a_sum_over_all_of_them") {
+fn frames_with_a_complete_checksum_are_forwarded() {
+    if !root("frames_with_a_complete_checksum_are_forwarded") {
         return;
     }
-    let network = Network::new("sum");
+    let network = NamespaceNetwork::new("sum");
     if !has_vxlan(&network.relay) {
-        println!("SKIP frames_with_a_sum_over_all_of_them: the kernel has no VXLAN devices");
+        println!("SKIP frames_with_a_complete_checksum_are_forwarded: the kernel has no VXLAN devices");
         return;
     }
     without_offload(&network);
@@ -288,12 +293,12 @@ fn frames_with_a_sum_over_all_of_them() {
     net::set_checksum_offload(&network.publisher, "vx", false);
     for family in [4, 6] {
         let ends = (address(family, 5, 2), address(family, 5, 1));
-        let mut scene = Scene::new(&network, "vx", ends);
+        let mut scene = PathScene::new(&network, "vx", ends);
         for other in [4, 6] {
             let over = (address(other, 2, 1), address(other, 2, 2));
-            scene.subscribe(&network, &network.subscriber, over);
+            scene.subscribe(&network, &network.subscriber, over.0, over.1);
         }
-        let capture = Capture::new(&network.subscriber);
+        let capture = PacketCapture::new(&network.subscriber);
         for len in [1, 333, 1200] {
             scene.reaches_all(len);
         }

@@ -1,41 +1,45 @@
-//! Catalogs of namespaces, as the relay itself reads them.
+//! Catalogs of namespaces (MSF), which the relay itself subscribes to and reads.
 
 use std::{sync::Arc, time::Duration};
 
 use millrace_moq::{
     Namespace, TrackName, msf,
-    tracks::{adapt::Ladder, subgroup::Subgroup},
+    tracks::{adapt::Ladder, subgroup::SubgroupStream},
 };
 use tokio::time::timeout;
 
 use super::{Hub, Requester};
 use crate::live::LiveTrack;
 
-/// How long a catalog may take to come once its publisher has agreed.
+/// How long the relay waits for the catalog object after the publisher has accepted the subscription.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The largest catalog that is read, bytes.
+/// The largest catalog that is read, in bytes.
 const LARGEST: u64 = 64 << 10;
 
 impl Hub {
-    /// The ladder that a track is part of, by the settings or the catalog of its namespace.
+    /// Returns the ladder of renditions that contains the track: from the settings, or else from the catalog of its
+    /// namespace.
     pub async fn ladder(&self, track: &TrackName, requester: Requester) -> Option<Ladder> {
         if let Some(ladder) = self.adaptive.ladder(track) {
             return Some(ladder);
         }
+        // The ladder of the catalog track itself would need that catalog first.
         let is_catalog = track.name()[..] == *msf::CATALOG.as_bytes();
         if is_catalog || !self.adaptive.reads_catalogs() {
             return None;
         }
         let catalog = self.catalog(track.namespace(), requester).await?;
-        Ladder::of_catalog(&catalog, track.namespace(), str::from_utf8(track.name()).ok()?)
+        Ladder::from_catalog(&catalog, track.namespace(), str::from_utf8(track.name()).ok()?)
     }
 
-    async fn catalog(&self, namespace: &Namespace, requester: Requester) -> Option<Arc<msf::Catalog>> {
+    async fn catalog(&self, namespace: &Namespace, requester: Requester) -> Option<Arc<msf::MsfCatalog>> {
         let name = TrackName::new(namespace.clone(), msf::CATALOG.as_bytes().to_vec()).ok()?;
         let track = self.established(&name, requester, Duration::ZERO, None).await.ok()?;
         let read = async {
             loop {
+                // The notification is requested before the look at the cache, so an object that completes in between is
+                // not missed.
                 let progress = track.progress.notified();
                 if let Some(catalog) = newest(&track) {
                     return catalog;
@@ -47,8 +51,9 @@ impl Hub {
     }
 }
 
-/// What the first object of the newest group says, which is no delta update. `None`: it is not there, or not whole.
-fn newest(track: &LiveTrack) -> Option<Option<Arc<msf::Catalog>>> {
+/// Reads the catalog from the first object of the newest group, since later objects of a group are delta updates.
+/// Returns `None` if that object is missing or incomplete.
+fn newest(track: &LiveTrack) -> Option<Option<Arc<msf::MsfCatalog>>> {
     let group = track.data.group(track.data.largest()?.group)?;
     group
         .subgroups
@@ -56,9 +61,10 @@ fn newest(track: &LiveTrack) -> Option<Option<Arc<msf::Catalog>>> {
         .find_map(|subgroup| track.catalog.get(subgroup.serial(), || first_object(subgroup)))
 }
 
-fn first_object(subgroup: &Subgroup) -> Option<Vec<u8>> {
+fn first_object(subgroup: &SubgroupStream) -> Option<Vec<u8>> {
     let (object, _) = subgroup.first_object_from(0).filter(|(object, _)| object.start.id == 0)?;
-    let (start, len) = (object.start.payload, object.start.payload_len);
+    let start = object.start.payload;
+    let len = object.start.payload_len;
     if len > LARGEST || subgroup.extent().len < start.saturating_add(len) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Counts for the operator.
+//! Counters that the relay's status and metrics show.
 
 use std::{
     cmp::Ordering,
@@ -7,9 +7,9 @@ use std::{
 
 use millrace_moq::tracks::{subgroup::Pushed, track::Duplicate};
 
-/// Counts for the operator, since start.
+/// Counters of the relay since it started, for its status and metrics.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct OperatorCounters {
     pub requests: AtomicU64,
     pub request_errors: AtomicU64,
     pub objects_received: AtomicU64,
@@ -17,32 +17,43 @@ pub struct Counters {
     pub protocol_violations: AtomicU64,
     pub unknown_alias: AtomicU64,
     pub duplicate_subgroups: AtomicU64,
-    /// Of publishers that are being left, from where another goes on.
+    /// Subgroups that a publisher sent after its track was handed over to another publisher.
     pub handed_over_subgroups: AtomicU64,
-    /// Subgroups and datagrams of publishers that stand by for another.
+    /// Subgroups and datagrams of standby publishers, which were dropped.
     pub standby_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
     pub malformed_tracks: AtomicU64,
-    /// Searches for the publishers of a track that had none.
+    /// Searches for publishers of a track that had none.
     pub publisher_searches: AtomicU64,
-    /// Messages of requests under way that waited, since their client had sent as many as it may.
+    /// Messages on request streams that waited because their client had exceeded its request rate.
     pub message_waits: AtomicU64,
-    /// Times that a FETCH response waited, since its client had fetched as much as it may.
+    /// Times that a FETCH response waited because its client had exceeded its fetch rate.
     pub fetch_waits: AtomicU64,
-    /// Times that a subscription went on with a lower, or a higher, rendition.
+    /// Times that a subscription was switched to a lower rendition, and to a higher one.
     pub renditions_down: AtomicU64,
     pub renditions_up: AtomicU64,
-    /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.
+    /// Times that the relay moved to another upstream relay, because the present one was silent or a preferred one
+    /// answered.
+    pub upstream_changes: AtomicU64,
+    /// Times that a track moved from one relay of the cluster to another.
+    pub reroutes: AtomicU64,
+    /// Announcements from other relays that were refused because their path contains this relay.
+    pub routes_looped: AtomicU64,
+    /// Announcements from other relays that were refused because the relay may not announce the namespace, or announces
+    /// too many.
+    pub routes_refused: AtomicU64,
+    /// Tracks that were not subscribed to at an additional publisher, because too many such requests were waiting.
     pub backups_passed_over: AtomicU64,
 }
 
-impl Counters {
+impl OperatorCounters {
     pub fn count(counter: &AtomicU64) {
         Self::add(counter, 1);
     }
 
-    /// A subscription, or a switching set, went on with another rendition; the places are by what they take.
+    /// Counts a switch of a subscription or switching set from rendition `before` to `after`. The lower rendition
+    /// compares less.
     pub fn count_switch<P: Ord>(&self, before: P, after: P) {
         match after.cmp(&before) {
             Ordering::Less => Self::count(&self.renditions_down),
@@ -51,18 +62,18 @@ impl Counters {
         }
     }
 
-    /// Objects came from a publisher.
+    /// Adds objects received from a publisher, and their payload bytes.
     pub fn count_objects(&self, objects: u64, payload_bytes: u64) {
         Self::add(&self.objects_received, objects);
         Self::add(&self.object_bytes_received, payload_bytes);
     }
 
-    /// The objects of a subgroup stream that [`Pushed`] tells of.
+    /// Adds the objects that the reader of a subgroup stream has completed.
     pub fn count_pushed(&self, pushed: &Pushed) {
         self.count_objects(pushed.objects, pushed.payload_bytes);
     }
 
-    /// A stream or datagram was dropped as a copy of one that is here.
+    /// Counts a stream or datagram that was dropped, by the reason why it was dropped.
     pub fn count_duplicate(&self, duplicate: Duplicate) {
         Self::count(match duplicate {
             Duplicate::Subgroup | Duplicate::Arriving => &self.duplicate_subgroups,

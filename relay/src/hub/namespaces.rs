@@ -1,12 +1,14 @@
-//! Who publishes which namespaces, and who watches them.
+//! The registry of namespaces: sessions that publish them, and sessions that watch them.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     ops::Bound::Included,
     sync::{Arc, Weak},
+    time::Instant as Time,
 };
 
-use millrace_moq::Namespace;
+use millrace_moq::{HopPath, Namespace};
+use millrace_relay_cluster::{AnnouncementKey, RouteTable};
 use parking_lot::Mutex;
 use tokio::{
     sync::mpsc,
@@ -15,67 +17,85 @@ use tokio::{
 
 use super::{
     pages::{self, Pages},
-    publisher::{Publisher, Requester},
+    publisher::{HubPublisher, Requester},
+    route_watch::RouteWatchers,
 };
 use crate::live::LiveTrack;
 
-/// Changes that a watcher may be behind by.
+/// Events that may wait for a watcher. A watcher that falls further behind is dropped.
 const WATCH_BACKLOG: usize = 1024;
 
 /// The publishers of a relay by namespace, and their watchers.
 #[derive(Default)]
-pub struct Namespaces(Mutex<State>);
+pub struct PublisherNamespaces(pub(super) Mutex<NamespaceState>);
 
 #[derive(Default)]
-struct State {
-    publishers: BTreeMap<Namespace, Vec<Entry>>,
+pub(super) struct NamespaceState {
+    publishers: BTreeMap<Namespace, Vec<NamespaceEntry>>,
+    /// The namespaces that were announced to watching clients.
+    pub(super) announced: BTreeMap<Namespace, ()>,
     watchers: Watchers<NamespaceEvent>,
     track_watchers: Watchers<Arc<LiveTrack>>,
+    /// The routes of the cluster, from other relays and from publishers here. `None` if the relay is in no cluster.
+    pub(super) table: Option<RouteTable>,
+    /// The relays that announce routes, by the ID of their session.
+    pub(super) relays: HashMap<u64, Weak<dyn HubPublisher>>,
+    pub(super) route_watchers: RouteWatchers,
     next_id: u64,
 }
 
 /// A session that publishes a namespace.
-struct Entry {
-    publisher: Weak<dyn Publisher>,
+struct NamespaceEntry {
+    publisher: Weak<dyn HubPublisher>,
     session: u64,
-    /// It is the configured upstream relay.
+    /// True for the configured upstream relay.
     is_upstream: bool,
-    /// The relay's configured upstream: asked only if nobody nearer publishes the namespace.
+    /// The publisher is asked only if no other one publishes the namespace. True for the configured upstream relay.
     fallback: bool,
+    number: u64,
 }
 
-/// By the prefix that they watch.
-type Watchers<E> = HashMap<Namespace, Vec<Watcher<E>>>;
+/// The sessions to ask for a track.
+#[derive(Default)]
+pub struct Publishers {
+    pub all: Vec<Arc<dyn HubPublisher>>,
+    /// True if the publishers are relays with the same media. They are then asked one at a time, in this order.
+    pub in_turn: bool,
+}
 
-struct Watcher<E> {
+/// Watchers by the namespace prefix that they watch.
+type Watchers<E> = HashMap<Namespace, Vec<NamespaceWatcher<E>>>;
+
+struct NamespaceWatcher<E> {
     id: u64,
     events: mpsc::Sender<E>,
 }
 
-/// A namespace below a watched prefix appeared or went.
+/// A namespace below a watched prefix was published or withdrawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamespaceEvent {
     Published(Namespace),
     Done(Namespace),
 }
 
-/// A watch on a prefix; ends when dropped.
-pub struct Watch<E> {
-    namespaces: Weak<Namespaces>,
+/// A watch on a namespace prefix. Dropping it ends the watch.
+pub struct NamespaceWatch<E> {
+    namespaces: Weak<PublisherNamespaces>,
     prefix: Namespace,
     id: u64,
-    /// How far the entries that were there when it began have been looked at.
+    /// Entries of the current page that `next` has not returned yet.
     page: VecDeque<E>,
-    /// The rest of it.
+    /// The remaining pages of entries that existed when the watch began.
     present: Option<Pages<E>>,
-    /// When more of it may be looked at.
+    /// The time at which the next page may be read.
     due: Option<Instant>,
     events: mpsc::Receiver<E>,
 }
 
-impl<E> Watch<E> {
-    /// Returns what was there when the watch began, then what changes; `None` once it has not kept up with the changes. What changes
-    /// early may come twice. `pace` says when the next page of what was there may be looked at. Cancel safe.
+impl<E> NamespaceWatch<E> {
+    /// Returns the entries that existed when the watch began, then changes. A change during the listing may be returned
+    /// twice. Returns `None` once the watcher has fallen behind. `pace` returns the time at which the next page may be
+    /// read. Cancel safe.
     pub async fn next(&mut self, pace: impl Fn() -> Instant) -> Option<E> {
         loop {
             if let Some(event) = self.page.pop_front() {
@@ -95,7 +115,7 @@ impl<E> Watch<E> {
     }
 }
 
-impl<E> Drop for Watch<E> {
+impl<E> Drop for NamespaceWatch<E> {
     fn drop(&mut self) {
         if let Some(namespaces) = self.namespaces.upgrade() {
             let mut state = namespaces.0.lock();
@@ -105,144 +125,195 @@ impl<E> Drop for Watch<E> {
     }
 }
 
-/// A published namespace; withdrawn when dropped.
+/// A published namespace. Dropping it withdraws the namespace.
 pub struct Publication {
-    namespaces: Weak<Namespaces>,
+    namespaces: Weak<PublisherNamespaces>,
     namespace: Namespace,
-    session: u64,
+    key: AnnouncementKey,
 }
 
 impl Drop for Publication {
     fn drop(&mut self) {
         if let Some(namespaces) = self.namespaces.upgrade() {
-            namespaces.withdraw(&self.namespace, self.session);
+            namespaces.withdraw(&self.namespace, self.key);
         }
     }
 }
 
-impl Namespaces {
+impl PublisherNamespaces {
     pub fn publish(
         self: &Arc<Self>,
         namespace: Namespace,
-        publisher: &Arc<dyn Publisher>,
+        publisher: &Arc<dyn HubPublisher>,
         fallback: bool,
+        path: Option<HopPath>,
     ) -> Publication {
-        let session = publisher.id();
         let mut state = self.0.lock();
-        let entries = state.publishers.entry(namespace.clone()).or_default();
-        let first = entries.is_empty();
+        let key = AnnouncementKey { link: publisher.id(), number: state.next_id() };
         let is_upstream = publisher.is_upstream();
-        entries.push(Entry { publisher: Arc::downgrade(publisher), session, is_upstream, fallback });
-        if first && !fallback {
-            state.announce(&namespace, NamespaceEvent::Published(namespace.clone()));
+        let publisher = Arc::downgrade(publisher);
+        let entry =
+            NamespaceEntry { publisher, session: key.link, is_upstream, fallback, number: key.number };
+        state.publishers.entry(namespace.clone()).or_default().push(entry);
+        // Namespaces of the upstream relay are not announced in the cluster, since requests for them could come back
+        // here in a circle.
+        if !is_upstream && let Some(table) = &mut state.table {
+            table.publish(key, &namespace, path, Time::now());
         }
-        Publication { namespaces: Arc::downgrade(self), namespace, session }
+        state.spread(&namespace);
+        Publication { namespaces: Arc::downgrade(self), namespace, key }
     }
 
-    fn withdraw(&self, namespace: &Namespace, session: u64) {
+    fn withdraw(&self, namespace: &Namespace, key: AnnouncementKey) {
         let mut state = self.0.lock();
-        let Some(entries) = state.publishers.get_mut(namespace) else { return };
-        if let Some(index) = entries.iter().position(|entry| entry.session == session) {
-            entries.remove(index);
+        if let Some(entries) = state.publishers.get_mut(namespace) {
+            entries.retain(|entry| entry.number != key.number);
+            if entries.is_empty() {
+                state.publishers.remove(namespace);
+            }
         }
-        if entries.is_empty() {
-            state.publishers.remove(namespace);
-            state.announce(namespace, NamespaceEvent::Done(namespace.clone()));
+        if let Some(table) = &mut state.table {
+            table.withdraw(key, namespace, Time::now());
         }
+        state.spread(namespace);
     }
 
-    /// Those that publish `namespace` or a prefix of it, as `requester` may be sent to them: the configured
-    /// upstream only if there is nobody else, and never if it is the requester.
-    pub fn publishers_of(&self, namespace: &Namespace, requester: Requester) -> Vec<Arc<dyn Publisher>> {
+    /// Returns the publishers of `namespace` or of a prefix of it that may serve `requester`. Relays of the cluster are
+    /// preferred if they announce a longer prefix than every publisher here. The configured upstream relay is included
+    /// only if there is no other publisher, and if the requester is neither the upstream nor a relay.
+    pub fn publishers_of(&self, namespace: &Namespace, requester: Requester) -> Publishers {
         let state = self.0.lock();
-        let mut found: Vec<(bool, Arc<dyn Publisher>)> = Vec::new();
+        let mut found: Vec<(bool, Arc<dyn HubPublisher>)> = Vec::new();
+        let mut longest = None;
         for prefix in namespace.prefixes() {
             for entry in state.publishers.get(&prefix).into_iter().flatten() {
                 let Some(publisher) = entry.publisher.upgrade() else { continue };
-                let loops = requester.is_upstream && entry.is_upstream;
+                let loops = entry.is_upstream && (requester.is_upstream || requester.is_relay);
                 if !loops && !found.iter().any(|(_, other)| other.id() == entry.session) {
                     found.push((entry.fallback, publisher));
                 }
+                if !loops && !entry.fallback {
+                    longest = Some(prefix.fields().len());
+                }
             }
         }
+        let routed = state.relays_of(namespace, requester.neighbour(), longest);
+        if !routed.is_empty() {
+            return Publishers { all: routed, in_turn: true };
+        }
+        // The upstream relay is asked last even for namespaces that it announced itself.
         let near = found.iter().any(|(fallback, _)| !fallback);
-        found.into_iter().filter(|(fallback, _)| !near || !fallback).map(|(_, publisher)| publisher).collect()
+        let asked = found.into_iter().filter(|(fallback, _)| !near || !fallback);
+        Publishers { all: asked.map(|(_, publisher)| publisher).collect(), in_turn: false }
     }
 
-    /// Whether anybody but the upstream relay publishes exactly `namespace`.
+    /// Reports whether a publisher other than the upstream relay has announced exactly `namespace`.
     pub fn is_published_here(&self, namespace: &Namespace) -> bool {
         let state = self.0.lock();
         let entries = state.publishers.get(namespace);
         entries.is_some_and(|entries| entries.iter().any(|entry| !entry.is_upstream))
     }
 
-    /// Watches the namespaces below `prefix`, those that are there first.
-    pub fn watch(self: &Arc<Self>, prefix: Namespace) -> Watch<NamespaceEvent> {
+    /// Watches the namespaces below `prefix`. The watch lists the present ones first.
+    pub fn watch(self: &Arc<Self>, prefix: Namespace) -> NamespaceWatch<NamespaceEvent> {
         self.watch_with(|state| &mut state.watchers, prefix.clone(), self.below(prefix))
     }
 
-    /// Those that anybody but the upstream relay publishes below `prefix`, each as if it appeared.
+    /// Returns an event [`NamespaceEvent::Published`] for each namespace below `prefix` that was announced to clients.
     fn below(self: &Arc<Self>, prefix: Namespace) -> Pages<NamespaceEvent> {
-        let (namespaces, mut behind) = (Arc::clone(self), Included(prefix.clone()));
+        self.announced_below(prefix, |namespace| NamespaceEvent::Published(namespace.clone()))
+    }
+
+    /// Lists the namespaces below `prefix` that were announced to clients, page by page.
+    pub(super) fn announced_below<E: 'static>(
+        self: &Arc<Self>,
+        prefix: Namespace,
+        take: fn(&Namespace) -> E,
+    ) -> Pages<E> {
+        let namespaces = Arc::clone(self);
+        let mut behind = Included(prefix.clone());
         Box::new(move || {
-            let take = |namespace: &Namespace, entries: &Vec<Entry>| {
-                let is_real = entries.iter().any(|entry| !entry.fallback);
-                is_real.then(|| NamespaceEvent::Published(namespace.clone()))
-            };
             let state = namespaces.0.lock();
-            pages::page(&state.publishers, &mut behind, |namespace| prefix.is_prefix_of(namespace), take)
+            let below = |namespace: &Namespace| prefix.is_prefix_of(namespace);
+            pages::page(&state.announced, &mut behind, below, |namespace, ()| Some(take(namespace)))
         })
     }
 
-    /// Watches for tracks below `prefix`. `present` are those that come first.
+    /// Watches for tracks below `prefix`. The watch lists the tracks of `present` first.
     pub fn watch_tracks(
         self: &Arc<Self>,
         prefix: Namespace,
         present: Pages<Arc<LiveTrack>>,
-    ) -> Watch<Arc<LiveTrack>> {
+    ) -> NamespaceWatch<Arc<LiveTrack>> {
         self.watch_with(|state| &mut state.track_watchers, prefix, present)
     }
 
-    /// Registers a watcher. What is there is looked at afterwards, so that nothing is missed.
+    /// Registers a watcher. The present entries are listed after that, so an entry is listed twice at worst and never
+    /// missed.
     fn watch_with<E>(
         self: &Arc<Self>,
-        watchers: impl Fn(&mut State) -> &mut Watchers<E>,
+        watchers: impl Fn(&mut NamespaceState) -> &mut Watchers<E>,
         prefix: Namespace,
         present: Pages<E>,
-    ) -> Watch<E> {
+    ) -> NamespaceWatch<E> {
         let (sender, events) = mpsc::channel(WATCH_BACKLOG);
         let mut state = self.0.lock();
         let id = state.next_id();
-        watchers(&mut state).entry(prefix.clone()).or_default().push(Watcher { id, events: sender });
-        let (namespaces, present) = (Arc::downgrade(self), Some(present));
-        Watch { namespaces, prefix, id, page: VecDeque::new(), present, due: None, events }
+        watchers(&mut state).entry(prefix.clone()).or_default().push(NamespaceWatcher { id, events: sender });
+        let namespaces = Arc::downgrade(self);
+        let present = Some(present);
+        NamespaceWatch { namespaces, prefix, id, page: VecDeque::new(), present, due: None, events }
     }
 
-    /// Tells watchers that the namespaces which hold `namespace` are withdrawn and published again.
+    /// Tells watchers that `namespace` and each published prefix of it was withdrawn and published again.
     pub fn announce_again(&self, namespace: &Namespace) {
         let mut state = self.0.lock();
-        let published: Vec<_> = namespace.prefixes().filter(|prefix| state.is_announced(prefix)).collect();
+        let published: Vec<_> =
+            namespace.prefixes().filter(|prefix| state.announced.contains_key(prefix)).collect();
         for namespace in published {
             state.announce(&namespace, NamespaceEvent::Done(namespace.clone()));
             state.announce(&namespace, NamespaceEvent::Published(namespace.clone()));
         }
     }
 
-    /// A track has its first publisher.
+    /// Tells watchers that a track has its first publisher.
     pub fn announce_track(&self, track: &Arc<LiveTrack>) {
         tell(&mut self.0.lock().track_watchers, track.name().namespace(), track);
     }
 }
 
-impl State {
-    fn next_id(&mut self) -> u64 {
+impl NamespaceState {
+    pub(super) fn next_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
 
-    fn is_announced(&self, namespace: &Namespace) -> bool {
+    /// Tells watchers whether `namespace`, and every namespace whose routes have changed, was published or withdrawn.
+    pub(super) fn spread(&mut self, namespace: &Namespace) {
+        self.retell(namespace);
+        let changes = self.table.as_mut().map(RouteTable::take_changes).unwrap_or_default();
+        for changed in changes {
+            self.retell(&changed);
+            self.route_watchers.tell(&changed);
+        }
+    }
+
+    /// Tells watchers if this namespace has its first publisher or route, or has lost the last one.
+    fn retell(&mut self, namespace: &Namespace) {
         let entries = self.publishers.get(namespace);
-        entries.is_some_and(|entries| entries.iter().any(|entry| !entry.fallback))
+        let is_here = entries.is_some_and(|entries| entries.iter().any(|entry| !entry.fallback));
+        let is_there = self.table.as_ref().is_some_and(|table| table.has(namespace));
+        match (is_here || is_there, self.announced.contains_key(namespace)) {
+            (true, false) => {
+                self.announced.insert(namespace.clone(), ());
+                self.announce(namespace, NamespaceEvent::Published(namespace.clone()));
+            }
+            (false, true) => {
+                self.announced.remove(namespace);
+                self.announce(namespace, NamespaceEvent::Done(namespace.clone()));
+            }
+            _ => {}
+        }
     }
 
     fn announce(&mut self, namespace: &Namespace, event: NamespaceEvent) {
@@ -250,7 +321,8 @@ impl State {
     }
 }
 
-/// Tells those who watch `namespace`; one that does not keep up is dropped, and its events end.
+/// Sends an event to the watchers of `namespace` and of its prefixes. A watcher whose queue is full is dropped, which
+/// ends its events.
 fn tell<E: Clone>(watchers: &mut Watchers<E>, namespace: &Namespace, event: &E) {
     for prefix in namespace.prefixes() {
         if let Some(those) = watchers.get_mut(&prefix) {

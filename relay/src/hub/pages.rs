@@ -1,4 +1,5 @@
-//! Lists what stands below a prefix, a page at a time: no look at it holds a lock for longer, or takes more than is wanted.
+//! Lists the entries of a map below a prefix in pages, so that a lock is held for one page only, and the list can stop
+//! early.
 
 use std::{
     collections::BTreeMap,
@@ -8,20 +9,21 @@ use std::{
 use bytes::Bytes;
 use millrace_moq::{Namespace, TrackName};
 
-/// Entries of a page at most.
+/// The most entries of one page.
 pub const PAGE: usize = 64;
 
-/// Returns the next page.
+/// A listing. Each call returns the next page.
 pub type Pages<E> = Box<dyn FnMut() -> Page<E> + Send>;
 
 pub struct Page<E> {
-    /// Entries of the page that are wanted.
+    /// The entries of the page that were asked for.
     pub found: Vec<E>,
-    /// There may be another page.
+    /// True if another page may follow.
     pub more: bool,
 }
 
-/// Takes the next entries of `map` behind `behind`, as long as they are `below` what is looked for, and returns what `take` makes of them.
+/// Reads up to [`PAGE`] entries of `map` that follow `behind`, ending at the first for which `below` is false. Returns
+/// what `take` makes of them, and moves `behind` to the last entry read.
 pub fn page<K: Ord + Clone, V, E>(
     map: &BTreeMap<K, V>,
     behind: &mut Bound<K>,
@@ -33,13 +35,15 @@ pub fn page<K: Ord + Clone, V, E>(
     if let Some((last, _)) = entries.last() {
         *behind = Excluded((*last).clone());
     }
+    // A full page may have been the last one. The next page is empty then.
     let more = entries.len() == PAGE;
     Page { found: entries.into_iter().filter_map(|(key, value)| take(key, value)).collect(), more }
 }
 
-/// The place in front of all tracks below a prefix.
+/// Returns the bound in front of the first track below a prefix.
 pub fn front(prefix: &Namespace) -> Bound<TrackName> {
-    // It is as long as a namespace may be, and a name of no bytes adds nothing.
+    // The empty track name sorts before every other one of the namespace. It cannot exceed the length limit, since it
+    // adds no bytes to the namespace.
     TrackName::new(prefix.clone(), Bytes::new()).map_or(Unbounded, Included)
 }
 
@@ -52,14 +56,16 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_of_the_prefix_only_and_bounded() {
+    fn namespace_pages_hold_only_their_prefix_and_are_bounded() {
         let others = (0..10_000).map(|number| track("other/room", number));
         let near = [track("a/b", 7), track("a/c/d", 7), track("a/ca", 7), track("b", 7)];
         let wanted: Vec<_> = (0..200).map(|number| track("a/c", number)).collect();
         let tracks: BTreeMap<_, _> =
             others.chain(near).chain(wanted.iter().cloned()).map(|name| (name, ())).collect();
         let prefix = Namespace::from_path("a/c").unwrap();
-        let (mut behind, mut found, mut pages) = (front(&prefix), Vec::new(), 0);
+        let mut behind = front(&prefix);
+        let mut found = Vec::new();
+        let mut pages = 0;
         let below = |name: &TrackName| prefix.is_prefix_of(name.namespace());
         loop {
             let page = page(&tracks, &mut behind, below, |name, ()| Some(name.clone()));

@@ -1,4 +1,4 @@
-//! What the hub needs to know of sessions. Sessions implement it: the hub stands below them.
+//! The interface of sessions that the hub calls. The hub does not depend on sessions, so they implement this trait.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -10,49 +10,51 @@ use millrace_moq::{
 use tokio::sync::mpsc;
 
 use crate::live::LiveTrack;
+use millrace_relay_cluster::{HopId, Neighbour};
 
-/// Whether a publisher has taken a SUBSCRIBE of the relay.
-pub type Answer = Result<(), RequestError>;
+/// A publisher's answer to the relay's SUBSCRIBE.
+pub type SubscribeAnswer = Result<(), RequestError>;
 
-/// What becomes of a FETCH at a publisher; dropping it gives it up.
-pub type Fetching<'a> = Pin<Box<dyn Future<Output = Result<Fetched, RequestError>> + Send + 'a>>;
+/// A FETCH that waits for the publisher's answer. Dropping it cancels the FETCH.
+pub type Fetching<'a> = Pin<Box<dyn Future<Output = Result<FetchAnswer, RequestError>> + Send + 'a>>;
 
 /// A publisher's answer to FETCH.
-pub struct Fetched {
+pub struct FetchAnswer {
     pub ok: FetchOk,
-    pub objects: Box<dyn Objects>,
+    pub objects: Box<dyn FetchedObjects>,
 }
 
-/// The objects of a FETCH that is under way; dropping it gives it up.
-pub trait Objects: Send {
-    /// What comes next; `None` at the end. The publisher sends no more than is taken here, but for its flow control window.
-    fn next(&mut self) -> Pin<Box<dyn Future<Output = Result<Option<Piece>, RequestError>> + Send + '_>>;
+/// The objects of a FETCH response, as they arrive. Dropping it cancels the FETCH.
+pub trait FetchedObjects: Send {
+    /// Returns the next piece, or `None` at the end. Flow control makes the publisher wait while no piece is taken.
+    fn next(&mut self)
+    -> Pin<Box<dyn Future<Output = Result<Option<FetchPiece>, RequestError>> + Send + '_>>;
 }
 
 /// A piece of a FETCH response.
 #[derive(Debug)]
-pub enum Piece {
+pub enum FetchPiece {
     Item(FetchItem),
-    /// More of the payload of the last item.
+    /// A further part of the payload of the last item.
     Payload(Bytes),
 }
 
-/// A session that publishes, as the relay asks it for tracks and objects.
-pub trait Publisher: Send + Sync {
-    /// The session's.
+/// A session with a publisher, which the hub asks for tracks and objects.
+pub trait HubPublisher: Send + Sync {
+    /// Returns the session's ID.
     fn id(&self) -> u64;
 
-    /// It is the configured upstream relay.
+    /// Reports whether this is the configured upstream relay.
     fn is_upstream(&self) -> bool;
 
-    /// Subscribes to `track`, in a task of the publisher's own session, which says into `answers` how that went.
-    fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>);
+    /// Subscribes to `track` in a task of the publisher's session. The result is sent to `answers`.
+    fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<SubscribeAnswer>);
 
-    /// Subscribes to `tracks`, which others publish already, a few at a time. Those that wait for that already, and those
-    /// beyond what may wait, are passed over.
+    /// Subscribes to `tracks` that already have another publisher, a few at a time. Skips tracks that are queued
+    /// already, and those that exceed the queue.
     fn back_up(&self, tracks: Vec<Arc<LiveTrack>>);
 
-    /// Fetches objects from the first to the last of `range`, both inclusive, in `order`.
+    /// Fetches the objects of `range` in `order`. Both ends of the range are included.
     fn fetch(&self, track: TrackName, range: (Location, Location), order: GroupOrder) -> Fetching<'_>;
 }
 
@@ -60,6 +62,24 @@ pub trait Publisher: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct Requester {
     pub session: u64,
-    /// It is the configured upstream relay.
+    /// True if the session is the one with the configured upstream relay.
     pub is_upstream: bool,
+    /// True if the peer is a relay of the cluster.
+    pub is_relay: bool,
+    /// The hop ID of the peer, or [`HopId::UNNAMED`] if the peer has none.
+    pub hop: HopId,
+}
+
+impl Requester {
+    /// The requester of requests that the relay makes for itself.
+    pub const NOBODY: Self = Self::client(0);
+
+    /// Returns the requester for a session with a client that is no relay.
+    pub const fn client(session: u64) -> Self {
+        Self { session, is_upstream: false, is_relay: false, hop: HopId::UNNAMED }
+    }
+
+    pub fn neighbour(self) -> Neighbour {
+        Neighbour { link: self.session, hop: self.hop }
+    }
 }

@@ -6,21 +6,21 @@ use tokio::{task::JoinSet, time::sleep};
 
 use super::*;
 
-/// Answers every SUBSCRIBE alike.
+/// A publisher that gives the same answer to every SUBSCRIBE.
 struct Answering {
     id: u64,
-    answer: Answer,
+    answer: SubscribeAnswer,
     asked: AtomicU64,
     backed_up: AtomicU64,
 }
 
 impl Answering {
-    fn new(id: u64, answer: Answer) -> Arc<Self> {
+    fn new(id: u64, answer: SubscribeAnswer) -> Arc<Self> {
         Arc::new(Self { id, answer, asked: AtomicU64::new(0), backed_up: AtomicU64::new(0) })
     }
 }
 
-impl Publisher for Answering {
+impl HubPublisher for Answering {
     fn id(&self) -> u64 {
         self.id
     }
@@ -29,7 +29,7 @@ impl Publisher for Answering {
         false
     }
 
-    fn subscribe(&self, _: Arc<LiveTrack>, answers: mpsc::Sender<Answer>) {
+    fn subscribe(&self, _: Arc<LiveTrack>, answers: mpsc::Sender<SubscribeAnswer>) {
         self.asked.fetch_add(1, Relaxed);
         answers.try_send(self.answer.clone()).unwrap();
     }
@@ -48,15 +48,17 @@ fn refusal() -> RequestError {
 }
 
 fn hub() -> Arc<Hub> {
-    let limits = Limits {
+    let limits = HubLimits {
         max_tracks: 100_000,
+        offloaded_tracks: 128,
         linger: Duration::from_secs(1),
         absence: Duration::ZERO,
         max_rendezvous: Duration::from_secs(60),
+        max_routes: 100,
         request_timeout: Duration::from_secs(10),
     };
-    let cache = Arc::new(Cache::new(cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) }));
-    Arc::new(Hub::new(limits, cache, Delays::default(), Adaptive::Off, false))
+    let cache = Arc::new(TrackCache::new(cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) }));
+    Arc::new(Hub::new(limits, cache, Delays::default(), AdaptiveMode::Off, false))
 }
 
 fn namespace(path: &str) -> Namespace {
@@ -67,10 +69,10 @@ fn track(path: &str) -> TrackName {
     TrackName::new(namespace(path), "video".to_owned()).unwrap()
 }
 
-const REQUESTER: Requester = Requester { session: 1, is_upstream: false };
+const REQUESTER: Requester = Requester::client(1);
 
-/// A SUBSCRIBE that waits for a publisher for a minute.
-async fn subscribe(hub: Arc<Hub>, name: TrackName) -> Answer {
+/// Subscribes to a track, and waits up to a minute for its publisher.
+async fn subscribe(hub: Arc<Hub>, name: TrackName) -> SubscribeAnswer {
     hub.established(&name, REQUESTER, Duration::from_secs(60), None).await.map(drop)
 }
 
@@ -82,10 +84,10 @@ async fn until_waiting(hub: &Hub, count: usize) {
     .await;
 }
 
-/// Neither a namespace nor a track wakes those who wait for something else, however near its name is; what they wait for wakes them
-/// once.
+/// A namespace or track that appears must not wake SUBSCRIBEs for other tracks, even if the names are similar. A
+/// SUBSCRIBE's own track wakes it once.
 #[tokio::test]
-async fn arrivals_elsewhere_are_no_attempt_of_who_waits() {
+async fn arrival_wakes_only_those_that_wait_for_it() {
     const WAITERS: usize = 7200;
     let hub = hub();
     let mut waiting = JoinSet::new();
@@ -110,7 +112,7 @@ async fn arrivals_elsewhere_are_no_attempt_of_who_waits() {
     drop(publication);
     assert_eq!((hub.waiting.count(), searches()), (WAITERS - 1, WAITERS as u64 + 1));
     assert_eq!(publisher.asked.load(Relaxed), 1);
-    // One for all of them.
+    // One namespace covers the tracks of all waiting SUBSCRIBEs.
     let publication = publish("mine");
     while let Some(answer) = waiting.join_next().await {
         answer.unwrap().expect("the publisher agrees");
@@ -119,9 +121,9 @@ async fn arrivals_elsewhere_are_no_attempt_of_who_waits() {
     assert_eq!((hub.waiting.count(), searches()), (0, 2 * WAITERS as u64));
 }
 
-/// A publisher that comes and goes, and has nothing, is asked more and more seldom.
+/// A publisher that comes and goes and refuses the track is asked at growing intervals.
 #[tokio::test]
-async fn who_waits_looks_more_seldom_each_time() {
+async fn waiting_subscriber_retries_less_often_each_time() {
     let hub = hub();
     let waiting = tokio::spawn(subscribe(Arc::clone(&hub), track("mine")));
     let publisher = Answering::new(2, Err(refusal()));
@@ -129,7 +131,7 @@ async fn who_waits_looks_more_seldom_each_time() {
     for _ in 0..200 {
         drop(hub.publish(namespace("mine"), &(Arc::clone(&publisher) as _), false));
         let _present = hub.publish(namespace("mine"), &(Arc::clone(&publisher) as _), false);
-        sleep(Duration::from_millis(1)).await; // exact: how often it comes, not a wait
+        sleep(Duration::from_millis(1)).await; // exact: the interval at which the publisher comes, not a wait
     }
     let most = 2 + (begun.elapsed().as_millis() / PAUSES.0.as_millis()).ilog2();
     let asked = publisher.asked.load(Relaxed);
@@ -137,9 +139,10 @@ async fn who_waits_looks_more_seldom_each_time() {
     waiting.abort();
 }
 
-/// What is there comes a page at a time, each but the first when it may; nothing is missed that comes meanwhile.
+/// A watch lists the present namespaces page by page, and waits before each page but the first. Events during the
+/// listing are not missed.
 #[tokio::test]
-async fn a_watch_of_many_is_paced() {
+async fn watch_of_many_namespaces_is_paced() {
     let hub = hub();
     let publisher = Answering::new(2, Ok(()));
     let publish = |path: String| hub.publish(namespace(&path), &(Arc::clone(&publisher) as _), false);
@@ -168,20 +171,21 @@ async fn a_watch_of_many_is_paced() {
     assert_eq!(watch.next(pace).await, Some(NamespaceEvent::Done(late)));
 }
 
-/// A publisher that comes is told of the tracks below its namespace, a page at a time.
+/// A new publisher is asked page by page for the tracks below its namespace.
 #[tokio::test]
-async fn a_publisher_of_much_is_told_of_it_in_pages() {
+async fn publisher_of_many_tracks_is_asked_in_pages() {
     let hub = hub();
     for number in 0..200 {
         hub.track(&track(&format!("mine/{number}")), Instant::now()).unwrap();
         hub.track(&track(&format!("other/{number}")), Instant::now()).unwrap();
     }
-    let (publisher, paced) = (Answering::new(2, Ok(())), AtomicU64::new(0));
+    let publisher = Answering::new(2, Ok(()));
+    let paced = AtomicU64::new(0);
     let pace = || {
         paced.fetch_add(1, Relaxed);
         Clock::now()
     };
-    let publishing: Arc<dyn Publisher> = Arc::clone(&publisher) as _;
+    let publishing: Arc<dyn HubPublisher> = Arc::clone(&publisher) as _;
     hub.subscribe_existing(&namespace("mine"), &publishing, pace).await;
     assert_eq!((paced.load(Relaxed), publisher.backed_up.load(Relaxed)), (3, 0), "nobody is subscribed");
 }

@@ -1,104 +1,124 @@
-//! Publishers that go and come back: subscriptions wait for the next one, which may number its groups in another way.
+//! Handles publishers that disappear and return. Subscriptions wait for the next publisher, which may number its groups
+//! differently.
 //!
-//! A track is *established* while it has publishers, *waiting* from the loss of the last one until another one comes or the wait is over, and without a publisher otherwise. [`LiveTrack::remove_upstream`] and [`LiveTrack::supersede`] begin a wait,
-//! [`LiveTrack::add_upstream`] and [`LiveTrack::end_wait`] end it.
+//! A track is *established* while it has publishers, and *waiting* from the loss of the last publisher until another
+//! one comes or the wait times out. Otherwise it has no publisher and no live subscriptions.
+//! [`LiveTrack::remove_upstream`] and [`LiveTrack::supersede`] begin a wait, [`LiveTrack::add_upstream`] and
+//! [`LiveTrack::end_wait`] end it.
 
 use std::time::{Duration, Instant};
 
-use millrace_moq::{Location, code, tracks::track::GROUP_SLACK};
-use millrace_quic::plane::source::End;
+use millrace_moq::{code, tracks::track::GROUP_SLACK};
+use millrace_quic::plane::source::SourceEnd;
 use tracing::info;
 
 use super::LiveTrack;
 use crate::{
-    access::policy::Identity,
     outbox::Outbox,
-    subscription::{Ended, News},
-    upstream::{Ask, Unfinished, Upstream},
+    subscription::{SubgroupNews, SubscriptionEnd},
+    upstream::{Unfinished, UpstreamRequest, UpstreamTrack},
 };
+use millrace_access::policy::RightHolder;
 
-/// How long subscriptions wait at least for the publisher that takes over from a silent one.
+/// The shortest wait of subscriptions after a silent publisher was given up for another one.
 const TAKEOVER: Duration = Duration::from_secs(1);
 
-/// A wait for a publisher.
+/// How many groups one upstream relay may lag behind another. Groups within this distance are copies; older ones show
+/// that the publisher was restarted.
+const UPSTREAM_LAG: u64 = 1;
+
+/// A track's wait for a publisher.
 pub(super) struct Absence {
     since: Instant,
     until: Instant,
-    /// The end of the subscriptions if nobody comes.
-    ended: Ended,
-    /// The last publisher was the configured upstream relay.
+    /// The reason that subscriptions end with if no publisher comes.
+    ended: SubscriptionEnd,
+    /// True if the publisher that was lost is the configured upstream relay.
     was_upstream: bool,
-    /// The owner of the track: nobody else takes over its subscriptions.
-    owner: Option<Identity>,
-    /// Streams that a silent publisher has not ended.
+    /// The owner of the track when its publisher was lost. Only a publisher with the same owner may continue the
+    /// subscriptions.
+    owner: Option<RightHolder>,
+    /// Open streams of a silent publisher, which another publisher may complete.
     pub(super) unfinished: Option<Unfinished>,
 }
 
-/// How a publisher's group relates to the track.
+/// The relation of a publisher's group to the groups that the track has already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
-    /// The group is one of the track, or a copy of one.
+    /// The group continues the track, or is a copy of one that the track has.
     Follows,
-    /// The track starts over with the group: the publisher was restarted and numbers from the beginning.
+    /// The track starts over with this group, because the publisher was restarted and numbers its groups from the
+    /// beginning.
     Anew,
-    /// Another publisher leads, whose groups are elsewhere: this publisher is not needed now.
+    /// The publisher's groups are far from those of the leading publisher. Its objects are dropped while that one
+    /// leads.
     StandsBy,
 }
 
 impl LiveTrack {
-    /// Whether the track has no publisher, and its subscriptions wait for one.
+    /// Reports whether the track has no publisher and its subscriptions wait for one.
     pub fn is_waiting(&self) -> bool {
         self.absence.lock().is_some()
     }
 
-    /// How long subscriptions still wait for a publisher, if they do and the configured upstream relay was the last one.
+    /// Returns the remaining time of the wait, if the lost publisher was the configured upstream relay.
     pub fn waits_for_upstream(&self, now: Instant) -> Option<Duration> {
         let absence = self.absence.lock();
         let absence = absence.as_ref().filter(|absence| absence.was_upstream)?;
         Some(absence.until.saturating_duration_since(now))
     }
 
-    /// Whether the configured upstream relay may be asked for the track. While subscriptions wait for a publisher of this relay, it
-    /// may not: what the upstream has of the track it has from here.
+    /// Reports whether the configured upstream relay may be asked for the track. It may not while subscriptions wait
+    /// for a publisher of this relay, since the upstream relay would have the track from here.
     pub fn may_come_from_upstream(&self) -> bool {
         self.absence.lock().as_ref().is_none_or(|absence| absence.was_upstream)
     }
 
-    /// The last publisher is gone. Called with the upstreams locked, so that no other one comes between.
+    /// Begins the wait after the loss of the last publisher. The caller holds the lock of `upstreams`, so that no
+    /// publisher is added in between.
     pub(super) fn begin_wait(
         &self,
-        upstream: &Upstream,
+        upstream: &UpstreamTrack,
         unfinished: Option<Unfinished>,
-        ended: &Ended,
-        (now, wait): (Instant, Duration),
+        ended: &SubscriptionEnd,
+        now: Instant,
+        wait: Duration,
     ) {
         let was_upstream = upstream.is_of_upstream;
-        let (ended, owner) = (ended.clone(), self.owner());
+        let ended = ended.clone();
+        let owner = self.owner();
         let until = now + wait;
         *self.absence.lock() = Some(Absence { since: now, until, ended, was_upstream, owner, unfinished });
     }
 
-    /// Ends the wait if the track belongs to another owner by now. Returns the end of the subscriptions that have waited.
-    pub(super) fn give_up_waiting(&self) -> Option<Ended> {
+    /// Ends the wait if the track has a different owner now. Returns the reason with which the waiting subscriptions
+    /// end.
+    pub(super) fn give_up_waiting(&self) -> Option<SubscriptionEnd> {
         let owner = self.owner();
-        self.absence.lock().take_if(|absence| absence.owner != owner).map(|absence| absence.ended)
+        // A publisher may have moved to another relay of the cluster, which then announces the same track.
+        let is_cluster = owner == Some(RightHolder::Cluster);
+        self.absence
+            .lock()
+            .take_if(|absence| absence.owner != owner && !is_cluster)
+            .map(|absence| absence.ended)
     }
 
-    /// Ends the wait, if there is one, as a publisher has come.
+    /// Ends the wait because a publisher has come.
     pub(super) fn end_absence(&self, now: Instant) -> Option<Absence> {
         let absence = self.absence.lock().take()?;
         let seconds = now.saturating_duration_since(absence.since).as_secs_f64();
-        info!(track = %self.name().typed(), seconds, "another publisher has come");
+        info!(track = %self.name().typed(), seconds, "the track has a publisher again: its subscriptions go on");
         Some(absence)
     }
 
-    /// Ends the subscriptions if they have waited for a publisher for too long. Returns whether they go on waiting.
+    /// Ends the subscriptions if their wait is over. Returns whether they still wait.
     pub fn end_wait(&self, now: Instant) -> bool {
         if !self.is_waiting() {
             return false;
         }
         let over = {
-            // As a publisher that comes takes them, so that it is either here or there.
+            // The lock keeps a publisher from being added while the wait ends. Either the publisher takes the
+            // subscriptions, or they end.
             let _upstreams = self.upstreams.lock();
             let mut absence = self.absence.lock();
             match absence.take_if(|absence| absence.until <= now) {
@@ -106,43 +126,47 @@ impl LiveTrack {
                 None => return absence.is_some(),
             }
         };
-        info!(track = %self.name().typed(), "no publisher has come back: the subscriptions end");
+        info!(track = %self.name().typed(), "no publisher came for the track in time: its subscriptions end");
         self.end_subscriptions(&over.ended);
         false
     }
 
-    pub(super) fn end_subscriptions(&self, ended: &Ended) {
+    pub(super) fn end_subscriptions(&self, ended: &SubscriptionEnd) {
         for subscription in self.subscriptions.read().iter() {
             subscription.end_of(self.number, ended);
         }
     }
 
-    /// Takes the track from a silent publisher, for one that answers. What the silent one still begins is dropped. Subscriptions `wait`
-    /// for so long, as the other one may not have the track yet, and so long what is unfinished stays so. Returns whether the silent
-    /// one had the track.
-    pub fn supersede(&self, silent: &Upstream, wait: Duration, now: Instant) -> bool {
+    /// Gives up a silent publisher because another one answers. Later streams of the silent one are dropped. The
+    /// subscriptions wait for the time `wait`, since the other publisher may not have the track yet; open streams stay
+    /// open as long. Returns false if the silent publisher did not have the track.
+    pub fn supersede(&self, silent: &UpstreamTrack, wait: Duration, now: Instant) -> bool {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
             return false;
         };
         let unfinished = Unfinished::new(upstreams.remove(place));
-        silent.withhold();
+        // If the silent publisher was the leading one, the next one leads.
+        if let Some(first) = upstreams.first().filter(|_| place == 0) {
+            first.lead();
+        }
+        self.forwarding.lock().choose(&upstreams);
         match upstreams.first() {
-            Some(first) if place == 0 => first.lead(),
             Some(_) => {}
             None => {
-                let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is silent");
-                self.begin_wait(silent, Some(unfinished), &ended, (now, wait.max(TAKEOVER)));
+                let ended = SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "the publisher is silent");
+                self.begin_wait(silent, Some(unfinished), &ended, now, wait.max(TAKEOVER));
             }
         }
         drop(upstreams);
-        silent.ask(Ask::Cancel);
+        silent.ask(UpstreamRequest::Cancel);
         true
     }
 
-    /// Returns how a group of `upstream` relates to the track, before anything of the group is taken. Makes the track start over, or the
-    /// publisher stand by, where the group shows that.
-    pub fn place(&self, upstream: &Upstream, group: u64, now: Instant) -> Numbering {
+    /// Returns how a group of `upstream` relates to the track; called before anything of the group is processed. If the
+    /// group shows a restart, the track starts over. If it shows that the publisher is elsewhere, the publisher becomes
+    /// a standby.
+    pub fn place(&self, upstream: &UpstreamTrack, group: u64, now: Instant) -> Numbering {
         if upstream.stands_by() {
             return Numbering::StandsBy;
         }
@@ -150,12 +174,23 @@ impl LiveTrack {
             let largest = self.data.largest().map_or(group, |largest| largest.group);
             if largest.abs_diff(group) > GROUP_SLACK {
                 upstream.stand_by();
+                let upstreams = self.upstreams.lock();
+                self.forwarding.lock().choose(&upstreams);
                 return Numbering::StandsBy;
             }
         }
+        // The closure runs once: for the first group of a publisher that took over from another one.
         let anew = upstream.number(|claimed| {
             let Some(last) = self.data.last_seen() else { return false };
-            let is_behind = claimed.map_or(group <= last.group, |claimed: Location| claimed < last);
+            let is_from_relay = upstream.is_of_upstream || upstream.is_of_relay;
+            let is_behind = match claimed {
+                Some(claimed) if is_from_relay => is_beyond_lag(claimed.group, last.group),
+                // Without a claimed location the relay may have subscribed just now. Then group 0 or an old group shows
+                // a restarted publisher.
+                None if is_from_relay => group == 0 || is_beyond_lag(group, last.group),
+                Some(claimed) => claimed < last,
+                None => group <= last.group,
+            };
             if is_behind {
                 self.begin_anew(now);
             }
@@ -164,15 +199,16 @@ impl LiveTrack {
         if anew { Numbering::Anew } else { Numbering::Follows }
     }
 
-    /// Forgets all groups. Subscriptions go on with whatever group comes next.
+    /// Forgets all groups of the track. Subscriptions continue with the next group, whatever its ID is.
     fn begin_anew(&self, now: Instant) {
         let mut outbox = Outbox::default();
         self.conclude_groups(now, &mut outbox);
         self.cache.forget(&self.data);
         self.data.renumber();
+        self.forwarding.lock().renumber();
         let subscriptions = self.subscriptions.read();
         for subscription in subscriptions.iter() {
-            // What was is gone, and its streams end.
+            // The previous publisher's groups are gone from the cache, so their streams are reset.
             subscription.drop_evicted(now, &mut outbox);
             subscription.begin_anew(now);
         }
@@ -180,21 +216,26 @@ impl LiveTrack {
         outbox.flush();
     }
 
-    /// Ends what the publisher before has left unfinished. Its group IDs stand for other groups from now on, so that nobody can ever
-    /// have the rest, by FETCH or from another publisher: what is whole is complete.
+    /// Ends the subgroups that the previous publisher left open. Their group IDs will be used for other groups, so the
+    /// rest can never be fetched; a subgroup whose objects are whole counts as complete.
     fn conclude_groups(&self, now: Instant, outbox: &mut Outbox) {
         let groups = self.data.groups(0, u64::MAX);
         let subscriptions = self.subscriptions.read();
         for subgroup in groups.iter().flat_map(|(_, group)| &group.subgroups) {
-            if subgroup.extent().end != End::Open {
+            if subgroup.extent().end != SourceEnd::Open {
                 continue;
             }
             subgroup.conclude(now);
             for subscription in subscriptions.iter() {
-                subscription.offer(self.number, subgroup, News::Ended(None), now, outbox);
+                subscription.offer(self.number, subgroup, SubgroupNews::Ended(None), now, outbox);
             }
         }
     }
+}
+
+/// Reports whether a group is more than [`UPSTREAM_LAG`] groups behind the last one.
+fn is_beyond_lag(group: u64, last: u64) -> bool {
+    group.saturating_add(UPSTREAM_LAG) < last
 }
 
 #[cfg(test)]
@@ -204,44 +245,68 @@ mod tests {
         sync::{Arc, Weak},
     };
 
+    use bytes::Bytes;
     use millrace_moq::{
-        Namespace, TrackName,
-        tracks::cache::{Cache, Limits},
+        Location, Namespace, ObjectDatagram, TrackName,
+        tracks::{
+            cache::{CacheLimits, TrackCache},
+            track::CachedDatagram,
+        },
     };
 
     use super::*;
-    use crate::{Delays, upstream::Place};
+    use crate::{Delays, upstream::UpstreamSession};
 
     const WAIT: Duration = Duration::from_secs(5);
 
     fn track(now: Instant) -> Arc<LiveTrack> {
         let namespace = Namespace::from_path("live").unwrap();
-        let cache = Arc::new(Cache::new(Limits { bytes: 1 << 20, age: Duration::from_secs(1) }));
-        let delays = Delays::default().of(&namespace);
+        let cache = Arc::new(TrackCache::new(CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) }));
+        let delays = Delays::default().namespace_delays(&namespace);
         Arc::new(LiveTrack::new(TrackName::new(namespace, "video").unwrap(), cache, delays, now))
     }
 
-    fn owner(number: u8) -> Identity {
-        Identity::Client(IpAddr::V4(Ipv4Addr::new(192, 0, 2, number)))
+    fn owner(number: u8) -> RightHolder {
+        RightHolder::Client(IpAddr::V4(Ipv4Addr::new(192, 0, 2, number)))
     }
 
-    fn upstream(session: u64) -> Arc<Upstream> {
-        Upstream::new(Place { session, is_upstream: false, connection: Weak::new() }, 1, false).0
+    fn upstream(session: u64) -> Arc<UpstreamTrack> {
+        UpstreamTrack::new(
+            UpstreamSession { session, is_upstream: false, is_relay: false, connection: Weak::new() },
+            1,
+            false,
+        )
+        .0
     }
 
-    fn gone() -> Ended {
-        Ended { absent: true, ..Ended::new(code::Done::INTERNAL_ERROR, "gone") }
+    fn object(group: u64, received_at: Instant) -> CachedDatagram {
+        let datagram = ObjectDatagram {
+            alias: 1,
+            group,
+            object: 0,
+            priority: None,
+            end_of_group: false,
+            properties: Bytes::new(),
+            status: None,
+            payload: Bytes::from_static(b"media"),
+        };
+        CachedDatagram { datagram, received_at }
+    }
+
+    fn publisher_gone() -> SubscriptionEnd {
+        SubscriptionEnd { absent: true, ..SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "gone") }
     }
 
     #[test]
-    fn only_the_owner_takes_over_what_waits_for_it() {
+    fn only_the_same_owner_takes_over_a_waiting_track() {
         let now = Instant::now();
         for (next, waits) in [(1, true), (2, false)] {
             let track = track(now);
-            let (first, claim) = (upstream(1), track.claim(owner(1)).unwrap());
+            let first = upstream(1);
+            let claim = track.claim(owner(1)).unwrap();
             track.prepare(1);
             track.add_upstream(Arc::clone(&first), None, now);
-            track.remove_upstream(&first, &gone(), WAIT, now);
+            track.remove_upstream(&first, &publisher_gone(), WAIT, now);
             drop(claim);
             assert!(track.is_waiting());
             let _claim = track.claim(owner(next)).unwrap();
@@ -251,27 +316,62 @@ mod tests {
     }
 
     #[test]
-    fn wait_is_over_in_time_and_when_somebody_comes() {
+    fn wait_for_a_publisher_ends_in_time_or_on_arrival() {
         let now = Instant::now();
         let track = track(now);
         let first = upstream(1);
         track.add_upstream(Arc::clone(&first), None, now);
-        track.remove_upstream(&first, &gone(), WAIT, now);
+        track.remove_upstream(&first, &publisher_gone(), WAIT, now);
         assert!(track.end_wait(now + WAIT / 2) && !track.end_wait(now + WAIT) && !track.is_waiting());
         track.add_upstream(Arc::clone(&first), None, now);
-        track.remove_upstream(&first, &Ended::new(code::Done::TRACK_ENDED, "over"), WAIT, now);
+        track.remove_upstream(&first, &SubscriptionEnd::new(code::Done::TRACK_ENDED, "over"), WAIT, now);
         assert!(!track.is_waiting(), "it has said that it is over");
         track.add_upstream(Arc::clone(&first), None, now);
-        track.remove_upstream(&first, &gone(), WAIT, now);
+        track.remove_upstream(&first, &publisher_gone(), WAIT, now);
         track.add_upstream(upstream(2), None, now);
         assert!(!track.is_waiting() && track.is_established());
     }
 
     #[test]
-    fn standby_leads_once_the_others_are_silent() {
+    fn upstream_relay_that_lags_delivers_copies_and_other_publishers_renumber() {
+        let now = Instant::now();
+        let at = |group| Some(Location { group, object: 0 });
+        for (is_upstream, claimed, group, numbering) in [
+            (true, None, 7, Numbering::Follows),
+            (true, None, 6, Numbering::Follows),
+            (true, at(6), 6, Numbering::Follows),
+            (true, at(5), 6, Numbering::Anew),
+            (true, None, 5, Numbering::Anew),
+            (true, None, 0, Numbering::Anew),
+            (true, None, 8, Numbering::Follows),
+            (false, None, 7, Numbering::Anew),
+            (false, at(6), 7, Numbering::Anew),
+            (false, at(7), 7, Numbering::Follows),
+            (false, None, 8, Numbering::Follows),
+        ] {
+            let track = track(now);
+            let first = upstream(1);
+            track.add_upstream(Arc::clone(&first), None, now);
+            assert_eq!(track.place(&first, 7, now), Numbering::Follows);
+            track.data.add_datagram(object(7, now), &Arc::default()).unwrap();
+            track.remove_upstream(&first, &publisher_gone(), WAIT, now);
+            let next = UpstreamTrack::new(
+                UpstreamSession { session: 2, is_upstream, is_relay: false, connection: Weak::new() },
+                1,
+                false,
+            )
+            .0;
+            track.add_upstream(Arc::clone(&next), claimed, now);
+            assert_eq!(track.place(&next, group, now), numbering, "{is_upstream} {claimed:?} {group}");
+        }
+    }
+
+    #[test]
+    fn standby_publisher_leads_when_the_others_are_silent() {
         let now = Instant::now();
         let track = track(now);
-        let (first, second) = (upstream(1), upstream(2));
+        let first = upstream(1);
+        let second = upstream(2);
         track.add_upstream(Arc::clone(&first), None, now);
         track.add_upstream(Arc::clone(&second), None, now);
         assert!(second.is_rival() && !first.is_rival());

@@ -1,4 +1,4 @@
-//! Sessions that hold large receive windows and send nothing, while others find no room for theirs.
+//! Closes idle sessions whose large receive windows occupy memory that other sessions need.
 
 use std::{
     sync::Arc,
@@ -8,17 +8,18 @@ use std::{
 use millrace_moq::code;
 use tracing::info;
 
-use super::Shared;
-use crate::session::Session;
+use super::ServerShared;
+use crate::session::RelaySession;
 
-/// Time without a byte of the peer that was read, after which a session is idle.
+/// A session is idle if it has sent nothing for this long.
 const IDLE: Duration = Duration::from_secs(30);
-/// The least window, in bytes, that a session is closed for.
+/// The smallest receive window, in bytes, for which a session is closed.
 const LARGE: u64 = 256 << 10;
 
-impl Shared {
-    /// Closes the idle session with the largest receive window, if a window has found no room since the last call: what was promised
-    /// to a peer cannot be taken back otherwise.
+// A QUIC receive window cannot be taken back once granted (RFC 9000, section 4.1), so the session has to be closed.
+impl ServerShared {
+    /// Closes the idle session with the largest receive window, if a window could not grow since the last call for lack
+    /// of memory.
     pub(super) fn reclaim_window(&self, now: Instant) {
         if !self.config.transport.windows.take_pressed() {
             return;
@@ -26,18 +27,20 @@ impl Shared {
         let Some((held, session)) = self.idle_window(now) else { return };
         info!(
             session = session.id(),
-            held, "closing an idle session: others need the room of its receive window"
+            held,
+            "closing an idle session, since others need the memory of its receive window (bytes in `held`)"
         );
         self.past.count_reclaimed_window();
         let reason = "nothing came for long, and others need the room of the receive window: connect again";
         session.close(code::Session::DATA_STREAM_TIMEOUT, reason);
     }
 
-    fn idle_window(&self, now: Instant) -> Option<(u64, Arc<Session>)> {
+    fn idle_window(&self, now: Instant) -> Option<(u64, Arc<RelaySession>)> {
+        // Sessions that this relay has opened itself are never closed here: an upstream relay may be silent for long.
         let sessions = self.sessions.lock();
         let open = sessions
             .values()
-            .filter(|session| !session.is_upstream() && session.connection().quic.close_reason().is_none());
+            .filter(|session| !session.is_dialed() && session.connection().quic.close_reason().is_none());
         let idle = open.filter_map(|session| {
             let window = session.connection().receive_window(now);
             (window.idle >= IDLE && window.held >= LARGE).then_some((window.held, session))

@@ -1,4 +1,4 @@
-//! What is left of a client that has gone: nothing.
+//! Tests that a session leaves neither tasks nor state behind.
 
 mod access;
 mod asked;
@@ -11,40 +11,40 @@ use std::net::Ipv4Addr;
 
 use millrace_moq::{
     Draft, Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
-    message::{Publish, PublishNamespace, Setup, Subscribe},
+    message::{Publish, PublishNamespace, SetupOptions, Subscribe},
     tracks::cache,
 };
 use millrace_testkit::{BOUND, async_wait_for};
-use millrace_transport::tls::Trust;
+use millrace_transport::tls::ServerTrust;
 use millrace_webtransport::{RecvStream, SendStream};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::runtime::Handle;
 
 use super::*;
-use crate::{Open, session::Remains};
+use crate::{OpenAdmission, session::Remains};
 
-/// How long anything may take before a test fails.
+/// How long a step may take before its test fails.
 const PATIENCE: Duration = BOUND;
-/// Streams of each kind that a client opens.
+/// Number of streams of each kind that a client opens.
 const STREAMS: usize = 16;
 
-struct Relay {
+struct RelayUnderTest {
     server: Server,
     client: Endpoint,
 }
 
-impl Relay {
+impl RelayUnderTest {
     fn start() -> Self {
         Self::with(Access::open(), |_| {})
     }
 
-    /// A relay with this authoriser, and changed connections.
+    /// Starts a relay with this access control. `change` modifies the transport settings of relay and client.
     fn with(access: Arc<Access>, change: impl FnOnce(&mut transport::Config)) -> Self {
         let local = (Ipv4Addr::LOCALHOST, 0).into();
         let mut transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
-            trust: Trust::Anyone,
-            // All that a client opens here goes through quinn.
+            trust: ServerTrust::Anyone,
+            // Every stream that the client opens is sent by quinn.
             control_streams: 1 + STREAMS as u64,
             ..transport::Config::default()
         };
@@ -56,22 +56,25 @@ impl Relay {
         };
         let config = Config {
             listen: vec![local],
-            upstream: None,
+            upstreams: Vec::new(),
+            cluster: None,
             transport: transport::Config { control_streams: 1, ..transport },
-            cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
+            cache: cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) },
             max_sessions: 10,
             max_tracks: STREAMS,
+            offloaded_tracks: 128,
             linger: Duration::ZERO,
             drain_timeout: Duration::from_secs(1),
             goaway_uri: None,
             delays: crate::Delays::default(),
             origins: crate::Origins::Any,
-            adaptive: crate::Adaptive::Off,
+            adaptive: crate::AdaptiveMode::Off,
             switching_sets: false,
             drafts: Draft::ALL.to_vec(),
         };
-        let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
-        Self { server: bound.with_access(access).serve(Arc::new(Open)), client }
+        let bound =
+            BoundRelay::new(config, Vec::new(), Arc::new(RelayEngine::user("as configured"))).unwrap();
+        Self { server: bound.with_access(access).serve(Arc::new(OpenAdmission)), client }
     }
 
     async fn connect(&self) -> (Arc<Connection>, Remains) {
@@ -84,10 +87,10 @@ impl Relay {
         (connection, newest.remains())
     }
 
-    /// Likewise; the client has said SETUP on the stream.
+    /// Connects a client that has sent SETUP on its control stream.
     async fn establish(&self) -> (Arc<Connection>, Remains, SendStream) {
         let (connection, session) = self.connect().await;
-        let control = open_stream(&connection, &encoded(Setup::default())).await;
+        let control = open_stream(&connection, &encoded(SetupOptions::default())).await;
         (connection, session, control)
     }
 }
@@ -99,9 +102,9 @@ fn certificate() -> CertifiedKey {
     CertifiedKey::new(vec![generated.cert.der().clone()], key)
 }
 
-/// Tasks of this test's runtime.
+/// Returns the number of tasks in this test's runtime.
 fn tasks() -> usize {
-    // exact: who calls this waits, or wants to know what there is before it begins
+    // exact: the caller waits, or needs the number before it begins
     Handle::current().metrics().num_alive_tasks()
 }
 
@@ -109,8 +112,8 @@ async fn until(what: &str, reached: impl Fn() -> bool) {
     async_wait_for(what, || if reached() { Ok(()) } else { Err(format!("{} tasks", tasks())) }).await;
 }
 
-/// Waits until the session, and the tasks that have begun since there were `before`, are gone.
-async fn assert_gone(relay: &Relay, session: &Remains, before: usize) {
+/// Waits until the session, and all tasks beyond the number `before`, are gone.
+async fn assert_gone(relay: &RelayUnderTest, session: &Remains, before: usize) {
     until("no session", || relay.server.status().sessions.is_empty()).await;
     until("no session object", || session.strong_count() == 0).await;
     until("no task", || tasks() == before).await;
@@ -133,15 +136,15 @@ async fn open_stream(connection: &Connection, bytes: &[u8]) -> SendStream {
 }
 
 /// Both directions of a request stream.
-type Request = (SendStream, RecvStream);
+type RequestPair = (SendStream, RecvStream);
 
-async fn open_request(connection: &Connection, message: impl Into<Message>) -> Request {
+async fn open_request(connection: &Connection, message: impl Into<Message>) -> RequestPair {
     let (mut send, recv) = connection.streams().open_bi().await.unwrap();
     send.write_all(&encoded(message)).await.unwrap();
     (send, recv)
 }
 
-/// The header of a subgroup stream, and nothing of its objects.
+/// Returns the header of a subgroup stream, without any object.
 fn subgroup(alias: u64, group: u64) -> Vec<u8> {
     let header = SubgroupHeader {
         alias,
@@ -157,7 +160,7 @@ fn subgroup(alias: u64, group: u64) -> Vec<u8> {
     bytes
 }
 
-async fn open_requests(connection: &Connection, subscribe: impl Fn(u64) -> Subscribe) -> Vec<Request> {
+async fn open_requests(connection: &Connection, subscribe: impl Fn(u64) -> Subscribe) -> Vec<RequestPair> {
     let mut streams = Vec::new();
     for request in 0..STREAMS as u64 {
         streams.push(open_request(connection, subscribe(request * 2)).await);
@@ -175,26 +178,26 @@ fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
 }
 
 #[tokio::test]
-async fn who_embeds_a_relay_hears_of_paths() {
-    let relay = Relay::start();
+async fn embedding_program_gets_events_of_paths() {
+    let relay = RelayUnderTest::start();
     let mut changes = relay.server.path_changes();
     let (_client, _, _control) = relay.establish().await;
     let change = loop {
         let change = time::timeout(PATIENCE, changes.recv()).await.expect("an acknowledgement").unwrap();
-        // During the handshake it has no number.
+        // Changes during the handshake have no session ID yet.
         if change.session != 0 {
             break change;
         }
     };
-    let status = relay.server.status(); // exact: its session goes on
+    let status = relay.server.status(); // exact: the session is still open
     assert_eq!(u64::from(change.session), status.sessions[0].id);
     assert!(change.estimate.rtt > Duration::ZERO, "{change:?}");
     assert_eq!(change.estimate.loss, None, "too few packets");
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_client_that_never_said_setup() {
-    let relay = Relay::start();
+async fn client_that_never_sent_setup_leaves_nothing() {
+    let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session) = relay.connect().await;
     let connected = tasks();
@@ -210,11 +213,11 @@ async fn nothing_is_left_of_a_client_that_never_said_setup() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_subscriber_that_went_before_its_publisher_came() {
-    let relay = Relay::start();
+async fn subscriber_that_left_before_its_publisher_came_leaves_nothing() {
+    let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session, control) = relay.establish().await;
-    // Longer than this test waits.
+    // Longer than the test waits.
     let minute = Some(60_000);
     let streams = open_requests(&connection, |request| subscribe(request, minute)).await;
     until("every track", || relay.server.status().tracks.len() == STREAMS).await;
@@ -223,7 +226,7 @@ async fn nothing_is_left_of_a_subscriber_that_went_before_its_publisher_came() {
     assert_gone(&relay, &session, before).await;
 }
 
-/// PUBLISH for a track under an alias of its number.
+/// Returns a PUBLISH for the track with this number, which is also its alias.
 fn publish(number: u64) -> Publish {
     Publish {
         request_id: number * 2,
@@ -234,10 +237,10 @@ fn publish(number: u64) -> Publish {
     }
 }
 
-/// The number of tasks must not be that of namespaces times that of tracks.
+/// The number of tasks must not grow with the product of namespaces and tracks.
 #[tokio::test]
 async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
-    let relay = Relay::start();
+    let relay = RelayUnderTest::start();
     let before = tasks();
     let (publisher, published, control) = relay.establish().await;
     let (subscriber, subscribed, other_control) = relay.establish().await;
@@ -251,7 +254,7 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
         let subscribe = Subscribe { track: track(number), ..subscribe(number * 2, None) };
         requests.push(open_request(&subscriber, subscribe).await);
     }
-    // exact: `until` looks again
+    // exact: `until` repeats the check
     let edges = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("every subscription", || edges() == STREAMS as u64).await;
     let (second, other_published, second_control) = relay.establish().await;
@@ -261,7 +264,7 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
         let publish =
             PublishNamespace { request_id: number * 2, namespace, parameters: Parameters::default() };
         let (send, mut recv) = open_request(&second, publish).await;
-        // REQUEST_OK, before which everybody who is to subscribe has been told to.
+        // The answer is REQUEST_OK. Before it, all other publishers of the namespace have been asked to subscribe.
         recv.read_chunk(1, true).await.unwrap().unwrap();
         requests.push((send, recv));
     }
@@ -278,17 +281,17 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
-    let relay = Relay::start();
+async fn ended_publisher_and_subscriber_leave_nothing_behind() {
+    let relay = RelayUnderTest::start();
     let before = tasks();
     let (publisher, published, control) = relay.establish().await;
     let publish = Publish { track_alias: 7, ..publish(0) };
     let request = open_request(&publisher, publish).await;
-    // exact: `until` looks again
+    // exact: `until` repeats the check
     let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
     until("a publisher", || edges() == Some((1, 0))).await;
     let without_streams = tasks();
-    // One that arrives, and one that waits for its alias longer than the session lives.
+    // The alias of the first stream is known. The second stream waits for its alias until the session ends.
     let streams =
         [open_stream(&publisher, &subgroup(7, 0)).await, open_stream(&publisher, &subgroup(8, 0)).await];
     until("a task for each stream", || tasks() >= without_streams + 2).await;
@@ -299,7 +302,7 @@ async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
     drop((streams, request, control, publisher));
     until("neither", || edges().is_none_or(|edges| edges == (0, 0))).await;
     until("no object of the publisher's session", || published.strong_count() == 0).await;
-    assert_eq!(relay.server.status().sessions.len(), 1); // exact: the publisher's is gone
+    assert_eq!(relay.server.status().sessions.len(), 1); // exact: the publisher's session is gone
     subscriber.quic.close(0u32.into(), b"");
     drop((other_request, other_control, subscriber));
     assert_gone(&relay, &subscribed, before).await;

@@ -1,24 +1,30 @@
-//! Requests of the relay's own, and their first answers.
+//! Sends the relay's own requests, and waits for their first answers.
 
 use bytes::BytesMut;
-use millrace_moq::{Message, code, message::RequestError};
+use millrace_moq::{
+    Message, Namespace, Parameters, code,
+    message::{RequestError, SubscribeNamespace},
+};
 use tokio::time::timeout;
 
-use super::context::Context;
-use crate::wire::{self, Incoming, RequestStream, SessionError};
+use super::context::SessionContext;
+use crate::wire::{self, IncomingMessage, RequestStream, SessionError};
 
-/// Opens a request stream with `message`.
-async fn request(context: &Context, message: impl Into<Message>) -> Result<RequestStream, SessionError> {
+/// Opens a request stream and sends `message` on it.
+async fn request(
+    context: &SessionContext,
+    message: impl Into<Message>,
+) -> Result<RequestStream, SessionError> {
     let (send, recv) = context.connection().streams().open_bi().await?;
     let mut send = context.answers(send);
     wire::send(&mut send, message).await?;
     Ok(RequestStream { send, reader: context.request_reader(recv, BytesMut::new()) })
 }
 
-/// Opens a request stream and waits for the first answer; an error answer, none in time and a lost
-/// session are all refusals.
+/// Sends a request on a new stream and waits for the answer. REQUEST_ERROR, a timeout and a lost session are all
+/// returned as refusals.
 pub async fn ask(
-    context: &Context,
+    context: &SessionContext,
     message: impl Into<Message>,
 ) -> Result<(RequestStream, Message), RequestError> {
     if context.peer_goes_away() {
@@ -28,14 +34,15 @@ pub async fn ask(
         let mut stream = request(context, message).await?;
         loop {
             match stream.reader.next().await? {
-                Incoming::Message(answer) => return Ok((stream, answer)),
-                Incoming::GoAway(_) => {} // it may be answered all the same
-                Incoming::Finished | Incoming::Reset => {
+                IncomingMessage::Message(answer) => return Ok((stream, answer)),
+                IncomingMessage::GoAway(_) => {} // A peer that is about to go away may still answer the request.
+                IncomingMessage::Finished | IncomingMessage::Reset => {
                     return Err(SessionError::Lost("the publisher dropped the request".into()));
                 }
             }
         }
     };
+    // The timeout also covers the opening of the stream, which the peer's stream limit may delay.
     match timeout(context.hub().limits.request_timeout, exchange).await {
         Ok(Ok((_, Message::RequestError(refused)))) => Err(refused),
         Ok(Ok(answered)) => Ok(answered),
@@ -44,16 +51,27 @@ pub async fn ask(
     }
 }
 
-/// An answer that the request does not have: the session is closed.
-pub fn wrong_answer(context: &Context, answer: &Message) -> RequestError {
+/// Closes the session because the peer sent a message that does not answer the request. Returns the error for the
+/// caller.
+pub fn wrong_answer(context: &SessionContext, answer: &Message) -> RequestError {
     let reason = format!("{} is no answer to this request", answer.name());
     context.fail(SessionError::violation(reason.clone()));
     RequestError::new(code::Request::INTERNAL_ERROR, reason)
 }
 
-/// What `error` means for those who wait for the answer: the session is closed if the peer broke the protocol.
-pub fn failed(context: &Context, error: SessionError) -> RequestError {
+/// Turns a session error into the refusal that the requester gets. Closes the session if the peer violated the
+/// protocol.
+pub fn failed(context: &SessionContext, error: SessionError) -> RequestError {
     let refusal = RequestError::new(code::Request::INTERNAL_ERROR, error.to_string());
     context.fail(error);
     refusal
+}
+
+/// Sends SUBSCRIBE_NAMESPACE for the empty prefix, which covers all namespaces of the peer.
+pub async fn subscribe_namespaces(context: &SessionContext) -> Result<RequestStream, RequestError> {
+    let request_id = context.next_request_id();
+    let prefix = Namespace::default();
+    let parameters = Parameters::default();
+    let (request, _ok) = ask(context, SubscribeNamespace { request_id, prefix, parameters }).await?;
+    Ok(request)
 }

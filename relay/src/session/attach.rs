@@ -1,30 +1,35 @@
-//! What a relay does at its upstream relay: publishes there what is published here, and learns what is
-//! published there.
+//! The session with the upstream relay: it learns this relay's namespaces, and this relay learns its namespaces.
 
 use std::{collections::HashMap, sync::Arc};
 
 use millrace_moq::{
     Message, Namespace, Parameters,
-    message::{PublishNamespace, RequestError, SubscribeNamespace},
+    message::{PublishNamespace, RequestError},
 };
 use tokio::{sync::oneshot, task::JoinSet, time::Instant};
 use tracing::info;
 
-use super::{ask::ask, backups::AT_ONCE, context::Context, publish::Publications};
+use super::{
+    ask::{ask, subscribe_namespaces},
+    backups::AT_ONCE,
+    context::SessionContext,
+    publish::Publications,
+};
 use crate::{
-    hub::{NamespaceEvent, Publication, Publisher},
+    hub::{HubPublisher, NamespaceEvent, Publication},
     live::LiveTrack,
-    wire::{Incoming, RequestStream, SessionError},
+    wire::{IncomingMessage, RequestStream, SessionError},
 };
 
-/// Both directions, until the session is over. `publisher` is the upstream relay.
+/// Exchanges namespaces with the upstream relay `publisher` until the session is over.
 pub async fn run(
-    context: &Arc<Context>,
-    publisher: &Arc<dyn Publisher>,
+    context: &Arc<SessionContext>,
+    publisher: &Arc<dyn HubPublisher>,
     publications: &Arc<Publications>,
 ) -> Result<(), SessionError> {
     context.until_ready().await?;
     let _fallback = context.hub().publish(Namespace::default(), publisher, true);
+    // The guard registers the upstream relay for all namespaces, as the last one to be asked.
     let leave = async {
         context.until_peer_goes_away().await;
         publications.leave();
@@ -43,10 +48,10 @@ pub async fn run(
     }
 }
 
-/// Subscribes to what comes from a session with the upstream relay that is being left, and to what came from one that is
-/// lost. The one goes on until this one has come as far, and what is refused here stays there to its end; subscribers of the other
-/// wait for it.
-async fn take_over(context: &Context, publications: &Arc<Publications>) {
+/// Subscribes to the tracks that came from an earlier session with the upstream relay. A session that is being left
+/// stays open until this one has caught up. Tracks that are refused here stay at the earlier session. Subscribers of a
+/// lost session wait for this one.
+async fn take_over(context: &SessionContext, publications: &Arc<Publications>) {
     let now = std::time::Instant::now();
     let is_leaving = |track: &Arc<LiveTrack>| {
         track.upstreams().iter().any(|upstream| upstream.is_leaving())
@@ -63,61 +68,64 @@ async fn take_over(context: &Context, publications: &Arc<Publications>) {
     while asking.join_next().await.is_some() {}
 }
 
-/// Follows the upstream's namespaces, and publishes them here as the upstream's.
-async fn mirror_namespaces(context: &Context, publisher: &Arc<dyn Publisher>) -> Result<(), SessionError> {
+/// Follows the upstream relay's namespaces, and publishes them in this relay.
+async fn mirror_namespaces(
+    context: &SessionContext,
+    publisher: &Arc<dyn HubPublisher>,
+) -> Result<(), SessionError> {
     let mut request = match subscribe_namespaces(context).await {
         Ok(request) => request,
         Err(refused) => {
-            info!(session = context.id(), reason = refused.reason, "the upstream tells no namespaces");
+            info!(
+                session = context.id(),
+                reason = refused.reason,
+                "the upstream relay refused to announce its namespaces: clients here do not see them"
+            );
             return std::future::pending().await;
         }
     };
     let mut mirrored: HashMap<Namespace, Publication> = HashMap::new();
     loop {
         match request.reader.next().await? {
-            Incoming::Message(Message::Namespace(found)) => {
-                // Our own announcements come back to us.
+            IncomingMessage::Message(Message::Namespace(found)) => {
+                if found.parameters.is_some() {
+                    return Err(SessionError::violation("parameters in NAMESPACE without HOP_ID in SETUP"));
+                }
+                // The upstream relay may announce this relay's own namespaces back to it.
                 if !mirrored.contains_key(&found.suffix) && !context.hub().is_published_here(&found.suffix) {
                     let publication = context.hub().publish(found.suffix.clone(), publisher, false);
                     context.hub().subscribe_existing(&found.suffix, publisher, Instant::now).await;
                     mirrored.insert(found.suffix, publication);
                 }
             }
-            Incoming::Message(Message::NamespaceDone(done)) => {
+            IncomingMessage::Message(Message::NamespaceDone(done)) => {
                 mirrored.remove(&done.suffix);
             }
-            Incoming::Message(other) => {
+            IncomingMessage::Message(other) => {
                 return Err(SessionError::violation(format!("{} about namespaces", other.name())));
             }
-            // It says all of them anew. Before that, what it has said stays.
-            Incoming::GoAway(_) => {
+            // After GOAWAY, the new request lists all namespaces again. The old list stays valid until then.
+            IncomingMessage::GoAway(_) => {
                 if let Ok(moved) = subscribe_namespaces(context).await {
                     request.cancel();
                     request = moved;
                 }
             }
-            Incoming::Finished | Incoming::Reset => return std::future::pending().await,
+            IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
         }
     }
 }
 
-async fn subscribe_namespaces(context: &Context) -> Result<RequestStream, RequestError> {
-    let request_id = context.next_request_id();
-    let (prefix, parameters) = (Namespace::default(), Parameters::default());
-    let (request, _ok) = ask(context, SubscribeNamespace { request_id, prefix, parameters }).await?;
-    Ok(request)
-}
-
-/// Publishes at the upstream every namespace that others publish here.
-async fn announce_namespaces(context: &Arc<Context>) -> Result<(), SessionError> {
+/// Publishes at the upstream relay each namespace that has a publisher here.
+async fn announce_namespaces(context: &Arc<SessionContext>) -> Result<(), SessionError> {
     let mut watch = context.hub().watch_namespaces(Namespace::default());
-    // Dropping one withdraws it.
+    // The namespaces that are published upstream. Dropping a sender withdraws its namespace.
     let mut announced: HashMap<Namespace, oneshot::Sender<()>> = HashMap::new();
     while let Some(event) = watch.next(Instant::now).await {
         match event {
             NamespaceEvent::Published(namespace) => {
                 if !context.hub().is_published_here(&namespace) || announced.contains_key(&namespace) {
-                    continue; // the upstream's own, or told twice
+                    continue; // The upstream relay's own namespace, or one that was listed twice.
                 }
                 match publish_namespace(context, &namespace).await {
                     Ok(request) => {
@@ -128,7 +136,7 @@ async fn announce_namespaces(context: &Arc<Context>) -> Result<(), SessionError>
                         announced.insert(namespace, withdraw);
                     }
                     Err(refused) => {
-                        info!(namespace = %namespace.typed(), reason = refused.reason, "not taken upstream")
+                        info!(namespace = %namespace.typed(), reason = refused.reason, "the upstream relay refused a namespace that is published here")
                     }
                 }
             }
@@ -138,22 +146,26 @@ async fn announce_namespaces(context: &Arc<Context>) -> Result<(), SessionError>
     Err(SessionError::Lost("too many namespace changes at once".into()))
 }
 
-async fn publish_namespace(context: &Context, namespace: &Namespace) -> Result<RequestStream, RequestError> {
+async fn publish_namespace(
+    context: &SessionContext,
+    namespace: &Namespace,
+) -> Result<RequestStream, RequestError> {
     let request_id = context.next_request_id();
-    let (namespace, parameters) = (namespace.clone(), Parameters::default());
+    let namespace = namespace.clone();
+    let parameters = Parameters::default();
     let (request, _ok) = ask(context, PublishNamespace { request_id, namespace, parameters }).await?;
     Ok(request)
 }
 
-/// A namespace that is published at the upstream.
+/// A namespace that this relay has published at the upstream relay.
 struct Announced {
-    context: Arc<Context>,
+    context: Arc<SessionContext>,
     namespace: Namespace,
     request: RequestStream,
 }
 
 impl Announced {
-    /// Until it is withdrawn, or the upstream wants it no more.
+    /// Keeps the namespace published until it is withdrawn here, or the upstream relay ends the request.
     async fn keep(mut self, mut withdrawn: oneshot::Receiver<()>) -> Result<(), SessionError> {
         loop {
             let incoming = tokio::select! {
@@ -164,20 +176,20 @@ impl Announced {
                 }
             };
             match incoming {
-                Incoming::GoAway(_) => {
-                    // Refused: it stays where it is.
+                IncomingMessage::GoAway(_) => {
+                    // If the peer refuses the new request, the namespace stays published by the old one.
                     if let Ok(moved) = publish_namespace(&self.context, &self.namespace).await {
                         self.request.cancel();
                         self.request = moved;
                     }
                 }
-                Incoming::Message(other) => {
+                IncomingMessage::Message(other) => {
                     return Err(SessionError::violation(format!(
-                        "{} about a namespace of ours",
+                        "unexpected {} for a published namespace",
                         other.name()
                     )));
                 }
-                Incoming::Finished | Incoming::Reset => return Ok(()),
+                IncomingMessage::Finished | IncomingMessage::Reset => return Ok(()),
             }
         }
     }

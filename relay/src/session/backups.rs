@@ -1,4 +1,4 @@
-//! Tracks of other publishers that we subscribe to at this one too.
+//! Subscribes at an additional publisher to tracks that have a publisher already.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -7,45 +7,48 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{context::Context, publish::Publications};
-use crate::{hub::Counters, live::LiveTrack};
+use super::{context::SessionContext, publish::Publications};
+use crate::{hub::OperatorCounters, live::LiveTrack};
 
-/// SUBSCRIBEs of this kind that wait for their answer at a time.
+/// The most SUBSCRIBE requests that wait for an answer at the same time.
 pub const AT_ONCE: usize = 8;
-/// Tracks that wait for their turn.
+/// The most tracks that wait for such a SUBSCRIBE.
 const MAX_WAITING: usize = 4096;
 
-/// The tracks that wait, and how many tasks see to them.
+/// The waiting tracks, and the number of tasks that work on them.
 #[derive(Default)]
-pub struct Backups(Mutex<State>);
+pub struct Backups(Mutex<BackupState>);
 
 #[derive(Default)]
-struct State {
-    /// By their numbers.
+struct BackupState {
+    /// The waiting tracks and their track numbers.
     waiting: VecDeque<(u32, Weak<LiveTrack>)>,
-    /// Numbers of the tracks that wait or are being subscribed to.
+    /// The numbers of tracks that wait or are being subscribed to.
     known: HashSet<u32>,
     tasks: usize,
 }
 
 impl Backups {
-    /// Has `tracks` wait for their turn.
+    /// Queues tracks for a subscription at this session's peer, and starts tasks if fewer than [`AT_ONCE`] run.
     pub fn add(
         self: &Arc<Self>,
-        context: &Arc<Context>,
+        context: &Arc<SessionContext>,
         publications: &Arc<Publications>,
         tracks: &[Arc<LiveTrack>],
     ) {
         let mut state = self.0.lock();
         for track in tracks {
+            // A track that exceeds the queue keeps only its present publisher.
             if state.waiting.len() >= MAX_WAITING {
-                Counters::count(&context.hub().counters.backups_passed_over);
+                OperatorCounters::count(&context.hub().counters.backups_passed_over);
             } else if state.known.insert(track.number) {
                 state.waiting.push_back((track.number, Arc::downgrade(track)));
             }
         }
+        // Few tasks work on the queue, so that many tracks do not open as many request streams at once.
         while state.tasks < AT_ONCE.min(state.waiting.len()) {
-            let (backups, publications) = (Arc::clone(self), Arc::clone(publications));
+            let backups = Arc::clone(self);
+            let publications = Arc::clone(publications);
             let begun = context.spawn(async move {
                 backups.run(&publications).await;
                 Ok(())
@@ -57,10 +60,11 @@ impl Backups {
         }
     }
 
-    /// Subscribes to one after the other.
+    /// Subscribes to waiting tracks, one after the other, until none is left.
     async fn run(&self, publications: &Arc<Publications>) {
         while let Some(track) = self.next() {
-            let (number, wanted) = (track.number, track.subscription_count() > 0);
+            let number = track.number;
+            let wanted = track.subscription_count() > 0;
             if wanted && publications.subscribe(Arc::clone(&track)).await.is_err() {
                 publications.relieve(&track).await;
             }
@@ -68,7 +72,7 @@ impl Backups {
         }
     }
 
-    /// The next track that is still there; without one, the task ends.
+    /// Returns the next waiting track that still exists. If there is none, the calling task ends.
     fn next(&self) -> Option<Arc<LiveTrack>> {
         let mut state = self.0.lock();
         while let Some((number, waiting)) = state.waiting.pop_front() {
@@ -77,6 +81,8 @@ impl Backups {
             }
             state.known.remove(&number);
         }
+        // The count drops under the same lock as the empty queue was seen, so that `add` starts a task for a track that
+        // is queued next.
         state.tasks -= 1;
         None
     }

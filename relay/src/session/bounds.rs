@@ -1,21 +1,22 @@
-//! Bounds of the work that control messages cause.
+//! Limits the work that a peer's control messages can cause.
 //!
 //! | bound | messages | what holds |
 //! | --- | --- | --- |
-//! | [`Bound::Admission`] | those that open a request | refused once the session, or all of its client's, has sent `session-requests` or `client-requests` in a second |
-//! | [`Bound::Pace`] | REQUEST_UPDATE, PUBLISH_STATE_NOTIFY | taken from the same budgets, but never refused: the message, and all behind it in its stream, waits until there is room |
-//! | [`Bound::Once`] | SETUP, GOAWAY, UNSUBSCRIBE, PUBLISH_DONE | a second one on the stream is a violation, or nobody reads it |
-//! | [`Bound::Answer`] | answers | one for each request and update of the relay's own; another is a violation |
-//! | [`Bound::Upstream`] | NAMESPACE, NAMESPACE_DONE, PUBLISH_SKIPPED | only the configured upstream relay is asked for them; of others they are violations |
+//! | [`WorkBound::Admission`] | those that open a request | refused once the session, or all of its client's, has sent `session-requests` or `client-requests` in a second |
+//! | [`WorkBound::Pace`] | REQUEST_UPDATE, PUBLISH_STATE_NOTIFY | taken from the same budgets, but never refused: the message, and all behind it in its stream, waits until there is room |
+//! | [`WorkBound::Once`] | SETUP, GOAWAY, UNSUBSCRIBE, PUBLISH_DONE | a second one on the stream is a protocol violation, or is not read |
+//! | [`WorkBound::Answer`] | answers | one for each request and update of the relay's own; another is a violation |
+//! | [`WorkBound::Upstream`] | NAMESPACE, NAMESPACE_DONE, PUBLISH_SKIPPED | only relays that this one has connected to are asked for them; of others they are violations |
 //!
-//! Each token beyond the first counts as one more request: its signature is checked. So does each further [page](crate::hub) of what is
-//! there already, for SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS and PUBLISH_NAMESPACE.
+//! Each authorization token beyond the first counts as one more request, because its signature is checked.
+//! SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS and PUBLISH_NAMESPACE also count one more for each further [page](crate::hub)
+//! of entries.
 
 use millrace_moq::{Message, Parameters};
 
-/// The bound of the work that a message of a peer causes.
+/// How the relay limits the work that a message of a peer causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum WorkBound {
     Admission,
     Pace,
     Once,
@@ -23,9 +24,9 @@ pub enum Bound {
     Upstream,
 }
 
-impl Bound {
-    /// Returns the bound of a message. There is none without.
-    pub fn of(message: &Message) -> Self {
+impl WorkBound {
+    /// Returns the limit that applies to a message. Every message has one.
+    pub fn from_message(message: &Message) -> Self {
         match message {
             Message::Subscribe(_)
             | Message::Publish(_)
@@ -47,7 +48,7 @@ impl Bound {
     }
 }
 
-/// Returns the parameters of a message that opens a request.
+/// Returns the parameters of a message that opens a request, and `None` for other messages.
 pub fn parameters(message: &Message) -> Option<&Parameters> {
     Some(match message {
         Message::Subscribe(message) => &message.parameters,
@@ -61,7 +62,7 @@ pub fn parameters(message: &Message) -> Option<&Parameters> {
     })
 }
 
-/// Returns how many requests a message counts as.
+/// Returns how many requests a message counts as: its tokens, and at least 1.
 pub fn cost(message: &Message) -> u64 {
     let tokens = match message {
         Message::RequestUpdate(update) => update.parameters.authorization_tokens.len(),
@@ -73,14 +74,14 @@ pub fn cost(message: &Message) -> u64 {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use millrace_moq::{message::RequestUpdate, param::Token};
+    use millrace_moq::{message::RequestUpdate, param::AuthToken};
 
     use super::*;
 
     #[test]
     fn each_further_token_counts_as_a_request() {
         for (tokens, expected) in [(0, 1), (1, 1), (2, 2), (8, 8)] {
-            let authorization_tokens = vec![Token(Bytes::new()); tokens];
+            let authorization_tokens = vec![AuthToken(Bytes::new()); tokens];
             let parameters = Parameters { authorization_tokens, ..Parameters::default() };
             assert_eq!(cost(&RequestUpdate { request_id: 2, parameters }.into()), expected);
         }

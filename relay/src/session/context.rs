@@ -1,4 +1,4 @@
-//! What all requests of one session have in common.
+//! State that all requests of one session share.
 
 use std::{
     sync::{
@@ -11,11 +11,12 @@ use std::{
 use bytes::BytesMut;
 use millrace_logging::short;
 use millrace_moq::{
-    Draft, Message, code,
+    Draft, HopId, Message, Namespace, Parameters, RequestIds, code,
     message::{self, GoAway, RequestError},
     param::Assignment,
-    tracks::{account::Account, malformed::Malformed},
+    tracks::{account::Account, malformed::TrackMalformed},
 };
+use millrace_relay_cluster::{Announcement, Neighbour};
 use millrace_transport::Connection;
 use millrace_webtransport::{RecvStream, SendStream, Tunnel};
 use parking_lot::Mutex;
@@ -25,100 +26,147 @@ use tracing::{debug, info, warn};
 use super::{
     dialect::Dialect,
     quotas::Quotas,
-    request_ids::RequestIds,
-    rights::{Admitted, Authority},
+    rights::{Admitted, SessionRights, request_error},
     tasks::Tasks,
     uses::Uses,
 };
 use crate::{
-    access::Access,
-    hub::{Counters, Hub, Requester},
-    incomplete::{Held, Incomplete},
+    hub::{Hub, OperatorCounters, Requester},
+    incomplete::{HeldIncomplete, IncompleteBytes},
     live::LiveTrack,
     outbox::Outbox,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };
+use millrace_access::{Access, AccessRefusal, pattern::Pattern, policy::RightHolder, rights::Rights};
 
-/// The peer, what it may use, and the tasks that end with its session.
-pub struct Context {
+/// The peer, its rights and quotas, and the tasks that end with its session.
+pub struct SessionContext {
     id: u64,
     hub: Arc<Hub>,
     connection: Arc<Connection>,
     uses: Arc<Uses>,
-    /// The peer is the configured upstream relay, and we are the QUIC client.
-    is_upstream: bool,
-    /// What it speaks.
+    /// The side that opened the connection, and the purpose of the connection.
+    link: SessionLinkEnd,
+    /// The peer's hop ID and cost, if both relays are members of the cluster.
+    hop: OnceLock<PeerHop>,
+    /// True once the peer has announced a namespace of another endpoint, so it acts as a relay.
+    announces_routes: AtomicBool,
+    /// The draft that the peer speaks.
     draft: Draft,
-    /// What its streams lie in, if that is a session of WebTransport.
+    /// The WebTransport session that the streams belong to. `None` over plain QUIC.
     tunnel: Option<Tunnel>,
     since: Instant,
     dialect: OnceLock<Dialect>,
     knows_switching_sets: AtomicBool,
-    /// Of its SETUP; 0 for any number.
+    /// The peer's limit of unanswered REQUEST_UPDATEs per request (MAX_REQUEST_UPDATES). 0 means no limit.
     max_request_updates: AtomicU64,
-    setup: watch::Sender<Setup>,
+    setup: watch::Sender<ReceivedSetup>,
     quotas: Quotas,
-    incomplete: Arc<Incomplete>,
-    authority: Authority,
+    incomplete: Arc<IncompleteBytes>,
+    authority: SessionRights,
     tasks: Tasks,
-    /// IDs that the peer has used.
+    /// The request IDs that the peer has used.
     seen_requests: Mutex<RequestIds>,
     next_request: AtomicU64,
     next_owner: AtomicU64,
     drain: Notify,
-    /// What the peer is told with GOAWAY.
+    /// URI and timeout of the GOAWAY that is sent to the peer.
     goaway: OnceLock<(String, Duration)>,
     going_away: AtomicBool,
-    /// Where the peer wants us to go on, once its GOAWAY has come.
+    /// The new session URI from the peer's GOAWAY. `None` until GOAWAY has arrived.
     peer_goes_away: watch::Sender<Option<String>>,
     attached: AtomicBool,
 }
 
-/// The peer's SETUP, before which nothing else that it sends is looked at.
+/// The side that opened the session's connection.
+pub enum SessionLinkEnd {
+    /// A client opened the connection.
+    Accepted,
+    /// This relay opened the connection to its upstream relay.
+    Upstream,
+    /// This relay opened the connection to a relay of the cluster.
+    Peer(Arc<PeerTerms>),
+}
+
+/// The settings for a relay of the cluster.
+#[derive(Clone, Debug)]
+pub struct PeerTerms {
+    /// The cost of receiving from the relay. `None`: the cost that it announces.
+    pub cost: Option<u64>,
+    /// The namespaces that the relay may announce. Empty: all.
+    pub namespaces: Vec<Pattern>,
+}
+
+impl PeerTerms {
+    pub fn allow(&self, namespace: &Namespace) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|pattern| pattern.matches(namespace))
+    }
+}
+
+/// The hop ID and the cost in a peer's SETUP (draft-lcurley-moq-cluster).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerHop {
+    pub id: HopId,
+    /// The value of RELAY_COST.
+    pub cost: Option<u64>,
+}
+
+/// The cost of a link without a configured or announced cost. With it, the cheapest path is the one with the fewest
+/// links.
+const LINK_COST: u64 = 1;
+
+/// Whether the peer's SETUP has arrived. Other messages of the peer wait for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Setup {
+enum ReceivedSetup {
     Awaited,
     Received,
-    /// The session ended before.
+    /// The session ended before SETUP arrived.
     Missed,
 }
 
-impl Context {
+impl SessionContext {
     pub fn new(
         hub: Arc<Hub>,
         access: &Arc<Access>,
         connection: Arc<Connection>,
-        is_upstream: bool,
+        link: SessionLinkEnd,
         tunnel: Option<Tunnel>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Relaxed);
         connection.set_session(id as u32);
         let agreed = match &tunnel {
-            Some(tunnel) => Draft::of_protocol(&tunnel.asked.protocol),
-            None => connection.protocol().and_then(|protocol| Draft::of_alpn(&protocol)),
+            Some(tunnel) => Draft::from_protocol(&tunnel.asked.protocol),
+            None => connection.protocol().and_then(|protocol| Draft::from_alpn(&protocol)),
+        };
+        let is_dialed = !matches!(link, SessionLinkEnd::Accepted);
+        let quotas = match is_dialed {
+            true => Quotas::for_upstream(id),
+            false => Quotas::new(id, hub.limits.offloaded_tracks),
         };
         Arc::new(Self {
             id,
             hub,
-            uses: Uses::new(Arc::clone(&connection), is_upstream),
+            uses: Uses::new(Arc::clone(&connection), is_dialed),
             connection,
-            is_upstream,
-            // Nothing else is offered, but where nothing is.
+            link,
+            hop: OnceLock::new(),
+            announces_routes: AtomicBool::new(false),
+            // Without ALPN, which happens only if the relay offers none, draft 18 is assumed.
             draft: agreed.unwrap_or(Draft::D18),
             tunnel,
             since: Instant::now(),
             dialect: OnceLock::new(),
             knows_switching_sets: AtomicBool::new(false),
             max_request_updates: AtomicU64::new(0),
-            setup: watch::Sender::new(Setup::Awaited),
-            quotas: if is_upstream { Quotas::of_upstream() } else { Quotas::default() },
+            setup: watch::Sender::new(ReceivedSetup::Awaited),
+            quotas,
             incomplete: Arc::default(),
-            authority: Authority::new(access),
+            authority: SessionRights::new(access),
             tasks: Tasks::new(),
             seen_requests: Mutex::default(),
-            // Client request IDs are even, server's odd.
-            next_request: AtomicU64::new(u64::from(!is_upstream)),
+            // Request IDs of the QUIC client are even, those of the server odd.
+            next_request: AtomicU64::new(u64::from(!is_dialed)),
             next_owner: AtomicU64::new(1),
             drain: Notify::new(),
             goaway: OnceLock::new(),
@@ -140,27 +188,27 @@ impl Context {
         &self.connection
     }
 
-    /// Uses that the session makes of the relay.
+    /// Returns the session's uses of the relay, which decide how much a kernel record is worth to it.
     pub fn uses(&self) -> &Arc<Uses> {
         &self.uses
     }
 
-    /// What the peer speaks.
+    /// Returns the draft that the peer speaks.
     pub fn draft(&self) -> Draft {
         self.draft
     }
 
-    /// How the peer reads its draft, once its SETUP is there.
+    /// Returns the dialect of the peer's implementation. It is known once SETUP has arrived.
     pub fn dialect(&self) -> Dialect {
         self.dialect.get().copied().unwrap_or_default()
     }
 
-    /// Whether the peer's SETUP, once it is there, has said so.
+    /// Reports whether the peer supports switching sets. False until its SETUP has arrived.
     pub fn knows_switching_sets(&self) -> bool {
         self.knows_switching_sets.load(Relaxed)
     }
 
-    /// How many updates of a request of ours may wait for their answers.
+    /// Returns how many REQUEST_UPDATEs of one request may wait for their answers.
     pub fn max_request_updates(&self) -> u64 {
         match self.max_request_updates.load(Relaxed) {
             0 => u64::MAX,
@@ -168,8 +216,71 @@ impl Context {
         }
     }
 
+    /// Reports whether the peer is the configured upstream relay.
     pub fn is_upstream(&self) -> bool {
-        self.is_upstream
+        matches!(self.link, SessionLinkEnd::Upstream)
+    }
+
+    /// Reports whether this relay opened the connection.
+    pub fn is_dialed(&self) -> bool {
+        !matches!(self.link, SessionLinkEnd::Accepted)
+    }
+
+    /// Returns the settings for the peer, if it is a relay of the cluster that we have connected to.
+    pub fn terms(&self) -> Option<&Arc<PeerTerms>> {
+        match &self.link {
+            SessionLinkEnd::Peer(terms) => Some(terms),
+            _ => None,
+        }
+    }
+
+    /// Returns the peer's hop ID and cost, if it is a member of the cluster. Announcements in both directions then have
+    /// a path and a cost.
+    pub fn hop(&self) -> Option<PeerHop> {
+        self.hop.get().copied()
+    }
+
+    /// Returns the peer's session and hop ID, by which routes are chosen for it.
+    pub fn neighbour(&self) -> Neighbour {
+        self.requester().neighbour()
+    }
+
+    /// Reports whether the peer is a relay of the cluster.
+    pub fn is_relay(&self) -> bool {
+        self.terms().is_some() || self.announces_routes.load(Relaxed)
+    }
+
+    /// Notes that the peer has announced a namespace of another endpoint, so that it acts as a relay.
+    pub fn set_announces_routes(&self) {
+        self.announces_routes.store(true, Relaxed);
+    }
+
+    /// Returns the cost of receiving from the peer. A configured cost takes precedence over the announced one.
+    pub fn link_cost(&self) -> u64 {
+        let told = self.hop().and_then(|hop| hop.cost);
+        self.terms().and_then(|terms| terms.cost).or(told).unwrap_or(LINK_COST)
+    }
+
+    /// Returns the path and the cost in a namespace announcement of the peer. Returns `None` if the peer is not a
+    /// member of our cluster.
+    ///
+    /// # Errors
+    /// Returns an error if a member of the cluster omits the path, or another peer sends one.
+    pub fn announcement_of(&self, parameters: &Parameters) -> Result<Option<Announcement>, SessionError> {
+        match (self.hop(), &parameters.hop_path) {
+            (Some(_), Some(path)) => {
+                let cost = parameters.route_cost.unwrap_or(0);
+                Ok(Some(Announcement { path: path.clone(), cost }))
+            }
+            (Some(_), None) => Err(SessionError::violation("a namespace without HOP_PATH")),
+            (None, None) if parameters.route_cost.is_none() => Ok(None),
+            (None, _) => Err(SessionError::violation("HOP_PATH or ROUTE_COST without HOP_ID in SETUP")),
+        }
+    }
+
+    /// Returns the owner of the tracks that the peer publishes under `rights`.
+    pub fn owner(&self, rights: &Rights) -> RightHolder {
+        if self.is_relay() { RightHolder::Cluster } else { rights.identity() }
     }
 
     pub fn tunnel(&self) -> Option<&Tunnel> {
@@ -184,56 +295,70 @@ impl Context {
         &self.quotas
     }
 
-    /// Counts what a stream of the peer holds that is not complete.
-    pub fn incomplete(&self) -> Held {
+    /// Returns a counter for the incomplete messages that a stream of the peer holds.
+    pub fn incomplete(&self) -> HeldIncomplete {
         self.incomplete.stream()
     }
 
-    /// Reads a request stream, of which `buffer` was read before.
+    /// Returns a reader for a request stream. `buffer` contains bytes that were read already.
     pub fn request_reader(&self, recv: RecvStream, buffer: BytesMut) -> MessageReader {
-        MessageReader::new(self.draft, recv, buffer, self.incomplete(), GoAways::on_request(self.is_upstream))
+        MessageReader::new(self.draft, recv, buffer, self.incomplete(), GoAways::on_request(self.is_dialed()))
     }
 
-    /// Our direction of a stream.
+    /// Returns a writer for our direction of a request stream.
     pub fn answers(&self, send: SendStream) -> Answers {
         Answers::new(self.draft, send)
     }
 
-    /// Reads the peer's control stream, of which `buffer` was read before.
+    /// Returns a reader for the peer's control stream. `buffer` contains bytes that were read already.
     pub fn control_reader(&self, recv: RecvStream, buffer: BytesMut) -> MessageReader {
-        MessageReader::new(self.draft, recv, buffer, self.incomplete(), GoAways::on_control(self.is_upstream))
+        MessageReader::new(self.draft, recv, buffer, self.incomplete(), GoAways::on_control(self.is_dialed()))
     }
 
-    /// What the peer's groups take up in the cache.
+    /// Returns the account that the peer's groups in the cache are counted against.
     pub fn account(&self) -> &Arc<Account> {
         self.authority.account()
     }
 
-    /// What the peer may do.
-    pub fn authority(&self) -> &Authority {
+    /// Returns the peer's rights.
+    pub fn authority(&self) -> &SessionRights {
         &self.authority
     }
 
-    /// The session, as publishers are chosen for it.
+    /// Returns the session as the requester by which publishers are chosen.
     pub fn requester(&self) -> Requester {
-        Requester { session: self.id, is_upstream: self.is_upstream }
+        let hop = self.hop().map_or(HopId::UNNAMED, |hop| hop.id);
+        Requester { session: self.id, is_upstream: self.is_upstream(), is_relay: self.is_relay(), hop }
     }
 
-    /// Whether a request of the peer may be served. Asked before any state is made for it. The inner error is what the
-    /// request is refused with.
+    /// Decides whether a request of the peer may be served, before any state is created for it. The inner error refuses
+    /// the request.
     ///
     /// # Errors
-    /// What to close the session with.
+    /// Returns an error if the session has to be closed.
     pub fn admit(&self, message: &Message) -> Result<Result<Admitted, RequestError>, SessionError> {
+        // A request counts against the peer's budget even if it is refused below.
         let admitted = self.authority.request(message)?;
+        let published = match message {
+            Message::PublishNamespace(publish) => Some(&publish.namespace),
+            Message::Publish(publish) => Some(publish.track.namespace()),
+            _ => None,
+        };
+        // A relay of the cluster may publish only the namespaces that the settings allow for it.
+        if let (Some(terms), Some(namespace)) = (self.terms(), published)
+            && !terms.allow(namespace)
+        {
+            OperatorCounters::count(&self.hub.counters.routes_refused);
+            return Ok(Err(request_error(AccessRefusal::NotAllowed)));
+        }
         if self.going_away.load(Relaxed) {
             return Ok(Err(RequestError::new(code::Request::GOING_AWAY, "the relay is going away")));
         }
         Ok(admitted)
     }
 
-    /// Runs `work` until it or the session is over; its failure closes the session. Returns `false` if the session is
-    /// over already.
+    /// Runs `work` until it ends or the session is over. A failure of `work` closes the session. Returns false if the
+    /// session is already over.
     pub fn spawn(
         self: &Arc<Self>,
         work: impl Future<Output = Result<(), SessionError>> + Send + 'static,
@@ -250,23 +375,25 @@ impl Context {
     pub fn fail(&self, error: SessionError) {
         match error {
             SessionError::Violation { code, reason } => {
-                Counters::count(&self.hub.counters.protocol_violations);
-                warn!(session = self.id, %code, reason, "closing the session");
+                OperatorCounters::count(&self.hub.counters.protocol_violations);
+                warn!(session = self.id, %code, reason, "closing the session: the peer violated the protocol");
                 self.close(code, &reason);
             }
             SessionError::Refused { code, reason } => {
-                info!(session = self.id, %code, reason, "closing the session");
+                info!(session = self.id, %code, reason, "closing the session: the relay refuses it");
                 self.close(code, &reason);
             }
-            SessionError::Lost(reason) => debug!(session = self.id, reason, "a stream is lost"),
+            SessionError::Lost(reason) => {
+                debug!(session = self.id, reason, "a stream of the session ended early")
+            }
         }
     }
 
-    /// Logs that the session has ended by itself, and of what: `reason`, unless the connection knows better.
+    /// Logs the end of the session, with the close reason of the connection or else `reason`.
     pub fn is_over(&self, reason: &str) {
         let closed = self.connection.quic.close_reason().map(|closed| match closed {
             quinn::ConnectionError::LocallyClosed => "closed by this relay".to_owned(),
-            quinn::ConnectionError::TimedOut => "nothing came for the idle time-out".to_owned(),
+            quinn::ConnectionError::TimedOut => "no packet arrived within the idle timeout".to_owned(),
             closed => closed.to_string(),
         });
         info!(
@@ -274,7 +401,7 @@ impl Context {
             remote = %self.connection.quic.remote_address(),
             seconds = self.age().as_secs(),
             reason = short(closed.as_deref().unwrap_or(reason)),
-            "session over"
+            "MoQ session ended"
         );
     }
 
@@ -286,25 +413,33 @@ impl Context {
         }
     }
 
-    /// Closes the connection, and lets the session's tasks go.
+    /// Closes the connection and ends the session's tasks.
     pub fn end(&self) {
         self.close(code::Session::NO_ERROR, "");
-        self.set_setup(Setup::Missed);
+        self.set_setup(ReceivedSetup::Missed);
         self.tasks.end();
     }
 
-    /// The peer's SETUP is there, and what it means by its requests is known.
-    pub fn set_ready(&self, setup: &message::Setup) {
-        let _ = self.dialect.set(Dialect::of(setup)); // said once
+    /// Stores the options of the peer's SETUP. They decide how its requests are read.
+    pub fn set_ready(&self, setup: &message::SetupOptions) {
+        let _ = self.dialect.set(Dialect::from_setup(setup)); // SETUP arrives only once, so no earlier value is replaced.
         let knows = setup.switching_algorithms.contains(&Assignment::ALGORITHM);
         self.knows_switching_sets.store(knows, Relaxed);
+        if let Some(id) = setup.hop_id.filter(|_| self.is_in_cluster()) {
+            let _ = self.hop.set(PeerHop { id, cost: setup.relay_cost }); // SETUP arrives only once, so no earlier value is replaced.
+        }
         self.max_request_updates.store(setup.max_request_updates.unwrap_or(0), Relaxed);
-        self.set_setup(Setup::Received);
+        self.set_setup(ReceivedSetup::Received);
     }
 
-    fn set_setup(&self, to: Setup) {
+    /// Reports whether this relay's SETUP to the peer contains its hop ID.
+    pub fn is_in_cluster(&self) -> bool {
+        !self.is_upstream() && self.hub.hop().is_some()
+    }
+
+    fn set_setup(&self, to: ReceivedSetup) {
         self.setup.send_if_modified(|setup| {
-            let awaited = *setup == Setup::Awaited;
+            let awaited = *setup == ReceivedSetup::Awaited;
             if awaited {
                 *setup = to;
             }
@@ -315,25 +450,26 @@ impl Context {
     /// Waits for the peer's SETUP.
     ///
     /// # Errors
-    /// The session ended first.
+    /// Returns an error if the session ended first.
     pub async fn until_ready(&self) -> Result<(), SessionError> {
         let mut setup = self.setup.subscribe();
-        match setup.wait_for(|setup| *setup != Setup::Awaited).await.as_deref() {
-            Ok(Setup::Received) => Ok(()),
+        match setup.wait_for(|setup| *setup != ReceivedSetup::Awaited).await.as_deref() {
+            Ok(ReceivedSetup::Received) => Ok(()),
             _ => Err(SessionError::Lost("closed before SETUP".into())),
         }
     }
 
-    /// Tells the peer to go away, to `uri` if that is not empty, within `timeout`; new requests are refused from now on.
+    /// Sends GOAWAY with `uri` and `timeout`, and refuses new requests from now on. An empty `uri` means the present
+    /// one.
     pub fn start_drain(&self, uri: &str, timeout: Duration) {
-        // Servers do not move.
-        let uri = if self.is_upstream { "" } else { uri };
-        let _ = self.goaway.set((uri.to_owned(), timeout)); // said once
+        // A client may not send a URI in GOAWAY (draft-18, "GOAWAY").
+        let uri = if self.is_dialed() { "" } else { uri };
+        let _ = self.goaway.set((uri.to_owned(), timeout)); // Only the first GOAWAY counts.
         self.going_away.store(true, Relaxed);
         self.drain.notify_one();
     }
 
-    /// Waits for [`Self::start_drain`], and returns what to say.
+    /// Waits for [`Self::start_drain`], and returns the GOAWAY to send.
     pub async fn until_drain(&self) -> GoAway {
         self.drain.notified().await;
         let (uri, timeout) = self.goaway.get().cloned().unwrap_or_default();
@@ -345,7 +481,7 @@ impl Context {
         self.peer_goes_away.borrow().is_some()
     }
 
-    /// All that came from earlier sessions with the upstream relay comes from this one, as far as it can.
+    /// Notes that this session has taken over the tracks of earlier sessions with the upstream relay.
     pub fn set_attached(&self) {
         self.attached.store(true, Relaxed);
     }
@@ -354,25 +490,26 @@ impl Context {
         self.attached.load(Relaxed)
     }
 
-    /// GOAWAY has come on the control stream, with this URI.
+    /// Stores the URI of a GOAWAY that arrived on the control stream.
     pub fn set_peer_goes_away(&self, uri: String) {
         self.peer_goes_away.send_replace(Some(uri));
     }
 
-    /// Waits for GOAWAY, and returns its URI: empty for the same one as before.
+    /// Waits for the peer's GOAWAY, and returns its URI. An empty URI means the present one.
     pub async fn until_peer_goes_away(&self) -> String {
         let mut goaway = self.peer_goes_away.subscribe();
         let uri = goaway.wait_for(|goaway| goaway.is_some()).await;
-        uri.ok().and_then(|uri| uri.clone()).unwrap_or_default() // the sender is in `self`
+        uri.ok().and_then(|uri| uri.clone()).unwrap_or_default() // The sender is in `self`, so waiting cannot fail.
     }
 
-    /// Checks the request ID of a message that uses one up.
+    /// Checks the request ID of a message that opens a request or updates one.
     ///
     /// # Errors
-    /// It was used before, or is one of ours.
+    /// Returns an error if the ID was used before, or belongs to our side.
     pub fn check_request_id(&self, message: &Message) -> Result<(), SessionError> {
+        // One side's request IDs are all even and the other's all odd, so `id / 2` numbers them without gaps.
         let Some(id) = message.request_id() else { return Ok(()) };
-        let theirs = u64::from(self.is_upstream);
+        let theirs = u64::from(self.is_dialed());
         if id % 2 == theirs && self.seen_requests.lock().take(id / 2) {
             return Ok(());
         }
@@ -382,38 +519,38 @@ impl Context {
         })
     }
 
-    /// Whether the peer has used a request ID, or never will: it is one of ours.
+    /// Reports whether the peer has used a request ID, or can never use it because it is one of ours.
     pub fn has_seen(&self, id: u64) -> bool {
-        id % 2 != u64::from(self.is_upstream) || self.seen_requests.lock().contains(id / 2)
+        id % 2 != u64::from(self.is_dialed()) || self.seen_requests.lock().contains(id / 2)
     }
 
-    /// The smallest request ID of the peer that was not processed.
+    /// Returns the smallest request ID that the peer has not used.
     fn unprocessed_request(&self) -> u64 {
-        self.seen_requests.lock().first_unseen() * 2 + u64::from(self.is_upstream)
+        self.seen_requests.lock().first_unseen() * 2 + u64::from(self.is_dialed())
     }
 
-    /// For a request of ours.
+    /// Returns the ID of our next request.
     pub fn next_request_id(&self) -> u64 {
         self.next_request.fetch_add(2, Relaxed)
     }
 
-    /// A tag for streams of the data plane.
+    /// Returns a tag by which the owner of a data plane stream is found in events.
     pub fn next_owner(&self) -> u64 {
         self.next_owner.fetch_add(1, Relaxed)
     }
 
-    /// What the peer has sent shows that a track is malformed, which ends it.
-    pub fn malformed(&self, track: &LiveTrack, malformed: Malformed) {
+    /// Ends a malformed track, after the peer sent something that shows it.
+    pub fn malformed(&self, track: &LiveTrack, malformed: TrackMalformed) {
         let now = Instant::now();
-        Counters::count(&self.hub.counters.malformed_tracks);
-        warn!(session = self.id, track = %track.name().typed(), reason = %malformed, "a malformed track");
+        OperatorCounters::count(&self.hub.counters.malformed_tracks);
+        warn!(session = self.id, track = %track.name().typed(), reason = %malformed, "the session's peer sent a malformed track: its subscriptions end");
         track.fail(malformed, now, &mut Outbox::default());
     }
 
-    /// Answers with REQUEST_ERROR.
+    /// Answers a request with REQUEST_ERROR, and ends the stream.
     pub async fn refuse(&self, mut send: Answers, error: RequestError) -> Result<(), SessionError> {
-        Counters::count(&self.hub.counters.request_errors);
-        debug!(session = self.id, ?error, "request refused");
+        OperatorCounters::count(&self.hub.counters.request_errors);
+        debug!(session = self.id, ?error, "refused a request of the session's peer");
         wire::send_last(&mut send, error).await;
         Ok(())
     }

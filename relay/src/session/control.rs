@@ -1,39 +1,46 @@
-//! The control stream: SETUP, GOAWAY.
+//! The control streams of a session: SETUP and GOAWAY.
 
 use std::{sync::Arc, time::Duration};
 
 use millrace_logging::short;
-use millrace_moq::{Message, code, message::Setup, param::Assignment};
+use millrace_moq::{Message, code, message::SetupOptions, param::Assignment};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
-use super::{context::Context, rights::session_over};
-use crate::{
-    access::{rights::Rights, unproven},
-    wire::{self, Incoming, MessageReader, SessionError},
-};
+use super::{context::SessionContext, rights::session_over};
+use crate::wire::{self, IncomingMessage, MessageReader, SessionError};
+use millrace_access::{rights::Rights, unproven};
 
-/// How long a peer may take to take our SETUP, and for its own.
+/// How long both SETUP messages together may take.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may outlive its control stream.
+/// How long after its control stream a connection may close without a protocol violation.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
-/// Both control streams, until the session is over; ours begins with `setup`, the peer's comes from `streams`. `place`: the
-/// session's among those that have no right.
+/// Runs both control streams until the session is over. Ours begins with `setup`; the peer's comes from `streams`.
+/// `place` is the session's place among those that have not shown a right yet.
 pub async fn run(
-    context: &Context,
-    setup: Setup,
-    place: Option<unproven::Place>,
+    context: &SessionContext,
+    setup: SetupOptions,
+    place: Option<unproven::UnprovenPlace>,
     mut streams: mpsc::Receiver<MessageReader>,
 ) -> Result<(), SessionError> {
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
     let max_auth_token_cache_size = Some(context.authority().token_cache());
     let switching_algorithms =
         context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
-    let setup = Setup { implementation, max_auth_token_cache_size, switching_algorithms, ..setup };
+    let hop_id = context.hub().hop().filter(|_| context.is_in_cluster());
+    let relay_cost = hop_id.and(context.hub().relay_cost);
+    let setup = SetupOptions {
+        implementation,
+        max_auth_token_cache_size,
+        switching_algorithms,
+        hop_id,
+        relay_cost,
+        ..setup
+    };
     let begin = async {
-        // A peer has to allow it a stream and some bytes.
+        // The peer's flow control has to admit the stream and some bytes, so this may take a while.
         let mut send = context.answers(context.connection().streams().open_uni().await?);
         wire::send(&mut send, setup).await?;
         context.connection().start();
@@ -52,12 +59,13 @@ pub async fn run(
         }
     };
     let proven = || context.uses().prove();
+    // Ends the session if the peer does not show a right, such as a token, in time.
     let without_right = context.authority().without_right(context.connection(), place, proven);
     let mut without_right = std::pin::pin!(without_right);
     loop {
         tokio::select! {
             incoming = reader.next() => match incoming? {
-                Incoming::Finished | Incoming::Reset if is_closing(context).await => {
+                IncomingMessage::Finished | IncomingMessage::Reset if is_closing(context).await => {
                     return Err(SessionError::Lost("closed by the peer".into()));
                 }
                 incoming => on_message(context, incoming)?,
@@ -73,58 +81,66 @@ pub async fn run(
 }
 
 async fn read_setup(
-    context: &Context,
+    context: &SessionContext,
     streams: &mut mpsc::Receiver<MessageReader>,
 ) -> Result<(MessageReader, Arc<Rights>), SessionError> {
     let mut reader = streams.recv().await.ok_or_else(|| SessionError::Lost("closed".into()))?;
-    let Incoming::Message(Message::Setup(mut setup)) = reader.next().await? else {
+    let IncomingMessage::Message(Message::Setup(mut setup)) = reader.next().await? else {
         return Err(SessionError::violation("the control stream does not begin with SETUP"));
     };
     let says_where = setup.path.is_some() || setup.authority.is_some();
     let refused =
         |reason: &str| SessionError::Violation { code: code::Session::INVALID_PATH, reason: reason.into() };
     match context.tunnel() {
-        _ if says_where && context.is_upstream() => {
+        _ if says_where && context.is_dialed() => {
             return Err(refused("a server sent a path or an authority"));
         }
         Some(_) if says_where => {
             return Err(refused("a path or an authority in the SETUP of a WebTransport session"));
         }
-        // Its request has said both.
-        Some(tunnel) if !context.is_upstream() => {
+        // The CONNECT request of a WebTransport session contains path and authority.
+        Some(tunnel) if !context.is_dialed() => {
             (setup.path, setup.authority) =
                 (Some(tunnel.asked.path.clone()), Some(tunnel.asked.authority.clone()));
         }
         _ => {}
     }
-    let rights = context.authority().admit(context.connection(), context.is_upstream(), &setup)?;
+    let rights = context.authority().admit(context.connection(), context.is_dialed(), &setup)?;
     info!(
         session = context.id(),
         identity = short(&rights.identity().to_string()),
         remote = %context.connection().quic.remote_address(),
         implementation = short(setup.implementation.as_deref().unwrap_or("unknown")),
         draft = context.draft().number(),
-        "session established"
+        "MoQ session established"
     );
+    if setup.hop_id.is_some_and(|hop| hop.is_named()) && setup.hop_id == context.hub().hop() {
+        let reason =
+            "the peer has the hop ID of this relay: it is this relay, or cluster-hop is the same on two";
+        return Err(SessionError::Refused { code: code::Session::UNAUTHORIZED, reason: reason.into() });
+    }
     context.set_ready(&setup);
     Ok((reader, rights))
 }
 
-fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError> {
+fn on_message(context: &SessionContext, incoming: IncomingMessage) -> Result<(), SessionError> {
     match incoming {
-        Incoming::GoAway(goaway) => {
+        IncomingMessage::GoAway(goaway) => {
             context.set_peer_goes_away(goaway.uri);
-            info!(session = context.id(), "the peer goes away");
+            info!(session = context.id(), "the session's peer sent GOAWAY: it will leave");
             Ok(())
         }
-        Incoming::Message(message) => {
+        IncomingMessage::Message(message) => {
             Err(SessionError::violation(format!("{} on the control stream", message.name())))
         }
-        Incoming::Finished | Incoming::Reset => Err(SessionError::violation("the control stream was closed")),
+        IncomingMessage::Finished | IncomingMessage::Reset => {
+            Err(SessionError::violation("the control stream was closed"))
+        }
     }
 }
 
-/// Peers that close the connection may close its streams a moment earlier.
-async fn is_closing(context: &Context) -> bool {
+/// Reports whether the connection closes within [`CLOSE_GRACE`]. A peer that closes it may end its streams a moment
+/// earlier.
+async fn is_closing(context: &SessionContext) -> bool {
     timeout(CLOSE_GRACE, context.connection().quic.closed()).await.is_ok()
 }

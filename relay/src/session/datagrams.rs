@@ -1,4 +1,4 @@
-//! Datagrams of the peer: objects into the cache and on to the subscribers.
+//! Datagrams of a peer: stores their objects in the cache and sends them to subscribers.
 
 use std::{
     sync::Arc,
@@ -7,33 +7,34 @@ use std::{
 
 use bytes::Bytes;
 use millrace_moq::{
-    Datagram,
-    tracks::track::{DatagramObject, Duplicate},
+    ObjectDatagram,
+    tracks::track::{CachedDatagram, Duplicate},
 };
 
 use super::{
-    context::Context,
-    publish::{Publications, Published},
+    context::SessionContext,
+    publish::{Publications, PublishedTrack},
 };
-use crate::{hub::Counters, outbox::Outbox, wire::SessionError};
+use crate::{hub::OperatorCounters, outbox::Outbox, wire::SessionError};
 
-/// How long a datagram may wait for the control message that says what its track alias means.
+/// How long a datagram may wait for the control message that defines its track alias.
 const ALIAS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Where the datagrams of one session go.
-pub struct Datagrams {
-    pub context: Arc<Context>,
+/// Receives the datagrams of one session.
+pub struct SessionDatagrams {
+    pub context: Arc<SessionContext>,
     pub publications: Arc<Publications>,
 }
 
-impl Datagrams {
-    /// Takes datagrams until the session is over.
+impl SessionDatagrams {
+    /// Processes datagrams until the session is over.
     pub async fn accept(self: &Arc<Self>) -> Result<(), SessionError> {
         let mut outbox = Outbox::default();
         loop {
+            // A padding datagram contains no object.
             let bytes = self.context.connection().streams().read_datagram().await?;
-            let Some(datagram) = Datagram::decode(bytes)? else { continue };
-            let object = DatagramObject { datagram: owned(datagram), received_at: Instant::now() };
+            let Some(datagram) = ObjectDatagram::decode(bytes)? else { continue };
+            let object = CachedDatagram { datagram: owned(datagram), received_at: Instant::now() };
             match self.publications.get(object.datagram.alias) {
                 Some(published) => self.take(&published, object, &mut outbox),
                 None => self.hold(object),
@@ -41,9 +42,11 @@ impl Datagrams {
         }
     }
 
-    /// The control message that explains the datagram may be right behind.
-    fn hold(self: &Arc<Self>, object: DatagramObject) {
-        let unknown = |datagrams: &Self| Counters::count(&datagrams.context.hub().counters.unknown_alias);
+    /// Holds a datagram until the control message that defines its track alias has arrived, for at most
+    /// [`ALIAS_TIMEOUT`].
+    fn hold(self: &Arc<Self>, object: CachedDatagram) {
+        let unknown =
+            |datagrams: &Self| OperatorCounters::count(&datagrams.context.hub().counters.unknown_alias);
         let Some(place) = self.context.quotas().waiting_datagram() else { return unknown(self) };
         let datagrams = Arc::clone(self);
         self.context.spawn(async move {
@@ -56,8 +59,8 @@ impl Datagrams {
         });
     }
 
-    fn take(&self, published: &Published, object: DatagramObject, outbox: &mut Outbox) {
-        let Published { track, upstream } = published;
+    fn take(&self, published: &PublishedTrack, object: CachedDatagram, outbox: &mut Outbox) {
+        let PublishedTrack { track, upstream } = published;
         upstream.saw_datagram();
         if !self.publications.takes(published, object.datagram.group) {
             return;
@@ -66,9 +69,8 @@ impl Datagrams {
         counters.count_objects(1, object.datagram.payload.len() as u64);
         let places = || self.context.quotas().offloaded_track();
         let make = || self.context.connection().offload(|offload| offload.ingress_datagrams(upstream.alias));
-        let ingress = upstream.datagram_ingress(&places, make);
         let account = self.context.account();
-        if let Err(duplicate) = track.datagram(object, ingress.as_ref(), account, outbox) {
+        if let Err(duplicate) = track.datagram(upstream, object, &places, make, account, outbox) {
             match duplicate {
                 Duplicate::Malformed(malformed) => self.context.malformed(track, malformed),
                 duplicate => counters.count_duplicate(duplicate),
@@ -77,9 +79,9 @@ impl Datagrams {
     }
 }
 
-/// A copy that does not keep the whole received packet in memory.
-fn owned(datagram: Datagram) -> Datagram {
-    Datagram {
+/// Returns a copy that does not keep the whole received packet in memory.
+fn owned(datagram: ObjectDatagram) -> ObjectDatagram {
+    ObjectDatagram {
         properties: Bytes::copy_from_slice(&datagram.properties),
         payload: Bytes::copy_from_slice(&datagram.payload),
         ..datagram

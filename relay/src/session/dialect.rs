@@ -1,33 +1,33 @@
-//! What some implementations take the drafts for.
+//! Deviations of some MoQ implementations from the drafts.
 
-use millrace_moq::{Filter, Location, Parameters, message::Setup};
+use millrace_moq::{Filter, Location, Parameters, message::SetupOptions};
 
-/// How a peer reads and means its draft, by the implementation that its SETUP names.
+/// How a peer interprets its draft. It is known from the implementation name in its SETUP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {
     #[default]
     Draft,
-    /// `@moq/net`, the library under `@moq/watch`, which browsers play with. It reads LARGEST_OBJECT as if a length stood in
-    /// front, and does without the parameter where it is missing. Its subscriptions ask for the next object, since it
-    /// counts on publishers that send the current group whole; a group whose beginning it misses it drops.
+    /// `@moq/net`, the library below `@moq/watch`, a player for browsers. It expects a length in front of
+    /// LARGEST_OBJECT, and works without that parameter. Its subscriptions ask for the next object, because its
+    /// publishers send the current group from the beginning. It drops a group whose beginning it missed.
     MoqLiteJs,
 }
 
 impl Dialect {
-    pub fn of(setup: &Setup) -> Self {
+    pub fn from_setup(setup: &SetupOptions) -> Self {
         match setup.implementation.as_deref() {
             Some("moq-lite-js") => Self::MoqLiteJs,
             _ => Self::Draft,
         }
     }
 
-    /// Parameters of an answer that say how far a track is.
+    /// Returns the parameters of an answer that name a track's largest location.
     pub fn largest(self, largest: Option<Location>) -> Parameters {
         let largest_object = largest.filter(|_| self == Self::Draft);
         Parameters { largest_object, ..Parameters::default() }
     }
 
-    /// What a subscription begins with that names `filter`; none begins with the current group.
+    /// Returns the filter to use for a subscription with the filter `filter`. `None` begins with the current group.
     pub fn filter(self, filter: Option<Filter>) -> Option<Filter> {
         filter.filter(|filter| self == Self::Draft || *filter != Filter::NextObject)
     }
@@ -38,13 +38,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_moq_lite_js() {
-        let of = |name: &str| Dialect::of(&Setup { implementation: Some(name.into()), ..Setup::default() });
+    fn moq_lite_js_is_recognized_by_its_implementation_name() {
+        let of = |name: &str| {
+            Dialect::from_setup(&SetupOptions {
+                implementation: Some(name.into()),
+                ..SetupOptions::default()
+            })
+        };
         assert_eq!(
             [of("moq-lite-js"), of("moq-lite-js/2"), of("")].map(|it| it == Dialect::Draft),
             [false, true, true]
         );
-        assert_eq!(Dialect::of(&Setup::default()), Dialect::Draft);
+        assert_eq!(Dialect::from_setup(&SetupOptions::default()), Dialect::Draft);
         let largest = Some(Location::new(7, 3));
         assert_eq!(Dialect::Draft.largest(largest).largest_object, largest);
         assert_eq!(Dialect::MoqLiteJs.largest(largest), Parameters::default());

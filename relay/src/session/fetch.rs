@@ -1,4 +1,4 @@
-//! FETCH of the peer: its range, and its answer.
+//! FETCH requests of a peer: finds their range, and sends their response.
 
 use std::{
     sync::Arc,
@@ -7,55 +7,57 @@ use std::{
 
 use millrace_moq::{
     Filter, Location, Parameters, Properties, TrackName, code,
-    message::{Fetch, FetchKind, FetchOk, RequestError},
+    message::{FetchKind, FetchOk, FetchRequest, RequestError},
     property::DEFAULT_PRIORITY,
 };
 use tracing::debug;
 
 use super::{
-    context::Context,
-    responses::{Range, Responses},
+    context::SessionContext,
+    responses::{ResponseRange, Responses},
     rights::request_error,
     subscribe::Subscriptions,
 };
 use crate::{
-    access::{
-        grant::{Action, Resource},
-        rights::Rights,
-    },
     live::LiveTrack,
     wire::{self, RequestStream, SessionError},
+};
+use millrace_access::{
+    grant::{Action, Resource},
+    rights::Rights,
 };
 
 /// The FETCH requests of one session.
 pub struct Fetches {
-    context: Arc<Context>,
-    /// Those that a joining FETCH joins.
+    context: Arc<SessionContext>,
+    /// The session's subscriptions, which a joining FETCH may refer to.
     subscriptions: Arc<Subscriptions>,
     pub responses: Arc<Responses>,
 }
 
 impl Fetches {
     pub fn new(
-        context: Arc<Context>,
+        context: Arc<SessionContext>,
         subscriptions: Arc<Subscriptions>,
         responses: Arc<Responses>,
     ) -> Arc<Self> {
         Arc::new(Self { context, subscriptions, responses })
     }
 
-    /// Serves FETCH until the response is delivered.
+    /// Serves a FETCH until its response is delivered or cancelled.
     pub async fn serve(
         self: &Arc<Self>,
-        fetch: Fetch,
+        fetch: FetchRequest,
         mut stream: RequestStream,
         rights: &Rights,
     ) -> Result<(), SessionError> {
-        let Fetch { request_id, kind, parameters } = fetch;
+        let FetchRequest { request_id, kind, parameters } = fetch;
         let range = match self.resolve(kind, &parameters, rights).await {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
+        // The notification is requested before the response begins, so that a track that is found malformed meanwhile
+        // is noticed.
         let mut failures = range.track.failures();
         let subscriber = parameters.subscriber_priority.unwrap_or(DEFAULT_PRIORITY);
         let (under_way, mut events) = self.responses.open(request_id, range, subscriber);
@@ -85,10 +87,13 @@ impl Fetches {
             Err(lost) => Err(lost),
         };
         drop(under_way);
-        let _ = stream.send.finish(); // stopped by the subscriber
+        let _ = stream.send.finish(); // An error means that the subscriber has stopped the stream, which needs no reaction.
         match result {
             Err(SessionError::Lost(reason)) => {
-                debug!(session = self.context.id(), request_id, reason, "FETCH cancelled");
+                debug!(
+                    session = self.context.id(),
+                    request_id, reason, "a FETCH was cancelled by its subscriber"
+                );
                 Ok(())
             }
             other => other,
@@ -100,29 +105,31 @@ impl Fetches {
         kind: FetchKind,
         parameters: &Parameters,
         rights: &Rights,
-    ) -> Result<Range, RequestError> {
+    ) -> Result<ResponseRange, RequestError> {
         let order = parameters.group_order.unwrap_or_default();
         let fill = self.responses.patience(parameters);
         let (subscription, back) = match kind {
             FetchKind::Standalone { track, range } => {
                 let (track, first, last) = self.locate(&track, &range).await?;
-                return Ok(Range { track, first, last, told: false, order, fill });
+                return Ok(ResponseRange { track, first, last, told: false, order, fill });
             }
             FetchKind::RelativeJoining { subscription, groups_back } => (subscription, Ok(groups_back)),
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
         };
         let (track, first, last) = self.join(subscription, back).await?;
+        // A joining FETCH names a subscription, so its track is known only now.
         rights.ask(Action::Fetch, Resource::track(track.name())).map_err(request_error)?;
-        Ok(Range { track, first, last, told: true, order, fill })
+        Ok(ResponseRange { track, first, last, told: true, order, fill })
     }
 
-    /// The objects of a track that a filter lets through.
+    /// Returns the track and the range of objects that a standalone FETCH asks for.
     async fn locate(
         &self,
         name: &TrackName,
         range: &Filter,
     ) -> Result<(Arc<LiveTrack>, Location, Location), RequestError> {
-        let (hub, requester) = (self.context.hub(), self.context.requester());
+        let hub = self.context.hub();
+        let requester = self.context.requester();
         if let (true, Some(last)) = (range.is_absolute(), range.end()) {
             let first = range.start(None);
             if last < first {
@@ -132,7 +139,7 @@ impl Fetches {
             hub.check_known(name, requester)?;
             return Ok((hub.track(name, Instant::now())?, first, last));
         }
-        // It goes by the largest object, which a publisher tells.
+        // This kind of range depends on the largest location, so a publisher has to be asked first.
         let track = hub.established(name, requester, Duration::ZERO, None).await?;
         let Some(largest) = track.data.largest() else {
             return Err(RequestError::new(code::Request::INVALID_RANGE, "nothing has been published yet"));
@@ -140,7 +147,8 @@ impl Fetches {
         Ok((track, range.start(Some(largest)), largest))
     }
 
-    /// The range of a joining FETCH, from so many groups back (`Ok`) or from a group (`Err`) on.
+    /// Returns the track and the range of a joining FETCH. `from` is a number of groups before the subscription (`Ok`)
+    /// or a first group (`Err`).
     async fn join(
         &self,
         request_id: u64,
@@ -153,6 +161,7 @@ impl Fetches {
         let Some(last) = subscribed.subscription.joining() else {
             return refuse(code::Request::INVALID_RANGE, "nothing was published before the subscription");
         };
+        // A relative joining FETCH counts groups back from the largest one at the start of the subscription.
         let group = match from {
             Ok(back) => last.group.saturating_sub(back),
             Err(first_group) => first_group,

@@ -1,11 +1,11 @@
-//! Filters that nobody may ask for.
+//! Checks for filters that this relay does not support.
 
 use millrace_moq::{Parameters, code, message::RequestError};
 
-/// Range filters are refused: SETUP says nothing of MAX_FILTER_RANGES, so that nobody may send any.
+/// Refuses range filters. Our SETUP omits MAX_FILTER_RANGES, so peers may not send any.
 ///
 /// # Errors
-/// There is one.
+/// Returns an error if the parameters contain a range filter.
 pub fn without_range_filters(parameters: &Parameters) -> Result<(), RequestError> {
     if !parameters.has_range_filters() {
         return Ok(());

@@ -1,6 +1,6 @@
 //! One MoQ session: control streams, request streams, data streams and datagrams of one connection.
 //!
-//! A session is a [`Context`] (the peer, what it may use, the tasks that end with it), and one module for each
+//! A session is a [`SessionContext`] (the peer, what it may use, the tasks that end with it), and one module for each
 //! family of requests, which owns that family's state:
 //!
 //! | module | what the peer sends | state |
@@ -9,15 +9,16 @@
 //! | `publish` | PUBLISH, and the answer to our SUBSCRIBE | the peer's tracks by alias |
 //! | `fetch` | FETCH, and FILL_PARAMETERS of a subscription | responses under way |
 //! | `upstream_fetch` | the answer to our FETCH | FETCHes that wait for their stream |
-//! | `namespaces` | PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS | namespaces, watched prefixes |
+//! | `namespaces` | PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS | published namespaces, watched prefixes |
 //! | `track_status` | TRACK_STATUS | |
 //! | `control` | SETUP, GOAWAY | |
 //! | `streams`, `datagrams` | media | |
-//! | `rights` | tokens; what it may do | rights of requests |
+//! | `rights` | tokens, and what the peer may do | rights of requests |
 //! | `bounds` | any message: what bounds the work that it causes | |
 //!
-//! `requests` takes the first message of a request stream to its family, after [`Context::admit`] has let it in.
-//! `publisher` is the peer as the hub asks it, `attach` what we do at an upstream relay.
+//! `requests` passes the first message of a request stream to its family, once [`SessionContext::admit`] has admitted
+//! it. `publisher` is the peer as the hub uses it. `attach` runs on sessions with the upstream relay, `mesh` on those
+//! with relays of the cluster.
 
 mod ask;
 mod attach;
@@ -29,11 +30,11 @@ mod datagrams;
 mod dialect;
 mod fetch;
 mod filters;
+mod mesh;
 mod namespaces;
 mod publish;
 mod publisher;
 mod quotas;
-mod request_ids;
 mod requests;
 mod responses;
 mod rights;
@@ -47,36 +48,53 @@ mod within;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_moq::{Draft, code, message::Setup};
+use millrace_moq::{Draft, code, message::SetupOptions};
 use millrace_transport::Connection;
 use millrace_webtransport::Tunnel;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+pub use self::context::{PeerHop, PeerTerms};
 use self::{
-    context::Context, datagrams::Datagrams, fetch::Fetches, namespaces::Namespaces, publish::Publications,
-    publisher::Publisher, requests::Requests, responses::Responses, rights::Authority, streams::Streams,
-    subscribe::Subscriptions, upstream_fetch::UpstreamFetches,
+    context::{SessionContext, SessionLinkEnd},
+    datagrams::SessionDatagrams,
+    fetch::Fetches,
+    namespaces::SessionNamespaces,
+    publish::Publications,
+    publisher::SessionPublisher,
+    requests::Requests,
+    responses::Responses,
+    rights::SessionRights,
+    streams::StreamReceiver,
+    subscribe::Subscriptions,
+    upstream_fetch::UpstreamFetches,
 };
 use crate::{
-    access::{Access, unproven},
     hub::{self, Hub},
     wire::SessionError,
 };
+use millrace_access::{Access, unproven};
 
 /// A session with a publisher, a subscriber, another relay, or all of them at once.
-pub struct Session {
-    context: Arc<Context>,
+pub struct RelaySession {
+    context: Arc<SessionContext>,
     requests: Arc<Requests>,
-    streams: Arc<Streams>,
-    datagrams: Arc<Datagrams>,
-    publisher: Arc<dyn hub::Publisher>,
-    setup: Setup,
-    /// Among the sessions without a right, until it runs.
-    place: Mutex<Option<unproven::Place>>,
+    streams: Arc<StreamReceiver>,
+    datagrams: Arc<SessionDatagrams>,
+    publisher: Arc<dyn hub::HubPublisher>,
+    setup: SetupOptions,
+    /// The session's place among those that have shown no right. Taken when the session starts to run.
+    place: Mutex<Option<unproven::UnprovenPlace>>,
 }
 
-/// What a session does, for the operator.
+/// The extra parts of a session whose connection this relay opened.
+pub struct Dialed {
+    pub setup: SetupOptions,
+    /// The settings for the peer if it is a relay of the cluster. `None`: the peer is the upstream relay.
+    pub peer: Option<Arc<PeerTerms>>,
+}
+
+/// The roles of the peer in the session, for the status.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Roles {
     pub publisher: bool,
@@ -87,24 +105,29 @@ pub struct Roles {
     pub publications: u64,
 }
 
-impl Session {
-    /// `upstream`: the peer is the configured upstream relay, we are the QUIC client, and this is what we say first. `tunnel`: what
-    /// WebTransport clients asked for. `place`: among the sessions without a right, if it needs one.
+impl RelaySession {
+    /// Makes a session. `dialed` is set if this relay opened the connection. `tunnel` is the WebTransport session, if
+    /// there is one. `place` is the session's place among those that have shown no right.
     pub fn new(
         hub: Arc<Hub>,
         access: &Arc<Access>,
         connection: Arc<Connection>,
-        upstream: Option<Setup>,
+        dialed: Option<Dialed>,
         tunnel: Option<Tunnel>,
-        place: Option<unproven::Place>,
+        place: Option<unproven::UnprovenPlace>,
     ) -> Self {
-        let context = Context::new(hub, access, connection, upstream.is_some(), tunnel);
+        let (link, setup) = match dialed {
+            None => (SessionLinkEnd::Accepted, SetupOptions::default()),
+            Some(Dialed { setup, peer: None }) => (SessionLinkEnd::Upstream, setup),
+            Some(Dialed { setup, peer: Some(terms) }) => (SessionLinkEnd::Peer(terms), setup),
+        };
+        let context = SessionContext::new(hub, access, connection, link, tunnel);
         let of = || Arc::clone(&context);
         let responses = Responses::new(of());
         let subscriptions = Subscriptions::new(of(), Arc::clone(&responses));
         let publications = Publications::new(of());
         let fetches = UpstreamFetches::new(of());
-        let publisher: Arc<dyn hub::Publisher> = Arc::new(Publisher {
+        let publisher: Arc<dyn hub::HubPublisher> = Arc::new(SessionPublisher {
             context: of(),
             publications: Arc::clone(&publications),
             fetches: Arc::clone(&fetches),
@@ -115,7 +138,7 @@ impl Session {
             subscriptions: Arc::clone(&subscriptions),
             publications: Arc::clone(&publications),
             fetches: Fetches::new(of(), Arc::clone(&subscriptions), responses),
-            namespaces: Namespaces::new(
+            namespaces: SessionNamespaces::new(
                 of(),
                 Arc::clone(&publisher),
                 Arc::clone(&publications),
@@ -124,10 +147,10 @@ impl Session {
         };
         Self {
             requests: Arc::new(requests),
-            streams: Arc::new(Streams::new(of(), Arc::clone(&publications), fetches)),
-            datagrams: Arc::new(Datagrams { context: of(), publications }),
+            streams: Arc::new(StreamReceiver::new(of(), Arc::clone(&publications), fetches)),
+            datagrams: Arc::new(SessionDatagrams { context: of(), publications }),
             publisher,
-            setup: upstream.unwrap_or_default(),
+            setup,
             place: Mutex::new(place),
             context,
         }
@@ -141,12 +164,32 @@ impl Session {
         self.context.connection()
     }
 
-    /// The peer is the configured upstream relay.
+    /// Reports whether the peer is the configured upstream relay.
     pub fn is_upstream(&self) -> bool {
         self.context.is_upstream()
     }
 
-    /// What the peer speaks.
+    /// Reports whether this relay opened the connection.
+    pub fn is_dialed(&self) -> bool {
+        self.context.is_dialed()
+    }
+
+    /// Returns the peer's hop ID and cost, if it is a member of the cluster.
+    pub fn hop(&self) -> Option<PeerHop> {
+        self.context.hop()
+    }
+
+    /// Reports whether the peer is a relay of the cluster.
+    pub fn is_relay(&self) -> bool {
+        self.context.is_relay()
+    }
+
+    /// Returns the cost of receiving from the peer.
+    pub fn link_cost(&self) -> u64 {
+        self.context.link_cost()
+    }
+
+    /// Returns the draft that the peer speaks.
     pub fn draft(&self) -> Draft {
         self.context.draft()
     }
@@ -155,11 +198,14 @@ impl Session {
         self.context.age()
     }
 
-    /// Runs the session to its end, and closes the connection. Dropping this ends the session too.
+    /// Runs the session until it ends, and closes the connection. Dropping the future also ends the session.
     pub async fn run(&self) {
-        let _end = End(self);
+        // The guard ends the session even if this future is dropped.
+        let _end = SessionEnd(self);
         let (control, control_streams) = mpsc::channel(1);
-        let (publications, place) = (&self.requests.publications, self.place.lock().take());
+        let publications = &self.requests.publications;
+        let place = self.place.lock().take();
+        // All parts of the session run concurrently. The session ends with the first part that ends.
         let result = tokio::select! {
             result = control::run(&self.context, self.setup.clone(), place, control_streams) => result,
             result = self.requests.accept() => result,
@@ -168,6 +214,7 @@ impl Session {
             result = self.follow_streams() => result,
             closed = self.tunnel_closed() => Err(closed),
             result = attach::run(&self.context, &self.publisher, publications), if self.is_upstream() => result,
+            result = mesh::run(&self.context, &self.publisher), if self.context.terms().is_some() => result,
         };
         match result {
             Err(SessionError::Lost(reason)) => self.context.is_over(&reason),
@@ -176,7 +223,7 @@ impl Session {
         }
     }
 
-    /// Until a WebTransport client closes its session.
+    /// Waits until the peer closes its WebTransport session. Never returns without one.
     async fn tunnel_closed(&self) -> SessionError {
         match self.context.tunnel() {
             Some(tunnel) => {
@@ -190,7 +237,7 @@ impl Session {
         }
     }
 
-    /// Takes what happens to streams of the data plane to whom they belong to.
+    /// Passes events of data plane streams to the subscription or the FETCH response that owns the stream.
     async fn follow_streams(&self) -> Result<(), SessionError> {
         loop {
             for event in self.connection().events().await {
@@ -206,36 +253,42 @@ impl Session {
         self.context.close(code, reason);
     }
 
-    /// Waits for the peer's GOAWAY, and returns its URI: empty for the same one as before.
+    /// Waits for the peer's GOAWAY, and returns its URI. An empty URI means the present one.
     pub async fn until_peer_goes_away(&self) -> String {
         self.context.until_peer_goes_away().await
     }
 
-    /// Of a session with the upstream relay: all that came from earlier ones comes from it, as far as it can.
+    /// Leaves the upstream relay for another one, as if the upstream relay had sent GOAWAY.
+    pub fn leave_upstream(&self) {
+        self.context.set_peer_goes_away(String::new());
+    }
+
+    /// Reports whether this session has taken over the tracks of earlier sessions with the upstream relay.
     pub fn is_attached(&self) -> bool {
         self.context.is_attached() && !self.context.peer_goes_away()
     }
 
-    /// Tells the peer to go away, to `uri` if that is not empty, within `timeout`; new requests are refused from now on.
+    /// Sends GOAWAY with `uri` and `timeout`, and refuses new requests from now on. An empty `uri` means the present
+    /// one.
     pub fn start_drain(&self, uri: &str, timeout: Duration) {
         self.context.start_drain(uri, timeout);
     }
 
-    /// Whether nothing is under way any more.
+    /// Reports whether the session has no subscriptions, no publications and no responses under way.
     pub fn is_idle(&self) -> bool {
         let Requests { subscriptions, publications, fetches, .. } = &*self.requests;
         subscriptions.is_idle() && fetches.responses.count() == 0 && publications.count() == 0
     }
 
-    /// What the peer uses, and as whom it was let in.
-    pub fn authority(&self) -> &Authority {
+    /// Returns the peer's identity, its rights and what it uses.
+    pub fn authority(&self) -> &SessionRights {
         self.context.authority()
     }
 
     pub fn roles(&self) -> Roles {
         let Requests { subscriptions, publications, fetches, namespaces, .. } = &*self.requests;
-        let (publications, subscriptions) =
-            (publications.count(), subscriptions.count() + fetches.responses.count());
+        let publications = publications.count();
+        let subscriptions = subscriptions.count() + fetches.responses.count();
         Roles {
             publisher: namespaces.is_publisher() || publications > 0,
             subscriber: subscriptions > 0,
@@ -244,7 +297,7 @@ impl Session {
         }
     }
 
-    /// Lives as long as anything of the session does.
+    /// Returns a weak reference that expires when the last part of the session is dropped.
     #[cfg(test)]
     pub fn remains(&self) -> Remains {
         Arc::downgrade(&self.context)
@@ -254,14 +307,14 @@ impl Session {
 #[cfg(test)]
 pub use backups::AT_ONCE as BACKUPS_AT_ONCE;
 
-/// Counts what still holds a session.
+/// Shows whether any part of a session still exists.
 #[cfg(test)]
-pub type Remains = std::sync::Weak<Context>;
+pub type Remains = std::sync::Weak<SessionContext>;
 
 /// Ends the session when dropped.
-struct End<'a>(&'a Session);
+struct SessionEnd<'a>(&'a RelaySession);
 
-impl Drop for End<'_> {
+impl Drop for SessionEnd<'_> {
     fn drop(&mut self) {
         self.0.context.end();
         self.0.requests.subscriptions.end();

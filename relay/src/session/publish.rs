@@ -1,4 +1,4 @@
-//! Tracks that the peer publishes: by its PUBLISH, or by our SUBSCRIBE.
+//! Tracks that the peer publishes, by its PUBLISH or after our SUBSCRIBE.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -20,69 +20,70 @@ use tracing::{debug, info, warn};
 
 use super::{
     ask::{ask, failed, wrong_answer},
-    context::Context,
+    context::SessionContext,
     rights::request_error,
-    uses::{Kind, Use},
+    uses::{Use, UseKind},
 };
 use crate::{
-    access::{Refusal, rights::Rights},
-    hub::Counters,
-    live::{Claim, LiveTrack, Numbering},
-    subscription::Ended,
-    upstream::{Ask, Place, Upstream},
+    hub::OperatorCounters,
+    live::{LiveTrack, Numbering, TrackClaim},
+    subscription::SubscriptionEnd,
+    upstream::{UpstreamRequest, UpstreamSession, UpstreamTrack},
     waiters::Waiters,
-    wire::{self, Answers, Incoming, RequestStream, SessionError},
+    wire::{self, Answers, IncomingMessage, RequestStream, SessionError},
 };
+use millrace_access::{AccessRefusal, policy::RightHolder, rights::Rights};
 
-/// How often publishers that are there are asked again, while another one waits for its turn.
+/// How often a standby publisher checks whether the other publishers of its track still answer.
 const RIVAL_LOOKS: Duration = Duration::from_secs(1);
-/// How long datagrams may be behind the PUBLISH_DONE of their publisher.
+/// How long after PUBLISH_DONE datagrams of the track are still accepted. QUIC may reorder them.
 const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
-/// How long announced streams may take to arrive after a publisher's PUBLISH_DONE.
+/// How long after PUBLISH_DONE the relay waits for the streams that it announced.
 const LATE_STREAMS: Duration = Duration::from_secs(2);
 
 /// The tracks that the peer of one session publishes.
 pub struct Publications {
-    context: Arc<Context>,
-    /// By the alias that the peer gave out.
-    by_alias: Mutex<HashMap<u64, Published>>,
-    /// Streams and datagrams that wait for what explains their alias.
+    context: Arc<SessionContext>,
+    /// The publications by the track alias that the peer chose.
+    by_alias: Mutex<HashMap<u64, PublishedTrack>>,
+    /// Streams and datagrams that wait for the control message that defines their track alias.
     waiting: Waiters<u64>,
-    /// The numbers of tracks that the peer is asked for at the moment.
+    /// The numbers of tracks for which a SUBSCRIBE to the peer waits for its answer.
     asking: Mutex<HashSet<u32>>,
-    /// Tasks that wait for the answer to such a number.
+    /// Tasks that wait until the peer has answered the SUBSCRIBE for a track, by track number.
     answered: Waiters<u32>,
-    /// Namespaces of tracks that the peer has made start over.
+    /// Namespaces with a track whose group numbering the peer has restarted. They were announced again.
     renumbered: Mutex<HashSet<Namespace>>,
 }
 
-/// A publisher's description of its track.
-struct Given {
+/// A publisher's description of its track, from PUBLISH or SUBSCRIBE_OK.
+struct TrackDescription {
     alias: u64,
     largest: Option<Location>,
-    /// Others publish the track, and are there.
+    /// True if other sessions also publish the track, and answer.
     rivals: bool,
 }
 
-/// The peer is asked for a track. Ends when dropped.
-struct Asking<'a>(&'a Publications, u32);
+/// Marks the track with this number as being asked for at the peer. Dropping it wakes the tasks that wait for the
+/// answer.
+struct TrackRequest<'a>(&'a Publications, u32);
 
-impl Drop for Asking<'_> {
+impl Drop for TrackRequest<'_> {
     fn drop(&mut self) {
         self.0.asking.lock().remove(&self.1);
         self.0.answered.wake(&self.1);
     }
 }
 
-/// A track and the peer's part in it.
+/// A track, and the peer's subscription as its publisher.
 #[derive(Clone)]
-pub struct Published {
+pub struct PublishedTrack {
     pub track: Arc<LiveTrack>,
-    pub upstream: Arc<Upstream>,
+    pub upstream: Arc<UpstreamTrack>,
 }
 
 impl Publications {
-    pub fn new(context: Arc<Context>) -> Arc<Self> {
+    pub fn new(context: Arc<SessionContext>) -> Arc<Self> {
         Arc::new(Self {
             context,
             by_alias: Mutex::default(),
@@ -106,23 +107,29 @@ impl Publications {
         };
         let draft = self.context.draft();
         if self.contains(&track) {
-            // It may be subscribed to more than once, but nothing would come of that.
+            // The draft may allow a second PUBLISH for the same track, but it would only bring copies of the same
+            // objects.
             let code = match draft.repeats_subscriptions() {
                 true => code::Request::UNINTERESTED,
                 false => code::Request::DUPLICATE_SUBSCRIPTION,
             };
             return self.context.refuse(stream.send, RequestError::new(code, "already published")).await;
         }
-        let Ok(claim) = claim(&track, rights) else {
-            return self.context.refuse(stream.send, request_error(Refusal::Taken)).await;
+        let Ok(claim) = claim(&track, rights, rights.identity()) else {
+            return self.context.refuse(stream.send, request_error(AccessRefusal::Taken)).await;
         };
         let rivals = self.settle_rivals(&track, Duration::ZERO).await;
         if let Err(refusal) = self.prepare(&track, publish.properties, &publish.parameters)? {
             return self.context.refuse(stream.send, refusal).await;
         }
-        let given = Given { alias: publish.track_alias, largest: publish.parameters.largest_object, rivals };
-        let (entry, asks) = self.add((claim, Arc::clone(rights)), track, &given, false)?;
-        // Media is wanted before the first subscriber comes: the cache serves it at once. All of it.
+        let given = TrackDescription {
+            alias: publish.track_alias,
+            largest: publish.parameters.largest_object,
+            rivals,
+        };
+        let (entry, asks) = self.add(claim, Arc::clone(rights), track, &given, false)?;
+        // The relay asks for all objects at once, before there is a subscriber, so that the cache can serve the first
+        // one.
         let wanted = Parameters { forward: Some(true), ..Parameters::default() };
         let (accepted, change) = match draft.accepts_with_parameters() {
             true => (wanted, None),
@@ -143,31 +150,33 @@ impl Publications {
         }
     }
 
-    /// Subscribes to `track` at this publisher, once, whoever asks. The subscription goes on in a task of its own until it ends.
+    /// Subscribes to `track` at this publisher. Concurrent calls share one SUBSCRIBE. A task of its own follows the
+    /// subscription until it ends.
     ///
     /// # Errors
-    /// The publisher refused, did not answer in time, or is gone.
+    /// Returns an error if the publisher refused, did not answer in time, or is gone.
     pub async fn subscribe(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
         let _asking = loop {
+            // The waiter is registered before the check, so that an answer in between is noticed.
             let answered = self.answered.wait(&track.number);
             if self.contains(&track) {
                 return Ok(());
             }
             if self.asking.lock().insert(track.number) {
-                break Asking(self, track.number);
+                break TrackRequest(self, track.number);
             }
             answered.woken().await;
         };
         self.subscribe_anew(track).await
     }
 
-    /// Likewise, even if there is a subscription.
+    /// Sends SUBSCRIBE for `track`, even if there is a subscription already.
     async fn subscribe_anew(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
         let rights = self.context.authority().may_serve(track.name())?;
-        if !track.is_open_to(&rights.identity()) {
-            return Err(request_error(Refusal::Taken));
+        if !track.is_open_to(&self.context.owner(&rights)) {
+            return Err(request_error(AccessRefusal::Taken));
         }
-        // An upstream relay that was restarted may not have its publishers back yet.
+        // An upstream relay that was restarted may have to wait for its own publishers.
         let waits = track.waits_for_upstream(Instant::now()).filter(|_| self.context.is_upstream());
         let parameters = Parameters {
             new_group_request: track.take_group_request(),
@@ -180,34 +189,36 @@ impl Publications {
         match answer {
             Message::SubscribeOk(ok) => {
                 let rivals = self.settle_rivals(&track, Duration::ZERO).await;
-                self.adopt(track, ok, stream, (rights, rivals))
+                self.adopt(track, ok, stream, rights, rivals)
             }
             other => Err(wrong_answer(&self.context, &other)),
         }
     }
 
-    /// Takes over a subscription that the publisher accepted.
+    /// Starts to follow a subscription that the publisher accepted.
     fn adopt(
         self: &Arc<Self>,
         track: Arc<LiveTrack>,
         ok: SubscribeOk,
         stream: RequestStream,
-        (rights, rivals): (Arc<Rights>, bool),
+        rights: Arc<Rights>,
+        rivals: bool,
     ) -> Result<(), RequestError> {
         let failed = |error| failed(&self.context, error);
-        // Another may have been faster.
-        let claim = claim(&track, &rights)?;
+        // Another publisher may have claimed the track while this one was asked.
+        let claim = claim(&track, &rights, self.context.owner(&rights))?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
-        debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed upstream");
+        debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed to a publisher's track");
         let known = self.get(ok.track_alias).filter(|_| self.context.draft().repeats_subscriptions());
         if known.is_some_and(|known| Arc::ptr_eq(&known.track, &track)) {
-            // It may be, but whose objects came would not be known.
+            // A second subscription with the same alias is allowed in this draft, but objects could not be assigned to
+            // one of the two.
             let reason = "the publisher gave a second subscription the alias of the first";
             return Err(RequestError::new(code::Request::NOT_SUPPORTED, reason));
         }
         let largest = ok.parameters.largest_object;
-        let given = Given { alias: ok.track_alias, largest, rivals };
-        let (entry, asks) = self.add((claim, Arc::clone(&rights)), track, &given, true).map_err(failed)?;
+        let given = TrackDescription { alias: ok.track_alias, largest, rivals };
+        let (entry, asks) = self.add(claim, Arc::clone(&rights), track, &given, true).map_err(failed)?;
         entry.published.track.hand_over_to(&entry.published.upstream, largest);
         let context = Arc::clone(&self.context);
         self.context.spawn(async move {
@@ -216,7 +227,7 @@ impl Publications {
         Ok(())
     }
 
-    /// Has `track` know what its publisher says of it. The inner error is what the publisher is refused with.
+    /// Applies a publisher's description to `track`. The inner error refuses the publisher.
     fn prepare(
         &self,
         track: &LiveTrack,
@@ -234,35 +245,38 @@ impl Publications {
         Ok(Ok(()))
     }
 
-    /// The peer, which is the upstream relay, wants to be left: what it publishes is to come from another session with it.
+    /// Marks all publications of the upstream relay as being left: another session with it takes over their tracks.
     pub fn leave(&self) {
         let by_alias = self.by_alias.lock();
         by_alias.values().for_each(|published| published.upstream.leave());
     }
 
-    /// Subscribes to the track again, since the publisher wants the request to move. The old subscription goes on until the
-    /// new one has come as far. Of a track, one at a time.
-    fn move_request(self: &Arc<Self>, published: &Published) {
-        let Published { track, upstream } = published;
-        let is_other =
-            |other: &&Published| Arc::ptr_eq(&other.track, track) && !Arc::ptr_eq(&other.upstream, upstream);
+    /// Subscribes to the track again because the publisher has sent GOAWAY for the request. The old subscription
+    /// continues until the new one has caught up. Each track has one such move at a time.
+    fn move_request(self: &Arc<Self>, published: &PublishedTrack) {
+        let PublishedTrack { track, upstream } = published;
+        let is_other = |other: &&PublishedTrack| {
+            Arc::ptr_eq(&other.track, track) && !Arc::ptr_eq(&other.upstream, upstream)
+        };
         let alone = !self.by_alias.lock().values().any(|other| is_other(&other));
         if upstream.subscribed && alone {
             upstream.leave();
-            let (family, track) = (Arc::clone(self), Arc::clone(track));
+            let family = Arc::clone(self);
+            let track = Arc::clone(track);
             self.context.spawn(async move {
-                let _ = family.subscribe_anew(track).await; // refused: it stays where it is
+                let _ = family.subscribe_anew(track).await; // If the publisher refuses, the old subscription stays.
                 Ok(())
             });
         }
     }
 
-    /// Takes the track from other sessions of the same owner that publish it and are silent: they may be gone, and their time-out is
-    /// far away. Returns whether others are there; that may be known for `age`.
+    /// Probes other sessions of the same owner that publish the track. Tracks of silent ones are taken over at once,
+    /// since their idle timeout may be far away. Returns whether any other session answers; an answer up to `age` old
+    /// is enough.
     async fn settle_rivals(&self, track: &Arc<LiveTrack>, age: Duration) -> bool {
         let mut asked = JoinSet::new();
         for rival in track.upstreams() {
-            // One that is being left is followed to where this one goes on.
+            // A publisher that is being left has a successor already, which is this session.
             if rival.publisher != self.context.id() && !rival.is_leaving() {
                 asked.spawn(async move { (rival.answers(age).await, rival) });
             }
@@ -277,43 +291,46 @@ impl Publications {
                     session = self.context.id(),
                     silent = rival.publisher,
                     track = %track.name().typed(),
-                    "took the track over from another session of its publisher, which is silent"
+                    "took the track over from another session of its publisher, which does not answer"
                 );
             }
         }
         others
     }
 
-    /// Takes a track that the peer has refused from silent sessions of the same owner. A publisher that was restarted may announce its
-    /// namespace before it has the track: it is asked again while subscriptions wait.
+    /// Gives up silent publishers of a track, after this peer has refused to publish it. A restarted publisher may
+    /// announce its namespace before it has the track, so it is asked again later.
     pub async fn relieve(&self, track: &Arc<LiveTrack>) {
         let rights = self.context.authority().may_serve(track.name());
-        if rights.is_ok_and(|rights| track.is_open_to(&rights.identity())) {
+        if rights.is_ok_and(|rights| track.is_open_to(&self.context.owner(&rights))) {
             self.settle_rivals(track, Duration::ZERO).await;
         }
     }
 
-    /// Whether a group of the peer's is to be taken; says so where the publisher or its numbering has changed.
-    pub fn takes(&self, Published { track, upstream }: &Published, group: u64) -> bool {
-        let (session, stood_by) = (self.context.id(), upstream.stands_by());
+    /// Reports whether a group from the peer is accepted. Logs a restart of the numbering, or that the publisher
+    /// becomes a standby.
+    pub fn takes(&self, PublishedTrack { track, upstream }: &PublishedTrack, group: u64) -> bool {
+        let session = self.context.id();
+        let stood_by = upstream.stands_by();
         match track.place(upstream, group, Instant::now()) {
             Numbering::Follows => true,
             Numbering::Anew => {
-                info!(session, track = %track.name().typed(), group, "the publisher numbers its groups from the beginning: so does the track");
+                info!(session, track = %track.name().typed(), group, "the publisher numbers the track's groups from the beginning: subscribers get these numbers");
                 let namespace = track.name().namespace();
+                // Players start over once for each namespace, however many of its tracks are renumbered.
                 if self.renumbered.lock().insert(namespace.clone()) {
                     self.context.hub().announce_again(namespace);
                 }
                 true
             }
             Numbering::StandsBy => {
-                Counters::count(&self.context.hub().counters.standby_subgroups);
+                OperatorCounters::count(&self.context.hub().counters.standby_subgroups);
                 if !stood_by {
                     warn!(
                         session,
                         track = %track.name().typed(),
                         group,
-                        "stands by: another session publishes this track with other group IDs, and answers"
+                        "the publisher stands by: another session publishes this track with other group IDs, and answers"
                     );
                 }
                 false
@@ -321,7 +338,7 @@ impl Publications {
         }
     }
 
-    /// Whether the peer publishes this track already.
+    /// Reports whether the peer publishes the track already.
     pub fn contains(&self, track: &Arc<LiveTrack>) -> bool {
         self.by_alias.lock().values().any(|published| Arc::ptr_eq(&published.track, track))
     }
@@ -330,13 +347,13 @@ impl Publications {
         self.by_alias.lock().len()
     }
 
-    /// What a track alias of the peer stands for.
-    pub fn get(&self, alias: u64) -> Option<Published> {
+    /// Returns the publication with this track alias.
+    pub fn get(&self, alias: u64) -> Option<PublishedTrack> {
         self.by_alias.lock().get(&alias).cloned()
     }
 
-    /// What a track alias of the peer stands for, once that is known; `None` if it is not in time.
-    pub async fn wait(&self, alias: u64, patience: Duration) -> Option<Published> {
+    /// Waits for the publication with this track alias. Returns `None` after `patience`.
+    pub async fn wait(&self, alias: u64, patience: Duration) -> Option<PublishedTrack> {
         let known = async {
             loop {
                 let waiter = self.waiting.wait(&alias);
@@ -349,21 +366,23 @@ impl Publications {
         timeout(patience, known).await.ok()
     }
 
-    /// Registers a track of the peer under the alias that it gave.
+    /// Registers a track of the peer under the alias that the peer chose.
     fn add(
         self: &Arc<Self>,
-        (claim, rights): (Claim, Arc<Rights>),
+        claim: TrackClaim,
+        rights: Arc<Rights>,
         track: Arc<LiveTrack>,
-        &Given { alias, largest, rivals }: &Given,
+        &TrackDescription { alias, largest, rivals }: &TrackDescription,
         subscribed: bool,
-    ) -> Result<(Adopted, mpsc::UnboundedReceiver<Ask>), SessionError> {
-        let place = Place {
+    ) -> Result<(Adopted, mpsc::UnboundedReceiver<UpstreamRequest>), SessionError> {
+        let place = UpstreamSession {
             session: self.context.id(),
             is_upstream: self.context.is_upstream(),
+            is_relay: self.context.is_relay() && subscribed,
             connection: Arc::downgrade(self.context.connection()),
         };
-        let (upstream, asks) = Upstream::new(place, alias, subscribed);
-        let published = Published { track, upstream };
+        let (upstream, asks) = UpstreamTrack::new(place, alias, subscribed);
+        let published = PublishedTrack { track, upstream };
         let mut by_alias = self.by_alias.lock();
         let first = !published.track.is_established();
         match by_alias.entry(alias) {
@@ -374,7 +393,7 @@ impl Publications {
                 });
             }
             Entry::Vacant(entry) => {
-                // Before its streams find it.
+                // The track gets its upstream before a stream can find it by the alias.
                 published.track.add_upstream(Arc::clone(&published.upstream), largest, Instant::now());
                 entry.insert(published.clone());
             }
@@ -385,25 +404,27 @@ impl Publications {
             info!(
                 session = self.context.id(),
                 track = %published.track.name().typed(),
-                "another session publishes this track, and answers: this session's objects are copies if their group IDs agree, else it stands by"
+                "a second session publishes this track: its objects are copies if the group IDs agree, else it stands by"
             );
         }
         if self.context.is_upstream() && self.context.peer_goes_away() {
             published.upstream.leave();
         }
+        // Waiting SUBSCRIBEs and watchers are told only when objects can arrive.
         if first {
             self.context.hub().track_established(&published.track);
         }
-        let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
-        let ended = Ended { absent: true, ..ended };
-        let _use = self.context.uses().begin(Kind::Publication);
+        let ended = SubscriptionEnd::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
+        let ended = SubscriptionEnd { absent: true, ..ended };
+        let _use = self.context.uses().begin(UseKind::Publication);
         let adopted =
             Adopted { family: Arc::clone(self), published, ended, rights, rivals, _claim: claim, _use };
         Ok((adopted, asks))
     }
 }
 
-/// What to change of a subscription that PUBLISH begins with these parameters, so that all objects come.
+/// Returns the parameters of an update after which all objects of a PUBLISH are sent. `None` if the PUBLISH sends all
+/// already.
 fn change_to_all(published: &Parameters) -> Option<Parameters> {
     let forward = published.forward.filter(|forward| !forward).map(|_| true);
     let filter = published.filter.map(|_| Filter::All);
@@ -411,18 +432,18 @@ fn change_to_all(published: &Parameters) -> Option<Parameters> {
     (change != Parameters::default()).then_some(change)
 }
 
-/// Our updates of one subscription, of which the publisher may allow only so many without an answer.
+/// Our REQUEST_UPDATEs for one subscription. The publisher may limit how many are unanswered (MAX_REQUEST_UPDATES).
 #[derive(Default)]
 struct Updates {
     unanswered: u64,
-    /// The newest of those that may not be said yet; what it asks for takes the place of what was asked before.
+    /// The newest update that has to wait. Its parameters replace those of earlier waiting updates.
     waiting: Option<Parameters>,
 }
 
 impl Updates {
     async fn send(
         &mut self,
-        context: &Context,
+        context: &SessionContext,
         send: &mut Answers,
         parameters: Parameters,
     ) -> Result<(), SessionError> {
@@ -439,8 +460,8 @@ impl Updates {
         self.unanswered > 0
     }
 
-    /// One has its answer.
-    async fn answered(&mut self, context: &Context, send: &mut Answers) -> Result<(), SessionError> {
+    /// Notes that an update was answered, and sends the waiting one.
+    async fn answered(&mut self, context: &SessionContext, send: &mut Answers) -> Result<(), SessionError> {
         self.unanswered -= 1;
         match self.waiting.take() {
             Some(parameters) => self.send(context, send, parameters).await,
@@ -456,47 +477,51 @@ async fn sleep_until(deadline: Option<Clock>) {
     }
 }
 
-/// The publisher's part in its track.
+/// Claims a share of the track's ownership for the publisher.
 ///
 /// # Errors
-/// The track is another's.
-fn claim(track: &Arc<LiveTrack>, rights: &Rights) -> Result<Claim, RequestError> {
-    track.claim(rights.identity()).ok_or_else(|| {
-        rights.count(Refusal::Taken);
-        request_error(Refusal::Taken)
+/// Returns an error if another identity owns the track.
+fn claim(track: &Arc<LiveTrack>, rights: &Rights, owner: RightHolder) -> Result<TrackClaim, RequestError> {
+    track.claim(owner).ok_or_else(|| {
+        rights.count(AccessRefusal::Taken);
+        request_error(AccessRefusal::Taken)
     })
 }
 
-/// A registered track of the peer. When dropped it is removed, and its subscriptions end as `ended` says.
+/// A registered track of the peer. Dropping it removes the track's publisher, and ends subscriptions as `ended` says.
 struct Adopted {
     family: Arc<Publications>,
-    published: Published,
-    ended: Ended,
+    published: PublishedTrack,
+    ended: SubscriptionEnd,
     rights: Arc<Rights>,
-    /// Others published the track before.
+    /// True if other sessions published the track before this one.
     rivals: bool,
-    _claim: Claim,
+    _claim: TrackClaim,
     _use: Use,
 }
 
 impl Drop for Adopted {
     fn drop(&mut self) {
-        let Published { track, upstream } = &self.published;
-        if self.rights.over().is_some() {
+        let PublishedTrack { track, upstream } = &self.published;
+        // Objects that arrive after the publisher's right has expired must not reach subscribers.
+        if self.rights.expiry_refusal().is_some() {
             upstream.revoke();
             self.ended.absent = false;
         }
         self.family.by_alias.lock().remove(&upstream.alias);
-        let wait = self.family.context.hub().limits.absence;
-        track.remove_upstream(upstream, &self.ended, wait, Instant::now());
+        let hub = self.family.context.hub();
+        track.remove_upstream(upstream, &self.ended, hub.limits.absence, Instant::now());
+        if upstream.is_of_relay && self.ended.absent {
+            hub.route_lost(track.name().namespace());
+        }
     }
 }
 
 impl Adopted {
-    /// Follows the publication to its end, and takes it down.
+    /// Follows the publication until it ends, then removes it.
     async fn run(
         self,
-        mut asks: mpsc::UnboundedReceiver<Ask>,
+        mut asks: mpsc::UnboundedReceiver<UpstreamRequest>,
         mut updates: Updates,
         mut stream: RequestStream,
     ) -> Result<(), SessionError> {
@@ -504,10 +529,10 @@ impl Adopted {
         self.finish(result, stream).await
     }
 
-    /// Until the publisher ends it or nobody needs it any more (`None`).
+    /// Follows the publication until the publisher ends it, or until nobody needs it (`None`).
     async fn follow(
         &self,
-        asks: &mut mpsc::UnboundedReceiver<Ask>,
+        asks: &mut mpsc::UnboundedReceiver<UpstreamRequest>,
         updates: &mut Updates,
         stream: &mut RequestStream,
     ) -> Result<Option<PublishDone>, SessionError> {
@@ -520,35 +545,37 @@ impl Adopted {
                 incoming = reader.next() => if let Some(done) = self.on_message(incoming?, updates, send).await? {
                     return Ok(Some(done));
                 },
+                // Once the new publisher has passed the handover group, old streams have some time to end.
                 () = upstream.passed(), if handed_over.is_none() => {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // slow ones are cut off
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // Streams that take longer are cut off.
                     return Ok(None);
                 } else {
                     handed_over = None;
                 },
                 ask = asks.recv() => match ask {
-                    Some(Ask::NewGroup(group)) => {
+                    Some(UpstreamRequest::NewGroup(group)) => {
                         let parameters =
                             Parameters { new_group_request: Some(group), ..Parameters::default() };
                         updates.send(&self.family.context, send, parameters).await?;
                     }
-                    Some(Ask::Forward(forward)) => {
+                    Some(UpstreamRequest::Forward(forward)) => {
                         let parameters = Parameters { forward: Some(forward), ..Parameters::default() };
                         updates.send(&self.family.context, send, parameters).await?;
                     }
-                    Some(Ask::Cancel) | None => return Ok(None),
+                    Some(UpstreamRequest::Cancel) | None => return Ok(None),
                 },
                 () = &mut watching => {}
             }
         }
     }
 
-    /// Takes the track from publishers that were there before as soon as they are silent. Never returns.
+    /// Checks whether the other publishers of the track still answer, and takes the track from silent ones. Never
+    /// returns.
     async fn watch_rivals(&self) {
-        let Published { track, upstream } = &self.published;
+        let PublishedTrack { track, upstream } = &self.published;
         while self.rivals && upstream.is_rival() {
             sleep(RIVAL_LOOKS).await;
             self.family.settle_rivals(track, RIVAL_LOOKS / 2).await;
@@ -556,45 +583,52 @@ impl Adopted {
         std::future::pending().await
     }
 
-    /// How the publisher ends the publication, if it does.
+    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE, or one that stands for a closed
+    /// stream.
     async fn on_message(
         &self,
-        incoming: Incoming,
+        incoming: IncomingMessage,
         updates: &mut Updates,
         send: &mut Answers,
     ) -> Result<Option<PublishDone>, SessionError> {
         let context = &self.family.context;
         match incoming {
-            Incoming::Message(Message::PublishDone(done)) => return Ok(Some(done)),
-            Incoming::Message(message @ (Message::RequestOk(_) | Message::RequestError(_)))
+            IncomingMessage::Message(Message::PublishDone(done)) => return Ok(Some(done)),
+            // An answer without an outstanding REQUEST_UPDATE violates the protocol.
+            IncomingMessage::Message(message @ (Message::RequestOk(_) | Message::RequestError(_)))
                 if !updates.is_awaited() =>
             {
                 return Err(SessionError::violation(format!("{} answers nothing", message.name())));
             }
-            Incoming::Message(Message::RequestOk(ok)) => {
+            IncomingMessage::Message(Message::RequestOk(ok)) => {
                 if let Some(largest) = ok.parameters.largest_object {
                     self.published.track.data.saw_largest(largest);
                 }
                 updates.answered(context, send).await?;
             }
-            Incoming::Message(Message::RequestError(error)) => {
-                debug!(session = context.id(), ?error, "REQUEST_UPDATE refused upstream");
+            IncomingMessage::Message(Message::RequestError(error)) => {
+                debug!(
+                    session = context.id(),
+                    ?error,
+                    "a publisher refused to change a subscription (REQUEST_UPDATE)"
+                );
                 updates.answered(context, send).await?;
             }
-            Incoming::Message(Message::PublishStateNotify(notify)) => {
+            IncomingMessage::Message(Message::PublishStateNotify(notify)) => {
                 if let Some(largest) = notify.parameters.largest_object {
                     self.published.track.data.saw_largest(largest);
                 }
             }
-            Incoming::Message(Message::RequestUpdate(update)) => {
+            IncomingMessage::Message(Message::RequestUpdate(update)) => {
                 context.check_request_id(&update.into())?;
                 wire::send(send, RequestOk::default()).await?;
             }
-            Incoming::Message(message) => {
+            IncomingMessage::Message(message) => {
                 return Err(SessionError::violation(format!("{} from a publisher", message.name())));
             }
-            Incoming::GoAway(_) => self.family.move_request(&self.published),
-            Incoming::Finished | Incoming::Reset => {
+            IncomingMessage::GoAway(_) => self.family.move_request(&self.published),
+            IncomingMessage::Finished | IncomingMessage::Reset => {
+                // A stream that ends without PUBLISH_DONE counts as a lost publisher.
                 return Ok(Some(PublishDone {
                     code: code::Done::INTERNAL_ERROR,
                     stream_count: 0,
@@ -605,7 +639,7 @@ impl Adopted {
         Ok(None)
     }
 
-    /// Takes the publication down, after what it announced has arrived.
+    /// Removes the publication, after the streams that it announced have arrived or timed out.
     async fn finish(
         mut self,
         result: Result<Option<PublishDone>, SessionError>,
@@ -616,21 +650,24 @@ impl Adopted {
         match &result {
             Ok(Some(done)) => {
                 let all_here = upstream.has_seen_all(done.stream_count);
-                let _ = timeout(LATE_STREAMS, all_here).await; // some were reset before their header
+                let _ = timeout(LATE_STREAMS, all_here).await; // A stream that was reset before its header arrived never counts, so the wait is bounded.
                 if upstream.has_datagrams() {
                     sleep(LATE_DATAGRAMS).await;
                 }
-                let _ = send.finish(); // the publisher may have stopped it
-                self.ended = Ended::new(done.code, done.reason.clone());
+                let _ = send.finish(); // An error means that the publisher has stopped the stream.
+                self.ended = SubscriptionEnd::new(done.code, done.reason.clone());
+                // INTERNAL_ERROR of a relay means that the relay lost the track. Another relay may have it, so
+                // subscriptions wait.
+                self.ended.absent = upstream.is_of_relay && done.code == code::Done::INTERNAL_ERROR;
             }
             Ok(None) => {
-                let _ = send.reset(wire::var(code::Reset::CANCELLED.0)); // may be finished
+                let _ = send.reset(wire::var(code::Reset::CANCELLED.0)); // An error means that the stream is finished already.
                 reader.stop(code::Reset::CANCELLED.0);
-                let ended = Ended::new(code::Done::TRACK_ENDED, "the relay unsubscribed");
-                self.ended = Ended { paused: true, ..ended };
+                let ended = SubscriptionEnd::new(code::Done::TRACK_ENDED, "the relay unsubscribed");
+                self.ended = SubscriptionEnd { paused: true, ..ended };
             }
             Err(_) => {
-                let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // readers see the loss too
+                let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // Readers of the streams also notice the lost connection, and end soon.
             }
         }
         drop(self);

@@ -1,4 +1,4 @@
-//! The peer as a publisher that the hub asks.
+//! The session's peer as a publisher, in the form that the hub asks for tracks.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use millrace_moq::{GroupOrder, Location, TrackName, code, message::RequestError}
 use tokio::sync::mpsc;
 
 use super::{
-    backups::Backups, context::Context, publish::Publications, rights::request_error,
+    backups::Backups, context::SessionContext, publish::Publications, rights::request_error,
     upstream_fetch::UpstreamFetches,
 };
 use crate::{
-    access::Refusal,
-    hub::{self, Answer, Fetching},
+    hub::{self, Fetching, SubscribeAnswer},
     live::LiveTrack,
 };
+use millrace_access::AccessRefusal;
 
-pub struct Publisher {
-    pub context: Arc<Context>,
+pub struct SessionPublisher {
+    pub context: Arc<SessionContext>,
     pub publications: Arc<Publications>,
     pub fetches: Arc<UpstreamFetches>,
     pub backups: Arc<Backups>,
 }
 
-impl hub::Publisher for Publisher {
+impl hub::HubPublisher for SessionPublisher {
     fn id(&self) -> u64 {
         self.context.id()
     }
@@ -31,15 +31,16 @@ impl hub::Publisher for Publisher {
         self.context.is_upstream()
     }
 
-    fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>) {
-        let (publications, unheard) = (Arc::clone(&self.publications), answers.clone());
+    fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<SubscribeAnswer>) {
+        let publications = Arc::clone(&self.publications);
+        let unheard = answers.clone();
         let begun = self.context.spawn(async move {
-            let _ = answers.send(publications.subscribe(track).await).await; // nobody waits any more
+            let _ = answers.send(publications.subscribe(track).await).await; // An error means that the asker has given up waiting.
             Ok(())
         });
         if !begun {
             let gone = RequestError::new(code::Request::INTERNAL_ERROR, "the publisher is gone");
-            let _ = unheard.try_send(Err(gone)); // nobody waits
+            let _ = unheard.try_send(Err(gone)); // An error means that the asker has given up waiting.
         }
     }
 
@@ -51,10 +52,10 @@ impl hub::Publisher for Publisher {
         Box::pin(async move {
             let live = self.context.hub().find_track(&track);
             let rights = self.context.authority().may_serve(&track)?;
-            if live.is_some_and(|live| !live.is_open_to(&rights.identity())) {
-                return Err(request_error(Refusal::Taken));
+            if live.is_some_and(|live| !live.is_open_to(&self.context.owner(&rights))) {
+                return Err(request_error(AccessRefusal::Taken));
             }
-            self.fetches.fetch(track, range, order).await
+            self.fetches.fetch(track, range.0, range.1, order).await
         })
     }
 }

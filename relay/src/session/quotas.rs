@@ -1,45 +1,57 @@
-//! What one session may use at a time.
+//! Quotas that apply to each session by itself.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::info;
 
-/// Datagrams of a session that may wait for the control message that explains them.
+/// The most datagrams of a session that may wait for the control message that defines their track alias.
 const MAX_WAITING_DATAGRAMS: usize = 64;
 
-/// Tracks of a session whose streams, or datagrams, the offload is told of before they come: an eighth of those that the kernel has room
-/// for. What begins beyond goes its way stream by stream.
-const MAX_OFFLOADED_TRACKS: usize = 128;
-
-/// What is left of a session's quotas. A place is given back when its permit is dropped.
+/// The quotas of one session. Dropping a permit frees its place.
 pub struct Quotas {
+    session: u64,
     waiting_datagrams: Arc<Semaphore>,
     offloaded_tracks: Arc<Semaphore>,
+    /// True once the log has a line that all offload places of the session are taken.
+    is_told: AtomicBool,
 }
 
 impl Quotas {
-    /// Places of the upstream relay's session: it has the tracks of everybody there.
-    pub fn of_upstream() -> Self {
-        Self { offloaded_tracks: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), ..Self::default() }
-    }
-}
-
-impl Default for Quotas {
-    fn default() -> Self {
+    /// Returns the quotas of a session. `offloaded_tracks` is the setting of the same name in
+    /// [`Config`](crate::Config).
+    pub fn new(session: u64, offloaded_tracks: usize) -> Self {
+        let offloaded_tracks = offloaded_tracks.min(Semaphore::MAX_PERMITS);
         Self {
+            session,
             waiting_datagrams: Arc::new(Semaphore::new(MAX_WAITING_DATAGRAMS)),
-            offloaded_tracks: Arc::new(Semaphore::new(MAX_OFFLOADED_TRACKS)),
+            offloaded_tracks: Arc::new(Semaphore::new(offloaded_tracks)),
+            is_told: AtomicBool::new(false),
         }
     }
-}
 
-impl Quotas {
-    /// A place for a track that the offload is told of; `None` if all are taken.
-    pub fn offloaded_track(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.offloaded_tracks).try_acquire_owned().ok()
+    /// Returns the quotas for the session with an upstream relay, which publishes the tracks of many publishers.
+    pub fn for_upstream(session: u64) -> Self {
+        Self::new(session, usize::MAX)
     }
 
-    /// A place for a datagram that waits; `None` if all are taken.
+    /// Takes a place for a track that is announced to the offload. Returns `None` if all are taken, which is logged
+    /// once.
+    pub fn offloaded_track(&self) -> Option<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.offloaded_tracks).try_acquire_owned().ok();
+        if place.is_none() && !self.is_told.swap(true, Relaxed) {
+            info!(
+                session = self.session,
+                "the session publishes more tracks than its share in the kernel, an eighth of kernel-tracks: userspace opens streams for the others"
+            );
+        }
+        place
+    }
+
+    /// Takes a place for a datagram that waits for its track alias. Returns `None` if all are taken.
     pub fn waiting_datagram(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_datagrams).try_acquire_owned().ok()
     }
@@ -49,15 +61,15 @@ impl Quotas {
 mod tests {
     use super::*;
 
-    /// The kernel has 1024 tracks for everybody.
     #[test]
-    fn one_publisher_takes_an_eighth_of_the_kernels_tracks() {
-        let quotas = Quotas::default();
+    fn session_has_its_share_of_the_offloads_tracks() {
+        let quotas = Quotas::new(1, 128);
         let mut places: Vec<_> = std::iter::from_fn(|| quotas.offloaded_track()).take(10_000).collect();
         assert_eq!(places.len(), 128);
+        assert!(quotas.is_told.load(Relaxed));
         places.pop();
         assert!(quotas.offloaded_track().is_some());
-        let upstream = Quotas::of_upstream();
+        let upstream = Quotas::for_upstream(2);
         let places: Vec<_> = std::iter::from_fn(|| upstream.offloaded_track()).take(10_000).collect();
         assert_eq!(places.len(), 10_000);
     }

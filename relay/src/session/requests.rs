@@ -1,32 +1,33 @@
-//! The peer's request streams, each taken to the family of its first message.
+//! Accepts the peer's request streams, and passes each to the module that serves its first message.
 
 use std::sync::Arc;
 
 use bytes::BytesMut;
 use millrace_moq::{
     Message, code,
-    message::{Fetch, FetchKind, RequestError},
+    message::{FetchKind, FetchRequest, RequestError},
 };
 use millrace_webtransport::{RecvStream, SendStream};
 use tracing::debug;
 
 use super::{
-    bounds::parameters, context::Context, fetch::Fetches, filters::without_range_filters,
-    namespaces::Namespaces, publish::Publications, rights::Admitted, subscribe::Subscriptions, track_status,
+    bounds::parameters, context::SessionContext, fetch::Fetches, filters::without_range_filters,
+    namespaces::SessionNamespaces, publish::Publications, rights::Admitted, subscribe::Subscriptions,
+    track_status,
 };
 use crate::{
-    access::rights::Rights,
-    hub::Counters,
-    wire::{Incoming, RequestStream, SessionError},
+    hub::OperatorCounters,
+    wire::{IncomingMessage, RequestStream, SessionError},
 };
+use millrace_access::rights::Rights;
 
-/// The families of requests.
+/// The modules that serve the requests of one session.
 pub struct Requests {
-    pub context: Arc<Context>,
+    pub context: Arc<SessionContext>,
     pub subscriptions: Arc<Subscriptions>,
     pub publications: Arc<Publications>,
     pub fetches: Arc<Fetches>,
-    pub namespaces: Arc<Namespaces>,
+    pub namespaces: Arc<SessionNamespaces>,
 }
 
 impl Requests {
@@ -40,24 +41,24 @@ impl Requests {
     }
 
     async fn take(&self, streams: (SendStream, RecvStream)) -> Result<(), SessionError> {
-        let entered = self.context.connection().streams().enter_bi(streams).await?;
+        let entered = self.context.connection().streams().enter_bi(streams.0, streams.1).await?;
         let Some((send, recv)) = entered else { return Ok(()) };
         self.context.until_ready().await?;
         let mut reader = self.context.request_reader(recv, BytesMut::new());
         let message = match reader.next().await? {
-            Incoming::Message(message) => message,
-            Incoming::GoAway(goaway) => return Err(not_a_request(&goaway.into())),
-            Incoming::Finished => return Err(SessionError::violation("an empty request stream")),
-            Incoming::Reset => return Ok(()),
+            IncomingMessage::Message(message) => message,
+            IncomingMessage::GoAway(goaway) => return Err(not_a_request(&goaway.into())),
+            IncomingMessage::Finished => return Err(SessionError::violation("an empty request stream")),
+            IncomingMessage::Reset => return Ok(()),
         };
         if !message.opens_request() {
             return Err(not_a_request(&message));
         }
         self.context.check_request_id(&message)?;
-        Counters::count(&self.context.hub().counters.requests);
-        debug!(session = self.context.id(), request = ?message, "request");
+        OperatorCounters::count(&self.context.hub().counters.requests);
+        debug!(session = self.context.id(), request = ?message, "the session's peer sent a request");
         let send = self.context.answers(send);
-        // First: what is refused for other reasons counts as well.
+        // Admission comes first, so that requests that are refused for another reason also count against the budget.
         let admitted = self.context.admit(&message)?;
         if let Some(refusal) = reserved(&message) {
             return self.context.refuse(send, refusal).await;
@@ -98,13 +99,14 @@ impl Requests {
     }
 }
 
-/// What a request is refused with that is about a namespace which is nobody's, or the session's own and never forwarded.
+/// Returns the refusal of a request about a reserved namespace, or about the session's own namespace, which is never
+/// forwarded.
 fn reserved(message: &Message) -> Option<RequestError> {
     let namespace = match message {
         Message::Subscribe(subscribe) => subscribe.track.namespace(),
         Message::Publish(publish) => publish.track.namespace(),
         Message::TrackStatus(status) => status.track.namespace(),
-        Message::Fetch(Fetch { kind: FetchKind::Standalone { track, .. }, .. }) => track.namespace(),
+        Message::Fetch(FetchRequest { kind: FetchKind::Standalone { track, .. }, .. }) => track.namespace(),
         Message::PublishNamespace(publish) => &publish.namespace,
         Message::SubscribeNamespace(watch) => &watch.prefix,
         Message::SubscribeTracks(watch) => &watch.prefix,

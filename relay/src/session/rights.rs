@@ -1,4 +1,4 @@
-//! The peer before the authoriser: its SETUP, its requests, what follows from them.
+//! Authorises the peer of a session: its SETUP, its requests, and their updates.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -7,8 +7,8 @@ use std::{
 
 use millrace_moq::{
     Message, Namespace, Parameters, TrackName,
-    message::{FetchKind, RequestError, RequestUpdate, Setup},
-    token::Registered,
+    message::{FetchKind, RequestError, RequestUpdate, SetupOptions},
+    token::RegisteredTokens,
     tracks::account::Account,
 };
 use millrace_transport::Connection;
@@ -16,141 +16,143 @@ use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 
 use super::bounds::{cost, parameters};
-use crate::{
-    access::{
-        self, Access, Peer, Refusal,
-        budget::{Place, Usage},
-        certificate,
-        client::Client,
-        grant::{Action, Resource},
-        rights::{Rights, Subject},
-        unproven,
-    },
-    wire::SessionError,
+use crate::wire::SessionError;
+use millrace_access::{
+    self, Access, AccessRefusal, SessionPeer,
+    budget::{BudgetPlace, BudgetUsage},
+    certificate,
+    client::AccessClient,
+    grant::{Action, Resource},
+    rights::{Rights, SessionSubject},
+    unproven,
 };
 
-/// Who the peer of one session is, and what it uses.
-pub struct Authority {
+/// The identity of one session's peer, its rights, and its use of the relay's budgets.
+pub struct SessionRights {
     access: Arc<Access>,
-    usage: Arc<Usage>,
-    registered: Mutex<Registered>,
-    /// What the peer publishes, in the cache.
+    usage: Arc<BudgetUsage>,
+    registered: Mutex<RegisteredTokens>,
+    /// The cache account of the groups that the peer publishes.
     account: OnceLock<Arc<Account>>,
-    /// Once SETUP has come.
-    admitted: OnceLock<(Arc<Subject>, Arc<Rights>)>,
-    /// Namespaces that it publishes, each with the right to.
+    /// The subject and rights of the session, once SETUP has arrived.
+    admitted: OnceLock<(Arc<SessionSubject>, Arc<Rights>)>,
+    /// The namespaces that the peer publishes, each with the right under which it does so.
     namespaces: Mutex<Vec<(Namespace, Arc<Rights>)>>,
 }
 
-/// A request that was let in.
+/// A request that was admitted, with its rights and its place in the budgets.
 pub struct Admitted {
     pub rights: Arc<Rights>,
-    _place: Option<Place>,
+    _place: Option<BudgetPlace>,
 }
 
-/// A namespace that the peer may publish, until this is dropped.
-pub struct Publishing<'a> {
-    authority: &'a Authority,
+/// The peer's right to publish a namespace. Dropping it withdraws the right.
+pub struct PublishingRight<'a> {
+    authority: &'a SessionRights,
     rights: Arc<Rights>,
 }
 
-impl Drop for Publishing<'_> {
+impl Drop for PublishingRight<'_> {
     fn drop(&mut self) {
         self.authority.namespaces.lock().retain(|(_, rights)| !Arc::ptr_eq(rights, &self.rights));
     }
 }
 
-impl Authority {
+impl SessionRights {
     pub fn new(access: &Arc<Access>) -> Self {
         Self {
             access: Arc::clone(access),
             usage: access.session(),
-            registered: Mutex::new(Registered::new(access.limits().token_cache)),
+            registered: Mutex::new(RegisteredTokens::new(access.limits().token_cache)),
             account: OnceLock::new(),
             admitted: OnceLock::new(),
             namespaces: Mutex::default(),
         }
     }
 
-    /// MAX_AUTH_TOKEN_CACHE_SIZE.
+    /// Returns the size that our SETUP announces as MAX_AUTH_TOKEN_CACHE_SIZE, in bytes.
     pub fn token_cache(&self) -> u64 {
         self.access.limits().token_cache
     }
 
-    /// How many subscriptions the session may have to one track at a time.
+    /// Returns how many subscriptions of the session to one track may be open at a time.
     pub fn same_track(&self) -> u64 {
         self.access.limits().same_track
     }
 
-    /// Takes what counts as `cost` requests from the budgets of the peer. Returns when they have room for it.
+    /// Reserves `cost` requests in the peer's budgets. Returns the time from which they may be made.
     pub fn reserve(&self, cost: u64) -> Instant {
         self.admitted.get().map_or_else(Instant::now, |(subject, _)| subject.reserve(cost))
     }
 
-    /// What the session uses.
-    pub fn usage(&self) -> &Usage {
+    /// Returns the counters of the session's budget use.
+    pub fn usage(&self) -> &BudgetUsage {
         &self.usage
     }
 
-    /// Whose session it is; `None` before its SETUP.
-    pub fn client(&self) -> Option<&Arc<Client>> {
+    /// Returns the client that the session belongs to. `None` before SETUP has arrived.
+    pub fn client(&self) -> Option<&Arc<AccessClient>> {
         self.admitted.get().map(|(subject, _)| subject.client())
     }
 
-    /// What the peer's groups take up in the cache.
+    /// Returns the cache account of the groups that the peer publishes.
     pub fn account(&self) -> &Arc<Account> {
         self.account.get_or_init(|| {
-            let account = self.client().map(|client| Account::of(Arc::clone(&client.cache)));
+            let account = self.client().map(|client| Account::from_share(Arc::clone(&client.cache)));
             Arc::new(account.unwrap_or_default())
         })
     }
 
-    /// As whom it was let in; `None` before its SETUP.
-    pub fn identity(&self) -> Option<access::policy::Identity> {
+    /// Returns the identity of the peer. `None` before SETUP has arrived.
+    pub fn identity(&self) -> Option<millrace_access::policy::RightHolder> {
         self.admitted.get().map(|(_, rights)| rights.identity())
     }
 
-    /// The peer's SETUP has come: whether it may have a session, and for how long.
+    /// Decides whether the peer may have a session, by its SETUP. The rights say for how long.
     ///
     /// # Errors
-    /// What to close the session with.
+    /// Returns an error with which the session has to be closed.
     pub fn admit(
         &self,
         connection: &Connection,
         is_upstream: bool,
-        setup: &Setup,
+        setup: &SetupOptions,
     ) -> Result<Arc<Rights>, SessionError> {
-        let mut tokens = self.registered.lock().of_setup(&setup.authorization_tokens)?;
-        let (path, in_url) = access::token::of_url(setup.path.as_deref().unwrap_or_default());
+        // Tokens are in options of SETUP, or in the query of the URL path that SETUP contains.
+        let mut tokens = self.registered.lock().resolve_setup_tokens(&setup.authorization_tokens)?;
+        let (path, in_url) =
+            millrace_access::token::credentials_from_url(setup.path.as_deref().unwrap_or_default());
         tokens.extend(in_url);
         let quic = &connection.quic;
-        let peer = Peer {
+        let peer = SessionPeer {
+            // Rules match IPv4 addresses that are mapped into IPv6 as IPv4 addresses.
             address: quic.remote_address().ip().to_canonical(),
             certificate: quic.peer_identity().and_then(|identity| {
                 let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+                // The first certificate of the chain is the client's own.
                 chain.first().map(certificate::read)
             }),
             path: path.to_owned(),
             authority: setup.authority.clone(),
         };
         let usage = Arc::clone(&self.usage);
-        let subject = Subject::new(&self.access, peer, tokens, is_upstream, usage);
+        let subject = SessionSubject::new(&self.access, peer, tokens, is_upstream, usage);
         let rights = subject.admit().map_err(refused)?;
-        let _ = self.admitted.set((subject, Arc::clone(&rights))); // there is one SETUP
+        let _ = self.admitted.set((subject, Arc::clone(&rights))); // SETUP arrives only once, so no earlier value is replaced.
         Ok(rights)
     }
 
-    /// Counts `refusal`, which no request has met with.
-    pub fn count(&self, refusal: Refusal) {
+    /// Counts a refusal that did not come from a request.
+    pub fn count(&self, refusal: AccessRefusal) {
         self.access.count(refusal);
     }
 
-    /// Waits until the session is to be closed because it has no right: see [`Subject::without_right`]. Calls `proven` as soon as it has
-    /// shown one.
+    /// Waits until the session has to be closed because it has shown no right in time
+    /// ([`SessionSubject::without_right`]). Calls `proven` when it has shown one.
     pub async fn without_right(
         &self,
         connection: &Connection,
-        place: Option<unproven::Place>,
+        place: Option<unproven::UnprovenPlace>,
         proven: impl Fn(),
     ) -> SessionError {
         let Some((subject, _)) = self.admitted.get() else { return SessionError::violation("no SETUP") };
@@ -163,19 +165,19 @@ impl Authority {
         refused(subject.without_right(place, proven).await)
     }
 
-    /// A request of the peer; asked before anything is made for it. The inner error is what it is refused with.
+    /// Admits a request of the peer, before any state is created for it. The inner error refuses the request.
     ///
     /// # Errors
-    /// What to close the session with.
+    /// Returns an error if the session has to be closed.
     pub fn request(&self, message: &Message) -> Result<Result<Admitted, RequestError>, SessionError> {
         let none = Parameters::default();
         let tokens = &parameters(message).unwrap_or(&none).authorization_tokens;
-        // Registered whatever becomes of the request.
-        let tokens = self.registered.lock().of_request(tokens)?;
+        // A token is registered even if its request is refused, since later requests may refer to it by its alias.
+        let tokens = self.registered.lock().resolve_request_tokens(tokens)?;
         let Some((subject, _)) = self.admitted.get() else {
             return Err(SessionError::violation("a request before SETUP"));
         };
-        let asked = asked(message);
+        let asked = asked_action(message);
         let holds_track = matches!(message, Message::Fetch(_))
             || asked.as_ref().is_some_and(|(_, resource)| resource.track.is_some());
         let admitted = subject.request(tokens, cost(message), holds_track).and_then(|(rights, place)| {
@@ -185,41 +187,42 @@ impl Authority {
             Ok(Admitted { rights, _place: place })
         });
         match admitted {
-            Err(Refusal::Hopeless) => Err(refused(Refusal::Hopeless)),
+            Err(AccessRefusal::Hopeless) => Err(refused(AccessRefusal::Hopeless)),
             admitted => Ok(admitted.map_err(request_error)),
         }
     }
 
-    /// REQUEST_UPDATE of a request that has `rights`.
+    /// Checks the tokens of a REQUEST_UPDATE for a request with `rights`. If they are refused, the request ends.
     pub fn update(&self, rights: &Rights, update: &RequestUpdate) -> Result<(), SessionError> {
-        let tokens = self.registered.lock().of_request(&update.parameters.authorization_tokens)?;
+        let tokens =
+            self.registered.lock().resolve_request_tokens(&update.parameters.authorization_tokens)?;
         rights.update(tokens).map_err(|refusal| {
             rights.end(refusal);
             SessionError::Lost(format!("the update is refused: {refusal}"))
         })
     }
 
-    /// The peer publishes `namespace`.
-    pub fn publishing(&self, namespace: &Namespace, rights: &Arc<Rights>) -> Publishing<'_> {
+    /// Notes that the peer publishes `namespace` under `rights`.
+    pub fn publishing(&self, namespace: &Namespace, rights: &Arc<Rights>) -> PublishingRight<'_> {
         self.namespaces.lock().push((namespace.clone(), Arc::clone(rights)));
-        Publishing { authority: self, rights: Arc::clone(rights) }
+        PublishingRight { authority: self, rights: Arc::clone(rights) }
     }
 
-    /// The right to be asked for a track.
+    /// Returns the peer's right to publish a track that the relay subscribes to.
     ///
     /// # Errors
-    /// The peer publishes no namespace in which it may publish this.
+    /// Returns an error if the peer publishes no namespace that covers the track.
     pub fn may_serve(&self, track: &TrackName) -> Result<Arc<Rights>, RequestError> {
         let below: Vec<_> = {
             let namespaces = self.namespaces.lock();
             let above = namespaces.iter().filter(|(namespace, _)| namespace.is_prefix_of(track.namespace()));
             above.map(|(_, rights)| Arc::clone(rights)).collect()
         };
-        // The upstream relay is asked for everything.
+        // The upstream relay may publish every track.
         let own = self.admitted.get().map(|(_, rights)| rights);
-        let own = own.filter(|rights| rights.identity() == access::policy::Identity::Upstream);
+        let own = own.filter(|rights| rights.identity() == millrace_access::policy::RightHolder::Upstream);
         let resource = Resource::track(track);
-        let mut refusal = Refusal::NotAllowed;
+        let mut refusal = AccessRefusal::NotAllowed;
         for rights in below.iter().chain(own) {
             match rights.derive(Action::PublishNamespace, resource.clone()) {
                 Ok(derived) => return Ok(derived),
@@ -230,22 +233,23 @@ impl Authority {
     }
 }
 
-/// What becomes of a request that is refused.
-pub fn request_error(refusal: Refusal) -> RequestError {
+/// Converts an access refusal into the error that a request is answered with.
+pub fn request_error(refusal: AccessRefusal) -> RequestError {
     RequestError::new(refusal.request_code(), refusal.to_string())
 }
 
-fn refused(refusal: Refusal) -> SessionError {
+fn refused(refusal: AccessRefusal) -> SessionError {
     SessionError::Refused { code: refusal.session_code(), reason: refusal.to_string() }
 }
 
-/// The session's right is over.
-pub fn session_over(refusal: Refusal) -> SessionError {
+/// Returns the error that closes a session whose right has expired or was revoked.
+pub fn session_over(refusal: AccessRefusal) -> SessionError {
     refused(refusal)
 }
 
-/// What a request is about; `None` for a joining FETCH, which says so by its subscription.
-fn asked(message: &Message) -> Option<(Action, Resource)> {
+/// Returns the action and the resource that a request needs a right for. `None` for a joining FETCH, whose subscription
+/// names the track.
+fn asked_action(message: &Message) -> Option<(Action, Resource)> {
     Some(match message {
         Message::Subscribe(message) => (Action::Subscribe, Resource::track(&message.track)),
         Message::Publish(message) => (Action::Publish, Resource::track(&message.track)),

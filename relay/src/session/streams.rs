@@ -1,4 +1,5 @@
-//! Data streams of the peer: subgroups into the cache and on to the subscribers, FETCH responses.
+//! Data streams of a peer: subgroups go to the cache and the subscribers, FETCH responses to the FETCH that asked for
+//! them.
 
 use std::{
     sync::Arc,
@@ -7,81 +8,98 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_moq::{
-    StreamHeader, SubgroupHeader, SubgroupId, code,
+    StreamHeader, SubgroupHeader, code,
     tracks::{
-        malformed::Malformed,
-        subgroup::{PushError, Subgroup, SubgroupWriter},
+        malformed::TrackMalformed,
+        subgroup::{PushError, Pushed, SubgroupReceiver, SubgroupStream},
         track::Duplicate,
     },
 };
-use millrace_transport::offload::{Ingress, Openings};
+use millrace_transport::offload::{OffloadIngress, OffloadOpenings};
 use millrace_webtransport::RecvStream;
 use quinn::ReadError;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::sleep,
+};
 use tracing::warn;
 
-use super::{context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
+use super::{
+    context::SessionContext,
+    publish::{Publications, PublishedTrack},
+    upstream_fetch::UpstreamFetches,
+};
 use crate::{
-    hub::Counters,
-    incomplete::Held,
+    hub::OperatorCounters,
+    incomplete::HeldIncomplete,
     live::LiveTrack,
     outbox::Outbox,
+    upstream::EnteringStream,
     wire::{self, MessageReader, SessionError},
 };
 
-/// How long a stream may wait for the control message that says what its track alias means. Loss can hold
-/// that message up for a while, and the stream waits in its flow control window.
+/// How long a stream may wait for the control message that defines its track alias. That message may be delayed by
+/// loss; flow control bounds the stream's memory.
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes that are taken from a stream at once.
+/// The most bytes that are read from a stream at once.
 const READ_SIZE: usize = 64 * 1024;
-/// Streams of a session that may wait for another publisher's copy of the same subgroup to end. What has come of them
-/// counts against the session's receive window.
+/// How often a stream that waits for another copy of its subgroup checks whether that copy still exists. A copy that
+/// only the offload has seen may end without a notification.
+const STANDBY_LOOKS: Duration = Duration::from_millis(50);
+/// The most streams of a session that may wait for another publisher's copy of the same subgroup. Their received bytes
+/// occupy the session's receive window.
 const MAX_STANDBY: usize = 64;
 
-/// Where the streams of one session go.
-pub struct Streams {
-    context: Arc<Context>,
+/// Receives the unidirectional streams of one session.
+pub struct StreamReceiver {
+    context: Arc<SessionContext>,
     publications: Arc<Publications>,
     fetches: Arc<UpstreamFetches>,
-    /// Places for streams that wait for another copy of theirs to end.
+    /// Limits the streams that wait for another copy of their subgroup to end.
     standby: Semaphore,
 }
 
-impl Streams {
+impl StreamReceiver {
     pub fn new(
-        context: Arc<Context>,
+        context: Arc<SessionContext>,
         publications: Arc<Publications>,
         fetches: Arc<UpstreamFetches>,
     ) -> Self {
         Self { context, publications, fetches, standby: Semaphore::new(MAX_STANDBY) }
     }
 
-    /// Takes streams until the session is over; the control stream goes to `control`.
+    /// Accepts streams until the session is over. The peer's control stream is passed to `control`.
     pub async fn accept(self: &Arc<Self>, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
         loop {
             let recv = self.context.connection().streams().accept_uni().await?;
-            let (streams, control) = (Arc::clone(self), control.clone());
+            let streams = Arc::clone(self);
+            let control = control.clone();
             self.context.spawn(async move { streams.take(recv, control).await });
         }
     }
 
-    /// Reads a stream's header and takes the stream to where it belongs.
+    /// Reads a stream's header, and passes the stream to the code that handles its type.
     async fn take(&self, recv: RecvStream, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
-        let (id, mut buffer) = (recv.id(), BytesMut::new());
+        let id = recv.id();
+        let mut buffer = BytesMut::new();
         let begun = self.enter(recv, &mut buffer).await;
-        // Not before: what has come may be a preamble, behind which the kernel opens streams for the header.
+        let entering =
+            begun.as_ref().ok().and_then(Option::as_ref).and_then(|(_, header, _)| self.entering(header));
+        // The handle is asked for after the header arrived. A WebTransport preamble may come alone, and the kernel then
+        // opens streams only when the header follows.
         let bound = self.context.connection().offload(|offload| offload.accept(id));
         let Some((recv, header, len)) = begun? else { return Ok(()) };
         let mut held = self.context.incomplete();
         match header {
             StreamHeader::Setup => {
                 let reader = self.context.control_reader(recv, buffer);
-                let _ = control.send(reader).await; // the session is over
+                let _ = control.send(reader).await; // An error means that the session is over.
             }
             StreamHeader::Subgroup(header) => {
                 held.set(buffer.len())?;
                 self.context.until_ready().await?;
-                self.take_subgroup(recv, (header, len), bound, buffer, held).await?;
+                let offloaded = OffloadedStream { ingress: bound, entering };
+                self.take_subgroup(recv, ReadHeader { header, len }, offloaded, buffer, held).await?;
             }
             StreamHeader::Fetch { request_id } => {
                 if let Err((mut recv, _)) = self.fetches.take(request_id, (recv, buffer)) {
@@ -93,8 +111,16 @@ impl Streams {
         Ok(())
     }
 
-    /// Reads a stream's header, and says its length; `None`: it has none, or is not the application's. Without a limit of time:
-    /// congestion can hold a header up for long, and streams are limited.
+    /// Counts a subgroup stream as entering until its track knows it. The offload may have forwarded its beginning
+    /// already.
+    fn entering(&self, header: &StreamHeader) -> Option<EnteringStream> {
+        let StreamHeader::Subgroup(header) = header else { return None };
+        Some(self.publications.get(header.alias)?.upstream.enter())
+    }
+
+    /// Reads a stream's header, and returns it with its length. Returns `None` if the stream ends first, or is not a
+    /// MoQ stream. There is no timeout, since congestion may delay a header for long and the number of streams is
+    /// limited.
     async fn enter(
         &self,
         recv: RecvStream,
@@ -106,26 +132,28 @@ impl Streams {
         Ok(header.map(|(header, len)| (recv, header, len)))
     }
 
-    /// Reads a subgroup stream to its end, passing on every piece as it comes. `bound` is what the offload has opened
-    /// streams for, if it has.
+    /// Reads a subgroup stream to its end, and forwards each piece as it arrives. `front` contains the bytes that
+    /// followed the header.
     async fn take_subgroup(
         &self,
         mut recv: RecvStream,
-        (header, header_len): (SubgroupHeader, usize),
-        bound: Option<Arc<dyn Ingress>>,
+        read: ReadHeader,
+        offloaded: OffloadedStream,
         front: BytesMut,
-        held: Held,
+        held: HeldIncomplete,
     ) -> Result<(), SessionError> {
+        let ReadHeader { header, len } = read;
         let counters = &self.context.hub().counters;
         let Some(published) = self.publications.wait(header.alias, ALIAS_TIMEOUT).await else {
-            Counters::count(&counters.unknown_alias);
+            OperatorCounters::count(&counters.unknown_alias);
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         };
         let upstream = Arc::clone(&published.upstream);
+        // Counts the stream for PUBLISH_DONE, which says how many streams the publisher has opened.
         let _open = upstream.stream();
         if upstream.has_handed_over(header.group) {
-            Counters::count(&counters.handed_over_subgroups);
+            OperatorCounters::count(&counters.handed_over_subgroups);
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
@@ -133,8 +161,11 @@ impl Streams {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
-        let writer = Subgroup::begin_behind(recv.preamble(), header, header_len);
-        if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
+        // The offload needs positions in the whole stream, so the writer counts the preamble and the header, too.
+        let writer = SubgroupStream::begin_behind(recv.preamble(), header, len);
+        let begun =
+            self.begin(&published, writer.subgroup(), offloaded.ingress.is_some(), offloaded.entering);
+        if let Err(duplicate) = begun.await {
             match duplicate {
                 Duplicate::Malformed(malformed) => self.context.malformed(&published.track, malformed),
                 duplicate => counters.count_duplicate(duplicate),
@@ -143,14 +174,12 @@ impl Streams {
             return Ok(());
         }
         let connection = self.context.connection();
-        let ingress = bound.or_else(|| connection.offload(|offload| offload.ingress(recv.id())));
-        let subgroup = (header.group, explicit_id(&header));
+        let ingress = offloaded.ingress.or_else(|| connection.offload(|offload| offload.ingress(recv.id())));
         let places = || self.context.quotas().offloaded_track();
-        let make = || connection.offload(|offload| offload.openings(upstream.alias, subgroup));
-        let openings = upstream.openings(&places, make);
-        openings.iter().for_each(|openings| openings.began(subgroup));
+        let make = |last| connection.offload(|offload| offload.openings(upstream.alias, last));
+        let openings = published.track.openings_of(&upstream, &places, make);
         let track = Arc::clone(&published.track);
-        let mut arriving = Arriving {
+        let mut arriving = ArrivingSubgroup {
             track: published.track,
             openings,
             subgroup: Arc::clone(writer.subgroup()),
@@ -162,7 +191,7 @@ impl Streams {
             end = arriving.read(counters, &mut recv, front) => end?,
             () = upstream.revoked() => {
                 stop(&mut recv, code::Reset::CANCELLED);
-                End::Reset(code::Reset::CANCELLED)
+                SubgroupEnd::Reset(code::Reset::CANCELLED)
             }
         };
         if let Err(malformed) = arriving.end(end)? {
@@ -171,18 +200,24 @@ impl Streams {
         Ok(())
     }
 
-    /// Has the track take a subgroup. One that is arriving from elsewhere too waits, in its flow control window, until
-    /// the other copy is whole or has broken off.
+    /// Adds a subgroup to the track. If another copy of it is arriving, this stream waits, bounded by flow control,
+    /// until that copy is complete or has broken off. `received_reset` is not awaited: quinn would keep its waker if
+    /// all of the stream had arrived. A reset shows when the stream is read.
     async fn begin(
         &self,
-        track: &LiveTrack,
-        subgroup: &Arc<Subgroup>,
-        recv: &mut RecvStream,
+        PublishedTrack { track, upstream }: &PublishedTrack,
+        subgroup: &Arc<SubgroupStream>,
+        is_bound: bool,
+        entering: Option<EnteringStream>,
     ) -> Result<(), Duplicate> {
         let mut place = None;
+        let mut entering = entering;
         loop {
             let settled = track.settled.notified();
-            match track.begin(Instant::now(), subgroup, self.context.account()) {
+            let begun = track.begin(Instant::now(), upstream, subgroup, is_bound, self.context.account());
+            // From here on the track knows the stream, or knows of the copy.
+            drop(entering.take());
+            match begun {
                 Err(Duplicate::Arriving) => {}
                 decided => return decided,
             }
@@ -191,61 +226,84 @@ impl Streams {
             }
             tokio::select! {
                 () = settled => {}
-                () = reset(recv) => return Err(Duplicate::Arriving),
+                () = sleep(STANDBY_LOOKS) => {}
             }
         }
     }
 }
 
-/// A subgroup that is arriving. When dropped it has ended: incomplete, unless its end had come.
-struct Arriving {
-    track: Arc<LiveTrack>,
-    /// Of the track, until it is known that the next subgroups need some.
-    openings: Option<Arc<dyn Openings>>,
-    subgroup: Arc<Subgroup>,
-    writer: Option<SubgroupWriter>,
-    /// As the offload may forward it.
-    ingress: Option<Arc<dyn Ingress>>,
-    /// Of an object header that is not complete.
-    held: Held,
+/// A SUBGROUP_HEADER, and its length in bytes.
+struct ReadHeader {
+    header: SubgroupHeader,
+    len: usize,
 }
 
-impl Drop for Arriving {
+/// The offload's handles of a subgroup stream. `ingress` is set if the offload has opened subscribers' streams for it
+/// already. `entering` is set until the track knows the stream.
+struct OffloadedStream {
+    ingress: Option<Arc<dyn OffloadIngress>>,
+    entering: Option<EnteringStream>,
+}
+
+/// A subgroup that is arriving. Dropping it ends the subgroup, as incomplete unless its end was read.
+struct ArrivingSubgroup {
+    track: Arc<LiveTrack>,
+    /// The track's openings, until new ones are prepared for the next subgroups.
+    openings: Option<Arc<dyn OffloadOpenings>>,
+    subgroup: Arc<SubgroupStream>,
+    writer: Option<SubgroupReceiver>,
+    /// The offload's handle of the stream, if the offload can forward it.
+    ingress: Option<Arc<dyn OffloadIngress>>,
+    /// Counts the bytes of an incomplete object header.
+    held: HeldIncomplete,
+}
+
+impl Drop for ArrivingSubgroup {
     fn drop(&mut self) {
         drop(self.writer.take());
         self.track.settle(Instant::now(), &self.subgroup, self.ingress.as_ref(), &mut Outbox::default());
     }
 }
 
-/// How a stream ended.
-enum End {
+/// The end of a subgroup's stream.
+enum SubgroupEnd {
     Fin,
     Reset(code::Reset),
-    Malformed(Malformed),
+    Malformed(TrackMalformed),
 }
 
-impl Arriving {
+impl ArrivingSubgroup {
     async fn read(
         &mut self,
-        counters: &Counters,
+        counters: &OperatorCounters,
         recv: &mut RecvStream,
         front: BytesMut,
-    ) -> Result<End, SessionError> {
+    ) -> Result<SubgroupEnd, SessionError> {
         let mut outbox = Outbox::default();
         let mut bytes = front.freeze();
+        let mut is_first = true;
         loop {
             if self.is_contradicted() {
                 return Ok(contradicted(recv));
             }
-            if let Some(writer) = self.writer.as_mut().filter(|_| !bytes.is_empty()) {
+            // If the header arrived alone, the offload gets its position now, so that it can forward the next
+            // packet.
+            let is_news = !bytes.is_empty() || is_first && self.ingress.is_some();
+            is_first = false;
+            if let Some(writer) = self.writer.as_mut().filter(|_| is_news) {
                 let now = Instant::now();
-                let (data, group) = (&self.track.data, self.subgroup.header().group);
-                let pushed = match writer.push(now, &bytes, |objects| data.judge(group, objects)) {
+                let data = &self.track.data;
+                let group = self.subgroup.header().group;
+                let pushed = match bytes.is_empty() {
+                    true => Ok(Pushed::default()),
+                    false => writer.push(now, &bytes, |objects| data.judge(group, objects)),
+                };
+                let pushed = match pushed {
                     Ok(pushed) => pushed,
                     Err(PushError::Decode(error)) => return Err(error.into()),
                     Err(PushError::Malformed(malformed)) => {
                         stop(recv, code::Reset::MALFORMED_TRACK);
-                        return Ok(End::Malformed(malformed));
+                        return Ok(SubgroupEnd::Malformed(malformed));
                     }
                 };
                 self.held.set(writer.incomplete())?;
@@ -264,14 +322,14 @@ impl Arriving {
             }
             bytes = match recv.read_chunk(READ_SIZE, true).await {
                 Ok(Some(chunk)) => chunk.bytes,
-                Ok(None) => return Ok(End::Fin),
-                Err(ReadError::Reset(code)) => return Ok(End::Reset(code::Reset(code.into_inner()))),
+                Ok(None) => return Ok(SubgroupEnd::Fin),
+                Err(ReadError::Reset(code)) => return Ok(SubgroupEnd::Reset(code::Reset(code.into_inner()))),
                 Err(error) => return Err(SessionError::Lost(error.to_string())),
             };
             if self.subgroup.is_evicted() {
-                // Too old to be of use for anybody.
+                // The cache has dropped the group, so the rest is of no use.
                 stop(recv, code::Reset::CANCELLED);
-                return Ok(End::Reset(code::Reset::CANCELLED));
+                return Ok(SubgroupEnd::Reset(code::Reset::CANCELLED));
             }
         }
     }
@@ -280,23 +338,23 @@ impl Arriving {
         self.ingress.as_ref().is_some_and(|ingress| ingress.is_contradicted())
     }
 
-    /// Has the subgroup end; what shows then that its track is malformed.
-    fn end(mut self, end: End) -> Result<Result<(), Malformed>, SessionError> {
+    /// Ends the subgroup. The inner error reports that its track is malformed.
+    fn end(mut self, end: SubgroupEnd) -> Result<Result<(), TrackMalformed>, SessionError> {
         let Some(writer) = self.writer.take() else { return Ok(Ok(())) };
         match end {
-            End::Fin => {
+            SubgroupEnd::Fin => {
                 let header = self.subgroup.header();
                 let last = self.subgroup.last_object_id().filter(|_| header.end_of_group);
-                // Before anybody hears of the end.
+                // The last object of the group is recorded before subscribers see the end of the stream.
                 let judged = last.map_or(Ok(()), |last| self.track.data.group_ended(header.group, last));
                 writer.finish(Instant::now())?;
                 Ok(judged)
             }
-            End::Reset(code) => {
+            SubgroupEnd::Reset(code) => {
                 writer.reset(code);
                 Ok(Ok(()))
             }
-            End::Malformed(malformed) => {
+            SubgroupEnd::Malformed(malformed) => {
                 writer.reset(code::Reset::MALFORMED_TRACK);
                 Ok(Err(malformed))
             }
@@ -304,8 +362,8 @@ impl Arriving {
     }
 }
 
-/// Reads until the header is complete; it and its length, with what follows left in `buffer`. `None`: the
-/// stream ended or was reset before.
+/// Reads until the header is complete. Returns the header and its length, and leaves the bytes after it in `buffer`.
+/// Returns `None` if the stream ended or was reset first.
 async fn read_header(
     recv: &mut RecvStream,
     buffer: &mut BytesMut,
@@ -325,28 +383,14 @@ async fn read_header(
     }
 }
 
-/// The subgroup's ID as far as the header says it.
-fn explicit_id(header: &SubgroupHeader) -> u64 {
-    match header.subgroup {
-        SubgroupId::Explicit(id) => id,
-        SubgroupId::Zero | SubgroupId::FirstObject => 0,
-    }
-}
-
-/// Until the peer resets the stream, or the connection is lost.
-async fn reset(recv: &mut RecvStream) {
-    if let Ok(None) = recv.received_reset().await {
-        std::future::pending().await // all of it has arrived
-    }
-}
-
-/// The publisher has sent two versions of the stream, and subscribers may have begun to get the other one.
-fn contradicted(recv: &mut RecvStream) -> End {
-    warn!(stream = %recv.id(), "gave up a stream of which the publisher has sent different bytes for one offset");
+/// Ends a stream because its publisher has sent different bytes for the same offset. Subscribers may have received the
+/// other version.
+fn contradicted(recv: &mut RecvStream) -> SubgroupEnd {
+    warn!(stream = %recv.id(), "dropped a stream: its publisher has sent different bytes for the same offset");
     stop(recv, code::Reset::CANCELLED);
-    End::Reset(code::Reset::CANCELLED)
+    SubgroupEnd::Reset(code::Reset::CANCELLED)
 }
 
 fn stop(recv: &mut RecvStream, code: code::Reset) {
-    let _ = recv.stop(wire::var(code.0)); // it has ended by itself
+    let _ = recv.stop(wire::var(code.0)); // An error means that the stream has ended.
 }

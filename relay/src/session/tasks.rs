@@ -1,11 +1,11 @@
-//! Tasks that end with their session.
+//! The tasks of a session, which end with it.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
-/// How long tasks may go on after their session, to take in what had arrived and to tell others of the loss.
+/// How long tasks may run after their session's end, to process data that has arrived and to report the loss.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The tasks of one session.
@@ -16,7 +16,8 @@ impl Tasks {
         Self(Mutex::new(Some(JoinSet::new())))
     }
 
-    /// Runs `work` until it or the session is over. Returns `false`, and drops it, if the session is over already.
+    /// Runs `work` until it is done or the session is over. Returns false, and drops `work`, if the session is already
+    /// over.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
         let mut tasks = self.0.lock();
         let Some(tasks) = tasks.as_mut() else { return false };
@@ -25,14 +26,14 @@ impl Tasks {
         true
     }
 
-    /// The session is over: no more tasks begin, and those that are left have [`GRACE`] before they are aborted.
+    /// Ends the session's tasks. New ones are refused, and running ones are aborted after [`GRACE`].
     pub fn end(&self) {
         let Some(mut tasks) = self.0.lock().take() else { return };
-        // Without a runtime there is nothing to wait for.
+        // Outside a runtime, as in unit tests, the tasks cannot run on.
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             let all = async { while tasks.join_next().await.is_some() {} };
-            let _ = timeout(GRACE, all).await; // dropping the set aborts what is left
+            let _ = timeout(GRACE, all).await; // Dropping the set aborts the tasks that are left.
         });
     }
 }

@@ -1,21 +1,21 @@
-//! TRACK_STATUS.
+//! Answers TRACK_STATUS.
 
 use std::{sync::Arc, time::Duration};
 
 use millrace_moq::message::{RequestError, RequestOk, TrackStatus};
 
-use super::context::Context;
+use super::context::SessionContext;
 use crate::{
     live::LiveTrack,
     wire::{self, RequestStream, SessionError},
 };
 
 pub async fn serve(
-    context: &Context,
+    context: &SessionContext,
     status: TrackStatus,
     mut stream: RequestStream,
 ) -> Result<(), SessionError> {
-    // A publisher that comes back asks where it was.
+    // A publisher that returns uses TRACK_STATUS to learn the group at which its track stopped.
     let waiting = context.hub().find_track(&status.track).filter(|track| track.is_waiting());
     let known = match waiting {
         Some(track) => Ok(track),
@@ -33,6 +33,6 @@ pub async fn serve(
     Ok(())
 }
 
-async fn established(context: &Context, status: &TrackStatus) -> Result<Arc<LiveTrack>, RequestError> {
+async fn established(context: &SessionContext, status: &TrackStatus) -> Result<Arc<LiveTrack>, RequestError> {
     context.hub().established(&status.track, context.requester(), Duration::ZERO, None).await
 }

@@ -1,4 +1,4 @@
-//! FETCH of the relay's own, at a publisher.
+//! Sends the relay's own FETCH requests to a publisher, and reads their responses.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use millrace_moq::{
     FetchItem, Filter, GroupOrder, Location, Message, Parameters, TrackName, code,
     data::FetchParser,
-    message::{Fetch, FetchKind, RequestError},
+    message::{FetchKind, FetchRequest, RequestError},
 };
 use millrace_webtransport::RecvStream;
 use parking_lot::Mutex;
@@ -18,49 +18,51 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     ask::{ask, failed, wrong_answer},
-    context::Context,
+    context::SessionContext,
 };
 use crate::{
-    hub::{Fetched, Objects, Piece},
-    incomplete::Held,
+    hub::{FetchAnswer, FetchPiece, FetchedObjects},
+    incomplete::HeldIncomplete,
     wire::{RequestStream, SessionError},
 };
 
-/// Bytes that are taken from a stream at once.
+/// The most bytes that are read from a stream at once.
 const READ_SIZE: usize = 64 * 1024;
 
-/// A FETCH response behind its header: the stream, and what was read of it with the header.
-pub type Response = (RecvStream, BytesMut);
+/// A FETCH response without its header: the stream, and the bytes that were read after the header.
+pub type UpstreamResponse = (RecvStream, BytesMut);
 
-/// Our FETCH requests at the peer of one session.
+/// The relay's FETCH requests to the peer of one session.
 pub struct UpstreamFetches {
-    context: Arc<Context>,
-    /// Those whose data stream has not come, by request ID.
-    waiting: Mutex<HashMap<u64, oneshot::Sender<Response>>>,
+    context: Arc<SessionContext>,
+    /// FETCH requests whose data stream has not arrived yet, by request ID.
+    waiting: Mutex<HashMap<u64, oneshot::Sender<UpstreamResponse>>>,
 }
 
 impl UpstreamFetches {
-    pub fn new(context: Arc<Context>) -> Arc<Self> {
+    pub fn new(context: Arc<SessionContext>) -> Arc<Self> {
         Arc::new(Self { context, waiting: Mutex::default() })
     }
 
-    /// Fetches objects from `first` to `last`, both inclusive, in `order`.
+    /// Fetches objects from `first` to `last` in `order`. Both ends are included.
     ///
     /// # Errors
-    /// The publisher refused, or did not answer in time.
+    /// Returns an error if the publisher refused, or did not answer in time.
     pub async fn fetch(
         &self,
         track: TrackName,
-        (first, last): (Location, Location),
+        first: Location,
+        last: Location,
         order: GroupOrder,
-    ) -> Result<Fetched, RequestError> {
+    ) -> Result<FetchAnswer, RequestError> {
         let request_id = self.context.next_request_id();
         let (sender, stream) = oneshot::channel();
+        // The FETCH is registered before the request is sent, since the data stream may arrive before FETCH_OK.
         self.waiting.lock().insert(request_id, sender);
-        let _forget = Forget { family: self, request_id };
+        let _forget = ForgetFetch { family: self, request_id };
         let kind = FetchKind::Standalone { track, range: Filter::range(first, last) };
         let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
-        let (request, answer) = ask(&self.context, Fetch { request_id, kind, parameters }).await?;
+        let (request, answer) = ask(&self.context, FetchRequest { request_id, kind, parameters }).await?;
         let ok = match answer {
             Message::FetchOk(ok) => ok,
             other => return Err(wrong_answer(&self.context, &other)),
@@ -70,7 +72,7 @@ impl UpstreamFetches {
             .await
             .map_err(|_| RequestError::new(code::Request::TIMEOUT, "the FETCH stream did not come in time"))?
             .map_err(|_| broken("the session ended"))?;
-        let objects = Arriving {
+        let objects = ArrivingResponse {
             context: Arc::clone(&self.context),
             _request: request,
             recv,
@@ -80,14 +82,14 @@ impl UpstreamFetches {
             pieces: VecDeque::new(),
             missing: 0,
         };
-        Ok(Fetched { ok, objects: Box::new(objects) })
+        Ok(FetchAnswer { ok, objects: Box::new(objects) })
     }
 
-    /// The data stream of a FETCH has come; given back if nobody waits for it.
-    pub fn take(&self, request_id: u64, response: Response) -> Result<(), Response> {
+    /// Passes the data stream of a response to its FETCH. Returns the stream if no FETCH waits for it.
+    pub fn take(&self, request_id: u64, response: UpstreamResponse) -> Result<(), UpstreamResponse> {
         match self.waiting.lock().remove(&request_id) {
             Some(waiting) => {
-                let _ = waiting.send(response); // given up meanwhile
+                let _ = waiting.send(response); // An error means that the FETCH was cancelled in the meantime.
                 Ok(())
             }
             None => Err(response),
@@ -95,34 +97,36 @@ impl UpstreamFetches {
     }
 }
 
-/// Forgets a FETCH whose data stream did not come.
-struct Forget<'a> {
+/// Removes a FETCH from those that wait for their data stream, when dropped.
+struct ForgetFetch<'a> {
     family: &'a UpstreamFetches,
     request_id: u64,
 }
 
-impl Drop for Forget<'_> {
+impl Drop for ForgetFetch<'_> {
     fn drop(&mut self) {
         self.family.waiting.lock().remove(&self.request_id);
     }
 }
 
-/// A FETCH response that is arriving.
-struct Arriving {
-    context: Arc<Context>,
+/// A FETCH response that is being received.
+struct ArrivingResponse {
+    context: Arc<SessionContext>,
     _request: RequestStream,
     recv: RecvStream,
-    held: Held,
+    held: HeldIncomplete,
     parser: FetchParser,
-    /// Read and not parsed.
+    /// Bytes that were read but not parsed.
     unread: Bytes,
-    pieces: VecDeque<Piece>,
-    /// Bytes of the last item's payload that have not come.
+    pieces: VecDeque<FetchPiece>,
+    /// Payload bytes of the last item that have not arrived.
     missing: u64,
 }
 
-impl Objects for Arriving {
-    fn next(&mut self) -> Pin<Box<dyn Future<Output = Result<Option<Piece>, RequestError>> + Send + '_>> {
+impl FetchedObjects for ArrivingResponse {
+    fn next(
+        &mut self,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<FetchPiece>, RequestError>> + Send + '_>> {
         Box::pin(async {
             let next = self.read().await;
             next.map_err(|error| failed(&self.context, error))
@@ -130,12 +134,13 @@ impl Objects for Arriving {
     }
 }
 
-impl Arriving {
-    async fn read(&mut self) -> Result<Option<Piece>, SessionError> {
+impl ArrivingResponse {
+    async fn read(&mut self) -> Result<Option<FetchPiece>, SessionError> {
         loop {
             if let Some(piece) = self.pieces.pop_front() {
                 return Ok(Some(piece));
             }
+            // Bytes that were read with the stream's header, or by the previous read, are parsed first.
             let chunk = std::mem::take(&mut self.unread);
             self.parse(&chunk)?;
             if !self.pieces.is_empty() {
@@ -155,19 +160,20 @@ impl Arriving {
         loop {
             let payload = rest;
             let found = self.parser.next(&mut rest)?;
-            // The parser passed over the rest of the payload, up to the next header.
+            // The parser has skipped payload up to the next header. These bytes belong to the previous object.
             let len =
                 usize::try_from(self.missing).map_or(payload.len(), |missing| missing.min(payload.len()));
             if len > 0 {
                 self.missing -= len as u64;
-                // Copied: a slice would keep the whole batch of packets that it came in, which nobody counts.
-                self.pieces.push_back(Piece::Payload(Bytes::copy_from_slice(&payload[..len])));
+                // The bytes are copied, because a slice would keep a whole batch of received packets in memory that no
+                // limit counts.
+                self.pieces.push_back(FetchPiece::Payload(Bytes::copy_from_slice(&payload[..len])));
             }
             let Some(found) = found else { break };
             if let FetchItem::Object(object) = &found.item {
                 self.missing = object.payload_len;
             }
-            self.pieces.push_back(Piece::Item(found.item));
+            self.pieces.push_back(FetchPiece::Item(found.item));
         }
         Ok(self.held.set(self.parser.incomplete())?)
     }

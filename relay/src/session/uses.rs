@@ -1,67 +1,68 @@
-//! Uses that a session makes of the relay. They say how much one of the kernel's records is worth to it.
+//! Tracks the uses that a session makes of the relay. They decide how much one of the kernel's records is worth to the session.
 
 use std::sync::Arc;
 
 use millrace_transport::{Connection, offload::Worth};
 use parking_lot::Mutex;
 
-/// Rights that a session has shown, and its requests that are under way.
+/// Whether the session has shown a right, and the requests that it has under way.
 pub struct Uses {
     connection: Arc<Connection>,
-    held: Mutex<Held>,
+    held: Mutex<HeldUses>,
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldUses {
     is_upstream: bool,
-    /// The session has shown a right.
+    /// True once the session has shown a right, such as a token.
     is_proven: bool,
+    // Uses under way, by [`UseKind`].
     counts: [usize; 2],
 }
 
-/// Something that a session does with media.
+/// The kinds of use that count for the value of a kernel record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The session has subscribed, or has announced a namespace of which nobody wants a track yet.
+pub enum UseKind {
+    /// The session has a subscription. A namespace that it announced counts the same until a track of it is asked for.
     Subscription,
     /// The session publishes a track.
     Publication,
 }
 
-/// A use, until it is dropped.
+/// A use that is under way. Dropping it ends the use.
 pub struct Use {
     uses: Arc<Uses>,
-    kind: Kind,
+    kind: UseKind,
 }
 
 impl Uses {
     pub fn new(connection: Arc<Connection>, is_upstream: bool) -> Arc<Self> {
-        Arc::new(Self { connection, held: Mutex::new(Held { is_upstream, ..Held::default() }) })
+        Arc::new(Self { connection, held: Mutex::new(HeldUses { is_upstream, ..HeldUses::default() }) })
     }
 
-    /// The session has shown a right.
+    /// Notes that the session has shown a right.
     pub fn prove(&self) {
         self.change(|held| held.is_proven = true);
     }
 
-    pub fn begin(self: &Arc<Self>, kind: Kind) -> Use {
+    pub fn begin(self: &Arc<Self>, kind: UseKind) -> Use {
         self.change(|held| held.counts[kind as usize] += 1);
         Use { uses: Arc::clone(self), kind }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Held)) {
+    fn change(&self, change: impl FnOnce(&mut HeldUses)) {
         let mut held = self.held.lock();
         let before = held.worth();
         change(&mut held);
         let worth = held.worth();
         if worth != before {
-            // With the lock, so that the last is the one that stays.
+            // The worth is reported under the lock, so that the connection never ends up with an outdated value.
             self.connection.set_worth(worth);
         }
     }
 }
 
-impl Held {
+impl HeldUses {
     fn worth(&self) -> Worth {
         let [subscriptions, publications] = self.counts;
         match self.is_proven {
@@ -85,8 +86,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_is_worth_what_the_session_does_with_it() {
-        let mut held = Held { counts: [1, 1], ..Held::default() };
+    fn kernel_record_value_follows_the_sessions_use() {
+        let mut held = HeldUses { counts: [1, 1], ..HeldUses::default() };
         assert_eq!(held.worth(), Worth::Nothing, "it has shown no right");
         held.is_proven = true;
         for (counts, worth) in [

@@ -1,4 +1,4 @@
-//! Requests, as long as they are allowed.
+//! Ends requests when the right that they were admitted with ends.
 
 use std::{
     sync::{Arc, Weak},
@@ -9,17 +9,17 @@ use millrace_moq::{Message, message::RequestUpdate};
 use tracing::info;
 
 use super::{
-    bounds::{Bound, cost},
-    context::Context,
+    bounds::{WorkBound, cost},
+    context::SessionContext,
 };
 use crate::{
-    access::rights::Rights,
-    hub::Counters,
-    wire::{Fate, Guard, RequestStream, SessionError},
+    hub::OperatorCounters,
+    wire::{DroppedStreamFate, MessageGuard, RequestStream, SessionError},
 };
+use millrace_access::rights::Rights;
 
-impl Context {
-    /// Serves a request as long as `rights` last; its stream is reset when they end before it is over.
+impl SessionContext {
+    /// Serves a request while `rights` last. If they end first, the request's stream is reset.
     pub async fn within<F>(
         self: &Arc<Self>,
         rights: &Arc<Rights>,
@@ -29,7 +29,7 @@ impl Context {
     where
         F: Future<Output = Result<(), SessionError>>,
     {
-        let fate = Fate::default();
+        let fate = DroppedStreamFate::default();
         let RequestStream { send, reader } = stream;
         let guard =
             RequestGuard { context: Arc::downgrade(self), rights: Arc::clone(rights), fate: fate.clone() };
@@ -37,14 +37,15 @@ impl Context {
         let stream = RequestStream { send: send.with(fate.clone()), reader };
         let ended = async {
             let refusal = rights.ended().await;
-            // Before the other future is dropped.
+            // The reset code is set before `serve` is dropped, because dropping it resets the stream with that code.
             fate.set(refusal.reset_code());
             refusal
         };
         tokio::select! {
+            // The end of the rights takes precedence if the request ends at the same moment.
             biased;
             refusal = ended => {
-                info!(session = self.id(), reason = %refusal, "a request is not allowed any more");
+                info!(session = self.id(), reason = %refusal, "a request of the session is no longer allowed and ends");
                 Ok(())
             }
             result = serve(stream) => result,
@@ -52,16 +53,16 @@ impl Context {
     }
 }
 
-/// Has the authoriser see what updates a request, and messages wait that count as requests.
+/// Checks a request's updates against its rights, and delays messages that exceed the request budget.
 struct RequestGuard {
-    context: Weak<Context>,
+    context: Weak<SessionContext>,
     rights: Arc<Rights>,
-    fate: Fate,
+    fate: DroppedStreamFate,
 }
 
-impl Guard for RequestGuard {
-    fn due(&self, message: &Message) -> Option<Instant> {
-        if Bound::of(message) != Bound::Pace {
+impl MessageGuard for RequestGuard {
+    fn answer_deadline(&self, message: &Message) -> Option<Instant> {
+        if WorkBound::from_message(message) != WorkBound::Pace {
             return None;
         }
         let context = self.context.upgrade()?;
@@ -70,7 +71,7 @@ impl Guard for RequestGuard {
         if due <= now {
             return None;
         }
-        Counters::count(&context.hub().counters.message_waits);
+        OperatorCounters::count(&context.hub().counters.message_waits);
         Some(due)
     }
 
@@ -79,7 +80,7 @@ impl Guard for RequestGuard {
             return Err(SessionError::Lost("the session ended".into()));
         };
         let updated = context.authority().update(&self.rights, update);
-        if let Some(refusal) = self.rights.over() {
+        if let Some(refusal) = self.rights.expiry_refusal() {
             self.fate.set(refusal.reset_code());
         }
         updated

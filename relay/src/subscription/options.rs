@@ -1,37 +1,37 @@
-//! What a subscriber asked for.
+//! Options of a subscription.
 
 use std::time::Duration;
 
 use millrace_moq::{
     Filter, GroupOrder, Parameters,
     property::subgroup_timeouts,
-    tracks::{filter::Window, subgroup::Subgroup, track::Track},
+    tracks::{filter::LocationWindow, subgroup::SubgroupStream, track::Track},
 };
 
-/// What a subscriber asked for; REQUEST_UPDATE changes it.
+/// Options of a subscription that the subscriber may set, and change by REQUEST_UPDATE.
 #[derive(Clone, Debug)]
-pub struct Options {
-    pub window: Window,
-    /// What the window was made of.
+pub struct SubscriptionOptions {
+    pub window: LocationWindow,
+    /// The filter that the window was computed from.
     pub filter: Option<Filter>,
     pub forward: bool,
     pub priority: u8,
     pub order: GroupOrder,
-    /// The subscriber's, milliseconds; 0 is none.
+    /// The subscriber's delivery timeout for objects, in milliseconds. 0 means none.
     pub object_timeout: Option<u64>,
     pub subgroup_timeout: Option<u64>,
 }
 
-/// How long objects, and whole subgroups, may be under way.
+/// How long single objects, and whole subgroups, may take to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
     pub object: Option<Duration>,
     pub subgroup: Option<Duration>,
 }
 
-impl Options {
-    /// Of a SUBSCRIBE; what it leaves open is the track's.
-    pub fn new(parameters: &Parameters, window: Window, track: &Track) -> Self {
+impl SubscriptionOptions {
+    /// Returns the options of a SUBSCRIBE. Missing ones are taken from the track's properties.
+    pub fn new(parameters: &Parameters, window: LocationWindow, track: &Track) -> Self {
         let mut options = Self {
             window,
             filter: None,
@@ -45,7 +45,7 @@ impl Options {
         options
     }
 
-    /// Takes over what `parameters` say, but for the window.
+    /// Applies `parameters` to all options except the window.
     pub fn apply(&mut self, parameters: &Parameters) {
         self.filter = parameters.filter.or(self.filter);
         self.forward = parameters.forward.unwrap_or(self.forward);
@@ -55,12 +55,13 @@ impl Options {
         self.subgroup_timeout = parameters.subgroup_delivery_timeout.or(self.subgroup_timeout);
     }
 
-    /// The delivery timeouts of a subgroup, or of the track's datagrams: the smaller of the subscriber's and the publisher's, which the
-    /// subgroup's first object may say for it.
-    pub fn timeouts(&self, track: &Track, subgroup: Option<&Subgroup>) -> Timeouts {
+    /// Returns the delivery timeouts of a subgroup, or of the track's datagrams if `subgroup` is `None`. Each is the
+    /// smaller of the subscriber's and the publisher's. The first object of a subgroup may override the publisher's.
+    pub fn timeouts(&self, track: &Track, subgroup: Option<&SubgroupStream>) -> Timeouts {
         let of_track = track.parsed_properties();
-        let says = |subgroup: &&Subgroup| subgroup.header().properties && subgroup.header().first_object;
-        let first = subgroup.filter(says).and_then(Subgroup::first_object);
+        let says =
+            |subgroup: &&SubgroupStream| subgroup.header().properties && subgroup.header().first_object;
+        let first = subgroup.filter(says).and_then(SubgroupStream::first_object);
         let (object, of_subgroup) =
             first.map(|first| subgroup_timeouts(&first.start.properties)).unwrap_or_default();
         Timeouts {
@@ -74,7 +75,7 @@ fn duration(millis: Option<u64>) -> Option<Duration> {
     millis.filter(|millis| *millis > 0).map(Duration::from_millis)
 }
 
-/// The smaller of two delivery timeouts in milliseconds, where 0 means none.
+/// Returns the smaller of two delivery timeouts in milliseconds, where 0 means none.
 fn smaller(one: Option<u64>, other: Option<u64>) -> Option<Duration> {
     match (duration(one), duration(other)) {
         (Some(one), Some(other)) => Some(one.min(other)),
@@ -88,7 +89,7 @@ mod tests {
 
     use millrace_moq::{
         Namespace, Status, SubgroupHeader, SubgroupId, TrackName, data::encode_object_header,
-        property::TrackProperties, tracks::subgroup::SubgroupWriter,
+        property::TrackProperties, tracks::subgroup::SubgroupReceiver,
     };
 
     use super::*;
@@ -97,8 +98,8 @@ mod tests {
         Some(Duration::from_millis(millis))
     }
 
-    /// A subgroup whose two objects have these timeouts.
-    fn subgroup(first_object: bool, first: &TrackProperties, second: &TrackProperties) -> SubgroupWriter {
+    /// Returns a subgroup whose two objects have these timeouts.
+    fn subgroup(first_object: bool, first: &TrackProperties, second: &TrackProperties) -> SubgroupReceiver {
         let header = SubgroupHeader {
             alias: 1,
             group: 0,
@@ -108,7 +109,7 @@ mod tests {
             end_of_group: false,
             first_object,
         };
-        let mut writer = Subgroup::begin(header, 0);
+        let mut writer = SubgroupStream::begin(header, 0);
         let mut bytes = Vec::new();
         for (previous, id, properties) in [(None, 0, first), (Some(0), 1, second)] {
             let properties = properties.encode();
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smaller_timeout_counts_and_a_subgroup_may_say_its_own() {
+    fn smaller_delivery_timeout_applies() {
         let name = TrackName::new(Namespace::from_path("live").unwrap(), "video").unwrap();
         let track = Arc::new(Track::new(name));
         let said = |object, subgroup| TrackProperties {
@@ -129,11 +130,11 @@ mod tests {
         };
         let nothing = said(None, None);
         track.set_properties(said(Some(500), Some(2000)).encode()).unwrap();
-        let window = Window::resolve(None, None);
+        let window = LocationWindow::resolve(None, None);
         let asked = Parameters { object_delivery_timeout: Some(300), ..Parameters::default() };
-        let (plain, asking) =
-            (Options::new(&Parameters::default(), window, &track), Options::new(&asked, window, &track));
-        let of = |options: &Options, writer: Option<&SubgroupWriter>| {
+        let plain = SubscriptionOptions::new(&Parameters::default(), window, &track);
+        let asking = SubscriptionOptions::new(&asked, window, &track);
+        let of = |options: &SubscriptionOptions, writer: Option<&SubgroupReceiver>| {
             let Timeouts { object, subgroup } = options.timeouts(&track, writer.map(|one| &**one.subgroup()));
             (object, subgroup)
         };

@@ -1,56 +1,56 @@
-//! A subscription that is served from several renditions of its track.
+//! Serves a subscription from several renditions of its track.
 
 use std::time::Instant;
 
-use millrace_moq::{Filter, Location, code, tracks::adapt::Choice};
+use millrace_moq::{Filter, Location, code, tracks::adapt::RenditionChoice};
 
-use super::{Ended, Origin, Place, Subscription, TrackRef};
+use super::{GroupOrigin, Subscription, SubscriptionEnd, SwitchingPlace, TrackRef};
 
 impl Subscription {
-    /// From now on groups may come from any of `tracks`, of which its own is the one at `base`. Each of them has to tell
-    /// the subscription of what comes from when on: [`Self::join`]. Returns false, and changes nothing, if this was said before or
-    /// a switching set chooses by now.
+    /// Lets groups come from any of `tracks`. The subscription's own track is `tracks[base]`, and each other one has to
+    /// call [`Self::join`]. Returns false, and changes nothing, if the subscription is adapted already or belongs to a
+    /// switching set.
     pub fn adapt(&self, tracks: Vec<TrackRef>, base: usize) -> bool {
         let mut state = self.state.lock();
-        let mut choice = Choice::new(tracks.len(), base);
-        if !matches!(state.origin, Origin::Own) || self.renditions.set(tracks).is_err() {
+        let mut choice = RenditionChoice::new(tracks.len(), base);
+        if !matches!(state.origin, GroupOrigin::Own) || self.renditions.set(tracks).is_err() {
             return false;
         }
         choice.join(base, self.track.data.largest().map(|largest| largest.group));
-        state.origin = Origin::Renditions(choice);
-        // Of another rendition they would be other datagrams.
+        state.origin = GroupOrigin::Renditions(choice);
+        // The kernel sends datagrams of the previous track, which another rendition does not have.
         self.connection.offload(|offload| offload.recall_datagrams(self.owner));
         true
     }
 
-    /// The track of this number tells of its groups from now on; `newest` is there already.
+    /// Makes the track with this number available from now on. Its group `newest` has begun already.
     pub fn join(&self, number: u32, newest: Option<u64>) {
         let Some(member) = self.member(number) else { return };
-        if let Origin::Renditions(choice) = &mut self.state.lock().origin {
+        if let GroupOrigin::Renditions(choice) = &mut self.state.lock().origin {
             choice.join(member, newest);
         }
     }
 
-    /// Nothing more comes of the track of this number: of the subscription's own, it ends.
-    pub fn end_of(&self, number: u32, ended: &Ended) {
+    /// Notes that the track with this number has ended. If it is the subscription's own track, the subscription ends.
+    pub fn end_of(&self, number: u32, ended: &SubscriptionEnd) {
         if number == self.track.number {
             return self.end(ended.clone());
         }
         let Some(member) = self.member(number) else { return };
-        if let Origin::Renditions(choice) = &mut self.state.lock().origin {
+        if let GroupOrigin::Renditions(choice) = &mut self.state.lock().origin {
             choice.lose(member);
         }
     }
 
-    /// The subscriber may not have the rendition of this number any more: what is open of it is reset, and nothing more comes
-    /// of it. Never the subscription's own track, whose request ends instead.
+    /// Gives up the rendition with this number, because the subscriber's right to it has ended. Its open streams are
+    /// reset. It is never the subscription's own track, whose request would end instead.
     pub fn give_up(&self, number: u32, now: Instant) {
         let Some(member) = self.member(number) else { return };
         let mut state = self.state.lock();
-        let Origin::Renditions(choice) = &mut state.origin else { return };
+        let GroupOrigin::Renditions(choice) = &mut state.origin else { return };
         choice.lose(member);
         if choice.current().member == member {
-            // What the offload has opened is of this one.
+            // The streams that the offload has opened belong to this rendition.
             self.connection.offload(|offload| offload.abandon(now, self.owner));
         }
         let mut downstream = self.connection.downstream();
@@ -58,53 +58,58 @@ impl Subscription {
         of_it.for_each(|(key, _)| downstream.reset(*key, code::Reset::CANCELLED.0));
     }
 
-    /// Has the groups that have not begun come from the best rendition up to `wanted` that can be had. Returns where they
-    /// came from and where they come from now, if something was to change.
+    /// Switches the next groups to the best available rendition up to `wanted`. Returns the previous and the new
+    /// rendition, if they differ.
     pub fn choose(&self, wanted: usize, now: Instant) -> Option<(usize, usize)> {
         let mut state = self.state.lock();
-        let Origin::Renditions(choice) = &state.origin else { return None };
-        let (before, best) = (choice.current().member, choice.best(wanted));
+        let GroupOrigin::Renditions(choice) = &state.origin else { return None };
+        let before = choice.current().member;
+        let best = choice.best(wanted);
         if before == best {
             return None;
         }
-        // What the offload has opened may be of any group.
+        // The offload may have opened streams of groups that userspace has not seen yet, so a switch has to wait for
+        // them.
         let settled = self.connection.offload(|offload| offload.withdraw(now, self.owner));
-        let Origin::Renditions(choice) = &mut state.origin else { return None };
+        let GroupOrigin::Renditions(choice) = &mut state.origin else { return None };
         if settled {
             choice.switch(best);
         }
         Some((before, choice.current().member))
     }
 
-    /// From now on it gets those groups of its track that the switching set has come from there.
-    pub fn take_place(&self, place: Place) {
+    /// Limits the subscription to those groups that the switching set chooses for its track.
+    pub fn take_place(&self, place: SwitchingPlace) {
         let mut state = self.state.lock();
-        state.origin = Origin::Set(place);
+        state.origin = GroupOrigin::Set(place);
         self.take_back(Instant::now());
     }
 
-    /// Has the offload open no more streams for it. Returns whether there is none of which it is not known yet what it carries.
+    /// Stops the offload from opening streams for the subscription. Returns whether userspace knows the groups of all
+    /// streams that it has opened.
     pub fn withdraw(&self, now: Instant) -> bool {
         self.connection.offload(|offload| offload.withdraw(now, self.owner))
     }
 
-    /// What comes next of what the subscription gets; `largest` is that of its own track, which others are not level with.
-    pub(super) fn resume_at(&self, origin: &Origin, largest: Option<Location>) -> Location {
+    /// Returns the location at which the subscription continues. `largest` is the largest location of its own track;
+    /// other renditions may be further.
+    pub(super) fn resume_at(&self, origin: &GroupOrigin, largest: Option<Location>) -> Location {
         let largests = || self.renditions.get().into_iter().flatten().map(|track| track.data.largest());
         let newest = largests().flatten().map(|largest| largest.group).max();
-        let (Origin::Renditions(choice), Some(group)) = (origin, newest) else {
+        let (GroupOrigin::Renditions(choice), Some(group)) = (origin, newest) else {
             return Filter::NextObject.start(largest);
         };
-        let of_group = largests().nth(choice.of(group)).flatten().filter(|largest| largest.group == group);
+        let of_group =
+            largests().nth(choice.member_of_group(group)).flatten().filter(|largest| largest.group == group);
         of_group.map_or(Location::new(group, 0), |largest| Filter::NextObject.start(Some(largest)))
     }
 
-    /// The rendition's place among those that the subscription is served from.
+    /// Returns the index of the track with this number among the renditions.
     pub(super) fn member(&self, number: u32) -> Option<usize> {
         self.renditions.get()?.iter().position(|track| track.number == number)
     }
 
-    /// The track of this number, which tells of something.
+    /// Returns the track with this number: the subscription's own, or a rendition.
     pub(super) fn source(&self, number: u32) -> &TrackRef {
         let other = || self.renditions.get()?.iter().find(|track| track.number == number);
         if number == self.track.number { &self.track } else { other().unwrap_or(&self.track) }

@@ -1,137 +1,176 @@
-//! The lines of `/trace`.
+//! The events of `/trace`, one on each line.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_quic::plane::{downstream::Carried, estimate::Estimate};
-use millrace_transport::{PathChange, Sent, clock::monotonic_ns, trace};
+use millrace_quic::plane::{downstream::FrameContent, estimate::Estimate};
+use millrace_transport::{PathChange, SentPiece, clock::monotonic_ns, trace};
 use serde::{Deserialize, Serialize};
 
-/// One line. Sessions are numbered as in the status; times are microseconds since 1970.
+/// One event. Session numbers are the IDs in the status; times are in microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
-    /// The first line.
+pub enum TraceEvent {
+    /// The first event, which describes the relay.
     Start {
-        /// `user` or `kernel`, and why this one.
+        /// The engine: `user` or `kernel`.
         engine: String,
+        /// The reason why this engine runs.
         reason: String,
-        /// What the viewer should know about what it will see.
+        /// Hints for the viewer about the events that follow.
         notes: Vec<String>,
     },
-    /// The kernel engine tried to send a frame of a publisher's packet on to one subscriber.
+    /// The kernel engine tried to forward a frame of a publisher's packet to one subscriber.
     Copy(Copied),
-    /// The kernel engine did not, or not only, make copies of a publisher's packet.
-    Packet(Packet),
-    /// Userspace sent a packet, or one piece of it.
-    Sent(Userspace),
-    /// What the network carries for a session has changed.
-    Path(Path),
-    /// There was no room for so many events.
-    Lost { count: u64, place: Place },
+    /// The kernel engine made no copies of a publisher's packet, or left some to userspace.
+    Packet(TracePacket),
+    /// Userspace sent a packet. A packet with several pieces yields an event for each.
+    Sent(TraceUserspace),
+    /// The measured state of a session's path has changed.
+    Path(TracePath),
+    /// Events were dropped because a queue was full.
+    Lost {
+        /// Events that were dropped since the last event of this kind.
+        count: u64,
+        /// The queue that was full.
+        place: LossPlace,
+    },
 }
 
+/// A copy of a frame that the kernel made for one subscriber.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Copied {
+    /// Time at which the copy was finished, in microseconds since 1970.
     pub time_us: u64,
-    /// From the packet's arrival to when the copy had been dealt with, nanoseconds.
+    /// Time from the packet's arrival until the copy was finished, in nanoseconds.
     pub took_ns: u64,
+    /// The session on which the packet arrived.
     pub publisher: u32,
     /// Packet number on the publisher's connection.
     pub received: u64,
+    /// The session that the copy is for.
     pub subscriber: u32,
-    /// `sent`, or why not.
+    /// `sent`, or the reason why the copy was not sent.
     pub outcome: String,
-    /// Packet number and UDP payload on the subscriber's connection, if it got that far.
+    /// Packet number on the subscriber's connection. Absent if none was assigned.
     pub number: Option<u64>,
+    /// UDP payload of the copy, in bytes. Absent if none was built.
     pub bytes: Option<u16>,
+    /// The media in the copy.
     #[serde(flatten)]
-    pub media: Media,
+    pub media: TraceMedia,
 }
 
+/// A received packet that the kernel did not, or not only, turn into copies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Packet {
+pub struct TracePacket {
+    /// Time at which the packet was handled, in microseconds since 1970.
     pub time_us: u64,
+    /// The session on which the packet arrived.
     pub publisher: u32,
-    /// As far as it could be told.
+    /// Packet number, if it could be decoded.
     pub received: u64,
+    /// UDP payload, in bytes.
     pub bytes: u16,
+    /// The BPF program's name for the outcome.
     pub outcome: String,
 }
 
+/// A part of a packet that userspace has sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Userspace {
+pub struct TraceUserspace {
+    /// Time at which the packet was sent, in microseconds since 1970.
     pub time_us: u64,
+    /// The session on which the packet was sent.
     pub subscriber: u32,
+    /// The packet number.
     pub number: u64,
+    /// UDP payload of the whole packet, in bytes.
     pub bytes: u16,
+    /// The kind of content.
     pub carries: Carries,
+    /// The media in the packet.
     #[serde(flatten)]
-    pub media: Media,
+    pub media: TraceMedia,
 }
 
-/// As in the status.
+/// The measured state of a session's path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Path {
+pub struct TracePath {
+    /// Time of the measurement, in microseconds since 1970.
     pub time_us: u64,
+    /// The session's ID.
     pub session: u32,
-    /// Bytes per second.
+    /// Estimated bandwidth, in bytes per second.
     pub bandwidth: Option<u64>,
+    /// Smoothed round-trip time, microseconds.
     pub rtt_us: u64,
-    /// What of that is queues on the path.
+    /// The part of `rtt_us` that is caused by queues on the path, in microseconds.
     pub path_queue_us: u64,
-    /// How long the oldest of what is sent live has waited here.
+    /// How long the oldest unsent live data has waited in the relay, in microseconds.
     pub queue_us: u64,
-    /// Share of media packets, 0 to 1.
+    /// Share of media packets that were lost, from 0 to 1.
     pub loss: Option<f64>,
 }
 
+/// The kind of content of a packet that userspace sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Carries {
-    /// Stream bytes for the first time.
+    /// Stream bytes that are sent for the first time.
     First,
-    /// Stream bytes that were lost, or that the kernel had left out.
+    /// Stream bytes that were lost, or that the kernel did not send.
     Repair,
+    /// RESET_STREAM, which abandons a stream.
     Reset,
+    /// An object in a datagram.
     Datagram,
+    /// A PING, which makes the peer acknowledge.
     Probe,
 }
 
-/// Bytes of a stream to a subscriber; what does not apply is absent.
+/// A part of a track in a packet. Fields that do not apply are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Media {
-    /// As in the status.
+pub struct TraceMedia {
+    /// Name of the track.
     pub track: Option<String>,
-    /// Of a FETCH response the one that it begins with.
+    /// Group ID. For a FETCH response, its first group.
     pub group: Option<u64>,
+    /// The ID of the stream on the subscriber's connection.
     pub stream: Option<u64>,
+    /// Offset of the first byte in the stream.
     pub offset: Option<u64>,
+    /// Number of stream bytes.
     pub len: Option<u16>,
+    /// True if the stream ends with these bytes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fin: bool,
 }
 
-/// Where events were lost.
+/// The queue that events were dropped from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
-    /// Between the kernel and the relay.
+pub enum LossPlace {
+    /// The ring buffer between the kernel and the relay.
     Kernel,
-    /// In the relay.
+    /// The queues inside the relay.
     Relay,
-    /// This viewer was too slow.
+    /// The queue of this viewer, which reads too slowly.
     Viewer,
 }
 
-/// What is known about an event before it is put into words.
+/// An event before numbers are replaced by names.
 #[derive(Clone, Copy, Debug)]
-pub enum Raw {
-    Offload(trace::Event),
-    Userspace(Sent),
+pub enum RawEvent {
+    /// A packet that the offload saw, or a copy that it made.
+    Offload(trace::OffloadTraceEvent),
+    /// A packet that userspace has sent.
+    Userspace(SentPiece),
+    /// A change of a path's state.
     Path(PathChange),
 }
 
-impl Raw {
+impl RawEvent {
+    /// Returns the time of the event on `CLOCK_MONOTONIC`, in nanoseconds.
     pub fn time_ns(&self) -> u64 {
         match self {
             Self::Offload(event) => event.time_ns,
@@ -140,27 +179,30 @@ impl Raw {
         }
     }
 
-    /// The number of its track; 0 for none.
+    /// Returns the number of the event's track, or 0 if it has none.
     pub fn track(&self) -> u32 {
         match self {
-            Self::Offload(trace::Event { what: trace::What::Copy { track, .. }, .. }) => *track,
+            Self::Offload(trace::OffloadTraceEvent {
+                what: trace::OffloadTraceKind::Copy { track, .. },
+                ..
+            }) => *track,
             Self::Offload(_) | Self::Path(_) => 0,
             Self::Userspace(sent) => sent.piece.label.track,
         }
     }
 
-    /// Whether a viewer wants it.
-    pub fn passes(&self, wanted: &trace::Filter) -> bool {
+    /// Reports whether the event passes a viewer's filter.
+    pub fn passes(&self, wanted: &trace::PacketFilter) -> bool {
         let (number, one, other) = match self {
             Self::Offload(event) => {
                 let subscriber = match event.what {
-                    trace::What::Copy { subscriber, .. } => subscriber,
-                    trace::What::Packet { .. } => 0,
+                    trace::OffloadTraceKind::Copy { subscriber, .. } => subscriber,
+                    trace::OffloadTraceKind::Packet { .. } => 0,
                 };
                 (event.received, event.publisher, subscriber)
             }
             Self::Userspace(sent) => (sent.number, sent.session, sent.session),
-            // No packet, so in every sample.
+            // A path event has no packet number. 0 is a multiple of every divisor, so it is in every sample.
             Self::Path(change) => (0, change.session, change.session),
         };
         number.is_multiple_of(u64::from(wanted.every.get()))
@@ -168,8 +210,8 @@ impl Raw {
             && wanted.session.is_none_or(|session| session.get() == one || session.get() == other)
     }
 
-    /// In words; `track` is the name of its track.
-    pub fn describe(&self, clock: Clock, track: Option<&str>) -> Event {
+    /// Returns the event as it is shown. `track` is the name of its track.
+    pub fn describe(&self, clock: TraceClock, track: Option<&str>) -> TraceEvent {
         match self {
             Self::Offload(event) => describe_offload(event, clock, track),
             Self::Userspace(sent) => describe_sent(sent, clock, track),
@@ -178,61 +220,74 @@ impl Raw {
     }
 }
 
-fn describe_offload(event: &trace::Event, clock: Clock, name: Option<&str>) -> Event {
-    let trace::Event { arrived_ns, time_ns, publisher, received, what } = *event;
+fn describe_offload(event: &trace::OffloadTraceEvent, clock: TraceClock, name: Option<&str>) -> TraceEvent {
+    let trace::OffloadTraceEvent { arrived_ns, time_ns, publisher, received, what } = *event;
     match what {
-        trace::What::Packet { outcome, size } => Event::Packet(Packet {
+        trace::OffloadTraceKind::Packet { outcome, size } => TraceEvent::Packet(TracePacket {
             time_us: clock.wall_us(arrived_ns),
             publisher,
             received,
             bytes: size,
             outcome: outcome.to_owned(),
         }),
-        trace::What::Copy { outcome, subscriber, sent, group, stream_id, offset, len, fin, .. } => {
-            Event::Copy(Copied {
-                time_us: clock.wall_us(time_ns),
-                took_ns: time_ns.saturating_sub(arrived_ns),
-                publisher,
-                received,
-                subscriber,
-                outcome: outcome.to_owned(),
-                number: sent.map(|(number, _)| number),
-                bytes: sent.map(|(_, bytes)| bytes),
-                media: Media {
-                    track: name.map(str::to_owned),
-                    group: Some(group),
-                    stream: Some(stream_id),
-                    offset: Some(offset),
-                    len: Some(len),
-                    fin,
-                },
-            })
-        }
+        trace::OffloadTraceKind::Copy {
+            outcome,
+            subscriber,
+            sent,
+            group,
+            stream_id,
+            offset,
+            len,
+            fin,
+            ..
+        } => TraceEvent::Copy(Copied {
+            time_us: clock.wall_us(time_ns),
+            took_ns: time_ns.saturating_sub(arrived_ns),
+            publisher,
+            received,
+            subscriber,
+            outcome: outcome.to_owned(),
+            number: sent.map(|(number, _)| number),
+            bytes: sent.map(|(_, bytes)| bytes),
+            media: TraceMedia {
+                track: name.map(str::to_owned),
+                group: Some(group),
+                stream: Some(stream_id),
+                offset: Some(offset),
+                len: Some(len),
+                fin,
+            },
+        }),
     }
 }
 
-fn describe_sent(sent: &Sent, clock: Clock, name: Option<&str>) -> Event {
-    let Sent { time_ns, session, number, size, piece } = *sent;
+fn describe_sent(sent: &SentPiece, clock: TraceClock, name: Option<&str>) -> TraceEvent {
+    let SentPiece { time_ns, session, number, size, piece } = *sent;
+    // Track number 0 means that the piece belongs to no track.
     let group = (piece.label.track != 0).then_some(piece.label.group);
-    let mut media =
-        Media { track: name.map(str::to_owned), group, stream: piece.stream_id, ..Media::default() };
+    let mut media = TraceMedia {
+        track: name.map(str::to_owned),
+        group,
+        stream: piece.stream_id,
+        ..TraceMedia::default()
+    };
     let carries = match piece.carried {
-        Carried::Bytes { offset, len, fin, again } => {
-            media = Media { offset: Some(offset), len: Some(len), fin, ..media };
+        FrameContent::Bytes { offset, len, fin, again } => {
+            media = TraceMedia { offset: Some(offset), len: Some(len), fin, ..media };
             if again { Carries::Repair } else { Carries::First }
         }
-        Carried::Reset => Carries::Reset,
-        Carried::Datagram => Carries::Datagram,
-        Carried::Ping => Carries::Probe,
+        FrameContent::Reset => Carries::Reset,
+        FrameContent::Datagram => Carries::Datagram,
+        FrameContent::Ping => Carries::Probe,
     };
     let time_us = clock.wall_us(time_ns);
-    Event::Sent(Userspace { time_us, subscriber: session, number, bytes: size, carries, media })
+    TraceEvent::Sent(TraceUserspace { time_us, subscriber: session, number, bytes: size, carries, media })
 }
 
-fn describe_path(change: &PathChange, clock: Clock) -> Event {
+fn describe_path(change: &PathChange, clock: TraceClock) -> TraceEvent {
     let Estimate { bandwidth, rtt, path_queue, queue, loss } = change.estimate;
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    Event::Path(Path {
+    TraceEvent::Path(TracePath {
         time_us: clock.wall_us(change.time_ns),
         session: change.session,
         bandwidth,
@@ -243,14 +298,15 @@ fn describe_path(change: &PathChange, clock: Clock) -> Event {
     })
 }
 
-/// Tells the time of day from `CLOCK_MONOTONIC`, as of when it was started.
+/// Converts times of `CLOCK_MONOTONIC` to the time of day.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
-    /// Time of day when the other clock was 0, nanoseconds since 1970.
+pub struct TraceClock {
+    /// Time of day at which `CLOCK_MONOTONIC` was 0, in nanoseconds since 1970.
     offset_ns: u64,
 }
 
-impl Clock {
+impl TraceClock {
+    /// Reads both clocks. The difference stays fixed, even if the system time is set later.
     pub fn start() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);

@@ -1,8 +1,8 @@
-//! What happens to single packets, for whoever watches: `/trace`.
+//! Traces single packets for viewers of `/trace`.
 //!
-//! Nothing is collected while nobody watches. While somebody does, one task takes what the offload and the
-//! data planes have collected, and what is thought of the paths, puts it in order of time, and hands each viewer what it wants. Every queue on the way is
-//! bounded: what does not fit is dropped, and the viewer is told how much. No key and no payload ever comes near it.
+//! Nothing is collected without viewers. Otherwise one task collects the events of the offload, the data planes and the
+//! paths, sorts them by time, and passes to each viewer those that it asked for. Every queue is bounded; events that do
+//! not fit are dropped, and the viewer is sent their number. Keys and payloads are never collected.
 
 pub mod event;
 
@@ -21,7 +21,7 @@ use std::{
 use bytes::Bytes;
 use futures_core::Stream;
 use millrace_moq::TrackName;
-use millrace_transport::{PathChange, Paths, Tap, clock::monotonic_ns, trace::Filter};
+use millrace_transport::{PathChange, PathReports, Tap, clock::monotonic_ns, trace::PacketFilter};
 use parking_lot::Mutex;
 use tokio::{
     sync::{
@@ -31,51 +31,54 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use self::event::{Clock, Event, Place, Raw};
-use super::{engine::Engine, hub::Hub};
+use self::event::{LossPlace, RawEvent, TraceClock, TraceEvent};
+use super::{engine::RelayEngine, hub::Hub};
 
 /// How often events are collected.
 const TICK: Duration = Duration::from_millis(20);
-/// How long events wait for earlier ones of other CPUs and threads.
+/// How long events are held back, so that earlier ones of other CPUs and threads can be sorted in before them.
 const HOLD: Duration = Duration::from_millis(20);
-/// Events that wait for one viewer.
+/// The most events that may wait for one viewer.
 const QUEUE: usize = 1 << 13;
-/// Lines that are handed to the network at once.
+/// The most lines that are written to the network at once.
 const LINES: usize = 256;
-/// A viewer that takes nothing for so long is let go.
+/// A viewer that reads nothing for this long is disconnected.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// After so long without an event there is an empty line: only who writes finds out that a host is gone.
+/// The time without events after which an empty line is sent. Only a write reveals that the viewer's host is gone.
 const PULSE: Duration = Duration::from_secs(5);
 const MAX_VIEWERS: usize = 16;
 
-/// What a viewer wants to see.
+/// The events that a viewer asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct EventFilter {
+    /// Only events of this track.
     pub track: Option<TrackName>,
-    /// A publisher or subscriber.
+    /// Only events of this session, as publisher or subscriber.
     pub session: Option<NonZero<u32>>,
-    /// Of each connection's packets those whose number is a multiple of it.
+    /// Sampling: only packets whose number is a multiple of this.
     pub every: NonZero<u32>,
 }
 
-impl Default for Wanted {
+impl Default for EventFilter {
     fn default() -> Self {
         Self { track: None, session: None, every: NonZero::<u32>::MIN }
     }
 }
 
+/// Why the query of a `/trace` URL is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum BadQuery {
-    #[error("{0}: there are track, session and sample")]
+    #[error("{0}: unknown parameter of a trace; there are track, session and sample")]
     Unknown(String),
     #[error("track: {0}")]
     Track(String),
-    #[error("{0}: a number from 1 on")]
+    #[error("{0}: must be a number from 1 on")]
     Number(String),
 }
 
-impl Wanted {
-    /// From the query of a URL.
+impl EventFilter {
+    /// Parses the query of a `/trace` URL.
     pub fn parse(query: &str) -> Result<Self, BadQuery> {
         let mut wanted = Self::default();
         for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
@@ -94,90 +97,93 @@ impl Wanted {
     }
 }
 
-/// There are enough viewers.
+/// The relay has as many trace viewers as it may have.
 #[derive(Debug, thiserror::Error)]
-#[error("{MAX_VIEWERS} viewers are watching already")]
-pub struct TooMany;
+#[error("{MAX_VIEWERS} traces are running already: end one of them")]
+pub struct TooManyTraceViewers;
 
-/// The source of `/trace`.
-pub struct Tracer {
+/// Collects the events of `/trace` and passes them to viewers.
+pub struct EventTracer {
     hub: Arc<Hub>,
-    engine: Arc<Engine>,
+    engine: Arc<RelayEngine>,
     tap: Arc<Tap>,
-    paths: Arc<Paths>,
-    state: Mutex<State>,
+    paths: Arc<PathReports>,
+    state: Mutex<TraceState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// There is a task that collects.
+struct TraceState {
+    /// True while the task that collects events runs.
     running: bool,
-    viewers: Vec<Viewer>,
-    /// What the sources were told last.
-    told: Option<Filter>,
-    /// While somebody watches.
+    viewers: Vec<TraceViewer>,
+    /// The filter that the sources of events use now.
+    told: Option<PacketFilter>,
+    /// Receives changes of paths while at least one viewer is connected.
     changes: Option<broadcast::Receiver<PathChange>>,
-    /// Too young to be told, unordered.
-    held: Vec<Raw>,
+    /// Events that are too recent to be sent in order. They are not sorted yet.
+    held: Vec<RawEvent>,
     names: HashMap<u32, Option<Arc<str>>>,
 }
 
-struct Viewer {
-    wanted: Wanted,
-    events: mpsc::Sender<Item>,
-    lost: Arc<Losses>,
-    /// When it last took something.
+struct TraceViewer {
+    wanted: EventFilter,
+    events: mpsc::Sender<TraceItem>,
+    lost: Arc<TraceLosses>,
+    /// When the viewer last took an event.
     last: Instant,
 }
 
 #[derive(Debug, Default)]
-struct Losses([AtomicU64; 3]);
+struct TraceLosses([AtomicU64; 3]);
 
 #[derive(Clone, Debug)]
-enum Item {
-    Event(Raw, Option<Arc<str>>),
+enum TraceItem {
+    Event(RawEvent, Option<Arc<str>>),
     Pulse,
 }
 
-impl Tracer {
-    pub fn new(hub: Arc<Hub>, engine: Arc<Engine>, tap: Arc<Tap>, paths: Arc<Paths>) -> Arc<Self> {
+impl EventTracer {
+    /// Makes a tracer. It costs nothing while there are no viewers.
+    pub fn new(hub: Arc<Hub>, engine: Arc<RelayEngine>, tap: Arc<Tap>, paths: Arc<PathReports>) -> Arc<Self> {
         Arc::new(Self { hub, engine, tap, paths, state: Mutex::default() })
     }
 
-    /// Starts to watch, until the result is dropped. Within a tokio runtime.
-    pub fn watch(self: &Arc<Self>, wanted: Wanted) -> Result<Watch, TooMany> {
+    /// Adds a viewer, until the result is dropped. Has to be called in a tokio runtime.
+    pub fn watch(self: &Arc<Self>, wanted: EventFilter) -> Result<TraceLines, TooManyTraceViewers> {
         let mut state = self.state.lock();
         state.viewers.retain(|viewer| !viewer.events.is_closed());
         if state.viewers.len() >= MAX_VIEWERS {
-            return Err(TooMany);
+            return Err(TooManyTraceViewers);
         }
         let (sender, events) = mpsc::channel(QUEUE);
-        let lost = Arc::new(Losses::default());
+        let lost = Arc::new(TraceLosses::default());
         let start = self.start_line(&wanted);
-        let viewer = Viewer { wanted, events: sender, lost: Arc::clone(&lost), last: Instant::now() };
+        let viewer = TraceViewer { wanted, events: sender, lost: Arc::clone(&lost), last: Instant::now() };
         state.viewers.push(viewer);
-        // For each viewer, so that each hears how all paths are.
+        // Changes of paths are subscribed to for each viewer, because a new receiver first gets the present state of
+        // all paths.
         let changes = self.paths.listen();
         state.changes.get_or_insert(changes);
         if !std::mem::replace(&mut state.running, true) {
-            // What was left over when the last viewer went.
+            // Events that were left when the last viewer disconnected are dropped.
             let _ = self.collect(&mut None);
             tokio::spawn(Arc::clone(self).run());
         }
         self.tell(&mut state);
-        Ok(Watch { start: Some(start), events, lost, clock: Clock::start(), items: Vec::new() })
+        Ok(TraceLines { start: Some(start), events, lost, clock: TraceClock::start(), items: Vec::new() })
     }
 
+    /// Returns the number of connected viewers.
     pub fn viewers(&self) -> usize {
         self.state.lock().viewers.iter().filter(|viewer| !viewer.events.is_closed()).count()
     }
 
-    /// The relay ends, and with it every watch.
+    /// Disconnects all viewers, because the relay ends.
     pub fn stop(&self) {
         self.state.lock().viewers.clear();
     }
 
-    fn start_line(&self, wanted: &Wanted) -> Event {
+    fn start_line(&self, wanted: &EventFilter) -> TraceEvent {
         let mut notes = Vec::new();
         let (engine, reason) = self.engine.describe();
         if engine == "user" {
@@ -188,10 +194,10 @@ impl Tracer {
         if let Some(track) = wanted.track.as_ref().filter(|track| self.number(track).is_none()) {
             notes.push(format!("there is no track {} yet", track.typed()));
         }
-        Event::Start { engine: engine.to_owned(), reason, notes }
+        TraceEvent::Start { engine: engine.to_owned(), reason, notes }
     }
 
-    /// The number of a track in events.
+    /// Returns the number that stands for a track in events.
     fn number(&self, track: &TrackName) -> Option<NonZero<u32>> {
         NonZero::new(self.hub.find_track(track)?.number)
     }
@@ -207,23 +213,25 @@ impl Tracer {
         }
     }
 
-    /// Returns whether anybody still watches.
+    /// Collects events and passes them on. Returns false if there are no viewers any more.
     fn turn(&self) -> bool {
         let mut state = self.state.lock();
         let now = Instant::now();
+        // Viewers that have disconnected, or have read nothing for long, are removed.
         state.viewers.retain(|viewer| !viewer.events.is_closed() && viewer.last + PATIENCE > now);
         self.tell(&mut state);
         if state.viewers.is_empty() {
-            *state = State::default();
+            *state = TraceState::default();
             return false;
         }
+        // Events of the last moment are held back, since other CPUs and threads may still report earlier ones.
         let before = monotonic_ns().saturating_sub(HOLD.as_nanos() as u64);
         let (events, lost) = self.collect(&mut state.changes);
         state.held.extend(events);
         self.hand_out(&mut state, before, now);
         for viewer in &mut state.viewers {
-            viewer.lost.add(Place::Kernel, lost.0);
-            viewer.lost.add(Place::Relay, lost.1);
+            viewer.lost.add(LossPlace::Kernel, lost.0);
+            viewer.lost.add(LossPlace::Relay, lost.1);
             if viewer.last + PULSE < now {
                 viewer.pulse(now);
             }
@@ -231,19 +239,19 @@ impl Tracer {
         true
     }
 
-    fn collect(&self, changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<Raw>, (u64, u64)) {
+    fn collect(&self, changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<RawEvent>, (u64, u64)) {
         let (mut events, changes_lost) = take_changes(changes);
-        let mut read = |event| events.push(Raw::Offload(event));
+        let mut read = |event| events.push(RawEvent::Offload(event));
         let offload = self.engine.offload.as_ref();
         let kernel_lost = offload.map_or(0, |offload| offload.drain_trace(&mut read));
         let (pieces, tap_lost) = self.tap.take();
-        events.extend(pieces.into_iter().map(Raw::Userspace));
+        events.extend(pieces.into_iter().map(RawEvent::Userspace));
         (events, (kernel_lost, tap_lost + changes_lost))
     }
 
-    /// Passes on what is from before `before`, in order of time.
-    fn hand_out(&self, state: &mut State, before: u64, now: Instant) {
-        state.held.sort_by_key(Raw::time_ns);
+    /// Passes events from before the time `before` to the viewers, in order of time.
+    fn hand_out(&self, state: &mut TraceState, before: u64, now: Instant) {
+        state.held.sort_by_key(RawEvent::time_ns);
         let due = state.held.partition_point(|event| event.time_ns() < before);
         let due: Vec<_> = state.held.drain(..due).collect();
         let wanted: Vec<_> = state.viewers.iter().map(|viewer| self.resolve(&viewer.wanted)).collect();
@@ -251,7 +259,7 @@ impl Tracer {
             let name = self.name(&mut state.names, raw.track());
             for (viewer, wanted) in state.viewers.iter_mut().zip(&wanted) {
                 if raw.passes(wanted) {
-                    viewer.send(Item::Event(raw, name.clone()), now);
+                    viewer.send(TraceItem::Event(raw, name.clone()), now);
                 }
             }
         }
@@ -259,7 +267,7 @@ impl Tracer {
 
     fn name(&self, names: &mut HashMap<u32, Option<Arc<str>>>, number: u32) -> Option<Arc<str>> {
         if !names.contains_key(&number) {
-            // Tracks come and go: only those that are here are kept.
+            // All names are read again, so that names of tracks that are gone do not accumulate.
             let tracks = self.hub.tracks();
             *names =
                 tracks.iter().map(|track| (track.number, Some(track.name().to_string().into()))).collect();
@@ -268,14 +276,18 @@ impl Tracer {
         names.get(&number).cloned().flatten()
     }
 
-    /// In the sources' terms. A track that is not here has a number that none has.
-    fn resolve(&self, wanted: &Wanted) -> Filter {
+    /// Converts a viewer's filter to one for the sources. An unknown track gets a number that no track has.
+    fn resolve(&self, wanted: &EventFilter) -> PacketFilter {
         let number = |track| self.number(track).unwrap_or(NonZero::<u32>::MAX);
-        Filter { every: wanted.every, track: wanted.track.as_ref().map(number), session: wanted.session }
+        PacketFilter {
+            every: wanted.every,
+            track: wanted.track.as_ref().map(number),
+            session: wanted.session,
+        }
     }
 
-    /// Has the sources collect what all viewers together want, or nothing.
-    fn tell(&self, state: &mut State) {
+    /// Gives the sources a filter that covers all viewers, or stops them if there are none.
+    fn tell(&self, state: &mut TraceState) {
         let all = state.viewers.iter().map(|viewer| self.resolve(&viewer.wanted)).reduce(union);
         if all != state.told {
             state.told = all;
@@ -285,12 +297,13 @@ impl Tracer {
     }
 }
 
-/// What waits, and how much there was no room for.
-fn take_changes(changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<Raw>, u64) {
-    let (mut events, mut lost) = (Vec::new(), 0);
+/// Returns the path changes that have arrived, and how many were dropped.
+fn take_changes(changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<RawEvent>, u64) {
+    let mut events = Vec::new();
+    let mut lost = 0;
     while let Some(changes) = changes {
         match changes.try_recv() {
-            Ok(change) => events.push(Raw::Path(change)),
+            Ok(change) => events.push(RawEvent::Path(change)),
             Err(TryRecvError::Lagged(count)) => lost += count,
             Err(TryRecvError::Empty | TryRecvError::Closed) => break,
         }
@@ -298,9 +311,9 @@ fn take_changes(changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<R
     (events, lost)
 }
 
-/// At least what both want.
-fn union(one: Filter, other: Filter) -> Filter {
-    Filter {
+/// Returns a filter that passes at least the events that one of the two passes.
+fn union(one: PacketFilter, other: PacketFilter) -> PacketFilter {
+    PacketFilter {
         every: gcd(one.every, other.every),
         track: one.track.filter(|track| other.track == Some(*track)),
         session: one.session.filter(|session| other.session == Some(*session)),
@@ -314,45 +327,45 @@ fn gcd(one: NonZero<u32>, other: NonZero<u32>) -> NonZero<u32> {
     }
 }
 
-impl Viewer {
-    fn send(&mut self, item: Item, now: Instant) {
+impl TraceViewer {
+    fn send(&mut self, item: TraceItem, now: Instant) {
         match self.events.try_send(item) {
             Ok(()) => self.last = now,
-            Err(_) => self.lost.add(Place::Viewer, 1),
+            Err(_) => self.lost.add(LossPlace::Viewer, 1),
         }
     }
 
     fn pulse(&mut self, now: Instant) {
-        if self.events.try_send(Item::Pulse).is_ok() {
+        if self.events.try_send(TraceItem::Pulse).is_ok() {
             self.last = now;
         }
     }
 }
 
-impl Losses {
-    const PLACES: [Place; 3] = [Place::Kernel, Place::Relay, Place::Viewer];
+impl TraceLosses {
+    const PLACES: [LossPlace; 3] = [LossPlace::Kernel, LossPlace::Relay, LossPlace::Viewer];
 
-    fn add(&self, place: Place, count: u64) {
+    fn add(&self, place: LossPlace, count: u64) {
         self.0[place as usize].fetch_add(count, Relaxed);
     }
 
-    fn take(&self) -> impl Iterator<Item = Event> {
+    fn take(&self) -> impl Iterator<Item = TraceEvent> {
         let lost =
             Self::PLACES.into_iter().zip(&self.0).map(|(place, count)| (place, count.swap(0, Relaxed)));
-        lost.filter(|(_, count)| *count > 0).map(|(place, count)| Event::Lost { count, place })
+        lost.filter(|(_, count)| *count > 0).map(|(place, count)| TraceEvent::Lost { count, place })
     }
 }
 
-/// Lines of JSON, one event each, as they come.
-pub struct Watch {
-    start: Option<Event>,
-    events: mpsc::Receiver<Item>,
-    lost: Arc<Losses>,
-    clock: Clock,
-    items: Vec<Item>,
+/// The events for one viewer as a stream of JSON lines.
+pub struct TraceLines {
+    start: Option<TraceEvent>,
+    events: mpsc::Receiver<TraceItem>,
+    lost: Arc<TraceLosses>,
+    clock: TraceClock,
+    items: Vec<TraceItem>,
 }
 
-impl Stream for Watch {
+impl Stream for TraceLines {
     type Item = serde_json::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -368,7 +381,7 @@ impl Stream for Watch {
     }
 }
 
-impl Watch {
+impl TraceLines {
     fn lines(&self) -> serde_json::Result<Vec<u8>> {
         let mut text = Vec::new();
         for event in self.lost.take() {
@@ -376,17 +389,17 @@ impl Watch {
         }
         for item in &self.items {
             match item {
-                Item::Event(raw, track) => {
+                TraceItem::Event(raw, track) => {
                     text.append(&mut line(&raw.describe(self.clock, track.as_deref()))?);
                 }
-                Item::Pulse => text.push(b'\n'),
+                TraceItem::Pulse => text.push(b'\n'),
             }
         }
         Ok(text)
     }
 }
 
-fn line(event: &Event) -> serde_json::Result<Vec<u8>> {
+fn line(event: &TraceEvent) -> serde_json::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(event)?;
     line.push(b'\n');
     Ok(line)

@@ -1,44 +1,46 @@
 use std::{future::poll_fn, pin::pin};
 
-use millrace_moq::tracks::cache::{self, Cache};
-use millrace_quic::plane::downstream::{Carried, Label, Piece};
+use millrace_moq::tracks::cache::{self, TrackCache};
+use millrace_quic::plane::downstream::{FrameContent, Label, PacketFrame};
 use millrace_testkit::{BOUND, async_wait_for};
-use millrace_transport::trace::{Event as OffloadEvent, What};
+use millrace_transport::trace::{OffloadTraceEvent as OffloadEvent, OffloadTraceKind};
 
-use crate::{Adaptive, Delays};
+use crate::{AdaptiveMode, Delays};
 
 use super::{
-    super::hub::Limits,
-    event::{Carries, Userspace},
+    super::hub::HubLimits,
+    event::{Carries, TraceUserspace},
     *,
 };
 
 const PATIENCE: Duration = BOUND;
 
-/// Of a relay with engine `user` that does nothing, and its tap.
-fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
-    let cache = Arc::new(Cache::new(cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) }));
-    let limits = Limits {
+/// Makes a tracer for a relay with engine `user`, and the tap from which it collects.
+fn tracer() -> (Arc<EventTracer>, Arc<Tap>) {
+    let cache = Arc::new(TrackCache::new(cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) }));
+    let limits = HubLimits {
         max_tracks: 10,
+        offloaded_tracks: 128,
         linger: Duration::from_secs(1),
         absence: Duration::ZERO,
         max_rendezvous: Duration::from_secs(1),
+        max_routes: 0,
         request_timeout: Duration::from_secs(1),
     };
     let tap = Arc::<Tap>::default();
-    let hub = Arc::new(Hub::new(limits, cache, Delays::default(), Adaptive::Off, false));
-    let engine = Arc::new(Engine::user("as configured"));
-    (Tracer::new(hub, engine, Arc::clone(&tap), Arc::default()), tap)
+    let hub = Arc::new(Hub::new(limits, cache, Delays::default(), AdaptiveMode::Off, false));
+    let engine = Arc::new(RelayEngine::user("as configured"));
+    (EventTracer::new(hub, engine, Arc::clone(&tap), Arc::default()), tap)
 }
 
 fn send(tap: &Tap, session: u32, number: u64) {
-    let carried = Carried::Bytes { offset: 5, len: 100, fin: false, again: true };
-    let piece = Piece { label: Label { track: 1, group: 2 }, stream_id: Some(3), carried };
+    let carried = FrameContent::Bytes { offset: 5, len: 100, fin: false, again: true };
+    let piece = PacketFrame { label: Label { track: 1, group: 2 }, stream_id: Some(3), carried };
     tap.add(session, number, 150, std::iter::once(piece));
 }
 
-/// Events of the next lines; empty when there are none any more.
-async fn next(watch: &mut Watch) -> Vec<Event> {
+/// Returns the events of the next non-empty lines. Empty once the trace has ended.
+async fn next(watch: &mut TraceLines) -> Vec<TraceEvent> {
     loop {
         let polled = poll_fn(|context| pin!(&mut *watch).poll_next(context));
         let Some(lines) = tokio::time::timeout(PATIENCE, polled).await.expect("events") else {
@@ -53,14 +55,14 @@ async fn next(watch: &mut Watch) -> Vec<Event> {
     }
 }
 
-fn number(event: &Event) -> u64 {
+fn number(event: &TraceEvent) -> u64 {
     match event {
-        Event::Sent(sent) => sent.number,
+        TraceEvent::Sent(sent) => sent.number,
         other => panic!("{other:?}"),
     }
 }
 
-async fn numbers(watch: &mut Watch, count: usize) -> Vec<u64> {
+async fn numbers(watch: &mut TraceLines, count: usize) -> Vec<u64> {
     let mut numbers = Vec::new();
     while numbers.len() < count {
         numbers.extend(next(watch).await.iter().map(number));
@@ -73,27 +75,27 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn collects_while_somebody_watches() {
+async fn trace_collects_only_while_somebody_watches() {
     let (tracer, tap) = tracer();
     assert!(!tap.is_on());
     for _ in 0..2 {
-        let mut watch = tracer.watch(Wanted::default()).unwrap();
-        let other = tracer.watch(Wanted::default()).unwrap();
+        let mut watch = tracer.watch(EventFilter::default()).unwrap();
+        let other = tracer.watch(EventFilter::default()).unwrap();
         assert!(tap.is_on());
         let start = next(&mut watch).await;
-        let [Event::Start { engine, notes, .. }] = &start[..] else { panic!("{start:?}") };
+        let [TraceEvent::Start { engine, notes, .. }] = &start[..] else { panic!("{start:?}") };
         assert_eq!(engine, "user");
         assert!(notes[0].contains("cannot be seen"), "{notes:?}");
         send(&tap, 7, 9);
         let events = next(&mut watch).await;
-        let [Event::Sent(sent)] = &events[..] else { panic!("{events:?}") };
-        let want = Userspace {
+        let [TraceEvent::Sent(sent)] = &events[..] else { panic!("{events:?}") };
+        let want = TraceUserspace {
             time_us: sent.time_us,
             subscriber: 7,
             number: 9,
             bytes: 150,
             carries: Carries::Repair,
-            media: event::Media {
+            media: event::TraceMedia {
                 track: None,
                 group: Some(2),
                 stream: Some(3),
@@ -105,18 +107,20 @@ async fn collects_while_somebody_watches() {
         assert_eq!(*sent, want);
         drop(other);
         drop(watch);
-        // What is left over is nobody's.
+        // Events after the last viewer has disconnected are dropped.
         send(&tap, 7, 10);
         until(|| !tap.is_on()).await;
     }
 }
 
 #[tokio::test]
-async fn viewers_get_what_each_wants() {
+async fn trace_viewers_get_the_events_they_asked_for() {
     let (tracer, tap) = tracer();
     let every = |every| NonZero::new(every).unwrap();
-    let mut one = tracer.watch(Wanted { session: NonZero::new(1), every: every(4), track: None }).unwrap();
-    let mut other = tracer.watch(Wanted { session: NonZero::new(2), every: every(6), track: None }).unwrap();
+    let mut one =
+        tracer.watch(EventFilter { session: NonZero::new(1), every: every(4), track: None }).unwrap();
+    let mut other =
+        tracer.watch(EventFilter { session: NonZero::new(2), every: every(6), track: None }).unwrap();
     for number in 0..24 {
         send(&tap, 1, number);
         send(&tap, 2, number);
@@ -125,7 +129,7 @@ async fn viewers_get_what_each_wants() {
     next(&mut other).await;
     assert_eq!(numbers(&mut one, 6).await, [0, 4, 8, 12, 16, 20]);
     assert_eq!(numbers(&mut other, 4).await, [0, 6, 12, 18]);
-    // With one left, the source is as exact as it is.
+    // With only one viewer left, its own filter applies at the source.
     drop(other);
     until(|| tracer.state.lock().told.is_some_and(|told| told.every == every(4))).await;
     send(&tap, 2, 24);
@@ -133,11 +137,11 @@ async fn viewers_get_what_each_wants() {
 }
 
 #[tokio::test]
-async fn a_slow_viewer_holds_nobody_up_and_is_told_what_it_missed() {
+async fn slow_trace_viewer_delays_nobody_and_learns_what_it_missed() {
     const ROUND: usize = QUEUE / 2;
     let (tracer, tap) = tracer();
-    let mut slow = tracer.watch(Wanted::default()).unwrap();
-    let mut fast = tracer.watch(Wanted::default()).unwrap();
+    let mut slow = tracer.watch(EventFilter::default()).unwrap();
+    let mut fast = tracer.watch(EventFilter::default()).unwrap();
     next(&mut fast).await;
     for round in 0..4 {
         let sent: Vec<_> = (0..ROUND as u64).map(|index| round * ROUND as u64 + index).collect();
@@ -146,19 +150,19 @@ async fn a_slow_viewer_holds_nobody_up_and_is_told_what_it_missed() {
     }
     next(&mut slow).await;
     let mut events = next(&mut slow).await;
-    assert_eq!(events.remove(0), Event::Lost { count: 2 * ROUND as u64, place: Place::Viewer });
+    assert_eq!(events.remove(0), TraceEvent::Lost { count: 2 * ROUND as u64, place: LossPlace::Viewer });
     let mut got: Vec<_> = events.iter().map(number).collect();
     got.extend(numbers(&mut slow, QUEUE - got.len()).await);
     assert!(got.into_iter().eq(0..QUEUE as u64), "the first ones, in order");
 }
 
 #[tokio::test]
-async fn ends_with_the_relay_and_has_a_limit() {
+async fn trace_ends_with_the_relay_and_viewers_are_limited() {
     let (tracer, tap) = tracer();
-    let mut all: Vec<_> = (0..MAX_VIEWERS).map(|_| tracer.watch(Wanted::default()).unwrap()).collect();
-    assert!(tracer.watch(Wanted::default()).is_err());
+    let mut all: Vec<_> = (0..MAX_VIEWERS).map(|_| tracer.watch(EventFilter::default()).unwrap()).collect();
+    assert!(tracer.watch(EventFilter::default()).is_err());
     drop(all.pop());
-    all.push(tracer.watch(Wanted::default()).unwrap());
+    all.push(tracer.watch(EventFilter::default()).unwrap());
     tracer.stop();
     for watch in &mut all {
         next(watch).await;
@@ -168,16 +172,16 @@ async fn ends_with_the_relay_and_has_a_limit() {
 }
 
 #[test]
-fn queries_are_checked() {
+fn invalid_trace_query_is_refused() {
     let table = [
-        ("", Ok(Wanted::default())),
-        ("sample=8", Ok(Wanted { every: NonZero::new(8).unwrap(), ..Wanted::default() })),
+        ("", Ok(EventFilter::default())),
+        ("sample=8", Ok(EventFilter { every: NonZero::new(8).unwrap(), ..EventFilter::default() })),
         (
             "session=3&track=live-cam--v",
-            Ok(Wanted {
+            Ok(EventFilter {
                 session: NonZero::new(3),
                 track: Some("live-cam--v".parse().unwrap()),
-                ..Wanted::default()
+                ..EventFilter::default()
             }),
         ),
         ("sample=0", Err(BadQuery::Number("sample".into()))),
@@ -185,14 +189,14 @@ fn queries_are_checked() {
         ("every=1", Err(BadQuery::Unknown("every".into()))),
     ];
     for (query, want) in table {
-        assert_eq!(Wanted::parse(query), want, "{query}");
+        assert_eq!(EventFilter::parse(query), want, "{query}");
     }
-    assert!(matches!(Wanted::parse("track=x"), Err(BadQuery::Track(_))));
+    assert!(matches!(EventFilter::parse("track=x"), Err(BadQuery::Track(_))));
 }
 
 #[test]
 fn kernel_events_pass_by_publisher_subscriber_and_track() {
-    let what = What::Copy {
+    let what = OffloadTraceKind::Copy {
         outcome: "sent",
         subscriber: 2,
         sent: Some((50, 1000)),
@@ -204,8 +208,8 @@ fn kernel_events_pass_by_publisher_subscriber_and_track() {
         fin: false,
     };
     let copy = OffloadEvent { arrived_ns: 1, time_ns: 2, publisher: 1, received: 8, what };
-    let packet = OffloadEvent { what: What::Packet { outcome: "replayed", size: 9 }, ..copy };
-    let wanted = |track, session, every| Filter {
+    let packet = OffloadEvent { what: OffloadTraceKind::Packet { outcome: "replayed", size: 9 }, ..copy };
+    let wanted = |track, session, every| PacketFilter {
         every: NonZero::new(every).unwrap(),
         track: NonZero::new(track),
         session: NonZero::new(session),
@@ -222,14 +226,14 @@ fn kernel_events_pass_by_publisher_subscriber_and_track() {
         (9, 2, 8, (true, false)),
     ] {
         let wanted = wanted(track, session, every);
-        let passes = [copy, packet].map(|event| Raw::Offload(event).passes(&wanted));
+        let passes = [copy, packet].map(|event| RawEvent::Offload(event).passes(&wanted));
         assert_eq!((passes[0], passes[1]), want, "{wanted:?}");
     }
 }
 
 #[test]
-fn the_sources_are_told_what_all_want_together() {
-    let tracing = |every, track, session| Filter {
+fn trace_sources_collect_the_union_of_all_filters() {
+    let tracing = |every, track, session| PacketFilter {
         every: NonZero::new(every).unwrap(),
         track: NonZero::new(track),
         session: NonZero::new(session),

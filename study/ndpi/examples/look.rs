@@ -2,12 +2,12 @@
 
 use std::{env, error::Error, fs};
 
-use millrace_study_ndpi::{Ndpi, Sample, parse, profile};
+use millrace_study_ndpi::{Ndpi, NdpiSample, parse, profile};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [port, files @ ..] = &arguments[..] else { return Err("look PORT CLIENT_FILE [SERVER_FILE]".into()) };
-    let mut sample = Sample::new(port.parse()?);
+    let mut sample = NdpiSample::new(port.parse()?);
     for (file, is_client) in files.iter().zip([true, false]) {
         sample.take(is_client, &fs::read(file)?);
     }

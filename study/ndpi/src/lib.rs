@@ -2,9 +2,8 @@
 //!
 //! Tier: test-all, since it is no part of the product.
 //!
-//! Its structures differ from version to version, so nothing is known of them here: they are made, and asked, by its own functions, of which those
-//! that are used have the same form in all of 4.2. It takes bytes of strangers apart in C: whoever calls it does so in a process that can do
-//! nothing else.
+//! The library's structures differ from version to version, so only its own functions make and read them. The functions used have the same
+//! form in all of 4.2. The library parses strangers' bytes in C, so callers should run it in a process that can do nothing else.
 
 #![allow(unsafe_code)]
 
@@ -17,13 +16,13 @@ mod names;
 mod sample;
 
 pub use names::{USUAL_NAMES, profile};
-pub use sample::{RECORD_MAX, Sample, parse};
+pub use sample::{NdpiSample, RECORD_MAX, parse};
 
-/// As Debian 12 and 13 call it.
+/// The library's name in Debian 12 and 13.
 pub const LIBRARY: &str = "libndpi.so.4.2";
-/// That brings it: the package of the library itself has another name on each.
+/// The package that has it. The library's own package has another name in each release.
 pub const PACKAGE: &str = "libndpi-dev";
-/// What its functions are as they are used here.
+/// The version whose functions are declared here.
 const VERSION: &str = "4.2.";
 
 /// Protocols that a bit mask has room for; the library reads fewer.
@@ -52,24 +51,24 @@ pub enum Error {
 
 /// Names as nDPI has them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// Such as `TLS`.
+pub struct NdpiFound {
+    /// The protocol, such as `TLS`.
     pub protocol: String,
-    /// Beneath it, if it is known: that of a site by its name is `TLS`.
+    /// The protocol beneath it, if it is known: for a site recognized by its name that is `TLS`.
     pub carrier: Option<String>,
-    /// Such as `Web`.
+    /// The category, such as `Web`.
     pub category: String,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Protocol {
+struct NdpiProtocol {
     master: u16,
     application: u16,
     category: u32,
 }
 
-type Process = unsafe extern "C" fn(*mut c_void, *mut c_void, *const u8, u16, u64) -> Protocol;
+type Process = unsafe extern "C" fn(*mut c_void, *mut c_void, *const u8, u16, u64) -> NdpiProtocol;
 type ProtocolName = unsafe extern "C" fn(*mut c_void, u16) -> *const c_char;
 type CategoryName = unsafe extern "C" fn(*mut c_void, u32) -> *const c_char;
 
@@ -142,19 +141,23 @@ impl Ndpi {
         }
     }
 
-    /// Of a connection to this port: its first segments in order, each with whether the client sent it, of at most [`SEGMENT_MAX`] bytes; more of one
-    /// is not looked at. `None`: it does not know.
-    pub fn look<'a>(&self, port: u16, segments: impl IntoIterator<Item = (bool, &'a [u8])>) -> Option<Found> {
-        let mut flow = Flow::new(self);
-        let mut packets = Packets::new(port);
-        for flags in [Flags::Syn, Flags::SynAck, Flags::Ack] {
-            flow.process(&packets.next(flags != Flags::SynAck, flags, &[]));
+    /// Returns the protocol of a connection to this port, given its first segments in order, each with whether the client sent it. At most
+    /// [`SEGMENT_MAX`] bytes of a segment are used. `None`: the library does not know it.
+    pub fn look<'a>(
+        &self,
+        port: u16,
+        segments: impl IntoIterator<Item = (bool, &'a [u8])>,
+    ) -> Option<NdpiFound> {
+        let mut flow = NdpiFlow::new(self);
+        let mut packets = NdpiPackets::new(port);
+        for flags in [NdpiFlags::Syn, NdpiFlags::SynAck, NdpiFlags::Ack] {
+            flow.process(&packets.next(flags != NdpiFlags::SynAck, flags, &[]));
         }
         let mut found = None;
         for (by_client, bytes) in segments {
             let bytes = bytes.get(..SEGMENT_MAX).unwrap_or(bytes);
             // The first answers may be guesses; later ones are of more.
-            found = flow.process(&packets.next(by_client, Flags::Data, bytes)).or(found);
+            found = flow.process(&packets.next(by_client, NdpiFlags::Data, bytes)).or(found);
         }
         found
     }
@@ -183,18 +186,18 @@ fn text(pointer: *const c_char) -> String {
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
-struct Flow<'a> {
+struct NdpiFlow<'a> {
     ndpi: &'a Ndpi,
     /// Aligned for whatever is in it.
     memory: Vec<u128>,
 }
 
-impl<'a> Flow<'a> {
+impl<'a> NdpiFlow<'a> {
     fn new(ndpi: &'a Ndpi) -> Self {
         Self { ndpi, memory: vec![0; ndpi.flow_bytes.div_ceil(size_of::<u128>())] }
     }
 
-    fn process(&mut self, packet: &[u8]) -> Option<Found> {
+    fn process(&mut self, packet: &[u8]) -> Option<NdpiFound> {
         let length = u16::try_from(packet.len()).ok()?;
         // SAFETY: the module is live; the flow began as zeroes, is as large as the library says, and is used by nobody else; the packet outlives the
         // call, which keeps no pointer to it that a later call would follow.
@@ -214,11 +217,11 @@ impl<'a> Flow<'a> {
         };
         // SAFETY: as for names of protocols; a category that is none has an empty name.
         let category = text(unsafe { (self.ndpi.category_name)(self.ndpi.module.as_ptr(), found.category) });
-        Some(Found { protocol, carrier, category })
+        Some(NdpiFound { protocol, carrier, category })
     }
 }
 
-impl Drop for Flow<'_> {
+impl Drop for NdpiFlow<'_> {
     fn drop(&mut self) {
         // SAFETY: it frees what it has allocated for the flow, and not the flow itself.
         unsafe { (self.ndpi.free_flow_data)(self.memory.as_mut_ptr().cast()) }
@@ -226,7 +229,7 @@ impl Drop for Flow<'_> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Flags {
+enum NdpiFlags {
     Syn = 0x02,
     SynAck = 0x12,
     Ack = 0x10,
@@ -234,22 +237,23 @@ enum Flags {
 }
 
 /// IPv4 and TCP around payloads, as they might have been.
-struct Packets {
+struct NdpiPackets {
     port: u16,
     /// The client's, the server's.
     next: [u32; 2],
 }
 
-impl Packets {
+impl NdpiPackets {
     fn new(port: u16) -> Self {
         Self { port, next: [1000, 5000] }
     }
 
-    fn next(&mut self, by_client: bool, flags: Flags, payload: &[u8]) -> Vec<u8> {
+    fn next(&mut self, by_client: bool, flags: NdpiFlags, payload: &[u8]) -> Vec<u8> {
         const CLIENT: (u32, u16) = (0x0a00_0001, 40_000);
         let server = (0x0a00_0002, self.port);
         let (from, to) = if by_client { (CLIENT, server) } else { (server, CLIENT) };
-        let (own, other) = (usize::from(!by_client), usize::from(by_client));
+        let own = usize::from(!by_client);
+        let other = usize::from(by_client);
         let length = (HEADERS + payload.len()) as u16;
         let mut packet = Vec::with_capacity(usize::from(length));
         packet.extend([0x45, 0]);
@@ -261,11 +265,11 @@ impl Packets {
         packet.extend(from.1.to_be_bytes());
         packet.extend(to.1.to_be_bytes());
         packet.extend(self.next[own].to_be_bytes());
-        packet.extend((if flags == Flags::Syn { 0 } else { self.next[other] }).to_be_bytes());
+        packet.extend((if flags == NdpiFlags::Syn { 0 } else { self.next[other] }).to_be_bytes());
         // Five words, the window, no checksum, nothing urgent.
         packet.extend([0x50, flags as u8, 0xff, 0xff, 0, 0, 0, 0]);
         packet.extend(payload);
-        let syn = u32::from(matches!(flags, Flags::Syn | Flags::SynAck));
+        let syn = u32::from(matches!(flags, NdpiFlags::Syn | NdpiFlags::SynAck));
         self.next[own] = self.next[own].wrapping_add(payload.len() as u32 + syn);
         packet
     }
@@ -275,7 +279,7 @@ impl Packets {
 mod tests {
     use super::*;
 
-    /// `None`: not here, which was said.
+    /// Loads the library. `None`: it is not here, which is reported.
     fn ndpi(test: &str) -> Option<Ndpi> {
         match Ndpi::load() {
             Ok(ndpi) => Some(ndpi),
@@ -288,10 +292,10 @@ mod tests {
 
     #[test]
     fn packets_are_well_formed() {
-        let mut packets = Packets::new(443);
-        let syn = packets.next(true, Flags::Syn, &[]);
-        let answer = packets.next(false, Flags::SynAck, &[]);
-        let data = packets.next(true, Flags::Data, b"abc");
+        let mut packets = NdpiPackets::new(443);
+        let syn = packets.next(true, NdpiFlags::Syn, &[]);
+        let answer = packets.next(false, NdpiFlags::SynAck, &[]);
+        let data = packets.next(true, NdpiFlags::Data, b"abc");
         assert_eq!((syn.len(), answer.len(), data.len()), (40, 40, 43));
         assert_eq!((&syn[22..24], &answer[20..22]), (&443_u16.to_be_bytes()[..], &443_u16.to_be_bytes()[..]));
         assert_eq!(&answer[28..32], &1001_u32.to_be_bytes(), "the SYN is acknowledged");
@@ -323,8 +327,8 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_nothing_and_does_no_harm() {
-        let Some(ndpi) = ndpi("noise_is_nothing_and_does_no_harm") else { return };
+    fn random_bytes_are_no_protocol_and_do_no_harm() {
+        let Some(ndpi) = ndpi("random_bytes_are_no_protocol_and_do_no_harm") else { return };
         let mut state = 7_u64;
         let mut noise = |length: usize| -> Vec<u8> {
             let mut next = || {

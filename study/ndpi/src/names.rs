@@ -1,70 +1,70 @@
 //! The purposes of protocols, by nDPI's names.
 
-use millrace_graft_proto::select::profile::Profile;
+use millrace_graft_proto::select::profile::TrafficProfile;
 
-use crate::Found;
+use crate::NdpiFound;
 
 /// Returns what a connection is for by its protocol, then by the one beneath it, then by its category.
-pub fn profile(found: &Found) -> Option<Profile> {
+pub fn profile(found: &NdpiFound) -> Option<TrafficProfile> {
     let names = [Some(found.protocol.as_str()), found.carrier.as_deref(), Some(found.category.as_str())];
     let usual = |name: &str| USUAL_NAMES.iter().find(|(known, _)| *known == name);
     names.into_iter().flatten().find_map(usual).map(|(_, profile)| *profile)
 }
 
 /// Protocols and categories as nDPI calls them.
-pub const USUAL_NAMES: [(&str, Profile); 44] = [
-    ("SSH", Profile::Time),
-    ("Telnet", Profile::Time),
-    ("RDP", Profile::Time),
-    ("VNC", Profile::Time),
-    ("SIP", Profile::Time),
-    ("RTSP", Profile::TimeAndLoss),
-    ("RTMP", Profile::TimeAndLoss),
-    ("Redis", Profile::Time),
-    ("IMAPS", Profile::Loss),
-    ("MQTT", Profile::Time),
-    ("HTTP", Profile::TimeAndLoss),
-    ("TLS", Profile::TimeAndLoss),
-    ("SMTP", Profile::Insensitive),
-    ("SMTPS", Profile::Loss),
-    ("POP3", Profile::Loss),
-    ("IMAP", Profile::Loss),
-    ("FTP_CONTROL", Profile::Insensitive),
-    ("FTP_DATA", Profile::Insensitive),
-    ("RSYNC", Profile::Insensitive),
-    ("BitTorrent", Profile::Insensitive),
-    ("NFS", Profile::Loss),
-    ("SMBv23", Profile::Loss),
-    ("Git", Profile::Loss),
-    ("RemoteAccess", Profile::Time),
-    ("VoIP", Profile::Time),
-    ("Game", Profile::Time),
-    ("Chat", Profile::Time),
-    ("Database", Profile::Time),
-    ("RPC", Profile::Time),
-    ("Collaborative", Profile::Time),
-    ("IoT-Scada", Profile::Time),
-    ("Web", Profile::TimeAndLoss),
-    ("SocialNetwork", Profile::TimeAndLoss),
-    ("Media", Profile::TimeAndLoss),
-    ("Streaming", Profile::TimeAndLoss),
-    ("Video", Profile::TimeAndLoss),
-    ("Music", Profile::TimeAndLoss),
-    ("Email", Profile::Loss),
-    ("Cloud", Profile::Loss),
-    ("DataTransfer", Profile::Loss),
-    ("FileSharing", Profile::Insensitive),
-    ("Download", Profile::Insensitive),
-    ("SoftwareUpdate", Profile::Insensitive),
-    ("POPS", Profile::Loss),
+pub const USUAL_NAMES: [(&str, TrafficProfile); 44] = [
+    ("SSH", TrafficProfile::Time),
+    ("Telnet", TrafficProfile::Time),
+    ("RDP", TrafficProfile::Time),
+    ("VNC", TrafficProfile::Time),
+    ("SIP", TrafficProfile::Time),
+    ("RTSP", TrafficProfile::TimeAndLoss),
+    ("RTMP", TrafficProfile::TimeAndLoss),
+    ("Redis", TrafficProfile::Time),
+    ("IMAPS", TrafficProfile::Loss),
+    ("MQTT", TrafficProfile::Time),
+    ("HTTP", TrafficProfile::TimeAndLoss),
+    ("TLS", TrafficProfile::TimeAndLoss),
+    ("SMTP", TrafficProfile::Insensitive),
+    ("SMTPS", TrafficProfile::Loss),
+    ("POP3", TrafficProfile::Loss),
+    ("IMAP", TrafficProfile::Loss),
+    ("FTP_CONTROL", TrafficProfile::Insensitive),
+    ("FTP_DATA", TrafficProfile::Insensitive),
+    ("RSYNC", TrafficProfile::Insensitive),
+    ("BitTorrent", TrafficProfile::Insensitive),
+    ("NFS", TrafficProfile::Loss),
+    ("SMBv23", TrafficProfile::Loss),
+    ("Git", TrafficProfile::Loss),
+    ("RemoteAccess", TrafficProfile::Time),
+    ("VoIP", TrafficProfile::Time),
+    ("Game", TrafficProfile::Time),
+    ("Chat", TrafficProfile::Time),
+    ("Database", TrafficProfile::Time),
+    ("RPC", TrafficProfile::Time),
+    ("Collaborative", TrafficProfile::Time),
+    ("IoT-Scada", TrafficProfile::Time),
+    ("Web", TrafficProfile::TimeAndLoss),
+    ("SocialNetwork", TrafficProfile::TimeAndLoss),
+    ("Media", TrafficProfile::TimeAndLoss),
+    ("Streaming", TrafficProfile::TimeAndLoss),
+    ("Video", TrafficProfile::TimeAndLoss),
+    ("Music", TrafficProfile::TimeAndLoss),
+    ("Email", TrafficProfile::Loss),
+    ("Cloud", TrafficProfile::Loss),
+    ("DataTransfer", TrafficProfile::Loss),
+    ("FileSharing", TrafficProfile::Insensitive),
+    ("Download", TrafficProfile::Insensitive),
+    ("SoftwareUpdate", TrafficProfile::Insensitive),
+    ("POPS", TrafficProfile::Loss),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn found(protocol: &str, carrier: Option<&str>, category: &str) -> Found {
-        Found {
+    fn found_names(protocol: &str, carrier: Option<&str>, category: &str) -> NdpiFound {
+        NdpiFound {
             protocol: protocol.to_owned(),
             carrier: carrier.map(str::to_owned),
             category: category.to_owned(),
@@ -73,10 +73,13 @@ mod tests {
 
     #[test]
     fn special_names_count_before_general_ones() {
-        assert_eq!(profile(&found("SSH", None, "Web")), Some(Profile::Time));
-        assert_eq!(profile(&found("Wikipedia", Some("TLS"), "Email")), Some(Profile::TimeAndLoss));
-        assert_eq!(profile(&found("Nothing", None, "Email")), Some(Profile::Loss));
-        assert_eq!(profile(&found("Nothing", None, "Unspecified")), None);
+        assert_eq!(profile(&found_names("SSH", None, "Web")), Some(TrafficProfile::Time));
+        assert_eq!(
+            profile(&found_names("Wikipedia", Some("TLS"), "Email")),
+            Some(TrafficProfile::TimeAndLoss)
+        );
+        assert_eq!(profile(&found_names("Nothing", None, "Email")), Some(TrafficProfile::Loss));
+        assert_eq!(profile(&found_names("Nothing", None, "Unspecified")), None);
     }
 
     #[test]

@@ -7,19 +7,19 @@ pub const SEGMENTS_MAX: usize = 10;
 /// Bytes of all of them.
 pub const BYTES_MAX: usize = 4096;
 const PORT: usize = 2;
-/// Whose it is, and its length.
+/// Bytes of a segment's sender and length.
 const HEAD: usize = 3;
-/// Of a record.
+/// Largest size of a record, bytes.
 pub const RECORD_MAX: usize = PORT + SEGMENTS_MAX * HEAD + BYTES_MAX;
 
 /// The server's port; then of each segment 1 (the client's) or 0, its length, its bytes. Numbers are in network order.
-pub struct Sample {
+pub struct NdpiSample {
     record: Vec<u8>,
     segments: usize,
     bytes: usize,
 }
 
-impl Sample {
+impl NdpiSample {
     pub fn new(port: u16) -> Self {
         Self { record: port.to_be_bytes().to_vec(), segments: 0, bytes: 0 }
     }
@@ -78,8 +78,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_taken_is_read(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
-            let mut sample = Sample::new(443);
+        fn parsed_record_has_the_taken_segments(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
+            let mut sample = NdpiSample::new(443);
             let mut taken = Vec::new();
             for (by_client, length) in pieces {
                 let is_full = sample.take(by_client, &vec![7; length]);
@@ -98,7 +98,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_record_is_none(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn malformed_record_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             if let Some((_, segments)) = parse(&bytes) {
                 let length: usize = segments.iter().map(|(_, bytes)| HEAD + bytes.len()).sum();
                 prop_assert_eq!(length + PORT, bytes.len());

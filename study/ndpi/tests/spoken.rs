@@ -9,8 +9,8 @@ use std::{
     net::{TcpListener, TcpStream},
 };
 
-use millrace_graft_proto::select::profile::Profile;
-use millrace_study_ndpi::{Ndpi, Sample, parse, profile};
+use millrace_graft_proto::select::profile::TrafficProfile;
+use millrace_study_ndpi::{Ndpi, NdpiSample, parse, profile};
 
 const HELLO: &[u8] = include_bytes!("../src/client_hello.bin");
 const ALERT: &[u8] = &[21, 3, 3, 0, 2, 2, 40];
@@ -19,10 +19,10 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length
 const SSH: &[u8] = b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n";
 
 /// Segments in their order, and whether the client sends each.
-type Said = &'static [(bool, &'static [u8])];
+type SpokenSegments = &'static [(bool, &'static [u8])];
 
 /// Sends all of `bytes` over a connection, and adds the received bytes to the sample.
-fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8], sample: &mut Sample) {
+fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8], sample: &mut NdpiSample) {
     from.write_all(bytes).unwrap();
     let mut got = vec![0; bytes.len()];
     to.read_exact(&mut got).unwrap();
@@ -35,16 +35,16 @@ fn applications_are_known_by_what_they_speak() {
         Ok(ndpi) => ndpi,
         Err(error) => return println!("SKIP applications_are_known_by_what_they_speak: {error}"),
     };
-    let table: [(&str, Said, _); 3] = [
-        ("SSH", &[(false, SSH), (true, SSH)], Profile::Time),
-        ("HTTP", &[(true, GET), (false, OK)], Profile::TimeAndLoss),
-        ("TLS", &[(true, HELLO), (false, ALERT)], Profile::TimeAndLoss),
+    let table: [(&str, SpokenSegments, _); 3] = [
+        ("SSH", &[(false, SSH), (true, SSH)], TrafficProfile::Time),
+        ("HTTP", &[(true, GET), (false, OK)], TrafficProfile::TimeAndLoss),
+        ("TLS", &[(true, HELLO), (false, ALERT)], TrafficProfile::TimeAndLoss),
     ];
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for (protocol, said, purpose) in table {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        let mut sample = Sample::new(7100);
+        let mut sample = NdpiSample::new(7100);
         for (is_client, bytes) in said {
             match is_client {
                 true => pass(&mut client, &mut server, true, bytes, &mut sample),

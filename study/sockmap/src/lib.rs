@@ -67,8 +67,8 @@ impl Bypass {
         let object = open.load()?;
         let map = |name| object.maps().find(|map| map.name() == name).ok_or(Error::Missing(name));
         let sockets = MapHandle::try_from(&map("sockets")?)?;
-        let (taken, verdicts) =
-            (MapHandle::try_from(&map("taken")?)?, MapHandle::try_from(&map("verdicts")?)?);
+        let taken = MapHandle::try_from(&map("taken")?)?;
+        let verdicts = MapHandle::try_from(&map("verdicts")?)?;
         let program =
             |name| object.progs_mut().find(|program| program.name() == name).ok_or(Error::Missing(name));
         program("bypass_send")?.attach_sockmap(sockets.as_fd().as_raw_fd())?;

@@ -47,7 +47,8 @@ fn read_some(mut stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
 /// Reads all bytes until the end, and tells the kernel of what was taken if `stream` is the broker's.
 fn read_all(stream: &TcpStream, bypass: Option<&Bypass>) -> Vec<u8> {
     let ends = (stream.peer_addr().unwrap(), stream.local_addr().unwrap());
-    let (mut all, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+    let mut all = Vec::new();
+    let mut piece = vec![0; 64 << 10];
     loop {
         let length = read_some(stream, &mut piece).unwrap();
         if length == 0 {
@@ -59,8 +60,8 @@ fn read_all(stream: &TcpStream, bypass: Option<&Bypass>) -> Vec<u8> {
 }
 
 #[test]
-fn all_bytes_come_once_and_in_order() {
-    if !is_there("all_bytes_come_once_and_in_order") {
+fn bytes_arrive_once_and_in_order() {
+    if !is_there("bytes_arrive_once_and_in_order") {
         return;
     }
     const NUMBERS: u32 = 20_000;
@@ -74,7 +75,7 @@ fn all_bytes_come_once_and_in_order() {
     };
     for address in ["127.0.0.1:0", "[::1]:0"] {
         let Some((listener, Some(bypass))) = broker(address, Some(WINDOW)) else {
-            println!("SKIP all_bytes_come_once_and_in_order, {address}: no such address");
+            println!("SKIP bytes_arrive_once_and_in_order, {address}: no such address");
             continue;
         };
         for _ in 0..10 {
@@ -113,8 +114,8 @@ fn slow_broker_costs_one_window() {
 }
 
 #[test]
-fn splice_does_not_see_what_is_there() {
-    if !is_there("splice_does_not_see_what_is_there") {
+fn splice_misses_data_that_is_available() {
+    if !is_there("splice_misses_data_that_is_available") {
         return;
     }
     const LENGTH: usize = 5000;

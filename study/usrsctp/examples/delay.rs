@@ -14,10 +14,10 @@ use std::{
 };
 
 use anyhow::bail;
-use millrace_base::control::Control;
+use millrace_base::control::ControlEnd;
 use millrace_study_usrsctp::{
     confine::{CPU_IDLE, Confined, Hello, hello},
-    process::{Serve, run},
+    process::{ServeMessage, run},
 };
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -27,10 +27,10 @@ const PAUSE: Duration = Duration::from_millis(1);
 const OWED: Duration = Duration::from_secs(60);
 
 /// A confined process, and the application's end of its socket.
-struct End {
+struct ConfinedEnd {
     application: OwnedFd,
     _process: Confined,
-    _control: Control,
+    _control: ControlEnd,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -39,12 +39,18 @@ fn main() -> anyhow::Result<()> {
         return run();
     }
     let value = |at: usize, usual: f64| arguments.get(at).map_or(Ok(usual), |text| text.parse());
-    let (seconds, rtt_ms, loss, rate) = (value(0, 15.0)?, value(1, 300.0)?, value(2, 2.0)?, value(3, 200.0)?);
+    let seconds = value(0, 15.0)?;
+    let rtt_ms = value(1, 300.0)?;
+    let loss = value(2, 2.0)?;
+    let rate = value(3, 200.0)?;
     let (near_wire, near_path) = UnixDatagram::pair()?;
     let (far_wire, far_path) = UnixDatagram::pair()?;
-    let (near, far) = (begin(&near_wire)?, begin(&far_wire)?);
+    let near = begin(&near_wire)?;
+    let far = begin(&far_wire)?;
     let one_way = Duration::from_secs_f64(rtt_ms / 2000.0);
-    let (is_over, base, messages) = (AtomicBool::new(false), Instant::now(), (seconds * rate) as usize);
+    let is_over = AtomicBool::new(false);
+    let base = Instant::now();
+    let messages = (seconds * rate) as usize;
     let due = |number: usize| Duration::from_secs_f64(number as f64 / rate);
     let mut delays = thread::scope(|scope| {
         scope.spawn(|| carry(&near_path, &far_path, one_way, loss / 100.0, &is_over));
@@ -61,7 +67,8 @@ fn main() -> anyhow::Result<()> {
                 }
             }
         });
-        let (mut delays, mut buffer) = (Vec::new(), [0; BYTES]);
+        let mut delays = Vec::new();
+        let mut buffer = [0; BYTES];
         while delays.len() < messages && base.elapsed() < due(messages) + OWED {
             match recv(&far.application, &mut buffer[..], RecvFlags::DONTWAIT) {
                 // All come in order, so that the number says when it was due.
@@ -87,7 +94,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Starts a process for the session whose packets go by `wire`.
-fn begin(wire: &UnixDatagram) -> anyhow::Result<End> {
+fn begin(wire: &UnixDatagram) -> anyhow::Result<ConfinedEnd> {
     let (process, control) = Confined::start(["process"], CPU_IDLE)?;
     loop {
         match hello(&control)? {
@@ -96,16 +103,17 @@ fn begin(wire: &UnixDatagram) -> anyhow::Result<End> {
             None => thread::sleep(PAUSE),
         }
     }
-    let (own, theirs) = Control::pair()?;
-    let serve = Serve { packet_bytes: 1200, parameters: Default::default() };
+    let (own, theirs) = ControlEnd::pair()?;
+    let serve = ServeMessage { packet_bytes: 1200, parameters: Default::default() };
     control.send(&serve, &[wire.as_fd(), theirs.as_fd()])?;
-    Ok(End { application: own.as_fd().try_clone_to_owned()?, _process: process, _control: control })
+    Ok(ConfinedEnd { application: own.as_fd().try_clone_to_owned()?, _process: process, _control: control })
 }
 
 /// Passes packets on, each after `delay`, but for a part of them.
 fn carry(from: &UnixDatagram, to: &UnixDatagram, delay: Duration, loss: f64, is_over: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(7);
-    let (mut waiting, mut packet) = (VecDeque::<(Instant, Vec<u8>)>::new(), [0; 2048]);
+    let mut waiting = VecDeque::<(Instant, Vec<u8>)>::new();
+    let mut packet = [0; 2048];
     // A path that cannot wait would spin: the example would only use more CPU time.
     let _ = from.set_read_timeout(Some(PAUSE));
     while !is_over.load(Ordering::Relaxed) {

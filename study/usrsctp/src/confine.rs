@@ -30,7 +30,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use millrace_base::control::{Control, Received};
+use millrace_base::control::{ControlEnd, ControlReceived};
 use nix::{
     mount::{MsFlags, mount},
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -63,22 +63,22 @@ pub const CPU_IDLE: Duration = Duration::from_secs(10);
 /// The pause between two looks at the CPU time of a child that has little left.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a child may have.
+/// The limits of a child.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Bytes, beyond what it has when it is confined.
+pub struct ChildLimits {
+    /// Bytes of memory, beyond those that it has when it is confined.
     pub memory: u64,
-    /// With the three that each process has.
+    /// File descriptors, including the three of each process.
     pub descriptors: u64,
 }
 
-/// The first that a child says.
+/// The first record of a child.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "confined", rename_all = "snake_case")]
 pub enum Hello {
-    /// It is confined, but for these layers.
+    /// The child is confined, except for these layers.
     Yes { without: Vec<String> },
-    /// It is not, and has ended.
+    /// The child is not confined, and has ended.
     No { why: String },
 }
 
@@ -105,11 +105,11 @@ impl Confined {
     pub fn start(
         arguments: impl IntoIterator<Item = impl Into<OsString>>,
         cpu: Duration,
-    ) -> io::Result<(Self, Control)> {
-        let (control, theirs) = Control::pair()?;
+    ) -> io::Result<(Self, ControlEnd)> {
+        let (control, theirs) = ControlEnd::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments.into_iter().map(Into::into)).env_clear().current_dir("/");
-        // What it would print nobody has asked for, and it may be a stranger's text.
+        // The child's output is dropped: nobody needs it, and it may be a stranger's text.
         command.stdin(theirs.as_fd().try_clone_to_owned()?).stdout(Stdio::null()).stderr(Stdio::null());
         let ended = Arc::new(OnceLock::new());
         let (tell, told) = mpsc::sync_channel(1);
@@ -122,7 +122,7 @@ impl Confined {
             };
             let _ = tell.send(Ok((process.clone(), child.id(), cpu.clone())));
             cpu.watch(&process, &last);
-            let how = child.wait().map_or_else(|error| error.to_string(), how);
+            let how = child.wait().map_or_else(|error| error.to_string(), describe_exit);
             // Why it was ended is known already.
             let _ = last.set(how);
         })?;
@@ -139,7 +139,7 @@ impl Confined {
         self.pid
     }
 
-    /// How it has ended, some moments after the descriptor has become readable.
+    /// Returns how it has ended, some moments after the descriptor has become readable.
     pub fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
@@ -216,7 +216,7 @@ fn started(mut command: Command, idle: Duration) -> io::Result<(Child, OwnedFd, 
     }
 }
 
-fn how(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(0), _) => "it has ended".to_owned(),
         (Some(code), _) => format!("it has ended with {code}"),
@@ -225,25 +225,30 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-/// Whether a child has said [`Hello`], as the first record of its socket.
+/// Returns whether a child has said [`Hello`], as the first record of its socket.
 ///
 /// # Errors
 /// It said something else, or is gone.
-pub fn hello(control: &Control) -> anyhow::Result<Option<Hello>> {
+pub fn hello(control: &ControlEnd) -> anyhow::Result<Option<Hello>> {
     match control.receive() {
-        Received::Record(hello, _) => Ok(Some(hello)),
-        Received::Nothing => Ok(None),
-        Received::Malformed(why) => Err(anyhow!("the confined process does not say hello: {why}")),
-        Received::End => Err(anyhow!("the confined process is gone before it has said anything")),
+        ControlReceived::Record(hello, _) => Ok(Some(hello)),
+        ControlReceived::Nothing => Ok(None),
+        ControlReceived::Malformed(why) => Err(anyhow!("the confined process does not say hello: {why}")),
+        ControlReceived::End => Err(anyhow!("the confined process is gone before it has said anything")),
     }
 }
 
-/// As the child, which has one thread yet: `prepare` loads what is needed, and everything that follows is confined. Says [`Hello`] to the daemon.
+/// Confines this process, the child, which has one thread yet. `prepare` loads what is needed, and everything after it is confined. Sends
+/// [`Hello`] to the daemon.
 ///
 /// # Errors
-/// What `prepare` has said, and what the kernel refuses of what is never gone without. The daemon has been told.
-pub fn enter<T>(bounds: Bounds, prepare: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, Control)> {
-    let control = Control::from(io::stdin().as_fd().try_clone_to_owned()?);
+///
+/// `prepare` has failed, or the kernel refuses a layer that is required. The daemon was notified.
+pub fn enter<T>(
+    bounds: ChildLimits,
+    prepare: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, ControlEnd)> {
+    let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
     let entered = close_others(&control).and_then(|()| {
         let mut without = Vec::new();
         // Threads that libraries start are in them, too.
@@ -252,7 +257,7 @@ pub fn enter<T>(bounds: Bounds, prepare: impl FnOnce() -> anyhow::Result<T>) -> 
         let prepared = prepare()?;
         let has = address_space()?;
         note(&mut without, "namespaces", has_own.and_then(|()| empty_file_system()));
-        confine(Bounds { memory: has.saturating_add(bounds.memory), ..bounds }, &mut without)?;
+        confine(ChildLimits { memory: has.saturating_add(bounds.memory), ..bounds }, &mut without)?;
         Ok((prepared, without))
     });
     let (hello, entered) = match entered {
@@ -263,15 +268,15 @@ pub fn enter<T>(bounds: Bounds, prepare: impl FnOnce() -> anyhow::Result<T>) -> 
     Ok((entered?, control))
 }
 
-/// A record without descriptors. As the child: `Control::send` may carry addresses and descriptors, so its system call is not on the list.
-pub fn say(control: &Control, record: &impl Serialize) -> io::Result<()> {
+/// A record without descriptors. As the child: `ControlEnd::send` may carry addresses and descriptors, so its system call is not on the list.
+pub fn say(control: &ControlEnd, record: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(record)?;
     send(control, &text, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
 /// Whatever is open by mistake: everything that this project opens is closed by exec.
-fn close_others(control: &Control) -> anyhow::Result<()> {
+fn close_others(control: &ControlEnd) -> anyhow::Result<()> {
     use std::os::fd::AsRawFd as _;
     let own = control.as_fd().as_raw_fd();
     let open: Vec<i32> = fs::read_dir("/proc/self/fd")
@@ -289,8 +294,8 @@ fn note(without: &mut Vec<String>, what: &str, done: nix::Result<()>) {
     without.extend(done.err().map(|error| format!("{what}: {error}")));
 }
 
-/// With all of the memory.
-fn confine(bounds: Bounds, without: &mut Vec<String>) -> anyhow::Result<()> {
+/// Confines the process. `bounds` has all of its memory.
+fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()> {
     let program = filter().context("the list of system calls")?;
     note(without, "a user of its own", own_user());
     drop_capabilities().context("capabilities")?;
@@ -306,7 +311,7 @@ fn confine(bounds: Bounds, without: &mut Vec<String>) -> anyhow::Result<()> {
         setrlimit(resource, most, most).with_context(|| format!("limit of {what}"))?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not to be traced")?;
-    // Behind the change of the user, which resets it. Who is gone by now has closed the socket.
+    // This follows the change of the user, which resets it. If the daemon is already gone, the socket is closed.
     set_parent_process_death_signal(Some(Signal::KILL)).context("to die with the daemon")?;
     // Sets `no_new_privs` as well.
     apply_filter_all_threads(&program).context("the list of system calls")
@@ -331,19 +336,22 @@ fn empty_file_system() -> nix::Result<()> {
     chdir("/")
 }
 
-/// Who is not root stays who it is: another user's processes are protected by the list of system calls, and this one by not being dumpable.
+/// Changes to a user of its own. Without root it stays the same user: the list of system calls protects other processes of that user, and
+/// this one is not dumpable.
 fn own_user() -> nix::Result<()> {
     if !geteuid().is_root() {
         return Err(nix::Error::EPERM);
     }
     let number = USERS_BASE.saturating_add(getpid().as_raw().unsigned_abs());
-    let (user, group) = (Uid::from_raw(number), Gid::from_raw(number));
+    let user = Uid::from_raw(number);
+    let group = Gid::from_raw(number);
     setgroups(&[])?;
     setresgid(group, group, group)?;
     setresuid(user, user, user)
 }
 
-/// What nothing could get any more. Newer ones than this kernel's are none of its, and who may not change the set has no right to lose.
+/// Drops all capabilities from the bounding set. Errors for capabilities that this kernel does not know are ignored, as are those of a
+/// process that may not change the set.
 fn bound_capabilities() -> rustix::io::Result<()> {
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {
@@ -359,7 +367,7 @@ fn drop_capabilities() -> rustix::io::Result<()> {
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Bytes.
+/// Returns the size of the address space, bytes.
 fn address_space() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB"));
@@ -367,7 +375,7 @@ fn address_space() -> anyhow::Result<u64> {
     Ok(kib << 10)
 }
 
-/// What may be called, whatever it is called with. Sending is not among it: see [`filter`].
+/// System calls that are allowed with any arguments. Calls that send are not among them: see [`filter`].
 const CALLS: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -401,14 +409,14 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_poll,
 ];
 
-/// All that is not on it fails with EPERM: libraries that ask for more than they need live on.
+/// Returns the filter. Other calls fail with EPERM, so that libraries that ask for more than they need go on.
 fn filter() -> anyhow::Result<BpfProgram> {
     let must = |argument, operation, value| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Qword, operation, value)
     };
     let no_code = |argument| must(argument, SeccompCmpOp::MaskedEq(flag(libc::PROT_EXEC)), 0);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    // To who is at the other end of the socket, and to no address.
+    // Sending is allowed to the socket's peer, and to no address.
     rules.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![must(4, SeccompCmpOp::Eq, 0)?])?]);
     let anonymous = flag(libc::MAP_ANONYMOUS);
     let memory = vec![no_code(2)?, must(3, SeccompCmpOp::MaskedEq(anonymous), anonymous)?];

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_base::control::{Control, Received};
+use millrace_base::control::{ControlEnd, ControlReceived};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::{
     io::Errno,
@@ -19,27 +19,27 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    confine::{Bounds, enter, say},
-    usrsctp::{Association, Connected, ERROR, Got, READ, Usrsctp, WRITE},
+    confine::{ChildLimits, enter, say},
+    usrsctp::{Association, Connected, ERROR, MessageRead, READ, Usrsctp, WRITE},
 };
 
-const BOUNDS: Bounds = Bounds { memory: 64 << 20, descriptors: 16 };
+const BOUNDS: ChildLimits = ChildLimits { memory: 64 << 20, descriptors: 16 };
 /// More than any datagram of a session.
 const DATAGRAM_MAX: usize = 2048;
-/// Of one socket, before the others have their turn.
+/// Largest number of datagrams of one socket before the others have their turn.
 const TURN: usize = 64;
-/// Between two looks at the clock, while something goes on and while nothing does.
+/// Time between two looks at the clock, while there is work and while there is none.
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// Time between two messages to the daemon that the process still does its work.
 const ALIVE: Duration = Duration::from_secs(1);
-/// Until what was not acknowledged is sent again the first time: before a round trip is known.
+/// Time until an unacknowledged packet is sent again for the first time, before a round trip is known.
 const RTO_INITIAL_MS: u32 = 500;
 
-/// What the daemon says once, with the session's socket and one whose other end the application has.
+/// The daemon's only message. The session's socket, and one whose other end the application has, come with it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Serve {
+pub struct ServeMessage {
     pub packet_bytes: usize,
     pub parameters: BTreeMap<String, u64>,
 }
@@ -47,7 +47,7 @@ pub struct Serve {
 /// A message of the process: that it goes on, and once how it ends.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
-pub enum Tell {
+pub enum ProcessMessage {
     /// The process has looked at all of its sockets within the last second.
     Alive,
     /// Both ends have everything, and send no more.
@@ -64,9 +64,11 @@ pub enum Tell {
 pub fn run() -> anyhow::Result<()> {
     let (library, control) = enter(BOUNDS, || Usrsctp::load().map_err(anyhow::Error::msg))?;
     let Some((serve, wire, application)) = served(&control)? else { return Ok(()) };
-    let tell = match Link::begin(library, &serve, wire, application).and_then(|mut link| link.run(&control)) {
-        Ok(()) => Tell::Done,
-        Err(error) => Tell::Failed { why: error.to_string() },
+    let tell = match ProcessSession::begin(library, &serve, wire, application)
+        .and_then(|mut link| link.run(&control))
+    {
+        Ok(()) => ProcessMessage::Done,
+        Err(error) => ProcessMessage::Failed { why: error.to_string() },
     };
     // The daemon may be gone.
     let _ = say(&control, &tell);
@@ -74,17 +76,17 @@ pub fn run() -> anyhow::Result<()> {
 }
 
 /// `None`: the daemon is gone.
-fn served(control: &Control) -> anyhow::Result<Option<(Serve, OwnedFd, OwnedFd)>> {
+fn served(control: &ControlEnd) -> anyhow::Result<Option<(ServeMessage, OwnedFd, OwnedFd)>> {
     loop {
         match control.receive() {
-            Received::Record(serve, descriptors) => {
+            ControlReceived::Record(serve, descriptors) => {
                 let [wire, application] =
                     <[OwnedFd; 2]>::try_from(descriptors).ok().context("a session without its sockets")?;
                 return Ok(Some((serve, wire, application)));
             }
-            Received::Malformed(why) => bail!("the daemon cannot be understood: {why}"),
-            Received::End => return Ok(None),
-            Received::Nothing => {
+            ControlReceived::Malformed(why) => bail!("the daemon cannot be understood: {why}"),
+            ControlReceived::End => return Ok(None),
+            ControlReceived::Nothing => {
                 poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
             }
         }
@@ -93,13 +95,13 @@ fn served(control: &Control) -> anyhow::Result<Option<(Serve, OwnedFd, OwnedFd)>
 
 /// One session. Of each direction no more than one message is held here: behind that the sockets and the association are full, and whoever
 /// sends has to wait.
-struct Link {
+struct ProcessSession {
     association: Connected,
     wire: OwnedFd,
     application: OwnedFd,
-    /// Of the application, that the association has no room for.
+    /// A message of the application that the association has no room for.
     outgoing: Option<Vec<u8>>,
-    /// For the application, whose socket has no room.
+    /// A message for the application, whose socket has no room.
     incoming: Option<Vec<u8>>,
     /// The application sends no more.
     is_left: bool,
@@ -109,15 +111,20 @@ struct Link {
     told: Instant,
 }
 
-/// What came of an attempt at a socket.
-enum Tried {
+/// The result of an attempt at a socket.
+enum SocketAttempt {
     Bytes(usize),
     Later,
     End,
 }
 
-impl Link {
-    fn begin(library: Usrsctp, serve: &Serve, wire: OwnedFd, application: OwnedFd) -> io::Result<Self> {
+impl ProcessSession {
+    fn begin(
+        library: Usrsctp,
+        serve: &ServeMessage,
+        wire: OwnedFd,
+        application: OwnedFd,
+    ) -> io::Result<Self> {
         let value = |name: &str, default: u32| {
             serve.parameters.get(name).and_then(|value| u32::try_from(*value).ok()).unwrap_or(default)
         };
@@ -145,8 +152,8 @@ impl Link {
         })
     }
 
-    /// Until both ends have finished, or the daemon is gone.
-    fn run(&mut self, control: &Control) -> io::Result<()> {
+    /// Runs until both ends have finished, or the daemon is gone.
+    fn run(&mut self, control: &ControlEnd) -> io::Result<()> {
         loop {
             self.tick();
             self.take_from_wire()?;
@@ -160,7 +167,7 @@ impl Link {
             if self.told.elapsed() >= ALIVE {
                 self.told = Instant::now();
                 // There is no room as long as the daemon does not read.
-                let _ = say(control, &Tell::Alive);
+                let _ = say(control, &ProcessMessage::Alive);
             }
             if self.wait(control)? {
                 return Ok(());
@@ -180,13 +187,13 @@ impl Link {
         let mut packet = [0; DATAGRAM_MAX];
         for _ in 0..TURN {
             match received(&self.wire, &mut packet) {
-                Ok(Tried::Bytes(bytes)) => {
+                Ok(SocketAttempt::Bytes(bytes)) => {
                     self.busy = Instant::now();
                     self.association.input(packet.get(..bytes).unwrap_or_default());
                 }
-                Ok(Tried::Later) => return Ok(()),
-                Ok(Tried::End) => return Err(io::Error::other("the session's socket was shut down")),
-                // What ICMP says of an earlier one; it is taken by this.
+                Ok(SocketAttempt::Later) => return Ok(()),
+                Ok(SocketAttempt::End) => return Err(io::Error::other("the session's socket was shut down")),
+                // An ICMP error for an earlier packet, which this call takes.
                 Err(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NOBUFS) => {
                     // Each is in a queue, too, for which the socket would be ready for ever.
                     let errors = RecvFlags::DONTWAIT | RecvFlags::ERRQUEUE;
@@ -198,7 +205,7 @@ impl Link {
         Ok(())
     }
 
-    /// As long as there is room.
+    /// Sends messages of the application while the association has room.
     fn give_to_association(&mut self) -> io::Result<()> {
         for _ in 0..TURN {
             if self.association.events() & WRITE == 0 {
@@ -233,9 +240,9 @@ impl Link {
         let mut message = [0; DATAGRAM_MAX];
         loop {
             match received(&self.application, &mut message) {
-                Ok(Tried::Bytes(bytes)) => return Ok(message.get(..bytes).map(<[u8]>::to_vec)),
-                Ok(Tried::Later) => return Ok(None),
-                Ok(Tried::End) => {
+                Ok(SocketAttempt::Bytes(bytes)) => return Ok(message.get(..bytes).map(<[u8]>::to_vec)),
+                Ok(SocketAttempt::Later) => return Ok(None),
+                Ok(SocketAttempt::End) => {
                     self.is_left = true;
                     return Ok(None);
                 }
@@ -246,7 +253,7 @@ impl Link {
         }
     }
 
-    /// Whether nothing more comes, and everything is delivered.
+    /// Returns whether nothing more comes, and everything is delivered.
     fn give_to_application(&mut self) -> io::Result<bool> {
         let mut buffer = [0; DATAGRAM_MAX];
         for _ in 0..TURN {
@@ -257,7 +264,7 @@ impl Link {
                         self.incoming = Some(message);
                         return Ok(false);
                     }
-                    // Nobody is there to read: what comes is read from the association all the same, so that it comes to an end.
+                    // The application is gone. The association is read all the same, so that it comes to an end.
                     Err(Errno::PIPE | Errno::CONNRESET) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -266,16 +273,16 @@ impl Link {
                 return Ok(false);
             }
             match self.association.receive(&mut buffer)? {
-                Got::Bytes(bytes) => self.incoming = buffer.get(..bytes).map(<[u8]>::to_vec),
-                Got::Nothing => return Ok(false),
-                Got::End => return Ok(true),
+                MessageRead::Bytes(bytes) => self.incoming = buffer.get(..bytes).map(<[u8]>::to_vec),
+                MessageRead::Nothing => return Ok(false),
+                MessageRead::End => return Ok(true),
             }
         }
         Ok(false)
     }
 
-    /// For something to do. Whether the daemon is gone.
-    fn wait(&self, control: &Control) -> io::Result<bool> {
+    /// Waits for something to do. Returns whether the daemon is gone.
+    fn wait(&self, control: &ControlEnd) -> io::Result<bool> {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::POLLIN, !self.is_left && self.association.events() & WRITE != 0);
         wanted.set(PollFlags::POLLOUT, self.incoming.is_some());
@@ -295,17 +302,17 @@ impl Link {
             of.push(PollFd::new(self.application.as_fd(), wanted));
         }
         poll(&mut of, timeout)?;
-        // Nothing else is said on it.
+        // The daemon sends nothing else on it.
         Ok(of.first().and_then(PollFd::any).unwrap_or(false))
     }
 }
 
-fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Tried, Errno> {
+fn received(socket: &OwnedFd, buffer: &mut [u8]) -> Result<SocketAttempt, Errno> {
     loop {
         match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Ok(Tried::End),
-            Ok((_, bytes)) => return Ok(Tried::Bytes(bytes.min(buffer.len()))),
-            Err(Errno::AGAIN) => return Ok(Tried::Later),
+            Ok((_, 0)) => return Ok(SocketAttempt::End),
+            Ok((_, bytes)) => return Ok(SocketAttempt::Bytes(bytes.min(buffer.len()))),
+            Err(Errno::AGAIN) => return Ok(SocketAttempt::Later),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }

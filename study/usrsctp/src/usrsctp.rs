@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nix::libc;
 
-/// Of Debian and those that come of it: package `libusrsctp2`.
+/// The library in Debian and its derivatives: package `libusrsctp2`.
 pub const LIBRARY: &str = "libusrsctp.so.2";
 
 const AF_CONN: u16 = 123;
 const IPPROTO_SCTP: c_int = 132;
-/// At both ends: an association has an address and a port at each, which here are always the same.
+/// The port at both ends. An association has an address and a port at each, which are always the same here.
 const PORT: u16 = 5000;
-/// What the library calls the other end.
+/// The library's name for the other end.
 const OTHER: usize = 1;
 const RTOINFO: c_int = 0x1;
 const INITMSG: c_int = 0x3;
@@ -32,7 +32,7 @@ const PMTUD_DISABLE: u32 = 0x10;
 const UNORDERED: u16 = 0x400;
 const SENDV_SNDINFO: c_uint = 1;
 const NOTIFICATION: c_int = 0x2000;
-/// Of packets, around what fits them.
+/// Bytes of a packet around its chunks.
 const COMMON_HEADER: u32 = 12;
 
 pub const READ: c_int = 1;
@@ -40,7 +40,7 @@ pub const WRITE: c_int = 2;
 pub const ERROR: c_int = 4;
 
 type Socket = *mut c_void;
-type Output = extern "C" fn(*mut c_void, *mut c_void, usize, u8, u8) -> c_int;
+type UsrsctpOutput = extern "C" fn(*mut c_void, *mut c_void, usize, u8, u8) -> c_int;
 type Print = unsafe extern "C" fn(*const c_char, ...);
 
 #[repr(C)]
@@ -89,9 +89,9 @@ struct PathParameters {
     dscp: u8,
 }
 
-/// Its functions, by the names of `usrsctp.h`.
-struct Calls {
-    init_nothreads: unsafe extern "C" fn(u16, Option<Output>, Option<Print>),
+/// The library's functions, named as in `usrsctp.h`.
+struct UsrsctpCalls {
+    init_nothreads: unsafe extern "C" fn(u16, Option<UsrsctpOutput>, Option<Print>),
     register_address: unsafe extern "C" fn(*mut c_void),
     socket:
         unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, *const c_void, u32, *mut c_void) -> Socket,
@@ -125,38 +125,38 @@ struct Calls {
     shutdown: unsafe extern "C" fn(Socket, c_int) -> c_int,
     conninput: unsafe extern "C" fn(*mut c_void, *const c_void, usize, u8),
     handle_timers: unsafe extern "C" fn(u32),
-    /// Its code: to be there as long as the functions are called.
+    /// The library's code, which has to stay loaded as long as the functions are called.
     _library: Library,
 }
 
 /// The library, loaded into this process.
-pub struct Usrsctp(Calls);
+pub struct Usrsctp(UsrsctpCalls);
 
 /// How an association is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct Association {
     /// Bytes of a packet, at most.
     pub packet_bytes: u32,
-    /// Of each direction.
+    /// Buffer of each direction, bytes.
     pub buffer_bytes: u32,
     pub is_ordered: bool,
     /// Messages take turns on so many streams: those of different ones do not wait for each other.
     pub streams: u16,
-    /// Until what was not acknowledged is sent again: the first time, and at least.
+    /// Time until an unacknowledged packet is sent again: for the first time, and at least.
     pub rto_initial_ms: u32,
     pub rto_min_ms: u32,
 }
 
-/// What came of an attempt to read a message.
+/// The result of an attempt to read a message.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Got {
+pub enum MessageRead {
     Bytes(usize),
     Nothing,
     /// The other end sends no more, in SCTP's own way.
     End,
 }
 
-/// Where packets go.
+/// The socket that packets are sent on.
 static WIRE: OnceLock<OwnedFd> = OnceLock::new();
 static UNSENT: AtomicU64 = AtomicU64::new(0);
 
@@ -194,7 +194,7 @@ impl Usrsctp {
                 *found.map_err(|error| format!("{LIBRARY} has no usrsctp_{}: {error}", $name))?
             }};
         }
-        let calls = Calls {
+        let calls = UsrsctpCalls {
             init_nothreads: call!("init_nothreads"),
             register_address: call!("register_address"),
             socket: call!("socket"),
@@ -225,7 +225,7 @@ impl Usrsctp {
     pub fn connect(self, wire: OwnedFd, how: Association) -> io::Result<Connected> {
         WIRE.set(wire).map_err(|_| io::Error::from(io::ErrorKind::AlreadyExists))?;
         let calls = &self.0;
-        // SAFETY: the library is there, and what can be left out is left out.
+        // SAFETY: the library is loaded, and the optional arguments are null.
         let socket = unsafe {
             (calls.socket)(AF_CONN.into(), libc::SOCK_STREAM, IPPROTO_SCTP, null(), null(), 0, null_mut())
         };
@@ -248,7 +248,8 @@ pub struct Connected {
 
 impl Connected {
     fn set_up(&self) -> io::Result<()> {
-        let (calls, how) = (&self.library.0, &self.how);
+        let calls = &self.library.0;
+        let how = &self.how;
         let buffer = c_int::try_from(how.buffer_bytes).unwrap_or(c_int::MAX);
         for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
             self.set(libc::SOL_SOCKET, option, &buffer)?;
@@ -256,7 +257,8 @@ impl Connected {
         self.set(IPPROTO_SCTP, NODELAY, &1_i32)?;
         let init = Init { streams_out: how.streams, streams_in: how.streams, attempts: 20, timeout_ms: 2000 };
         self.set(IPPROTO_SCTP, INITMSG, &init)?;
-        let (initial_ms, min_ms) = (how.rto_initial_ms, how.rto_min_ms);
+        let initial_ms = how.rto_initial_ms;
+        let min_ms = how.rto_min_ms;
         self.set(IPPROTO_SCTP, RTOINFO, &Rto { association: 0, initial_ms, max_ms: 5000, min_ms })?;
         // SAFETY: the socket is the library's and open; addresses are copied.
         unsafe {
@@ -292,32 +294,32 @@ impl Connected {
 
     fn set<T>(&self, level: c_int, option: c_int, value: &T) -> io::Result<()> {
         let length = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the value is lent for this call, and its size is said.
+        // SAFETY: the value outlives this call, and `length` is its size.
         let set = unsafe {
             (self.library.0.setsockopt)(self.socket, level, option, std::ptr::from_ref(value).cast(), length)
         };
         done(set).map_err(|error| io::Error::new(error.kind(), format!("option {option:#x}: {error}")))
     }
 
-    /// Of [`READ`], [`WRITE`], [`ERROR`].
+    /// Returns a combination of [`READ`], [`WRITE`] and [`ERROR`].
     pub fn events(&self) -> c_int {
         // SAFETY: the socket is the library's and open, as in all that follows.
         unsafe { (self.library.0.get_events)(self.socket) }
     }
 
-    /// What came by the wire, whoever has made it.
+    /// Takes a packet from the wire, which anybody may have made.
     pub fn input(&self, packet: &[u8]) {
         // SAFETY: the bytes are lent for this call.
         unsafe { (self.library.0.conninput)(OTHER as *mut c_void, packet.as_ptr().cast(), packet.len(), 0) }
     }
 
-    /// So much time has passed.
+    /// Tells the library that this time has passed.
     pub fn tick(&self, ms: u32) {
         // SAFETY: from the thread that calls everything else.
         unsafe { (self.library.0.handle_timers)(ms) }
     }
 
-    /// Whether there was room for the message.
+    /// Returns whether there was room for the message.
     ///
     /// # Errors
     /// The association is over: `BrokenPipe`, where that is in SCTP's own way.
@@ -327,7 +329,8 @@ impl Connected {
             flags: if self.how.is_ordered { 0 } else { UNORDERED },
             ..SendInfo::default()
         };
-        let (at, bytes) = (message.as_ptr().cast(), message.len());
+        let at = message.as_ptr().cast();
+        let bytes = message.len();
         let length = size_of::<SendInfo>() as libc::socklen_t;
         let was_aborted = self.events() & ERROR != 0;
         // SAFETY: bytes and description are lent for this call.
@@ -341,7 +344,7 @@ impl Connected {
         }
         match io::Error::last_os_error() {
             error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            // Both ends have ended it, and what came is still to be read.
+            // Both ends have ended it, and received messages are still to be read.
             error if error.raw_os_error() == Some(libc::ENOENT) => Err(io::ErrorKind::BrokenPipe.into()),
             // Said of an association that the other end is about to end, too, and not only of one that it has aborted.
             error if error.raw_os_error() == Some(libc::ECONNRESET) && !was_aborted => {
@@ -355,11 +358,14 @@ impl Connected {
     ///
     /// # Errors
     /// The association is over.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Got> {
-        let (mut flags, mut kind) = (0, 0);
-        let (mut from, mut info) = (0, 0);
-        let (at, bytes) = (buffer.as_mut_ptr().cast(), buffer.len());
-        // SAFETY: the buffer is lent for this call; nothing is to be written about the sender, whose room is said to be none.
+    pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<MessageRead> {
+        let mut flags = 0;
+        let mut kind = 0;
+        let mut from = 0;
+        let mut info = 0;
+        let at = buffer.as_mut_ptr().cast();
+        let bytes = buffer.len();
+        // SAFETY: the buffer outlives this call. The sender's address has no room, so that nothing is written for it.
         let got = unsafe {
             (self.library.0.recvv)(
                 self.socket,
@@ -374,11 +380,11 @@ impl Connected {
             )
         };
         match usize::try_from(got) {
-            Ok(0) => Ok(Got::End),
-            Ok(_) if flags & NOTIFICATION != 0 => Ok(Got::Nothing),
-            Ok(got) => Ok(Got::Bytes(got)),
+            Ok(0) => Ok(MessageRead::End),
+            Ok(_) if flags & NOTIFICATION != 0 => Ok(MessageRead::Nothing),
+            Ok(got) => Ok(MessageRead::Bytes(got)),
             Err(_) => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::WouldBlock => Ok(Got::Nothing),
+                error if error.kind() == io::ErrorKind::WouldBlock => Ok(MessageRead::Nothing),
                 error => Err(error),
             },
         }
@@ -410,7 +416,7 @@ mod tests {
 
     /// By usrsctp.h.
     #[test]
-    fn structures_are_the_librarys() {
+    fn structures_match_the_usrsctp_library() {
         assert_eq!(size_of::<Address>(), 16);
         assert_eq!(size_of::<SendInfo>(), 16);
         assert_eq!(size_of::<Rto>(), 16);

@@ -17,8 +17,8 @@ use std::{
     time::Duration,
 };
 
-use millrace_base::control::{Control, Received};
-use millrace_study_usrsctp::confine::{Bounds, CPU_IDLE, Confined, Hello, enter, hello, say};
+use millrace_base::control::{ControlEnd, ControlReceived};
+use millrace_study_usrsctp::confine::{CPU_IDLE, ChildLimits, Confined, Hello, enter, hello, say};
 use millrace_testkit::wait_for;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -32,27 +32,27 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-const BOUNDS: Bounds = Bounds { memory: 32 << 20, descriptors: 8 };
+const BOUNDS: ChildLimits = ChildLimits { memory: 32 << 20, descriptors: 8 };
 const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-enum Order {
-    /// With a UDP socket; where one listens, and whom to touch.
+enum ChildOrder {
+    /// Tries to escape. A UDP socket comes with it; `at` is a listener, and the others are processes to attack.
     Escape {
         at: String,
         parent: i32,
         witness: i32,
     },
     Abort,
-    /// Uses so much CPU time, and says so.
+    /// Uses this much CPU time, and reports it.
     Work {
         ms: u64,
     },
 }
 
-/// What was tried, and what came of it: nothing where it worked.
-type Tried = BTreeMap<String, Option<String>>;
+/// The attempts and their errors; `None` where one succeeded.
+type EscapeAttempts = BTreeMap<String, Option<String>>;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -88,20 +88,20 @@ fn child() {
     let Ok(((), control)) = enter(BOUNDS, || Ok(())) else { return };
     loop {
         match control.receive() {
-            Received::Record(Order::Escape { at, parent, witness }, sockets) => {
+            ControlReceived::Record(ChildOrder::Escape { at, parent, witness }, sockets) => {
                 let socket = sockets.into_iter().next().map(UdpSocket::from).expect("a socket");
                 say(&control, &escape(&socket, &at, parent, witness)).expect("said");
             }
-            Received::Record(Order::Abort, _) => std::process::abort(),
-            Received::Record(Order::Work { ms }, _) => {
+            ControlReceived::Record(ChildOrder::Abort, _) => std::process::abort(),
+            ControlReceived::Record(ChildOrder::Work { ms }, _) => {
                 work(Duration::from_millis(ms));
-                say(&control, &Tried::new()).expect("said");
+                say(&control, &EscapeAttempts::new()).expect("said");
             }
-            Received::Nothing => {
+            ControlReceived::Nothing => {
                 poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)
                     .expect("polled");
             }
-            Received::Malformed(_) | Received::End => return,
+            ControlReceived::Malformed(_) | ControlReceived::End => return,
         }
     }
 }
@@ -113,8 +113,8 @@ fn work(cpu: Duration) {
     while used() < until {}
 }
 
-fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> Tried {
-    let mut tried = Tried::new();
+fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> EscapeAttempts {
+    let mut tried = EscapeAttempts::new();
     let mut note =
         |what: &str, outcome: Result<(), String>| drop(tried.insert(what.to_owned(), outcome.err()));
     note("read a file", said(fs::read("/etc/passwd")));
@@ -144,7 +144,7 @@ fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> Tried {
     note("chroot", said(nix::unistd::chroot("/..")));
     note("root again", said(nix::unistd::setuid(nix::unistd::Uid::from_raw(0))));
     note("memory", said(Vec::<u8>::new().try_reserve_exact(2 * BOUNDS.memory as usize)));
-    // What it may: otherwise nothing is shown by the rest.
+    // This is allowed: without it, the other results would show nothing.
     let may = Vec::<u8>::new().try_reserve_exact(BOUNDS.memory as usize / 4);
     note("may have memory", said(may));
     tried
@@ -154,7 +154,7 @@ fn said<T, E: ToString>(outcome: Result<T, E>) -> Result<(), String> {
     outcome.map(drop).map_err(|error| error.to_string())
 }
 
-/// Has a child, says which, and waits to be killed.
+/// Starts a child, prints its ID, and waits to be killed.
 fn parent() {
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     greeted(&control);
@@ -170,19 +170,19 @@ fn nothing_can_be_reached() {
     listens.set_nonblocking(true).expect("set");
     let given = UdpSocket::bind("127.0.0.1:0").expect("bound");
     let mut witness = Command::new("/bin/sleep").arg("600").spawn().expect("a witness");
-    let order = Order::Escape {
+    let order = ChildOrder::Escape {
         at: listens.local_addr().expect("bound").to_string(),
         parent: std::process::id().cast_signed(),
         witness: witness.id().cast_signed(),
     };
     control.send(&order, &[given.as_fd()]).expect("ordered");
-    let mut tried: Tried = record(&control);
+    let mut tried: EscapeAttempts = record(&control);
     assert_eq!(tried.remove("may have memory"), Some(None));
     assert_eq!(tried.len(), 20, "{tried:?}");
     for (what, outcome) in &tried {
         assert!(outcome.is_some(), "a confined process can {what}");
     }
-    // By the list, not by chance: what is asked for is there, and the parent may do it.
+    // These fail because of the list and not by chance: the objects exist, and the parent may use them.
     const BY_THE_LIST: [&str; 11] = [
         "read a file",
         "remove a file",
@@ -274,7 +274,7 @@ fn it_dies_with_its_parent() {
 
 fn how_it_ends_is_known() {
     let (child, control) = started();
-    control.send(&Order::Abort, &[]).expect("ordered");
+    control.send(&ChildOrder::Abort, &[]).expect("ordered");
     assert_eq!(end(&child), "signal 6 has ended it");
     let (child, control) = started();
     drop(control);
@@ -285,7 +285,7 @@ fn how_it_ends_is_known() {
     let (child, control) = started();
     drop(child);
     wait(&control);
-    assert!(matches!(control.receive::<Tried>(), Received::End));
+    assert!(matches!(control.receive::<EscapeAttempts>(), ControlReceived::End));
 }
 
 fn cpu_time_is_earned() {
@@ -298,34 +298,34 @@ fn cpu_time_is_earned() {
     let (child, control) = started();
     // Three times what it may use for nothing.
     for _ in 0..12 {
-        control.send(&Order::Work { ms: 100 }, &[]).expect("ordered");
-        let _: Tried = record(&control);
+        control.send(&ChildOrder::Work { ms: 100 }, &[]).expect("ordered");
+        let _: EscapeAttempts = record(&control);
         child.earn(Duration::from_millis(110));
     }
     assert_eq!(child.ended(), None);
     // And it has saved nothing: however much it has earned, it does not spin for ever.
     child.earn(LONG);
-    control.send(&Order::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
+    control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
     let said = "it was ended, since it used 400ms of CPU time and did nothing with it";
     assert_eq!(end(&child), said);
     // Why is known as soon as its socket is at its end.
     let (child, control) = started();
-    control.send(&Order::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
+    control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
     wait(&control);
-    assert!(matches!(control.receive::<Tried>(), Received::End));
+    assert!(matches!(control.receive::<EscapeAttempts>(), ControlReceived::End));
     assert_eq!(child.ended(), Some(said));
 }
 
 // --- helpers
 
-fn started() -> (Confined, Control) {
+fn started() -> (Confined, ControlEnd) {
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     greeted(&control);
     (child, control)
 }
 
-/// What it goes without.
-fn greeted(control: &Control) -> Vec<String> {
+/// Returns the layers that the child goes without.
+fn greeted(control: &ControlEnd) -> Vec<String> {
     wait(control);
     match hello(control).expect("a word") {
         Some(Hello::Yes { without }) => without,
@@ -333,10 +333,10 @@ fn greeted(control: &Control) -> Vec<String> {
     }
 }
 
-fn record(control: &Control) -> Tried {
+fn record(control: &ControlEnd) -> EscapeAttempts {
     wait(control);
     match control.receive() {
-        Received::Record(record, _) => record,
+        ControlReceived::Record(record, _) => record,
         other => panic!("{other:?}"),
     }
 }

@@ -30,26 +30,26 @@ fn is_there(test: &str) -> bool {
 }
 
 /// A confined process, with its socket.
-struct Process {
+struct SctpProcess {
     child: Child,
-    control: control::Control,
+    control: control::ControlEnd,
     application: OwnedFd,
 }
 
-impl Process {
+impl SctpProcess {
     fn start(wire: impl AsFd) -> Self {
-        let (control, theirs) = control::Control::pair().unwrap();
+        let (control, theirs) = control::ControlEnd::pair().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-study-usrsctp"));
         command.stdout(Stdio::null());
         let child = command.stdin(theirs.as_fd().try_clone_to_owned().unwrap()).spawn().unwrap();
         drop((theirs, command));
         let hello = wait_for("hello", || match control.receive::<Hello>() {
-            control::Received::Record(hello, _) => Some(hello),
-            control::Received::Nothing => None,
+            control::ControlReceived::Record(hello, _) => Some(hello),
+            control::ControlReceived::Nothing => None,
             other => panic!("{other:?}"),
         });
         assert!(matches!(hello, Hello::Yes { .. }), "{hello:?}");
-        let (own, other) = control::Control::pair().unwrap();
+        let (own, other) = control::ControlEnd::pair().unwrap();
         let serve = serde_json::json!({ "packet_bytes": 1200, "parameters": { "rto_min_ms": 20 } });
         control.send(&serve, &[wire.as_fd(), other.as_fd()]).unwrap();
         Self { child, control, application: own.as_fd().try_clone_to_owned().unwrap() }
@@ -69,14 +69,14 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for SctpProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Passes a packet on, or loses it, and sometimes adds forged ones, some of which look right.
+/// Passes a packet on, or loses it, and sometimes adds forged ones. Some of these look right.
 fn pass(from: &UnixDatagram, to: &UnixDatagram, random: &mut fastrand::Rng) -> bool {
     let mut packet = [0; 2048];
     let Ok(got) = from.recv(&mut packet) else { return false };
@@ -99,16 +99,16 @@ fn pass(from: &UnixDatagram, to: &UnixDatagram, random: &mut fastrand::Rng) -> b
 }
 
 #[test]
-fn whatever_comes_by_the_wire_ends_nothing() {
+fn arbitrary_packets_end_no_sctp_process() {
     const SENT: u32 = 400;
-    if !is_there("whatever_comes_by_the_wire_ends_nothing") {
+    if !is_there("arbitrary_packets_end_no_sctp_process") {
         return;
     }
     let [(near_wire, near_end), (far_wire, far_end)] = [(); 2].map(|()| UnixDatagram::pair().unwrap());
     for socket in [&near_wire, &near_end, &far_wire, &far_end] {
         socket.set_nonblocking(true).unwrap();
     }
-    let mut both = [Process::start(&near_wire), Process::start(&far_wire)];
+    let mut both = [SctpProcess::start(&near_wire), SctpProcess::start(&far_wire)];
     drop((near_wire, far_wire));
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -122,7 +122,8 @@ fn whatever_comes_by_the_wire_ends_nothing() {
             }
         });
         let number = |number: u32| [&number.to_be_bytes()[..], &[number as u8; 900]].concat();
-        let (mut sent, mut got) = ([0_u32; 2], [0_u32; 2]);
+        let mut sent = [0_u32; 2];
+        let mut got = [0_u32; 2];
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             wait_for("all of them", || {
                 for (at, process) in both.iter().enumerate() {
@@ -145,10 +146,10 @@ fn whatever_comes_by_the_wire_ends_nothing() {
         // It says nothing but that it goes on.
         loop {
             match process.control.receive::<serde_json::Value>() {
-                control::Received::Record(word, _) => {
+                control::ControlReceived::Record(word, _) => {
                     assert_eq!(word, serde_json::json!({ "tell": "alive" }))
                 }
-                control::Received::Nothing => break,
+                control::ControlReceived::Nothing => break,
                 other => panic!("{other:?}"),
             }
         }
@@ -161,8 +162,8 @@ fn process_ends_with_its_owner() {
         return;
     }
     let (wire, _end) = UnixDatagram::pair().unwrap();
-    let mut process = Process::start(&wire);
-    let (other, _) = control::Control::pair().unwrap();
+    let mut process = SctpProcess::start(&wire);
+    let (other, _) = control::ControlEnd::pair().unwrap();
     drop(std::mem::replace(&mut process.control, other));
     wait_for("its end", || process.child.try_wait().unwrap());
 }

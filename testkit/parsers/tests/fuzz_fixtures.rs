@@ -1,4 +1,4 @@
-//! Inputs that once broke a fuzz target, and a few that reach deep, replayed.
+//! Replays inputs that once broke a fuzz target, and a few that reach deep.
 
 use std::{fs, path::Path};
 
@@ -19,7 +19,7 @@ fn every_fixture_passes() {
     }
 }
 
-/// Not a fuzzer, but enough to notice at once when a check and the code no longer agree.
+/// This is no fuzzer, but it shows at once when a check and the code no longer agree.
 #[test]
 fn random_bytes_pass() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,5 +1,5 @@
-//! The parsers of the BPF programs, compiled natively, against Rust's on the same bytes: inputs that once broke a
-//! fuzz target, and a few that reach deep, replayed; random ones; and a table of what each walk accepts.
+//! Compares the parsers of the BPF programs, compiled natively, with Rust's on the same bytes: inputs that once broke
+//! a fuzz target, and a few that reach deep; random ones; and a table of what each walk accepts.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use millrace_base::networks::{levels, most};
+use millrace_base::networks::{levels, network_limit};
 use millrace_moq::vi64;
 use millrace_quic::webtransport::Binding;
 
@@ -31,7 +31,7 @@ fn every_fixture_passes() {
     }
 }
 
-/// Not a fuzzer, but enough to notice at once when the two no longer agree.
+/// This is no fuzzer, but it shows at once when the two no longer agree.
 #[test]
 fn random_bytes_pass() {
     let mut rng = fastrand::Rng::with_seed(1);
@@ -43,7 +43,7 @@ fn random_bytes_pass() {
     }
 }
 
-/// Almost right: random bytes are seldom of protocol 253.
+/// Nearly valid input: random bytes are seldom protocol 253.
 #[test]
 fn random_frames_of_protocol_253_pass() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures/kernel_udp");
@@ -64,7 +64,7 @@ fn random_frames_of_protocol_253_pass() {
     }
 }
 
-/// Almost right: random bytes seldom come past a stream's header.
+/// Nearly valid input: random bytes seldom pass a stream's header.
 #[test]
 fn random_subgroups_pass() {
     let mut rng = fastrand::Rng::with_seed(2);
@@ -79,14 +79,15 @@ fn random_subgroups_pass() {
     }
 }
 
-/// Almost right: most frames begin near where the stream stands, or where another one began.
+/// Nearly valid input: most frames begin near the stream's offset, or where another one began.
 #[test]
 fn random_overlaps_pass() {
     const READS: u8 = 0xe0;
     const SAME_PACKET: u8 = 0x20;
     let mut rng = fastrand::Rng::with_seed(5);
     for _ in 0..20_000 {
-        let (mut data, mut ends) = (Vec::new(), vec![0u16]);
+        let mut data = Vec::new();
+        let mut ends = vec![0u16];
         for _ in 0..rng.usize(1..16) {
             let base = ends[rng.usize(..ends.len())].max(if rng.bool() {
                 *ends.iter().max().expect("one")
@@ -111,7 +112,7 @@ fn random_overlaps_pass() {
     }
 }
 
-/// Almost right: random bytes seldom name the session.
+/// Nearly valid input: random bytes seldom name the session.
 #[test]
 fn random_sessions_pass() {
     let mut rng = fastrand::Rng::with_seed(3);
@@ -163,7 +164,7 @@ fn ethernet(tags: usize, protocol: u16, rest: &[u8]) -> Vec<u8> {
     [&[2; 12], tags.as_slice(), &protocol.to_be_bytes(), rest].concat()
 }
 
-/// `fragment`: the field with flags and offset.
+/// Returns an IPv4 packet. `fragment`: the field with flags and offset.
 fn ipv4(options: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     let [high, low] = (20 + u16::from(options) * 4 + rest.len() as u16).to_be_bytes();
     let [flags, offset] = fragment.to_be_bytes();
@@ -171,7 +172,7 @@ fn ipv4(options: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     [&header, vec![1; usize::from(options) * 4].as_slice(), rest].concat()
 }
 
-/// `headers`: extension headers of 8 bytes, by number; in a fragment header, of the fragment at this offset.
+/// Returns an IPv6 packet. `headers`: extension headers of 8 bytes, by number; a fragment header is for this offset.
 fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     let nexts = headers.iter().skip(1).chain(&[17]);
     let field = offset.to_be_bytes();
@@ -185,12 +186,12 @@ fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     [[0x60, 0, 0, 0, high, low, first, 64].as_slice(), &[0xfd; 32], &payload].concat()
 }
 
-/// Description, frame, what the walk at TC makes of it, what the gate's makes of it, and what that notes.
-type Case = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
+/// Description, frame, result of the walk at TC, result of the gate's walk, and what the gate's walk notes.
+type ParserCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
 
-/// Programs at TC and the gate read headers by the same steps (`net.h`), and accept different ones.
+/// Programs at TC and the gate read headers in the same steps (`net.h`), and accept different ones.
 #[test]
-fn each_walk_accepts_what_it_says() {
+fn each_fuzz_walk_accepts_its_own_kind_of_input() {
     let udp = [&[1, 2, 3, 4, 0, 48, 0, 0], [0x40; 40].as_slice()].concat();
     let v4 = |tags, options, fragment| ethernet(tags, 0x0800, &ipv4(options, fragment, &udp));
     let v6 = |headers: &[u8], offset| ethernet(0, 0x86dd, &ipv6(headers, offset, &udp));
@@ -199,7 +200,7 @@ fn each_walk_accepts_what_it_says() {
         frame
     };
     let cut = |frame: Vec<u8>, len: usize| frame[..len].to_vec();
-    let cases: &[Case] = &[
+    let cases: &[ParserCase] = &[
         ("IPv4", v4(0, 0, 0x4000), "UDP", "UDP", &[]),
         ("IPv4 options", v4(0, 10, 0), "UDP", "UDP", &["options"]),
         ("a VLAN tag", v4(1, 0, 0), "UDP", "UDP", &[]),
@@ -241,23 +242,23 @@ fn each_walk_accepts_what_it_says() {
 
 /// `struct bucket_rate`, in ticks of 1/64 ns.
 #[repr(C)]
-struct Rate {
+struct BucketRateCopy {
     cost: u64,
     burst: u64,
 }
 
 unsafe extern "C" {
-    fn gate_native_take(full_at: *mut u64, rate: *const Rate, times: u64, now_ns: u64) -> i32;
+    fn gate_native_take(full_at: *mut u64, rate: *const BucketRateCopy, times: u64, now_ns: u64) -> i32;
     fn gate_native_network(levels: *const Levels, address: *const u8, level: u32, to: *mut u8) -> u32;
     fn gate_native_most(of_client: u64, times: u32, all: u64) -> u64;
 }
 
-/// How many packets a bucket lets pass at a time.
-fn taken(full_at: &mut u64, rate: &Rate, now_ns: u64) -> usize {
+/// Returns how many packets a bucket lets pass at a time.
+fn taken(full_at: &mut u64, rate: &BucketRateCopy, now_ns: u64) -> usize {
     taken_of_network(full_at, rate, 1, now_ns)
 }
 
-fn taken_of_network(full_at: &mut u64, rate: &Rate, times: u64, now_ns: u64) -> usize {
+fn taken_of_network(full_at: &mut u64, rate: &BucketRateCopy, times: u64, now_ns: u64) -> usize {
     // SAFETY: both outlive the call, which only writes to the bucket.
     (0..1000).take_while(|_| unsafe { gate_native_take(full_at, rate, times, now_ns) } == 0).count()
 }
@@ -265,29 +266,29 @@ fn taken_of_network(full_at: &mut u64, rate: &Rate, times: u64, now_ns: u64) -> 
 /// `struct gate_levels`.
 #[repr(C)]
 struct Levels {
-    v4: [Level; 3],
-    v6: [Level; 3],
+    v4: [GateLevelCopy; 3],
+    v6: [GateLevelCopy; 3],
 }
 
 /// `struct gate_level`.
 #[repr(C)]
-struct Level {
+struct GateLevelCopy {
     mask: [u8; 16],
     times: u64,
 }
 
-/// Of a gate whose settings say nothing about them.
+/// Returns the levels of a gate whose settings do not change them.
 fn levels_of_gate() -> Levels {
-    let of = |prefix: u32, times| Level { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
+    let of = |prefix: u32, times| GateLevelCopy { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
     Levels {
-        v4: [of(96 + 32, 1), of(96 + 24, 8), Level { mask: [0; 16], times: 0 }],
+        v4: [of(96 + 32, 1), of(96 + 24, 8), GateLevelCopy { mask: [0; 16], times: 0 }],
         v6: [of(64, 1), of(56, 8), of(48, 64)],
     }
 }
 
-/// The gate's program and what all daemons count by have the same networks for an address, and the same limits for a network.
+/// The gate's program and all daemons assign an address to the same networks, with the same limits.
 #[test]
-fn networks_in_c_are_those_in_rust() {
+fn client_networks_in_c_equal_those_in_rust() {
     let gate = levels_of_gate();
     let of_gate = |address: IpAddr| -> Vec<(Ipv6Addr, usize)> {
         let mapped = mapped(address);
@@ -319,16 +320,16 @@ fn networks_in_c_are_those_in_rust() {
     {
         // SAFETY: numbers only.
         let of_gate = unsafe { gate_native_most(of_client, times, all) };
-        let want = most(of_client as usize, times as usize, all as usize) as u64;
+        let want = network_limit(of_client as usize, times as usize, all as usize) as u64;
         assert_eq!(of_gate, want, "{of_client} {times} {all}");
     }
 }
 
-/// The bucket of a network holds as much as its clients' together, and fills as fast.
+/// The bucket of a network holds as much as those of its clients together, and fills as fast.
 #[test]
 fn buckets_of_networks_hold_multiples() {
     const SECOND: u64 = 1_000_000_000;
-    let rate = Rate { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
+    let rate = BucketRateCopy { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
     let now = 1000 * SECOND;
     for (times, held) in [(1, 5), (8, 40), (64, 320)] {
         let mut bucket = 0;
@@ -344,16 +345,16 @@ fn mapped(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// A bucket holds what it should at any time, also where ticks no longer fit into 63 bits, or 64.
+/// A bucket holds the right amount at any time, also when ticks no longer fit into 63 or 64 bits.
 #[test]
-fn buckets_hold_as_much_after_years() {
+fn rate_buckets_hold_as_much_after_years() {
     const SECOND: u64 = 1_000_000_000;
     const YEAR: u64 = 365 * 24 * 3600 * SECOND;
-    let rate = Rate { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
+    let rate = BucketRateCopy { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
     let wraps = u64::MAX / 64;
     let times = [0, 1, 4, 5, 9, 10, 20, 100].map(|years| years * YEAR);
     for now in times.into_iter().chain([wraps / 2, wraps - SECOND / 4, wraps]) {
-        // One that is empty at once, and one that a packet of this moment finds for the first time.
+        // One bucket is empty at first, and one is new and gets its first packet at this time.
         let mut bucket = 0;
         if now % (wraps + 1) < wraps - 2 * SECOND {
             assert_eq!(taken(&mut bucket, &rate, now), 5, "a new one at {now}");
@@ -370,7 +371,7 @@ fn buckets_hold_as_much_after_years() {
     }
 }
 
-/// Almost right: each byte of an offer is changed to each other value, and each length is tried.
+/// Nearly valid input: each byte of an offer is changed to each other value, and each length is tried.
 #[test]
 fn options_of_grafts_pass() {
     let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";
@@ -385,9 +386,10 @@ fn options_of_grafts_pass() {
     }
 }
 
-/// RFC 5681, with time as an argument: slow start, halving, additive increase, a time-out, and a window that is not used.
+/// Congestion control of RFC 5681 with time as an argument: slow start, halving, additive increase, a time-out, and a
+/// window that is not used.
 #[test]
-fn congestion_follows_what_has_come() {
+fn congestion_window_follows_acknowledgements() {
     for start in [0, u32::MAX - 100] {
         let mut path = checks::Controlled::new(start);
         let mut windows = vec![path.look(0, 0, 0)];
@@ -396,17 +398,17 @@ fn congestion_follows_what_has_come() {
         assert_eq!(path.look(80, 80, 1), 40, "half");
         assert_eq!(path.look(100, 40, 0), 41, "a packet more in a round trip");
         assert_eq!(path.look(120, 41, 0), 42);
-        // Longer than any time-out of 200 ms; then again, each time from when it was noticed.
+        // The wait is longer than the time-out of 200 ms. Each further time-out counts from the previous one.
         assert_eq!(path.look(319, 0, 0), 42);
         assert_eq!(path.look(321, 0, 0), 1);
-        // Up to half of what it was quickly, then slowly.
+        // The window grows quickly up to half of its old size, then slowly.
         assert_eq!(path.look(340, 1, 0), 2);
         assert_eq!(path.look(360, 100, 0), 21);
         assert_eq!(path.look(380, 21, 0), 22);
-        // Never less than two by losses.
+        // Losses never reduce the window below two.
         let least = (0..9).map(|step| path.look(400 + step, 1, 1)).min();
         assert_eq!(least, Some(2));
-        // What is not used does not grow, and what is not waited for is not late.
+        // An unused window does not grow, and no time-out happens if nothing is in flight.
         let mut idle = checks::Controlled::new(start);
         (0..5).for_each(|step| assert_eq!(idle.look_idle(step * 1000, 2), 10));
     }

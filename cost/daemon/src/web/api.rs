@@ -1,4 +1,4 @@
-//! What is served under which path.
+//! The server's paths and their answers.
 
 use std::convert::Infallible;
 use std::ops::RangeInclusive;
@@ -21,16 +21,16 @@ use millrace_daemon::http;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::{Shared, assets, metrics};
+use super::{DashboardShared, assets, metrics};
 
-/// For a sum that others are before.
+/// How long a request for a sum waits for others that are being computed.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-/// Nothing but this server's own files, and nobody may frame them.
+/// Allows only this server's own files, and forbids framing.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                                        connect-src 'self'; base-uri 'none'; form-action 'none'; \
                                        frame-ancestors 'none'";
 
-pub(super) fn router(shared: Arc<Shared>) -> Router {
+pub(super) fn router(shared: Arc<DashboardShared>) -> Router {
     Router::new()
         .route("/", get(assets::PAGE))
         .route("/app.js", get(assets::SCRIPT))
@@ -57,20 +57,20 @@ async fn secure(mut response: Response) -> Response {
     response
 }
 
-/// Server-sent events: `hello`, then a `report` as soon as there is one, `dropped` with how many this viewer missed.
-async fn reports(State(shared): State<Arc<Shared>>) -> Response {
+/// Sends server-sent events: `hello`, then each `report` when it comes. `dropped` has the number of reports that this viewer missed.
+async fn reports(State(shared): State<Arc<DashboardShared>>) -> Response {
     match shared.watch() {
         Ok(frames) => {
             let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-            (headers, Body::from_stream(Frames(frames))).into_response()
+            (headers, Body::from_stream(ReportFrames(frames))).into_response()
         }
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }
 
-struct Frames(mpsc::Receiver<Bytes>);
+struct ReportFrames(mpsc::Receiver<Bytes>);
 
-impl Stream for Frames {
+impl Stream for ReportFrames {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -79,36 +79,41 @@ impl Stream for Frames {
 }
 
 /// The latest report, or that of a range of time, without stacks.
-async fn report(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Response {
-    let wanted = match Wanted::parse(query.as_deref()) {
+async fn report(State(shared): State<Arc<DashboardShared>>, RawQuery(query): RawQuery) -> Response {
+    let wanted = match ReportQuery::parse(query.as_deref()) {
         Ok(wanted) => wanted,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
     let summed = aside(shared, MAX_WAIT, move |shared| {
-        let reports = shared.wanted(&wanted);
+        let reports = shared.select_reports(&wanted);
         merge::merge_tables(reports.iter().map(|report| &**report))
     });
     answer(summed.await)
 }
 
 /// The stacks of a range of time, over all CPUs or of one.
-async fn stacks(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Response {
-    let wanted = match Wanted::parse(query.as_deref()) {
+async fn stacks(State(shared): State<Arc<DashboardShared>>, RawQuery(query): RawQuery) -> Response {
+    let wanted = match ReportQuery::parse(query.as_deref()) {
         Ok(wanted) => wanted,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
-    answer(aside(shared, MAX_WAIT, move |shared| Sampled::of(&shared.wanted(&wanted), wanted.cpu)).await)
+    answer(
+        aside(shared, MAX_WAIT, move |shared| {
+            Sampled::from_reports(&shared.select_reports(&wanted), wanted.cpu)
+        })
+        .await,
+    )
 }
 
-async fn history(State(shared): State<Arc<Shared>>) -> Response {
-    Json(shared.state.lock().history.points(shared.live)).into_response()
+async fn history(State(shared): State<Arc<DashboardShared>>) -> Response {
+    Json(shared.state.lock().history.points()).into_response()
 }
 
-async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
+async fn scrape(State(shared): State<Arc<DashboardShared>>) -> Response {
     http::metrics(metrics::encode(&shared))
 }
 
-/// Why there is no sum.
+/// The reason why there is no sum.
 enum Unsummed {
     Nothing,
     Busy,
@@ -117,9 +122,9 @@ enum Unsummed {
 /// Sums may take a while; viewers are served meanwhile. A range of time may be all that is kept, so few are made at once,
 /// also of those whom nobody waits for any more.
 async fn aside<T: Send + 'static>(
-    shared: Arc<Shared>,
+    shared: Arc<DashboardShared>,
     wait: Duration,
-    sum: impl FnOnce(&Shared) -> Option<T> + Send + 'static,
+    sum: impl FnOnce(&DashboardShared) -> Option<T> + Send + 'static,
 ) -> Result<T, Unsummed> {
     let turn = tokio::time::timeout(wait, Arc::clone(&shared.sums).acquire_owned()).await;
     let Ok(Ok(turn)) = turn else { return Err(Unsummed::Busy) };
@@ -155,7 +160,7 @@ struct Sampled {
 }
 
 impl Sampled {
-    fn of(reports: &[Arc<Report>], cpu: Option<u32>) -> Option<Self> {
+    fn from_reports(reports: &[Arc<Report>], cpu: Option<u32>) -> Option<Self> {
         let last = reports.last()?;
         let all = merge::stacks(reports.iter().filter_map(|report| report.stacks.as_ref()), |of| {
             cpu.is_none_or(|cpu| cpu == of)
@@ -171,14 +176,16 @@ impl Sampled {
 
 /// `from`, `to`: milliseconds since 1970, at which the periods in question end; without them the latest report alone.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Wanted {
+struct ReportQuery {
     range: Option<RangeInclusive<u64>>,
     cpu: Option<u32>,
 }
 
-impl Wanted {
+impl ReportQuery {
     fn parse(query: Option<&str>) -> Result<Self, String> {
-        let (mut from, mut to, mut cpu) = (None, None, None);
+        let mut from = None;
+        let mut to = None;
+        let mut cpu = None;
         for (key, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let number = value.parse::<u64>().map_err(|_| format!("{key}: {value:?} is not a number"))?;
             match &*key {
@@ -193,9 +200,9 @@ impl Wanted {
     }
 }
 
-impl Shared {
+impl DashboardShared {
     /// Only references are taken while reports wait.
-    fn wanted(&self, wanted: &Wanted) -> Vec<Arc<Report>> {
+    fn select_reports(&self, wanted: &ReportQuery) -> Vec<Arc<Report>> {
         let state = self.state.lock();
         match &wanted.range {
             Some(range) => state.history.range(range),
@@ -209,11 +216,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sums_wait_for_their_turn() {
-        let (access, losses) = (http::access::Access::default(), Arc::default());
+    async fn requests_for_sums_wait_for_their_turn() {
+        let access = http::access::HttpAccess::default();
+        let losses = Arc::default();
         let addr = ([127, 0, 0, 1], 0).into();
         let config = super::super::Config { addr, memory_bytes: 0, live: true, access, losses };
-        let shared = Arc::new(Shared::new(&config));
+        let shared = Arc::new(DashboardShared::new(&config));
         assert!(aside(Arc::clone(&shared), MAX_WAIT, |_| Some(())).await.is_ok());
         assert!(matches!(aside(Arc::clone(&shared), MAX_WAIT, |_| None::<()>).await, Err(Unsummed::Nothing)));
         let turns = u32::try_from(shared.sums.available_permits()).unwrap();
@@ -227,11 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn queries() {
-        let wanted = |query| Wanted::parse(Some(query));
-        assert_eq!(Wanted::parse(None), Ok(Wanted::default()));
-        assert_eq!(wanted("from=5&to=7&cpu=3"), Ok(Wanted { range: Some(5..=7), cpu: Some(3) }));
-        assert_eq!(wanted("from=5"), Ok(Wanted { range: Some(5..=u64::MAX), cpu: None }));
+    fn api_queries_are_parsed_or_refused() {
+        let wanted = |query| ReportQuery::parse(Some(query));
+        assert_eq!(ReportQuery::parse(None), Ok(ReportQuery::default()));
+        assert_eq!(wanted("from=5&to=7&cpu=3"), Ok(ReportQuery { range: Some(5..=7), cpu: Some(3) }));
+        assert_eq!(wanted("from=5"), Ok(ReportQuery { range: Some(5..=u64::MAX), cpu: None }));
         for wrong in ["from=x", "till=3", "cpu=99999999999", "from=-1"] {
             assert!(wanted(wrong).is_err(), "{wrong}");
         }

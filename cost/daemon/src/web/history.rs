@@ -1,31 +1,37 @@
-//! What has been reported: whole reports as long as there is room for them, their sums for longer.
+//! Keeps reports: whole ones while there is room for them, and their sums for longer. A log is kept from its beginning to its end: when
+//! there is no room for another point, each point stands for more reports.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use millrace_cost::merge;
 use millrace_cost::report::{Event, Report};
 use serde::Serialize;
 
 /// An hour at the usual period.
 const POINTS: usize = 3600;
+/// Steps that become one where there is no more room.
+const STEPS: usize = 4;
 
-pub(super) struct History {
-    reports: VecDeque<(Arc<Report>, usize)>,
+pub(super) struct ReportHistory {
+    /// The oldest reports are dropped when memory is full. Otherwise all of the time is kept, in longer steps.
+    live: bool,
+    reports: HistorySteps<(Arc<Report>, usize)>,
     bytes: usize,
     limit_bytes: usize,
     forgotten: u64,
-    points: VecDeque<Point>,
+    points: HistorySteps<HistoryPoint>,
     cpus: Vec<u32>,
 }
 
 /// A report, summed up.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Point {
+pub(super) struct HistoryPoint {
     time_unix_ms: u64,
     period_ns: u64,
-    /// Shares in the order of [`Event::ALL`], over all CPUs; `null` is not measured.
-    events: [Option<f32>; Event::ALL.len()],
+    /// Shares of those of [`Event::ALL`] that are networking, over all CPUs; `null` is not measured.
+    events: [Option<f32>; Event::NETWORKING],
     /// Networking's share of each of [`Points::cpus`].
     cpus: Vec<f32>,
 }
@@ -34,47 +40,123 @@ pub(super) struct Point {
 pub(super) struct Points {
     live: bool,
     cpus: Vec<u32>,
-    points: Vec<Point>,
+    points: Vec<HistoryPoint>,
+    /// Reports that each point is the mean of.
+    point_reports: usize,
     /// The end of the oldest report that is still there in full.
     whole_since_unix_ms: Option<u64>,
+    /// Reports that a range of time begins or ends with at least.
+    whole_reports: usize,
 }
 
-impl History {
-    pub fn new(limit_bytes: usize) -> Self {
+/// Sums of so many items each, in the order of time; the latest items are none yet.
+struct HistorySteps<T> {
+    sums: VecDeque<T>,
+    length: usize,
+    latest: Vec<T>,
+    /// Number of items that `latest` stands for. Its first one may be a sum.
+    pending: usize,
+}
+
+/// Items that wait to be one: fewer would be summed up more often, more take memory.
+const WAITING: usize = 16;
+
+impl<T> HistorySteps<T> {
+    fn new() -> Self {
+        Self { sums: VecDeque::new(), length: 1, latest: Vec::new(), pending: 0 }
+    }
+
+    /// Adds an item that stands for so many.
+    fn push(&mut self, item: T, items: usize, sum: impl Fn(&[T]) -> T) {
+        if self.length == 1 {
+            return self.sums.push_back(item);
+        }
+        self.latest.push(item);
+        self.pending += items;
+        if self.pending >= self.length {
+            self.sums.push_back(sum(&self.latest));
+            self.latest.clear();
+            self.pending = 0;
+        } else if self.latest.len() >= WAITING {
+            self.latest = vec![sum(&self.latest)];
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.sums.len() + self.latest.len()
+    }
+
+    fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
+        self.sums.iter().chain(&self.latest)
+    }
+
+    /// Makes steps longer, each of as many items as the others.
+    fn lengthen(&mut self, sum: impl Fn(&[T]) -> T) {
+        let mut sums: Vec<T> = std::mem::take(&mut self.sums).into();
+        let left_over = sums.split_off(sums.len() - sums.len() % STEPS);
+        self.pending += left_over.len() * self.length;
+        self.latest.splice(0..0, left_over);
+        self.length *= STEPS;
+        self.sums = sums.chunks(STEPS).map(sum).collect();
+    }
+}
+
+impl ReportHistory {
+    pub fn new(limit_bytes: usize, live: bool) -> Self {
         Self {
-            reports: VecDeque::new(),
+            live,
+            reports: HistorySteps::new(),
             bytes: 0,
             limit_bytes,
             forgotten: 0,
-            points: VecDeque::new(),
+            points: HistorySteps::new(),
             cpus: Vec::new(),
         }
     }
 
-    /// `json_bytes`: without stacks.
-    pub fn push(&mut self, report: Arc<Report>, json_bytes: usize) {
-        if self.points.len() >= POINTS {
-            self.points.pop_front();
+    /// Adds a report, or the sum of so many. A sum is of no more than both [`steps`](Self::steps) are, and does not go over the end of one.
+    pub fn push(&mut self, report: Arc<Report>, reports: usize) {
+        self.points.push(HistoryPoint::new(&report), reports, HistoryPoint::mean);
+        if self.points.len() > POINTS {
+            match self.live {
+                true => drop(self.points.sums.pop_front()),
+                false => self.points.lengthen(HistoryPoint::mean),
+            }
         }
-        self.points.push_back(Point::new(&report));
         self.cpus = report.cpus.iter().map(|cpu| cpu.cpu).collect();
-        let bytes = memory(&report, json_bytes);
-        self.bytes += bytes;
-        self.reports.push_back((report, bytes));
+        let bytes = memory(&report);
+        self.reports.push((report, bytes), reports, sum);
+        // Some were summed up just now.
+        let summed = self.reports.length > 1 && self.reports.latest.len() <= 1;
+        self.bytes = if summed { self.sizes() } else { self.bytes + bytes };
         // The last one stays, however large it is.
-        while self.bytes > self.limit_bytes && self.reports.len() > 1 {
-            let Some((_, bytes)) = self.reports.pop_front() else { break };
-            self.bytes -= bytes;
-            self.forgotten += 1;
+        while self.bytes > self.limit_bytes && self.reports.sums.len() > 1 {
+            if self.live {
+                let Some((_, bytes)) = self.reports.sums.pop_front() else { break };
+                self.bytes -= bytes;
+                self.forgotten += 1;
+            } else {
+                self.reports.lengthen(sum);
+                self.bytes = self.sizes();
+            }
         }
+    }
+
+    fn sizes(&self) -> usize {
+        self.reports.iter().map(|(_, bytes)| bytes).sum()
     }
 
     pub fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
+    /// Reports in a point of the history, and in the shortest range of time.
+    pub fn steps(&self) -> (usize, usize) {
+        (self.points.length, self.reports.length)
+    }
+
     pub fn latest(&self) -> Option<Arc<Report>> {
-        self.reports.back().map(|(report, _)| Arc::clone(report))
+        self.reports.iter().next_back().map(|(report, _)| Arc::clone(report))
     }
 
     /// Reports whose periods end within `range`, milliseconds since 1970.
@@ -83,19 +165,28 @@ impl History {
         reports.map(|(report, _)| Arc::clone(report)).collect()
     }
 
-    pub fn points(&self, live: bool) -> Points {
+    pub fn points(&self) -> Points {
         Points {
-            live,
+            live: self.live,
             cpus: self.cpus.clone(),
             points: self.points.iter().cloned().collect(),
-            whole_since_unix_ms: self.reports.front().map(|(report, _)| report.time_unix_ms),
+            point_reports: self.points.length,
+            whole_since_unix_ms: self.reports.iter().next().map(|(report, _)| report.time_unix_ms),
+            whole_reports: self.reports.length,
         }
     }
 }
 
-impl Point {
+/// Returns the sum of consecutive reports, and its size in bytes.
+fn sum(reports: &[(Arc<Report>, usize)]) -> (Arc<Report>, usize) {
+    let report = merge::merge(reports.iter().map(|(report, _)| &**report)).map(Arc::new);
+    // There is one at least.
+    report.map_or_else(|| reports[0].clone(), |report| (Arc::clone(&report), memory(&report)))
+}
+
+impl HistoryPoint {
     fn new(report: &Report) -> Self {
-        let mut events = [None; Event::ALL.len()];
+        let mut events = [None; Event::NETWORKING];
         for cost in report.cpus.iter().flat_map(|cpu| &cpu.events) {
             if let Some(sum) = events.get_mut(cost.event.index()) {
                 *sum = Some(sum.unwrap_or(0.0) + cost.share as f32);
@@ -110,15 +201,144 @@ impl Point {
             cpus: report.cpus.iter().map(|cpu| short(cpu.networking_share as f32)).collect(),
         }
     }
+
+    /// Returns the mean over the points' periods. Gaps between them do not count.
+    fn mean(points: &[Self]) -> Self {
+        let period_ns: u64 = points.iter().map(|point| point.period_ns).sum();
+        let mean = |share: &dyn Fn(&Self) -> Option<f32>| {
+            let known = || points.iter().filter_map(|point| Some((share(point)?, point.period_ns)));
+            let sum: f64 = known().map(|(share, ns)| f64::from(share) * ns as f64).sum();
+            known().next().map(|_| (sum / period_ns.max(1) as f64) as f32)
+        };
+        let cpus = points.iter().map(|point| point.cpus.len()).max().unwrap_or(0);
+        Self {
+            time_unix_ms: points.last().map_or(0, |point| point.time_unix_ms),
+            period_ns,
+            events: std::array::from_fn(|at| mean(&|point| point.events.get(at).copied().flatten())),
+            cpus: (0..cpus).map(|at| mean(&|point| point.cpus.get(at).copied()).unwrap_or(0.0)).collect(),
+        }
+    }
 }
 
-/// Names and lists take about as much again as their text.
-fn memory(report: &Report, json_bytes: usize) -> usize {
+/// Returns the memory of a report in bytes, roughly.
+fn memory(report: &Report) -> usize {
+    /// Bytes of a name on the heap. Each entry has at least one.
+    const NAME: usize = 48;
+    fn list_bytes<T>(list: &[T]) -> usize {
+        list.len() * (size_of::<T>() + NAME)
+    }
+    let events = report.cpus.iter().flat_map(|cpu| &cpu.events);
+    let profiles = report.processes.iter().filter_map(|process| process.profile.as_ref());
+    let arguments = report.processes.iter().filter_map(|process| process.arguments.as_ref());
     let stacks = report.stacks.as_ref().map_or(0, |stacks| {
-        let names: usize = stacks.functions.iter().map(|name| name.len() + size_of::<String>()).sum();
-        let frames: usize =
-            stacks.stacks.iter().map(|stack| size_of_val(&*stack.frames) + size_of_val(stack)).sum();
-        names + frames
+        list_bytes(&stacks.functions)
+            + stacks.stacks.iter().map(|stack| list_bytes(&[()]) + size_of_val(&*stack.frames)).sum::<usize>()
+            + size_of_val(&*stacks.stacks)
     });
-    2 * json_bytes + stacks
+    size_of::<Report>()
+        + list_bytes(&report.cpus)
+        + events.map(|event| size_of_val(event) + list_bytes(&event.parts)).sum::<usize>()
+        + report.other.iter().map(|other| list_bytes(&other.functions)).sum::<usize>()
+        + 2 * list_bytes(&report.processes)
+        + profiles.map(|profile| list_bytes(&profile.parts) + list_bytes(&profile.functions)).sum::<usize>()
+        + arguments.map(String::len).sum::<usize>()
+        + list_bytes(&report.cgroups)
+        + report.programs.as_ref().map_or(0, |programs| list_bytes(programs))
+        + 2 * list_bytes(&report.missing)
+        + stacks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::tests::example;
+
+    fn report(at: u64) -> Arc<Report> {
+        let mut report = Report { sequence: at, time_unix_ms: 1000 * (at + 1), ..example() };
+        report.cpus[0].events[0].share = at as f64 / 1e6;
+        Arc::new(report)
+    }
+
+    /// A log stays whole, however long it is: its steps become longer. `point_reports` and `whole_reports` give their length. No report is
+    /// in two of them or in none.
+    #[test]
+    fn long_log_is_kept_whole_in_longer_steps() {
+        const REPORTS: u64 = 20_000;
+        let limit = 40 * memory(&report(0));
+        let mut history = ReportHistory::new(limit, false);
+        (0..REPORTS).for_each(|at| history.push(report(at), 1));
+        let points = history.points();
+        assert!(points.points.len() <= POINTS && points.point_reports == 16, "{}", points.point_reports);
+        assert_eq!(points.points.iter().map(|point| point.period_ns).sum::<u64>(), REPORTS * 1_000_000_000);
+        assert_eq!(points.points.last().map(|point| point.time_unix_ms), Some(1000 * REPORTS));
+        let first = &points.points[0];
+        // The point covers reports 0 to 15, and CPU 1 is constant.
+        assert_eq!((first.time_unix_ms, first.period_ns), (16_000, 16_000_000_000));
+        assert!((first.events[0].expect("measured") - 0.25).abs() < 1e-3, "{first:?}");
+        let all = history.range(&(0..=u64::MAX));
+        assert!(history.bytes <= limit && all.len() > 40 / STEPS / 2, "{} of {}", history.bytes, all.len());
+        assert_eq!(all.iter().map(|report| report.period_ns).sum::<u64>(), REPORTS * 1_000_000_000);
+        assert_eq!(all[0].time_unix_ms, 1000 * points.whole_reports as u64);
+        assert_eq!((history.forgotten(), history.steps()), (0, (16, points.whole_reports)));
+        let calls = all.iter().map(|report| report.cpus[0].events[0].calls.expect("counted")).sum::<u64>();
+        assert_eq!(calls, 7 * REPORTS);
+    }
+
+    /// The reader of a log may add up reports itself. Steps are the same then.
+    #[test]
+    fn history_of_summed_reports_has_the_same_steps() {
+        const REPORTS: u64 = 20_000;
+        // Sums take their shares from times.
+        let report = |at: u64| {
+            let mut report = (*report(at)).clone();
+            let event = &mut report.cpus[0].events[0];
+            (event.ns, event.share) = (at * 1000, at as f64 / 1e6);
+            Arc::new(report)
+        };
+        let limit = 40 * memory(&report(0));
+        let mut one = ReportHistory::new(limit, false);
+        let mut summed = ReportHistory::new(limit, false);
+        (0..REPORTS).for_each(|at| one.push(report(at), 1));
+        let mut at = 0;
+        while at < REPORTS {
+            let (point, range) = summed.steps();
+            let most = point.min(range).min(16) as u64;
+            let count = (most - at % most).min(REPORTS - at);
+            let reports: Vec<Arc<Report>> = (at..at + count).map(report).collect();
+            let sum = merge::merge(reports.iter().map(|report| &**report)).expect("a report");
+            summed.push(Arc::new(sum), count as usize);
+            at += count;
+        }
+        assert_eq!(summed.steps(), one.steps());
+        let one_points = one.points();
+        let points = summed.points();
+        assert_eq!(points.points.len(), one_points.points.len());
+        for (a, b) in points.points.iter().zip(&one_points.points) {
+            assert_eq!((a.time_unix_ms, a.period_ns), (b.time_unix_ms, b.period_ns));
+            let [a, b] = [a, b].map(|point| point.events[0].expect("measured"));
+            assert!((a - b).abs() < 1e-3, "{a} {b}");
+        }
+        let all = |history: &ReportHistory| {
+            let reports = history.range(&(0..=u64::MAX));
+            merge::merge(reports.iter().map(|report| &**report)).expect("a report")
+        };
+        assert_eq!(all(&summed), all(&one));
+    }
+
+    #[test]
+    fn live_history_forgets_the_oldest() {
+        let mut history = ReportHistory::new(10 * memory(&report(0)), true);
+        (0..5000).for_each(|at| history.push(report(at), 1));
+        let points = history.points();
+        assert_eq!((points.points.len(), points.point_reports, points.whole_reports), (POINTS, 1, 1));
+        assert_eq!(history.range(&(0..=u64::MAX)).len(), 10);
+        assert_eq!(history.forgotten(), 4990);
+    }
+
+    #[test]
+    fn history_memory_follows_the_size_of_reports() {
+        let mut large = (*report(0)).clone();
+        large.processes = vec![large.processes[0].clone(); 1000];
+        assert!(memory(&large) > memory(&report(0)) + 1000 * size_of::<millrace_cost::report::ProcessCost>());
+    }
 }

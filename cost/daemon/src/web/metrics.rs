@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use millrace_cost::report::{Auto, Cpu, Energy, Event, Missing, Report};
+use millrace_cost::report::{Auto, CpuCost, Energy, Event, MissingMeasurement, Report};
 use millrace_daemon::openmetrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge};
 use prometheus_client::registry::Unit;
 
-use super::Shared;
-use crate::losses::Loss;
+use super::DashboardShared;
+use crate::losses::ReportLoss;
 
 const PREFIX: &str = "millrace_cost";
 /// Parts beyond these are one, [`FURTHER`]: BPF programs may come with ever new names.
@@ -22,13 +22,12 @@ const MAX_PARTS: usize = 100;
 const FURTHER: &str = "further parts";
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Totals {
+pub(super) struct DashboardTotals {
     reports: u64,
     period_ns: u64,
     sampled_ns: u64,
     auto: Option<Auto>,
     events: BTreeMap<(u32, Event), EventTotals>,
-    parts: BTreeMap<(u32, Event, String), u64>,
     part_names: BTreeSet<String>,
     times: BTreeMap<(u32, &'static str), u64>,
     samples: u64,
@@ -36,25 +35,29 @@ pub(super) struct Totals {
     observer_ns: u64,
     networking_joules: Option<f64>,
     joules: BTreeMap<String, f64>,
-    missing: Vec<Missing>,
+    missing: Vec<MissingMeasurement>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct EventTotals {
     ns: u64,
-    /// Not counted in mode `sampling`.
+    /// `None`: not counted, as in mode `sampling`.
     calls: Option<u64>,
+    /// The part of `ns` in which calls were counted.
+    counted_ns: u64,
     observer_ns: u64,
+    parts: BTreeMap<String, u64>,
 }
 
-impl Totals {
-    pub fn add(&mut self, report: &Report) {
-        self.reports += 1;
+impl DashboardTotals {
+    /// Adds the sum of so many reports.
+    pub fn add(&mut self, report: &Report, reports: usize) {
+        self.reports += reports as u64;
         self.period_ns += report.period_ns;
         self.sampled_ns += report.sampled_ns;
         self.auto = report.auto;
         for cpu in &report.cpus {
-            self.add_cpu(cpu);
+            self.add_cpu(cpu, report.sample_ns());
         }
         let lost = &report.lost;
         for (what, count) in [
@@ -62,7 +65,7 @@ impl Totals {
             ("stacks", lost.stacks),
             ("processes", lost.processes),
             ("tasks", lost.tasks),
-            ("runs", lost.skipped_runs),
+            ("skipped_runs", lost.skipped_runs),
         ] {
             *self.lost.entry(what).or_default() += count;
         }
@@ -76,16 +79,25 @@ impl Totals {
         self.missing.clone_from(&report.missing);
     }
 
-    fn add_cpu(&mut self, cpu: &Cpu) {
+    fn add_cpu(&mut self, cpu: &CpuCost, sample_ns: u64) {
         self.samples += cpu.samples;
         for event in &cpu.events {
             let sum = self.events.entry((cpu.cpu, event.event)).or_default();
             sum.ns += event.ns;
-            sum.calls = event.calls.map(|calls| sum.calls.unwrap_or(0) + calls).or(sum.calls);
+            if let Some(calls) = event.calls {
+                *sum.calls.get_or_insert_default() += calls;
+                // Time that only samples attribute to a timed event has no calls.
+                sum.counted_ns += event.ns.saturating_sub(event.sampled * sample_ns);
+            }
             sum.observer_ns += event.observer_ns;
             for part in &event.parts {
-                let name = self.part_name(&part.name);
-                *self.parts.entry((cpu.cpu, event.event, name)).or_default() += part.ns;
+                // Most have been there before.
+                match sum.parts.get_mut(&part.name) {
+                    Some(ns) => *ns += part.ns,
+                    None => {
+                        *sum.parts.entry(part_name(&mut self.part_names, &part.name)).or_default() += part.ns
+                    }
+                }
             }
         }
         let stat = &cpu.procstat;
@@ -100,22 +112,22 @@ impl Totals {
             *self.times.entry((cpu.cpu, mode)).or_default() += ns;
         }
     }
+}
 
-    fn part_name(&mut self, name: &str) -> String {
-        if !self.part_names.contains(name) {
-            if self.part_names.len() >= MAX_PARTS {
-                return FURTHER.to_owned();
-            }
-            self.part_names.insert(name.to_owned());
+fn part_name(known: &mut BTreeSet<String>, name: &str) -> String {
+    if !known.contains(name) {
+        if known.len() >= MAX_PARTS {
+            return FURTHER.to_owned();
         }
-        name.to_owned()
+        known.insert(name.to_owned());
     }
+    name.to_owned()
 }
 
 /// The text of one scrape.
-pub(super) fn encode(shared: &Shared) -> Result<String, fmt::Error> {
+pub(super) fn encode(shared: &DashboardShared) -> Result<String, fmt::Error> {
     let state = shared.state.lock();
-    let snapshot = Snapshot {
+    let snapshot = DashboardSnapshot {
         totals: state.metrics.clone(),
         viewers: state.viewers.iter().filter(|viewer| !viewer.frames.is_closed()).count() as u64,
         dropped_frames: state.dropped_frames,
@@ -127,19 +139,19 @@ pub(super) fn encode(shared: &Shared) -> Result<String, fmt::Error> {
 }
 
 #[derive(Debug)]
-struct Snapshot {
-    totals: Totals,
+struct DashboardSnapshot {
+    totals: DashboardTotals,
     viewers: u64,
     dropped_frames: u64,
     skipped_reports: u64,
-    unwritten: BTreeMap<&'static str, Loss>,
+    unwritten: BTreeMap<&'static str, ReportLoss>,
 }
 
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-impl Collector for Snapshot {
+impl Collector for DashboardSnapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let out = &mut encoder;
         self.costs(out)?;
@@ -148,40 +160,67 @@ impl Collector for Snapshot {
     }
 }
 
-impl Snapshot {
+impl DashboardSnapshot {
     fn costs(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let totals = &self.totals;
         let s = Some(&Unit::Seconds);
+        let is_networking = |((_, event), _): &(&(u32, Event), &EventTotals)| event.is_networking();
         counter(out, "event", "Time on CPU in networking's events", s, |family| {
-            totals.events.iter().try_for_each(|((cpu, event), sum)| {
-                one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
+            totals.events.iter().filter(is_networking).try_for_each(|((cpu, event), sum)| {
+                encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
             })
         })?;
-        let what = "What the observer took inside of an event, by samples";
+        counter(out, "other_event", "Time on CPU in events that are no networking", s, |family| {
+            totals.events.iter().filter(|of| !is_networking(of)).try_for_each(|((cpu, event), sum)| {
+                encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
+            })
+        })?;
+        let what = "Time of the observer inside an event, by samples; it is not in the other figures";
         counter(out, "event_observer", what, s, |family| {
             totals.events.iter().try_for_each(|((cpu, event), sum)| {
-                one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.observer_ns))
+                encode_one(
+                    family,
+                    &[("cpu", &cpu.to_string()), ("event", event.name())],
+                    seconds(sum.observer_ns),
+                )
             })
         })?;
-        counter(out, "event_calls", "How often an event began", None, |family| {
+        counter(out, "event_calls", "Events that began while calls were counted", None, |family| {
             let mut counted = totals.events.iter().filter_map(|(of, sum)| Some((of, sum.calls?)));
             counted.try_for_each(|((cpu, event), calls)| {
                 let labels = [("cpu", cpu.to_string()), ("event", event.name().to_owned())];
                 ConstCounter::new(calls).encode(family.encode_family(&labels)?)
             })
         })?;
-        counter(out, "part", "Time of an event in a part of the stack, by samples", s, |family| {
-            totals.parts.iter().try_for_each(|((cpu, event, part), ns)| {
-                one(
+        let what = "Time in events that were counted: divided by event_calls, the time of one event";
+        counter(out, "event_counted", what, s, |family| {
+            let mut counted = totals.events.iter().filter(|(_, sum)| sum.calls.is_some());
+            counted.try_for_each(|((cpu, event), sum)| {
+                encode_one(
                     family,
-                    &[("cpu", &cpu.to_string()), ("event", event.name()), ("part", part)],
-                    seconds(*ns),
+                    &[("cpu", &cpu.to_string()), ("event", event.name())],
+                    seconds(sum.counted_ns),
                 )
             })
         })?;
+        counter(
+            out,
+            "part",
+            "Time of an event in a part of the stack, by samples; after 100 names the rest is further parts",
+            s,
+            |family| {
+                for ((cpu, event), sum) in &totals.events {
+                    for (part, ns) in &sum.parts {
+                        let labels = [("cpu", &*cpu.to_string()), ("event", event.name()), ("part", part)];
+                        encode_one(family, &labels, seconds(*ns))?;
+                    }
+                }
+                Ok(())
+            },
+        )?;
         counter(out, "cpu", "The kernel's own accounting, /proc/stat", s, |family| {
             totals.times.iter().try_for_each(|((cpu, mode), ns)| {
-                one(family, &[("cpu", &cpu.to_string()), ("mode", mode)], seconds(*ns))
+                encode_one(family, &[("cpu", &cpu.to_string()), ("mode", mode)], seconds(*ns))
             })
         })?;
         let what = "1 for what cannot be measured on this kernel";
@@ -195,13 +234,22 @@ impl Snapshot {
     fn energy(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let Some(networking) = self.totals.networking_joules else { return Ok(()) };
         let j = Some(&Unit::Joules);
-        plain(out, "networking_energy", "Networking's part of the energy", j, networking)?;
-        counter(out, "energy", "What the hardware measured", j, |family| {
-            self.totals.joules.iter().try_for_each(|(name, joules)| one(family, &[("domain", name)], *joules))
+        plain(
+            out,
+            "networking_energy",
+            "Networking's part of the energy; absent without RAPL",
+            j,
+            networking,
+        )?;
+        counter(out, "energy", "Energy that the hardware measured; absent without RAPL", j, |family| {
+            self.totals
+                .joules
+                .iter()
+                .try_for_each(|(name, joules)| encode_one(family, &[("domain", name)], *joules))
         })
     }
 
-    /// Of the observer and this server.
+    /// Encodes the metrics of the observer and this server.
     fn itself(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let totals = &self.totals;
         let s = Some(Unit::Seconds);
@@ -210,24 +258,31 @@ impl Snapshot {
         plain(out, "sampled", help, s.as_ref(), seconds(totals.sampled_ns))?;
         if let Some(auto) = &totals.auto {
             plain(out, "mode_changes", "Changes between timing and sampling events", None, auto.changes)?;
-            let help = "What timing events takes, or would, of the CPU where it takes most";
+            let help =
+                "Share of a CPU that timing events takes, or would take, on the CPU where it is largest";
             let gauge = out.encode_descriptor("timing_share", help, None, MetricType::Gauge)?;
             ConstGauge::new(auto.timing_share).encode(gauge)?;
         }
         plain(out, "observer", "The observer's own time on CPU", s.as_ref(), seconds(totals.observer_ns))?;
         plain(out, "reports", "Reports", None, totals.reports)?;
         plain(out, "samples", "Stacks that were sampled", None, totals.samples)?;
-        counter(out, "lost", "What was seen and is not in the figures", None, |family| {
+        counter(out, "lost", "Observations that are not in the figures", None, |family| {
             totals.lost.iter().try_for_each(|(what, count)| {
                 ConstCounter::new(*count).encode(family.encode_family(&[("what", *what)])?)
             })
         })?;
         plain(out, "http_skipped_reports", "Reports that the server missed", None, self.skipped_reports)?;
-        counter(out, "unwritten_reports", "Reports that are not in another output", None, |family| {
-            self.unwritten.iter().try_for_each(|(output, loss)| {
-                ConstCounter::new(loss.reports).encode(family.encode_family(&[("output", *output)])?)
-            })
-        })?;
+        counter(
+            out,
+            "unwritten_reports",
+            "Reports that the log or standard output missed",
+            None,
+            |family| {
+                self.unwritten.iter().try_for_each(|(output, loss)| {
+                    ConstCounter::new(loss.reports).encode(family.encode_family(&[("output", *output)])?)
+                })
+            },
+        )?;
         let help = "Reports that slow viewers missed";
         plain(out, "http_dropped_frames", help, None, self.dropped_frames)?;
         let gauge = out.encode_descriptor("http_viewers", "Open dashboards", None, MetricType::Gauge)?;
@@ -245,7 +300,7 @@ fn counter(
     values(&mut out.encode_descriptor(name, help, unit, MetricType::Counter)?)
 }
 
-fn one<const N: usize>(
+fn encode_one<const N: usize>(
     family: &mut MetricEncoder<'_>,
     labels: &[(&str, &str); N],
     value: f64,
@@ -272,12 +327,13 @@ mod tests {
 
     /// Everything that there can be.
     fn scrape(reports: &[Report]) -> String {
-        let mut totals = Totals::default();
+        let mut totals = DashboardTotals::default();
         for report in reports {
-            totals.add(report);
+            totals.add(report, 1);
         }
-        let unwritten = [("log", Loss { reports: 4, reason: None })].into();
-        let snapshot = Snapshot { totals, viewers: 1, dropped_frames: 2, skipped_reports: 3, unwritten };
+        let unwritten = [("log", ReportLoss { reports: 4, reason: None })].into();
+        let snapshot =
+            DashboardSnapshot { totals, viewers: 1, dropped_frames: 2, skipped_reports: 3, unwritten };
         openmetrics::encode(PREFIX, snapshot).expect("text")
     }
 
@@ -304,13 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn reports_add_up() {
+    fn metrics_add_up_over_reports() {
         let text = scrape(&[report(), report()]);
         for line in [
             "# TYPE millrace_cost_event_seconds counter",
             "millrace_cost_event_seconds_total{cpu=\"0\",event=\"net_rx\"} 0.5",
             "millrace_cost_event_observer_seconds_total{cpu=\"0\",event=\"net_rx\"} 0.04",
             "millrace_cost_event_calls_total{cpu=\"1\",event=\"net_rx\"} 14",
+            "millrace_cost_event_counted_seconds_total{cpu=\"0\",event=\"net_rx\"} 0.5",
             "millrace_cost_part_seconds_total{cpu=\"0\",event=\"net_rx\",part=\"UDP\"} 2e-9",
             "millrace_cost_energy_joules_total{domain=\"package-0\"} 4.0",
             "millrace_cost_networking_energy_joules_total 1.0",
@@ -329,7 +386,28 @@ mod tests {
         millrace_testkit::documented::assert_families_named("millrace_cost", &text);
     }
 
-    /// Names of BPF programs are anybody's.
+    /// The time of one event is of the time in which they were counted, whatever was sampled before and after.
+    #[test]
+    fn sampled_time_is_in_no_mean_of_counted_events() {
+        let mut sampled = Report { mode: millrace_cost::report::ReportMode::Sampling, ..report() };
+        sampled.cpus.iter_mut().flat_map(|cpu| &mut cpu.events).for_each(|event| event.calls = None);
+        assert!(!scrape(std::slice::from_ref(&sampled)).contains("event_counted_seconds_total{"));
+        // Ten samples found the event untimed: they are 10 ms of it that have no calls.
+        let mut timed = report();
+        timed.cpus[0].events[0].sampled = 10;
+        let text = scrape(&[sampled.clone(), timed, sampled]);
+        let value = |metric: &str| {
+            let name = format!("millrace_cost_{metric}_total{{cpu=\"0\",event=\"net_rx\"}} ");
+            let line = text.lines().find_map(|line| line.strip_prefix(&name));
+            line.and_then(|value| value.parse::<f64>().ok()).expect("a figure")
+        };
+        assert_eq!(
+            [value("event_seconds"), value("event_counted_seconds"), value("event_calls")],
+            [0.75, 0.24, 7.0]
+        );
+    }
+
+    /// Users choose the names of BPF programs.
     #[test]
     fn the_number_of_series_is_bounded() {
         let named = |number: usize| {
@@ -339,12 +417,12 @@ mod tests {
         };
         let text = scrape(&(0..1000).map(named).collect::<Vec<_>>());
         let parts = text.lines().filter(|line| line.starts_with("millrace_cost_part_seconds_total")).count();
-        // Of CPU 0 all names but UDP, and one for the rest; of CPU 1 UDP and other.
+        // CPU 0 has all names but UDP, and one for the rest. CPU 1 has UDP and other.
         assert_eq!(parts, (MAX_PARTS - 1) + 1 + 2);
         assert!(text.contains("part=\"further parts\"} "));
     }
 
-    /// The dashboard for Grafana asks for what is there, by labels that are there.
+    /// The dashboard for Grafana queries only metrics and labels that exist.
     #[test]
     fn grafana_shows_metrics_that_exist() {
         let dashboard = include_str!("../../../../contrib/grafana/millrace-cost.json");

@@ -13,17 +13,18 @@ mod tests;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use axum::body::Bytes;
 use millrace_cost::report::Report;
-use millrace_daemon::http::{self, StartError, access::Access};
+use millrace_daemon::http::{self, HttpStartError, access::HttpAccess};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::losses::Losses;
-use super::sink::Sink;
-use history::History;
+use super::losses::ReportLosses;
+use super::sink::ReportSink;
+use history::ReportHistory;
 
 /// Reports that wait for the server; seconds at the usual period.
 const QUEUE: usize = 8;
@@ -35,26 +36,34 @@ const MAX_SUMS: usize = 2;
 
 /// A running server; ends when dropped.
 pub struct Dashboard {
-    /// What it is bound to.
+    /// Address of the listening socket.
     pub local_addr: SocketAddr,
+    /// Sends reports to the server's thread, which ends when this is dropped.
     reports: mpsc::Sender<Arc<Report>>,
-    shared: Arc<Shared>,
-    _server: http::Server,
-    /// `None` only while it is dropped.
-    runtime: Option<Runtime>,
+    shared: Arc<DashboardShared>,
 }
 
+/// A server that has an address but no thread yet, so it answers no requests.
+pub struct BoundDashboard {
+    config: Config,
+    shared: Arc<DashboardShared>,
+    server: http::HttpServer,
+    runtime: Runtime,
+}
+
+/// Settings of the dashboard.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The address to listen on.
     pub addr: SocketAddr,
-    /// For reports that can still be asked for, approximately.
+    /// The approximate memory for reports that can still be requested.
     pub memory_bytes: usize,
-    /// More reports will come; otherwise these are all.
+    /// More reports will follow; otherwise these are all.
     pub live: bool,
-    /// Who is answered.
-    pub access: Access,
-    /// Of other outputs, for the metrics.
-    pub losses: Arc<Losses>,
+    /// The rules for requests: tokens and allowed hosts.
+    pub access: HttpAccess,
+    /// Losses of other outputs, for the metrics.
+    pub losses: Arc<ReportLosses>,
 }
 
 impl Dashboard {
@@ -62,45 +71,40 @@ impl Dashboard {
     ///
     /// # Errors
     /// There is no room for it.
-    pub fn on_loopback(memory_bytes: usize) -> Result<Self, StartError> {
+    pub fn on_loopback(memory_bytes: usize) -> Result<Self, HttpStartError> {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Self::start(&Config {
             addr,
             memory_bytes,
             live: true,
-            access: Access::default(),
+            access: HttpAccess::default(),
             losses: Arc::default(),
         })
     }
 
-    pub fn start(config: &Config) -> Result<Self, StartError> {
-        let addr = config.addr;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("cost-web")
-            .enable_all()
-            .build()
-            .map_err(|source| StartError { addr, source })?;
-        let shared = Arc::new(Shared::new(config));
-        let router = api::router(Arc::clone(&shared));
-        let server = runtime.block_on(http::serve(addr, router, config.access.clone()))?;
-        let (reports, incoming) = mpsc::channel(QUEUE);
-        runtime.spawn(pump(incoming, Arc::clone(&shared)));
-        Ok(Self { local_addr: server.local_addr, reports, shared, _server: server, runtime: Some(runtime) })
+    /// # Errors
+    /// The address cannot be had, or no thread.
+    pub fn start(config: &Config) -> Result<Self, HttpStartError> {
+        BoundDashboard::new(config)?.run()
     }
 
-    /// Takes a report at once, also if there are many: for those that are there already.
-    pub fn load(&self, report: Arc<Report>) {
-        self.shared.take(report);
+    #[cfg(test)]
+    fn load(&self, report: Arc<Report>) {
+        self.shared.take(report, 1, false);
     }
 
     /// Reports that memory had no room for any more.
     pub fn forgotten(&self) -> u64 {
         self.shared.state.lock().history.forgotten()
     }
+
+    /// Reports in each point of the history, and in each step of what a range of time is the sum of.
+    pub fn steps(&self) -> (usize, usize) {
+        self.shared.state.lock().history.steps()
+    }
 }
 
-impl Sink for Dashboard {
+impl ReportSink for Dashboard {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         if self.reports.try_send(Arc::clone(report)).is_err() {
             self.shared.skipped_reports.fetch_add(1, Ordering::Relaxed);
@@ -109,56 +113,100 @@ impl Sink for Dashboard {
     }
 }
 
-impl Drop for Dashboard {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
+impl BoundDashboard {
+    /// # Errors
+    /// The address cannot be had.
+    pub fn new(config: &Config) -> Result<Self, HttpStartError> {
+        let addr = config.addr;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .thread_name("cost-web")
+            .enable_all()
+            .build()
+            .map_err(|source| HttpStartError { addr, source })?;
+        let shared = Arc::new(DashboardShared::new(config));
+        let router = api::router(Arc::clone(&shared));
+        let server = runtime.block_on(http::serve(addr, router, config.access.clone()))?;
+        Ok(Self { config: config.clone(), shared, server, runtime })
+    }
+
+    /// Returns the address that is listened on, with the port that the kernel chose.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local_addr
+    }
+
+    /// Keeps a report, or the sum of so many that follow one another, before the server runs, so that the first request already finds the
+    /// whole log. Returns how many of the next ones it may be the sum of.
+    pub fn load(&self, report: Arc<Report>, reports: usize) -> usize {
+        self.shared.take(report, reports, false);
+        let (point, range) = self.shared.state.lock().history.steps();
+        point.min(range)
+    }
+
+    /// Answers from now on, in a thread that has the rights of this one.
+    ///
+    /// # Errors
+    /// There can be no thread.
+    pub fn run(self) -> Result<Dashboard, HttpStartError> {
+        let Self { config, shared, server, runtime } = self;
+        let (reports, incoming) = mpsc::channel(QUEUE);
+        let local_addr = server.local_addr;
+        let pumped = Arc::clone(&shared);
+        let serve = move || {
+            runtime.block_on(async {
+                let _server = server;
+                pump(incoming, pumped).await;
+            });
+            // A sum may still be made for somebody.
             runtime.shutdown_background();
-        }
+        };
+        let started = thread::Builder::new().name("cost-web".to_owned()).spawn(serve);
+        started.map_err(|source| HttpStartError { addr: config.addr, source })?;
+        Ok(Dashboard { local_addr, reports, shared })
     }
 }
 
-async fn pump(mut incoming: mpsc::Receiver<Arc<Report>>, shared: Arc<Shared>) {
+async fn pump(mut incoming: mpsc::Receiver<Arc<Report>>, shared: Arc<DashboardShared>) {
     while let Some(report) = incoming.recv().await {
-        shared.take(report);
+        shared.take(report, 1, true);
     }
 }
 
-struct Shared {
+struct DashboardShared {
     live: bool,
     /// Command lines may hold secrets: they are for who shows a token.
     arguments: bool,
     /// Reports that the server was too slow for.
     skipped_reports: AtomicU64,
-    losses: Arc<Losses>,
-    state: Mutex<State>,
+    losses: Arc<ReportLosses>,
+    state: Mutex<DashboardState>,
     /// Turns to sum up reports.
     sums: Arc<Semaphore>,
 }
 
-struct State {
-    history: History,
-    metrics: metrics::Totals,
-    /// The last report as viewers get it.
+struct DashboardState {
+    history: ReportHistory,
+    metrics: metrics::DashboardTotals,
+    /// The last report as viewers get it, if it came live.
     latest: Option<Bytes>,
-    viewers: Vec<Viewer>,
+    viewers: Vec<DashboardViewer>,
     dropped_frames: u64,
 }
 
-struct Viewer {
+struct DashboardViewer {
     frames: mpsc::Sender<Bytes>,
-    /// Since the viewer was last told.
+    /// Reports dropped since the viewer was last notified.
     dropped: u64,
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("there are {MAX_VIEWERS} viewers already")]
-struct TooMany;
+#[error("there are {MAX_VIEWERS} viewers of the dashboard already: close one")]
+struct TooManyViewers;
 
-impl Shared {
+impl DashboardShared {
     fn new(config: &Config) -> Self {
-        let state = State {
-            history: History::new(config.memory_bytes),
-            metrics: metrics::Totals::default(),
+        let state = DashboardState {
+            history: ReportHistory::new(config.memory_bytes, config.live),
+            metrics: metrics::DashboardTotals::default(),
             latest: None,
             viewers: Vec::new(),
             dropped_frames: 0,
@@ -173,42 +221,41 @@ impl Shared {
         }
     }
 
-    fn take(&self, mut report: Arc<Report>) {
+    /// Keeps the sum of so many reports. `live`: viewers get it now.
+    fn take(&self, mut report: Arc<Report>, reports: usize, live: bool) {
         if !self.arguments && report.has_arguments() {
             let processes = &mut Arc::make_mut(&mut report).processes;
             processes.iter_mut().for_each(|process| process.arguments = None);
         }
-        // Stacks are large and looked at seldom: they are asked for.
-        let json = match serde_json::to_string(&report.without_stacks()) {
-            Ok(json) => json,
-            Err(error) => return tracing::error!(%error, "a report is no JSON"),
-        };
-        let frame = frame("report", &json);
+        let frame = live.then(|| report_frame(&report)).flatten();
         let mut state = self.state.lock();
-        state.metrics.add(&report);
-        state.history.push(report, json.len());
-        state.latest = Some(frame.clone());
-        state.send(&frame);
+        state.metrics.add(&report, reports);
+        state.history.push(report, reports);
+        state.latest.clone_from(&frame);
+        if let Some(frame) = frame {
+            state.send(&frame);
+        }
     }
 
-    fn watch(&self) -> Result<mpsc::Receiver<Bytes>, TooMany> {
+    fn watch(&self) -> Result<mpsc::Receiver<Bytes>, TooManyViewers> {
         let mut state = self.state.lock();
         state.viewers.retain(|viewer| !viewer.frames.is_closed());
         if state.viewers.len() >= MAX_VIEWERS {
-            return Err(TooMany);
+            return Err(TooManyViewers);
         }
         let (frames, receiver) = mpsc::channel(VIEWER_QUEUE);
         // There is room for both.
         let _ = frames.try_send(frame("hello", &format!("{{\"live\":{}}}", self.live)));
-        if let Some(latest) = &state.latest {
-            let _ = frames.try_send(latest.clone());
+        let loaded = || report_frame(&*state.history.latest()?);
+        if let Some(latest) = state.latest.clone().or_else(loaded) {
+            let _ = frames.try_send(latest);
         }
-        state.viewers.push(Viewer { frames, dropped: 0 });
+        state.viewers.push(DashboardViewer { frames, dropped: 0 });
         Ok(receiver)
     }
 }
 
-impl State {
+impl DashboardState {
     fn send(&mut self, frame: &Bytes) {
         let mut dropped = 0;
         self.viewers.retain_mut(|viewer| {
@@ -224,7 +271,7 @@ impl State {
     }
 }
 
-impl Viewer {
+impl DashboardViewer {
     fn send(&mut self, report: &Bytes) -> bool {
         if self.dropped > 0
             && self.frames.capacity() >= 2
@@ -236,6 +283,14 @@ impl Viewer {
         self.dropped += u64::from(!sent);
         sent
     }
+}
+
+/// Encodes a report without its stacks. They are large, and pages request them only when they show them.
+fn report_frame(report: &Report) -> Option<Bytes> {
+    let json = serde_json::to_string(&report.without_stacks());
+    json.inspect_err(|error| tracing::error!(%error, "cannot encode a cost report as JSON: the dashboard does not show it"))
+        .ok()
+        .map(|json| frame("report", &json))
 }
 
 /// A server-sent event. JSON has no line breaks.

@@ -2,9 +2,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use millrace_cost::report::{Event, Stack, Stacks};
+use millrace_cost::report::{Event, ProfiledStack, Stacks};
 use millrace_daemon::http::fetch;
-use millrace_daemon::http::token::{Token, TokenFile};
+use millrace_daemon::http::token::{HttpToken, TokenFile};
 
 use super::*;
 use crate::text::tests::example;
@@ -12,15 +12,22 @@ use crate::text::tests::example;
 const WAIT: Duration = Duration::from_secs(10);
 
 fn start(live: bool, memory_bytes: usize) -> Dashboard {
-    let (access, losses) = (Access::default(), Arc::default());
+    let access = HttpAccess::default();
+    let losses = Arc::default();
     Dashboard::start(&Config { addr: ([127, 0, 0, 1], 0).into(), memory_bytes, live, access, losses })
         .expect("it starts")
 }
 
 fn report(sequence: u64) -> Arc<Report> {
-    let stack =
-        Stack { cpu: 0, event: Some(Event::NetRx), pid: None, frames: vec![0, 1], samples: 2, ns: 20 };
-    let other_cpu = Stack { cpu: 1, samples: 5, ..stack.clone() };
+    let stack = ProfiledStack {
+        cpu: 0,
+        event: Some(Event::NetRx),
+        pid: None,
+        frames: vec![0, 1],
+        samples: 2,
+        ns: 20,
+    };
+    let other_cpu = ProfiledStack { cpu: 1, samples: 5, ..stack.clone() };
     Arc::new(Report {
         sequence,
         time_unix_ms: 1000 * sequence,
@@ -54,7 +61,8 @@ fn view(dashboard: &Dashboard) -> BufReader<TcpStream> {
 
 /// Event and data.
 fn next(lines: &mut impl BufRead) -> (String, String) {
-    let (mut event, mut line) = (String::new(), String::new());
+    let mut event = String::new();
+    let mut line = String::new();
     loop {
         line.clear();
         assert_ne!(lines.read_line(&mut line).expect("a line in time"), 0, "the stream ended");
@@ -73,7 +81,7 @@ fn sequence(data: &str) -> u64 {
 }
 
 #[test]
-fn the_page_is_served_for_itself_alone() {
+fn dashboard_page_may_load_only_its_own_content() {
     let dashboard = start(true, 1 << 20);
     for (path, part) in [("/", "<script"), ("/app.js", "api/reports"), ("/app.css", "prefers-color-scheme")] {
         let (code, body) = get(&dashboard, path);
@@ -92,7 +100,7 @@ fn the_page_is_served_for_itself_alone() {
 }
 
 #[test]
-fn viewers_get_reports_as_they_come() {
+fn dashboard_viewers_get_each_report_at_once() {
     let mut dashboard = start(true, 1 << 20);
     let mut early = view(&dashboard);
     for at in 0..3 {
@@ -107,7 +115,7 @@ fn viewers_get_reports_as_they_come() {
 
 /// One viewer never reads. Another gets every report, and the slow one's loss is counted.
 #[test]
-fn a_slow_viewer_holds_up_nobody() {
+fn slow_dashboard_viewer_does_not_delay_others() {
     let mut dashboard = start(true, 1 << 20);
     let slow = view(&dashboard);
     let mut quick = view(&dashboard);
@@ -125,7 +133,7 @@ fn a_slow_viewer_holds_up_nobody() {
     let (_, metrics) = get(&dashboard, "/metrics");
     assert!(metrics.contains(&format!("millrace_cost_http_dropped_frames_total {dropped}")), "{metrics}");
     assert!(metrics.contains("millrace_cost_http_skipped_reports_total 0"), "{metrics}");
-    // When it reads again it is told, after what had been on its way.
+    // A viewer that reads again gets the count of dropped reports, after those that were on their way.
     let mut slow = slow;
     let mut got = 0;
     while got < 40 - dropped {
@@ -137,13 +145,13 @@ fn a_slow_viewer_holds_up_nobody() {
     assert_eq!(sequence(&next(&mut slow).1), 40);
 }
 
-/// They may hold secrets.
+/// Command lines may hold secrets.
 #[test]
-fn command_lines_are_for_who_shows_a_token() {
+fn command_lines_require_a_token() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = TokenFile::At(dir.path().join("token"));
     let start = |file: &TokenFile| {
-        let access = Access::new(file, Vec::new()).expect("a token");
+        let access = HttpAccess::new(file, Vec::new()).expect("a token");
         let config = Config {
             addr: ([127, 0, 0, 1], 0).into(),
             memory_bytes: 1 << 20,
@@ -157,9 +165,9 @@ fn command_lines_are_for_who_shows_a_token() {
         dashboard.load(Arc::new(report));
         (dashboard, access)
     };
-    let get = |dashboard: &Dashboard, access: &Access, path: &str| {
+    let get = |dashboard: &Dashboard, access: &HttpAccess, path: &str| {
         // exact: the report was loaded before
-        fetch(dashboard.local_addr, path, access.token().map(Token::text)).expect("an answer")
+        fetch(dashboard.local_addr, path, access.token().map(HttpToken::text)).expect("an answer")
     };
     let (open, all) = start(&TokenFile::Off);
     let (guarded, by_token) = start(&file);
@@ -173,7 +181,7 @@ fn command_lines_are_for_who_shows_a_token() {
 }
 
 #[test]
-fn ranges_of_time_are_summed_up() {
+fn reports_of_a_time_range_are_summed() {
     let dashboard = start(false, 1 << 20);
     assert_eq!(get(&dashboard, "/api/report").0, 404);
     for at in 1..=4 {
@@ -191,19 +199,48 @@ fn ranges_of_time_are_summed_up() {
     assert_eq!(get(&dashboard, "/api/report?from=x").0, 400);
 }
 
-/// Whole reports go first; what they were in sum stays.
+/// A live dashboard drops the whole reports first, and keeps their sums.
 #[test]
 fn memory_is_bounded() {
+    let mut dashboard = start(true, 20_000);
+    let mut viewer = view(&dashboard);
+    for at in 0..100 {
+        dashboard.report(&report(at)).expect("taken");
+        next(&mut viewer);
+    }
+    let history = json(&dashboard, "/api/history");
+    assert_eq!(history["points"].as_array().map(Vec::len), Some(100));
+    let mut events = vec![serde_json::Value::Null; Event::NETWORKING];
+    events[0] = 0.5.into();
+    assert_eq!(history["points"][0]["events"], serde_json::Value::Array(events));
+    assert_eq!(history["points"][0]["cpus"], serde_json::json!([0.25, 0.25]));
+    assert_eq!(history["whole_since_unix_ms"], 1000 * dashboard.forgotten());
+    assert!((50..99).contains(&dashboard.forgotten()), "{}", dashboard.forgotten());
+}
+
+/// A log is served from its beginning to its end, in steps whose length is given.
+#[test]
+fn log_that_is_longer_than_memory_is_shown_whole() {
     let dashboard = start(false, 20_000);
     for at in 0..100 {
         dashboard.load(report(at));
     }
     let history = json(&dashboard, "/api/history");
-    assert_eq!(history["points"].as_array().map(Vec::len), Some(100));
-    assert_eq!(history["points"][0]["events"], serde_json::json!([0.5, null, null, null, null]));
-    assert_eq!(history["points"][0]["cpus"], serde_json::json!([0.25, 0.25]));
-    assert_eq!(history["whole_since_unix_ms"], 1000 * dashboard.forgotten());
-    assert!((50..99).contains(&dashboard.forgotten()), "{}", dashboard.forgotten());
+    assert_eq!(
+        (&history["points"].as_array().map(Vec::len), &history["point_reports"]),
+        (&Some(100), &1.into())
+    );
+    let step = history["whole_reports"].as_u64().expect("a number");
+    assert!(step > 1 && dashboard.forgotten() == 0, "{step}");
+    assert_eq!(history["whole_since_unix_ms"], 1000 * (step - 1));
+    assert_eq!(json(&dashboard, "/api/report?from=0")["period_ns"], 100_000_000_000u64);
+    assert_eq!(json(&dashboard, "/api/stacks?from=0&cpu=0")["stacks"][0]["samples"], 200);
+    // Whoever comes sees the end of it at once.
+    let mut stream = TcpStream::connect(dashboard.local_addr).expect("connected");
+    write!(stream, "GET /api/reports HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("asked");
+    let mut lines = BufReader::new(stream);
+    assert_eq!(next(&mut lines).1, "{\"live\":false}");
+    assert_eq!(sequence(&next(&mut lines).1), 99);
 }
 
 #[test]
@@ -213,7 +250,7 @@ fn a_taken_address_is_an_error() {
         addr: first.local_addr,
         memory_bytes: 0,
         live: true,
-        access: Access::default(),
+        access: HttpAccess::default(),
         losses: Arc::default(),
     });
     assert!(again.is_err_and(|error| error.to_string().contains(&first.local_addr.to_string())));

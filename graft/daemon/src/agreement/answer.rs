@@ -1,4 +1,5 @@
-//! The end that is called. Nothing is kept of who has not shown a known key, and handshakes are few at once.
+//! Accepts conversations about agreements at the end that is called. A caller that has not shown a known key leaves
+//! no state, and the number of concurrent handshakes is bounded.
 
 use std::{
     net::SocketAddr,
@@ -6,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::agreements::State;
-use millrace_graft_proto::message::{Message, Reason, Refusal};
+use millrace_graft::agreements::NegotiationState;
+use millrace_graft_proto::message::{AgreementMessage, AgreementRefusal, RefusalReason};
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -18,16 +19,17 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::{debug, warn};
 
 use super::{
-    Context, paths,
-    talk::{End, Talk, unexpected},
-    wire::{Broken, PATIENCE, Wire},
+    AgreementContext, paths,
+    talk::{AgreementTalk, ConversationEnd, unexpected},
+    wire::{AgreementWire, PATIENCE, WireError},
 };
 use crate::callers::Callers;
 
-/// Conversations at once: the settings have at most as many peers, and one that was started anew has two for a moment.
+/// Limit of concurrent conversations. The settings have at most as many peers, and a peer that has restarted has two
+/// for a moment.
 const CONVERSATIONS_MAX: usize = 512;
 
-pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<ServerConfig>) {
+pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, config: Arc<ServerConfig>) {
     let acceptor = TlsAcceptor::from(config);
     let conversations = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
     let callers = Callers::default();
@@ -40,8 +42,8 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
         let (stream, remote) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!("a peer cannot be heard: {error}");
-                // Mostly for want of descriptors.
+                warn!("the connection of a peer cannot be accepted: {error}");
+                // The usual cause is a lack of descriptors.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -49,10 +51,12 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
         let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
-            debug!(%remote, "a caller was let go: too many handshakes are under way");
+            debug!(%remote, "a caller was turned away: too many handshakes are under way");
             continue;
         };
-        let (context, acceptor, conversations) = (context.clone(), acceptor.clone(), conversations.clone());
+        let context = context.clone();
+        let acceptor = acceptor.clone();
+        let conversations = conversations.clone();
         tasks.spawn(async move {
             let proved = tokio::select! {
                 proved = prove(&context, acceptor, stream) => proved,
@@ -69,17 +73,21 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
     }
 }
 
-/// Who it is. Whoever it is not gets nothing but the end of the connection.
+/// Does the TLS handshake, and returns the name of the peer. A caller without a known key is disconnected without a
+/// message.
 async fn prove(
-    context: &Context,
+    context: &AgreementContext,
     acceptor: TlsAcceptor,
     stream: TcpStream,
 ) -> Option<(TlsStream<TcpStream>, String)> {
+    // Each message waits for its answer, so small segments must not be delayed.
     let _ = stream.set_nodelay(true);
     let stream = match timeout(PATIENCE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            debug!("a stranger was let go: {error}");
+            debug!(
+                "a caller was turned away, since its key is not in the settings or its handshake failed: {error}"
+            );
             context.daemon.with(|runtime| runtime.count_stranger());
             return None;
         }
@@ -93,23 +101,30 @@ async fn prove(
     Some((stream, peer))
 }
 
-async fn converse(context: &Context, stream: TlsStream<TcpStream>, peer: &str, remote: SocketAddr) {
+async fn converse(context: &AgreementContext, stream: TlsStream<TcpStream>, peer: &str, remote: SocketAddr) {
     let Ok(local) = stream.get_ref().0.local_addr() else { return };
     let token = paths::token(stream.get_ref().1);
+    // Probes with this token are answered as long as the conversation lasts.
     let _answered = token.zip(context.reflector.as_ref()).map(|(token, reflector)| reflector.know(token));
-    let wire = Wire(stream);
-    let mut talk = Talk { context, peer, wire, local, remote, session: None, calls: false, revision: 0 };
-    let Err(End(state)) = go_on(&mut talk).await;
+    let wire = AgreementWire(stream);
+    let mut talk =
+        AgreementTalk { context, peer, wire, local, remote, session: None, calls: false, revision: 0 };
+    let Err(ConversationEnd(state)) = go_on(&mut talk).await;
     let session = talk.session;
     if let Err(error) = context.daemon.with(|runtime| runtime.ended(peer, session, state)) {
-        warn!(peer, "it stays bound until its time is over: {error}");
+        warn!(peer, "the agreement cannot be ended, and stays in force until it expires: {error}");
     }
 }
 
-async fn go_on(talk: &mut Talk<'_, TlsStream<TcpStream>>) -> Result<std::convert::Infallible, End> {
+async fn go_on(
+    talk: &mut AgreementTalk<'_, TlsStream<TcpStream>>,
+) -> Result<std::convert::Infallible, ConversationEnd> {
     let context = talk.context;
+    // A reload may have removed the peer since the handshake began.
     if context.daemon.with(|runtime| runtime.agreement().and_then(|it| it.peer(talk.peer)).is_none()) {
-        return Err(talk.refuse(Refusal::new(Reason::NotAllowed, "the settings have changed")).await);
+        return Err(talk
+            .refuse(AgreementRefusal::new(RefusalReason::NotAllowed, "the settings have changed"))
+            .await);
     }
     let mut changes = context.daemon.changes();
     let mut patience = PATIENCE;
@@ -117,25 +132,29 @@ async fn go_on(talk: &mut Talk<'_, TlsStream<TcpStream>>) -> Result<std::convert
         let message = tokio::select! {
             message = talk.wire.receive(patience) => message.map_err(silent)?,
             _ = changed(&mut changes, talk.revision) => {
-                return Err(End(State::Ended("this host's settings have changed".to_owned())));
+                return Err(ConversationEnd(NegotiationState::Ended("this host's settings have changed".to_owned())));
             }
         };
-        let Message::Offer(theirs) = message else { return Err(unexpected(&message, "offer")) };
+        let AgreementMessage::Offer(theirs) = message else { return Err(unexpected(&message, "offer")) };
         talk.answer(&theirs).await?;
+        // The peer says how long its statement holds, and has to send another one within that time.
         patience = Duration::from_secs(u64::from(theirs.hold_s.clamp(1, 3 * 3600)));
     }
 }
 
-fn silent(broken: Broken) -> End {
+fn silent(broken: WireError) -> ConversationEnd {
     match broken {
-        Broken::TimedOut(time) => End(State::TimedOut(format!("nothing was heard of it for {time:?}"))),
+        WireError::TimedOut(time) => {
+            ConversationEnd(NegotiationState::TimedOut(format!("no message came from the peer for {time:?}")))
+        }
         other => other.into(),
     }
 }
 
-/// Until the settings are others than those that this end spoke of.
+/// Waits until the settings differ from the revision `spoken`, which is the one of this end's latest statement.
 async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>, spoken: u64) {
     loop {
+        // A conversation that has sent no statement yet has revision 0.
         if spoken != 0 && *changes.borrow_and_update() != spoken || changes.changed().await.is_err() {
             return std::future::ready(()).await;
         }

@@ -1,4 +1,4 @@
-//! The caller's end: calls a peer, offers, and offers again while both live.
+//! The caller's end of an agreement: calls a peer, sends an offer, and offers again while both ends live.
 
 use std::{
     net::SocketAddr,
@@ -6,27 +6,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::{agreements::State, settings::Peer, status::Negotiated};
+use millrace_graft::{agreements::NegotiationState, settings::AgreementPeer, status::Negotiated};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tracing::warn;
 
 use super::{
-    Context, paths,
-    talk::{End, Talk, micros},
-    wire::{Broken, PATIENCE, Wire},
+    AgreementContext, paths,
+    talk::{AgreementTalk, ConversationEnd, micros},
+    wire::{AgreementWire, PATIENCE, WireError},
 };
 
+/// Pause before the next call, which doubles up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(30);
-/// How often it is looked whether an agreement that the peer has called for still is.
+/// How often it is checked whether an agreement for which the peer has called still exists.
 const LOOK: Duration = Duration::from_secs(1);
-/// The path is looked at anew.
+/// Interval of probes of the path to the peer.
 const PROBE_EVERY: Duration = Duration::from_secs(600);
 
-/// For as long as the settings are.
-pub async fn call(context: Arc<Context>, peer: Peer, address: SocketAddr, config: Arc<ClientConfig>) {
+/// Calls the peer and keeps the agreement with it, until this task is aborted.
+pub async fn call(
+    context: Arc<AgreementContext>,
+    peer: AgreementPeer,
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+) {
     let mut pause = PAUSE_LEAST;
     let mut changes = context.daemon.changes();
     loop {
@@ -36,85 +42,94 @@ pub async fn call(context: Arc<Context>, peer: Peer, address: SocketAddr, config
         }
         let was_agreed = converse(&context, &peer, address, &config).await;
         pause = if was_agreed { PAUSE_LEAST } else { (pause * 2).min(PAUSE_MOST) };
+        // Only changes from now on shorten the pause.
         changes.borrow_and_update();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // What stood in the way may be gone.
+            // The change of the settings may have removed the reason for the failure, so the pause is short again.
             _ = changes.changed() => pause = PAUSE_LEAST,
         }
     }
 }
 
-/// Returns whether it came to an agreement.
-async fn converse(context: &Context, peer: &Peer, address: SocketAddr, config: &Arc<ClientConfig>) -> bool {
+/// Calls the peer once. Returns whether an agreement was reached.
+async fn converse(
+    context: &AgreementContext,
+    peer: &AgreementPeer,
+    address: SocketAddr,
+    config: &Arc<ClientConfig>,
+) -> bool {
     let (session, state) = match reach(address, config).await {
         Ok((stream, timing)) => {
-            let (local, remote) = ends(&stream, address);
-            let mut talk = Talk {
+            let (local, remote) = stream_ends(&stream, address);
+            let mut talk = AgreementTalk {
                 context,
                 peer: &peer.name,
-                wire: Wire(stream),
+                wire: AgreementWire(stream),
                 local,
                 remote,
                 session: None,
                 calls: true,
                 revision: 0,
             };
-            let Err(End(state)) = go_on(&mut talk, peer, timing).await;
+            let Err(ConversationEnd(state)) = go_on(&mut talk, peer, timing).await;
             (talk.session, state)
         }
         Err(state) => (None, state),
     };
     if session.is_some() {
-        warn!(peer = peer.name, "the agreement is over: {}", told(&state));
+        warn!(peer = peer.name, "the agreement with the peer has ended: {}", describe_state(&state));
     }
     let ended = context.daemon.with(|runtime| runtime.ended(&peer.name, session, state));
     if let Err(error) = ended {
-        warn!(peer = peer.name, "it stays bound until its time is over: {error}");
+        warn!(
+            peer = peer.name,
+            "the agreement cannot be ended, and stays in force until it expires: {error}"
+        );
     }
     session.is_some()
 }
 
-fn told(state: &State) -> String {
+fn describe_state(state: &NegotiationState) -> String {
     match state {
-        State::Refused { detail, .. } => detail.clone(),
-        State::Absent(detail)
-        | State::TimedOut(detail)
-        | State::Untrusted(detail)
-        | State::Malformed(detail)
-        | State::Ended(detail) => detail.clone(),
-        State::Waiting | State::Agreed => String::new(),
+        NegotiationState::Refused { detail, .. } => detail.clone(),
+        NegotiationState::Absent(detail)
+        | NegotiationState::TimedOut(detail)
+        | NegotiationState::Untrusted(detail)
+        | NegotiationState::Malformed(detail)
+        | NegotiationState::Ended(detail) => detail.clone(),
+        NegotiationState::Waiting | NegotiationState::Agreed => String::new(),
     }
 }
 
 async fn reach(
     address: SocketAddr,
     config: &Arc<ClientConfig>,
-) -> Result<(TlsStream<TcpStream>, Negotiated), State> {
+) -> Result<(TlsStream<TcpStream>, Negotiated), NegotiationState> {
     let start = Instant::now();
     let nobody = |error: &dyn std::fmt::Display| {
-        State::Absent(format!("no daemon of grafts answers on {address}: {error}"))
+        NegotiationState::Absent(format!("no daemon of grafts answers on {address}: {error}"))
     };
     let stream = match timeout(PATIENCE, TcpStream::connect(address)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(nobody(&error)),
-        Err(_) => return Err(nobody(&"nothing came back")),
+        Err(_) => return Err(nobody(&"no answer")),
     };
     let _ = stream.set_nodelay(true);
     let connected = Instant::now();
-    // Whom the certificate is for is up to the settings, not to the address.
+    // The peer is identified by its key in the settings, so the name in the certificate does not matter.
     let name = ServerName::IpAddress(address.ip().into());
     let handshake = TlsConnector::from(config.clone()).connect(name, stream);
     let stream = match timeout(PATIENCE, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            return Err(match Broken::from(error) {
-                // Something else listens there.
-                Broken::Closed => nobody(&"it closed the connection"),
+            return Err(match WireError::from(error) {
+                // A listener that is no daemon of grafts closes the connection.
+                WireError::Closed => nobody(&"the connection was closed"),
                 broken => broken.into(),
             });
         }
-        Err(_) => return Err(State::TimedOut(format!("no TLS within {PATIENCE:?}"))),
+        Err(_) => return Err(NegotiationState::TimedOut(format!("no TLS within {PATIENCE:?}"))),
     };
     let timing = Negotiated {
         connect_us: micros(connected - start),
@@ -124,17 +139,18 @@ async fn reach(
     Ok((stream, timing))
 }
 
-fn ends(stream: &TlsStream<TcpStream>, address: SocketAddr) -> (SocketAddr, SocketAddr) {
+fn stream_ends(stream: &TlsStream<TcpStream>, address: SocketAddr) -> (SocketAddr, SocketAddr) {
     let tcp = stream.get_ref().0;
     (tcp.local_addr().unwrap_or(address), tcp.peer_addr().unwrap_or(address))
 }
 
-/// Offers, looks at the path, and offers again: after a time, and when there is something new to say.
+/// Sends an offer at once, again after each interval, and after each change of the settings. The path is probed in
+/// between.
 async fn go_on(
-    talk: &mut Talk<'_, TlsStream<TcpStream>>,
-    peer: &Peer,
+    talk: &mut AgreementTalk<'_, TlsStream<TcpStream>>,
+    peer: &AgreementPeer,
     timing: Negotiated,
-) -> Result<std::convert::Infallible, End> {
+) -> Result<std::convert::Infallible, ConversationEnd> {
     let context = talk.context;
     let mut changes = context.daemon.changes();
     talk.offer(timing).await?;
@@ -151,7 +167,7 @@ async fn go_on(
                 probing.spawn(paths::probe(talk.remote, token.unwrap_or_default()));
                 continue;
             }
-            // What was found out is said with the next offer, which is now.
+            // The offer that follows at once carries the result of the probe.
             Some(Ok(verdict)) = probing.join_next() => {
                 context.daemon.with(|runtime| runtime.note_path(&peer.name, &verdict));
             }

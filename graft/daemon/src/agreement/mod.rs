@@ -1,5 +1,6 @@
-//! Agreements with the peers of the settings, on connections that mutual TLS has proved: who calls, who is called, and what
-//! both say. The messages and how they are judged are in `millrace-graft-proto`, what is done with them in `millrace-graft`.
+//! Agreements with the peers of the settings, on connections that mutual TLS has authenticated: the caller, the
+//! called end and their conversation. `millrace-graft-proto` has the messages and how they are judged, and
+//! `millrace-graft` applies the result.
 
 mod answer;
 mod call;
@@ -10,33 +11,33 @@ mod wire;
 use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::Context as _;
-use millrace_graft::settings::Agreement;
+use millrace_graft::settings::AgreementSettings;
 use tokio::{net::TcpListener, task::JoinSet};
 
 use self::paths::Reflector;
-use super::{daemon::Daemon, tls::Tls};
+use super::{daemon::GraftDaemon, tls::Tls};
 
-/// Calls and is called until it is dropped.
-pub struct Agreements {
+/// The tasks that call peers and accept their calls. They end when this is dropped.
+pub struct AgreementTasks {
     tasks: JoinSet<()>,
     pub listens: Option<SocketAddr>,
 }
 
-/// What all conversations need.
-struct Context {
-    daemon: Arc<Daemon>,
-    agreement: Agreement,
+/// State that all conversations share.
+struct AgreementContext {
+    daemon: Arc<GraftDaemon>,
+    agreement: AgreementSettings,
     tls: Tls,
-    /// Of who is called: answers to probes.
+    /// Answers path probes, if this host is called by peers.
     reflector: Option<Reflector>,
 }
 
-impl Agreements {
-    /// Begins to listen after the rules hold, so that its connections are seen by them as others are.
+impl AgreementTasks {
+    /// Starts the tasks. The rules must be in force before, so that they also apply to the connections of agreements.
     ///
     /// # Errors
-    /// A key or a certificate is not usable, or there is no listening there.
-    pub async fn start(daemon: Arc<Daemon>, agreement: Agreement) -> anyhow::Result<Self> {
+    /// A key or a certificate is not usable, or a port cannot be listened on.
+    pub async fn start(daemon: Arc<GraftDaemon>, agreement: AgreementSettings) -> anyhow::Result<Self> {
         let tls = Tls::new(&agreement)?;
         let server = Arc::new(tls.server()?);
         let listener = match agreement.listen {
@@ -52,7 +53,7 @@ impl Agreements {
             reflector.serve(&mut tasks)?;
         }
         let peers = agreement.peers.clone();
-        let context = Arc::new(Context { daemon, agreement, tls, reflector });
+        let context = Arc::new(AgreementContext { daemon, agreement, tls, reflector });
         for peer in peers {
             let Some(address) = peer.address else { continue };
             let config = Arc::new(context.tls.client(&peer)?);
@@ -65,7 +66,7 @@ impl Agreements {
         Ok(Self { tasks, listens })
     }
 
-    /// When this returns, its ports are free.
+    /// Ends all tasks. The ports are free when this returns.
     pub async fn end(&mut self) {
         self.tasks.shutdown().await;
     }

@@ -1,5 +1,5 @@
-//! What the path to a peer lets through: UDP, IP protocol 253, and packets of which size. Who calls asks, who is called answers
-//! whoever shows the token of a conversation that goes on.
+//! Probes of the path to a peer: whether UDP and IP protocol 253 pass, and up to which packet size. The caller
+//! probes. The called end answers every sender that shows the token of a running conversation.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,91 +10,100 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_graft::status::Verdict;
-use millrace_graft_proto::probe::{HEADER_BYTES, Kind, Probe, TOKEN_LABEL, Token};
+use millrace_graft::status::PathVerdict;
+use millrace_graft_proto::probe::{HEADER_BYTES, ProbeKind, ProbePacket, ProbeToken, TOKEN_LABEL};
 use tokio::{net::UdpSocket, task::JoinSet, time::Instant};
 use tracing::warn;
 
 use crate::sockets::{PROTOCOL_253, payload, raw, send_whole, udp};
 
-/// Sizes of IP packets that are tried: those that links and tunnels have.
+/// Sizes of the probes as IP packets, in bytes: those of common links and tunnels.
 const SIZES: [u16; 9] = [1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 9000];
-/// Times that each goes out, so that a loss is not taken for a verdict.
+/// How often each probe is sent, so that a lost packet is not taken for a verdict.
 const TIMES: u32 = 3;
+/// Time to wait for answers before the probes are sent again.
 const BETWEEN: Duration = Duration::from_millis(20);
-/// For what was sent last.
+/// Time to wait for answers after the last probe was sent.
 const PATIENCE: Duration = Duration::from_secs(2);
 const DATAGRAM_MAX: usize = 1 << 14;
 
-/// What only the two ends of a TLS connection know.
-pub fn token<Data>(tls: &rustls::ConnectionCommon<Data>) -> Option<Token> {
-    tls.export_keying_material(Token::default(), TOKEN_LABEL, None).ok()
+/// Returns the probe token, a secret that only the two ends of this TLS connection can derive.
+pub fn token<Data>(tls: &rustls::ConnectionCommon<Data>) -> Option<ProbeToken> {
+    tls.export_keying_material(ProbeToken::default(), TOKEN_LABEL, None).ok()
 }
 
-/// To the address of a control connection, whose port the peer answers probes on, too.
-pub async fn probe(to: SocketAddr, token: Token) -> Verdict {
+/// Probes the path to the address of a control connection. The peer answers probes on the same port number
+/// over UDP.
+pub async fn probe(to: SocketAddr, token: ProbeToken) -> PathVerdict {
     let (udp, mtu) = match ask_udp(to, token).await {
         Ok(found) => found,
         Err(error) => {
-            warn!(%to, "UDP cannot be probed: {error}");
+            warn!(%to, "the path cannot be probed by UDP: {error}");
             (None, None)
         }
     };
     let protocol_253 = match ask_253(to.ip(), token).await {
         Ok(passes) => Some(passes),
         Err(error) => {
-            warn!(%to, "IP protocol 253 cannot be probed: {error}");
+            warn!(%to, "the path cannot be probed by IP protocol 253: {error}");
             None
         }
     };
-    Verdict { udp, mtu, protocol_253, ..Verdict::default() }
+    PathVerdict { udp, mtu, protocol_253, ..PathVerdict::default() }
 }
 
-async fn ask_udp(to: SocketAddr, token: Token) -> io::Result<(Option<bool>, Option<u16>)> {
+async fn ask_udp(to: SocketAddr, token: ProbeToken) -> io::Result<(Option<bool>, Option<u16>)> {
     let socket = udp(to)?;
+    // Bytes of the IP and UDP headers around the payload.
     let around = if to.is_ipv4() { 28 } else { 48 };
     let answered = ask(&socket, to, token, &SIZES.map(|size| size - around)).await?;
     let mtu = answered.iter().max().map(|bytes| bytes + around);
     Ok((Some(!answered.is_empty()), mtu))
 }
 
-async fn ask_253(to: IpAddr, token: Token) -> io::Result<bool> {
+async fn ask_253(to: IpAddr, token: ProbeToken) -> io::Result<bool> {
+    // A raw socket has no ports.
     let to = SocketAddr::new(to, 0);
     let socket = raw(to, PROTOCOL_253)?;
     Ok(!ask(&socket, to, token, &[HEADER_BYTES as u16]).await?.is_empty())
 }
 
-/// Sizes of those that were answered.
-async fn ask(socket: &UdpSocket, to: SocketAddr, token: Token, sizes: &[u16]) -> io::Result<HashSet<u16>> {
+/// Returns the sizes of the probes that were answered.
+async fn ask(
+    socket: &UdpSocket,
+    to: SocketAddr,
+    token: ProbeToken,
+    sizes: &[u16],
+) -> io::Result<HashSet<u16>> {
     let mut answered = HashSet::new();
     let mut buffer = vec![0; DATAGRAM_MAX];
     for time in 0..TIMES {
         for bytes in sizes.iter().filter(|bytes| !answered.contains(*bytes)) {
-            // More than the first link takes is a verdict, too.
-            let _ = socket.send_to(&Probe::ask(token, time, *bytes), to).await;
+            // A packet that the first link rejects stays unanswered, which is a verdict, too.
+            let _ = socket.send_to(&ProbePacket::ask(token, time, *bytes), to).await;
         }
         let patience = if time + 1 == TIMES { PATIENCE } else { BETWEEN };
         let until = Instant::now() + patience;
         while answered.len() < sizes.len() {
             let Ok(got) = tokio::time::timeout_at(until, socket.recv_from(&mut buffer)).await else { break };
             let (length, _) = got?;
-            let probe = Probe::read(payload(to.ip(), to.port() == 0, &buffer[..length]));
-            let ours = probe.filter(|it| it.kind == Kind::Answer && it.token == token);
+            let probe = ProbePacket::read(payload(to.ip(), to.port() == 0, &buffer[..length]));
+            let ours = probe.filter(|it| it.kind == ProbeKind::Answer && it.token == token);
             answered.extend(ours.map(|it| it.bytes).filter(|bytes| sizes.contains(bytes)));
         }
     }
     Ok(answered)
 }
 
-/// Answers probes, of those that are known.
+/// Answers probes that show a known token.
 #[derive(Clone)]
 pub struct Reflector {
-    known: Arc<Mutex<HashMap<Token, usize>>>,
+    known: Arc<Mutex<HashMap<ProbeToken, usize>>>,
     at: SocketAddr,
 }
 
-/// While it lives, probes with its token are answered.
-pub struct Answered(Reflector, Token);
+/// A token whose probes are answered until this is dropped.
+pub struct Answered(Reflector, ProbeToken);
 
 impl Reflector {
     pub fn bind(at: SocketAddr) -> anyhow::Result<Self> {
@@ -102,7 +111,7 @@ impl Reflector {
     }
 
     /// # Errors
-    /// The UDP port is taken. That there is no raw socket is no error: then protocol 253 does not pass.
+    /// The UDP port is taken. A missing raw socket is no error: IP protocol 253 does not pass then.
     pub fn serve(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<()> {
         let socket = std::net::UdpSocket::bind(self.at)
             .and_then(|socket| {
@@ -123,12 +132,12 @@ impl Reflector {
         Ok(())
     }
 
-    pub fn know(&self, token: Token) -> Answered {
+    pub fn know(&self, token: ProbeToken) -> Answered {
         *self.lock().entry(token).or_default() += 1;
         Answered(self.clone(), token)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Token, usize>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ProbeToken, usize>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,12 +145,15 @@ impl Reflector {
         let mut buffer = vec![0; DATAGRAM_MAX];
         loop {
             let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
-                // An ICMP error of an earlier answer; or worse, which is not to keep a CPU busy.
+                // The error may be about an earlier answer (ICMP). A lasting error must not keep a CPU busy, so there
+                // is a pause.
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             };
-            let Some(probe) = Probe::read(payload(self.at.ip(), is_raw, &buffer[..length])) else { continue };
-            if probe.kind == Kind::Ask && self.lock().contains_key(&probe.token) {
+            let Some(probe) = ProbePacket::read(payload(self.at.ip(), is_raw, &buffer[..length])) else {
+                continue;
+            };
+            if probe.kind == ProbeKind::Ask && self.lock().contains_key(&probe.token) {
                 let to = if is_raw { SocketAddr::new(from.ip(), 0) } else { from };
                 let _ = socket.send_to(&probe.answer(), to).await;
             }
@@ -175,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_who_is_known_is_answered() {
+    async fn probe_with_an_unknown_token_is_not_answered() {
         let (reflector, at, _tasks) = answering().await;
         let known = reflector.know([7; 16]);
         let (udp, mtu) = ask_udp(at, [7; 16]).await.unwrap();

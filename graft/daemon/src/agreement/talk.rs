@@ -1,92 +1,102 @@
-//! The exchange: offer, accept, confirm. Each end judges what the other says, and binds its own side.
+//! The conversation about an agreement: offer, accept, confirm. Each end judges the other's statement, and binds its
+//! own side.
 
 use std::{net::SocketAddr, time::Instant};
 
 use millrace_daemon::daemon::Daemon as _;
-use millrace_graft::{Own, Session, agreements::State, settings::Fetch, status::Negotiated};
+use millrace_graft::{
+    AgreedStatements, AgreementSession, OwnStatement, agreements::NegotiationState, settings::GraftFetch,
+    status::Negotiated,
+};
 use millrace_graft_proto::{
     evidence::Downgrade,
-    judge::Terms,
-    message::{Hash, Message, Reason, Refusal, Statement},
+    judge::JudgeTerms,
+    message::{AgreementMessage, AgreementRefusal, Hash, RefusalReason, Statement},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tracing::{info, warn};
 
 use super::{
-    Context,
-    wire::{Broken, PATIENCE, Wire},
+    AgreementContext,
+    wire::{AgreementWire, PATIENCE, WireError},
 };
 
-/// Why a conversation ends.
-pub struct End(pub State);
+/// The state in which a conversation ends.
+pub struct ConversationEnd(pub NegotiationState);
 
-impl From<Broken> for End {
-    fn from(broken: Broken) -> Self {
+impl From<WireError> for ConversationEnd {
+    fn from(broken: WireError) -> Self {
         Self(broken.into())
     }
 }
 
-impl From<millrace_graft::Error> for End {
+impl From<millrace_graft::Error> for ConversationEnd {
     fn from(error: millrace_graft::Error) -> Self {
-        Self(State::Ended(format!("this host's own trouble: {error}")))
+        Self(NegotiationState::Ended(format!("this host has failed: {error}")))
     }
 }
 
-fn refused_by_peer(refusal: Refusal) -> End {
-    End(State::Refused { by_peer: true, reason: refusal.reason, detail: refusal.detail })
+fn refused_by_peer(refusal: AgreementRefusal) -> ConversationEnd {
+    ConversationEnd(NegotiationState::Refused {
+        by_peer: true,
+        reason: refusal.reason,
+        detail: refusal.detail,
+    })
 }
 
 /// One end of a conversation.
-pub struct Talk<'a, S> {
-    pub context: &'a Context,
+pub struct AgreementTalk<'a, S> {
+    pub context: &'a AgreementContext,
     pub peer: &'a str,
-    pub wire: Wire<S>,
+    pub wire: AgreementWire<S>,
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    pub session: Option<Session>,
-    /// Whether this end has called.
+    pub session: Option<AgreementSession>,
+    /// True if this end has called the other.
     pub calls: bool,
-    /// Of the settings, when this end spoke last.
+    /// Revision of the settings when this end last sent a statement.
     pub revision: u64,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
-    /// Of the caller: offers, and binds by the answer.
-    pub async fn offer(&mut self, timing: Negotiated) -> Result<(), End> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AgreementTalk<'_, S> {
+    /// Sends offers as the caller, and binds the agreement according to the peer's answer.
+    pub async fn offer(&mut self, timing: Negotiated) -> Result<(), ConversationEnd> {
         loop {
             let start = Instant::now();
             let own = self.speak()?;
-            self.wire.send(&Message::Offer(Box::new(own.statement.clone()))).await?;
+            self.wire.send(&AgreementMessage::Offer(Box::new(own.statement.clone()))).await?;
             let theirs = self.accepted().await?;
             let terms = self.consider(&own, &theirs).await?;
+            // After a fetched graft this host's statement is another one, so it is offered again.
             if self.fetch(&theirs).await? {
                 continue;
             }
             let answered = Instant::now();
-            self.wire.send(&Message::Confirm).await?;
+            self.wire.send(&AgreementMessage::Confirm).await?;
             let offer_us = micros(answered - start);
             let hold_s = own.statement.hold_s;
             let timing = Negotiated { offer_us, ..timing.clone() };
-            if self.bind(&own, &theirs, (&terms, hold_s), (timing, answered))? {
+            let agreed = AgreedStatements { own: &own, theirs: &theirs, terms: &terms, hold_s };
+            if self.bind(&agreed, timing, answered)? {
                 return Ok(());
             }
         }
     }
 
-    /// What the other says of itself; what it asks for meanwhile it gets.
-    async fn accepted(&mut self) -> Result<Statement, End> {
+    /// Receives the peer's statement. Requests for grafts that arrive before it are served.
+    async fn accepted(&mut self) -> Result<Statement, ConversationEnd> {
         loop {
             match self.wire.receive(PATIENCE).await? {
-                Message::Accept(theirs) => return Ok(*theirs),
-                Message::Refuse(refusal) => return Err(refused_by_peer(refusal)),
-                Message::Fetch { identity } => self.give(identity).await?,
+                AgreementMessage::Accept(theirs) => return Ok(*theirs),
+                AgreementMessage::Refuse(refusal) => return Err(refused_by_peer(refusal)),
+                AgreementMessage::Fetch { identity } => self.give(identity).await?,
                 other => return Err(unexpected(&other, "accept")),
             }
         }
     }
 
-    /// Of who is called: an offer has come.
-    pub async fn answer(&mut self, theirs: &Statement) -> Result<(), End> {
+    /// Answers an offer as the called end.
+    pub async fn answer(&mut self, theirs: &Statement) -> Result<(), ConversationEnd> {
         let mut changed = self.answer_once(theirs).await?;
         while let Some(theirs) = changed {
             changed = self.answer_once(&theirs).await?;
@@ -94,14 +104,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
         Ok(())
     }
 
-    /// Returns what the caller offers instead, if it changes its mind before it confirms.
-    async fn answer_once(&mut self, theirs: &Statement) -> Result<Option<Statement>, End> {
+    /// Answers one offer. Returns another statement of the caller, if the caller offers again before it confirms.
+    async fn answer_once(&mut self, theirs: &Statement) -> Result<Option<Statement>, ConversationEnd> {
         let own = self.speak()?;
         let terms = self.consider(&own, theirs).await?;
         let called = |peer| self.context.daemon.with(|runtime| runtime.has_called(peer, theirs.epoch));
+        // If both hosts have called, only one of the two conversations binds.
         if self.session.is_none() && called(self.peer) {
             return Err(self
-                .refuse(Refusal::new(Reason::Busy, "another connection has the agreement"))
+                .refuse(AgreementRefusal::new(
+                    RefusalReason::Busy,
+                    "another connection already maintains the agreement with this peer",
+                ))
                 .await);
         }
         let (own, terms) = match self.fetch(theirs).await? {
@@ -112,25 +126,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
             }
             false => (own, terms),
         };
-        self.wire.send(&Message::Accept(Box::new(own.statement.clone()))).await?;
+        self.wire.send(&AgreementMessage::Accept(Box::new(own.statement.clone()))).await?;
         loop {
             match self.wire.receive(PATIENCE).await? {
-                Message::Confirm => break,
-                Message::Refuse(refusal) => return Err(refused_by_peer(refusal)),
-                Message::Fetch { identity } => self.give(identity).await?,
-                Message::Offer(theirs) => return Ok(Some(*theirs)),
+                AgreementMessage::Confirm => break,
+                AgreementMessage::Refuse(refusal) => return Err(refused_by_peer(refusal)),
+                AgreementMessage::Fetch { identity } => self.give(identity).await?,
+                AgreementMessage::Offer(theirs) => return Ok(Some(*theirs)),
                 other => return Err(unexpected(&other, "confirm")),
             }
         }
-        match self.bind(&own, theirs, (&terms, theirs.hold_s), (Negotiated::default(), Instant::now()))? {
+        let agreed = AgreedStatements { own: &own, theirs, terms: &terms, hold_s: theirs.hold_s };
+        match self.bind(&agreed, Negotiated::default(), Instant::now())? {
             true => Ok(None),
-            // The caller is told by the end of the connection, and calls again.
-            false => Err(End(State::Ended("this host's settings have changed".to_owned()))),
+            // The caller notices that the connection has ended, and calls again.
+            false => {
+                Err(ConversationEnd(NegotiationState::Ended("this host's settings have changed".to_owned())))
+            }
         }
     }
 
-    fn speak(&mut self) -> Result<Own, End> {
-        let (local, remote, peer) = (self.local, self.remote, self.peer);
+    fn speak(&mut self) -> Result<OwnStatement, ConversationEnd> {
+        let local = self.local;
+        let remote = self.remote;
+        let peer = self.peer;
         let (own, revision) = self.context.daemon.with(|runtime| {
             let own = runtime.statement(local, remote, peer)?;
             Ok::<_, millrace_graft::Error>((own, runtime.revision()))
@@ -139,7 +158,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
         Ok(own)
     }
 
-    async fn consider(&mut self, own: &Own, theirs: &Statement) -> Result<Terms, End> {
+    async fn consider(
+        &mut self,
+        own: &OwnStatement,
+        theirs: &Statement,
+    ) -> Result<JudgeTerms, ConversationEnd> {
         let (terms, found) = self.context.daemon.with(|runtime| runtime.consider(self.peer, own, theirs));
         report(self.peer, &found);
         match terms {
@@ -148,55 +171,66 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
         }
     }
 
-    /// Says so, and ends.
-    pub async fn refuse(&mut self, refusal: Refusal) -> End {
-        // Whether it hears it or not, this is the end.
-        let _ = self.wire.send(&Message::Refuse(refusal.clone())).await;
-        End(State::Refused { by_peer: false, reason: refusal.reason, detail: refusal.detail })
+    /// Sends the refusal, and ends the conversation with it.
+    pub async fn refuse(&mut self, refusal: AgreementRefusal) -> ConversationEnd {
+        // The conversation ends even if the peer does not receive this.
+        let _ = self.wire.send(&AgreementMessage::Refuse(refusal.clone())).await;
+        ConversationEnd(NegotiationState::Refused {
+            by_peer: false,
+            reason: refusal.reason,
+            detail: refusal.detail,
+        })
     }
 
     fn bind(
         &mut self,
-        own: &Own,
-        theirs: &Statement,
-        terms: (&Terms, u32),
-        (timing, start): (Negotiated, Instant),
-    ) -> Result<bool, End> {
+        agreed: &AgreedStatements<'_>,
+        timing: Negotiated,
+        start: Instant,
+    ) -> Result<bool, ConversationEnd> {
         let session = self.session;
         let bound = self.context.daemon.with(|runtime| {
             let timing = Negotiated { bind_us: micros(start.elapsed()), ..timing };
-            runtime.bind((self.peer, self.calls), session, (own, theirs), terms, timing)
+            runtime.bind(self.peer, self.calls, session, agreed, timing)
         })?;
         if let (None, Some(_)) = (session, bound) {
-            info!(peer = self.peer, rules = terms.0.rules.len(), "agreed");
+            info!(
+                peer = self.peer,
+                rules = agreed.terms.rules.len(),
+                "an agreement with the peer is in force"
+            );
         }
         self.session = bound.or(session);
         Ok(bound.is_some())
     }
 
-    /// A graft that the settings want, from who has it. Returns whether it came.
-    async fn fetch(&mut self, theirs: &Statement) -> Result<bool, End> {
+    /// Fetches a graft that this host's settings want from a peer that has it. Returns whether it was received.
+    async fn fetch(&mut self, theirs: &Statement) -> Result<bool, ConversationEnd> {
         let daemon = &self.context.daemon;
         let wanted = daemon.with(|runtime| runtime.wanted_from(theirs));
         let Some(wanted) = wanted.filter(|it| daemon.may_fetch(it.identity)) else { return Ok(false) };
         match self.take(&wanted).await? {
             Ok(()) => {
-                info!(peer = self.peer, graft = wanted.graft, "taken from the peer");
+                info!(peer = self.peer, graft = wanted.graft, "a graft was fetched from the peer");
                 Ok(true)
             }
             Err(error) => {
-                warn!(peer = self.peer, graft = wanted.graft, "not taken from the peer: {error}");
+                warn!(
+                    peer = self.peer,
+                    graft = wanted.graft,
+                    "a graft cannot be fetched from the peer: {error}"
+                );
                 daemon.cannot_fetch(wanted.identity);
                 Ok(false)
             }
         }
     }
 
-    async fn take(&mut self, wanted: &Fetch) -> Result<Result<(), String>, End> {
-        self.wire.send(&Message::Fetch { identity: Hash(wanted.identity.bytes()) }).await?;
+    async fn take(&mut self, wanted: &GraftFetch) -> Result<Result<(), String>, ConversationEnd> {
+        self.wire.send(&AgreementMessage::Fetch { identity: Hash(wanted.identity.bytes()) }).await?;
         let (manifest, bytes) = match self.wire.receive(PATIENCE).await? {
-            Message::Object { manifest, bytes } => (manifest, bytes),
-            Message::Refuse(refusal) => return Err(refused_by_peer(refusal)),
+            AgreementMessage::Object { manifest, bytes } => (manifest, bytes),
+            AgreementMessage::Refuse(refusal) => return Err(refused_by_peer(refusal)),
             other => return Err(unexpected(&other, "object")),
         };
         let image = self.wire.receive_bytes(bytes as usize).await?;
@@ -207,22 +241,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
             .and_then(|()| daemon.reload().map_err(|error| format!("{error:#}"))))
     }
 
-    async fn give(&mut self, identity: Hash) -> Result<(), End> {
+    async fn give(&mut self, identity: Hash) -> Result<(), ConversationEnd> {
         let given = self.context.daemon.with(|runtime| runtime.give(identity));
         let Some((manifest, image)) = given else {
             return Err(self
-                .refuse(Refusal::new(Reason::NotGiven, format!("{identity} is not given")))
+                .refuse(AgreementRefusal::new(
+                    RefusalReason::NotGiven,
+                    format!("the graft {identity} may not be fetched from this host"),
+                ))
                 .await);
         };
-        info!(peer = self.peer, %identity, "given to the peer");
+        info!(peer = self.peer, %identity, "a graft was sent to the peer");
         let bytes = u32::try_from(image.len()).unwrap_or(u32::MAX);
-        self.wire.send(&Message::Object { manifest, bytes }).await?;
+        self.wire.send(&AgreementMessage::Object { manifest, bytes }).await?;
         Ok(self.wire.send_bytes(&image).await?)
     }
 }
 
-pub fn unexpected(said: &Message, wanted: &'static str) -> End {
-    Broken::Unexpected { said: said.name(), wanted }.into()
+pub fn unexpected(said: &AgreementMessage, wanted: &'static str) -> ConversationEnd {
+    WireError::Unexpected { said: said.name(), wanted }.into()
 }
 
 fn report(peer: &str, found: &[(Downgrade, u16)]) {

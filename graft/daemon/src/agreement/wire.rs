@@ -1,37 +1,37 @@
-//! Messages on a TLS connection, each with a time limit, and what it means when one does not come.
+//! Messages on a TLS connection, each with a time limit, and the meaning of errors and of missing messages.
 
 use std::{io, time::Duration};
 
-use millrace_graft::agreements::State;
-use millrace_graft_proto::message::{MESSAGE_MAX, Malformed, Message};
+use millrace_graft::agreements::NegotiationState;
+use millrace_graft_proto::message::{AgreementMessage, MESSAGE_MAX, MalformedMessage};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::timeout,
 };
 
-/// For an answer, and for a message to go out.
+/// Time limit for an answer, and for sending one message.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum WireError {
     #[error("the connection was closed")]
     Closed,
     #[error("{0}")]
     Io(io::Error),
-    #[error("nothing came within {0:?}")]
+    #[error("no message came within {0:?}")]
     TimedOut(Duration),
     #[error("{0}")]
-    Malformed(#[from] Malformed),
-    #[error("{said} where {wanted} was due")]
+    Malformed(#[from] MalformedMessage),
+    #[error("the peer sent {said} instead of {wanted}")]
     Unexpected { said: &'static str, wanted: &'static str },
     #[error("{0}")]
     Untrusted(String),
 }
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for WireError {
     fn from(error: io::Error) -> Self {
         if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            return of_tls(tls);
+            return from_tls_error(tls);
         }
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -42,76 +42,81 @@ impl From<io::Error> for Broken {
     }
 }
 
-fn of_tls(error: &rustls::Error) -> Broken {
+fn from_tls_error(error: &rustls::Error) -> WireError {
     match error {
         rustls::Error::InvalidCertificate(_) => {
-            Broken::Untrusted(format!("the peer's key is not the one that the settings name: {error}"))
+            WireError::Untrusted(format!("the peer's key is not the one that the settings name: {error}"))
         }
         rustls::Error::AlertReceived(alert) => {
-            Broken::Untrusted(format!("the peer does not take this host's key: {alert:?}"))
+            WireError::Untrusted(format!("the peer refuses this host's key: {alert:?}"))
         }
-        rustls::Error::NoCertificatesPresented => Broken::Untrusted("it shows no certificate".to_owned()),
-        other => Broken::Untrusted(format!("TLS: {other}")),
+        rustls::Error::NoCertificatesPresented => {
+            WireError::Untrusted("the peer shows no certificate".to_owned())
+        }
+        other => WireError::Untrusted(format!("TLS: {other}")),
     }
 }
 
-impl From<Broken> for State {
-    fn from(broken: Broken) -> Self {
+impl From<WireError> for NegotiationState {
+    fn from(broken: WireError) -> Self {
         let detail = broken.to_string();
         match broken {
-            Broken::Closed | Broken::Io(_) => Self::Ended(detail),
-            Broken::TimedOut(_) => Self::TimedOut(detail),
-            Broken::Malformed(_) | Broken::Unexpected { .. } => Self::Malformed(detail),
-            Broken::Untrusted(_) => Self::Untrusted(detail),
+            WireError::Closed | WireError::Io(_) => Self::Ended(detail),
+            WireError::TimedOut(_) => Self::TimedOut(detail),
+            WireError::Malformed(_) | WireError::Unexpected { .. } => Self::Malformed(detail),
+            WireError::Untrusted(_) => Self::Untrusted(detail),
         }
     }
 }
 
-pub struct Wire<S>(pub S);
+pub struct AgreementWire<S>(pub S);
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
-    pub async fn send(&mut self, message: &Message) -> Result<(), Broken> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AgreementWire<S> {
+    pub async fn send(&mut self, message: &AgreementMessage) -> Result<(), WireError> {
         let body = message.encode()?;
-        let length = u32::try_from(body.len()).map_err(|_| Malformed::TooLong(body.len()))?;
+        let length = u32::try_from(body.len()).map_err(|_| MalformedMessage::TooLong(body.len()))?;
         let bytes = [&length.to_be_bytes()[..], &body].concat();
         self.send_bytes(&bytes).await
     }
 
-    pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+    pub async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), WireError> {
         let write = async {
             self.0.write_all(bytes).await?;
             self.0.flush().await
         };
-        Ok(timeout(PATIENCE, write).await.map_err(|_| Broken::TimedOut(PATIENCE))??)
+        Ok(timeout(PATIENCE, write).await.map_err(|_| WireError::TimedOut(PATIENCE))??)
     }
 
-    /// The next message. What is cancelled leaves half of one behind: the connection is to be closed then.
-    pub async fn receive(&mut self, patience: Duration) -> Result<Message, Broken> {
+    /// Receives the next message. A cancelled call may leave half a message behind, so the connection must be
+    /// closed then.
+    pub async fn receive(&mut self, patience: Duration) -> Result<AgreementMessage, WireError> {
         let read = async {
             let length = self.0.read_u32().await? as usize;
+            // The length is checked before the message is read.
             if length > MESSAGE_MAX {
-                return Err(Malformed::TooLong(length).into());
+                return Err(MalformedMessage::TooLong(length).into());
             }
-            Ok(Message::decode(&self.read(length).await?)?)
+            Ok(AgreementMessage::decode(&self.read(length).await?)?)
         };
-        timeout(patience, read).await.map_err(|_| Broken::TimedOut(patience))?
+        timeout(patience, read).await.map_err(|_| WireError::TimedOut(patience))?
     }
 
-    pub async fn receive_bytes(&mut self, length: usize) -> Result<Vec<u8>, Broken> {
-        timeout(PATIENCE, self.read(length)).await.map_err(|_| Broken::TimedOut(PATIENCE))?
+    pub async fn receive_bytes(&mut self, length: usize) -> Result<Vec<u8>, WireError> {
+        timeout(PATIENCE, self.read(length)).await.map_err(|_| WireError::TimedOut(PATIENCE))?
     }
 
-    /// Room is made as it comes, not as it is announced.
-    async fn read(&mut self, length: usize) -> Result<Vec<u8>, Broken> {
+    /// Reads this many bytes. The buffer grows with the bytes that arrive, not with the announced length.
+    async fn read(&mut self, length: usize) -> Result<Vec<u8>, WireError> {
         let mut bytes = Vec::new();
         (&mut self.0).take(length as u64).read_to_end(&mut bytes).await?;
-        if bytes.len() == length { Ok(bytes) } else { Err(Broken::Closed) }
+        if bytes.len() == length { Ok(bytes) } else { Err(WireError::Closed) }
     }
 
-    /// Until the other ends it. It has nothing to say meanwhile.
-    pub async fn closed(&mut self) -> Broken {
+    /// Waits until the other end closes the connection. A byte that arrives before that is an error, since the other
+    /// end has to wait.
+    pub async fn closed(&mut self) -> WireError {
         match self.0.read_u8().await {
-            Ok(_) => Broken::Unexpected { said: "something", wanted: "nothing" },
+            Ok(_) => WireError::Unexpected { said: "something", wanted: "nothing" },
             Err(error) => error.into(),
         }
     }
@@ -122,27 +127,31 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn messages_cross() {
+    async fn agreement_message_arrives_at_the_other_end() {
         let (near, far) = tokio::io::duplex(1 << 16);
-        let (mut near, mut far) = (Wire(near), Wire(far));
-        near.send(&Message::Confirm).await.unwrap();
-        assert_eq!(far.receive(PATIENCE).await.unwrap(), Message::Confirm);
+        let mut near = AgreementWire(near);
+        let mut far = AgreementWire(far);
+        near.send(&AgreementMessage::Confirm).await.unwrap();
+        assert_eq!(far.receive(PATIENCE).await.unwrap(), AgreementMessage::Confirm);
         drop(near);
-        assert!(matches!(far.closed().await, Broken::Closed));
+        assert!(matches!(far.closed().await, WireError::Closed));
     }
 
     #[tokio::test]
-    async fn who_says_nothing_or_too_much_is_let_go() {
+    async fn silent_or_flooding_peer_is_disconnected() {
         const SHORT: Duration = Duration::from_millis(50);
         let (mut near, far) = tokio::io::duplex(1 << 16);
-        let mut far = Wire(far);
-        assert!(matches!(far.receive(SHORT).await, Err(Broken::TimedOut(_))));
+        let mut far = AgreementWire(far);
+        assert!(matches!(far.receive(SHORT).await, Err(WireError::TimedOut(_))));
         near.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
-        assert!(matches!(far.receive(PATIENCE).await, Err(Broken::Malformed(Malformed::TooLong(_)))));
-        // Half of a message, and nothing more.
+        assert!(matches!(
+            far.receive(PATIENCE).await,
+            Err(WireError::Malformed(MalformedMessage::TooLong(_)))
+        ));
+        // The other end sends half of a message, and then nothing.
         near.write_all(&[0, 0, 0, 9, b'{']).await.unwrap();
-        assert!(matches!(far.receive(SHORT).await, Err(Broken::TimedOut(_))));
+        assert!(matches!(far.receive(SHORT).await, Err(WireError::TimedOut(_))));
         drop(near);
-        assert!(matches!(far.receive(PATIENCE).await, Err(Broken::Closed)));
+        assert!(matches!(far.receive(PATIENCE).await, Err(WireError::Closed)));
     }
 }

@@ -1,4 +1,4 @@
-//! Says when an address of this host comes or goes: who had a session by it cannot be reached any more.
+//! Watches the addresses of this host by rtnetlink: a session on a removed address can no longer be reached.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ const GROUPS: u32 = 0x10 | 0x100;
 pub struct Addresses(OwnedFd);
 
 impl Addresses {
-    /// Of the calling thread's network namespace.
+    /// Subscribes to address changes in the calling thread's network namespace.
     pub fn watch() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let told = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
@@ -27,12 +27,13 @@ impl Addresses {
         Ok(Self(told))
     }
 
-    /// Since the last time.
+    /// Reports whether an address has changed since the last call.
     pub fn have_changed(&self) -> bool {
-        let (mut buffer, mut have_changed) = ([0; 4096], false);
+        let mut buffer = [0; 4096];
+        let mut have_changed = false;
         loop {
             match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                // More than was kept for us.
+                // ENOBUFS: more notifications came than the socket's buffer holds, so a change was missed.
                 Ok(1..) | Err(Errno::ENOBUFS) => have_changed = true,
                 Err(Errno::EINTR) => {}
                 Ok(_) | Err(_) => return have_changed,
@@ -41,9 +42,10 @@ impl Addresses {
     }
 }
 
-/// Whether this host has it.
+/// Reports whether this host has the address.
 pub fn is_here(address: SocketAddr) -> bool {
     let any_port = SocketAddr::new(address.ip(), 0);
+    // Binding fails with EADDRNOTAVAIL if no interface has the address.
     !UdpSocket::bind(any_port).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
@@ -52,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_here_is_here() {
+    fn local_addresses_are_recognised() {
         assert!(is_here("127.0.0.1:9".parse().unwrap()));
-        // RFC 5737, and the discard prefix of RFC 6666.
+        // An address for documentation (RFC 5737), and one of the discard prefix (RFC 6666).
         assert!(!is_here("192.0.2.1:9".parse().unwrap()));
         assert!(!is_here("[100::1]:9".parse().unwrap()));
     }

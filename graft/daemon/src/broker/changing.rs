@@ -1,75 +1,82 @@
-//! Sessions while applications have them: other wishes, other grafts, what each end has sent, and who is still there.
+//! Open sessions: changes of requirements and of the graft, reports on delivered datagrams, and detection of ends
+//! that are gone.
 
-use millrace_graft::{
-    message::{By, Want, Why, wire::Word},
-    packet::{Event, Runtime, choose::choose},
-};
-use millrace_graft_kernel::joint::Ends;
+use millrace_graft::packet::{PacketEvent, PacketRuntime, choose::choose};
+use millrace_graft_kernel::joint::SessionEnds;
+use millrace_messages::{ChangeOrigin, SessionRefusal, Want, wire::BrokerReply};
 use tracing::{info, warn};
 
 use super::{
-    Broker,
+    SessionBroker,
     addresses::is_here,
-    far::Say,
-    lease::{Denied, Lease, SILENCE, Said, Stage, denied, waits},
+    far::PeerMessage,
+    lease::{Denied, Lease, LeaseStage, PendingMessage, SILENCE, denied, waits},
 };
 
-/// Seconds in which a session that nobody asks about is spoken of once.
+/// Interval in seconds of reports on a session if no end has asked for any.
 const REPORT_EVERY: u64 = 8;
 
-impl Broker {
-    pub(super) fn happened(&mut self, runtime: &mut Runtime, event: &Event) {
+impl SessionBroker {
+    pub(super) fn happened(&mut self, runtime: &mut PacketRuntime, event: &PacketEvent) {
         let (session, what) = match event {
-            Event::Swapped { session, graft, .. } => (session, Ok(graft)),
-            Event::NotSwapped { session, why, .. } => (session, Err(why.text())),
-            Event::Restarted { session } => {
+            PacketEvent::Swapped { session, graft, .. } => (session, Ok(graft)),
+            PacketEvent::NotSwapped { session, why, .. } => (session, Err(why.text())),
+            PacketEvent::Restarted { session } => {
                 if let Some(life) = self.life_of(session) {
-                    self.end(life, "the daemon at the other end was started anew", false);
+                    self.end(life, "the daemon at the other end was restarted", false);
                 }
                 return;
             }
-            Event::Room { ends } => return self.tell_room(ends),
+            PacketEvent::Room { ends } => return self.tell_room(ends),
             _ => return,
         };
         let Some(life) = self.life_of(session) else { return };
         let Some(lease) = self.leases.get_mut(&life) else { return };
         match (lease.stage, what) {
-            (Stage::Swapping(_), Ok(_)) if lease.is_own => {
-                // What the other one sends from its `Ready` on is taken.
+            (LeaseStage::Swapping(_), Ok(_)) if lease.is_own => {
+                // The socket is opened before `Go` is sent, so that it receives what the other application
+                // sends after `Ready`.
                 let opened = self.seats.get_mut(&lease.ends).map(|seat| seat.lend(lease.user).map(drop));
-                lease.stage = Stage::Going;
-                lease.said = Some(Said::new(Say::Go { life }));
+                lease.stage = LeaseStage::Going;
+                lease.said = Some(PendingMessage::new(PeerMessage::Go { life }));
                 lease.begin(runtime);
                 if !matches!(opened, Some(Ok(()))) {
-                    self.give_up(life, Why::Impossible, "its socket cannot be used");
+                    self.give_up(life, SessionRefusal::Impossible, "the pooled socket cannot be used");
                 }
             }
-            (Stage::Swapping(_), Ok(_)) => lease.stage = Stage::Swapping(true),
-            (Stage::Swapping(_), Err(why)) if lease.is_own => self.give_up(life, Why::Unreachable, why),
-            (Stage::Open, Ok(graft)) => {
+            // The accepting end has changed to the graft, and waits for `Go`.
+            (LeaseStage::Swapping(_), Ok(_)) => lease.stage = LeaseStage::Swapping(true),
+            (LeaseStage::Swapping(_), Err(why)) if lease.is_own => {
+                self.give_up(life, SessionRefusal::Unreachable, why)
+            }
+            (LeaseStage::Open, Ok(graft)) => {
                 lease.graft.clone_from(graft);
-                let by = lease.changing.take().unwrap_or(By::Other);
+                // A change that nobody here has asked for comes from the other end.
+                let by = lease.changing.take().unwrap_or(ChangeOrigin::Other);
+                // The library can go on ordering messages only if the new graft retransmits all of them.
                 lease.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
                 let services = lease.services(&self.offers);
                 let desk = lease.desk;
-                info!(session, graft, ?by, "a session has changed");
-                let word = Word::Changed { graft: graft.clone(), services, by };
+                info!(session, graft, ?by, "an open session uses another graft");
+                let word = BrokerReply::Changed { graft: graft.clone(), services, by };
                 desk.into_iter().for_each(|desk| self.tell(desk, &word));
             }
-            (Stage::Open, Err(why)) => {
+            (LeaseStage::Open, Err(why)) => {
                 let by = lease.changing.take();
-                let desk = lease.desk.filter(|_| by == Some(By::Application));
-                desk.into_iter().for_each(|desk| self.refuse(desk, Why::Unreachable, why.to_owned()));
+                // Only an application that has asked for the change learns that it failed.
+                let desk = lease.desk.filter(|_| by == Some(ChangeOrigin::Application));
+                desk.into_iter()
+                    .for_each(|desk| self.refuse(desk, SessionRefusal::Unreachable, why.to_owned()));
             }
             _ => {}
         }
     }
 
-    /// The application may have another try.
-    fn tell_room(&mut self, ends: &Ends) {
-        let lease = self.leases.values().find(|lease| lease.ends == *ends && lease.stage == Stage::Open);
+    /// Tells the application of an open session that its socket has room to send again.
+    fn tell_room(&mut self, ends: &SessionEnds) {
+        let lease = self.leases.values().find(|lease| lease.ends == *ends && lease.stage == LeaseStage::Open);
         let desk = lease.and_then(|lease| lease.desk);
-        desk.into_iter().for_each(|desk| self.tell(desk, &Word::Room));
+        desk.into_iter().for_each(|desk| self.tell(desk, &BrokerReply::Room));
     }
 
     fn life_of(&self, session: &str) -> Option<u64> {
@@ -79,32 +86,38 @@ impl Broker {
         self.leases.iter().find(|(_, lease)| is_its(lease)).map(|(life, _)| *life)
     }
 
-    pub(super) fn renegotiate(&mut self, runtime: &mut Runtime, life: u64, want: Want) -> Result<(), Denied> {
-        want.check().map_err(|reason| (Why::Malformed, reason))?;
-        let Some(lease) = self.leases.get(&life).filter(|lease| lease.stage == Stage::Open) else {
-            return Err((Why::Malformed, "the session is not open".to_owned()));
+    pub(super) fn renegotiate(
+        &mut self,
+        runtime: &mut PacketRuntime,
+        life: u64,
+        want: Want,
+    ) -> Result<(), Denied> {
+        want.check().map_err(|reason| (SessionRefusal::Malformed, reason))?;
+        let Some(lease) = self.leases.get(&life).filter(|lease| lease.stage == LeaseStage::Open) else {
+            return Err((SessionRefusal::Malformed, "the session is not open".to_owned()));
         };
         if lease.changing.is_some() {
-            return Err((Why::Busy, "the session is being changed".to_owned()));
+            return Err((SessionRefusal::Busy, "the session is being changed".to_owned()));
         }
-        let (Some(peer), Some(far)) = (self.peers.get(lease.peer), self.fars.get(lease.peer)) else {
+        let (Some(peer), Some(far)) = (self.peers.get(lease.peer), self.links.fars.get(lease.peer)) else {
             return Ok(());
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
+        // Messages that were sent without order before cannot be ordered any more.
         if waits(&want, offer) && !lease.in_order {
             let reason = format!(
                 "impossible: with graft {} messages are in order from a session's first one on: open another session",
                 offer.graft
             );
-            return Err((Why::Impossible, reason));
+            return Err((SessionRefusal::Impossible, reason));
         }
         let graft = offer.graft.clone();
         if graft == lease.graft && want == lease.want {
-            let reason = format!("redundant: the session has all of it by graft {graft}");
-            return Err((Why::Redundant, reason));
+            let reason = format!("redundant: the session already has all of it by graft {graft}");
+            return Err((SessionRefusal::Redundant, reason));
         }
-        self.change(runtime, life, graft, By::Application);
+        self.change(runtime, life, graft, ChangeOrigin::Application);
         self.leases.entry(life).and_modify(|lease| {
             lease.want = want;
             lease.quality.forget();
@@ -112,22 +125,23 @@ impl Broker {
         Ok(())
     }
 
-    /// Begins when nothing else is under way.
-    pub(super) fn change(&mut self, runtime: &mut Runtime, life: u64, graft: String, by: By) {
+    /// Requests a change of the graft, which begins when no other change is under way.
+    pub(super) fn change(&mut self, runtime: &mut PacketRuntime, life: u64, graft: String, by: ChangeOrigin) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         if graft == lease.graft {
             let services = lease.services(&self.offers);
             let desk = lease.desk;
-            let word = Word::Changed { graft, services, by };
+            let word = BrokerReply::Changed { graft, services, by };
             return desk.into_iter().for_each(|desk| self.tell(desk, &word));
         }
         (lease.changing, lease.quality.next) = (Some(by), Some(graft));
         self.try_change(runtime, life);
     }
 
-    pub(super) fn try_change(&mut self, runtime: &mut Runtime, life: u64) {
+    pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, life: u64) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
         let Some(graft) = lease.quality.next.clone() else { return };
+        // A session makes one change at a time. If another one is under way, a later tick tries again.
         match runtime.see(&lease.ends) {
             Some(seen) if seen.is_idle => {}
             _ => return,
@@ -136,37 +150,44 @@ impl Broker {
         let Some(peer) = self.peers.get(lease.peer) else { return };
         let name = peer.session_name(&lease.ends);
         if let Err(error) = runtime.swap(&name, &graft) {
-            let (by, desk) = (lease.changing.take(), lease.desk);
-            warn!(session = name, graft, "not changed: {error}");
-            let desk = desk.filter(|_| by == Some(By::Application));
-            desk.into_iter().for_each(|desk| self.refuse(desk, Why::Impossible, error.to_string()));
+            let by = lease.changing.take();
+            let desk = lease.desk;
+            warn!(session = name, graft, "the graft of an open session cannot be changed: {error}");
+            let desk = desk.filter(|_| by == Some(ChangeOrigin::Application));
+            desk.into_iter()
+                .for_each(|desk| self.refuse(desk, SessionRefusal::Impossible, error.to_string()));
         }
     }
 
     pub(super) fn finish(&mut self, life: u64, messages: u32) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
-        if lease.sent.is_none() && lease.stage == Stage::Open {
+        // Only the first call counts.
+        if lease.sent.is_none() && lease.stage == LeaseStage::Open {
             lease.sent = Some(messages);
-            lease.finish = Some(Said::new(Say::Finish { life, messages }));
+            lease.finish = Some(PendingMessage::new(PeerMessage::Finish { life, messages }));
         }
     }
 
     pub(super) fn tell_finish(&mut self, life: u64, messages: u32) {
         let Some(lease) = self.leases.get_mut(&life) else { return };
-        if lease.stage != Stage::Open || std::mem::replace(&mut lease.has_told_finish, true) {
+        // The application is told only once.
+        if lease.stage != LeaseStage::Open || std::mem::replace(&mut lease.has_told_finish, true) {
             return;
         }
         let desk = lease.desk;
-        desk.into_iter().for_each(|desk| self.tell(desk, &Word::Finished { messages }));
+        desk.into_iter().for_each(|desk| self.tell(desk, &BrokerReply::Finished { messages }));
     }
 
-    /// Who asks for it hears each second what has come here; others now and then that the session is known here.
-    pub(super) fn report(&mut self, runtime: &mut Runtime) {
+    /// Sends a report of each open session to its peer. An end that has asked for reports gets one each second, with
+    /// the number of delivered datagrams. Any other end gets one every `REPORT_EVERY` seconds, which only says that
+    /// the session exists here.
+    pub(super) fn report(&mut self, runtime: &mut PacketRuntime) {
         self.reports = self.reports.wrapping_add(1);
         let turn = self.reports % REPORT_EVERY;
-        let open = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open);
+        let open = self.leases.iter().filter(|(_, lease)| lease.stage == LeaseStage::Open);
         for (life, lease) in open {
             let asks = lease.want.qos.max_loss_percent.is_some();
+            // The session IDs spread these reports evenly over the seconds.
             if !lease.is_asked && !asks && life % REPORT_EVERY != turn {
                 continue;
             }
@@ -174,20 +195,22 @@ impl Broker {
                 Some(Ok(Some(traffic))) => Some(lease.quality.delivered(&traffic)),
                 _ => None,
             };
-            let say = Say::Report { life: *life, delivered, asks };
-            self.fars.get(lease.peer).into_iter().for_each(|far| far.say(&say));
+            let say = PeerMessage::Report { life: *life, delivered, asks };
+            self.links.fars.get(lease.peer).into_iter().for_each(|far| far.say(&say));
         }
     }
 
-    /// A peer that says nothing has gone, or one of the addresses has.
-    pub(super) fn look_at_peers(&mut self, runtime: &mut Runtime) {
-        let silent = |lease: &Lease| self.fars.get(lease.peer).is_some_and(|far| far.silence() > SILENCE);
-        let words = "nothing was heard of the other end for 10 s: it has gone, or an address has changed";
+    /// Ends the open sessions with peers whose daemon was silent for `SILENCE`.
+    pub(super) fn look_at_peers(&mut self, runtime: &mut PacketRuntime) {
+        let silent =
+            |lease: &Lease| self.links.fars.get(lease.peer).is_some_and(|far| far.silence() > SILENCE);
+        let words =
+            "no message came from the other end's daemon for 10 s: it is gone, or an address has changed";
         self.end_those(runtime, &self.open(silent), words);
     }
 
-    /// One of this host's is not there any more: nothing leaves from it.
-    pub(super) fn look_at_addresses(&mut self, runtime: &mut Runtime) {
+    /// Ends sessions whose local address was removed from this host.
+    pub(super) fn look_at_addresses(&mut self, runtime: &mut PacketRuntime) {
         let gone = |lease: &Lease| !is_here(lease.ends.local);
         self.end_those(
             runtime,
@@ -197,12 +220,12 @@ impl Broker {
     }
 
     fn open(&self, wanted: impl Fn(&Lease) -> bool) -> Vec<u64> {
-        let open = self.leases.iter().filter(|(_, lease)| lease.stage == Stage::Open && wanted(lease));
+        let open = self.leases.iter().filter(|(_, lease)| lease.stage == LeaseStage::Open && wanted(lease));
         open.map(|(life, _)| *life).collect()
     }
 
-    /// With what may not have come.
-    fn end_those(&mut self, runtime: &mut Runtime, lives: &[u64], words: &str) {
+    /// Ends these sessions. The reason says how many sent datagrams were not acknowledged.
+    fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
         for life in lives {
             let ends = self.leases.get(life).map(|lease| lease.ends);
             let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);

@@ -1,4 +1,4 @@
-//! What applications ask for, each at a desk of its own: a connection is a session, or a listener.
+//! Requests of applications. Each connection of an application serves one session or one listener.
 
 use std::{
     io,
@@ -6,74 +6,76 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_base::control::Received;
-use millrace_graft::{
-    message::{
-        Want, Why,
-        wire::{NAME_MAX, Request, Word},
-    },
-    packet::Runtime,
+use millrace_base::control::ControlReceived;
+use millrace_graft::packet::PacketRuntime;
+use millrace_messages::{
+    SessionRefusal, Want,
+    wire::{BrokerReply, BrokerRequest, NAME_MAX},
 };
 use tracing::info;
 
-use super::{Broker, door::Caller, line::Line};
+use super::{SessionBroker, door::ClientProcess, line::ClientLine};
 
-/// For a new connection to say what it is, and for one whose session is over to go.
+/// Time for a new connection to send its first request, and for an application to close the connection of an ended
+/// session.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of one desk, before the others have their turn.
+/// Requests that are handled from one connection before the next connection has its turn.
 const REQUESTS: usize = 4;
 
+/// The connection of one application to the daemon.
 pub struct Desk {
-    line: Line,
-    pub caller: Caller,
-    pub role: Role,
-    /// When it came, or its session was over.
+    line: ClientLine,
+    pub caller: ClientProcess,
+    pub role: ClientRole,
+    /// Time at which the application connected, or at which its session ended.
     since: Instant,
+    /// True once the application did not read its messages in time, after which it is disconnected.
     is_deaf: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ClientRole {
     New,
-    /// For sessions that the peer of this number opens.
+    /// A listener for sessions of a service that the peer with this number opens.
     Listener {
         peer: usize,
         service: String,
     },
-    /// The life of its session.
+    /// A session, by its session ID.
     Session(u64),
-    /// Its session is over: it may read, and go.
+    /// The session is over. The application may still read messages, and closes the connection then.
     Done,
 }
 
 impl Desk {
-    pub fn new(line: Line, caller: Caller) -> Self {
-        Self { line, caller, role: Role::New, since: Instant::now(), is_deaf: false }
+    pub fn new(line: ClientLine, caller: ClientProcess) -> Self {
+        Self { line, caller, role: ClientRole::New, since: Instant::now(), is_deaf: false }
     }
 
-    /// Makes one for a session that came to a listener.
-    pub fn of_session(line: Line, caller: Caller, life: u64) -> Self {
-        Self { role: Role::Session(life), ..Self::new(line, caller) }
+    /// Creates the connection of a session that arrived at a listener.
+    pub fn for_session(line: ClientLine, caller: ClientProcess, life: u64) -> Self {
+        Self { role: ClientRole::Session(life), ..Self::new(line, caller) }
     }
 
-    /// Notes that its session is over.
+    /// Marks the session as over.
     pub fn finish(&mut self) {
-        (self.role, self.since) = (Role::Done, Instant::now());
+        (self.role, self.since) = (ClientRole::Done, Instant::now());
     }
 
-    /// Reports whether it has neither said what it is, nor gone, in time.
+    /// Reports whether the time for a first request, or for closing after the session's end, is over.
     pub fn is_tired(&self, now: Instant) -> bool {
-        matches!(self.role, Role::New | Role::Done) && now > self.since + PATIENCE
+        matches!(self.role, ClientRole::New | ClientRole::Done) && now > self.since + PATIENCE
     }
 
-    /// Whether it has been taken; who does not read is let go.
-    pub fn tell(&self, word: &Word, descriptors: &[BorrowedFd<'_>]) -> bool {
+    /// Sends a message, and returns whether the kernel took it.
+    pub fn tell(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> bool {
         self.line.send(word, descriptors).is_ok()
     }
 }
 
-impl Broker {
-    pub(super) fn read_desks(&mut self, runtime: &mut Runtime) {
+impl SessionBroker {
+    pub(super) fn read_desks(&mut self, runtime: &mut PacketRuntime) {
+        // A request may remove connections, so the numbers are copied first.
         let desks: Vec<_> = self.desks.keys().copied().collect();
         for desk in desks {
             for _ in 0..REQUESTS {
@@ -83,99 +85,120 @@ impl Broker {
                     break;
                 }
                 match found.line.receive() {
-                    Received::Nothing => break,
-                    Received::Record(request, _) => self.serve(runtime, desk, request),
-                    Received::Malformed(why) => {
-                        self.refuse(desk, Why::Malformed, format!("not a request: {why}"));
+                    ControlReceived::Nothing => break,
+                    ControlReceived::Record(request, _) => self.serve(runtime, desk, request),
+                    ControlReceived::Malformed(why) => {
+                        self.refuse(
+                            desk,
+                            SessionRefusal::Malformed,
+                            format!("the message is not a valid request: {why}"),
+                        );
                         self.leave(desk);
                     }
-                    Received::End => self.leave(desk),
+                    ControlReceived::End => self.leave(desk),
                 }
             }
         }
     }
 
-    fn serve(&mut self, runtime: &mut Runtime, desk: u64, request: Request) {
+    fn serve(&mut self, runtime: &mut PacketRuntime, desk: u64, request: BrokerRequest) {
         let Some(role) = self.desks.get(&desk).map(|desk| desk.role.clone()) else { return };
         let served = match (request, role) {
-            (Request::Open { peer, service, want }, Role::New) => {
+            (BrokerRequest::Open { peer, service, want }, ClientRole::New) => {
                 self.ask(runtime, desk, &peer, service, want)
             }
-            (Request::Listen { peer, service }, Role::New) => self.listen(desk, &peer, service),
-            (Request::Renegotiate { want }, Role::Session(life)) => self.renegotiate(runtime, life, want),
-            (Request::Finish { messages }, Role::Session(life)) => {
+            (BrokerRequest::Listen { peer, service }, ClientRole::New) => self.listen(desk, &peer, service),
+            (BrokerRequest::Renegotiate { want }, ClientRole::Session(life)) => {
+                self.renegotiate(runtime, life, want)
+            }
+            (BrokerRequest::Finish { messages }, ClientRole::Session(life)) => {
                 self.finish(life, messages);
                 Ok(())
             }
-            (_, Role::Done) => Ok(()),
-            _ => Err((Why::Malformed, "this connection is for something else".to_owned())),
+            // The application sent this request before it learned that its session is over.
+            (_, ClientRole::Done) => Ok(()),
+            _ => Err((
+                SessionRefusal::Malformed,
+                "this connection does not take the request: each has one session or one listener".to_owned(),
+            )),
         };
         if let Err((why, reason)) = served {
             self.refuse(desk, why, reason);
         }
     }
 
-    pub(super) fn refuse(&mut self, desk: u64, why: Why, reason: String) {
+    pub(super) fn refuse(&mut self, desk: u64, why: SessionRefusal, reason: String) {
         *self.refusals.entry(why.name().to_owned()).or_default() += 1;
-        // As much as fits a record.
+        // A longer reason would not fit a record of the control socket.
         let reason = reason.chars().take(800).collect();
-        self.tell(desk, &Word::Refused { why, reason });
+        self.tell(desk, &BrokerReply::Refused { why, reason });
     }
 
-    /// Who does not read is let go.
-    pub(super) fn tell(&mut self, desk: u64, word: &Word) {
+    /// Sends a message to the application at this connection. An application that does not read is disconnected.
+    pub(super) fn tell(&mut self, desk: u64, word: &BrokerReply) {
         let Some(found) = self.desks.get_mut(&desk) else { return };
-        // One that has gone may have said something before.
+        // The socket is full if the application does not read. An application that has disconnected may have sent
+        // requests before, which are still handled.
         let told = found.line.send(word, &[]);
         found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
 
-    fn listen(&mut self, desk: u64, peer: &str, service: String) -> Result<(), (Why, String)> {
+    fn listen(&mut self, desk: u64, peer: &str, service: String) -> Result<(), (SessionRefusal, String)> {
         let peer = self.permitted(desk, peer, &service)?;
-        let role = Role::Listener { peer, service };
+        let role = ClientRole::Listener { peer, service };
+        // One application gets all sessions of a service.
         if self.desks.values().any(|other| other.role == role) {
-            return Err((Why::Exhausted, "another application listens for this service".to_owned()));
+            return Err((
+                SessionRefusal::Exhausted,
+                "another application listens for this service".to_owned(),
+            ));
         }
         let Some(found) = self.desks.get_mut(&desk) else { return Ok(()) };
-        info!(user = found.caller.user, ?role, "an application listens");
+        info!(user = found.caller.user, ?role, "an application listens for sessions");
         found.role = role;
-        self.tell(desk, &Word::Listening);
+        self.tell(desk, &BrokerReply::Listening);
         Ok(())
     }
 
     fn ask(
         &mut self,
-        runtime: &mut Runtime,
+        runtime: &mut PacketRuntime,
         desk: u64,
         peer: &str,
         service: String,
         want: Want,
-    ) -> Result<(), (Why, String)> {
-        want.check().map_err(|reason| (Why::Malformed, reason))?;
+    ) -> Result<(), (SessionRefusal, String)> {
+        want.check().map_err(|reason| (SessionRefusal::Malformed, reason))?;
         let peer = self.permitted(desk, peer, &service)?;
         self.begin(runtime, desk, peer, service, want)
     }
 
-    /// The peer's number, if the caller may have sessions with it.
-    fn permitted(&self, desk: u64, peer: &str, service: &str) -> Result<usize, (Why, String)> {
+    /// Returns the peer's number if the caller may have sessions with the peer, else the refusal.
+    fn permitted(&self, desk: u64, peer: &str, service: &str) -> Result<usize, (SessionRefusal, String)> {
         if service.is_empty() || service.len() > NAME_MAX || peer.len() > NAME_MAX {
-            return Err((Why::Malformed, format!("names have 1 to {NAME_MAX} bytes")));
+            return Err((SessionRefusal::Malformed, format!("names have 1 to {NAME_MAX} bytes")));
         }
         let at = self.peers.iter().position(|known| known.name == peer);
-        // Who may not is not told which peers there are.
+        // A user without permission must not learn which peers exist.
         let Some(caller) = self.desks.get(&desk).map(|desk| &desk.caller) else {
-            return Err((Why::NotAllowed, String::new()));
+            return Err((SessionRefusal::NotAllowed, String::new()));
         };
         match at.and_then(|at| Some((at, self.peers.get(at)?))) {
             Some((at, found)) if found.allows(caller.user, &caller.groups) => Ok(at),
             _ if caller.user != 0 => {
-                let (user, line) =
-                    (caller.user, "`users` or `groups` of a [[peer]] in the daemon's settings name who may");
-                Err((Why::NotAllowed, format!("user {user} may have no sessions with a peer {peer}: {line}")))
+                let user = caller.user;
+                let line = "the daemon's settings allow users by `users` or `groups` in [[peer]]";
+                Err((
+                    SessionRefusal::NotAllowed,
+                    format!("user {user} may not open sessions with peer {peer}: {line}"),
+                ))
             }
             _ => {
                 let known: Vec<_> = self.peers.iter().map(|peer| peer.name.as_str()).collect();
-                Err((Why::Unknown, format!("there is no peer {peer}; there are: {}", known.join(", "))))
+                Err((
+                    SessionRefusal::Unknown,
+                    format!("there is no peer {peer}; there are: {}", known.join(", ")),
+                ))
             }
         }
     }

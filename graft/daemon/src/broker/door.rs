@@ -1,4 +1,5 @@
-//! Where applications come in: a Unix socket that all users may connect to, since the kernel says who each one is.
+//! The Unix socket that applications connect to. All users may connect, since the kernel reports the user at
+//! the other end.
 
 use std::{
     io,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_base::control::Control;
+use millrace_base::control::ControlEnd;
 use millrace_daemon::{closer::Closer, socket::put};
 use millrace_kernel::unix::peer_groups;
 use rustix::net::{
@@ -19,87 +20,93 @@ use rustix::net::{
 };
 
 use super::{
-    line::Line,
-    places::{Places, Pool},
+    line::ClientLine,
+    places::{ClientPlaces, PlacePool},
 };
 
 const BACKLOG: i32 = 64;
-/// Connections at once, and of one user, of those whom the settings name.
-const NAMED: Pool = Pool { all: 512, of_user: 64 };
-/// The same of all others, who get nothing but a refusal.
-const STRANGERS: Pool = Pool { all: 64, of_user: 8 };
+/// Limits of concurrent connections for users whom the settings name: of all together, and of one user.
+const NAMED: PlacePool = PlacePool { all: 512, of_user: 64 };
+/// The same limits for all other users, whose requests are always refused.
+const STRANGERS: PlacePool = PlacePool { all: 64, of_user: 8 };
 
-/// The listening socket. Its file goes when it is dropped.
+/// The listening socket. Its file is removed when this is dropped.
 pub struct Door {
     path: PathBuf,
     socket: OwnedFd,
     closer: Closer,
-    named: Places,
-    strangers: Places,
+    named: ClientPlaces,
+    strangers: ClientPlaces,
 }
 
-/// A connection that came to the socket.
-pub enum Arrival {
-    Application(Line, Caller),
-    /// All places that this user may have are taken.
-    TurnedAway(Caller),
+/// An accepted connection, or one that was turned away.
+pub enum ClientArrival {
+    Application(ClientLine, ClientProcess),
+    /// The user already has as many connections as it may have.
+    TurnedAway(ClientProcess),
 }
 
-/// Who is at the other end of a connection, when it was made.
+/// User and groups of the process at the other end, as the kernel recorded them when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct ClientProcess {
     pub user: u32,
     pub groups: Vec<u32>,
 }
 
 impl Door {
-    /// Listens. Inside of a runtime.
+    /// Binds the socket and listens on it.
     ///
     /// # Errors
-    /// Another daemon answers there, or there can be no socket.
+    /// Another daemon answers on the socket, or the socket cannot be created.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         Self::try_open(path).with_context(|| format!("socket {}", path.display()))
     }
 
     fn try_open(path: &Path) -> anyhow::Result<Self> {
-        match Control::connect(path) {
+        match ControlEnd::connect(path) {
             Ok(_) => bail!("another daemon answers on it; choose another with --messages-socket"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Of a daemon that died. It is replaced below.
+            // The socket file is a leftover of a daemon that died. It is replaced below.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) if UnixStream::connect(path).is_err() => return Err(error.into()),
+            // A stream socket answers at this path, so the path belongs to a running program.
             Err(_) => bail!("another daemon answers on it; choose another with --messages-socket"),
         }
+        // A thread closes connections, since that can block.
         let closer = Closer::start()?;
         let socket = put(path, |new| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
             bind(&socket, &SocketAddrUnix::new(new)?)?;
             listen(&socket, BACKLOG)?;
+            // Every user may connect, since the kernel reports the user.
             std::fs::set_permissions(new, std::fs::Permissions::from_mode(0o666))?;
             Ok(socket)
         })?;
-        let (named, strangers) = (Places::new(NAMED), Places::new(STRANGERS));
+        let named = ClientPlaces::new(NAMED);
+        let strangers = ClientPlaces::new(STRANGERS);
         Ok(Self { path: path.to_owned(), socket, closer, named, strangers })
     }
 
-    /// Takes the next connection, if there is one. `is_named` says whether the settings name a caller.
+    /// Accepts the next connection, if one waits. `is_named` says whether the settings name the caller's user or
+    /// group.
     ///
     /// # Errors
-    /// It cannot be taken, mostly for want of descriptors.
-    pub fn accept(&self, is_named: impl FnOnce(&Caller) -> bool) -> io::Result<Option<Arrival>> {
-        // The closer has as much to do as it may have: who waits at the socket waits on.
+    /// The connection cannot be accepted, mostly for want of descriptors.
+    pub fn accept(&self, is_named: impl FnOnce(&ClientProcess) -> bool) -> io::Result<Option<ClientArrival>> {
+        // While the closing thread is busy, new connections stay in the listening socket's queue.
         if self.closer.is_full() {
             return Ok(None);
         }
         let connection = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(connection) => connection,
+            // No connection waits, or the one that waited was closed.
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
         };
-        let caller = match Caller::of(&connection) {
+        let caller = match ClientProcess::from_connection(&connection) {
             Ok(caller) => caller,
             Err(error) => {
                 self.closer.close(connection);
@@ -109,10 +116,10 @@ impl Door {
         let places = if is_named(&caller) { &self.named } else { &self.strangers };
         let Some(place) = places.enter(caller.user) else {
             self.closer.close(connection);
-            return Ok(Some(Arrival::TurnedAway(caller)));
+            return Ok(Some(ClientArrival::TurnedAway(caller)));
         };
-        match Line::start(connection, place) {
-            Ok(line) => Ok(Some(Arrival::Application(line, caller))),
+        match ClientLine::start(connection, place) {
+            Ok(line) => Ok(Some(ClientArrival::Application(line, caller))),
             Err((connection, error)) => {
                 self.closer.close(connection);
                 Err(error)
@@ -127,9 +134,9 @@ impl Drop for Door {
     }
 }
 
-impl Caller {
-    /// Asks the kernel alone: the names of users and groups may be on another machine, which takes its time.
-    fn of(connection: impl AsFd) -> io::Result<Self> {
+impl ClientProcess {
+    /// Asks the kernel only. A look-up of user or group names could ask another machine, and block.
+    fn from_connection(connection: impl AsFd) -> io::Result<Self> {
         let who = socket_peercred(&connection)?;
         let mut groups = peer_groups(connection.as_fd())?;
         groups.push(who.gid.as_raw());

@@ -1,8 +1,10 @@
-//! Ends the sockets of applications when the daemon is gone, however it went: without the daemon nothing would seal what they send.
+//! Shuts down the sockets of applications if the daemon is gone, however it ended: without the daemon their datagrams
+//! would leave unsealed.
 //!
-//! It is a process of its own, which has a descriptor of each socket that is lent, and of what seals. The kernel detaches programs when the
-//! last descriptor of them is closed. So the daemon may be killed: what leaves is still sealed, until the keeper has shut all the
-//! sockets down. Then it ends, and nothing is attached any more.
+//! The keeper is a process of its own that holds a descriptor of each lent socket, and of the programs that
+//! seal. The kernel detaches a program when its last descriptor is closed. If the daemon is killed, outgoing
+//! datagrams are still sealed until the keeper has shut down all sockets. Then the keeper ends, and the
+//! programs are detached.
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +16,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use millrace_base::control::{Control, Received};
-use millrace_graft_kernel::joint::Ends;
+use millrace_base::control::{ControlEnd, ControlReceived};
+use millrace_graft_kernel::joint::SessionEnds;
 use millrace_kernel::udp::end_for_all;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -25,39 +27,39 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
-enum Tell {
-    /// What seals, instead of what was told before: the first of several.
+enum KeeperMessage {
+    /// Starts a new list of sealing programs and forgets those that were sent before.
     First,
-    /// With a descriptor.
+    /// Adds a sealing program, whose descriptor comes with the message.
     Guard,
-    /// With a descriptor, instead of what was at this port of this address before.
-    Keep {
-        at: String,
-    },
-    Forget {
-        at: String,
-    },
+    /// Adds a socket, whose descriptor comes with the message. It replaces the one that was kept for this
+    /// address and port.
+    Keep { at: String },
+    /// Forgets the socket of this address and port.
+    Forget { at: String },
 }
 
-/// The daemon's side.
-pub struct Keeper {
+/// The daemon's handle of the keeper.
+pub struct SealKeeper {
     process: Child,
-    control: Control,
+    control: ControlEnd,
     is_ready: bool,
 }
 
-impl Keeper {
+impl SealKeeper {
     pub fn start() -> io::Result<Self> {
-        let (control, theirs) = Control::pair()?;
+        let (control, theirs) = ControlEnd::pair()?;
+        // The keeper's end of the pair becomes its standard input.
         let theirs = theirs.as_fd().try_clone_to_owned()?;
+        // This path names the running program, even if its file was replaced.
         let mut command = Command::new("/proc/self/exe");
-        command.args(["graft", "packets", "keep"]).stdin(theirs).stdout(Stdio::null());
-        // What ends the daemon from a terminal is not to end both.
+        command.args(["graft", "sessions-keep"]).stdin(theirs).stdout(Stdio::null());
+        // A signal from a terminal that ends the daemon must not end the keeper.
         let process = command.process_group(0).spawn()?;
         Ok(Self { process, control, is_ready: false })
     }
 
-    /// Whether it has what seals.
+    /// Reports whether the keeper has got the sealing programs.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -67,50 +69,53 @@ impl Keeper {
     }
 
     pub fn guard<'a>(&mut self, egress: impl Iterator<Item = BorrowedFd<'a>>) {
-        self.tell(&Tell::First, &[]);
-        egress.for_each(|descriptor| self.tell(&Tell::Guard, &[descriptor]));
+        self.tell(&KeeperMessage::First, &[]);
+        egress.for_each(|descriptor| self.tell(&KeeperMessage::Guard, &[descriptor]));
         self.is_ready = true;
     }
 
-    pub fn keep(&self, ends: &Ends, socket: impl AsFd) {
-        self.tell(&Tell::Keep { at: ends.local.to_string() }, &[socket.as_fd()]);
+    pub fn keep(&self, ends: &SessionEnds, socket: impl AsFd) {
+        self.tell(&KeeperMessage::Keep { at: ends.local.to_string() }, &[socket.as_fd()]);
     }
 
-    pub fn forget(&self, ends: &Ends) {
-        self.tell(&Tell::Forget { at: ends.local.to_string() }, &[]);
+    pub fn forget(&self, ends: &SessionEnds) {
+        self.tell(&KeeperMessage::Forget { at: ends.local.to_string() }, &[]);
     }
 
-    /// If it has ended, that is noticed elsewhere.
-    fn tell(&self, tell: &Tell, descriptors: &[BorrowedFd<'_>]) {
+    /// Sends a message to the keeper. Errors are ignored, since the end of the keeper is noticed elsewhere.
+    fn tell(&self, tell: &KeeperMessage, descriptors: &[BorrowedFd<'_>]) {
         let _ = self.control.send(tell, descriptors);
     }
 }
 
-/// As the keeper: until the daemon is gone.
+/// Runs the keeper process until the daemon is gone.
 pub fn run() -> anyhow::Result<()> {
-    // Whoever ends all processes of a service ends the daemon, and so this one.
+    // Signals are blocked here: a service manager that ends all processes also ends the daemon, and then this
+    // process.
     SigSet::all().thread_block()?;
-    let control = Control::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let (mut guards, mut sockets) = (Vec::<OwnedFd>::new(), BTreeMap::<String, OwnedFd>::new());
+    let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut guards = Vec::<OwnedFd>::new();
+    let mut sockets = BTreeMap::<String, OwnedFd>::new();
     loop {
         match control.receive() {
-            Received::Record(Tell::First, _) => guards.clear(),
-            Received::Record(Tell::Guard, descriptors) => guards.extend(descriptors),
-            Received::Record(Tell::Keep { at }, descriptors) => {
+            ControlReceived::Record(KeeperMessage::First, _) => guards.clear(),
+            ControlReceived::Record(KeeperMessage::Guard, descriptors) => guards.extend(descriptors),
+            ControlReceived::Record(KeeperMessage::Keep { at }, descriptors) => {
                 sockets.extend(descriptors.into_iter().map(|descriptor| (at.clone(), descriptor)));
             }
-            Received::Record(Tell::Forget { at }, _) => drop(sockets.remove(&at)),
-            Received::Malformed(_) => {}
-            Received::Nothing => {
+            ControlReceived::Record(KeeperMessage::Forget { at }, _) => drop(sockets.remove(&at)),
+            ControlReceived::Malformed(_) => {}
+            ControlReceived::Nothing => {
                 poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
             }
-            Received::End => break,
+            ControlReceived::End => break,
         }
     }
     for socket in sockets.values() {
-        // There is nobody to tell, and one that is shut down already is what is wanted.
+        // The error has no reader, and a socket that is already shut down needs nothing more.
         let _ = end_for_all(socket);
     }
+    // The sealing programs go last: no socket can send any more.
     drop(guards);
     Ok(())
 }

@@ -1,87 +1,93 @@
-//! A session that an application has, or is about to have: from the first word about it until both ends have let go of it.
+//! The state of one session of an application, from the first message about it until both ends have released it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     time::{Duration, Instant},
 };
 
-use millrace_graft::{
-    message::{By, Want, Why},
-    packet::{
-        Runtime, Service,
-        choose::{Offer, Refused},
-    },
+use millrace_graft::packet::{
+    FunctionService, PacketRuntime,
+    choose::{ChoiceRefusal, Offer},
 };
-use millrace_graft_kernel::joint::Ends;
+use millrace_graft_kernel::joint::SessionEnds;
+use millrace_messages::{ChangeOrigin, SessionRefusal, Want};
 use tracing::warn;
 
-use super::{far::Say, quality::Quality};
+use super::{far::PeerMessage, quality::Quality};
 
-/// Between two tries of a word, at first and at most.
+/// Pause before a message is sent again: at first, and at most (`AGAIN_MOST`).
 pub const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
-/// A daemon that says nothing for so long is gone, or cannot be reached any more.
+/// Silence after which a daemon counts as gone or unreachable.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// Of what is said to the other daemon, characters.
+/// Maximum length in characters of a reason that is sent to the other daemon.
 const REASON_MAX: usize = 160;
 
+/// A session that an application has, or is about to have.
 pub struct Lease {
     pub peer: usize,
-    pub ends: Ends,
+    pub ends: SessionEnds,
     pub service: String,
-    pub stage: Stage,
-    /// This end has asked for it.
+    pub stage: LeaseStage,
+    /// True at the end that has opened the session.
     pub is_own: bool,
-    /// Of the application here; `None`: it has gone.
+    /// Connection of the application here, or `None` once it has disconnected.
     pub desk: Option<u64>,
     pub user: u32,
-    /// The graft that was chosen for it last.
+    /// Name of the graft that was chosen last.
     pub graft: String,
     pub want: Want,
-    /// Messages are put in order by the library, from the first one on.
+    /// True if the library, and not the graft, puts messages in order from the first one on.
     pub in_order: bool,
+    /// Time at which the session was asked for.
     pub since: Instant,
-    /// What the other daemon has to answer.
-    pub said: Option<Said>,
-    pub finish: Option<Said>,
-    /// Messages that this end has sent, once it sends no more.
+    /// Message that the other daemon has not answered yet.
+    pub said: Option<PendingMessage>,
+    /// The message `Finish`, until the other daemon has answered it.
+    pub finish: Option<PendingMessage>,
+    /// Number of messages that this end has sent, once it sends no more.
     pub sent: Option<u32>,
+    /// True once the application here was told that the other end has finished.
     pub has_told_finish: bool,
-    /// A change that was asked for and has not come: by whom.
-    pub changing: Option<By>,
-    /// The other end wants to know what comes here.
+    /// Originator of a change of the graft that is not done yet.
+    pub changing: Option<ChangeOrigin>,
+    /// True if the other end has asked for reports on the datagrams that arrive here.
     pub is_asked: bool,
     pub quality: Quality,
 }
 
+/// State of a session. The opening end goes through `Asking`, `Waiting`, `Swapping` and `Going` to `Open`. The
+/// accepting end begins in `Swapping` and opens when `Go` arrives. Messages of the other daemon and events of the
+/// runtime move a session; any state goes to `Ending`, and opening takes `PATIENCE` at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// `Open` is said.
+pub enum LeaseStage {
+    /// `Open` was sent, and has no answer yet.
     Asking,
-    /// It was accepted: the graft is to be changed as soon as that can be.
+    /// The session was accepted. The graft is changed as soon as that is possible.
     Waiting,
-    /// Both ends change to the graft; at the end that has accepted it, whether they have.
+    /// This end changes to the graft. At the accepting end, the value says whether that is done.
     Swapping(bool),
-    /// `Go` is said.
+    /// `Go` was sent, and `Ready` is awaited.
     Going,
+    /// Both applications have the session.
     Open,
-    /// It is over, and so much is left for the application to read. Whether the other end knows: nothing is said any more then.
+    /// The session is over. Datagrams that have arrived can be read until this time.
     Ending(Instant),
 }
 
-/// Until it is answered, or is not to be said any more.
-pub struct Said {
-    say: Say,
+/// A message that is repeated until it is answered or withdrawn.
+pub struct PendingMessage {
+    say: PeerMessage,
     pub next: Instant,
     pause: Duration,
 }
 
-impl Said {
-    pub fn new(say: Say) -> Self {
+impl PendingMessage {
+    pub fn new(say: PeerMessage) -> Self {
         Self { say, next: Instant::now(), pause: AGAIN }
     }
 
-    pub fn due(&mut self, now: Instant) -> Option<&Say> {
+    pub fn due_message(&mut self, now: Instant) -> Option<&PeerMessage> {
         if now < self.next {
             return None;
         }
@@ -91,24 +97,24 @@ impl Said {
     }
 }
 
-pub type Denied = (Why, String);
+pub type Denied = (SessionRefusal, String);
 
-pub fn denied(refused: &Refused) -> Denied {
+pub fn denied(refused: &ChoiceRefusal) -> Denied {
     let why = match refused {
-        Refused::Redundant(_) => Why::Redundant,
-        Refused::Impossible(_) => Why::Impossible,
+        ChoiceRefusal::Redundant(_) => SessionRefusal::Redundant,
+        ChoiceRefusal::Impossible(_) => SessionRefusal::Impossible,
     };
     (why, refused.to_string())
 }
 
 impl Lease {
-    /// One that the other end has asked for.
-    pub fn offered((peer, ends): (usize, Ends), service: String, (desk, user): (u64, u32)) -> Self {
+    /// Creates the state of a session that the other end has opened.
+    pub fn offered(peer: usize, ends: SessionEnds, service: String, desk: u64, user: u32) -> Self {
         Self {
             peer,
             ends,
             service,
-            stage: Stage::Swapping(false),
+            stage: LeaseStage::Swapping(false),
             is_own: false,
             desk: Some(desk),
             user,
@@ -126,21 +132,21 @@ impl Lease {
         }
     }
 
-    /// Both ends have begun anew, and no application has sent anything yet.
-    pub fn begin(&mut self, runtime: &mut Runtime) {
+    /// Starts to measure the session. Both ends have restarted the graft, and no application has sent anything yet.
+    pub fn begin(&mut self, runtime: &mut PacketRuntime) {
         if let (Some(seen), Ok(Some(traffic))) = (runtime.see(&self.ends), runtime.traffic(&self.ends)) {
             self.quality.begin(&traffic);
             self.graft = seen.graft;
         }
         if let Err(error) = runtime.tell_room(&self.ends) {
-            warn!("nobody says when there is room: {error}");
+            warn!("an application will not be told when its socket has room: {error}");
         }
     }
 
     pub fn services(&self, offers: &[Offer]) -> Vec<String> {
         let found = offers.iter().find(|offer| offer.graft == self.graft);
         let of_graft = found.into_iter().flat_map(|offer| &offer.services).copied();
-        let all: BTreeSet<_> = of_graft.chain(self.in_order.then_some(Service::Order)).collect();
+        let all: BTreeSet<_> = of_graft.chain(self.in_order.then_some(FunctionService::Order)).collect();
         all.into_iter().map(|service| service.name().to_owned()).collect()
     }
 
@@ -149,23 +155,25 @@ impl Lease {
     }
 }
 
-/// Adds a lease. The other end draws lives, too, and may say one that is somebody's here.
+/// Adds a session under its ID. The other end draws IDs, too, and may send one that another session here has.
 ///
 /// # Errors
-/// There is one of this life, which stays as it is.
+/// A session with this ID exists, and stays as it is.
 pub fn insert(leases: &mut BTreeMap<u64, Lease>, life: u64, lease: Lease) -> Result<(), Denied> {
     match leases.entry(life) {
         Entry::Vacant(place) => {
             place.insert(lease);
             Ok(())
         }
-        Entry::Occupied(_) => Err((Why::Malformed, "another session has this number".to_owned())),
+        Entry::Occupied(_) => {
+            Err((SessionRefusal::Malformed, "another session already has this number".to_owned()))
+        }
     }
 }
 
-/// Whether order is the library's matter with this graft.
+/// Reports whether the library has to put messages in order with this graft.
 pub fn waits(want: &Want, offer: &Offer) -> bool {
-    want.services.contains(Service::Order.name()) && !offer.services.contains(&Service::Order)
+    want.services.contains(FunctionService::Order.name()) && !offer.services.contains(&FunctionService::Order)
 }
 
 pub fn short(reason: &str) -> String {
@@ -176,17 +184,20 @@ pub fn short(reason: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A peer that answers our `Open` by an `Open` of the same life would have its listener's user end what our application has.
+    /// A peer could answer our `Open` with an `Open` of the same session ID. If that were accepted, the user of its
+    /// listener could end our application's session.
     #[test]
-    fn life_that_is_somebodys_is_refused() {
-        let ends =
-            |port| Ends { local: ([192, 0, 2, 1], port).into(), remote: ([192, 0, 2, 2], port).into() };
+    fn session_id_in_use_is_refused() {
+        let ends = |port| SessionEnds {
+            local: ([192, 0, 2, 1], port).into(),
+            remote: ([192, 0, 2, 2], port).into(),
+        };
         let mut leases = BTreeMap::new();
-        let own = Lease { is_own: true, ..Lease::offered((0, ends(1)), "own".to_owned(), (7, 1000)) };
+        let own = Lease { is_own: true, ..Lease::offered(0, ends(1), "own".to_owned(), 7, 1000) };
         insert(&mut leases, 5, own).unwrap();
         for peer in [0, 1] {
-            let theirs = Lease::offered((peer, ends(2)), "theirs".to_owned(), (8, 1001));
-            assert_eq!(insert(&mut leases, 5, theirs).unwrap_err().0, Why::Malformed);
+            let theirs = Lease::offered(peer, ends(2), "theirs".to_owned(), 8, 1001);
+            assert_eq!(insert(&mut leases, 5, theirs).unwrap_err().0, SessionRefusal::Malformed);
             let kept = leases.get(&5).unwrap();
             assert!(kept.is_own && kept.desk == Some(7) && kept.user == 1000 && kept.ends == ends(1));
         }

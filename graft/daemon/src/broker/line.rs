@@ -1,8 +1,9 @@
-//! An application's connection. Its records are read by a thread of its own, which closes it, too.
+//! The control connection of an application. A thread of its own reads its records, and closes it.
 //!
-//! Whoever connects may pass descriptors of anything. The kernel closes those that nobody takes: in the thread that reads the record, or, of
-//! records that nobody has read, in the one that closes the connection. To close a TCP socket takes as long as its owner has set
-//! (`SO_LINGER`), hours if need be. So the thread that holds the runtime neither reads nor closes: an application holds up itself alone.
+//! An application may pass descriptors of any kind with its records. The kernel closes descriptors that nobody takes:
+//! in the thread that reads the record, or for unread records in the thread that closes the connection. Closing a TCP
+//! socket can block for its owner's linger time (`SO_LINGER`), hours if need be. So the thread that holds the runtime
+//! neither reads nor closes, and an application blocks only its own thread.
 
 use std::{
     convert::Infallible,
@@ -15,37 +16,37 @@ use std::{
     thread,
 };
 
-use millrace_base::control::{Control, Received};
-use millrace_graft::message::wire::{RECORD_MAX, Request, Word};
+use millrace_base::control::{ControlEnd, ControlReceived};
+use millrace_messages::wire::{BrokerReply, BrokerRequest, RECORD_MAX};
 
-use super::places::Place;
+use super::places::ClientPlace;
 
-/// Records that were read and wait.
+/// Limit of records that were read and wait for the broker.
 const AHEAD: usize = 4;
 /// Stack of a thread in bytes: a record, and room for reading it.
 const STACK: usize = 64 * 1024 + 2 * RECORD_MAX;
 
-/// The broker's side of it. Ends the connection when it is dropped.
-pub struct Line {
-    control: Arc<Control>,
-    requests: Receiver<Received<Request>>,
-    /// Dropped last, after which the thread has the last reference of the connection.
+/// The broker's side of a connection. Dropping it closes the connection.
+pub struct ClientLine {
+    control: Arc<ControlEnd>,
+    requests: Receiver<ControlReceived<BrokerRequest>>,
+    /// Dropped after `control`, so that the thread then has the last reference to the connection.
     _held: Sender<Infallible>,
 }
 
-impl Line {
-    /// Begins to read. `place` is taken for as long as the thread is there.
+impl ClientLine {
+    /// Starts the thread that reads requests. The thread holds `place` until it ends.
     ///
     /// # Errors
-    /// There can be no thread. The connection is given back.
-    pub fn start(connection: OwnedFd, place: Place) -> Result<Self, (OwnedFd, io::Error)> {
-        let (hand, handed) = channel::<(Arc<Control>, Place)>();
+    /// The thread cannot be started. The connection is handed back.
+    pub fn start(connection: OwnedFd, place: ClientPlace) -> Result<Self, (OwnedFd, io::Error)> {
+        let (hand, handed) = channel::<(Arc<ControlEnd>, ClientPlace)>();
         let (tell, requests) = sync_channel(AHEAD);
         let (held, let_go) = channel::<Infallible>();
         let work = move || {
             let Ok((control, place)) = handed.recv() else { return };
             read(&control, tell);
-            // An error: the broker has let go of it.
+            // The receive fails once the broker has dropped its side.
             let _ = let_go.recv();
             drop(control);
             drop(place);
@@ -54,43 +55,45 @@ impl Line {
         if let Err(error) = builder.spawn(work) {
             return Err((connection, error));
         }
-        let control = Arc::new(Control::from(connection));
-        // It waits for this.
+        // Only now the connection is handed over, so that a failed start leaves it with the caller.
+        let control = Arc::new(ControlEnd::from(connection));
+        // The thread waits for this message, so it cannot have ended.
         let _ = hand.send((control.clone(), place));
         Ok(Self { control, requests, _held: held })
     }
 
-    /// Returns what was read and not returned yet. Never waits.
-    pub fn receive(&self) -> Received<Request> {
+    /// Returns the next request that the thread has read. Never blocks.
+    pub fn receive(&self) -> ControlReceived<BrokerRequest> {
         match self.requests.try_recv() {
             Ok(received) => received,
-            Err(TryRecvError::Empty) => Received::Nothing,
-            Err(TryRecvError::Disconnected) => Received::End,
+            Err(TryRecvError::Empty) => ControlReceived::Nothing,
+            Err(TryRecvError::Disconnected) => ControlReceived::End,
         }
     }
 
-    /// Sends a word, and never waits.
+    /// Sends a message without blocking.
     ///
     /// # Errors
-    /// The other end is gone, or does not read (`WouldBlock`).
-    pub fn send(&self, word: &Word, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// The application is gone, or does not read (`WouldBlock`).
+    pub fn send(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control.send(word, descriptors)
     }
 }
 
-impl Drop for Line {
+impl Drop for ClientLine {
     fn drop(&mut self) {
+        // This wakes the thread up, which reads an end.
         self.control.end();
     }
 }
 
-/// Reads until the connection ends, or nobody wants to know.
-fn read(control: &Control, tell: SyncSender<Received<Request>>) {
+/// Reads until the connection ends, or the broker has dropped its side.
+fn read(control: &ControlEnd, tell: SyncSender<ControlReceived<BrokerRequest>>) {
     loop {
         control.wait();
         match control.receive_alone() {
-            Received::Nothing => {}
-            Received::End => return,
+            ControlReceived::Nothing => {}
+            ControlReceived::End => return,
             received => {
                 if tell.send(received).is_err() {
                     return;
@@ -106,54 +109,54 @@ mod tests {
 
     use millrace_testkit::{LINGER, lingering, wait_for};
 
-    use super::{super::places::Places, *};
+    use super::{super::places::ClientPlaces, *};
 
-    fn begin(own: Control, places: &Places, user: u32) -> Line {
-        Line::start(own.into(), places.enter(user).unwrap()).map_err(|(_, error)| error).unwrap()
+    fn begin(own: ControlEnd, places: &ClientPlaces, user: u32) -> ClientLine {
+        ClientLine::start(own.into(), places.enter(user).unwrap()).map_err(|(_, error)| error).unwrap()
     }
 
     #[test]
-    fn records_come_in_order_and_then_the_end() {
-        let places = Places::of_users(1);
-        let (theirs, own) = Control::pair().unwrap();
+    fn records_arrive_in_order_before_the_end() {
+        let places = ClientPlaces::for_users(1);
+        let (theirs, own) = ControlEnd::pair().unwrap();
         let line = begin(own, &places, 7);
         for messages in 0..20 {
-            wait_for("room", || theirs.send(&Request::Finish { messages }, &[]).is_ok());
+            wait_for("room", || theirs.send(&BrokerRequest::Finish { messages }, &[]).is_ok());
         }
         drop(theirs);
         for wanted in 0..20 {
             let received = wait_for("a record", || match line.receive() {
-                Received::Nothing => None,
+                ControlReceived::Nothing => None,
                 other => Some(other),
             });
             assert!(
-                matches!(received, Received::Record(Request::Finish { messages }, _) if messages == wanted),
+                matches!(received, ControlReceived::Record(BrokerRequest::Finish { messages }, _) if messages == wanted),
                 "{received:?}"
             );
         }
-        wait_for("the end", || matches!(line.receive(), Received::End));
+        wait_for("the end", || matches!(line.receive(), ControlReceived::End));
         assert!(places.enter(7).is_none(), "the broker has it still");
         drop(line);
         wait_for("the place to be free", || places.enter(7).is_some());
     }
 
-    /// Neither reading a lingering socket, nor letting go of a connection with one, is waited for; and its user's place is taken until it is
-    /// over.
+    /// Neither the read of a record with a lingering socket, nor the close of a connection that has one, blocks the
+    /// broker. The user's place stays taken until the socket has stopped lingering.
     #[test]
-    fn lingering_socket_holds_up_its_own_connection_alone() {
-        let places = Places::of_users(1);
-        let (hostile, own) = Control::pair().unwrap();
+    fn lingering_socket_blocks_only_its_own_connection() {
+        let places = ClientPlaces::for_users(1);
+        let (hostile, own) = ControlEnd::pair().unwrap();
         let (near, far) = lingering();
-        hostile.send(&Request::Finish { messages: 1 }, &[]).unwrap();
-        hostile.send(&Request::Finish { messages: 2 }, &[near.as_fd()]).unwrap();
-        // What is in the record is the last descriptor: this one would linger else.
+        hostile.send(&BrokerRequest::Finish { messages: 1 }, &[]).unwrap();
+        hostile.send(&BrokerRequest::Finish { messages: 2 }, &[near.as_fd()]).unwrap();
+        // The record has to hold the last descriptor. Otherwise closing this one would linger in the test.
         drop(near);
         let held_up = begin(own, &places, 7);
-        let (other, own) = Control::pair().unwrap();
+        let (other, own) = ControlEnd::pair().unwrap();
         let heard = begin(own, &places, 8);
-        wait_for("the first record", || matches!(held_up.receive(), Received::Record(..)));
-        other.send(&Request::Finish { messages: 3 }, &[]).unwrap();
-        wait_for("another's record", || matches!(heard.receive(), Received::Record(..)));
+        wait_for("the first record", || matches!(held_up.receive(), ControlReceived::Record(..)));
+        other.send(&BrokerRequest::Finish { messages: 3 }, &[]).unwrap();
+        wait_for("another's record", || matches!(heard.receive(), ControlReceived::Record(..)));
         drop(hostile);
         let before = Instant::now();
         drop(held_up);

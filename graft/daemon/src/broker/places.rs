@@ -1,53 +1,55 @@
-//! How many connections users have.
+//! Limits of connections: of all users together, and of each user.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// How many connections there may be.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Pool {
+pub struct PlacePool {
     pub all: usize,
     pub of_user: usize,
 }
 
-/// Connections that are there, by users. Nobody gets more than are left, so that whoever comes later gets some, too.
+/// Present connections by user. A user may hold at most as many as are still free, so that users who come later get
+/// some, too.
 #[derive(Clone)]
-pub struct Places {
-    pool: Pool,
+pub struct ClientPlaces {
+    pool: PlacePool,
     taken: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-/// One of them, until this is dropped.
-pub struct Place(Places, u32);
+/// The place of one connection. Dropping it frees the place.
+pub struct ClientPlace(ClientPlaces, u32);
 
-impl Places {
-    pub fn new(pool: Pool) -> Self {
+impl ClientPlaces {
+    pub fn new(pool: PlacePool) -> Self {
         Self { pool, taken: Arc::default() }
     }
 
-    /// Makes places of which one user may have so many.
-    pub fn of_users(of_user: usize) -> Self {
-        Self::new(Pool { all: usize::MAX, of_user })
+    /// Creates places with a limit for each user, and none for all users together.
+    pub fn for_users(of_user: usize) -> Self {
+        Self::new(PlacePool { all: usize::MAX, of_user })
     }
 
     pub fn set_of_user(&mut self, of_user: usize) {
         self.pool.of_user = of_user;
     }
 
-    pub fn enter(&self, user: u32) -> Option<Place> {
+    pub fn enter(&self, user: u32) -> Option<ClientPlace> {
         let mut taken = self.taken.lock();
         let left = self.pool.all.saturating_sub(taken.values().sum());
         let own = taken.get(&user).copied().unwrap_or_default();
+        // A user that already holds as many as are left gets no more.
         if left == 0 || own >= self.pool.of_user.min(left) {
             return None;
         }
         taken.insert(user, own + 1);
-        Some(Place(self.clone(), user))
+        Some(ClientPlace(self.clone(), user))
     }
 }
 
-impl Drop for Place {
+impl Drop for ClientPlace {
     fn drop(&mut self) {
         let mut taken = self.0.taken.lock();
         if let Some(count) = taken.get_mut(&self.1) {
@@ -64,8 +66,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_who_come_later_find_places() {
-        let places = Places::new(Pool { all: 64, of_user: 8 });
+    fn one_user_cannot_take_all_places() {
+        let places = ClientPlaces::new(PlacePool { all: 64, of_user: 8 });
         let mut kept = Vec::new();
         let counts: Vec<_> = (0..12)
             .map(|user| {

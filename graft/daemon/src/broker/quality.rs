@@ -1,91 +1,93 @@
-//! Whether a session keeps to what was asked for, second by second.
+//! Checks once a second whether a session meets the requirements of its application.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
-use millrace_graft::{
-    message::{Qos, Violation},
-    packet::{
-        Traffic,
-        choose::{Offer, Path},
-    },
+use millrace_graft::packet::{
+    SessionTraffic,
+    choose::{Offer, PeerPathFigures},
 };
+use millrace_messages::{Qos, QualityViolation};
 
-/// Seconds that count.
+/// Number of the latest seconds that the measurements cover.
 const WINDOW: usize = 5;
-/// Of fewer datagrams nothing is said.
+/// Fewest datagrams from which a loss is computed.
 const DATAGRAMS_MIN: u64 = 20;
-/// What goes on is told again after so long.
+/// Interval at which a continuing violation is reported again.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
-/// What is known of an open session.
+/// Measurements of an open session.
 #[derive(Default)]
 pub struct Quality {
-    /// The graft that is to come as soon as nothing else is under way.
+    /// Name of the graft that the session changes to as soon as no other change is under way.
     pub next: Option<String>,
-    /// What had been counted before it was this application's.
-    base: Counts,
-    /// At the latest looks: the newest last.
+    /// Counters of the pooled socket when this application got it.
+    base: QualityCounts,
+    /// Counts of sent and of refused datagrams at the latest checks, the newest last.
     sent: VecDeque<u64>,
     refused: VecDeque<u64>,
-    /// Of what was sent a second ago, what had come by then; at the latest words of the other end.
-    losses: VecDeque<Loss>,
+    /// Sent and lost datagrams at the latest reports of the other end. Datagrams that may have been under way then
+    /// are left out.
+    losses: VecDeque<QualityLoss>,
+    /// Time at which each violation was last reported, by its name.
     told: BTreeMap<String, Instant>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Counts {
+struct QualityCounts {
     sent: u64,
     delivered: u64,
     refused: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Loss {
+struct QualityLoss {
     sent: u64,
     lost: u64,
 }
 
 impl Quality {
-    /// From now on.
-    pub fn begin(&mut self, traffic: &Traffic) {
+    /// Starts to count from these counters of the pooled socket.
+    pub fn begin(&mut self, traffic: &SessionTraffic) {
         *self = Self::default();
-        self.base = Counts { sent: traffic.sent, delivered: traffic.delivered, refused: traffic.refused };
+        self.base =
+            QualityCounts { sent: traffic.sent, delivered: traffic.delivered, refused: traffic.refused };
     }
 
-    /// Something else is asked for now.
+    /// Forgets the measured losses and the reported violations after the requirements have changed.
     pub fn forget(&mut self) {
         self.told.clear();
         self.losses.clear();
     }
 
-    /// Datagrams that have come here.
-    pub fn delivered(&self, traffic: &Traffic) -> u64 {
+    /// Returns the number of datagrams that have arrived for this application.
+    pub fn delivered(&self, traffic: &SessionTraffic) -> u64 {
         traffic.delivered.saturating_sub(self.base.delivered)
     }
 
-    pub fn look(&mut self, traffic: &Traffic) {
+    pub fn look(&mut self, traffic: &SessionTraffic) {
         keep(&mut self.sent, traffic.sent.saturating_sub(self.base.sent));
         keep(&mut self.refused, traffic.refused.saturating_sub(self.base.refused));
     }
 
-    /// How many datagrams have come at the other end.
-    pub fn hear(&mut self, delivered: u64) {
-        // What left after the look before the latest may be under way.
+    /// Notes the number of datagrams that have arrived at the other end.
+    pub fn on_delivered(&mut self, delivered: u64) {
+        // Datagrams that were sent after the second-last check may still be under way.
         let Some(&sent) = self.sent.iter().rev().nth(1) else { return };
-        keep(&mut self.losses, Loss { sent, lost: sent.saturating_sub(delivered) });
+        keep(&mut self.losses, QualityLoss { sent, lost: sent.saturating_sub(delivered) });
     }
 
-    /// Part of what was sent of late.
+    /// Returns the recent loss as a fraction of the sent datagrams.
     pub fn loss(&self) -> Option<f64> {
-        let (first, last) = (self.losses.front()?, self.losses.back()?);
+        let first = self.losses.front()?;
+        let last = self.losses.back()?;
         let sent = last.sent.saturating_sub(first.sent);
         (sent >= DATAGRAMS_MIN).then(|| last.lost.saturating_sub(first.lost) as f64 / sent as f64)
     }
 
-    /// Datagrams a second, where it was refused to send more.
+    /// Returns the number of datagrams sent in the last second, if sends were refused in it.
     fn limited(&self) -> Option<u64> {
         let newest = |values: &VecDeque<u64>| {
             let mut newest = values.iter().rev();
@@ -95,9 +97,16 @@ impl Quality {
         (newest(&self.refused)? > 0).then_some(sent)
     }
 
-    /// What is not kept to.
-    pub fn violations(&self, qos: &Qos, offer: &Offer, path: &Path, datagram_bytes: usize) -> Vec<Violation> {
-        let violation = |what: &str, asked, measured| Violation { what: what.to_owned(), asked, measured };
+    /// Returns the requirements that are not met.
+    pub fn violations(
+        &self,
+        qos: &Qos,
+        offer: &Offer,
+        path: &PeerPathFigures,
+        datagram_bytes: usize,
+    ) -> Vec<QualityViolation> {
+        let violation =
+            |what: &str, asked, measured| QualityViolation { what: what.to_owned(), asked, measured };
         let mut found = Vec::new();
         if let (Some(most), Some(delay)) = (qos.max_delay(), offer.delay(path))
             && delay > most
@@ -110,7 +119,7 @@ impl Quality {
             found.push(violation("max_loss", most, loss * 100.0));
         }
         if let (Some(least), Some(datagrams)) = (qos.min_throughput_mbit, self.limited()) {
-            // As if all of them were full.
+            // All datagrams are assumed to be full.
             let mbit = (datagrams * datagram_bytes as u64 * 8) as f64 / 1e6;
             if mbit < least {
                 found.push(violation("min_throughput", least, mbit));
@@ -119,10 +128,10 @@ impl Quality {
         found
     }
 
-    /// Those that are new, or go on.
-    pub fn due(&mut self, violations: &[Violation], now: Instant) -> Vec<Violation> {
+    /// Returns the violations that are new, or that have lasted for `TELL_AGAIN` since they were reported.
+    pub fn due_violations(&mut self, violations: &[QualityViolation], now: Instant) -> Vec<QualityViolation> {
         self.told.retain(|what, _| violations.iter().any(|violation| violation.what == *what));
-        let is_due = |violation: &&Violation| {
+        let is_due = |violation: &&QualityViolation| {
             let told = self.told.get(&violation.what);
             told.is_none_or(|told| now.saturating_duration_since(*told) >= TELL_AGAIN)
         };
@@ -147,34 +156,34 @@ fn ms(time: Duration) -> f64 {
 mod tests {
     use super::*;
 
-    fn seen(sent: u64, refused: u64) -> Traffic {
-        Traffic { sent, refused, delivered: 0 }
+    fn seen(sent: u64, refused: u64) -> SessionTraffic {
+        SessionTraffic { sent, refused, delivered: 0 }
     }
 
     const QOS: Qos =
         Qos { max_delay_ms: Some(100), min_throughput_mbit: Some(1.0), max_loss_percent: Some(5.0) };
 
     fn names(quality: &Quality, round_trip_ms: u64) -> Vec<String> {
-        let path = Path { round_trip: Some(Duration::from_millis(round_trip_ms)), loss: None };
+        let path = PeerPathFigures { round_trip: Some(Duration::from_millis(round_trip_ms)), loss: None };
         let found = quality.violations(&QOS, &Offer::default(), &path, 1000);
         found.into_iter().map(|violation| violation.what).collect()
     }
 
     #[test]
-    fn losses_are_of_what_had_time_to_come() {
+    fn datagrams_under_way_do_not_count_as_lost() {
         let mut quality = Quality::default();
         quality.begin(&seen(500, 0));
-        // 100 a second, of which each arrives half a second later.
+        // The session sends 100 datagrams a second, and each arrives half a second later.
         for second in 1..=5 {
             quality.look(&seen(500 + 100 * second, 0));
-            quality.hear(100 * second - 50);
+            quality.on_delivered(100 * second - 50);
         }
         assert_eq!(quality.loss(), Some(0.0));
         assert!(names(&quality, 50).is_empty());
-        // A tenth is lost from now on.
+        // From here on a tenth of the datagrams is lost.
         for second in 6..=12 {
             quality.look(&seen(500 + 100 * second, 0));
-            quality.hear(100 * (second - 1) - 10 * (second - 5));
+            quality.on_delivered(100 * (second - 1) - 10 * (second - 5));
         }
         assert!((quality.loss().expect("enough") - 0.1).abs() < 1e-9);
         assert_eq!(names(&quality, 50), ["max_loss"]);
@@ -183,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_session_is_one_that_would_send_more() {
+    fn throughput_is_violated_only_if_sends_are_refused() {
         let mut quality = Quality::default();
         quality.begin(&seen(0, 7));
         quality.look(&seen(100, 7));
@@ -196,13 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_told_now_and_then() {
-        let (mut quality, now) = (Quality::default(), Instant::now());
-        let path = Path { round_trip: Some(Duration::from_millis(202)), loss: None };
+    fn lasting_violation_is_reported_at_intervals() {
+        let mut quality = Quality::default();
+        let now = Instant::now();
+        let path = PeerPathFigures { round_trip: Some(Duration::from_millis(202)), loss: None };
         let found = quality.violations(&QOS, &Offer::default(), &path, 1000);
-        assert_eq!(found, [Violation { what: "max_delay".into(), asked: 100.0, measured: 101.0 }]);
-        let told = |quality: &mut Quality, found: &[Violation], s| {
-            quality.due(found, now + Duration::from_secs(s)).len()
+        assert_eq!(found, [QualityViolation { what: "max_delay".into(), asked: 100.0, measured: 101.0 }]);
+        let told = |quality: &mut Quality, found: &[QualityViolation], s| {
+            quality.due_violations(found, now + Duration::from_secs(s)).len()
         };
         assert_eq!(told(&mut quality, &found, 0), 1);
         assert_eq!(told(&mut quality, &found, 9), 0);

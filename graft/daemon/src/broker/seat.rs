@@ -1,127 +1,124 @@
-//! A socket of a pool: its port is taken at all times, so that nobody else gets what is meant for a session. While no application has it,
-//! nothing comes in by it.
+//! A socket of a peer's pool. Its port stays bound, so that no other process gets the datagrams of a session. While
+//! no application has the socket, it receives nothing.
 
-use std::{io, net::UdpSocket, os::fd::AsFd, time::Instant};
+use std::{io, os::fd::AsFd, time::Instant};
 
-use millrace_graft_kernel::joint::Ends;
+use millrace_graft_kernel::joint::SessionEnds;
 use millrace_kernel::udp::end_for_all;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use tracing::warn;
 
-/// A whole window of the longest datagrams fits before the other end has heard how much room there is: with what the kernel keeps about
-/// each, 256 take some 1.1 MB. The kernel doubles it.
+/// Receive buffer in bytes. A whole window of the longest datagrams has to fit before the other end knows how much
+/// room there is: 256 of them take some 1.1 MB with the kernel's overhead, and the kernel doubles the value.
 const RECEIVE_BYTES: usize = 1 << 20;
-const RETURN: u16 = 6; // BPF_RET | BPF_K: that many bytes of the packet
+const RETURN: u16 = 6; // BPF_RET | BPF_K: how many bytes of the packet are kept
 
-pub struct Seat {
-    ends: Ends,
+/// A socket of a peer's pool, with its state.
+pub struct PooledSocket {
+    ends: SessionEnds,
     socket: Option<Socket>,
-    state: State,
-    /// When an application gave it back last.
+    state: PooledSocketState,
+    /// Time at which an application gave the socket back last.
     pub released: Option<Instant>,
-    /// Functions may still be at work for an application that has gone.
+    /// True if functions of the graft may still run although the session's application has gone.
     pub is_restless: bool,
 }
 
+/// State of a pooled socket. It goes from `Fresh` to `Lent` when an application gets it, and to `Spent` when it is
+/// taken back; a spent socket is replaced by a fresh one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PooledSocketState {
     /// No application has ever had this socket.
     Fresh,
+    /// An application of this user has the socket.
     Lent(u32),
-    /// This user may still hold a descriptor of it, which is of no use.
+    /// The socket was shut down. An application of this user may still hold a descriptor of it, which is of no use.
     Spent(u32),
 }
 
-impl Seat {
+impl PooledSocket {
     /// # Errors
-    /// Its address is not this host's, or the like. A port that is in use is no error: an application may hold it since a daemon of before.
-    pub fn new(ends: Ends) -> io::Result<Self> {
+    /// The address is not this host's, or the socket cannot be set up. A port in use is no error: an
+    /// application may still hold it from a previous daemon.
+    pub fn new(ends: SessionEnds) -> io::Result<Self> {
         let (socket, state) = match closed(&ends) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                warn!("{} is in use: it is lent when whoever has it has closed it", ends.local);
-                (None, State::Spent(u32::MAX))
+                warn!(
+                    "{} is in use by another process: no session gets it until that process closes it",
+                    ends.local
+                );
+                (None, PooledSocketState::Spent(u32::MAX))
             }
-            socket => (Some(socket?), State::Fresh),
+            socket => (Some(socket?), PooledSocketState::Fresh),
         };
         Ok(Self { ends, socket, state, released: None, is_restless: false })
     }
 
-    /// Somebody else's never: a socket that an application has had is replaced first.
+    /// Replaces a socket that an application has had by a new one, so that no other application's descriptor leads to
+    /// it.
     ///
     /// # Errors
-    /// An application holds the one before: the port is in use as long as it does.
+    /// An application still holds the old socket, so the port is in use.
     pub fn prepare(&mut self) -> io::Result<()> {
-        if self.state == State::Fresh && self.socket.is_some() {
+        if self.state == PooledSocketState::Fresh && self.socket.is_some() {
             return Ok(());
         }
         self.socket = None;
         self.socket = Some(closed(&self.ends)?);
-        self.state = State::Fresh;
+        self.state = PooledSocketState::Fresh;
         Ok(())
     }
 
-    /// From now on what comes is the application's.
+    /// Lends the socket to an application of this user. Datagrams that arrive from now on are the application's.
     pub fn lend(&mut self, user: u32) -> io::Result<&Socket> {
         let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        if self.state == State::Fresh {
+        if self.state == PooledSocketState::Fresh {
+            // Only now the socket stops dropping everything that arrives.
             socket.detach_filter()?;
-            self.state = State::Lent(user);
+            self.state = PooledSocketState::Lent(user);
         }
         Ok(socket)
     }
 
-    /// If an application has it.
+    /// Returns the socket if an application has it.
     pub fn lent(&self) -> Option<&Socket> {
-        self.socket.as_ref().filter(|_| matches!(self.state, State::Lent(_)))
+        self.socket.as_ref().filter(|_| matches!(self.state, PooledSocketState::Lent(_)))
     }
 
-    /// Whoever holds it can do nothing with it from now on.
+    /// Shuts the socket down for everybody who holds a descriptor of it.
     pub fn take_back(&mut self) -> io::Result<()> {
-        let State::Lent(user) = self.state else { return Ok(()) };
-        (self.state, self.released) = (State::Spent(user), Some(Instant::now()));
+        let PooledSocketState::Lent(user) = self.state else { return Ok(()) };
+        (self.state, self.released) = (PooledSocketState::Spent(user), Some(Instant::now()));
         self.socket.as_ref().map_or(Ok(()), |socket| end_for_all(socket.as_fd()))
     }
 
-    /// Whether this user still holds what was taken back.
+    /// Reports whether this user still holds a descriptor of the socket that was taken back.
     pub fn is_held_by(&mut self, user: u32) -> bool {
-        self.state == State::Spent(user) && self.prepare().is_err()
+        self.state == PooledSocketState::Spent(user) && self.prepare().is_err()
     }
 }
 
-impl Drop for Seat {
+impl Drop for PooledSocket {
     fn drop(&mut self) {
         let _ = self.take_back();
     }
 }
 
-/// Connected, and everything that comes is dropped.
-fn closed(ends: &Ends) -> io::Result<Socket> {
-    let socket = connected(ends, |socket| {
-        // Before it has an address: nothing can come in.
-        socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
-        Ok(setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BYTES)?)
-    })?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
-}
-
-/// Of the daemons' own words.
-pub fn control(ends: &Ends) -> io::Result<UdpSocket> {
-    Ok(connected(ends, |_| Ok(()))?.into())
-}
-
-fn connected(ends: &Ends, prepare: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<Socket> {
-    let domain = Domain::for_address(ends.local);
-    let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
-    prepare(&socket)?;
+/// Returns a connected socket that drops everything it receives.
+fn closed(ends: &SessionEnds) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(ends.local), Type::DGRAM, Some(Protocol::UDP))?;
+    // The filter is attached before the socket has an address, so that nothing can arrive earlier.
+    socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
+    setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BYTES)?;
     socket.bind(&ends.local.into())?;
     socket.connect(&ends.remote.into())?;
-    // A full window is heard of.
+    // With this option a full window is reported to the application as an error.
     let heard = match ends.local.is_ipv4() {
         true => setsockopt(&socket, sockopt::Ipv4RecvErr, &true),
         false => setsockopt(&socket, sockopt::Ipv6RecvErr, &true),
     };
     heard.map_err(io::Error::from)?;
+    socket.set_nonblocking(true)?;
     Ok(socket)
 }

@@ -1,4 +1,4 @@
-//! What programs in the kernel ask, as a task waits for it.
+//! Makes events of BPF programs available to tasks.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -6,30 +6,31 @@ use millrace_graft_kernel::Events;
 use tokio::io::{Interest, unix::AsyncFd};
 use tracing::warn;
 
-pub struct Asking<T> {
+pub struct KernelEvents<T> {
     asks: Events<T>,
     descriptor: AsyncFd<OwnedFd>,
 }
 
-impl<T: Send + 'static> Asking<T> {
+impl<T: Send + 'static> KernelEvents<T> {
     pub fn new(asks: Events<T>) -> io::Result<Self> {
         let descriptor = register(asks.descriptor().try_clone_to_owned()?)?;
         Ok(Self { asks, descriptor })
     }
 
-    /// Some more, or none. `None`: nothing comes any more.
+    /// Waits for events and returns them, possibly none. Returns `None` after the end of events.
     pub async fn next(&mut self) -> Option<Vec<T>> {
         self.descriptor.readable().await.ok()?.clear_ready();
         Some(self.asks.take().unwrap_or_else(|error| {
-            warn!("SYNs cannot be read: {error}");
+            warn!("events of held SYNs cannot be read from the kernel: {error}");
             Vec::new()
         }))
     }
 }
 
-/// For tasks that wait until it can be read.
+/// Registers a descriptor with the tokio runtime, so that tasks can wait until it is readable.
 ///
-/// Deprecated in favour of an unsafe function, for types whose descriptor may change or close while they are registered: this one does not.
+/// `AsyncFd::with_interest` is deprecated in favour of an unsafe function, because a descriptor may change or close
+/// while it is registered. The `AsyncFd` owns this descriptor, which does neither.
 #[allow(deprecated)]
 pub fn register(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)

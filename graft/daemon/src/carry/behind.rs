@@ -1,34 +1,35 @@
-//! Connections of hosts behind this one, which know nothing of it. Their SYNs wait in the kernel until the server was reached by a carrier,
-//! so that they hear what a connection in place would hear. What is not carried is forwarded, as if this was no gateway.
+//! Tunnelled connections of hosts behind this gateway, which do not know of the tunnel. The kernel holds a client's
+//! SYN until a carrier has reached the server, so the client gets the answer that it would get without a tunnel. A
+//! connection that is not tunnelled is forwarded as any router would.
 //!
-//! At the other end, connections to servers behind it are made with the client's own address.
+//! At the other end, the broker connects to servers behind it from the client's own address.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use millrace_graft_kernel::gateway::{Ask, Flow};
-use millrace_graft_proto::{carry::frame::Reason, select::kind::Kind};
+use millrace_graft_kernel::gateway::{GatewayConnection, GatewaySyn};
+use millrace_graft_proto::{carry::frame::CarryReason, select::kind::TrafficClass};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpStream;
 use tracing::debug;
 
 use super::{
-    asking::Asking,
-    context::Context,
-    gateway::{Gateway, Waiting},
+    asking::KernelEvents,
+    context::CarryContext,
+    gateway::{CarryGateway, HeldSyn},
     hooks::Hooks,
     led,
-    meter::Meter,
-    pump::{Ended, prepare},
-    strict::{self, Tried},
+    meter::TransferMeter,
+    pump::{PumpEnd, prepare},
+    strict::{self, TunnelAttempt},
 };
 
-/// And all others to a server that the peer's broker does not connect to.
+/// Time for which connections to a server are forwarded after the peer's broker has refused one.
 const AVOID: Duration = Duration::from_secs(30);
-/// For a peer that is busy, or a carrier that takes no more.
+/// The same time, if the peer is busy or the carrier has no room for another connection.
 const AVOID_BUSY: Duration = Duration::from_secs(2);
 
-/// SYNs that were let in, for as long as the broker runs.
-pub async fn accept(context: Arc<Context>, gateway: Arc<Gateway>) {
+/// Passes on the connections whose SYNs were admitted, for as long as the broker runs.
+pub async fn accept(context: Arc<CarryContext>, gateway: Arc<CarryGateway>) {
     loop {
         let (local, client, waits) = gateway.next().await;
         if prepare(&local).is_err() {
@@ -37,25 +38,31 @@ pub async fn accept(context: Arc<Context>, gateway: Arc<Gateway>) {
         match waits {
             Some(waits) => drop(waits.send(local)),
             None => {
-                debug!(%client, "it was not let in");
+                debug!(%client, "a connection at the gateway's listener was dropped, since no held SYN belongs to it");
                 context.table.count("stranger");
             }
         }
     }
 }
 
-/// Those that ask, for as long as the broker runs.
-pub async fn answer(context: Arc<Context>, gateway: Arc<Gateway>, mut asks: Asking<Ask>) {
+/// Handles the SYNs that the kernel reports, for as long as the broker runs.
+pub async fn answer(
+    context: Arc<CarryContext>,
+    gateway: Arc<CarryGateway>,
+    mut asks: KernelEvents<GatewaySyn>,
+) {
     while let Some(come) = asks.next().await {
         for ask in come {
-            let (context, gateway) = (context.clone(), gateway.clone());
+            let context = context.clone();
+            let gateway = gateway.clone();
             tokio::spawn(async move { begin(&context, &gateway, &ask).await });
         }
     }
 }
 
-async fn begin(context: &Context, gateway: &Gateway, ask: &Ask) {
-    // In place or carried, it wants the room.
+async fn begin(context: &CarryContext, gateway: &CarryGateway, ask: &GatewaySyn) {
+    // The kernel may still have a socket of an earlier connection between these addresses. It must go, whether the
+    // new connection is tunnelled or forwarded.
     if ask.is_old {
         gateway.end_old(ask.flow);
     }
@@ -68,60 +75,65 @@ async fn begin(context: &Context, gateway: &Gateway, ask: &Ask) {
     led::leave(context, place, &ended);
 }
 
-async fn carry(context: &Context, gateway: &Gateway, ask: &Ask, waiting: Waiting<'_>) -> Ended {
-    let Flow { client, server } = ask.flow;
-    let Some(carrier) = context.carriers.to(server.ip()) else {
-        // It was there a moment ago.
+async fn carry(
+    context: &CarryContext,
+    gateway: &CarryGateway,
+    ask: &GatewaySyn,
+    waiting: HeldSyn<'_>,
+) -> PumpEnd {
+    let GatewayConnection { client, server } = ask.flow;
+    let Some(carrier) = context.carriers.carrier_to(server.ip()) else {
+        // The carrier has ended since the kernel held the SYN back.
         gateway.forward(ask.flow);
-        return Ended::Refused(Reason::Busy);
+        return PumpEnd::Refused(CarryReason::Busy);
     };
-    match strict::attempt(context, (client, server), &carrier).await {
-        Tried::Opened(mut opened) => {
+    match strict::attempt(context, client, server, &carrier).await {
+        TunnelAttempt::Opened(mut opened) => {
             let local = gateway.admit(ask).await;
             drop(waiting);
             match local {
                 Some(local) => {
-                    let meter = Meter::new(&context.purposes, kind(server), server.ip());
-                    opened.join(context, &local, (carrier, meter)).await.0
+                    let meter = TransferMeter::new(&context.purposes, kind(server), server.ip());
+                    opened.join(context, &local, carrier, meter).await.0
                 }
-                None => Ended::Reset,
+                None => PumpEnd::Reset,
             }
         }
-        Tried::Refused(Reason::Refused) => {
+        TunnelAttempt::Refused(CarryReason::Refused) => {
             gateway.refuse(ask);
-            Ended::Refused(Reason::Refused)
+            PumpEnd::Refused(CarryReason::Refused)
         }
-        Tried::Refused(reason) if reason.is_brokers() => {
-            debug!(%server, "the peer does not carry it: {}", reason.name());
+        TunnelAttempt::Refused(reason) if reason.is_brokers() => {
+            debug!(%server, "the peer's broker refuses the connection: {}", reason.name());
             gateway.forward(ask.flow);
             match reason {
-                Reason::Busy => gateway.avoid(server, AVOID_BUSY),
-                // That is about this client, and not about others.
-                Reason::Client => {}
+                CarryReason::Busy => gateway.avoid(server, AVOID_BUSY),
+                // The reason concerns this client only: connections of other clients may be tunnelled.
+                CarryReason::Client => {}
                 _ => gateway.avoid(server, AVOID),
             }
-            Ended::Refused(reason)
+            PumpEnd::Refused(reason)
         }
-        Tried::Refused(reason) => {
-            // Its SYN comes again, until the client gives up.
+        TunnelAttempt::Refused(reason) => {
+            // The client repeats its SYN until it gives up.
             gateway.forget(ask.flow);
-            Ended::Refused(reason)
+            PumpEnd::Refused(reason)
         }
-        Tried::Nothing => {
+        TunnelAttempt::Nothing => {
             gateway.forward(ask.flow);
             gateway.avoid(server, AVOID_BUSY);
-            Ended::Refused(Reason::Busy)
+            PumpEnd::Refused(CarryReason::Busy)
         }
     }
 }
 
-/// Which application of the host behind it is, nobody here knows.
-fn kind(server: SocketAddr) -> Kind {
-    Kind { is_client: true, port: server.port(), command: String::new(), cgroup: 0 }
+/// Returns the traffic class of a connection of a host behind this one, whose application is not known here.
+fn kind(server: SocketAddr) -> TrafficClass {
+    TrafficClass { is_client: true, port: server.port(), command: String::new(), cgroup: 0 }
 }
 
-/// To a server behind this host, from the client's address, and from its port if that is free here: one of a connection before is not, for
-/// a minute.
+/// Connects to a server behind this host, from the client's address. The client's port is used if it is free here.
+/// The port of an earlier connection stays taken for a minute.
 pub async fn connect(hooks: &Hooks, client: SocketAddr, server: SocketAddr) -> io::Result<TcpStream> {
     let is_taken = |kind| matches!(kind, io::ErrorKind::AddrNotAvailable | io::ErrorKind::AddrInUse);
     match connect_from(hooks, client, server).await {
@@ -134,8 +146,9 @@ pub async fn connect(hooks: &Hooks, client: SocketAddr, server: SocketAddr) -> i
 
 async fn connect_from(hooks: &Hooks, client: SocketAddr, server: SocketAddr) -> io::Result<TcpStream> {
     let socket = hooks.socket(server)?;
+    // IP_TRANSPARENT permits binding to the client's address, which is not this host's.
     setsockopt(&socket, sockopt::IpTransparent, &true)?;
-    // The client's port may be that of several connections, to different servers.
+    // The client's port may be in use for connections to other servers.
     socket.set_reuseaddr(true)?;
     socket.bind(client)?;
     let stream = socket.connect(server).await?;

@@ -1,17 +1,17 @@
-//! Why a stream of a carrier is over.
+//! Reasons for the end of a carrier's stream.
 
-use millrace_graft_proto::carry::frame::Malformed;
+use millrace_graft_proto::carry::frame::MalformedFrame;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum CarrierError {
     #[error("the carrier is gone")]
     Lost,
-    #[error("the other end has reset it")]
+    #[error("the other end has reset the stream")]
     Reset,
-    #[error("the other end has closed it")]
+    #[error("the other end has closed the stream")]
     Closed,
-    #[error("nothing came")]
+    #[error("no answer came in time")]
     TimedOut,
     #[error("{0}")]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] MalformedFrame),
 }

@@ -10,150 +10,157 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_graft::{settings::Kind, status};
+use millrace_graft::{settings::CarrierKind, status};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{broken::Broken, pool::Pool, stream::Stream};
+use super::{broken::CarrierError, pool::ConnectionPool, stream::CarrierStream};
 
-/// Silence that is none, however short the round trip.
+/// Shortest silence after which a carrier is suspected, however short its round trip is.
 const SUSPECT_LEAST: Duration = Duration::from_millis(300);
 
-/// Who is at the other end, as it has proved and said.
-pub struct Far {
+/// The broker at the other end: its authenticated name, and what it has said about itself.
+pub struct CarrierPeer {
     pub peer: String,
-    /// Of the other broker: another after each of its starts.
+    /// Random number of the other broker's run, which changes with each start.
     pub run: u64,
-    /// Where it comes from.
+    /// Address that the other broker's packets come from.
     pub remote: IpAddr,
-    /// This host's address by which it is here, if that is known.
+    /// This host's address on the carrier, if it is known.
     pub local: Option<IpAddr>,
 }
 
-/// By what and where a peer is reached, in the order in which ways are preferred.
+/// A route to a peer: a kind of carrier and an address. Routes are sorted in the order of preference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Way {
-    /// Of the kind in the settings.
+pub struct CarrierRoute {
+    /// Position of the kind in the settings' list of carriers.
     pub place: usize,
-    at: At,
-    pub kind: Kind,
+    at: CarrierAddress,
+    pub kind: CarrierKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum At {
-    /// The address's number among the peer's.
+enum CarrierAddress {
+    /// This host calls the peer at this address, which has this number among the peer's addresses.
     Called(usize, SocketAddr),
-    /// It has called this host, by the address `to` of it, if that is known.
+    /// The peer has called this host from `from`. `to` is the address of this host that it called, if that is
+    /// known.
     Calls { from: IpAddr, to: Option<IpAddr> },
 }
 
-impl Way {
-    pub fn called(place: usize, kind: Kind, number: usize, at: SocketAddr) -> Self {
-        Self { place, at: At::Called(number, at), kind }
+impl CarrierRoute {
+    pub fn called(place: usize, kind: CarrierKind, number: usize, at: SocketAddr) -> Self {
+        Self { place, at: CarrierAddress::Called(number, at), kind }
     }
 
-    pub fn calls(place: usize, kind: Kind, from: IpAddr, to: Option<IpAddr>) -> Self {
-        Self { place, at: At::Calls { from, to }, kind }
+    pub fn calls(place: usize, kind: CarrierKind, from: IpAddr, to: Option<IpAddr>) -> Self {
+        Self { place, at: CarrierAddress::Calls { from, to }, kind }
     }
 
     pub fn is_called(&self) -> bool {
-        matches!(self.at, At::Called(..))
+        matches!(self.at, CarrierAddress::Called(..))
     }
 
     pub fn is_first_quic(&self) -> bool {
-        self.kind == Kind::Quic && matches!(self.at, At::Called(0, _))
+        self.kind == CarrierKind::Quic && matches!(self.at, CarrierAddress::Called(0, _))
     }
 
     pub fn is_incoming_quic(&self) -> bool {
-        self.kind == Kind::Quic && matches!(self.at, At::Calls { .. })
+        self.kind == CarrierKind::Quic && matches!(self.at, CarrierAddress::Calls { .. })
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for CarrierRoute {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at {
-            At::Called(_, at) => write!(out, "{} to {at}", self.kind),
-            At::Calls { from, to: None } => write!(out, "{} from {from}", self.kind),
-            At::Calls { from, to: Some(to) } => write!(out, "{} from {from} to {to}", self.kind),
+            CarrierAddress::Called(_, at) => write!(out, "{} to {at}", self.kind),
+            CarrierAddress::Calls { from, to: None } => write!(out, "{} from {from}", self.kind),
+            CarrierAddress::Calls { from, to: Some(to) } => write!(out, "{} from {from} to {to}", self.kind),
         }
     }
 }
 
-pub enum Link {
+/// The connections of a carrier: one QUIC connection, or a pool of TCP, MPTCP or SCTP connections.
+pub enum CarrierLink {
     Quic(quinn::Connection),
-    Pool(Arc<Pool>),
+    Pool(Arc<ConnectionPool>),
 }
 
-pub struct Carrier {
-    pub far: Arc<Far>,
-    pub way: Way,
-    link: Link,
-    /// Hosts that are reached by it.
+/// A carrier to one peer's broker, and its state.
+pub struct PeerCarrier {
+    pub far: Arc<CarrierPeer>,
+    pub way: CarrierRoute,
+    link: CarrierLink,
+    /// Addresses of the hosts that are reached by this carrier.
     pub addresses: Vec<IpAddr>,
+    /// True while an answer is overdue and nothing has arrived on the carrier.
     is_suspect: AtomicBool,
-    /// Since it is as it is.
+    /// Time of the last change of this carrier's state.
     since: Mutex<Instant>,
-    /// Whether what it carries is to go on with another.
+    /// True if the connections on this carrier should move to another carrier.
     left: watch::Sender<bool>,
 }
 
-impl Carrier {
-    pub fn new(far: Arc<Far>, way: Way, link: Link) -> Self {
-        let (is_suspect, since, left) =
-            (AtomicBool::new(false), Mutex::new(Instant::now()), watch::Sender::new(false));
+impl PeerCarrier {
+    pub fn new(far: Arc<CarrierPeer>, way: CarrierRoute, link: CarrierLink) -> Self {
+        let is_suspect = AtomicBool::new(false);
+        let since = Mutex::new(Instant::now());
+        let left = watch::Sender::new(false);
         Self { far, way, link, addresses: Vec::new(), is_suspect, since, left }
     }
 
-    /// For one connection. It waits for as long as there is no room. May be cancelled.
-    pub async fn open(&self) -> Result<Stream, Broken> {
+    /// Opens a stream for one connection. Waits while there is no room, and may be cancelled.
+    pub async fn open(&self) -> Result<CarrierStream, CarrierError> {
         match &self.link {
-            Link::Quic(connection) => {
+            CarrierLink::Quic(connection) => {
                 let opened = connection.open_bi().await;
-                opened.map(|streams| Stream::quic(connection, streams)).map_err(|_| Broken::Lost)
+                opened
+                    .map(|streams| CarrierStream::quic(connection, streams.0, streams.1))
+                    .map_err(|_| CarrierError::Lost)
             }
-            Link::Pool(pool) => pool.open().await,
+            CarrierLink::Pool(pool) => pool.open().await,
         }
     }
 
     pub fn is_closed(&self) -> bool {
         match &self.link {
-            Link::Quic(connection) => connection.close_reason().is_some(),
-            Link::Pool(pool) => pool.is_closed(),
+            CarrierLink::Quic(connection) => connection.close_reason().is_some(),
+            CarrierLink::Pool(pool) => pool.is_closed(),
         }
     }
 
-    /// With all that it carries.
+    /// Closes the carrier with everything on it.
     pub fn close(&self, why: &str) {
         match &self.link {
-            Link::Quic(connection) => connection.close(0_u32.into(), why.as_bytes()),
-            Link::Pool(pool) => pool.sever(),
+            CarrierLink::Quic(connection) => connection.close(0_u32.into(), why.as_bytes()),
+            CarrierLink::Pool(pool) => pool.sever(),
         }
     }
 
-    /// What waits in a pool is not what carries the next one.
+    /// Drops the idle connections of a pool, which may be dead, so that no new stream uses one.
     pub fn doubt(&self) {
-        if let Link::Pool(pool) = &self.link {
+        if let CarrierLink::Pool(pool) = &self.link {
             pool.doubt();
         }
     }
 
     fn rtt(&self) -> Duration {
         match &self.link {
-            Link::Quic(connection) => connection.rtt(),
-            Link::Pool(pool) => pool.rtt(),
+            CarrierLink::Quic(connection) => connection.rtt(),
+            CarrierLink::Pool(pool) => pool.rtt(),
         }
     }
 
-    /// After which silence means something.
+    /// Returns the silence after which this carrier is suspected.
     pub fn patience(&self) -> Duration {
         (self.rtt() * 3).max(SUSPECT_LEAST)
     }
 
-    /// Another one whenever something has come.
-    pub fn heard(&self) -> u64 {
+    /// Returns a counter that grows with everything that arrives on the carrier.
+    pub fn last_arrival(&self) -> u64 {
         match &self.link {
-            Link::Quic(connection) => connection.stats().udp_rx.datagrams,
-            Link::Pool(pool) => pool.crowd.heard(),
+            CarrierLink::Quic(connection) => connection.stats().udp_rx.datagrams,
+            CarrierLink::Pool(pool) => pool.crowd.heard(),
         }
     }
 
@@ -161,7 +168,7 @@ impl Carrier {
         self.is_suspect.load(Relaxed)
     }
 
-    /// Returns whether it was otherwise.
+    /// Sets whether the carrier is suspected. Returns whether that has changed.
     pub fn set_suspect(&self, is_suspect: bool) -> bool {
         let changed = self.is_suspect.swap(is_suspect, Relaxed) != is_suspect;
         if changed {
@@ -174,25 +181,25 @@ impl Carrier {
         self.left.send_if_modified(|before| std::mem::replace(before, left) != left);
     }
 
-    /// Until what it carries is to go on with another.
-    pub async fn left(&self) {
+    /// Waits until the connections on this carrier should move to another carrier.
+    pub async fn wait_until_left(&self) {
         let _ = self.left.subscribe().wait_for(|left| *left).await;
     }
 
-    pub fn status(&self) -> status::Carrier {
-        let own = status::Carrier {
+    pub fn status(&self) -> status::CarrierStatus {
+        let own = status::CarrierStatus {
             peer: self.far.peer.clone(),
             carrier: self.way.kind.name().to_owned(),
             way: self.way.to_string(),
             age_s: self.since.lock().elapsed().as_secs_f64(),
             addresses: self.addresses.clone(),
             rtt_us: self.rtt().as_micros().try_into().unwrap_or(u64::MAX),
-            ..status::Carrier::default()
+            ..status::CarrierStatus::default()
         };
         match &self.link {
-            Link::Quic(connection) => {
+            CarrierLink::Quic(connection) => {
                 let stats = connection.stats();
-                status::Carrier {
+                status::CarrierStatus {
                     window_bytes: stats.path.cwnd,
                     mtu: stats.path.current_mtu,
                     sent_packets: stats.path.sent_packets,
@@ -202,9 +209,9 @@ impl Carrier {
                     ..own
                 }
             }
-            Link::Pool(pool) => {
+            CarrierLink::Pool(pool) => {
                 let idle = pool.idle_count() as u64;
-                status::Carrier {
+                status::CarrierStatus {
                     pool_idle: idle,
                     pool_busy: (pool.count() as u64).saturating_sub(idle),
                     sent_bytes: pool.crowd.sent_bytes(),

@@ -1,4 +1,4 @@
-//! Carriers that are there, which of them is used, and what the kernel is told of them.
+//! The present carriers to all peers: which one a peer's connections use, and what the kernel knows about them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_graft::{
-    settings::{Kind, Peer},
+    settings::{AgreementPeer, CarrierKind},
     status,
 };
 use millrace_kernel::prefix::Prefix;
@@ -17,54 +17,63 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    carrier::{Carrier, Far, Way},
-    gateway::{Gateway, networks_of},
+    carrier::{CarrierPeer, CarrierRoute, PeerCarrier},
+    gateway::{CarryGateway, networks_of},
     hooks::Hooks,
-    socket::Crowd,
-    table::Table,
+    socket::SocketGroup,
+    table::TunnelTable,
 };
 
-/// How often it is looked whether a suspect carries again.
+/// How often it is checked whether anything has arrived on a suspected carrier.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// The carriers of the broker, by peer.
 pub struct Carriers {
     hooks: Arc<Hooks>,
-    gateway: Option<Arc<Gateway>>,
-    table: Arc<Table>,
-    peers: Mutex<BTreeMap<String, State>>,
+    gateway: Option<Arc<CarryGateway>>,
+    table: Arc<TunnelTable>,
+    peers: Mutex<BTreeMap<String, PeerCarriersState>>,
+    /// Number of tunnelled connections, by peer.
     connections: Mutex<HashMap<String, u64>>,
 }
 
-struct State {
-    settings: Peer,
-    all: Vec<Arc<Carrier>>,
-    /// Hosts that were reached by the one that came last.
+struct PeerCarriersState {
+    settings: AgreementPeer,
+    all: Vec<Arc<PeerCarrier>>,
+    /// Addresses of the hosts that the latest carrier reached.
     latest: Vec<IpAddr>,
-    /// Addresses of this host to which its carriers have come.
+    /// Addresses of this host at which carriers of the peer have arrived.
     come_to: BTreeSet<IpAddr>,
-    /// The best of them.
-    current: watch::Sender<Option<Arc<Carrier>>>,
-    /// Why there is none, by way.
-    why: BTreeMap<Way, String>,
+    /// The best of the peer's carriers, which new connections use.
+    current: watch::Sender<Option<Arc<PeerCarrier>>>,
+    /// Reasons for missing carriers, by route.
+    why: BTreeMap<CarrierRoute, String>,
+    /// Time since which the peer has no carrier, if it has none.
     since: Instant,
-    /// Connections of pools that the peer has made.
-    served: Arc<Crowd>,
+    /// Pool connections that the peer has made to this host.
+    served: Arc<SocketGroup>,
 }
 
-impl State {
-    fn new(settings: Peer) -> Self {
-        let (all, latest, come_to) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let (current, why, since) = (watch::Sender::new(None), BTreeMap::new(), Instant::now());
+impl PeerCarriersState {
+    fn new(settings: AgreementPeer) -> Self {
+        let all = Vec::new();
+        let latest = Vec::new();
+        let come_to = BTreeSet::new();
+        let current = watch::Sender::new(None);
+        let why = BTreeMap::new();
+        let since = Instant::now();
         Self { settings, all, latest, come_to, current, why, since, served: Arc::default() }
     }
 
-    /// Of its hosts: no more than it has carriers, but for the one that has gone. It may call from another address each time.
+    /// Returns all addresses of the peer's hosts: those of the settings and of its carriers, and those of the
+    /// latest carrier, which may have ended. The list stays bounded although the peer may call from a new
+    /// address each time.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let carried = self.all.iter().flat_map(|carrier| &carrier.addresses);
         self.settings.all_addresses().chain(carried.chain(&self.latest).copied())
     }
 
-    fn live(&self) -> Option<Arc<Carrier>> {
+    fn live(&self) -> Option<Arc<PeerCarrier>> {
         self.current.borrow().clone().filter(|carrier| !carrier.is_closed())
     }
 
@@ -72,23 +81,27 @@ impl State {
         self.settings.networks.iter().map(ToString::to_string).collect()
     }
 
-    fn why(&self) -> String {
+    fn describe_error(&self) -> String {
         let all: Vec<_> = self.why.values().map(String::as_str).collect();
         match (all.is_empty(), self.settings.carry.is_empty(), self.served.count()) {
             (false, ..) => all.join("; "),
-            (true, false, _) => "it is being called".to_owned(),
-            (true, true, 0) => "it has not called".to_owned(),
-            (true, true, _) => "its pool carries what it begins itself".to_owned(),
+            (true, false, _) => "this host is calling the peer".to_owned(),
+            (true, true, 0) => "the peer has not called this host".to_owned(),
+            (true, true, _) => "the peer's pool carries only connections that begin there".to_owned(),
         }
     }
 
-    /// The first in the settings' order that is not suspected. Those that are lose what they carry to it.
+    /// Chooses the first carrier in the settings' order that is not suspected. Connections on suspected carriers move
+    /// to it.
     fn choose(&mut self) {
         let live = self.all.iter().filter(|carrier| !carrier.is_closed());
+        // `false` sorts before `true`, so suspected carriers come last.
         let best = live.min_by_key(|it| (it.is_suspect(), it.way.clone())).cloned();
         for carrier in &self.all {
+            // A suspected carrier keeps its connections if there is no better one.
             carrier.set_left(carrier.is_suspect() && best.as_ref().is_some_and(|best| !best.is_suspect()));
         }
+        // Tasks wake up only if the carrier is another one.
         self.current.send_if_modified(|current| {
             let is_same = match (&*current, &best) {
                 (Some(current), Some(best)) => Arc::ptr_eq(current, best),
@@ -103,10 +116,10 @@ impl State {
     }
 }
 
-/// One of a carrier's connections, until this is dropped.
-pub struct Counted<'a>(&'a Carriers, String);
+/// Counts one connection with a peer until it is dropped.
+pub struct CarrierUse<'a>(&'a Carriers, String);
 
-impl Drop for Counted<'_> {
+impl Drop for CarrierUse<'_> {
     fn drop(&mut self) {
         if let Some(count) = self.0.connections.lock().get_mut(&self.1) {
             *count -= 1;
@@ -115,12 +128,12 @@ impl Drop for Counted<'_> {
 }
 
 impl Carriers {
-    pub fn new(hooks: Arc<Hooks>, gateway: Option<Arc<Gateway>>, table: Arc<Table>) -> Self {
+    pub fn new(hooks: Arc<Hooks>, gateway: Option<Arc<CarryGateway>>, table: Arc<TunnelTable>) -> Self {
         Self { hooks, gateway, table, peers: Mutex::default(), connections: Mutex::default() }
     }
 
-    /// These and no others. Carriers to others are closed; those that stay go on.
-    pub fn set_peers(&self, peers: &[Peer]) {
+    /// Sets the list of peers. Carriers to peers that are gone or have changed are closed, and the others stay.
+    pub fn set_peers(&self, peers: &[AgreementPeer]) {
         let mut states = self.peers.lock();
         states.retain(|name, state| {
             let stays = peers.iter().any(|peer| peer.name == *name && peer == &state.settings);
@@ -130,21 +143,24 @@ impl Carriers {
             stays
         });
         for peer in peers.iter().filter(|peer| !states.contains_key(&peer.name)).collect::<Vec<_>>() {
-            states.insert(peer.name.clone(), State::new(peer.clone()));
+            states.insert(peer.name.clone(), PeerCarriersState::new(peer.clone()));
         }
         self.tell(&states, false);
     }
 
-    fn forget(&self, state: &State) {
+    fn forget(&self, state: &PeerCarriersState) {
         state.all.iter().for_each(|carrier| carrier.close("the settings have changed"));
         state.served.sever();
     }
 
-    /// In the place of what was there by the same way. `None`: the settings do not name the peer any more.
-    pub fn add(&self, mut carrier: Carrier) -> Option<Arc<Carrier>> {
+    /// Adds a carrier, which replaces the one by the same route. Returns `None` if the settings do not name the peer
+    /// any more.
+    pub fn add(&self, mut carrier: PeerCarrier) -> Option<Arc<PeerCarrier>> {
         let mut states = self.peers.lock();
         let state = states.get_mut(&carrier.far.peer)?;
         carrier.addresses = state.settings.all_addresses().collect();
+        // A peer that has called, and whose addresses the settings do not list, is reached at the address that it
+        // called from.
         if !carrier.way.is_called() && carrier.addresses.is_empty() {
             carrier.addresses.push(carrier.far.remote);
         }
@@ -155,21 +171,21 @@ impl Carriers {
         state.all.push(carrier.clone());
         state.why.remove(&carrier.way);
         state.choose();
-        info!(peer = carrier.far.peer, "a carrier is warm: {}", carrier.way);
+        info!(peer = carrier.far.peer, "a carrier to the peer is warm: {}", carrier.way);
         self.tell(&states, false);
         Some(carrier)
     }
 
-    pub fn remove(&self, carrier: &Arc<Carrier>, why: String) {
+    pub fn remove(&self, carrier: &Arc<PeerCarrier>, why: String) {
         let mut states = self.peers.lock();
         let Some(state) = states.get_mut(&carrier.far.peer) else { return };
         let count = state.all.len();
         state.all.retain(|other| !Arc::ptr_eq(other, carrier));
-        // Another one came in its place.
+        // Another carrier by the same route has already replaced this one.
         if state.all.len() == count {
             return;
         }
-        warn!(peer = carrier.far.peer, "the carrier is gone: {}: {why}", carrier.way);
+        warn!(peer = carrier.far.peer, "a carrier has ended: {}: {why}", carrier.way);
         state.why.insert(carrier.way.clone(), why);
         state.choose();
         if state.all.is_empty() {
@@ -178,98 +194,108 @@ impl Carriers {
         self.tell(&states, false);
     }
 
-    /// There is none by this way, for this reason.
-    pub fn lacks(&self, peer: &str, way: &Way, why: String) {
+    /// Records why there is no carrier by this route.
+    pub fn lacks(&self, peer: &str, way: &CarrierRoute, why: String) {
         let mut states = self.peers.lock();
         let Some(state) = states.get_mut(peer) else { return };
         if state.why.get(way) != Some(&why) {
-            info!(peer, "no carrier: {why}");
+            info!(peer, "no carrier to the peer: {why}");
             state.why.insert(way.clone(), why);
         }
     }
 
-    /// Whether no call is needed. A peer that has called by QUIC need not be called where it is called first.
-    pub fn has_live(&self, peer: &str, way: &Way) -> bool {
-        let stands_for = |other: &Way| other == way || (way.is_first_quic() && other.is_incoming_quic());
+    /// Reports whether this route needs no call. If the peer has called this host by QUIC, the first QUIC route needs
+    /// none.
+    pub fn has_live(&self, peer: &str, way: &CarrierRoute) -> bool {
+        let stands_for =
+            |other: &CarrierRoute| other == way || (way.is_first_quic() && other.is_incoming_quic());
         let states = self.peers.lock();
         let all = states.get(peer).map_or(&[][..], |state| &state.all);
         all.iter().any(|carrier| stands_for(&carrier.way) && !carrier.is_closed())
     }
 
-    /// Whether what one carrier of the peer cannot carry, another may.
+    /// Reports whether the peer has several carriers, so that one can take over from another.
     pub fn has_several(&self, peer: &str) -> bool {
         let states = self.peers.lock();
         let all = states.get(peer).map_or(&[][..], |state| &state.all);
         all.iter().filter(|carrier| !carrier.is_closed()).count() > 1
     }
 
-    /// To the host with this address, or to the one that it is behind.
-    pub fn to(&self, address: IpAddr) -> Option<Arc<Carrier>> {
+    /// Returns the carrier to the host with this address, or to the gateway in front of it.
+    pub fn carrier_to(&self, address: IpAddr) -> Option<Arc<PeerCarrier>> {
         let states = self.peers.lock();
-        let mut live = states.values().filter_map(State::live);
+        let mut live = states.values().filter_map(PeerCarriersState::live);
         let behind = || states.values().find(|state| state.settings.has_behind(address))?.live();
         live.find(|carrier| carrier.addresses.contains(&address)).or_else(behind)
     }
 
-    /// The peer's best carrier, as it changes.
-    pub fn watch(&self, peer: &str) -> Option<watch::Receiver<Option<Arc<Carrier>>>> {
+    /// Returns the peer's best carrier as a value to watch.
+    pub fn watch(&self, peer: &str) -> Option<watch::Receiver<Option<Arc<PeerCarrier>>>> {
         self.peers.lock().get(peer).map(|state| state.current.subscribe())
     }
 
-    /// Where connections belong that a peer makes for its pools. `None`: the settings do not name it any more.
-    pub fn served(&self, peer: &str) -> Option<Arc<Crowd>> {
+    /// Returns the group of the pool connections that a peer makes, or `None` if the settings do not name the peer
+    /// any more.
+    pub fn served(&self, peer: &str) -> Option<Arc<SocketGroup>> {
         self.peers.lock().get(peer).map(|state| state.served.clone())
     }
 
-    /// A connection of one of its pools has come.
-    pub fn have_come_to(&self, far: &Far) {
+    /// Records the local address at which a connection of one of the peer's pools has arrived.
+    pub fn have_come_to(&self, far: &CarrierPeer) {
         if let Some(state) = self.peers.lock().get_mut(&far.peer) {
             state.come_to.extend(far.local);
         }
     }
 
-    /// Reports whether the peer reaches this address of this host over the network: one of its carriers has come to it.
+    /// Reports whether the peer reaches this address of this host over the network: a carrier of the peer has arrived
+    /// there.
     pub fn reach(&self, peer: &str, address: IpAddr) -> bool {
         self.peers.lock().get(peer).is_some_and(|state| state.come_to.contains(&address))
     }
 
-    /// Whether the settings name this address as one of a peer's host.
+    /// Reports whether the settings name this address as a host of a peer.
     pub fn are_at(&self, address: IpAddr) -> bool {
         self.peers.lock().values().any(|state| state.settings.is_at(address))
     }
 
-    /// Whether the peer's key stands for this address.
+    /// Reports whether the peer's key stands for this address.
     pub fn stands_for(&self, peer: &str, address: IpAddr) -> bool {
-        let stands_for = |peer: &Peer| peer.addresses.contains(&address) || peer.has_behind(address);
+        let stands_for = |peer: &AgreementPeer| peer.addresses.contains(&address) || peer.has_behind(address);
         self.peers.lock().get(peer).is_some_and(|state| stands_for(&state.settings))
     }
 
-    pub fn count(&self, peer: &str) -> Counted<'_> {
+    pub fn count(&self, peer: &str) -> CarrierUse<'_> {
         *self.connections.lock().entry(peer.to_owned()).or_default() += 1;
-        Counted(self, peer.to_owned())
+        CarrierUse(self, peer.to_owned())
     }
 
     pub fn connections(&self, peer: &str) -> u64 {
         self.connections.lock().get(peer).copied().unwrap_or_default()
     }
 
-    /// Nothing has come back: no more connections, until something does.
-    pub fn suspect(self: &Arc<Self>, carrier: &Arc<Carrier>) {
+    /// Marks a carrier on which an answer is overdue. It gets no more connections until something arrives on it.
+    pub fn suspect(self: &Arc<Self>, carrier: &Arc<PeerCarrier>) {
         if !self.set_suspect(carrier, true) {
             return;
         }
-        warn!(peer = carrier.far.peer, "the carrier does not carry: {}", carrier.way);
-        let (carriers, carrier, heard) = (self.clone(), carrier.clone(), carrier.heard());
+        warn!(
+            peer = carrier.far.peer,
+            "a carrier is suspected, since nothing comes back on it: {}", carrier.way
+        );
+        let heard = carrier.last_arrival();
+        let carriers = self.clone();
+        let carrier = carrier.clone();
         tokio::spawn(async move {
-            while carrier.heard() == heard && !carrier.is_closed() {
+            // Anything that arrives on the carrier ends the suspicion.
+            while carrier.last_arrival() == heard && !carrier.is_closed() {
                 tokio::time::sleep(LOOK).await;
             }
             carriers.set_suspect(&carrier, false);
         });
     }
 
-    /// Returns whether it was otherwise.
-    fn set_suspect(&self, carrier: &Arc<Carrier>, is_suspect: bool) -> bool {
+    /// Sets whether a present carrier is suspected, and chooses again. Returns whether anything has changed.
+    fn set_suspect(&self, carrier: &Arc<PeerCarrier>, is_suspect: bool) -> bool {
         let mut states = self.peers.lock();
         let Some(state) = states.get_mut(&carrier.far.peer) else { return false };
         let is_there = state.all.iter().any(|other| Arc::ptr_eq(other, carrier));
@@ -281,32 +307,38 @@ impl Carriers {
         true
     }
 
-    /// After what changes whether there is room for more connections, or by which addresses peers are reached.
+    /// Updates the kernel's list of peers. Called after the room for connections or the addresses by which peers are
+    /// reached may have changed.
     pub fn refresh(&self) {
         self.tell(&self.peers.lock(), true);
     }
 
-    /// Several peers may be at one address, behind a translator. `looks`: also by which of its addresses this host reaches them.
-    fn tell(&self, states: &BTreeMap<String, State>, looks: bool) {
+    /// Writes the list of peers to the kernel. Several peers may share an address behind a translator (NAT). If
+    /// `looks` is set, the local address towards each peer is looked up again.
+    fn tell(&self, states: &BTreeMap<String, PeerCarriersState>, looks: bool) {
         let is_full = self.table.is_full();
-        let (mut warm, mut networks) = (BTreeMap::<IpAddr, bool>::new(), BTreeMap::<Prefix, bool>::new());
+        let mut warm = BTreeMap::<IpAddr, bool>::new();
+        let mut networks = BTreeMap::<Prefix, bool>::new();
         for state in states.values() {
+            // While the table is full, the kernel has to see no carrier as warm.
             let carrier = state.live().filter(|carrier| !carrier.is_suspect() && !is_full);
             for address in state.addresses() {
                 let is_warm = carrier.as_ref().is_some_and(|carrier| carrier.addresses.contains(&address));
+                // An address counts as warm if any peer's carrier there is.
                 *warm.entry(address).or_default() |= is_warm;
             }
             for network in networks_of(&state.settings) {
                 *networks.entry(network).or_default() |= carrier.is_some();
             }
         }
-        self.hooks.set_peers(&warm, looks, near);
+        self.hooks.set_peers(&warm, looks, local_address);
         self.gateway.iter().for_each(|gateway| gateway.set_peers(&networks));
     }
 
-    /// Hosts with a broker, and whether a carrier to each is warm.
+    /// Returns the addresses of hosts with a broker, and whether a carrier to each of them is warm.
     pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
-        let (mut warmth, is_full) = (BTreeMap::new(), self.table.is_full());
+        let mut warmth = BTreeMap::new();
+        let is_full = self.table.is_full();
         for state in self.peers.lock().values() {
             let mut live = state.all.iter().filter(|carrier| !carrier.is_closed()).peekable();
             if live.peek().is_none() {
@@ -320,10 +352,11 @@ impl Carriers {
         warmth
     }
 
-    /// Of the peer with this address, or that it is behind: of several, that which is used.
-    pub fn status_to(&self, address: IpAddr) -> Option<status::Carrier> {
+    /// Returns the status of the carrier that is used to the peer with this address, or to the gateway in
+    /// front of it.
+    pub fn status_to(&self, address: IpAddr) -> Option<status::CarrierStatus> {
         let states = self.peers.lock();
-        let has = |state: &State| {
+        let has = |state: &PeerCarriersState| {
             let mut all = state.all.iter().filter(|carrier| !carrier.is_closed());
             all.any(|carrier| carrier.addresses.contains(&address))
                 || state.settings.all_addresses().any(|at| at == address)
@@ -333,57 +366,61 @@ impl Carriers {
         self.status_of(name, state).into_iter().next()
     }
 
-    /// Those of each peer in the order in which they are used.
-    pub fn status(&self) -> Vec<status::Carrier> {
+    /// Returns the status of all carriers. Those of one peer are in the order of preference.
+    pub fn status(&self) -> Vec<status::CarrierStatus> {
         self.peers.lock().iter().flat_map(|(name, state)| self.status_of(name, state)).collect()
     }
 
-    /// The first has the peer's connections.
-    fn status_of(&self, name: &str, state: &State) -> Vec<status::Carrier> {
+    /// Returns the status of the carriers to a peer, the preferred one first. Only the first shows the count of the
+    /// peer's connections.
+    fn status_of(&self, name: &str, state: &PeerCarriersState) -> Vec<status::CarrierStatus> {
         let connections = self.connections.lock().get(name).copied().unwrap_or_default();
         let mut live: Vec<_> = state.all.iter().filter(|carrier| !carrier.is_closed()).collect();
         if live.is_empty() {
-            let cold = status::Carrier {
+            let cold = status::CarrierStatus {
                 peer: name.to_owned(),
                 state: "cold".to_owned(),
-                detail: state.why(),
+                detail: state.describe_error(),
                 age_s: state.since.elapsed().as_secs_f64(),
                 addresses: state.settings.all_addresses().collect(),
                 networks: state.networks(),
                 connections,
-                ..status::Carrier::default()
+                ..status::CarrierStatus::default()
             };
             return vec![cold];
         }
         live.sort_by_key(|it| (it.is_suspect(), it.way.clone()));
-        let row = |carrier: &Carrier| status::Carrier { networks: state.networks(), ..self.row(carrier) };
+        let row =
+            |carrier: &PeerCarrier| status::CarrierStatus { networks: state.networks(), ..self.row(carrier) };
         let mut rows: Vec<_> = live.into_iter().map(|carrier| row(carrier)).collect();
         rows.iter_mut().take(1).for_each(|first| first.connections = connections);
         rows
     }
 
-    fn row(&self, carrier: &Carrier) -> status::Carrier {
+    fn row(&self, carrier: &PeerCarrier) -> status::CarrierStatus {
         let (state, detail) = match (carrier.is_suspect(), self.table.is_full()) {
             (true, _) => ("suspect", "nothing comes back"),
-            (false, true) => ("full", "as many connections are carried as may be"),
+            (false, true) => ("full", "the limit of tunnelled connections is reached"),
             (false, false) => ("warm", ""),
         };
-        status::Carrier { state: state.to_owned(), detail: detail.to_owned(), ..carrier.status() }
+        status::CarrierStatus { state: state.to_owned(), detail: detail.to_owned(), ..carrier.status() }
     }
 }
 
-/// The place of a kind among those of the settings: what is not among them comes last.
-pub fn place(kinds: &[Kind], kind: Kind) -> usize {
+/// Returns the position of a kind in the settings' list. A kind that is not in the list comes last.
+pub fn place(kinds: &[CarrierKind], kind: CarrierKind) -> usize {
     kinds.iter().position(|it| *it == kind).unwrap_or(kinds.len())
 }
 
-/// This host's address towards another; that of nobody if there is no way.
-fn near(peer: IpAddr) -> IpAddr {
+/// Returns this host's address towards a peer, or the unspecified address if there is no route.
+fn local_address(peer: IpAddr) -> IpAddr {
     let any: IpAddr = match peer {
         IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
     let found = UdpSocket::bind((any, 0)).and_then(|socket| {
+        // Connecting a UDP socket sends nothing. It only makes the kernel choose a route, so port 9 (discard) will
+        // do.
         socket.connect((peer, 9))?;
         Ok(socket.local_addr()?.ip())
     });

@@ -1,34 +1,34 @@
-//! What all connections of a broker share.
+//! State that all connections of a broker share.
 
 use std::sync::Arc;
 
-use millrace_graft::{Rule, settings::Kind};
+use millrace_graft::{RuleSetting, settings::CarrierKind};
 use parking_lot::RwLock;
 
 use super::{
-    carriers::Carriers, gateway::Gateway, hooks::Hooks, openings::Openings, ports::Ports, purposes::Purposes,
-    table::Table, watch::Watch,
+    carriers::Carriers, gateway::CarryGateway, hooks::Hooks, openings::TunnelOpenings, ports::PortRange,
+    purposes::Purposes, table::TunnelTable, watch::TunnelWatch,
 };
 
-pub struct Context {
-    /// Of this broker, another after each start.
+pub struct CarryContext {
+    /// Random number of this broker's run, which changes with each start.
     pub run: u64,
     pub hooks: Arc<Hooks>,
-    pub table: Arc<Table>,
-    pub watch: Watch,
+    pub table: Arc<TunnelTable>,
+    pub watch: TunnelWatch,
     pub carriers: Arc<Carriers>,
-    /// To connect to servers of this host from.
-    pub ports: Ports,
-    /// Asks this host's firewall whether a connection may begin.
-    pub openings: Openings,
-    /// For hosts behind this one.
-    pub gateway: Option<Arc<Gateway>>,
-    /// That say which servers of this host are reached by carriers.
-    pub servers: RwLock<Vec<Rule>>,
-    /// Bytes that open a new carrier's window.
+    /// Local ports for connections to servers of this host.
+    pub ports: PortRange,
+    /// Asks this host's firewall whether a connection may be tunnelled.
+    pub openings: TunnelOpenings,
+    /// The gateway for hosts behind this one, if there is one.
+    pub gateway: Option<Arc<CarryGateway>>,
+    /// Rules that say which servers of this host are reached by carriers.
+    pub servers: RwLock<Vec<RuleSetting>>,
+    /// Number of bytes that are sent on a new carrier to open its congestion window.
     pub warm: u64,
-    /// What carriers may be, in order of preference.
-    pub carriers_wanted: Vec<Kind>,
-    /// What connections are for.
+    /// Kinds of carriers that may be used, in order of preference.
+    pub carriers_wanted: Vec<CarrierKind>,
+    /// Past connections, from which the purpose of a new one is predicted.
     pub purposes: Arc<Purposes>,
 }

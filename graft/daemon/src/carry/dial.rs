@@ -1,4 +1,5 @@
-//! Carriers: QUIC between brokers, with the keys of the settings at both ends, kept warm.
+//! QUIC carriers: connections between brokers that are authenticated by the keys of the settings at both ends, and
+//! stay open while unused.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -7,11 +8,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_congestion::Bbr;
-use millrace_graft::settings::{Carry, Kind, Peer, QuicCongestion};
+use millrace_congestion::BbrFactory;
+use millrace_graft::settings::{AgreementPeer, CarrierKind, CarrySettings, QuicCongestion};
 use millrace_graft_proto::carry::{
     WINDOW_MAX,
-    frame::{ALPN, Frame},
+    frame::{ALPN, CarryFrame},
 };
 use quinn::{
     ClientConfig, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
@@ -23,39 +24,43 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
-    carrier::{Carrier, Far, Link, Way},
+    carrier::{CarrierLink, CarrierPeer, CarrierRoute, PeerCarrier},
     carriers::place,
-    context::Context,
+    context::CarryContext,
     host, let_go, probe,
-    stream::{PATIENCE, Stream},
+    stream::{CarrierStream, PATIENCE},
     warm,
 };
 use crate::{callers::Callers, tls::Tls};
 
+/// Interval of keep-alive packets.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// After so much silence a carrier is gone.
+/// Silence after which a carrier is closed.
 const IDLE: Duration = Duration::from_secs(6);
+/// Pause before the next call, which doubles up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-/// How often it is looked whether a carrier that the peer has called for still is.
+/// How often it is checked whether a called peer still has its carrier.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time for a handshake in which no known key was shown yet.
+/// Time limit for a handshake, during which the caller has not proved its key.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Of both directions of the socket: what comes while this process does not run.
+/// Buffer size of the socket in each direction. It holds what arrives while this process is not scheduled.
 const SOCKET_BYTES: usize = 4 << 20;
-/// For greetings, and for saying that there is no room.
+/// Streams beyond the limit of connections: for greetings, and for refusals when there is no room.
 const OTHER_STREAMS: u32 = 64;
+/// Limit of bytes that QUIC keeps until they are acknowledged, per carrier.
 const SEND_WINDOW: u64 = 64 << 20;
 
-/// A carrier's way of sending, and what a peer may use of it.
-fn transport(carry: &Carry) -> Arc<TransportConfig> {
+/// Returns a carrier's transport settings, with the limits for what the peer may send.
+fn transport(carry: &CarrySettings) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     let streams = u32::try_from(carry.connections).unwrap_or(u32::MAX).saturating_add(OTHER_STREAMS);
-    // Confirmations come behind as much as a window.
+    // A confirmation may queue behind a whole window of data on its stream.
     let stream_window = WINDOW_MAX + (1 << 20);
     let window = VarInt::try_from(carry.memory.max(stream_window)).unwrap_or(VarInt::MAX);
     transport
         .max_concurrent_bidi_streams(streams.into())
+        // Carriers use bidirectional streams only.
         .max_concurrent_uni_streams(0_u32.into())
         .datagram_receive_buffer_size(None)
         .stream_receive_window(VarInt::try_from(stream_window).unwrap_or(VarInt::MAX))
@@ -64,13 +69,14 @@ fn transport(carry: &Carry) -> Arc<TransportConfig> {
         .keep_alive_interval(Some(KEEP_ALIVE))
         .max_idle_timeout(IDLE.try_into().ok())
         .congestion_controller_factory(match carry.quic {
-            QuicCongestion::Bbr => Arc::new(Bbr::over_lossy_paths()),
+            // BBR does not take random losses for congestion.
+            QuicCongestion::Bbr => Arc::new(BbrFactory::over_lossy_paths()),
             QuicCongestion::Cubic => Arc::new(quinn::congestion::CubicConfig::default()),
         });
     Arc::new(transport)
 }
 
-pub fn server_config(tls: &Tls, carry: &Carry) -> anyhow::Result<ServerConfig> {
+pub fn server_config(tls: &Tls, carry: &CarrySettings) -> anyhow::Result<ServerConfig> {
     let mut config = tls.server()?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(config)?));
@@ -78,7 +84,7 @@ pub fn server_config(tls: &Tls, carry: &Carry) -> anyhow::Result<ServerConfig> {
     Ok(config)
 }
 
-pub fn client_config(tls: &Tls, peer: &Peer, carry: &Carry) -> anyhow::Result<ClientConfig> {
+pub fn client_config(tls: &Tls, peer: &AgreementPeer, carry: &CarrySettings) -> anyhow::Result<ClientConfig> {
     let mut config = tls.client(peer)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?));
@@ -88,14 +94,20 @@ pub fn client_config(tls: &Tls, peer: &Peer, carry: &Carry) -> anyhow::Result<Cl
 
 pub fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> anyhow::Result<Endpoint> {
     let socket = UdpSocket::bind(at).with_context(|| format!("cannot listen for carriers on {at}"))?;
-    // Beyond what the system allows everybody, where this process may.
+    // The process may exceed the system's limit for buffers if it has the privilege.
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &SOCKET_BYTES);
     let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::SndBufForce, &SOCKET_BYTES);
     Ok(Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(TokioRuntime))?)
 }
 
-/// Calls a peer whenever there is no carrier to it by this way, for as long as the settings name it.
-pub async fn call(context: Arc<Context>, peer: Peer, (way, at): (Way, SocketAddr), config: ClientConfig) {
+/// Calls a peer whenever it has no carrier by this route, for as long as the settings name the peer.
+pub async fn call(
+    context: Arc<CarryContext>,
+    peer: AgreementPeer,
+    way: CarrierRoute,
+    at: SocketAddr,
+    config: ClientConfig,
+) {
     let mut pause = PAUSE_LEAST;
     loop {
         if context.carriers.has_live(&peer.name, &way) {
@@ -103,7 +115,7 @@ pub async fn call(context: Arc<Context>, peer: Peer, (way, at): (Way, SocketAddr
             tokio::time::sleep(LOOK).await;
             continue;
         }
-        if let Err(error) = call_once(&context, &peer, (&way, at), config.clone()).await {
+        if let Err(error) = call_once(&context, &peer, &way, at, config.clone()).await {
             context.carriers.lacks(&peer.name, &way, format!("{error:#}"));
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MOST);
@@ -112,9 +124,10 @@ pub async fn call(context: Arc<Context>, peer: Peer, (way, at): (Way, SocketAddr
 }
 
 async fn call_once(
-    context: &Arc<Context>,
-    peer: &Peer,
-    (way, at): (&Way, SocketAddr),
+    context: &Arc<CarryContext>,
+    peer: &AgreementPeer,
+    way: &CarrierRoute,
+    at: SocketAddr,
     config: ClientConfig,
 ) -> anyhow::Result<()> {
     let any = match at {
@@ -122,7 +135,7 @@ async fn call_once(
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let endpoint = endpoint(SocketAddr::new(any, 0), None)?;
-    // Whom the certificate is for is up to the settings.
+    // The peer is identified by its key in the settings, so the name in the certificate does not matter.
     let connecting = endpoint.connect_with(config, at, "millrace-graft")?;
     let connection = match timeout(PATIENCE, connecting).await {
         Ok(Err(error)) if let_go::is_about_the_version(&error) => {
@@ -131,36 +144,43 @@ async fn call_once(
         Ok(connection) => {
             connection.with_context(|| format!("no broker of this key answers on {at}, UDP"))?
         }
-        Err(_) => bail!("nothing came back from {at}, UDP"),
+        Err(_) => bail!("no answer from {at}, UDP"),
     };
     let stream = connection.open_bi().await?;
-    let run = match Stream::quic(&connection, stream).ask(&Frame::Hello { run: context.run }).await {
-        Ok(Frame::Hello { run }) => run,
-        Ok(_) => bail!("{at} does not speak as a broker"),
+    let run = match CarrierStream::quic(&connection, stream.0, stream.1)
+        .ask(&CarryFrame::Hello { run: context.run })
+        .await
+    {
+        Ok(CarryFrame::Hello { run }) => run,
+        Ok(_) => bail!("{at} does not answer as a broker"),
         Err(error) => match connection.close_reason() {
-            Some(reason) => bail!("{at} does not take this host: {reason}"),
-            None => bail!("{at} has connected and does not carry: {error}"),
+            Some(reason) => bail!("{at} refuses this host: {reason}"),
+            None => bail!("{at} has connected, but its broker does not answer: {error}"),
         },
     };
     begin(context, peer.name.clone(), connection, run, way.clone());
     Ok(())
 }
 
-/// Those that the peer opens, until the carrier is gone.
-async fn streams(context: Arc<Context>, carrier: Arc<Carrier>, connection: Connection) {
-    // They are as many as the transport lets the peer open.
+/// Serves the streams that the peer opens, until the carrier is closed.
+async fn streams(context: Arc<CarryContext>, carrier: Arc<PeerCarrier>, connection: Connection) {
+    // The transport limits the number of open streams, and so of these tasks.
     while let Ok(stream) = connection.accept_bi().await {
-        tokio::spawn(host::serve(context.clone(), carrier.far.clone(), Stream::quic(&connection, stream)));
+        tokio::spawn(host::serve(
+            context.clone(),
+            carrier.far.clone(),
+            CarrierStream::quic(&connection, stream.0, stream.1),
+        ));
     }
     let why = connection.close_reason().map_or(String::new(), |reason| reason.to_string());
     context.carriers.remove(&carrier, why);
 }
 
-/// Peers that call, until the endpoint is closed.
-pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_lot::RwLock<Tls>>) {
+/// Accepts calls of peers, until the endpoint is closed.
+pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<parking_lot::RwLock<Tls>>) {
     let callers = Callers::default();
     while let Some(incoming) = endpoint.accept().await {
-        // Whoever has not shown that it is where it says costs nothing but an answer.
+        // A caller whose address is not validated gets a Retry packet, and no state is kept for it.
         if !incoming.remote_address_validated() {
             let _ = incoming.retry();
             continue;
@@ -168,15 +188,17 @@ pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_
         let remote = incoming.remote_address().ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(let_go::CROWDED);
-            debug!(%remote, "a caller was let go: too many handshakes are under way");
+            debug!(%remote, "a caller was turned away: too many handshakes are under way");
             incoming.ignore();
             continue;
         };
-        let (context, tls) = (context.clone(), tls.clone());
+        let context = context.clone();
+        let tls = tls.clone();
         tokio::spawn(async move {
+            // A stranger that stalls can lose its place to another caller.
             let met = tokio::select! {
                 met = meet(incoming, &tls) => met,
-                () = caller.made_way() => Err(let_go::Crowded.into()),
+                () = caller.made_way() => Err(let_go::CallerDisplaced.into()),
             };
             if let Ok(met) = &met {
                 caller.has_shown(&met.peer);
@@ -187,50 +209,54 @@ pub async fn listen(context: Arc<Context>, endpoint: Endpoint, tls: Arc<parking_
             };
             if let Err(error) = answered {
                 context.table.count(let_go::name(&error));
-                debug!(%remote, "a caller was let go: {error:#}");
+                debug!(%remote, "a caller was turned away: {error:#}");
             }
         });
     }
 }
 
-/// A connection of a known peer.
-struct Met {
+/// An accepted connection of a known peer, after its greeting.
+struct DialledPeer {
     connection: Connection,
     peer: String,
-    /// Of the peer's broker.
+    /// Number of the run of the peer's broker.
     run: u64,
-    stream: Stream,
+    stream: CarrierStream,
 }
 
-async fn meet(incoming: Incoming, tls: &parking_lot::RwLock<Tls>) -> anyhow::Result<Met> {
+async fn meet(incoming: Incoming, tls: &parking_lot::RwLock<Tls>) -> anyhow::Result<DialledPeer> {
     let connection = timeout(HANDSHAKE, incoming.accept()?).await.context("no handshake")??;
     let shown = connection.peer_identity().context("no certificate")?;
     let shown = shown.downcast::<Vec<CertificateDer<'static>>>().ok().context("no certificate")?;
-    let peer = tls.read().name(&shown).context("no key that is known")?;
-    let stream = timeout(PATIENCE, connection.accept_bi()).await.context("it says nothing")??;
-    let mut stream = Stream::quic(&connection, stream);
-    let Frame::Hello { run } = stream.first().await? else { bail!("it does not speak as a broker") };
-    Ok(Met { connection, peer, run, stream })
+    let peer = tls.read().name(&shown).context("the caller's key is not in the settings")?;
+    let stream =
+        timeout(PATIENCE, connection.accept_bi()).await.context("the caller sends no greeting")??;
+    let mut stream = CarrierStream::quic(&connection, stream.0, stream.1);
+    let CarryFrame::Hello { run } = stream.first().await? else {
+        bail!("the caller does not greet as a broker")
+    };
+    Ok(DialledPeer { connection, peer, run, stream })
 }
 
-async fn answer(context: &Arc<Context>, met: Met) -> anyhow::Result<()> {
-    let Met { connection, peer, run, mut stream } = met;
-    // It is ready for connections before the caller knows.
+async fn answer(context: &Arc<CarryContext>, met: DialledPeer) -> anyhow::Result<()> {
+    let DialledPeer { connection, peer, run, mut stream } = met;
+    // The carrier has to be ready for connections before the caller gets the greeting.
     let from = connection.remote_address().ip().to_canonical();
     let to = connection.local_ip().map(|to| to.to_canonical());
-    let way = Way::calls(place(&context.carriers_wanted, Kind::Quic), Kind::Quic, from, to);
+    let way =
+        CarrierRoute::calls(place(&context.carriers_wanted, CarrierKind::Quic), CarrierKind::Quic, from, to);
     begin(context, peer, connection, run, way);
-    stream.sender.push(&Frame::Hello { run: context.run });
+    stream.sender.push(&CarryFrame::Hello { run: context.run });
     stream.sender.flush().await?;
     stream.finish();
     Ok(())
 }
 
-fn begin(context: &Arc<Context>, peer: String, connection: Connection, run: u64, way: Way) {
+fn begin(context: &Arc<CarryContext>, peer: String, connection: Connection, run: u64, way: CarrierRoute) {
     let remote = connection.remote_address().ip().to_canonical();
     let local = connection.local_ip().map(|ip| ip.to_canonical());
-    let far = Arc::new(Far { peer, run, remote, local });
-    match context.carriers.add(Carrier::new(far, way, Link::Quic(connection.clone()))) {
+    let far = Arc::new(CarrierPeer { peer, run, remote, local });
+    match context.carriers.add(PeerCarrier::new(far, way, CarrierLink::Quic(connection.clone()))) {
         Some(carrier) => {
             tokio::spawn(streams(context.clone(), carrier.clone(), connection));
             tokio::spawn(probe::watch(context.carriers.clone(), carrier.clone()));

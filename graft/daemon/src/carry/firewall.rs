@@ -1,4 +1,5 @@
-//! The rules of this host's firewall, and those among them that a connection's first packets cannot stand for.
+//! The nftables rules of this host's firewall, and which of them judge more than the first packets of connections.
+//! Connections under such rules are not tunnelled.
 
 use std::{
     fs, io,
@@ -6,90 +7,93 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_kernel::netfilter::{self, Chain, Look, Rule};
+use millrace_kernel::netfilter::{self, Chain, NetfilterRule, RuleProperty};
 use tracing::warn;
 
-/// The first port that the kernel may choose for a client, on any host.
+/// Lowest local port that a kernel chooses for a client by default (`ip_local_port_range`), on any host.
 const CHOSEN: u16 = 32_768;
 const TCP: u8 = 6;
 
-/// NFPROTO_*
+/// Address families of netfilter: NFPROTO_* in linux/netfilter.h.
 const INET: u8 = 1;
 const IPV4: u8 = 2;
 const NETDEV: u8 = 5;
 const IPV6: u8 = 10;
-/// NF_INET_*
+/// Hooks of netfilter: NF_INET_* in linux/netfilter.h.
 const FORWARD: u32 = 2;
 const OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
-/// NF_NETDEV_EGRESS: behind what is looked at.
+/// NF_NETDEV_EGRESS, which comes after the hooks that judge first packets.
 const EGRESS: u32 = 1;
 
-/// Tables of iptables before nftables.
+/// Files that list the tables of legacy iptables, whose rules nftables does not show.
 const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// How often it is looked whether there are such tables, and for changes of rules that were counted before they were made.
+/// Interval of checks for such tables. While rules of a new generation are not settled, they are read again at this
+/// interval, too.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Time within which a change is made after it was counted, however busy the machine is.
+/// Time after which a change of the rules has certainly been made since it was counted, however busy the machine is.
 const UNSETTLED: Duration = Duration::from_secs(10);
 
 /// The end of connections that this host is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum ConnectionEnd {
     Client,
     Server,
 }
 
-/// A rule for which connections have to be plain TCP.
+/// A firewall rule that forces connections to be plain TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The place of the rule, and the property that it looks at.
+    /// The place of the rule, and the property of packets that it examines.
     pub what: String,
     /// Ports of servers whose connections are concerned.
     pub ports: RangeInclusive<u16>,
 }
 
-/// The rules as they were read last.
+/// The firewall's rules, as they were read last.
 #[derive(Default)]
-pub struct Firewall {
-    /// `None`: they are not read yet, or were not to be.
+pub struct FirewallRules {
+    /// State of the rules that were read. `None` if they were not read yet, or the kernel has no nftables.
     read: Option<Generation>,
     is_hooked: bool,
-    rules: Vec<Rule>,
+    rules: Vec<NetfilterRule>,
+    /// Reason why the rules cannot be read.
     trouble: Option<String>,
-    /// When it was looked, and whether there were any.
+    /// Time of the latest check for iptables tables, and whether there were any.
     legacy: Option<(Instant, bool)>,
 }
 
-/// The state of the rules that were read last.
+/// The generation of the rules that were read last, and when it was read.
 struct Generation {
-    /// The kernel's count of changes.
+    /// The kernel's count of changes to the rules.
     number: u32,
     first_read: Instant,
     last_read: Instant,
 }
 
 impl Generation {
-    /// Reports whether the rules have to be read again. The kernel counts a change before it is made: whoever reads in between gets the
-    /// rules of before with the number of after. So those of a new number are read again for a while.
+    /// Reports whether the rules have to be read again. The kernel counts a change before it makes it, so a reader in
+    /// between gets the old rules with the new count. Rules of a new count are therefore read again for a while.
     fn is_outdated(&self, number: u32, now: Instant) -> bool {
         let is_unsettled = self.last_read - self.first_read < UNSETTLED;
         self.number != number || is_unsettled && now - self.last_read >= LOOK
     }
 }
 
-impl Firewall {
+impl FirewallRules {
     /// Reads the rules if they have changed.
     pub fn refresh(&mut self) {
         let trouble = self.read().err().map(|error| format!("rules of nftables cannot be read: {error}"));
         if let Some(trouble) = trouble.as_ref().filter(|_| self.trouble.is_none()) {
-            warn!("{trouble}: nothing is carried until they can be");
+            warn!("{trouble}: no connection is tunnelled until they can be read");
         }
         self.trouble = trouble;
     }
 
     fn read(&mut self) -> io::Result<()> {
+        // A kernel without nftables has no rules.
         let Some(number) = netfilter::generation()? else {
             (self.read, self.is_hooked) = (None, false);
             self.rules.clear();
@@ -98,6 +102,7 @@ impl Firewall {
         let now = Instant::now();
         if self.read.as_ref().is_none_or(|read| read.is_outdated(number, now)) {
             (self.is_hooked, self.rules) = netfilter::rules()?;
+            // The time of the first read stays while the kernel's count is the same.
             let first_read =
                 self.read.as_ref().filter(|read| read.number == number).map(|read| read.first_read);
             self.read = Some(Generation { number, first_read: first_read.unwrap_or(now), last_read: now });
@@ -105,7 +110,7 @@ impl Firewall {
         Ok(())
     }
 
-    /// Reports whether there is anything that could have a say.
+    /// Reports whether this host has a firewall that could judge a connection.
     pub fn is_there(&mut self) -> bool {
         self.is_hooked || self.trouble.is_some() || self.has_legacy()
     }
@@ -120,12 +125,14 @@ impl Firewall {
         found
     }
 
-    /// Returns the rules for which connections to some of these ports of servers have to be plain TCP.
-    pub fn obstacles(&self, ports: &RangeInclusive<u16>, end: End) -> Vec<Obstacle> {
+    /// Returns the rules that force connections to some of these server ports to be plain TCP.
+    pub fn obstacles(&self, ports: &RangeInclusive<u16>, end: ConnectionEnd) -> Vec<Obstacle> {
         let trouble = self.trouble.iter().map(|what| Obstacle { what: what.clone(), ports: ports.clone() });
-        let (mut found, mut known) = (trouble.collect::<Vec<_>>(), None::<&Chain>);
+        let mut found = trouble.collect::<Vec<_>>();
+        let mut known = None::<&Chain>;
         let mut first_only = false;
         for rule in &self.rules {
+            // The rules are sorted by chain, and within a chain in the order in which the kernel applies them.
             if known != Some(&rule.chain) {
                 (known, first_only) = (Some(&rule.chain), false);
             }
@@ -136,23 +143,25 @@ impl Firewall {
                 found
                     .push(Obstacle { what: format!("{}: {what}", name(rule)), ports: those_of(rule, ports) });
             }
+            // The rules behind this one in its chain get first packets only.
             first_only |= lets_established_pass(rule);
         }
         found
     }
 }
 
-/// Whether packets of carried connections would pass the chain.
+/// Reports whether packets of connections that are to be tunnelled pass the chain.
 fn passes(chain: &Chain) -> bool {
     matches!(chain.family, INET | IPV4 | IPV6 | NETDEV)
         && (chain.family == NETDEV || chain.hook != Some(FORWARD))
 }
 
-/// Whether it says nothing that none of their packets fits.
-fn may_be_for(rule: &Rule, ports: &RangeInclusive<u16>) -> bool {
+/// Reports whether the rule may apply to TCP packets of connections to these ports.
+fn may_be_for(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> bool {
     rule.looks.iter().all(|look| match look {
-        Look::Protocol(protocol) => *protocol == TCP,
-        Look::Ports(wanted) => {
+        RuleProperty::Protocol(protocol) => *protocol == TCP,
+        RuleProperty::Ports(wanted) => {
+            // A rule about higher ports may mean the client's port.
             *wanted.end() >= CHOSEN || (wanted.start() <= ports.end() && ports.start() <= wanted.end())
         }
         _ => true,
@@ -160,40 +169,43 @@ fn may_be_for(rule: &Rule, ports: &RangeInclusive<u16>) -> bool {
 }
 
 /// Returns those of the ports that a rule may apply to.
-fn those_of(rule: &Rule, ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
+fn those_of(rule: &NetfilterRule, ports: &RangeInclusive<u16>) -> RangeInclusive<u16> {
     rule.looks.iter().fold(ports.clone(), |left, look| match look {
-        Look::Ports(wanted) if *wanted.end() < CHOSEN => {
+        RuleProperty::Ports(wanted) if *wanted.end() < CHOSEN => {
             *left.start().max(wanted.start())..=*left.end().min(wanted.end())
         }
         _ => left,
     })
 }
 
-fn obstacle(rule: &Rule, end: End, first_only: bool) -> Option<String> {
+fn obstacle(rule: &NetfilterRule, end: ConnectionEnd, first_only: bool) -> Option<String> {
     let chain = &rule.chain;
+    // First packets end before this hook, so they say nothing about its rules.
     if chain.family == NETDEV && chain.hook == Some(EGRESS) {
         return Some("egress of an interface".to_owned());
     }
     let is_out = matches!(chain.hook, None | Some(OUTPUT | POSTROUTING));
-    let is_of_first = first_only || rule.looks.contains(&Look::Place);
+    let is_of_first = first_only || rule.looks.contains(&RuleProperty::Place);
     rule.looks.iter().find_map(|look| match look {
-        Look::Other(what) => Some(what.clone()),
-        Look::Rate if !is_of_first => Some("limit of all packets".to_owned()),
-        // The kernel does not say it of a socket that listens.
-        Look::Group if end == End::Server && is_out => Some("meta skgid".to_owned()),
+        RuleProperty::Other(what) => Some(what.clone()),
+        RuleProperty::Rate if !is_of_first => Some("limit of all packets".to_owned()),
+        // The kernel does not report the group of a listening socket.
+        RuleProperty::Group if end == ConnectionEnd::Server && is_out => Some("meta skgid".to_owned()),
         _ => None,
     })
 }
 
-/// Rules behind it in its chain see first packets only.
-fn lets_established_pass(rule: &Rule) -> bool {
-    let is_of_it = |look: &Look| matches!(look, Look::Place | Look::Established | Look::Accepts);
-    rule.looks.contains(&Look::Established)
-        && rule.looks.contains(&Look::Accepts)
+/// Reports whether the rule accepts established connections. Rules after it in its chain get first packets only.
+fn lets_established_pass(rule: &NetfilterRule) -> bool {
+    let is_of_it = |look: &RuleProperty| {
+        matches!(look, RuleProperty::Place | RuleProperty::Established | RuleProperty::Accepts)
+    };
+    rule.looks.contains(&RuleProperty::Established)
+        && rule.looks.contains(&RuleProperty::Accepts)
         && rule.looks.iter().all(is_of_it)
 }
 
-fn name(rule: &Rule) -> String {
+fn name(rule: &NetfilterRule) -> String {
     let Chain { family, table, name, .. } = &rule.chain;
     let family = match *family {
         INET => "inet",
@@ -208,17 +220,17 @@ fn name(rule: &Rule) -> String {
 mod tests {
     use super::*;
 
-    fn firewall(rules: &[(Option<u32>, &[Look])]) -> Firewall {
-        let rule = |(handle, (hook, looks)): (usize, &(Option<u32>, &[Look]))| Rule {
+    fn firewall(rules: &[(Option<u32>, &[RuleProperty])]) -> FirewallRules {
+        let rule = |(handle, (hook, looks)): (usize, &(Option<u32>, &[RuleProperty]))| NetfilterRule {
             chain: Chain { family: INET, table: "t".into(), name: format!("{hook:?}"), hook: *hook },
             handle: handle as u64,
             looks: looks.to_vec(),
         };
-        Firewall { rules: rules.iter().enumerate().map(rule).collect(), ..Firewall::default() }
+        FirewallRules { rules: rules.iter().enumerate().map(rule).collect(), ..FirewallRules::default() }
     }
 
     #[test]
-    fn rules_of_new_generation_are_read_again_until_it_is_settled() {
+    fn rules_of_a_new_generation_are_read_again_until_settled() {
         let first_read = Instant::now();
         let read = |seconds| Generation {
             number: 7,
@@ -234,34 +246,40 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_first_packets_cannot_stand_for_are_named() {
-        let quota = || Look::Other("quota".into());
-        let established = [Look::Place, Look::Established, Look::Accepts];
+    fn rules_that_judge_more_than_first_packets_are_named() {
+        let quota = || RuleProperty::Other("quota".into());
+        let established = [RuleProperty::Place, RuleProperty::Established, RuleProperty::Accepts];
         let out = Some(OUTPUT);
-        type Rules<'a> = &'a [(Option<u32>, &'a [Look])];
+        type Rules<'a> = &'a [(Option<u32>, &'a [RuleProperty])];
         let table: [(&str, Rules<'_>, [usize; 2]); 11] = [
             ("nothing", &[], [0, 0]),
-            ("what is the same in all packets", &[(out, &[Look::Protocol(6), Look::Accepts])], [0, 0]),
+            (
+                "what is the same in all packets",
+                &[(out, &[RuleProperty::Protocol(6), RuleProperty::Accepts])],
+                [0, 0],
+            ),
             ("a quota", &[(out, &[quota()])], [1, 1]),
-            ("of another protocol", &[(out, &[Look::Protocol(17), quota()])], [0, 0]),
-            ("of another port", &[(out, &[Look::Ports(22..=22), quota()])], [0, 0]),
-            ("of this port", &[(out, &[Look::Ports(440..=450), quota()])], [1, 1]),
-            ("of what a client may have", &[(out, &[Look::Ports(40_000..=40_000), quota()])], [1, 1]),
+            ("of another protocol", &[(out, &[RuleProperty::Protocol(17), quota()])], [0, 0]),
+            ("of another port", &[(out, &[RuleProperty::Ports(22..=22), quota()])], [0, 0]),
+            ("of this port", &[(out, &[RuleProperty::Ports(440..=450), quota()])], [1, 1]),
+            ("of what a client may have", &[(out, &[RuleProperty::Ports(40_000..=40_000), quota()])], [1, 1]),
             ("of what is forwarded", &[(Some(FORWARD), &[quota()])], [0, 0]),
-            ("a limit", &[(None, &[Look::Rate])], [1, 1]),
-            ("a limit of new ones", &[(out, &[Look::Place, Look::Rate])], [0, 0]),
-            ("a group", &[(out, &[Look::Group]), (Some(1), &[Look::Group])], [0, 1]),
+            ("a limit", &[(None, &[RuleProperty::Rate])], [1, 1]),
+            ("a limit of new ones", &[(out, &[RuleProperty::Place, RuleProperty::Rate])], [0, 0]),
+            ("a group", &[(out, &[RuleProperty::Group]), (Some(1), &[RuleProperty::Group])], [0, 1]),
         ];
         for (what, rules, wanted) in table {
             let firewall = firewall(rules);
-            let found = [End::Client, End::Server].map(|end| firewall.obstacles(&(443..=443), end).len());
+            let found = [ConnectionEnd::Client, ConnectionEnd::Server]
+                .map(|end| firewall.obstacles(&(443..=443), end).len());
             assert_eq!(found, wanted, "{what}");
         }
-        let behind = firewall(&[(out, &established), (out, &[Look::Rate]), (Some(1), &[Look::Rate])]);
-        let found = behind.obstacles(&(1..=443), End::Client);
+        let behind =
+            firewall(&[(out, &established), (out, &[RuleProperty::Rate]), (Some(1), &[RuleProperty::Rate])]);
+        let found = behind.obstacles(&(1..=443), ConnectionEnd::Client);
         let what = "inet t Some(1) handle 2: limit of all packets".to_owned();
         assert_eq!(found, [Obstacle { what, ports: 1..=443 }]);
-        let narrow = firewall(&[(out, &[Look::Ports(440..=450), quota()])]);
-        assert_eq!(narrow.obstacles(&(1..=443), End::Client)[0].ports, 440..=443);
+        let narrow = firewall(&[(out, &[RuleProperty::Ports(440..=450), quota()])]);
+        assert_eq!(narrow.obstacles(&(1..=443), ConnectionEnd::Client)[0].ports, 440..=443);
     }
 }

@@ -1,4 +1,4 @@
-//! What a gateway has in the kernel and on the wire for hosts behind it: which of their SYNs wait, and what becomes of them.
+//! The gateway for hosts behind this one: the SYNs that the kernel holds back for it, and the verdicts on them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,12 +7,12 @@ use std::{
 };
 
 use millrace_graft::{
-    settings::{self, Peer},
+    settings::{self, AgreementPeer},
     status,
 };
 use millrace_graft_kernel::{
     covers, gateway as kernel,
-    gateway::{Ask, Config, Flow, Run, VERDICTS},
+    gateway::{Config, GatewayConnection, GatewayRun, GatewaySyn, VERDICTS},
     hook::Lead,
 };
 use millrace_kernel::prefix::Prefix;
@@ -21,55 +21,63 @@ use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};
 
 use super::{
-    asking::Asking,
-    keeper::Keeper,
+    asking::KernelEvents,
+    keeper::TunnelWatchdog,
     listeners::{Listeners, canonical},
-    said,
-    syn::Wire,
+    syn::SynSender,
+    warn_on_error,
 };
 
-/// Longer silence of the broker, and SYNs are forwarded.
+/// Silence of this broker after which the kernel forwards SYNs by itself.
 const STAY: Duration = Duration::from_secs(10);
-/// SYNs that are held back at once.
+/// Limit of SYNs that are held back at once.
 const WAITING_MAX: usize = 4096;
-/// For a SYN that was let in to become a connection. Its client may have given up.
+/// Time for an admitted SYN to become a connection. Its client may have given up meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
-/// What is not carried is forwarded for so long: its SYN comes again after 1, 3 and 7 s.
+/// Time for which the kernel forwards a flow that is not tunnelled. Its client repeats the SYN after 1, 3 and 7 s.
 const FORWARDED: Duration = Duration::from_secs(60);
 
-pub struct Gateway {
-    /// The kernel's part, which goes first.
-    kernel: kernel::Gateway,
-    /// Until the routing is taken back.
-    keeper: Mutex<Option<Keeper>>,
-    settings: settings::Gateway,
+/// The gateway: its programs in the kernel, its routing, and the SYNs that are held back.
+pub struct CarryGateway {
+    /// The kernel's part, which is dropped first.
+    kernel: kernel::GatewayPrograms,
+    /// The process that removes the routing if the daemon dies. `None` once the routing was removed.
+    keeper: Mutex<Option<TunnelWatchdog>>,
+    settings: settings::GatewaySettings,
     listeners: Listeners,
-    wire: Wire,
-    again: Wire,
-    waiting: Mutex<HashMap<Flow, Option<oneshot::Sender<TcpStream>>>>,
-    /// As the kernel was told.
+    /// Sends refusals to clients.
+    wire: SynSender,
+    /// Sends held SYNs once more, with a mark that the programs let pass.
+    again: SynSender,
+    /// SYNs that are held back. An admitted one has the channel on which its connection is awaited.
+    waiting: Mutex<HashMap<GatewayConnection, Option<oneshot::Sender<TcpStream>>>>,
+    /// Networks of peers as the kernel knows them, and whether each takes connections.
     peers: Mutex<BTreeMap<Prefix, bool>>,
     trouble: Mutex<Option<String>>,
 }
 
-/// A SYN that is held back, until this is dropped.
-pub struct Waiting<'a>(&'a Gateway, Flow);
+/// A SYN that is held back. Dropping this removes it from the list of such SYNs.
+pub struct HeldSyn<'a>(&'a CarryGateway, GatewayConnection);
 
-impl Drop for Waiting<'_> {
+impl Drop for HeldSyn<'_> {
     fn drop(&mut self) {
         self.0.waiting.lock().remove(&self.1);
     }
 }
 
-impl Gateway {
+impl CarryGateway {
     /// # Errors
-    /// There is no such interface, or the kernel refuses.
-    pub fn start(settings: &settings::Gateway, run: u64) -> anyhow::Result<(Self, Asking<Ask>)> {
-        let run = Run((run & 0xffff) as u16);
+    /// An interface does not exist, or the kernel refuses the programs or the routing.
+    pub fn start(
+        settings: &settings::GatewaySettings,
+        run: u64,
+    ) -> anyhow::Result<(Self, KernelEvents<GatewaySyn>)> {
+        // A packet mark has 16 bits for the run.
+        let run = GatewayRun((run & 0xffff) as u16);
         let listeners = Listeners::transparent()?;
         let ports = listeners.ports()?;
-        let (mut kernel, asks) = kernel::Gateway::load(&Config { run, v4: ports.v4, v6: ports.v6 })?;
-        let keeper = Keeper::start(run, &settings.interfaces)?;
+        let (mut kernel, asks) = kernel::GatewayPrograms::load(&Config { run, v4: ports.v4, v6: ports.v6 })?;
+        let keeper = TunnelWatchdog::start(run, &settings.interfaces)?;
         settings.networks.iter().try_for_each(|network| kernel.add_inside(*network))?;
         kernel.stay(STAY)?;
         kernel.attach(&settings.interfaces, None)?;
@@ -78,26 +86,30 @@ impl Gateway {
             keeper: Mutex::new(Some(keeper)),
             settings: settings.clone(),
             listeners,
-            wire: Wire::new(None)?,
-            again: Wire::new(Some(run.mark_again()))?,
+            wire: SynSender::new(None)?,
+            again: SynSender::new(Some(run.mark_again()))?,
             waiting: Mutex::default(),
             peers: Mutex::default(),
             trouble: Mutex::default(),
         };
-        Ok((gateway, Asking::new(asks)?))
+        Ok((gateway, KernelEvents::new(asks)?))
     }
 
     pub fn set_rules(&self, rules: &[Lead]) -> anyhow::Result<()> {
         Ok(self.kernel.set_rules(rules)?)
     }
 
-    /// Hosts and networks with a broker, and whether a carrier to each is warm: these and no others.
+    /// Updates the peers in the kernel: `wanted` has all hosts and networks with a broker, and whether a carrier to
+    /// each is warm.
     pub fn set_peers(&self, wanted: &BTreeMap<Prefix, bool>) {
         let mut told = self.peers.lock();
         told.retain(|network, _| {
             let stays = wanted.contains_key(network);
             if !stays {
-                said("a peer cannot be taken from the kernel", self.kernel.forget_peer(*network));
+                warn_on_error(
+                    "a peer cannot be removed from the kernel's table",
+                    self.kernel.forget_peer(*network),
+                );
             }
             stays
         });
@@ -105,14 +117,16 @@ impl Gateway {
             if told.get(network) == Some(warm) {
                 continue;
             }
+            // A failure is tried again with the next call.
             match self.kernel.set_peer(*network, *warm) {
                 Ok(()) => drop(told.insert(*network, *warm)),
-                failed => said("a peer cannot be told to the kernel", failed),
+                failed => warn_on_error("a peer cannot be written to the kernel's table", failed),
             }
         }
     }
 
-    /// Once a second or so. What others have taken away is put back.
+    /// Tells the kernel that this broker runs, and repairs the routing: rules and routes that others have removed are
+    /// added again. Called about once a second.
     pub fn tick(&self) {
         let done = self.kernel.stay(STAY).and_then(|()| self.kernel.mend());
         let trouble = done.err().map(|error| format!("gateway: {error}"));
@@ -123,9 +137,10 @@ impl Gateway {
         *before = trouble;
     }
 
-    /// For good.
+    /// Detaches the programs and removes the routing.
     pub fn detach(&self) {
         self.kernel.detach();
+        // When its pipe closes, the keeper removes the routing and ends.
         drop(self.keeper.lock().take());
     }
 
@@ -133,9 +148,9 @@ impl Gateway {
         self.trouble.lock().clone()
     }
 
-    pub fn status(&self) -> status::Gateway {
+    pub fn status(&self) -> status::GatewayStatus {
         let counts = self.kernel.verdicts().unwrap_or_default();
-        status::Gateway {
+        status::GatewayStatus {
             interfaces: self.settings.interfaces.clone(),
             networks: self.settings.networks.iter().map(ToString::to_string).collect(),
             waiting: self.waiting.lock().len() as u64,
@@ -148,8 +163,9 @@ impl Gateway {
         self.settings.networks.iter().any(|network| covers(*network, address))
     }
 
-    /// `None`: it waits already, or too many do, and it is forwarded.
-    pub fn wait(&self, flow: Flow) -> Option<Waiting<'_>> {
+    /// Registers a SYN that is held back. Returns `None` if it is registered already, or if too many are and it is
+    /// forwarded.
+    pub fn wait(&self, flow: GatewayConnection) -> Option<HeldSyn<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.contains_key(&flow) {
             return None;
@@ -160,33 +176,34 @@ impl Gateway {
             return None;
         }
         waiting.insert(flow, None);
-        Some(Waiting(self, flow))
+        Some(HeldSyn(self, flow))
     }
 
-    /// The socket of a connection before, between the same ends, waits for its time.
-    pub fn end_old(&self, flow: Flow) {
+    /// Ends the socket of an earlier connection between the same addresses, which may be in TIME-WAIT.
+    pub fn end_old(&self, flow: GatewayConnection) {
         if let Err(error) = self.kernel.end_old(flow) {
-            debug!(client = %flow.client, "the socket of the connection before could not be ended: {error}");
+            debug!(client = %flow.client, "the socket of an earlier connection could not be ended: {error}");
         }
     }
 
-    /// Lets the SYN in. `None`: nobody is there any more.
-    pub async fn admit(&self, ask: &Ask) -> Option<TcpStream> {
+    /// Admits the SYN, and waits for its connection. Returns `None` if the client does not connect any more.
+    pub async fn admit(&self, ask: &GatewaySyn) -> Option<TcpStream> {
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().insert(ask.flow, Some(sender));
-        let Flow { client, server } = ask.flow;
+        let GatewayConnection { client, server } = ask.flow;
         match self.kernel.let_in(ask.flow) {
             Ok(true) => {}
-            // Its client has it in place already.
+            // The client's connection is already forwarded.
             Ok(false) => return None,
             Err(error) => {
-                warn!(%client, "a SYN cannot be let in: {error}");
+                warn!(%client, "a held SYN cannot be admitted: {error}");
                 self.forget(ask.flow);
                 return None;
             }
         }
+        // The kernel has dropped the held packet, so its copy is sent to the listener.
         if let Err(error) = self.again.send(client, server, &ask.syn) {
-            // It comes again by itself, a second later.
+            // The client repeats its SYN a second later.
             debug!(%client, "a SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
@@ -194,40 +211,41 @@ impl Gateway {
         local
     }
 
-    /// The next that was let in, with what waits for it. `None`: nobody does.
+    /// Returns the next connection whose SYN was admitted, and the channel on which a task waits for the connection,
+    /// if one does.
     pub async fn next(&self) -> (TcpStream, SocketAddr, Option<oneshot::Sender<TcpStream>>) {
         let (local, client) = self.listeners.next().await;
         let server = local.local_addr().map(canonical);
-        let flow = server.ok().map(|server| Flow { client, server });
+        let flow = server.ok().map(|server| GatewayConnection { client, server });
         let mut waiting = self.waiting.lock();
         let waits = flow.and_then(|flow| waiting.get_mut(&flow)).and_then(Option::take);
         drop(waiting);
         (local, client, waits)
     }
 
-    /// As the server would.
-    pub fn refuse(&self, ask: &Ask) {
-        let Flow { client, server } = ask.flow;
+    /// Refuses the connection with a reset, as the server would.
+    pub fn refuse(&self, ask: &GatewaySyn) {
+        let GatewayConnection { client, server } = ask.flow;
         if let Err(error) = self.wire.refuse(server, client, &ask.syn) {
-            warn!(%client, "a client cannot be told that it is refused: {error}");
+            warn!(%client, "a refusal (TCP reset) cannot be sent to a client: {error}");
         }
         self.forget(ask.flow);
     }
 
-    pub fn forget(&self, flow: Flow) {
-        said("what is known of a SYN cannot be taken from the kernel", self.kernel.forget(flow));
+    pub fn forget(&self, flow: GatewayConnection) {
+        warn_on_error("a held SYN cannot be removed from the kernel's table", self.kernel.forget(flow));
     }
 
-    pub fn forward(&self, flow: Flow) {
-        said("a SYN cannot be forwarded", self.kernel.forward(flow, FORWARDED));
+    pub fn forward(&self, flow: GatewayConnection) {
+        warn_on_error("a held SYN cannot be forwarded", self.kernel.forward(flow, FORWARDED));
     }
 
     pub fn avoid(&self, server: SocketAddr, time: Duration) {
-        said("a server cannot be avoided", self.kernel.avoid(server, time));
+        warn_on_error("a server cannot be excluded from tunnelling", self.kernel.avoid(server, time));
     }
 }
 
-/// Hosts and networks that its broker stands for.
-pub fn networks_of(peer: &Peer) -> impl Iterator<Item = Prefix> {
+/// Returns the hosts and networks that the peer's broker stands for.
+pub fn networks_of(peer: &AgreementPeer) -> impl Iterator<Item = Prefix> {
     peer.all_addresses().map(Prefix::from).chain(peer.networks.iter().copied())
 }

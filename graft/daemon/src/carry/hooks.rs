@@ -1,4 +1,5 @@
-//! Hooks of cgroups: the daemon's own, and those of commands. All lead to the same broker.
+//! BPF hooks on cgroups: the daemon's own, and those that commands have asked for. All redirect connections to the
+//! same broker.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -14,72 +15,81 @@ use std::{
 };
 
 use anyhow::bail;
-use millrace_graft::Side;
+use millrace_graft::SideSetting;
 use millrace_graft_kernel::{
-    Caller, Shared, everybody,
-    hook::{Arrival, Config, Guest, HOOK_RULES, Hook, Lead},
+    CallerRule, SelectionMaps, everybody,
+    hook::{Config, Guest, HOOK_RULES, HookPrograms, Lead, RedirectedConnection},
 };
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
 
-use super::said;
+use super::warn_on_error;
 
-/// Commands at once.
+/// Limit of hooks that commands have at the same time.
 const COMMANDS_MAX: usize = 64;
-/// Cgroups whose place is remembered.
+/// Limit of cgroups that are remembered as being inside or outside of the daemon's own.
 const KNOWN_MAX: usize = 4096;
 
+/// The hooks, and the state that each of them has to have.
 pub struct Hooks {
     config: Config,
-    /// The daemon's own, and whether cgroups are in it, by their numbers, which are used once.
+    /// Cgroup of the daemon's own hook.
     cgroup: PathBuf,
+    /// Whether cgroups are in `cgroup`, by their IDs, which the kernel never uses twice.
     inside: Mutex<HashMap<u64, bool>>,
-    state: Mutex<State>,
+    state: Mutex<HookState>,
 }
 
-struct State {
-    own: Hook,
-    /// Its rules.
+struct HookState {
+    own: HookPrograms,
+    /// Rules of the daemon's own hook.
     rules: Vec<Lead>,
-    /// Ports to which nothing is led, whatever the rules say.
+    /// Ports whose connections are never redirected, whatever the rules say.
     plain: Vec<RangeInclusive<u16>>,
-    commands: Vec<Command>,
-    /// What each hook is told of hosts with a broker.
+    commands: Vec<HookCommand>,
+    /// Hosts with a broker, as each hook knows them: this host's address towards each, and whether a carrier to it is
+    /// warm.
     peers: BTreeMap<IpAddr, (IpAddr, bool)>,
-    /// What commands had counted that have ended.
+    /// Counters of the hooks of commands that have ended.
     past: BTreeMap<String, u64>,
-    /// Where a guard shows a client: the broker's end and the server's port.
+    /// Connections whose server sees the client's address while a guard exists, by the broker's address and the
+    /// server's port.
     shown: HashSet<(SocketAddr, u16)>,
 }
 
-struct Command {
+struct HookCommand {
     cgroup: PathBuf,
-    hook: Hook,
-    /// What it is led by, if it is a client.
+    hook: HookPrograms,
+    /// Rules by which the command's connections are redirected, if the command is a client.
     rules: Vec<Lead>,
-    /// That its servers are reached at.
+    /// Rules by which peers reach the command's servers, if it has any.
     serves: Vec<Lead>,
 }
 
-impl State {
-    fn all(&self) -> impl Iterator<Item = &Hook> {
+impl HookState {
+    fn all(&self) -> impl Iterator<Item = &HookPrograms> {
         std::iter::once(&self.own).chain(self.commands.iter().map(|command| &command.hook))
     }
 }
 
 impl Hooks {
-    /// Nothing is led before rules and peers are set.
-    pub fn attach(config: Config, cgroup: &Path, shared: &Shared) -> anyhow::Result<Self> {
-        let mut own = Hook::load(&config, Some(shared))?;
+    /// Attaches the daemon's own hook. No connection is redirected before rules and peers are set.
+    pub fn attach(config: Config, cgroup: &Path, shared: &SelectionMaps) -> anyhow::Result<Self> {
+        let mut own = HookPrograms::load(&config, Some(shared))?;
         own.attach(cgroup)?;
-        let (commands, peers, past) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let (rules, plain, shown) = (Vec::new(), Vec::new(), HashSet::new());
-        let state = State { own, rules, plain, commands, peers, past, shown };
-        let (cgroup, inside) = (cgroup.to_owned(), Mutex::default());
+        let commands = Vec::new();
+        let peers = BTreeMap::new();
+        let past = BTreeMap::new();
+        let rules = Vec::new();
+        let plain = Vec::new();
+        let shown = HashSet::new();
+        let state = HookState { own, rules, plain, commands, peers, past, shown };
+        let cgroup = cgroup.to_owned();
+        let inside = Mutex::default();
         Ok(Self { config, cgroup, inside, state: Mutex::new(state) })
     }
 
-    /// For good.
+    /// Detaches all hooks.
     pub fn detach(&self) {
         let mut state = self.state.lock();
         state.own.detach();
@@ -92,7 +102,7 @@ impl Hooks {
         Ok(state.own.set_rules(&with_plain(&state.plain, rules))?)
     }
 
-    /// Ports to which nothing is led from now on, whatever the rules say.
+    /// Sets the ports whose connections are not redirected from now on, whatever the rules say.
     pub fn set_plain(&self, plain: Vec<RangeInclusive<u16>>) -> anyhow::Result<()> {
         let state = &mut *self.state.lock();
         if state.plain == plain {
@@ -106,63 +116,67 @@ impl Hooks {
         Ok(())
     }
 
-    /// Ports of servers to which connections may be led.
+    /// Returns the server ports to which connections may be redirected.
     pub fn ports(&self) -> Vec<RangeInclusive<u16>> {
         let state = self.state.lock();
         let rules = state.rules.iter().chain(state.commands.iter().flat_map(|command| &command.rules));
         ports(rules.filter(|rule| !rule.in_place))
     }
 
-    /// Ports of commands that serve.
+    /// Returns the ports of servers that commands run.
     pub fn served_ports(&self) -> Vec<RangeInclusive<u16>> {
         ports(self.state.lock().commands.iter().flat_map(|command| &command.serves))
     }
 
-    /// For the processes of this cgroup, until it is gone.
-    pub fn add(&self, cgroup: &Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+    /// Adds a hook for the processes of this cgroup, which stays until the cgroup is gone.
+    pub fn add(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
         let mut state = self.state.lock();
         if state.commands.len() >= COMMANDS_MAX {
-            bail!("{COMMANDS_MAX} commands have a hook already: one more is too many");
+            bail!("{COMMANDS_MAX} commands already run with a hook, and that is the limit");
         }
         if state.commands.iter().any(|command| command.cgroup == cgroup) {
-            bail!("{} has a hook already", cgroup.display());
+            bail!("cgroup {} already has a hook", cgroup.display());
         }
-        let mut hook = Hook::load(&self.config, None)?;
+        let mut hook = HookPrograms::load(&self.config, None)?;
         let (rules, serves) = match side {
-            Side::Client => (leads, Vec::new()),
-            Side::Server => (Vec::new(), leads),
+            SideSetting::Client => (leads, Vec::new()),
+            SideSetting::Server => (Vec::new(), leads),
         };
+        // The new hook gets the present rules and peers before it is attached.
         hook.set_rules(&with_plain(&state.plain, &rules))?;
         for (peer, (near, warm)) in &state.peers {
             hook.set_peer(*peer, *near, *warm)?;
         }
         hook.attach(cgroup)?;
-        state.commands.push(Command { cgroup: cgroup.to_owned(), hook, rules, serves });
+        state.commands.push(HookCommand { cgroup: cgroup.to_owned(), hook, rules, serves });
         Ok(())
     }
 
-    /// Those whose cgroup is gone, or has no process any more.
+    /// Removes the hooks of cgroups that are gone or have no process any more.
     pub fn prune(&self) {
         let mut state = self.state.lock();
-        let State { commands, past, .. } = &mut *state;
+        let HookState { commands, past, .. } = &mut *state;
         commands.retain_mut(|command| {
+            // The kernel reports `populated 1` while a process is in the cgroup or below it.
             let events = std::fs::read_to_string(command.cgroup.join("cgroup.events"));
             let lives = events.is_ok_and(|events| events.lines().any(|line| line == "populated 1"));
             if !lives {
                 add_verdicts(past, &mut command.hook);
+                // The directory was made for the command, and is empty now.
                 let _ = std::fs::remove_dir(&command.cgroup);
             }
             lives
         });
     }
 
-    /// Reports whether a cgroup, by its number, has a hook: its own, or that of one above it.
+    /// Reports whether the cgroup with this ID, or one above it, has a hook.
     pub fn have(&self, cgroup: u64) -> bool {
         let known = self.inside.lock().get(&cgroup).copied();
         let is_inside = known.unwrap_or_else(|| {
             let is_inside = is_in(cgroup, &self.cgroup);
             let mut inside = self.inside.lock();
             if inside.len() >= KNOWN_MAX {
+                // The cache is rarely full, so it is emptied as a whole.
                 inside.clear();
             }
             inside.insert(cgroup, is_inside);
@@ -171,25 +185,26 @@ impl Hooks {
         is_inside || self.state.lock().commands.iter().any(|command| is_in(cgroup, &command.cgroup))
     }
 
-    /// Whether a command serves this port to this peer.
+    /// Reports whether a command's server takes connections of this peer to this port.
     pub fn serves(&self, port: u16, peer: IpAddr) -> bool {
         let fits = |lead: &Lead| lead.ports.contains(&port) && millrace_graft_kernel::covers(lead.peer, peer);
         self.state.lock().commands.iter().flat_map(|command| &command.serves).any(fits)
     }
 
-    /// Hosts with a broker, and whether a carrier to each is warm: these and no others. `near`: by which address this host reaches one, which is
-    /// looked up again if `looks`, and matters where connections are led.
+    /// Updates the hosts with a broker in all hooks: `wanted` has all of them, and whether a carrier to each is warm.
+    /// `near` returns this host's address towards one, which is looked up again if `looks` is set.
     pub fn set_peers(&self, wanted: &BTreeMap<IpAddr, bool>, looks: bool, near: impl Fn(IpAddr) -> IpAddr) {
         let mut state = self.state.lock();
         let gone: Vec<_> = state.peers.keys().copied().filter(|peer| !wanted.contains_key(peer)).collect();
         for peer in gone {
             state.peers.remove(&peer);
             let done = state.all().try_for_each(|hook| hook.forget_peer(peer));
-            said("a peer cannot be taken from the kernel", done);
+            warn_on_error("a peer cannot be removed from the kernel's table", done);
         }
         for (peer, warm) in wanted {
             let told = state.peers.get(peer).copied();
             let near = match told {
+                // The local address matters only for a warm peer.
                 Some((near, was_warm)) if !warm || (was_warm && !looks) => near,
                 _ => near(*peer),
             };
@@ -197,60 +212,65 @@ impl Hooks {
                 continue;
             }
             let done = state.all().try_for_each(|hook| hook.set_peer(*peer, near, *warm));
+            // After a failure the next call tries again.
             if done.is_ok() {
                 state.peers.insert(*peer, (near, *warm));
             }
-            said("a peer cannot be told to the kernel", done);
+            warn_on_error("a peer cannot be written to the kernel's table", done);
         }
     }
 
     pub fn avoid(&self, server: SocketAddr, time: Duration) {
-        said(
-            "a server cannot be avoided",
+        warn_on_error(
+            "a server cannot be excluded from tunnelling",
             self.state.lock().all().try_for_each(|hook| hook.avoid(server, time)),
         );
     }
 
-    /// To connect from to an address of this family, past the hooks.
+    /// Creates a socket for a connection to `to` that the hooks ignore.
     pub fn socket(&self, to: SocketAddr) -> io::Result<TcpSocket> {
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         self.exempt(socket.as_fd()).map_err(io::Error::other)?;
         Ok(socket)
     }
 
-    /// Before it connects.
+    /// Makes the hooks ignore this socket. Must be called before it connects.
     pub fn exempt(&self, socket: BorrowedFd<'_>) -> anyhow::Result<()> {
         Ok(self.state.lock().all().try_for_each(|hook| hook.exempt(socket))?)
     }
 
-    pub fn arrival(&self, from: SocketAddr) -> Option<Arrival> {
+    pub fn arrival(&self, from: SocketAddr) -> Option<RedirectedConnection> {
         self.state.lock().all().find_map(|hook| hook.arrival(from).ok().flatten())
     }
 
-    /// It comes once more.
-    pub fn expect(&self, from: SocketAddr, arrival: &Arrival) {
-        said("a connection cannot be expected", self.state.lock().own.expect(from, arrival));
+    /// Tells the kernel that the connection from this address arrives here again when its SYN is repeated.
+    pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) {
+        warn_on_error(
+            "a repeated SYN cannot be announced to the kernel",
+            self.state.lock().own.expect(from, arrival),
+        );
     }
 
-    /// The server sees this client, until the guard is dropped.
-    pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<Shown<'_>> {
+    /// Makes the server see this client's address as the other end, until the guard is dropped.
+    pub fn show(&self, guest: Guest, client: SocketAddr) -> anyhow::Result<HookStatusText<'_>> {
         let mut state = self.state.lock();
-        let shown = Shown { hooks: self, guest };
+        let shown = HookStatusText { hooks: self, guest };
         state.shown.insert(key(guest));
         let done = state.all().try_for_each(|hook| hook.show(guest, client));
+        // On an error the guard is dropped, which needs the lock.
         drop(state);
         done?;
         Ok(shown)
     }
 
-    /// Whether a server sees a client there.
+    /// Reports whether a server sees a client's address instead of this address of the broker.
     pub fn is_shown(&self, guest: Guest) -> bool {
         self.state.lock().shown.contains(&key(guest))
     }
 
     pub fn verdicts(&self) -> BTreeMap<String, u64> {
         let mut state = self.state.lock();
-        let State { own, commands, past, .. } = &mut *state;
+        let HookState { own, commands, past, .. } = &mut *state;
         let mut sums = past.clone();
         let hooks = std::iter::once(own).chain(commands.iter_mut().map(|command| &mut command.hook));
         hooks.for_each(|hook| add_verdicts(&mut sums, hook));
@@ -268,12 +288,13 @@ fn ports<'a>(rules: impl Iterator<Item = &'a Lead>) -> Vec<RangeInclusive<u16>> 
     ports
 }
 
-/// The rules behind those that keep connections to these ports where they are. Where there is no room for both nothing is led.
+/// Puts rules that keep connections to the `plain` ports in place before `rules`. If the hook's table has no room for
+/// both, nothing is redirected.
 fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
     let in_place = |ports: RangeInclusive<u16>| Lead {
         peer: everybody(),
         ports,
-        caller: Caller::default(),
+        caller: CallerRule::default(),
         strict: false,
         choice: 0,
         in_place: true,
@@ -284,7 +305,7 @@ fn with_plain(plain: &[RangeInclusive<u16>], rules: &[Lead]) -> Vec<Lead> {
     }
 }
 
-/// A cgroup's number is that of its directory.
+/// Reports whether the cgroup is `top` or below it. The ID of a cgroup is the inode number of its directory.
 fn is_in(cgroup: u64, top: &Path) -> bool {
     let is_it = std::fs::metadata(top).is_ok_and(|about| about.ino() == cgroup);
     let below = || std::fs::read_dir(top).into_iter().flatten().flatten();
@@ -292,7 +313,8 @@ fn is_in(cgroup: u64, top: &Path) -> bool {
     is_it || below().filter(is_directory).any(|entry| is_in(cgroup, &entry.path()))
 }
 
-pub struct Shown<'a> {
+/// A guard: while it exists, the server sees the client's address.
+pub struct HookStatusText<'a> {
     hooks: &'a Hooks,
     guest: Guest,
 }
@@ -301,16 +323,16 @@ fn key(guest: Guest) -> (SocketAddr, u16) {
     (guest.broker, guest.server_port)
 }
 
-impl Drop for Shown<'_> {
+impl Drop for HookStatusText<'_> {
     fn drop(&mut self) {
         let mut state = self.hooks.state.lock();
         state.shown.remove(&key(self.guest));
         let done = state.all().try_for_each(|hook| hook.show_no_more(self.guest));
-        said("a client cannot be taken from the kernel", done);
+        warn_on_error("a shown client cannot be removed from the kernel's table", done);
     }
 }
 
-fn add_verdicts(sums: &mut BTreeMap<String, u64>, hook: &mut Hook) {
+fn add_verdicts(sums: &mut BTreeMap<String, u64>, hook: &mut HookPrograms) {
     for (verdict, count) in hook.verdicts().unwrap_or_default() {
         *sums.entry(verdict.name().to_owned()).or_default() += count;
     }

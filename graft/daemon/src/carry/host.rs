@@ -1,6 +1,6 @@
-//! Connections to servers of this host, which come by carriers: to listed ports only, from clients that the peer's key
-//! stands for. What is to be reached from this host alone stays so: addresses are those to which the peer's carriers come, and listeners those
-//! of the daemon's cgroup and of commands, unless a rule names the address.
+//! Connections from carriers to servers of this host: to listed ports only, and from clients that the peer's key
+//! stands for. A server that only this host can reach stays unreachable: its address has to be one at which the
+//! peer's carriers arrive, and its listener in a cgroup with a hook, unless a rule names the address.
 
 use std::{
     io,
@@ -10,15 +10,15 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_graft::Rule;
+use millrace_graft::RuleSetting;
 use millrace_graft_kernel::{
-    Listener,
-    hook::{Guest, Owner},
+    ListeningSocket,
+    hook::{Guest, SocketOwner},
     listener,
 };
 use millrace_graft_proto::{
-    carry::frame::{Frame, Open, Reason},
-    select::kind::Kind,
+    carry::frame::{CarryFrame, CarryReason, OpenFrame},
+    select::kind::TrafficClass,
 };
 use tokio::{
     net::{TcpSocket, TcpStream},
@@ -28,94 +28,101 @@ use tracing::{debug, warn};
 
 use super::{
     behind,
-    carrier::Far,
-    context::Context,
-    hooks::Shown,
-    meter::Meter,
-    pump::{Ended, Pump, Role, prepare},
-    stream::Stream,
-    table::Found,
+    carrier::CarrierPeer,
+    context::CarryContext,
+    hooks::HookStatusText,
+    meter::TransferMeter,
+    pump::{PumpEnd, PumpRole, TunnelPump, prepare},
+    stream::CarrierStream,
+    table::TunnelLookup,
     warm,
 };
 
-/// For a server to answer.
+/// Time for a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time to connect to a server on this host, where a firewall may keep the host from itself.
+/// Time to connect to a server on this host, whose firewall may block its own connections.
 const PATIENCE_ON_LO: Duration = Duration::from_secs(2);
 
-/// Ports that turn out to have a connection to the same server.
+/// Limit of local ports that are tried because each has a connection to the same server already.
 const PORT_TRIES: usize = 256;
 
-/// A stream of a QUIC carrier.
-pub async fn serve(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
+/// Serves a stream of a QUIC carrier.
+pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     match stream.first().await {
-        Ok(Frame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
-        // It is asked whether anything comes back.
-        Ok(Frame::End) => stream.finish(),
+        Ok(CarryFrame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
+        // With an empty stream the peer asks whether anything comes back.
+        Ok(CarryFrame::End) => stream.finish(),
         Ok(first) => begin(&context, &far, stream, first).await,
         Err(error) => {
-            debug!(peer = far.peer, "a stream that says nothing: {error}");
+            debug!(peer = far.peer, "a stream of a carrier ended before its first frame: {error}");
             stream.reset();
         }
     }
 }
 
-/// A connection of a pool, until it carries something. Its window is opened once before that, and not as often as the other end likes.
-pub async fn wait(context: Arc<Context>, far: Arc<Far>, mut stream: Stream) {
+/// Waits on a pool's connection until it gets a connection to serve. Before that, the peer may warm it up once, so
+/// that it cannot make this end send again and again.
+pub async fn wait(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     let mut is_warm = false;
     loop {
         match stream.receiver.next().await {
-            Ok(Frame::Data(bytes)) if !std::mem::replace(&mut is_warm, true) => {
+            Ok(CarryFrame::Data(bytes)) if !std::mem::replace(&mut is_warm, true) => {
                 if warm::answer(&mut stream, bytes.len() as u64, context.warm).await.is_err() {
                     return;
                 }
             }
-            // Of what it carried before.
-            Ok(Frame::Ask | Frame::Answer) if stream.asked.is_some() => {}
+            // A late question about the connection that this stream carried before.
+            Ok(CarryFrame::Ask | CarryFrame::Answer) if stream.asked.is_some() => {}
             Ok(first) => return begin(&context, &far, stream, first).await,
             Err(_) => return,
         }
     }
 }
 
-async fn begin(context: &Context, far: &Far, mut stream: Stream, first: Frame) {
+async fn begin(context: &CarryContext, far: &CarrierPeer, mut stream: CarrierStream, first: CarryFrame) {
     match first {
-        Frame::Open(open) => {
+        CarryFrame::Open(open) => {
             let ended = match host(context, far, stream, open).await {
                 Ok(ended) => ended.name(),
                 Err(reason) => reason.name(),
             };
             context.table.count(ended);
         }
-        Frame::Resume { id, received } => resume(context, far, stream, (id, received)).await,
+        CarryFrame::Resume { id, received } => resume(context, far, stream, id, received).await,
         other => {
-            debug!(peer = far.peer, "it says nothing of a connection: {other:?}");
+            debug!(
+                peer = far.peer,
+                "a stream of a carrier was reset, since its first frame does not open a connection: {other:?}"
+            );
             stream.reset();
         }
     }
 }
 
-async fn resume(context: &Context, far: &Far, stream: Stream, (id, received): (u64, u64)) {
+async fn resume(context: &CarryContext, far: &CarrierPeer, stream: CarrierStream, id: u64, received: u64) {
     match context.table.find(&(far.peer.clone(), far.run, id)) {
-        Found::Live(streams) => drop(streams.send((stream, received)).await),
-        // All of it was delivered, and the confirmation of that may not have arrived.
-        Found::Finished(received) => {
-            answer(stream, &[Frame::Accepted { received }, Frame::Confirm { delivered: received }]).await;
+        TunnelLookup::Live(streams) => drop(streams.send((stream, received)).await),
+        // All bytes were delivered, but the peer may not have received the last confirmation.
+        TunnelLookup::Finished(received) => {
+            answer(stream, &[CarryFrame::Accepted { received }, CarryFrame::Confirm { delivered: received }])
+                .await;
         }
-        Found::Nothing => answer(stream, &[Frame::Refused(Reason::Unknown)]).await,
+        TunnelLookup::Nothing => answer(stream, &[CarryFrame::Refused(CarryReason::Unknown)]).await,
     }
 }
 
-async fn answer(mut stream: Stream, frames: &[Frame]) {
+async fn answer(mut stream: CarrierStream, frames: &[CarryFrame]) {
     frames.iter().for_each(|frame| stream.sender.push(frame));
     if stream.sender.flush().await.is_ok() {
         stream.finish();
     }
 }
 
-/// A server may take its time. Until it is reached nothing is read here, and who has opened the connection is told now and then that it has come.
-async fn telling<T>(stream: &mut Stream, work: impl Future<Output = T>) -> T {
+/// Runs `work`, which connects to a server and may take long. No frame is read meanwhile, but an `Answer` now and
+/// then tells the other broker that its frames have arrived.
+async fn telling<T>(stream: &mut CarrierStream, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
+    // QUIC itself tells the peer that the carrier is alive, so nothing needs to be sent.
     let Some(patience) = stream.asked else { return work.await };
     let mut ticks = interval_at(Instant::now() + patience / 4, patience / 4);
     loop {
@@ -123,11 +130,11 @@ async fn telling<T>(stream: &mut Stream, work: impl Future<Output = T>) -> T {
             done = &mut work => return done,
             _ = ticks.tick() => {
                 if stream.sender.is_empty() {
-                    stream.sender.push(&Frame::Answer);
+                    stream.sender.push(&CarryFrame::Answer);
                 }
             }
             sent = stream.sender.send(), if !stream.sender.is_empty() => {
-                // Whoever resumes it does so by another.
+                // The carrier has failed. The peer resumes the connection on another stream.
                 if sent.is_err() {
                     return work.await;
                 }
@@ -136,10 +143,16 @@ async fn telling<T>(stream: &mut Stream, work: impl Future<Output = T>) -> T {
     }
 }
 
-async fn host(context: &Context, far: &Far, mut stream: Stream, open: Open) -> Result<Ended, Reason> {
-    let place = context.table.enter().ok_or(Reason::Busy);
+async fn host(
+    context: &CarryContext,
+    far: &CarrierPeer,
+    mut stream: CarrierStream,
+    open: OpenFrame,
+) -> Result<PumpEnd, CarryReason> {
+    let place = context.table.enter().ok_or(CarryReason::Busy);
     let key = (far.peer.clone(), far.run, open.id);
-    // Who resumes it before the server was reached waits for that, and does not have it opened once more.
+    // A peer that resumes the connection before the server was reached waits on this channel, so the server is not
+    // connected to twice.
     let streams = context.table.host(key.clone());
     let reached = match &place {
         Ok(_) => telling(&mut stream, reach(context, far, &open)).await,
@@ -149,53 +162,56 @@ async fn host(context: &Context, far: &Far, mut stream: Stream, open: Open) -> R
         Ok(reached) => reached,
         Err(reason) => {
             context.table.finish(key, None);
-            debug!(peer = far.peer, server = %open.server, "not carried: {}", reason.name());
-            answer(stream, &[Frame::Refused(reason)]).await;
+            debug!(peer = far.peer, server = %open.server, "a tunnelled connection of the peer was refused: {}", reason.name());
+            answer(stream, &[CarryFrame::Refused(reason)]).await;
             return Err(reason);
         }
     };
     let _counted = context.carriers.count(&far.peer);
-    let kind = Kind { is_client: false, port: open.server.port(), command: String::new(), cgroup: 0 };
-    let meter = Meter::new(&context.purposes, kind, open.client.ip());
-    let mut pump = Pump::new(context, &local, stream, (Role::Server { streams }, meter));
+    let kind = TrafficClass { is_client: false, port: open.server.port(), command: String::new(), cgroup: 0 };
+    let meter = TransferMeter::new(&context.purposes, kind, open.client.ip());
+    let mut pump = TunnelPump::new(context, &local, stream, PumpRole::Server { streams }, meter);
     let ended = pump.run().await;
-    let received = matches!(ended, Ended::Done).then_some(pump.received());
+    // Only a connection that ended regularly can be confirmed once more.
+    let received = matches!(ended, PumpEnd::Done).then_some(pump.received());
     context.table.finish(key, received);
     Ok(ended)
 }
 
-/// A connection to the server, that has the client at its other end as far as the server can see.
+/// Connects to the server, and makes it see the client as the other end.
 async fn reach<'a>(
-    context: &'a Context,
-    far: &Far,
-    open: &Open,
-) -> Result<(TcpStream, Option<Shown<'a>>), Reason> {
+    context: &'a CarryContext,
+    far: &CarrierPeer,
+    open: &OpenFrame,
+) -> Result<(TcpStream, Option<HookStatusText<'a>>), CarryReason> {
     let client = client_of(context, far, open)?;
     let server = open.server;
     if !is_listed(context, server.port(), client.ip()) {
-        return Err(Reason::NotListed);
+        return Err(CarryReason::NotListed);
     }
     if !is_here(server.ip()) {
         return Ok((reach_behind(context, far, open).await?, None));
     }
     let is_named = is_named(context, server, client.ip());
     if !is_named && !context.carriers.reach(&far.peer, server.ip()) {
-        return Err(Reason::NotHere);
+        return Err(CarryReason::NotHere);
     }
-    let listener = who_listens(client.ip(), server)?;
-    let owner = listener.map(|it| Owner { uid: it.uid, gid: 0, mark: it.mark });
+    let listener = find_listener(client.ip(), server)?;
+    let owner = listener.map(|it| SocketOwner { uid: it.uid, gid: 0, mark: it.mark });
+    // Outside of cgroups with a hook the server would see this host as its client.
     if !is_named && listener.is_some_and(|it| !is_inside(context, it)) {
-        return Err(Reason::NotListed);
+        return Err(CarryReason::NotListed);
     }
-    if !context.openings.let_in((client, server), owner).await {
-        return Err(Reason::NotListed);
+    // The firewall judges the connection as if it came from the network.
+    if !context.openings.let_in(client, server, owner).await {
+        return Err(CarryReason::NotListed);
     }
     let is_judged = listener.is_some() && context.openings.has_firewall();
     let patience = if is_judged { PATIENCE_ON_LO } else { PATIENCE };
     for _ in 0..PORT_TRIES {
         let (socket, shown) = bound(context, server, client).map_err(|error| {
-            warn!(%server, "no connection to the server: {error:#}");
-            Reason::Unreachable
+            warn!(%server, "cannot prepare a connection to the server: {error:#}");
+            CarryReason::Unreachable
         })?;
         let error = match timeout(patience, socket.connect(server)).await {
             Ok(Ok(stream)) if prepare(&stream).is_ok() => return Ok((stream, Some(shown))),
@@ -203,79 +219,88 @@ async fn reach<'a>(
             _ => io::ErrorKind::TimedOut,
         };
         match error {
-            // The port has a connection to this server, which may be somebody else's.
+            // The local port has a connection to this server already, perhaps another program's, so the next one is
+            // tried.
             io::ErrorKind::AddrNotAvailable => {}
-            // Somebody listens, and did not hear of it.
+            // A listener exists but the SYN has not reached it, so this host's firewall has dropped the SYN.
             _ if is_judged => {
                 context.openings.note_unreached(server);
-                return Err(Reason::NotListed);
+                return Err(CarryReason::NotListed);
             }
-            io::ErrorKind::ConnectionRefused => return Err(Reason::Refused),
-            _ => return Err(Reason::Unreachable),
+            io::ErrorKind::ConnectionRefused => return Err(CarryReason::Refused),
+            _ => return Err(CarryReason::Unreachable),
         }
     }
-    warn!(%server, "no connection to the server: no port is free for one");
-    Err(Reason::Unreachable)
+    warn!(%server, "cannot connect to the server: no local port is free");
+    Err(CarryReason::Unreachable)
 }
 
-/// To a server behind this host, which sees the client itself: packets to any other address would not come back here.
-async fn reach_behind(context: &Context, far: &Far, open: &Open) -> Result<TcpStream, Reason> {
+/// Connects to a server behind this host. The server sees the client's own address: the kernel would not
+/// route packets to another address back here.
+async fn reach_behind(
+    context: &CarryContext,
+    far: &CarrierPeer,
+    open: &OpenFrame,
+) -> Result<TcpStream, CarryReason> {
     if !context.gateway.as_ref().is_some_and(|it| it.has_behind(open.server.ip())) {
-        return Err(Reason::NotHere);
+        return Err(CarryReason::NotHere);
     }
     if !context.carriers.stands_for(&far.peer, open.client.ip()) {
-        return Err(Reason::Client);
+        return Err(CarryReason::Client);
     }
     let connect = behind::connect(&context.hooks, open.client, open.server);
     match timeout(PATIENCE, connect).await {
         Ok(Ok(stream)) => Ok(stream),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Reason::Refused),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(CarryReason::Refused),
         Ok(Err(error)) => {
             debug!(server = %open.server, "no connection to a server behind this host: {error}");
-            Err(Reason::Unreachable)
+            Err(CarryReason::Unreachable)
         }
-        Err(_) => Err(Reason::Unreachable),
+        Err(_) => Err(CarryReason::Unreachable),
     }
 }
 
-/// As whom the server sees the client: the address that it says it has, if its key stands for that one, else the one that its
-/// carrier comes from, as with any translation of addresses.
-fn client_of(context: &Context, far: &Far, open: &Open) -> Result<SocketAddr, Reason> {
-    let (said, remote) = (open.client.ip(), far.remote);
+/// Returns the address that the server sees as the client: the claimed one if the peer's key stands for it, and
+/// otherwise the address that its carrier comes from, as with NAT.
+fn client_of(context: &CarryContext, far: &CarrierPeer, open: &OpenFrame) -> Result<SocketAddr, CarryReason> {
+    let said = open.client.ip();
+    let remote = far.remote;
     if said == remote || context.carriers.stands_for(&far.peer, said) {
         return Ok(open.client);
     }
     match remote.is_ipv4() == open.server.is_ipv4() {
         true => Ok(SocketAddr::new(remote, open.client.port())),
-        false => Err(Reason::Client),
+        false => Err(CarryReason::Client),
     }
 }
 
-fn is_listed(context: &Context, port: u16, client: IpAddr) -> bool {
+fn is_listed(context: &CarryContext, port: u16, client: IpAddr) -> bool {
     context.servers.read().iter().any(|rule| rule.is_for(port, client)) || context.hooks.serves(port, client)
 }
 
-/// Whether a rule names the server's address.
-fn is_named(context: &Context, server: SocketAddr, client: IpAddr) -> bool {
-    let names = |rule: &Rule| rule.is_for(server.port(), client) && rule.addresses.contains(&server.ip());
+/// Reports whether a rule names the server's address.
+fn is_named(context: &CarryContext, server: SocketAddr, client: IpAddr) -> bool {
+    let names =
+        |rule: &RuleSetting| rule.is_for(server.port(), client) && rule.addresses.contains(&server.ip());
     context.servers.read().iter().any(names)
 }
 
-/// `None`: nobody, and the connection is refused anyway.
-fn who_listens(client: IpAddr, server: SocketAddr) -> Result<Option<Listener>, Reason> {
-    // From port 0 there is no connection that the kernel would find instead.
+/// Returns the listening socket, or `None` if nobody listens and the connection is refused anyway.
+fn find_listener(client: IpAddr, server: SocketAddr) -> Result<Option<ListeningSocket>, CarryReason> {
+    // With client port 0 the kernel finds the listener, and no established connection.
     listener(SocketAddr::new(client, 0), server).map_err(|error| {
-        warn!(%server, "no connection to the server: the kernel does not say whose it is: {error}");
-        Reason::NotListed
+        warn!(%server, "cannot connect to the server: the kernel does not report its listener: {error}");
+        CarryReason::NotListed
     })
 }
 
-/// Whether who listens is in a cgroup with a hook: elsewhere it would see this host as the client.
-fn is_inside(context: &Context, listener: Listener) -> bool {
+/// Reports whether the listener's cgroup has a hook. Without one the server would see this host as its client.
+fn is_inside(context: &CarryContext, listener: ListeningSocket) -> bool {
     listener.cgroup.is_none_or(|id| tokio::task::block_in_place(|| context.hooks.have(id)))
 }
 
-/// Not by binding to it: a host may be set to allow that for addresses of others.
+/// Reports whether the address is on one of this host's interfaces. A test by binding would be wrong, since a
+/// host may be set to allow binding to foreign addresses.
 fn is_here(address: IpAddr) -> bool {
     let Ok(all) = nix::ifaddrs::getifaddrs() else { return false };
     all.filter_map(|interface| interface.address).any(|storage| {
@@ -285,15 +310,16 @@ fn is_here(address: IpAddr) -> bool {
     })
 }
 
-/// From the server's own address, and known to the kernel before there is a connection.
+/// Returns a socket that is bound to the server's own address. The kernel is told the client's address before the
+/// socket connects.
 fn bound<'a>(
-    context: &'a Context,
+    context: &'a CarryContext,
     server: SocketAddr,
     client: SocketAddr,
-) -> anyhow::Result<(TcpSocket, Shown<'a>)> {
+) -> anyhow::Result<(TcpSocket, HookStatusText<'a>)> {
     let socket = context.hooks.socket(server)?;
     let is_shown = |broker| context.hooks.is_shown(Guest { broker, server_port: server.port() });
-    // From the server's own port it would be a connection to itself where nobody listens.
+    // A connection from the server's own port would connect to itself if nobody listens.
     context.ports.bind(&socket, server.ip(), |at| at == server || is_shown(at)).context("no port")?;
     let guest = Guest { broker: socket.local_addr()?, server_port: server.port() };
     let shown = context.hooks.show(guest, client)?;

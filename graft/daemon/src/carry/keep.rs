@@ -1,50 +1,54 @@
-//! Pools that this host keeps: as many connections as the settings want, for as long as they name the peer.
+//! Pools that this host makes to a peer: as many connections as the settings want, for as long as they name the peer.
 
 use std::{net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use anyhow::bail;
-use millrace_graft::settings::{self, Peer};
+use millrace_graft::settings::{self, AgreementPeer};
 use rustls::ClientConfig;
 use tokio::{task::JoinSet, time::Instant};
 use tracing::debug;
 
 use super::{
-    carrier::{Carrier, Far, Link, Way},
-    context::Context,
-    pool::Pool,
-    socket::{Socket, halves},
-    stream::{Home, Stream, patience},
-    tcp::{self, Met},
+    carrier::{CarrierLink, CarrierPeer, CarrierRoute, PeerCarrier},
+    context::CarryContext,
+    pool::ConnectionPool,
+    socket::{CarrierSocket, halves},
+    stream::{CarrierStream, Home, patience},
+    tcp::{self, AuthenticatedConnection},
     warm,
 };
 
+/// Pause before the next attempt, which doubles up to `PAUSE_MOST`.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
+/// Interval at which a pool is checked, and pause after a failed connection.
 const LOOK: Duration = Duration::from_millis(500);
-/// Handshakes at once.
+/// Limit of concurrent handshakes.
 const CALLS_MAX: usize = 16;
 
-/// Whom and how.
-pub struct Keeper {
-    pub context: Arc<Context>,
-    pub peer: Peer,
-    pub way: Way,
+/// The peer of a pool, how to call it, and the limits of the pool.
+pub struct PeerKeeper {
+    pub context: Arc<CarryContext>,
+    pub peer: AgreementPeer,
+    pub way: CarrierRoute,
     pub at: SocketAddr,
     pub config: ClientConfig,
-    pub limits: settings::Pool,
+    pub limits: settings::PoolSettings,
 }
 
-/// Until the settings do not name the peer any more.
-pub async fn keep(keeper: Keeper) {
-    let (keeper, mut pause) = (Arc::new(keeper), PAUSE_LEAST);
+/// Keeps a pool to the peer full, until the settings do not name the peer any more.
+pub async fn keep(keeper: PeerKeeper) {
+    let keeper = Arc::new(keeper);
+    let mut pause = PAUSE_LEAST;
     loop {
         match keeper.begin().await {
             Ok(Some((carrier, pool))) => {
                 let why = keeper.clone().hold(&carrier.far, &pool).await;
                 pool.close();
                 keeper.context.carriers.remove(&carrier, why.to_owned());
-                // Else the other end has let it go as soon as it knew whose it was: it has as many as it may.
-                if carrier.heard() > 0 {
+                // If nothing was received, the peer has closed the connection after the handshake, since it has as
+                // many from this host as it may. Then a pause follows.
+                if carrier.last_arrival() > 0 {
                     pause = PAUSE_LEAST;
                     continue;
                 }
@@ -59,35 +63,38 @@ pub async fn keep(keeper: Keeper) {
     }
 }
 
-impl Keeper {
-    async fn call(&self) -> anyhow::Result<Met> {
-        // The hook does not lead what is exempt: this connection is no application's.
+impl PeerKeeper {
+    async fn call(&self) -> anyhow::Result<AuthenticatedConnection> {
+        // This connection is the broker's own, so the hooks must not redirect it.
         let exempt = |socket: &_| drop(self.context.hooks.exempt(tokio::net::TcpSocket::as_fd(socket)));
-        tcp::call((self.way.kind, self.at), self.config.clone(), &self.limits, self.context.run, exempt).await
+        tcp::call(self.way.kind, self.at, self.config.clone(), &self.limits, self.context.run, exempt).await
     }
 
-    /// Its first connection is used at once. `None`: the settings do not name the peer any more.
-    async fn begin(&self) -> anyhow::Result<Option<(Arc<Carrier>, Arc<Pool>)>> {
+    /// Makes the first connection of the pool, and a carrier that uses it at once. Returns `None` if the
+    /// settings do not name the peer any more.
+    async fn begin(&self) -> anyhow::Result<Option<(Arc<PeerCarrier>, Arc<ConnectionPool>)>> {
         let met = self.call().await?;
-        let (peer, remote) = (self.peer.name.clone(), self.at.ip().to_canonical());
+        let peer = self.peer.name.clone();
+        let remote = self.at.ip().to_canonical();
         let local = met.stream.local_addr().ok().map(|at| at.ip().to_canonical());
-        let far = Arc::new(Far { peer, run: met.run, remote, local });
-        let pool = Arc::new(Pool::new(self.limits.clone(), met.rtt));
+        let far = Arc::new(CarrierPeer { peer, run: met.run, remote, local });
+        let pool = Arc::new(ConnectionPool::new(self.limits.clone(), met.rtt));
         pool.put(stream(&pool, met)?);
-        let carrier = Carrier::new(far, self.way.clone(), Link::Pool(pool.clone()));
+        let carrier = PeerCarrier::new(far, self.way.clone(), CarrierLink::Pool(pool.clone()));
         Ok(self.context.carriers.add(carrier).map(|carrier| (carrier, pool)))
     }
 
-    /// Until it has ended. Returns why.
-    async fn hold(self: Arc<Self>, far: &Far, pool: &Arc<Pool>) -> &'static str {
-        let (mut calls, mut not_before) = (JoinSet::new(), Instant::now());
+    /// Keeps enough connections in the pool until it has ended, and returns why it did.
+    async fn hold(self: Arc<Self>, far: &CarrierPeer, pool: &Arc<ConnectionPool>) -> &'static str {
+        let mut calls = JoinSet::new();
+        let mut not_before = Instant::now();
         loop {
             pool.sweep();
             if pool.is_closed() {
-                return "it was closed";
+                return "the pool was closed";
             }
             if pool.count() == 0 {
-                return "its connections have ended";
+                return "all connections of the pool have ended";
             }
             while Instant::now() >= not_before && calls.len() < CALLS_MAX && pool.lacks(calls.len()) > 0 {
                 calls.spawn(self.clone().one_more(pool.clone(), far.run));
@@ -99,9 +106,9 @@ impl Keeper {
                 () = tokio::time::sleep(LOOK) => {}
                 Some(done) = calls.join_next() => match done {
                     Ok(Ok(true)) => {}
-                    Ok(Ok(false)) => return "the peer's broker was started anew",
+                    Ok(Ok(false)) => return "the peer's broker was restarted",
                     Ok(Err(error)) => {
-                        debug!(peer = self.peer.name, "one connection less: {error:#}");
+                        debug!(peer = self.peer.name, "a connection could not be added to the pool: {error:#}");
                         not_before = Instant::now() + LOOK;
                     }
                     Err(_) => {}
@@ -110,15 +117,15 @@ impl Keeper {
         }
     }
 
-    /// Returns whether it belongs with the others.
-    async fn one_more(self: Arc<Self>, pool: Arc<Pool>, run: u64) -> anyhow::Result<bool> {
+    /// Adds one connection to the pool. Returns false if the peer's broker was restarted.
+    async fn one_more(self: Arc<Self>, pool: Arc<ConnectionPool>, run: u64) -> anyhow::Result<bool> {
         let met = self.call().await?;
         if met.run != run {
             return Ok(false);
         }
         pool.note_rtt(met.rtt);
         let mut stream = stream(&pool, met)?;
-        // Others' windows are opened by what they carry.
+        // A pool that has grown is in use, so the data itself opens the windows of further connections.
         if pool.is_small() {
             warm::exchange(&mut stream, self.context.warm).await?;
         }
@@ -127,20 +134,23 @@ impl Keeper {
     }
 }
 
-fn stream(pool: &Arc<Pool>, met: Met) -> anyhow::Result<Stream> {
+fn stream(pool: &Arc<ConnectionPool>, met: AuthenticatedConnection) -> anyhow::Result<CarrierStream> {
     let asked = met.asks.then(|| patience(met.rtt));
-    let socket = Socket::new(met.stream, &pool.crowd);
-    let Some(halves) = halves(&socket, &met.secrets) else { bail!("no cipher that is known here") };
+    let socket = CarrierSocket::new(met.stream, &pool.crowd);
+    let Some(halves) = halves(&socket, &met.secrets) else {
+        bail!("the cipher of the handshake is not supported")
+    };
+    // A stream must not keep its pool alive.
     let home = Arc::downgrade(pool);
     let home: Home = Arc::new(move |stream| {
         if let Some(pool) = home.upgrade() {
             pool.put(stream);
         }
     });
-    Ok(Stream::tls(halves, home, asked))
+    Ok(CarrierStream::tls(halves.0, halves.1, home, asked))
 }
 
-async fn stirs(idle: Option<Arc<Socket>>) {
+async fn stirs(idle: Option<Arc<CarrierSocket>>) {
     match idle {
         Some(socket) => socket.stirs().await,
         None => std::future::pending().await,

@@ -1,12 +1,12 @@
-//! Connections of this host's applications that the kernel has led here.
+//! Connections of this host's applications that the kernel has redirected to the broker.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace_graft_kernel::hook::{Arrival, Owner};
+use millrace_graft_kernel::hook::{RedirectedConnection, SocketOwner};
 use millrace_graft_proto::{
-    carry::frame::{Frame, Open, Reason},
-    select::kind::Kind,
+    carry::frame::{CarryFrame, CarryReason, OpenFrame},
+    select::kind::TrafficClass,
 };
 use tokio::{
     io::{AsyncWriteExt as _, copy_bidirectional},
@@ -16,26 +16,27 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    carrier::Carrier,
-    context::Context,
+    carrier::PeerCarrier,
+    context::CarryContext,
     listeners::Listeners,
-    meter::Meter,
+    meter::TransferMeter,
     owner::socket_of,
-    pump::{Ended, Pump, Role, prepare},
-    stream::Stream,
-    table::Place,
-    watch::{Seen, Watched},
+    pump::{PumpEnd, PumpRole, TunnelPump, prepare},
+    stream::CarrierStream,
+    table::TunnelPlace,
+    watch::{TunnelRecord, WatchedTunnel},
 };
 
-/// So long a server that has refused a carried connection is asked in place: its refusal is the application's then.
+/// Time for which connections to a server go in place after a tunnelled one was refused, so that applications get the
+/// server's refusals directly.
 const AVOID: Duration = Duration::from_secs(2);
-/// For a stream: the peer says how many there may be, and a pool has so many that are free.
+/// Time to wait for a stream: the peer limits their number, and a pool has a limited number of idle connections.
 const ROOM: Duration = Duration::from_millis(50);
-/// For a server that is asked in place.
+/// Time limit for connecting to a server in place.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// For as long as the broker runs.
-pub async fn accept(context: Arc<Context>, listeners: Listeners) {
+/// Accepts the connections that are redirected here, for as long as the broker runs.
+pub async fn accept(context: Arc<CarryContext>, listeners: Listeners) {
     loop {
         let (local, from) = listeners.next().await;
         let context = context.clone();
@@ -43,53 +44,55 @@ pub async fn accept(context: Arc<Context>, listeners: Listeners) {
     }
 }
 
-async fn begin(context: &Context, mut local: TcpStream, from: SocketAddr) {
+async fn begin(context: &CarryContext, mut local: TcpStream, from: SocketAddr) {
     if prepare(&local).is_err() {
         return;
     }
     let Some((arrival, place)) = enter(context, from) else { return };
-    let carrier = context.carriers.to(arrival.far.ip());
+    let carrier = context.carriers.carrier_to(arrival.far.ip());
     let meter = meter(context, &arrival);
-    let watched = watch(context, &arrival, (from, carrier.as_deref()), &meter);
+    let watched = watch(context, &arrival, from, carrier.as_deref(), &meter);
     let mut seen = None;
-    let ended = carry(context, &mut local, (from, carrier, meter), (arrival, &mut seen)).await;
+    let ended = carry(context, &mut local, from, carrier, meter, arrival, &mut seen).await;
     context.watch.end(&watched, seen);
     leave(context, place, &ended);
 }
 
 pub fn watch(
-    context: &Context,
-    arrival: &Arrival,
-    (from, carrier): (SocketAddr, Option<&Carrier>),
-    meter: &Meter,
-) -> Watched {
+    context: &CarryContext,
+    arrival: &RedirectedConnection,
+    from: SocketAddr,
+    carrier: Option<&PeerCarrier>,
+    meter: &TransferMeter,
+) -> WatchedTunnel {
     let carrier = carrier.map(|carrier| carrier.way.to_string());
-    context.watch.begin(arrival, from.port(), (carrier, meter.expected().clone()))
+    context.watch.begin(arrival, from.port(), carrier, meter.expected().clone())
 }
 
-/// What was led here, and a place for it. Why not is counted.
-pub fn enter(context: &Context, from: SocketAddr) -> Option<(Arrival, Place<'_>)> {
+/// Returns what the kernel knows of a connection that was redirected here, and a place for it. Refusals are counted.
+pub fn enter(context: &CarryContext, from: SocketAddr) -> Option<(RedirectedConnection, TunnelPlace<'_>)> {
     let Some(arrival) = context.hooks.arrival(from) else {
-        debug!(%from, "it was not led here");
+        debug!(%from, "a connection at the broker's port was not redirected by the kernel");
         context.table.count("stranger");
         return None;
     };
     Some((arrival, place(context)?))
 }
 
-/// `None`: there is no room, which is counted.
-pub fn place(context: &Context) -> Option<Place<'_>> {
+/// Takes a place, or counts the refusal and returns `None` if there is no room.
+pub fn place(context: &CarryContext) -> Option<TunnelPlace<'_>> {
     let Some(place) = context.table.enter() else {
-        context.table.count(Reason::Busy.name());
+        context.table.count(CarryReason::Busy.name());
         return None;
     };
+    // The kernel is told as soon as there is hardly any room left.
     if context.table.note_room() {
         context.carriers.refresh();
     }
     Some(place)
 }
 
-pub fn leave(context: &Context, place: Place<'_>, ended: &Ended) {
+pub fn leave(context: &CarryContext, place: TunnelPlace<'_>, ended: &PumpEnd) {
     drop(place);
     context.table.count(ended.name());
     if context.table.note_room() {
@@ -98,118 +101,140 @@ pub fn leave(context: &Context, place: Place<'_>, ended: &Ended) {
 }
 
 async fn carry(
-    context: &Context,
+    context: &CarryContext,
     local: &mut TcpStream,
-    (from, carrier, meter): (SocketAddr, Option<Arc<Carrier>>, Meter),
-    (arrival, seen): (Arrival, &mut Option<Seen>),
-) -> Ended {
+    from: SocketAddr,
+    carrier: Option<Arc<PeerCarrier>>,
+    meter: TransferMeter,
+    arrival: RedirectedConnection,
+    seen: &mut Option<TunnelRecord>,
+) -> PumpEnd {
     let Some(carrier) = carrier else {
-        // It was there a moment ago.
-        return in_place(context, local, &arrival, Vec::new()).await;
+        // The carrier has ended since the kernel redirected the connection.
+        return connect_in_place(context, local, &arrival, Vec::new()).await;
     };
     let client = SocketAddr::new(arrival.near, from.port());
-    if !context.openings.let_out((client, arrival.far), arrival.owner).await {
+    if !context.openings.let_out(client, arrival.far, arrival.owner).await {
+        // For a while the next connections to this server do not ask the firewall again.
         context.hooks.avoid(arrival.far, AVOID);
-        return in_place(context, local, &arrival, Vec::new()).await;
+        return connect_in_place(context, local, &arrival, Vec::new()).await;
     }
-    let open = Open { id: context.table.next_id(), server: arrival.far, client };
+    // The ID is how the peer finds the connection if it is resumed on another carrier.
+    let open = OpenFrame { id: context.table.next_id(), server: arrival.far, client };
     let _counted = context.carriers.count(&carrier.far.peer);
-    let refused = match by(context, local, (open, carrier, meter), seen).await {
-        Ok((Ended::Refused(reason), given)) => Some((reason, given)),
+    let refused = match carry_over(context, local, open, carrier, meter, seen).await {
+        Ok((PumpEnd::Refused(reason), given)) => Some((reason, given)),
         Ok((ended, _)) => return ended,
         Err(NoStream) => None,
     };
     match refused {
-        None => in_place(context, local, &arrival, Vec::new()).await,
+        None => connect_in_place(context, local, &arrival, Vec::new()).await,
         Some((reason, given)) if reason.is_brokers() => {
-            debug!(server = %arrival.far, "the peer does not carry it: {}", reason.name());
+            debug!(server = %arrival.far, "the peer's broker refuses the connection: {}", reason.name());
             context.hooks.avoid(arrival.far, AVOID);
-            in_place(context, local, &arrival, given).await
+            connect_in_place(context, local, &arrival, given).await
         }
         Some((reason, _)) => {
             context.hooks.avoid(arrival.far, AVOID);
-            Ended::Refused(reason)
+            PumpEnd::Refused(reason)
         }
     }
 }
 
-/// Of an application of this host.
-pub fn meter(context: &Context, arrival: &Arrival) -> Meter {
-    let (command, cgroup) = (arrival.command.clone(), arrival.cgroup);
-    let kind = Kind { is_client: true, port: arrival.far.port(), command, cgroup };
-    Meter::new(&context.purposes, kind, arrival.far.ip())
+/// Returns a meter for a connection of an application of this host.
+pub fn meter(context: &CarryContext, arrival: &RedirectedConnection) -> TransferMeter {
+    let command = arrival.command.clone();
+    let cgroup = arrival.cgroup;
+    let kind = TrafficClass { is_client: true, port: arrival.far.port(), command, cgroup };
+    TransferMeter::new(&context.purposes, kind, arrival.far.ip())
 }
 
 struct NoStream;
 
-/// Returns also what the application has given, of which nothing has reached the server if it was refused.
-async fn by(
-    context: &Context,
+/// Tunnels the connection. If it was refused, also returns the bytes that the application has sent: none of them has
+/// reached the server.
+async fn carry_over(
+    context: &CarryContext,
     local: &TcpStream,
-    (open, carrier, meter): (Open, Arc<Carrier>, Meter),
-    seen: &mut Option<Seen>,
-) -> Result<(Ended, Vec<Bytes>), NoStream> {
+    open: OpenFrame,
+    carrier: Arc<PeerCarrier>,
+    meter: TransferMeter,
+    seen: &mut Option<TunnelRecord>,
+) -> Result<(PumpEnd, Vec<Bytes>), NoStream> {
     let stream = stream(&carrier).await.ok_or(NoStream)?;
-    let mut pump = Pump::new(context, local, stream, (Role::Client { open, carrier }, meter));
+    let mut pump = TunnelPump::new(context, local, stream, PumpRole::Client { open, carrier }, meter);
     let ended = pump.run().await;
     let given = match ended {
-        Ended::Refused(_) => given(&mut pump),
+        PumpEnd::Refused(_) => take_unacked(&mut pump),
         _ => {
-            *seen = Some(pump.seen());
+            *seen = Some(pump.tunnel_record());
             Vec::new()
         }
     };
     Ok((ended, given))
 }
 
-/// It waits only where the peer takes no more, or a pool is to have another connection first.
-pub async fn stream(carrier: &Carrier) -> Option<Stream> {
+/// Opens a stream for one connection. Waits for a short time if the peer takes no more, or if a pool has to
+/// make another connection first.
+pub async fn stream(carrier: &PeerCarrier) -> Option<CarrierStream> {
     timeout(ROOM, carrier.open()).await.ok()?.ok()
 }
 
-/// All that was taken: nothing was confirmed.
-fn given(pump: &mut Pump<'_>) -> Vec<Bytes> {
+/// Returns every byte read from the application so far. None was acknowledged, so all of them can be sent
+/// again in place.
+fn take_unacked(pump: &mut TunnelPump<'_>) -> Vec<Bytes> {
     let mut given = Vec::new();
     if pump.out.rewind(0).is_ok() {
-        while let Some(Frame::Data(bytes)) = pump.out.give(usize::MAX) {
+        while let Some(CarryFrame::Data(bytes)) = pump.out.give(usize::MAX) {
             given.push(bytes);
         }
     }
     given
 }
 
-/// By plain TCP, from here: the application's socket is led, and stays so.
-async fn in_place(context: &Context, local: &mut TcpStream, arrival: &Arrival, given: Vec<Bytes>) -> Ended {
-    let mut remote = match connect(context, (arrival.far, arrival.owner)).await {
+/// Connects to the server by plain TCP and copies the bytes, since the application's socket stays connected to the
+/// broker.
+async fn connect_in_place(
+    context: &CarryContext,
+    local: &mut TcpStream,
+    arrival: &RedirectedConnection,
+    given: Vec<Bytes>,
+) -> PumpEnd {
+    let mut remote = match connect(context, arrival.far, arrival.owner).await {
         Ok(remote) => remote,
         Err(error) => {
-            debug!(server = %arrival.far, "in place: {error}");
-            return Ended::Reset;
+            debug!(server = %arrival.far, "cannot connect to the server in place: {error}");
+            return PumpEnd::Reset;
         }
     };
     for bytes in given {
         if remote.write_all(&bytes).await.is_err() {
-            return Ended::Reset;
+            return PumpEnd::Reset;
         }
     }
     join(local, &mut remote).await
 }
 
 /// Connects to the server with the application's owner and mark, so that firewalls see no difference.
-pub async fn connect(context: &Context, (server, owner): (SocketAddr, Owner)) -> io::Result<TcpStream> {
+pub async fn connect(
+    context: &CarryContext,
+    server: SocketAddr,
+    owner: SocketOwner,
+) -> io::Result<TcpStream> {
     let socket = socket_of(owner, || context.hooks.socket(server))?;
     let remote = timeout(PATIENCE, socket.connect(server)).await??;
     prepare(&remote)?;
     Ok(remote)
 }
 
-/// Until both have said all.
-pub async fn join(local: &mut TcpStream, remote: &mut TcpStream) -> Ended {
+/// Copies bytes in both directions until both ends are done.
+pub async fn join(local: &mut TcpStream, remote: &mut TcpStream) -> PumpEnd {
     if copy_bidirectional(local, remote).await.is_err() {
-        return Ended::Reset;
+        return PumpEnd::Reset;
     }
+    // All bytes were copied, so closing the sockets must not reset the connections any more.
     for socket in [&*local, remote] {
         let _ = socket2::SockRef::from(socket).set_linger(None);
     }
-    Ended::Done
+    PumpEnd::Done
 }

@@ -1,29 +1,29 @@
-//! Why a broker that called was let go, as it is counted.
+//! Reasons for turning away a broker that has called, with the names under which they are counted.
 
 use quinn::{ConnectionError, TransportErrorCode};
 use rustls::{AlertDescription, Error as Tls};
 
-/// No place was left for its handshake.
+/// No place was free for the caller's handshake.
 pub const CROWDED: &str = "crowded";
 
-/// The connection had the time of a handshake, and its place went to another stranger.
+/// The handshake has had its time, and its place was given to another caller.
 #[derive(Debug, thiserror::Error)]
-#[error("it has made way for the next one")]
-pub struct Crowded;
+#[error("its place for a handshake was given to another caller")]
+pub struct CallerDisplaced;
 
-/// It has shown a known key, and has as many connections as it may.
+/// The peer has shown a known key, and already has as many connections as it may.
 #[derive(Debug, thiserror::Error)]
-#[error("{peer} has {most} connections: one more is too many")]
-pub struct Full {
+#[error("{peer} already has {most} connections, and that is the limit")]
+pub struct CallerLimitReached {
     pub peer: String,
     pub most: usize,
 }
 
 pub fn name(why: &anyhow::Error) -> &'static str {
-    if why.is::<Full>() {
+    if why.is::<CallerLimitReached>() {
         return "pool-full";
     }
-    if why.is::<Crowded>() {
+    if why.is::<CallerDisplaced>() {
         return CROWDED;
     }
     match why.chain().any(speaks_otherwise) {
@@ -32,7 +32,8 @@ pub fn name(why: &anyhow::Error) -> &'static str {
     }
 }
 
-/// The only thing that both sides of a handshake may lack is the version of carriers.
+/// Reports whether a handshake failed because both ends have different versions of carriers. ALPN names the version,
+/// and the ends negotiate nothing else.
 fn speaks_otherwise(cause: &(dyn std::error::Error + 'static)) -> bool {
     let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     let tls = cause.downcast_ref().or_else(|| inner.and_then(|inner| inner.downcast_ref()));
@@ -45,7 +46,7 @@ fn speaks_otherwise(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.downcast_ref().is_some_and(is_about_the_version)
 }
 
-/// Of QUIC.
+/// Reports whether a QUIC connection failed because the versions of carriers differ.
 pub fn is_about_the_version(error: &ConnectionError) -> bool {
     let code = TransportErrorCode::crypto(AlertDescription::NoApplicationProtocol.into());
     match error {
@@ -61,15 +62,15 @@ mod tests {
 
     use super::*;
 
-    const DOCUMENTED: &str = include_str!("../../../../docs/carried.md");
+    const DOCUMENTED: &str = include_str!("../../../../docs/guide/carried.md");
 
     #[test]
-    fn callers_are_counted_by_why_they_were_let_go() {
-        let full = anyhow::Error::from(Full { peer: "a".into(), most: 4 });
+    fn refused_callers_are_counted_by_reason() {
+        let full = anyhow::Error::from(CallerLimitReached { peer: "a".into(), most: 4 });
         let version = || std::io::Error::other(Tls::NoApplicationProtocol);
         let table = [
             (full, "pool-full"),
-            (Crowded.into(), CROWDED),
+            (CallerDisplaced.into(), CROWDED),
             (version().into(), "other-version"),
             (Err::<(), _>(version()).context("no handshake").unwrap_err(), "other-version"),
             (std::io::Error::other(Tls::DecryptError).into(), "unknown-caller"),

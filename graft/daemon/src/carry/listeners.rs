@@ -1,4 +1,4 @@
-//! Where the kernel has connections come in for the broker.
+//! Listening sockets to which the kernel redirects connections for the broker.
 
 use std::{
     io,
@@ -8,13 +8,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use millrace_graft_kernel::hook::Ports;
+use millrace_graft_kernel::hook::HookPorts;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::warn;
 
 const BACKLOG: u32 = 4096;
-/// Addresses that no host has (RFC 7600, RFC 6666).
+/// Addresses that no host has (RFC 7600, RFC 6666), for listeners that nobody can connect to.
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1);
 
@@ -26,50 +26,51 @@ pub struct Listeners {
 
 impl Listeners {
     pub fn bind() -> anyhow::Result<Self> {
-        Self::with((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST), false)
+        Self::with(Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST, false)
     }
 
-    /// They take what is given to them whatever its addresses are.
+    /// Creates listeners that accept connections to any address (IP_TRANSPARENT).
     pub fn transparent() -> anyhow::Result<Self> {
-        Self::with((Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST), true)
+        Self::with(Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST, true)
     }
 
-    /// Makes sockets that packets reach only where a program hands them over.
+    /// Creates listeners that get only packets that a BPF program assigns to them.
     pub fn nowhere() -> anyhow::Result<Self> {
-        Self::with((NOBODY4, NOBODY6), true)
+        Self::with(NOBODY4, NOBODY6, true)
     }
 
-    fn with((v4, v6): (Ipv4Addr, Ipv6Addr), transparent: bool) -> anyhow::Result<Self> {
+    fn with(v4: Ipv4Addr, v6: Ipv6Addr, transparent: bool) -> anyhow::Result<Self> {
         let at = |address: IpAddr| listen((address, 0).into(), transparent);
         let first = at(v4.into()).with_context(|| format!("cannot listen on {v4}: is lo up?"))?;
+        // IPv6 is optional, since a host may have none.
         Ok(Self { v4: first, v6: at(v6.into()).ok() })
     }
 
-    pub fn ports(&self) -> io::Result<Ports> {
+    pub fn ports(&self) -> io::Result<HookPorts> {
         let v6 = self.v6.as_ref().map(TcpListener::local_addr).transpose()?;
-        Ok(Ports { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })
+        Ok(HookPorts { v4: self.v4.local_addr()?.port(), v6: v6.map(|at| at.port()) })
     }
 
     pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [Some(&self.v4), self.v6.as_ref()].into_iter().flatten().map(AsFd::as_fd)
     }
 
-    /// Where connections from there arrive.
-    pub fn at(&self, from: SocketAddr) -> io::Result<SocketAddr> {
+    /// Returns the address of the listener at which connections from `from` arrive.
+    pub fn original_destination(&self, from: SocketAddr) -> io::Result<SocketAddr> {
         match &self.v6 {
             Some(v6) if from.is_ipv6() => v6.local_addr(),
             _ => self.v4.local_addr(),
         }
     }
 
-    /// The next one, whatever goes wrong with those before.
+    /// Accepts the next connection. Errors are logged, and it tries again.
     pub async fn next(&self) -> (TcpStream, SocketAddr) {
         loop {
             match self.accept().await {
                 Ok((local, from)) => return (local, canonical(from)),
                 Err(error) => {
-                    warn!("an application's connection cannot be taken: {error}");
-                    // Mostly for want of descriptors.
+                    warn!("a redirected connection cannot be accepted: {error}");
+                    // The usual cause is a lack of descriptors.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -94,7 +95,7 @@ fn listen(at: SocketAddr, transparent: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// As the kernel knows it.
+/// Returns the address in the form that the kernel uses: an IPv4-mapped one becomes IPv4.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -1,55 +1,57 @@
-//! The meter of one carried connection counts its bytes and turns. It tells them to [`Purposes`] at the end.
+//! The meter of one tunnelled connection counts its bytes and turns, and reports them to [`Purposes`] at the end.
 
 use std::sync::Arc;
 
 use millrace_graft_proto::select::{
-    kind::{Expected, Flow, Kind, number_of},
-    profile::Profile,
+    kind::{Expected, FlowFigures, TrafficClass, number_of},
+    profile::TrafficProfile,
 };
 
 use super::purposes::Purposes;
 
-pub struct Meter {
+pub struct TransferMeter {
     purposes: Arc<Purposes>,
-    kind: Kind,
+    kind: TrafficClass,
     expected: Expected,
     /// A number that stands for the other host.
     peer: u64,
-    flow: Flow,
-    /// The server has spoken since the client has.
+    flow: FlowFigures,
+    /// True if the server has sent since the client last did.
     was_answered: bool,
+    /// Number of times that the client has sent again after an answer.
     turns: u32,
 }
 
-impl Meter {
-    pub fn new(purposes: &Arc<Purposes>, kind: Kind, peer: std::net::IpAddr) -> Self {
+impl TransferMeter {
+    pub fn new(purposes: &Arc<Purposes>, kind: TrafficClass, peer: std::net::IpAddr) -> Self {
         Self {
             purposes: purposes.clone(),
             expected: purposes.expected(&kind, peer),
             kind,
             peer: number_of(peer),
-            flow: Flow::default(),
+            flow: FlowFigures::default(),
             was_answered: false,
             turns: 0,
         }
     }
 
-    /// What it was taken to be for when it began.
+    /// Returns the purpose that was expected when the connection began.
     pub fn expected(&self) -> &Expected {
         &self.expected
     }
 
-    /// Whether others go first.
+    /// Reports whether the streams of other connections should be sent first, since this one does not mind delay.
     pub fn yields(&self) -> bool {
-        self.expected.profile == Profile::Insensitive
+        self.expected.profile == TrafficProfile::Insensitive
     }
 
-    /// Of the application at this end, or (`!is_own`) of the other one.
+    /// Counts bytes from the application at this end (`is_own`) or the other one.
     pub fn note(&mut self, is_own: bool, bytes: &[u8]) {
         let by_client = is_own == self.kind.is_client;
         let length = bytes.len() as u64;
         if by_client {
             self.flow.asked += length;
+            // A turn is a request that follows an answer.
             self.turns = self.turns.saturating_add(u32::from(self.was_answered));
         } else {
             self.flow.answered += length;
@@ -57,14 +59,14 @@ impl Meter {
         self.was_answered = !by_client;
     }
 
-    /// How often the client has spoken again after it had heard something.
+    /// Returns how often the client has sent again after an answer.
     pub fn turns(&self) -> u32 {
         self.turns
     }
 
-    /// It is over, and was one.
+    /// Records the flow of a connection that is over and was established.
     pub fn end(&mut self) {
-        let flow = Flow { turns: Some(self.turns), ..self.flow };
+        let flow = FlowFigures { turns: Some(self.turns), ..self.flow };
         self.purposes.note(self.kind.clone(), self.peer, flow);
     }
 }
@@ -73,16 +75,16 @@ impl Meter {
 mod tests {
     use super::*;
 
-    fn kind(is_client: bool) -> Kind {
-        Kind { is_client, port: 7100, command: String::new(), cgroup: 0 }
+    fn kind(is_client: bool) -> TrafficClass {
+        TrafficClass { is_client, port: 7100, command: String::new(), cgroup: 0 }
     }
 
     #[tokio::test]
-    async fn both_ends_count_alike() {
+    async fn meters_of_both_ends_count_the_same() {
         for is_client in [true, false] {
             let purposes = Arc::new(Purposes::default());
             for peer in 1..=4 {
-                let mut meter = Meter::new(&purposes, kind(is_client), [10, 0, 0, peer].into());
+                let mut meter = TransferMeter::new(&purposes, kind(is_client), [10, 0, 0, peer].into());
                 for _ in 0..5 {
                     meter.note(is_client, &[0; 100]);
                     meter.note(is_client, &[0; 100]);
@@ -93,9 +95,14 @@ mod tests {
             let kinds = purposes.kinds();
             let kinds = kinds.lock().unwrap();
             assert_eq!(kinds.iter().collect::<Vec<_>>(), [&kind(is_client)]);
-            // 2500 bytes in 5 exchanges each.
+            // The test sends 2500 bytes in 5 exchanges in each direction.
             let expected = millrace_graft::Settings::default().expected(&kind(is_client), &kinds);
-            assert_eq!((expected.profile, expected.size_kib), (Profile::Time, Some(2)), "{}", expected.words);
+            assert_eq!(
+                (expected.profile, expected.size_kib),
+                (TrafficProfile::Time, Some(2)),
+                "{}",
+                expected.words
+            );
         }
     }
 }

@@ -1,90 +1,143 @@
-//! Its metrics.
+//! Metrics of carried connections.
 
 use std::{collections::BTreeMap, fmt};
 
 use millrace_daemon::openmetrics::Out;
-use millrace_graft::status::{Carrier, Carry};
+use millrace_graft::status::{CarrierStatus, CarryStatus};
 
-/// Of each peer and kind, in the order of the settings' names.
-type Sums<'a> = BTreeMap<(&'a str, &'a str), u64>;
+/// Sums by peer and kind of carrier, in the order of their names.
+type CarrierSums<'a> = BTreeMap<(&'a str, &'a str), u64>;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
 
-pub fn encode(carry: &Carry, out: &mut Out<'_>) -> fmt::Result {
-    let help = "Connections to hosts with a broker that a rule fits";
+pub fn encode(carry: &CarryStatus, out: &mut Out<'_>) -> fmt::Result {
+    let help = "Connections that match a rule, to hosts with a broker, by the broker's verdict";
     out.counts("hook_verdicts", help, "verdict", &carry.verdicts)?;
-    out.counts("held_packets", "Packets where SYNs are held back", "verdict", &carry.held)?;
+    out.counts(
+        "held_packets",
+        "Packets that arrived at the sockets for held SYNs, by verdict",
+        "verdict",
+        &carry.held,
+    )?;
     if let Some(firewall) = &carry.firewall {
-        let help = "Connections to be carried, by what this host's firewall says";
+        let help = "Connections that carriers could tunnel, by the answer of this host's firewall";
         out.counts("openings", help, "verdict", &firewall.openings)?;
-        out.counts("opening_packets", "First packets behind the firewall", "verdict", &firewall.packets)?;
+        out.counts(
+            "opening_packets",
+            "First packets of tunnelled connections that passed the firewall, by verdict",
+            "verdict",
+            &firewall.packets,
+        )?;
         out.gauge(
             "plain_rules",
-            "Rules for which connections are plain TCP",
+            "Firewall rules that force connections to be plain TCP",
             None,
             firewall.rules.len() as u64,
         )?;
     }
     if let Some(gateway) = &carry.gateway {
-        let help = "Packets of hosts behind this one";
+        let help = "Packets of hosts behind this gateway, by verdict";
         out.counts("gateway_packets", help, "verdict", &gateway.verdicts)?;
-        out.gauge("gateway_waiting", "SYNs of theirs that are held back", None, gateway.waiting)?;
+        out.gauge(
+            "gateway_waiting",
+            "SYNs of hosts behind this gateway that are held back now",
+            None,
+            gateway.waiting,
+        )?;
     }
-    out.counts("carried_ended", "What became of carried connections", "how", &carry.ended)?;
+    out.counts(
+        "carried_ended",
+        "Tunnelled connections that ended: done, or the reason why they failed",
+        "how",
+        &carry.ended,
+    )?;
     let carriers = STATES.iter().map(|state| {
         let count = carry.carriers.iter().filter(|it| it.state == *state).count() as u64;
         ([("state", *state)], count)
     });
-    out.gauges("carriers", "Carriers by how they are", carriers)?;
-    out.gauge("carried_connections", "Connections that are carried", None, carry.connections)?;
-    out.gauge("carried_kept_bytes", "Bytes that are not confirmed yet", None, carry.kept_bytes)?;
+    out.gauges("carriers", "Carriers by state: warm, suspect (nothing comes back), full, cold", carriers)?;
+    out.gauge("carried_connections", "Connections that carriers tunnel now", None, carry.connections)?;
+    out.gauge(
+        "carried_kept_bytes",
+        "Bytes of tunnelled connections that the other end has not confirmed",
+        None,
+        carry.kept_bytes,
+    )?;
     let bytes = [([("way", "sent")], carry.sent_bytes), ([("way", "received")], carry.received_bytes)];
-    out.counters("carried_bytes", "Bytes of applications", bytes.into_iter())?;
-    out.counter("carried_resumed", "Times that one went on with another carrier", None, carry.resumed)?;
-    out.counter("carried_untold", "Reports of them that were lost", None, carry.untold)?;
-    let bytes = by_carrier(carry, |it| it.sent_bytes + it.received_bytes);
-    out.counters("carrier_bytes", "Bytes of carriers, both ways", labelled(&bytes))?;
-    let lost = by_carrier(carry, |it| it.lost_packets);
-    out.counters("carrier_lost_packets", "Their lost packets", labelled(&lost))?;
-    let (idle, busy) = (by_carrier(carry, |it| it.pool_idle), by_carrier(carry, |it| it.pool_busy));
+    out.counters(
+        "carried_bytes",
+        "Bytes of applications that carriers have sent and received",
+        bytes.into_iter(),
+    )?;
+    out.counter(
+        "carried_resumed",
+        "Tunnelled connections that have moved to another carrier",
+        None,
+        carry.resumed,
+    )?;
+    out.counter(
+        "carried_untold",
+        "Reports about tunnelled connections that did not reach the choice of congestion controls",
+        None,
+        carry.untold,
+    )?;
+    let bytes = sum_by_carrier(carry, |it| it.sent_bytes + it.received_bytes);
+    out.counters(
+        "carrier_bytes",
+        "Bytes that carriers have sent and received on the network, with keep-alives and acknowledgements",
+        labelled(&bytes),
+    )?;
+    let lost = sum_by_carrier(carry, |it| it.lost_packets);
+    out.counters("carrier_lost_packets", "Packets of carriers that were lost", labelled(&lost))?;
+    let idle = sum_by_carrier(carry, |it| it.pool_idle);
+    let busy = sum_by_carrier(carry, |it| it.pool_busy);
     let state = |sums, state| {
         labelled(sums).map(move |([peer, carrier], count)| ([peer, carrier, ("state", state)], count))
     };
     let pools = state(&idle, "idle").chain(state(&busy, "busy"));
-    out.gauges("pool_connections", "Connections of pools", pools)
+    out.gauges(
+        "pool_connections",
+        "Connections of carriers by TCP, MPTCP or SCTP: idle ones wait, busy ones tunnel a connection",
+        pools,
+    )
 }
 
-/// Peers of the settings, and what carriers are: few.
-fn by_carrier(carry: &Carry, value: fn(&Carrier) -> u64) -> Sums<'_> {
-    let mut sums = Sums::new();
+/// Sums a value over the carriers of each peer and kind, of which there are few.
+fn sum_by_carrier(carry: &CarryStatus, value: fn(&CarrierStatus) -> u64) -> CarrierSums<'_> {
+    let mut sums = CarrierSums::new();
     for it in carry.carriers.iter().filter(|it| !it.carrier.is_empty()) {
         *sums.entry((it.peer.as_str(), it.carrier.as_str())).or_default() += value(it);
     }
     sums
 }
 
-fn labelled<'a>(sums: &'a Sums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str); 2], u64)> {
+fn labelled<'a>(sums: &'a CarrierSums<'a>) -> impl Iterator<Item = ([(&'a str, &'a str); 2], u64)> {
     sums.iter().map(|((peer, carrier), sum)| ([("peer", *peer), ("carrier", *carrier)], *sum))
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Firewall, Gateway, Status};
-    use millrace_graft_kernel::hook::Verdict;
-    use millrace_graft_proto::carry::frame::Reason;
+    use millrace_graft::status::{FirewallStatus, GatewayStatus, Status};
+    use millrace_graft_kernel::hook::HookVerdict;
+    use millrace_graft_proto::carry::frame::CarryReason;
 
     use super::*;
 
-    const DOCUMENTED: &str = include_str!("../../../../docs/carried.md");
-    const GATEWAY: &str = include_str!("../../../../docs/gateway.md");
+    const METRICS: &str = include_str!("../../../../docs/reference/metrics.md");
+    const REASONS: &str = include_str!("../../../../docs/reference/reasons.md");
 
     #[test]
-    fn names_follow_the_documentation() {
-        let carrier =
-            Carrier { peer: "a".into(), state: "warm".into(), lost_packets: 3, ..Carrier::default() };
-        let quic = Carrier { carrier: "quic".into(), sent_bytes: 4, received_bytes: 5, ..carrier.clone() };
-        let tcp = Carrier { carrier: "tcp".into(), pool_idle: 12, pool_busy: 13, ..carrier };
-        let carry = Carry {
+    fn metric_names_follow_the_documentation() {
+        let carrier = CarrierStatus {
+            peer: "a".into(),
+            state: "warm".into(),
+            lost_packets: 3,
+            ..CarrierStatus::default()
+        };
+        let quic =
+            CarrierStatus { carrier: "quic".into(), sent_bytes: 4, received_bytes: 5, ..carrier.clone() };
+        let tcp = CarrierStatus { carrier: "tcp".into(), pool_idle: 12, pool_busy: 13, ..carrier };
+        let carry = CarryStatus {
             verdicts: [("led".to_owned(), 1)].into(),
             held: [("asked".to_owned(), 2)].into(),
             carriers: vec![quic, tcp],
@@ -94,19 +147,19 @@ mod tests {
             sent_bytes: 9,
             received_bytes: 10,
             kept_bytes: 11,
-            gateway: Some(Gateway {
+            gateway: Some(GatewayStatus {
                 waiting: 14,
                 verdicts: [("taken".to_owned(), 15)].into(),
-                ..Gateway::default()
+                ..GatewayStatus::default()
             }),
             untold: 16,
-            firewall: Some(Firewall {
+            firewall: Some(FirewallStatus {
                 is_there: true,
                 rules: vec!["inet t out handle 4: quota".to_owned()],
                 openings: [("passes".to_owned(), 19)].into(),
                 packets: [("out".to_owned(), 20)].into(),
             }),
-            ..Carry::default()
+            ..CarryStatus::default()
         };
         let status = Status { carry: Some(carry), ..Status::default() };
         let text = crate::metrics::encode(status, Vec::new()).unwrap();
@@ -134,30 +187,29 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();
-            let page = if name.contains("gateway") { GATEWAY } else { DOCUMENTED };
-            assert!(page.contains(name), "{name} is not in the documentation");
+            assert!(METRICS.contains(name), "{name} is not in docs/reference/metrics.md");
         }
     }
 
     #[test]
-    fn what_is_counted_is_documented() {
-        for verdict in Verdict::ALL {
-            assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
+    fn every_carrier_metric_is_documented() {
+        for verdict in HookVerdict::ALL {
+            assert!(REASONS.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
         }
         for verdict in millrace_graft_kernel::hold::VERDICTS {
-            assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
+            assert!(REASONS.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for verdict in millrace_graft_kernel::gateway::VERDICTS {
-            assert!(GATEWAY.contains(&format!("| `{verdict}` |")), "{verdict}");
+            assert!(REASONS.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
         for verdict in super::super::openings::Verdict::ALL {
-            assert!(DOCUMENTED.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
+            assert!(REASONS.contains(&format!("| `{}` |", verdict.name())), "{}", verdict.name());
         }
         for verdict in millrace_graft_kernel::opening::VERDICTS {
-            assert!(DOCUMENTED.contains(&format!("| `{verdict}` |")), "{verdict}");
+            assert!(REASONS.contains(&format!("| `{verdict}` |")), "{verdict}");
         }
-        for reason in Reason::ALL {
-            assert!(DOCUMENTED.contains(&format!("`{}`", reason.name())), "{}", reason.name());
+        for reason in CarryReason::ALL {
+            assert!(REASONS.contains(&format!("`{}`", reason.name())), "{}", reason.name());
         }
     }
 }

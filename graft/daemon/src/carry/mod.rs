@@ -1,11 +1,14 @@
-//! Applications' TCP connections, carried: the broker. The kernel leads chosen connections to it ([`hooks`]), it takes them
-//! ([`led`], or [`strict`] where the application is to wait for the server) and makes each a stream of a carrier to the peer's broker ([`carriers`]), which connects to the server
-//! ([`host`]), if the [`firewall`] of both hosts lets it begin ([`openings`]). Connections of hosts behind this one come by [`behind`]. [`pump`] moves the bytes at both ends; what stands on a stream is in `millrace-graft-proto`.
+//! The broker, which tunnels applications' TCP connections. The kernel redirects chosen connections to it
+//! ([`hooks`]). It accepts them ([`led`], or [`strict`] where the application has to wait for the server), and each
+//! becomes a stream of a carrier to the peer's broker ([`carriers`]). That broker connects to the server ([`host`]),
+//! if the [`firewall`] of both hosts lets the connection begin ([`openings`]). Connections of hosts behind this one
+//! arrive by [`behind`]. [`pump`] moves the bytes at both ends. The format of a stream is in `millrace-graft-proto`.
 //!
-//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: who calls keeps it ([`keep`]), who is called takes them
-//! ([`take`]). [`tcp`] is their handshake, [`record`] and [`socket`] their bytes, and [`stream`] what one connection has of either kind.
+//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the caller keeps it
+//! ([`keep`]), and the called end accepts its connections ([`take`]). [`tcp`] is their handshake, [`record`]
+//! and [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
 //!
-//! [`meter`] counts what goes through a connection; [`purposes`] has what is known by that of the next one.
+//! [`meter`] counts the bytes of a connection. [`purposes`] predicts from that how the next one will be used.
 
 mod asking;
 mod behind;
@@ -53,12 +56,12 @@ use std::{
 use anyhow::{Context as _, bail};
 use millrace_daemon::cgroup::own_cgroup;
 use millrace_graft::{
-    Carried, Settings, Side,
-    settings::{Agreement, Carry, Kind, Peer},
+    CarriedFlow, Settings, SideSetting,
+    settings::{AgreementPeer, AgreementSettings, CarrierKind, CarrySettings},
     status,
 };
 use millrace_graft_kernel::{
-    Shared,
+    SelectionMaps,
     hook::{Config, HOOK_RULES, Lead},
 };
 use millrace_graft_proto::select::kind::Kinds;
@@ -69,67 +72,74 @@ use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
 use self::{
-    carrier::Way, carriers::Carriers, context::Context, gateway::Gateway, hooks::Hooks, keep::Keeper,
-    listeners::Listeners, openings::Openings, ports::Ports, purposes::Purposes, strict::Strict, table::Table,
-    watch::Watch,
+    carrier::CarrierRoute, carriers::Carriers, context::CarryContext, gateway::CarryGateway, hooks::Hooks,
+    keep::PeerKeeper, listeners::Listeners, openings::TunnelOpenings, ports::PortRange, purposes::Purposes,
+    strict::Strict, table::TunnelTable, watch::TunnelWatch,
 };
 use super::tls::Tls;
 
-/// Descriptors for all else.
+/// Number of descriptors that are kept for everything but tunnelled connections.
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// Carries until it is dropped; connections that are carried are reset then.
-pub struct Broker {
-    carry: Carry,
-    context: Arc<Context>,
+/// The broker, which tunnels connections until it is dropped. Tunnelled connections are reset then.
+pub struct TunnelBroker {
+    carry: CarrySettings,
+    context: Arc<CarryContext>,
     strict: Arc<Strict>,
     endpoint: Option<Endpoint>,
     tls: Arc<RwLock<Tls>>,
-    /// What the kernel was told: cgroups come and go.
+    /// Redirection rules as the kernel has them. They change when cgroups come and go.
     leads: Mutex<Vec<Lead>>,
-    calls: Mutex<BTreeMap<String, (Peer, Vec<AbortHandle>)>>,
+    /// Tasks that call each peer, with the peer's settings at their start.
+    calls: Mutex<BTreeMap<String, (AgreementPeer, Vec<AbortHandle>)>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-impl Broker {
-    /// `kinds`: what is known of connections, which those that end here add to.
+impl TunnelBroker {
+    /// Starts the broker, if the settings have [carry] and [agreement]. `kinds` has statistics of past connections,
+    /// to which connections that end here are added.
     ///
     /// # Errors
-    /// A key is not usable, there is no listening there, or the kernel takes no hook.
+    /// A key is not usable, an address cannot be listened on, or the kernel refuses a hook.
     pub fn start(
         settings: &Settings,
         cgroup: &Path,
-        shared: &Shared,
+        shared: &SelectionMaps,
         kinds: Arc<std::sync::Mutex<Kinds>>,
     ) -> anyhow::Result<Option<Self>> {
         let (Some(carry), Some(agreement)) = (&settings.carry, &settings.agreement) else { return Ok(None) };
         let tls = Tls::new(agreement)?;
-        let endpoint = match carry.listen.filter(|_| carry.has(Kind::Quic)) {
+        let endpoint = match carry.listen.filter(|_| carry.has(CarrierKind::Quic)) {
             Some(at) => Some(dial::endpoint(at, Some(dial::server_config(&tls, carry)?))?),
             None => None,
         };
+        // Missing kernel features are reported at the start, and not with the first call.
         tcp::check(&carry.carriers, &carry.pool)?;
         let pools = carry.listen.map_or(Ok(Vec::new()), |at| tcp::listen(at, &carry.carriers))?;
         let listeners = Listeners::bind()?;
         let (strict, asks) = Strict::new()?;
         let config = Config { early: listeners.ports()?, strict: strict.listeners().ports()? };
         let hooks = Arc::new(Hooks::attach(config, cgroup, shared)?);
-        let table = Arc::new(Table::new(descriptors(carry.connections)?, carry.window, carry.memory));
-        let (run, servers, warm) = (run()?, RwLock::default(), carry.warm);
-        let gateway = settings.gateway.as_ref().map(|gateway| Gateway::start(gateway, run)).transpose()?;
-        let openings = Openings::start(&own_cgroup().context("no cgroup of version 2 is mounted")?)
+        let table = Arc::new(TunnelTable::new(descriptors(carry.connections)?, carry.window, carry.memory));
+        let run = run()?;
+        let servers = RwLock::default();
+        let warm = carry.warm;
+        let gateway =
+            settings.gateway.as_ref().map(|gateway| CarryGateway::start(gateway, run)).transpose()?;
+        let openings = TunnelOpenings::start(&own_cgroup().context("no cgroup of version 2 is mounted")?)
             .context("cannot ask this host's firewall")?;
         let (gateway, behind) = gateway.map(|(gateway, asks)| (Arc::new(gateway), asks)).unzip();
         let carriers = Arc::new(Carriers::new(hooks.clone(), gateway.clone(), table.clone()));
         let carriers_wanted = carry.carriers.clone();
-        let (watch, purposes) = (Watch::default(), Arc::new(Purposes::new(kinds)));
-        let context = Arc::new(Context {
+        let watch = TunnelWatch::default();
+        let purposes = Arc::new(Purposes::new(kinds));
+        let context = Arc::new(CarryContext {
             run,
             hooks,
             table,
             watch,
             carriers,
-            ports: Ports::new(),
+            ports: PortRange::new(),
             openings,
             gateway,
             servers,
@@ -149,40 +159,43 @@ impl Broker {
         let tls = Arc::new(RwLock::new(tls));
         if let Some(endpoint) = &endpoint {
             tasks.spawn(dial::listen(context.clone(), endpoint.clone(), tls.clone()));
-            info!(at = %endpoint.local_addr()?, "carriers are taken, by UDP");
+            info!(at = %endpoint.local_addr()?, "listening for QUIC carriers");
         }
         for listener in pools {
-            info!(at = %listener.local_addr()?, "carriers are taken, for pools");
+            info!(at = %listener.local_addr()?, "listening for carriers by TCP, MPTCP or SCTP");
             tasks.spawn(take::listen(context.clone(), listener, tls.clone(), carry.pool.clone()));
         }
-        let (leads, calls, tasks, carry) =
-            (Mutex::default(), Mutex::default(), Mutex::new(tasks), carry.clone());
+        let leads = Mutex::default();
+        let calls = Mutex::default();
+        let tasks = Mutex::new(tasks);
+        let carry = carry.clone();
         let broker = Self { carry, context, strict, endpoint, tls, leads, calls, tasks };
         broker.apply(settings)?;
         Ok(Some(broker))
     }
 
-    /// Other rules and peers. Connections with peers that stay go on.
+    /// Applies changed rules and peers. Connections with peers that stay go on.
     pub fn apply(&self, settings: &Settings) -> anyhow::Result<()> {
         let agreement = settings.agreement.as_ref().context("no [agreement]")?;
         let tls = Tls::new(agreement)?;
         if let Some(endpoint) = &self.endpoint {
             endpoint.set_server_config(Some(dial::server_config(&tls, &self.carry)?));
         }
-        let leads = leads(settings)?;
+        let leads = redirect_rules(settings)?;
+        // The ports that stay plain are set before the rules, so that no connection is redirected by mistake.
         self.follow_firewall(&leads)?;
         self.context.hooks.set_rules(&leads)?;
         self.context.gateway.as_ref().map_or(Ok(()), |gateway| gateway.set_rules(&leads))?;
         *self.leads.lock() = leads;
         self.context.purposes.apply(settings);
-        *self.context.servers.write() = settings.carried(Side::Server).cloned().collect();
+        *self.context.servers.write() = settings.carried(SideSetting::Server).cloned().collect();
         self.context.carriers.set_peers(&agreement.peers);
         self.call(&tls, agreement)?;
         *self.tls.write() = tls;
         Ok(())
     }
 
-    fn call(&self, tls: &Tls, agreement: &Agreement) -> anyhow::Result<()> {
+    fn call(&self, tls: &Tls, agreement: &AgreementSettings) -> anyhow::Result<()> {
         let mut calls = self.calls.lock();
         calls.retain(|name, (before, tasks)| {
             let stays = agreement.peer(name) == Some(before);
@@ -199,22 +212,23 @@ impl Broker {
         Ok(())
     }
 
-    /// Each for itself, so that where one does not carry another is there.
-    fn call_by_all_ways(&self, tls: &Tls, peer: &Peer) -> anyhow::Result<Vec<AbortHandle>> {
+    /// Calls the peer by each kind and address in a task of its own, so that another route is ready when one fails.
+    fn call_by_all_ways(&self, tls: &Tls, peer: &AgreementPeer) -> anyhow::Result<Vec<AbortHandle>> {
         let mut handles = Vec::new();
         for (place, kind) in self.carry.carriers.iter().copied().enumerate() {
             for (number, at) in peer.carry.iter().copied().enumerate() {
-                let (context, way) = (self.context.clone(), Way::called(place, kind, number, at));
+                let context = self.context.clone();
+                let way = CarrierRoute::called(place, kind, number, at);
                 let mut tasks = self.tasks.lock();
                 handles.push(match kind {
-                    Kind::Quic => {
+                    CarrierKind::Quic => {
                         let config = dial::client_config(tls, peer, &self.carry)?;
-                        tasks.spawn(dial::call(context, peer.clone(), (way, at), config))
+                        tasks.spawn(dial::call(context, peer.clone(), way, at, config))
                     }
-                    Kind::Tcp | Kind::Mptcp | Kind::Sctp => {
-                        let (config, limits) =
-                            (tcp::client_config(tls.client(peer)?), self.carry.pool.clone());
-                        tasks.spawn(keep::keep(Keeper {
+                    CarrierKind::Tcp | CarrierKind::Mptcp | CarrierKind::Sctp => {
+                        let config = tcp::client_config(tls.client(peer)?);
+                        let limits = self.carry.pool.clone();
+                        tasks.spawn(keep::keep(PeerKeeper {
                             context,
                             peer: peer.clone(),
                             way,
@@ -229,36 +243,41 @@ impl Broker {
         Ok(handles)
     }
 
-    /// The processes of a cgroup, as a rule of their own, until the cgroup is gone.
-    pub fn hook(&self, cgroup: &Path, side: Side, leads: Vec<Lead>) -> anyhow::Result<()> {
+    /// Adds a hook for the processes of a cgroup, with a rule of its own, until the cgroup is gone.
+    pub fn hook(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
         self.follow_firewall(&leads)?;
         self.context.hooks.add(cgroup, side, leads)
     }
 
-    /// Has connections go plain from where they are made that this host's firewall does not let be carried, of these rules and of those that
-    /// there are.
+    /// Makes the kernel leave connections in place that this host's firewall does not let be tunnelled, for the
+    /// present rules and `leads`.
     fn follow_firewall(&self, leads: &[Lead]) -> anyhow::Result<()> {
         let mut ports = self.context.hooks.ports();
         ports.extend(leads.iter().filter(|lead| !lead.in_place).map(|lead| lead.ports.clone()));
         self.context.hooks.set_plain(self.context.openings.plain_ports(&ports))
     }
 
-    /// Once a second or so. `leads`: what applications are led by now.
+    /// Does the periodic work, about once a second. `leads` are the present redirection rules.
     pub fn tick(&self, leads: Vec<Lead>) {
         self.context.hooks.prune();
-        // By which of its addresses this host reaches a peer changes without a carrier's end.
+        // The addresses by which this host reaches a peer may change while its carriers stay.
         self.context.carriers.refresh();
         self.context.gateway.iter().for_each(|gateway| gateway.tick());
         if let Err(error) = self.follow_firewall(&[]) {
-            warn!("the firewall's rules have changed, and the kernel cannot be told: {error:#}");
+            warn!(
+                "the firewall's rules have changed, but the redirection rules in the kernel cannot be updated: {error:#}"
+            );
         }
         self.context.openings.name_rules([&self.context.hooks.ports(), &self.served_ports()]);
         if let Err(error) = self.follow_cgroups(leads) {
-            warn!("cgroups that rules name have come or gone, and the kernel cannot be told: {error:#}");
+            warn!(
+                "cgroups that rules name have come or gone, but the redirection rules in the kernel cannot be updated: {error:#}"
+            );
         }
     }
 
-    /// Rules for somebody are not for a gateway: it need not be told.
+    /// Applies changed cgroups to the rules. The gateway has no rules for single cgroups, so it is not
+    /// updated.
     fn follow_cgroups(&self, now: Vec<Lead>) -> anyhow::Result<()> {
         let mut told = self.leads.lock();
         if now != *told {
@@ -272,19 +291,19 @@ impl Broker {
         self.context.gateway.as_ref().and_then(|gateway| gateway.trouble())
     }
 
-    /// What was told of connections since the last time.
-    pub fn take_told(&self) -> Vec<Carried> {
+    /// Returns the events of connections since the last call.
+    pub fn take_told(&self) -> Vec<CarriedFlow> {
         self.context.watch.take()
     }
 
-    /// Hosts with a broker, and whether a carrier to each is warm.
+    /// Returns the addresses of hosts with a broker, and whether a carrier to each is warm.
     pub fn warmth(&self) -> BTreeMap<IpAddr, bool> {
         self.context.carriers.warmth()
     }
 
-    pub fn status(&self) -> status::Carry {
+    pub fn status(&self) -> status::CarryStatus {
         let table = &self.context.table;
-        status::Carry {
+        status::CarryStatus {
             listen: self.endpoint.as_ref().and_then(|endpoint| endpoint.local_addr().ok()),
             verdicts: self.context.hooks.verdicts(),
             held: self.strict.verdicts().collect(),
@@ -308,13 +327,14 @@ impl Broker {
         ports.chain(self.context.hooks.served_ports()).collect()
     }
 
-    pub fn carrier_to(&self, address: IpAddr) -> Option<status::Carrier> {
+    pub fn carrier_to(&self, address: IpAddr) -> Option<status::CarrierStatus> {
         self.context.carriers.status_to(address)
     }
 }
 
-impl Drop for Broker {
+impl Drop for TunnelBroker {
     fn drop(&mut self) {
+        // The hooks go first, so that no connection arrives while the carriers are closed.
         self.context.hooks.detach();
         self.context.gateway.iter().for_each(|gateway| gateway.detach());
         if let Some(endpoint) = &self.endpoint {
@@ -324,17 +344,17 @@ impl Drop for Broker {
     }
 }
 
-fn said(what: &str, done: Result<(), millrace_graft_kernel::Error>) {
+fn warn_on_error(what: &str, done: Result<(), millrace_graft_kernel::Error>) {
     if let Err(error) = done {
         warn!("{what}: {error}");
     }
 }
 
-fn leads(settings: &Settings) -> anyhow::Result<Vec<Lead>> {
-    let leads = settings.leads();
+fn redirect_rules(settings: &Settings) -> anyhow::Result<Vec<Lead>> {
+    let leads = settings.redirect_rules();
     if leads.len() > HOOK_RULES {
         bail!(
-            "carried rules, and those before them, have {} pairs of a port and a peer: there is room for {HOOK_RULES}",
+            "carried rules, and those before them, have {} pairs of a port and a peer: the limit is {HOOK_RULES}",
             leads.len()
         );
     }
@@ -348,13 +368,15 @@ fn run() -> anyhow::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Makes room for so many connections, or says for how many there is.
+/// Raises the limit of descriptors. Returns the number of connections that it is enough for, at most `connections`.
 fn descriptors(connections: usize) -> anyhow::Result<usize> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     let room = usize::try_from(hard.saturating_sub(OTHER_DESCRIPTORS).max(1))?;
     if room < connections {
-        warn!("descriptors (RLIMIT_NOFILE, {hard}) are for {room} connections, not for {connections}");
+        warn!(
+            "the limit of descriptors (RLIMIT_NOFILE, {hard}) is enough for {room} connections, not for {connections}"
+        );
     }
     Ok(connections.min(room))
 }

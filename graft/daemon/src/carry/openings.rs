@@ -1,6 +1,6 @@
-//! Asks the firewall of this host whether connections may be carried. Netfilter judges first packets, a SYN and its answer, which have the true
-//! ends and the true owner; they end behind the firewall. A connection whose first packets do not pass is plain TCP, so the firewall treats it as it
-//! would have. Where there is no firewall nothing is sent.
+//! Asks the firewall of this host whether connections may be tunnelled. The first packets of a connection, a SYN and
+//! its answer, pass netfilter with their true addresses and owner, and end behind it. A connection whose first
+//! packets do not pass stays plain TCP, and the firewall judges it as usual. Without a firewall no packet is sent.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,8 +15,8 @@ use std::{
 use anyhow::Context as _;
 use millrace_graft::status;
 use millrace_graft_kernel::{
-    hook::Owner,
-    opening::{self, Openings as Kernel},
+    hook::SocketOwner,
+    opening::{self, OpeningPrograms as Kernel},
 };
 use millrace_kernel::neighbour::NextHop;
 use parking_lot::Mutex;
@@ -25,26 +25,28 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{debug, warn};
 
 use super::{
-    firewall::{End, Firewall},
+    firewall::{ConnectionEnd, FirewallRules},
     listeners::Listeners,
     owner::socket_of,
     syn,
 };
 
-/// The kernel takes packets with their IP header.
+/// IPPROTO_RAW: the kernel takes packets with their IP header.
 const PROTOCOL_RAW: i32 = 255;
-/// Time for a packet to pass INPUT. Mostly it has passed before the first look.
+/// Time for a packet to pass INPUT. Mostly it has passed before the first check.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// Interval of checks whether a packet has passed.
 const LOOK: Duration = Duration::from_millis(1);
-/// A server that this host itself does not reach past its firewall is not tried again for so long.
+/// Time for which connections to a server stay plain TCP after this host's firewall has kept the broker from that
+/// server.
 const UNREACHED: Duration = Duration::from_secs(60);
 const UNREACHED_MOST: usize = 1024;
 
 macro_rules! verdicts {
-    ($($name:ident = $text:literal),* $(,)?) => {
-        /// The outcome for a connection.
+    ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
+        /// The firewall's answer for a connection.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Verdict { $($name),* }
+        pub enum Verdict { $($(#[$doc])* $name),* }
 
         impl Verdict {
             pub const ALL: &[Self] = &[$(Self::$name),*];
@@ -58,74 +60,88 @@ macro_rules! verdicts {
 }
 
 verdicts! {
+    /// The host has no firewall, so the connection is carried.
     NoFirewall = "no-firewall",
+    /// The firewall lets the connection begin, so it is carried.
     Passes = "passes",
+    /// OUTPUT or POSTROUTING does not let the first packet pass, or queues it for a program.
     Output = "output",
+    /// PREROUTING or INPUT does not let the first packet pass.
     Input = "input",
+    /// The firewall changes the addresses or ports of the first packet (NAT).
     Translated = "translated",
+    /// A rule judges more than the first packets of connections.
     Rule = "rule",
+    /// This host cannot reach its own server past its firewall.
     Loopback = "loopback",
+    /// The firewall cannot be asked. The log says why at level debug.
     Failed = "failed",
 }
 
-pub struct Openings {
+/// Asks the firewall about connections, and counts its answers.
+pub struct TunnelOpenings {
     kernel: Kernel,
-    /// The sockets that incoming first packets end at.
+    /// The listeners at which first packets end that come in.
     _ends: Listeners,
-    firewall: Mutex<Firewall>,
-    /// Rules that were named in the log, and are still there.
+    firewall: Mutex<FirewallRules>,
+    /// Rules that were logged and still exist.
     named: Mutex<Vec<String>>,
+    /// Servers of this host that the firewall kept the broker from, with the time.
     unreached: Mutex<HashMap<SocketAddr, Instant>>,
     counts: [AtomicU64; Verdict::ALL.len()],
 }
 
-impl Openings {
-    /// `cgroup`: in which this process is.
+impl TunnelOpenings {
+    /// Loads the BPF programs. `cgroup` is the cgroup of this process.
     pub fn start(cgroup: &Path) -> anyhow::Result<Self> {
-        let (kernel, ends) = (Kernel::load(cgroup)?, Listeners::nowhere()?);
+        let kernel = Kernel::load(cgroup)?;
+        let ends = Listeners::nowhere()?;
         for (socket, is_v6) in ends.sockets().zip([false, true]) {
             kernel.end_at(socket, is_v6)?;
         }
-        let (firewall, named, unreached) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let firewall = Mutex::default();
+        let named = Mutex::default();
+        let unreached = Mutex::default();
         Ok(Self { kernel, _ends: ends, firewall, named, unreached, counts: Default::default() })
     }
 
-    /// Reports whether OUTPUT of this host lets a connection begin that one of its applications makes, and INPUT its answer.
-    pub async fn let_out(&self, (client, server): (SocketAddr, SocketAddr), owner: Owner) -> bool {
-        let verdict = match self.ask_first(server, End::Client) {
+    /// Reports whether OUTPUT lets a connection of one of this host's applications begin, and INPUT the server's
+    /// answer.
+    pub async fn let_out(&self, client: SocketAddr, server: SocketAddr, owner: SocketOwner) -> bool {
+        let verdict = match self.ask_first(server, ConnectionEnd::Client) {
             Some(verdict) => verdict,
-            None => self.begin((client, server), owner).await.unwrap_or_else(failed),
+            None => self.begin(client, server, owner).await.unwrap_or_else(failed),
         };
-        self.count(verdict, (client, server))
+        self.count(verdict, client, server)
     }
 
-    /// Reports whether INPUT of this host lets a connection begin that comes to one of its servers, and OUTPUT the answer of `owner`. `None`: nobody
-    /// listens, who would answer.
-    pub async fn let_in(&self, (client, server): (SocketAddr, SocketAddr), owner: Option<Owner>) -> bool {
-        let verdict = match self.ask_first(server, End::Server) {
+    /// Reports whether INPUT lets a connection to one of this host's servers begin, and OUTPUT the answer of its
+    /// `owner`, which is `None` if nobody listens.
+    pub async fn let_in(&self, client: SocketAddr, server: SocketAddr, owner: Option<SocketOwner>) -> bool {
+        let verdict = match self.ask_first(server, ConnectionEnd::Server) {
             Some(verdict) => verdict,
-            None => self.receive((client, server), owner).await.unwrap_or_else(failed),
+            None => self.receive(client, server, owner).await.unwrap_or_else(failed),
         };
-        self.count(verdict, (client, server))
+        self.count(verdict, client, server)
     }
 
-    /// Reports whether there is a firewall, which may also judge what this host says to itself.
+    /// Reports whether this host has a firewall, which may also judge packets on loopback.
     pub fn has_firewall(&self) -> bool {
         self.firewall.lock().is_there()
     }
 
-    /// Remembers that this host's own firewall keeps it from a server of its own, for a while.
+    /// Remembers for a while that this host's firewall keeps the broker from a server of this host.
     pub fn note_unreached(&self, server: SocketAddr) {
         let mut unreached = self.unreached.lock();
         if unreached.len() < UNREACHED_MOST {
             unreached.insert(server, Instant::now());
         }
         drop(unreached);
-        warn!(%server, "the firewall keeps this host from its own server on lo: connections to it are plain TCP. A rule that accepts what comes in by lo mends it");
+        warn!(%server, "the firewall blocks connections of this host to its own server on lo, so connections to the server are plain TCP: add a rule that accepts input from lo");
     }
 
-    /// Returns the verdict, if it is known before any packet is sent.
-    fn ask_first(&self, server: SocketAddr, end: End) -> Option<Verdict> {
+    /// Returns the verdict, if it is certain before any packet is sent.
+    fn ask_first(&self, server: SocketAddr, end: ConnectionEnd) -> Option<Verdict> {
         let mut firewall = self.firewall.lock();
         firewall.refresh();
         if !firewall.is_there() {
@@ -136,64 +152,79 @@ impl Openings {
         }
         let mut unreached = self.unreached.lock();
         unreached.retain(|_, since| since.elapsed() < UNREACHED);
-        (end == End::Server && unreached.contains_key(&server)).then_some(Verdict::Loopback)
+        (end == ConnectionEnd::Server && unreached.contains_key(&server)).then_some(Verdict::Loopback)
     }
 
     async fn begin(
         &self,
-        (client, server): (SocketAddr, SocketAddr),
-        owner: Owner,
+        client: SocketAddr,
+        server: SocketAddr,
+        owner: SocketOwner,
     ) -> anyhow::Result<Verdict> {
-        let (ours, theirs) = (number()?, number()?);
-        match self.send((client, server), owner, (ours, None))? {
-            Verdict::Passes => self.take((server, client), (theirs, Some(ours))).await,
+        let ours = number()?;
+        let theirs = number()?;
+        // After the client's SYN has passed, the server's answer is tested in the other direction.
+        match self.send(client, server, owner, ours, None)? {
+            Verdict::Passes => self.take(server, client, theirs, Some(ours)).await,
             verdict => Ok(verdict),
         }
     }
 
     async fn receive(
         &self,
-        (client, server): (SocketAddr, SocketAddr),
-        owner: Option<Owner>,
+        client: SocketAddr,
+        server: SocketAddr,
+        owner: Option<SocketOwner>,
     ) -> anyhow::Result<Verdict> {
-        let (theirs, ours) = (number()?, number()?);
-        match (self.take((client, server), (theirs, None)).await?, owner) {
-            (Verdict::Passes, Some(owner)) => self.send((server, client), owner, (ours, Some(theirs))),
+        let theirs = number()?;
+        let ours = number()?;
+        // The client's SYN comes first here, and then the server's answer.
+        match (self.take(client, server, theirs, None).await?, owner) {
+            (Verdict::Passes, Some(owner)) => self.send(server, client, owner, ours, Some(theirs)),
             (verdict, _) => Ok(verdict),
         }
     }
 
-    /// Sends one out, and sees whether it comes through. What is queued for a program that judges does not, in time.
+    /// Sends a first packet, and reports whether it passes. A packet that waits for a program to judge it counts as
+    /// blocked.
     fn send(
         &self,
-        (from, to): (SocketAddr, SocketAddr),
-        owner: Owner,
-        (number, answers): (u32, Option<u32>),
+        from: SocketAddr,
+        to: SocketAddr,
+        owner: SocketOwner,
+        number: u32,
+        answers: Option<u32>,
     ) -> anyhow::Result<Verdict> {
         let segment = syn::first(from.port(), to.port(), number, answers);
-        let packet = syn::packet(from.ip(), to.ip(), &segment).context("ends of two families")?;
+        let packet = syn::packet(from.ip(), to.ip(), &segment)
+            .context("the addresses of client and server are of different families")?;
         let protocol = Some(Protocol::from(PROTOCOL_RAW));
+        // The socket belongs to the owner whom the firewall's rules may match.
         let socket = socket_of(owner, || Socket::new(Domain::for_address(to), Type::RAW, protocol))?;
         self.kernel.watch(socket.as_fd())?;
-        // It fails however it ends. IPv6 knows of no port there.
+        // Every send fails, since the packet ends behind the firewall. A raw IPv6 socket takes no port.
         let _ = socket.send_to(&packet, &SocketAddr::new(to.ip(), 0).into());
         Ok(match self.kernel.passed_out(socket.as_fd())? {
             Some(ends) if ends == (from, to) => Verdict::Passes,
+            // The packet has other addresses or ports than it was sent with.
             Some(_) => Verdict::Translated,
             None => Verdict::Output,
         })
     }
 
-    /// Injects a first packet as if it came from the other end, and reports whether it passes.
+    /// Injects a first packet as if the other end had sent it, and reports whether it passes.
     async fn take(
         &self,
-        (from, to): (SocketAddr, SocketAddr),
-        (number, answers): (u32, Option<u32>),
+        from: SocketAddr,
+        to: SocketAddr,
+        number: u32,
+        answers: Option<u32>,
     ) -> anyhow::Result<Verdict> {
         let segment = syn::first(from.port(), to.port(), number, answers);
-        let packet = syn::packet(from.ip(), to.ip(), &segment).context("ends of two families")?;
-        let hop = NextHop::of(to.ip(), from.ip())?;
-        let due = self.kernel.expect((from, to), hop.interface())?;
+        let packet = syn::packet(from.ip(), to.ip(), &segment)
+            .context("the addresses of client and server are of different families")?;
+        let hop = NextHop::find_route(to.ip(), from.ip())?;
+        let due = self.kernel.expect(from, to, hop.interface())?;
         self.kernel.inject(&hop, &packet)?;
         let begin = Instant::now();
         loop {
@@ -207,22 +238,22 @@ impl Openings {
         }
     }
 
-    /// Returns whether it may be carried.
-    fn count(&self, verdict: Verdict, (client, server): (SocketAddr, SocketAddr)) -> bool {
+    /// Counts the verdict. Returns whether the connection may be tunnelled.
+    fn count(&self, verdict: Verdict, client: SocketAddr, server: SocketAddr) -> bool {
         self.counts[verdict as usize].fetch_add(1, Relaxed);
         let passes = matches!(verdict, Verdict::Passes | Verdict::NoFirewall);
         if !passes {
-            debug!(%client, %server, "not carried: what the firewall says is {:?}", verdict.name());
+            debug!(%client, %server, "the firewall does not let the connection be tunnelled: {:?}", verdict.name());
         }
         passes
     }
 
-    /// Returns those of the ports to which this host's connections have to be plain TCP.
+    /// Returns those of the ports to which connections of this host have to be plain TCP.
     pub fn plain_ports(&self, wanted: &[RangeInclusive<u16>]) -> Vec<RangeInclusive<u16>> {
         let mut firewall = self.firewall.lock();
         firewall.refresh();
         let mut plain = Vec::new();
-        for obstacle in wanted.iter().flat_map(|ports| firewall.obstacles(ports, End::Client)) {
+        for obstacle in wanted.iter().flat_map(|ports| firewall.obstacles(ports, ConnectionEnd::Client)) {
             if !plain.contains(&obstacle.ports) {
                 plain.push(obstacle.ports);
             }
@@ -230,36 +261,41 @@ impl Openings {
         plain
     }
 
-    /// Returns the rules for which connections are plain TCP: of clients to these ports, and to servers with those.
+    /// Returns the rules that force connections to be plain TCP: those of clients to the first ports, and those
+    /// of servers with the second ports.
     fn rules(&self, ports: [&[RangeInclusive<u16>]; 2]) -> Vec<String> {
-        let (firewall, mut all) = (self.firewall.lock(), Vec::new());
-        for (ports, end) in ports.into_iter().zip([End::Client, End::Server]) {
+        let firewall = self.firewall.lock();
+        let mut all = Vec::new();
+        for (ports, end) in ports.into_iter().zip([ConnectionEnd::Client, ConnectionEnd::Server]) {
             let found = ports.iter().flat_map(|ports| firewall.obstacles(ports, end));
             all.extend(found.map(|obstacle| obstacle.what));
         }
         drop(firewall);
         let unreached = self.unreached.lock();
-        all.extend(unreached.keys().map(|server| format!("lo: this host does not reach its own {server}")));
+        all.extend(unreached.keys().map(|server| {
+            format!("lo: the firewall does not let this host connect to its own server {server}")
+        }));
         all.sort();
         all.dedup();
         all
     }
 
-    /// Logs each such rule once.
+    /// Logs each rule that forces connections to be plain TCP, once.
     pub fn name_rules(&self, ports: [&[RangeInclusive<u16>]; 2]) {
-        let (rules, mut named) = (self.rules(ports), self.named.lock());
+        let rules = self.rules(ports);
+        let mut named = self.named.lock();
         for rule in rules.iter().filter(|rule| !named.contains(rule)) {
             warn!(
-                "connections are plain TCP, for a rule of the firewall that is not only about how they begin: {rule}"
+                "connections are plain TCP because of a firewall rule that judges more than their first packets: {rule}"
             );
         }
         *named = rules;
     }
 
-    pub fn status(&self, ports: [&[RangeInclusive<u16>]; 2]) -> status::Firewall {
+    pub fn status(&self, ports: [&[RangeInclusive<u16>]; 2]) -> status::FirewallStatus {
         let counts = Verdict::ALL.iter().zip(&self.counts);
         let packets = self.kernel.verdicts().unwrap_or_default();
-        status::Firewall {
+        status::FirewallStatus {
             is_there: self.has_firewall(),
             rules: self.rules(ports),
             openings: counts
@@ -274,7 +310,7 @@ impl Openings {
     }
 }
 
-/// A first one, as connections have it.
+/// Returns a random initial sequence number.
 fn number() -> anyhow::Result<u32> {
     let mut bytes = [0; 4];
     SystemRandom::new().fill(&mut bytes).map_err(|_| anyhow::anyhow!("the system has no random numbers"))?;

@@ -1,20 +1,22 @@
-//! Sockets that belong to somebody else, as firewalls see it.
+//! Creates sockets that belong to another user, as firewalls see it.
 
 use std::{io, os::fd::AsFd};
 
-use millrace_graft_kernel::hook::Owner;
+use millrace_graft_kernel::hook::SocketOwner;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use socket2::SockRef;
 
-/// The identity of the thread for files and sockets that it makes, until this is dropped.
+/// The user and group as which this thread creates files and sockets. Dropping this restores the previous ones.
 struct Guise(Uid, Gid);
 
 impl Guise {
-    fn take(owner: Owner) -> io::Result<Self> {
-        let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+    fn take(owner: SocketOwner) -> io::Result<Self> {
+        let uid = Uid::from_raw(owner.uid);
+        let gid = Gid::from_raw(owner.gid);
         let before = (setfsgid(gid), setfsuid(uid));
         let guise = Self(before.1, before.0);
-        // The calls say who it was before, and nothing of errors.
+        // `setfsuid` and `setfsgid` return the previous identity and no error, so a second call shows whether the
+        // first one has worked.
         match (setfsgid(gid), setfsuid(uid)) == (gid, uid) {
             true => Ok(guise),
             false => Err(io::ErrorKind::PermissionDenied.into()),
@@ -29,11 +31,12 @@ impl Drop for Guise {
     }
 }
 
-/// Makes a socket of this owner: netfilter's `skuid`, `skgid` and `mark` see the owner in what it sends, and routing rules, too.
+/// Creates a socket that belongs to this owner: netfilter's `skuid`, `skgid` and `mark`, and routing rules, see the
+/// owner in what the socket sends.
 ///
 /// # Errors
-/// There is no socket, or this process may not make one for that owner.
-pub fn socket_of<S: AsFd>(owner: Owner, make: impl FnOnce() -> io::Result<S>) -> io::Result<S> {
+/// The socket cannot be created, or this process may not act as that owner.
+pub fn socket_of<S: AsFd>(owner: SocketOwner, make: impl FnOnce() -> io::Result<S>) -> io::Result<S> {
     let guise = Guise::take(owner)?;
     let socket = make();
     drop(guise);
@@ -51,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn socket_belongs_to_its_owner_and_the_thread_to_itself() {
+    fn socket_belongs_to_its_owner_and_thread_keeps_its_identity() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP socket_belongs_to_its_owner_and_the_thread_to_itself: needs root");
+            println!("SKIP socket_belongs_to_its_owner_and_thread_keeps_its_identity: needs root");
             return;
         }
         let make = || std::net::UdpSocket::bind(("127.0.0.1", 0));
-        let owned = socket_of(Owner { uid: 7, gid: 8, mark: 9 }, make).unwrap();
+        let owned = socket_of(SocketOwner { uid: 7, gid: 8, mark: 9 }, make).unwrap();
         let about = fstat(&owned).unwrap();
         assert_eq!((about.st_uid, about.st_gid), (7, 8));
         assert_eq!(SockRef::from(&owned).mark().unwrap(), 9);

@@ -1,5 +1,5 @@
-//! Connections to a peer's broker by TCP or MPTCP, each of which carries one of applications at a time: so back-pressure is the
-//! kernel's, and none waits for what was lost of another.
+//! Pools of connections to a peer's broker by TCP, MPTCP or SCTP. Each carries one application's connection at a
+//! time: the kernel gives back-pressure, and no connection waits for lost packets of another.
 
 use std::{
     sync::{
@@ -14,28 +14,31 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
-    broken::Broken,
-    socket::{Crowd, Socket},
-    stream::Stream,
+    broken::CarrierError,
+    socket::{CarrierSocket, SocketGroup},
+    stream::CarrierStream,
 };
 
-/// What is not needed any more is closed after so much time without use.
+/// Time without use after which a surplus connection is closed.
 const IDLE: Duration = Duration::from_secs(30);
 
-pub struct Pool {
-    limits: settings::Pool,
-    pub crowd: Arc<Crowd>,
-    /// The last one that was used last. Each has a permit of `free`.
-    idle: Mutex<Vec<(Stream, Instant)>>,
+/// A pool of connections to one peer's broker.
+pub struct ConnectionPool {
+    limits: settings::PoolSettings,
+    pub crowd: Arc<SocketGroup>,
+    /// Idle connections, the most recently used last. Each has a permit of `free`.
+    idle: Mutex<Vec<(CarrierStream, Instant)>>,
     free: Semaphore,
+    /// Number of tasks that wait for a connection.
     waiting: AtomicUsize,
+    /// Round trip in microseconds, which the latest connection has measured.
     rtt_us: AtomicU64,
-    /// There may be too few.
+    /// Notified when there may be too few connections.
     pub lacking: Notify,
 }
 
-impl Pool {
-    pub fn new(limits: settings::Pool, rtt: Duration) -> Self {
+impl ConnectionPool {
+    pub fn new(limits: settings::PoolSettings, rtt: Duration) -> Self {
         Self {
             limits,
             crowd: Arc::default(),
@@ -47,31 +50,35 @@ impl Pool {
         }
     }
 
-    /// A connection that carries nothing, and waits for one where there may be more. May be cancelled.
-    pub async fn open(&self) -> Result<Stream, Broken> {
+    /// Takes an idle connection, and waits for one if there is none. May be cancelled.
+    pub async fn open(&self) -> Result<CarrierStream, CarrierError> {
         let _waits = Waits::new(self);
         loop {
+            // If no connection is idle, the keeper of the pool makes another one.
             if self.free.available_permits() == 0 {
                 self.lacking.notify_one();
             }
-            self.free.acquire().await.map_err(|_| Broken::Lost)?.forget();
+            // The permit belongs to the connection that is taken below.
+            self.free.acquire().await.map_err(|_| CarrierError::Lost)?.forget();
+            // The pool may have too few idle connections now.
             self.lacking.notify_one();
             let last = self.idle.lock().pop();
+            // A connection that has ended, or has unread bytes, is dropped, and the next one is tried.
             if let Some((stream, _)) = last.filter(|(stream, _)| stream.is_quiet()) {
                 return Ok(stream);
             }
         }
     }
 
-    /// It may be used, or used again.
-    pub fn put(&self, stream: Stream) {
+    /// Adds a connection to the idle ones, when it is new or idle again.
+    pub fn put(&self, stream: CarrierStream) {
         if !self.is_closed() {
             self.idle.lock().push((stream, Instant::now()));
             self.free.add_permits(1);
         }
     }
 
-    /// Without those that have ended, and those of too many that nobody has needed for long.
+    /// Removes connections that have ended, and surplus ones that were idle for long.
     pub fn sweep(&self) {
         let mut idle = self.idle.lock();
         let mut spare = idle.len().saturating_sub(self.limits.warm);
@@ -86,14 +93,14 @@ impl Pool {
         });
     }
 
-    /// How many more there are to be, when so many are being made.
+    /// Returns how many more connections are needed while `coming` are being made.
     pub fn lacks(&self, coming: usize) -> usize {
         let wanted = self.limits.warm + self.waiting.load(Relaxed);
         let room = self.limits.most.saturating_sub(self.count() + coming);
         wanted.saturating_sub(self.idle_count() + coming).min(room)
     }
 
-    /// Whether one more is of those that are always there.
+    /// Reports whether the pool has no more connections than it always keeps.
     pub fn is_small(&self) -> bool {
         self.count() <= self.limits.warm
     }
@@ -106,13 +113,14 @@ impl Pool {
         self.idle.lock().len()
     }
 
-    /// One that is idle: what happens to it most likely happens to all.
-    pub fn an_idle_one(&self) -> Option<Arc<Socket>> {
+    /// Returns an idle connection. An error on it most likely concerns all of them.
+    pub fn an_idle_one(&self) -> Option<Arc<CarrierSocket>> {
         self.idle.lock().first().and_then(|(stream, _)| stream.socket().cloned())
     }
 
-    /// Those that wait have most likely ended, too, and nobody has been told: others are made.
+    /// Drops all idle connections, which have most likely ended without notice, so that new ones are made.
     pub fn doubt(&self) {
+        // Permits and idle connections change together, under the lock.
         let mut idle = self.idle.lock();
         self.free.forget_permits(idle.len());
         idle.clear();
@@ -123,7 +131,7 @@ impl Pool {
         Duration::from_micros(self.rtt_us.load(Relaxed))
     }
 
-    /// As one more connection has shown it.
+    /// Notes the round trip that the latest connection has measured.
     pub fn note_rtt(&self, rtt: Duration) {
         self.rtt_us.store(micros(rtt), Relaxed);
     }
@@ -132,25 +140,25 @@ impl Pool {
         self.free.is_closed()
     }
 
-    /// No more are had from it; those that carry go on.
+    /// Closes the pool for new connections. Busy connections stay open.
     pub fn close(&self) {
         self.free.close();
         self.idle.lock().clear();
         self.lacking.notify_one();
     }
 
-    /// With those that carry.
+    /// Closes the pool and its busy connections.
     pub fn sever(&self) {
         self.close();
         self.crowd.sever();
     }
 }
 
-/// One who waits, until this is dropped.
-struct Waits<'a>(&'a Pool);
+/// Counts one waiting task until it is dropped.
+struct Waits<'a>(&'a ConnectionPool);
 
 impl<'a> Waits<'a> {
-    fn new(pool: &'a Pool) -> Self {
+    fn new(pool: &'a ConnectionPool) -> Self {
         pool.waiting.fetch_add(1, Relaxed);
         Self(pool)
     }

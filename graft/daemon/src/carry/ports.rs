@@ -1,6 +1,7 @@
-//! From which ports the broker connects to servers of its host. The kernel gives no port away for a minute that a connection had which the
-//! broker ended first, and there are 28,232 of them; but who names a port itself may have it as soon as that connection is over, since
-//! timestamps tell what is left of it (RFC 6191). So they are named here, one after the other.
+//! Local ports for the broker's connections to servers of its host. If the broker closes a connection first, the
+//! kernel reserves the port for a minute, and there are 28,232 ports by default. A port that a socket names
+//! explicitly can be used again as soon as the connection is over, since timestamps tell leftover packets apart (RFC
+//! 6191). The ports are therefore chosen here, one after the other.
 
 use std::{
     io,
@@ -11,21 +12,22 @@ use std::{
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
 
-/// Of ports that somebody else has, before it is given up.
+/// Limit of used ports that are tried before a bind fails.
 const TRIES: usize = 4096;
 
-/// What is left of a round through those of the network namespace.
-pub struct Ports(Mutex<Vec<u16>>);
+/// Remaining ports of the current round through the local port range of the network namespace.
+pub struct PortRange(Mutex<Vec<u16>>);
 
-impl Ports {
+impl PortRange {
     pub fn new() -> Self {
         Self(Mutex::default())
     }
 
-    /// Binds it to the next port of `address` that the kernel lets it have and `is_used` does not know.
+    /// Binds the socket to the next port of `address` that the kernel lets it have and that `is_used` does not
+    /// exclude.
     ///
     /// # Errors
-    /// There is none, or the address is not this host's.
+    /// No port is free, or the address is not this host's.
     pub fn bind(
         &self,
         socket: &TcpSocket,
@@ -46,7 +48,7 @@ impl Ports {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// Settings of the kernel are read again in each round.
+    /// Returns the next port. The kernel's port settings are read again at the start of each round.
     fn next(&self) -> io::Result<u16> {
         let mut left = self.0.lock();
         if left.is_empty() {
@@ -58,10 +60,11 @@ impl Ports {
     }
 }
 
-/// Those of the range that are not reserved, the last one first.
+/// Returns the ports of the range that are not reserved, in descending order.
 fn round(range: &str, reserved: &str) -> Vec<u16> {
     let mut ends = range.split_whitespace().filter_map(|text| text.parse().ok());
-    let (first, last) = (ends.next().unwrap_or(32_768), ends.next().unwrap_or(60_999));
+    let first = ends.next().unwrap_or(32_768);
+    let last = ends.next().unwrap_or(60_999);
     let reserved: Vec<RangeInclusive<u16>> = reserved.trim().split(',').filter_map(ports).collect();
     (first..=last).rev().filter(|port| !reserved.iter().any(|ports| ports.contains(port))).collect()
 }
@@ -76,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_ports_are_left_out() {
+    fn reserved_ports_are_not_used() {
         let table = [
             ("10\t14\n", "\n", &[14, 13, 12, 11, 10][..]),
             ("10 14", "11-12,14", &[13, 10]),
@@ -89,8 +92,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ports_are_had_one_after_the_other_and_none_that_is_used() {
-        let ports = Ports::new();
+    async fn ports_are_bound_in_turn_and_used_ones_skipped() {
+        let ports = PortRange::new();
         let address = "127.0.0.1".parse().expect("an address");
         let bind = |used: Option<u16>| {
             let socket = TcpSocket::new_v4().expect("a socket");

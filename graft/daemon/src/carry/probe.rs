@@ -1,23 +1,29 @@
-//! A carrier that has fallen silent while it carries is asked whether it is still there, where another could go on.
+//! Asks whether a carrier still works that has fallen silent while connections use it, if another carrier could take
+//! over.
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_graft_proto::carry::frame::Frame;
+use millrace_graft_proto::carry::frame::CarryFrame;
 use tokio::time::{Instant, sleep};
 
-use super::{carrier::Carrier, carriers::Carriers};
+use super::{carrier::PeerCarrier, carriers::Carriers};
 
+/// Interval of checks for silence.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Until it is closed.
-pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<Carrier>) {
+/// Watches a carrier for silence until it is closed.
+pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<PeerCarrier>) {
     let peer = carrier.far.peer.as_str();
-    let (mut heard, mut since, mut has_asked) = (carrier.heard(), Instant::now(), false);
+    let mut heard = carrier.last_arrival();
+    let mut since = Instant::now();
+    let mut has_asked = false;
     while !carrier.is_closed() {
         sleep(LOOK).await;
-        if carrier.heard() != heard || carriers.connections(peer) == 0 || !carriers.has_several(peer) {
-            (heard, since, has_asked) = (carrier.heard(), Instant::now(), false);
+        // A silent carrier without connections, or without another carrier to replace it, is left alone.
+        if carrier.last_arrival() != heard || carriers.connections(peer) == 0 || !carriers.has_several(peer) {
+            (heard, since, has_asked) = (carrier.last_arrival(), Instant::now(), false);
         } else if since.elapsed() >= carrier.patience() {
+            // After the first silence the other end is asked, and after the second one the carrier is suspected.
             match has_asked {
                 true => carriers.suspect(&carrier),
                 false => {
@@ -29,11 +35,11 @@ pub async fn watch(carriers: Arc<Carriers>, carrier: Arc<Carrier>) {
     }
 }
 
-/// A stream of nothing: that it has come is acknowledged.
-async fn ask(carrier: &Carrier) {
+/// Sends an empty stream, which makes the other end answer.
+async fn ask(carrier: &PeerCarrier) {
     let opened = tokio::time::timeout(LOOK, carrier.open()).await;
     if let Ok(Ok(mut stream)) = opened {
-        stream.sender.push(&Frame::End);
+        stream.sender.push(&CarryFrame::End);
         let _ = tokio::time::timeout(LOOK, stream.sender.flush()).await;
         stream.finish();
     }

@@ -1,14 +1,16 @@
-//! One connection: bytes between an application's socket and a stream of a carrier, both ways, in one task.
+//! One tunnelled connection: moves bytes both ways between an application's socket and a stream of a carrier, in one
+//! task.
 //!
-//! It holds at most a window of bytes in each direction, and always reads the stream on, since confirmations of one direction
-//! come behind the bytes of the other. When the carrier is gone it waits for another, and goes on where the other end says.
+//! A pump holds at most a window of bytes in each direction. It always reads the stream, since confirmations of one
+//! direction come behind the data of the other. When the carrier is gone the pump waits for another one, and
+//! continues from the byte that the other end names.
 
 use std::{io, io::IoSlice, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use millrace_graft_proto::carry::{
-    frame::{Frame, Open, Reason, head_of_data},
-    ledger::{Incoming, Outgoing, Untrue},
+    frame::{CarryFrame, CarryReason, OpenFrame, head_of_data},
+    ledger::{IncomingBytes, OutgoingBytes, Untrue},
 };
 use tokio::{
     io::Interest,
@@ -18,46 +20,46 @@ use tokio::{
 };
 
 use super::{
-    broken::Broken,
-    carrier::Carrier,
-    context::Context,
-    meter::Meter,
-    silence::{Came, Due, Silence},
-    stream::{LEAD_LEAST, Stream},
+    broken::CarrierError,
+    carrier::PeerCarrier,
+    context::CarryContext,
+    meter::TransferMeter,
+    silence::{BytesArrived, CarrierSilence, SilenceAction},
+    stream::{CarrierStream, LEAD_LEAST},
     table::Resumption,
-    watch::Seen,
+    watch::TunnelRecord,
 };
 
-/// For another carrier. Who waits longer has given up.
+/// Time to wait for another carrier. A peer that needs longer has given up the connection.
 const HOLD: Duration = Duration::from_secs(30);
-/// Of what is read or sent at once.
+/// Bytes of one read from the application, at least and at most, and of one batch of frames.
 const PIECE_LEAST: usize = 2 << 10;
 const PIECE_MOST: usize = 64 << 10;
 const BATCH: usize = 128 << 10;
-/// Of what has come, that are given to the application at once.
+/// Received pieces that are written to the application's socket in one call.
 const PIECES_MOST: usize = 64;
-/// Delivered bytes that are confirmed at once; fewer are a moment later, together.
+/// Delivered bytes that are confirmed at once. Fewer bytes are confirmed together after `MOMENT`.
 const WORTH: u64 = 64 << 10;
 const MOMENT: Duration = Duration::from_millis(5);
 
-/// What became of a connection.
+/// How a tunnelled connection ended.
 #[derive(Debug)]
-pub enum Ended {
-    /// Both applications have said all.
+pub enum PumpEnd {
+    /// Both applications have sent everything.
     Done,
-    /// This end's application has reset it.
+    /// This end's application has reset the connection.
     Reset,
-    /// The other's has.
+    /// The other end's application has reset the connection.
     PeerReset,
-    /// It never was one.
-    Refused(Reason),
-    /// No carrier came for it.
+    /// The connection was refused, and never established.
+    Refused(CarryReason),
+    /// No other carrier came in time.
     Lost,
-    /// The other broker says what cannot be.
+    /// The other broker has sent an impossible frame.
     Malformed,
 }
 
-impl Ended {
+impl PumpEnd {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -70,52 +72,59 @@ impl Ended {
     }
 }
 
-impl From<Untrue> for Ended {
+impl From<Untrue> for PumpEnd {
     fn from(_: Untrue) -> Self {
         Self::Malformed
     }
 }
 
-/// How another carrier is had.
-pub enum Role {
-    /// By this end, which has the client.
-    Client { open: Open, carrier: Arc<Carrier> },
-    /// By the other.
+/// The end of the connection that this pump is at. It says how another stream is found when one is lost.
+pub enum PumpRole {
+    /// This end has the client. It opens a stream of another carrier itself.
+    Client { open: OpenFrame, carrier: Arc<PeerCarrier> },
+    /// This end has the server. The client's end opens another stream, which arrives here.
     Server { streams: mpsc::Receiver<Resumption> },
 }
 
-pub struct Pump<'a> {
-    context: &'a Context,
+/// Moves the bytes of one connection. The client's end sends `Open`, and no data moves before the server's end
+/// answers `Accepted`. When a stream is lost, both ends exchange the numbers of received bytes on the next one, and
+/// send again from there.
+pub struct TunnelPump<'a> {
+    context: &'a CarryContext,
     local: &'a TcpStream,
-    stream: Stream,
-    role: Role,
-    pub out: Outgoing,
-    inn: Incoming,
-    /// Whether the server was reached.
+    stream: CarrierStream,
+    role: PumpRole,
+    pub out: OutgoingBytes,
+    inn: IncomingBytes,
+    /// True once the server was reached.
     is_accepted: bool,
-    /// When a delivery is confirmed that alone is not worth it.
+    /// Time at which delivered bytes below `WORTH` are confirmed.
     confirm_at: Option<Instant>,
-    /// Until when something has to come, and what had come when that was set.
+    /// Deadline for the first answer, and the carrier's count of arrivals when it was set.
     answer_by: Option<(Instant, u64)>,
-    /// Of a pool's connection, while it carries this one.
-    silence: Option<Silence>,
-    came: Came,
+    /// Silence of the pool's connection while it carries this one.
+    silence: Option<CarrierSilence>,
+    /// Frames that have arrived since `silence` was last updated.
+    came: BytesArrived,
+    /// The carrier's count of arrivals when the other end was asked.
     heard_when_asked: u64,
+    /// Size of the next read from the application, in bytes.
     piece: usize,
-    times: Times,
-    meter: Meter,
+    times: PumpTimes,
+    meter: TransferMeter,
 }
 
-/// What of its time was the carrier's.
-struct Times {
+/// When a connection began, and for how long it had unconfirmed bytes.
+struct PumpTimes {
     began: Instant,
     busy: Duration,
-    /// Since when something waits to be confirmed.
+    /// Time since which bytes wait to be confirmed.
     busy_since: Option<Instant>,
+    /// Time at which the latest data of the other end arrived.
     heard: Option<Instant>,
 }
 
-impl Times {
+impl PumpTimes {
     fn new() -> Self {
         Self { began: Instant::now(), busy: Duration::ZERO, busy_since: None, heard: None }
     }
@@ -132,42 +141,44 @@ impl Times {
     }
 }
 
-impl Drop for Pump<'_> {
+impl Drop for TunnelPump<'_> {
     fn drop(&mut self) {
         self.context.table.kept.fetch_sub(self.out.unconfirmed(), Relaxed);
-        // What was refused never was one.
+        // A refused connection was never established, so its meter is not read.
         if self.is_accepted {
             self.meter.end();
         }
     }
 }
 
-impl<'a> Pump<'a> {
+impl<'a> TunnelPump<'a> {
     pub fn new(
-        context: &'a Context,
+        context: &'a CarryContext,
         local: &'a TcpStream,
-        mut stream: Stream,
-        (role, meter): (Role, Meter),
+        mut stream: CarrierStream,
+        role: PumpRole,
+        meter: TransferMeter,
     ) -> Self {
         let mut answer_by = None;
         match &role {
-            Role::Client { open, carrier } => {
-                stream.sender.push(&Frame::Open(*open));
-                answer_by = Some((Instant::now() + carrier.patience(), carrier.heard()));
+            PumpRole::Client { open, carrier } => {
+                stream.sender.push(&CarryFrame::Open(*open));
+                answer_by = Some((Instant::now() + carrier.patience(), carrier.last_arrival()));
             }
-            Role::Server { .. } => stream.sender.push(&Frame::Accepted { received: 0 }),
+            PumpRole::Server { .. } => stream.sender.push(&CarryFrame::Accepted { received: 0 }),
         }
-        let is_accepted = matches!(role, Role::Server { .. });
-        let mut pump = Self::with(context, local, stream, (role, meter), is_accepted);
+        let is_accepted = matches!(role, PumpRole::Server { .. });
+        let mut pump = Self::with(context, local, stream, role, meter, is_accepted);
         pump.answer_by = answer_by;
         pump
     }
 
     fn with(
-        context: &'a Context,
+        context: &'a CarryContext,
         local: &'a TcpStream,
-        stream: Stream,
-        (role, meter): (Role, Meter),
+        stream: CarrierStream,
+        role: PumpRole,
+        meter: TransferMeter,
         is_accepted: bool,
     ) -> Self {
         if meter.yields() {
@@ -178,40 +189,43 @@ impl<'a> Pump<'a> {
             local,
             stream,
             role,
-            out: Outgoing::default(),
-            inn: Incoming::default(),
+            out: OutgoingBytes::default(),
+            inn: IncomingBytes::default(),
             is_accepted,
             confirm_at: None,
             answer_by: None,
             silence: None,
-            came: Came::default(),
+            came: BytesArrived::default(),
             heard_when_asked: 0,
             piece: PIECE_LEAST,
-            times: Times::new(),
+            times: PumpTimes::new(),
             meter,
         }
     }
 
-    /// At the client's end, of a stream by which the server was reached already.
+    /// Creates the pump of the client's end on a stream by which the server was already reached.
     pub fn accepted(
-        context: &'a Context,
+        context: &'a CarryContext,
         local: &'a TcpStream,
-        stream: Stream,
-        (open, carrier, meter): (Open, Arc<Carrier>, Meter),
+        stream: CarrierStream,
+        open: OpenFrame,
+        carrier: Arc<PeerCarrier>,
+        meter: TransferMeter,
     ) -> Self {
-        Self::with(context, local, stream, (Role::Client { open, carrier }, meter), true)
+        Self::with(context, local, stream, PumpRole::Client { open, carrier }, meter, true)
     }
 
-    /// Until it is over, on as many carriers as that takes. What was received is known then.
-    pub async fn run(&mut self) -> Ended {
+    /// Runs the connection to its end, on as many carriers as that takes.
+    pub async fn run(&mut self) -> PumpEnd {
         loop {
             let ended = match self.go_on().await {
                 Ok(()) => {
                     self.stream.release();
                     return self.finish();
                 }
-                Err(Stop::Ended(ended)) => ended,
-                Err(Stop::Broken(Broken::Lost)) => {
+                Err(PumpStop::Ended(ended)) => ended,
+                Err(PumpStop::Broken(CarrierError::Lost)) => {
+                    // The other end learns that the connection continues on another stream.
                     self.stream.leave();
                     match self.resume().await {
                         Ok(true) => {
@@ -222,23 +236,23 @@ impl<'a> Pump<'a> {
                         Err(ended) => ended,
                     }
                 }
-                Err(Stop::Broken(Broken::Reset)) => Ended::PeerReset,
-                Err(Stop::Broken(_)) => Ended::Malformed,
+                Err(PumpStop::Broken(CarrierError::Reset)) => PumpEnd::PeerReset,
+                Err(PumpStop::Broken(_)) => PumpEnd::Malformed,
             };
             self.stream.reset();
             return ended;
         }
     }
 
-    /// Bytes that have come, with the end.
+    /// Returns the number of received bytes. The end of the data counts as one byte.
     pub fn received(&self) -> u64 {
         self.inn.received()
     }
 
-    /// How it went until now.
-    pub fn seen(&self) -> Seen {
+    /// Returns how the connection went so far.
+    pub fn tunnel_record(&self) -> TunnelRecord {
         let since = self.times.busy_since.map(|since| since.elapsed());
-        Seen {
+        TunnelRecord {
             sent: self.out.confirmed(),
             received: self.inn.received(),
             busy: self.times.busy + since.unwrap_or_default(),
@@ -247,12 +261,12 @@ impl<'a> Pump<'a> {
         }
     }
 
-    fn finish(&mut self) -> Ended {
+    fn finish(&mut self) -> PumpEnd {
         let _ = socket2::SockRef::from(self.local).set_linger(None);
-        Ended::Done
+        PumpEnd::Done
     }
 
-    /// By both ends, and confirmed.
+    /// Reports whether both ends have sent everything, and everything is confirmed.
     fn is_all_said(&self) -> bool {
         self.out.is_done() && self.inn.is_done()
     }
@@ -261,25 +275,28 @@ impl<'a> Pump<'a> {
         self.is_all_said() && self.stream.sender.is_empty()
     }
 
-    async fn go_on(&mut self) -> Result<(), Stop> {
+    async fn go_on(&mut self) -> Result<(), PumpStop> {
         self.silence = None;
         loop {
-            // Some may have come with the first frame of the stream.
-            self.hear()?;
+            // Frames may have arrived together with the first one of the stream.
+            self.receive_frames()?;
             self.note_silence();
             self.fill();
             if self.is_done() {
                 return Ok(());
             }
             let room = self.out.room(self.context.table.window());
-            let (sends, waits) = (!self.stream.sender.is_empty(), self.inn.front().is_some());
+            let sends = !self.stream.sender.is_empty();
+            let waits = self.inn.front().is_some();
             let is_all_said = self.is_all_said();
-            let Stream { sender, receiver, .. } = &mut self.stream;
+            let CarrierStream { sender, receiver, .. } = &mut self.stream;
             tokio::select! {
+                // Nothing is read while the window is full, so the application gets back-pressure.
                 ready = self.local.readable(), if room > 0 => {
                     ready?;
                     self.read(room)?;
                 }
+                // A reset by the application is noticed even while nothing is read.
                 ready = self.local.ready(Interest::ERROR), if room == 0 => {
                     ready?;
                     self.check()?;
@@ -290,29 +307,32 @@ impl<'a> Pump<'a> {
                 }
                 sent = sender.send(), if sends => {
                     sent?;
-                    self.silence.iter_mut().for_each(Silence::said);
+                    self.silence.iter_mut().for_each(CarrierSilence::on_sent);
                 }
+                // After this connection's last frame the stream may carry frames of the next one.
                 received = receiver.receive(), if !is_all_said => received?,
-                () = until(self.confirm_at) => self.confirm(1),
-                () = until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
-                () = until(self.silence.as_ref().map(Silence::at)) => self.ask().await?,
+                () = wait_until(self.confirm_at) => self.confirm(1),
+                () = wait_until(self.answer_by.map(|(at, _)| at)) => self.suspect(),
+                () = wait_until(self.silence.as_ref().map(CarrierSilence::next_deadline)) => self.ask().await?,
                 called = called(&mut self.role) => match called {
                     Some(resumption) => self.switch(resumption)?,
-                    None => return Err(Broken::Lost.into()),
+                    None => return Err(CarrierError::Lost.into()),
                 },
             }
         }
     }
 
-    /// What is to go next, if nothing is.
+    /// Queues the next frames if the sender's queue is empty.
     fn fill(&mut self) {
         if !self.stream.sender.is_empty() {
             return;
         }
-        let (mut filled, mut lead) = (0, None);
+        let mut filled = 0;
+        let mut lead = None;
+        // Only as much data is queued as the carrier can send soon.
         while filled < BATCH && !self.is_far_ahead(&mut lead) {
             match self.out.give(PIECE_MOST) {
-                Some(Frame::Data(bytes)) => {
+                Some(CarryFrame::Data(bytes)) => {
                     filled += bytes.len();
                     self.stream.sender.push_bytes(head_of_data(bytes.len()));
                     self.stream.sender.push_bytes(bytes);
@@ -321,12 +341,14 @@ impl<'a> Pump<'a> {
                 None => break,
             }
         }
+        // A confirmation along with data costs hardly anything.
         if filled > 0 {
             self.confirm(1);
         }
     }
 
-    /// What is confirmed then wakes it again. `lead`: what may be ahead, looked up once, and only where it matters.
+    /// Reports whether too many bytes are unconfirmed; a confirmation wakes the task again. `lead` caches the
+    /// limit, which is only looked up where it matters.
     fn is_far_ahead(&self, lead: &mut Option<u64>) -> bool {
         let ahead = self.out.ahead();
         ahead >= LEAD_LEAST && ahead >= *lead.get_or_insert_with(|| self.stream.sender.lead())
@@ -341,8 +363,8 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// From the application.
-    fn read(&mut self, room: u64) -> Result<(), Stop> {
+    /// Reads from the application's socket.
+    fn read(&mut self, room: u64) -> Result<(), PumpStop> {
         let most = usize::try_from(room).unwrap_or(PIECE_MOST).min(self.piece);
         let mut buffer = BytesMut::with_capacity(most);
         match self.local.try_read_buf(&mut buffer) {
@@ -352,6 +374,7 @@ impl<'a> Pump<'a> {
                 self.meter.note(true, &buffer);
                 self.out.take(fitted(buffer));
                 self.times.note_unconfirmed(true);
+                // A full read doubles the next one, and a smaller one halves it.
                 let is_full = length == self.piece;
                 self.piece =
                     if is_full { (2 * length).min(PIECE_MOST) } else { PIECE_LEAST.max(self.piece / 2) };
@@ -362,11 +385,12 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// An application that has reset its socket is noticed also while nothing is read from it.
-    fn check(&self) -> Result<(), Stop> {
+    /// Detects that the application has reset its socket, even while nothing is read from it.
+    fn check(&self) -> Result<(), PumpStop> {
         match self.local.take_error()? {
             Some(error) => Err(error.into()),
             None => {
+                // This clears the readiness flag, so that the task does not wake for it again.
                 let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                 let _ = self.local.try_io(Interest::ERROR, nothing);
                 Ok(())
@@ -374,8 +398,8 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// To the application.
-    fn deliver(&mut self) -> Result<(), Stop> {
+    /// Writes received bytes to the application's socket.
+    fn deliver(&mut self) -> Result<(), PumpStop> {
         while self.inn.front().is_some() {
             let fronts = self.inn.fronts().take(PIECES_MOST);
             let pieces: Vec<_> = fronts.map(|it| IoSlice::new(it)).collect();
@@ -398,32 +422,36 @@ impl<'a> Pump<'a> {
 
     fn end_if_due(&mut self) {
         if self.inn.end_is_due() {
-            // An application that is gone already is noticed otherwise.
+            // If the application is gone, the next read or write shows it.
             let _ = socket2::SockRef::from(self.local).shutdown(std::net::Shutdown::Write);
             self.inn.deliver_end();
             self.confirm(1);
         }
     }
 
-    /// Frames that have come. Behind the last of this connection there may be the first of the next one by the same stream.
-    fn hear(&mut self) -> Result<(), Stop> {
+    /// Handles the frames that have arrived, up to the last one of this connection. Behind it there may be the first
+    /// frame of the stream's next connection.
+    fn receive_frames(&mut self) -> Result<(), PumpStop> {
         while !self.is_all_said() {
             let Some(frame) = self.stream.receiver.frame()? else { break };
+            // Any frame shows that the other end has received the opening.
             self.answer_by = None;
-            self.came.hear(&frame);
+            self.came.on_frame(&frame);
             match frame {
-                Frame::Ask if self.stream.asked.is_some() => self.answer(),
-                Frame::Answer if self.stream.asked.is_some() => {}
-                Frame::Data(bytes) if self.is_accepted => {
+                CarryFrame::Ask if self.stream.asked.is_some() => self.answer(),
+                CarryFrame::Answer if self.stream.asked.is_some() => {}
+                CarryFrame::Data(bytes) if self.is_accepted => {
                     self.times.heard = Some(Instant::now());
                     self.meter.note(false, &bytes);
                     self.inn.receive(bytes)?;
                 }
-                Frame::End if self.is_accepted => self.inn.end()?,
-                Frame::Confirm { delivered } => self.confirmed(delivered)?,
-                Frame::Accepted { received: 0 } if !self.is_accepted => self.is_accepted = true,
-                Frame::Refused(reason) if !self.is_accepted => return Err(Ended::Refused(reason).into()),
-                _ => return Err(Ended::Malformed.into()),
+                CarryFrame::End if self.is_accepted => self.inn.end()?,
+                CarryFrame::Confirm { delivered } => self.confirmed(delivered)?,
+                CarryFrame::Accepted { received: 0 } if !self.is_accepted => self.is_accepted = true,
+                CarryFrame::Refused(reason) if !self.is_accepted => {
+                    return Err(PumpEnd::Refused(reason).into());
+                }
+                _ => return Err(PumpEnd::Malformed.into()),
             }
         }
         self.end_if_due();
@@ -440,11 +468,12 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// The time for an answer is over. If nothing at all has come by this carrier, it carries no more connections for now.
+    /// Suspects the carrier if the answer is overdue and nothing at all has arrived on it. A suspected carrier gets
+    /// no new connections.
     fn suspect(&mut self) {
         let Some((_, heard)) = self.answer_by.take() else { return };
-        if let Role::Client { carrier, .. } = &self.role
-            && carrier.heard() == heard
+        if let PumpRole::Client { carrier, .. } = &self.role
+            && carrier.last_arrival() == heard
         {
             self.context.carriers.suspect(carrier);
         }
@@ -452,80 +481,83 @@ impl<'a> Pump<'a> {
 
     fn note_silence(&mut self) {
         let Some(asked) = self.stream.asked else { return };
-        let (heard, now) = (self.stream.heard(), Instant::now());
+        let heard = self.stream.heard();
+        let now = Instant::now();
         let came = std::mem::take(&mut self.came);
         match &mut self.silence {
             Some(silence) => silence.note(heard, &came, now),
-            None => self.silence = Some(Silence::new(self.patience(asked), heard, now)),
+            None => self.silence = Some(CarrierSilence::new(self.patience(asked), heard, now)),
         }
     }
 
-    /// Where another carrier may go on at once, it costs little to leave one by which nothing comes at all. If only this connection is silent, its
-    /// answer may be in a long queue behind others.
+    /// Returns how long silence is tolerated. Where another carrier could take over at once, leaving a
+    /// carrier on which nothing arrives is cheap. If only this connection is silent, its answer may be in a
+    /// long queue behind others.
     fn patience(&self, asked: Duration) -> Duration {
-        let Role::Client { carrier, .. } = &self.role else { return asked };
-        let is_asked = self.silence.as_ref().is_some_and(Silence::is_asked);
-        let is_silent = !is_asked || carrier.heard() == self.heard_when_asked;
+        let PumpRole::Client { carrier, .. } = &self.role else { return asked };
+        let is_asked = self.silence.as_ref().is_some_and(CarrierSilence::is_asked);
+        let is_silent = !is_asked || carrier.last_arrival() == self.heard_when_asked;
         match is_silent && self.context.carriers.has_several(&carrier.far.peer) {
             true => carrier.patience().min(asked),
             false => asked,
         }
     }
 
-    /// Once, however often it is asked while nothing goes.
+    /// Queues one answer, however often the other end asks while nothing can be sent.
     fn answer(&mut self) {
         if self.stream.sender.is_empty() {
-            self.stream.sender.push(&Frame::Answer);
+            self.stream.sender.push(&CarryFrame::Answer);
         }
     }
 
-    /// Nothing has come for a while.
-    async fn ask(&mut self) -> Result<(), Stop> {
+    /// Acts on silence: asks the other end, or gives up the stream.
+    async fn ask(&mut self) -> Result<(), PumpStop> {
         let patience = self.stream.asked.map(|asked| self.patience(asked));
         let (Some(silence), Some(patience)) = (&mut self.silence, patience) else { return Ok(()) };
         silence.set_patience(patience);
-        match silence.due(Instant::now()) {
-            Due::Nothing => {}
-            Due::Ask => {
-                self.stream.sender.push(&Frame::Ask);
-                if let Role::Client { carrier, .. } = &self.role {
-                    self.heard_when_asked = carrier.heard();
+        match silence.due_action(Instant::now()) {
+            SilenceAction::Nothing => {}
+            SilenceAction::Ask => {
+                self.stream.sender.push(&CarryFrame::Ask);
+                if let PumpRole::Client { carrier, .. } = &self.role {
+                    self.heard_when_asked = carrier.last_arrival();
                 }
             }
-            Due::Tell => self.stream.sender.push(&Frame::Answer),
-            Due::Lost => {
-                // After a time in which this process did not run there may be something.
+            SilenceAction::Tell => self.stream.sender.push(&CarryFrame::Answer),
+            SilenceAction::Lost => {
+                // Data may be waiting if this process did not run for a while.
                 let received = timeout(Duration::ZERO, self.stream.receiver.receive()).await;
                 if let Ok(received) = received {
                     return Ok(received?);
                 }
-                if let Role::Client { carrier, .. } = &self.role {
+                if let PumpRole::Client { carrier, .. } = &self.role {
                     self.doubt(carrier, self.heard_when_asked);
                 }
-                return Err(Broken::Lost.into());
+                return Err(CarrierError::Lost.into());
             }
         }
         Ok(())
     }
 
-    /// Of a carrier by which nothing has come at all since it was asked, others are not to wait for the same.
-    fn doubt(&self, carrier: &Arc<Carrier>, heard_when_asked: u64) {
-        if carrier.heard() == heard_when_asked {
+    /// Suspects a carrier on which nothing has arrived since the question, so that other connections need not find
+    /// out themselves.
+    fn doubt(&self, carrier: &Arc<PeerCarrier>, heard_when_asked: u64) {
+        if carrier.last_arrival() == heard_when_asked {
             carrier.doubt();
             self.context.carriers.suspect(carrier);
         }
     }
 
-    /// Goes on with another stream, from what the other end has received.
-    fn switch(&mut self, (stream, received): Resumption) -> Result<(), Stop> {
+    /// Switches to another stream, from the byte that the other end has received.
+    fn switch(&mut self, (stream, received): Resumption) -> Result<(), PumpStop> {
         self.stream.leave();
         self.take_up(stream);
-        self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
+        self.stream.sender.push(&CarryFrame::Accepted { received: self.inn.received() });
         self.go_on_from(received)?;
         Ok(())
     }
 
-    fn take_up(&mut self, stream: Stream) {
+    fn take_up(&mut self, stream: CarrierStream) {
         if self.meter.yields() {
             stream.yield_to_others();
         }
@@ -538,52 +570,55 @@ impl<'a> Pump<'a> {
         self.out.rewind(received)
     }
 
-    /// The carrier is gone. Returns whether it goes on; if not, there is nothing left to do.
-    async fn resume(&mut self) -> Result<bool, Ended> {
+    /// Resumes the connection on another carrier. Returns false if everything was already delivered and confirmed.
+    async fn resume(&mut self) -> Result<bool, PumpEnd> {
         let by = Instant::now() + HOLD;
-        if let Role::Server { streams } = &mut self.role {
-            let resumption = timeout_at(by, streams.recv()).await.ok().flatten().ok_or(Ended::Lost)?;
+        if let PumpRole::Server { streams } = &mut self.role {
+            let resumption = timeout_at(by, streams.recv()).await.ok().flatten().ok_or(PumpEnd::Lost)?;
             self.take_up(resumption.0);
-            self.stream.sender.push(&Frame::Accepted { received: self.inn.received() });
+            self.stream.sender.push(&CarryFrame::Accepted { received: self.inn.received() });
             self.go_on_from(resumption.1)?;
             return Ok(true);
         }
-        timeout_at(by, self.resume_by_client()).await.map_err(|_| Ended::Lost)?
+        timeout_at(by, self.resume_by_client()).await.map_err(|_| PumpEnd::Lost)?
     }
 
-    async fn resume_by_client(&mut self) -> Result<bool, Ended> {
+    async fn resume_by_client(&mut self) -> Result<bool, PumpEnd> {
         loop {
-            let Role::Client { open, carrier } = &mut self.role else { return Err(Ended::Lost) };
-            let mut carriers = self.context.carriers.watch(&carrier.far.peer).ok_or(Ended::Lost)?;
+            let PumpRole::Client { open, carrier } = &mut self.role else { return Err(PumpEnd::Lost) };
+            let mut carriers = self.context.carriers.watch(&carrier.far.peer).ok_or(PumpEnd::Lost)?;
             let fresh = carriers.wait_for(|it| it.as_ref().is_some_and(|it| !it.is_closed())).await;
-            // The peer's entry in the settings is another now, or gone.
+            // The channel has closed: the settings have changed the peer, or do not name it any more.
             let Some(fresh) = fresh.ok().and_then(|fresh| fresh.clone()) else { continue };
+            // Only the same run of the other broker can still know the connection.
             let same_run = fresh.far.run == carrier.far.run;
             *carrier = fresh;
             let Ok(mut stream) = carrier.open().await else { continue };
-            let (carrier, heard_when_asked) = (carrier.clone(), carrier.heard());
-            let question = Frame::Resume { id: open.id, received: self.inn.received() };
+            let carrier = carrier.clone();
+            let heard_when_asked = carrier.last_arrival();
+            let question = CarryFrame::Resume { id: open.id, received: self.inn.received() };
             match stream.ask(&question).await {
-                Ok(Frame::Accepted { received }) => {
+                Ok(CarryFrame::Accepted { received }) => {
                     self.is_accepted = true;
                     self.answer_by = None;
                     self.take_up(stream);
                     self.go_on_from(received)?;
                     return Ok(!self.is_all_said());
                 }
-                // It has never heard of it: nothing of it can have reached the server.
-                Ok(Frame::Refused(Reason::Unknown)) if !self.is_accepted && same_run => {
+                // The other broker does not know the connection, so none of its bytes can have reached the
+                // server.
+                Ok(CarryFrame::Refused(CarryReason::Unknown)) if !self.is_accepted && same_run => {
                     let Ok(stream) = carrier.open().await else { continue };
                     let open = *open;
                     self.take_up(stream);
-                    self.stream.sender.push(&Frame::Open(open));
+                    self.stream.sender.push(&CarryFrame::Open(open));
                     self.out.rewind(0)?;
                     return Ok(true);
                 }
-                Ok(_) | Err(Broken::Malformed(_)) => return Err(Ended::Lost),
+                Ok(_) | Err(CarrierError::Malformed(_)) => return Err(PumpEnd::Lost),
                 Err(error) => {
                     stream.leave();
-                    if matches!(error, Broken::TimedOut) {
+                    if matches!(error, CarrierError::TimedOut) {
                         self.doubt(&carrier, heard_when_asked);
                     }
                 }
@@ -592,7 +627,7 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// No larger than what is in it, or not by much.
+/// Returns the bytes in a buffer of at most twice their size.
 fn fitted(buffer: BytesMut) -> Bytes {
     match buffer.len() < buffer.capacity() / 2 {
         true => Bytes::copy_from_slice(&buffer),
@@ -600,59 +635,60 @@ fn fitted(buffer: BytesMut) -> Bytes {
     }
 }
 
-enum Stop {
-    Ended(Ended),
-    Broken(Broken),
+enum PumpStop {
+    Ended(PumpEnd),
+    Broken(CarrierError),
 }
 
-impl From<Ended> for Stop {
-    fn from(ended: Ended) -> Self {
+impl From<PumpEnd> for PumpStop {
+    fn from(ended: PumpEnd) -> Self {
         Self::Ended(ended)
     }
 }
 
-impl From<Untrue> for Stop {
+impl From<Untrue> for PumpStop {
     fn from(untrue: Untrue) -> Self {
         Self::Ended(untrue.into())
     }
 }
 
-impl From<Broken> for Stop {
-    fn from(broken: Broken) -> Self {
+impl From<CarrierError> for PumpStop {
+    fn from(broken: CarrierError) -> Self {
         Self::Broken(broken)
     }
 }
 
-/// Of this end's socket.
-impl From<io::Error> for Stop {
+/// An error of the application's socket ends the connection as a reset.
+impl From<io::Error> for PumpStop {
     fn from(_: io::Error) -> Self {
-        Self::Ended(Ended::Reset)
+        Self::Ended(PumpEnd::Reset)
     }
 }
 
-async fn until(at: Option<Instant>) {
+async fn wait_until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
     }
 }
 
-/// To another stream: at the server's end one that has come, at the client's one that is to be had.
-async fn called(role: &mut Role) -> Option<Resumption> {
+/// Waits for another stream. The server's end returns one that has arrived. The client's end returns `None` when it
+/// should open one.
+async fn called(role: &mut PumpRole) -> Option<Resumption> {
     match role {
-        Role::Server { streams } => match streams.recv().await {
+        PumpRole::Server { streams } => match streams.recv().await {
             Some(resumption) => Some(resumption),
             None => std::future::pending().await,
         },
-        Role::Client { carrier, .. } => {
-            carrier.left().await;
+        PumpRole::Client { carrier, .. } => {
+            carrier.wait_until_left().await;
             None
         }
     }
 }
 
-/// What a broker's socket is, whoever is at its other end: it is reset when it is dropped before all was said, also when this process is killed; urgent
-/// data comes in order with the rest.
+/// Sets the options of a broker's socket. The linger time of zero resets the connection when the socket is
+/// dropped before all is sent, also when this process is killed. Urgent data stays in order with the rest.
 pub fn prepare(socket: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(socket);
     socket.set_linger(Some(Duration::ZERO))?;

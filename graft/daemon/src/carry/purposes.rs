@@ -1,4 +1,4 @@
-//! Purposes of connections: ended ones are remembered, and the next of their kind are expected to be alike.
+//! Purposes of connections: ended ones are remembered, and new ones of the same kind are expected to be alike.
 
 use std::{
     net::IpAddr,
@@ -6,7 +6,7 @@ use std::{
 };
 
 use millrace_graft::Settings;
-use millrace_graft_proto::select::kind::{Expected, Flow, Kind, Kinds};
+use millrace_graft_proto::select::kind::{Expected, FlowFigures, Kinds, TrafficClass};
 use parking_lot::RwLock;
 
 #[derive(Default)]
@@ -24,12 +24,12 @@ impl Purposes {
         *self.settings.write() = Arc::new(settings.clone());
     }
 
-    pub fn note(&self, kind: Kind, peer: u64, flow: Flow) {
+    pub fn note(&self, kind: TrafficClass, peer: u64, flow: FlowFigures) {
         self.lock().note(kind, peer, flow);
     }
 
-    /// Of one that begins, with this peer.
-    pub fn expected(&self, kind: &Kind, peer: IpAddr) -> Expected {
+    /// Returns the expected purpose of a connection of this kind that begins with this peer.
+    pub fn expected(&self, kind: &TrafficClass, peer: IpAddr) -> Expected {
         let settings = self.settings.read().clone();
         settings.expected_with(kind, peer, &self.lock())
     }
@@ -39,7 +39,7 @@ impl Purposes {
         self.kinds.clone()
     }
 
-    /// A panic of somebody who held it has left counts that are whole.
+    /// Locks the counts. They are whole even if another holder of the lock has panicked.
     fn lock(&self) -> MutexGuard<'_, Kinds> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }

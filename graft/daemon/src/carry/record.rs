@@ -1,8 +1,9 @@
-//! Records of TLS 1.3 (RFC 8446, section 5), by the keys that a handshake has made.
+//! Records of TLS 1.3 (RFC 8446, section 5), with the keys of a finished handshake.
 //!
-//! The handshake is the library's. Its record layer reads 4 KiB at a time and copies each byte three times, which for a proxy is
-//! most of what there is to do: here what was read is opened where it lies, and what goes is sealed where it was gathered. Keys are not
-//! changed: a connection that has used its own up is over, and what it carried goes on with another.
+//! rustls does the handshake only. Its record layer reads 4 KiB at a time and copies each byte three times, which is
+//! most of the work of a proxy. Here received records are opened in place, and outgoing data is sealed where it was
+//! gathered. Keys are never updated: a connection that has used up its keys is closed, and its load continues on
+//! another one.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use ring::aead::{
@@ -10,50 +11,52 @@ use ring::aead::{
 };
 use rustls::ConnectionTrafficSecrets;
 
-/// Of what one record holds.
+/// Largest plain content of one record, in bytes.
 pub const PLAIN_MOST: usize = 1 << 14;
+/// Largest sealed content of one record, in bytes (RFC 8446, section 5.2).
 const SEALED_MOST: usize = PLAIN_MOST + 256;
 const HEAD: usize = 5;
 const TAG: usize = 16;
-/// Each holds its content's type, and a tag.
+/// Smallest sealed content of one record, in bytes: the type of the content, and a tag.
 const SEALED_LEAST: usize = 1 + TAG;
-/// What AES-GCM is good for with one key, rounded down (RFC 8446, section 5.5).
+/// Limit of records for one key of AES-GCM, rounded down (RFC 8446, section 5.5).
 const RECORDS_MOST: u64 = 1 << 24;
 
 const APPLICATION_DATA: u8 = 23;
 const ALERT: u8 = 21;
 const VERSION: [u8; 2] = [3, 3];
 const FATAL: u8 = 2;
-/// Who sends this alert has been told by its application to reset the connection.
+/// Alert that an end sends if its application has reset the connection.
 const USER_CANCELED: u8 = 90;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Bad {
-    #[error("it is no record of TLS, or was changed on the way")]
+pub enum RecordError {
+    #[error("the bytes are no TLS record, or were changed on the way")]
     Record,
-    #[error("its keys are used up")]
+    #[error("the connection's keys have protected as many records as they may")]
     Spent,
 }
 
-/// What came in a record.
+/// Content of a received record.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum RecordContent {
     Data(Bytes),
     /// The other application has reset the connection.
     Reset,
-    /// The other end says that it is over, in whichever way.
+    /// The other end has closed the connection.
     Over,
 }
 
-/// Of one direction.
-struct Keys {
+/// Keys of one direction.
+struct RecordKeys {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
+    /// Number of the next record, from which its nonce follows.
     next: u64,
 }
 
-impl Keys {
-    /// With the number of the next record. `None`: an AEAD that is not here.
+impl RecordKeys {
+    /// Makes keys, with the number of the next record. Returns `None` if the AEAD is not supported.
     fn new((next, secrets): &(u64, ConnectionTrafficSecrets)) -> Option<Self> {
         let (algorithm, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
@@ -65,11 +68,13 @@ impl Keys {
         Some(Self { key, iv: iv.as_ref().try_into().ok()?, next: *next })
     }
 
-    fn nonce(&mut self) -> Result<Nonce, Bad> {
+    fn nonce(&mut self) -> Result<Nonce, RecordError> {
         if self.next >= RECORDS_MOST {
-            return Err(Bad::Spent);
+            return Err(RecordError::Spent);
         }
-        let (mut nonce, number) = (self.iv, self.next.to_be_bytes());
+        let mut nonce = self.iv;
+        // The record's number is XORed into the end of the IV (RFC 8446, section 5.3).
+        let number = self.next.to_be_bytes();
         let low = nonce.iter_mut().skip(NONCE_LEN - number.len());
         low.zip(number).for_each(|(byte, number)| *byte ^= number);
         self.next += 1;
@@ -77,56 +82,65 @@ impl Keys {
     }
 }
 
-pub struct Sealer(Keys);
+pub struct Sealer(RecordKeys);
 
 impl Sealer {
     pub fn new(secrets: &(u64, ConnectionTrafficSecrets)) -> Option<Self> {
-        Keys::new(secrets).map(Self)
+        RecordKeys::new(secrets).map(Self)
     }
 
-    /// Takes as much from the front of `batch` as one record holds, and appends the record.
-    pub fn seal(&mut self, batch: &mut Batch, out: &mut Vec<u8>) -> Result<(), Bad> {
+    /// Seals one record with bytes from the front of `batch`, and appends it to `out`.
+    pub fn seal(&mut self, batch: &mut RecordBatch, out: &mut Vec<u8>) -> Result<(), RecordError> {
         self.record(APPLICATION_DATA, |out| batch.take(PLAIN_MOST, out), out)
     }
 
-    /// Appends what tells the other end that the application has reset the connection.
-    pub fn reset(&mut self, out: &mut Vec<u8>) -> Result<(), Bad> {
+    /// Appends an alert that tells the other end that the application has reset the connection.
+    pub fn reset(&mut self, out: &mut Vec<u8>) -> Result<(), RecordError> {
         self.record(ALERT, |out| out.extend_from_slice(&[FATAL, USER_CANCELED]), out)
     }
 
-    fn record(&mut self, kind: u8, put: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8>) -> Result<(), Bad> {
+    fn record(
+        &mut self,
+        kind: u8,
+        put: impl FnOnce(&mut Vec<u8>),
+        out: &mut Vec<u8>,
+    ) -> Result<(), RecordError> {
         let nonce = self.0.nonce()?;
         let start = out.len();
         out.extend_from_slice(&[0; HEAD]);
         put(out);
+        // The content is followed by its type (RFC 8446, section 5.2).
         out.push(kind);
-        let length = u16::try_from(out.len() - start - HEAD + TAG).map_err(|_| Bad::Record)?.to_be_bytes();
+        let length =
+            u16::try_from(out.len() - start - HEAD + TAG).map_err(|_| RecordError::Record)?.to_be_bytes();
         let head = [APPLICATION_DATA, VERSION[0], VERSION[1], length[0], length[1]];
         let (place, plain) = out.split_at_mut(start + HEAD);
         place[start..].copy_from_slice(&head);
+        // The record's header is authenticated as well.
         let sealed = self.0.key.seal_in_place_separate_tag(nonce, Aad::from(head), plain);
-        out.extend_from_slice(sealed.map_err(|_| Bad::Record)?.as_ref());
+        out.extend_from_slice(sealed.map_err(|_| RecordError::Record)?.as_ref());
         Ok(())
     }
 }
 
-pub struct Opener(Keys);
+pub struct Opener(RecordKeys);
 
 impl Opener {
     pub fn new(secrets: &(u64, ConnectionTrafficSecrets)) -> Option<Self> {
-        Keys::new(secrets).map(Self)
+        RecordKeys::new(secrets).map(Self)
     }
 
-    /// The first of the records that were read. `None`: it is not all there.
-    pub fn open(&mut self, read: &mut BytesMut) -> Result<Option<Content>, Bad> {
+    /// Opens the first record of those that were read. Returns `None` if it is not complete.
+    pub fn open(&mut self, read: &mut BytesMut) -> Result<Option<RecordContent>, RecordError> {
         let Some(head) = read.first_chunk::<HEAD>().copied() else { return Ok(None) };
         let [kind, major, minor, length @ ..] = head;
         let length = usize::from(u16::from_be_bytes(length));
+        // The header of a sealed record always says application data of TLS 1.2.
         if kind != APPLICATION_DATA
             || [major, minor] != VERSION
             || !(SEALED_LEAST..=SEALED_MOST).contains(&length)
         {
-            return Err(Bad::Record);
+            return Err(RecordError::Record);
         }
         if read.len() < HEAD + length {
             return Ok(None);
@@ -134,28 +148,30 @@ impl Opener {
         let nonce = self.0.nonce()?;
         let mut record = read.split_to(HEAD + length);
         record.advance(HEAD);
-        let plain = self.0.key.open_in_place(nonce, Aad::from(head), &mut record).map_err(|_| Bad::Record)?;
-        // Behind the type there may be zeros.
-        let at = plain.iter().rposition(|byte| *byte != 0).ok_or(Bad::Record)?;
+        let plain =
+            self.0.key.open_in_place(nonce, Aad::from(head), &mut record).map_err(|_| RecordError::Record)?;
+        // Zeros may follow the content's type as padding.
+        let at = plain.iter().rposition(|byte| *byte != 0).ok_or(RecordError::Record)?;
         let kind = plain[at];
         record.truncate(at);
         match kind {
-            APPLICATION_DATA if record.len() <= PLAIN_MOST => Ok(Some(Content::Data(record.freeze()))),
-            ALERT if record[..] == [FATAL, USER_CANCELED] => Ok(Some(Content::Reset)),
-            ALERT => Ok(Some(Content::Over)),
-            _ => Err(Bad::Record),
+            APPLICATION_DATA if record.len() <= PLAIN_MOST => Ok(Some(RecordContent::Data(record.freeze()))),
+            ALERT if record[..] == [FATAL, USER_CANCELED] => Ok(Some(RecordContent::Reset)),
+            ALERT => Ok(Some(RecordContent::Over)),
+            _ => Err(RecordError::Record),
         }
     }
 }
 
-/// What is to go, the first perhaps in part.
+/// Pieces of bytes to be sent. The first one may be the rest of a longer piece.
 #[derive(Debug, Default)]
-pub struct Batch(pub Vec<Bytes>);
+pub struct RecordBatch(pub Vec<Bytes>);
 
-impl Batch {
-    /// Appends at most so many of its bytes, which are no longer in it.
+impl RecordBatch {
+    /// Moves at most `most` bytes from the batch to `out`.
     fn take(&mut self, most: usize, out: &mut Vec<u8>) {
-        let (mut left, mut whole) = (most, 0);
+        let mut left = most;
+        let mut whole = 0;
         for bytes in &mut self.0 {
             let length = bytes.len().min(left);
             out.extend_from_slice(&bytes[..length]);
@@ -179,25 +195,29 @@ mod tests {
 
     fn ends(next: u64) -> (Sealer, Opener) {
         let secrets = || {
-            let (key, iv) = (AeadKey::from([7; 32]), Iv::from([9; NONCE_LEN]));
+            let key = AeadKey::from([7; 32]);
+            let iv = Iv::from([9; NONCE_LEN]);
             (next, ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv })
         };
         (Sealer::new(&secrets()).unwrap(), Opener::new(&secrets()).unwrap())
     }
 
     fn sealed(sealer: &mut Sealer, pieces: Vec<Bytes>) -> Vec<u8> {
-        let (mut batch, mut out) = (Batch(pieces), Vec::new());
+        let mut batch = RecordBatch(pieces);
+        let mut out = Vec::new();
         while !batch.0.is_empty() {
             sealer.seal(&mut batch, &mut out).unwrap();
         }
         out
     }
 
-    fn opened(opener: &mut Opener, sealed: &[u8], sizes: &[usize]) -> Result<Vec<u8>, Bad> {
-        let (mut read, mut plain, mut rest) = (BytesMut::new(), Vec::new(), sealed);
+    fn opened(opener: &mut Opener, sealed: &[u8], sizes: &[usize]) -> Result<Vec<u8>, RecordError> {
+        let mut read = BytesMut::new();
+        let mut plain = Vec::new();
+        let mut rest = sealed;
         for size in sizes.iter().cycle() {
             while let Some(content) = opener.open(&mut read)? {
-                let Content::Data(bytes) = content else { panic!("{content:?}") };
+                let RecordContent::Data(bytes) = content else { panic!("{content:?}") };
                 plain.extend_from_slice(&bytes);
             }
             if rest.is_empty() {
@@ -212,7 +232,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_is_opened_however_it_is_cut(
+        fn sealed_records_are_opened_from_any_fragments(
             pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40_000), 1..5),
             sizes in prop::collection::vec(1_usize..20_000, 1..5),
         ) {
@@ -223,17 +243,17 @@ mod tests {
         }
 
         #[test]
-        fn what_was_changed_is_not_opened(at in 0_usize..122, bit in 0_u8..8) {
+        fn altered_record_is_refused(at in 0_usize..122, bit in 0_u8..8) {
             let (mut sealer, mut opener) = ends(0);
             let mut sealed = sealed(&mut sealer, vec![Bytes::from_static(&[1; 100])]);
             sealed[at] ^= 1 << bit;
-            // A larger length waits for more.
+            // A flipped bit in the length may announce a larger record, so that the opener waits for more bytes.
             let opened = opened(&mut opener, &sealed, &[1000]);
-            prop_assert!(opened == Err(Bad::Record) || ((3..5).contains(&at) && opened == Ok(vec![])));
+            prop_assert!(opened == Err(RecordError::Record) || ((3..5).contains(&at) && opened == Ok(vec![])));
         }
 
         #[test]
-        fn anything_is_taken_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_are_opened_or_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = opened(&mut ends(0).1, &bytes, &[50]);
             let head = [&[APPLICATION_DATA, 3, 3, 0, 100][..], &bytes].concat();
             let _ = opened(&mut ends(0).1, &head, &[50]);
@@ -241,34 +261,34 @@ mod tests {
     }
 
     #[test]
-    fn records_are_neither_repeated_nor_left_out() {
+    fn repeated_or_missing_record_is_refused() {
         let (mut sealer, mut opener) = ends(0);
         let [first, second] = [1, 2].map(|it| sealed(&mut sealer, vec![Bytes::from(vec![it; 10])]));
-        assert_eq!(opened(&mut opener, &second, &[100]), Err(Bad::Record));
+        assert_eq!(opened(&mut opener, &second, &[100]), Err(RecordError::Record));
         let (_, mut opener) = ends(0);
         assert_eq!(opened(&mut opener, &first, &[100]), Ok(vec![1; 10]));
-        assert_eq!(opened(&mut opener, &first, &[100]), Err(Bad::Record));
+        assert_eq!(opened(&mut opener, &first, &[100]), Err(RecordError::Record));
     }
 
     #[test]
-    fn a_reset_is_told_from_an_end() {
+    fn reset_alert_is_distinguished_from_close() {
         let (mut sealer, mut opener) = ends(0);
         let mut out = Vec::new();
         sealer.reset(&mut out).unwrap();
         sealer.record(ALERT, |out| out.extend_from_slice(&[1, 0]), &mut out).unwrap();
         let mut read = BytesMut::from(&out[..]);
-        assert_eq!(opener.open(&mut read), Ok(Some(Content::Reset)));
-        assert_eq!(opener.open(&mut read), Ok(Some(Content::Over)));
+        assert_eq!(opener.open(&mut read), Ok(Some(RecordContent::Reset)));
+        assert_eq!(opener.open(&mut read), Ok(Some(RecordContent::Over)));
         assert_eq!(opener.open(&mut read), Ok(None));
     }
 
     #[test]
-    fn keys_are_used_up() {
+    fn record_keys_are_refused_after_their_limit() {
         let (mut sealer, mut opener) = ends(RECORDS_MOST - 1);
         let last = sealed(&mut sealer, vec![Bytes::from_static(b"last")]);
-        let mut batch = Batch(vec![Bytes::from_static(b"more")]);
-        assert_eq!(sealer.seal(&mut batch, &mut Vec::new()), Err(Bad::Spent));
+        let mut batch = RecordBatch(vec![Bytes::from_static(b"more")]);
+        assert_eq!(sealer.seal(&mut batch, &mut Vec::new()), Err(RecordError::Spent));
         assert_eq!(opened(&mut opener, &last, &[100]), Ok(b"last".to_vec()));
-        assert_eq!(opened(&mut opener, &last, &[100]), Err(Bad::Spent));
+        assert_eq!(opened(&mut opener, &last, &[100]), Err(RecordError::Spent));
     }
 }

@@ -1,70 +1,79 @@
-//! Whether what carries one connection of a pool still does. Both ends ask, each for itself: who has heard nothing for a while says so, and the other end answers.
-//! Who has heard something and has nothing to say, says that: so one whose bytes take long to arrive behind each other is not left for dead.
+//! Detects whether a pool's connection still works while it carries an application's connection. Both ends check
+//! independently: an end that has received nothing for a while asks, and the other end answers. An end that has
+//! received something and has nothing to send acknowledges it, so that a connection with a long queue is not taken
+//! for dead.
 
 use std::time::Duration;
 
-use millrace_graft_proto::carry::frame::Frame;
+use millrace_graft_proto::carry::frame::CarryFrame;
 use tokio::time::Instant;
 
-/// Of silence, after the last news; each answer that is nothing more makes it longer.
+/// Longest silence before the other end is asked. The silence starts at half the time limit for an answer, and
+/// doubles with each answer that brings no data.
 const QUIET_MOST: Duration = Duration::from_secs(16);
-/// Who has heard something says something.
+/// Time after which an end that has received something acknowledges it.
 const TELL: Duration = Duration::from_millis(250);
 
-/// What is to be done now.
+/// The action that the silence of a connection calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
+pub enum SilenceAction {
     Nothing,
-    /// The other end is asked.
+    /// The other end is to be asked.
     Ask,
-    /// The other end is told that something has come.
+    /// An acknowledgement is due, so that the other end knows that something has arrived.
     Tell,
-    /// It was asked, and nothing has come.
+    /// The other end was asked and has not answered.
     Lost,
 }
 
-/// What has come since it was noted last.
+/// Kinds of frames that have arrived since the silence was last updated.
 #[derive(Debug, Default)]
-pub struct Came {
+pub struct BytesArrived {
     has_talk: bool,
     has_more: bool,
 }
 
-impl Came {
-    pub fn hear(&mut self, frame: &Frame) {
+impl BytesArrived {
+    pub fn on_frame(&mut self, frame: &CarryFrame) {
         match frame {
-            Frame::Ask | Frame::Answer => self.has_talk = true,
+            CarryFrame::Ask | CarryFrame::Answer => self.has_talk = true,
             _ => self.has_more = true,
         }
     }
 
-    /// Whether it was more than an answer: what is no frame yet is a part of something long.
+    /// Reports whether anything but questions and answers has arrived. Bytes that complete no frame are a part of a
+    /// long one.
     fn is_news(&self) -> bool {
         self.has_more || !self.has_talk
     }
 }
 
+/// Silence on one connection of a pool. While `asked_at` is `None` this end listens; after `quiet` without arrivals
+/// it asks. An asked connection is lost once `patience` is over, and any arrival ends the question.
 #[derive(Debug)]
-pub struct Silence {
-    /// For an answer.
+pub struct CarrierSilence {
+    /// Time limit for an answer.
     patience: Duration,
-    /// Times that something has come, as far as they were noted.
+    /// Count of arrivals at the last update.
     heard: u64,
+    /// Time of the last arrival.
     heard_at: Instant,
+    /// Silence after which the other end is asked.
     quiet: Duration,
+    /// Time at which the other end was asked, while no answer has come.
     asked_at: Option<Instant>,
-    /// Since something has come that nothing was said after.
+    /// Time since which this end owes the other an acknowledgement.
     owes_since: Option<Instant>,
 }
 
-impl Silence {
+impl CarrierSilence {
     pub fn new(patience: Duration, heard: u64, now: Instant) -> Self {
         let quiet = patience / 2;
         Self { patience, heard, heard_at: now, quiet, asked_at: None, owes_since: None }
     }
 
-    /// So many times has something come.
-    pub fn note(&mut self, heard: u64, came: &Came, now: Instant) {
+    /// Updates the count of arrivals and the kinds of frames among them.
+    pub fn note(&mut self, heard: u64, came: &BytesArrived, now: Instant) {
         if self.heard == heard {
             return;
         }
@@ -77,7 +86,7 @@ impl Silence {
         }
     }
 
-    /// Also for an answer that is waited for.
+    /// Sets the time limit for an answer. It also applies to an answer that is already awaited.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -86,12 +95,12 @@ impl Silence {
         self.asked_at.is_some()
     }
 
-    pub fn said(&mut self) {
+    pub fn on_sent(&mut self) {
         self.owes_since = None;
     }
 
-    /// When something is due.
-    pub fn at(&self) -> Instant {
+    /// Returns the time at which an action is due.
+    pub fn next_deadline(&self) -> Instant {
         let by_silence = match self.asked_at {
             Some(asked_at) => asked_at + self.patience,
             None => self.heard_at + self.quiet,
@@ -99,21 +108,21 @@ impl Silence {
         self.owes_since.map_or(by_silence, |since| by_silence.min(since + TELL))
     }
 
-    /// What is, if nothing more has come than was noted.
-    pub fn due(&mut self, now: Instant) -> Due {
+    /// Returns the action that is due. Everything that has arrived must be noted before.
+    pub fn due_action(&mut self, now: Instant) -> SilenceAction {
         match self.asked_at {
-            Some(asked_at) if now >= asked_at + self.patience => return Due::Lost,
+            Some(asked_at) if now >= asked_at + self.patience => return SilenceAction::Lost,
             None if now >= self.heard_at + self.quiet => {
                 (self.asked_at, self.owes_since) = (Some(now), None);
-                return Due::Ask;
+                return SilenceAction::Ask;
             }
             _ => {}
         }
         if self.owes_since.is_some_and(|since| now >= since + TELL) {
             self.owes_since = None;
-            return Due::Tell;
+            return SilenceAction::Tell;
         }
-        Due::Nothing
+        SilenceAction::Nothing
     }
 }
 
@@ -122,8 +131,8 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(1);
-    const TALK: Came = Came { has_talk: true, has_more: false };
-    const MORE: Came = Came { has_talk: false, has_more: true };
+    const TALK: BytesArrived = BytesArrived { has_talk: true, has_more: false };
+    const MORE: BytesArrived = BytesArrived { has_talk: false, has_more: true };
 
     fn at(millis: u64) -> Instant {
         static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
@@ -131,71 +140,83 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_lost_and_who_does_is_asked_less_often() {
-        let mut silence = Silence::new(PATIENCE, 0, at(0));
-        assert_eq!((silence.due(at(499)), silence.at()), (Due::Nothing, at(500)));
-        assert_eq!((silence.due(at(500)), silence.due(at(1499))), (Due::Ask, Due::Nothing));
-        // An answer, and no more: the next question comes later, and the one after that later still.
+    fn silent_peer_is_lost_and_answering_peer_is_probed_less_often() {
+        let mut silence = CarrierSilence::new(PATIENCE, 0, at(0));
+        assert_eq!((silence.due_action(at(499)), silence.next_deadline()), (SilenceAction::Nothing, at(500)));
+        assert_eq!(
+            (silence.due_action(at(500)), silence.due_action(at(1499))),
+            (SilenceAction::Ask, SilenceAction::Nothing)
+        );
+        // Only an answer arrives, so the next question is asked later, and the one after it later still.
         silence.note(1, &TALK, at(1499));
-        assert_eq!((silence.due(at(2498)), silence.due(at(2499))), (Due::Nothing, Due::Ask));
+        assert_eq!(
+            (silence.due_action(at(2498)), silence.due_action(at(2499))),
+            (SilenceAction::Nothing, SilenceAction::Ask)
+        );
         silence.note(2, &TALK, at(2600));
-        assert_eq!(silence.at(), at(4600));
+        assert_eq!(silence.next_deadline(), at(4600));
         (3..20).for_each(|heard| silence.note(heard, &TALK, at(3000)));
-        assert_eq!(silence.at(), at(3000) + QUIET_MOST);
-        // News: it is asked as soon as before.
+        assert_eq!(silence.next_deadline(), at(3000) + QUIET_MOST);
+        // Data arrives, so the next question is asked as early as the first one.
         silence.note(20, &MORE, at(4000));
-        silence.said();
-        assert_eq!((silence.at(), silence.due(at(4500))), (at(4500), Due::Ask));
-        // The same count is nothing new.
+        silence.on_sent();
+        assert_eq!((silence.next_deadline(), silence.due_action(at(4500))), (at(4500), SilenceAction::Ask));
+        // The count of arrivals is unchanged, so nothing new has arrived.
         silence.note(20, &MORE, at(5000));
         assert_eq!(
-            (silence.at(), silence.due(at(5499)), silence.due(at(5500))),
-            (at(5500), Due::Nothing, Due::Lost)
+            (silence.next_deadline(), silence.due_action(at(5499)), silence.due_action(at(5500))),
+            (at(5500), SilenceAction::Nothing, SilenceAction::Lost)
         );
     }
 
     #[test]
-    fn who_hears_much_and_says_nothing_says_that() {
-        let mut silence = Silence::new(PATIENCE, 0, at(0));
+    fn receiver_without_data_of_its_own_sends_keepalives() {
+        let mut silence = CarrierSilence::new(PATIENCE, 0, at(0));
         silence.note(1, &MORE, at(100));
         silence.note(2, &MORE, at(300));
         assert_eq!(
-            (silence.at(), silence.due(at(349)), silence.due(at(350))),
-            (at(350), Due::Nothing, Due::Tell)
+            (silence.next_deadline(), silence.due_action(at(349)), silence.due_action(at(350))),
+            (at(350), SilenceAction::Nothing, SilenceAction::Tell)
         );
-        assert_eq!((silence.at(), silence.due(at(351))), (at(800), Due::Nothing));
-        // What is said anyway is enough, and answers are not answered.
+        assert_eq!((silence.next_deadline(), silence.due_action(at(351))), (at(800), SilenceAction::Nothing));
+        // Any frame that is sent serves as an acknowledgement, and answers need none.
         silence.note(3, &MORE, at(400));
-        silence.said();
+        silence.on_sent();
         silence.note(4, &TALK, at(500));
-        assert_eq!(silence.due(at(700)), Due::Nothing);
+        assert_eq!(silence.due_action(at(700)), SilenceAction::Nothing);
     }
 
     #[test]
-    fn who_is_asked_may_get_more_time() {
-        let mut silence = Silence::new(PATIENCE / 4, 0, at(0));
-        assert_eq!((silence.due(at(125)), silence.is_asked(), silence.at()), (Due::Ask, true, at(375)));
+    fn probed_peer_may_get_more_time() {
+        let mut silence = CarrierSilence::new(PATIENCE / 4, 0, at(0));
+        assert_eq!(
+            (silence.due_action(at(125)), silence.is_asked(), silence.next_deadline()),
+            (SilenceAction::Ask, true, at(375))
+        );
         silence.set_patience(PATIENCE);
-        assert_eq!((silence.due(at(375)), silence.at()), (Due::Nothing, at(1125)));
-        assert_eq!(silence.due(at(1125)), Due::Lost);
+        assert_eq!(
+            (silence.due_action(at(375)), silence.next_deadline()),
+            (SilenceAction::Nothing, at(1125))
+        );
+        assert_eq!(silence.due_action(at(1125)), SilenceAction::Lost);
         silence.note(1, &TALK, at(1126));
         assert!(!silence.is_asked());
     }
 
-    /// Packets of something long come one after the other, and most of them end no frame.
+    /// A long frame arrives in many packets, and only the last one completes it.
     #[test]
-    fn a_part_of_a_frame_is_news_and_an_answer_is_none() {
-        let mut silence = Silence::new(PATIENCE, 0, at(0));
-        (1..20).for_each(|heard| silence.note(heard, &Came::default(), at(heard)));
-        assert_eq!(silence.at(), at(1 + 250), "it is told that something comes");
-        silence.said();
-        assert_eq!(silence.at(), at(19 + 500));
-        let of = |frames: &[Frame]| {
-            let mut came = Came::default();
-            frames.iter().for_each(|frame| came.hear(frame));
+    fn partial_frame_counts_as_data_and_answer_does_not() {
+        let mut silence = CarrierSilence::new(PATIENCE, 0, at(0));
+        (1..20).for_each(|heard| silence.note(heard, &BytesArrived::default(), at(heard)));
+        assert_eq!(silence.next_deadline(), at(1 + 250), "it is told that something comes");
+        silence.on_sent();
+        assert_eq!(silence.next_deadline(), at(19 + 500));
+        let of = |frames: &[CarryFrame]| {
+            let mut came = BytesArrived::default();
+            frames.iter().for_each(|frame| came.on_frame(frame));
             came.is_news()
         };
-        assert!(!of(&[Frame::Ask]) && !of(&[Frame::Answer, Frame::Answer]));
-        assert!(of(&[Frame::End]) && of(&[Frame::Ask, Frame::Confirm { delivered: 1 }]));
+        assert!(!of(&[CarryFrame::Ask]) && !of(&[CarryFrame::Answer, CarryFrame::Answer]));
+        assert!(of(&[CarryFrame::End]) && of(&[CarryFrame::Ask, CarryFrame::Confirm { delivered: 1 }]));
     }
 }

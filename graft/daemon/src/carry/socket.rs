@@ -1,4 +1,5 @@
-//! A TCP connection between brokers after its handshake: both directions, used by one task, each for itself.
+//! A TCP connection between brokers after its handshake. One task uses both directions, each independently of the
+//! other.
 
 use std::{
     io,
@@ -16,29 +17,29 @@ use rustls::ExtractedSecrets;
 use tokio::{net::TcpStream, time::timeout};
 
 use super::{
-    broken::Broken,
-    record::{Bad, Batch, Content, Opener, Sealer},
+    broken::CarrierError,
+    record::{Opener, RecordBatch, RecordContent, RecordError, Sealer},
 };
 
-/// Of what is sealed or read at once.
+/// Bytes that are sealed in one batch, and bytes of one read, at least and at most.
 const SEAL_MOST: usize = 128 << 10;
 const READ_LEAST: usize = 2 << 10;
 const READ_MOST: usize = 128 << 10;
-/// For the other end to take what was sent last.
+/// Time limit for telling the other end of a reset.
 const FAREWELL: Duration = Duration::from_secs(15);
 
-/// Connections that belong together, and end together.
+/// Connections that belong together and are closed together.
 #[derive(Default)]
-pub struct Crowd {
-    sockets: Mutex<Vec<Weak<Socket>>>,
+pub struct SocketGroup {
+    sockets: Mutex<Vec<Weak<CarrierSocket>>>,
     count: AtomicUsize,
-    /// Times that something has come.
+    /// Number of reads on all connections that brought bytes.
     heard: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
 }
 
-impl Crowd {
+impl SocketGroup {
     pub fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
@@ -55,16 +56,16 @@ impl Crowd {
         self.received.load(Relaxed)
     }
 
-    /// Ends all of them, whatever they are doing.
+    /// Shuts down all connections, including busy ones.
     pub fn sever(&self) {
         for socket in self.sockets.lock().drain(..).filter_map(|it| it.upgrade()) {
             let _ = socket2::SockRef::from(&socket.stream).shutdown(Shutdown::Both);
         }
     }
 
-    fn enter(&self, socket: &Arc<Socket>) {
+    fn enter(&self, socket: &Arc<CarrierSocket>) {
         let mut sockets = self.sockets.lock();
-        // Those that are gone leave when there is no room.
+        // Dropped sockets are removed when the list is full.
         if sockets.len() == sockets.capacity() {
             sockets.retain(|it| it.strong_count() > 0);
         }
@@ -72,15 +73,15 @@ impl Crowd {
     }
 }
 
-pub struct Socket {
+pub struct CarrierSocket {
     stream: TcpStream,
-    crowd: Arc<Crowd>,
-    /// Times that something has come.
+    crowd: Arc<SocketGroup>,
+    /// Number of reads on this connection that brought bytes.
     heard: AtomicU64,
 }
 
-impl Socket {
-    pub fn new(stream: TcpStream, crowd: &Arc<Crowd>) -> Arc<Self> {
+impl CarrierSocket {
+    pub fn new(stream: TcpStream, crowd: &Arc<SocketGroup>) -> Arc<Self> {
         let socket = Arc::new(Self { stream, crowd: crowd.clone(), heard: AtomicU64::new(0) });
         crowd.count.fetch_add(1, Relaxed);
         crowd.enter(&socket);
@@ -91,23 +92,27 @@ impl Socket {
         self.heard.load(Relaxed)
     }
 
-    /// Something has come, or it is over.
+    /// Waits until bytes have arrived, or the connection was closed.
     pub async fn stirs(&self) {
         let _ = self.stream.readable().await;
     }
 }
 
-impl Drop for Socket {
+impl Drop for CarrierSocket {
     fn drop(&mut self) {
         self.crowd.count.fetch_sub(1, Relaxed);
     }
 }
 
-/// Both halves.
-pub fn halves(socket: &Arc<Socket>, secrets: &ExtractedSecrets) -> Option<(Box<Writing>, Box<Reading>)> {
-    let (sealer, opener) = (Sealer::new(&secrets.tx)?, Opener::new(&secrets.rx)?);
+/// Returns the sending and the receiving half of a connection, or `None` if the cipher is not supported.
+pub fn halves(
+    socket: &Arc<CarrierSocket>,
+    secrets: &ExtractedSecrets,
+) -> Option<(Box<Writing>, Box<SocketReader>)> {
+    let sealer = Sealer::new(&secrets.tx)?;
+    let opener = Opener::new(&secrets.rx)?;
     let writing = Writing { socket: socket.clone(), sealer, sealed: Vec::new(), at: 0 };
-    let reading = Reading {
+    let reading = SocketReader {
         socket: socket.clone(),
         opener,
         read: BytesMut::new(),
@@ -118,9 +123,9 @@ pub fn halves(socket: &Arc<Socket>, secrets: &ExtractedSecrets) -> Option<(Box<W
 }
 
 pub struct Writing {
-    socket: Arc<Socket>,
+    socket: Arc<CarrierSocket>,
     sealer: Sealer,
-    /// Records, of which those before `at` have gone.
+    /// Sealed records. The bytes before `at` were sent.
     sealed: Vec<u8>,
     at: usize,
 }
@@ -130,8 +135,9 @@ impl Writing {
         self.sealed.is_empty()
     }
 
-    /// Some of it. May be cancelled.
-    pub async fn send(&mut self, batch: &mut Batch) -> Result<(), Broken> {
+    /// Sends a part of the batch. May be cancelled.
+    pub async fn send(&mut self, batch: &mut RecordBatch) -> Result<(), CarrierError> {
+        // All sealed bytes are sent before more are sealed, so the buffer stays small.
         if self.sealed.is_empty() {
             while !batch.0.is_empty() && self.sealed.len() < SEAL_MOST {
                 self.sealer.seal(batch, &mut self.sealed)?;
@@ -140,7 +146,7 @@ impl Writing {
         self.write().await
     }
 
-    async fn write(&mut self) -> Result<(), Broken> {
+    async fn write(&mut self) -> Result<(), CarrierError> {
         while self.at < self.sealed.len() {
             self.socket.stream.writable().await?;
             match self.socket.stream.try_write(&self.sealed[self.at..]) {
@@ -157,54 +163,55 @@ impl Writing {
         Ok(())
     }
 
-    /// What it holds is not needed for a while.
+    /// Frees the buffer of a connection that is idle.
     pub fn shrink(&mut self) {
         if self.sealed.is_empty() {
             self.sealed = Vec::new();
         }
     }
 
-    async fn say_reset(&mut self) -> Result<(), Broken> {
+    async fn say_reset(&mut self) -> Result<(), CarrierError> {
         self.sealer.reset(&mut self.sealed)?;
         self.write().await?;
         Ok(socket2::SockRef::from(&self.socket.stream).shutdown(Shutdown::Write)?)
     }
 }
 
-pub struct Reading {
-    socket: Arc<Socket>,
+pub struct SocketReader {
+    socket: Arc<CarrierSocket>,
     opener: Opener,
     read: BytesMut,
-    /// Opened, the next one last.
+    /// Opened contents in reverse order, the next one last.
     ready: Vec<Bytes>,
     piece: usize,
 }
 
-impl Reading {
-    pub fn socket(&self) -> &Arc<Socket> {
+impl SocketReader {
+    pub fn socket(&self) -> &Arc<CarrierSocket> {
         &self.socket
     }
 
-    /// What has come already.
+    /// Returns bytes that have already been opened.
     pub fn next(&mut self) -> Option<Bytes> {
         self.ready.pop()
     }
 
-    /// Nothing has come that was not taken, and the other end has not ended it.
+    /// Reports whether the connection can be used: it is open, and has no unread bytes.
     pub fn is_quiet(&self) -> bool {
+        // An idle connection has nothing to read: a byte or an end shows that it cannot be used.
         let nothing = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         self.read.is_empty()
             && self.ready.is_empty()
             && self.socket.stream.try_read(&mut [0]).is_err_and(|error| nothing(&error))
     }
 
-    /// Some more, all before was taken; it may be less than a record. May be cancelled.
-    pub async fn receive(&mut self) -> Result<(), Broken> {
+    /// Receives more bytes after all opened contents were taken. They may be less than a record. May be cancelled.
+    pub async fn receive(&mut self) -> Result<(), CarrierError> {
         while self.ready.is_empty() {
             self.socket.stream.readable().await?;
             self.read.reserve(self.piece);
             match self.socket.stream.try_read_buf(&mut self.read) {
-                Ok(0) => return Err(Broken::Lost),
+                Ok(0) => return Err(CarrierError::Lost),
                 Ok(length) => return self.open(length),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
@@ -213,21 +220,24 @@ impl Reading {
         Ok(())
     }
 
-    fn open(&mut self, length: usize) -> Result<(), Broken> {
+    fn open(&mut self, length: usize) -> Result<(), CarrierError> {
         self.socket.crowd.heard.fetch_add(1, Relaxed);
         self.socket.heard.fetch_add(1, Relaxed);
         self.socket.crowd.received.fetch_add(length as u64, Relaxed);
         while let Some(content) = self.opener.open(&mut self.read)? {
             match content {
-                Content::Data(bytes) => self.ready.push(bytes),
-                Content::Reset => return Err(Broken::Reset),
-                Content::Over => return Err(Broken::Lost),
+                RecordContent::Data(bytes) => self.ready.push(bytes),
+                RecordContent::Reset => return Err(CarrierError::Reset),
+                RecordContent::Over => return Err(CarrierError::Lost),
             }
         }
+        // `next` takes the contents from the end.
         self.ready.reverse();
+        // A full read doubles the next one, and a smaller one halves it.
         self.piece = match length >= self.piece {
             true => (2 * self.piece).min(READ_MOST),
-            // All of it was read. What comes next may not come soon: no room is kept for it.
+            // The read took everything that had arrived. The next bytes may come much later, so no buffer is kept for
+            // them.
             false => {
                 if self.read.is_empty() {
                     self.read = BytesMut::new();
@@ -239,9 +249,9 @@ impl Reading {
     }
 }
 
-/// Tells the other end that the application has reset the connection, and waits until it has heard it: what has come and was not
-/// read would have the kernel reset the connection first.
-pub async fn farewell(mut writing: Box<Writing>, mut reading: Box<Reading>) {
+/// Tells the other end that the application has reset the connection, and reads until the other end closes. If the
+/// socket were closed with unread bytes, the kernel would reset the connection before the alert arrives.
+pub async fn farewell(mut writing: Box<Writing>, mut reading: Box<SocketReader>) {
     let all = async {
         writing.say_reset().await?;
         loop {
@@ -249,17 +259,17 @@ pub async fn farewell(mut writing: Box<Writing>, mut reading: Box<Reading>) {
             while reading.next().is_some() {}
         }
     };
-    let _: Result<Result<(), Broken>, _> = timeout(FAREWELL, all).await;
+    let _: Result<Result<(), CarrierError>, _> = timeout(FAREWELL, all).await;
 }
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for CarrierError {
     fn from(_: io::Error) -> Self {
         Self::Lost
     }
 }
 
-impl From<Bad> for Broken {
-    fn from(_: Bad) -> Self {
+impl From<RecordError> for CarrierError {
+    fn from(_: RecordError) -> Self {
         Self::Lost
     }
 }

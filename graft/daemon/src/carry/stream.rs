@@ -1,34 +1,37 @@
-//! What carries one connection, as frames: a stream of a QUIC carrier, or a connection of a pool, for as long as it has it.
+//! The stream of one tunnelled connection, which transports frames: a stream of a QUIC carrier, or a pool's
+//! connection while it is lent.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace_graft_proto::carry::frame::{Decoder, Frame};
+use millrace_graft_proto::carry::frame::{CarryFrame, Decoder};
 use quinn::{Connection, ReadError, RecvStream, SendStream, VarInt, WriteError};
 use tokio::time::timeout;
 
 use super::{
-    broken::Broken,
-    record::Batch,
-    socket::{self, Reading, Socket, Writing},
+    broken::CarrierError,
+    record::RecordBatch,
+    socket::{self, CarrierSocket, SocketReader, Writing},
 };
 
-/// For an answer of who is asked, however short the round trip.
+/// Shortest time limit for an answer to a question, however short the round trip.
 const ASKED_LEAST: Duration = Duration::from_secs(1);
-/// For the first frame of a stream, and for its answer.
+/// Time for the first frame of a stream, and for its answer.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
+/// Largest read from a QUIC stream, in bytes.
 const READ_MOST: usize = 64 << 10;
-/// What a connection may have given to a carrier by QUIC, however slow that is, and the other end has not confirmed.
+/// Unconfirmed bytes that a connection may always have on a QUIC carrier, however slow the carrier is.
 pub const LEAD_LEAST: u64 = 256 << 10;
-/// Beyond that, so many of its windows: one is under way, one is being confirmed, and there is always more to send.
+/// Congestion windows of unconfirmed bytes that a connection may have on a fast carrier: one is under way,
+/// one is being confirmed, and the rest keeps the sender busy.
 const LEAD_WINDOWS: u64 = 4;
-/// The other application has reset the connection.
+/// Error code of a stream: the application has reset the connection.
 const RESET: VarInt = VarInt::from_u32(1);
-/// It goes on with another.
+/// Error code of a stream: the connection continues on another stream.
 const LEFT: VarInt = VarInt::from_u32(2);
 
-impl From<ReadError> for Broken {
+impl From<ReadError> for CarrierError {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Reset(code) if code != LEFT => Self::Reset,
@@ -37,51 +40,53 @@ impl From<ReadError> for Broken {
     }
 }
 
-/// What becomes of a pool's connection when it is free again.
-pub type Home = Arc<dyn Fn(Stream) + Send + Sync>;
+/// Takes a pool's connection back when it is idle again.
+pub type Home = Arc<dyn Fn(CarrierStream) + Send + Sync>;
 
-/// Both directions are used by one task, each for itself.
-pub struct Stream {
-    pub sender: Sender,
-    pub receiver: Receiver,
+/// Both directions of a stream. One task uses them, each independently of the other.
+pub struct CarrierStream {
+    pub sender: CarrierSender,
+    pub receiver: CarrierReceiver,
     home: Option<Home>,
-    /// Of a pool whose other end may be asked whether it is there: how long it may take to answer.
+    /// Time limit for an answer of the other end. `None` for a QUIC stream, and for a pool's connection whose other
+    /// end cannot be asked whether it is alive.
     pub asked: Option<Duration>,
 }
 
-pub struct Sender {
+pub struct CarrierSender {
     link: SendLink,
-    batch: Batch,
-    /// The other end takes no more. Whether it is done or has reset the connection is told by what it has sent.
+    batch: RecordBatch,
+    /// True if the other end reads no more. Its own frames tell whether it is done or has reset the connection.
     is_stopped: bool,
 }
 
 enum SendLink {
-    /// With what it is of.
+    /// A QUIC stream and its connection.
     Quic(SendStream, Connection),
     Tls(Box<Writing>),
     Gone,
 }
 
-pub struct Receiver {
+pub struct CarrierReceiver {
     link: ReceiveLink,
     decoder: Decoder,
 }
 
 enum ReceiveLink {
     Quic(RecvStream),
-    Tls(Box<Reading>),
+    Tls(Box<SocketReader>),
     Gone,
 }
 
-impl Stream {
-    pub fn quic(connection: &Connection, (sender, receiver): (SendStream, RecvStream)) -> Self {
+impl CarrierStream {
+    pub fn quic(connection: &Connection, sender: SendStream, receiver: RecvStream) -> Self {
         Self::with(SendLink::Quic(sender, connection.clone()), ReceiveLink::Quic(receiver), None)
     }
 
-    /// Of a pool.
+    /// Makes a stream of a pool's connection.
     pub fn tls(
-        (writing, reading): (Box<Writing>, Box<Reading>),
+        writing: Box<Writing>,
+        reading: Box<SocketReader>,
         home: Home,
         asked: Option<Duration>,
     ) -> Self {
@@ -91,14 +96,14 @@ impl Stream {
 
     fn with(send: SendLink, receive: ReceiveLink, home: Option<Home>) -> Self {
         Self {
-            sender: Sender { link: send, batch: Batch::default(), is_stopped: false },
-            receiver: Receiver { link: receive, decoder: Decoder::default() },
+            sender: CarrierSender { link: send, batch: RecordBatch::default(), is_stopped: false },
+            receiver: CarrierReceiver { link: receive, decoder: Decoder::default() },
             home,
             asked: None,
         }
     }
 
-    /// What is sent on others goes first.
+    /// Lets the streams of other connections send first.
     pub fn yield_to_others(&self) {
         if let SendLink::Quic(stream, _) = &self.sender.link {
             let _ = stream.set_priority(-1);
@@ -110,7 +115,7 @@ impl Stream {
         (send, std::mem::replace(&mut self.receiver.link, ReceiveLink::Gone))
     }
 
-    /// The application has reset the connection, or there is none.
+    /// Resets the stream, because the application has reset the connection, or because the stream carries none.
     pub fn reset(&mut self) {
         match self.take() {
             (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) => end(send, receive, RESET),
@@ -121,81 +126,85 @@ impl Stream {
         }
     }
 
-    /// The connection goes on with another: this one is as if it were lost. A pool's is closed.
+    /// Leaves the stream, because its connection continues on another one. A pool's connection is closed.
     pub fn leave(&mut self) {
         if let (SendLink::Quic(send, _), ReceiveLink::Quic(receive)) = self.take() {
             end(send, receive, LEFT);
         }
     }
 
-    /// All was said at both ends, and heard.
+    /// Ends the stream after both ends have sent and received everything.
     pub fn release(&mut self) {
         match self.take() {
             (SendLink::Quic(mut send, _), _) => drop(send.finish()),
             (SendLink::Tls(mut writing), ReceiveLink::Tls(reading)) => {
                 let Some(home) = self.home.take() else { return };
-                // What has come already is of the next connection.
+                // A pool takes its connection back only between two frames. Bytes that have already arrived belong to
+                // the next connection.
                 if writing.is_empty() && self.sender.batch.0.is_empty() && self.receiver.decoder.is_between()
                 {
                     writing.shrink();
-                    home(Self::tls((writing, reading), home.clone(), self.asked));
+                    home(Self::tls(writing, reading, home.clone(), self.asked));
                 }
             }
             _ => {}
         }
     }
 
-    /// All was said. What is yet to arrive does.
+    /// Ends the stream after everything was sent. Bytes under way still arrive.
     pub fn finish(mut self) {
         self.release();
     }
 
-    /// Of a pool: whether it may be used.
+    /// Reports whether a pool's connection is idle and open.
     pub fn is_quiet(&self) -> bool {
         matches!(&self.receiver.link, ReceiveLink::Tls(reading) if reading.is_quiet())
     }
 
-    /// Of a pool.
-    pub fn socket(&self) -> Option<&Arc<Socket>> {
+    /// Returns the socket of a pool's connection.
+    pub fn socket(&self) -> Option<&Arc<CarrierSocket>> {
         match &self.receiver.link {
             ReceiveLink::Tls(reading) => Some(reading.socket()),
             _ => None,
         }
     }
 
-    /// Times that something has come by it, of a pool.
+    /// Returns the number of arrivals on a pool's connection.
     pub fn heard(&self) -> u64 {
         self.socket().map_or(0, |socket| socket.heard())
     }
 
-    /// A frame that is alone, and its answer: of a pool something comes soon, or the connection is none any more.
-    pub async fn ask(&mut self, frame: &Frame) -> Result<Frame, Broken> {
+    /// Sends a single frame and waits for its answer. If nothing arrives soon on a pool's connection, it
+    /// counts as lost.
+    pub async fn ask(&mut self, frame: &CarryFrame) -> Result<CarryFrame, CarrierError> {
+        // On a pool's connection the answer is due sooner.
         let patience = self.asked.map_or(PATIENCE, |asked| PATIENCE.min(2 * asked));
         self.sender.push(frame);
         self.sender.flush().await?;
         self.first_within(patience).await
     }
 
-    pub async fn first(&mut self) -> Result<Frame, Broken> {
+    pub async fn first(&mut self) -> Result<CarryFrame, CarrierError> {
         self.first_within(PATIENCE).await
     }
 
-    /// With no longer silence before it.
-    async fn first_within(&mut self, patience: Duration) -> Result<Frame, Broken> {
+    /// Waits for the first frame. No silence before it may last longer than `patience`.
+    async fn first_within(&mut self, patience: Duration) -> Result<CarryFrame, CarrierError> {
         let first = async {
             loop {
-                match timeout(patience, self.receiver.next()).await.map_err(|_| Broken::TimedOut)? {
-                    // Of what it carried before, or from who is busy with what it was asked.
-                    Ok(Frame::Ask | Frame::Answer) if self.asked.is_some() => {}
+                match timeout(patience, self.receiver.next()).await.map_err(|_| CarrierError::TimedOut)? {
+                    // The frame is about the stream's previous connection, or the other end is busy with the
+                    // question.
+                    Ok(CarryFrame::Ask | CarryFrame::Answer) if self.asked.is_some() => {}
                     first => return first,
                 }
             }
         };
-        timeout(PATIENCE, first).await.map_err(|_| Broken::TimedOut)?
+        timeout(PATIENCE, first).await.map_err(|_| CarrierError::TimedOut)?
     }
 }
 
-/// For an answer, where one takes so long at best.
+/// Returns the time limit for an answer, for a path with this round trip.
 pub fn patience(rtt: Duration) -> Duration {
     (3 * rtt).max(ASKED_LEAST)
 }
@@ -205,13 +214,13 @@ fn end(mut send: SendStream, mut receive: RecvStream, code: VarInt) {
     let _ = receive.stop(code);
 }
 
-impl Sender {
+impl CarrierSender {
     pub fn is_empty(&self) -> bool {
         let sealed = matches!(&self.link, SendLink::Tls(writing) if !writing.is_empty());
         self.batch.0.is_empty() && !sealed
     }
 
-    pub fn push(&mut self, frame: &Frame) {
+    pub fn push(&mut self, frame: &CarryFrame) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         self.push_bytes(bytes.into());
@@ -223,8 +232,9 @@ impl Sender {
         }
     }
 
-    /// What may be ahead of what the other end has confirmed. Confirmations of the other direction come behind it: a carrier by QUIC takes more than it can send soon,
-    /// and they would come as late as all of that. Sockets take no more than they need.
+    /// Returns how many bytes may be unconfirmed. Confirmations of the other direction queue behind them: a
+    /// QUIC carrier accepts more than it can send soon, and would delay confirmations by all of that. Sockets
+    /// accept no more than they need.
     pub fn lead(&self) -> u64 {
         match &self.link {
             SendLink::Quic(_, connection) => LEAD_LEAST.max(LEAD_WINDOWS * connection.stats().path.cwnd),
@@ -232,26 +242,27 @@ impl Sender {
         }
     }
 
-    /// Some of it. May be cancelled.
-    pub async fn send(&mut self) -> Result<(), Broken> {
+    /// Sends a part of the queue. May be cancelled.
+    pub async fn send(&mut self) -> Result<(), CarrierError> {
         let stream = match &mut self.link {
             SendLink::Quic(stream, _) => stream,
             SendLink::Tls(writing) => return writing.send(&mut self.batch).await,
-            SendLink::Gone => return Err(Broken::Lost),
+            SendLink::Gone => return Err(CarrierError::Lost),
         };
         match stream.write_chunks(&mut self.batch.0).await {
             Ok(written) => drop(self.batch.0.drain(..written.chunks)),
-            Err(WriteError::Stopped(code)) if code == LEFT => return Err(Broken::Lost),
+            Err(WriteError::Stopped(code)) if code == LEFT => return Err(CarrierError::Lost),
+            // The other end's own frames tell why it reads no more.
             Err(WriteError::Stopped(_)) => {
                 self.is_stopped = true;
                 self.batch.0.clear();
             }
-            Err(_) => return Err(Broken::Lost),
+            Err(_) => return Err(CarrierError::Lost),
         }
         Ok(())
     }
 
-    pub async fn flush(&mut self) -> Result<(), Broken> {
+    pub async fn flush(&mut self) -> Result<(), CarrierError> {
         while !self.is_empty() {
             self.send().await?;
         }
@@ -259,9 +270,9 @@ impl Sender {
     }
 }
 
-impl Receiver {
-    /// What has come already.
-    pub fn frame(&mut self) -> Result<Option<Frame>, Broken> {
+impl CarrierReceiver {
+    /// Returns the next frame that has already arrived.
+    pub fn frame(&mut self) -> Result<Option<CarryFrame>, CarrierError> {
         loop {
             if let Some(frame) = self.decoder.frame()? {
                 return Ok(Some(frame));
@@ -276,20 +287,20 @@ impl Receiver {
         }
     }
 
-    /// Some more of it, all before was taken. May be cancelled.
-    pub async fn receive(&mut self) -> Result<(), Broken> {
+    /// Receives more bytes after all frames were taken. May be cancelled.
+    pub async fn receive(&mut self) -> Result<(), CarrierError> {
         match &mut self.link {
             ReceiveLink::Quic(stream) => {
-                let chunk = stream.read_chunk(READ_MOST, true).await?.ok_or(Broken::Closed)?;
+                let chunk = stream.read_chunk(READ_MOST, true).await?.ok_or(CarrierError::Closed)?;
                 self.decoder.push(chunk.bytes);
                 Ok(())
             }
             ReceiveLink::Tls(reading) => reading.receive().await,
-            ReceiveLink::Gone => Err(Broken::Lost),
+            ReceiveLink::Gone => Err(CarrierError::Lost),
         }
     }
 
-    pub async fn next(&mut self) -> Result<Frame, Broken> {
+    pub async fn next(&mut self) -> Result<CarryFrame, CarrierError> {
         loop {
             if let Some(frame) = self.frame()? {
                 return Ok(frame);

@@ -1,68 +1,72 @@
-//! Connections that are led strictly: the application's SYN waits until the server was reached, so that `connect()` says what a
-//! connection in place would say.
+//! Strict redirection: an application's SYN waits in the kernel until the server was reached, so that `connect()`
+//! returns what it would return without the broker.
 
 use std::{collections::HashMap, io, net::SocketAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use millrace_graft_kernel::{
-    hold::{self, Ask, Hold},
-    hook::Arrival,
+    hold::{self, Hold, HoldSyn},
+    hook::RedirectedConnection,
 };
-use millrace_graft_proto::carry::frame::{Frame, Open, Reason};
+use millrace_graft_proto::carry::frame::{CarryFrame, CarryReason, OpenFrame};
 use parking_lot::Mutex;
 use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};
 
 use super::{
-    asking::Asking,
-    broken::Broken,
-    carrier::Carrier,
-    context::Context,
+    asking::KernelEvents,
+    broken::CarrierError,
+    carrier::PeerCarrier,
+    context::CarryContext,
     led,
     listeners::{Listeners, canonical},
-    meter::Meter,
-    pump::{Ended, Pump, prepare},
-    said,
-    stream::Stream,
-    syn::Wire,
-    watch::Seen,
+    meter::TransferMeter,
+    pump::{PumpEnd, TunnelPump, prepare},
+    stream::CarrierStream,
+    syn::SynSender,
+    warn_on_error,
+    watch::TunnelRecord,
 };
 
-/// For a SYN that was let in to become a connection. Its application may have given up.
+/// Time for an admitted SYN to become a connection. Its application may have given up meanwhile.
 const ADMISSION: Duration = Duration::from_secs(5);
 
+/// The SYNs that the kernel holds, and the listeners to which admitted ones go.
 pub struct Strict {
     hold: Hold,
     listeners: Listeners,
-    wire: Wire,
+    wire: SynSender,
+    /// Channels on which admitted connections are awaited, by the client's address.
     admitted: Mutex<HashMap<SocketAddr, oneshot::Sender<TcpStream>>>,
 }
 
 impl Strict {
-    pub fn new() -> anyhow::Result<(Self, Asking<Ask>)> {
+    pub fn new() -> anyhow::Result<(Self, KernelEvents<HoldSyn>)> {
         let (hold, asks) = Hold::load()?;
-        let (listeners, wire) = (Listeners::bind()?, Wire::new(None)?);
+        let listeners = Listeners::bind()?;
+        let wire = SynSender::new(None)?;
         listeners.sockets().try_for_each(|socket| hold.attach(socket))?;
-        Ok((Self { hold, listeners, wire, admitted: Mutex::default() }, Asking::new(asks)?))
+        Ok((Self { hold, listeners, wire, admitted: Mutex::default() }, KernelEvents::new(asks)?))
     }
 
     pub fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
-    /// SYNs, by what became of them.
+    /// Returns the number of SYNs by verdict.
     pub fn verdicts(&self) -> impl Iterator<Item = (String, u64)> {
         let counts = self.hold.verdicts().unwrap_or_default();
         hold::VERDICTS.into_iter().map(str::to_owned).zip(counts)
     }
 
-    /// Lets the SYN in. `None`: nobody is there any more.
-    async fn admit(&self, ask: &Ask) -> Option<TcpStream> {
+    /// Admits the SYN, and waits for its connection. Returns `None` if the application does not connect any more.
+    async fn admit(&self, ask: &HoldSyn) -> Option<TcpStream> {
         let from = canonical(ask.from);
         let (sender, receiver) = oneshot::channel();
         self.admitted.lock().insert(from, sender);
-        let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.again(ask));
+        // The program has to let the SYN pass before it is sent once more.
+        let sent = self.hold.let_in(ask.from).map_err(io::Error::other).and_then(|()| self.resend_syn(ask));
         if let Err(error) = sent {
-            // It comes again by itself, a second later.
+            // The application's SYN is repeated by the kernel a second later.
             debug!(%from, "a SYN could not be sent again: {error}");
         }
         let local = timeout(ADMISSION, receiver).await.ok().and_then(Result::ok);
@@ -71,193 +75,208 @@ impl Strict {
         local
     }
 
-    fn again(&self, ask: &Ask) -> io::Result<()> {
-        self.wire.send(ask.from, self.listeners.at(ask.from)?, &ask.syn)
+    fn resend_syn(&self, ask: &HoldSyn) -> io::Result<()> {
+        self.wire.send(ask.from, self.listeners.original_destination(ask.from)?, &ask.syn)
     }
 
-    /// As if nobody listened.
-    fn refuse(&self, ask: &Ask) {
-        let refused = self.listeners.at(ask.from).and_then(|at| self.wire.refuse(at, ask.from, &ask.syn));
+    /// Refuses the connection as if nobody listened.
+    fn refuse(&self, ask: &HoldSyn) {
+        let refused = self
+            .listeners
+            .original_destination(ask.from)
+            .and_then(|at| self.wire.refuse(at, ask.from, &ask.syn));
         if let Err(error) = refused {
-            warn!("an application cannot be told that it is refused: {error}");
+            warn!("a refusal (TCP reset) cannot be sent to an application: {error}");
         }
         self.forget(ask);
     }
 
-    fn forget(&self, ask: &Ask) {
-        said("what is known of a SYN cannot be taken from the kernel", self.hold.forget(ask.from));
+    fn forget(&self, ask: &HoldSyn) {
+        warn_on_error("a held SYN cannot be removed from the kernel's table", self.hold.forget(ask.from));
     }
 }
 
-/// Those that were let in, for as long as the broker runs.
+/// Accepts the connections whose SYNs were admitted, for as long as the broker runs.
 pub async fn accept(strict: Arc<Strict>) {
     loop {
         let (local, from) = strict.listeners.next().await;
-        let _ = hold::release(local.as_fd()); // it would let everything pass
+        let _ = hold::release(local.as_fd()); // an accepted socket inherits the listener's program, which has no more use
         let waits = strict.admitted.lock().remove(&from);
-        // Else whoever has asked for it has not waited: it is reset.
+        // If nobody waits any more, the connection is dropped here and so reset.
         if let (Ok(()), Some(waits)) = (prepare(&local), waits) {
             let _ = waits.send(local);
         }
     }
 }
 
-/// Those that ask, for as long as the broker runs.
-pub async fn answer_all(context: Arc<Context>, strict: Arc<Strict>, mut asks: Asking<Ask>) {
+/// Handles the SYNs that the kernel reports, for as long as the broker runs.
+pub async fn answer_all(context: Arc<CarryContext>, strict: Arc<Strict>, mut asks: KernelEvents<HoldSyn>) {
     while let Some(come) = asks.next().await {
         for ask in come {
-            let (context, strict) = (context.clone(), strict.clone());
+            let context = context.clone();
+            let strict = strict.clone();
             tokio::spawn(async move { begin(&context, &strict, &ask).await });
         }
     }
 }
 
-async fn begin(context: &Context, strict: &Strict, ask: &Ask) {
+async fn begin(context: &CarryContext, strict: &Strict, ask: &HoldSyn) {
     let Some((arrival, place)) = led::enter(context, canonical(ask.from)) else {
         strict.refuse(ask);
         return;
     };
-    let (from, carrier) = (canonical(ask.from), context.carriers.to(arrival.far.ip()));
+    let from = canonical(ask.from);
+    let carrier = context.carriers.carrier_to(arrival.far.ip());
     let meter = led::meter(context, &arrival);
-    let (watched, mut seen) = (led::watch(context, &arrival, (from, carrier.as_deref()), &meter), None);
-    let ended = match reach(context, (from, carrier), &arrival).await {
+    let watched = led::watch(context, &arrival, from, carrier.as_deref(), &meter);
+    let mut seen = None;
+    let ended = match reach(context, from, carrier, &arrival).await {
         Ok(reached) => match strict.admit(ask).await {
-            Some(local) => join(context, local, reached, (meter, &mut seen)).await,
-            None => Ended::Reset,
+            Some(local) => join(context, local, reached, meter, &mut seen).await,
+            None => PumpEnd::Reset,
         },
-        Err(Reason::Refused) => {
+        Err(CarryReason::Refused) => {
             strict.refuse(ask);
-            Ended::Refused(Reason::Refused)
+            PumpEnd::Refused(CarryReason::Refused)
         }
         Err(reason) => {
-            // Its SYN comes again, until the application gives up.
+            // The kernel repeats the SYN until the application gives up.
             context.hooks.expect(ask.from, &arrival);
             strict.forget(ask);
-            Ended::Refused(reason)
+            PumpEnd::Refused(reason)
         }
     };
     context.watch.end(&watched, seen);
     led::leave(context, place, &ended);
 }
 
-/// A server that was reached. It is reset if nothing becomes of it.
-enum Reached {
-    Carried(Box<Opened>, Arc<Carrier>),
+/// A connection to a server that was reached. It is reset if it is dropped unused.
+enum ReachedServer {
+    Carried(Box<OpenedStream>, Arc<PeerCarrier>),
     InPlace(TcpStream),
 }
 
-/// A stream by which the server was reached.
-pub struct Opened {
-    open: Open,
-    stream: Option<Stream>,
+/// A stream by which the peer's broker has reached the server.
+pub struct OpenedStream {
+    open: OpenFrame,
+    stream: Option<CarrierStream>,
 }
 
-impl Opened {
-    /// `None` of what was seen: its stream was gone already.
+impl OpenedStream {
+    /// Carries the connection to its end. The second value is `None` if the stream was already used.
     pub async fn join(
         &mut self,
-        context: &Context,
+        context: &CarryContext,
         local: &TcpStream,
-        (carrier, meter): (Arc<Carrier>, Meter),
-    ) -> (Ended, Option<Seen>) {
-        let Some(stream) = self.stream.take() else { return (Ended::Reset, None) };
+        carrier: Arc<PeerCarrier>,
+        meter: TransferMeter,
+    ) -> (PumpEnd, Option<TunnelRecord>) {
+        let Some(stream) = self.stream.take() else { return (PumpEnd::Reset, None) };
         let _counted = context.carriers.count(&carrier.far.peer);
-        let mut pump = Pump::accepted(context, local, stream, (self.open, carrier, meter));
+        let mut pump = TunnelPump::accepted(context, local, stream, self.open, carrier, meter);
         let ended = pump.run().await;
-        (ended, Some(pump.seen()))
+        (ended, Some(pump.tunnel_record()))
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenedStream {
     fn drop(&mut self) {
-        self.stream.iter_mut().for_each(Stream::reset);
+        self.stream.iter_mut().for_each(CarrierStream::reset);
     }
 }
 
-/// What a carrier has made of a connection of which nothing has gone anywhere.
-pub enum Tried {
-    Opened(Box<Opened>),
-    Refused(Reason),
-    /// It takes none now, or nothing comes back.
+/// Result of an attempt to open a tunnelled connection before any of its bytes are sent.
+pub enum TunnelAttempt {
+    Opened(Box<OpenedStream>),
+    Refused(CarryReason),
+    /// The carrier takes no more connections now, or nothing was received on it.
     Nothing,
 }
 
 pub async fn attempt(
-    context: &Context,
-    (client, server): (SocketAddr, SocketAddr),
-    carrier: &Arc<Carrier>,
-) -> Tried {
-    let open = Open { id: context.table.next_id(), server, client };
-    let mut opened = Opened { open, stream: led::stream(carrier).await };
-    let Some(stream) = &mut opened.stream else { return Tried::Nothing };
-    let Some(answered) = answer(context, stream, open, carrier).await else { return Tried::Nothing };
+    context: &CarryContext,
+    client: SocketAddr,
+    server: SocketAddr,
+    carrier: &Arc<PeerCarrier>,
+) -> TunnelAttempt {
+    let open = OpenFrame { id: context.table.next_id(), server, client };
+    let mut opened = OpenedStream { open, stream: led::stream(carrier).await };
+    let Some(stream) = &mut opened.stream else { return TunnelAttempt::Nothing };
+    let Some(answered) = answer(context, stream, open, carrier).await else { return TunnelAttempt::Nothing };
     match answered {
-        Ok(Frame::Accepted { received: 0 }) => Tried::Opened(Box::new(opened)),
-        Ok(Frame::Refused(reason)) => Tried::Refused(reason),
+        Ok(CarryFrame::Accepted { received: 0 }) => TunnelAttempt::Opened(Box::new(opened)),
+        Ok(CarryFrame::Refused(reason)) => TunnelAttempt::Refused(reason),
         other => {
-            debug!(%server, "not carried: {other:?}");
-            Tried::Nothing
+            debug!(%server, "the peer's broker gives no usable answer: {other:?}");
+            TunnelAttempt::Nothing
         }
     }
 }
 
-/// `None`: nothing at all has come back by the carrier, for long enough.
+/// Asks the peer's broker to open the connection. Returns `None` if nothing has arrived on the carrier for too long.
 async fn answer(
-    context: &Context,
-    stream: &mut Stream,
-    open: Open,
-    carrier: &Arc<Carrier>,
-) -> Option<Result<Frame, Broken>> {
-    let (heard, question) = (carrier.heard(), Frame::Open(open));
+    context: &CarryContext,
+    stream: &mut CarrierStream,
+    open: OpenFrame,
+    carrier: &Arc<PeerCarrier>,
+) -> Option<Result<CarryFrame, CarrierError>> {
+    let heard = carrier.last_arrival();
+    let question = CarryFrame::Open(open);
     let answer = stream.ask(&question);
     tokio::pin!(answer);
-    // First others are to go elsewhere, then this one.
+    // The first time-out keeps other connections away from the carrier, and the second one gives this one up.
     for patience in [carrier.patience(), 2 * carrier.patience()] {
         match timeout(patience, &mut answer).await {
             Ok(answered) => return Some(answered),
-            Err(_) if carrier.heard() != heard => return Some(answer.await),
+            Err(_) if carrier.last_arrival() != heard => return Some(answer.await),
             Err(_) => context.carriers.suspect(carrier),
         }
     }
     None
 }
 
-/// By a carrier, and where there is none, or the peer's broker does not carry it, in place.
+/// Connects to the server by a carrier. Without a carrier, or if the peer's broker does not carry the connection, it
+/// connects in place.
 async fn reach(
-    context: &Context,
-    (from, carrier): (SocketAddr, Option<Arc<Carrier>>),
-    arrival: &Arrival,
-) -> Result<Reached, Reason> {
-    let (server, owner) = (arrival.far, arrival.owner);
+    context: &CarryContext,
+    from: SocketAddr,
+    carrier: Option<Arc<PeerCarrier>>,
+    arrival: &RedirectedConnection,
+) -> Result<ReachedServer, CarryReason> {
+    let server = arrival.far;
+    let owner = arrival.owner;
     let client = SocketAddr::new(arrival.near, from.port());
     if let Some(carrier) = carrier
-        && context.openings.let_out((client, server), owner).await
+        && context.openings.let_out(client, server, owner).await
     {
-        match attempt(context, (client, server), &carrier).await {
-            Tried::Opened(opened) => return Ok(Reached::Carried(opened, carrier)),
-            Tried::Refused(reason) if !reason.is_brokers() => return Err(reason),
-            Tried::Refused(reason) => debug!(%server, "not carried: {}", reason.name()),
-            Tried::Nothing => {}
+        match attempt(context, client, server, &carrier).await {
+            TunnelAttempt::Opened(opened) => return Ok(ReachedServer::Carried(opened, carrier)),
+            TunnelAttempt::Refused(reason) if !reason.is_brokers() => return Err(reason),
+            TunnelAttempt::Refused(reason) => {
+                debug!(%server, "the peer's broker refuses the connection: {}", reason.name())
+            }
+            TunnelAttempt::Nothing => {}
         }
     }
-    match led::connect(context, (server, owner)).await {
-        Ok(remote) => Ok(Reached::InPlace(remote)),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Reason::Refused),
-        Err(_) => Err(Reason::Unreachable),
+    match led::connect(context, server, owner).await {
+        Ok(remote) => Ok(ReachedServer::InPlace(remote)),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(CarryReason::Refused),
+        Err(_) => Err(CarryReason::Unreachable),
     }
 }
 
 async fn join(
-    context: &Context,
+    context: &CarryContext,
     mut local: TcpStream,
-    reached: Reached,
-    (meter, seen): (Meter, &mut Option<Seen>),
-) -> Ended {
+    reached: ReachedServer,
+    meter: TransferMeter,
+    seen: &mut Option<TunnelRecord>,
+) -> PumpEnd {
     match reached {
-        Reached::InPlace(mut remote) => led::join(&mut local, &mut remote).await,
-        Reached::Carried(mut opened, carrier) => {
+        ReachedServer::InPlace(mut remote) => led::join(&mut local, &mut remote).await,
+        ReachedServer::Carried(mut opened, carrier) => {
             let ended;
-            (ended, *seen) = opened.join(context, &local, (carrier, meter)).await;
+            (ended, *seen) = opened.join(context, &local, carrier, meter).await;
             ended
         }
     }

@@ -1,4 +1,5 @@
-//! TCP segments to this host's own sockets, and to clients behind it: a SYN once more, its refusal, and first packets of connections.
+//! TCP segments that the broker sends itself: a held SYN once more, its refusal, and first packets that test the
+//! firewall.
 
 use std::{
     io,
@@ -9,28 +10,29 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::sockets::checksum;
 
-/// The kernel takes packets with their IP header.
+/// IPPROTO_RAW: the kernel takes packets with their IP header.
 const PROTOCOL_RAW: i32 = 255;
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 const RST_ACK: u8 = 0x14;
-/// As plain TCP has them on Ethernet: the largest segment, selective acknowledgements, a time stamp, a scale of windows.
+/// Options of plain TCP on Ethernet: maximum segment size, selective acknowledgements, a timestamp, and the
+/// window scale.
 const OPTIONS: [u8; 20] = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
 const WINDOW: u16 = 64_240;
 const HEADER: usize = 20;
 const CHECKSUM: std::ops::Range<usize> = 16..18;
 
-/// Needs CAP_NET_RAW.
-pub struct Wire {
+/// Raw sockets for TCP segments, which need CAP_NET_RAW.
+pub struct SynSender {
     v4: Socket,
-    /// `None`: this host has no IPv6.
+    /// `None` if this host has no IPv6.
     v6: Option<Socket>,
 }
 
-impl Wire {
-    /// `mark`: that all it sends has.
+impl SynSender {
+    /// Opens the sockets. `mark` is set on all packets that they send.
     pub fn new(mark: Option<u32>) -> io::Result<Self> {
         let raw = |domain| {
             let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(PROTOCOL_RAW)))?;
@@ -40,16 +42,17 @@ impl Wire {
         Ok(Self { v4: raw(Domain::IPV4)?, v6: raw(Domain::IPV6).ok() })
     }
 
-    /// The segment as it is, but for its checksum.
+    /// Sends the segment unchanged, except for its checksum.
     pub fn send(&self, from: SocketAddr, to: SocketAddr, segment: &[u8]) -> io::Result<()> {
         let packet = packet(from.ip(), to.ip(), segment).ok_or(io::ErrorKind::InvalidInput)?;
         let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
         let socket = socket.ok_or(io::ErrorKind::Unsupported)?;
-        // IPv6 knows of no port there.
+        // The kernel rejects a port in the address of a raw IPv6 socket.
         socket.send_to(&packet, &SocketAddr::new(to.ip(), 0).into()).map(drop)
     }
 
-    /// What the socket at `to` has sent is refused by `from`, as RFC 9293 says of a port where nobody listens.
+    /// Refuses a SYN of the socket at `to` in the name of `from`, with the reset of RFC 9293 for a port where
+    /// nobody listens.
     pub fn refuse(&self, from: SocketAddr, to: SocketAddr, syn: &[u8]) -> io::Result<()> {
         let answer = refusal(from.port(), to.port(), syn).ok_or(io::ErrorKind::InvalidInput)?;
         self.send(from, to, &answer)
@@ -57,17 +60,19 @@ impl Wire {
 }
 
 fn refusal(from: u16, to: u16, syn: &[u8]) -> Option<[u8; HEADER]> {
+    // The refusal acknowledges the sequence number of the SYN.
     let sequence = u32::from_be_bytes(*syn.get(4..)?.first_chunk()?);
     let mut answer = [0; HEADER];
     answer[..2].copy_from_slice(&from.to_be_bytes());
     answer[2..4].copy_from_slice(&to.to_be_bytes());
     answer[8..12].copy_from_slice(&sequence.wrapping_add(1).to_be_bytes());
+    // The upper half of this byte is the header's length in words of 4 bytes.
     answer[12] = (HEADER as u8 / 4) << 4;
     answer[13] = RST_ACK;
     Some(answer)
 }
 
-/// A SYN with this number, or the SYN-ACK that answers the one with the number `answers`.
+/// Returns a SYN with this sequence number, or a SYN-ACK for the SYN with the number `answers`.
 pub fn first(from: u16, to: u16, number: u32, answers: Option<u32>) -> Vec<u8> {
     let flags = if answers.is_some() { SYN | ACK } else { SYN };
     let mut segment = Vec::with_capacity(HEADER + OPTIONS.len());
@@ -82,7 +87,8 @@ pub fn first(from: u16, to: u16, number: u32, answers: Option<u32>) -> Vec<u8> {
     segment
 }
 
-/// The segment with its IP header, which is whole. `None`: addresses of two families, or no TCP header.
+/// Returns the complete packet with its IP header, or `None` for addresses of two families or a segment
+/// without a TCP header.
 pub fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
     let length = u16::try_from(segment.len()).ok()?.to_be_bytes();
     let (mut packet, pseudo) = match (from, to) {
@@ -100,6 +106,7 @@ pub fn packet(from: IpAddr, to: IpAddr, segment: &[u8]) -> Option<Vec<u8>> {
         }
         _ => return None,
     };
+    // The checksum also covers a pseudo header (RFC 9293, section 3.1).
     let mut segment = segment.to_vec();
     segment.get_mut(CHECKSUM)?.fill(0);
     let sum = checksum(&[&pseudo[..], &segment].concat());
@@ -116,9 +123,10 @@ mod tests {
         [0x9c, 0x40, 0x1b, 0xbc, 0, 0, 0, 255, 0, 0, 0, 0, 0x60, 2, 0xff, 0xff, 7, 7, 0, 0, 2, 4, 5, 0xb4];
 
     #[test]
-    fn segments_have_true_checksums() {
+    fn built_segments_have_valid_checksums() {
         for (from, to, header) in [("127.0.0.1", "127.0.0.2", 20), ("::1", "fd00::1", 40)] {
-            let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
+            let from = from.parse().unwrap();
+            let to = to.parse().unwrap();
             let packet = packet(from, to, &SENT).unwrap();
             let segment = &packet[header..];
             assert!(header == 40 || checksum(&packet[..header]) == 0);
@@ -127,16 +135,18 @@ mod tests {
             let pseudo = [ends, &[0, TCP, 0, SENT.len() as u8]].concat();
             assert_eq!(checksum(&[&pseudo[..], segment].concat()), 0);
         }
-        let (syn, answer) = (first(7, 8, 9, None), first(8, 7, 1, Some(u32::MAX)));
+        let syn = first(7, 8, 9, None);
+        let answer = first(8, 7, 1, Some(u32::MAX));
         assert_eq!(syn[..14], [0, 7, 0, 8, 0, 0, 0, 9, 0, 0, 0, 0, 0xa0, SYN]);
         assert_eq!(answer[..14], [0, 8, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0xa0, SYN | ACK]);
         assert_eq!(syn.len(), 40);
-        let (v4, v6) = ("127.0.0.1".parse().unwrap(), "::1".parse().unwrap());
+        let v4 = "127.0.0.1".parse().unwrap();
+        let v6 = "::1".parse().unwrap();
         assert_eq!((packet(v4, v6, &SENT), packet(v4, v4, &SENT[..10])), (None, None));
     }
 
     #[test]
-    fn a_refusal_acknowledges_the_syn() {
+    fn refusal_acknowledges_the_syn() {
         let answer = refusal(7100, 40_000, &SENT).unwrap();
         assert_eq!(answer[..14], [0x1b, 0xbc, 0x9c, 0x40, 0, 0, 0, 0, 0, 0, 1, 0, 0x50, 0x14]);
         assert_eq!(refusal(1, 2, &SENT[..7]), None);

@@ -1,5 +1,5 @@
-//! The connections that are carried: how many, how much memory each may have, what became of them, and where they are found
-//! by who resumes them.
+//! The table of tunnelled connections: their number, the memory of each, how they ended, and the lookup for a peer
+//! that resumes one.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -9,24 +9,30 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::stream::Stream;
+use super::stream::CarrierStream;
 
-/// However many there are: less is not worth the frames.
+/// Smallest window of a connection in bytes, however many connections there are. A smaller one is not worth the
+/// overhead of frames.
 const WINDOW_LEAST: u64 = 16 << 10;
-/// Connections that are over and of which the other end may not know yet.
+/// Limit of finished connections that are remembered, since the other end may not know yet that they are
+/// over.
 const FINISHED_MAX: usize = 4096;
 
-/// By the peer that has the client, the run of its broker, and the number in that run.
-pub type Key = (String, u64, u64);
+/// The peer that has the client, the run of its broker, and the connection's number in that run.
+pub type TunnelKey = (String, u64, u64);
 
-/// A stream by which a connection goes on, and what the other end has received.
-pub type Resumption = (Stream, u64);
+/// A stream to continue a connection on, and the number of bytes that the other end has received.
+pub type Resumption = (CarrierStream, u64);
 
-pub struct Table {
+pub struct TunnelTable {
+    /// Limit of concurrent connections.
     connections_max: usize,
+    /// Largest window of a connection, in bytes.
     window: u64,
+    /// Bytes that the windows of all connections share.
     memory: u64,
     live: AtomicUsize,
+    /// True while the kernel should redirect no more connections here.
     is_full: AtomicBool,
     ids: AtomicU64,
     hosted: Mutex<Hosted>,
@@ -37,25 +43,26 @@ pub struct Table {
     pub kept: AtomicU64,
 }
 
-/// Those whose servers are here.
+/// Connections whose servers are at this end.
 #[derive(Default)]
 struct Hosted {
-    live: HashMap<Key, mpsc::Sender<Resumption>>,
-    /// With what was received of each.
-    finished: HashMap<Key, u64>,
-    order: VecDeque<Key>,
+    live: HashMap<TunnelKey, mpsc::Sender<Resumption>>,
+    /// Number of bytes that were received of each finished connection.
+    finished: HashMap<TunnelKey, u64>,
+    /// Finished connections, the oldest first.
+    order: VecDeque<TunnelKey>,
 }
 
-/// The place of one connection, until this is dropped.
-pub struct Place<'a>(&'a Table);
+/// The place of one connection. Dropping it frees the place.
+pub struct TunnelPlace<'a>(&'a TunnelTable);
 
-impl Drop for Place<'_> {
+impl Drop for TunnelPlace<'_> {
     fn drop(&mut self) {
         self.0.live.fetch_sub(1, Relaxed);
     }
 }
 
-impl Table {
+impl TunnelTable {
     pub fn new(connections_max: usize, window: u64, memory: u64) -> Self {
         Self {
             connections_max,
@@ -73,11 +80,12 @@ impl Table {
         }
     }
 
-    pub fn enter(&self) -> Option<Place<'_>> {
+    pub fn enter(&self) -> Option<TunnelPlace<'_>> {
         let entered = self
+            // The count never exceeds the limit, however many tasks enter at once.
             .live
             .fetch_update(Relaxed, Relaxed, |live| (live < self.connections_max).then_some(live + 1));
-        entered.ok().map(|_| Place(self))
+        entered.ok().map(|_| TunnelPlace(self))
     }
 
     pub fn live(&self) -> usize {
@@ -88,22 +96,25 @@ impl Table {
         self.connections_max
     }
 
-    /// Whether no more are to be led here.
+    /// Reports whether the kernel should redirect no more connections here.
     pub fn is_full(&self) -> bool {
         self.is_full.load(Relaxed)
     }
 
-    /// After one has come or gone: whether that changed. It does not with every one.
+    /// Updates whether there is room, after a connection was added or removed. Returns whether that changed.
+    /// Hysteresis keeps it from changing with each connection.
     pub fn note_room(&self) -> bool {
         let room = self.connections_max - self.live().min(self.connections_max);
         let was_full = self.is_full();
+        // A full table counts as free again only when a 16th of it is free.
         let least = self.connections_max / if was_full { 16 } else { 64 };
         self.is_full.store(room <= least, Relaxed);
         was_full != (room <= least)
     }
 
-    /// Unconfirmed bytes that a connection may have: less where there are many.
+    /// Returns the limit of unconfirmed bytes of one connection, which shrinks as connections are added.
     pub fn window(&self) -> u64 {
+        // Each connection has a window in both directions.
         let share = self.memory / (2 * self.live().max(1) as u64);
         share.clamp(WINDOW_LEAST, self.window)
     }
@@ -112,14 +123,16 @@ impl Table {
         self.ids.fetch_add(1, Relaxed)
     }
 
-    pub fn host(&self, key: Key) -> mpsc::Receiver<Resumption> {
+    pub fn host(&self, key: TunnelKey) -> mpsc::Receiver<Resumption> {
+        // One resumption at a time is enough, since the peer waits for its answer.
         let (sender, receiver) = mpsc::channel(1);
         self.hosted.lock().live.insert(key, sender);
         receiver
     }
 
-    /// It is over. Who resumes it hears what was received of it.
-    pub fn finish(&self, key: Key, received: Option<u64>) {
+    /// Removes a connection that is over. A peer that resumes it is answered with the number of received
+    /// bytes.
+    pub fn finish(&self, key: TunnelKey, received: Option<u64>) {
         let mut hosted = self.hosted.lock();
         hosted.live.remove(&key);
         let Some(received) = received else { return };
@@ -131,12 +144,12 @@ impl Table {
         }
     }
 
-    pub fn find(&self, key: &Key) -> Found {
+    pub fn find(&self, key: &TunnelKey) -> TunnelLookup {
         let hosted = self.hosted.lock();
         match (hosted.live.get(key), hosted.finished.get(key)) {
-            (Some(live), _) => Found::Live(live.clone()),
-            (None, Some(received)) => Found::Finished(*received),
-            (None, None) => Found::Nothing,
+            (Some(live), _) => TunnelLookup::Live(live.clone()),
+            (None, Some(received)) => TunnelLookup::Finished(*received),
+            (None, None) => TunnelLookup::Nothing,
         }
     }
 
@@ -149,7 +162,7 @@ impl Table {
     }
 }
 
-pub enum Found {
+pub enum TunnelLookup {
     Live(mpsc::Sender<Resumption>),
     Finished(u64),
     Nothing,
@@ -160,8 +173,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_have_less_each() {
-        let table = Table::new(100, 1 << 20, 4 << 20);
+    fn window_shrinks_with_the_number_of_connections() {
+        let table = TunnelTable::new(100, 1 << 20, 4 << 20);
         assert_eq!(table.window(), 1 << 20);
         let places: Vec<_> = (0..8).map(|_| table.enter().unwrap()).collect();
         assert_eq!(table.window(), 256 << 10);
@@ -174,16 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_finished_is_known_for_a_while() {
-        let table = Table::new(1, 1 << 20, 1 << 20);
+    fn finished_connection_is_remembered_for_a_while() {
+        let table = TunnelTable::new(1, 1 << 20, 1 << 20);
         let key = |id| ("a".to_owned(), 1, id);
         let _live = table.host(key(0));
-        assert!(matches!(table.find(&key(0)), Found::Live(_)));
+        assert!(matches!(table.find(&key(0)), TunnelLookup::Live(_)));
         (0..5000).for_each(|id| table.finish(key(id), Some(id)));
-        assert!(matches!(table.find(&key(0)), Found::Nothing));
-        assert!(matches!(table.find(&key(4999)), Found::Finished(4999)));
-        assert!(matches!(table.find(&("a".to_owned(), 2, 4999)), Found::Nothing), "of another run");
+        assert!(matches!(table.find(&key(0)), TunnelLookup::Nothing));
+        assert!(matches!(table.find(&key(4999)), TunnelLookup::Finished(4999)));
+        assert!(matches!(table.find(&("a".to_owned(), 2, 4999)), TunnelLookup::Nothing), "of another run");
         table.finish(key(6000), None);
-        assert!(matches!(table.find(&key(6000)), Found::Nothing));
+        assert!(matches!(table.find(&key(6000)), TunnelLookup::Nothing));
     }
 }

@@ -1,4 +1,5 @@
-//! Connections of pools that peers make. Nothing is kept of who has not shown a known key, but from where it calls, and handshakes are few at once.
+//! Accepts connections that peers make for their pools. A caller that has not shown a known key leaves no state but
+//! its address, and the number of concurrent handshakes is bounded.
 
 use std::{
     sync::Arc,
@@ -13,33 +14,35 @@ use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
 use super::{
-    carrier::Far,
-    context::Context,
+    carrier::CarrierPeer,
+    context::CarryContext,
     host,
-    let_go::{self, Full},
-    socket::{Socket, halves},
-    stream::{Home, Stream},
+    let_go::{self, CallerLimitReached},
+    socket::{CarrierSocket, halves},
+    stream::{CarrierStream, Home},
     tcp,
 };
 use crate::{callers::Callers, tls::Tls};
 
-/// For an answer of who has called: that one knows how long it takes, and this end does not, and need only end what is no connection any more.
+/// Time limit for an answer of the calling end. Only that end knows the round trip, so this limit is long: it has to
+/// find dead connections only.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// For as long as the broker runs.
+/// Accepts connections for as long as the broker runs.
 pub async fn listen(
-    context: Arc<Context>,
+    context: Arc<CarryContext>,
     listener: TcpListener,
     tls: Arc<RwLock<Tls>>,
-    limits: settings::Pool,
+    limits: settings::PoolSettings,
 ) {
-    let (callers, limits) = (Callers::default(), Arc::new(limits));
+    let callers = Callers::default();
+    let limits = Arc::new(limits);
     loop {
         let (stream, remote) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!("a carrier cannot be taken: {error}");
-                // Mostly for want of descriptors.
+                warn!("a pool connection of a peer cannot be accepted: {error}");
+                // The usual cause is a lack of descriptors.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -47,53 +50,56 @@ pub async fn listen(
         let remote = remote.ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
             context.table.count(let_go::CROWDED);
-            debug!(%remote, "a caller was let go: too many handshakes are under way");
+            debug!(%remote, "a caller was turned away: too many handshakes are under way");
             continue;
         };
-        let (context, tls, limits) = (context.clone(), tls.clone(), limits.clone());
+        let context = context.clone();
+        let tls = tls.clone();
+        let limits = limits.clone();
         tokio::spawn(async move {
             let taken = tokio::select! {
                 taken = take(&context, stream, &tls, &limits) => taken,
-                () = caller.made_way() => Err(let_go::Crowded.into()),
+                () = caller.made_way() => Err(let_go::CallerDisplaced.into()),
             };
             match taken {
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
                     context.table.count(let_go::name(&error));
-                    debug!(%remote, "a caller was let go: {error:#}");
+                    debug!(%remote, "a caller was turned away: {error:#}");
                 }
             }
         });
     }
 }
 
-/// Returns whose it is.
+/// Adds a connection to the peer's pool, and returns the peer's name.
 async fn take(
-    context: &Arc<Context>,
+    context: &Arc<CarryContext>,
     stream: TcpStream,
     tls: &RwLock<Tls>,
-    limits: &settings::Pool,
+    limits: &settings::PoolSettings,
 ) -> anyhow::Result<String> {
     let remote = stream.peer_addr()?.ip().to_canonical();
     let local = Some(stream.local_addr()?.ip().to_canonical());
     let config = tcp::server_config(tls.read().server()?);
     let admit = |shown: &[CertificateDer<'_>]| {
-        let peer = tls.read().name(shown).context("no key that is known")?;
-        let crowd = context.carriers.served(&peer).context("no peer any more")?;
+        let peer = tls.read().name(shown).context("the caller's key is not in the settings")?;
+        let crowd = context.carriers.served(&peer).context("the settings do not name the peer any more")?;
         match crowd.count() >= limits.most {
-            true => Err(Full { peer, most: limits.most }.into()),
+            true => Err(CallerLimitReached { peer, most: limits.most }.into()),
             false => Ok((peer, crowd)),
         }
     };
     let (met, (peer, crowd)) = tcp::answer(stream, config, limits, context.run, admit).await?;
-    let socket = Socket::new(met.stream, &crowd);
-    let halves = halves(&socket, &met.secrets).context("no cipher that is known here")?;
-    let far = Arc::new(Far { peer: peer.clone(), run: met.run, remote, local });
+    let socket = CarrierSocket::new(met.stream, &crowd);
+    let halves = halves(&socket, &met.secrets).context("the cipher of the handshake is not supported")?;
+    let far = Arc::new(CarrierPeer { peer: peer.clone(), run: met.run, remote, local });
     context.carriers.have_come_to(&far);
     let context = context.clone();
+    // An idle connection waits for its next use in a task of its own.
     let home: Home = Arc::new(move |stream| {
         tokio::spawn(host::wait(context.clone(), far.clone(), stream));
     });
-    home(Stream::tls(halves, home.clone(), met.asks.then_some(ASKED)));
+    home(CarrierStream::tls(halves.0, halves.1, home.clone(), met.asks.then_some(ASKED)));
     Ok(peer)
 }

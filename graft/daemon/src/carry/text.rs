@@ -1,12 +1,12 @@
-//! What the commands print of it.
+//! Text that the commands print about carried connections.
 
 use millrace_daemon::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
 };
-use millrace_graft::status::{Carrier, Carry};
+use millrace_graft::status::{CarrierStatus, CarryStatus};
 
-pub fn status(out: &mut String, carry: &Carry, width: usize) {
+pub fn status(out: &mut String, carry: &CarryStatus, width: usize) {
     const CARRIERS: [(&str, Fit); 8] = [
         ("CARRIER TO", Name),
         ("BY", Text),
@@ -34,17 +34,21 @@ pub fn status(out: &mut String, carry: &Carry, width: usize) {
         line(out, width, &format!("{}: {}", carrier.peer, carrier.detail));
     }
     for it in carry.carriers.iter().filter(|it| it.pool_idle + it.pool_busy > 0) {
-        let (peer, way) = (&it.peer, &it.way);
+        let peer = &it.peer;
+        let way = &it.way;
         line(out, width, &format!("pool of {peer}, {way}: {} wait, {} carry", it.pool_idle, it.pool_busy));
     }
-    let (now, most) = (carry.connections, carry.connections_max);
-    let (sent, received, kept) =
-        (bytes(carry.sent_bytes), bytes(carry.received_bytes), bytes(carry.kept_bytes));
+    let now = carry.connections;
+    let most = carry.connections_max;
+    let sent = bytes(carry.sent_bytes);
+    let received = bytes(carry.received_bytes);
+    let kept = bytes(carry.kept_bytes);
     line(out, width, &format!("carried: {now} of at most {most} connections, {} resumed", carry.resumed));
     line(out, width, &format!("carried: {sent} sent, {received} received, {kept} not confirmed"));
     let behind = carry.gateway.iter();
     for it in behind.clone() {
-        let (interfaces, networks) = (it.interfaces.join(", "), it.networks.join(", "));
+        let interfaces = it.interfaces.join(", ");
+        let networks = it.networks.join(", ");
         line(out, width, &format!("gateway of {networks} behind {interfaces}: {} wait", it.waiting));
     }
     for rule in carry.firewall.iter().flat_map(|firewall| &firewall.rules) {
@@ -64,9 +68,10 @@ pub fn status(out: &mut String, carry: &Carry, width: usize) {
     }
 }
 
-/// How connections with a peer go.
-pub fn tier(carrier: &Carrier) -> String {
-    let (name, ms) = (&carrier.peer, carrier.rtt_us as f64 / 1e3);
+/// Describes by which carrier connections with a peer go.
+pub fn tier(carrier: &CarrierStatus) -> String {
+    let name = &carrier.peer;
+    let ms = carrier.rtt_us as f64 / 1e3;
     match carrier.state.as_str() {
         "warm" => format!(
             "carried by {name}, {}, for {}: {ms:.1} ms, {}, {} connections now",
@@ -79,14 +84,14 @@ pub fn tier(carrier: &Carrier) -> String {
     }
 }
 
-/// What is known of it.
-fn health(carrier: &Carrier) -> String {
+/// Describes the idle connections of a pool, or the loss of a QUIC carrier.
+fn health(carrier: &CarrierStatus) -> String {
     match carrier.sent_packets {
         0 => format!("{} wait in its pool", carrier.pool_idle),
         _ => format!("{:.2} % lost", loss_percent(carrier)),
     }
 }
 
-fn loss_percent(carrier: &Carrier) -> f64 {
+fn loss_percent(carrier: &CarrierStatus) -> f64 {
     100.0 * carrier.lost_packets as f64 / carrier.sent_packets.max(1) as f64
 }

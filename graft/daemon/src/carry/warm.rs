@@ -1,36 +1,37 @@
-//! What opens a new carrier's window before anybody needs it: bytes of no connection, which the other end throws away.
+//! Opens a new carrier's congestion window before it is needed, with bytes of no connection that the other end
+//! discards.
 //!
-//! A window is as large as what it has carried. A connection on a carrier that has carried nothing would begin as slowly as one of
-//! its own, but for the handshake.
+//! A congestion window grows only with load. A connection on an unused carrier would therefore start as slowly as one
+//! of its own, except for the handshake.
 
 use bytes::Bytes;
 use millrace_graft_proto::carry::{
     WARM_MAX,
-    frame::{Frame, head_of_data},
+    frame::{CarryFrame, head_of_data},
 };
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
-    broken::Broken,
-    carrier::Carrier,
-    stream::{PATIENCE, Stream},
+    broken::CarrierError,
+    carrier::PeerCarrier,
+    stream::{CarrierStream, PATIENCE},
 };
 
 const PIECE: usize = 16 << 10;
 static NOTHING: [u8; PIECE] = [0; PIECE];
 
-/// Sends so many, as fast as the congestion control says, behind what is carried.
-pub async fn open(carrier: &Carrier, bytes: u64) {
+/// Sends this many bytes, as fast as the congestion control allows and with lower priority than carried data.
+pub async fn open(carrier: &PeerCarrier, bytes: u64) {
     if bytes == 0 {
         return;
     }
     if let Err(error) = try_open(carrier, bytes).await {
-        debug!(peer = carrier.far.peer, "its window is not opened: {error}");
+        debug!(peer = carrier.far.peer, "the congestion window of a carrier could not be opened: {error}");
     }
 }
 
-async fn try_open(carrier: &Carrier, bytes: u64) -> Result<(), Broken> {
+async fn try_open(carrier: &PeerCarrier, bytes: u64) -> Result<(), CarrierError> {
     let mut stream = carrier.open().await?;
     stream.yield_to_others();
     push(&mut stream, bytes).await?;
@@ -38,7 +39,7 @@ async fn try_open(carrier: &Carrier, bytes: u64) -> Result<(), Broken> {
     Ok(())
 }
 
-async fn push(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
+async fn push(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError> {
     let mut left = usize::try_from(bytes.min(WARM_MAX)).unwrap_or_default();
     while left > 0 {
         let piece = left.min(PIECE);
@@ -50,46 +51,48 @@ async fn push(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Of a pool's connection, by who has made it: as much as each end wants, one after the other.
-pub async fn exchange(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
+/// Warms a pool's connection at the end that has made it: first this end sends the bytes that it wants, and then the
+/// other end.
+pub async fn exchange(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError> {
     if bytes == 0 {
         return Ok(());
     }
     say(stream, bytes).await?;
-    hear(stream, 0).await
+    receive_warmup(stream, 0).await
 }
 
-/// The other end's, of which so many have come.
-pub async fn answer(stream: &mut Stream, first: u64, bytes: u64) -> Result<(), Broken> {
-    hear(stream, first).await?;
+/// Warms a pool's connection at the called end, after `first` bytes of the other end's have arrived.
+pub async fn answer(stream: &mut CarrierStream, first: u64, bytes: u64) -> Result<(), CarrierError> {
+    receive_warmup(stream, first).await?;
     say(stream, bytes).await
 }
 
-async fn say(stream: &mut Stream, bytes: u64) -> Result<(), Broken> {
+async fn say(stream: &mut CarrierStream, bytes: u64) -> Result<(), CarrierError> {
     push(stream, bytes).await?;
-    stream.sender.push(&Frame::End);
+    stream.sender.push(&CarryFrame::End);
     stream.sender.flush().await
 }
 
-async fn hear(stream: &mut Stream, first: u64) -> Result<(), Broken> {
+async fn receive_warmup(stream: &mut CarrierStream, first: u64) -> Result<(), CarrierError> {
     let mut got = first;
     while got <= WARM_MAX {
-        match timeout(PATIENCE, stream.receiver.next()).await.map_err(|_| Broken::TimedOut)?? {
-            Frame::Data(bytes) => got += bytes.len() as u64,
-            Frame::End => return Ok(()),
+        match timeout(PATIENCE, stream.receiver.next()).await.map_err(|_| CarrierError::TimedOut)?? {
+            CarryFrame::Data(bytes) => got += bytes.len() as u64,
+            CarryFrame::End => return Ok(()),
             _ => break,
         }
     }
-    Err(Broken::Closed)
+    Err(CarrierError::Closed)
 }
 
-/// Takes what the other end sends, of which `first` has come. More than there may be is no opening of a window.
-pub async fn discard(mut stream: Stream, first: u64) {
+/// Discards the bytes that the other end sends, after `first` of them have arrived. More than `WARM_MAX` bytes are
+/// too many for warming, and the stream is reset.
+pub async fn discard(mut stream: CarrierStream, first: u64) {
     let mut got = first;
     while got <= WARM_MAX {
         match timeout(PATIENCE, stream.receiver.next()).await {
-            Ok(Ok(Frame::Data(bytes))) => got += bytes.len() as u64,
-            Ok(Err(Broken::Closed)) => return stream.finish(),
+            Ok(Ok(CarryFrame::Data(bytes))) => got += bytes.len() as u64,
+            Ok(Err(CarrierError::Closed)) => return stream.finish(),
             _ => break,
         }
     }

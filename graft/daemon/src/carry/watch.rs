@@ -1,4 +1,4 @@
-//! What is told of the connections that are carried, for whoever chooses by what came of them.
+//! Reports how tunnelled connections went to the selection, which learns from that.
 
 use std::{
     net::SocketAddr,
@@ -6,36 +6,39 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft::{Carried, Flow, Side};
-use millrace_graft_kernel::hook::Arrival;
+use millrace_graft::{CarriedFlow, SelectedFlow, SideSetting};
+use millrace_graft_kernel::hook::RedirectedConnection;
 use millrace_graft_proto::select::{arms::CARRIED_WARM, kind::Expected};
 use millrace_kernel::clock;
 use parking_lot::Mutex;
 
-/// That nobody has taken yet. What begins beyond is lost, and counted; who has heard of a beginning hears of the end.
+/// Limit of events that the selection has not taken yet. Further connections are not reported but counted as lost. A
+/// connection whose beginning was reported also has its end reported.
 const MOST: usize = 8192;
-/// No socket's cookie.
+/// First ID of a tunnelled connection. Socket cookies, which are the IDs of other connections, are smaller.
 const FIRST: u64 = 1 << 63;
 
 /// How a carried connection went.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct TunnelRecord {
     pub sent: u64,
     pub received: u64,
+    /// Time for which bytes were unconfirmed.
     pub busy: Duration,
+    /// Time from the beginning to the latest data of the other end.
     pub heard: Option<Duration>,
     pub turns: u32,
 }
 
 #[derive(Default)]
-pub struct Watch {
-    told: Mutex<Vec<Carried>>,
+pub struct TunnelWatch {
+    told: Mutex<Vec<CarriedFlow>>,
     next: AtomicU64,
     lost: AtomicU64,
 }
 
-/// One connection; that it is over is told when it is.
-pub struct Watched {
+/// A connection that is watched. Its end is reported if its beginning was.
+pub struct WatchedTunnel {
     id: u64,
     local: SocketAddr,
     remote: SocketAddr,
@@ -45,15 +48,16 @@ pub struct Watched {
     is_told: bool,
 }
 
-impl Watch {
-    /// `carrier`: by which it is to go; `expected`: what it is taken to be for.
+impl TunnelWatch {
+    /// Reports the beginning of a connection, with the carrier that it should use and its expected purpose.
     pub fn begin(
         &self,
-        arrival: &Arrival,
+        arrival: &RedirectedConnection,
         port: u16,
-        (carrier, expected): (Option<String>, Expected),
-    ) -> Watched {
-        let mut watched = Watched {
+        carrier: Option<String>,
+        expected: Expected,
+    ) -> WatchedTunnel {
+        let mut watched = WatchedTunnel {
             id: FIRST | self.next.fetch_add(1, Relaxed),
             local: SocketAddr::new(arrival.near, port),
             remote: arrival.far,
@@ -62,16 +66,17 @@ impl Watch {
             began_ns: clock::monotonic_ns(),
             is_told: false,
         };
-        let Watched { id, local, remote, began_ns, cgroup, .. } = watched;
+        let WatchedTunnel { id, local, remote, began_ns, cgroup, .. } = watched;
         let command = watched.command.clone();
-        let Arrival { choice, serial, explored, .. } = *arrival;
+        let RedirectedConnection { choice, serial, explored, .. } = *arrival;
+        // The lock keeps the events in order.
         let mut told = self.told.lock();
         watched.is_told = told.len() < MOST;
         if !watched.is_told {
             self.lost.fetch_add(1, Relaxed);
             return watched;
         }
-        told.push(Carried::Began {
+        told.push(CarriedFlow::Began {
             id,
             local,
             remote,
@@ -87,16 +92,17 @@ impl Watch {
         watched
     }
 
-    /// `seen`: as far as it was carried.
-    pub fn end(&self, watched: &Watched, seen: Option<Seen>) {
+    /// Reports the end of a connection. `seen` is `None` if nothing of it was tunnelled.
+    pub fn end(&self, watched: &WatchedTunnel, seen: Option<TunnelRecord>) {
         if !watched.is_told {
             return;
         }
+        // Without a record the broker has connected in place.
         let arm = if seen.is_some() { CARRIED_WARM } else { "in-place-by-broker" };
         let was_carried = seen.is_some();
         let seen = seen.unwrap_or_default();
-        let flow = Flow {
-            side: Side::Client,
+        let flow = SelectedFlow {
+            side: SideSetting::Client,
             local: watched.local,
             remote: watched.remote,
             cgroup: watched.cgroup,
@@ -110,11 +116,11 @@ impl Watch {
             heard: seen.heard,
             arm: arm.to_owned(),
         };
-        self.told.lock().push(Carried::Ended { id: watched.id, flow });
+        self.told.lock().push(CarriedFlow::Ended { id: watched.id, flow });
     }
 
-    /// All since the last time.
-    pub fn take(&self) -> Vec<Carried> {
+    /// Takes all events since the last call.
+    pub fn take(&self) -> Vec<CarriedFlow> {
         std::mem::take(&mut *self.told.lock())
     }
 
@@ -125,15 +131,15 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft_kernel::hook::Owner;
+    use millrace_graft_kernel::hook::SocketOwner;
     use millrace_graft_proto::select::kind::{Kinds, Question};
 
     use super::*;
 
     #[test]
-    fn what_nobody_takes_is_bounded_and_counted() {
-        let watch = Watch::default();
-        let arrival = Arrival {
+    fn untaken_records_are_bounded_and_counted() {
+        let watch = TunnelWatch::default();
+        let arrival = RedirectedConnection {
             far: "192.0.2.1:80".parse().unwrap(),
             near: "192.0.2.2".parse().unwrap(),
             choice: 0,
@@ -141,19 +147,19 @@ mod tests {
             explored: false,
             command: "curl".to_owned(),
             cgroup: 0,
-            owner: Owner::default(),
+            owner: SocketOwner::default(),
         };
         let expected = Kinds::default().expect(&Question::default());
-        let all: Vec<_> = (0..=MOST).map(|_| watch.begin(&arrival, 5000, (None, expected.clone()))).collect();
+        let all: Vec<_> = (0..=MOST).map(|_| watch.begin(&arrival, 5000, None, expected.clone())).collect();
         assert_eq!(watch.lost(), 1);
         watch.end(&all[0], None);
         watch.end(&all[MOST], None);
         let told = watch.take();
         assert_eq!((watch.lost(), told.len()), (1, MOST + 1));
-        assert!(matches!(told.last(), Some(Carried::Ended { id, .. }) if *id == FIRST));
-        watch.end(&all[1], Some(Seen { sent: 7, ..Seen::default() }));
+        assert!(matches!(told.last(), Some(CarriedFlow::Ended { id, .. }) if *id == FIRST));
+        watch.end(&all[1], Some(TunnelRecord { sent: 7, ..TunnelRecord::default() }));
         let told = watch.take();
-        let [Carried::Ended { id, flow }] = &told[..] else { panic!("{told:?}") };
+        let [CarriedFlow::Ended { id, flow }] = &told[..] else { panic!("{told:?}") };
         assert_eq!((*id, flow.sent, flow.arm.as_str()), (FIRST + 1, 7, CARRIED_WARM));
         assert_eq!((flow.command.as_deref(), flow.cgroup), (Some("curl"), None));
     }

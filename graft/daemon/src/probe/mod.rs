@@ -1,5 +1,5 @@
-//! Measures paths, on request and as the settings say: packets at even times, and what their answers say. The latest reports of
-//! each path are kept.
+//! Measures paths to peers, on request and as the settings say: sends packets at even times, and evaluates their
+//! answers. The latest reports of each path are kept.
 
 mod schedule;
 mod send;
@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::bail;
 use millrace_graft::settings::{self, probe::check};
-use millrace_graft_proto::measure::Report;
+use millrace_graft_proto::measure::PathReport;
 use millrace_kernel::clock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -21,82 +21,83 @@ use tracing::debug;
 
 use self::schedule::Schedule;
 
-/// Paths that are remembered; the one that was probed longest ago goes.
+/// Limit of remembered paths. The one that was probed longest ago is forgotten first.
 const PATHS_MAX: usize = 256;
-/// At once.
+/// Limit of concurrent probes.
 const RUNNING_MAX: usize = 8;
-/// Reports of each.
+/// Number of reports that are kept of each path.
 const HISTORY: usize = 32;
-/// Reports that nobody has taken yet.
+/// Limit of reports that the selection has not taken yet.
 const FRESH_MAX: usize = 64;
 
-/// Whom, and how.
+/// A peer, and the protocol to probe it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Target {
+pub struct ProbeTarget {
     pub peer: IpAddr,
-    /// A UDP port where somebody echoes, or nobody listens: either is an answer. `None`: by ICMP.
+    /// UDP port to probe: an echo and an ICMP error both count as answers. `None` probes by ICMP.
     pub udp_port: Option<u16>,
 }
 
-impl Target {
-    pub fn by(&self) -> String {
+impl ProbeTarget {
+    pub fn protocol_name(&self) -> String {
         self.udp_port.map_or("icmp".to_owned(), |port| format!("udp:{port}"))
     }
 }
 
-/// What was found out about a path.
+/// Results of the probes of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Probed {
-    pub target: Target,
-    /// One is under way.
+pub struct ProbeStatus {
+    pub target: ProbeTarget,
+    /// True while a probe runs.
     pub runs: bool,
-    /// Of the path, by its least round trip of late.
+    /// Class of the path by its least recent round trip.
     pub class: String,
-    /// The oldest first.
-    pub history: Vec<Record>,
-    /// Why the latest came to nothing.
+    /// Reports, the oldest first.
+    pub history: Vec<ProbeRecord>,
+    /// Reason why the latest probe failed.
     pub error: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Seconds since 1970, when it was over.
+pub struct ProbeRecord {
+    /// Time of the probe's end, in seconds since 1970.
     pub time_s: f64,
     pub period_ms: u64,
-    pub report: Report,
+    pub report: PathReport,
 }
 
 #[derive(Default)]
-struct Path {
+struct ProbedPath {
     runs: bool,
-    history: VecDeque<Record>,
+    history: VecDeque<ProbeRecord>,
     error: Option<String>,
     begun_ns: u64,
 }
 
-/// All paths.
+/// Probes of all paths.
 #[derive(Clone, Default)]
-pub struct Probes(Arc<Mutex<Known>>);
+pub struct Probes(Arc<Mutex<ProbeHistory>>);
 
 #[derive(Default)]
-struct Known {
-    paths: BTreeMap<Target, Path>,
-    fresh: VecDeque<(IpAddr, Report)>,
+/// Probes of all paths, and the reports that were not taken yet.
+struct ProbeHistory {
+    paths: BTreeMap<ProbeTarget, ProbedPath>,
+    fresh: VecDeque<(IpAddr, PathReport)>,
     schedule: Schedule,
 }
 
-impl Known {
+impl ProbeHistory {
     fn running(&self) -> usize {
         self.paths.values().filter(|path| path.runs).count()
     }
 }
 
 impl Probes {
-    /// Goes on by itself; to be called inside of a runtime.
+    /// Starts a probe, which runs in a task of its own. Must be called inside of a tokio runtime.
     ///
     /// # Errors
-    /// It is too much, or one is under way.
-    pub fn start(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {
+    /// The probe would send too much, too many run, or one of this path runs already.
+    pub fn start(&self, target: ProbeTarget, period: Duration, duration: Duration) -> anyhow::Result<()> {
         check(period, duration).map_err(anyhow::Error::msg)?;
         self.begin(target)?;
         let probes = self.clone();
@@ -107,27 +108,27 @@ impl Probes {
         Ok(())
     }
 
-    /// Begins those of the settings whose time has come. One that is under way already, by a request, counts.
-    pub fn start_due(&self, wanted: &[settings::Probe]) {
+    /// Starts the probes of the settings that are due. Probes that were started on request count towards the limit.
+    pub fn start_due(&self, wanted: &[settings::ProbeSettings]) {
         let now = Duration::from_nanos(clock::monotonic_ns());
         let due: Vec<_> = {
             let mut known = self.0.lock();
             let room = schedule::AT_ONCE.saturating_sub(known.running());
-            known.schedule.due(wanted, now, room)
+            known.schedule.due_probe(wanted, now, room)
         };
         for probe in due {
             if let Err(error) = self.start(probe.into(), probe.period, probe.duration) {
-                debug!(peer = %probe.peer, "not probed this time: {error}");
+                debug!(peer = %probe.peer, "a probe that the settings schedule cannot start now: {error}");
             }
         }
     }
 
-    /// Reports since this was asked last.
-    pub fn take_fresh(&self) -> Vec<(IpAddr, Report)> {
+    /// Takes the reports that have come since the last call.
+    pub fn take_fresh(&self) -> Vec<(IpAddr, PathReport)> {
         self.0.lock().fresh.drain(..).collect()
     }
 
-    fn begin(&self, target: Target) -> anyhow::Result<()> {
+    fn begin(&self, target: ProbeTarget) -> anyhow::Result<()> {
         let mut known = self.0.lock();
         let running = known.running();
         let paths = &mut known.paths;
@@ -135,8 +136,9 @@ impl Probes {
             bail!("{RUNNING_MAX} paths are being probed already");
         }
         if paths.get(&target).is_some_and(|path| path.runs) {
-            bail!("{} is being probed by {} already", target.peer, target.by());
+            bail!("{} is being probed by {} already", target.peer, target.protocol_name());
         }
+        // The path whose probe began longest ago is forgotten, unless its probe still runs.
         if !paths.contains_key(&target) && paths.len() >= PATHS_MAX {
             let idle = paths.iter().filter(|(_, path)| !path.runs);
             let oldest = idle.min_by_key(|(_, path)| path.begun_ns).map(|(target, _)| *target);
@@ -147,9 +149,9 @@ impl Probes {
         Ok(())
     }
 
-    fn end(&self, target: Target, period: Duration, done: Result<Report, String>) {
+    fn end(&self, target: ProbeTarget, period: Duration, done: Result<PathReport, String>) {
         let mut known = self.0.lock();
-        let Known { paths, fresh, .. } = &mut *known;
+        let ProbeHistory { paths, fresh, .. } = &mut *known;
         let Some(path) = paths.get_mut(&target) else { return };
         path.runs = false;
         path.error = done.as_ref().err().cloned();
@@ -160,19 +162,19 @@ impl Probes {
         }
         let time_s = clock::unix_ns() as f64 / 1e9;
         let period_ms = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
-        path.history.push_back(Record { time_s, period_ms, report });
+        path.history.push_back(ProbeRecord { time_s, period_ms, report });
         if path.history.len() > HISTORY {
             path.history.pop_front();
         }
     }
 
-    /// `class`: of a least round trip.
-    pub fn all(&self, class: impl Fn(u32) -> String) -> Vec<Probed> {
+    /// Returns the status of all probed paths. `class` names the class of a path by its least round trip.
+    pub fn all(&self, class: impl Fn(u32) -> String) -> Vec<ProbeStatus> {
         let paths = &self.0.lock().paths;
-        let probed = |(target, path): (&Target, &Path)| {
+        let probed = |(target, path): (&ProbeTarget, &ProbedPath)| {
             let answered = path.history.iter().map(|it| &it.report).filter(|it| it.answered > 0);
             let least = answered.map(|it| it.rtt_min_us).min();
-            Probed {
+            ProbeStatus {
                 target: *target,
                 runs: path.runs,
                 class: least.map(&class).unwrap_or_default(),
@@ -190,8 +192,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn target(last: u8) -> Target {
-        Target { peer: [192, 0, 2, last].into(), udp_port: None }
+    fn target(last: u8) -> ProbeTarget {
+        ProbeTarget { peer: [192, 0, 2, last].into(), udp_port: None }
     }
 
     #[test]
@@ -206,14 +208,18 @@ mod tests {
         assert!(error(1).contains("192.0.2.1 is being probed by icmp already"));
         for _ in 0..HISTORY + 3 {
             probes.begin(target(0)).expect("again");
-            probes.end(target(0), SECOND, Ok(Report { answered: 1, rtt_min_us: 7, ..Report::default() }));
+            probes.end(
+                target(0),
+                SECOND,
+                Ok(PathReport { answered: 1, rtt_min_us: 7, ..PathReport::default() }),
+            );
         }
         let first = probes.all(|us| format!("{us} us")).remove(0);
         assert_eq!((first.history.len(), first.class.as_str(), first.runs), (HISTORY, "7 us", false));
         for port in 0..PATHS_MAX as u16 + 5 {
-            let target = Target { udp_port: Some(port), ..target(0) };
+            let target = ProbeTarget { udp_port: Some(port), ..target(0) };
             probes.begin(target).expect("room");
-            probes.end(target, SECOND, Ok(Report::default()));
+            probes.end(target, SECOND, Ok(PathReport::default()));
         }
         assert_eq!(probes.0.lock().paths.len(), PATHS_MAX);
         assert_eq!(probes.0.lock().running(), RUNNING_MAX - 1);

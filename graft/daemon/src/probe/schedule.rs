@@ -1,42 +1,42 @@
-//! When which path is probed, as the settings say.
+//! The times at which paths are probed that the settings name.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use millrace_graft::settings;
 
-use super::Target;
+use super::ProbeTarget;
 
-/// At once, of those that the settings name: requests find room beside them.
+/// Limit of concurrent probes of the settings. The other places are for probes on request.
 pub const AT_ONCE: usize = 4;
 
-/// Times are of any clock that does not go back.
+/// Times of the next probes, on any clock that does not go back.
 #[derive(Debug, Default)]
 pub struct Schedule {
-    next: BTreeMap<Target, Duration>,
+    next: BTreeMap<ProbeTarget, Duration>,
 }
 
-impl From<&settings::Probe> for Target {
-    fn from(probe: &settings::Probe) -> Self {
+impl From<&settings::ProbeSettings> for ProbeTarget {
+    fn from(probe: &settings::ProbeSettings) -> Self {
         Self { peer: probe.peer, udp_port: probe.udp_port }
     }
 }
 
 impl Schedule {
-    /// What is to begin now, if so many more may. One that is new begins at once; one that waited for room, or was forgotten for
-    /// long, is not made up for.
-    pub fn due<'a>(
+    /// Returns the probes that should begin now, at most `room` of them. A new one begins at once. Missed periods are
+    /// skipped.
+    pub fn due_probe<'a>(
         &mut self,
-        wanted: &'a [settings::Probe],
+        wanted: &'a [settings::ProbeSettings],
         now: Duration,
         room: usize,
-    ) -> Vec<&'a settings::Probe> {
-        self.next.retain(|target, _| wanted.iter().any(|probe| Target::from(probe) == *target));
+    ) -> Vec<&'a settings::ProbeSettings> {
+        self.next.retain(|target, _| wanted.iter().any(|probe| ProbeTarget::from(probe) == *target));
         let mut due: Vec<_> = wanted
             .iter()
             .map(|probe| (self.next.get(&probe.into()).copied().unwrap_or_default(), probe))
             .filter(|(next, _)| *next <= now)
             .collect();
-        // Who has waited longest goes first.
+        // The probe that has waited longest begins first.
         due.sort_by_key(|(next, _)| *next);
         due.truncate(room);
         for (_, probe) in &due {
@@ -52,8 +52,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn probe(last: u8, every: u32) -> settings::Probe {
-        settings::Probe {
+    fn probe(last: u8, every: u32) -> settings::ProbeSettings {
+        settings::ProbeSettings {
             peer: [192, 0, 2, last].into(),
             udp_port: None,
             period: SECOND,
@@ -62,13 +62,18 @@ mod tests {
         }
     }
 
-    fn begun(schedule: &mut Schedule, wanted: &[settings::Probe], at: u32, room: usize) -> Vec<String> {
-        let due = schedule.due(wanted, at * SECOND, room);
+    fn begun(
+        schedule: &mut Schedule,
+        wanted: &[settings::ProbeSettings],
+        at: u32,
+        room: usize,
+    ) -> Vec<String> {
+        let due = schedule.due_probe(wanted, at * SECOND, room);
         due.iter().map(|probe| probe.peer.to_string()).collect()
     }
 
     #[test]
-    fn each_has_its_turn() {
+    fn every_path_is_probed_in_turn() {
         let wanted = [probe(1, 10), probe(2, 25)];
         let mut schedule = Schedule::default();
         let at = |schedule: &mut Schedule, at| begun(schedule, &wanted, at, 9);
@@ -77,13 +82,13 @@ mod tests {
         assert_eq!(at(&mut schedule, 110), ["192.0.2.1"]);
         assert_eq!(at(&mut schedule, 120), ["192.0.2.1"]);
         assert_eq!(at(&mut schedule, 125), ["192.0.2.2"]);
-        // The host slept: once, not once for each time that was missed.
+        // After the host slept, a probe begins once and not for each missed time.
         assert_eq!(at(&mut schedule, 1000).len(), 2);
         assert_eq!(at(&mut schedule, 1001), [""; 0]);
     }
 
     #[test]
-    fn who_waits_for_room_goes_first() {
+    fn waiting_probe_is_first_when_there_is_room() {
         let wanted = [probe(1, 10), probe(2, 10), probe(3, 10)];
         let mut schedule = Schedule::default();
         assert_eq!(begun(&mut schedule, &wanted, 1, 0), [""; 0]);
@@ -93,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_is_forgotten() {
+    fn removed_probe_is_forgotten() {
         let mut schedule = Schedule::default();
         begun(&mut schedule, &[probe(1, 10), probe(2, 10)], 1, 9);
         assert_eq!(begun(&mut schedule, &[probe(2, 10)], 2, 9), [""; 0]);

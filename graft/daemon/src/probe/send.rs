@@ -1,4 +1,4 @@
-//! The packets of a probe, and their answers.
+//! The packets of a probe, and how their answers are recognised.
 
 use std::{
     io,
@@ -6,35 +6,35 @@ use std::{
     time::Duration,
 };
 
-use millrace_graft_proto::measure::{Report, Sample};
+use millrace_graft_proto::measure::{PathReport, PathSample};
 use tokio::{
     net::UdpSocket,
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, timeout, timeout_at},
 };
 
-use super::Target;
+use super::ProbeTarget;
 use crate::sockets::{checksum, payload, raw};
 
-/// For the last answers; who answers later is lost.
+/// Time to wait for the last answers. Later answers count as lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 const DATA: &[u8; 16] = b"millrace probe..";
 const ECHO_HEADER: usize = 8;
 
-pub async fn probe(target: Target, period: Duration, duration: Duration) -> io::Result<Report> {
+pub async fn probe(target: ProbeTarget, period: Duration, duration: Duration) -> io::Result<PathReport> {
     let count = (duration.as_nanos() / period.as_nanos()).max(1) as usize;
     let samples = match target.udp_port {
         None => icmp(target.peer, period, count).await?,
         Some(port) => udp(SocketAddr::new(target.peer, port), period, count).await?,
     };
-    Ok(Report::of(&samples))
+    Ok(PathReport::from_samples(&samples))
 }
 
 fn micros(since: Instant) -> u64 {
     since.elapsed().as_micros().try_into().unwrap_or(u64::MAX)
 }
 
-/// What differs between the versions of ICMP.
+/// The values in which echo requests of ICMP and ICMPv6 differ.
 struct Echo {
     protocol: i32,
     ask: u8,
@@ -42,7 +42,7 @@ struct Echo {
 }
 
 impl Echo {
-    fn of(peer: IpAddr) -> Self {
+    fn from_peer(peer: IpAddr) -> Self {
         match peer {
             IpAddr::V4(_) => Self { protocol: 1, ask: 8, answer: 0 },
             IpAddr::V6(_) => Self { protocol: 58, ask: 128, answer: 129 },
@@ -54,7 +54,7 @@ impl Echo {
         let [sequence0, sequence1] = sequence.to_be_bytes();
         let mut packet = vec![self.ask, 0, 0, 0, id0, id1, sequence0, sequence1];
         packet.extend(DATA);
-        // Of ICMPv6 the kernel makes it itself.
+        // The kernel computes the checksum of ICMPv6 itself.
         let sum = checksum(&packet).to_be_bytes();
         if let Some(place) = packet.get_mut(2..4) {
             place.copy_from_slice(&sum);
@@ -62,7 +62,8 @@ impl Echo {
         packet
     }
 
-    /// Which of ours it answers.
+    /// Returns the sequence number of the echo request that a packet answers, or `None` if the packet is no answer to
+    /// this probe.
     fn read(&self, packet: &[u8], id: u16) -> Option<u16> {
         let header: &[u8; ECHO_HEADER] = packet.first_chunk()?;
         let is_ours = header[0] == self.answer && header[4..6] == id.to_be_bytes();
@@ -71,17 +72,18 @@ impl Echo {
     }
 }
 
-async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Sample>> {
-    let echo = Echo::of(peer);
+async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<PathSample>> {
+    let echo = Echo::from_peer(peer);
     let to = SocketAddr::new(peer, 0);
     let socket = raw(to, echo.protocol)?;
     socket.connect(to).await?;
     let id = identifier()?;
     let start = Instant::now();
-    let mut samples: Vec<Sample> = Vec::with_capacity(count);
+    let mut samples: Vec<PathSample> = Vec::with_capacity(count);
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut buffer = [0; 2048];
+    // The end of the wait for answers is an estimate until the last request is sent.
     let mut last = start + period * u32::try_from(count).unwrap_or(u32::MAX) + PATIENCE;
     let mut answered = 0;
     while answered < count {
@@ -89,9 +91,9 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Sa
             _ = ticks.tick(), if samples.len() < count => {
                 let sequence = u16::try_from(samples.len()).unwrap_or(u16::MAX);
                 let sent_us = micros(start);
-                // What does not go out is lost; the reason will be the same for all, or pass.
+                // A request that cannot be sent counts as lost. The reason applies to all requests, or passes.
                 let _ = socket.send(&echo.packet(id, sequence)).await;
-                samples.push(Sample { sent_us, answered_us: None });
+                samples.push(PathSample { sent_us, answered_us: None });
                 if samples.len() == count {
                     last = Instant::now() + PATIENCE;
                 }
@@ -114,17 +116,17 @@ async fn icmp(peer: IpAddr, period: Duration, count: usize) -> io::Result<Vec<Sa
 fn identifier() -> io::Result<u16> {
     let mut bytes = [0; 2];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
-        .map_err(|_| io::Error::other("no random numbers"))?;
+        .map_err(|_| io::Error::other("the system has no random numbers"))?;
     Ok(u16::from_ne_bytes(bytes))
 }
 
-/// Each has a socket of its own, so that a port where nobody listens answers it, too.
-async fn udp(to: SocketAddr, period: Duration, count: usize) -> io::Result<Vec<Sample>> {
+/// Probes by UDP. Each packet has a socket of its own, so that an ICMP error of a closed port can be assigned to it.
+async fn udp(to: SocketAddr, period: Duration, count: usize) -> io::Result<Vec<PathSample>> {
     let start = Instant::now();
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut asked = JoinSet::new();
-    let mut samples = vec![Sample { sent_us: 0, answered_us: None }; count];
+    let mut samples = vec![PathSample { sent_us: 0, answered_us: None }; count];
     for at in 0..count {
         ticks.tick().await;
         asked.spawn(async move { (at, ask(to, start).await) });
@@ -139,8 +141,8 @@ async fn udp(to: SocketAddr, period: Duration, count: usize) -> io::Result<Vec<S
 }
 
 fn take(
-    samples: &mut [Sample],
-    done: Result<(usize, io::Result<Sample>), tokio::task::JoinError>,
+    samples: &mut [PathSample],
+    done: Result<(usize, io::Result<PathSample>), tokio::task::JoinError>,
 ) -> io::Result<()> {
     let (at, sample) = done.map_err(io::Error::other)?;
     if let Some(place) = samples.get_mut(at) {
@@ -149,21 +151,21 @@ fn take(
     Ok(())
 }
 
-async fn ask(to: SocketAddr, start: Instant) -> io::Result<Sample> {
+async fn ask(to: SocketAddr, start: Instant) -> io::Result<PathSample> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(to).await?;
     let sent_us = micros(start);
-    let lost = Sample { sent_us, answered_us: None };
+    let lost = PathSample { sent_us, answered_us: None };
     if socket.send(DATA).await.is_err() {
         return Ok(lost);
     }
     let mut buffer = [0; 64];
     Ok(match timeout(PATIENCE, socket.recv(&mut buffer)).await {
-        Ok(Ok(_)) => Sample { answered_us: Some(micros(start)), ..lost },
-        // "Port unreachable": it came back from there.
+        Ok(Ok(_)) => PathSample { answered_us: Some(micros(start)), ..lost },
+        // An ICMP error "port unreachable" was sent by the peer, so it is an answer.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            Sample { answered_us: Some(micros(start)), ..lost }
+            PathSample { answered_us: Some(micros(start)), ..lost }
         }
         Ok(Err(_)) | Err(_) => lost,
     })
@@ -174,8 +176,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn echoes_are_told_from_others() {
-        let echo = Echo::of(Ipv4Addr::LOCALHOST.into());
+    fn foreign_echo_replies_are_ignored() {
+        let echo = Echo::from_peer(Ipv4Addr::LOCALHOST.into());
         let mut packet = echo.packet(0x1234, 7);
         assert_eq!(checksum(&packet), 0, "with its checksum in it");
         assert_eq!(echo.read(&packet, 0x1234), None, "it asks");
@@ -187,11 +189,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_where_nobody_listens_answers() {
+    async fn closed_udp_port_counts_as_an_answer() {
         let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = taken.local_addr().unwrap();
         drop(taken);
-        let target = Target { peer: at.ip(), udp_port: Some(at.port()) };
+        let target = ProbeTarget { peer: at.ip(), udp_port: Some(at.port()) };
         let report = probe(target, Duration::from_millis(10), Duration::from_millis(50)).await.unwrap();
         assert_eq!((report.sent, report.answered), (5, 5), "{report:?}");
     }

@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What an acknowledgement says, and what its receiver learns from it. It also compiles natively. */
+/* The acknowledgement: its format, and what a sender learns from it. The header also compiles natively. */
 #ifndef MILLRACE_ACK_H
 #define MILLRACE_ACK_H
 
 #include "graft_packet.h"
 #include <bpf/bpf_endian.h>
 
-#define ACK_COME      (GRAFT_WINDOW / 2) /* numbers of which it says whether they have come */
-#define ACK_REORDERED 3 /* packets that may be behind a gap before it counts as a loss (RFC 5681) */
+/* Numbers from the frame's on that an acknowledgement has a bit for: 1 if the packet was received. */
+#define ACK_COME      (GRAFT_WINDOW / 2)
+#define ACK_REORDERED 3 /* packets that may arrive after a gap before it counts as a loss (RFC 5681) */
 
-/* Payload of a frame GRAFT_ACK, whose number says that all below it have come, or are given up. */
+/* Payload of a GRAFT_ACK. The frame's number says that all packets below it were received or given up. */
 struct graft_ack {
-	__be32 newest; /* one more than the newest that has come */
-	__be32 echo;   /* the packet that it answers */
+	__be32 newest; /* one more than the newest number received */
+	__be32 echo;   /* packet that caused this acknowledgement, to measure the round trip */
 	__be32 room;   /* the receiver has room for packets below this number */
 	__be32 pad;
-	__u8 come[ACK_COME / 8]; /* of the numbers from the frame's on, the lowest bit first */
-	__u64 tag;		 /* over the frame's and what is above: frames do not prove payloads */
+	__u8 come[ACK_COME / 8]; /* a bit for each number from the frame's on, lowest first; 1: received */
+	/* SipHash over the frame's tag and the fields above, since a frame does not authenticate its
+	 * payload
+	 */
+	__u64 tag;
 };
 
 _Static_assert(sizeof(struct graft_ack) == 88, "as it is on the wire");
@@ -29,7 +33,7 @@ static __always_inline __u32 ack_bits(__u64 word)
 	return word * 0x0101010101010101 >> 56;
 }
 
-/* RFC 6298. */
+/* Updates the smoothed round trip and its variation with a sample (RFC 6298). */
 static __always_inline void ack_round_trip(struct graft_shared *shared, __u64 ns)
 {
 	__u32 us = ns > 60000000000ULL ? 60000000 : ns / 1000, difference;
@@ -40,16 +44,18 @@ static __always_inline void ack_round_trip(struct graft_shared *shared, __u64 ns
 		shared->min_rtt_us = us;
 	if (!shared->srtt_us) {
 		shared->srtt_us = us;
+		/* The first sample (RFC 6298, section 2.2). */
 		shared->rttvar_us = us / 2;
 		return;
 	}
+	/* Later samples, with the gains 1/4 and 1/8 of section 2.3. */
 	difference = us > shared->srtt_us ? us - shared->srtt_us : shared->srtt_us - us;
 	shared->rttvar_us += (difference >> 2) - (shared->rttvar_us >> 2);
 	shared->srtt_us += (us >> 3) - (shared->srtt_us >> 3);
 }
 
-/* Only what goes beyond what is known changes anything: so what is sent again by somebody does not. Not 0: it is about what
- * was never sent.
+/* Applies an acknowledgement. It changes something only if it reports more than is known, so a replay has
+ * no effect. Returns not 0 if it names packets that were never sent.
  */
 static __always_inline int ack_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack,
 				    __u64 now_ns)
@@ -61,9 +67,13 @@ static __always_inline int ack_take(struct graft_shared *shared, __u32 number, c
 	if (!graft_not_before(next, number) || !graft_not_before(next, newest) ||
 	    !graft_not_before(newest, number))
 		return -1;
+	/* An older acknowledgement arrived late: it reports less than is known. */
 	if (!graft_not_before(number, acked))
 		return 0;
 	if (graft_not_before(echo, next - GRAFT_WINDOW) && !graft_not_before(echo, next)) {
+		/* A packet gives one sample only. Retransmitted ones have no time, since their round trip
+		 * would be ambiguous (Karn).
+		 */
 		went_ns = shared->went_ns[echo % GRAFT_WINDOW];
 		shared->went_ns[echo % GRAFT_WINDOW] = 0;
 		if (went_ns && now_ns > went_ns)
@@ -74,13 +84,14 @@ static __always_inline int ack_take(struct graft_shared *shared, __u32 number, c
 		shared->room = room;
 	for (int i = 0; i < ACK_COME / 64; i++)
 		delivered += ack_bits(((const __u64 *)ack->come)[i]);
+	/* Bits beyond the sent packets cannot count. */
 	if (!graft_not_before(next, delivered))
 		delivered = next;
 	if (!graft_not_before(shared->delivered, delivered)) {
 		shared->delivered = delivered;
 		shared->acked_ns = now_ns;
 	}
-	/* What is missing was sent behind the latest loss: it is a new one. */
+	/* A new loss: the first missing packet was sent after the latest loss was counted. */
 	if ((__s32)(newest - number) > ACK_REORDERED && graft_not_before(number, shared->recover)) {
 		shared->losses++;
 		shared->recover = next;

@@ -1,25 +1,30 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between XDP, which notes that a packet has come, and TC, which passes it on, there may be a batch of packets, or a queue: they are
- * not acknowledged yet, and what is lost there has not come after all. Those of one interface come to TC in the turn in which XDP let
- * them in; those of another, by which the session may have another path, come when they come.
+/* Tracks packets between XDP, which marks them as received, and TC, which delivers them. A batch or a queue
+ * of packets may lie between. They are not acknowledged yet; a packet that is lost there counts as not
+ * received. Packets of one interface reach TC in the order in which XDP accepted them. Packets of different
+ * interfaces (paths) may overtake each other.
  */
 #ifndef MILLRACE_ARRIVALS_H
 #define MILLRACE_ARRIVALS_H
 
 #include "graft_packet.h"
 
+/* A ring. XDP draws a turn from `let_in` and fills its entry; TC clears entries (`places`), and moves
+ * `passed` beyond cleared ones. Several CPUs do both at once, so turns are drawn atomically, and `passed`
+ * moves by compare-and-swap.
+ */
 struct arrivals {
-	__u32 let_in; /* turns that XDP has given */
-	__u32 passed; /* the first turn that TC has not seen */
+	__u32 let_in; /* turns given so far, at XDP */
+	__u32 passed; /* first turn that TC has not settled */
 	__u32 newest; /* one more than the newest number that TC has seen */
 	__u32 pad;
-	__u32 numbers[GRAFT_WINDOW]; /* by turn */
-	__u16 places[GRAFT_WINDOW];  /* the interface; 0: TC has seen it, or it is lost */
-	__u16 times[GRAFT_WINDOW];   /* when, in ARRIVALS_TICK */
+	__u32 numbers[GRAFT_WINDOW]; /* packet number, by turn */
+	__u16 places[GRAFT_WINDOW];  /* interface, by turn; 0: TC has seen the packet, or it is lost */
+	__u16 times[GRAFT_WINDOW];   /* time at XDP, by turn, in ticks of 2^24 ns */
 };
 
-#define ARRIVALS_TICK_SHIFT 24 /* of ns: 17 ms */
-#define ARRIVALS_TICKS_MOST 60 /* a second: nothing is between XDP and TC for so long */
+#define ARRIVALS_TICK_SHIFT 24 /* one tick is 2^24 ns, 17 ms */
+#define ARRIVALS_TICKS_MOST 60 /* one second: a packet that TC has not seen by then is lost */
 
 static __always_inline __u16 arrivals_place(__u32 ifindex)
 {
@@ -45,10 +50,11 @@ static __always_inline __u32 arrivals_waiting(const struct arrivals *arrivals)
 {
 	__u32 waiting = arrivals->let_in - arrivals->passed;
 
+	/* If XDP is far ahead, the ring was overwritten. */
 	return waiting > GRAFT_WINDOW ? GRAFT_WINDOW : waiting;
 }
 
-/* It has not come: it is asked for, and may come again. */
+/* Marks a packet as not received, so that it is requested and may arrive again. */
 static __always_inline void take_back(struct graft_shared *shared, __u32 number)
 {
 	__u64 *seen = &shared->seen[number % GRAFT_WINDOW], mark = GRAFT_SEEN | number;
@@ -57,7 +63,9 @@ static __always_inline void take_back(struct graft_shared *shared, __u32 number)
 		shared->complete = number;
 }
 
-/* A look at those that wait, from the first one on. Meanwhile another CPU may have its own, for another interface. */
+/* A search through the waiting packets from the first one on. Another CPU may search at the same time, for
+ * another interface.
+ */
 struct arrival {
 	struct arrivals *arrivals;
 	struct graft_shared *shared;
@@ -82,7 +90,9 @@ static long arrivals_look(__u32 index, struct arrival *arrival)
 	return arrival->is_found;
 }
 
-/* Those of the same interface are lost, up to the one that was found. */
+/* Takes back the earlier arrivals of the same interface, up to the one that was found: they were lost
+ * between XDP and TC.
+ */
 static long arrivals_lose(__u32 index, struct arrival *arrival)
 {
 	struct arrivals *arrivals = arrival->arrivals;
@@ -90,13 +100,16 @@ static long arrivals_lose(__u32 index, struct arrival *arrival)
 
 	if (arrivals->places[at] == arrival->place) {
 		arrivals->places[at] = 0;
+		/* The packet itself has arrived; only the earlier ones are lost. */
 		if (turn != arrival->turn)
 			take_back(arrival->shared, arrivals->numbers[at]);
 	}
 	return turn == arrival->turn;
 }
 
-/* Of which nothing is to be said any more; and what has waited for too long is lost, too. */
+/* Removes settled arrivals from the front of the ring. An arrival that has waited for a second counts as
+ * lost.
+ */
 static long arrivals_forget(__u32 index, struct arrival *arrival)
 {
 	struct arrivals *arrivals = arrival->arrivals;
@@ -115,7 +128,7 @@ static long arrivals_forget(__u32 index, struct arrival *arrival)
 	return 0;
 }
 
-/* At TC. Those whose turn was before, at the same interface, have been lost on the way. */
+/* Notes that a packet has reached TC. Earlier arrivals of the same interface were lost before TC. */
 static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graft_shared *shared,
 					  const struct graft_work *work, __u32 ifindex)
 {
@@ -126,6 +139,7 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 				  .place = arrivals_place(ifindex),
 				  .now = arrivals_time(work->now_ns)};
 
+	/* Entries that XDP has overwritten are skipped. */
 	if (arrivals->let_in - arrivals->passed > GRAFT_WINDOW)
 		arrivals->passed = arrivals->let_in - GRAFT_WINDOW;
 	arrival.first = arrivals->passed;
@@ -136,7 +150,9 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 	bpf_loop(GRAFT_WINDOW, arrivals_forget, &arrival, 0);
 	if (work->kind != GRAFT_DATA)
 		return;
-	/* It was believed to be lost, or XDP's program was not there. */
+	/* The packet was taken back too early, or the XDP program was not attached: mark it as received
+	 * now.
+	 */
 	if (!arrival.is_found && graft_is_missing(shared, number) &&
 	    graft_not_before(number, shared->newest - GRAFT_WINDOW))
 		shared->seen[number % GRAFT_WINDOW] = GRAFT_SEEN | number;

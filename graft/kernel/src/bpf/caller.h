@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Who connects, and whether a rule is for that one. */
+/* Identifies the process that calls connect(), and matches it against a rule. */
 #ifndef MILLRACE_CALLER_H
 #define MILLRACE_CALLER_H
 
@@ -7,10 +7,12 @@
 #include "util.h"
 #include <stdbool.h>
 
-/* Only where a process runs that connects: in programs of cgroup/connect. `caller` is all zeroes before. */
+/* Fills in the calling process. It works only in cgroup/connect programs, which run in that process.
+ * `caller` has to be zero before.
+ */
 static __always_inline void read_caller(struct caller *caller)
 {
-	/* It fills with zeroes behind the name. */
+	/* The helper pads the name with zeroes, so names can be compared as two words. */
 	bpf_get_current_comm(caller->command, sizeof(caller->command));
 	for (int level = 0; level < CALLER_LEVELS; level++) {
 		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
@@ -21,7 +23,7 @@ static __always_inline void read_caller(struct caller *caller)
 	}
 }
 
-/* `caller` may be 0: then nobody knows who it is. */
+/* Returns whether a rule's condition matches the process. `caller` is NULL if the process is unknown. */
 static __always_inline bool is_wanted(const struct caller_wanted *wanted, const struct caller *caller)
 {
 	const __u64 *command = (const __u64 *)wanted->command;

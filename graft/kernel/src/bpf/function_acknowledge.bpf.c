@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The receiver says what has come, and for how much more it has room; the sender learns what is no longer under way, and how
- * long a round trip is. Behind `number`, and behind functions that drop or repair at the receiver.
+/* Acknowledges packets. The receiver reports which packets it has and for how many more it has room. The
+ * sender learns from that what is no longer in flight, and the round trip. It runs after `number`, and
+ * after functions that drop or recover packets at the receiver.
  *
- * It is said for each packet of `every`, and at once when something is missing, was missing, or was asked for by a word of
- * the sender's daemon: so words make up for acknowledgements that are lost.
+ * One in `every` packets is acknowledged. A gap, the end of a gap, or a request by the sender's daemon is
+ * acknowledged at once. Every acknowledgement is complete, so a lost one is replaced by the next.
  */
 #include "ack.h"
 #include "arrivals.h"
@@ -20,10 +21,10 @@ const volatile struct acknowledge_config config = {
 };
 
 struct state {
-	__u32 waiting;	/* packets since the latest acknowledgement */
-	__u32 complete; /* at the latest packet */
-	__u32 truesize; /* that the largest packet takes in its socket */
-	__u32 batch;	/* packets that were passed on one soon after the other; no more than BATCH */
+	__u32 waiting;	/* packets received since the latest acknowledgement */
+	__u32 complete; /* graft_shared.complete at the latest packet */
+	__u32 truesize; /* bytes that the largest packet takes in its socket */
+	__u32 batch;	/* packets delivered in quick succession, at most BATCH */
 	__u64 passed_ns;
 	struct arrivals arrivals;
 };
@@ -35,7 +36,7 @@ struct {
 	__type(value, struct state);
 } state SEC(".maps");
 
-/* --- The sender --- */
+/* --- At the sender of data --- */
 
 SEC("tcx/egress")
 int acknowledge_tx(struct __sk_buff *skb)
@@ -51,7 +52,7 @@ int acknowledge_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-/* What an acknowledgement's tag is over, and the tag. */
+/* The input of an acknowledgement's tag, followed by the tag. */
 struct proof {
 	__u64 frame_tag;
 	struct graft_ack ack;
@@ -92,13 +93,15 @@ static __noinline int hear(struct __sk_buff *skb, struct graft_work *work, struc
 									       : GRAFT_ANSWERED;
 }
 
-/* --- The receiver --- */
+/* --- At the receiver of data --- */
 
-/* What is said to have come: nothing that TC has not seen. */
+/* The state that an acknowledgement reports. Packets that XDP has received and TC has not seen are left
+ * out.
+ */
 struct standing {
-	__u32 number; /* all below it, or they are given up */
+	__u32 number; /* all packets below were received or given up */
 	__u32 newest;
-	__u32 room; /* for packets, from `number` on */
+	__u32 room; /* number of packets from `number` on that there is room for */
 };
 
 struct holding {
@@ -167,23 +170,23 @@ static long fill(__u32 index, struct filling *filling)
 	return 0;
 }
 
-#define ROOM_MAX GRAFT_WINDOW /* packets */
+#define ROOM_MAX GRAFT_WINDOW /* packets: no receiver announces more room */
 #define BATCH \
-	8 /* packets that TC passes on before the first of them is in its socket (net.core.gro_normal_batch) */
+	8 /* packets that TC may have delivered while none is in its socket yet (net.core.gro_normal_batch) */
 #define BATCH_NS \
-	16000000     /* after which none of these is under way: longer than a poll of an interface takes */
-#define LARGEST 4416 /* that a packet of 1500 bytes takes: smaller ones may be followed by such */
+	16000000     /* time after which all of those are in the socket: longer than a poll of an interface */
+#define LARGEST 4416 /* bytes of socket memory for a packet of 1500 bytes, which may follow smaller ones */
 
-/* Of what was passed on, what may not be in the socket yet. */
+/* Returns how many packets TC has delivered that may not be in the application's socket yet. */
 static __always_inline __u32 under_way(const struct state *own, const struct socket_room *room, __u64 now_ns)
 {
-	/* Others may have packets for the same socket. */
+	/* Other senders may also fill a large socket, so the full batch is assumed. */
 	if (room->have > 4 * BATCH * own->truesize)
 		return BATCH;
 	return now_ns - own->passed_ns > BATCH_NS ? 0 : own->batch;
 }
 
-/* Whether the socket would drop it. */
+/* Returns whether the socket would drop the packet, which then counts as not received. */
 static __noinline int is_too_much(struct graft_work *work, struct state *own, struct socket_room *room,
 				  __u32 bytes)
 {
@@ -194,7 +197,7 @@ static __noinline int is_too_much(struct graft_work *work, struct state *own, st
 	if (!room->have)
 		return 0;
 	before = under_way(own, room, work->now_ns);
-	/* What is empty takes one of any length. */
+	/* The kernel accepts a datagram of any length in an empty socket. */
 	if (room->have <= 4 * BATCH * own->truesize && !room->used && !before)
 		return 0;
 	return (__u64)room->used + before * own->truesize + bytes > room->have;
@@ -209,14 +212,16 @@ static __always_inline void pass(struct graft_work *work, struct state *own)
 	own->passed_ns = work->now_ns;
 }
 
-/* Packets that may still come, without bound where nobody listens. */
+/* Returns for how many packets the socket has room. There is no bound if no socket listens. */
 static __noinline __u32 count_room(struct graft_work *work, struct state *own, struct socket_room *room)
 {
 	__u32 each = own->truesize > LARGEST ? own->truesize : LARGEST, packets, before;
 
 	if (!room->have)
 		return ROOM_MAX;
-	/* Those that are under way now, and those that may be when the last one comes. */
+	/* Room is kept for packets on their way to the socket: those of now, and as many more when the last
+	 * announced packet arrives.
+	 */
 	before = 2 * under_way(own, room, work->now_ns) + arrivals_waiting(&own->arrivals);
 	packets = room->used < room->have ? (room->have - room->used) / each : 0;
 	if (packets > before)
@@ -249,6 +254,7 @@ static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct
 	}
 	if (make_frame(skb, work, &letter))
 		return -1;
+	/* The tag covers the frame's tag, which binds the contents to this frame. */
 	proof->frame_tag = letter.frame.tag;
 	ack->tag = tag_of(work, proof);
 	if (bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, ack, sizeof(*ack), 0))
@@ -263,6 +269,9 @@ static __always_inline int is_due(struct state *own, const struct standing *stan
 	int is_due;
 
 	own->waiting++;
+	/* An acknowledgement is due if a daemon asks, enough packets arrived, a gap was closed or skipped,
+	 * or there is a gap.
+	 */
 	is_due = work->kind != GRAFT_DATA || own->waiting >= config.every ||
 		 standing->number - own->complete != 1 || standing->number != standing->newest;
 	own->complete = standing->number;
@@ -282,7 +291,9 @@ int acknowledge_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	own = bpf_map_lookup_elem(&state, &session);
-	/* What another function notes at TC has come when it is there. */
+	/* XDP notes arrivals only if it marks packets as received. Functions that mark at TC note them
+	 * there.
+	 */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
 		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);
 	return graft_next(ctx, rx, work);
@@ -312,6 +323,9 @@ int acknowledge_repair(struct __sk_buff *skb)
 	arrivals_pass(&own->arrivals, shared, work, skb->ifindex);
 	if (work->kind == GRAFT_DATA) {
 		if (is_too_much(work, own, &socket, bytes_in_socket(skb))) {
+			/* The packet is dropped here instead of at the full socket, where nobody would
+			 * notice.
+			 */
 			take_back(shared, work->number);
 			return graft_done(skb, repair, work, GRAFT_SOCKET_FULL);
 		}

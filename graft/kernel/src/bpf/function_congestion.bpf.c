@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Lets `window` have no more under way than the path carries: halves it at a loss, and adds a packet for each round trip without
- * one, as TCP does. In front of `window`. It needs no part at the receiver: acknowledgements say it all.
+/* Limits `window` by congestion control as in TCP: it halves the window after a loss, and adds a packet for
+ * each round trip without one. It runs before `window`. The receiver needs no part of it, since
+ * acknowledgements contain all that is needed.
  */
 #include "congestion.h"
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Sends `parity` packets behind each `packets`, which become as many of them as are missing, without a round trip (parity.h is the
- * code). Behind `number`; in front of `order` and of functions that repair.
+/* Sends `parity` parity packets behind each block of `packets` packets. The receiver recovers as many lost
+ * packets of the block from them, without a round trip (the code is in parity.h). It runs after `number`,
+ * and before `order` and functions that retransmit.
  *
- * A parity packet's payload is graft_parity, and as many bytes as the longest of its block has, in whole elements.
+ * The payload of a parity packet is struct graft_parity and as many bytes as the longest packet of the
+ * block, in whole elements.
  */
 #include "joint_send.h"
 #include "parity.h"
@@ -19,9 +21,9 @@ const volatile struct fec_config config = {
 	.parity = 1,
 };
 
-#define COME_EACH (2 * BLOCK_MAX) /* packets of a session */
+#define COME_EACH (2 * BLOCK_MAX) /* received packets that are kept of a session */
 
-/* The latest that have come. */
+/* The latest received packets of each session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, GRAFT_KEEPERS *COME_EACH);
@@ -66,7 +68,7 @@ static __always_inline void pad(struct kept *kept)
 	store64(kept->payload + bytes, 0);
 }
 
-/* --- The sender --- */
+/* --- At the sender: parity packets are made --- */
 
 struct block {
 	struct graft_work *work;
@@ -91,7 +93,7 @@ static __always_inline void sum_up(struct block *block)
 	bpf_loop(config.packets & (BLOCK_MAX - 1), add_sent, block, 0);
 }
 
-/* The packet becomes a parity packet without a frame, which the verdict puts on. */
+/* Turns the packet into a parity packet without a frame, which the verdict adds. */
 static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, struct sum *sum, __u32 index)
 {
 	struct row *row = parity_row(sum, index);
@@ -121,7 +123,7 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 	return GRAFT_PROTECTED;
 }
 
-/* The first one, or the next. */
+/* Sends the next parity packet of the block. The first call computes all of them. */
 static __always_inline int send_parity(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct block block = {.work = work, .sum = sum_of(GRAFT_TX)};
@@ -157,20 +159,20 @@ int fec_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-/* --- The receiver: parities that have come --- */
+/* --- At the receiver: parity packets are kept --- */
 
-/* Of a block. */
+/* The received parities of one block. */
 struct held {
-	__u32 end; /* number of the last packet */
+	__u32 end; /* number of the block's last packet */
 	__u32 birth;
 	__u32 packets;
-	__u32 bytes; /* of each */
-	__u32 rows;  /* bits: those that are there */
+	__u32 bytes; /* length of each parity */
+	__u32 rows;  /* a bit for each parity that was received */
 	__u32 pad;
 	struct row parities[PARITY_MAX];
 };
 
-#define HELD_EACH 2 /* blocks of a session */
+#define HELD_EACH 2 /* blocks whose parities are kept of a session */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -186,7 +188,7 @@ static __always_inline struct held *held_at(const struct graft_work *work, __u32
 	return bpf_map_lookup_elem(&kept_parities, &at);
 }
 
-/* What is in the packet, beside others of its block. NULL: it is none, or it is there already. */
+/* Stores a parity packet with the others of its block. Returns NULL if it is malformed, or stored already. */
 static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *work, __u32 birth)
 {
 	__u32 at = work->udp_at + UDP_BYTES, bytes = work->payload_bytes - sizeof(struct graft_parity);
@@ -203,6 +205,7 @@ static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *wo
 	held = held_at(work, work->number / parity.packets);
 	if (!held)
 		return NULL;
+	/* Parities of an older block had the entry. */
 	if (held->end != work->number || held->birth != birth || held->packets != parity.packets ||
 	    held->bytes != bytes)
 		held->rows = 0;
@@ -221,7 +224,7 @@ static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *wo
 	return held;
 }
 
-/* Those of the block that a packet is of which has come behind them. */
+/* Returns the parities of a received packet's block, if some arrived before the packet. */
 static __always_inline struct held *held_for(const struct graft_work *work, __u32 birth)
 {
 	for (__u32 block = 0; block < HELD_EACH; block++) {
@@ -233,7 +236,7 @@ static __always_inline struct held *held_for(const struct graft_work *work, __u3
 	return NULL;
 }
 
-/* --- The receiver: what is missing --- */
+/* --- At the receiver: lost packets are recovered --- */
 
 struct recovery {
 	struct __sk_buff *skb;
@@ -241,7 +244,7 @@ struct recovery {
 	struct graft_shared *shared;
 	struct sum *sum;
 	struct held *held;
-	__u32 come; /* parities */
+	__u32 come; /* number of received parities */
 	__u32 count;
 };
 
@@ -271,6 +274,9 @@ static long add_come(__u32 index, struct recovery *recovery)
 		sum->numbers[missing] = number;
 		sum->unit = 1ULL << (16 * missing);
 		sum->count = missing + 1;
+		/* Adds a packet of zeroes in place of the missing one. Only the missing packet's factors
+		 * enter the rows.
+		 */
 		add(sum, &sum->nothing);
 		return 0;
 	}
@@ -307,7 +313,9 @@ static __always_inline __u32 rows_of(const struct held *held)
 	return count;
 }
 
-/* As many equations as packets are missing, and their solution. Not 0: there is none, or nothing is missing. */
+/* Recovers the missing packets of a block into rows of `sum`. Returns not 0 if none is missing, or more
+ * than the parities can recover.
+ */
 static __noinline int solve(struct recovery *recovery)
 {
 	struct held *held = recovery->held;
@@ -321,6 +329,7 @@ static __noinline int solve(struct recovery *recovery)
 	parity_clear(sum, config.parity);
 	sum->bytes = held->bytes;
 	bpf_loop(held->packets & (BLOCK_MAX - 1), add_come, recovery, 0);
+	/* A longer packet than the parities is not of their block. */
 	if (sum->failed || !sum->count || sum->bytes > held->bytes)
 		return -1;
 	for (__u32 index = 0; index < PARITY_MAX; index++) {
@@ -332,7 +341,7 @@ static __noinline int solve(struct recovery *recovery)
 	return parity_solve(sum);
 }
 
-/* The packet becomes another one. */
+/* Replaces the packet by another one, with a new payload and frame. */
 static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u8 *payload,
 			     struct letter *letter)
 {
@@ -341,7 +350,9 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	if (!bytes || bytes >= KEPT_BYTES)
 		return -1;
 	bytes = KEPT_BOUNDED(bytes);
-	/* What the interface has summed up is of the bytes before: it is forgotten when a packet grows, which it so does. */
+	/* The checksum of the interface covers the old bytes. bpf_skb_change_tail discards it only when a
+	 * packet grows, so the packet is cut to its headers first.
+	 */
 	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES, 0) ||
 	    bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, payload, bytes, 0))
@@ -353,7 +364,7 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	return finish(skb, work, letter);
 }
 
-/* The packet becomes one that was missing. Not 0: the reason for which it does not. */
+/* Turns the packet into a recovered one. Returns 0, or the reason why that failed. */
 static __noinline int become_missing(struct recovery *recovery, __u32 which, __u32 kind)
 {
 	struct sum *sum = recovery->sum;
@@ -364,16 +375,19 @@ static __noinline int become_missing(struct recovery *recovery, __u32 which, __u
 
 	if (row->length > recovery->held->bytes)
 		return GRAFT_ANSWERED;
-	/* It may come at this moment. */
+	/* The packet may have arrived on another CPU meanwhile. */
 	if (__sync_lock_test_and_set(seen, mark) == mark)
 		return GRAFT_ANSWERED;
 	if (!become(recovery->skb, recovery->work, row->bits, &letter))
 		return 0;
+	/* The packet could not be made, so it counts as missing again. */
 	__sync_val_compare_and_swap(seen, mark, 0);
 	return GRAFT_NO_ROOM;
 }
 
-/* What one packet cannot become arrives behind it, as if it had come from the wire. Where it cannot, it is missing as before. */
+/* Injects a recovered packet into the receive path, as if it had arrived, since the buffer itself can
+ * become only one packet. If that fails, the packet counts as missing again.
+ */
 static long return_missing(__u32 which, struct recovery *recovery)
 {
 	struct __sk_buff *skb = recovery->skb;
@@ -389,7 +403,9 @@ static long return_missing(__u32 which, struct recovery *recovery)
 	return 0;
 }
 
-/* The parity packet becomes the first of them; the others follow. */
+/* Delivers the recovered packets: the parity packet's buffer becomes the last one, and the others are
+ * injected before it.
+ */
 static __always_inline int recover(struct recovery *recovery)
 {
 	struct graft_work *work = recovery->work;
@@ -407,7 +423,9 @@ static __always_inline int recover(struct recovery *recovery)
 	return GRAFT_RECOVERED;
 }
 
-/* A packet that has come behind its parities is what was wanting to make others: these follow it. Not 0: it is lost. */
+/* Recovers other packets of a block with a packet that arrived after the parities. They are injected, and
+ * then the packet itself is restored. Returns not 0 if that failed and the packet is lost.
+ */
 static __always_inline int recover_others(struct recovery *recovery)
 {
 	struct graft_work *work = recovery->work;
@@ -420,7 +438,7 @@ static __always_inline int recover_others(struct recovery *recovery)
 	return become(recovery->skb, work, kept->payload, &letter);
 }
 
-/* What has come is needed for what has not. */
+/* Keeps a received packet: it may be needed to recover others of its block. */
 static __always_inline void note(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct kept *kept = place_of(work, work->number);
@@ -458,7 +476,7 @@ int fec_repair(struct __sk_buff *skb)
 			return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 		return graft_next(skb, repair, work);
 	}
-	/* All up to it have been sent. */
+	/* A parity packet is sent after all packets of its block, so those were sent. */
 	if (graft_not_before(work->number, shared->newest))
 		shared->newest = work->number + 1;
 	recovery.held = hold(skb, work, shared->birth);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Full order, and everything that was lost sent again, at the price of the packets behind it: the receiver takes the next
- * packet and no other, and the sender repeats everything from the missing one on. Behind `window`, which has drawn the number,
- * in front of `number`, which must not take note of what is not taken here, and of `acknowledge`.
+/* Delivers in order and completely (go-back-N): the receiver accepts only the next packet, and the sender
+ * repeats all packets from a missing one on. It runs after `window`, which draws the number, and before
+ * `acknowledge` and `number`, which must not note packets that are not accepted here.
  *
- * A request goes out when something is out of turn for the first time, when a repetition has a gap of its own, and again
- * after `retry_us`. The sender turns it into all packets from there on, at TC ingress, without a process waking up.
+ * A request is sent when a packet is out of order for the first time, when a repeated packet was lost
+ * again, and after `retry_us`. At the sender, TC ingress turns it into all packets from the requested one
+ * on, without waking a process.
  */
 #include "joint_again.h"
 
@@ -17,13 +18,13 @@ const volatile struct gobackn_config config = {
 	.retry_us = 500000,
 };
 
-#define REPEAT_MAX 256 /* packets for one request */
+#define REPEAT_MAX 256 /* most packets repeated for one request */
 
 struct state {
-	__u32 asked; /* for this number */
+	__u32 asked; /* number that was requested last */
 	__u32 has_asked;
-	__u32 latest;	/* that was out of turn */
-	__u32 repeated; /* from this number on */
+	__u32 latest;	/* number of the latest packet that was out of order */
+	__u32 repeated; /* first number of the latest repetition */
 	__u64 asked_ns;
 	__u64 repeated_ns;
 };
@@ -35,7 +36,7 @@ struct {
 	__type(value, struct state);
 } state SEC(".maps");
 
-/* --- The sender --- */
+/* --- At the sender: packets are kept and repeated --- */
 
 SEC("tcx/egress")
 int gobackn_tx(struct __sk_buff *skb)
@@ -62,7 +63,9 @@ static long repeat(__u32 index, struct repeating *repeating)
 
 	if (graft_not_before(number, repeating->shared->next) || !kept_find(repeating->work, number))
 		return 1;
-	/* Behind the one before, which is in the skb. What a full queue drops is lost as on the way. */
+	/* The skb has the previous repeated packet, whose copy is sent now. If a full queue drops the copy,
+	 * it is lost like a packet on the path.
+	 */
 	if (index && bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
 		repeating->failed = 1;
 	skb->mark = repeating->work->mark;
@@ -72,7 +75,9 @@ static long repeat(__u32 index, struct repeating *repeating)
 	return repeating->failed ? 1 : 0;
 }
 
-/* A request for what was never sent, or was acknowledged, and one that somebody sends again, do nothing. */
+/* Returns whether a request has no effect: its packet was never sent, was acknowledged, or was repeated
+ * within half a round trip.
+ */
 static __always_inline int is_answered(const struct state *own, const struct graft_work *work,
 				       const struct graft_shared *shared)
 {
@@ -94,15 +99,16 @@ static __always_inline int go_back(struct __sk_buff *skb, struct graft_work *wor
 	if (turn(skb, work))
 		return GRAFT_NO_ROOM;
 	skb->mark = work->mark;
+	/* The packet was overwritten in the ring of kept packets. */
 	if (!kept_find(work, work->number))
 		return say_gone(skb, work, work->number) ? GRAFT_NO_ROOM : GRAFT_RESENT;
 	bpf_loop(REPEAT_MAX, repeat, &repeating, 0);
 	return repeating.failed ? GRAFT_NO_ROOM : GRAFT_RESENT;
 }
 
-/* --- The receiver --- */
+/* --- At the receiver: missing packets are requested --- */
 
-/* What it does not take may come again. */
+/* Leaves it to TC to mark packets as received: one that `gobackn_repair` does not accept may arrive again. */
 SEC("xdp.frags")
 int gobackn_rx(struct xdp_md *ctx)
 {
@@ -114,12 +120,12 @@ int gobackn_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
-/* Whether a request for what is missing is due. */
+/* Returns whether a request for the missing packet is due. */
 static __always_inline int is_due(struct state *own, const struct graft_work *work, __u32 missing)
 {
 	int is_new = !own->has_asked || own->asked != missing;
 	int is_again = work->now_ns - own->asked_ns > (__u64)config.retry_us * 1000;
-	/* The sender has gone back, and what it began with was lost again. */
+	/* The numbers went back, so the sender repeats, and the first repeated packet was lost again. */
 	int is_round = work->kind == GRAFT_DATA && !graft_not_before(work->number, own->latest + 1);
 
 	if (work->kind == GRAFT_DATA)
@@ -163,7 +169,9 @@ int gobackn_repair(struct __sk_buff *skb)
 		return graft_done(skb, repair, work, go_back(skb, work, shared, own));
 	graft_advance(shared);
 	missing = shared->complete;
-	/* The sender has it no more: nothing would come any more otherwise. */
+	/* The sender no longer keeps this packet. It is given up, since otherwise nothing would be
+	 * delivered any more.
+	 */
 	if (work->kind == GRAFT_GONE && work->number == missing &&
 	    graft_not_before(shared->newest, missing + 1))
 		shared->seen[missing % GRAFT_WINDOW] = GRAFT_GIVEN_UP | missing;
@@ -173,12 +181,14 @@ int gobackn_repair(struct __sk_buff *skb)
 		shared->seen[missing % GRAFT_WINDOW] = GRAFT_SEEN | missing;
 		return graft_next(skb, repair, work);
 	}
+	/* All packets that were sent have arrived. */
 	if (work->kind == GRAFT_LAST && graft_not_before(missing, work->number))
 		return graft_next(skb, repair, work);
 	if (is_due(own, work, missing) && ask(skb, work, missing))
 		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind == GRAFT_LAST)
 		return graft_next(skb, repair, work);
+	/* A packet behind a gap is dropped: it is repeated with the others. */
 	return graft_done(skb, repair, work, GRAFT_OUT_OF_TURN);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Numbers packets, and drops those that come twice. */
+/* Numbers outgoing packets, and drops received duplicates. */
 #include "graft_packet.h"
 
-#define BEGINNING 64 /* numbers below it are those of a session that begins */
+#define BEGINNING 64 /* if the first received number is lower, the session has just begun */
 
 SEC("tcx/egress")
 int number_tx(struct __sk_buff *skb)
@@ -14,7 +14,7 @@ int number_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared) {
-		/* `window` has drawn it where it is in the list. */
+		/* `window` has drawn the number if it is in the list. */
 		if (!work->is_numbered)
 			work->number = __sync_fetch_and_add(&shared->next, 1);
 		work->is_numbered = 1;
@@ -23,14 +23,13 @@ int number_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-#define PATHS 4
-#define PATH_SILENT_NS \
-	150000000 /* a path by which nothing has come for so long brings nothing older either */
+#define PATHS	       4
+#define PATH_SILENT_NS 150000000 /* silence after which a path is expected to deliver no older packets */
 
-/* Of a session that has several paths: how far each of them has come. */
+/* The progress of each path of a session. */
 struct progress {
 	__u64 came_ns[PATHS];
-	__u32 newest[PATHS]; /* one more than the newest number */
+	__u32 newest[PATHS]; /* one more than the newest number received by the path */
 };
 
 struct {
@@ -40,8 +39,9 @@ struct {
 	__type(value, struct progress);
 } state SEC(".maps");
 
-/* The newest number of which it is known that nothing in front of it is still on its way, as each path keeps its order. What others take
- * for the newest is that one: so they neither ask for what a slower path brings, nor take it for lost.
+/* Returns the newest number below which nothing is still in flight on a slower path, given that each path
+ * keeps its order. Other functions use it as the newest number, so they neither request packets that a
+ * slower path delivers later, nor count them as lost.
  */
 static __noinline __u32 settled(struct graft_work *work)
 {
@@ -63,7 +63,7 @@ static __noinline __u32 settled(struct graft_work *work)
 	return least - 1;
 }
 
-/* Of several CPUs that have a newer one at the same time, one may have to try again. */
+/* Advances the newest number. It is tried up to 4 times, since other CPUs may advance it at the same time. */
 static __always_inline void advance(struct graft_shared *shared, __u32 number)
 {
 	for (int i = 0; i < 4; i++) {
@@ -81,6 +81,7 @@ static __always_inline int has_come(struct graft_shared *shared, struct graft_wo
 	__u64 before = work->is_marked_later ? *seen : __sync_lock_test_and_set(seen, mark);
 
 	work->was_given_up = before == (GRAFT_GIVEN_UP | work->number);
+	/* The exchange above makes exactly one of several CPUs see the packet as new. */
 	return before == mark;
 }
 
@@ -101,7 +102,7 @@ int number_rx(struct xdp_md *ctx)
 		graft_turn(shared, number, work->epoch);
 	if (work->kind != GRAFT_DATA)
 		return graft_next(ctx, rx, work);
-	/* This end was started later than the other one, which it does not ask for what was before. */
+	/* This end was started after the other one, so it does not request earlier packets. */
 	if (!shared->begun && number >= BEGINNING)
 		shared->complete = number;
 	shared->begun = 1;

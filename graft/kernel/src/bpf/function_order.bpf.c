@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Delivers in order, and drops what comes late: for what is of no use behind something newer. Behind `number`. */
+/* Drops packets that arrive after a newer one, for data that is useless once newer data was delivered. It
+ * runs after `number`.
+ */
 #include "graft_packet.h"
 
 SEC("xdp.frags")
@@ -14,7 +16,7 @@ int order_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
-/* What a function in front of it has recovered. */
+/* Handles packets that an earlier function has recovered at TC ingress. */
 SEC("tcx/ingress")
 int order_repair(struct __sk_buff *skb)
 {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Has packets leave one after another, in the time that they take at a rate: by the time at which each is to leave, which the qdisc fq
- * of the interface obeys. In front of `window` and `number`, so that what is not sent has no number; behind `congestion`, whose
- * window makes the rate where none is set (as RFC 9002, 7.7, has it).
+/* Paces packets: each gets a departure time, which the qdisc fq of the interface obeys. It runs before
+ * `window` and `number`, so that a refused packet has no number, and after `congestion`, whose window gives
+ * the rate if none is configured (RFC 9002, section 7.7).
  */
 #include "graft_packet.h"
 #include "net.h"
 
 struct pace_config {
-	__u32 rate_kbit; /* of IP; 0: by the window and the round trip */
-	__u32 burst;	 /* packets that leave at once after a pause */
-	__u32 packets;	 /* that may wait for their turn */
+	__u32 rate_kbit; /* rate with IP headers; 0: window divided by round trip */
+	__u32 burst;	 /* packets that may leave at once after a pause */
+	__u32 packets;	 /* most packets that wait for their departure time */
 };
 
 SEC(".rodata.config")
@@ -19,7 +19,7 @@ const volatile struct pace_config config = {
 	.packets = 64,
 };
 
-#define GAIN_PERCENT 125 /* the window is to be the limit, not the pace */
+#define GAIN_PERCENT 125 /* pace faster than the window needs, so that the window is the limit */
 #define TAKES_MOST   1000000000ULL
 #define SPARE_MOST   4000000000ULL
 
@@ -30,7 +30,7 @@ static __always_inline __u64 packet_bytes(const struct graft_work *work)
 	return ip_bytes + UDP_BYTES + work->payload_bytes + graft_more_bytes(work);
 }
 
-/* 0: nothing to go by. */
+/* Returns the interval to the next packet, ns; 0: neither a rate nor a round trip is known. */
 static __always_inline __u64 takes_ns(const struct graft_work *work, const struct graft_shared *shared)
 {
 	if (config.rate_kbit)
@@ -53,9 +53,11 @@ int pace_tx(struct __sk_buff *skb)
 	if (!shared)
 		return graft_next(skb, tx, work);
 	takes = takes_ns(work, shared);
+	/* Bounds keep the products below within 64 bits. */
 	takes = takes < TAKES_MOST ? takes : TAKES_MOST;
 	now_ns = bpf_ktime_get_ns();
 	ahead = shared->leaves_ns > now_ns ? shared->leaves_ns - now_ns : 0;
+	/* The queue is bounded in time: as many intervals as packets may wait. */
 	if (takes && ahead >= config.packets * takes)
 		return graft_done(skb, tx, work, GRAFT_TOO_FAST);
 	spare = takes * (config.burst - 1);

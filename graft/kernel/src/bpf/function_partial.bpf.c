@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Has what was lost sent again while that is of use, and gives it up then, but no more than so many of all packets. Behind
- * `number`.
+/* Retransmits lost packets until their deadline, and then gives them up, up to a bounded share of all
+ * packets. It runs after `number`.
  */
 #include "repair.h"
 
@@ -17,7 +17,7 @@ int partial_tx(struct __sk_buff *skb)
 	return repair_at_tx(skb);
 }
 
-/* What was given up is not delivered later: its deadline is over. */
+/* Drops packets that arrive after they were given up. */
 SEC("xdp.frags")
 int partial_rx(struct xdp_md *ctx)
 {

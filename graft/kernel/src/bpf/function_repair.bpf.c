@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Has everything that was lost sent again. Behind `number`. */
+/* Retransmits every lost packet. It runs after `number`. */
 #include "repair.h"
 
 SEC(".rodata.config")

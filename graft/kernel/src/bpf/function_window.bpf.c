@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Bounds the packets that are under way: what is one too many is not sent, and its sender hears of it as of a full queue. In
- * front of `number`, so that what is not sent has no number, and of a function that acknowledges.
+/* Bounds the packets in flight: further ones are not sent, and the sender gets the error of a full queue.
+ * It runs before `number`, so that a refused packet has no number, and before functions that acknowledge.
  *
- * What has come behind a gap is not under way any more. How far it may be behind a gap is bounded by what acknowledgements tell.
+ * Packets that were received behind a gap are not in flight any more. How far they may be ahead of the gap
+ * is bounded by SPAN, the numbers that an acknowledgement has bits for.
  */
 #include "graft_packet.h"
 
@@ -15,8 +16,8 @@ const volatile struct window_config config = {
 	.packets = 128,
 };
 
-#define TRIES 8			 /* of CPUs that send at the same time */
-#define SPAN  (GRAFT_WINDOW / 2) /* from the first packet that has not come to the next one */
+#define TRIES 8			 /* attempts, when other CPUs send at the same time */
+#define SPAN  (GRAFT_WINDOW / 2) /* most numbers from the first packet not acknowledged to the next one */
 
 static __always_inline __u32 bound(const struct graft_work *work)
 {
@@ -25,7 +26,7 @@ static __always_inline __u32 bound(const struct graft_work *work)
 	return work->limit && work->limit < packets ? work->limit : packets;
 }
 
-/* Draws a number. Not 0: as much is under way as may be, here or by what the receiver has room for. */
+/* Draws a packet number. Returns not 0 if the window or the receiver's room is used up. */
 static __always_inline int draw(struct graft_shared *shared, struct graft_work *work)
 {
 	__u32 packets = bound(work);
@@ -55,7 +56,9 @@ int window_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared && draw(shared, work)) {
-		/* Room that comes now is told of; what has come before that is seen here. */
+		/* Setting `refused` asks for a notification about room that appears from now on. The second
+		 * draw() finds room that appeared before, so no notification is missed.
+		 */
 		__sync_lock_test_and_set(&shared->refused, bound(work));
 		if (draw(shared, work))
 			return graft_done(skb, tx, work, GRAFT_WINDOW_FULL);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a congestion control graft is written against: ABI 1. It needs the kernel's UAPI headers and libbpf's, and nothing
- * else: of the kernel's own structures it declares the members that it names, and CO-RE finds their offsets.
+/* The interface that congestion controls are written against: ABI 1. It needs only UAPI headers of the
+ * kernel and libbpf's headers. It declares the members of kernel structures that it uses, whose offsets
+ * CO-RE finds.
  *
- * A graft has one `struct tcp_congestion_ops` in section `.struct_ops`, whose name begins with "mr_", and may have one
- * `const volatile struct` named `config` in section `.rodata.config`, whose members are the parameters of its manifest.
+ * A graft has one `struct tcp_congestion_ops` in section `.struct_ops`, whose name begins with "mr_". It
+ * may have one `const volatile struct` named `config` in section `.rodata.config`; the structure's members
+ * are the parameters in its manifest.
  */
 #ifndef MILLRACE_GRAFT_H
 #define MILLRACE_GRAFT_H
@@ -24,11 +26,11 @@
 #define GRAFT_KERNEL __attribute__((preserve_access_index))
 
 struct sock {
-	unsigned long sk_pacing_rate; /* bytes/s */
+	unsigned long sk_pacing_rate; /* pacing rate, bytes/s */
 	__u32 sk_pacing_status;
 } GRAFT_KERNEL;
 
-/* Room for a graft's own state. */
+/* Bytes of a graft's own state in each socket. */
 #define GRAFT_STATE_BYTES 104
 
 struct inet_connection_sock {
@@ -44,7 +46,9 @@ struct minmax {
 	struct minmax_sample s[3];
 } GRAFT_KERNEL;
 
-/* As 6.1 to 6.18 have them. Packets, unless the name says otherwise; `srtt_us` is in eighths. */
+/* Members of the kernel's structure, equal in Linux 6.1 to 6.18. Counts are in packets unless the name says
+ * otherwise; `srtt_us` is in eighths of a microsecond.
+ */
 struct tcp_sock {
 	__u32 snd_cwnd;
 	__u32 snd_cwnd_cnt;
@@ -60,7 +64,7 @@ struct tcp_sock {
 	__u32 mss_cache;
 	__u32 delivered;
 	__u32 lost;
-	__u32 app_limited; /* until so many are delivered; 0: the application keeps up */
+	__u32 app_limited; /* the application limits the rate until `delivered` is this; 0: no */
 	__u32 reordering;
 	__u32 rcv_nxt;
 	__u32 rate_delivered;
@@ -85,7 +89,7 @@ enum tcp_ca_event___graft {
 	GRAFT_LOSS,
 };
 
-/* What a graft may implement; the kernel has more. */
+/* The callbacks that a graft may implement; the kernel has more. */
 struct tcp_congestion_ops {
 	char name[16];
 	__u32 flags;
@@ -97,13 +101,13 @@ struct tcp_congestion_ops {
 	void (*cwnd_event)(struct sock *sk, int event);
 	void (*in_ack_event)(struct sock *sk, __u32 flags);
 	void (*pkts_acked)(struct sock *sk, const struct ack_sample *sample);
-	/* From 6.10 on it has more arguments behind the first: use only that one. */
+	/* From Linux 6.10 on cong_control has more arguments: use only the first. */
 	void (*cong_control)(struct sock *sk, const struct rate_sample *sample);
 	__u32 (*undo_cwnd)(struct sock *sk);
 	__u32 (*sndbuf_expand)(struct sock *sk);
 };
 
-/* The kernel's own building blocks. */
+/* Functions of the kernel that a graft may call. */
 extern __u32 tcp_slow_start(struct tcp_sock *tp, __u32 acked) __ksym;
 extern void tcp_cong_avoid_ai(struct tcp_sock *tp, __u32 w, __u32 acked) __ksym;
 extern __u32 tcp_reno_ssthresh(struct sock *sk) __ksym;
@@ -128,7 +132,9 @@ extern __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 		one_ > other_ ? one_ : other_; \
 	})
 
-/* The same and more without a branch, of numbers below 2^63. Behind a branch the verifier looks at all that follows once more. */
+/* Arithmetic without branches, for numbers below 2^63. Behind a branch the verifier checks all following
+ * code once more.
+ */
 
 static __always_inline __u64 graft_at_least_1(__u64 x)
 {
@@ -149,7 +155,7 @@ static __always_inline __s64 graft_larger(__s64 one, __s64 other)
 	return one - (difference & difference >> 63);
 }
 
-/* 1 or -1. */
+/* Returns the sign of a number, 1 or -1; 0 counts as positive. */
 static __always_inline __s64 graft_sign(__s64 x)
 {
 	return x >> 63 | 1;
@@ -165,7 +171,7 @@ static __always_inline struct tcp_sock *graft_tcp(const struct sock *sk)
 	return (struct tcp_sock *)sk;
 }
 
-/* The graft's own state of a connection, all zero before `init`. */
+/* Returns the graft's own state of a connection, which is zero before `init`. */
 static __always_inline void *graft_state(const struct sock *sk)
 {
 	return (void *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
@@ -181,7 +187,7 @@ static __always_inline bool graft_in_slow_start(const struct tcp_sock *tp)
 	return tp->snd_cwnd < tp->snd_ssthresh;
 }
 
-/* A window that is not used does not grow (RFC 7661). */
+/* Returns whether the window limits sending. A window that is not used must not grow (RFC 7661). */
 static __always_inline bool graft_is_cwnd_limited(const struct tcp_sock *tp)
 {
 	if (graft_in_slow_start(tp))
@@ -189,7 +195,7 @@ static __always_inline bool graft_is_cwnd_limited(const struct tcp_sock *tp)
 	return !!BPF_CORE_READ_BITFIELD(tp, is_cwnd_limited);
 }
 
-/* The least round trip of late, us; 0: there was none yet. */
+/* Returns the least round trip of TCP's recent window, us; 0: there was no sample yet. */
 static __always_inline __u32 graft_rtt_min_us(const struct tcp_sock *tp)
 {
 	__u32 least = tp->rtt_min.s[0].v;
@@ -197,7 +203,7 @@ static __always_inline __u32 graft_rtt_min_us(const struct tcp_sock *tp)
 	return least == ~0U ? 0 : least;
 }
 
-/* Has TCP space packets out by `sk_pacing_rate`, with or without the qdisc fq. */
+/* Makes TCP space packets out by `sk_pacing_rate`, with or without the qdisc fq. */
 static __always_inline void graft_pace(struct sock *sk)
 {
 	if (!sk->sk_pacing_status)

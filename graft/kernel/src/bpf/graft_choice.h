@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What was chosen for the connections of a path, and what one of them has got: graft_tcp.bpf.c and graft_hook.bpf.c share the maps.
+/* The choice between candidates (congestion controls, or the broker) for the connections of a path.
+ * graft_tcp.bpf.c and graft_hook.bpf.c share the maps.
  *
- * A path tries another arm by grants: userspace gives one, and one connection takes it. So the bound on what is tried is
- * userspace's alone, however many connections begin at once.
+ * Another candidate is tried by grants: userspace sets `grant`, and exactly one connection uses it. Thus
+ * userspace alone bounds how much is tried, however many connections begin at once.
  */
 #ifndef MILLRACE_GRAFT_CHOICE_H
 #define MILLRACE_GRAFT_CHOICE_H
@@ -11,7 +12,7 @@
 #include "util.h"
 #include <stdbool.h>
 
-/* Of rules with a `choice`, by the peer's address. Userspace writes it. */
+/* Choices by the rule's `choice` and the peer's address. Userspace writes them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -23,18 +24,18 @@ struct {
 enum graft_picked {
 	GRAFT_PICKED_NOT,
 	GRAFT_PICKED_IN_PLACE,
-	GRAFT_PICKED_LED, /* what is seen of it is the way to the broker */
+	GRAFT_PICKED_LED, /* the application's socket connects to the broker */
 };
 
-/* Of a socket that such a rule fits. */
+/* The state of a socket that matches a rule with a choice. */
 struct graft_flow {
-	__u64 began_ns; /* its SYN */
+	__u64 began_ns; /* time of its SYN */
 	__u32 rule;
 	__u32 serial;
 	__u8 side;
-	__u8 picked; /* enum graft_picked */
+	__u8 picked; /* enum graft_picked: where the connection goes */
 	__u8 explored;
-	__u8 counts; /* it was told of */
+	__u8 counts; /* its start was reported, so its end will be */
 	char congestion[GRAFT_NAME_BYTES];
 	char command[CALLER_NAME_BYTES];
 };
@@ -48,15 +49,21 @@ struct {
 
 static __always_inline bool graft_take_grant(struct graft_choice *choice)
 {
+	/* Several connections may begin at once on different CPUs; the compare-and-swap gives the grant to
+	 * one of them.
+	 */
 	return choice->grant && __sync_val_compare_and_swap(&choice->grant, 1, 0) == 1;
 }
 
-/* `may_lead`: whether the broker would have it. Returns whether it goes there. */
+/* Picks the candidate for a connection. `may_lead` says whether the broker would take the connection.
+ * Returns whether the connection goes to the broker.
+ */
 static __always_inline bool graft_pick(struct graft_choice *choice, struct graft_flow *flow, bool may_lead)
 {
 	bool leads;
 
 	flow->serial = choice->serial;
+	/* A grant for the broker is not used up by a connection that the broker cannot take. */
 	flow->explored = (may_lead || !choice->other_lead) && graft_take_grant(choice);
 	leads = flow->explored ? choice->other_lead : choice->lead;
 	if (flow->explored && !leads)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Has TCP connections of hosts behind this one carried, although neither they nor their servers know of it.
+/* Redirects TCP connections of hosts behind this one to the broker, which tunnels them. Neither these hosts
+ * nor their servers notice.
  *
- * It runs where packets of these hosts come in. A SYN to a peer's network that a rule fits is held back until the broker says
- * what became of the connection to the server; then it comes in to the broker's listening socket, as if that were the server. What
- * belongs to a socket of the broker's is given to it, and marked: a rule of the host's has marked packets routed to the host itself.
- * Everything else is passed on as it came, so that it is forwarded as without a gateway.
+ * It runs at the interfaces of the inside networks. A SYN that a rule matches, to a peer's network, is held
+ * back until the broker reports whether the server was reached. Then it is delivered to the broker's
+ * listening socket, as if that were the server. Later packets are assigned to the broker's sockets and
+ * marked; a routing rule of the host delivers marked packets locally. All other packets are passed on and
+ * forwarded as without a gateway.
  */
 #include "graft_gateway_intf.h"
 #include "hook_rules.h"
@@ -18,17 +20,17 @@
 
 #define DROP		   2
 #define HEADER_LEAST	   20
-#define IPV4_FRAGMENT	   0x3fff /* "more fragments", or an offset */
-#define ICMP_BYTES	   8	  /* before the packet that an error is about */
+#define IPV4_FRAGMENT	   0x3fff /* "more fragments" flag, or a fragment offset */
+#define ICMP_BYTES	   8	  /* ICMP header, in front of the packet that the error is about */
 #define ICMP_UNREACHABLE   3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMPV6_UNREACHABLE 1
-#define ICMPV6_TIME_EXCEED 3 /* packet too big is between */
+#define ICMPV6_TIME_EXCEED 3 /* "packet too big" is type 2, in between */
 #define VLAN_ID		   0x0fff
 
 const volatile struct gateway_config config SEC(".rodata.config");
 
-/* Networks of peers, and their hosts -> whether a carrier to them is there. */
+/* Networks and hosts of peers -> 1 while a carrier to them is connected. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -37,7 +39,7 @@ struct {
 	__uint(max_entries, GATEWAY_PREFIXES);
 } peers SEC(".maps");
 
-/* Networks behind this host. */
+/* Inside networks: only their connections are redirected. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -53,7 +55,7 @@ struct {
 	__uint(max_entries, GATEWAY_FLOWS);
 } flows SEC(".maps");
 
-/* Until when the broker is taken to be there (CLOCK_MONOTONIC, ns). */
+/* Time until which the broker counts as alive (CLOCK_MONOTONIC, ns). The broker renews it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -66,7 +68,7 @@ struct {
 	__uint(max_entries, 1 << 20);
 } asks SEC(".maps");
 
-/* enum gateway_verdict -> packets. */
+/* Number of packets, by enum gateway_verdict. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -75,8 +77,8 @@ struct {
 } verdicts SEC(".maps");
 
 struct packet {
-	struct gateway_flow flow; /* as if it came from the client */
-	__u32 next;		  /* where the header behind that of IP is, from that of IP */
+	struct gateway_flow flow; /* client and server; the packet came from the client */
+	__u32 next;		  /* offset of the header after IP, from the first IP header */
 	__u8 protocol;
 	bool is_v4;
 	bool is_fragment;
@@ -101,7 +103,7 @@ static __always_inline long read_v4(struct __sk_buff *skb, __u32 at, struct pack
 	return 0;
 }
 
-/* Extension headers are nobody's whom this knows. */
+/* Reads an IPv6 header. Packets with extension headers are treated as not TCP. */
 static __always_inline long read_v6(struct __sk_buff *skb, __u32 at, struct packet *packet)
 {
 	struct ipv6hdr ip;
@@ -129,7 +131,7 @@ static __always_inline const __u32 *find(void *trie, const struct hook_end *end)
 	return bpf_map_lookup_elem(trie, &key);
 }
 
-/* Of a packet that comes from `from`. Returns the bytes of it that say something. */
+/* Fills in the socket lookup tuple of a packet from `from` to `to`. Returns its length in bytes. */
 static __always_inline __u32 tuple_of(bool is_v4, const struct hook_end *from, const struct hook_end *to,
 				      struct bpf_sock_tuple *tuple)
 {
@@ -156,12 +158,14 @@ static __always_inline bool is_plain(const struct gateway_flow *flow)
 
 enum found {
 	FOUND_NONE,
-	FOUND_OLD, /* of a connection before, between the same ends */
+	FOUND_OLD, /* the broker's socket of an earlier connection, in TIME_WAIT */
 	FOUND_ONE,
 	FOUND_FAILED,
 };
 
-/* The socket that a packet with these ends is for, if it is not one that listens. It is given the packet, if that is wanted. */
+/* Looks up the connected socket that a packet belongs to, and assigns the packet to it if `assigns` is set.
+ * A listening socket does not count.
+ */
 static __always_inline enum found take(struct __sk_buff *skb, const struct packet *packet, bool is_syn,
 				       bool assigns)
 {
@@ -170,7 +174,7 @@ static __always_inline enum found take(struct __sk_buff *skb, const struct packe
 	enum found found = FOUND_ONE;
 	struct bpf_sock *sk;
 
-	/* Two calls, so that each has a constant for the size. */
+	/* The verifier wants a constant size, so there is a call for each family. */
 	if (bytes == sizeof(tuple.ipv4))
 		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 	else
@@ -189,7 +193,7 @@ static __always_inline enum found take(struct __sk_buff *skb, const struct packe
 	return found;
 }
 
-/* To the broker's listening socket. */
+/* Delivers a SYN to the broker's listening socket. */
 static __always_inline enum gateway_verdict let_in(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct hook_end broker = {};
@@ -219,7 +223,7 @@ static __always_inline enum gateway_verdict let_in(struct __sk_buff *skb, const 
 	return GATEWAY_LET_IN;
 }
 
-/* Not inlined, so that BTF knows the type. */
+/* Not inlined, so that BTF contains the event's type. */
 static __noinline long tell(const struct gateway_ask *one)
 {
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
@@ -234,14 +238,18 @@ static __always_inline enum gateway_verdict ask(struct __sk_buff *skb, const str
 	one.flow = packet->flow;
 	if (bytes < HEADER_LEAST || load(skb, packet->next, one.syn, BOUNDED(bytes, 64)))
 		return GATEWAY_MALFORMED;
+	/* The state is stored before the event, so that userspace always finds it. */
 	bpf_map_update_elem(&flows, &packet->flow, &waits, BPF_ANY);
 	if (!tell(&one))
 		return GATEWAY_ASKED;
+	/* The event was not delivered, so the client's next SYN has to be reported. */
 	bpf_map_delete_elem(&flows, &packet->flow);
 	return GATEWAY_NO_ROOM;
 }
 
-/* Whether packets to the client leave by the interface that its SYN came in by: else it may not be the client's. */
+/* Returns whether packets to the client would leave by the interface that its SYN came in by. If not, the
+ * source address may be forged.
+ */
 static __noinline bool is_way_back(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP, .ifindex = skb->ifindex};
@@ -259,7 +267,7 @@ static __noinline bool is_way_back(struct __sk_buff *skb, const struct packet *p
 		__builtin_memcpy(fib.ipv6_dst, packet->flow.client.address, sizeof(fib.ipv6_dst));
 	}
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	/* Whether the neighbour is known does not matter. */
+	/* The neighbour's link address may still be unknown; the route is enough. */
 	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) &&
 	       fib.ifindex == skb->ifindex;
 }
@@ -272,7 +280,7 @@ static __always_inline bool is_alive(void)
 	return until && bpf_ktime_get_ns() < *until;
 }
 
-/* Whether anything speaks against carrying it. */
+/* Judges a client's first SYN. Returns GATEWAY_ASKED, or the reason not to redirect the connection. */
 static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const struct packet *packet,
 						  __u32 warm)
 {
@@ -280,7 +288,9 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 
 	if (!is_alive())
 		return GATEWAY_ASLEEP;
-	/* What is chosen by path, or for a command, is for this host's own. */
+	/* Rules with a choice are for this host's own connections. Rules with a condition on the process do
+	 * not match, as the process is unknown.
+	 */
 	if (!fits_a_rule(&rule) || rule.choice)
 		return GATEWAY_NO_RULE;
 	if (!find(&inside, &packet->flow.client))
@@ -294,14 +304,15 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 	return is_way_back(skb, packet) ? GATEWAY_ASKED : GATEWAY_WRONG_WAY;
 }
 
-/* It is forwarded, although the socket of one before is still there, or the broker was asked: what belongs to it is not for that socket, and
- * the broker is not to have it any more.
+/* Notes that a SYN is forwarded although a socket in TIME_WAIT has the same addresses, or the broker was
+ * notified. Later packets then do not match that socket, and the broker cannot take the connection any
+ * more.
  */
 static __always_inline void note_plain(const struct gateway_flow *flow)
 {
 	struct gateway_state plain = {
 		.state = GATEWAY_FORWARD,
-		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL, /* twice as long as such sockets stay */
+		.until_ns = bpf_ktime_get_ns() + 120 * 1000000000ULL, /* twice the duration of TIME_WAIT */
 	};
 
 	bpf_map_update_elem(&flows, flow, &plain, BPF_ANY);
@@ -313,6 +324,9 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	const struct gateway_state *known = bpf_map_lookup_elem(&flows, &packet->flow);
 	enum gateway_verdict verdict;
 
+	/* States of a connection in `flows`: none -> WAITING (the broker was notified, here) -> OPEN or
+	 * FORWARD (the broker decided, in userspace). FORWARD expires.
+	 */
 	if (known && known->state == GATEWAY_OPEN)
 		return let_in(skb, packet);
 	if (known && known->state == GATEWAY_FORWARD && bpf_ktime_get_ns() < known->until_ns)
@@ -326,7 +340,7 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	return verdict;
 }
 
-/* A SYN that is not forwarded. */
+/* Returns whether a SYN with this verdict is not forwarded. */
 static __always_inline bool stays(enum gateway_verdict verdict)
 {
 	return verdict == GATEWAY_LET_IN || verdict == GATEWAY_ASKED || verdict == GATEWAY_HELD ||
@@ -355,7 +369,9 @@ static __always_inline enum gateway_verdict segment(struct __sk_buff *skb, struc
 	verdict = welcome(skb, packet, tcp.doff * 4, warm, found == FOUND_OLD);
 	if (found == FOUND_NONE || stays(verdict))
 		return verdict;
-	/* The kernel finds the old socket for it, and forwards nothing that has one. */
+	/* The kernel would deliver the SYN to the old socket instead of forwarding it, so the broker's
+	 * socket gets in the way.
+	 */
 	note_plain(&packet->flow);
 	return GATEWAY_OLD;
 }
@@ -367,7 +383,9 @@ static __always_inline bool is_error(bool is_v4, __u8 type)
 	return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_TIME_EXCEED;
 }
 
-/* About a packet that came from here, or from the server. */
+/* Handles an ICMP error. If it is about a packet from one of the broker's sockets, the kernel delivers it
+ * to that socket.
+ */
 static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const struct packet *outer)
 {
 	struct packet packet = {.is_v4 = outer->is_v4};
@@ -383,14 +401,16 @@ static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const
 		return GATEWAY_OTHER;
 	packet.flow.client.port = bpf_ntohs(ports[0]);
 	packet.flow.server.port = bpf_ntohs(ports[1]);
-	/* It went to the client. */
+	/* The ICMP error repeats a packet from the server's side to the client, so the ends are swapped. */
 	client = packet.flow.server;
 	packet.flow.server = packet.flow.client;
 	packet.flow.client = client;
 	return take(skb, &packet, false, false) == FOUND_ONE ? GATEWAY_TOLD : GATEWAY_OTHER;
 }
 
-/* What has a VLAN's tag comes in by that VLAN's interface, too. */
+/* Returns whether the packet is IPv4 or IPv6 without a VLAN tag. A tagged packet comes in again by the
+ * VLAN's own interface.
+ */
 static __always_inline bool is_ip(struct __sk_buff *skb, struct packet *packet)
 {
 	if (skb->vlan_present && (skb->vlan_tci & VLAN_ID))
@@ -408,6 +428,7 @@ static __noinline enum gateway_verdict look_at_packet(struct __sk_buff *skb)
 		return GATEWAY_OTHER;
 	if (read_ip(skb, 0, &packet))
 		return GATEWAY_MALFORMED;
+	/* Packets to other destinations than peers are passed on after this one look-up. */
 	warm = find(&peers, &packet.flow.server);
 	if (!warm)
 		return GATEWAY_OTHER;
@@ -432,7 +453,7 @@ static __always_inline int act(enum gateway_verdict verdict)
 	}
 }
 
-/* Where packets of hosts behind this one come in. */
+/* Runs at the ingress of the inside interfaces. */
 SEC("tcx/ingress")
 int gateway_in(struct __sk_buff *skb)
 {
@@ -454,8 +475,8 @@ static __noinline enum gateway_verdict look_again(struct __sk_buff *skb)
 	return known && known->state == GATEWAY_OPEN ? let_in(skb, &packet) : GATEWAY_NO_SOCKET;
 }
 
-/* On loopback, where the broker sends SYNs once more. Nobody else may have them: another socket of this host would answer in the server's
- * place.
+/* Runs at loopback, where the broker sends SYNs that it lets in once more. No other socket of this host may
+ * get them, since it would answer in the server's place.
  */
 SEC("tcx/ingress")
 int gateway_again(struct __sk_buff *skb)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Holds SYNs back from the broker's listening sockets, which the kernel would answer at once, until the broker lets them in: when it
- * knows what became of the connection to the server. The broker is given what it needs to send the SYN once more.
+/* Holds SYNs back from the broker's listening sockets, where the kernel would answer them at once. The
+ * broker lets a SYN in when it has reached the server. It gets the TCP header, to send the SYN again
+ * itself.
  */
 #include "graft_hold_intf.h"
 #include "util.h"
@@ -14,7 +15,7 @@
 #define HEADER_LEAST 20
 #define DROP	     0
 
-/* By the client's end -> whether its SYN may pass. */
+/* The client's address and port -> HOLD_WAITING or HOLD_OPEN. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct hook_end);
@@ -27,7 +28,7 @@ struct {
 	__uint(max_entries, 1 << 20);
 } asks SEC(".maps");
 
-/* enum hold_verdict -> SYNs. */
+/* Number of packets, by enum hold_verdict. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -47,13 +48,15 @@ static __always_inline int read_from(struct __sk_buff *skb, const struct tcphdr 
 					   sizeof(from->address), BPF_HDR_START_NET);
 }
 
-/* Not inlined, so that BTF knows the type. */
+/* Not inlined, so that BTF contains the event's type. */
 static __noinline long tell(const struct hold_ask *one)
 {
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
 }
 
-/* Whoever comes again is asked for once: by whatever the broker does with the first. */
+/* Reports a SYN to the broker. A repeated SYN is not reported again: the decision about the first one holds
+ * for it.
+ */
 static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct tcphdr *tcp,
 					     const struct hook_end *from)
 {
@@ -62,10 +65,12 @@ static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct
 
 	if (bytes < HEADER_LEAST || bpf_skb_load_bytes(skb, 0, one.syn, BOUNDED(bytes, 64)))
 		return HOLD_MALFORMED;
+	/* BPF_NOEXIST: if another CPU handles a copy of the SYN, only one of them reports it. */
 	if (bpf_map_update_elem(&known, from, &waits, BPF_NOEXIST))
 		return HOLD_HELD;
 	if (!tell(&one))
 		return HOLD_ASKED;
+	/* The event was not delivered, so the client's next SYN has to be reported. */
 	bpf_map_delete_elem(&known, from);
 	return HOLD_NO_ROOM;
 }
@@ -85,7 +90,9 @@ static __noinline enum hold_verdict judge(struct __sk_buff *skb, const struct tc
 	return *state == HOLD_OPEN ? HOLD_LET_IN : HOLD_HELD;
 }
 
-/* What a TCP socket's filter sees begins with the TCP header. */
+/* Runs for each packet at the listening socket. A filter of a TCP socket sees the packet from the TCP
+ * header on.
+ */
 SEC("socket")
 int hold_syn(struct __sk_buff *skb)
 {

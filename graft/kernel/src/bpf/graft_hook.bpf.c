@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Leads chosen TCP connections to this host's broker, which carries them, and has both ends see true addresses.
+/* Redirects TCP connections of this host's applications to the broker, which tunnels them, and shows
+ * applications at both ends the true addresses.
  *
- * A connection is led only while a carrier to its peer is warm: whatever is wrong with brokers or the way between them, the
- * connection goes where it would have gone. What is known of a led socket is in the socket's own storage and ends with it.
- * Every program lets pass what it does not know: other programs of the cgroup decide as before.
+ * A connection is redirected only while a carrier to its peer is connected. If brokers or the path between
+ * them fail, connections go directly to their server. The state of a redirected socket is in the socket's
+ * storage and ends with the socket. Every program passes connections that it does not know, so other
+ * programs of the cgroup decide as before.
  */
 #include "graft_choice.h"
 #include "hook_rules.h"
@@ -16,7 +18,7 @@
 
 const volatile struct hook_config config SEC(".rodata.config");
 
-/* By address, as in an end. */
+/* Hosts with a broker, by address in the form of `struct hook_end`. Userspace writes them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -25,7 +27,7 @@ struct {
 	__uint(max_entries, HOOK_PEERS);
 } peers SEC(".maps");
 
-/* The broker's own sockets, which are not led back to it. */
+/* The broker's own sockets, which are not redirected to it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -40,7 +42,9 @@ struct {
 	__type(value, struct hook_led);
 } led SEC(".maps");
 
-/* By the application's end as the broker sees it: where the connection was to go. The broker takes it out. */
+/* The true destination of each redirected connection, by the application's address and port as the broker
+ * sees them. The broker removes entries when it accepts.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct hook_end);
@@ -48,7 +52,9 @@ struct {
 	__uint(max_entries, HOOK_ARRIVALS);
 } arrivals SEC(".maps");
 
-/* Whom servers have as their clients. The broker puts it in before it connects. */
+/* The client address that a server's application is to see. The broker adds an entry before it connects to
+ * the server.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -57,7 +63,7 @@ struct {
 	__uint(max_entries, HOOK_GUESTS);
 } guests SEC(".maps");
 
-/* enum hook_verdict -> connections. */
+/* Number of connections, by enum hook_verdict. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -93,7 +99,7 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const struct hook_
 	ctx->user_ip6[3] = end->address[3];
 }
 
-/* Not whether it is to be led, but whether anything speaks against it. */
+/* Judges a connection that a rule matches. Returns HOOK_LED, or the reason not to redirect it. */
 static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const struct hook_end *to,
 					       const struct hook_peer *peer)
 {
@@ -116,7 +122,7 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
 }
 
-/* One that may be led, as was chosen for its path. */
+/* Follows the choice for the connection's path: redirect it, or let it go directly. */
 static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct hook_end *to, __u32 rule)
 {
 	struct graft_choice_key key = {.rule = rule};
@@ -133,7 +139,7 @@ static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct 
 	return graft_pick(choice, flow, true) ? HOOK_LED : HOOK_IN_PLACE;
 }
 
-/* The socket remembers where it was to go. */
+/* Stores the true server and the application's owner with the socket. */
 static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const struct hook_end *to,
 						  const struct hook_peer *peer, const struct caller *caller,
 						  const struct search *rule)
@@ -164,7 +170,9 @@ static __noinline int count(enum hook_verdict verdict)
 	return 0;
 }
 
-/* Whether this connection is to go to the broker, and to which of its ports. The one place that counts. */
+/* Decides whether a connection goes to the broker, and to which of its ports. This is the only place that
+ * counts verdicts.
+ */
 static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_end *to, __u32 *strict)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -175,10 +183,11 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 
 	if (ctx->type != SOCK_STREAM)
 		return false;
-	/* What was picked for a connection that it has tried before. */
+	/* Removes the choice of an earlier connection attempt of this socket. */
 	if (sk)
 		bpf_sk_storage_delete(&flows, sk);
 	peer = bpf_map_lookup_elem(&peers, to->address);
+	/* HOOK_VERDICTS: no rule matches, so nothing is counted. */
 	verdict = HOOK_VERDICTS;
 	if (peer)
 		read_caller(&caller);
@@ -193,7 +202,9 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 	*strict = rule.strict;
 	if (verdict == HOOK_LED)
 		return true;
-	/* It may have been led before, and failed. */
+	/* An earlier attempt of this socket may have been redirected. Its state must not give the new
+	 * connection a wrong address.
+	 */
 	if (sk)
 		bpf_sk_storage_delete(&led, sk);
 	return false;
@@ -207,6 +218,7 @@ int hook_connect4(struct bpf_sock_addr *ctx)
 
 	read4(ctx, &to);
 	if (leads(ctx, &to, &strict)) {
+		/* The kernel connects to the rewritten address; the application sees the original one. */
 		ctx->user_ip4 = bpf_htonl(LOOPBACK4);
 		ctx->user_port = bpf_htons(config.port4[strict & 1]);
 	}
@@ -222,6 +234,7 @@ int hook_connect6(struct bpf_sock_addr *ctx)
 	read6(ctx, &to);
 	if (!leads(ctx, &to, &strict))
 		return PASS;
+	/* A socket of IPv6 may connect to an IPv4 address in its mapped form. */
 	if (is_v4(&to))
 		set_v4(&broker, bpf_htonl(LOOPBACK4));
 	else
@@ -232,7 +245,9 @@ int hook_connect6(struct bpf_sock_addr *ctx)
 	return PASS;
 }
 
-/* The socket has its port now, and its SYN is yet to go: the broker accepts it later than this. */
+/* Announces a redirected connection to the broker. The socket has its port now and has not sent its SYN, so
+ * the entry exists before the broker can accept.
+ */
 static __always_inline void announce(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
 	const struct hook_led *state = bpf_sk_storage_get(&led, sk, 0, 0);
@@ -264,7 +279,7 @@ int hook_announce(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* The client of a server that has it from the broker. */
+/* Returns the client that the application at a tunnelled connection's server is to see. */
 static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 						    const struct hook_end *seen)
 {
@@ -277,7 +292,7 @@ static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, s
 	return bpf_map_lookup_elem(&guests, &key);
 }
 
-/* Who is at the other end, in truth; also what accept() says. */
+/* Returns the peer that the application is to see in getpeername() and accept(); NULL: the socket's own. */
 static __always_inline const struct hook_end *true_peer(struct bpf_sock_addr *ctx,
 							const struct hook_end *seen)
 {
@@ -320,7 +335,9 @@ int hook_peer6(struct bpf_sock_addr *ctx)
 	return PASS;
 }
 
-/* Of a led socket: the address that it would have had. */
+/* Returns the state of a redirected socket, which has the local address that a direct connection would
+ * have.
+ */
 static __always_inline const struct hook_led *led_of(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What graft_hook.bpf.c shares with graft/kernel/src/hook/intf.rs. */
+/* Types that graft_hook.bpf.c shares with graft/kernel/src/hook/intf.rs. */
 #ifndef MILLRACE_GRAFT_HOOK_INTF_H
 #define MILLRACE_GRAFT_HOOK_INTF_H
 
@@ -14,71 +14,78 @@
 #define HOOK_AVOIDED  4096
 
 struct hook_config {
-	__u64 namespace_cookie; /* the broker's network namespace: whoever is elsewhere cannot reach it */
-	__u16 port4[2]; /* where the broker listens on 127.0.0.1, and where it holds SYNs back; 0: nowhere */
-	__u16 port6[2]; /* and on ::1 */
+	__u64 namespace_cookie; /* cookie of the broker's network namespace, whose loopback it uses */
+	__u16 port4[2]; /* ports on 127.0.0.1: one that accepts at once, one that holds SYNs back; 0: none */
+	__u16 port6[2]; /* the same on ::1 */
 };
 
-/* One end of a connection. */
+/* Address and port of one end of a connection. */
 struct hook_end {
-	address_words address; /* network order; IPv4 as ::ffff:a.b.c.d */
-	__u16 port;	       /* host order */
+	address_words address; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+	__u16 port;	       /* in host byte order */
 	__u16 pad;
 };
 
-/* Connections that may be led, or are not to be. The first that fits counts. One with last port 0 ends the list. */
+/* A rule: connections that are redirected, or that go directly. The first rule that matches applies; one
+ * with last port 0 ends the list.
+ */
 struct hook_rule {
 	address_words peer;
 	address_words mask;
-	__u16 first_port; /* host order, both inclusive */
+	__u16 first_port; /* host byte order; both ports belong to the range */
 	__u16 last_port;
-	__u32 strict;	/* 1: it succeeds when the server was reached, and not before */
-	__u32 choice;	/* by which its paths are found in `choices`; 0: all of them are led */
-	__u32 in_place; /* 1: it is not led, and no rule behind this one counts */
+	__u32 strict;	/* 1: connect() succeeds only after the server was reached */
+	__u32 choice;	/* key of the rule in `choices`; 0: all its connections are redirected */
+	__u32 in_place; /* 1: its connections go directly, whatever later rules say */
 	struct caller_wanted caller;
 };
 
-/* By its address: a host with a broker. */
+/* A host with a broker. Its address is the key. */
 struct hook_peer {
-	address_words near; /* this host's address towards it */
-	__u32 warm;	    /* whether a carrier to it is there */
+	address_words near; /* this host's address on the route to it */
+	__u32 warm;	    /* 1 while a carrier to it is connected */
 	__u32 pad;
 };
 
-/* Of a connection that was led: what its application believes. */
+/* The state of a redirected connection: the addresses that its application sees, and the application's
+ * owner.
+ */
 struct hook_led {
 	struct hook_end far;
-	struct hook_end near;		 /* its port does not count: the socket's is true */
-	char command[CALLER_NAME_BYTES]; /* of who has connected */
-	__u64 cgroup;			 /* that the rule names, by id; 0: none */
-	__u32 rule;			 /* its `choice` */
-	__u32 serial;			 /* of what was chosen for its path; 0: nothing was */
+	struct hook_end near;		 /* the address only; the port is the socket's own */
+	char command[CALLER_NAME_BYTES]; /* name of the connecting thread */
+	__u64 cgroup;			 /* ID of the cgroup that the rule names; 0: none */
+	__u32 rule;			 /* the rule's `choice` */
+	__u32 serial;			 /* serial number of the choice that it followed; 0: none */
 	__u32 explored;
-	__u32 uid; /* of who has made the socket, as netfilter's skuid has it */
+	__u32 uid; /* owner of the socket, as netfilter matches it (skuid) */
 	__u32 gid;
 	__u32 mark;
 };
 
-/* By what a server's broker connects from and to: the socket that the server accepts. */
+/* Key of a connection from a broker to a local server: the broker's end and the server's port. It
+ * identifies the socket that the server accepts.
+ */
 struct hook_guest {
 	struct hook_end broker;
 	__u16 server_port;
 	__u16 pad;
 };
 
-/* What became of a connection to a host with a broker that a rule fits. */
+/* The verdict on a connection that a rule matches, to a host with a broker. All but HOOK_LED go directly. */
 enum hook_verdict {
-	HOOK_LED,	   /* to the broker */
-	HOOK_COLD,	   /* no carrier is warm: in place */
-	HOOK_REFUSED,	   /* the server has refused the one before: in place, so that it says so itself */
-	HOOK_OWN,	   /* the broker's own */
-	HOOK_ELSEWHERE,	   /* of another network namespace */
-	HOOK_BOUND_DEVICE, /* to an interface: loopback is another */
-	HOOK_NOT_TCP,	   /* MPTCP, or another kind of stream */
-	HOOK_NO_FAMILY,	   /* loopback has no address of its family */
-	HOOK_NO_MEMORY,	   /* for the socket's state */
-	HOOK_IN_PLACE,	   /* where that was chosen */
-	HOOK_UNKNOWN,	   /* nothing was chosen yet: in place */
+	HOOK_LED,  /* redirected to the broker */
+	HOOK_COLD, /* no carrier to the peer is connected */
+	/* the server refused an earlier connection: the application gets the server's own error */
+	HOOK_REFUSED,
+	HOOK_OWN,	   /* the broker itself connects */
+	HOOK_ELSEWHERE,	   /* the socket is in another network namespace */
+	HOOK_BOUND_DEVICE, /* the socket is bound to an interface, so not to loopback */
+	HOOK_NOT_TCP,	   /* MPTCP, or another stream protocol */
+	HOOK_NO_FAMILY,	   /* the broker does not listen in its address family */
+	HOOK_NO_MEMORY,	   /* no memory for the socket's state */
+	HOOK_IN_PLACE,	   /* the choice for its path is to go directly */
+	HOOK_UNKNOWN,	   /* there is no choice for its path yet */
 	HOOK_VERDICTS,
 };
 

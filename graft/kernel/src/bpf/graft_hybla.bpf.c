@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Hybla (Caini and Firrincieli, 2004): a connection with a long round trip grows its window as one with the round trip RTT0
- * would. rho = RTT / RTT0; per acknowledged packet 2^rho - 1 in slow start, rho^2 / cwnd after it.
+/* Hybla (Caini and Firrincieli, 2004): a connection with a long round trip grows its window as fast as one
+ * with the round trip RTT0. With rho = RTT / RTT0, an acknowledged packet adds 2^rho - 1 packets in slow
+ * start, and rho^2 / cwnd after it.
  */
 #include "graft.h"
 
 struct hybla_config {
 	__u32 rtt0_us;
-	__u32 slow_start_rho_max; /* of the exponent: 2^rho is without bound */
+	__u32 slow_start_rho_max; /* greatest rho in slow start, since 2^rho would be unbounded */
 	__u32 rho_max;
-	__u32 pace; /* 1: space packets out */
+	__u32 pace; /* 1: packets are paced */
 };
 
 SEC(".rodata.config")
@@ -20,15 +21,15 @@ const volatile struct hybla_config config = {
 };
 
 struct hybla {
-	__u32 rtt_us;	/* the least so far */
-	__u32 rho;	/* in eighths */
-	__u32 fraction; /* of a packet, in 128ths */
+	__u32 rtt_us;	/* least round trip so far */
+	__u32 rho;	/* the factor rho, in eighths */
+	__u32 fraction; /* part of a packet by which the window has yet to grow, in 128ths */
 };
 
 #define RHO_ONE 8
 #define ONE	128
 
-/* 2^(k/8), in 128ths. */
+/* Returns 2^(eighths/8), in 128ths. */
 static __always_inline __u32 power_of_eighths(__u32 eighths)
 {
 	__u32 whole = eighths / 8;
@@ -66,10 +67,12 @@ static __always_inline void measure(struct hybla *hybla, __u32 rtt_us)
 {
 	__u64 rho;
 
+	/* Only a shorter round trip changes rho, so queueing does not make the window grow faster. */
 	if (!rtt_us || (hybla->rtt_us && hybla->rtt_us <= rtt_us))
 		return;
 	hybla->rtt_us = rtt_us;
 	rho = (__u64)rtt_us * RHO_ONE / graft_max(config.rtt0_us, 1U);
+	/* A shorter round trip than RTT0 counts as RTT0: never slower than Reno. */
 	rho = graft_max(rho, (__u64)RHO_ONE);
 	hybla->rho = graft_min(rho, (__u64)config.rho_max * RHO_ONE);
 }
@@ -96,7 +99,7 @@ void BPF_PROG(hybla_pkts_acked, struct sock *sk, const struct ack_sample *sample
 		measure(graft_state(sk), rtt_us);
 }
 
-/* Whole packets of what has been earned; the rest is kept. */
+/* Returns the whole packets by which the window grows, and keeps the fraction. */
 static __always_inline __u32 earned(struct hybla *hybla, __u64 more)
 {
 	more += hybla->fraction;
@@ -118,11 +121,13 @@ void BPF_PROG(hybla_cong_avoid, struct sock *sk, __u32 ack, __u32 acked)
 		__u32 rho = graft_min(hybla->rho, config.slow_start_rho_max * RHO_ONE);
 
 		more = (__u64)(power_of_eighths(rho) - ONE) * acked;
-		/* Not past ssthresh: what is above it would be lost at once. */
+		/* The window stops at ssthresh: packets above it would be lost at once. */
 		cwnd = graft_min(cwnd + earned(hybla, more), tp->snd_ssthresh);
 	} else {
 		more = (__u64)hybla->rho * hybla->rho * (ONE / RHO_ONE / RHO_ONE) * acked / cwnd;
-		/* rho of 1 is Reno, which must not lose what one acknowledgement is worth. */
+		/* With rho 1 this is Reno. Each acknowledgement adds at least 1/128, so that rounding does
+		 * not stop growth.
+		 */
 		cwnd += earned(hybla, graft_max(more, (__u64)1));
 	}
 	tp->snd_cwnd = graft_min(cwnd, tp->snd_cwnd_clamp);

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* For lossy long paths: sends at the rate at which the path delivers, as BBR does (draft-ietf-ccwg-bbr), and takes losses
- * for a sign of congestion only where more than `loss_permille` of a round are lost.
+/* A congestion control for long, lossy paths: it sends at the measured delivery rate, as BBR does
+ * (draft-ietf-ccwg-bbr). A loss counts as congestion only if more than `loss_permille` of a round is lost.
  *
- * The model is the greatest delivery rate of some rounds and the least round trip of some seconds. The pacing rate probes
- * for more by a quarter in one of eight rounds, and gives back in the next what that queued.
+ * The model of the path is the greatest delivery rate of some rounds and the least round trip of some
+ * seconds. In one of eight rounds, pacing is a quarter faster to probe for more, and in the next one a
+ * quarter slower to drain the queue.
  */
 #include "graft.h"
 
 struct longhaul_config {
-	__u32 loss_permille;	/* of a round, tolerated */
-	__u32 cwnd_percent;	/* of the product of bandwidth and round trip */
-	__u32 back_off_percent; /* of the bandwidth that is left after a round that lost more */
-	__u32 rtt_window_ms;	/* for which a least round trip holds */
+	__u32 loss_permille;	/* share of a round that may be lost */
+	__u32 cwnd_percent;	/* window, in percent of bandwidth times round trip */
+	__u32 back_off_percent; /* bandwidth after a round that lost more, in percent */
+	__u32 rtt_window_ms;	/* time for which a least round trip is valid */
 };
 
 SEC(".rodata.config")
@@ -22,6 +23,9 @@ const volatile struct longhaul_config config = {
 	.rtt_window_ms = 10000,
 };
 
+/* STARTUP raises the rate until it grows no more, and DRAIN empties the queue. PROBE then cycles around
+ * the measured rate. PROBE_RTT shrinks the window from time to time, to measure the least round trip.
+ */
 enum phase {
 	STARTUP,
 	DRAIN,
@@ -30,21 +34,21 @@ enum phase {
 };
 
 struct longhaul {
-	__u64 bandwidth[2]; /* greatest of this epoch and the one before, bytes/s */
-	__u64 bound;	    /* bytes/s, after too much loss */
-	__u64 full;	    /* of start-up: the greatest that was not outgrown, bytes/s */
+	__u64 bandwidth[2]; /* greatest rate of this epoch and of the previous one, bytes/s */
+	__u64 bound;	    /* limit after too much loss, bytes/s */
+	__u64 full;	    /* start-up: rate that three rounds have to exceed by a quarter, bytes/s */
 	__u64 rtt_since_us;
-	__u64 phase_until_us; /* of PROBE_RTT */
+	__u64 phase_until_us; /* end of PROBE_RTT */
 	__u32 rtt_min_us;
-	__u32 round_end;       /* in delivered packets */
-	__u32 round_delivered; /* when the round began */
-	__u32 round_lost;      /* likewise */
-	__u32 delivered;       /* at the acknowledgement before */
-	__u32 cwnd_before;     /* PROBE_RTT */
+	__u32 round_end;       /* `delivered` at which the round ends */
+	__u32 round_delivered; /* `delivered` when the round began */
+	__u32 round_lost;      /* `lost` when the round began */
+	__u32 delivered;       /* `delivered` at the previous acknowledgement */
+	__u32 cwnd_before;     /* window before PROBE_RTT */
 	__u8 phase;
-	__u8 step; /* of the cycle of PROBE */
+	__u8 step; /* round within the cycle of PROBE */
 	__u8 flat_rounds;
-	__u8 rounds; /* of the epoch */
+	__u8 rounds; /* rounds of this epoch */
 };
 
 _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket");
@@ -55,16 +59,16 @@ _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket
 #define PROBE_RTT_US	200000
 #define STARTUP_PERCENT 289
 #define DRAIN_PERCENT	35
-#define PACING_MARGIN	99 /* percent: what is queued elsewhere drains */
+#define PACING_MARGIN	99 /* percent: leaves capacity for queues elsewhere to drain */
 #define INITIAL_RTT_US	100000
 #define IS_AFTER(a, b)	((__s32)((a) - (b)) >= 0)
 
 #define NO_BOUND (1ULL << 62)
 
-/* What TCP knows as an acknowledgement has come. */
+/* TCP's state at an acknowledgement. */
 struct moment {
 	__u64 us;
-	__u64 rate; /* of delivery, as TCP has measured it, bytes/s; 0: not yet */
+	__u64 rate; /* delivery rate measured by TCP, bytes/s; 0: none yet */
 	__u32 srtt_us;
 	__u32 packet_bytes;
 	__u32 delivered;
@@ -74,8 +78,9 @@ struct moment {
 	__u32 acked;
 };
 
-/* A connection, on the stack. Functions that get it are not static: the verifier looks at each of them once and by itself, and not
- * once for each way that leads to it. For that it wants to see that a pointer is one.
+/* A connection's state, copied to the stack. Functions that get it are not static, so the verifier checks
+ * each once, not once for every path that leads to it. For that it requires a check that the pointer is not
+ * NULL.
  */
 struct flow {
 	struct longhaul haul;
@@ -97,7 +102,7 @@ static __always_inline __u64 bandwidth_of(const struct longhaul *haul)
 	return graft_smaller(haul->bound, greatest(haul));
 }
 
-/* Before there is a rate to go by. */
+/* Returns the pacing rate before a delivery rate was measured, bytes/s. */
 static __always_inline __u64 initial_rate(__u32 srtt_us, __u32 cwnd, __u32 packet_bytes)
 {
 	__u64 rtt_us = srtt_us ? srtt_us : INITIAL_RTT_US;
@@ -118,6 +123,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	haul->rtt_since_us = now_us();
 	haul->phase_until_us = 0;
 	haul->rtt_min_us = graft_rtt_min_us(tp);
+	/* A round ends when all packets that are in flight now were delivered. */
 	haul->round_end = tp->delivered + graft_in_flight(tp);
 	haul->round_delivered = tp->delivered;
 	haul->round_lost = tp->lost;
@@ -132,7 +138,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	sk->sk_pacing_rate = initial_rate(tp->srtt_us >> 3, tp->snd_cwnd, tp->mss_cache);
 }
 
-/* Start-up is over when three rounds brought less than a quarter more. */
+/* Ends start-up when the rate has grown by less than a quarter in three rounds. */
 static __always_inline void judge_growth(struct longhaul *haul)
 {
 	__u64 bandwidth = bandwidth_of(haul);
@@ -147,7 +153,9 @@ static __always_inline void judge_growth(struct longhaul *haul)
 	}
 }
 
-/* Than chance explains: the deviation of a count is its root, and rounds are short at first. */
+/* Returns whether more was lost than chance explains. The standard deviation of a count is its square root,
+ * which matters as the first rounds are short.
+ */
 static __always_inline bool is_more(__u64 lost, __u64 tolerated)
 {
 	__u64 excess = lost - graft_smaller(lost, tolerated);
@@ -166,13 +174,13 @@ __noinline int longhaul_judge_loss(struct flow *flow)
 	lost = flow->now.lost - haul->round_lost;
 	sent = flow->now.delivered - haul->round_delivered + lost;
 	if (is_more(lost, sent * config.loss_permille / 1000)) {
-		/* Start-up loses what it sent too much of, at a rate that nobody keeps. */
+		/* Start-up sends too fast at its end, so its losses do not reduce the bandwidth. */
 		if (haul->phase == STARTUP)
 			haul->phase = DRAIN;
 		else
 			haul->bound = bandwidth_of(haul) * config.back_off_percent / 100;
 	} else if (haul->step == 0) {
-		/* Probing upwards did no harm. */
+		/* The faster round lost no more than allowed, so the limit may rise. */
 		bound = haul->bound + haul->bound / 4;
 		haul->bound = bound < greatest(haul) ? bound : NO_BOUND;
 	}
@@ -198,6 +206,7 @@ __noinline int longhaul_end_round(struct flow *flow)
 	if (haul->phase == PROBE)
 		haul->step = (haul->step + 1) % CYCLE;
 	if (++haul->rounds >= EPOCH_ROUNDS) {
+		/* A new epoch begins; the previous one's maximum stays for one more epoch. */
 		haul->bandwidth[1] = haul->bandwidth[0];
 		haul->bandwidth[0] = flow->now.rate;
 		haul->rounds = 0;
@@ -206,7 +215,7 @@ __noinline int longhaul_end_round(struct flow *flow)
 	return 0;
 }
 
-/* Once in a while the queue is drained, so that the least round trip can be seen. */
+/* Enters and leaves PROBE_RTT, which drains the queue so that the least round trip can be measured. */
 __noinline int longhaul_check_rtt(struct flow *flow)
 {
 	struct longhaul *haul;
@@ -221,6 +230,7 @@ __noinline int longhaul_check_rtt(struct flow *flow)
 			return 0;
 		haul->phase = PROBE;
 		haul->step = 2;
+		/* The window before the drain is restored at once. */
 		flow->now.cwnd = graft_larger(flow->now.cwnd, haul->cwnd_before);
 	} else if (haul->phase == PROBE && us - haul->rtt_since_us > (__u64)config.rtt_window_ms * 1000) {
 		haul->phase = PROBE_RTT;
@@ -265,7 +275,7 @@ static __always_inline __u64 window_of(const struct flow *flow, __u64 percent)
 	return bdp * percent / 100 / flow->now.packet_bytes + CWND_LEAST;
 }
 
-/* Packets. */
+/* Returns the congestion window in packets. */
 __noinline __u64 longhaul_window(const struct flow *flow)
 {
 	__u64 cwnd, more, percent, target;
@@ -280,13 +290,13 @@ __noinline __u64 longhaul_window(const struct flow *flow)
 		return graft_larger(more, CWND_LEAST);
 	percent = phase == STARTUP ? STARTUP_PERCENT : phase == PROBE_RTT ? 50 : config.cwnd_percent;
 	target = window_of(flow, percent);
-	/* In start-up what is known of the bandwidth is what was sent: it bounds where growth ends, not its steps. */
+	/* In start-up the measured bandwidth is only what was sent. It bounds the window, not its growth. */
 	if (phase == STARTUP)
 		return graft_larger(cwnd < target ? more : cwnd, CWND_LEAST);
 	return graft_larger(graft_smaller(phase == PROBE_RTT ? cwnd : more, target), CWND_LEAST);
 }
 
-/* Bytes/s. */
+/* Returns the pacing rate in bytes/s. */
 static __always_inline __u64 rate_of(const struct flow *flow, __u64 before)
 {
 	const struct longhaul *haul = &flow->haul;
@@ -295,7 +305,7 @@ static __always_inline __u64 rate_of(const struct flow *flow, __u64 before)
 
 	if (!rate)
 		rate = initial_rate(now->srtt_us, now->cwnd, now->packet_bytes);
-	/* In start-up never more slowly than before there is a rate to go by. */
+	/* In start-up the rate never falls below the one before the first measurement. */
 	if (haul->phase == STARTUP && rate <= before)
 		return before;
 	return graft_larger(rate, now->packet_bytes);
@@ -307,7 +317,7 @@ static __always_inline void look(struct moment *now, const struct tcp_sock *tp)
 
 	now->us = now_us();
 	now->packet_bytes = graft_at_least_1(tp->mss_cache);
-	/* What the application limited TCP leaves out, unless it is more (tcp_rate.c). */
+	/* TCP leaves out samples that the application limited, unless they are higher (tcp_rate.c). */
 	now->rate = interval_us ? (__u64)tp->rate_delivered * now->packet_bytes * 1000000 / interval_us : 0;
 	now->srtt_us = tp->srtt_us >> 3;
 	now->delivered = tp->delivered;
@@ -342,7 +352,7 @@ void BPF_PROG(longhaul_cong_control, struct sock *sk)
 	sk->sk_pacing_rate = rate_of(&flow, sk->sk_pacing_rate);
 }
 
-/* Losses do not move the window; too many move `bound`. */
+/* Losses do not change the window directly: too many of them lower `bound`. */
 SEC("struct_ops")
 __u32 BPF_PROG(longhaul_ssthresh, struct sock *sk)
 {
@@ -355,7 +365,7 @@ __u32 BPF_PROG(longhaul_undo_cwnd, struct sock *sk)
 	return graft_tcp(sk)->snd_cwnd;
 }
 
-/* Room to fill the window while losses are repaired. */
+/* The send buffer is three windows, so that the window stays full while losses are repaired. */
 SEC("struct_ops")
 __u32 BPF_PROG(longhaul_sndbuf_expand, struct sock *sk)
 {

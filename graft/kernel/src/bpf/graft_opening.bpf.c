@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Tells whether the firewall of this host lets the first packets of a connection pass that is to be carried.
+/* Finds out whether this host's firewall would let the first packets of a connection pass, before the
+ * connection is tunnelled.
  *
- * The broker makes these packets as plain TCP would: with the true addresses and ports, and of the true owner. Netfilter judges them on their
- * way, and these programs see what comes out behind it. There each of them ends: nothing of it reaches the wire, or a server.
+ * The broker makes these packets as plain TCP would: with the true addresses, ports and owner. They pass
+ * netfilter's chains, and these programs see those that netfilter accepted. Each packet ends here; none
+ * reaches the wire or a server.
  */
 #include "graft_opening_intf.h"
 #include "hook_end.h"
@@ -12,7 +14,7 @@
 #define PASS 1
 #define DROP 0
 
-/* By socket of the broker that sends one. */
+/* Sockets of the broker that send such a packet, and the packet's fate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -28,7 +30,7 @@ struct {
 	__uint(max_entries, OPENING_DUE);
 } due SEC(".maps");
 
-/* Listening sockets of the broker that take nothing: of IPv4, and of IPv6. */
+/* Listening sockets of the broker that drop all packets: one of IPv4, one of IPv6. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__type(key, __u32);
@@ -36,7 +38,7 @@ struct {
 	__uint(max_entries, 2);
 } ends SEC(".maps");
 
-/* enum opening_verdict -> packets. */
+/* Number of packets, by enum opening_verdict. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -44,14 +46,16 @@ struct {
 	__uint(max_entries, OPENING_VERDICTS);
 } verdicts SEC(".maps");
 
-/* Not inlined, so that BTF knows the type. */
+/* Not inlined, so that BTF contains the enum. */
 static __noinline int count(enum opening_verdict verdict)
 {
 	add_to(&verdicts, verdict, 1);
 	return 0;
 }
 
-/* It runs behind OUTPUT and POSTROUTING, for packets of sockets that were made in the broker's cgroup. */
+/* Runs after netfilter's OUTPUT and POSTROUTING, for packets of sockets that were created in the broker's
+ * cgroup. It drops and notes packets of watched sockets.
+ */
 SEC("cgroup_skb/egress")
 int opening_out(struct __sk_buff *skb)
 {
@@ -66,6 +70,7 @@ int opening_out(struct __sk_buff *skb)
 	one = bpf_sk_storage_get(&sent, sk, 0, 0);
 	if (!one)
 		return PASS;
+	/* Userspace reads from the header by which source address and port the packet left. */
 	if (!bpf_skb_load_bytes(skb, 0, one->head, sizeof(one->head)))
 		one->passed = 1;
 	count(OPENING_OUT);
@@ -85,7 +90,9 @@ static __always_inline int swallow(struct bpf_sk_lookup *ctx)
 	return failed ? SK_DROP : SK_PASS;
 }
 
-/* It runs behind INPUT, for packets that no connection has. */
+/* Runs after netfilter's INPUT, for packets that belong to no connection. It sends expected packets to the
+ * socket that drops them.
+ */
 SEC("sk_lookup")
 int opening_in(struct bpf_sk_lookup *ctx)
 {
@@ -109,6 +116,7 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	one = bpf_map_lookup_elem(&due, &key);
 	if (!one)
 		return SK_PASS;
+	/* A packet with the same addresses from another interface is not the injected one. */
 	if (one->ifindex != ctx->ingress_ifindex) {
 		count(OPENING_ELSEWHERE);
 		return SK_PASS;
@@ -119,14 +127,16 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	return verdict;
 }
 
-/* The filter of the sockets in `ends`. */
+/* Drops every packet: the filter of the sockets in `ends`. */
 SEC("socket")
 int opening_end(struct __sk_buff *skb)
 {
 	return DROP;
 }
 
-/* Has a packet come in by an interface, as if it had come from the wire. It is run by the broker, and attached nowhere. */
+/* Injects a packet at an interface, as if it had come from the wire. The program is attached nowhere; the
+ * broker runs it with BPF_PROG_TEST_RUN.
+ */
 SEC("tc")
 int opening_inject(struct __sk_buff *skb)
 {

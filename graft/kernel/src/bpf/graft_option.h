@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The TCP option by which two hosts agree: kind 253 with an experiment's ID of 32 bits (RFC 6994). It also compiles
- * natively. docs/graft.md has the exchange.
+/* The TCP option by which two hosts agree on grafts: kind 253 with an experiment's ID of 32 bits (RFC
+ * 6994). docs/guide/graft.md has the exchange. The header also compiles natively.
  */
 #ifndef MILLRACE_GRAFT_OPTION_H
 #define MILLRACE_GRAFT_OPTION_H
@@ -9,37 +9,39 @@
 
 #define GRAFT_OPTION_KIND    253
 #define GRAFT_OPTION_BYTES   12
-#define GRAFT_OPTION_EXID    "\x4d\x52\x67\x31" /* "MRg1" */
+#define GRAFT_OPTION_EXID    "\x4d\x52\x67\x31" /* the experiment's ID, "MRg1" in ASCII */
 #define GRAFT_OPTION_VERSION 1
 
 enum graft_message {
-	GRAFT_OFFER = 1, /* in the SYN */
-	GRAFT_ANSWER,	 /* in the SYN-ACK */
-	GRAFT_CONFIRM,	 /* from the ACK on, until the server has sent something */
-	GRAFT_REFUSE,	 /* in the SYN-ACK */
+	GRAFT_OFFER = 1, /* the client's offer, in the SYN */
+	GRAFT_ANSWER,	 /* the server's answer, in the SYN-ACK */
+	GRAFT_CONFIRM,	 /* the client's confirmation, in ACKs until the server has sent a packet */
+	GRAFT_REFUSE,	 /* the server's refusal, in the SYN-ACK */
 };
 
-/* As it is on the wire. */
+/* The option, as it is on the wire. */
 struct graft_option {
 	__u8 kind;
 	__u8 bytes;
 	__u8 exid[4];
 	__u8 version;
 	__u8 message;
-	__be32 graft; /* first bytes of the SHA-256 of the sender's; in a CONFIRM, of the server's */
+	__be32 graft; /* first bytes of the SHA-256 of the sender's graft; in a CONFIRM, of the server's */
 };
 
 _Static_assert(sizeof(struct graft_option) == GRAFT_OPTION_BYTES, "no padding");
 
-/* What was found where the option was looked for. */
+/* The result of reading the option from a TCP header. */
 enum graft_reading {
 	GRAFT_READ_NONE,
-	GRAFT_READ_BAD,	  /* of another length, or no message */
-	GRAFT_READ_OTHER, /* of another version, which may be of another form behind that */
+	GRAFT_READ_BAD,	  /* malformed: another length, or an unknown message */
+	GRAFT_READ_OTHER, /* of another version, which may have another layout */
 	GRAFT_READ_OK,
 };
 
-/* `option`: a whole option of ours as far as it was copied, `bytes` of it. */
+/* Judges an option that was copied from a TCP header. `bytes` is its length, which may exceed the
+ * structure.
+ */
 static inline __attribute__((always_inline)) enum graft_reading graft_read(const struct graft_option *option,
 									   __u32 bytes)
 {

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a function on packets is written against: ABI 3 of grafts. It needs the kernel's UAPI headers and libbpf's, and nothing
- * else. (Congestion controls are written against graft.h.)
+/* The interface that packet functions are written against: ABI 3 of grafts. It needs only UAPI headers of
+ * the kernel and libbpf's headers. (Congestion controls are written against graft.h.)
  *
- * A function is an object file with up to three programs, one for each joint that it has part in:
+ * A function is an object file with up to three programs, one for each hook (joint) that it runs at:
  *
- *   SEC("tcx/egress")  NAME_tx      what an application sends, before it leaves
- *   SEC("xdp.frags")   NAME_rx      what arrives, before there is a socket buffer
- *   SEC("tcx/ingress") NAME_repair  what arrives, where packets may be changed and sent
+ *   SEC("tcx/egress")  NAME_tx      outgoing packets of an application
+ *   SEC("xdp.frags")   NAME_rx      incoming packets, before the kernel has a socket buffer
+ *   SEC("tcx/ingress") NAME_repair  incoming packets, where functions may change and send packets
  *
- * and, where its state is another than that of the version before, SEC("syscall") NAME_migrate, which makes a session's state
- * in its map `state` out of that in `old_state`: once for what it knows of packets that come, before the first one comes to the
- * new version, and once for what it knows of those that leave.
+ * If its state differs from the previous version's, it also has SEC("syscall") NAME_migrate, which converts
+ * a session's state from the map `old_state` to the map `state`. It runs twice: before the first incoming
+ * packet of the new version for the state of incoming packets, and before the first outgoing one for
+ * theirs.
  *
- * A graft is a list of such functions. Each ends with graft_next(ctx, JOINT), which goes on to the next one in the list, or
- * with graft_done(ctx, JOINT, reason), which ends the list. Either way the packet comes to the joint's verdict, which is
- * where its reason is counted and frames are written and taken off. The dispatcher (joint.bpf.c) has found the session and
- * proved the frame before the first function runs.
+ * A graft is a list of such functions. Each ends with graft_next(ctx, JOINT), which runs the next function,
+ * or with graft_done(ctx, JOINT, reason), which ends the list. Either way the hook's verdict runs last: it
+ * counts the reason, and adds or removes the frame. The dispatcher (joint.bpf.c) has found the session and
+ * authenticated the frame before the first function runs.
  */
 #ifndef MILLRACE_GRAFT_PACKET_H
 #define MILLRACE_GRAFT_PACKET_H
@@ -33,14 +34,15 @@
 #define __noinline __attribute__((noinline))
 #endif
 
-/* As compiled. Before they are loaded, arrays and hashes of so many entries, or of a multiple, are made as long as settings have sessions;
- * and maps that are called `kept_...` for as many of them as may keep packets.
+/* Sizes at compile time. Arrays and hashes whose entries are a multiple of GRAFT_SESSIONS are resized to
+ * the configured sessions when objects are loaded; maps named `kept_...` are resized to the sessions that
+ * may keep packets.
  */
 #define GRAFT_SESSIONS	64
 #define GRAFT_KEEPERS	16
-#define GRAFT_FUNCTIONS 64   /* programs of a joint, the verdict (0) included */
-#define GRAFT_LIST_MAX	8    /* functions in a graft */
-#define GRAFT_WINDOW	1024 /* numbers that are remembered */
+#define GRAFT_FUNCTIONS 64   /* programs of a hook, with the verdict (0) */
+#define GRAFT_LIST_MAX	8    /* most functions in a list */
+#define GRAFT_WINDOW	1024 /* packet numbers that are remembered */
 
 enum graft_joint {
 	GRAFT_TX,
@@ -49,102 +51,107 @@ enum graft_joint {
 	GRAFT_JOINTS,
 };
 
-/* What became of a packet: of a session, or of none. Those up to GRAFT_NO_FUNCTION go on. */
+/* Why a packet was passed or dropped. Packets with a reason up to GRAFT_NO_FUNCTION pass. */
 enum graft_reason {
-	GRAFT_OTHER,	   /* of no session: none of our business */
-	GRAFT_SENT,	   /* framed */
-	GRAFT_SENT_BY_US,  /* a request or a retransmission of a function */
-	GRAFT_LET_IN,	   /* by XDP */
-	GRAFT_DELIVERED,   /* its frame was taken off */
-	GRAFT_RECOVERED,   /* the same, and it was made out of a parity packet */
-	GRAFT_PROTECTED,   /* a parity packet, behind those that it protects */
-	GRAFT_NO_FUNCTION, /* a function of the list was not there: went on with framing only */
-	GRAFT_RESENT,	   /* a request became the packet that it asked for */
-	GRAFT_ANSWERED,	   /* a request that nothing could be sent for, or a word between the two ends */
-	GRAFT_MALFORMED,   /* no frame of this version */
-	GRAFT_FORGED,	   /* not with this session's key */
-	GRAFT_STALE,	   /* of an epoch that is over */
+	GRAFT_OTHER,	   /* belongs to no session */
+	GRAFT_SENT,	   /* the application's packet was sent with a frame */
+	GRAFT_SENT_BY_US,  /* a request or a retransmission that a function sent */
+	GRAFT_LET_IN,	   /* accepted by the XDP hook */
+	GRAFT_DELIVERED,   /* delivered to the application without its frame */
+	GRAFT_RECOVERED,   /* delivered, and reconstructed from parity packets */
+	GRAFT_PROTECTED,   /* a parity packet, sent after the packets that it protects */
+	GRAFT_NO_FUNCTION, /* passed with framing only: a function of the list is not loaded */
+	GRAFT_RESENT,	   /* a request was turned into the packet that it asked for */
+	GRAFT_ANSWERED,	   /* a request for a packet no longer kept, or a message between both ends */
+	GRAFT_MALFORMED,   /* it has no frame of this version */
+	GRAFT_FORGED,	   /* its frame was not made with this session's key */
+	GRAFT_STALE,	   /* its epoch is retired, or its list differs */
 	GRAFT_DUPLICATE,
-	GRAFT_OLD,	/* too old to know whether it is one */
-	GRAFT_LATE,	/* behind one that was sent later */
-	GRAFT_TOO_LONG, /* with its frame, for the interface */
-	GRAFT_MERGED,	/* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
-	GRAFT_NO_ROOM,	/* the kernel had no memory */
-	GRAFT_NO_KEYS,	/* of a sealed session whose ends have agreed on no keys yet */
-	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
-	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
-	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
-	GRAFT_WINDOW_FULL,    /* not sent: as much is under way as may be */
-	GRAFT_OUT_OF_TURN,    /* behind one that is missing, where order is full */
-	GRAFT_PAUSED,	      /* not sent: the session was about to begin anew */
-	GRAFT_TOO_FAST,	      /* not sent: as much waits for its turn as may */
-	GRAFT_SOCKET_FULL,    /* its socket has no room: it has not come, and may come again */
-	GRAFT_OTHER_PROTOCOL, /* came by UDP where the session has protocol 253, or by that where it has UDP */
-	GRAFT_NO_PATH,	      /* not sent: of a session that has paths, and this one is not there */
+	GRAFT_OLD,	      /* too old to tell whether it is a duplicate */
+	GRAFT_LATE,	      /* it arrived after a packet that was sent later */
+	GRAFT_TOO_LONG,	      /* too long for the interface, with its frame */
+	GRAFT_MERGED,	      /* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
+	GRAFT_NO_ROOM,	      /* the kernel had no memory */
+	GRAFT_NO_KEYS,	      /* the session is sealed, and its ends have agreed on no keys yet */
+	GRAFT_UNOPENED,	      /* sealed with another key, or changed on the way */
+	GRAFT_REPLAYED,	      /* a replay of a sealed datagram, or too old to tell */
+	GRAFT_FRAGMENT,	      /* a fragment, or behind unknown headers, and may belong to a sealed session */
+	GRAFT_WINDOW_FULL,    /* not sent: the window is full */
+	GRAFT_OUT_OF_TURN,    /* dropped: a packet before it is missing, and the function delivers in order */
+	GRAFT_PAUSED,	      /* not sent: the session is about to restart */
+	GRAFT_TOO_FAST,	      /* not sent: too many packets wait for their departure time */
+	GRAFT_SOCKET_FULL,    /* its socket is full: it counts as not received, and is requested again */
+	GRAFT_OTHER_PROTOCOL, /* arrived by UDP although the session uses protocol 253, or the reverse */
+	GRAFT_NO_PATH,	      /* not sent: its path does not exist */
 	GRAFT_REASONS,
 };
 
 enum graft_kind {
 	GRAFT_DATA,
-	GRAFT_REQUEST, /* for a packet by its number */
-	GRAFT_LAST,    /* the number of the sender's next packet, when there was none for a while */
-	GRAFT_ACK,     /* what has come: graft_ack */
-	GRAFT_GONE,    /* a packet that was asked for, by its number, is not kept any more */
-	GRAFT_PARITY,  /* of packets up to this number */
-	GRAFT_RETURNED, /* data that a function has recovered: it arrives once more, and is nowhere on a wire */
-	GRAFT_SAYS = 8, /* this one and those behind it: between the daemons at both ends */
+	GRAFT_REQUEST,	/* request for the packet of this number */
+	GRAFT_LAST,	/* states the number of the sender's next packet, after a silence */
+	GRAFT_ACK,	/* acknowledgement, with payload struct graft_ack */
+	GRAFT_GONE,	/* the packet of this number was requested, and is no longer kept */
+	GRAFT_PARITY,	/* parity of a block of packets that ends with this number */
+	GRAFT_RETURNED, /* recovered data, injected into this host's receive path; never on the wire */
+	GRAFT_SAYS = 8, /* from here on: messages between the daemons */
 	GRAFT_KINDS = 16,
 };
 
-/* Behind the payload, in the datagram. */
+/* The frame, at the end of each datagram behind the payload. */
 struct graft_frame {
 	__u8 magic;
 	__u8 bits;   /* version (3 bits), kind (4), epoch (1) */
-	__be16 list; /* both ends must have agreed on the same one */
+	__be16 list; /* identifier of the list, the same at both ends */
 	__be32 number;
-	__u64 tag; /* SipHash over what is above, and ports and length; not over the payload */
+	__u64 tag; /* SipHash over the fields above, source, ports and length; not over the payload */
 };
 
 #define GRAFT_MAGIC	  0x67
 #define GRAFT_VERSION	  2
 #define GRAFT_FRAME_BYTES 16
-#define GRAFT_SEAL_BYTES  24 /* that sealing adds to a datagram */
+#define GRAFT_SEAL_BYTES  24 /* bytes that sealing adds to a datagram */
 
-/* Of a session, all its functions', of either epoch. Numbers start from 0 and wrap around. */
+/* State of a session that all functions share, in both epochs. Packet numbers start at 0 and wrap around. */
 struct graft_shared {
-	__u32 next;   /* number of the next packet out */
-	__u32 newest; /* one more than the newest number in */
+	__u32 next;   /* number of the next outgoing packet */
+	__u32 newest; /* one more than the newest number received */
 	__u64 sent_ns;
-	__u64 seen[GRAFT_WINDOW]; /* by number: GRAFT_SEEN or GRAFT_GIVEN_UP, and the number */
-	/* In: all below have come, or are given up. Functions that need it call graft_advance(). */
+	__u64 seen[GRAFT_WINDOW]; /* by number: the number with GRAFT_SEEN or GRAFT_GIVEN_UP */
+	/* Incoming: all packets below were received or given up. Functions that use it call
+	 * graft_advance().
+	 */
 	__u32 complete;
 	__u32 begun;
-	__u32 birth; /* another one each time that a session begins anew, with numbers from 0 */
-	__u32 turned; /* In: the first number that is known to be of the list that the newest one came by; graft_turn(). */
-	/* Out, as the other end's acknowledgements say: */
-	__u32 acked;	 /* all below have come, or were given up there */
-	__u32 delivered; /* packets that have come or were given up there, modulo 2^32 */
-	__u32 losses;	 /* times that something was missing, at most one in a round trip */
-	__u32 recover;	 /* the next number at the latest of these */
-	__u32 room;	 /* the number up to which the receiver has room */
-	__u32 srtt_us;	 /* round trip, smoothed as in RFC 6298; 0: not known */
+	__u32 birth;  /* changes with each start of the session, whose numbers begin at 0 */
+	__u32 turned; /* Incoming: first number sent by the newest packet's list; graft_turn() */
+	/* State of outgoing packets, as the peer's acknowledgements reported it: */
+	__u32 acked;	 /* the peer has received or given up all packets below */
+	__u32 delivered; /* packets that the peer has received or given up, modulo 2^32 */
+	__u32 losses;	 /* losses, at most one in a round trip */
+	__u32 recover;	 /* next number when the latest loss was counted */
+	__u32 room;	 /* the receiver has room for packets below this number */
+	__u32 srtt_us;	 /* smoothed round trip (RFC 6298); 0: unknown */
 	__u32 rttvar_us;
 	__u32 min_rtt_us;
-	__u64 acked_ns;		     /* of the latest that said something new */
-	__u64 went_ns[GRAFT_WINDOW]; /* by number; 0: it was sent again, and its round trip cannot be told */
-	__u64 leaves_ns;	     /* the next packet, CLOCK_MONOTONIC, where a function paces */
-	__u32 epoch_in;		     /* of the newest one */
-	__u32 refused; /* a packet was, as so many may be under way, and its sender was not told of room yet; 0: none */
+	__u64 acked_ns;		     /* time of the latest acknowledgement of new packets */
+	__u64 went_ns[GRAFT_WINDOW]; /* time of sending by number; 0: sent again, so it gives no round trip */
+	__u64 leaves_ns;	     /* departure time of the next packet, if a function paces */
+	__u32 epoch_in;		     /* epoch of the newest received packet */
+	/* Window in packets at which a packet was refused; 0: the sender was notified since, or never
+	 * refused.
+	 */
+	__u32 refused;
 };
 
 #define GRAFT_SEEN     (1ULL << 32)
 #define GRAFT_GIVEN_UP (2ULL << 32)
 
-/* A packet on its way through a joint, in memory of the CPU. */
+/* The packet that a hook handles now, in per-CPU memory. Functions read and change it. */
 struct graft_work {
-	__u64 list; /* functions that are still to run, a byte each, the next one lowest */
+	__u64 list; /* functions still to run, a byte each, the next one lowest */
 	__u64 now_ns;
-	__u64 start_ns; /* 0: its time is not taken */
+	__u64 start_ns; /* 0: the packet is not timed */
 	__u64 key[2];
 	__u32 session;
 	enum graft_reason reason;
@@ -154,33 +161,36 @@ struct graft_work {
 	__u8 kind;
 	__u8 epoch;
 	__u8 is_numbered;
-	__u8 is_late;	 /* a newer one has come before */
-	__u8 is_partial; /* the interface completes UDP's checksum */
-	__u8 family;	 /* 4 or 6 */
-	__u32 ip_at;	 /* in the frame of the link */
+	__u8 is_late;	 /* a newer packet arrived before this one */
+	__u8 is_partial; /* the interface completes UDP's checksum (CHECKSUM_PARTIAL) */
+	__u8 family;	 /* IP version, 4 or 6 */
+	__u32 ip_at;	 /* offset of the IP header in the link's frame */
 	__u32 udp_at;
-	__u32 payload_bytes; /* the application's */
-	__u32 mark;	     /* of what functions send themselves: it is not framed again */
-	__u32 limit;	     /* packets that may be under way; 0: no function said so */
-	__u8 is_sealed;	     /* the session: what leaves it is sealed behind the last function */
-	__u8 current;	     /* the place of the function that runs, in its program array */
-	__u8 again; /* at GRAFT_TX: one that wants to send a packet of its own behind this one; graft_follow() */
-	__u8 behind;	      /* it does so now, in this packet's place: 1 for the first time, 2, ... */
-	__u8 is_kept;	      /* at GRAFT_TX: a function has kept it */
-	__u8 was_given_up;    /* at GRAFT_RX: nobody waits for it any more */
-	__u8 is_marked_later; /* at GRAFT_RX: `number` leaves it to another function to say that it has come */
-	__u8 is_returned; /* at GRAFT_REPAIR: this host has recovered it, and has it arrive behind another one */
-	__u8 tells_room;   /* the session: its sender is told when there is room again */
-	__u8 reserved;	   /* 0: what is behind it stays where it was */
-	__u8 protocol;	   /* by which it came: UDP, or IP protocol 253 */
-	__u8 wire;	   /* by which the session's packets leave */
-	__u16 protocol_at; /* the byte of IP that says so, in the frame of the link */
-	__u8 has_paths;	   /* the session */
-	__u8 path;	   /* of these, by which it came */
-	/* At GRAFT_TX, for the qdisc fq, which has a packet leave when it says. The verdict does it, as the packet may not leave at all. */
-	__u32 takes_ns;	 /* until the next one may leave; 0: no function paces */
-	__u32 spare_ns;	 /* of time in which nothing left, so much counts as if it were to come */
-	__u64 leaves_ns; /* 0: at once */
+	__u32 payload_bytes;  /* bytes of the application's payload */
+	__u32 mark;	      /* mark of packets that functions send: they are not framed again */
+	__u32 limit;	      /* packets that may be in flight; 0: no function set a limit */
+	__u8 is_sealed;	      /* the session is sealed: the last function is followed by sealing */
+	__u8 current;	      /* index of the running function in its program array */
+	__u8 again;	      /* at GRAFT_TX: index of a function that sends its own packet after this one */
+	__u8 behind;	      /* which of these packets is made now: 1, 2, ...; 0: the application's */
+	__u8 is_kept;	      /* at GRAFT_TX: the packet was kept */
+	__u8 was_given_up;    /* at GRAFT_RX: the packet was given up before */
+	__u8 is_marked_later; /* at GRAFT_RX: another function marks the packet as received, not `number` */
+	/* at GRAFT_REPAIR: this host has recovered the packet and injected it */
+	__u8 is_returned;
+	__u8 tells_room;   /* the session's daemon is notified when a refused sender may send again */
+	__u8 reserved;	   /* always 0: keeps the offsets of later fields */
+	__u8 protocol;	   /* IP protocol that the packet arrived with: UDP or 253 */
+	__u8 wire;	   /* IP protocol of the session on the wire */
+	__u16 protocol_at; /* offset of the IP protocol byte in the link's frame */
+	__u8 has_paths;	   /* the session has paths */
+	__u8 path;	   /* number of the path that the packet arrived by */
+	/* At GRAFT_TX, for the qdisc fq, which sends a packet at its departure time. The verdict sets that
+	 * time, since the packet may still be dropped before.
+	 */
+	__u32 takes_ns;	 /* interval to the next packet; 0: no function paces */
+	__u32 spare_ns;	 /* unused time before now that may be made up for by a burst */
+	__u64 leaves_ns; /* departure time; 0: at once */
 };
 
 struct {
@@ -221,19 +231,19 @@ static __always_inline struct graft_shared *graft_shared(const struct graft_work
 	return bpf_map_lookup_elem(&shared, &session);
 }
 
-/* By which a packet grows behind the last function. */
+/* Returns the bytes that are added to a packet after the last function: the frame, and sealing. */
 static __always_inline __u32 graft_more_bytes(const struct graft_work *work)
 {
 	return GRAFT_FRAME_BYTES + (work->is_sealed ? GRAFT_SEAL_BYTES : 0);
 }
 
-/* The first of both numbers is newer, or the same. */
+/* Returns whether packet number `one` is newer than or equal to `other`, with wrap-around. */
 static __always_inline int graft_not_before(__u32 one, __u32 other)
 {
 	return (__s32)(one - other) >= 0;
 }
 
-/* Whether the packet of this number has not come, as far as is remembered. */
+/* Returns whether the packet of this number is missing, within the remembered numbers. */
 static __always_inline int graft_is_missing(const struct graft_shared *shared, __u32 number)
 {
 	__u64 seen = shared->seen[number % GRAFT_WINDOW];
@@ -241,8 +251,8 @@ static __always_inline int graft_is_missing(const struct graft_shared *shared, _
 	return seen != (GRAFT_SEEN | number) && seen != (GRAFT_GIVEN_UP | number);
 }
 
-/* What is newer than all before it has come, by the list of its epoch: so those from this number on were sent by that one. What is
- * missing below is owed as the list before has promised.
+/* Notes that the newest packet was sent by the list of another epoch. Packets from this number on were sent
+ * by that list; missing ones below are still repaired as the previous list promised.
  */
 static __always_inline void graft_turn(struct graft_shared *shared, __u32 number, __u32 epoch)
 {
@@ -252,7 +262,7 @@ static __always_inline void graft_turn(struct graft_shared *shared, __u32 number
 	shared->epoch_in = epoch;
 }
 
-/* Whether a packet that is missing was sent by the list that this one came by. */
+/* Returns whether a missing packet was sent by the list of the current packet. */
 static __always_inline int graft_is_own(const struct graft_shared *shared, const struct graft_work *work,
 					__u32 number)
 {
@@ -269,7 +279,9 @@ static long graft_advance_once(__u32 index, struct graft_shared **shared)
 	return 0;
 }
 
-/* Brings `complete` up to the first packet that is missing. What is further behind than is remembered is given up. */
+/* Advances `complete` to the first missing packet. Packets older than the remembered numbers count as given
+ * up.
+ */
 static __always_inline void graft_advance(struct graft_shared *shared)
 {
 	__u32 oldest = shared->newest - GRAFT_WINDOW;
@@ -279,7 +291,7 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 	bpf_loop(GRAFT_WINDOW, graft_advance_once, &shared, 0);
 }
 
-/* A session's state, as the version before has it. */
+/* Declares the map from which NAME_migrate reads the state of the previous version. */
 #define GRAFT_OLD_STATE(version)                  \
 	struct {                                  \
 		__uint(type, BPF_MAP_TYPE_ARRAY); \
@@ -290,15 +302,17 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 
 struct graft_migrate_call {
 	__u32 session;
-	__u32 joints; /* bits, 1 << enum graft_joint: what of the state is to be made */
-	__u32 error;  /* not 0: it cannot be made */
+	__u32 joints; /* bits, 1 << enum graft_joint: the hooks whose part of the state is converted */
+	__u32 error;  /* set to not 0 if the state cannot be converted */
 };
 
-#define GRAFT_PASS_tx	  -1 /* TCX_NEXT, TC_ACT_UNSPEC */
+#define GRAFT_PASS_tx	  -1 /* return value of TC programs that pass a packet: TCX_NEXT, TC_ACT_UNSPEC */
 #define GRAFT_PASS_repair -1
-#define GRAFT_PASS_rx	  2 /* XDP_PASS */
+#define GRAFT_PASS_rx	  2 /* return value of XDP programs that pass a packet: XDP_PASS */
 
-/* To the next function, or to the verdict behind the last. Where one is not there, to the verdict: framing only. */
+/* Runs the next function, or the verdict after the last one. If the function is not loaded, the verdict
+ * follows at once.
+ */
 #define graft_next(ctx, joint, work)                                  \
 	({                                                            \
 		__u32 next_ = (work)->list & 0xff;                    \
@@ -313,7 +327,7 @@ struct graft_migrate_call {
 		GRAFT_PASS_##joint;                                   \
 	})
 
-/* To the verdict. */
+/* Ends the list with a reason, and runs the verdict. */
 #define graft_done(ctx, joint, work, why)                 \
 	({                                                \
 		(work)->reason = why;                     \

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* PCC, after Vivace (Dong et al., NSDI 2018): tries a rate somewhat above its own and one somewhat below, each for a round trip,
- * sees what became of the packets of either, and goes where the utility grows:
+/* PCC, after Vivace (Dong et al., NSDI 2018). It tries a rate above its own and one below, each for a round
+ * trip, measures their loss and delay, and moves in the direction in which the utility grows:
  *
  *   u(x) = x^0.9 - b x d(RTT)/dt - c x loss        x in Mbit/s
  *
- * There is no timer. A trial is a range of packets in the order in which they were sent; it is judged when all of them are delivered
- * or lost. Two things differ from the paper, both against noise: growth of the round trip counts as far as it differs
- * between the two trials, since what both saw others have caused; and so does loss, if chance does not explain the difference.
+ * There is no timer. A trial is a range of packets in sending order; it is judged when all of them are
+ * delivered or lost. Two things differ from the paper, to be less sensitive to noise. The growth of the
+ * round trip counts only as far as it differs between the two trials, since other traffic affects both. The
+ * same holds for loss, unless chance explains the difference.
  */
 #include "graft.h"
 
 struct pcc_config {
-	__u32 trial_permille;	/* of the rate, that a trial is above or below it */
-	__u32 latency_permille; /* b */
-	__u32 loss_permille;	/* c */
-	__u32 step_permille;	/* of the rate, for a gradient of 1 */
+	__u32 trial_permille;	/* distance of a trial's rate from the current rate */
+	__u32 latency_permille; /* coefficient b of the utility */
+	__u32 loss_permille;	/* coefficient c of the utility */
+	__u32 step_permille;	/* change of the rate for a gradient of 1 */
 };
 
 SEC(".rodata.config")
@@ -27,6 +28,10 @@ const volatile struct pcc_config config = {
 
 #define TRIALS 2
 
+/* STARTUP doubles the rate until the utility falls, DRAIN empties the queue, FIRST and SECOND send the two
+ * trials, and WAIT sends at the rate until both are judged. Then FIRST begins again, or STARTUP if the rate
+ * is far off.
+ */
 enum phase {
 	STARTUP,
 	DRAIN,
@@ -35,41 +40,40 @@ enum phase {
 	WAIT, /* until both trials are judged */
 };
 
-/* What became of the packets of a trial, or of a round of start-up. */
+/* Loss and delay of a trial, or of a round of start-up. */
 struct outcome {
 	__u32 sent;
 	__u32 lost;
-	__s32 growth_ppm; /* of the round trip, us per s */
+	__s32 growth_ppm; /* growth of the round trip, us per s */
 };
 
 struct pcc {
-	__u64 rate;	/* bytes/s */
-	__u64 since_us; /* the phase */
+	__u64 rate;	/* current rate, bytes/s */
+	__u64 since_us; /* begin of the phase */
 	__u64 judged_since_us;
-	__s64 best; /* utility of a round of start-up */
-	/* What is being judged: its packets, and the round trips of either half of them. */
+	__s64 best; /* best utility of a round of start-up */
+	/* The trial that is being judged: its range of packets, and the round trips of each half. */
 	__u32 from;
 	__u32 until;
-	__u32 delivered; /* when that began */
-	__u32 lost;	 /* likewise */
+	__u32 delivered; /* `delivered` when the trial began */
+	__u32 lost;	 /* `lost` when the trial began */
 	__u64 rtt_sum_us[2];
 	__u16 rtts[2];
-	__u32 bound[TRIALS +
-		    1]; /* where the first trial, the second, and what follows begin, in packets sent */
+	__u32 bound[TRIALS + 1]; /* first packet of the first trial, of the second, and after them */
 	struct outcome first;
 	__u8 phase;
-	__u8 trial;	/* that is being judged; 0: none yet */
-	__u8 is_lower;	/* the first one is below the rate, the second above */
-	__u8 is_usable; /* both were sent at their rates */
-	__u8 worse;	/* rounds of start-up in a row */
-	__s8 steps;	/* in a row, up or down */
+	__u8 trial;	/* trial that is being judged; 0: none yet */
+	__u8 is_lower;	/* the first trial is below the rate, the second above */
+	__u8 is_usable; /* both trials were sent at their rates */
+	__u8 worse;	/* consecutive rounds of start-up with a lower utility */
+	__s8 steps;	/* consecutive steps in one direction; negative: down */
 };
 
 _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 
 #define ONE		  1024
 #define STEPS_MAX	  6
-#define STEPS_ASTRAY	  4 /* up, and still no queue: the rate is far off */
+#define STEPS_ASTRAY	  4 /* steps up without a queue, after which the rate counts as far off */
 #define USUAL_LOSS_PART	  20
 #define TRIAL_PACKETS_MIN 8
 #define WINDOW_MIN	  10
@@ -79,7 +83,7 @@ _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 #define GROWTH_MAX_PPM	  (10 * PPM)
 #define IS_AFTER(a, b)	  ((__s32)((a) - (b)) >= 0)
 
-/* What TCP knows as a callback begins. */
+/* TCP's state at the begin of a callback. */
 struct moment {
 	__u64 us;
 	__u32 rtt_us;
@@ -87,14 +91,15 @@ struct moment {
 	__u32 packet_bytes;
 	__u32 delivered;
 	__u32 lost;
-	__u32 judged; /* of which is known what became of them; one that is sent again counts again */
+	__u32 judged; /* packets delivered or lost; a retransmission counts again */
 	__u32 in_flight;
 	__u32 sent;
-	__u32 is_limited; /* by the application */
+	__u32 is_limited; /* the application limits the rate */
 };
 
-/* A connection, on the stack. Functions that get it are not static: the verifier looks at each of them once and by itself, and
- * not once for each way that leads to it, of which there are thousands. For that it wants to see that a pointer is one.
+/* A connection's state, copied to the stack. Functions that get it are not static, so the verifier checks
+ * each once, not once for each of thousands of paths that lead to it. For that it requires a check that the
+ * pointer is not NULL.
  */
 struct flow {
 	struct pcc pcc;
@@ -154,6 +159,7 @@ static __always_inline void begin_startup(struct pcc *pcc, const struct moment *
 	pcc->worse = 0;
 	pcc->steps = 0;
 	begin(pcc, now, STARTUP);
+	/* The first round ends when a packet that is sent after this was judged. */
 	judge_until(pcc, now, now->sent + 1);
 }
 
@@ -166,7 +172,7 @@ void BPF_PROG(pcc_init, struct sock *sk)
 
 	__builtin_memset(pcc, 0, sizeof(*pcc));
 	look(&now, tp);
-	/* The first window leaves within half a round trip. */
+	/* The first window is sent within half a round trip. */
 	pcc->rate = bounded(&now, 2ULL * tp->snd_cwnd * now.packet_bytes * PPM / now.rtt_us);
 	begin_startup(pcc, &now);
 	tp->snd_ssthresh = GRAFT_SSTHRESH_NONE;
@@ -193,7 +199,9 @@ void BPF_PROG(pcc_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	}
 }
 
-/* From the middle of its first half to the middle of its second one. */
+/* Returns the growth of the round trip in a trial, from the middle of its first half to the middle of its
+ * second half, us per s.
+ */
 static __always_inline __s32 growth_ppm(const struct pcc *pcc, __u64 spent_us)
 {
 	__s64 grown;
@@ -216,7 +224,7 @@ __noinline int pcc_judge(const struct flow *flow, struct outcome *outcome)
 	return 0;
 }
 
-/* Takes so many bits off `x` if it has more. */
+/* Shifts `x` right by `bits` bits if it is longer than that. Returns the shift. */
 static __always_inline __u32 shorten(__u64 *x, __u32 bits)
 {
 	__u32 off = (((1ULL << bits) - 1 - *x) >> 63) * bits;
@@ -225,7 +233,9 @@ static __always_inline __u32 shorten(__u64 *x, __u32 bits)
 	return off;
 }
 
-/* In 1024ths, of less than 2^50; a line between powers of two. */
+/* Returns the binary logarithm in 1024ths of a number below 2^50, interpolated linearly between powers of
+ * two.
+ */
 static __always_inline __s64 log2_of(__u64 x)
 {
 	__u64 high = x;
@@ -239,13 +249,15 @@ static __always_inline __s64 log2_of(__u64 x)
 	return (__s64)log * ONE + (x * ONE >> log) - ONE;
 }
 
-#define LOG2_OF_MBIT 10205 /* of 1000 kbit/s */
+#define LOG2_OF_MBIT 10205 /* log2 of 1000 kbit/s, in 1024ths */
 #define FINE_BITS    20
 
-/* x^-0.1 in 1024ths, x in kbit/s: e^-y as (1 - y/64)^64, y = 0.1 ln x. */
+/* Returns x^-0.1 in 1024ths, for x in kbit/s relative to 1 Mbit/s: e^-y as (1 - y/64)^64, with y = 0.1 ln
+ * x.
+ */
 __noinline __s64 pcc_damping(__u64 kbit)
 {
-	/* 0.1 ln 2 / 64 of FINE_BITS. */
+	/* 1136 / 1024 is 0.1 ln 2 / 64 / 1024 times 2^FINE_BITS. */
 	__s64 value = (1 << FINE_BITS) - ((log2_of(kbit) - LOG2_OF_MBIT) * 1136 >> 10);
 
 	value = value * value >> FINE_BITS;
@@ -262,13 +274,15 @@ static __always_inline __u64 kbit_of(__u64 rate)
 	return graft_at_least_1(rate / 125);
 }
 
-/* In 1024ths: a coefficient in permille times a share in ppm. */
+/* Returns a coefficient in permille times a share in ppm, in 1024ths. */
 static __always_inline __s64 weighed(__u32 permille, __u64 ppm)
 {
 	return permille * ppm / 1000 * ONE / PPM;
 }
 
-/* Of a round of start-up, which is short at first: what chance explains of its loss is left out. */
+/* Returns the utility of a round of start-up. Rounds are short at first, so loss that chance explains is
+ * left out.
+ */
 __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 {
 	__u32 usual, excess;
@@ -286,13 +300,17 @@ __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 	return worth * (__s64)kbit;
 }
 
-/* By the difference of the rates, which is twice that of one to the middle. `permille` as above. */
+/* Returns a change per difference of the trials' rates, which is twice the distance to the rate between
+ * them. `permille` is a coefficient.
+ */
 static __always_inline __s64 by_rate(__u32 permille, __s64 ppm)
 {
 	return graft_sign(ppm) * (weighed(permille, graft_magnitude(ppm)) * 500ULL / config.trial_permille);
 }
 
-/* In ppm, by how much the shares of loss differ, if chance does not explain it: the deviation of a count is its root. */
+/* Returns the difference between the trials' loss shares in ppm; 0 if chance explains it. The standard
+ * deviation of a count is its square root.
+ */
 static __always_inline __s64 loss_difference(const struct outcome *higher, const struct outcome *lower)
 {
 	__u64 sent = graft_at_least_1(lower->sent);
@@ -305,7 +323,7 @@ static __always_inline __s64 loss_difference(const struct outcome *higher, const
 	       (graft_magnitude(difference) * PPM / graft_at_least_1(higher->sent * sent));
 }
 
-/* du/dx in 1024ths. */
+/* Returns the gradient of the utility, du/dx, in 1024ths. */
 __noinline __s64 pcc_gradient(__u64 rate, const struct outcome *higher, const struct outcome *lower)
 {
 	__s64 value;
@@ -328,7 +346,7 @@ __noinline int pcc_set_rate(struct flow *flow, __u64 rate)
 	return 0;
 }
 
-/* The more steps in the same direction, the longer. */
+/* Changes the rate in the direction of the gradient. Steps get longer while the direction stays the same. */
 __noinline int pcc_step(struct flow *flow, __s64 towards)
 {
 	__u64 length, rate;
@@ -347,6 +365,7 @@ __noinline int pcc_step(struct flow *flow, __s64 towards)
 
 static __always_inline void begin_trials(struct pcc *pcc, const struct moment *now)
 {
+	/* The order of the two trials is random, so that a trend of the path does not favour one direction. */
 	pcc->is_lower = bpf_get_prandom_u32() & 1;
 	pcc->is_usable = 1;
 	pcc->trial = 0;
@@ -354,7 +373,7 @@ static __always_inline void begin_trials(struct pcc *pcc, const struct moment *n
 	begin(pcc, now, FIRST);
 }
 
-/* A round of start-up is what was sent in the round trip before. */
+/* Ends a round of start-up, which consists of the packets sent in the previous round trip. */
 __noinline int pcc_end_round(struct flow *flow)
 {
 	struct outcome it = {};
@@ -368,7 +387,7 @@ __noinline int pcc_end_round(struct flow *flow)
 	pcc = &flow->pcc;
 	now = &flow->now;
 	spent = graft_at_least_1(now->us - pcc->judged_since_us);
-	/* At which packets came. */
+	/* The delivery rate of the round. */
 	rate = (__u64)(now->delivered - pcc->delivered) * now->packet_bytes * PPM / spent;
 	pcc_judge(flow, &it);
 	worth = pcc_utility(kbit_of((__u64)it.sent * now->packet_bytes * PPM / spent), &it);
@@ -378,6 +397,7 @@ __noinline int pcc_end_round(struct flow *flow)
 	if (worth > pcc->best) {
 		pcc->best = worth;
 		pcc->worse = 0;
+		/* The utility still grows: double the rate. */
 		rate = pcc->rate * 2;
 	} else if (++pcc->worse < 2) {
 		return 0;
@@ -387,7 +407,9 @@ __noinline int pcc_end_round(struct flow *flow)
 	return pcc_set_rate(flow, rate);
 }
 
-/* Whether a trial was long enough; and if it was not sent at its rate, it says nothing. */
+/* Returns whether a trial is long enough. Marks the trials as not usable if this one was not sent at its
+ * rate.
+ */
 static __always_inline bool is_sent(struct pcc *pcc, const struct moment *now, __u32 packets)
 {
 	__u64 spent = now->us - pcc->since_us;
@@ -399,12 +421,12 @@ static __always_inline bool is_sent(struct pcc *pcc, const struct moment *now, _
 	return true;
 }
 
-/* Trials that were sent; another one may be under way. */
+/* Returns the number of trials that are completely sent, 0 to 2. */
 static __always_inline __u64 trials_sent(const struct pcc *pcc)
 {
 	__u64 sent = pcc->phase - FIRST;
 
-	/* Or clang goes by the phase again where it is an index, of which the verifier does not know the bounds. */
+	/* Without this, clang uses the phase itself as an index, whose bounds the verifier does not know. */
 	barrier_var(sent);
 	return sent;
 }
@@ -452,7 +474,7 @@ __noinline int pcc_decide(struct flow *flow)
 	return 0;
 }
 
-/* Packets are judged in about the order in which they were sent, a round trip later. */
+/* Judges the trials whose packets are all delivered or lost, about a round trip after they were sent. */
 __noinline int pcc_judge_trials(struct flow *flow)
 {
 	struct pcc *pcc;
@@ -475,7 +497,7 @@ __noinline int pcc_judge_trials(struct flow *flow)
 	return 0;
 }
 
-/* Of the connection's own packets, as many as fit the path without a queue. */
+/* Returns whether no more packets are in flight than fit the path without a queue. */
 static __always_inline bool is_drained(const struct pcc *pcc, const struct moment *now)
 {
 	return now->in_flight <= bytes_in(pcc, now->rtt_min_us) / now->packet_bytes + WINDOW_MIN;
@@ -517,13 +539,13 @@ void BPF_PROG(pcc_cong_control, struct sock *sk)
 	look(&flow.now, tp);
 	go_on(&flow);
 	*kept = flow.pcc;
-	/* The rate decides; the window bounds what a path that has fallen silent is sent. */
+	/* The rate controls sending. The window only bounds what is sent to a path that has fallen silent. */
 	window = 2 * bytes_in(&flow.pcc, flow.now.rtt_us) / flow.now.packet_bytes + WINDOW_MIN;
 	tp->snd_cwnd = graft_smaller(window, tp->snd_cwnd_clamp);
 	sk->sk_pacing_rate = graft_at_least_1(pacing_rate(&flow.pcc));
 }
 
-/* What was lost counts in a trial, and nowhere else. */
+/* Losses count only in trials, so they do not change the threshold. */
 SEC("struct_ops")
 __u32 BPF_PROG(pcc_ssthresh, struct sock *sk)
 {
@@ -536,7 +558,7 @@ __u32 BPF_PROG(pcc_undo_cwnd, struct sock *sk)
 	return graft_tcp(sk)->snd_cwnd;
 }
 
-/* Room to fill the window while losses are repaired. */
+/* The send buffer is three windows, so that the window stays full while losses are repaired. */
 SEC("struct_ops")
 __u32 BPF_PROG(pcc_sndbuf_expand, struct sock *sk)
 {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Walks the TCP sockets of a network namespace: tells of them, or changes those that live. */
+/* BPF iterators over the TCP sockets of a network namespace: sockets_read reports them, sockets_set changes
+ * their settings.
+ */
 #include "graft.h"
 #include "graft_intf.h"
 #include <bpf/bpf_endian.h>
@@ -46,7 +48,7 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } GRAFT_KERNEL;
 
-/* What sockets_set does. */
+/* The change that sockets_set makes. Userspace writes it before it runs the iterator. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -79,7 +81,7 @@ static __attribute__((noinline)) int copy_ends(struct graft_socket *out, struct 
 	return 0;
 }
 
-/* Sockets that have a tcp_sock, of families that rules name. */
+/* Returns the tcp_sock of a socket of IPv4 or IPv6. Sockets in TIME_WAIT and half-open requests have none. */
 static __always_inline struct tcp_sock *tcp_of(struct sock_common *common)
 {
 	__u8 state;
@@ -106,6 +108,7 @@ int sockets_read(struct bpf_iter__tcp *ctx)
 	out.cookie = bpf_get_socket_cookie(tp);
 	out.bytes_acked = tp->bytes_acked;
 	out.figures.rtt_min_us = graft_rtt_min_us(tp);
+	/* The kernel keeps srtt_us times 8, and mdev_us times 4. */
 	out.figures.srtt_us = tp->srtt_us >> 3;
 	out.figures.rttvar_us = tp->mdev_us >> 2;
 	out.figures.mss_bytes = tp->mss_cache;
@@ -127,6 +130,7 @@ static __always_inline bool fits(const struct graft_rule *rule, const struct gra
 
 	if (port < rule->first_port || port > rule->last_port)
 		return false;
+	/* A listener has no peer, so any rule for servers with its port matches. */
 	if (is_listener)
 		return rule->side == GRAFT_SERVER;
 	for (int i = 0; i < 4; i++)
@@ -161,7 +165,9 @@ static __attribute__((noinline)) int apply(struct tcp_sock *tp, const struct gra
 	int value;
 
 	__builtin_memcpy(congestion, rule->congestion, sizeof(congestion));
+	/* The kernel reads the name up to a zero byte. */
 	congestion[GRAFT_NAME_BYTES - 1] = 0;
+	/* Settings are tried in turn; the first error ends the change of this socket. */
 	if (rule->set & GRAFT_SET_CONGESTION)
 		error = bpf_setsockopt(tp, SOL_TCP, TCP_CONGESTION, congestion, sizeof(congestion));
 	if (!error && rule->set & GRAFT_SET_PACING)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Grafts for unmodified TCP applications: agrees with the peer in TCP options, and sets this side's sockets.
+/* Grafts for unmodified TCP applications: agrees with peers in TCP options, and changes settings of this
+ * host's sockets.
  *
- * It changes nothing of a connection that no rule fits, and returns what the kernel has anyway: other programs of the same
- * cgroup decide as before. All that it knows of a connection is in the socket's own storage and ends with it; a server's
- * begins when the handshake is complete.
+ * It does not affect connections that no rule matches, and returns 1 always, so other programs of the
+ * cgroup decide as before. All state of a connection is in the socket's storage and ends with the socket.
+ * Accepted sockets have state only after their handshake.
  */
 #include "caller.h"
 #include "graft_told.h"
@@ -25,7 +26,9 @@
 
 RULE_LISTS(struct graft_rule, GRAFT_RULES);
 
-/* An update of a map of maps returns when every program that ran before has ended (`maybe_wait_bpf_programs`). */
+/* Userspace updates `barrier` to wait for running programs: an update of a map of maps returns only after
+ * every program that ran before has ended (`maybe_wait_bpf_programs`).
+ */
 struct nothing {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(key_size, sizeof(__u32));
@@ -40,6 +43,10 @@ struct {
 	__array(values, struct nothing);
 } barrier SEC(".maps");
 
+/* A client's socket moves from OFFERING (its SYN has the option) to CONFIRMING (the server answered; ACKs
+ * repeat the option until the server sends) to DONE. Without an answer it moves to DONE at once. A listener
+ * is always DONE.
+ */
 enum phase {
 	OFFERING = 1,
 	CONFIRMING,
@@ -49,11 +56,11 @@ enum phase {
 struct socket_state {
 	__u32 rule;
 	__u32 phase;
-	__be32 answer;	     /* the server's graft */
-	__u8 had_write_flag; /* before this program set it: another one's */
+	__be32 answer;	     /* identity that the server's answer named */
+	__u8 had_write_flag; /* the flag was set before by another program, so it stays */
 	__u8 had_parse_flag;
 	__u8 no_room;
-	__u8 sent; /* SYNs with the option: the next goes without */
+	__u8 sent; /* a SYN with the option was sent; repeated ones have none */
 	__u8 withheld;
 	__u8 unbound;
 	__u8 pad[2];
@@ -63,11 +70,13 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__type(key, int);
 	__type(value, struct socket_state);
-	/* What accepts has its listener's. */
+	/* BPF_F_CLONE: an accepted socket inherits its listener's state. */
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 } states SEC(".maps");
 
-/* Who connects, of sockets whose connection has begun while a rule wanted to know. What accepts has none. */
+/* The connecting process, for sockets whose connection began while a rule needed it. Accepted sockets have
+ * none.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -75,7 +84,7 @@ struct {
 	__type(value, struct caller);
 } callers SEC(".maps");
 
-/* Whether a rule of either list wants to know, or its connections are told of. Userspace writes it. */
+/* 1 if a rule of either list has a condition on the process or a choice. Userspace writes it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -83,7 +92,7 @@ struct {
 	__uint(max_entries, 1);
 } asks_who SEC(".maps");
 
-/* By address as in a rule. */
+/* The latest outcome by the peer's address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32[4]);
@@ -91,7 +100,7 @@ struct {
 	__uint(max_entries, GRAFT_PEERS);
 } peers SEC(".maps");
 
-/* By address as in a rule. Userspace writes it, after TLS has proved who the peer is. */
+/* Bindings by the peer's address. Userspace writes them after TLS has authenticated the peer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -100,7 +109,7 @@ struct {
 	__uint(max_entries, GRAFT_BOUND);
 } bound SEC(".maps");
 
-/* The latest. */
+/* How the latest connections began. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct graft_connection_key);
@@ -108,7 +117,9 @@ struct {
 	__uint(max_entries, GRAFT_PEERS);
 } connections SEC(".maps");
 
-/* When a SYN was last answered without the option that it would have got. */
+/* Time at which a SYN was last left without the answer that it should have got (SYN cookies, or no space);
+ * 0: never.
+ */
 __u64 unanswered_ns;
 
 static __always_inline bool fits(const struct graft_rule *rule, const struct ends *ends,
@@ -140,7 +151,7 @@ struct search {
 	const struct ends *ends;
 	const struct caller *caller;
 	__u32 first;
-	__u32 found; /* GRAFT_RULES: none yet */
+	__u32 found; /* index of the rule; GRAFT_RULES: none */
 };
 
 static long look_at(__u32 index, struct search *search)
@@ -163,7 +174,9 @@ static __always_inline const struct caller *caller_of(struct bpf_sock_ops *ctx)
 	return sk ? bpf_sk_storage_get(&callers, sk, 0, 0) : 0;
 }
 
-/* Index of the first rule that fits; GRAFT_RULES: none does. By bpf_loop, of which the verifier looks at one step. */
+/* Returns the index of the first rule that matches, or GRAFT_RULES. With bpf_loop the verifier checks one
+ * iteration instead of all.
+ */
 __noinline int graft_find_rule(struct bpf_sock_ops *ctx, const struct ends *ends)
 {
 	struct search search = {
@@ -186,7 +199,7 @@ static __always_inline const struct graft_rule *find_rule(struct bpf_sock_ops *c
 	return *index < GRAFT_RULES ? rule_at(*index) : 0;
 }
 
-/* The peer's option. Returns enum graft_reading. */
+/* Reads the peer's option from the current packet. Returns enum graft_reading. */
 __noinline int graft_read_option(struct bpf_sock_ops *ctx, struct graft_option *option, __u64 flags)
 {
 	__u8 *bytes = (__u8 *)option;
@@ -194,12 +207,16 @@ __noinline int graft_read_option(struct bpf_sock_ops *ctx, struct graft_option *
 
 	if (!option)
 		return GRAFT_READ_NONE;
-	/* What is looked for; it is replaced by what was found. */
+	/* bpf_load_hdr_opt reads the wanted kind and experiment ID from this buffer, and overwrites it with
+	 * the option that it finds.
+	 */
 	bytes[0] = GRAFT_OPTION_KIND;
 	bytes[1] = 6;
 	__builtin_memcpy(bytes + 2, GRAFT_OPTION_EXID, 4);
 	got = bpf_load_hdr_opt(ctx, option, sizeof(*option), flags);
-	/* Longer than it should be: its beginning was copied. */
+	/* -ENOSPC: the option is longer than the buffer, which has its beginning. One more byte makes
+	 * graft_read() refuse it.
+	 */
 	if (got == -ENOSPC)
 		got = sizeof(*option) + 1;
 	return graft_read(option, got > 0 ? got : 0);
@@ -226,7 +243,7 @@ static __always_inline struct socket_state *state_of(struct bpf_sock_ops *ctx, _
 	return sk ? bpf_sk_storage_get(&states, sk, 0, flags) : 0;
 }
 
-/* This side's socket as the rule wants it. */
+/* Applies a rule's settings to this host's socket. */
 __noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
 	char congestion[GRAFT_NAME_BYTES];
@@ -257,7 +274,7 @@ __noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *ru
 	return 0;
 }
 
-/* Below. */
+/* graft_choose() is defined below its callers. */
 int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule);
 
 static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct graft_rule *rule,
@@ -268,10 +285,10 @@ static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct gr
 		graft_choose(ctx, ends, rule->choice);
 }
 
-/* What has become of a connection. */
+/* How a connection began: the input of graft_conclude(). */
 struct conclusion {
 	struct ends ends;
-	__u32 outcome; /* enum graft_outcome */
+	__u32 outcome; /* outcome, enum graft_outcome */
 	__u32 rule;
 	__be32 own;
 	__be32 heard;
@@ -281,7 +298,7 @@ struct conclusion {
 static __always_inline void remember(const struct conclusion *it)
 {
 	struct graft_peer fresh = {}, *known;
-	/* Before 6.2 a key lies on the stack. */
+	/* Before Linux 6.2 the verifier accepts a map key of a global function only on the stack. */
 	__u32 peer[4];
 
 	__builtin_memcpy(peer, it->ends.peer, sizeof(peer));
@@ -290,6 +307,9 @@ static __always_inline void remember(const struct conclusion *it)
 		fresh.agreed = known->agreed;
 		fresh.resent_ns = known->resent_ns;
 	}
+	/* The entry is replaced as a whole, so readers see a consistent one; a concurrent count may be
+	 * lost.
+	 */
 	fresh.agreed += it->outcome == GRAFT_AGREED;
 	fresh.time_ns = bpf_ktime_get_ns();
 	if (it->outcome == GRAFT_RESENT)
@@ -302,10 +322,11 @@ static __always_inline void remember(const struct conclusion *it)
 	bpf_map_update_elem(&peers, peer, &fresh, BPF_ANY);
 }
 
-/* What this end tells the peer of the connection's beginning, once they talk. */
+/* Records how the connection began, so that userspace can compare it with the peer's record. */
 static __always_inline void record(struct bpf_sock_ops *ctx, const struct conclusion *it)
 {
 	bool is_client = it->ends.side == GRAFT_CLIENT;
+	/* Before any data was sent, these are the sequence numbers of the first data bytes. */
 	__u32 local = ctx->snd_una, remote = ctx->rcv_nxt;
 	struct graft_connection_key key = {
 		.client_first = is_client ? local : remote,
@@ -335,11 +356,11 @@ __noinline int graft_conclude(struct bpf_sock_ops *ctx, const struct conclusion 
 	return 0;
 }
 
-/* Whether the rule may ask this peer. */
+/* Returns whether the rule allows an agreement with this peer now. */
 __noinline int graft_may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
 {
 	const struct graft_bound *peer;
-	__u32 key[4]; /* as in remember() */
+	__u32 key[4]; /* copied to the stack, as in remember() */
 
 	if (!rule || !ends)
 		return 0;
@@ -356,7 +377,7 @@ static __always_inline void set_flags(struct bpf_sock_ops *ctx, int more, int le
 	bpf_sock_ops_cb_flags_set(ctx, (ctx->bpf_sock_ops_cb_flags & ~less) | more);
 }
 
-/* Takes back what was set, unless it was there before. */
+/* Clears the callback flags that this program set, so that TCP does not call it for every packet. */
 __noinline int graft_let_go(struct bpf_sock_ops *ctx, const struct socket_state *state)
 {
 	int less = 0;
@@ -371,7 +392,9 @@ __noinline int graft_let_go(struct bpf_sock_ops *ctx, const struct socket_state 
 	return 0;
 }
 
-/* Whether a SYN with the option may be one that something on the way drops. */
+/* Returns whether a SYN with the option to this peer was lost in the last ten minutes: a middlebox may drop
+ * such SYNs.
+ */
 static __always_inline bool was_resent(const struct ends *ends)
 {
 	const struct graft_peer *known = bpf_map_lookup_elem(&peers, ends->peer);
@@ -379,7 +402,7 @@ static __always_inline bool was_resent(const struct ends *ends)
 	return known && known->resent_ns && bpf_ktime_get_ns() - known->resent_ns < WITHHOLD_NS;
 }
 
-/* Also of one that was tried before by the same socket. */
+/* Stores the time of the SYN, for events about the connection. A socket may connect again after a failure. */
 static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -392,7 +415,7 @@ static __always_inline void note_beginning(struct bpf_sock_ops *ctx, __u32 rule)
 		flow->began_ns = bpf_ktime_get_ns();
 }
 
-/* Nobody asks any more who it was. */
+/* Removes the stored process of a socket, once the rule was found. */
 static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -401,7 +424,9 @@ static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 		bpf_sk_storage_delete(&callers, sk);
 }
 
-/* Before the SYN. */
+/* Runs before the SYN is built: finds the rule, and asks for the option callbacks if the peer is to be
+ * asked.
+ */
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {
 	int flags = ctx->bpf_sock_ops_cb_flags;
@@ -435,7 +460,7 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 		set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
 }
 
-/* A listener has its SYN-ACKs passed by. */
+/* A listener's SYN-ACKs need the option callbacks: the offer may be in any SYN. */
 static __always_inline void on_listen(struct bpf_sock_ops *ctx)
 {
 	int flags = ctx->bpf_sock_ops_cb_flags;
@@ -460,7 +485,7 @@ struct answer {
 	__be32 graft;
 };
 
-/* What a SYN-ACK is to say. Nothing is kept of the SYN: whoever sent it has proved nothing. */
+/* Makes the option for a SYN-ACK. Nothing about the SYN is stored, since its sender address may be forged. */
 __noinline int graft_make_answer(struct bpf_sock_ops *ctx, struct answer *answer)
 {
 	struct graft_option option = {};
@@ -494,7 +519,7 @@ static __always_inline bool is_cookie(struct bpf_sock_ops *ctx)
 	return ctx->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE;
 }
 
-/* How much room a packet's option takes. */
+/* Reserves space in the TCP header for the option, before the packet is built. */
 static __always_inline void on_length(struct bpf_sock_ops *ctx)
 {
 	struct socket_state *state;
@@ -516,7 +541,9 @@ static __always_inline void on_length(struct bpf_sock_ops *ctx)
 	state = state_of(ctx, 0);
 	if (!state || state->phase == DONE || state->no_room)
 		return;
-	/* A SYN that comes again goes plain: something on the way may drop what it does not know. */
+	/* A repeated SYN goes without the option, since a middlebox may have dropped the first one because
+	 * of it.
+	 */
 	if (state->phase == OFFERING && state->sent)
 		return;
 	if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0) && state->phase == OFFERING)
@@ -546,12 +573,12 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 		store_option(ctx, GRAFT_CONFIRM, state->answer);
 }
 
-/* The peer's answer, as the client sees it. Returns enum graft_outcome. */
+/* Judges the server's answer, at the client. Returns enum graft_outcome. */
 __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option *option,
 				  const struct socket_state *state, const struct ends *ends)
 {
 	const struct graft_peer *known;
-	__u32 key[4]; /* as in remember() */
+	__u32 key[4]; /* copied to the stack, as in remember() */
 
 	if (!option || !state || !ends)
 		return GRAFT_ABSENT;
@@ -579,7 +606,7 @@ __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option 
 	}
 }
 
-/* The SYN-ACK has come; the ACK is yet to go. */
+/* Runs at the client when the SYN-ACK has arrived and the ACK is not sent yet. */
 static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 {
 	struct socket_state *state = state_of(ctx, 0);
@@ -592,7 +619,7 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 		return;
 	rule = rule_at(state->rule);
 	graft_read_ends(ctx, GRAFT_CLIENT, &end.ends);
-	/* The rules may have been replaced since. */
+	/* The rules may have been replaced since the SYN was sent. */
 	if (!rule || !fits(rule, &end.ends, caller_of(ctx))) {
 		state->phase = DONE;
 		graft_let_go(ctx, state);
@@ -618,7 +645,9 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 		set_socket(ctx, rule, &end.ends);
 }
 
-/* Something has come from the server: it has the ACK or what came behind it. */
+/* Handles the server's first packet after the handshake. The server has received an ACK with the
+ * confirmation, so the option is no longer sent.
+ */
 static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 {
 	struct socket_state *state = state_of(ctx, 0);
@@ -629,13 +658,15 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	graft_let_go(ctx, state);
 }
 
-/* Of SYNs nothing is kept: where some were not answered of late, this one may have been one of them. */
+/* Returns whether this server answers offers. Since nothing is stored about single SYNs, a connection
+ * counts as unanswered if any SYN was left without an answer recently.
+ */
 static __always_inline bool answers(const struct socket_state *listener)
 {
 	return listener && (!unanswered_ns || bpf_ktime_get_ns() - unanswered_ns > COOKIE_LIFE_NS);
 }
 
-/* The client's confirmation, as the server sees it. Returns enum graft_outcome. */
+/* Judges the client's confirmation, at the server. Returns enum graft_outcome. */
 __noinline int graft_judge_confirmation(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
 	struct graft_option option = {};
@@ -653,7 +684,7 @@ __noinline int graft_judge_confirmation(struct bpf_sock_ops *ctx, const struct g
 	}
 }
 
-/* The handshake is complete: the client is where it says. */
+/* Runs at the server when the handshake is complete, so the client's address is genuine. */
 static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 {
 	enum graft_outcome outcome = GRAFT_ONE_SIDED;
@@ -662,7 +693,9 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	struct conclusion end = {};
 	__u32 index = 0;
 
-	/* The listener's, inherited; unless it was another program's. */
+	/* The accepted socket inherited the flag from its listener, where this program set it unless
+	 * another program had.
+	 */
 	if (!state || !state->had_write_flag)
 		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	graft_read_ends(ctx, GRAFT_SERVER, &end.ends);
@@ -682,7 +715,9 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 		set_socket(ctx, rule, &end.ends);
 }
 
-/* By what it goes, as was chosen for its path, and that it is told of when it ends. */
+/* Follows the choice for the connection's path: sets its congestion control, reports its start, and
+ * arranges that its end is reported.
+ */
 __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule)
 {
 	struct graft_choice_key key = {.rule = rule};
@@ -699,9 +734,12 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 		count(GRAFT_NO_MEMORY);
 		return 0;
 	}
+	/* This socket connects to the broker, which reports the connection itself. */
 	if (flow->picked == GRAFT_PICKED_LED)
 		return 0;
-	/* Or the rule had no choice yet when the SYN went. */
+	/* A server does not see the SYN's time, and at a client the rule may have had no choice then: take
+	 * one round trip before now.
+	 */
 	if (ends->side == GRAFT_SERVER || !flow->began_ns)
 		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;
 	flow->side = ends->side;
@@ -729,6 +767,7 @@ static __always_inline void on_state(struct bpf_sock_ops *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct graft_flow *flow;
 
+	/* args[1] is the new TCP state. */
 	if (ctx->args[1] != STATE_CLOSE || !sk)
 		return;
 	flow = bpf_sk_storage_get(&flows, sk, 0, 0);
@@ -738,7 +777,7 @@ static __always_inline void on_state(struct bpf_sock_ops *ctx)
 	bpf_sk_storage_delete(&flows, sk);
 }
 
-/* What the socket has of its listener is of no use any more. */
+/* Removes the state that an accepted socket inherited from its listener. */
 static __always_inline void forget(struct bpf_sock_ops *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -747,7 +786,7 @@ static __always_inline void forget(struct bpf_sock_ops *ctx)
 		bpf_sk_storage_delete(&states, sk);
 }
 
-/* Before anything else of a connection: the process that makes it runs here, and not any more when the SYN goes. */
+/* Stores the connecting process. connect() runs in that process; the SYN may be sent in another context. */
 static __always_inline void note_caller(struct bpf_sock_addr *ctx)
 {
 	__u32 zero = 0, *asks = bpf_map_lookup_elem(&asks_who, &zero);
@@ -761,7 +800,7 @@ static __always_inline void note_caller(struct bpf_sock_addr *ctx)
 		count(GRAFT_NO_MEMORY);
 		return;
 	}
-	/* The socket may have tried before, for another one. */
+	/* The socket may have an older entry, from a failed connection of another process. */
 	__builtin_memset(caller, 0, sizeof(*caller));
 	read_caller(caller);
 }

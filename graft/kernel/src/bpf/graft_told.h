@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What userspace is told of connections that a rule with a choice fits: when they begin, and when they end. */
+/* Events for userspace about connections that match a rule with a choice: when they are established, and
+ * when they are closed.
+ */
 #ifndef MILLRACE_GRAFT_TOLD_H
 #define MILLRACE_GRAFT_TOLD_H
 
@@ -9,7 +11,7 @@
 
 #define AF_INET 2
 
-/* enum graft_outcome -> connections or packets. */
+/* Number of connections or packets, by enum graft_outcome. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -17,7 +19,7 @@ struct {
 	__uint(max_entries, GRAFT_OUTCOMES);
 } outcomes SEC(".maps");
 
-/* struct graft_told. */
+/* Ring buffer of struct graft_told. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, GRAFT_TOLD_BYTES);
@@ -29,16 +31,16 @@ static __noinline int count(enum graft_outcome outcome)
 	return 0;
 }
 
-/* A connection as rules see it. */
+/* The properties of a connection that rules match: the peer, the server's port, and this host's side. */
 struct ends {
 	__u32 peer[4];
-	__u16 port; /* the server's */
+	__u16 port; /* the server's port */
 	__u8 side;
 	__u8 pad;
 };
 
-/* Not static, as others below: the verifier looks at such a function once, whoever calls it, and each access to the context
- * costs it time.
+/* Functions called by several others are not static: the verifier then checks them once, independent of the
+ * caller. Each access to the context takes the verifier long.
  */
 __noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
 {
@@ -48,7 +50,9 @@ __noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends 
 	if (!ends)
 		return 0;
 
-	/* Or clang chooses the address to load from, which the verifier does not allow for the context. */
+	/* Without this, clang adds up a pointer before it loads, which the verifier refuses for the
+	 * context.
+	 */
 	OPAQUE(v4);
 	OPAQUE(v6);
 	OPAQUE(local);
@@ -78,7 +82,7 @@ struct inet_connection_sock {
 	} icsk_ack;
 } KERNEL;
 
-/* `chrono`: how long bytes waited to be sent or acknowledged, by why. */
+/* `chrono`: time in which bytes waited to be sent or acknowledged, by the reason. */
 struct tcp_sock {
 	__u32 chrono_start;
 	__u32 chrono_stat[3];
@@ -96,6 +100,7 @@ static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_so
 
 	if (!tp)
 		return;
+	/* The sum of finished periods; a running one is added below. */
 	it->busy_jiffies = tp->chrono_stat[0] + tp->chrono_stat[1] + tp->chrono_stat[2];
 	if (BPF_CORE_READ_BITFIELD(tp, chrono_type))
 		it->busy_jiffies += now - tp->chrono_start;
@@ -103,6 +108,7 @@ static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_so
 	it->figures.lost_packets = tp->lost;
 	it->figures.reordering_packets = tp->reordering;
 	it->figures.rtt_min_us = ctx->rtt_min == ~0U ? 0 : ctx->rtt_min;
+	/* The kernel keeps srtt_us times 8, and mdev_us times 4. */
 	it->figures.srtt_us = ctx->srtt_us >> 3;
 	it->figures.mss_bytes = ctx->mss_cache;
 	it->figures.cwnd_packets = ctx->snd_cwnd;
@@ -135,8 +141,8 @@ static __always_inline void tell_ends(struct bpf_sock_ops *ctx, struct graft_tol
 	it->remote_port = bpf_ntohl(remote);
 }
 
-/* By bpf_ringbuf_output, since the verifier of 6.1 forgets that reserved memory cannot be missing. Nobody is woken. Not inlined, so that
- * BTF knows the type.
+/* Sends an event. bpf_ringbuf_output is used since the verifier of Linux 6.1 forgets that reserved memory
+ * is not NULL. Readers poll, so none is woken. Not inlined, so that BTF contains the event's type.
  */
 static __noinline long tell(const struct graft_told *it)
 {
@@ -157,6 +163,7 @@ __noinline int graft_tell(struct bpf_sock_ops *ctx, const struct graft_flow *flo
 	it.duration_ns = it.time_ns - flow->began_ns;
 	it.sent = ctx->bytes_acked;
 	it.received = ctx->bytes_received;
+	/* TCP counts in ticks whose length only userspace can find out. */
 	it.jiffies = bpf_jiffies64();
 	tell_figures(ctx, sk, &it);
 	it.side = flow->side;

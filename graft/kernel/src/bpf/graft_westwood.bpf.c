@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Westwood+ (Grieco and Mascolo, 2004): after a loss the window is what the path has been delivering, if that is more than a part of it.
- * Otherwise it is Reno.
+/* Westwood+ (Grieco and Mascolo, 2004): after a loss the window becomes bandwidth times least round trip,
+ * if that is more than a configured part of the old window. Otherwise it behaves as Reno.
  */
 #include "graft.h"
 
 struct westwood_config {
-	__u32 keep_percent;  /* of the window stays after a loss, at least */
-	__u32 sample_min_us; /* no sample of the bandwidth is of a shorter time */
-	__u32 pace;	     /* 1: space packets out */
+	__u32 keep_percent;  /* least part of the window that stays after a loss */
+	__u32 sample_min_us; /* least duration of a bandwidth sample */
+	__u32 pace;	     /* 1: packets are paced */
 };
 
 SEC(".rodata.config")
@@ -19,9 +19,9 @@ const volatile struct westwood_config config = {
 
 struct westwood {
 	__u64 since_us;
-	__u64 bandwidth;    /* packets/s in 256ths, filtered */
-	__u64 first_filter; /* the same before its second filter */
-	__u32 delivered;    /* when the sample began */
+	__u64 bandwidth;    /* bandwidth after both filters, packets/s in 256ths */
+	__u64 first_filter; /* bandwidth after the first filter, packets/s in 256ths */
+	__u32 delivered;    /* `delivered` when the sample began */
 	__u32 rtt_min_us;
 };
 
@@ -46,10 +46,13 @@ void BPF_PROG(westwood_init, struct sock *sk)
 
 static __always_inline __u64 filtered(__u64 old, __u64 sample)
 {
+	/* A moving average; the first sample is taken as it is. */
 	return old ? (7 * old + sample) / 8 : sample;
 }
 
-/* Westwood+: a sample a round trip, over all that was delivered in it, so that compressed ACKs do not look fast. */
+/* Takes a bandwidth sample each round trip, over all packets delivered in it. Shorter samples would take
+ * bursts of ACKs for a high bandwidth.
+ */
 SEC("struct_ops")
 void BPF_PROG(westwood_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 {
@@ -70,7 +73,7 @@ void BPF_PROG(westwood_pkts_acked, struct sock *sk, const struct ack_sample *sam
 	westwood->since_us = now;
 }
 
-/* What fits the path without a queue, in packets. */
+/* Returns the packets that fit the path without a queue, or `otherwise` if that is unknown. */
 static __always_inline __u32 path_window(const struct westwood *westwood, __u32 otherwise)
 {
 	__u64 window = westwood->bandwidth * westwood->rtt_min_us / (256 * 1000000ULL);
@@ -80,8 +83,10 @@ static __always_inline __u32 path_window(const struct westwood *westwood, __u32 
 	return graft_min(graft_max(window, (__u64)GRAFT_CWND_MIN), (__u64)GRAFT_SSTHRESH_NONE);
 }
 
-/* What fits without a queue is a small part of the window where the queue is long: beside controls that keep it long, taking it would
- * be giving way for ever. */
+/* Returns the window after a loss. If the queue is long, the window without a queue is only a small part of
+ * the current one. Congestion controls that keep the queue long would then starve this connection, so
+ * `keep_percent` stays.
+ */
 SEC("struct_ops")
 __u32 BPF_PROG(westwood_ssthresh, struct sock *sk)
 {
@@ -96,6 +101,7 @@ void BPF_PROG(westwood_cwnd_event, struct sock *sk, int event)
 {
 	struct tcp_sock *tp = graft_tcp(sk);
 
+	/* The recovery is complete: continue with the window that ssthresh() computed. */
 	if (event == GRAFT_COMPLETE_CWR)
 		tp->snd_cwnd = tp->snd_ssthresh;
 	else if (event == GRAFT_LOSS)

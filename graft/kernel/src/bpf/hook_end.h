@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Ends of connections: those of IPv4 are mapped ones. */
+/* Addresses of connections' ends. IPv4 addresses are stored as mapped IPv6 addresses (::ffff:a.b.c.d). */
 #ifndef MILLRACE_HOOK_END_H
 #define MILLRACE_HOOK_END_H
 

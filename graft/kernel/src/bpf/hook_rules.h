@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which connections are to be led: the rules, and the servers that have refused. */
+/* Finds the rule for a connection, and the servers that connections are not redirected to for a while. */
 #ifndef MILLRACE_HOOK_RULES_H
 #define MILLRACE_HOOK_RULES_H
 
@@ -10,7 +10,7 @@
 
 RULE_LISTS(struct hook_rule, HOOK_RULES);
 
-/* Servers that have refused, until when (CLOCK_MONOTONIC, ns). */
+/* Servers that refused a connection -> time until which they are avoided (CLOCK_MONOTONIC, ns). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct hook_end);
@@ -18,10 +18,10 @@ struct {
 	__uint(max_entries, HOOK_AVOIDED);
 } avoided SEC(".maps");
 
-/* What is looked for, and what the rule that fits says. */
+/* A search for the first rule that matches, and the fields of that rule. */
 struct search {
 	const struct hook_end *end;
-	const struct caller *caller; /* 0: nobody of this host: no rule for somebody fits */
+	const struct caller *caller; /* 0: the client is another host; rules for a process do not match */
 	__u32 first;
 	__u32 found;
 	__u32 strict;
@@ -51,7 +51,9 @@ static long look_at(__u32 index, struct search *search)
 	return 1;
 }
 
-/* Whether it may be led. `end` and `caller` are there, the rest is zeroes before. */
+/* Returns whether a rule matches that redirects the connection. The caller sets `end` and `caller`, and the
+ * rest to zero.
+ */
 static __always_inline bool fits_a_rule(struct search *search)
 {
 	__u32 zero = 0, *first = bpf_map_lookup_elem(&in_force, &zero);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The joints at which packet grafts run: joint_tx at TC egress, joint_rx at XDP (a turn of root.bpf.c), joint_repair at TC
- * ingress. Each finds the session, proves the frame, and has the session's functions run one after another by tail calls;
- * the last of them calls its verdict, entry 0 of the same program array. Nothing but the verdict decides.
+/* The dispatcher of packet grafts. It has three hooks: joint_tx at TC egress, joint_rx at XDP (called by
+ * root.bpf.c), and joint_repair at TC ingress. Each finds the packet's session, authenticates the frame, and
+ * runs the session's functions by tail calls. The last function calls the hook's verdict (`..._done`),
+ * entry 0 of the same program array. Only the verdict passes or drops the packet.
  *
- *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
- *   joint_seal.h     the stages of sealed sessions, which are in seal.bpf.c
- *   joint_active.h   which sessions have packets
+ *   graft_packet.h   the interface of functions
+ *   joint_intf.h     the interface of userspace
+ *   joint_frame.h    making, authenticating and removing frames
+ *   joint_seal.h     the calls of the programs that seal and open datagrams (seal.bpf.c)
+ *   joint_active.h   activity counters of sessions
  *   joint_wire.h     datagrams over IP protocol 253
- *   joint_path.h     several pairs of addresses for one session
+ *   joint_path.h     sessions with several paths
  */
 #include "barrier.h"
 #include "joint_active.h"
@@ -30,7 +33,7 @@ struct {
 	__type(value, struct joint_session);
 } sessions SEC(".maps");
 
-/* Addresses between which there are sessions that are sealed or have another protocol than UDP -> one of these. */
+/* Address pairs between which a session is sealed or uses protocol 253 -> the index of one such session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GRAFT_SESSIONS);
@@ -45,7 +48,7 @@ struct {
 	__type(value, struct joint_counts);
 } counters SEC(".maps");
 
-/* Packets of no session. */
+/* Number of packets that belong to no session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -101,11 +104,13 @@ static __always_inline void hear(const struct graft_work *work)
 
 enum found {
 	FOUND,
-	FOUND_OTHER, /* not UDP, nor protocol 253 as sessions have it */
-	FOUND_ODD,   /* addresses only: UDP that has no frame which could be found, but which hosts accept */
+	FOUND_OTHER, /* neither UDP nor a session's protocol 253 */
+	FOUND_ODD,   /* only the addresses are known: UDP whose ports were not found */
 };
 
-/* Fragments say what is in them, or that it is behind more headers. */
+/* Returns whether a fragment may be of UDP. In IPv6, a fragment may only state that more extension headers
+ * follow.
+ */
 static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet,
 				      const struct ip_carried *carried)
 {
@@ -136,17 +141,18 @@ static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct 
 		return FOUND_OTHER;
 	if (result == PARSE_NOT_UDP || !packet->family)
 		return FOUND_OTHER;
+	/* Only a first fragment has ports, so fragments are judged by their addresses. */
 	if (result == PARSE_FRAGMENT)
 		return may_be_udp(cursor, packet, &carried) ? FOUND_ODD : FOUND_OTHER;
 	if (result)
-		return FOUND_ODD; /* more extension headers than are followed */
+		return FOUND_ODD; /* more extension headers than this program follows */
 	work->udp_at = cursor->at;
 	work->protocol = carried.protocol;
 	work->protocol_at = carried.protocol_at;
 	if (carried.protocol == IPPROTO_UDP ? take_udp(cursor, &udp) : take_wire(cursor, &carried, &udp))
 		return FOUND_OTHER;
 	if (udp.bytes < UDP_BYTES)
-		return FOUND_ODD; /* of IPv6 it may be 0, for all that is there */
+		return FOUND_ODD; /* IPv6 jumbograms have length 0 */
 	packet->source_port = udp.source;
 	packet->destination_port = udp.destination;
 	packet->udp_bytes = udp.bytes;
@@ -166,8 +172,9 @@ static __always_inline struct joint_session *find_session(const struct udp_packe
 	return bpf_map_lookup_elem(&sessions, &key);
 }
 
-/* Whether what is odd is between the addresses of a session of which nothing passes as it is: then it might be that one's, and it is
- * dropped. XDP leaves that to TC, which sees it, too.
+/* Returns whether a packet that could not be parsed is dropped. It is if its addresses have a session that
+ * accepts only sealed packets, or protocol 253, since it may be part of that session. XDP leaves the
+ * decision to TC, which sees the packet later.
  */
 static __always_inline int is_dropped(const struct udp_packet *packet, int out)
 {
@@ -203,6 +210,7 @@ static __always_inline void begin(struct graft_work *work, const struct joint_se
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
 	work->leaves_ns = 0;
+	/* The coarse clock costs less, and its tick of some ms is precise enough for functions. */
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->start_ns = 0;
 }
@@ -215,7 +223,7 @@ static __always_inline struct joint_time *time_of(const struct graft_work *work,
 	return of ? &of->joints[joint] : NULL;
 }
 
-/* Time is taken of functions and framing. What sealing takes is not the graft's. */
+/* Starts to time a packet, if it is the 64th. The time covers functions and framing, but not sealing. */
 static __always_inline void start_time(struct graft_work *work, __u32 joint)
 {
 	struct joint_time *time = time_of(work, joint);
@@ -235,7 +243,9 @@ static __always_inline void put_context(struct frame_context *context, const str
 	context->payload_bytes = payload_bytes;
 }
 
-/* Whether a frame is one of the session's, as far as it goes. */
+/* Authenticates a frame, and copies its fields to `work`. Returns GRAFT_OTHER if the frame is valid, or the
+ * reason to drop the packet.
+ */
 static __always_inline enum graft_reason prove(struct graft_work *work, const struct joint_session *session,
 					       const struct graft_frame *frame,
 					       const struct udp_packet *packet)
@@ -251,24 +261,31 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	work->epoch = epoch;
 	work->kind = frame->bits >> 1 & (GRAFT_KINDS - 1);
 	work->number = bpf_ntohl(frame->number);
-	/* Daemons hear each other whatever they take: so they find out that one was started anew. */
+	/* Messages between daemons are accepted with any list, so that a daemon notices that the other one
+	 * was restarted.
+	 */
 	if (work->kind < GRAFT_SAYS &&
 	    (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch]))
 		return GRAFT_STALE;
 	return GRAFT_OTHER;
 }
 
-/* --- The clock: it goes while there is something to be told --- */
+/* --- The clock: notifies the daemon of sessions that send nothing --- */
 
+/* A clock moves between three paces. A sent packet sets FAST (wind). Each tick chooses the next pace
+ * (pace_of): FAST until the session was silent for JOINT_SILENT_NS, then SLOW, or STANDS if all that was
+ * sent has arrived. The packet path and the tick race, so tick() reads sent_ns again after it has stored
+ * the pace.
+ */
 enum pace {
-	STANDS, /* until something is sent */
+	STANDS, /* no timer runs until a packet is sent */
 	SLOW,
 	FAST,
 };
 
 struct joint_clock {
 	struct bpf_timer timer;
-	__u64 period_ns; /* 0: there is none */
+	__u64 period_ns; /* 0: the session has no clock */
 	__u64 pace;
 };
 
@@ -279,7 +296,9 @@ struct {
 	__type(value, struct joint_clock);
 } clocks SEC(".maps");
 
-/* Something was sent: behind `number`, which has noted when. */
+/* Starts the clock, if it does not run fast already. It is called after `number` has stored the time of the
+ * packet.
+ */
 static __always_inline void wind(const struct graft_work *work)
 {
 	__u32 session = work->session;
@@ -287,36 +306,39 @@ static __always_inline void wind(const struct graft_work *work)
 
 	if (!clock || !clock->period_ns || READ_ONCE(clock->pace) == FAST)
 		return;
+	/* The exchange makes one of several sending CPUs start the timer. */
 	if (__sync_lock_test_and_set(&clock->pace, FAST) != FAST)
 		bpf_timer_start(&clock->timer, clock->period_ns, 0);
 }
 
 /* --- TC egress --- */
 
-/* Where the application's own packet has left already, its sender hears of no error: the other one goes to an interface that
- * there is not. (TCX passes on what is TC_ACT_STOLEN.)
+/* Drops a packet. If it is one that a function sends behind the application's packet, the application must
+ * not get an error: the packet is redirected to interface 0, which does not exist. (TCX would pass on
+ * TC_ACT_STOLEN.)
  */
 static __always_inline int drop(__u32 is_behind)
 {
 	return is_behind ? bpf_redirect(0, 0) : TC_ACT_SHOT;
 }
 
-/* The stage seals, and calls joint_tx_out. */
+/* Calls the program that seals, which calls joint_tx_out after it. */
 static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 {
 	struct seal_call *call = seal_call();
 
 	if (call) {
 		*call = what;
+		/* Returns only if the sealing programs are not loaded. */
 		bpf_tail_call(skb, &stages_tx, STAGE_SEAL);
 	}
 	count(what.session, GRAFT_NO_KEYS);
 	return drop(what.is_behind);
 }
 
-#define PACE_TRIES 8 /* of CPUs that send at the same time */
+#define PACE_TRIES 8 /* attempts, when other CPUs send at the same time */
 
-/* Draws the time at which the packet leaves. */
+/* Reserves the time at which the packet leaves: not before the previous packet's time plus its interval. */
 static __noinline int draw_time(struct graft_work *work)
 {
 	struct graft_shared *shared = graft_shared(work);
@@ -333,7 +355,7 @@ static __noinline int draw_time(struct graft_work *work)
 		    next_ns)
 			break;
 	}
-	/* Whoever had no luck leaves with the one before. */
+	/* If all attempts failed, the packet leaves together with the previous one. */
 	work->leaves_ns = at_ns > now_ns ? at_ns : now_ns;
 	return 0;
 }
@@ -344,8 +366,8 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
-/* By a path where the session has some, and last of all in the form that it has on the wire: the verdict. It is counted as `reason`
- * then.
+/* Brings a packet into its form on the wire, and sends it by a path if the session has several. Returns the
+ * verdict, and sets `reason` if the packet is dropped.
  */
 static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
 				 const struct seal_call *what, __u32 *reason)
@@ -365,14 +387,16 @@ static __always_inline int leave(struct __sk_buff *skb, const struct graft_work 
 	return verdict;
 }
 
-#define MARKS 8 /* of one kind, for as many paths and more */
+#define MARKS 8 /* number of marks of one kind; the lowest bits are the path */
 
 static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
 {
 	return (skb->mark & ~(MARKS - 1)) == mark;
 }
 
-/* What functions and the daemon send. `works` is the one's whose run this is in, if it is in one. */
+/* Sends a packet of a function or of the daemon, which has a frame already. `works` belongs to the packet
+ * during whose run a function sends this one.
+ */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_session *session,
 				    const struct udp_packet *packet)
 {
@@ -391,16 +415,16 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct joint_se
 	if (!work)
 		return TC_ACT_SHOT;
 	skb->mark = 0;
-	/* In the run of another packet: it is the copy of that, and leaves when that does. */
+	/* A function's packet leaves at the same time as the packet that it was made from. */
 	put_time(skb, work);
-	if (session->is_sealed && (mark & ~(MARKS - 1)) != config.clear_mark)
+	if (session->is_sealed)
 		return seal(skb, what);
 	verdict = leave(skb, work, &what, &reason);
 	count(session->index, reason);
 	return verdict;
 }
 
-/* Framed and sealed already: the copy of a packet that is to leave by one of the session's paths. What leaves is counted by path. */
+/* Sends the copy of a framed and sealed packet by one of the session's paths, for redundant paths. */
 static __always_inline int pass_copy(struct __sk_buff *skb, const struct joint_session *session)
 {
 	const struct graft_work *work = graft_work(GRAFT_TX);
@@ -444,7 +468,7 @@ int joint_tx(struct __sk_buff *skb)
 
 	if (!work)
 		goto other;
-	/* It has been here, and goes by a path of its session now. */
+	/* The packet was handled before, and was redirected to the interface of its path. */
 	if (skb->mark == config.path_mark + JOINT_PATHS) {
 		skb->mark = 0;
 		return PASS_ON;
@@ -459,7 +483,7 @@ int joint_tx(struct __sk_buff *skb)
 		goto other;
 	if (is_marked(skb, config.path_mark))
 		return pass_copy(skb, session);
-	if (skb->mark == config.mark || is_marked(skb, config.clear_mark) || is_marked(skb, config.word_mark))
+	if (skb->mark == config.mark || is_marked(skb, config.word_mark))
 		return pass_own(skb, session, &packet);
 	begin(work, session, GRAFT_TX, session->epoch);
 	start_time(work, GRAFT_TX);
@@ -467,9 +491,10 @@ int joint_tx(struct __sk_buff *skb)
 	work->kind = GRAFT_DATA;
 	if (session->is_paused)
 		return graft_done(skb, tx, work, GRAFT_PAUSED);
+	/* A buffer with several datagrams (GSO) would get one frame only. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, tx, work, GRAFT_MERGED);
-	/* Before functions see it: what has a number is sent. */
+	/* The length is checked before functions see the packet: a packet that has a number must be sent. */
 	if (is_too_long(skb, work))
 		return graft_done(skb, tx, work, GRAFT_TOO_LONG);
 	work->reason = GRAFT_SENT;
@@ -535,7 +560,9 @@ static __always_inline void conclude(const struct graft_work *work, __u32 joint,
 	take_time(work, joint);
 }
 
-/* The packet leaves as a copy, which is sealed where its session is, and a function puts one of its own in its place. */
+/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. The
+ * original buffer then runs that function again, which turns it into its own packet.
+ */
 static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
 {
 	__u32 again = work->again;
@@ -543,7 +570,9 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 
 	work->again = 0;
 	work->start_ns = 0;
+	/* The mark makes joint_tx pass the copy as a packet that has its frame. */
 	skb->mark = work->mark;
+	/* The copy runs joint_tx within this call, and leaves. */
 	failed = bpf_clone_redirect(skb, skb->ifindex, 0) < 0;
 	work->leaves_ns = 0;
 	if (failed)
@@ -552,6 +581,7 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 	work->behind++;
 	work->current = again;
 	work->list = 0;
+	/* The function sees `behind`, and makes its own packet. */
 	bpf_tail_call(skb, &programs_tx, again);
 	return drop(1);
 }
@@ -566,8 +596,10 @@ int joint_tx_done(struct __sk_buff *skb)
 	if (!work)
 		return PASS_ON;
 	reason = work->reason;
+	/* The frame is added after all functions, whatever they did to the packet. */
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
+	/* Something was sent, so its acknowledgement may be lost: the clock has to run. */
 	if (goes_on(reason))
 		wind(work);
 	if (goes_on(reason) && work->takes_ns) {
@@ -597,7 +629,7 @@ int joint_tx_done(struct __sk_buff *skb)
 	return goes_on(reason) ? verdict : drop(work->behind);
 }
 
-/* Of what was to be sealed. */
+/* Sends a packet that joint_seal has sealed. */
 SEC("tcx/egress")
 int joint_tx_out(struct __sk_buff *skb)
 {
@@ -607,7 +639,7 @@ int joint_tx_out(struct __sk_buff *skb)
 
 	if (!call || !work)
 		return TC_ACT_SHOT;
-	/* Copies by other paths have calls of their own. */
+	/* leave() sends copies by other paths, which run these programs again and may overwrite the call. */
 	what = *call;
 	if (goes_on(what.reason))
 		verdict = leave(skb, work, &what, &what.reason);
@@ -615,7 +647,9 @@ int joint_tx_out(struct __sk_buff *skb)
 	return goes_on(what.reason) ? verdict : drop(what.is_behind);
 }
 
-/* In clear, what comes twice may be an old one that somebody sends again; what was sealed has been told from these before. */
+/* Returns whether a packet proves that its path works: it is new, or a late or duplicate one of a sealed
+ * session. Without sealing a duplicate may be a replay; joint_open drops replays of sealed packets.
+ */
 static __always_inline int is_new_and_true(const struct graft_work *work, __u32 reason)
 {
 	return goes_on(reason) || (work->is_sealed && (reason == GRAFT_DUPLICATE || reason == GRAFT_OLD ||
@@ -655,6 +689,7 @@ int joint_repair_done(struct __sk_buff *skb)
 		hear(work);
 	}
 	conclude(work, GRAFT_REPAIR, reason);
+	/* The function has turned the request around; it leaves by the interface that it came from. */
 	if (reason == GRAFT_RESENT)
 		return bpf_redirect(skb->ifindex, 0);
 	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
@@ -701,6 +736,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	enum graft_reason wrong;
 	int is_new;
 
+	/* The headers are copied, since packet memory may be in fragments. */
 	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
 		goto other;
 	if (!is_opened)
@@ -710,11 +746,14 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		session = find_session(&packet, 0);
 	if (!session)
 		goto other;
+	/* The epoch is known only after the frame was authenticated. */
 	begin(work, session, GRAFT_RX, 0);
 	if (!session->is_sealed || is_opened)
 		start_time(work, GRAFT_RX);
 	wrong = prove_xdp(ctx, work, session, &packet);
-	/* XDP in the generic mode sees again what this host has had arrive once more: as UDP, and opened. */
+	/* In generic mode, XDP also sees packets that this host injected (GRAFT_RETURNED). They are plain
+	 * UDP and opened.
+	 */
 	is_new = !is_opened && (wrong || work->kind != GRAFT_RETURNED);
 	if (is_new && work->protocol != session->protocol)
 		return graft_done(ctx, rx, work, GRAFT_OTHER_PROTOCOL);
@@ -729,6 +768,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		return graft_done(ctx, rx, work, wrong);
 	work->list = session->lists[work->epoch & 1][GRAFT_RX];
 	work->reason = GRAFT_LET_IN;
+	/* Messages of daemons and recovered packets run no functions at XDP. */
 	if (work->kind >= GRAFT_SAYS || work->kind == GRAFT_RETURNED)
 		work->list = 0;
 	return graft_next(ctx, rx, work);
@@ -743,7 +783,7 @@ int joint_rx(struct xdp_md *ctx)
 	return receive(ctx, 0);
 }
 
-/* What was sealed, and is now as its sender had it. */
+/* Receives a packet that joint_open has opened. */
 SEC("xdp.frags")
 int joint_rx_opened(struct xdp_md *ctx)
 {
@@ -752,7 +792,9 @@ int joint_rx_opened(struct xdp_md *ctx)
 
 /* --- TC ingress --- */
 
-/* Opening has left a whole checksum, or protocol 253 has brought it, where the interface is to complete that of the pseudo header. */
+/* Replaces a complete checksum by the pseudo header's, since the interface is to complete it
+ * (CHECKSUM_PARTIAL). Opening a sealed packet or restoring UDP has left a complete one.
+ */
 static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
 						const struct udp_packet *packet)
 {
@@ -762,7 +804,9 @@ static __always_inline int put_partial_checksum(struct __sk_buff *skb, const str
 	return bpf_skb_store_bytes(skb, CHECK_AT(work), &check, sizeof(check), 0);
 }
 
-/* By its mark this host knows that it was its own: nobody else says so. */
+/* Accepts a packet that this host has recovered and injected. Only its mark proves that; no other sender
+ * can set it.
+ */
 static __always_inline int take_returned(struct __sk_buff *skb, struct graft_work *work)
 {
 	if (skb->mark != config.mark)
@@ -797,9 +841,10 @@ int joint_repair(struct __sk_buff *skb)
 		goto other;
 	begin(work, session, GRAFT_REPAIR, 0);
 	start_time(work, GRAFT_REPAIR);
+	/* GRO has merged several datagrams, whose frames are now within the payload. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
-	/* UDP may be what XDP has made of protocol 253. */
+	/* XDP may have changed protocol 253 to UDP, so UDP is accepted for such a session. */
 	if (work->protocol != IPPROTO_UDP && session->protocol == IPPROTO_UDP)
 		return graft_done(skb, repair, work, GRAFT_OTHER_PROTOCOL);
 	if (work->protocol != IPPROTO_UDP && wire_in_skb(skb, work, packet.udp_bytes))
@@ -809,10 +854,13 @@ int joint_repair(struct __sk_buff *skb)
 	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
 			       sizeof(frame)))
 		return graft_done(skb, repair, work, GRAFT_MALFORMED);
-	/* Again: XDP's opinion does not come along, and its program may not have been there. */
+	/* The frame is authenticated again: XDP's result is not passed on to TC, and the XDP program may
+	 * not have been attached.
+	 */
 	wrong = prove(work, session, &frame, &packet);
 	if (wrong)
 		return graft_done(skb, repair, work, wrong);
+	/* Packets of the same host (veth) arrive with a checksum that is still to be completed. */
 	work->is_partial = IP_SUMMED(skb) == CHECKSUM_PARTIAL;
 	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP || session->paths) &&
 	    put_partial_checksum(skb, work, &packet))
@@ -832,7 +880,7 @@ other:
 	return PASS_ON;
 }
 
-/* --- What a clock tells --- */
+/* --- Events of clocks --- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -852,8 +900,9 @@ static __noinline int put_tick(struct joint_tick *event, const struct graft_shar
 	return 0;
 }
 
-/* The daemon is told of sessions that are silent, not of each that is busy. One that has been for long needs no clock when all that it has
- * sent has come, and a slow one where that is not known.
+/* Returns the next pace of a session's clock. Only silent sessions are reported to the daemon. A session
+ * that was silent for JOINT_SILENT_NS needs no clock if the peer has acknowledged everything, and a slow
+ * one otherwise.
  */
 static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 silent_ns)
 {
@@ -864,7 +913,9 @@ static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 sil
 	return state->acked == state->next ? STANDS : SLOW;
 }
 
-/* Timers end with the last descriptor of their map, so also when the process is killed. */
+/* Runs at each tick of a session's clock. The kernel stops the timers when the last descriptor of their map
+ * is closed, also after a kill.
+ */
 static int tick(void *map, __u32 *session, struct joint_clock *clock)
 {
 	__u32 key = *session;
@@ -872,6 +923,7 @@ static int tick(void *map, __u32 *session, struct joint_clock *clock)
 	struct joint_tick *event = NULL;
 	__u64 sent_ns, silent_ns, pace;
 
+	/* The daemon has stopped the clock. */
 	if (!clock->period_ns || !state)
 		return 0;
 	sent_ns = READ_ONCE(state->sent_ns);
@@ -884,7 +936,7 @@ static int tick(void *map, __u32 *session, struct joint_clock *clock)
 		bpf_ringbuf_submit(event, 0);
 	}
 	__sync_lock_test_and_set(&clock->pace, pace);
-	/* What is sent at this moment may have seen the pace before. */
+	/* A packet that was sent meanwhile may have seen the previous pace FAST and not started the timer. */
 	if (READ_ONCE(state->sent_ns) != sent_ns)
 		clock->pace = pace = FAST;
 	if (pace != STANDS)
@@ -895,7 +947,9 @@ static int tick(void *map, __u32 *session, struct joint_clock *clock)
 #define MONOTONIC 1
 #define EBUSY	  16
 
-/* The error is the kernel's. Since 6.18 it takes a timer's memory without waiting for any lock, so ENOMEM is no lasting state. */
+/* Sets a session's clock; userspace runs it. `error` is the kernel's. Since Linux 6.18 a timer's memory is
+ * allocated without waiting for locks, so ENOMEM may be temporary.
+ */
 SEC("syscall")
 int joint_clock(struct joint_clock_call *call)
 {
@@ -911,7 +965,7 @@ int joint_clock(struct joint_clock_call *call)
 		return 0;
 	}
 	call->error = bpf_timer_init(&clock->timer, &clocks, MONOTONIC);
-	if (call->error && call->error != -EBUSY) /* it was made before */
+	if (call->error && call->error != -EBUSY) /* EBUSY: the timer exists already */
 		return 0;
 	clock->pace = FAST;
 	call->error = bpf_timer_set_callback(&clock->timer, tick);

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which sessions have had packets, so that a daemon with thousands of them looks at those only, without a system call. */
+/* Counts activity of sessions in memory that the daemon maps. A daemon with thousands of sessions thus
+ * looks only at active ones, without a system call.
+ */
 #ifndef MILLRACE_JOINT_ACTIVE_H
 #define MILLRACE_JOINT_ACTIVE_H
 
 #include "graft_packet.h"
 
-/* By session: grows with every packet whose time is taken, and with every datagram that did not open. Only that it differs from
- * before means something: of two CPUs at the same time one may win. */
+/* Activity counter of each session. It grows with every timed packet and with every datagram that could not
+ * be opened. Two CPUs may write at the same time and lose a count, so only a change of the value has a
+ * meaning.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

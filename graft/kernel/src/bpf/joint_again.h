@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What was sent is sent again. */
+/* Retransmits packets that a session has kept. */
 #ifndef MILLRACE_JOINT_AGAIN_H
 #define MILLRACE_JOINT_AGAIN_H
 
 #include "joint_send.h"
 
-/* A packet that was turned around becomes another one that was kept, with its frame. */
+/* Turns a request, whose addresses are swapped already, into the kept packet of this number, with its
+ * frame.
+ */
 static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u32 number)
 {
 	struct letter letter = {.kind = GRAFT_DATA, .number = number};
@@ -29,7 +31,7 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	return finish(skb, work, &letter);
 }
 
-/* A packet that was turned around says that another one is not kept any more. */
+/* Turns a request into the answer that the packet is no longer kept. */
 static __noinline int say_gone(struct __sk_buff *skb, struct graft_work *work, __u32 number)
 {
 	struct letter letter = {.kind = GRAFT_GONE, .number = number};

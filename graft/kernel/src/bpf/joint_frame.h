@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The frame behind a payload: made, proved, put on and taken off. Functions that send packets use it, too. */
+/* The frame behind a payload: made, authenticated, added and removed. Functions that send packets use it,
+ * too.
+ */
 #ifndef MILLRACE_JOINT_FRAME_H
 #define MILLRACE_JOINT_FRAME_H
 
@@ -10,9 +12,11 @@
 #define CHECK_AT(work)	    ((work)->udp_at + __builtin_offsetof(struct udphdr, check))
 #define UDP_LENGTH_AT(work) ((work)->udp_at + __builtin_offsetof(struct udphdr, len))
 
-/* What the tag is over, beside the frame: a packet that is sent back to its sender is not one of the other side's. */
+/* The fields that the tag covers in addition to the frame. The source is one, so that a packet which is
+ * reflected to its sender is not accepted there.
+ */
 struct frame_context {
-	__u8 source[16]; /* IPv4 in the first 4 bytes, the rest zero */
+	__u8 source[16]; /* an IPv4 address in the first 4 bytes, the rest zero */
 	__be16 source_port;
 	__be16 destination_port;
 	__u32 payload_bytes;
@@ -41,7 +45,7 @@ static __always_inline void frame_make(struct graft_frame *frame, const struct g
 	frame->tag = frame_tag(work->key, frame, context);
 }
 
-/* --- In a datagram --- */
+/* --- Adding and removing the frame of a datagram --- */
 
 static __always_inline int change_ip_length(struct __sk_buff *skb, const struct graft_work *work,
 					    __s32 change)
@@ -60,8 +64,8 @@ static __always_inline int change_ip_length(struct __sk_buff *skb, const struct 
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
-/* UDP's checksum after bytes have come at its end (`more` is 1) or gone. Behind an odd number of others their sum counts
- * with its bytes swapped. A checksum of zero, none, stays.
+/* Updates UDP's checksum after the frame was added (`more` is 1) or removed. If an odd number of bytes
+ * precedes the frame, its sum counts with swapped bytes. A checksum of 0 (none) stays.
  */
 static __always_inline int change_checksum(struct __sk_buff *skb, const struct graft_work *work,
 					   const struct graft_frame *frame, int more)
@@ -69,7 +73,9 @@ static __always_inline int change_checksum(struct __sk_buff *skb, const struct g
 	__s64 sum = more ? bpf_csum_diff(NULL, 0, (__be32 *)frame, sizeof(*frame), 0)
 			 : bpf_csum_diff((__be32 *)frame, sizeof(*frame), NULL, 0, 0);
 	__u16 folded = csum_fold(sum);
-	/* Of an skb whose sum the interface has told, that changes, too: with its bytes the sum goes when they are cut off. */
+	/* BPF_F_PSEUDO_HDR also updates the sum that the interface computed over the whole skb, which
+	 * changes when bytes are cut off.
+	 */
 	__u64 flags = BPF_F_MARK_MANGLED_0 | (more || work->is_partial ? 0 : BPF_F_PSEUDO_HDR);
 
 	if (work->payload_bytes & 1)
@@ -99,10 +105,13 @@ static __always_inline int frame_put(struct __sk_buff *skb, const struct graft_w
 	    bpf_skb_store_bytes(skb, at, frame, sizeof(*frame), 0) || change_checksum(skb, work, frame, 1) ||
 	    change_udp_length(skb, work, udp_bytes, udp_bytes + GRAFT_FRAME_BYTES))
 		return -1;
+	/* Only IPv4 has a header checksum, which change_ip_length() updates. */
 	return change_ip_length(skb, work, GRAFT_FRAME_BYTES);
 }
 
-/* What is behind the length that IP says, its receiver cuts off. */
+/* Removes the frame by shortening the lengths in the headers. The bytes stay in the skb, and IP cuts them
+ * off.
+ */
 static __always_inline int frame_take(struct __sk_buff *skb, const struct graft_work *work)
 {
 	__u32 udp_bytes = UDP_BYTES + work->payload_bytes;

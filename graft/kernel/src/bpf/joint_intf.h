@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the dispatcher of packet grafts shares with graft/kernel/src/joint/intf.rs. */
+/* Types that the dispatcher of packet grafts shares with graft/kernel/src/joint/intf.rs. */
 #ifndef MILLRACE_JOINT_INTF_H
 #define MILLRACE_JOINT_INTF_H
 
 #include "graft_packet.h"
 
-/* Load-time configuration. */
+/* Load-time configuration: marks of packets that this host sends itself. */
 struct joint_config {
-	__u32 mark; /* of packets that functions send, unlike any other on this host */
-	/* Multiples of 8: the numbers behind them are those of paths. */
-	__u32 clear_mark; /* of words about keys, which cannot be sealed */
-	__u32 word_mark;  /* of other words of the daemon */
-	__u32 path_mark;  /* of whole packets; JOINT_PATHS behind it: of what leaves */
+	__u32 mark; /* mark of packets that functions send; no other packet has it */
+	/* Both are multiples of 8; the lowest three bits are the number of a path. */
+	__u32 word_mark; /* mark of the daemon's messages */
+	__u32 path_mark; /* mark of copies for other paths; + JOINT_PATHS: of packets that leave by a path */
 };
 
-/* Addresses are IPv4 in the first 4 bytes, the rest zero, or IPv6. */
+/* Key of a session. An IPv4 address is in the first 4 bytes, and the rest is zero. */
 struct joint_key {
 	__u8 local[16];
 	__u8 remote[16];
@@ -27,35 +26,43 @@ struct joint_pair {
 	__u8 remote[16];
 };
 
+/* A session, as userspace writes it. The entry is replaced as a whole, so a program sees one consistent
+ * state.
+ *
+ * Each of the two epochs has a list. `epoch` is the epoch of outgoing packets; `live` has a bit for each
+ * epoch whose packets may come in. To replace the list, userspace writes the other list and its bit
+ * (accept), changes `epoch` (switch), and clears the old bit when no such packet is in flight (retire). A
+ * paused session has `is_paused` and no bit in `live`; a session that is only held keeps its bits.
+ */
 struct joint_session {
-	__u64 lists[2][GRAFT_JOINTS]; /* by epoch: functions, a byte each, the first one lowest */
+	__u64 lists[2][GRAFT_JOINTS]; /* by epoch and hook: a byte per function, the first lowest */
 	__u64 key[2];
 	__u32 index;
 	__u32 budget_ns;
-	__be16 list_ids[2]; /* by epoch, in network order */
-	__u8 epoch;	    /* of what goes out */
-	__u8 live;	    /* bits: epochs of what may come in */
-	__u8 is_sealed;	    /* nothing leaves or comes in but sealed */
-	__u8 is_paused;	    /* nothing leaves */
-	__u8 tells_room;    /* its daemon hears when there is room for who was refused */
-	__u8 protocol;	    /* on the wire: UDP, or 253 */
-	__u8 paths;	    /* how many; 0: its own addresses, as the host routes them */
+	__be16 list_ids[2]; /* identifier of each epoch's list, in network byte order */
+	__u8 epoch;	    /* epoch of outgoing packets */
+	__u8 live;	    /* a bit for each epoch whose packets may come in */
+	__u8 is_sealed;	    /* only sealed datagrams leave or come in */
+	__u8 is_paused;	    /* outgoing packets are dropped */
+	__u8 tells_room;    /* the daemon is notified when a refused sender may send again */
+	__u8 protocol;	    /* IP protocol on the wire: UDP or 253 */
+	__u8 paths;	    /* number of paths; 0: its own addresses, routed by the host */
 	__u8 pad[5];
 };
 
 #define JOINT_PATHS 4
 
-/* A pair of addresses that stands for the session's own, and the interface that it goes by. */
+/* A path: an address pair that replaces the session's own on the wire, and the interface to send by. */
 struct joint_path {
 	__u8 local[16];
 	__u8 remote[16];
-	__u32 ifindex; /* 0: there is none */
-	__u32 weight;  /* how much of the session it carries; 0: nothing */
+	__u32 ifindex; /* 0: there is no such path */
+	__u32 weight;  /* share of the session's packets; 0: none */
 };
 
 struct joint_paths {
-	struct joint_path each[JOINT_PATHS]; /* the first one has the session's own addresses */
-	__u32 is_redundant;		     /* everything goes by all of them */
+	struct joint_path each[JOINT_PATHS]; /* the first path has the session's own addresses */
+	__u32 is_redundant;		     /* 1: every packet is sent by all paths */
 	__u32 pad;
 };
 
@@ -66,69 +73,68 @@ struct joint_path_counts {
 	__u32 pad;
 };
 
-/* What comes with a path's addresses. */
+/* The session and the path that packets with a path's addresses belong to. */
 struct joint_path_in {
 	struct joint_key session;
 	__u32 ifindex;
 	__u32 path;
 };
 
-/* How long sampled packets took, from the dispatcher to the verdict. */
+/* Time that sampled packets took at a hook, from the dispatcher to the verdict. */
 struct joint_time {
-	__u64 packets; /* all */
+	__u64 packets; /* all packets, timed or not */
 	__u64 samples;
 	__u64 total_ns;
 	__u64 most_ns;
-	__u64 over; /* samples above the budget */
+	__u64 over; /* samples above the session's budget */
 };
 
 struct joint_times {
 	struct joint_time joints[GRAFT_JOINTS];
 };
 
-#define JOINT_REASONS 32 /* a power of two, for the verifier */
+#define JOINT_REASONS 32 /* a power of two, so that the verifier sees the bound of an index */
 
 _Static_assert(GRAFT_REASONS <= JOINT_REASONS, "a place for each reason");
 
-/* Packets of a session, by what became of them. */
+/* Number of a session's packets, by enum graft_reason. */
 struct joint_counts {
 	__u64 packets[JOINT_REASONS];
 };
 
-#define JOINT_SILENT_NS \
-	2000000000ULL /* a session that has sent nothing for so long has a slow clock, or none */
-#define JOINT_SLOW_NS 1000000000ULL
+#define JOINT_SILENT_NS 2000000000ULL /* after this silence a session's clock is slow, or stops */
+#define JOINT_SLOW_NS	1000000000ULL
 
-/* From a session's clock, when it has sent nothing for a period. */
+/* Event of a session's clock: the session has sent nothing for a period. */
 struct joint_tick {
-	__u64 time_ns; /* CLOCK_MONOTONIC */
-	__u64 sent_ns; /* when the latest packet went out */
+	__u64 time_ns; /* time of the event, CLOCK_MONOTONIC */
+	__u64 sent_ns; /* time of the latest outgoing packet */
 	__u32 session;
-	__u32 next;   /* number of the next packet out */
-	__u32 newest; /* one more than the newest number in */
-	__u32 acked;  /* all below have come at the other end, where a function says so */
+	__u32 next;   /* number of the next outgoing packet */
+	__u32 newest; /* one more than the newest number received */
+	__u32 acked;  /* the peer has all packets below this number, if a function acknowledges */
 	__u32 srtt_us;
 	__u32 pad;
 };
 
-#define JOINT_ROOM 255 /* kind of a word that this host says itself: there is room */
+#define JOINT_ROOM 255 /* kind of an event that this host makes itself: a refused sender may send again */
 
-/* What the daemon at the other end says. */
+/* A message of the peer's daemon, or a JOINT_ROOM event. */
 struct joint_word {
 	__u32 session;
 	__u32 number;
 	__u8 kind;
-	__u8 epoch; /* that it was sent in */
+	__u8 epoch; /* epoch that it was sent in */
 	__u8 pad[6];
 };
 
-/* Starts a session's clock, or with period 0 stops it. */
+/* Argument of joint_clock: sets a session's clock; with period 0 stops it. */
 struct joint_clock_call {
 	__u64 period_ns;
 	__u32 session;
 	__s32 error;
 };
 
-#define JOINT_SAMPLE_EVERY 64 /* packets, a power of two */
+#define JOINT_SAMPLE_EVERY 64 /* every 64th packet is timed; a power of two */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The latest packets that were sent, of all sessions: for functions that send them again, or make others out of them. One ring,
- * whichever functions use it, so that what was sent by one list can be sent again by the next one.
+/* Keeps the latest sent packets of each session, for functions that send them again or compute parities.
+ * All functions share one ring, so that a packet sent by one list can be sent again by the next list.
  */
 #ifndef MILLRACE_JOINT_KEPT_H
 #define MILLRACE_JOINT_KEPT_H
@@ -8,18 +8,18 @@
 #include "graft_packet.h"
 #include "skb_udp.h"
 
-#define KEPT_EACH  GRAFT_WINDOW /* packets of a session */
-#define KEPT_BYTES 2048		/* more than a payload may have to be kept, a power of two */
+#define KEPT_EACH  GRAFT_WINDOW /* kept packets of a session */
+#define KEPT_BYTES 2048		/* a power of two; payloads to be kept are shorter */
 
-/* Of a payload. */
+/* Bounds the length of a payload, for the verifier. */
 #define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)
 
 struct kept {
 	__u32 session;
 	__u32 number;
-	__u32 bytes;		      /* 0: nothing */
-	__u32 birth;		      /* of the session: numbers come again when it begins anew */
-	__u8 payload[KEPT_BYTES + 8]; /* with what a checksum reads behind it */
+	__u32 bytes;		      /* length of the payload; 0: the entry is empty */
+	__u32 birth;		      /* start number of the session: packet numbers repeat */
+	__u8 payload[KEPT_BYTES + 8]; /* with space for the zeroes that checksums read behind the payload */
 };
 
 struct {
@@ -29,13 +29,15 @@ struct {
 	__type(value, struct kept);
 } kept_packets SEC(".maps");
 
-/* Behind the last one, of sessions that keep nothing: settings have none then. */
+/* Returns the index of a packet's entry. For sessions that may not keep packets the index is beyond the
+ * map's end, so look-ups find nothing.
+ */
 static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number)
 {
 	return work->session * KEPT_EACH + number % KEPT_EACH;
 }
 
-/* Whether it is this packet of the session. */
+/* Returns whether an entry holds the packet of this number, of this session's current start. */
 static __always_inline int kept_is(const struct kept *kept, const struct graft_work *work, __u32 number)
 {
 	const struct graft_shared *shared = graft_shared(work);
@@ -44,7 +46,7 @@ static __always_inline int kept_is(const struct kept *kept, const struct graft_w
 	       kept->birth == shared->birth;
 }
 
-/* NULL: there is another one in its place, or none. */
+/* Returns the kept packet of this number; NULL if it was overwritten or never kept. */
 static __always_inline struct kept *kept_find(const struct graft_work *work, __u32 number)
 {
 	__u32 at = kept_at(work, number);
@@ -53,12 +55,15 @@ static __always_inline struct kept *kept_find(const struct graft_work *work, __u
 	return kept && kept_is(kept, work, number) ? kept : NULL;
 }
 
-/* Its payload, into an entry of a map. */
+/* Copies a packet's payload to an entry. Returns not 0 if the payload is too long, and the entry is then
+ * empty.
+ */
 static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, struct kept *kept)
 {
 	const struct graft_shared *shared = graft_shared(work);
 	__u32 bytes = work->payload_bytes;
 
+	/* The entry counts as empty while another CPU may read it half written. */
 	kept->bytes = 0;
 	if (!shared || !bytes || bytes >= KEPT_BYTES)
 		return -1;
@@ -72,12 +77,13 @@ static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, s
 	return 0;
 }
 
-/* What is going out, once, whichever functions of the list need it. */
+/* Keeps an outgoing packet once, even if several functions of the list ask for it. */
 static __always_inline void keep(struct __sk_buff *skb, struct graft_work *work)
 {
 	__u32 at = kept_at(work, work->number);
 	struct kept *kept = bpf_map_lookup_elem(&kept_packets, &at);
 
+	/* Packets without a number cannot be requested. */
 	if (!kept || !work->is_numbered || work->is_kept)
 		return;
 	work->is_kept = 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The paths of a session: pairs of addresses, each by an interface, that stand for the session's own pair. A packet gets those of
- * its path last of all on the way out, and has the session's again first of all on the way in, so nothing between knows of paths.
- * Ports stay. How much a path carries is the daemon's to say; here is only counted what went by it, and what has come and was
- * believed.
+/* The paths of a session: address pairs, each with an interface, that replace the session's own pair on the
+ * wire. Addresses are replaced last on the way out and restored first on the way in, so that all other code
+ * sees the session's own pair. Ports do not change. The daemon decides by weights how much a path carries;
+ * these programs count packets sent by each path, and authentic packets received by it.
  */
 #ifndef MILLRACE_JOINT_PATH_H
 #define MILLRACE_JOINT_PATH_H
@@ -13,23 +13,23 @@
 #include "joint_wire.h"
 #include <linux/pkt_cls.h>
 
-#define PATH_SESSIONS 100 /* that have paths: as many as there are, whatever GRAFT_SESSIONS is made */
+#define PATH_SESSIONS 100 /* most sessions with paths; not resized, whatever GRAFT_SESSIONS is */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PATH_SESSIONS);
-	__type(key, __u32); /* session */
+	__type(key, __u32); /* index of the session */
 	__type(value, struct joint_paths);
 } paths SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PATH_SESSIONS);
-	__type(key, __u32); /* session */
+	__type(key, __u32); /* index of the session */
 	__type(value, struct joint_path_counts);
 } path_counts SEC(".maps");
 
-/* By addresses on the wire. */
+/* Sessions by the addresses that a path has on the wire. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PATH_SESSIONS *JOINT_PATHS);
@@ -38,7 +38,7 @@ struct {
 } path_keys SEC(".maps");
 
 struct path_addresses {
-	__u8 bytes[32]; /* as IP has them: source, destination; of IPv4 in the first 8 */
+	__u8 bytes[32]; /* source and destination as in the IP header; 8 bytes for IPv4 */
 };
 
 static __always_inline __u32 path_addresses_at(const struct graft_work *work)
@@ -60,7 +60,7 @@ static __always_inline void path_put_addresses(struct path_addresses *addresses,
 	}
 }
 
-/* What sums change by. */
+/* Returns the difference that new addresses make to a checksum. */
 static __always_inline __u32 path_change(const struct path_addresses *old, const struct path_addresses *new)
 {
 	return bpf_csum_diff((__be32 *)old->bytes, sizeof(old->bytes), (__be32 *)new->bytes,
@@ -72,17 +72,19 @@ static __always_inline struct joint_path_counts *path_counts_of(__u32 session)
 	return bpf_map_lookup_elem(&path_counts, &session);
 }
 
-/* --- Out --- */
+/* --- Outgoing packets --- */
 
-/* In turn, each as often as its weight says. */
+/* Returns the path for the next packet. Paths take turns by their weights. */
 static __always_inline __u32 path_next(const struct joint_paths *of, struct joint_path_counts *counts)
 {
 	__u32 all = 0, turn;
 
 	for (int i = 0; i < JOINT_PATHS; i++)
 		all += of->each[i].weight;
+	/* No path has a weight: the first one takes all packets. */
 	if (!all)
 		return 0;
+	/* CPUs draw turns from one counter, so the shares hold for all of them together. */
 	turn = __sync_fetch_and_add(&counts->turn, 1) % all;
 	for (int i = 0; i < JOINT_PATHS; i++) {
 		if (turn < of->each[i].weight)
@@ -114,7 +116,9 @@ static __noinline int path_rewrite(struct __sk_buff *skb, const struct graft_wor
 	return bpf_l4_csum_replace(skb, CHECK_AT(work), 0, change, BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0);
 }
 
-/* Whether an interface of the session's paths cannot take the packet when it has `more` bytes: the next one may go by that. */
+/* Returns whether the MTU of any of the session's paths is too small for the packet with `more` bytes. All
+ * paths are checked, since the next packet may go by any of them.
+ */
 static __noinline int path_is_too_narrow(struct __sk_buff *skb, __u32 session, __u32 more)
 {
 	struct joint_paths *of = bpf_map_lookup_elem(&paths, &session);
@@ -130,8 +134,9 @@ static __noinline int path_is_too_narrow(struct __sk_buff *skb, __u32 session, _
 	return 0;
 }
 
-/* By the path of this number: its verdict. Where the session's own addresses leave by the interface that it is at, it goes on; anything
- * else is redirected there, and by its mark passes this program untouched.
+/* Sends a packet by the path of this number. Returns the verdict. If the packet has the session's own
+ * addresses and leaves by the current interface, it goes on; otherwise it is redirected with the mark
+ * `passing`, by which joint_tx lets it pass.
  */
 static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
 				      __u32 number, __u32 passing)
@@ -142,7 +147,7 @@ static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_
 
 	if (!of || !counts || number >= JOINT_PATHS)
 		return TC_ACT_SHOT;
-	/* The verifier of 6.1 forgets that it was compared. */
+	/* The verifier of Linux 6.1 forgets the comparison above. */
 	OPAQUE(number);
 	number &= JOINT_PATHS - 1;
 	path = &of->each[number];
@@ -154,10 +159,11 @@ static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_
 	if (number && path_rewrite(skb, work, path))
 		return TC_ACT_SHOT;
 	skb->mark = passing;
+	/* The kernel finds the next hop and its link address for the new destination. */
 	return bpf_redirect_neigh(path->ifindex, NULL, 0, 0);
 }
 
-/* Copies by the others that are there. */
+/* Sends copies by all paths of the session except `but`. */
 static __always_inline void path_copy(struct __sk_buff *skb, const struct joint_paths *of, __u32 but,
 				      __u32 mark)
 {
@@ -170,7 +176,7 @@ static __always_inline void path_copy(struct __sk_buff *skb, const struct joint_
 	skb->mark = 0;
 }
 
-/* By any of them. */
+/* Sends a packet by the path whose turn it is, and copies by the others if paths are redundant. */
 static __always_inline int path_out(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
 				    __u32 mark)
 {
@@ -186,7 +192,7 @@ static __always_inline int path_out(struct __sk_buff *skb, const struct graft_wo
 	return path_leave(skb, work, session, number, mark + JOINT_PATHS);
 }
 
-/* --- In --- */
+/* --- Incoming packets --- */
 
 static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *work,
 				   const struct joint_path_in *in)
@@ -213,6 +219,7 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 		if (bpf_xdp_store_bytes(ctx, at, &check, sizeof(check)))
 			return -1;
 	}
+	/* The UDP checksum covers the addresses, so it changes with them. */
 	at = wire_check_at(work);
 	if (bpf_xdp_load_bytes(ctx, at, &check, sizeof(check)))
 		return -1;
@@ -224,7 +231,9 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 	return bpf_xdp_store_bytes(ctx, at, &check, sizeof(check));
 }
 
-/* What came by another path than the first has its session's addresses then. It is not believed yet. 0: it came by none. */
+/* Restores the session's own addresses in a packet that arrived by another path than the first. The packet
+ * is not authenticated yet. Returns 0 if it arrived by no such path.
+ */
 static __always_inline int path_in(struct xdp_md *ctx, struct graft_work *work, struct udp_packet *packet)
 {
 	struct joint_key key = {.local_port = packet->destination_port, .remote_port = packet->source_port};

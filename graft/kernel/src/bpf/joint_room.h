@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A sign of room: once for a sender that a window has refused, when an acknowledgement leaves it a quarter of its window, or nothing is
- * under way any more. So it is no sign for each packet.
+/* Notifies a sender that a full window has refused: once, when acknowledgements free a quarter of its
+ * window or nothing is in flight any more. Thus there is not an event for each packet.
  */
 #ifndef MILLRACE_JOINT_ROOM_H
 #define MILLRACE_JOINT_ROOM_H
 
 #include "graft_packet.h"
 
-/* Packets that may be sent now. */
+/* Returns how many packets the sender may send now. */
 static __always_inline __u32 free_packets(const struct graft_shared *shared, __u32 packets)
 {
 	__u32 next = shared->next, under_way = next - shared->delivered, free;
 
+	/* The same bounds as in `window`: packets in flight, and numbers that an acknowledgement covers. */
 	if (under_way >= packets || next - shared->acked >= GRAFT_WINDOW / 2)
 		return 0;
 	free = packets - under_way;
@@ -22,7 +23,9 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 	return shared->room - next < free ? shared->room - next : free;
 }
 
-/* Whether its sender is to be told, from now on not any more. */
+/* Returns whether the sender has to be notified, and clears the request: `refused` is set by `window` and
+ * cleared by the CPU that notifies.
+ */
 static __always_inline int takes_sign(const struct graft_work *work)
 {
 	struct graft_shared *shared = work->tells_room ? graft_shared(work) : NULL;

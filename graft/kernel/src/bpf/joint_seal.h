@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the dispatcher (joint.bpf.c) and the stages of sealing (seal.bpf.c) have in common: maps, and the way from one to
- * the other. The stages are an object of their own, since its cryptography takes the verifier long: it is loaded with the
+/* Maps that the dispatcher (joint.bpf.c) and the sealing programs (seal.bpf.c) share, and the calls between
+ * them. Sealing is an object of its own, since verifying its cryptography takes long; it is loaded with the
  * first sealed session.
  */
 #ifndef MILLRACE_JOINT_SEAL_H
@@ -11,14 +11,16 @@
 #include "joint_intf.h"
 #include "seal_intf.h"
 
-/* On the way out: seal, then the last verdict. */
+/* Programs for outgoing packets: joint_seal, then joint_tx_out. */
 enum stage_tx {
 	STAGE_SEAL,
 	STAGE_OUT,
 	STAGES_TX,
 };
 
-/* On the way in: open, then on as if it had come so. */
+/* Programs for incoming packets: joint_open, then joint_rx_opened, which handles the packet as if it had
+ * arrived unsealed.
+ */
 enum stage_rx {
 	STAGE_OPEN,
 	STAGE_OPENED,
@@ -39,15 +41,17 @@ struct {
 	__type(value, __u32);
 } stages_rx SEC(".maps");
 
-/* A datagram to be sealed: of an application, or of a function. So it has memory of its own beside `works`. */
+/* The datagram that is being sealed, from an application or from a function. It is separate from `works`,
+ * which may belong to another packet of this CPU.
+ */
 struct seal_call {
 	__u32 session;
-	__u32 bytes;	 /* behind the UDP header */
-	__u32 reason;	 /* what it is counted as, and what went wrong afterwards */
-	__u32 is_behind; /* graft_work's */
-	__u32 protocol;	 /* the session's */
-	__u32 has_paths; /* the session's, too */
-	__u32 path;	 /* 1 and more: by which it is to leave; 0: by any */
+	__u32 bytes;	 /* bytes behind the UDP header */
+	__u32 reason;	 /* reason to be counted, changed if sealing fails */
+	__u32 is_behind; /* copied from graft_work.behind */
+	__u32 protocol;	 /* the session's IP protocol on the wire */
+	__u32 has_paths; /* number of the session's paths */
+	__u32 path;	 /* 1 + the path to leave by; 0: any path */
 };
 
 struct {
@@ -64,7 +68,9 @@ static __always_inline struct seal_call *seal_call(void)
 	return bpf_map_lookup_elem(&seal_calls, &zero);
 }
 
-/* What daemons say, a joint_word or a seal_heard each; what is not read in time is said again. */
+/* Ring buffer of the daemons' messages, struct joint_word. Daemons repeat messages that were not answered,
+ * so a full buffer may lose them.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 10);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Functions send by making a packet out of the one that they have: at TC ingress it is turned around, and given back as it was
- * where it is still needed.
+/* Functions send packets by changing the one that they have: a BPF program cannot allocate an skb. At TC
+ * ingress the packet is turned around first (addresses and ports are swapped), and restored afterwards if
+ * it is still needed.
  */
 #ifndef MILLRACE_JOINT_SEND_H
 #define MILLRACE_JOINT_SEND_H
@@ -8,7 +9,7 @@
 #include "joint_frame.h"
 #include "joint_kept.h"
 
-/* --- A packet is turned around --- */
+/* --- Turning a packet around --- */
 
 static __always_inline int swap(struct __sk_buff *skb, __u32 at, const __u32 bytes)
 {
@@ -20,7 +21,9 @@ static __always_inline int swap(struct __sk_buff *skb, __u32 at, const __u32 byt
 	return bpf_skb_store_bytes(skb, at + bytes, both, bytes, 0);
 }
 
-/* Both of Ethernet's addresses, of IP's, of UDP's. Sums do not change. */
+/* Swaps the addresses of Ethernet and IP, and the ports. Checksums stay valid, since sums do not depend on
+ * the order.
+ */
 static __noinline int turn(struct __sk_buff *skb, struct graft_work *work)
 {
 	__u8 macs[12];
@@ -28,14 +31,19 @@ static __noinline int turn(struct __sk_buff *skb, struct graft_work *work)
 	if (bpf_skb_load_bytes(skb, 0, macs, 12) || bpf_skb_store_bytes(skb, 0, macs + 6, 6, 0) ||
 	    bpf_skb_store_bytes(skb, 6, macs, 6, 0))
 		return -1;
+	/* Source and destination are adjacent: 4 bytes each at offset 12 in IPv4, 16 bytes each at 8 in
+	 * IPv6.
+	 */
 	if (work->family == 4 ? swap(skb, work->ip_at + 12, 4) : swap(skb, work->ip_at + 8, 16))
 		return -1;
 	return swap(skb, work->udp_at, 2);
 }
 
-/* --- Its head says what is in it --- */
+/* --- Headers of a changed packet --- */
 
-/* `bytes` of payload, which are in the skb already, and whose sum is given. */
+/* Writes lengths and checksum for a payload of `bytes` bytes, which the skb contains already. `payload_sum`
+ * is its checksum.
+ */
 static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *work, __u32 bytes,
 				   __u32 payload_sum)
 {
@@ -62,6 +70,7 @@ static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *wor
 		return -1;
 	udp.len = bpf_htons(udp_bytes);
 	sum = csum_pseudo(addresses, sizeof(addresses), udp_bytes);
+	/* The interface completes the checksum: only the pseudo header's sum is stored. */
 	if (work->is_partial) {
 		udp.check = csum_fold(sum);
 	} else {
@@ -73,13 +82,13 @@ static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *wor
 	return change_ip_length(skb, work, ip_change);
 }
 
-/* What is sent, beside the payload. */
+/* A packet to be sent, except its payload. */
 struct letter {
 	__u32 kind;
 	__u32 number;
-	__u32 bytes;		  /* of payload, which are in the skb already */
-	__u32 sum;		  /* of these */
-	struct graft_frame frame; /* as it was made */
+	__u32 bytes;		  /* length of the payload, which the skb contains already */
+	__u32 sum;		  /* checksum of the payload */
+	struct graft_frame frame; /* the frame, after make_frame() */
 };
 
 static __always_inline int make_frame(struct __sk_buff *skb, struct graft_work *work, struct letter *letter)
@@ -97,7 +106,7 @@ static __always_inline int make_frame(struct __sk_buff *skb, struct graft_work *
 	return 0;
 }
 
-/* The frame behind the payload, lengths, checksum. */
+/* Completes a packet: writes the frame behind the payload, the lengths and the checksum. */
 static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, struct letter *letter)
 {
 	__u32 bytes = letter->bytes;
@@ -107,14 +116,15 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, str
 								 &letter->frame, sizeof(letter->frame), 0))
 		return -1;
 	of_frame = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&letter->frame, sizeof(letter->frame), 0));
+	/* The frame begins at an odd offset, so its sum counts with swapped bytes. */
 	if (bytes & 1)
 		of_frame = of_frame << 8 | of_frame >> 8;
 	return put_datagram(skb, work, bytes + GRAFT_FRAME_BYTES, of_frame + letter->sum);
 }
 
-/* --- A packet is borrowed, for words of this end --- */
+/* --- Borrowing a received packet, to send others in its buffer --- */
 
-/* What its payload and frame are put while others are made of it. */
+/* Saves the payload and frame of a packet while other packets are made in its buffer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -124,12 +134,14 @@ struct {
 
 struct loan {
 	struct kept *saved;
-	__u32 total; /* bytes of the packet */
+	__u32 total; /* length of the borrowed packet */
 	__u32 mark;
 	__u16 check;
 };
 
-/* Turned around, with room for so many bytes of payload. Not 0: it is as it was. */
+/* Saves a packet, turns it around, and makes room for `room` bytes of payload. Returns not 0 if the packet
+ * is unchanged.
+ */
 static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work, struct loan *loan,
 				  __u32 room)
 {
@@ -154,7 +166,7 @@ static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work
 	return 0;
 }
 
-/* As it came. Not 0: it is lost. */
+/* Restores a borrowed packet. Returns not 0 if that failed and the packet is lost. */
 static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *work, struct loan *loan)
 {
 	__u32 bytes = work->payload_bytes + GRAFT_FRAME_BYTES;
@@ -168,6 +180,7 @@ static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *w
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, saved->payload, bytes, 0) ||
 	    put_datagram(skb, work, bytes, 0))
 		return -1;
+	/* The checksum is restored as it arrived, not computed again. */
 	return bpf_skb_store_bytes(skb, CHECK_AT(work), &loan->check, sizeof(loan->check), 0);
 }
 

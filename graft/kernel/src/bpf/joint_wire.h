@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is between IP and payload on the wire. Sessions over IP protocol 253 (RFC 3692) have UDP everywhere else: it becomes the
- * other last of all on the way out, and is UDP again first of all on the way in, so nothing between knows of it.
+/* The header of sessions over IP protocol 253 (RFC 3692) on the wire. Everywhere else their packets are
+ * UDP: the header is replaced last on the way out and restored first on the way in.
  *
- * An interface that is to complete a checksum may do so for UDP and TCP only, or believe that it has. So it is complete before,
- * and has the place of UDP's length, which IP says, too. Where UDP has its checksum the interface may write what it wants.
+ * Some interfaces complete checksums of UDP and TCP only, or claim to have done so for others. Therefore
+ * the checksum is completed in software, and stored where UDP has its length, which IP states as well.
+ * Whatever the interface writes at the place of UDP's checksum does no harm.
  */
 #ifndef MILLRACE_JOINT_WIRE_H
 #define MILLRACE_JOINT_WIRE_H
 
 #include "skb_udp.h"
 
-/* As long as UDP's. */
+/* The header on the wire, as long as UDP's. */
 struct wire_header {
 	__be16 source;
 	__be16 destination;
-	__be16 check; /* UDP's, of the datagram that it stands for; 0: none */
-	__u16 spare;  /* means nothing */
+	__be16 check; /* UDP's checksum of the datagram; 0: none */
+	__u16 spare;  /* ignored by the receiver */
 };
 
 _Static_assert(sizeof(struct wire_header) == sizeof(struct udphdr), "nothing moves");
@@ -33,13 +34,15 @@ static __always_inline void udp_of_wire(struct udphdr *udp, const struct wire_he
 			       .check = wire->check};
 }
 
-/* Of an IPv4 header whose protocol changes (RFC 1624). */
+/* Returns the checksum of an IPv4 header whose protocol changes from `from` to `to` (RFC 1624). */
 static __always_inline __u16 ip_check_after(__u16 check, __u8 from, __u8 to)
 {
 	return ~csum_fold((__u64)(__u16)~check + (__u16)~bpf_htons(from) + bpf_htons(to));
 }
 
-/* Behind the cursor, by what IP says: the packet as it would be by UDP. Not 0: it is too short. */
+/* Reads the header at the cursor as the UDP header that it replaces, with the length from IP. Returns not 0
+ * if the packet is too short.
+ */
 static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_carried *carried,
 				     struct net_udp *udp)
 {
@@ -47,6 +50,7 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 
 	if (take_udp(cursor, udp) || carried->end < begin + UDP_BYTES || carried->end - begin > 0xffff)
 		return -1;
+	/* IP states the length of the datagram, since the header on the wire does not. */
 	udp->bytes = carried->end - begin;
 	return 0;
 }
@@ -56,9 +60,9 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 #include "graft_packet.h"
 #include "sk_buff.h"
 
-/* --- Out --- */
+/* --- Outgoing packets --- */
 
-#define SUM_STEP  512 /* bytes that bpf_csum_diff takes at a time before Linux 6.13 */
+#define SUM_STEP  512 /* most bytes for one bpf_csum_diff before Linux 6.13 */
 #define SUM_PARTS (65536 / SUM_STEP)
 
 struct wire_part {
@@ -90,6 +94,7 @@ static long sum_part(__u32 index, struct wire_summing *summing)
 	if (bytes > SUM_STEP)
 		bytes = SUM_STEP;
 	bytes = BOUNDED(bytes, SUM_STEP);
+	/* bpf_csum_diff sums multiples of 4 bytes, so the rest is zero. */
 	store32(part->bytes + bytes, 0);
 	if (bpf_skb_load_bytes(summing->skb, summing->at + at, part->bytes, bytes)) {
 		summing->failed = 1;
@@ -100,7 +105,9 @@ static long sum_part(__u32 index, struct wire_summing *summing)
 	return 0;
 }
 
-/* What the interface was to do: the sum of all there is, in which the pseudo header's is already. */
+/* Completes the checksum that the interface was to complete (CHECKSUM_PARTIAL). The header has the pseudo
+ * header's sum already.
+ */
 static __always_inline int complete_checksum(struct __sk_buff *skb, const struct graft_work *work,
 					     struct udphdr *udp)
 {
@@ -111,7 +118,9 @@ static __always_inline int complete_checksum(struct __sk_buff *skb, const struct
 	return summing.failed;
 }
 
-/* Of the frame's last form. Not 0: the kernel had no memory. */
+/* Replaces the UDP header of a framed packet by the one on the wire. Returns not 0 if the kernel had no
+ * memory.
+ */
 static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *work)
 {
 	const __u8 protocol = IPPROTO_EXPERIMENT;
@@ -120,6 +129,9 @@ static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *w
 
 	if (bpf_skb_load_bytes(skb, work->udp_at, &udp, sizeof(udp)))
 		return -1;
+	/* The interface would complete a checksum at UDP's place, which the header on the wire does not
+	 * have.
+	 */
 	if (IP_SUMMED(skb) == CHECKSUM_PARTIAL && complete_checksum(skb, work, &udp))
 		return -1;
 	wire_of_udp(&wire, &udp);
@@ -132,9 +144,9 @@ static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *w
 					     bpf_htons(IPPROTO_UDP), bpf_htons(protocol), 2);
 }
 
-/* --- In --- */
+/* --- Incoming packets --- */
 
-/* Of a packet in the form that it came in. */
+/* Returns the offset of the checksum, for the form in which the packet arrived. */
 static __always_inline __u32 wire_check_at(const struct graft_work *work)
 {
 	return work->udp_at + (work->protocol == IPPROTO_UDP ? __builtin_offsetof(struct udphdr, check)
@@ -159,12 +171,14 @@ static __noinline int wire_in_xdp(struct xdp_md *ctx, const struct graft_work *w
 		return 0;
 	if (bpf_xdp_load_bytes(ctx, check_at, &check, sizeof(check)))
 		return -1;
+	/* XDP has no bpf_l3_csum_replace, so the checksum is updated by hand. */
 	check = ip_check_after(check, IPPROTO_EXPERIMENT, IPPROTO_UDP);
 	return bpf_xdp_store_bytes(ctx, check_at, &check, sizeof(check));
 }
 
-/* The sum that an interface may have made of the whole packet changes with it; with IPv4's header it does not, as that is made whole
- * again.
+/* Restores the UDP header at TC. BPF_F_RECOMPUTE_CSUM also updates the sum that the interface may have
+ * computed over the whole packet. The protocol byte of IPv4 does not change that sum, since the header's
+ * own checksum compensates.
  */
 static __noinline int wire_in_skb(struct __sk_buff *skb, const struct graft_work *work, __u32 udp_bytes)
 {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The code of `fec`: parity r of the packets 0, 1, ... of a block is the sum of x^(r * i) times packet i, as 16-bit elements of
- * gf16.h; lengths are elements, too. Parity 0 is their XOR, and 0 and 1 are what RAID-6 has. As every square part of the matrix of
- * these factors is invertible (for 4 parities and 63 packets; a test looks at all of them), any n parities make any n packets.
+/* The erasure code of `fec`. Parity r of packets 0, 1, ... of a block is the sum over i of x^(r * i) times
+ * packet i, in 16-bit elements of gf16.h; the lengths are encoded the same way. Parity 0 is the XOR of the
+ * packets, and parities 0 and 1 are those of RAID-6. Any n parities recover any n packets, since every
+ * square part of the factors' matrix is invertible (for 4 parities and 63 packets; a test checks all).
  *
- * A sum is taken from the last packet to the first, so that each step multiplies by x^r and adds one (Horner). What is missing
- * counts as zeroes, and its factors come out of the same sum: there, its own packet is the number 1.
+ * A sum is computed from the last packet to the first, so that each step multiplies by x^r and adds a
+ * packet (Horner). Missing packets count as zeroes. Their factors result from the same steps, with the
+ * number 1 in place of the packet.
  */
 #ifndef MILLRACE_PARITY_H
 #define MILLRACE_PARITY_H
@@ -13,34 +15,35 @@
 #include "gf16.h"
 #include "joint_kept.h"
 
-#define PARITY_MAX 4  /* of a block; as many elements as a word has */
-#define BLOCK_MAX  64 /* more than a block has packets */
+#define PARITY_MAX 4  /* parities of a block; a 64-bit word has as many elements */
+#define BLOCK_MAX  64 /* a block has fewer packets than this */
 
-/* In front of a parity packet's payload. */
+/* Header in front of a parity packet's payload. */
 struct graft_parity {
 	__u8 row;
 	__u8 packets;
-	__be16 length; /* of their payloads, summed as they are */
+	__be16 length; /* sum of the payloads' lengths, as elements */
 };
 
-/* An equation. What is done to it is done to all of its words. */
+/* A row of the system of equations. Each operation applies to all words of the row. */
 struct row {
-	__u64 factors; /* of what is missing, an element each */
-	__u64 length;  /* one element */
+	__u64 factors; /* factors of the missing packets, one element each */
+	__u64 length;  /* the lengths of the packets, summed as one element */
 	__u8 bits[KEPT_BYTES + 8];
 };
 
 #define ROW_BYTES(bytes) (__builtin_offsetof(struct row, bits) + (bytes))
 
-/* What a walk over a block makes. Not on the stack: a verifier that knew the counts would look at each turn of the walk. */
+/* The sums over a block. They are in a map, not on the stack: if the verifier knew the counts, it would
+ * check each iteration of the loops.
+ */
 struct sum {
-	__u64 unit;  /* factors of the packet that is added; 0: it is there */
-	__u32 bytes; /* of the longest, in whole elements */
-	__u32 count; /* of those that are missing */
+	__u64 unit;  /* factors of the packet that is added next; 0: the packet was received */
+	__u32 bytes; /* length of the longest packet, in whole elements */
+	__u32 count; /* number of missing packets */
 	__u32 failed;
-	__u32 numbers[PARITY_MAX]; /* of what is missing */
-	__u32 order
-		[PARITY_MAX]; /* rows of those parities that have come, as many as are missing: which one becomes which */
+	__u32 numbers[PARITY_MAX]; /* numbers of the missing packets */
+	__u32 order[PARITY_MAX];   /* row that solves each missing packet, in their order */
 	__u32 pad;
 	struct row rows[PARITY_MAX];
 	struct kept nothing;
@@ -51,7 +54,7 @@ static __always_inline struct row *parity_row(struct sum *sum, __u32 index)
 	return &sum->rows[index & (PARITY_MAX - 1)];
 }
 
-/* Otherwise clang makes one call of it, to what BPF does not have. */
+/* Without this, clang replaces the loop by a call of memset, which BPF does not have. */
 #define SEPARATELY asm volatile("" ::: "memory")
 
 __noinline int parity_clear_row(struct row *row)
@@ -74,7 +77,7 @@ static __always_inline void parity_clear(struct sum *sum, const __u32 rows)
 			parity_clear_row(&sum->rows[index]);
 }
 
-/* A step of each row: times x^row, and a packet's word. */
+/* Multiplies row r by x^r and adds a word of the packet, for each row. */
 static __always_inline void parity_step(__u64 *words[PARITY_MAX], const __u32 rows, __u64 word)
 {
 	for (__u32 index = 0; index < PARITY_MAX; index++) {
@@ -95,7 +98,9 @@ static __always_inline void parity_step(__u64 *words[PARITY_MAX], const __u32 ro
 	{(__u64 *)((sum)->rows[0].bits + (at)), (__u64 *)((sum)->rows[1].bits + (at)), \
 	 (__u64 *)((sum)->rows[2].bits + (at)), (__u64 *)((sum)->rows[3].bits + (at))}
 
-/* The next packet, the one before the last that was added. What is behind its bytes is zero up to the next 8 of them. */
+/* Adds a packet to all rows, from the last packet of the block to the first. The bytes behind the packet
+ * are zero up to a multiple of 8.
+ */
 static __always_inline int parity_add(struct sum *sum, const struct kept *kept, const __u32 rows)
 {
 	__u64 *factors[] = PARITY_WORDS(sum, factors), *lengths[] = PARITY_WORDS(sum, length);
@@ -103,6 +108,7 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 	if (bytes >= KEPT_BYTES)
 		return -1;
+	/* Elements have 16 bits, so lengths are rounded up to 2. */
 	if (bytes > sum->bytes)
 		sum->bytes = (bytes + 1) & ~1U;
 	parity_step(factors, rows, sum->unit);
@@ -113,16 +119,20 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 		if (at >= longest)
 			break;
-		/* All ones, or zero where it has ended: without a branch, of which the verifier would look at both sides each time. */
+		/* A mask that is zero behind the packet's end. A branch would double the paths that the
+		 * verifier checks in each iteration.
+		 */
 		OPAQUE(left);
 		parity_step(bits, rows, load64(kept->payload + at) & ((__s64)left >> 63));
 	}
 	return 0;
 }
 
-/* --- What is missing --- */
+/* --- Solving for the missing packets --- */
 
-/* `times` a row, added to another one (or, if `is_new`, in its place). Global, so that the verifier looks at it once. */
+/* Adds `times` times row `from` to row `to`, or replaces that if `is_new`. It is a global function, so the
+ * verifier checks it once.
+ */
 __noinline int parity_combine(struct sum *sum, __u32 to, __u32 from, __u32 times, __u32 is_new)
 {
 	__u64 mask = is_new ? 0 : ~0ULL;
@@ -147,7 +157,9 @@ static __always_inline __u32 factor_of(struct sum *sum, __u32 index, __u32 missi
 	return parity_row(sum, index)->factors >> (16 * missing) & 0xffff;
 }
 
-/* Gauss and Jordan. There is no pivot that is zero, as every square part is invertible. */
+/* Solves the equations by Gauss-Jordan elimination. No pivot is zero, since every square part of the matrix
+ * is invertible.
+ */
 __noinline int parity_solve(struct sum *sum)
 {
 	if (!sum)
@@ -157,6 +169,7 @@ __noinline int parity_solve(struct sum *sum)
 
 		if (one >= sum->count)
 			break;
+		/* The pivot becomes 1. */
 		parity_combine(sum, row, row, gf16_inverse(factor_of(sum, row, one)), 1);
 		for (__u32 another = 0; another < PARITY_MAX; another++) {
 			__u32 other = sum->order[another];

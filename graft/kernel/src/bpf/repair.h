@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Has lost packets sent again: `repair`, all of them, and `partial`, as many as it has to, as long as that is of use.
+/* Retransmits lost packets. `repair` retransmits all of them. `partial` retransmits within a deadline, and gives up
+ * no more than a share of them.
  *
- * The sender keeps its latest packets. The receiver asks for each number that is missing as soon as a newer one has come,
- * and again after `retry_us`. A request is turned into the packet that it asks for, at TC ingress, without a process waking
- * up; what is not kept any more is said to be gone. What is behind a gap is delivered at once: order is another function's
- * matter.
+ * The sender keeps its latest packets. When a newer packet arrives, the receiver requests each missing
+ * number, and again after `retry_us`. At the sender, TC ingress turns a request into the requested packet,
+ * without waking a process; if the packet is no longer kept, it answers GRAFT_GONE. Packets behind a gap
+ * are delivered at once; order is another function's task.
  *
- * What is given up is not asked for any more, and not waited for by functions that need to know what is complete. If it comes
- * nevertheless, `repair` has it delivered.
+ * A packet that was given up is not requested any more, and functions that wait for completeness do not
+ * wait for it. If it arrives nevertheless, `repair` delivers it.
  */
 #ifndef MILLRACE_REPAIR_H
 #define MILLRACE_REPAIR_H
@@ -16,28 +17,29 @@
 
 struct repair_config {
 	__u32 retry_us;
-	__u32 tries;		/* 0: no end */
-	__u32 deadline_ms;	/* after which a packet is given up if the bound allows it; 0: none */
-	__u32 give_up_permille; /* the bound, of all packets so far; 1000: none */
+	__u32 tries;		/* requests for a packet at most; 0: no limit */
+	__u32 deadline_ms;	/* age at which a packet is given up if the bound allows it; 0: none */
+	__u32 give_up_permille; /* most packets given up, as a share of all; 1000: no bound */
 };
 
-#define OPEN_MAX  GRAFT_WINDOW /* numbers that are asked for at the same time */
-#define OPEN_STEP 32	       /* of these, looked at for each packet */
-#define ASK_MAX	  8	       /* requests for one packet that came */
+#define OPEN_MAX  GRAFT_WINDOW /* missing numbers that are requested at the same time */
+#define OPEN_STEP 32	       /* requested numbers checked for each received packet */
+#define ASK_MAX	  8	       /* most requests sent for one received packet */
 
+/* A missing number that is requested. It is freed when the packet arrives or is given up. */
 struct open {
 	__u32 number;
-	__u32 tries; /* 0: free */
+	__u32 tries; /* requests so far; 0: the entry is free */
 	__u64 asked_ns;
 	__u64 since_ns;
 };
 
 struct state {
-	__u32 looked; /* the first number that was not looked for yet */
-	__u32 again;  /* the first number to look at again */
+	__u32 looked; /* first number that was not checked yet */
+	__u32 again;  /* first number to check again */
 	__u32 begun;
-	__u32 counted; /* the first number that was never looked for */
-	__u64 numbers; /* all that were looked for */
+	__u32 counted; /* first number that was not counted in `numbers` */
+	__u64 numbers; /* packets that were checked so far */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
 };
@@ -49,9 +51,11 @@ struct {
 	__type(value, struct state);
 } state SEC(".maps");
 
-/* --- The sender answers --- */
+/* --- At the sender: requests are answered --- */
 
-/* As acknowledgements say, if there are any: without, the count of what was sent leaves `acked` behind. */
+/* Returns whether acknowledgements show that the receiver has the packet. Lists without acknowledgements
+ * leave `acked` far behind, and then nothing is known.
+ */
 static __always_inline int has_come(const struct graft_shared *shared, __u32 number)
 {
 	return shared->next - shared->acked <= GRAFT_WINDOW && !graft_not_before(number, shared->acked);
@@ -59,9 +63,10 @@ static __always_inline int has_come(const struct graft_shared *shared, __u32 num
 
 static __always_inline int answer(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared)
 {
-	/* Of what was never sent nothing is said, and an old request that somebody sends again has no answer. */
+	/* A request for a packet that was never sent gets no answer, and neither does a replayed old one. */
 	if (!shared || graft_not_before(work->number, shared->next) || has_come(shared, work->number))
 		return GRAFT_ANSWERED;
+	/* A retransmitted packet gives no round trip, since its acknowledgement would be ambiguous. */
 	shared->went_ns[work->number % GRAFT_WINDOW] = 0;
 	if (turn(skb, work))
 		return GRAFT_NO_ROOM;
@@ -72,7 +77,7 @@ static __always_inline int answer(struct __sk_buff *skb, struct graft_work *work
 	return GRAFT_RESENT;
 }
 
-/* --- The receiver asks --- */
+/* --- At the receiver: missing packets are requested --- */
 
 struct asking {
 	struct __sk_buff *skb;
@@ -107,7 +112,7 @@ static __always_inline void give_up(struct asking *asking, struct open *open)
 	__u64 before = *seen;
 
 	open->tries = 0;
-	/* It may come at this moment. */
+	/* The packet may arrive on another CPU at this moment: then it is not given up. */
 	if (before == (GRAFT_SEEN | open->number) ||
 	    __sync_val_compare_and_swap(seen, before, GRAFT_GIVEN_UP | open->number) != before)
 		return;
@@ -119,7 +124,7 @@ static __always_inline int is_given_up(const struct asking *asking, const struct
 	const struct state *state = asking->state;
 	__u64 now_ns = asking->work->now_ns;
 
-	/* Another list may have promised more. */
+	/* Packets sent by the previous list are repaired as that list promised. */
 	if (!graft_is_own(asking->shared, asking->work, open->number))
 		return 0;
 	if (asking->tries && open->tries >= asking->tries)
@@ -128,7 +133,9 @@ static __always_inline int is_given_up(const struct asking *asking, const struct
 	       (state->gave_up + 1) * 1000 <= state->numbers * asking->permille;
 }
 
-/* What came meanwhile needs no asking for. */
+/* Checks a number again that was missing before. It is requested again if it is still missing and the last
+ * request is old enough.
+ */
 static long look_again(__u32 index, struct asking *asking)
 {
 	struct state *state = asking->state;
@@ -138,7 +145,7 @@ static long look_again(__u32 index, struct asking *asking)
 	if (asking->count >= ASK_MAX)
 		return 1;
 	if (graft_not_before(number, state->looked)) {
-		/* Round and round. */
+		/* All were checked: the next pass begins with the first incomplete number. */
 		state->again = asking->shared->complete;
 		return 1;
 	}
@@ -162,7 +169,7 @@ static long look_at_next(__u32 index, struct asking *asking)
 
 	if (graft_not_before(number, asking->shared->newest))
 		return 1;
-	/* Another CPU may have looked at it at this moment. */
+	/* Another CPU may have requested this number at this moment. */
 	if (graft_is_missing(asking->shared, number) && !(open->tries && open->number == number)) {
 		if (asking->count >= ASK_MAX)
 			return 1;
@@ -177,7 +184,9 @@ static long look_at_next(__u32 index, struct asking *asking)
 	return 0;
 }
 
-/* A packet that had come was taken back (arrivals.h): nobody has asked for it. */
+/* Returns whether the first missing packet was received, taken back (arrivals.h), and therefore never
+ * requested.
+ */
 static __always_inline int is_forgotten(const struct state *state, const struct graft_shared *shared)
 {
 	__u32 number = shared->complete;
@@ -205,7 +214,7 @@ static __always_inline __u32 look(struct asking *asking)
 		state->looked = state->counted = shared->complete;
 		state->begun = 1;
 	}
-	/* What has come in order needs no look. */
+	/* Packets received in order need no check. */
 	if (!graft_not_before(state->looked, shared->complete) || is_forgotten(state, shared))
 		state->looked = shared->complete;
 	bpf_loop(2 * ASK_MAX, look_at_next, asking, 0);
@@ -226,7 +235,7 @@ static long send_request(__u32 index, struct asking *asking)
 	return asking->failed ? 1 : 0;
 }
 
-/* The packet becomes each request in turn, and then itself again. */
+/* Sends the requests in the buffer of the received packet, one after another, and restores that packet. */
 static __always_inline int ask(struct __sk_buff *skb, struct asking *asking)
 {
 	struct loan loan = {};
@@ -237,7 +246,9 @@ static __always_inline int ask(struct __sk_buff *skb, struct asking *asking)
 	return give_back(skb, asking->work, &loan);
 }
 
-/* The number of a word GRAFT_LAST is that of the sender's next packet: those before it have been sent. */
+/* Learns from GRAFT_LAST: its number is that of the sender's next packet, so all earlier ones have been
+ * sent.
+ */
 static __always_inline void believe(struct graft_shared *shared, __u32 next)
 {
 	if (graft_not_before(next, shared->newest))

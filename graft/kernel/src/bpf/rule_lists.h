@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Two lists of rules: the one in force, and the one that the next is written to. Where the list in force begins: 0 or `most`. */
+/* Two lists of rules in one map: one is in force while the next one is written to the other half.
+ * `in_force` holds the index at which the list in force begins: 0 or `most`. Userspace switches lists with
+ * one write to it.
+ */
 #ifndef MILLRACE_RULE_LISTS_H
 #define MILLRACE_RULE_LISTS_H
 

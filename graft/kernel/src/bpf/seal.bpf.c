@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Sealing, as stages of the dispatcher of packet grafts (joint.bpf.c): joint_seal is the last thing that happens to a datagram on
- * the way out, joint_open the first on the way in. So functions see clear text, and nothing that did not open.
+/* Seals and opens datagrams for the dispatcher of packet grafts (joint.bpf.c). joint_seal runs last on the
+ * way out, joint_open first on the way in, so functions see clear text, and only of datagrams that could be
+ * opened.
  *
- *   seal_intf.h   what is shared with userspace; what a sealed datagram looks like
- *   joint_seal.h  what is shared with the dispatcher
- *   aead.h        the AEADs
+ *   seal_intf.h   the interface of userspace, and the format of a sealed datagram
+ *   joint_seal.h  maps and calls that are shared with the dispatcher
+ *   aead.h        the AEAD ciphers
  */
 #include "aead.h"
 #include "joint_frame.h"
@@ -12,7 +13,9 @@
 #include "sk_buff.h"
 #include <linux/pkt_cls.h>
 
-/* Without types: to kernels before 6.2 a map with some is none like those that userspace makes, which have none. */
+/* The map has no BTF types: before Linux 6.2 a map with types does not match the maps that userspace
+ * creates.
+ */
 struct key_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -20,7 +23,7 @@ struct key_map {
 	__uint(value_size, sizeof(struct seal_key));
 } no_key SEC(".maps");
 
-/* Session and place. */
+/* Keys by session and enum seal_place. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, GRAFT_SESSIONS *SEAL_PLACES);
@@ -28,14 +31,7 @@ struct {
 	__array(values, struct key_map);
 } seal_keys SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, GRAFT_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct seal_session);
-} seal_sessions SEC(".maps");
-
-/* One for each direction: a datagram that came may be sent before its run ends. */
+/* Buffers by direction: while a received datagram is handled, a function may send another one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -56,9 +52,11 @@ static __always_inline struct quic_buf *find_buf(__u32 direction)
 	return bpf_map_lookup_elem(&seal_bufs, &direction);
 }
 
-/* In the buffer: the tail, the text, the tag, and on the way out the tail again and zeroes for its sum. */
+/* The buffer has the tail (associated data), the text, the tag, and on the way out the tail again and
+ * zeroes for its checksum.
+ */
 #define TEXT_AT ((__u32)sizeof(struct seal_tail))
-#define ROOM	2048 /* more than a sealed payload may have, a power of two */
+#define ROOM	2048 /* a power of two; sealed payloads are shorter */
 
 static __always_inline struct quic_extent extent_of(__u32 text_bytes)
 {
@@ -78,16 +76,16 @@ static __always_inline __u64 number_of(const struct quic_buf *buf)
 	return (__u64)bpf_ntohs(load16(buf->bytes + 2)) << 32 | bpf_ntohl(load32(buf->bytes + 4));
 }
 
-/* Sum of the datagram in the buffer. */
+/* Returns the checksum of the datagram in the buffer. */
 static __noinline __u32 sum_of(const struct quic_buf *buf, __u32 bytes)
 {
 	bytes &= ROOM - 1;
-	/* Else the bound of the walk below is left out. */
+	/* Without this, clang removes the bound of the loop below. */
 	OPAQUE(bytes);
 	return csum_fold(csum_add(buf->bytes + TEXT_AT, bytes, ROOM, 0));
 }
 
-/* --- Out --- */
+/* --- Outgoing packets --- */
 
 static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u32 bytes)
 {
@@ -95,12 +93,14 @@ static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u3
 	__u64 number = __sync_fetch_and_add(&key->next, 1);
 	__u8 *end;
 
+	/* The number was drawn atomically, so no CPU uses it again, even if this datagram is dropped. */
 	if (number >= key->limit)
 		return GRAFT_NO_KEYS;
 	put_tail(buf, key->phase, number);
 	if (quic_seal(&key->seals, number, buf, buf, &extent))
 		return GRAFT_TOO_LONG;
 	end = buf->bytes + TEXT_AT + SEAL_TAG + (bytes & QUIC_AT_MAX);
+	/* The tail is at the front of the buffer as associated data, and is sent behind the tag. */
 	store64(end, load64(buf->bytes));
 	store32(end + sizeof(struct seal_tail), 0);
 	return 0;
@@ -168,26 +168,29 @@ int joint_seal(struct __sk_buff *skb)
 	if (!call || !work || !buf)
 		return TC_ACT_SHOT;
 	wrong = seal(skb, work, call, buf);
+	/* joint_tx_out counts the reason, and drops the datagram. */
 	if (wrong)
 		call->reason = wrong;
 	bpf_tail_call(skb, &stages_tx, STAGE_OUT);
 	return TC_ACT_SHOT;
 }
 
-/* --- In --- */
+/* --- Incoming packets --- */
 
 static __always_inline __u64 *place_of(struct seal_key *key, __u64 number)
 {
 	return &key->seen[number % SEAL_WINDOW];
 }
 
-/* One that has come before, or is too old to tell. */
+/* Returns whether a datagram of this number was received, or is too old to tell. */
 static __always_inline int is_known(struct seal_key *key, __u64 number)
 {
 	return READ_ONCE(*place_of(key, number)) > number;
 }
 
-/* Not 0: another CPU was faster, with the same one or with one that has its place. */
+/* Marks a number as received, after the datagram was authenticated. Returns not 0 if another CPU was faster
+ * with the same number, or with a newer one in the same place.
+ */
 static __always_inline int remember(struct seal_key *key, __u64 number)
 {
 	__u64 *place = place_of(key, number);
@@ -195,6 +198,7 @@ static __always_inline int remember(struct seal_key *key, __u64 number)
 	for (int i = 0; i < 4; i++) {
 		__u64 old = READ_ONCE(*place);
 
+		/* A newer number has the place, so this one is too old to tell, or was received. */
 		if (old > number)
 			return -1;
 		if (__sync_val_compare_and_swap(place, old, number + 1) == old)
@@ -210,6 +214,7 @@ static __noinline int open_text(struct seal_key *key, struct quic_buf *buf, __u3
 
 	if (key->failures >= SEAL_FAILURES_MAX)
 		return GRAFT_NO_KEYS;
+	/* Checked before opening, which is expensive, and again in remember(). */
 	if (is_known(key, number))
 		return GRAFT_REPLAYED;
 	if (quic_open(&key->opens, number, buf, &extent)) {
@@ -219,7 +224,7 @@ static __noinline int open_text(struct seal_key *key, struct quic_buf *buf, __u3
 	return remember(key, number) ? GRAFT_REPLAYED : 0;
 }
 
-/* The header's sum changes with its length (RFC 1624). */
+/* Shortens the length in the IPv4 header, and updates its checksum (RFC 1624). */
 static __always_inline int shorten_ipv4(struct xdp_md *ctx, __u32 ip_at)
 {
 	struct iphdr ip;
@@ -244,8 +249,8 @@ static __always_inline int shorten_ipv6(struct xdp_md *ctx, __u32 ip_at)
 	return bpf_xdp_store_bytes(ctx, at, &length, sizeof(length));
 }
 
-/* The sum is made anew, but where there was none. If the interface was to complete it, joint_repair puts that right: it can
- * tell.
+/* Writes lengths and UDP checksum for the opened datagram; a checksum of 0 (none) stays. If the interface
+ * was to complete the checksum, joint_repair corrects it, since only TC can tell.
  */
 static __noinline int put_headers(struct xdp_md *ctx, const struct graft_work *work, struct quic_buf *buf,
 				  __u32 bytes)
@@ -303,53 +308,6 @@ static __always_inline enum graft_reason open(struct xdp_md *ctx, const struct g
 	return GRAFT_OTHER;
 }
 
-/* --- Words about keys --- */
-
-struct signed_word {
-	struct seal_tail tail;
-	struct seal_word word;
-};
-
-static __noinline int put_heard(struct seal_heard *heard, const struct seal_word *word, __u32 session)
-{
-	*heard = (struct seal_heard){
-		.session = session, .kind = word->kind, .suite = word->suite, .phase = word->phase};
-	__builtin_memcpy(heard->first, word->first, sizeof(heard->first));
-	__builtin_memcpy(heard->second, word->second, sizeof(heard->second));
-	return 0;
-}
-
-static __always_inline void report(const struct seal_word *word, __u32 session)
-{
-	struct seal_heard *heard = bpf_ringbuf_reserve(&words, sizeof(*heard), 0);
-
-	if (!heard)
-		return;
-	put_heard(heard, word, session);
-	bpf_ringbuf_submit(heard, 0);
-}
-
-static __always_inline enum graft_reason hear(struct xdp_md *ctx, const struct graft_work *work,
-					      const struct quic_buf *buf)
-{
-	__u32 session = work->session;
-	struct seal_session *keys = bpf_map_lookup_elem(&seal_sessions, &session);
-	struct signed_word said;
-	struct bytes16 tag;
-
-	if (!keys)
-		return GRAFT_NO_KEYS;
-	if (work->payload_bytes != sizeof(said) ||
-	    bpf_xdp_load_bytes(ctx, work->udp_at + UDP_BYTES, &said.word, sizeof(said.word)))
-		return GRAFT_MALFORMED;
-	*(__u64 *)&said.tail = load64(buf->bytes);
-	tag = siphash128(keys->word_key, (const __u8 *)&said, SEAL_SIGNED_WORDS);
-	if (differ128(tag, load128(said.word.tag)))
-		return GRAFT_FORGED;
-	report(&said.word, session);
-	return GRAFT_ANSWERED;
-}
-
 SEC("xdp.frags")
 int joint_open(struct xdp_md *ctx)
 {
@@ -364,7 +322,7 @@ int joint_open(struct xdp_md *ctx)
 			       buf->bytes, sizeof(struct seal_tail)) ||
 	    buf->bytes[0] != SEAL_MAGIC || buf->bytes[1] >> 4 != SEAL_VERSION)
 		return graft_done(ctx, rx, work, GRAFT_MALFORMED);
-	wrong = buf->bytes[1] & SEAL_WORD ? hear(ctx, work, buf) : open(ctx, work, buf);
+	wrong = open(ctx, work, buf);
 	if (wrong)
 		return graft_done(ctx, rx, work, wrong);
 	bpf_tail_call(ctx, &stages_rx, STAGE_OPENED);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Who has made a TCP socket, as netfilter has it: CO-RE finds the offsets. */
+/* Reads the owner of a TCP socket (user and group), as netfilter matches it. CO-RE finds the offsets. */
 #ifndef MILLRACE_SOCKET_OWNER_H
 #define MILLRACE_SOCKET_OWNER_H
 
@@ -32,7 +32,7 @@ struct sock {
 	struct socket *sk_socket;
 } KERNEL;
 
-/* Both are root's where the socket has no file. */
+/* Reads user and group of a socket. Both are 0 (root) if the socket has no file, as with kernel sockets. */
 static __always_inline void read_owner(struct bpf_sock *sk, __u32 *uid, __u32 *gid)
 {
 	const struct sock *kernel = (const struct sock *)bpf_skc_to_tcp_sock(sk);

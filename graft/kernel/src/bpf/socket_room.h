@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* At TC ingress: what the socket of a datagram has room for, and what the datagram takes there. The kernel drops what is too much
- * behind all functions (__udp_enqueue_schedule_skb), and nobody hears of it.
+/* Computes at TC ingress how much room the datagram's socket has, and how much the datagram takes. The
+ * kernel drops datagrams beyond that silently, after all functions (__udp_enqueue_schedule_skb).
  */
 #ifndef MILLRACE_SOCKET_ROOM_H
 #define MILLRACE_SOCKET_ROOM_H
@@ -9,7 +9,7 @@
 #include "skb_udp.h"
 #include <bpf/bpf_core_read.h>
 
-/* Fields that are needed; libbpf finds their places in the running kernel. */
+/* Members of kernel structures that are needed; libbpf finds their offsets in the running kernel. */
 struct sock {
 	int sk_rcvbuf;
 	struct {
@@ -24,7 +24,7 @@ struct sk_buff {
 } __attribute__((preserve_access_index));
 
 struct socket_room {
-	__u32 have; /* bytes; 0: nobody listens, or it cannot be found */
+	__u32 have; /* receive buffer in bytes; 0: no socket was found */
 	__u32 used;
 };
 
@@ -52,7 +52,9 @@ static __noinline int find_room(struct __sk_buff *skb, struct graft_work *work, 
 			: bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 	if (!found)
 		return 0;
-	/* Its address as a number: the verifier lets nobody look into sockets otherwise. */
+	/* Copying the pointer makes it a plain number; the verifier allows no access to these members of a
+	 * socket pointer.
+	 */
 	bpf_probe_read_kernel(&kernels, sizeof(kernels), &found);
 	have = BPF_CORE_READ(kernels, sk_rcvbuf);
 	used = BPF_CORE_READ(kernels, sk_backlog.rmem_alloc.counter);
@@ -62,9 +64,11 @@ static __noinline int find_room(struct __sk_buff *skb, struct graft_work *work, 
 	return 0;
 }
 
-#define SKB_BYTES 320 /* that the kernel keeps about a packet, at most: struct sk_buff and its alignment */
+#define SKB_BYTES 320 /* most bytes that the kernel adds to a packet: struct sk_buff and alignment */
 
-/* A packet out of which another one was made has a head of its own in the end, as long as the allocator's next size. */
+/* Returns the bytes that a datagram takes in its socket. If functions replace the packet, its new buffer
+ * has the allocator's next size, so the size is rounded up to a power of two.
+ */
 static __always_inline __u32 bytes_in_socket(struct __sk_buff *skb)
 {
 	__u32 bytes = 0;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A function that counts the data that arrives, in two versions with different states: tests/joints moves one into the other. */
+/* A test function that counts received data, in two versions with different states. tests/joints converts
+ * one into the other.
+ */
 #ifndef MILLRACE_TALLY_H
 #define MILLRACE_TALLY_H
 
@@ -12,7 +14,7 @@ struct tally_v1 {
 struct tally_v2 {
 	__u64 packets;
 	__u64 bytes;
-	__u64 moved; /* packets that the version before had counted */
+	__u64 moved; /* packets that the previous version had counted */
 };
 
 #define TALLY_STATE(version)                         \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* For tests alone. */
+/* Version 1 of a function for tests of swaps. */
 #include "tally.h"
 
 TALLY_STATE(tally_v1);

@@ -1,4 +1,4 @@
-//! Structures and constants of `bpf/graft_gateway_intf.h`.
+//! Structures and constants of `bpf/graft_gateway_intf.h`, which `bpf/graft_hook_intf.h` generates along.
 
 pub(crate) use crate::hook::intf::generated::{
     GATEWAY_FORWARD as FORWARD, GATEWAY_OPEN as OPEN, GatewayAsk as RawAsk, GatewayConfig as Config,
@@ -12,7 +12,7 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn verdicts_have_the_names_of_c() {
+    fn verdicts_are_named_as_in_c() {
         let names: Vec<_> = super::super::VERDICTS.iter().map(|name| name.replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_gateway.bpf.o", "gateway_verdict", "gateway_"));
     }

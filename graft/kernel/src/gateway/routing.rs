@@ -1,7 +1,8 @@
-//! Packets that are for this host although their addresses are not: rules that look marked packets up in a table which has everything
-//! be local.
+//! Routing for a gateway: marked packets are delivered to this host although their destination is another one. A rule
+//! sends them to a table whose only route is local.
 //!
-//! Marks and tables are another number for each run, so that who cleans up behind one does not take those of the next.
+//! Marks and table numbers differ for each run. Removing the leftovers of one run thus leaves those of live runs
+//! alone.
 
 use std::io;
 
@@ -10,14 +11,14 @@ use millrace_kernel::netlink::{
 };
 use nix::libc;
 
-use super::{LOOPBACK, Run};
+use super::{GatewayRun, LOOPBACK};
 
-// linux/rtnetlink.h, linux/fib_rules.h
+// Constants of linux/rtnetlink.h and linux/fib_rules.h.
 const RTM_DELROUTE: u16 = 25;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
-/// struct rtmsg, and struct fib_rule_hdr
+/// Bytes of `struct rtmsg` and of `struct fib_rule_hdr`, which are equally long.
 const HEAD: usize = 12;
 const RTN_LOCAL: u8 = 2;
 const RT_SCOPE_HOST: u8 = 254;
@@ -30,18 +31,18 @@ const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
 const FRA_PROTOCOL: u16 = 21;
 
-/// By which rules and routes are known to be a gateway's: nobody else has this number.
+/// Routing protocol number of the gateway's rules and routes. No other known program uses it.
 pub const PROTOCOL: u8 = 91;
-/// Before those that operators and other programs usually have, behind that for this host's addresses.
+/// Priority of the rules: after the kernel's rule for local addresses (0), and before those of operators.
 const PRIORITY: u32 = 91;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum RouteFamily {
     V4,
     V6,
 }
 
-impl Family {
+impl RouteFamily {
     fn number(self) -> u8 {
         match self {
             Self::V4 => libc::AF_INET as u8,
@@ -50,44 +51,45 @@ impl Family {
     }
 }
 
-/// Packets of these interfaces that have the run's mark are this host's, and those on loopback that have the other one.
-pub(super) fn add(run: Run, families: &[Family], interfaces: &[String]) -> io::Result<()> {
+/// Adds rules and routes that deliver two kinds of packets locally: those of these interfaces with the run's mark,
+/// and those on loopback with its second mark.
+pub(super) fn add(run: GatewayRun, families: &[RouteFamily], interfaces: &[String]) -> io::Result<()> {
     let loopback = nix::net::if_::if_nametoindex(LOOPBACK)?;
     for family in families {
         exists(change(RTM_NEWROUTE, CREATE, &route(*family, run, loopback)))?;
         for interface in interfaces {
-            exists(change(RTM_NEWRULE, CREATE, &rule(*family, run, (interface, run.mark()))))?;
+            exists(change(RTM_NEWRULE, CREATE, &rule(*family, run, interface, run.mark())))?;
         }
-        exists(change(RTM_NEWRULE, CREATE, &rule(*family, run, (LOOPBACK, run.mark_again()))))?;
+        exists(change(RTM_NEWRULE, CREATE, &rule(*family, run, LOOPBACK, run.mark_again())))?;
     }
     Ok(())
 }
 
-/// Rules and routes of these runs. Returns how many there were.
-pub(super) fn remove(whose: impl Fn(Run) -> bool) -> io::Result<usize> {
+/// Removes the rules and routes of the runs that `whose` selects. Returns their number.
+pub(super) fn remove(whose: impl Fn(GatewayRun) -> bool) -> io::Result<usize> {
     let all = all()?;
     let theirs: Vec<_> = all.iter().filter(|made| whose(made.run)).collect();
-    theirs.iter().try_for_each(|made| gone(change(made.removal, 0, &made.body)))?;
+    theirs.iter().try_for_each(|made| ignore_missing(change(made.removal, 0, &made.body)))?;
     Ok(theirs.len())
 }
 
-/// Those of which there are rules or routes.
-pub(super) fn runs() -> io::Result<Vec<Run>> {
+/// Returns the runs whose rules or routes exist in this network namespace.
+pub(super) fn runs() -> io::Result<Vec<GatewayRun>> {
     Ok(all()?.into_iter().map(|made| made.run).collect())
 }
 
-/// A rule, or a route.
-struct Made {
-    run: Run,
-    /// The message that takes it back, whose body is that which made it.
+/// A rule or a route of a gateway, as the kernel lists it.
+struct MadeRoute {
+    run: GatewayRun,
+    /// Type of the netlink message that removes it. Its body is the one that the kernel listed.
     removal: u16,
     body: Vec<u8>,
 }
 
-/// Of all gateways, rules before routes.
-fn all() -> io::Result<Vec<Made>> {
+/// Returns the rules and routes of all runs, rules first, so that no rule refers to an empty table.
+fn all() -> io::Result<Vec<MadeRoute>> {
     let mut all = Vec::new();
-    for family in [Family::V4, Family::V6] {
+    for family in [RouteFamily::V4, RouteFamily::V6] {
         let head = [&[family.number()][..], &[0; HEAD - 1]].concat();
         for (get, new, removal, protocol) in [
             (RTM_GETRULE, RTM_NEWRULE, RTM_DELRULE, FRA_PROTOCOL),
@@ -95,22 +97,24 @@ fn all() -> io::Result<Vec<Made>> {
         ] {
             dump(get, &head, new, |body| {
                 let run = whose(body, family, protocol);
-                all.extend(run.map(|run| Made { run, removal, body: body.to_vec() }));
+                all.extend(run.map(|run| MadeRoute { run, removal, body: body.to_vec() }));
             })?;
         }
     }
     Ok(all)
 }
 
-/// If it is a gateway's. `protocol`: the attribute that says so; 0: its head does.
-fn whose(body: &[u8], family: Family, protocol: u16) -> Option<Run> {
+/// Returns the run that a rule or route belongs to, if it is a gateway's. `protocol` is the attribute that holds the
+/// protocol number; 0: it is in the header.
+fn whose(body: &[u8], family: RouteFamily, protocol: u16) -> Option<GatewayRun> {
     let attributes = body.get(HEAD..)?;
     let number = match protocol {
+        // `rtm_protocol` of `struct rtmsg`.
         0 => *body.get(5)?,
         kind => *attribute(attributes, kind)?.first()?,
     };
     let table = u32::from_ne_bytes(*attribute(attributes, RTA_TABLE)?.first_chunk()?);
-    Run::of_table(table).filter(|_| number == PROTOCOL && body.first() == Some(&family.number()))
+    GatewayRun::from_table(table).filter(|_| number == PROTOCOL && body.first() == Some(&family.number()))
 }
 
 fn exists(done: io::Result<()>) -> io::Result<()> {
@@ -120,22 +124,24 @@ fn exists(done: io::Result<()>) -> io::Result<()> {
     })
 }
 
-/// Somebody else was faster.
-fn gone(done: io::Result<()>) -> io::Result<()> {
+/// Treats an entry that is already gone as removed.
+fn ignore_missing(done: io::Result<()>) -> io::Result<()> {
     done.or_else(|error| match error.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => Ok(()),
         _ => Err(error),
     })
 }
 
-fn route(family: Family, run: Run, loopback: u32) -> Vec<u8> {
+fn route(family: RouteFamily, run: GatewayRun, loopback: u32) -> Vec<u8> {
+    // struct rtmsg: family, prefix lengths, tos, table (0: see the attribute), protocol, scope, type, flags.
     let mut body = vec![family.number(), 0, 0, 0, 0, PROTOCOL, RT_SCOPE_HOST, RTN_LOCAL, 0, 0, 0, 0];
     body.extend(attribute_of(RTA_TABLE, &run.table().to_ne_bytes()));
     body.extend(attribute_of(RTA_OIF, &loopback.to_ne_bytes()));
     body
 }
 
-fn rule(family: Family, run: Run, (interface, mark): (&str, u32)) -> Vec<u8> {
+fn rule(family: RouteFamily, run: GatewayRun, interface: &str, mark: u32) -> Vec<u8> {
+    // struct fib_rule_hdr: family, prefix lengths, tos, table (0: see the attribute), reserved, action, flags.
     let mut body = vec![family.number(), 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
     let name = [interface.as_bytes(), &[0]].concat();
     body.extend(attribute_of(FRA_IIFNAME, &name));
@@ -152,17 +158,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gateway_knows_its_own() {
-        let run = Run(7);
-        let rule = rule(Family::V4, run, ("lan0", run.mark()));
-        let route = route(Family::V6, run, 1);
-        for (body, family, protocol) in [(rule, Family::V4, FRA_PROTOCOL), (route, Family::V6, 0)] {
+    fn gateway_recognises_rules_and_routes_of_its_run() {
+        let run = GatewayRun(7);
+        let rule = rule(RouteFamily::V4, run, "lan0", run.mark());
+        let route = route(RouteFamily::V6, run, 1);
+        for (body, family, protocol) in [(rule, RouteFamily::V4, FRA_PROTOCOL), (route, RouteFamily::V6, 0)] {
             assert_eq!(whose(&body, family, protocol), Some(run));
             for cut in 0..body.len() {
-                // What is cut off may be behind all that is looked at.
+                // A message that is cut behind all attributes that are read is still recognised.
                 assert!(whose(&body[..cut], family, protocol).is_none_or(|it| it == run), "{cut}");
             }
-            // Of somebody else, or in another table.
+            // Neither another program's protocol number nor another table is recognised.
             let mut others = body.clone();
             *others.iter_mut().rfind(|byte| **byte == PROTOCOL).unwrap() += 1;
             assert!(protocol == 0 || whose(&others, family, protocol).is_none());

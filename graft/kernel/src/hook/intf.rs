@@ -1,4 +1,4 @@
-//! Structures and constants of `bpf/graft_hook_intf.h` and of the headers beside it, as the build writes them from these.
+//! Structures and constants that the build generates from `bpf/graft_hook_intf.h` and the headers that it includes.
 
 pub(crate) use generated::{
     HookConfig as Config, HookEnd as End, HookGuest as Guest, HookLed as Led, HookPeer as Peer,
@@ -6,7 +6,7 @@ pub(crate) use generated::{
 };
 
 pub(crate) mod generated {
-    #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(dead_code, reason = "the C header has more than Rust uses")]
 
     include!(concat!(env!("OUT_DIR"), "/graft_hook_intf.rs"));
 }
@@ -18,8 +18,9 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn verdicts_have_the_names_of_c() {
-        let names: Vec<_> = super::super::Verdict::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
+    fn verdicts_are_named_as_in_c() {
+        let names: Vec<_> =
+            super::super::HookVerdict::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "graft_hook.bpf.o", "hook_verdict", "hook_"));
     }
 }

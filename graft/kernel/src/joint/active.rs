@@ -1,27 +1,31 @@
-//! Which sessions have had packets (`bpf/joint_active.h`).
+//! Finds the sessions that had packets, without a system call (`bpf/joint_active.h`).
 
 use std::sync::atomic::Ordering;
 
-use super::{Ends, Joints};
+use super::{Joints, SessionEnds};
 
-/// What was known of a session's packets at the latest look.
+/// A session's activity counter, as it was read last.
+///
+/// The kernel does not increment the counter atomically, so two CPUs may count once. A session that had packets still
+/// has a different value than before.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen(u64);
+pub(super) struct SeenPackets(u64);
 
 impl Joints {
-    /// Sessions that have changed since the last call, or since they were opened: of which a joint has timed a packet, or a datagram
-    /// did not open. No others have anything new in their [`times`](Self::times) and [`wear`](Self::wear), but for up to 63 packets of
-    /// a joint and a CPU. It makes no system call.
-    pub fn active(&mut self) -> Vec<Ends> {
+    /// Returns the sessions that were active since the last call or since they were opened: a hook timed a packet, or
+    /// a datagram could not be opened. Other sessions have no news in [`times`](Self::times) and
+    /// [`wear`](Self::wear), except up to 63 untimed packets for each hook and CPU. Reads shared memory, without a
+    /// system call.
+    pub fn active(&mut self) -> Vec<SessionEnds> {
         let active = &self.active;
         let changed = self.sessions.iter_mut().filter_map(|(ends, open)| {
-            let now = Seen(active.get(open.raw.index).load(Ordering::Relaxed));
+            let now = SeenPackets(active.get(open.raw.index).load(Ordering::Relaxed));
             (std::mem::replace(&mut open.seen, now) != now).then_some(*ends)
         });
         changed.collect()
     }
 
-    pub(super) fn seen(&self, index: u32) -> Seen {
-        Seen(self.active.get(index).load(Ordering::Relaxed))
+    pub(super) fn seen(&self, index: u32) -> SeenPackets {
+        SeenPackets(self.active.get(index).load(Ordering::Relaxed))
     }
 }

@@ -1,14 +1,15 @@
-//! Structures and constants of `bpf/joint_intf.h`, `bpf/graft_packet.h` and `bpf/seal_intf.h`, as the build writes them from the headers.
+//! Structures and constants that the build generates from `bpf/joint_intf.h`, `bpf/graft_packet.h` and
+//! `bpf/seal_intf.h`.
 
 pub(crate) use generated::{
     GraftMigrateCall as MigrateCall, GraftShared as Shared, JointClockCall as ClockCall,
     JointConfig as Config, JointCounts as Counts, JointKey as Key, JointPair as Pair, JointPath as Path,
     JointPathCounts as PathCounts, JointPathIn as PathIn, JointPaths as Paths, JointSession as Session,
-    JointTick as Tick, JointTimes as Times, JointWord as Word, SealHeard, SealKey,
+    JointTick as Tick, JointTimes as Times, JointWord as Word, SealKey,
 };
 
 pub(crate) mod generated {
-    #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(dead_code, reason = "the C header has more than Rust uses")]
 
     include!(concat!(env!("OUT_DIR"), "/joint_intf.rs"));
 }
@@ -26,8 +27,9 @@ mod tests {
     use millrace_kernel::intf::enum_names;
 
     #[test]
-    fn reasons_have_the_names_of_c() {
-        let names: Vec<_> = super::super::Reason::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
+    fn reasons_are_named_as_in_c() {
+        let names: Vec<_> =
+            super::super::JointReason::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names(env!("OUT_DIR"), "joint.bpf.o", "graft_reason", "graft_"));
     }
 }

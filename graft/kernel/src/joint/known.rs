@@ -1,73 +1,79 @@
-//! What the kernel knows of sessions: what became of packets, what has come, and how long joints took.
+//! Statistics of sessions: packets by reason, progress, and time spent at each hook.
 
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
 use millrace_kernel::intf::Plain;
 
-use super::{Ends, Joints, Reason, intf};
+use super::{JointReason, Joints, SessionEnds, intf};
 use crate::Error;
 
-/// How long packets took at a joint: every 64th is timed, from the dispatcher to the verdict.
+/// Time spent at one hook. Every 64th packet is timed, from the dispatcher to the verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Times {
+pub struct FunctionTimes {
+    /// Packets that the dispatcher has handled.
     pub packets: u64,
+    /// Packets that were timed.
     pub samples: u64,
+    /// Sum of all timed packets, ns.
     pub total_ns: u64,
+    /// Longest time of one packet, ns.
     pub most_ns: u64,
-    /// Samples above the session's budget.
+    /// Timed packets that took longer than the session's budget.
     pub over: u64,
 }
 
-/// What is known of a session's other end by its acknowledgements, and of what has come here.
+/// Progress of a session in both directions, as packet numbers that wrap at 2^32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Number of the next packet out.
+pub struct SessionProgress {
+    /// Number of the next outgoing packet.
     pub next: u32,
-    /// All below it have come at the other end, or were given up.
+    /// The peer has received or given up all packets below this number.
     pub acked: u32,
-    /// Packets that have come there, or were given up.
+    /// Packets that the peer has received or given up, modulo 2^32.
     pub delivered: u32,
-    /// Times that something was missing there, at most one in a round trip.
+    /// Losses that the peer's acknowledgements showed, at most one in each round trip.
     pub losses: u32,
-    /// Smoothed, as in RFC 6298.
+    /// Smoothed round-trip time (RFC 6298); `None` if unknown.
     pub round_trip: Option<Duration>,
+    /// Shortest round-trip time so far; `None` if unknown.
     pub least_round_trip: Option<Duration>,
-    /// One more than the newest number in.
+    /// One more than the newest packet number received.
     pub newest: u32,
-    /// All below it have come here, or are given up.
+    /// This host has received or given up all packets below this number.
     pub complete: u32,
 }
 
 impl Joints {
-    /// Packets of a session by what became of them.
-    pub fn counts(&mut self, ends: &Ends) -> Result<Vec<(Reason, u64)>, Error> {
+    /// Returns the number of a session's packets by reason.
+    pub fn counts(&mut self, ends: &SessionEnds) -> Result<Vec<(JointReason, u64)>, Error> {
         let counts = self.per_cpu::<intf::Counts>("counters", ends)?;
         let of = |(at, reason)| (reason, counts.iter().map(|counts| counts.packets[at]).sum());
-        Ok(Reason::ALL.iter().copied().enumerate().map(of).collect())
+        Ok(JointReason::ALL.iter().copied().enumerate().map(of).collect())
     }
 
-    /// Packets that the joints looked at and that were of no session.
+    /// Returns the number of packets that the dispatcher saw and that belong to no session.
     pub fn others(&mut self) -> Result<u64, Error> {
         Ok(self.object.counters("others")?.iter().sum())
     }
 
-    /// Of a session, what each CPU has.
-    fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &Ends) -> Result<Vec<T>, Error> {
+    /// Returns the values that a per-CPU map has for a session, one for each CPU.
+    fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &SessionEnds) -> Result<Vec<T>, Error> {
         let index = self.find(ends)?.raw.index;
         let values = self.object.map(name)?.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
         let values = values.map_err(|source| millrace_kernel::Error::Read { what: name, source })?;
         Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
     }
 
-    pub fn progress(&self, ends: &Ends) -> Result<Progress, Error> {
+    /// Returns a session's progress. It takes one system call.
+    pub fn progress(&self, ends: &SessionEnds) -> Result<SessionProgress, Error> {
         let index = self.find(ends)?.raw.index;
         let error = |source| millrace_kernel::Error::Read { what: "shared", source };
         let bytes = self.shared["shared"].lookup(&index.to_ne_bytes(), MapFlags::ANY).map_err(error)?;
         let Some(raw) = bytes.and_then(|bytes| intf::Shared::from_bytes(&bytes)) else {
-            return Ok(Progress::default());
+            return Ok(SessionProgress::default());
         };
-        Ok(Progress {
+        Ok(SessionProgress {
             next: raw.next,
             acked: raw.acked,
             delivered: raw.delivered,
@@ -79,14 +85,15 @@ impl Joints {
         })
     }
 
-    /// Of each joint.
-    pub fn times(&mut self, ends: &Ends) -> Result<[Times; intf::JOINTS], Error> {
-        let mut all = [Times::default(); intf::JOINTS];
+    /// Returns the time that a session's packets spent at each hook, summed over CPUs.
+    pub fn times(&mut self, ends: &SessionEnds) -> Result<[FunctionTimes; intf::JOINTS], Error> {
+        let mut all = [FunctionTimes::default(); intf::JOINTS];
         for of_cpu in self.per_cpu::<intf::Times>("times", ends)? {
             for (times, time) in all.iter_mut().zip(of_cpu.joints) {
                 times.packets += time.packets;
                 times.samples += time.samples;
                 times.total_ns += time.total_ns;
+                // The slowest sample is a maximum over CPUs; all other fields are sums.
                 times.most_ns = times.most_ns.max(time.most_ns);
                 times.over += time.over;
             }
@@ -95,7 +102,7 @@ impl Joints {
     }
 }
 
-/// 0: not known.
+/// Returns microseconds as a duration; 0 means that the value is unknown.
 pub(super) fn micros(us: u32) -> Option<Duration> {
     (us > 0).then(|| Duration::from_micros(us.into()))
 }

@@ -1,31 +1,34 @@
-//! Addresses between which there are sessions of which nothing passes as an application has sent it: in fragments nothing does at all.
+//! Address pairs that have a session which drops packets without a frame. Fragments between them are dropped, since
+//! they may belong to such a session.
 
 use libbpf_rs::{MapCore, MapHandle};
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::write;
 
 use super::super::Error;
-use super::{Ends, intf, key};
+use super::{SessionEnds, intf, key};
 
-/// In the kernel, each with one of its sessions, by which packets are counted.
-pub(super) struct Pairs(pub MapHandle);
+/// The kernel's map of address pairs. Its value is the index of one session of the pair, to which dropped fragments
+/// are counted.
+pub(super) struct AddressPairs(pub MapHandle);
 
-impl Pairs {
-    pub fn begin(&self, ends: &Ends, session: u32) -> Result<(), Error> {
+impl AddressPairs {
+    pub fn begin(&self, ends: &SessionEnds, session: u32) -> Result<(), Error> {
         Ok(write(&self.0, "strict_pairs", pair(ends)?.as_bytes(), &session.to_ne_bytes())?)
     }
 
-    /// Of a session that is no more; `others` are those that are left.
+    /// Removes the address pair of a closed session, unless one of the remaining sessions in `others` has the same
+    /// pair.
     pub fn end<'a>(
         &self,
-        ends: &Ends,
-        mut others: impl Iterator<Item = (&'a Ends, u32)>,
+        ends: &SessionEnds,
+        mut others: impl Iterator<Item = (&'a SessionEnds, u32)>,
     ) -> Result<(), Error> {
         let gone = pair(ends)?;
         match others.find(|(other, _)| pair(other).is_ok_and(|other| other == gone)) {
             Some((other, session)) => self.begin(other, session),
             None => {
-                // There may be none.
+                // The session may not have had an entry.
                 let _ = self.0.delete(gone.as_bytes());
                 Ok(())
             }
@@ -33,7 +36,7 @@ impl Pairs {
     }
 }
 
-fn pair(ends: &Ends) -> Result<intf::Pair, Error> {
+fn pair(ends: &SessionEnds) -> Result<intf::Pair, Error> {
     let intf::Key { local, remote, .. } = key(ends)?;
     Ok(intf::Pair { local, remote })
 }

@@ -1,20 +1,22 @@
-//! What a session's datagrams are on the wire (`bpf/joint_wire.h`).
+//! The protocol of a session's datagrams on the wire (`bpf/joint_wire.h`).
 
 use std::fmt;
 
-/// What is between IP and a session's payloads on the wire. To applications and functions it is UDP in any case.
+/// The protocol above IP of a session's datagrams on the wire. Applications and functions see UDP in either case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
+pub enum WireProtocol {
+    /// UDP.
     #[default]
     Udp,
     /// IP protocol 253, which is for experiments (RFC 3692).
     Ip253,
 }
 
-impl Protocol {
+impl WireProtocol {
+    /// All protocols.
     pub const ALL: [Self; 2] = [Self::Udp, Self::Ip253];
 
-    /// As settings and status call it.
+    /// Returns the protocol's name in settings and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",
@@ -22,7 +24,7 @@ impl Protocol {
         }
     }
 
-    /// As IP does.
+    /// Returns the IP protocol number.
     pub fn number(self) -> u8 {
         match self {
             Self::Udp => 17,
@@ -31,7 +33,7 @@ impl Protocol {
     }
 }
 
-impl fmt::Display for Protocol {
+impl fmt::Display for WireProtocol {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }

@@ -1,26 +1,26 @@
-//! What the kernel's side tells this process: a ring buffer, and the wait for something to be in it.
+//! A ring buffer with events of the BPF programs, and the wait for an event.
 
 use std::io;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapHandle};
-use millrace_kernel::memory::Ring;
-use millrace_kernel::object::Loaded;
+use millrace_kernel::memory::RingReader;
+use millrace_kernel::object::LoadedObject;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Error;
 
-pub(super) struct Queue {
+pub(super) struct JointQueue {
     name: &'static str,
     map: MapHandle,
-    ring: Ring,
+    ring: RingReader,
 }
 
-impl Queue {
-    pub fn new(object: &mut Loaded, name: &'static str) -> Result<Self, Error> {
+impl JointQueue {
+    pub fn new(object: &mut LoadedObject, name: &'static str) -> Result<Self, Error> {
         let map = object.handle(name)?;
-        let ring = Ring::new(&map, map.max_entries() as usize);
+        let ring = RingReader::new(&map, map.max_entries() as usize);
         Ok(Self {
             name,
             ring: ring.map_err(|source| millrace_kernel::Error::Memory { what: name, source })?,
@@ -28,8 +28,9 @@ impl Queue {
         })
     }
 
-    /// Until there is something, a signal comes, or it has taken so long.
+    /// Waits until there is an event, a signal arrives, or `patience` has passed.
     pub fn wait(&self, patience: Duration) -> Result<(), Error> {
+        // Durations beyond poll()'s range (24 days) are cut.
         let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(self.map.as_fd(), PollFlags::POLLIN)], patience) {
             Ok(_) | Err(nix::Error::EINTR) => Ok(()),

@@ -1,15 +1,16 @@
-//! What becomes of packets at joints.
+//! Reasons for the dispatcher's verdict on packets.
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// What became of a packet of a session at a joint, as `bpf/graft_packet.h` has it.
+        /// Why the dispatcher passed or dropped a packet (`enum graft_reason` in `bpf/graft_packet.h`).
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum Reason { $($(#[$doc])* $name),* }
+        pub enum JointReason { $($(#[$doc])* $name),* }
 
-        impl Reason {
+        impl JointReason {
+            /// The reasons, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// As status and the documentation call it.
+            /// Returns the reason's name in status and documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -18,64 +19,66 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Of no session: none of our business.
+    /// The packet belongs to no session.
     Other = "other",
-    /// Went out with its frame.
+    /// The packet left with its frame.
     Sent = "sent",
-    /// Went out, and was a function's own: a request, or sent again.
+    /// A packet of the functions or of the daemon left: a request, an acknowledgement, a repetition, or the copy of a packet that parity
+    /// packets follow.
     SentByUs = "sent-by-us",
-    /// XDP let it in.
+    /// The packet passed XDP.
     LetIn = "let-in",
-    /// The application gets it, without its frame.
+    /// The application gets the packet, without its frame.
     Delivered = "delivered",
-    /// The same, and it was made out of a parity packet.
+    /// The application gets a packet that was recovered from parity packets.
     Recovered = "recovered",
-    /// A parity packet, behind those that it protects.
+    /// A parity packet left, after the packets that it protects.
     Protected = "protected",
-    /// A function of the list was not there: it went on with framing only.
+    /// A function of the list did not exist: the packet passed with its frame only.
     NoFunction = "no-function",
-    /// A request that became the packet that it asked for.
+    /// A request became the packet that it asked for, or the answer that the packet is gone.
     Resent = "resent",
-    /// A request for what is not there any more, or a word between both ends.
+    /// The packet ended here: a request for a packet that is not needed, an acknowledgement, a superfluous parity packet, or a message
+    /// between the daemons.
     Answered = "answered",
-    /// No frame of this version.
+    /// The packet has no frame of this version: the other end has no such session.
     Malformed = "malformed",
-    /// A frame that was not made with the session's key.
+    /// The packet's frame was not made with the session's key.
     Forged = "forged",
-    /// Of an epoch that is over, or of another list of functions.
+    /// The packet has another list of functions: the settings of both ends differ, or one end was started again a moment ago.
     Stale = "stale",
-    /// Came before.
+    /// The packet came before.
     Duplicate = "duplicate",
-    /// Too old to know whether it came before.
+    /// The packet is more than 1024 numbers behind, so it may have come before.
     Old = "old",
-    /// Behind one that was sent later.
+    /// The packet came after one that was sent later (`order`), or after it had been given up (`partial`).
     Late = "late",
-    /// With its frame, it is too long for the interface.
+    /// The packet was not sent: with its frame, and encrypted, it is too long for the interface.
     TooLong = "too-long",
-    /// Several datagrams in one buffer.
+    /// Several datagrams came in one buffer: the application's socket has UDP_SEGMENT or UDP_GRO.
     Merged = "merged",
-    /// The kernel had no memory.
+    /// The kernel had no memory for the packet.
     NoRoom = "no-room",
-    /// Of a sealed session whose ends have agreed on no keys yet.
+    /// The ends of the encrypted session have not agreed on keys yet, or not on these.
     NoKeys = "no-keys",
-    /// Sealed with another key, or changed on the way.
+    /// The packet was encrypted with another key, or changed on the way.
     Unopened = "unopened",
-    /// Came sealed before, or too old to know whether it did.
+    /// The encrypted packet came before, or is too old to tell.
     Replayed = "replayed",
-    /// May be of a sealed session, but is in fragments or behind headers that are not followed.
+    /// The packet may belong to an encrypted session, but came in fragments or behind more than four extension headers of IPv6.
     Fragment = "fragment",
-    /// Not sent: as much is under way as may be.
+    /// The packet was not sent, because the window is full.
     WindowFull = "window-full",
-    /// Behind one that is missing, where order is full.
+    /// The packet came before one that is missing, at a function that delivers in order only (`gobackn`).
     OutOfTurn = "out-of-turn",
-    /// Not sent: the session was about to begin anew.
+    /// The packet was not sent, because the session was about to start again.
     Paused = "paused",
-    /// Not sent: as much waits for its turn as may.
+    /// The packet was not sent, because too many packets wait for their turn (`pace`).
     TooFast = "too-fast",
-    /// The application's socket has no room: it has not come, and is asked for again.
+    /// The application's socket has no room. The packet counts as missing, and functions that repair ask for it again.
     SocketFull = "socket-full",
-    /// Came by UDP where the session has protocol 253, or by that where it has UDP.
+    /// The packet came by UDP although the session has protocol 253, or vice versa.
     OtherProtocol = "other-protocol",
-    /// Not sent: of a session that has paths, and its path is not there.
+    /// The packet was not sent, because the interface of its path does not exist.
     NoPath = "no-path",
 }

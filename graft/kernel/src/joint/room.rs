@@ -1,5 +1,5 @@
-//! How many sessions there is room for, and what that takes. All of it is taken when objects are loaded, and nothing more while
-//! sessions come and go, but keys of sealed ones.
+//! The number of sessions that maps are made for, and their memory. The kernel allocates it when objects are loaded;
+//! only the keys of sealed sessions are allocated later.
 
 use libbpf_rs::{MapType, OpenMapMut, OpenObject, num_possible_cpus};
 use millrace_kernel::object::Embedded;
@@ -7,47 +7,51 @@ use millrace_kernel::object::Embedded;
 use super::super::Error;
 use super::intf;
 
-/// Maps so called have a part for each session that may keep packets.
+/// Prefix of the maps that have an entry for each session whose functions keep packets.
 const KEPT: &str = "kept_";
-/// What the kernel adds to an entry of a hash.
+/// Bytes that the kernel adds to each entry of a hash map.
 const HASH_ENTRY: u64 = 48;
 
-/// Bytes of packets that are kept of a session: of what it has sent (`joint_kept.h`), and of what has come, with the parities of two
+/// Bytes of kept packets for one session: those sent (`joint_kept.h`), and those received with the parities of two
 /// blocks (`function_fec.bpf.c`).
 pub const KEPT_BYTES: u64 = (intf::WINDOW as u64 + 128) * 2072 + 2 * (24 + 4 * 2072);
-/// Of the keys of a sealed session: two of them, as long as one follows on the other.
+/// Bytes of a sealed session's keys. The session has two keys while a new one replaces the old.
 pub const SEALED_BYTES: u64 = 2 * super::seal::KEY_BYTES as u64;
 
-/// For so many sessions at the same time.
+/// The numbers of sessions that the maps are made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct SessionRoom {
+    /// Sessions that may be open at the same time.
     pub sessions: u32,
-    /// Of these, as many may have functions that keep packets: the first that are open.
+    /// Sessions whose functions may keep packets. They are the sessions with the lowest indices.
     pub keepers: u32,
 }
 
-impl Default for Room {
+impl Default for SessionRoom {
     fn default() -> Self {
         Self { sessions: intf::SESSIONS as u32, keepers: intf::KEEPERS as u32 }
     }
 }
 
-impl Room {
-    /// Entries of a map that was compiled with so many.
+impl SessionRoom {
+    /// Returns the entries that a map needs, which was compiled with `compiled` entries.
     fn entries(&self, name: &str, kind: MapType, compiled: u32) -> u32 {
+        // Program arrays and ring buffers do not depend on the number of sessions.
         const OF_SESSIONS: [MapType; 4] =
             [MapType::Array, MapType::PercpuArray, MapType::Hash, MapType::ArrayOfMaps];
         let (unit, wanted) = match name.starts_with(KEPT) {
             true => (intf::KEEPERS as u32, self.keepers),
             false => (intf::SESSIONS as u32, self.sessions),
         };
+        // Maps of sessions were compiled with a multiple of the default number. The same multiple of the wanted
+        // number is their new size.
         match OF_SESSIONS.contains(&kind) && compiled > 0 && compiled.is_multiple_of(unit) {
             true => compiled / unit * wanted,
             false => compiled,
         }
     }
 
-    /// Makes the maps of an object that is open as long as that takes.
+    /// Resizes the maps of an opened object for these numbers of sessions.
     pub(super) fn fit(&self, object: &mut OpenObject) -> Result<(), Error> {
         for mut map in object.maps_mut() {
             let entries = self.entries(&name(&map), map.map_type(), map.max_entries());
@@ -58,7 +62,7 @@ impl Room {
         Ok(())
     }
 
-    /// Bytes of the maps of an object, but for those that it has from others.
+    /// Returns the bytes of an object's maps, without those in `shared`, which belong to other objects.
     pub(super) fn bytes(&self, object: &mut OpenObject, shared: &[&str]) -> Result<u64, Error> {
         let cpus = num_possible_cpus().map_err(Error::Open)? as u64;
         let own = object.maps_mut().filter(|map| !shared.contains(&name(map).as_str()));
@@ -68,6 +72,7 @@ impl Room {
     fn bytes_of(&self, map: &OpenMapMut<'_>, cpus: u64) -> u64 {
         let kind = map.map_type();
         let entries = u64::from(self.entries(&name(map), kind, map.max_entries()));
+        // The kernel rounds values up to 8 bytes.
         let value = u64::from(map.value_size()).next_multiple_of(8);
         match kind {
             MapType::RingBuf => entries,
@@ -78,8 +83,9 @@ impl Room {
     }
 }
 
-/// Bytes of the dispatcher and of sealing, without functions and keys.
-pub fn base_bytes(room: &Room, is_sealed: bool) -> Result<u64, Error> {
+/// Returns the bytes of the dispatcher's maps, and of those for sealing if `is_sealed`. Functions and keys come in
+/// addition.
+pub fn base_bytes(room: &SessionRoom, is_sealed: bool) -> Result<u64, Error> {
     let of = |object: Embedded, shared: &[&str]| {
         room.bytes(&mut super::super::object::open(object.image)?, shared)
     };
@@ -96,8 +102,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_of_sessions_grows_with_them() {
-        let room = Room { sessions: 1000, keepers: 20 };
+    fn maps_of_sessions_grow_with_their_number() {
+        let room = SessionRoom { sessions: 1000, keepers: 20 };
         let table = [
             ("state", MapType::Array, 64, 1000),
             ("seal_keys", MapType::ArrayOfMaps, 192, 3000),
@@ -112,19 +118,19 @@ mod tests {
         ];
         for (name, kind, compiled, want) in table {
             assert_eq!(room.entries(name, kind, compiled), want, "{name}");
-            assert_eq!(Room::default().entries(name, kind, compiled), compiled, "{name}");
+            assert_eq!(SessionRoom::default().entries(name, kind, compiled), compiled, "{name}");
         }
     }
 
-    /// What `KEPT_BYTES` says of a session is what its parts of the maps take.
+    /// `KEPT_BYTES` is the memory that one more session with kept packets takes in the maps.
     #[test]
-    fn what_a_session_keeps_is_stated() {
-        use crate::{FUNCTIONS, joint::Function};
+    fn bytes_reserved_for_a_session_match_its_maps() {
+        use crate::{FUNCTIONS, joint::OpenedFunction};
         let fec = FUNCTIONS.iter().find(|(name, _)| *name == "fec").expect("fec").1;
         let bytes = |keepers| {
-            let room = Room { sessions: 64, keepers };
+            let room = SessionRoom { sessions: 64, keepers };
             base_bytes(&room, false).expect("bytes")
-                + Function::open(fec).expect("fec").bytes(&room).expect("bytes")
+                + OpenedFunction::open(fec).expect("fec").bytes(&room).expect("bytes")
         };
         assert_eq!(bytes(17) - bytes(16), KEPT_BYTES);
     }

@@ -1,29 +1,25 @@
-//! Sealed sessions: keys in the kernel, and words about them (`bpf/seal.bpf.c`). On which keys both ends agree is not known here.
+//! Sealed sessions: installs keys for the BPF programs that seal and open datagrams (`bpf/seal.bpf.c`). The daemons
+//! agree on the keys.
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
-use millrace_kernel::object::{Embedded, Loaded, embedded, write};
-use millrace_kernel::siphash::siphash128;
+use millrace_kernel::object::{Embedded, LoadedObject, embedded, write};
 use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::Error;
-pub(super) use super::intf::SealHeard as Heard;
 use super::intf::{SealKey as Key, generated};
-use super::{Ends, Joints, Session, word};
+use super::{FunctionSession, Joints, SessionEnds};
 
-/// Bytes that sealing adds to a datagram, beside its frame.
+/// Bytes that sealing adds to a datagram, in addition to its frame.
 pub const SEAL_BYTES: usize = TAIL + TAG_LEN;
-/// Of a datagram that is sealed, with its frame.
+/// Longest datagram that can be sealed, in bytes, frame included.
 pub const SEALED_MAX: usize = TEXT_MAX;
 
 const TAIL: usize = size_of::<generated::SealTail>();
-const MAGIC: u8 = generated::SEAL_MAGIC as u8;
-const VERSION: u8 = generated::SEAL_VERSION as u8;
-const WORD: u8 = generated::SEAL_WORD as u8;
-/// Of a session in the map of keys.
+/// Entries of each session in the kernel's map of keys.
 const PLACES: u32 = generated::SEAL_PLACES;
 const SEALS: u32 = generated::SEAL_SEALS;
-/// Maps of the dispatcher that the stages share.
+/// Maps that the sealing programs share with the dispatcher.
 pub(super) const SHARED: [&str; 10] = [
     "works",
     "shared",
@@ -36,58 +32,51 @@ pub(super) const SHARED: [&str; 10] = [
     "words",
     "active",
 ];
-/// Entries of `stages_tx` and `stages_rx`.
+/// Indices in `stages_tx` and `stages_rx`: FIRST is the sealing program, SECOND the dispatcher's program after it.
 const FIRST: u32 = 0;
 const SECOND: u32 = 1;
 
-/// Of a key with its numbers.
+/// Bytes of a key in the kernel, with its counters and its replay window.
 pub(super) const KEY_BYTES: usize = size_of::<Key>();
 
-/// One of two keys that may be under way at the same time.
-pub type Phase = u8;
+/// The key phase, 0 or 1, which each sealed datagram states. Two keys are valid while a new one replaces the old, as
+/// in QUIC.
+pub type KeyPhase = u8;
 
-/// Both directions of a session. Who has used them once does not use them again, in no other process either.
+/// The keys of both directions of a session. They must not be used for any other session or process, since datagram
+/// numbers restart.
 #[derive(Clone)]
-pub struct Keys {
+pub struct SealKeys {
+    /// Key and IV that seal outgoing datagrams.
     pub seals: QuicKeys,
+    /// Key and IV that open incoming datagrams.
     pub opens: QuicKeys,
-    /// Datagrams that may be sealed with it.
+    /// Most datagrams that may be sealed with the key.
     pub limit: u64,
 }
 
-/// What ends say to each other about keys. It is authentic, and may be an old one that somebody sends again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeyWord {
-    pub kind: u8,
-    /// Which AEAD, as both ends number them.
-    pub suite: u8,
-    pub phase: Phase,
-    pub nonces: [[u8; 16]; 2],
-}
-
-/// How much of a key is used up.
+/// How much a key was used, for the decision to replace it (RFC 9001, section 6.6).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wear {
-    /// Datagrams that were sealed with it.
+    /// Datagrams that were sealed with the key.
     pub sealed: u64,
-    /// Datagrams that should have opened with it.
+    /// Datagrams that could not be opened with the key.
     pub failures: u64,
 }
 
-/// Of a sealed session.
+/// The keys of a sealed session.
+#[derive(Default)]
 pub(super) struct Sealed {
-    word_key: [u64; 2],
-    /// By phase.
+    /// Map of each key, by phase.
     keys: [Option<MapHandle>; 2],
-    /// That is sealed with.
-    phase: Option<Phase>,
+    /// Phase of the key that seals outgoing datagrams; `None` before [`Joints::seal_with`].
+    phase: Option<KeyPhase>,
 }
 
-/// The stages, loaded.
+/// The loaded programs that seal and open datagrams.
 pub(super) struct Stages {
-    _object: Loaded,
+    _object: LoadedObject,
     keys: MapHandle,
-    sessions: MapHandle,
 }
 
 pub(super) fn object() -> Embedded {
@@ -95,13 +84,13 @@ pub(super) fn object() -> Embedded {
 }
 
 impl Joints {
-    /// As [`open`](Self::open), of a session of which nothing leaves or comes in but sealed: until it has keys, nothing does.
-    /// Its key, and the one of its words about keys, prove nothing else.
-    pub fn open_sealed(&mut self, session: Session, word_key: [u8; 16]) -> Result<(), Error> {
+    /// Opens a session whose datagrams are all sealed. Nothing passes in either direction until it has keys. The
+    /// session's own key ([`FunctionSession::key`]) authenticates only the frames.
+    pub fn open_sealed(&mut self, session: FunctionSession) -> Result<(), Error> {
         if self.stages.is_none() {
             self.stages = Some(self.load_stages()?);
         }
-        self.open_with(session, Some(Sealed::new(word_key)))
+        self.open_with(session, Some(Sealed::default()))
     }
 
     fn load_stages(&mut self) -> Result<Stages, Error> {
@@ -118,20 +107,23 @@ impl Joints {
             let fd = object.program(program)?.as_fd().as_raw_fd().to_ne_bytes();
             write(&self.object.handle(table)?, table, &entry.to_ne_bytes(), &fd)?;
         }
+        // The sealing programs and the dispatcher call each other by tail calls: entry 0 leads to sealing, entry 1
+        // back.
         for (table, program) in [("stages_tx", "joint_tx_out"), ("stages_rx", "joint_rx_opened")] {
             let fd = self.object.program(program)?.as_fd().as_raw_fd().to_ne_bytes();
             write(&self.object.handle(table)?, table, &SECOND.to_ne_bytes(), &fd)?;
         }
-        let (keys, sessions) = (object.handle("seal_keys")?, object.handle("seal_sessions")?);
-        Ok(Stages { _object: object, keys, sessions })
+        let keys = object.handle("seal_keys")?;
+        Ok(Stages { _object: object, keys })
     }
 
     fn stages(&self) -> Result<&Stages, Error> {
         self.stages.as_ref().ok_or(Error::Clear)
     }
 
-    /// Opens with these keys, too, from now on, instead of those of the same phase.
-    pub fn install(&mut self, ends: &Ends, phase: Phase, keys: &Keys) -> Result<(), Error> {
+    /// Installs keys of a phase, which open incoming datagrams from now on. Keys that had the phase before are
+    /// replaced; those of the other phase stay.
+    pub fn install(&mut self, ends: &SessionEnds, phase: KeyPhase, keys: &SealKeys) -> Result<(), Error> {
         let phase = phase & 1;
         let map = make(phase, keys)?;
         self.put_key(ends, u32::from(phase), &map)?;
@@ -139,18 +131,19 @@ impl Joints {
         Ok(())
     }
 
-    /// Seals with the keys of this phase from now on: one write.
-    pub fn seal_with(&mut self, ends: &Ends, phase: Phase) -> Result<(), Error> {
+    /// Seals outgoing datagrams with the keys of this phase from now on. The change is one write.
+    pub fn seal_with(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
         let phase = phase & 1;
         let sealed = self.sealed(ends)?;
         let map = sealed.keys[usize::from(phase)].as_ref().ok_or(Error::NoKeys)?;
+        // The map of the key is shared by both entries, so sealing and opening update the same counters.
         self.put_key(ends, SEALS, map)?;
         self.sealed_mut(ends)?.phase = Some(phase);
         Ok(())
     }
 
-    /// Opens with the keys of this phase no longer.
-    pub fn discard(&mut self, ends: &Ends, phase: Phase) -> Result<(), Error> {
+    /// Removes the keys of this phase, so that they open no datagram any more.
+    pub fn discard(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
         let phase = phase & 1;
         if self.sealed_mut(ends)?.keys[usize::from(phase)].take().is_some() {
             let place = self.find(ends)?.raw.index * PLACES + u32::from(phase);
@@ -159,8 +152,8 @@ impl Joints {
         Ok(())
     }
 
-    /// Of the keys that are sealed with, if there are any.
-    pub fn wear(&self, ends: &Ends) -> Result<Option<Wear>, Error> {
+    /// Returns how much the key for outgoing datagrams was used; `None` if no key is selected.
+    pub fn wear(&self, ends: &SessionEnds) -> Result<Option<Wear>, Error> {
         let sealed = self.sealed(ends)?;
         let map = sealed.phase.and_then(|phase| sealed.keys[usize::from(phase)].as_ref());
         let Some(map) = map else { return Ok(None) };
@@ -174,82 +167,46 @@ impl Joints {
         Ok(Some(Wear { sealed: word(0), failures: word(2) }))
     }
 
-    /// The payload of a datagram that says something about keys.
-    pub fn key_word(&self, ends: &Ends, said: &KeyWord) -> Result<Vec<u8>, Error> {
-        let KeyWord { kind, suite, phase, nonces } = *said;
-        let tail = [MAGIC, VERSION << 4 | WORD, 0, 0, 0, 0, 0, 0];
-        let fields = [&[kind, suite, phase, 0, 0, 0, 0, 0][..], &nonces[0], &nonces[1]].concat();
-        let tag = siphash128(self.sealed(ends)?.word_key, &[&tail, &fields[..]].concat());
-        Ok([&fields[..], &tag, &tail].concat())
-    }
-
-    /// Says it, from the network namespace of the calling thread.
-    pub fn say_key_word(&self, ends: &Ends, said: &KeyWord) -> Result<(), Error> {
-        let (paths, payload) = (self.find(ends)?.raw.paths, self.key_word(ends, said)?);
-        word::send_by_all(ends, paths, word::clear_mark(self.mark), &payload).map_err(Error::Say)
-    }
-
-    /// What other ends have said about keys, as of the latest [`words`](Self::words).
-    pub fn key_words(&mut self) -> Vec<(Ends, KeyWord)> {
-        let raws = std::mem::take(&mut self.key_words);
-        let heard = |raw: Heard| {
-            let Heard { kind, suite, phase, first, second, .. } = raw;
-            Some((self.ends_of(raw.session)?, KeyWord { kind, suite, phase, nonces: [first, second] }))
-        };
-        raws.into_iter().filter_map(heard).collect()
-    }
-
-    /// Before its first datagram.
-    pub(super) fn begin_sealed(&self, index: u32, sealed: &Sealed) -> Result<(), Error> {
-        let stages = self.stages()?;
-        let bytes = sealed.word_key.map(u64::to_ne_bytes).concat();
-        Ok(write(&stages.sessions, "seal_sessions", &index.to_ne_bytes(), &bytes)?)
-    }
-
-    /// Another session may have the index next.
+    /// Removes a session's keys from the kernel, since another session may get its index.
     pub(super) fn end_sealed(&self, index: u32) {
         let Some(stages) = &self.stages else { return };
         for place in 0..PLACES {
-            // There may be none.
+            // The session may not have had a key of this phase.
             let _ = stages.keys.delete(&(index * PLACES + place).to_ne_bytes());
         }
     }
 
-    fn put_key(&self, ends: &Ends, place: u32, map: &MapHandle) -> Result<(), Error> {
+    fn put_key(&self, ends: &SessionEnds, place: u32, map: &MapHandle) -> Result<(), Error> {
         let place = self.find(ends)?.raw.index * PLACES + place;
         let fd = map.as_fd().as_raw_fd().to_ne_bytes();
         Ok(write(&self.stages()?.keys, "seal_keys", &place.to_ne_bytes(), &fd)?)
     }
 
-    fn sealed(&self, ends: &Ends) -> Result<&Sealed, Error> {
+    fn sealed(&self, ends: &SessionEnds) -> Result<&Sealed, Error> {
         self.find(ends)?.sealed.as_ref().ok_or(Error::Clear)
     }
 
-    fn sealed_mut(&mut self, ends: &Ends) -> Result<&mut Sealed, Error> {
+    fn sealed_mut(&mut self, ends: &SessionEnds) -> Result<&mut Sealed, Error> {
         let missing = Error::NoSession { local: ends.local, remote: ends.remote };
         self.sessions.get_mut(ends).ok_or(missing)?.sealed.as_mut().ok_or(Error::Clear)
     }
 }
 
-impl Sealed {
-    fn new(word_key: [u8; 16]) -> Self {
-        let halves = word_key.as_chunks::<8>().0;
-        let word_key = [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])];
-        Self { word_key, keys: [None, None], phase: None }
-    }
-}
-
-/// A map of one key, whose numbers begin: it is never written again from here.
-fn make(phase: Phase, keys: &Keys) -> Result<MapHandle, Error> {
+/// Makes a map with one key, whose datagram numbers begin at 0. Only the kernel writes the map from now on, so no
+/// number is used twice.
+fn make(phase: KeyPhase, keys: &SealKeys) -> Result<MapHandle, Error> {
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
         ..Default::default()
     };
-    let (key, value) = (size_of::<u32>() as u32, size_of::<Key>() as u32);
+    let key = size_of::<u32>() as u32;
+    let value = size_of::<Key>() as u32;
     let map =
         MapHandle::create(MapType::Array, Some("seal_key"), key, value, 1, &options).map_err(Error::State)?;
+    // `struct seal_key` begins with the next number, the limit, the failures and the phase.
     let numbers = [0, keys.limit, 0, u64::from(phase)].map(u64::to_ne_bytes).concat();
     let mut bytes = [&numbers[..], keys.seals.as_bytes(), keys.opens.as_bytes()].concat();
+    // The replay window behind the keys begins empty.
     bytes.resize(size_of::<Key>(), 0);
     map.update(&0u32.to_ne_bytes(), &bytes, MapFlags::ANY).map_err(Error::State)?;
     Ok(map)

@@ -1,4 +1,4 @@
-//! What both ends' processes say to each other beside the data, and what the kernel tells this one.
+//! Messages between the daemons at both ends, sent as frames without data, and events of the BPF programs.
 
 use std::time::Duration;
 
@@ -7,67 +7,70 @@ use millrace_kernel::raw;
 use millrace_kernel::siphash::siphash128;
 
 use super::known::micros;
-use super::{Ends, Epoch, FRAME_BYTES, Joints, intf, key, seal, word};
+use super::{FRAME_BYTES, Joints, ListEpoch, SessionEnds, intf, key, word};
 use crate::Error;
 
 const MAGIC: u8 = 0x67;
 const VERSION: u8 = 2;
-/// The first kind of what processes say, and how many there are.
+/// The first frame kind of the daemons' messages, and the number of their kinds (`GRAFT_SAYS`, `enum graft_kind`).
 const SAYS: u8 = 8;
 const SAYINGS: u8 = 8;
-/// A word that this host's own joints say: there is room.
+/// Kind of an event that this host's own programs make: a refused sender may send again (`JOINT_ROOM`).
 const ROOM: u8 = 255;
 
-/// What ends say to each other beside the data.
+/// A frame without data that one end sends to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Word {
-    /// For the packet of this number.
+pub enum TalkMessage {
+    /// Requests the packet of this number.
     Request(u32),
-    /// What the next packet's number would be: for when there is none that would show that the latest were lost.
+    /// States the number that the next packet will have. The peer thus notices that the latest packets were lost.
     Last(u32),
-    /// Between the processes at both ends: one of eight kinds, and what it says. It is heard by [`Joints::words`].
+    /// Message between the daemons: one of eight kinds, and its value. [`Joints::words`] returns it.
     Says(u8, u32),
 }
 
-/// What the process at the other end has said.
+/// A message from the daemon at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heard {
-    pub ends: Ends,
+pub struct ReceivedMessage {
+    /// The session that the message belongs to.
+    pub ends: SessionEnds,
+    /// The kind of message, whose meaning the daemons define.
     pub kind: u8,
+    /// The value of the message.
     pub number: u32,
-    /// That it was sent in.
-    pub epoch: Epoch,
+    /// The epoch in which the message was sent.
+    pub epoch: ListEpoch,
 }
 
-/// From a session's clock.
+/// An event of a session's clock: the session has sent nothing for a period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
-    pub ends: Ends,
-    /// `CLOCK_MONOTONIC`.
+    /// The session that the clock belongs to.
+    pub ends: SessionEnds,
+    /// Time of the event, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    /// When the latest packet went out.
+    /// Time at which the latest packet was sent, ns (`CLOCK_MONOTONIC`).
     pub sent_ns: u64,
-    /// Number of the next packet out.
+    /// Number of the next outgoing packet.
     pub next: u32,
-    /// One more than the newest number in.
+    /// One more than the newest packet number received.
     pub newest: u32,
-    /// All below it have come at the other end, where a function of the list says so.
+    /// The peer has received or given up all packets below this number, if a function of the list reports it.
     pub acked: u32,
-    /// The round trip, smoothed, where it is known.
+    /// Smoothed round-trip time, if known.
     pub round_trip: Option<Duration>,
 }
 
 impl Joints {
-    // --- Words ---
+    // --- Messages ---
 
-    /// The payload of a datagram by which this end itself says something of a session, instead of an application: as functions
-    /// make them in the kernel.
-    pub fn word(&self, ends: &Ends, word: Word) -> Result<[u8; FRAME_BYTES], Error> {
+    /// Returns the frame of a message for a session. BPF functions make the same bytes.
+    pub fn word(&self, ends: &SessionEnds, word: TalkMessage) -> Result<[u8; FRAME_BYTES], Error> {
         let raw = &self.find(ends)?.raw;
         let (kind, number) = match word {
-            Word::Request(number) => (1, number),
-            Word::Last(next) => (2, next),
-            Word::Says(kind, number) => (SAYS + kind % SAYINGS, number),
+            TalkMessage::Request(number) => (1, number),
+            TalkMessage::Last(next) => (2, next),
+            TalkMessage::Says(kind, number) => (SAYS + kind % SAYINGS, number),
         };
         let mut frame = [0; FRAME_BYTES];
         frame[0] = MAGIC;
@@ -75,22 +78,25 @@ impl Joints {
         frame[2..4].copy_from_slice(&raw.list_ids[usize::from(raw.epoch)]);
         frame[4..8].copy_from_slice(&number.to_be_bytes());
         let key = key(ends)?;
+        // The same fields as `struct frame_context`: local address, both ports, and a payload length of 0.
         let empty = [0; 4];
         let message = [&frame[..8], &key.local, &key.local_port, &key.remote_port, &empty].concat();
         frame[8..].copy_from_slice(&siphash128(raw.key, &message)[..8]);
         Ok(frame)
     }
 
-    /// Says it, from the network namespace of the calling thread.
-    pub fn say(&self, ends: &Ends, word: Word) -> Result<(), Error> {
-        let (paths, payload) = (self.find(ends)?.raw.paths, self.word(ends, word)?);
+    /// Sends a message of a session by each of its paths, from the calling thread's network namespace.
+    pub fn say(&self, ends: &SessionEnds, word: TalkMessage) -> Result<(), Error> {
+        let paths = self.find(ends)?.raw.paths;
+        let payload = self.word(ends, word)?;
         word::send_by_all(ends, paths, word::word_mark(self.mark), &payload).map_err(Error::Say)
     }
 
-    // --- Clocks, and what was heard ---
+    // --- Clocks, and received messages ---
 
-    /// Has the session's clock tick this often while it has sent nothing for so long; `ZERO`: no more.
-    pub fn set_clock(&self, ends: &Ends, period: Duration) -> Result<(), Error> {
+    /// Sets a session's clock, which reports an event each time that the session has sent nothing for `period`;
+    /// `ZERO` stops it.
+    pub fn set_clock(&self, ends: &SessionEnds, period: Duration) -> Result<(), Error> {
         self.set_clock_of(self.find(ends)?.raw.index, period)
     }
 
@@ -100,6 +106,7 @@ impl Joints {
             let program = self.object.program("joint_clock")?;
             let mut call = intf::ClockCall { period_ns, session, error: 0 };
             raw::run(program, &mut call).map_err(Error::Descriptor)?;
+            // Stopping a clock that was never set fails in the kernel, and is no error here.
             match nix::Error::from_raw(-call.error) {
                 _ if call.error == 0 || period.is_zero() => Ok(()),
                 source => Err(Error::Clock(source)),
@@ -107,55 +114,57 @@ impl Joints {
         })
     }
 
-    /// What the clocks have said since the last call.
+    /// Returns the clock events of all sessions since the last call.
     pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
         let mut raws = Vec::<intf::Tick>::new();
         self.ticks.drain(|bytes| raws.extend(intf::Tick::from_bytes(bytes)));
         let tick = |raw: intf::Tick| {
             let intf::Tick { time_ns, sent_ns, next, newest, acked, srtt_us, .. } = raw;
-            let (ends, round_trip) = (self.ends_of(raw.session)?, micros(srtt_us));
+            let ends = self.ends_of(raw.session)?;
+            let round_trip = micros(srtt_us);
             Some(Tick { ends, time_ns, sent_ns, next, newest, acked, round_trip })
         };
         Ok(raws.into_iter().filter_map(tick).collect())
     }
 
-    /// What the processes at other ends have said, as soon as there is something, or after `patience` nothing.
-    pub fn words(&mut self, patience: Duration) -> Result<Vec<Heard>, Error> {
+    /// Waits up to `patience` for messages of the daemons at the other ends, and returns all that have arrived.
+    pub fn words(&mut self, patience: Duration) -> Result<Vec<ReceivedMessage>, Error> {
         let mut raws = Vec::<intf::Word>::new();
-        let mut key_words = Vec::new();
         self.words.wait(patience)?;
-        self.words.drain(|bytes| {
-            raws.extend(intf::Word::from_bytes(bytes));
-            key_words.extend(seal::Heard::from_bytes(bytes));
-        });
-        self.key_words.extend(key_words);
+        self.words.drain(|bytes| raws.extend(intf::Word::from_bytes(bytes)));
+        // The ring buffer carries the daemons' messages and this host's own signs that a sender may send again.
         let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
         let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
         self.room_for.extend(signs);
         let heard = |raw: intf::Word| {
             let intf::Word { number, epoch, .. } = raw;
-            Some(Heard { ends: self.ends_of(raw.session)?, kind: raw.kind.checked_sub(SAYS)?, number, epoch })
+            Some(ReceivedMessage {
+                ends: self.ends_of(raw.session)?,
+                kind: raw.kind.checked_sub(SAYS)?,
+                number,
+                epoch,
+            })
         };
         Ok(raws.into_iter().filter_map(heard).collect())
     }
 
-    /// Has [`room_for`](Self::room_for) speak of this session.
-    pub fn tell_room(&mut self, ends: &Ends) -> Result<(), Error> {
+    /// Makes [`room_for`](Self::room_for) report this session from now on.
+    pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         self.change(ends, |raw| raw.tells_room = 1)
     }
 
-    /// Sessions of which a full window has refused a datagram, and that have room now, as [`words`](Self::words) has heard: once for
-    /// each time that one was refused, when a quarter of the window is free.
-    pub fn room_for(&mut self) -> Vec<Ends> {
+    /// Returns the sessions that may send again after a full window refused a datagram, as of the last
+    /// [`words`](Self::words). Each refusal is reported once, when a quarter of the window is free.
+    pub fn room_for(&mut self) -> Vec<SessionEnds> {
         std::mem::take(&mut self.room_for)
     }
 
-    pub(super) fn ends_of(&self, session: u32) -> Option<Ends> {
+    pub(super) fn ends_of(&self, session: u32) -> Option<SessionEnds> {
         *self.by_index.get(session as usize)?
     }
 }
 
-/// Calls again, for a bounded time, what fails for want of memory that the kernel does not wait for.
+/// Repeats a call that fails for lack of memory, at most 100 times with pauses of 1 ms.
 fn with_memory(mut call: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
     const TRIES: u32 = 100;
     const PAUSE: Duration = Duration::from_millis(1);
@@ -173,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_there_at_once_is_asked_for_again() {
+    fn kernel_call_without_memory_is_retried() {
         let mut answers = [nix::Error::ENOMEM, nix::Error::ENOMEM].into_iter();
         assert!(with_memory(|| answers.next().map_or(Ok(()), |error| Err(Error::Clock(error)))).is_ok());
         let mut calls = 0;
@@ -185,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_of_the_clock_are_told_at_once() {
+    fn kernel_call_with_another_error_is_not_retried() {
         let mut calls = 0;
         let refused = with_memory(|| {
             calls += 1;

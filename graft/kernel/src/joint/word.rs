@@ -1,4 +1,4 @@
-//! What an end says by itself: datagrams of a session that no application has sent.
+//! Sends the daemon's own datagrams of a session: messages, which no application sends.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,22 +10,19 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
-use super::Ends;
+use super::SessionEnds;
 
-/// What a word has, instead of the mark of functions: behind it the number of the path by which it is to leave.
+/// Returns the mark of the daemon's messages. It differs from the functions' mark, and its lowest three bits hold the
+/// number of the path.
 pub(super) fn word_mark(mark: u32) -> u32 {
     (mark ^ 1 << 30) & !7
 }
 
-/// The same, of a word about keys, which is not sealed.
-pub(super) fn clear_mark(mark: u32) -> u32 {
-    (mark ^ 1 << 31) & !7
-}
-
-/// Once by every path of the session: a datagram from an address and port that a socket of somebody else may have. With the mark it is
-/// not framed again.
-pub(super) fn send_by_all(ends: &Ends, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
-    let (socket, datagram) = (raw(ends)?, datagram(ends, payload));
+/// Sends a datagram by every path of the session, from an address and port that an application's socket may use. A
+/// raw socket is needed for that. The mark keeps the dispatcher from framing the datagram again.
+pub(super) fn send_by_all(ends: &SessionEnds, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
+    let socket = raw(ends)?;
+    let datagram = datagram(ends, payload);
     let without_port = |address: SocketAddr| SockaddrStorage::from(SocketAddr::new(address.ip(), 0));
     bind(socket.as_raw_fd(), &without_port(ends.local))?;
     for path in 0..u32::from(paths.max(1)) {
@@ -35,22 +32,23 @@ pub(super) fn send_by_all(ends: &Ends, paths: u8, mark: u32, payload: &[u8]) -> 
     Ok(())
 }
 
-fn raw(ends: &Ends) -> io::Result<OwnedFd> {
+fn raw(ends: &SessionEnds) -> io::Result<OwnedFd> {
     let family = if ends.local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     Ok(socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?)
 }
 
-fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
+fn datagram(ends: &SessionEnds, payload: &[u8]) -> Vec<u8> {
     let bytes = (8 + payload.len() as u16).to_be_bytes();
     let ports = [ends.local.port().to_be_bytes(), ends.remote.port().to_be_bytes()].concat();
     let addresses = [octets(ends.local.ip()), octets(ends.remote.ip())].concat();
     let all = [&addresses, &[0, 17][..], &bytes, &ports, &bytes, payload].concat();
     let check = !sum(&all);
+    // A UDP checksum of 0 would mean that there is none.
     let check = if check == 0 { u16::MAX } else { check }.to_be_bytes();
     [&ports[..], &bytes, &check, payload].concat()
 }
 
-/// RFC 1071.
+/// Returns the Internet checksum's sum (RFC 1071), not yet complemented.
 fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| match *pair {
         [high, low] => u32::from(u16::from_be_bytes([high, low])),

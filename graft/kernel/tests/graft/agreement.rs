@@ -1,21 +1,23 @@
-//! What becomes of connections whose ends agree, or do not.
+//! Tests of the agreement in TCP options, over real TCP connections between two namespaces.
 
 use std::time::Duration;
 
-use millrace_graft_kernel::{Caller, Outcome, Rule, Settings, Side, cgroup_id};
+use millrace_graft_kernel::{CallerRule, RuleSide, Settings, TcpOutcome, TcpRule, cgroup_id};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::net;
-use crate::site::{LONG, PORT, Site, all, congestion, congestion_of, counted, loaded, rule, transfer};
+use crate::site::{
+    GraftTestSite, LONG, PORT, all, congestion, congestion_of, counted, loaded, rule, transfer,
+};
 
-/// The kernel's own, so that these tests need no graft.
-fn reno(side: Side) -> Rule {
+/// Returns a rule with Reno, which every kernel has, so that these tests load no graft.
+fn reno(side: RuleSide) -> TcpRule {
     rule(side, congestion("reno"))
 }
 
 #[test]
-fn both_sides_agree_and_set_their_own() {
-    let Some(site) = Site::new("agree") else { return };
+fn both_tcp_ends_agree_and_set_their_congestion_control() {
+    let Some(site) = GraftTestSite::new("agree") else { return };
     let settings = Settings {
         congestion: Some("reno".into()),
         pacing: Some(100_000_000),
@@ -24,69 +26,69 @@ fn both_sides_agree_and_set_their_own() {
         window: Some(30),
     };
     let (mut client, mut server) =
-        site.both(&rule(Side::Client, settings), &rule(Side::Server, congestion("cubic")));
+        site.both(&rule(RuleSide::Client, settings), &rule(RuleSide::Server, congestion("cubic")));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!((congestion_of(&near), congestion_of(&far)), ("reno".into(), "cubic".into()));
     assert_eq!(getsockopt(&near, sockopt::SndBuf), Ok(200_000));
     assert_eq!(getsockopt(&near, sockopt::RcvBuf), Ok(160_000));
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Agreed, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Agreed, 1), (Outcome::Answered, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Agreed, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Agreed, 1), (TcpOutcome::Answered, 1)]);
     let peer = client.peer(net::address(4, 1, 1)).expect("readable").expect("a peer");
-    assert_eq!((peer.outcome, peer.agreed, peer.rule, peer.graft), (Outcome::Agreed, 1, 0, *b"serv"));
+    assert_eq!((peer.outcome, peer.agreed, peer.rule, peer.graft), (TcpOutcome::Agreed, 1, 0, *b"serv"));
     assert_eq!(server.peers().expect("peers").len(), 1);
 }
 
 #[test]
-fn the_server_may_speak_first() {
-    let Some(site) = Site::new("first") else { return };
-    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+fn agreement_works_when_the_server_sends_first() {
+    let Some(site) = GraftTestSite::new("first") else { return };
+    let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     transfer(far, near, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Agreed, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Agreed, 1), (Outcome::Answered, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Agreed, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Agreed, 1), (TcpOutcome::Answered, 1)]);
 }
 
 #[test]
-fn without_a_peer_it_is_plain_tcp() {
-    let Some(site) = Site::new("absent") else { return };
-    let mut client = loaded(&site.clients, &reno(Side::Client));
+fn connection_to_peer_without_grafts_is_plain_tcp() {
+    let Some(site) = GraftTestSite::new("absent") else { return };
+    let mut client = loaded(&site.clients, &reno(RuleSide::Client));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     let default = congestion_of(&far);
     assert_eq!(congestion_of(&near), default);
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Absent, 1)]);
     client.detach();
     drop(listener);
 
-    // The other way round: a server whose client offers nothing.
-    let mut server = loaded(&site.servers, &reno(Side::Server));
+    // The opposite case: only the server has a rule, so the client offers nothing.
+    let mut server = loaded(&site.servers, &reno(RuleSide::Server));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion_of(&far), default);
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Unconfirmed, 1)]);
 }
 
 #[test]
-fn a_rule_may_ask_nobody() {
-    let Some(site) = Site::new("onesided") else { return };
-    let mut client = loaded(&site.clients, &Rule { agree: false, ..reno(Side::Client) });
+fn rule_without_an_offer_sends_no_tcp_option() {
+    let Some(site) = GraftTestSite::new("onesided") else { return };
+    let mut client = loaded(&site.clients, &TcpRule { agree: false, ..reno(RuleSide::Client) });
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion_of(&near), "reno");
     assert_ne!(congestion_of(&far), "reno");
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::OneSided, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, 1)]);
 }
 
 #[test]
-fn a_peer_that_answered_before_is_missed() {
-    let Some(site) = Site::new("missed") else { return };
-    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+fn peer_that_stops_answering_the_option_is_reported() {
+    let Some(site) = GraftTestSite::new("missed") else { return };
+    let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     transfer(near, far, 1000);
@@ -94,25 +96,25 @@ fn a_peer_that_answered_before_is_missed() {
     let (near, far) = site.connect(&listener);
     assert_ne!(congestion_of(&near), "reno");
     transfer(near, far, 1000);
-    assert_eq!(counted(&mut client), [(Outcome::Agreed, 1), (Outcome::Stripped, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Agreed, 1), (Outcome::Answered, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Agreed, 1), (TcpOutcome::Stripped, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Agreed, 1), (TcpOutcome::Answered, 1)]);
 }
 
 #[test]
-fn syn_cookies_leave_plain_tcp() {
-    let Some(site) = Site::new("cookies") else { return };
+fn connection_with_syn_cookies_stays_plain_tcp() {
+    let Some(site) = GraftTestSite::new("cookies") else { return };
     let always = "echo 2 > /proc/sys/net/ipv4/tcp_syncookies";
     let command = ["netns", "exec", site.server(), "sh", "-c", always];
     assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
-    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+    let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 1), (Outcome::Cookies, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Absent, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Unconfirmed, 1), (TcpOutcome::Cookies, 1)]);
 }
 
-/// Something on the way to the server that does not like the option.
+/// Installs a rule of nftables between client and server that removes the option. Returns false if nftables cannot.
 fn middlebox(namespace: &str, rule: &str) -> bool {
     let nft = |line: &str| {
         let command = ["netns", "exec", namespace, "nft", line];
@@ -124,65 +126,67 @@ fn middlebox(namespace: &str, rule: &str) -> bool {
 }
 
 #[test]
-fn an_option_that_is_taken_off_leaves_plain_tcp() {
-    let Some(site) = Site::new("strip") else { return };
-    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+fn connection_whose_option_is_stripped_stays_plain_tcp() {
+    let Some(site) = GraftTestSite::new("strip") else { return };
+    let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
-    // First the answer, then the offer.
+    // First the answer is removed on its way to the client, and later the offer.
     if !middlebox(site.client(), "reset tcp option 253") {
-        println!("SKIP an_option_that_is_taken_off_leaves_plain_tcp: nftables cannot take options off here");
+        println!(
+            "SKIP connection_whose_option_is_stripped_stays_plain_tcp: nftables cannot take options off here"
+        );
         return;
     }
     let (near, far) = site.connect(&listener);
     assert_ne!(congestion_of(&near), "reno");
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 1), (Outcome::Answered, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Absent, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Unconfirmed, 1), (TcpOutcome::Answered, 1)]);
     assert!(middlebox(site.server(), "reset tcp option 253"));
     let (near, far) = site.connect(&listener);
     transfer(far, near, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Absent, 2)]);
-    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 2), (Outcome::Answered, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Absent, 2)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Unconfirmed, 2), (TcpOutcome::Answered, 1)]);
 }
 
 #[test]
-fn a_path_that_drops_the_option_is_found_out_once() {
-    let Some(site) = Site::new("drop") else { return };
-    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+fn path_that_drops_the_option_is_detected_once() {
+    let Some(site) = GraftTestSite::new("drop") else { return };
+    let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     if !middlebox(site.server(), "tcp option 253 exists drop") {
-        println!("SKIP a_path_that_drops_the_option_is_found_out_once: nftables does not see options here");
+        println!("SKIP path_that_drops_the_option_is_detected_once: nftables does not see options here");
         return;
     }
-    for wanted in [vec![(Outcome::Resent, 1)], vec![(Outcome::Resent, 1), (Outcome::Withheld, 1)]] {
+    for wanted in [vec![(TcpOutcome::Resent, 1)], vec![(TcpOutcome::Resent, 1), (TcpOutcome::Withheld, 1)]] {
         let (near, far) = site.connect(&listener);
         assert_ne!(congestion_of(&near), "reno");
         transfer(near, far, 1 << 20);
         assert_eq!(counted(&mut client), wanted);
     }
-    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 2)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Unconfirmed, 2)]);
 }
 
 #[test]
-fn a_congestion_control_that_is_not_there_is_counted() {
-    let Some(site) = Site::new("missing") else { return };
+fn missing_congestion_control_is_counted() {
+    let Some(site) = GraftTestSite::new("missing") else { return };
     let mut client =
-        loaded(&site.clients, &Rule { agree: false, ..rule(Side::Client, congestion("mr_nowhere")) });
+        loaded(&site.clients, &TcpRule { agree: false, ..rule(RuleSide::Client, congestion("mr_nowhere")) });
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     transfer(near, far, 1000);
-    assert_eq!(counted(&mut client), [(Outcome::OneSided, 1), (Outcome::NoCongestion, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, 1), (TcpOutcome::NoCongestion, 1)]);
 }
 
 #[test]
-fn other_ports_and_peers_are_left_alone() {
-    let Some(site) = Site::new("others") else { return };
+fn connections_of_other_ports_and_peers_are_unchanged() {
+    let Some(site) = GraftTestSite::new("others") else { return };
     let elsewhere = "192.0.2.0/24".parse().expect("a prefix");
     let rules = [
-        Rule { ports: PORT + 1..=u16::MAX, ..reno(Side::Client) },
-        Rule { ports: 0..=PORT - 1, ..reno(Side::Client) },
-        Rule { peer: elsewhere, ..reno(Side::Client) },
-        reno(Side::Server),
+        TcpRule { ports: PORT + 1..=u16::MAX, ..reno(RuleSide::Client) },
+        TcpRule { ports: 0..=PORT - 1, ..reno(RuleSide::Client) },
+        TcpRule { peer: elsewhere, ..reno(RuleSide::Client) },
+        reno(RuleSide::Server),
     ];
     let mut client = loaded(&site.clients, &rules[0]);
     client.set_rules(&rules).expect("rules");
@@ -191,53 +195,57 @@ fn other_ports_and_peers_are_left_alone() {
     assert_ne!(congestion_of(&near), "reno");
     transfer(near, far, 1000);
     assert_eq!(counted(&mut client), []);
-    // The same with a rule that fits behind them, and one more behind that.
+    // Two more rules follow those that do not match: one that matches this connection, and one that would match as
+    // well.
     let here = "10.98.1.0/24".parse().expect("a prefix");
-    let fits = Rule { peer: here, agree: false, ..reno(Side::Client) };
-    let later = Rule { peer: all(), ..rule(Side::Client, congestion("cubic")) };
+    let fits = TcpRule { peer: here, agree: false, ..reno(RuleSide::Client) };
+    let later = TcpRule { peer: all(), ..rule(RuleSide::Client, congestion("cubic")) };
     client.set_rules(&[&rules[..], &[fits, later]].concat()).expect("rules");
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion_of(&near), "reno");
     transfer(near, far, 1000);
-    assert_eq!(counted(&mut client), [(Outcome::OneSided, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, 1)]);
 }
 
-/// Another program on the same cgroup: here a second instance, whose option the kernel refuses as a duplicate.
+/// A second instance of the programs runs on the same cgroup. The kernel refuses its option, since a header may have
+/// it once.
 #[test]
-fn another_program_of_the_cgroup_stays() {
-    let Some(site) = Site::new("beside") else { return };
-    let mut first = loaded(&site.clients, &Rule { agree: false, ..reno(Side::Client) });
-    let mut second = loaded(&site.clients, &Rule { agree: false, ..rule(Side::Client, congestion("cubic")) });
+fn foreign_program_of_the_cgroup_stays_attached() {
+    let Some(site) = GraftTestSite::new("beside") else { return };
+    let mut first = loaded(&site.clients, &TcpRule { agree: false, ..reno(RuleSide::Client) });
+    let mut second =
+        loaded(&site.clients, &TcpRule { agree: false, ..rule(RuleSide::Client, congestion("cubic")) });
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
-    // Both ran, in the order in which they were attached.
+    // Both programs ran in the order of attachment, so the second one's setting is the last.
     assert_eq!(congestion_of(&near), "cubic");
     transfer(near, far, 1000);
     second.detach();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion_of(&near), "reno");
     transfer(near, far, 1000);
-    assert_eq!(counted(&mut first), [(Outcome::OneSided, 2)]);
-    assert_eq!(counted(&mut second), [(Outcome::OneSided, 1)]);
+    assert_eq!(counted(&mut first), [(TcpOutcome::OneSided, 2)]);
+    assert_eq!(counted(&mut second), [(TcpOutcome::OneSided, 1)]);
 }
 
 #[test]
-fn there_is_room_for_so_many_rules() {
-    let Some(_site) = Site::new("room") else { return };
+fn rule_list_beyond_its_limit_is_refused() {
+    let Some(_site) = GraftTestSite::new("room") else { return };
     let mut tcp = millrace_graft_kernel::Tcp::load().expect("loads");
-    tcp.set_rules(&vec![reno(Side::Client); 64]).expect("room");
-    let error = tcp.set_rules(&vec![reno(Side::Client); 65]).expect_err("no room");
-    assert_eq!(error.to_string(), "65 rules are more than there is room for, 64");
+    tcp.set_rules(&vec![reno(RuleSide::Client); 64]).expect("room");
+    let error = tcp.set_rules(&vec![reno(RuleSide::Client); 65]).expect_err("no room");
+    assert_eq!(error.to_string(), "too many rules: 65, at most 64");
 }
 
-/// A rule that wants a bound peer asks nobody else, and nobody longer than it is bound.
+/// A rule that needs a bound peer asks no other peer, and asks this one only while it is bound.
 #[test]
-fn only_a_bound_peer_is_asked() {
-    let Some(site) = Site::new("bound") else { return };
-    let bound = |side| Rule { bound: true, ..reno(side) };
-    let (mut client, mut server) = site.both(&bound(Side::Client), &bound(Side::Server));
+fn option_is_sent_only_to_peers_with_an_agreement() {
+    let Some(site) = GraftTestSite::new("bound") else { return };
+    let bound = |side| TcpRule { bound: true, ..reno(side) };
+    let (mut client, mut server) = site.both(&bound(RuleSide::Client), &bound(RuleSide::Server));
     let listener = site.listen();
-    let (near_address, far_address) = (net::address(4, 1, 2), net::address(4, 1, 1));
+    let near_address = net::address(4, 1, 2);
+    let far_address = net::address(4, 1, 1);
     let connect = || {
         let (near, far) = site.connect(&listener);
         let set = (congestion_of(&near) == "reno", congestion_of(&far) == "reno");
@@ -247,12 +255,12 @@ fn only_a_bound_peer_is_asked() {
     };
     let (set, seen) = connect();
     assert_eq!((set, seen), ((false, false), near_address));
-    assert_eq!(counted(&mut client), [(Outcome::Unbound, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Unbound, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Unbound, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Unbound, 1)]);
 
     client.bind(far_address, &[0], LONG).expect("bound");
     assert_eq!(connect().0, (false, false), "the server has not agreed");
-    assert_eq!(counted(&mut client), [(Outcome::Absent, 1), (Outcome::Unbound, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Absent, 1), (TcpOutcome::Unbound, 1)]);
     server.bind(near_address, &[0], LONG).expect("bound");
     assert_eq!(connect().0, (true, true));
 
@@ -264,7 +272,7 @@ fn only_a_bound_peer_is_asked() {
     assert_eq!(connect().0, (false, false), "it is over");
     server.bind(near_address, &[0], LONG).expect("bound");
     assert_eq!(connect().0, (true, true));
-    server.set_rules(&[bound(Side::Server)]).expect("rules");
+    server.set_rules(&[bound(RuleSide::Server)]).expect("rules");
     assert_eq!(connect().0, (false, false), "it was on other rules");
     server.bind(near_address, &[0], LONG).expect("bound");
     server.unbind(near_address).expect("unbound");
@@ -272,35 +280,36 @@ fn only_a_bound_peer_is_asked() {
     assert_eq!(connect().0, (false, false));
 }
 
-/// By their first bytes' numbers, which are the same at both ends.
+/// Both ends identify the connection by the sequence numbers of its first data bytes.
 #[test]
-fn both_ends_remember_the_same_connection() {
-    let Some(site) = Site::new("remember") else { return };
-    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+fn both_ends_record_the_same_connection() {
+    let Some(site) = GraftTestSite::new("remember") else { return };
+    let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
     for _ in 0..2 {
         let (near, far) = site.connect(&listener);
         transfer(near, far, 1000);
     }
-    let (near, far) = (client.connections().expect("readable"), server.connections().expect("readable"));
+    let near = client.connections().expect("readable");
+    let far = server.connections().expect("readable");
     assert_eq!((near.len(), far.len()), (2, 2));
     assert_ne!(near[0].first, near[1].first);
     for (near, far) in near.iter().zip(&far) {
         assert_eq!((near.first, near.port), (far.first, far.port));
-        assert_eq!((near.side, far.side), (Side::Client, Side::Server));
-        assert_eq!((near.outcome, far.outcome), (Outcome::Agreed, Outcome::Agreed));
+        assert_eq!((near.side, far.side), (RuleSide::Client, RuleSide::Server));
+        assert_eq!((near.outcome, far.outcome), (TcpOutcome::Agreed, TcpOutcome::Agreed));
         assert!(near.spoke && far.spoke);
         assert_eq!((near.own, near.heard, far.own), (*b"clie", *b"serv", *b"serv"));
         assert_eq!(near.peer, net::address(4, 1, 1));
     }
 }
 
-/// Who began to listen before the program was there, or answers with cookies, would not have answered.
+/// Two servers cannot answer the option: one that listened before the program was attached, and one with SYN cookies.
 #[test]
-fn a_server_that_could_not_answer_says_so() {
-    let Some(site) = Site::new("unable") else { return };
+fn server_that_could_not_answer_the_option_reports_it() {
+    let Some(site) = GraftTestSite::new("unable") else { return };
     let listener = site.listen();
-    let mut server = loaded(&site.servers, &reno(Side::Server));
+    let mut server = loaded(&site.servers, &reno(RuleSide::Server));
     let (near, far) = site.connect(&listener);
     transfer(near, far, 1000);
     assert!(!server.connections().expect("readable")[0].spoke);
@@ -313,26 +322,28 @@ fn a_server_that_could_not_answer_says_so() {
     let always = "echo 2 > /proc/sys/net/ipv4/tcp_syncookies";
     let command = ["netns", "exec", site.server(), "sh", "-c", always];
     assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
-    let mut client = loaded(&site.clients, &reno(Side::Client));
+    let mut client = loaded(&site.clients, &reno(RuleSide::Client));
     let (near, far) = site.connect(&listener);
     transfer(near, far, 1000);
-    assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Absent, 1)]);
     assert!(!server.connections().expect("readable")[2].spoke);
 }
 
-/// Of a process in a cgroup below that of the client's program.
+/// The connecting process is in a cgroup below the one that the program is attached to.
 #[test]
-fn a_rule_may_be_for_a_command_and_a_cgroup() {
-    let Some(site) = Site::new("whose") else { return };
+fn rule_can_select_by_command_and_cgroup() {
+    let Some(site) = GraftTestSite::new("whose") else { return };
     let listener = site.listen();
     let nested = site.clients.below("nested");
-    let mut client = loaded(&site.clients, &reno(Side::Client));
+    let mut client = loaded(&site.clients, &reno(RuleSide::Client));
     let default = congestion_of(&site.connect(&listener).1);
     assert_ne!(default, "reno");
-    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name"); // exact: its own
+    let own = std::fs::read_to_string("/proc/thread-self/comm").expect("a name"); // exact: the thread reads its own name
     let own = Some(own.trim_end().to_owned());
     let id = |path| Some(cgroup_id(path).expect("a cgroup"));
-    let (above, here, other) = (id(&site.clients.path), id(&nested.path), id(&site.servers.path));
+    let above = id(&site.clients.path);
+    let here = id(&nested.path);
+    let other = id(&site.servers.path);
     let longer = own.as_ref().map(|name| name[..name.len() - 1].to_owned());
     let table = [
         (own.clone(), None, true),
@@ -341,7 +352,7 @@ fn a_rule_may_be_for_a_command_and_a_cgroup() {
         (None, here, true),
         (None, above, true),
         (None, other, false),
-        (None, Some(Caller::NO_CGROUP), false),
+        (None, Some(CallerRule::NO_CGROUP), false),
         (own.clone(), above, true),
         (own.clone(), other, false),
         (Some("somebody".to_owned()), here, false),
@@ -349,18 +360,18 @@ fn a_rule_may_be_for_a_command_and_a_cgroup() {
     ];
     let mut fitted = 0;
     for (command, cgroup, wanted) in table {
-        let caller = Caller { command, cgroup };
-        let rule = Rule { agree: false, caller: caller.clone(), ..reno(Side::Client) };
+        let caller = CallerRule { command, cgroup };
+        let rule = TcpRule { agree: false, caller: caller.clone(), ..reno(RuleSide::Client) };
         client.set_rules(&[rule]).expect("rules");
         let (near, far) = site.connect_in(&nested, &listener);
         fitted += u64::from(wanted);
         assert_eq!(congestion_of(&near) == "reno", wanted, "{caller:?}");
         transfer(near, far, 1000);
     }
-    assert_eq!(counted(&mut client), [(Outcome::OneSided, fitted), (Outcome::Absent, 1)]);
-    // Whoever is at the other end of what is accepted is not known.
-    let caller = Caller { command: own, cgroup: None };
-    let mut server = loaded(&site.servers, &Rule { agree: false, caller, ..reno(Side::Server) });
+    assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, fitted), (TcpOutcome::Absent, 1)]);
+    // A server does not know the process at the other end, so the condition does not match.
+    let caller = CallerRule { command: own, cgroup: None };
+    let mut server = loaded(&site.servers, &TcpRule { agree: false, caller, ..reno(RuleSide::Server) });
     assert_ne!(congestion_of(&site.connect(&listener).1), "reno");
     assert_eq!(counted(&mut server), []);
 }

@@ -1,15 +1,16 @@
-//! Another program on the same cgroup, of somebody else: it has an option of its own in SYNs, and counts what it writes later.
+//! A foreign program on the same cgroup: it writes an option of its own, and counts SYNs and later packets with it.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 use std::process::Command;
 
 use libbpf_rs::{Link, MapCore as _, MapFlags, Object, ObjectBuilder};
-use millrace_graft_kernel::{Outcome, Side};
+use millrace_graft_kernel::{RuleSide, TcpOutcome};
 
-use crate::site::{Cgroup, Site, congestion, congestion_of, counted, loaded, rule, transfer};
+use crate::site::{GraftTestSite, TestCgroup, congestion, congestion_of, counted, loaded, rule, transfer};
 
-/// Kind 254 with an experiment's identifier of 16 bits, in every packet; the flag stays for the connection's life.
+/// Source of the foreign program. Its option is kind 254 with an experiment's ID of 16 bits, in every packet, so its
+/// callback flag has to stay set.
 const SOURCE: &str = r#"
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -37,14 +38,14 @@ SEC("sockops") int beside(struct bpf_sock_ops *ctx)
 char LICENSE[] SEC("license") = "GPL";
 "#;
 
-struct Beside {
+struct SecondSockops {
     object: Object,
     _link: Link,
 }
 
-impl Beside {
-    /// `None`: it cannot be compiled here, which was said.
-    fn attach(test: &str, cgroup: &Cgroup) -> Option<Self> {
+impl SecondSockops {
+    /// Compiles and attaches the foreign program. Returns `None` and prints SKIP if this host cannot compile it.
+    fn attach(test: &str, cgroup: &TestCgroup) -> Option<Self> {
         if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
             println!("SKIP {test}: no libbpf-dev");
             return None;
@@ -58,7 +59,7 @@ impl Beside {
         let include = format!("/usr/include/{}-linux-gnu", String::from_utf8_lossy(&machine).trim());
         let mut command = Command::new(clang);
         command.args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-I", &include, "-c", "beside.bpf.c"]);
-        let compiled = command.current_dir(directory.path()).status(); // exact: the command has ended
+        let compiled = command.current_dir(directory.path()).status(); // exact: status() waits for clang to end
         assert!(compiled.expect("clang").success());
         let open = ObjectBuilder::default().open_file(directory.path().join("beside.bpf.o"));
         let object = open.expect("opens").load().expect("loads");
@@ -68,7 +69,7 @@ impl Beside {
         Some(Self { object, _link: link })
     }
 
-    /// SYNs, and other packets, that have its option.
+    /// Returns how many SYNs, and how many other packets, had the foreign option.
     fn written(&self) -> (u64, u64) {
         let map = self.object.maps().next().expect("a map");
         let count = |key: u32| {
@@ -80,30 +81,34 @@ impl Beside {
 }
 
 #[test]
-fn a_program_of_somebody_else_was_there_first() {
-    let Some(site) = Site::new("first-other") else { return };
-    let Some(beside) = Beside::attach("a_program_of_somebody_else_was_there_first", &site.clients) else {
+fn graft_attaches_beside_an_earlier_foreign_program() {
+    let Some(site) = GraftTestSite::new("first-other") else { return };
+    let Some(beside) =
+        SecondSockops::attach("graft_attaches_beside_an_earlier_foreign_program", &site.clients)
+    else {
         return;
     };
     let (mut client, mut server) =
-        site.both(&rule(Side::Client, congestion("reno")), &rule(Side::Server, congestion("cubic")));
+        site.both(&rule(RuleSide::Client, congestion("reno")), &rule(RuleSide::Server, congestion("cubic")));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!((congestion_of(&near), congestion_of(&far)), ("reno".into(), "cubic".into()));
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Agreed, 1)]);
-    assert_eq!(counted(&mut server), [(Outcome::Agreed, 1), (Outcome::Answered, 1)]);
-    // Both options were in the SYN, and the other's goes on in all that follows, of at most 64 KiB each: its flag was not taken back.
+    assert_eq!(counted(&mut client), [(TcpOutcome::Agreed, 1)]);
+    assert_eq!(counted(&mut server), [(TcpOutcome::Agreed, 1), (TcpOutcome::Answered, 1)]);
+    // The SYN had both options. All later packets (at most 64 KiB each) have the foreign one, so grafts did not clear
+    // the other program's flag.
     let (syns, others) = beside.written();
     assert!(syns == 1 && others >= 16, "{syns} {others}");
 }
 
 #[test]
-fn a_program_of_somebody_else_comes_later_and_ours_goes() {
-    let Some(site) = Site::new("later-other") else { return };
+fn grafts_may_detach_before_a_later_foreign_program() {
+    let Some(site) = GraftTestSite::new("later-other") else { return };
     let (mut client, _server) =
-        site.both(&rule(Side::Client, congestion("reno")), &rule(Side::Server, congestion("cubic")));
-    let Some(beside) = Beside::attach("a_program_of_somebody_else_comes_later_and_ours_goes", &site.clients)
+        site.both(&rule(RuleSide::Client, congestion("reno")), &rule(RuleSide::Server, congestion("cubic")));
+    let Some(beside) =
+        SecondSockops::attach("grafts_may_detach_before_a_later_foreign_program", &site.clients)
     else {
         return;
     };
@@ -111,7 +116,7 @@ fn a_program_of_somebody_else_comes_later_and_ours_goes() {
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion_of(&near), "reno");
     transfer(near, far, 1 << 20);
-    assert_eq!(counted(&mut client), [(Outcome::Agreed, 1)]);
+    assert_eq!(counted(&mut client), [(TcpOutcome::Agreed, 1)]);
     assert_eq!(beside.written().0, 1);
     client.detach();
     let (near, far) = site.connect(&listener);
@@ -119,5 +124,8 @@ fn a_program_of_somebody_else_comes_later_and_ours_goes() {
     transfer(near, far, 1 << 20);
     let (syns, others) = beside.written();
     assert!(syns == 2 && others >= 16, "{syns} {others}");
-    assert_eq!(loaded(&site.clients, &rule(Side::Client, congestion("reno"))).peers().expect("peers"), []);
+    assert_eq!(
+        loaded(&site.clients, &rule(RuleSide::Client, congestion("reno"))).peers().expect("peers"),
+        []
+    );
 }

@@ -1,8 +1,8 @@
-//! Congestion controls from object files.
+//! Tests of congestion controls from object files.
 
-use millrace_graft_kernel::{Control, Error, Object, SHIPPED, remove_leftovers};
+use millrace_graft_kernel::{CongestionProgram, Error, GraftObject, SHIPPED, remove_leftovers};
 
-use crate::site::{Site, available, congestion_of, set_congestion, transfer};
+use crate::site::{GraftTestSite, available, congestion_of, set_congestion, transfer};
 
 fn image(name: &str) -> &'static [u8] {
     SHIPPED.iter().find(|(known, _)| *known == name).expect("a graft").1
@@ -13,11 +13,12 @@ fn is_available(name: &str) -> bool {
 }
 
 #[test]
-fn each_carries_a_transfer_and_is_gone_when_dropped() {
-    let Some(site) = Site::new("carry") else { return };
+fn each_congestion_control_transfers_and_is_removed_when_dropped() {
+    let Some(site) = GraftTestSite::new("carry") else { return };
     let listener = site.listen();
     for (name, image) in SHIPPED {
-        let control = Control::register(image, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let control =
+            CongestionProgram::register(image, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(control.name(), format!("mr_{name}"));
         println!("{name}: {:?}, by link: {}", control.timing(), control.is_by_link());
         let (client, server) = site.connect(&listener);
@@ -29,21 +30,24 @@ fn each_carries_a_transfer_and_is_gone_when_dropped() {
         let name = control.name().to_owned();
         drop(control);
         assert!(!is_available(&name), "{name}");
-        // A socket that has it goes on with it.
+        // A socket keeps the removed control, since it holds a reference.
         assert_eq!(congestion_of(&client), name);
         transfer(client, server, 1 << 20);
     }
 }
 
 #[test]
-fn is_replaced_under_its_name_while_sockets_use_it() {
-    let Some(site) = Site::new("replace") else { return };
+fn congestion_control_is_replaced_while_sockets_use_it() {
+    let Some(site) = GraftTestSite::new("replace") else { return };
     let listener = site.listen();
     for by_link in [true, false] {
-        let register = if by_link { Control::register } else { Control::register_without_link };
+        let register =
+            if by_link { CongestionProgram::register } else { CongestionProgram::register_without_link };
         let mut control = register(image("hybla"), &[]).expect("registered");
         if by_link && !control.is_by_link() {
-            println!("SKIP is_replaced_under_its_name_while_sockets_use_it by link: this kernel has none");
+            println!(
+                "SKIP congestion_control_is_replaced_while_sockets_use_it by link: this kernel has none"
+            );
             continue;
         }
         let (client, server) = site.connect(&listener);
@@ -61,16 +65,18 @@ fn is_replaced_under_its_name_while_sockets_use_it() {
     }
 }
 
-/// What makes deploying a matter of milliseconds: libbpf is not asked again, and the verifier walks over each instruction about
-/// once. It would walk over 44,000 of `pcc` if its functions were static.
+/// A known graft is loaded without libbpf's relocation, and the verifier processes each instruction about once. With
+/// static functions it would process 44,000 instructions of `pcc`.
 #[test]
-fn a_known_one_is_looked_at_about_once() {
-    let Some(_site) = Site::new("known") else { return };
+fn known_congestion_control_is_verified_without_repetition() {
+    let Some(_site) = GraftTestSite::new("known") else { return };
     for (name, image) in SHIPPED {
-        Control::prepare(image).expect(name);
-        let control = Control::register(image, &[]).expect(name);
+        CongestionProgram::prepare(image).expect(name);
+        let control = CongestionProgram::register(image, &[]).expect(name);
         if !control.is_by_link() {
-            println!("SKIP a_known_one_is_looked_at_about_once: this kernel registers none by link");
+            println!(
+                "SKIP known_congestion_control_is_verified_without_repetition: this kernel registers none by link"
+            );
             return;
         }
         let verification = control.timing().verification.expect("it was relocated before");
@@ -80,18 +86,18 @@ fn a_known_one_is_looked_at_about_once() {
 }
 
 #[test]
-fn a_name_is_registered_once() {
-    let Some(_site) = Site::new("once") else { return };
-    let _first = Control::register(image("hybla"), &[]).expect("registered");
-    let second = Control::register(image("hybla"), &[]).err().expect("a name is there once");
-    assert!(second.to_string().contains("another one of that name is there"), "{second}");
+fn congestion_control_name_is_registered_once() {
+    let Some(_site) = GraftTestSite::new("once") else { return };
+    let _first = CongestionProgram::register(image("hybla"), &[]).expect("registered");
+    let second = CongestionProgram::register(image("hybla"), &[]).err().expect("a name is there once");
+    assert!(second.to_string().contains("a control of that name is registered already"), "{second}");
 }
 
 #[test]
-fn what_a_killed_process_left_is_removed() {
-    let Some(_site) = Site::new("leftover") else { return };
-    // As a process leaves it on a kernel without links: registered, and nobody takes it back.
-    std::mem::forget(Control::register_without_link(image("westwood"), &[]).expect("registered"));
+fn leftovers_of_a_killed_process_are_removed() {
+    let Some(_site) = GraftTestSite::new("leftover") else { return };
+    // A killed process leaves this state on kernels without links: the control stays registered.
+    std::mem::forget(CongestionProgram::register_without_link(image("westwood"), &[]).expect("registered"));
     assert!(is_available("mr_westwood"));
     assert_eq!(remove_leftovers().expect("removed"), 1);
     assert!(!is_available("mr_westwood"));
@@ -99,39 +105,39 @@ fn what_a_killed_process_left_is_removed() {
 }
 
 #[test]
-fn parameters_are_the_members_of_config() {
-    let mut object = Object::open(image("hybla")).expect("an object");
+fn graft_parameters_are_the_members_of_its_config() {
+    let mut object = GraftObject::open(image("hybla")).expect("an object");
     let known: Vec<_> =
         object.parameters().iter().map(|parameter| (parameter.name.as_str(), parameter.default)).collect();
     assert_eq!(known, [("rtt0_us", 35_000), ("slow_start_rho_max", 4), ("rho_max", 32), ("pace", 1)]);
     object.set("rtt0_us", u64::from(u32::MAX)).expect("it fits");
     let error = object.set("rtt0_us", 1 << 32).expect_err("it does not fit");
     assert_eq!(error.to_string(), "parameter rtt0_us: 4294967296 does not fit its 4 bytes");
-    assert_eq!(object.set("none", 1).expect_err("none").to_string(), "it has no parameter none");
+    assert_eq!(object.set("none", 1).expect_err("none").to_string(), "the graft has no parameter none");
 }
 
 #[test]
-fn what_is_no_congestion_control_is_refused() {
+fn object_without_congestion_control_is_refused() {
     let hybla = image("hybla");
-    // The name in the object's data, and a letter that names do not have.
+    // Position of the control's name in the object file; the last table entry puts an invalid letter there.
     let at = hybla.windows(9).position(|bytes| bytes == b"mr_hybla\0").expect("its name");
     let renamed = |name: &[u8; 8]| {
         let mut image = hybla.to_vec();
-        // All of them: in the data and among the symbols.
+        // The name is replaced everywhere: in the data, and among the symbols.
         let places: Vec<_> = (0..image.len() - 8).filter(|at| &image[*at..*at + 8] == b"mr_hybla").collect();
         assert!(places.contains(&at));
         places.iter().for_each(|at| image[*at..*at + 8].copy_from_slice(name));
         image
     };
     let table: [(&str, Vec<u8>, &str); 5] = [
-        ("nothing", Vec::new(), "it is not an object file of BPF programs"),
-        ("text", b"hello".to_vec(), "it is not an object file of BPF programs"),
-        ("half", hybla[..hybla.len() / 2].to_vec(), "it is not an object file of BPF programs"),
-        ("another name", renamed(b"my_hybla"), "it is to be mr_ and letters"),
-        ("odd letters", renamed(b"mr_hy la"), "it is to be mr_ and letters"),
+        ("nothing", Vec::new(), "this is not an object file of BPF programs"),
+        ("text", b"hello".to_vec(), "this is not an object file of BPF programs"),
+        ("half", hybla[..hybla.len() / 2].to_vec(), "this is not an object file of BPF programs"),
+        ("another name", renamed(b"my_hybla"), "the name has to be mr_ and letters"),
+        ("odd letters", renamed(b"mr_hy la"), "the name has to be mr_ and letters"),
     ];
     for (what, image, wanted) in table {
-        let error = Object::open(&image).err().expect(what).to_string();
+        let error = GraftObject::open(&image).err().expect(what).to_string();
         assert!(error.contains(wanted), "{what}: {error}");
     }
 }

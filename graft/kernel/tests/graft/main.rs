@@ -1,5 +1,5 @@
-//! Grafts over real TCP between two namespaces: congestion controls from object files, agreement in options, and sockets
-//! that live. Needs root and cgroup version 2.
+//! Tests of grafts over real TCP between two namespaces: congestion controls from object files, agreement in TCP
+//! options, and existing sockets. They need root and cgroup version 2.
 
 mod agreement;
 mod beside;

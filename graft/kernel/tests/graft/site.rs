@@ -1,5 +1,6 @@
-//! Two hosts and two cgroups. This process is in one cgroup at a time: tests of one process take turns. Those of others run beside them,
-//! but for the host's one list of congestion controls.
+//! A site for tests: two namespaces as hosts, and two cgroups. This process can be in one cgroup at a time, so its
+//! tests take turns. Tests of other processes run at the same time, except those that change the host's list of
+//! congestion controls.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -8,29 +9,30 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_graft_kernel::{Caller, Outcome, Rule, Settings, Side, Tcp};
+use millrace_graft_kernel::{CallerRule, RuleSide, Settings, Tcp, TcpOutcome, TcpRule};
 use millrace_kernel::prefix::Prefix;
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::net::{self, Network, inside};
+use crate::net::{self, NamespaceNetwork, inside};
 
 pub const LONG: Duration = Duration::from_secs(60);
 pub const PORT: u16 = 7000;
 
 static TURN: Mutex<()> = Mutex::new(());
-/// Tests that load congestion controls: the host has one list of them, and no daemon of grafts starts meanwhile.
+/// Names of tests that load congestion controls. The host has one list of those, so no graft daemon may start
+/// meanwhile.
 const WITH_CONTROLS: [&str; 5] = ["carry", "replace", "known", "once", "leftover"];
 
-pub struct Site {
-    network: Network,
-    pub clients: Cgroup,
-    pub servers: Cgroup,
+pub struct GraftTestSite {
+    network: NamespaceNetwork,
+    pub clients: TestCgroup,
+    pub servers: TestCgroup,
     _controls: Option<Flock<File>>,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Site {
-    /// `None`: not here, which was said.
+impl GraftTestSite {
+    /// Makes the site. Returns `None` and prints SKIP if the test cannot run on this host.
     pub fn new(test: &str) -> Option<Self> {
         if !net::root(test) {
             return None;
@@ -42,9 +44,9 @@ impl Site {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let controls = WITH_CONTROLS.contains(&test).then(controls);
         let cgroup =
-            |side: &str| Cgroup::new(root.clone(), &format!("mr-{}-{test}-{side}", std::process::id()));
+            |side: &str| TestCgroup::new(root.clone(), &format!("mr-{}-{test}-{side}", std::process::id()));
         Some(Self {
-            network: Network::new(test),
+            network: NamespaceNetwork::new(test),
             clients: cgroup("c"),
             servers: cgroup("s"),
             _controls: controls,
@@ -60,19 +62,19 @@ impl Site {
         &self.network.relay
     }
 
-    /// In the servers' cgroup.
+    /// Opens a listening socket in the servers' cgroup and namespace.
     pub fn listen(&self) -> TcpListener {
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
         self.servers.enter(|| inside(self.server(), || TcpListener::bind(at).expect("bind")))
     }
 
-    /// In the clients' cgroup.
+    /// Connects a socket that is created in the clients' cgroup. Returns both ends.
     pub fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         self.connect_in(&self.clients, listener)
     }
 
-    /// In this one.
-    pub fn connect_in(&self, cgroup: &Cgroup, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    /// Connects a socket that is created in the given cgroup. Returns both ends.
+    pub fn connect_in(&self, cgroup: &TestCgroup, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let to = SocketAddr::new(net::address(4, 1, 1), PORT);
         let connect = || TcpStream::connect_timeout(&to, LONG).expect("connected");
         let client = cgroup.enter(|| inside(self.client(), connect));
@@ -84,13 +86,14 @@ impl Site {
         (client, server)
     }
 
-    /// Both sides loaded and attached, with one rule each.
-    pub fn both(&self, client: &Rule, server: &Rule) -> (Tcp, Tcp) {
+    /// Loads and attaches the programs of client and server, each with one rule.
+    pub fn both(&self, client: &TcpRule, server: &TcpRule) -> (Tcp, Tcp) {
         (loaded(&self.clients, client), loaded(&self.servers, server))
     }
 }
 
-/// As tests of `millrace graft` take it, which say why there are two files.
+/// Takes the two file locks that tests of `millrace graft` take for the host's list of congestion controls. Why there
+/// are two is explained there.
 fn controls() -> Flock<File> {
     let lock = |name: &str| {
         let file = File::create(std::env::temp_dir().join(name)).expect("a lock");
@@ -100,20 +103,20 @@ fn controls() -> Flock<File> {
     lock("millrace-graft-tests.lock")
 }
 
-pub fn loaded(cgroup: &Cgroup, rule: &Rule) -> Tcp {
+pub fn loaded(cgroup: &TestCgroup, rule: &TcpRule) -> Tcp {
     let mut tcp = Tcp::load().expect("loads");
     tcp.set_rules(std::slice::from_ref(rule)).expect("rules");
     tcp.attach(&cgroup.path).expect("attached");
     tcp
 }
 
-pub fn rule(side: Side, settings: Settings) -> Rule {
-    let graft = if side == Side::Client { *b"clie" } else { *b"serv" };
-    Rule {
+pub fn rule(side: RuleSide, settings: Settings) -> TcpRule {
+    let graft = if side == RuleSide::Client { *b"clie" } else { *b"serv" };
+    TcpRule {
         side,
         peer: all(),
         ports: PORT..=PORT,
-        caller: Caller::default(),
+        caller: CallerRule::default(),
         agree: true,
         bound: false,
         graft,
@@ -130,12 +133,12 @@ pub fn congestion(name: &str) -> Settings {
     Settings { congestion: Some(name.into()), ..Settings::default() }
 }
 
-/// All that were counted.
-pub fn counted(tcp: &mut Tcp) -> Vec<(Outcome, u64)> {
+/// Returns the outcomes that were counted at least once.
+pub fn counted(tcp: &mut Tcp) -> Vec<(TcpOutcome, u64)> {
     tcp.outcomes().expect("outcomes").into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
-/// A whole transfer; both must have closed in the end.
+/// Transfers `bytes` bytes, checks them, and waits until both ends have closed.
 pub fn transfer(mut from: TcpStream, mut to: TcpStream, bytes: usize) {
     let data: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
     let expected = data.clone();
@@ -164,26 +167,26 @@ pub fn available() -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-pub struct Cgroup {
+pub struct TestCgroup {
     root: PathBuf,
     pub path: PathBuf,
 }
 
-impl Cgroup {
+impl TestCgroup {
     fn new(root: PathBuf, name: &str) -> Self {
         let path = root.join(name);
         fs::create_dir(&path).expect("a cgroup");
         Self { root, path }
     }
 
-    /// One in it.
+    /// Creates a cgroup below this one.
     pub fn below(&self, name: &str) -> Self {
         let path = self.path.join(name);
         fs::create_dir(&path).expect("a cgroup");
         Self { root: self.root.clone(), path }
     }
 
-    /// A socket belongs to the cgroup that its process is in when it is made.
+    /// Runs `work` in this cgroup: a socket belongs to the cgroup that its process is in when it is created.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> T {
         let enter = |path: &PathBuf| {
             fs::write(path.join("cgroup.procs"), std::process::id().to_string()).expect("entered");
@@ -195,7 +198,7 @@ impl Cgroup {
     }
 }
 
-impl Drop for Cgroup {
+impl Drop for TestCgroup {
     fn drop(&mut self) {
         let pid = std::process::id().to_string();
         let _ = fs::write(self.root.join("cgroup.procs"), pid);

@@ -1,14 +1,14 @@
-//! Sockets that live, read and changed.
+//! Tests that read and change existing sockets.
 
-use millrace_graft_kernel::{Change, Changed, Rule, Side, Sockets};
+use millrace_graft_kernel::{ChangeCounts, RuleSide, SocketChange, SocketPrograms, TcpRule};
 
 use crate::net::inside;
-use crate::site::{Site, congestion, congestion_of, rule, transfer};
+use crate::site::{GraftTestSite, congestion, congestion_of, rule, transfer};
 
 #[test]
-fn live_sockets_are_read_and_changed() {
-    let Some(site) = Site::new("live") else { return };
-    let mut sockets = Sockets::load().expect("loads");
+fn existing_sockets_are_read_and_changed() {
+    let Some(site) = GraftTestSite::new("live") else { return };
+    let mut sockets = SocketPrograms::load().expect("loads");
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     let default = congestion_of(&near);
@@ -19,31 +19,37 @@ fn live_sockets_are_read_and_changed() {
     assert_eq!(seen[0].congestion, default);
     assert!(seen[0].cwnd_packets > 0 && seen[0].srtt_us > 0, "{seen:?}");
 
-    let to = |side| Change { rule: Rule { agree: false, ..rule(side, congestion("reno")) }, from: None };
-    let set = |sockets: &mut Sockets, namespace: &str, change: &Change| {
+    let to =
+        |side| SocketChange { rule: TcpRule { agree: false, ..rule(side, congestion("reno")) }, from: None };
+    let set = |sockets: &mut SocketPrograms, namespace: &str, change: &SocketChange| {
         inside(namespace, || sockets.set(change).expect("changed"))
     };
-    let one = Changed { connections: 1, ..Changed::default() };
-    assert_eq!(set(&mut sockets, site.client(), &to(Side::Client)), one);
+    let one = ChangeCounts { connections: 1, ..ChangeCounts::default() };
+    assert_eq!(set(&mut sockets, site.client(), &to(RuleSide::Client)), one);
     assert_eq!(congestion_of(&near), "reno");
-    // Nobody has it any more.
-    let from = Change { from: Some(default.clone()), ..to(Side::Client) };
-    assert_eq!(set(&mut sockets, site.client(), &from), Changed::default());
-    let from = Change {
+    // A change of sockets with the previous control matches none any more.
+    let from = SocketChange { from: Some(default.clone()), ..to(RuleSide::Client) };
+    assert_eq!(set(&mut sockets, site.client(), &from), ChangeCounts::default());
+    let from = SocketChange {
         from: Some("reno".into()),
-        rule: Rule { agree: false, ..rule(Side::Client, congestion("cubic")) },
+        rule: TcpRule { agree: false, ..rule(RuleSide::Client, congestion("cubic")) },
     };
     assert_eq!(set(&mut sockets, site.client(), &from), one);
     assert_eq!(congestion_of(&near), "cubic");
-    // Another namespace is another world.
+    // The server's socket is in another namespace, so the change did not reach it.
     assert_eq!(congestion_of(&far), default);
-    assert_eq!(set(&mut sockets, site.server(), &to(Side::Client)), Changed::default());
-    // A listener, and what it accepted before.
-    assert_eq!(set(&mut sockets, site.server(), &to(Side::Server)), Changed { listeners: 1, ..one });
+    assert_eq!(set(&mut sockets, site.server(), &to(RuleSide::Client)), ChangeCounts::default());
+    // The rule for servers changes the listener, and the socket that it accepted before.
+    assert_eq!(set(&mut sockets, site.server(), &to(RuleSide::Server)), ChangeCounts { listeners: 1, ..one });
     assert_eq!(congestion_of(&far), "reno");
-    let unknown =
-        Change { rule: Rule { agree: false, ..rule(Side::Client, congestion("mr_nowhere")) }, from: None };
-    assert_eq!(set(&mut sockets, site.client(), &unknown), Changed { refused: 1, ..Changed::default() });
+    let unknown = SocketChange {
+        rule: TcpRule { agree: false, ..rule(RuleSide::Client, congestion("mr_nowhere")) },
+        from: None,
+    };
+    assert_eq!(
+        set(&mut sockets, site.client(), &unknown),
+        ChangeCounts { refused: 1, ..ChangeCounts::default() }
+    );
     transfer(near, far, 1 << 20);
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion_of(&far), "reno");

@@ -1,25 +1,26 @@
-//! Partial reliability on a wire that loses more than may be given up: over either protocol, the bound holds and all else comes.
+//! Tests partial reliability on a wire that loses more packets than may be given up: the bound holds, and all other
+//! packets arrive, over UDP and protocol 253.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_graft_kernel::joint::{Protocol, Reason, Word};
+use millrace_graft_kernel::joint::{JointReason, TalkMessage, WireProtocol};
 use millrace_testkit::wait_until;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{inside, root};
-use crate::traffic::{AtEnd, Fate, PARTIAL, Site, get_to_know, number_of, send_into_window};
+use crate::traffic::{AtEnd, DatagramFate, JointSite, PARTIAL, get_to_know, number_of, send_into_window};
 use crate::{count, other_side};
 
 #[test]
-fn no_more_is_lost_than_the_bound_allows() {
+fn partial_reliability_loses_no_more_than_its_bound() {
     const SENT: u32 = 1500;
     const PERMILLE: u64 = 30;
-    if !root("no_more_is_lost_than_the_bound_allows") {
+    if !root("partial_reliability_loses_no_more_than_its_bound") {
         return;
     }
-    for (family, protocol) in [(4, Protocol::Udp), (4, Protocol::Ip253), (6, Protocol::Ip253)] {
-        let site = Site::over("bound", family, protocol);
+    for (family, protocol) in [(4, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)] {
+        let site = JointSite::over("bound", family, protocol);
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -32,14 +33,19 @@ fn no_more_is_lost_than_the_bound_allows() {
             ("partial", "give_up_permille", PERMILLE),
         ];
         let [sender, mut receiver] = site.joints_of(PARTIAL, &parameters);
-        let (stop, is_over, ends) = (AtomicBool::new(false), AtomicBool::new(false), site.ends);
+        let stop = AtomicBool::new(false);
+        let is_over = AtomicBool::new(false);
+        let ends = site.ends;
         let wire = site.wire();
         let mut got = thread::scope(|scope| {
             let _end = (AtEnd(&stop, true), AtEnd(&is_over, true));
-            scope.spawn(|| wire.run(&stop, |count| if count % 13 == 5 { Fate::Lose } else { Fate::Pass }));
+            scope.spawn(|| {
+                wire.run(&stop, |count| if count % 13 == 5 { DatagramFate::Lose } else { DatagramFate::Pass })
+            });
             get_to_know(&site, &sender, &mut receiver);
             let receiving = scope.spawn(|| {
-                let (mut got, mut buffer) = (Vec::new(), [0; 2048]);
+                let mut got = Vec::new();
+                let mut buffer = [0; 2048];
                 loop {
                     match far.recv(&mut buffer) {
                         Ok(bytes) => got.push(number_of(&buffer[..bytes])),
@@ -49,10 +55,12 @@ fn no_more_is_lost_than_the_bound_allows() {
                 }
             });
             let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
-            // Until everything has come, or is given up.
+            // Polls until the receiver has received or given up every packet.
             let known = || {
                 let known = sender.progress(&ends).expect("progress");
-                inside(&site.network.publisher, || sender.say(&ends, Word::Last(known.next)).expect("said"));
+                inside(&site.network.publisher, || {
+                    sender.say(&ends, TalkMessage::Last(known.next)).expect("said")
+                });
                 known
             };
             wait_until("all", known, |known| sending.is_finished() && known.acked == SENT);
@@ -65,9 +73,9 @@ fn no_more_is_lost_than_the_bound_allows() {
         got.dedup();
         assert_eq!(got.len(), come, "some came twice");
         let lost = u64::from(SENT) - come as u64;
-        // Some 115 were lost at their first try.
+        // The wire lost some 115 packets at first, which is more than may be given up.
         assert!(lost > 0 && lost * 1000 <= u64::from(SENT) * PERMILLE, "{protocol} {family}: {lost}");
-        for reason in [Reason::Forged, Reason::Malformed, Reason::NoFunction] {
+        for reason in [JointReason::Forged, JointReason::Malformed, JointReason::NoFunction] {
             assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");
         }
     }

@@ -1,8 +1,8 @@
-//! Datagrams as applications send them, and what becomes of them.
+//! Builds datagrams as applications send them, and names the verdicts of programs.
 
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_graft_kernel::joint::Ends;
+use millrace_graft_kernel::joint::SessionEnds;
 
 use crate::ends;
 
@@ -13,11 +13,11 @@ pub const XDP_DROP: i32 = 1;
 pub const XDP_PASS: i32 = 2;
 pub const ETHERNET: usize = 14;
 
-pub fn v4() -> Ends {
+pub fn v4() -> SessionEnds {
     ends("10.0.0.1:7000", "10.0.0.2:6000")
 }
 
-pub fn v6() -> Ends {
+pub fn v6() -> SessionEnds {
     ends("[2001:db8::1]:7000", "[2001:db8::2]:6000")
 }
 
@@ -36,9 +36,9 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A datagram as its sender makes it, with checksums.
-pub fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
-    let Ends { local, remote } = *ends;
+/// Returns the Ethernet frame of a datagram, with correct checksums.
+pub fn datagram(ends: &SessionEnds, payload: &[u8]) -> Vec<u8> {
+    let SessionEnds { local, remote } = *ends;
     let addresses = [octets(local.ip()), octets(remote.ip())].concat();
     let udp_len = (payload.len() as u16 + 8).to_be_bytes();
     let mut udp = [&local.port().to_be_bytes()[..], &remote.port().to_be_bytes(), &udp_len, &[0; 2]].concat();

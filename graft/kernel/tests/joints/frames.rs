@@ -1,8 +1,9 @@
-//! One frame at a time, without a network.
+//! Tests of the dispatcher with one frame at a time (BPF_PROG_TEST_RUN), without a network.
 
 use millrace_graft_kernel::TALLIES;
 use millrace_graft_kernel::joint::{
-    Ends, FRAME_BYTES, Function, Joint, Joints, Protocol, Reason, Tick, Word,
+    FRAME_BYTES, FunctionJoint, JointReason, Joints, OpenedFunction, SessionEnds, TalkMessage, Tick,
+    WireProtocol,
 };
 use millrace_testkit::wait_for;
 use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
@@ -12,23 +13,28 @@ use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, da
 use crate::net::root;
 use crate::{counted, ends, joints, list, open, other_side};
 
-pub fn run(joints: &Joints, joint: Joint, frame: &[u8]) -> (i32, Vec<u8>) {
+pub fn run(joints: &Joints, joint: FunctionJoint, frame: &[u8]) -> (i32, Vec<u8>) {
     let run = joints.run(joint, frame).expect("a run");
     (run.verdict, run.frame)
 }
 
-/// As the sender's joint makes it.
-pub fn framed(sender: &Joints, ends: &Ends, payload: &[u8]) -> Vec<u8> {
-    let (verdict, frame) = run(sender, Joint::Tx, &datagram(ends, payload));
+/// Returns the frame of a payload, as the sender's TC egress hook makes it.
+pub fn framed(sender: &Joints, ends: &SessionEnds, payload: &[u8]) -> Vec<u8> {
+    let (verdict, frame) = run(sender, FunctionJoint::Tx, &datagram(ends, payload));
     assert_eq!(verdict, PASS_ON);
     frame
 }
 
-/// What became of it, which must be the only thing that is counted.
-pub fn reason(joints: &mut Joints, ends: &Ends, joint: Joint, frame: &[u8]) -> (Reason, i32, Vec<u8>) {
+/// Runs a frame at a hook. Returns its reason, verdict and bytes, and checks that no other reason was counted.
+pub fn reason(
+    joints: &mut Joints,
+    ends: &SessionEnds,
+    joint: FunctionJoint,
+    frame: &[u8],
+) -> (JointReason, i32, Vec<u8>) {
     let before = counted(joints, ends);
     let (verdict, after) = run(joints, joint, frame);
-    let is_new = |it: &&(Reason, u64)| !before.contains(it);
+    let is_new = |it: &&(JointReason, u64)| !before.contains(it);
     let now = counted(joints, ends);
     let mut new = now.iter().filter(is_new);
     let (reason, _) = *new.next().expect("a reason");
@@ -36,18 +42,19 @@ pub fn reason(joints: &mut Joints, ends: &Ends, joint: Joint, frame: &[u8]) -> (
     (reason, verdict, after)
 }
 
-/// Of thousands of sessions a daemon looks at those that have packets.
+/// A daemon with thousands of sessions reads the statistics only of those that had packets.
 #[test]
-fn sessions_with_packets_are_known() {
-    if !root("sessions_with_packets_are_known") {
+fn session_is_found_by_its_packets() {
+    if !root("session_is_found_by_its_packets") {
         return;
     }
-    // Each CPU counts for itself.
+    // Every CPU times its own first packet, so the test stays on one CPU.
     let mut here = CpuSet::new();
     here.set(sched_getcpu().expect("a CPU")).expect("a CPU");
     sched_setaffinity(Pid::from_raw(0), &here).expect("affinity");
     let mut joints = joints();
-    let (near, idle) = (v4(), v6());
+    let near = v4();
+    let idle = v6();
     for ends in [near, idle] {
         open(&mut joints, ends, &["number"]);
     }
@@ -55,7 +62,7 @@ fn sessions_with_packets_are_known() {
         (0..count).for_each(|_| drop(framed(joints, &near, b"payload")));
     };
     assert_eq!(joints.active(), []);
-    // Those are seen whose time is taken: the first one, and one of 64 that follow.
+    // Only timed packets mark a session as active: the first one, and every 64th after it.
     for count in [1, 64, 64] {
         send(&joints, count);
         assert_eq!(joints.active(), [near]);
@@ -67,17 +74,18 @@ fn sessions_with_packets_are_known() {
     assert_eq!(joints.active(), [], "who has its place begins anew");
 }
 
-/// Frames are put on and taken off, and every checksum is right at each step.
+/// Frames are added and removed again, and all checksums are correct at each step.
 #[test]
-fn a_datagram_comes_out_as_it_went_in() {
-    if !root("a_datagram_comes_out_as_it_went_in") {
+fn datagram_arrives_unchanged() {
+    if !root("datagram_arrives_unchanged") {
         return;
     }
     let lists: [&[&str]; 5] =
         [&[], &["number"], &["number", "order"], &["number", "repair"], &["number", "order", "repair"]];
     for ends in [v4(), v6()] {
         for functions in lists {
-            let (mut sender, mut receiver) = (joints(), joints());
+            let mut sender = joints();
+            let mut receiver = joints();
             open(&mut sender, ends, functions);
             open(&mut receiver, other_side(&ends), functions);
             for len in [1, 2, 3, 17, 100, 1000, 1437] {
@@ -86,9 +94,10 @@ fn a_datagram_comes_out_as_it_went_in() {
                 let frame = framed(&sender, &ends, &payload);
                 assert_eq!(frame.len(), plain.len() + FRAME_BYTES, "{functions:?} {len}");
                 assert!(crate::net::check_frame(&frame));
-                assert_eq!(reason(&mut receiver, &other_side(&ends), Joint::Rx, &frame).1, XDP_PASS);
-                let (why, verdict, after) = reason(&mut receiver, &other_side(&ends), Joint::Repair, &frame);
-                assert_eq!((why, verdict), (Reason::Delivered, PASS_ON));
+                assert_eq!(reason(&mut receiver, &other_side(&ends), FunctionJoint::Rx, &frame).1, XDP_PASS);
+                let (why, verdict, after) =
+                    reason(&mut receiver, &other_side(&ends), FunctionJoint::Repair, &frame);
+                assert_eq!((why, verdict), (JointReason::Delivered, PASS_ON));
                 assert_eq!(after[..plain.len()], plain, "{functions:?} {len}");
             }
         }
@@ -96,8 +105,8 @@ fn a_datagram_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn what_is_of_no_session_is_left_alone() {
-    if !root("what_is_of_no_session_is_left_alone") {
+fn packet_of_no_session_is_left_alone() {
+    if !root("packet_of_no_session_is_left_alone") {
         return;
     }
     let mut joints = joints();
@@ -110,21 +119,22 @@ fn what_is_of_no_session_is_left_alone() {
         datagram(&v4(), b"cut")[..40].to_vec(),
     ];
     for frame in &strangers {
-        assert_eq!(run(&joints, Joint::Tx, frame), (PASS_ON, frame.clone()));
-        assert_eq!(run(&joints, Joint::Rx, frame), (XDP_PASS, frame.clone()));
-        assert_eq!(run(&joints, Joint::Repair, frame), (PASS_ON, frame.clone()));
+        assert_eq!(run(&joints, FunctionJoint::Tx, frame), (PASS_ON, frame.clone()));
+        assert_eq!(run(&joints, FunctionJoint::Rx, frame), (XDP_PASS, frame.clone()));
+        assert_eq!(run(&joints, FunctionJoint::Repair, frame), (PASS_ON, frame.clone()));
     }
     assert_eq!(joints.others().expect("a count"), 3 * strangers.len() as u64);
     assert_eq!(counted(&mut joints, &v4()), []);
 }
 
-/// Whatever of a frame is changed, nothing of it is believed.
+/// A frame with any changed bit is dropped.
 #[test]
 fn forged_frames_are_dropped() {
     if !root("forged_frames_are_dropped") {
         return;
     }
-    let (mut sender, mut receiver) = (joints(), joints());
+    let mut sender = joints();
+    let mut receiver = joints();
     let there = other_side(&v4());
     open(&mut sender, v4(), &["number", "repair"]);
     open(&mut receiver, there, &["number", "repair"]);
@@ -134,21 +144,21 @@ fn forged_frames_are_dropped() {
         for bit in 0..8 {
             let mut bad = good.clone();
             bad[at] ^= 1 << bit;
-            for (joint, drop) in [(Joint::Rx, XDP_DROP), (Joint::Repair, SHOT)] {
+            for (joint, drop) in [(FunctionJoint::Rx, XDP_DROP), (FunctionJoint::Repair, SHOT)] {
                 let (why, verdict, _) = reason(&mut receiver, &there, joint, &bad);
-                assert!(matches!(why, Reason::Malformed | Reason::Forged), "{at} {bit}: {why:?}");
+                assert!(matches!(why, JointReason::Malformed | JointReason::Forged), "{at} {bit}: {why:?}");
                 assert_eq!(verdict, drop);
             }
         }
     }
-    // No frame, less than a frame, what came from here, and of another key.
+    // Further cases: no frame, a cut frame, a frame that is reflected to its sender, and one with another key.
     let mut other = joints();
-    let session = millrace_graft_kernel::joint::Session {
+    let session = millrace_graft_kernel::joint::FunctionSession {
         ends: v4(),
         key: [7; 16],
         list: list(&["number", "repair"]),
         budget_ns: 0,
-        protocol: Protocol::Udp,
+        protocol: WireProtocol::Udp,
     };
     other.open(session).expect("a session");
     let reflected = {
@@ -158,22 +168,22 @@ fn forged_frames_are_dropped() {
         back
     };
     let table = [
-        (datagram(&v4(), b"payload without a frame behind it"), Reason::Malformed),
-        (datagram(&v4(), b""), Reason::Malformed),
-        (reflected, Reason::Forged),
-        (framed(&other, &v4(), b"payload"), Reason::Forged),
+        (datagram(&v4(), b"payload without a frame behind it"), JointReason::Malformed),
+        (datagram(&v4(), b""), JointReason::Malformed),
+        (reflected, JointReason::Forged),
+        (framed(&other, &v4(), b"payload"), JointReason::Forged),
     ];
     for (frame, want) in table {
-        for (joint, drop) in [(Joint::Rx, XDP_DROP), (Joint::Repair, SHOT)] {
+        for (joint, drop) in [(FunctionJoint::Rx, XDP_DROP), (FunctionJoint::Repair, SHOT)] {
             let (why, verdict, _) = reason(&mut receiver, &there, joint, &frame);
             assert_eq!((why, verdict), (want, drop));
         }
     }
-    // The good one is as good as before.
-    assert_eq!(reason(&mut receiver, &there, Joint::Rx, &good).0, Reason::LetIn);
+    // The unchanged frame is still accepted afterwards.
+    assert_eq!(reason(&mut receiver, &there, FunctionJoint::Rx, &good).0, JointReason::LetIn);
 }
 
-/// Whatever comes, it is judged, and nothing else happens.
+/// Random frames get a verdict and a reason, and change nothing else.
 #[test]
 fn random_frames_are_judged() {
     if !root("random_frames_are_judged") {
@@ -190,27 +200,27 @@ fn random_frames_are_judged() {
             let at = random.usize(..frame.len());
             frame[at] = random.u8(..);
         }
-        // The kernel runs programs on no less than Ethernet's and IP's headers.
+        // BPF_PROG_TEST_RUN needs at least the headers of Ethernet and IP.
         let len = random.usize(ETHERNET + 20..=frame.len());
         let frame = &frame[..len];
-        assert!(matches!(run(&receiver, Joint::Rx, frame).0, XDP_DROP | XDP_PASS));
-        assert!(matches!(run(&receiver, Joint::Repair, frame).0, PASS_ON | SHOT));
+        assert!(matches!(run(&receiver, FunctionJoint::Rx, frame).0, XDP_DROP | XDP_PASS));
+        assert!(matches!(run(&receiver, FunctionJoint::Repair, frame).0, PASS_ON | SHOT));
     }
     let counts = counted(&mut receiver, &there);
-    let is_refusal = |reason: &Reason| matches!(reason, Reason::Malformed | Reason::Forged);
+    let is_refusal = |reason: &JointReason| matches!(reason, JointReason::Malformed | JointReason::Forged);
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// A list; frames by their numbers, in the order of their arrival, and what becomes of them at XDP.
-type Case = (&'static [&'static str], &'static [(usize, Reason)]);
+/// A list of functions, and frames in the order of arrival: the packet number and the reason at XDP.
+type FrameCase = (&'static [&'static str], &'static [(usize, JointReason)]);
 
 #[test]
-fn functions_do_what_their_list_says() {
-    if !root("functions_do_what_their_list_says") {
+fn functions_run_in_the_order_of_their_list() {
+    if !root("functions_run_in_the_order_of_their_list") {
         return;
     }
-    use Reason::{Delivered, Duplicate, Late, LetIn, Old};
-    let table: [Case; 3] = [
+    use JointReason::{Delivered, Duplicate, Late, LetIn, Old};
+    let table: [FrameCase; 3] = [
         (&[], &[(0, LetIn), (0, LetIn), (1, LetIn), (0, LetIn)]),
         (
             &["number"],
@@ -223,89 +233,94 @@ fn functions_do_what_their_list_says() {
     ];
     let there = other_side(&v4());
     for (functions, arrivals) in table {
-        let (mut sender, mut receiver) = (joints(), joints());
+        let mut sender = joints();
+        let mut receiver = joints();
         open(&mut sender, v4(), functions);
         open(&mut receiver, there, functions);
         let last = arrivals.iter().map(|(number, _)| *number).max().unwrap_or(0);
         let frames: Vec<_> = (0..=last).map(|_| framed(&sender, &v4(), b"payload")).collect();
         for (number, want) in arrivals {
-            let (why, verdict, _) = reason(&mut receiver, &there, Joint::Rx, &frames[*number]);
+            let (why, verdict, _) = reason(&mut receiver, &there, FunctionJoint::Rx, &frames[*number]);
             assert_eq!(why, *want, "{functions:?}, {number}");
             assert_eq!(verdict, if *want == LetIn { XDP_PASS } else { XDP_DROP });
         }
     }
-    // Without a function that its list names, framing is what is left, and that is counted.
+    // If a function of the list is not loaded, packets pass with framing only, which is counted.
     let mut sender = joints();
     open(&mut sender, v4(), &["number", "repair"]);
     sender.remove("repair").expect("removed");
-    let (why, verdict, _) = reason(&mut sender, &v4(), Joint::Tx, &datagram(&v4(), b"payload"));
-    assert_eq!((why, verdict), (Reason::NoFunction, PASS_ON));
+    let (why, verdict, _) = reason(&mut sender, &v4(), FunctionJoint::Tx, &datagram(&v4(), b"payload"));
+    assert_eq!((why, verdict), (JointReason::NoFunction, PASS_ON));
     let mut receiver = joints();
     open(&mut receiver, there, &["number", "repair"]);
     let frame = framed(&sender, &v4(), b"payload");
-    assert_eq!(reason(&mut receiver, &there, Joint::Repair, &frame).0, Delivered);
+    assert_eq!(reason(&mut receiver, &there, FunctionJoint::Repair, &frame).0, Delivered);
 }
 
-/// A request becomes the packet that it asks for, byte for byte, and only of what was sent.
+/// A request is turned into the requested packet, byte for byte, if that was sent.
 #[test]
-fn a_request_becomes_what_it_asks_for() {
-    if !root("a_request_becomes_what_it_asks_for") {
+fn request_for_a_packet_becomes_that_packet() {
+    if !root("request_for_a_packet_becomes_that_packet") {
         return;
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let (mut sender, mut receiver) = (joints(), joints());
+        let mut sender = joints();
+        let mut receiver = joints();
         open(&mut sender, ends, &["number", "repair"]);
         open(&mut receiver, there, &["number", "repair"]);
         let sent: Vec<_> = [5, 200, 1201].map(|len| framed(&sender, &ends, &vec![len as u8; len])).into();
         for (number, want) in sent.iter().enumerate() {
             let request = request(&receiver, &there, number as u32);
-            let (why, verdict, mut got) = reason(&mut sender, &ends, Joint::Repair, &request);
-            assert_eq!((why, verdict), (Reason::Resent, REDIRECT));
+            let (why, verdict, mut got) = reason(&mut sender, &ends, FunctionJoint::Repair, &request);
+            assert_eq!((why, verdict), (JointReason::Resent, REDIRECT));
             assert!(crate::net::check_frame(&got));
-            // What was on its way back before.
+            // The link addresses were swapped, since the request was turned around.
             got[..12].copy_from_slice(&want[..12]);
             let ip = if ends.local.is_ipv4() { 20 } else { 40 };
             assert_eq!(got[ETHERNET + ip..], want[ETHERNET + ip..], "number {number}");
         }
-        let (why, verdict, _) = reason(&mut sender, &ends, Joint::Repair, &request(&receiver, &there, 3));
-        assert_eq!((why, verdict), (Reason::Answered, SHOT));
+        let (why, verdict, _) =
+            reason(&mut sender, &ends, FunctionJoint::Repair, &request(&receiver, &there, 3));
+        assert_eq!((why, verdict), (JointReason::Answered, SHOT));
     }
 }
 
-/// What was kept for another session, or before the session began anew, is nobody's any more.
+/// A request does not return packets that were kept for another session, or before the session restarted.
 #[test]
-fn what_was_kept_before_is_not_sent() {
-    if !root("what_was_kept_before_is_not_sent") {
+fn packets_kept_before_a_restart_are_not_sent() {
+    if !root("packets_kept_before_a_restart_are_not_sent") {
         return;
     }
     let there = other_side(&v4());
-    let (mut sender, mut receiver) = (joints(), joints());
+    let mut sender = joints();
+    let mut receiver = joints();
     open(&mut sender, v6(), &["number", "repair"]);
     framed(&sender, &v6(), b"another session's");
     sender.close(&v6()).expect("closed");
     open(&mut sender, v4(), &["number", "repair"]);
     open(&mut receiver, there, &["number", "repair"]);
     let request = request(&receiver, &there, 0);
-    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Answered);
+    assert_eq!(reason(&mut sender, &v4(), FunctionJoint::Repair, &request).0, JointReason::Answered);
     framed(&sender, &v4(), b"its own");
-    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Resent);
+    assert_eq!(reason(&mut sender, &v4(), FunctionJoint::Repair, &request).0, JointReason::Resent);
     sender.replace(&v4(), &list(&["number", "repair"]), 0).expect("replaced");
-    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Answered);
+    assert_eq!(reason(&mut sender, &v4(), FunctionJoint::Repair, &request).0, JointReason::Answered);
 }
 
-/// As the kernel would make it.
-pub fn request(from: &Joints, ends: &Ends, number: u32) -> Vec<u8> {
-    datagram(ends, &from.word(ends, Word::Request(number)).expect("a frame"))
+/// Returns a request for a packet, as the BPF functions make it.
+pub fn request(from: &Joints, ends: &SessionEnds, number: u32) -> Vec<u8> {
+    datagram(ends, &from.word(ends, TalkMessage::Request(number)).expect("a frame"))
 }
 
 #[test]
-fn two_lists_are_taken_while_they_are_swapped() {
-    if !root("two_lists_are_taken_while_they_are_swapped") {
+fn packets_of_both_lists_are_accepted_during_a_swap() {
+    if !root("packets_of_both_lists_are_accepted_during_a_swap") {
         return;
     }
     let there = other_side(&v4());
-    let (mut sender, mut receiver) = (joints(), joints());
+    let mut sender = joints();
+    let mut receiver = joints();
     open(&mut sender, v4(), &["number", "order"]);
     open(&mut receiver, there, &["number", "order"]);
     let next = list(&["number", "repair"]);
@@ -315,46 +330,46 @@ fn two_lists_are_taken_while_they_are_swapped() {
     assert_eq!((sender.accept(&v4(), &next).expect("ready"), epoch), (1, 1));
     sender.switch(&v4(), epoch).expect("switched");
     let new = framed(&sender, &v4(), b"payload");
-    let at_rx = |receiver: &mut Joints, frame: &[u8]| reason(receiver, &there, Joint::Rx, frame).0;
-    // Numbers go on, so what is late is known to be, and dropped by the list that it was sent by.
-    assert_eq!(at_rx(&mut receiver, &old), Reason::LetIn);
-    assert_eq!(at_rx(&mut receiver, &new), Reason::LetIn);
-    assert_eq!(at_rx(&mut receiver, &new), Reason::Duplicate);
-    assert_eq!(at_rx(&mut receiver, &late), Reason::Late);
+    let at_rx = |receiver: &mut Joints, frame: &[u8]| reason(receiver, &there, FunctionJoint::Rx, frame).0;
+    // Packet numbers continue across the swap, so duplicates and late packets are recognised in both epochs.
+    assert_eq!(at_rx(&mut receiver, &old), JointReason::LetIn);
+    assert_eq!(at_rx(&mut receiver, &new), JointReason::LetIn);
+    assert_eq!(at_rx(&mut receiver, &new), JointReason::Duplicate);
+    assert_eq!(at_rx(&mut receiver, &late), JointReason::Late);
     receiver.retire(&there, 0).expect("retired");
-    assert_eq!(at_rx(&mut receiver, &late), Reason::Stale);
-    // Stateless: numbers begin anew, and nothing of before is taken.
+    assert_eq!(at_rx(&mut receiver, &late), JointReason::Stale);
+    // The list is replaced without its state: numbers restart, and no earlier frame is accepted.
     receiver.replace(&there, &list(&["number"]), 0).expect("replaced");
-    assert_eq!(at_rx(&mut receiver, &new), Reason::Stale);
+    assert_eq!(at_rx(&mut receiver, &new), JointReason::Stale);
     sender.replace(&v4(), &list(&["number"]), 0).expect("replaced");
     let first = framed(&sender, &v4(), b"payload");
-    assert_eq!(at_rx(&mut receiver, &first), Reason::LetIn);
-    // Another list in the same epoch.
+    assert_eq!(at_rx(&mut receiver, &first), JointReason::LetIn);
+    // A frame with another list's identifier in the same epoch is dropped.
     let mut other = joints();
     open(&mut other, v4(), &["number", "order", "repair"]);
     let strange = framed(&other, &v4(), b"payload");
-    assert_eq!(at_rx(&mut receiver, &strange), Reason::Stale);
+    assert_eq!(at_rx(&mut receiver, &strange), JointReason::Stale);
 }
 
 #[test]
-fn what_cannot_be_is_said() {
-    if !root("what_cannot_be_is_said") {
+fn invalid_session_changes_are_refused() {
+    if !root("invalid_session_changes_are_refused") {
         return;
     }
     let mut joints = joints();
     open(&mut joints, v4(), &["number"]);
     let said = |error: millrace_graft_kernel::Error| error.to_string();
-    let session = |ends, functions: &[&str]| millrace_graft_kernel::joint::Session {
+    let session = |ends, functions: &[&str]| millrace_graft_kernel::joint::FunctionSession {
         ends,
         key: [0; 16],
         list: list(functions),
         budget_ns: 0,
-        protocol: Protocol::Udp,
+        protocol: WireProtocol::Udp,
     };
     let table = [
         (session(v4(), &[]), "there is a session"),
         (session(v6(), &["seal"]), "function seal is not loaded"),
-        (session(v6(), &["number"; 9]), "9 functions of a list are more than there is room for, 8"),
+        (session(v6(), &["number"; 9]), "too many functions of a list: 9, at most 8"),
         (session(ends("10.0.0.1:1", "[::1]:1"), &[]), "different families"),
     ];
     for (session, wanted) in table {
@@ -363,34 +378,35 @@ fn what_cannot_be_is_said() {
     }
     assert!(said(joints.accept(&v6(), &list(&[])).expect_err("none")).contains("there is no session"));
     assert!(said(joints.remove("seal").expect_err("none")).contains("seal is not loaded"));
-    // All places, and one again.
+    // All 64 sessions are opened, and one more is refused.
     for port in 1..64 {
         open(&mut joints, ends("10.0.0.1:7000", &format!("10.0.0.3:{port}")), &["number"]);
     }
-    assert!(said(joints.open(session(v6(), &[])).expect_err("full")).contains("65 sessions"));
+    assert!(said(joints.open(session(v6(), &[])).expect_err("full")).contains("too many sessions: 65"));
     framed(&joints, &v4(), b"payload");
     joints.close(&v4()).expect("closed");
     joints.open(session(v6(), &[])).expect("room");
     assert_eq!(counted(&mut joints, &v6()), [], "it counts anew");
 }
 
-/// Two versions of a function, whose states are not alike, take each other's place while packets come.
+/// Two versions of a function with different states replace each other while packets arrive.
 #[test]
-fn another_version_goes_on_with_what_the_first_one_knew() {
-    if !root("another_version_goes_on_with_what_the_first_one_knew") {
+fn new_function_version_continues_with_the_old_state() {
+    if !root("new_function_version_continues_with_the_old_state") {
         return;
     }
     let there = other_side(&v4());
-    let (mut sender, mut receiver) = (joints(), joints());
+    let mut sender = joints();
+    let mut receiver = joints();
     for joints in [&mut sender, &mut receiver] {
         for (version, image) in TALLIES.iter().enumerate() {
-            let function = Function::open(image).expect("a function");
+            let function = OpenedFunction::open(image).expect("a function");
             joints.add_as(format!("tally{}", version + 1), function).expect("loaded");
         }
     }
     let words = |receiver: &Joints, function: &str| -> Vec<u64> {
         let state = receiver.state(&there, function).expect("a state").expect("it has one");
-        // Of the first version a word of 4 bytes, which the map keeps in 8.
+        // The state of version 1 has 4 bytes, which the map pads to 8.
         state
             .chunks(8)
             .map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
@@ -400,38 +416,40 @@ fn another_version_goes_on_with_what_the_first_one_knew() {
     open(&mut receiver, there, &["number", "tally1"]);
     let send = |sender: &Joints, receiver: &Joints| {
         let frame = framed(sender, &v4(), b"payload");
-        assert_eq!(run(receiver, Joint::Rx, &frame).0, XDP_PASS);
+        assert_eq!(run(receiver, FunctionJoint::Rx, &frame).0, XDP_PASS);
     };
     (0..3).for_each(|_| send(&sender, &receiver));
     let late = framed(&sender, &v4(), b"payload");
     let next = list(&["number", "tally2"]);
     let epoch = receiver.accept(&there, &next).expect("ready");
-    receiver.migrate(&there, "tally1", "tally2", &[Joint::Rx, Joint::Repair]).expect("moved");
+    receiver.migrate(&there, "tally1", "tally2", &[FunctionJoint::Rx, FunctionJoint::Repair]).expect("moved");
     sender.accept(&v4(), &next).expect("ready");
     sender.switch(&v4(), epoch).expect("switched");
     (0..2).for_each(|_| send(&sender, &receiver));
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
-    // As it is sent by: there is nothing in it about what leaves.
-    receiver.migrate(&there, "tally1", "tally2", &[Joint::Tx]).expect("nothing");
+    // Converting the part for outgoing packets changes nothing, since the state has no such part.
+    receiver.migrate(&there, "tally1", "tally2", &[FunctionJoint::Tx]).expect("nothing");
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
-    // What was sent before is the first one's.
-    assert_eq!(run(&receiver, Joint::Rx, &late).0, XDP_PASS);
+    // Packets of the old epoch are still handled by version 1.
+    assert_eq!(run(&receiver, FunctionJoint::Rx, &late).0, XDP_PASS);
     assert_eq!((words(&receiver, "tally1"), words(&receiver, "tally2")), (vec![4], vec![5, 14, 3]));
-    // There is no way back, nor from what is no version of it.
+    // Version 1 cannot convert the state of version 2, and version 2 not that of another function.
     for (from, to) in [("tally2", "tally1"), ("repair", "tally2"), ("number", "tally2")] {
-        let error = receiver.migrate(&there, from, to, &Joint::ALL).expect_err("no way").to_string();
-        assert!(error.contains("cannot be made out of"), "{error}");
+        let error = receiver.migrate(&there, from, to, &FunctionJoint::ALL).expect_err("no way").to_string();
+        assert!(error.contains("cannot take over the state"), "{error}");
     }
 }
 
-/// A version whose state is the same has the same state.
+/// A version whose state has the same layout shares the map of states with the old one.
 #[test]
-fn versions_that_are_alike_share_what_they_know() {
-    if !root("versions_that_are_alike_share_what_they_know") {
+fn function_versions_with_equal_state_share_it() {
+    if !root("function_versions_with_equal_state_share_it") {
         return;
     }
-    let tally = || Function::open(TALLIES[0]).expect("a function");
-    let (mut sender, mut receiver, there) = (joints(), joints(), other_side(&v4()));
+    let tally = || OpenedFunction::open(TALLIES[0]).expect("a function");
+    let mut sender = joints();
+    let mut receiver = joints();
+    let there = other_side(&v4());
     for joints in [&mut sender, &mut receiver] {
         joints.add_as("old".to_owned(), tally()).expect("loaded");
         joints.add_version("new".to_owned(), tally(), Some("old")).expect("loaded");
@@ -440,7 +458,7 @@ fn versions_that_are_alike_share_what_they_know() {
     open(&mut receiver, there, &["number", "old"]);
     let arrives = |sender: &Joints, receiver: &Joints| {
         let frame = framed(sender, &v4(), b"payload");
-        assert_eq!(run(receiver, Joint::Rx, &frame).0, XDP_PASS);
+        assert_eq!(run(receiver, FunctionJoint::Rx, &frame).0, XDP_PASS);
     };
     arrives(&sender, &receiver);
     let next = list(&["number", "new"]);
@@ -453,43 +471,44 @@ fn versions_that_are_alike_share_what_they_know() {
     assert_eq!(known[0][..4], 3u32.to_ne_bytes());
 }
 
-/// So that what is counted before it begins anew is all that there was.
+/// While a session is paused no packet passes, so its counters are complete before a restart.
 #[test]
-fn a_session_that_is_paused_lets_nothing_pass() {
-    if !root("a_session_that_is_paused_lets_nothing_pass") {
+fn paused_session_passes_no_packet() {
+    if !root("paused_session_passes_no_packet") {
         return;
     }
     let there = other_side(&v4());
-    let (mut sender, mut receiver) = (joints(), joints());
+    let mut sender = joints();
+    let mut receiver = joints();
     open(&mut sender, v4(), &["number"]);
     open(&mut receiver, there, &["number"]);
     let came = framed(&sender, &v4(), b"payload");
     let late = framed(&sender, &v4(), b"payload");
-    assert_eq!(reason(&mut receiver, &there, Joint::Repair, &came).0, Reason::Delivered);
+    assert_eq!(reason(&mut receiver, &there, FunctionJoint::Repair, &came).0, JointReason::Delivered);
     sender.pause(&v4()).expect("paused");
     receiver.pause(&there).expect("paused");
-    assert_eq!(reason(&mut sender, &v4(), Joint::Tx, &datagram(&v4(), b"x")).0, Reason::Paused);
-    assert_eq!(reason(&mut receiver, &there, Joint::Rx, &late).0, Reason::Stale);
+    assert_eq!(reason(&mut sender, &v4(), FunctionJoint::Tx, &datagram(&v4(), b"x")).0, JointReason::Paused);
+    assert_eq!(reason(&mut receiver, &there, FunctionJoint::Rx, &late).0, JointReason::Stale);
     sender.replace(&v4(), &list(&["number"]), 1).expect("replaced");
     receiver.replace(&there, &list(&["number"]), 1).expect("replaced");
-    assert_eq!(reason(&mut sender, &v4(), Joint::Tx, &datagram(&v4(), b"x")).0, Reason::Paused);
+    assert_eq!(reason(&mut sender, &v4(), FunctionJoint::Tx, &datagram(&v4(), b"x")).0, JointReason::Paused);
     sender.resume(&v4()).expect("goes on");
     let first = framed(&sender, &v4(), b"payload");
-    assert_eq!(reason(&mut receiver, &there, Joint::Repair, &first).0, Reason::Delivered);
+    assert_eq!(reason(&mut receiver, &there, FunctionJoint::Repair, &first).0, JointReason::Delivered);
 }
 
-/// Congestion controls, and objects with more than one function in them, are not functions.
+/// Object files of congestion controls, and objects with more than one function, are refused.
 #[test]
-fn objects_that_are_none_are_refused() {
+fn objects_that_hold_no_single_function_are_refused() {
     use millrace_graft_kernel::SHIPPED;
     for (name, image) in SHIPPED {
-        let error = Function::open(image).err().expect(name).to_string();
+        let error = OpenedFunction::open(image).err().expect(name).to_string();
         assert!(error.contains("is of no joint"), "{error}");
     }
-    assert!(Function::open(b"ELF").is_err());
+    assert!(OpenedFunction::open(b"ELF").is_err());
 }
 
-/// At least so many, as they come.
+/// Waits until at least `enough` clock events have arrived. Returns them in their order.
 fn ticks(joints: &mut Joints, enough: usize) -> Vec<Tick> {
     let mut ticks = Vec::new();
     wait_for("ticks", || {
@@ -500,8 +519,8 @@ fn ticks(joints: &mut Joints, enough: usize) -> Vec<Tick> {
 }
 
 #[test]
-fn clocks_tick() {
-    if !root("clocks_tick") {
+fn function_clock_ticks_are_delivered() {
+    if !root("function_clock_ticks_are_delivered") {
         return;
     }
     let mut joints = joints();
@@ -514,17 +533,17 @@ fn clocks_tick() {
     joints.set_clock(&v4(), std::time::Duration::ZERO).expect("stopped");
 }
 
-/// Many sessions are many clocks: those of which nothing is to be told do not go.
+/// Each session has a clock. A clock with nothing to report stands still.
 #[test]
-fn clocks_stand_until_something_is_sent() {
-    if !root("clocks_stand_until_something_is_sent") {
+fn function_clock_stands_still_until_something_is_sent() {
+    if !root("function_clock_stands_still_until_something_is_sent") {
         return;
     }
     const PERIOD: std::time::Duration = std::time::Duration::from_millis(5);
     let mut joints = joints();
     open(&mut joints, v4(), &["number"]);
     joints.set_clock(&v4(), PERIOD).expect("a clock");
-    std::thread::sleep(20 * PERIOD); // exact: it would have ticked often
+    std::thread::sleep(20 * PERIOD); // exact: time for several ticks
     assert_eq!(joints.ticks().expect("ticks"), []);
     framed(&joints, &v4(), b"payload");
     let ticks = ticks(&mut joints, 2);

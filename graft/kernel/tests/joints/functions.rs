@@ -1,18 +1,20 @@
-//! Functions one frame at a time: what they let through, and what they send themselves, which is caught on the loopback
-//! interface of a namespace, where test runs take place.
+//! Tests of functions with one frame at a time: which packets they pass, and which packets they send. Sent packets
+//! are captured on the loopback interface of a namespace, where test runs take place.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{Ends, FRAME_BYTES, Joint, Joints, Progress, Reason, Word};
+use millrace_graft_kernel::joint::{
+    FRAME_BYTES, FunctionJoint, JointReason, Joints, SessionEnds, SessionProgress, TalkMessage,
+};
 use millrace_testkit::{wait_for, wait_until};
 
 use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
-use crate::net::{Capture, RawSender, check_frame, inside, ip, root, stay_on_this_cpu};
+use crate::net::{PacketCapture, RawSender, check_frame, inside, ip, root, stay_on_this_cpu};
 use crate::traffic::PARTIAL;
 use crate::{counted, joints_of, list, open, other_side};
 
-/// `enum graft_kind`.
+/// Frame kinds (`enum graft_kind` in C).
 pub const DATA: u8 = 0;
 const REQUEST: u8 = 1;
 const ACK: u8 = 3;
@@ -20,50 +22,50 @@ const GONE: u8 = 4;
 pub const RETURNED: u8 = 6;
 const ACK_BYTES: usize = 88;
 
-/// A frame to nobody: of a type that is for experiments.
+/// A marker frame of an experimental Ethernet type, which no protocol handles.
 const MARKER: [u8; 60] = {
     let mut frame = [0; 60];
     (frame[12], frame[13]) = (0x88, 0xb5);
     frame
 };
 
-/// Two ends, and what their functions send.
-pub struct Pair {
+/// A sender and a receiver of a session, and a capture of the packets that their functions send.
+pub struct FunctionPair {
     pub namespace: String,
-    pub capture: Capture,
-    /// What arrives on the interface, as it has left or as a function has it arrive.
-    arriving: Capture,
-    /// Sends what shows that all before it has arrived.
+    pub capture: PacketCapture,
+    /// Captures the frames that a function sends, which arrive on the loopback interface.
+    arriving: PacketCapture,
+    /// Sends the marker frame. When it arrives, all earlier frames have arrived.
     marker: RawSender,
     pub sender: Joints,
     pub receiver: Joints,
-    pub ends: Ends,
+    pub ends: SessionEnds,
 }
 
-impl Drop for Pair {
+impl Drop for FunctionPair {
     fn drop(&mut self) {
         ip(&format!("netns del {}", self.namespace));
     }
 }
 
-/// What became of a packet at the receiver.
+/// The result of a packet at the receiver.
 #[derive(Debug)]
-pub struct Arrival {
-    pub reason: Reason,
+pub struct FunctionArrival {
+    pub reason: JointReason,
     pub frame: Vec<u8>,
-    /// Kinds and frames of what the receiver has sent.
+    /// Kinds and frames of the packets that the receiver's functions sent.
     pub sent: Vec<(u8, Vec<u8>)>,
 }
 
-impl Pair {
-    pub fn new(name: &str, ends: Ends, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
+impl FunctionPair {
+    pub fn new(name: &str, ends: SessionEnds, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
         Self::with(name, ends, functions, functions, parameters)
     }
 
-    /// With functions that are loaded, too, for other lists.
+    /// Loads further functions, so that lists can be changed to them.
     pub fn with(
         name: &str,
-        ends: Ends,
+        ends: SessionEnds,
         functions: &[&str],
         loaded: &[&str],
         parameters: &[(&str, &str, u64)],
@@ -74,17 +76,18 @@ impl Pair {
         let [mut sender, mut receiver] = [0, 1].map(|_| joints_of(loaded, parameters));
         open(&mut sender, ends, functions);
         open(&mut receiver, other_side(&ends), functions);
-        let capture = Capture::on(&namespace, "lo");
+        let capture = PacketCapture::on(&namespace, "lo");
         capture.only_outgoing();
-        let arriving = Capture::on(&namespace, "lo");
+        let arriving = PacketCapture::on(&namespace, "lo");
         arriving.only_incoming();
         let marker = RawSender::new(&namespace, "lo");
         Self { capture, arriving, marker, namespace, sender, receiver, ends }
     }
 
-    /// Both ends take the other list, too, and send by it. Returns its epoch.
+    /// Makes both ends accept another list and send with it. Returns the new epoch.
     pub fn swap(&mut self, functions: &[&str]) -> u8 {
-        let (here, there) = (self.ends, other_side(&self.ends));
+        let here = self.ends;
+        let there = other_side(&self.ends);
         let [epoch, _] = [(&mut self.sender, here), (&mut self.receiver, there)].map(|(joints, ends)| {
             let epoch = joints.accept(&ends, &list(functions)).expect("accepted");
             joints.switch(&ends, epoch).expect("switched");
@@ -93,14 +96,14 @@ impl Pair {
         epoch
     }
 
-    /// An application sends; with what a function sends beside it.
-    pub fn send(&mut self, payload: &[u8]) -> (Reason, i32, Vec<(u8, Vec<u8>)>) {
+    /// Sends a payload as an application does. Returns the reason, the verdict, and all packets that left.
+    pub fn send(&mut self, payload: &[u8]) -> (JointReason, i32, Vec<(u8, Vec<u8>)>) {
         let before = counted(&mut self.sender, &self.ends);
         let frame = datagram(&self.ends, payload);
-        let run = inside(&self.namespace, || self.sender.run(Joint::Tx, &frame)).expect("a run");
+        let run = inside(&self.namespace, || self.sender.run(FunctionJoint::Tx, &frame)).expect("a run");
         let now = counted(&mut self.sender, &self.ends);
         let reason =
-            now.iter().find(|it| !before.contains(it) && it.0 != Reason::SentByUs).expect("a reason").0;
+            now.iter().find(|it| !before.contains(it) && it.0 != JointReason::SentByUs).expect("a reason").0;
         let mut sent = caught(&self.capture);
         if run.verdict == PASS_ON {
             sent.push((kind(&run.frame), run.frame));
@@ -108,14 +111,14 @@ impl Pair {
         (reason, run.verdict, sent)
     }
 
-    /// What must leave alone, with its frame.
+    /// Sends a payload, checks that no other packet leaves with it, and returns its frame.
     pub fn frame(&mut self, payload: &[u8]) -> Vec<u8> {
         let (reason, verdict, mut sent) = self.send(payload);
-        assert_eq!((reason, verdict, sent.len()), (Reason::Sent, PASS_ON, 1));
+        assert_eq!((reason, verdict, sent.len()), (JointReason::Sent, PASS_ON, 1));
         sent.remove(0).1
     }
 
-    pub fn at_receiver(&mut self, frame: &[u8]) -> Arrival {
+    pub fn at_receiver(&mut self, frame: &[u8]) -> FunctionArrival {
         self.arriving.frames();
         let there = other_side(&self.ends);
         let mut arrival = std::thread::scope(|scope| {
@@ -127,7 +130,7 @@ impl Pair {
             };
             scope.spawn(run).join().expect("an arrival")
         });
-        // What a function has arrive waits in the queue of that CPU, and the marker behind it.
+        // Injected packets wait in this CPU's backlog queue. The marker is queued behind them.
         let mut arrived = Vec::new();
         wait_for("the marker", || {
             arrived.extend(self.arriving.frames());
@@ -137,47 +140,54 @@ impl Pair {
         arrival
     }
 
-    /// At one joint of the receiver, as in a batch.
-    fn at(&mut self, joint: Joint, frame: &[u8]) -> Arrival {
-        let (there, before) = (other_side(&self.ends), counted(&mut self.receiver, &other_side(&self.ends)));
+    /// Runs a frame at one hook of the receiver only, as if packets waited between XDP and TC.
+    fn at(&mut self, joint: FunctionJoint, frame: &[u8]) -> FunctionArrival {
+        let there = other_side(&self.ends);
+        let before = counted(&mut self.receiver, &other_side(&self.ends));
         let run = inside(&self.namespace, || self.receiver.run(joint, frame)).expect("a run");
         let now = counted(&mut self.receiver, &there);
         let reason = now.iter().find(|it| !before.contains(it)).expect("a reason").0;
-        Arrival { reason, frame: run.frame, sent: caught(&self.capture) }
+        FunctionArrival { reason, frame: run.frame, sent: caught(&self.capture) }
     }
 
-    pub fn at_sender(&mut self, frame: &[u8]) -> Arrival {
+    pub fn at_sender(&mut self, frame: &[u8]) -> FunctionArrival {
         arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
     }
 
-    /// As the sender's daemon says it.
+    /// Returns the message GRAFT_LAST of the sender's daemon.
     pub fn last(&self, next: u32) -> Vec<u8> {
-        datagram(&self.ends, &self.sender.word(&self.ends, Word::Last(next)).expect("a word"))
+        datagram(&self.ends, &self.sender.word(&self.ends, TalkMessage::Last(next)).expect("a word"))
     }
 
-    pub fn known(&self) -> Progress {
+    pub fn known(&self) -> SessionProgress {
         self.sender.progress(&self.ends).expect("progress")
     }
 
-    fn come(&self) -> Progress {
+    fn come(&self) -> SessionProgress {
         self.receiver.progress(&other_side(&self.ends)).expect("progress")
     }
 }
 
-fn arrive(namespace: &str, joints: &mut Joints, ends: &Ends, frame: &[u8], capture: &Capture) -> Arrival {
+fn arrive(
+    namespace: &str,
+    joints: &mut Joints,
+    ends: &SessionEnds,
+    frame: &[u8],
+    capture: &PacketCapture,
+) -> FunctionArrival {
     let before = counted(joints, ends);
-    let rx = inside(namespace, || joints.run(Joint::Rx, frame)).expect("a run");
+    let rx = inside(namespace, || joints.run(FunctionJoint::Rx, frame)).expect("a run");
     let run = match rx.verdict {
         XDP_DROP => rx,
-        _ => inside(namespace, || joints.run(Joint::Repair, frame)).expect("a run"),
+        _ => inside(namespace, || joints.run(FunctionJoint::Repair, frame)).expect("a run"),
     };
     let now = counted(joints, ends);
-    let is_new = |it: &&(Reason, u64)| !before.contains(it) && it.0 != Reason::LetIn;
+    let is_new = |it: &&(JointReason, u64)| !before.contains(it) && it.0 != JointReason::LetIn;
     let reason = now.iter().find(is_new).expect("a reason").0;
-    Arrival { reason, frame: run.frame, sent: caught(capture) }
+    FunctionArrival { reason, frame: run.frame, sent: caught(capture) }
 }
 
-fn caught(capture: &Capture) -> Vec<(u8, Vec<u8>)> {
+fn caught(capture: &PacketCapture) -> Vec<(u8, Vec<u8>)> {
     datagrams(capture.frames())
 }
 
@@ -213,56 +223,58 @@ pub fn kinds(sent: &[(u8, Vec<u8>)]) -> Vec<(u8, u32)> {
 const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 
-/// No more leaves than may be under way, what is refused has no number, and acknowledgements make room.
+/// No more packets are in flight than the window allows. A refused packet has no number, and acknowledgements free
+/// the window.
 #[test]
-fn a_window_bounds_what_is_under_way() {
-    if !root("a_window_bounds_what_is_under_way") {
+fn window_bounds_packets_in_flight() {
+    if !root("window_bounds_packets_in_flight") {
         return;
     }
     for (ends, size) in [(v4(), 1), (v4(), 4), (v6(), 4), (v4(), 256)] {
-        let mut pair = Pair::new("window", ends, SELECTIVE, &[("window", "packets", size)]);
+        let mut pair = FunctionPair::new("window", ends, SELECTIVE, &[("window", "packets", size)]);
         let frames: Vec<_> = (0..size).map(|at| pair.frame(&[at as u8; 100])).collect();
         let (reason, verdict, sent) = pair.send(b"one too many");
-        assert_eq!((reason, verdict, sent.len()), (Reason::WindowFull, SHOT, 0));
+        assert_eq!((reason, verdict, sent.len()), (JointReason::WindowFull, SHOT, 0));
         assert_eq!(pair.known().next, size as u32);
         let arrival = pair.at_receiver(&frames[0]);
-        assert_eq!(arrival.reason, Reason::Delivered);
+        assert_eq!(arrival.reason, JointReason::Delivered);
         assert_eq!(kinds(&arrival.sent), [(ACK, 1)]);
         let plain = datagram(&ends, &[0; 100]);
         assert_eq!(arrival.frame[..plain.len()], plain);
         let heard = pair.at_sender(&arrival.sent[0].1);
-        assert_eq!((heard.reason, heard.sent.len()), (Reason::Answered, 0));
+        assert_eq!((heard.reason, heard.sent.len()), (JointReason::Answered, 0));
         let known = pair.known();
         assert_eq!((known.acked, known.delivered, known.losses), (1, 1, 0));
         assert!(known.round_trip.is_some() && known.round_trip == known.least_round_trip);
         pair.frame(b"room for one");
-        assert_eq!(pair.send(b"one too many").0, Reason::WindowFull);
+        assert_eq!(pair.send(b"one too many").0, JointReason::WindowFull);
     }
 }
 
-/// Who was refused is told of room once, when a quarter of the window is free, or all of it; who does not ask is told nothing.
+/// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. A session without
+/// `tell_room` is not notified.
 #[test]
-fn a_sign_of_room_comes_once_for_who_was_refused() {
-    if !root("a_sign_of_room_comes_once_for_who_was_refused") {
+fn refused_sender_is_notified_of_room_once() {
+    if !root("refused_sender_is_notified_of_room_once") {
         return;
     }
     for (ends, is_asked) in [(v4(), true), (v6(), true), (v4(), false)] {
-        let mut pair = Pair::new("sign", ends, SELECTIVE, &[("window", "packets", 8)]);
+        let mut pair = FunctionPair::new("sign", ends, SELECTIVE, &[("window", "packets", 8)]);
         if is_asked {
             pair.sender.tell_room(&ends).expect("told");
         }
         let mut frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
-        let acknowledge = |pair: &mut Pair, frame: &[u8]| {
+        let acknowledge = |pair: &mut FunctionPair, frame: &[u8]| {
             let arrival = pair.at_receiver(frame);
-            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, Reason::Answered);
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, JointReason::Answered);
             pair.sender.words(Duration::ZERO).expect("words");
             pair.sender.room_for()
         };
-        // Nobody was refused yet.
+        // No notification yet, since no packet was refused.
         assert!(acknowledge(&mut pair, &frames.remove(0)).is_empty());
         frames.push(pair.frame(b"another one"));
         for _ in 0..3 {
-            assert_eq!(pair.send(b"one too many").0, Reason::WindowFull);
+            assert_eq!(pair.send(b"one too many").0, JointReason::WindowFull);
         }
         let signs: Vec<_> =
             frames.drain(..).map(|frame| acknowledge(&mut pair, &frame).contains(&ends)).collect();
@@ -271,127 +283,132 @@ fn a_sign_of_room_comes_once_for_who_was_refused() {
     }
 }
 
-/// What has come, what is missing, and what came late; then the same acknowledgements again, and others that somebody made.
+/// Acknowledgements report packets that were received, are missing, or arrived late. Repeated and forged ones change
+/// nothing.
 #[test]
-fn acknowledgements_say_what_has_come_and_nothing_else_does() {
-    if !root("acknowledgements_say_what_has_come_and_nothing_else_does") {
+fn only_acknowledgements_report_received_packets() {
+    if !root("only_acknowledgements_report_received_packets") {
         return;
     }
     for ends in [v4(), v6()] {
-        let mut pair = Pair::new("ack", ends, SELECTIVE, &[]);
+        let mut pair = FunctionPair::new("ack", ends, SELECTIVE, &[]);
         let frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
-        // Arrivals; what is acknowledged then, and what is known to have come.
+        // Columns: the packet that arrives, the acknowledged number after it, and the number of packets known to be
+        // received.
         let table = [(0, 1, 1), (2, 1, 2), (3, 1, 3), (1, 4, 4), (7, 4, 5), (6, 4, 6)];
         let mut acks = Vec::new();
         for (which, acked, delivered) in table {
             let arrival = pair.at_receiver(&frames[which]);
-            assert_eq!(arrival.reason, Reason::Delivered);
+            assert_eq!(arrival.reason, JointReason::Delivered);
             let (_, ack) = arrival.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
-            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+            assert_eq!(pair.at_sender(ack).reason, JointReason::Answered);
             let known = pair.known();
             assert_eq!((known.acked, known.delivered), (acked, delivered), "behind {which}");
             acks.push(ack.clone());
         }
         let known = pair.known();
         for ack in &acks {
-            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+            assert_eq!(pair.at_sender(ack).reason, JointReason::Answered);
             assert_eq!(pair.known(), known, "an old one says nothing new");
         }
-        // Every bit of what it says, of its tag, and of the frame.
+        // A changed bit is found in the contents, the tag, and the frame.
         let ack = acks.last().expect("one");
         let from = ack.len() - FRAME_BYTES - ACK_BYTES;
         for at in from..ack.len() {
             let mut forged = ack.clone();
             forged[at] ^= 1 << (at % 8);
             let reason = pair.at_sender(&forged).reason;
-            assert!(matches!(reason, Reason::Forged | Reason::Malformed), "{at}: {reason:?}");
+            assert!(matches!(reason, JointReason::Forged | JointReason::Malformed), "{at}: {reason:?}");
         }
-        // What one said, in the frame of another; and back to where it came from.
+        // Contents of one acknowledgement in the frame of another, and an acknowledgement that is reflected to its
+        // sender.
         let mut mixed = acks[0].clone();
         mixed[from..from + ACK_BYTES].copy_from_slice(&ack[from..from + ACK_BYTES]);
-        assert_eq!(pair.at_sender(&mixed).reason, Reason::Forged);
+        assert_eq!(pair.at_sender(&mixed).reason, JointReason::Forged);
         let mut back = datagram(&ends, &[0; ACK_BYTES + FRAME_BYTES]);
         let head = back.len() - ACK_BYTES - FRAME_BYTES;
         back[head..].copy_from_slice(&ack[from..]);
         let progress = pair.come();
-        assert_eq!(pair.at_receiver(&back).reason, Reason::Forged);
+        assert_eq!(pair.at_receiver(&back).reason, JointReason::Forged);
         assert_eq!((pair.known(), pair.come()), (known, progress));
     }
 }
 
-/// What XDP has let in and TC has not seen has not come: it may wait in a batch, or be lost there.
+/// A packet that XDP has accepted and TC has not seen is not acknowledged: it may wait in a batch, or be lost there.
 #[test]
-fn between_xdp_and_tc_nothing_has_come() {
-    if !root("between_xdp_and_tc_nothing_has_come") {
+fn packet_between_xdp_and_tc_is_not_acknowledged() {
+    if !root("packet_between_xdp_and_tc_is_not_acknowledged") {
         return;
     }
     for ends in [v4(), v6()] {
-        let mut pair = Pair::new("between", ends, SELECTIVE, &[]);
+        let mut pair = FunctionPair::new("between", ends, SELECTIVE, &[]);
         let frames: Vec<_> = (0..6).map(|at| pair.frame(&[at; 33])).collect();
-        // A batch at XDP: each is acknowledged when it comes to TC.
-        frames[..3].iter().for_each(|frame| assert_eq!(pair.at(Joint::Rx, frame).reason, Reason::LetIn));
+        // A batch waits at XDP. Each packet is acknowledged when TC sees it.
+        frames[..3]
+            .iter()
+            .for_each(|frame| assert_eq!(pair.at(FunctionJoint::Rx, frame).reason, JointReason::LetIn));
         for (frame, acked) in frames[..3].iter().zip(1..) {
-            let arrival = pair.at(Joint::Repair, frame);
-            assert_eq!((arrival.reason, kinds(&arrival.sent)), (Reason::Delivered, vec![(ACK, acked)]));
-            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, Reason::Answered);
+            let arrival = pair.at(FunctionJoint::Repair, frame);
+            assert_eq!((arrival.reason, kinds(&arrival.sent)), (JointReason::Delivered, vec![(ACK, acked)]));
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, JointReason::Answered);
             let known = pair.known();
             assert_eq!((known.acked, known.delivered, known.losses), (acked, acked, 0));
         }
-        // The first of two is lost on the way to TC: it is asked for, and taken when it comes again.
-        assert_eq!(pair.at(Joint::Rx, &frames[3]).reason, Reason::LetIn);
+        // The first of two packets is lost between XDP and TC: it is requested, and accepted when it arrives again.
+        assert_eq!(pair.at(FunctionJoint::Rx, &frames[3]).reason, JointReason::LetIn);
         let behind = pair.at_receiver(&frames[4]);
         let (_, ack) = behind.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
-        assert_eq!((behind.reason, number(ack)), (Reason::Delivered, 3));
-        assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+        assert_eq!((behind.reason, number(ack)), (JointReason::Delivered, 3));
+        assert_eq!(pair.at_sender(ack).reason, JointReason::Answered);
         assert_eq!((pair.known().acked, pair.known().delivered), (3, 4));
         let next = pair.at_receiver(&frames[5]);
         assert_eq!(kinds(&next.sent), [(REQUEST, 3), (ACK, 3)]);
         let again = pair.at_sender(&next.sent[0].1);
-        assert_eq!(again.reason, Reason::Resent);
+        assert_eq!(again.reason, JointReason::Resent);
         let repaired = pair.at_receiver(&again.frame);
-        assert_eq!((repaired.reason, kinds(&repaired.sent)), (Reason::Delivered, vec![(ACK, 6)]));
-        assert_eq!(pair.at_receiver(&frames[3]).reason, Reason::Duplicate);
+        assert_eq!((repaired.reason, kinds(&repaired.sent)), (JointReason::Delivered, vec![(ACK, 6)]));
+        assert_eq!(pair.at_receiver(&frames[3]).reason, JointReason::Duplicate);
     }
 }
 
 #[test]
-fn an_acknowledgement_is_for_so_many_packets() {
-    if !root("an_acknowledgement_is_for_so_many_packets") {
+fn acknowledgement_covers_a_bounded_number_of_packets() {
+    if !root("acknowledgement_covers_a_bounded_number_of_packets") {
         return;
     }
-    let mut pair = Pair::new("every", v4(), SELECTIVE, &[("acknowledge", "every", 4)]);
+    let mut pair = FunctionPair::new("every", v4(), SELECTIVE, &[("acknowledge", "every", 4)]);
     let frames: Vec<_> = (0..9).map(|at| pair.frame(&[at; 33])).collect();
     let acked: Vec<_> = frames[..8].iter().map(|frame| kinds(&pair.at_receiver(frame).sent)).collect();
     assert_eq!(acked.concat(), [(ACK, 4), (ACK, 8)]);
     assert_eq!(acked[3].len() + acked[7].len(), 2);
     assert_eq!(pair.at_receiver(&frames[8]).sent.len(), 0);
-    // A word of the sender's daemon asks for it.
+    // A message of the sender's daemon asks for an acknowledgement.
     let last = pair.last(9);
     assert_eq!(kinds(&pair.at_receiver(&last).sent), [(ACK, 9)]);
 }
 
-/// The receiver takes what is next; the sender repeats everything from what is missing on.
+/// The receiver accepts only the next packet. The sender repeats all packets from a missing one on.
 #[test]
 fn go_back_n_repeats_everything_from_a_gap_on() {
     if !root("go_back_n_repeats_everything_from_a_gap_on") {
         return;
     }
     for ends in [v4(), v6()] {
-        let mut pair = Pair::new("gobackn", ends, GO_BACK, &[]);
+        let mut pair = FunctionPair::new("gobackn", ends, GO_BACK, &[]);
         let payloads: Vec<_> = (0..6u8).map(|at| vec![at; 20 + 211 * usize::from(at)]).collect();
         let frames: Vec<_> = payloads.iter().map(|payload| pair.frame(payload)).collect();
         let taken = pair.at_receiver(&frames[0]);
-        assert_eq!((taken.reason, kinds(&taken.sent)), (Reason::Delivered, vec![(ACK, 1)]));
+        assert_eq!((taken.reason, kinds(&taken.sent)), (JointReason::Delivered, vec![(ACK, 1)]));
         let gap = pair.at_receiver(&frames[2]);
-        assert_eq!((gap.reason, kinds(&gap.sent)), (Reason::OutOfTurn, vec![(REQUEST, 1)]));
-        // Once: the others were under way when it was noticed.
+        assert_eq!((gap.reason, kinds(&gap.sent)), (JointReason::OutOfTurn, vec![(REQUEST, 1)]));
+        // Only one request is sent, although more packets arrive out of order: they were in flight already.
         for frame in &frames[3..] {
             let gap = pair.at_receiver(frame);
-            assert_eq!((gap.reason, gap.sent.len()), (Reason::OutOfTurn, 0));
+            assert_eq!((gap.reason, gap.sent.len()), (JointReason::OutOfTurn, 0));
         }
         let request = gap.sent[0].1.clone();
         let mut repeated = pair.at_sender(&request);
-        assert_eq!(repeated.reason, Reason::Resent);
+        assert_eq!(repeated.reason, JointReason::Resent);
         let last = (DATA, repeated.frame.clone());
         repeated.sent.push(last);
         assert_eq!(kinds(&repeated.sent), (1..6).map(|at| (DATA, at)).collect::<Vec<_>>());
@@ -399,74 +416,76 @@ fn go_back_n_repeats_everything_from_a_gap_on() {
             assert!(check_frame(frame));
             assert_eq!(payload(frame)[..payloads[at].len()], payloads[at]);
         }
-        // The first of the repetition is lost: asked for again at once.
+        // The first repeated packet is lost, and requested again at once.
         let again = pair.at_receiver(&repeated.sent[1].1);
-        assert_eq!((again.reason, kinds(&again.sent)), (Reason::OutOfTurn, vec![(REQUEST, 1)]));
+        assert_eq!((again.reason, kinds(&again.sent)), (JointReason::OutOfTurn, vec![(REQUEST, 1)]));
         for (at, (_, frame)) in (1..).zip(&repeated.sent) {
             let taken = pair.at_receiver(frame);
-            assert_eq!((taken.reason, kinds(&taken.sent)), (Reason::Delivered, vec![(ACK, at + 1)]));
-            // Not twice.
-            assert_eq!(pair.at_receiver(frame).reason, Reason::Duplicate);
+            assert_eq!((taken.reason, kinds(&taken.sent)), (JointReason::Delivered, vec![(ACK, at + 1)]));
+            // A packet is delivered only once.
+            assert_eq!(pair.at_receiver(frame).reason, JointReason::Duplicate);
         }
-        // Requests for what has come or was never sent do nothing.
+        // Requests for acknowledged or unsent packets have no effect.
         let ack = pair.last(6);
         let ack = pair.at_receiver(&ack).sent.remove(0).1;
-        assert_eq!(pair.at_sender(&ack).reason, Reason::Answered);
+        assert_eq!(pair.at_sender(&ack).reason, JointReason::Answered);
         for request in [request, ask(&pair, 6), ask(&pair, 1 << 31)] {
             let answer = pair.at_sender(&request);
-            assert_eq!((answer.reason, answer.sent.len()), (Reason::Answered, 0));
+            assert_eq!((answer.reason, answer.sent.len()), (JointReason::Answered, 0));
         }
     }
 }
 
-fn ask(pair: &Pair, number: u32) -> Vec<u8> {
+fn ask(pair: &FunctionPair, number: u32) -> Vec<u8> {
     let there = other_side(&pair.ends);
-    datagram(&there, &pair.receiver.word(&there, Word::Request(number)).expect("a word"))
+    datagram(&there, &pair.receiver.word(&there, TalkMessage::Request(number)).expect("a word"))
 }
 
-/// A request that somebody has recorded, and sends again when the packet has been acknowledged.
+/// A replayed request for an acknowledged packet has no effect.
 #[test]
-fn what_has_come_is_not_sent_again() {
-    if !root("what_has_come_is_not_sent_again") {
+fn acknowledged_packet_is_not_sent_again() {
+    if !root("acknowledged_packet_is_not_sent_again") {
         return;
     }
     for (ends, functions) in [(v4(), SELECTIVE), (v6(), SELECTIVE), (v4(), PARTIAL), (v4(), GO_BACK)] {
-        let mut pair = Pair::new("nack", ends, functions, &[]);
+        let mut pair = FunctionPair::new("nack", ends, functions, &[]);
         let frames: Vec<_> = (0..4).map(|at| pair.frame(&[at; 33])).collect();
         pair.at_receiver(&frames[0]);
         let asked = pair.at_receiver(&frames[2]).sent;
         let (_, request) = asked.iter().find(|(kind, _)| *kind == REQUEST).expect("a request").clone();
         let resent = pair.at_sender(&request);
-        assert_eq!(resent.reason, Reason::Resent);
+        assert_eq!(resent.reason, JointReason::Resent);
         let mut acks = Vec::new();
         for frame in [&frames[1], &frames[2], &frames[3]] {
             acks.extend(pair.at_receiver(frame).sent);
         }
         for (_, ack) in acks.iter().filter(|(kind, _)| *kind == ACK) {
-            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+            assert_eq!(pair.at_sender(ack).reason, JointReason::Answered);
         }
-        let (known, come) = (pair.known(), pair.come());
+        let known = pair.known();
+        let come = pair.come();
         assert_eq!(known.acked, 4, "{functions:?}");
         let replayed = pair.at_sender(&request);
-        assert_eq!((replayed.reason, replayed.sent.len()), (Reason::Answered, 0), "{functions:?}");
+        assert_eq!((replayed.reason, replayed.sent.len()), (JointReason::Answered, 0), "{functions:?}");
         assert_eq!((pair.known(), pair.come()), (known, come));
     }
 }
 
-/// What is not kept is said to be gone, and not waited for.
+/// If a packet is no longer kept, the sender answers so, and the receiver does not wait for it.
 #[test]
-fn what_is_gone_is_not_waited_for() {
-    if !root("what_is_gone_is_not_waited_for") {
+fn packet_that_the_sender_no_longer_keeps_is_not_waited_for() {
+    if !root("packet_that_the_sender_no_longer_keeps_is_not_waited_for") {
         return;
     }
     for functions in [SELECTIVE, GO_BACK] {
-        let mut pair = Pair::new("gone", v4(), functions, &[]);
-        let (here, there) = (pair.ends, other_side(&pair.ends));
+        let mut pair = FunctionPair::new("gone", v4(), functions, &[]);
+        let here = pair.ends;
+        let there = other_side(&pair.ends);
         for (joints, ends) in [(&mut pair.sender, here), (&mut pair.receiver, there)] {
             joints.close(&ends).expect("closed");
             open(joints, ends, &["number"]);
         }
-        // Sent without being kept; then by another list.
+        // The first packet is sent by a list that keeps none, and then both ends switch to a list that does.
         let lost = pair.frame(b"lost");
         let next = list(functions);
         pair.receiver.accept(&there, &next).expect("ready");
@@ -476,61 +495,65 @@ fn what_is_gone_is_not_waited_for() {
         let asked = pair.at_receiver(&frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 0));
         let answer = pair.at_sender(&asked[0].1);
-        assert_eq!((answer.reason, kind(&answer.frame), number(&answer.frame)), (Reason::Resent, GONE, 0));
+        assert_eq!(
+            (answer.reason, kind(&answer.frame), number(&answer.frame)),
+            (JointReason::Resent, GONE, 0)
+        );
         let heard = pair.at_receiver(&answer.frame);
-        assert_eq!(heard.reason, Reason::Answered);
+        assert_eq!(heard.reason, JointReason::Answered);
         let complete = if functions == SELECTIVE { 2 } else { 1 };
         assert_eq!(kinds(&heard.sent), [(ACK, complete)]);
-        // It may have been late only: the list that it was sent by is still taken.
-        assert_eq!(pair.at_receiver(&lost).reason, Reason::Delivered);
+        // The lost packet was only late: its epoch is still accepted.
+        assert_eq!(pair.at_receiver(&lost).reason, JointReason::Delivered);
     }
 }
 
-/// Numbers come again when a session begins anew; what was kept of them before does not.
+/// Packet numbers repeat when a session restarts, but packets kept before it are not sent.
 #[test]
-fn a_session_that_begins_anew_keeps_nothing_of_before() {
-    if !root("a_session_that_begins_anew_keeps_nothing_of_before") {
+fn restarted_session_keeps_no_old_state() {
+    if !root("restarted_session_keeps_no_old_state") {
         return;
     }
     for functions in [SELECTIVE, GO_BACK] {
-        let mut pair = Pair::new("anew", v4(), functions, &[]);
+        let mut pair = FunctionPair::new("anew", v4(), functions, &[]);
         pair.frame(b"before");
         pair.frame(b"before, too");
-        let (here, there) = (pair.ends, other_side(&pair.ends));
+        let here = pair.ends;
+        let there = other_side(&pair.ends);
         pair.sender.replace(&here, &list(functions), 0).expect("anew");
         pair.receiver.replace(&there, &list(functions), 0).expect("anew");
         pair.frame(b"afterwards");
         let again = pair.at_sender(&ask(&pair, 0));
-        assert_eq!((again.reason, &payload(&again.frame)[..10]), (Reason::Resent, &b"afterwards"[..]));
+        assert_eq!((again.reason, &payload(&again.frame)[..10]), (JointReason::Resent, &b"afterwards"[..]));
         let again = pair.at_sender(&ask(&pair, 1));
-        assert_eq!((again.reason, again.sent.len()), (Reason::Answered, 0));
+        assert_eq!((again.reason, again.sent.len()), (JointReason::Answered, 0));
     }
 }
 
-/// What is missing is looked at again and again while others come, not only where those have gaps, too.
+/// A missing packet is requested again when packets arrive in order, not only when new gaps appear.
 #[test]
-fn what_comes_in_order_has_the_missing_asked_for_again() {
-    // And more than a tick of the clock that functions go by.
+fn packets_in_order_trigger_repeated_requests() {
+    // The interval is longer than a tick of the coarse clock that functions read.
     const RETRY: Duration = Duration::from_millis(12);
-    if !root("what_comes_in_order_has_the_missing_asked_for_again") {
+    if !root("packets_in_order_trigger_repeated_requests") {
         return;
     }
     let parameters = [("repair", "retry_us", 1000), ("repair", "tries", 0)];
-    let mut pair = Pair::new("retry", v4(), SELECTIVE, &parameters);
+    let mut pair = FunctionPair::new("retry", v4(), SELECTIVE, &parameters);
     let frames: Vec<_> = (0..30).map(|at| pair.frame(&[at; 33])).collect();
     pair.at_receiver(&frames[0]);
     for frame in &frames[2..] {
         let asked = pair.at_receiver(frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 1));
-        std::thread::sleep(RETRY); // exact: longer than it waits before it asks again
+        std::thread::sleep(RETRY); // exact: longer than `retry_us`, so a request is due
     }
 }
 
-/// After the deadline as many are given up as the bound allows, and the others are asked for without end.
+/// No more than the permitted share of packets is given up after the deadline. The others are requested without end.
 #[test]
-fn no_more_is_given_up_than_the_bound_allows() {
+fn number_of_packets_given_up_is_bounded() {
     const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);
-    if !root("no_more_is_given_up_than_the_bound_allows") {
+    if !root("number_of_packets_given_up_is_bounded") {
         return;
     }
     let partial: &[&str] = &["window", "number", "partial", "acknowledge"];
@@ -540,17 +563,17 @@ fn no_more_is_given_up_than_the_bound_allows() {
         ("partial", "give_up_permille", 50),
         ("window", "packets", 256),
     ];
-    let mut pair = Pair::new("partial", v4(), partial, &parameters);
+    let mut pair = FunctionPair::new("partial", v4(), partial, &parameters);
     let frames: Vec<_> = (0..101).map(|at| pair.frame(&[at; 33])).collect();
     for frame in frames.iter().enumerate().filter(|(at, _)| at % 10 != 9).map(|(_, frame)| frame) {
-        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+        assert_eq!(pair.at_receiver(frame).reason, JointReason::Delivered);
     }
-    // 5 of 100, the first one not counted: of ten that are missing five are asked for on and on.
+    // Ten packets are missing: five may be given up (5 of 100), and the other five are requested on and on.
     let last = pair.last(101);
     let mut asked = || {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than it waits before it asks again
+            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than `retry_us`, so a request is due
             let sent = kinds(&pair.at_receiver(&last).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
@@ -560,21 +583,21 @@ fn no_more_is_given_up_than_the_bound_allows() {
     let owed = asked();
     assert_eq!(owed.len(), 5, "more than the bound was given up, or the others are not asked for");
     for number in (9..100_u32).step_by(10) {
-        // What was given up is late from then on. The others are still there to be sent.
-        let wanted = if owed.contains(&number) { Reason::Delivered } else { Reason::Late };
+        // A packet that arrives after it was given up is late. Requested ones can still be delivered.
+        let wanted = if owed.contains(&number) { JointReason::Delivered } else { JointReason::Late };
         let copy = pair.at_sender(&ask(&pair, number)).frame;
         assert_eq!((kind(&copy), pair.at_receiver(&copy).reason), (DATA, wanted), "{number}");
     }
     assert_eq!(pair.come().complete, 101);
 }
 
-/// What the list before has sent is owed as that one has promised, whatever the next one may give up; and so is what the next list
-/// sends once that one's time is over.
+/// Packets of the previous list are repaired as that list promised, even if the list after a swap may give packets
+/// up. The same holds for the next list's packets after another swap.
 #[test]
-fn only_its_own_packets_are_given_up() {
+fn list_gives_up_only_its_own_packets_after_a_swap() {
     const LATER: Duration = Duration::from_millis(3);
     const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
-    if !root("only_its_own_packets_are_given_up") {
+    if !root("list_gives_up_only_its_own_packets_after_a_swap") {
         return;
     }
     let parameters = [
@@ -584,85 +607,88 @@ fn only_its_own_packets_are_given_up() {
         ("window", "packets", 256),
     ];
     let all = ["window", "gobackn", "number", "partial", "acknowledge"];
-    let mut pair = Pair::with("owed", v4(), GO_BACK, &all, &parameters);
-    let frames = |pair: &mut Pair, count: u8| (0..count).map(|at| pair.frame(&[at; 33])).collect::<Vec<_>>();
-    // 0 to 9, of which 3 is lost, and the latest two: what is behind it is out of turn.
+    let mut pair = FunctionPair::with("owed", v4(), GO_BACK, &all, &parameters);
+    let frames =
+        |pair: &mut FunctionPair, count: u8| (0..count).map(|at| pair.frame(&[at; 33])).collect::<Vec<_>>();
+    // Packets 0 to 9 by Go-Back-N: packets 3, 8 and 9 are lost, and 4 to 7 are out of order.
     let first = frames(&mut pair, 10);
     for (at, frame) in first.iter().enumerate().filter(|(at, _)| *at != 3 && *at < 8) {
-        let wanted = if at < 3 { Reason::Delivered } else { Reason::OutOfTurn };
+        let wanted = if at < 3 { JointReason::Delivered } else { JointReason::OutOfTurn };
         assert_eq!(pair.at_receiver(frame).reason, wanted, "{at}");
     }
-    // 10 to 19: 10 and 14 are lost. 10 may have been the other list's, as far as anybody knows.
+    // Packets 10 to 19 by a list that gives up: 10 and 14 are lost. The receiver cannot know whether packet 10 was
+    // sent by the old list.
     pair.swap(PARTIAL);
     let second = frames(&mut pair, 10);
     for frame in second.iter().enumerate().filter(|(at, _)| ![0, 4].contains(at)).map(|(_, frame)| frame) {
-        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+        assert_eq!(pair.at_receiver(frame).reason, JointReason::Delivered);
     }
     let last = pair.last(20);
-    let asked = |pair: &mut Pair, word: &[u8]| {
+    let asked = |pair: &mut FunctionPair, word: &[u8]| {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(LATER); // exact: longer than the deadline, which is under test
+            std::thread::sleep(LATER); // exact: longer than `deadline_ms`, so packets may be given up
             let sent = kinds(&pair.at_receiver(word).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
         numbers
     };
-    // A first round, in which 14 is asked for until its deadline is over.
+    // In this round packet 14 is requested until its deadline has passed.
     asked(&mut pair, &last);
     let owed: BTreeSet<u32> = (3..=10).collect();
     assert_eq!(asked(&mut pair, &last), owed);
     for number in owed {
         let copy = pair.at_sender(&ask(&pair, number)).frame;
-        assert_eq!(pair.at_receiver(&copy).reason, Reason::Delivered, "{number}");
+        assert_eq!(pair.at_receiver(&copy).reason, JointReason::Delivered, "{number}");
     }
     assert_eq!(pair.come().complete, 20);
-    // 20 to 22 by Go-Back-N again, of which 20 is lost. A word of before, still under way, gives nothing of it up.
+    // Packets 20 to 22 by Go-Back-N again: 20 is lost. A message that was sent before the swap must not give it up.
     let word = pair.last(20);
     pair.swap(GO_BACK);
     let third = frames(&mut pair, 3);
-    assert_eq!(pair.at_receiver(&third[1]).reason, Reason::OutOfTurn);
+    assert_eq!(pair.at_receiver(&third[1]).reason, JointReason::OutOfTurn);
     for _ in 0..5 {
-        std::thread::sleep(LATER); // exact: longer than the deadline, which is under test
+        std::thread::sleep(LATER); // exact: longer than `deadline_ms`, so packets may be given up
         pair.at_receiver(&word);
     }
     assert_eq!(pair.come().complete, 20);
     for frame in &third {
-        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+        assert_eq!(pair.at_receiver(frame).reason, JointReason::Delivered);
     }
     assert_eq!(pair.come().complete, 23);
 }
 
-/// It begins with a few packets, and what has come makes it grow. What else it does is native: tests/parsers.rs.
+/// The window starts with a few packets, and grows with deliveries. Other properties are tested natively in
+/// tests/parsers.rs.
 #[test]
-fn congestion_bounds_a_window() {
-    if !root("congestion_bounds_a_window") {
+fn congestion_control_bounds_the_window() {
+    if !root("congestion_control_bounds_the_window") {
         return;
     }
     let functions: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
-    let mut pair = Pair::new("cc", v4(), functions, &[("window", "packets", 256)]);
+    let mut pair = FunctionPair::new("cc", v4(), functions, &[("window", "packets", 256)]);
     let frames = fill(&mut pair);
     assert_eq!(frames.len(), 10);
     deliver(&mut pair, &frames);
     assert_eq!(fill(&mut pair).len(), 20);
 }
 
-/// As many packets as the window lets through.
-fn fill(pair: &mut Pair) -> Vec<Vec<u8>> {
+/// Sends packets until the window is full. Returns their frames.
+fn fill(pair: &mut FunctionPair) -> Vec<Vec<u8>> {
     let plain = datagram(&pair.ends, b"payload");
     let runs = || {
-        let sent = std::iter::repeat_with(|| pair.sender.run(Joint::Tx, &plain).expect("a run"));
+        let sent = std::iter::repeat_with(|| pair.sender.run(FunctionJoint::Tx, &plain).expect("a run"));
         sent.take_while(|run| run.verdict == PASS_ON).map(|run| run.frame).collect()
     };
     inside(&pair.namespace, runs)
 }
 
-/// To the receiver, and its acknowledgements back.
-fn deliver(pair: &mut Pair, frames: &[Vec<u8>]) {
+/// Delivers frames to the receiver, and its acknowledgements to the sender.
+fn deliver(pair: &mut FunctionPair, frames: &[Vec<u8>]) {
     for frame in frames {
         let sent = pair.at_receiver(frame).sent;
         for (_, ack) in sent.iter().filter(|(kind, _)| *kind == ACK) {
-            assert_eq!(pair.at_sender(ack).reason, Reason::Answered);
+            assert_eq!(pair.at_sender(ack).reason, JointReason::Answered);
         }
     }
 }

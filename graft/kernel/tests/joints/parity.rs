@@ -1,20 +1,21 @@
-//! Parity one frame at a time, beside the same code in plain Rust, and on a wire that loses several packets of each block.
+//! Tests of parity packets: single frames compared with the same code in plain Rust, and a wire that loses several
+//! packets of each block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_graft_kernel::joint::{FRAME_BYTES, Joint, Reason};
-use millrace_kernel::xdp::Mode;
+use millrace_graft_kernel::joint::{FRAME_BYTES, FunctionJoint, JointReason};
+use millrace_kernel::xdp::XdpMode;
 use millrace_testkit::wait_until;
 
 use crate::datagrams::{PASS_ON, REDIRECT, datagram, v4, v6};
-use crate::functions::{DATA, Pair, RETURNED, kind, kinds, number, payload};
+use crate::functions::{DATA, FunctionPair, RETURNED, kind, kinds, number, payload};
 use crate::net::{check_frame, ifindex, inside, root};
-use crate::sealed::{Cipher, pair_of};
-use crate::traffic::{AtEnd, Fate, Pace, Site, assert_all_once};
+use crate::sealed::{SealedCipher, pair_of};
+use crate::traffic::{AtEnd, DatagramFate, JointSite, TrafficPace, assert_all_once};
 use crate::{count, joints_of, other_side};
 
-/// `enum graft_kind`.
+/// Frame kinds (`enum graft_kind` in C).
 const PARITY: u8 = 5;
 
 const PACKETS_MOST: u32 = 63;
@@ -28,12 +29,12 @@ fn times(one: u16, other: u16) -> u16 {
     shifted.enumerate().fold(0, |sum, (bit, power)| if other >> bit & 1 == 1 { sum ^ power } else { sum })
 }
 
-/// x to this power.
+/// Returns x to this power, in the field of gf16.h.
 fn power(exponent: u32) -> u16 {
     (0..exponent).fold(1, |power, _| twice(power))
 }
 
-/// What the head of a parity packet says, and what is behind it: the definition, term by term.
+/// Returns header and payload of a parity packet, computed term by term from the definition.
 fn parity_of(row: u8, payloads: &[Vec<u8>]) -> Vec<u8> {
     let longest = payloads.iter().map(Vec::len).max().expect("some");
     let mut length = 0;
@@ -49,8 +50,9 @@ fn parity_of(row: u8, payloads: &[Vec<u8>]) -> Vec<u8> {
     [&[row, payloads.len() as u8][..], &length.to_be_bytes(), &bytes].concat()
 }
 
-/// Any n parities make any n packets because each square part of the matrix can be inverted. Its elements are x^(row * packet): those
-/// of all four rows, of three in a row, and of one, are Vandermonde's, of elements that differ. The others are looked at here.
+/// Tests that every square part of the code's matrix is invertible, so that n parities recover n packets, whichever they
+/// are. The matrix has powers of x, by row times packet. Parts of all four rows, of three consecutive rows and of one row
+/// are Vandermonde matrices of distinct elements, which are invertible. This tests the others.
 #[test]
 fn every_square_part_of_the_code_can_be_inverted() {
     let elements: Vec<u16> = (0..PACKETS_MOST).map(power).collect();
@@ -64,7 +66,8 @@ fn every_square_part_of_the_code_can_be_inverted() {
                 ];
                 assert_ne!(cross[0], cross[1], "{at} and {next}, {first} and {second}");
             }
-            // Of three packets and the rows 0, 1 and 3, or 0, 2 and 3: Vandermonde's, times what is compared with zero.
+            // With rows 0, 1, 3 or 0, 2, 3 the determinant of three packets is a Vandermonde determinant times the
+            // term that must not be zero.
             for &three in &elements[..next] {
                 assert_ne!(one ^ two ^ three, 0);
                 assert_ne!(times(one, two) ^ times(two, three) ^ times(three, one), 0);
@@ -79,12 +82,12 @@ fn payloads(sizes: &[usize], seed: usize) -> Vec<Vec<u8>> {
     sizes.iter().enumerate().map(|(packet, &size)| (0..size).map(|at| byte(packet, at)).collect()).collect()
 }
 
-/// The frames of a block, and its parity packets, which leave behind the last of them.
-fn block(pair: &mut Pair, payloads: &[Vec<u8>], parity: u32) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+/// Sends a block. Returns its frames, and the parity packets that were sent after the last of them.
+fn block(pair: &mut FunctionPair, payloads: &[Vec<u8>], parity: u32) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let (last, others) = payloads.split_last().expect("some");
     let mut frames: Vec<_> = others.iter().map(|payload| pair.frame(payload)).collect();
     let (reason, verdict, mut sent) = pair.send(last);
-    assert!(matches!(reason, Reason::Sent | Reason::Protected) && verdict == PASS_ON, "{reason:?}");
+    assert!(matches!(reason, JointReason::Sent | JointReason::Protected) && verdict == PASS_ON, "{reason:?}");
     let end = pair.known().next - 1;
     let behind = (0..parity).map(|_| (PARITY, end));
     assert_eq!(kinds(&sent), std::iter::once((DATA, end)).chain(behind).collect::<Vec<_>>());
@@ -93,19 +96,24 @@ fn block(pair: &mut Pair, payloads: &[Vec<u8>], parity: u32) -> (Vec<Vec<u8>>, V
     (frames, sent.into_iter().map(|(_, frame)| frame).collect())
 }
 
-fn pair_for(name: &str, ends: millrace_graft_kernel::joint::Ends, packets: u32, parity: u32) -> Pair {
+fn pair_for(
+    name: &str,
+    ends: millrace_graft_kernel::joint::SessionEnds,
+    packets: u32,
+    parity: u32,
+) -> FunctionPair {
     let parameters = [("fec", "packets", packets.into()), ("fec", "parity", parity.into())];
-    Pair::new(name, ends, &["number", "fec"], &parameters)
+    FunctionPair::new(name, ends, &["number", "fec"], &parameters)
 }
 
-fn sizes(ends: &millrace_graft_kernel::joint::Ends, round: usize, packets: usize) -> Vec<usize> {
+fn sizes(ends: &millrace_graft_kernel::joint::SessionEnds, round: usize, packets: usize) -> Vec<usize> {
     let most = if ends.local.is_ipv4() { 1424 } else { 1404 };
     (0..packets).map(|at| 1 + (at * 389 + round * 131) % most).collect()
 }
 
 #[test]
-fn parity_is_what_its_definition_says() {
-    if !root("parity_is_what_its_definition_says") {
+fn parity_matches_its_definition() {
+    if !root("parity_matches_its_definition") {
         return;
     }
     for (ends, packets, parity) in
@@ -126,8 +134,8 @@ fn parity_is_what_its_definition_says() {
     }
 }
 
-/// What became of packets at the receiver: numbers and payloads of those that it has recovered.
-fn recovered(pair: &mut Pair, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
+/// Delivers a frame. Returns number and payload of each packet that the receiver recovered from it.
+fn recovered(pair: &mut FunctionPair, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let arrival = pair.at_receiver(frame);
     let mut found: Vec<_> = arrival
         .sent
@@ -135,17 +143,17 @@ fn recovered(pair: &mut Pair, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
         .filter(|(kind, _)| *kind == RETURNED)
         .map(|(_, frame)| (number(frame), payload(frame)[..payload(frame).len() - FRAME_BYTES].to_vec()))
         .collect();
-    if arrival.reason == Reason::Recovered {
+    if arrival.reason == JointReason::Recovered {
         found.push((u32::MAX, payload(&arrival.frame).to_vec()));
     }
     found
 }
 
-/// Each set of packets of a block that may be lost, parity packets among them, is.
+/// Tests every set of lost packets of a block, in which parity packets may be lost, too.
 #[test]
-fn any_losses_that_parity_is_for_are_made_up_for() {
+fn losses_up_to_the_number_of_parities_are_recovered() {
     const PACKETS: u32 = 5;
-    if !root("any_losses_that_parity_is_for_are_made_up_for") {
+    if !root("losses_up_to_the_number_of_parities_are_recovered") {
         return;
     }
     for (ends, parity) in [(v4(), 1), (v6(), 2), (v4(), 3), (v6(), 4)] {
@@ -162,7 +170,7 @@ fn any_losses_that_parity_is_for_are_made_up_for() {
             let wanted: Vec<_> = (0..PACKETS).filter(|at| lost >> at & 1 == 1).collect();
             assert_eq!(found.len(), wanted.len(), "{parity} parities, lost {lost:b}");
             for (at, bytes) in found {
-                // The one that a parity packet has become is the first of them.
+                // The parity packet itself was turned into the first recovered packet.
                 let at = if at == u32::MAX { wanted[0] } else { at - first };
                 assert!(
                     wanted.contains(&at) && bytes == payloads[at as usize],
@@ -170,35 +178,35 @@ fn any_losses_that_parity_is_for_are_made_up_for() {
                 );
             }
             for frame in &frames {
-                assert_eq!(pair.at_receiver(frame).reason, Reason::Duplicate);
+                assert_eq!(pair.at_receiver(frame).reason, JointReason::Duplicate);
             }
             for frame in &parities {
-                assert_eq!(pair.at_receiver(frame).reason, Reason::Answered);
+                assert_eq!(pair.at_receiver(frame).reason, JointReason::Answered);
             }
             first += PACKETS;
         }
     }
 }
 
-/// Four of a large block, and what comes behind its parities.
+/// Four packets of a large block are lost, and a late packet arrives after the parities.
 #[test]
-fn what_comes_behind_its_parities_makes_others() {
-    if !root("what_comes_behind_its_parities_makes_others") {
+fn packet_behind_its_parities_recovers_others() {
+    if !root("packet_behind_its_parities_recovers_others") {
         return;
     }
     let mut pair = pair_for("behind", v4(), PACKETS_MOST, 4);
     let payloads = payloads(&sizes(&v4(), 0, PACKETS_MOST as usize), 0);
     let (frames, parities) = block(&mut pair, &payloads, 4);
     for (_, frame) in frames.iter().enumerate().filter(|(at, _)| ![0, 7, 30, 31, 62].contains(at)) {
-        assert_eq!(pair.at_receiver(frame).reason, Reason::Delivered);
+        assert_eq!(pair.at_receiver(frame).reason, JointReason::Delivered);
     }
     for frame in &parities {
         let arrival = pair.at_receiver(frame);
-        assert_eq!((arrival.reason, arrival.sent.len()), (Reason::Answered, 0));
+        assert_eq!((arrival.reason, arrival.sent.len()), (JointReason::Answered, 0));
     }
-    // One of the five was late only: it is delivered as it is, and the others follow it.
+    // A fifth packet was only late. It is delivered unchanged, and the four recovered ones follow it.
     let arrival = pair.at_receiver(&frames[30]);
-    assert_eq!((arrival.reason, payload(&arrival.frame)), (Reason::Delivered, &payloads[30][..]));
+    assert_eq!((arrival.reason, payload(&arrival.frame)), (JointReason::Delivered, &payloads[30][..]));
     let plain = datagram(&v4(), &payloads[30]);
     assert_eq!(arrival.frame[..plain.len()], plain);
     let mut numbers: Vec<_> = arrival.sent.iter().filter(|(kind, _)| *kind == RETURNED).collect();
@@ -208,52 +216,52 @@ fn what_comes_behind_its_parities_makes_others() {
         assert!(check_frame(frame));
         let bytes = payload(frame);
         assert!(bytes[..bytes.len() - FRAME_BYTES] == payloads[number(frame) as usize]);
-        // That it is one of this host says its mark alone. From a wire it has none.
-        assert_eq!(pair.at_receiver(frame).reason, Reason::Malformed);
+        // Only the mark shows that an injected packet is from this host. From a wire no packet has it.
+        assert_eq!(pair.at_receiver(frame).reason, JointReason::Malformed);
     }
 }
 
 #[test]
-fn parity_is_of_no_use_for_more_than_it_has() {
-    if !root("parity_is_of_no_use_for_more_than_it_has") {
+fn parity_recovers_no_more_losses_than_its_number() {
+    if !root("parity_recovers_no_more_losses_than_its_number") {
         return;
     }
     let payloads: Vec<_> = (0..4u8).map(|at| vec![at; 50]).collect();
     let functions: &[&str] = &["number", "fec", "order"];
     for (arrivals, want) in [
-        (&[0usize, 1, 2, 3][..], Reason::Answered),
-        (&[0, 3], Reason::Answered),
-        (&[], Reason::Answered),
-        // What order has no use for any more.
-        (&[0, 2, 3], Reason::Late),
-        (&[0, 1, 2], Reason::Recovered),
+        (&[0usize, 1, 2, 3][..], JointReason::Answered),
+        (&[0, 3], JointReason::Answered),
+        (&[], JointReason::Answered),
+        // The recovered packet is late, since `order` has delivered a newer one.
+        (&[0, 2, 3], JointReason::Late),
+        (&[0, 1, 2], JointReason::Recovered),
     ] {
-        let mut pair = Pair::new("fecs", v4(), functions, &[("fec", "packets", 4)]);
+        let mut pair = FunctionPair::new("fecs", v4(), functions, &[("fec", "packets", 4)]);
         let (frames, parities) = block(&mut pair, &payloads, 1);
         for at in arrivals {
-            assert_eq!(pair.at_receiver(&frames[*at]).reason, Reason::Delivered);
+            assert_eq!(pair.at_receiver(&frames[*at]).reason, JointReason::Delivered);
         }
         assert_eq!(pair.at_receiver(&parities[0]).reason, want, "{arrivals:?}");
     }
-    // Too long for the interface with what a parity packet has in addition: the packet itself has left, and the
-    // others go to no interface.
+    // With the parity header, the parity packet is too long for the interface. The data packet has left already, so
+    // the parity packet is redirected to no interface.
     for parity in [1, 4] {
         let parameters = [("fec", "packets", 2), ("fec", "parity", parity)];
-        let mut pair = Pair::new("fecl", v4(), functions, &parameters);
+        let mut pair = FunctionPair::new("fecl", v4(), functions, &parameters);
         pair.frame(b"short");
         let (reason, verdict, sent) = pair.send(&[7; 1456]);
-        assert_eq!((reason, verdict, kinds(&sent)), (Reason::Sent, REDIRECT, vec![(DATA, 1)]));
-        assert_eq!(count(&mut pair.sender, &v4(), Reason::TooLong), 1);
-        // Too long itself: it has no number.
-        assert_eq!(pair.send(&[7; 1457]).0, Reason::TooLong);
+        assert_eq!((reason, verdict, kinds(&sent)), (JointReason::Sent, REDIRECT, vec![(DATA, 1)]));
+        assert_eq!(count(&mut pair.sender, &v4(), JointReason::TooLong), 1);
+        // A data packet that is too long gets no number.
+        assert_eq!(pair.send(&[7; 1457]).0, JointReason::TooLong);
         assert_eq!(pair.known().next, 2);
     }
 }
 
-/// Parity packets that say what cannot be: nothing comes of them, and what is right still works behind them.
+/// Malformed parity packets have no effect, and correct ones still work after them.
 #[test]
-fn parity_that_makes_no_sense_is_answered_with_nothing() {
-    if !root("parity_that_makes_no_sense_is_answered_with_nothing") {
+fn malformed_parity_recovers_nothing() {
+    if !root("malformed_parity_recovers_nothing") {
         return;
     }
     let mut pair = pair_for("nonsense", v4(), 4, 2);
@@ -263,52 +271,55 @@ fn parity_that_makes_no_sense_is_answered_with_nothing() {
         pair.at_receiver(frame);
     }
     let at = parities[0].len() - payload(&parities[0]).len();
-    // Row, packets, and lengths that no packet can have. Frames do not cover payloads: in clear they can be changed on the way.
+    // Impossible rows, counts and lengths. A frame does not authenticate the payload, so without sealing it can be
+    // changed on the path.
     for (offset, value) in [(0, 2), (0, 255), (1, 0), (1, 1), (1, 64), (1, 255)] {
         let mut changed = parities[0].clone();
         changed[at + offset] = value;
         let arrival = pair.at_receiver(&changed);
         assert_eq!(
             (arrival.reason, recovered_kinds(&arrival.sent)),
-            (Reason::Answered, 0),
+            (JointReason::Answered, 0),
             "{offset} {value}"
         );
     }
-    assert_eq!(pair.at_receiver(&parities[0]).reason, Reason::Answered);
-    assert_eq!(pair.at_receiver(&parities[1]).reason, Reason::Recovered);
-    assert_eq!(pair.at_receiver(&frames[1]).reason, Reason::Duplicate);
+    assert_eq!(pair.at_receiver(&parities[0]).reason, JointReason::Answered);
+    assert_eq!(pair.at_receiver(&parities[1]).reason, JointReason::Recovered);
+    assert_eq!(pair.at_receiver(&frames[1]).reason, JointReason::Duplicate);
 }
 
 fn recovered_kinds(sent: &[(u8, Vec<u8>)]) -> usize {
     sent.iter().filter(|(kind, _)| *kind == RETURNED).count()
 }
 
-/// Of each block of 8 and its 3 parities three, wherever they are.
-fn three_of_eleven(count: u64) -> Fate {
-    let (at, block) = (count % 11, count / 11);
+/// Loses three packets of each block of 8 data and 3 parity packets, at varying positions.
+fn three_of_eleven(count: u64) -> DatagramFate {
+    let at = count % 11;
+    let block = count / 11;
     if [block % 11, (3 * block + 1) % 11, (5 * block + 4) % 11].contains(&at) {
-        Fate::Lose
+        DatagramFate::Lose
     } else {
-        Fate::Pass
+        DatagramFate::Pass
     }
 }
 
-/// Nothing is sent again, and everything comes: as many as are lost of a block, its parity packets are. Sealed or in clear.
+/// Every loss is recovered without a retransmission if a block loses at most as many packets as it has parities; with
+/// sealing and without.
 #[test]
-fn parity_makes_up_for_several_losses_of_a_block() {
+fn parity_recovers_several_losses_of_a_block() {
     const SENT: u32 = 2000;
     const FUNCTIONS: &[&str] = &["number", "fec"];
-    if !root("parity_makes_up_for_several_losses_of_a_block") {
+    if !root("parity_recovers_several_losses_of_a_block") {
         return;
     }
     let parameters = [("fec", "packets", 8), ("fec", "parity", 3)];
     for (family, is_sealed) in [(4, false), (6, true)] {
-        let site = Site::new("fec3", family);
+        let site = JointSite::new("fec3", family);
         let (near, far) = site.sockets();
         let there = other_side(&site.ends);
         let make = || joints_of(FUNCTIONS, &parameters);
         let (mut sender, mut receiver) = if is_sealed {
-            pair_of(site.ends, Cipher::ChaCha20Poly1305, FUNCTIONS, make)
+            pair_of(site.ends, SealedCipher::ChaCha20Poly1305, FUNCTIONS, make)
         } else {
             let [mut sender, mut receiver] = [0, 1].map(|_| make());
             crate::open(&mut sender, site.ends, FUNCTIONS);
@@ -319,9 +330,10 @@ fn parity_makes_up_for_several_losses_of_a_block() {
             [(&site.network.publisher, &mut sender), (&site.network.subscriber, &mut receiver)]
         {
             let eth = ifindex(namespace, "eth");
-            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
+            inside(namespace, || joints.attach(eth, XdpMode::Auto).expect("attached"));
         }
-        let (stop, pace) = (AtomicBool::new(false), Pace::ahead(20));
+        let stop = AtomicBool::new(false);
+        let pace = TrafficPace::ahead(20);
         let wire = site.wire();
         let got = thread::scope(|scope| {
             let _end = AtEnd(&stop, true);
@@ -334,29 +346,33 @@ fn parity_makes_up_for_several_losses_of_a_block() {
         let counts = crate::counted(&mut receiver, &there);
         assert_eq!(got.len(), SENT as usize, "IPv{family}: {counts:?}");
         assert_all_once(&got, SENT);
-        assert_eq!(count(&mut sender, &site.ends, Reason::Protected), u64::from(SENT) / 8 * 3);
-        // What is recovered comes before it is counted.
-        let come = || [Reason::Delivered, Reason::Recovered].map(|it| count(&mut receiver, &there, it));
+        assert_eq!(count(&mut sender, &site.ends, JointReason::Protected), u64::from(SENT) / 8 * 3);
+        // The application may have a recovered packet before its reason is counted.
+        let come =
+            || [JointReason::Delivered, JointReason::Recovered].map(|it| count(&mut receiver, &there, it));
         let all = u64::from(SENT);
         let [_, recovered] = wait_until("all counts", come, |come| come.iter().sum::<u64>() == all);
         let lost = (0..u64::from(SENT) / 8 * 11)
-            .filter(|at| at % 11 < 8 && three_of_eleven(*at) == Fate::Lose)
+            .filter(|at| at % 11 < 8 && three_of_eleven(*at) == DatagramFate::Lose)
             .count();
         assert_eq!(recovered, lost as u64, "IPv{family}: {counts:?}");
-        for reason in [Reason::Malformed, Reason::Forged, Reason::NoRoom, Reason::Unopened] {
+        for reason in
+            [JointReason::Malformed, JointReason::Forged, JointReason::NoRoom, JointReason::Unopened]
+        {
             assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
         }
     }
 }
 
-/// Not a check: `cargo test --release -p millrace-graft-kernel --test joints -- --ignored --nocapture time_of_parity`
+/// A measurement, not a check: `cargo test --release -p millrace-graft-kernel --test joints -- --ignored --nocapture
+/// processing_time_of_parity_is_measured`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn time_of_parity() {
+fn processing_time_of_parity_is_measured() {
     const BLOCKS: usize = 201;
     const PACKETS: u32 = 8;
     const BYTES: usize = 1200;
-    if !root("time_of_parity") {
+    if !root("processing_time_of_parity_is_measured") {
         return;
     }
     let median = |mut times: Vec<u128>| {
@@ -366,11 +382,15 @@ fn time_of_parity() {
     for parity in 1..=4 {
         let pair = pair_for("time", v4(), PACKETS, parity);
         let plain = datagram(&v4(), &[7; BYTES]);
-        let (mut alone, mut last, mut whole, mut made) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut alone = Vec::new();
+        let mut last = Vec::new();
+        let mut whole = Vec::new();
+        let mut made = Vec::new();
         for _ in 0..BLOCKS {
             let mut frames = Vec::new();
             for at in 1..=PACKETS {
-                let run = inside(&pair.namespace, || pair.sender.run(Joint::Tx, &plain)).expect("a run");
+                let run =
+                    inside(&pair.namespace, || pair.sender.run(FunctionJoint::Tx, &plain)).expect("a run");
                 if at < PACKETS {
                     alone.push(run.time.as_nanos())
                 } else {
@@ -382,17 +402,19 @@ fn time_of_parity() {
             let left = pair.capture.frames().into_iter().chain(end).filter(|frame| check_frame(frame));
             let (data, parities): (Vec<_>, Vec<_>) = left.partition(|frame| kind(frame) == DATA);
             frames.extend(data);
-            // As many as there are parities are lost.
+            // As many packets are lost as the block has parities.
             for frame in &frames[parity as usize..] {
                 let run = inside(&pair.namespace, || {
-                    pair.receiver.run(Joint::Rx, frame).and_then(|_| pair.receiver.run(Joint::Repair, frame))
+                    pair.receiver
+                        .run(FunctionJoint::Rx, frame)
+                        .and_then(|_| pair.receiver.run(FunctionJoint::Repair, frame))
                 });
                 whole.push(run.expect("a run").time.as_nanos());
             }
             let times: Vec<_> = parities
                 .iter()
                 .map(|frame| {
-                    inside(&pair.namespace, || pair.receiver.run(Joint::Repair, frame))
+                    inside(&pair.namespace, || pair.receiver.run(FunctionJoint::Repair, frame))
                         .expect("a run")
                         .time
                         .as_nanos()

@@ -1,27 +1,28 @@
-//! One XDP program per interface: gate and grafts come, go and are killed without the other noticing.
+//! Tests the XDP hook that gate and packet grafts share: each may attach, detach or be killed without an effect on
+//! the other.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 
-use millrace_gate::kernel::rules::Scope;
-use millrace_gate::kernel::{Config, Gate, Place, Policy, Rule, Rules};
-use millrace_graft_kernel::joint::{Ends, Joints, Reason};
-use millrace_kernel::xdp::Mode;
+use millrace_gate::kernel::rules::ScopeRules;
+use millrace_gate::kernel::{Config, GateRules, LoadedGate, PolicyRules, Rule, RulePlace};
+use millrace_graft_kernel::joint::{JointReason, Joints, SessionEnds};
+use millrace_kernel::xdp::XdpMode;
 use millrace_testkit::wait_for;
 
-use crate::net::{self, Network, ifindex, inside, root};
+use crate::net::{self, NamespaceNetwork, ifindex, inside, root};
 use crate::{count, ends, joints, open};
 
 const GATED: &str = "10.98.1.1:443";
 const GRAFTED: &str = "10.98.1.1:7000";
 const CLIENT: &str = "10.98.1.2:6000";
 
-/// Of what another process is to attach, and where.
+/// Environment variables that tell a child process which programs to attach, and in which namespace.
 const NOUNS: &str = "MILLRACE_TEST_NOUNS";
 const NAMESPACE: &str = "MILLRACE_TEST_NAMESPACE";
 
-fn gate() -> Gate {
+fn gate() -> LoadedGate {
     let small = Config {
         max_ids: 64,
         max_clients: 64,
@@ -30,14 +31,14 @@ fn gate() -> Gate {
         max_prefixes: 64,
         ..Config::default()
     };
-    let gate = Gate::load(&small).unwrap_or_else(|error| panic!("{error}"));
-    let web = Scope {
+    let gate = LoadedGate::load(&small).unwrap_or_else(|error| panic!("{error}"));
+    let web = ScopeRules {
         name: "web".into(),
-        places: vec![Place::port(443)],
-        policy: Policy::default(),
+        places: vec![RulePlace::port(443)],
+        policy: PolicyRules::default(),
         prefixes: Vec::new(),
     };
-    gate.apply(&Rules { scopes: vec![web], ..Rules::default() }).expect("rules");
+    gate.apply(&GateRules { scopes: vec![web], ..GateRules::default() }).expect("rules");
     gate
 }
 
@@ -47,20 +48,20 @@ fn grafts() -> Joints {
     joints
 }
 
-fn session() -> Ends {
+fn session() -> SessionEnds {
     ends(GRAFTED, CLIENT)
 }
 
-/// What is not framed is refused by the joints, what is too short by the gate.
-struct Site {
-    network: Network,
+/// A network with both programs. Grafts drop packets without a frame, and the gate drops packets that are too short.
+struct SharedSite {
+    network: NamespaceNetwork,
     client: UdpSocket,
     west: i32,
 }
 
-impl Site {
+impl SharedSite {
     fn new(name: &str) -> Self {
-        let network = Network::new(name);
+        let network = NamespaceNetwork::new(name);
         let client = net::socket(&network.publisher, CLIENT.parse().expect("an address"));
         let west = ifindex(&network.relay, "west");
         Self { network, client, west }
@@ -70,26 +71,28 @@ impl Site {
         self.client.send_to(&[0x40; 20], to).expect("sent");
     }
 
-    fn attach_gate(&self, gate: &Gate) -> Mode {
-        inside(&self.network.relay, || gate.attach(self.west, Mode::Auto))
+    fn attach_gate(&self, gate: &LoadedGate) -> XdpMode {
+        inside(&self.network.relay, || gate.attach(self.west, XdpMode::Auto))
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn attach_grafts(&self, joints: &mut Joints) -> Mode {
-        inside(&self.network.relay, move || joints.attach(self.west, Mode::Auto))
+    fn attach_grafts(&self, joints: &mut Joints) -> XdpMode {
+        inside(&self.network.relay, move || joints.attach(self.west, XdpMode::Auto))
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn assert_gate_judges(&self, gate: &Gate) {
+    fn assert_gate_judges(&self, gate: &LoadedGate) {
         let before = refused(gate);
         self.send(GATED);
         wait_for("a refusal by the gate", || refused(gate) == before + 1);
     }
 
     fn assert_grafts_judge(&self, joints: &mut Joints) {
-        let before = count(joints, &session(), Reason::Malformed);
+        let before = count(joints, &session(), JointReason::Malformed);
         self.send(GRAFTED);
-        wait_for("a refusal by the joints", || count(joints, &session(), Reason::Malformed) == before + 1);
+        wait_for("a refusal by the joints", || {
+            count(joints, &session(), JointReason::Malformed) == before + 1
+        });
     }
 
     fn has_xdp(&self) -> bool {
@@ -98,8 +101,8 @@ impl Site {
         String::from_utf8_lossy(&show.expect("ip").stdout).contains("xdp")
     }
 
-    /// In another process, until that is killed.
-    fn child(&self, test: &str, nouns: &str) -> Holder {
+    /// Runs a test in a child process, which is killed later.
+    fn child(&self, test: &str, nouns: &str) -> RootHolder {
         let myself = std::env::current_exe().expect("a path");
         let mut child = Command::new(myself)
             .args(["--exact", &format!("shared::{test}"), "--nocapture"])
@@ -112,34 +115,35 @@ impl Site {
         let said = BufReader::new(child.stdout.take().expect("its words"));
         let is_ready = said.lines().any(|line| line.is_ok_and(|line| line.contains("attached")));
         assert!(is_ready, "it did not attach");
-        Holder(child)
+        RootHolder(child)
     }
 }
 
-struct Holder(Child);
+struct RootHolder(Child);
 
-impl Holder {
+impl RootHolder {
     fn kill(mut self) {
         self.0.kill().expect("killed");
         self.0.wait().expect("its end");
     }
 }
 
-fn refused(gate: &Gate) -> u64 {
+fn refused(gate: &LoadedGate) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(Rule::Short).packets
 }
 
-/// The other process: attaches, says so, and waits to be killed.
+/// The child process: it attaches programs, reports that, and waits to be killed.
 fn hold_if_asked() {
     let (Ok(nouns), Ok(namespace)) = (std::env::var(NOUNS), std::env::var(NAMESPACE)) else { return };
     let west = ifindex(&namespace, "west");
-    let (gate, mut joints) = (gate(), grafts());
+    let gate = gate();
+    let mut joints = grafts();
     inside(&namespace, || {
         if nouns.contains("gate") {
-            gate.attach(west, Mode::Auto).expect("the gate attaches");
+            gate.attach(west, XdpMode::Auto).expect("the gate attaches");
         }
         if nouns.contains("grafts") {
-            joints.attach(west, Mode::Auto).expect("the joints attach");
+            joints.attach(west, XdpMode::Auto).expect("the joints attach");
         }
     });
     println!("attached");
@@ -149,19 +153,20 @@ fn hold_if_asked() {
 }
 
 #[test]
-fn either_comes_and_goes() {
-    if !root("either_comes_and_goes") {
+fn gate_and_relay_attach_and_detach_in_any_order() {
+    if !root("gate_and_relay_attach_and_detach_in_any_order") {
         return;
     }
-    let site = Site::new("root");
-    let (gate, mut grafts) = (gate(), grafts());
+    let site = SharedSite::new("root");
+    let gate = gate();
+    let mut grafts = grafts();
     for gate_is_first in [true, false] {
         if gate_is_first {
-            assert_eq!(site.attach_gate(&gate), Mode::Native);
+            assert_eq!(site.attach_gate(&gate), XdpMode::Native);
         }
-        assert_eq!(site.attach_grafts(&mut grafts), Mode::Native);
+        assert_eq!(site.attach_grafts(&mut grafts), XdpMode::Native);
         if !gate_is_first {
-            assert_eq!(site.attach_gate(&gate), Mode::Native);
+            assert_eq!(site.attach_gate(&gate), XdpMode::Native);
         }
         for _ in 0..3 {
             site.assert_gate_judges(&gate);
@@ -183,37 +188,40 @@ fn either_comes_and_goes() {
 }
 
 #[test]
-fn a_second_one_of_a_kind_is_refused() {
-    if !root("a_second_one_of_a_kind_is_refused") {
+fn second_program_of_the_same_kind_is_refused() {
+    if !root("second_program_of_the_same_kind_is_refused") {
         return;
     }
-    let site = Site::new("second");
-    let (first, second) = (gate(), gate());
-    let (mut one, mut other) = (grafts(), grafts());
+    let site = SharedSite::new("second");
+    let first = gate();
+    let second = gate();
+    let mut one = grafts();
+    let mut other = grafts();
     site.attach_gate(&first);
     site.attach_grafts(&mut one);
     inside(&site.network.relay, || {
-        let error = second.attach(site.west, Mode::Auto).expect_err("taken").to_string();
+        let error = second.attach(site.west, XdpMode::Auto).expect_err("taken").to_string();
         assert!(error.contains("another gate at XDP"), "{error}");
-        let error = other.attach(site.west, Mode::Auto).expect_err("taken").to_string();
+        let error = other.attach(site.west, XdpMode::Auto).expect_err("taken").to_string();
         assert!(error.contains("another daemon of grafts at XDP"), "{error}");
-        let error = second.attach(site.west, Mode::Generic).expect_err("another mode").to_string();
+        let error = second.attach(site.west, XdpMode::Generic).expect_err("another mode").to_string();
         assert!(error.contains("in the other mode"), "{error}");
     });
     site.assert_gate_judges(&first);
     site.assert_grafts_judge(&mut one);
 }
 
-/// Whoever it is, and whoever made the root.
+/// Either process may be killed, whichever has loaded the shared XDP program.
 #[test]
-fn who_is_killed_takes_nothing_from_the_other() {
-    const TEST: &str = "who_is_killed_takes_nothing_from_the_other";
+fn killed_process_leaves_the_other_program_attached() {
+    const TEST: &str = "killed_process_leaves_the_other_program_attached";
     hold_if_asked();
     if !root(TEST) {
         return;
     }
-    let site = Site::new("kill");
-    let (gate, mut grafts) = (gate(), grafts());
+    let site = SharedSite::new("kill");
+    let gate = gate();
+    let mut grafts = grafts();
     for child_is_first in [true, false] {
         let mut child = child_is_first.then(|| site.child(TEST, "gate"));
         site.attach_grafts(&mut grafts);
@@ -221,8 +229,10 @@ fn who_is_killed_takes_nothing_from_the_other() {
         site.assert_grafts_judge(&mut grafts);
         child.kill();
         site.assert_grafts_judge(&mut grafts);
-        // The place is free for the next one, as soon as the kernel has let go of it.
-        wait_for("the gate's place", || inside(&site.network.relay, || gate.attach(site.west, Mode::Auto)));
+        // The kernel detaches the killed process's program with a delay. Then another one can attach.
+        wait_for("the gate's place", || {
+            inside(&site.network.relay, || gate.attach(site.west, XdpMode::Auto))
+        });
         site.assert_gate_judges(&gate);
         site.assert_grafts_judge(&mut grafts);
         gate.detach();
@@ -236,7 +246,7 @@ fn who_is_killed_takes_nothing_from_the_other() {
         child.kill();
         site.assert_gate_judges(&gate);
         wait_for("the grafts' place", || {
-            inside(&site.network.relay, || grafts.attach(site.west, Mode::Auto))
+            inside(&site.network.relay, || grafts.attach(site.west, XdpMode::Auto))
         });
         site.assert_grafts_judge(&mut grafts);
         grafts.detach_from(site.west);
@@ -246,40 +256,43 @@ fn who_is_killed_takes_nothing_from_the_other() {
 }
 
 #[test]
-fn nothing_is_left_when_all_are_killed() {
-    const TEST: &str = "nothing_is_left_when_all_are_killed";
+fn killed_processes_leave_nothing_behind() {
+    const TEST: &str = "killed_processes_leave_nothing_behind";
     hold_if_asked();
     if !root(TEST) {
         return;
     }
-    let site = Site::new("killall");
+    let site = SharedSite::new("killall");
     for nouns in [&["gate", "grafts"][..], &["grafts", "gate"], &["gate grafts"]] {
         let children: Vec<_> = nouns.iter().map(|noun| site.child(TEST, noun)).collect();
         assert!(site.has_xdp());
-        children.into_iter().for_each(Holder::kill);
+        children.into_iter().for_each(RootHolder::kill);
         wait_for("the end of the root", || !site.has_xdp());
     }
-    // And the next ones find nothing in their way.
-    let (gate, mut grafts) = (gate(), grafts());
+    // Programs of a new process can attach afterwards.
+    let gate = gate();
+    let mut grafts = grafts();
     site.attach_grafts(&mut grafts);
     site.attach_gate(&gate);
     site.assert_gate_judges(&gate);
     site.assert_grafts_judge(&mut grafts);
 }
 
-/// Each packet is judged once, whatever the other one does meanwhile.
+/// Each packet gets one verdict, whatever the other program does meanwhile.
 #[test]
-fn no_packet_is_lost_while_the_other_comes_and_goes() {
+fn no_packet_is_lost_while_another_program_attaches_and_detaches() {
     const ROUNDS: u64 = 20;
     const PACKETS: u64 = 50;
-    if !root("no_packet_is_lost_while_the_other_comes_and_goes") {
+    if !root("no_packet_is_lost_while_another_program_attaches_and_detaches") {
         return;
     }
-    let site = Site::new("lossless");
-    let (gate, mut grafts) = (gate(), grafts());
+    let site = SharedSite::new("lossless");
+    let gate = gate();
+    let mut grafts = grafts();
     site.attach_grafts(&mut grafts);
     std::thread::scope(|scope| {
-        let (site, gate) = (&site, &gate);
+        let site = &site;
+        let gate = &gate;
         let changing = scope.spawn(move || {
             for _ in 0..ROUNDS {
                 site.attach_gate(gate);
@@ -292,8 +305,8 @@ fn no_packet_is_lost_while_the_other_comes_and_goes() {
                 site.send(GRAFTED);
             }
             sent += PACKETS;
-            // The interface has room for some 250.
-            wait_for("all of them", || count(&mut grafts, &session(), Reason::Malformed) == sent);
+            // The interface queues some 250 packets, so the test waits for those that were sent.
+            wait_for("all of them", || count(&mut grafts, &session(), JointReason::Malformed) == sent);
         }
         changing.join().expect("changes");
     });

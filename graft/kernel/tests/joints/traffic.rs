@@ -1,4 +1,5 @@
-//! Functions on a path that loses, doubles and reorders packets: two hosts, and a wire between them that does as it is told.
+//! Tests of functions on a path that loses, duplicates and reorders packets: two hosts with a scripted wire between
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
@@ -7,22 +8,24 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_graft_kernel::joint::{Ends, Joints, List, Protocol, Reason, Word};
-use millrace_kernel::xdp::Mode;
+use millrace_graft_kernel::joint::{
+    FunctionList, JointReason, Joints, SessionEnds, TalkMessage, WireProtocol,
+};
+use millrace_kernel::xdp::XdpMode;
 use millrace_testkit::{wait_for, wait_until};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{
-    Capture, Network, RawSender, ifindex, inside, ip, link_address, root, set_checksum_offload, socket,
-    stay_on_this_cpu,
+    NamespaceNetwork, PacketCapture, RawSender, ifindex, inside, ip, link_address, root,
+    set_checksum_offload, socket, stay_on_this_cpu,
 };
 use crate::{count, ends, joints, joints_of, list, open_over, other_side};
 
-/// How long nothing may come, or have room.
+/// Time limit of a wait for an arrival, or for room in the window.
 pub const LONG: Duration = millrace_testkit::BOUND;
 
-/// Sets a flag in the end, however a test ends: one that fails does not wait for its own threads.
+/// Sets a flag when it is dropped, so that a failing test stops the threads that it waits for.
 pub struct AtEnd<'a>(pub &'a AtomicBool, pub bool);
 
 impl Drop for AtEnd<'_> {
@@ -31,41 +34,42 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// What the wire does with a datagram, by how many there were before it in its direction.
+/// A script of the wire: the fate of a datagram, by the number of datagrams before it in its direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum DatagramFate {
     Pass,
     Lose,
     Double,
-    /// Behind the next one.
+    /// The datagram is delivered after the next one.
     Hold,
 }
 
-pub struct Site {
-    pub network: Network,
-    pub ends: Ends,
-    pub protocol: Protocol,
-    pub mode: Mode,
+pub struct JointSite {
+    pub network: NamespaceNetwork,
+    pub ends: SessionEnds,
+    pub protocol: WireProtocol,
+    pub mode: XdpMode,
     pub family: u8,
 }
 
-impl Site {
+impl JointSite {
     pub fn new(name: &str, family: u8) -> Self {
-        Self::over(name, family, Protocol::Udp)
+        Self::over(name, family, WireProtocol::Udp)
     }
 
-    pub fn over(name: &str, family: u8, protocol: Protocol) -> Self {
-        let network = Network::new(name);
+    pub fn over(name: &str, family: u8, protocol: WireProtocol) -> Self {
+        let network = NamespaceNetwork::new(name);
         for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
             let address =
                 if family == 4 { format!("10.99.0.{host}/24") } else { format!("fd99::{host}/64 nodad") };
             ip(&format!("-n {namespace} addr add {address} dev eth"));
-            // What passes a packet socket needs its checksum. Protocol 253 brings it.
-            if protocol == Protocol::Udp {
+            // The wire forwards frames through packet sockets, which need complete checksums. For protocol 253 the
+            // dispatcher completes them.
+            if protocol == WireProtocol::Udp {
                 set_checksum_offload(namespace, "eth", false);
             }
         }
-        // Nothing is dropped because a neighbour was not found in time.
+        // Link addresses are set by hand, so no packet is dropped while a neighbour is being resolved.
         for (namespace, other, host) in
             [(&network.publisher, &network.subscriber, 2), (&network.subscriber, &network.publisher, 1)]
         {
@@ -77,11 +81,11 @@ impl Site {
             4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
             _ => ends("[fd99::1]:7000", "[fd99::2]:6000"),
         };
-        Self { network, ends, protocol, mode: Mode::Auto, family }
+        Self { network, ends, protocol, mode: XdpMode::Auto, family }
     }
 
     pub fn sockets(&self) -> (UdpSocket, UdpSocket) {
-        let Ends { local, remote } = self.ends;
+        let SessionEnds { local, remote } = self.ends;
         let near = socket(&self.network.publisher, local);
         let far = socket(&self.network.subscriber, remote);
         near.connect(remote).expect("connected");
@@ -94,7 +98,7 @@ impl Site {
         self.made(functions, joints)
     }
 
-    /// Nothing but these functions.
+    /// Makes the site with these functions only.
     pub fn joints_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [Joints; 2] {
         self.made(functions, || joints_of(functions, parameters))
     }
@@ -115,26 +119,29 @@ impl Site {
         inside(namespace, || joints.attach(eth, self.mode).expect("attached"));
     }
 
-    /// Nothing is lost from now on, and nothing is carried before it runs.
-    pub fn wire(&self) -> Wire {
+    /// Returns the wire between the hosts. It forwards frames only while it runs.
+    pub fn wire(&self) -> JointWire {
         let relay = &self.network.relay;
-        let way = |from: &str, to: &str, host: &str| Way {
-            from: Capture::on(relay, from),
+        let way = |from: &str, to: &str, host: &str| WireDirection {
+            from: PacketCapture::on(relay, from),
             to: RawSender::new(relay, to),
             source: link_address(host, "eth"),
             protocol: self.protocol,
             count: 0,
             held: None,
         };
-        Wire([way("west", "east", &self.network.publisher), way("east", "west", &self.network.subscriber)])
+        JointWire([
+            way("west", "east", &self.network.publisher),
+            way("east", "west", &self.network.subscriber),
+        ])
     }
 }
 
-pub struct Wire([Way; 2]);
+pub struct JointWire([WireDirection; 2]);
 
-impl Wire {
-    /// Copies frames both ways until told to stop.
-    pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
+impl JointWire {
+    /// Forwards frames in both directions until `is_done` is set.
+    pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> DatagramFate) {
         stay_on_this_cpu();
         while !stop.load(Ordering::Relaxed) {
             let mut waiting: Vec<_> =
@@ -146,24 +153,24 @@ impl Wire {
     }
 }
 
-struct Way {
-    from: Capture,
+struct WireDirection {
+    from: PacketCapture,
     to: RawSender,
     source: [u8; 6],
-    protocol: Protocol,
+    protocol: WireProtocol,
     count: u64,
     held: Option<Vec<u8>>,
 }
 
-impl Way {
-    fn carry(&mut self, fate: impl Fn(u64) -> Fate) {
+impl WireDirection {
+    fn carry(&mut self, fate: impl Fn(u64) -> DatagramFate) {
         for frame in self.from.frames() {
-            // What this way's own other end has sent is seen, too.
+            // The capture also has the frames that this direction has sent itself.
             if frame[6..12] != self.source {
                 continue;
             }
             let Some(protocol) = protocol_of(&frame) else {
-                // The kernel's own, such as a search for a neighbour: what is held stays held.
+                // Other frames, such as neighbour discovery, are forwarded at once. A held datagram stays held.
                 self.to.send(&frame);
                 continue;
             };
@@ -171,15 +178,15 @@ impl Way {
             let fate = fate(self.count);
             self.count += 1;
             match fate {
-                Fate::Lose => {}
-                Fate::Hold if self.held.is_none() => self.held = Some(frame),
-                Fate::Double => {
+                DatagramFate::Lose => {}
+                DatagramFate::Hold if self.held.is_none() => self.held = Some(frame),
+                DatagramFate::Double => {
                     self.to.send(&frame);
                     self.to.send(&frame);
                 }
                 _ => self.to.send(&frame),
             }
-            if fate != Fate::Hold
+            if fate != DatagramFate::Hold
                 && let Some(held) = self.held.take()
             {
                 self.to.send(&held);
@@ -188,14 +195,14 @@ impl Way {
     }
 }
 
-/// By which of both a frame has come, if by either.
-pub fn protocol_of(frame: &[u8]) -> Option<Protocol> {
+/// Returns the protocol of a session's datagram; `None` for other frames.
+pub fn protocol_of(frame: &[u8]) -> Option<WireProtocol> {
     let number = match &frame[12..14] {
         [8, 0] => frame[23],
         [0x86, 0xdd] => frame[20],
         _ => return None,
     };
-    Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)
+    WireProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)
 }
 
 pub fn is_datagram(frame: &[u8]) -> bool {
@@ -222,7 +229,8 @@ pub fn number_of(bytes: &[u8]) -> u32 {
     number
 }
 
-/// Messages in the order of their arrival, until `enough` of them have come or nothing comes any more.
+/// Returns received messages in the order of arrival, until there are `enough`, or none arrives within the time
+/// limit.
 pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
@@ -236,53 +244,53 @@ pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     got
 }
 
-/// A part at a time: interfaces have room for some 250 packets.
+/// Sends the messages in parts, since an interface queues only some 250 packets.
 pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
         if number % 20 == 19 {
-            thread::sleep(Duration::from_millis(1)); // exact: paces the sender
+            thread::sleep(Duration::from_millis(1)); // exact: limits the sending rate
         }
     }
 }
 
-/// A sender that is not ahead of the receiver by more than functions remember and interfaces have room for, however slow
-/// this machine is.
-pub struct Pace {
+/// A sender that stays at most `ahead` packets before the receiver, so that functions remember enough and interfaces
+/// have room, however slow this machine is.
+pub struct TrafficPace {
     ahead: u32,
     sent: AtomicU32,
     received: AtomicU32,
 }
 
-impl Default for Pace {
+impl Default for TrafficPace {
     fn default() -> Self {
         Self::ahead(200)
     }
 }
 
-impl Pace {
-    /// That a machine is busy is no failure.
+impl TrafficPace {
+    /// Time limit of a test. It is long, since a busy machine is no failure.
     const LONG: Duration = Duration::from_secs(400);
 
     pub fn ahead(ahead: u32) -> Self {
         Self { ahead, sent: AtomicU32::default(), received: AtomicU32::default() }
     }
 
-    /// Nothing is sent a second time here: that is up to the functions.
+    /// Sends each message once; retransmission is the functions' task.
     pub fn send(&self, near: &UdpSocket, count: u32) {
         stay_on_this_cpu();
         let until = Instant::now() + Self::LONG;
         for number in 0..count {
             while number > self.received.load(Ordering::Relaxed) + self.ahead {
                 assert!(Instant::now() < until, "what is missing does not come");
-                thread::sleep(Duration::from_millis(1)); // exact: paces the sender
+                thread::sleep(Duration::from_millis(1)); // exact: limits the sending rate
             }
             near.send(&message(number)).expect("sent");
             self.sent.store(number + 1, Ordering::Relaxed);
         }
     }
 
-    /// Messages in the order of their arrival. The sender is not ahead of the first missing one.
+    /// Receives messages in the order of arrival. The sender does not get ahead of the first missing one.
     pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
         let mut got = Vec::new();
         let mut missing: BTreeSet<u32> = (0..enough).collect();
@@ -298,8 +306,8 @@ impl Pace {
         got
     }
 
-    /// So many messages in the order of their arrival, of which others are lost for good: the sender is not ahead of the
-    /// newest.
+    /// Receives `enough` messages in the order of arrival, when others may be lost for good. The sender does not get
+    /// ahead of the newest one.
     pub fn receive_some(&self, far: &UdpSocket, enough: usize) -> Vec<u32> {
         let mut got = Vec::new();
         while got.len() < enough {
@@ -311,22 +319,23 @@ impl Pace {
         got
     }
 
-    /// What was sent last has nothing behind it that would show that it is missing.
-    pub fn last(&self) -> Word {
-        Word::Last(self.sent.load(Ordering::Relaxed))
+    /// Returns the message GRAFT_LAST, which reveals the loss of the latest packets.
+    pub fn last(&self) -> TalkMessage {
+        TalkMessage::Last(self.sent.load(Ordering::Relaxed))
     }
 }
 
-/// Before it is known, packets wait for the other end's link address, and nobody hears what becomes of them then.
-pub fn get_to_know(site: &Site, sender: &Joints, receiver: &mut Joints) {
+/// Waits until both hosts know each other's link address. Packets before that would wait, and the script could not
+/// decide about them.
+pub fn get_to_know(site: &JointSite, sender: &Joints, receiver: &mut Joints) {
     let say = || {
-        inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(0)).expect("said"));
-        count(receiver, &other_side(&site.ends), Reason::Answered)
+        inside(&site.network.publisher, || sender.say(&site.ends, TalkMessage::Last(0)).expect("said"));
+        count(receiver, &other_side(&site.ends), JointReason::Answered)
     };
     wait_until("a word", say, |answered| *answered > 0);
 }
 
-/// Waits when there is no room in the window. Returns how often it was told so.
+/// Sends messages, and waits while the window is full. Returns how often a datagram was refused.
 pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 {
     let mut refused = 0;
     for number in numbers {
@@ -335,7 +344,7 @@ pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 
             assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
             assert!(Instant::now() < until, "there is no room for message {number}");
             refused += 1;
-            thread::sleep(Duration::from_micros(200)); // exact: paces the sender
+            thread::sleep(Duration::from_micros(200)); // exact: limits the sending rate
         }
     }
     refused
@@ -354,23 +363,25 @@ pub fn assert_all_once(got: &[u32], sent: u32) {
     assert!(times.values().all(|count| *count == 1), "some came twice");
 }
 
-/// Requests and packets that are sent again are lost as others are.
+/// Requests and retransmissions are lost as often as other packets.
 #[test]
-fn what_is_lost_is_sent_again() {
+fn lost_packets_are_sent_again() {
     const SENT: u32 = 3000;
-    if !root("what_is_lost_is_sent_again") {
+    if !root("lost_packets_are_sent_again") {
         return;
     }
     for (family, protocol) in
-        [(4, Protocol::Udp), (6, Protocol::Udp), (4, Protocol::Ip253), (6, Protocol::Ip253)]
+        [(4, WireProtocol::Udp), (6, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)]
     {
-        let site = Site::over("repair", family, protocol);
+        let site = JointSite::over("repair", family, protocol);
         assert_eq!(site.family, family);
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.joints(&["number", "repair"]);
         let stop = AtomicBool::new(false);
-        let pace = Pace::default();
-        let lossy = |count: u64| if count % 7 == 3 || count % 61 < 3 { Fate::Lose } else { Fate::Pass };
+        let pace = TrafficPace::default();
+        let lossy = |count: u64| {
+            if count % 7 == 3 || count % 61 < 3 { DatagramFate::Lose } else { DatagramFate::Pass }
+        };
         let wire = site.wire();
         let got = thread::scope(|scope| {
             let _end = AtEnd(&stop, true);
@@ -379,47 +390,47 @@ fn what_is_lost_is_sent_again() {
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // exact: as often as the daemon says it
+                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
         });
         assert_all_once(&got, SENT);
-        let resent = count(&mut sender, &site.ends, Reason::Resent);
+        let resent = count(&mut sender, &site.ends, JointReason::Resent);
         assert!(resent >= u64::from(SENT) / 7, "{resent} were sent again");
-        assert_eq!(count(&mut sender, &site.ends, Reason::Sent), u64::from(SENT));
-        assert_eq!(count(&mut receiver, &other_side(&site.ends), Reason::Delivered), u64::from(SENT));
-        assert_eq!(count(&mut receiver, &other_side(&site.ends), Reason::Forged), 0);
+        assert_eq!(count(&mut sender, &site.ends, JointReason::Sent), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &other_side(&site.ends), JointReason::Delivered), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &other_side(&site.ends), JointReason::Forged), 0);
     }
 }
 
-/// The same objects in another list do something else.
+/// The order of functions in a list matters: here late packets are dropped.
 #[test]
-fn what_is_late_is_dropped() {
+fn late_packets_are_dropped() {
     const SENT: u32 = 2000;
-    if !root("what_is_late_is_dropped") {
+    if !root("late_packets_are_dropped") {
         return;
     }
-    for protocol in Protocol::ALL {
+    for protocol in WireProtocol::ALL {
         what_is_late_is_dropped_over(protocol, SENT);
     }
 }
 
-fn what_is_late_is_dropped_over(protocol: Protocol, sent: u32) {
-    let site = Site::over("order", 4, protocol);
+fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
+    let site = JointSite::over("order", 4, protocol);
     let (near, far) = site.sockets();
     let [_sender, mut receiver] = site.joints(&["number", "order"]);
     let stop = AtomicBool::new(false);
-    // The last ones come as they are, so that their end is seen.
+    // The last datagrams pass, so that the receiver sees the end.
     let unruly = |count: u64| match count % 10 {
-        _ if count > u64::from(sent) - 20 => Fate::Pass,
-        3 => Fate::Lose,
-        5 => Fate::Hold,
-        7 => Fate::Double,
-        _ => Fate::Pass,
+        _ if count > u64::from(sent) - 20 => DatagramFate::Pass,
+        3 => DatagramFate::Lose,
+        5 => DatagramFate::Hold,
+        7 => DatagramFate::Double,
+        _ => DatagramFate::Pass,
     };
     let rounds = u64::from(sent - 20) / 10;
-    let pace = Pace::ahead(20);
+    let pace = TrafficPace::ahead(20);
     let wire = site.wire();
     let got = thread::scope(|scope| {
         let _end = AtEnd(&stop, true);
@@ -431,30 +442,30 @@ fn what_is_late_is_dropped_over(protocol: Protocol, sent: u32) {
     });
     assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "out of order");
     let there = other_side(&site.ends);
-    let late = count(&mut receiver, &there, Reason::Late);
-    let duplicates = count(&mut receiver, &there, Reason::Duplicate);
+    let late = count(&mut receiver, &there, JointReason::Late);
+    let duplicates = count(&mut receiver, &there, JointReason::Duplicate);
     assert!(late >= rounds && duplicates >= rounds, "{late} late, {duplicates} twice");
     assert_eq!(got.len() as u64 + late, u64::from(sent) - rounds, "what is not lost comes, or comes late");
 }
 
-/// Both ends change between two lists, back and forth, in the middle of it all.
+/// Both ends swap between two lists, back and forth, while packets are sent.
 #[test]
 fn lists_are_swapped_without_loss() {
     const SENT: u32 = 20_000;
     if !root("lists_are_swapped_without_loss") {
         return;
     }
-    let site = Site::new("swap", 4);
+    let site = JointSite::new("swap", 4);
     let (near, far) = site.sockets();
     let [mut sender, mut receiver] = site.joints(&["number", "order"]);
     let stop = AtomicBool::new(false);
-    let lists: [List; 2] = [list(&["number", "repair"]), list(&["number", "order"])];
+    let lists: [FunctionList; 2] = [list(&["number", "repair"]), list(&["number", "order"])];
     let there = other_side(&site.ends);
-    let pace = Pace::ahead(20);
+    let pace = TrafficPace::ahead(20);
     let wire = site.wire();
     let got = thread::scope(|scope| {
         let _end = AtEnd(&stop, true);
-        scope.spawn(|| wire.run(&stop, |_| Fate::Pass));
+        scope.spawn(|| wire.run(&stop, |_| DatagramFate::Pass));
         let receiving = scope.spawn(|| pace.receive(&far, SENT));
         let sending = scope.spawn(|| pace.send(&near, SENT));
         let mut rounds = 0;
@@ -464,11 +475,12 @@ fn lists_are_swapped_without_loss() {
             assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
             sender.switch(&site.ends, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Until nothing of the old epoch is under way: the packet that was being sent meanwhile is counted before the next but one.
-            let mut sent = || count(&mut sender, &site.ends, Reason::Sent);
+            // Waits until no packet of the old epoch is in flight. A packet that was being sent during the swap is
+            // counted at the latest with the second one after it.
+            let mut sent = || count(&mut sender, &site.ends, JointReason::Sent);
             let before = sent();
             let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());
-            let delivered = || count(&mut receiver, &there, Reason::Delivered);
+            let delivered = || count(&mut receiver, &there, JointReason::Delivered);
             wait_until("what was sent", delivered, |delivered| *delivered >= sent);
             sender.retire(&site.ends, epoch ^ 1).expect("retired");
             receiver.retire(&there, epoch ^ 1).expect("retired");
@@ -480,7 +492,7 @@ fn lists_are_swapped_without_loss() {
         got
     });
     assert_all_once(&got, SENT);
-    for reason in [Reason::Stale, Reason::NoFunction, Reason::Late, Reason::Old] {
+    for reason in [JointReason::Stale, JointReason::NoFunction, JointReason::Late, JointReason::Old] {
         assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
     }
 }
@@ -489,27 +501,27 @@ pub const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 pub const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
-/// All comes once, in order where that is promised, and the sender is told when there is no room.
+/// Every message arrives once, in order if the list promises that, and a refused sender is notified.
 #[test]
-fn windows_keep_what_they_promise() {
+fn windowed_lists_keep_reliability_and_order() {
     const SENT: u32 = 1500;
-    if !root("windows_keep_what_they_promise") {
+    if !root("windowed_lists_keep_reliability_and_order") {
         return;
     }
-    // Nothing moves while the window fills, however slow the machine is.
+    // The wire stands still until the window is full, however slow the machine is.
     let is_still = AtomicBool::new(false);
     let unruly = |count: u64| {
         while is_still.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(1)); // exact: the wire stands still
+            thread::sleep(Duration::from_millis(1)); // exact: the wire forwards nothing meanwhile
         }
         match count % 37 {
-            3 | 4 | 20 => Fate::Lose,
-            9 => Fate::Hold,
-            13 => Fate::Double,
-            _ => Fate::Pass,
+            3 | 4 | 20 => DatagramFate::Lose,
+            9 => DatagramFate::Hold,
+            13 => DatagramFate::Double,
+            _ => DatagramFate::Pass,
         }
     };
-    use Protocol::{Ip253, Udp};
+    use WireProtocol::{Ip253, Udp};
     for (family, protocol, functions, packets) in [
         (4, Udp, SELECTIVE, 64),
         (6, Udp, SELECTIVE, 256),
@@ -523,7 +535,7 @@ fn windows_keep_what_they_promise() {
         (6, Ip253, GO_BACK, 1),
         (4, Ip253, PARTIAL, 64),
     ] {
-        let site = Site::over("window", family, protocol);
+        let site = JointSite::over("window", family, protocol);
         let (near, far) = site.sockets();
         match family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
@@ -538,7 +550,8 @@ fn windows_keep_what_they_promise() {
             ("partial", "give_up_permille", 0),
         ];
         let [mut sender, mut receiver] = site.joints_of(functions, &parameters);
-        let (stop, ends) = (AtomicBool::new(false), site.ends);
+        let stop = AtomicBool::new(false);
+        let ends = site.ends;
         let sent = if packets == 1 { SENT / 10 } else { SENT };
         let wire = site.wire();
         let (got, refused) = thread::scope(|scope| {
@@ -548,24 +561,32 @@ fn windows_keep_what_they_promise() {
             is_still.store(true, Ordering::Relaxed);
             let receiving = scope.spawn(|| receive(&far, sent as usize));
             let sending = scope.spawn(|| send_into_window(&near, 0..sent));
-            wait_until("a full window", || count(&mut sender, &ends, Reason::WindowFull), |full| *full > 0);
+            wait_until(
+                "a full window",
+                || count(&mut sender, &ends, JointReason::WindowFull),
+                |full| *full > 0,
+            );
             is_still.store(false, Ordering::Relaxed);
-            // As the daemon does when nothing is heard.
+            // As the daemon does when it receives nothing: GRAFT_LAST reveals that the latest packets were lost.
             while !receiving.is_finished() || !sending.is_finished() {
-                thread::sleep(Duration::from_millis(20)); // exact: as often as the daemon says it
+                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
                 let known = sender.progress(&ends).expect("progress");
                 assert!(known.next.wrapping_sub(known.delivered) <= packets as u32, "{known:?}");
                 assert!(known.next.wrapping_sub(known.acked) <= 512, "{known:?}");
-                inside(&site.network.publisher, || sender.say(&ends, Word::Last(known.next)).expect("said"));
+                inside(&site.network.publisher, || {
+                    sender.say(&ends, TalkMessage::Last(known.next)).expect("said")
+                });
             }
             stop.store(true, Ordering::Relaxed);
             (receiving.join().expect("messages"), sending.join().expect("sent"))
         });
         assert_all_once(&got, sent);
         assert!(functions != GO_BACK || got.is_sorted(), "out of order");
-        assert!(refused > 0 && count(&mut sender, &ends, Reason::WindowFull) == refused, "{refused}");
-        assert_eq!(count(&mut sender, &ends, Reason::Sent), u64::from(sent));
-        for reason in [Reason::Forged, Reason::Malformed, Reason::NoRoom, Reason::NoFunction] {
+        assert!(refused > 0 && count(&mut sender, &ends, JointReason::WindowFull) == refused, "{refused}");
+        assert_eq!(count(&mut sender, &ends, JointReason::Sent), u64::from(sent));
+        for reason in
+            [JointReason::Forged, JointReason::Malformed, JointReason::NoRoom, JointReason::NoFunction]
+        {
             assert_eq!(count(&mut sender, &ends, reason), 0, "{reason:?}");
             assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");
         }
@@ -574,36 +595,41 @@ fn windows_keep_what_they_promise() {
     }
 }
 
-/// What one list has sent, and has not come, the next one repairs: Selective Repeat and Go-Back-N in turn, whatever is lost.
+/// The next list of functions repairs the packets that the previous one has lost before a swap. Selective Repeat and Go-Back-N take
+/// turns.
 #[test]
 fn windows_are_swapped_without_loss() {
     const SENT: u32 = 3000;
     if !root("windows_are_swapped_without_loss") {
         return;
     }
-    for protocol in Protocol::ALL {
+    for protocol in WireProtocol::ALL {
         windows_are_swapped_over(protocol, SENT);
     }
 }
 
-fn windows_are_swapped_over(protocol: Protocol, sent_in_all: u32) {
+fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
     const PARTS: u32 = 5;
-    let site = Site::over("swapw", 4, protocol);
+    let site = JointSite::over("swapw", 4, protocol);
     let (near, far) = site.sockets();
     setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
     let parameters =
         [("repair", "retry_us", 20_000), ("repair", "tries", 0), ("gobackn", "retry_us", 20_000)];
     let functions: Vec<_> = SELECTIVE.iter().chain(GO_BACK).copied().collect();
     let [mut sender, mut receiver] = site.made(SELECTIVE, || joints_of(&functions, &parameters));
-    let (here, there, stop) = (site.ends, other_side(&site.ends), AtomicBool::new(false));
+    let here = site.ends;
+    let there = other_side(&site.ends);
+    let stop = AtomicBool::new(false);
     let wire = site.wire();
     let swapped = AtomicU32::new(0);
     let (got, rounds) = thread::scope(|scope| {
         let _end = AtEnd(&stop, true);
-        scope.spawn(|| wire.run(&stop, |count| if count % 23 < 2 { Fate::Lose } else { Fate::Pass }));
+        scope.spawn(|| {
+            wire.run(&stop, |count| if count % 23 < 2 { DatagramFate::Lose } else { DatagramFate::Pass })
+        });
         get_to_know(&site, &sender, &mut receiver);
         let receiving = scope.spawn(|| receive(&far, sent_in_all as usize));
-        // A part behind each of the first swaps.
+        // A part of the messages is sent after each of the first swaps.
         let sending = scope.spawn(|| {
             let part = sent_in_all / PARTS;
             for at in 0..PARTS {
@@ -618,10 +644,10 @@ fn windows_are_swapped_over(protocol: Protocol, sent_in_all: u32) {
             assert_eq!(sender.accept(&here, &next).expect("ready"), epoch);
             sender.switch(&here, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Until nothing of the old epoch is under way.
+            // Waits until no packet of the old epoch is in flight.
             let sent = sender.progress(&here).expect("progress").next;
             let known = || {
-                let last = Word::Last(sender.progress(&here).expect("progress").next);
+                let last = TalkMessage::Last(sender.progress(&here).expect("progress").next);
                 inside(&site.network.publisher, || sender.say(&here, last).expect("said"));
                 sender.progress(&here).expect("progress")
             };
@@ -639,14 +665,14 @@ fn windows_are_swapped_over(protocol: Protocol, sent_in_all: u32) {
     assert!(rounds > 3, "{rounds}");
 }
 
-/// An application that does not read is not sent more than its socket has room for; when it reads, all comes.
+/// If an application does not read, the sender stops before the socket overflows; when it reads, all messages arrive.
 #[test]
-fn a_receiver_that_does_not_read_is_waited_for() {
+fn sender_stops_while_the_receiver_does_not_read() {
     const SENT: u32 = 1000;
-    if !root("a_receiver_that_does_not_read_is_waited_for") {
+    if !root("sender_stops_while_the_receiver_does_not_read") {
         return;
     }
-    let site = Site::new("room", 4);
+    let site = JointSite::new("room", 4);
     let (near, far) = site.sockets();
     setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
     setsockopt(&far, sockopt::RcvBuf, &(64 << 10)).expect("a small buffer");
@@ -655,13 +681,13 @@ fn a_receiver_that_does_not_read_is_waited_for() {
     let wire = site.wire();
     let got = thread::scope(|scope| {
         let _end = AtEnd(&stop, true);
-        scope.spawn(|| wire.run(&stop, |_| Fate::Pass));
+        scope.spawn(|| wire.run(&stop, |_| DatagramFate::Pass));
         get_to_know(&site, &sender, &mut receiver);
         let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
-        // Until it stands still, far below the window: it tries again and again, and is refused.
+        // The sender stops far below the window: it is refused again and again, and its next number stays.
         let mut before = (0, 0);
         let before = wait_for("its end", || {
-            let now = (next(&sender, &site.ends), count(&mut sender, &site.ends, Reason::WindowFull));
+            let now = (next(&sender, &site.ends), count(&mut sender, &site.ends, JointReason::WindowFull));
             if now.0 > 0 && now.0 == before.0 && now.1 >= before.1 + 20 {
                 return Ok(now.0);
             }
@@ -673,8 +699,8 @@ fn a_receiver_that_does_not_read_is_waited_for() {
         assert!(before < 150, "{before} packets are more than there is room for");
         let receiving = scope.spawn(|| receive(&far, SENT as usize));
         while !receiving.is_finished() || !sending.is_finished() {
-            thread::sleep(Duration::from_millis(5)); // exact: as often as the daemon says it
-            let last = Word::Last(next(&sender, &site.ends));
+            thread::sleep(Duration::from_millis(5)); // exact: the interval at which the daemon asks again
+            let last = TalkMessage::Last(next(&sender, &site.ends));
             inside(&site.network.publisher, || sender.say(&site.ends, last)).expect("said");
         }
         stop.store(true, Ordering::Relaxed);
@@ -684,27 +710,28 @@ fn a_receiver_that_does_not_read_is_waited_for() {
     assert_all_once(&got, SENT);
 }
 
-fn next(sender: &Joints, ends: &Ends) -> u32 {
+fn next(sender: &Joints, ends: &SessionEnds) -> u32 {
     sender.progress(ends).expect("progress").next
 }
 
-/// Nothing is sent again, and nearly everything comes.
+/// Nearly all messages arrive without a retransmission.
 #[test]
-fn parity_makes_up_for_single_losses() {
+fn parity_recovers_single_losses() {
     const SENT: u32 = 2000;
-    if !root("parity_makes_up_for_single_losses") {
+    if !root("parity_recovers_single_losses") {
         return;
     }
     for (family, protocol) in
-        [(4, Protocol::Udp), (6, Protocol::Udp), (4, Protocol::Ip253), (6, Protocol::Ip253)]
+        [(4, WireProtocol::Udp), (6, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)]
     {
-        let site = Site::over("fec", family, protocol);
+        let site = JointSite::over("fec", family, protocol);
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.joints_of(&["number", "fec"], &[("fec", "packets", 8)]);
         let stop = AtomicBool::new(false);
-        // One of 9 or none, parity packets included.
-        let lossy = |count: u64| if count % 9 == count / 9 % 9 { Fate::Lose } else { Fate::Pass };
-        let pace = Pace::ahead(20);
+        // Loses at most one of 9 packets of a block, parity packets included.
+        let lossy =
+            |count: u64| if count % 9 == count / 9 % 9 { DatagramFate::Lose } else { DatagramFate::Pass };
+        let pace = TrafficPace::ahead(20);
         let wire = site.wire();
         let got = thread::scope(|scope| {
             let _end = AtEnd(&stop, true);
@@ -716,9 +743,10 @@ fn parity_makes_up_for_single_losses() {
         });
         assert_all_once(&got, SENT);
         let there = other_side(&site.ends);
-        assert_eq!(count(&mut sender, &site.ends, Reason::Protected), u64::from(SENT) / 8);
-        // What is recovered comes before it is counted.
-        let come = || [Reason::Delivered, Reason::Recovered].map(|it| count(&mut receiver, &there, it));
+        assert_eq!(count(&mut sender, &site.ends, JointReason::Protected), u64::from(SENT) / 8);
+        // The application may have a recovered packet before its reason is counted.
+        let come =
+            || [JointReason::Delivered, JointReason::Recovered].map(|it| count(&mut receiver, &there, it));
         let all = u64::from(SENT);
         let [_, recovered] = wait_until("all counts", come, |come| come.iter().sum::<u64>() == all);
         assert!(recovered >= u64::from(SENT) / 8 * 8 / 9 - 9, "{recovered} were recovered");

@@ -1,38 +1,38 @@
-//! Receivers that do not read: what an acknowledgement has promised room for, their sockets have.
+//! Tests receivers that do not read: their sockets always have the room that acknowledgements promised.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_graft_kernel::joint::{Joints, Reason, Word};
-use millrace_kernel::xdp::Mode;
+use millrace_graft_kernel::joint::{JointReason, Joints, TalkMessage};
+use millrace_kernel::xdp::XdpMode;
 use millrace_testkit::{wait_for, wait_until};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::net::{ifindex, inside, root};
-use crate::sealed::{Cipher, pair_of};
-use crate::traffic::{AtEnd, Fate, GO_BACK, SELECTIVE, Site, get_to_know};
+use crate::sealed::{SealedCipher, pair_of};
+use crate::traffic::{AtEnd, DatagramFate, GO_BACK, JointSite, SELECTIVE, get_to_know};
 use crate::{count, counted, joints_of, other_side};
 
 const LONG: Duration = millrace_testkit::BOUND;
-/// More than any of the sockets has room for.
+/// Number of datagrams, more than any of the sockets can hold.
 const SENT: u32 = 2500;
-/// Words of the sender's that change nothing, until it is believed to stand still.
+/// Number of GRAFT_LAST messages without progress after which the sender counts as stopped.
 const STILL: u32 = 40;
 
-/// Bytes of each datagram, by its number.
+/// Sizes of the datagrams, by their number.
 #[derive(Clone, Copy, Debug)]
 enum Sizes {
     Least,
     Most(usize),
-    /// Small ones first: what a large one takes is not known yet.
+    /// Small datagrams first, so the receiver does not know yet how much room a large one takes.
     Growing(usize),
     Mixed(usize),
 }
 
 impl Sizes {
-    fn of(self, number: u32) -> usize {
+    fn datagram_size(self, number: u32) -> usize {
         match self {
             Self::Least => 4,
             Self::Most(bytes) => bytes,
@@ -49,36 +49,38 @@ impl Sizes {
 
     fn message(self, number: u32) -> Vec<u8> {
         let mut bytes = number.to_be_bytes().to_vec();
-        bytes.resize(self.of(number), number as u8);
+        bytes.resize(self.datagram_size(number), number as u8);
         bytes
     }
 }
 
-struct Case {
+struct UnreadCase {
     family: u8,
-    cipher: Option<Cipher>,
+    cipher: Option<SealedCipher>,
     functions: &'static [&'static str],
-    /// As applications ask for it, or what sockets have anyway.
+    /// Receive buffer that the application requests, in bytes; `None`: the default.
     buffer: Option<usize>,
     sizes: Sizes,
     window: u64,
     is_lossy: bool,
 }
 
-/// In every combination that is there: all of it comes, once, and its socket has dropped nothing.
+/// Tests all combinations of sizes and buffers: every datagram arrives once, and the socket drops none.
 #[test]
-fn who_reads_nothing_and_then_everything_has_all_of_it() {
-    if !root("who_reads_nothing_and_then_everything_has_all_of_it") {
+fn paused_reader_gets_every_datagram() {
+    if !root("paused_reader_gets_every_datagram") {
         return;
     }
-    // What fits an interface of 1500 bytes, with frames, seals and headers.
-    let longest = |family, cipher: Option<Cipher>| {
+    // Longest datagram for an MTU of 1500 bytes, without frame, seal and headers.
+    let longest = |family, cipher: Option<SealedCipher>| {
         1500 - if family == 4 { 28 } else { 48 } - if cipher.is_some() { 40 } else { 16 }
     };
-    let (chacha, aes) = (Some(Cipher::ChaCha20Poly1305), Some(Cipher::Aes128Gcm));
-    let (small, large) = (Some(16 << 10), Some(1 << 20));
+    let chacha = Some(SealedCipher::ChaCha20Poly1305);
+    let aes = Some(SealedCipher::Aes128Gcm);
+    let small = Some(16 << 10);
+    let large = Some(1 << 20);
     type Make = fn(usize) -> Sizes;
-    type Row = (u8, Option<Cipher>, &'static [&'static str], Option<usize>, Make, u64, bool);
+    type Row = (u8, Option<SealedCipher>, &'static [&'static str], Option<usize>, Make, u64, bool);
     let least: Make = |_| Sizes::Least;
     let table: [Row; 12] = [
         (4, None, SELECTIVE, None, least, 256, false),
@@ -98,33 +100,33 @@ fn who_reads_nothing_and_then_everything_has_all_of_it() {
         let sizes = sizes(longest(family, cipher));
         let what = format!("IPv{family} {cipher:?} {functions:?} {buffer:?} {sizes:?} {window} {is_lossy}");
         println!("--- {what}");
-        Case { family, cipher, functions, buffer, sizes, window, is_lossy }.run();
+        UnreadCase { family, cipher, functions, buffer, sizes, window, is_lossy }.run();
     }
 }
 
-impl Case {
+impl UnreadCase {
     fn run(&self) {
-        let site = Site::new("unread", self.family);
+        let site = JointSite::new("unread", self.family);
         let (near, far) = site.sockets();
         match self.family {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
             _ => setsockopt(&near, sockopt::Ipv6RecvErr, &true).expect("errors"),
         }
-        // What the kernel gives who does not ask: it doubles what it is told.
+        // Half of the kernel's default receive buffer, since the kernel doubles a requested size.
         setsockopt(&far, sockopt::RcvBufForce, &self.buffer.unwrap_or(212_992 / 2)).expect("a buffer");
         let [mut sender, mut receiver] = self.joints(&site);
         let there = other_side(&site.ends);
         let stop = AtomicBool::new(false);
         let lossy = |count: u64| match count % 23 {
-            3 | 4 => Fate::Lose,
-            9 => Fate::Hold,
-            _ => Fate::Pass,
+            3 | 4 => DatagramFate::Lose,
+            9 => DatagramFate::Hold,
+            _ => DatagramFate::Pass,
         };
         let wire = site.wire();
         let is_lossy = self.is_lossy;
         let got = thread::scope(|scope| {
             let _end = AtEnd(&stop, true);
-            scope.spawn(|| wire.run(&stop, |count| if is_lossy { lossy(count) } else { Fate::Pass }));
+            scope.spawn(|| wire.run(&stop, |count| if is_lossy { lossy(count) } else { DatagramFate::Pass }));
             get_to_know(&site, &sender, &mut receiver);
             let sending = scope.spawn(|| self.send(&near));
             let promised = stand_still(&site, &sender);
@@ -135,7 +137,7 @@ impl Case {
             let receiving = scope.spawn(|| self.receive(&far));
             while !receiving.is_finished() || !sending.is_finished() {
                 say_last(&site, &sender);
-                thread::sleep(Duration::from_millis(5)); // exact: as often as the daemon says it
+                thread::sleep(Duration::from_millis(5)); // exact: the interval at which the daemon asks again
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -144,15 +146,15 @@ impl Case {
         crate::traffic::assert_all_once(&got, SENT);
         let left = wait_until("an empty socket", || queued(&site, &far), |(bytes, _)| *bytes == 0);
         assert_eq!(left, (0, 0));
-        assert_eq!(count(&mut sender, &site.ends, Reason::Sent), u64::from(SENT));
-        assert_eq!(count(&mut receiver, &there, Reason::Delivered), u64::from(SENT));
-        // With a window for which there is room, the promise alone keeps it: nothing is turned away.
+        assert_eq!(count(&mut sender, &site.ends, JointReason::Sent), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &there, JointReason::Delivered), u64::from(SENT));
+        // If the buffer holds the whole window, the announced room suffices, and the receiver never refuses a packet.
         if self.buffer == Some(1 << 20) {
-            assert_eq!(count(&mut receiver, &there, Reason::SocketFull), 0);
+            assert_eq!(count(&mut receiver, &there, JointReason::SocketFull), 0);
         }
     }
 
-    fn joints(&self, site: &Site) -> [Joints; 2] {
+    fn joints(&self, site: &JointSite) -> [Joints; 2] {
         let parameters = [
             ("window", "packets", self.window),
             ("repair", "retry_us", 20_000),
@@ -167,7 +169,7 @@ impl Case {
             [&site.network.publisher, &site.network.subscriber].into_iter().zip(&mut both)
         {
             let eth = ifindex(namespace, "eth");
-            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
+            inside(namespace, || joints.attach(eth, XdpMode::Auto).expect("attached"));
         }
         both
     }
@@ -178,13 +180,15 @@ impl Case {
             while let Err(error) = near.send(&self.sizes.message(number)) {
                 assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
                 assert!(Instant::now() < until, "there is no room for message {number}");
-                thread::sleep(Duration::from_micros(200)); // exact: paces the sender
+                thread::sleep(Duration::from_micros(200)); // exact: limits the sending rate
             }
         }
     }
 
     fn receive(&self, far: &UdpSocket) -> Vec<u32> {
-        let (mut buffer, mut got, mut until) = ([0; 2048], Vec::new(), Instant::now() + LONG);
+        let mut buffer = [0; 2048];
+        let mut got = Vec::new();
+        let mut until = Instant::now() + LONG;
         while got.len() < SENT as usize && Instant::now() < until {
             let Ok(bytes) = far.recv(&mut buffer) else { continue };
             let number = u32::from_be_bytes(*buffer.first_chunk().expect("a number"));
@@ -196,14 +200,15 @@ impl Case {
     }
 }
 
-fn say_last(site: &Site, sender: &Joints) {
+fn say_last(site: &JointSite, sender: &Joints) {
     let next = sender.progress(&site.ends).expect("progress").next;
-    inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(next)).expect("said"));
+    inside(&site.network.publisher, || sender.say(&site.ends, TalkMessage::Last(next)).expect("said"));
 }
 
-/// Until the sender is told of nothing new any more; how much has come then, as it believes.
-fn stand_still(site: &Site, sender: &Joints) -> u32 {
-    let (mut before, mut still) = ((0, 0), 0);
+/// Waits until the sender makes no progress any more. Returns how many packets it knows to be received.
+fn stand_still(site: &JointSite, sender: &Joints) -> u32 {
+    let mut before = (0, 0);
+    let mut still = 0;
     wait_for("its end", || {
         let known = sender.progress(&site.ends).expect("progress");
         let now = (known.next, known.acked);
@@ -214,12 +219,12 @@ fn stand_still(site: &Site, sender: &Joints) -> u32 {
     })
 }
 
-/// Bytes that wait in the socket, and datagrams that it has dropped, as the kernel counts them.
-fn queued(site: &Site, far: &UdpSocket) -> (u64, u64) {
+/// Returns the bytes that wait in the socket, and the datagrams that the kernel dropped for it.
+fn queued(site: &JointSite, far: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", far.local_addr().expect("an address").port());
     let table = inside(&site.network.subscriber, || {
         ["udp", "udp6"]
-            // exact: its callers wait, or ask for what never grows.
+            // exact: callers poll this, or check a count that must not grow.
             .map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("sockets"))
     });
     let line = table

@@ -1,12 +1,12 @@
-//! Datagrams over IP protocol 253, one at a time: what is on the wire, what becomes of it, and what is left alone. What functions make
-//! of a path over either protocol is in `traffic.rs` and `sealed.rs`.
+//! Tests of datagrams over IP protocol 253, one at a time: their form on the wire, their verdicts, and packets that
+//! are left alone. Whole paths over either protocol are tested in `traffic.rs` and `sealed.rs`.
 
-use millrace_graft_kernel::joint::{FRAME_BYTES, Joint, Protocol, Reason, Word};
+use millrace_graft_kernel::joint::{FRAME_BYTES, FunctionJoint, JointReason, TalkMessage, WireProtocol};
 
 use crate::datagrams::{ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, v4, v6};
 use crate::frames::{framed, reason, run};
 use crate::net::{check_frame, root};
-use crate::sealed::{Cipher, odd, pair_over};
+use crate::sealed::{SealedCipher, odd, pair_over};
 use crate::{counted, ends, joints, open, open_over, other_side, sides};
 
 const UDP: u8 = 17;
@@ -21,7 +21,7 @@ fn protocol_at(frame: &[u8]) -> usize {
     ETHERNET + if ip_bytes(frame) == 20 { 9 } else { 6 }
 }
 
-/// The sum of IPv4's header, made anew.
+/// Recomputes the checksum of the IPv4 header.
 fn sum_header(frame: &mut [u8]) {
     let header = &mut frame[ETHERNET..ETHERNET + 20];
     header[10..12].fill(0);
@@ -32,7 +32,7 @@ fn sum_header(frame: &mut [u8]) {
     header[10..12].copy_from_slice(&check.to_be_bytes());
 }
 
-/// What a frame of UDP is on the wire: its length is left out, and nothing is where its checksum was.
+/// Returns a UDP frame in its form on the wire: without the length, and with the checksum in its place.
 pub fn on_the_wire(frame: &[u8]) -> Vec<u8> {
     let mut wire = frame.to_vec();
     let at = ETHERNET + ip_bytes(frame);
@@ -46,7 +46,7 @@ pub fn on_the_wire(frame: &[u8]) -> Vec<u8> {
     wire
 }
 
-/// The other way: its length is what IP says.
+/// Restores the UDP header of a frame from the wire, with the length from IP.
 pub fn as_udp(wire: &[u8]) -> Vec<u8> {
     let mut frame = wire.to_vec();
     let at = ETHERNET + ip_bytes(wire);
@@ -61,7 +61,7 @@ pub fn as_udp(wire: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// With so many bytes of options in front of what is carried.
+/// Returns an IPv6 frame with `options` bytes of destination options before the payload.
 fn behind_options(frame: &[u8], options: usize) -> Vec<u8> {
     let mut longer = frame.to_vec();
     let mut header = vec![frame[protocol_at(frame)], (options / 8 - 1) as u8, 1, (options - 4) as u8];
@@ -73,29 +73,30 @@ fn behind_options(frame: &[u8], options: usize) -> Vec<u8> {
     longer
 }
 
-/// By both ways in: XDP makes UDP of it, and TC where XDP was not there.
+/// Two receive paths are tested: XDP restores the UDP header, or TC does if XDP is not attached.
 #[test]
-fn a_datagram_comes_out_as_it_went_in() {
-    if !root("a_datagram_comes_out_as_it_went_in") {
+fn datagram_arrives_unchanged() {
+    if !root("datagram_arrives_unchanged") {
         return;
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
         for functions in [&[][..], &["number", "order"], &["number", "repair"]] {
-            let [sender, mut receiver] = sides(ends, functions, Protocol::Ip253);
+            let [sender, mut receiver] = sides(ends, functions, WireProtocol::Ip253);
             let mut by_udp = joints();
             open(&mut by_udp, ends, functions);
             for len in [1, 2, 3, 17, 100, 1000, 1437] {
                 let payload: Vec<u8> = (0..len).map(|at| at as u8 ^ 0x5a).collect();
                 let plain = datagram(&ends, &payload);
-                let (wire, udp) = (framed(&sender, &ends, &payload), framed(&by_udp, &ends, &payload));
+                let wire = framed(&sender, &ends, &payload);
+                let udp = framed(&by_udp, &ends, &payload);
                 assert_eq!(wire, on_the_wire(&udp), "{functions:?} {len}");
-                let (why, verdict, after) = reason(&mut receiver, &there, Joint::Rx, &wire);
-                assert_eq!((why, verdict), (Reason::LetIn, XDP_PASS));
+                let (why, verdict, after) = reason(&mut receiver, &there, FunctionJoint::Rx, &wire);
+                assert_eq!((why, verdict), (JointReason::LetIn, XDP_PASS));
                 assert_eq!(after, udp, "{functions:?} {len}");
                 for frame in [&udp, &wire] {
-                    let (why, verdict, after) = reason(&mut receiver, &there, Joint::Repair, frame);
-                    assert_eq!((why, verdict), (Reason::Delivered, PASS_ON));
+                    let (why, verdict, after) = reason(&mut receiver, &there, FunctionJoint::Repair, frame);
+                    assert_eq!((why, verdict), (JointReason::Delivered, PASS_ON));
                     assert_eq!(after[..plain.len()], plain, "{functions:?} {len}");
                 }
             }
@@ -104,43 +105,43 @@ fn a_datagram_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn a_sealed_datagram_comes_out_as_it_went_in() {
-    if !root("a_sealed_datagram_comes_out_as_it_went_in") {
+fn encrypted_datagram_arrives_unchanged() {
+    if !root("encrypted_datagram_arrives_unchanged") {
         return;
     }
-    for (ends, cipher) in [(v4(), Cipher::Aes128Gcm), (v6(), Cipher::ChaCha20Poly1305)] {
+    for (ends, cipher) in [(v4(), SealedCipher::Aes128Gcm), (v6(), SealedCipher::ChaCha20Poly1305)] {
         let there = other_side(&ends);
-        let (sender, mut receiver) = pair_over(Protocol::Ip253, ends, cipher, &["number"], joints);
-        let (by_udp, _) = pair_over(Protocol::Udp, ends, cipher, &["number"], joints);
+        let (sender, mut receiver) = pair_over(WireProtocol::Ip253, ends, cipher, &["number"], joints);
+        let (by_udp, _) = pair_over(WireProtocol::Udp, ends, cipher, &["number"], joints);
         for len in [1, 2, 100, 1413] {
             let payload = vec![0x5a; len];
             let plain = datagram(&ends, &payload);
             let wire = framed(&sender, &ends, &payload);
             assert_eq!(wire, on_the_wire(&framed(&by_udp, &ends, &payload)), "{cipher:?} {len}");
-            // TC opens nothing, by whatever protocol it comes.
-            let (why, verdict, _) = reason(&mut receiver, &there, Joint::Repair, &wire);
-            assert_eq!((why, verdict), (Reason::Malformed, SHOT));
-            let (why, verdict, opened) = reason(&mut receiver, &there, Joint::Rx, &wire);
-            assert_eq!((why, verdict), (Reason::LetIn, XDP_PASS), "{cipher:?} {len}");
+            // TC does not open sealed datagrams, over either protocol.
+            let (why, verdict, _) = reason(&mut receiver, &there, FunctionJoint::Repair, &wire);
+            assert_eq!((why, verdict), (JointReason::Malformed, SHOT));
+            let (why, verdict, opened) = reason(&mut receiver, &there, FunctionJoint::Rx, &wire);
+            assert_eq!((why, verdict), (JointReason::LetIn, XDP_PASS), "{cipher:?} {len}");
             assert!(check_frame(&opened[..plain.len() + FRAME_BYTES]));
-            assert_eq!(reason(&mut receiver, &there, Joint::Rx, &wire).0, Reason::Replayed);
-            let (why, verdict, after) = reason(&mut receiver, &there, Joint::Repair, &opened);
-            assert_eq!((why, verdict), (Reason::Delivered, PASS_ON));
+            assert_eq!(reason(&mut receiver, &there, FunctionJoint::Rx, &wire).0, JointReason::Replayed);
+            let (why, verdict, after) = reason(&mut receiver, &there, FunctionJoint::Repair, &opened);
+            assert_eq!((why, verdict), (JointReason::Delivered, PASS_ON));
             assert_eq!(after[..plain.len()], plain, "{cipher:?} {len}");
         }
     }
 }
 
-/// What interfaces make of the bytes where UDP has its checksum does not matter; a datagram without one stays so; and IPv6 has its
-/// options in front.
+/// Interfaces may overwrite the bytes at the place of UDP's checksum without effect. A datagram without a checksum
+/// keeps none, and IPv6 may have options before the header.
 #[test]
-fn it_is_the_same_datagram_however_it_was_carried() {
-    if !root("it_is_the_same_datagram_however_it_was_carried") {
+fn datagram_is_restored_whatever_the_wire_did() {
+    if !root("datagram_is_restored_whatever_the_wire_did") {
         return;
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [sender, mut receiver] = sides(ends, &[], Protocol::Ip253);
+        let [sender, mut receiver] = sides(ends, &[], WireProtocol::Ip253);
         let plain = datagram(&ends, b"payload");
         let good = framed(&sender, &ends, b"payload");
         let at = ETHERNET + ip_bytes(&good);
@@ -150,7 +151,8 @@ fn it_is_the_same_datagram_however_it_was_carried() {
         padded.resize(good.len().max(60) + 9, 0);
         let mut frames = vec![(scribbled, plain.clone()), (padded, plain.clone())];
         if ends.local.is_ipv4() {
-            let (mut bare, mut of) = (good.clone(), plain.clone());
+            let mut bare = good.clone();
+            let mut of = plain.clone();
             bare[at + 4..at + 6].fill(0);
             of[at + 6..at + 8].fill(0);
             frames.push((bare, of));
@@ -158,64 +160,66 @@ fn it_is_the_same_datagram_however_it_was_carried() {
             frames.push((behind_options(&good, 16), behind_options(&plain, 16)));
         }
         for (frame, want) in frames {
-            let (why, _, by_xdp) = reason(&mut receiver, &there, Joint::Rx, &frame);
-            assert_eq!(why, Reason::LetIn, "{frame:?}");
+            let (why, _, by_xdp) = reason(&mut receiver, &there, FunctionJoint::Rx, &frame);
+            assert_eq!(why, JointReason::LetIn, "{frame:?}");
             for frame in [&frame, &by_xdp] {
-                let (why, verdict, after) = reason(&mut receiver, &there, Joint::Repair, frame);
-                assert_eq!((why, verdict), (Reason::Delivered, PASS_ON));
+                let (why, verdict, after) = reason(&mut receiver, &there, FunctionJoint::Repair, frame);
+                assert_eq!((why, verdict), (JointReason::Delivered, PASS_ON));
                 assert_eq!(after[..want.len()], want);
             }
         }
     }
 }
 
-/// So that ends with other settings are noticed.
+/// A session drops packets of the other protocol, so different settings of both ends are noticed.
 #[test]
-fn sessions_take_their_own_protocol_only() {
-    if !root("sessions_take_their_own_protocol_only") {
+fn session_drops_packets_of_the_other_protocol() {
+    if !root("session_drops_packets_of_the_other_protocol") {
         return;
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [sender, receiver] = sides(ends, &["number"], Protocol::Ip253);
-        let (mut udp_sender, mut udp_receiver) = (joints(), joints());
+        let [sender, receiver] = sides(ends, &["number"], WireProtocol::Ip253);
+        let mut udp_sender = joints();
+        let mut udp_receiver = joints();
         open(&mut udp_sender, ends, &["number"]);
         open(&mut udp_receiver, there, &["number"]);
         let mut receivers = [receiver, udp_receiver];
-        let (wire, udp) = (framed(&sender, &ends, b"payload"), framed(&udp_sender, &ends, b"payload"));
-        let word = datagram(&ends, &sender.word(&ends, Word::Says(0, 1)).expect("a word"));
+        let wire = framed(&sender, &ends, b"payload");
+        let udp = framed(&udp_sender, &ends, b"payload");
+        let word = datagram(&ends, &sender.word(&ends, TalkMessage::Says(0, 1)).expect("a word"));
         let table = [
-            (0, Joint::Rx, &udp, XDP_DROP),
-            (0, Joint::Rx, &word, XDP_DROP),
-            (0, Joint::Rx, &datagram(&ends, b""), XDP_DROP),
-            (1, Joint::Rx, &wire, XDP_DROP),
-            (1, Joint::Rx, &on_the_wire(&word), XDP_DROP),
-            (1, Joint::Repair, &wire, SHOT),
+            (0, FunctionJoint::Rx, &udp, XDP_DROP),
+            (0, FunctionJoint::Rx, &word, XDP_DROP),
+            (0, FunctionJoint::Rx, &datagram(&ends, b""), XDP_DROP),
+            (1, FunctionJoint::Rx, &wire, XDP_DROP),
+            (1, FunctionJoint::Rx, &on_the_wire(&word), XDP_DROP),
+            (1, FunctionJoint::Repair, &wire, SHOT),
         ];
         for (receiver, joint, frame, drop) in table {
             let (why, verdict, _) = reason(&mut receivers[receiver], &there, joint, frame);
-            assert_eq!((why, verdict), (Reason::OtherProtocol, drop), "{joint:?} {frame:?}");
+            assert_eq!((why, verdict), (JointReason::OtherProtocol, drop), "{joint:?} {frame:?}");
         }
         let (sealed, mut opener) =
-            pair_over(Protocol::Ip253, ends, Cipher::ChaCha20Poly1305, &["number"], joints);
+            pair_over(WireProtocol::Ip253, ends, SealedCipher::ChaCha20Poly1305, &["number"], joints);
         let (by_udp, mut by_udp_opener) =
-            pair_over(Protocol::Udp, ends, Cipher::ChaCha20Poly1305, &["number"], joints);
+            pair_over(WireProtocol::Udp, ends, SealedCipher::ChaCha20Poly1305, &["number"], joints);
         for (sender, opener) in [(&sealed, &mut by_udp_opener), (&by_udp, &mut opener)] {
             let frame = framed(sender, &ends, b"payload");
-            let (why, verdict, _) = reason(opener, &there, Joint::Rx, &frame);
-            assert_eq!((why, verdict), (Reason::OtherProtocol, XDP_DROP));
+            let (why, verdict, _) = reason(opener, &there, FunctionJoint::Rx, &frame);
+            assert_eq!((why, verdict), (JointReason::OtherProtocol, XDP_DROP));
         }
     }
 }
 
-/// Protocol 253 is everybody's.
+/// Other programs may use protocol 253 as well, and their packets pass unchanged.
 #[test]
-fn what_is_of_no_session_is_left_alone() {
-    if !root("what_is_of_no_session_is_left_alone") {
+fn packet_of_no_session_is_left_alone() {
+    if !root("packet_of_no_session_is_left_alone") {
         return;
     }
     let mut joints = joints();
-    open_over(&mut joints, v4(), &["number"], Protocol::Ip253);
+    open_over(&mut joints, v4(), &["number"], WireProtocol::Ip253);
     let there = other_side(&v4());
     let mut short = on_the_wire(&datagram(&there, b""));
     short[ETHERNET + 3] = 27;
@@ -231,69 +235,71 @@ fn what_is_of_no_session_is_left_alone() {
         datagram(&ends("10.0.0.2:6000", "10.0.0.1:7001"), b"UDP of another port"),
     ];
     for frame in &strangers {
-        assert_eq!(run(&joints, Joint::Rx, frame), (XDP_PASS, frame.clone()));
-        assert_eq!(run(&joints, Joint::Repair, frame), (PASS_ON, frame.clone()));
-        assert_eq!(run(&joints, Joint::Tx, frame), (PASS_ON, frame.clone()));
+        assert_eq!(run(&joints, FunctionJoint::Rx, frame), (XDP_PASS, frame.clone()));
+        assert_eq!(run(&joints, FunctionJoint::Repair, frame), (PASS_ON, frame.clone()));
+        assert_eq!(run(&joints, FunctionJoint::Tx, frame), (PASS_ON, frame.clone()));
     }
-    // What another program sends by protocol 253 from here is its own business.
+    // Packets of another program over protocol 253 pass unchanged.
     let own = on_the_wire(&datagram(&v4(), b"of another program"));
-    assert_eq!(run(&joints, Joint::Tx, &own), (PASS_ON, own.clone()));
+    assert_eq!(run(&joints, FunctionJoint::Tx, &own), (PASS_ON, own.clone()));
     assert_eq!(joints.others().expect("a count"), 3 * strangers.len() as u64 + 1);
     assert_eq!(counted(&mut joints, &v4()), []);
 }
 
-/// Fragments of UDP may be the session's, in clear, too: they do not pass. Those of protocol 253 come to no application.
+/// Fragments of UDP between the session's addresses are dropped even without sealing, since they may belong to the
+/// session. Fragments of protocol 253 never reach an application.
 #[test]
-fn nothing_passes_in_fragments() {
-    if !root("nothing_passes_in_fragments") {
+fn fragments_between_session_addresses_are_dropped() {
+    if !root("fragments_between_session_addresses_are_dropped") {
         return;
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [mut sender, mut receiver] = sides(ends, &["number"], Protocol::Ip253);
+        let [mut sender, mut receiver] = sides(ends, &["number"], WireProtocol::Ip253);
         for frame in odd(&ends) {
-            let (why, verdict, _) = reason(&mut sender, &ends, Joint::Tx, &frame);
-            assert_eq!((why, verdict), (Reason::Fragment, SHOT));
-            let (why, verdict, _) = reason(&mut receiver, &there, Joint::Repair, &frame);
-            assert_eq!((why, verdict), (Reason::Fragment, SHOT));
+            let (why, verdict, _) = reason(&mut sender, &ends, FunctionJoint::Tx, &frame);
+            assert_eq!((why, verdict), (JointReason::Fragment, SHOT));
+            let (why, verdict, _) = reason(&mut receiver, &there, FunctionJoint::Repair, &frame);
+            assert_eq!((why, verdict), (JointReason::Fragment, SHOT));
         }
         let mut fragment = odd(&ends).swap_remove(0);
         fragment[if ends.local.is_ipv4() { 23 } else { 54 }] = IP253;
-        assert_eq!(run(&receiver, Joint::Repair, &fragment), (PASS_ON, fragment.clone()));
-        assert_eq!(run(&receiver, Joint::Rx, &fragment), (XDP_PASS, fragment.clone()));
-        // With the session it ends.
+        assert_eq!(run(&receiver, FunctionJoint::Repair, &fragment), (PASS_ON, fragment.clone()));
+        assert_eq!(run(&receiver, FunctionJoint::Rx, &fragment), (XDP_PASS, fragment.clone()));
+        // After the session is closed, fragments pass again.
         sender.close(&ends).expect("closed");
-        assert_eq!(run(&sender, Joint::Tx, &odd(&ends)[0]).0, PASS_ON);
+        assert_eq!(run(&sender, FunctionJoint::Tx, &odd(&ends)[0]).0, PASS_ON);
     }
 }
 
-/// Every bit of what is behind IP, every length, and what was sent before: nothing changes but a counter.
+/// Changes every bit behind the IP header and every length, and replays earlier packets: only counters change.
 #[test]
 fn forged_and_replayed_datagrams_change_nothing() {
     if !root("forged_and_replayed_datagrams_change_nothing") {
         return;
     }
-    let (near, far) = (v4(), other_side(&v4()));
-    let [sender, mut receiver] = sides(near, &["number", "repair"], Protocol::Ip253);
+    let near = v4();
+    let far = other_side(&v4());
+    let [sender, mut receiver] = sides(near, &["number", "repair"], WireProtocol::Ip253);
     let good = framed(&sender, &near, b"payload");
     let at = ETHERNET + 20;
     let before = receiver.progress(&far).expect("progress");
     for byte in at..good.len() {
-        // UDP's checksum and the payload are not proved: the host and the application do that.
+        // The frame authenticates neither UDP's checksum nor the payload; the host and the application check those.
         if (at + 4..good.len() - FRAME_BYTES).contains(&byte) {
             continue;
         }
         for bit in 0..8 {
             let mut bad = good.clone();
             bad[byte] ^= 1 << bit;
-            for (joint, drop) in [(Joint::Rx, XDP_DROP), (Joint::Repair, SHOT)] {
+            for (joint, drop) in [(FunctionJoint::Rx, XDP_DROP), (FunctionJoint::Repair, SHOT)] {
                 if byte < at + 4 {
-                    // Of another port, so of nobody.
+                    // A packet of another port belongs to no session.
                     assert_eq!(run(&receiver, joint, &bad).1, bad);
                     continue;
                 }
                 let (why, verdict, _) = reason(&mut receiver, &far, joint, &bad);
-                assert!(matches!(why, Reason::Malformed | Reason::Forged), "{byte} {bit}: {why:?}");
+                assert!(matches!(why, JointReason::Malformed | JointReason::Forged), "{byte} {bit}: {why:?}");
                 assert_eq!(verdict, drop);
             }
         }
@@ -302,41 +308,42 @@ fn forged_and_replayed_datagrams_change_nothing() {
         let mut bad = good[..good.len() - cut].to_vec();
         let length = (bad.len() - ETHERNET) as u16;
         bad[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&length.to_be_bytes());
-        for joint in [Joint::Rx, Joint::Repair] {
+        for joint in [FunctionJoint::Rx, FunctionJoint::Repair] {
             let (why, ..) = reason(&mut receiver, &far, joint, &bad);
-            assert!(matches!(why, Reason::Malformed | Reason::Forged), "{cut}: {why:?}");
+            assert!(matches!(why, JointReason::Malformed | JointReason::Forged), "{cut}: {why:?}");
         }
     }
     assert_eq!(receiver.progress(&far).expect("progress"), before);
-    assert_eq!(reason(&mut receiver, &far, Joint::Rx, &good).0, Reason::LetIn);
-    assert_eq!(reason(&mut receiver, &far, Joint::Rx, &good).0, Reason::Duplicate);
+    assert_eq!(reason(&mut receiver, &far, FunctionJoint::Rx, &good).0, JointReason::LetIn);
+    assert_eq!(reason(&mut receiver, &far, FunctionJoint::Rx, &good).0, JointReason::Duplicate);
 }
 
-/// A request becomes what it asks for; what leaves then takes the form of the wire where everything does.
+/// A request is turned into the requested packet, which is then brought into its form on the wire like every outgoing
+/// packet.
 #[test]
-fn what_is_asked_for_is_sent_again() {
-    if !root("what_is_asked_for_is_sent_again") {
+fn requested_packet_is_sent_again() {
+    if !root("requested_packet_is_sent_again") {
         return;
     }
     for ends in [v4(), v6()] {
         let there = other_side(&ends);
-        let [mut sender, receiver] = sides(ends, &["number", "repair"], Protocol::Ip253);
+        let [mut sender, receiver] = sides(ends, &["number", "repair"], WireProtocol::Ip253);
         let mut by_udp = joints();
         open(&mut by_udp, ends, &["number", "repair"]);
         for len in [5, 200, 1201] {
             framed(&sender, &ends, &vec![len as u8; len]);
         }
         for number in 0..3 {
-            let word = receiver.word(&there, Word::Request(number)).expect("a word");
+            let word = receiver.word(&there, TalkMessage::Request(number)).expect("a word");
             let request = on_the_wire(&datagram(&there, &word));
-            let (why, verdict, again) = reason(&mut sender, &ends, Joint::Repair, &request);
-            assert_eq!((why, verdict), (Reason::Resent, REDIRECT));
+            let (why, verdict, again) = reason(&mut sender, &ends, FunctionJoint::Repair, &request);
+            assert_eq!((why, verdict), (JointReason::Resent, REDIRECT));
             assert!(check_frame(&again), "it is UDP until it leaves");
         }
     }
 }
 
-/// Whatever comes, it is judged, and nothing else happens.
+/// Random frames get a verdict and a reason, and change nothing else.
 #[test]
 fn random_frames_are_judged() {
     if !root("random_frames_are_judged") {
@@ -345,7 +352,7 @@ fn random_frames_are_judged() {
     let mut random = fastrand::Rng::with_seed(253);
     for near in [v4(), v6()] {
         let far = other_side(&near);
-        let [_, mut receiver] = sides(near, &["number", "order", "repair"], Protocol::Ip253);
+        let [_, mut receiver] = sides(near, &["number", "order", "repair"], WireProtocol::Ip253);
         for _ in 0..3000 {
             let payload: Vec<u8> = (0..random.usize(0..60)).map(|_| random.u8(..)).collect();
             let mut frame = on_the_wire(&datagram(&near, &payload));
@@ -356,24 +363,24 @@ fn random_frames_are_judged() {
                 let at = random.usize(ETHERNET..frame.len());
                 frame[at] = random.u8(..);
             }
-            // The kernel runs programs on no less than Ethernet's and IP's headers.
+            // BPF_PROG_TEST_RUN needs at least the headers of Ethernet and IP.
             let len = random.usize(ETHERNET + ip_bytes(&frame)..=frame.len());
             let frame = &frame[..len];
-            assert!(matches!(run(&receiver, Joint::Rx, frame).0, XDP_DROP | XDP_PASS));
-            assert!(matches!(run(&receiver, Joint::Repair, frame).0, PASS_ON | SHOT));
+            assert!(matches!(run(&receiver, FunctionJoint::Rx, frame).0, XDP_DROP | XDP_PASS));
+            assert!(matches!(run(&receiver, FunctionJoint::Repair, frame).0, PASS_ON | SHOT));
         }
         let counts = counted(&mut receiver, &far);
-        let is_refusal = |reason: &Reason| {
-            use Reason::{Forged, Fragment, Malformed, OtherProtocol};
+        let is_refusal = |reason: &JointReason| {
+            use JointReason::{Forged, Fragment, Malformed, OtherProtocol};
             matches!(reason, Malformed | Forged | OtherProtocol | Fragment)
         };
         assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
     }
 }
 
-/// So that the tests above look where they mean to.
+/// Checks the wire format byte by byte; other tests rely on it.
 #[test]
-fn the_form_on_the_wire_is_as_documented() {
+fn wire_format_matches_the_documentation() {
     let udp = datagram(&v4(), b"payload");
     let wire = on_the_wire(&udp);
     assert_eq!((udp[23], wire[23]), (UDP, IP253));

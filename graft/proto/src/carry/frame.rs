@@ -1,4 +1,5 @@
-//! Frames. Integers are big endian, offsets and lengths QUIC's variable-length integers.
+//! Frames on the streams of a carrier, in the order in which they are sent. Integers are big-endian; offsets and
+//! lengths are QUIC's variable-length integers.
 //!
 //! | type | name | fields |
 //! | --- | --- | --- |
@@ -13,69 +14,88 @@
 //! | 9 | ask | |
 //! | 10 | answer | |
 //!
-//! The last two are of version 2, which pools speak where both ends do.
+//! Only version 2 has ask and answer. Brokers use it if both support it.
 //!
-//! An address is 4 or 6 (1), 4 or 16 bytes, and a port (2).
+//! An address is one byte (4 or 6), 4 or 16 bytes of the IP address, and a port of 2 bytes.
 
 use std::net::{IpAddr, SocketAddr};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use millrace_quic::varint;
 
-/// As TLS' ALPN names it.
+/// ALPN name of version 1 in TLS.
 pub const ALPN: &[u8] = b"millrace-carry/1";
-/// The same, and [`Frame::Ask`].
+/// ALPN name of version 2, which adds [`CarryFrame::Ask`] and its answer.
 pub const ALPN_ASKS: &[u8] = b"millrace-carry/2";
 
-/// Of what stands before the bytes of any frame.
+/// No frame has a longer head than this many bytes.
 const HEAD_MAX: usize = 64;
 
+/// A frame between two brokers, on a stream of a carrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
-    /// The first of a connection's first stream, by who has the client.
-    Open(Open),
-    /// The first of each further stream: `received` is what this end has got.
-    Resume { id: u64, received: u64 },
-    /// The answer to either, with what this end has got.
-    Accepted { received: u64 },
-    /// The other answer.
-    Refused(Reason),
-    /// Some of the bytes of a data frame, as they came.
+pub enum CarryFrame {
+    /// Opens a connection. It is the first frame on the connection's first stream, sent by the client's broker.
+    Open(OpenFrame),
+    /// Resumes a connection. It is the first frame on each further stream of the connection.
+    Resume {
+        /// ID of the connection.
+        id: u64,
+        /// Bytes that the sender of this frame has received.
+        received: u64,
+    },
+    /// Accepts an `Open` or a `Resume`.
+    Accepted {
+        /// Bytes that the sender of this frame has received.
+        received: u64,
+    },
+    /// Refuses an `Open` or a `Resume`.
+    Refused(CarryReason),
+    /// Bytes of the application: all or a part of a data frame.
     Data(Bytes),
-    /// The application sends no more. It counts as one byte.
+    /// Ends the direction, since the application sends no more. The end counts as one byte in offsets.
     End,
-    /// All before this was delivered.
-    Confirm { delivered: u64 },
-    /// Of no connection: the run of the broker that says it, another after each start.
-    Hello { run: u64 },
-    /// Whether this still arrives.
+    /// Confirms that all bytes before an offset were delivered to the application's kernel.
+    Confirm {
+        /// Number of delivered bytes.
+        delivered: u64,
+    },
+    /// States the run of the broker that sends it, which changes with each start. It belongs to no connection.
+    Hello {
+        /// Number that identifies the run.
+        run: u64,
+    },
+    /// Asks the other broker for an answer, to find out whether the carrier still works.
     Ask,
-    /// Something has.
+    /// Answers [`Ask`](Self::Ask).
     Answer,
 }
 
+/// The connection that one broker asks the other one to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
-    /// Of the connection, among all of this run of the broker that opens it.
+pub struct OpenFrame {
+    /// ID of the connection, unique in this run of the broker that opens it.
     pub id: u64,
+    /// Address and port of the server.
     pub server: SocketAddr,
+    /// Address and port of the client.
     pub client: SocketAddr,
 }
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal);* $(;)?) => {
-        /// Why a connection is not carried, or no longer.
+        /// Why a connection is not tunnelled, or no longer.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Reason { $($(#[$doc])* $name = $code),* }
+        pub enum CarryReason { $($(#[$doc])* $name = $code),* }
 
-        impl Reason {
+        impl CarryReason {
+            /// The reasons, in the order of their codes.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            fn of(code: u8) -> Option<Self> {
+            fn from_code(code: u8) -> Option<Self> {
                 Self::ALL.iter().copied().find(|reason| *reason as u8 == code)
             }
 
-            /// As status, metrics and the documentation call it.
+            /// Returns the reason's name in status, metrics and documentation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text),* }
             }
@@ -84,32 +104,33 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The server refuses connections to this port.
+    /// The server refused the connection.
     Refused = 1, "refused";
-    /// No rule of that host names the port.
+    /// No rule at the server's host names the port.
     NotListed = 2, "not-listed";
-    /// The address is not one of that host.
+    /// The server's address is not one of the host's.
     NotHere = 3, "not-here";
-    /// The peer's key does not stand for this client's address.
+    /// The peer's key does not permit this client address.
     Client = 4, "client";
-    /// That host carries as many as it may.
+    /// The broker has as many connections as it may.
     Busy = 5, "busy";
-    /// The server did not answer, or cannot be reached.
+    /// The server did not answer, or there is no route to it.
     Unreachable = 6, "unreachable";
-    /// There is no connection of this number.
+    /// There is no connection with this ID to resume.
     Unknown = 7, "unknown";
 }
 
-impl Reason {
-    /// Whether it was the broker that refused: the server has not been asked, and may be.
+impl CarryReason {
+    /// Returns whether the broker refused without asking the server. The client may then connect directly.
     pub fn is_brokers(self) -> bool {
         !matches!(self, Self::Refused | Self::Unreachable | Self::Unknown)
     }
 }
 
+/// The bytes are not a valid frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no frame of a carried connection")]
-pub struct Malformed;
+#[error("the peer sent a malformed frame of a tunnelled connection")]
+pub struct MalformedFrame;
 
 const OPEN: u8 = 1;
 const RESUME: u8 = 2;
@@ -122,8 +143,8 @@ const HELLO: u8 = 8;
 const ASK: u8 = 9;
 const ANSWER: u8 = 10;
 
-impl Frame {
-    /// A data frame's bytes follow as they are: [`head_of_data`] stands before them.
+impl CarryFrame {
+    /// Encodes a frame. To avoid a copy of data, use [`head_of_data`] and send the bytes after it.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Open(open) => {
@@ -155,7 +176,7 @@ impl Frame {
     }
 }
 
-/// What stands before so many bytes of data.
+/// Returns the head of a data frame with `length` bytes of data.
 pub fn head_of_data(length: usize) -> Bytes {
     let mut out = Vec::new();
     encode_offset(DATA, length as u64, &mut out);
@@ -181,68 +202,73 @@ fn encode_address(address: SocketAddr, out: &mut Vec<u8>) {
     out.extend_from_slice(&address.port().to_be_bytes());
 }
 
-/// Takes a stream apart. Data is handed on as it comes, so what it keeps is less than one frame's head.
+/// Decodes the frames of a stream from pieces of any size. Data is passed on as it arrives, so at most an incomplete
+/// head is kept.
 #[derive(Debug, Default)]
 pub struct Decoder {
     head: BytesMut,
     rest: Bytes,
-    /// Bytes of the data frame that are yet to come.
+    /// Bytes of the current data frame that have not arrived yet.
     data: u64,
 }
 
 impl Decoder {
-    /// What has come; all that came before was taken.
+    /// Adds received bytes. All frames of earlier bytes have to be taken first.
     pub fn push(&mut self, bytes: Bytes) {
         self.rest = match self.rest.is_empty() {
             true => bytes,
+            // Bytes are copied only if earlier ones were not taken yet, which is rare.
             false => Bytes::from([&self.rest[..], &bytes].concat()),
         };
     }
 
-    /// All that has come was taken, and was whole.
+    /// Returns whether the stream is between two frames, and all frames were taken.
     pub fn is_between(&self) -> bool {
         self.head.is_empty() && self.rest.is_empty() && self.data == 0
     }
 
-    /// The next frame, or some bytes of data. `None`: more has to come.
-    pub fn frame(&mut self) -> Result<Option<Frame>, Malformed> {
+    /// Returns the next frame, or a part of a data frame. `None`: more bytes have to arrive.
+    pub fn frame(&mut self) -> Result<Option<CarryFrame>, MalformedFrame> {
         loop {
             if self.data > 0 {
                 return Ok(self.some_data());
             }
             match self.whole_head()? {
-                // An empty data frame says nothing.
-                Some(Head::Data(length)) => self.data = length,
-                Some(Head::Frame(frame)) => return Ok(Some(frame)),
+                // A data frame without data has no effect.
+                Some(FrameHead::Data(length)) => self.data = length,
+                Some(FrameHead::Frame(frame)) => return Ok(Some(frame)),
                 None => return Ok(None),
             }
         }
     }
 
-    fn some_data(&mut self) -> Option<Frame> {
+    fn some_data(&mut self) -> Option<CarryFrame> {
+        // Data is passed on in pieces as it arrives: the length of a frame may exceed memory.
         let length = usize::try_from(self.data).unwrap_or(usize::MAX).min(self.rest.len());
         if length == 0 {
             return None;
         }
         self.data -= length as u64;
-        Some(Frame::Data(self.rest.split_to(length)))
+        Some(CarryFrame::Data(self.rest.split_to(length)))
     }
 
-    /// Of a head that came in pieces the beginning is kept.
-    fn whole_head(&mut self) -> Result<Option<Head>, Malformed> {
+    /// Decodes the head of a frame. An incomplete head is kept until more bytes arrive.
+    fn whole_head(&mut self) -> Result<Option<FrameHead>, MalformedFrame> {
         let kept = self.head.len();
         let more = self.rest.len().min(HEAD_MAX - kept);
         self.head.extend_from_slice(&self.rest[..more]);
         let mut input = &self.head[..];
         let before = input.len();
-        match Head::decode(&mut input)? {
+        match FrameHead::decode(&mut input)? {
             Some(head) => {
+                // `kept` bytes of the head were consumed in earlier calls, the rest of `used` comes from this piece.
                 let used = before - input.len();
                 self.rest.advance(used - kept);
                 self.head.clear();
                 Ok(Some(head))
             }
-            None if self.head.len() == HEAD_MAX => Err(Malformed),
+            // No valid head is that long, so more bytes would not help.
+            None if self.head.len() == HEAD_MAX => Err(MalformedFrame),
             None => {
                 self.rest.advance(more);
                 Ok(None)
@@ -251,49 +277,51 @@ impl Decoder {
     }
 }
 
-enum Head {
+enum FrameHead {
     Data(u64),
-    Frame(Frame),
+    Frame(CarryFrame),
 }
 
-impl Head {
-    /// `None`: it is not all there.
-    fn decode(input: &mut &[u8]) -> Result<Option<Self>, Malformed> {
+impl FrameHead {
+    /// Decodes a head from the beginning of `input`. `None`: bytes are missing.
+    fn decode(input: &mut &[u8]) -> Result<Option<Self>, MalformedFrame> {
         let Some(kind) = take::<1>(input) else { return Ok(None) };
         let frame = match kind[0] {
             OPEN => return decode_open(input),
             RESUME => number(input)
-                .and_then(|id| varint::decode(input).map(|received| Frame::Resume { id, received })),
-            ACCEPTED => varint::decode(input).map(|received| Frame::Accepted { received }),
+                .and_then(|id| varint::decode(input).map(|received| CarryFrame::Resume { id, received })),
+            ACCEPTED => varint::decode(input).map(|received| CarryFrame::Accepted { received }),
             REFUSED => match take::<1>(input) {
-                Some([code]) => Some(Frame::Refused(Reason::of(code).ok_or(Malformed)?)),
+                Some([code]) => {
+                    Some(CarryFrame::Refused(CarryReason::from_code(code).ok_or(MalformedFrame)?))
+                }
                 None => None,
             },
             DATA => return Ok(varint::decode(input).map(Self::Data)),
-            END => Some(Frame::End),
-            ASK => Some(Frame::Ask),
-            ANSWER => Some(Frame::Answer),
-            CONFIRM => varint::decode(input).map(|delivered| Frame::Confirm { delivered }),
-            HELLO => number(input).map(|run| Frame::Hello { run }),
-            _ => return Err(Malformed),
+            END => Some(CarryFrame::End),
+            ASK => Some(CarryFrame::Ask),
+            ANSWER => Some(CarryFrame::Answer),
+            CONFIRM => varint::decode(input).map(|delivered| CarryFrame::Confirm { delivered }),
+            HELLO => number(input).map(|run| CarryFrame::Hello { run }),
+            _ => return Err(MalformedFrame),
         };
         Ok(frame.map(Self::Frame))
     }
 }
 
-fn decode_open(input: &mut &[u8]) -> Result<Option<Head>, Malformed> {
+fn decode_open(input: &mut &[u8]) -> Result<Option<FrameHead>, MalformedFrame> {
     let Some(id) = number(input) else { return Ok(None) };
     let Some(server) = decode_address(input)? else { return Ok(None) };
     let Some(client) = decode_address(input)? else { return Ok(None) };
-    Ok(Some(Head::Frame(Frame::Open(Open { id, server, client }))))
+    Ok(Some(FrameHead::Frame(CarryFrame::Open(OpenFrame { id, server, client }))))
 }
 
-fn decode_address(input: &mut &[u8]) -> Result<Option<SocketAddr>, Malformed> {
+fn decode_address(input: &mut &[u8]) -> Result<Option<SocketAddr>, MalformedFrame> {
     let ip = match take::<1>(input) {
         None => return Ok(None),
         Some([4]) => take::<4>(input).map(IpAddr::from),
         Some([6]) => take::<16>(input).map(IpAddr::from),
-        Some(_) => return Err(Malformed),
+        Some(_) => return Err(MalformedFrame),
     };
     let Some((ip, port)) = ip.zip(take::<2>(input)) else { return Ok(None) };
     Ok(Some(SocketAddr::new(ip, u16::from_be_bytes(port))))
@@ -315,33 +343,30 @@ mod tests {
 
     use super::*;
 
-    fn frames() -> impl Strategy<Value = Frame> {
+    fn frames() -> impl Strategy<Value = CarryFrame> {
         let offset = 0..=varint::MAX;
         let address = (any::<IpAddr>(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port));
         prop_oneof![
-            (any::<u64>(), address.clone(), address).prop_map(|(id, server, client)| Frame::Open(Open {
-                id,
-                server,
-                client
-            })),
-            (any::<u64>(), offset.clone()).prop_map(|(id, received)| Frame::Resume { id, received }),
-            offset.clone().prop_map(|received| Frame::Accepted { received }),
-            prop::sample::select(Reason::ALL).prop_map(Frame::Refused),
-            prop::collection::vec(any::<u8>(), 1..300).prop_map(|bytes| Frame::Data(bytes.into())),
-            Just(Frame::End),
-            offset.prop_map(|delivered| Frame::Confirm { delivered }),
-            any::<u64>().prop_map(|run| Frame::Hello { run }),
-            Just(Frame::Ask),
-            Just(Frame::Answer),
+            (any::<u64>(), address.clone(), address)
+                .prop_map(|(id, server, client)| CarryFrame::Open(OpenFrame { id, server, client })),
+            (any::<u64>(), offset.clone()).prop_map(|(id, received)| CarryFrame::Resume { id, received }),
+            offset.clone().prop_map(|received| CarryFrame::Accepted { received }),
+            prop::sample::select(CarryReason::ALL).prop_map(CarryFrame::Refused),
+            prop::collection::vec(any::<u8>(), 1..300).prop_map(|bytes| CarryFrame::Data(bytes.into())),
+            Just(CarryFrame::End),
+            offset.prop_map(|delivered| CarryFrame::Confirm { delivered }),
+            any::<u64>().prop_map(|run| CarryFrame::Hello { run }),
+            Just(CarryFrame::Ask),
+            Just(CarryFrame::Answer),
         ]
     }
 
-    /// With neighbouring data as one: where it was cut does not matter.
-    fn joined(frames: impl IntoIterator<Item = Frame>) -> Vec<Frame> {
-        let mut all: Vec<Frame> = Vec::new();
+    /// Joins adjacent data frames, since a decoder may return a data frame in pieces.
+    fn joined(frames: impl IntoIterator<Item = CarryFrame>) -> Vec<CarryFrame> {
+        let mut all: Vec<CarryFrame> = Vec::new();
         for frame in frames {
             match (all.last_mut(), frame) {
-                (Some(Frame::Data(before)), Frame::Data(more)) => {
+                (Some(CarryFrame::Data(before)), CarryFrame::Data(more)) => {
                     *before = [&before[..], &more].concat().into();
                 }
                 (_, frame) => all.push(frame),
@@ -350,8 +375,10 @@ mod tests {
         all
     }
 
-    fn decoded(bytes: &[u8], sizes: &[usize]) -> Result<Vec<Frame>, Malformed> {
-        let (mut decoder, mut frames, mut rest) = (Decoder::default(), Vec::new(), bytes);
+    fn decoded(bytes: &[u8], sizes: &[usize]) -> Result<Vec<CarryFrame>, MalformedFrame> {
+        let mut decoder = Decoder::default();
+        let mut frames = Vec::new();
+        let mut rest = bytes;
         let mut sizes = sizes.iter().copied().cycle();
         while !rest.is_empty() {
             let (piece, more) = rest.split_at(sizes.next().unwrap_or(1).min(rest.len()));
@@ -367,7 +394,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard_however_it_is_cut(
+        fn carrier_frames_are_decoded_in_any_pieces(
             said in prop::collection::vec(frames(), 0..20),
             sizes in prop::collection::vec(1_usize..200, 1..20),
         ) {
@@ -377,7 +404,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_taken_or_refused(
+        fn arbitrary_bytes_are_decoded_or_refused(
             bytes in prop::collection::vec(any::<u8>(), 0..500),
             sizes in prop::collection::vec(1_usize..50, 1..5),
         ) {
@@ -386,9 +413,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused() {
+    fn malformed_frame_is_refused() {
         for bytes in [&[0_u8][..], &[11], &[4, 0], &[4, 99], &[1, 0, 0, 0, 0, 0, 0, 0, 0, 5]] {
-            assert_eq!(decoded(bytes, &[1]), Err(Malformed), "{bytes:?}");
+            assert_eq!(decoded(bytes, &[1]), Err(MalformedFrame), "{bytes:?}");
         }
         assert_eq!(head_of_data(3)[..], [DATA, 3]);
     }

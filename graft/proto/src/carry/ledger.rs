@@ -1,37 +1,40 @@
-//! What is owed in each direction of a carried connection, so that another carrier can go on where one has ended.
+//! The unconfirmed bytes of a tunnelled connection in each direction, so that another carrier can continue where one
+//! has ended.
 
 use std::collections::VecDeque;
 
 use bytes::{Buf as _, Bytes};
 
-use super::{WINDOW_MAX, frame::Frame};
+use super::{WINDOW_MAX, frame::CarryFrame};
 
-/// The other end has said what cannot be.
+/// The other end sent an offset or bytes that violate the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Untrue {
-    #[error("it confirms what was not sent, or takes back what it has confirmed")]
+    #[error("the peer confirmed bytes that were not sent, or took a confirmation back")]
     Offset,
-    #[error("it sends more than its window, or after its end")]
+    #[error("the peer sent more bytes than its window, or bytes after the end")]
     Beyond,
 }
 
-/// From this end's application to the other: kept until it is confirmed.
+/// Bytes from this end's application to the other end, kept until they are confirmed. Offsets count from the
+/// connection's first byte, and always confirmed <= next <= taken (plus one for the end).
 #[derive(Debug, Default)]
-pub struct Outgoing {
+pub struct OutgoingBytes {
     kept: VecDeque<Bytes>,
-    /// Offset of the first byte that is kept.
+    /// Offset of the first unconfirmed byte, at which `kept` begins.
     confirmed: u64,
-    /// Offset of the next byte for the carrier.
+    /// Offset of the next byte to be sent on the carrier.
     next: u64,
-    /// Offset behind the last byte that the application has given.
+    /// Offset behind the last byte that the application has written.
     taken: u64,
     has_ended: bool,
-    /// Of `next`: which of those that are kept, and where in it.
+    /// Position of `next` in `kept`: the index of a piece, and an offset in it.
     place: (usize, usize),
 }
 
-impl Outgoing {
-    /// Bytes that the application may give, of a window of so many.
+impl OutgoingBytes {
+    /// Returns how many bytes the application may still write, with a window of `window` bytes.
     pub fn room(&self, window: u64) -> u64 {
         match self.has_ended {
             true => 0,
@@ -39,6 +42,7 @@ impl Outgoing {
         }
     }
 
+    /// Adds bytes that the application has written.
     pub fn take(&mut self, bytes: Bytes) {
         debug_assert!(!self.has_ended);
         self.taken += bytes.len() as u64;
@@ -47,53 +51,56 @@ impl Outgoing {
         }
     }
 
-    /// The application gives no more.
+    /// Notes that the application writes no more.
     pub fn end(&mut self) {
         self.has_ended = true;
     }
 
+    /// Returns whether the application writes no more.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// All that there will be is confirmed.
+    /// Returns whether all bytes and the end are confirmed.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.confirmed == self.last()
     }
 
+    /// Returns how many of the application's bytes are unconfirmed.
     pub fn unconfirmed(&self) -> u64 {
         self.taken - self.confirmed.min(self.taken)
     }
 
-    /// Bytes of the application that are confirmed.
+    /// Returns how many of the application's bytes are confirmed.
     pub fn confirmed(&self) -> u64 {
         self.confirmed.min(self.taken)
     }
 
-    /// What the carrier was given and the other end has not confirmed.
+    /// Returns how many bytes were sent on the carrier and not confirmed.
     pub fn ahead(&self) -> u64 {
         self.next - self.confirmed
     }
 
     fn last(&self) -> u64 {
+        // The end counts as one byte behind the last one, so that it is confirmed like a byte.
         self.taken + u64::from(self.has_ended)
     }
 
-    /// What the carrier is to have next, at most so many bytes.
-    pub fn give(&mut self, most: usize) -> Option<Frame> {
+    /// Returns the next frame to send on the carrier, with at most `most` bytes of data; `None`: nothing waits.
+    pub fn give(&mut self, most: usize) -> Option<CarryFrame> {
         let (index, at) = self.place;
         let Some(bytes) = self.kept.get(index) else {
             let ends = self.has_ended && self.next == self.taken;
             self.next += u64::from(ends);
-            return ends.then_some(Frame::End);
+            return ends.then_some(CarryFrame::End);
         };
         let piece = bytes.slice(at..bytes.len().min(at.saturating_add(most)));
         self.next += piece.len() as u64;
         self.place = if at + piece.len() == bytes.len() { (index + 1, 0) } else { (index, at + piece.len()) };
-        Some(Frame::Data(piece))
+        Some(CarryFrame::Data(piece))
     }
 
-    /// The other end has it up to there.
+    /// Applies the other end's confirmation of all bytes before `offset`.
     pub fn confirm(&mut self, offset: u64) -> Result<(), Untrue> {
         if offset < self.confirmed || offset > self.next {
             return Err(Untrue::Offset);
@@ -103,6 +110,7 @@ impl Outgoing {
     }
 
     fn forget(&mut self, offset: u64) {
+        // `offset` may include the end, which has no byte in `kept`.
         let mut gone = offset.min(self.taken) - self.confirmed.min(self.taken);
         self.confirmed = offset;
         while let Some(first) = self.kept.front_mut().filter(|_| gone > 0) {
@@ -110,6 +118,7 @@ impl Outgoing {
             if gone < length {
                 let gone = gone as usize;
                 first.advance(gone);
+                // `place` is relative to the front of `kept`, so it moves back by what is removed there.
                 if self.place.0 == 0 {
                     self.place.1 -= gone;
                 }
@@ -121,8 +130,8 @@ impl Outgoing {
         }
     }
 
-    /// Another carrier: the other end has got it up to there, and is to have the rest. What it has not delivered stays
-    /// unconfirmed, so that carriers that end again and again fill nobody's memory.
+    /// Continues on another carrier, from the offset that the other end has received. Received bytes that it has not
+    /// delivered stay unconfirmed, so the window bounds memory even if carriers end again and again.
     pub fn rewind(&mut self, offset: u64) -> Result<(), Untrue> {
         if offset < self.confirmed || offset > self.next {
             return Err(Untrue::Offset);
@@ -143,21 +152,22 @@ impl Outgoing {
     }
 }
 
-/// From the other application to this end's.
+/// Bytes from the other application to this end's. Always told <= delivered <= received.
 #[derive(Debug, Default)]
-pub struct Incoming {
+pub struct IncomingBytes {
     waiting: VecDeque<Bytes>,
     received: u64,
     delivered: u64,
-    /// What the other end was told that is delivered.
+    /// Offset of the latest confirmation that was sent.
     told: u64,
     has_ended: bool,
 }
 
-impl Incoming {
-    /// It has come, and waits for the application.
+impl IncomingBytes {
+    /// Adds bytes that arrived on the carrier, for the application.
     pub fn receive(&mut self, bytes: Bytes) -> Result<(), Untrue> {
         let length = bytes.len() as u64;
+        // The sender may not exceed its window, so the receiver never stores more than WINDOW_MAX.
         if self.has_ended || self.received - self.delivered + length > WINDOW_MAX {
             return Err(Untrue::Beyond);
         }
@@ -166,6 +176,10 @@ impl Incoming {
         Ok(())
     }
 
+    /// Notes that the other end sends no more.
+    ///
+    /// # Errors
+    /// The other end has ended the direction before.
     pub fn end(&mut self) -> Result<(), Untrue> {
         if self.has_ended {
             return Err(Untrue::Beyond);
@@ -175,21 +189,22 @@ impl Incoming {
         Ok(())
     }
 
-    /// What the application gets next.
+    /// Returns the next piece for the application.
     pub fn front(&self) -> Option<&Bytes> {
         self.waiting.front()
     }
 
-    /// That, and what it gets after it.
+    /// Returns all waiting pieces for the application, in order.
     pub fn fronts(&self) -> impl Iterator<Item = &Bytes> {
         self.waiting.iter()
     }
 
+    /// Returns how many received bytes wait for the application.
     pub fn waiting(&self) -> u64 {
         self.received - self.delivered - u64::from(self.has_ended && self.delivered < self.received)
     }
 
-    /// The application's kernel has taken so many of it.
+    /// Notes that the application's kernel has accepted `bytes` bytes.
     pub fn deliver(&mut self, mut bytes: usize) {
         while let Some(front) = self.waiting.front_mut().filter(|_| bytes > 0) {
             let some = bytes.min(front.len());
@@ -202,46 +217,48 @@ impl Incoming {
         }
     }
 
-    /// The application has everything but the end.
+    /// Returns whether the application has all bytes, but does not know of the end yet.
     pub fn end_is_due(&self) -> bool {
         self.has_ended && self.waiting.is_empty() && self.delivered < self.received
     }
 
+    /// Notes that the end was passed on to the application.
     pub fn deliver_end(&mut self) {
         debug_assert!(self.end_is_due());
         self.delivered = self.received;
     }
 
-    /// All that there will be was delivered.
+    /// Returns whether all bytes and the end were delivered.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.delivered == self.received
     }
 
+    /// Returns whether the other end sends no more.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// How far this end has come: for who resumes.
+    /// Returns how many bytes arrived, with the end as one byte. A resumed connection continues there.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Bytes of the application that were delivered.
+    /// Returns how many of the application's bytes were delivered.
     pub fn delivered(&self) -> u64 {
         self.delivered - u64::from(self.is_done())
     }
 
-    /// The news for the other end, once it is worth a frame, or the end was delivered.
-    pub fn confirmation(&mut self, worth: u64) -> Option<Frame> {
+    /// Returns a confirmation to send if it covers at least `worth` new bytes, or the end.
+    pub fn confirmation(&mut self, worth: u64) -> Option<CarryFrame> {
         let news = self.delivered - self.told;
         if news == 0 || (news < worth && !self.is_done()) {
             return None;
         }
         self.told = self.delivered;
-        Some(Frame::Confirm { delivered: self.delivered })
+        Some(CarryFrame::Confirm { delivered: self.delivered })
     }
 
-    /// Another carrier: what was said last may not have arrived.
+    /// Continues on another carrier. The latest confirmation may be lost, so the next one is sent in any case.
     pub fn resume(&mut self) {
         self.told = 0;
     }
@@ -254,37 +271,37 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Copy, Debug)]
-    enum Step {
+    enum LedgerStep {
         Give(usize),
         Carry(usize),
         Deliver(usize),
-        /// So many of the frames under way arrive, and the others do not.
+        /// The carrier ends. This many frames in flight arrive, and the rest is lost.
         Cut(usize),
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<LedgerStep>> {
         let step = prop_oneof![
-            4 => (1_usize..50).prop_map(Step::Give),
-            6 => (1_usize..40).prop_map(Step::Carry),
-            4 => (1_usize..60).prop_map(Step::Deliver),
-            1 => (0_usize..5).prop_map(Step::Cut),
+            4 => (1_usize..50).prop_map(LedgerStep::Give),
+            6 => (1_usize..40).prop_map(LedgerStep::Carry),
+            4 => (1_usize..60).prop_map(LedgerStep::Deliver),
+            1 => (0_usize..5).prop_map(LedgerStep::Cut),
         ];
         prop::collection::vec(step, 0..200)
     }
 
-    /// One direction: an application that gives the numbers from 0 on, and one that gets what comes.
+    /// One direction of a connection: an application that sends 0, 1, 2, ..., and one that receives.
     #[derive(Default)]
-    struct Way {
-        out: Outgoing,
-        under_way: VecDeque<Frame>,
-        back: VecDeque<Frame>,
-        inn: Incoming,
+    struct LedgerDirection {
+        out: OutgoingBytes,
+        under_way: VecDeque<CarryFrame>,
+        back: VecDeque<CarryFrame>,
+        inn: IncomingBytes,
         given: u8,
         got: Vec<u8>,
         total: usize,
     }
 
-    impl Way {
+    impl LedgerDirection {
         const WINDOW: u64 = 100;
 
         fn give(&mut self, most: usize) {
@@ -299,14 +316,15 @@ mod tests {
         fn arrive(&mut self, frames: usize) {
             for frame in self.under_way.drain(..frames.min(self.under_way.len())) {
                 match frame {
-                    Frame::Data(bytes) => self.inn.receive(bytes).expect("within the window"),
-                    Frame::End => self.inn.end().expect("once"),
+                    CarryFrame::Data(bytes) => self.inn.receive(bytes).expect("within the window"),
+                    CarryFrame::End => self.inn.end().expect("once"),
                     _ => unreachable!(),
                 }
             }
         }
 
-        /// Confirms at once where there is little room, or nobody would go on.
+        /// Delivers bytes to the application. It confirms small amounts only if none is left, as the test would stall
+        /// otherwise.
         fn deliver(&mut self, most: usize) {
             let mut left = most;
             while let Some(front) = self.inn.front().filter(|_| left > 0) {
@@ -326,7 +344,7 @@ mod tests {
 
         fn hear(&mut self) {
             for frame in self.back.drain(..) {
-                let Frame::Confirm { delivered } = frame else { unreachable!() };
+                let CarryFrame::Confirm { delivered } = frame else { unreachable!() };
                 self.out.confirm(delivered).expect("it was sent");
             }
         }
@@ -339,31 +357,31 @@ mod tests {
             self.inn.resume();
         }
 
-        fn step(&mut self, step: Step) {
+        fn step(&mut self, step: LedgerStep) {
             match step {
-                Step::Give(most) => self.give(most),
-                Step::Carry(most) => {
+                LedgerStep::Give(most) => self.give(most),
+                LedgerStep::Carry(most) => {
                     self.under_way.extend(self.out.give(most));
                     self.arrive(1);
                 }
-                Step::Deliver(most) => {
+                LedgerStep::Deliver(most) => {
                     self.deliver(most);
                     self.hear();
                 }
-                Step::Cut(arrive) => self.cut(arrive),
+                LedgerStep::Cut(arrive) => self.cut(arrive),
             }
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_is_lost_doubled_or_out_of_order(steps in steps()) {
-            let mut way = Way::default();
+        fn bytes_arrive_once_and_in_order(steps in steps()) {
+            let mut way = LedgerDirection::default();
             steps.into_iter().for_each(|step| way.step(step));
             way.out.end();
             for _ in 0..10_000 {
-                way.step(Step::Carry(7));
-                way.step(Step::Deliver(9));
+                way.step(LedgerStep::Carry(7));
+                way.step(LedgerStep::Deliver(9));
                 if way.out.is_done() {
                     break;
                 }
@@ -378,10 +396,11 @@ mod tests {
         }
 
         #[test]
-        fn what_was_not_sent_cannot_be_confirmed(steps in steps(), more in 1_u64..1000) {
-            let mut way = Way::default();
+        fn confirmation_of_unsent_bytes_is_refused(steps in steps(), more in 1_u64..1000) {
+            let mut way = LedgerDirection::default();
             steps.into_iter().for_each(|step| way.step(step));
-            let (next, confirmed) = (way.out.next, way.out.confirmed);
+            let next = way.out.next;
+            let confirmed = way.out.confirmed;
             prop_assert_eq!(way.out.confirm(next + more), Err(Untrue::Offset));
             prop_assert_eq!(way.out.rewind(next + more), Err(Untrue::Offset));
             if confirmed > 0 {
@@ -391,8 +410,8 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_too_much_is_found_out() {
-        let mut inn = Incoming::default();
+    fn bytes_beyond_the_window_are_refused() {
+        let mut inn = IncomingBytes::default();
         let much = Bytes::from(vec![0; WINDOW_MAX as usize]);
         assert_eq!(inn.receive(much), Ok(()));
         assert_eq!(inn.receive(Bytes::from_static(b"x")), Err(Untrue::Beyond));

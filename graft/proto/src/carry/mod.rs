@@ -1,19 +1,21 @@
-//! TCP connections as streams of a carrier, in both directions, and how they outlive the carrier that they were on.
+//! TCP connections as streams of a carrier between two brokers, and how they outlive the carrier.
 //!
-//! | module | what it is |
+//! | module | what it does |
 //! | --- | --- |
-//! | [`frame`] | what stands on a stream |
-//! | [`ledger`] | what each end has sent, and what of it is confirmed; what it has got, and delivered |
+//! | [`frame`] | encodes and decodes the frames of a stream |
+//! | [`ledger`] | counts bytes in both directions: sent and confirmed, received and delivered |
 //!
-//! A byte is **confirmed** when the other broker's kernel has taken it for the application there; until then its sender
-//! keeps it. When a carrier is gone, each end says on another how far it has come, and the other goes on from there.
-//! The exchange is in `docs/design/0018-carried.md`.
+//! A byte is **confirmed** when the other broker's kernel has accepted it for the application there. The sender keeps
+//! bytes until they are confirmed. If a carrier ends, each end reports on another carrier how many bytes it has
+//! received, and the other end continues from there. The exchange is described in
+//! `docs/notes/design/0018-carried.md`.
 
 pub mod frame;
 pub mod ledger;
 
-/// What a sender may have unconfirmed at most, of one connection; what is more is no connection any more.
+/// Most unconfirmed bytes of a connection. An end that receives more breaks the connection.
 pub const WINDOW_MAX: u64 = 16 << 20;
 
-/// Bytes of no connection, on a stream that begins with them, that the other end takes: they open the path's window.
+/// Most bytes of padding at the beginning of a stream, which belong to no connection. The receiver discards them;
+/// they open the congestion window of the path.
 pub const WARM_MAX: u64 = 1 << 20;

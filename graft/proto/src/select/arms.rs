@@ -1,24 +1,29 @@
-//! Names of arms: congestion controls in place, and carriers, which are there for a connection if its peer offers them.
+//! Names of candidates (arms): congestion controls for a direct connection, and carriers, which are possible if the
+//! peer offers one.
 
 use super::features::{Feature, Features};
 
-/// In whose name an arm begins that is no arm in place.
+/// Prefix of the names of candidates that tunnel the connection over a carrier.
 pub const CARRIED: &str = "carried";
-/// With a carrier that is warm, or that is first made.
+/// Name of the default carrier if it is connected already.
 pub const CARRIED_WARM: &str = "carried-warm";
+/// Name of the default carrier if it has to be connected first.
 pub const CARRIED_NEW: &str = "carried-new";
-/// What a carrier may be, besides the usual one: QUIC with CUBIC, or a pool of connections.
+/// Names of further carriers: QUIC with CUBIC, or a pool of TCP, MPTCP or SCTP connections.
 pub const CARRIERS: [&str; 4] = ["cubic", "tcp", "mptcp", "sctp"];
-/// Of an arm that is carried: `carried-warm`, or, with a name of [`CARRIERS`], `carried-tcp-warm`.
+/// The carrier that a candidate's name means, such as `carried-warm`, or `carried-tcp-warm` with a name of
+/// [`CARRIERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Carrier<'a> {
-    /// `None`: as it is without settings.
+pub struct CandidateCarrier<'a> {
+    /// Name of the carrier; `None` for the default one.
     pub by: Option<&'a str>,
+    /// True if the carrier is connected already.
     pub is_warm: bool,
 }
 
-impl<'a> Carrier<'a> {
-    pub fn of(arm: &'a str) -> Option<Self> {
+impl<'a> CandidateCarrier<'a> {
+    /// Parses the name of a candidate; `None` if it is not a carrier.
+    pub fn from_arm(arm: &'a str) -> Option<Self> {
         let (by, state) = arm.strip_prefix(CARRIED)?.rsplit_once('-')?;
         let is_warm = match state {
             "warm" => true,
@@ -33,15 +38,16 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// Whether an arm is there for a connection, by what the peer offers.
+/// Returns whether a candidate is possible for a connection. `offered`: the peer offers a carrier; `warm`: it is
+/// connected.
 pub fn can_be_had(arm: &str, offered: bool, warm: bool) -> bool {
-    match Carrier::of(arm) {
+    match CandidateCarrier::from_arm(arm) {
         Some(carrier) => offered && carrier.is_warm == warm,
         None => !arm.starts_with(CARRIED) || offered,
     }
 }
 
-/// Likewise; what is not known of the peer is not there.
+/// Returns whether a candidate is possible by the features of a connection. Unknown features count as not offered.
 pub fn can_be_had_by(arm: &str, features: &Features) -> bool {
     let is = |feature| features.get(feature) == Some(1.0);
     can_be_had(arm, is(Feature::Offer), is(Feature::Warmth))
@@ -52,8 +58,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn carriers_have_names() {
-        let carrier = |by, is_warm| Some(Carrier { by, is_warm });
+    fn carrier_is_parsed_from_the_name_of_a_candidate() {
+        let carrier = |by, is_warm| Some(CandidateCarrier { by, is_warm });
         let table = [
             (CARRIED_WARM, carrier(None, true)),
             (CARRIED_NEW, carrier(None, false)),
@@ -66,7 +72,7 @@ mod tests {
             ("cubic", None),
         ];
         for (arm, wanted) in table {
-            assert_eq!(Carrier::of(arm), wanted, "{arm}");
+            assert_eq!(CandidateCarrier::from_arm(arm), wanted, "{arm}");
         }
         assert!(can_be_had("carried-tcp-warm", true, true) && !can_be_had("carried-tcp-warm", true, false));
         assert!(!can_be_had("carried-dccp", false, false) && can_be_had("bbr", false, false));

@@ -1,12 +1,13 @@
-//! What is known of a connection before it begins: the path, what it is for, and what the peer offers.
+//! Features of a connection that are known before it begins: of its path, of the application, and of the peer.
 
 use std::fmt;
 use std::str::FromStr;
 
-use super::profile::Profile;
+use super::profile::TrafficProfile;
 
-/// Something that may be known. Names are those of model files and of `graft why --what-if`.
+/// A feature of a connection. Names are those of model files and of `graft why --what-if`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "COLUMNS has the names and units")]
 pub enum Feature {
     Rtt,
     Rate,
@@ -21,26 +22,28 @@ pub enum Feature {
     Warmth,
 }
 
-/// How a feature, or any other column of examples, is written.
+/// How a feature, or another column of training examples, is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
+pub struct ExampleColumn {
+    /// The column's name in files and commands.
     pub name: &'static str,
-    /// Of numbers.
+    /// Unit of a number; empty for a choice or a count.
     pub unit: &'static str,
-    /// Values that have names; none: it is a number.
+    /// Names of the values of a choice; empty for a number.
     pub choices: &'static [&'static str],
 }
 
-const fn number(name: &'static str, unit: &'static str) -> Column {
-    Column { name, unit, choices: &[] }
+const fn number(name: &'static str, unit: &'static str) -> ExampleColumn {
+    ExampleColumn { name, unit, choices: &[] }
 }
 
-const fn choice(name: &'static str, choices: &'static [&'static str]) -> Column {
-    Column { name, unit: "", choices }
+const fn choice(name: &'static str, choices: &'static [&'static str]) -> ExampleColumn {
+    ExampleColumn { name, unit: "", choices }
 }
 
-/// What a tree goes by: what may be said, in the order of [`Feature`], and what follows from it.
-pub const COLUMNS: [Column; SAID + 1] = [
+/// The columns that a tree may use: the features in the order of [`Feature`], and `windows`, which is computed from
+/// them.
+pub const COLUMNS: [ExampleColumn; SAID + 1] = [
     number("rtt", "ms"),
     number("rate", "Mbit/s"),
     number("loss", "%"),
@@ -49,7 +52,7 @@ pub const COLUMNS: [Column; SAID + 1] = [
     number("queue", "ms/s"),
     number("paths", ""),
     number("size", "KiB"),
-    choice("profile", &Profile::NAMES),
+    choice("profile", &TrafficProfile::NAMES),
     choice("offer", &["nothing", "carrier"]),
     choice("warmth", &["cold", "warm"]),
     number("windows", ""),
@@ -57,43 +60,46 @@ pub const COLUMNS: [Column; SAID + 1] = [
 
 const SAID: usize = 11;
 
-/// No figure of a path or a transfer is beyond.
+/// Upper bound of the numbers in files and commands.
 const MOST: f64 = 1e12;
 
+/// Why features cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
     #[error("{0:?} is no NAME=VALUE, such as rtt=300")]
     Form(String),
-    #[error("there is no feature {0:?}; there are: {names}", names = said().map(|it| it.name).collect::<Vec<_>>().join(", "))]
+    #[error("there is no feature {0:?}; there are: {names}", names = reported_columns().map(|it| it.name).collect::<Vec<_>>().join(", "))]
     Unknown(String),
-    #[error("{name} is a number{} of 0 or more, and not {value:?}", of_unit(.unit))]
+    #[error("{name} has to be a number{} of 0 or more, not {value:?}", unit_name(.unit))]
     Number { name: &'static str, unit: &'static str, value: String },
-    #[error("{name} is one of {}, and not {value:?}", .choices.join(", "))]
+    #[error("{name} has to be one of {}, not {value:?}", .choices.join(", "))]
     Choice { name: &'static str, choices: &'static [&'static str], value: String },
-    #[error("{0} is there twice")]
+    #[error("the condition {0} is given twice")]
     Twice(&'static str),
 }
 
-/// All but what follows from others.
-fn said() -> impl Iterator<Item = &'static Column> {
+/// Returns the columns of features, without the computed ones.
+fn reported_columns() -> impl Iterator<Item = &'static ExampleColumn> {
     COLUMNS.iter().take(SAID)
 }
 
-fn of_unit(unit: &str) -> String {
+fn unit_name(unit: &str) -> String {
     if unit.is_empty() { String::new() } else { format!(" of {unit}") }
 }
 
 impl Feature {
-    pub fn column(self) -> &'static Column {
+    /// Returns the feature's column, with its name and unit.
+    pub fn column(self) -> &'static ExampleColumn {
         &COLUMNS[self as usize]
     }
 }
 
-impl Column {
-    /// Of a choice, its place among the choices.
+impl ExampleColumn {
+    /// Parses a value. A choice becomes its index among the choices.
     ///
     /// # Errors
-    /// What would do instead.
+    /// The text is not one of the accepted values, which the error names.
     pub fn value(&self, text: &str) -> Result<f64, Error> {
         if !self.choices.is_empty() {
             let at = self.choices.iter().position(|choice| *choice == text);
@@ -104,12 +110,12 @@ impl Column {
         value.ok_or_else(|| Error::Number { name: self.name, unit: self.unit, value: text.to_owned() })
     }
 
-    /// The name of a value that is a choice.
+    /// Returns the name of a value of a choice; `None` for a number.
     pub fn choice(&self, value: f64) -> Option<&'static str> {
         self.choices.get(value as usize).copied()
     }
 
-    /// As people write it.
+    /// Returns a value as text, with its unit.
     pub fn written(&self, value: f64) -> String {
         match (self.choice(value), self.unit) {
             (Some(name), _) => name.to_owned(),
@@ -119,7 +125,7 @@ impl Column {
     }
 }
 
-/// Three digits, or all of the whole part.
+/// Formats a number with three digits, or with all digits of a longer integer part.
 pub(super) fn short(value: f64) -> String {
     let digits = match value.abs() {
         it if it >= 100.0 || it == 0.0 => 0,
@@ -131,57 +137,66 @@ pub(super) fn short(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Of one connection; what is not known is left out.
+/// The known features of one connection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Features([Option<f64>; SAID]);
 
 impl Features {
-    /// A value that is no number of 0 or more counts as unknown.
+    /// Sets a feature. A negative value, or one that is not a number, counts as unknown.
     #[must_use]
     pub fn with(mut self, feature: Feature, value: impl Into<Option<f64>>) -> Self {
         self.0[feature as usize] = value.into().filter(|value| (0.0..=MOST).contains(value));
         self
     }
 
+    /// Returns the features with this profile in addition.
     #[must_use]
-    pub fn for_profile(self, profile: Profile) -> Self {
+    pub fn for_profile(self, profile: TrafficProfile) -> Self {
         self.with(Feature::Profile, profile as usize as f64)
     }
 
-    /// Whether the peer has a broker, and whether a carrier to it is warm.
+    /// Sets whether the peer offers a carrier, and whether that is connected.
     #[must_use]
     pub fn carrying(self, offered: bool, warm: bool) -> Self {
         let place = |is: bool| f64::from(u8::from(is));
         self.with(Feature::Offer, place(offered)).with(Feature::Warmth, place(warm))
     }
 
+    /// Returns the value of a feature, if it is known.
     pub fn get(&self, feature: Feature) -> Option<f64> {
         self.0[feature as usize]
     }
 
-    /// Time in which a path like that could have brought so much: two round trips, and the bytes at its rate. Costs of connections over
-    /// one path compare by how many times this they are.
+    /// Returns the time in which the path could transfer the size at best, in ms: two round trips, and the bytes at
+    /// its rate. Costs are compared as multiples of this time.
     pub fn ideal_ms(&self) -> Option<f64> {
-        let (rtt, rate, size) = (self.get(Feature::Rtt)?, self.get(Feature::Rate)?, self.get(Feature::Size)?);
+        let rtt = self.get(Feature::Rtt)?;
+        let rate = self.get(Feature::Rate)?;
+        let size = self.get(Feature::Size)?;
+        // 1 KiB is 8192 bits, and 1 Mbit/s is 1000 bits per ms: 8.192 converts KiB per Mbit/s to ms.
         let ms = 2.0 * rtt + size * 8.192 / rate;
         (ms > 0.0 && ms.is_finite()).then_some(ms)
     }
 
-    /// How many products of round trip and rate there are to send: below one a path is never full, and beginning is all.
+    /// Returns the size in multiples of bandwidth times round trip. Below 1 the path is never full, and only the
+    /// start of the transfer matters.
     pub fn windows(&self) -> Option<f64> {
-        let (rtt, rate, size) = (self.get(Feature::Rtt)?, self.get(Feature::Rate)?, self.get(Feature::Size)?);
+        let rtt = self.get(Feature::Rtt)?;
+        let rate = self.get(Feature::Rate)?;
+        let size = self.get(Feature::Size)?;
         let windows = size * 8.192 / (rtt * rate);
         windows.is_finite().then_some(windows)
     }
 
-    /// In the order of [`COLUMNS`].
+    /// Returns the values of all columns, in the order of [`COLUMNS`].
     pub fn values(&self) -> [Option<f64>; COLUMNS.len()] {
         let mut all = [self.windows(); COLUMNS.len()];
+        // The columns of features come first; the computed column keeps its value.
         all[..SAID].copy_from_slice(&self.0);
         all
     }
 
-    /// What `other` knows counts.
+    /// Adds the known features of `other`, which replace those of this one.
     #[must_use]
     pub fn or(mut self, other: &Self) -> Self {
         for (own, other) in self.0.iter_mut().zip(other.0) {
@@ -191,7 +206,7 @@ impl Features {
     }
 }
 
-/// `rtt=300,loss=1,profile=loss`.
+/// Parses features from text such as `rtt=300,loss=1,profile=loss`.
 impl FromStr for Features {
     type Err = Error;
 
@@ -199,9 +214,10 @@ impl FromStr for Features {
         let mut features = Self::default();
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(|| Error::Form(part.to_owned()))?;
-            let at = said().position(|column| column.name == name.trim());
+            let at = reported_columns().position(|column| column.name == name.trim());
             let at = at.ok_or_else(|| Error::Unknown(name.to_owned()))?;
-            let (column, slot) = (&COLUMNS[at], &mut features.0[at]);
+            let column = &COLUMNS[at];
+            let slot = &mut features.0[at];
             if slot.replace(column.value(value.trim())?).is_some() {
                 return Err(Error::Twice(column.name));
             }
@@ -212,7 +228,7 @@ impl FromStr for Features {
 
 impl fmt::Display for Features {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = said().zip(self.0).filter_map(|(column, value)| Some((column, value?)));
+        let known = reported_columns().zip(self.0).filter_map(|(column, value)| Some((column, value?)));
         let parts: Vec<_> =
             known.map(|(column, value)| format!("{} {}", column.name, column.written(value))).collect();
         f.write_str(if parts.is_empty() { "nothing is known" } else { "" })?;
@@ -225,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_read_and_written() {
+    fn features_are_parsed_and_printed() {
         let features: Features = "rtt=300, loss=0.25,profile=loss,warmth=warm".parse().unwrap();
         assert_eq!(features.get(Feature::Rtt), Some(300.0));
         assert_eq!(features.get(Feature::Warmth), Some(1.0));
@@ -239,18 +255,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_features_are_refused() {
         let table = [
             ("rtt", "is no NAME=VALUE"),
             ("", "is no NAME=VALUE"),
             ("rtd=1", "no feature \"rtd\"; there are: rtt, rate"),
-            ("rtt=-1", "rtt is a number of ms of 0 or more, and not \"-1\""),
-            ("rtt=nan", "rtt is a number"),
-            ("rtt=inf", "rtt is a number"),
+            ("rtt=-1", "rtt has to be a number of ms of 0 or more, not \"-1\""),
+            ("rtt=nan", "rtt has to be a number"),
+            ("rtt=inf", "rtt has to be a number"),
             ("windows=1", "no feature \"windows\""),
-            ("paths=x", "paths is a number of 0 or more"),
-            ("rtt=1,rtt=2", "rtt is there twice"),
-            ("offer=all", "offer is one of nothing, carrier, and not \"all\""),
+            ("paths=x", "paths has to be a number of 0 or more"),
+            ("rtt=1,rtt=2", "rtt is given twice"),
+            ("offer=all", "offer has to be one of nothing, carrier, not \"all\""),
         ];
         for (text, wanted) in table {
             let error = text.parse::<Features>().expect_err(text).to_string();
@@ -259,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_path_allows() {
+    fn path_limits_the_transfer_time() {
         let ideal = |text: &str| text.parse::<Features>().unwrap().ideal_ms();
         // 1000 KiB are 8.192 Mbit.
         assert_eq!(ideal("rtt=100,rate=8.192,size=1000"), Some(1200.0));
@@ -275,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn later_knowledge_counts() {
+    fn later_measurement_of_a_feature_counts() {
         let path = Features::default().with(Feature::Rtt, 20.0).with(Feature::Loss, 1.0);
         let both = path.or(&"rtt=300,size=64".parse().unwrap());
         assert_eq!(both.to_string(), "rtt 300 ms, loss 1 %, size 64 KiB");

@@ -1,7 +1,8 @@
-//! What connections are for, and how large they are, by what became of earlier ones of the same kind.
+//! Predicts the profile and size of a connection from earlier connections of the same kind.
 //!
-//! A kind is a port, with the side and the command that connects, whoever the peer is. What is known is counted, not guessed: each of the latest
-//! flows is of one of three shapes, the most frequent one is what is expected, and the answer says how many were.
+//! A kind is a server port, this host's side, the connecting command and its cgroup; the peer does not matter. Each
+//! remembered flow has one of three shapes, and the most frequent one is predicted. The prediction states how many
+//! flows had it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -9,37 +10,38 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::profile::Profile;
+use super::profile::TrafficProfile;
 
-/// Kinds that are known at once; the one that was used longest ago goes.
+/// Most kinds that are remembered; the one that was used longest ago is dropped.
 pub const KINDS_MAX: usize = 1024;
-/// Flows of a kind that are remembered.
+/// Most flows that are remembered of a kind.
 pub const LATEST: usize = 16;
-/// Of these, of one peer: no more, so that one stranger alone does not say what a port is for.
+/// Most of these flows that may be of one peer, so that a single stranger does not decide what a port is used for.
 pub const OF_ONE_PEER: usize = 4;
-/// Fewer say nothing.
+/// Fewest flows that a prediction needs.
 pub const ENOUGH: usize = 4;
 
-/// Bytes of one exchange of an interactive flow, at most.
+/// Most bytes of an exchange (a request and its answer) of an interactive flow.
 const SMALL: u64 = 2 << 10;
-/// Exchanges of an interactive flow, at least.
+/// Fewest exchanges of an interactive flow.
 const MANY: u32 = 4;
-/// Bytes of a bulk flow, at least.
+/// Fewest bytes of an exchange of a bulk flow.
 const LARGE: u64 = 1 << 20;
 
+/// A kind of connections that are expected to be alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Kind {
-    /// This host connects.
+pub struct TrafficClass {
+    /// True if this host connects.
     pub is_client: bool,
-    /// The server's.
+    /// Port of the server.
     pub port: u16,
-    /// That connects; empty: not known, as of a server's clients.
+    /// Name of the connecting process; empty if unknown, as for clients of a server.
     pub command: String,
-    /// That the rule names by which it is known, by id; 0: none.
+    /// ID of the cgroup that the rule names; 0: none.
     pub cgroup: u64,
 }
 
-/// That stands for a peer: one number for all addresses of a host's network in IPv6.
+/// Returns a number that identifies a peer. All IPv6 addresses of one /64 network have the same number.
 pub fn number_of(peer: IpAddr) -> u64 {
     match peer.to_canonical() {
         IpAddr::V4(v4) => u64::from(v4.to_bits()),
@@ -47,30 +49,31 @@ pub fn number_of(peer: IpAddr) -> u64 {
     }
 }
 
-/// What went through a connection.
+/// Bytes and exchanges of a finished connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Flow {
-    /// Bytes of the client.
+pub struct FlowFigures {
+    /// Bytes that the client sent.
     pub asked: u64,
-    /// Of the server.
+    /// Bytes that the server sent.
     pub answered: u64,
-    /// How often the client has spoken again after it had heard something; `None`: nobody has looked.
+    /// Times that the client sent again after it had received data; `None`: not counted.
     pub turns: Option<u32>,
 }
 
-/// What a flow looks like.
+/// The traffic pattern of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Shape {
-    /// Many small exchanges: each is waited for.
+pub enum FlowShape {
+    /// Many small exchanges; a person waits for each.
     Interactive,
-    /// Questions, and answers to them.
+    /// Requests and their answers, of any size.
     Requests,
-    /// A lot, in one direction, in one go.
+    /// Much data in one direction, in few exchanges.
     Bulk,
 }
 
-impl Shape {
+impl FlowShape {
+    /// Returns the shape's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interactive => "small exchanges",
@@ -80,45 +83,49 @@ impl Shape {
     }
 }
 
-impl Flow {
-    /// In the direction that has more.
+impl FlowFigures {
+    /// Returns the bytes of the direction that has more.
     pub fn bytes(&self) -> u64 {
         self.asked.max(self.answered)
     }
 
-    /// `None`: nothing went through it.
-    pub fn shape(&self) -> Option<Shape> {
+    /// Returns the shape of the flow; `None` if it transferred nothing.
+    pub fn shape(&self) -> Option<FlowShape> {
         let all = self.asked.saturating_add(self.answered);
         if all == 0 {
             return None;
         }
+        // A flow of n turns has n + 1 exchanges, as the first request is not a turn.
         let exchanges = self.turns.map_or(1, |turns| u64::from(turns) + 1);
         Some(match self.turns {
-            Some(turns) if turns >= MANY && all / exchanges <= SMALL => Shape::Interactive,
+            Some(turns) if turns >= MANY && all / exchanges <= SMALL => FlowShape::Interactive,
+            // Bulk: at least 1 MiB for each exchange, and the other direction has at most a ninth of that.
             _ if self.bytes() / exchanges >= LARGE && self.bytes() / 9 >= self.asked.min(self.answered) => {
-                Shape::Bulk
+                FlowShape::Bulk
             }
-            _ => Shape::Requests,
+            _ => FlowShape::Requests,
         })
     }
 }
 
-/// Where an expectation is from. Names are those of `graft why` and of the metrics.
+/// The source of a prediction. Names are those of `graft why` and of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
-    /// The operator's.
+pub enum ExpectationSource {
+    /// The operator's settings state the profile.
     Configured,
-    /// Of earlier flows.
+    /// Earlier flows of the kind.
     Learned,
-    /// What the port is usually for.
+    /// The usual purpose of the port.
     Port,
-    /// Nothing is known.
+    /// No source knows anything about such connections.
     Default,
 }
 
-impl Source {
+impl ExpectationSource {
+    /// The sources, in the order in which they are tried.
     pub const ALL: [Self; 4] = [Self::Configured, Self::Learned, Self::Port, Self::Default];
 
+    /// Returns the source's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Configured => "configured",
@@ -129,38 +136,45 @@ impl Source {
     }
 }
 
-/// What a connection is taken to be before it begins.
+/// A prediction for a connection, before it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
-    pub profile: Profile,
-    /// In the direction that has more; `None`: not known.
+    /// The predicted profile.
+    pub profile: TrafficProfile,
+    /// Predicted size of the larger direction in KiB; `None`: unknown.
     pub size_kib: Option<u32>,
-    pub source: Source,
-    /// Share of the flows that were like that; 1 where nobody has counted.
+    /// The source of the prediction: settings, flows, port, or none.
+    pub source: ExpectationSource,
+    /// Share of the remembered flows that have the predicted shape; 1 if flows were not needed.
     pub sure: f64,
-    /// Why, in words.
+    /// The reason for the prediction, in words.
     pub words: String,
 }
 
-/// Connections that are asked about: each `None`, whichever.
+/// A selection of connections. A field that is `None` matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
+    /// True for connections that this host opens.
     pub is_client: bool,
+    /// Ranges of server ports.
     pub ports: Vec<RangeInclusive<u16>>,
+    /// Name of the connecting process.
     pub command: Option<String>,
+    /// ID of the cgroup that the rule names.
     pub cgroup: Option<u64>,
 }
 
 impl Question {
-    /// If it can only be about one.
-    fn kind(&self) -> Option<Kind> {
+    /// Returns the kind, if the question selects exactly one.
+    fn kind(&self) -> Option<TrafficClass> {
         let [ports] = &self.ports[..] else { return None };
         (ports.start() == ports.end()).then_some(())?;
-        let (command, cgroup) = (self.command.clone()?, self.cgroup?);
-        Some(Kind { is_client: self.is_client, port: *ports.start(), command, cgroup })
+        let command = self.command.clone()?;
+        let cgroup = self.cgroup?;
+        Some(TrafficClass { is_client: self.is_client, port: *ports.start(), command, cgroup })
     }
 
-    fn is_about(&self, kind: &Kind) -> bool {
+    fn is_about(&self, kind: &TrafficClass) -> bool {
         self.is_client == kind.is_client
             && self.ports.iter().any(|ports| ports.contains(&kind.port))
             && self.command.as_ref().is_none_or(|command| *command == kind.command)
@@ -169,36 +183,39 @@ impl Question {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct SeenFlow {
     at: u64,
     peer: u64,
-    flow: Flow,
+    flow: FlowFigures,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownClass {
     used: u64,
-    seen: VecDeque<Seen>,
+    seen: VecDeque<SeenFlow>,
 }
 
-/// One thing that was seen of a kind.
+/// A remembered flow of a kind, to be stored and learned again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lesson {
-    pub kind: Kind,
+pub struct ClassLesson {
+    /// The kind of the flow.
+    pub kind: TrafficClass,
+    /// The observed flow.
     pub seen: Saw,
 }
 
+/// An observation of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Saw {
-    /// One that is over, with the number that stands for its peer.
-    Flow(u64, Flow),
+    /// A finished flow, with the number that identifies its peer.
+    Flow(u64, FlowFigures),
 }
 
-/// All that is known. It has no clock: what came later counts as newer.
+/// The known kinds and their latest flows. It has no clock: only the order of events counts.
 #[derive(Debug)]
 pub struct Kinds {
-    kinds: BTreeMap<Kind, Known>,
+    kinds: BTreeMap<TrafficClass, KnownClass>,
     most: usize,
     now: u64,
 }
@@ -210,24 +227,26 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// `most`: kinds, of which there is at least one.
+    /// Makes an empty predictor for at most `most` kinds, at least one.
     pub fn new(most: usize) -> Self {
         Self { kinds: BTreeMap::new(), most: most.max(1), now: 0 }
     }
 
-    /// The latest first.
-    pub fn iter(&self) -> impl Iterator<Item = &Kind> {
+    /// Returns the known kinds, the most recently used first.
+    pub fn iter(&self) -> impl Iterator<Item = &TrafficClass> {
         let mut all: Vec<_> = self.kinds.iter().collect();
+        // Numbers of uses stand for time, since there is no clock.
         all.sort_by_key(|(_, known)| std::cmp::Reverse(known.used));
         all.into_iter().map(|(kind, _)| kind)
     }
 
-    /// A flow is over. `peer`: any number that stands for it. One with nothing in it says nothing.
-    pub fn note(&mut self, kind: Kind, peer: u64, flow: Flow) {
+    /// Notes a finished flow. `peer` is a number that identifies the peer. A flow without bytes is ignored.
+    pub fn note(&mut self, kind: TrafficClass, peer: u64, flow: FlowFigures) {
         if flow.shape().is_none() {
             return;
         }
         let (at, known) = self.enter(kind);
+        // One peer replaces its own oldest flow once it has its share; otherwise the oldest flow of all is dropped.
         let of_peer = known.seen.iter().filter(|seen| seen.peer == peer).count();
         if of_peer >= OF_ONE_PEER {
             let oldest = known.seen.iter().position(|seen| seen.peer == peer);
@@ -235,26 +254,28 @@ impl Kinds {
         } else if known.seen.len() >= LATEST {
             known.seen.pop_front();
         }
-        known.seen.push_back(Seen { at, peer, flow });
+        known.seen.push_back(SeenFlow { at, peer, flow });
     }
 
-    /// Of what it knows, in the order in which it was seen: whoever is taught all of it knows the same.
-    pub fn lessons(&self) -> Vec<Lesson> {
-        let mut lessons: Vec<(u64, Lesson)> = Vec::new();
+    /// Returns all remembered flows in the order in which they were noted. Another predictor that learns them has the
+    /// same state.
+    pub fn lessons(&self) -> Vec<ClassLesson> {
+        let mut lessons: Vec<(u64, ClassLesson)> = Vec::new();
         for (kind, known) in &self.kinds {
             let flows = known.seen.iter().map(|seen| (seen.at, Saw::Flow(seen.peer, seen.flow)));
-            lessons.extend(flows.map(|(at, seen)| (at, Lesson { kind: kind.clone(), seen })));
+            lessons.extend(flows.map(|(at, seen)| (at, ClassLesson { kind: kind.clone(), seen })));
         }
         lessons.sort_by_key(|(at, _)| *at);
         lessons.into_iter().map(|(_, lesson)| lesson).collect()
     }
 
-    pub fn teach(&mut self, Lesson { kind, seen }: Lesson) {
+    /// Learns a stored observation.
+    pub fn teach(&mut self, ClassLesson { kind, seen }: ClassLesson) {
         let Saw::Flow(peer, flow) = seen;
         self.note(kind, peer, flow);
     }
 
-    fn enter(&mut self, kind: Kind) -> (u64, &mut Known) {
+    fn enter(&mut self, kind: TrafficClass) -> (u64, &mut KnownClass) {
         self.now += 1;
         if !self.kinds.contains_key(&kind) && self.kinds.len() >= self.most {
             let oldest = self.kinds.iter().min_by_key(|(_, known)| known.used).map(|(kind, _)| kind.clone());
@@ -265,7 +286,7 @@ impl Kinds {
         (self.now, known)
     }
 
-    fn about(&self, question: &Question) -> Vec<&Known> {
+    fn known_classes(&self, question: &Question) -> Vec<&KnownClass> {
         match question.kind() {
             Some(kind) => self.kinds.get(&kind).into_iter().collect(),
             None => {
@@ -275,9 +296,10 @@ impl Kinds {
         }
     }
 
-    /// Of what is asked about, the latest flows, of each peer so many as of one kind.
-    fn latest(about: &[&Known]) -> Vec<Flow> {
-        let mut seen: Vec<Seen> = about.iter().flat_map(|known| known.seen.iter().copied()).collect();
+    /// Returns the latest flows of several kinds, with the same limits in total as one kind has.
+    fn latest(about: &[&KnownClass]) -> Vec<FlowFigures> {
+        let mut seen: Vec<SeenFlow> = about.iter().flat_map(|known| known.seen.iter().copied()).collect();
+        // The newest flows come first, so that the limit for each peer drops the oldest.
         seen.sort_by_key(|seen| std::cmp::Reverse(seen.at));
         let mut of_peers = BTreeMap::<u64, usize>::new();
         seen.retain(|seen| {
@@ -288,28 +310,30 @@ impl Kinds {
         seen.into_iter().take(LATEST).map(|seen| seen.flow).collect()
     }
 
-    /// What the next connection of these is taken to be.
+    /// Predicts the profile and size of the next connection that the question selects.
     pub fn expect(&self, question: &Question) -> Expected {
-        let about = self.about(question);
+        let about = self.known_classes(question);
         let usual = usual(question);
         let flows = Self::latest(&about);
+        // Too few flows say nothing: the port's usual profile is the prediction.
         if flows.len() < ENOUGH {
             return usual;
         }
         let Some((shape, count)) = most_frequent(&flows) else { return usual };
         let is_left = match shape {
-            Shape::Interactive => false,
-            // Whether there were many questions cannot be said where nobody has counted.
-            Shape::Requests => flows.iter().all(|flow| flow.turns.is_none()),
-            // Whether somebody waits for it cannot be seen in bytes.
-            Shape::Bulk => usual.profile == Profile::Insensitive,
+            FlowShape::Interactive => false,
+            // If exchanges were not counted, the shape may in truth be interactive, so the port's usual profile is
+            // kept.
+            FlowShape::Requests => flows.iter().all(|flow| flow.turns.is_none()),
+            // Bytes do not show whether a person waits for them, so a port of insensitive use stays so.
+            FlowShape::Bulk => usual.profile == TrafficProfile::Insensitive,
         };
-        let is_usual = is_left && usual.source != Source::Default;
+        let is_usual = is_left && usual.source != ExpectationSource::Default;
         let profile = match shape {
             _ if is_usual => usual.profile,
-            Shape::Interactive => Profile::Time,
-            Shape::Requests => Profile::TimeAndLoss,
-            Shape::Bulk => Profile::Loss,
+            FlowShape::Interactive => TrafficProfile::Time,
+            FlowShape::Requests => TrafficProfile::TimeAndLoss,
+            FlowShape::Bulk => TrafficProfile::Loss,
         };
         let kib = median_kib(&flows);
         let of = flows.len();
@@ -321,16 +345,16 @@ impl Kinds {
         Expected {
             profile,
             size_kib: Some(kib),
-            source: Source::Learned,
+            source: ExpectationSource::Learned,
             sure: count as f64 / of as f64,
             words,
         }
     }
 }
 
-/// Without what flows have shown.
+/// Returns the prediction by the port alone.
 fn usual(question: &Question) -> Expected {
-    // Of a range that has both, nothing is said.
+    // A range of ports has no usual profile, and neither have ports with different ones.
     let mut usual =
         question.ports.iter().map(|ports| usual_of(*ports.start()).filter(|_| ports.start() == ports.end()));
     let first = usual.next().flatten();
@@ -338,41 +362,43 @@ fn usual(question: &Question) -> Expected {
         Some(profile) => Expected {
             profile,
             size_kib: None,
-            source: Source::Port,
+            source: ExpectationSource::Port,
             sure: 1.0,
             words: "what the port is usually for".to_owned(),
         },
         None => Expected {
-            profile: Profile::TimeAndLoss,
+            profile: TrafficProfile::TimeAndLoss,
             size_kib: None,
-            source: Source::Default,
+            source: ExpectationSource::Default,
             sure: 0.0,
             words: "nothing is known of such connections yet".to_owned(),
         },
     }
 }
 
-/// With how many are of it; of two that are as frequent, the one that minds delays more.
-fn most_frequent(flows: &[Flow]) -> Option<(Shape, usize)> {
-    let mut counts = BTreeMap::<Shape, usize>::new();
-    for shape in flows.iter().filter_map(Flow::shape) {
+/// Returns the most frequent shape and its count. Of equally frequent shapes, it is the one that is most sensitive to
+/// delays.
+fn most_frequent(flows: &[FlowFigures]) -> Option<(FlowShape, usize)> {
+    let mut counts = BTreeMap::<FlowShape, usize>::new();
+    for shape in flows.iter().filter_map(FlowFigures::shape) {
         *counts.entry(shape).or_default() += 1;
     }
+    // max_by_key returns the last maximum; reversed, that is the first shape in the order of the enum.
     counts.into_iter().rev().max_by_key(|(_, count)| *count)
 }
 
-/// Rounded up. Of two in the middle, the larger.
-fn median_kib(flows: &[Flow]) -> u32 {
-    let mut sizes: Vec<u64> = flows.iter().map(Flow::bytes).collect();
+/// Returns the median size in KiB, rounded up; of two middle ones the larger.
+fn median_kib(flows: &[FlowFigures]) -> u32 {
+    let mut sizes: Vec<u64> = flows.iter().map(FlowFigures::bytes).collect();
     sizes.sort_unstable();
     let bytes = sizes.get(sizes.len() / 2).copied().unwrap_or_default();
     u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
 }
 
-/// What a port is usually for.
-pub fn usual_of(port: u16) -> Option<Profile> {
+/// Returns the usual profile of a well-known port.
+pub fn usual_of(port: u16) -> Option<TrafficProfile> {
     Some(match port {
-        // Shells, screens, calls, databases, messages between machines.
+        // Shells, remote desktops, calls, DNS, message brokers, databases.
         22
         | 23
         | 3389
@@ -387,13 +413,13 @@ pub fn usual_of(port: u16) -> Option<Profile> {
         | 5432
         | 6379
         | 11211
-        | 27017 => Profile::Time,
-        // Pages and video.
-        80 | 443 | 554 | 1935 | 8000 | 8008 | 8080 | 8443 => Profile::TimeAndLoss,
-        // Files and mail that somebody waits for.
-        110 | 143 | 389 | 445 | 465 | 587 | 636 | 993 | 995 | 2049 => Profile::Loss,
+        | 27017 => TrafficProfile::Time,
+        // Web pages and video.
+        80 | 443 | 554 | 1935 | 8000 | 8008 | 8080 | 8443 => TrafficProfile::TimeAndLoss,
+        // Files, mail and directories that a person waits for.
+        110 | 143 | 389 | 445 | 465 | 587 | 636 | 993 | 995 | 2049 => TrafficProfile::Loss,
         // Mail between servers, copies, updates.
-        20 | 21 | 25 | 119 | 873 | 3142 | 9418 => Profile::Insensitive,
+        20 | 21 | 25 | 119 | 873 | 3142 | 9418 => TrafficProfile::Insensitive,
         _ => return None,
     })
 }
@@ -404,32 +430,32 @@ mod tests {
 
     use super::*;
 
-    fn kind(port: u16) -> Kind {
-        Kind { is_client: true, port, command: "curl".to_owned(), cgroup: 0 }
+    fn kind(port: u16) -> TrafficClass {
+        TrafficClass { is_client: true, port, command: "curl".to_owned(), cgroup: 0 }
     }
 
     fn about(port: u16) -> Question {
         Question { is_client: true, ports: vec![port..=port], ..Question::default() }
     }
 
-    fn flow(asked: u64, answered: u64, turns: impl Into<Option<u32>>) -> Flow {
-        Flow { asked, answered, turns: turns.into() }
+    fn flow(asked: u64, answered: u64, turns: impl Into<Option<u32>>) -> FlowFigures {
+        FlowFigures { asked, answered, turns: turns.into() }
     }
 
     #[test]
-    fn shapes_by_hand() {
+    fn flow_shapes_match_examples_by_hand() {
         let table = [
             (flow(0, 0, 0), None),
-            (flow(500, 40_000, 0), Some(Shape::Requests)),
-            (flow(3_000, 20_000, 50), Some(Shape::Interactive)),
-            (flow(3_000, 20_000, 3), Some(Shape::Requests)),
-            (flow(3_000, 2_000_000, 50), Some(Shape::Requests)),
-            (flow(300, 5 << 20, 0), Some(Shape::Bulk)),
-            (flow(300, 5 << 20, None), Some(Shape::Bulk)),
-            (flow(500 << 20, 9_000, 2), Some(Shape::Bulk)),
-            (flow(3 << 20, 3 << 20, 1), Some(Shape::Requests)),
-            (flow(u64::MAX, u64::MAX, u32::MAX), Some(Shape::Requests)),
-            (flow(0, u64::MAX, 0), Some(Shape::Bulk)),
+            (flow(500, 40_000, 0), Some(FlowShape::Requests)),
+            (flow(3_000, 20_000, 50), Some(FlowShape::Interactive)),
+            (flow(3_000, 20_000, 3), Some(FlowShape::Requests)),
+            (flow(3_000, 2_000_000, 50), Some(FlowShape::Requests)),
+            (flow(300, 5 << 20, 0), Some(FlowShape::Bulk)),
+            (flow(300, 5 << 20, None), Some(FlowShape::Bulk)),
+            (flow(500 << 20, 9_000, 2), Some(FlowShape::Bulk)),
+            (flow(3 << 20, 3 << 20, 1), Some(FlowShape::Requests)),
+            (flow(u64::MAX, u64::MAX, u32::MAX), Some(FlowShape::Requests)),
+            (flow(0, u64::MAX, 0), Some(FlowShape::Bulk)),
         ];
         for (flow, wanted) in table {
             assert_eq!(flow.shape(), wanted, "{flow:?}");
@@ -437,59 +463,62 @@ mod tests {
     }
 
     #[test]
-    fn what_was_is_expected_again_and_says_why() {
+    fn traffic_class_of_earlier_flows_is_predicted() {
         let mut kinds = Kinds::default();
         let port = kinds.expect(&about(443));
-        assert_eq!((port.profile, port.source, port.size_kib), (Profile::TimeAndLoss, Source::Port, None));
-        assert_eq!(kinds.expect(&about(7100)).source, Source::Default);
+        assert_eq!(
+            (port.profile, port.source, port.size_kib),
+            (TrafficProfile::TimeAndLoss, ExpectationSource::Port, None)
+        );
+        assert_eq!(kinds.expect(&about(7100)).source, ExpectationSource::Default);
         for peer in 0..ENOUGH as u64 {
-            assert_ne!(kinds.expect(&about(443)).source, Source::Learned, "{peer} say nothing");
+            assert_ne!(kinds.expect(&about(443)).source, ExpectationSource::Learned, "{peer} say nothing");
             kinds.note(kind(443), peer, flow(300, (5 + peer) << 20, 0));
         }
         let learned = kinds.expect(&about(443));
-        assert_eq!((learned.profile, learned.source), (Profile::Loss, Source::Learned));
+        assert_eq!((learned.profile, learned.source), (TrafficProfile::Loss, ExpectationSource::Learned));
         assert_eq!((learned.size_kib, learned.sure), (Some(7 << 10), 1.0));
         assert_eq!(learned.words, "4 of the latest 4 were bulk, their median is 7168 KiB");
-        assert_eq!(kinds.expect(&about(80)).source, Source::Port, "others do not count");
+        assert_eq!(kinds.expect(&about(80)).source, ExpectationSource::Port, "others do not count");
         let other = Question { command: Some("wget".into()), ..about(443) };
-        assert_eq!(kinds.expect(&other).source, Source::Port);
+        assert_eq!(kinds.expect(&other).source, ExpectationSource::Port);
         let server = Question { is_client: false, ..about(443) };
-        assert_eq!(kinds.expect(&server).source, Source::Port);
+        assert_eq!(kinds.expect(&server).source, ExpectationSource::Port);
         let all = Question { ports: vec![1..=1000], ..about(1) };
-        assert_eq!(kinds.expect(&all).profile, Profile::Loss, "a range has what is in it");
+        assert_eq!(kinds.expect(&all).profile, TrafficProfile::Loss, "a range has what is in it");
     }
 
     #[test]
-    fn whether_somebody_waits_is_not_seen_in_bytes() {
+    fn traffic_class_of_a_known_port_is_not_taken_from_bytes_alone() {
         let mut kinds = Kinds::default();
         for peer in 0..9 {
             kinds.note(kind(873), peer, flow(900 << 20, 9_000, 3));
             kinds.note(kind(7100), peer, flow(900 << 20, 9_000, 3));
         }
-        assert_eq!(kinds.expect(&about(873)).profile, Profile::Insensitive);
-        assert_eq!(kinds.expect(&about(7100)).profile, Profile::Loss);
+        assert_eq!(kinds.expect(&about(873)).profile, TrafficProfile::Insensitive);
+        assert_eq!(kinds.expect(&about(7100)).profile, TrafficProfile::Loss);
     }
 
     #[test]
-    fn whether_there_were_many_questions_is_not_seen_where_nobody_counted() {
+    fn traffic_class_is_predicted_without_a_count_of_requests() {
         let mut kinds = Kinds::default();
         for peer in 0..9 {
             kinds.note(kind(22), peer, flow(9_000, 40_000, None));
             kinds.note(kind(7100), peer, flow(9_000, 40_000, None));
         }
         let shell = kinds.expect(&about(22));
-        assert_eq!((shell.profile, shell.size_kib), (Profile::Time, Some(40)));
+        assert_eq!((shell.profile, shell.size_kib), (TrafficProfile::Time, Some(40)));
         assert_eq!(
             shell.words,
             "9 of the latest 9 were requests, their median is 40 KiB; what the port is usually for"
         );
-        assert_eq!(kinds.expect(&about(7100)).profile, Profile::TimeAndLoss);
+        assert_eq!(kinds.expect(&about(7100)).profile, TrafficProfile::TimeAndLoss);
         kinds.note(kind(22), 9, flow(9_000, 40_000, 2));
-        assert_eq!(kinds.expect(&about(22)).profile, Profile::TimeAndLoss, "one was counted");
+        assert_eq!(kinds.expect(&about(22)).profile, TrafficProfile::TimeAndLoss, "one was counted");
     }
 
     #[test]
-    fn a_network_counts_as_one() {
+    fn flows_from_one_network_count_as_one_peer() {
         let number = |text: &str| number_of(text.parse().unwrap());
         assert_eq!(number("2001:db8::1"), number("2001:db8::ffff:1"));
         assert_ne!(number("2001:db8::1"), number("2001:db8:0:1::1"));
@@ -498,24 +527,24 @@ mod tests {
     }
 
     #[test]
-    fn ports_have_what_they_are_for() {
+    fn well_known_ports_have_their_traffic_class() {
         for (port, wanted) in [
-            (22, Profile::Time),
-            (443, Profile::TimeAndLoss),
-            (993, Profile::Loss),
-            (873, Profile::Insensitive),
+            (22, TrafficProfile::Time),
+            (443, TrafficProfile::TimeAndLoss),
+            (993, TrafficProfile::Loss),
+            (873, TrafficProfile::Insensitive),
         ] {
             assert_eq!(usual_of(port), Some(wanted), "{port}");
         }
         assert_eq!(usual_of(7100), None);
         let both = Question { ports: vec![80..=80, 443..=443], ..about(1) };
-        assert_eq!(Kinds::default().expect(&both).source, Source::Port);
+        assert_eq!(Kinds::default().expect(&both).source, ExpectationSource::Port);
         let mixed = Question { ports: vec![22..=22, 443..=443], ..about(1) };
-        assert_eq!(Kinds::default().expect(&mixed).source, Source::Default);
+        assert_eq!(Kinds::default().expect(&mixed).source, ExpectationSource::Default);
     }
 
     #[test]
-    fn one_peer_says_little() {
+    fn single_peer_changes_predictions_little() {
         let mut kinds = Kinds::default();
         for peer in 0..12 {
             kinds.note(kind(443), peer, flow(300, 40_000, 0));
@@ -524,13 +553,13 @@ mod tests {
             kinds.note(kind(443), 99, flow(300, 5 << 20, 0));
         }
         let expected = kinds.expect(&about(443));
-        assert_eq!((expected.profile, expected.sure), (Profile::TimeAndLoss, 0.75));
+        assert_eq!((expected.profile, expected.sure), (TrafficProfile::TimeAndLoss, 0.75));
         assert_eq!(expected.size_kib, Some(40));
     }
 
     proptest! {
         #[test]
-        fn it_is_bounded_and_within_what_was(
+        fn predictions_are_bounded_by_known_flows(
             notes in prop::collection::vec((0_u16..40, 0_u64..6, any::<u64>(), any::<u64>(), any::<Option<u32>>()), 0..300),
         ) {
             let mut kinds = Kinds::new(8);
@@ -539,14 +568,14 @@ mod tests {
                 prop_assert!(kinds.kinds.len() <= 8);
                 prop_assert!(kinds.kinds.values().all(|known| known.seen.len() <= LATEST));
                 let question = Question { is_client: true, ports: vec![0..=u16::MAX], ..Question::default() };
-                let flows = Kinds::latest(&kinds.about(&question));
+                let flows = Kinds::latest(&kinds.known_classes(&question));
                 let expected = kinds.expect(&question);
                 prop_assert!((0.0..=1.0).contains(&expected.sure));
-                let learned = expected.source == Source::Learned;
+                let learned = expected.source == ExpectationSource::Learned;
                 prop_assert_eq!(learned, flows.len() >= ENOUGH);
                 prop_assert_eq!(learned, expected.size_kib.is_some());
                 if learned {
-                    // Of three shapes, the most frequent one has a third.
+                    // The most frequent of three shapes has at least a third of the flows.
                     prop_assert!(expected.sure >= 1.0 / 3.0 - 1e-9);
                     let sizes = flows.iter().map(|flow| u32::try_from(flow.bytes().div_ceil(1024)).unwrap_or(u32::MAX));
                     prop_assert!(sizes.into_iter().any(|size| Some(size) == expected.size_kib));
@@ -560,7 +589,7 @@ mod tests {
         }
 
         #[test]
-        fn whoever_is_taught_all_of_it_knows_the_same(
+        fn predictor_relearned_from_its_records_is_equal(
             notes in prop::collection::vec((0_u16..12, 0_u64..6, any::<u32>(), any::<Option<u32>>()), 0..100),
         ) {
             let mut kinds = Kinds::new(8);
@@ -578,14 +607,14 @@ mod tests {
         }
 
         #[test]
-        fn a_majority_of_many_peers_is_followed(most in 9_usize..=16) {
+        fn majority_of_peers_decides_the_traffic_class(most in 9_usize..=16) {
             let mut kinds = Kinds::default();
             for at in 0..16_u64 {
                 let is_bulk = at < most as u64;
                 kinds.note(kind(1), at, if is_bulk { flow(1, 2 << 20, 0) } else { flow(10, 10, 9) });
             }
             let expected = kinds.expect(&about(1));
-            prop_assert_eq!(expected.profile, Profile::Loss);
+            prop_assert_eq!(expected.profile, TrafficProfile::Loss);
             prop_assert_eq!(expected.sure, most as f64 / 16.0);
         }
     }

@@ -1,16 +1,18 @@
-//! By which arm a connection is best sent: learned from measured transfers, readable, and corrected by what comes of it.
+//! Chooses the candidate (arm) that suits a connection best: a congestion control, or a carrier. The choice is
+//! learned from measured transfers, can be read by people, and is corrected by outcomes.
 //!
-//! | module | what it is |
+//! | module | what it does |
 //! | --- | --- |
-//! | [`features`] | what is known of a connection before it begins |
-//! | [`profile`] | what applications want, as a cost of the times at which bytes came |
-//! | [`arms`] | names of what is chosen among |
-//! | [`tree`] | a decision tree: how it is walked, and in words |
-//! | [`model`] | a tree as a file |
-//! | [`kind`] | what a connection is for, by earlier ones of its kind |
-//! | [`online`] | what is done where it turns out to be wrong |
+//! | [`features`] | features of a connection that are known before it begins |
+//! | [`profile`] | needs of applications, as a cost of the arrival times of bytes |
+//! | [`arms`] | names of the candidates |
+//! | [`tree`] | a decision tree, and the walk through it in words |
+//! | [`model`] | the file of a tree |
+//! | [`kind`] | predicts profile and size of a connection from earlier ones of its kind |
+//! | [`online`] | corrects the model where its outcomes are bad |
 //!
-//! A model is trained in the laboratory (`millrace-lab train`). Why it is so: `docs/design/0023-selection.md`.
+//! Models are trained in the laboratory (`millrace-lab train`). The reasons for this design are in
+//! `docs/notes/design/0023-selection.md`.
 
 pub mod arms;
 pub mod features;

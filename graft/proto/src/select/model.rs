@@ -1,97 +1,112 @@
-//! A tree as a file that people can read, and how it is read back: strictly.
+//! The file of a decision tree: JSON that people can read, parsed strictly.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::features::{COLUMNS, Column, Features};
+use super::features::{COLUMNS, ExampleColumn, Features};
 use super::tree::{DEPTH_MAX, Leaf, Node, Rank};
 
+/// The version of the file's format.
 pub const VERSION: u32 = 1;
-/// Of a file.
+/// Most bytes of a model's file.
 pub const BYTES_MAX: usize = 4 << 20;
 const LEAVES_MAX: usize = 10_000;
 const ARMS_MAX: usize = 64;
 
+/// A model: a decision tree that ranks the candidates for a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
+    /// The version of the file's format.
     pub version: u32,
-    /// Of what it was made.
+    /// Description of the measurements that the model was trained on.
     pub about: String,
-    /// Congestion controls in place, and ways to be carried.
+    /// Names of the candidates that leaves rank: congestion controls, and carriers.
     pub arms: Vec<String>,
+    /// The decision tree.
     pub tree: Node,
 }
 
+/// Why a file is not a usable model.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
-    #[error("it has {0} bytes; a model has at most {BYTES_MAX}")]
+    #[error("the file has {0} bytes; a model has at most {BYTES_MAX}")]
     Long(usize),
-    #[error("it is no model: {0}")]
+    #[error("not a selection model: {0}")]
     Json(#[from] serde_json::Error),
     #[error(
-        "it is of version {0}, and this program reads {VERSION}: train it anew with `millrace-lab train`"
+        "the model is of version {0}, and this program reads {VERSION}: train it again with `millrace-lab train`"
     )]
     Version(u32),
     #[error("{0}")]
     Wrong(String),
 }
 
-/// What a model says of a connection.
+/// The model's decision for a connection.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decision<'a> {
-    /// The best that can be had, if any can.
+pub struct ModelDecision<'a> {
+    /// The best candidate that is possible for the connection, if there is one.
     pub rank: Option<&'a Rank>,
+    /// The leaf that the connection's features led to.
     pub leaf: &'a Leaf,
-    /// The way through the tree.
+    /// The decisions on the way to the leaf, in words.
     pub words: Vec<String>,
 }
 
 impl Model {
+    /// Makes a model of the current version.
     pub fn new(about: String, arms: Vec<String>, tree: Node) -> Self {
         Self { version: VERSION, about, arms, tree }
     }
 
+    /// Parses a model's file and checks it.
+    ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// The file is no valid model; the error names what is wrong, and where.
     pub fn parse(text: &str) -> Result<Self, Error> {
         if text.len() > BYTES_MAX {
             return Err(Error::Long(text.len()));
         }
         let model: Self = serde_json::from_str(text)?;
+        // The version is checked first: limits may differ in other versions.
         match model.version {
             VERSION => model.check().map(|()| model).map_err(Error::Wrong),
             other => Err(Error::Version(other)),
         }
     }
 
+    /// Returns the content of the model's file.
+    ///
     /// # Errors
-    /// A figure in it that is no number.
+    /// A number in the model is not finite, or a limit is exceeded.
     pub fn text(&self) -> Result<String, Error> {
         self.check().map_err(Error::Wrong)?;
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// By the best answer that `can_be_had`.
-    pub fn decide(&self, features: &Features, can_be_had: impl Fn(&str) -> bool) -> Decision<'_> {
+    /// Returns the best candidate for which `can_be_had` is true, by the model.
+    pub fn decide(&self, features: &Features, can_be_had: impl Fn(&str) -> bool) -> ModelDecision<'_> {
         let way = self.tree.walk(&COLUMNS, &features.values());
+        // The ranking is sorted, so the first possible candidate is the best one.
         let rank = way.leaf.ranking.iter().find(|rank| can_be_had(&rank.arm));
-        Decision { rank, leaf: way.leaf, words: way.words }
+        ModelDecision { rank, leaf: way.leaf, words: way.words }
     }
 
     fn check(&self) -> Result<(), String> {
         let arms: BTreeSet<&str> = self.arms.iter().map(String::as_str).collect();
         if arms.is_empty() || arms.len() > ARMS_MAX || arms.len() != self.arms.len() {
-            return Err(format!("arms: 1 to {ARMS_MAX} of them, each once"));
+            return Err(format!("`arms` needs 1 to {ARMS_MAX} names, each once"));
         }
         if self.tree.depth() > DEPTH_MAX {
-            return Err(format!("the tree is {} deep: at most {DEPTH_MAX}", self.tree.depth()));
+            return Err(format!("the tree has {} levels: at most {DEPTH_MAX}", self.tree.depth()));
         }
         let leaves = self.tree.leaves();
         if leaves.len() > LEAVES_MAX {
             return Err(format!("the tree has {} leaves: at most {LEAVES_MAX}", leaves.len()));
         }
+        // Outcomes are kept by leaf number, so numbers must be unique.
         let numbers: BTreeSet<u32> = leaves.iter().map(|leaf| leaf.number).collect();
         if numbers.len() != leaves.len() {
             return Err("two leaves have the same number".to_owned());
@@ -105,18 +120,19 @@ fn check_leaf(leaf: &Leaf, arms: &BTreeSet<&str>) -> Result<(), String> {
     let failed = |what: String| Err(format!("leaf {}: {what}", leaf.number));
     let ranked: BTreeSet<&str> = leaf.ranking.iter().map(|rank| rank.arm.as_str()).collect();
     if let Some(unknown) = ranked.difference(arms).next() {
-        return failed(format!("{unknown:?} is none of the arms"));
+        return failed(format!("{unknown:?} is not among `arms`"));
     }
+    // Every candidate has to be ranked, since any of the others may be impossible for a connection.
     if ranked.len() != arms.len() || leaf.ranking.len() != arms.len() {
-        return failed("its ranking has each arm once".to_owned());
+        return failed("the ranking needs each of `arms` once".to_owned());
     }
     let share = |value: f64| (0.0..=1.0).contains(&value);
     if !leaf.ranking.iter().all(|rank| share(rank.right) && share(rank.utility)) {
-        return failed("right and utility are from 0 to 1".to_owned());
+        return failed("`right` and `utility` have to be from 0 to 1".to_owned());
     }
     let figure = |value: f64| (0.0..=1e12).contains(&value);
     if !figure(leaf.examples) || !leaf.usual.is_none_or(figure) {
-        return failed("examples and usual are numbers of 0 or more".to_owned());
+        return failed("`examples` and `usual` have to be numbers of 0 or more".to_owned());
     }
     Ok(())
 }
@@ -126,7 +142,10 @@ fn check_node(node: &Node) -> Result<(), String> {
         Node::Leaf(_) => Ok(()),
         Node::Split(split) => {
             if !column(&split.by)?.choices.is_empty() || !split.at.is_finite() {
-                return Err(format!("split by {:?}: that is a choice; branch by it", split.by));
+                return Err(format!(
+                    "split by {:?}: that feature has named values, so it needs a branch",
+                    split.by
+                ));
             }
             check_node(&split.below)?;
             check_node(&split.above)
@@ -136,7 +155,7 @@ fn check_node(node: &Node) -> Result<(), String> {
             let known = |name: &String| choices.contains(&name.as_str());
             if branch.to.len() != choices.len() || !branch.to.keys().all(known) || !known(&branch.unknown) {
                 return Err(format!(
-                    "branch by {:?}: wants a way for each of: {}",
+                    "branch by {:?}: it needs a subtree for each of: {}",
                     branch.by,
                     choices.join(", ")
                 ));
@@ -146,7 +165,7 @@ fn check_node(node: &Node) -> Result<(), String> {
     }
 }
 
-fn column(name: &str) -> Result<&'static Column, String> {
+fn column(name: &str) -> Result<&'static ExampleColumn, String> {
     let names = || COLUMNS.each_ref().map(|column| column.name).join(", ");
     let found = COLUMNS.iter().find(|column| column.name == name);
     found.ok_or_else(|| format!("there is no feature {name:?}; there are: {}", names()))
@@ -164,7 +183,7 @@ pub(super) mod tests {
         model
     }
 
-    /// Rankings with all arms.
+    /// Completes the rankings of a test tree, so that each has all candidates.
     fn complete(node: &mut Node) {
         match node {
             Node::Leaf(leaf) => {
@@ -184,14 +203,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn models_are_read_as_they_were_written() {
+    fn selection_models_round_trip_as_text() {
         let model = model();
         let text = model.text().expect("a model");
         assert_eq!(Model::parse(&text).expect("a model"), model);
     }
 
     #[test]
-    fn decisions_take_what_can_be_had() {
+    fn decision_uses_only_available_candidates() {
         let model = model();
         let features: Features = "loss=2,offer=carrier".parse().unwrap();
         let arm = |can: fn(&str) -> bool| model.decide(&features, can).rank.map(|rank| rank.arm.as_str());
@@ -203,10 +222,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_models_are_refused() {
         let good = model().text().expect("a model");
         let table = [
-            (String::new(), "no model: EOF"),
+            (String::new(), "not a selection model: EOF"),
             ("{}".to_owned(), "missing field `version`"),
             (good.replace("\"version\": 1", "\"version\": 2"), "of version 2, and this program reads 1"),
             (good.replace("\"about\"", "\"abuot\""), "unknown field `abuot`"),
@@ -215,10 +234,10 @@ pub(super) mod tests {
             (good.replace("\"by\": \"offer\"", "\"by\": \"loss\""), "branch by \"loss\""),
             (
                 good.replace("\"carrier\": {", "\"nothing\": {"),
-                "branch by \"offer\": wants a way for each of: nothing",
+                "branch by \"offer\": it needs a subtree for each of: nothing",
             ),
-            (good.replacen("\"arm\": \"bbr\"", "\"arm\": \"vegas\"", 1), "\"vegas\" is none of the arms"),
-            (good.replacen("\"arm\": \"bbr\"", "\"arm\": \"cubic\"", 1), "each arm once"),
+            (good.replacen("\"arm\": \"bbr\"", "\"arm\": \"vegas\"", 1), "\"vegas\" is not among `arms`"),
+            (good.replacen("\"arm\": \"bbr\"", "\"arm\": \"cubic\"", 1), "each of `arms` once"),
             (good.replace("\"number\": 1", "\"number\": 0"), "the same number"),
             (good.replacen("0.9", "1.5", 1), "from 0 to 1"),
             (good.replacen("\"arms\": [", "\"arms\": [\"bbr\",", 1), "each once"),
@@ -231,21 +250,21 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn depth_is_bounded() {
+    fn depth_of_a_selection_model_is_bounded() {
         let mut model = model();
         for _ in 0..DEPTH_MAX {
             let Node::Split(mut outer) = tree() else { panic!("a split") };
             *outer.above = model.tree;
             model.tree = Node::Split(outer);
         }
-        assert!(model.text().expect_err("too deep").to_string().contains("deep: at most 32"));
+        assert!(model.text().expect_err("too deep").to_string().contains("levels: at most 32"));
         let nested = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
         assert!(Model::parse(&nested).is_err());
     }
 
     proptest::proptest! {
         #[test]
-        fn anything_is_refused_or_read(at in 0_usize..3000, with in ".{0,8}") {
+        fn arbitrary_models_are_read_or_refused(at in 0_usize..3000, with in ".{0,8}") {
             let mut text = model().text().unwrap();
             if text.is_char_boundary(at) && at < text.len() {
                 text.replace_range(at..at, &with);

@@ -1,40 +1,46 @@
-//! What applications want of their connections, as a cost of the times at which bytes came: the seed's four profiles.
+//! Needs of applications: four profiles, each with a cost that is computed from the arrival times of bytes.
 //!
-//! None of them relaxes what TCP promises: bytes come whole and in order by every arm. What differs is which delays hurt.
+//! No profile relaxes the guarantees of TCP: all bytes are delivered in order with every candidate. The profiles
+//! differ in which delays count.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes whose arrival is timed in each measured transfer, in KiB.
+/// Positions in a transfer whose arrival is timed, in KiB: the rungs of a ladder.
 pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768];
 
-/// Who is insensitive does not mind so many times the best time.
+/// Multiple of the best time that counts as equally good for insensitive applications.
 const PATIENCE: f64 = 2.0;
 
+/// The kind of delay that matters to an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Profile {
-    /// Each byte is wanted as soon as it can be (calls, games, shells): how late bytes are, on average.
+pub enum TrafficProfile {
+    /// Every byte is needed soon (calls, games, shells). The cost is the average delay of all bytes.
     Time,
-    /// The beginning and the end count (video, pages): that, and when all is there, alike.
+    /// Beginning and end count equally (video, pages). The cost is the mean of the average delay and the time of the
+    /// last byte.
     TimeAndLoss,
-    /// The whole counts (files, mail): when all is there.
+    /// Only the complete transfer counts (files, mail). The cost is the time of the last byte.
     Loss,
-    /// Nobody waits (backups, updates): when all is there, but twice the best time is as good.
+    /// Applications that nobody waits for (backups, updates). The cost is the time of the last byte, but up to twice
+    /// the best time is equally good.
     Insensitive,
 }
 
-impl Profile {
+impl TrafficProfile {
+    /// The profiles, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Time, Self::TimeAndLoss, Self::Loss, Self::Insensitive];
-    /// In the same order.
+    /// Names of the profiles, in the same order.
     pub const NAMES: [&str; 4] = ["time", "time-and-loss", "loss", "insensitive"];
 
+    /// Returns the profile's name in settings and reports.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
 
-    /// Cost in milliseconds of a transfer of as many bytes as the ladder's rungs up to `rung`, whose times are `came`. `None`: not
-    /// that many came, nor is it known how long they would have taken.
-    pub fn cost_ms(self, came: &Came, rung: usize) -> Option<f64> {
+    /// Returns the cost in ms of a transfer up to a rung of the ladder, whose bytes arrived as in `came`. `None`:
+    /// nothing arrived, or there is no such rung.
+    pub fn cost_ms(self, came: &ByteArrivals, rung: usize) -> Option<f64> {
         let whole = came.ms(rung)?;
         Some(match self {
             Self::Time => came.mean_ms(rung)?,
@@ -43,38 +49,46 @@ impl Profile {
         })
     }
 
-    /// From 0 to 1, of a cost beside the least that any arm has.
+    /// Returns the utility of a cost, from 0 to 1, relative to the lowest cost of any candidate.
     pub fn utility(self, cost_ms: f64, best_ms: f64) -> f64 {
         let patience = if self == Self::Insensitive { PATIENCE } else { 1.0 };
+        // The best candidate has utility 1, one with twice the cost 0.5.
         (best_ms * patience / cost_ms).min(1.0)
     }
 }
 
-/// When bytes of one transfer came.
+/// The arrival times of one transfer's bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Came {
-    /// Since the SYN, for each rung of the ladder; not beyond the transfer's time limit.
+pub struct ByteArrivals {
+    /// Time from the SYN to each rung of the ladder, ms; `None`: not reached within the time limit.
     pub rungs_ms: [Option<f64>; LADDER_KIB.len()],
-    /// All that came, and in what time: by these a transfer that was over too early is drawn on.
+    /// Bytes of the whole transfer. If it ended early, later rungs are extrapolated from these and `over_ms`.
     pub bytes: u64,
+    /// Duration of the whole transfer in ms.
     pub over_ms: f64,
 }
 
-impl Came {
-    /// Of a rung that was not reached, as if it had gone on as fast as on average. None came: there is no average.
+impl ByteArrivals {
+    /// Returns the time of a rung in ms. A rung that was not reached is extrapolated from the average rate. `None`:
+    /// no byte arrived.
     fn ms(&self, rung: usize) -> Option<f64> {
         let bytes = f64::from(*LADDER_KIB.get(rung)?) * 1024.0;
         let reached = self.rungs_ms.get(rung).copied().flatten();
+        // The whole transfer's average rate holds for the bytes that did not arrive.
         reached.or_else(|| (self.bytes > 0).then(|| self.over_ms * bytes / self.bytes as f64))
     }
 
-    /// Of the bytes up to a rung; between two rungs they come evenly.
+    /// Returns the average arrival time of the bytes up to a rung, in ms. Bytes between two rungs are assumed to
+    /// arrive evenly.
     fn mean_ms(&self, rung: usize) -> Option<f64> {
-        let (mut sum, mut before_kib) = (0.0, 0.0);
-        // The first byte is taken to come with the first rung: it is in the same packets.
+        let mut sum = 0.0;
+        let mut before_kib = 0.0;
+        // The first byte arrives with the first rung, because it is in the same packets.
         let mut before_ms = self.ms(0)?;
         for (at, kib) in LADDER_KIB.iter().enumerate().take(rung + 1) {
-            let (ms, kib) = (self.ms(at)?, f64::from(*kib));
+            let ms = self.ms(at)?;
+            let kib = f64::from(*kib);
+            // Trapezoid rule: these bytes arrive evenly between the two times.
             sum += (kib - before_kib) * (ms + before_ms) / 2.0;
             (before_ms, before_kib) = (ms, kib);
         }
@@ -86,21 +100,21 @@ impl Came {
 mod tests {
     use super::*;
 
-    fn came(ms: &[f64]) -> Came {
-        let mut came = Came::default();
+    fn came(ms: &[f64]) -> ByteArrivals {
+        let mut came = ByteArrivals::default();
         came.rungs_ms.iter_mut().zip(ms).for_each(|(rung, ms)| *rung = Some(*ms));
         came
     }
 
     #[test]
-    fn costs_by_hand() {
-        // 1 KiB after 100 ms, 4 KiB after 300: 1 at 100 and 3 at 200 on average.
+    fn profile_costs_match_examples_by_hand() {
+        // 1 KiB after 100 ms and 4 KiB after 300 ms are 1 KiB at 100 ms and 3 KiB at 200 ms on average.
         let came = came(&[100.0, 300.0]);
         let table = [
-            (Profile::Time, 175.0),
-            (Profile::TimeAndLoss, 237.5),
-            (Profile::Loss, 300.0),
-            (Profile::Insensitive, 300.0),
+            (TrafficProfile::Time, 175.0),
+            (TrafficProfile::TimeAndLoss, 237.5),
+            (TrafficProfile::Loss, 300.0),
+            (TrafficProfile::Insensitive, 300.0),
         ];
         for (profile, wanted) in table {
             assert_eq!(profile.cost_ms(&came, 1), Some(wanted), "{}", profile.name());
@@ -110,16 +124,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_over_is_drawn_on() {
-        let came = Came { bytes: 8 << 10, over_ms: 60_000.0, ..came(&[100.0, 300.0]) };
-        assert_eq!(Profile::Loss.cost_ms(&came, 2), Some(120_000.0), "twice the bytes, twice the time");
+    fn cost_of_a_transfer_that_ended_early_is_extrapolated() {
+        let came = ByteArrivals { bytes: 8 << 10, over_ms: 60_000.0, ..came(&[100.0, 300.0]) };
+        assert_eq!(
+            TrafficProfile::Loss.cost_ms(&came, 2),
+            Some(120_000.0),
+            "twice the bytes, twice the time"
+        );
     }
 
     #[test]
-    fn utilities() {
-        assert_eq!(Profile::Loss.utility(200.0, 100.0), 0.5);
-        assert_eq!(Profile::Insensitive.utility(200.0, 100.0), 1.0);
-        assert_eq!(Profile::Insensitive.utility(400.0, 100.0), 0.5);
-        assert!(Profile::ALL.iter().all(|it| it.utility(100.0, 100.0) == 1.0));
+    fn utilities_of_profiles_match_examples() {
+        assert_eq!(TrafficProfile::Loss.utility(200.0, 100.0), 0.5);
+        assert_eq!(TrafficProfile::Insensitive.utility(200.0, 100.0), 1.0);
+        assert_eq!(TrafficProfile::Insensitive.utility(400.0, 100.0), 0.5);
+        assert!(TrafficProfile::ALL.iter().all(|it| it.utility(100.0, 100.0) == 1.0));
     }
 }

@@ -1,87 +1,105 @@
-//! A decision tree: how it is walked, and its way in words.
+//! A decision tree, the walk through it, and the description of that walk in words.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::features::{Column, short};
+use super::features::{ExampleColumn, short};
 
-/// Deeper ones nobody reads.
+/// Most levels of a tree. Deeper ones would be unreadable.
 pub const DEPTH_MAX: usize = 32;
 
+/// A node of a decision tree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Node {
+    /// A leaf, with a ranking of the candidates.
     Leaf(Leaf),
-    /// By a number.
+    /// A split by a numeric feature.
     Split(Split),
-    /// By a choice.
+    /// A branch by a feature with named values.
     Branch(Branch),
 }
 
+/// A split by a numeric feature.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
+    /// Name of the numeric feature.
     pub by: String,
+    /// The threshold, in the feature's unit.
     pub at: f64,
-    /// Where most of the examples went, and so whoever does not know.
-    pub unknown: Side,
-    /// `at` itself is here.
+    /// Side that is taken if the feature is unknown: the one that most training examples took.
+    pub unknown: TreeSide,
+    /// Subtree for values up to `at`.
     pub below: Box<Node>,
+    /// Subtree for larger values.
     pub above: Box<Node>,
 }
 
+/// A side of a numeric split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Side {
+pub enum TreeSide {
+    /// Values up to the threshold.
     Below,
+    /// Values above the threshold.
     Above,
 }
 
+/// A branch by a feature with named values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Branch {
+    /// Name of the feature with named values.
     pub by: String,
+    /// Value that is assumed if the feature is unknown.
     pub unknown: String,
-    /// One for each choice.
+    /// Subtree for each value.
     pub to: BTreeMap<String, Node>,
 }
 
+/// A leaf: the result of a walk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leaf {
-    /// Within the tree.
+    /// Number of the leaf within the tree.
     pub number: u32,
-    /// That came here in the training.
+    /// Training examples that led to this leaf.
     pub examples: f64,
-    /// Cost by what the path would have allowed ([`ideal_ms`](super::features::Features::ideal_ms)) that nine of ten of them stayed
-    /// below by the best arm that could be had: more is a bad outcome.
+    /// Cost that nine of ten training examples stayed below with the best possible candidate, as a multiple of
+    /// [`ideal_ms`](super::features::Features::ideal_ms). A higher cost counts as a bad outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usual: Option<f64>,
-    /// All answers, the best first.
+    /// Ranking of all candidates, the best first.
     pub ranking: Vec<Rank>,
 }
 
+/// A candidate in the ranking of a leaf.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rank {
+    /// Name of the candidate.
     pub arm: String,
-    /// Share of the examples for which it was right.
+    /// Share of the leaf's training examples for which the candidate was the right one.
     pub right: f64,
-    /// Its mean utility, from 0 to 1.
+    /// Mean utility of the candidate, from 0 to 1.
     pub utility: f64,
 }
 
-/// Where a walk came to.
+/// The result of a walk through the tree.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Way<'a> {
+pub struct TreeWalk<'a> {
+    /// The leaf at which the walk ended.
     pub leaf: &'a Leaf,
+    /// The decisions on the way, in words.
     pub words: Vec<String>,
 }
 
 impl Node {
-    /// `values`: in the order of the columns. A name that is no column counts as unknown.
-    pub fn walk(&self, columns: &[Column], values: &[Option<f64>]) -> Way<'_> {
+    /// Walks to a leaf. `values` are in the order of `columns`. A feature that is not among the columns counts as
+    /// unknown.
+    pub fn walk(&self, columns: &[ExampleColumn], values: &[Option<f64>]) -> TreeWalk<'_> {
         let mut words = Vec::new();
         let mut node = self;
         loop {
@@ -90,18 +108,20 @@ impl Node {
                 Some((columns.get(at)?, values.get(at).copied().flatten()?))
             };
             let (next, word) = match node {
-                Node::Leaf(leaf) => return Way { leaf, words },
+                Node::Leaf(leaf) => return TreeWalk { leaf, words },
                 Node::Split(split) => split.step(known(&split.by)),
                 Node::Branch(branch) => branch.step(known(&branch.by)),
             };
             words.push(word);
             node = match next {
                 Some(next) => next,
-                None => return Way { leaf: &NOWHERE, words },
+                // A branch without the wanted subtree; a checked model has none.
+                None => return TreeWalk { leaf: &NOWHERE, words },
             };
         }
     }
 
+    /// Returns all leaves, from left to right.
     pub fn leaves(&self) -> Vec<&Leaf> {
         match self {
             Node::Leaf(leaf) => vec![leaf],
@@ -109,17 +129,19 @@ impl Node {
         }
     }
 
-    pub fn each_leaf(&mut self, work: &mut impl FnMut(&mut Leaf)) {
+    /// Calls `work` for each leaf, from left to right.
+    pub fn visit_leaves(&mut self, work: &mut impl FnMut(&mut Leaf)) {
         match self {
             Node::Leaf(leaf) => work(leaf),
             Node::Split(split) => {
-                split.below.each_leaf(work);
-                split.above.each_leaf(work);
+                split.below.visit_leaves(work);
+                split.above.visit_leaves(work);
             }
-            Node::Branch(branch) => branch.to.values_mut().for_each(|node| node.each_leaf(work)),
+            Node::Branch(branch) => branch.to.values_mut().for_each(|node| node.visit_leaves(work)),
         }
     }
 
+    /// Returns the number of levels of this subtree.
     pub fn depth(&self) -> usize {
         1 + self.below().map(Node::depth).max().unwrap_or_default()
     }
@@ -134,37 +156,44 @@ impl Node {
     }
 }
 
+// A leaf that ranks no candidate, for trees that are incomplete.
 static NOWHERE: Leaf = Leaf { number: u32::MAX, examples: 0.0, usual: None, ranking: Vec::new() };
 
 impl Split {
-    fn step(&self, known: Option<(&Column, f64)>) -> (Option<&Node>, String) {
-        let (by, at) = (&self.by, self.at);
+    fn step(&self, known: Option<(&ExampleColumn, f64)>) -> (Option<&Node>, String) {
+        let by = &self.by;
+        let at = self.at;
         let side = match known {
-            Some((_, value)) if value <= at => Side::Below,
-            Some(_) => Side::Above,
+            // Training puts examples at the threshold on the lower side.
+            Some((_, value)) if value <= at => TreeSide::Below,
+            Some(_) => TreeSide::Above,
             None => self.unknown,
         };
         let (next, than) = match side {
-            Side::Below => (&self.below, "at most"),
-            Side::Above => (&self.above, "more than"),
+            TreeSide::Below => (&self.below, "at most"),
+            TreeSide::Above => (&self.above, "more than"),
         };
+        // The unit is known only with the column.
         let bound = known.map_or_else(|| short(at), |(column, _)| column.written(at));
         let word = match known {
             Some((column, value)) => format!("{by} is {}: {than} {bound}", column.written(value)),
-            None => format!("{by} is not known: taken for {than} {bound}, as most"),
+            None => format!("{by} is unknown: assumed to be {than} {bound}, as for most examples"),
         };
         (Some(next), word)
     }
 }
 
 impl Branch {
-    fn step(&self, known: Option<(&Column, f64)>) -> (Option<&Node>, String) {
+    fn step(&self, known: Option<(&ExampleColumn, f64)>) -> (Option<&Node>, String) {
         let by = &self.by;
         match known.and_then(|(column, value)| column.choice(value)) {
             Some(choice) => (self.to.get(choice), format!("{by} is {choice}")),
             None => {
                 let unknown = &self.unknown;
-                (self.to.get(unknown), format!("{by} is not known: taken for {unknown}, as most"))
+                (
+                    self.to.get(unknown),
+                    format!("{by} is unknown: assumed to be {unknown}, as for most examples"),
+                )
             }
         }
     }
@@ -190,7 +219,7 @@ pub(super) mod tests {
         Node::Split(Split {
             by: "loss".into(),
             at: 0.5,
-            unknown: Side::Below,
+            unknown: TreeSide::Below,
             below: Box::new(leaf(0, "cubic")),
             above: Box::new(Node::Branch(Branch {
                 by: "offer".into(),
@@ -201,7 +230,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ways() {
+    fn tree_leaves_are_reached_by_their_conditions() {
         let tree = tree();
         let table: [(&str, u32, &[&str]); 5] = [
             ("loss=0.5", 0, &["loss is 0.5 %: at most 0.5 %"]),
@@ -210,9 +239,12 @@ pub(super) mod tests {
             (
                 "loss=3",
                 1,
-                &["loss is 3 %: more than 0.5 %", "offer is not known: taken for nothing, as most"],
+                &[
+                    "loss is 3 %: more than 0.5 %",
+                    "offer is unknown: assumed to be nothing, as for most examples",
+                ],
             ),
-            ("rtt=3", 0, &["loss is not known: taken for at most 0.5, as most"]),
+            ("rtt=3", 0, &["loss is unknown: assumed to be at most 0.5, as for most examples"]),
         ];
         for (text, number, words) in table {
             let features: Features = text.parse().unwrap();

@@ -4,15 +4,15 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-fn ends() -> [Ends; 2] {
+fn ends() -> [SessionEnds; 2] {
     let [a, b] = ["10.0.0.1:7000", "10.0.0.2:6000"].map(|text| text.parse().expect("an address"));
-    [Ends { local: a, remote: b }, Ends { local: b, remote: a }]
+    [SessionEnds { local: a, remote: b }, SessionEnds { local: b, remote: a }]
 }
 
-/// Numbers that do not come twice, in place of random ones.
-struct Random(u64);
+/// Unique numbers that the tests use in place of random ones.
+struct NonceCounter(u64);
 
-impl Random {
+impl NonceCounter {
     fn take(&mut self) -> [u8; 32] {
         self.0 += 1;
         let word = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes();
@@ -20,25 +20,30 @@ impl Random {
     }
 }
 
-/// What an end opens and seals with, as its acts say.
-struct End {
-    secret: Secret,
-    agreement: Agreement,
-    opens: [Option<Pair>; 2],
-    seals: Option<(Phase, Pair)>,
-    /// All that it has ever sealed with, in no matter which life.
+/// The keys that an end opens and seals with, according to its actions. A key is a pair of nonces, with the number of
+/// the connection that it was derived from.
+struct KeyTestEnd {
+    side: usize,
+    agreement: KeyAgreement,
+    connection: u32,
+    frames: FrameKey,
+    opens: [Option<(NoncePair, u32)>; 2],
+    seals: Option<(KeyPhase, NoncePair, u32)>,
+    /// Every key that the end has sealed with, in any of its runs.
     used: BTreeSet<([u8; 16], [u8; 16])>,
     installed: BTreeSet<([u8; 16], [u8; 16])>,
     agreed: u32,
 }
 
-impl End {
-    fn new(side: usize, random: &mut Random) -> Self {
-        let secret = Secret::new([7; 16], &ends()[side]);
-        let agreement = Agreement::new(&secret, Duration::ZERO, random.take());
+impl KeyTestEnd {
+    fn new(side: usize, random: &mut NonceCounter) -> Self {
+        let frames = half(random.take());
+        let agreement = KeyAgreement::new(&ends()[side], frames, Duration::ZERO, random.take());
         Self {
-            secret,
+            side,
             agreement,
+            connection: 0,
+            frames,
             opens: [None; 2],
             seals: None,
             used: BTreeSet::new(),
@@ -47,72 +52,84 @@ impl End {
         }
     }
 
-    fn start_anew(&mut self, now: Duration, random: &mut Random) {
-        self.agreement = Agreement::new(&self.secret, now, random.take());
+    fn start_anew(&mut self, now: Duration, random: &mut NonceCounter) {
+        self.frames = half(random.take());
+        self.agreement = KeyAgreement::new(&ends()[self.side], self.frames, now, random.take());
         (self.opens, self.seals) = ([None; 2], None);
     }
 
-    fn act(&mut self, acts: Vec<Act>) -> Vec<(Phase, Word)> {
+    fn act(&mut self, acts: Vec<KeyAction>) -> Vec<(KeyPhase, KeyMessage)> {
         let mut said = Vec::new();
         for act in acts {
             match act {
-                Act::Install(phase, pair) => {
-                    self.opens[usize::from(phase)] = Some(pair);
+                KeyAction::Frames(key) => self.frames = key,
+                KeyAction::Install(phase, pair) => {
+                    self.opens[usize::from(phase)] = Some((pair, self.connection));
                     assert!(self.installed.insert((pair.first, pair.second)), "the same keys again");
                 }
-                Act::Use(phase) => {
-                    let pair = self.opens[usize::from(phase)].expect("keys that are there");
+                KeyAction::Use(phase) => {
+                    let (pair, connection) = self.opens[usize::from(phase)].expect("keys that are there");
                     assert!(self.used.insert((pair.first, pair.second)), "its numbers would begin anew");
-                    self.seals = Some((phase, pair));
+                    self.seals = Some((phase, pair, connection));
                     self.agreed += 1;
                 }
-                Act::Discard(phase) => {
-                    assert_ne!(self.seals.map(|(phase, _)| phase), Some(phase));
+                KeyAction::Discard(phase) => {
+                    assert_ne!(self.seals.map(|(phase, ..)| phase), Some(phase));
                     self.opens[usize::from(phase)] = None;
                 }
-                Act::Say(phase, word) => said.push((phase, word)),
+                KeyAction::Say(phase, word) => said.push((phase, word)),
             }
         }
         said
     }
 
     fn is_understood_by(&self, other: &Self) -> bool {
-        self.seals.is_none_or(|(phase, pair)| other.opens[usize::from(phase)] == Some(pair))
+        let opens = |(phase, pair, connection)| other.opens[usize::from(phase)] == Some((pair, connection));
+        self.seals.is_none_or(|seals| opens(seals) && self.frames == other.frames)
     }
 }
 
-/// Two ends, a path of 10 ms, and what happens at each millisecond.
-struct World {
-    ends: [End; 2],
-    random: Random,
-    flying: Vec<(Duration, usize, (Phase, Word))>,
-    /// All that was ever said, to whom.
-    said: Vec<(usize, (Phase, Word))>,
+/// Two ends on a path with a delay of 10 ms, which advance in steps of a millisecond.
+struct KeyTestWorld {
+    ends: [KeyTestEnd; 2],
+    random: NonceCounter,
+    /// Messages under way: arrival time, receiver, message, and number of the connection.
+    flying: Vec<(Duration, usize, (KeyPhase, KeyMessage), u32)>,
+    /// Every message that was ever sent, with its receiver.
+    said: Vec<(usize, (KeyPhase, KeyMessage))>,
     now: Duration,
 }
 
-impl World {
+impl KeyTestWorld {
     fn new() -> Self {
-        let mut random = Random(0);
-        let ends = [0, 1].map(|side| End::new(side, &mut random));
+        let mut random = NonceCounter(0);
+        let ends = [0, 1].map(|side| KeyTestEnd::new(side, &mut random));
         Self { ends, random, flying: Vec::new(), said: Vec::new(), now: Duration::ZERO }
     }
 
-    fn hear(&mut self, side: usize, (phase, word): (Phase, Word), loses: &impl Fn(usize) -> bool) {
+    fn hear(&mut self, side: usize, phase: KeyPhase, word: KeyMessage, loses: &impl Fn(usize) -> bool) {
         let random = self.random.take();
-        let acts = self.ends[side].agreement.hear(self.now, phase, word, random);
+        let acts = self.ends[side].agreement.on_message(self.now, phase, word, random);
         self.act(side, acts, loses);
     }
 
-    fn act(&mut self, side: usize, acts: Vec<Act>, loses: &impl Fn(usize) -> bool) {
+    fn act(&mut self, side: usize, acts: Vec<KeyAction>, loses: &impl Fn(usize) -> bool) {
         for said in self.ends[side].act(acts) {
-            let encoded = said.1.encode(Cipher::Aes128Gcm, said.0);
-            assert_eq!(Word::decode(&encoded), Some(said.1));
+            let text = serde_json::to_string(&said.1).expect("JSON");
+            assert_eq!(serde_json::from_str::<KeyMessage>(&text).expect("a word"), said.1);
             self.said.push((1 - side, said));
             if !loses(self.said.len()) {
-                self.flying.push((self.now + 10 * MS, 1 - side, said));
+                let connection = self.ends[side].connection;
+                self.flying.push((self.now + 10 * MS, 1 - side, said, connection));
             }
         }
+    }
+
+    fn reconnect(&mut self, side: usize) {
+        let now = self.now;
+        let random = self.random.take();
+        self.ends[side].connection += 1;
+        self.ends[side].agreement.reconnect(now, random);
     }
 
     fn step(&mut self, loses: &impl Fn(usize) -> bool) {
@@ -122,8 +139,12 @@ impl World {
             std::mem::take(&mut self.flying).into_iter().partition(|(when, ..)| *when <= now);
         self.flying = rest;
         let arrived: Vec<_> = arrived;
-        for (_, side, said) in arrived {
-            self.hear(side, said, loses);
+        for (_, side, said, connection) in arrived {
+            // An end receives nothing from a connection that it does not know yet. Messages of an earlier connection
+            // may still arrive.
+            if connection <= self.ends[side].connection {
+                self.hear(side, said.0, said.1, loses);
+            }
         }
         for side in 0..2 {
             if self.ends[side].agreement.next().is_some_and(|due| due <= now) {
@@ -137,7 +158,7 @@ impl World {
         (0..millis).for_each(|_| self.step(&loses));
     }
 
-    /// At each moment, from here on.
+    /// Runs for this many milliseconds, and checks after each that either end opens what the other one seals.
     fn run_understood(&mut self, millis: u32, loses: impl Fn(usize) -> bool) {
         for _ in 0..millis {
             self.step(&loses);
@@ -161,31 +182,56 @@ fn at_random(count: usize) -> bool {
 }
 
 #[test]
-fn both_ends_agree_whatever_is_lost() {
+fn both_ends_agree_on_keys_despite_losses() {
     for loses in [|_| false, |count| count % 3 == 0, at_random, |count| count < 9] {
-        let mut world = World::new();
+        let mut world = KeyTestWorld::new();
         world.run_understood(30_000, loses);
         world.assert_agreed(1);
     }
 }
 
 #[test]
-fn it_takes_two_round_trips() {
-    let mut world = World::new();
+fn key_agreement_takes_two_round_trips() {
+    let mut world = KeyTestWorld::new();
     world.run(42, |_| false);
     assert!(world.ends.iter().all(|end| end.agreement.has_keys()));
 }
 
-/// Either end has keys renewed, in the middle of the traffic.
+/// Another connection replaces the present one at any moment of an agreement, and both ends learn of it one after the
+/// other. No end ever seals with a key that the other cannot open, and in the end both have keys of the latest
+/// connection.
+#[test]
+fn keys_follow_the_latest_connection() {
+    for delay in 0..80 {
+        for early in [0, 1] {
+            let mut world = KeyTestWorld::new();
+            world.run(5000, |_| false);
+            for round in 1..6 {
+                world.reconnect(early);
+                world.run_understood(round, |_| false);
+                world.reconnect(1 - early);
+                world.run_understood(delay, |_| false);
+            }
+            world.run_understood(30_000, |_| false);
+            let [one, other] = &world.ends;
+            assert!(one.seals.is_some_and(|(_, _, connection)| connection == 5), "{delay}: {:?}", one.seals);
+            assert_eq!(one.seals, other.seals);
+            assert!(one.agreement.next().is_none() && other.agreement.next().is_none());
+        }
+    }
+}
+
+/// Either end asks for new keys while datagrams pass.
 #[test]
 fn keys_are_renewed_without_loss() {
     for side in [0, 1] {
-        let mut world = World::new();
+        let mut world = KeyTestWorld::new();
         world.run_understood(5000, at_random);
         for _ in 0..20 {
-            let (now, random) = (world.now, world.random.take());
+            let now = world.now;
+            let random = world.random.take();
             world.ends[side].agreement.renew(now, random);
-            // Once more says nothing new.
+            // A repeated request for new keys changes nothing.
             world.ends[side].agreement.renew(now, random);
             world.run_understood(20_000, at_random);
         }
@@ -195,13 +241,14 @@ fn keys_are_renewed_without_loss() {
 }
 
 #[test]
-fn an_end_that_is_started_anew_gets_other_keys() {
+fn restarted_end_gets_new_keys() {
     for side in [0, 1] {
-        let mut world = World::new();
+        let mut world = KeyTestWorld::new();
         for round in 0..10 {
-            // In the middle of it, too.
+            // Every other restart comes in the middle of an agreement.
             world.run(if round % 2 == 0 { 5000 } else { 25 }, |_| false);
-            let (now, mut random) = (world.now, Random(1000 * (round + 1)));
+            let now = world.now;
+            let mut random = NonceCounter(1000 * (round + 1));
             world.ends[side].start_anew(now, &mut random);
         }
         world.run(10_000, at_random);
@@ -212,31 +259,32 @@ fn an_end_that_is_started_anew_gets_other_keys() {
     }
 }
 
-/// Whoever sends old words again, all of them, does not bring old keys back, and leaves those that are there.
+/// Replayed messages neither bring old keys back, nor remove present ones.
 #[test]
-fn old_words_do_nothing() {
-    let mut world = World::new();
+fn old_key_messages_are_ignored() {
+    let mut world = KeyTestWorld::new();
     for round in 0..6 {
         world.run(4000, |_| false);
-        let (now, mut random) = (world.now, Random(1000 * (round + 1)));
+        let now = world.now;
+        let mut random = NonceCounter(1000 * (round + 1));
         world.ends[(round % 2) as usize].start_anew(now, &mut random);
     }
     world.run(6000, |_| false);
     let seals = world.ends[0].seals;
-    // Nothing was agreed on but now: the end that has keys may have others made when it is asked to.
+    // `Need` is left out, since it may make the end that has keys renew them.
     for (side, said) in world.said.clone() {
-        if said.1 == Word::Need {
+        if said.1 == KeyMessage::Need {
             continue;
         }
-        // What is answered gets lost: the other end would say no more than that it is an old word.
-        world.hear(side, said, &|_| true);
+        // The reply is dropped. It would only refuse the replayed message.
+        world.hear(side, said.0, said.1, &|_| true);
         assert_eq!((world.ends[0].seals, world.ends[1].seals), (seals, seals), "{said:?}");
     }
     world.run_understood(5000, |_| false);
     assert_eq!((world.ends[0].seals, world.ends[1].seals), (seals, seals));
-    // That others are needed is believed, but no more often than what was before lingers.
+    // `Need` is believed, but no more often than the previous key stays valid.
     for _ in 0..10_000 {
-        world.hear(0, (0, Word::Need), &|_| false);
+        world.hear(0, 0, KeyMessage::Need, &|_| false);
         world.run_understood(1, |_| false);
     }
     assert!(world.ends[0].agreed <= 6 + 1 + 5, "{}", world.ends[0].agreed);
@@ -244,55 +292,66 @@ fn old_words_do_nothing() {
     assert_eq!(world.ends[0].seals, world.ends[1].seals);
 }
 
-/// Whatever is said, nothing is installed twice, and what is sealed with is there.
+/// Random messages never install a key twice, and the key that an end seals with is always installed.
 #[test]
-fn random_words_are_judged() {
+fn random_key_messages_do_no_harm() {
     for side in [0, 1] {
-        let mut world = World::new();
-        let mut random = Random(99);
+        let mut world = KeyTestWorld::new();
+        let mut random = NonceCounter(99);
         for _ in 0..100_000 {
             let bytes = random.take();
             let known =
                 world.said.get(usize::from(bytes[4]) % world.said.len().max(1)).map(|(_, said)| said.1);
-            let mut said = known.unwrap_or(Word::Need).encode(Cipher::Aes128Gcm, bytes[0] & 1);
-            if bytes[1] & 1 == 0 {
-                said.kind = bytes[2] % 8;
-            }
+            let word = known.unwrap_or(KeyMessage::Need);
+            let mut pair = match word {
+                KeyMessage::Offer(pair)
+                | KeyMessage::Take(pair, _)
+                | KeyMessage::Done(pair)
+                | KeyMessage::Refuse(pair) => pair,
+                KeyMessage::Ask(first) => NoncePair { first, second: half(bytes) },
+                KeyMessage::Need => NoncePair { first: half(bytes), second: half(bytes) },
+            };
             if bytes[3] & 3 == 0 {
-                said.nonces[usize::from(bytes[5] & 1)][0] ^= bytes[6];
+                let nonces = [&mut pair.first, &mut pair.second];
+                nonces.into_iter().nth(usize::from(bytes[5] & 1)).expect("two")[0] ^= bytes[6];
             }
-            let Some(word) = Word::decode(&said) else { continue };
-            world.hear(side, (said.phase, word), &|_| bytes[7] & 1 == 0);
+            let word = match bytes[2] % 7 {
+                0 => KeyMessage::Ask(pair.first),
+                1 => KeyMessage::Offer(pair),
+                2 => KeyMessage::Take(pair, half(bytes)),
+                3 => KeyMessage::Done(pair),
+                4 => KeyMessage::Refuse(pair),
+                _ => word,
+            };
+            world.hear(side, bytes[0] & 1, word, &|_| bytes[7] & 1 == 0);
             world.step(&|_| false);
         }
     }
 }
 
 #[test]
-fn keys_are_of_one_session_cipher_and_direction() {
-    let pair = Pair { first: [1; 16], second: [2; 16] };
-    let [near, far] = ends().map(|ends| Secret::new([7; 16], &ends));
-    let other = Ends { local: "10.0.0.1:7001".parse().expect("an address"), ..ends()[0] };
-    let other = Secret::new([7; 16], &other);
-    for cipher in [Cipher::Chacha20Poly1305, Cipher::Aes128Gcm] {
+fn keys_differ_by_session_cipher_and_direction() {
+    let pair = NoncePair { first: [1; 16], second: [2; 16] };
+    let exported = Exported([7; 32]);
+    let [near, far] = ends().map(|ends| SessionSecret::new(&exported, &ends));
+    let other = SessionEnds { local: "10.0.0.1:7001".parse().expect("an address"), ..ends()[0] };
+    let other = SessionSecret::new(&exported, &other);
+    let later = SessionSecret::new(&Exported([8; 32]), &ends()[0]);
+    for cipher in [AeadCipher::Chacha20Poly1305, AeadCipher::Aes128Gcm] {
         let [here, there] = [&near, &far].map(|secret| secret.keys(cipher, pair));
         assert!(here.seals == there.opens && here.opens == there.seals);
         assert!(here.seals != here.opens);
         assert!(other.keys(cipher, pair).seals != here.seals);
-        assert!(near.keys(cipher, Pair { first: [3; 16], ..pair }).seals != here.seals);
-        assert!(near.keys(cipher, Pair { second: [3; 16], ..pair }).seals != here.seals);
+        assert!(later.keys(cipher, pair).seals != here.seals);
+        assert!(near.keys(cipher, NoncePair { first: [3; 16], ..pair }).seals != here.seals);
+        assert!(near.keys(cipher, NoncePair { second: [3; 16], ..pair }).seals != here.seals);
     }
-    assert_eq!(near.frame_key(), far.frame_key());
-    assert_eq!(near.word_key(), far.word_key());
-    let derived =
-        BTreeSet::from([near.frame_key(), near.word_key(), other.frame_key(), other.word_key(), [7; 16]]);
-    assert_eq!(derived.len(), 5);
 }
 
 #[test]
 fn worn_keys_are_renewed_long_before_they_end() {
-    assert!(!Cipher::Aes128Gcm.is_worn((1 << 27) - 1, (1 << 35) - 1));
-    assert!(Cipher::Aes128Gcm.is_worn(1 << 27, 0));
-    assert!(!Cipher::Chacha20Poly1305.is_worn(1 << 40, 0));
-    assert!(Cipher::Chacha20Poly1305.is_worn(0, 1 << 35));
+    assert!(!AeadCipher::Aes128Gcm.is_worn((1 << 27) - 1, (1 << 35) - 1));
+    assert!(AeadCipher::Aes128Gcm.is_worn(1 << 27, 0));
+    assert!(!AeadCipher::Chacha20Poly1305.is_worn(1 << 40, 0));
+    assert!(AeadCipher::Chacha20Poly1305.is_worn(0, 1 << 35));
 }

@@ -1,8 +1,8 @@
-//! Link addresses of the next hops of sessions with several paths.
+//! Link addresses of the next hops of sessions that have several paths.
 //!
-//! A packet gets to its path behind the place where the kernel waits for the link address of the next hop by the session's own addresses.
-//! When that way is cut, the kernel forgets it before long, and nothing would leave, by whatever path. So it is told what it knew,
-//! for as long as another path is there.
+//! The kernel hands a packet to its path only after it has resolved the link address of the next hop by the session's
+//! own addresses. If that path is cut, the kernel soon forgets the link address, and no packet would leave by any
+//! path. The address is therefore restored in the kernel as long as another path is up.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use millrace_kernel::neighbour::{LinkAddress, NextHop};
 
-/// Routes are looked up anew.
+/// Interval at which routes are looked up again.
 const ROUTES: Duration = Duration::from_secs(1);
 
-/// From whom, and to whom; whether another path is there.
-pub(super) type Wanted = BTreeMap<(IpAddr, IpAddr), bool>;
+/// Pairs of a local and a remote address whose next hop matters, and whether another path is up.
+pub(super) type WantedHop = BTreeMap<(IpAddr, IpAddr), bool>;
 
 #[derive(Default)]
+/// The next hops of all sessions with several paths, by local and remote address.
 pub(super) struct Hops(BTreeMap<(IpAddr, IpAddr), Hop>);
 
 #[derive(Default)]
@@ -27,23 +28,23 @@ struct Hop {
 }
 
 impl Hops {
-    pub fn look(&mut self, now: Duration, wanted: &Wanted) {
+    pub fn look(&mut self, now: Duration, wanted: &WantedHop) {
         self.0.retain(|pair, _| wanted.contains_key(pair));
         for (pair, is_another_there) in wanted {
             let hop = self.0.entry(*pair).or_default();
-            hop.find(now, *pair);
+            hop.find(now, pair.0, pair.1);
             hop.keep(*is_another_there);
         }
     }
 }
 
 impl Hop {
-    fn find(&mut self, now: Duration, (local, remote): (IpAddr, IpAddr)) {
+    fn find(&mut self, now: Duration, local: IpAddr, remote: IpAddr) {
         if self.looked.is_some_and(|looked| now < looked + ROUTES) {
             return;
         }
         self.looked = Some(now);
-        let next = NextHop::of(local, remote).ok();
+        let next = NextHop::find_route(local, remote).ok();
         if next != self.next {
             (self.next, self.known) = (next, None);
         }
@@ -54,7 +55,7 @@ impl Hop {
         match (next.link_address(), &self.known) {
             (Ok(Some(now)), _) => self.known = Some(now),
             (Ok(None), Some(known)) if is_another_there => {
-                // What fails is tried again at the next look: the interface may be about to go.
+                // The interface may be about to go, so a failure is tried again at the next check.
                 let _ = next.set_link_address(known);
             }
             _ => {}

@@ -1,91 +1,113 @@
-//! What is known of a session while it is open.
+//! The state of an open session.
 
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{Joint, Progress, Protocol, Reason, Tick};
+use millrace_graft_kernel::joint::{FunctionJoint, JointReason, SessionProgress, Tick, WireProtocol};
 
-use super::super::agree::{Agreement, Since};
-use super::super::budget::Meter;
-use super::super::keys::{self, Cipher, Secret};
-use super::super::losses::{Before, Count};
-use super::super::settings::{Graft, Session, Settings};
+use super::super::agree::{ListAgreement, Since};
+use super::super::budget::BudgetMeter;
+use super::super::keys::{self, AeadCipher, FrameKey, SessionSecret};
+use super::super::losses::{Before, LossCount};
+use super::super::settings::{GraftSetting, SessionSetting, Settings};
 use super::super::versions::moves;
-use super::super::when::Watch;
-use super::super::{Change, SessionStatus};
-use super::paths::Routes;
+use super::super::when::RuleWatch;
+use super::super::{SessionChange, SessionStatus};
+use super::paths::SessionRoutes;
 use crate::Error;
 
-/// A session that has sent nothing for so long says what it has sent, a few times; where it waits for acknowledgements, until
-/// they come, each time after twice as long.
+/// Silence after which a session repeats the number of its latest packet, up to `LAST_WORDS` times. A session that
+/// waits for acknowledgements repeats it until they arrive, with a pause that doubles.
 const PAUSE: Duration = Duration::from_millis(100);
 pub(super) const LAST_WORDS: u32 = 5;
-/// Between two looks at that.
+/// Interval at which a session's clock checks for such a silence.
 pub(super) const CLOCK: Duration = Duration::from_millis(20);
 
-pub(super) struct Live {
-    pub session: Session,
-    /// That both ends have agreed on last.
-    pub graft: Graft,
-    /// That takes its place, from when it is taken here until both ends send by it.
-    pub next: Option<Graft>,
-    /// In whose place `graft` came, as long as its packets may be under way.
-    pub before: Option<Graft>,
-    pub agreement: Agreement,
-    pub meter: Meter,
+/// The state of one open session.
+pub(super) struct LiveSession {
+    pub session: SessionSetting,
+    /// The graft that both ends have agreed on last.
+    pub graft: GraftSetting,
+    /// The graft that follows, from its acceptance here until both ends send with it.
+    pub next: Option<GraftSetting>,
+    /// The graft that was replaced last, while its packets may be under way.
+    pub before: Option<GraftSetting>,
+    pub agreement: ListAgreement,
+    pub meter: BudgetMeter,
+    /// Time of this end's proposal, if one is under way.
     pub proposed: Option<Duration>,
+    /// Name of the graft that was proposed.
     pub wanted: Option<String>,
+    /// Time that the latest switch took at this end.
     pub cut: Duration,
-    /// How `next` comes in the place of `graft`; then how it came.
-    pub change: Change,
-    /// What was lost since it began anew.
-    pub count: Option<Count>,
+    /// How `next` replaces `graft`, or how the latest change did.
+    pub change: SessionChange,
+    /// The count of the losses since the session restarted.
+    pub count: Option<LossCount>,
+    /// True once the losses were reported.
     pub is_counted: bool,
-    /// What had been counted then, or when it was opened.
+    /// Counters when the session restarted or was opened.
     pub begun: Before,
-    /// Over its budget, or could not be swapped.
+    /// Problem of the session: its graft exceeds the budget, or could not be swapped.
     pub trouble: Option<String>,
+    /// The latest repetitions of the packet number.
     pub said: LastWords,
-    /// When the other end was started, if it has said so.
+    /// Time at which the other end was started, if it has reported that.
     pub peer: Option<Since>,
-    /// When it is greeted next, until then.
+    /// Time of the next greeting, while the other end is not known.
     pub greeting: Duration,
-    /// Why the latest word could not be sent. It is lost, as others are.
+    /// Time of the latest greeting. A known end is greeted once more if it could not open that one.
+    pub greeted: Duration,
+    /// True if a known end has to be greeted once more.
+    pub owes_greeting: bool,
+    /// Reason why the latest message could not be sent. Messages may be lost anyway, and are repeated.
     pub mute: Option<String>,
     pub swaps: u64,
     pub swaps_failed: u64,
     pub lost_sent: u64,
     pub lost_received: u64,
-    pub sealed: Option<Sealed>,
+    pub keying: Keying,
     pub ruled: Ruled,
-    /// If it has several paths.
-    pub routes: Option<Routes>,
+    /// Paths, if the session has several.
+    pub routes: Option<SessionRoutes>,
 }
 
-pub(super) struct Sealed {
-    pub cipher: Cipher,
-    pub secret: Secret,
-    pub agreement: keys::Agreement,
-    /// What the other end seals with, if that is something else.
-    pub other: Option<u8>,
+/// The state of a session's keys.
+pub(super) struct Keying {
+    /// Cipher, or `None` for a session in clear, which has only the key of frames.
+    pub cipher: Option<AeadCipher>,
+    /// The key of frames that this end proposes, if it is the first end.
+    pub frames: FrameKey,
+    /// The key agreement with the other daemon, or `None` if the daemons were never connected.
+    pub line: Option<LiveLine>,
+    /// True if the other end has another cipher, or sends in clear although this end does not.
+    pub is_unlike: bool,
 }
 
-/// What rules by the round trip have said of it.
+/// The key agreement of a session, on the connection between the daemons.
+pub(super) struct LiveLine {
+    /// The secret of the present connection, or of the latest one.
+    pub secret: SessionSecret,
+    pub agreement: keys::KeyAgreement,
+}
+
+/// The state of a session's rules by the round trip.
 #[derive(Default)]
 pub(super) struct Ruled {
-    pub watch: Watch,
-    /// As it was looked at last: what has come there since is what a round trip is known by.
+    pub watch: RuleWatch,
+    /// Acknowledged and delivered packets at the latest check. Only if they have changed since, the round trip is a
+    /// current one.
     pub seen: (u32, u32),
-    pub due: Option<Due>,
+    pub due: Option<DueChange>,
 }
 
-/// A change that is to be, and has not come about yet.
-pub(super) struct Due {
+/// A change that a rule wants and that is not made yet.
+pub(super) struct DueChange {
     pub graft: String,
     pub why: String,
     pub next: Duration,
 }
 
-/// What was said about the packets that were sent last.
+/// The latest repetitions of the number of a session's last packet.
 #[derive(Default)]
 pub(super) struct LastWords {
     pub next: u32,
@@ -95,28 +117,34 @@ pub(super) struct LastWords {
 }
 
 impl LastWords {
-    /// As long as nothing is heard: two round trips, and longer each time, as RFC 8085 has it.
+    /// Returns how long to wait for an answer: two round trips, and twice as long after each repetition (RFC 8085).
     pub fn patience(&self, tick: &Tick, is_waiting: bool) -> Duration {
         match tick.round_trip {
+            // The exponent is bounded, so the pause grows to at most 32 times the first one.
             Some(round_trip) if is_waiting => (2 * round_trip).max(CLOCK) * (1 << self.count.min(5)),
             _ => PAUSE,
         }
     }
 }
 
-impl Live {
-    pub fn new(session: Session, graft: Graft, agreement: Agreement, sealed: Option<Sealed>) -> Self {
+impl LiveSession {
+    pub fn new(
+        session: SessionSetting,
+        graft: GraftSetting,
+        agreement: ListAgreement,
+        keying: Keying,
+    ) -> Self {
         Self {
             session,
             graft,
             next: None,
             before: None,
             agreement,
-            meter: Meter::default(),
+            meter: BudgetMeter::default(),
             proposed: None,
             wanted: None,
             cut: Duration::ZERO,
-            change: Change::default(),
+            change: SessionChange::default(),
             count: None,
             is_counted: false,
             begun: Before::default(),
@@ -124,105 +152,115 @@ impl Live {
             said: LastWords::default(),
             peer: None,
             greeting: Duration::ZERO,
+            greeted: Duration::ZERO,
+            owes_greeting: false,
             mute: None,
             swaps: 0,
             swaps_failed: 0,
             lost_sent: 0,
             lost_received: 0,
-            sealed,
+            keying,
             ruled: Ruled::default(),
             routes: None,
         }
     }
 
-    /// With this graft, since the other end was started anew.
-    pub fn begin(&mut self, graft: Graft) {
+    /// Restarts with this graft, after the other end was restarted.
+    pub fn begin(&mut self, graft: GraftSetting) {
         self.graft = graft;
+        // Changes and counts of the earlier run do not apply any more.
         (self.next, self.before, self.count) = (None, None, None);
         (self.proposed, self.trouble, self.said) = (None, None, LastWords::default());
         self.ruled = Ruled::default();
     }
 
     pub fn next(&self) -> Option<Duration> {
-        let keys = self.sealed.as_ref().and_then(|sealed| sealed.agreement.next());
-        let count = self.count.as_ref().map(Count::next);
+        let keys = self.keying.line.as_ref().and_then(|line| line.agreement.next());
+        let count = self.count.as_ref().map(LossCount::next);
+        // The earliest of the four times wakes the session.
         self.agreement.next().into_iter().chain(keys).chain(count).chain(self.greets()).min()
     }
 
-    /// As long as the other end is not known, and can hear it.
+    /// Returns the time of the next greeting, if the other end is not known yet and can open one.
     pub fn greets(&self) -> Option<Duration> {
-        (self.peer.is_none() && self.is_open()).then_some(self.greeting)
+        ((self.peer.is_none() || self.owes_greeting) && self.is_open()).then_some(self.greeting)
     }
 
-    /// Why the other end has not been heard of yet, as far as that can be told. Anybody may send by another protocol: that is a guess.
-    pub fn unheard(&self, counts: &[(Reason, u64)]) -> Option<String> {
+    /// Schedules another greeting, for an end that could not open the earlier one.
+    pub fn owe_greeting(&mut self, now: Duration) {
+        (self.owes_greeting, self.greeting) = (true, now);
+    }
+
+    /// Returns why nothing has arrived from the other end yet, as far as that is known. Any host may send packets of
+    /// another protocol, so that reason is a guess.
+    pub fn unheard(&self, counts: &[(JointReason, u64)]) -> Option<String> {
         let protocol = self.session.protocol;
-        let some = |wanted: Reason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
-        let is_heard = match self.sealed {
-            Some(_) => self.is_open(),
-            // Its words may be among what a full path loses.
-            None => self.peer.is_some() || some(Reason::LetIn),
-        };
-        if is_heard {
+        let peer = &self.session.peer;
+        let some = |wanted: JointReason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
+        // The reasons follow the order of a start: connection, cipher, keys, and then packets.
+        if self.keying.line.is_none() {
+            return Some(format!("nothing passes, since the daemon of peer {peer} is not connected yet"));
+        }
+        if self.keying.is_unlike {
+            let here = self.keying.cipher.map_or("in clear", AeadCipher::name);
+            return Some(format!(
+                "nothing passes: the other end has another cipher than this one ({here}), or clear"
+            ));
+        }
+        if !self.is_open() {
+            return Some(format!(
+                "nothing passes, since there are no keys yet: the daemon of peer {peer} does not have this session"
+            ));
+        }
+        if self.peer.is_some() || some(JointReason::LetIn) {
             return None;
         }
-        let by_another = some(Reason::OtherProtocol);
-        let has_other_cipher = self.sealed.as_ref().is_some_and(|sealed| sealed.other.is_some());
-        let is_in = if self.sealed.is_some() { "has it in clear" } else { "has it sealed" };
-        let path = match protocol {
-            Protocol::Udp => "",
-            Protocol::Ip253 => "; or the path does not let IP protocol 253 through",
+        let why = match (some(JointReason::OtherProtocol), protocol) {
+            (true, _) => format!(
+                "no packets arrive with protocol = \"{protocol}\", which has to be the same at both ends"
+            ),
+            (_, WireProtocol::Udp) => "the path does not let its ports through".to_owned(),
+            (_, WireProtocol::Ip253) => "the path does not let IP protocol 253 through".to_owned(),
         };
-        let why = match (has_other_cipher, by_another) {
-            (true, _) => "the other end has another cipher".to_owned(),
-            (_, true) => {
-                format!(
-                    "what comes does not come by protocol = \"{protocol}\", which has to be the same at both ends"
-                )
-            }
-            _ => format!("the other end is not there, has another key, or {is_in}{path}"),
-        };
-        Some(match self.sealed {
-            Some(_) => format!("nothing passes, since there are no keys yet: {why}"),
-            None => format!("the other end is not heard: {why}"),
-        })
+        Some(format!("no packet has come from the other end: {why}"))
     }
 
-    /// Whether datagrams can pass.
+    /// Returns whether datagrams can pass.
     pub fn is_open(&self) -> bool {
-        self.sealed.as_ref().is_none_or(|sealed| sealed.agreement.has_keys())
+        self.keying.line.as_ref().is_some_and(|line| line.agreement.has_keys())
     }
 
-    /// Grafts whose functions it uses.
-    pub fn grafts(&self) -> impl Iterator<Item = &Graft> {
+    /// Returns the grafts whose functions the session uses.
+    pub fn grafts(&self) -> impl Iterator<Item = &GraftSetting> {
         [Some(&self.graft), self.next.as_ref(), self.before.as_ref()].into_iter().flatten()
     }
 
-    /// What it has to change to by other settings, which name another graft for it (`is_wanted`) or have another list for the one
-    /// that it has.
+    /// Returns the graft that the session has to change to under new settings: either they name another graft for it
+    /// (`is_wanted`), or its graft has another list.
     ///
     /// # Errors
-    /// It cannot.
+    /// The session cannot change to that graft.
     pub fn becomes(
         &self,
-        session: &Session,
+        session: &SessionSetting,
         settings: &Settings,
         is_wanted: bool,
-    ) -> Result<Option<Graft>, Error> {
+    ) -> Result<Option<GraftSetting>, Error> {
         let name = &session.name;
-        if self.session.key != session.key
+        if self.session.peer != session.peer
             || self.session.name != *name
             || self.session.cipher != session.cipher
             || self.session.protocol != session.protocol
             || self.session.paths != session.paths
         {
             return Err(Error::Settings(format!(
-                "session {name}: its name, key, cipher, protocol and paths do not change while it runs"
+                "session {name}: its name, peer, cipher, protocol and paths cannot change while the daemon runs"
             )));
         }
         let wanted = if is_wanted { &session.graft } else { &self.graft.name };
         let used = || Error::Used { name: wanted.clone(), user: format!("session {name}") };
         let graft = settings.grafts.get(wanted).ok_or_else(used)?;
+        // The same list of functions needs no agreement with the other end.
         if graft.list.id == self.agreement.list() {
             return Ok(None);
         }
@@ -233,8 +271,8 @@ impl Live {
         Ok(Some(graft.clone()))
     }
 
-    /// Whether its functions can go on with what they know.
-    pub fn check_way_to(&self, graft: &Graft, anew: bool) -> Result<(), Error> {
+    /// Checks that the functions of a graft can continue with the session's present state.
+    pub fn check_way_to(&self, graft: &GraftSetting, anew: bool) -> Result<(), Error> {
         match moves(&self.graft.functions, &graft.functions) {
             Err(no) if !anew => Err(Error::NoState {
                 session: self.session.name.clone(),
@@ -246,9 +284,10 @@ impl Live {
         }
     }
 
-    /// Takes what is not of the list from settings that are new; returns the graft if that has changed.
-    pub fn refreshed(&mut self, settings: &Settings) -> Option<&Graft> {
+    /// Takes new settings of the session's graft, except for its list. Returns the graft if it has changed.
+    pub fn refreshed(&mut self, settings: &Settings) -> Option<&GraftSetting> {
         let graft = settings.grafts.get(&self.graft.name)?;
+        // A changed list has to be agreed on with the other end, and is not handled here.
         if graft.list != self.graft.list || *graft == self.graft {
             return None;
         }
@@ -256,9 +295,9 @@ impl Live {
         Some(&self.graft)
     }
 
-    pub fn status(&self, counts: &[(Reason, u64)], progress: &Progress) -> SessionStatus {
+    pub fn status(&self, counts: &[(JointReason, u64)], progress: &SessionProgress) -> SessionStatus {
         let packets = counts.iter().filter(|(_, count)| *count > 0);
-        let means = Joint::ALL.into_iter().zip(self.meter.mean);
+        let means = FunctionJoint::ALL.into_iter().zip(self.meter.mean);
         SessionStatus {
             name: self.session.name.clone(),
             local: self.session.ends.local.to_string(),
@@ -270,8 +309,8 @@ impl Live {
                 .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             functions: self.graft.names(),
             protocol: self.session.protocol.name().to_owned(),
-            sealed: self.sealed.as_ref().map_or("clear", |sealed| sealed.cipher.name()).to_owned(),
-            has_keys: self.sealed.is_some() && self.is_open(),
+            sealed: self.keying.cipher.map_or("clear", AeadCipher::name).to_owned(),
+            has_keys: self.is_open(),
             packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),
             budget_ns: self.graft.budget_ns,
             mean_ns: means.filter_map(|(joint, mean)| Some((joint.name().to_owned(), mean?))).collect(),

@@ -1,51 +1,55 @@
-//! Sessions with several paths: which of them carry how much, by what both ends say of them.
+//! Sessions with several paths: the packets of each are divided by the reports of both ends.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{self, Ends, PATHS_MAX};
+use millrace_graft_kernel::joint::{self, PATHS_MAX, SessionEnds};
 use nix::net::if_::if_nametoindex;
 
 use super::super::PathStatus;
-use super::super::agree::Word;
+use super::super::agree::ListMessage;
 use super::super::paths::{Balance, COUNT, IDLE, LOOK, WEIGHT_MOST};
-use super::super::settings::{Paths, Settings};
-use super::Runtime;
-use super::hops::Wanted;
+use super::super::settings::{PathSettings, Settings};
+use super::PacketRuntime;
+use super::hops::WantedHop;
 use crate::Error;
 
-/// A session has traffic for so long after something more than words has passed.
+/// Time for which a session counts as busy after packets other than reports have passed.
 const CALM: Duration = Duration::from_secs(2);
 
-pub(super) struct Routes {
-    settings: Paths,
-    each: Vec<joint::Path>,
+/// The paths of one session, and how its packets are divided.
+pub(super) struct SessionRoutes {
+    settings: PathSettings,
+    each: Vec<joint::SessionPath>,
     balance: Balance,
-    /// What had been sent and had come at the latest look.
+    /// Number of packets sent and received at the latest check.
     passed: u64,
+    /// Time until which the session counts as busy.
     busy_until: Duration,
+    /// Time at which an idle session sends its next report.
     says: Duration,
 }
 
-/// Numbers of those that are there, by their names.
-type Interfaces = BTreeMap<String, u32>;
+/// Index of each existing interface, by name.
+type InterfaceIndexes = BTreeMap<String, u32>;
 
-/// Of all that paths may have.
-fn interfaces(settings: &Settings) -> Interfaces {
+/// Returns the existing interfaces that paths may use.
+fn interfaces(settings: &Settings) -> InterfaceIndexes {
     let number = |name: &String| Some((name.clone(), if_nametoindex(name.as_str()).ok()?));
     settings.interfaces.iter().filter_map(number).collect()
 }
 
-/// Sessions that have paths.
-pub(super) fn of(settings: &Settings) -> Vec<Ends> {
+/// Returns the sessions that have several paths.
+pub(super) fn list_ends(settings: &Settings) -> Vec<SessionEnds> {
     let with = settings.sessions.iter().filter(|session| session.paths.is_some());
     with.map(|session| session.ends).collect()
 }
 
-/// What comes by a path has the session's addresses, of which the kernel may believe that they belong to another interface.
+/// Checks the kernel's filter by source address (`rp_filter`). Packets on a path have the session's addresses, which
+/// may belong to another interface.
 ///
 /// # Errors
-/// It would drop them.
+/// The kernel would drop packets of a path. The error has the command that changes that.
 pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     for session in &settings.sessions {
         let paths = session.paths.iter().flat_map(|paths| paths.each.iter().skip(1));
@@ -59,7 +63,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
                     .is_ok_and(|text| text.trim() == "2");
             if strict && !loose {
                 return Err(Error::Settings(format!(
-                    "session {}: path: interface {} drops what comes with addresses of another one: \
+                    "session {}: path: interface {} drops packets with addresses of another one: \
                      sysctl -w net.ipv4.conf.{}.rp_filter=2",
                     session.name, path.interface, path.interface
                 )));
@@ -69,8 +73,8 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     Ok(())
 }
 
-impl Routes {
-    fn new(settings: &Paths, interfaces: &Interfaces) -> Self {
+impl SessionRoutes {
+    fn new(settings: &PathSettings, interfaces: &InterfaceIndexes) -> Self {
         let mut routes = Self {
             settings: settings.clone(),
             each: Vec::new(),
@@ -83,26 +87,27 @@ impl Routes {
         routes
     }
 
-    /// The other daemon was started anew, and counts from the beginning.
+    /// Restarts the counts after the other daemon was restarted.
     pub fn begin_anew(&mut self) {
         self.balance = Balance::new(self.each.len());
     }
 
-    /// Interfaces come and go. One that is not there has no number, and carries nothing.
-    fn current(&self, interfaces: &Interfaces) -> Vec<joint::Path> {
-        let path = |(path, weight): (&super::super::settings::Path, u32)| {
+    /// Returns the present paths. Interfaces come and go; a path whose interface does not exist has index 0 and gets
+    /// no packets.
+    fn current(&self, interfaces: &InterfaceIndexes) -> Vec<joint::SessionPath> {
+        let path = |(path, weight): (&super::super::settings::PathSetting, u32)| {
             let ifindex = interfaces.get(&path.interface).copied().unwrap_or_default();
             let weight = match (ifindex, self.settings.is_redundant) {
                 (0, _) => 0,
                 (_, true) => WEIGHT_MOST,
                 _ => weight,
             };
-            joint::Path { local: path.local, remote: path.remote, ifindex, weight }
+            joint::SessionPath { local: path.local, remote: path.remote, ifindex, weight }
         };
         self.settings.each.iter().zip(self.balance.weights()).map(path).collect()
     }
 
-    /// Than the session's own.
+    /// Returns whether any path other than the session's own is up.
     fn is_another_up(&self) -> bool {
         let mut others = self.each.iter().enumerate().skip(1);
         others.any(|(at, path)| path.ifindex != 0 && self.balance.is_up(at))
@@ -110,8 +115,9 @@ impl Routes {
 
     pub fn status(&self, counts: &[joint::PathCount; PATHS_MAX]) -> Vec<PathStatus> {
         let each = self.settings.each.iter().zip(self.each.iter().zip(counts)).enumerate();
-        let status = |(at, (path, (now, count))): (usize, (&super::super::settings::Path, _))| {
-            let (now, count): (&joint::Path, &joint::PathCount) = (now, count);
+        let status = |(at, (path, (now, count))): (usize, (&super::super::settings::PathSetting, _))| {
+            let now: &joint::SessionPath = now;
+            let count: &joint::PathCount = count;
             PathStatus {
                 interface: path.interface.clone(),
                 local: path.local.to_string(),
@@ -126,11 +132,11 @@ impl Routes {
     }
 }
 
-impl Runtime {
-    pub(super) fn begin_paths(&mut self, ends: &Ends) -> Result<(), Error> {
+impl PacketRuntime {
+    pub(super) fn begin_paths(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         let Some(paths) = &live.session.paths else { return Ok(()) };
-        let routes = Routes::new(paths, &interfaces(&self.settings));
+        let routes = SessionRoutes::new(paths, &interfaces(&self.settings));
         self.joints.set_paths(ends, &routes.each, routes.settings.is_redundant)?;
         live.routes = Some(routes);
         Ok(())
@@ -143,7 +149,7 @@ impl Runtime {
         }
         self.looked_at_paths = now;
         let interfaces = interfaces(&self.settings);
-        let mut wanted = Wanted::new();
+        let mut wanted = WantedHop::new();
         for ends in self.pathed.clone() {
             self.look_at_paths_of(&ends, now, &interfaces)?;
             let Some(routes) = self.live.get(&ends).and_then(|live| live.routes.as_ref()) else { continue };
@@ -153,7 +159,12 @@ impl Runtime {
         Ok(())
     }
 
-    fn look_at_paths_of(&mut self, ends: &Ends, now: Duration, interfaces: &Interfaces) -> Result<(), Error> {
+    fn look_at_paths_of(
+        &mut self,
+        ends: &SessionEnds,
+        now: Duration,
+        interfaces: &InterfaceIndexes,
+    ) -> Result<(), Error> {
         let Some(routes) = self.live.get_mut(ends).and_then(|live| live.routes.as_mut()) else {
             return Ok(());
         };
@@ -162,8 +173,10 @@ impl Runtime {
         routes.balance.look(now, round_trip, &counts.map(|count| count.sent));
         let current = routes.current(interfaces);
         if current != routes.each {
-            let same = |(old, new): (&joint::Path, &joint::Path)| old.ifindex == new.ifindex;
+            let same = |(old, new): (&joint::SessionPath, &joint::SessionPath)| old.ifindex == new.ifindex;
             let is_redundant = routes.settings.is_redundant;
+            // New weights keep the counters of the kernel's paths. Another interface index makes them different
+            // paths, which start to count from zero.
             match routes.each.iter().zip(&current).all(same) {
                 true => self.joints.weigh_paths(ends, &current, is_redundant)?,
                 false => {
@@ -174,6 +187,7 @@ impl Runtime {
             routes.each = current;
         }
         let passed: u64 = counts.iter().map(|count| count.sent + count.came).sum();
+        // Reports on every path about each path are packets, too: more than these show traffic of the application.
         let words = 4 * (routes.each.len() * routes.each.len()) as u64;
         if passed > routes.passed + words {
             routes.busy_until = now + CALM;
@@ -184,17 +198,17 @@ impl Runtime {
         }
         routes.says = now + IDLE;
         for (path, count) in counts.iter().enumerate().take(routes.each.len()) {
-            self.say(ends, Word::Came { path: path as u8, count: count.came as u32 & COUNT });
+            self.say(ends, ListMessage::Came { path: path as u8, count: count.came as u32 & COUNT });
         }
         Ok(())
     }
 
-    /// Whether the word was about these.
-    pub(super) fn hear_paths(&mut self, ends: &Ends, word: Word) -> Result<bool, Error> {
-        let Word::Came { path, count } = word else { return Ok(false) };
+    /// Handles a report about a path. Returns false if the message is about something else.
+    pub(super) fn hear_paths(&mut self, ends: &SessionEnds, word: ListMessage) -> Result<bool, Error> {
+        let ListMessage::Came { path, count } = word else { return Ok(false) };
         if let Some(routes) = self.live.get_mut(ends).and_then(|live| live.routes.as_mut()) {
             let sent = self.joints.path_counts(ends)?.get(usize::from(path)).map_or(0, |count| count.sent);
-            routes.balance.hear(path, count, sent);
+            routes.balance.on_count(path, count, sent);
         }
         Ok(true)
     }

@@ -1,23 +1,25 @@
-//! Interfaces: attached to, again if somebody has detached what is there, and made to obey time stamps where a graft paces.
+//! The interfaces of sessions: programs are attached to them, and attached again if another process has detached
+//! them. If a graft paces, the interface must obey time stamps.
 
 use millrace_graft_kernel::joint::Joints;
 use millrace_kernel::qdisc;
-use millrace_kernel::xdp::Mode;
+use millrace_kernel::xdp::XdpMode;
 use nix::net::if_::if_nametoindex;
 
-use super::super::function::Service;
+use super::super::function::FunctionService;
 use super::super::settings::Settings;
-use super::{Event, Runtime};
+use super::{PacketEvent, PacketRuntime};
 use crate::Error;
 
-pub(super) struct Place {
+/// An interface that the programs are attached to.
+pub(super) struct RuntimeInterface {
     pub name: String,
     pub index: i32,
-    pub mode: Mode,
+    pub mode: XdpMode,
 }
 
-impl Place {
-    pub fn new(joints: &mut Joints, name: &str, mode: Mode) -> Result<Self, Error> {
+impl RuntimeInterface {
+    pub fn new(joints: &mut Joints, name: &str, mode: XdpMode) -> Result<Self, Error> {
         let index = index_of(name)?;
         Ok(Self { name: name.to_owned(), index, mode: joints.attach(index, mode)? })
     }
@@ -29,42 +31,47 @@ fn index_of(name: &str) -> Result<i32, Error> {
     i32::try_from(index).map_err(|_| failed(nix::Error::ERANGE))
 }
 
-/// A graft that paces needs all interfaces to do what it says.
+/// Checks the queueing disciplines: if a graft paces, all interfaces have to obey time stamps of departure.
 ///
 /// # Errors
-/// The first one that does not, and how it would.
+/// The error names the first interface that does not obey them, and the remedy.
 pub(super) fn check_pacing(settings: &Settings) -> Result<(), Error> {
     let mut grafts = settings.grafts.values();
-    let Some(graft) = grafts.find(|graft| graft.services.contains(&Service::Pacing)) else { return Ok(()) };
+    let Some(graft) = grafts.find(|graft| graft.services.contains(&FunctionService::Pacing)) else {
+        return Ok(());
+    };
     for interface in &settings.interfaces {
         let failed = |error: std::io::Error| {
             let errno = nix::Error::from_raw(error.raw_os_error().unwrap_or_default());
             Error::Interface { name: interface.clone(), source: errno }
         };
+        // Only fq sends a packet at its time stamp of departure.
         if let Some(kind) = qdisc::other_than_fq(index_of(interface)?).map_err(failed)? {
-            let (graft, interface) = (graft.name.clone(), interface.clone());
+            let graft = graft.name.clone();
+            let interface = interface.clone();
             return Err(Error::NotPaced { graft, interface, kind });
         }
     }
     Ok(())
 }
 
-impl Runtime {
-    pub(super) fn look_at_places(&mut self, events: &mut Vec<Event>) {
+impl PacketRuntime {
+    pub(super) fn look_at_places(&mut self, events: &mut Vec<PacketEvent>) {
         let wanted = self.settings.mode;
         for place in &mut self.places {
             if self.joints.is_attached(place.index) {
                 continue;
             }
+            // Some programs of the interface may still be attached.
             self.joints.detach_from(place.index);
-            let error = match Place::new(&mut self.joints, &place.name, wanted) {
+            let error = match RuntimeInterface::new(&mut self.joints, &place.name, wanted) {
                 Ok(new) => {
                     *place = new;
                     None
                 }
                 Err(error) => Some(error.to_string()),
             };
-            events.push(Event::Detached { interface: place.name.clone(), error });
+            events.push(PacketEvent::Detached { interface: place.name.clone(), error });
         }
     }
 }

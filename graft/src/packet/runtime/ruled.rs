@@ -1,36 +1,38 @@
-//! Sessions whose settings have rules by the round trip.
+//! Sessions whose settings have rules that choose the graft by the round trip.
 
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{Ends, Progress};
+use millrace_graft_kernel::joint::{SessionEnds, SessionProgress};
 
-use super::super::settings::{Session, Settings};
+use super::super::settings::{SessionSetting, Settings};
 use super::super::when::reason;
-use super::live::{Due, Live, Ruled};
-use super::{Event, Runtime};
+use super::live::{DueChange, LiveSession, Ruled};
+use super::{PacketEvent, PacketRuntime};
 use crate::Error;
 
-/// Between two looks at round trips, of so many sessions; of more, it takes longer.
+/// Interval of checks of round trips. Each check covers at most `AT_ONCE` sessions, so with more sessions the
+/// interval of each grows.
 const LOOK: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 256;
-/// Until what did not come about is tried again.
+/// Pause after which a change that has failed is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Ruled {
-    /// Somebody else has said what it is to have: until a round trip changes, that holds.
+    /// Drops a change that is due, since an operator or the broker has chosen a graft. Their choice holds until the
+    /// round trip asks for another step.
     pub fn overrule(&mut self) {
         self.due = None;
     }
 
-    /// Both ends have this graft; why, if it was due.
+    /// Notes that both ends have this graft. Returns the rule's reason if the change was due.
     pub fn agreed(&mut self, graft: &str) -> Option<String> {
         Some(self.due.take_if(|due| due.graft == graft)?.why)
     }
 }
 
-impl Live {
-    /// Of settings that are new. Where they are others than before, the session begins below the first step.
-    pub fn take_rules(&mut self, session: &Session) {
+impl LiveSession {
+    /// Takes new rules. If they have changed, the session starts below the first step.
+    pub fn take_rules(&mut self, session: &SessionSetting) {
         if self.session.when != session.when || self.session.graft != session.graft {
             self.ruled = Ruled::default();
             self.session.when.clone_from(&session.when);
@@ -38,9 +40,10 @@ impl Live {
         }
     }
 
-    /// What is due now, by what is known of its packets.
-    fn look_at_rules(&mut self, now: Duration, progress: &Progress) -> Option<Event> {
-        let (rtt, seen) = (progress.round_trip?, (progress.acked, progress.delivered));
+    /// Records the change that the rules want for the present round trip.
+    fn look_at_rules(&mut self, now: Duration, progress: &SessionProgress) -> Option<PacketEvent> {
+        let rtt = progress.round_trip?;
+        let seen = (progress.acked, progress.delivered);
         if std::mem::replace(&mut self.ruled.seen, seen) == seen {
             return None;
         }
@@ -48,13 +51,13 @@ impl Live {
         let level = self.ruled.watch.look(now, rtt, steps)?;
         let graft = level.checked_sub(1).map_or(&self.session.graft, |at| &steps[at].graft).clone();
         let why = reason(level, rtt, steps);
-        self.ruled.due = Some(Due { graft: graft.clone(), why: why.clone(), next: now });
-        Some(Event::Ruled { session: self.session.name.clone(), graft, why })
+        self.ruled.due = Some(DueChange { graft: graft.clone(), why: why.clone(), next: now });
+        Some(PacketEvent::Ruled { session: self.session.name.clone(), graft, why })
     }
 
-    /// What is to be proposed now.
+    /// Returns the graft to propose now, if a change is due.
     fn due_graft(&mut self, now: Duration) -> Option<String> {
-        // One change at a time; the other end may have one under way.
+        // Only one change at a time is possible, and the other end may have one under way.
         let is_free = self.agreement.next().is_none();
         let due = self.ruled.due.as_mut().filter(|due| is_free && now >= due.next)?;
         due.next = now + RETRY;
@@ -62,22 +65,22 @@ impl Live {
     }
 }
 
-/// Sessions that have rules.
-pub(super) fn of(settings: &Settings) -> Vec<Ends> {
+/// Returns the sessions that have rules by the round trip.
+pub(super) fn list_ends(settings: &Settings) -> Vec<SessionEnds> {
     let ruled = settings.sessions.iter().filter(|session| !session.when.is_empty());
     ruled.map(|session| session.ends).collect()
 }
 
-impl Runtime {
-    pub(super) fn look_at_rules(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+impl PacketRuntime {
+    pub(super) fn look_at_rules(&mut self, events: &mut Vec<PacketEvent>) -> Result<(), Error> {
         let now = self.now();
         if now < self.looked_at_rules + LOOK {
             return Ok(());
         }
         self.looked_at_rules = now;
-        // All of them have had their turn before one has its next.
+        // Every session has its turn before any session has its next one.
         let first = self.ruled.len().min(AT_ONCE);
-        let mut due: Vec<(Ends, String)> = Vec::new();
+        let mut due: Vec<(SessionEnds, String)> = Vec::new();
         for &ends in &self.ruled[..first] {
             let Some(live) = self.live.get_mut(&ends) else { continue };
             events.extend(live.look_at_rules(now, &self.joints.progress(&ends)?));

@@ -1,93 +1,141 @@
-//! Keys of sealed sessions: agreed on, given to the kernel, and renewed before they are worn.
+//! Keys of sessions. Both daemons agree on them, the kernel uses them, and they are renewed with each connection and
+//! before they are worn out.
 
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{Ends, KeyWord};
+use millrace_graft_kernel::joint::SessionEnds;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::super::keys::{Act, Agreement, Cipher, Secret, Word};
-use super::live::Sealed;
-use super::{Event, Runtime, Session};
+use super::super::keys::{AeadCipher, Exported, FrameKey, KeyAction, KeyAgreement, KeyWord, SessionSecret};
+use super::live::{Keying, LiveLine};
+use super::{PacketEvent, PacketRuntime, SPREAD};
 use crate::Error;
 
-impl Runtime {
-    /// Whether every session passes datagrams: the sealed ones have keys.
+impl PacketRuntime {
+    /// Returns whether all sessions have keys, so that datagrams pass.
     pub fn is_open(&self) -> bool {
         self.live.values().all(|live| live.is_open())
     }
 
-    /// Returns of which sessions something was heard.
-    pub(super) fn hear_keys(&mut self, events: &mut Vec<Event>) -> Result<Vec<Ends>, Error> {
-        let mut heard = Vec::new();
-        for (ends, said) in self.joints.key_words() {
-            heard.push(ends);
-            let now = self.now();
-            let Some(sealed) = self.sealed(&ends) else { continue };
-            let acts = sealed.hear(now, &said)?;
-            self.act_on_keys(&ends, acts, events)?;
+    /// Starts key agreements on a new connection for the sessions with a peer, and renews existing keys. Call this
+    /// before the first message of the connection is given to [`hear_key_word`](Self::hear_key_word).
+    pub fn connected(&mut self, peer: &str, exported: &Exported) -> Result<(), Error> {
+        let mut at = self.now();
+        self.lines.insert(peer.to_owned(), exported.clone());
+        let of_peer = self.live.iter_mut().filter(|(_, live)| live.session.peer == peer);
+        for (ends, live) in of_peer {
+            live.keying.connect(ends, exported, at)?;
+            self.agenda.put(*ends, live.next());
+            at += SPREAD;
         }
-        Ok(heard)
+        Ok(())
     }
 
-    pub(super) fn tick_keys(&mut self, ends: &Ends, events: &mut Vec<Event>) -> Result<(), Error> {
+    /// Handles a message about keys from a peer's daemon.
+    pub fn hear_key_word(&mut self, peer: &str, said: &KeyWord) -> Result<(), Error> {
         let now = self.now();
-        let acts = self.sealed(ends).map(|sealed| sealed.agreement.tick(now)).unwrap_or_default();
-        self.act_on_keys(ends, acts, events)
+        let ends = SessionEnds { local: said.remote, remote: said.local };
+        // A peer may send messages only about its own sessions. Others are ignored.
+        let live = self.live.get_mut(&ends).filter(|live| live.session.peer == peer);
+        let Some(live) = live else { return Ok(()) };
+        let acts = live.keying.on_key_message(now, said)?;
+        self.act_on_keys(&ends, acts)?;
+        self.plan(&ends);
+        Ok(())
     }
 
-    pub(super) fn look_at_keys(&mut self, active: &[Ends]) -> Result<(), Error> {
+    /// Returns messages for the daemons of peers, to be sent on the connection of the latest call of
+    /// [`connected`](Self::connected). Messages that are lost are repeated.
+    pub fn key_words(&mut self) -> Vec<(String, KeyWord)> {
+        std::mem::take(&mut self.key_words)
+    }
+
+    pub(super) fn tick_keys(&mut self, ends: &SessionEnds) -> Result<(), Error> {
+        let now = self.now();
+        let line = self.live.get_mut(ends).and_then(|live| live.keying.line.as_mut());
+        let acts = line.map(|line| line.agreement.tick(now)).unwrap_or_default();
+        self.act_on_keys(ends, acts)
+    }
+
+    pub(super) fn look_at_keys(&mut self, active: &[SessionEnds]) -> Result<(), Error> {
         let now = self.now();
         for ends in active {
             let Some(live) = self.live.get_mut(ends) else { continue };
-            let Some(sealed) = &mut live.sealed else { continue };
+            let Keying { cipher: Some(cipher), line: Some(line), .. } = &mut live.keying else { continue };
             let wear = self.joints.wear(ends)?.unwrap_or_default();
-            if sealed.cipher.is_worn(wear.sealed, wear.failures) {
-                sealed.agreement.renew(now, random()?);
+            if cipher.is_worn(wear.sealed, wear.failures) {
+                line.agreement.renew(now, random()?);
                 self.agenda.put(*ends, live.next());
             }
         }
         Ok(())
     }
 
-    fn act_on_keys(&mut self, ends: &Ends, acts: Vec<Act>, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn act_on_keys(&mut self, ends: &SessionEnds, acts: Vec<KeyAction>) -> Result<(), Error> {
         for act in acts {
-            let Some(live) = self.live.get_mut(ends) else { continue };
-            let Some(sealed) = &live.sealed else { continue };
-            match act {
-                Act::Install(phase, pair) => {
-                    let keys = sealed.secret.keys(sealed.cipher, pair);
-                    self.joints.install(ends, phase, &keys)?;
+            let Some(live) = self.live.get(ends) else { continue };
+            let Keying { cipher, line: Some(line), .. } = &live.keying else { continue };
+            match (act, *cipher) {
+                (KeyAction::Frames(key), _) => self.joints.set_key(ends, key)?,
+                (KeyAction::Install(phase, pair), Some(cipher)) => {
+                    self.joints.install(ends, phase, &line.secret.keys(cipher, pair))?;
                 }
-                Act::Use(phase) => {
-                    self.joints.seal_with(ends, phase)?;
-                    events.push(Event::Keys { session: live.session.name.clone() });
+                (KeyAction::Discard(phase), Some(_)) => self.joints.discard(ends, phase)?,
+                (KeyAction::Install(..) | KeyAction::Discard(_), None) => {}
+                (KeyAction::Use(phase), cipher) => {
+                    match cipher {
+                        Some(_) => self.joints.seal_with(ends, phase)?,
+                        // A session in clear has waited for the key of frames.
+                        None => self.joints.resume(ends)?,
+                    }
+                    self.pending.push(PacketEvent::Keys { session: live.session.name.clone() });
+                    // An end that has restarted could not open earlier greetings, so it gets another one.
+                    let now = self.now();
+                    self.live.entry(*ends).and_modify(|live| live.owe_greeting(now));
                 }
-                Act::Discard(phase) => self.joints.discard(ends, phase)?,
-                Act::Say(phase, word) => {
-                    let said = self.joints.say_key_word(ends, &word.encode(sealed.cipher, phase));
-                    live.mute = said.err().map(|error| error.to_string());
+                (KeyAction::Say(phase, word), cipher) => {
+                    let said = KeyWord { local: ends.local, remote: ends.remote, cipher, phase, word };
+                    self.key_words.push((live.session.peer.clone(), said));
                 }
             }
         }
         Ok(())
     }
-
-    fn sealed(&mut self, ends: &Ends) -> Option<&mut Sealed> {
-        self.live.get_mut(ends)?.sealed.as_mut()
-    }
 }
 
-impl Sealed {
-    pub(super) fn new(cipher: Cipher, session: &Session, now: Duration) -> Result<Self, Error> {
-        let secret = Secret::new(session.key, &session.ends);
-        let agreement = Agreement::new(&secret, now, random()?);
-        Ok(Self { cipher, secret, agreement, other: None })
+impl Keying {
+    /// Returns the state of a session whose daemons were not connected yet.
+    pub(super) fn new(cipher: Option<AeadCipher>, frames: FrameKey) -> Self {
+        Self { cipher, frames, line: None, is_unlike: false }
     }
 
-    fn hear(&mut self, now: Duration, said: &KeyWord) -> Result<Vec<Act>, Error> {
-        self.other = (said.suite != self.cipher as u8).then_some(said.suite);
-        match Word::decode(said) {
-            Some(word) if self.other.is_none() => Ok(self.agreement.hear(now, said.phase, word, random()?)),
+    pub(super) fn connect(
+        &mut self,
+        ends: &SessionEnds,
+        exported: &Exported,
+        at: Duration,
+    ) -> Result<(), Error> {
+        let secret = SessionSecret::new(exported, ends);
+        let random = random()?;
+        match &mut self.line {
+            Some(line) => {
+                line.secret = secret;
+                line.agreement.reconnect(at, random);
+            }
+            None => {
+                let agreement = KeyAgreement::new(ends, self.frames, at, random);
+                self.line = Some(LiveLine { secret, agreement });
+            }
+        }
+        Ok(())
+    }
+
+    fn on_key_message(&mut self, now: Duration, said: &KeyWord) -> Result<Vec<KeyAction>, Error> {
+        self.is_unlike = said.cipher != self.cipher;
+        match &mut self.line {
+            Some(line) if !self.is_unlike => {
+                Ok(line.agreement.on_message(now, said.phase, said.word, random()?))
+            }
             _ => Ok(Vec::new()),
         }
     }

@@ -1,4 +1,4 @@
-//! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
+//! Tests with two runtimes, each in a network namespace of its own, with a veth pair between them. They need root.
 
 mod hearing;
 mod many;
@@ -9,12 +9,15 @@ mod versions;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 
+use millrace_testkit::StopOnDrop;
 use nix::sched::{CloneFlags, setns};
 
 use super::*;
+use crate::ObjectIdentity;
 
 const LONG: Duration = millrace_testkit::BOUND;
 const GRAFTS: &str = r#"
+    [sessions]
     interface = ["eth"]
     [[graft]]
     name = "complete"
@@ -25,10 +28,10 @@ const GRAFTS: &str = r#"
     fallback = "complete"
 "#;
 
-struct Site([String; 2]);
+struct RuntimeSite([String; 2]);
 
-impl Site {
-    /// `None`: not here, which was said.
+impl RuntimeSite {
+    /// Creates the namespaces. Returns `None`, after it has printed SKIP, if the test cannot run on this host.
     fn new(test: &str) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("SKIP {test}: needs root");
@@ -56,9 +59,16 @@ impl Site {
         })
     }
 
-    fn start(&self, side: usize, grafts: &str) -> Result<Runtime, Error> {
+    fn start(&self, side: usize, grafts: &str) -> Result<PacketRuntime, Error> {
         let settings = settings(side, grafts, "once");
-        self.inside(side, || Runtime::start(settings))
+        self.inside(side, || PacketRuntime::start(settings))
+    }
+
+    /// Starts both runtimes, and waits until they have keys.
+    fn both(&self, grafts: &str) -> [PacketRuntime; 2] {
+        let mut runtimes = [0, 1].map(|side| self.start(side, grafts).expect("a runtime"));
+        have_keys(self, &mut runtimes);
+        runtimes
     }
 
     fn sockets(&self) -> [UdpSocket; 2] {
@@ -70,16 +80,17 @@ impl Site {
         })
     }
 
-    /// Both work until one of them says what is wanted.
+    /// Steps both runtimes until one of them returns the wanted event.
     fn until(
         &self,
-        runtimes: &mut [Runtime; 2],
+        runtimes: &mut [PacketRuntime; 2],
         mut traffic: impl FnMut(),
-        wanted: impl Fn(usize, &Event) -> bool,
-    ) -> Event {
+        wanted: impl Fn(usize, &PacketEvent) -> bool,
+    ) -> PacketEvent {
         let until = Instant::now() + LONG;
         while Instant::now() < until {
             traffic();
+            relay(runtimes);
             for (side, runtime) in runtimes.iter_mut().enumerate() {
                 let events = self.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
                 if let Some(found) = events.into_iter().find(|event| wanted(side, event)) {
@@ -91,9 +102,48 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for RuntimeSite {
     fn drop(&mut self) {
         self.0.iter().for_each(|name| drop(Command::new("ip").args(["netns", "del", name]).status()));
+    }
+}
+
+/// Stands in for the connection between two daemons: messages about keys arrive at once, and a runtime that has just
+/// started gets a new connection.
+fn relay(runtimes: &mut [PacketRuntime; 2]) {
+    if runtimes.iter().any(|runtime| runtime.lines.is_empty()) {
+        connect(runtimes);
+    }
+    for side in 0..2 {
+        for (peer, word) in runtimes[side].key_words() {
+            runtimes[1 - side].hear_key_word(&peer, &word).expect("heard");
+        }
+    }
+}
+
+/// Makes another connection between the daemons, and returns its secret.
+fn connect(runtimes: &mut [PacketRuntime; 2]) -> Exported {
+    let exported = Exported(super::sealed::random().expect("random bytes"));
+    for runtime in runtimes.iter_mut() {
+        runtime.connected("far", &exported).expect("connected");
+    }
+    exported
+}
+
+fn step(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2]) -> Vec<PacketEvent> {
+    relay(runtimes);
+    let each = runtimes.iter_mut().enumerate();
+    each.flat_map(|(side, runtime)| {
+        site.inside(side, || runtime.step(Duration::from_millis(1))).expect("a step")
+    })
+    .collect()
+}
+
+fn have_keys(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2]) {
+    let until = Instant::now() + LONG;
+    while !runtimes.iter().all(PacketRuntime::is_open) {
+        assert!(Instant::now() < until, "they do not agree on keys");
+        step(site, runtimes);
     }
 }
 
@@ -110,30 +160,44 @@ fn settings(side: usize, grafts: &str, graft: &str) -> Settings {
     settings_with(side, grafts, graft, "clear = true")
 }
 
-/// With another line of the session.
+/// Returns settings with an additional line in `[[session]]`.
 fn settings_with(side: usize, grafts: &str, graft: &str, line: &str) -> Settings {
-    let directory = tempfile::tempdir().expect("a directory");
-    std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff").expect("a key");
-    let (local, remote) = (address(side), address(1 - side));
+    let local = address(side);
+    let remote = address(1 - side);
     let text = format!(
-        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"{graft}\"\n{line}"
+        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\npeer = \"far\"\ngraft = \"{graft}\"\n{line}"
     );
-    Settings::parse(&text, directory.path()).expect("settings")
+    with_peer(side, &text)
 }
 
-/// What a runtime knows changes with its next step, which a test makes. The kernel counts a packet before it is sent, or comes.
-fn now(runtime: &mut Runtime) -> Status {
-    runtime.status().expect("a status") // exact: nobody makes a step, and what is counted has been read
+/// Returns settings in which the other host is a peer.
+fn with_peer(side: usize, text: &str) -> Settings {
+    let local = side + 1;
+    let remote = 2 - side;
+    let key = ObjectIdentity::from_image(b"far");
+    let text = format!(
+        "{text}\n[agreement]\nkey = \"host.key\"\n\
+         [[peer]]\nname = \"far\"\nkey = \"{key}\"\n[peer.sessions]\nlocal = \"10.97.0.{local}\"\nremote = \"10.97.0.{remote}\"\nports = \"40000\"\n"
+    );
+    crate::settings::DaemonSettings::parse(&text, std::path::Path::new(""))
+        .and_then(|all| all.into_sessions())
+        .expect("settings")
 }
 
-fn graft_of(runtime: &mut Runtime) -> String {
+/// Returns the status. A runtime changes its state only in a step, which only the test makes. The kernel counts a
+/// packet before the packet is sent or delivered.
+fn now(runtime: &mut PacketRuntime) -> Status {
+    runtime.status().expect("a status") // exact: no other step is made, and the counters have been read
+}
+
+fn graft_of(runtime: &mut PacketRuntime) -> String {
     now(runtime).sessions[0].graft.clone()
 }
 
 #[test]
-fn both_ends_change_and_what_was_sent_before_arrives() {
-    let Some(site) = Site::new("swap") else { return };
-    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+fn datagrams_sent_before_a_swap_arrive() {
+    let Some(site) = RuntimeSite::new("swap") else { return };
+    let mut runtimes = site.both(GRAFTS);
     let [near, far] = site.sockets();
     near.send(b"before").expect("sent");
     let mut buffer = [0; 100];
@@ -142,17 +206,21 @@ fn both_ends_change_and_what_was_sent_before_arrives() {
     runtimes[0].swap("t", "complete").expect_err("no such session");
     site.inside(0, || runtimes[0].swap("s", "complete")).expect("proposed");
     assert!(matches!(runtimes[0].swap("s", "once"), Err(Error::Busy(_))));
-    let swapped =
-        site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, Event::Swapped { .. }));
-    assert!(matches!(swapped, Event::Swapped { graft, took: Some(_), .. } if graft == "complete"));
+    let swapped = site.until(
+        &mut runtimes,
+        || (),
+        |side, event| side == 0 && matches!(event, PacketEvent::Swapped { .. }),
+    );
+    assert!(matches!(swapped, PacketEvent::Swapped { graft, took: Some(_), .. } if graft == "complete"));
     assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "complete"));
     for (from, to) in [(&near, &far), (&far, &near)] {
         from.send(b"afterwards").expect("sent");
         let bytes = to.recv(&mut buffer).expect("received");
         assert_eq!(&buffer[..bytes], b"afterwards");
     }
-    // What a command has changed stays, until the settings change: then as soon as the epoch before is over.
-    let apply = |runtimes: &mut [Runtime; 2], graft| {
+    // A graft that a command has chosen stays until the settings change. Even then a change has to wait until the
+    // previous epoch is over.
+    let apply = |runtimes: &mut [PacketRuntime; 2], graft| {
         let settings = settings(0, GRAFTS, graft);
         site.inside(0, || runtimes[0].apply(settings))
     };
@@ -163,46 +231,48 @@ fn both_ends_change_and_what_was_sent_before_arrives() {
     let until = Instant::now() + LONG;
     while apply(&mut runtimes, "once").is_err() {
         assert!(Instant::now() < until, "the epoch before does not end");
-        for (side, runtime) in runtimes.iter_mut().enumerate() {
-            site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
-        }
+        step(&site, &mut runtimes);
     }
-    site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, Event::Swapped { .. }));
+    site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, PacketEvent::Swapped { .. }));
     assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "once"));
 }
 
 #[test]
-fn who_asks_for_the_graft_that_is_there_is_told_so() {
-    let Some(site) = Site::new("same") else { return };
-    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+fn swap_to_the_current_graft_succeeds() {
+    let Some(site) = RuntimeSite::new("same") else { return };
+    let mut runtimes = site.both(GRAFTS);
     site.inside(0, || runtimes[0].swap("s", "once")).expect("proposed");
-    let swapped = site.until(&mut runtimes, || (), |_, event| matches!(event, Event::Swapped { .. }));
-    assert!(matches!(swapped, Event::Swapped { graft, .. } if graft == "once"));
+    let swapped = site.until(&mut runtimes, || (), |_, event| matches!(event, PacketEvent::Swapped { .. }));
+    assert!(matches!(swapped, PacketEvent::Swapped { graft, .. } if graft == "once"));
 }
 
 #[test]
-fn what_the_other_end_does_not_have_is_refused() {
-    let Some(site) = Site::new("refuse") else { return };
+fn graft_unknown_to_the_other_end_is_refused() {
+    let Some(site) = RuntimeSite::new("refuse") else { return };
     let more = format!("{GRAFTS}\n[[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n");
     let [near, far] = [more.as_str(), GRAFTS];
     let mut runtimes = [site.start(0, near).expect("a runtime"), site.start(1, far).expect("a runtime")];
     site.inside(0, || runtimes[0].swap("s", "newest")).expect("proposed");
-    let refused = site.until(&mut runtimes, || (), |_, event| matches!(event, Event::NotSwapped { .. }));
-    assert_eq!(refused, Event::NotSwapped { session: "s".into(), graft: "newest".into(), why: Why::Refused });
+    let refused =
+        site.until(&mut runtimes, || (), |_, event| matches!(event, PacketEvent::NotSwapped { .. }));
+    assert_eq!(
+        refused,
+        PacketEvent::NotSwapped { session: "s".into(), graft: "newest".into(), why: ListRefusal::Refused }
+    );
     assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "once"));
-    assert!(now(&mut runtimes[0]).trouble[0].contains("the other end has no such list"));
+    assert!(now(&mut runtimes[0]).trouble[0].contains("the other end does not have this list"));
 }
 
 #[test]
-fn what_is_over_its_budget_is_not_started_or_is_replaced() {
-    let Some(site) = Site::new("budget") else { return };
+fn graft_over_its_budget_is_refused_or_replaced() {
+    let Some(site) = RuntimeSite::new("budget") else { return };
     let slow = GRAFTS.replace("fallback", "budget-ns = 1\nfallback");
     let error = site.start(0, &slow).err().expect("over its budget").to_string();
     assert!(error.starts_with("graft once: ") && error.ends_with("and its budget is 1"), "{error}");
 
-    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+    let mut runtimes = site.both(GRAFTS);
     let [near, far] = site.sockets();
-    // In use it takes longer than when it was tried.
+    // A budget of 1 ns makes every function exceed it in use.
     runtimes[0].live.values_mut().for_each(|live| live.graft.budget_ns = 1);
     let mut buffer = [0; 100];
     let traffic = || {
@@ -211,29 +281,27 @@ fn what_is_over_its_budget_is_not_started_or_is_replaced() {
             far.recv(&mut buffer).expect("received");
         }
     };
-    let over = site.until(&mut runtimes, traffic, |_, event| matches!(event, Event::OverBudget { .. }));
+    let over = site.until(&mut runtimes, traffic, |_, event| matches!(event, PacketEvent::OverBudget { .. }));
     assert!(
-        matches!(over, Event::OverBudget { graft, fallback: Some(fallback), .. } if graft == "once" && fallback == "complete")
+        matches!(over, PacketEvent::OverBudget { graft, fallback: Some(fallback), .. } if graft == "once" && fallback == "complete")
     );
-    site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, Event::Swapped { .. }));
+    site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, PacketEvent::Swapped { .. }));
     assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "complete"));
 }
 
 #[test]
-fn an_end_that_is_started_anew_is_understood() {
-    let Some(site) = Site::new("anew") else { return };
-    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+fn restarted_end_continues_the_session() {
+    let Some(site) = RuntimeSite::new("anew") else { return };
+    let mut runtimes = site.both(GRAFTS);
     let sockets = site.sockets();
     let mut buffer = [0; 100];
-    let know_each_other = |runtimes: &[Runtime; 2]| {
+    let know_each_other = |runtimes: &[PacketRuntime; 2]| {
         runtimes.iter().flat_map(|runtime| runtime.live.values()).all(|live| live.peer.is_some())
     };
     let until = Instant::now() + LONG;
     while !know_each_other(&runtimes) {
         assert!(Instant::now() < until, "they do not hear each other");
-        for (side, runtime) in runtimes.iter_mut().enumerate() {
-            site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
-        }
+        step(&site, &mut runtimes);
     }
     for _ in 0..100 {
         for from in [0, 1] {
@@ -244,8 +312,10 @@ fn an_end_that_is_started_anew_is_understood() {
     let [near, far] = runtimes;
     drop(far);
     let mut runtimes = [near, site.start(1, GRAFTS).expect("a runtime")];
-    let restarted = site.until(&mut runtimes, || (), |_, event| matches!(event, Event::Restarted { .. }));
-    assert_eq!(restarted, Event::Restarted { session: "s".into() });
+    let restarted =
+        site.until(&mut runtimes, || (), |_, event| matches!(event, PacketEvent::Restarted { .. }));
+    assert_eq!(restarted, PacketEvent::Restarted { session: "s".into() });
+    have_keys(&site, &mut runtimes);
     for from in [0, 1] {
         sockets[from].send(b"afterwards").expect("sent");
         let bytes = sockets[1 - from].recv(&mut buffer).expect("received");
@@ -254,8 +324,8 @@ fn an_end_that_is_started_anew_is_understood() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
-    let Some(site) = Site::new("left") else { return };
+fn dropped_runtime_leaves_nothing_attached() {
+    let Some(site) = RuntimeSite::new("left") else { return };
     let runtime = site.start(0, GRAFTS).expect("a runtime");
     let shows = || {
         let output =
@@ -267,10 +337,10 @@ fn nothing_is_left_behind() {
     millrace_testkit::wait_for("nothing to be attached", || !shows());
 }
 
-/// No kernel gives an interface between namespaces `fq` by itself.
+/// The kernel never gives a veth interface the queueing discipline `fq` by default.
 #[test]
-fn a_graft_that_paces_wants_fq() {
-    let Some(site) = Site::new("paces") else { return };
+fn pacing_graft_requires_the_fq_queueing_discipline() {
+    let Some(site) = RuntimeSite::new("paces") else { return };
     let paces = format!("{GRAFTS}\n[[graft]]\nname = \"paced\"\nfunctions = [\"pace\", \"number\"]\n");
     let error = site.start(0, &paces).err().expect("another discipline").to_string();
     assert!(
@@ -280,7 +350,7 @@ fn a_graft_that_paces_wants_fq() {
     );
     let mut runtime = site.start(0, GRAFTS).expect("nothing paces");
     let trouble = now(&mut runtime).trouble;
-    assert!(trouble.len() == 1 && trouble[0].contains("the other end is not heard"), "{trouble:?}");
+    assert_eq!(trouble, Vec::<String>::new());
     let settings = settings(0, &paces, "once");
     let refused = site.inside(0, || runtime.apply(settings)).expect_err("another discipline").to_string();
     assert_eq!(refused, error);

@@ -1,32 +1,35 @@
-//! Several paths for one session.
+//! Settings of sessions with several paths.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use millrace_graft_kernel::joint::{Ends, PATH_SESSIONS, PATHS_MAX};
+use millrace_graft_kernel::joint::{PATH_SESSIONS, PATHS_MAX, SessionEnds};
 use serde::Deserialize;
 
-use super::{Session, Settings};
+use super::{SessionSetting, Settings};
 use crate::Error;
 
-/// The first one has the session's own addresses.
+/// The paths of a session. The first one has the session's own addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Paths {
-    pub each: Vec<Path>,
-    /// Everything goes by all of them.
+pub struct PathSettings {
+    pub each: Vec<PathSetting>,
+    /// True if every packet is sent on all paths.
     pub is_redundant: bool,
 }
 
-/// Addresses that stand for the session's own on the wire, with its ports.
+/// Addresses that replace the session's own on the wire. The ports stay the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Path {
+pub struct PathSetting {
+    /// Address of this host.
     pub local: IpAddr,
+    /// Address of the other host.
     pub remote: IpAddr,
+    /// Interface by which packets of the path leave.
     pub interface: String,
 }
 
-/// How packets are divided.
+/// How packets are divided among paths.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Division {
@@ -34,13 +37,15 @@ pub(super) enum Division {
     Redundant,
 }
 
-impl Paths {
+impl PathSettings {
+    /// Checks the paths of a session.
+    ///
     /// # Errors
-    /// In words: what is wrong with them.
+    /// The text says which path is wrong, and why.
     pub(super) fn checked(
-        mut each: Vec<Path>,
+        mut each: Vec<PathSetting>,
         division: Option<Division>,
-        ends: &Ends,
+        ends: &SessionEnds,
     ) -> Result<Option<Self>, String> {
         if each.is_empty() && division.is_none() {
             return Ok(None);
@@ -48,7 +53,7 @@ impl Paths {
         if !(2..=PATHS_MAX).contains(&each.len()) {
             return Err(format!("path: there are 2 to {PATHS_MAX} of them, or none"));
         }
-        let is_own = |path: &Path| (path.local, path.remote) == (ends.local.ip(), ends.remote.ip());
+        let is_own = |path: &PathSetting| (path.local, path.remote) == (ends.local.ip(), ends.remote.ip());
         let Some(own) = each.iter().position(is_own) else {
             return Err(format!(
                 "path: one of them has the session's own addresses, local = \"{}\" and remote = \"{}\", and their interface",
@@ -59,7 +64,7 @@ impl Paths {
         each.swap(0, own);
         let mut pairs = BTreeSet::new();
         for path in &each {
-            let Path { local, remote, .. } = path;
+            let PathSetting { local, remote, .. } = path;
             if local.is_ipv4() != ends.local.is_ipv4() || remote.is_ipv4() != ends.local.is_ipv4() {
                 return Err(format!("path {local} - {remote} is of another family than the session"));
             }
@@ -71,11 +76,11 @@ impl Paths {
     }
 }
 
-impl Session {
-    /// As its packets are on the wire.
-    fn outside(&self) -> impl Iterator<Item = Ends> {
+impl SessionSetting {
+    /// Returns the addresses and ports that the session's packets have on the wire, without the session's own.
+    fn outside(&self) -> impl Iterator<Item = SessionEnds> {
         let paths = self.paths.iter().flat_map(|paths| paths.each.iter().skip(1));
-        let with = |path: &Path| {
+        let with = |path: &PathSetting| {
             let mut ends = self.ends;
             ends.local.set_ip(path.local);
             ends.remote.set_ip(path.remote);
@@ -112,7 +117,7 @@ impl Settings {
             let mut grafts = session.when.iter().map(|when| &when.graft).chain([&session.graft]);
             if paths.is_redundant && session.cipher.is_none() && !grafts.all(drops_twice) {
                 return wrong(
-                    "paths = \"redundant\" in clear needs grafts with the function number, which drops what comes twice"
+                    "paths = \"redundant\" in clear needs grafts with the function number, which drops duplicates"
                         .to_owned(),
                 );
             }

@@ -1,98 +1,122 @@
-//! Peers whose hosts have sessions with this one for applications that ask for them: a pool of ports, which is the same at both ends.
+//! Peers: hosts that have sessions with this one, for applications that request them. Each peer has a pool of ports,
+//! which is the same at both ends.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
 
-use millrace_graft_kernel::joint::{Ends, Protocol};
+use millrace_graft_kernel::joint::{SessionEnds, WireProtocol};
 use nix::unistd::{Gid, Group, Uid, User};
-use ring::hmac;
 use serde::Deserialize;
 
-use super::super::keys::Cipher;
-use super::paths::{self, Division, Paths};
-use super::{CANONICAL, RawProtocol, Session, read_key};
+use super::super::keys::AeadCipher;
+use super::paths::{self, Division, PathSettings};
+use super::{CANONICAL, RawProtocol, SessionSetting};
 use crate::Error;
+use crate::identity::PeerTrust;
 
-/// Of a pool: one for the daemons' own words, and one for either end to open.
+/// Smallest number of ports of a pool: one for the daemons, and one for each end to open sessions on. A single port
+/// has no pool.
 const PORTS_MIN: usize = 3;
-/// Of what the library puts into a datagram. Without a setting it fits wherever IPv6 does, which wants packets of 1280 bytes to.
+/// Bytes that the library may put into a datagram. The default fits every IPv6 path, whose packets may have 1280
+/// bytes.
 const DATAGRAM_MIN: usize = 64;
 const DATAGRAM_MAX: usize = 1500;
 const DATAGRAM_DEFAULT: usize = 1200;
 const SESSIONS_PER_USER: usize = 8;
 
-/// Another host, and who may have sessions with it.
+/// A peer: another host, and the users that may have sessions with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerSetting {
+    /// Name of the peer.
     pub name: String,
-    /// The pool. The first one is the daemons' own.
-    pub ends: Vec<Ends>,
-    pub cipher: Option<Cipher>,
-    /// On the wire.
-    pub protocol: Protocol,
+    /// Key or certificate by which the peer's daemon is authenticated.
+    pub trust: PeerTrust,
+    /// Addresses and ports of the connection between the daemons.
+    pub daemons: SessionEnds,
+    /// Addresses and ports of the pool's sessions.
+    pub ends: Vec<SessionEnds>,
+    /// Cipher of the sessions, or `None` if they are in clear.
+    pub cipher: Option<AeadCipher>,
+    /// Protocol of the sessions' packets between the hosts.
+    pub protocol: WireProtocol,
+    /// Users that may ask for sessions.
     pub users: BTreeSet<u32>,
+    /// Groups whose members may ask for sessions.
     pub groups: BTreeSet<u32>,
+    /// Largest number of sessions of one user.
     pub sessions_per_user: usize,
-    /// Bytes that the library puts into one.
+    /// Largest number of bytes that the library puts into a datagram.
     pub datagram_bytes: usize,
-    paths: Option<Paths>,
-    key: [u8; 16],
+    paths: Option<PathSettings>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Raw {
-    name: String,
+pub struct RawSessionPeer {
+    /// Address of this host.
     local: IpAddr,
+    /// Address of the peer.
     remote: IpAddr,
-    key_file: PathBuf,
+    /// Range of ports, the same at both ends. The daemons use the first one for UDP. The ends open sessions on the
+    /// other ports in turn, each on every second one.
     ports: String,
+    /// Users that may have sessions, by name or number. Root always may.
     #[serde(default)]
     users: Vec<String>,
+    /// Groups whose members may have sessions, by name or number. The groups of the connecting process count.
     #[serde(default)]
     groups: Vec<String>,
+    /// Largest number of sessions of one user, 8 by default.
     sessions_per_user: Option<usize>,
+    /// Bytes that the library puts into one datagram: 1200 by default. The datagram has to be 60 to 80 bytes smaller
+    /// than the packets of the path.
     datagram_bytes: Option<usize>,
-    cipher: Option<Cipher>,
+    /// Cipher of the sessions: see `cipher` of a session.
+    cipher: Option<AeadCipher>,
+    /// True for sessions that are not encrypted: see `clear` of a session.
     #[serde(default)]
     clear: bool,
+    /// Protocol of the sessions: see `protocol` of a session.
     #[serde(default)]
     protocol: RawProtocol,
-    /// Of each session of the pool.
+    /// Paths of each session of the pool.
     #[serde(default)]
-    path: Vec<paths::Path>,
+    path: Vec<paths::PathSetting>,
+    /// Division of packets among paths: see `paths` of a session.
     paths: Option<Division>,
 }
 
-impl Peer {
-    /// Root, and those whom the settings name.
+impl PeerSetting {
+    /// Reports whether a user may have sessions: root may, and so may users and groups that the settings name.
     pub fn allows(&self, user: u32, groups: &[u32]) -> bool {
         user == 0 || self.users.contains(&user) || groups.iter().any(|group| self.groups.contains(group))
     }
 
-    /// Of the daemons' own words.
-    pub fn control(&self) -> Option<Ends> {
-        self.ends.first().copied()
+    /// Reports whether the peer has a pool, so that applications can have sessions with it.
+    pub fn has_pool(&self) -> bool {
+        !self.ends.is_empty()
     }
 
-    /// Of the pool, for applications, and whether this end opens it: of each two one does, so that both never open the same.
-    pub fn seats(&self) -> impl Iterator<Item = (Ends, bool)> {
-        let seats = self.ends.iter().skip(1).enumerate();
-        seats.map(|(at, ends)| (*ends, (at % 2 == 0) == (ends.local.ip() < ends.remote.ip())))
+    /// Returns the addresses and ports of the pool, and whether this end opens sessions on each. The two ends
+    /// alternate, so they never open the same one.
+    pub fn seats(&self) -> impl Iterator<Item = (SessionEnds, bool)> {
+        self.ends
+            .iter()
+            .enumerate()
+            .map(|(at, ends)| (*ends, (at % 2 == 0) == (ends.local.ip() < ends.remote.ip())))
     }
 
-    /// Of a session of the pool, in status and log.
-    pub fn session_name(&self, ends: &Ends) -> String {
+    /// Returns the name of a pooled session in status and log.
+    pub fn session_name(&self, ends: &SessionEnds) -> String {
         format!("{}/{}", self.name, ends.local.port())
     }
 
-    /// As if the settings had a `[[session]]` for each port.
-    pub(super) fn sessions(&self) -> impl Iterator<Item = Session> {
-        self.ends.iter().map(|ends| Session {
+    /// Returns the pooled sessions, as if the settings had a `[[session]]` for each port.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = SessionSetting> {
+        self.ends.iter().map(|ends| SessionSetting {
             name: self.session_name(ends),
             ends: *ends,
-            key: derive(&self.key, ends),
+            peer: self.name.clone(),
             graft: CANONICAL.to_owned(),
             cipher: self.cipher,
             protocol: self.protocol,
@@ -102,10 +126,10 @@ impl Peer {
     }
 }
 
-impl Raw {
-    pub(super) fn checked(self, directory: &Path) -> Result<Peer, Error> {
-        let wrong = |message: String| Error::Settings(format!("peer {}: {message}", self.name));
-        if self.name.is_empty() || self.name.contains('/') {
+impl RawSessionPeer {
+    pub(super) fn checked(self, name: String, trust: PeerTrust) -> Result<PeerSetting, Error> {
+        let wrong = |message: String| Error::Settings(format!("peer {name}: {message}"));
+        if name.is_empty() || name.contains('/') {
             return Err(wrong("its name has at least one character, and no slash".to_owned()));
         }
         if self.local.is_ipv4() != self.remote.is_ipv4() {
@@ -122,22 +146,23 @@ impl Raw {
             return Err(wrong(format!("datagram-bytes is from {DATAGRAM_MIN} to {DATAGRAM_MAX}")));
         }
         let pool = ports(&self.ports).map_err(&wrong)?;
-        let with = |port| Ends {
+        let with = |port| SessionEnds {
             local: SocketAddr::new(self.local, port),
             remote: SocketAddr::new(self.remote, port),
         };
-        let own = with(*pool.start());
-        let ends = pool.map(with);
+        // The first port belongs to the daemons.
+        let daemons = with(*pool.start());
+        let ends = pool.skip(1).map(with).collect();
         let users = self.users.iter().map(|name| user(name)).collect::<Result<_, _>>().map_err(&wrong)?;
         let groups = self.groups.iter().map(|name| group(name)).collect::<Result<_, _>>().map_err(&wrong)?;
         let cipher = (!self.clear).then(|| self.cipher.unwrap_or_default());
         let sessions_per_user = self.sessions_per_user.unwrap_or(SESSIONS_PER_USER);
-        let (ends, key) = (ends.collect(), read_key(directory, &self.key_file)?);
-        let paths = Paths::checked(self.path, self.paths, &own).map_err(&wrong)?;
-        let name = self.name;
+        let paths = PathSettings::checked(self.path, self.paths, &daemons).map_err(&wrong)?;
         let protocol = self.protocol.into();
-        Ok(Peer {
+        Ok(PeerSetting {
             name,
+            trust,
+            daemons,
             ends,
             cipher,
             protocol,
@@ -146,7 +171,6 @@ impl Raw {
             sessions_per_user,
             datagram_bytes,
             paths,
-            key,
         })
     }
 }
@@ -155,14 +179,16 @@ fn ports(text: &str) -> Result<std::ops::RangeInclusive<u16>, String> {
     let wrong = || {
         format!(
             "ports {text:?} is no range of at least {PORTS_MIN} ports, such as \"41000-41008\": the first one is the daemons' own, and \
-             of the others either end opens every second one"
+             of the others either end opens every second one. Without sessions for applications it is the first one alone"
         )
     };
-    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
     let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong);
-    let (first, last) = (port(first)?, port(last)?);
+    let (first, last) = match text.split_once('-') {
+        Some((first, last)) => (port(first)?, port(last)?),
+        None => (port(text)?, port(text)?),
+    };
     match (first..=last).len() {
-        PORTS_MIN.. => Ok(first..=last),
+        1 | PORTS_MIN.. => Ok(first..=last),
         _ => Err(wrong()),
     }
 }
@@ -179,49 +205,47 @@ fn group(name: &str) -> Result<u32, String> {
     known.map(Gid::as_raw).ok_or_else(|| format!("there is no group {name}"))
 }
 
-/// Each session of a pool has a key of its own, the same at both ends.
-fn derive(key: &[u8; 16], ends: &Ends) -> [u8; 16] {
-    let (one, other) = (ends.local.min(ends.remote), ends.local.max(ends.remote));
-    let key = hmac::Key::new(hmac::HMAC_SHA256, key);
-    let tag = hmac::sign(&key, format!("millrace pool {one} {other}").as_bytes());
-    tag.as_ref().first_chunk().copied().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Peer, String> {
-        let directory = tempfile::tempdir().expect("a directory");
-        std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff\n").expect("a key");
-        let raw: Raw = toml::from_str(text).map_err(|error| error.to_string())?;
-        raw.checked(directory.path()).map_err(|error| error.to_string())
+    fn parse(text: &str) -> Result<PeerSetting, String> {
+        let mut table: toml::Table = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut take = |key: &str| table.remove(key).and_then(|value| value.as_str().map(str::to_owned));
+        let name = take("name");
+        let key = take("key");
+        let host = take("host");
+        let raw: RawSessionPeer = table.try_into().map_err(|error| error.to_string())?;
+        raw.checked(name.expect("a name"), PeerTrust::from_settings(key, host)?)
+            .map_err(|error| error.to_string())
     }
+
+    const KEY: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     fn peer(local: &str, remote: &str, more: &str) -> String {
         format!(
-            "name = \"station\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\nports = \"41000-41008\"\n{more}"
+            "name = \"station\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey = \"{KEY}\"\nports = \"41000-41008\"\n{more}"
         )
     }
 
     #[test]
-    fn both_ends_have_the_same_pool_and_open_other_halves_of_it() {
+    fn both_ends_open_different_halves_of_the_same_pool() {
         let near = parse(&peer("10.0.0.9", "10.0.0.10", "")).expect("a peer");
         let far = parse(&peer("10.0.0.10", "10.0.0.9", "")).expect("a peer");
-        assert_eq!(near.control().map(|ends| ends.local.port()), Some(41000));
-        let opens = |peer: &Peer| {
+        assert_eq!(near.daemons.local.port(), 41000);
+        let opens = |peer: &PeerSetting| {
             let own = peer.seats().filter(|(_, is_own)| *is_own);
             own.map(|(ends, _)| ends.local.port()).collect::<Vec<_>>()
         };
         assert_eq!(opens(&near), [41001, 41003, 41005, 41007]);
         assert_eq!(opens(&far), [41002, 41004, 41006, 41008]);
-        let keys = |peer: &Peer| peer.sessions().map(|session| session.key).collect::<Vec<_>>();
-        assert_eq!(keys(&near), keys(&far));
-        assert_eq!(keys(&near).into_iter().collect::<BTreeSet<_>>().len(), 9, "a key for each");
+        assert!(near.sessions().all(|session| session.peer == "station") && near.sessions().count() == 8);
+        let without = parse(&peer("10.0.0.9", "10.0.0.10", "").replace("41000-41008", "41000"));
+        assert!(without.is_ok_and(|peer| !peer.has_pool() && peer.daemons == near.daemons));
     }
 
     #[test]
-    fn root_and_who_is_named_may() {
+    fn root_and_named_users_may_open_sessions() {
         let nobody = user("nobody").expect("nobody");
         let table = [
             ("", nobody, &[][..], false),
@@ -239,22 +263,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_peers_are_refused() {
         let text = peer("10.0.0.1", "10.0.0.2", "");
         let table = [
             ("41000-41008", "41000-41001", "no range of at least 3 ports"),
-            ("41000-41008", "41000", "no range of at least 3 ports"),
             ("41000-41008", "0-9", "no range of at least 3 ports"),
             ("41000-41008", "9-1", "no range of at least 3 ports"),
             ("41000-41008", "65530-65536", "no range of at least 3 ports"),
             ("\"10.0.0.2\"", "\"::1\"", "different families"),
             ("\"10.0.0.2\"", "\"10.0.0.1\"", "the same address"),
-            ("\"key\"", "\"none\"", "No such file"),
+            (KEY, "none", "key is a SHA-256"),
+            ("key = ", "host = \"a\"\nkey = ", "one of key and host"),
             ("\"station\"", "\"sta/tion\"", "no slash"),
-            ("key-file", "users = [\"no such user\"]\nkey-file", "there is no user no such user"),
-            ("key-file", "groups = [\"no such group\"]\nkey-file", "there is no group no such group"),
-            ("key-file", "datagram-bytes = 9000\nkey-file", "datagram-bytes is from 64 to 1500"),
-            ("key-file", "clear = true\ncipher = \"aes-128-gcm\"\nkey-file", "exclude each other"),
+            ("key = ", "users = [\"no such user\"]\nkey = ", "there is no user no such user"),
+            ("key = ", "groups = [\"no such group\"]\nkey = ", "there is no group no such group"),
+            ("key = ", "datagram-bytes = 9000\nkey = ", "datagram-bytes is from 64 to 1500"),
+            ("key = ", "clear = true\ncipher = \"aes-128-gcm\"\nkey = ", "exclude each other"),
         ];
         for (from, to, wanted) in table {
             let text = text.replacen(from, to, 1);

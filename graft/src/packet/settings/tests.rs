@@ -1,8 +1,10 @@
 use super::*;
+use crate::settings::DaemonSettings;
 
 const TEXT: &str = r#"
+    [sessions]
     interface = ["eth0"]
-    [parameters.repair]
+    [sessions.parameters.repair]
     retry_us = 20000
     [[graft]]
     name = "complete"
@@ -12,55 +14,66 @@ const TEXT: &str = r#"
     functions = ["number", "order"]
     budget-ns = 5000
     fallback = "newest"
+    [agreement]
+    key = "host.key"
+    [[peer]]
+    name = "far"
+    key = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    [peer.sessions]
+    local = "10.0.0.1"
+    remote = "10.0.0.2"
+    ports = "40000"
     [[session]]
     name = "telemetry"
     local = "10.0.0.1:7000"
     remote = "10.0.0.2:6000"
-    key-file = "key"
+    peer = "far"
     graft = "complete"
 "#;
 
 fn parse(text: &str) -> Result<Settings, String> {
     let directory = tempfile::tempdir().expect("a directory");
-    std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff\n").expect("a key");
-    std::fs::write(directory.path().join("bad"), "0011").expect("no key");
-    Settings::parse(text, directory.path()).map_err(|error| error.to_string())
+    let all = DaemonSettings::parse(text, directory.path()).and_then(DaemonSettings::into_sessions);
+    all.map_err(|error| error.to_string())
 }
 
 #[test]
-fn lists_have_identities_of_their_own() {
+fn each_list_of_functions_has_its_own_identity() {
     let settings = parse(TEXT).expect("settings");
     let ids: BTreeSet<_> = settings.grafts.values().map(|graft| graft.list.id).collect();
     assert_eq!(ids.len(), 2);
-    let services = [Service::Once, Service::Reliability, Service::PartialReliability];
+    let services = [FunctionService::Once, FunctionService::Reliability, FunctionService::PartialReliability];
     assert_eq!(settings.grafts["complete"].services, services.into());
-    assert_eq!(settings.sessions[0].key[..3], [0, 0x11, 0x22]);
+    assert_eq!(settings.sessions[0].peer, "far");
+    assert!(!settings.peers[0].has_pool() && !settings.grafts.contains_key(CANONICAL));
+    assert_eq!(settings.host_key.expect("a key").renew, Duration::from_secs(600));
 }
 
-/// Both ends need the same parity, and nothing else: it is part of what they agree on.
+/// The parity is a part of the list's hash, since both ends need the same. Other parameters are not.
 #[test]
-fn a_list_is_another_one_with_another_parity() {
+fn list_identity_depends_on_parity_settings() {
     let id = |parameters: &str| {
         let text = TEXT.replace(r#"["number", "repair"]"#, r#"["number", "fec"]"#);
         let settings = parse(&text.replace("retry_us = 20000", parameters)).expect(parameters);
         settings.grafts["complete"].list.id
     };
     let default = id("tries = 3");
-    assert_eq!(id("tries = 3\n[parameters.fec]\nparity = 1"), default, "it is the default");
-    assert_eq!(id("tries = 3\n[parameters.fec]\npackets = 16"), default, "parity packets say it");
-    let others: BTreeSet<_> =
-        (2..=4).map(|parity| id(&format!("tries = 3\n[parameters.fec]\nparity = {parity}"))).collect();
+    assert_eq!(id("tries = 3\n[sessions.parameters.fec]\nparity = 1"), default, "it is the default");
+    assert_eq!(id("tries = 3\n[sessions.parameters.fec]\npackets = 16"), default, "parity packets say it");
+    let others: BTreeSet<_> = (2..=4)
+        .map(|parity| id(&format!("tries = 3\n[sessions.parameters.fec]\nparity = {parity}")))
+        .collect();
     assert!(others.len() == 3 && !others.contains(&default), "{others:?}");
 }
 
-/// In clear is what is said to be.
+/// Sessions are sealed unless their settings have `clear`.
 #[test]
-fn sessions_are_sealed() {
+fn session_encryption_settings_are_read() {
     let table = [
-        ("", Some(Cipher::Chacha20Poly1305)),
-        ("cipher = \"aes-128-gcm\"", Some(Cipher::Aes128Gcm)),
-        ("cipher = \"chacha20-poly1305\"", Some(Cipher::Chacha20Poly1305)),
-        ("clear = false", Some(Cipher::Chacha20Poly1305)),
+        ("", Some(AeadCipher::Chacha20Poly1305)),
+        ("cipher = \"aes-128-gcm\"", Some(AeadCipher::Aes128Gcm)),
+        ("cipher = \"chacha20-poly1305\"", Some(AeadCipher::Chacha20Poly1305)),
+        ("clear = false", Some(AeadCipher::Chacha20Poly1305)),
         ("clear = true", None),
     ];
     for (line, want) in table {
@@ -70,7 +83,7 @@ fn sessions_are_sealed() {
 }
 
 #[test]
-fn paths_are_checked() {
+fn session_path_settings_are_checked() {
     let path = |local: &str, remote: &str, interface: &str| {
         format!("[[session.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"{interface}\"\n")
     };
@@ -92,21 +105,24 @@ fn paths_are_checked() {
         let refused = parse(&format!("{TEXT}{lines}")).expect_err(want);
         assert!(refused.contains(want), "{refused}");
     }
-    let other = "[[session]]\nname = \"b\"\nlocal = \"10.1.0.1:7000\"\nremote = \"10.1.0.2:6000\"\nkey-file = \"key\"\ngraft = \"complete\"\n";
+    let other = "[[session]]\nname = \"b\"\nlocal = \"10.1.0.1:7000\"\nremote = \"10.1.0.2:6000\"\npeer = \"far\"\ngraft = \"complete\"\n";
     let refused = parse(&format!("{TEXT}{own}{second}{other}")).expect_err("taken");
     assert!(refused.contains("another session has them"), "{refused}");
     let bare = TEXT
         .replace(r#"["number", "repair"]"#, "[]")
-        .replace("[parameters.repair]\n    retry_us = 20000", "");
+        .replace("[sessions.parameters.repair]\n    retry_us = 20000", "");
     let redundant = format!("{bare}clear = true\npaths = \"redundant\"\n{own}{second}");
     let refused = parse(&redundant).expect_err("twice");
     assert!(refused.contains("the function number"), "{refused}");
 }
 
 #[test]
-fn sessions_are_udp_on_the_wire_unless_they_say_something_else() {
-    let table =
-        [("", Protocol::Udp), ("protocol = \"udp\"", Protocol::Udp), ("protocol = \"253\"", Protocol::Ip253)];
+fn session_without_protocol_is_udp() {
+    let table = [
+        ("", WireProtocol::Udp),
+        ("protocol = \"udp\"", WireProtocol::Udp),
+        ("protocol = \"253\"", WireProtocol::Ip253),
+    ];
     for (line, want) in table {
         let settings = parse(&format!("{TEXT}{line}\n{PEER}{line}\n")).expect(line);
         assert!(settings.sessions.len() > 1);
@@ -115,7 +131,7 @@ fn sessions_are_udp_on_the_wire_unless_they_say_something_else() {
 }
 
 #[test]
-fn rules_are_steps_by_the_round_trip() {
+fn session_rules_are_steps_by_round_trip_time() {
     let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
     let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
     let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
@@ -148,13 +164,18 @@ fn rules_are_steps_by_the_round_trip() {
     assert!(error.contains("does not have the function acknowledge"), "{error}");
 }
 
-/// So much for each, whatever it is for.
+/// Adds a line to the section `[sessions]`.
+fn with(line: &str, text: &str) -> String {
+    text.replacen("[sessions]", &format!("[sessions]\n{line}"), 1)
+}
+
+/// Each session takes the same amount of memory, whatever it is used for.
 #[test]
-fn memory_is_known_before_it_is_taken() {
-    let of = |head: &str, text: &str| parse(&format!("{head}\n{text}")).expect(head).memory().expect("bytes");
-    let [few, many] = ["sessions = 64", "sessions = 10064"].map(|head| of(head, TEXT));
+fn memory_of_sessions_is_known_before_it_is_allocated() {
+    let of = |head: &str, text: &str| parse(&with(head, text)).expect(head).memory().expect("bytes");
+    let [few, many] = ["max-sessions = 64", "max-sessions = 10064"].map(|head| of(head, TEXT));
     let each = (many - few) / 10_000;
-    // What all functions know together, and 24 KB of `repair`.
+    // The state of all functions together, and 24 KB of `repair`, for each session.
     assert!((16_464 + 24_000..48_000).contains(&each), "{each}");
     assert_eq!(
         of("memory-mib = 71", TEXT) - of("memory-mib = 48", TEXT),
@@ -171,7 +192,7 @@ fn memory_is_known_before_it_is_taken() {
 fn no_more_sessions_keep_packets_than_there_is_room_for() {
     let session = |port: usize| {
         format!(
-            "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\nkey-file = \"key\"\ngraft = \"newest\"\n"
+            "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\npeer = \"far\"\ngraft = \"newest\"\n"
         )
     };
     let more = |count: usize| TEXT.to_owned() + &(1..=count).map(session).collect::<String>();
@@ -184,35 +205,43 @@ fn no_more_sessions_keep_packets_than_there_is_room_for() {
         ),
         "{error}"
     );
-    parse(&format!("memory-mib = 39\n{}", more(16))).expect("as it says");
+    parse(&with("memory-mib = 39", &more(16))).expect("as it says");
     let without = more(16).replace("\"number\", \"repair\"", "\"number\"");
     parse(&without).expect("nothing is kept");
     let many = |count: usize| more(count).replace("\"number\", \"repair\"", "\"number\"");
     let error = parse(&many(64)).expect_err("65");
-    assert!(error.contains("65 sessions are more than sessions = 64: set sessions = 65"), "{error}");
-    let settings = parse(&format!("sessions = 10000\n{}", many(9999))).expect("10,000");
+    assert!(error.contains("65 sessions are more than max-sessions = 64: set max-sessions = 65"), "{error}");
+    let settings = parse(&with("max-sessions = 10000", &many(9999))).expect("10,000");
     assert_eq!((settings.room.sessions, settings.room.keepers), (10_000, 16));
     for sessions in [0, 16_385] {
-        let error = parse(&format!("sessions = {sessions}\n{}", many(1))).expect_err("out of range");
-        assert!(error.contains("sessions is from 1 to 16384"), "{error}");
+        let error = parse(&with(&format!("max-sessions = {sessions}"), &many(1))).expect_err("out of range");
+        assert!(error.contains("max-sessions is from 1 to 16384"), "{error}");
     }
 }
 
-const PEER: &str = "[[peer]]\nname = \"station\"\nlocal = \"10.0.0.1\"\nremote = \"10.0.0.7\"\nkey-file = \"key\"\nports = \"41000-41008\"\n";
+const PEER: &str = "[[peer]]\nname = \"station\"\nkey = \"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\"\n[peer.sessions]\nlocal = \"10.0.0.1\"\nremote = \"10.0.0.7\"\nports = \"41000-41008\"\n";
 
 #[test]
-fn peers_bring_sessions_with_framing_alone() {
+fn peer_in_the_settings_adds_a_pool_of_sessions() {
     let settings = parse(&format!("{TEXT}\n{PEER}")).expect("settings");
-    assert_eq!(settings.sessions.len(), 10);
+    assert_eq!(settings.sessions.len(), 9);
     assert!(settings.sessions[1..].iter().all(|session| session.graft == CANONICAL));
     assert!(settings.grafts[CANONICAL].functions.is_empty());
-    assert_eq!(settings.sessions[1].name, "station/41000");
+    assert_eq!(settings.sessions[1].name, "station/41001");
     let table = [
         (format!("{TEXT}\n{PEER}{PEER}"), "two peers are called station"),
+        (
+            format!("{TEXT}\n{PEER}").replace("41000-", "40000-"),
+            "peer station: 10.0.0.1:40000 is another peer's, too",
+        ),
+        (
+            format!("{TEXT}\n{PEER}").replace("\"40000\"", "\"7000\"").replace("2:6000", "2:7000"),
+            "session telemetry has the port of the daemons",
+        ),
         (format!("{TEXT}\n{PEER}paths = \"redundant\"\n"), "peer station: path: there are 2 to 4 of them"),
         (
-            format!("{TEXT}\n{PEER}[[peer.path]]\nlocal = \"10.0.0.1\"\n"),
-            "peer[0].path[0].remote: is missing",
+            format!("{TEXT}\n{PEER}[[peer.sessions.path]]\nlocal = \"10.0.0.1\"\n"),
+            "peer[1].sessions.path[0].remote: is missing",
         ),
         (
             format!("{TEXT}\n{PEER}")
@@ -221,7 +250,7 @@ fn peers_bring_sessions_with_framing_alone() {
             "session station/41001 has the addresses and ports of another one",
         ),
         (format!("{TEXT}\n{PEER}").replace("newest", CANONICAL), "give this one another name"),
-        (format!("{TEXT}\n{PEER}").replace("41008", "41090"), "are more than sessions = 64"),
+        (format!("{TEXT}\n{PEER}").replace("41008", "41090"), "are more than max-sessions = 64"),
     ];
     for (text, wanted) in table {
         let error = parse(&text).expect_err(wanted);
@@ -232,9 +261,10 @@ fn peers_bring_sessions_with_framing_alone() {
 #[test]
 fn sessions_of_a_pool_have_the_peers_paths() {
     let path = |local: &str, remote: &str| {
-        format!("[[peer.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"eth0\"\n")
+        format!("[[peer.sessions.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = \"eth0\"\n")
     };
-    let (own, second) = (path("10.0.0.1", "10.0.0.7"), path("10.1.0.1", "10.1.0.7"));
+    let own = path("10.0.0.1", "10.0.0.7");
+    let second = path("10.1.0.1", "10.1.0.7");
     let settings = parse(&format!("{TEXT}\n{PEER}{second}{own}")).expect("paths");
     assert_eq!(settings.sessions[0].paths, None);
     for session in &settings.sessions[1..] {
@@ -244,25 +274,25 @@ fn sessions_of_a_pool_have_the_peers_paths() {
             ["10.0.0.1", "10.1.0.1"]
         );
     }
-    let many = PEER.replace("41008", "41100");
+    let many = PEER.replace("41008", "41101");
     for (text, wanted) in [
         (format!("{PEER}{own}"), "peer station: path: there are 2 to 4 of them"),
         (format!("{PEER}{second}{second}"), "the session's own addresses, local = \"10.0.0.1\""),
         (
-            format!("sessions = 200\nmemory-mib = 300\n{TEXT}\n{many}{second}{own}"),
+            with("max-sessions = 200\nmemory-mib = 300", &format!("{TEXT}\n{many}{second}{own}")),
             "101 sessions have several paths",
         ),
     ] {
-        let text = if text.starts_with("sessions") { text } else { format!("{TEXT}\n{text}") };
+        let text = if text.contains("[sessions]") { text } else { format!("{TEXT}\n{text}") };
         let error = parse(&text).expect_err(wanted);
         assert!(error.contains(wanted), "{error}");
     }
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_settings_are_refused() {
     let table = [
-        ("[\"eth0\"]", "[]", "interface names at least one"),
+        ("[\"eth0\"]", "[]", "interface has to name at least one interface"),
         ("[\"number\", \"repair\"]", "[\"repair\"]", "function repair needs number in front of it"),
         ("[\"number\", \"repair\"]", "[\"repair\", \"number\"]", "repair needs number in front of it"),
         (
@@ -282,20 +312,23 @@ fn what_is_wrong_is_said() {
         ("graft = \"complete\"", "graft = \"some\"", "session telemetry: there is no graft some"),
         ("\"10.0.0.2:6000\"", "\"[::1]:6000\"", "different families"),
         ("\"10.0.0.2:6000\"", "\"10.0.0.2\"", "session[0].remote: is an address and a port"),
-        ("key-file = \"key\"", "key-file = \"bad\"", "32 hexadecimal digits"),
-        ("key-file = \"key\"", "key-file = \"none\"", "No such file"),
         (
-            "key-file",
-            "clear = true\ncipher = \"aes-128-gcm\"\nkey-file",
-            "clear and cipher exclude each other",
+            "peer = \"far\"",
+            "key-file = \"session.key\"",
+            "key-file left Millrace: keys of sessions come from TLS",
         ),
-        ("key-file", "cipher = \"rot13\"\nkey-file", "not \"rot13\""),
-        ("key-file", "rings = true\nkey-file", "rings left Millrace: remove it"),
-        ("key-file", "protocol = \"254\"\nkey-file", "is \"udp\" or \"253\", not \"254\""),
-        ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
+        ("peer = \"far\"", "peer = \"fat\"", "session telemetry: there is no [[peer]] fat"),
+        ("[agreement]\n    key = \"host.key\"", "", "need an [agreement] with this host's key"),
+        ("[sessions]", "[sessions]\n    renew-s = 4", "renew-s is from 5 to 86400"),
+        ("key = \"ba78", "host = \"ba78", "peer far: host needs authority in [agreement]"),
+        ("peer = ", "clear = true\ncipher = \"aes-128-gcm\"\npeer = ", "clear and cipher exclude each other"),
+        ("peer = ", "cipher = \"rot13\"\npeer = ", "not \"rot13\""),
+        ("peer = ", "rings = true\npeer = ", "rings left Millrace: remove it"),
+        ("peer = ", "protocol = \"254\"\npeer = ", "is \"udp\" or \"253\", not \"254\""),
+        ("[sessions.parameters.repair]", "[sessions.parameters.mend]", "there is no function mend"),
         (
             "functions = [\"number\", \"repair\"]",
-            "functions = [\"window\", \"number\", \"acknowledge\"]\n[parameters.window]\npackets = 2\n[parameters.acknowledge]\nevery = 3",
+            "functions = [\"window\", \"number\", \"acknowledge\"]\n[sessions.parameters.window]\npackets = 2\n[sessions.parameters.acknowledge]\nevery = 3",
             "a window of 2 packets would be full before 3 are acknowledged",
         ),
     ];
@@ -304,6 +337,35 @@ fn what_is_wrong_is_said() {
         assert_ne!(text, TEXT, "{from}");
         let error = parse(&text).expect_err(wanted);
         assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn removed_setting_names_its_replacement() {
+    let former = TEXT
+        .replace("[sessions]\n", "mode = \"auto\"\nsessions = 9\nmemory-mib = 9\n")
+        .replace("[sessions.parameters.", "[parameters.")
+        .replace("[peer.sessions]\n", "users = [\"root\"]\n")
+        .replace("host.key\"\n", "host.key\"\nrenew-s = 9\n");
+    let error = parse(&former).expect_err("former settings");
+    for (key, wanted) in [
+        ("mode", "write `[sessions]`, and `mode = ...` under it"),
+        ("sessions", "write `[sessions]`, and `max-sessions = ...` under it"),
+        ("memory-mib", "write `[sessions]`, and `memory-mib = ...` under it"),
+        ("interface", "write `[sessions]`, and `interface = ...` under it"),
+        ("parameters", "write `[sessions.parameters.NAME]` instead of `[parameters.NAME]`"),
+        ("agreement.renew-s", "write `renew-s = ...` under `[sessions]`"),
+        (
+            "peer[0].users",
+            "write `[peer.sessions]` behind this peer's other keys, and `users = ...` under it",
+        ),
+        (
+            "peer[0].local",
+            "write `[peer.sessions]` behind this peer's other keys, and `local = ...` under it",
+        ),
+    ] {
+        let moved = "has moved, since sessions share the settings file of all grafts";
+        assert!(error.contains(&format!(": {key}: {moved}: {wanted}")), "{key}: {error}");
     }
 }
 
@@ -317,21 +379,21 @@ fn every_problem_is_reported_with_its_line() {
                 ("10.0.0.2:6000", "10.0.0.2"),
             ],
             [
-                "settings:2: interface[0]: is text in quotes",
-                "settings:11: graft[1].budget: unknown key; did you mean `budget-ns`?",
-                "settings:16: session[0].remote: is an address and a port",
+                "settings:3: sessions.interface[0]: is text in quotes",
+                "settings:12: graft[1].budget: unknown key; did you mean `budget-ns`?",
+                "settings:26: session[0].remote: is an address and a port",
             ],
         ),
         (
             [
                 ("[\"number\", \"repair\"]", "[\"repair\"]"),
                 ("[\"number\", \"order\"]", "[\"seal\"]"),
-                ("\"key\"", "\"bad\""),
+                ("10.0.0.2:6000", "[::1]:6000"),
             ],
             [
-                "settings:5: graft complete: function repair needs number",
-                "settings:8: there is no function seal",
-                "settings:13: ",
+                "settings:6: graft complete: function repair needs number",
+                "settings:9: there is no function seal",
+                "settings:23: ",
             ],
         ),
     ] {

@@ -1,4 +1,4 @@
-//! Connections that live, and the latest that are over: what each got, and why.
+//! Records of live connections and of the latest ended ones: the candidate that each used, and the reason.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -6,42 +6,44 @@ use std::{
     sync::Arc,
 };
 
-use millrace_graft_proto::select::online::Outcome;
+use millrace_graft_proto::select::online::ConnectionOutcome;
 
-use super::{Made, name_of};
-use crate::{Flow, Side, status};
+use super::{SelectionResult, name_of};
+use crate::{SelectedFlow, SideSetting, status};
 
-/// That are known at once: what begins beyond is counted, and not remembered.
+/// Limit of live connections that are recorded. Further ones are only counted.
 const LIVE_MAX: usize = 16_384;
 const ENDED_MAX: usize = 1024;
 
-/// One connection.
+/// The record of one connection.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct ConnectionRecord {
     pub local: SocketAddr,
     pub remote: SocketAddr,
-    pub side: Side,
+    pub side: SideSetting,
     pub rule: String,
-    /// `learned`, `explored`, `doubted`, `found`, `first`, `fallback`, `rule`.
+    /// Reason for the candidate: `learned`, `explored`, `doubted`, `found`, `first`, `fallback` or `rule`.
     pub why: &'static str,
     pub arm: String,
-    /// What it was taken to be for. `None`: nothing went by that.
-    pub purpose: Option<status::Purpose>,
-    /// `None`: nothing was chosen yet.
-    pub made: Option<Arc<Made>>,
+    /// Purpose that was expected, or `None` if the choice did not use it.
+    pub purpose: Option<status::PurposeStatus>,
+    /// The choice for the path, or `None` if none was made yet.
+    pub made: Option<Arc<SelectionResult>>,
     pub began_ns: u64,
     pub carried: bool,
-    /// By which.
+    /// Carrier that the connection uses, if it is tunnelled.
     pub carrier: Option<String>,
-    /// In another network namespace.
+    /// True if the socket is in another network namespace.
     pub is_elsewhere: bool,
-    /// By the latest look at sockets.
+    /// True if the latest list of sockets did not contain it.
     pub unseen: bool,
-    pub ended: Option<(Flow, Option<Outcome>)>,
+    /// The connection's figures and outcome, once it has ended.
+    pub ended: Option<(SelectedFlow, Option<ConnectionOutcome>)>,
 }
 
-/// `missed`: it was to be carried, and could not be.
-pub fn why(made: Option<&Made>, is_tried: bool, missed: bool) -> &'static str {
+/// Returns the reason for a connection's candidate. `missed` is true if the connection should have been tunnelled and
+/// could not be.
+pub fn choice_reason(made: Option<&SelectionResult>, is_tried: bool, missed: bool) -> &'static str {
     match made {
         None => "first",
         Some(_) if missed => "fallback",
@@ -51,20 +53,22 @@ pub fn why(made: Option<&Made>, is_tried: bool, missed: bool) -> &'static str {
 }
 
 #[derive(Debug, Default)]
-pub struct Records {
-    live: BTreeMap<u64, Record>,
-    ended: VecDeque<Record>,
+pub struct ConnectionRecords {
+    live: BTreeMap<u64, ConnectionRecord>,
+    ended: VecDeque<ConnectionRecord>,
     by_why: BTreeMap<&'static str, u64>,
-    /// Tier and arm.
+    /// Number of connections by tier and candidate.
     by_arm: BTreeMap<(&'static str, String), u64>,
+    /// Number of ended connections that were good, bad, and not judged.
     judged: [u64; 3],
+    /// Number of connections that were not recorded to their end.
     forgotten: u64,
-    /// As it was at the latest look.
+    /// Number of lost reports at the latest check.
     untold: u64,
 }
 
-impl Records {
-    pub fn begin(&mut self, id: u64, record: Record) {
+impl ConnectionRecords {
+    pub fn begin(&mut self, id: u64, record: ConnectionRecord) {
         *self.by_why.entry(record.why).or_default() += 1;
         let tier = if record.carried { "carried" } else { "in-place" };
         *self.by_arm.entry((tier, record.arm.clone())).or_default() += 1;
@@ -75,20 +79,20 @@ impl Records {
         self.live.insert(id, record);
     }
 
-    pub fn end(&mut self, id: u64, flow: &Flow, outcome: Option<Outcome>) {
+    pub fn end(&mut self, id: u64, flow: &SelectedFlow, outcome: Option<ConnectionOutcome>) {
         let judged = match outcome {
             Some(outcome) => usize::from(outcome.is_bad),
             None => 2,
         };
         self.judged[judged] += 1;
         let Some(record) = self.live.remove(&id) else { return };
-        self.ended.push_back(Record { ended: Some((flow.clone(), outcome)), ..record });
+        self.ended.push_back(ConnectionRecord { ended: Some((flow.clone(), outcome)), ..record });
         if self.ended.len() > ENDED_MAX {
             self.ended.pop_front();
         }
     }
 
-    pub fn live(&self, id: u64) -> Option<&Record> {
+    pub fn live(&self, id: u64) -> Option<&ConnectionRecord> {
         self.live.get(&id)
     }
 
@@ -96,11 +100,12 @@ impl Records {
         self.live.retain(|_, record| !record.carried);
     }
 
-    /// What ended untold.
+    /// Removes connections whose end was not reported.
     pub fn prune(&mut self, lives: impl Fn(u64) -> bool, untold: u64) {
         let before = self.live.len();
         let is_lost = std::mem::replace(&mut self.untold, untold) < untold;
         self.live.retain(|id, record| {
+            // No list of sockets contains a socket of another network namespace.
             if record.is_elsewhere {
                 return !is_lost;
             }
@@ -114,9 +119,9 @@ impl Records {
         self.live.values().any(|record| !record.carried)
     }
 
-    /// The latest of these ends, in either order.
-    pub fn find(&self, [one, other]: [SocketAddr; 2]) -> Option<&Record> {
-        let is_it = |record: &&Record| {
+    /// Returns the latest connection between these addresses, which may be in either order.
+    pub fn find(&self, [one, other]: [SocketAddr; 2]) -> Option<&ConnectionRecord> {
+        let is_it = |record: &&ConnectionRecord| {
             let ends = (record.local, record.remote);
             ends == (one, other) || ends == (other, one)
         };
@@ -127,7 +132,7 @@ impl Records {
             .or_else(|| self.ended.iter().rev().find(is_it))
     }
 
-    pub fn status(&self) -> status::Selection {
+    pub fn status(&self) -> status::SelectionStatus {
         let mut live = BTreeMap::<String, u64>::new();
         for record in self.live.values() {
             let tier = if record.carried { "carried" } else { "in-place" };
@@ -135,7 +140,7 @@ impl Records {
         }
         let [good, bad, unjudged] = self.judged;
         let judged = [("good", good), ("bad", bad), ("not-judged", unjudged)];
-        status::Selection {
+        status::SelectionStatus {
             live,
             connections: self
                 .by_arm
@@ -145,31 +150,31 @@ impl Records {
             reasons: self.by_why.iter().map(|(why, count)| ((*why).to_owned(), *count)).collect(),
             outcomes: judged.map(|(name, count)| (name.to_owned(), count)).into(),
             forgotten: self.forgotten,
-            ..status::Selection::default()
+            ..status::SelectionStatus::default()
         }
     }
 }
 
-impl Record {
+impl ConnectionRecord {
     pub fn status(
         &self,
-        chosen: Option<status::Chosen>,
+        chosen: Option<status::ChosenStatus>,
         gain: Option<f64>,
         plain: &str,
         now_ns: u64,
-    ) -> status::Connection {
+    ) -> status::GraftConnectionStatus {
         let ended = self.ended.as_ref();
-        status::Connection {
+        status::GraftConnectionStatus {
             local: Some(self.local),
             remote: Some(self.remote),
-            side: if self.side == Side::Client { "client" } else { "server" }.to_owned(),
+            side: if self.side == SideSetting::Client { "client" } else { "server" }.to_owned(),
             rule: self.rule.clone(),
             tier: if self.carried { "carried" } else { "in-place" }.to_owned(),
             arm: self.arm.clone(),
             carrier: self.carrier.clone(),
             why: self.why.to_owned(),
             age_s: now_ns.saturating_sub(self.began_ns) as f64 / 1e9,
-            ended: ended.map(|(flow, outcome)| status::Ended {
+            ended: ended.map(|(flow, outcome)| status::EndedStatus {
                 sent: flow.sent,
                 received: flow.received,
                 duration_ms: flow.duration.as_secs_f64() * 1e3,

@@ -3,7 +3,7 @@ use std::cell::Cell;
 use super::*;
 use crate::{flow::tests::flow, paths::Monitor};
 
-/// Short paths have cubic, long ones a carrier, and pcc without.
+/// A model that chooses cubic for short paths, and for long ones a carrier, or pcc if there is no carrier.
 const MODEL: &str = r#"{"version":1,"about":"a test","arms":["pcc","cubic","carried-warm"],"tree":{"split":{"by":"rtt","at":50,"unknown":"below",
     "below":{"leaf":{"number":0,"examples":9,"usual":2,"ranking":[{"arm":"cubic","right":1,"utility":1},{"arm":"pcc","right":0,"utility":0},
         {"arm":"carried-warm","right":0,"utility":0}]}},
@@ -28,16 +28,16 @@ fn settings(tier: &str) -> Settings {
     Settings::read(&file).expect("settings")
 }
 
-fn path(peer: &str, rtt_min_us: u32, idle_s: u64) -> Path {
+fn path(peer: &str, rtt_min_us: u32, idle_s: u64) -> PeerPath {
     let mut monitor = Monitor::new(crate::settings::default_classes());
-    let report = millrace_graft_proto::measure::Report { answered: 1, rtt_min_us, ..Default::default() };
+    let report = millrace_graft_proto::measure::PathReport { answered: 1, rtt_min_us, ..Default::default() };
     monitor.note_probe(peer.parse().expect("an address"), report, 1);
-    Path { idle_s, delivery_rate: Some(1_250_000), ..monitor.paths().remove(0) }
+    PeerPath { idle_s, delivery_rate: Some(1_250_000), ..monitor.paths().remove(0) }
 }
 
-struct Bench {
+struct SelectionBench {
     settings: Settings,
-    selection: Selection,
+    selection: RuntimeSelection,
     carriers: BTreeMap<IpAddr, bool>,
     kinds: Kinds,
     lacks: &'static str,
@@ -45,15 +45,17 @@ struct Bench {
     chance: f64,
 }
 
-impl Bench {
+impl SelectionBench {
     fn new(tier: &str) -> Self {
-        let (settings, selection) = (settings(tier), Selection::new("bbr"));
-        let (carriers, kinds) = (BTreeMap::new(), Kinds::default());
+        let settings = settings(tier);
+        let selection = RuntimeSelection::new("bbr");
+        let carriers = BTreeMap::new();
+        let kinds = Kinds::default();
         Self { settings, selection, carriers, kinds, lacks: "", waits: Cell::new(false), chance: 0.0 }
     }
 
-    fn choose(&mut self, paths: &[Path], is_all: bool) -> Vec<Order> {
-        let world = World {
+    fn choose(&mut self, paths: &[PeerPath], is_all: bool) -> Vec<SelectionOrder> {
+        let world = SelectionWorld {
             settings: &self.settings,
             controls: &|control| control != self.lacks,
             carriers: &self.carriers,
@@ -64,22 +66,23 @@ impl Bench {
         self.selection.choose(&world, paths, is_all)
     }
 
-    /// A connection in place of the first rule, from its beginning to its end.
-    fn connect(&mut self, id: u64, peer: &str, choice: &Choice, explored: bool, busy_ms: u64) {
+    /// Reports a connection of the first rule in place, from its beginning to its end.
+    fn connect(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool, busy_ms: u64) {
         let told = self.begin(id, peer, choice, explored);
-        let (what, busy) = (What::Ended, Some(Duration::from_millis(busy_ms)));
-        self.selection.note(&Told { what, sent: 64 << 10, busy, ..told }, &self.settings);
+        let what = SelectedEventKind::Ended;
+        let busy = Some(Duration::from_millis(busy_ms));
+        self.selection.note(&SelectedEvent { what, sent: 64 << 10, busy, ..told }, &self.settings);
     }
 
-    fn now(&self) -> status::Selection {
+    fn now(&self) -> status::SelectionStatus {
         self.selection.status() // exact: nobody else has it
     }
 
-    fn begin(&mut self, id: u64, peer: &str, choice: &Choice, explored: bool) -> Told {
+    fn begin(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool) -> SelectedEvent {
         let arm = if explored { choice.grant.clone().expect("a grant") } else { choice.arm.clone() };
-        let told = Told {
-            what: What::Began,
-            side: millrace_graft_kernel::Side::Client,
+        let told = SelectedEvent {
+            what: SelectedEventKind::Began,
+            side: millrace_graft_kernel::RuleSide::Client,
             local: "10.9.9.9:5000".parse().expect("an address"),
             remote: (peer.parse::<IpAddr>().expect("an address"), 80).into(),
             cookie: id,
@@ -102,22 +105,22 @@ impl Bench {
     }
 }
 
-fn only(orders: &[Order]) -> (IpAddr, Choice) {
+fn only(orders: &[SelectionOrder]) -> (IpAddr, PathCandidates) {
     match orders {
-        [Order::Choose { peer, rule: 1, choice }] => (*peer, choice.clone()),
+        [SelectionOrder::Choose { peer, rule: 1, choice }] => (*peer, choice.clone()),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn each_path_gets_what_its_own_figures_say() {
-    let mut bench = Bench::new("in-place");
+fn choice_follows_the_measurements_of_each_path() {
+    let mut bench = SelectionBench::new("in-place");
     let paths = [path("10.0.0.1", 10_000, 0), path("10.0.0.2", 100_000, 0), path("192.0.2.1", 100_000, 0)];
     let orders = bench.choose(&paths, true);
     let told: Vec<_> = orders
         .iter()
         .map(|order| match order {
-            Order::Choose { peer, rule, choice } => (
+            SelectionOrder::Choose { peer, rule, choice } => (
                 peer.to_string(),
                 *rule,
                 choice.arm.congestion.clone().unwrap_or_default(),
@@ -134,21 +137,23 @@ fn each_path_gets_what_its_own_figures_say() {
         ]
     );
     assert_eq!(bench.choose(&paths, true), [], "nothing has changed");
-    let far = bench.selection.of_peer("10.0.0.2".parse().expect("an address"));
+    let far = bench.selection.chosen_for_peer("10.0.0.2".parse().expect("an address"));
     assert_eq!((far[0].arm.as_str(), far[0].why.as_str()), ("pcc", "learned"));
     assert_eq!(far[0].way, ["rtt is 100 ms: more than 50 ms"]);
     bench.lacks = "pcc";
     let (peer, choice) = only(&bench.choose(&paths, true));
     assert_eq!((peer.to_string().as_str(), choice.arm.congestion.as_deref()), ("10.0.0.2", Some("cubic")));
     let orders = bench.choose(&paths[..1], true);
-    assert_eq!(orders, [Order::Forget { peer: "10.0.0.2".parse().expect("an address"), rule: 1 }]);
+    assert_eq!(orders, [SelectionOrder::Forget { peer: "10.0.0.2".parse().expect("an address"), rule: 1 }]);
 }
 
-/// On a path whose model says so, by the carrier as long as that is warm; what the broker does not have goes by the best in place.
+/// The model prefers the carrier on this path while the carrier is warm. Connections that the broker refuses use the
+/// best congestion control in place.
 #[test]
-fn the_tier_is_chosen_by_path_and_carrier() {
-    let mut bench = Bench::new("chosen");
-    let (near, far) = (path("10.0.0.1", 10_000, 0), path("10.0.0.2", 100_000, 0));
+fn candidate_is_chosen_by_path_and_carrier() {
+    let mut bench = SelectionBench::new("chosen");
+    let near = path("10.0.0.1", 10_000, 0);
+    let far = path("10.0.0.2", 100_000, 0);
     bench.carriers = [(near.peer, true), (far.peer, false)].into();
     let (_, cold) = only(&bench.choose(std::slice::from_ref(&far), false));
     assert_eq!((cold.arm.carried, cold.arm.congestion.as_deref()), (false, Some("pcc")), "it is cold");
@@ -157,14 +162,14 @@ fn the_tier_is_chosen_by_path_and_carrier() {
     assert_eq!((warm.arm.carried, warm.arm.congestion.as_deref()), (true, Some("pcc")));
     let (_, close) = only(&bench.choose(std::slice::from_ref(&near), false));
     assert_eq!((close.arm.carried, close.arm.congestion.as_deref()), (false, Some("cubic")));
-    let mut never = Bench::new("in-place");
+    let mut never = SelectionBench::new("in-place");
     never.carriers.clone_from(&bench.carriers);
     assert!(!only(&never.choose(&[far], false)).1.arm.carried, "the rule does not leave it to the model");
 }
 
 #[test]
-fn a_model_that_is_wrong_is_left_within_fifty_connections() {
-    let mut bench = Bench::new("in-place");
+fn wrong_model_is_left_within_fifty_connections() {
+    let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let far = path("10.0.0.2", 100_000, 0);
     let (_, mut choice) = only(&bench.choose(std::slice::from_ref(&far), true));
@@ -174,12 +179,14 @@ fn a_model_that_is_wrong_is_left_within_fifty_connections() {
         let is_wrong = choice.arm.congestion.is_some();
         wrong += u32::from(is_wrong);
         bench.connect(id, "10.0.0.2", &choice, false, if is_wrong { 5000 } else { 200 });
-        if let [Order::Choose { choice: fresh, .. }] = &bench.choose(std::slice::from_ref(&far), false)[..] {
+        if let [SelectionOrder::Choose { choice: fresh, .. }] =
+            &bench.choose(std::slice::from_ref(&far), false)[..]
+        {
             choice = fresh.clone();
         }
     }
     assert_eq!(wrong, 4);
-    let now = &bench.selection.of_peer(far.peer)[0];
+    let now = &bench.selection.chosen_for_peer(far.peer)[0];
     assert_eq!((now.arm.as_str(), now.why.as_str()), ("bbr", "found"));
     let status = bench.now();
     assert_eq!((status.reasons["learned"], status.outcomes["bad"]), (4, 4), "{status:?}");
@@ -193,16 +200,19 @@ fn a_model_that_is_wrong_is_left_within_fifty_connections() {
     assert_eq!(last.ended.expect("over").is_bad, Some(false));
 }
 
-/// However connections come: a grant is one connection's, and none is given before enough have gone.
+/// A permission to try another candidate is for one connection, and none is given before enough connections have
+/// passed. Connections come in any order.
 #[test]
-fn at_most_two_of_a_hundred_try_another_arm() {
-    let mut bench = Bench::new("in-place");
+fn two_percent_of_connections_try_another_candidate() {
+    let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, mut choice) = only(&bench.choose(std::slice::from_ref(&far), true));
-    let (mut connections, mut explored, mut id) = (0_u64, 0_u64, 0);
+    let mut connections = 0_u64;
+    let mut explored = 0_u64;
+    let mut id = 0;
     for round in 0..400 {
         for _ in 0..round % 23 {
-            // The kernel gives a grant to whoever comes first.
+            // The kernel gives the permission to the first connection.
             let takes = choice.grant.is_some();
             bench.connect(id, "10.0.0.2", &choice, takes, 200);
             choice.grant = choice.grant.filter(|_| !takes);
@@ -210,7 +220,9 @@ fn at_most_two_of_a_hundred_try_another_arm() {
             assert!(explored * 100 <= connections * 2, "{explored} of {connections}");
         }
         bench.waits.set(choice.grant.is_some());
-        if let [Order::Choose { choice: fresh, .. }] = &bench.choose(std::slice::from_ref(&far), false)[..] {
+        if let [SelectionOrder::Choose { choice: fresh, .. }] =
+            &bench.choose(std::slice::from_ref(&far), false)[..]
+        {
             choice = fresh.clone();
         }
     }
@@ -223,27 +235,27 @@ fn at_most_two_of_a_hundred_try_another_arm() {
 }
 
 #[test]
-fn one_peer_steers_no_other_and_what_is_remembered_is_bounded() {
-    let mut bench = Bench::new("in-place");
+fn learned_results_are_per_peer_and_bounded() {
+    let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let paths = [path("10.0.0.1", 100_000, 0), path("10.0.0.2", 100_000, 0)];
     let orders = bench.choose(&paths, true);
     assert_eq!(orders.len(), 2);
-    let Order::Choose { choice, .. } = orders[0].clone() else { panic!("{orders:?}") };
+    let SelectionOrder::Choose { choice, .. } = orders[0].clone() else { panic!("{orders:?}") };
     (0..3000).for_each(|id| bench.connect(id, "10.0.0.1", &choice, false, 9000));
     let (peer, _) = only(&bench.choose(&paths, true));
     assert_eq!(peer, paths[0].peer);
-    assert_eq!(bench.selection.of_peer(paths[1].peer)[0].why, "learned");
-    // What nobody has chosen is nobody's outcome, and what it names is not believed.
-    let unknown = Choice { serial: 999, ..choice };
+    assert_eq!(bench.selection.chosen_for_peer(paths[1].peer)[0].why, "learned");
+    // A connection with an unknown choice has no effect, and its peer is not remembered.
+    let unknown = PathCandidates { serial: 999, ..choice };
     bench.connect(1, "10.7.7.7", &unknown, false, 1);
     assert_eq!(bench.selection.serial_of((0, "10.7.7.7".parse().expect("an address"))), 0);
 }
 
-/// A look at sockets that meets one no more may have come between its end and the telling of that.
+/// A list of sockets may lack a connection whose end is reported later.
 #[test]
-fn what_ended_untold_is_over_after_two_looks() {
-    let mut bench = Bench::new("in-place");
+fn connection_without_an_end_report_is_removed_after_two_checks() {
+    let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
     bench.begin(1, "10.0.0.2", &choice, false);
@@ -256,14 +268,14 @@ fn what_ended_untold_is_over_after_two_looks() {
     assert_eq!(bench.now().forgotten, 1);
 }
 
-/// A look does not meet them.
+/// No list of sockets contains connections of other network namespaces.
 #[test]
-fn those_of_other_namespaces_live_until_something_was_not_told() {
-    let mut bench = Bench::new("in-place");
+fn connections_of_other_namespaces_live_until_a_report_is_lost() {
+    let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
     let told = bench.begin(1, "10.0.0.2", &choice, false);
-    bench.selection.note(&Told { cookie: 2, is_elsewhere: true, ..told }, &bench.settings);
+    bench.selection.note(&SelectedEvent { cookie: 2, is_elsewhere: true, ..told }, &bench.settings);
     (0..3).for_each(|_| bench.selection.prune(|id| id == 1, 0));
     assert_eq!(bench.now().live["in-place/pcc"], 2);
     (0..3).for_each(|_| bench.selection.prune(|id| id == 1, 1));
@@ -272,61 +284,66 @@ fn those_of_other_namespaces_live_until_something_was_not_told() {
 }
 
 #[test]
-fn room_is_for_those_that_were_used_last() {
-    let mut bench = Bench::new("in-place");
+fn number_of_chosen_paths_is_bounded_to_the_most_recent() {
+    let mut bench = SelectionBench::new("in-place");
     let paths: Vec<_> = (0..CHOICES as u32 + 9)
         .map(|at| {
             let peer = IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a00_0000 + at));
-            Path { peer, idle_s: u64::from(at), ..path("10.0.0.1", 100_000, 0) }
+            PeerPath { peer, idle_s: u64::from(at), ..path("10.0.0.1", 100_000, 0) }
         })
         .collect();
     assert_eq!(bench.choose(&paths, true).len(), CHOICES);
-    assert_eq!(bench.selection.of_peer(paths[CHOICES].peer), []);
-    // One of the others is used.
+    assert_eq!(bench.selection.chosen_for_peer(paths[CHOICES].peer), []);
+    // The path that has no choice is used, and becomes one of the most recent.
     let mut later = paths;
     later[CHOICES].idle_s = 0;
     let orders = bench.choose(&later, true);
-    assert!(matches!(&orders[..], [Order::Forget { .. }, Order::Choose { .. }]), "{}", orders.len());
+    assert!(
+        matches!(&orders[..], [SelectionOrder::Forget { .. }, SelectionOrder::Choose { .. }]),
+        "{}",
+        orders.len()
+    );
     assert_eq!(bench.choose(&[], true).len(), CHOICES, "all are forgotten");
 }
 
 #[test]
 fn flows_without_a_size_are_not_judged() {
-    let mut bench = Bench::new("in-place");
+    let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     bench.choose(std::slice::from_ref(&far), true);
     bench.selection.end(1, &flow(0, 0, 0, 0), None, false);
     assert_eq!(bench.now().outcomes["not-judged"], 1);
 }
 
-/// What was found out with one runtime holds for the next, under the same model.
+/// State that one runtime has learned applies in the next one, if the model is the same.
 #[test]
-fn what_was_learned_outlasts_a_runtime() {
-    let mut bench = Bench::new("in-place");
+fn learned_outcomes_outlast_a_runtime() {
+    let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let far = path("10.0.0.2", 100_000, 0);
     let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));
     (0..4).for_each(|id| bench.connect(id, "10.0.0.2", &choice, false, 5000));
     let mut learned = Learned::default();
     bench.selection.remember(&mut learned);
-    let (places, rates) = (learned.places.len(), learned.rates.clone());
+    let places = learned.places.len();
+    let rates = learned.rates.clone();
     assert_eq!((places, rates.len()), (1, 1));
 
-    let mut next = Bench::new("in-place");
+    let mut next = SelectionBench::new("in-place");
     next.chance = 1.0;
     next.selection.recall(&learned, &next.settings);
     assert_eq!(next.choose(&[], true), [], "nobody is there yet, and nothing is forgotten");
     only(&next.choose(std::slice::from_ref(&far), true));
-    let [before, after] = [&bench, &next].map(|it| it.selection.of_peer(far.peer).remove(0));
+    let [before, after] = [&bench, &next].map(|it| it.selection.chosen_for_peer(far.peer).remove(0));
     assert_eq!((after.arm.as_str(), after.why.as_str()), ("bbr", "doubted"));
     assert_eq!((after.tried, after.connections), (before.tried, 4));
     let mut again = Learned::default();
     next.selection.remember(&mut again);
     assert_eq!(again, learned);
 
-    let mut other = Bench::new("in-place");
+    let mut other = SelectionBench::new("in-place");
     learned.model = Some("another".to_owned());
     other.selection.recall(&learned, &other.settings);
     only(&other.choose(std::slice::from_ref(&far), true));
-    assert_eq!(other.selection.of_peer(far.peer)[0].why, "learned", "its leaves are others");
+    assert_eq!(other.selection.chosen_for_peer(far.peer)[0].why, "learned", "its leaves are others");
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Initials of forged addresses at the rate of a network card. The kernel runs flood_xdp on frames of its own
- * (BPF_F_TEST_XDP_LIVE_FRAMES, since 5.18), which are pages as a driver has them; each run turns its frame into
- * another client's new connection and sends it. Frames come round again, so what a run writes is there at the next.
+/* Sends Initials of forged addresses at the rate of a network card. The kernel runs flood_xdp on its own frames
+ * (BPF_F_TEST_XDP_LIVE_FRAMES, since 5.18), which are pages as a driver has them. Each run turns its frame into another
+ * client's new connection and sends it. The kernel reuses frames, so a run finds what an earlier run wrote.
  */
 #include "flood_intf.h"
 #include "net.h"
 
 #define PORT_MIN 1024
 
-/* As flood.rs lays frames out: an IPv4 header without options, an ID of 8 bytes. */
+/* Layout of the frames that flood.rs makes: an IPv4 header without options, a connection ID of 8 bytes. */
 struct frame {
 	struct ethhdr eth;
 	struct iphdr ip;
@@ -22,7 +22,7 @@ struct frame {
 SEC(".rodata.config")
 const volatile struct flood_config config = {};
 
-/* One thread floods. */
+/* State of the random number generator. Only one thread floods. */
 __u64 seed;
 
 /* SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Times the idle task of each CPU: what is left is busy, by a clock and not by ticks. */
+/* Times the idle task of each CPU, without the softirqs that interrupt it. The rest of the time is busy, measured by a clock and not by
+ * ticks.
+ */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -7,8 +9,8 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* 0 -> nanoseconds in the idle task. While it runs, the time when it began is subtracted, and the sum is negative: one
- * word, so that whoever reads it sees one moment.
+/* 0 -> nanoseconds of the idle task. While it runs, the time when it began is subtracted and the sum is negative. One
+ * word holds both, so that a reader sees a consistent state.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -17,26 +19,44 @@ struct {
 	__uint(max_entries, 1);
 } idle SEC(".maps");
 
-/* Arguments: bool preempt, struct task_struct *prev, struct task_struct *next, ... Interrupts are off. */
+/* The idle task may have begun before this was attached: its time is counted from its next turn on. Interrupts are off. */
+static __always_inline int turn(int is_idle)
+{
+	__u32 key = 0;
+	__s64 *time = bpf_map_lookup_elem(&idle, &key);
+
+	if (!time)
+		return 0;
+	if (!is_idle && *time < 0)
+		*time += bpf_ktime_get_ns();
+	else if (is_idle && *time >= 0)
+		*time -= bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Arguments: bool preempt, struct task_struct *prev, struct task_struct *next, ... */
 SEC("tp_btf/sched_switch")
 int idle_switch(__u64 *ctx)
 {
 	struct task_struct *prev = (void *)ctx[1];
 	struct task_struct *next = (void *)ctx[2];
-	__u32 key = 0;
-	__s64 *time;
 
 	if (prev->pid && next->pid)
 		return 0;
-	time = bpf_map_lookup_elem(&idle, &key);
-	if (!time)
-		return 0;
-	/* The idle task may have begun before this was attached. */
-	if (!prev->pid && *time < 0)
-		*time += bpf_ktime_get_ns();
-	else if (!next->pid && *time >= 0)
-		*time -= bpf_ktime_get_ns();
-	return 0;
+	return turn(next->pid == 0);
+}
+
+/* The idle task's thread ID is 0, and so is its process ID. */
+SEC("tp_btf/softirq_entry")
+int idle_softirq_entry(__u64 *ctx)
+{
+	return bpf_get_current_pid_tgid() ? 0 : turn(0);
+}
+
+SEC("tp_btf/softirq_exit")
+int idle_softirq_exit(__u64 *ctx)
+{
+	return bpf_get_current_pid_tgid() ? 0 : turn(1);
 }
 
 char LICENSE[] SEC("license")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the probe and the counters of softirqs and system calls share with userspace. The build writes
- * Rust's types and constants from here.
+/* Structures that the probe and the counters of softirqs and system calls share with userspace. The build generates
+ * Rust's types and constants from this header.
  */
 #ifndef MILLRACE_INTF_H
 #define MILLRACE_INTF_H
@@ -34,7 +34,7 @@ struct probe_sample {
 };
 _Static_assert(sizeof(struct probe_sample) == 64, "probe_sample has no hidden padding");
 
-/* What became of a packet that the probe looked at: index into the map `outcomes`. */
+/* Fate of a packet that the probe looked at: index into the map `outcomes`. */
 enum probe_outcome {
 	PROBE_SAMPLED = 0,
 	PROBE_RING_FULL, /* would have been sampled, but userspace did not drain in time */
@@ -54,13 +54,13 @@ struct syscalls_config {
 
 /* Load-time configuration of the timer of networking softirqs. */
 struct softirqs_config {
-	__u32 tgid; /* process that is told apart, all threads; as the initial PID namespace numbers it */
+	__u32 tgid; /* process whose own softirq time is counted, all threads; as the initial PID namespace numbers it */
 };
 
-/* Index into its `times`, ns. */
+/* Index into the map `times`, whose values are ns. */
 enum softirqs_time {
 	SOFTIRQS_ALL = 0,
-	SOFTIRQS_OWN, /* on top of the process */
+	SOFTIRQS_OWN, /* the part on top of the process */
 	SOFTIRQS_TIMES,
 };
 

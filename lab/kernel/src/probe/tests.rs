@@ -62,7 +62,7 @@ fn udp(payload: usize) -> Vec<u8> {
     datagram
 }
 
-/// `struct __sk_buff` with the two fields that BPF_PROG_TEST_RUN takes for super-packets.
+/// Builds a `struct __sk_buff` with the two fields that BPF_PROG_TEST_RUN takes for super-packets.
 fn context(gso_size: u32) -> [u8; 192] {
     const GSO_SEGS: usize = 164;
     const GSO_SIZE: usize = 176;
@@ -73,7 +73,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Want {
+enum WantedSample {
     /// payload_bytes, vlan
     V4(u32, Option<u16>),
     V6(u32, Option<u16>),
@@ -84,9 +84,9 @@ enum Want {
 }
 
 #[test]
-fn programs_classify_packets() {
+fn probe_programs_classify_packets() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP programs_classify_packets: needs root");
+        println!("SKIP probe_programs_classify_packets: needs root");
         return;
     }
     let v4 = |rest: &[u8]| ethernet(&[], ETH_IPV4, rest);
@@ -95,55 +95,55 @@ fn programs_classify_packets() {
     let five_options =
         (0..4).fold(extension(UDP, 0, &udp(1200)), |rest, _| extension(DESTINATION_OPTIONS, 0, &rest));
     let cases = [
-        ("IPv4", v4(&ipv4(UDP, 0, 0, &udp(1200))), 0, Want::V4(1200, None)),
-        ("IPv4, options", v4(&ipv4(UDP, 0, 10, &udp(1200))), 0, Want::V4(1200, None)),
-        ("IPv4, don't fragment", v4(&ipv4(UDP, 0x4000, 0, &udp(1200))), 0, Want::V4(1200, None)),
-        ("IPv4, at the limit", v4(&ipv4(UDP, 0, 0, &udp(1000))), 0, Want::V4(1000, None)),
-        ("IPv4, under the limit", v4(&ipv4(UDP, 0, 0, &udp(999))), 0, Want::Small),
-        ("IPv4, super-packet", v4(&ipv4(UDP, 0, 0, &udp(2500))), 1200, Want::V4(2500, None)),
-        ("IPv4, super-packet of small ones", v4(&ipv4(UDP, 0, 0, &udp(2500))), 500, Want::Small),
-        ("IPv4, TCP", v4(&ipv4(TCP, 0, 0, &udp(1200))), 0, Want::NotUdp),
-        ("IPv4, first fragment", v4(&ipv4(UDP, 0x2000, 0, &udp(1200))), 0, Want::Fragment),
-        ("IPv4, later fragment", v4(&ipv4(UDP, 0x0010, 0, &udp(1200))), 0, Want::Fragment),
+        ("IPv4", v4(&ipv4(UDP, 0, 0, &udp(1200))), 0, WantedSample::V4(1200, None)),
+        ("IPv4, options", v4(&ipv4(UDP, 0, 10, &udp(1200))), 0, WantedSample::V4(1200, None)),
+        ("IPv4, don't fragment", v4(&ipv4(UDP, 0x4000, 0, &udp(1200))), 0, WantedSample::V4(1200, None)),
+        ("IPv4, at the limit", v4(&ipv4(UDP, 0, 0, &udp(1000))), 0, WantedSample::V4(1000, None)),
+        ("IPv4, under the limit", v4(&ipv4(UDP, 0, 0, &udp(999))), 0, WantedSample::Small),
+        ("IPv4, super-packet", v4(&ipv4(UDP, 0, 0, &udp(2500))), 1200, WantedSample::V4(2500, None)),
+        ("IPv4, super-packet of small ones", v4(&ipv4(UDP, 0, 0, &udp(2500))), 500, WantedSample::Small),
+        ("IPv4, TCP", v4(&ipv4(TCP, 0, 0, &udp(1200))), 0, WantedSample::NotUdp),
+        ("IPv4, first fragment", v4(&ipv4(UDP, 0x2000, 0, &udp(1200))), 0, WantedSample::Fragment),
+        ("IPv4, later fragment", v4(&ipv4(UDP, 0x0010, 0, &udp(1200))), 0, WantedSample::Fragment),
         (
             "IPv4, header length 4",
             v4(&[&[0x41], &ipv4(UDP, 0, 0, &udp(1200))[1..]].concat()),
             0,
-            Want::Malformed,
+            WantedSample::Malformed,
         ),
-        ("IPv4, cut in the UDP header", v4(&ipv4(UDP, 0, 0, &udp(0)[..7])), 0, Want::Malformed),
-        ("IPv4, empty datagram", v4(&ipv4(UDP, 0, 0, &udp(0))), 0, Want::Small),
-        ("IPv6", v6(&ipv6(UDP, &udp(1200))), 0, Want::V6(1200, None)),
-        ("IPv6, super-packet", v6(&ipv6(UDP, &udp(2400))), 1200, Want::V6(2400, None)),
-        ("IPv6, hop-by-hop", hop_by_hop(&udp(1200)), 0, Want::V6(1200, None)),
-        ("IPv6, fragment", v6(&ipv6(FRAGMENT, &extension(UDP, 0, &udp(1200)))), 0, Want::Fragment),
-        ("IPv6, five extensions", v6(&ipv6(DESTINATION_OPTIONS, &five_options)), 0, Want::Malformed),
-        ("IPv6, cut in an extension", v6(&ipv6(HOP_BY_HOP, &[UDP])), 0, Want::Malformed),
-        ("IPv6, TCP", v6(&ipv6(TCP, &udp(1200))), 0, Want::NotUdp),
-        ("ARP", ethernet(&[], ETH_ARP, &[0; 46]), 0, Want::NotUdp),
+        ("IPv4, cut in the UDP header", v4(&ipv4(UDP, 0, 0, &udp(0)[..7])), 0, WantedSample::Malformed),
+        ("IPv4, empty datagram", v4(&ipv4(UDP, 0, 0, &udp(0))), 0, WantedSample::Small),
+        ("IPv6", v6(&ipv6(UDP, &udp(1200))), 0, WantedSample::V6(1200, None)),
+        ("IPv6, super-packet", v6(&ipv6(UDP, &udp(2400))), 1200, WantedSample::V6(2400, None)),
+        ("IPv6, hop-by-hop", hop_by_hop(&udp(1200)), 0, WantedSample::V6(1200, None)),
+        ("IPv6, fragment", v6(&ipv6(FRAGMENT, &extension(UDP, 0, &udp(1200)))), 0, WantedSample::Fragment),
+        ("IPv6, five extensions", v6(&ipv6(DESTINATION_OPTIONS, &five_options)), 0, WantedSample::Malformed),
+        ("IPv6, cut in an extension", v6(&ipv6(HOP_BY_HOP, &[UDP])), 0, WantedSample::Malformed),
+        ("IPv6, TCP", v6(&ipv6(TCP, &udp(1200))), 0, WantedSample::NotUdp),
+        ("ARP", ethernet(&[], ETH_ARP, &[0; 46]), 0, WantedSample::NotUdp),
         (
             // The kernel takes the outermost tag out of the frame only on real reception.
             "802.1Q",
             ethernet(&[(0x8100, 0xe007)], ETH_IPV4, &ipv4(UDP, 0, 0, &udp(1200))),
             0,
-            Want::V4(1200, Some(7)),
+            WantedSample::V4(1200, Some(7)),
         ),
         (
             "QinQ",
             ethernet(&[(0x88a8, 9), (0x8100, 7)], ETH_IPV6, &ipv6(UDP, &udp(1200))),
             0,
-            Want::V6(1200, Some(9)),
+            WantedSample::V6(1200, Some(9)),
         ),
         (
             "three tags",
             ethernet(&[(0x88a8, 9), (0x8100, 7), (0x8100, 8)], ETH_IPV4, &ipv4(UDP, 0, 0, &udp(1200))),
             0,
-            Want::NotUdp,
+            WantedSample::NotUdp,
         ),
     ];
     let mut probe =
-        Probe::load(&Config { min_payload_bytes: 1000, ..Config::default() }).expect("the probe loads");
-    for (program, hook) in [("probe_ingress", Hook::Ingress), ("probe_egress", Hook::Egress)] {
+        PacketProbe::load(&Config { min_payload_bytes: 1000, ..Config::default() }).expect("the probe loads");
+    for (program, hook) in [("probe_ingress", KernelHook::Ingress), ("probe_egress", KernelHook::Egress)] {
         for (description, frame, gso_size, want) in &cases {
             let got = run(&mut probe, program, hook, frame, *gso_size);
             assert_eq!(got, *want, "{program}: {description}");
@@ -151,12 +151,18 @@ fn programs_classify_packets() {
     }
 }
 
-fn counted(probe: &mut Probe) -> Counters {
+fn counted(probe: &mut PacketProbe) -> ProbeCounters {
     probe.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
 }
 
-/// Runs one packet and reads from samples and counters what became of it.
-fn run(probe: &mut Probe, program: &'static str, hook: Hook, frame: &[u8], gso_size: u32) -> Want {
+/// Runs one packet and returns the sample and the counter that it caused.
+fn run(
+    probe: &mut PacketProbe,
+    program: &'static str,
+    hook: KernelHook,
+    frame: &[u8],
+    gso_size: u32,
+) -> WantedSample {
     const PASS_ON: u32 = -1i32 as u32;
     let before = counted(probe);
     let mut context = context(gso_size);
@@ -166,7 +172,7 @@ fn run(probe: &mut Probe, program: &'static str, hook: Hook, frame: &[u8], gso_s
     assert_eq!(output.return_value, PASS_ON);
     let after = counted(probe);
     let samples = probe.read().expect("samples");
-    let changed = Counters {
+    let changed = ProbeCounters {
         sampled: after.sampled - before.sampled,
         ring_full: after.ring_full - before.ring_full,
         small: after.small - before.small,
@@ -174,13 +180,13 @@ fn run(probe: &mut Probe, program: &'static str, hook: Hook, frame: &[u8], gso_s
         fragment: after.fragment - before.fragment,
         malformed: after.malformed - before.malformed,
     };
-    let none = Counters::default();
+    let none = ProbeCounters::default();
     match samples[..] {
-        [] if changed == (Counters { small: 1, ..none }) => Want::Small,
-        [] if changed == (Counters { not_udp: 1, ..none }) => Want::NotUdp,
-        [] if changed == (Counters { fragment: 1, ..none }) => Want::Fragment,
-        [] if changed == (Counters { malformed: 1, ..none }) => Want::Malformed,
-        [sample] if changed == (Counters { sampled: 1, ..none }) => {
+        [] if changed == (ProbeCounters { small: 1, ..none }) => WantedSample::Small,
+        [] if changed == (ProbeCounters { not_udp: 1, ..none }) => WantedSample::NotUdp,
+        [] if changed == (ProbeCounters { fragment: 1, ..none }) => WantedSample::Fragment,
+        [] if changed == (ProbeCounters { malformed: 1, ..none }) => WantedSample::Malformed,
+        [sample] if changed == (ProbeCounters { sampled: 1, ..none }) => {
             assert_eq!(sample.hook, hook);
             assert_eq!(sample.segment_bytes, (gso_size > 0).then_some(gso_size));
             let (from, to) = match sample.source.is_ipv4() {
@@ -189,8 +195,8 @@ fn run(probe: &mut Probe, program: &'static str, hook: Hook, frame: &[u8], gso_s
             };
             assert_eq!((sample.source.to_string(), sample.destination.to_string()), (from.into(), to.into()));
             match sample.source.is_ipv4() {
-                true => Want::V4(sample.payload_bytes, sample.vlan),
-                false => Want::V6(sample.payload_bytes, sample.vlan),
+                true => WantedSample::V4(sample.payload_bytes, sample.vlan),
+                false => WantedSample::V6(sample.payload_bytes, sample.vlan),
             }
         }
         _ => panic!("{changed:?} {samples:?}"),
@@ -203,7 +209,7 @@ fn full_ring_is_counted() {
         println!("SKIP full_ring_is_counted: needs root");
         return;
     }
-    let mut probe = Probe::load(&Config { capacity: 1, ..Config::default() }).expect("the probe loads");
+    let mut probe = PacketProbe::load(&Config { capacity: 1, ..Config::default() }).expect("the probe loads");
     let frame = ethernet(&[], ETH_IPV4, &ipv4(UDP, 0, 0, &udp(100)));
     let input = ProgramInput { data_in: Some(&frame), repeat: 2000, ..ProgramInput::default() };
     probe.object.program("probe_ingress").expect("program").test_run(input).expect("test run");
@@ -217,10 +223,10 @@ fn full_ring_is_counted() {
 
 #[test]
 fn packets_in_a_super_packet() {
-    let sample = |payload_bytes, segment_bytes| Sample {
+    let sample = |payload_bytes, segment_bytes| PacketSample {
         time_ns: 0,
         ifindex: 1,
-        hook: Hook::Ingress,
+        hook: KernelHook::Ingress,
         source: SocketAddr::from(([0; 4], 0)),
         destination: SocketAddr::from(([0; 4], 0)),
         payload_bytes,

@@ -1,21 +1,21 @@
-//! Publisher and subscriber: generated media with sizes as an encoder makes them.
+//! Publisher and subscriber of generated media, whose sizes are those of an encoder.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use millrace_client::broadcast::{Broadcast, History, SubgroupWriter, Track};
+use millrace_client::broadcast::{Broadcast, BroadcastTrack, History, SubgroupWriter};
 use millrace_client::payload::{self, Stamp};
-use millrace_client::receive::{Receiver, Sink, Step, Subscription};
-use millrace_client::serve::Server;
+use millrace_client::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink, TrackEvent};
+use millrace_client::serve::BroadcastServer;
 use millrace_client::session::{Remote, Session, parse_url};
-use millrace_client::tls::Trust;
+use millrace_client::tls::CertificateTrust;
 use millrace_moq::{Namespace, Parameters, Properties, SubgroupId, TrackName, code, msf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::shown::{Came, Sent};
+use super::shown::{ArrivedObject, SentRates};
 
 /// Bits per second of the renditions.
 pub const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
@@ -26,17 +26,17 @@ const FPS: u64 = 30;
 const SOUNDS_PER_SECOND: u64 = 50;
 /// 128 kbit/s.
 const SOUND_BYTES: usize = 320;
-/// A key frame is as large as so many others.
+/// Size of a key frame, in other frames.
 const KEY: u64 = 8;
 /// Priorities: sound, key frames, other frames.
 const PRIORITIES: [u8; 3] = [10, 20, 30];
-/// Until the other end is there, and until the last objects have come.
+/// How long an end waits for the other one. `LAST` is the wait for the last objects after the track has ended.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LAST: Duration = Duration::from_secs(2);
 const QUEUE: usize = 1024;
 
 #[derive(Debug, clap::Subcommand)]
-pub enum End {
+pub enum AdaptEnd {
     /// Publish for so many seconds from the first subscriber on
     #[command(hide = true)]
     Publish {
@@ -45,7 +45,7 @@ pub enum End {
         #[arg(long)]
         seconds: u64,
     },
-    /// Subscribe to the highest rendition and the sound, and print when what came
+    /// Subscribe to the highest rendition and the sound, and print when each object arrived
     #[command(hide = true)]
     Subscribe {
         #[arg(long)]
@@ -53,20 +53,20 @@ pub enum End {
     },
 }
 
-pub fn run(end: &End) -> anyhow::Result<()> {
+pub fn run(end: &AdaptEnd) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let json = match end {
-        End::Publish { relay, seconds } => {
+        AdaptEnd::Publish { relay, seconds } => {
             serde_json::to_string(&runtime.block_on(publish(*relay, *seconds))?)?
         }
-        End::Subscribe { relay } => serde_json::to_string(&runtime.block_on(subscribe(*relay))?)?,
+        AdaptEnd::Subscribe { relay } => serde_json::to_string(&runtime.block_on(subscribe(*relay))?)?,
     };
     println!("{json}");
     Ok(())
 }
 
 async fn connect(relay: SocketAddr) -> anyhow::Result<Arc<Session>> {
-    let remote = Remote::new(parse_url(&format!("moqt://{relay}"))?, Trust::Anyone);
+    let remote = Remote::new(parse_url(&format!("moqt://{relay}"))?, CertificateTrust::Anyone);
     Session::connect(&remote).await.context("no session with the relay")
 }
 
@@ -75,21 +75,22 @@ fn rendition(rung: usize) -> String {
 }
 
 /// A track, and the subgroups of its group that are open.
-struct Output {
-    track: Arc<Track>,
+struct OpenTrack {
+    track: Arc<BroadcastTrack>,
     key: Option<SubgroupWriter>,
     others: Option<SubgroupWriter>,
 }
 
-impl Output {
+impl OpenTrack {
     fn new(broadcast: &Broadcast, name: &str) -> anyhow::Result<Self> {
         let track = broadcast.create(name, Properties::default())?;
         Ok(Self { track, key: None, others: None })
     }
 
-    /// The next frame of a rung.
+    /// Writes the next frame of a rung.
     fn frame(&mut self, rung: usize, number: u64, sent: Duration) {
-        let (group, place) = (number / FPS, number % FPS);
+        let group = number / FPS;
+        let place = number % FPS;
         let unit = LADDER[rung] / 8 / (FPS - 1 + KEY);
         let stamp = Stamp { sequence: number, sent, total: rung as u64 };
         let writer = if place == 0 {
@@ -105,7 +106,8 @@ impl Output {
     }
 
     fn sound(&mut self, number: u64, sent: Duration) {
-        let (group, place) = (number / SOUNDS_PER_SECOND, number % SOUNDS_PER_SECOND);
+        let group = number / SOUNDS_PER_SECOND;
+        let place = number % SOUNDS_PER_SECOND;
         if place == 0 {
             self.key = Some(self.track.open(group, SubgroupId::Zero, PRIORITIES[0]));
         }
@@ -116,17 +118,17 @@ impl Output {
     }
 }
 
-async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<Sent> {
+async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<SentRates> {
     let broadcast = Broadcast::new(Namespace::from_path(NAMESPACE)?, History::default());
     let mut videos = Vec::new();
     for rung in 0..LADDER.len() {
-        videos.push(Output::new(&broadcast, &rendition(rung))?);
+        videos.push(OpenTrack::new(&broadcast, &rendition(rung))?);
     }
-    let mut sound = Output::new(&broadcast, SOUND)?;
+    let mut sound = OpenTrack::new(&broadcast, SOUND)?;
     let catalog = broadcast.create(msf::CATALOG, Properties::default())?;
     catalog.open(0, SubgroupId::Zero, 0).write(0, catalog_of_all().to_json()?.into());
     let session = connect(relay).await?;
-    let server = Server::new(session.clone(), broadcast.clone());
+    let server = BroadcastServer::new(session.clone(), broadcast.clone());
     let serving = tokio::spawn(session.clone().run(server.clone()));
     let _announced = server.announce().await.context("the relay does not take the namespace")?;
     let sending = async {
@@ -134,7 +136,7 @@ async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<Sent> {
         let sent = emit(&mut videos, &mut sound, seconds).await;
         drop((videos, sound));
         broadcast.end();
-        // Who waits for it at the other end of a queue has it by then, or will not want it.
+        // Subscribers at the other end of a queue have received the end by now, or will not.
         let _ = timeout(PATIENCE, server.idle()).await;
         sent
     };
@@ -147,19 +149,22 @@ async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<Sent> {
     Ok(sent)
 }
 
-/// Frames and sounds when they are due.
-async fn emit(videos: &mut [Output], sound: &mut Output, seconds: u64) -> Sent {
-    let (start, began) = (Instant::now(), payload::now());
-    let (mut frame, mut sounds) = (0, 0);
+/// Writes frames and sounds when they are due.
+async fn emit(videos: &mut [OpenTrack], sound: &mut OpenTrack, seconds: u64) -> SentRates {
+    let start = Instant::now();
+    let began = payload::now();
+    let mut frame = 0;
+    let mut sounds = 0;
     loop {
         let due = |number: u64, per_second: u64| Duration::from_nanos(number * 1_000_000_000 / per_second);
-        let (next_frame, next_sound) = (due(frame, FPS), due(sounds, SOUNDS_PER_SECOND));
+        let next_frame = due(frame, FPS);
+        let next_sound = due(sounds, SOUNDS_PER_SECOND);
         let next = next_frame.min(next_sound);
         if next >= Duration::from_secs(seconds) {
             break;
         }
         sleep_until(start + next).await;
-        // The time that it was due: what the publisher is late by is part of the delay.
+        // The time stamp is when it was due, so a late publisher adds to the delay.
         if next_sound <= next_frame {
             sound.sound(sounds, began + next);
             sounds += 1;
@@ -168,11 +173,11 @@ async fn emit(videos: &mut [Output], sound: &mut Output, seconds: u64) -> Sent {
             frame += 1;
         }
     }
-    Sent { start: began, seconds, frames_per_second: FPS, sounds_per_second: SOUNDS_PER_SECOND }
+    SentRates { start: began, seconds, frames_per_second: FPS, sounds_per_second: SOUNDS_PER_SECOND }
 }
 
-fn catalog_of_all() -> msf::Catalog {
-    let video = |(rung, bitrate): (usize, &u64)| msf::Track {
+fn catalog_of_all() -> msf::MsfCatalog {
+    let video = |(rung, bitrate): (usize, &u64)| msf::MsfTrack {
         name: rendition(rung),
         packaging: "loc".to_owned(),
         is_live: true,
@@ -181,9 +186,9 @@ fn catalog_of_all() -> msf::Catalog {
         bitrate: Some(*bitrate),
         render_group: Some(1),
         alt_group: Some(1),
-        ..msf::Track::default()
+        ..msf::MsfTrack::default()
     };
-    let sound = msf::Track {
+    let sound = msf::MsfTrack {
         name: SOUND.to_owned(),
         packaging: "loc".to_owned(),
         is_live: true,
@@ -191,19 +196,19 @@ fn catalog_of_all() -> msf::Catalog {
         codec: Some("opus".to_owned()),
         bitrate: Some(SOUNDS_PER_SECOND * SOUND_BYTES as u64 * 8),
         render_group: Some(1),
-        ..msf::Track::default()
+        ..msf::MsfTrack::default()
     };
-    msf::Catalog::new(LADDER.iter().enumerate().map(video).chain([sound]).collect())
+    msf::MsfCatalog::new(LADDER.iter().enumerate().map(video).chain([sound]).collect())
 }
 
-async fn subscribe(relay: SocketAddr) -> anyhow::Result<Vec<Came>> {
+async fn subscribe(relay: SocketAddr) -> anyhow::Result<Vec<ArrivedObject>> {
     let session = connect(relay).await?;
-    let receiver = Receiver::new(session.clone());
+    let receiver = ObjectReceiver::new(session.clone());
     let serving = tokio::spawn(session.clone().run(receiver.clone()));
     let (queue, steps) = mpsc::channel(QUEUE);
     let (sounds, sound_steps) = mpsc::channel(QUEUE);
     let receiving = async {
-        // The first subscription begins the broadcast: of the sound nothing is missed then.
+        // The first subscription begins the broadcast. Sound is subscribed to first, so that none of it is missed.
         let sound = subscribe_to(&receiver, SOUND, sounds).await?;
         let video = subscribe_to(&receiver, &rendition(LADDER.len() - 1), queue).await?;
         let (video, sound) = tokio::join!(collect(video, steps, true), collect(sound, sound_steps, false));
@@ -218,16 +223,16 @@ async fn subscribe(relay: SocketAddr) -> anyhow::Result<Vec<Came>> {
     Ok(came)
 }
 
-/// A relay may not know the track yet; then asks again.
+/// Subscribes, and tries again while the relay does not know the track yet.
 async fn subscribe_to(
-    receiver: &Receiver,
+    receiver: &ObjectReceiver,
     track: &str,
-    queue: mpsc::Sender<Step>,
-) -> anyhow::Result<Subscription> {
+    queue: mpsc::Sender<TrackEvent>,
+) -> anyhow::Result<EstablishedSubscription> {
     let name = TrackName::new(Namespace::from_path(NAMESPACE)?, track.as_bytes().to_vec())?;
     let asked = Instant::now();
     loop {
-        let sink = Sink::Queue(queue.clone());
+        let sink = ObjectSink::Queue(queue.clone());
         match receiver.subscribe(name.clone(), Parameters::default(), sink).await {
             Ok(subscription) => return Ok(subscription),
             Err(error) if asked.elapsed() > PATIENCE => {
@@ -238,8 +243,12 @@ async fn subscribe_to(
     }
 }
 
-/// All objects to the end of the track, and what comes a little later.
-async fn collect(mut subscription: Subscription, mut steps: mpsc::Receiver<Step>, video: bool) -> Vec<Came> {
+/// Collects all objects until [`LAST`] after the end of the track.
+async fn collect(
+    mut subscription: EstablishedSubscription,
+    mut steps: mpsc::Receiver<TrackEvent>,
+    video: bool,
+) -> Vec<ArrivedObject> {
     let mut came = Vec::new();
     let mut over = std::pin::pin!(subscription.done());
     let mut end = None;
@@ -252,11 +261,11 @@ async fn collect(mut subscription: Subscription, mut steps: mpsc::Receiver<Step>
         };
         tokio::select! {
             step = steps.recv() => match step {
-                Some(Step::Object { object, .. } | Step::Datagram(object)) => {
+                Some(TrackEvent::Object { object, .. } | TrackEvent::Datagram(object)) => {
                     let at = payload::now();
                     if let Ok(stamp) = payload::check(&object.payload) {
                         let rendition = video.then_some(stamp.total as u32);
-                        came.push(Came { rendition, number: stamp.sequence, sent: stamp.sent, at });
+                        came.push(ArrivedObject { rendition, number: stamp.sequence, sent: stamp.sent, at });
                     }
                 }
                 Some(_) => {}

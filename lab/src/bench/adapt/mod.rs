@@ -1,4 +1,4 @@
-//! `millrace-lab bench adapt`: what a viewer sees while a link loses most of its room and gets it back.
+//! `millrace-lab bench adapt`: the viewer's experience while a link loses most of its room and gets it back.
 
 mod ends;
 mod plot;
@@ -12,57 +12,57 @@ use millrace_client::payload;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use self::ends::End;
-use self::shown::{Came, Figures, Sent, Stall};
+use self::ends::AdaptEnd;
+use self::shown::{AdaptFigures, ArrivedObject, SentRates, Stall};
 use super::contender::Contender;
-use super::process::Process;
-use super::site::{SUBSCRIBERS_LINK, Site};
+use super::process::BenchProcess;
+use super::site::{BenchSite, SUBSCRIBERS_LINK};
 use super::table::{columns, dash, write_json};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Settings, Topology};
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Relays, interleaved
+pub struct AdaptArgs {
+    /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// What Millrace does where there is too little room
+    /// How Millrace treats media where the link has too little room
     #[arg(long, value_enum, value_delimiter = ',', default_value = "adaptive,live,tail")]
-    policies: Vec<Policy>,
-    /// Rate of the link, in thirds of the time
+    policies: Vec<AdaptPolicy>,
+    /// Rates of the link in the first, second and last third of the time, Mbit/s
     #[arg(long, value_delimiter = ',', default_value = "8,2,8", value_name = "MBIT")]
     rates_mbit: Vec<u32>,
-    /// Delay of the link, each way
+    /// Delay of the link in each direction, ms
     #[arg(long, default_value_t = 30, value_name = "MS")]
     delay_ms: u32,
-    /// Time that media are published
+    /// Time that media are published, seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Times that every relay runs
+    /// Number of runs of every relay
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw them here, as SVG
+    /// Draw the results to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[command(subcommand)]
-    end: Option<End>,
+    end: Option<AdaptEnd>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Policy {
-    /// The rendition that fits; what is late goes
+pub enum AdaptPolicy {
+    /// Send the rendition that fits; drop late media
     Adaptive,
-    /// Without a ladder; what is late goes
+    /// Send one rendition; drop late media
     Live,
-    /// Without a ladder; what came last goes
+    /// Send one rendition; drop the newest media
     Tail,
 }
 
-impl Policy {
+impl AdaptPolicy {
     fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
@@ -80,12 +80,12 @@ impl Policy {
     }
 }
 
-/// What the link's queue holds, at its rate.
+/// Size of the link's queue, as the time in which the link sends it.
 const QUEUE_MS: u64 = 100;
-/// From the start of the subscriber until what it got is known, beyond the time of publishing.
+/// Longest time from the start of the subscriber to its result, in addition to the time of publishing.
 const SLACK: Duration = Duration::from_secs(60);
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
     if let Some(end) = &args.end {
         return ends::run(end);
     }
@@ -101,7 +101,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let mut rows = args.rows();
     let site = args.site()?;
-    let progress = Progress::of(args.rounds * rows.len());
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.label()));
@@ -118,45 +118,45 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.plot.as_deref().map_or(Ok(()), |path| plot::draw(&rows, &args.title(), path))
 }
 
-struct Row {
+struct AdaptRow {
     relay: Contender,
-    /// Of Millrace.
-    policy: Option<Policy>,
-    rounds: Vec<Result<Round, String>>,
+    /// Millrace's policy; other relays have none.
+    policy: Option<AdaptPolicy>,
+    rounds: Vec<Result<AdaptRound, String>>,
 }
 
-/// What came of one run.
+/// The result of one run.
 #[derive(Serialize)]
-struct Round {
+struct AdaptRound {
     #[serde(flatten)]
-    figures: Figures,
+    figures: AdaptFigures,
     renditions: String,
     stalls: Vec<Stall>,
 }
 
-impl Row {
+impl AdaptRow {
     fn label(&self) -> String {
         let policy = self.policy.map(|policy| format!(", {}", policy.name())).unwrap_or_default();
         format!("{}{policy}", self.relay.label())
     }
 
-    /// Of the rounds that worked.
-    fn figures(&self) -> Vec<Figures> {
+    /// Returns the figures of the rounds that worked.
+    fn figures(&self) -> Vec<AdaptFigures> {
         self.rounds.iter().flatten().map(|round| round.figures).collect()
     }
 
-    fn median(&self) -> Option<Figures> {
-        Figures::median(&self.figures())
+    fn median(&self) -> Option<AdaptFigures> {
+        AdaptFigures::median(&self.figures())
     }
 
     fn spread(&self) -> Value {
-        let spread = Figures::spread(&self.figures()).unwrap_or_default();
-        let names = Figures::NAMES.iter().map(|name| (*name).to_owned());
+        let spread = AdaptFigures::spread(&self.figures()).unwrap_or_default();
+        let names = AdaptFigures::NAMES.iter().map(|name| (*name).to_owned());
         names.zip(spread.iter().map(|it| json!(it))).collect::<Map<_, _>>().into()
     }
 
-    fn json(&self, args: &Args) -> Value {
-        let round = |round: &Result<Round, String>| match round {
+    fn json(&self, args: &AdaptArgs) -> Value {
+        let round = |round: &Result<AdaptRound, String>| match round {
             Ok(round) => json!(round),
             Err(error) => json!({ "error": error }),
         };
@@ -167,7 +167,7 @@ impl Row {
         row["spread"] = self.spread();
         row["relay"] = self.relay.relay().into();
         row["engine"] = self.relay.engine().into();
-        row["policy"] = self.policy.map(Policy::name).into();
+        row["policy"] = self.policy.map(AdaptPolicy::name).into();
         row["profile"] = args.profile().into();
         row["delay_ms"] = args.delay_ms.into();
         row["seconds"] = args.seconds.into();
@@ -176,9 +176,9 @@ impl Row {
     }
 }
 
-fn told(round: &Result<Round, String>) -> String {
+fn told(round: &Result<AdaptRound, String>) -> String {
     match round {
-        Ok(Round { figures: it, renditions, .. }) => format!(
+        Ok(AdaptRound { figures: it, renditions, .. }) => format!(
             "stalls {:.0} ms, audio {:.1} %, key frames {:.1} %, {renditions}",
             it.stall_ms_total, it.audio_on_time_pct, it.key_frames_on_time_pct
         ),
@@ -186,7 +186,7 @@ fn told(round: &Result<Round, String>) -> String {
     }
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[AdaptRow]) -> String {
     let head =
         ["relay", "stalls ms", "longest ms", "audio %", "key frames %", "shown %", "p95 ms", "switches"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
@@ -212,10 +212,10 @@ fn render(rows: &[Row]) -> String {
     columns(&lines) + &errors.collect::<String>()
 }
 
-impl Args {
-    fn rows(&self) -> Vec<Row> {
-        let row = |relay, policy| Row { relay, policy, rounds: Vec::new() };
-        let of_relay = |relay: &Contender| -> Vec<Row> {
+impl AdaptArgs {
+    fn rows(&self) -> Vec<AdaptRow> {
+        let row = |relay, policy| AdaptRow { relay, policy, rounds: Vec::new() };
+        let of_relay = |relay: &Contender| -> Vec<AdaptRow> {
             match relay.engine() {
                 Some(_) => self.policies.iter().map(|policy| row(*relay, Some(*policy))).collect(),
                 None => vec![row(*relay, None)],
@@ -238,26 +238,26 @@ impl Args {
         format!("delay={}ms rate={rate_mbit}mbit queue-bytes={queue_bytes}", self.delay_ms)
     }
 
-    fn site(&self) -> anyhow::Result<Site> {
+    fn site(&self) -> anyhow::Result<BenchSite> {
         let mut topology = Topology::standard(1, 1);
         let first = self.rates_mbit.first().copied().unwrap_or(1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &self.settings(first))?;
-        Site::new(&topology)
+        BenchSite::new(&topology)
     }
 
-    fn set_rate(&self, site: &Site, rate_mbit: u32) -> anyhow::Result<()> {
+    fn set_rate(&self, site: &BenchSite, rate_mbit: u32) -> anyhow::Result<()> {
         let settings = Settings::parse(&self.settings(rate_mbit))?;
         Ok(site.link(SUBSCRIBERS_LINK)?.change(Directions::Both, &settings)?)
     }
 
-    fn round(&self, site: &Site, row: &Row) -> anyhow::Result<Round> {
+    fn round(&self, site: &BenchSite, row: &AdaptRow) -> anyhow::Result<AdaptRound> {
         self.set_rate(site, self.rates_mbit[0])?;
-        let relay = site.start_relay_with(row.relay, row.policy.map_or(&[], Policy::arguments))?;
+        let relay = site.start_relay_with(row.relay, row.policy.map_or(&[], AdaptPolicy::arguments))?;
         let route = site.route()?;
-        let end = |name, node: &crate::lab::Node, what: &str| -> anyhow::Result<Process> {
+        let end = |name, node: &crate::lab::LabNode, what: &str| -> anyhow::Result<BenchProcess> {
             let mut command = node.command(std::env::current_exe()?);
             command.args(["bench", "adapt"]).args(what.split_whitespace());
-            Process::start(name, command, site.directory())
+            BenchProcess::start(name, command, site.directory())
         };
         let published = format!("publish --relay {} --seconds {}", route.relay, self.seconds);
         let publisher = end("publisher", route.publisher, &published)?;
@@ -271,13 +271,14 @@ impl Args {
             changes.push(payload::now());
         }
         let limit = Duration::from_secs(self.seconds) + SLACK;
-        let came: Vec<Came> =
+        let came: Vec<ArrivedObject> =
             serde_json::from_str(&subscriber.finish(limit)?).context("the subscriber's words")?;
-        let sent: Sent = serde_json::from_str(&publisher.finish(limit)?).context("the publisher's words")?;
+        let sent: SentRates =
+            serde_json::from_str(&publisher.finish(limit)?).context("the publisher's words")?;
         drop(relay);
         ensure!(!came.is_empty(), "nothing has arrived");
-        Ok(Round {
-            figures: Figures::of(&sent, &came, &changes),
+        Ok(AdaptRound {
+            figures: AdaptFigures::from_arrivals(&sent, &came, &changes),
             renditions: shown::renditions(&sent, &came),
             stalls: shown::stalls(&sent, &came, &changes),
         })

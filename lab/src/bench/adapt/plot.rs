@@ -1,4 +1,4 @@
-//! What viewers saw as a picture: a panel a figure, a bar a row.
+//! Plots the viewers' figures: one panel per figure, one bar per row.
 
 use std::path::Path;
 
@@ -6,21 +6,22 @@ use anyhow::ensure;
 use plotters::prelude::*;
 
 use super::super::plot;
-use super::shown::Figures;
-use super::{Policy, Row};
+use super::shown::AdaptFigures;
+use super::{AdaptPolicy, AdaptRow};
 use crate::stats::Spread;
 
 const SIZE: (u32, u32) = (1500, 700);
 const FONT: &str = "sans-serif";
 
-/// Draws the medians of all rows that have any as SVG, with lines from the least to the most.
-pub fn draw(rows: &[Row], title: &str, path: &Path) -> anyhow::Result<()> {
-    let rows: Vec<_> = rows.iter().filter_map(|row| Some((row, Figures::spread(&row.figures())?))).collect();
+/// Draws the medians of all rows that have results as SVG, with lines from the least to the most.
+pub fn draw(rows: &[AdaptRow], title: &str, path: &Path) -> anyhow::Result<()> {
+    let rows: Vec<_> =
+        rows.iter().filter_map(|row| Some((row, AdaptFigures::spread(&row.figures())?))).collect();
     ensure!(!rows.is_empty(), "no relay could be measured");
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let panels = root.titled(title, (FONT, 18))?.split_evenly((2, 3));
-    for (at, (panel, name)) in panels.iter().zip(Figures::NAMES).enumerate() {
+    for (at, (panel, name)) in panels.iter().zip(AdaptFigures::NAMES).enumerate() {
         let bars: Vec<_> = rows
             .iter()
             .filter_map(|(row, figures)| Some((*row, figures.get(at).copied().flatten()?)))
@@ -37,7 +38,7 @@ fn bars_of(
     panel: &Panel<'_>,
     name: &str,
     places: usize,
-    bars: &[(&Row, Spread)],
+    bars: &[(&AdaptRow, Spread)],
     has_legend: bool,
 ) -> anyhow::Result<()> {
     let high = bars.iter().map(|(_, spread)| spread.max).fold(1.0, f64::max);
@@ -50,7 +51,8 @@ fn bars_of(
         .build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..high * room)?;
     chart.configure_mesh().disable_x_mesh().disable_x_axis().draw()?;
     for (place, (row, spread)) in bars.iter().enumerate() {
-        let (x, colour) = (place as f64, row.colour());
+        let x = place as f64;
+        let colour = row.colour();
         let bar = Rectangle::new([(x - 0.4, 0.0), (x + 0.4, spread.median)], colour.filled());
         let drawn = chart.draw_series([bar])?;
         if has_legend {
@@ -66,12 +68,12 @@ fn bars_of(
     Ok(())
 }
 
-impl Row {
+impl AdaptRow {
     fn colour(&self) -> RGBAColor {
         let strength = match self.policy {
-            None | Some(Policy::Adaptive) => 1.0,
-            Some(Policy::Live) => 0.6,
-            Some(Policy::Tail) => 0.3,
+            None | Some(AdaptPolicy::Adaptive) => 1.0,
+            Some(AdaptPolicy::Live) => 0.6,
+            Some(AdaptPolicy::Tail) => 0.3,
         };
         plot::colour(self.relay).mix(strength)
     }

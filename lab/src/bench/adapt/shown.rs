@@ -1,4 +1,4 @@
-//! What a viewer sees and hears of what has arrived.
+//! Computes what a viewer sees and hears from the objects that arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,29 +8,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::{Percentiles, Spread};
 
-/// A gap between shown frames that is longer is a stall.
+/// Shortest gap between shown frames that is a stall.
 const STALL: Duration = Duration::from_millis(250);
-/// What comes within this time is in time.
+/// Sounds and key frames that take at most this long are on time.
 const IN_TIME: Duration = Duration::from_millis(300);
-/// After a change of the link, stalls are nobody's fault.
+/// Stalls this soon after a change of the link are not counted.
 const GRACE: Duration = Duration::from_secs(2);
-/// Joining is not measured.
+/// Time after the start that is not measured, since it includes joining.
 pub const JOINING: Duration = Duration::from_secs(1);
 
-/// What was sent. Times are of the host's monotonic clock.
+/// Time and rates of the sender. Times are of the host's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Sent {
+pub struct SentRates {
     pub start: Duration,
     pub seconds: u64,
     pub frames_per_second: u64,
     pub sounds_per_second: u64,
 }
 
-/// An object that came.
+/// An object that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Came {
+pub struct ArrivedObject {
     pub rendition: Option<u32>,
-    /// Of frames or of sounds, from the first that was sent.
+    /// Number of the frame or sound, from 0.
     pub number: u64,
     pub sent: Duration,
     pub at: Duration,
@@ -38,24 +38,24 @@ pub struct Came {
 
 /// Figures of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Figures {
+pub struct AdaptFigures {
     /// Gaps of more than 250 ms between shown frames, without the two seconds after each change.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
-    /// Of what was sent from a second after the beginning on, what came within 300 ms.
+    /// Share of sounds that arrived within 300 ms; the first second is left out here and for key frames.
     pub audio_on_time_pct: f64,
     pub key_frames_on_time_pct: f64,
-    /// Of the frames that were shown: from sending to showing.
+    /// Time from sending to showing, over the frames that were shown.
     pub latency_p95_ms: Option<f64>,
-    /// Of those that were sent.
+    /// Share of the frames that were sent.
     pub frames_shown_pct: f64,
-    /// Groups that were of another rendition than the one shown before.
+    /// Number of changes of the shown rendition from one group to the next.
     pub switches: u64,
 }
 
-impl Figures {
-    /// `changes`: when the link changed.
-    pub fn of(sent: &Sent, came: &[Came], changes: &[Duration]) -> Self {
+impl AdaptFigures {
+    /// Computes the figures. `changes` are the times when the link changed.
+    pub fn from_arrivals(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Self {
         let mut came = came.to_vec();
         came.sort_by_key(|object| object.at);
         let measured = measured(sent);
@@ -68,14 +68,15 @@ impl Figures {
         sorted.sort_by(f64::total_cmp);
         let p95 = (sorted.len() * 95).div_ceil(100).checked_sub(1).and_then(|rank| sorted.get(rank).copied());
         let owed = |per_second: u64| (sent.seconds.saturating_sub(JOINING.as_secs())) * per_second;
-        let in_time = |is_owed: &dyn Fn(&Came) -> bool| {
+        let in_time = |is_owed: &dyn Fn(&ArrivedObject) -> bool| {
             let in_time = came.iter().filter(|object| {
                 inside(object.sent) && object.at.saturating_sub(object.sent) <= IN_TIME && is_owed(object)
             });
             in_time.map(|object| object.number).collect::<BTreeSet<_>>().len() as u64
         };
-        let is_key =
-            |frame: &Came| frame.rendition.is_some() && frame.number.is_multiple_of(sent.frames_per_second);
+        let is_key = |frame: &ArrivedObject| {
+            frame.rendition.is_some() && frame.number.is_multiple_of(sent.frames_per_second)
+        };
         Self {
             // An empty sum of floats is -0.
             stall_ms_total: gaps.iter().fold(0.0, |sum, gap| sum + millis(*gap)),
@@ -91,7 +92,7 @@ impl Figures {
         }
     }
 
-    /// Of [`Self::spread`].
+    /// Names of the figures of [`Self::spread`].
     pub const NAMES: [&'static str; 6] = [
         "stall_ms_total",
         "longest_stall_ms",
@@ -101,8 +102,8 @@ impl Figures {
         "latency_p95_ms",
     ];
 
-    /// Each figure's middle, least and most over the rounds, by [`Self::NAMES`]; of a latency `None` if nothing was shown in
-    /// some of them. `None` without rounds.
+    /// Returns each figure's median, least and most over the rounds, in the order of [`Self::NAMES`]. A latency is
+    /// `None` if a round showed nothing; all is `None` without rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Option<Spread>; 6]> {
         let fields: [fn(&Self) -> f64; 6] = [
             |figures| figures.stall_ms_total,
@@ -112,11 +113,12 @@ impl Figures {
             |figures| figures.frames_shown_pct,
             |figures| figures.latency_p95_ms.unwrap_or(f64::INFINITY),
         ];
-        let spread = |field| Spread::of(&each(rounds, field)).filter(|spread| spread.max.is_finite());
+        let spread =
+            |field| Spread::from_values(&each(rounds, field)).filter(|spread| spread.max.is_finite());
         (!rounds.is_empty()).then(|| fields.map(spread))
     }
 
-    /// Each figure's middle over the rounds.
+    /// Returns each figure's median over the rounds.
     pub fn median(rounds: &[Self]) -> Option<Self> {
         let middle = |field: fn(&Self) -> f64| crate::stats::median(&each(rounds, field));
         let latency = |figures: &Self| figures.latency_p95_ms.unwrap_or(f64::INFINITY);
@@ -127,12 +129,12 @@ impl Figures {
             key_frames_on_time_pct: middle(|figures| figures.key_frames_on_time_pct)?,
             latency_p95_ms: middle(latency).filter(|ms| ms.is_finite()),
             frames_shown_pct: middle(|figures| figures.frames_shown_pct)?,
-            switches: Percentiles::of(each(rounds, |figures| figures.switches as f64))?.p50 as u64,
+            switches: Percentiles::from_samples(each(rounds, |figures| figures.switches as f64))?.p50 as u64,
         })
     }
 }
 
-fn each(rounds: &[Figures], field: fn(&Figures) -> f64) -> Vec<f64> {
+fn each(rounds: &[AdaptFigures], field: fn(&AdaptFigures) -> f64) -> Vec<f64> {
     rounds.iter().map(field).collect()
 }
 
@@ -144,8 +146,8 @@ fn percent(part: u64, all: u64) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
 }
 
-/// The rendition of each group, a digit for each: `-` if nothing of it was shown.
-pub fn renditions(sent: &Sent, came: &[Came]) -> String {
+/// Returns the rendition of each group as a digit; `-` if no frame of it was shown.
+pub fn renditions(sent: &SentRates, came: &[ArrivedObject]) -> String {
     let mut came = came.to_vec();
     came.sort_by_key(|object| object.at);
     let shown = shown(sent, &came);
@@ -155,32 +157,34 @@ pub fn renditions(sent: &Sent, came: &[Came]) -> String {
     (0..sent.seconds).map(digit).collect()
 }
 
-/// Frames as they are shown, `at` being when: each once it and all before it in its group have come, and none after a later
-/// one. `came` in order of time.
-fn shown(sent: &Sent, came: &[Came]) -> Vec<Came> {
-    let mut groups: BTreeMap<u64, (u64, BTreeMap<u64, Came>)> = BTreeMap::new();
-    let (mut shown, mut last) = (Vec::new(), None);
+/// Returns the frames that are shown, with the time of showing as `at`. A frame is shown once it and all before it in
+/// its group have arrived, unless a later one was shown. `came` is ordered by time.
+fn shown(sent: &SentRates, came: &[ArrivedObject]) -> Vec<ArrivedObject> {
+    let mut groups: BTreeMap<u64, (u64, BTreeMap<u64, ArrivedObject>)> = BTreeMap::new();
+    let mut shown = Vec::new();
+    let mut last = None;
     for frame in came.iter().filter(|object| object.rendition.is_some()) {
-        let (group, place) = (frame.number / sent.frames_per_second, frame.number % sent.frames_per_second);
+        let group = frame.number / sent.frames_per_second;
+        let place = frame.number % sent.frames_per_second;
         let (next, waiting) = groups.entry(group).or_default();
         waiting.insert(place, *frame);
         while let Some(ready) = waiting.remove(next) {
             *next += 1;
             if last < Some(ready.number) {
                 last = Some(ready.number);
-                shown.push(Came { at: frame.at, ..ready });
+                shown.push(ArrivedObject { at: frame.at, ..ready });
             }
         }
     }
     shown
 }
 
-fn measured(sent: &Sent) -> Range<Duration> {
+fn measured(sent: &SentRates) -> Range<Duration> {
     sent.start + JOINING..sent.start + Duration::from_secs(sent.seconds)
 }
 
-/// Each stall.
-pub fn stalls(sent: &Sent, came: &[Came], changes: &[Duration]) -> Vec<Stall> {
+/// Returns all stalls.
+pub fn stalls(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Vec<Stall> {
     let mut came = came.to_vec();
     came.sort_by_key(|object| object.at);
     let stall = |(since, gap): (Duration, Duration)| Stall {
@@ -190,13 +194,18 @@ pub fn stalls(sent: &Sent, came: &[Came], changes: &[Duration]) -> Vec<Stall> {
     gaps(&shown(sent, &came), &measured(sent), changes).into_iter().map(stall).collect()
 }
 
-/// Since when, and how long nothing was shown, where that is a stall.
-fn gaps(shown: &[Came], measured: &Range<Duration>, changes: &[Duration]) -> Vec<(Duration, Duration)> {
+/// Returns the stalls: when the last frame before each was shown, and how long nothing was shown.
+fn gaps(
+    shown: &[ArrivedObject],
+    measured: &Range<Duration>,
+    changes: &[Duration],
+) -> Vec<(Duration, Duration)> {
     let times = shown.iter().map(|frame| frame.at).filter(|at| measured.contains(at));
     let mut times: Vec<_> = [measured.start].into_iter().chain(times).collect();
     times.push(measured.end);
     let gaps = times.windows(2).map(|pair| {
-        let (from, to) = (pair[0], pair[1]);
+        let from = pair[0];
+        let to = pair[1];
         let graces = changes.iter().map(|change| to.min(*change + GRACE).saturating_sub(from.max(*change)));
         (from, (to - from).saturating_sub(graces.sum()))
     });
@@ -206,14 +215,14 @@ fn gaps(shown: &[Came], measured: &Range<Duration>, changes: &[Duration]) -> Vec
 /// A stall.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Stall {
-    /// When the frame before it was shown, from the beginning of sending.
+    /// Time from the start to the frame before the stall, seconds.
     pub since_s: f64,
-    /// Without the two seconds after each change.
+    /// Length, without the two seconds after each change.
     pub ms: f64,
 }
 
-fn switches(sent: &Sent, shown: &[Came]) -> u64 {
-    let is_key = |frame: &&Came| frame.number.is_multiple_of(sent.frames_per_second);
+fn switches(sent: &SentRates, shown: &[ArrivedObject]) -> u64 {
+    let is_key = |frame: &&ArrivedObject| frame.number.is_multiple_of(sent.frames_per_second);
     let renditions: Vec<_> = shown.iter().filter(is_key).map(|frame| frame.rendition).collect();
     renditions.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64
 }
@@ -223,61 +232,65 @@ mod tests {
     use super::*;
 
     const FPS: u64 = 10;
-    const SENT: Sent =
-        Sent { start: Duration::from_secs(100), seconds: 4, frames_per_second: FPS, sounds_per_second: 2 };
+    const SENT: SentRates = SentRates {
+        start: Duration::from_secs(100),
+        seconds: 4,
+        frames_per_second: FPS,
+        sounds_per_second: 2,
+    };
 
     fn ms(ms: u64) -> Duration {
         SENT.start + Duration::from_millis(ms)
     }
 
-    fn frame(number: u64, late: u64) -> Came {
+    fn frame(number: u64, late: u64) -> ArrivedObject {
         let sent = number * 1000 / FPS;
-        Came { rendition: Some(1), number, sent: ms(sent), at: ms(sent + late) }
+        ArrivedObject { rendition: Some(1), number, sent: ms(sent), at: ms(sent + late) }
     }
 
-    fn sound(number: u64, late: u64) -> Came {
-        Came { rendition: None, number, sent: ms(number * 500), at: ms(number * 500 + late) }
+    fn sound(number: u64, late: u64) -> ArrivedObject {
+        ArrivedObject { rendition: None, number, sent: ms(number * 500), at: ms(number * 500 + late) }
     }
 
-    fn all() -> Vec<Came> {
+    fn all() -> Vec<ArrivedObject> {
         (0..40).map(|number| frame(number, 20)).chain((0..8).map(|number| sound(number, 20))).collect()
     }
 
     #[test]
-    fn what_comes_in_time_is_shown_in_time() {
-        let figures = Figures::of(&SENT, &all(), &[]);
+    fn punctual_stream_has_no_stalls() {
+        let figures = AdaptFigures::from_arrivals(&SENT, &all(), &[]);
         assert_eq!((figures.stall_ms_total, figures.longest_stall_ms, figures.switches), (0.0, 0.0, 0));
         assert_eq!((figures.audio_on_time_pct, figures.key_frames_on_time_pct), (100.0, 100.0));
         assert_eq!((figures.latency_p95_ms, figures.frames_shown_pct), (Some(20.0), 100.0));
     }
 
     #[test]
-    fn the_spread_is_of_each_figure_by_itself() {
-        let good = Figures::of(&SENT, &all(), &[]);
-        let bad = Figures { frames_shown_pct: 0.0, latency_p95_ms: None, ..good };
-        let [stalls, .., shown, latency] = Figures::spread(&[good, bad, good]).unwrap();
+    fn spread_is_computed_for_each_figure() {
+        let good = AdaptFigures::from_arrivals(&SENT, &all(), &[]);
+        let bad = AdaptFigures { frames_shown_pct: 0.0, latency_p95_ms: None, ..good };
+        let [stalls, .., shown, latency] = AdaptFigures::spread(&[good, bad, good]).unwrap();
         assert_eq!(stalls, Some(Spread { median: 0.0, min: 0.0, max: 0.0 }));
         assert_eq!(shown, Some(Spread { median: 100.0, min: 0.0, max: 100.0 }));
         assert_eq!(latency, None, "once nothing was shown");
-        assert_eq!(Figures::spread(&[]), None);
+        assert_eq!(AdaptFigures::spread(&[]), None);
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_not_shown() {
+    fn undecodable_frames_are_not_shown() {
         let mut came = all();
-        // Of group 2 frame 23 is missing: nothing more of it is shown, until the key frame of group 3.
+        // Frame 23 of group 2 is missing, so nothing more is shown until the key frame of group 3.
         came.retain(|object| object.rendition.is_none() || object.number != 23);
-        let figures = Figures::of(&SENT, &came, &[]);
+        let figures = AdaptFigures::from_arrivals(&SENT, &came, &[]);
         assert_eq!(figures.longest_stall_ms, 800.0);
         assert_eq!(stalls(&SENT, &came, &[]), [Stall { since_s: 2.22, ms: 800.0 }]);
-        let of_two = |frame: &Came| frame.rendition.is_some() && frame.number / FPS == 2;
+        let of_two = |frame: &ArrivedObject| frame.rendition.is_some() && frame.number / FPS == 2;
         let others: Vec<_> = came.iter().copied().filter(|object| !of_two(object)).collect();
         assert_eq!(renditions(&SENT, &others), "11-1");
         assert_eq!((figures.stall_ms_total, figures.key_frames_on_time_pct), (800.0, 100.0));
         assert!((figures.frames_shown_pct - 100.0 * 23.0 / 30.0).abs() < 1e-9);
-        // In the two seconds after a change only what is left of the gap counts.
-        assert_eq!(Figures::of(&SENT, &came, &[ms(2000)]).stall_ms_total, 0.0);
-        assert_eq!(Figures::of(&SENT, &came, &[ms(500)]).stall_ms_total, 520.0);
+        // The two seconds after a change are left out of the gap.
+        assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(2000)]).stall_ms_total, 0.0);
+        assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(500)]).stall_ms_total, 520.0);
     }
 
     #[test]
@@ -293,12 +306,12 @@ mod tests {
                 object.rendition = Some(0);
             }
         }
-        let figures = Figures::of(&SENT, &came, &[]);
+        let figures = AdaptFigures::from_arrivals(&SENT, &came, &[]);
         assert!((figures.audio_on_time_pct - 100.0 * 5.0 / 6.0).abs() < 1e-9);
         assert!((figures.key_frames_on_time_pct - 100.0 * 2.0 / 3.0).abs() < 1e-9);
         assert_eq!(figures.switches, 2);
         assert_eq!(renditions(&SENT, &came), "1011");
-        // From frame 19, 1.92 s, to 2.42 s, when the late key frame lets those behind it be shown.
+        // The gap lasts from frame 19 at 1.92 s to 2.42 s, when the late key frame lets those behind it be shown.
         assert_eq!(figures.longest_stall_ms, 500.0);
     }
 }

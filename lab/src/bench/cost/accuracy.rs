@@ -1,65 +1,65 @@
-//! The observer against `/proc/stat` and against a profile of the same time.
+//! Compares the observer with `/proc/stat` and with a profile of the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Context;
-use millrace_cost::report::{self, Event, ProcStat, Report};
+use millrace_cost::report::{self, Event, ProcStat, Report, ReportMethod};
 use millrace_cost::{Config, Observer};
 use millrace_kernel::clock::monotonic_ns;
 use millrace_lab_kernel::idle::Idle;
 use serde::Serialize;
 
-use super::network::{Scenario, Traffic};
-use super::profile::{self, Recording};
+use super::network::{LOAD, NetworkScenario, NetworkTraffic};
+use super::profile::{self, PerfRecording};
 use crate::stats::Spread;
 
-/// Of all rounds: medians, or with their extremes.
+/// Medians over all rounds; a [`Spread`] has the extremes as well.
 #[derive(Debug, Serialize)]
-pub struct Figures {
+pub struct AccuracyFigures {
     rounds: usize,
     pub cpus: Vec<CpuError>,
-    /// The largest difference first.
+    /// Errors of the parts, the largest first.
     pub parts: Vec<PartError>,
     lost_samples: u64,
 }
 
-/// Percent of the CPU.
+/// Figures of a CPU, in percent of it.
 #[derive(Debug, Serialize)]
 pub struct CpuError {
     cpu: u32,
-    /// All of the observer's events, without what it took in them itself: that is `observer_in_events_pct`.
+    /// Time of all the observer's events, without its own time in them, which is `observer_in_events_pct`.
     events_pct: f64,
     observer_in_events_pct: f64,
-    /// The same events by the profile.
+    /// The same events according to the profile.
     profile_events_pct: f64,
-    /// By the profile: what the observer took, wherever it was.
+    /// Time of the observer itself, anywhere, according to the profile.
     observer_pct: f64,
-    /// By the profile: the kernel outside of all events and of the observer.
+    /// Kernel time outside of all events and of the observer, according to the profile.
     rest_pct: f64,
-    /// By the profile: user mode.
+    /// User mode, according to the profile.
     user_pct: f64,
-    /// Samples that the profile has of all that is not the idle task. The figures above are shares of these, and of
-    /// `clock_busy_pct`: what a sampler misses has no place of its own.
+    /// Samples of the profile outside of the idle task. The figures above are their shares of `clock_busy_pct`, since
+    /// samples that the profiler missed cannot be assigned.
     profile_busy_pct: f64,
-    /// All that was not the idle task, by the clock at task switches.
+    /// Time outside of the idle task, measured by the clock at task switches.
     clock_busy_pct: f64,
     /// Events, the observer and the rest, minus all of `clock_busy_pct` that is not user mode.
     clock_error_pct: Spread,
-    /// By `/proc/stat`: all that was not idle, which tickless kernels measure with a clock.
+    /// Time that `/proc/stat` does not count as idle; tickless kernels measure it with a clock.
     busy_pct: f64,
-    /// What `/proc/stat` has in none of its columns: interrupts of the idle CPU, and where its ticks did not fall.
+    /// Busy time that `/proc/stat` has in no column: interrupts of the idle CPU, and time in which no tick fell.
     uncounted_pct: f64,
-    /// `/proc/stat` leaves it out of the others; the observer's clock runs on.
+    /// Time that a hypervisor took. `/proc/stat` excludes it from the other columns; the observer's clock runs on.
     steal_pct: f64,
     procstat_user_pct: f64,
-    /// System, softirq and hardware interrupts.
+    /// Sum of system, softirq and hardware interrupts.
     procstat_pct: f64,
     /// Events, the observer and the rest, minus `procstat_pct` with its share of `steal_pct`.
     procstat_error_pct: Spread,
 }
 
-/// Percent of the CPU.
+/// Error of one part of an event, in percent of the CPU.
 #[derive(Debug, Serialize)]
 pub struct PartError {
     cpu: u32,
@@ -67,9 +67,9 @@ pub struct PartError {
     pub part: String,
     pub observer_pct: f64,
     pub profile_pct: f64,
-    /// The difference, round by round.
+    /// Spread of the difference over the rounds.
     error_points: Spread,
-    /// Standard error of that median by the numbers of samples alone.
+    /// Standard error of that median due to the numbers of samples alone.
     pub sampling_error_points: f64,
 }
 
@@ -79,27 +79,27 @@ impl PartError {
     }
 }
 
-impl Figures {
-    pub fn of(rounds: &[Round]) -> Self {
+impl AccuracyFigures {
+    pub fn from_rounds(rounds: &[AccuracyRound]) -> Self {
         let cpus: BTreeSet<u32> = rounds.iter().flat_map(|round| round.cpus.keys().copied()).collect();
         let names: BTreeSet<&PartName> = rounds.iter().flat_map(|round| round.parts.keys()).collect();
         let mut parts: Vec<PartError> =
-            names.into_iter().filter_map(|name| PartError::of(name, rounds)).collect();
+            names.into_iter().filter_map(|name| PartError::from_rounds_of_part(name, rounds)).collect();
         parts.sort_by(|a, b| b.points().total_cmp(&a.points()));
         Self {
             rounds: rounds.len(),
-            cpus: cpus.into_iter().filter_map(|cpu| CpuError::of(cpu, rounds)).collect(),
+            cpus: cpus.into_iter().filter_map(|cpu| CpuError::from_rounds_of_cpu(cpu, rounds)).collect(),
             parts,
             lost_samples: rounds.iter().map(|round| round.lost_samples).sum(),
         }
     }
 
-    /// Of the CPU where its median is largest.
+    /// Returns the error of the CPU with the largest median.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Likewise.
+    /// Returns the error of the CPU with the largest median.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }
@@ -109,10 +109,10 @@ fn worst(errors: impl Iterator<Item = Spread>) -> Option<Spread> {
     errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
 }
 
-/// One run. Percent of the CPU.
+/// Figures of one run, in percent of the CPU.
 #[derive(Debug)]
-pub struct Round {
-    cpus: BTreeMap<u32, CpuTimes>,
+pub struct AccuracyRound {
+    cpus: BTreeMap<u32, AccuracyCpuTimes>,
     parts: BTreeMap<PartName, PartTimes>,
     lost_samples: u64,
 }
@@ -120,7 +120,7 @@ pub struct Round {
 type PartName = (u32, Event, String);
 
 #[derive(Debug, Default, Clone, Copy)]
-struct CpuTimes {
+struct AccuracyCpuTimes {
     events: f64,
     observer_in_events: f64,
     profile_events: f64,
@@ -132,7 +132,7 @@ struct CpuTimes {
     stat: ProcStatTimes,
 }
 
-/// `/proc/stat`, percent of the CPU.
+/// Times of `/proc/stat`, in percent of the CPU.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct ProcStatTimes {
     kernel: f64,
@@ -145,12 +145,12 @@ pub struct ProcStatTimes {
 struct PartTimes {
     observer: f64,
     profile: f64,
-    /// Of the difference, by the numbers of samples.
+    /// Variance of the difference, due to the numbers of samples.
     variance: f64,
 }
 
-impl CpuTimes {
-    /// All of the kernel's: events by the observer, what it cannot know by the profile.
+impl AccuracyCpuTimes {
+    /// Sums the kernel's time: events as the observer has them, and the rest as the profile has it.
     fn kernel(self) -> f64 {
         self.events + self.observer + self.rest
     }
@@ -164,20 +164,21 @@ impl CpuTimes {
     }
 }
 
-impl Round {
-    /// `clock_busy`: percent of a CPU, by its number.
+impl AccuracyRound {
+    /// Combines the report and the profile. `clock_busy` returns the percent of a CPU, by its number.
     fn new(
         report: &Report,
-        profile: &BTreeMap<u32, profile::Cpu>,
+        profile: &BTreeMap<u32, profile::CpuSamples>,
         clock_busy: impl Fn(u32) -> f64,
     ) -> anyhow::Result<Self> {
-        let (mut cpus, mut parts) = (BTreeMap::new(), BTreeMap::new());
+        let mut cpus = BTreeMap::new();
+        let mut parts = BTreeMap::new();
         for cpu in &report.cpus {
             let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
             let clock_busy = clock_busy(cpu.cpu);
             let sampled = |samples: u64| samples as f64 * clock_busy / it.busy().max(1) as f64;
-            let times = CpuTimes {
-                events: cpu.networking_share * 100.0,
+            let times = AccuracyCpuTimes {
+                events: cpu.events.iter().map(|of| of.share).sum::<f64>() * 100.0,
                 observer_in_events: cpu.observer_share * 100.0,
                 profile_events: sampled(it.events()),
                 observer: sampled(it.observer),
@@ -196,8 +197,8 @@ impl Round {
 
 fn add_parts(
     parts: &mut BTreeMap<PartName, PartTimes>,
-    cpu: &report::Cpu,
-    profile: &profile::Cpu,
+    cpu: &report::CpuCost,
+    profile: &profile::CpuSamples,
     period_ns: u64,
     sampled: impl Fn(u64) -> f64,
 ) {
@@ -231,12 +232,12 @@ impl ProcStatTimes {
         100.0 - self.idle
     }
 
-    /// Ticks that fell in busy time.
+    /// Returns the time of ticks that found the CPU busy.
     pub fn counted(self) -> f64 {
         self.kernel + self.user + self.steal
     }
 
-    /// With its share of what was stolen, which falls on whatever runs.
+    /// Adds a share of the stolen time, which a hypervisor takes from kernel and user mode alike.
     fn kernel_with_steal(self) -> f64 {
         let ticks = self.kernel + self.user;
         if ticks > 0.0 { self.kernel * self.counted() / ticks } else { self.steal }
@@ -248,13 +249,13 @@ impl ProcStatTimes {
 }
 
 impl CpuError {
-    fn of(cpu: u32, rounds: &[Round]) -> Option<Self> {
-        let all = |value: &dyn Fn(&CpuTimes) -> f64| -> Option<Spread> {
+    fn from_rounds_of_cpu(cpu: u32, rounds: &[AccuracyRound]) -> Option<Self> {
+        let all = |value: &dyn Fn(&AccuracyCpuTimes) -> f64| -> Option<Spread> {
             let values: Vec<f64> =
                 rounds.iter().filter_map(|round| round.cpus.get(&cpu)).map(value).collect();
-            Spread::of(&values)
+            Spread::from_values(&values)
         };
-        let median = |value: &dyn Fn(&CpuTimes) -> f64| all(value).map(|spread| spread.median);
+        let median = |value: &dyn Fn(&AccuracyCpuTimes) -> f64| all(value).map(|spread| spread.median);
         Some(Self {
             cpu,
             events_pct: median(&|it| it.events)?,
@@ -277,10 +278,11 @@ impl CpuError {
 }
 
 impl PartError {
-    fn of(name: &PartName, rounds: &[Round]) -> Option<Self> {
+    fn from_rounds_of_part(name: &PartName, rounds: &[AccuracyRound]) -> Option<Self> {
         let times: Vec<PartTimes> =
             rounds.iter().map(|round| round.parts.get(name).copied().unwrap_or_default()).collect();
-        let all = |value: fn(&PartTimes) -> f64| Spread::of(&times.iter().map(value).collect::<Vec<_>>());
+        let all =
+            |value: fn(&PartTimes) -> f64| Spread::from_values(&times.iter().map(value).collect::<Vec<_>>());
         let (cpu, event, part) = name.clone();
         Some(Self {
             cpu,
@@ -294,7 +296,7 @@ impl PartError {
     }
 }
 
-/// The median of n > 2 normal values varies pi / 2 times as much as their mean.
+/// Returns the standard error of the median. For n > 2 normal values its variance is pi / 2 times that of their mean.
 fn error_of_median(times: &[PartTimes]) -> f64 {
     let rounds = times.len().max(1) as f64;
     let variance = times.iter().map(|it| it.variance).sum::<f64>() / rounds;
@@ -306,7 +308,7 @@ pub fn percent(ns: u64, of_ns: u64) -> f64 {
     ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
-/// All but the idle task, which took so long before and after a time.
+/// Returns the share of time outside of the idle task. `idle` is that task's time by CPU, before and after `time_ns`.
 pub fn busy_pct(cpu: u32, idle: [&[u64]; 2], time_ns: u64) -> f64 {
     let [before, after] = idle.map(|of| of.get(cpu as usize).copied().unwrap_or(0));
     100.0 - percent(after.saturating_sub(before), time_ns)
@@ -316,31 +318,35 @@ pub fn cpus_of(report: &Report) -> Vec<u32> {
     report.cpus.iter().map(|cpu| cpu.cpu).collect()
 }
 
-pub fn measure(scenario: Scenario, sample_hz: u32, length: Duration) -> anyhow::Result<Round> {
-    let traffic = Traffic::start(scenario)?;
+pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> anyhow::Result<AccuracyRound> {
+    let traffic = NetworkTraffic::start(scenario)?;
     let mut observer = Observer::start(Config { frequency_hz: sample_hz, ..Config::new()? })?;
     let mut idle = Idle::attach()?;
-    let recording = Recording::start(&cpus_of(&observer.report()?), length)?;
+    let recording = PerfRecording::start(&cpus_of(&observer.report()?), length)?;
     observer.report()?;
-    let (start, idle_before) = (monotonic_ns(), idle.times()?);
+    let start = monotonic_ns();
+    let idle_before = idle.times()?;
     let report = observer.next(length)?;
-    let (end, idle_after) = (monotonic_ns(), idle.times()?);
-    // Programs that are gone have no names any more: perf wants the observer's at its end.
-    let profile = recording.finish(start, end);
+    let end = monotonic_ns();
+    let idle_after = idle.times()?;
+    // perf reads the names of the observer's programs at its end, so the observer must still run.
+    // Calls that are timed at system calls begin before they reach the socket.
+    let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
+    let profile = recording.finish(start, end, socket_files);
     drop(observer);
     drop(traffic);
-    Round::new(&report, &profile?, |cpu| busy_pct(cpu, [&idle_before, &idle_after], end - start))
+    AccuracyRound::new(&report, &profile?, |cpu| busy_pct(cpu, [&idle_before, &idle_after], end - start))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Percent: 60 kernel, 20 user, 10 idle; the ticks of the other 10 fell elsewhere.
+    /// Percent: 60 kernel, 20 user, 10 idle; the ticks of the other 10 were counted nowhere.
     const STAT: ProcStatTimes = ProcStatTimes { kernel: 60.0, user: 20.0, steal: 0.0, idle: 10.0 };
 
-    fn round(events: f64, part: (f64, f64)) -> Round {
-        let times = CpuTimes {
+    fn round(events: f64, part: (f64, f64)) -> AccuracyRound {
+        let times = AccuracyCpuTimes {
             events,
             observer_in_events: 3.0,
             profile_events: 50.0,
@@ -352,7 +358,7 @@ mod tests {
             stat: STAT,
         };
         let part = PartTimes { observer: part.0, profile: part.1, variance: 0.04 };
-        Round {
+        AccuracyRound {
             cpus: BTreeMap::from([(0, times)]),
             parts: BTreeMap::from([((0, Event::Send, "TCP".to_owned()), part)]),
             lost_samples: 1,
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn stolen_time_falls_on_what_runs() {
+    fn stolen_time_is_charged_in_proportion_to_running_time() {
         assert_eq!(STAT.kernel_with_steal(), 60.0);
         let stolen = ProcStatTimes { steal: 8.0, ..STAT };
         assert_eq!((stolen.counted(), stolen.kernel_with_steal()), (88.0, 66.0));
@@ -373,15 +379,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_idle_is_busy() {
+    fn time_outside_idle_task_is_busy() {
         let times = [&[0, 500][..], &[0, 750][..]];
         assert_eq!((busy_pct(0, times, 1000), busy_pct(1, times, 1000)), (100.0, 75.0));
     }
 
     #[test]
     fn rounds_become_medians_with_extremes() {
-        let figures =
-            Figures::of(&[round(57.0, (30.0, 29.0)), round(58.0, (30.0, 32.0)), round(63.0, (30.0, 30.5))]);
+        let figures = AccuracyFigures::from_rounds(&[
+            round(57.0, (30.0, 29.0)),
+            round(58.0, (30.0, 32.0)),
+            round(63.0, (30.0, 30.5)),
+        ]);
         let spread = |median, min, max| Spread { median, min, max };
         assert_eq!(figures.procstat_error_pct(), Some(spread(3.0, 2.0, 8.0)));
         assert_eq!(figures.clock_error_pct(), Some(spread(-1.0, -2.0, 4.0)));
@@ -393,22 +402,23 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_cpu_keeps_its_sign() {
+    fn worst_cpu_keeps_its_sign() {
         let mut low = round(40.0, (0.0, 0.0));
-        let high = low.cpus.get(&0).copied().map(|cpu| CpuTimes { events: 57.0, ..cpu }).expect("a CPU");
+        let high =
+            low.cpus.get(&0).copied().map(|cpu| AccuracyCpuTimes { events: 57.0, ..cpu }).expect("a CPU");
         low.cpus.insert(1, high);
-        let worst = Figures::of(&[low]).procstat_error_pct().expect("two CPUs");
+        let worst = AccuracyFigures::from_rounds(&[low]).procstat_error_pct().expect("two CPUs");
         assert_eq!(worst.median, -15.0);
     }
 
-    /// A part that only one of the two has seen, in one round only, counts as nothing where it is absent.
+    /// A part that only one of the two saw, in one round only, counts as zero where it is absent.
     #[test]
     fn absent_parts_are_zero() {
         let mut other = round(57.0, (30.0, 30.0));
         other
             .parts
             .insert((0, Event::NetRx, "UDP".to_owned()), PartTimes { profile: 3.0, ..PartTimes::default() });
-        let figures = Figures::of(&[other, round(57.0, (30.0, 30.0))]);
+        let figures = AccuracyFigures::from_rounds(&[other, round(57.0, (30.0, 30.0))]);
         assert_eq!((figures.parts[0].part.as_str(), figures.parts[0].points()), ("UDP", 1.5));
     }
 }

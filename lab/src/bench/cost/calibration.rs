@@ -1,4 +1,4 @@
-//! How far the references are off themselves: a load that is known, by `/proc/stat` and by the profile.
+//! Measures the errors of the references themselves: a known load as `/proc/stat` and the profile see it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,33 +17,34 @@ use nix::unistd::Pid;
 use serde::Serialize;
 
 use super::accuracy::{ProcStatTimes, busy_pct, cpus_of, percent};
-use super::profile::Recording;
+use super::profile::PerfRecording;
 
-/// Bursts of work and pauses take half of this to one and a half times as much: shorter than a tick, and not in step
-/// with it.
+/// Mean length of bursts and of pauses. Each is half of this to one and a half times as much: shorter than a tick, and
+/// not in step with it.
 const BURST_NS: u64 = 200_000;
 
-/// Percent of the CPU.
+/// Figures of a CPU, in percent of it.
 #[derive(Debug, Serialize)]
-pub struct Figures {
+pub struct CalibrationFigures {
     pub cpu: u32,
-    /// From the beginning to the end of each burst, by `CLOCK_MONOTONIC`. What a sleep takes is not in it.
+    /// Sum of the bursts by `CLOCK_MONOTONIC`, without the sleeps between them.
     pub bursts_pct: f64,
-    /// By the thread's own clock, sleeping and waking up included.
+    /// CPU time by the thread's own clock, with falling asleep and waking up.
     pub thread_pct: f64,
-    /// All that was not the idle task, by the clock: the load and whatever else ran.
+    /// Time outside of the idle task, by the clock: the load and whatever else ran.
     pub clock_busy_pct: f64,
     pub busy_pct: f64,
-    /// Ticks that found the CPU busy.
+    /// Time of ticks that found the CPU busy.
     pub ticks_pct: f64,
     pub profile_busy_pct: f64,
 }
 
-/// A load on each CPU for `length`.
-pub fn measure(length: Duration) -> anyhow::Result<Vec<Figures>> {
+/// Runs a load on each CPU for `length`.
+pub fn measure(length: Duration) -> anyhow::Result<Vec<CalibrationFigures>> {
     let mut observer = Observer::start(Config { frequency_hz: 0, ..Config::new()? })?;
     let cpus = cpus_of(&observer.report()?);
-    let loads: BTreeMap<u32, Load> = cpus.into_iter().map(|cpu| (cpu, Load::default())).collect();
+    let loads: BTreeMap<u32, CalibrationLoad> =
+        cpus.into_iter().map(|cpu| (cpu, CalibrationLoad::default())).collect();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let threads: Vec<_> =
@@ -59,24 +60,28 @@ pub fn measure(length: Duration) -> anyhow::Result<Vec<Figures>> {
 
 fn observe(
     observer: &mut Observer,
-    loads: &BTreeMap<u32, Load>,
+    loads: &BTreeMap<u32, CalibrationLoad>,
     length: Duration,
-) -> anyhow::Result<Vec<Figures>> {
+) -> anyhow::Result<Vec<CalibrationFigures>> {
     let mut idle = Idle::attach()?;
-    let recording = Recording::start(&loads.keys().copied().collect::<Vec<_>>(), length)?;
+    let recording = PerfRecording::start(&loads.keys().copied().collect::<Vec<_>>(), length)?;
     observer.report()?;
-    let (start, before, idle_before) = (monotonic_ns(), readings(loads), idle.times()?);
+    let start = monotonic_ns();
+    let before = readings(loads);
+    let idle_before = idle.times()?;
     let report = observer.next(length)?;
-    let (end, after, idle_after) = (monotonic_ns(), readings(loads), idle.times()?);
-    let profile = recording.finish(start, end)?;
+    let end = monotonic_ns();
+    let after = readings(loads);
+    let idle_after = idle.times()?;
+    let profile = recording.finish(start, end, None)?;
     let figures = report.cpus.iter().map(|cpu| {
         let sampled = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let stat = ProcStatTimes::new(&cpu.procstat, report.period_ns);
-        let took = |of: fn(&Reading) -> u64| {
-            let ns = |all: &BTreeMap<u32, Reading>| all.get(&cpu.cpu).map_or(0, of);
+        let took = |of: fn(&CalibrationReading) -> u64| {
+            let ns = |all: &BTreeMap<u32, CalibrationReading>| all.get(&cpu.cpu).map_or(0, of);
             percent(ns(&after) - ns(&before), end - start)
         };
-        Ok(Figures {
+        Ok(CalibrationFigures {
             cpu: cpu.cpu,
             bursts_pct: took(|it| it.bursts_ns),
             thread_pct: took(|it| it.thread_ns),
@@ -89,34 +94,35 @@ fn observe(
     figures.collect()
 }
 
-/// Sums, brought up to date after each burst.
+/// Sums, updated after each burst.
 #[derive(Debug, Default)]
-struct Load {
+struct CalibrationLoad {
     bursts_ns: AtomicU64,
     thread_ns: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Reading {
+struct CalibrationReading {
     bursts_ns: u64,
     thread_ns: u64,
 }
 
-fn readings(loads: &BTreeMap<u32, Load>) -> BTreeMap<u32, Reading> {
-    let reading = |load: &Load| Reading {
+fn readings(loads: &BTreeMap<u32, CalibrationLoad>) -> BTreeMap<u32, CalibrationReading> {
+    let reading = |load: &CalibrationLoad| CalibrationReading {
         bursts_ns: load.bursts_ns.load(Ordering::Relaxed),
         thread_ns: load.thread_ns.load(Ordering::Relaxed),
     };
     loads.iter().map(|(cpu, load)| (*cpu, reading(load))).collect()
 }
 
-impl Load {
-    /// In the kernel, for the most part: the zeros are copied there.
+impl CalibrationLoad {
+    /// Runs the bursts, mostly in the kernel, which copies zeros.
     fn run(&self, cpu: usize, stop: &AtomicBool) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         set.set(cpu)?;
         sched_setaffinity(Pid::from_raw(0), &set)?;
-        let (mut zeros, mut buffer) = (File::open("/dev/zero")?, [0; 1 << 14]);
+        let mut zeros = File::open("/dev/zero")?;
+        let mut buffer = [0; 1 << 14];
         while !stop.load(Ordering::Relaxed) {
             let start = monotonic_ns();
             let length = varied(start);
@@ -132,7 +138,7 @@ impl Load {
     }
 }
 
-/// Between 0.5 and 1.5 [`BURST_NS`], as the lowest bits of a time give it.
+/// Returns 0.5 to 1.5 times [`BURST_NS`], depending on the lowest bits of a time.
 fn varied(time_ns: u64) -> u64 {
     // A multiplicative hash (Knuth, TAOCP 6.4): the highest bits depend on all others.
     let hash = time_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -144,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bursts_vary_around_their_length() {
+    fn calibration_bursts_vary_around_their_length() {
         let lengths: Vec<u64> = (0..1000).map(|n| varied(n * 401_234)).collect();
         assert!(lengths.iter().all(|length| (BURST_NS / 2..BURST_NS * 3 / 2).contains(length)));
         let mean = lengths.iter().sum::<u64>() / 1000;

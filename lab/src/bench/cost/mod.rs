@@ -1,7 +1,9 @@
-//! `millrace-lab bench cost`: whether the observer of networking's cost is right, and what it takes itself.
+//! `millrace-lab bench cost`: the accuracy of the observer of networking's cost, and its own cost.
 
 mod accuracy;
 mod calibration;
+mod contexts;
+mod loads;
 mod network;
 mod overhead;
 mod profile;
@@ -13,17 +15,17 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::ValueEnum;
 use millrace_cost::MAX_FREQUENCY_HZ;
-use millrace_cost::report::Mode;
+use millrace_cost::report::ReportMode;
 use serde::Serialize;
 
 use super::table::write_json;
 use super::usage::warn_if_busy;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Spread;
-use network::{Protocol, Scenario};
+use network::{NetworkProtocol, NetworkScenario};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CostArgs {
     /// Samples per second whose overhead is measured
     #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
     hz: Vec<u32>,
@@ -48,37 +50,43 @@ pub struct Args {
     /// Ways to observe whose overhead is measured
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = overhead::Variant::value_variants().to_vec())]
     observers: Vec<overhead::Variant>,
-    /// Write the rows here, after each one all that there are
+    /// Compare networking with perf in one context of the kernel after the other, and nothing else: `--accuracy-seconds` each
+    #[arg(long)]
+    scenarios: bool,
+    /// Write the results to this file, as JSON; it is rewritten after each row
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// UDP's packets are the smaller ones.
-const OVERHEADS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+/// Protocols whose overhead is measured. UDP has the smaller packets.
+const OVERHEADS: [NetworkProtocol; 2] = [NetworkProtocol::Tcp, NetworkProtocol::Udp];
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: CostArgs) -> anyhow::Result<()> {
     args.check()?;
     crate::lab::remove_on_signal()?;
     warn_if_busy()?;
-    let progress = Progress::of(args.steps());
-    let mut rows = Rows { rows: Vec::new(), json: args.json.as_deref(), progress };
+    if args.scenarios {
+        return contexts::run(&args);
+    }
+    let progress = BenchProgress::with_steps(args.steps());
+    let mut rows = CostRows { rows: Vec::new(), json: args.json.as_deref(), progress };
     args.accuracies(&mut rows)?;
     args.overheads(&mut rows)?;
-    let Rows { rows, .. } = rows;
+    let CostRows { rows, .. } = rows;
     rows.iter().for_each(|row| println!("{}", row.line()));
     ensure!(rows.iter().any(|row| row.error.is_none()), "nothing could be measured");
     Ok(())
 }
 
-/// What was measured is kept even if the rest never is.
-struct Rows<'a> {
-    rows: Vec<Row>,
+/// Rows that are written to the file as they come, so that they are kept if a later measurement fails.
+struct CostRows<'a> {
+    rows: Vec<CostRow>,
     json: Option<&'a Path>,
-    progress: Progress,
+    progress: BenchProgress,
 }
 
-impl Rows<'_> {
-    fn push(&mut self, row: Row) -> anyhow::Result<()> {
+impl CostRows<'_> {
+    fn push(&mut self, row: CostRow) -> anyhow::Result<()> {
         let came = row.told();
         self.rows.push(row);
         if let Some(path) = self.json {
@@ -88,7 +96,7 @@ impl Rows<'_> {
     }
 }
 
-impl Args {
+impl CostArgs {
     fn check(&self) -> anyhow::Result<()> {
         let rates = || self.hz.iter().chain([&self.accuracy_hz]);
         ensure!(
@@ -98,55 +106,55 @@ impl Args {
         ensure!(self.pair_seconds > 0.0, "--pair-seconds is more than 0");
         ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds is not negative");
         ensure!(
-            self.steps() > 0,
+            self.scenarios || self.steps() > 0,
             "nothing is left to measure: --pairs, --accuracy-seconds and --only leave all out"
         );
         Ok(())
     }
 
-    /// Runs for accuracy, calibration included, and rows of overhead.
+    /// Counts the steps: runs for accuracy, with calibration, and rows of overhead.
     fn steps(&self) -> usize {
         let scenarios = if self.accuracy_seconds > 0.0 { self.scenarios().count() } else { 0 };
         let accuracies = scenarios * self.accuracy_rounds as usize + usize::from(scenarios > 0);
-        let overheads = OVERHEADS.iter().filter(|of| self.wants(&Scenario::veth(**of))).count();
+        let overheads = OVERHEADS.iter().filter(|of| self.wants(&NetworkScenario::veth(**of))).count();
         let overheads = overheads * self.observers.len() * self.hz.len();
         accuracies + if self.pairs > 0 { overheads } else { 0 }
     }
 
-    fn scenarios(&self) -> impl Iterator<Item = Scenario> {
-        Scenario::all().filter(|scenario| self.wants(scenario))
+    fn scenarios(&self) -> impl Iterator<Item = NetworkScenario> {
+        NetworkScenario::all().filter(|scenario| self.wants(scenario))
     }
 
-    fn wants(&self, scenario: &Scenario) -> bool {
+    fn wants(&self, scenario: &NetworkScenario) -> bool {
         let name = scenario.to_string();
         let has =
             |words: &String| words.split_whitespace().all(|word| name.split(' ').any(|own| own == word));
         self.only.is_empty() || self.only.iter().any(has)
     }
 
-    fn accuracies(&self, rows: &mut Rows<'_>) -> anyhow::Result<()> {
+    fn accuracies(&self, rows: &mut CostRows<'_>) -> anyhow::Result<()> {
         if self.accuracy_seconds == 0.0 {
             return Ok(());
         }
-        let scenarios: Vec<Scenario> = self.scenarios().collect();
+        let scenarios: Vec<NetworkScenario> = self.scenarios().collect();
         if scenarios.is_empty() {
             return Ok(());
         }
         let length = Duration::from_secs_f64(self.accuracy_seconds);
         rows.progress.begin("calibration");
-        rows.push(Row::of_calibration(calibration::measure(length)))?;
+        rows.push(CostRow::from_calibration(calibration::measure(length)))?;
         let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
         for number in 1..=self.accuracy_rounds {
             for slot in &mut open {
                 let Some((scenario, mut rounds)) = slot.take() else { continue };
                 rows.progress.begin(format!("round {number}, {scenario}"));
-                let row = |figures| Row::of_accuracy(scenario, self.accuracy_hz, figures);
+                let row = |figures| CostRow::from_accuracy(scenario, self.accuracy_hz, figures);
                 match accuracy::measure(scenario, self.accuracy_hz, length) {
                     Err(error) => rows.push(row(Err(error)))?,
                     Ok(round) => {
                         rounds.push(round);
                         match number == self.accuracy_rounds {
-                            true => rows.push(row(Ok(accuracy::Figures::of(&rounds))))?,
+                            true => rows.push(row(Ok(accuracy::AccuracyFigures::from_rounds(&rounds))))?,
                             false => {
                                 rows.progress.end("done")?;
                                 *slot = Some((scenario, rounds));
@@ -159,15 +167,15 @@ impl Args {
         Ok(())
     }
 
-    fn overheads(&self, rows: &mut Rows<'_>) -> anyhow::Result<()> {
+    fn overheads(&self, rows: &mut CostRows<'_>) -> anyhow::Result<()> {
         let length = Duration::from_secs_f64(self.pair_seconds);
-        let scenarios = OVERHEADS.map(Scenario::veth);
+        let scenarios = OVERHEADS.map(NetworkScenario::veth);
         for &variant in self.observers.iter().filter(|_| self.pairs > 0) {
             for scenario in scenarios.into_iter().filter(|scenario| self.wants(scenario)) {
                 for &hz in &self.hz {
                     rows.progress.begin(format!("{scenario}, {} at {hz} Hz", variant.name()));
                     let figures = overhead::measure(scenario, variant, hz, self.pairs, length);
-                    rows.push(Row::of_overhead(scenario, variant, hz, figures))?;
+                    rows.push(CostRow::from_overhead(scenario, variant, hz, figures))?;
                 }
             }
         }
@@ -176,34 +184,34 @@ impl Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct CostRow {
     scenario: String,
     observer: &'static str,
-    /// In force for most of the time; `None`: nothing is observed, but the CPUs are interrupted.
-    mode: Option<Mode>,
-    /// How stacks come to userspace: `array` (mapped memory), `ring_buffer`, or `none`.
+    /// The mode that was in force for most of the time. `None`: nothing is observed, but the CPUs are interrupted.
+    mode: Option<ReportMode>,
+    /// Transport of stacks to userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,
     sample_hz: u32,
-    /// Of throughput; negative: there was more with the observer.
+    /// Lost share of throughput. It is negative if there was more with the observer.
     overhead_pct: Option<Spread>,
-    /// Of one CPU, the worst: the observer's events and all else that the profile finds in the kernel, minus `/proc/stat`.
-    /// Median of the rounds.
+    /// Error on the worst CPU: the observer's events and the profile's other kernel time, minus `/proc/stat`. Median of
+    /// the rounds.
     procstat_error_pct: Option<f64>,
-    /// Likewise, minus the time that a clock gives in place of ticks.
+    /// The same, minus the time that a clock gives in place of ticks.
     clock_error_pct: Option<f64>,
-    /// Of one CPU, the worst of all parts of all events. Median of the rounds.
+    /// Error of the worst part of all events on the worst CPU. Median of the rounds.
     worst_subevent_error_points: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    calibration: Option<Vec<calibration::Figures>>,
+    calibration: Option<Vec<calibration::CalibrationFigures>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    accuracy: Option<accuracy::Figures>,
+    accuracy: Option<accuracy::AccuracyFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    overhead: Option<overhead::Figures>,
+    overhead: Option<overhead::OverheadFigures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-impl Row {
+impl CostRow {
     fn new(
         scenario: impl fmt::Display,
         variant: overhead::Variant,
@@ -227,7 +235,7 @@ impl Row {
         }
     }
 
-    fn of_calibration(figures: anyhow::Result<Vec<calibration::Figures>>) -> Self {
+    fn from_calibration(figures: anyhow::Result<Vec<calibration::CalibrationFigures>>) -> Self {
         let row = |error| Self::new("calibration", overhead::Variant::Array, 0, error);
         match figures {
             Err(error) => row(Some(format!("{error:#}"))),
@@ -235,7 +243,11 @@ impl Row {
         }
     }
 
-    fn of_accuracy(scenario: Scenario, hz: u32, figures: anyhow::Result<accuracy::Figures>) -> Self {
+    fn from_accuracy(
+        scenario: NetworkScenario,
+        hz: u32,
+        figures: anyhow::Result<accuracy::AccuracyFigures>,
+    ) -> Self {
         let row = |error| Self::new(scenario, overhead::Variant::Array, hz, error);
         match figures {
             Err(error) => row(Some(format!("{error:#}"))),
@@ -249,11 +261,11 @@ impl Row {
         }
     }
 
-    fn of_overhead(
-        scenario: Scenario,
+    fn from_overhead(
+        scenario: NetworkScenario,
         variant: overhead::Variant,
         hz: u32,
-        figures: anyhow::Result<overhead::Figures>,
+        figures: anyhow::Result<overhead::OverheadFigures>,
     ) -> Self {
         let row = |error| Self::new(scenario, variant, hz, error);
         match figures {
@@ -262,7 +274,7 @@ impl Row {
                 let mode = figures.mode();
                 Self {
                     mode,
-                    overhead_pct: Spread::of(&figures.pairs_pct),
+                    overhead_pct: Spread::from_values(&figures.pairs_pct),
                     overhead: Some(figures),
                     ..row(None)
                 }
@@ -330,14 +342,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spreads() {
-        assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&[3.0, -1.0, 2.0]), Some(Spread { median: 2.0, min: -1.0, max: 3.0 }));
+    fn spread_of_measurements_is_computed() {
+        assert_eq!(Spread::from_values(&[]), None);
+        assert_eq!(Spread::from_values(&[3.0, -1.0, 2.0]), Some(Spread { median: 2.0, min: -1.0, max: 3.0 }));
     }
 
     #[test]
-    fn every_network_is_there_once() {
-        let names: Vec<String> = Scenario::all().map(|scenario| scenario.to_string()).collect();
+    fn every_network_scenario_occurs_once() {
+        let names: Vec<String> = NetworkScenario::all().map(|scenario| scenario.to_string()).collect();
         assert_eq!(names.len(), 12);
         assert!(names.contains(&"bridge udp gro=on".to_owned()), "{names:?}");
         assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 12);

@@ -1,4 +1,4 @@
-//! A sender and a receiver with iperf3 between them, over one of several ways.
+//! A sender and a receiver with iperf3 between them, on one of several networks.
 
 use std::fmt;
 use std::fs;
@@ -9,24 +9,27 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use tempfile::TempDir;
 
-use super::super::process::Process;
-use crate::lab::{Lab, Node, Topology};
+use super::super::process::BenchProcess;
+use crate::lab::{Lab, LabNode, Topology};
+
+/// The program that makes the traffic.
+pub const LOAD: &str = "iperf3";
 
 const PORT: u16 = 5201;
 const READY: Duration = Duration::from_secs(10);
-/// Longer than any measurement; the traffic ends with its handle.
+/// Time longer than any measurement, seconds. The traffic ends with its handle.
 const TRAFFIC_SECONDS: &str = "86400";
-/// Not of the lab's addresses.
+/// Addresses that the lab does not use.
 const BRIDGED: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum NetworkProtocol {
     Tcp,
     Udp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum NetworkRoute {
     /// One pair of veth.
     Veth,
     /// A bridge in between.
@@ -36,93 +39,95 @@ pub enum Way {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Scenario {
-    pub way: Way,
-    pub protocol: Protocol,
+pub struct NetworkScenario {
+    pub way: NetworkRoute,
+    pub protocol: NetworkProtocol,
     /// Generic receive offload on every receiving device.
     pub gro: bool,
 }
 
-impl Scenario {
-    pub fn veth(protocol: Protocol) -> Self {
-        Self { way: Way::Veth, protocol, gro: false }
+impl NetworkScenario {
+    pub fn veth(protocol: NetworkProtocol) -> Self {
+        Self { way: NetworkRoute::Veth, protocol, gro: false }
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        let ways = [Way::Veth, Way::Bridge, Way::Forward].into_iter();
-        let with_protocol = |way| [Protocol::Tcp, Protocol::Udp].into_iter().map(move |it| (way, it));
+        let ways = [NetworkRoute::Veth, NetworkRoute::Bridge, NetworkRoute::Forward].into_iter();
+        let with_protocol =
+            |way| [NetworkProtocol::Tcp, NetworkProtocol::Udp].into_iter().map(move |it| (way, it));
         let with_gro =
             |(way, protocol)| [false, true].into_iter().map(move |gro| Self { way, protocol, gro });
         ways.flat_map(with_protocol).flat_map(with_gro)
     }
 }
 
-impl fmt::Display for Scenario {
+impl fmt::Display for NetworkScenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let way = match self.way {
-            Way::Veth => "veth",
-            Way::Bridge => "bridge",
-            Way::Forward => "forward",
+            NetworkRoute::Veth => "veth",
+            NetworkRoute::Bridge => "bridge",
+            NetworkRoute::Forward => "forward",
         };
         let protocol = match self.protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
+            NetworkProtocol::Tcp => "tcp",
+            NetworkProtocol::Udp => "udp",
         };
         let gro = if self.gro { "on" } else { "off" };
         f.pad(&format!("{way} {protocol} gro={gro}"))
     }
 }
 
-/// Traffic at full speed, until it is dropped.
-pub struct Traffic {
-    protocol: Protocol,
-    // Order of removal: the processes, then what they run in.
-    client: Process,
-    server: Process,
+/// Traffic at full speed that runs until it is dropped.
+pub struct NetworkTraffic {
+    protocol: NetworkProtocol,
+    // The fields' order is that of removal: processes come before the network that they run in.
+    client: BenchProcess,
+    server: BenchProcess,
     lab: Lab,
     _directory: TempDir,
 }
 
-impl Traffic {
-    /// Sender and receiver have a CPU each, if there are two: where the scheduler puts them is most of the
-    /// difference between two runs.
-    pub fn start(scenario: Scenario) -> anyhow::Result<Self> {
-        needs("iperf3", "iperf3")?;
+impl NetworkTraffic {
+    /// Starts the traffic. Sender and receiver have a CPU each, if there are two, since the scheduler's placement is
+    /// most of the difference between two runs.
+    pub fn start(scenario: NetworkScenario) -> anyhow::Result<Self> {
+        needs(LOAD, LOAD)?;
         let lab = Lab::new(&topology(scenario.way))?;
         let address = connect(&lab, scenario)?;
         let directory = tempfile::tempdir()?;
-        let (sender, receiver) = (lab.node("sender")?, lab.node("receiver")?);
+        let sender = lab.node("sender")?;
+        let receiver = lab.node("receiver")?;
         let [send_cpu, receive_cpu] = first_and_last_cpu()?;
 
-        let mut command = receiver.command("iperf3");
+        let mut command = receiver.command(LOAD);
         command.args(["-s", "-1", "-p", &PORT.to_string(), "-A", &receive_cpu]);
-        let mut server = Process::start("iperf3-server", command, directory.path())?;
+        let mut server = BenchProcess::start("iperf3-server", command, directory.path())?;
         server.wait_until("listening", READY, || receiver.enter(listens).unwrap_or(false))?;
 
-        let mut command = sender.command("iperf3");
+        let mut command = sender.command(LOAD);
         command.args(["-c", &address, "-p", &PORT.to_string(), "-A", &send_cpu, "-t", TRAFFIC_SECONDS]);
-        if scenario.protocol == Protocol::Udp {
+        if scenario.protocol == NetworkProtocol::Udp {
             command.args(["-u", "-b", "0"]);
         }
-        let client = Process::start("iperf3-client", command, directory.path())?;
+        let client = BenchProcess::start("iperf3-client", command, directory.path())?;
         let mut traffic = Self { protocol: scenario.protocol, client, server, lab, _directory: directory };
         traffic.wait_until_it_flows()?;
         Ok(traffic)
     }
 
-    /// What arrived so far: bytes of TCP at the device, datagrams of UDP at the socket.
+    /// Returns how much has arrived so far: bytes of TCP at the device, datagrams of UDP at the socket.
     pub fn delivered(&mut self) -> anyhow::Result<u64> {
         self.client.check_runs()?;
         self.server.check_runs()?;
         let receiver = self.lab.node("receiver")?;
         let count = match self.protocol {
-            Protocol::Tcp => receiver.enter(bytes_received)?,
-            Protocol::Udp => receiver.enter(datagrams_delivered)?,
+            NetworkProtocol::Tcp => receiver.enter(bytes_received)?,
+            NetworkProtocol::Udp => receiver.enter(datagrams_delivered)?,
         };
         count.context("the kernel's counters are not as expected")
     }
 
-    /// Past slow start and the control connection.
+    /// Waits until slow start and the control connection are over.
     fn wait_until_it_flows(&mut self) -> anyhow::Result<()> {
         const STEP: Duration = Duration::from_millis(500);
         const AT_LEAST: u64 = 1000;
@@ -138,7 +143,7 @@ impl Traffic {
     }
 }
 
-/// An error that says what to install, if `program` is not there.
+/// Fails with the package to install if `program` is missing.
 pub fn needs(program: &str, package: &str) -> anyhow::Result<()> {
     let there = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).is_file()));
@@ -146,10 +151,10 @@ pub fn needs(program: &str, package: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Offloads off, so that packets are those of a wire and GRO has something to merge.
-fn topology(way: Way) -> Topology {
+/// Returns the topology. Offloads are off, so that packets are those of a wire and GRO has something to merge.
+fn topology(way: NetworkRoute) -> Topology {
     let mut topology = Topology::default();
-    if way == Way::Veth {
+    if way == NetworkRoute::Veth {
         topology.connect("sender", "receiver");
     } else {
         topology.connect("sender", "middle");
@@ -158,8 +163,8 @@ fn topology(way: Way) -> Topology {
     topology
 }
 
-/// Sets up bridge and GRO; the receiver's address.
-fn connect(lab: &Lab, scenario: Scenario) -> anyhow::Result<String> {
+/// Sets up bridge and GRO, and returns the receiver's address.
+fn connect(lab: &Lab, scenario: NetworkScenario) -> anyhow::Result<String> {
     if scenario.gro {
         for node in lab.nodes() {
             for interface in node.interfaces() {
@@ -168,7 +173,7 @@ fn connect(lab: &Lab, scenario: Scenario) -> anyhow::Result<String> {
         }
     }
     let receiver = lab.node("receiver")?;
-    if scenario.way != Way::Bridge {
+    if scenario.way != NetworkRoute::Bridge {
         return Ok(receiver.addr_v4().to_string());
     }
     let middle = lab.node("middle")?;
@@ -184,7 +189,7 @@ fn connect(lab: &Lab, scenario: Scenario) -> anyhow::Result<String> {
     Ok(receiver_address.to_owned())
 }
 
-fn run(node: &Node, line: &str) -> anyhow::Result<()> {
+pub fn run(node: &LabNode, line: &str) -> anyhow::Result<()> {
     let mut words = line.split(' ');
     let mut command: Command = node.command(words.next().unwrap_or_default());
     let output = command.args(words).output().with_context(|| format!("cannot run {line}"))?;
@@ -192,22 +197,22 @@ fn run(node: &Node, line: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first and the last CPU that this process may use.
+/// Returns the first and the last CPU that this process may use.
 fn first_and_last_cpu() -> anyhow::Result<[String; 2]> {
     let cpus = cpus()?;
     let (first, last) = cpus.first().zip(cpus.last()).context("no CPU")?;
     Ok([first.to_string(), last.to_string()])
 }
 
-/// Those that this process may use.
+/// Lists the CPUs that this process may use.
 pub fn cpus() -> anyhow::Result<Vec<u32>> {
     let all = nix::sched::sched_getaffinity(nix::unistd::Pid::this())?;
     let allowed = (0..nix::sched::CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false));
     allowed.map(|cpu| Ok(u32::try_from(cpu)?)).collect()
 }
 
-/// Whether something listens for TCP on [`PORT`], over IPv4 or IPv6.
-fn listens() -> bool {
+/// Reports whether a socket listens for TCP on [`PORT`], over IPv4 or IPv6.
+pub fn listens() -> bool {
     const LISTEN: &str = "0A";
     let suffix = format!(":{PORT:04X}");
     ["tcp", "tcp6"].iter().any(|table| {
@@ -225,7 +230,7 @@ fn bytes_received() -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Counted when the application takes them.
+/// Counts datagrams that the application has received.
 fn datagrams_delivered() -> Option<u64> {
     let text = fs::read_to_string("/proc/thread-self/net/snmp").ok()?;
     let mut udp = text.lines().filter_map(|line| line.strip_prefix("Udp: "));

@@ -1,4 +1,4 @@
-//! What the observer takes: throughput with and without it, in turn, while the same traffic runs on.
+//! Measures the observer's overhead: throughput with and without it, in turn, under the same traffic.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -8,21 +8,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use millrace_cost::kernel::clock;
-use millrace_cost::report::{Method, Mode, Report};
-use millrace_cost::{Budget, Config, Observer};
-use millrace_cost_daemon::sink::Sink as _;
+use millrace_cost::report::{Report, ReportMethod, ReportMode};
+use millrace_cost::{Config, Observer, TimingBudget};
+use millrace_cost_daemon::sink::ReportSink as _;
 use millrace_cost_daemon::web::Dashboard;
 use serde::Serialize;
 
-use super::network::{self, Scenario, Traffic};
+use super::network::{self, NetworkScenario, NetworkTraffic};
 
-/// After attaching and detaching, which are not part of what is measured.
-/// For reports that the dashboard keeps.
+/// Memory for the reports that the dashboard keeps.
 const MEMORY_BYTES: usize = 64 << 20;
 const SETTLE: Duration = Duration::from_millis(200);
-/// Until mode `auto` has chosen, in steps.
+/// Time in which mode `auto` chooses, in steps.
 const CHOOSING: Duration = Duration::from_millis(1500);
-/// As the command reports.
+/// Interval of reports, the same as the command's.
 const PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -35,22 +34,22 @@ pub enum Variant {
     Sampling,
     /// The mode `auto`
     Auto,
-    /// As without options: the mode `auto`, and the frequency may be lowered
+    /// The defaults: the mode `auto`, and the frequency may be lowered
     Default,
-    /// Nothing but the interrupts in which the others sample: what no sampler can save here
+    /// Only the interrupts in which the others sample: what no sampler can save here
     Clock,
     /// Served to a viewer of the dashboard, stacks and history kept
     Http,
 }
 
 impl Variant {
-    /// The mode to begin with; `None`: nothing is observed.
-    pub fn mode(self) -> Option<Mode> {
+    /// Returns the mode to begin with; `None`: nothing is observed.
+    pub fn mode(self) -> Option<ReportMode> {
         match self {
             Variant::Array | Variant::RingBuffer | Variant::Auto | Variant::Default | Variant::Http => {
-                Some(Mode::Events)
+                Some(ReportMode::Events)
             }
-            Variant::Sampling => Some(Mode::Sampling),
+            Variant::Sampling => Some(ReportMode::Sampling),
             Variant::Clock => None,
         }
     }
@@ -77,55 +76,57 @@ impl Variant {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Figures {
+pub struct OverheadFigures {
     pub pairs_pct: Vec<f64>,
-    /// What arrived per second without the observer: bytes of TCP, datagrams of UDP; the median.
+    /// Amount that arrived per second without the observer: bytes of TCP, datagrams of UDP. The median.
     delivered_per_second: f64,
-    /// User and system time of the observer's process, of one CPU.
+    /// User and system time of the observer's process, percent of one CPU.
     pub observer_cpu_pct: f64,
-    /// Of the time with the observer, how much of it in mode `sampling`.
+    /// Share of the time with the observer that was in mode `sampling`.
     pub sampled_pct: f64,
-    /// What mode `auto` says timing events takes, or would, of a CPU: the last figure.
+    /// Cost of timing events, percent of a CPU, as mode `auto` last estimated it.
     timing_pct: Option<f64>,
-    /// Where calls were timed, if they ever were.
-    method: Option<Method>,
+    /// How calls were timed, if they were.
+    method: Option<ReportMethod>,
     /// Samples per second and CPU; `None`: nothing was observed.
     pub frequency_hz: Option<u32>,
     lost_samples: u64,
 }
 
-impl Figures {
-    /// The one in force for most of the time.
-    pub fn mode(&self) -> Option<Mode> {
-        self.frequency_hz.map(|_| if self.sampled_pct > 50.0 { Mode::Sampling } else { Mode::Events })
+impl OverheadFigures {
+    /// Returns the mode that was in force for most of the time.
+    pub fn mode(&self) -> Option<ReportMode> {
+        self.frequency_hz
+            .map(|_| if self.sampled_pct > 50.0 { ReportMode::Sampling } else { ReportMode::Events })
     }
 }
 
 pub fn measure(
-    scenario: Scenario,
+    scenario: NetworkScenario,
     variant: Variant,
     sample_hz: u32,
     pairs: usize,
     length: Duration,
-) -> anyhow::Result<Figures> {
+) -> anyhow::Result<OverheadFigures> {
     let config = Config {
-        mode: variant.mode().unwrap_or(Mode::Sampling),
+        mode: variant.mode().unwrap_or(ReportMode::Sampling),
         frequency_hz: sample_hz,
-        budget: matches!(variant, Variant::Auto | Variant::Default).then(Budget::default),
+        budget: matches!(variant, Variant::Auto | Variant::Default).then(TimingBudget::default),
         lower_frequency: variant == Variant::Default,
         ring_buffer: variant == Variant::RingBuffer,
         stacks: variant == Variant::Http,
         ..Config::new()?
     };
-    let with = |traffic: &mut Traffic, own: &mut Own| match variant {
+    let with = |traffic: &mut NetworkTraffic, own: &mut ObserverFigures| match variant {
         Variant::Clock => interrupted(traffic, sample_hz, length),
         _ => observed(traffic, &config, length, own),
     };
-    let mut traffic = Traffic::start(scenario)?;
-    let mut own = Own::of(variant)?;
-    let (mut pairs_pct, mut without_all) = (Vec::new(), Vec::new());
+    let mut traffic = NetworkTraffic::start(scenario)?;
+    let mut own = ObserverFigures::from_variant(variant)?;
+    let mut pairs_pct = Vec::new();
+    let mut without_all = Vec::new();
     for pair in 0..pairs {
-        // Every other pair the other way round: a drift of the machine meets both alike.
+        // Every other pair runs in reverse, so that a drift of the machine affects both alike.
         let (with, without) = if pair % 2 == 0 {
             let without = bare(&mut traffic, length)?;
             (with(&mut traffic, &mut own)?, without)
@@ -136,7 +137,7 @@ pub fn measure(
         pairs_pct.push((1.0 - with / without) * 100.0);
         without_all.push(without);
     }
-    Ok(Figures {
+    Ok(OverheadFigures {
         pairs_pct,
         delivered_per_second: crate::stats::median(&without_all).unwrap_or_default(),
         observer_cpu_pct: own.cpu_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
@@ -148,22 +149,22 @@ pub fn measure(
     })
 }
 
-/// The observer's own, over all stretches.
+/// The observer's own figures, over all periods with it.
 #[derive(Default)]
-struct Own {
+struct ObserverFigures {
     cpu_ns: u64,
     period_ns: u64,
     sampled_ns: u64,
     timing_share: Option<f64>,
-    method: Option<Method>,
+    method: Option<ReportMethod>,
     frequency_hz: Option<u32>,
     lost_samples: u64,
-    served: Option<Served>,
+    served: Option<ServedDashboard>,
 }
 
-impl Own {
-    fn of(variant: Variant) -> anyhow::Result<Self> {
-        let served = (variant == Variant::Http).then(Served::start).transpose()?;
+impl ObserverFigures {
+    fn from_variant(variant: Variant) -> anyhow::Result<Self> {
+        let served = (variant == Variant::Http).then(ServedDashboard::start).transpose()?;
         Ok(Self { served, ..Self::default() })
     }
 
@@ -179,13 +180,14 @@ impl Own {
     }
 }
 
-/// A dashboard with a viewer, which reads whatever comes until it ends. In this process: its CPU time counts too.
-struct Served {
+/// A dashboard with a viewer that reads everything until it ends. It runs in this process, so its CPU time counts as
+/// well.
+struct ServedDashboard {
     dashboard: Dashboard,
     _viewer: JoinHandle<()>,
 }
 
-impl Served {
+impl ServedDashboard {
     fn start() -> anyhow::Result<Self> {
         let dashboard = Dashboard::on_loopback(MEMORY_BYTES)?;
         let addr = dashboard.local_addr;
@@ -199,8 +201,8 @@ impl Served {
     }
 }
 
-/// What arrives per second.
-fn bare(traffic: &mut Traffic, length: Duration) -> anyhow::Result<f64> {
+/// Returns the throughput without the observer.
+fn bare(traffic: &mut NetworkTraffic, length: Duration) -> anyhow::Result<f64> {
     thread::sleep(SETTLE);
     rate(traffic, || {
         thread::sleep(length);
@@ -208,7 +210,7 @@ fn bare(traffic: &mut Traffic, length: Duration) -> anyhow::Result<f64> {
     })
 }
 
-fn interrupted(traffic: &mut Traffic, hz: u32, length: Duration) -> anyhow::Result<f64> {
+fn interrupted(traffic: &mut NetworkTraffic, hz: u32, length: Duration) -> anyhow::Result<f64> {
     let clocks: Vec<_> = network::cpus()?
         .into_iter()
         .map(|cpu| clock(cpu, hz))
@@ -219,7 +221,12 @@ fn interrupted(traffic: &mut Traffic, hz: u32, length: Duration) -> anyhow::Resu
     delivered
 }
 
-fn observed(traffic: &mut Traffic, config: &Config, length: Duration, own: &mut Own) -> anyhow::Result<f64> {
+fn observed(
+    traffic: &mut NetworkTraffic,
+    config: &Config,
+    length: Duration,
+    own: &mut ObserverFigures,
+) -> anyhow::Result<f64> {
     let mut observer = Observer::start(config.clone())?;
     let settling = if config.budget.is_some() { CHOOSING } else { SETTLE };
     let start = Instant::now();
@@ -235,8 +242,9 @@ fn observed(traffic: &mut Traffic, config: &Config, length: Duration, own: &mut 
     })
 }
 
-fn rate(traffic: &mut Traffic, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
-    let (start, before) = (Instant::now(), traffic.delivered()?);
+fn rate(traffic: &mut NetworkTraffic, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    let before = traffic.delivered()?;
     work()?;
     Ok((traffic.delivered()? - before) as f64 / start.elapsed().as_secs_f64())
 }

@@ -12,23 +12,24 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use millrace_cost::function_name;
 use millrace_cost::report::Event;
-use millrace_cost::taxonomy::{Rules, Taxonomy};
+use millrace_cost::taxonomy::{FunctionRules, Taxonomy};
 use tempfile::TempDir;
 
-use super::super::process::Process;
+use super::super::process::BenchProcess;
 use super::network::needs;
 
-/// Of the first CPU, which sends, and of all others. Not divisors or multiples of the rates of the observer and of the
-/// tick, nor of each other: samplers in step see the receiver always as long after the sender was interrupted, which is
-/// when it has nothing to do.
+/// Sampling rates of the first CPU, which sends, and of all others. They are no divisors or multiples of each other,
+/// nor of the rates of the observer and the tick. Samplers in step would always see the receiver the same time after
+/// the sender was interrupted, which is when the receiver has nothing to do.
 const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
-/// Reading what runs on the machine comes before the first sample.
+/// Longest time until the first sample. perf reads what runs on the machine before it.
 const READY: Duration = Duration::from_secs(20);
-/// What perf runs, once it samples.
+/// The command that perf runs once it samples.
 const WORKLOAD: &str = "sleep";
-/// Samples behind the time that is asked about show that there were some all the time.
+/// Time that sampling goes on after the period. Samples in it show that perf sampled to its end.
 const MARGIN: Duration = Duration::from_millis(500);
-/// perf ends by itself if this program is killed. A busy machine may take this much longer than it was asked to.
+/// Additional time of perf's workload, so that perf ends by itself if this program is killed. A busy machine may take
+/// this much longer.
 const LONGEST: Duration = Duration::from_secs(120);
 const FINISH: Duration = Duration::from_secs(60);
 /// Kernel addresses have the highest bit set.
@@ -36,33 +37,36 @@ const KERNEL: u64 = 1 << 63;
 const IDLE_TASK: i32 = 0;
 const SOFTIRQ: [&str; 2] = ["handle_softirqs", "__do_softirq"];
 
-pub struct Recording {
+pub struct PerfRecording {
     perfs: Vec<Perf>,
     _directory: TempDir,
 }
 
-/// Some of the CPUs.
+/// A `perf` process for some of the CPUs.
 struct Perf {
-    process: Process,
+    process: BenchProcess,
     data: PathBuf,
     frequency_hz: u32,
 }
 
-/// What the samples of one CPU were in.
+/// Samples of one CPU, by what ran.
 #[derive(Debug, PartialEq)]
-pub struct Cpu {
+pub struct CpuSamples {
     frequency_hz: u32,
     pub parts: BTreeMap<(Event, String), u64>,
-    /// The observer's programs and what calls programs, on top of whatever.
+    /// Samples in the observer's programs and the code that calls programs, on top of anything.
     pub observer: u64,
-    /// The kernel, neither in an event nor idle.
+    /// Samples in the kernel, neither in an event nor idle.
     pub rest: u64,
-    /// User mode.
+    /// Stacks with a function of the network stack, but for AF_UNIX and netlink. They are found by [`NETWORKING`] and
+    /// [`LOCAL`], without the taxonomy.
+    pub networking: u64,
+    /// Samples in user mode.
     pub user: u64,
 }
 
-impl Recording {
-    /// Records `cpus` until it is finished, which is about `length` later.
+impl PerfRecording {
+    /// Records `cpus` until it is finished, about `length` later.
     pub fn start(cpus: &[u32], length: Duration) -> anyhow::Result<Self> {
         needs("perf", "linux-perf")?;
         let directory = tempfile::tempdir()?;
@@ -74,12 +78,19 @@ impl Recording {
         Ok(Self { perfs, _directory: directory })
     }
 
-    /// What happened between two times of `CLOCK_MONOTONIC`.
-    pub fn finish(self, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
+    /// Returns the samples between two times of `CLOCK_MONOTONIC`.
+    /// With `socket_files`, reads and writes of processes of this name are taken for calls on sockets, from the system call on. A stack
+    /// does not show whose file it is before the call has reached the socket.
+    pub fn finish(
+        self,
+        from_ns: u64,
+        to_ns: u64,
+        socket_files: Option<&str>,
+    ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
         std::thread::sleep(MARGIN);
         let mut cpus = BTreeMap::new();
         for perf in self.perfs {
-            cpus.extend(perf.finish(from_ns, to_ns)?);
+            cpus.extend(perf.finish(from_ns, to_ns, socket_files)?);
         }
         Ok(cpus)
     }
@@ -102,24 +113,29 @@ impl Perf {
         command.args(["--kernel-callchains", "--call-graph", "fp", "--freq", &frequency_hz.to_string()]);
         command.arg("--output").arg(&data);
         command.args([WORKLOAD, &(length + LONGEST).as_secs_f64().to_string()]);
-        Ok(Self { process: Process::start("perf", command, directory)?, data, frequency_hz })
+        Ok(Self { process: BenchProcess::start("perf", command, directory)?, data, frequency_hz })
     }
 
-    /// perf lets its workload begin after it has begun itself.
+    /// Waits until perf has started its workload, which it does once it samples.
     fn wait_until_it_samples(&mut self) -> anyhow::Result<()> {
         let perf = self.process.id();
         self.process.wait_until("sampling", READY, || has_child(perf, WORKLOAD))
     }
 
-    fn finish(self, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
+    fn finish(
+        self,
+        from_ns: u64,
+        to_ns: u64,
+        socket_files: Option<&str>,
+    ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
         self.process.interrupt(FINISH)?;
         let output = Command::new("perf")
-            .args(["script", "--ns", "--fields", "pid,cpu,time,ip,sym", "--input"])
+            .args(["script", "--ns", "--fields", "comm,pid,cpu,time,ip,sym", "--input"])
             .arg(&self.data)
             .output()
             .context("cannot run perf script")?;
         ensure!(output.status.success(), "perf script: {}", String::from_utf8_lossy(&output.stderr).trim());
-        parse(&String::from_utf8_lossy(&output.stdout), self.frequency_hz, from_ns, to_ns)
+        parse(&String::from_utf8_lossy(&output.stdout), self.frequency_hz, from_ns, to_ns, socket_files)
     }
 }
 
@@ -129,16 +145,25 @@ fn has_child(parent: u32, name: &str) -> bool {
     children.split_whitespace().any(|child| called(child).is_ok_and(|comm| comm.trim_end() == name))
 }
 
-/// Samples are paragraphs: `PID [CPU] SECONDS:`, then a line of address and function per frame, innermost first.
-fn parse(text: &str, frequency_hz: u32, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
+/// Parses samples. Each is a paragraph: `NAME PID [CPU] SECONDS:`, then a line of address and function per frame, innermost
+/// first.
+fn parse(
+    text: &str,
+    frequency_hz: u32,
+    from_ns: u64,
+    to_ns: u64,
+    socket_files: Option<&str>,
+) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
     let taxonomy = Taxonomy::builtin()?;
     let mut rules = BTreeMap::new();
-    let mut cpus = BTreeMap::<u32, Cpu>::new();
-    let (mut early, mut late) = (false, false);
+    let mut cpus = BTreeMap::<u32, CpuSamples>::new();
+    let mut early = false;
+    let mut late = false;
     for sample in text.split("\n\n") {
         let mut lines = sample.lines().filter(|line| !line.trim().is_empty());
         let Some(head) = lines.next() else { continue };
-        let (task, cpu, time_ns) = parse_head(head).with_context(|| format!("perf script says {head:?}"))?;
+        let SampleHead { name, task, cpu, time_ns } =
+            parse_head(head).with_context(|| format!("perf script says {head:?}"))?;
         early |= time_ns < from_ns;
         late |= time_ns >= to_ns;
         if !(from_ns..to_ns).contains(&time_ns) {
@@ -148,20 +173,46 @@ fn parse(text: &str, frequency_hz: u32, from_ns: u64, to_ns: u64) -> anyhow::Res
         for function in &stack {
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
-        cpus.entry(cpu).or_insert_with(|| Cpu::new(frequency_hz)).add(task, &stack, &taxonomy, &rules);
+        let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));
+        let samples = cpus.entry(cpu).or_insert_with(|| CpuSamples::new(frequency_hz));
+        samples.add(task, &stack, call, &taxonomy, &rules);
     }
     ensure!(early && late, "perf did not sample all the time");
     Ok(cpus)
 }
 
-/// A task that is ending is -1.
-fn parse_head(line: &str) -> Option<(i32, u32, u64)> {
-    let mut fields = line.split_whitespace();
-    let task = fields.next()?.parse().ok()?;
-    let cpu = fields.next()?.strip_prefix('[')?.strip_suffix(']')?.parse().ok()?;
-    let (seconds, fraction) = fields.next()?.strip_suffix(':')?.split_once('.')?;
+struct SampleHead<'a> {
+    /// The process's name.
+    name: &'a str,
+    task: i32,
+    cpu: u32,
+    time_ns: u64,
+}
+
+/// Parses a sample's first line. The ID of a task that is ending is -1. A name may have spaces.
+fn parse_head(line: &str) -> Option<SampleHead<'_>> {
+    let (line, time) = line.trim().rsplit_once(char::is_whitespace)?;
+    let (line, cpu) = line.trim_end().rsplit_once(char::is_whitespace)?;
+    let (name, task) = line.trim_end().rsplit_once(char::is_whitespace)?;
+    let (seconds, fraction) = time.strip_suffix(':')?.split_once('.')?;
     let ns: u64 = (fraction.len() == 9).then(|| fraction.parse().ok())??;
-    Some((task, cpu, seconds.parse::<u64>().ok()? * 1_000_000_000 + ns))
+    Some(SampleHead {
+        name: name.trim_end(),
+        task: task.parse().ok()?,
+        cpu: cpu.strip_prefix('[')?.strip_suffix(']')?.parse().ok()?,
+        time_ns: seconds.parse::<u64>().ok()? * 1_000_000_000 + ns,
+    })
+}
+
+/// Returns the event of a read or write of a file that has not reached the file's own code. Softirqs that interrupt it are not in it.
+fn file_call(stack: &[Box<str>]) -> Option<Event> {
+    let has = |names: &[&str]| stack.iter().any(|function| names.contains(&&**function));
+    match () {
+        () if has(&SOFTIRQ) => None,
+        () if has(&["ksys_write", "vfs_write", "__x64_sys_write", "__arm64_sys_write"]) => Some(Event::Send),
+        () if has(&["ksys_read", "vfs_read", "__x64_sys_read", "__arm64_sys_read"]) => Some(Event::Receive),
+        () => None,
+    }
 }
 
 fn kernel_function(line: &str) -> Option<Box<str>> {
@@ -169,19 +220,130 @@ fn kernel_function(line: &str) -> Option<Box<str>> {
     (u64::from_str_radix(address, 16).ok()? >= KERNEL).then(|| function_name(name.trim()))
 }
 
-impl Cpu {
+/// Prefixes of the names of the network stack's functions. The sets are whole, since tail calls remove single functions
+/// from stacks. io_uring's own threads count as networking, as they do for the observer.
+const NETWORKING: [&str; 77] = [
+    "tcp_",
+    "__tcp_",
+    "tcp4_",
+    "tcp6_",
+    "udp_",
+    "__udp",
+    "udp4_",
+    "udp6_",
+    "udpv6_",
+    "ip_",
+    "__ip_",
+    "ip6_",
+    "ipv6_",
+    "inet_",
+    "__inet_",
+    "inet6_",
+    "fib_",
+    "dst_",
+    "neigh_",
+    "arp_",
+    "icmp",
+    "raw_v4",
+    "sock_",
+    "__sock_",
+    "sk_",
+    "__sk_",
+    "skb_",
+    "__skb_",
+    "__alloc_skb",
+    "kfree_skb",
+    "__kfree_skb",
+    "consume_skb",
+    "build_skb",
+    "lock_sock",
+    "release_sock",
+    "__sys_sendto",
+    "__sys_sendmsg",
+    "___sys_sendmsg",
+    "__sys_recvfrom",
+    "__sys_recvmsg",
+    "___sys_recvmsg",
+    "__sys_connect",
+    "__sys_accept",
+    "__sys_socket",
+    "__sys_bind",
+    "__sys_listen",
+    "__sys_setsockopt",
+    "__sys_shutdown",
+    "do_accept",
+    "net_rx_action",
+    "net_tx_action",
+    "napi_",
+    "__napi_",
+    "netif_",
+    "__netif_",
+    "process_backlog",
+    "dev_hard_start",
+    "dev_queue_xmit",
+    "__dev_queue_xmit",
+    "dev_gro",
+    "eth_type",
+    "veth_",
+    "tun_",
+    "vxlan_",
+    "br_",
+    "xdp_",
+    "cpu_map_",
+    "bq_",
+    "qdisc_",
+    "__qdisc_",
+    "sch_",
+    "tcf_",
+    "nf_",
+    "nft_",
+    "bbr_",
+    "io_sq_thread",
+    "io_wq_worker",
+];
+const LOCAL: [&str; 4] = ["unix_", "netlink_", "rtnetlink_", "genl_"];
+
+/// Functions that are called from everywhere. Where one is the end of a function, that function is in no stack.
+const ANYWHERE: [&str; 1] = ["_raw_spin_"];
+
+/// Reports whether a stack is networking. The innermost function is first. Functions that a softirq interrupted are not considered, unless
+/// the softirq has no function of its own in the stack: it had just begun, or was at its end.
+fn is_networking(stack: &[Box<str>]) -> bool {
+    let functions = || stack.iter().map(|function| &**function);
+    let is_softirq = |function: &&str| SOFTIRQ.contains(function);
+    let any = |of: &[&str], begins: &[&str]| {
+        of.iter().any(|function| begins.iter().any(|begin| function.starts_with(begin)))
+    };
+    let inside: Vec<&str> = functions().take_while(|function| !is_softirq(function)).collect();
+    let says_what = inside.iter().any(|function| !any(&[*function], &ANYWHERE));
+    if says_what && functions().any(|function| is_softirq(&function)) {
+        return any(&inside, &NETWORKING);
+    }
+    let all: Vec<&str> = functions().collect();
+    any(&all, &NETWORKING) && !any(&all, &LOCAL)
+}
+
+impl CpuSamples {
     fn new(frequency_hz: u32) -> Self {
-        Self { frequency_hz, parts: BTreeMap::new(), observer: 0, rest: 0, user: 0 }
+        Self { frequency_hz, parts: BTreeMap::new(), observer: 0, rest: 0, networking: 0, user: 0 }
     }
 
-    fn add(&mut self, task: i32, stack: &[Box<str>], taxonomy: &Taxonomy, rules: &BTreeMap<Box<str>, Rules>) {
+    fn add(
+        &mut self,
+        task: i32,
+        stack: &[Box<str>],
+        call: Option<Event>,
+        taxonomy: &Taxonomy,
+        rules: &BTreeMap<Box<str>, FunctionRules>,
+    ) {
         let frames = || stack.iter().filter_map(|function| Some((&**function, rules.get(function)?)));
         let owner = taxonomy.owner(frames().map(|(_, rules)| rules));
         if owner.observer {
             self.observer += 1;
             return;
         }
-        if let Some(event) = owner.event {
+        self.networking += u64::from(is_networking(stack));
+        if let Some(event) = owner.event.filter(|event| *event != Event::Kernel).or(call) {
             let part = taxonomy.part(event, frames()).to_owned();
             *self.parts.entry((event, part)).or_default() += 1;
             return;
@@ -198,18 +360,18 @@ impl Cpu {
         self.parts.values().sum()
     }
 
-    /// All but the idle task.
+    /// Returns the number of samples outside of the idle task.
     pub fn busy(&self) -> u64 {
         self.events() + self.observer + self.rest + self.user
     }
 
-    /// Percent of the CPU in a time, by the samples that were due: some CPUs take none while they are idle, and none while a
-    /// hypervisor runs something else.
+    /// Returns percent of the CPU in a time, by the samples that were due. A CPU takes fewer samples while it is idle
+    /// or a hypervisor runs something else.
     pub fn percent(&self, samples: u64, time_ns: u64) -> f64 {
         samples as f64 * 100.0 / self.due(time_ns)
     }
 
-    /// Samples that a time is worth.
+    /// Returns the number of samples due in this time.
     pub fn due(&self, time_ns: u64) -> f64 {
         time_ns.max(1) as f64 / 1e9 * f64::from(self.frequency_hz)
     }
@@ -220,45 +382,94 @@ mod tests {
     use super::*;
 
     const TEXT: &str = "
-  17 [000] 4.900000000: \n\tffffffff81000004 do_filp_open\n
+i perf  17 [000] 4.900000000: \n\tffffffff81000004 do_filp_open\n
 
-  17 [000] 5.100000000: \n\tffffffff81000001 memcpy_orig\n\tffffffff81000002 ip_forward.isra.0\n\tffffffff81000003 net_rx_action\n\tffffffff81000004 __x64_sys_sendto\n
+i perf  17 [000] 5.100000000: \n\tffffffff81000001 memcpy_orig\n\tffffffff81000002 ip_forward.isra.0\n\tffffffff81000003 net_rx_action\n\tffffffff81000004 __x64_sys_sendto\n
 
-  17 [000] 5.200000000: \n\tffffffff81000004 do_filp_open\n\t    55aa0001 main\n
+i perf  17 [000] 5.200000000: \n\tffffffff81000004 do_filp_open\n\t    55aa0001 main\n
 
-  17 [000] 5.300000000: \n\t    55aa0001 main\n
+i perf  17 [000] 5.300000000: \n\t    55aa0001 main\n
 
-  17 [000] 5.400000000: \n\tffffffff81000001 read_tsc\n\tffffffff81000002 bpf_prog_6bd6bd9a37fee1c3_cost_softirq_exit\n\tffffffff81000003 bpf_trace_run2\n\tffffffff81000004 __x64_sys_sendto\n
+i perf  17 [000] 5.400000000: \n\tffffffff81000001 read_tsc\n\tffffffff81000002 bpf_prog_6bd6bd9a37fee1c3_cost_softirq_exit\n\tffffffff81000003 bpf_trace_run2\n\tffffffff81000004 __x64_sys_sendto\n
 
-   0 [001] 5.300000000: \n\tffffffff81000001 default_idle\n
+swapper     0 [001] 5.300000000: \n\tffffffff81000001 default_idle\n
 
-  -1 [001] 5.400000000: \n\tffffffff81000001 rcu_core\n\tffffffff81000002 handle_softirqs\n
+:-1    -1 [001] 5.400000000: \n\tffffffff81000001 rcu_core\n\tffffffff81000002 handle_softirqs\n
 
-  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
+i perf  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
 ";
 
     #[test]
-    fn samples_are_told_apart() {
-        let cpus = parse(TEXT, 100, 5_000_000_000, 6_000_000_000).expect("it parses");
+    fn perf_samples_are_classified_by_their_functions() {
+        let cpus = parse(TEXT, 100, 5_000_000_000, 6_000_000_000, None).expect("it parses");
         let forwarded = BTreeMap::from([((Event::NetRx, "forwarding v4".to_owned()), 1)]);
-        assert_eq!(cpus[&0], Cpu { parts: forwarded, observer: 1, rest: 1, user: 1, ..Cpu::new(100) });
+        assert_eq!(
+            cpus[&0],
+            CpuSamples {
+                parts: forwarded,
+                observer: 1,
+                rest: 1,
+                networking: 1,
+                user: 1,
+                ..CpuSamples::new(100)
+            }
+        );
         assert_eq!((cpus[&0].events(), cpus[&0].busy()), (1, 4));
-        assert_eq!(cpus[&1], Cpu { rest: 1, ..Cpu::new(100) });
+        assert_eq!(cpus[&1], CpuSamples { rest: 1, ..CpuSamples::new(100) });
     }
 
     #[test]
-    fn a_recording_that_is_too_short_is_an_error() {
-        assert!(parse(TEXT, 100, 4_000_000_000, 6_000_000_000).is_err());
-        assert!(parse(TEXT, 100, 5_000_000_000, 6_000_000_001).is_err());
+    fn networking_is_recognised_by_its_functions() {
+        for (stack, want) in [
+            (&["memcpy", "tcp_sendmsg", "sock_write_iter", "vfs_write"][..], true),
+            (&["unix_stream_sendmsg", "sock_write_iter", "vfs_write"], false),
+            (&["ip_rcv", "net_rx_action", "handle_softirqs", "unix_stream_sendmsg", "sock_write_iter"], true),
+            (&["rcu_do_batch", "rcu_core", "handle_softirqs", "tcp_sendmsg"], false),
+            (&["do_filp_open"], false),
+            // The softirq's own function is not in the stack.
+            (&["handle_softirqs", "do_softirq", "__dev_queue_xmit", "__sys_sendto"], true),
+            (
+                &[
+                    "_raw_spin_unlock_irqrestore",
+                    "handle_softirqs",
+                    "do_softirq",
+                    "__release_sock",
+                    "tcp_recvmsg",
+                ],
+                true,
+            ),
+            (&["handle_softirqs", "__irq_exit_rcu", "do_filp_open"], false),
+            (&["handle_softirqs", "__irq_exit_rcu", "unix_stream_sendmsg", "sock_write_iter"], false),
+        ] {
+            let stack: Vec<Box<str>> = stack.iter().map(|function| (*function).into()).collect();
+            assert_eq!(is_networking(&stack), want, "{stack:?}");
+        }
     }
 
     #[test]
-    fn idle_time_without_samples_is_not_the_others() {
-        assert_eq!(Cpu::new(1000).percent(1000, 4_000_000_000), 25.0);
+    fn too_short_recording_is_an_error() {
+        assert!(parse(TEXT, 100, 4_000_000_000, 6_000_000_000, None).is_err());
+        assert!(parse(TEXT, 100, 5_000_000_000, 6_000_000_001, None).is_err());
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error() {
-        assert!(parse("perf 17 [000] 5.1:\n", 100, 0, 1).is_err());
+    fn missing_idle_samples_do_not_change_other_shares() {
+        assert_eq!(CpuSamples::new(1000).percent(1000, 4_000_000_000), 25.0);
+    }
+
+    #[test]
+    fn reads_and_writes_of_the_load_are_calls_on_sockets() {
+        let text = TEXT.replace("do_filp_open", "vfs_write");
+        let parse = |files| parse(&text, 100, 5_000_000_000, 6_000_000_000, files).expect("it parses");
+        let sent = |cpus: &BTreeMap<u32, CpuSamples>| {
+            cpus[&0].parts.get(&(Event::Send, "sockets".to_owned())).copied()
+        };
+        assert_eq!(sent(&parse(Some("i perf"))), Some(1));
+        assert_eq!((sent(&parse(Some("other"))), sent(&parse(None))), (None, None));
+    }
+
+    #[test]
+    fn malformed_sample_is_an_error() {
+        assert!(parse("perf 17 [000] 5.1:\n", 100, 0, 1, None).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What stands between the attackers and the server.
+//! Defences between the attackers and the server.
 
 use std::{
     fs::File, io::Write as _, net::SocketAddr, os::fd::AsRawFd as _, path::PathBuf, process::Stdio,
@@ -6,41 +6,41 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_kernel::programs::{Kind, RunTime};
+use millrace_kernel::programs::{ProgramKind, RunTime};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
 };
 use serde_json::Value;
 
-use super::super::process::Process;
-use crate::lab::Node;
+use super::super::process::BenchProcess;
+use crate::lab::LabNode;
 use crate::program::product;
 
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// Where libxdp pins its programs.
+/// The directory where libxdp pins its programs.
 const BPF_FS: &str = "/sys/fs/bpf";
 const NFT_TABLE: &str = "millrace_bench";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Defence {
-    /// None
+    /// No defence
     None,
     /// The server closes connections beyond its limits, as an application does: after their handshake
     User,
-    /// The server ignores them before their handshake
+    /// The server ignores connections beyond its limits before their handshake
     UserEarly,
     /// The gate, silent
     Gate,
-    /// The gate, which answers what it refuses
+    /// The gate, which answers packets that it refuses
     GateAnswer,
     /// nftables at the input hook, with connection tracking
     Nftables,
-    /// nftables before connection tracking and routing, which knows Initials by their first byte
+    /// nftables before connection tracking and routing, which recognises Initials by their first byte
     NftablesRaw,
-    /// The same at the interface's own hook
+    /// nftables at the interface's own (ingress) hook
     NftablesIngress,
-    /// xdp-filter (xdp-tools): drops whatever comes by the attackers' interface
+    /// xdp-filter (xdp-tools): drops every packet on the attackers' interface
     XdpFilter,
 }
 
@@ -68,17 +68,17 @@ impl Defence {
     }
 }
 
-/// What is enforced, by whichever means.
+/// Limits that each defence enforces by its own means.
 #[derive(Debug, Clone, Copy)]
-pub enum Limits {
+pub enum DefenceLimits {
     /// Connections that one client may have.
     Connections(u32),
     /// New connections per second: of one client (and as many at once), of all together.
     New { client: u32, all: u32 },
 }
 
-impl Limits {
-    /// For the server's command line.
+impl DefenceLimits {
+    /// Returns the server's arguments that enforce the limits.
     pub fn user_arguments(self, defence: Defence) -> Vec<String> {
         let mut arguments = match self {
             Self::Connections(most) => vec!["--connections".into(), most.to_string()],
@@ -99,7 +99,8 @@ impl Limits {
         format!("[[scope]]\nname = \"web\"\nport = {port}\n[scope.rules]\n{rules}\n")
     }
 
-    /// The same for nftables. What all may have comes first, as it does in the gate: beyond that no client is looked up.
+    /// Returns the same limits for nftables. The limit on all clients comes first, as in the gate: beyond it no client
+    /// is looked up.
     fn nft_rules(self, hook: NftHook, port: u16) -> anyhow::Result<String> {
         let rules = match self {
             Self::Connections(_) if hook != NftHook::Input => {
@@ -135,7 +136,7 @@ impl Limits {
     }
 }
 
-/// Where nftables looks at packets.
+/// The hook where nftables sees packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NftHook<'a> {
     Input,
@@ -159,8 +160,8 @@ impl NftHook<'_> {
         }
     }
 
-    /// What opens no connection: an answered flow where that is known, else what is no Initial of version 1 (the upper
-    /// half of its first byte).
+    /// Matches packets that open no connection. After connection tracking these are packets of answered flows. Before
+    /// it, they are packets whose first byte is not an Initial's in version 1 (upper half).
     fn not_new(self) -> &'static str {
         match self {
             Self::Input => "ct state established",
@@ -169,32 +170,36 @@ impl NftHook<'_> {
     }
 }
 
-/// Where a defence works.
-pub struct Place<'a> {
-    pub node: &'a Node,
-    /// All of the server's interfaces, and the one by which attackers come.
+/// The host that a defence protects.
+pub struct DefencePlace<'a> {
+    pub node: &'a LabNode,
+    /// The server's interfaces; `attacked` is the one that attackers come by.
     pub devices: Vec<String>,
     pub attacked: String,
     pub server: SocketAddr,
     pub directory: PathBuf,
 }
 
-/// A defence that works until it is dropped.
-pub struct Guard<'a> {
-    place: &'a Place<'a>,
+/// A defence that is active until it is dropped.
+pub struct DefenceGuard<'a> {
+    place: &'a DefencePlace<'a>,
     defence: Defence,
-    gate: Option<Process>,
+    gate: Option<BenchProcess>,
     xdp_filter: Option<XdpFilter>,
 }
 
-impl<'a> Guard<'a> {
-    pub fn install(place: &'a Place<'a>, defence: Defence, limits: Limits) -> anyhow::Result<Self> {
+impl<'a> DefenceGuard<'a> {
+    pub fn install(
+        place: &'a DefencePlace<'a>,
+        defence: Defence,
+        limits: DefenceLimits,
+    ) -> anyhow::Result<Self> {
         let mut guard = Self { place, defence, gate: None, xdp_filter: None };
         match defence {
-            Defence::User if matches!(limits, Limits::New { .. }) => {
-                bail!("a limit after the handshake meets nothing: forged addresses never finish one")
+            Defence::User if matches!(limits, DefenceLimits::New { .. }) => {
+                bail!("a limit after the handshake has no effect: forged addresses never finish one")
             }
-            Defence::GateAnswer if matches!(limits, Limits::New { .. }) => {
+            Defence::GateAnswer if matches!(limits, DefenceLimits::New { .. }) => {
                 bail!("answers would go to forged addresses: what they cost others is not measured")
             }
             Defence::None | Defence::User | Defence::UserEarly => {}
@@ -211,7 +216,7 @@ impl<'a> Guard<'a> {
         Ok(guard)
     }
 
-    /// Packets that it has refused; `None`: it does not count them.
+    /// Returns the packets that it has refused; `None`: it does not count them.
     pub fn refused(&self) -> anyhow::Result<Option<u64>> {
         match self.defence {
             Defence::None | Defence::User | Defence::UserEarly => Ok(None),
@@ -243,23 +248,23 @@ impl<'a> Guard<'a> {
         Ok(status.scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum())
     }
 
-    /// The gate's process.
+    /// Returns the gate's process.
     pub fn process(&self) -> Option<u32> {
-        self.gate.as_ref().map(Process::id)
+        self.gate.as_ref().map(BenchProcess::id)
     }
 
-    /// Run time of the gate's BPF programs that packets meet, while such statistics are enabled.
+    /// Returns the run time of the gate's BPF programs for packets, while such statistics are enabled.
     pub fn bpf_time(&self) -> anyhow::Result<Option<RunTime>> {
         let Some(gate) = self.process() else { return Ok(None) };
-        let mut total = RunTime::of_kind(gate, Kind::Xdp)?;
-        total += RunTime::of_kind(gate, Kind::Tc)?;
+        let mut total = RunTime::list_functions_of_kind(gate, ProgramKind::Xdp)?;
+        total += RunTime::list_functions_of_kind(gate, ProgramKind::Tc)?;
         Ok(Some(total))
     }
 }
 
-impl Drop for Guard<'_> {
+impl Drop for DefenceGuard<'_> {
     fn drop(&mut self) {
-        // What could not be removed goes with the namespace.
+        // The namespace's end removes whatever could not be removed here.
         let _ = match self.defence {
             Defence::None | Defence::User | Defence::UserEarly | Defence::Gate | Defence::GateAnswer => {
                 return;
@@ -276,39 +281,40 @@ impl Drop for Guard<'_> {
     }
 }
 
-fn start_gate(place: &Place<'_>, limits: Limits, answer: bool) -> anyhow::Result<Process> {
-    let (policy, socket) = (place.directory.join("gate.toml"), place.directory.join("gate.sock"));
+fn start_gate(place: &DefencePlace<'_>, limits: DefenceLimits, answer: bool) -> anyhow::Result<BenchProcess> {
+    let policy = place.directory.join("gate.toml");
+    let socket = place.directory.join("gate.sock");
     std::fs::write(&policy, limits.policy(place.server.port(), answer))?;
     let mut command = place.node.command(product()?);
     command.args(["gate", "--http", "off", "--mode", "native", "--log-level", "warn", "--interface"]);
     command.arg(place.devices.join(",")).arg("--policy").arg(policy).arg("--socket").arg(&socket);
-    let mut gate = Process::start("gate", command, &place.directory)?;
+    let mut gate = BenchProcess::start("gate", command, &place.directory)?;
     let answers = || std::os::unix::net::UnixStream::connect(&socket).is_ok() && is_guarded(place);
     gate.wait_until("guarding", START_LIMIT, answers)?;
     Ok(gate)
 }
 
-/// Whether all interfaces have an XDP program.
-fn is_guarded(place: &Place<'_>) -> bool {
+/// Reports whether all interfaces have an XDP program.
+fn is_guarded(place: &DefencePlace<'_>) -> bool {
     place.devices.iter().all(|device| {
         let link = run(place.node, "ip", &["-d", "link", "show", "dev", device], "");
         link.is_ok_and(|text| text.contains("prog/xdp"))
     })
 }
 
-fn load_nftables(place: &Place<'_>, limits: Limits, hook: NftHook<'_>) -> anyhow::Result<()> {
+fn load_nftables(place: &DefencePlace<'_>, limits: DefenceLimits, hook: NftHook<'_>) -> anyhow::Result<()> {
     let rules = limits.nft_rules(hook, place.server.port())?;
     run(place.node, "nft", &["-f", "-"], &rules).map(drop).context("nftables")
 }
 
-fn delete_nftables(place: &Place<'_>, hook: NftHook<'_>) -> anyhow::Result<String> {
+fn delete_nftables(place: &DefencePlace<'_>, hook: NftHook<'_>) -> anyhow::Result<String> {
     run(place.node, "nft", &["delete", "table", hook.family(), NFT_TABLE], "")
 }
 
-/// It has no limits, only lists. Without any, on the interface that honest clients do not come by, it drops all: the
-/// most favourable case.
-fn load_xdp_filter(place: &Place<'_>, limits: Limits) -> anyhow::Result<XdpFilter> {
-    if let Limits::Connections(_) = limits {
+/// Loads xdp-filter, which has no limits, only lists. Without any entry it drops everything on the interface that only
+/// attackers come by, which is its most favourable case.
+fn load_xdp_filter(place: &DefencePlace<'_>, limits: DefenceLimits) -> anyhow::Result<XdpFilter> {
+    if let DefenceLimits::Connections(_) = limits {
         bail!("xdp-filter has lists of addresses and ports, but no limits on connections");
     }
     let filter = XdpFilter::new()?;
@@ -318,15 +324,15 @@ fn load_xdp_filter(place: &Place<'_>, limits: Limits) -> anyhow::Result<XdpFilte
     Ok(filter)
 }
 
-/// xdp-filter with a BPF file system of its own, which few machines have mounted and which it cannot do without: in a
-/// mount namespace that ends with this.
+/// xdp-filter with its own BPF file system, which it needs and few machines have mounted. It is in a mount namespace
+/// that ends with this.
 struct XdpFilter {
     mounts: File,
 }
 
 impl XdpFilter {
     fn new() -> anyhow::Result<Self> {
-        // A mount namespace is a thread's own.
+        // A mount namespace belongs to one thread.
         let made = std::thread::scope(|scope| scope.spawn(Self::make_mounts).join());
         let mounts = made.map_err(|_| anyhow!("the thread that mounts {BPF_FS} panicked"))??;
         Ok(Self { mounts })
@@ -342,7 +348,7 @@ impl XdpFilter {
         File::open("/proc/thread-self/ns/mnt").context("cannot open the mount namespace")
     }
 
-    fn run(&self, node: &Node, arguments: &[&str]) -> anyhow::Result<String> {
+    fn run(&self, node: &LabNode, arguments: &[&str]) -> anyhow::Result<String> {
         let mounts = format!("--mount=/proc/{}/fd/{}", std::process::id(), self.mounts.as_raw_fd());
         let mut all = vec![mounts.as_str(), "--", "xdp-filter"];
         all.extend(arguments);
@@ -351,7 +357,7 @@ impl XdpFilter {
 }
 
 /// Runs a program inside, and returns what it printed.
-pub fn run(node: &Node, program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
+pub fn run(node: &LabNode, program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
     let mut child = node
         .command(program)
         .args(arguments)
@@ -360,7 +366,7 @@ pub fn run(node: &Node, program: &str, arguments: &[&str], input: &str) -> anyho
         .stderr(Stdio::piped())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // It stops reading at what it does not like, and says so.
+        // nft stops reading at the first error, and reports it.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -369,7 +375,7 @@ pub fn run(node: &Node, program: &str, arguments: &[&str], input: &str) -> anyho
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The first number with that key, wherever it is.
+/// Returns the first number with that key at any depth.
 fn find(json: &Value, key: &str) -> Option<u64> {
     match json {
         Value::Object(fields) => {
@@ -385,11 +391,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_are_policies() {
-        for limits in [Limits::Connections(1), Limits::New { client: 10, all: 2000 }] {
+    fn benchmark_policies_are_valid() {
+        for limits in [DefenceLimits::Connections(1), DefenceLimits::New { client: 10, all: 2000 }] {
             for answer in [false, true] {
                 let policy = millrace_gate::Policy::parse(&limits.policy(4433, answer)).expect("a policy");
-                let is_quota = matches!(limits, Limits::Connections(_));
+                let is_quota = matches!(limits, DefenceLimits::Connections(_));
                 let answers = policy.rules.scopes.first().map(|scope| scope.policy.answers.len());
                 assert_eq!(answers, Some(usize::from(answer && is_quota)));
             }
@@ -397,12 +403,12 @@ mod tests {
     }
 
     #[test]
-    fn only_the_input_hook_knows_connections() {
+    fn only_the_input_hook_limits_connections() {
         let hooks = [NftHook::Input, NftHook::Raw, NftHook::Ingress { device: "eth0" }];
-        let connections = hooks.map(|hook| Limits::Connections(1).nft_rules(hook, 4433).is_ok());
+        let connections = hooks.map(|hook| DefenceLimits::Connections(1).nft_rules(hook, 4433).is_ok());
         assert_eq!(connections, [true, false, false]);
         for hook in hooks {
-            let rules = Limits::New { client: 10, all: 2000 }.nft_rules(hook, 4433).expect("rules");
+            let rules = DefenceLimits::New { client: 10, all: 2000 }.nft_rules(hook, 4433).expect("rules");
             let at = |what: &str| rules.find(what).unwrap_or_else(|| panic!("{what} in {rules}"));
             assert!(
                 at("dport != 4433") < at("over 2000/second") && at("over 2000/second") < at("over 10/second")
@@ -411,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_found() {
+    fn numbers_in_nested_json_are_found() {
         let json =
             serde_json::json!({"nftables": [{"a": 1}, {"counter": {"name": "refused", "packets": 7}}]});
         assert_eq!(find(&json, "packets"), Some(7));

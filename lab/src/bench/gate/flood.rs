@@ -1,4 +1,4 @@
-//! Initials of forged addresses, as fast as one core makes them.
+//! Floods a server with Initials of forged addresses, as fast as one core makes them.
 
 use std::{
     net::SocketAddrV4,
@@ -21,25 +21,25 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{process::Process, usage::Reading},
-    defence::{Defence, Guard, Limits, run as command},
-    http3::{self, Got},
+    super::{process::BenchProcess, usage::UsageReading},
+    defence::{Defence, DefenceGuard, DefenceLimits, run as command},
+    http3::{self, BodyTimes},
     quota::rate,
-    site::{ATTACKERS, CLIENTS, SERVER, Site, addresses, interface},
+    site::{ATTACKERS, CLIENTS, GateBenchSite, SERVER, addresses, interface},
 };
 
-/// Of each honest client: what leaves the machine half idle, so that there is something to keep.
+/// Interval of each honest client's requests. It leaves the machine half idle, so a defence has goodput to keep.
 const HONEST_INTERVAL: Duration = Duration::from_millis(40);
-const LIMITS: Limits = Limits::New { client: 10, all: 2000 };
+const LIMITS: DefenceLimits = DefenceLimits::New { client: 10, all: 2000 };
 const SETTLE: Duration = Duration::from_millis(500);
-/// For processes to start and end beyond their time.
+/// Additional time for processes to start and to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Packets between two looks at the clock: where a run of the program begins and ends, the kernel waits for some ms.
+/// Packets between two readings of the clock. The kernel waits for some ms where a run of the program begins and ends.
 const CHUNK: u32 = 1 << 18;
 
 #[derive(Debug, clap::Args)]
 pub struct Send {
-    /// Without it, packets are only made
+    /// Interface to send on; without it, packets are only made
     #[arg(long)]
     device: Option<String>,
     #[arg(long)]
@@ -50,40 +50,44 @@ pub struct Send {
     seconds: f64,
 }
 
-/// What the generator did.
+/// The generator's result.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Sent {
-    /// That were made.
+struct FloodResult {
+    /// Packets that were made.
     packets: u64,
     elapsed_ns: u64,
-    /// Of the process: making packets, and what the receiving side does in the same context, as veth pairs do.
+    /// CPU time of the process. It includes the receiving side's work in the same context, as with veth pairs.
     cpu_ns: u64,
 }
 
-impl Sent {
+impl FloodResult {
     fn seconds(&self) -> f64 {
         self.elapsed_ns.max(1) as f64 / 1e9
     }
 }
 
-/// Floods, and prints what it did.
+/// Floods, and prints the result.
 pub fn send(args: Send) -> anyhow::Result<()> {
     let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is no MAC address", args.to_mac))?;
     let index = |device: String| if_nametoindex(device.as_str()).with_context(|| device);
     let flood = Flood::load(args.device.map(index).transpose()?, mac, args.to)?;
     stay_here().context("cannot stay on one CPU")?;
     let length = Duration::from_secs_f64(args.seconds);
-    let (start, cpu_start, mut packets) = (Instant::now(), cpu_ns()?, 0);
+    let start = Instant::now();
+    let cpu_start = cpu_ns()?;
+    let mut packets = 0;
     while start.elapsed() < length {
         flood.send(CHUNK)?;
         packets += u64::from(CHUNK);
     }
-    let sent = Sent { packets, elapsed_ns: start.elapsed().as_nanos() as u64, cpu_ns: cpu_ns()? - cpu_start };
+    let sent =
+        FloodResult { packets, elapsed_ns: start.elapsed().as_nanos() as u64, cpu_ns: cpu_ns()? - cpu_start };
     println!("{}", serde_json::to_string(&sent)?);
     Ok(())
 }
 
-/// The receiving end of a veth pair works where it was woken; from another CPU it could not keep up.
+/// Keeps this thread on its CPU. The receiving end of a veth pair works on the CPU that woke it, and could not keep up
+/// from another one.
 fn stay_here() -> nix::Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu()?)?;
@@ -99,16 +103,17 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     bytes?.try_into().ok()
 }
 
-/// One defence, once. What does not apply is `null`.
+/// Figures of one run with a defence. Figures that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Figures {
-    /// The flood of which the following is, with honest traffic: bodies that honest clients got per second, during and
-    /// before.
+pub struct FloodFigures {
+    /// Bodies that honest clients got per second, during the first flood and before it. This flood comes with honest
+    /// traffic.
     pub requests_per_second: f64,
     pub calm_requests_per_second: f64,
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// The rest is of a second flood, without honest traffic. Sent, and dropped by the defence's own count.
+    /// Packets sent in a second flood, without honest traffic, which the following figures are of. The other figure is
+    /// the defence's own count of drops.
     pub flood_packets_per_second: f64,
     pub dropped_packets_per_second: Option<f64>,
     /// CPU time of generator, softirq threads and server, for each packet; and without the generator's own.
@@ -116,24 +121,29 @@ pub struct Figures {
     pub generator_ns_per_packet: f64,
     pub cpu_ns_per_refused_packet: f64,
     pub drops_per_second_per_core: Option<f64>,
-    /// Run time of the gate's BPF programs, in a third and shorter flood.
+    /// Run time of the gate's BPF programs, in a third, shorter flood.
     pub bpf_ns_per_packet: Option<f64>,
-    /// From the idle time of all CPUs in place of the processes' own, everything else that ran included.
+    /// Cost by the idle time of all CPUs instead of the processes' own time, so it includes everything else that ran.
     pub machine_ns_per_packet: f64,
 }
 
-pub fn run(site: &Site, defence: Defence, calm: Duration, length: Duration) -> anyhow::Result<Figures> {
+pub fn run(
+    site: &GateBenchSite,
+    defence: Defence,
+    calm: Duration,
+    length: Duration,
+) -> anyhow::Result<FloodFigures> {
     let place = site.place()?;
     let generator = generator_alone(site, length)?;
-    let guard = Guard::install(&place, defence, LIMITS)?;
+    let guard = DefenceGuard::install(&place, defence, LIMITS)?;
     let mut server = site.start_server(defence, LIMITS)?;
     let (got, calm_ns, flood_ns) = with_honest_clients(site, calm, length)?;
     server.check_runs()?;
     std::thread::sleep(SETTLE);
-    let cost = Cost::measure(site, &guard, &server, length)?;
+    let cost = FloodCost::measure(site, &guard, &server, length)?;
     let calm = rate(&got, calm_ns);
     ensure!(calm > 0.0, "honest clients got nothing before the flood");
-    let flooded: Vec<&Got> =
+    let flooded: Vec<&BodyTimes> =
         got.iter().filter(|got| (flood_ns.0..flood_ns.1).contains(&got.done_ns)).collect();
     let duration_ns: u64 = flooded.iter().map(|got| got.done_ns - got.asked_ns).sum();
     let requests_per_second = rate(&got, flood_ns);
@@ -141,7 +151,7 @@ pub fn run(site: &Site, defence: Defence, calm: Duration, length: Duration) -> a
     let per_second = |packets: u64| packets as f64 / cost.sent.seconds();
     let own = generator.cpu_ns as f64 / generator.packets.max(1) as f64;
     let refusing = per_packet(cost.cpu_ns as f64 - own * cost.sent.packets as f64);
-    Ok(Figures {
+    Ok(FloodFigures {
         requests_per_second,
         calm_requests_per_second: calm,
         mean_duration_ms: duration_ns as f64 / flooded.len().max(1) as f64 / 1e6,
@@ -157,21 +167,22 @@ pub fn run(site: &Site, defence: Defence, calm: Duration, length: Duration) -> a
     })
 }
 
-/// The generator without a device.
-fn generator_alone(site: &Site, length: Duration) -> anyhow::Result<Sent> {
+/// Measures the generator without a device.
+fn generator_alone(site: &GateBenchSite, length: Duration) -> anyhow::Result<FloodResult> {
     finish(start(site, None, length / 3)?, length)
 }
 
-/// From, to; `CLOCK_MONOTONIC`, ns.
-type Span = (u64, u64);
+/// Begin and end; `CLOCK_MONOTONIC`, ns.
+type TimeSpan = (u64, u64);
 
-/// What honest clients got, and when there was calm and when flood.
+/// Runs honest clients through a calm time and a flood. Returns what they got, and both spans of time.
 fn with_honest_clients(
-    site: &Site,
+    site: &GateBenchSite,
     calm: Duration,
     length: Duration,
-) -> anyhow::Result<(Vec<Got>, Span, Span)> {
-    let (target, clients) = (site.target()?, site.node(CLIENTS)?);
+) -> anyhow::Result<(Vec<BodyTimes>, TimeSpan, TimeSpan)> {
+    let target = site.target()?;
+    let clients = site.node(CLIENTS)?;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = {
         let stop = stop.clone();
@@ -199,21 +210,28 @@ fn with_honest_clients(
     })
 }
 
-/// A flood on a server that does nothing else.
-struct Cost {
-    sent: Sent,
+/// Cost of a flood on a server that does nothing else.
+struct FloodCost {
+    sent: FloodResult,
     arrived: u64,
     dropped: Option<u64>,
     cpu_ns: u64,
     machine_ns: u64,
 }
 
-impl Cost {
-    fn measure(site: &Site, guard: &Guard<'_>, server: &Process, length: Duration) -> anyhow::Result<Self> {
-        let (refused, arrived) = (guard.refused()?, arrivals(site)?);
-        let (softirq, before) = (softirq_threads_ns()?, Reading::take(server.id())?);
+impl FloodCost {
+    fn measure(
+        site: &GateBenchSite,
+        guard: &DefenceGuard<'_>,
+        server: &BenchProcess,
+        length: Duration,
+    ) -> anyhow::Result<Self> {
+        let refused = guard.refused()?;
+        let arrived = arrivals(site)?;
+        let softirq = softirq_threads_ns()?;
+        let before = UsageReading::take(server.id())?;
         let sent = finish(start(site, Some(attackers_device(site)?), length)?, length)?;
-        let used = Reading::take(server.id())?.used_since(&before);
+        let used = UsageReading::take(server.id())?.used_since(&before);
         let softirq_ns = softirq_threads_ns()?.saturating_sub(softirq);
         let dropped = guard.refused()?.zip(refused).map(|(after, before)| after - before);
         Ok(Self {
@@ -226,8 +244,12 @@ impl Cost {
     }
 }
 
-/// Statistics cost time: they are a flood of their own.
-fn bpf_ns_per_packet(site: &Site, guard: &Guard<'_>, length: Duration) -> anyhow::Result<Option<f64>> {
+/// Measures the run time of BPF programs. The kernel's statistics cost time, so they have a flood of their own.
+fn bpf_ns_per_packet(
+    site: &GateBenchSite,
+    guard: &DefenceGuard<'_>,
+    length: Duration,
+) -> anyhow::Result<Option<f64>> {
     let _statistics = Statistics::enable()?;
     let Some(before) = guard.bpf_time()? else { return Ok(None) };
     let arrived = arrivals(site)?;
@@ -237,8 +259,8 @@ fn bpf_ns_per_packet(site: &Site, guard: &Guard<'_>, length: Duration) -> anyhow
     Ok(used.map(|used| used.ns as f64 / arrived.max(1) as f64))
 }
 
-/// Packets that came by the attackers' interface, whatever became of them.
-fn arrivals(site: &Site) -> anyhow::Result<u64> {
+/// Counts the packets that arrived on the attackers' interface, dropped or not.
+fn arrivals(site: &GateBenchSite) -> anyhow::Result<u64> {
     let node = site.node(SERVER)?;
     let device = &interface(node, ATTACKERS)?.device;
     let links: serde_json::Value =
@@ -249,27 +271,27 @@ fn arrivals(site: &Site) -> anyhow::Result<u64> {
         .context("statistics of ip link")
 }
 
-fn attackers_device(site: &Site) -> anyhow::Result<&str> {
+fn attackers_device(site: &GateBenchSite) -> anyhow::Result<&str> {
     Ok(&interface(site.node(ATTACKERS)?, ATTACKERS)?.device)
 }
 
-fn start(site: &Site, device: Option<&str>, length: Duration) -> anyhow::Result<Process> {
+fn start(site: &GateBenchSite, device: Option<&str>, length: Duration) -> anyhow::Result<BenchProcess> {
     let mac = &interface(site.node(SERVER)?, ATTACKERS)?.mac;
     let mut generator = site.node(ATTACKERS)?.command(std::env::current_exe()?);
     generator.args(["bench", "flood", "--to", &site.server()?.to_string()]);
     generator.args(device.map(|device| ["--device", device]).into_iter().flatten());
     generator.args(["--to-mac", mac, "--seconds", &length.as_secs_f64().to_string()]);
-    Process::start("flood", generator, site.directory.path())
+    BenchProcess::start("flood", generator, site.directory.path())
 }
 
-fn finish(generator: Process, length: Duration) -> anyhow::Result<Sent> {
-    let sent: Sent =
+fn finish(generator: BenchProcess, length: Duration) -> anyhow::Result<FloodResult> {
+    let sent: FloodResult =
         serde_json::from_str(&generator.finish(length + GRACE)?).context("the generator's figures")?;
     ensure!(sent.packets > 0, "the generator could send nothing");
     Ok(sent)
 }
 
-/// CPU time of all `ksoftirqd`, which take over what would keep a process from its work.
+/// Returns the CPU time of all `ksoftirqd` threads, which take over softirqs that would keep a process from its work.
 fn softirq_threads_ns() -> anyhow::Result<u64> {
     let mut total = 0;
     for entry in std::fs::read_dir("/proc")? {
@@ -288,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mac_addresses() {
+    fn mac_addresses_are_parsed() {
         assert_eq!(parse_mac("02:00:00:00:00:ff"), Some([2, 0, 0, 0, 0, 255]));
         assert_eq!(parse_mac("02:00"), None);
         assert_eq!(parse_mac("x"), None);

@@ -1,4 +1,4 @@
-//! The server that is attacked, and its clients: HTTP/3 by h3 on quinn.
+//! The attacked server and its clients: HTTP/3 by h3 on quinn.
 
 use std::{
     collections::HashMap,
@@ -24,14 +24,15 @@ const ALPN: &[u8] = b"h3";
 /// H3_EXCESSIVE_LOAD (RFC 9114, section 8.1).
 const EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
 const URI: &str = "https://localhost/body";
-/// The gate forgets a tracked connection that is silent for longer than its scope's `idle_timeout`.
+/// Interval of keep-alives. The gate forgets a tracked connection that is silent for longer than its scope's
+/// `idle_timeout`.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Of one attempt to get a body over a connection of its own: shorter than a client's first probe timeout of 1 s
-/// (RFC 9002, section 6.2.2), so that an attempt that is met with silence sends the same packets every time.
+/// Limit of one attempt to get a body over a connection of its own. It is shorter than a client's first probe timeout
+/// of 1 s (RFC 9002, section 6.2.2), so an attempt without an answer sends the same packets every time.
 const ATTEMPT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
-pub struct Serve {
+pub struct Http3Serve {
     #[arg(long)]
     listen: SocketAddr,
     #[arg(long)]
@@ -40,7 +41,7 @@ pub struct Serve {
     tls_key: PathBuf,
     #[arg(long)]
     body_bytes: usize,
-    /// Refuse new connections of an address that has as many
+    /// Refuse new connections of an address that has this many
     #[arg(long)]
     connections: Option<usize>,
     /// Refuse new connections beyond a rate
@@ -52,11 +53,11 @@ pub struct Serve {
 }
 
 /// Serves until it is killed.
-pub fn serve(args: Serve) -> anyhow::Result<()> {
+pub fn serve(args: Http3Serve) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let endpoint = Endpoint::server(server_config(&args)?, args.listen)?;
         let body = Bytes::from(vec![0x2a; args.body_bytes]);
-        let limits = Arc::new(Limits::new(&args));
+        let limits = Arc::new(Http3Limits::new(&args));
         while let Some(incoming) = endpoint.accept().await {
             if !args.early {
                 tokio::spawn(answer_or_close(incoming, body.clone(), limits.clone()));
@@ -64,7 +65,7 @@ pub fn serve(args: Serve) -> anyhow::Result<()> {
             }
             match limits.admit(incoming.remote_address().ip()) {
                 Some(counted) => drop(tokio::spawn(answer_early(incoming, body.clone(), counted))),
-                // The least that a server can do, and what the gate does.
+                // Ignoring is the least that a server can do, and what the gate does.
                 None => incoming.ignore(),
             }
         }
@@ -72,8 +73,8 @@ pub fn serve(args: Serve) -> anyhow::Result<()> {
     })
 }
 
-/// As applications do it: what they are given is a connection, whose handshake is done.
-async fn answer_or_close(incoming: Incoming, body: Bytes, limits: Arc<Limits>) -> anyhow::Result<()> {
+/// Limits clients as applications do: the handshake is done before the application sees a connection.
+async fn answer_or_close(incoming: Incoming, body: Bytes, limits: Arc<Http3Limits>) -> anyhow::Result<()> {
     let connection = incoming.await?;
     match limits.admit(connection.remote_address().ip()) {
         Some(counted) => answer(connection, body, counted).await,
@@ -84,14 +85,14 @@ async fn answer_or_close(incoming: Incoming, body: Bytes, limits: Arc<Limits>) -
     }
 }
 
-/// Admitted at the earliest moment at which quinn lets an application decide: an Initial has arrived, no handshake has
-/// begun.
-async fn answer_early(incoming: Incoming, body: Bytes, counted: Counted) -> anyhow::Result<()> {
+/// Admits a client at the earliest moment when quinn lets an application decide: an Initial has arrived, no handshake
+/// has begun.
+async fn answer_early(incoming: Incoming, body: Bytes, counted: CountedHttp3) -> anyhow::Result<()> {
     answer(incoming.await?, body, counted).await
 }
 
-/// The limits in userspace.
-struct Limits {
+/// Limits that the server enforces.
+struct Http3Limits {
     connections: Option<usize>,
     new_per_second: Option<u32>,
     counts: Mutex<HashMap<IpAddr, usize>>,
@@ -99,10 +100,10 @@ struct Limits {
 }
 
 /// A connection that counts until it is dropped.
-struct Counted(Arc<Limits>, IpAddr);
+struct CountedHttp3(Arc<Http3Limits>, IpAddr);
 
-impl Limits {
-    fn new(args: &Serve) -> Self {
+impl Http3Limits {
+    fn new(args: &Http3Serve) -> Self {
         let burst = f64::from(args.new_per_second.unwrap_or(0));
         Self {
             connections: args.connections,
@@ -112,7 +113,7 @@ impl Limits {
         }
     }
 
-    fn admit(self: &Arc<Self>, client: IpAddr) -> Option<Counted> {
+    fn admit(self: &Arc<Self>, client: IpAddr) -> Option<CountedHttp3> {
         if !self.within_rate() {
             return None;
         }
@@ -122,7 +123,7 @@ impl Limits {
             return None;
         }
         *count += 1;
-        Some(Counted(self.clone(), client))
+        Some(CountedHttp3(self.clone(), client))
     }
 
     fn within_rate(&self) -> bool {
@@ -136,7 +137,7 @@ impl Limits {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedHttp3 {
     fn drop(&mut self) {
         let mut counts = lock(&self.0.counts);
         if let Some(count) = counts.get_mut(&self.1) {
@@ -148,7 +149,7 @@ impl Drop for Counted {
     }
 }
 
-async fn answer(connection: quinn::Connection, body: Bytes, _counted: Counted) -> anyhow::Result<()> {
+async fn answer(connection: quinn::Connection, body: Bytes, _counted: CountedHttp3) -> anyhow::Result<()> {
     let connection = h3_quinn::Connection::new(connection);
     let mut connection = h3::server::Connection::<_, Bytes>::new(connection).await?;
     while let Some(resolver) = connection.accept().await? {
@@ -164,30 +165,30 @@ async fn answer(connection: quinn::Connection, body: Bytes, _counted: Counted) -
     Ok(())
 }
 
-/// A body that an honest client got; `CLOCK_MONOTONIC`.
+/// Times of a body that an honest client got; `CLOCK_MONOTONIC`.
 #[derive(Debug, Clone, Copy)]
-pub struct Got {
+pub struct BodyTimes {
     pub asked_ns: u64,
     pub done_ns: u64,
 }
 
-/// Whom clients talk to, and what they trust.
+/// The server that clients connect to, and the certificate that they trust.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct Http3Target {
     pub server: SocketAddr,
     pub certificate: PathBuf,
     pub body_bytes: usize,
 }
 
-/// Clients that ask for one body after the other until `until`, each over one connection, not more often than every
-/// `interval`. To be called in their network namespace. Returns when everybody is done; a client that loses its
+/// Runs clients that ask for one body after the other until `until`, each over one connection, at most once per
+/// `interval`. It is called in their network namespace and returns when all are done. A client that loses its
 /// connection is an error.
 pub fn honest(
-    target: &Target,
+    target: &Http3Target,
     addresses: &[IpAddr],
     interval: Duration,
     until: impl Fn() -> bool + Clone + Send + 'static,
-) -> anyhow::Result<Vec<Got>> {
+) -> anyhow::Result<Vec<BodyTimes>> {
     local_runtime()?.block_on(async {
         let mut clients = JoinSet::new();
         for address in addresses {
@@ -203,13 +204,14 @@ pub fn honest(
 }
 
 async fn client(
-    target: Target,
+    target: Http3Target,
     address: IpAddr,
     interval: Duration,
     until: impl Fn() -> bool,
-) -> anyhow::Result<Vec<Got>> {
+) -> anyhow::Result<Vec<BodyTimes>> {
     let endpoint = endpoint(address, &client_config(&target)?)?;
-    let mut session = Session::open(&endpoint, &target).await.context("an honest client's connection")?;
+    let mut session =
+        Http3Session::open(&endpoint, &target).await.context("an honest client's connection")?;
     let mut all = Vec::new();
     let mut ticks = tokio::time::interval(interval.max(Duration::from_nanos(1)));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -219,19 +221,19 @@ async fn client(
         }
         let asked_ns = monotonic_ns();
         session.get(target.body_bytes).await.context("an honest client's request")?;
-        all.push(Got { asked_ns, done_ns: monotonic_ns() });
+        all.push(BodyTimes { asked_ns, done_ns: monotonic_ns() });
     }
     Ok(all)
 }
 
-/// What became of attackers' attempts.
+/// Results of attackers' attempts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Attempts {
     pub made: u64,
     pub served: u64,
-    /// For how long the others were tried, together.
+    /// Sum of the times that the others were tried for.
     pub refused_ns: u64,
-    /// When the last one began; `CLOCK_MONOTONIC`.
+    /// Time when the last one began; `CLOCK_MONOTONIC`.
     pub last_ns: u64,
 }
 
@@ -255,10 +257,10 @@ struct Attempt {
     served: bool,
 }
 
-/// Attackers that have one connection each, and from each `go` on make `requests` attempts at `rate_hz`, each for a body
-/// over a connection of its own; they do not wait for one to end. Ends with the channel.
+/// Runs attackers that have one connection each. On each `go` they make `requests` attempts at `rate_hz`, each for a
+/// body over a connection of its own, and do not wait for one to end. Ends with the channel.
 pub fn attack(
-    target: &Target,
+    target: &Http3Target,
     addresses: &[IpAddr],
     requests: u64,
     rate_hz: u32,
@@ -269,7 +271,7 @@ pub fn attack(
         let mut held = Vec::new();
         for address in addresses {
             let endpoint = endpoint(*address, &config)?;
-            held.push(Session::open(&endpoint, target).await.context("an attacker's first connection")?);
+            held.push(Http3Session::open(&endpoint, target).await.context("an attacker's first connection")?);
         }
         while let Some(tell) = go.recv().await {
             let _ = tell.send(attempts(target, addresses, &config, requests, rate_hz).await);
@@ -279,7 +281,7 @@ pub fn attack(
 }
 
 async fn attempts(
-    target: &Target,
+    target: &Http3Target,
     addresses: &[IpAddr],
     config: &ClientConfig,
     requests: u64,
@@ -290,36 +292,38 @@ async fn attempts(
     for _ in 0..requests {
         ticks.tick().await;
         for address in addresses {
-            let (target, address, config) = (target.clone(), *address, config.clone());
+            let target = target.clone();
+            let address = *address;
+            let config = config.clone();
             running.spawn(async move { attempt(&target, address, &config).await });
         }
     }
     let mut attempts = Attempts::default();
     while let Some(attempt) = running.join_next().await {
-        // One that panicked is missing, and so among those made.
+        // An attempt that panicked is not counted.
         attempt.iter().for_each(|attempt| attempts.add(attempt));
     }
     attempts
 }
 
-/// From a port of its own, as a program that is started for each would.
-async fn attempt(target: &Target, address: IpAddr, config: &ClientConfig) -> Attempt {
+/// Connects from a new port, as a program that is started for each attempt would.
+async fn attempt(target: &Http3Target, address: IpAddr, config: &ClientConfig) -> Attempt {
     let began_ns = monotonic_ns();
     let body = async {
         let endpoint = endpoint(address, config)?;
-        Session::open(&endpoint, target).await?.get(target.body_bytes).await
+        Http3Session::open(&endpoint, target).await?.get(target.body_bytes).await
     };
     let served = matches!(tokio::time::timeout(ATTEMPT, body).await, Ok(Ok(())));
     Attempt { began_ns, done_ns: monotonic_ns(), served }
 }
 
-struct Session {
+struct Http3Session {
     requests: SendRequest<OpenStreams, Bytes>,
     _driver: JoinSet<()>,
 }
 
-impl Session {
-    async fn open(endpoint: &Endpoint, target: &Target) -> anyhow::Result<Self> {
+impl Http3Session {
+    async fn open(endpoint: &Endpoint, target: &Http3Target) -> anyhow::Result<Self> {
         let connection = endpoint.connect(target.server, "localhost")?.await?;
         let (mut driver, requests) = h3::client::new(h3_quinn::Connection::new(connection)).await?;
         let mut drive = JoinSet::new();
@@ -349,7 +353,7 @@ fn endpoint(address: IpAddr, config: &ClientConfig) -> anyhow::Result<Endpoint> 
     Ok(endpoint)
 }
 
-fn client_config(target: &Target) -> anyhow::Result<ClientConfig> {
+fn client_config(target: &Http3Target) -> anyhow::Result<ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&target.certificate)?)?;
     let mut tls = rustls::ClientConfig::builder_with_provider(provider())
@@ -364,7 +368,7 @@ fn client_config(target: &Target) -> anyhow::Result<ClientConfig> {
     Ok(config)
 }
 
-fn server_config(args: &Serve) -> anyhow::Result<ServerConfig> {
+fn server_config(args: &Http3Serve) -> anyhow::Result<ServerConfig> {
     let certificate = CertificateDer::from_pem_file(&args.tls_cert).context("certificate")?;
     let key = PrivateKeyDer::from_pem_file(&args.tls_key).context("key")?;
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
@@ -383,7 +387,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// Of one thread: the one that is in the namespace.
+/// Builds a runtime of one thread, which is the one in the namespace.
 fn local_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

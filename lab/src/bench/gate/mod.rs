@@ -1,4 +1,4 @@
-//! `millrace-lab bench gate`: a QUIC server under attack, behind one defence after the other.
+//! `millrace-lab bench gate`: a QUIC server under attack, with one defence after the other.
 
 mod defence;
 pub mod flood;
@@ -13,12 +13,12 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
 
-use self::{defence::Defence, report::Row, site::Site};
+use self::{defence::Defence, report::DefenceRow, site::GateBenchSite};
 use super::{table::write_json, usage::warn_if_busy};
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct GateArgs {
     /// Defences to measure, interleaved
     #[arg(
         long,
@@ -28,13 +28,13 @@ pub struct Args {
         value_name = "NAMES"
     )]
     defences: Vec<Defence>,
-    /// What to measure
+    /// Experiments to run
     #[arg(long, value_enum, value_delimiter = ',', default_value = "quota,flood", value_name = "NAMES")]
     experiments: Vec<Experiment>,
-    /// Attempts of each of the four attackers over quota
+    /// Number of connection attempts of each of the four attackers over quota
     #[arg(long, default_value_t = 1000)]
     requests: u64,
-    /// Attempts per second of each of them
+    /// Connection attempts per second of each attacker
     #[arg(long, default_value_t = 400, value_name = "HZ")]
     attack_rate_hz: u32,
     /// Bytes of a response's body
@@ -46,16 +46,16 @@ pub struct Args {
     /// Length of a flood; there are two in each run
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     flood_seconds: f64,
-    /// Times that every defence is measured
+    /// Number of measurements of every defence
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Only what each verdict of the gate's program takes, without a network
+    /// Measure only the cost of each verdict of the gate's program, without a network
     #[arg(long)]
     verdicts: bool,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the figures here, as SVG
+    /// Draw the results to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -64,7 +64,7 @@ pub struct Args {
 pub enum Experiment {
     /// eQUIC's: four clients, four attackers over their quota of connections
     Quota,
-    /// Initials of forged addresses at the highest rate
+    /// QUIC Initials from forged addresses, at the highest rate
     Flood,
 }
 
@@ -77,15 +77,15 @@ impl Experiment {
     }
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: GateArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     if args.verdicts {
         return verdicts::run(args.json.as_deref());
     }
-    let site = Site::new(args.body_bytes)?;
+    let site = GateBenchSite::new(args.body_bytes)?;
     let mut rows = args.rows();
-    let progress = Progress::of(args.rounds * rows.len());
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", report::what(row)));
@@ -97,7 +97,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     drop((progress, site));
     print!("{}", report::render(&rows));
     if let Some(path) = &args.json {
-        write_json(path, &rows.iter().map(Row::json).collect::<Vec<_>>())?;
+        write_json(path, &rows.iter().map(DefenceRow::json).collect::<Vec<_>>())?;
     }
     if let Some(path) = &args.plot {
         plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
@@ -105,7 +105,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-impl Args {
+impl GateArgs {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
             self.requests > 0 && self.attack_rate_hz > 0,
@@ -117,20 +117,20 @@ impl Args {
         Ok(())
     }
 
-    /// Defences vary fastest, so that what changes on the machine over time meets all of them.
-    fn rows(&self) -> Vec<Row> {
-        let row = |experiment, defence| Row { experiment, defence, rounds: Vec::new() };
+    /// Lists the rows. Defences vary fastest, so that a drift of the machine affects all of them alike.
+    fn rows(&self) -> Vec<DefenceRow> {
+        let row = |experiment, defence| DefenceRow { experiment, defence, rounds: Vec::new() };
         let experiments = self.experiments.iter();
         experiments
             .flat_map(|experiment| self.defences.iter().map(move |defence| row(*experiment, *defence)))
             .collect()
     }
 
-    fn measure(&self, site: &Site, row: &Row) -> anyhow::Result<serde_json::Value> {
+    fn measure(&self, site: &GateBenchSite, row: &DefenceRow) -> anyhow::Result<serde_json::Value> {
         let calm = Duration::from_secs_f64(self.calm_seconds);
         let figures = match row.experiment {
             Experiment::Quota => {
-                let load = quota::Load { requests: self.requests, rate_hz: self.attack_rate_hz, calm };
+                let load = quota::QuotaLoad { requests: self.requests, rate_hz: self.attack_rate_hz, calm };
                 serde_json::to_value(quota::run(site, row.defence, &load)?)
             }
             Experiment::Flood => {

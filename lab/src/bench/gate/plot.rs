@@ -1,4 +1,4 @@
-//! The figures as a picture: requests over time under attack, and what refusing a packet costs.
+//! Plots the figures: requests over time under attack, and the cost of refusing a packet.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{
     Experiment,
     defence::Defence,
     quota::BIN,
-    report::{Row, SERIES},
+    report::{DefenceRow, SERIES},
 };
 
 const SIZE: (u32, u32) = (1300, 520);
@@ -18,8 +18,8 @@ const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws whatever was measured as SVG.
-pub fn draw(rows: &[Row], path: &Path) -> anyhow::Result<()> {
+/// Draws the measured figures as SVG.
+pub fn draw(rows: &[DefenceRow], path: &Path) -> anyhow::Result<()> {
     if !rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)) {
         bail!("no defence could be measured");
     }
@@ -46,8 +46,8 @@ fn colour(defence: Defence) -> RGBColor {
     }
 }
 
-/// Requests per second, the mean of all rounds.
-fn over_time(area: &Area<'_>, rows: &[Row]) -> anyhow::Result<()> {
+/// Draws requests per second, the mean of all rounds.
+fn over_time(area: &Area<'_>, rows: &[DefenceRow]) -> anyhow::Result<()> {
     let lines: Vec<(Defence, Vec<f64>)> = rows
         .iter()
         .filter(|row| row.experiment == Experiment::Quota)
@@ -82,7 +82,7 @@ fn over_time(area: &Area<'_>, rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn mean_series(row: &Row) -> Vec<f64> {
+fn mean_series(row: &DefenceRow) -> Vec<f64> {
     let rounds: Vec<Vec<f64>> = row.rounds.iter().flatten().filter_map(series).collect();
     let bins = rounds.iter().map(Vec::len).min().unwrap_or(0);
     let per_second = 1.0 / BIN.as_secs_f64() / rounds.len().max(1) as f64;
@@ -93,8 +93,8 @@ fn series(figures: &Value) -> Option<Vec<f64>> {
     figures.get(SERIES)?.as_array()?.iter().map(Value::as_f64).collect()
 }
 
-/// A bar per defence in the flood.
-fn cost(area: &Area<'_>, rows: &[Row]) -> anyhow::Result<()> {
+/// Draws a bar per defence in the flood.
+fn cost(area: &Area<'_>, rows: &[DefenceRow]) -> anyhow::Result<()> {
     let bars: Vec<(Defence, f64)> = rows
         .iter()
         .filter(|row| row.experiment == Experiment::Flood)
@@ -128,12 +128,12 @@ mod tests {
 
     #[test]
     fn every_defence_is_in_the_picture() {
-        let quota = |defence| Row {
+        let quota = |defence| DefenceRow {
             experiment: Experiment::Quota,
             defence,
             rounds: vec![Ok(json!({"series": [1, 2, 3]})), Ok(json!({"series": [3, 2]}))],
         };
-        let flood = Row {
+        let flood = DefenceRow {
             experiment: Experiment::Flood,
             defence: Defence::Nftables,
             rounds: vec![Ok(json!({"cpu_ns_per_refused_packet": 900.0}))],

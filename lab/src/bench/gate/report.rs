@@ -1,4 +1,4 @@
-//! Rows: all rounds of one defence in one experiment, as JSON and on a terminal.
+//! Rows: all rounds of one defence in one experiment, as JSON and as text.
 
 use serde_json::{Map, Value, json};
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::stats::Spread;
 
-/// Over time; of each round only.
+/// Figure over time, which only rounds have.
 pub const SERIES: &str = "series";
-/// That every row has, measured or not.
+/// Figures that every row has, measured or not.
 const FIGURES: [&str; 7] = [
     "requests_per_second",
     "mean_duration_ms",
@@ -25,15 +25,15 @@ const FIGURES: [&str; 7] = [
     "honest_goodput_ratio",
 ];
 
-pub struct Row {
+pub struct DefenceRow {
     pub experiment: Experiment,
     pub defence: Defence,
-    /// One entry per round: figures, or why there are none.
+    /// Figures or error of each round.
     pub rounds: Vec<Result<Value, String>>,
 }
 
-impl Row {
-    /// One flat object: medians over the rounds, their spread (lowest and highest), and each round.
+impl DefenceRow {
+    /// Returns one flat object: medians over the rounds, their spread (lowest and highest), and each round.
     pub fn json(&self) -> Value {
         let mut row = Map::new();
         row.insert("experiment".into(), json!(self.experiment.name()));
@@ -52,21 +52,21 @@ impl Row {
         Value::Object(row)
     }
 
-    /// Median of a figure, which may be in another (`a.b`).
+    /// Returns the median of a figure, which may be nested (`a.b`).
     pub fn figure(&self, name: &str) -> Option<f64> {
         let rounds: Vec<Value> = self.rounds.iter().flatten().cloned().map(without_series).collect();
         let median = combine(&rounds, &middle);
         name.split('.').try_fold(&median, |value, key| value.get(key))?.as_f64()
     }
 
-    /// Least and most of a figure over the rounds, where there is more than one.
+    /// Returns the least and most of a figure over the rounds, if there is more than one.
     fn spread(&self, name: &str) -> Option<(f64, f64)> {
-        let values: Vec<f64> = self.by_round(name).into_iter().flatten().collect();
-        let spread = Spread::of(&values).filter(|_| self.rounds.len() > 1);
+        let values: Vec<f64> = self.values_by_round(name).into_iter().flatten().collect();
+        let spread = Spread::from_values(&values).filter(|_| self.rounds.len() > 1);
         spread.map(|spread| (spread.min, spread.max))
     }
 
-    fn by_round(&self, name: &str) -> Vec<Option<f64>> {
+    fn values_by_round(&self, name: &str) -> Vec<Option<f64>> {
         let figure =
             |figures: &Value| name.split('.').try_fold(figures, |value, key| value.get(key))?.as_f64();
         self.rounds.iter().map(|round| round.as_ref().ok().and_then(figure)).collect()
@@ -85,9 +85,9 @@ fn without_series(mut figures: Value) -> Value {
 }
 
 /// Heading, figure, divisor, digits.
-type Column = (&'static str, &'static str, f64, usize);
+type DefenceColumn = (&'static str, &'static str, f64, usize);
 
-const QUOTA: [Column; 14] = [
+const QUOTA: [DefenceColumn; 14] = [
     ("requests/s", "requests_per_second", 1.0, 0),
     ("calm", "calm_requests_per_second", 1.0, 0),
     ("mean ms", "mean_duration_ms", 1.0, 2),
@@ -104,7 +104,7 @@ const QUOTA: [Column; 14] = [
     ("system calls", "syscalls", 1.0, 0),
 ];
 
-const FLOOD: [Column; 9] = [
+const FLOOD: [DefenceColumn; 9] = [
     ("flood kpps", "flood_packets_per_second", 1e3, 0),
     ("dropped kpps", "dropped_packets_per_second", 1e3, 0),
     ("goodput ratio", "honest_goodput_ratio", 1.0, 3),
@@ -116,7 +116,7 @@ const FLOOD: [Column; 9] = [
     ("kdrops/s/core", "drops_per_second_per_core", 1e3, 0),
 ];
 
-/// What eQUIC's paper reports of its gate beside a limit in userspace: figure, change in percent.
+/// Gains of eQUIC's gate over a limit in userspace as its paper reports them: figure, change in percent.
 const EQUIC: [(&str, &str, Option<f64>); 6] = [
     ("requests per second", "requests_per_second", Some(30.9)),
     ("mean duration", "mean_duration_ms", Some(-65.0)),
@@ -126,11 +126,11 @@ const EQUIC: [(&str, &str, Option<f64>); 6] = [
     ("recovery", "recovery_s", Some(-18.0)),
 ];
 
-/// Medians over the rounds, and least and most.
-pub fn render(rows: &[Row]) -> String {
+/// Renders the medians over the rounds, with least and most.
+pub fn render(rows: &[DefenceRow]) -> String {
     let mut text = String::new();
     for (experiment, head) in [(Experiment::Quota, &QUOTA[..]), (Experiment::Flood, &FLOOD[..])] {
-        let rows: Vec<&Row> = rows.iter().filter(|row| row.experiment == experiment).collect();
+        let rows: Vec<&DefenceRow> = rows.iter().filter(|row| row.experiment == experiment).collect();
         if rows.is_empty() {
             continue;
         }
@@ -146,16 +146,16 @@ pub fn render(rows: &[Row]) -> String {
         }
         text += "\n";
     }
-    text + &beside_equic(rows)
+    text + &compare_with_equic(rows)
 }
 
-fn heading(experiment: Experiment, head: &[Column]) -> Vec<String> {
+fn heading(experiment: Experiment, head: &[DefenceColumn]) -> Vec<String> {
     let names = head.iter().map(|(name, ..)| (*name).to_owned());
     std::iter::once(experiment.name().to_owned()).chain(names).collect()
 }
 
-fn line(row: &Row, head: &[Column]) -> Vec<String> {
-    let cell = |(_, figure, divisor, digits): &Column| {
+fn line(row: &DefenceRow, head: &[DefenceColumn]) -> Vec<String> {
+    let cell = |(_, figure, divisor, digits): &DefenceColumn| {
         let show = |value: f64| format!("{:.*}", *digits, value / divisor);
         let Some(median) = row.figure(figure) else { return dash() };
         match row.spread(figure) {
@@ -166,13 +166,13 @@ fn line(row: &Row, head: &[Column]) -> Vec<String> {
     std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
 }
 
-/// The gate beside both limits in userspace, as eQUIC compares. Rounds are interleaved, so the spread is that of the
+/// Compares the gate with both limits in userspace, as eQUIC does. Rounds are interleaved, so the spread is that of the
 /// changes within each.
-fn beside_equic(rows: &[Row]) -> String {
+fn compare_with_equic(rows: &[DefenceRow]) -> String {
     let of = |defence: &Defence| {
         rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == *defence)
     };
-    let pairs: Vec<(&Row, &Row)> = [Defence::Gate, Defence::GateAnswer]
+    let pairs: Vec<(&DefenceRow, &DefenceRow)> = [Defence::Gate, Defence::GateAnswer]
         .iter()
         .filter_map(of)
         .flat_map(|gate| {
@@ -194,13 +194,13 @@ fn beside_equic(rows: &[Row]) -> String {
     columns(&lines)
 }
 
-/// Of the medians; least and most of single rounds.
-fn change(gate: &Row, user: &Row, figure: &str) -> String {
+/// Returns the change of the medians, with the least and most of single rounds.
+fn change(gate: &DefenceRow, user: &DefenceRow, figure: &str) -> String {
     let of = |(gate, user): (f64, f64)| (user > 0.0).then(|| 100.0 * (gate / user - 1.0));
     let Some(median) = gate.figure(figure).zip(user.figure(figure)).and_then(of) else { return dash() };
-    let by_round = gate.by_round(figure).into_iter().zip(user.by_round(figure));
+    let by_round = gate.values_by_round(figure).into_iter().zip(user.values_by_round(figure));
     let changes: Vec<f64> = by_round.filter_map(|(gate, user)| of((gate?, user?))).collect();
-    match Spread::of(&changes).filter(|_| changes.len() > 1) {
+    match Spread::from_values(&changes).filter(|_| changes.len() > 1) {
         Some(Spread { min, max, .. }) => {
             format!("{} ({} to {})", percent(median), percent(min), percent(max))
         }
@@ -212,11 +212,11 @@ fn percent(value: f64) -> String {
     format!("{value:+.1}")
 }
 
-pub fn what(row: &Row) -> String {
+pub fn what(row: &DefenceRow) -> String {
     format!("{}, {}", row.experiment.name(), row.defence.name())
 }
 
-/// What came of one run, as it goes.
+/// Returns the line that is printed after a run.
 pub fn told(figures: &Result<Value, String>) -> String {
     let figures = match figures {
         Err(error) => return error.clone(),
@@ -236,8 +236,8 @@ pub fn told(figures: &Result<Value, String>) -> String {
 mod tests {
     use super::*;
 
-    fn row(defence: Defence, rounds: Vec<Result<Value, String>>) -> Row {
-        Row { experiment: Experiment::Quota, defence, rounds }
+    fn row(defence: Defence, rounds: Vec<Result<Value, String>>) -> DefenceRow {
+        DefenceRow { experiment: Experiment::Quota, defence, rounds }
     }
 
     fn figures(requests: f64, syscalls: u64) -> Result<Value, String> {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_without_the_series() {
+    fn row_has_medians_but_no_series() {
         let row = row(Defence::Gate, vec![figures(10.0, 1), figures(30.0, 3), figures(20.0, 5)]);
         assert_eq!(row.figure("requests_per_second"), Some(20.0));
         assert_eq!(row.figure("server_cpu_percent.p50"), Some(7.0));
@@ -279,7 +279,7 @@ mod tests {
         let text = render(&rows);
         let line = |what: &str| text.lines().rfind(|line| line.starts_with(what)).expect("a line").to_owned();
         assert!(line("change").contains("gate / user  ") && line("change").contains("gate / user-early"));
-        // Of the medians, 150 and 165; in the rounds by half more, and by a tenth less.
+        // The change of the medians, 150 and 165. In the rounds it is half more, and a tenth less.
         let requests = line("requests per second");
         assert!(requests.contains("+10.0 (-10.0 to +50.0)") && requests.contains("+37.5"), "{requests}");
         assert!(requests.ends_with("+30.9"), "{requests}");

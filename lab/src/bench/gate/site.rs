@@ -6,27 +6,27 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use millrace_gate::{Gate, Mode, Policy};
+use millrace_gate::{Gate, Policy, XdpMode};
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::{
     super::{
-        contender::{Identity, PORT},
-        process::{Process, listens},
+        contender::{ContenderIdentity, PORT},
+        process::{BenchProcess, listens},
     },
-    defence::{Defence, Limits, Place, run},
-    http3::Target,
+    defence::{Defence, DefenceLimits, DefencePlace, run},
+    http3::Http3Target,
 };
-use crate::lab::{self, Interface, Lab, Node, Topology};
+use crate::lab::{self, Lab, LabNode, NodeInterface, Topology};
 
 pub const CLIENTS: &str = "clients";
 pub const SERVER: &str = "server";
 pub const ATTACKERS: &str = "attackers";
-/// Clients, and attackers, as in the eQUIC paper.
+/// Number of clients, and of attackers, as in the eQUIC paper.
 const PEERS: u8 = 4;
-/// Last byte of the first one's address; the interface's own is lower.
+/// Last byte of the first peer's address; the interface's own is lower.
 const FIRST_PEER: u8 = 101;
-/// A policy that guards nothing, and a gate that remembers as little as it can.
+/// Policy of a gate that guards nothing and keeps as little state as possible.
 const NOTHING: &str = "\
 [load]
 max_ids = 64
@@ -40,14 +40,14 @@ live = \"unknown\"
 ";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-pub struct Site {
+pub struct GateBenchSite {
     pub lab: Lab,
     pub directory: tempfile::TempDir,
-    identity: Identity,
+    identity: ContenderIdentity,
     body_bytes: usize,
 }
 
-impl Site {
+impl GateBenchSite {
     pub fn new(body_bytes: usize) -> anyhow::Result<Self> {
         lab::remove_on_signal()?;
         let mut topology = Topology::default();
@@ -61,25 +61,26 @@ impl Site {
                 run(node, "ip", &["address", "add", &format!("{address}/24"), "dev", device], "")?;
             }
         }
-        // With GRO a veth takes XDP frames, and works as a driver does.
+        // With GRO enabled, a veth takes XDP frames and works as a driver does.
         let attacked = &interface(lab.node(SERVER)?, ATTACKERS)?.device;
         run(lab.node(SERVER)?, "ethtool", &["-K", attacked, "gro", "on"], "").context("GRO")?;
         let directory = tempfile::tempdir()?;
-        let identity = Identity::create(&directory.path().join("identity"), lab.node(SERVER)?.addr_v4())?;
+        let identity =
+            ContenderIdentity::create(&directory.path().join("identity"), lab.node(SERVER)?.addr_v4())?;
         Ok(Self { lab, directory, identity, body_bytes })
     }
 
-    pub fn node(&self, name: &str) -> anyhow::Result<&Node> {
+    pub fn node(&self, name: &str) -> anyhow::Result<&LabNode> {
         Ok(self.lab.node(name)?)
     }
 
-    /// While this lives attackers get what a gate sends back: a veth takes that only with an XDP program, and be it one
-    /// that lets everything pass (with GRO it would lie in the ring until something else comes).
+    /// Lets attackers receive the gate's answers while the result lives. A veth takes those only if it has an XDP
+    /// program, even one that passes everything. With GRO they would stay in the ring until another packet comes.
     pub fn take_answers(&self) -> anyhow::Result<Gate> {
         let node = self.node(ATTACKERS)?;
         let device = &interface(node, ATTACKERS)?.device;
         let gate = Gate::new(&Policy::parse(NOTHING)?)?;
-        node.enter(|| gate.attach(device, Mode::Native))??;
+        node.enter(|| gate.attach(device, XdpMode::Native))??;
         Ok(gate)
     }
 
@@ -87,17 +88,17 @@ impl Site {
         Ok(SocketAddr::new(self.node(SERVER)?.addr_v4().into(), PORT))
     }
 
-    pub fn target(&self) -> anyhow::Result<Target> {
-        Ok(Target {
+    pub fn target(&self) -> anyhow::Result<Http3Target> {
+        Ok(Http3Target {
             server: self.server()?,
             certificate: self.identity.certificate.clone(),
             body_bytes: self.body_bytes,
         })
     }
 
-    pub fn place(&self) -> anyhow::Result<Place<'_>> {
+    pub fn place(&self) -> anyhow::Result<DefencePlace<'_>> {
         let node = self.node(SERVER)?;
-        Ok(Place {
+        Ok(DefencePlace {
             node,
             devices: node.interfaces().iter().map(|interface| interface.device.clone()).collect(),
             attacked: interface(node, ATTACKERS)?.device.clone(),
@@ -106,7 +107,7 @@ impl Site {
         })
     }
 
-    pub fn start_server(&self, defence: Defence, limits: Limits) -> anyhow::Result<Process> {
+    pub fn start_server(&self, defence: Defence, limits: DefenceLimits) -> anyhow::Result<BenchProcess> {
         let node = self.node(SERVER)?;
         let mut command = node.command(std::env::current_exe()?);
         command.args(["bench", "http3-server", "--listen", &self.server()?.to_string()]);
@@ -115,26 +116,26 @@ impl Site {
         if defence.is_in_user_space() {
             command.args(limits.user_arguments(defence));
         }
-        let mut server = Process::start("server", command, self.directory.path())?;
+        let mut server = BenchProcess::start("server", command, self.directory.path())?;
         let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
         server.wait_until("listening", START_LIMIT, bound)?;
         Ok(server)
     }
 }
 
-/// The addresses of the clients or attackers of a node.
-pub fn addresses(node: &Node) -> Vec<IpAddr> {
+/// Returns the addresses of the clients or attackers of a node.
+pub fn addresses(node: &LabNode) -> Vec<IpAddr> {
     let [a, b, c, _] = node.addr_v4().octets();
     (FIRST_PEER..FIRST_PEER + PEERS).map(|d| IpAddr::V4(Ipv4Addr::new(a, b, c, d))).collect()
 }
 
-/// The interface on the link between `name` and the server, at `node`, which is either end.
-pub fn interface<'a>(node: &'a Node, name: &str) -> anyhow::Result<&'a Interface> {
+/// Returns the interface at `node` on the link between `name` and the server. `node` is either end.
+pub fn interface<'a>(node: &'a LabNode, name: &str) -> anyhow::Result<&'a NodeInterface> {
     let link = if name == CLIENTS { format!("{CLIENTS}-{SERVER}") } else { format!("{SERVER}-{ATTACKERS}") };
     node.interface(&link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))
 }
 
-/// Resident memory of a process now.
+/// Returns the current resident memory of a process.
 pub fn rss_bytes(process: u32) -> std::io::Result<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());

@@ -1,17 +1,17 @@
-//! What each verdict of the gate takes: the program alone, on one frame again and again.
+//! Measures the cost of each verdict of the gate: the program alone, on one frame again and again.
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_gate::kernel::{Config, Gate, Pass, Reason, Rule, Statistics};
-use millrace_kernel::xdp::{self, Mode};
+use millrace_gate::kernel::{Config, GateReason, GateTotals, LoadedGate, Pass, Rule};
+use millrace_kernel::xdp::{self, XdpMode};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 
 use super::super::table::{columns, write_json};
 
 const RUNS: u32 = 1 << 20;
-/// Of any network namespace.
+/// Index of the loopback interface in any network namespace.
 const LOOPBACK: i32 = 1;
 const PORT: u16 = 443;
 const CLIENT: [u8; 4] = [192, 0, 2, 7];
@@ -23,10 +23,10 @@ const INITIAL: u8 = 0xc3;
 const RETRY: u8 = 0xf3;
 const DATAGRAM: usize = 1200;
 
-/// A policy, and a frame on which it decides for a reason; `None`: it is not even counted.
-struct Case {
+/// A policy, a frame, and the reason of the gate's verdict on it; `None`: it is not even counted.
+struct VerdictCase {
     name: &'static str,
-    reason: Option<Reason>,
+    reason: Option<GateReason>,
     policy: String,
     frame: Vec<u8>,
 }
@@ -44,16 +44,17 @@ pub fn run(json: Option<&Path>) -> anyhow::Result<()> {
     json.map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-/// Of one frame.
-struct Times {
+/// Times of one frame.
+struct VerdictTimes {
     /// The gate's program.
     alone: Duration,
-    /// As an interface has it: from the root to the gate's turn, and what passes on to the next turn, which nobody has.
+    /// The dispatcher as an interface runs it: from its root through the gate, and on to the next program, which is
+    /// absent.
     attached: Duration,
 }
 
-/// In a network namespace of its own, whose loopback interface has the program.
-fn time(case: &Case) -> anyhow::Result<Times> {
+/// Times a verdict in a new network namespace, whose loopback interface has the program.
+fn time(case: &VerdictCase) -> anyhow::Result<VerdictTimes> {
     std::thread::scope(|scope| {
         let timed = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -63,51 +64,51 @@ fn time(case: &Case) -> anyhow::Result<Times> {
     })
 }
 
-fn time_here(case: &Case) -> anyhow::Result<Times> {
-    let gate = Gate::load(&Config::default())?;
+fn time_here(case: &VerdictCase) -> anyhow::Result<VerdictTimes> {
+    let gate = LoadedGate::load(&Config::default())?;
     gate.apply(&millrace_gate::Policy::parse(&case.policy)?.rules)?;
     let web = gate.scope("web")?;
     web.inc(IpAddr::from(CLIENT))?;
-    if case.reason == Some(Reason::Passed(Pass::Live)) {
+    if case.reason == Some(GateReason::Passed(Pass::Live)) {
         web.publish(&ID)?;
     }
-    gate.attach(LOOPBACK, Mode::Generic)?;
-    let times = Times {
+    gate.attach(LOOPBACK, XdpMode::Generic)?;
+    let times = VerdictTimes {
         alone: gate.time(&case.frame, RUNS)?,
         attached: xdp::time(LOOPBACK, &case.frame, RUNS).context("the program of the interface")?,
     };
     if let Some(reason) = case.reason {
         let decided = count(&gate.statistics()?, reason);
-        // A bucket lets something through now and then.
+        // A token bucket admits a packet now and then.
         ensure!(decided > 2 * u64::from(RUNS) * 9 / 10, "only {decided} of 2 x {RUNS} for this reason");
     }
     Ok(times)
 }
 
-fn count(statistics: &Statistics, reason: Reason) -> u64 {
+fn count(statistics: &GateTotals, reason: GateReason) -> u64 {
     let counted = statistics.scopes.iter().map(|scope| match reason {
-        Reason::Refused(rule) => scope.rule(rule).packets,
-        Reason::Passed(pass) => scope.pass(pass).packets,
+        GateReason::Refused(rule) => scope.rule(rule).packets,
+        GateReason::Passed(pass) => scope.pass(pass).packets,
     });
     counted.sum()
 }
 
-fn cases() -> Vec<Case> {
-    let refused = |rule: Rule, top: &str, scope: &str, rules: &str, frame: Vec<u8>| Case {
+fn cases() -> Vec<VerdictCase> {
+    let refused = |rule: Rule, top: &str, scope: &str, rules: &str, frame: Vec<u8>| VerdictCase {
         name: rule.name(),
-        reason: Some(Reason::Refused(rule)),
+        reason: Some(GateReason::Refused(rule)),
         policy: policy(top, scope, rules),
         frame,
     };
     let passed =
-        |name, reason, scope: &str, frame| Case { name, reason, policy: policy("", scope, ""), frame };
+        |name, reason, scope: &str, frame| VerdictCase { name, reason, policy: policy("", scope, ""), frame };
     let to = |payload| frame(UDP, 40000, PORT, payload);
     let opens = || to(long(INITIAL, 1, DATAGRAM));
     let published = "live = \"published\"\nid_bytes = 8";
     vec![
         passed("not UDP", None, "", frame(TCP, 40000, PORT, vec![0; 40])),
-        passed("no scope", Some(Reason::Passed(Pass::Other)), "", frame(UDP, 40000, 53, vec![0; 40])),
-        passed("live", Some(Reason::Passed(Pass::Live)), published, to(short())),
+        passed("no scope", Some(GateReason::Passed(Pass::Other)), "", frame(UDP, 40000, 53, vec![0; 40])),
+        passed("live", Some(GateReason::Passed(Pass::Live)), published, to(short())),
         refused(Rule::Block, "block = [\"192.0.2.0/24\"]", "", "", opens()),
         refused(Rule::Short, "", "", "", to(vec![0x40; 10])),
         refused(Rule::Malformed, "", "", "", to(long(RETRY, 1, DATAGRAM))),
@@ -144,7 +145,7 @@ fn policy(top: &str, scope: &str, rules: &str) -> String {
     format!("{top}\n[[scope]]\nname = \"web\"\nport = {PORT}\n{scope}\n[scope.rules]\n{rules}\n")
 }
 
-/// From a client that has no connection.
+/// Builds a frame from a client that has no connection.
 fn unknown(payload: Vec<u8>) -> Vec<u8> {
     let mut frame = frame(UDP, 40000, PORT, payload);
     if let Some(last) = frame.get_mut(14 + 15) {
@@ -153,7 +154,7 @@ fn unknown(payload: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Ethernet, IPv4, and ports and length as UDP has them. Nobody looks at the checksums.
+/// Builds Ethernet, IPv4, and ports and length as UDP has them. The checksums are not checked by anything.
 fn frame(protocol: u8, from: u16, to: u16, payload: Vec<u8>) -> Vec<u8> {
     let udp_bytes = 8 + payload.len() as u16;
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
@@ -166,7 +167,7 @@ fn frame(protocol: u8, from: u16, to: u16, payload: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// As Initials are: an ID, no source ID, no token, the length of the rest.
+/// Builds a packet with an Initial's layout: a connection ID, no source ID, no token, the length of the rest.
 fn long(first: u8, version: u32, bytes: usize) -> Vec<u8> {
     let mut packet = vec![first];
     packet.extend(version.to_be_bytes());
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_are_policies() {
+    fn benchmark_policies_are_valid() {
         for case in cases() {
             if let Err(error) = millrace_gate::Policy::parse(&case.policy) {
                 panic!("{}: {error}", case.name);

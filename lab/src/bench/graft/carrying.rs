@@ -4,65 +4,73 @@ use std::net::Ipv4Addr;
 
 use anyhow::ensure;
 
-use super::host::Host;
-use crate::bench::process::Process;
-use crate::lab::Node;
+use super::host::GraftHost;
+use crate::bench::process::BenchProcess;
+use crate::lab::LabNode;
 use std::path::Path;
 
 const CARRIERS: u16 = 9188;
 
-/// What both hosts' settings have besides what is usual.
+/// Additional settings of both hosts.
 #[derive(Default)]
-pub struct Wanted<'a> {
+pub struct CarryingSettings<'a> {
     /// Lines of `[carry]`.
     pub carry: &'a str,
-    /// Where the server's broker listens, if not as usual.
+    /// Port where the server's broker listens, unless it is the usual one.
     pub listen: Option<u16>,
-    /// Connections to this port are ruled, and stay in place with this congestion control.
+    /// Port whose connections have a rule and stay in place with this congestion control.
     pub in_place: Option<(u16, &'a str)>,
 }
 
-/// Connections of the client's cgroup to some ports of the server's are carried.
+/// Two hosts that tunnel connections of the client's cgroup to some ports of the server's.
 pub struct Carrying<'a> {
-    pub client: Host<'a>,
-    pub server: Host<'a>,
+    pub client: GraftHost<'a>,
+    pub server: GraftHost<'a>,
 }
 
 impl<'a> Carrying<'a> {
-    pub fn new(client: &'a Node, server: &'a Node, directory: &Path, ports: &[u16]) -> anyhow::Result<Self> {
-        Self::wanted(client, server, directory, ports, &Wanted::default())
-    }
-
-    /// Each host by its one address.
-    pub fn wanted(
-        client: &'a Node,
-        server: &'a Node,
+    pub fn new(
+        client: &'a LabNode,
+        server: &'a LabNode,
         directory: &Path,
         ports: &[u16],
-        wanted: &Wanted<'_>,
+    ) -> anyhow::Result<Self> {
+        Self::wanted(client, server, directory, ports, &CarryingSettings::default())
+    }
+
+    /// Makes both hosts with one address each.
+    pub fn wanted(
+        client: &'a LabNode,
+        server: &'a LabNode,
+        directory: &Path,
+        ports: &[u16],
+        wanted: &CarryingSettings<'_>,
     ) -> anyhow::Result<Self> {
         let hosts = [client, server].map(|node| (node, vec![node.addr_v4()]));
         Self::by(hosts, 1, directory, ports, wanted)
     }
 
-    /// The client's host and the server's, each with the addresses by which it is reached; carriers are called at so many of the
-    /// server's, in this order.
+    /// Makes the client's host and the server's, each with the addresses that it is reached by. Carriers connect to the
+    /// first `called` addresses of the server.
     pub fn by(
-        [client, server]: [(&'a Node, Vec<Ipv4Addr>); 2],
+        [client, server]: [(&'a LabNode, Vec<Ipv4Addr>); 2],
         called: usize,
         directory: &Path,
         ports: &[u16],
-        wanted: &Wanted<'_>,
+        wanted: &CarryingSettings<'_>,
     ) -> anyhow::Result<Self> {
-        let ([client, server], addresses) = ([client.0, server.0], [client.1, server.1]);
-        let host = |name, node| Host::new(name, node, &directory.join(name));
-        let (client, server) = (host("client", client)?, host("server", server)?);
-        let (near, far) = (client.key()?, server.key()?);
+        let addresses = [client.1, server.1];
+        let [client, server] = [client.0, server.0];
+        let host = |name, node| GraftHost::new(name, node, &directory.join(name));
+        let client = host("client", client)?;
+        let server = host("server", server)?;
+        let near = client.key()?;
+        let far = server.key()?;
         let port = wanted.listen.unwrap_or(CARRIERS);
         let list = |all: Vec<String>| all.iter().map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
         let named = addresses.each_ref().map(|all| list(all.iter().map(Ipv4Addr::to_string).collect()));
         let called = list(addresses[1].iter().take(called).map(|it| format!("{it}:{port}")).collect());
-        // By any of them.
+        // The broker must be reachable by any of the addresses.
         let listen = match &addresses[1][..] {
             [one] => format!("{one}:{port}"),
             _ => format!("0.0.0.0:{port}"),
@@ -86,15 +94,17 @@ impl<'a> Carrying<'a> {
         let peer = |key: &str, addresses: &str| {
             format!("[[peer]]\nname = \"p\"\nkey = \"{key}\"\naddresses = [{addresses}]\n")
         };
-        let (of_client, of_server) = (peer(&near, &named[0]), peer(&far, &named[1]));
+        let of_client = peer(&near, &named[0]);
+        let of_server = peer(&far, &named[1]);
         client.configure(&format!("{own}{of_server}carry = [{called}]\n{}", rules("client")))?;
         server.configure(&format!("{own}listen = \"{listen}\"\n{of_client}{}", rules("server")))?;
         Ok(Self { client, server })
     }
 
-    /// Until the carrier is warm.
-    pub fn start(&self) -> anyhow::Result<(Process, Process)> {
-        let (server, client) = (self.server.start()?, self.client.start()?);
+    /// Starts both daemons and waits until the carrier is warm.
+    pub fn start(&self) -> anyhow::Result<(BenchProcess, BenchProcess)> {
+        let server = self.server.start()?;
+        let client = self.client.start()?;
         self.wait_warm()?;
         Ok((server, client))
     }
@@ -103,10 +113,10 @@ impl<'a> Carrying<'a> {
         self.client.wait_warm(1)
     }
 
-    /// At least so many connections were carried since the start.
+    /// Checks that at least so many connections were tunnelled since the start.
     pub fn check_led(&self, least: usize) -> anyhow::Result<()> {
         let led = self.client.led()?;
-        ensure!(led >= least as u64, "{led} connections were carried, and not {least}");
+        ensure!(led >= least as u64, "{led} connections were tunnelled, not {least}");
         Ok(())
     }
 }

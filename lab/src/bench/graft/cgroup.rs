@@ -1,4 +1,4 @@
-//! Cgroups of version 2, empty ones, so that nobody's sockets are touched.
+//! Empty cgroups of version 2, so that the sockets of other processes are not affected.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,19 +8,19 @@ use anyhow::Context as _;
 
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-pub struct Cgroup {
+pub struct HostCgroup {
     root: PathBuf,
     path: PathBuf,
 }
 
-impl Cgroup {
+impl HostCgroup {
     pub fn new(what: &str) -> anyhow::Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mounts")?;
         let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
         let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
         let root = root.context("no cgroup of version 2 is mounted")?;
-        // Several labs at once have hosts of the same name.
+        // Several labs at once have hosts of the same name, so a number makes the name unique.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = root.join(format!("millrace-bench-{}-{number}-{what}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
@@ -31,7 +31,7 @@ impl Cgroup {
         &self.path
     }
 
-    /// Sockets that this process makes meanwhile belong to it.
+    /// Runs `work` in the cgroup. Sockets that this process makes meanwhile belong to it.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> anyhow::Result<T> {
         let enter = |path: &Path| std::fs::write(path.join("cgroup.procs"), std::process::id().to_string());
         enter(&self.path)?;
@@ -40,7 +40,7 @@ impl Cgroup {
         Ok(done)
     }
 
-    /// Starts what the command starts inside.
+    /// Returns a command that runs inside the cgroup.
     pub fn command(&self, inner: &Command) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$0\"; exec \"$@\""]).arg(self.path.join("cgroup.procs"));
@@ -49,7 +49,7 @@ impl Cgroup {
     }
 }
 
-impl Drop for Cgroup {
+impl Drop for HostCgroup {
     fn drop(&mut self) {
         let _ = std::fs::write(self.root.join("cgroup.procs"), std::process::id().to_string());
         let _ = std::fs::remove_dir(&self.path);

@@ -1,4 +1,5 @@
-//! `bench graft choice`: connections on networks for which the model is wrong, and how many of them it takes until they go by something better.
+//! `bench graft choice`: connections on networks for which the model is wrong, and how many it takes until another arm
+//! is chosen.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -11,19 +12,19 @@ use anyhow::{Context as _, anyhow, ensure};
 use nix::sys::socket::{getsockopt, sockopt};
 use serde_json::{Value, json};
 
-use super::host::{Host, LIMIT};
+use super::host::{GraftHost, LIMIT};
 use super::register;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::bench::table::{columns, write_json};
-use crate::lab::{Directions, Node, Topology};
-use crate::progress::Progress;
+use crate::lab::{Directions, LabNode, Topology};
+use crate::progress::BenchProgress;
 
 const PORT: u16 = 7100;
-/// In a row by another arm: the model's is left.
+/// Connections in a row by another arm after which the choice has left the model's.
 const SETTLED: usize = 8;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ChoiceArgs {
     /// Round trip (ms), loss (%), rate (Mbit/s)
     #[arg(
         long,
@@ -31,35 +32,35 @@ pub struct Args {
         default_value = "30:3:20,60:3:20,60:1:50,120:2:20,120:5:10,250:1:10,300:2:20,500:1:5",
         value_name = "MS:PERCENT:MBIT"
     )]
-    networks: Vec<Network>,
-    /// What the model has for all of them
+    networks: Vec<ChoiceNetwork>,
+    /// The model's congestion control for all of them
     #[arg(long, default_value = "reno", value_name = "NAME")]
     learned: String,
-    /// What a connection costs at most in nine of ten cases of the training, by what its path would allow
+    /// The model's cost that nine of ten training cases stay below, as a multiple of what the path allows
     #[arg(long, default_value_t = 2.0)]
     usual: f64,
-    /// A model that `graft train` has made, in the place of these two
+    /// A model that `graft train` has made, instead of these two
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// On each network
+    /// Connections on each network
     #[arg(long, default_value_t = 100)]
     connections: usize,
-    /// Of each connection
+    /// Size of each connection
     #[arg(long, default_value_t = 256, value_name = "KIB")]
     size_kib: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Network {
+struct ChoiceNetwork {
     rtt_ms: f64,
     loss_percent: f64,
     rate_mbit: f64,
 }
 
-impl FromStr for Network {
+impl FromStr for ChoiceNetwork {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -74,17 +75,17 @@ impl FromStr for Network {
     }
 }
 
-/// One connection.
+/// Result of one connection.
 struct Went {
     arm: String,
     ms: f64,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: ChoiceArgs) -> anyhow::Result<()> {
     ensure!(args.connections > SETTLED, "--connections is more than {SETTLED}");
     ensure!(args.size_kib > 0, "--size-kib is at least 1");
     let _grafts = register(std::slice::from_ref(&args.learned))?;
-    let progress = Progress::of(args.networks.len());
+    let progress = BenchProgress::with_steps(args.networks.len());
     let mut rows = Vec::new();
     for (seed, network) in (1..).zip(&args.networks) {
         progress.begin(format!("{} ms, {} %", network.rtt_ms, network.loss_percent));
@@ -96,19 +97,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-impl Args {
-    fn on(&self, network: &Network, seed: u64) -> anyhow::Result<Value> {
+impl ChoiceArgs {
+    fn on(&self, network: &ChoiceNetwork, seed: u64) -> anyhow::Result<Value> {
         let mut topology = Topology::standard(1, 1);
         (topology.seed, topology.netem) = (seed, false);
         let delay = format!("delay={}us", (network.rtt_ms * 500.0) as u64);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay)?;
         let bad = format!("loss={}% rate={}mbit", network.loss_percent, network.rate_mbit);
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &bad)?;
-        let site = Site::new(&topology)?;
-        let (near, far) = (site.relay()?, site.subscribers()?);
-        // Metrics of earlier connections are not kept: each is the first to its peer.
+        let site = BenchSite::new(&topology)?;
+        let near = site.relay()?;
+        let far = site.subscribers()?;
+        // TCP's metrics of earlier connections are not kept, so that each connection is like the first to its peer.
         near.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
-        let host = Host::new("client", near, &site.directory().join("client"))?;
+        let host = GraftHost::new("client", near, &site.directory().join("client"))?;
         fs::write(host.directory.join("model.json"), self.model()?)?;
         host.configure(&format!(
             "model = \"model.json\"\n[[rule]]\nname = \"r\"\nside = \"client\"\nport = {PORT}\nagree = false\nselect = \"loss\"\n\
@@ -116,7 +118,7 @@ impl Args {
             self.size_kib
         ))?;
         let _daemon = host.start()?;
-        // The socket is there before the programs are; it is answered when they are.
+        // The socket exists before the programs do; it answers when they are loaded.
         host.status()?;
         let listener = far.enter(|| TcpListener::bind((far.addr_v4(), PORT)))??;
         let first = self.connect(&host, near, &listener)?;
@@ -138,8 +140,8 @@ impl Args {
         Ok(json!({ "version": 1, "about": "wrong", "arms": [self.learned], "tree": tree }).to_string())
     }
 
-    /// From the SYN until the last byte is there.
-    fn connect(&self, host: &Host<'_>, near: &Node, listener: &TcpListener) -> anyhow::Result<Went> {
+    /// Returns the time from the SYN to the last byte.
+    fn connect(&self, host: &GraftHost<'_>, near: &LabNode, listener: &TcpListener) -> anyhow::Result<Went> {
         let at: SocketAddr = listener.local_addr()?;
         let start = Instant::now();
         let connect = || near.enter(|| TcpStream::connect_timeout(&at, LIMIT));
@@ -166,7 +168,13 @@ impl Args {
         Ok(Went { arm, ms })
     }
 
-    fn row(&self, network: &Network, first: &Went, all: &[Went], status: &Value) -> anyhow::Result<Value> {
+    fn row(
+        &self,
+        network: &ChoiceNetwork,
+        first: &Went,
+        all: &[Went],
+        status: &Value,
+    ) -> anyhow::Result<Value> {
         let selection = status.pointer("/status/selection").context("no selection in the status")?;
         let learned = all.first().map(|went| went.arm.clone()).unwrap_or_default();
         let median = |is_learned: bool| {

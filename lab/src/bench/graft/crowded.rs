@@ -1,4 +1,4 @@
-//! How long it takes a peer whom the settings name to have a carrier while strangers stall.
+//! Measures how long a known peer waits for a carrier while strangers stall.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -6,30 +6,30 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use millrace_graft::settings::Kind;
+use millrace_graft::settings::CarrierKind;
 use serde_json::{Value, json};
 
-use super::host::{Host, wait};
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use super::host::{GraftHost, wait};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
-use crate::lab::{Node, Topology};
-use crate::progress::Progress;
+use crate::lab::{LabNode, Topology};
+use crate::progress::BenchProgress;
 use crate::stall::Strangers;
 use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CrowdedArgs {
     /// Kinds of the peer's carriers: `quic`, `tcp`, `mptcp`, `sctp`
     #[arg(long, value_delimiter = ',', default_value = "tcp,quic,sctp", value_name = "KIND")]
     carriers: Vec<String>,
-    /// Handshakes a second that strangers begin: from one IPv6 /64 and from one IPv4 address, each
+    /// Handshakes per second that strangers begin: from one IPv6 /64 and from one IPv4 address, each
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
     /// Carriers of each kind, one after the other
     #[arg(long, default_value_t = 200)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -37,23 +37,23 @@ pub struct Args {
 const CARRIERS: u16 = 9188;
 /// Addresses in the /64.
 const STRANGERS: u16 = 16;
-/// Addresses of strangers, in a network that the peer's host is in, too.
+/// First address of strangers, in a network that the peer's host is in as well.
 const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8:96::";
 
-struct Row {
+struct CrowdedRow {
     carrier: String,
     rate: u32,
-    /// Times from a carrier's call until it is warm, in milliseconds.
+    /// Times from a carrier's call until it is warm, ms.
     times: Vec<f64>,
-    /// Handshakes of strangers meanwhile, a second.
+    /// Handshakes of strangers meanwhile, per second.
     begun: f64,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: CrowdedArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds is at least 1");
     warn_if_busy()?;
-    let progress = Progress::of(args.carriers.len());
+    let progress = BenchProgress::with_steps(args.carriers.len());
     let mut rows = Vec::new();
     for name in &args.carriers {
         progress.begin(format!("{} carriers, {name}", args.rounds));
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 rows.push(row);
             }
             Err(error) if is_unknown_here(&error) => {
-                progress.end("this kernel does not have it: left out")?
+                progress.end("this kernel lacks the protocol: left out")?
             }
             Err(error) => return Err(error),
         }
@@ -71,27 +71,30 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     drop(progress);
     ensure!(!rows.is_empty(), "this kernel has none of these kinds of carriers");
     print!("{}", render(&rows));
-    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    let json: Vec<_> = rows.iter().map(CrowdedRow::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-/// Whether the kernel has no such protocol.
+/// Reports whether the kernel lacks the protocol.
 fn is_unknown_here(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<std::io::Error>();
     error.and_then(std::io::Error::raw_os_error) == Some(nix::libc::EPROTONOSUPPORT)
 }
 
-impl Args {
-    fn measure(&self, name: &str) -> anyhow::Result<Row> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+impl CrowdedArgs {
+    fn measure(&self, name: &str) -> anyhow::Result<CrowdedRow> {
+        let kind = CarrierKind::ALL.into_iter().find(|kind| kind.name() == name);
         let kind = kind.with_context(|| format!("{name} is no kind of carriers"))?;
-        let site = Site::new(&Topology::standard(1, 1))?;
-        let (near, far) = (site.relay()?, site.subscribers()?);
+        let site = BenchSite::new(&Topology::standard(1, 1))?;
+        let near = site.relay()?;
+        let far = site.subscribers()?;
         let from = strangers(near, far)?;
         let (client, server) = hosts(&site, name)?;
         let _far = server.start()?;
-        let (is_over, begun) = (AtomicBool::new(false), [AtomicUsize::new(0), AtomicUsize::new(0)]);
-        let (is_over, counts) = (&is_over, &begun);
+        let is_over = AtomicBool::new(false);
+        let begun = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        let is_over = &is_over;
+        let counts = &begun;
         let pace = Duration::from_secs(1) / self.rate;
         std::thread::scope(|scope| {
             let groups = from.iter().zip(counts).zip([far.addr_v4().into(), IpAddr::from(far.addr_v6())]);
@@ -108,17 +111,22 @@ impl Args {
                 call.join().map_err(|_| anyhow::anyhow!("strangers have failed"))??;
             }
             let (times, begun) = measured?;
-            Ok(Row { carrier: name.to_owned(), rate: self.rate, times, begun })
+            Ok(CrowdedRow { carrier: name.to_owned(), rate: self.rate, times, begun })
         })
     }
 
-    fn rounds(&self, client: &Client<'_>, counts: &[AtomicUsize; 2]) -> anyhow::Result<(Vec<f64>, f64)> {
+    fn rounds(
+        &self,
+        client: &CrowdedClient<'_>,
+        counts: &[AtomicUsize; 2],
+    ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
         wait("strangers", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;
         client.host.wait_warm(1)?;
-        let (start, before) = (Instant::now(), count());
+        let start = Instant::now();
+        let before = count();
         let mut times = Vec::new();
         for round in 1..=self.rounds {
             client.configure(round)?;
@@ -138,8 +146,8 @@ impl Args {
     }
 }
 
-/// Gives the client's host the strangers' addresses: those of IPv4, and those of IPv6.
-fn strangers(near: &Node, far: &Node) -> anyhow::Result<[Vec<IpAddr>; 2]> {
+/// Gives the client's host the strangers' addresses, and returns those of IPv4 and those of IPv6.
+fn strangers(near: &LabNode, far: &LabNode) -> anyhow::Result<[Vec<IpAddr>; 2]> {
     let v6: Vec<_> = (1..=STRANGERS).map(|n| format!("{V6}{n:x}")).collect();
     for address in &v6 {
         ip(near, &["addr", "add", &format!("{address}/128"), "dev", "lo"])?;
@@ -152,56 +160,57 @@ fn strangers(near: &Node, far: &Node) -> anyhow::Result<[Vec<IpAddr>; 2]> {
     Ok([vec![V4.parse()?], v6])
 }
 
-fn ip(node: &Node, arguments: &[&str]) -> anyhow::Result<()> {
+fn ip(node: &LabNode, arguments: &[&str]) -> anyhow::Result<()> {
     let output = node.command("ip").args(arguments).output()?;
     ensure!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-struct Client<'a> {
-    host: Host<'a>,
+struct CrowdedClient<'a> {
+    host: GraftHost<'a>,
     settings: String,
 }
 
-impl Client<'_> {
-    /// The peer's entry is another one for each number, so its carrier is called again.
+impl CrowdedClient<'_> {
+    /// Configures the peer. Another number changes its entry, so that its carrier is called again.
     fn configure(&self, number: usize) -> anyhow::Result<()> {
         let address = IpAddr::from([198, 18, (number >> 8) as u8, number as u8]);
         self.host.configure(&format!("{}addresses = [\"{address}\"]\n", self.settings))
     }
 }
 
-fn hosts<'a>(site: &'a Site, carrier: &str) -> anyhow::Result<(Client<'a>, Host<'a>)> {
+fn hosts<'a>(site: &'a BenchSite, carrier: &str) -> anyhow::Result<(CrowdedClient<'a>, GraftHost<'a>)> {
     let directory = |name: &str| site.directory().join(format!("{name}-{carrier}"));
-    let client = Host::new("client", site.relay()?, &directory("client"))?;
-    let server = Host::new("server", site.subscribers()?, &directory("server"))?;
+    let client = GraftHost::new("client", site.relay()?, &directory("client"))?;
+    let server = GraftHost::new("server", site.subscribers()?, &directory("server"))?;
     let keys = (client.key()?, server.key()?);
     let own = format!("[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = \"{carrier}\"\n");
     let near = client.node.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
-    let (at, address) = (server.node.addr_v4(), near.v4);
+    let at = server.node.addr_v4();
+    let address = near.v4;
     server.configure(&format!(
         "{own}listen = \"[::]:{CARRIERS}\"\n[[peer]]\nname = \"client\"\nkey = \"{}\"\naddresses = [\"{address}\"]\n",
         keys.0
     ))?;
     let settings =
         format!("{own}[[peer]]\nname = \"server\"\nkey = \"{}\"\ncarry = \"{at}:{CARRIERS}\"\n", keys.1);
-    Ok((Client { host: client, settings }, server))
+    Ok((CrowdedClient { host: client, settings }, server))
 }
 
-impl Row {
+impl CrowdedRow {
     fn json(&self) -> Value {
         json!({
             "carrier": self.carrier, "rate": self.rate, "begun_per_s": self.begun, "rounds": self.times.len(),
-            "warm_ms": Percentiles::of(self.times.clone()),
+            "warm_ms": Percentiles::from_samples(self.times.clone()),
         })
     }
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[CrowdedRow]) -> String {
     let head = ["carrier", "strangers/s", "carriers", "warm p50 ms", "p90", "p99", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
-        let Some(times) = Percentiles::of(row.times.clone()) else { continue };
+        let Some(times) = Percentiles::from_samples(row.times.clone()) else { continue };
         let figures = [times.p50, times.p90, times.p99, times.max].map(|ms| format!("{ms:.0}"));
         let mut line = vec![row.carrier.clone(), format!("{:.0}", row.begun), row.times.len().to_string()];
         line.extend(figures);

@@ -1,4 +1,4 @@
-//! A daemon of packet grafts, as users have it: `millrace graft packets run` on a host.
+//! Runs a daemon of packet grafts as users do: `millrace graft run` on a host.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,34 +8,49 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::bench::process::Process;
-use crate::bench::site::Site;
-use crate::lab::Node;
+use super::host::wait;
+use crate::bench::process::BenchProcess;
+use crate::bench::site::BenchSite;
+use crate::lab::LabNode;
 use crate::program::product;
 
 const START: Duration = Duration::from_secs(120);
 
-pub struct Daemon {
-    process: Process,
+pub struct DaemonProcess {
+    process: BenchProcess,
     socket: PathBuf,
 }
 
-impl Daemon {
-    /// With these settings, which may name a file `key`; until its joints are there.
-    pub fn start(site: &Site, name: &'static str, node: &Node, settings: &str) -> anyhow::Result<Self> {
+impl DaemonProcess {
+    /// Starts a daemon with these settings, which may name files that `line::peer` has made. Waits until its hooks are
+    /// attached.
+    pub fn start(
+        site: &BenchSite,
+        name: &'static str,
+        node: &LabNode,
+        settings: &str,
+    ) -> anyhow::Result<Self> {
         let path = |end: &str| site.directory().join(format!("{name}.{end}"));
-        std::fs::write(site.directory().join("key"), "00112233445566778899aabbccddeeff")?;
         std::fs::write(path("toml"), settings)?;
         let mut command = node.command(product()?);
-        command.args(["graft", "packets", "run", "--http=off", "--config"]).arg(path("toml"));
+        command.args(["graft", "run", "--http=off", "--config"]).arg(path("toml"));
         command.arg("--socket").arg(path("sock")).arg("--messages-socket").arg(path("messages"));
-        let process = Process::start(name, command, site.directory())?;
+        let process = BenchProcess::start(name, command, site.directory())?;
         let mut daemon = Self { process, socket: path("sock") };
         let socket = daemon.socket.clone();
         daemon.process.wait_until("its socket", START, || UnixStream::connect(&socket).is_ok())?;
-        // The socket is there before the joints are; it is answered when they are.
+        // The socket exists before the hooks are attached; it answers when they are.
         daemon.status().with_context(|| daemon.process.last_words())?;
         Ok(daemon)
+    }
+
+    /// Waits until all sessions have keys, which needs the other daemon.
+    pub fn wait_for_keys(&self) -> anyhow::Result<()> {
+        let have = |status: Value| {
+            let all = status["sessions"].as_array();
+            all.is_some_and(|all| all.iter().all(|session| session["has_keys"] == true))
+        };
+        wait("keys of sessions", || Ok(have(self.status()?))).map(drop)
     }
 
     pub fn id(&self) -> u32 {
@@ -43,7 +58,7 @@ impl Daemon {
     }
 
     pub fn status(&self) -> anyhow::Result<Value> {
-        Ok(self.ask(&json!({ "do": "status" }))?["status"].take())
+        Ok(self.ask(&json!({ "do": "status" }))?["status"]["sessions"].take())
     }
 
     pub fn ask(&self, request: &Value) -> anyhow::Result<Value> {

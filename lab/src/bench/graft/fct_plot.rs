@@ -1,4 +1,4 @@
-//! Times of transfers as a picture: a panel for each size and round trip, by loss.
+//! Plots times of transfers by loss, in one panel for each size and round trip.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::stats::Spread;
 const PANEL: (u32, u32) = (380, 260);
 const FONT: &str = "sans-serif";
 
-/// What one control took in one cell.
-pub struct Point {
+/// Time that one congestion control took in one cell.
+pub struct FctPoint {
     pub control: String,
     pub kib: u64,
     pub loss: f64,
@@ -19,8 +19,8 @@ pub struct Point {
     pub ms: Spread,
 }
 
-/// Medians, with lines from the least to the most.
-pub fn draw(points: &[Point], path: &Path) -> anyhow::Result<()> {
+/// Draws medians, with lines from the least to the most.
+pub fn draw(points: &[FctPoint], path: &Path) -> anyhow::Result<()> {
     ensure!(!points.is_empty(), "nothing could be measured");
     let sizes = distinct(points.iter().map(|point| point.kib));
     let rtts = distinct(points.iter().map(|point| point.rtt_ms));
@@ -33,7 +33,7 @@ pub fn draw(points: &[Point], path: &Path) -> anyhow::Result<()> {
     let panels = root.split_evenly((rtts.len(), sizes.len()));
     let places = rtts.iter().flat_map(|rtt| sizes.iter().map(move |kib| (*rtt, *kib)));
     for (panel, (rtt_ms, kib)) in panels.iter().zip(places) {
-        let shown: Vec<&Point> = points.iter().filter(|it| (it.rtt_ms, it.kib) == (rtt_ms, kib)).collect();
+        let shown: Vec<&FctPoint> = points.iter().filter(|it| (it.rtt_ms, it.kib) == (rtt_ms, kib)).collect();
         draw_panel(panel, &format!("{kib} KiB, {rtt_ms} ms"), &shown, &controls)?;
     }
     root.present()?;
@@ -50,7 +50,7 @@ fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
 fn draw_panel(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     title: &str,
-    points: &[&Point],
+    points: &[&FctPoint],
     controls: &[&str],
 ) -> anyhow::Result<()> {
     let most = points.iter().map(|it| it.ms.max).fold(1.0, f64::max);
@@ -65,9 +65,9 @@ fn draw_panel(
     chart.configure_mesh().disable_x_mesh().y_label_formatter(&|ms| format!("{ms:.0}")).draw()?;
     for (at, control) in controls.iter().enumerate() {
         let colour = Palette99::pick(at).to_rgba();
-        // Beside each other where they would lie on each other.
+        // Points are drawn next to each other where they would overlap.
         let aside = |loss: f64| loss + 0.05 * at as f64;
-        let mut of: Vec<&&Point> = points.iter().filter(|it| it.control == *control).collect();
+        let mut of: Vec<&&FctPoint> = points.iter().filter(|it| it.control == *control).collect();
         of.sort_by(|one, other| one.loss.total_cmp(&other.loss));
         let medians = of.iter().map(|it| (aside(it.loss), it.ms.median));
         chart
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn every_control_and_cell_is_in_the_picture() {
-        let point = |control: &str, kib, loss, rtt_ms| Point {
+        let point = |control: &str, kib, loss, rtt_ms| FctPoint {
             control: control.into(),
             kib,
             loss,

@@ -1,28 +1,28 @@
-//! What came of transfers: rows, as text, and as they are kept in files.
+//! Rows of transfers: as text, and as files keep them.
 
 use std::path::Path;
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use super::fct_plot::Point;
+use super::fct_plot::FctPoint;
 use crate::bench::table::columns;
 use crate::stats::Spread;
 
-/// A congestion control with a size on a network.
+/// Results of a congestion control with a size on a network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct FctRow {
     #[serde(flatten)]
-    pub case: Case,
+    pub case: FctCase,
     #[serde(default, skip_deserializing)]
     ms: Option<Spread>,
     #[serde(default, skip_deserializing)]
     over: usize,
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<FctRound>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Case {
+pub struct FctCase {
     pub congestion_control: String,
     pub bytes: u64,
     pub loss_percent: f64,
@@ -33,8 +33,8 @@ pub struct Case {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Round {
-    /// One that was over has taken the limit.
+pub enum FctRound {
+    /// Transfers. One that was stopped counts with the limit.
     Done {
         ms: f64,
         bytes: u64,
@@ -45,29 +45,29 @@ pub enum Round {
     },
 }
 
-impl Row {
-    pub fn new(case: Case, rounds: Vec<Round>) -> Self {
+impl FctRow {
+    pub fn new(case: FctCase, rounds: Vec<FctRound>) -> Self {
         let mut row = Self { case, ms: None, over: 0, rounds };
         row.count();
         row
     }
 
     fn count(&mut self) {
-        self.ms = Spread::of(&self.times());
+        self.ms = Spread::from_values(&self.times());
         self.over =
-            self.rounds.iter().filter(|round| matches!(round, Round::Done { over: true, .. })).count();
+            self.rounds.iter().filter(|round| matches!(round, FctRound::Done { over: true, .. })).count();
     }
 
     fn times(&self) -> Vec<f64> {
-        let time = |round: &Round| match round {
-            Round::Done { ms, .. } => Some(*ms),
-            Round::Failed { .. } => None,
+        let time = |round: &FctRound| match round {
+            FctRound::Done { ms, .. } => Some(*ms),
+            FctRound::Failed { .. } => None,
         };
         self.rounds.iter().filter_map(time).collect()
     }
 
-    pub fn point(&self) -> Option<Point> {
-        Some(Point {
+    pub fn point(&self) -> Option<FctPoint> {
+        Some(FctPoint {
             control: self.case.congestion_control.clone(),
             kib: self.case.bytes >> 10,
             loss: self.case.loss_percent,
@@ -77,14 +77,14 @@ impl Row {
     }
 }
 
-impl Case {
+impl FctCase {
     pub fn label(&self) -> String {
         let Self { congestion_control, bytes, loss_percent, rtt_ms, .. } = self;
         format!("{congestion_control} {} KiB, {rtt_ms} ms, {loss_percent} %", bytes >> 10)
     }
 }
 
-impl Round {
+impl FctRound {
     pub fn told(&self) -> String {
         match self {
             Self::Done { ms, over: false, .. } => format!("{ms:.0} ms"),
@@ -94,17 +94,17 @@ impl Round {
     }
 }
 
-/// What an earlier run has written.
-pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
-    let read = || anyhow::Ok(serde_json::from_slice::<Vec<Row>>(&std::fs::read(path)?)?);
+/// Reads the rows of an earlier run.
+pub fn read(path: &Path) -> anyhow::Result<Vec<FctRow>> {
+    let read = || anyhow::Ok(serde_json::from_slice::<Vec<FctRow>>(&std::fs::read(path)?)?);
     let mut rows = read().with_context(|| format!("{}: rows of bench graft fct", path.display()))?;
-    rows.iter_mut().for_each(Row::count);
+    rows.iter_mut().for_each(FctRow::count);
     Ok(rows)
 }
 
-/// Rounds of the same case in one row; by round trip, size, loss.
-pub fn joined(rows: Vec<Row>) -> Vec<Row> {
-    let mut all: Vec<Row> = Vec::new();
+/// Joins rounds of the same case in one row, in order of round trip, size and loss.
+pub fn joined(rows: Vec<FctRow>) -> Vec<FctRow> {
+    let mut all: Vec<FctRow> = Vec::new();
     for row in rows {
         match all.iter_mut().find(|other| other.case == row.case) {
             Some(other) => {
@@ -115,13 +115,13 @@ pub fn joined(rows: Vec<Row>) -> Vec<Row> {
         }
     }
     all.sort_by(|one, other| {
-        let by = |row: &Row| (row.case.rtt_ms, row.case.bytes);
+        let by = |row: &FctRow| (row.case.rtt_ms, row.case.bytes);
         by(one).cmp(&by(other)).then(one.case.loss_percent.total_cmp(&other.case.loss_percent))
     });
     all
 }
 
-pub fn render(rows: &[Row]) -> String {
+pub fn render(rows: &[FctRow]) -> String {
     let head = ["control", "KiB", "RTT ms", "loss %", "ms", "least", "most", "over", "rounds"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
@@ -139,8 +139,8 @@ pub fn render(rows: &[Row]) -> String {
     let mut text = columns(&lines);
     for row in rows {
         let errors = row.rounds.iter().filter_map(|round| match round {
-            Round::Failed { error } => Some(error),
-            Round::Done { .. } => None,
+            FctRound::Failed { error } => Some(error),
+            FctRound::Done { .. } => None,
         });
         let errors: Vec<_> = errors.collect();
         if let Some(first) = errors.first() {
@@ -155,8 +155,8 @@ pub fn render(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    fn row(control: &str, rtt_ms: u32, ms: &[f64]) -> Row {
-        let case = Case {
+    fn row(control: &str, rtt_ms: u32, ms: &[f64]) -> FctRow {
+        let case = FctCase {
             congestion_control: control.into(),
             bytes: 65536,
             loss_percent: 0.5,
@@ -164,12 +164,12 @@ mod tests {
             rate_mbit: 100,
             limit_s: 60,
         };
-        let rounds = ms.iter().map(|ms| Round::Done { ms: *ms, bytes: 65536, over: *ms >= 60e3 });
-        Row::new(case, rounds.chain([Round::Failed { error: "gone".into() }]).collect())
+        let rounds = ms.iter().map(|ms| FctRound::Done { ms: *ms, bytes: 65536, over: *ms >= 60e3 });
+        FctRow::new(case, rounds.chain([FctRound::Failed { error: "gone".into() }]).collect())
     }
 
     #[test]
-    fn rows_of_several_runs_are_put_together() {
+    fn rows_of_several_runs_are_joined() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.json");
         let rows = [row("cubic", 20, &[1.0, 2.0]), row("bbr", 10, &[5.0])];

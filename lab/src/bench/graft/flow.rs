@@ -7,28 +7,28 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::lab::Node;
+use crate::lab::LabNode;
 
-/// What came of one.
+/// Result of a transfer.
 #[derive(Debug, Clone, Copy)]
-pub struct Transfer {
-    /// From the SYN to the last byte at the receiver.
+pub struct TransferResult {
+    /// Time from the SYN to the last byte at the receiver.
     pub time: Duration,
     pub bytes: u64,
-    /// All of it came in time.
+    /// Whether all of it arrived in time.
     pub is_whole: bool,
 }
 
-/// One that has begun.
-pub struct Flow {
+/// A transfer that has begun.
+pub struct BegunTransfer {
     pub sender: TcpStream,
     pub receiver: TcpStream,
     pub start: Instant,
 }
 
-impl Flow {
-    /// A new connection; the sender has this congestion control from its first byte on.
-    pub fn open(from: &Node, to: &Node, control: &str) -> anyhow::Result<Self> {
+impl BegunTransfer {
+    /// Opens a connection. The sender has this congestion control from its first byte on.
+    pub fn open(from: &LabNode, to: &LabNode, control: &str) -> anyhow::Result<Self> {
         let listener = to.enter(|| TcpListener::bind((to.addr_v4(), 0)))??;
         let at = SocketAddr::new(to.addr_v4().into(), listener.local_addr()?.port());
         let start = Instant::now();
@@ -39,8 +39,8 @@ impl Flow {
         Ok(Self { sender, receiver, start })
     }
 
-    /// Sends so many bytes, and waits for them until `limit` has passed since the start.
-    pub fn transfer(self, bytes: u64, limit: Duration) -> anyhow::Result<Transfer> {
+    /// Sends this many bytes, and waits for them until `limit` has passed since the start.
+    pub fn transfer(self, bytes: u64, limit: Duration) -> anyhow::Result<TransferResult> {
         let Self { mut sender, mut receiver, start } = self;
         sender.set_write_timeout(Some(limit))?;
         let writing = std::thread::spawn(move || {
@@ -48,7 +48,7 @@ impl Flow {
             let mut left = bytes;
             while left > 0 {
                 let now = usize::try_from(left).map_or(block.len(), |left| left.min(block.len()));
-                // The receiver has given up: what it got is what counts.
+                // The receiver has given up, and its count of bytes is the result.
                 if sender.write_all(&block[..now]).is_err() {
                     return;
                 }
@@ -60,7 +60,7 @@ impl Flow {
         // Closed with data unread: the sender's writes end.
         drop(receiver);
         writing.join().map_err(|_| anyhow!("a sender panicked"))?;
-        Ok(Transfer { time: time.min(limit), bytes: got, is_whole: got == bytes })
+        Ok(TransferResult { time: time.min(limit), bytes: got, is_whole: got == bytes })
     }
 }
 

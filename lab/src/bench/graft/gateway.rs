@@ -1,5 +1,5 @@
-//! `bench graft gateway`: hosts that have nothing installed, behind two gateways: what these add on a link that needs none, and what
-//! they gain on one that is long and loses packets.
+//! `bench graft gateway`: hosts with nothing installed behind two gateways: their cost on a link that needs none, and
+//! their gain on one that is long and loses packets.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,34 +10,34 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::{Value, json};
 
-use super::host::{Host, LIMIT};
-use super::network::{self, Network};
-use crate::bench::process::Process;
-use crate::bench::site::{PUBLISHER_LINK, Site};
+use super::host::{GraftHost, LIMIT};
+use super::network::{self, NetworkProfile};
+use crate::bench::process::BenchProcess;
+use crate::bench::site::{BenchSite, PUBLISHER_LINK};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
-use crate::lab::{Directions, Node, Topology};
-use crate::progress::Progress;
+use crate::lab::{Directions, LabNode, Topology};
+use crate::progress::BenchProgress;
 use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Of each way, one after another and again
+pub struct GatewayArgs {
+    /// Rounds of each way, interleaved
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Messages of 64 bytes there and back, of each round
+    /// Messages of 64 bytes there and back, in each round
     #[arg(long, default_value_t = 2000)]
     messages: usize,
-    /// Of a transfer from the server
+    /// Size of a transfer from the server, MiB
     #[arg(long, value_name = "MIB", default_value_t = 8)]
     size: usize,
     /// Loss and round trip between the gateways for transfers
     #[arg(long, value_name = "PERCENT:MS", default_value = "1:100")]
-    network: Network,
+    network: NetworkProfile,
     /// Rate between the gateways for transfers
     #[arg(long, value_name = "MBIT", default_value_t = 100)]
     rate: u32,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -48,18 +48,18 @@ const CARRIERS: u16 = 9188;
 const BETWEEN: &str = "relay-relay2";
 const BEHIND: &str = "relay2-sub1";
 const MESSAGE: usize = 64;
-/// Before anything is timed.
+/// Messages before anything is timed.
 const UNTIMED: usize = 100;
-/// Of servers, by both ways.
+/// Congestion control of the servers, on both ways.
 const CONTROL: &str = "cubic";
 
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum GatewayWay {
     Forwarded,
     Carried,
 }
 
-impl Way {
+impl GatewayWay {
     const ALL: [Self; 2] = [Self::Forwarded, Self::Carried];
 
     fn name(self) -> &'static str {
@@ -77,39 +77,42 @@ impl Way {
     }
 }
 
-/// Of one way: microseconds one way, and milliseconds of transfers from the connection to the last byte.
+/// Times of one way: microseconds one way, and milliseconds of transfers from the connection to the last byte.
 #[derive(Default)]
-struct Row {
+struct GatewayRow {
     one_way_us: Vec<f64>,
     transfer_ms: Vec<f64>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: GatewayArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.messages > 0 && args.size > 0,
         "--rounds, --messages and --size are at least 1"
     );
     args.network.check()?;
     warn_if_busy()?;
-    let mut rows = [Row::default(), Row::default()];
-    let progress = Progress::of(2 * args.rounds * Way::ALL.len());
+    let mut rows = [GatewayRow::default(), GatewayRow::default()];
+    let progress = BenchProgress::with_steps(2 * args.rounds * GatewayWay::ALL.len());
     {
-        let site = Site::new(&Topology::standard(2, 1))?;
-        let hosts = Hosts::start(&site)?;
+        let site = BenchSite::new(&Topology::standard(2, 1))?;
+        let hosts = GatewayHosts::start(&site)?;
         hosts.each(&args, &progress, &mut rows, |(stream, _), row| exchange(stream, args.messages, row))?;
     }
-    let site = Site::new(&between(&args)?)?;
-    let hosts = Hosts::start(&site)?;
-    hosts.each(&args, &progress, &mut rows, |stream, row| transfer(stream, args.size << 20, row))?;
+    let site = BenchSite::new(&between(&args)?)?;
+    let hosts = GatewayHosts::start(&site)?;
+    hosts.each(&args, &progress, &mut rows, |stream, row| {
+        transfer(stream.0, stream.1, args.size << 20, row)
+    })?;
     drop(progress);
     print!("{}", render(&args, &rows));
-    let json: Vec<_> = Way::ALL.iter().zip(&rows).map(|(way, row)| row.json(*way, &args)).collect();
+    let json: Vec<_> = GatewayWay::ALL.iter().zip(&rows).map(|(way, row)| row.json(*way, &args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-/// Client, gateway, gateway, server.
-fn between(args: &Args) -> anyhow::Result<Topology> {
-    let (Network { loss, burst, rtt_ms }, rate) = (args.network, args.rate);
+/// Returns a topology of client, gateway, gateway, server.
+fn between(args: &GatewayArgs) -> anyhow::Result<Topology> {
+    let NetworkProfile { loss, burst, rtt_ms } = args.network;
+    let rate = args.rate;
     let loss = network::loss(loss, burst);
     let queue = (u64::from(rate) * 125 * u64::from(rtt_ms)).max(64 << 10);
     let mut topology = Topology::standard(2, 1);
@@ -119,28 +122,34 @@ fn between(args: &Args) -> anyhow::Result<Topology> {
     Ok(topology)
 }
 
-struct Hosts<'a> {
-    client: &'a Node,
+struct GatewayHosts<'a> {
+    client: &'a LabNode,
     server: SocketAddr,
-    near: Host<'a>,
-    _processes: [Process; 2],
+    near: GraftHost<'a>,
+    _processes: [BenchProcess; 2],
 }
 
-impl<'a> Hosts<'a> {
-    fn start(site: &'a Site) -> anyhow::Result<Self> {
-        let (client, server) = (site.node("pub")?, site.subscribers()?);
-        let host = |name, node| Host::new(name, node, &site.directory().join(name));
-        let (near, far) = (host("near", site.relay()?)?, host("far", site.node("relay2")?)?);
+impl<'a> GatewayHosts<'a> {
+    fn start(site: &'a BenchSite) -> anyhow::Result<Self> {
+        let client = site.node("pub")?;
+        let server = site.subscribers()?;
+        let host = |name, node| GraftHost::new(name, node, &site.directory().join(name));
+        let near = host("near", site.relay()?)?;
+        let far = host("far", site.node("relay2")?)?;
         let keys = [near.key()?, far.key()?];
         let at = SocketAddr::new(far.node.addr_v4().into(), CARRIERS);
-        let settings = |host: &Host<'_>, behind: (&str, &Node), listen: &str| -> anyhow::Result<String> {
+        let settings = |host: &GraftHost<'_>,
+                        behind: (&str, &LabNode),
+                        listen: &str|
+         -> anyhow::Result<String> {
             let interface = host.node.interface(behind.0).with_context(|| format!("no link {}", behind.0))?;
-            let (interface, network) = (&interface.device, behind.1.addr_v4());
+            let interface = &interface.device;
+            let network = behind.1.addr_v4();
             Ok(format!(
                 "[agreement]\nkey = \"host.key\"\n[carry]\n{listen}[gateway]\ninterface = \"{interface}\"\nnetworks = [\"{network}\"]\n"
             ))
         };
-        let peer = |key: &str, behind: &Node, side: &str| {
+        let peer = |key: &str, behind: &LabNode, side: &str| {
             format!(
                 "[[peer]]\nname = \"p\"\nkey = \"{key}\"\nnetworks = [\"{}\"]\n{}[[rule]]\nname = \"r\"\nside = \"{side}\"\n\
                  port = {CARRIED}\ntier = \"carried\"\nagree = false\n",
@@ -152,7 +161,7 @@ impl<'a> Hosts<'a> {
         let theirs = settings(&far, (BEHIND, server), &format!("listen = \"{at}\"\n"))?;
         near.configure(&(ours + &peer(&keys[1], server, "client")))?;
         far.configure(&(theirs + &peer(&keys[0], client, "server")))?;
-        for way in Way::ALL {
+        for way in GatewayWay::ALL {
             let listener = server.enter(|| TcpListener::bind((server.addr_v4(), way.port())))??;
             setsockopt(&listener, sockopt::TcpCongestion, &CONTROL.into())
                 .map_err(|error| anyhow!("TCP with {CONTROL}: {error}"))?;
@@ -168,7 +177,7 @@ impl<'a> Hosts<'a> {
     fn wait_warm(&self) -> anyhow::Result<()> {
         self.near.wait_for("a warm carrier", |status| {
             let of = |what: &str| status.pointer(&format!("/status/carry/carriers/0/{what}"));
-            // What opens the window of the servers' direction has come, too.
+            // The data that opens the window in the servers' direction must have arrived as well.
             let came = of("received_bytes").and_then(Value::as_u64);
             of("state").and_then(Value::as_str) == Some("warm") && came > Some(256 << 10)
         })
@@ -180,16 +189,16 @@ impl<'a> Hosts<'a> {
         count.context("the gateway counts nothing")
     }
 
-    /// Every way of every round, over a new connection.
+    /// Runs every way in every round, over a new connection.
     fn each(
         &self,
-        args: &Args,
-        progress: &Progress,
-        rows: &mut [Row; 2],
-        measure: impl Fn((TcpStream, Instant), &mut Row) -> anyhow::Result<()>,
+        args: &GatewayArgs,
+        progress: &BenchProgress,
+        rows: &mut [GatewayRow; 2],
+        measure: impl Fn((TcpStream, Instant), &mut GatewayRow) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         for round in 1..=args.rounds {
-            for (way, row) in Way::ALL.iter().zip(rows.iter_mut()) {
+            for (way, row) in GatewayWay::ALL.iter().zip(rows.iter_mut()) {
                 progress.begin(format!("round {round}, {}", way.name()));
                 let to = SocketAddr::new(self.server.ip(), way.port());
                 let start = Instant::now();
@@ -206,7 +215,7 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// Each says by its first eight bytes how many it is to get; 0: what it sends comes back.
+/// Serves connections. Each begins with eight bytes: how many bytes it is to get; 0 asks for an echo.
 fn serve(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {
@@ -236,7 +245,7 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-fn exchange(mut stream: TcpStream, messages: usize, row: &mut Row) -> anyhow::Result<()> {
+fn exchange(mut stream: TcpStream, messages: usize, row: &mut GatewayRow) -> anyhow::Result<()> {
     stream.write_all(&0_u64.to_be_bytes())?;
     let mut message = [7; MESSAGE];
     for count in 0..UNTIMED + messages {
@@ -250,9 +259,10 @@ fn exchange(mut stream: TcpStream, messages: usize, row: &mut Row) -> anyhow::Re
     Ok(())
 }
 
-fn transfer((mut stream, start): (TcpStream, Instant), bytes: usize, row: &mut Row) -> anyhow::Result<()> {
+fn transfer(mut stream: TcpStream, start: Instant, bytes: usize, row: &mut GatewayRow) -> anyhow::Result<()> {
     stream.write_all(&(bytes as u64).to_be_bytes())?;
-    let (mut got, mut block) = (0, vec![0; 1 << 17]);
+    let mut got = 0;
+    let mut block = vec![0; 1 << 17];
     while got < bytes {
         match stream.read(&mut block)? {
             0 => bail!("{got} bytes came, and not {bytes}"),
@@ -263,23 +273,24 @@ fn transfer((mut stream, start): (TcpStream, Instant), bytes: usize, row: &mut R
     Ok(())
 }
 
-impl Row {
-    fn json(&self, way: Way, args: &Args) -> Value {
+impl GatewayRow {
+    fn json(&self, way: GatewayWay, args: &GatewayArgs) -> Value {
         json!({
-            "way": way.name(), "one_way_us": Percentiles::of(self.one_way_us.clone()),
-            "messages": self.one_way_us.len(), "transfer_ms": Spread::of(&self.transfer_ms),
+            "way": way.name(), "one_way_us": Percentiles::from_samples(self.one_way_us.clone()),
+            "messages": self.one_way_us.len(), "transfer_ms": Spread::from_values(&self.transfer_ms),
             "transfers": self.transfer_ms.len(), "mib": args.size, "loss_percent": args.network.loss,
             "rtt_ms": args.network.rtt_ms, "rate_mbit": args.rate, "control": CONTROL,
         })
     }
 }
 
-fn render(args: &Args, rows: &[Row; 2]) -> String {
+fn render(args: &GatewayArgs, rows: &[GatewayRow; 2]) -> String {
     let transfer = format!("{} MiB at {} %, {} ms: ms", args.size, args.network.loss, args.network.rtt_ms);
     let head = ["way", "one way, p50 us", "p99", &transfer, "least", "most"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
-    for (way, row) in Way::ALL.iter().zip(rows) {
-        let times = Percentiles::of(row.one_way_us.clone()).zip(Spread::of(&row.transfer_ms));
+    for (way, row) in GatewayWay::ALL.iter().zip(rows) {
+        let times =
+            Percentiles::from_samples(row.one_way_us.clone()).zip(Spread::from_values(&row.transfer_ms));
         let Some((delay, transfer)) = times else { continue };
         let whole = |value: f64| format!("{value:.0}");
         let [p50, p99] = [delay.p50, delay.p99].map(whole);

@@ -10,31 +10,31 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
-use super::cgroup::Cgroup;
-use crate::bench::process::Process;
-use crate::lab::Node;
+use super::cgroup::HostCgroup;
+use crate::bench::process::BenchProcess;
+use crate::lab::LabNode;
 use crate::program::product;
 
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two looks.
+/// Interval of checks.
 const LOOK: Duration = Duration::from_millis(5);
 
-pub struct Host<'a> {
+pub struct GraftHost<'a> {
     name: &'static str,
-    pub node: &'a Node,
-    pub cgroup: Cgroup,
+    pub node: &'a LabNode,
+    pub cgroup: HostCgroup,
     pub directory: PathBuf,
 }
 
-impl<'a> Host<'a> {
-    /// What it writes goes into a directory that it makes in another.
-    pub fn new(name: &'static str, node: &'a Node, directory: &Path) -> anyhow::Result<Self> {
+impl<'a> GraftHost<'a> {
+    /// Makes a host. Its files are in a new directory inside `directory`.
+    pub fn new(name: &'static str, node: &'a LabNode, directory: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(directory)?;
-        Ok(Self { name, node, cgroup: Cgroup::new(name)?, directory: directory.to_owned() })
+        Ok(Self { name, node, cgroup: HostCgroup::new(name)?, directory: directory.to_owned() })
     }
 
-    /// Makes its key: what the other knows it by.
+    /// Makes the host's key, and returns the public one.
     pub fn key(&self) -> anyhow::Result<String> {
         let mut command = Command::new(product()?);
         let made = command.args(["graft", "key", "--new"]).arg(self.directory.join("host.key")).output()?;
@@ -42,7 +42,7 @@ impl<'a> Host<'a> {
         Ok(String::from_utf8(made.stdout)?.trim().to_owned())
     }
 
-    /// Settings that begin with its cgroup.
+    /// Writes settings that begin with its cgroup.
     pub fn configure(&self, rest: &str) -> anyhow::Result<()> {
         let text = format!("cgroup = {:?}\n{rest}", self.cgroup.path());
         Ok(fs::write(self.directory.join("graft.toml"), text)?)
@@ -52,16 +52,16 @@ impl<'a> Host<'a> {
         self.directory.join("graft.sock")
     }
 
-    pub fn start(&self) -> anyhow::Result<Process> {
+    pub fn start(&self) -> anyhow::Result<BenchProcess> {
         self.start_of(&product()?, &[])
     }
 
-    /// A daemon of that program, with further arguments.
-    pub fn start_of(&self, program: &Path, further: &[&str]) -> anyhow::Result<Process> {
+    /// Starts a daemon of that program, with additional arguments.
+    pub fn start_of(&self, program: &Path, further: &[&str]) -> anyhow::Result<BenchProcess> {
         let mut daemon = self.node.command(program);
         daemon.args(["graft", "run", "--http=off", "--config"]).arg(self.directory.join("graft.toml"));
         daemon.arg("--socket").arg(self.socket()).args(further);
-        let mut process = Process::start(self.name, self.cgroup.command(&daemon), &self.directory)?;
+        let mut process = BenchProcess::start(self.name, self.cgroup.command(&daemon), &self.directory)?;
         process.wait_until("its socket", LIMIT, || UnixStream::connect(self.socket()).is_ok())?;
         Ok(process)
     }
@@ -70,7 +70,7 @@ impl<'a> Host<'a> {
         self.ask("status")
     }
 
-    /// Until its status is so. A daemon that does not answer yet is waited for, too.
+    /// Waits until the status is so. This includes the time until the daemon answers.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
         let waited = wait(what, || Ok(self.status().is_ok_and(|status| is_so(&status))));
         waited.map(drop).with_context(|| {
@@ -79,7 +79,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Until so many of its carriers are.
+    /// Waits until this number of carriers is warm.
     pub fn wait_warm(&self, ways: usize) -> anyhow::Result<()> {
         self.wait_for("warm carriers", |status| {
             let carriers = status.pointer("/status/carry/carriers").and_then(Value::as_array);
@@ -88,7 +88,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Connections that it has carried since its start.
+    /// Returns how many connections it has tunnelled since its start.
     pub fn led(&self) -> anyhow::Result<u64> {
         self.status()?.pointer("/status/carry/verdicts/led").and_then(Value::as_u64).context("verdicts")
     }
@@ -102,7 +102,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// How long it took.
+/// Waits until `ready`, and returns how long that took.
 pub fn wait(what: &str, mut ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
     let start = Instant::now();
     while !ready()? {

@@ -9,33 +9,33 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::host::{Host, LIMIT};
-use crate::bench::process::Process;
-use crate::bench::site::Site;
+use super::host::{GraftHost, LIMIT};
+use crate::bench::process::BenchProcess;
+use crate::bench::site::BenchSite;
 use crate::bench::table::{columns, write_json};
-use crate::bench::usage::{Reading, rss_bytes, warn_if_busy};
+use crate::bench::usage::{UsageReading, rss_bytes, warn_if_busy};
 use crate::lab::Topology;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Of each way to divide them, one after another and again
+pub struct InstanceArgs {
+    /// Rounds of each way to divide them, interleaved
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Connections at the same time, each of which is carried
+    /// Connections at the same time, all of them tunnelled
     #[arg(long, default_value_t = 16)]
     connections: usize,
-    /// Among which they are divided, where there is a daemon for each cgroup
+    /// Cgroups that they are divided among, where there is a daemon for each cgroup
     #[arg(long, default_value_t = 4)]
     cgroups: usize,
     /// Messages of 64 bytes there and back, on each connection in turn
     #[arg(long, default_value_t = 200)]
     messages: usize,
-    /// Sent over each connection, one after another
+    /// MiB sent over each connection, one after another
     #[arg(long, default_value_t = 8, value_name = "MIB")]
     mib: u64,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -44,10 +44,10 @@ const PORT: u16 = 7200;
 const CARRIERS: u16 = 9188;
 const MESSAGE: usize = 64;
 const BLOCK: usize = 1 << 16;
-/// More are no longer a host's cgroups.
+/// Most cgroups; a host would not have more.
 const MOST: usize = 64;
 
-/// What a daemon is for.
+/// Scope of a daemon.
 #[derive(Clone, Copy, PartialEq)]
 enum Per {
     Host,
@@ -66,7 +66,7 @@ impl Per {
         }
     }
 
-    fn daemons(self, args: &Args) -> usize {
+    fn daemons(self, args: &InstanceArgs) -> usize {
         match self {
             Self::Host => 1,
             Self::Cgroup => args.cgroups.min(args.connections),
@@ -75,23 +75,24 @@ impl Per {
     }
 }
 
-struct Row {
+struct InstanceRow {
     per: Per,
     daemons: usize,
-    /// Resident, of all daemons of the client's host, with their connections; and of the server's one.
+    /// Resident memory of all daemons of the client's host, with their connections; `server_mib` is that of the
+    /// server's one.
     client_mib: Vec<f64>,
     server_mib: Vec<f64>,
-    /// Until all of them are warm.
+    /// Time until all carriers are warm.
     ready_ms: Vec<f64>,
-    /// Of all daemons of the client's host, for each GiB that they carried.
+    /// CPU time of all daemons of the client's host, per GiB that they tunnelled.
     cpu_s_per_gib: Vec<f64>,
-    /// Of all that is idle, in a second.
+    /// CPU time of all idle daemons, per second.
     idle_cpu_ms: Vec<f64>,
-    /// One way.
+    /// Latency one way.
     latency_us: Vec<f64>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: InstanceArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.messages > 0 && args.mib > 0,
         "--rounds, --messages and --mib are at least 1"
@@ -99,8 +100,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!((1..=MOST).contains(&args.connections), "--connections is from 1 to {MOST}");
     ensure!(args.cgroups > 0, "--cgroups is at least 1");
     warn_if_busy()?;
-    let mut rows: Vec<Row> = Per::ALL.into_iter().map(|per| Row::of(per, &args)).collect();
-    let progress = Progress::of(rows.len() * args.rounds);
+    let mut rows: Vec<InstanceRow> =
+        Per::ALL.into_iter().map(|per| InstanceRow::from_args(per, &args)).collect();
+    let progress = BenchProgress::with_steps(rows.len() * args.rounds);
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, a daemon for each {}", row.per.name()));
@@ -114,9 +116,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-fn measure(args: &Args, row: &mut Row) -> anyhow::Result<()> {
-    let site = Site::new(&Topology::standard(1, 1))?;
-    let hosts = Hosts::new(&site, row.daemons)?;
+fn measure(args: &InstanceArgs, row: &mut InstanceRow) -> anyhow::Result<()> {
+    let site = BenchSite::new(&Topology::standard(1, 1))?;
+    let hosts = InstanceHosts::new(&site, row.daemons)?;
     let listener = hosts.listen()?;
     let start = Instant::now();
     let (server, clients) = hosts.start()?;
@@ -125,7 +127,7 @@ fn measure(args: &Args, row: &mut Row) -> anyhow::Result<()> {
     for number in 0..args.connections {
         connections.push(hosts.connect(number % row.daemons, &listener)?);
     }
-    let cpu = |before: &[Reading]| used(&clients, before);
+    let cpu = |before: &[UsageReading]| used(&clients, before);
     let before = readings(&clients)?;
     std::thread::sleep(Duration::from_secs(1));
     row.idle_cpu_ms.push(cpu(&before)? * 1e3);
@@ -138,24 +140,24 @@ fn measure(args: &Args, row: &mut Row) -> anyhow::Result<()> {
     }
     let gib = (args.mib * args.connections as u64) as f64 / 1024.0;
     row.cpu_s_per_gib.push(cpu(&before)? / gib);
-    let mib = |process: &Process| anyhow::Ok(rss_bytes(process.id())? as f64 / f64::from(1 << 20));
+    let mib = |process: &BenchProcess| anyhow::Ok(rss_bytes(process.id())? as f64 / f64::from(1 << 20));
     row.client_mib.push(clients.iter().map(mib).sum::<anyhow::Result<f64>>()?);
     row.server_mib.push(mib(&server)?);
     hosts.check_led(args.connections)
 }
 
-fn readings(processes: &[Process]) -> anyhow::Result<Vec<Reading>> {
-    processes.iter().map(|process| Ok(Reading::take(process.id())?)).collect()
+fn readings(processes: &[BenchProcess]) -> anyhow::Result<Vec<UsageReading>> {
+    processes.iter().map(|process| Ok(UsageReading::take(process.id())?)).collect()
 }
 
-/// Seconds of CPU time since then.
-fn used(processes: &[Process], before: &[Reading]) -> anyhow::Result<f64> {
+/// Returns the CPU time since `before`, seconds.
+fn used(processes: &[BenchProcess], before: &[UsageReading]) -> anyhow::Result<f64> {
     let now = readings(processes)?;
     let each = now.iter().zip(before).map(|(now, before)| now.used_since(before).process_ns);
     Ok(each.sum::<u64>() as f64 / 1e9)
 }
 
-/// There and back, each one timed.
+/// Sends messages there and back, and times each one.
 fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> anyhow::Result<()> {
     let mut message = [7; MESSAGE];
     for _ in 0..count {
@@ -181,15 +183,15 @@ fn send([near, far]: &[TcpStream; 2], bytes: u64) -> anyhow::Result<()> {
     sending.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?.context("sending")
 }
 
-/// A host with servers and one daemon, and one with so many daemons, each with a cgroup and a key of its own.
-struct Hosts<'a> {
-    server: Host<'a>,
-    clients: Vec<Host<'a>>,
+/// A host with servers and one daemon, and a host with several daemons, each with a cgroup and a key of its own.
+struct InstanceHosts<'a> {
+    server: GraftHost<'a>,
+    clients: Vec<GraftHost<'a>>,
 }
 
-impl<'a> Hosts<'a> {
-    fn new(site: &'a Site, daemons: usize) -> anyhow::Result<Self> {
-        let server = Host::new("server", site.relay()?, &site.directory().join("server"))?;
+impl<'a> InstanceHosts<'a> {
+    fn new(site: &'a BenchSite, daemons: usize) -> anyhow::Result<Self> {
+        let server = GraftHost::new("server", site.relay()?, &site.directory().join("server"))?;
         let at = SocketAddr::new(server.node.addr_v4().into(), CARRIERS);
         let far = server.key()?;
         let rule = |side: &str| {
@@ -201,7 +203,7 @@ impl<'a> Hosts<'a> {
         let mut clients = Vec::new();
         for number in 0..daemons {
             let directory = site.directory().join(format!("client{number}"));
-            let client = Host::new("client", site.subscribers()?, &directory)?;
+            let client = GraftHost::new("client", site.subscribers()?, &directory)?;
             let key = client.key()?;
             peers += &format!("[[peer]]\nname = \"client{number}\"\nkey = \"{key}\"\n");
             client.configure(&format!(
@@ -220,15 +222,15 @@ impl<'a> Hosts<'a> {
         Ok(self.server.cgroup.enter(|| self.server.node.enter(bind))???)
     }
 
-    /// Until every carrier is warm.
-    fn start(&self) -> anyhow::Result<(Process, Vec<Process>)> {
+    /// Starts all daemons and waits until every carrier is warm.
+    fn start(&self) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
         let server = self.server.start()?;
-        let clients = self.clients.iter().map(Host::start).collect::<anyhow::Result<_>>()?;
+        let clients = self.clients.iter().map(GraftHost::start).collect::<anyhow::Result<_>>()?;
         self.clients.iter().try_for_each(|client| client.wait_warm(1))?;
         Ok((server, clients))
     }
 
-    /// Both ends of a connection by one of the daemons.
+    /// Returns both ends of a connection by one of the daemons.
     fn connect(&self, daemon: usize, listener: &TcpListener) -> anyhow::Result<[TcpStream; 2]> {
         let client = self.clients.get(daemon).context("a daemon")?;
         let at = listener.local_addr()?;
@@ -244,14 +246,14 @@ impl<'a> Hosts<'a> {
     }
 
     fn check_led(&self, wanted: usize) -> anyhow::Result<()> {
-        let led = self.clients.iter().map(Host::led).sum::<anyhow::Result<u64>>()?;
+        let led = self.clients.iter().map(GraftHost::led).sum::<anyhow::Result<u64>>()?;
         ensure!(led == wanted as u64, "{led} connections were carried, and not {wanted}");
         Ok(())
     }
 }
 
-impl Row {
-    fn of(per: Per, args: &Args) -> Self {
+impl InstanceRow {
+    fn from_args(per: Per, args: &InstanceArgs) -> Self {
         let none = Vec::new;
         Self {
             per,
@@ -265,17 +267,17 @@ impl Row {
         }
     }
 
-    fn json(&self, args: &Args) -> Value {
+    fn json(&self, args: &InstanceArgs) -> Value {
         json!({
             "per": self.per.name(), "daemons": self.daemons, "connections": args.connections, "rounds": self.client_mib.len(),
-            "client_rss_mib": Spread::of(&self.client_mib), "server_rss_mib": Spread::of(&self.server_mib),
-            "ready_ms": Spread::of(&self.ready_ms), "client_cpu_s_per_gib": Spread::of(&self.cpu_s_per_gib),
-            "client_idle_cpu_ms_per_s": Spread::of(&self.idle_cpu_ms), "one_way_us": Percentiles::of(self.latency_us.clone()),
+            "client_rss_mib": Spread::from_values(&self.client_mib), "server_rss_mib": Spread::from_values(&self.server_mib),
+            "ready_ms": Spread::from_values(&self.ready_ms), "client_cpu_s_per_gib": Spread::from_values(&self.cpu_s_per_gib),
+            "client_idle_cpu_ms_per_s": Spread::from_values(&self.idle_cpu_ms), "one_way_us": Percentiles::from_samples(self.latency_us.clone()),
         })
     }
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[InstanceRow]) -> String {
     let head = [
         "a daemon per",
         "daemons",
@@ -290,11 +292,11 @@ fn render(rows: &[Row]) -> String {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
         let figure = |values: &[f64], digits: usize| {
-            Spread::of(values).map_or("-".to_owned(), |it| {
+            Spread::from_values(values).map_or("-".to_owned(), |it| {
                 format!("{:.digits$} ({:.digits$} to {:.digits$})", it.median, it.min, it.max)
             })
         };
-        let times = Percentiles::of(row.latency_us.clone());
+        let times = Percentiles::from_samples(row.latency_us.clone());
         let time = |of: fn(&Percentiles) -> f64| {
             times.as_ref().map_or("-".to_owned(), |it| format!("{:.0}", of(it)))
         };

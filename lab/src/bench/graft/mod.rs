@@ -1,4 +1,4 @@
-//! `millrace-lab bench graft`: what it takes to load and to swap transport functions, and what they do for TCP.
+//! `millrace-lab bench graft`: the cost of loading and swapping transport functions, and their gain for TCP.
 
 mod apps;
 mod carried_paths;
@@ -16,6 +16,7 @@ mod flow;
 mod gateway;
 mod host;
 mod instances;
+mod line;
 mod negotiate;
 mod network;
 mod packets;
@@ -29,69 +30,69 @@ mod sessions;
 mod swap;
 mod two_links;
 
-use millrace_graft_kernel::{Control, SHIPPED};
+use millrace_graft_kernel::{CongestionProgram, SHIPPED};
 
 use super::fairness;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct GraftBenchArgs {
     #[command(subcommand)]
-    command: Command,
+    command: GraftBenchCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Applications as they are, by plain TCP and carried, by loss and round trip
-    Apps(apps::Args),
-    /// What is carried by two paths, and what happens when one is cut
-    CarriedPaths(carried_paths::Args),
-    /// Connections for which the model is wrong, and how many it takes until they go by something better
-    Choice(choice::Args),
+enum GraftBenchCommand {
+    /// Unmodified applications over plain TCP and tunnelled, by loss and round trip
+    Apps(apps::AppArgs),
+    /// Throughput of a tunnel over two paths, and its behaviour when one is cut
+    CarriedPaths(carried_paths::CarriedPathArgs),
+    /// Connections for which the model is wrong, and how many it takes until another arm is chosen
+    Choice(choice::ChoiceArgs),
     /// How long a peer waits for a carrier while strangers stall
-    Crowded(crowded::Args),
+    Crowded(crowded::CrowdedArgs),
     /// Time to load a graft, and TCP in place, by steps
-    Deploy(deploy::Args),
-    /// What becomes of carried connections when what carries them fails
-    Faults(faults::Args),
+    Deploy(deploy::DeployArgs),
+    /// Fate of tunnelled connections while their carrier fails
+    Faults(faults::FaultArgs),
     /// An application of the faults' matrix
     #[command(hide = true)]
-    FaultEnd(faults::end::Args),
+    FaultEnd(faults::end::EndArgs),
     /// Time that transfers take with each congestion control, by size, loss and round trip
-    Fct(fct::Args),
+    Fct(fct::FctArgs),
     /// The receiving end of `carried-paths`
     #[command(hide = true)]
-    Drain(carried_paths::drain::Args),
-    /// Share of a bottleneck that a flow with a graft gets beside TCP CUBIC
+    Drain(carried_paths::drain::DrainArgs),
+    /// Share of a bottleneck that a flow with a graft gets against TCP CUBIC
     Fairness(Fairness),
     /// One daemon for a host, for each cgroup, or for each connection: memory, CPU and delay
-    Instances(instances::Args),
+    Instances(instances::InstanceArgs),
     /// Hosts with nothing installed behind two gateways: what these add on a good link, and gain on a bad one
-    Gateway(gateway::Args),
+    Gateway(gateway::GatewayArgs),
     /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
-    Negotiate(negotiate::Args),
+    Negotiate(negotiate::NegotiateArgs),
     /// The viewer of a film in segments
     #[command(hide = true)]
-    Play(apps::video::Args),
-    /// What a session of packet grafts carries by two paths, and what happens when one is cut
-    Paths(paths::Args),
-    /// A transfer whose path becomes long for a while, and what another graft for that while gains
-    Reconfigure(reconfigure::Args),
-    /// What it costs a connection on a good link to be carried, beside haproxy
-    Redirect(redirect::Args),
-    /// Lost packets, sent again or made out of others: by window, loss and round trip
-    Repair(repair::Args),
-    /// What a choice among arms is learned from: transfers on many networks, as lines of a file
-    Select(select::Args),
+    Play(apps::video::VideoArgs),
+    /// Throughput of a session of packet grafts over two paths, and its behaviour when one is cut
+    Paths(paths::PathArgs),
+    /// A transfer whose path becomes long for a while, and its gain from another graft during that time
+    Reconfigure(reconfigure::ReconfigureArgs),
+    /// Cost of tunnelling a connection on a good link, compared with haproxy
+    Redirect(redirect::RedirectArgs),
+    /// Repair of lost packets by retransmission or parity: by window, loss and round trip
+    Repair(repair::RepairArgs),
+    /// Training data for the choice among arms: transfers on many networks, as lines of a file
+    Select(select::SelectArgs),
     /// The far end of `redirect`'s many connections
     #[command(hide = true)]
-    Echo(redirect::echo::Args),
+    Echo(redirect::echo::EchoArgs),
     /// The receiving end of a transfer
     #[command(hide = true)]
-    Fetch(select::fetch::Args),
+    Fetch(select::fetch::FetchArgs),
     /// Delay and jitter of packets by graft, and memory, with one session and with many
-    Sessions(sessions::Args),
-    /// Time to swap grafts under a live transfer, of which nothing may be lost
-    Swap(swap::Args),
+    Sessions(sessions::SessionArgs),
+    /// Time to swap grafts under a live transfer that must lose nothing
+    Swap(swap::SwapArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -108,7 +109,7 @@ struct Fairness {
     bottleneck: fairness::Bottleneck,
 }
 
-/// What `fairness` has beside TCP's congestion controls.
+/// Flows that `fairness` measures in addition to TCP's congestion controls.
 const OTHERS: [(&str, fairness::Other); 2] = [
     (
         "congestion",
@@ -122,50 +123,51 @@ const OTHERS: [(&str, fairness::Other); 2] = [
     ("carried", fairness::Other { label: "carried", kind: "carried", control: "bbr", send: apps::saturate }),
 ];
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: GraftBenchArgs) -> anyhow::Result<()> {
     match args.command {
-        Command::Apps(args) => apps::run(args),
-        Command::CarriedPaths(args) => carried_paths::run(args),
-        Command::Choice(args) => choice::run(args),
-        Command::Crowded(args) => crowded::run(args),
-        Command::Deploy(args) => deploy::run(args),
-        Command::Faults(args) => faults::run(&args),
-        Command::FaultEnd(args) => faults::end::run(&args),
-        Command::Drain(args) => carried_paths::drain::run(&args),
-        Command::Echo(args) => redirect::echo::run(&args),
-        Command::Fct(args) => fct::run(args),
-        Command::Fairness(Fairness { controls, bottleneck }) => {
+        GraftBenchCommand::Apps(args) => apps::run(args),
+        GraftBenchCommand::CarriedPaths(args) => carried_paths::run(args),
+        GraftBenchCommand::Choice(args) => choice::run(args),
+        GraftBenchCommand::Crowded(args) => crowded::run(args),
+        GraftBenchCommand::Deploy(args) => deploy::run(args),
+        GraftBenchCommand::Faults(args) => faults::run(&args),
+        GraftBenchCommand::FaultEnd(args) => faults::end::run(&args),
+        GraftBenchCommand::Drain(args) => carried_paths::drain::run(&args),
+        GraftBenchCommand::Echo(args) => redirect::echo::run(&args),
+        GraftBenchCommand::Fct(args) => fct::run(args),
+        GraftBenchCommand::Fairness(Fairness { controls, bottleneck }) => {
             let others = OTHERS.iter().filter(|(name, _)| controls.iter().any(|control| control == name));
             let others = others.map(|(_, other)| *other).collect();
             let is_tcp = |control: &String| !OTHERS.iter().any(|(name, _)| control == name);
             let controls: Vec<_> = controls.iter().filter(|control| is_tcp(control)).cloned().collect();
             let _grafts = register(&controls)?;
-            fairness::run(fairness::Args::of_grafts(controls, others, bottleneck))
+            fairness::run(fairness::FairnessArgs::from_grafts(controls, others, bottleneck))
         }
-        Command::Instances(args) => instances::run(args),
-        Command::Negotiate(args) => negotiate::run(args),
-        Command::Paths(args) => paths::run(args),
-        Command::Play(args) => apps::video::run(&args),
-        Command::Reconfigure(args) => reconfigure::run(args),
-        Command::Gateway(args) => gateway::run(args),
-        Command::Redirect(args) => redirect::run(args),
-        Command::Repair(args) => repair::run(args),
-        Command::Select(args) => select::run(args),
-        Command::Fetch(args) => select::fetch::run(&args),
-        Command::Sessions(args) => sessions::run(args),
-        Command::Swap(args) => swap::run(args),
+        GraftBenchCommand::Instances(args) => instances::run(args),
+        GraftBenchCommand::Negotiate(args) => negotiate::run(args),
+        GraftBenchCommand::Paths(args) => paths::run(args),
+        GraftBenchCommand::Play(args) => apps::video::run(&args),
+        GraftBenchCommand::Reconfigure(args) => reconfigure::run(args),
+        GraftBenchCommand::Gateway(args) => gateway::run(args),
+        GraftBenchCommand::Redirect(args) => redirect::run(args),
+        GraftBenchCommand::Repair(args) => repair::run(args),
+        GraftBenchCommand::Select(args) => select::run(args),
+        GraftBenchCommand::Fetch(args) => select::fetch::run(&args),
+        GraftBenchCommand::Sessions(args) => sessions::run(args),
+        GraftBenchCommand::Swap(args) => swap::run(args),
     }
 }
 
-/// Those of the names that are shipped grafts, in TCP while this lives. Another process may have them there already.
-fn register(controls: &[String]) -> anyhow::Result<Vec<Control>> {
+/// Registers the shipped grafts among the names with TCP, while the result lives. Another process may have registered
+/// them already.
+fn register(controls: &[String]) -> anyhow::Result<Vec<CongestionProgram>> {
     let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
     let is_there = |control: &str| there.split_whitespace().any(|known| known == control);
     let ours = SHIPPED.iter().filter(|(name, _)| {
         let control = format!("mr_{name}");
         controls.contains(&control) && !is_there(&control)
     });
-    ours.map(|(_, image)| Ok(Control::register(image, &[])?)).collect()
+    ours.map(|(_, image)| Ok(CongestionProgram::register(image, &[])?)).collect()
 }
 
 fn micros(time: std::time::Duration) -> f64 {

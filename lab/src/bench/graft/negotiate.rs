@@ -1,4 +1,4 @@
-//! `bench graft negotiate`.
+//! `bench graft negotiate`: the time until two daemons agree, by steps.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,41 +9,41 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
-use super::host::{Host, LIMIT};
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use super::host::{GraftHost, LIMIT};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
 use crate::program::product;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Round trip between the hosts; 0: what the machine has
+pub struct NegotiateArgs {
+    /// Round trip between the hosts; 0: no added delay
     #[arg(long, value_delimiter = ',', default_value = "0,20,100", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Grafts in each host's pool, besides those that are compiled in
+    /// Grafts in each host's pool, in addition to the built-in ones
     #[arg(long, value_delimiter = ',', default_value = "0,50,250", value_name = "COUNT")]
     pools: Vec<usize>,
-    /// Negotiations of each
+    /// Number of negotiations of each measurement
     #[arg(long, default_value_t = 20)]
     rounds: usize,
-    /// TCP connections of each, with and without an agreement
+    /// Number of TCP connections of each measurement, with and without an agreement
     #[arg(long, default_value_t = 200)]
     connections: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Of the control connection, and of the application whose connections are timed.
+/// Port of the control connection. `PORT` is that of the application whose connections are timed.
 const CONTROL: u16 = 9187;
 const PORT: u16 = 7200;
-/// As `status` names the steps.
+/// The steps as `status` names them.
 const STEPS: [&str; 4] = ["connect_us", "tls_us", "offer_us", "bind_us"];
 
-struct Row {
+struct NegotiateRow {
     rtt_ms: u32,
     pool: usize,
     steps: [Vec<f64>; 4],
@@ -51,32 +51,39 @@ struct Row {
     bound: Vec<f64>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: NegotiateArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.connections > 0, "--rounds and --connections are at least 1");
     warn_if_busy()?;
     let mut rows = Vec::new();
-    let progress = Progress::of(args.rtt_ms.len() * args.pools.len() * args.rounds);
+    let progress = BenchProgress::with_steps(args.rtt_ms.len() * args.pools.len() * args.rounds);
     for rtt_ms in &args.rtt_ms {
         let mut topology = Topology::standard(1, 1);
         if *rtt_ms > 0 {
             topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", rtt_ms * 500))?;
         }
-        let site = Site::new(&topology)?;
+        let site = BenchSite::new(&topology)?;
         for pool in &args.pools {
             rows.push(args.measure(&site, *rtt_ms, *pool, &progress)?);
         }
     }
     drop(progress);
     print!("{}", render(&rows));
-    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    let json: Vec<_> = rows.iter().map(NegotiateRow::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-impl Args {
-    fn measure(&self, site: &Site, rtt_ms: u32, pool: usize, progress: &Progress) -> anyhow::Result<Row> {
-        let hosts = Hosts::new(site, pool)?;
+impl NegotiateArgs {
+    fn measure(
+        &self,
+        site: &BenchSite,
+        rtt_ms: u32,
+        pool: usize,
+        progress: &BenchProgress,
+    ) -> anyhow::Result<NegotiateRow> {
+        let hosts = NegotiateHosts::new(site, pool)?;
         let listener = hosts.listen()?;
-        let mut row = Row { rtt_ms, pool, steps: Default::default(), plain: Vec::new(), bound: Vec::new() };
+        let mut row =
+            NegotiateRow { rtt_ms, pool, steps: Default::default(), plain: Vec::new(), bound: Vec::new() };
         for _ in 0..self.connections {
             row.plain.push(hosts.connect(&listener)?);
         }
@@ -102,20 +109,21 @@ impl Args {
     }
 }
 
-/// Two of them, each with a daemon's settings.
-struct Hosts<'a> {
-    caller: Host<'a>,
-    called: Host<'a>,
+/// Two hosts, each with a daemon's settings.
+struct NegotiateHosts<'a> {
+    caller: GraftHost<'a>,
+    called: GraftHost<'a>,
 }
 
-impl<'a> Hosts<'a> {
-    fn new(site: &'a Site, pool: usize) -> anyhow::Result<Self> {
+impl<'a> NegotiateHosts<'a> {
+    fn new(site: &'a BenchSite, pool: usize) -> anyhow::Result<Self> {
         let directory = |name: &str| site.directory().join(format!("{name}-{pool}"));
-        let caller = Host::new("caller", site.relay()?, &directory("caller"))?;
-        let called = Host::new("called", site.subscribers()?, &directory("called"))?;
+        let caller = GraftHost::new("caller", site.relay()?, &directory("caller"))?;
+        let called = GraftHost::new("called", site.subscribers()?, &directory("called"))?;
         [&caller, &called].into_iter().try_for_each(|host| fill(host, pool))?;
         let at = SocketAddr::new(called.node.addr_v4().into(), CONTROL);
-        let (near, far) = (caller.key()?, called.key()?);
+        let near = caller.key()?;
+        let far = called.key()?;
         let rule = |side: &str| {
             format!(
                 "[[rule]]\nname = \"r\"\nside = \"{side}\"\nport = {PORT}\nagree = \"bound\"\ncongestion = \"cubic\"\n"
@@ -134,7 +142,7 @@ impl<'a> Hosts<'a> {
         Ok(self.called.cgroup.enter(|| self.called.node.enter(|| TcpListener::bind(at)))???)
     }
 
-    /// Microseconds of TCP's handshake.
+    /// Returns the time of TCP's handshake, us.
     fn connect(&self, listener: &TcpListener) -> anyhow::Result<f64> {
         let at = listener.local_addr()?;
         let connect = || {
@@ -147,8 +155,8 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// Grafts in a host's pool: the same object under many names.
-fn fill(host: &Host<'_>, count: usize) -> anyhow::Result<()> {
+/// Fills a host's pool with grafts: the same object under many names.
+fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     let pool = host.directory.join("pool");
     fs::create_dir_all(&pool)?;
     let mut export = Command::new(product()?);
@@ -163,8 +171,8 @@ fn fill(host: &Host<'_>, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for the agreement; how long its steps took.
-fn negotiated(host: &Host<'_>) -> anyhow::Result<Value> {
+/// Waits for the agreement, and returns how long its steps took.
+fn negotiated(host: &GraftHost<'_>) -> anyhow::Result<Value> {
     let start = Instant::now();
     loop {
         let peer = host.status()?.pointer("/status/peers/0").cloned().unwrap_or_default();
@@ -178,7 +186,7 @@ fn negotiated(host: &Host<'_>) -> anyhow::Result<Value> {
     }
 }
 
-impl Row {
+impl NegotiateRow {
     fn total(&self) -> Vec<f64> {
         let rounds = self.steps[0].len();
         (0..rounds).map(|at| self.steps.iter().filter_map(|times| times.get(at)).sum()).collect()
@@ -186,25 +194,26 @@ impl Row {
 
     fn json(&self) -> Value {
         let steps = STEPS.iter().zip(&self.steps);
-        let steps: serde_json::Map<_, _> =
-            steps.map(|(name, times)| ((*name).to_owned(), json!(Percentiles::of(times.clone())))).collect();
+        let steps: serde_json::Map<_, _> = steps
+            .map(|(name, times)| ((*name).to_owned(), json!(Percentiles::from_samples(times.clone()))))
+            .collect();
         json!({
             "rtt_ms": self.rtt_ms, "pool": self.pool, "rounds": self.steps[0].len(),
-            "total_us": Percentiles::of(self.total()), "steps": steps,
+            "total_us": Percentiles::from_samples(self.total()), "steps": steps,
             "connections": self.plain.len(),
-            "tcp_plain_us": Percentiles::of(self.plain.clone()),
-            "tcp_bound_us": Percentiles::of(self.bound.clone()),
+            "tcp_plain_us": Percentiles::from_samples(self.plain.clone()),
+            "tcp_bound_us": Percentiles::from_samples(self.bound.clone()),
         })
     }
 }
 
-fn render(rows: &[Row]) -> String {
+fn render(rows: &[NegotiateRow]) -> String {
     let head =
         ["RTT ms", "pool", "p50 ms", "p99 ms", "TCP", "TLS", "offer", "bind", "TCP plain us", "TCP bound us"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
-        let p50 = |times: &[f64]| Percentiles::of(times.to_vec()).map_or(0.0, |it| it.p50);
-        let Some(total) = Percentiles::of(row.total()) else { continue };
+        let p50 = |times: &[f64]| Percentiles::from_samples(times.to_vec()).map_or(0.0, |it| it.p50);
+        let Some(total) = Percentiles::from_samples(row.total()) else { continue };
         let mut line = vec![row.rtt_ms.to_string(), row.pool.to_string()];
         line.extend([total.p50, total.p99].map(|us| format!("{:.2}", us / 1e3)));
         line.extend(row.steps.iter().map(|times| format!("{:.2}", p50(times) / 1e3)));

@@ -8,32 +8,33 @@ use crate::bench::site::SUBSCRIBERS_LINK;
 use crate::lab::{Directions, Topology};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Network {
-    /// Percent.
+pub struct NetworkProfile {
+    /// Loss, percent.
     pub loss: f64,
-    /// Packets that are lost one after the other, on average; 1: each by itself.
+    /// Packets lost one after the other, on average; 1: each is lost independently.
     pub burst: f64,
     pub rtt_ms: u32,
 }
 
-/// What loses so many percent of a link's packets, in bursts of so many on average.
+/// Returns the impairment that loses this share of a link's packets, in bursts of this mean length.
 pub fn loss(percent: f64, burst: f64) -> String {
     if burst <= 1.0 || percent == 0.0 {
         return format!("loss={percent}%");
     }
-    // Of Gilbert's model: bursts end after so many packets, and begin so often that all of them come to the loss.
-    let (loss, end) = (percent / 100.0, 1.0 / burst);
+    // Gilbert's model: bursts end after `burst` packets on average, and begin so often that the total is the loss.
+    let loss = percent / 100.0;
+    let end = 1.0 / burst;
     let start = loss * end / (1.0 - loss);
     format!("burst-start={:.6}% burst-end={:.4}% burst-loss=100%", start * 100.0, end * 100.0)
 }
 
-impl Network {
-    /// Each packet is lost by itself.
+impl NetworkProfile {
+    /// Makes a network that loses each packet independently.
     pub fn random(loss: f64, rtt_ms: u32) -> Self {
         Self { loss, burst: 1.0, rtt_ms }
     }
 
-    /// As rows have it.
+    /// Formats the loss for rows.
     pub fn loss_text(&self) -> String {
         match self.burst {
             burst if burst > 1.0 => format!("{}/{burst}", self.loss),
@@ -48,7 +49,7 @@ impl Network {
         Ok(())
     }
 
-    /// The queue has room for the product of rate and round trip.
+    /// Returns a topology whose queue has room for one bandwidth-delay product.
     pub fn topology(&self, rate_mbit: u32, lossy: Directions, seed: u64) -> anyhow::Result<Topology> {
         let Self { loss: percent, burst, rtt_ms } = self;
         let loss = loss(*percent, *burst);
@@ -65,7 +66,7 @@ impl Network {
     }
 }
 
-impl FromStr for Network {
+impl FromStr for NetworkProfile {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -83,22 +84,25 @@ mod tests {
     use crate::lab::Impairment;
 
     #[test]
-    fn networks_are_read() {
-        assert_eq!("1:100".parse(), Ok(Network::random(1.0, 100)));
-        let bursts: Network = "0.5/8:600".parse().expect("a network");
+    fn emulated_networks_are_parsed() {
+        assert_eq!("1:100".parse(), Ok(NetworkProfile::random(1.0, 100)));
+        let bursts: NetworkProfile = "0.5/8:600".parse().expect("a network");
         assert_eq!((bursts.loss, bursts.burst, bursts.rtt_ms), (0.5, 8.0, 600));
-        assert_eq!((bursts.loss_text(), Network::random(5.0, 1).loss_text()), ("0.5/8".into(), "5".into()));
+        assert_eq!(
+            (bursts.loss_text(), NetworkProfile::random(5.0, 1).loss_text()),
+            ("0.5/8".into(), "5".into())
+        );
         for bad in ["", "1", "1:", "1/:5", "1/a:5", "1/8", "1:8/5", "1:-5"] {
-            assert!(bad.parse::<Network>().is_err(), "{bad}");
+            assert!(bad.parse::<NetworkProfile>().is_err(), "{bad}");
         }
         for bad in ["100:1", "-1:1", "nan:1", "1/0.5:1", "1/1001:1", "1/nan:1"] {
-            assert!(bad.parse::<Network>().expect("numbers").check().is_err(), "{bad}");
+            assert!(bad.parse::<NetworkProfile>().expect("numbers").check().is_err(), "{bad}");
         }
     }
 
-    /// A link is in a burst for start / (start + end) of its packets, and then loses all of them.
+    /// A link is in a burst for start / (start + end) of its packets, and loses all of those.
     #[test]
-    fn bursts_come_to_the_loss() {
+    fn bursts_add_up_to_the_loss() {
         for (percent, burst) in [(1.0, 8.0), (5.0, 2.0), (0.1, 100.0)] {
             let made = Impairment::parse(&loss(percent, burst)).expect("an impairment");
             let lost = made.burst_loss * made.burst_start / (made.burst_start + made.burst_end);

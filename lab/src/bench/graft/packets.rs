@@ -1,4 +1,4 @@
-//! `bench graft swap --packets`: lists of functions are swapped under datagrams, of which nothing may be lost.
+//! `bench graft swap --packets`: lists of functions are swapped under datagrams. No datagram may be lost.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,29 +6,31 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_graft::packet::{Event, Runtime, Settings};
+use millrace_graft::packet::{PacketEvent, PacketRuntime, Settings};
+use millrace_graft::settings::DaemonSettings;
 use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::{Value, json};
 
+use super::line::{self, ChannelEnd, PEER};
 use super::micros;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::bench::table::columns;
-use crate::lab::{Directions, Node, Topology};
-use crate::progress::Progress;
+use crate::lab::{Directions, LabNode, Topology};
+use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
-pub struct Packets {
-    /// Swap lists of functions on packets instead, under so many datagrams, and back
+pub struct PacketBench {
+    /// Swap lists of functions on packets instead, under this number of datagrams, and back
     #[arg(long = "packets", value_name = "COUNT")]
     count: Option<u64>,
     /// Round trip of the datagrams' path
     #[arg(long, default_value_t = 20, value_name = "MS", requires = "count")]
     rtt_ms: u32,
-    /// Datagrams a second
+    /// Datagrams per second
     #[arg(long, default_value_t = 10_000, value_name = "COUNT", requires = "count")]
     rate: u64,
-    /// Two lists of functions, to and fro
+    /// Two lists of functions that are swapped for each other
     #[arg(
         long,
         value_delimiter = ',',
@@ -37,13 +39,13 @@ pub struct Packets {
         requires = "count"
     )]
     lists: Vec<String>,
-    /// Seal them; they are in clear without
+    /// Cipher of the session; default: unencrypted
     #[arg(long, value_parser = ["chacha20-poly1305", "aes-128-gcm"], value_name = "CIPHER", requires = "count")]
     cipher: Option<String>,
 }
 
-/// What came of a run.
-struct Outcome {
+/// Result of a run.
+struct PacketRunResult {
     agreed_us: Vec<f64>,
     cut_us: Vec<f64>,
     sent: u64,
@@ -55,17 +57,18 @@ struct Outcome {
 const PORT: u16 = 7000;
 const SESSION: &str = "bench";
 const PAYLOAD: usize = 200;
-/// For what is under way when the last one was sent.
+/// Wait for datagrams that are on their way when the last one was sent.
 const GRACE: Duration = Duration::from_secs(5);
-/// Until a swap is agreed on; longer than its own patience.
+/// Longest time until a swap is agreed on, which is longer than its own time-out.
 const SWAP_LIMIT: Duration = Duration::from_secs(20);
 
-impl Packets {
+impl PacketBench {
     pub fn is_wanted(&self) -> bool {
         self.count.is_some()
     }
 
-    /// The row, and as text. Swaps follow one another as soon as the epoch before is over.
+    /// Runs the swaps, and returns the row, also as text. A swap follows as soon as the epoch of the previous one is
+    /// over.
     pub fn run(&self) -> anyhow::Result<(Value, String)> {
         let [one, other] = &self.lists[..] else {
             bail!("--lists is two lists, such as number+repair,number")
@@ -74,10 +77,11 @@ impl Packets {
         ensure!(count > 0 && self.rate > 0, "--packets and --rate are at least 1");
         let mut topology = Topology::standard(1, 1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", self.rtt_ms * 500))?;
-        let site = Site::new(&topology)?;
+        let site = BenchSite::new(&topology)?;
         let ends = [site.relay()?, site.subscribers()?];
         let outcome = self.measure(&site, ends, [one, other], count)?;
-        let (agreed, cut) = (Percentiles::of(outcome.agreed_us.clone()), Percentiles::of(outcome.cut_us));
+        let agreed = Percentiles::from_samples(outcome.agreed_us.clone());
+        let cut = Percentiles::from_samples(outcome.cut_us);
         let row = json!({
             "lists": self.lists, "cipher": self.cipher, "rtt_ms": self.rtt_ms, "rate": self.rate, "swaps": outcome.agreed_us.len(),
             "agreed_us": agreed, "cut_over_us": cut, "packets_sent": outcome.sent,
@@ -114,42 +118,48 @@ impl Packets {
 
     fn measure(
         &self,
-        site: &Site,
-        [near, far]: [&Node; 2],
+        site: &BenchSite,
+        [near, far]: [&LabNode; 2],
         lists: [&str; 2],
         count: u64,
-    ) -> anyhow::Result<Outcome> {
-        let address = |node: &Node| format!("{}:{PORT}", node.addr_v4());
-        let key = site.directory().join("key");
-        std::fs::write(&key, "00112233445566778899aabbccddeeff")?;
-        let settings = |node: &Node, peer: &Node| {
+    ) -> anyhow::Result<PacketRunResult> {
+        let address = |node: &LabNode| format!("{}:{PORT}", node.addr_v4());
+        let settings = |node: &LabNode, peer: &LabNode| {
             let seal = match &self.cipher {
                 Some(cipher) => format!("cipher = {cipher:?}"),
                 None => "clear = true".to_owned(),
             };
-            let text = settings(node, &address(node), &address(peer), lists)? + &seal;
-            Ok::<_, anyhow::Error>(Settings::parse(&text, site.directory())?)
+            let known = line::peer(site.directory(), [node, peer].map(|it| it.addr_v4().into()), "40000")?;
+            let text = settings(node, &known, [address(node), address(peer)], lists)? + &seal;
+            Ok::<_, anyhow::Error>(DaemonSettings::parse(&text, site.directory())?.into_sessions()?)
         };
-        let (near_settings, far_settings) = (settings(near, far)?, settings(far, near)?);
+        let near_settings = settings(near, far)?;
+        let far_settings = settings(far, near)?;
         let stop = AtomicBool::new(false);
         let (events, swapped) = channel();
         let (orders, ordered) = channel();
-        let socket = |node: &Node, peer: &Node| -> anyhow::Result<UdpSocket> {
+        let socket = |node: &LabNode, peer: &LabNode| -> anyhow::Result<UdpSocket> {
             let socket = node.enter(|| UdpSocket::bind(address(node)))??;
             socket.connect(address(peer))?;
             Ok(socket)
         };
-        let (from, to) = (socket(near, far)?, socket(far, near)?);
+        let from = socket(near, far)?;
+        let to = socket(far, near)?;
         setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
         to.set_read_timeout(Some(Duration::from_millis(100)))?;
         std::thread::scope(|scope| {
-            let (stop, ready) = (&stop, channel::<()>());
+            let stop = &stop;
+            let ready = channel::<()>();
             let is_ready = ready.0.clone();
-            let other = scope.spawn(move || far.enter(|| hold(far_settings, stop, None, &is_ready))?);
+            let [here, there] = ChannelEnd::pair()?;
+            let other =
+                scope.spawn(move || far.enter(|| hold(far_settings, there, stop, None, &is_ready))?);
             let is_ready = ready.0;
             let work = Some((ordered, events));
-            let this = scope.spawn(move || near.enter(|| hold(near_settings, stop, work, &is_ready))?);
-            // A channel that is closed says that one of them could not start; silence, that the other has no keys then.
+            let this =
+                scope.spawn(move || near.enter(|| hold(near_settings, here, stop, work, &is_ready))?);
+            // A closed channel says that one of the ends could not start. Silence says that the other end has no keys
+            // then.
             let both = (0..2).all(|_| ready.1.recv_timeout(SWAP_LIMIT).is_ok());
             let done = if both {
                 forget_words(&to)?;
@@ -166,22 +176,23 @@ impl Packets {
         })
     }
 
-    /// Datagrams and swaps, until all have been sent.
+    /// Sends datagrams and orders swaps, until all have been sent.
     fn traffic(
         &self,
         from: &UdpSocket,
         to: &UdpSocket,
         count: u64,
         orders: &Sender<String>,
-        swapped: &Receiver<Event>,
-    ) -> anyhow::Result<Outcome> {
+        swapped: &Receiver<PacketEvent>,
+    ) -> anyhow::Result<PacketRunResult> {
         let is_over = AtomicBool::new(false);
         let received = AtomicU64::new(0);
-        let (mut agreed_us, mut cut_us) = (Vec::new(), Vec::new());
+        let mut agreed_us = Vec::new();
+        let mut cut_us = Vec::new();
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| receive(to, count, &is_over, &received));
             let sending = scope.spawn(|| send(from, count, self.rate));
-            let progress = Progress::of(1);
+            let progress = BenchProgress::with_steps(1);
             progress.begin(format!("{count} datagrams"));
             let swaps = (0..).try_for_each(|round: usize| {
                 if sending.is_finished() {
@@ -190,7 +201,7 @@ impl Packets {
                 let graft = ["other", "one"][round % 2];
                 orders.send(graft.to_owned()).map_err(|_| None)?;
                 match swapped.recv_timeout(SWAP_LIMIT) {
-                    Ok(Event::Swapped { took: Some(took), cut, .. }) => {
+                    Ok(PacketEvent::Swapped { took: Some(took), cut, .. }) => {
                         agreed_us.push(micros(took));
                         cut_us.push(micros(cut));
                         Ok(())
@@ -212,7 +223,7 @@ impl Packets {
             }
             Ok((sent?, wrong, twice))
         })
-        .map(|(sent, wrong, twice)| Outcome {
+        .map(|(sent, wrong, twice)| PacketRunResult {
             agreed_us,
             cut_us,
             sent,
@@ -223,26 +234,33 @@ impl Packets {
     }
 }
 
-fn settings(node: &Node, local: &str, remote: &str, [one, other]: [&str; 2]) -> anyhow::Result<String> {
+fn settings(
+    node: &LabNode,
+    known: &str,
+    [local, remote]: [String; 2],
+    [one, other]: [&str; 2],
+) -> anyhow::Result<String> {
     let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
     let list = |text: &str| text.split('+').map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
     Ok(format!(
-        "interface = [{device:?}]\n\
+        "[sessions]\ninterface = [{device:?}]\n\
          [[graft]]\nname = \"one\"\nfunctions = [{}]\n[[graft]]\nname = \"other\"\nfunctions = [{}]\n\
-         [[session]]\nname = \"{SESSION}\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"one\"\n",
+         {known}[[session]]\nname = \"{SESSION}\"\nlocal = \"{local}\"\nremote = \"{remote}\"\npeer = \"{PEER}\"\ngraft = \"one\"\n",
         list(one),
         list(other)
     ))
 }
 
-/// One end's runtime. Orders are grafts to swap to; how that ended is sent back once the next one can begin.
+/// Runs one end's runtime. Orders are grafts to swap to. The result is sent back once the next swap can begin.
 fn hold(
     settings: Settings,
+    line: ChannelEnd,
     stop: &AtomicBool,
-    work: Option<(Receiver<String>, Sender<Event>)>,
+    work: Option<(Receiver<String>, Sender<PacketEvent>)>,
     is_ready: &Sender<()>,
 ) -> anyhow::Result<()> {
-    let mut runtime = Runtime::start(settings)?;
+    let mut runtime = PacketRuntime::start(settings)?;
+    line.connect(&mut runtime)?;
     let mut is_ready = Some(is_ready);
     let mut waiting: Option<String> = None;
     while !stop.load(Ordering::Relaxed) {
@@ -257,13 +275,16 @@ fn hold(
         if let Some(graft) = &waiting {
             match runtime.swap(SESSION, graft) {
                 Ok(()) => waiting = None,
-                // The epoch before is still taken.
+                // The previous epoch's packets are still accepted, so try again.
                 Err(millrace_graft::Error::Busy(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
+        line.relay(&mut runtime)?;
         for event in runtime.step(Duration::from_millis(20))? {
-            if let (Some((_, events)), Event::Swapped { .. } | Event::NotSwapped { .. }) = (&work, &event) {
+            if let (Some((_, events)), PacketEvent::Swapped { .. } | PacketEvent::NotSwapped { .. }) =
+                (&work, &event)
+            {
                 let _ = events.send(event);
             }
         }
@@ -271,7 +292,7 @@ fn hold(
     Ok(())
 }
 
-/// What one end's runtime has said before the other one's was there came to the application.
+/// Discards messages that one end's runtime sent before the other one's was there: the application receives them.
 pub fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
     to.set_nonblocking(true)?;
     while to.recv(&mut [0; 2048]).is_ok() {}
@@ -291,7 +312,7 @@ fn send(from: &UdpSocket, count: u64, rate: u64) -> anyhow::Result<u64> {
     let start = Instant::now();
     for number in 0..count {
         let due = start + Duration::from_nanos(number * 1_000_000_000 / rate);
-        // Timers are late by some 60 us: what is due then goes at once.
+        // Timers are late by some 60 us, so all datagrams that are due by then are sent at once.
         if let Some(early) = due.checked_duration_since(Instant::now()) {
             std::thread::sleep(early);
         }
@@ -300,10 +321,11 @@ fn send(from: &UdpSocket, count: u64, rate: u64) -> anyhow::Result<u64> {
     Ok(count)
 }
 
-/// How many were not as they were sent, and how many came twice.
+/// Returns how many datagrams were altered, and how many arrived twice.
 fn receive(to: &UdpSocket, count: u64, is_over: &AtomicBool, received: &AtomicU64) -> (u64, u64) {
     let mut seen = vec![false; usize::try_from(count).unwrap_or(usize::MAX)];
-    let (mut wrong, mut twice) = (0, 0);
+    let mut wrong = 0;
+    let mut twice = 0;
     let mut buffer = [0; 2 * PAYLOAD];
     while !is_over.load(Ordering::Relaxed) {
         let Ok(bytes) = to.recv(&mut buffer) else { continue };

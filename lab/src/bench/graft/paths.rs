@@ -1,4 +1,4 @@
-//! `bench graft paths`: what a session carries by two paths, and for how long nothing comes when one of them is cut.
+//! `bench graft paths`: the throughput of a session over two paths, and its longest silence when one of them is cut.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,68 +6,68 @@ use std::time::Duration;
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use super::repair::datagrams::{Graft, Outcome, Pace, Run};
-use super::two_links::{Ends, Links, SECOND};
+use super::repair::datagrams::{DatagramPace, DatagramRun, FunctionListSettings, RepairOutcome};
+use super::two_links::{LinkEndNames, LinkProperties, SECOND};
 use crate::bench::site::SUBSCRIBERS_LINK;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Settings};
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::{Spread, median_by};
 
 const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
-/// With headers and frame as long as TCP's packets.
+/// Payload, bytes. With headers the frame is as long as TCP's packets.
 const BYTES: usize = 1400;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct PathArgs {
     #[command(flatten)]
-    links: Links,
-    /// Of each run; one of the paths is cut in the middle
+    links: LinkProperties,
+    /// Length of a run; one of the paths is cut in the middle
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Runs of each
+    /// Number of runs of each measurement
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// On the wire: UDP, or IP protocol 253
+    /// Encapsulation: UDP, or IP protocol 253
     #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
     protocol: String,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy)]
-struct Arm {
+struct PathVariant {
     name: &'static str,
-    ways: &'static [Ends],
+    ways: &'static [LinkEndNames],
     session: &'static str,
     cut: Option<&'static str>,
 }
 
-const ARMS: [Arm; 5] = [
-    Arm { name: "one path", ways: &[], session: "", cut: None },
-    Arm { name: "spread", ways: &[SECOND], session: "", cut: None },
-    Arm { name: "redundant", ways: &[SECOND], session: "paths = \"redundant\"\n", cut: None },
-    Arm { name: "spread, first cut", ways: &[SECOND], session: "", cut: Some(SUBSCRIBERS_LINK) },
-    Arm { name: "spread, second cut", ways: &[SECOND], session: "", cut: Some(SECOND.near) },
+const ARMS: [PathVariant; 5] = [
+    PathVariant { name: "one path", ways: &[], session: "", cut: None },
+    PathVariant { name: "spread", ways: &[SECOND], session: "", cut: None },
+    PathVariant { name: "redundant", ways: &[SECOND], session: "paths = \"redundant\"\n", cut: None },
+    PathVariant { name: "spread, first cut", ways: &[SECOND], session: "", cut: Some(SUBSCRIBERS_LINK) },
+    PathVariant { name: "spread, second cut", ways: &[SECOND], session: "", cut: Some(SECOND.near) },
 ];
 
-/// What came of a run.
-struct Figures {
+/// Result of a run.
+struct PathFigures {
     mbit_s: f64,
-    /// The longest time in which nothing came.
+    /// The longest time without a datagram.
     gap_ms: f64,
     sent: u64,
     received: u64,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: PathArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds > 1, "--rounds is at least 1, --seconds 2");
     args.links.check()?;
     warn_if_busy()?;
-    let progress = Progress::of(ARMS.len() * args.rounds);
-    let mut figures: Vec<Vec<Figures>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
+    let mut figures: Vec<Vec<PathFigures>> = ARMS.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for (arm, figures) in ARMS.iter().zip(&mut figures) {
             let label = format!("round {round}, {}", arm.name);
@@ -87,32 +87,33 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-impl Args {
-    fn measure(&self, arm: &Arm) -> anyhow::Result<Figures> {
+impl PathArgs {
+    fn measure(&self, arm: &PathVariant) -> anyhow::Result<PathFigures> {
         let site = self.links.site(BYTES as u64, 1)?;
         let parameters = format!(
-            "[parameters.window]\npackets = 256\n[parameters.repair]\ntries = 0\nretry_us = {}\n",
+            "[sessions.parameters.window]\npackets = 256\n[sessions.parameters.repair]\ntries = 0\nretry_us = {}\n",
             u64::from(self.links.rtt_ms) * 1500 + 50_000
         );
         let session = format!("protocol = \"{}\"\n{}", self.protocol, arm.session);
-        let graft = Graft { functions: FUNCTIONS, parameters, session: &session, ways: arm.ways };
+        let graft =
+            FunctionListSettings { functions: FUNCTIONS, parameters, session: &session, ways: arm.ways };
         let sending = Duration::from_secs(self.seconds);
-        let run = Run { pace: Pace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
+        let run = DatagramRun { pace: DatagramPace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
         let cut = || match arm.cut {
             Some(link) => Ok(site.link(link)?.change(Directions::Both, &Settings::parse("loss=100%")?)?),
             None => Ok(()),
         };
         let outcome = run.measure_and(&site, &graft, cut)?;
-        let Outcome { wrong, received, .. } = outcome;
+        let RepairOutcome { wrong, received, .. } = outcome;
         ensure!(wrong == 0, "{}: {wrong} datagrams were not as they were sent, or came twice", arm.name);
         ensure!(received > 0, "{}: nothing came", arm.name);
         let mbit_s = received as f64 * BYTES as f64 * 8.0 / 1e6 / self.seconds as f64;
-        Ok(Figures { mbit_s, gap_ms: outcome.gap_ms, sent: outcome.sent, received })
+        Ok(PathFigures { mbit_s, gap_ms: outcome.gap_ms, sent: outcome.sent, received })
     }
 }
 
-impl Arm {
-    fn line(&self, figures: &[Figures], one: f64) -> Vec<String> {
+impl PathVariant {
+    fn line(&self, figures: &[PathFigures], one: f64) -> Vec<String> {
         let rates = Spread::by(figures, |it| it.mbit_s);
         let gaps = Spread::by(figures, |it| it.gap_ms);
         let mut line = vec![self.name.to_owned()];
@@ -123,7 +124,7 @@ impl Arm {
         line
     }
 
-    fn json(&self, args: &Args, figures: &[Figures], one: f64) -> Value {
+    fn json(&self, args: &PathArgs, figures: &[PathFigures], one: f64) -> Value {
         let rounds: Vec<_> = figures
             .iter()
             .map(|it| json!({ "mbit_s": it.mbit_s, "gap_ms": it.gap_ms, "sent": it.sent, "received": it.received }))

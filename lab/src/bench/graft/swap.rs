@@ -1,4 +1,4 @@
-//! `bench graft swap`.
+//! `bench graft swap`: the time to swap congestion controls under a live transfer.
 
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -7,40 +7,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure};
-use millrace_graft_kernel::{Caller, Change, Rule, Settings, Side, Sockets, everybody};
+use millrace_graft_kernel::{
+    CallerRule, RuleSide, Settings, SocketChange, SocketPrograms, TcpRule, everybody,
+};
 use serde_json::json;
 
-use super::flow::Flow;
+use super::flow::BegunTransfer;
 use super::{micros, packets, register};
-use crate::bench::site::Site;
+use crate::bench::site::BenchSite;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::Topology;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Two congestion controls, grafts or the kernel's, to and fro
+pub struct SwapArgs {
+    /// Two congestion controls that are swapped for each other, grafts or the kernel's
     #[arg(long, value_delimiter = ',', default_value = "mr_hybla,mr_longhaul", value_name = "NAME,NAME")]
     between: Vec<String>,
-    /// Swaps
+    /// Number of swaps
     #[arg(long, default_value_t = 1000)]
     rounds: usize,
-    /// Time between two of them
+    /// Time between two swaps
     #[arg(long, default_value_t = 2, value_name = "MS")]
     pause_ms: u64,
     #[command(flatten)]
-    packets: packets::Packets,
-    /// Write the row here
+    packets: packets::PacketBench,
+    /// Write the result to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// A prime: what is missing or doubled shows at any offset.
+/// Length of the pattern. It is a prime, so that missing or repeated bytes are noticed at any offset.
 const PATTERN: usize = 251;
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: SwapArgs) -> anyhow::Result<()> {
     if args.packets.is_wanted() {
         warn_if_busy()?;
         let (row, text) = args.packets.run()?;
@@ -53,17 +55,19 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds is at least 1");
     warn_if_busy()?;
     let _grafts = register(&args.between)?;
-    let site = Site::new(&Topology::standard(1, 1))?;
-    let (from, to) = (site.relay()?, site.subscribers()?);
-    let mut sockets = Sockets::load()?;
-    let Flow { sender, receiver, .. } = Flow::open(from, to, one)?;
+    let site = BenchSite::new(&Topology::standard(1, 1))?;
+    let from = site.relay()?;
+    let to = site.subscribers()?;
+    let mut sockets = SocketPrograms::load()?;
+    let BegunTransfer { sender, receiver, .. } = BegunTransfer::open(from, to, one)?;
     let port = sender.peer_addr()?.port();
     let stop = Arc::new(AtomicBool::new(false));
-    let (asked, sending) = (stop.clone(), sender.try_clone()?);
+    let asked = stop.clone();
+    let sending = sender.try_clone()?;
     let writing = std::thread::spawn(move || write(sending, &asked));
     let reading = std::thread::spawn(move || read(receiver));
     let mut times = Vec::new();
-    let progress = Progress::of(args.rounds);
+    let progress = BenchProgress::with_steps(args.rounds);
     progress.begin("swapping");
     let swapped = (0..args.rounds).try_for_each(|round| {
         std::thread::sleep(Duration::from_millis(args.pause_ms));
@@ -83,10 +87,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (got, wrong) = reading.join().map_err(|_| anyhow!("the receiver panicked"))??;
     swapped?;
     let row = json!({
-        "between": args.between, "swaps": args.rounds, "walk_us": Percentiles::of(times.clone()),
+        "between": args.between, "swaps": args.rounds, "walk_us": Percentiles::from_samples(times.clone()),
         "bytes_sent": sent, "bytes_received": got, "bytes_wrong": wrong,
     });
-    let Some(walk) = Percentiles::of(times) else { return Ok(()) };
+    let Some(walk) = Percentiles::from_samples(times) else { return Ok(()) };
     let head = ["swaps", "p50 us", "p99 us", "max us", "bytes sent", "received", "wrong"];
     let figures = [walk.p50, walk.p99, walk.max].map(|us| format!("{us:.0}"));
     let mut line = vec![args.rounds.to_string()];
@@ -98,20 +102,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn change(old: &str, new: &str, port: u16) -> Change {
+fn change(old: &str, new: &str, port: u16) -> SocketChange {
     let settings = Settings { congestion: Some(new.to_owned()), ..Settings::default() };
-    let rule = Rule {
-        side: Side::Client,
+    let rule = TcpRule {
+        side: RuleSide::Client,
         peer: everybody(),
         ports: port..=port,
-        caller: Caller::default(),
+        caller: CallerRule::default(),
         agree: false,
         bound: false,
         choice: 0,
         graft: [0; 4],
         settings,
     };
-    Change { rule, from: Some(old.to_owned()) }
+    SocketChange { rule, from: Some(old.to_owned()) }
 }
 
 fn write(mut to: std::net::TcpStream, stop: &AtomicBool) -> std::io::Result<u64> {
@@ -125,10 +129,11 @@ fn write(mut to: std::net::TcpStream, stop: &AtomicBool) -> std::io::Result<u64>
     Ok(sent)
 }
 
-/// Bytes that came, and those that were not what was sent there.
+/// Returns how many bytes arrived, and how many of them were wrong.
 fn read(mut from: std::net::TcpStream) -> std::io::Result<(u64, u64)> {
     let mut buffer = vec![0; 1 << 18];
-    let (mut got, mut wrong) = (0, 0);
+    let mut got = 0;
+    let mut wrong = 0;
     loop {
         let read = from.read(&mut buffer)?;
         if read == 0 {

@@ -1,4 +1,4 @@
-//! Who can be at either end: what each program speaks, and how it is started.
+//! Programs at both ends: what each speaks, and how it is started.
 
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command};
@@ -7,17 +7,17 @@ use anyhow::Context as _;
 use serde_json::json;
 
 use super::super::contender::{PORT, find};
-use super::super::process::Process;
-use super::super::site::Site;
-use super::super::watch::viewer::{LIMIT, Programs};
+use super::super::process::BenchProcess;
+use super::super::site::BenchSite;
+use super::super::watch::viewer::{LIMIT, ViewerPrograms};
 use crate::program::product;
-use crate::transport::Transport;
+use crate::transport::LabTransport;
 
-/// Of the broadcast.
+/// Name of the broadcast.
 const NAME: &str = "live";
-/// Of players that have one: what is late is to be shown all the same.
+/// Buffer of players that have one. It is large, since late media must be shown as well.
 const BUFFER_MS: u64 = 2000;
-/// What drives the browser, and what looks at the page from within.
+/// Scripts that drive the browser and look at the page from within.
 const SCRIPTS: [(&str, &str); 3] = [
     ("browser.mjs", include_str!("../../../../scripts/browser.mjs")),
     ("page.mjs", include_str!("page.mjs")),
@@ -25,7 +25,7 @@ const SCRIPTS: [(&str, &str); 3] = [
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Program {
+pub enum MatrixProgram {
     /// millrace publish and subscribe
     Millrace,
     /// Cloudflare's publisher
@@ -38,9 +38,9 @@ pub enum Program {
     Chromium,
 }
 
-/// How a broadcast says what it has.
+/// Format of the catalog of a broadcast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
+enum CatalogFormat {
     /// `.catalog`, and tracks named as moq-pub names them
     MoqPub,
     /// `catalog`
@@ -49,29 +49,29 @@ enum Format {
     Hang,
 }
 
-/// How a client comes to the relay.
+/// Transport and draft of a client's connection to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
-    pub transport: Transport,
+pub struct ClientTransport {
+    pub transport: LabTransport,
     pub draft: u8,
 }
 
-/// A program, and how it comes.
+/// A program, and its connection to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
-    pub program: Program,
-    pub way: Way,
+pub struct MatrixEnd {
+    pub program: MatrixProgram,
+    pub way: ClientTransport,
 }
 
-/// Where programs are started: the lab, and what is at its ends.
-pub struct Stage<'a> {
-    pub site: &'a Site,
-    pub browser: Option<&'a Programs>,
-    /// Of the relay's page.
+/// The place where programs are started: the lab, and what they need.
+pub struct MatrixStage<'a> {
+    pub site: &'a BenchSite,
+    pub browser: Option<&'a ViewerPrograms>,
+    /// Address of the relay's page.
     pub page: std::net::SocketAddr,
 }
 
-impl Program {
+impl MatrixProgram {
     pub fn name(self) -> &'static str {
         match self {
             Self::Millrace => "millrace",
@@ -90,7 +90,7 @@ impl Program {
         self != Self::MoqPub
     }
 
-    /// Drafts that it speaks, from the first to the last.
+    /// Returns the first and the last draft that it speaks.
     fn drafts(self) -> (u8, u8) {
         match self {
             Self::Millrace => (18, 22),
@@ -100,29 +100,31 @@ impl Program {
         }
     }
 
-    fn writes(self) -> &'static [Format] {
+    fn writes(self) -> &'static [CatalogFormat] {
         match self {
-            Self::Millrace | Self::Chromium => &[Format::MoqPub, Format::Msf, Format::Hang],
-            Self::MoqPub | Self::MoqSub => &[Format::MoqPub],
-            Self::MoqCli => &[Format::Msf, Format::Hang],
+            Self::Millrace | Self::Chromium => {
+                &[CatalogFormat::MoqPub, CatalogFormat::Msf, CatalogFormat::Hang]
+            }
+            Self::MoqPub | Self::MoqSub => &[CatalogFormat::MoqPub],
+            Self::MoqCli => &[CatalogFormat::Msf, CatalogFormat::Hang],
         }
     }
 
-    /// The first that there is counts.
-    fn reads(self) -> &'static [Format] {
+    /// Returns the formats that it reads, in order of preference.
+    fn reads(self) -> &'static [CatalogFormat] {
         match self {
-            Self::Millrace => &[Format::MoqPub, Format::Msf],
-            Self::MoqPub | Self::MoqSub => &[Format::MoqPub],
-            Self::MoqCli => &[Format::Hang, Format::Msf],
-            Self::Chromium => &[Format::Msf, Format::Hang],
+            Self::Millrace => &[CatalogFormat::MoqPub, CatalogFormat::Msf],
+            Self::MoqPub | Self::MoqSub => &[CatalogFormat::MoqPub],
+            Self::MoqCli => &[CatalogFormat::Hang, CatalogFormat::Msf],
+            Self::Chromium => &[CatalogFormat::Msf, CatalogFormat::Hang],
         }
     }
 
-    /// The file to start, of those that are not a part of this program.
+    /// Finds the program's file.
     ///
     /// # Errors
-    /// It is not here.
-    pub fn find(self, browser: Option<&Programs>) -> anyhow::Result<PathBuf> {
+    /// The program is not installed.
+    pub fn find(self, browser: Option<&ViewerPrograms>) -> anyhow::Result<PathBuf> {
         match self {
             Self::Millrace => Ok(product()?),
             Self::MoqCli => find("moq"),
@@ -132,7 +134,7 @@ impl Program {
     }
 }
 
-impl Format {
+impl CatalogFormat {
     fn name(self) -> &'static str {
         match self {
             Self::MoqPub => "moq-pub's",
@@ -146,61 +148,66 @@ impl Format {
     }
 }
 
-impl End {
-    /// Why it cannot be, if it cannot.
+impl MatrixEnd {
+    /// Returns why the program cannot run this way, if it cannot.
     fn hindrance(self) -> Option<String> {
         let Self { program, way } = self;
         let (first, last) = program.drafts();
         match way.transport {
-            Transport::Raw if program == Program::Chromium => Some("a browser has no raw QUIC".to_owned()),
+            LabTransport::Raw if program == MatrixProgram::Chromium => {
+                Some("a browser has no raw QUIC".to_owned())
+            }
             _ if (first..=last).contains(&way.draft) => None,
             _ if first == last => Some(format!("{} speaks draft {first} only", program.name())),
             _ => Some(format!("{} speaks drafts {first} to {last}", program.name())),
         }
     }
 
-    /// Why a player of these cannot play what a publisher has, if it cannot.
+    /// Returns why this player cannot play the publisher's broadcast, if it cannot.
     pub fn cannot_play(self, publisher: Self) -> Option<String> {
         publisher.hindrance().or_else(|| self.hindrance()).or_else(|| {
-            let (written, read) = (publisher.program.writes(), self.program.reads());
+            let written = publisher.program.writes();
+            let read = self.program.reads();
             if read.iter().any(|format| written.contains(format)) {
                 return None;
             }
-            let (publisher, player) = (publisher.program.name(), self.program.name());
-            let (written, read) = (Format::list(written), Format::list(read));
+            let publisher = publisher.program.name();
+            let player = self.program.name();
+            let written = CatalogFormat::list(written);
+            let read = CatalogFormat::list(read);
             Some(format!("{publisher} describes its tracks in {written} words, {player} reads {read}"))
         })
     }
 
-    fn url(self, stage: &Stage<'_>) -> anyhow::Result<String> {
+    fn url(self, stage: &MatrixStage<'_>) -> anyhow::Result<String> {
         Ok(format!("{}://{}", self.way.transport.scheme(), stage.site.route()?.relay))
     }
 
-    /// Begins to publish; what is written to the other end of the pipe, if it does not film for itself.
-    pub fn publish(self, stage: &Stage<'_>) -> anyhow::Result<(Process, ChildStdin)> {
+    /// Starts to publish. Returns the pipe that takes media, unless the program films itself.
+    pub fn publish(self, stage: &MatrixStage<'_>) -> anyhow::Result<(BenchProcess, ChildStdin)> {
         let node = stage.site.node("pub")?;
         let mut command = node.command(self.program.find(stage.browser)?);
         match self.program {
-            Program::Chromium => self.drive(&mut command, stage, true)?,
-            Program::MoqCli => {
+            MatrixProgram::Chromium => self.drive(&mut command, stage, true)?,
+            MatrixProgram::MoqCli => {
                 self.moq_cli(&mut command, stage)?;
                 command.args(["import", "fmp4"]);
             }
             _ => self.simple(&mut command, stage, "publish")?,
         }
-        Process::start_fed("publisher", command, stage.site.directory())
+        BenchProcess::start_fed("publisher", command, stage.site.directory())
     }
 
-    /// Begins to play what the publisher has, to its standard output.
-    pub fn play(self, stage: &Stage<'_>, publisher: Self) -> anyhow::Result<Process> {
+    /// Starts to play the publisher's broadcast to standard output.
+    pub fn play(self, stage: &MatrixStage<'_>, publisher: Self) -> anyhow::Result<BenchProcess> {
         let mut command = stage.site.subscribers()?.command(self.program.find(stage.browser)?);
         match self.program {
-            Program::Chromium => self.drive(&mut command, stage, false)?,
-            Program::MoqCli => {
+            MatrixProgram::Chromium => self.drive(&mut command, stage, false)?,
+            MatrixProgram::MoqCli => {
                 let written = publisher.program.writes();
                 let format = self.program.reads().iter().find(|format| written.contains(format));
                 let format = format.map_or("hang", |format| match format {
-                    Format::Msf => "msf",
+                    CatalogFormat::Msf => "msf",
                     _ => "hang",
                 });
                 self.moq_cli(&mut command, stage)?;
@@ -209,26 +216,26 @@ impl End {
             }
             _ => self.simple(&mut command, stage, "subscribe")?,
         }
-        Process::start("player", command, stage.site.directory())
+        BenchProcess::start("player", command, stage.site.directory())
     }
 
-    /// Ours and Cloudflare's, which are told the same.
-    fn simple(self, command: &mut Command, stage: &Stage<'_>, ours: &str) -> anyhow::Result<()> {
-        if self.program == Program::Millrace {
+    /// Adds the arguments that our program and Cloudflare's have in common.
+    fn simple(self, command: &mut Command, stage: &MatrixStage<'_>, ours: &str) -> anyhow::Result<()> {
+        if self.program == MatrixProgram::Millrace {
             command.args([ours, "--draft", &self.way.draft.to_string()]);
         }
         command.args(["--name", NAME, "--tls-disable-verify", &self.url(stage)?]);
         Ok(())
     }
 
-    fn moq_cli(self, command: &mut Command, stage: &Stage<'_>) -> anyhow::Result<()> {
+    fn moq_cli(self, command: &mut Command, stage: &MatrixStage<'_>) -> anyhow::Result<()> {
         let version = format!("moq-transport-{}", self.way.draft);
         command.args(["--connect", &self.url(stage)?, "--connect-tls-insecure"]);
         command.args(["--connect-version", &version, "--broadcast", NAME]);
         Ok(())
     }
 
-    fn drive(self, command: &mut Command, stage: &Stage<'_>, publishes: bool) -> anyhow::Result<()> {
+    fn drive(self, command: &mut Command, stage: &MatrixStage<'_>, publishes: bool) -> anyhow::Result<()> {
         let directory = stage.site.directory();
         for (name, script) in SCRIPTS {
             std::fs::write(directory.join(name), script)?;
@@ -245,7 +252,7 @@ impl End {
             "limitMs": LIMIT.as_millis() as u64,
         });
         command.arg(directory.join("page.mjs")).arg(asked.to_string());
-        // What a browser leaves behind goes with the site.
+        // The browser's temporary files are removed with the site.
         command.env("TMPDIR", directory);
         Ok(())
     }
@@ -255,14 +262,14 @@ impl End {
 mod tests {
     use super::*;
 
-    fn end(program: Program, transport: Transport, draft: u8) -> End {
-        End { program, way: Way { transport, draft } }
+    fn end(program: MatrixProgram, transport: LabTransport, draft: u8) -> MatrixEnd {
+        MatrixEnd { program, way: ClientTransport { transport, draft } }
     }
 
     #[test]
-    fn what_cannot_meet_says_why() {
-        use Program::{Chromium, Millrace, MoqCli, MoqPub, MoqSub};
-        use Transport::{Raw, Webtransport};
+    fn incompatible_publishers_and_players_are_skipped_with_a_reason() {
+        use LabTransport::{Raw, Webtransport};
+        use MatrixProgram::{Chromium, Millrace, MoqCli, MoqPub, MoqSub};
         let table = [
             (end(Millrace, Raw, 18), end(MoqSub, Raw, 18), None),
             (end(MoqCli, Webtransport, 22), end(Millrace, Raw, 19), None),

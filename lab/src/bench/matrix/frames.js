@@ -1,7 +1,7 @@
-// Keeps the bytes of every frame that the page encodes or has decoded, for who asks for them.
+// Keeps the bytes of every frame that the page encodes or has decoded, for a script that reads them.
 //
-// Runs before the page's own scripts. WEB is what /web.json is to say, PROTOCOL the version that is offered, LATENCY_MS the player's
-// buffer.
+// Runs before the page's own scripts. WEB is what /web.json is to say, PROTOCOL the version that is offered, LATENCY_MS
+// the player's buffer.
 
 (() => {
   /** As base64. */
@@ -37,7 +37,7 @@
   };
 
   window.VideoDecoder = class extends VideoDecoder {
-    /** What has not come out yet, by its time stamp. */
+    /** Bytes of frames that have not been decoded yet, by time stamp. */
     #waiting = new Map();
 
     constructor({ output, error }) {

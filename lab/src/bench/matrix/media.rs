@@ -1,61 +1,63 @@
-//! Whether a player has what was published: frame by frame, and byte by byte where both write fragments.
+//! Compares a player's media with the published ones: frame by frame, and byte by byte where both write fragments.
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use millrace_client::media::Boxes;
 
-/// The frames of a broadcast, or what a player has of one, in order.
+/// Frames of a broadcast, or of a player, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Media {
-    pub frames: Vec<Frame>,
+pub struct MediaFrames {
+    pub frames: Vec<MediaFrame>,
 }
 
-/// What one mdat holds: a frame, or several that a player has put together.
+/// Content of one mdat: a frame, or several that a player has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
-    /// Without the header.
+pub struct MediaFrame {
+    /// Payload without the box header.
     pub data: Bytes,
     /// moof and mdat as they were written; empty if there is no moof.
     pub fragment: Vec<u8>,
 }
 
-/// That a player has so many frames in a row, each as it was published.
+/// A run of frames that a player has, each as it was published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Match {
+pub struct FrameMatch {
     pub frames: usize,
-    /// So are the fragments that they lie in.
+    /// Whether the fragments that hold the frames are identical as well.
     pub identical: bool,
 }
 
-impl Media {
-    /// As far as boxes are whole. A program's output while it writes may end anywhere.
+impl MediaFrames {
+    /// Reads all complete boxes. The output of a running program may end anywhere.
     ///
     /// # Errors
-    /// It is no MP4.
+    /// The bytes are no MP4.
     pub fn read(bytes: &[u8]) -> anyhow::Result<Self> {
         let mut boxes = Boxes::default();
         boxes.push(bytes);
-        let (mut frames, mut moof) = (Vec::new(), Bytes::new());
+        let mut frames = Vec::new();
+        let mut moof = Bytes::new();
         while let Some((kind, bytes)) = boxes.pop().context("what it has written")? {
             match kind.as_ref() {
                 b"moof" => moof = bytes,
-                b"mdat" => frames.push(Frame::of(&std::mem::take(&mut moof), &bytes)),
+                b"mdat" => frames.push(MediaFrame::from_fragment(&std::mem::take(&mut moof), &bytes)),
                 _ => {}
             }
         }
         Ok(Self { frames })
     }
 
-    /// Whether this is a part of what was `published`, without a gap.
+    /// Compares these frames with `published`. They must be a part of it without a gap.
     ///
     /// # Errors
-    /// It is not; where it departs from it.
-    pub fn follows(&self, published: &Self) -> Result<Match, String> {
+    /// They are no part of it; the error has the first difference.
+    pub fn follows(&self, published: &Self) -> Result<FrameMatch, String> {
         let has = self.frames.iter().map(|frame| &frame.data[..]).collect::<Vec<_>>().concat();
         if has.is_empty() {
             return Err("it has no frame".to_owned());
         }
-        let starts = (0..published.frames.len()).map(|at| (at, Common::of(&published.frames[at..], &has)));
+        let starts =
+            (0..published.frames.len()).map(|at| (at, Common::from_published(&published.frames[at..], &has)));
         let (at, common) = starts.max_by_key(|(_, common)| common.bytes).unwrap_or_default();
         if common.frames == 0 {
             return Err("its first frame is none that was published".to_owned());
@@ -73,11 +75,11 @@ impl Media {
             .map(|frame| &frame.fragment)
             .zip(sent)
             .all(|(ours, sent)| !sent.is_empty() && ours == sent);
-        Ok(Match { frames: common.frames, identical })
+        Ok(FrameMatch { frames: common.frames, identical })
     }
 }
 
-/// How far bytes are frames in a row.
+/// Result of a comparison from one frame on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Common {
     frames: usize,
@@ -85,7 +87,7 @@ struct Common {
 }
 
 impl Common {
-    fn of(published: &[Frame], bytes: &[u8]) -> Self {
+    fn from_published(published: &[MediaFrame], bytes: &[u8]) -> Self {
         let mut common = Self::default();
         for frame in published {
             let rest = &bytes[common.bytes..];
@@ -98,9 +100,9 @@ impl Common {
     }
 }
 
-impl Frame {
-    fn of(moof: &[u8], mdat: &Bytes) -> Self {
-        // The header is longer where the size does not fit it.
+impl MediaFrame {
+    fn from_fragment(moof: &[u8], mdat: &Bytes) -> Self {
+        // The header is longer if the size needs 64 bits.
         let header = if mdat.starts_with(&[0, 0, 0, 1]) { 16 } else { 8 };
         let fragment = if moof.is_empty() { Vec::new() } else { [moof, mdat].concat() };
         Self { data: mdat.slice(header..), fragment }
@@ -116,26 +118,26 @@ mod tests {
         [&size.to_be_bytes(), &kind[..], data].concat()
     }
 
-    /// With a number for each moof.
+    /// Wraps frames in fragments, with a number in each moof.
     fn fragments(frames: &[&[u8]], moof: u8) -> Vec<u8> {
         let one = |data: &&[u8]| [mp4_box(b"moof", &[moof]), mp4_box(b"mdat", data)].concat();
         [mp4_box(b"ftyp", b"iso6")].into_iter().chain(frames.iter().map(one)).flatten().collect()
     }
 
-    fn media(bytes: &[u8]) -> Media {
-        Media::read(bytes).unwrap()
+    fn media(bytes: &[u8]) -> MediaFrames {
+        MediaFrames::read(bytes).unwrap()
     }
 
     #[test]
-    fn a_part_of_what_was_published_is_found() {
+    fn part_of_the_published_media_is_found() {
         let sent = media(&fragments(&[b"key", b"one", b"two", b"key", b"three", b"four"], 0));
         assert_eq!(sent.frames.len(), 6);
         let table = [
             (fragments(&[b"key", b"one", b"two"], 0), Ok((3, true))),
-            // Of two places where it could begin, the one where it goes on.
+            // The data could begin in two places, and goes on in one of them.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),
             (fragments(&[b"key", b"three"], 1), Ok((2, false))),
-            // A fragment a group, and none at all.
+            // One fragment per group, and no fragments at all.
             (fragments(&[b"keyonetwo", b"keythree"], 0), Ok((5, false))),
             (mp4_box(b"mdat", b"two"), Ok((1, false))),
             (fragments(&[b"key", b"two"], 0), Err("behind 1 frames, from number")),
@@ -144,23 +146,23 @@ mod tests {
         ];
         for (bytes, expected) in table {
             match (media(&bytes).follows(&sent), expected) {
-                (Ok(found), Ok((frames, identical))) => assert_eq!(found, Match { frames, identical }),
+                (Ok(found), Ok((frames, identical))) => assert_eq!(found, FrameMatch { frames, identical }),
                 (Err(said), Err(words)) => assert!(said.contains(words), "{said}"),
                 (found, expected) => panic!("{found:?} is not {expected:?}"),
             }
         }
-        // More than was published.
+        // The player has more than was published.
         let more = media(&fragments(&[b"three", b"four", b"five"], 0));
         assert!(more.follows(&sent).is_err());
     }
 
     #[test]
-    fn what_is_being_written_is_read_as_far_as_it_is_there() {
+    fn unfinished_output_is_read_as_far_as_it_is_whole() {
         let bytes = fragments(&[b"key", b"one"], 0);
         for len in 0..bytes.len() {
             assert!(media(&bytes[..len]).frames.len() < 2, "{len}");
         }
         assert_eq!(media(&bytes).frames.len(), 2);
-        assert!(Media::read(b"<!doctype html>").is_err());
+        assert!(MediaFrames::read(b"<!doctype html>").is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! `millrace-lab bench matrix`: which publishers and players meet at the relay, and whether what is played is what was published.
+//! `millrace-lab bench matrix`: publishers and players at the relay: which can play, and whether the media arrive
+//! unchanged.
 
 mod ends;
 mod media;
@@ -14,30 +15,30 @@ use anyhow::{Context as _, bail, ensure};
 use millrace_relay::status::Status;
 use serde_json::{Value, json};
 
-use self::ends::{End, Program, Stage, Way};
-use self::media::{Match, Media};
+use self::ends::{ClientTransport, MatrixEnd, MatrixProgram, MatrixStage};
+use self::media::{FrameMatch, MediaFrames};
 use super::contender::Contender;
-use super::process::Process;
-use super::profile::Profile;
-use super::site::{SUBSCRIBERS_LINK, Site};
+use super::process::BenchProcess;
+use super::profile::LinkProfile;
+use super::site::{BenchSite, SUBSCRIBERS_LINK};
 use super::table::write_json;
-use super::watch::clip::{self, Camera, Clip};
-use super::watch::viewer::{LIMIT, Programs, Served};
-use crate::progress::Progress;
-use crate::transport::Transport;
+use super::watch::clip::{self, ClipCamera, EncodedClip};
+use super::watch::viewer::{LIMIT, ServedPage, ViewerPrograms};
+use crate::progress::BenchProgress;
+use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Who publishes
+pub struct MatrixArgs {
+    /// Publishers to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace,moq-pub,moq-cli,chromium")]
-    publishers: Vec<Program>,
-    /// Who plays
+    publishers: Vec<MatrixProgram>,
+    /// Players to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace,moq-sub,moq-cli,chromium")]
-    players: Vec<Program>,
+    players: Vec<MatrixProgram>,
     /// The relay between them: kernel and user are its engines
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// How both come to the relay
+    /// Transports of publishers and players
     #[arg(
         long,
         value_enum,
@@ -45,79 +46,79 @@ pub struct Args {
         default_value = "raw,webtransport",
         value_name = "TRANSPORT"
     )]
-    transport: Vec<Transport>,
-    /// Drafts that both speak
+    transport: Vec<LabTransport>,
+    /// Drafts of MoQ Transport that publishers and players speak
     #[arg(long, value_delimiter = ',', default_value = "18,19,20,21,22", value_name = "DRAFT")]
     #[arg(value_parser = clap::value_parser!(u8).range(14..=22))]
     drafts: Vec<u8>,
-    /// Let publisher and player come by different transports and drafts, too
+    /// Let publisher and player use different transports and drafts as well
     #[arg(long)]
     mixed: bool,
-    /// Media that each player has to have, without a gap
+    /// Seconds of media that each player must receive, without a gap
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Who is late, because it does not get the CPU, gets everything all the same.
+/// Settings of the relay. A player that is late because it lacks CPU still gets everything.
 const PATIENT: [&str; 2] = ["--max-delay", "off"];
-/// Between two looks at what a player has.
+/// Interval between two checks of what a player has.
 const POLL: Duration = Duration::from_millis(250);
-/// For media that has begun to come, to come on.
+/// Time for media to go on once it has begun.
 const SLACK: Duration = Duration::from_secs(30);
 const FRAMES_A_SECOND: usize = 30;
-/// Of a player that came before what it asks for, before it comes again.
+/// Wait before a player is started again that came before its broadcast.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// One publisher and one player, at one relay.
-struct Cell {
+struct MatrixCell {
     relay: Contender,
-    publisher: End,
-    player: End,
-    outcome: Option<Outcome>,
+    publisher: MatrixEnd,
+    player: MatrixEnd,
+    outcome: Option<MatrixOutcome>,
 }
 
-/// What came of it.
+/// Result of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Outcome {
-    Played(Match),
-    /// By what they are.
+enum MatrixOutcome {
+    Played(FrameMatch),
+    /// The two programs cannot play together, for this reason.
     CannotMeet(String),
     /// A program that is not installed.
     NotHere(String),
     Failed(String),
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: MatrixArgs) -> anyhow::Result<()> {
     args.check()?;
-    let browser = Programs::find().ok();
+    let browser = ViewerPrograms::find().ok();
     let mut cells = args.cells(browser.as_ref());
     let to_do = cells.iter().filter(|cell| cell.outcome.is_none()).count();
     if to_do > 0 {
         let troupe = Troupe::new(args.seconds, browser)?;
-        let progress = Progress::of(to_do);
+        let progress = BenchProgress::with_steps(to_do);
         for cell in cells.iter_mut().filter(|cell| cell.outcome.is_none()) {
             progress.begin(cell.label());
             let outcome = match troupe.play(cell) {
-                Ok(played) => Outcome::Played(played),
-                Err(error) => Outcome::Failed(format!("{error:#}")),
+                Ok(played) => MatrixOutcome::Played(played),
+                Err(error) => MatrixOutcome::Failed(format!("{error:#}")),
             };
             progress.end(&outcome.told())?;
             cell.outcome = Some(outcome);
         }
     }
     print!("{}", table::markdown(&cells));
-    let rows: Vec<_> = cells.iter().map(Cell::json).collect();
+    let rows: Vec<_> = cells.iter().map(MatrixCell::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))?;
-    let failed = cells.iter().filter(|cell| matches!(cell.outcome, Some(Outcome::Failed(_)))).count();
+    let failed = cells.iter().filter(|cell| matches!(cell.outcome, Some(MatrixOutcome::Failed(_)))).count();
     ensure!(failed == 0, "{failed} of {to_do} that can meet did not");
     ensure!(to_do > 0, "none of these can meet here");
     Ok(())
 }
 
-impl Args {
+impl MatrixArgs {
     fn check(&self) -> anyhow::Result<()> {
         if let Some(program) = self.publishers.iter().find(|program| !program.publishes()) {
             bail!("--publishers: {} publishes nothing", program.name());
@@ -127,19 +128,21 @@ impl Args {
         }
         ensure!((1..=60).contains(&self.seconds), "--seconds is 1 to 60");
         let other = self.relays.iter().find(|relay| relay.engine().is_none());
-        other.map_or(Ok(()), |relay| bail!("--relays: {} does not say who is there", relay.label()))
+        other.map_or(Ok(()), |relay| bail!("--relays: {} has no list of sessions", relay.label()))
     }
 
-    /// Engines vary fastest.
-    fn cells(&self, browser: Option<&Programs>) -> Vec<Cell> {
+    /// Lists the cells. Engines vary fastest.
+    fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {
-            for publisher in self.publishers.iter().map(|program| End { program: *program, way: publishing })
+            for publisher in
+                self.publishers.iter().map(|program| MatrixEnd { program: *program, way: publishing })
             {
-                for player in self.players.iter().map(|program| End { program: *program, way: playing }) {
+                for player in self.players.iter().map(|program| MatrixEnd { program: *program, way: playing })
+                {
                     for relay in &self.relays {
                         let outcome = hindrance(publisher, player, browser);
-                        cells.push(Cell { relay: *relay, publisher, player, outcome });
+                        cells.push(MatrixCell { relay: *relay, publisher, player, outcome });
                     }
                 }
             }
@@ -147,11 +150,11 @@ impl Args {
         cells
     }
 
-    /// Of the publisher and of the player.
-    fn ways(&self) -> Vec<(Way, Way)> {
+    /// Returns the ways of publisher and player.
+    fn ways(&self) -> Vec<(ClientTransport, ClientTransport)> {
         let transports = self.transport.iter();
         let all = transports.flat_map(|transport| {
-            self.drafts.iter().map(|draft| Way { transport: *transport, draft: *draft })
+            self.drafts.iter().map(|draft| ClientTransport { transport: *transport, draft: *draft })
         });
         let all: Vec<_> = all.collect();
         let pairs = all.iter().flat_map(|one| all.iter().map(|other| (*one, *other)));
@@ -159,16 +162,20 @@ impl Args {
     }
 }
 
-/// What is known beforehand.
-fn hindrance(publisher: End, player: End, browser: Option<&Programs>) -> Option<Outcome> {
+/// Returns the outcome of a cell that cannot be played here.
+fn hindrance(
+    publisher: MatrixEnd,
+    player: MatrixEnd,
+    browser: Option<&ViewerPrograms>,
+) -> Option<MatrixOutcome> {
     if let Some(why) = player.cannot_play(publisher) {
-        return Some(Outcome::CannotMeet(why));
+        return Some(MatrixOutcome::CannotMeet(why));
     }
     let missing = [publisher, player].into_iter().find(|end| end.program.find(browser).is_err())?;
-    Some(Outcome::NotHere(format!("{} is not here", missing.program.name())))
+    Some(MatrixOutcome::NotHere(format!("{} is not installed", missing.program.name())))
 }
 
-impl Cell {
+impl MatrixCell {
     fn label(&self) -> String {
         let Self { relay, publisher, player, .. } = self;
         let publisher_way = publisher.way.label();
@@ -180,13 +187,13 @@ impl Cell {
     }
 
     fn json(&self) -> Value {
-        let end = |end: End| json!({ "program": end.program.name(), "transport": end.way.transport.name(), "draft": end.way.draft });
+        let end = |end: MatrixEnd| json!({ "program": end.program.name(), "transport": end.way.transport.name(), "draft": end.way.draft });
         let (outcome, reason, played) = match &self.outcome {
             None => ("failed", None, None),
-            Some(Outcome::Played(played)) => ("played", None, Some(*played)),
-            Some(Outcome::CannotMeet(why)) => ("cannot meet", Some(why), None),
-            Some(Outcome::NotHere(why)) => ("not here", Some(why), None),
-            Some(Outcome::Failed(why)) => ("failed", Some(why), None),
+            Some(MatrixOutcome::Played(played)) => ("played", None, Some(*played)),
+            Some(MatrixOutcome::CannotMeet(why)) => ("cannot meet", Some(why), None),
+            Some(MatrixOutcome::NotHere(why)) => ("not here", Some(why), None),
+            Some(MatrixOutcome::Failed(why)) => ("failed", Some(why), None),
         };
         json!({
             "relay": self.relay.relay(),
@@ -201,56 +208,63 @@ impl Cell {
     }
 }
 
-impl Outcome {
+impl MatrixOutcome {
     fn told(&self) -> String {
         match self {
-            Self::Played(Match { frames, identical: true }) => {
+            Self::Played(FrameMatch { frames, identical: true }) => {
                 format!("{frames} frames, identical fragments")
             }
-            Self::Played(Match { frames, .. }) => format!("{frames} frames, identical"),
+            Self::Played(FrameMatch { frames, .. }) => format!("{frames} frames, identical"),
             Self::CannotMeet(why) | Self::NotHere(why) | Self::Failed(why) => why.clone(),
         }
     }
 }
 
-/// What is played, and where.
+/// Media and lab of all cells.
 struct Troupe {
     seconds: u64,
-    browser: Option<Programs>,
-    clip: Arc<Clip>,
-    media: Media,
-    site: Site,
+    browser: Option<ViewerPrograms>,
+    clip: Arc<EncodedClip>,
+    media: MediaFrames,
+    site: BenchSite,
 }
 
 impl Troupe {
-    fn new(seconds: u64, browser: Option<Programs>) -> anyhow::Result<Self> {
-        // As long as a player may take to begin.
-        let clip = Arc::new(Clip::encode(LIMIT.as_secs() + SLACK.as_secs() + seconds)?);
-        let media = Media::read(&clip.bytes())?;
-        let site = Site::new(&Profile::Clean.topology(SUBSCRIBERS_LINK, clip::BITRATE)?)?;
+    fn new(seconds: u64, browser: Option<ViewerPrograms>) -> anyhow::Result<Self> {
+        // The clip lasts as long as a player may take to begin.
+        let clip = Arc::new(EncodedClip::encode(LIMIT.as_secs() + SLACK.as_secs() + seconds)?);
+        let media = MediaFrames::read(&clip.bytes())?;
+        let site = BenchSite::new(&LinkProfile::Clean.topology(SUBSCRIBERS_LINK, clip::BITRATE)?)?;
         Ok(Self { seconds, browser, clip, media, site })
     }
 
-    fn play(&self, cell: &Cell) -> anyhow::Result<Match> {
-        let mut served = Served::start(&self.site, cell.relay, &PATIENT)?;
-        let stage = Stage { site: &self.site, browser: self.browser.as_ref(), page: served.page };
-        let mut broadcast = Broadcast::start(self, &stage, cell.publisher)?;
-        broadcast.until_announced(&stage)?;
+    fn play(&self, cell: &MatrixCell) -> anyhow::Result<FrameMatch> {
+        let mut served = ServedPage::start(&self.site, cell.relay, &PATIENT)?;
+        let stage = MatrixStage { site: &self.site, browser: self.browser.as_ref(), page: served.page };
+        let mut broadcast = MatrixBroadcast::start(self, &stage, cell.publisher)?;
+        broadcast.wait_until_announced(&stage)?;
         let played = self.watch(&stage, cell, &mut broadcast);
         served.check_runs()?;
         played
     }
 
-    /// Until the player has enough, and the engine has had a part in it.
-    fn watch(&self, stage: &Stage<'_>, cell: &Cell, broadcast: &mut Broadcast<'_>) -> anyhow::Result<Match> {
+    /// Waits until the player has enough frames and the engine has forwarded some.
+    fn watch(
+        &self,
+        stage: &MatrixStage<'_>,
+        cell: &MatrixCell,
+        broadcast: &mut MatrixBroadcast<'_>,
+    ) -> anyhow::Result<FrameMatch> {
         let wanted = usize::try_from(self.seconds)? * FRAMES_A_SECOND;
         let mut player = cell.player.play(stage, cell.publisher)?;
-        let (mut since, mut limit, mut has_begun) = (Instant::now(), LIMIT, false);
+        let mut since = Instant::now();
+        let mut limit = LIMIT;
+        let mut has_begun = false;
         loop {
-            let has = Media::read(&player.output()?)?;
+            let has = MediaFrames::read(&player.output()?)?;
             std::thread::sleep(POLL);
             broadcast.process.check_runs()?;
-            // By now it is also known to have been published.
+            // All that the player has is known to be published by now.
             let found = has.follows(broadcast.media()?.as_ref());
             let is_forwarded = forwards(stage, cell.relay)?;
             match found {
@@ -262,7 +276,7 @@ impl Troupe {
                 _ => {}
             }
             if has.frames.is_empty() {
-                // It may have come before what it asks for.
+                // The player may have come before its broadcast.
                 if player.check_runs().is_err() {
                     std::thread::sleep(AGAIN);
                     player = cell.player.play(stage, cell.publisher)?;
@@ -274,8 +288,8 @@ impl Troupe {
     }
 }
 
-/// What a player does not have.
-fn missing(found: Result<Match, String>, wanted: usize, is_forwarded: bool) -> String {
+/// Says what a player lacks.
+fn missing(found: Result<FrameMatch, String>, wanted: usize, is_forwarded: bool) -> String {
     match found {
         Err(why) => why,
         Ok(found) if found.frames < wanted => format!("{} frames of {wanted} have come", found.frames),
@@ -284,53 +298,53 @@ fn missing(found: Result<Match, String>, wanted: usize, is_forwarded: bool) -> S
     }
 }
 
-fn forwards(stage: &Stage<'_>, relay: Contender) -> anyhow::Result<bool> {
+fn forwards(stage: &MatrixStage<'_>, relay: Contender) -> anyhow::Result<bool> {
     Ok(relay.engine() != Some("kernel") || ask(stage)?.totals.kernel.packets > 0)
 }
 
-/// What the relay says of itself.
-fn ask(stage: &Stage<'_>) -> anyhow::Result<Status> {
+/// Asks the relay for its status.
+fn ask(stage: &MatrixStage<'_>) -> anyhow::Result<Status> {
     let asked = stage.site.relay()?.enter(|| millrace_daemon::http::fetch(stage.page, "/status", None))?;
     let (code, body) = asked.context("the relay's status")?;
     ensure!(code == 200, "the relay's status: {code}");
     Ok(serde_json::from_str(&body)?)
 }
 
-/// Who publishes, and what. The process ends first: who waits for it to take something waits no more then.
-struct Broadcast<'a> {
-    process: Process,
-    source: Source<'a>,
+/// A publisher and its media. The process ends first, so that no write to it waits any longer.
+struct MatrixBroadcast<'a> {
+    process: BenchProcess,
+    source: MatrixSource<'a>,
 }
 
-enum Source<'a> {
-    /// What the process is given, of which it never has all.
-    Clip { media: &'a Media, _camera: Camera },
-    /// It films for itself, and writes what comes of it.
+enum MatrixSource<'a> {
+    /// Media that the process is given without end.
+    Clip { media: &'a MediaFrames, _camera: ClipCamera },
+    /// Media that the process films, and a record that it writes.
     Own { _input: ChildStdin },
 }
 
-impl<'a> Broadcast<'a> {
-    fn start(troupe: &'a Troupe, stage: &Stage<'_>, publisher: End) -> anyhow::Result<Self> {
+impl<'a> MatrixBroadcast<'a> {
+    fn start(troupe: &'a Troupe, stage: &MatrixStage<'_>, publisher: MatrixEnd) -> anyhow::Result<Self> {
         let (process, input) = publisher.publish(stage)?;
         let source = match publisher.program {
-            Program::Chromium => Source::Own { _input: input },
-            _ => Source::Clip {
+            MatrixProgram::Chromium => MatrixSource::Own { _input: input },
+            _ => MatrixSource::Clip {
                 media: &troupe.media,
-                _camera: Camera::start(Arc::clone(&troupe.clip), input)?,
+                _camera: ClipCamera::start(Arc::clone(&troupe.clip), input)?,
             },
         };
         Ok(Self { process, source })
     }
 
-    fn until_announced(&mut self, stage: &Stage<'_>) -> anyhow::Result<()> {
+    fn wait_until_announced(&mut self, stage: &MatrixStage<'_>) -> anyhow::Result<()> {
         let is_there = || ask(stage).is_ok_and(|status| status.sessions.iter().any(|it| it.publisher));
         self.process.wait_until("publishing", LIMIT, is_there)
     }
 
-    fn media(&self) -> anyhow::Result<Cow<'_, Media>> {
+    fn media(&self) -> anyhow::Result<Cow<'_, MediaFrames>> {
         match &self.source {
-            Source::Clip { media, .. } => Ok(Cow::Borrowed(media)),
-            Source::Own { .. } => Ok(Cow::Owned(Media::read(&self.process.output()?)?)),
+            MatrixSource::Clip { media, .. } => Ok(Cow::Borrowed(media)),
+            MatrixSource::Own { .. } => Ok(Cow::Owned(MediaFrames::read(&self.process.output()?)?)),
         }
     }
 }

@@ -1,8 +1,10 @@
-// An end of a broadcast in Chromium, on a relay's page: publishes the browser's own camera, or plays. Each frame that was encoded, or
-// decoded, goes to standard output, as an MP4 box with its bytes; what the page complains about to standard error. Until SIGTERM.
+// One end of a broadcast in Chromium, on a relay's page: it publishes the browser's own camera, or plays, until
+// SIGTERM. Each frame that was encoded or decoded goes to standard output, as an MP4 box with its bytes. The page's
+// errors go to standard error.
 //
-// The only argument is JSON: `chromium`, `url` of what the page is to show, `publishes`, `web` (what the page is to take for
-// /web.json), `certificate` (a file, whose hash goes there too), `protocol`, `latencyMs`, `limitMs` until the page can publish.
+// The only argument is JSON: `chromium`, `url` of what the page is to show, `publishes`, `web` (what the page is to
+// take for /web.json), `certificate` (a file, whose hash goes there too), `protocol`, `latencyMs`, `limitMs` until the
+// page can publish.
 
 import { X509Certificate } from "node:crypto";
 import { readFileSync, writeSync } from "node:fs";

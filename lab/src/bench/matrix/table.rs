@@ -1,27 +1,27 @@
-//! What came of all, as tables in Markdown: one for each way to come, publishers down and players across.
+//! Renders all results as tables in Markdown: one per pair of ways, publishers down and players across.
 
 use std::fmt::Write as _;
 
-use super::ends::{Program, Way};
-use super::{Cell, Outcome};
-use crate::transport::Transport;
+use super::ends::{ClientTransport, MatrixProgram};
+use super::{MatrixCell, MatrixOutcome};
+use crate::transport::LabTransport;
 
-impl Way {
+impl ClientTransport {
     pub fn label(self) -> String {
         format!("{}, draft {}", name(self.transport), self.draft)
     }
 }
 
-fn name(transport: Transport) -> &'static str {
+fn name(transport: LabTransport) -> &'static str {
     match transport {
-        Transport::Raw => "QUIC",
-        Transport::Webtransport => "WebTransport",
+        LabTransport::Raw => "QUIC",
+        LabTransport::Webtransport => "WebTransport",
     }
 }
 
-/// With notes below each table on what is not played.
-pub fn markdown(cells: &[Cell]) -> String {
-    let transports = |cell: &Cell| (cell.publisher.way.transport, cell.player.way.transport);
+/// Renders the tables, each with notes on pairs that were not played.
+pub fn markdown(cells: &[MatrixCell]) -> String {
+    let transports = |cell: &MatrixCell| (cell.publisher.way.transport, cell.player.way.transport);
     let mut text = String::new();
     for ways in distinct(cells.iter().map(transports)) {
         let title = match ways {
@@ -34,7 +34,7 @@ pub fn markdown(cells: &[Cell]) -> String {
     text
 }
 
-fn table(cells: &[&Cell]) -> String {
+fn table(cells: &[&MatrixCell]) -> String {
     let mut notes = Vec::new();
     let players = distinct(cells.iter().map(|cell| cell.player.program));
     let mut lines = vec![row("publisher \\ player", players.iter().map(|player| player.name().to_owned()))];
@@ -51,9 +51,14 @@ fn table(cells: &[&Cell]) -> String {
     if notes.is_empty() { text } else { text + "\n" }
 }
 
-/// What came of two programs, with each draft and relay; said once if that is the same.
-fn entry(cells: &[&Cell], publisher: Program, player: Program, notes: &mut Vec<String>) -> String {
-    let of_these = |cell: &&&Cell| cell.publisher.program == publisher && cell.player.program == player;
+/// Returns the entry of two programs, over all drafts and relays. A result that all have in common is given once.
+fn entry(
+    cells: &[&MatrixCell],
+    publisher: MatrixProgram,
+    player: MatrixProgram,
+    notes: &mut Vec<String>,
+) -> String {
+    let of_these = |cell: &&&MatrixCell| cell.publisher.program == publisher && cell.player.program == player;
     let cells: Vec<_> = cells.iter().filter(of_these).collect();
     let mut said = Vec::new();
     for drafts in distinct(cells.iter().map(|cell| drafts(cell))) {
@@ -79,20 +84,20 @@ fn entry(cells: &[&Cell], publisher: Program, player: Program, notes: &mut Vec<S
     each.collect::<Vec<_>>().join("; ")
 }
 
-fn drafts(cell: &Cell) -> String {
+fn drafts(cell: &MatrixCell) -> String {
     match (cell.publisher.way.draft, cell.player.way.draft) {
         (both, other) if both == other => both.to_string(),
         (publishing, playing) => format!("{publishing}→{playing}"),
     }
 }
 
-fn word(outcome: Option<&Outcome>, notes: &mut Vec<String>) -> String {
+fn word(outcome: Option<&MatrixOutcome>, notes: &mut Vec<String>) -> String {
     let (word, why) = match outcome {
-        Some(Outcome::Played(played)) if played.identical => return "identical".to_owned(),
-        Some(Outcome::Played(_)) => return "every frame".to_owned(),
-        Some(Outcome::CannotMeet(why)) => ("—", why.as_str()),
-        Some(Outcome::NotHere(why)) => ("not here", why.as_str()),
-        Some(Outcome::Failed(why)) => ("**failed**", why.as_str()),
+        Some(MatrixOutcome::Played(played)) if played.identical => return "identical".to_owned(),
+        Some(MatrixOutcome::Played(_)) => return "every frame".to_owned(),
+        Some(MatrixOutcome::CannotMeet(why)) => ("—", why.as_str()),
+        Some(MatrixOutcome::NotHere(why)) => ("not here", why.as_str()),
+        Some(MatrixOutcome::Failed(why)) => ("**failed**", why.as_str()),
         None => ("**failed**", "was not tried"),
     };
     let known = notes.iter().position(|note| note == why);
@@ -108,7 +113,7 @@ fn row(head: &str, entries: impl Iterator<Item = String>) -> String {
     format!("| {head} |{entries}")
 }
 
-/// In the order in which they come first.
+/// Removes duplicates. The first of each stays.
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for one in all {
@@ -122,31 +127,39 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::super::super::contender::Contender;
-    use super::super::ends::End;
-    use super::super::media::Match;
+    use super::super::ends::MatrixEnd;
+    use super::super::media::FrameMatch;
     use super::*;
 
     #[test]
-    fn outcomes_that_differ_are_told_apart_and_reasons_said_once() {
-        let way = |draft| Way { transport: Transport::Raw, draft };
-        let cell = |publisher, player, relay, draft, outcome| Cell {
+    fn matrix_lists_different_outcomes_with_each_reason_once() {
+        let way = |draft| ClientTransport { transport: LabTransport::Raw, draft };
+        let cell = |publisher, player, relay, draft, outcome| MatrixCell {
             relay,
-            publisher: End { program: publisher, way: way(draft) },
-            player: End { program: player, way: way(draft) },
+            publisher: MatrixEnd { program: publisher, way: way(draft) },
+            player: MatrixEnd { program: player, way: way(draft) },
             outcome: Some(outcome),
         };
-        let played = |identical| Outcome::Played(Match { frames: 90, identical });
-        let cannot = |why: &str| Outcome::CannotMeet(why.to_owned());
+        let played = |identical| MatrixOutcome::Played(FrameMatch { frames: 90, identical });
+        let cannot = |why: &str| MatrixOutcome::CannotMeet(why.to_owned());
         let mut cells = Vec::new();
-        for (relay, moq_sub) in
-            [(Contender::Kernel, played(false)), (Contender::User, Outcome::Failed("it ended".to_owned()))]
-        {
+        for (relay, moq_sub) in [
+            (Contender::Kernel, played(false)),
+            (Contender::User, MatrixOutcome::Failed("it ended".to_owned())),
+        ] {
             for draft in [18, 19] {
-                cells.push(cell(Program::Millrace, Program::Millrace, relay, draft, played(true)));
-                let (first, no_quic) = (draft == 18, cannot("a browser has no raw QUIC"));
+                cells.push(cell(
+                    MatrixProgram::Millrace,
+                    MatrixProgram::Millrace,
+                    relay,
+                    draft,
+                    played(true),
+                ));
+                let first = draft == 18;
+                let no_quic = cannot("a browser has no raw QUIC");
                 let moq_sub = if first { moq_sub.clone() } else { cannot("moq-sub speaks draft 18 only") };
-                cells.push(cell(Program::Millrace, Program::MoqSub, relay, draft, moq_sub));
-                cells.push(cell(Program::Millrace, Program::Chromium, relay, draft, no_quic));
+                cells.push(cell(MatrixProgram::Millrace, MatrixProgram::MoqSub, relay, draft, moq_sub));
+                cells.push(cell(MatrixProgram::Millrace, MatrixProgram::Chromium, relay, draft, no_quic));
             }
         }
         let expected = "### QUIC\n\n\

@@ -1,4 +1,4 @@
-//! Players of video: which fragments they write, and when.
+//! Players of video: the fragments that they write, and when.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -10,32 +10,32 @@ use anyhow::Context as _;
 use millrace_client::media::Boxes;
 use millrace_kernel::clock::monotonic_ns;
 
-use super::super::process::Process;
-use super::report::{Failure, Gap};
+use super::super::process::BenchProcess;
+use super::report::{Gap, RestartFailure};
 
 const LOOK: Duration = Duration::from_millis(10);
-/// Fragments that are awaited after the first one, as repetitions may follow.
+/// Number of fragments to wait for after the first one, since repetitions may follow.
 const BEHIND: usize = 30;
 
 /// A process that writes fragmented MP4 to its standard output.
-pub struct Player {
+pub struct RestartPlayer {
     pub name: &'static str,
-    process: Process,
+    process: BenchProcess,
     output: PathBuf,
     read: u64,
     boxes: Boxes,
     played: Vec<Played>,
 }
 
-/// A fragment, as it was written.
+/// A fragment that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Played {
     at_ns: u64,
-    /// The encoder's number of the fragment (`mfhd`): a publisher that is started again begins with the first one.
+    /// The encoder's number of the fragment (`mfhd`). A restarted publisher begins with the first one.
     number: u32,
 }
 
-impl Player {
+impl RestartPlayer {
     /// Starts `command`, whose output goes to a file named `file` in `directory`.
     pub fn start(
         name: &'static str,
@@ -43,14 +43,15 @@ impl Player {
         command: Command,
         directory: &std::path::Path,
     ) -> anyhow::Result<Self> {
-        let process = Process::start(file, command, directory)?;
+        let process = BenchProcess::start(file, command, directory)?;
         let output = directory.join(format!("{file}.out"));
         Ok(Self { name, process, output, read: 0, boxes: Boxes::default(), played: Vec::new() })
     }
 
-    /// Takes what it has written since.
+    /// Reads everything that it has written since the last call.
     fn look(&mut self) -> anyhow::Result<()> {
-        let (mut file, mut bytes) = (File::open(&self.output)?, Vec::new());
+        let mut file = File::open(&self.output)?;
+        let mut bytes = Vec::new();
         file.seek(SeekFrom::Start(self.read))?;
         file.read_to_end(&mut bytes)?;
         let at_ns = monotonic_ns();
@@ -69,7 +70,7 @@ impl Player {
         what: &str,
         patience: Duration,
         mut found: impl FnMut(&[Played]) -> Option<T>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, RestartFailure> {
         let began = Instant::now();
         loop {
             self.look()?;
@@ -77,24 +78,25 @@ impl Player {
                 return Ok(found);
             }
             if let Err(error) = self.process.check_runs() {
-                return Err(Failure { ended: true, why: format!("{error:#}") });
+                return Err(RestartFailure { ended: true, why: format!("{error:#}") });
             }
             if began.elapsed() > patience {
                 let why = format!("{what} within {patience:?}; {}", self.process.last_words());
-                return Err(Failure { ended: false, why });
+                return Err(RestartFailure { ended: false, why });
             }
             std::thread::sleep(LOOK);
         }
     }
 
     /// Waits until it has played this fragment or a later one.
-    pub fn play_to(&mut self, fragment: u32, patience: Duration) -> Result<(), Failure> {
+    pub fn play_to(&mut self, fragment: u32, patience: Duration) -> Result<(), RestartFailure> {
         self.wait_for("no media", patience, |played| (played.last()?.number >= fragment).then_some(()))
     }
 
-    /// Waits until a publisher that was started again at `back` is seen, and returns the gap. The publisher begins with the first fragment.
-    pub fn gap(&mut self, back: u64, patience: Duration) -> Result<Gap, Failure> {
-        // What had been on its way was written long before: a publisher takes a while to start.
+    /// Waits until a fragment of a publisher that was restarted at `back` appears, and returns the gap. The publisher
+    /// begins with the first fragment.
+    pub fn gap(&mut self, back: u64, patience: Duration) -> Result<Gap, RestartFailure> {
+        // Media that were on their way have been written long before, since a publisher takes a while to start.
         self.wait_for("no media again", patience, |played| anew(played).map(drop))?;
         let enough = |played: &[Played]| (played.len() >= anew(played)? + BEHIND).then_some(());
         self.wait_for("media have ended", patience, enough)?;
@@ -109,13 +111,14 @@ fn anew(played: &[Played]) -> Option<usize> {
 
 fn gap(played: &[Played], back: u64) -> Option<Gap> {
     let (before, after) = played.split_at(anew(played)?);
-    let (last, first) = (before.last()?.at_ns, after.first()?.at_ns);
+    let last = before.last()?.at_ns;
+    let first = after.first()?.at_ns;
     let milliseconds = |from: u64| first.saturating_sub(from) as f64 / 1e6;
     let duplicates = [before, after].map(repeated).iter().sum();
     Some(Gap { gap_ms: milliseconds(last), again_ms: milliseconds(back), duplicates })
 }
 
-/// How many fragments were written more than once.
+/// Returns how many fragments were written more than once.
 fn repeated(played: &[Played]) -> usize {
     let mut numbers: Vec<_> = played.iter().map(|played| played.number).collect();
     numbers.sort_unstable();
@@ -124,7 +127,7 @@ fn repeated(played: &[Played]) -> usize {
     all - numbers.len()
 }
 
-/// The number of a movie fragment (ISO/IEC 14496-12, section 8.8.5).
+/// Returns the number of a movie fragment (ISO/IEC 14496-12, section 8.8.5).
 fn number(moof: &[u8]) -> anyhow::Result<u32> {
     let place = moof.windows(4).position(|kind| kind == b"mfhd");
     let number = place.and_then(|place| moof.get(place + 8..place + 12)?.try_into().ok());
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn gap_is_between_the_lives_of_the_publisher() {
+    fn restart_gap_is_between_two_runs_of_the_publisher() {
         let seen = played(&[50, 51, 52, 1, 2, 2]);
         let gap = gap(&seen, 1_500_000).unwrap();
         assert_eq!((gap.gap_ms, gap.again_ms, gap.duplicates), (1.0, 1.5, 1));
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn fragment_has_its_encoders_number() {
+    fn fragment_number_of_the_encoder_is_read() {
         let moof = [b"\0\0\0\x18moof\0\0\0\x10mfhd\0\0\0\0", &7u32.to_be_bytes()[..]].concat();
         assert_eq!(number(&moof).unwrap(), 7);
         assert!(number(b"\0\0\0\x08moof").is_err());

@@ -6,43 +6,43 @@ use serde_json::{Value, json};
 
 use super::super::contender::Contender;
 use super::super::table::columns;
-use super::Case;
+use super::RestartCase;
 
 /// The time that one viewer was without media.
 #[derive(Debug, Clone, Copy)]
 pub struct Gap {
     /// Time from the last object before to the first one after.
     pub gap_ms: f64,
-    /// Time from when the victim was started again, or the relay listened, to the first object after.
+    /// Time from the victim's restart, or from the relay's listening, to the first object after it.
     pub again_ms: f64,
     pub duplicates: usize,
 }
 
-/// Why a viewer saw nothing after the absence.
+/// Reason why a viewer received nothing after the absence.
 #[derive(Debug, Clone)]
-pub struct Failure {
-    /// The track or the session ended, or the viewer did.
+pub struct RestartFailure {
+    /// Whether the track, the session or the viewer ended.
     pub ended: bool,
     pub why: String,
 }
 
-impl From<anyhow::Error> for Failure {
+impl From<anyhow::Error> for RestartFailure {
     fn from(error: anyhow::Error) -> Self {
         Self { ended: false, why: format!("{error:#}") }
     }
 }
 
 /// The results of one round by the viewers' names.
-pub type Round = Vec<(&'static str, Result<Gap, Failure>)>;
+pub type RestartRound = Vec<(&'static str, Result<Gap, RestartFailure>)>;
 
-pub struct Row {
+pub struct RestartRow {
     pub relay: Contender,
-    pub case: Case,
-    /// The error is of a round in which nothing could be measured.
-    pub rounds: Vec<Result<Round, String>>,
+    pub case: RestartCase,
+    /// Results; an error is of a round in which nothing could be measured.
+    pub rounds: Vec<Result<RestartRound, String>>,
 }
 
-impl Row {
+impl RestartRow {
     fn viewers(&self) -> Vec<&'static str> {
         let mut names = Vec::new();
         for (name, _) in self.rounds.iter().flatten().flatten() {
@@ -54,19 +54,19 @@ impl Row {
     }
 
     /// Returns the results of a viewer, one a round.
-    fn of(&self, viewer: &str) -> Vec<&Result<Gap, Failure>> {
+    fn gaps_of_viewer(&self, viewer: &str) -> Vec<&Result<Gap, RestartFailure>> {
         let all = self.rounds.iter().flatten().flatten();
         all.filter(|(name, _)| *name == viewer).map(|(_, seen)| seen).collect()
     }
 
-    /// Whether anything was measured.
+    /// Reports whether anything was measured.
     pub fn has_figures(&self) -> bool {
         self.rounds.iter().flatten().flatten().any(|(_, seen)| seen.is_ok())
     }
 
     pub fn json(&self) -> Value {
         let viewer = |name: &&'static str| {
-            let seen = self.of(name);
+            let seen = self.gaps_of_viewer(name);
             let gaps: Vec<_> = seen.iter().filter_map(|seen| seen.as_ref().ok()).collect();
             let failures: Vec<_> = seen.iter().filter_map(|seen| seen.as_ref().err()).collect();
             json!({
@@ -86,7 +86,7 @@ impl Row {
     }
 
     fn line(&self, viewer: &'static str) -> Vec<String> {
-        let seen = self.of(viewer);
+        let seen = self.gaps_of_viewer(viewer);
         let gaps: Vec<_> = seen.iter().filter_map(|seen| seen.as_ref().ok()).collect();
         let ended = seen.iter().filter(|seen| seen.as_ref().is_err_and(|failure| failure.ended)).count();
         let both = |figure: &dyn Fn(&Gap) -> f64| {
@@ -107,7 +107,7 @@ impl Row {
     }
 }
 
-pub fn render(rows: &[Row]) -> String {
+pub fn render(rows: &[RestartRow]) -> String {
     let head = [
         "relay",
         "who dies, how long",
@@ -122,7 +122,8 @@ pub fn render(rows: &[Row]) -> String {
     let mut errors = String::new();
     for row in rows {
         lines.extend(row.viewers().into_iter().map(|viewer| row.line(viewer)));
-        let (relay, case) = (row.relay.label(), row.case.name());
+        let relay = row.relay.label();
+        let case = row.case.name();
         for round in &row.rounds {
             let seen = match round {
                 Ok(seen) => seen,
@@ -161,14 +162,15 @@ mod tests {
     }
 
     #[test]
-    fn a_viewer_that_ended_is_counted_beside_those_that_went_on() {
-        let case = Case { victim: Victim::MoqPub, absent: 4.0 };
+    fn ended_viewer_is_counted_apart() {
+        let case = RestartCase { victim: Victim::MoqPub, absent: 4.0 };
         let gap = |gap_ms| Ok(Gap { gap_ms, again_ms: 900.0, duplicates: 1 });
-        let ended = Failure { ended: true, why: "moq-sub ended".to_owned() };
+        let ended = RestartFailure { ended: true, why: "moq-sub ended".to_owned() };
         let rounds =
             vec![Ok(vec![("ours", gap(5000.0)), ("moq-sub", Err(ended))]), Ok(vec![("ours", gap(4500.0))])];
-        let row = Row { relay: Contender::User, case, rounds };
-        let (ours, theirs) = (row.line("ours"), row.line("moq-sub"));
+        let row = RestartRow { relay: Contender::User, case, rounds };
+        let ours = row.line("ours");
+        let theirs = row.line("moq-sub");
         assert_eq!(ours[3..], ["2/2", "0", "500/1000", "900/900", "2"].map(str::to_owned));
         assert_eq!(theirs[3..5], ["0/1", "1"].map(str::to_owned));
         assert!(render(&[row]).contains("moq-pub 4 s, moq-sub: moq-sub ended"));

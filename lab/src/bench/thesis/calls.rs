@@ -3,15 +3,15 @@
 use nix::libc;
 use serde_json::{Value, json};
 
-/// Of one process, all threads.
+/// System calls of one process, all threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Calls {
+pub struct SyscallCounts {
     pub total: u64,
-    named: [u64; Calls::NAMED.len()],
+    named: [u64; SyscallCounts::NAMED.len()],
 }
 
-impl Calls {
-    /// Those that are told apart, with the numbers that the name stands for.
+impl SyscallCounts {
+    /// Calls with a count of their own: each name and its system call numbers.
     pub const NAMED: [(&'static str, &'static [libc::c_long]); 6] = [
         ("futex", &[libc::SYS_futex]),
         #[cfg(target_arch = "x86_64")]
@@ -24,8 +24,8 @@ impl Calls {
         ("recvmsg", &[libc::SYS_recvmsg, libc::SYS_recvmmsg]),
     ];
 
-    /// From counts by number.
-    pub fn of(counts: &[u64]) -> Self {
+    /// Sums counts that are indexed by system call number.
+    pub fn from_counts(counts: &[u64]) -> Self {
         let count = |number: &libc::c_long| {
             usize::try_from(*number).ok().and_then(|index| counts.get(index)).copied().unwrap_or(0)
         };
@@ -35,7 +35,7 @@ impl Calls {
         }
     }
 
-    /// By place in [`Self::NAMED`].
+    /// Returns the count at this index of [`Self::NAMED`].
     pub fn named(&self, index: usize) -> f64 {
         self.named.get(index).map_or(0.0, |count| *count as f64)
     }
@@ -54,18 +54,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_has_one_name() {
+    fn each_system_call_number_has_one_name() {
         let mut counts = vec![0; 512];
         for (number, count) in [(libc::SYS_futex, 5), (libc::SYS_recvmsg, 3), (libc::SYS_recvmmsg, 4)] {
             counts[number as usize] = count;
         }
         counts[libc::SYS_getpid as usize] = 7;
-        let calls = Calls::of(&counts);
+        let calls = SyscallCounts::from_counts(&counts);
         let expected = json!({
             "total": 19, "futex": 5, "epoll_wait": 0, "clock_nanosleep": 0, "sendmsg": 0, "sendmmsg": 0, "recvmsg": 7
         });
         assert_eq!(calls.json(), expected);
-        let mut numbers: Vec<_> = Calls::NAMED.iter().flat_map(|(_, numbers)| *numbers).collect();
+        let mut numbers: Vec<_> = SyscallCounts::NAMED.iter().flat_map(|(_, numbers)| *numbers).collect();
         let count = numbers.len();
         numbers.sort_unstable();
         numbers.dedup();

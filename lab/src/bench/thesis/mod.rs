@@ -1,5 +1,5 @@
-//! `millrace-lab bench thesis`: what the thesis behind this project measured, with and without the fast path: delay of the same
-//! objects, system calls of the relay by name, CPU of publisher, relay and subscriber over time.
+//! `millrace-lab bench thesis`: the measurements of the thesis behind this project, with and without the fast path:
+//! delay of the same objects, system calls of the relay by name, CPU of publisher, relay and subscriber over time.
 
 mod calls;
 mod plot;
@@ -14,22 +14,22 @@ use anyhow::{Context, ensure};
 use millrace_lab_kernel::syscalls::Syscalls;
 use serde_json::{Value, json};
 
-use self::calls::Calls;
+use self::calls::SyscallCounts;
 use super::{
     contender::Contender,
-    process::Process,
-    site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site},
+    process::BenchProcess,
+    site::{BenchSite, PUBLISHER_LINK, SUBSCRIBERS_LINK},
     table::{columns, write_json},
-    usage::{Reading, warn_if_busy},
+    usage::{UsageReading, warn_if_busy},
 };
 use crate::{
     lab::{Directions, Topology},
     program::product,
-    progress::Progress,
+    progress::BenchProgress,
 };
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ThesisArgs {
     /// Length of the video
     #[arg(long, default_value_t = 30.0)]
     seconds: f64,
@@ -39,7 +39,7 @@ pub struct Args {
     /// One-way delay of the link to the publisher and of the one to the subscriber
     #[arg(long, default_value_t = 5, value_name = "MS")]
     link_ms: u32,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draw the series into this directory, as SVG
@@ -51,27 +51,28 @@ pub struct Args {
 const VIDEO: &str = include_str!("video.csv");
 const FRAMES_PER_SECOND: u32 = 30;
 const FRAMES_PER_GROUP: u32 = 30;
-/// Without the fast path, and with it.
+/// The engines, without the fast path and with it.
 const ENGINES: [Contender; 2] = [Contender::User, Contender::Kernel];
-/// Between two readings of the processors' clocks.
+/// Interval of readings of the processors' clocks.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Beyond the video's length, until both ends have ended.
+/// Longest time after the video's end until both ends have ended.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// From the start of the publisher until its namespace is there; a subscriber that comes earlier comes again.
+/// Longest time from the start of the publisher until its namespace is announced. A subscriber that comes earlier tries
+/// again.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: ThesisArgs) -> anyhow::Result<()> {
     ensure!(args.seconds >= 1.0 && args.rounds > 0, "--seconds and --rounds are at least 1");
     warn_if_busy()?;
-    let bench = Bench::new(&args)?;
+    let bench = ThesisBench::new(&args)?;
     let mut rows = Vec::new();
-    let progress = Progress::of(args.rounds * ENGINES.len());
+    let progress = BenchProgress::with_steps(args.rounds * ENGINES.len());
     for round in 1..=args.rounds {
         for engine in ENGINES {
             progress.begin(format!("round {round}, {}", engine.label()));
             let run = bench.run(engine)?;
             progress.end(&run.told())?;
-            rows.push(Row { engine, round, run });
+            rows.push(ThesisRow { engine, round, run });
         }
     }
     drop((progress, bench));
@@ -85,54 +86,54 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One object at the subscriber.
+/// Delay of one object at the subscriber.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Arrival {
+struct ThesisArrival {
     sequence: u64,
     delay_us: f64,
 }
 
-/// Per cent of one CPU, from the interval's begin.
+/// CPU of the processes from the interval's begin on, percent of one CPU.
 #[derive(Debug, Clone, Copy)]
-struct Cpu {
+struct ThesisCpu {
     at_s: f64,
     publisher: f64,
     relay: f64,
     subscriber: f64,
 }
 
-/// What one engine did with the video.
-struct Run {
-    delays: Vec<Arrival>,
-    calls: Calls,
-    cpu: Vec<Cpu>,
+/// Result of one engine with the video.
+struct ThesisRun {
+    delays: Vec<ThesisArrival>,
+    calls: SyscallCounts,
+    cpu: Vec<ThesisCpu>,
 }
 
-struct Row {
+struct ThesisRow {
     engine: Contender,
     round: usize,
-    run: Run,
+    run: ThesisRun,
 }
 
-struct Bench {
-    site: Site,
+struct ThesisBench {
+    site: BenchSite,
     seconds: f64,
     sizes: PathBuf,
 }
 
-impl Bench {
-    fn new(args: &Args) -> anyhow::Result<Self> {
+impl ThesisBench {
+    fn new(args: &ThesisArgs) -> anyhow::Result<Self> {
         let mut topology = Topology::standard(1, 1);
         for link in [PUBLISHER_LINK, SUBSCRIBERS_LINK] {
             topology.impair(link, Directions::Both, &format!("delay={}ms", args.link_ms))?;
         }
-        let site = Site::new(&topology)?;
+        let site = BenchSite::new(&topology)?;
         let sizes = site.directory().join("video.csv");
         fs::write(&sizes, VIDEO)?;
         Ok(Self { site, seconds: args.seconds, sizes })
     }
 
-    fn run(&self, engine: Contender) -> anyhow::Result<Run> {
+    fn run(&self, engine: Contender) -> anyhow::Result<ThesisRun> {
         let relay = self.site.start_relay(engine)?;
         let mut publisher = self.publisher()?;
         let series = self.site.directory().join("series.csv");
@@ -140,14 +141,15 @@ impl Bench {
         let mut syscalls = Syscalls::attach(relay.id())?;
         let processes = [publisher.id(), relay.id(), subscriber.id()];
         let mut cpu = Vec::new();
-        let (start, mut before) = (Instant::now(), readings(processes)?);
+        let start = Instant::now();
+        let mut before = readings(processes)?;
         loop {
             std::thread::sleep(INTERVAL);
             if publisher.check_runs().is_err() {
                 break;
             }
             if subscriber.check_runs().is_err() {
-                // The namespace was not there yet, or the track is over.
+                // The namespace was not announced yet, or the track is over.
                 if fs::metadata(&series).is_ok() || start.elapsed() > START_LIMIT {
                     break;
                 }
@@ -156,18 +158,18 @@ impl Bench {
             let Ok(now) = readings([processes[0], processes[1], subscriber.id()]) else { continue };
             let percent = |index: usize| now[index].used_since(&before[index]).process_percent();
             let at_s = start.elapsed().as_secs_f64();
-            cpu.push(Cpu { at_s, publisher: percent(0), relay: percent(1), subscriber: percent(2) });
+            cpu.push(ThesisCpu { at_s, publisher: percent(0), relay: percent(1), subscriber: percent(2) });
             before = now;
         }
         publisher.finish(END_LIMIT)?;
         subscriber.finish(END_LIMIT)?;
-        let calls = Calls::of(&syscalls.counts()?);
+        let calls = SyscallCounts::from_counts(&syscalls.counts()?);
         let delays = arrivals(&fs::read_to_string(&series).context("the subscriber wrote no series")?)?;
         ensure!(!delays.is_empty(), "no object arrived");
-        Ok(Run { delays, calls, cpu })
+        Ok(ThesisRun { delays, calls, cpu })
     }
 
-    fn publisher(&self) -> anyhow::Result<Process> {
+    fn publisher(&self) -> anyhow::Result<BenchProcess> {
         let route = self.site.route()?;
         let mut command = route.publisher.command(product()?);
         let arguments = format!(
@@ -176,27 +178,27 @@ impl Bench {
             self.seconds, route.relay
         );
         command.args(arguments.split_whitespace()).arg("--object-sizes").arg(&self.sizes);
-        Process::start("publisher", command, self.site.directory())
+        BenchProcess::start("publisher", command, self.site.directory())
     }
 
-    fn subscriber(&self, series: &Path) -> anyhow::Result<Process> {
+    fn subscriber(&self, series: &Path) -> anyhow::Result<BenchProcess> {
         let route = self.site.route()?;
-        // Of a run before this one.
+        // An earlier run may have left its file.
         let _ = fs::remove_file(series);
         let mut command = route.subscribers.command(product()?);
         let arguments = format!("subscribe --name bench --json --tls-disable-verify moqt://{}", route.relay);
         command.args(arguments.split_whitespace()).arg("--series").arg(series);
-        Process::start("subscriber", command, self.site.directory())
+        BenchProcess::start("subscriber", command, self.site.directory())
     }
 }
 
-fn readings(processes: [u32; 3]) -> std::io::Result<[Reading; 3]> {
+fn readings(processes: [u32; 3]) -> std::io::Result<[UsageReading; 3]> {
     let [publisher, relay, subscriber] = processes;
-    Ok([Reading::take(publisher)?, Reading::take(relay)?, Reading::take(subscriber)?])
+    Ok([UsageReading::take(publisher)?, UsageReading::take(relay)?, UsageReading::take(subscriber)?])
 }
 
-/// Of `subscribe --series`.
-fn arrivals(text: &str) -> anyhow::Result<Vec<Arrival>> {
+/// Parses the output of `subscribe --series`.
+fn arrivals(text: &str) -> anyhow::Result<Vec<ThesisArrival>> {
     let line = |line: &str| {
         let mut fields = line.split(',').skip(1).map(str::parse::<u64>);
         let (Some(Ok(sequence)), Some(Ok(_sent_ns)), Some(Ok(delay_ns))) =
@@ -204,12 +206,12 @@ fn arrivals(text: &str) -> anyhow::Result<Vec<Arrival>> {
         else {
             return Err(anyhow::anyhow!("not a line of a series: {line}"));
         };
-        Ok(Arrival { sequence, delay_us: delay_ns as f64 / 1000.0 })
+        Ok(ThesisArrival { sequence, delay_us: delay_ns as f64 / 1000.0 })
     };
     text.lines().skip(1).map(line).collect()
 }
 
-/// Mean and standard deviation.
+/// Returns mean and standard deviation.
 fn mean_and_deviation(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let count = values.clone().count().max(1) as f64;
     let mean = values.clone().sum::<f64>() / count;
@@ -217,27 +219,28 @@ fn mean_and_deviation(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
-impl Run {
+impl ThesisRun {
     fn delay_us(&self) -> (f64, f64) {
         mean_and_deviation(self.delays.iter().map(|arrival| arrival.delay_us))
     }
 
     fn told(&self) -> String {
         let (mean, deviation) = self.delay_us();
-        let (objects, calls) = (self.delays.len(), self.calls.total);
+        let objects = self.delays.len();
+        let calls = self.calls.total;
         format!("{objects} objects, delay {mean:.0} us (deviation {deviation:.0}), {calls} system calls")
     }
 
-    fn mean_cpu(&self, of: fn(&Cpu) -> f64) -> f64 {
+    fn mean_cpu(&self, of: fn(&ThesisCpu) -> f64) -> f64 {
         mean_and_deviation(self.cpu.iter().map(of)).0
     }
 }
 
-impl Row {
-    fn json(&self, args: &Args) -> Value {
+impl ThesisRow {
+    fn json(&self, args: &ThesisArgs) -> Value {
         let Self { engine, round, run } = self;
         let (mean, deviation) = run.delay_us();
-        let cpu = |of: fn(&Cpu) -> f64| run.cpu.iter().map(of).collect::<Vec<_>>();
+        let cpu = |of: fn(&ThesisCpu) -> f64| run.cpu.iter().map(of).collect::<Vec<_>>();
         json!({
             "relay": engine.relay(), "engine": engine.engine(), "round": round,
             "seconds": args.seconds, "link_ms": args.link_ms,
@@ -256,24 +259,25 @@ impl Row {
     }
 }
 
-/// Both engines side by side, over all rounds.
-fn render(rows: &[Row]) -> String {
+/// Renders both engines side by side, over all rounds.
+fn render(rows: &[ThesisRow]) -> String {
     let mut head = ["engine", "objects", "delay us", "deviation", "system calls"].map(str::to_owned).to_vec();
-    head.extend(Calls::NAMED.map(|(name, _)| name.to_owned()));
+    head.extend(SyscallCounts::NAMED.map(|(name, _)| name.to_owned()));
     head.extend(["CPU % pub", "relay", "sub"].map(str::to_owned));
     let mut lines = vec![head];
     for engine in ENGINES {
         let runs: Vec<_> = rows.iter().filter(|row| row.engine == engine).map(|row| &row.run).collect();
-        let per_run = |of: &dyn Fn(&Run) -> f64| mean_and_deviation(runs.iter().map(|run| of(run))).0;
+        let per_run = |of: &dyn Fn(&ThesisRun) -> f64| mean_and_deviation(runs.iter().map(|run| of(run))).0;
         let delays = runs.iter().flat_map(|run| &run.delays).map(|arrival| arrival.delay_us);
         let (mean, deviation) = mean_and_deviation(delays);
         let mut line = vec![engine.label(), format!("{:.0}", per_run(&|run| run.delays.len() as f64))];
         line.extend([format!("{mean:.0}"), format!("{deviation:.0}")]);
         line.push(format!("{:.0}", per_run(&|run| run.calls.total as f64)));
         line.extend(
-            (0..Calls::NAMED.len()).map(|index| format!("{:.0}", per_run(&|run| run.calls.named(index)))),
+            (0..SyscallCounts::NAMED.len())
+                .map(|index| format!("{:.0}", per_run(&|run| run.calls.named(index)))),
         );
-        let cpu: [fn(&Cpu) -> f64; 3] = [|cpu| cpu.publisher, |cpu| cpu.relay, |cpu| cpu.subscriber];
+        let cpu: [fn(&ThesisCpu) -> f64; 3] = [|cpu| cpu.publisher, |cpu| cpu.relay, |cpu| cpu.subscriber];
         line.extend(cpu.map(|of| format!("{:.1}", per_run(&|run| run.mean_cpu(of)))));
         lines.push(line);
     }
@@ -285,18 +289,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_video_is_half_a_minute_long() {
+    fn video_is_half_a_minute_long() {
         let sizes: Vec<usize> =
             VIDEO.lines().filter(|line| !line.starts_with('#')).map(|line| line.parse().unwrap()).collect();
         assert_eq!(sizes.len() as u32, 30 * FRAMES_PER_SECOND);
-        let (key, delta) = (sizes.iter().step_by(FRAMES_PER_GROUP as usize), sizes.iter().skip(1));
+        let key = sizes.iter().step_by(FRAMES_PER_GROUP as usize);
+        let delta = sizes.iter().skip(1);
         assert!(key.min() > delta.step_by(FRAMES_PER_GROUP as usize).max(), "key frames are the larger ones");
     }
 
     #[test]
-    fn series_are_read_as_they_are_written() {
+    fn series_are_parsed_as_they_are_written() {
         let text = "subscriber,sequence,sent_ns,latency_ns\n0,7,1000,20500\n0,8,2000,10000\n";
-        let expected = [(7, 20.5), (8, 10.0)].map(|(sequence, delay_us)| Arrival { sequence, delay_us });
+        let expected =
+            [(7, 20.5), (8, 10.0)].map(|(sequence, delay_us)| ThesisArrival { sequence, delay_us });
         assert_eq!(arrivals(text).unwrap(), expected);
         assert!(arrivals("head\n0,1\n").is_err());
         assert_eq!(mean_and_deviation([2.0, 4.0].into_iter()), (3.0, 1.0));

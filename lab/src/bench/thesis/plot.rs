@@ -1,21 +1,21 @@
-//! The series as pictures: `delay.svg`, `cpu.svg`, `calls.svg`.
+//! Plots the series: `delay.svg`, `cpu.svg`, `calls.svg`.
 
 use std::{ops::Range, path::Path};
 
 use plotters::{coord::Shift, prelude::*};
 
-use super::{Calls, Contender, Cpu, ENGINES, Row, mean_and_deviation};
+use super::{Contender, ENGINES, SyscallCounts, ThesisCpu, ThesisRow, mean_and_deviation};
 
 const SIZE: (u32, u32) = (1200, 480);
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// One of three processes.
-type Of = fn(&Cpu) -> f64;
+/// Picks one of three processes.
+type ProcessChoice = fn(&ThesisCpu) -> f64;
 /// A line of a picture.
-type Line = (String, RGBColor, Vec<(f64, f64)>);
+type PlotLine = (String, RGBColor, Vec<(f64, f64)>);
 
-pub fn draw(rows: &[Row], directory: &Path) -> anyhow::Result<()> {
+pub fn draw(rows: &[ThesisRow], directory: &Path) -> anyhow::Result<()> {
     delays(rows, &directory.join("delay.svg"))?;
     cpus(rows, &directory.join("cpu.svg"))?;
     calls(rows, &directory.join("calls.svg"))
@@ -25,8 +25,8 @@ fn colour(engine: Contender) -> RGBColor {
     if engine == Contender::Kernel { RGBColor(0xd6, 0x27, 0x28) } else { RGBColor(0xff, 0x7f, 0x0e) }
 }
 
-/// Delay of each object, mean over the rounds.
-fn delays(rows: &[Row], path: &Path) -> anyhow::Result<()> {
+/// Draws the delay of each object, mean over the rounds.
+fn delays(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let line = |engine: Contender| {
         let runs: Vec<_> = rows.iter().filter(|row| row.engine == engine).map(|row| &row.run).collect();
         let last = runs.iter().flat_map(|run| &run.delays).map(|arrival| arrival.sequence).max().unwrap_or(0);
@@ -48,10 +48,10 @@ fn delays(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     lines(&root, "delay of each object, ms", "object", &ENGINES.map(line))
 }
 
-/// CPU of the three processes in the first round.
-fn cpus(rows: &[Row], path: &Path) -> anyhow::Result<()> {
+/// Draws the CPU of the three processes in the first round.
+fn cpus(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
-    let parts: [(&str, Of); 3] = [
+    let parts: [(&str, ProcessChoice); 3] = [
         ("publisher", |cpu| cpu.publisher),
         ("relay", |cpu| cpu.relay),
         ("subscriber", |cpu| cpu.subscriber),
@@ -67,14 +67,16 @@ fn cpus(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// System calls of the relay by name, mean over the rounds.
-fn calls(rows: &[Row], path: &Path) -> anyhow::Result<()> {
+/// Draws the system calls of the relay by name, mean over the rounds.
+fn calls(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
-    let names: Vec<_> = ["total"].into_iter().chain(Calls::NAMED.map(|(name, _)| name)).collect();
+    let names: Vec<_> = ["total"].into_iter().chain(SyscallCounts::NAMED.map(|(name, _)| name)).collect();
     let count = |engine: Contender, name: usize| {
         let runs = rows.iter().filter(|row| row.engine == engine).map(|row| &row.run.calls);
-        let of = |calls: &Calls| name.checked_sub(1).map_or(calls.total as f64, |index| calls.named(index));
+        let of = |calls: &SyscallCounts| {
+            name.checked_sub(1).map_or(calls.total as f64, |index| calls.named(index))
+        };
         mean_and_deviation(runs.map(of)).0
     };
     let high = ENGINES.iter().map(|engine| count(*engine, 0)).fold(1.0, f64::max);
@@ -105,7 +107,7 @@ fn calls(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn lines(area: &Area<'_>, title: &str, across: &str, lines: &[Line]) -> anyhow::Result<()> {
+fn lines(area: &Area<'_>, title: &str, across: &str, lines: &[PlotLine]) -> anyhow::Result<()> {
     area.fill(&WHITE)?;
     let points = || lines.iter().flat_map(|(_, _, points)| points);
     let range = |of: fn(&(f64, f64)) -> f64| -> Range<f64> {

@@ -1,4 +1,4 @@
-//! What a fan-out in userspace can do at best with sockets alone: datagrams are read and written in batches.
+//! The fastest fan-out that userspace can do with sockets alone: it reads and writes datagrams in batches.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -29,7 +29,7 @@ pub fn forward(listen: SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-/// As many as wait, one at least: their lengths, and where they come from.
+/// Receives all datagrams that wait, at least one. Returns their lengths and sources.
 fn receive(
     socket: &UdpSocket,
     buffers: &mut [[u8; DATAGRAM_MAX]],
@@ -40,7 +40,7 @@ fn receive(
     Ok(came.map(|it| (it.bytes, it.address)).collect())
 }
 
-/// A sink that is gone is its own affair, and ends the batch that it is in.
+/// Sends a batch. An error of one sink ends the batch, and is ignored.
 fn send(socket: &UdpSocket, datagram: &[u8], sinks: &[Option<SockaddrStorage>]) {
     let slices = [[IoSlice::new(datagram)]; 1];
     for some in sinks.chunks(BATCH) {

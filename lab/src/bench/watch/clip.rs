@@ -1,4 +1,4 @@
-//! What is played: video whose frames carry their number, and how it is fed to a publisher as a camera would.
+//! Video whose frames carry their number, and a camera that feeds it to a publisher in real time.
 
 use std::io::Write as _;
 use std::process::{ChildStdin, Command, Stdio};
@@ -11,43 +11,45 @@ use anyhow::{Context, anyhow, ensure};
 use bytes::Bytes;
 use millrace_client::media::Boxes;
 
-/// Frames per second, as a fraction: nearly 30, but not in step with a browser's 60 pictures a second. What a run sees of the time between
-/// a frame and the next picture would otherwise be chance.
+/// Frames per second, as a fraction: nearly 30, but not in step with a browser's 60 pictures a second. In step, the
+/// time between a frame and the next picture would be a constant by chance.
 const FPS: (u64, u64) = (599, 20);
-/// Between key frames.
+/// Frames from one key frame to the next.
 const GROUP: u64 = 30;
-/// What the video takes, bits per second.
+/// Rate of the video, bits per second.
 pub const BITRATE: u64 = 800_000;
-/// Of the number in a frame.
+/// Bits of the number in a frame.
 const BITS: u32 = 16;
-/// Of a square that is a bit: a macroblock of the encoder.
+/// Side of the square of one bit, in pixels: a macroblock of the encoder.
 const SIDE: u32 = 16;
-/// As many as have a number.
+/// Longest video whose frames all have a number.
 pub const MOST_SECONDS: u64 = (1 << BITS) * FPS.1 / FPS.0;
 
-/// How many frames are filmed in so many seconds.
+/// Returns the number of frames in a time.
 const fn frames_in(seconds: u64) -> u64 {
     seconds * FPS.0 / FPS.1
 }
 
-/// When a frame is due, from frame 0 on.
+/// Returns when a frame is due, counted from frame 0.
 pub fn due(frame: u64) -> Duration {
     Duration::from_nanos(frame * FPS.1 * 1_000_000_000 / FPS.0)
 }
 
 /// An encoded video.
-pub struct Clip {
-    /// What its frames begin with.
+pub struct EncodedClip {
+    /// The boxes before the first frame.
     head: Vec<Bytes>,
-    /// Each as moof and mdat.
+    /// Frames, each as moof and mdat.
     frames: Vec<[Bytes; 2]>,
 }
 
-impl Clip {
-    /// With ffmpeg: 360p, a key frame each second.
+impl EncodedClip {
+    /// Encodes a video with ffmpeg: 360p, a key frame each second.
     pub fn encode(seconds: u64) -> anyhow::Result<Self> {
         let frames = frames_in(seconds);
-        let (count, group, bitrate) = (frames.to_string(), GROUP.to_string(), BITRATE.to_string());
+        let count = frames.to_string();
+        let group = GROUP.to_string();
+        let bitrate = BITRATE.to_string();
         let picture = format!("testsrc2=size=640x360:rate={}/{}", FPS.0, FPS.1);
         let output = Command::new("ffmpeg")
             .args([
@@ -83,7 +85,7 @@ impl Clip {
         Ok(clip)
     }
 
-    /// As a file would have it.
+    /// Returns the video as a file.
     pub fn bytes(&self) -> Vec<u8> {
         let media = self.head.iter().chain(self.frames.iter().flatten()).map(|bytes| &bytes[..]);
         media.collect::<Vec<_>>().concat()
@@ -92,7 +94,8 @@ impl Clip {
     fn cut(media: &[u8]) -> anyhow::Result<Self> {
         let mut boxes = Boxes::default();
         boxes.push(media);
-        let (mut clip, mut fragment) = (Self { head: Vec::new(), frames: Vec::new() }, None);
+        let mut clip = Self { head: Vec::new(), frames: Vec::new() };
+        let mut fragment = None;
         while let Some((kind, bytes)) = boxes.pop()? {
             match kind.as_ref() {
                 b"moof" => fragment = Some(bytes),
@@ -105,14 +108,16 @@ impl Clip {
     }
 }
 
-/// The filters that draw a frame's number into its upper left corner: each bit as a square, white if it is set, the lowest at the
-/// left, and below it one that says the contrary, so that no other picture is taken for a number.
+/// Returns the filters that draw a frame's number into its upper left corner. Each bit is a square, white if it is set,
+/// the lowest at the left. The square below it shows the opposite, so that no other picture is taken for a number.
 fn stamp() -> String {
     let white = |column: u32, row: u32, when: &str| {
-        let (x, y) = (column * SIDE, row * SIDE);
+        let x = column * SIDE;
+        let y = row * SIDE;
         format!(",drawbox=x={x}:y={y}:w={SIDE}:h={SIDE}:color=white:t=fill:enable='{when}'")
     };
-    let (width, height) = (BITS * SIDE, 2 * SIDE);
+    let width = BITS * SIDE;
+    let height = 2 * SIDE;
     let mut filters = format!("drawbox=x=0:y=0:w={width}:h={height}:color=black:t=fill");
     for bit in 0..BITS {
         let is_set = format!("bitand(trunc(n/{}),1)", 1_u32 << bit);
@@ -122,26 +127,27 @@ fn stamp() -> String {
     filters
 }
 
-/// A camera: each frame when it is due.
-pub struct Camera {
-    /// When frame 0 was due, of the host's real-time clock since its epoch.
+/// A camera, which writes each frame when it is due.
+pub struct ClipCamera {
+    /// Time when frame 0 was due, by the host's real-time clock since its epoch.
     pub start: Duration,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<std::io::Result<u64>>>,
 }
 
-impl Camera {
-    pub fn start(clip: Arc<Clip>, output: ChildStdin) -> anyhow::Result<Self> {
+impl ClipCamera {
+    pub fn start(clip: Arc<EncodedClip>, output: ChildStdin) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let (began, start) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        let began = Instant::now();
+        let start = SystemTime::now().duration_since(UNIX_EPOCH)?;
         let thread = std::thread::Builder::new()
             .name("camera".to_owned())
             .spawn(move || film(&clip, output, began, &stopped))?;
         Ok(Self { start, stop, thread: Some(thread) })
     }
 
-    /// Ends it; returns how many frames there were.
+    /// Ends the camera, and returns the number of frames.
     pub fn finish(mut self) -> anyhow::Result<u64> {
         let frames = self.end().context("the camera has ended already")?;
         frames.map_err(|_| anyhow!("the camera has panicked"))?.context("the publisher takes no more video")
@@ -153,14 +159,19 @@ impl Camera {
     }
 }
 
-impl Drop for Camera {
+impl Drop for ClipCamera {
     fn drop(&mut self) {
-        // What came of it does not matter any more.
+        // An error of the camera does not matter any more.
         let _ = self.end();
     }
 }
 
-fn film(clip: &Clip, mut output: ChildStdin, began: Instant, stop: &AtomicBool) -> std::io::Result<u64> {
+fn film(
+    clip: &EncodedClip,
+    mut output: ChildStdin,
+    began: Instant,
+    stop: &AtomicBool,
+) -> std::io::Result<u64> {
     for bytes in &clip.head {
         output.write_all(bytes)?;
     }
@@ -182,10 +193,11 @@ fn film(clip: &Clip, mut output: ChildStdin, began: Instant, stop: &AtomicBool) 
 mod tests {
     use super::*;
 
-    /// The number in a picture of 640 by 360 grey bytes.
+    /// Reads the number in a picture of 640 by 360 grey bytes.
     fn read(picture: &[u8]) -> Option<u32> {
         let light = |column: u32, row: u32| {
-            let (x, y) = (column * SIDE + SIDE / 2, row * SIDE + SIDE / 2);
+            let x = column * SIDE + SIDE / 2;
+            let y = row * SIDE + SIDE / 2;
             picture[(y * 640 + x) as usize] > 128
         };
         (0..BITS).try_fold(0, |number, bit| {
@@ -196,7 +208,7 @@ mod tests {
 
     #[test]
     fn frames_carry_their_number_through_the_encoder() {
-        let Ok(clip) = Clip::encode(2) else {
+        let Ok(clip) = EncodedClip::encode(2) else {
             eprintln!("SKIP frames_carry_their_number_through_the_encoder: ffmpeg with libx264 is not here");
             return;
         };

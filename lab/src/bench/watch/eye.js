@@ -6,10 +6,10 @@
 (() => {
   const BITS = 16;
   const SIDE = 16;
-  /** Of a byte: white is above, black is below the other. */
+  /** Thresholds of a byte: a value above the first is white, below the second black. */
   const [WHITE, BLACK] = [170, 85];
 
-  /** Between animation frames: what is longer is told. */
+  /** A longer time between animation frames is reported. */
   const GAP_MS = 50;
 
   const eye = { played: undefined, seen: [], gaps: [], buffer: undefined };

@@ -1,4 +1,4 @@
-//! `millrace-lab bench watch`: what a viewer sees in a browser, with the player that a relay's page has.
+//! `millrace-lab bench watch`: a viewer's experience in a browser, with the player of the relay's page.
 
 pub mod clip;
 mod seen;
@@ -12,40 +12,40 @@ use anyhow::{Context, ensure};
 use clap::ValueEnum as _;
 use serde_json::{Value, json};
 
-use self::clip::{Camera, Clip};
-use self::seen::Figures;
-use self::viewer::{Programs, Served, Task, Viewer};
+use self::clip::{ClipCamera, EncodedClip};
+use self::seen::WatchFigures;
+use self::viewer::{BrowserViewer, ServedPage, ViewerPrograms, ViewerTask};
 use super::contender::Contender;
 use super::figures::error;
-use super::process::Process;
-use super::profile::Profile;
-use super::site::{SUBSCRIBERS_LINK, Site};
+use super::process::BenchProcess;
+use super::profile::LinkProfile;
+use super::site::{BenchSite, SUBSCRIBERS_LINK};
 use super::table::{columns, dash, write_json};
 use super::usage::warn_if_busy;
 use crate::program::product;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Relays, interleaved
+pub struct WatchArgs {
+    /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay")]
     relays: Vec<Contender>,
-    /// What the link to the browser does to packets, interleaved; those that stay as they are
+    /// Impairments of the link to the browser, interleaved; only those that do not change over time
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean,loss1")]
-    impair: Vec<Profile>,
-    /// Time that is measured, from a second after the first picture on
+    impair: Vec<LinkProfile>,
+    /// Time to measure, beginning a second after the first picture
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Times that every relay runs with every link
+    /// Number of runs of every relay with every link
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Buffer of the player
+    /// Buffer of the player, ms
     #[arg(long, default_value_t = 100, value_name = "MS")]
     buffer_ms: u32,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Keep a screenshot of the end of each run here
+    /// Keep a screenshot of the end of each run in this directory
     #[arg(long, value_name = "DIR")]
     screenshots: Option<PathBuf>,
 }
@@ -53,12 +53,12 @@ pub struct Args {
 const NAME: &str = "live";
 /// The second after the first picture, which is not measured.
 const SETTLING: Duration = Duration::from_secs(1);
-/// Until the last frame that is measured has been shown, if it ever is.
+/// Longest wait until the last measured frame is shown.
 const LAST: Duration = Duration::from_secs(2);
-/// Video beyond the measured time: until the viewer is there, before and after.
+/// Length of the video in addition to the measured time: for the viewer's start, and a reserve.
 const SPARE: u64 = viewer::LIMIT.as_secs() + 10;
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: WatchArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds are at least 1");
     let most = clip::MOST_SECONDS - SPARE;
     ensure!(args.seconds <= most, "--seconds is at most {most}: frames have numbers of 16 bits");
@@ -66,17 +66,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"
     );
-    ensure!(!args.impair.contains(&Profile::Mobile), "--impair: mobile changes");
+    ensure!(!args.impair.contains(&LinkProfile::Mobile), "--impair: mobile changes");
     warn_if_busy()?;
-    let programs = Programs::find()?;
+    let programs = ViewerPrograms::find()?;
     if let Some(directory) = &args.screenshots {
         let cannot = || format!("cannot make {}", directory.display());
         std::fs::create_dir_all(directory).with_context(cannot)?;
     }
-    let clip = Arc::new(Clip::encode(args.seconds + SPARE)?);
+    let clip = Arc::new(EncodedClip::encode(args.seconds + SPARE)?);
     let mut rows = args.rows();
     let sites = args.sites()?;
-    let progress = Progress::of(args.rounds * rows.len());
+    let progress = BenchProgress::with_steps(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.label()));
@@ -95,15 +95,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-struct Row {
+struct WatchRow {
     relay: Contender,
-    profile: Profile,
-    /// Which lab has this link.
+    profile: LinkProfile,
+    /// Number of the lab that has this link.
     site: usize,
-    rounds: Vec<Result<Figures, String>>,
+    rounds: Vec<Result<WatchFigures, String>>,
 }
 
-impl Row {
+impl WatchRow {
     fn label(&self) -> String {
         format!("{}, {}", self.relay.label(), self.profile.name())
     }
@@ -114,22 +114,22 @@ impl Row {
         directory.join(format!("{relay}-{}-{round}.png", self.profile.name()))
     }
 
-    /// Of the rounds that worked.
-    fn figures(&self) -> Vec<Figures> {
+    /// Returns the figures of the rounds that worked.
+    fn figures(&self) -> Vec<WatchFigures> {
         self.rounds.iter().flatten().copied().collect()
     }
 
-    fn json(&self, args: &Args) -> Value {
-        let round = |round: &Result<Figures, String>| match round {
+    fn json(&self, args: &WatchArgs) -> Value {
+        let round = |round: &Result<WatchFigures, String>| match round {
             Ok(figures) => json!(figures),
             Err(error) => json!({ "error": error }),
         };
-        let mut row = Figures::median(&self.figures());
+        let mut row = WatchFigures::median(&self.figures());
         row.insert("relay".to_owned(), self.relay.relay().into());
         row.insert("engine".to_owned(), self.relay.engine().into());
         row.insert("profile".to_owned(), self.profile.name().into());
         row.insert("seconds".to_owned(), args.seconds.into());
-        row.insert("spread".to_owned(), Figures::spread(&self.figures()).into());
+        row.insert("spread".to_owned(), WatchFigures::spread(&self.figures()).into());
         row.insert("rounds".to_owned(), self.rounds.iter().map(round).collect());
         if let Some(error) = error(&self.rounds) {
             row.insert("error".to_owned(), error.into());
@@ -138,7 +138,7 @@ impl Row {
     }
 }
 
-fn told(round: &Result<Figures, String>) -> String {
+fn told(round: &Result<WatchFigures, String>) -> String {
     let ms = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.0}"));
     match round {
         Ok(it) => format!(
@@ -153,8 +153,8 @@ fn told(round: &Result<Figures, String>) -> String {
     }
 }
 
-/// Medians.
-fn render(rows: &[Row]) -> String {
+/// Renders the medians.
+fn render(rows: &[WatchRow]) -> String {
     const FIGURES: [(&str, &str, usize); 8] = [
         ("frames_shown_pct", "shown %", 2),
         ("stall_ms_total", "stalls ms", 0),
@@ -168,7 +168,7 @@ fn render(rows: &[Row]) -> String {
     let head = ["relay, link"].into_iter().chain(FIGURES.map(|(_, head, _)| head));
     let mut lines = vec![head.map(str::to_owned).collect::<Vec<_>>()];
     for row in rows.iter().filter(|row| !row.figures().is_empty()) {
-        let median = Figures::median(&row.figures());
+        let median = WatchFigures::median(&row.figures());
         let cell = |(name, _, digits): (&str, _, usize)| {
             median.get(name).and_then(Value::as_f64).map_or_else(dash, |it| format!("{it:.digits$}"))
         };
@@ -178,60 +178,63 @@ fn render(rows: &[Row]) -> String {
     columns(&lines) + &errors.collect::<String>()
 }
 
-impl Args {
-    /// Relays vary fastest.
-    fn rows(&self) -> Vec<Row> {
-        let row = |site, profile, relay: &Contender| Row { relay: *relay, profile, site, rounds: Vec::new() };
+impl WatchArgs {
+    /// Lists the rows. Relays vary fastest.
+    fn rows(&self) -> Vec<WatchRow> {
+        let row =
+            |site, profile, relay: &Contender| WatchRow { relay: *relay, profile, site, rounds: Vec::new() };
         let profiles = self.impair.iter().copied().enumerate();
         profiles
             .flat_map(|(site, profile)| self.relays.iter().map(move |it| row(site, profile, it)))
             .collect()
     }
 
-    fn sites(&self) -> anyhow::Result<Vec<Site>> {
-        let site = |profile: &Profile| Site::new(&profile.topology(SUBSCRIBERS_LINK, clip::BITRATE)?);
+    fn sites(&self) -> anyhow::Result<Vec<BenchSite>> {
+        let site =
+            |profile: &LinkProfile| BenchSite::new(&profile.topology(SUBSCRIBERS_LINK, clip::BITRATE)?);
         self.impair.iter().map(site).collect()
     }
 
-    /// One viewer of one broadcast, who comes while it goes on.
+    /// Runs one viewer that joins a running broadcast.
     fn watch(
         &self,
-        site: &Site,
+        site: &BenchSite,
         relay: Contender,
-        programs: &Programs,
-        clip: &Arc<Clip>,
+        programs: &ViewerPrograms,
+        clip: &Arc<EncodedClip>,
         screenshot: Option<&Path>,
-    ) -> anyhow::Result<Figures> {
-        let mut served = Served::start(site, relay, &[])?;
-        let broadcast = Broadcast::start(site, clip)?;
+    ) -> anyhow::Result<WatchFigures> {
+        let mut served = ServedPage::start(site, relay, &[])?;
+        let broadcast = WatchBroadcast::start(site, clip)?;
         let watch = SETTLING + Duration::from_secs(self.seconds) + LAST;
         let screenshot = screenshot.map(std::path::absolute).transpose()?;
-        let task = Task { watch, buffer_ms: self.buffer_ms, screenshot: screenshot.as_deref() };
-        let seen = Viewer::start(programs, site, served.page, &task)?.finish()?;
+        let task = ViewerTask { watch, buffer_ms: self.buffer_ms, screenshot: screenshot.as_deref() };
+        let seen = BrowserViewer::start(programs, site, served.page, &task)?.finish()?;
         served.check_runs()?;
         let (start, filmed) = broadcast.finish()?;
-        Figures::of(start, filmed, &seen, self.seconds)
+        WatchFigures::from_report(start, filmed, &seen, self.seconds)
     }
 }
 
-/// A camera, and who publishes what it films. The publisher ends first: who waits for it to take something waits no more then.
-struct Broadcast {
-    publisher: Process,
-    camera: Camera,
+/// A camera and its publisher. The publisher ends first, so that no write to it waits any longer.
+struct WatchBroadcast {
+    publisher: BenchProcess,
+    camera: ClipCamera,
 }
 
-impl Broadcast {
-    fn start(site: &Site, clip: &Arc<Clip>) -> anyhow::Result<Self> {
+impl WatchBroadcast {
+    fn start(site: &BenchSite, clip: &Arc<EncodedClip>) -> anyhow::Result<Self> {
         let route = site.route()?;
         let mut command = route.publisher.command(product()?);
         let url = format!("moqt://{}", route.relay);
-        // The same for all relays: of a later draft's publisher, moq-relay does not always pass on the catalog to the page.
+        // The draft is the same for all relays: moq-relay does not always pass the catalog of a later draft's publisher
+        // on to the page.
         command.args(["publish", "--draft", "18", "--name", NAME, "--tls-disable-verify", &url]);
-        let (publisher, input) = Process::start_fed("publisher", command, site.directory())?;
-        Ok(Self { publisher, camera: Camera::start(Arc::clone(clip), input)? })
+        let (publisher, input) = BenchProcess::start_fed("publisher", command, site.directory())?;
+        Ok(Self { publisher, camera: ClipCamera::start(Arc::clone(clip), input)? })
     }
 
-    /// When it began, and how many frames there were.
+    /// Ends the broadcast, and returns when it began and the number of frames.
     fn finish(mut self) -> anyhow::Result<(Duration, u64)> {
         self.publisher.check_runs()?;
         Ok((self.camera.start, self.camera.finish()?))

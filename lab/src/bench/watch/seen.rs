@@ -1,4 +1,4 @@
-//! What a viewer has seen, and its figures.
+//! Frames that a viewer has seen, and figures of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use serde_json::{Map, Value, json};
 use super::clip;
 use crate::stats::{Spread, median};
 
-/// A gap between shown frames that is longer is a stall, ms.
+/// Shortest gap between shown frames that is a stall, ms.
 const STALL: f64 = 250.0;
-/// From the first picture on, what is not measured, ms.
+/// Time after the first picture that is not measured, ms.
 const SETTLING: f64 = 1000.0;
 
-/// As the page tells it; times are ms of the host's real-time clock since its epoch.
+/// The page's report. Times are ms of the host's real-time clock since its epoch.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Seen {
-    /// When the player was told to play.
+pub struct PageReport {
+    /// Time when the player was told to play.
     pub played: Option<f64>,
-    /// Numbers of frames, and when each was on the canvas first.
+    /// Numbers of frames, and the time when each was on the canvas first.
     pub seen: Vec<(u64, f64)>,
-    /// Ends of long pauses between animation frames, and how long they were, ms.
+    /// Ends of long pauses between animation frames, and their lengths, ms.
     pub gaps: Vec<(f64, f64)>,
     /// The player's buffer at the end, ms.
     pub buffer: Option<f64>,
@@ -30,28 +30,28 @@ pub struct Seen {
 
 /// Figures of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Figures {
+pub struct WatchFigures {
     pub frames_owed: u64,
-    /// Of those that were owed.
+    /// Share of the frames owed.
     pub frames_shown_pct: f64,
     /// Gaps of more than 250 ms between shown frames.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
-    /// Of the frames that were shown: from when they were due at the camera to the end of the animation frame in which they were on the
-    /// canvas. `None` if none was.
+    /// Time from when a shown frame was due at the camera to the end of the animation frame that drew it. `None` if no
+    /// frame was shown.
     pub glass_to_glass_p50_ms: Option<f64>,
     pub glass_to_glass_p95_ms: Option<f64>,
-    /// Between two animation frames: the browser drew nothing, whatever came.
+    /// Longest time between two animation frames, in which the browser drew nothing.
     pub longest_pause_ms: f64,
-    /// From play on.
+    /// Time from play to the first picture.
     pub first_picture_ms: f64,
-    /// The player's.
+    /// The player's buffer.
     pub buffer_ms: f64,
 }
 
-type Field = fn(&Figures) -> f64;
+type Field = fn(&WatchFigures) -> f64;
 
-/// What never came is infinitely late.
+/// Figures by name. A latency without frames is infinite.
 const FIELDS: [(&str, Field); 9] = [
     ("frames_owed", |it| it.frames_owed as f64),
     ("frames_shown_pct", |it| it.frames_shown_pct),
@@ -64,14 +64,15 @@ const FIELDS: [(&str, Field); 9] = [
     ("buffer_ms", |it| it.buffer_ms),
 ];
 
-impl Figures {
-    /// `start`: when frame 0 was due; `filmed`: how many frames there were; measured for so many `seconds` from one second after the first
-    /// picture on.
-    pub fn of(start: Duration, filmed: u64, it: &Seen, seconds: u64) -> anyhow::Result<Self> {
+impl WatchFigures {
+    /// Computes the figures. `start` is when frame 0 was due, `filmed` the number of frames. The measurement lasts
+    /// `seconds` from one second after the first picture.
+    pub fn from_report(start: Duration, filmed: u64, it: &PageReport, seconds: u64) -> anyhow::Result<Self> {
         let due = |frame: u64| (start + clip::due(frame)).as_secs_f64() * 1e3;
         let played = it.played.context("the page was never told to play")?;
         let (_, first) = *it.seen.first().context("there was no picture")?;
-        let (from, to) = (first + SETTLING, first + SETTLING + seconds as f64 * 1e3);
+        let from = first + SETTLING;
+        let to = first + SETTLING + seconds as f64 * 1e3;
         let owed: Vec<u64> =
             (0..filmed).skip_while(|frame| due(*frame) < from).take_while(|frame| due(*frame) < to).collect();
         ensure!(due(filmed) >= to, "the video was over before the viewer had seen {seconds} s of it");
@@ -100,23 +101,26 @@ impl Figures {
         })
     }
 
-    /// The median of each figure, by name: `null` if that is of frames that were never shown, or if there are no rounds.
+    /// Returns the median of each figure, by name. It is `null` for a latency if frames were not shown, and for all
+    /// without rounds.
     pub fn median(rounds: &[Self]) -> Map<String, Value> {
-        by_name(rounds, |values| median(values).filter(|it| it.is_finite()).into())
+        reduce_by_name(rounds, |values| median(values).filter(|it| it.is_finite()).into())
     }
 
-    /// Each figure's middle, least and most; `null` for a latency if nothing was shown in some round.
+    /// Returns each figure's median, least and most; `null` for a latency if a round showed nothing.
     pub fn spread(rounds: &[Self]) -> Map<String, Value> {
-        by_name(rounds, |values| json!(Spread::of(values).filter(|spread| spread.max.is_finite())))
+        reduce_by_name(rounds, |values| {
+            json!(Spread::from_values(values).filter(|spread| spread.max.is_finite()))
+        })
     }
 }
 
-fn by_name(rounds: &[Figures], reduce: fn(&[f64]) -> Value) -> Map<String, Value> {
+fn reduce_by_name(rounds: &[WatchFigures], reduce: fn(&[f64]) -> Value) -> Map<String, Value> {
     let values = |field: Field| rounds.iter().map(field).collect::<Vec<_>>();
     FIELDS.iter().map(|(name, field)| ((*name).to_owned(), reduce(&values(*field)))).collect()
 }
 
-/// How long nothing new was shown, where that is a stall.
+/// Returns the lengths of stalls.
 fn stalls(shown: impl Iterator<Item = f64>, from: f64, to: f64) -> Vec<f64> {
     let mut times: Vec<f64> = shown.filter(|at| (from..to).contains(at)).chain([from, to]).collect();
     times.sort_by(f64::total_cmp);
@@ -129,19 +133,19 @@ mod tests {
 
     const START: Duration = Duration::from_secs(1_000);
 
-    /// Frames `from` on that come `late`, ms.
-    fn seen(frames: std::ops::Range<u64>, late: f64) -> Seen {
+    /// Makes frames that are all late by `late` ms.
+    fn seen(frames: std::ops::Range<u64>, late: f64) -> PageReport {
         let due = |frame: u64| (START + clip::due(frame)).as_secs_f64() * 1e3;
         let seen: Vec<_> = frames.map(|frame| (frame, due(frame) + late)).collect();
         let second = seen[0].1 + 2000.0;
-        // One while it settles, and one that is measured.
+        // The first pause is before the measurement, the second one in it.
         let gaps = vec![(second - 1500.0, 300.0), (second, 60.0)];
-        Seen { played: Some(seen[0].1 - 200.0), seen, gaps, buffer: Some(100.0) }
+        PageReport { played: Some(seen[0].1 - 200.0), seen, gaps, buffer: Some(100.0) }
     }
 
     #[test]
-    fn what_comes_in_time_is_seen() {
-        let it = Figures::of(START, 300, &seen(30..300, 120.0), 4).unwrap();
+    fn punctual_frames_are_seen() {
+        let it = WatchFigures::from_report(START, 300, &seen(30..300, 120.0), 4).unwrap();
         assert_eq!((it.frames_owed, it.frames_shown_pct), (120, 100.0));
         assert_eq!((it.stall_ms_total, it.longest_stall_ms), (0.0, 0.0));
         assert!((it.glass_to_glass_p50_ms.unwrap() - 120.0).abs() < 1e-6, "{it:?}");
@@ -151,40 +155,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_a_gap() {
+    fn missing_frames_are_a_gap() {
         let mut it = seen(30..300, 120.0);
         it.seen.retain(|(frame, _)| !(100..112).contains(frame));
-        // A frame that is shown twice counts once, when it came first.
+        // A frame that is shown twice counts with its first time.
         let (number, at) = it.seen[40];
         it.seen.insert(41, (number, at + 8.0));
-        let figures = Figures::of(START, 300, &it, 4).unwrap();
+        let figures = WatchFigures::from_report(START, 300, &it, 4).unwrap();
         assert!((figures.frames_shown_pct - 90.0).abs() < 1e-6, "{figures:?}");
         assert!((figures.stall_ms_total - 13.0 * 1e3 / 29.95).abs() < 1e-3, "{figures:?}");
         assert_eq!(figures.stall_ms_total, figures.longest_stall_ms);
-        // To the end, nothing more comes.
+        // No frame is shown from here to the end.
         it.seen.truncate(40);
-        let figures = Figures::of(START, 300, &it, 4).unwrap();
+        let figures = WatchFigures::from_report(START, 300, &it, 4).unwrap();
         assert!(figures.longest_stall_ms > 3000.0, "{figures:?}");
         it.seen.truncate(1);
-        let never = Figures::of(START, 300, &it, 4).unwrap();
+        let never = WatchFigures::from_report(START, 300, &it, 4).unwrap();
         assert_eq!((never.frames_shown_pct, never.glass_to_glass_p95_ms), (0.0, None));
         assert!((never.stall_ms_total - 4000.0).abs() < 1e-6, "{never:?}");
-        let spread = Figures::spread(&[figures, never]);
+        let spread = WatchFigures::spread(&[figures, never]);
         assert_eq!(
             (&spread["glass_to_glass_p95_ms"], spread["frames_owed"]["max"].as_f64()),
             (&Value::Null, Some(120.0))
         );
-        assert_eq!(Figures::median(&[never])["glass_to_glass_p50_ms"], Value::Null);
-        assert_eq!(Figures::median(&[])["frames_shown_pct"], Value::Null);
+        assert_eq!(WatchFigures::median(&[never])["glass_to_glass_p50_ms"], Value::Null);
+        assert_eq!(WatchFigures::median(&[])["frames_shown_pct"], Value::Null);
     }
 
     #[test]
-    fn what_cannot_be_told_is_an_error() {
+    fn incomplete_report_is_an_error() {
         let it = seen(30..300, 120.0);
-        let error = |filmed, it: &Seen| Figures::of(START, filmed, it, 4).unwrap_err().to_string();
+        let error = |filmed, it: &PageReport| {
+            WatchFigures::from_report(START, filmed, it, 4).unwrap_err().to_string()
+        };
         assert!(error(150, &it).contains("over before"));
-        assert!(error(300, &Seen { played: None, ..it.clone() }).contains("never told"));
-        assert!(error(300, &Seen { seen: Vec::new(), ..it.clone() }).contains("no picture"));
-        assert!(error(300, &Seen { buffer: None, ..it }).contains("buffer"));
+        assert!(error(300, &PageReport { played: None, ..it.clone() }).contains("never told"));
+        assert!(error(300, &PageReport { seen: Vec::new(), ..it.clone() }).contains("no picture"));
+        assert!(error(300, &PageReport { buffer: None, ..it }).contains("buffer"));
     }
 }

@@ -1,7 +1,8 @@
-// A viewer: opens the page in Chromium, watches for so long once there is a picture, and prints what it has seen.
+// A viewer: opens the page in Chromium, watches for a time once there is a picture, and prints what it has seen.
 //
-// The only argument is JSON: `chromium`, `url` and `web` (what the page is to take for /web.json), `certificate` (a file, whose
-// hash goes there too), `latencyMs`, `limitMs` until the first picture, `watchMs` from then on, `screenshot` (a file, or null).
+// The only argument is JSON: `chromium`, `url` and `web` (what the page is to take for /web.json), `certificate` (a
+// file, whose hash goes there too), `latencyMs`, `limitMs` until the first picture, `watchMs` from then on,
+// `screenshot` (a file, or null).
 
 import { X509Certificate } from "node:crypto";
 import { readFileSync, writeFileSync } from "node:fs";

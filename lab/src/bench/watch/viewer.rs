@@ -9,33 +9,33 @@ use anyhow::{Context, bail};
 use serde_json::json;
 
 use super::super::contender::{Contender, PORT, STATUS};
-use super::super::process::Process;
-use super::super::site::Site;
-use super::seen::Seen;
+use super::super::process::BenchProcess;
+use super::super::site::BenchSite;
+use super::seen::PageReport;
 use crate::program::product;
 
-/// What drives the browser, and what looks at the page from within.
+/// Scripts that drive the browser and look at the page from within.
 const SCRIPTS: [(&str, &str); 3] = [
     ("browser.mjs", include_str!("../../../../scripts/browser.mjs")),
     ("viewer.mjs", include_str!("viewer.mjs")),
     ("eye.js", include_str!("eye.js")),
 ];
-/// Until the page is there, and until there is a picture.
+/// Longest wait for the page, and for a picture.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// To begin and to end a browser.
+/// Time to begin and to end a browser.
 const SLACK: Duration = Duration::from_secs(30);
-/// Of the Millrace that only has the page.
+/// Address of the Millrace that only serves the page.
 const UNUSED: &str = "127.0.0.1:4444";
 
-/// The programs that it needs.
+/// Programs that the viewer needs.
 #[derive(Debug)]
-pub struct Programs {
+pub struct ViewerPrograms {
     pub chromium: PathBuf,
     pub node: PathBuf,
 }
 
-impl Programs {
-    /// `$CHROMIUM`, or in the search path.
+impl ViewerPrograms {
+    /// Finds Chromium by `$CHROMIUM` or the search path, and node.
     pub fn find() -> anyhow::Result<Self> {
         let chromium = match env::var_os("CHROMIUM").filter(|path| !path.is_empty()) {
             Some(chromium) => chromium.into(),
@@ -54,28 +54,28 @@ fn find(program: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// What it is to do.
-pub struct Task<'a> {
-    /// From the first picture on.
+/// Settings of the viewer.
+pub struct ViewerTask<'a> {
+    /// Time to watch from the first picture on.
     pub watch: Duration,
-    /// The player's.
+    /// The player's buffer.
     pub buffer_ms: u32,
-    /// Where the end is kept as PNG.
+    /// File for a picture of the end, as PNG.
     pub screenshot: Option<&'a Path>,
 }
 
-pub struct Viewer {
-    process: Process,
+pub struct BrowserViewer {
+    process: BenchProcess,
     limit: Duration,
 }
 
-impl Viewer {
-    /// On the page at `page`, which plays what the site's relay has.
+impl BrowserViewer {
+    /// Starts a viewer on the page at `page`, which plays the broadcast of the site's relay.
     pub fn start(
-        programs: &Programs,
-        site: &Site,
+        programs: &ViewerPrograms,
+        site: &BenchSite,
         page: SocketAddr,
-        task: &Task<'_>,
+        task: &ViewerTask<'_>,
     ) -> anyhow::Result<Self> {
         for (name, script) in SCRIPTS {
             std::fs::write(site.directory().join(name), script)?;
@@ -92,26 +92,26 @@ impl Viewer {
         });
         let mut command = site.subscribers()?.command(&programs.node);
         command.arg(site.directory().join("viewer.mjs")).arg(asked.to_string());
-        // What a browser leaves behind goes with the site.
+        // The browser's temporary files are removed with the site.
         command.env("TMPDIR", site.directory());
-        let process = Process::start("viewer", command, site.directory())?;
+        let process = BenchProcess::start("viewer", command, site.directory())?;
         Ok(Self { process, limit: LIMIT + task.watch + SLACK })
     }
 
-    pub fn finish(self) -> anyhow::Result<Seen> {
+    pub fn finish(self) -> anyhow::Result<PageReport> {
         serde_json::from_str(&self.process.finish(self.limit)?).context("the viewer's words")
     }
 }
 
-/// A relay, and who has the page: the relay itself if it is Millrace.
-pub struct Served {
+/// A relay, and the process that serves the page: the relay itself if it is Millrace.
+pub struct ServedPage {
     pub page: SocketAddr,
-    processes: Vec<Process>,
+    processes: Vec<BenchProcess>,
 }
 
-impl Served {
-    /// `further`: arguments of a relay that is Millrace.
-    pub fn start(site: &Site, contender: Contender, further: &[&str]) -> anyhow::Result<Self> {
+impl ServedPage {
+    /// Starts the relay. `further` are arguments of a relay that is Millrace.
+    pub fn start(site: &BenchSite, contender: Contender, further: &[&str]) -> anyhow::Result<Self> {
         let node = site.relay()?;
         let page = SocketAddr::new(node.addr_v4().into(), STATUS.port());
         let (mut server, relay) = match contender.engine() {
@@ -123,16 +123,16 @@ impl Served {
         Ok(Self { page, processes: [server].into_iter().chain(relay).collect() })
     }
 
-    /// An error if one of them has ended.
+    /// Fails if one of the processes has ended.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
-        self.processes.iter_mut().try_for_each(Process::check_runs)
+        self.processes.iter_mut().try_for_each(BenchProcess::check_runs)
     }
 }
 
-/// By a Millrace that relays nothing.
-fn serve_page(site: &Site, page: SocketAddr) -> anyhow::Result<Process> {
+/// Starts a Millrace that relays nothing and serves the page.
+fn serve_page(site: &BenchSite, page: SocketAddr) -> anyhow::Result<BenchProcess> {
     let mut command = site.relay()?.command(product()?);
     command.args(["relay", "--listen", UNUSED, "--engine", "user", "--log-level", "warn"]);
     command.args(["--http", &page.to_string(), "--http-token-file", "off"]);
-    Process::start("page", command, site.directory())
+    BenchProcess::start("page", command, site.directory())
 }

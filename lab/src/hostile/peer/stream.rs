@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use bytes::BytesMut;
-use millrace_moq::{Message, message::Setup};
+use millrace_moq::{Message, message::SetupOptions};
 use millrace_quic::{frame, webtransport::Binding};
 
-use super::{DRAFT, PATIENCE, Peer, ROOM, Target};
+use super::{DRAFT, HostilePeer, PATIENCE, PeerTarget, ROOM};
 
-/// What has come of a stream.
+/// Data of a stream that has arrived.
 #[derive(Default)]
-pub struct Received {
+pub struct ReceivedStream {
     chunks: BTreeMap<u64, Vec<u8>>,
-    /// Bytes that were taken.
+    /// Bytes that have been read.
     taken: u64,
     pub fin: bool,
     pub reset: Option<u64>,
     pub stopped: Option<u64>,
 }
 
-impl Received {
+impl ReceivedStream {
     pub fn insert(&mut self, offset: u64, data: &[u8]) {
         let known = self.chunks.entry(offset).or_default();
         if known.len() < data.len() {
@@ -28,7 +28,7 @@ impl Received {
         }
     }
 
-    /// The bytes behind those that were taken before, as far as they are there.
+    /// Returns the contiguous bytes that arrived since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         while let Some(first) = self.chunks.first_entry() {
@@ -45,39 +45,39 @@ impl Received {
     }
 }
 
-/// Which kind of stream a client opens; the number is the low bits of its ID.
+/// Kind of a stream that a client opens; the number is the low bits of its ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum StreamKind {
     Request = 0,
     Data = 2,
 }
 
-impl Peer {
-    /// Says SETUP on a control stream.
-    pub fn setup(&mut self, target: &Target) -> Result<()> {
+impl HostilePeer {
+    /// Sends SETUP on a control stream.
+    pub fn setup(&mut self, target: &PeerTarget) -> Result<()> {
         let is_bare = self.binding == Binding::Bare;
-        let setup = Setup {
+        let setup = SetupOptions {
             path: is_bare.then(|| target.path.clone()),
             authority: is_bare.then(|| target.name.clone()),
             implementation: Some("millrace-lab lab hostile".to_owned()),
-            ..Setup::default()
+            ..SetupOptions::default()
         };
-        self.open(Kind::Data, &encoded(setup)?, false)?;
+        self.open(StreamKind::Data, &encoded(setup)?, false)?;
         self.settle()
     }
 
-    /// Opens a stream of MoQ's with `data`, once the relay allows one more.
-    pub fn open(&mut self, kind: Kind, data: &[u8], fin: bool) -> Result<u64> {
+    /// Opens a MoQ stream with `data`, once the relay allows one more.
+    pub fn open(&mut self, kind: StreamKind, data: &[u8], fin: bool) -> Result<u64> {
         let preamble = match kind {
-            Kind::Request => self.binding.bidi(),
-            Kind::Data => self.binding.uni(),
+            StreamKind::Request => self.binding.bidi(),
+            StreamKind::Data => self.binding.uni(),
         };
         self.open_bare(kind, &[&preamble, data].concat(), fin)
     }
 
-    /// Opens a stream that begins with `data`.
-    pub fn open_bare(&mut self, kind: Kind, data: &[u8], fin: bool) -> Result<u64> {
-        let index = usize::from(kind == Kind::Data);
+    /// Opens a QUIC stream that begins with `data`.
+    pub fn open_bare(&mut self, kind: StreamKind, data: &[u8], fin: bool) -> Result<u64> {
+        let index = usize::from(kind == StreamKind::Data);
         let may = |peer: &Self| {
             let limits = [peer.credit.streams_bidi, peer.credit.streams_uni];
             peer.opened[index] < limits[index]
@@ -120,7 +120,7 @@ impl Peer {
         }
     }
 
-    /// Counts bytes of a stream as sent, which the caller sends by itself; returns the offset of the first one.
+    /// Counts bytes of a stream as sent, which the caller sends itself. Returns the offset of the first one.
     pub fn claim(&mut self, id: u64, bytes: u64) -> u64 {
         let end = self.offsets.entry(id).or_default();
         let offset = *end;
@@ -130,7 +130,7 @@ impl Peer {
         offset
     }
 
-    /// Bytes that the relay takes on a stream.
+    /// Returns how many bytes the relay allows on a stream.
     fn room(&self, id: u64) -> usize {
         let initial = if id & 2 == 0 { self.credit.stream_bidi } else { self.credit.stream_uni };
         let limit = self.stream_credit.get(&id).map_or(initial, |limit| initial.max(*limit));
@@ -139,7 +139,7 @@ impl Peer {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// Whether the relay wants no more of a stream.
+    /// Reports whether the relay has stopped a stream.
     pub fn is_stopped(&self, id: u64) -> bool {
         self.received.get(&id).is_some_and(|stream| stream.stopped.is_some())
     }
@@ -153,10 +153,10 @@ impl Peer {
 
     /// Opens a request stream.
     pub fn request(&mut self, message: impl Into<Message>) -> Result<u64> {
-        self.open(Kind::Request, &encoded(message)?, false)
+        self.open(StreamKind::Request, &encoded(message)?, false)
     }
 
-    /// The next message on a stream.
+    /// Returns the next message on a stream.
     pub fn answer(&mut self, id: u64) -> Result<Message> {
         let mut buffer = BytesMut::new();
         loop {
@@ -167,19 +167,19 @@ impl Peer {
         }
     }
 
-    /// Returns the IDs of the relay's unidirectional streams, the first of which is its control stream.
+    /// Returns the IDs of the relay's unidirectional streams. The first is its control stream.
     pub fn incoming_streams(&self) -> Vec<u64> {
         self.received.keys().copied().filter(|id| id & 3 == 3).collect()
     }
 
-    /// Takes the bytes of a stream that have come since the last time.
+    /// Returns the bytes of a stream that arrived since the last call.
     pub fn take(&mut self, id: u64) -> Vec<u8> {
-        self.received.get_mut(&id).map(Received::take).unwrap_or_default()
+        self.received.get_mut(&id).map(ReceivedStream::take).unwrap_or_default()
     }
 
     /// Waits for bytes on a stream.
     pub fn more(&mut self, id: u64) -> Result<Vec<u8>> {
-        let has_more = |peer: &Self| peer.received.get(&id).is_some_and(Received::has_more);
+        let has_more = |peer: &Self| peer.received.get(&id).is_some_and(ReceivedStream::has_more);
         if !self.pump(PATIENCE, has_more) {
             bail!("no answer on stream {id}: {}", self.closed.as_deref().unwrap_or("none in time"));
         }
@@ -187,7 +187,7 @@ impl Peer {
     }
 }
 
-impl Received {
+impl ReceivedStream {
     fn has_more(&self) -> bool {
         self.chunks
             .first_key_value()
@@ -195,7 +195,7 @@ impl Received {
     }
 }
 
-/// A message as it goes over the wire.
+/// Encodes a message for the wire.
 pub fn encoded(message: impl Into<Message>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     message.into().encode(DRAFT, &mut bytes)?;

@@ -1,18 +1,18 @@
-//! The hostile client's part of HTTP/3.
+//! HTTP/3 of the hostile client.
 
 use anyhow::{Context as _, Result};
 use millrace_quic::{frame, varint, webtransport::Binding};
 use web_transport_proto::{ConnectError, ConnectRequest, ConnectResponse, Settings};
 
-use super::{DRAFT, Kind, Peer, Target};
+use super::{DRAFT, HostilePeer, PeerTarget, StreamKind};
 
-/// HTTP/3's frames.
+/// Type of HTTP/3's DATA frame.
 pub const DATA: u64 = 0;
 pub const HEADERS: u64 = 1;
 
-impl Peer {
-    /// Asks for a session of WebTransport, and waits until it is there.
-    pub(super) fn ask(&mut self, target: &Target) -> Result<()> {
+impl HostilePeer {
+    /// Opens a session of WebTransport, and waits until it is established.
+    pub(super) fn ask(&mut self, target: &PeerTarget) -> Result<()> {
         let id = self.ask_unanswered(target)?;
         let mut answer = Vec::new();
         loop {
@@ -27,10 +27,10 @@ impl Peer {
         Ok(())
     }
 
-    /// Asks, and does not wait; the request's stream.
-    pub fn ask_unanswered(&mut self, target: &Target) -> Result<u64> {
+    /// Requests a session without waiting, and returns the request's stream.
+    pub fn ask_unanswered(&mut self, target: &PeerTarget) -> Result<u64> {
         self.open_control()?;
-        self.open_bare(Kind::Request, &request(target)?, false)
+        self.open_bare(StreamKind::Request, &request(target)?, false)
     }
 
     /// Opens HTTP/3's control stream, with SETTINGS.
@@ -39,10 +39,10 @@ impl Peer {
         settings.enable_webtransport(1);
         let mut bytes = Vec::new();
         settings.encode(&mut bytes);
-        self.open_bare(Kind::Data, &bytes, false)
+        self.open_bare(StreamKind::Data, &bytes, false)
     }
 
-    /// Sends a datagram of MoQ's.
+    /// Sends a MoQ datagram.
     pub fn datagram(&mut self, bytes: &[u8]) -> Result<()> {
         let mut frames = Vec::new();
         frame::write_datagram(&[&self.binding.datagram(), bytes].concat(), &mut frames);
@@ -50,8 +50,8 @@ impl Peer {
     }
 }
 
-/// The request for a session.
-pub fn request(target: &Target) -> Result<Vec<u8>> {
+/// Encodes the request for a session.
+pub fn request(target: &PeerTarget) -> Result<Vec<u8>> {
     let path = if target.path.is_empty() { "/" } else { &target.path };
     let host = if target.name.contains(':') { format!("[{}]", target.name) } else { target.name.clone() };
     let url: url::Url = format!("https://{host}{path}").parse()?;
@@ -60,21 +60,21 @@ pub fn request(target: &Target) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Bytes of Millrace's answer to such a request.
+/// Returns the length of Millrace's answer to such a request, bytes.
 pub fn answer_len() -> Result<u64> {
     let mut bytes = Vec::new();
     ConnectResponse::OK.with_protocol(DRAFT.protocol()).encode(&mut bytes)?;
     Ok(bytes.len() as u64)
 }
 
-/// A frame, or a capsule, that says it has so many bytes.
+/// Encodes the beginning of a frame or capsule that announces this length.
 pub fn front(kind: u64, len: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     [kind, len].into_iter().for_each(|field| varint::encode(field, &mut bytes));
     bytes
 }
 
-/// A frame, or a capsule.
+/// Encodes a frame or a capsule.
 pub fn unit(kind: u64, payload: &[u8]) -> Vec<u8> {
     [&front(kind, payload.len() as u64), payload].concat()
 }

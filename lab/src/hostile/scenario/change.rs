@@ -1,20 +1,24 @@
-//! Connections that change all the time: where they come from, their keys, their IDs.
+//! Scenarios of connections that change all the time: their port, their keys, their IDs.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::Attack;
-use crate::hostile::peer::Peer;
+use super::ScenarioAttack;
+use crate::hostile::peer::HostilePeer;
 
-/// How long one connection goes on with it.
+/// Time that one connection goes on.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Says SETUP, and then changes at the attack's rate and nothing else. The second argument of `change` is the part of the
-/// round that is over, 0 to 1.
-fn change(attack: &mut Attack<'_>, change: impl Fn(&mut Peer, f64) -> Result<()>) -> Result<()> {
+/// Sends SETUP, and then only changes, at the attack's rate. The second argument of `change` is the part of the round
+/// that is over, 0 to 1.
+fn change(
+    attack: &mut ScenarioAttack<'_>,
+    change: impl Fn(&mut HostilePeer, f64) -> Result<()>,
+) -> Result<()> {
     let mut peer = attack.peer()?;
-    let (began, count) = (Instant::now(), attack.packets_per_s);
+    let began = Instant::now();
+    let count = attack.packets_per_s;
     for number in 0..count {
         let due = began + ROUND * number / count;
         peer.pump(due.saturating_duration_since(Instant::now()), |_| false);
@@ -26,22 +30,22 @@ fn change(attack: &mut Attack<'_>, change: impl Fn(&mut Peer, f64) -> Result<()>
     attack.close(peer)
 }
 
-/// The first ports never answer, the rest do.
-pub fn path_hop(attack: &mut Attack<'_>) -> Result<()> {
+/// Changes ports. The first ones never answer, the rest do.
+pub fn path_hop(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     change(attack, |peer, part| {
         peer.answers_challenges = part >= 0.5;
         peer.hop()
     })
 }
 
-pub fn key_update(attack: &mut Attack<'_>) -> Result<()> {
+pub fn key_update(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     change(attack, |peer, _| peer.update_keys())
 }
 
-pub fn id_churn(attack: &mut Attack<'_>) -> Result<()> {
+pub fn id_churn(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     change(attack, |peer, _| peer.change_ids())
 }
 
-pub fn steady(attack: &mut Attack<'_>) -> Result<()> {
+pub fn steady(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     change(attack, |peer, _| peer.ping())
 }

@@ -1,4 +1,5 @@
-//! Much of what is allowed once: subscriptions of one track, tracks of one publisher, subscriptions that wait, updates of prefixes.
+//! Scenarios with very many allowed requests: subscriptions of one track, tracks of one publisher, waiting
+//! subscriptions, updates of prefixes.
 
 use anyhow::Result;
 use millrace_moq::{
@@ -7,27 +8,27 @@ use millrace_moq::{
 };
 
 use super::{
-    Attack, MOMENT,
+    MOMENT, ScenarioAttack,
     media::{group, publisher},
     requests::publish,
 };
-use crate::hostile::peer::{Kind, Peer, encoded};
+use crate::hostile::peer::{HostilePeer, StreamKind, encoded};
 
-/// Requests of one session: fewer than a relay lets be open at a time, and than it takes in a second.
+/// Requests of one session: fewer than a relay allows to be open at a time, and in a second.
 const REQUESTS: u64 = 900;
-/// Sessions with so many each.
+/// Sessions with this many requests each.
 const SESSIONS: u64 = 8;
-/// Tracks of one publisher that are watched once each, more than a relay prepares streams of in all.
+/// Tracks of one publisher that have one viewer each: more than the streams that a relay prepares in total.
 const HOG_TRACKS: u64 = 1100;
 /// Groups that are published meanwhile.
 const GROUPS: u64 = 20;
-/// Publishers that come and go.
+/// Number of publishers that connect and leave.
 const COMINGS: u64 = 500;
 const UPDATES: u64 = 500;
 const WAIT_MS: u64 = 60_000;
 
-/// The relay may refuse all but a few.
-pub fn same_track(attack: &mut Attack<'_>) -> Result<()> {
+/// Subscribes to one track very often. The relay may refuse all but a few.
+pub fn same_track(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
     let mut peer = attack.peer()?;
     for number in 0..REQUESTS {
@@ -35,7 +36,7 @@ pub fn same_track(attack: &mut Attack<'_>) -> Result<()> {
     }
     peer.settle()?;
     for number in 0..GROUPS {
-        publisher.open(Kind::Data, &group(0, number, 10, 1000), true)?;
+        publisher.open(StreamKind::Data, &group(0, number, 10, 1000), true)?;
         peer.pump(MOMENT / 20, |_| false);
     }
     publisher.settle()?;
@@ -43,12 +44,13 @@ pub fn same_track(attack: &mut Attack<'_>) -> Result<()> {
     [publisher, peer].into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Each track has one subscriber and one object in a stream of its own.
-pub fn track_hog(attack: &mut Attack<'_>) -> Result<()> {
+/// Publishes tracks with one subscriber each, and one object in a stream of its own.
+pub fn track_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = Vec::new();
     for first in (0..HOG_TRACKS).step_by(REQUESTS as usize) {
         let numbers = 0..REQUESTS.min(HOG_TRACKS - first);
-        let (mut publisher, mut peer) = (attack.peer()?, attack.peer()?);
+        let mut publisher = attack.peer()?;
+        let mut peer = attack.peer()?;
         for number in numbers.clone() {
             publisher.request(publish(number, nth(attack, 0, first + number)?))?;
         }
@@ -58,7 +60,7 @@ pub fn track_hog(attack: &mut Attack<'_>) -> Result<()> {
         }
         peer.settle()?;
         for number in numbers {
-            publisher.open(Kind::Data, &group(number, 0, 1, 100), true)?;
+            publisher.open(StreamKind::Data, &group(number, 0, 1, 100), true)?;
         }
         publisher.settle()?;
         peer.pump(MOMENT, |_| false);
@@ -67,8 +69,8 @@ pub fn track_hog(attack: &mut Attack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Whoever waits is to be woken by publishers of its own namespace alone.
-pub fn waiters(attack: &mut Attack<'_>) -> Result<()> {
+/// Makes subscriptions wait. Only publishers of their own namespace may wake them.
+pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| {
         let parameters = Parameters { rendezvous_timeout: Some(WAIT_MS), ..Parameters::default() };
         peer.request(Subscribe { request_id: number * 2, track, parameters }).map(drop)
@@ -89,8 +91,8 @@ pub fn waiters(attack: &mut Attack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// One request that asks for the tracks of one namespace after the other. Few of them have any.
-pub fn updates(attack: &mut Attack<'_>) -> Result<()> {
+/// Updates one request to the tracks of one namespace after the other. Few namespaces have any.
+pub fn updates(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| peer.request(publish(number, track)).map(drop))?;
     let mut peer = attack.peer()?;
     let parameters = Parameters::default();
@@ -109,11 +111,11 @@ pub fn updates(attack: &mut Attack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Sessions that each make as many requests as they may, about tracks of their own.
+/// Opens sessions that each make as many requests as allowed, about tracks of their own.
 fn sessions(
-    attack: &Attack<'_>,
-    request: impl Fn(&mut Peer, u64, TrackName) -> Result<()>,
-) -> Result<Vec<Peer>> {
+    attack: &ScenarioAttack<'_>,
+    request: impl Fn(&mut HostilePeer, u64, TrackName) -> Result<()>,
+) -> Result<Vec<HostilePeer>> {
     let session = |session| {
         let mut peer = attack.peer()?;
         for number in 0..REQUESTS {
@@ -125,11 +127,11 @@ fn sessions(
     (0..SESSIONS).map(session).collect()
 }
 
-fn namespace(attack: &Attack<'_>, number: u64) -> Result<Namespace> {
+fn namespace(attack: &ScenarioAttack<'_>, number: u64) -> Result<Namespace> {
     Ok(Namespace::from_path(&format!("{}/{number}", attack.namespace))?)
 }
 
-fn nth(attack: &Attack<'_>, session: u64, number: u64) -> Result<TrackName> {
+fn nth(attack: &ScenarioAttack<'_>, session: u64, number: u64) -> Result<TrackName> {
     Ok(TrackName::new(namespace(attack, session)?, number.to_string())?)
 }
 

@@ -1,21 +1,21 @@
-//! Handshakes.
+//! Scenarios of handshakes.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Attack, MOMENT};
-use crate::hostile::{params::Params, peer::Peer};
+use super::{MOMENT, ScenarioAttack};
+use crate::hostile::{params::ClientLimits, peer::HostilePeer};
 
 /// Handshakes at a time, each from a port of its own.
 const COUNT: usize = 300;
-/// Looks at connections on which nothing is said, and the time between them.
+/// Pings of each idle connection, spread over one [`MOMENT`].
 const LOOKS: u32 = 4;
 
-pub fn unfinished(attack: &mut Attack<'_>) -> Result<()> {
+pub fn unfinished(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = Vec::new();
     for _ in 0..COUNT {
-        peers.push(Peer::start(attack.target, Params::default())?);
+        peers.push(HostilePeer::start(attack.target, ClientLimits::default())?);
     }
     std::thread::sleep(MOMENT);
     for peer in peers {
@@ -24,9 +24,9 @@ pub fn unfinished(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The relay ends them in time, or others for them.
-pub fn idle(attack: &mut Attack<'_>) -> Result<()> {
-    let connect = |_| Peer::handshake(attack.target, Params::default());
+/// Leaves connections idle. The relay closes them in time, or in favour of others.
+pub fn idle(attack: &mut ScenarioAttack<'_>) -> Result<()> {
+    let connect = |_| HostilePeer::handshake(attack.target, ClientLimits::default());
     let mut peers: Vec<_> = (0..COUNT).map(connect).collect::<Result<_>>()?;
     for _ in 0..LOOKS {
         std::thread::sleep(MOMENT / LOOKS);

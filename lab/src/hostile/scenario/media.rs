@@ -1,20 +1,20 @@
-//! Objects, in both directions.
+//! Scenarios with objects, in both directions.
 
 use anyhow::Result;
 use bytes::Bytes;
 use millrace_moq::{
-    Datagram, Filter, Location, Parameters, Status,
+    Filter, Location, ObjectDatagram, Parameters, Status,
     data::encode_object_header,
-    message::{Fetch, FetchKind, Publish, Subscribe},
+    message::{FetchKind, FetchRequest, Publish, Subscribe},
 };
 
 use super::{
-    Attack, MOMENT,
+    MOMENT, ScenarioAttack,
     requests::{publish, subgroup, track},
 };
 use crate::hostile::{
-    params::Params,
-    peer::{Acks, Kind, Peer},
+    params::ClientLimits,
+    peer::{Acks, HostilePeer, StreamKind},
 };
 
 /// Objects of a track, and bytes of each.
@@ -26,7 +26,7 @@ const DATAGRAMS: u64 = 5_000;
 const HOGS: u64 = 40;
 const HOG: usize = 1 << 20;
 
-/// One group of `objects` with payloads of `len` bytes.
+/// Encodes one group of `objects` with payloads of `len` bytes.
 pub fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
     let mut bytes = subgroup(alias, group);
     for id in 0..objects {
@@ -37,17 +37,17 @@ pub fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A session that publishes track 0.
-pub fn publisher(attack: &Attack<'_>) -> Result<Peer> {
+/// Opens a session that publishes track 0.
+pub fn publisher(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     let mut peer = attack.peer()?;
     let request = peer.request(publish(0, track(&attack.namespace, 0)?))?;
     peer.answer(request)?;
     Ok(peer)
 }
 
-/// A session with such limits that subscribes to track 0.
-fn subscriber(attack: &Attack<'_>, params: Params) -> Result<Peer> {
-    let mut peer = Peer::connect(attack.target, params)?;
+/// Opens a session with these limits that subscribes to track 0.
+fn subscriber(attack: &ScenarioAttack<'_>, params: ClientLimits) -> Result<HostilePeer> {
+    let mut peer = HostilePeer::connect(attack.target, params)?;
     peer.setup(attack.target)?;
     let subscribe =
         Subscribe { request_id: 0, track: track(&attack.namespace, 0)?, parameters: Parameters::default() };
@@ -56,12 +56,13 @@ fn subscriber(attack: &Attack<'_>, params: Params) -> Result<Peer> {
     Ok(peer)
 }
 
-pub fn unread_fetches(attack: &mut Attack<'_>) -> Result<()> {
+pub fn unread_fetches(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
-    publisher.open(Kind::Data, &group(0, 0, OBJECTS, OBJECT), true)?;
+    publisher.open(StreamKind::Data, &group(0, 0, OBJECTS, OBJECT), true)?;
     publisher.settle()?;
-    // Enough for answers, and no byte of a response.
-    let mut peer = Peer::connect(attack.target, Params { max_streams: 3, ..Params::default() })?;
+    // The credit is enough for answers, but for no byte of a response.
+    let mut peer =
+        HostilePeer::connect(attack.target, ClientLimits { max_streams: 3, ..ClientLimits::default() })?;
     peer.setup(attack.target)?;
     for number in 0..FETCHES {
         let track = track(&attack.namespace, 0)?;
@@ -69,7 +70,7 @@ pub fn unread_fetches(attack: &mut Attack<'_>) -> Result<()> {
             track,
             range: Filter::range(Location::new(0, 0), Location::new(0, u64::MAX)),
         };
-        peer.request(Fetch { request_id: number * 2, kind, parameters: Parameters::default() })?;
+        peer.request(FetchRequest { request_id: number * 2, kind, parameters: Parameters::default() })?;
     }
     peer.settle()?;
     std::thread::sleep(MOMENT);
@@ -77,21 +78,21 @@ pub fn unread_fetches(attack: &mut Attack<'_>) -> Result<()> {
     attack.close(peer)
 }
 
-pub fn no_acks(attack: &mut Attack<'_>) -> Result<()> {
+pub fn no_acks(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     acknowledge(attack, Acks::None)
 }
 
-pub fn optimistic_acks(attack: &mut Attack<'_>) -> Result<()> {
+pub fn optimistic_acks(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     acknowledge(attack, Acks::Optimistic)
 }
 
-/// Gets a track, and acknowledges it like this.
-fn acknowledge(attack: &mut Attack<'_>, acks: Acks) -> Result<()> {
+/// Receives a track, and acknowledges it in this way.
+fn acknowledge(attack: &mut ScenarioAttack<'_>, acks: Acks) -> Result<()> {
     let mut publisher = publisher(attack)?;
-    let mut peer = subscriber(attack, Params::default())?;
+    let mut peer = subscriber(attack, ClientLimits::default())?;
     peer.acks = acks;
     for number in 0..10 {
-        publisher.open(Kind::Data, &group(0, number, OBJECTS / 10, OBJECT), true)?;
+        publisher.open(StreamKind::Data, &group(0, number, OBJECTS / 10, OBJECT), true)?;
         peer.pump(MOMENT / 10, |_| false);
     }
     publisher.settle()?;
@@ -101,11 +102,11 @@ fn acknowledge(attack: &mut Attack<'_>, acks: Acks) -> Result<()> {
     Ok(())
 }
 
-pub fn datagrams(attack: &mut Attack<'_>) -> Result<()> {
+pub fn datagrams(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
-    let mut peer = subscriber(attack, Params::default())?;
+    let mut peer = subscriber(attack, ClientLimits::default())?;
     for object in (0..DATAGRAMS).chain(0..DATAGRAMS) {
-        let datagram = Datagram {
+        let datagram = ObjectDatagram {
             alias: 0,
             group: 0,
             object,
@@ -125,19 +126,19 @@ pub fn datagrams(attack: &mut Attack<'_>) -> Result<()> {
     attack.close(peer)
 }
 
-pub fn cache_hog(attack: &mut Attack<'_>) -> Result<()> {
+pub fn cache_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peer = attack.peer()?;
     for number in 0..HOGS {
         let request = peer.request(publish(number, track(&attack.namespace, number)?))?;
         peer.answer(request)?;
-        // Its newest group, and it does not end.
-        peer.open(Kind::Data, &group(number, 0, 1, HOG), false)?;
+        // The stream has its newest group, and does not end.
+        peer.open(StreamKind::Data, &group(number, 0, 1, HOG), false)?;
     }
     peer.settle()?;
     attack.close(peer)
 }
 
-pub fn silent_copies(attack: &mut Attack<'_>) -> Result<()> {
+pub fn silent_copies(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = Vec::new();
     for _ in 0..3 {
         let mut peer = attack.peer()?;
@@ -147,19 +148,19 @@ pub fn silent_copies(attack: &mut Attack<'_>) -> Result<()> {
         let request = peer.request(claim)?;
         peer.answer(request)?;
         for number in 0..100 {
-            peer.open(Kind::Data, &subgroup(0, number), false)?;
+            peer.open(StreamKind::Data, &subgroup(0, number), false)?;
         }
         peer.settle()?;
         peers.push(peer);
     }
-    let subscriber = subscriber(attack, Params::default())?;
+    let subscriber = subscriber(attack, ClientLimits::default())?;
     peers.into_iter().chain([subscriber]).try_for_each(|peer| attack.close(peer))
 }
 
-pub fn vanish(attack: &mut Attack<'_>) -> Result<()> {
+pub fn vanish(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
-    let mut peer = subscriber(attack, Params::default())?;
-    publisher.open(Kind::Data, &group(0, 0, 10, OBJECT), false)?;
+    let mut peer = subscriber(attack, ClientLimits::default())?;
+    publisher.open(StreamKind::Data, &group(0, 0, 10, OBJECT), false)?;
     publisher.settle()?;
     peer.pump(MOMENT, |_| false);
     attack.vanish(publisher);

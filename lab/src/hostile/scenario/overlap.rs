@@ -1,26 +1,26 @@
-//! Bytes that come twice, and are not the same.
+//! Scenarios with bytes that are sent twice, and differ the second time.
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
-use millrace_moq::{Datagram, Parameters, Status, data::encode_object_header, message::Subscribe};
+use millrace_moq::{ObjectDatagram, Parameters, Status, data::encode_object_header, message::Subscribe};
 use millrace_quic::frame;
 
 use super::{
-    Attack, MOMENT,
+    MOMENT, ScenarioAttack,
     requests::{publish, subgroup, track},
 };
-use crate::hostile::peer::{Kind, Peer};
+use crate::hostile::peer::{HostilePeer, StreamKind};
 
-/// Groups of each kind of overlap: the first ones come before a relay has its fast path ready.
+/// Groups of each kind of overlap. The first ones come before a relay has its fast path ready.
 const GROUPS: u64 = 6;
-/// Payloads of the objects that the streams are made of, in one version and in the other.
+/// Payloads of the objects in the streams, in one version and in the other.
 const LONG: usize = 1000;
 const SHORT: usize = 51;
 const DATAGRAMS: u64 = 50;
-/// Bytes of what follows in each packet.
+/// Size of the following data in each packet, bytes.
 const PIECE: usize = 300;
 
-/// How a stream contradicts itself.
+/// Way in which a stream contradicts itself.
 #[derive(Clone, Copy, Debug)]
 enum Overlap {
     InPacket,
@@ -50,7 +50,7 @@ const ALL: [Overlap; 11] = [
     Overlap::Hidden,
 ];
 
-/// Objects with payloads of `len` bytes, each of which is malformed where an object begins.
+/// Returns objects with payloads of `len` bytes. Each payload is malformed where an object begins.
 fn objects(len: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for id in 1.. {
@@ -64,8 +64,8 @@ fn objects(len: usize) -> Vec<u8> {
 }
 
 impl Overlap {
-    /// Payloads of packets with two versions of stream `id` from offset `at` on.
-    fn packets(self, id: u64, at: u64, (x, y): (&[u8], &[u8])) -> Vec<Vec<u8>> {
+    /// Returns payloads of packets with two versions of stream `id` from offset `at` on.
+    fn packets(self, id: u64, at: u64, x: &[u8], y: &[u8]) -> Vec<Vec<u8>> {
         let frames = |parts: &[(usize, &[u8], bool)]| {
             let mut out = Vec::new();
             for (from, bytes, fin) in parts {
@@ -104,13 +104,13 @@ impl Overlap {
     }
 }
 
-/// Publishes one group with an overlap, and goes on as the second version does.
-fn publish_group(publisher: &mut Peer, alias: u64, group: u64, overlap: Overlap) -> Result<()> {
+/// Publishes one group with an overlap, and goes on with the second version.
+fn publish_group(publisher: &mut HostilePeer, alias: u64, group: u64, overlap: Overlap) -> Result<()> {
     let mut front = subgroup(alias, group);
     encode_object_header(None, 0, Some(&[]), 10, Status::Normal, &mut front);
     front.resize(front.len() + 10, 0xff);
     let [mut x, mut y] = [objects(LONG), objects(SHORT)];
-    let id = publisher.open(Kind::Data, &[], false)?;
+    let id = publisher.open(StreamKind::Data, &[], false)?;
     if matches!(overlap, Overlap::Beginning) {
         [&mut x, &mut y].into_iter().for_each(|bytes| *bytes = [&*front, bytes].concat());
     } else {
@@ -118,9 +118,9 @@ fn publish_group(publisher: &mut Peer, alias: u64, group: u64, overlap: Overlap)
         publisher.settle()?;
     }
     let at = publisher.claim(id, y.len() as u64);
-    let mut packets = overlap.packets(id, at, (&x, &y));
+    let mut packets = overlap.packets(id, at, &x, &y);
     if matches!(overlap, Overlap::Hidden) {
-        // The second version is read first, and a fast path has seen the first one by then.
+        // The second version is received first, after a fast path has seen the first one.
         packets.pop().into_iter().try_for_each(|packet| publisher.send_hidden(packet))?;
     }
     for packet in packets {
@@ -136,10 +136,10 @@ fn publish_group(publisher: &mut Peer, alias: u64, group: u64, overlap: Overlap)
 }
 
 /// Publishes objects as datagrams, each with two payloads.
-fn publish_datagrams(publisher: &mut Peer, alias: u64, group: u64) -> Result<()> {
+fn publish_datagrams(publisher: &mut HostilePeer, alias: u64, group: u64) -> Result<()> {
     for object in 0..DATAGRAMS {
         for payload in [&b"first"[..], b"and another one"] {
-            let datagram = Datagram {
+            let datagram = ObjectDatagram {
                 alias,
                 group,
                 object,
@@ -157,9 +157,9 @@ fn publish_datagrams(publisher: &mut Peer, alias: u64, group: u64) -> Result<()>
     publisher.settle()
 }
 
-/// Contradicts itself in each way, on a track of its own each, to one subscriber. The relay may close it for that, but not the
-/// subscriber.
-pub fn overlap(attack: &mut Attack<'_>) -> Result<()> {
+/// Contradicts itself in each way, each on a track of its own, to one subscriber. The relay may close the publisher for
+/// that, but not the subscriber.
+pub fn overlap(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut subscriber = attack.peer()?;
     for (number, overlap) in (0..).zip(ALL) {
         let mut publisher = attack.peer()?;
@@ -170,7 +170,7 @@ pub fn overlap(attack: &mut Attack<'_>) -> Result<()> {
         let request = subscriber.request(Subscribe { request_id: number * 2, track, parameters })?;
         subscriber.answer(request)?;
         for group in 0..GROUPS {
-            // Closed for it: what it does is malformed, or it contradicts itself about a stream's end.
+            // The relay may have closed it: some overlaps are malformed, or contradict a stream's end.
             if publish_group(&mut publisher, 0, group, overlap).is_err() || publisher.closed.is_some() {
                 break;
             }

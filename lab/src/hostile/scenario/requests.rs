@@ -1,4 +1,4 @@
-//! Requests and control messages.
+//! Scenarios of requests and control messages.
 
 use anyhow::Result;
 use millrace_moq::{
@@ -8,32 +8,32 @@ use millrace_moq::{
 };
 use millrace_quic::frame;
 
-use super::{Attack, MOMENT};
+use super::{MOMENT, ScenarioAttack};
 use crate::hostile::{
     packet,
-    params::Params,
-    peer::{Kind, Peer},
+    params::ClientLimits,
+    peer::{HostilePeer, StreamKind},
 };
 
 /// Streams of each kind.
 const STREAMS: u64 = 900;
 const TRACKS: u64 = 200;
 const NAMESPACES: u64 = 200;
-/// Streams that stay incomplete, and how much of each, bytes.
+/// Streams that stay incomplete, and the bytes of each that are sent.
 const HALVES: u64 = 100;
 const HALF: usize = 60_000;
 
-pub fn streams_before_setup(attack: &mut Attack<'_>) -> Result<()> {
-    let mut peer = Peer::connect(attack.target, Params::default())?;
+pub fn streams_before_setup(attack: &mut ScenarioAttack<'_>) -> Result<()> {
+    let mut peer = HostilePeer::connect(attack.target, ClientLimits::default())?;
     for alias in 0..STREAMS {
-        peer.open(Kind::Request, &[0x03], false)?;
-        peer.open(Kind::Data, &subgroup(alias, 0), false)?;
+        peer.open(StreamKind::Request, &[0x03], false)?;
+        peer.open(StreamKind::Data, &subgroup(alias, 0), false)?;
     }
     peer.settle()?;
     attack.close(peer)
 }
 
-pub fn rendezvous(attack: &mut Attack<'_>) -> Result<()> {
+pub fn rendezvous(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peer = attack.peer()?;
     for number in 0..TRACKS {
         let parameters = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
@@ -45,8 +45,9 @@ pub fn rendezvous(attack: &mut Attack<'_>) -> Result<()> {
     attack.close(peer)
 }
 
-pub fn namespaces(attack: &mut Attack<'_>) -> Result<()> {
-    let (mut publisher, mut subscriber) = (attack.peer()?, attack.peer()?);
+pub fn namespaces(attack: &mut ScenarioAttack<'_>) -> Result<()> {
+    let mut publisher = attack.peer()?;
+    let mut subscriber = attack.peer()?;
     for number in 0..TRACKS {
         let track = track(&attack.namespace, number)?;
         let request = publisher.request(publish(number, track.clone()))?;
@@ -76,7 +77,7 @@ pub fn namespaces(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-pub fn half_messages(attack: &mut Attack<'_>) -> Result<()> {
+pub fn half_messages(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peer = attack.peer()?;
     let request = peer.request(publish(0, track(&attack.namespace, 0)?))?;
     peer.answer(request)?;
@@ -88,22 +89,22 @@ pub fn half_messages(attack: &mut Attack<'_>) -> Result<()> {
     object.resize(HALF, 0);
     for group in 0..HALVES {
         let bytes = [subgroup(0, group), object.clone()].concat();
-        peer.open(Kind::Data, &bytes, false)?;
-        peer.open(Kind::Request, &message, false)?;
+        peer.open(StreamKind::Data, &bytes, false)?;
+        peer.open(StreamKind::Request, &message, false)?;
     }
     peer.settle()?;
     std::thread::sleep(MOMENT);
     attack.close(peer)
 }
 
-/// Each on a connection of its own, which the relay closes.
-pub fn garbage(attack: &mut Attack<'_>) -> Result<()> {
+/// Sends malformed data, each on a connection of its own, which the relay closes.
+pub fn garbage(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut random = vec![0; 1000];
     fastrand::fill(&mut random);
-    for kind in [Kind::Request, Kind::Data] {
+    for kind in [StreamKind::Request, StreamKind::Data] {
         for bytes in [&random[..], &[0xff; 20], &[0x05, 0, 1, 0xff], &[0x2f, 0]] {
             let mut peer = attack.peer()?;
-            // May be closed meanwhile.
+            // The relay may have closed it meanwhile.
             let _ = peer.open(kind, bytes, true).and_then(|_| peer.settle());
             attack.vanish(peer);
         }
@@ -115,7 +116,7 @@ pub fn garbage(attack: &mut Attack<'_>) -> Result<()> {
     };
     let mut datagram = Vec::new();
     frame::write_datagram(&random, &mut datagram);
-    // Frames of the server's only, of streams that are not there, beyond every limit, and no frames.
+    // Frames that only a server may send, frames of unknown streams, frames beyond every limit, and no frames.
     let frames = [
         frames(&[0x1e]),
         frames(&[0x05, 3, 0]),
@@ -135,7 +136,7 @@ pub fn garbage(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The header of a subgroup stream, with properties.
+/// Encodes the header of a subgroup stream, with properties.
 pub fn subgroup(alias: u64, group: u64) -> Vec<u8> {
     let header = SubgroupHeader {
         alias,
@@ -155,7 +156,7 @@ pub fn track(namespace: &str, number: u64) -> Result<TrackName> {
     Ok(TrackName::new(Namespace::from_path(namespace)?, number.to_string())?)
 }
 
-/// A PUBLISH under an alias of the request's number.
+/// Makes a PUBLISH whose alias is the request's number.
 pub fn publish(number: u64, track: TrackName) -> Publish {
     Publish {
         request_id: number * 2,

@@ -1,32 +1,35 @@
-//! Clients to which the relay cannot say anything.
+//! Scenarios of clients that the relay cannot send anything to.
 
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use millrace_quic::frame;
 
-use super::{Attack, MOMENT};
+use super::{MOMENT, ScenarioAttack};
 use crate::{
     hostile::{
-        params::Params,
-        peer::{Kind, PATIENCE, Peer, web},
+        params::ClientLimits,
+        peer::{HostilePeer, PATIENCE, StreamKind, web},
     },
-    transport::Transport,
+    transport::LabTransport,
 };
 
-/// The relay has to close what it cannot talk to, and cannot say so either.
-pub fn no_credit(attack: &mut Attack<'_>) -> Result<()> {
-    let Attack { target, .. } = *attack;
-    // No stream for the relay's SETUP, nor for that of HTTP/3.
-    let mut mute = Peer::handshake(target, Params { max_streams: 0, ..Params::default() })?;
-    if target.transport == Transport::Webtransport {
+/// Gives no credit. The relay must close the connection, and cannot send the reason on a stream.
+pub fn no_credit(attack: &mut ScenarioAttack<'_>) -> Result<()> {
+    let ScenarioAttack { target, .. } = *attack;
+    // The credit allows no stream for the relay's SETUP, nor for that of HTTP/3.
+    let mut mute =
+        HostilePeer::handshake(target, ClientLimits { max_streams: 0, ..ClientLimits::default() })?;
+    if target.transport == LabTransport::Webtransport {
         mute.ask_unanswered(target)?;
     }
-    // Enough to be let in to a session of WebTransport, and not for why it is closed.
-    let mut rude =
-        Peer::connect(target, Params { max_answer_data: web::answer_len()?, ..Params::default() })?;
-    // May be closed meanwhile.
-    let _ = rude.open(Kind::Data, &[0xff; 20], true).and_then(|_| rude.settle());
+    // The credit is enough to open a session of WebTransport, but not for the reason of its end.
+    let mut rude = HostilePeer::connect(
+        target,
+        ClientLimits { max_answer_data: web::answer_len()?, ..ClientLimits::default() },
+    )?;
+    // The relay may have closed it meanwhile.
+    let _ = rude.open(StreamKind::Data, &[0xff; 20], true).and_then(|_| rude.settle());
     for mut peer in [rude, mute] {
         stay(&mut peer)?;
         attack.vanish(peer);
@@ -34,12 +37,12 @@ pub fn no_credit(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Says from time to time that it is there, until the relay closes the connection.
-fn stay(peer: &mut Peer) -> Result<()> {
+/// Sends a ping from time to time, until the relay closes the connection.
+fn stay(peer: &mut HostilePeer) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while !peer.pump(MOMENT, |peer| peer.closed.is_some()) {
         if Instant::now() > until {
-            bail!("the relay keeps a connection on which nothing sensible is said");
+            bail!("the relay keeps a connection that only sends pings");
         }
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);

@@ -1,13 +1,13 @@
-//! What HTTP/3 makes possible, before a session of WebTransport and beside it.
+//! Attacks by HTTP/3, before a session of WebTransport and next to it.
 
 use anyhow::Result;
 use millrace_quic::varint;
 
-use super::{Attack, MOMENT};
+use super::{MOMENT, ScenarioAttack};
 use crate::hostile::{
-    params::Params,
+    params::ClientLimits,
     peer::{
-        Kind, PATIENCE, Peer,
+        HostilePeer, PATIENCE, StreamKind,
         web::{DATA, HEADERS, front, request, unit},
     },
 };
@@ -17,34 +17,39 @@ const CONNECTIONS: usize = 50;
 const STREAMS: u64 = 900;
 const REQUESTS: usize = 200;
 const DATAGRAMS: u64 = 2_000;
-/// More than a request may have, bytes.
+/// Size beyond a request's limit, bytes.
 const MUCH: usize = 100_000;
-/// More than a relay ever has to hold of one that should have 1 KiB, bytes.
+/// Size beyond all that a relay may have to hold of a unit of 1 KiB, bytes.
 const WITHOUT_END: usize = 2 << 20;
 /// The capsule that closes a session.
 const CLOSE: u64 = 0x2843;
-/// Types of frames, capsules and streams that mean nothing.
+/// An unknown type of frames, capsules and streams.
 const NOTHING: u64 = 0x21;
 
-/// A connection on which HTTP/3 has begun, and nothing was asked.
-fn begun(attack: &Attack<'_>) -> Result<Peer> {
-    let mut peer = Peer::handshake(attack.target, Params::default())?;
+/// Opens a connection with HTTP/3, without a request.
+fn begun(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
+    let mut peer = HostilePeer::handshake(attack.target, ClientLimits::default())?;
     peer.open_control()?;
     Ok(peer)
 }
 
-/// A session, which says SETUP.
-fn session(attack: &Attack<'_>) -> Result<Peer> {
+/// Opens a session and sends SETUP.
+fn session(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     attack.peer()
 }
 
-/// Does something that the relay may close the connection for, and waits until it has what was sent, or has.
-fn dare(attack: &mut Attack<'_>, mut peer: Peer, act: impl FnOnce(&mut Peer) -> Result<()>) {
+/// Does something that the relay may close the connection for. Waits until the relay has received it or has closed the
+/// connection.
+fn dare(
+    attack: &mut ScenarioAttack<'_>,
+    mut peer: HostilePeer,
+    act: impl FnOnce(&mut HostilePeer) -> Result<()>,
+) {
     let _ = act(&mut peer).and_then(|()| peer.settle());
     attack.vanish(peer);
 }
 
-pub fn half_requests(attack: &mut Attack<'_>) -> Result<()> {
+pub fn half_requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let whole = request(attack.target)?;
     let half = &whole[..whole.len() / 2];
     let mut peers = Vec::new();
@@ -52,21 +57,21 @@ pub fn half_requests(attack: &mut Attack<'_>) -> Result<()> {
         let mut peer = begun(attack)?;
         match number % 3 {
             0 => {} // no request at all
-            1 => drop(peer.open_bare(Kind::Request, half, false)?),
-            _ => drop(peer.open_bare(Kind::Request, &front(HEADERS, 10_000), false)?),
+            1 => drop(peer.open_bare(StreamKind::Request, half, false)?),
+            _ => drop(peer.open_bare(StreamKind::Request, &front(HEADERS, 10_000), false)?),
         }
         peers.push(peer);
     }
     std::thread::sleep(MOMENT);
-    // The last stays until the relay has had enough.
+    // The last connection stays until the relay closes it.
     if let Some(last) = peers.last_mut() {
         last.pump(PATIENCE, |peer| peer.closed.is_some());
     }
     peers.into_iter().for_each(|peer| attack.vanish(peer));
-    // Nothing before it, without end.
+    // Sends data without end before a request.
     let peer = begun(attack)?;
     dare(attack, peer, |peer| {
-        let id = peer.open_bare(Kind::Request, &unit(NOTHING, &[0; 1000]), false)?;
+        let id = peer.open_bare(StreamKind::Request, &unit(NOTHING, &[0; 1000]), false)?;
         for _ in 0..MUCH / 1000 {
             peer.write(id, &unit(NOTHING, &[0; 1000]), false)?;
         }
@@ -75,8 +80,8 @@ pub fn half_requests(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Field sections, each behind the two bytes that say there is no dynamic table.
-pub fn headers(attack: &mut Attack<'_>) -> Result<()> {
+/// Sends field sections, each after the two bytes that say there is no dynamic table.
+pub fn headers(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let fields = |bytes: &[u8]| [&[0, 0], bytes].concat();
     // Huffman's code for `a` has five bits.
     let letters = |count: usize| {
@@ -88,7 +93,7 @@ pub fn headers(attack: &mut Attack<'_>) -> Result<()> {
         bytes
     };
     let expanding = letters(24_000);
-    // `x` as a literal name, and a value of so many bytes (RFC 9204, section 4.5.6; RFC 7541, section 5.1).
+    // `x` as a literal name, and a value of this length (RFC 9204, section 4.5.6; RFC 7541, section 5.1).
     let len = expanding.len() - 127;
     let mut expands = vec![0x21, b'x', 0xff, len as u8 | 0x80, (len >> 7) as u8];
     expands.extend_from_slice(&expanding);
@@ -105,16 +110,18 @@ pub fn headers(attack: &mut Attack<'_>) -> Result<()> {
     ];
     for section in sections {
         let peer = begun(attack)?;
-        dare(attack, peer, |peer| peer.open_bare(Kind::Request, &unit(HEADERS, &section), true).map(drop));
+        dare(attack, peer, |peer| {
+            peer.open_bare(StreamKind::Request, &unit(HEADERS, &section), true).map(drop)
+        });
     }
     Ok(())
 }
 
-pub fn posts(attack: &mut Attack<'_>) -> Result<()> {
+pub fn posts(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     // :method POST, :scheme https, :path /, and :authority from the static table.
     let post = unit(HEADERS, &[0, 0, 0xd4, 0xd7, 0xc1, 0xc0]);
-    let body = |peer: &mut Peer| {
-        let id = peer.open_bare(Kind::Request, &post, false)?;
+    let body = |peer: &mut HostilePeer| {
+        let id = peer.open_bare(StreamKind::Request, &post, false)?;
         peer.write(id, &front(DATA, varint::MAX), false)?;
         for _ in 0..WITHOUT_END / MUCH {
             peer.write(id, &[b'x'; MUCH], false)?;
@@ -128,20 +135,20 @@ pub fn posts(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-pub fn requests(attack: &mut Attack<'_>) -> Result<()> {
+pub fn requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let again = request(attack.target)?;
     let peer = session(attack)?;
     dare(attack, peer, |peer| {
         for _ in 0..REQUESTS {
-            peer.open_bare(Kind::Request, &again, false)?;
+            peer.open_bare(StreamKind::Request, &again, false)?;
         }
         Ok(())
     });
     Ok(())
 }
 
-pub fn capsules(attack: &mut Attack<'_>) -> Result<()> {
-    // Behind the request, which is the first stream.
+pub fn capsules(attack: &mut ScenarioAttack<'_>) -> Result<()> {
+    // Each follows the request, which is the first stream.
     let fronts = [
         [front(DATA, varint::MAX), front(NOTHING, varint::MAX)].concat(),
         front(NOTHING, varint::MAX),
@@ -157,9 +164,9 @@ pub fn capsules(attack: &mut Attack<'_>) -> Result<()> {
             Ok(())
         });
     }
-    // One that is too short to close anything, and then frames of data, none of which is any part of it.
+    // The first capsule is too short to close anything. Data frames follow that are no part of it.
     let short = unit(DATA, &front(CLOSE, 0));
-    // One that is as long as it may be, but for its last byte.
+    // The second capsule has the largest length, and lacks its last byte.
     let waits = unit(DATA, &[front(CLOSE, 1028), vec![b'x'; 1027]].concat());
     for bytes in [short, waits, unit(DATA, &unit(CLOSE, &[0xff; 8])), front(DATA, 1 << 40)] {
         let peer = session(attack)?;
@@ -174,7 +181,7 @@ pub fn capsules(attack: &mut Attack<'_>) -> Result<()> {
     Ok(())
 }
 
-pub fn half_preambles(attack: &mut Attack<'_>) -> Result<()> {
+pub fn half_preambles(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peer = session(attack)?;
     for number in 0..STREAMS {
         let (uni, bidi): (&[u8], &[u8]) = match number % 3 {
@@ -182,20 +189,20 @@ pub fn half_preambles(attack: &mut Attack<'_>) -> Result<()> {
             1 => (&[0x40, 0x54], &[0x40, 0x41]),
             _ => (&[0x40, 0x54, 0xc0, 0, 0, 0, 0, 0, 0], &[0x40, 0x41, 0x80, 0, 0]),
         };
-        peer.open_bare(Kind::Data, uni, false)?;
-        peer.open_bare(Kind::Request, bidi, false)?;
+        peer.open_bare(StreamKind::Data, uni, false)?;
+        peer.open_bare(StreamKind::Request, bidi, false)?;
     }
     peer.settle()?;
     attack.close(peer)
 }
 
-pub fn strays(attack: &mut Attack<'_>) -> Result<()> {
-    for (kind, first) in [(Kind::Data, 0x54), (Kind::Request, 0x41)] {
+pub fn strays(attack: &mut ScenarioAttack<'_>) -> Result<()> {
+    for (kind, first) in [(StreamKind::Data, 0x54), (StreamKind::Request, 0x41)] {
         for number in [4, 44, varint::MAX - 3] {
             let peer = session(attack)?;
             dare(attack, peer, |peer| peer.open_bare(kind, &front(first, number), true).map(drop));
         }
-        // Before there is a session, and without one ever.
+        // Sends before there is a session, and on a connection that never has one.
         let peer = begun(attack)?;
         dare(attack, peer, |peer| {
             (0..STREAMS / 10).try_for_each(|_| peer.open_bare(kind, &front(first, 0), false).map(drop))
@@ -216,14 +223,14 @@ pub fn strays(attack: &mut Attack<'_>) -> Result<()> {
     attack.close(peer)
 }
 
-pub fn streams(attack: &mut Attack<'_>) -> Result<()> {
+pub fn streams(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let peer = session(attack)?;
     dare(attack, peer, |peer| {
         for number in 0..STREAMS {
             let mut bytes = Vec::new();
             varint::encode(NOTHING + 0x1f * number, &mut bytes);
             bytes.resize(5_000, 0);
-            peer.open_bare(Kind::Data, &bytes, false)?;
+            peer.open_bare(StreamKind::Data, &bytes, false)?;
         }
         Ok(())
     });

@@ -12,32 +12,33 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use millrace_cost::report::{Method, Mode};
+use millrace_cost::report::{ReportMethod, ReportMode};
 use millrace_cost::taxonomy::Taxonomy;
-use millrace_cost::{Budget, Config, Observer};
-use millrace_cost_daemon::live::{Answer, Terminal};
-use millrace_cost_daemon::losses::Losses;
-use millrace_cost_daemon::outputs::{JsonLines, Log, Text};
+use millrace_cost::{Config, Observer, TimingBudget};
+use millrace_cost_daemon::live::{KeyAnswer, LiveTerminal};
+use millrace_cost_daemon::losses::ReportLosses;
+use millrace_cost_daemon::outputs::{JsonOutput, LogOutput, TextOutput};
 use millrace_cost_daemon::queue::Queued;
-use millrace_cost_daemon::signals::Signals;
-use millrace_cost_daemon::sink::Sink;
+use millrace_cost_daemon::rights::{self, RightsNeeds};
+use millrace_cost_daemon::signals::CostSignals;
+use millrace_cost_daemon::sink::ReportSink;
 
 use super::parse;
 use observe::{Screen, finish, observe};
-use outputs::Opened;
+use outputs::OpenedOutputs;
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Args {
+pub struct CostCommandArgs {
     #[command(subcommand)]
-    command: Option<Command>,
-    /// Report once, over this time, and end: 1s, 500ms
+    command: Option<CostCommand>,
+    /// Report once, over this time, and exit: 1s, 500ms
     #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "period")]
     duration: Option<Duration>,
-    /// From one report to the next
+    /// Time between reports
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     period: Duration,
-    /// End after so many reports
+    /// Exit after this number of reports
     #[arg(long, value_name = "N")]
     reports: Option<u64>,
     /// Print reports as JSON, one per line
@@ -46,61 +47,64 @@ pub struct Args {
     /// Print reports as text one after the other, even on a terminal
     #[arg(long, conflicts_with = "json")]
     plain: bool,
-    /// Samples per second and CPU; 0 shows events without their parts [default: 1000, in mode `auto` fewer where
-    /// interrupts are dear]
+    /// Stack samples per second on each CPU; 0 shows events without their parts [default: 1000, in mode `auto` fewer
+    /// where interrupts are expensive]
     #[arg(long, value_name = "HZ")]
     frequency: Option<u32>,
-    /// `events` times them, at a cost in each call; `sampling` attaches nothing but the sampler: its cost does not depend on
-    /// the packet rate. `auto` times events while that keeps to the budget
+    /// Way to measure: `events` times each call into networking, at a cost per call; `sampling` only samples stacks, at a
+    /// cost that does not depend on the packet rate; `auto` times calls while that keeps to the budget
     #[arg(long, value_enum, default_value_t = ModeName::Auto)]
     mode: ModeName,
-    /// What timing events may take of each CPU in mode `auto`
+    /// Share of each CPU that the timing of calls may take in mode `auto`, percent
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, default_value = "1")]
     budget: f64,
-    /// Where calls are timed; by default at functions if the kernel allows it
+    /// Place where calls are timed: kernel functions, if the kernel allows it, or system calls
     #[arg(long, value_enum)]
     method: Option<MethodName>,
-    /// Only these CPUs: 0,2-5
+    /// Measure only these CPUs: 0,2-5
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
     cpus: Option<Cpus>,
-    /// Only this process, repeatable
+    /// Measure only this process, repeatable
     #[arg(long, value_delimiter = ',', value_name = "PID")]
     pid: Vec<u32>,
-    /// Only processes in this cgroup or below, as a path under the cgroup v2 mount
+    /// Measure only processes in this cgroup or below it, as a path under the cgroup v2 mount
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
-    /// Where all CPU time of this process goes, in user mode too; repeatable
+    /// Break down all CPU time of this process, in user mode as well; repeatable
     #[arg(long, value_delimiter = ',', value_name = "PID")]
     profile: Vec<u32>,
-    /// Command lines of processes, which may hold secrets: in tables, JSON and logs, and on the dashboard where it asks for
-    /// a token. The live view shows them by the key a, also without this
+    /// Show command lines of processes, which may contain secrets: in tables, JSON and logs, and on a dashboard that
+    /// requires a token. The live view always shows them at the key a
     #[arg(long)]
     arguments: bool,
-    /// Run times of all BPF programs; costs a little in each of their runs
+    /// Report all work of the kernel in addition to networking, as the event `kernel`: in tables, JSON and flame graphs
+    #[arg(long)]
+    all: bool,
+    /// Report the run time of each BPF program; costs a little in each of their runs
     #[arg(long)]
     programs: bool,
-    /// Parts of the stack by function names, before those that are built in
+    /// File with rules that assign kernel functions to parts of the network stack, applied before the built-in ones
     #[arg(long, value_name = "FILE")]
     taxonomy: Option<PathBuf>,
-    /// Reports contain the sampled stacks
+    /// Include the sampled stacks in reports
     #[arg(long, requires = "json")]
     stacks: bool,
-    /// How stacks come from the kernel
+    /// Kind of buffer for stacks from the kernel
     #[arg(long, value_enum, default_value_t = TransportName::DoubleBuffer)]
     transport: TransportName,
-    /// What all CPU packages and their memory take when nothing runs: it is no energy of networking's
+    /// Power of all CPU packages and their memory when idle: it is not counted as networking's energy
     #[arg(long, value_name = "WATTS")]
     idle_watts: Option<f64>,
     #[command(flatten)]
     log: outputs::LogArgs,
     #[command(flatten)]
-    outputs: outputs::Args,
+    outputs: outputs::OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Show again what was logged
-    Replay(replay::Args),
+enum CostCommand {
+    /// Show the reports of a log again
+    Replay(replay::ReplayArgs),
 }
 
 /// Unless another one is asked for.
@@ -125,8 +129,8 @@ enum TransportName {
     RingBuffer,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
-    if let Some(Command::Replay(args)) = &args.command {
+pub fn run(args: CostCommandArgs) -> anyhow::Result<()> {
+    if let Some(CostCommand::Replay(args)) = &args.command {
         return replay::run(args);
     }
     let once = args.duration.is_some();
@@ -134,72 +138,94 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let reports = if once { Some(1) } else { args.reports };
     let live = !args.json && !args.plain && !once && io::stdout().is_terminal() && io::stdin().is_terminal();
     // Before there are threads, which inherit it.
-    let signals = Signals::block()?;
+    let signals = CostSignals::block()?;
     let config = args.config()?;
     // Before outputs, which it leaves as they are if it fails.
     let mut observer = Observer::start(config).with_context(|| match nix::unistd::geteuid().is_root() {
         true => "cannot observe the kernel",
         false => "cannot observe the kernel, which needs root",
     })?;
-    let losses = Arc::new(Losses::new(live));
-    let mut sinks = sinks(&args, live, once, &losses)?;
+    let losses = Arc::new(ReportLosses::new(live));
+    let opened = args.outputs.open(true, Arc::clone(&losses))?;
+    let log = args.log.open(Arc::clone(&losses))?;
+    if args.outputs.serves() {
+        // Before there are threads, which inherit it.
+        rights::reduce(args.needs())?;
+        observer.look_at_rights();
+    }
+    let mut sinks = sinks(&args, opened, log, live, once, &losses)?;
     // Only now: an error is not to be lost on the other screen.
     let mut screen = match live {
-        true => Screen::Terminal(Terminal::open(signals, Arc::clone(&losses), args.arguments)?),
+        true => Screen::Terminal(LiveTerminal::open(signals, Arc::clone(&losses), args.arguments)?),
         false => Screen::None(signals),
     };
     let observed = observe(&mut observer, period, reports, &mut screen, &mut sinks);
     drop(screen);
-    let finished = finish(&mut sinks, matches!(observed, Ok(Answer::Continue)));
+    let finished = finish(&mut sinks, matches!(observed, Ok(KeyAnswer::Continue)));
     losses.tell();
     observed.map(drop).and(finished)
 }
 
 /// Text goes to standard output if nothing else is asked for.
-fn sinks(args: &Args, live: bool, once: bool, losses: &Arc<Losses>) -> anyhow::Result<Vec<Box<dyn Sink>>> {
-    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
-    let Opened { dashboard, export } = args.outputs.open(true, Arc::clone(losses))?;
+fn sinks(
+    args: &CostCommandArgs,
+    OpenedOutputs { dashboard, export }: OpenedOutputs,
+    log: Option<LogOutput>,
+    live: bool,
+    once: bool,
+    losses: &Arc<ReportLosses>,
+) -> anyhow::Result<Vec<Box<dyn ReportSink>>> {
+    let mut sinks: Vec<Box<dyn ReportSink>> = Vec::new();
     if let Some(dashboard) = dashboard {
-        sinks.push(Box::new(dashboard));
+        sinks.push(Box::new(dashboard.run()?));
     }
     if let Some(export) = export {
         sinks.push(Box::new(export));
     }
-    if let Some(log) = args.log.open(Arc::clone(losses))? {
-        sinks.push(Box::new(Queued::start(Log::NAME, log, Arc::clone(losses))?));
+    if let Some(log) = log {
+        sinks.push(Box::new(Queued::start(LogOutput::NAME, log, Arc::clone(losses))?));
     }
     if args.json {
-        let json = JsonLines { stacks: args.stacks };
+        let json = JsonOutput { stacks: args.stacks };
         sinks.push(Box::new(Queued::start(STDOUT, json, Arc::clone(losses))?));
     } else if args.plain || (!live && sinks.is_empty()) {
-        sinks.push(Box::new(Queued::start(STDOUT, Text { one: once }, Arc::clone(losses))?));
+        sinks.push(Box::new(Queued::start(STDOUT, TextOutput { one: once }, Arc::clone(losses))?));
     }
     Ok(sinks)
 }
 
 const STDOUT: &str = "standard output";
 
-impl Args {
+impl CostCommandArgs {
+    fn needs(&self) -> RightsNeeds {
+        RightsNeeds {
+            observes: true,
+            profiles: !self.profile.is_empty(),
+            programs: self.programs,
+            files: self.log.is_any() || self.outputs.writes(),
+        }
+    }
+
     fn config(&self) -> anyhow::Result<Config> {
-        if let Some(output) = self.outputs.of_samples_only().filter(|_| self.frequency == Some(0)) {
+        if let Some(output) = self.outputs.samples_only_option().filter(|_| self.frequency == Some(0)) {
             anyhow::bail!("{output} needs samples, and --frequency 0 takes none");
         }
         let taxonomy = match &self.taxonomy {
             Some(file) => Taxonomy::extended(file)?,
             None => Taxonomy::builtin()?,
         };
-        let budget = Budget { share: self.budget / 100.0, ..Budget::default() };
+        let budget = TimingBudget { share: self.budget / 100.0, ..TimingBudget::default() };
         Ok(Config {
             mode: match self.mode {
-                ModeName::Auto | ModeName::Events => Mode::Events,
-                ModeName::Sampling => Mode::Sampling,
+                ModeName::Auto | ModeName::Events => ReportMode::Events,
+                ModeName::Sampling => ReportMode::Sampling,
             },
             // Without samples there is nothing to choose from.
             budget: (self.mode == ModeName::Auto && self.frequency != Some(0)).then_some(budget),
             lower_frequency: self.frequency.is_none(),
             method: self.method.map(|method| match method {
-                MethodName::Functions => Method::Functions,
-                MethodName::SystemCalls => Method::SystemCalls,
+                MethodName::Functions => ReportMethod::Functions,
+                MethodName::SystemCalls => ReportMethod::SystemCalls,
             }),
             frequency_hz: self.frequency.unwrap_or(FREQUENCY_HZ),
             cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
@@ -208,6 +234,7 @@ impl Args {
             profile: self.profile.iter().copied().collect(),
             pids: self.pid.iter().copied().collect(),
             cgroup: self.cgroup.clone(),
+            all: self.all,
             arguments: self.arguments,
             stacks: self.stacks || self.log.is_any() || self.outputs.needs_stacks(),
             program_statistics: self.programs,
@@ -225,7 +252,8 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
     let mut cpus = BTreeSet::new();
     for item in text.split(',') {
         let (first, last) = item.split_once('-').unwrap_or((item, item));
-        let (first, last) = (number(first)?, number(last)?);
+        let first = number(first)?;
+        let last = number(last)?;
         if first > last || last > u32::from(u16::MAX) {
             return Err(format!("{item:?} is no range of CPUs"));
         }
@@ -234,7 +262,7 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(cpus))
 }
 
-/// Of a CPU.
+/// Parses a percentage of one CPU.
 fn parse_percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
@@ -252,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn report_times_are_parsed() {
         assert_eq!(parse_time("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)), "as for all commands");
         for wrong in ["0.001", "1ms", "2x"] {
@@ -261,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn percents() {
+    fn percentages_are_parsed() {
         assert_eq!(parse_percent("0.5"), Ok(0.5));
         assert_eq!(parse_percent("2%"), Ok(2.0));
         for wrong in ["", "0", "-1", "101", "NaN", "a"] {
@@ -270,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_cpus() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(parse_cpus("0,4-6,5"), Ok(Cpus([0, 4, 5, 6].into())));
         for wrong in ["", "a", "3-1", "0-4294967295", "1,,2"] {
             assert!(parse_cpus(wrong).is_err(), "{wrong}");

@@ -1,47 +1,48 @@
-//! Reports, one after the other, to whoever wants them.
+//! Sends reports, one after the other, to all sinks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_cost::{Observer, POLL_INTERVAL};
-use millrace_cost_daemon::live::{Answer, Terminal};
-use millrace_cost_daemon::signals::Signals;
-use millrace_cost_daemon::sink::Sink;
+use millrace_cost_daemon::live::{KeyAnswer, LiveTerminal};
+use millrace_cost_daemon::signals::CostSignals;
+use millrace_cost_daemon::sink::ReportSink;
 
-/// Who may end it, between reports.
+/// The source of keys or signals that end the observer between reports.
 pub enum Screen {
-    Terminal(Terminal),
-    None(Signals),
+    Terminal(LiveTerminal),
+    None(CostSignals),
 }
 
 impl Screen {
-    fn wait(&mut self, time: Duration) -> anyhow::Result<Answer> {
+    fn wait(&mut self, time: Duration) -> anyhow::Result<KeyAnswer> {
         match self {
             Self::Terminal(terminal) => terminal.wait(time),
-            Self::None(signals) => Ok(if signals.wait(time)? { Answer::Quit } else { Answer::Continue }),
+            Self::None(signals) => {
+                Ok(if signals.wait(time)? { KeyAnswer::Quit } else { KeyAnswer::Continue })
+            }
         }
     }
 }
 
-/// The first report on a terminal comes sooner: somebody waits for it.
+/// The first report on a terminal comes sooner, because a user waits for it.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Reports to everyone, until there were enough reports, a signal came, or somebody at the terminal has seen enough: these
-/// are [`Answer::Quit`].
+/// Sends reports to all sinks. Returns [`KeyAnswer::Continue`] after `reports` reports, and [`KeyAnswer::Quit`] after a signal or the user's key.
 pub fn observe(
     observer: &mut Observer,
     period: Duration,
     reports: Option<u64>,
     screen: &mut Screen,
-    sinks: &mut [Box<dyn Sink>],
-) -> anyhow::Result<Answer> {
+    sinks: &mut [Box<dyn ReportSink>],
+) -> anyhow::Result<KeyAnswer> {
     let mut made = 0;
     let first = if matches!(screen, Screen::Terminal(_)) { period.min(FIRST) } else { period };
     let mut due = Instant::now() + first;
     while reports.is_none_or(|reports| made < reports) {
         let wait = due.saturating_duration_since(Instant::now()).min(POLL_INTERVAL);
-        if screen.wait(wait)? == Answer::Quit {
-            return Ok(Answer::Quit);
+        if screen.wait(wait)? == KeyAnswer::Quit {
+            return Ok(KeyAnswer::Quit);
         }
         observer.poll();
         if Instant::now() < due {
@@ -58,18 +59,18 @@ pub fn observe(
         // After a pause of the machine there is one long period, not many empty ones.
         due = (due + period).max(Instant::now());
     }
-    Ok(Answer::Continue)
+    Ok(KeyAnswer::Continue)
 }
 
-/// How long outputs may take at the end if somebody wants it to end.
+/// Time for outputs at the end, if a signal or the user has ended it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whatever has ended it, what was seen until then is written: in all its length if all reports were made, for who reads
-/// them may take his time. Signals end that too.
-pub fn finish(sinks: &mut [Box<dyn Sink>], complete: bool) -> anyhow::Result<()> {
+/// Finishes all outputs, however the observation ended. If all reports were made, outputs get as long as their readers need; a signal ends
+/// that, too.
+pub fn finish(sinks: &mut [Box<dyn ReportSink>], complete: bool) -> anyhow::Result<()> {
     let deadline = if complete { None } else { Some(Instant::now() + PATIENCE) };
     if complete {
-        Signals::unblock()?;
+        CostSignals::unblock()?;
     }
     let finished: Vec<anyhow::Result<()>> = sinks.iter_mut().map(|sink| sink.finish(deadline)).collect();
     finished.into_iter().collect()

@@ -1,58 +1,58 @@
-//! Flags that say where reports go, and what they open.
+//! Flags for the outputs of reports, and the outputs.
 
 use std::io::IsTerminal as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millrace_cost::log::Limits;
-use millrace_cost_daemon::losses::Losses;
-use millrace_cost_daemon::outputs::{Export, Log};
+use millrace_cost::log::LogLimits;
+use millrace_cost_daemon::losses::ReportLosses;
+use millrace_cost_daemon::outputs::{ExportOutput, LogOutput};
 use millrace_cost_daemon::web;
 use millrace_daemon::address;
-use millrace_daemon::http::{access, token::Token};
+use millrace_daemon::http::{access, token::HttpToken};
 
 /// Outputs besides the terminal.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub struct Args {
-    /// Serve the dashboard, its data as JSON, and Prometheus metrics here; a port alone is on loopback
+pub struct OutputArgs {
+    /// Serve the dashboard, its data as JSON, and Prometheus metrics on this address; a port alone is on loopback
     #[arg(long, value_name = "ADDR", value_parser = parse_addr, num_args = 0..=1, default_missing_value = "9720")]
     http: Option<SocketAddr>,
     #[command(flatten)]
-    http_access: access::Flags,
-    /// What the dashboard can look back to is limited by this memory, MiB
+    http_access: access::HttpFlags,
+    /// Memory for the dashboard's history, MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, requires = "http")]
     http_memory: usize,
-    /// At the end, write the stacks of all the time in folded form, for flame graphs
+    /// Write the stacks of the whole run to FILE at the end, in folded form for flame graphs
     #[arg(long, value_name = "FILE")]
     folded: Option<PathBuf>,
-    /// At the end, write a profile of all the time for pprof
+    /// Write a pprof profile of the whole run to FILE at the end
     #[arg(long, value_name = "FILE")]
     pprof: Option<PathBuf>,
-    /// At the end, draw a flame graph of all the time, as SVG
+    /// Draw a flame graph of the whole run to FILE at the end, as SVG
     #[arg(long, value_name = "FILE")]
     flame: Option<PathBuf>,
 }
 
-/// A log of what was reported.
+/// A log of the reports.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct LogArgs {
     /// Log reports with stacks to FILE, as gzipped lines of JSON; `millrace cost replay` shows them
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// A log of this size becomes FILE.1, MiB
+    /// Size at which the log is renamed to FILE.1, MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, requires = "log")]
     log_size: u64,
-    /// So many files are kept, FILE among them
+    /// Number of log files that are kept, FILE included
     #[arg(long, value_name = "N", default_value_t = 8, requires = "log", value_parser = clap::value_parser!(u32).range(1..))]
     log_files: u32,
 }
 
 const MIB: usize = 1 << 20;
 
-impl Args {
+impl OutputArgs {
     pub fn needs_stacks(&self) -> bool {
         self.http.is_some() || self.needs_stacks_at_the_end()
     }
@@ -70,35 +70,44 @@ impl Args {
     }
 
     /// An output that would be empty without samples.
-    pub fn of_samples_only(&self) -> Option<&'static str> {
+    pub fn samples_only_option(&self) -> Option<&'static str> {
         let names = ["--folded", "--pprof", "--flame"];
         self.files().into_iter().zip(names).find_map(|(file, name)| file.map(|_| name))
     }
 
-    /// What cannot be opened is an error now, not at the end.
-    pub fn open(&self, live: bool, losses: Arc<Losses>) -> anyhow::Result<Opened> {
+    pub fn serves(&self) -> bool {
+        self.http.is_some()
+    }
+
+    /// Returns whether files are written at the end.
+    pub fn writes(&self) -> bool {
+        self.needs_stacks_at_the_end()
+    }
+
+    /// Takes addresses and looks at files: what cannot be opened is an error now, not at the end. Starts nothing.
+    pub fn open(&self, live: bool, losses: Arc<ReportLosses>) -> anyhow::Result<OpenedOutputs> {
         let dashboard = match self.http {
             Some(addr) => {
                 let memory_bytes = self.http_memory.saturating_mul(MIB);
                 let access = self.http_access.access()?;
                 let config = web::Config { addr, memory_bytes, live, access: access.clone(), losses };
-                let dashboard = web::Dashboard::start(&config)?;
-                eprintln!("millrace: {}", link(dashboard.local_addr, access.token()));
+                let dashboard = web::BoundDashboard::new(&config)?;
+                eprintln!("millrace: {}", link(dashboard.local_addr(), access.token()));
                 Some(dashboard)
             }
             None => None,
         };
         let export = match self.needs_stacks_at_the_end() {
-            true => Some(Export::create(self.files())?),
+            true => Some(ExportOutput::create(self.files())?),
             false => None,
         };
-        Ok(Opened { dashboard, export })
+        Ok(OpenedOutputs { dashboard, export })
     }
 }
 
-pub struct Opened {
-    pub dashboard: Option<web::Dashboard>,
-    pub export: Option<Export>,
+pub struct OpenedOutputs {
+    pub dashboard: Option<web::BoundDashboard>,
+    pub export: Option<ExportOutput>,
 }
 
 impl LogArgs {
@@ -106,15 +115,15 @@ impl LogArgs {
         self.log.is_some()
     }
 
-    pub fn open(&self, losses: Arc<Losses>) -> anyhow::Result<Option<Log>> {
+    pub fn open(&self, losses: Arc<ReportLosses>) -> anyhow::Result<Option<LogOutput>> {
         let Some(path) = &self.log else { return Ok(None) };
-        let limits = Limits { bytes: self.log_size.saturating_mul(MIB as u64), files: self.log_files };
-        Log::create(path, limits, losses).map(Some)
+        let limits = LogLimits { bytes: self.log_size.saturating_mul(MIB as u64), files: self.log_files };
+        LogOutput::create(path, limits, losses).map(Some)
     }
 }
 
-/// To the dashboard. The token is for the eyes of whoever started it, not for logs.
-fn link(addr: SocketAddr, token: Option<&Token>) -> String {
+/// Returns the dashboard's link. It has the token, so it is for the terminal and not for logs.
+fn link(addr: SocketAddr, token: Option<&HttpToken>) -> String {
     match token {
         None => format!("http://{addr}/"),
         Some(token) if std::io::stderr().is_terminal() => format!("http://{addr}/?token={}", token.text()),

@@ -1,22 +1,26 @@
-//! `millrace cost replay`: what was logged, shown again.
+//! `millrace cost replay`: shows logged reports again.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_cost::log::Reader;
+use millrace_cost::ahead::{Summed, TOGETHER};
+use millrace_cost::log::ReportReader;
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
-use millrace_cost_daemon::outputs::{JsonLines, Text};
-use millrace_cost_daemon::signals::Signals;
-use millrace_cost_daemon::sink::Sink;
+use millrace_cost_daemon::outputs::{JsonOutput, TextOutput};
+use millrace_cost_daemon::rights::{self, RightsNeeds};
+use millrace_cost_daemon::signals::CostSignals;
+use millrace_cost_daemon::sink::ReportSink;
+use millrace_cost_daemon::web::BoundDashboard;
 
-use super::outputs::{self, Opened};
+use super::outputs::{self, OpenedOutputs};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Logs in any order, rotated ones too, or reports that `--json` printed
+pub struct ReplayArgs {
+    /// Logs in any order, rotated ones as well, or reports that `--json` printed
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Print the reports as JSON, one per line, instead of their sum as text
@@ -25,20 +29,20 @@ pub struct Args {
     /// Print every report as text, not their sum
     #[arg(long, conflicts_with = "json")]
     plain: bool,
-    /// The JSON has the stacks too
+    /// Include the stacks in the JSON
     #[arg(long, requires = "json")]
     stacks: bool,
-    /// Only reports of this time on, milliseconds since 1970
+    /// Show only reports from this time on, milliseconds since 1970
     #[arg(long, value_name = "MS", default_value_t = 0)]
     from: u64,
-    /// Only reports up to this time, milliseconds since 1970
+    /// Show only reports up to this time, milliseconds since 1970
     #[arg(long, value_name = "MS", default_value_t = u64::MAX, hide_default_value = true)]
     to: u64,
-    /// As it happened, or so many times as fast, instead of all at once
+    /// Replay at the original speed, or FACTOR times as fast, instead of all at once
     #[arg(long, value_name = "FACTOR", num_args = 0..=1, default_missing_value = "1", value_parser = parse_pace)]
     pace: Option<f64>,
     #[command(flatten)]
-    outputs: outputs::Args,
+    outputs: outputs::OutputArgs,
 }
 
 fn parse_pace(text: &str) -> Result<f64, String> {
@@ -48,33 +52,44 @@ fn parse_pace(text: &str) -> Result<f64, String> {
     }
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let logs = open(&args.files)?;
-    let signals = Signals::block()?;
-    let Opened { dashboard, export } = args.outputs.open(args.pace.is_some(), Arc::default())?;
-    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+    let signals = CostSignals::block()?;
+    let OpenedOutputs { dashboard, export } = args.outputs.open(args.pace.is_some(), Arc::default())?;
+    if args.outputs.serves() {
+        rights::reduce(RightsNeeds { files: args.outputs.writes(), ..RightsNeeds::default() })?;
+    }
+    let mut sinks: Vec<Box<dyn ReportSink>> = Vec::new();
     if let Some(export) = export {
         sinks.push(Box::new(export));
     }
     if args.json {
-        sinks.push(Box::new(JsonLines { stacks: args.stacks }));
+        sinks.push(Box::new(JsonOutput { stacks: args.stacks }));
     } else if args.plain {
-        sinks.push(Box::new(Text { one: false }));
+        sinks.push(Box::new(TextOutput { one: false }));
     } else if !args.outputs.is_any() {
-        sinks.push(Box::new(Sum::default()));
+        sinks.push(Box::new(ReplaySum::default()));
     }
-    let mut dashboard = dashboard;
+    // Requests that come before a log was read wait, and then get all of it.
+    let (bound, mut dashboard) = match args.pace {
+        Some(_) => (None, dashboard.map(BoundDashboard::run).transpose()?),
+        None => (dashboard, None),
+    };
+    let sums_suffice =
+        args.pace.is_none() && !args.json && !args.plain && (args.from, args.to) == (0, u64::MAX);
+    let together = Cell::new(if sums_suffice && bound.is_none() { TOGETHER } else { 1 });
     let mut reports = 0;
-    let all = each(logs, |report| {
+    let all = each(logs, &together, |Summed { report, reports: summed }| {
         if !(args.from..=args.to).contains(&report.time_unix_ms) {
             return Ok(ControlFlow::Continue(()));
         }
-        reports += 1;
+        reports += summed;
         let report = Arc::new(report);
         sinks.iter_mut().try_for_each(|sink| sink.report(&report))?;
         let Some(pace) = args.pace else {
-            if let Some(dashboard) = &dashboard {
-                dashboard.load(report);
+            if let Some(bound) = &bound {
+                let most = bound.load(report, summed);
+                together.set(if sums_suffice { most } else { 1 });
             }
             return Ok(ControlFlow::Continue(()));
         };
@@ -84,12 +99,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         wait(&signals, Duration::from_nanos(report.period_ns).div_f64(pace))
     })?;
     sinks.iter_mut().try_for_each(|sink| sink.finish(None))?;
-    anyhow::ensure!(reports > 0, "there are no reports");
+    anyhow::ensure!(reports > 0, "the log has no reports in this range of time");
+    let dashboard = bound.map_or(Ok(dashboard), |bound| bound.run().map(Some))?;
     let Some(dashboard) = dashboard.filter(|_| all.is_continue()) else { return Ok(()) };
-    match dashboard.forgotten() {
-        0 => {}
-        forgotten => eprintln!(
+    match (dashboard.steps(), dashboard.forgotten()) {
+        ((1, 1), 0) => {}
+        // At a pace it is kept as if it were live.
+        (_, forgotten @ 1..) => eprintln!(
             "millrace: of {reports} reports the oldest {forgotten} are not shown in full: --http-memory is too little"
+        ),
+        ((point, range), 0) => eprintln!(
+            "millrace: {reports} reports are shown: a point of the history is the mean of {point}, and ranges of time are in steps of \
+             {range}; more --http-memory makes those shorter, --from and --to show less time"
         ),
     }
     while !signals.wait(Duration::from_secs(3600))? {}
@@ -97,62 +118,67 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Breaks off at a signal.
-fn wait(signals: &Signals, time: Duration) -> anyhow::Result<ControlFlow<()>> {
+fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<ControlFlow<()>> {
     Ok(if signals.wait(time)? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 }
 
 /// Files by the time of their first report, empty ones first.
-fn open(files: &[PathBuf]) -> anyhow::Result<Vec<Log>> {
-    let mut logs = files.iter().map(|file| Log::open(file)).collect::<anyhow::Result<Vec<_>>>()?;
+fn open(files: &[PathBuf]) -> anyhow::Result<Vec<ReplayLog>> {
+    let mut logs = files.iter().map(|file| ReplayLog::open(file)).collect::<anyhow::Result<Vec<_>>>()?;
     logs.sort_by_key(|log| log.first.as_ref().map(|report| report.time_unix_ms));
     Ok(logs)
 }
 
+/// Takes reports in order, up to `together` at a time as their sum.
 fn each(
-    logs: Vec<Log>,
-    mut take: impl FnMut(Report) -> anyhow::Result<ControlFlow<()>>,
+    logs: Vec<ReplayLog>,
+    together: &Cell<usize>,
+    mut take: impl FnMut(Summed) -> anyhow::Result<ControlFlow<()>>,
 ) -> anyhow::Result<ControlFlow<()>> {
+    let mut before = 0;
     for mut log in logs {
-        let first = log.first.take().map(Ok);
-        for report in first.into_iter().chain(log.reader.by_ref()) {
-            if take(report?)?.is_break() {
+        let first = log.first.take().map(|report| Ok(Summed { report, reports: 1 }));
+        let mut ahead = log.reader.ahead(before + usize::from(first.is_some()));
+        ahead.add_up(together.get());
+        let mut first = first.into_iter();
+        while let Some(summed) = first.next().or_else(|| ahead.next()) {
+            let summed = summed?;
+            before += summed.reports;
+            if take(summed)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
+            ahead.add_up(together.get());
         }
-        log.tell_if_torn();
+        if ahead.torn() {
+            eprintln!(
+                "millrace: {}: ends in the middle, as after a kill; its last report may be missing",
+                log.path.display()
+            );
+        }
     }
     Ok(ControlFlow::Continue(()))
 }
 
-struct Log {
+struct ReplayLog {
     path: PathBuf,
-    reader: Reader,
+    reader: ReportReader,
     /// Read ahead to know the time.
     first: Option<Report>,
 }
 
-impl Log {
+impl ReplayLog {
     fn open(path: &Path) -> anyhow::Result<Self> {
-        let mut reader = Reader::open(path)?;
+        let mut reader = ReportReader::open(path)?;
         let first = reader.next().transpose()?;
         Ok(Self { path: path.to_owned(), reader, first })
-    }
-
-    fn tell_if_torn(&self) {
-        if self.reader.torn() {
-            eprintln!(
-                "millrace: {}: ends in the middle, as after a kill; its last report may be missing",
-                self.path.display()
-            );
-        }
     }
 }
 
 /// Adds everything up, and prints that.
 #[derive(Default)]
-struct Sum(Merge);
+struct ReplaySum(Merge);
 
-impl Sink for Sum {
+impl ReportSink for ReplaySum {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         self.0.add(report);
         Ok(())
@@ -160,7 +186,7 @@ impl Sink for Sum {
 
     fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
         match std::mem::take(&mut self.0).finish() {
-            Some(report) => Text { one: true }.report(&Arc::new(report)),
+            Some(report) => TextOutput { one: true }.report(&Arc::new(report)),
             None => Ok(()),
         }
     }

@@ -12,10 +12,10 @@ use millrace_daemon::{
     expect_answer,
     render::{self, print},
 };
-use millrace_gate::{Mode, Prefix, policy};
+use millrace_gate::{Prefix, XdpMode, policy};
 use millrace_gate_daemon::{
-    control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
-    daemon::{Setup, Source},
+    control::{self, DEFAULT_SOCKET, GateReply, GateRequest, Prefixes},
+    daemon::{GateSetup, PolicySource},
     serve, text,
 };
 
@@ -23,11 +23,11 @@ use super::{daemon, parse, screen};
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct Args {
+pub struct GateCommandArgs {
     #[command(subcommand)]
-    verb: Option<Verb>,
+    verb: Option<GateVerb>,
     #[command(flatten)]
-    guard: Guard,
+    guard: GateGuardArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -35,14 +35,14 @@ pub struct Args {
     mut_arg("socket", |arg| arg.default_value(DEFAULT_SOCKET)),
     mut_arg("http", |arg| arg.default_value("127.0.0.1:9185")),
     mut_arg("log_level", |arg| arg.help(
-        "A level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)"
+        "Log level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)"
     ))
 )]
-struct Guard {
-    /// Interfaces that clients come in by, repeatable
+struct GateGuardArgs {
+    /// Network interface that clients' packets arrive on, repeatable
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "IF")]
     interface: Vec<String>,
-    /// UDP ports to guard, by what needs no numbers
+    /// UDP port of a QUIC server to guard, with the rules that need no limits, repeatable
     #[arg(
         long,
         value_delimiter = ',',
@@ -51,28 +51,28 @@ struct Guard {
         conflicts_with = "policy"
     )]
     port: Vec<u16>,
-    /// With --port: connections that one client may have
+    /// Limit of connections of one client to the ports of --port
     #[arg(long, value_name = "N", conflicts_with = "policy")]
     connections: Option<u32>,
-    /// TOML file with scopes and rules
+    /// TOML file with the gate's policy: scopes and rules
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Count what would be refused, and refuse nothing
+    /// Count packets that the rules would refuse, but refuse none
     #[arg(long)]
     dry_run: bool,
     /// Check the policy and exit
     #[arg(long)]
     check: bool,
-    /// How to attach: in the driver (native), in the stack (generic), or whichever works (auto)
+    /// Place to attach at XDP: the driver (native), the stack (generic), or whichever works (auto)
     #[arg(long, value_enum, default_value_t = AttachMode::Auto)]
     mode: AttachMode,
     #[command(flatten)]
-    daemon: daemon::Flags,
+    daemon: daemon::DaemonFlags,
 }
 
 #[derive(Debug, clap::Args)]
-struct SocketArg {
-    /// Socket of the running gate
+struct GateSocketArg {
+    /// Control socket of the running gate
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 }
@@ -85,106 +85,107 @@ enum AttachMode {
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
-    /// Show what a running gate has counted
+enum GateVerb {
+    /// Show the counters of a running gate
     Status {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GateSocketArg,
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show rates, and who is refused, every second, until q
+    /// Show the gate's rates and refused clients every second, until q is pressed
     Top {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GateSocketArg,
     },
-    /// Follow packets that are refused, or that rules in mode `monitor` would refuse
-    Trace(trace::Args),
-    /// Block prefixes now, for a time, or until `unblock` or the gate's end
-    Block(List),
-    /// Allow prefixes now, for a time, or until `unblock` or the gate's end
-    Allow(List),
-    /// Take back what `block` or `allow` did: what the policy says counts again
+    /// Trace packets that the gate refuses, or that its rules in mode `monitor` would refuse
+    Trace(trace::GateTraceArgs),
+    /// Block address prefixes at once: for a time, or until `unblock` or the gate's end
+    Block(GateListArgs),
+    /// Allow address prefixes at once: for a time, or until `unblock` or the gate's end
+    Allow(GateListArgs),
+    /// Remove entries that `gate block` or `gate allow` added; the policy's entries apply again
     Unblock(Unlist),
-    /// Print the policy in force
+    /// Print the gate's policy that is in force
     Policy {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GateSocketArg,
     },
-    /// Have the policy file read again
+    /// Make the running gate read its policy file again
     Reload {
         #[command(flatten)]
-        socket: SocketArg,
+        socket: GateSocketArg,
     },
 }
 
 #[derive(Debug, clap::Args)]
-struct List {
+struct GateListArgs {
     #[command(flatten)]
     list: Unlist,
-    /// Take it back after this time, such as 90s, 10m, 2h, 7d
+    /// Remove the entry after this time: 90s, 10m, 2h, 7d
     #[arg(long = "for", value_name = "TIME", value_parser = seconds)]
     seconds: Option<u64>,
-    /// The same as `unblock`
+    /// Remove the entry instead, like `gate unblock`
     #[arg(long, conflicts_with = "seconds")]
     remove: bool,
 }
 
 #[derive(Debug, clap::Args)]
 struct Unlist {
-    /// 192.0.2.0/24, 2001:db8::1; "-" reads a list, one prefix per line
+    /// Address prefix: 192.0.2.0/24, 2001:db8::1; "-" reads a list from standard input, one prefix per line
     #[arg(required = true)]
     prefix: Vec<String>,
-    /// In this scope only
+    /// Scope of the policy to change; without it, all scopes
     #[arg(long)]
     scope: Option<String>,
     #[command(flatten)]
-    socket: SocketArg,
+    socket: GateSocketArg,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: GateCommandArgs) -> anyhow::Result<()> {
     match args.verb {
         None => guard(args.guard),
-        Some(Verb::Status { socket, json }) => status(&socket.socket, json),
-        Some(Verb::Top { socket }) => watch(&socket.socket),
-        Some(Verb::Trace(args)) => trace::run(args),
-        Some(Verb::Block(args)) => list(args, Request::Block, "blocked"),
-        Some(Verb::Allow(args)) => list(args, Request::Allow, "allowed"),
-        Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist, TAKEN_BACK),
-        Some(Verb::Policy { socket }) => {
-            print(&expect_answer!(control::ask(&socket.socket, &Request::Policy)?, Answer::Policy)?)
+        Some(GateVerb::Status { socket, json }) => status(&socket.socket, json),
+        Some(GateVerb::Top { socket }) => watch(&socket.socket),
+        Some(GateVerb::Trace(args)) => trace::run(args),
+        Some(GateVerb::Block(args)) => list(args, GateRequest::Block, "blocked"),
+        Some(GateVerb::Allow(args)) => list(args, GateRequest::Allow, "allowed"),
+        Some(GateVerb::Unblock(args)) => change(&args, None, GateRequest::Unlist, TAKEN_BACK),
+        Some(GateVerb::Policy { socket }) => {
+            print(&expect_answer!(control::ask(&socket.socket, &GateRequest::Policy)?, GateReply::Policy)?)
         }
-        Some(Verb::Reload { socket }) => {
-            control::ask(&socket.socket, &Request::Reload)?;
+        Some(GateVerb::Reload { socket }) => {
+            control::ask(&socket.socket, &GateRequest::Reload)?;
             print("the policy was read again\n")
         }
     }
 }
 
-fn guard(args: Guard) -> anyhow::Result<()> {
+fn guard(args: GateGuardArgs) -> anyhow::Result<()> {
     let source = match args.policy {
-        Some(path) => Source::File(path),
-        None => Source::Text(policy_of_flags(&args.port, args.connections)),
+        Some(path) => PolicySource::File(path),
+        None => PolicySource::Text(policy_of_flags(&args.port, args.connections)),
     };
     if args.check {
         let (policy, _) = source.read()?;
         let warnings: String = policy.warnings().iter().map(|it| format!("warning: {it}\n")).collect();
         return print(&format!("{warnings}the policy is usable\n"));
     }
-    let setup = Setup {
+    let setup = GateSetup {
         source,
         dry_run: args.dry_run,
         interfaces: args.interface,
         mode: match args.mode {
-            AttachMode::Auto => Mode::Auto,
-            AttachMode::Native => Mode::Native,
-            AttachMode::Generic => Mode::Generic,
+            AttachMode::Auto => XdpMode::Auto,
+            AttachMode::Native => XdpMode::Native,
+            AttachMode::Generic => XdpMode::Generic,
         },
     };
     args.daemon.run(serve::run(&setup, args.daemon.front()))
 }
 
-/// What the flags say, as a policy file says it.
+/// Returns the flags as the text of a policy file.
 fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
     let mut text = format!("[[scope]]\nname = \"default\"\nport = {ports:?}\n");
     if let Some(connections) = connections {
@@ -194,7 +195,7 @@ fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
 }
 
 fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let status = expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
+    let status = expect_answer!(control::ask(socket, &GateRequest::Status)?, GateReply::Status)?;
     print(&if json {
         serde_json::to_string_pretty(&status)? + "\n"
     } else {
@@ -205,24 +206,24 @@ fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
     screen::every_second(|room| {
-        let status = *expect_answer!(control::ask(socket, &Request::Status)?, Answer::Status)?;
+        let status = *expect_answer!(control::ask(socket, &GateRequest::Status)?, GateReply::Status)?;
         let text = text::top(&status, before.as_ref().unwrap_or(&status), room.columns, room.rows);
         before = Some(status);
         Ok(text)
     })
 }
 
-const TAKEN_BACK: &str = "neither blocked nor allowed any more";
+const TAKEN_BACK: &str = "removed from the lists";
 
-fn list(args: List, entry: fn(control::List) -> Request, done: &str) -> anyhow::Result<()> {
+fn list(args: GateListArgs, entry: fn(control::PrefixList) -> GateRequest, done: &str) -> anyhow::Result<()> {
     match args {
-        List { list, remove: true, .. } => change(&list, None, Request::Unlist, TAKEN_BACK),
-        List { list, seconds, .. } => change(&list, seconds, entry, done),
+        GateListArgs { list, remove: true, .. } => change(&list, None, GateRequest::Unlist, TAKEN_BACK),
+        GateListArgs { list, seconds, .. } => change(&list, seconds, entry, done),
     }
 }
 
-/// What was done, in one line.
-fn told(prefixes: &[Prefix], args: &Unlist, seconds: Option<u64>, done: &str) -> String {
+/// Reports in one line what was done.
+fn describe_change(prefixes: &[Prefix], args: &Unlist, seconds: Option<u64>, done: &str) -> String {
     let what = match prefixes {
         [one] => one.to_string(),
         many => format!("{} prefixes", many.len()),
@@ -235,33 +236,33 @@ fn told(prefixes: &[Prefix], args: &Unlist, seconds: Option<u64>, done: &str) ->
 fn change(
     args: &Unlist,
     seconds: Option<u64>,
-    request: fn(control::List) -> Request,
+    request: fn(control::PrefixList) -> GateRequest,
     done: &str,
 ) -> anyhow::Result<()> {
     let prefixes = prefixes(&args.prefix)?;
     let mut exceptions = Vec::new();
     for some in prefixes.chunks(PREFIXES_AT_ONCE) {
         let prefix = Prefixes::Many(some.iter().map(ToString::to_string).collect());
-        let list = control::List { prefix, scope: args.scope.clone(), seconds };
-        if let Some(Answer::Exceptions(some)) = control::ask(&args.socket.socket, &request(list))? {
+        let list = control::PrefixList { prefix, scope: args.scope.clone(), seconds };
+        if let Some(GateReply::Exceptions(some)) = control::ask(&args.socket.socket, &request(list))? {
             exceptions.extend(some);
         }
     }
     for it in exceptions.iter().take(EXCEPTIONS_SHOWN) {
         let list = it.scope.as_ref().map_or("for all".to_owned(), |scope| format!("of scope {scope}"));
-        eprintln!("note: not for {}: the list {list} says {}, which goes before", it.prefix, it.entry);
+        eprintln!("note: not for {}, which the list {list} overrides with {}", it.prefix, it.entry);
     }
     if exceptions.len() > EXCEPTIONS_SHOWN {
         eprintln!("note: and not for {} others", exceptions.len() - EXCEPTIONS_SHOWN);
     }
-    print(&told(&prefixes, args, seconds, done))
+    print(&describe_change(&prefixes, args, seconds, done))
 }
 
-/// In one request, whose line has room for more.
+/// Largest number of prefixes in one request, so that its line stays within the limit.
 const PREFIXES_AT_ONCE: usize = 1000;
 const EXCEPTIONS_SHOWN: usize = 5;
 
-/// All are prefixes before any is listed.
+/// Parses all prefixes before any is listed.
 fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
     let mut all = Vec::new();
     for arg in args {
@@ -280,5 +281,5 @@ fn seconds(text: &str) -> Result<u64, String> {
     let time = parse::time(text)?;
     let whole =
         Some(time.as_secs()).filter(|seconds| time.subsec_nanos() == 0 && (1..=YEAR).contains(seconds));
-    whole.ok_or_else(|| "is whole seconds, from 1s to 365d".to_owned())
+    whole.ok_or_else(|| "must be whole seconds, from 1s to 365d".to_owned())
 }

@@ -1,4 +1,4 @@
-//! `millrace gate trace`: asks a running gate again and again for the packets that it refuses, and shows them line by line.
+//! `millrace gate trace`: polls a running gate for the packets that it refuses, and prints them line by line.
 
 use std::{
     io,
@@ -7,83 +7,83 @@ use std::{
 };
 
 use clap::builder::PossibleValuesParser;
-use millrace_cost_daemon::signals::Signals;
+use millrace_cost_daemon::signals::CostSignals;
 use millrace_daemon::{
     expect_answer,
     render::{line, print, width},
 };
-use millrace_gate::{Prefix, Rule, Trace};
+use millrace_gate::{GateTrace, Prefix, Rule};
 use millrace_gate_daemon::{
-    control::{self, Answer, Request},
-    trace::{Follow, Packet, Seen},
+    control::{self, GateReply, GateRequest},
+    trace::{GateTraceFilter, GateTraceLine, TraceUpdate},
 };
-use millrace_relay_daemon::config::Seconds;
+use millrace_relay_daemon::config::DurationValue;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 use serde::Serialize;
 
-use super::SocketArg;
+use super::GateSocketArg;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The kernel chooses by client, scope and rule, and has --rate for each who follows: packets of one client \
-are seen through the floods of others. Up to 8 may follow at the same time."
+    after_help = "The kernel selects packets by client, scope and rule, and each trace has its own --rate. A trace of one client \
+therefore shows its packets during floods of others. Up to 8 traces may run at the same time."
 )]
-pub(super) struct Args {
-    /// Only of clients in this prefix: 192.0.2.7, 2001:db8::/32
+pub(super) struct GateTraceArgs {
+    /// Trace only packets of clients in this prefix: 192.0.2.7, 2001:db8::/32
     #[arg(long, value_name = "PREFIX")]
     client: Option<Prefix>,
-    /// Only to these scopes, repeatable
+    /// Trace only packets for this scope of the policy, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     scope: Vec<String>,
-    /// Only what these rules refuse, or would, repeatable
+    /// Trace only packets that this rule refuses, or would refuse, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)))]
     rule: Vec<String>,
-    /// Packets a second at most; how many more there were is said each second, and at the end
+    /// Limit of traced packets per second; the number of others is printed each second and at the end
     #[arg(
         long,
         value_name = "N",
-        default_value_t = Follow::PER_SECOND,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(Trace::PER_SECOND_MAX))
+        default_value_t = GateTraceFilter::PER_SECOND,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(GateTrace::PER_SECOND_MAX))
     )]
     rate: u32,
-    /// End after so many packets
+    /// Stop after this number of traced packets
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after this time: 90s, 10m, or a number of seconds
+    /// Stop after this time: 90s, 10m, or a number of seconds
     #[arg(long, value_name = "TIME")]
-    duration: Option<Seconds>,
+    duration: Option<DurationValue>,
     /// Print packets as JSON, one per line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    socket: SocketArg,
+    socket: GateSocketArg,
 }
 
-/// How often the gate is asked.
+/// How often the gate is polled.
 const PERIOD: Duration = Duration::from_millis(250);
-/// How often it is said what is not shown.
+/// How often the number of packets that were not shown is printed.
 const SUMS: Duration = Duration::from_secs(1);
 
-pub(super) fn run(args: Args) -> anyhow::Result<()> {
-    let signals = Signals::block()?;
+pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
+    let signals = CostSignals::block()?;
     let mut gate = control::open(&args.socket.socket)?;
-    let follow = Follow {
+    let follow = GateTraceFilter {
         client: args.client.map(|client| client.to_string()),
         scope: args.scope.clone(),
         rule: args.rule.clone(),
         per_second: Some(args.rate),
     };
-    control::ask_more(&mut gate, &Request::Trace(follow))?;
-    let mut shown = Shown::begin(&args)?;
-    let end = args.duration.and_then(|Seconds(time)| Instant::now().checked_add(time));
+    control::ask_more(&mut gate, &GateRequest::Trace(follow))?;
+    let mut shown = ShownPackets::begin(&args)?;
+    let end = args.duration.and_then(|DurationValue(time)| Instant::now().checked_add(time));
     let is_over = || end.is_some_and(|end| Instant::now() >= end);
     loop {
-        // Asked before the look, so that the last look is after the end.
+        // Checked before the poll, so that the last poll comes after the end.
         let over = is_over();
-        let seen = expect_answer!(control::ask_more(&mut gate, &Request::Traced)?, Answer::Traced)?;
+        let seen = expect_answer!(control::ask_more(&mut gate, &GateRequest::Traced)?, GateReply::Traced)?;
         shown.show(seen)?;
         if over || shown.is_enough() {
             break;
@@ -92,8 +92,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
         match wait(&signals, left)? {
             Waited::Out => {}
             Waited::ForSignal => {
-                // What came until now.
-                let seen = expect_answer!(control::ask_more(&mut gate, &Request::Traced)?, Answer::Traced)?;
+                // A last poll gets the packets that arrived before the signal.
+                let seen =
+                    expect_answer!(control::ask_more(&mut gate, &GateRequest::Traced)?, GateReply::Traced)?;
                 shown.show(seen)?;
                 break;
             }
@@ -106,11 +107,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<()> {
 enum Waited {
     Out,
     ForSignal,
-    /// Nobody reads what is printed any more.
+    /// Standard output has no reader any more.
     ForNobody,
 }
 
-fn wait(signals: &Signals, time: Duration) -> anyhow::Result<Waited> {
+fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<Waited> {
     let stdout = io::stdout();
     let mut ready =
         [PollFd::new(signals.as_fd(), PollFlags::POLLIN), PollFd::new(stdout.as_fd(), PollFlags::empty())];
@@ -129,13 +130,13 @@ fn wait(signals: &Signals, time: Duration) -> anyhow::Result<Waited> {
 /// A line of JSON.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Event<'a> {
-    /// The first line: packets are followed.
+enum GateTraceEvent<'a> {
+    /// The first line: the trace has started.
     Start {
         per_second: u32,
     },
-    Packet(&'a Packet),
-    /// Since the last of these.
+    Packet(&'a GateTraceLine),
+    /// Packets that were not shown since the last such line.
     NotShown {
         left_out: u64,
         lost: u64,
@@ -147,35 +148,35 @@ enum Event<'a> {
     },
 }
 
-/// What was shown, and what was not.
-struct Shown<'a> {
-    args: &'a Args,
+/// Numbers of packets that were shown and not shown.
+struct ShownPackets<'a> {
+    args: &'a GateTraceArgs,
     packets: u64,
-    /// As of the latest look.
+    /// Number as of the last poll.
     left_out: u64,
     lost: u64,
-    said: Said,
+    said: UnshownLine,
 }
 
-/// What was said of packets that are not shown, and when.
-struct Said {
+/// The last line about packets that were not shown, and its time.
+struct UnshownLine {
     at: Instant,
     left_out: u64,
     lost: u64,
 }
 
-impl<'a> Shown<'a> {
-    fn begin(args: &'a Args) -> anyhow::Result<Self> {
+impl<'a> ShownPackets<'a> {
+    fn begin(args: &'a GateTraceArgs) -> anyhow::Result<Self> {
         if args.json {
-            print(&(serde_json::to_string(&Event::Start { per_second: args.rate })? + "\n"))?;
+            print(&(serde_json::to_string(&GateTraceEvent::Start { per_second: args.rate })? + "\n"))?;
         } else {
             let whose = args.client.map_or("everybody".to_owned(), |client| client.to_string());
             let mut text =
-                format!("# what the gate refuses of {whose}, up to {} packets a second\n", args.rate);
-            line(&mut text, width(), Packet::HEAD);
+                format!("# packets of {whose} that the gate refuses, up to {} per second\n", args.rate);
+            line(&mut text, width(), GateTraceLine::HEAD);
             print(&text)?;
         }
-        let said = Said { at: Instant::now(), left_out: 0, lost: 0 };
+        let said = UnshownLine { at: Instant::now(), left_out: 0, lost: 0 };
         Ok(Self { args, packets: 0, left_out: 0, lost: 0, said })
     }
 
@@ -183,14 +184,14 @@ impl<'a> Shown<'a> {
         self.args.count.is_some_and(|count| self.packets >= count)
     }
 
-    fn show(&mut self, seen: Seen) -> anyhow::Result<()> {
+    fn show(&mut self, seen: TraceUpdate) -> anyhow::Result<()> {
         let left = self.args.count.map_or(u64::MAX, |count| count - self.packets);
         let room = usize::try_from(left).unwrap_or(usize::MAX);
         let width = width();
         let mut text = String::new();
         for packet in seen.packets.iter().take(room) {
             match self.args.json {
-                true => text.push_str(&(serde_json::to_string(&Event::Packet(packet))? + "\n")),
+                true => text.push_str(&(serde_json::to_string(&GateTraceEvent::Packet(packet))? + "\n")),
                 false => line(&mut text, width, &packet.to_string()),
             }
             self.packets += 1;
@@ -202,13 +203,14 @@ impl<'a> Shown<'a> {
         if text.is_empty() { Ok(()) } else { print(&text) }
     }
 
-    /// What was not shown since this was last asked; empty: nothing.
+    /// Describes the packets that were not shown since the last call; empty if there are none.
     fn sum(&mut self) -> anyhow::Result<String> {
-        let (left_out, lost) = (self.left_out - self.said.left_out, self.lost - self.said.lost);
-        self.said = Said { at: Instant::now(), left_out: self.left_out, lost: self.lost };
+        let left_out = self.left_out - self.said.left_out;
+        let lost = self.lost - self.said.lost;
+        self.said = UnshownLine { at: Instant::now(), left_out: self.left_out, lost: self.lost };
         Ok(match (left_out + lost, self.args.json) {
             (0, _) => String::new(),
-            (_, true) => serde_json::to_string(&Event::NotShown { left_out, lost })? + "\n",
+            (_, true) => serde_json::to_string(&GateTraceEvent::NotShown { left_out, lost })? + "\n",
             (_, false) => {
                 format!("# more than --rate {} a second: {left_out} left out, {lost} lost\n", self.args.rate)
             }
@@ -218,7 +220,7 @@ impl<'a> Shown<'a> {
     fn end(self) -> anyhow::Result<()> {
         let Self { packets, left_out, lost, .. } = self;
         print(&match self.args.json {
-            true => serde_json::to_string(&Event::End { packets, left_out, lost })? + "\n",
+            true => serde_json::to_string(&GateTraceEvent::End { packets, left_out, lost })? + "\n",
             false => format!("# packets: {packets} shown, {left_out} left out, {lost} lost\n"),
         })
     }

@@ -1,4 +1,4 @@
-//! Three renditions, which ffmpeg makes of a file, or which are there.
+//! Three renditions, which ffmpeg makes from a file, or which are read from three files.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -7,23 +7,26 @@ use anyhow::{Context, anyhow, ensure};
 use millrace_client::publish::{Encoded, RUNGS};
 use tokio::process::{Child, Command};
 
-/// Height at most of the video.
+/// Largest heights of the video.
 const HEIGHTS: [u32; RUNGS] = [1080, 540, 360];
-/// What the video takes if nothing is said, kbit/s.
+/// Default bit rates of the video, in kbit/s.
 pub const KBIT: [u64; RUNGS] = [5000, 2000, 800];
 
-/// Encoders, which end when this is dropped.
+/// Encoders. Dropping this ends them.
 pub struct Encoders(#[allow(dead_code, reason = "held for as long as they run")] Vec<Child>);
 
-/// Bits per second of the renditions.
+/// Returns the renditions' rates in bits per second.
 pub fn bitrates(kbit: &[u64]) -> anyhow::Result<[u64; RUNGS]> {
-    let kbit: [u64; RUNGS] = kbit.try_into().map_err(|_| anyhow!("--ladder-kbit are {RUNGS} numbers"))?;
-    ensure!(kbit.is_sorted_by(|better, next| better > next && *next > 0), "--ladder-kbit descend");
-    ensure!(kbit.iter().all(|kbit| *kbit <= 10_000_000), "--ladder-kbit are at most 10 Gbit/s");
+    let kbit: [u64; RUNGS] = kbit.try_into().map_err(|_| anyhow!("--ladder-kbit must be {RUNGS} numbers"))?;
+    ensure!(
+        kbit.is_sorted_by(|better, next| better > next && *next > 0),
+        "--ladder-kbit must descend, and be above 0"
+    );
+    ensure!(kbit.iter().all(|kbit| *kbit <= 10_000_000), "--ladder-kbit must be at most 10 Gbit/s each");
     Ok(kbit.map(|kbit| 1000 * kbit))
 }
 
-/// Files that were encoded already, the best first.
+/// Opens files that are already encoded, the best first.
 pub async fn open(files: [&PathBuf; RUNGS], bitrates: [u64; RUNGS]) -> anyhow::Result<[Encoded; RUNGS]> {
     let [best, middle, least] = files.map(|file| super::open(file));
     let (best, middle, least) = tokio::try_join!(best, middle, least)?;
@@ -35,7 +38,8 @@ pub async fn open(files: [&PathBuf; RUNGS], bitrates: [u64; RUNGS]) -> anyhow::R
 pub fn encode(file: &Path, bitrates: [u64; RUNGS]) -> anyhow::Result<(Encoders, [Encoded; RUNGS])> {
     let mut encoders = Vec::new();
     let mut start = |place: usize| -> anyhow::Result<Encoded> {
-        let (height, bitrate) = (HEIGHTS[place], bitrates[place]);
+        let height = HEIGHTS[place];
+        let bitrate = bitrates[place];
         let mut child = command(file, height, bitrate, place == 0).spawn().context("cannot start ffmpeg")?;
         let reader = child.stdout.take().context("ffmpeg has no output")?;
         encoders.push(child);
@@ -45,8 +49,8 @@ pub fn encode(file: &Path, bitrates: [u64; RUNGS]) -> anyhow::Result<(Encoders, 
     Ok((Encoders(encoders), renditions))
 }
 
-/// Key frames are at whole seconds in all renditions, and bring their parameter sets, so that a decoder can go on with another
-/// rendition at each.
+/// Makes the encoder's command line. Key frames are at whole seconds in all renditions, and repeat their parameter
+/// sets, so that a decoder can continue with another rendition at each.
 fn command(file: &Path, height: u32, bitrate: u64, sound: bool) -> Command {
     let mut ffmpeg = Command::new("ffmpeg");
     ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(file).args(["-map", "0:v:0"]);
@@ -56,7 +60,8 @@ fn command(file: &Path, height: u32, bitrate: u64, sound: bool) -> Command {
     ffmpeg.args(["-vf", &format!("scale=-2:'min(ih,{height})'"), "-pix_fmt", "yuv420p"]);
     ffmpeg.args(["-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-sc_threshold", "0", "-g", "100000"]);
     ffmpeg.args(["-force_key_frames", "expr:gte(t,n_forced)"]);
-    let (rate, buffer) = (bitrate.to_string(), (bitrate / 2).to_string());
+    let rate = bitrate.to_string();
+    let buffer = (bitrate / 2).to_string();
     ffmpeg.args(["-b:v", &rate, "-maxrate", &rate, "-bufsize", &buffer]);
     ffmpeg.args(["-tag:v", "avc3", "-bsf:v", "dump_extra=freq=keyframe", "-video_track_timescale", "90000"]);
     ffmpeg.args(["-f", "mp4", "-movflags"]);

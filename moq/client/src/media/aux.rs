@@ -1,24 +1,25 @@
-//! What decryption needs to know of each sample: sample auxiliary information (ISO/IEC 23001-7, 7; ISO/IEC 14496-12, 8.7.8).
+//! Sample auxiliary information: the data that decryption needs for each sample (ISO/IEC 23001-7, 7; ISO/IEC
+//! 14496-12, 8.7.8).
 
 use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::boxes::{Child, HEADER, Numbers, full};
+use super::boxes::{Child, HEADER, NumberReader, full};
 
 /// The box of PIFF that has the same body as senc.
 const PIFF: [u8; 16] =
     [0xa2, 0x39, 0x4f, 0x52, 0x5a, 0x9b, 0x4f, 0x14, 0xa2, 0x44, 0x6c, 0x42, 0x7c, 0x64, 0x8d, 0xf4];
-/// A flag of senc: there are subsamples.
+/// The flag of senc for subsamples.
 const SUBSAMPLES: u32 = 2;
 
-/// The boxes of a traf that are about it.
+/// The boxes of a traf that describe it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Aux {
     senc: Option<Bytes>,
     saiz: Option<Bytes>,
     saio: Option<Bytes>,
-    /// What offsets count from.
+    /// The base of its offsets.
     base: u64,
     /// The first sample of each trun.
     runs: Vec<usize>,
@@ -26,21 +27,21 @@ pub(super) struct Aux {
 
 /// The information, by sample.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct SampleAuxInfo {
     samples: Vec<Bytes>,
     has_subsamples: bool,
 }
 
-/// The information of a fragment that is written.
+/// The information of a fragment that is being written.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Written {
+pub(super) struct WrittenAuxInfo {
     sizes: Vec<u8>,
     data: Vec<u8>,
     has_subsamples: bool,
 }
 
 impl Aux {
-    /// Takes a box of a traf, if it is one of these.
+    /// Takes a box of a traf, if it describes auxiliary information.
     pub fn take(&mut self, part: &Child<'_>, base: u64) -> bool {
         self.base = base;
         let slot = match &part.kind {
@@ -62,29 +63,30 @@ impl Aux {
         self.runs.push(sample);
     }
 
-    /// Finds the information of each of `count` samples: by sizes and offsets, of which `bytes` gives what the input has there, or else in
-    /// senc with vectors of `iv_size` bytes. `None`: there is none.
+    /// Finds the information of each of `count` samples: by sizes and offsets into the input, which `bytes` reads, or
+    /// else in senc with vectors of `iv_size` bytes. Returns `None` if there is none.
     pub fn find(
         &self,
         count: usize,
         iv_size: u8,
         bytes: impl Fn(Range<u64>) -> Option<Bytes>,
-    ) -> Option<Found> {
-        let flags = self.senc.as_deref().and_then(|senc| Numbers(senc).u32());
-        let by_offset = self.sizes(count).and_then(|sizes| self.by_offset(&sizes, bytes));
-        let samples = by_offset.or_else(|| self.in_senc(count, iv_size))?;
+    ) -> Option<SampleAuxInfo> {
+        let flags = self.senc.as_deref().and_then(|senc| NumberReader(senc).u32());
+        let by_offset = self.sizes(count).and_then(|sizes| self.read_by_offset(&sizes, bytes));
+        let samples = by_offset.or_else(|| self.read_senc(count, iv_size))?;
         let longer = |sample: &Bytes| sample.len() > usize::from(iv_size) && iv_size > 0;
         let has_subsamples =
             flags.map_or_else(|| samples.iter().any(longer), |flags| flags & SUBSAMPLES != 0);
-        samples.iter().any(|sample| !sample.is_empty()).then_some(Found { samples, has_subsamples })
+        samples.iter().any(|sample| !sample.is_empty()).then_some(SampleAuxInfo { samples, has_subsamples })
     }
 
     fn sizes(&self, count: usize) -> Option<Vec<u8>> {
-        let mut saiz = Numbers(self.saiz.as_deref()?);
+        let mut saiz = NumberReader(self.saiz.as_deref()?);
         if saiz.u32()? & 1 == 1 {
             saiz.take(8)?;
         }
-        let (default, said) = (saiz.u8()?, saiz.u32()? as usize);
+        let default = saiz.u8()?;
+        let said = saiz.u32()? as usize;
         let mut sizes = match default {
             0 => saiz.take(said.min(count))?.to_vec(),
             size => vec![size; said.min(count)],
@@ -93,8 +95,12 @@ impl Aux {
         Some(sizes)
     }
 
-    fn by_offset(&self, sizes: &[u8], bytes: impl Fn(Range<u64>) -> Option<Bytes>) -> Option<Vec<Bytes>> {
-        let mut saio = Numbers(self.saio.as_deref()?);
+    fn read_by_offset(
+        &self,
+        sizes: &[u8],
+        bytes: impl Fn(Range<u64>) -> Option<Bytes>,
+    ) -> Option<Vec<Bytes>> {
+        let mut saio = NumberReader(self.saio.as_deref()?);
         let head = saio.u32()?;
         if head & 1 == 1 {
             saio.take(8)?;
@@ -116,9 +122,9 @@ impl Aux {
         Some(samples)
     }
 
-    fn in_senc(&self, count: usize, iv_size: u8) -> Option<Vec<Bytes>> {
+    fn read_senc(&self, count: usize, iv_size: u8) -> Option<Vec<Bytes>> {
         let senc = self.senc.as_ref()?;
-        let mut numbers = Numbers(senc);
+        let mut numbers = NumberReader(senc);
         let flags = numbers.u32()?;
         let said = numbers.u32()? as usize;
         let mut samples = Vec::with_capacity(said.min(count));
@@ -136,12 +142,12 @@ impl Aux {
     }
 }
 
-impl Found {
+impl SampleAuxInfo {
     /// Takes the information of some samples, to be written.
-    pub fn write(&self, part: Range<usize>) -> Written {
+    pub fn write(&self, part: Range<usize>) -> WrittenAuxInfo {
         let samples = self.samples.get(part).unwrap_or_default();
-        Written {
-            // A size has eight bits in saiz, whence the samples come.
+        WrittenAuxInfo {
+            // A size has eight bits in saiz, where these sizes were read.
             sizes: samples.iter().map(|sample| u8::try_from(sample.len()).unwrap_or(u8::MAX)).collect(),
             data: samples.concat(),
             has_subsamples: self.has_subsamples,
@@ -149,22 +155,22 @@ impl Found {
     }
 }
 
-impl Written {
+impl WrittenAuxInfo {
     fn is_none(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// Returns how long [`Self::boxes`] are.
+    /// Returns the length of [`Self::boxes`] in bytes.
     pub fn length(&self) -> usize {
         self.boxes(0).len()
     }
 
-    /// Writes the boxes of a traf, which begin so many bytes behind the beginning of the moof.
+    /// Writes the boxes of a traf. They begin `before` bytes after the beginning of the moof.
     pub fn boxes(&self, before: usize) -> Vec<u8> {
         if self.is_none() {
             return Vec::new();
         }
-        // As many as a fragment has samples.
+        // Their number is that of a fragment's samples, which fits.
         let count = u32::try_from(self.sizes.len()).unwrap_or(u32::MAX).to_be_bytes();
         let saiz = full(b"saiz", 0, 0, &[&[0][..], &count, &self.sizes].concat());
         let saio =
@@ -191,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn information_is_found_by_offset_and_in_senc() {
+    fn encryption_information_is_found_by_offset_and_in_senc() {
         let saiz = full(b"saiz", 0, 0, &[16, 0, 0, 0, 2]);
         let saio = full(b"saio", 1, 0, &[&1_u32.to_be_bytes()[..], &50_u64.to_be_bytes()].concat());
         let senc = full(b"senc", 0, SUBSAMPLES, &[&2_u32.to_be_bytes()[..], &information()].concat());
@@ -210,7 +216,7 @@ mod tests {
             let boxes = written.boxes(100);
             assert_eq!(boxes.len(), written.length());
             let saio = child(&boxes, b"saio").unwrap();
-            let at = Numbers(&saio.full().unwrap().2[4..]).u32().unwrap() as usize;
+            let at = NumberReader(&saio.full().unwrap().2[4..]).u32().unwrap() as usize;
             assert_eq!(boxes[at - 100..], information()[16..], "the offset is that of the data in senc");
         }
         assert!(Aux::default().find(2, 8, input).is_none());

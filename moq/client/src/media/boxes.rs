@@ -9,7 +9,7 @@ use super::Error;
 pub(super) const MAX_BOX: usize = 256 << 20;
 /// Length of a box's size and type.
 pub(super) const HEADER: usize = 8;
-/// The same of a box whose size has 64 bits.
+/// Length of the header of a box whose size has 64 bits.
 const LONG_HEADER: usize = 16;
 
 /// Types of boxes that files and streams begin with.
@@ -22,13 +22,14 @@ const FIRST: [&[u8; 4]; 17] = [
 #[derive(Debug, Default)]
 pub struct Boxes {
     buffer: BytesMut,
-    /// Bytes of the boxes that were taken out.
+    /// Number of bytes in the boxes that were taken out.
     taken: u64,
-    /// The first box was one that media may begin with.
+    /// Whether the first box is one that media may begin with.
     is_mp4: bool,
 }
 
 impl Boxes {
+    /// Appends bytes of the input.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
@@ -38,10 +39,10 @@ impl Boxes {
         self.taken
     }
 
-    /// Returns the next whole box with its header, or `None` when it is not all there yet.
+    /// Returns the next whole box with its header, or `None` when it is not complete.
     ///
     /// # Errors
-    /// The input is not MP4, or a box is too large to be taken into memory.
+    /// Fails if the input is not MP4, or a box is too large to be taken into memory.
     pub fn pop(&mut self) -> Result<Option<(FourCC, Bytes)>, Error> {
         // A header has 8 bytes, or 16 when the first four are 1.
         let needed = if self.buffer.starts_with(&[0, 0, 0, 1]) { LONG_HEADER } else { HEADER };
@@ -58,7 +59,7 @@ impl Boxes {
         let mut front = &self.buffer[..];
         let header =
             Header::decode(&mut front).map_err(|source| Error::NotABox { at: self.taken, source })?;
-        // A box without a size goes on until the input ends.
+        // A box without a size extends to the end of the input.
         let body = header.size.unwrap_or_else(|| front.remaining());
         if body > MAX_BOX {
             return Err(Error::TooLarge { kind: header.kind, size: body });
@@ -71,10 +72,10 @@ impl Boxes {
         Ok(Some((header.kind, self.split(whole))))
     }
 
-    /// Returns the last box at the end of the input, if it is one without a size, which only that end ends.
+    /// Returns the last box at the end of the input, if it has no size and only that end ends it.
     ///
     /// # Errors
-    /// The input ends within a box, or is not MP4.
+    /// Fails if the input ends within a box, or is not MP4.
     pub fn finish(&mut self) -> Result<Option<(FourCC, Bytes)>, Error> {
         let there = self.buffer.len();
         if there == 0 {
@@ -101,7 +102,7 @@ impl Boxes {
     }
 }
 
-/// Returns what the beginning of an input is that is not MP4, where it is something well known.
+/// Names the well-known format of an input that is not MP4, by its first bytes.
 fn foreign(front: &[u8]) -> Option<&'static str> {
     match front {
         // M2TS has a time stamp of four bytes before each packet.
@@ -122,7 +123,7 @@ fn foreign(front: &[u8]) -> Option<&'static str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Child<'a> {
     pub kind: [u8; 4],
-    /// With its header.
+    /// The box with its header.
     pub whole: &'a [u8],
     pub body: &'a [u8],
 }
@@ -151,12 +152,12 @@ impl<'a> Child<'a> {
 /// Returns the boxes in the body of another one. Fewer bytes than a header has, at the end, are padding.
 ///
 /// # Errors
-/// A box goes beyond the end of what it is in.
+/// Fails if a box goes beyond the end of the box that contains it.
 pub(super) fn children(mut body: &[u8]) -> Result<Vec<Child<'_>>, Error> {
     let mut children = Vec::new();
     while body.len() >= HEADER {
         let child = Child::first(body)
-            .ok_or(Error::Malformed("a box that goes beyond the end of the one that it is in"))?;
+            .ok_or(Error::Malformed("a box that extends beyond the box that contains it"))?;
         body = &body[child.whole.len()..];
         children.push(child);
     }
@@ -168,7 +169,7 @@ pub(super) fn child<'a>(body: &'a [u8], kind: &[u8; 4]) -> Option<Child<'a>> {
     children(body).ok()?.into_iter().find(|child| child.kind == *kind)
 }
 
-/// Follows kinds of boxes downwards.
+/// Returns the box at the end of a path of box types.
 pub(super) fn descendant<'a>(body: &'a [u8], path: &[&[u8; 4]]) -> Option<Child<'a>> {
     let (first, rest) = path.split_first()?;
     let found = child(body, first)?;
@@ -179,7 +180,7 @@ pub(super) fn descendant<'a>(body: &'a [u8], path: &[&[u8; 4]]) -> Option<Child<
 pub(super) fn boxed(kind: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let size = HEADER + body.len();
     let mut whole = Vec::with_capacity(size);
-    // What is written here was read from boxes that are smaller than [`MAX_BOX`].
+    // The contents were read from boxes that are smaller than [`MAX_BOX`].
     whole.extend_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
     whole.extend_from_slice(kind);
     whole.extend_from_slice(body);
@@ -192,16 +193,16 @@ pub(super) fn full(kind: &[u8; 4], version: u8, flags: u32, body: &[u8]) -> Vec<
     boxed(kind, &[&head, body].concat())
 }
 
-/// Reads a decoder's record or box without its complaints about what it does not know, which is passed on as it is.
+/// Reads a decoder's record or box without logging about what it does not know, since that is passed on unchanged.
 pub(super) fn quietly<T>(read: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), read)
 }
 
 /// Reads numbers from the front of some bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Numbers<'a>(pub &'a [u8]);
+pub(super) struct NumberReader<'a>(pub &'a [u8]);
 
-impl<'a> Numbers<'a> {
+impl<'a> NumberReader<'a> {
     pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -258,13 +259,13 @@ mod tests {
     }
 
     #[test]
-    fn input_that_ends_within_a_box_is_said() {
+    fn input_that_ends_within_a_box_is_an_error() {
         let error = cut(b"\0\0\0\x10ftypabc").unwrap_err().to_string();
         assert!(error.contains("\"ftyp\"") && error.contains("11 of 16 bytes"), "{error}");
     }
 
     #[test]
-    fn boxes_whose_size_is_none_are_errors() {
+    fn box_with_invalid_size_is_an_error() {
         assert!(cut(b"\0\0\0\x03mdat").is_err());
         assert!(cut(b"\0\0\0\x01mdat\0\0\0\0\0\0\0\x0f").is_err());
         assert!(matches!(cut(b"\xff\0\0\0mdat"), Err(Error::TooLarge { .. })));
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn other_containers_are_named() {
+    fn input_in_another_container_format_is_named() {
         let table: [(&[u8], Option<&str>); 7] = [
             (&[0x47, 0x40, 0, 0x10, 0, 0, 0xb0, 0x0d, 0], Some("MPEG-TS")),
             (&[1, 2, 3, 4, 0x47, 0x40, 0, 0x10, 0], Some("MPEG-TS")),

@@ -1,4 +1,4 @@
-//! What catalogs say of a codec: its name (RFC 6381) and the record that a decoder begins with.
+//! A codec's name (RFC 6381) and its decoder configuration, for catalogs.
 
 use millrace_moq::msf;
 use mp4_atom::esds::{DecoderConfig, DecoderSpecific, EsDescriptor};
@@ -7,19 +7,20 @@ use mp4_atom::{
     Opus, Visual, Vp09, VpcC,
 };
 
-use super::boxes::{Numbers, quietly};
-use super::entry::Entry;
+use super::boxes::{NumberReader, quietly};
+use super::entry::SampleEntry;
 use super::picture::Bits;
 
 /// Object type and stream type of AAC (ISO/IEC 14496-1, 7.2.6.6).
 const MPEG4_AUDIO: u8 = 0x40;
 const AUDIO_STREAM: u8 = 0x05;
-/// Object types of AAC with spectral band replication, and with parametric stereo besides (ISO/IEC 14496-3, 1.5.1.1).
+/// Object types of AAC with spectral band replication, and with parametric stereo in addition (ISO/IEC 14496-3,
+/// 1.5.1.1).
 const SBR: u32 = 5;
 const PS: u32 = 29;
 
-/// Returns a codec's name as players and browsers write it; `None`: it has none.
-pub(super) fn name(entry: &Entry) -> Option<String> {
+/// Returns a codec's name as players and browsers write it, or `None` if it has none.
+pub(super) fn name(entry: &SampleEntry) -> Option<String> {
     Some(match &entry.codec {
         Codec::Avc1(avc1) => avc("avc1", &avc1.avcc),
         Codec::Avc3(avc3) => avc("avc3", &avc3.avcc),
@@ -32,7 +33,7 @@ pub(super) fn name(entry: &Entry) -> Option<String> {
             let config = &mp4a.esds.es_desc.dec_config;
             match config.object_type_indication {
                 MPEG4_AUDIO => format!("mp4a.40.{}", aac(config.dec_specific.as_ref()).kind),
-                // Their object type says everything, so RFC 6381 has nothing behind it. Browsers compare it with capitals.
+                // The object type says everything, so RFC 6381 adds nothing to it. Browsers compare it in capitals.
                 other => format!("mp4a.{other:02X}"),
             }
         }
@@ -41,7 +42,7 @@ pub(super) fn name(entry: &Entry) -> Option<String> {
         Codec::Flac(_) => "flac".to_owned(),
         _ if entry.kind == *b"mp4v" => mp4v(entry)?,
         _ if entry.kind == *b"fLaC" => "flac".to_owned(),
-        // RFC 6381, 3.3: the type of the sample entry, where nothing is said of what follows it.
+        // The name is the type of the sample entry where RFC 6381 does not define a suffix (section 3.3).
         _ => {
             let kind = std::str::from_utf8(&entry.kind).ok()?.trim_end();
             kind.bytes()
@@ -52,15 +53,16 @@ pub(super) fn name(entry: &Entry) -> Option<String> {
     })
 }
 
-/// Returns the name of MPEG-4 video and what else an `mp4v` entry has: its object type, and of MPEG-4 its profile and level.
-fn mp4v(entry: &Entry) -> Option<String> {
+/// Returns the name of MPEG-4 video, or of another codec in an `mp4v` entry: its object type, and for MPEG-4 its
+/// profile and level.
+fn mp4v(entry: &SampleEntry) -> Option<String> {
     const MPEG4_VIDEO: u8 = 0x20;
     let mut body = entry.part(b"esds")?;
     let esds = quietly(|| Esds::decode_body(&mut body)).ok()?;
     let config = &esds.es_desc.dec_config;
     let object_type = config.object_type_indication;
     let specific = config.dec_specific.as_ref().map_or(&[][..], |specific| &specific.raw);
-    // visual_object_sequence_start_code (ISO/IEC 14496-2, 6.2.2), and what is behind it.
+    // This is visual_object_sequence_start_code (ISO/IEC 14496-2, 6.2.2), and the profile and level after it.
     let start = specific.windows(4).position(|window| window == [0, 0, 1, 0xb0]);
     let profile = start.and_then(|at| specific.get(at + 4)).filter(|_| object_type == MPEG4_VIDEO);
     Some(match profile {
@@ -69,11 +71,11 @@ fn mp4v(entry: &Entry) -> Option<String> {
     })
 }
 
-/// What the configuration of AAC says, with what older decoders pass over (ISO/IEC 14496-3, 1.6.2.1).
+/// The fields of AAC's configuration, including the extension that older decoders skip (ISO/IEC 14496-3, 1.6.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Aac {
     kind: u32,
-    /// Samples a second as they come out of the decoder.
+    /// Samples per second in the decoder's output.
     rate: Option<u32>,
     channels: Option<u16>,
 }
@@ -113,7 +115,7 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
     Some(Aac { kind, rate: (rate > 0).then_some(rate), channels })
 }
 
-/// Reads the extension that says of a plain configuration that there is spectral band replication: its kind, and its rate.
+/// Reads the extension by which a plain configuration announces spectral band replication: its kind, and its rate.
 fn sync_extension(bits: &mut Bits<'_>) -> Option<(u32, Option<u32>)> {
     if bits.left() < 16 || bits.take(11)? != 0x2b7 || object_type(bits)? != SBR || bits.take(1)? == 0 {
         return None;
@@ -139,8 +141,8 @@ fn frequency(bits: &mut Bits<'_>) -> Option<u32> {
     }
 }
 
-/// Returns channels and samples a second of sound, as its decoder gives them out.
-pub(super) fn sound(entry: &Entry) -> Option<(u16, u32)> {
+/// Returns the channels and samples per second of a decoder's output.
+pub(super) fn sound(entry: &SampleEntry) -> Option<(u16, u32)> {
     let (channels, rate) = entry.sound()?;
     let from_aac = match &entry.codec {
         Codec::Mp4a(mp4a) if mp4a.esds.es_desc.dec_config.object_type_indication == MPEG4_AUDIO => {
@@ -149,18 +151,19 @@ pub(super) fn sound(entry: &Entry) -> Option<(u16, u32)> {
         _ => Aac::default(),
     };
     let flac = entry.part(b"dfLa").and_then(flac_rate);
-    let alac = entry.part(b"alac").and_then(|body| Numbers(body.get(24..)?).u32());
+    let alac = entry.part(b"alac").and_then(|body| NumberReader(body.get(24..)?).u32());
     Some((from_aac.channels.unwrap_or(channels), from_aac.rate.or(flac).or(alac).unwrap_or(rate)))
 }
 
-/// Returns the rate of FLAC, of which the sample entry has 16 bits only: STREAMINFO has 20, behind ten bytes (RFC 9639, 8.2).
+/// Returns the rate of FLAC. The sample entry has only 16 bits for it; STREAMINFO has 20, after ten bytes (RFC 9639,
+/// 8.2).
 fn flac_rate(body: &[u8]) -> Option<u32> {
     Bits { bytes: body.get(4 + 4 + 10..)?, at: 0 }.take(20).filter(|rate| *rate > 0)
 }
 
-/// Returns the decoder's configuration, of codecs that need one: the body of `avcC`, `hvcC` or `av1C`, AAC's AudioSpecificConfig, or
-/// what a FLAC file begins with.
-pub(super) fn configuration(entry: &Entry) -> Option<Vec<u8>> {
+/// Returns the decoder's configuration, for codecs that need one: the body of `avcC`, `hvcC` or `av1C`, AAC's
+/// AudioSpecificConfig, or the head of a FLAC file.
+pub(super) fn configuration(entry: &SampleEntry) -> Option<Vec<u8>> {
     match &entry.codec {
         Codec::Avc1(_) | Codec::Avc3(_) => entry.part(b"avcC").map(<[u8]>::to_vec),
         Codec::Hvc1(_) | Codec::Hev1(_) => entry.part(b"hvcC").map(<[u8]>::to_vec),
@@ -171,8 +174,8 @@ pub(super) fn configuration(entry: &Entry) -> Option<Vec<u8>> {
     }
 }
 
-/// Reports whether LOC has a place for all that a decoder needs: [`name`] and [`configuration`].
-pub(super) fn is_described(entry: &Entry) -> bool {
+/// Reports whether LOC can carry everything that a decoder needs: [`name`] and [`configuration`].
+pub(super) fn is_described(entry: &SampleEntry) -> bool {
     if entry.protection.is_some() {
         return false;
     }
@@ -189,11 +192,12 @@ pub(super) fn is_described(entry: &Entry) -> bool {
     }
 }
 
-/// Makes the sample entry of a track in a catalog, with its decoder's configuration. `None`: it is not known, or lacks what is needed.
+/// Makes the sample entry of a track in a catalog, with its decoder's configuration. Returns `None` if the codec is
+/// unknown, or a needed field is missing.
 ///
 /// # Errors
-/// The configuration is none.
-pub(super) fn entry(track: &msf::Track, config: Option<&[u8]>) -> Result<Option<Codec>, mp4_atom::Error> {
+/// Fails if the configuration cannot be read.
+pub(super) fn entry(track: &msf::MsfTrack, config: Option<&[u8]>) -> Result<Option<Codec>, mp4_atom::Error> {
     let Some(name) = &track.codec else { return Ok(None) };
     let mut parts = name.split('.');
     let family = parts.next().unwrap_or_default();
@@ -228,13 +232,14 @@ pub(super) fn entry(track: &msf::Track, config: Option<&[u8]>) -> Result<Option<
     Ok(Some(entry))
 }
 
-fn visual_of(track: &msf::Track) -> Option<Visual> {
-    let (width, height) = (track.width?.try_into().ok()?, track.height?.try_into().ok()?);
+fn visual_of(track: &msf::MsfTrack) -> Option<Visual> {
+    let width = track.width?.try_into().ok()?;
+    let height = track.height?.try_into().ok()?;
     Some(Visual { data_reference_index: 1, width, height, ..Visual::default() })
 }
 
-fn audio_of(track: &msf::Track) -> Option<Audio> {
-    // What does not fit is in the configuration.
+fn audio_of(track: &msf::MsfTrack) -> Option<Audio> {
+    // A rate that does not fit here is in the configuration.
     let sample_rate = FixedPoint::from(track.samplerate?.try_into().unwrap_or(0));
     let channel_count = track.channel_config.as_deref()?.parse().ok()?;
     Some(Audio { data_reference_index: 1, channel_count, sample_size: 16, sample_rate })
@@ -278,15 +283,15 @@ pub(super) fn visual(codec: &Codec) -> Option<&Visual> {
     })
 }
 
-/// Returns bits per second, as the encoder says.
-pub(super) fn bitrate(entry: &Entry) -> Option<u32> {
+/// Returns the encoder's bit rate, in bits per second.
+pub(super) fn bitrate(entry: &SampleEntry) -> Option<u32> {
     let (max, average) = match &entry.codec {
         Codec::Mp4a(mp4a) => {
             let config = &mp4a.esds.es_desc.dec_config;
             (config.max_bitrate, config.avg_bitrate)
         }
         _ => {
-            let mut btrt = Numbers(entry.part(b"btrt")?);
+            let mut btrt = NumberReader(entry.part(b"btrt")?);
             btrt.u32()?;
             (btrt.u32()?, btrt.u32()?)
         }
@@ -309,7 +314,8 @@ fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     let constraints = &hvcc.general_constraint_indicator_flags;
     let said = constraints.iter().rposition(|flags| *flags != 0).map_or(0, |last| last + 1);
     let constraints: String = constraints[..said].iter().map(|flags| format!(".{flags:X}")).collect();
-    let (profile, level) = (hvcc.general_profile_idc, hvcc.general_level_idc);
+    let profile = hvcc.general_profile_idc;
+    let level = hvcc.general_level_idc;
     format!("{kind}.{space}{profile}.{compatible:X}.{tier}{level}{constraints}")
 }
 
@@ -334,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_standards() {
+    fn codec_names_match_the_standards() {
         let hvcc = Hvcc {
             general_profile_idc: 1,
             general_profile_compatibility_flags: [0x60, 0, 0, 0],
@@ -358,9 +364,9 @@ mod tests {
     fn aac_is_named_by_what_its_decoder_gives_out() {
         for (raw, kind, rate, channels) in [
             (&[0x12, 0x10][..], 2, 44_100, 2),
-            // Spectral band replication that is said at once: 24 kHz, one channel, 48 kHz.
+            // This announces spectral band replication directly: 24 kHz, one channel, 48 kHz.
             (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
-            // The same that older decoders pass over, and with parametric stereo.
+            // These announce it in the extension that older decoders skip, the second with parametric stereo.
             (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
             (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
             (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),

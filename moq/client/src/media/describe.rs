@@ -1,4 +1,4 @@
-//! What catalogs say of a track.
+//! The description of a track in catalogs.
 
 use std::collections::BTreeMap;
 
@@ -6,28 +6,28 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use millrace_moq::msf;
 
-use super::init::{Presentation, System, Track, init_of};
+use super::init::{InitTrack, Presentation, System, single_track_init};
 use super::{Error, Packaging, codec};
 
-/// The number of the group of renditions that a ladder's are alternates in; those of an input have its own numbers behind it.
+/// The number of the group of alternates of a ladder's renditions. The groups of an input are numbered after it.
 const LADDER: u32 = 1;
-/// The system that any player has that knows a key itself: W3C's common one, by which ClearKey is found.
+/// The key system that every player with a key supports: W3C's common one, by which ClearKey is found.
 const COMMON_SYSTEM: [u8; 16] =
     [0x10, 0x77, 0xef, 0xec, 0xc0, 0xb2, 0x4d, 0x02, 0xac, 0xe3, 0x3c, 0x1e, 0x52, 0xe2, 0xfb, 0x4b];
 
-/// Which rendition tracks are of, and how it is published.
-pub(super) struct Place {
-    /// The best is at 0.
+/// The rendition that tracks belong to, and how it is published.
+pub(super) struct TrackPlacement {
+    /// The rank of the rendition; the best is 0.
     pub place: usize,
-    /// What its video takes, bits per second.
+    /// Bit rate of its video, in bits per second.
     pub bitrate: Option<u64>,
     pub has_alternates: bool,
     pub packaging: Packaging,
 }
 
-impl Place {
-    /// Returns the name of a track. The best rendition has the names that moq-pub gives, until an input begins anew: attributes
-    /// of a name are fixed (MSF, 5.2), so what has another init segment has other names.
+impl TrackPlacement {
+    /// Returns the name of a track. The best rendition has moq-pub's names until the input restarts with another init
+    /// segment. The attributes of a name are fixed (MSF, 5.2), so tracks of another init segment have other names.
     pub fn name(&self, incarnation: u32, of_best: &str) -> String {
         let again = if incarnation > 1 { format!("i{incarnation}-") } else { String::new() };
         match self.place {
@@ -37,11 +37,11 @@ impl Place {
     }
 }
 
-/// A track as catalogs have it.
+/// A track in the form that catalogs need.
 #[derive(Clone)]
 pub(super) struct Described {
-    pub track: msf::Track,
-    /// What a decoder begins with.
+    pub track: msf::MsfTrack,
+    /// The decoder's configuration.
     pub configuration: Option<Vec<u8>>,
     protection: Option<Protected>,
 }
@@ -55,33 +55,37 @@ struct Protected {
 }
 
 impl Described {
-    pub fn all(rendition: &Place, presentation: &Presentation, incarnation: u32) -> Result<Vec<Self>, Error> {
+    pub fn all(
+        rendition: &TrackPlacement,
+        presentation: &Presentation,
+        incarnation: u32,
+    ) -> Result<Vec<Self>, Error> {
         presentation
             .tracks
             .iter()
-            .map(|track| Self::of(rendition, presentation, track, incarnation))
+            .map(|track| Self::describe_track(rendition, presentation, track, incarnation))
             .collect()
     }
 
-    fn of(
-        rendition: &Place,
+    fn describe_track(
+        rendition: &TrackPlacement,
         presentation: &Presentation,
-        track: &Track,
+        track: &InitTrack,
         incarnation: u32,
     ) -> Result<Self, Error> {
         let entry = track.entry();
         let packaging = packaging(rendition.packaging, track);
         let configuration = entry.and_then(codec::configuration);
         let begins = match packaging {
-            // Players take a track's init segment to have that track alone.
-            Packaging::Cmaf => Some(init_of(&presentation.init, track.id)?.to_vec()),
+            // A track's init segment has that track alone, because players expect that.
+            Packaging::Cmaf => Some(single_track_init(&presentation.init, track.id)?.to_vec()),
             Packaging::Loc => configuration.clone(),
         };
         let codec = entry.and_then(codec::name);
         if codec.is_none() {
             tracing::warn!(
                 track = track.id,
-                "the catalogs have no codec for this track, whose sample entry has no readable type: players pass over it"
+                "the catalogs name no codec for this track, because the type of its MP4 sample entry is not readable: players skip the track"
             );
         }
         let protection = entry.and_then(|entry| entry.protection.as_ref()).map(|protection| Protected {
@@ -93,13 +97,13 @@ impl Described {
             tracing::warn!(
                 track = track.id,
                 scheme = protection.scheme,
-                "this track is encrypted: catalog says how, catalog.json leaves it out, because its format has no words for it"
+                "this track is encrypted: `catalog` describes that, `catalog.json` omits the track, because its format cannot describe encryption"
             );
         }
         let own_bitrate = rendition.bitrate.filter(|_| track.is_video());
         let sound = entry.filter(|_| track.is_sound()).and_then(codec::sound);
         let size = entry.and_then(|entry| entry.size());
-        let described = msf::Track {
+        let described = msf::MsfTrack {
             name: rendition.name(incarnation, &packaging.track(track.id)),
             packaging: packaging.name().to_owned(),
             is_live: true,
@@ -116,14 +120,15 @@ impl Described {
             alt_group: alternates(rendition, presentation, track),
             timescale: (packaging == Packaging::Loc).then_some(track.timescale),
             init_data: begins.map(|begins| STANDARD.encode(begins)),
-            ..msf::Track::default()
+            ..msf::MsfTrack::default()
         };
         Ok(Self { track: described, configuration, protection })
     }
 }
 
-/// Returns how a track is packaged that is to be packaged so: as CMAF where LOC has no place for what its decoder needs.
-pub(super) fn packaging(wanted: Packaging, track: &Track) -> Packaging {
+/// Returns the packaging of a track for which `wanted` was chosen: CMAF if LOC cannot carry everything that its
+/// decoder needs.
+pub(super) fn packaging(wanted: Packaging, track: &InitTrack) -> Packaging {
     let is_medium = track.is_video() || track.is_sound();
     match track.entries.first().is_some_and(codec::is_described) && track.entries.len() == 1 && is_medium {
         true => wanted,
@@ -131,22 +136,23 @@ pub(super) fn packaging(wanted: Packaging, track: &Track) -> Packaging {
     }
 }
 
-/// Returns the number of the alternates that a track is one of: of a ladder, or where the input says so of its tracks, of video. Groups of
-/// alternates begin at the same times, which is not known of anything else.
-fn alternates(rendition: &Place, presentation: &Presentation, track: &Track) -> Option<u32> {
+/// Returns the number of the group of alternates that a track belongs to: that of the ladder, or the one that the
+/// input declares for its video. Groups of alternates must begin at the same times, which is not known of other
+/// tracks.
+fn alternates(rendition: &TrackPlacement, presentation: &Presentation, track: &InitTrack) -> Option<u32> {
     if !track.is_video() {
         return None;
     }
     if rendition.has_alternates {
         return Some(LADDER);
     }
-    let is_alike = |other: &&Track| other.is_video() && other.alternate == track.alternate;
+    let is_alike = |other: &&InitTrack| other.is_video() && other.alternate == track.alternate;
     let count = presentation.tracks.iter().filter(is_alike).count();
     (track.alternate != 0 && count > 1).then(|| LADDER + u32::from(track.alternate))
 }
 
-/// Returns a track's role: one of those that MSF reserves (5.1.14), or one of ours for what it has no word for.
-fn role(track: &Track) -> &'static str {
+/// Returns a track's role: one of those that MSF reserves (5.1.14), or one of our own where MSF has none.
+fn role(track: &InitTrack) -> &'static str {
     let is_kind = |kind: &str| track.kinds.iter().any(|it| it == kind);
     let entry = track.entry().map(|entry| entry.kind);
     match &track.handler {
@@ -164,7 +170,8 @@ fn role(track: &Track) -> &'static str {
     }
 }
 
-/// Returns what the catalog says of encryption, and has the tracks refer to it: for each scheme and system the keys that there are.
+/// Returns the catalog's content protections, one for each scheme and system with its keys, and makes the tracks
+/// refer to them.
 pub(super) fn protections(all: &[&Described]) -> BTreeMap<String, Vec<msf::ContentProtection>> {
     let mut found: Vec<msf::ContentProtection> = Vec::new();
     let mut of_tracks = BTreeMap::<String, Vec<msf::ContentProtection>>::new();

@@ -1,33 +1,33 @@
-//! Sample entries: what a decoder begins with, encrypted or not.
+//! Sample entries: the decoder configuration of samples, encrypted or not.
 
 use bytes::Bytes;
 use mp4_atom::{Codec, Decode, FourCC};
 
-use super::boxes::{Child, HEADER, Numbers, child, children, quietly};
+use super::boxes::{Child, HEADER, NumberReader, child, children, quietly};
 
 /// How samples are encrypted (ISO/IEC 23001-7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Protection {
-    /// `cenc`, `cbcs` ...
+    /// The scheme: `cenc`, `cbcs` ...
     pub scheme: String,
     pub key: Option<[u8; 16]>,
-    /// Length of an initialisation vector in a sample's auxiliary information.
+    /// Length in bytes of an initialisation vector in a sample's auxiliary information.
     pub iv_size: u8,
 }
 
 /// A sample entry (ISO/IEC 14496-12, 8.5.2).
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    /// Its type; of an encrypted one that of what was encrypted.
+pub(super) struct SampleEntry {
+    /// The type of the entry; for an encrypted entry the type of the original.
     pub kind: [u8; 4],
-    /// As `mp4-atom` reads it; `Unknown` where it cannot.
+    /// The entry as `mp4-atom` reads it; `Unknown` where it cannot.
     pub codec: Codec,
     pub protection: Option<Protection>,
     raw: Bytes,
     is_visual: bool,
 }
 
-impl Entry {
+impl SampleEntry {
     /// Reads the entries of an stsd box whose track has this handler.
     pub fn all(stsd: &Child<'_>, handler: [u8; 4]) -> Vec<Self> {
         let entries = stsd.full().and_then(|(_, _, rest)| rest.get(4..)).unwrap_or_default();
@@ -37,8 +37,9 @@ impl Entry {
     fn read(entry: &Child<'_>, handler: [u8; 4]) -> Self {
         let is_visual = handler == *b"vide";
         let mut raw = entry.whole.to_vec();
-        let (mut kind, mut protection) = (entry.kind, None);
-        if let Some(sinf) = child(behind_fields(entry.body, handler), b"sinf") {
+        let mut kind = entry.kind;
+        let mut protection = None;
+        if let Some(sinf) = child(skip_fields(entry.body, handler), b"sinf") {
             if let Some(original) =
                 child(sinf.body, b"frma").and_then(|frma| frma.body.first_chunk::<4>().copied())
             {
@@ -56,27 +57,27 @@ impl Entry {
     pub fn part(&self, kind: &[u8; 4]) -> Option<&[u8]> {
         let handler = if self.is_visual { *b"vide" } else { *b"soun" };
         let entry = Child::first(&self.raw)?;
-        child(behind_fields(entry.body, handler), kind).map(|part| part.body)
+        child(skip_fields(entry.body, handler), kind).map(|part| part.body)
     }
 
     /// Returns width and height of a picture.
     pub fn size(&self) -> Option<(u16, u16)> {
-        let mut numbers = Numbers(self.raw.get(HEADER + 24..)?);
+        let mut numbers = NumberReader(self.raw.get(HEADER + 24..)?);
         Some((numbers.u16()?, numbers.u16()?)).filter(|_| self.is_visual)
     }
 
-    /// Returns channels and samples a second of sound, as the entry itself says.
+    /// Returns channels and samples per second of sound, as the entry itself gives them.
     pub fn sound(&self) -> Option<(u16, u32)> {
         let body = self.raw.get(HEADER..)?;
-        let mut numbers = Numbers(body.get(8..)?);
+        let mut numbers = NumberReader(body.get(8..)?);
         let version = numbers.u16()?;
         if version == 2 {
             // QuickTime's second version has the rate as a floating-point number, and channels with 32 bits.
-            let mut numbers = Numbers(body.get(32..)?);
+            let mut numbers = NumberReader(body.get(32..)?);
             let rate = f64::from_bits(numbers.u64()?);
             return Some((numbers.u32()?.try_into().ok()?, rate as u32));
         }
-        let mut numbers = Numbers(body.get(16..)?);
+        let mut numbers = NumberReader(body.get(16..)?);
         let channels = numbers.u16()?;
         numbers.take(6)?;
         Some((channels, numbers.u32()? >> 16))
@@ -90,7 +91,7 @@ impl Protection {
             scheme.map_or_else(|| "cenc".to_owned(), |scheme| String::from_utf8_lossy(&scheme).into_owned());
         let tenc =
             child(sinf.body, b"schi").and_then(|schi| Some(child(schi.body, b"tenc")?.full()?.2.to_vec()));
-        let mut numbers = Numbers(tenc.as_deref().unwrap_or_default());
+        let mut numbers = NumberReader(tenc.as_deref().unwrap_or_default());
         // Two bytes with the pattern, then whether samples are protected at all.
         numbers.take(3);
         let iv_size = numbers.u8().unwrap_or(0);
@@ -99,8 +100,8 @@ impl Protection {
     }
 }
 
-/// Returns the boxes of a sample entry, which stand behind fields whose length depends on what it is of.
-fn behind_fields(body: &[u8], handler: [u8; 4]) -> &[u8] {
+/// Returns the boxes of a sample entry. They follow fields whose length depends on the kind of track.
+fn skip_fields(body: &[u8], handler: [u8; 4]) -> &[u8] {
     const PLAIN: usize = 8;
     const VISUAL: usize = 78;
     const SOUND: usize = 28;

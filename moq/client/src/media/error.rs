@@ -1,4 +1,4 @@
-//! What can be wrong with media.
+//! Errors of reading and playing media.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use mp4_atom::FourCC;
 
 /// The flags with which ffmpeg makes fragments.
 pub const MOVFLAGS: &str = "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame";
-/// What makes media of which anything can be published.
+/// How to make media that can be published.
 pub const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
                    -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame - | millrace publish ...";
 
-/// Why media cannot be published or played.
+/// The reason why media cannot be published or played.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
-    #[error("what stands at byte {at} of the input is no MP4 box: {source}")]
+    #[error("the input has no MP4 box at byte {at}: {source}")]
     NotABox { at: u64, source: mp4_atom::Error },
     #[error("the input is {}; {HOW}", .0.map_or_else(|| "not MP4".to_owned(), |what| format!("{what}, not MP4")))]
     NotMp4(Option<&'static str>),
@@ -23,28 +24,28 @@ pub enum Error {
     #[error("the MP4 is not fragmented; {HOW}")]
     NotFragmented,
     #[error(
-        "the first fragment comes before the moov box, which says what is in it: begin the input with its init segment"
+        "the first fragment comes before the moov box that describes it: begin the input with its init segment"
     )]
     NoMoov,
-    #[error("box {kind:?} has {size} bytes, which is too large to be streamed; {HOW}", kind = .kind.to_string())]
+    #[error("box {kind:?} has {size} bytes, which is too large for a stream; {HOW}", kind = .kind.to_string())]
     TooLarge { kind: FourCC, size: usize },
-    #[error("the input ends within box {kind:?} at byte {at}: {there} of {size} bytes are there", kind = .kind.to_string())]
+    #[error("the input ends within box {kind:?} at byte {at}: it has {there} of {size} bytes", kind = .kind.to_string())]
     Truncated { kind: FourCC, at: u64, there: usize, size: usize },
     #[error("cannot read box {kind:?} of the moov box: {source}", kind = .kind.to_string())]
     Moov { kind: FourCC, source: mp4_atom::Error },
     #[error("cannot read box {kind:?} of a moof box: {source}", kind = .kind.to_string())]
     Moof { kind: FourCC, source: mp4_atom::Error },
     #[error(
-        "the samples of track {track} are not where the moof box at byte {at} says: the input may be cut out of a file; have the muxer \
+        "the samples of track {track} are not where the moof box at byte {at} says: the input may be cut out of a file; make the muxer \
          count offsets from the moof (default-base-is-moof; ffmpeg: -movflags +default_base_moof)"
     )]
     Outside { at: u64, track: u32 },
-    /// Boxes that do not belong together.
+    /// The boxes do not fit together.
     #[error("the input has {0}; {HOW}")]
     Malformed(&'static str),
     #[error("group {group} begins at {one:?} in one rendition and at {other:?} in another")]
     Apart { group: u64, one: Duration, other: Duration },
-    #[error("an object is not LOC as it is played here: {0} (--track writes what there is)")]
+    #[error("an object is not LOC of a supported form: {0} (--track writes payloads unchanged)")]
     NotLoc(#[from] loc::NotLoc),
     #[error("cannot read a decoder's configuration in the catalog: {0}")]
     Configuration(#[source] mp4_atom::Error),

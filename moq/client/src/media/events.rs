@@ -1,7 +1,7 @@
-//! What stands in front of fragments: prft (which wall-clock time a picture is of) and emsg (events, such as SCTE-35).
+//! Boxes in front of fragments: prft (the wall-clock time of a picture) and emsg (events, such as SCTE-35).
 //!
-//! As CMAF they stay in front of the fragment that they came with. Besides, and as LOC only there, events are an event timeline of
-//! MSF, and times a media timeline.
+//! CMAF objects keep them in front of their fragment. In addition (and for LOC instead), events become an event
+//! timeline of MSF, and times a media timeline.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use mp4_atom::{Decode, Emsg, EmsgTimestamp, FourCC, Prft};
 use serde_json::{Value, json};
 
 use super::boxes::quietly;
-use crate::broadcast::{Broadcast, Track};
+use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Names of the tracks of timelines.
+/// Names of the timeline tracks.
 pub(super) const EVENTS: &str = "events";
 pub(super) const TIMELINE: &str = "timeline";
-/// What the data of our event timeline is: the fields of an emsg box.
+/// The type of our event timeline's data: the fields of an emsg box.
 const EVENT_TYPE: &str = "org.mpeg.dash.emsg";
-/// Records of a timeline that its newest object repeats.
+/// Number of a timeline's records that its newest object repeats.
 const KEPT: usize = 64;
-/// Boxes, and bytes of them, that wait for a fragment at most.
+/// Largest number of boxes, and of their bytes, that wait for a fragment.
 const WAITING: usize = 64;
 const WAITING_BYTES: usize = 1 << 20;
-/// Seconds from 1900, where NTP begins, to 1970.
+/// Seconds from 1900, where NTP's time begins, to 1970.
 const NTP_TO_UNIX: i64 = 2_208_988_800;
 
-/// A box that waits for the fragment behind it.
+/// A box that waits for the fragment after it.
 #[derive(Clone, Debug)]
-pub(super) struct Front {
+pub(super) struct WaitingBox {
     pub raw: Bytes,
     meaning: Meaning,
 }
@@ -41,19 +41,19 @@ pub(super) struct Front {
 enum Meaning {
     Clock(Prft),
     Event(Emsg),
-    /// It could not be read, and is passed on.
+    /// A box that could not be read, and is passed on unchanged.
     Unknown,
 }
 
-/// What a timeline says of an object.
+/// The record of a timeline about an object.
 #[derive(Clone, Debug)]
-pub(super) enum Mark {
+pub(super) enum TimelineRecord {
     /// The wall-clock time of its first sample, in milliseconds since 1970.
     Clock(i64),
     Event(Value),
 }
 
-impl Front {
+impl WaitingBox {
     /// Takes a box, if it is one that belongs in front of fragments.
     pub fn read(kind: FourCC, raw: &Bytes) -> Option<Self> {
         let meaning = match kind.as_ref() {
@@ -64,7 +64,7 @@ impl Front {
         Some(Self { raw: raw.clone(), meaning })
     }
 
-    /// Returns the track that it is about, of which the others are not told.
+    /// Returns the track that it belongs to; it is kept from the others.
     pub fn track(&self) -> Option<u32> {
         match &self.meaning {
             Meaning::Clock(prft) => Some(prft.reference_track_id),
@@ -72,14 +72,14 @@ impl Front {
         }
     }
 
-    /// Returns what a timeline says of a fragment whose first sample is presented at this time, of so many units a second; `later` is what
-    /// is added to the media's own times, in seconds.
-    pub fn mark(&self, presented: i128, timescale: u32, later: f64) -> Option<Mark> {
+    /// Returns the timeline record for a fragment whose first sample is presented at `presented`, in `timescale`
+    /// units per second. `later` is added to the media's own times, in seconds.
+    pub fn mark(&self, presented: i128, timescale: u32, later: f64) -> Option<TimelineRecord> {
         match &self.meaning {
             Meaning::Clock(prft) => {
                 let millis = ntp_to_millis(prft.ntp_timestamp);
                 let since = (presented - i128::from(prft.media_time)) * 1000 / i128::from(timescale);
-                Some(Mark::Clock(millis.saturating_add(i64::try_from(since).ok()?)))
+                Some(TimelineRecord::Clock(millis.saturating_add(i64::try_from(since).ok()?)))
             }
             Meaning::Event(emsg) => {
                 let scale = f64::from(emsg.timescale.max(1));
@@ -98,7 +98,7 @@ impl Front {
                     "duration": duration,
                     "messageData": STANDARD.encode(&emsg.message_data),
                 });
-                Some(Mark::Event(json!({ "m": millis(at + later), "data": data })))
+                Some(TimelineRecord::Event(json!({ "m": millis(at + later), "data": data })))
             }
             Meaning::Unknown => None,
         }
@@ -115,8 +115,8 @@ fn ntp_to_millis(ntp: u64) -> i64 {
     seconds * 1000 + fraction as i64
 }
 
-/// Adds a box to those that wait; the oldest go where there are too many.
-pub(super) fn wait(waiting: &mut Vec<Front>, front: Front) {
+/// Adds a box to the waiting ones. The oldest are dropped where there are too many.
+pub(super) fn wait(waiting: &mut Vec<WaitingBox>, front: WaitingBox) {
     waiting.push(front);
     while waiting.len() > WAITING
         || waiting.iter().map(|front| front.raw.len()).sum::<usize>() > WAITING_BYTES
@@ -124,14 +124,14 @@ pub(super) fn wait(waiting: &mut Vec<Front>, front: Front) {
         let gone = waiting.remove(0);
         tracing::warn!(
             bytes = gone.raw.len(),
-            "an event or clock box is left out: too many wait for a fragment"
+            "dropped an event or clock box (emsg, prft): too many wait for a fragment"
         );
     }
 }
 
-/// A track of records, whose newest object has the last of them.
+/// A track of records. Its newest object repeats the last records.
 struct Timeline {
-    track: Arc<Track>,
+    track: Arc<BroadcastTrack>,
     records: VecDeque<Value>,
     next_group: u64,
 }
@@ -149,7 +149,7 @@ impl Timeline {
     }
 }
 
-/// The timelines of a broadcast, each of which begins with its first record.
+/// The timelines of a broadcast. Each begins with its first record.
 #[derive(Default)]
 pub(super) struct Timelines {
     events: Option<Timeline>,
@@ -157,23 +157,23 @@ pub(super) struct Timelines {
 }
 
 impl Timelines {
-    /// Adds what is known of an object: when its first sample is presented, in seconds, and where it is. Returns how the catalog describes
-    /// a timeline that begins with it.
+    /// Adds a record about an object: when its first sample is presented, in seconds, and its location. Returns the
+    /// catalog's description of a timeline that begins with it.
     pub fn add(
         &mut self,
         broadcast: &Broadcast,
-        mark: Mark,
+        mark: TimelineRecord,
         seconds: f64,
         place: (u64, u64),
-    ) -> Result<Option<msf::Track>, NameError> {
+    ) -> Result<Option<msf::MsfTrack>, NameError> {
         let (slot, name, record) = match mark {
-            // Media timelines are about places to begin at.
-            Mark::Clock(_) if place.1 != 0 => return Ok(None),
-            Mark::Clock(wall) => {
+            // Media timelines contain only places where a decoder can start.
+            TimelineRecord::Clock(_) if place.1 != 0 => return Ok(None),
+            TimelineRecord::Clock(wall) => {
                 let group = broadcast.first_group().saturating_add(place.0);
                 (&mut self.clock, TIMELINE, json!([millis(seconds), [group, place.1], wall]))
             }
-            Mark::Event(record) => (&mut self.events, EVENTS, record),
+            TimelineRecord::Event(record) => (&mut self.events, EVENTS, record),
         };
         let (timeline, described) = match slot {
             Some(timeline) => (timeline, None),
@@ -190,16 +190,16 @@ impl Timelines {
     }
 }
 
-fn described(name: &str) -> msf::Track {
+fn described(name: &str) -> msf::MsfTrack {
     let packaging = if name == EVENTS { "eventtimeline" } else { "mediatimeline" };
-    msf::Track {
+    msf::MsfTrack {
         name: name.to_owned(),
         packaging: packaging.to_owned(),
         is_live: true,
         role: Some(packaging.to_owned()),
         mime_type: Some("application/json".to_owned()),
         event_type: (name == EVENTS).then(|| EVENT_TYPE.to_owned()),
-        ..msf::Track::default()
+        ..msf::MsfTrack::default()
     }
 }
 
@@ -213,18 +213,21 @@ mod tests {
         let ntp = ((1_795_824_000 + 2_208_988_800_u64) << 32) | 1 << 31;
         assert_eq!(ntp_to_millis(ntp), 1_795_824_000_500);
         assert_eq!(ntp_to_millis(0), -2_208_988_800_000);
-        // Half a second behind the time that the box is about.
+        // The frame is half a second after the time that the box refers to.
         let prft = Prft { ntp_timestamp: ntp, media_time: 100, ..Prft::default() };
-        let front = Front { raw: Bytes::new(), meaning: Meaning::Clock(prft) };
-        let Some(Mark::Clock(wall)) = front.mark(150, 100, 0.0) else { panic!() };
+        let front = WaitingBox { raw: Bytes::new(), meaning: Meaning::Clock(prft) };
+        let Some(TimelineRecord::Clock(wall)) = front.mark(150, 100, 0.0) else { panic!() };
         assert_eq!(wall, 1_795_824_001_000);
     }
 
     #[test]
-    fn boxes_that_wait_are_bounded() {
+    fn waiting_boxes_are_bounded() {
         let mut waiting = Vec::new();
         for _ in 0..100 {
-            wait(&mut waiting, Front { raw: Bytes::from_static(&[0; 40_000]), meaning: Meaning::Unknown });
+            wait(
+                &mut waiting,
+                WaitingBox { raw: Bytes::from_static(&[0; 40_000]), meaning: Meaning::Unknown },
+            );
         }
         assert_eq!(waiting.len(), WAITING_BYTES / 40_000);
     }

@@ -1,4 +1,4 @@
-//! An input, published at the pace at which it comes or at that of its own clock.
+//! An input, published as it arrives or at the pace of its own clock.
 
 use std::io;
 use std::sync::OnceLock;
@@ -8,17 +8,17 @@ use mp4_atom::FourCC;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::Instant;
 
-use super::{Boxes, Error, Media};
+use super::{Boxes, Error, MediaPublisher};
 
-/// When the first fragment was published, and its time in the media.
-pub(crate) type Pace = OnceLock<(Instant, Duration)>;
+/// The time when the first fragment was published, and its time in the media.
+pub(crate) type FirstFragment = OnceLock<(Instant, Duration)>;
 
-/// So much media is not all published at once by mistake unnoticed.
+/// Amount of media published at once that is logged, since it may be a mistake.
 const NOTICED: Duration = Duration::from_secs(2);
-/// A clock that jumps by more than this is another one: what follows is not waited for.
+/// A clock that jumps by more than this counts as another clock: the jump is not waited for.
 const JUMP: Duration = Duration::from_secs(10);
 
-/// Why an input was not published to its end.
+/// The reason why an input was not published to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Stopped {
     #[error(transparent)]
@@ -28,27 +28,28 @@ pub(crate) enum Stopped {
 }
 
 /// The times of an input.
-struct Clock<'a> {
-    /// With which it is paced, if it is.
-    pace: Option<&'a Pace>,
-    /// Since the clock last jumped, for an input with a pace of its own.
+struct FeedClock<'a> {
+    /// The pace that is shared with other inputs, if there is one.
+    pace: Option<&'a FirstFragment>,
+    /// Start of the own pace, which begins again when the clock jumps.
     own: (Instant, Duration),
     last: Duration,
     length: Duration,
     began: Instant,
-    /// Init segments so far.
+    /// Number of init segments so far.
     inits: u32,
 }
 
-impl<'a> Clock<'a> {
-    fn new(pace: Option<&'a Pace>, first: Duration, inits: u32) -> Self {
+impl<'a> FeedClock<'a> {
+    fn new(pace: Option<&'a FirstFragment>, first: Duration, inits: u32) -> Self {
         let now = Instant::now();
         let own = pace.map_or((now, first), |pace| *pace.get_or_init(|| (now, first)));
         Self { pace, own, last: first, length: Duration::ZERO, began: now, inits }
     }
 
-    /// Returns when what has this time is to be published; `None`: at once. With each init segment an encoder may begin its clock anew.
-    fn due(&mut self, time: Duration, inits: u32) -> Option<Instant> {
+    /// Returns when media with this time should be published, or `None` for at once. With each init segment an
+    /// encoder may restart its clock.
+    fn due_time(&mut self, time: Duration, inits: u32) -> Option<Instant> {
         let step = time.abs_diff(self.last);
         let is_anew = std::mem::replace(&mut self.inits, inits) != inits && time < self.last;
         if is_anew {
@@ -56,7 +57,7 @@ impl<'a> Clock<'a> {
         } else if step > JUMP {
             if self.pace.is_some() {
                 tracing::warn!(
-                    "the clock of the input jumps from {:.1} s to {:.1} s: what follows is published without waiting for it",
+                    "the clock of the input jumps from {:.1} s to {:.1} s: the media after it are published without waiting",
                     self.last.as_secs_f64(),
                     time.as_secs_f64()
                 );
@@ -70,10 +71,11 @@ impl<'a> Clock<'a> {
     }
 
     fn say_if_hasty(&self) {
-        let (length, took) = (self.length, self.began.elapsed());
+        let length = self.length;
+        let took = self.began.elapsed();
         if self.pace.is_none() && length > NOTICED && length > 2 * took {
             tracing::warn!(
-                "{:.1} s of media were published in {:.1} s: for input that is not live there is --realtime",
+                "{:.1} s of media were published in {:.1} s: for input that is not live, use --realtime",
                 length.as_secs_f64(),
                 took.as_secs_f64()
             );
@@ -81,11 +83,12 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// Publishes an input to its end, at the pace of its own clock if there is a `pace`, which renditions share.
+/// Publishes an input to its end. With a `pace`, which renditions share, it is published at the pace of its own
+/// clock.
 pub(crate) async fn play(
-    mut media: Media,
+    mut media: MediaPublisher,
     mut reader: Box<dyn AsyncRead + Unpin>,
-    pace: Option<&Pace>,
+    pace: Option<&FirstFragment>,
 ) -> Result<(), Stopped> {
     let mut boxes = Boxes::default();
     let mut piece = vec![0; 64 << 10];
@@ -110,13 +113,13 @@ pub(crate) async fn play(
 }
 
 async fn publish<'a>(
-    media: &mut Media,
-    clock: &mut Option<Clock<'a>>,
-    pace: Option<&'a Pace>,
+    media: &mut MediaPublisher,
+    clock: &mut Option<FeedClock<'a>>,
+    pace: Option<&'a FirstFragment>,
 ) -> Result<(), Error> {
     while let Some(time) = media.next_time() {
-        let clock = clock.get_or_insert_with(|| Clock::new(pace, time, media.inits()));
-        if let Some(due) = clock.due(time, media.inits()) {
+        let clock = clock.get_or_insert_with(|| FeedClock::new(pace, time, media.inits()));
+        if let Some(due) = clock.due_time(time, media.inits()) {
             tokio::time::sleep_until(due).await;
         }
         media.publish_next()?;
@@ -124,28 +127,29 @@ async fn publish<'a>(
     Ok(())
 }
 
-/// Takes the box that has just been cut out.
-fn take(media: &mut Media, boxes: &Boxes, kind: FourCC, bytes: bytes::Bytes) -> Result<(), Error> {
+/// Takes the box that was just cut out of the input.
+fn take(media: &mut MediaPublisher, boxes: &Boxes, kind: FourCC, bytes: bytes::Bytes) -> Result<(), Error> {
     let at = boxes.position() - bytes.len() as u64;
     media.take(kind, at, bytes)
 }
 
-/// Returns what the end of the input ends. Where it is cut off within a box, that is said, and the rest was published.
+/// Returns the last box, which the end of the input ends. If the input is cut off within a box, that is logged; the
+/// rest was published.
 fn last(boxes: &mut Boxes) -> Result<Option<(FourCC, bytes::Bytes)>, Error> {
     match boxes.finish() {
         Err(error @ Error::Truncated { .. }) => {
-            tracing::warn!("{error}: what it is part of is left out");
+            tracing::warn!("the end of the input is incomplete, so its last box was dropped: {error}");
             Ok(None)
         }
         other => other,
     }
 }
 
-/// Publishes an input that is all there, at once.
+/// Publishes a complete input at once.
 ///
 /// # Errors
-/// It cannot be read as media.
-pub fn feed(media: &mut Media, input: &[u8]) -> Result<(), Error> {
+/// Fails if it cannot be read as media.
+pub fn feed(media: &mut MediaPublisher, input: &[u8]) -> Result<(), Error> {
     let mut boxes = Boxes::default();
     for piece in input.chunks(1 << 16) {
         boxes.push(piece);
@@ -167,22 +171,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_that_jumps_is_not_waited_for() {
-        let pace = Pace::new();
+    fn clock_jump_is_not_waited_for() {
+        let pace = FirstFragment::new();
         let seconds = Duration::from_secs;
-        let mut clock = Clock::new(Some(&pace), seconds(5), 1);
-        let first = clock.due(seconds(5), 1).unwrap();
-        assert_eq!(clock.due(seconds(7), 1), Some(first + seconds(2)));
+        let mut clock = FeedClock::new(Some(&pace), seconds(5), 1);
+        let first = clock.due_time(seconds(5), 1).unwrap();
+        assert_eq!(clock.due_time(seconds(7), 1), Some(first + seconds(2)));
         // Tracks need not be in step.
-        assert_eq!(clock.due(seconds(6), 1), Some(first + seconds(1)));
-        let hour = clock.due(seconds(3607), 1).unwrap();
+        assert_eq!(clock.due_time(seconds(6), 1), Some(first + seconds(1)));
+        let hour = clock.due_time(seconds(3607), 1).unwrap();
         assert!(hour < first + seconds(60), "an hour is not waited for");
-        assert_eq!(clock.due(seconds(3608), 1), Some(hour + seconds(1)));
-        let back = clock.due(seconds(0), 1).unwrap();
-        assert_eq!(clock.due(seconds(3), 1), Some(back + seconds(3)));
-        // With another init segment a second back is a clock that begins anew.
-        let anew = clock.due(seconds(2), 2).unwrap();
-        assert_eq!(clock.due(seconds(4), 2), Some(anew + seconds(2)));
+        assert_eq!(clock.due_time(seconds(3608), 1), Some(hour + seconds(1)));
+        let back = clock.due_time(seconds(0), 1).unwrap();
+        assert_eq!(clock.due_time(seconds(3), 1), Some(back + seconds(3)));
+        // A step back of a second with another init segment is a restarted clock.
+        let anew = clock.due_time(seconds(2), 2).unwrap();
+        assert_eq!(clock.due_time(seconds(4), 2), Some(anew + seconds(2)));
         assert_eq!(clock.length, seconds(2 + 1 + 3 + 2));
     }
 }

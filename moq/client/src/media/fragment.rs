@@ -1,7 +1,8 @@
-//! Movie fragments: which samples a moof has, where they are, and how they are written anew.
+//! Movie fragments: reads the samples of a moof, finds their data, and writes new fragments.
 //!
-//! A fragment is passed on as it is where its boxes mean the same anywhere: one track, with its time, whose samples are listed once, and
-//! found from the moof. Any other is written anew, a moof and an mdat for each track and for each group.
+//! A fragment is passed on unchanged if its boxes mean the same anywhere: one track, with its time, whose samples are
+//! listed once and located relative to the moof. Any other fragment is rewritten, as a moof and an mdat for each
+//! track and for each group.
 
 use std::ops::Range;
 
@@ -9,31 +10,31 @@ use bytes::Bytes;
 use mp4_atom::{Atom, Tfdt, Tfhd, Trex, Trun};
 
 use super::Error;
-use super::aux::{Aux, Found};
-use super::boxes::{Child, HEADER, Numbers, boxed, child, children, full};
+use super::aux::{Aux, SampleAuxInfo};
+use super::boxes::{Child, HEADER, NumberReader, boxed, child, children, full};
 
-/// Samples of a fragment at most. One that has more says so in few bytes, and is none of a live stream.
+/// Largest number of samples of a fragment. A fragment can declare more in few bytes; no live stream has that many.
 const MAX_SAMPLES: usize = 1 << 20;
-/// The box that Smooth Streaming has instead of tfdt.
+/// The box of Smooth Streaming that replaces tfdt.
 const TFXD: [u8; 16] =
     [0x6d, 0x1d, 0x9b, 0x05, 0x42, 0xd5, 0x44, 0xe6, 0x80, 0xe2, 0x14, 0x1d, 0xaf, 0xf7, 0x57, 0xb2];
 
-/// A sample, in the order in which they are decoded.
+/// A sample. Samples are kept in decoding order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sample {
-    /// As ISO/IEC 14496-12, 8.8.3.1 has them.
+pub(super) struct MediaSample {
+    /// Flags of ISO/IEC 14496-12, 8.8.3.1.
     pub flags: u32,
-    /// When it is decoded and for how long it is shown, in units of the track's timescale.
+    /// Decode time and duration, in units of the track's timescale.
     pub decoded: u64,
     pub duration: u32,
-    /// How much later it is presented than decoded.
+    /// Presentation time less decode time.
     pub offset: i64,
-    /// Where it is in the input.
+    /// The place of its data in the input.
     pub at: Range<u64>,
 }
 
-impl Sample {
-    /// Returns when it is presented, before edits.
+impl MediaSample {
+    /// Returns the presentation time, before edits.
     pub fn presented(&self) -> i128 {
         i128::from(self.decoded) + i128::from(self.offset)
     }
@@ -41,25 +42,25 @@ impl Sample {
 
 /// The samples of one track in a fragment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Run {
+pub(super) struct SampleRun {
     pub track: u32,
-    /// Which of the track's sample entries they need, from 1 on.
+    /// Index of the sample entry that they need, from 1 on.
     pub description: u32,
-    pub samples: Vec<Sample>,
-    /// Whether its boxes mean the same wherever the fragment is, if it is alone in it.
+    pub samples: Vec<MediaSample>,
+    /// Whether its boxes mean the same anywhere, if the fragment has no other run.
     pub is_plain: bool,
     pub aux: Aux,
-    /// Boxes of groups of samples (sgpd), and which samples are in them (sbgp).
+    /// Boxes with groups of samples (sgpd), and with their members (sbgp).
     groups: Vec<Bytes>,
     members: Vec<Bytes>,
-    /// Boxes that nothing is known of.
+    /// Boxes of unknown meaning.
     others: Vec<Bytes>,
 }
 
-/// What is known of a track before a fragment of it.
-pub(super) struct Known<'a> {
+/// A track's state before one of its fragments is read.
+pub(super) struct TrackFragmentState<'a> {
     pub defaults: &'a Trex,
-    /// When the last fragment ended.
+    /// Time when the last fragment ended.
     pub next: u64,
 }
 
@@ -67,19 +68,24 @@ pub(super) struct Known<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Moof {
     pub sequence: u32,
-    pub runs: Vec<Run>,
+    pub runs: Vec<SampleRun>,
 }
 
 impl Moof {
-    /// Reads the box, which begins at `at` in the input. Fragments of tracks that are not `known` are left out.
+    /// Reads the box, which begins at `at` in the input. Fragments of tracks that are not `known` are skipped.
     ///
     /// # Errors
-    /// A box in it cannot be read, or it has more samples than are taken.
-    pub fn read<'a>(moof: &Bytes, at: u64, known: impl Fn(u32) -> Option<Known<'a>>) -> Result<Self, Error> {
+    /// Fails if a box in it cannot be read, or it has too many samples.
+    pub fn read<'a>(
+        moof: &Bytes,
+        at: u64,
+        known: impl Fn(u32) -> Option<TrackFragmentState<'a>>,
+    ) -> Result<Self, Error> {
         let whole = Child::first(moof).ok_or(Error::Malformed("a moof box without a body"))?;
-        let sequence = child(whole.body, b"mfhd").and_then(|mfhd| Numbers(mfhd.full()?.2).u32()).unwrap_or(0);
+        let sequence =
+            child(whole.body, b"mfhd").and_then(|mfhd| NumberReader(mfhd.full()?.2).u32()).unwrap_or(0);
         let mut runs = Vec::new();
-        // Where the data of the traf before this one ended (ISO/IEC 14496-12, 8.8.7.1).
+        // The data of the previous traf ended here (ISO/IEC 14496-12, 8.8.7.1).
         let mut end = at;
         let mut count = 0;
         for traf in children(whole.body)?.into_iter().filter(|child| child.kind == *b"traf") {
@@ -99,8 +105,8 @@ fn read_run<'a>(
     moof_at: u64,
     end: &mut u64,
     count: &mut usize,
-    known: &impl Fn(u32) -> Option<Known<'a>>,
-) -> Result<Option<Run>, Error> {
+    known: &impl Fn(u32) -> Option<TrackFragmentState<'a>>,
+) -> Result<Option<SampleRun>, Error> {
     let parts = children(traf.body)?;
     let tfhd = parts
         .iter()
@@ -109,8 +115,8 @@ fn read_run<'a>(
     let tfhd: Tfhd = decoded(tfhd)?;
     let track = known(tfhd.track_id);
     let defaults = Trex::default();
-    let unknown = Known { defaults: &defaults, next: 0 };
-    let Known { defaults, next } = track.as_ref().unwrap_or(&unknown);
+    let unknown = TrackFragmentState { defaults: &defaults, next: 0 };
+    let TrackFragmentState { defaults, next } = track.as_ref().unwrap_or(&unknown);
     let base = match tfhd.base_data_offset {
         Some(offset) => offset,
         None if tfhd.default_base_is_moof => moof_at,
@@ -119,9 +125,9 @@ fn read_run<'a>(
     let tfdt = parts.iter().find(|child| child.kind == *b"tfdt").map(decoded::<Tfdt>).transpose()?;
     let time = tfdt.as_ref().map(|tfdt| tfdt.base_media_decode_time);
     let time = time.or_else(|| parts.iter().find_map(smooth_time)).unwrap_or(*next);
-    // Players of pages read the first list of samples alone.
+    // Players in browsers read only the first list of samples.
     let is_listed_once = parts.iter().filter(|child| child.kind == *b"trun").count() == 1;
-    let mut run = Run {
+    let mut run = SampleRun {
         track: tfhd.track_id,
         description: tfhd
             .sample_description_index
@@ -131,9 +137,9 @@ fn read_run<'a>(
             && tfhd.base_data_offset.is_none()
             && tfdt.is_some()
             && is_listed_once,
-        ..Run::default()
+        ..SampleRun::default()
     };
-    let mut cursor = Cursor { decoded: time, at: base };
+    let mut cursor = FragmentReader { decoded: time, at: base };
     for part in &parts {
         let raw = Bytes::copy_from_slice(part.whole);
         match &part.kind {
@@ -149,21 +155,21 @@ fn read_run<'a>(
     Ok(track.is_some().then_some(run))
 }
 
-/// Reads the time of a fragment as Smooth Streaming has it.
+/// Reads the time of a Smooth Streaming fragment.
 fn smooth_time(part: &Child<'_>) -> Option<u64> {
-    let mut body = Numbers(part.body.strip_prefix(&TFXD)?);
+    let mut body = NumberReader(part.body.strip_prefix(&TFXD)?);
     let is_long = body.u32()? >> 24 == 1;
     body.word(is_long).filter(|_| part.kind == *b"uuid")
 }
 
-/// Where reading a fragment has come to.
-struct Cursor {
+/// The state of reading a fragment.
+struct FragmentReader {
     decoded: u64,
     at: u64,
 }
 
-impl Run {
-    /// Makes one without samples.
+impl SampleRun {
+    /// Makes a run without samples.
     pub fn new(track: u32, description: u32) -> Self {
         Self { track, description, ..Self::default() }
     }
@@ -174,10 +180,10 @@ impl Run {
         tfhd: &Tfhd,
         defaults: &Trex,
         base: u64,
-        cursor: &mut Cursor,
+        cursor: &mut FragmentReader,
         count: &mut usize,
     ) -> Result<(), Error> {
-        const OUTSIDE: Error = Error::Malformed("a trun box whose samples are where no file reaches");
+        const OUTSIDE: Error = Error::Malformed("a trun box with an impossible offset of its samples");
         if let Some(offset) = trun.data_offset {
             cursor.at = base.checked_add_signed(offset.into()).ok_or(OUTSIDE)?;
         }
@@ -191,7 +197,7 @@ impl Run {
             let duration = entry.duration.or(tfhd.default_sample_duration);
             let duration = duration.unwrap_or(defaults.default_sample_duration);
             let end = cursor.at.checked_add(size.into()).ok_or(OUTSIDE)?;
-            self.samples.push(Sample {
+            self.samples.push(MediaSample {
                 flags: entry.flags.or(tfhd.default_sample_flags).unwrap_or(defaults.default_sample_flags),
                 decoded: cursor.decoded,
                 duration,
@@ -204,17 +210,17 @@ impl Run {
         Ok(())
     }
 
-    /// Returns when the samples end.
+    /// Returns the time when the samples end.
     pub fn end(&self) -> Option<u64> {
         self.samples.last().map(|last| last.decoded.saturating_add(last.duration.into()))
     }
 
-    /// Returns bytes of all samples.
+    /// Returns the size of all samples in bytes.
     pub fn bytes(&self) -> u64 {
         self.samples.iter().map(|sample| sample.at.end - sample.at.start).sum()
     }
 
-    /// Places the samples one after the other from `at` on, wherever their boxes say that they are. Returns where they end.
+    /// Places the samples one after the other from `at` on, regardless of their boxes. Returns where they end.
     pub fn place(&mut self, mut at: u64) -> u64 {
         for sample in &mut self.samples {
             let end = at + (sample.at.end - sample.at.start);
@@ -224,15 +230,15 @@ impl Run {
         at
     }
 
-    /// Writes some of the samples as a fragment of their own, `later` by so many units of time.
+    /// Writes some of the samples as a fragment of their own, with `later` added to their times.
     ///
     /// # Errors
-    /// The samples are more than a fragment has room for.
+    /// Fails if the samples are larger than a fragment can be.
     pub fn write(
         &self,
         part: Range<usize>,
         data: &[Bytes],
-        aux: Option<&Found>,
+        aux: Option<&SampleAuxInfo>,
         sequence: u32,
         later: u64,
     ) -> Result<Bytes, Error> {
@@ -247,13 +253,14 @@ impl Run {
         traf.extend(full(b"tfdt", 1, 0, &begins.to_be_bytes()));
         self.groups.iter().for_each(|group| traf.extend_from_slice(group));
         self.members.iter().for_each(|members| traf.extend(slice_members(members, &part)));
-        // Boxes that nothing is known of may say something of each sample, or of the fragment once.
+        // Boxes of unknown meaning may apply to each sample, or to the fragment once.
         if is_whole || part.start == 0 && self.others.iter().all(|other| other[4..HEADER] == *b"uuid") {
             self.others.iter().for_each(|other| traf.extend_from_slice(other));
         }
         let mfhd = full(b"mfhd", 0, 0, &sequence.to_be_bytes());
         let trun_length = HEADER + 4 + 8 + 16 * samples.len();
-        // Sizes and offsets are known before they are written: the header of moof and traf, and what is in front.
+        // Sizes and offsets are computed before they are written: the headers of moof and traf, and the boxes in
+        // front.
         let before = 2 * HEADER + mfhd.len() + traf.len();
         let size = before + aux.length() + trun_length;
         traf.extend(aux.boxes(before));
@@ -270,10 +277,10 @@ impl Run {
     }
 }
 
-/// Writes a trun box with everything that it can say of each sample.
-fn trun(samples: &[Sample], data: usize) -> Result<Vec<u8>, Error> {
-    const LARGE: Error = Error::Malformed("a sample that a fragment has no room for");
-    // Data offset, and of each sample duration, size, flags and composition offset.
+/// Writes a trun box with all per-sample fields.
+fn trun(samples: &[MediaSample], data: usize) -> Result<Vec<u8>, Error> {
+    const LARGE: Error = Error::Malformed("a sample that is too large for a fragment");
+    // The fields are the data offset, and per sample the duration, size, flags and composition offset.
     const FLAGS: u32 = 0x0f01;
     let is_signed = samples.iter().all(|sample| i32::try_from(sample.offset).is_ok());
     let mut body = Vec::with_capacity(8 + 16 * samples.len());
@@ -294,17 +301,18 @@ fn trun(samples: &[Sample], data: usize) -> Result<Vec<u8>, Error> {
     Ok(full(b"trun", u8::from(is_signed), FLAGS, &body))
 }
 
-/// Writes what an sbgp box says of some of a fragment's samples. What cannot be read is left out.
+/// Writes the entries of an sbgp box for some of a fragment's samples. Entries that cannot be read are left out.
 fn slice_members(sbgp: &[u8], part: &Range<usize>) -> Vec<u8> {
     let sliced = || {
         let whole = Child::first(sbgp)?;
         let (version, flags, rest) = whole.full()?;
-        let mut numbers = Numbers(rest);
+        let mut numbers = NumberReader(rest);
         let head = numbers.take(if version == 1 { 8 } else { 4 })?.to_vec();
         let mut runs = Vec::new();
         let mut at = 0_usize;
         for _ in 0..numbers.u32()? {
-            let (count, group) = (numbers.u32()? as usize, numbers.u32()?);
+            let count = numbers.u32()? as usize;
+            let group = numbers.u32()?;
             let end = at.saturating_add(count);
             let within = end.min(part.end).saturating_sub(at.max(part.start));
             if within > 0 {

@@ -1,60 +1,61 @@
-//! Init segments of MP4: ftyp and moov, read box by box, so that what nothing is known of keeps nobody from reading the rest.
+//! Init segments of MP4: ftyp and moov, read box by box, so that an unknown box does not keep the rest from being
+//! read.
 
 use bytes::Bytes;
 use mp4_atom::{Atom, Elst, Trex};
 
-use super::boxes::{Boxes, Child, HEADER, Numbers, boxed, child, children, descendant, full, quietly};
-use super::entry::Entry;
-use super::fragment::Run;
+use super::boxes::{Boxes, Child, HEADER, NumberReader, boxed, child, children, descendant, full, quietly};
+use super::entry::SampleEntry;
+use super::fragment::SampleRun;
 use super::{Error, language, table};
 
-/// What a file begins with that does not say it.
+/// The ftyp box for a file that has none.
 const FTYP: &[u8] = b"\0\0\0\x1cftypiso6\0\0\0\0iso6mp41cmfc";
-/// Lists of samples, as fragmented MP4 has them: none (ISO/IEC 14496-12, 8.6.1.2, 8.7.3.2, 8.7.4, 8.7.5).
+/// The sample lists of fragmented MP4, which are empty (ISO/IEC 14496-12, 8.6.1.2, 8.7.3.2, 8.7.4, 8.7.5).
 const NO_SAMPLES: [(&[u8; 4], usize); 4] = [(b"stts", 4), (b"stsc", 4), (b"stsz", 8), (b"stco", 4)];
 
-/// A pssh box: what a system of content protection needs (ISO/IEC 23001-7, 8.1).
+/// A pssh box: the data of a content-protection system (ISO/IEC 23001-7, 8.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct System {
     pub id: [u8; 16],
     pub pssh: Bytes,
 }
 
-/// What the moov box says.
+/// The contents of a moov box.
 #[derive(Debug)]
 pub(super) struct Presentation {
-    pub tracks: Vec<Track>,
+    pub tracks: Vec<InitTrack>,
     pub systems: Vec<System>,
     /// Whether there are fragments.
     pub is_fragmented: bool,
-    /// ftyp and moov, of which the latter has no samples of its own.
+    /// The ftyp and moov boxes, the latter without samples of its own.
     pub init: Bytes,
-    /// Samples that the moov box has itself, which come before those of fragments.
-    pub runs: Vec<Run>,
+    /// Samples that the moov box itself lists, which come before those of fragments.
+    pub runs: Vec<SampleRun>,
 }
 
-/// What a trak box says.
+/// The contents of a trak box.
 #[derive(Debug)]
-pub(super) struct Track {
+pub(super) struct InitTrack {
     pub id: u32,
     pub handler: [u8; 4],
     pub timescale: u32,
-    /// A tag of RFC 5646.
+    /// The language, a tag of RFC 5646.
     pub language: Option<String>,
     pub label: Option<String>,
-    /// Roles by DASH's scheme, which muxers write for a track's disposition.
+    /// Roles of DASH's scheme, which muxers write for a track's disposition.
     pub kinds: Vec<String>,
-    /// Tracks with the same number can stand for each other; 0: nothing is said.
+    /// Tracks with the same number are alternates; 0 declares nothing.
     pub alternate: u16,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<SampleEntry>,
     pub defaults: Trex,
-    /// How much earlier than its time a sample is presented, in units of the timescale.
+    /// Decode-to-presentation shift: how much earlier than its time a sample is presented, in units of the timescale.
     pub edit: i64,
 }
 
-impl Track {
-    /// Returns the sample entry that samples need unless they say otherwise.
-    pub fn entry(&self) -> Option<&Entry> {
+impl InitTrack {
+    /// Returns the default sample entry.
+    pub fn entry(&self) -> Option<&SampleEntry> {
         self.entries.first()
     }
 
@@ -68,10 +69,10 @@ impl Track {
 }
 
 impl Presentation {
-    /// Reads an init segment. Without an ftyp box one is put in front.
+    /// Reads an init segment. If it has no ftyp box, one is put in front.
     ///
     /// # Errors
-    /// A box that cannot be done without is not there, or goes beyond its end.
+    /// Fails if a required box is missing, or extends beyond its end.
     pub fn read(ftyp: Option<&[u8]>, moov: &[u8]) -> Result<Self, Error> {
         let body = Child::first(moov).ok_or(Error::Malformed("a moov box without a body"))?.body;
         let parts = children(body)?;
@@ -98,11 +99,11 @@ impl Presentation {
         Ok(Self { tracks, systems, is_fragmented: mvex.is_some(), init, runs })
     }
 
-    /// Reads an init segment that is whole.
+    /// Reads a complete init segment.
     ///
     /// # Errors
-    /// It has no moov box, or one that cannot be read.
-    pub fn of(init: &[u8]) -> Result<Self, Error> {
+    /// Fails if it has no moov box, or one that cannot be read.
+    pub fn parse(init: &[u8]) -> Result<Self, Error> {
         let (ftyp, moov) = split(init)?;
         Self::read(ftyp.as_deref(), &moov)
     }
@@ -125,12 +126,12 @@ fn split(init: &[u8]) -> Result<(Option<Bytes>, Bytes), Error> {
 
 fn movie_timescale(mvhd: &Child<'_>) -> Option<u32> {
     let (version, _, rest) = mvhd.full()?;
-    let mut numbers = Numbers(rest);
+    let mut numbers = NumberReader(rest);
     numbers.take(if version == 1 { 16 } else { 8 })?;
     numbers.u32().filter(|timescale| *timescale > 0)
 }
 
-fn read_track(trak: &Child<'_>, movie: u32) -> Result<Track, Error> {
+fn read_track(trak: &Child<'_>, movie: u32) -> Result<InitTrack, Error> {
     let tkhd = child(trak.body, b"tkhd").and_then(|tkhd| track_header(&tkhd));
     let (id, alternate) = tkhd.ok_or(Error::Malformed("a trak box without a track ID"))?;
     let mdia = child(trak.body, b"mdia").ok_or(Error::Malformed("a trak box without an mdia"))?;
@@ -141,7 +142,7 @@ fn read_track(trak: &Child<'_>, movie: u32) -> Result<Track, Error> {
     let stsd = descendant(mdia.body, &[b"minf", b"stbl", b"stsd"]);
     let extended = child(mdia.body, b"elng").and_then(|elng| language::tag(&text(elng.full()?.2)));
     let edit = descendant(trak.body, &[b"edts", b"elst"]).map_or(0, |elst| shift(&elst, timescale, movie));
-    Ok(Track {
+    Ok(InitTrack {
         id,
         handler,
         timescale,
@@ -149,7 +150,7 @@ fn read_track(trak: &Child<'_>, movie: u32) -> Result<Track, Error> {
         label: label(trak),
         kinds: kinds(trak),
         alternate,
-        entries: stsd.map(|stsd| Entry::all(&stsd, handler)).unwrap_or_default(),
+        entries: stsd.map(|stsd| SampleEntry::all(&stsd, handler)).unwrap_or_default(),
         defaults: Trex::default(),
         edit,
     })
@@ -158,7 +159,7 @@ fn read_track(trak: &Child<'_>, movie: u32) -> Result<Track, Error> {
 fn track_header(tkhd: &Child<'_>) -> Option<(u32, u16)> {
     let (version, _, rest) = tkhd.full()?;
     let is_long = version == 1;
-    let mut numbers = Numbers(rest);
+    let mut numbers = NumberReader(rest);
     numbers.take(if is_long { 16 } else { 8 })?;
     let id = numbers.u32()?;
     // A reserved word, the duration, two more reserved words, and the layer.
@@ -170,7 +171,7 @@ fn track_header(tkhd: &Child<'_>) -> Option<(u32, u16)> {
 fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     let (version, _, rest) = mdhd.full()?;
     let is_long = version == 1;
-    let mut numbers = Numbers(rest);
+    let mut numbers = NumberReader(rest);
     numbers.take(if is_long { 16 } else { 8 })?;
     let timescale = numbers.u32()?.max(1);
     numbers.word(is_long)?;
@@ -179,8 +180,8 @@ fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     Some((timescale, [10, 5, 0].map(letter).iter().collect()))
 }
 
-/// Returns how much earlier than their times samples are presented by an edit list: what it cuts off at the front, less what it puts
-/// there. Edits further on are none of a live stream.
+/// Returns how much earlier than their times an edit list presents samples: the part that it cuts off at the front,
+/// less the part that it inserts there. Live streams have no further edits.
 fn shift(elst: &Child<'_>, timescale: u32, movie: u32) -> i64 {
     let Ok(elst) = quietly(|| Elst::decode_body(&mut &elst.body[..])) else { return 0 };
     let mut empty = 0_i64;
@@ -204,7 +205,7 @@ fn text(bytes: &[u8]) -> String {
 fn label(trak: &Child<'_>) -> Option<String> {
     let udta = child(trak.body, b"udta")?;
     let labelled = child(udta.body, b"labl").and_then(|labl| {
-        // The language ends with a zero, behind the label's number.
+        // The language is a zero-terminated string after the label's number.
         let rest = labl.full()?.2.get(2..)?;
         let end = rest.iter().position(|byte| *byte == 0)?;
         Some(text(&rest[end + 1..]))
@@ -238,7 +239,7 @@ fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
                 out.extend(boxed(&part.kind, &without_samples(part.body, true)?))
             }
             b"stbl" => out.extend(boxed(b"stbl", &empty_table(part.body)?)),
-            // Durations are those of the samples that the moov had.
+            // Durations are those of the samples that the moov had, so they are removed.
             b"elst" => out.extend(open_ended(&part)),
             b"mvhd" | b"mdhd" => out.extend(without_duration(&part, if is_long(&part) { 24 } else { 16 })),
             b"tkhd" => out.extend(without_duration(&part, if is_long(&part) { 28 } else { 20 })),
@@ -259,7 +260,7 @@ fn is_long(part: &Child<'_>) -> bool {
     part.body.first() == Some(&1)
 }
 
-/// Copies a box with a duration of 0 at a place in its body.
+/// Copies a box and sets the duration at this place of its body to 0.
 fn without_duration(part: &Child<'_>, at: usize) -> Vec<u8> {
     let mut body = part.body.to_vec();
     let length = if is_long(part) { 8 } else { 4 };
@@ -269,7 +270,7 @@ fn without_duration(part: &Child<'_>, at: usize) -> Vec<u8> {
     boxed(&part.kind, &body)
 }
 
-/// Copies an edit list whose last entry goes on without an end.
+/// Copies an edit list and removes the duration of its last entry.
 fn open_ended(part: &Child<'_>) -> Vec<u8> {
     let mut body = part.body.to_vec();
     let (entry, length) = if is_long(part) { (20, 8) } else { (12, 4) };
@@ -280,8 +281,8 @@ fn open_ended(part: &Child<'_>) -> Vec<u8> {
     boxed(&part.kind, &body)
 }
 
-/// Returns the same init segment for one of its tracks alone. What is kept are the bytes that it has, whatever they mean.
-pub(super) fn init_of(init: &[u8], track: u32) -> Result<Bytes, Error> {
+/// Returns the init segment reduced to one of its tracks. The bytes that are kept stay unchanged, whatever they mean.
+pub(super) fn single_track_init(init: &[u8], track: u32) -> Result<Bytes, Error> {
     let (ftyp, moov) = split(init)?;
     let body = Child::first(&moov).map_or(&[][..], |moov| moov.body);
     let own = children(body)?.into_iter().filter_map(|part| match &part.kind {
@@ -292,13 +293,15 @@ pub(super) fn init_of(init: &[u8], track: u32) -> Result<Bytes, Error> {
     Ok([ftyp.as_deref().unwrap_or(FTYP), &boxed(b"moov", &own.collect::<Vec<_>>().concat())].concat().into())
 }
 
-/// Returns an init segment with the tracks of another one besides its own. `None`: a track ID is in both.
+/// Returns an init segment with the tracks of both segments. Returns `None` if they share a track ID.
 pub(super) fn join(init: &[u8], other: &[u8]) -> Result<Option<Bytes>, Error> {
     let (ftyp, moov) = split(init)?;
     let (_, added) = split(other)?;
     let body = |moov: &[u8]| Child::first(moov).map(|moov| moov.body.to_vec()).unwrap_or_default();
-    let (own, added) = (body(&moov), body(&added));
-    let (own, added) = (children(&own)?, children(&added)?);
+    let own = body(&moov);
+    let added = body(&added);
+    let own = children(&own)?;
+    let added = children(&added)?;
     let ids = |parts: &[Child<'_>]| parts.iter().filter_map(track_id).collect::<Vec<_>>();
     let taken = ids(&own);
     if ids(&added).iter().any(|id| taken.contains(id)) {
@@ -306,7 +309,8 @@ pub(super) fn join(init: &[u8], other: &[u8]) -> Result<Option<Bytes>, Error> {
     }
     let of_kind = |kind: [u8; 4]| added.iter().filter(move |part| part.kind == kind);
     let more: Vec<u8> = of_kind(*b"mvex").flat_map(|mvex| extends(mvex, |_| true)).collect();
-    let (mut out, mut is_extended) = (Vec::new(), false);
+    let mut out = Vec::new();
+    let mut is_extended = false;
     for part in &own {
         match &part.kind {
             b"mvex" if !is_extended => {
@@ -336,16 +340,16 @@ fn is_of(trak: &Child<'_>, track: u32) -> bool {
     track_id(trak) == Some(track)
 }
 
-/// Copies what an mvex has for some tracks.
+/// Copies the entries of an mvex for some tracks.
 fn extends(mvex: &Child<'_>, wanted: impl Fn(u32) -> bool) -> Vec<u8> {
     let own = children(mvex.body).unwrap_or_default().into_iter().filter(|part| {
-        let track = part.full().and_then(|(_, _, rest)| Numbers(rest).u32());
+        let track = part.full().and_then(|(_, _, rest)| NumberReader(rest).u32());
         part.kind != *b"trex" || track.is_some_and(&wanted)
     });
     own.flat_map(|part| part.whole.to_vec()).collect()
 }
 
-/// Reports whether bytes have room for a box's header.
+/// Reports whether the data is longer than a box's header.
 pub(super) fn has_content(mdat: &[u8]) -> bool {
     mdat.len() > HEADER
 }

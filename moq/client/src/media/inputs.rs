@@ -1,5 +1,5 @@
-//! Inputs as muxers write them, published and played, judged by ffmpeg: whoever begins at the start and whoever comes late gets pictures
-//! that can be decoded, at the times of the input.
+//! Inputs of real muxers, published and played, and judged by ffmpeg. A player that starts at the beginning and one
+//! that joins late both get pictures that can be decoded, at the times of the input.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,30 +16,31 @@ use super::init::Presentation;
 use super::*;
 use crate::broadcast::{Broadcast, History};
 
-/// What times of packets may differ by, in seconds: less than a millisecond of rounding in any timescale.
+/// Largest difference between times of packets, in seconds: less than a millisecond of rounding in any timescale.
 const APART: f64 = 0.0015;
 
-/// Inputs of the long table that are refused, each with a part of the reason.
+/// Inputs of the long table that must be refused, each with a part of the error.
 const REFUSED: [(&str, &str); 0] = [];
 
-/// What ffmpeg says of fragments that it has encrypted itself, and cannot read: there is nobody who could judge what players get.
+/// ffmpeg's messages about fragments that it has encrypted itself and cannot read. Nothing can judge a player's
+/// output for these.
 const UNREAD: [&str; 2] = ["Incorrect number of samples in encryption info", "saio atom found without saiz"];
 
-/// A packet by ffmpeg: of which stream, when it is presented, and a checksum.
+/// A packet that ffmpeg reads: its stream, presentation time and checksum.
 #[derive(Clone, Debug, PartialEq)]
-struct Packet {
+struct FfmpegPacket {
     stream: usize,
     time: f64,
     sum: String,
 }
 
-/// What ffmpeg makes of media: its packets of video and sound, and what it complains about when it decodes them.
+/// ffmpeg's result for media: its packets of video and sound, and its complaints when it decodes them.
 struct Judged {
-    packets: Vec<Packet>,
+    packets: Vec<FfmpegPacket>,
     said: String,
 }
 
-/// Judges pictures and sound; of an input without either, whatever it has.
+/// Judges pictures and sound, or other streams of an input that has neither.
 fn judge(file: &Path) -> Judged {
     let streams = |kinds: [&'static str; 2]| kinds.map(|kind| ["-map", kind]).concat();
     let decoded = ["-fps_mode", "passthrough", "-f", "null", "-"];
@@ -75,7 +76,7 @@ fn judge_streams(file: &Path, copied: &[&str], decoded: &[&str]) -> Judged {
             let fields: Vec<_> = line.split(',').map(str::trim).collect();
             let stream = fields[0].parse().unwrap();
             let time = fields[2].parse::<f64>().unwrap() * bases[&stream];
-            found.push(Packet { stream, time, sum: fields[5].to_owned() });
+            found.push(FfmpegPacket { stream, time, sum: fields[5].to_owned() });
         }
     }
     Judged { packets: found, said: String::from_utf8_lossy(&output.stderr).into_owned() }
@@ -84,7 +85,7 @@ fn judge_streams(file: &Path, copied: &[&str], decoded: &[&str]) -> Judged {
 fn publish(input: &[u8], packaging: Packaging) -> Result<Arc<Broadcast>, Error> {
     let history = History { max_bytes: usize::MAX, ..History::default() };
     let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), history);
-    let mut media = Media::new(broadcast.clone(), packaging, Cut::Whole)?;
+    let mut media = MediaPublisher::new(broadcast.clone(), packaging, Cut::Whole)?;
     feed(&mut media, input)?;
     Ok(broadcast)
 }
@@ -95,22 +96,22 @@ fn objects(broadcast: &Broadcast, name: &str) -> Vec<(Location, Bytes)> {
     all.into_iter().map(|object| (object.location, object.payload)).collect()
 }
 
-fn catalog(broadcast: &Broadcast) -> msf::Catalog {
-    msf::Catalog::parse(&objects(broadcast, msf::CATALOG).pop().unwrap().1).unwrap()
+fn catalog(broadcast: &Broadcast) -> msf::MsfCatalog {
+    msf::MsfCatalog::parse(&objects(broadcast, msf::CATALOG).pop().unwrap().1).unwrap()
 }
 
-/// Returns what a player writes that begins at the start, or in the middle of the groups of each track.
+/// Returns the output of a player that begins at the start, or in the middle of the groups of each track.
 fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
     let catalog = catalog(broadcast);
     let tracks = catalog.tracks.iter().filter(|track| matches!(&track.packaging[..], "cmaf" | "loc"));
     let tracks: Vec<_> = tracks.collect();
-    let is_medium = |track: &&&msf::Track| matches!(track.role.as_deref(), Some("video" | "audio"));
+    let is_medium = |track: &&&msf::MsfTrack| matches!(track.role.as_deref(), Some("video" | "audio"));
     let media: Vec<_> = tracks.iter().filter(is_medium).collect();
     let chosen = if media.is_empty() { tracks.iter().collect() } else { media };
-    let choice = Choice { tracks: chosen.iter().map(|it| it.name.clone()).collect(), language: None };
-    let Playlist { init, tracks } = Playlist::of(&catalog, &choice)?.unwrap();
+    let choice = TrackChoice { tracks: chosen.iter().map(|it| it.name.clone()).collect(), language: None };
+    let Playlist { init, tracks } = Playlist::from_catalog(&catalog, &choice)?.unwrap();
     let mut fragments = Vec::new();
-    for Part { name, mut wrap } in tracks {
+    for PlayedTrack { name, mut wrap } in tracks {
         let objects = objects(broadcast, &name);
         let groups =
             objects.first().zip(objects.last()).map(|((first, _), (last, _))| (first.group, last.group));
@@ -123,8 +124,8 @@ fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
             }
         }
     }
-    // A player gets them by time.
-    let tracks = Presentation::of(&init)?.tracks;
+    // A player writes fragments in order of time.
+    let tracks = Presentation::parse(&init)?.tracks;
     fragments.sort_by_cached_key(|fragment| {
         let (track, time) = time_of(fragment);
         let timescale = tracks.iter().find(|it| it.id == track).unwrap().timescale;
@@ -133,7 +134,7 @@ fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
     Ok([&init[..], &fragments.concat()].concat())
 }
 
-/// Returns the track of a fragment, and when its first sample is decoded.
+/// Returns the track of a fragment, and the decode time of its first sample.
 fn time_of(fragment: &[u8]) -> (u32, u64) {
     let moof = boxes::child(fragment, b"moof").unwrap();
     let moof = Moof::decode(&mut &moof.whole[..]).unwrap();
@@ -141,8 +142,8 @@ fn time_of(fragment: &[u8]) -> (u32, u64) {
     (moof.traf[0].tfhd.track_id, time)
 }
 
-/// Returns by how many seconds ffmpeg shows video too late whose composition offsets are negative, for each track of that kind: it moves
-/// what is decoded instead of what is presented.
+/// Returns, for each video track with negative composition offsets, by how many seconds ffmpeg shows it too late:
+/// ffmpeg shifts decode times instead of presentation times.
 fn shown_late(input: &[u8]) -> Vec<f64> {
     let mut least = BTreeMap::<u32, i64>::new();
     let boxes = boxes::children(input).unwrap_or_default();
@@ -155,13 +156,14 @@ fn shown_late(input: &[u8]) -> Vec<f64> {
             *known = (*known).min(lowest);
         }
     }
-    let tracks = Presentation::of(input).map(|presentation| presentation.tracks).unwrap_or_default();
+    let tracks = Presentation::parse(input).map(|presentation| presentation.tracks).unwrap_or_default();
     let video = tracks.iter().filter(|track| track.is_video());
     video.map(|it| -least.get(&it.id).copied().unwrap_or(0) as f64 / f64::from(it.timescale)).collect()
 }
 
-/// Compares what a player got with what it should have: each packet is one of those, at its time, and of each stream they are the last
-/// ones. `late` is what each stream may be later by, and all of them by something besides. Returns why they are not.
+/// Compares a player's packets with the expected ones: each must be one of those, at its time, and the last ones of
+/// each stream must be there. `late` is how much later each stream may be, plus one common offset. Returns the
+/// difference, if there is one.
 fn differs(
     expected: &Judged,
     player: &Judged,
@@ -175,10 +177,11 @@ fn differs(
     let mut moved = None;
     let streams = 1 + expected.packets.iter().map(|packet| packet.stream).max().unwrap_or(0);
     for stream in 0..streams {
-        let of = |judged: &Judged| -> Vec<Packet> {
+        let of = |judged: &Judged| -> Vec<FfmpegPacket> {
             judged.packets.iter().filter(|packet| packet.stream == stream).cloned().collect()
         };
-        let (before, after) = (of(expected), of(player));
+        let before = of(expected);
+        let after = of(player);
         if after.is_empty() || after.len() > before.len() {
             return Err(format!("stream {stream} has {} of {} packets", after.len(), before.len()));
         }
@@ -194,15 +197,16 @@ fn differs(
     Ok(())
 }
 
-/// Reports whether ffmpeg complains about no picture. Who joins an open group of pictures has none of the pictures that it says to forget. And
-/// the times of a decoder's last pictures ffmpeg may guess by when they were decoded, which LOC does not say; those of packets are compared.
+/// Reports whether a complaint of ffmpeg is about no missing picture. A player that joins an open group of pictures
+/// lacks the pictures that ffmpeg says to forget. The times of a decoder's last pictures may be guessed from decode
+/// times, which LOC does not carry; times of packets are compared elsewhere.
 fn is_tolerated(said: &str) -> bool {
     const HARMLESS: [&str; 3] =
         ["mmco: unref short failure", "non monotonically increasing dts to muxer", "Last message repeated"];
     said.lines().all(|line| HARMLESS.iter().any(|harmless| line.contains(harmless)))
 }
 
-/// Publishes an input and plays it; returns what is wrong with it.
+/// Publishes an input and plays it; returns the differences.
 fn check(file: &Path, scratch: &Path, packaging: Packaging) -> Result<(), String> {
     let input = fs::read(file).unwrap();
     let broadcast = publish(&input, packaging).map_err(|error| format!("refused: {error}"))?;
@@ -211,7 +215,7 @@ fn check(file: &Path, scratch: &Path, packaging: Packaging) -> Result<(), String
         println!("{} is not read by ffmpeg itself: {}", file.display(), judged.said);
         return Ok(());
     }
-    // Of an input that is cut off ffmpeg shows the beginning of a last packet.
+    // ffmpeg shows the first part of the last packet of an input that is cut off.
     let missing = usize::from(file.to_string_lossy().contains("truncated"));
     let player = |is_late: bool| {
         let file = scratch.join(format!("{}-{is_late}.mp4", file.file_stem().unwrap().to_string_lossy()));
@@ -256,7 +260,7 @@ fn mp4s(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn kept() -> PathBuf {
+fn cache_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/media")
 }
 
@@ -269,11 +273,11 @@ fn has_ffmpeg() -> bool {
 }
 
 #[test]
-fn inputs_that_are_seldom_made_play_from_the_start_and_late() {
+fn rare_inputs_play_from_the_start_and_late() {
     if !has_ffmpeg() {
         return;
     }
-    let files = mp4s(&kept());
+    let files = mp4s(&cache_directory());
     assert_eq!(files.len(), 12);
     let wrong = check_all(&files, &[Packaging::Cmaf, Packaging::Loc]);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -282,7 +286,7 @@ fn inputs_that_are_seldom_made_play_from_the_start_and_late() {
 /// `MILLRACE_INPUTS` is a folder with inputs to check instead.
 #[test]
 #[ignore = "test-all: makes over a hundred inputs, some minutes of ffmpeg"]
-fn inputs_of_the_world_play_from_the_start_and_late() {
+fn real_inputs_play_from_the_start_and_late() {
     if !has_ffmpeg() {
         return;
     }
@@ -319,7 +323,7 @@ fn clock_and_events_stay_in_front_of_their_fragments_and_are_timelines() {
         ]
         .concat(),
     );
-    let mut input = fs::read(kept().join("prft.mp4")).unwrap();
+    let mut input = fs::read(cache_directory().join("prft.mp4")).unwrap();
     let moof: usize = boxes::children(&input)
         .unwrap()
         .iter()
@@ -360,16 +364,16 @@ fn clock_and_events_stay_in_front_of_their_fragments_and_are_timelines() {
             "{events}"
         );
         assert_eq!((&data["messageData"], &data["duration"]), (&"Y3Vl".into(), &100.into()), "{events}");
-        // Half a second, and what LOC is later by.
+        // The event is half a second later, plus LOC's delay.
         assert!((500..600).contains(&events[0]["m"].as_i64().unwrap()), "{events}");
     }
 }
 
 #[test]
-fn catalogs_say_what_tracks_are() {
+fn catalogs_describe_tracks() {
     let described = |file: &str| {
-        let broadcast = publish(&fs::read(kept().join(file)).unwrap(), Packaging::Cmaf).unwrap();
-        let hang: hang::Catalog =
+        let broadcast = publish(&fs::read(cache_directory().join(file)).unwrap(), Packaging::Cmaf).unwrap();
+        let hang: hang::HangCatalog =
             serde_json::from_slice(&objects(&broadcast, hang::CATALOG).pop().unwrap().1).unwrap();
         let tracks = catalog(&broadcast).tracks.into_iter();
         let tracks: Vec<_> = tracks.map(|it| (it.role.unwrap(), it.codec.unwrap())).collect();

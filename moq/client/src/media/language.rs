@@ -1,7 +1,7 @@
 //! Languages as catalogs name them (RFC 5646), from the codes that MP4 has (ISO 639-2).
 
-/// Codes of three letters, each with the one of two that RFC 5646 wants in its place. Where ISO 639-2 has two codes for a
-/// language, both are here.
+/// Codes of three letters, each with the two-letter code that RFC 5646 requires in its place. Languages with two
+/// codes in ISO 639-2 have both here.
 const SHORT: &str = "aar aa abk ab afr af aka ak alb sq amh am ara ar arg an arm hy asm as ava av ave ae aym ay aze az bak ba bam bm \
 baq eu bel be ben bn bih bh bis bi bod bo bos bs bre br bul bg bur my cat ca ces cs cha ch che ce chi zh chu cu chv cv cor kw cos co \
 cre cr cym cy cze cs dan da deu de div dv dut nl dzo dz ell el eng en epo eo est et eus eu ewe ee fao fo fas fa fij fj fin fi fra fr \
@@ -14,7 +14,7 @@ ron ro rum ro run rn rus ru sag sg san sa sin si slk sk slo sk slv sl sme se smo
 srp sr ssw ss sun su swa sw swe sv tah ty tam ta tat tt tel te tgk tg tgl tl tha th tib bo tir ti ton to tsn tn tso ts tuk tk tur tr \
 twi tw uig ug ukr uk urd ur uzb uz ven ve vie vi vol vo wel cy wln wa wol wo xho xh yid yi yor yo zha za zho zh zul zu";
 
-/// Returns the tag of a language that is given as a code of ISO 639-2, or as a tag already. `None`: it is not known which one.
+/// Returns the tag of a language given as a code of ISO 639-2 or as a tag. Returns `None` for an unknown language.
 pub(super) fn tag(code: &str) -> Option<String> {
     let code = code.trim_matches(['\0', ' ']);
     let is_tag = code.len() >= 2 && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
@@ -31,8 +31,8 @@ pub(super) fn tag(code: &str) -> Option<String> {
     Some(rest.map_or(language.clone(), |rest| format!("{language}-{rest}")))
 }
 
-/// Reports whether a track in the language `tag` is what somebody wants who asks for `wanted`: the same language, and the same
-/// region where one is asked for (RFC 4647, basic filtering).
+/// Reports whether a track in language `found` suits a user of `wanted`: the same language, and the same region if
+/// one is asked for (RFC 4647, basic filtering).
 pub(super) fn matches(found: &str, wanted: &str) -> bool {
     let (Some(found), Some(wanted)) = (tag(found), tag(wanted)) else { return false };
     let found = found.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Media as LOC. What comes out of it is judged by ffmpeg: the same samples at the same times as what went in.
+//! Media as LOC. ffmpeg judges the output: it must have the same samples at the same times as the input.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -57,7 +57,7 @@ const REORDERED: &[&str] =
 
 fn publish(media: &[u8], packaging: Packaging) -> Result<Arc<Broadcast>, Error> {
     let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
-    let mut publisher = Media::new(broadcast.clone(), packaging, Cut::Whole)?;
+    let mut publisher = MediaPublisher::new(broadcast.clone(), packaging, Cut::Whole)?;
     feed(&mut publisher, media)?;
     Ok(broadcast)
 }
@@ -68,15 +68,16 @@ fn objects(broadcast: &Broadcast, name: &str) -> Vec<(Location, Bytes)> {
     all.into_iter().map(|object| (object.location, object.payload)).collect()
 }
 
-fn catalog(broadcast: &Broadcast) -> msf::Catalog {
-    msf::Catalog::parse(&objects(broadcast, msf::CATALOG).remove(0).1).unwrap()
+fn catalog(broadcast: &Broadcast) -> msf::MsfCatalog {
+    msf::MsfCatalog::parse(&objects(broadcast, msf::CATALOG).remove(0).1).unwrap()
 }
 
-/// What a player writes.
+/// Returns the output of a player.
 fn played(broadcast: &Broadcast) -> Vec<u8> {
-    let Playlist { init, tracks } = Playlist::of(&catalog(broadcast), &Choice::default()).unwrap().unwrap();
+    let Playlist { init, tracks } =
+        Playlist::from_catalog(&catalog(broadcast), &TrackChoice::default()).unwrap().unwrap();
     let mut media = init.to_vec();
-    for Part { name, wrap } in tracks {
+    for PlayedTrack { name, wrap } in tracks {
         let mut wrap = wrap.unwrap();
         for (location, payload) in objects(broadcast, &name) {
             media.extend(wrap.fragment(location.object == 0, &payload).unwrap());
@@ -85,14 +86,14 @@ fn played(broadcast: &Broadcast) -> Vec<u8> {
     media
 }
 
-/// By ffprobe: of each sample the stream, how long behind the first it is presented, and a hash of it.
+/// Reads samples with ffprobe: the stream of each, its presentation time after the first, and a hash of it.
 fn samples_of(media: &[u8]) -> Vec<(usize, i64, String)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("millrace-loc-{}-{}.mp4", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let file = std::env::temp_dir().join(name);
     std::fs::write(&file, media).unwrap();
     let output = Command::new("ffprobe")
-        // Edit lists say what is presented of the samples that there are.
+        // Edit lists would hide some of the samples.
         .args(["-v", "error", "-ignore_editlist", "1", "-show_data_hash", "md5"])
         .args(["-show_entries", "packet=stream_index,pts,data_hash", "-of", "csv=p=0"])
         .arg(&file)
@@ -104,8 +105,9 @@ fn samples_of(media: &[u8]) -> Vec<(usize, i64, String)> {
     for line in text.lines() {
         let fields: Vec<_> = line.split(',').collect();
         let [stream, presented, hash, ..] = fields[..] else { panic!("{line}") };
-        let (stream, presented): (usize, i64) = (stream.parse().unwrap(), presented.parse().unwrap());
-        // Where time stamps in a file may be negative, ffprobe counts from the earliest.
+        let stream: usize = stream.parse().unwrap();
+        let presented: i64 = presented.parse().unwrap();
+        // ffprobe counts from the earliest time where a file may have negative time stamps.
         first[stream] = first[stream].min(presented);
         samples.push((stream, presented, hash.to_owned()));
     }
@@ -122,12 +124,12 @@ fn an_object_is_a_sample_with_its_time() {
     let configuration =
         STANDARD.decode(catalog(&broadcast).init_data(&catalog(&broadcast).tracks[0]).unwrap()).unwrap();
     assert_eq!(video.len(), 50);
-    // The sound begins before the beginning of time, which LOC cannot say: everything is as much later.
-    let later = loc::Object::parse(&video[0].1).unwrap().timestamp;
+    // The sound begins before time 0, which LOC cannot express, so everything is later by that much.
+    let later = loc::LocSample::parse(&video[0].1).unwrap().timestamp;
     assert!(later < 384, "1024 of 44,100 are 298 of 12,800: {later}");
     for (frame, (location, payload)) in (0..).zip(&video) {
         assert_eq!(*location, Location::new(frame / 10, frame % 10));
-        let object = loc::Object::parse(payload).unwrap();
+        let object = loc::LocSample::parse(payload).unwrap();
         assert_eq!((object.timestamp - later) * 25, frame * object.timescale);
         let config = (frame % 10 == 0).then_some(loc::Config::Video(&configuration));
         assert_eq!(object.config, config);
@@ -139,7 +141,7 @@ fn an_object_is_a_sample_with_its_time() {
         assert!(rest.is_empty());
     }
     let sound = objects(&broadcast, "2.loc");
-    let first = loc::Object::parse(&sound[0].1).unwrap();
+    let first = loc::LocSample::parse(&sound[0].1).unwrap();
     // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel.
     let Some(loc::Config::Audio([0x12, 0x08, ..])) = first.config else { panic!("{first:?}") };
     assert_eq!(first.timescale, 44_100);
@@ -147,7 +149,7 @@ fn an_object_is_a_sample_with_its_time() {
 }
 
 #[test]
-fn what_is_played_is_what_was_published() {
+fn played_samples_equal_published_ones() {
     for (video, audio, fragments) in [
         (H264, &["aac"][..], EVERY_FRAME),
         (H264, &["aac"], EVERY_SECOND),
@@ -188,19 +190,21 @@ fn groups_begin_at_key_frames_wherever_fragments_do() {
 }
 
 #[test]
-fn catalogs_say_what_a_decoder_begins_with() {
+fn catalogs_have_the_decoder_configuration() {
     let Some(media) = encoded(H264, &["aac"], EVERY_FRAME) else { return };
-    let (broadcast, other) =
-        (publish(&media, Packaging::Loc).unwrap(), publish(&media, Packaging::Cmaf).unwrap());
+    let broadcast = publish(&media, Packaging::Loc).unwrap();
+    let other = publish(&media, Packaging::Cmaf).unwrap();
     let catalog = catalog(&broadcast);
     let found: Vec<_> =
         catalog.tracks.iter().map(|it| (&it.name[..], &it.packaging[..], it.timescale)).collect();
     assert_eq!(found, [("1.loc", "loc", Some(12_800)), ("2.loc", "loc", Some(44_100))]);
-    let parsed = |broadcast| -> hang::Catalog {
+    let parsed = |broadcast| -> hang::HangCatalog {
         serde_json::from_slice(&objects(broadcast, hang::CATALOG).remove(0).1).unwrap()
     };
-    let (hang, as_cmaf) = (parsed(&broadcast), parsed(&other));
-    let (video, audio) = (&hang.video.unwrap().renditions["1.loc"], &hang.audio.unwrap().renditions["2.loc"]);
+    let hang = parsed(&broadcast);
+    let as_cmaf = parsed(&other);
+    let video = &hang.video.unwrap().renditions["1.loc"];
+    let audio = &hang.audio.unwrap().renditions["2.loc"];
     assert_eq!((&video.container, &audio.container), (&hang::Container::Loc, &hang::Container::Loc));
     assert_eq!(video.description, as_cmaf.video.unwrap().renditions["1.m4s"].description);
     assert_eq!(audio.description, as_cmaf.audio.unwrap().renditions["2.m4s"].description);
@@ -208,30 +212,33 @@ fn catalogs_say_what_a_decoder_begins_with() {
     let begins =
         catalog.init_data(&catalog.tracks[0]).map(|data| hexadecimal(STANDARD.decode(data).unwrap()));
     assert_eq!(begins, video.description);
-    // moq-pub has no words for it.
+    // moq-pub's format cannot describe LOC.
     let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
     assert_eq!(names, ["1.loc", "2.loc", "catalog", "catalog.json"]);
 }
 
 #[test]
-fn what_loc_has_no_place_for_stays_as_it_is() {
+fn track_that_loc_cannot_carry_stays_cmaf() {
     let Some(media) = encoded(H264, &["flac", "-strict", "-2"], EVERY_FRAME) else { return };
     let broadcast = publish(&media, Packaging::Loc).unwrap();
     let catalog = catalog(&broadcast);
     let found: Vec<_> = catalog.tracks.iter().map(|it| (&it.name[..], &it.packaging[..])).collect();
     assert_eq!(found, [("1.loc", "loc"), ("2.m4s", "cmaf")]);
-    let playlist = Playlist::of(&catalog, &Choice::default()).unwrap().unwrap();
+    let playlist = Playlist::from_catalog(&catalog, &TrackChoice::default()).unwrap().unwrap();
     assert_eq!(playlist.tracks.len(), 2);
 }
 
 #[test]
-fn others_loc_is_played_too() {
-    // As moq-cli describes and writes it: no timescale anywhere, microseconds, neither on objects a configuration.
+fn loc_of_other_publishers_is_played() {
+    // The catalog and the objects are like moq-cli's: there is no timescale, time stamps are in microseconds, and
+    // neither is the configuration on objects.
     let catalog = br#"{"version": "draft-01", "tracks": [
         {"name": "audio", "packaging": "loc", "isLive": true, "role": "audio", "codec": "opus", "samplerate": 48000, "channelConfig": "2"},
         {"name": "unknown", "packaging": "loc", "isLive": true, "role": "video", "codec": "vp8", "width": 1, "height": 1}]}"#;
-    let playlist = Playlist::of(&msf::Catalog::parse(catalog).unwrap(), &Choice::default()).unwrap().unwrap();
-    let [Part { name, wrap: Some(wrap) }] = &playlist.tracks[..] else { panic!("{playlist:?}") };
+    let playlist = Playlist::from_catalog(&msf::MsfCatalog::parse(catalog).unwrap(), &TrackChoice::default())
+        .unwrap()
+        .unwrap();
+    let [PlayedTrack { name, wrap: Some(wrap) }] = &playlist.tracks[..] else { panic!("{playlist:?}") };
     assert_eq!(name, "audio");
     let mut wrap = wrap.clone();
     let times =
@@ -244,13 +251,16 @@ fn others_loc_is_played_too() {
             let sample = fragment[at..at + entry.size.unwrap() as usize].to_vec();
             (time, time.saturating_add_signed(entry.cts.unwrap()), sample)
         });
-    // A publisher may begin anew.
+    // A publisher may restart its clock.
     assert_eq!(times, [(40, 40, b"a".to_vec()), (1024, 1024, b"b".to_vec()), (20, 20, b"c".to_vec())]);
     assert!(matches!(wrap.fragment(true, b"x"), Err(Error::NotLoc(_))));
-    let huge = loc::Object { timestamp: 1 << 61, timescale: 1, config: None, sample: b"x" }.encode().unwrap();
+    let huge =
+        loc::LocSample { timestamp: 1 << 61, timescale: 1, config: None, sample: b"x" }.encode().unwrap();
     assert!(matches!(wrap.fragment(false, &huge), Err(Error::Malformed(_))));
-    // A configuration that is none.
+    // This configuration is not valid.
     let catalog = br#"{"tracks": [{"name": "v", "packaging": "loc", "role": "video", "codec": "avc1.42C01E", "width": 1, "height": 1, "initData": "AAAA"}]}"#;
-    let error = Playlist::of(&msf::Catalog::parse(catalog).unwrap(), &Choice::default()).err().unwrap();
+    let error = Playlist::from_catalog(&msf::MsfCatalog::parse(catalog).unwrap(), &TrackChoice::default())
+        .err()
+        .unwrap();
     assert!(matches!(error, Error::Configuration(_)), "{error}");
 }

@@ -4,17 +4,19 @@ use millrace_moq::Namespace;
 use serde::{Deserialize, Serialize};
 
 use super::codec;
-use super::init::Track;
+use super::init::InitTrack;
 
-/// A catalog, as far as moq-pub fills it.
+/// A catalog with the fields that moq-pub fills.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Catalog {
+pub struct MoqPubCatalog {
+    /// The version of the catalog's format.
     pub version: u16,
     streaming_format: u16,
     streaming_format_version: String,
     supports_delta_updates: bool,
     common_track_fields: CommonFields,
+    /// The tracks.
     pub tracks: Vec<CatalogTrack>,
 }
 
@@ -55,20 +57,20 @@ struct SelectionParams {
     channel_config: Option<String>,
 }
 
-impl Catalog {
-    /// Describes tracks, whose names are made of their IDs, with the name of their init segment.
+impl MoqPubCatalog {
+    /// Describes tracks, whose names are made from their IDs, and their init segment.
     pub(super) fn new(
         namespace: &Namespace,
-        tracks: &[Track],
+        tracks: &[InitTrack],
         init: &str,
         name: impl Fn(u32) -> String,
     ) -> Self {
-        let track = |track: &Track| CatalogTrack {
+        let track = |track: &InitTrack| CatalogTrack {
             name: name(track.id),
             init_track: Some(init.to_owned()),
-            selection_params: SelectionParams::of(track),
+            selection_params: SelectionParams::from_track(track),
         };
-        // With a slash before every field.
+        // The path has a slash before every field.
         let fields = namespace.fields().iter().map(|field| format!("/{}", String::from_utf8_lossy(field)));
         Self {
             version: 1,
@@ -86,10 +88,10 @@ impl Catalog {
 }
 
 impl SelectionParams {
-    fn of(track: &Track) -> Self {
+    fn from_track(track: &InitTrack) -> Self {
         let entry = track.entry();
         let size = entry.and_then(|entry| entry.size());
-        // moq-pub writes what the sample entry says, which need not be what comes out of the decoder.
+        // moq-pub writes the sample entry's values, which may differ from the decoder's output.
         let sound = entry.filter(|_| track.is_sound()).and_then(|entry| entry.sound());
         Self {
             codec: entry.and_then(codec::name),

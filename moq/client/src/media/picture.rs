@@ -1,16 +1,16 @@
-//! Whether a decoder can begin with a picture, by what the picture itself says. Muxers mark key frames, but some mark none, and
-//! some mark all.
+//! Finds out from a picture itself whether a decoder can start with it. Muxers mark key frames, but some mark none,
+//! and some mark all.
 
 use mp4_atom::Codec;
 
-use super::entry::Entry;
+use super::entry::SampleEntry;
 
 /// sample_depends_on of a sample that needs others, and sample_is_non_sync_sample (ISO/IEC 14496-12, 8.8.3.1).
 const DEPENDS: u32 = 0x0100_0000;
 const NON_SYNC: u32 = 0x0001_0000;
 
-/// Reports whether a sample is marked as one to begin with, as players read the marks: it is not a non-sync sample, and does not
-/// depend on others.
+/// Reports whether a sample is marked as one that a decoder can start with, as players read the marks: it is not a
+/// non-sync sample, and does not depend on others.
 pub(super) fn is_sync(flags: u32) -> bool {
     flags & (DEPENDS | NON_SYNC) == 0
 }
@@ -20,21 +20,21 @@ pub(super) fn is_disposable(flags: u32) -> bool {
     flags >> 22 & 0x3 == 2
 }
 
-/// What a picture says about itself.
+/// The result of examining a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// A decoder can begin here.
+pub(super) enum PictureKind {
+    /// A decoder can start with this picture.
     Begins,
-    /// It needs no other picture, but those behind it may.
+    /// The picture needs no other, but the pictures after it may. The container's mark decides.
     AsMarked,
-    /// It needs others.
+    /// The picture needs others.
     Needs,
 }
 
 /// How pictures of a track are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pictures {
-    /// Units with their length in so many bytes before each.
+    /// Units, each preceded by its length in this many bytes.
     H264(usize),
     H265(usize),
     Av1,
@@ -43,8 +43,8 @@ pub(super) enum Pictures {
 }
 
 impl Pictures {
-    /// Returns how to read the pictures of a sample entry; `None`: they are encrypted, or of another kind.
-    pub fn of(entry: &Entry) -> Option<Self> {
+    /// Returns how to read the pictures of a sample entry, or `None` if they are encrypted or of another kind.
+    pub fn for_entry(entry: &SampleEntry) -> Option<Self> {
         if entry.protection.is_some() {
             return None;
         }
@@ -60,9 +60,9 @@ impl Pictures {
         })
     }
 
-    /// Judges a picture; `None`: it cannot be read.
-    pub fn judge(self, sample: &[u8]) -> Option<Verdict> {
-        let verdict = |begins| if begins { Verdict::Begins } else { Verdict::Needs };
+    /// Examines a picture; returns `None` if it cannot be read.
+    pub fn judge(self, sample: &[u8]) -> Option<PictureKind> {
+        let verdict = |begins| if begins { PictureKind::Begins } else { PictureKind::Needs };
         match self {
             Self::H264(length) => h264(sample, length),
             Self::H265(length) => h265(sample, length),
@@ -73,7 +73,7 @@ impl Pictures {
     }
 }
 
-/// Cuts a sample into units by the lengths before them.
+/// Splits a sample into units by the lengths in front of them.
 fn units(mut sample: &[u8], length: usize) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (size, rest) = sample.split_at_checked(length.clamp(1, 4))?;
@@ -84,12 +84,14 @@ fn units(mut sample: &[u8], length: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-fn h264(sample: &[u8], length: usize) -> Option<Verdict> {
-    let (mut recovers, mut slices, mut all_intra) = (false, 0, true);
+fn h264(sample: &[u8], length: usize) -> Option<PictureKind> {
+    let mut recovers = false;
+    let mut slices = 0;
+    let mut all_intra = true;
     for unit in units(sample, length) {
         let (head, body) = unit.split_first()?;
         match head & 0x1f {
-            5 => return Some(Verdict::Begins),
+            5 => return Some(PictureKind::Begins),
             6 => recovers |= has_recovery_point(body),
             1 | 2 => {
                 slices += 1;
@@ -100,9 +102,9 @@ fn h264(sample: &[u8], length: usize) -> Option<Verdict> {
     }
     match (slices, recovers, all_intra) {
         (0, false, _) => None,
-        (_, true, _) => Some(Verdict::Begins),
-        (_, false, true) => Some(Verdict::AsMarked),
-        (_, false, false) => Some(Verdict::Needs),
+        (_, true, _) => Some(PictureKind::Begins),
+        (_, false, true) => Some(PictureKind::AsMarked),
+        (_, false, false) => Some(PictureKind::Needs),
     }
 }
 
@@ -119,7 +121,7 @@ fn has_recovery_point(mut body: &[u8]) -> bool {
     false
 }
 
-/// Reads a number that 255 continues.
+/// Reads a number in which a byte of 255 continues.
 fn ff_coded(bytes: &mut &[u8]) -> Option<usize> {
     let mut sum = 0_usize;
     loop {
@@ -132,19 +134,19 @@ fn ff_coded(bytes: &mut &[u8]) -> Option<usize> {
     }
 }
 
-/// Reports whether a slice is of a picture that needs no other: slice_type is I or SI (ITU-T H.264, 7.4.3).
+/// Reports whether a slice belongs to a picture that needs no other: slice_type is I or SI (ITU-T H.264, 7.4.3).
 fn is_intra_slice(body: &[u8]) -> bool {
     let mut bits = Bits { bytes: body, at: 0 };
     let Some(_first_macroblock) = bits.golomb() else { return false };
     bits.golomb().is_some_and(|kind| matches!(kind % 5, 2 | 4))
 }
 
-fn h265(sample: &[u8], length: usize) -> Option<Verdict> {
-    // Types below 32 are pictures; 16 to 23 are those to begin with (ITU-T H.265, 7.4.2.2).
+fn h265(sample: &[u8], length: usize) -> Option<PictureKind> {
+    // Types below 32 are pictures, and a decoder can start with types 16 to 23 (ITU-T H.265, 7.4.2.2).
     let pictures =
         units(sample, length).filter_map(|unit| Some(unit.first()? >> 1 & 0x3f)).filter(|kind| *kind < 32);
     let begins = pictures.map(|kind| (16..24).contains(&kind)).reduce(|all, this| all && this)?;
-    Some(if begins { Verdict::Begins } else { Verdict::Needs })
+    Some(if begins { PictureKind::Begins } else { PictureKind::Needs })
 }
 
 /// Reads the uncompressed header of VP9 as far as the kind of the frame.
@@ -160,7 +162,7 @@ fn vp9(sample: &[u8]) -> Option<bool> {
 }
 
 /// Reads the units of a temporal unit of AV1 as far as the kind of its first frame (AV1, 5.3 and 5.9).
-fn av1(mut sample: &[u8]) -> Option<Verdict> {
+fn av1(mut sample: &[u8]) -> Option<PictureKind> {
     const SEQUENCE: u8 = 1;
     const FRAME_HEADER: u8 = 3;
     const FRAME: u8 = 6;
@@ -176,7 +178,7 @@ fn av1(mut sample: &[u8]) -> Option<Verdict> {
             FRAME_HEADER | FRAME => {
                 let first = unit.first()?;
                 let is_key = is_still || first >> 7 == 0 && first >> 5 & 0x3 == 0;
-                return Some(if is_key { Verdict::Begins } else { Verdict::Needs });
+                return Some(if is_key { PictureKind::Begins } else { PictureKind::Needs });
             }
             _ => {}
         }
@@ -199,7 +201,7 @@ fn leb128(bytes: &[u8]) -> Option<(usize, &[u8])> {
 /// Bits of a header, the most significant first.
 pub(super) struct Bits<'a> {
     pub bytes: &'a [u8],
-    /// Bits that were read.
+    /// Number of bits that were read.
     pub at: usize,
 }
 
@@ -214,12 +216,12 @@ impl Bits<'_> {
         Some(value)
     }
 
-    /// Returns how many bits are left.
+    /// Returns the number of remaining bits.
     pub fn left(&self) -> usize {
         (self.bytes.len() * 8).saturating_sub(self.at)
     }
 
-    /// Reads a number of ITU-T H.264, 9.1 (ue).
+    /// Reads an unsigned exponential-Golomb number (ue(v), ITU-T H.264, 9.1).
     fn golomb(&mut self) -> Option<u32> {
         let mut zeros = 0;
         while self.take(1)? == 0 {
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_read_as_players_read_them() {
+    fn key_frame_marks_are_read_as_players_read_them() {
         for (flags, expected) in [
             (0x0200_0000, true),
             (0x0000_0000, true),
@@ -257,13 +259,13 @@ mod tests {
 
     #[test]
     fn pictures_say_whether_a_decoder_can_begin() {
+        use PictureKind::{AsMarked, Begins, Needs};
         use Pictures::{Av1, H264, H265, Vp8, Vp9};
-        use Verdict::{AsMarked, Begins, Needs};
         // A slice: first_mb_in_slice 0 is the bit 1, slice_type 7 is 0001000, 5 is 00110.
         let intra = unit(&[0x61, 0b1000_1000, 0]);
         let predicted = unit(&[0x41, 0b1001_1000, 0]);
         let recovery = unit(&[0x06, 6, 1, 0x80, 0x80]);
-        let cases: [(Pictures, Vec<u8>, Option<Verdict>); 15] = [
+        let cases: [(Pictures, Vec<u8>, Option<PictureKind>); 15] = [
             (H264(4), unit(&[0x65, 0x88]), Some(Begins)),
             (H264(4), [unit(&[0x09, 0xf0]), unit(&[0x67, 0]), unit(&[0x65, 0x88])].concat(), Some(Begins)),
             (H264(4), intra.clone(), Some(AsMarked)),

@@ -1,4 +1,4 @@
-//! From boxes to objects.
+//! Turns MP4 boxes into objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -12,15 +12,15 @@ use mp4_atom::FourCC;
 
 use super::boxes::{Child, HEADER, MAX_BOX};
 use super::describe::packaging;
-use super::events::{self, Front, Mark, Timelines};
-use super::fragment::{Known, Moof, Run, Sample};
+use super::events::{self, TimelineRecord, Timelines, WaitingBox};
+use super::fragment::{MediaSample, Moof, SampleRun, TrackFragmentState};
 use super::init::{Presentation, has_content};
-use super::output::{Need, Output};
-use super::renditions::{Rendition, Renditions};
+use super::output::{FragmentNeed, TrackOutput};
+use super::renditions::{DescribedRendition, Renditions};
 use super::{CATALOG, Cut, Error, INIT, Packaging, moqpub};
-use crate::broadcast::{Broadcast, Track};
+use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Fragments that wait for their samples at most.
+/// Largest number of fragments that wait for their samples.
 const WAITING: usize = 64;
 
 /// A fragment that waits for its samples.
@@ -28,82 +28,96 @@ struct Fragment {
     moof: Bytes,
     at: u64,
     sequence: u32,
-    runs: Vec<Run>,
-    /// What stood in front of it.
-    front: Vec<Front>,
-    /// Whether each sample is an object: those that the moov lists.
+    runs: Vec<SampleRun>,
+    /// The boxes in front of it.
+    front: Vec<WaitingBox>,
+    /// Whether each sample becomes an object: true for samples that the moov lists.
     is_table: bool,
 }
 
-/// An object of a track, and where it goes.
-struct Object {
+/// An object, its track, and its place there.
+struct PublishedObject {
     track: u32,
     begins: bool,
-    need: Need,
+    need: FragmentNeed,
     samples: usize,
-    /// When its first sample is decoded and presented.
+    /// Decode and presentation time of its first sample.
     time: Duration,
     seconds: f64,
-    marks: Vec<Mark>,
-    payload: Payload,
+    marks: Vec<TimelineRecord>,
+    payload: ObjectPayload,
 }
 
-/// What an object has in it.
-enum Payload {
+/// The payload of an object.
+enum ObjectPayload {
     Fragment(Bytes),
-    /// LOC is made of it once it is known whether it begins a group.
-    Sample(Sample, Bytes),
+    /// A sample that becomes a LOC object once it is known whether it begins a group.
+    Sample(MediaSample, Bytes),
 }
 
-/// Publishes boxes into a broadcast. A box is [taken](Self::take), then come the [objects](Self::publish_next) that it has made ready, and
-/// the [end](Self::finish).
-pub struct Media {
+/// Publishes boxes into a broadcast.
+///
+/// For each box in the order of the input, call [`take`](Self::take), then [`publish`](Self::publish) (or
+/// [`publish_next`](Self::publish_next) at the time that [`next_time`](Self::next_time) says) for the objects that it
+/// has completed. Call [`finish`](Self::finish) at the end. A fragment waits in between until its mdat boxes have
+/// arrived; a new moov box first publishes what is ready, and then replaces the tracks.
+pub struct MediaPublisher {
     broadcast: Arc<Broadcast>,
     cut: Cut,
-    rendition: Rendition,
-    /// As moq-pub writes it, with the best rendition.
-    catalog: Option<Arc<Track>>,
-    init: Option<Arc<Track>>,
+    rendition: DescribedRendition,
+    /// The catalog in moq-pub's format, which only the best rendition has.
+    catalog: Option<Arc<BroadcastTrack>>,
+    init: Option<Arc<BroadcastTrack>>,
     ftyp: Option<Bytes>,
-    /// The moov box that the outputs are of.
+    /// The moov box that the outputs belong to.
     moov: Option<Bytes>,
-    /// How many different ones there were.
+    /// Number of different moov boxes so far.
     incarnation: u32,
-    outputs: BTreeMap<u32, Output>,
-    /// The track whose groups those are that have none of their own.
+    outputs: BTreeMap<u32, TrackOutput>,
+    /// The track whose groups the tracks without groups of their own use.
     leader: Option<u32>,
     /// The leader's newest group.
     group: u64,
-    front: Vec<Front>,
+    front: Vec<WaitingBox>,
     waiting: VecDeque<Fragment>,
-    /// mdat boxes, with where they are, which fragments that wait may need.
+    /// The mdat boxes that waiting fragments may need, with their places in the input.
     data: Vec<(u64, Bytes)>,
-    ready: VecDeque<Object>,
+    ready: VecDeque<PublishedObject>,
     timelines: Timelines,
-    /// A track that fragments are of, but the moov box has not.
+    /// A track that fragments belong to, but that the moov box does not have.
     unknown: Option<u32>,
-    /// moov boxes so far.
+    /// Number of moov boxes so far.
     inits: u32,
 }
 
 impl Renditions {
-    /// Makes a publisher of the rendition at a place, the best first; `bitrate` is what its video takes, bits per second.
+    /// Makes a publisher of the rendition at `place`, the best first. `bitrate` is the rate of its video, in bits per
+    /// second.
     ///
     /// # Errors
-    /// A name is longer than names may be.
-    pub fn media(self: &Arc<Self>, place: usize, bitrate: Option<u64>, cut: Cut) -> Result<Media, NameError> {
-        Media::rendition(self.broadcast(), cut, self.at(place, bitrate))
+    /// Fails if a name is longer than names may be.
+    pub fn media(
+        self: &Arc<Self>,
+        place: usize,
+        bitrate: Option<u64>,
+        cut: Cut,
+    ) -> Result<MediaPublisher, NameError> {
+        MediaPublisher::rendition(self.broadcast(), cut, self.rendition_at(place, bitrate))
     }
 }
 
-impl Media {
+impl MediaPublisher {
     /// Makes a publisher of the only rendition.
     pub fn new(broadcast: Arc<Broadcast>, packaging: Packaging, cut: Cut) -> Result<Self, NameError> {
         Renditions::new(broadcast, 1, packaging)?.media(0, None, cut)
     }
 
-    fn rendition(broadcast: Arc<Broadcast>, cut: Cut, rendition: Rendition) -> Result<Self, NameError> {
-        // moq-pub has no words for anything else.
+    fn rendition(
+        broadcast: Arc<Broadcast>,
+        cut: Cut,
+        rendition: DescribedRendition,
+    ) -> Result<Self, NameError> {
+        // moq-pub's catalog can describe CMAF only.
         let is_cmaf = rendition.packaging() == Packaging::Cmaf;
         let create = |name: &str| broadcast.create(name, Properties::default());
         let catalog = (is_cmaf && rendition.is_best()).then(|| create(CATALOG)).transpose()?;
@@ -133,20 +147,22 @@ impl Media {
     /// Takes the next box, which begins at `at` in the input.
     ///
     /// # Errors
-    /// It cannot be read, or belongs to nothing.
+    /// Fails if it cannot be read, or does not fit to the boxes before.
     pub fn take(&mut self, kind: FourCC, at: u64, bytes: Bytes) -> Result<(), Error> {
         match kind.as_ref() {
             b"ftyp" => self.ftyp = Some(bytes),
             b"moov" => self.set_up(at, bytes)?,
             b"moof" => self.fragment(at, bytes)?,
             b"mdat" => self.samples(at, bytes)?,
-            // Indexes and the like mean nothing in a live stream.
-            _ => Front::read(kind, &bytes).into_iter().for_each(|front| events::wait(&mut self.front, front)),
+            // Indexes and the like have no meaning in a live stream.
+            _ => WaitingBox::read(kind, &bytes)
+                .into_iter()
+                .for_each(|front| events::wait(&mut self.front, front)),
         }
         Ok(())
     }
 
-    /// Returns how many init segments there were, the same one again included.
+    /// Returns the number of init segments so far, including repeated ones.
     pub(super) fn inits(&self) -> u32 {
         self.inits
     }
@@ -159,7 +175,7 @@ impl Media {
     /// Publishes everything that is ready.
     ///
     /// # Errors
-    /// As [`Self::publish_next`].
+    /// Fails for the same reasons as [`Self::publish_next`].
     pub fn publish(&mut self) -> Result<(), Error> {
         while self.next_time().is_some() {
             self.publish_next()?;
@@ -170,7 +186,7 @@ impl Media {
     /// Publishes the next object.
     ///
     /// # Errors
-    /// A group of this rendition does not begin when the same one of another does.
+    /// Fails if a group of this rendition does not begin at the same time as that of another.
     pub fn publish_next(&mut self) -> Result<(), Error> {
         match self.ready.pop_front() {
             Some(object) => self.write(object),
@@ -178,13 +194,13 @@ impl Media {
         }
     }
 
-    /// Says what is missing at the end of the input.
+    /// Logs what is missing at the end of the input.
     pub fn finish(&mut self) {
         for fragment in self.waiting.drain(..) {
             let samples: usize = fragment.runs.iter().map(|run| run.samples.len()).sum();
             tracing::warn!(
                 samples,
-                "the input ends before the samples of the moof box at byte {} are there: they are left out",
+                "the input ends before the samples of the moof box at byte {}: they were dropped",
                 fragment.at
             );
         }
@@ -193,7 +209,7 @@ impl Media {
     fn set_up(&mut self, at: u64, moov: Bytes) -> Result<(), Error> {
         self.inits = self.inits.saturating_add(1);
         if self.moov.as_ref() == Some(&moov) {
-            return Ok(()); // the encoder begins again as it did before
+            return Ok(()); // The encoder repeats its init segment.
         }
         let presentation = Presentation::read(self.ftyp.as_deref(), &moov)?;
         if !presentation.is_fragmented {
@@ -202,15 +218,16 @@ impl Media {
         if presentation.tracks.is_empty() {
             return Err(Error::Malformed("a moov box without tracks"));
         }
-        // What was ready belongs to the tracks that there were.
+        // The objects that are ready belong to the previous tracks.
         self.publish()?;
         self.finish();
         self.incarnation += 1;
         let before = std::mem::take(&mut self.outputs);
-        let next = before.values().map(Output::next_group).max().unwrap_or(0);
+        let next = before.values().map(TrackOutput::next_group).max().unwrap_or(0);
         let leading =
-            |is: fn(&super::init::Track) -> bool| presentation.tracks.iter().find(|track| is(track));
-        let leader = leading(super::init::Track::is_video).or_else(|| leading(super::init::Track::is_sound));
+            |is: fn(&super::init::InitTrack) -> bool| presentation.tracks.iter().find(|track| is(track));
+        let leader =
+            leading(super::init::InitTrack::is_video).or_else(|| leading(super::init::InitTrack::is_sound));
         self.leader = leader.or(presentation.tracks.first()).map(|track| track.id);
         self.group = next;
         for track in &presentation.tracks {
@@ -218,13 +235,13 @@ impl Media {
             let name = self.rendition.name(self.incarnation, &packaging.track(track.id));
             let published = self.broadcast.create(&name, Properties::default())?;
             let has_groups = track.is_video() || self.leader == Some(track.id);
-            let mut output = Output::new(published, track, packaging, has_groups);
+            let mut output = TrackOutput::new(published, track, packaging, has_groups);
             output.number_groups_from(next);
             self.outputs.insert(track.id, output);
         }
         if self.incarnation > 1 {
             tracing::info!(
-                "the input has a new init segment at byte {at}: the tracks begin anew as {}",
+                "the input has a new init segment at byte {at}: the tracks continue as {}",
                 self.rendition.name(self.incarnation, "*")
             );
         }
@@ -237,14 +254,14 @@ impl Media {
         self.moov = Some(moov);
         self.note_ends(&presentation.runs);
         if !presentation.runs.is_empty() {
-            let front = self.in_front_of(&presentation.runs);
+            let front = self.take_waiting(&presentation.runs);
             let runs = presentation.runs;
             self.wait(Fragment { moof: Bytes::new(), at, sequence: 0, runs, front, is_table: true })?;
         }
         Ok(())
     }
 
-    /// Publishes init segment and catalog as moq-pub does.
+    /// Publishes the init segment and the catalog in moq-pub's format.
     fn write_init(&mut self, presentation: &Presentation) -> Result<(), Error> {
         let name = self.rendition.name(self.incarnation, INIT);
         if let Some(init) = &mut self.init {
@@ -256,7 +273,8 @@ impl Media {
         }
         if let Some(catalog) = &self.catalog {
             let track = |id: u32| self.rendition.name(self.incarnation, &Packaging::Cmaf.track(id));
-            let json = moqpub::Catalog::new(self.broadcast.namespace(), &presentation.tracks, &name, track);
+            let json =
+                moqpub::MoqPubCatalog::new(self.broadcast.namespace(), &presentation.tracks, &name, track);
             let json = serde_json::to_string_pretty(&json)?;
             catalog.open(u64::from(self.incarnation) - 1, SubgroupId::Zero, 0).write(0, json.into());
         }
@@ -272,23 +290,23 @@ impl Media {
         let moof = Moof::read(&bytes, at, |track| {
             let output = outputs.get(&track);
             unknown.set(unknown.get().or(output.is_none().then_some(track)));
-            output.map(|output| Known { defaults: &output.defaults, next: output.next })
+            output.map(|output| TrackFragmentState { defaults: &output.defaults, next: output.next })
         })?;
         if let Some(track) = unknown.get().filter(|track| self.unknown.replace(*track) != Some(*track)) {
-            tracing::warn!("fragments of track {track} are left out: the moov box has no such track");
+            tracing::warn!("fragments of track {track} were dropped: the moov box has no such track");
         }
         self.note_ends(&moof.runs);
-        // Nothing is in a fragment without samples, such as one that only says that a track goes on.
+        // A fragment without samples, such as one that only continues a track, becomes no object.
         let runs: Vec<_> = moof.runs.into_iter().filter(|run| !run.samples.is_empty()).collect();
         if runs.is_empty() {
             return Ok(());
         }
-        let front = self.in_front_of(&runs);
+        let front = self.take_waiting(&runs);
         self.wait(Fragment { moof: bytes, at, sequence: moof.sequence, runs, front, is_table: false })
     }
 
-    /// Notes when fragments end, for those behind them that do not say when they begin.
-    fn note_ends(&mut self, runs: &[Run]) {
+    /// Records when fragments end, for later ones that do not carry their time.
+    fn note_ends(&mut self, runs: &[SampleRun]) {
         for run in runs {
             if let (Some(output), Some(end)) = (self.outputs.get_mut(&run.track), run.end()) {
                 output.next = end;
@@ -296,10 +314,11 @@ impl Media {
         }
     }
 
-    /// Takes the boxes that belong in front of a fragment: those about its tracks, and with the leader's those about none.
-    fn in_front_of(&mut self, runs: &[Run]) -> Vec<Front> {
+    /// Takes the boxes to put in front of a fragment: those about its tracks, and with the leader's fragment also
+    /// those about no track.
+    fn take_waiting(&mut self, runs: &[SampleRun]) -> Vec<WaitingBox> {
         let leader = self.leader;
-        let is_about = |front: &Front| {
+        let is_about = |front: &WaitingBox| {
             let track = front.track().or(leader);
             runs.iter().any(|run| Some(run.track) == track)
         };
@@ -325,14 +344,14 @@ impl Media {
         let end = at + bytes.len() as u64;
         self.data.push((at, bytes));
         self.resolve(Some(end))?;
-        // Samples may be in front of their moof, too.
+        // Samples may also be in front of their moof.
         while self.data.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MAX_BOX {
             self.data.remove(0);
         }
         Ok(())
     }
 
-    /// Makes objects of the fragments whose samples are there; the input has been taken up to `end`.
+    /// Makes objects of the fragments whose samples have arrived. The input has been taken up to `end`.
     fn resolve(&mut self, end: Option<u64>) -> Result<(), Error> {
         let was_waiting = !self.waiting.is_empty();
         while let Some(mut fragment) = self.waiting.pop_front() {
@@ -357,13 +376,13 @@ impl Media {
         self.settle(&fragment);
         let find = |at: Range<u64>| fragment.find(&self.data, at);
         let mut parts = Vec::new();
-        // Where the leader begins groups, tracks that follow it are cut as well.
+        // Tracks that follow the leader are cut where it begins groups.
         let mut cuts = Vec::new();
         let mut runs: Vec<_> = fragment.runs.iter().collect();
         runs.sort_by_key(|run| self.leader != Some(run.track));
         for run in runs {
             let data: Option<Vec<_>> = run.samples.iter().map(|sample| find(sample.at.clone())).collect();
-            let data = data.ok_or(Error::Malformed("a sample that is in no mdat"))?;
+            let data = data.ok_or(Error::Malformed("a sample outside of every mdat"))?;
             let Some(output) = self.outputs.get_mut(&run.track) else { continue };
             let begins = output.beginnings(run, &data);
             let cut: Vec<_> = if fragment.is_table {
@@ -392,7 +411,7 @@ impl Media {
         Ok(())
     }
 
-    /// Decides, at the first fragment, how much later LOC is published than it says, so that no sample is before the beginning of time.
+    /// Decides, at the first fragment, how much is added to LOC's times, so that no sample is before time 0.
     fn settle(&mut self, fragment: &Fragment) {
         let is_first =
             self.outputs.values().all(|output| output.later == 0 && output.next_group() == self.group);
@@ -402,7 +421,7 @@ impl Media {
         let Some((output, sample)) = first.filter(|_| is_first && has_loc && self.ready.is_empty()) else {
             return;
         };
-        let early = |output: &Output| output.edit as f64 / f64::from(output.timescale);
+        let early = |output: &TrackOutput| output.edit as f64 / f64::from(output.timescale);
         let most = self.outputs.values().map(early).fold(0.0, f64::max);
         if output.time(sample.decoded).as_secs_f64() < most {
             for output in self.outputs.values_mut() {
@@ -414,11 +433,11 @@ impl Media {
     fn objects(
         &self,
         fragment: &Fragment,
-        run: &Run,
+        run: &SampleRun,
         data: &[Bytes],
         begins: &[bool],
         cut: &[usize],
-    ) -> Result<Vec<Object>, Error> {
+    ) -> Result<Vec<PublishedObject>, Error> {
         let Some(output) = self.outputs.get(&run.track) else { return Ok(Vec::new()) };
         let parts = cut
             .iter()
@@ -426,7 +445,7 @@ impl Media {
             .map(|(at, start)| *start..cut.get(at + 1).copied().unwrap_or(run.samples.len()));
         let parts: Vec<_> = match output.packaging {
             Packaging::Cmaf => parts.collect(),
-            // Without bytes there is nothing to decode.
+            // A sample without bytes gives a decoder nothing.
             Packaging::Loc => {
                 (0..data.len()).filter(|at| !data[*at].is_empty()).map(|at| at..at + 1).collect()
             }
@@ -436,8 +455,9 @@ impl Media {
             fragment.as_it_is(&self.data).filter(|_| parts.len() == 1 && run.is_plain && output.later == 0);
         let mut objects = Vec::new();
         for part in parts {
-            let (first, is_first) = (&run.samples[part.start], part.start == 0);
-            // All sound is what one may begin with: a group for each fragment is enough.
+            let first = &run.samples[part.start];
+            let is_first = part.start == 0;
+            // A decoder can start anywhere in sound, so one group for each fragment is enough.
             let begins = output.has_groups && begins[part.start] && (output.is_video || is_first);
             let front = fragment.front.iter().filter(|_| is_first);
             let is_leader = self.leader == Some(run.track);
@@ -447,21 +467,24 @@ impl Media {
             let marks = front.iter().filter_map(|it| it.mark(first.presented(), output.timescale, later));
             let marks = marks.filter(|_| is_leader && self.rendition.is_best()).collect();
             let in_front: Vec<_> = front.iter().map(|front| &front.raw[..]).collect();
-            objects.push(Object {
+            objects.push(PublishedObject {
                 track: run.track,
                 begins,
-                need: Need::of(begins, &run.samples[part.clone()]),
+                need: FragmentNeed::classify(begins, &run.samples[part.clone()]),
                 samples: part.len(),
                 time: output.time(first.decoded),
                 seconds: output.presented(first) as f64 / f64::from(output.timescale),
                 marks,
                 payload: match (output.packaging, &as_it_is) {
-                    (Packaging::Loc, _) => Payload::Sample(first.clone(), data[part.start].clone()),
-                    (Packaging::Cmaf, Some(whole)) => Payload::Fragment(behind(&in_front, whole.clone())),
+                    (Packaging::Loc, _) => ObjectPayload::Sample(first.clone(), data[part.start].clone()),
+                    (Packaging::Cmaf, Some(whole)) => {
+                        ObjectPayload::Fragment(behind(&in_front, whole.clone()))
+                    }
                     (Packaging::Cmaf, None) => {
-                        let (later, data) = (output.later, &data[part.clone()]);
+                        let later = output.later;
+                        let data = &data[part.clone()];
                         let whole = run.write(part, data, aux.as_ref(), fragment.sequence, later)?;
-                        Payload::Fragment(behind(&in_front, whole))
+                        ObjectPayload::Fragment(behind(&in_front, whole))
                     }
                 },
             });
@@ -469,7 +492,7 @@ impl Media {
         Ok(objects)
     }
 
-    fn write(&mut self, object: Object) -> Result<(), Error> {
+    fn write(&mut self, object: PublishedObject) -> Result<(), Error> {
         let is_leader = self.leader == Some(object.track);
         let output = self.outputs.get_mut(&object.track);
         let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
@@ -484,13 +507,13 @@ impl Media {
             if is_leader {
                 let is_new = group != self.group;
                 self.group = group;
-                self.outputs.values_mut().filter(|it| is_new && !it.has_groups).for_each(Output::close);
+                self.outputs.values_mut().filter(|it| is_new && !it.has_groups).for_each(TrackOutput::close);
             }
         }
         let Some(output) = self.outputs.get_mut(&object.track) else { return Ok(()) };
         let payload = match object.payload {
-            Payload::Fragment(whole) => whole,
-            Payload::Sample(sample, bytes) => output.loc(&sample, output.is_new_group(), &bytes)?,
+            ObjectPayload::Fragment(whole) => whole,
+            ObjectPayload::Sample(sample, bytes) => output.loc(&sample, output.is_new_group(), &bytes)?,
         };
         let place = output.write(self.cut, object.need, self.group, payload);
         for mark in object.marks {
@@ -507,26 +530,26 @@ impl Fragment {
         self.runs.iter().flat_map(|run| &run.samples).map(|sample| sample.at.end).max().unwrap_or(0)
     }
 
-    /// Reports whether all of its samples are in boxes that are there.
+    /// Reports whether all of its samples are in boxes that have arrived.
     fn is_there(&self, data: &[(u64, Bytes)]) -> bool {
         let mut samples = self.runs.iter().flat_map(|run| &run.samples);
         samples.all(|sample| find(data, sample.at.clone()).is_some())
     }
 
-    /// Returns what the input has at a place: in an mdat box, or in the moof itself.
+    /// Returns the input's bytes at a place: from an mdat box, or from the moof itself.
     fn find(&self, data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
         let in_moof = || slice(&self.moof, at.start.checked_sub(self.at)?, at.end.checked_sub(self.at)?);
         find(data, at.clone()).or_else(in_moof)
     }
 
-    /// Reports whether the mdat boxes behind it have as many bytes as its samples.
+    /// Reports whether the mdat boxes after it have at least as many bytes as its samples.
     fn fills(&self, data: &[(u64, Bytes)]) -> bool {
-        let wanted: u64 = self.runs.iter().map(Run::bytes).sum();
+        let wanted: u64 = self.runs.iter().map(SampleRun::bytes).sum();
         let there: usize = self.bodies(data).map(|(_, body)| body).sum();
         !self.is_table && wanted > 0 && there as u64 == wanted
     }
 
-    /// Returns where the bodies of the mdat boxes behind it begin, and how long they are.
+    /// Returns where the bodies of the mdat boxes after it begin, and their lengths.
     fn bodies<'a>(&self, data: &'a [(u64, Bytes)]) -> impl Iterator<Item = (u64, usize)> + use<'a> {
         let from = self.at;
         data.iter().filter(move |(at, _)| *at > from).filter_map(|(at, bytes)| {
@@ -535,8 +558,8 @@ impl Fragment {
         })
     }
 
-    /// Places samples that are not where the fragment says in the one mdat behind it, if that has just as many bytes: offsets that count
-    /// from the beginning of a file that the input was cut out of.
+    /// Corrects the places of samples that are not where the fragment says, if the one mdat after it has exactly as
+    /// many bytes. Such offsets count from the beginning of a file that the input was cut out of.
     fn place_in(&mut self, data: &[(u64, Bytes)]) -> Result<(), Error> {
         let bodies: Vec<_> = self.bodies(data).filter(|(_, length)| *length > 0).collect();
         let (true, [(begins, _)]) = (self.fills(data), &bodies[..]) else {
@@ -554,13 +577,13 @@ impl Fragment {
         Error::Outside { at: self.at, track: self.runs.first().map_or(0, |run| run.track) }
     }
 
-    /// Returns the fragment with its mdat as they came, if nothing else is between and around them.
+    /// Returns the fragment and its mdat unchanged, if nothing else is between and around them.
     fn as_it_is(&self, data: &[(u64, Bytes)]) -> Option<Bytes> {
         let [run] = &self.runs[..] else { return None };
         let behind = self.at + self.moof.len() as u64;
         let (at, mdat) = data.iter().find(|(at, _)| *at == behind)?;
         let end = at + mdat.len() as u64;
-        // Players of pages look for the samples where the body of the mdat begins, whatever the fragment says.
+        // Players in browsers look for the samples where the body of the mdat begins, whatever the fragment says.
         let begins = run.samples.first().is_some_and(|first| first.at.start == at + HEADER as u64);
         let is_whole = begins && run.samples.iter().all(|sample| sample.at.end <= end);
         let is_short = |bytes: &Bytes| bytes.first_chunk().is_some_and(|size| u32::from_be_bytes(*size) > 1);
@@ -577,7 +600,7 @@ fn behind(boxes: &[&[u8]], fragment: Bytes) -> Bytes {
     }
 }
 
-/// Returns what mdat boxes have at a place in the input.
+/// Returns the bytes of mdat boxes at a place in the input.
 fn find(data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
     data.iter().find_map(|(begins, bytes)| {
         slice(bytes, at.start.checked_sub(*begins)?, at.end.checked_sub(*begins)?)
@@ -585,6 +608,7 @@ fn find(data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
 }
 
 fn slice(bytes: &Bytes, start: u64, end: u64) -> Option<Bytes> {
-    let (start, end) = (usize::try_from(start).ok()?, usize::try_from(end).ok()?);
+    let start = usize::try_from(start).ok()?;
+    let end = usize::try_from(end).ok()?;
     (start <= end && end <= bytes.len()).then(|| bytes.slice(start..end))
 }

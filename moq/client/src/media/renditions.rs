@@ -8,38 +8,38 @@ use millrace_moq::name::NameError;
 use millrace_moq::{Properties, SubgroupId, hang, msf};
 use parking_lot::Mutex;
 
-use super::describe::{Described, Place, protections};
+use super::describe::{Described, TrackPlacement, protections};
 use super::init::Presentation;
 use super::{Error, Packaging};
-use crate::broadcast::{Broadcast, Track};
+use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// What groups of the same ID may begin apart: less than a frame.
+/// Largest difference between the beginnings of groups of the same ID: less than a frame.
 const APART: Duration = Duration::from_millis(10);
-/// Groups whose beginnings are remembered.
+/// Number of groups whose beginnings are remembered.
 const REMEMBERED: usize = 64;
 
-/// What the renditions of one broadcast have in common: the catalogs, and when groups begin.
+/// The state that the renditions of one broadcast share: the catalogs, and when groups begin.
 pub struct Renditions {
     broadcast: Arc<Broadcast>,
-    catalog: Arc<Track>,
-    hang: Arc<Track>,
+    catalog: Arc<BroadcastTrack>,
+    hang: Arc<BroadcastTrack>,
     count: usize,
     packaging: Packaging,
-    state: Mutex<State>,
+    state: Mutex<RenditionState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Of each rendition, once it is known.
+struct RenditionState {
+    /// The tracks of each rendition, once they are known.
     described: BTreeMap<usize, Vec<Described>>,
-    timelines: Vec<msf::Track>,
-    /// Catalogs that were written: each is a group.
+    timelines: Vec<msf::MsfTrack>,
+    /// Number of catalogs that were written; each is a group.
     written: u64,
     starts: BTreeMap<u64, Duration>,
 }
 
 impl Renditions {
-    /// Makes so many, which all go into the same broadcast.
+    /// Makes this number of renditions, which all go into the same broadcast.
     pub fn new(
         broadcast: Arc<Broadcast>,
         count: usize,
@@ -55,26 +55,26 @@ impl Renditions {
         self.broadcast.clone()
     }
 
-    /// Returns the rendition at a place, the best first; `bitrate` is what its video takes, bits per second.
-    pub(super) fn at(self: &Arc<Self>, place: usize, bitrate: Option<u64>) -> Rendition {
-        let at = Place { place, bitrate, has_alternates: self.count > 1, packaging: self.packaging };
-        Rendition { at, of: self.clone() }
+    /// Returns the rendition at `place`, the best first. `bitrate` is the rate of its video, in bits per second.
+    pub(super) fn rendition_at(self: &Arc<Self>, place: usize, bitrate: Option<u64>) -> DescribedRendition {
+        let at = TrackPlacement { place, bitrate, has_alternates: self.count > 1, packaging: self.packaging };
+        DescribedRendition { at, of: self.clone() }
     }
 
-    /// Writes the catalogs, once it is known of all renditions what they are, and anew whenever one has become another.
+    /// Writes the catalogs once all renditions are known, and again whenever one changes.
     fn describe(&self, place: usize, tracks: Vec<Described>) -> Result<(), Error> {
         let mut state = self.state.lock();
         state.described.insert(place, tracks);
         self.write(&mut state)
     }
 
-    fn add_timeline(&self, timeline: msf::Track) -> Result<(), Error> {
+    fn add_timeline(&self, timeline: msf::MsfTrack) -> Result<(), Error> {
         let mut state = self.state.lock();
         state.timelines.push(timeline);
         self.write(&mut state)
     }
 
-    fn write(&self, state: &mut State) -> Result<(), Error> {
+    fn write(&self, state: &mut RenditionState) -> Result<(), Error> {
         if state.described.len() < self.count {
             return Ok(());
         }
@@ -84,11 +84,11 @@ impl Renditions {
         let configurations: BTreeMap<_, _> = configurations.collect();
         let names: Vec<_> = all.iter().map(|it| it.track.name.clone()).collect();
         let timelines =
-            state.timelines.iter().map(|it| msf::Track { depends: Some(names.clone()), ..it.clone() });
+            state.timelines.iter().map(|it| msf::MsfTrack { depends: Some(names.clone()), ..it.clone() });
         let tracks = all.iter().map(|it| it.track.clone()).chain(timelines);
         let protected = protections(&all);
-        let catalog = msf::Catalog::new(tracks.collect()).with_protections(protected);
-        let hang = hang::Catalog::of(&catalog, &configurations).to_json()?;
+        let catalog = msf::MsfCatalog::new(tracks.collect()).with_protections(protected);
+        let hang = hang::HangCatalog::from_msf(&catalog, &configurations).to_json()?;
         let group = state.written;
         state.written += 1;
         self.catalog.open(group, SubgroupId::Zero, 0).write(0, catalog.to_json()?.into());
@@ -96,7 +96,7 @@ impl Renditions {
         Ok(())
     }
 
-    /// Notes that a group of video begins at this time of the media.
+    /// Records that a group of video begins at this time of the media.
     fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         let mut state = self.state.lock();
         let first = *state.starts.entry(group).or_insert(at);
@@ -110,14 +110,14 @@ impl Renditions {
     }
 }
 
-/// One of them.
-pub(super) struct Rendition {
-    at: Place,
+/// One rendition.
+pub(super) struct DescribedRendition {
+    at: TrackPlacement,
     of: Arc<Renditions>,
 }
 
-impl Rendition {
-    /// Returns the name of a track; see [`Place::name`].
+impl DescribedRendition {
+    /// Returns the name of a track; see [`TrackPlacement::name`].
     pub fn name(&self, incarnation: u32, of_best: &str) -> String {
         self.at.name(incarnation, of_best)
     }
@@ -130,21 +130,21 @@ impl Rendition {
         self.at.packaging
     }
 
-    /// Notes that a group of video begins at this time of the media.
+    /// Records that a group of video begins at this time of the media.
     ///
     /// # Errors
-    /// The same group of another rendition begins at another time.
+    /// Fails if the same group of another rendition begins at another time.
     pub fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         if self.at.has_alternates { self.of.begins(group, at) } else { Ok(()) }
     }
 
-    /// Has the catalogs say what there is.
+    /// Updates this rendition's part of the catalogs.
     pub fn describe(&self, presentation: &Presentation, incarnation: u32) -> Result<(), Error> {
         let described = Described::all(&self.at, presentation, incarnation)?;
         self.of.describe(self.at.place, described)
     }
 
-    pub fn add_timeline(&self, timeline: msf::Track) -> Result<(), Error> {
+    pub fn add_timeline(&self, timeline: msf::MsfTrack) -> Result<(), Error> {
         self.of.add_timeline(timeline)
     }
 }

@@ -1,5 +1,5 @@
-//! Samples that a moov box lists itself (ISO/IEC 14496-12, 8.6 and 8.7): those before the first fragment, where a muxer writes no
-//! empty moov.
+//! Samples that a moov box itself lists (ISO/IEC 14496-12, 8.6 and 8.7): those before the first fragment, where a
+//! muxer does not write an empty moov.
 
 use std::collections::BTreeSet;
 
@@ -7,19 +7,19 @@ use mp4_atom::{Atom, Co64, Ctts, Stco, Stsc, Stss, Stsz, StszSamples, Stts};
 
 use super::Error;
 use super::boxes::{Child, child, descendant};
-use super::fragment::{Run, Sample};
+use super::fragment::{MediaSample, SampleRun};
 
-/// Samples of a track at most.
+/// Largest number of samples of a track.
 const MAX_SAMPLES: u32 = 1 << 20;
 /// Flags of a sample that is a sync sample, and of one that is not.
 const SYNC: u32 = 0x0200_0000;
 const NON_SYNC: u32 = 0x0101_0000;
 
-/// Returns the samples that a trak box lists, cut where their sample entry changes.
+/// Returns the samples that a trak box lists, split where their sample entry changes.
 ///
 /// # Errors
-/// The lists do not agree with each other.
-pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<Run>, Error> {
+/// Fails if the lists do not agree with each other.
+pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<SampleRun>, Error> {
     const WRONG: Error = Error::Malformed("a moov box whose lists of samples do not agree");
     let Some(stbl) = descendant(trak.body, &[b"mdia", b"minf", b"stbl"]) else { return Ok(Vec::new()) };
     let Some(sizes) = table::<Stsz>(&stbl, b"stsz")? else { return Ok(Vec::new()) };
@@ -52,7 +52,9 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<Run>, Error> {
         None => table::<Stco>(&stbl, b"stco")?.ok_or(WRONG)?.entries.into_iter().map(u64::from).collect(),
     };
     let runs_of_chunks = table::<Stsc>(&stbl, b"stsc")?.ok_or(WRONG)?.entries;
-    let (mut runs, mut sample, mut decoded) = (Vec::<Run>::new(), 0, 0_u64);
+    let mut runs = Vec::<SampleRun>::new();
+    let mut sample = 0;
+    let mut decoded = 0_u64;
     let mut described = runs_of_chunks.iter().peekable();
     let mut current = None;
     for (number, mut at) in (1_u32..).zip(chunks) {
@@ -61,7 +63,7 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<Run>, Error> {
         }
         let current = current.ok_or(WRONG)?;
         if runs.last().is_none_or(|run| run.description != current.sample_description_index) {
-            runs.push(Run::new(track, current.sample_description_index));
+            runs.push(SampleRun::new(track, current.sample_description_index));
         }
         let run = runs.last_mut().ok_or(WRONG)?;
         for _ in 0..current.samples_per_chunk.min(count - sample) {
@@ -70,7 +72,7 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<Run>, Error> {
             let is_sync = sync.as_ref().is_none_or(|sync| sync.contains(&(sample + 1)));
             let flags = if is_sync { SYNC } else { NON_SYNC };
             let offset = offsets.next().unwrap_or(0);
-            run.samples.push(Sample { flags, decoded, duration, offset, at: at..end });
+            run.samples.push(MediaSample { flags, decoded, duration, offset, at: at..end });
             decoded = decoded.saturating_add(duration.into());
             at = end;
             sample += 1;

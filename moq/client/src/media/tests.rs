@@ -38,7 +38,7 @@ fn publish(media: &[u8], piece: usize) -> (Arc<Broadcast>, Vec<Duration>) {
 
 fn publish_cut(media: &[u8], piece: usize, cut: Cut) -> (Arc<Broadcast>, Vec<Duration>) {
     let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
-    let mut publisher = Media::new(broadcast.clone(), Packaging::Cmaf, cut).unwrap();
+    let mut publisher = MediaPublisher::new(broadcast.clone(), Packaging::Cmaf, cut).unwrap();
     let mut boxes = Boxes::default();
     let mut times = Vec::new();
     for piece in media.chunks(piece) {
@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // In the order of the file, they are the file.
+    // They are the file when put in its order.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -111,27 +111,32 @@ fn key_frames_and_deltas_are_subgroups_of_their_own() {
     });
     assert_eq!(found, expected.collect::<Vec<_>>());
     assert!(stored("2.m4s").iter().all(|object| (object.subgroup, object.priority) == (Some(0), 124)));
-    // The objects are the same as without.
+    // The objects are the same as without the second rendition.
     let (whole, _) = publish(&media, 1000);
     assert_eq!(objects(&broadcast, "1.m4s"), objects(&whole, "1.m4s"));
     assert_eq!(objects(&broadcast, "2.m4s"), objects(&whole, "2.m4s"));
 }
 
 #[test]
-fn who_needs_a_frame_is_in_its_flags() {
-    use super::output::Need;
-    let sample =
-        |flags: &u32| super::fragment::Sample { flags: *flags, decoded: 0, duration: 1, offset: 0, at: 0..1 };
+fn frame_flags_say_which_frames_need_it() {
+    use super::output::FragmentNeed;
+    let sample = |flags: &u32| super::fragment::MediaSample {
+        flags: *flags,
+        decoded: 0,
+        duration: 1,
+        offset: 0,
+        at: 0..1,
+    };
     for (is_key, flags, need) in [
-        (true, &[0x0200_0000][..], Need::Key),
-        (false, &[0x0101_0000], Need::Delta),
-        (false, &[0x0181_0000], Need::Disposable),
-        (false, &[0x0181_0000, 0x0101_0000], Need::Delta),
-        (true, &[0x0200_0000, 0x0181_0000], Need::Key),
-        (false, &[], Need::Delta),
+        (true, &[0x0200_0000][..], FragmentNeed::Key),
+        (false, &[0x0101_0000], FragmentNeed::Delta),
+        (false, &[0x0181_0000], FragmentNeed::Disposable),
+        (false, &[0x0181_0000, 0x0101_0000], FragmentNeed::Delta),
+        (true, &[0x0200_0000, 0x0181_0000], FragmentNeed::Key),
+        (false, &[], FragmentNeed::Delta),
     ] {
         let samples: Vec<_> = flags.iter().map(sample).collect();
-        assert_eq!(Need::of(is_key, &samples), need, "{flags:x?}");
+        assert_eq!(FragmentNeed::classify(is_key, &samples), need, "{flags:x?}");
     }
 }
 
@@ -153,12 +158,13 @@ fn the_catalog_is_the_one_that_moq_pub_writes() {
     assert_eq!(video["selectionParams"]["width"], 160);
     let audio = &catalog["tracks"][1]["selectionParams"];
     assert_eq!(audio["codec"], "mp4a.40.2", "{catalog:#}");
-    // ffmpeg writes 2 into the sample entry whatever the sound has; moq-pub takes it from there.
+    // ffmpeg writes 2 into the sample entry whatever the sound has; moq-pub copies that.
     assert_eq!(audio["channelConfig"], "2", "{catalog:#}");
     assert_eq!(audio["samplerate"], 44_100);
 }
 
-/// A second rendition of [`sample`]'s kind that brings its parameter sets with each key frame; `None` without ffmpeg.
+/// A second rendition of the same kind as [`sample`], which repeats its parameter sets with each key frame; `None`
+/// without ffmpeg.
 fn in_band(size: &str, bitrate: &str, group: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", &format!("testsrc2=size={size}:rate=25:duration=3")])
@@ -210,7 +216,7 @@ fn groups_of_the_same_id_begin_at_the_same_time_in_all_renditions() {
     assert_eq!(best.len(), 8);
     assert_eq!(best, starts("r1-1.m4s"));
     let json = objects(&broadcast, msf::CATALOG).remove(0).1;
-    let catalog = msf::Catalog::parse(&json).unwrap();
+    let catalog = msf::MsfCatalog::parse(&json).unwrap();
     let found: Vec<_> =
         catalog.alternates("1.m4s").iter().map(|track| (track.name.clone(), track.bitrate)).collect();
     assert_eq!(found, [("1.m4s".to_owned(), Some(2_000_000)), ("r1-1.m4s".to_owned(), Some(300_000))]);
@@ -218,10 +224,10 @@ fn groups_of_the_same_id_begin_at_the_same_time_in_all_renditions() {
     assert_eq!(catalog.tracks.iter().map(|track| track.width).collect::<Vec<_>>(), [Some(320), Some(160)]);
     let own: Bytes = STANDARD.decode(catalog.init_data(&catalog.tracks[1]).unwrap()).unwrap().into();
     assert_eq!(objects(&broadcast, "r1-0.mp4")[0].1, own);
-    let hang: hang::Catalog =
+    let hang: hang::HangCatalog =
         serde_json::from_slice(&objects(&broadcast, hang::CATALOG).remove(0).1).unwrap();
     assert_eq!(hang.video.unwrap().renditions.keys().collect::<Vec<_>>(), ["1.m4s", "r1-1.m4s"]);
-    // Players of today find what they know.
+    // moq-pub's own players find their tracks.
     assert_eq!((objects(&broadcast, CATALOG).len(), objects(&broadcast, INIT).len()), (1, 1));
 }
 
@@ -256,69 +262,70 @@ fn ids(init: &[u8]) -> (Vec<u32>, Vec<u32>) {
 }
 
 #[test]
-fn what_to_play_is_in_the_catalog() {
+fn playlist_is_made_from_the_catalog() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish(&media, usize::MAX);
-    let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
-    let tracks = ["1.m4s", "2.m4s"].map(|name| Part::plain(name.into())).to_vec();
+    let catalog = msf::MsfCatalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+    let tracks = ["1.m4s", "2.m4s"].map(|name| PlayedTrack::plain(name.into())).to_vec();
 
-    // Of init segments for each track one for both.
+    // The init segments for each track are joined into one.
     let described = |ids: [u32; 2]| {
         let mut tracks = catalog.tracks.clone();
         for (track, id) in tracks.iter_mut().zip(ids) {
             track.init_data = Some(renamed(catalog.init_data(track).unwrap(), id));
             track.init_ref = None;
         }
-        msf::Catalog::new(tracks)
+        msf::MsfCatalog::new(tracks)
     };
     for wanted in [[1, 2], [4, 7]] {
-        let joined = Playlist::of(&described(wanted), &Choice::default()).unwrap().unwrap();
+        let joined = Playlist::from_catalog(&described(wanted), &TrackChoice::default()).unwrap().unwrap();
         assert_eq!(playable(&joined.init).unwrap(), [(0, wanted[0]), (1, wanted[1])]);
         assert_eq!(joined.tracks, tracks);
         assert_eq!(ids(&joined.init), (wanted.to_vec(), wanted.to_vec()));
     }
-    // One that they have in common already.
+    // This init segment is shared already.
     let init = objects(&broadcast, INIT).remove(0).1;
     let mut common = catalog.tracks.clone();
     common.iter_mut().for_each(|track| track.init_data = Some(STANDARD.encode(&init)));
-    let common = Playlist::of(&msf::Catalog::new(common), &Choice::default()).unwrap().unwrap();
+    let common =
+        Playlist::from_catalog(&msf::MsfCatalog::new(common), &TrackChoice::default()).unwrap().unwrap();
     assert_eq!(common, Playlist { init, tracks });
-    // Tracks whose fragments could not be told apart.
-    let apart = Playlist::of(&described([1, 1]), &Choice::default()).unwrap().unwrap();
+    // The fragments of these tracks could not be told apart.
+    let apart = Playlist::from_catalog(&described([1, 1]), &TrackChoice::default()).unwrap().unwrap();
     assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
-    // And those that there are none of.
-    let legacy = |mut track: msf::Track| {
+    // These tracks have no playable packaging.
+    let legacy = |mut track: msf::MsfTrack| {
         track.packaging = "legacy".into();
         track
     };
-    let other = msf::Catalog::new(catalog.tracks.iter().cloned().map(legacy).collect());
-    assert_eq!(Playlist::of(&other, &Choice::default()).unwrap(), None);
+    let other = msf::MsfCatalog::new(catalog.tracks.iter().cloned().map(legacy).collect());
+    assert_eq!(Playlist::from_catalog(&other, &TrackChoice::default()).unwrap(), None);
 }
 
 #[test]
 fn a_single_rendition_has_a_catalog_of_its_own() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish(&media, usize::MAX);
-    let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+    let catalog = msf::MsfCatalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
     let described: Vec<_> =
         catalog.tracks.iter().map(|track| (&track.name[..], track.role.as_deref())).collect();
     assert_eq!(described, [("1.m4s", Some("video")), ("2.m4s", Some("audio"))]);
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
-    // Each with its own init segment, which is the part of the common one that is about it.
+    // Each track has an init segment of its own, which is its part of the common one.
     let init = objects(&broadcast, INIT).remove(0).1;
-    let common = Presentation::of(&init).unwrap();
+    let common = Presentation::parse(&init).unwrap();
     for (track, id) in catalog.tracks.iter().zip([1, 2]) {
         let own = STANDARD.decode(catalog.init_data(track).unwrap()).unwrap();
         assert_eq!(ids(&own), (vec![id], vec![id]));
-        assert_eq!(init::init_of(&init, id).unwrap(), own);
+        assert_eq!(init::single_track_init(&init, id).unwrap(), own);
         assert_eq!(
-            Presentation::of(&own).unwrap().tracks[0].timescale,
+            Presentation::parse(&own).unwrap().tracks[0].timescale,
             common.tracks[id as usize - 1].timescale
         );
     }
-    // And the same for hang's players.
+    // hang's catalog has the same.
     let json = objects(&broadcast, hang::CATALOG).remove(0).1;
-    let hang: hang::Catalog = serde_json::from_slice(&json).unwrap();
+    let hang: hang::HangCatalog = serde_json::from_slice(&json).unwrap();
     let video = &hang.video.unwrap().renditions["1.m4s"];
     assert_eq!((video.coded_width, video.coded_height), (Some(160), Some(90)));
     let hang::Container::Cmaf { init: own } = &video.container else { panic!("{video:?}") };
@@ -351,15 +358,16 @@ fn codecs_of_today_have_their_names() {
             continue;
         };
         let (broadcast, _) = publish(&media, usize::MAX);
-        let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+        let catalog = msf::MsfCatalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
         for (track, name) in catalog.tracks.iter().zip(names) {
             assert!(track.codec.as_deref().unwrap().starts_with(name), "{track:?}");
         }
         assert_eq!((catalog.tracks[0].width, catalog.tracks[0].height), (Some(160), Some(90)));
         let init = objects(&broadcast, INIT).remove(0).1;
-        let hang: hang::Catalog =
+        let hang: hang::HangCatalog =
             serde_json::from_slice(&objects(&broadcast, hang::CATALOG).remove(0).1).unwrap();
-        let (video, audio) = (&hang.video.unwrap().renditions["1.m4s"], hang.audio.unwrap());
+        let video = &hang.video.unwrap().renditions["1.m4s"];
+        let audio = hang.audio.unwrap();
         assert_eq!(video.description, record.map(|kind| body_of(kind, &init)));
         assert!(audio.renditions.contains_key("2.m4s"));
     }
@@ -378,24 +386,26 @@ fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn new_init_segment_begins_tracks_anew() {
+fn new_init_segment_renames_tracks() {
     let (Some(small), Some(large)) = (in_band("160x90", "300k", "10"), in_band("320x180", "2M", "10")) else {
         eprintln!("SKIP: ffmpeg with libx264 is not here");
         return;
     };
-    // The same one again changes nothing, another one does.
+    // The same init segment again changes nothing; another one does.
     let (broadcast, _) = publish(&[&small[..], &small, &large].concat(), 1000);
     let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
     assert_eq!(names, [".catalog", "catalog", "catalog.json", "i2-0.mp4", "i2-1.m4s"]);
     let catalogs = objects(&broadcast, msf::CATALOG);
-    let parsed = catalogs.iter().map(|(_, json)| msf::Catalog::parse(json).unwrap());
+    let parsed = catalogs.iter().map(|(_, json)| msf::MsfCatalog::parse(json).unwrap());
     let found: Vec<_> = parsed.map(|it| (it.tracks[0].name.clone(), it.tracks[0].width)).collect();
     assert_eq!(found, [("1.m4s".to_owned(), Some(160)), ("i2-1.m4s".to_owned(), Some(320))]);
     assert_eq!(catalogs.iter().map(|(at, _)| at.group).collect::<Vec<_>>(), [0, 1]);
-    let again: Catalog = serde_json::from_slice(&objects(&broadcast, CATALOG).pop().unwrap().1).unwrap();
+    let again: MoqPubCatalog =
+        serde_json::from_slice(&objects(&broadcast, CATALOG).pop().unwrap().1).unwrap();
     assert_eq!(again.tracks[0].init_track.as_deref(), Some("i2-0.mp4"));
     let (small, _) = publish(&[&small[..], &small].concat(), usize::MAX);
-    let (before, after) = (objects(&small, "1.m4s"), objects(&broadcast, "i2-1.m4s"));
+    let before = objects(&small, "1.m4s");
+    let after = objects(&broadcast, "i2-1.m4s");
     assert_eq!(after[0].0, Location::new(before.last().unwrap().0.group + 1, 0), "groups go on");
 }
 
@@ -415,7 +425,7 @@ fn unknown_video(entry: &[u8; 4]) -> Vec<u8> {
     boxed(b"moov", &moov.concat())
 }
 
-/// Where the sample of such a fragment is.
+/// Offset of the sample in such a fragment.
 const UNKNOWN_DATA: usize = 104;
 
 /// A fragment of one sample at a time, with these flags.
@@ -433,7 +443,7 @@ fn unknown_fragment(time: u64, flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn no_group_of_unmarked_video_is_endless() {
+fn unmarked_video_is_cut_into_groups() {
     let starts = |flags: fn(u64) -> u32| {
         let fragments = (0..100).flat_map(|time| unknown_fragment(time, flags(time)));
         let (broadcast, _) = publish(&[unknown_video(b"zzzz"), fragments.collect()].concat(), usize::MAX);
@@ -446,7 +456,7 @@ fn no_group_of_unmarked_video_is_endless() {
 }
 
 #[test]
-fn fragments_of_unknown_tracks_and_empty_ones_are_passed_over() {
+fn unknown_and_empty_fragments_are_skipped() {
     let empty = boxed(b"moof", &boxed(b"traf", &full(b"tfhd", 0, 0x02_0000, &1_u32.to_be_bytes())));
     let mut other = unknown_fragment(0, 0);
     let track = other.windows(4).position(|window| window == b"tfhd").unwrap() + 8;
@@ -460,8 +470,8 @@ fn fragments_of_unknown_tracks_and_empty_ones_are_passed_over() {
 }
 
 #[test]
-fn samples_that_are_nowhere_are_an_error_that_says_the_cure() {
-    // In the moof box itself, and where the input never comes to; the mdat box has more than the one sample.
+fn samples_outside_the_input_are_an_error_with_a_remedy() {
+    // The offset is in the moof box itself, or beyond the input; the mdat box has more than the one sample.
     for offset in [7_u32, 70_000] {
         let mut fragment = unknown_fragment(0, 0);
         let at = fragment.windows(4).position(|window| window == b"trun").unwrap() + 12;
@@ -471,20 +481,20 @@ fn samples_that_are_nowhere_are_an_error_that_says_the_cure() {
         let input: Vec<u8> =
             unknown_video(b"zzzz").into_iter().chain(std::iter::repeat_n(fragment, 70).flatten()).collect();
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
-        let mut media = Media::new(broadcast, Packaging::Cmaf, Cut::Whole).unwrap();
+        let mut media = MediaPublisher::new(broadcast, Packaging::Cmaf, Cut::Whole).unwrap();
         let error = feed(&mut media, &input).unwrap_err().to_string();
         assert!(error.contains("default-base-is-moof"), "{error}");
     }
 }
 
 #[test]
-fn fragment_with_samples_where_pages_do_not_look_is_written_anew() {
+fn fragment_with_unusual_layout_is_rewritten() {
     let trun = |offset: usize, count: u8| {
         let sizes = [0, 0, 0, 1].repeat(count.into());
         full(b"trun", 0, 0x201, &[&[0, 0, 0, count], &(offset as u32).to_be_bytes()[..], &sizes].concat())
     };
     let moof = |truns: &[u8]| {
-        // No sample is marked as one to begin with, so that they stay together.
+        // No sample is marked as one that a decoder can start with, so they stay together.
         let tfhd = full(b"tfhd", 0, 0x02_0020, &[0, 0, 0, 1, 1, 1, 0, 0]);
         let traf = boxed(b"traf", &[&tfhd[..], &full(b"tfdt", 1, 0, &[0; 8]), truns].concat());
         boxed(b"moof", &[full(b"mfhd", 0, 0, &[0; 4]), traf].concat())

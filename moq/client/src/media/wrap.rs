@@ -1,4 +1,4 @@
-//! Fragmented MP4 of what comes as LOC, for players of MP4.
+//! Makes fragmented MP4 of LOC objects, for players of MP4.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,10 +11,10 @@ use mp4_atom::{
 
 use super::{Error, codec};
 
-/// Of a sample that others depend on or that depends on others, and of one to begin with.
+/// Flags of a sample that depends on others or that others depend on, and of one that a decoder can start with.
 const DELTA: u32 = 0x0101_0000;
 const KEY: u32 = 0x0200_0000;
-/// No encoder looks further ahead.
+/// Largest time that video is decoded before its presentation; encoders do not reorder further.
 const EARLY_SECONDS: u64 = 1;
 /// Length of the header of an mdat.
 const HEADER: usize = 8;
@@ -26,20 +26,21 @@ pub struct Wrap {
     is_video: bool,
     timescale: u32,
     sequence: u32,
-    /// When the last sample is decoded and when it is presented.
+    /// Decode and presentation time of the last sample.
     last: Option<(u64, u64)>,
-    /// The shortest time between two samples one after the other, which LOC does not say otherwise.
+    /// Shortest time between two successive samples, which stands in for durations that LOC does not carry.
     duration: Option<u32>,
 }
 
 impl Wrap {
-    /// Makes one whose fragments have this track ID, with the init segment that they need; `None`: the catalog says too little of the track.
+    /// Makes fragments with this track ID, and the init segment for them. Returns `None` if the catalog lacks a
+    /// needed field of the track.
     ///
     /// # Errors
-    /// The decoder's configuration in the catalog is none.
-    pub(super) fn of(
-        catalog: &msf::Catalog,
-        track: &msf::Track,
+    /// Fails if the decoder's configuration in the catalog cannot be read.
+    pub(super) fn for_track(
+        catalog: &msf::MsfCatalog,
+        track: &msf::MsfTrack,
         id: u32,
     ) -> Result<Option<(Self, Bytes)>, Error> {
         let config = catalog.init_data(track).map(|config| STANDARD.decode(config)).transpose();
@@ -56,10 +57,10 @@ impl Wrap {
     }
 
     /// # Errors
-    /// It is no LOC, or its time does not fit.
+    /// Fails if the payload is not LOC, or its time does not fit.
     pub fn fragment(&mut self, begins_group: bool, payload: &[u8]) -> Result<Bytes, Error> {
-        const TIME: Error = Error::Malformed("a time stamp that MP4 has no room for");
-        let object = loc::Object::parse(payload)?;
+        const TIME: Error = Error::Malformed("a time stamp that MP4 cannot express");
+        let object = loc::LocSample::parse(payload)?;
         let time = u128::from(object.timestamp) * u128::from(self.timescale) / u128::from(object.timescale);
         let presented = u64::try_from(time).ok().filter(|time| i64::try_from(*time).is_ok()).ok_or(TIME)?;
         let decoded = self.decoded(begins_group, presented);
@@ -83,15 +84,15 @@ impl Wrap {
         self.encode(decoded, entry, object.sample)
     }
 
-    /// When a sample is decoded, which LOC does not say: of sound when it is presented, of video, which may be reordered, so much earlier that
-    /// no sample that follows is presented before it is decoded.
+    /// Returns the decode time of a sample, which LOC does not carry. For sound it is the presentation time. Video
+    /// may be reordered, so it is decoded early enough that no later sample is presented before it is decoded.
     fn decoded(&self, begins_group: bool, presented: u64) -> u64 {
         if !self.is_video {
             return presented;
         }
         let early = presented.saturating_sub(u64::from(self.timescale) * EARLY_SECONDS);
         match self.last {
-            // A publisher may begin anew.
+            // A publisher may restart its clock.
             Some((last, _)) if !begins_group || presented > last => early.max(last + 1),
             _ => early,
         }
@@ -110,7 +111,7 @@ impl Wrap {
             };
             encoded(&moof)
         };
-        // Its length is the same wherever the data is.
+        // The length is the same wherever the data is.
         let mut fragment = moof(moof(0)?.len() + HEADER)?;
         fragment.extend(encoded(&Mdat { data: sample.to_vec() })?);
         Ok(fragment.into())

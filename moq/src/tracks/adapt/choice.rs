@@ -1,87 +1,93 @@
-//! Which rendition each group is from.
+//! The rendition that each group is taken from.
 
 use std::collections::VecDeque;
 
-/// Switches that are remembered. Groups from before the oldest count as that one's.
+/// Number of switches that are remembered. Groups from before the oldest one count as that one's.
 const SPANS: usize = 32;
 
-/// Groups by which a rendition may be behind the others and still be switched to, or stayed with.
+/// Number of groups by which a rendition may be behind the others and still be switched to, or kept.
 const BEHIND: u64 = 1;
 
-/// Stands for no rendition: where groups come from that are not sent.
+/// Stands for no rendition: groups assigned to it are not sent.
 pub const NOBODY: usize = usize::MAX;
 
-/// Groups from one on that come from the same rendition.
+/// A run of groups, from `first` on, that are taken from one rendition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct GroupSpan {
+    /// The first group of the run.
     pub first: u64,
+    /// The number of the rendition.
     pub member: usize,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Member {
-    /// The first group that all of can be had.
+struct RenditionMember {
+    /// The first group that is available whole.
     whole_from: Option<u64>,
     newest: Option<u64>,
     lost: bool,
 }
 
-/// The renditions of one subscription, and which of them each group is from. A group is decided once: what has begun in any
-/// rendition keeps its own. Renditions have numbers that stay theirs, and an order, the least demanding first.
-pub struct Choice {
-    members: Vec<Member>,
+/// The renditions of one subscription, and the rendition that each group is taken from.
+///
+/// Each group is decided once: after a group has begun in any rendition, its rendition stays. Renditions have fixed
+/// numbers, and an order with the least demanding first. Calls come in this order: [`add`](Self::add) and
+/// [`join`](Self::join) for each rendition, [`saw`](Self::saw) for each arriving object, [`switch`](Self::switch) at
+/// any time in between.
+pub struct RenditionChoice {
+    members: Vec<RenditionMember>,
     order: Vec<usize>,
-    spans: VecDeque<Span>,
+    spans: VecDeque<GroupSpan>,
     newest: Option<u64>,
 }
 
-impl Choice {
-    /// Of renditions with the numbers from 0 on, in their order. All groups are from `base`, of which the group of now is not
-    /// asked whether it is whole.
+impl RenditionChoice {
+    /// Makes a choice between the renditions numbered from 0 on, in their order. All groups come from `base`, whose
+    /// current group is taken even if it is not whole.
     pub fn new(members: usize, base: usize) -> Self {
         let order = (0..members).collect();
-        let mut members = vec![Member::default(); members];
+        let mut members = vec![RenditionMember::default(); members];
         if let Some(base) = members.get_mut(base) {
             base.whole_from = Some(0);
         }
-        Self { members, order, spans: VecDeque::from([Span { first: 0, member: base }]), newest: None }
+        Self { members, order, spans: VecDeque::from([GroupSpan { first: 0, member: base }]), newest: None }
     }
 
-    /// One more rendition, at this place of the order; returns its number.
+    /// Adds a rendition at this place of the order; returns its number.
     pub fn add(&mut self, place: usize) -> usize {
         let is_free = |number: &usize| {
             !self.order.contains(number) && self.spans.iter().all(|span| span.member != *number)
         };
         let number = (0..).find(is_free).unwrap_or_default();
         if number >= self.members.len() {
-            self.members.resize(number + 1, Member::default());
+            self.members.resize(number + 1, RenditionMember::default());
         }
-        self.members[number] = Member::default();
+        self.members[number] = RenditionMember::default();
         self.order.insert(place.min(self.order.len()), number);
         number
     }
 
-    /// The rendition's place is another one.
+    /// Moves a rendition to another place of the order.
     pub fn reorder(&mut self, number: usize, place: usize) {
         self.order.retain(|other| *other != number);
         self.order.insert(place.min(self.order.len()), number);
     }
 
-    /// There is no such rendition any more. Groups that come from it go on.
+    /// Removes a rendition. Groups that come from it continue.
     pub fn remove(&mut self, number: usize) {
         self.lose(number);
         self.order.retain(|other| *other != number);
     }
 
-    /// From which group on is not asked: a rendition that is there already when everything begins.
+    /// Treats the rendition as whole from the start: it already exists when the subscription begins.
     pub fn start_with(&mut self, number: usize) {
         if let Some(member) = self.members.get_mut(number) {
             member.whole_from = Some(0);
-            self.spans = VecDeque::from([Span { first: 0, member: number }]);
+            self.spans = VecDeque::from([GroupSpan { first: 0, member: number }]);
         }
     }
 
-    /// A rendition is heard of from now on. `newest` is what of it is there already.
+    /// Records that objects of a rendition arrive from now on. `newest` is its newest group so far.
     pub fn join(&mut self, member: usize, newest: Option<u64>) {
         self.newest = self.newest.max(newest);
         let Some(member) = self.members.get_mut(member) else { return };
@@ -89,62 +95,65 @@ impl Choice {
         member.whole_from = member.whole_from.or(newest.map(|newest| newest.saturating_add(1)));
     }
 
-    /// A group of a rendition has begun or goes on. Returns whether it is the one that the group is from.
+    /// Records that a group of a rendition has begun or continues. Returns whether that group is taken from this
+    /// rendition.
     pub fn saw(&mut self, member: usize, group: u64) -> bool {
         self.newest = self.newest.max(Some(group));
         if let Some(known) = self.members.get_mut(member) {
             known.newest = known.newest.max(Some(group));
-            // It may have begun before anybody listened.
+            // The group may have begun before we subscribed.
             known.whole_from.get_or_insert(group.saturating_add(1));
         }
-        self.of(group) == member
+        self.member_of_group(group) == member
     }
 
-    /// Nothing more comes of a rendition.
+    /// Records that a rendition has ended.
     pub fn lose(&mut self, member: usize) {
         if let Some(member) = self.members.get_mut(member) {
             member.lost = true;
         }
     }
 
-    pub fn of(&self, group: u64) -> usize {
+    /// Returns the number of the rendition that `group` is taken from.
+    pub fn member_of_group(&self, group: u64) -> usize {
         let span = self.spans.iter().rev().find(|span| span.first <= group);
         span.or(self.spans.front()).map_or(0, |span| span.member)
     }
 
-    /// Where the newest groups come from.
-    pub fn current(&self) -> Span {
-        self.spans.back().copied().unwrap_or(Span { first: 0, member: 0 })
+    /// Returns the rendition of the newest groups.
+    pub fn current(&self) -> GroupSpan {
+        self.spans.back().copied().unwrap_or(GroupSpan { first: 0, member: 0 })
     }
 
-    /// The group that a switch would begin with: the first that has not begun anywhere.
+    /// The group that a switch would begin with: the first that has not begun in any rendition.
     fn next(&self) -> Option<u64> {
         self.newest.map_or(Some(0), |newest| newest.checked_add(1))
     }
 
-    /// Whether a switch to the rendition would find all of the group that it begins with.
+    /// Whether a switch to the rendition would find its first group whole.
     pub fn is_ready(&self, member: usize) -> bool {
         let (Some(next), Some(known)) = (self.next(), self.members.get(member)) else { return false };
         let whole = known.whole_from.is_some_and(|from| from <= next);
         whole && !known.lost && !self.is_behind(member)
     }
 
-    /// Whether others are further by more than a moment.
+    /// Whether other renditions are ahead by more than a moment.
     fn is_behind(&self, member: usize) -> bool {
         let newest = self.members.get(member).and_then(|member| member.newest);
         self.newest.is_some_and(|most| newest.is_none_or(|newest| newest.saturating_add(BEHIND) < most))
     }
 
-    /// Whether the current rendition has ended, or does not go on while others do.
+    /// Whether the current rendition has ended, or stalls while others continue.
     pub fn is_stuck(&self) -> bool {
         let current = self.current().member;
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
-    /// The best rendition up to the place `wanted` that the subscription can have now; above that only where it would get nothing
-    /// else.
+    /// Returns the best available rendition up to the place `wanted`. A higher one is returned only if no other is
+    /// available.
     pub fn best(&self, wanted: usize) -> usize {
-        let (current, stuck) = (self.current().member, self.is_stuck());
+        let current = self.current().member;
+        let stuck = self.is_stuck();
         let wanted = wanted.min(self.order.len().saturating_sub(1));
         let (up_to, above) = self.order.split_at((wanted + 1).min(self.order.len()));
         let above = above.iter().filter(|_| stuck);
@@ -152,18 +161,19 @@ impl Choice {
         up_to.iter().rev().chain(above).find(can).copied().unwrap_or(current)
     }
 
-    /// Has all groups that have not begun come from `member`, or from [`NOBODY`]; returns the first of them. `None`: not now.
+    /// Takes all groups that have not begun from `member`, or from [`NOBODY`]. Returns the first of them, or `None`
+    /// if a switch is not possible now.
     pub fn switch(&mut self, member: usize) -> Option<u64> {
         let first = self.next()?;
         if self.current().member == member || member != NOBODY && !self.is_ready(member) {
             return None;
         }
-        // Nothing has come of what was decided before this.
+        // No group of these later decisions has begun, so this decision replaces them.
         while self.spans.len() > 1 && self.current().first >= first {
             self.spans.pop_back();
         }
         if self.current().member != member {
-            self.spans.push_back(Span { first, member });
+            self.spans.push_back(GroupSpan { first, member });
         }
         if self.spans.len() > SPANS {
             self.spans.pop_front();

@@ -1,107 +1,114 @@
-//! Which rung of a ladder a path has room for.
+//! Selects the rung of a ladder that a path has room for.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-use millrace_quic::plane::{congestion::LATELY, downstream::Room};
+use millrace_quic::plane::{congestion::LATELY, downstream::ConnectionRoom};
 
-/// From this age of what waits, or this much of queue on the path, something is wrong, or a key frame is on its way.
+/// Age of the oldest waiting media, or delay of the queue on the path, that counts as a backlog. A key frame can
+/// cause one too.
 const BACKLOG: Duration = Duration::from_millis(100);
 
-/// A backlog that lasts for this long shows what the path carries.
+/// Duration after which a backlog shows the path's capacity.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What waits for this long is too much for the path, whatever that seems to carry.
+/// Duration of a backlog that is too long for the path, whatever the estimate says.
 const LONG: Duration = Duration::from_millis(1500);
 
-/// The same for a queue on the path, which may also be a longer way.
+/// The same for a queue on the path, which may also be a longer route.
 const LONG_ON_PATH: Duration = Duration::from_secs(5);
 
-/// What the path carries is what was delivered in this time.
+/// The throughput is measured over this time.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// How long all has to be well before the next rung is tried, at first and at most: twice as long after each time that it was
-/// too much.
+/// How long there must be no backlog before the next rung is tried, at first and at most. The time doubles each time
+/// the next rung was too much.
 const HOLD: Duration = Duration::from_secs(5);
 const MOST_HOLD: Duration = Duration::from_secs(80);
 
-/// A rung that is left within this time after it was climbed to was too much.
+/// A rung that is left within this time after a climb was too much.
 const TRIAL: Duration = Duration::from_secs(15);
 
-/// The shortest round trip of this long, or twice as long, is what the path takes without a queue.
+/// The smallest round trip of this time, or twice this time, counts as the path's delay without a queue.
 const SHORTEST: Duration = Duration::from_secs(15);
 
-/// For this long what a backlog has shown is believed rather than an estimate that may be older: who sends less than the path
-/// takes learns nothing of that.
+/// How long the capacity that a backlog showed takes precedence over the estimate. The estimate may be older, since a
+/// sender below the path's capacity learns nothing about it.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// Unless media have arrived so much faster than that since, as key frames do where there is room.
+/// Media that arrived faster than the shown capacity by this factor override it. Key frames do, where there is room.
 const FASTER: f64 = 1.2;
 
-/// While more arrives by so much from one half of a backlog to the other, the sender is still about to find out how much it may
-/// send.
+/// While throughput grows by this factor from the first half of a backlog to the second, the sender is still finding
+/// its rate.
 const GROWTH: f64 = 1.5;
 
-/// A queue on the path that was not there before a climb, and for how long.
+/// Delay of a new queue on the path that ends a climb, and how long it has to last.
 const TRIAL_QUEUE: Duration = Duration::from_millis(50);
 const TRIAL_PATIENCE: Duration = Duration::from_millis(600);
 
-/// Part of what the path carries that a rung may take: what is sent is media with headers, and varies.
+/// Fraction of the capacity that a rung may use: the media have headers, and their rate varies.
 const ROOM: f64 = 0.9;
 
-/// How much more than the next rung takes has to be there.
+/// Capacity that the next rung requires, as a multiple of its rate.
 const CARE: f64 = 1.25;
 
-/// Over this time the rate of the connection's other media is smoothed.
+/// The rate of the connection's other media is smoothed over this time.
 const SMOOTHING: Duration = Duration::from_secs(3);
 
-/// A connection at some moment.
+/// The state of a connection at some moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+pub struct ConnectionSample {
+    /// The time of the sample.
     pub now: Instant,
-    /// Bytes that were acknowledged since the connection began.
+    /// Number of bytes that were acknowledged since the connection began.
     pub delivered: u64,
-    /// What the congestion controller thinks that the path carries, bytes per second.
+    /// The congestion controller's estimate of the path's capacity, bytes per second.
     pub bandwidth: u64,
-    /// The most that the path was seen to deliver within [`LATELY`], bytes per second: what it carries, or less.
+    /// The highest throughput that was seen within [`LATELY`], bytes per second. It is a lower bound of the path's
+    /// capacity.
     pub fastest: u64,
-    /// Age of the oldest media that waits to be sent.
+    /// Age of the oldest media in the send queue.
     pub waiting: Duration,
-    /// Smoothed.
+    /// Smoothed round trip.
     pub round_trip: Duration,
 }
 
-impl Sample {
-    pub fn of(room: &Room, now: Instant) -> Self {
-        let Room { delivered, bandwidth, fastest, waiting, round_trip } = *room;
+impl ConnectionSample {
+    /// Makes a sample of the data plane's figures.
+    pub fn from_room(room: &ConnectionRoom, now: Instant) -> Self {
+        let ConnectionRoom { delivered, bandwidth, fastest, waiting, round_trip } = *room;
         Self { now, delivered, bandwidth, fastest, waiting, round_trip }
     }
 }
 
-/// Looks at one subscriber's path and says which rung fits: down as soon as a backlog shows what the path carries, up
-/// one rung at a time and with care.
+/// Watches one subscriber's path and selects the rung that fits.
+///
+/// It steps down as soon as a backlog shows the path's capacity, and up by one rung after a time without backlog. A
+/// climb is on trial at first: if it causes a backlog, the rung below is restored and the next climb waits twice as
+/// long. Call [`look`](Self::look) about every ten milliseconds; nothing happens between calls.
 pub struct Decider {
-    /// Bytes per second of each rung.
+    /// Rate of each rung, in bytes per second.
     rates: Vec<f64>,
     rung: usize,
-    /// When how much was delivered.
+    /// Bytes delivered so far, by time.
     history: VecDeque<(Instant, u64)>,
-    /// Bytes per second of what else the connection carries.
+    /// Rate of the connection's other data, in bytes per second.
     others: f64,
     backlog_since: Option<Instant>,
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// How long all has to be well before each rung is climbed to.
+    /// How long there must be no backlog before each rung is tried.
     holds: Vec<Duration>,
-    /// What the last backlog has shown, bytes per second.
+    /// The capacity that the last backlog showed, in bytes per second.
     shown: Option<(Instant, f64)>,
     shortest: Shortest,
 }
 
-/// The shortest round trip of not long ago.
+/// The smallest recent round trip.
 #[derive(Default)]
 struct Shortest {
     since: Option<Instant>,
@@ -110,7 +117,7 @@ struct Shortest {
 }
 
 impl Shortest {
-    /// By how much this round trip is longer.
+    /// Returns by how much this round trip exceeds the smallest one.
     fn excess(&mut self, now: Instant, round_trip: Duration) -> Duration {
         let since = *self.since.get_or_insert(now);
         if now == since {
@@ -125,7 +132,8 @@ impl Shortest {
 }
 
 impl Decider {
-    /// `bitrates`: of each rung, bits per second, ascending. `rung`: the one that is sent now.
+    /// Makes a decider. `bitrates` has the rate of each rung in bits per second, ascending. `rung` is the one that is
+    /// sent now.
     pub fn new(bitrates: impl IntoIterator<Item = u64>, rung: usize) -> Self {
         let rates: Vec<_> = bitrates.into_iter().map(|bits| bits as f64 / 8.0).collect();
         Self {
@@ -143,8 +151,8 @@ impl Decider {
         }
     }
 
-    /// Takes a look at the connection, at intervals of some ten milliseconds; returns the rung that fits.
-    pub fn look(&mut self, sample: &Sample) -> usize {
+    /// Looks at the connection and returns the rung that fits. Call it every ten milliseconds or so.
+    pub fn look(&mut self, sample: &ConnectionSample) -> usize {
         let now = sample.now;
         self.note(sample);
         let since = |at: Instant| now.saturating_duration_since(at);
@@ -174,30 +182,30 @@ impl Decider {
         self.rung
     }
 
-    fn note(&mut self, sample: &Sample) {
+    fn note(&mut self, sample: &ConnectionSample) {
         self.history.push_back((sample.now, sample.delivered));
         let is_old = |at: Instant| sample.now.saturating_duration_since(at) > WINDOW;
-        // The first one is as old as the window, or older.
+        // The first entry is as old as the window, or older.
         while self.history.get(1).is_some_and(|(at, _)| is_old(*at)) {
             self.history.pop_front();
         }
     }
 
-    /// It has climbed not long ago.
+    /// Whether it climbed recently.
     fn is_on_trial(&self, now: Instant) -> bool {
         self.climbed.is_some_and(|at| now.saturating_duration_since(at) < TRIAL)
     }
 
-    /// Ever more has been delivered since `from`.
+    /// Whether throughput has kept growing since `from`.
     fn is_growing(&self, from: Instant) -> bool {
         let Some((last, _)) = self.history.back() else { return false };
         let middle = from + last.saturating_duration_since(from) / 2;
         let halves = self.delivered_since(from).zip(self.delivered_since(middle));
-        // The second half is as long as the first.
+        // Both halves have the same length.
         halves.is_some_and(|(both, second)| second > GROWTH * (2.0 * both - second))
     }
 
-    /// Bytes per second delivered from `from` on, within the window; `None`: it has just begun.
+    /// Bytes per second delivered since `from`, within the window; `None` if that has just begun.
     fn delivered_since(&self, from: Instant) -> Option<f64> {
         let (first, before) = *self.history.iter().find(|(at, _)| *at >= from)?;
         let (last, after) = *self.history.back()?;
@@ -209,7 +217,7 @@ impl Decider {
         Some(self.rates.get(rung)? + self.others)
     }
 
-    /// There has been a backlog since `began`, in front of the path if `waits`, else on it.
+    /// Reacts to a backlog since `began`: in the send queue if `waits`, else on the path.
     fn yield_to(&mut self, now: Instant, began: Instant, waits: bool) {
         let from = now.checked_sub(WINDOW).map_or(began, |window| window.max(began));
         let Some(carried) = self.delivered_since(from) else { return };
@@ -219,7 +227,7 @@ impl Decider {
         let mut rung = self.rung;
         let on_trial = self.is_on_trial(now);
         if waits || on_trial {
-            // The path has as much as it takes.
+            // The path is full, so the throughput is its capacity.
             self.shown = Some((now, carried));
         }
         if waits {
@@ -247,13 +255,13 @@ impl Decider {
         self.changed = Some(now);
     }
 
-    /// Of climbing to where it is.
+    /// Sets the hold time of the current rung.
     fn set_hold(&mut self, to: Duration) {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }
 
-    /// Whether the next rung is there and would fit.
-    fn has_room_above(&self, sample: &Sample) -> bool {
+    /// Whether there is a next rung, and it would fit.
+    fn has_room_above(&self, sample: &ConnectionSample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
         let estimate = sample.bandwidth as f64;
         let since = |at: Instant| sample.now.saturating_duration_since(at);
@@ -268,7 +276,7 @@ impl Decider {
     }
 
     fn smooth_others(&mut self, now: Instant) {
-        // What was sent before the last change is still among what is delivered.
+        // Data that was sent before the last change is still being delivered.
         let is_old = self.changed.is_some_and(|at| now.saturating_duration_since(at) < SMOOTHING);
         let Some(((first, _), own)) = self.history.front().zip(self.rates.get(self.rung)) else { return };
         let (Some(rate), false) = (self.delivered_since(*first), is_old) else { return };

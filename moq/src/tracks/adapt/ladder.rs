@@ -1,26 +1,28 @@
-//! Renditions of one content, by what they take.
+//! Renditions of one content, ordered by bitrate.
 
 use crate::{Namespace, TrackName, msf};
 
-/// Renditions that a ladder has at most.
+/// Largest number of renditions of a ladder.
 pub const MAX_RUNGS: usize = 16;
 
 /// A rendition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rung {
+    /// The track of the rendition.
     pub track: TrackName,
-    /// Bits per second.
+    /// Bit rate, in bits per second.
     pub bitrate: u64,
 }
 
-/// Renditions that can stand for each other, the least demanding first.
+/// Renditions that can replace each other, the least demanding first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ladder {
     rungs: Vec<Rung>,
 }
 
 impl Ladder {
-    /// `None` if these are not two or more, each with a name and a bitrate of its own, or too many.
+    /// Makes a ladder. Returns `None` unless there are at least two and not too many, each with a name and a bitrate
+    /// of its own.
     pub fn new(mut rungs: Vec<Rung>) -> Option<Self> {
         rungs.sort_by_key(|rung| rung.bitrate);
         rungs.dedup_by_key(|rung| rung.bitrate);
@@ -30,9 +32,9 @@ impl Ladder {
         usable.then_some(Self { rungs })
     }
 
-    /// Of the alternates of `name` that a catalog of `namespace` names.
-    pub fn of_catalog(catalog: &msf::Catalog, namespace: &Namespace, name: &str) -> Option<Self> {
-        let rung = |track: &msf::Track| {
+    /// Makes a ladder of the alternates of `name` in the catalog of `namespace`.
+    pub fn from_catalog(catalog: &msf::MsfCatalog, namespace: &Namespace, name: &str) -> Option<Self> {
+        let rung = |track: &msf::MsfTrack| {
             let own = track.namespace.is_none();
             let name = TrackName::new(namespace.clone(), track.name.clone().into_bytes()).ok()?;
             Some(Rung { track: name, bitrate: track.bitrate? }).filter(|_| own)
@@ -40,15 +42,18 @@ impl Ladder {
         Self::new(catalog.alternates(name).into_iter().filter_map(rung).collect())
     }
 
+    /// Returns the renditions.
     pub fn rungs(&self) -> &[Rung] {
         &self.rungs
     }
 
+    /// Returns the index of a track.
     pub fn position(&self, track: &TrackName) -> Option<usize> {
         self.rungs.iter().position(|rung| rung.track == *track)
     }
 
-    /// The part that is for whoever asked for `track`: nothing above it. `None` if nothing is below it, or it is not there.
+    /// Returns the part of the ladder for a subscriber that asked for `track`: that rung and those below. Returns
+    /// `None` if nothing is below it, or it is not in the ladder.
     pub fn up_to(&self, track: &TrackName) -> Option<Self> {
         let top = self.position(track)?;
         Self::new(self.rungs[..=top].to_vec())

@@ -1,24 +1,24 @@
-//! Switching sets (draft-wilaw-moq-moqt-ssts): which track of each a subscriber gets whose path carries so much, by algorithm 0.
+//! Switching sets (draft-wilaw-moq-moqt-ssts): selects the track of each set for a given throughput, by algorithm 0.
 
 /// A switching set that is active.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Set {
+pub struct SwitchingSet {
     /// Sets of a lower rank get what they can use first.
     pub rank: u8,
-    /// The set's share of what is there for its rank, beside the others' weights.
+    /// The set's share of its rank's throughput, relative to the other weights.
     pub weight: u64,
-    /// What each track needs, kbit/s, ascending.
+    /// Throughput that each track needs, in kbit/s, ascending.
     pub thresholds: Vec<u64>,
 }
 
-/// No path carries more, kbit/s: so far the rungs go.
+/// The largest throughput that is considered, in kbit/s.
 const MOST: u64 = 1 << 40;
 
-/// The track of each set, by its place among the thresholds; `None`: nothing of the set.
+/// The track of each set, as an index into the thresholds; `None` if no track of the set fits.
 pub type Allocation = Vec<Option<usize>>;
 
-/// The best tracks of all sets that fit into so many kbit/s.
-pub fn allocate(sets: &[Set], kbps: u64) -> Allocation {
+/// Returns the best tracks of all sets that fit into `kbps`.
+pub fn allocate(sets: &[SwitchingSet], kbps: u64) -> Allocation {
     let mut allocation = vec![None; sets.len()];
     let mut ranks: Vec<_> = sets.iter().map(|set| set.rank).collect();
     ranks.sort_unstable();
@@ -33,8 +33,9 @@ pub fn allocate(sets: &[Set], kbps: u64) -> Allocation {
     allocation
 }
 
-/// Shares `pool` among sets of the same rank by weight. What a set with its best track leaves over is for the others.
-fn share(sets: &[Set], mut open: Vec<usize>, mut pool: u64, allocation: &mut Allocation) {
+/// Shares `pool` among sets of the same rank by weight. Throughput that a set with its best track leaves over goes to
+/// the others.
+fn share(sets: &[SwitchingSet], mut open: Vec<usize>, mut pool: u64, allocation: &mut Allocation) {
     loop {
         let weights: u128 = open.iter().map(|at| u128::from(sets[*at].weight)).sum();
         for at in &open {
@@ -53,25 +54,26 @@ fn share(sets: &[Set], mut open: Vec<usize>, mut pool: u64, allocation: &mut All
     }
 }
 
-fn needed(set: &Set, track: Option<usize>) -> Option<u64> {
+fn needed(set: &SwitchingSet, track: Option<usize>) -> Option<u64> {
     set.thresholds.get(track?).copied()
 }
 
-/// What more and more throughput buys: each allocation with the least kbit/s from which it is the one, from 0 on, as far as
-/// paths go. A rung that an eighth more takes away again may be left out.
-pub fn rungs(sets: &[Set]) -> Vec<(u64, Allocation)> {
+/// Returns all allocations, each with the smallest throughput (kbit/s) from which it applies, from 0 on. An
+/// allocation that an eighth more throughput replaces again may be left out.
+pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let mut rungs = vec![(0, allocate(sets, 0))];
-    // With this all sets have the best.
+    // Every set has its best track at this throughput.
     let weights = sets.iter().fold(0u64, |sum, set| sum.saturating_add(set.weight.max(1)));
     let best = sets.iter().filter_map(|set| set.thresholds.last());
     let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
-        // In steps, within which at most one change is told from the next.
+        // The steps are small enough that each contains at most one change.
         let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
-            let (mut same, mut other) = (at, next);
+            let mut same = at;
+            let mut other = next;
             while other - same > 1 {
                 let middle = same.midpoint(other);
                 match Some(allocate(sets, middle)) == known {
@@ -94,19 +96,19 @@ mod tests {
 
     use super::*;
 
-    fn set(rank: u8, weight: u64, thresholds: &[u64]) -> Set {
-        Set { rank, weight, thresholds: thresholds.to_vec() }
+    fn set(rank: u8, weight: u64, thresholds: &[u64]) -> SwitchingSet {
+        SwitchingSet { rank, weight, thresholds: thresholds.to_vec() }
     }
 
     #[test]
-    fn each_gets_what_rank_weight_and_threshold_say() {
+    fn switching_sets_share_throughput_by_rank_weight_and_threshold() {
         let ladder = [500, 1000, 2000];
-        let table: [(&str, Vec<Set>, u64, Allocation); 9] = [
+        let table: [(&str, Vec<SwitchingSet>, u64, Allocation); 9] = [
             ("the best that fits", vec![set(0, 5, &ladder)], 1500, vec![Some(1)]),
             ("exactly", vec![set(0, 5, &ladder)], 2000, vec![Some(2)]),
             ("nothing fits", vec![set(0, 5, &ladder)], 499, vec![None]),
             ("what needs nothing fits always", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
-            // 1800 and 1200; the first has its best and leaves 200 over.
+            // The shares are 1800 and 1200; the first set has its best track and leaves 200 over.
             ("by weight", vec![set(0, 6, &[800, 1600]), set(0, 4, &ladder)], 3000, vec![Some(1), Some(1)]),
             (
                 "what one leaves the other has",
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rungs_of_one_set_are_its_thresholds() {
+    fn switching_set_thresholds_are_its_rungs() {
         let found = rungs(&[set(0, 3, &[500, 1000, 1001, 2000])]);
         let expected = [(0, None), (500, Some(0)), (1000, Some(1)), (1001, Some(2)), (2000, Some(3))];
         assert_eq!(found, expected.map(|(at, track)| (at, vec![track])));
@@ -138,13 +140,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_gets_more_than_there_is(
+        fn allocation_never_exceeds_throughput(
             sets in prop::collection::vec((0u8..3, 0u64..11, prop::collection::vec(0u64..10_000, 0..4)), 0..4),
             kbps in 0u64..20_000,
         ) {
             let sets: Vec<_> = sets.into_iter().map(|(rank, weight, mut thresholds)| {
                 thresholds.sort_unstable();
-                Set { rank, weight, thresholds }
+                SwitchingSet { rank, weight, thresholds }
             }).collect();
             let allocation = allocate(&sets, kbps);
             let total: u64 = sets.iter().zip(&allocation).filter_map(|(set, track)| needed(set, *track)).sum();
@@ -161,10 +163,10 @@ mod tests {
         }
 
         #[test]
-        fn any_numbers_do_no_harm(sets in prop::collection::vec((any::<u8>(), any::<u64>(), prop::collection::vec(any::<u64>(), 0..4)), 0..4), kbps: u64) {
+        fn arbitrary_sets_never_panic(sets in prop::collection::vec((any::<u8>(), any::<u64>(), prop::collection::vec(any::<u64>(), 0..4)), 0..4), kbps: u64) {
             let sets: Vec<_> = sets.into_iter().map(|(rank, weight, mut thresholds)| {
                 thresholds.sort_unstable();
-                Set { rank, weight, thresholds }
+                SwitchingSet { rank, weight, thresholds }
             }).collect();
             allocate(&sets, kbps);
             prop_assert!(rungs(&sets).is_sorted_by(|one, other| one.0 < other.0));

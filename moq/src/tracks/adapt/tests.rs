@@ -1,4 +1,4 @@
-//! Choices hold to what was decided, and the decider keeps a simulated picture live.
+//! Choices keep their decisions, and the decider keeps a simulated picture live.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ fn names(ladder: &Ladder) -> Vec<&[u8]> {
 }
 
 #[test]
-fn a_ladder_is_sorted_and_has_different_rungs() {
+fn rendition_ladder_is_sorted_and_has_different_rungs() {
     let ladder = Ladder::new(vec![rung("hi", 5), rung("lo", 1), rung("mid", 2)]).unwrap();
     assert_eq!(names(&ladder), [b"lo".as_slice(), b"mid", b"hi"]);
     assert_eq!(names(&ladder.up_to(&rung("mid", 0).track).unwrap()), [b"lo".as_slice(), b"mid"]);
@@ -36,30 +36,30 @@ fn a_ladder_is_sorted_and_has_different_rungs() {
 
 #[test]
 fn a_catalog_makes_a_ladder_of_the_namespace_only() {
-    let track = |name: &str, bitrate, namespace: Option<&str>| msf::Track {
+    let track = |name: &str, bitrate, namespace: Option<&str>| msf::MsfTrack {
         name: name.to_owned(),
         namespace: namespace.map(str::to_owned),
         packaging: "loc".to_owned(),
         codec: Some("av01".to_owned()),
         alt_group: Some(1),
         bitrate,
-        ..msf::Track::default()
+        ..msf::MsfTrack::default()
     };
-    let catalog = msf::Catalog::new(vec![
+    let catalog = msf::MsfCatalog::new(vec![
         track("hi", Some(9), None),
         track("lo", Some(3), None),
         track("unknown", None, None),
         track("elsewhere", Some(1), Some("other")),
     ]);
     let namespace = Namespace::from_path("live").unwrap();
-    let ladder = Ladder::of_catalog(&catalog, &namespace, "hi").unwrap();
+    let ladder = Ladder::from_catalog(&catalog, &namespace, "hi").unwrap();
     assert_eq!(names(&ladder), [b"lo".as_slice(), b"hi"]);
-    assert_eq!(Ladder::of_catalog(&catalog, &namespace, "nothing"), None);
+    assert_eq!(Ladder::from_catalog(&catalog, &namespace, "nothing"), None);
 }
 
 #[test]
 fn a_switch_begins_with_the_first_group_that_has_not_begun() {
-    let mut choice = Choice::new(2, 1);
+    let mut choice = RenditionChoice::new(2, 1);
     assert!(choice.saw(1, 7));
     choice.join(0, Some(7));
     assert!(!choice.saw(0, 7));
@@ -70,18 +70,18 @@ fn a_switch_begins_with_the_first_group_that_has_not_begun() {
     assert_eq!(choice.switch(0), None, "it is there");
     assert_eq!(choice.switch(1), Some(9));
     assert_eq!(choice.switch(0), Some(9), "before the switch has begun it is taken back");
-    assert_eq!(choice.current(), Span { first: 8, member: 0 });
+    assert_eq!(choice.current(), GroupSpan { first: 8, member: 0 });
 }
 
 #[test]
-fn what_cannot_be_had_whole_is_not_switched_to() {
-    let mut choice = Choice::new(2, 1);
+fn switch_waits_for_a_whole_group() {
+    let mut choice = RenditionChoice::new(2, 1);
     choice.saw(1, 5);
     assert_eq!(choice.switch(0), None, "nothing is known of it");
     choice.join(0, None);
     assert_eq!(choice.switch(0), None);
     choice.saw(0, 6);
-    // Group 6 of it may have begun before it was listened to; the next one is 7.
+    // Group 6 may have begun before we subscribed to it; the next one is 7.
     assert_eq!(choice.switch(0), Some(7));
     assert!(!choice.saw(0, 6) && choice.saw(1, 6));
     choice.saw(1, 7);
@@ -94,8 +94,8 @@ fn what_cannot_be_had_whole_is_not_switched_to() {
 }
 
 #[test]
-fn the_best_that_can_be_had_is_chosen() {
-    let mut choice = Choice::new(3, 2);
+fn best_available_rendition_is_chosen() {
+    let mut choice = RenditionChoice::new(3, 2);
     choice.join(0, None);
     choice.join(1, Some(4));
     choice.saw(2, 4);
@@ -112,55 +112,56 @@ fn the_best_that_can_be_had_is_chosen() {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum AdaptStep {
     Saw { member: usize, ahead: u64 },
     Switch(usize),
     Lose(usize),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<AdaptStep>> {
     let step = prop_oneof![
-        6 => (0..3usize, 0..3u64).prop_map(|(member, ahead)| Step::Saw { member, ahead }),
-        3 => (0..3usize).prop_map(Step::Switch),
-        1 => (0..3usize).prop_map(Step::Lose),
+        6 => (0..3usize, 0..3u64).prop_map(|(member, ahead)| AdaptStep::Saw { member, ahead }),
+        3 => (0..3usize).prop_map(AdaptStep::Switch),
+        1 => (0..3usize).prop_map(AdaptStep::Lose),
     ];
     prop::collection::vec(step, 0..60)
 }
 
 proptest! {
-    /// Each group is from one rendition from its beginning to its end, and each rendition was heard of before its first.
+    /// Each group is from one rendition from its beginning to its end, and each rendition was joined before its first
+    /// group.
     #[test]
     fn a_group_is_wholly_of_one_rendition(steps in steps()) {
-        let mut choice = Choice::new(3, 2);
+        let mut choice = RenditionChoice::new(3, 2);
         let mut newest = [0u64; 3];
         let mut heard = [u64::MAX, u64::MAX, 0];
         let mut decided = BTreeMap::new();
         let mut lost = [false; 3];
         for step in steps {
             match step {
-                Step::Saw { member, ahead } => {
+                AdaptStep::Saw { member, ahead } => {
                     newest[member] += ahead;
                     heard[member] = heard[member].min(newest[member] + 1);
                     choice.saw(member, newest[member]);
-                    let of = *decided.entry(newest[member]).or_insert_with(|| choice.of(newest[member]));
+                    let of = *decided.entry(newest[member]).or_insert_with(|| choice.member_of_group(newest[member]));
                     prop_assert!(newest[member] >= heard[of] || of == 2, "{of} begins inside of a group");
                 }
-                Step::Switch(to) => {
+                AdaptStep::Switch(to) => {
                     let ready = choice.is_ready(to);
                     if let Some(first) = choice.switch(to) {
                         prop_assert!(ready && !lost[to]);
                         prop_assert!(decided.range(first..).next().is_none(), "{first} has begun");
-                        prop_assert_eq!(choice.of(first), to);
+                        prop_assert_eq!(choice.member_of_group(first), to);
                     }
                 }
-                Step::Lose(member) => {
+                AdaptStep::Lose(member) => {
                     choice.lose(member);
                     lost[member] = true;
                 }
             }
             if decided.len() < 30 {
                 for (group, of) in &decided {
-                    prop_assert_eq!(choice.of(*group), *of, "group {} changed", group);
+                    prop_assert_eq!(choice.member_of_group(*group), *of, "group {} changed", group);
                 }
             }
         }
@@ -172,16 +173,19 @@ const LOOK: Duration = Duration::from_millis(50);
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 #[test]
-fn what_was_too_much_is_not_tried_again_soon() {
-    // The estimate says that there is room, and there is not: another flow comes whenever the rung is climbed.
+fn failed_climb_delays_the_next_one() {
+    // The estimate says that there is room, but another flow starts whenever the rung is climbed.
     let start = Instant::now();
     let mut decider = Decider::new([800_000, 5_000_000], 0);
-    let (mut delivered, mut climbs, mut rung, mut since) = (0, Vec::new(), 0, 0);
+    let mut delivered = 0;
+    let mut climbs = Vec::new();
+    let mut rung = 0;
+    let mut since = 0;
     for look in 0..12_000u64 {
         let before = rung;
         let crowded = rung == 1 && look - since > 20;
         delivered += if crowded { 12_000 } else { 12_500 };
-        rung = decider.look(&Sample {
+        rung = decider.look(&ConnectionSample {
             now: start + LOOK * look as u32,
             delivered,
             bandwidth: 1_000_000,
@@ -199,15 +203,15 @@ fn what_was_too_much_is_not_tried_again_soon() {
     assert!(waits.last().is_some_and(|last| *last >= 80), "{waits:?}");
 }
 
-/// What a climb fills is a queue that was not there before.
+/// The climb fills a queue that did not exist before.
 #[test]
-fn a_climb_that_fills_the_path_is_taken_back_at_once() {
+fn climb_that_fills_the_path_is_reverted_at_once() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 0);
     let mut rungs = Vec::new();
     for look in 0..800u32 {
         let queue = if rungs.last() == Some(&1) { LOOK + LOOK / 2 } else { Duration::ZERO };
-        rungs.push(decider.look(&Sample {
+        rungs.push(decider.look(&ConnectionSample {
             now: start + LOOK * look,
             delivered: 5_000 * u64::from(look),
             bandwidth: 1_000_000,
@@ -218,19 +222,19 @@ fn a_climb_that_fills_the_path_is_taken_back_at_once() {
     }
     let climbs: Vec<_> =
         rungs.chunk_by(|a, b| a == b).filter(|rungs| rungs[0] == 1).map(<[_]>::len).collect();
-    // What it has shown is remembered for a minute.
+    // The capacity that it showed is remembered for a minute.
     assert!(climbs.len() == 1 && climbs[0] <= 14, "{climbs:?}");
 }
 
 #[test]
-fn a_longer_way_is_not_taken_for_a_queue_for_ever() {
+fn longer_route_is_not_a_queue_forever() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let mut rungs = Vec::new();
     for look in 0..2400u32 {
-        // From the tenth second on the path takes another way, and carries as much as before.
+        // The path takes a longer route of the same capacity after ten seconds.
         let round_trip = if look < 200 { LOOK } else { 4 * LOOK };
-        rungs.push(decider.look(&Sample {
+        rungs.push(decider.look(&ConnectionSample {
             now: start + LOOK * look,
             delivered: 31_250 * u64::from(look),
             bandwidth: 4_000_000,
@@ -245,11 +249,11 @@ fn a_longer_way_is_not_taken_for_a_queue_for_ever() {
 }
 
 #[test]
-fn a_path_that_carries_nothing_leads_to_the_lowest_rung() {
+fn path_without_throughput_gets_lowest_rung() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let looks = (0..10u32).map(|look| {
-        decider.look(&Sample {
+        decider.look(&ConnectionSample {
             now: start + LOOK * look,
             delivered: 1000,
             bandwidth: 10_000_000,
@@ -258,6 +262,6 @@ fn a_path_that_carries_nothing_leads_to_the_lowest_rung() {
             round_trip: LOOK,
         })
     });
-    // 100 ms until it is a backlog, and 200 ms of that.
+    // The queue is a backlog after 100 ms, and lasts for 200 ms.
     assert_eq!(looks.collect::<Vec<_>>(), [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
 }

@@ -1,9 +1,10 @@
-//! BBRv3 (draft-ietf-ccwg-bbr): a model of the path, its bandwidth and its round trip, and sending by that model. Losses
-//! bound it, but single ones do not slow it down.
+//! BBRv3 (draft-ietf-ccwg-bbr): a model of the path's bandwidth and round trip, which sets the rate and the window.
+//! Losses bound it, but single ones do not slow it down.
 //!
-//! Names are the draft's, sections too. In bytes where the draft counts packets. Four things differ for live media, which
-//! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`], [`Bbr::is_too_much`], [`Bbr::update_ack_aggregation`]
-//! and [`Bbr::check_full_bw`]. A fifth is for transfers over paths that lose much: [`Bbr::over_lossy_paths`].
+//! Names and section numbers are the draft's. Quantities are in bytes where the draft counts packets. Four things
+//! differ for live media, which seldom fills a path and has few packets: see [`Bbr::update_min_rtt`],
+//! [`Bbr::is_too_much`], [`Bbr::update_ack_aggregation`] and [`Bbr::check_full_bw`]. A fifth is for transfers over
+//! paths with high loss: [`Bbr::over_lossy_paths`].
 
 mod filter;
 mod path_loss;
@@ -11,7 +12,7 @@ mod probe;
 
 use std::time::{Duration, Instant};
 
-use super::{Acked, Controller, Delivered, LostPacket, Sending, initial_window};
+use super::{AckEffect, Acked, Controller, LostPacket, SendingPacket, initial_window};
 use filter::WindowedMax;
 use path_loss::PathLoss;
 use probe::{AckPhase, Phase};
@@ -21,71 +22,73 @@ const STARTUP_CWND_GAIN: f64 = 2.0;
 const DRAIN_PACING_GAIN: f64 = 0.35;
 const CWND_GAIN: f64 = 2.0;
 const PROBE_RTT_CWND_GAIN: f64 = 0.5;
-/// Below the bandwidth by so much, so that no queue stays.
+/// Fraction by which pacing stays below the bandwidth, so that no queue stays.
 const PACING_MARGIN: f64 = 0.01;
-/// Losses that are no sign of too much in flight.
+/// Fraction of losses that is no sign of too much in flight.
 const LOSS_THRESHOLD: f64 = 0.02;
-/// What a loss leaves of the short-term bounds, at least.
+/// Smallest fraction of the short-term bounds that a loss leaves.
 const BETA: f64 = 0.7;
-/// Of [`Bbr::inflight_longterm`], left to others.
+/// Fraction of [`Bbr::inflight_longterm`] that is left to other flows.
 const HEADROOM: f64 = 0.15;
 const MIN_PIPE_PACKETS: u64 = 4;
-/// Bandwidth that has not grown by so much in so many rounds is all that there is.
+/// Growth of the bandwidth per round below which the path counts as full, after three rounds.
 const FULL_BW_GROWTH: f64 = 1.25;
 const FULL_BW_ROUNDS: u32 = 3;
-/// ACKs with losses in a round trip that end Startup.
+/// Number of ACKs with losses in a round trip that ends Startup.
 const STARTUP_FULL_LOSSES: u32 = 6;
 /// Cycles of bandwidth probing for which a sample counts.
 const MAX_BW_CYCLES: u64 = 2;
 const MIN_RTT_LENGTH: Duration = Duration::from_secs(10);
 const PROBE_RTT_INTERVAL: Duration = Duration::from_secs(5);
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// A round trip that is longer than the shortest by no more than one part in so many shows no queue.
+/// Divisor of the shortest round trip: a round trip that is longer by at most this fraction shows no queue.
 const RTT_NOISE: u32 = 8;
-/// A round trip that is longer than the shortest by half, and by so much, shows a queue.
+/// A round trip that is longer than the shortest by half and by at least this time shows a queue.
 const QUEUE: Duration = Duration::from_millis(20);
 const EXTRA_ACKED_ROUNDS: u64 = 10;
-/// Before the first sample.
+/// Round trip that is assumed before the first sample.
 const NOMINAL_RTT: Duration = Duration::from_millis(1);
 const MAX_QUANTUM: u64 = 64 * 1024;
-/// Of a sender that does not pace: the queue that it may make however short the path is, and what it may always send.
+/// The queue that an unpaced sender may cause however short the path is, and the window that it always has.
 const UNPACED_QUEUE: Duration = Duration::from_millis(20);
 const UNPACED_LEAST: u64 = 64 * 1024;
 const UNBOUNDED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BbrState {
     Startup,
     Drain,
     ProbeBw(Phase),
     ProbeRtt,
 }
 
-/// What losses have made of the model, to be undone when they were none.
+/// The model before losses changed it, to undo that if they were spurious.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
-    state: State,
+    state: BbrState,
     bw_shortterm: u64,
     inflight_shortterm: u64,
     inflight_longterm: u64,
 }
 
+/// BBRv3 on one path. The states are Startup, Drain, ProbeBW and ProbeRTT; acknowledgements move it from one to the
+/// next.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
-    state: State,
+    state: BbrState,
     cwnd: u64,
-    /// Bytes per second; 0 before the first sample.
+    /// Pacing rate in bytes per second; 0 before the first sample.
     pacing_rate: u64,
     pacing_gain: f64,
     cwnd_gain: f64,
 
     max_bw: WindowedMax,
     cycles: u64,
-    /// What recent losses leave of it.
+    /// The bandwidth that recent losses leave.
     bw_shortterm: u64,
     inflight_shortterm: u64,
-    /// What probing has found to be too much.
+    /// Bytes in flight above which probing found too much loss.
     inflight_longterm: u64,
     bw_latest: u64,
     inflight_latest: u64,
@@ -106,7 +109,7 @@ pub struct Bbr {
     loss_round_delivered: u64,
     loss_round_start: bool,
     loss_in_round: bool,
-    /// ACKs of this round that revealed losses, and whether the next one does.
+    /// Number of ACKs in this round that revealed losses, and whether the next one does.
     losses_in_round: u32,
     lost_something: bool,
 
@@ -121,17 +124,17 @@ pub struct Bbr {
 
     cycle: probe::Cycle,
     undo: Option<Undo>,
-    /// Where it is not taken for too much in flight.
+    /// Estimate of the path's own loss, if such loss does not count as too much in flight.
     path_loss: Option<PathLoss>,
 }
 
 impl Bbr {
-    /// `seed`: probes of several connections should not coincide.
+    /// Creates a controller. Connections need different `seed`s, so that their probes do not coincide.
     pub fn new(mtu: u64, now: Instant, seed: u64) -> Self {
         let cwnd = initial_window(mtu);
         Self {
             mtu,
-            state: State::Startup,
+            state: BbrState::Startup,
             cwnd,
             pacing_rate: 0,
             pacing_gain: STARTUP_PACING_GAIN,
@@ -173,8 +176,9 @@ impl Bbr {
         }
     }
 
-    /// Loss that the path has even while there is no queue is the path's own, and no reason to send less. The draft takes more than
-    /// [`LOSS_THRESHOLD`] for too much in flight, whatever it is of, and each round with a loss for a sign of less bandwidth.
+    /// Tolerates loss that the path has even without a queue: it is the path's own, and no reason to send less. The
+    /// draft takes more than `LOSS_THRESHOLD` of loss as too much in flight, whatever its cause, and each round
+    /// with a loss as a sign of less bandwidth.
     #[must_use]
     pub fn over_lossy_paths(self) -> Self {
         Self { path_loss: Some(PathLoss::default()), ..self }
@@ -182,17 +186,17 @@ impl Bbr {
 }
 
 impl Controller for Bbr {
-    /// Section 5.4.1: after a pause, at the path's rate and no faster.
-    fn on_sent(&mut self, sending: &Sending) {
+    /// Continues after a pause at the path's rate and no faster (section 5.4.1).
+    fn on_sent(&mut self, sending: &SendingPacket) {
         if sending.in_flight > 0 || !sending.app_limited {
             return;
         }
         self.idle_restart = true;
         self.extra_acked_since = sending.now;
         match self.state {
-            State::ProbeBw(_) => self.set_pacing_rate(1.0),
-            State::ProbeRtt => self.check_probe_rtt_done(sending.now),
-            State::Startup | State::Drain => {}
+            BbrState::ProbeBw(_) => self.set_pacing_rate(1.0),
+            BbrState::ProbeRtt => self.check_probe_rtt_done(sending.now),
+            BbrState::Startup | BbrState::Drain => {}
         }
     }
 
@@ -214,14 +218,15 @@ impl Controller for Bbr {
         }
     }
 
-    fn on_delivered(&mut self, delivered: &Delivered) {
+    fn on_delivered(&mut self, delivered: &AckEffect) {
         self.losses_in_round += u32::from(std::mem::take(&mut self.lost_something));
         self.update_latest(delivered);
         self.update_congestion(delivered);
         self.update_ack_aggregation(delivered);
         self.check_full_bw(delivered);
         self.check_startup_done();
-        if self.state == State::Drain && delivered.in_flight <= self.inflight(1.0) {
+        // The queue that Startup has built is gone (section 5.3.2).
+        if self.state == BbrState::Drain && delivered.in_flight <= self.inflight(1.0) {
             self.enter_probe_bw(delivered);
         }
         self.update_probe_bw(delivered);
@@ -244,13 +249,14 @@ impl Controller for Bbr {
         self.bw_shortterm = self.bw_shortterm.max(undo.bw_shortterm);
         self.inflight_shortterm = self.inflight_shortterm.max(undo.inflight_shortterm);
         self.inflight_longterm = self.inflight_longterm.max(undo.inflight_longterm);
-        if undo.state == State::Startup && self.state != State::ProbeRtt && !self.full_bw_reached {
+        if undo.state == BbrState::Startup && self.state != BbrState::ProbeRtt && !self.full_bw_reached {
             self.enter_startup();
         }
     }
 
-    /// The model stays, and with each acknowledgement the window comes nearer to it again.
+    /// Keeps the model. The window approaches it again with each acknowledgement.
     fn on_persistent_congestion(&mut self, _: Instant) {
+        // RFC 9002, section 7.6.2.
         self.cwnd = self.minimum();
     }
 
@@ -263,7 +269,7 @@ impl Controller for Bbr {
         self.cwnd
     }
 
-    /// What the path holds: a burst of that waits in front of the bottleneck as a whole.
+    /// Returns the bytes that the path holds: a burst of that size queues in front of the bottleneck as a whole.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
         self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)
@@ -282,7 +288,7 @@ impl Controller for Bbr {
     }
 }
 
-/// The model (sections 5.5.1 to 5.5.10).
+/// The model of the path (sections 5.5.1 to 5.5.10).
 impl Bbr {
     fn bw(&self) -> u64 {
         self.max_bw.get().min(self.bw_shortterm)
@@ -292,7 +298,7 @@ impl Bbr {
         MIN_PIPE_PACKETS * self.mtu
     }
 
-    /// So many times what the path holds.
+    /// Returns the bytes that the path holds, times `gain`.
     fn inflight(&self, gain: f64) -> u64 {
         self.quantize(self.times_bdp(gain, self.bw()))
     }
@@ -304,41 +310,42 @@ impl Bbr {
         }
     }
 
-    /// Room for what is sent at once.
+    /// Adds room for packets that are sent at once.
     fn quantize(&self, inflight: u64) -> u64 {
         let quantum = (self.pacing_rate / 1000).clamp(2 * self.mtu, MAX_QUANTUM);
-        let more = if self.state == State::ProbeBw(Phase::Up) { 2 * self.mtu } else { 0 };
+        let more = if self.state == BbrState::ProbeBw(Phase::Up) { 2 * self.mtu } else { 0 };
         inflight.max(3 * quantum).max(self.minimum()) + more
     }
 
-    /// Whether so much was lost of what was in flight that it was too much (section 5.5.10.2).
+    /// Returns whether too much of the bytes in flight was lost (section 5.5.10.2).
     ///
-    /// One packet of less than 50 is more than [`LOSS_THRESHOLD`], but one alone may be the noise of a radio link, and so may two of
-    /// who does not fill the path.
+    /// One of fewer than 50 packets exceeds [`LOSS_THRESHOLD`], but a single loss may be noise of a radio link. So
+    /// may two losses of a sender that does not fill the path.
     fn is_too_much(&self, lost: u64, in_flight: u64, app_limited: bool) -> bool {
         let noise = if app_limited { 2 } else { 1 } * self.mtu;
-        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise) + self.of_path(in_flight)
+        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise) + self.path_loss(in_flight)
     }
 
-    /// Bytes of those in flight that may be lost for no reason of the sender's.
-    fn of_path(&self, in_flight: u64) -> u64 {
-        self.path_loss.as_ref().map_or(0, |path| path.of(in_flight, self.mtu))
+    /// Returns the bytes in flight that the path may lose by itself.
+    fn path_loss(&self, in_flight: u64) -> u64 {
+        self.path_loss.as_ref().map_or(0, |path| path.expected_loss(in_flight, self.mtu))
     }
 
-    /// Bytes in flight at which losses became too many (section 5.5.10.2).
+    /// Returns the bytes in flight at which losses became too many (section 5.5.10.2).
     fn inflight_at_loss(&self, lost: &LostPacket) -> u64 {
         let before = lost.in_flight.saturating_sub(lost.size) as f64;
-        let lost_before = lost.lost.saturating_sub(lost.size + self.of_path(lost.in_flight)) as f64;
+        let lost_before = lost.lost.saturating_sub(lost.size + self.path_loss(lost.in_flight)) as f64;
         let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
         (before + prefix.max(0.0)) as u64
     }
 
-    /// What is lost of what is sent no faster than the path delivers, or has been found to deliver more and more, is not lost for the rate.
+    /// Returns whether the rate does not explain losses: packets are sent no faster than the path delivers, or than
+    /// it has been found to deliver while the bandwidth still grows.
     fn is_steady(&self) -> bool {
         match self.state {
-            State::Startup => self.full_bw_rounds == 0,
-            State::ProbeBw(phase) => phase != Phase::Up,
-            State::Drain | State::ProbeRtt => false,
+            BbrState::Startup => self.full_bw_rounds == 0,
+            BbrState::ProbeBw(phase) => phase != Phase::Up,
+            BbrState::Drain | BbrState::ProbeRtt => false,
         }
     }
 
@@ -346,10 +353,11 @@ impl Bbr {
         self.next_round_delivered = delivered;
     }
 
-    fn update_latest(&mut self, delivered: &Delivered) {
+    fn update_latest(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         self.bw_latest = self.bw_latest.max(sample.rate.unwrap_or_default());
         self.inflight_latest = self.inflight_latest.max(sample.delivered);
+        // A round of losses is over once a packet is acknowledged that was sent after the first of them was found.
         self.loss_round_start = sample.prior_delivered >= self.loss_round_delivered;
         if self.loss_round_start {
             self.loss_round_delivered = delivered.total;
@@ -367,6 +375,7 @@ impl Bbr {
             self.rounds += 1;
             self.cycle.rounds_since_probe += 1;
         }
+        // A rate that the application limits is a lower bound: it may raise the maximum, and says nothing else.
         if let Some(rate) = sample.rate
             && (rate >= self.max_bw.get() || !sample.app_limited)
         {
@@ -374,15 +383,17 @@ impl Bbr {
         }
     }
 
-    /// Once in a round trip, what its losses say.
-    fn update_congestion(&mut self, delivered: &Delivered) {
+    /// Applies the losses of a round trip, once per round trip.
+    fn update_congestion(&mut self, delivered: &AckEffect) {
         if !self.loss_round_start {
             return;
         }
         self.check_startup_losses(delivered);
-        let is_probing = matches!(self.state, State::Startup | State::ProbeBw(Phase::Refill | Phase::Up));
+        let is_probing =
+            matches!(self.state, BbrState::Startup | BbrState::ProbeBw(Phase::Refill | Phase::Up));
         let sample = &delivered.sample;
-        let is_path = self.of_path(sample.in_flight) >= sample.lost.max(1);
+        let is_path = self.path_loss(sample.in_flight) >= sample.lost.max(1);
+        // Loss while probing is expected, and bounds `inflight_longterm` instead.
         if self.loss_in_round && !is_probing && !is_path {
             let scaled = |bound: u64, start: u64| {
                 let bound = if bound == UNBOUNDED { start } else { bound };
@@ -416,9 +427,10 @@ impl Bbr {
         });
     }
 
-    /// Bytes that come acknowledged beyond what the path's bandwidth explains: links and receivers gather ACKs. Unlike in the draft it is
-    /// not what losses leave of the bandwidth: after some, all that comes as fast as before would look gathered, and make the window larger.
-    fn update_ack_aggregation(&mut self, delivered: &Delivered) {
+    /// Estimates bytes that are acknowledged beyond what the bandwidth explains, because links and receivers
+    /// aggregate ACKs. Unlike in the draft the bandwidth here is not the one that losses leave. After losses, packets
+    /// that arrive as fast as before would count as aggregated, and enlarge the window.
+    fn update_ack_aggregation(&mut self, delivered: &AckEffect) {
         let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
         let mut expected = (self.max_bw.get() as f64 * elapsed.as_secs_f64()) as u64;
         if self.extra_acked_delivered <= expected {
@@ -432,11 +444,10 @@ impl Bbr {
         self.extra_acked.update(self.rounds, length, extra);
     }
 
-    /// The shortest round trip, and whether it is time to look for it with a short queue (section 5.5.7).
+    /// Updates the shortest round trip, and decides whether to probe for it with a short queue (section 5.5.7).
     ///
-    /// Who fills the path seldom sees the bare round trip all the time, and need not stop for it: from such a sender a round
-    /// trip that is nearly the shortest counts as the shortest seen again.
-    fn update_min_rtt(&mut self, delivered: &Delivered) {
+    /// A sender that seldom fills the path sees the bare round trip all the time, and need not stop for it. For such a sender a round trip that is nearly the shortest counts as the shortest seen again.
+    fn update_min_rtt(&mut self, delivered: &AckEffect) {
         let now = delivered.now;
         self.probe_rtt_expired = now.saturating_duration_since(self.probe_rtt_min_at) > PROBE_RTT_INTERVAL;
         if let Some(rtt) = delivered.rtt {
@@ -463,10 +474,10 @@ impl Bbr {
     }
 }
 
-/// Startup and Drain (sections 5.3.1 and 5.3.2).
+/// The states Startup and Drain (sections 5.3.1 and 5.3.2).
 impl Bbr {
     fn enter_startup(&mut self) {
-        self.state = State::Startup;
+        self.state = BbrState::Startup;
         self.pacing_gain = STARTUP_PACING_GAIN;
         self.cwnd_gain = STARTUP_CWND_GAIN;
     }
@@ -477,9 +488,10 @@ impl Bbr {
         self.full_bw_now = false;
     }
 
-    /// Unlike in the draft a sender with little to send may find out too, if what it has makes a queue: a key frame fills the path for a round
-    /// trip or two. It would stay in Startup for good, and send each key frame at nearly three times the path's rate.
-    fn check_full_bw(&mut self, delivered: &Delivered) {
+    /// Notes when the bandwidth has stopped growing. Unlike in the draft a sender with little data may find that out
+    /// too, if its data makes a queue: a key frame fills the path for a round trip or two. Otherwise the sender would
+    /// stay in Startup for good, and send each key frame at nearly three times the path's rate.
+    fn check_full_bw(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         if self.full_bw_now || (sample.app_limited && !self.shows_queue(delivered)) {
             return;
@@ -495,17 +507,17 @@ impl Bbr {
         }
     }
 
-    fn shows_queue(&self, delivered: &Delivered) -> bool {
+    fn shows_queue(&self, delivered: &AckEffect) -> bool {
         let (Some(rtt), Some(min)) = (delivered.rtt, self.min_rtt) else { return false };
         rtt > min + QUEUE.max(min / 2)
     }
 
-    /// Losses of who does not fill the path are not its doing, and no reason to stop looking for its bandwidth. Over a lossy path they are none as
-    /// long as the bandwidth grows.
-    fn check_startup_losses(&mut self, delivered: &Delivered) {
+    /// Ends Startup after many losses. Losses of a sender that does not fill the path are not its own doing, and no
+    /// reason to stop probing. Over a lossy path they do not count while the bandwidth grows.
+    fn check_startup_losses(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         let grows = self.path_loss.is_some() && self.full_bw_rounds == 0;
-        if self.state == State::Startup
+        if self.state == BbrState::Startup
             && !grows
             && self.losses_in_round >= STARTUP_FULL_LOSSES
             && !sample.app_limited
@@ -517,31 +529,31 @@ impl Bbr {
     }
 
     fn check_startup_done(&mut self) {
-        if self.state == State::Startup && self.full_bw_reached {
-            self.state = State::Drain;
+        if self.state == BbrState::Startup && self.full_bw_reached {
+            self.state = BbrState::Drain;
             self.pacing_gain = DRAIN_PACING_GAIN;
             self.cwnd_gain = CWND_GAIN;
         }
     }
 }
 
-/// ProbeRTT (section 5.3.4).
+/// The state ProbeRTT (section 5.3.4).
 impl Bbr {
     fn probe_rtt_cwnd(&self) -> u64 {
         self.times_bdp(PROBE_RTT_CWND_GAIN, self.bw()).max(self.minimum())
     }
 
-    fn check_probe_rtt(&mut self, delivered: &Delivered) {
-        if self.state != State::ProbeRtt && self.probe_rtt_expired && !self.idle_restart {
+    fn check_probe_rtt(&mut self, delivered: &AckEffect) {
+        if self.state != BbrState::ProbeRtt && self.probe_rtt_expired && !self.idle_restart {
             self.save_cwnd();
-            self.state = State::ProbeRtt;
+            self.state = BbrState::ProbeRtt;
             self.pacing_gain = 1.0;
             self.cwnd_gain = PROBE_RTT_CWND_GAIN;
             self.probe_rtt_done_at = None;
             self.cycle.ack_phase = AckPhase::ProbeStopping;
             self.start_round(delivered.total);
         }
-        if self.state == State::ProbeRtt {
+        if self.state == BbrState::ProbeRtt {
             if self.probe_rtt_done_at.is_some() {
                 self.probe_rtt_round_done |= self.round_start;
                 if self.probe_rtt_round_done {
@@ -573,7 +585,7 @@ impl Bbr {
 
     fn save_cwnd(&mut self) {
         self.prior_cwnd = match self.state {
-            State::ProbeRtt => self.prior_cwnd.max(self.cwnd),
+            BbrState::ProbeRtt => self.prior_cwnd.max(self.cwnd),
             _ => self.cwnd,
         };
     }
@@ -588,7 +600,7 @@ impl Bbr {
         }
     }
 
-    fn set_cwnd(&mut self, delivered: &Delivered) {
+    fn set_cwnd(&mut self, delivered: &AckEffect) {
         let most = self.times_bdp(self.cwnd_gain, self.bw()) + self.extra_acked.get();
         let most = self.quantize(most);
         if self.full_bw_reached {
@@ -597,10 +609,10 @@ impl Bbr {
             self.cwnd += delivered.acked;
         }
         let bound = match self.state {
-            State::ProbeBw(Phase::Cruise) => self.inflight_with_headroom(),
-            State::ProbeBw(_) => self.inflight_longterm,
-            State::ProbeRtt => self.inflight_with_headroom().min(self.probe_rtt_cwnd()),
-            State::Startup | State::Drain => UNBOUNDED,
+            BbrState::ProbeBw(Phase::Cruise) => self.inflight_with_headroom(),
+            BbrState::ProbeBw(_) => self.inflight_longterm,
+            BbrState::ProbeRtt => self.inflight_with_headroom().min(self.probe_rtt_cwnd()),
+            BbrState::Startup | BbrState::Drain => UNBOUNDED,
         };
         self.cwnd = self.cwnd.min(bound.min(self.inflight_shortterm)).max(self.minimum());
     }

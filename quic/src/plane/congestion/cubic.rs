@@ -2,55 +2,56 @@ use std::time::{Duration, Instant};
 
 use super::{
     Acked, Controller, initial_window, minimum_window,
-    slow_start::{SlowStart, Step},
+    slow_start::{SlowStart, SlowStartStep},
 };
 
-/// Segments per second cubed (RFC 9438, section 5).
+/// Constant C of the cubic curve, segments per second cubed (RFC 9438, section 5).
 const C: f64 = 0.4;
-/// What a reduction leaves of the window (section 4.6).
+/// Fraction of the window that a reduction leaves (section 4.6).
 const BETA: f64 = 0.7;
-/// Packets by which the window grows per round trip to be as fair as Reno, which reduces it to one half (section 4.3).
+/// Growth in packets per round trip that is as fair as Reno, which halves its window (section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// CUBIC (RFC 9438) with HyStart++ (RFC 9406) for slow start.
 #[derive(Debug)]
 pub struct Cubic {
     mtu: u64,
-    state: State,
-    /// The state before the last reduction (section 4.9).
-    before: Option<State>,
+    state: CubicState,
+    /// The state before the last reduction, to undo it (section 4.9).
+    before: Option<CubicState>,
 }
 
-/// Windows are in bytes here too, but fractional: growth per ACK may be less than one.
+/// Windows in bytes, with fractions: the growth per ACK may be less than a byte.
 #[derive(Clone, Debug)]
-struct State {
+struct CubicState {
     window: f64,
     threshold: f64,
     slow_start: SlowStart,
-    /// W_max: the window before the last reduction, less when the flow gives way to others.
+    /// W_max: the window before the last reduction, or less if the flow yields to others.
     max: f64,
     /// cwnd_prior: the window before the last reduction.
     prior: f64,
-    epoch: Option<Epoch>,
+    epoch: Option<CubicEpoch>,
 }
 
-/// A stretch of congestion avoidance.
+/// A period of congestion avoidance.
 #[derive(Clone, Debug)]
-struct Epoch {
-    /// Postponed by the time in which the sender had too little to send (section 5.8).
+struct CubicEpoch {
+    /// Start of the period, postponed by the time in which the sender had too little data (section 5.8).
     start: Instant,
     last_ack: Instant,
-    /// K: seconds from the start until the curve is back at `max`.
+    /// K: seconds from the start until the curve reaches `max` again.
     k: f64,
-    /// The curve's plateau: `max`, or the window at the start when that is larger.
+    /// The curve's plateau: `max`, or the window at the start if that is larger.
     plateau: f64,
     /// W_est: the window that Reno would have.
     reno: f64,
 }
 
 impl Cubic {
+    /// Creates a controller. `mtu`: the largest packet, bytes.
     pub fn new(mtu: u64, now: Instant) -> Self {
-        let state = State {
+        let state = CubicState {
             window: initial_window(mtu) as f64,
             threshold: f64::INFINITY,
             slow_start: SlowStart::new(now),
@@ -75,11 +76,11 @@ impl Controller for Cubic {
     fn on_spurious_congestion(&mut self) {
         if let Some(before) = self.before.take() {
             let window = self.state.window.max(before.window);
-            self.state = State { window, ..before };
+            self.state = CubicState { window, ..before };
         }
     }
 
-    /// The loss that established it has set the threshold already.
+    /// The loss that established it has already set the threshold.
     fn on_persistent_congestion(&mut self, now: Instant) {
         self.before = None;
         self.state.window = minimum_window(self.mtu) as f64;
@@ -97,7 +98,7 @@ impl Controller for Cubic {
     }
 }
 
-impl State {
+impl CubicState {
     fn on_ack(&mut self, now: Instant, acked: &Acked, mtu: f64) {
         if acked.app_limited {
             if let Some(epoch) = &mut self.epoch {
@@ -105,18 +106,20 @@ impl State {
             }
         } else if self.window < self.threshold {
             match self.slow_start.on_ack(now, acked) {
-                Step::Grow(bytes) => self.window += bytes as f64,
-                Step::Exit => self.threshold = self.window,
+                SlowStartStep::Grow(bytes) => self.window += bytes as f64,
+                SlowStartStep::Exit => self.threshold = self.window,
             }
         } else {
             self.avoid_congestion(now, acked, mtu);
         }
     }
 
-    /// Sections 4.2 to 4.5.
+    /// Grows the window in congestion avoidance (sections 4.2 to 4.5).
     fn avoid_congestion(&mut self, now: Instant, acked: &Acked, mtu: f64) {
-        let (window, max, prior) = (self.window, self.max, self.prior);
-        let epoch = self.epoch.get_or_insert_with(|| Epoch::new(now, window, max, mtu));
+        let window = self.window;
+        let max = self.max;
+        let prior = self.prior;
+        let epoch = self.epoch.get_or_insert_with(|| CubicEpoch::new(now, window, max, mtu));
         epoch.last_ack = now;
         let elapsed = now.saturating_duration_since(epoch.start);
         let acked_windows = acked.bytes as f64 / window;
@@ -131,7 +134,7 @@ impl State {
         self.window += (target - window) * acked_windows;
     }
 
-    /// Sections 4.6 and 4.7.
+    /// Reduces the window (sections 4.6 and 4.7).
     fn reduce(&mut self, minimum: f64) {
         let gives_way = self.window < self.max;
         self.max = if gives_way { self.window * (1.0 + BETA) / 2.0 } else { self.window };
@@ -142,14 +145,14 @@ impl State {
     }
 }
 
-impl Epoch {
+impl CubicEpoch {
     fn new(now: Instant, window: f64, max: f64, mtu: f64) -> Self {
         let plateau = max.max(window);
         let k = ((plateau - window) / mtu / C).cbrt();
         Self { start: now, last_ack: now, k, plateau, reno: window }
     }
 
-    /// W_cubic (equation 1), bytes.
+    /// Returns W_cubic (equation 1), bytes.
     fn curve(&self, elapsed: Duration, mtu: f64) -> f64 {
         C * (elapsed.as_secs_f64() - self.k).powi(3) * mtu + self.plateau
     }

@@ -1,5 +1,5 @@
-//! A bottleneck, for tests: flows that always have something to send share a rate and a queue, which loses what does not fit, and a wire
-//! that loses at random.
+//! A bottleneck for tests. Flows that always have data share its rate and a bounded queue, and a wire loses packets
+//! at random.
 
 use std::{
     cmp::Reverse,
@@ -7,54 +7,56 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Acked, Controller, Delivered, Delivery, LostPacket, Sending, Snapshot};
+use super::{AckEffect, Acked, Controller, Delivery, LostPacket, RateSnapshot, SendingPacket};
 
 pub const MTU: u64 = 1250;
 
-pub struct Link {
-    /// Bytes per second.
+pub struct SimulatedLink {
+    /// Rate in bytes per second.
     pub rate: u64,
     pub rtt: Duration,
-    /// Bytes.
+    /// Size of the queue in bytes.
     pub queue: u64,
     pub loss: f64,
 }
 
-/// What became of a flow.
+/// The result of a flow.
 #[derive(Debug)]
-pub struct Outcome {
-    /// Of the link's rate.
+pub struct FlowOutcome {
+    /// Share of the link's rate.
     pub share: f64,
-    /// Of what it has sent.
+    /// Fraction of its packets that was lost.
     pub lost: f64,
 }
 
-struct Flow {
+struct SimulatedFlow {
     controller: Box<dyn Controller>,
     delivery: Delivery,
-    under_way: BTreeMap<u64, (Instant, Snapshot)>,
+    under_way: BTreeMap<u64, (Instant, RateSnapshot)>,
     next: u64,
     may_send: Instant,
-    /// Losses of what was sent before count as one.
+    /// Losses of packets sent before this time count as one.
     recovers: Option<Instant>,
-    /// Bytes.
+    /// Bytes acknowledged.
     acked: u64,
     lost: u64,
 }
 
-impl Link {
-    /// From `warm` on until `end`.
+impl SimulatedLink {
+    /// Runs the flows until `end`, and measures from `warm` on.
     pub fn run(
         &self,
         start: Instant,
         controllers: Vec<Box<dyn Controller>>,
         warm: Duration,
         end: Duration,
-    ) -> Vec<Outcome> {
+    ) -> Vec<FlowOutcome> {
         let mut flows: Vec<_> =
-            controllers.into_iter().map(|controller| Flow::new(controller, start)).collect();
+            controllers.into_iter().map(|controller| SimulatedFlow::new(controller, start)).collect();
         let mut acks: BinaryHeap<Reverse<(Instant, usize, u64)>> = BinaryHeap::new();
-        let (mut now, mut free, mut random) = (start, start, 0x2545_f491_4f6c_dd1d_u64);
+        let mut now = start;
+        let mut free = start;
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
         let mut before = vec![(0, 0); flows.len()];
         let mut is_warm = false;
         while now < start + end {
@@ -86,7 +88,7 @@ impl Link {
                     }
                 }
                 (_, Some(soonest)) => now = now.max(soonest),
-                // All that was under way is lost.
+                // Everything in flight is lost.
                 _ => {
                     now += 3 * self.rtt;
                     flows.iter_mut().for_each(|flow| flow.on_lost(now, u64::MAX));
@@ -94,15 +96,16 @@ impl Link {
             }
         }
         let capacity = self.rate as f64 * (end - warm).as_secs_f64();
-        let outcome = |(flow, (acked, lost)): (&Flow, (u64, u64))| {
-            let (acked, lost) = ((flow.acked - acked) as f64, (flow.lost - lost) as f64);
-            Outcome { share: acked / capacity, lost: lost / (acked + lost) }
+        let outcome = |(flow, (acked, lost)): (&SimulatedFlow, (u64, u64))| {
+            let acked = (flow.acked - acked) as f64;
+            let lost = (flow.lost - lost) as f64;
+            FlowOutcome { share: acked / capacity, lost: lost / (acked + lost) }
         };
         flows.iter().zip(before).map(outcome).collect()
     }
 }
 
-impl Flow {
+impl SimulatedFlow {
     fn new(controller: Box<dyn Controller>, start: Instant) -> Self {
         Self {
             controller,
@@ -129,7 +132,7 @@ impl Flow {
             return None;
         }
         let in_flight = self.in_flight();
-        self.controller.on_sent(&Sending { now, in_flight, app_limited: false });
+        self.controller.on_sent(&SendingPacket { now, in_flight, app_limited: false });
         let snapshot = self.delivery.on_sent(now, in_flight, MTU);
         let pause = MTU as f64 / self.controller.pacing_rate(rtt).max(1) as f64;
         self.may_send = now + Duration::from_secs_f64(pause);
@@ -144,14 +147,15 @@ impl Flow {
         self.on_lost(now, number.saturating_sub(2));
         self.acked += MTU;
         self.delivery.on_acked(now, sent, MTU, snapshot);
-        let (trip, in_flight) = (now - sent, self.in_flight());
+        let trip = now - sent;
+        let in_flight = self.in_flight();
         if self.recovers.is_none_or(|since| sent > since) {
             let acked = Acked { bytes: MTU, sent, rtt: trip, smoothed_rtt: trip, app_limited: false };
             self.controller.on_ack(now, &acked);
         }
         if let Some(sample) = self.delivery.sample(rtt) {
             let total = self.delivery.delivered();
-            let delivered = Delivered {
+            let delivered = AckEffect {
                 now,
                 acked: MTU,
                 total,
@@ -164,7 +168,7 @@ impl Flow {
         }
     }
 
-    /// All below `number` that is still under way.
+    /// Declares packets below `number` that are still in flight lost.
     fn on_lost(&mut self, now: Instant, number: u64) {
         let later = self.under_way.split_off(&number);
         for (sent, snapshot) in std::mem::replace(&mut self.under_way, later).into_values() {

@@ -2,17 +2,17 @@ use std::time::Instant;
 
 use super::{Acked, Controller, initial_window, minimum_window};
 
-/// The algorithm of RFC 9002, section 7.3: the simplest that is safe.
+/// The algorithm of RFC 9002, section 7.3: the simplest one that is safe.
 #[derive(Debug)]
 pub struct NewReno {
     mtu: u64,
-    state: State,
-    /// The state before the last reduction.
-    before: Option<State>,
+    state: NewRenoState,
+    /// The state before the last reduction, to undo it.
+    before: Option<NewRenoState>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct NewRenoState {
     window: u64,
     threshold: u64,
     /// Bytes acknowledged in congestion avoidance since the window last grew.
@@ -20,8 +20,9 @@ struct State {
 }
 
 impl NewReno {
+    /// Creates a controller. `mtu`: the largest packet, bytes.
     pub fn new(mtu: u64) -> Self {
-        let state = State { window: initial_window(mtu), threshold: u64::MAX, acked: 0 };
+        let state = NewRenoState { window: initial_window(mtu), threshold: u64::MAX, acked: 0 };
         Self { mtu, state, before: None }
     }
 }
@@ -46,13 +47,13 @@ impl Controller for NewReno {
     fn on_congestion(&mut self, _now: Instant) {
         self.before = Some(self.state);
         let window = (self.state.window / 2).max(minimum_window(self.mtu));
-        self.state = State { window, threshold: window, acked: 0 };
+        self.state = NewRenoState { window, threshold: window, acked: 0 };
     }
 
     fn on_spurious_congestion(&mut self) {
         if let Some(before) = self.before.take() {
             let window = self.state.window.max(before.window);
-            self.state = State { window, ..before };
+            self.state = NewRenoState { window, ..before };
         }
     }
 

@@ -1,55 +1,59 @@
-//! At what rate the path delivers (draft-ietf-ccwg-bbr, section 4.1): what arrived between a packet's sending and its
-//! acknowledgement, over the time that sending or acknowledging it took, whichever is longer.
+//! Samples of the path's delivery rate (draft-ietf-ccwg-bbr, section 4.1). A sample is the number of bytes that
+//! arrived between a packet's sending and its acknowledgement, divided by the time that sending or acknowledging them
+//! took, whichever is longer.
 
 use std::time::{Duration, Instant};
 
-/// For so long samples are remembered, and half as long at least.
+/// Longest time for which samples are kept; they are kept for at least half of it.
 pub const LATELY: Duration = Duration::from_secs(6);
 
-/// What is remembered of the path when a packet is sent.
+/// State of the path when a packet is sent.
 #[derive(Clone, Copy, Debug)]
-pub struct Snapshot {
+pub struct RateSnapshot {
     delivered: u64,
     delivered_at: Instant,
-    /// When the first packet of the flight was sent that this one belongs to.
+    /// Time when the first packet of this packet's flight was sent.
     flight_began: Instant,
-    /// Bytes in flight with it.
+    /// Bytes in flight, this packet included.
     pub in_flight: u64,
     /// Bytes lost until then.
     pub lost: u64,
-    /// The application did not fill the path then.
+    /// The application did not fill the path at that time.
     pub app_limited: bool,
 }
 
-/// What an ACK says of the path.
+/// A sample of the path, taken from an ACK.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateSample {
-    /// Bytes per second. `None`: the interval is too short to tell.
+    /// Delivery rate, bytes per second. `None`: the interval is too short.
     pub rate: Option<u64>,
-    /// Bytes that arrived since the newest acknowledged packet was sent, and that had arrived when it was.
+    /// Bytes that arrived since the newest acknowledged packet was sent, and bytes that had arrived by then.
     pub delivered: u64,
+    /// Bytes that had arrived when that packet was sent.
     pub prior_delivered: u64,
-    /// Bytes in flight when it was sent, and lost since then.
+    /// Bytes in flight when it was sent, and bytes lost since then.
     pub in_flight: u64,
+    /// Bytes lost since that packet was sent.
     pub lost: u64,
+    /// The sender had too little data to fill the window then, so the rate may be too low.
     pub app_limited: bool,
 }
 
-/// Counts of a connection's life on one path.
+/// Counters of a connection on one path.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     delivered: u64,
     delivered_at: Instant,
     lost: u64,
     flight_began: Instant,
-    /// Until so much is delivered, samples show the application's rate rather than the path's.
+    /// Delivered bytes up to which samples show the application's rate rather than the path's.
     app_limited_until: Option<u64>,
-    /// Of the newest packet of this ACK, and when it was sent.
-    newest: Option<(Snapshot, Instant)>,
+    /// State at the sending of the ACK's newest packet, and its time.
+    newest: Option<(RateSnapshot, Instant)>,
     fastest: Fastest,
 }
 
-/// The highest rate of the last [`LATELY`], in two halves.
+/// The highest rate in [`LATELY`], in two halves.
 #[derive(Clone, Debug)]
 struct Fastest {
     since: Instant,
@@ -68,6 +72,7 @@ impl Fastest {
 }
 
 impl Delivery {
+    /// Creates counters for a new path.
     pub fn new(now: Instant) -> Self {
         Self {
             delivered: 0,
@@ -80,13 +85,13 @@ impl Delivery {
         }
     }
 
-    /// `in_flight`: bytes, without this packet.
-    pub fn on_sent(&mut self, sent: Instant, in_flight: u64, size: u64) -> Snapshot {
+    /// Notes a packet that is sent. `in_flight`: bytes, without this packet.
+    pub fn on_sent(&mut self, sent: Instant, in_flight: u64, size: u64) -> RateSnapshot {
         if in_flight == 0 {
             self.flight_began = sent;
             self.delivered_at = self.delivered_at.max(sent);
         }
-        Snapshot {
+        RateSnapshot {
             delivered: self.delivered,
             delivered_at: self.delivered_at,
             flight_began: self.flight_began,
@@ -96,55 +101,59 @@ impl Delivery {
         }
     }
 
-    pub fn on_acked(&mut self, now: Instant, sent: Instant, size: u64, snapshot: Snapshot) {
+    /// Notes that a packet was acknowledged, which was sent at `sent` with `snapshot`.
+    pub fn on_acked(&mut self, now: Instant, sent: Instant, size: u64, snapshot: RateSnapshot) {
         self.delivered += size;
         self.delivered_at = now;
         let is_newer =
-            |(newest, at): &(Snapshot, Instant)| (snapshot.delivered, sent) > (newest.delivered, *at);
+            |(newest, at): &(RateSnapshot, Instant)| (snapshot.delivered, sent) > (newest.delivered, *at);
         if self.newest.as_ref().is_none_or(is_newer) {
             self.newest = Some((snapshot, sent));
         }
     }
 
+    /// Notes that a packet was declared lost.
     pub fn on_lost(&mut self, size: u64) {
         self.lost += size;
     }
 
-    /// It was not lost after all.
+    /// Notes that a packet declared lost has arrived.
     pub fn on_late(&mut self, size: u64) {
         self.delivered += size;
         self.lost = self.lost.saturating_sub(size);
     }
 
-    /// There is no more to send, though the window has room.
+    /// Notes that there is no more data to send, although the window has room.
     pub fn on_app_limited(&mut self, in_flight: u64) {
         self.app_limited_until = Some(self.delivered + in_flight);
     }
 
+    /// Returns whether samples show the application's rate rather than the path's.
     pub fn is_app_limited(&self) -> bool {
         self.app_limited_until.is_some()
     }
 
+    /// Returns the bytes delivered so far.
     pub fn delivered(&self) -> u64 {
         self.delivered
     }
 
-    /// The highest rate of [`LATELY`], bytes per second.
+    /// Returns the highest rate in [`LATELY`], bytes per second.
     pub fn fastest(&self) -> u64 {
         self.fastest.now.max(self.fastest.before)
     }
 
-    /// Of the newest packet of this ACK.
-    pub fn newest(&self) -> Option<Snapshot> {
+    /// Returns the state at the sending of this ACK's newest packet.
+    pub fn newest(&self) -> Option<RateSnapshot> {
         self.newest.as_ref().map(|(snapshot, _)| *snapshot)
     }
 
-    /// What was lost since a packet was sent.
-    pub fn lost_since(&self, snapshot: &Snapshot) -> u64 {
+    /// Returns the bytes lost since a packet was sent.
+    pub fn lost_since(&self, snapshot: &RateSnapshot) -> u64 {
         self.lost.saturating_sub(snapshot.lost)
     }
 
-    /// The sample of the ACK whose packets were just passed to [`Self::on_acked`].
+    /// Returns the sample of the ACK whose packets were just passed to [`Self::on_acked`].
     pub fn sample(&mut self, min_rtt: Duration) -> Option<RateSample> {
         if self.app_limited_until.is_some_and(|until| self.delivered > until) {
             self.app_limited_until = None;
@@ -155,7 +164,7 @@ impl Delivery {
         self.flight_began = sent;
         let interval = sending.max(acknowledging);
         let delivered = self.delivered.saturating_sub(snapshot.delivered);
-        // Shorter than any round trip: ACKs came in a burst.
+        // The interval is shorter than any round trip: ACKs came in a burst.
         let is_valid = interval >= min_rtt && !interval.is_zero();
         let rate = || u128::from(delivered) * 1_000_000_000 / interval.as_nanos();
         let rate = is_valid.then(|| u64::try_from(rate()).unwrap_or(u64::MAX));

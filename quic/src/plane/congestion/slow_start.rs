@@ -9,56 +9,58 @@ const RTT_SAMPLES: u32 = 8;
 const CSS_GROWTH_DIVISOR: u64 = 4;
 const CSS_ROUNDS: u32 = 5;
 
-/// HyStart++ (RFC 9406): leaves slow start when the round trip grows, before packets are lost.
+/// HyStart++ (RFC 9406), which leaves slow start when the round trip grows, before packets are lost.
 ///
 /// A round ends with the first acknowledgement of a packet that was sent after the round began.
 #[derive(Clone, Debug)]
 pub struct SlowStart {
-    round: Round,
-    /// The shortest round trip of the round before.
+    round: SlowStartRound,
+    /// Shortest round trip of the previous round.
     last_min: Option<Duration>,
     css: Option<Css>,
 }
 
 #[derive(Clone, Debug)]
-struct Round {
+struct SlowStartRound {
     start: Instant,
     min: Option<Duration>,
     samples: u32,
 }
 
-/// Conservative slow start.
+/// State of conservative slow start.
 #[derive(Clone, Debug)]
 struct Css {
     baseline: Duration,
     rounds: u32,
 }
 
-/// What slow start does to the window.
+/// Effect of slow start on the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SlowStartStep {
     Grow(u64),
-    /// Slow start is over: the window at hand is the threshold.
+    /// Slow start is over: the present window becomes the threshold.
     Exit,
 }
 
 impl SlowStart {
+    /// Begins slow start.
     pub fn new(now: Instant) -> Self {
-        Self { round: Round { start: now, min: None, samples: 0 }, last_min: None, css: None }
+        Self { round: SlowStartRound { start: now, min: None, samples: 0 }, last_min: None, css: None }
     }
 
-    pub fn on_ack(&mut self, now: Instant, acked: &Acked) -> Step {
+    /// Takes an acknowledgement, and returns its effect on the window.
+    pub fn on_ack(&mut self, now: Instant, acked: &Acked) -> SlowStartStep {
         if acked.sent >= self.round.start && self.end_round(now) {
-            return Step::Exit;
+            return SlowStartStep::Exit;
         }
         self.sample(acked.rtt);
-        Step::Grow(if self.css.is_some() { acked.bytes / CSS_GROWTH_DIVISOR } else { acked.bytes })
+        SlowStartStep::Grow(if self.css.is_some() { acked.bytes / CSS_GROWTH_DIVISOR } else { acked.bytes })
     }
 
     /// Returns whether conservative slow start has run for long enough.
     fn end_round(&mut self, now: Instant) -> bool {
         self.last_min = self.round.min;
-        self.round = Round { start: now, min: None, samples: 0 };
+        self.round = SlowStartRound { start: now, min: None, samples: 0 };
         self.css.as_mut().is_some_and(|css| {
             css.rounds += 1;
             css.rounds >= CSS_ROUNDS
@@ -77,7 +79,7 @@ impl SlowStart {
                     self.css = Some(Css { baseline: min, rounds: 0 });
                 }
             }
-            // Spurious: the round trip is shorter again (RFC 9406, section 4.2).
+            // The exit was spurious: the round trip is short again (RFC 9406, section 4.2).
             Some(css) if min < css.baseline => self.css = None,
             Some(_) => {}
         }

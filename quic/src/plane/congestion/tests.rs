@@ -1,4 +1,4 @@
-use super::link::{self, Link};
+use super::link::{self, SimulatedLink};
 use super::*;
 
 const MTU: u64 = 1000;
@@ -8,7 +8,7 @@ fn acked(bytes: u64, sent: Instant, rtt: Duration) -> Acked {
     Acked { bytes, sent, rtt, smoothed_rtt: rtt, app_limited: false }
 }
 
-/// Acknowledges a whole window, packet by packet, evenly over the round trip that ends at the result.
+/// Acknowledges a whole window, packet by packet, evenly over the round trip that ends at the returned time.
 fn round(controller: &mut dyn Controller, start: Instant, rtt: Duration) -> Instant {
     let packets = controller.window() / MTU;
     for packet in 1..=packets {
@@ -18,7 +18,7 @@ fn round(controller: &mut dyn Controller, start: Instant, rtt: Duration) -> Inst
     start + rtt
 }
 
-/// A CUBIC flow that left slow start and was reduced from `window` packets.
+/// Returns a CUBIC flow that left slow start and was reduced from `window` packets.
 fn reduced(window: u64, now: Instant) -> Cubic {
     let mut cubic = Cubic::new(MTU, now);
     cubic.on_ack(now, &acked(window * MTU - cubic.window(), now - RTT, RTT));
@@ -36,9 +36,9 @@ fn initial_windows_of_rfc9002() {
 }
 
 #[test]
-fn slow_start_doubles() {
+fn slow_start_doubles_the_window_per_round_trip() {
     let now = Instant::now();
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
         let mut controller = algorithm.start(MTU, now);
         let start = controller.window();
         let later = round(controller.as_mut(), now + RTT, RTT);
@@ -48,9 +48,9 @@ fn slow_start_doubles() {
 }
 
 #[test]
-fn app_limited_does_not_grow() {
+fn application_limited_flow_does_not_grow_its_window() {
     let now = Instant::now();
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
         let mut controller = algorithm.start(MTU, now);
         for reductions in 0..2 {
             let window = controller.window();
@@ -109,7 +109,7 @@ fn cubic_follows_the_curve() {
     }
 }
 
-/// At short round trips the curve is slower than Reno, and the window grows by ALPHA packets per round.
+/// Reno is faster than the curve at short round trips, so the window grows by ALPHA packets per round.
 #[test]
 fn cubic_is_as_fast_as_reno() {
     let mut now = Instant::now();
@@ -202,15 +202,15 @@ fn bbr(now: Instant, seed: u64) -> Bbr {
     Bbr::new(link::MTU, now, seed)
 }
 
-/// So many parts of what the path holds wait in front of it; `loss` at random.
-fn path(rtt_ms: u64, mbit: u64, queue: f64, loss: f64) -> Link {
+/// Returns a link whose queue holds `queue` times what the path holds, with random `loss`.
+fn path(rtt_ms: u64, mbit: u64, queue: f64, loss: f64) -> SimulatedLink {
     let rate = mbit * 125_000;
     let holds = rate as f64 * rtt_ms as f64 / 1000.0;
-    Link { rate, rtt: Duration::from_millis(rtt_ms), queue: (holds * queue) as u64, loss }
+    SimulatedLink { rate, rtt: Duration::from_millis(rtt_ms), queue: (holds * queue) as u64, loss }
 }
 
-/// The plain controller, and the one over lossy paths.
-fn alone(path: &Link) -> [link::Outcome; 2] {
+/// Runs the plain controller and the one for lossy paths, each alone.
+fn alone(path: &SimulatedLink) -> [link::FlowOutcome; 2] {
     let now = Instant::now();
     [bbr(now, 3), bbr(now, 3).over_lossy_paths()].map(|controller| {
         path.run(now, vec![Box::new(controller)], Duration::from_secs(5), Duration::from_secs(35)).remove(0)
@@ -218,7 +218,7 @@ fn alone(path: &Link) -> [link::Outcome; 2] {
 }
 
 #[test]
-fn what_a_path_loses_anyway_does_not_slow_it_down() {
+fn loss_of_the_path_itself_does_not_slow_the_flow_down() {
     for (rtt_ms, mbit, queue, loss) in [
         (100, 100, 1.0, 0.05),
         (20, 20, 1.0, 0.05),
@@ -232,11 +232,11 @@ fn what_a_path_loses_anyway_does_not_slow_it_down() {
     }
 }
 
-/// What drops all above a rate loses without a queue, too: that is no path's own loss.
+/// A policer that drops packets above a rate loses without a queue, too. That is not the path's own loss.
 #[test]
-fn a_rate_that_is_kept_by_drops_is_found() {
+fn bbr_finds_the_rate_of_a_policer() {
     for packets in [3, 10, 30] {
-        let path = Link { queue: packets * link::MTU, ..path(40, 20, 0.0, 0.0) };
+        let path = SimulatedLink { queue: packets * link::MTU, ..path(40, 20, 0.0, 0.0) };
         let [plain, lossy] = alone(&path);
         assert!(lossy.share > 0.6, "{packets}: {plain:?} {lossy:?}");
         assert!(lossy.lost < 0.05, "{packets}: {plain:?} {lossy:?}");
@@ -244,7 +244,7 @@ fn a_rate_that_is_kept_by_drops_is_found() {
 }
 
 #[test]
-fn what_a_queue_loses_slows_it_down() {
+fn loss_of_a_full_queue_slows_the_flow_down() {
     let now = Instant::now();
     for (rtt_ms, queue) in [(40, 0.1), (40, 0.25), (40, 1.0), (40, 4.0), (100, 0.25), (100, 1.0)] {
         let path = path(rtt_ms, 20, queue, 0.0);

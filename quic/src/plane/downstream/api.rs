@@ -1,60 +1,65 @@
-//! What goes into a [`Downstream`] and comes out of it.
+//! Parameters and results of a [`Downstream`].
 
 use std::{sync::Arc, time::Duration};
 
 #[cfg(doc)]
 use super::Downstream;
 use crate::plane::{
-    congestion::Algorithm,
-    datagrams::Pool,
+    congestion::CongestionAlgorithm,
+    datagrams::DatagramPool,
     ecn, policy,
     recovery::{self, NeverSent},
     types::StreamKey,
 };
 
+/// Settings of a data plane.
 #[derive(Clone, Debug)]
 pub struct Config {
-    pub algorithm: Algorithm,
+    /// The congestion controller.
+    pub algorithm: CongestionAlgorithm,
+    /// Whether packets are paced. Otherwise they are sent as soon as the window allows.
     pub pacing: bool,
-    /// Packets are marked ECT(0) where the path takes that.
+    /// Whether packets are marked ECT(0) if the path supports that.
     pub ecn: bool,
-    /// Largest UDP payload that the path is known to take at first, bytes.
+    /// Initial size of the largest UDP payload that the path takes, bytes.
     pub mtu: usize,
-    /// Round trip to assume before the first sample.
+    /// Round trip that is assumed before the first sample.
     pub initial_rtt: Duration,
-    /// What goes when the peer does not keep up.
-    pub policy: policy::Kind,
-    /// Bounds on the streams that wait.
-    pub queue: policy::Limits,
-    /// What waiting datagrams may take, bytes, with what keeps them. Beyond it datagrams of the lowest priority are dropped.
+    /// The rule for dropping data if the peer does not keep up.
+    pub policy: policy::PolicyKind,
+    /// Bounds on waiting streams.
+    pub queue: policy::QueueLimits,
+    /// Most bytes that waiting datagrams may take, with their bookkeeping. If they exceed it, datagrams of the lowest
+    /// priority are dropped.
     pub max_datagram_bytes: u64,
-    /// Where those of several connections are taken from.
-    pub datagram_pool: Option<Arc<Pool>>,
+    /// The memory that datagrams of several connections share.
+    pub datagram_pool: Option<Arc<DatagramPool>>,
+    /// The codes of streams that the plane resets by itself.
     pub reset_codes: ResetCodes,
 }
 
 /// The application's error codes for streams that the data plane resets by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResetCodes {
-    /// A delivery timeout expired.
+    /// A delivery timeout has expired.
     pub late: u64,
-    /// The bytes were evicted, or the stream's turn would never come.
+    /// The source evicted the bytes, or too much waited to be sent before the stream.
     pub behind: u64,
-    /// The offload opened the stream for something that does not come here.
+    /// The offload opened the stream for data that does not arrive here.
     pub gone: u64,
 }
 
 impl Config {
-    /// Defaults for everything but the application's codes.
+    /// Returns defaults for everything but the application's codes.
     pub fn new(reset_codes: ResetCodes) -> Self {
         Self {
-            algorithm: Algorithm::default(),
+            algorithm: CongestionAlgorithm::default(),
             pacing: true,
             ecn: false,
             mtu: 1200,
             initial_rtt: Duration::from_millis(333),
-            policy: policy::Kind::default(),
-            queue: policy::Limits { streams: 4096, bytes: 16 << 20, burst: Duration::from_secs(1) },
+            policy: policy::PolicyKind::default(),
+            queue: policy::QueueLimits { streams: 4096, bytes: 16 << 20, burst: Duration::from_secs(1) },
             max_datagram_bytes: 1 << 20,
             datagram_pool: None,
             reset_codes,
@@ -62,10 +67,10 @@ impl Config {
     }
 }
 
-/// Limits of the peer, from its transport parameters (RFC 9000, section 18.2).
+/// The peer's limits, from its transport parameters (RFC 9000, section 18.2).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerLimits {
-    /// Bytes that the data plane may send on the connection: the peer's limit without the QUIC stack's part.
+    /// Bytes that the data plane may send on the connection: the peer's limit minus the QUIC stack's part.
     pub max_data: u64,
     /// Initial credit of each unidirectional stream, bytes.
     pub max_stream_data_uni: u64,
@@ -73,21 +78,26 @@ pub struct PeerLimits {
     pub max_streams_uni: u64,
     /// Index of the data plane's first unidirectional stream. Those before it are the QUIC stack's.
     pub first_stream_uni: u64,
-    /// Largest DATAGRAM frame that the peer takes, bytes; 0: none (RFC 9221).
+    /// Largest DATAGRAM frame that the peer accepts, bytes; 0: none (RFC 9221).
     pub max_datagram_frame_size: u64,
+    /// Longest time by which the peer delays an acknowledgement on purpose.
     pub max_ack_delay: Duration,
-    /// Whether this end is the QUIC server, which shows in the low bits of stream IDs.
+    /// Whether this end is the QUIC server, which the low bits of stream IDs show.
     pub is_server: bool,
 }
 
-/// What [`Downstream::poll_event`] reports about a stream.
+/// An event of a stream, from [`Downstream::poll_event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct DownstreamEvent {
+    /// The stream.
     pub key: StreamKey,
+    /// The stream's owner: [`NewStream::owner`](super::NewStream::owner).
     pub owner: u64,
+    /// The kind of event.
     pub kind: EventKind,
 }
 
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The stream got an ID.
@@ -101,31 +111,34 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Whether the stream is gone.
+    /// Returns whether the stream is gone.
     pub fn is_end(self) -> bool {
         matches!(self, Self::Finished | Self::Reset(_))
     }
 }
 
-/// The streams of one owner.
+/// Numbers of streams of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     /// Streams that ever got an ID.
     pub opened: u64,
-    /// Streams that are not over.
+    /// Streams that have not ended.
     pub live: u64,
 }
 
+/// Error: the datagram does not fit the peer's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a DATAGRAM frame of {size} bytes exceeds the peer's limit of {limit}")]
 pub struct TooLarge {
+    /// Bytes of the frame.
     pub size: u64,
+    /// The peer's limit, bytes.
     pub limit: u64,
 }
 
-/// The peer broke the protocol: the connection must be closed.
+/// A protocol violation of the peer: the connection has to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum ProtocolViolation {
     /// PROTOCOL_VIOLATION (RFC 9000, section 13.1).
     #[error(transparent)]
     NeverSent(#[from] NeverSent),
@@ -134,75 +147,92 @@ pub enum Violation {
     NeverOpened(u64),
 }
 
-/// Why streams were reset, and how many.
+/// Numbers of streams that were reset, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
     /// The source ended with a reset.
     pub source: u64,
-    /// [`Downstream::reset`].
+    /// The caller called [`Downstream::reset`].
     pub requested: u64,
-    /// STOP_SENDING.
+    /// The peer sent STOP_SENDING.
     pub stopped: u64,
+    /// OBJECT_DELIVERY_TIMEOUT was over.
     pub object_timeout: u64,
+    /// SUBGROUP_DELIVERY_TIMEOUT was over.
     pub subgroup_timeout: u64,
     /// The source lost its bytes before they were sent.
     pub evicted: u64,
-    /// More than [`policy::Limits::streams`] had bytes to send.
+    /// More than [`policy::QueueLimits::streams`] had bytes to send.
     pub overflow: u64,
-    /// It had waited for longer than it may.
+    /// The stream had waited for longer than allowed.
     pub late: u64,
-    /// A newer group had begun, and it would have come too late.
+    /// A newer group had begun, and the rest of the stream would have arrived too late.
     pub hopeless: u64,
-    /// More than [`policy::Limits::bytes`] waited.
+    /// More than [`policy::QueueLimits::bytes`] were waiting.
     pub queue_full: u64,
-    /// Streams that never got an ID; they are counted above as well.
+    /// Streams that never got an ID. They are counted by their reason as well.
     pub unopened: u64,
 }
 
-/// What a connection carries, and what stands in a queue for it.
+/// Figures of a connection's throughput, and of its queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct ConnectionRoom {
     /// Bytes that were acknowledged.
     pub delivered: u64,
-    /// What the path is thought to carry, bytes per second: as the congestion controller estimates it, or else a window in
-    /// each round trip.
+    /// Estimated bandwidth of the path, bytes per second: the congestion controller's estimate, or else a window per
+    /// round trip.
     pub bandwidth: u64,
-    /// The most that it was seen to deliver in the last seconds, bytes per second.
+    /// Highest delivery rate of the last seconds, bytes per second.
     pub fastest: u64,
-    /// How long the oldest of what is sent live has waited.
+    /// Time that the oldest live data has waited.
     pub waiting: Duration,
-    /// Smoothed.
+    /// Smoothed round-trip time.
     pub round_trip: Duration,
 }
 
 /// Counters since the connection began, and its current state.
 #[derive(Clone, Debug, Default)]
-pub struct Stats {
-    pub recovery: recovery::Counts,
+pub struct DownstreamStats {
+    /// Packets sent, acknowledged and lost.
+    pub recovery: recovery::RecoveryCounts,
     /// Stream bytes sent for the first time, and again.
     pub stream_bytes: u64,
+    /// Stream bytes that were sent again.
     pub retransmitted_bytes: u64,
+    /// Datagrams that were sent.
     pub datagrams_sent: u64,
-    /// A delivery timeout was over.
+    /// Datagrams whose delivery timeout was over.
     pub datagrams_expired: u64,
-    /// They had waited for longer than they may.
+    /// Datagrams that had waited for longer than allowed.
     pub datagrams_late: u64,
+    /// Datagrams that were refused, since they exceed the peer's limit.
     pub datagrams_too_large: u64,
+    /// Datagrams that were dropped, since too many waited.
     pub datagrams_overflowed: u64,
-    /// Packets that the offload sent, and their UDP payload. [`recovery::Counts`] includes them.
+    /// Packets that the offload sent, and bytes of their UDP payload. [`recovery::RecoveryCounts`] includes them.
     pub offloaded_packets: u64,
+    /// Bytes of UDP payload of the packets that the offload sent.
     pub offloaded_bytes: u64,
+    /// Streams that got an ID.
     pub streams_opened: u64,
+    /// Streams whose every byte was acknowledged.
     pub streams_finished: u64,
+    /// Streams that were reset, by reason.
     pub resets: Resets,
+    /// Streams that have not ended.
     pub live_streams: u64,
     /// Stream bytes that wait to be sent.
     pub pending_bytes: u64,
+    /// Congestion window, bytes.
     pub window: u64,
-    /// What the path is thought to carry, bytes per second, where the congestion controller estimates it.
+    /// Estimated bandwidth of the path, bytes per second; `None` if the congestion controller does not estimate it.
     pub bandwidth: Option<u64>,
-    pub ecn: ecn::State,
+    /// The state of ECN marking.
+    pub ecn: ecn::EcnState,
+    /// Bytes of packets that are neither acknowledged nor lost.
     pub bytes_in_flight: u64,
+    /// Smoothed round-trip time (RFC 9002, section 5.3).
     pub smoothed_rtt: Duration,
+    /// Shortest round-trip time of the path.
     pub min_rtt: Duration,
 }

@@ -1,19 +1,23 @@
-//! What comes back: the peer's acknowledgements and limits, changes of the path, and timeouts.
+//! Feedback: the peer's acknowledgements and limits, changes of the path, and timeouts.
 
 use std::time::{Duration, Instant};
 
-use super::{Ack, Cause, Content, Downstream, Event, EventKind, Sent, StreamKey, Violation};
+use super::{
+    AckRanges, Cause, Downstream, DownstreamEvent, EventKind, PacketContent, ProtocolViolation, SentFrame,
+    StreamKey,
+};
 use crate::plane::{
     ecn,
     estimate::Estimate,
     pacing::Pacer,
-    recovery::Outcome,
-    stream::{Queue, Stream},
+    recovery::RecoveryOutcome,
+    stream::{PlaneStream, SchedulerQueue},
 };
 
-/// Frames of the peer, and what they tell of the path.
+/// Frames of the peer, and measurements of the path.
 impl Downstream {
-    pub fn on_ack(&mut self, now: Instant, ack: &Ack) -> Result<(), Violation> {
+    /// Takes an ACK frame, in packet numbers on the wire.
+    pub fn on_ack(&mut self, now: Instant, ack: &AckRanges) -> Result<(), ProtocolViolation> {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
         self.settle(outcome);
@@ -21,15 +25,18 @@ impl Downstream {
         Ok(result?)
     }
 
-    /// `max`: bytes that the data plane may send on the connection, not counting the QUIC stack's part.
+    /// Takes a MAX_DATA frame. `max`: bytes that the data plane may send on the connection, without the QUIC stack's
+    /// part.
     pub fn on_max_data(&mut self, max: u64) {
+        // A smaller value is an older frame (RFC 9000, section 4.1).
         if max <= self.peer.max_data {
             return;
         }
         self.peer.max_data = max;
+        // All of them are placed again: whichever find no credit go back to `blocked`.
         for key in self.blocked.drain() {
             if let Some(stream) = self.streams.get_mut(key) {
-                stream.queue = Queue::None;
+                stream.queue = SchedulerQueue::None;
             }
             self.place(key);
         }
@@ -42,7 +49,8 @@ impl Downstream {
         taken
     }
 
-    pub fn on_max_stream_data(&mut self, id: u64, max: u64) -> Result<(), Violation> {
+    /// Takes a MAX_STREAM_DATA frame of stream `id`.
+    pub fn on_max_stream_data(&mut self, id: u64, max: u64) -> Result<(), ProtocolViolation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         if let Some(stream) = self.streams.get_mut(key)
             && max > stream.credit
@@ -53,8 +61,9 @@ impl Downstream {
         Ok(())
     }
 
-    /// `max`: the frame's value, which includes the QUIC stack's unidirectional streams.
+    /// Takes a MAX_STREAMS frame. `max`: the frame's value, which includes the QUIC stack's unidirectional streams.
     pub fn on_max_streams_uni(&mut self, max: u64) {
+        // A smaller value is an older frame (RFC 9000, section 4.6).
         if max <= self.peer.max_streams_uni {
             return;
         }
@@ -68,64 +77,71 @@ impl Downstream {
         }
     }
 
-    pub fn on_stop_sending(&mut self, id: u64, code: u64) -> Result<(), Violation> {
+    /// Takes a STOP_SENDING frame of stream `id`.
+    pub fn on_stop_sending(&mut self, id: u64, code: u64) -> Result<(), ProtocolViolation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         let code = self.binding.from_wire(code);
+        // A stream that is being reset needs no other reset (RFC 9000, section 3.5).
         if let Some(stream) = self.streams.get(key).filter(|stream| !stream.is_reset()) {
-            self.events.push_back(Event { key, owner: stream.owner, kind: EventKind::Stopped(code) });
+            self.events.push_back(DownstreamEvent {
+                key,
+                owner: stream.owner,
+                kind: EventKind::Stopped(code),
+            });
             self.begin_reset(key, code, Cause::Stopped);
         }
         Ok(())
     }
 
-    /// Whether frames about stream `id` are for the data plane: this end's unidirectional streams, except those that
-    /// the QUIC stack opens.
+    /// Returns whether frames about stream `id` are for the data plane: this end's unidirectional streams, except
+    /// those that the QUIC stack opens.
     pub fn owns(&self, id: u64) -> bool {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
     }
 
-    /// The largest UDP payload that the path is thought to take, bytes.
+    /// Returns the largest UDP payload that the path takes, bytes.
     pub fn mtu(&self) -> usize {
         self.recovery.mtu() as usize
     }
 
-    /// The QUIC stack found the path to take UDP payloads of `size` bytes.
+    /// Notes that the QUIC stack found the path to take UDP payloads of `size` bytes.
     pub fn on_mtu(&mut self, size: usize) {
         self.recovery.set_mtu(size as u64);
         self.pacer.set_mtu(self.recovery.mtu());
     }
 
-    /// The connection moved to another path, not only to another port of a NAT (RFC 9000, section 9.4).
+    /// Notes that the connection moved to another path, not only to another port of a NAT (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.recovery.on_path_change(now);
         self.pacer = Pacer::new(self.recovery.mtu(), now);
     }
 
-    /// The newest round-trip sample.
+    /// Returns the newest round-trip sample.
     pub fn latest_rtt(&self) -> Duration {
         self.recovery.rtt.latest()
     }
 
+    /// Returns the smoothed round-trip time.
     pub fn smoothed_rtt(&self) -> Duration {
         self.recovery.rtt.smoothed()
     }
 
-    /// Whether the packet that is polled next is sent as ECT(0).
+    /// Returns whether the packet that is polled next is sent as ECT(0).
     pub fn marks(&self) -> bool {
         self.recovery.ecn().marks()
     }
 
-    /// Whether the offload may mark what it sends: it does not take part in finding out.
+    /// Returns whether the offload may mark its packets. It does not take part in testing the path.
     pub fn may_offload_mark(&self) -> bool {
-        self.recovery.ecn().state() == ecn::State::Capable
+        self.recovery.ecn().state() == ecn::EcnState::Capable
     }
 
-    /// Whether what the offload sends from now on is marked.
+    /// Notes whether the offload marks its packets from now on.
     pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
         self.recovery.set_offload_marks(now, marks);
     }
 
-    /// What the network carries. Looks at all that waits.
+    /// Estimates what the network carries. It walks all waiting data.
     pub fn estimate(&self, now: Instant) -> Estimate {
         let rtt = &self.recovery.rtt;
         Estimate {
@@ -137,48 +153,48 @@ impl Downstream {
         }
     }
 
-    /// The congestion window, bytes.
+    /// Returns the congestion window, bytes.
     pub fn window(&self) -> u64 {
         self.recovery.window()
     }
 
-    /// The part of it that the offload may have in flight, bytes.
+    /// Returns the part of the window that the offload may have in flight, bytes.
     pub fn unpaced_window(&self) -> u64 {
         self.recovery.unpaced_window()
     }
 
-    /// The part of the congestion window that is left to the QUIC stack, bytes.
+    /// Returns the part of the window that is left to the QUIC stack, bytes.
     pub fn stack_window(&self) -> u64 {
         self.recovery.stack_window()
     }
 
-    /// The stream with this ID; `None` if it is gone.
-    fn find(&self, id: u64) -> Result<Option<StreamKey>, Violation> {
+    /// Finds the stream with this ID; `None` if it is gone.
+    fn find(&self, id: u64) -> Result<Option<StreamKey>, ProtocolViolation> {
         if !self.owns(id) || id >> 2 >= self.next_stream {
-            return Err(Violation::NeverOpened(id));
+            return Err(ProtocolViolation::NeverOpened(id));
         }
         Ok(self.by_id.get(&id).copied())
     }
 }
 
 impl Downstream {
-    /// When [`Self::on_timeout`] is due. Any other call may change it.
+    /// Returns when [`Self::on_timeout`] is due. Any other call may change that.
     pub fn timeout(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         [self.recovery.timeout(), self.paced_until, self.review_at, deadline].into_iter().flatten().min()
     }
 
-    /// Whether the peer acknowledges nothing, although plenty was sent: the connection should be closed.
+    /// Returns whether the peer acknowledges nothing although much was sent. The connection should be closed then.
     pub fn is_unanswered(&self) -> bool {
         self.recovery.is_unanswered()
     }
 
-    /// Whether [`Self::on_timeout`] is due because an acknowledgement is missing.
+    /// Returns whether [`Self::on_timeout`] is due because an acknowledgement is missing.
     pub fn misses_ack(&self, now: Instant) -> bool {
         self.recovery.timeout().is_some_and(|at| at <= now)
     }
 
-    /// Expires what is due. Afterwards there may be more to send.
+    /// Handles expired timers. Afterwards there may be more to send.
     pub fn on_timeout(&mut self, now: Instant) {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
@@ -203,8 +219,8 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// Applies what recovery found out. The lists are kept for their allocations.
-    fn settle(&mut self, mut outcome: Outcome<Content>) {
+    /// Applies the outcome of recovery. The lists are reused for their allocations.
+    fn settle(&mut self, mut outcome: RecoveryOutcome<PacketContent>) {
         for content in outcome.acked.drain(..) {
             self.acknowledge(&content);
         }
@@ -214,44 +230,44 @@ impl Downstream {
         self.outcome = outcome;
     }
 
-    fn acknowledge(&mut self, content: &Content) {
+    fn acknowledge(&mut self, content: &PacketContent) {
         for sent in &content.0 {
             match *sent {
-                Sent::Bytes { key, offset, len, fin, .. } => {
+                SentFrame::Bytes { key, offset, len, fin, .. } => {
                     let Some(stream) = self.streams.get_mut(key) else { continue };
                     if stream.on_acked(offset..offset + u64::from(len), fin) {
                         self.stats.streams_finished += 1;
                         self.close(key, EventKind::Finished);
                     } else if stream.is_over() {
                         self.finish(key);
-                    } else if stream.queue != Queue::None {
+                    } else if stream.queue != SchedulerQueue::None {
                         self.place(key);
                     }
                 }
-                Sent::Reset { key } => {
-                    if let Some(code) = self.streams.get(key).and_then(Stream::reset_code) {
+                SentFrame::Reset { key } => {
+                    if let Some(code) = self.streams.get(key).and_then(PlaneStream::reset_code) {
                         self.close(key, EventKind::Reset(code));
                     }
                 }
-                Sent::Datagram { .. } | Sent::Ping => {}
+                SentFrame::Datagram { .. } | SentFrame::Ping => {}
             }
         }
     }
 
-    pub(super) fn lose(&mut self, content: &Content) {
+    pub(super) fn lose(&mut self, content: &PacketContent) {
         for sent in &content.0 {
             let key = match *sent {
-                Sent::Bytes { key, offset, len, fin, .. } => {
+                SentFrame::Bytes { key, offset, len, fin, .. } => {
                     let Some(stream) = self.streams.get_mut(key) else { continue };
                     stream.on_lost(offset..offset + u64::from(len), fin);
                     key
                 }
-                Sent::Reset { key } => {
+                SentFrame::Reset { key } => {
                     let Some(stream) = self.streams.get_mut(key) else { continue };
                     stream.on_reset_lost();
                     key
                 }
-                Sent::Datagram { .. } | Sent::Ping => continue,
+                SentFrame::Datagram { .. } | SentFrame::Ping => continue,
             };
             self.place(key);
         }

@@ -1,16 +1,16 @@
-//! The life of a stream: the queue that it waits in, its deadline, its reset and its end.
+//! Queues, deadlines, resets and ends of streams.
 
 use std::time::Instant;
 
-use super::{Cause, Downstream, Event, EventKind, Priority, StreamKey};
+use super::{Cause, Downstream, DownstreamEvent, EventKind, Priority, StreamKey};
 use crate::plane::{
     queues::StreamQueues,
-    stream::{Need, Queue, Stream},
+    stream::{PlaneStream, SchedulerQueue, StreamNeed},
 };
 
 impl Downstream {
     pub(super) fn begin_reset(&mut self, key: StreamKey, code: u64, cause: Cause) {
-        if self.streams.get(key).is_none_or(Stream::is_reset) {
+        if self.streams.get(key).is_none_or(PlaneStream::is_reset) {
             return;
         }
         self.unplace(key);
@@ -53,7 +53,7 @@ impl Downstream {
         if let Some(owner) = self.owners.get_mut(&stream.owner) {
             owner.owned.live -= 1;
         }
-        self.events.push_back(Event { key, owner: stream.owner, kind });
+        self.events.push_back(DownstreamEvent { key, owner: stream.owner, kind });
     }
 
     /// Starts the subgroup's delivery timeout, unless it runs already.
@@ -67,7 +67,7 @@ impl Downstream {
         }
     }
 
-    /// The stream is over by then, or before if that was said already.
+    /// Sets a deadline for the end of the stream, unless it has an earlier one.
     pub(super) fn set_deadline(&mut self, key: StreamKey, at: Instant) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let before = stream.deadline;
@@ -85,16 +85,18 @@ impl Downstream {
         }
     }
 
-    /// Moves the stream to the queue that it belongs to, by what it has to send and by the peer's limits.
+    /// Moves the stream to the right queue, by what it has to send and by the peer's limits.
     pub(super) fn place(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
-            Need::Nothing => Queue::None,
-            _ if stream.id.is_none() && stream.delegated => Queue::None,
-            _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => Queue::Unopened,
-            Need::Credit => Queue::Starved,
-            Need::Fresh if self.data_sent >= self.peer.max_data => Queue::Blocked,
-            Need::Fresh | Need::Repair => Queue::Ready,
+            StreamNeed::Nothing => SchedulerQueue::None,
+            _ if stream.id.is_none() && stream.delegated => SchedulerQueue::None,
+            _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => {
+                SchedulerQueue::Unopened
+            }
+            StreamNeed::Credit => SchedulerQueue::Starved,
+            StreamNeed::Fresh if self.data_sent >= self.peer.max_data => SchedulerQueue::Blocked,
+            StreamNeed::Fresh | StreamNeed::Repair => SchedulerQueue::Ready,
         };
         if queue == stream.queue {
             return;
@@ -102,8 +104,9 @@ impl Downstream {
         self.unplace(key);
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.queue = queue;
-        let (place, is_reset) = (stream.place(key), stream.is_reset());
-        self.resets_owed += usize::from(is_reset && queue != Queue::None);
+        let place = stream.place(key);
+        let is_reset = stream.is_reset();
+        self.resets_owed += usize::from(is_reset && queue != SchedulerQueue::None);
         if let Some(queues) = self.queue(queue) {
             queues.insert(place);
         }
@@ -111,21 +114,22 @@ impl Downstream {
 
     pub(super) fn unplace(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let (place, is_reset) = (stream.place(key), stream.is_reset());
+        let place = stream.place(key);
+        let is_reset = stream.is_reset();
         let old = std::mem::take(&mut stream.queue);
-        self.resets_owed -= usize::from(is_reset && old != Queue::None);
+        self.resets_owed -= usize::from(is_reset && old != SchedulerQueue::None);
         if let Some(queues) = self.queue(old) {
             queues.remove(place);
         }
     }
 
-    fn queue(&mut self, queue: Queue) -> Option<&mut StreamQueues> {
+    fn queue(&mut self, queue: SchedulerQueue) -> Option<&mut StreamQueues> {
         match queue {
-            Queue::None => None,
-            Queue::Ready => Some(&mut self.ready),
-            Queue::Unopened => Some(&mut self.unopened),
-            Queue::Blocked => Some(&mut self.blocked),
-            Queue::Starved => Some(&mut self.starved),
+            SchedulerQueue::None => None,
+            SchedulerQueue::Ready => Some(&mut self.ready),
+            SchedulerQueue::Unopened => Some(&mut self.unopened),
+            SchedulerQueue::Blocked => Some(&mut self.blocked),
+            SchedulerQueue::Starved => Some(&mut self.starved),
         }
     }
 }

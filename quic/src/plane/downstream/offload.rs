@@ -1,45 +1,53 @@
-//! An offload is another sender on the connection. It sends stream bytes and datagrams by itself, within a [`Budget`]
+//! An offload is another sender on the connection. It sends stream bytes and datagrams by itself, within an [`OffloadBudget`]
 //! of window and credit, and reports each packet afterwards.
 //!
 //! A stream is *delegated* to it once everything that its source has was sent. The offload may send bytes that the
-//! source does not have yet: what it reports is noted as if it had been sent from here, and what it skipped becomes
-//! a hole. RESET_STREAM names the final size, so a delegated stream is reset only after the plane has *recalled* it
-//! and the offload has *returned* it.
+//! source does not have yet. Reported bytes count as if they had been sent from here, and skipped bytes become a
+//! hole. RESET_STREAM names the final size, so a delegated stream is reset only after the plane has *recalled* it and
+//! the offload has *returned* it.
 
 use std::time::Instant;
 
-use super::{Content, Downstream, EventKind, Label, Level, Sent, StreamKey};
+use super::{Downstream, EventKind, Label, PacketContent, PriorityLevel, SentFrame, StreamKey};
 
 /// A packet with one STREAM frame that the offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadedPacket {
+    /// The time of sending.
     pub sent: Instant,
+    /// The packet number.
     pub number: u64,
     /// UDP payload, bytes.
     pub size: usize,
+    /// The stream.
     pub key: StreamKey,
+    /// Offset of the first byte on the stream.
     pub offset: u64,
+    /// Stream bytes.
     pub len: u16,
+    /// The frame ends the stream.
     pub fin: bool,
 }
 
-/// What the offload may send, or has sent without having reported it yet.
+/// An amount that the offload may send, or may have sent without reporting it yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Budget {
-    /// UDP payload, of the congestion window.
+pub struct OffloadBudget {
+    /// Bytes of UDP payload, from the congestion window.
     pub bytes: u64,
-    /// Stream bytes, of the connection's credit.
+    /// Bytes of streams, from the connection's credit.
     pub data: u64,
 }
 
 /// A stream that the offload may send on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamGrant {
+    /// The stream's ID.
     pub id: u64,
-    /// The peer's limit of the stream; [`Downstream::on_max_stream_data`] raises it.
+    /// The peer's limit for the stream; [`Downstream::on_max_stream_data`] raises it.
     pub max_offset: u64,
-    /// [`Priority::level`](super::Priority::level).
-    pub level: Level,
+    /// Level of the stream's priority: [`Priority::level`](super::Priority::level).
+    pub level: PriorityLevel,
+    /// Track and group, for traces.
     pub label: Label,
 }
 
@@ -47,7 +55,7 @@ pub struct StreamGrant {
 const RESERVED_PACKETS: u64 = 2;
 
 impl Downstream {
-    /// Delegates a stream to the offload. `None` if it has no ID yet, still has something to send, or is delegated
+    /// Delegates a stream to the offload. Returns `None` if it has no ID yet, still has data to send, or is delegated
     /// already.
     pub fn delegate(&mut self, key: StreamKey) -> Option<StreamGrant> {
         let stream = self.streams.get_mut(key).filter(|stream| !stream.delegated && stream.is_caught_up())?;
@@ -61,7 +69,7 @@ impl Downstream {
         })
     }
 
-    /// The offload has returned the stream: it sends no more on it and has reported all that it sent.
+    /// Notes that the offload has returned the stream: it sends no more on it, and has reported all its packets.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.delegated = false;
@@ -71,13 +79,13 @@ impl Downstream {
         }
     }
 
-    /// A delegated stream that the offload has to return: it is over, is to be reset, or has another priority now.
+    /// Returns a delegated stream that the offload has to return: it is over, is to be reset, or has a new priority.
     pub fn poll_recall(&mut self) -> Option<StreamKey> {
         self.recalls.pop()
     }
 
-    /// The offload reports a packet. The order of reports does not matter, nor whether later packet numbers were
-    /// reported before.
+    /// Notes a packet that the offload reports. Reports may come in any order, also after those of later packet
+    /// numbers.
     pub fn on_offloaded_sent(&mut self, packet: &OffloadedPacket) {
         let OffloadedPacket { sent, number, size, key, offset, len, fin } = *packet;
         self.stats.offloaded_packets += 1;
@@ -89,61 +97,61 @@ impl Downstream {
             self.stats.retransmitted_bytes += u64::from(len).saturating_sub(fresh);
             self.place(key);
         }
-        let mut content = Content::default();
-        content.0.push(Sent::Bytes { key, offset, len, fin, again: false });
+        let mut content = PacketContent::default();
+        content.0.push(SentFrame::Bytes { key, offset, len, fin, again: false });
         self.recovery.on_offloaded_sent(sent, number, size, content);
     }
 
-    /// The offload reports a packet with one DATAGRAM frame.
+    /// Notes a packet with one DATAGRAM frame that the offload reports.
     pub fn on_offloaded_datagram(&mut self, sent: Instant, number: u64, size: usize, label: Label) {
         self.stats.offloaded_packets += 1;
         self.stats.offloaded_bytes += size as u64;
         self.stats.datagrams_sent += 1;
-        let mut content = Content::default();
-        content.0.push(Sent::Datagram { label });
+        let mut content = PacketContent::default();
+        content.0.push(SentFrame::Datagram { label });
         self.recovery.on_offloaded_sent(sent, number, size, content);
     }
 
-    /// What the offload may be granted now, for streams that go before the level of [`Self::waiting`].
+    /// Returns the budget that the offload may get now, for streams more urgent than the level of [`Self::waiting`].
     ///
-    /// It does not pace: what would be too much at once is left to this side. Nothing is set aside for it here. Before the next
-    /// call of [`Self::poll_frames`] or [`Self::take_max_data`], reclaim the budget and say how much of it may have been used:
-    /// [`Self::set_outstanding`].
-    pub fn budget(&self) -> Budget {
+    /// The offload does not pace, so bursts that would be too large are left to this side. The budget is not reserved
+    /// here. Before the next call of [`Self::poll_frames`] or [`Self::take_max_data`], reclaim it and tell how much
+    /// of it may have been used: [`Self::set_outstanding`].
+    pub fn budget(&self) -> OffloadBudget {
         let reserved = RESERVED_PACKETS * self.recovery.mtu();
-        Budget {
+        OffloadBudget {
             bytes: self.recovery.unpaced_room().saturating_sub(reserved),
             data: self.peer.max_data.saturating_sub(self.data_sent),
         }
     }
 
-    /// The level of what waits here to be sent; `None` if nothing does. The offload must not send on streams of
-    /// this level or a later one, so that priorities hold across both senders.
-    pub fn waiting(&self) -> Option<Level> {
+    /// Returns the level of the data that waits here to be sent; `None` if none waits. The offload must not send on
+    /// streams of this level or a less urgent one, so that priorities hold across both senders.
+    pub fn waiting(&self) -> Option<PriorityLevel> {
         if self.recovery.probes() > 0 {
-            return Some(Level::default());
+            return Some(PriorityLevel::default());
         }
         let stream = self.ready.first().map(|(level, _)| level);
         stream.into_iter().chain(self.datagrams.level()).min()
     }
 
-    /// Whether acknowledgements may be read some time after they came: nothing waits to be sent or repaired, and
-    /// the QUIC stack has nothing in flight.
+    /// Returns whether acknowledgements may be read later: no data waits to be sent or repaired, and the QUIC stack
+    /// has nothing in flight.
     pub fn is_steady(&self) -> bool {
         !self.has_work() && self.recovery.is_steady()
     }
 
-    /// The offload has no budget now, but may have sent up to `outstanding` that it has not reported yet.
-    pub fn set_outstanding(&mut self, outstanding: Budget) {
+    /// Notes that the offload has no budget now, but may have sent up to `outstanding` that it has not reported yet.
+    pub fn set_outstanding(&mut self, outstanding: OffloadBudget) {
         self.outstanding = outstanding;
     }
 
-    /// Credit of the connection that is left.
+    /// Returns the unused credit of the connection.
     pub(super) fn data_credit(&self) -> u64 {
         self.peer.max_data.saturating_sub(self.data_sent + self.outstanding.data)
     }
 
-    /// Asks for the stream back, if it is delegated.
+    /// Recalls the stream, if it is delegated.
     pub(super) fn recall(&mut self, key: StreamKey) {
         if self.streams.get(key).is_some_and(|stream| stream.delegated) {
             self.recalls.push(key);

@@ -1,46 +1,59 @@
-//! What a packet carries, for those who trace packets.
+//! The frames of a packet, for packet traces.
 
-use super::{Content, Downstream, Label, Sent};
+use super::{Downstream, Label, PacketContent, SentFrame};
 
 /// A frame of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PacketFrame {
+    /// Track and group.
     pub label: Label,
-    /// `None` for a frame that belongs to no stream.
+    /// ID of the frame's stream; `None` for a frame that belongs to no stream.
     pub stream_id: Option<u64>,
-    pub carried: Carried,
+    /// The contents.
+    pub carried: FrameContent,
 }
 
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum FrameContent {
+    /// Stream bytes.
     Bytes {
+        /// Offset of the first byte.
         offset: u64,
+        /// Bytes.
         len: u16,
+        /// The stream ends behind them.
         fin: bool,
-        /// They fill a hole: they were sent before and lost, or the offload left them out.
+        /// The bytes fill a hole: they were sent before and lost, or the offload left them out.
         again: bool,
     },
+    /// RESET_STREAM.
     Reset,
+    /// A datagram.
     Datagram,
     /// A probe without data.
     Ping,
 }
 
 impl Downstream {
-    /// The frames of a packet that [`Self::poll_frames`] has just filled.
-    pub fn pieces<'a>(&'a self, content: &'a Content) -> impl Iterator<Item = Piece> + 'a {
+    /// Returns the frames of a packet that [`Self::poll_frames`] has just filled.
+    pub fn pieces<'a>(&'a self, content: &'a PacketContent) -> impl Iterator<Item = PacketFrame> + 'a {
         let of = |key, carried| {
             let stream = self.streams.get(key);
             let label = stream.map(|stream| stream.label).unwrap_or_default();
-            Piece { label, stream_id: stream.and_then(|stream| stream.id), carried }
+            PacketFrame { label, stream_id: stream.and_then(|stream| stream.id), carried }
         };
         content.0.iter().map(move |sent| match *sent {
-            Sent::Bytes { key, offset, len, fin, again } => {
-                of(key, Carried::Bytes { offset, len, fin, again })
+            SentFrame::Bytes { key, offset, len, fin, again } => {
+                of(key, FrameContent::Bytes { offset, len, fin, again })
             }
-            Sent::Reset { key } => of(key, Carried::Reset),
-            Sent::Datagram { label } => Piece { label, stream_id: None, carried: Carried::Datagram },
-            Sent::Ping => Piece { label: Label::default(), stream_id: None, carried: Carried::Ping },
+            SentFrame::Reset { key } => of(key, FrameContent::Reset),
+            SentFrame::Datagram { label } => {
+                PacketFrame { label, stream_id: None, carried: FrameContent::Datagram }
+            }
+            SentFrame::Ping => {
+                PacketFrame { label: Label::default(), stream_id: None, carried: FrameContent::Ping }
+            }
         })
     }
 }

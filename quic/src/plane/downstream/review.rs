@@ -1,36 +1,36 @@
-//! What waits is looked at now and then: what is late goes, wherever it waits, and what the policy names.
+//! Reviews of the backlog: data that is late is dropped, and so are streams that the policy names.
 
 use std::time::{Duration, Instant};
 
 use super::{
-    Asked, Cause, Downstream, NewStream, Newest, Owner, StreamKey,
-    policy::{Drop, Queue, Reason, Standing, Waiting},
+    AskedRange, Cause, Downstream, NewStream, Newest, StreamKey, StreamOwner,
+    policy::{Drop, DropReason, StreamImportance, WaitingQueue, WaitingStream},
 };
-use crate::plane::stream::{Head, Stream};
+use crate::plane::stream::{PlaneStream, StreamHead};
 
-/// What is left to be done of a stream that is given up has so long.
+/// Time in which a stream that was given up has to be finished.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// From when something waits until it is looked at.
+/// Time that data may wait before the first review.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// Between two looks, at least and at most.
+/// Shortest and longest time between two reviews.
 const LEAST: Duration = Duration::from_millis(5);
 const MOST: Duration = Duration::from_millis(50);
 
-/// And at least this for each stream and datagram that waits, so that looking at them takes little of a processor.
+/// Time between reviews per waiting stream and datagram, so that reviews take little CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
-impl Owner {
-    /// Returns whether another group is the newest now.
+impl StreamOwner {
+    /// Notes a new stream. Returns whether another group is the newest now.
     pub(super) fn open(&mut self, stream: &NewStream) -> bool {
         self.owned.live += 1;
         self.note(stream)
     }
 
-    /// It is known what a stream carries; returns whether another group is the newest now.
+    /// Notes what a stream carries. Returns whether another group is the newest now.
     pub(super) fn note(&mut self, stream: &NewStream) -> bool {
-        if stream.asked == Asked::All {
+        if stream.asked == AskedRange::All {
             return false;
         }
         let group = stream.label.group;
@@ -47,7 +47,7 @@ impl Owner {
 }
 
 impl Downstream {
-    /// After all has been sent that may be: has what is left looked at in time.
+    /// Schedules a review of data that is left after everything was sent that may be.
     pub(super) fn watch_backlog(&mut self, now: Instant) {
         if self.is_backlogged() {
             self.review_at.get_or_insert(now + FIRST);
@@ -56,7 +56,8 @@ impl Downstream {
         }
     }
 
-    /// A group has begun: what waits of those before it is looked at again at once, if not only just now.
+    /// Reviews the streams of older groups at once after a newer group has begun, unless they were reviewed just
+    /// before.
     pub(super) fn review_superseded(&mut self, now: Instant) {
         if !std::mem::take(&mut self.superseded) || self.review_at.is_none() {
             return;
@@ -71,7 +72,7 @@ impl Downstream {
         self.waiting_streams() > 0 || !self.datagrams.is_empty()
     }
 
-    /// Streams that have bytes to send.
+    /// Returns the number of streams that have bytes to send.
     fn waiting_streams(&self) -> usize {
         let queues = [&self.ready, &self.unopened, &self.blocked, &self.starved];
         queues.iter().map(|queues| queues.len()).sum::<usize>() - self.resets_owed
@@ -82,7 +83,7 @@ impl Downstream {
         self.note_asked(now);
         let queue = self.backlog();
         let drops = self.policy.review(now, &queue, &self.config.queue);
-        let ordinary = queue.streams.iter().filter(|stream| stream.standing == Standing::Ordinary);
+        let ordinary = queue.streams.iter().filter(|stream| stream.standing == StreamImportance::Ordinary);
         let late = ordinary.filter_map(|stream| stream.since?.checked_add(stream.max_delay?));
         let next = late.filter(|at| *at > now).chain(expires).min();
         let waiting = queue.streams.len() + self.datagrams.len();
@@ -99,7 +100,7 @@ impl Downstream {
         }
     }
 
-    /// Has streams go if too many have bytes to send.
+    /// Drops streams if too many have bytes to send.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
             self.finish_given_up();
@@ -112,8 +113,8 @@ impl Downstream {
     fn drop_streams(&mut self, drops: &[Drop]) {
         for Drop { key, reason } in drops {
             let Some(stream) = self.streams.get_mut(*key) else { continue };
-            // What was not sent yet needs no end.
-            if stream.id.is_some() && *reason != Reason::Streams && stream.give_up(*reason) {
+            // A stream that was never sent needs no reset.
+            if stream.id.is_some() && *reason != DropReason::Streams && stream.give_up(*reason) {
                 self.recall(*key);
                 self.place(*key);
             } else {
@@ -122,7 +123,7 @@ impl Downstream {
         }
     }
 
-    /// What is left to be done of streams that are given up does not take forever.
+    /// Sets deadlines for streams that were given up, so that they end.
     fn set_deadlines(&mut self, now: Instant, drops: &[Drop]) {
         let Some(at) = now.checked_add(FINISH) else { return };
         for Drop { key, .. } in drops {
@@ -132,20 +133,20 @@ impl Downstream {
         }
     }
 
-    fn end_for(&mut self, key: StreamKey, reason: Reason) {
+    fn end_for(&mut self, key: StreamKey, reason: DropReason) {
         let codes = self.config.reset_codes;
         let (code, cause) = match reason {
-            Reason::Late => (codes.late, Cause::Late),
-            Reason::Hopeless => (codes.late, Cause::Hopeless),
-            Reason::Bytes => (codes.behind, Cause::QueueFull),
-            Reason::Streams => (codes.behind, Cause::Overflow),
+            DropReason::Late => (codes.late, Cause::Late),
+            DropReason::Hopeless => (codes.late, Cause::Hopeless),
+            DropReason::Bytes => (codes.behind, Cause::QueueFull),
+            DropReason::Streams => (codes.behind, Cause::Overflow),
         };
         self.begin_reset(key, code, cause);
     }
 
-    /// Resets the stream if it was given up; returns whether it was.
+    /// Resets the stream if it was given up. Returns whether it was.
     pub(super) fn finish(&mut self, key: StreamKey) -> bool {
-        let reason = self.streams.get(key).and_then(Stream::given_up);
+        let reason = self.streams.get(key).and_then(PlaneStream::given_up);
         if let Some(reason) = reason {
             self.end_for(key, reason);
         }
@@ -160,7 +161,7 @@ impl Downstream {
         });
     }
 
-    /// Drops what its delivery timeout has passed of. Returns when the next one's does.
+    /// Drops streams and datagrams whose delivery timeout has passed. Returns when the next one passes.
     fn expire(&mut self, now: Instant) -> Option<Instant> {
         let (overdue, mut next) = self.datagrams.expire(now);
         self.stats.datagrams_expired += overdue.expired;
@@ -182,18 +183,18 @@ impl Downstream {
         next
     }
 
-    /// How long the oldest of what is sent live has waited.
+    /// Returns how long the oldest live data has waited.
     pub fn queue_delay(&self, now: Instant) -> Duration {
         if !self.is_backlogged() {
             return Duration::ZERO;
         }
         let queue = self.backlog();
-        let live = queue.streams.iter().filter(|stream| stream.standing != Standing::Asked);
+        let live = queue.streams.iter().filter(|stream| stream.standing != StreamImportance::Asked);
         let oldest = live.filter_map(|stream| stream.since).min();
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Ages of those count from now whose owner still gets what it asked for from the past.
+    /// Restarts the age of streams whose owner is still sent bytes that it asked for from the past.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)
@@ -204,11 +205,11 @@ impl Downstream {
         }
     }
 
-    fn backlog(&self) -> Queue {
+    fn backlog(&self) -> WaitingQueue {
         let streams = self.streams.iter().filter(|(_, stream)| stream.given_up().is_none());
         let heads = streams.filter_map(|(key, stream)| Some((key, stream, stream.head()?)));
         let repair = 2 * self.recovery.rtt.smoothed();
-        let waiting = |(key, stream, head): (StreamKey, &Stream, Head)| {
+        let waiting = |(key, stream, head): (StreamKey, &PlaneStream, StreamHead)| {
             let owner = self.owners.get(&stream.owner);
             let caught_up = owner.and_then(|owner| owner.caught_up);
             let newest = owner.and_then(|owner| owner.newest);
@@ -217,7 +218,7 @@ impl Downstream {
             let is_newest =
                 newest.is_some_and(|newest| newest.group == stream.label.group && newest.first == first);
             let is_superseded = newest.is_some_and(|newest| newest.group > stream.label.group);
-            Waiting {
+            WaitingStream {
                 key,
                 owner: stream.owner,
                 level: stream.priority.level(),
@@ -226,16 +227,16 @@ impl Downstream {
                 bytes: stream.pending(),
                 since: head.received_at.map(waits_since),
                 superseded: is_superseded.then(|| stream.newest_at().map(waits_since)).flatten(),
-                // To learn of a loss and to repair it takes round trips, in which nothing could be done.
+                // Detecting and repairing a loss takes round trips, in which nothing can be done.
                 max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
                 standing: match (head.is_asked, is_newest) {
-                    (true, _) => Standing::Asked,
-                    (false, true) => Standing::Newest,
-                    (false, false) => Standing::Ordinary,
+                    (true, _) => StreamImportance::Asked,
+                    (false, true) => StreamImportance::Newest,
+                    (false, false) => StreamImportance::Ordinary,
                 },
             }
         };
-        Queue {
+        WaitingQueue {
             streams: heads.map(waiting).collect(),
             datagram_bytes: self.datagrams.bytes(),
             rate: self.bandwidth(),

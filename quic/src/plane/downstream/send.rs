@@ -1,27 +1,30 @@
-//! Filling packets: which frame comes next, and what follows from having written it.
+//! Fills packets: selects the next frame, and updates the state after it was written.
 
 use std::time::Instant;
 
-use super::{Cause, Content, Downstream, Event, EventKind, Level, NewDatagram, Sent, StreamKey};
+use super::{
+    Cause, Downstream, DownstreamEvent, EventKind, NewDatagram, PacketContent, PriorityLevel, SentFrame,
+    StreamKey,
+};
 use crate::{
     frame,
     plane::{
         recovery::BASE_MTU,
-        stream::{Chunk, Queue, Stream},
+        stream::{PlaneStream, SchedulerQueue, StreamChunk},
     },
     varint,
 };
 
-/// A STREAM frame gets at least this much room, bytes; a smaller rest of a packet stays empty.
+/// Least room for a STREAM frame, bytes. A smaller rest of a packet stays empty.
 const MIN_ROOM: usize = 32;
 
 impl Downstream {
-    /// Appends the frames of one packet to `out`, at most `room` bytes: what is left of [`Self::mtu`]. Only a packet that probes
-    /// whether the path takes larger ones is as much longer than that. `None` when there is nothing to send, or
-    /// nothing may be sent before an acknowledgement, more credit or [`Self::timeout`].
+    /// Appends the frames of one packet to `out`, at most `room` bytes, which is the rest of [`Self::mtu`]. Only a
+    /// packet that probes a larger MTU is longer. Returns `None` if there is nothing to send, or nothing may be sent
+    /// before an acknowledgement, more credit or [`Self::timeout`].
     ///
     /// Pass the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
-    pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<Content> {
+    pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<PacketContent> {
         self.review_superseded(now);
         let content = self.poll(now, room, out);
         if content.is_none() {
@@ -30,7 +33,8 @@ impl Downstream {
         content
     }
 
-    fn poll(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<Content> {
+    fn poll(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<PacketContent> {
+        // A probe for a timeout ignores window and pacing (RFC 9002, section 7.5).
         let probing = self.recovery.probes() > 0;
         self.paced_until = None;
         if !probing {
@@ -57,16 +61,19 @@ impl Downstream {
             mtu_probe.unwrap_or(self.recovery.mtu())
         };
         let room = (room + size as usize).saturating_sub(self.mtu());
-        let (start, mut content) = (out.len(), Content::default());
+        let start = out.len();
+        let mut content = PacketContent::default();
         self.fill(now, room, out, &mut content);
+        // A probe has to ask for an acknowledgement, even if nothing is owed (RFC 9002, section 6.2.4).
         if content.0.is_empty() && probing && room > 0 {
             frame::write_ping(out);
-            content.0.push(Sent::Ping);
+            content.0.push(SentFrame::Ping);
         }
         if content.0.is_empty() {
             self.on_app_limited();
             return None;
         }
+        // A probe of the MTU is as long as the size that it tests (RFC 9000, section 14.4).
         if mtu_probe.is_some() {
             frame::write_padding(room.saturating_sub(out.len() - start), out);
         }
@@ -78,28 +85,28 @@ impl Downstream {
         self.recovery.on_app_limited();
     }
 
-    /// The packet was sent, or is about to be. `size` is its UDP payload, bytes.
-    pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: Content) {
+    /// Notes that the packet was sent, or is about to be. `size` is its UDP payload, bytes.
+    pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: PacketContent) {
         self.pacer.on_sent(size as u64);
         self.recovery.on_sent(now, number, size, content);
     }
 
-    /// The packet will not be sent: its content is owed again.
-    pub fn on_not_sent(&mut self, content: Content) {
+    /// Notes that the packet will not be sent: its content is owed again.
+    pub fn on_not_sent(&mut self, content: PacketContent) {
         self.lose(&content);
     }
 
-    /// The QUIC stack sent a packet. `size` is its UDP payload, bytes.
+    /// Notes that the QUIC stack sent a packet. `size` is its UDP payload, bytes.
     pub fn on_stack_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
         self.recovery.on_stack_sent(now, number, size, ack_eliciting);
     }
 
-    /// Whether [`Self::poll_frames`] would have something to send if window and pacing allow it.
+    /// Returns whether [`Self::poll_frames`] would have something to send if window and pacing allow it.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.datagrams.is_empty() || self.recovery.probes() > 0
     }
 
-    fn fill(&mut self, now: Instant, room: usize, out: &mut Vec<u8>, content: &mut Content) {
+    fn fill(&mut self, now: Instant, room: usize, out: &mut Vec<u8>, content: &mut PacketContent) {
         let end = out.len() + room;
         loop {
             let left = end - out.len();
@@ -118,20 +125,21 @@ impl Downstream {
         }
     }
 
-    fn stream_goes_first(&self, level: Level, datagram: Option<Level>) -> bool {
+    fn stream_goes_first(&self, level: PriorityLevel, datagram: Option<PriorityLevel>) -> bool {
         datagram.is_none_or(|datagram| level < datagram || (level == datagram && !self.datagrams_turn))
     }
 
-    /// Writes the first datagram; returns whether the packet may take more.
+    /// Writes the first datagram. Returns whether the packet has room for more.
     fn write_datagram(
         &mut self,
         now: Instant,
         room: usize,
         out: &mut Vec<u8>,
-        content: &mut Content,
+        content: &mut PacketContent,
     ) -> bool {
         let Some(first) = self.datagrams.first() else { return false };
-        let (expired, late) = (first.is_expired(now), first.is_late(now));
+        let expired = first.is_expired(now);
+        let late = first.is_late(now);
         let fits = datagram_size(&first.payload) <= room;
         if !expired && !late && !fits && !content.0.is_empty() {
             return false;
@@ -146,39 +154,41 @@ impl Downstream {
             self.stats.datagrams_too_large += 1;
         } else {
             frame::write_datagram(&payload, out);
-            content.0.push(Sent::Datagram { label });
+            content.0.push(SentFrame::Datagram { label });
             self.stats.datagrams_sent += 1;
         }
         true
     }
 
-    /// Writes one frame of the first ready stream; returns whether the packet may take more.
+    /// Writes one frame of the first ready stream. Returns whether the packet has room for more.
     fn write_stream(
         &mut self,
         now: Instant,
         key: StreamKey,
         room: usize,
         out: &mut Vec<u8>,
-        content: &mut Content,
+        content: &mut PacketContent,
     ) -> bool {
         if room < MIN_ROOM {
             return false;
         }
         // The peer's limits may have moved the stream to another queue.
         self.place(key);
-        let Some(stream) = self.streams.get(key).filter(|stream| stream.queue == Queue::Ready) else {
+        let Some(stream) = self.streams.get(key).filter(|stream| stream.queue == SchedulerQueue::Ready)
+        else {
             return true;
         };
+        // Streams get IDs in the order in which they are sent: a larger ID would open all smaller ones (RFC 9000, section 3.2).
         let id = stream.id.unwrap_or_else(|| self.stream_id(self.next_stream));
         let credit = self.data_credit();
         let Some(chunk) = stream.next(room as u64, credit) else { return false };
         let written = match chunk {
-            Chunk::Reset { code, size } => {
+            StreamChunk::Reset { code, size } => {
                 let code = self.binding.to_wire(code);
                 write_reset(id, code, size, room, out).map(|()| chunk)
             }
-            Chunk::Bytes { offset, len, .. } => {
-                // A frame with FIN alone carries no object that could be late.
+            StreamChunk::Bytes { offset, len, .. } => {
+                // A frame with FIN alone has no object that could be late.
                 if len > 0 && stream.is_late(offset, now) {
                     self.begin_reset(key, self.config.reset_codes.late, Cause::ObjectTimeout);
                     return true;
@@ -197,9 +207,10 @@ impl Downstream {
         true
     }
 
-    fn record(&mut self, key: StreamKey, id: u64, chunk: &Chunk, content: &mut Content) {
+    fn record(&mut self, key: StreamKey, id: u64, chunk: &StreamChunk, content: &mut PacketContent) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.on_sent(chunk);
+        // Owners of the same level take turns, a frame each.
         self.ready.rotate(stream.place(key));
         self.datagrams_turn = true;
         if stream.id.is_none() {
@@ -211,18 +222,18 @@ impl Downstream {
                 owner.owned.opened += 1;
             }
             self.stats.streams_opened += 1;
-            self.events.push_back(Event { key, owner, kind: EventKind::Opened });
+            self.events.push_back(DownstreamEvent { key, owner, kind: EventKind::Opened });
         }
         content.0.push(match *chunk {
-            Chunk::Reset { .. } => Sent::Reset { key },
-            Chunk::Bytes { offset, len, fin, fresh } => {
+            StreamChunk::Reset { .. } => SentFrame::Reset { key },
+            StreamChunk::Bytes { offset, len, fin, fresh } => {
                 if fresh {
                     self.data_sent += len;
                     self.stats.stream_bytes += len;
                 } else {
                     self.stats.retransmitted_bytes += len;
                 }
-                Sent::Bytes { key, offset, len: len as u16, fin, again: !fresh }
+                SentFrame::Bytes { key, offset, len: len as u16, fin, again: !fresh }
             }
         });
         self.place(key);
@@ -244,13 +255,19 @@ fn write_reset(id: u64, code: u64, size: u64, room: usize, out: &mut Vec<u8>) ->
 
 /// Appends a STREAM frame with as much of `chunk` as fits into `room`, and returns that part. `None` if the source no
 /// longer has the bytes.
-fn write_bytes(stream: &Stream, id: u64, chunk: Chunk, room: usize, out: &mut Vec<u8>) -> Option<Chunk> {
-    let Chunk::Bytes { offset, len, fin, fresh } = chunk else { return None };
+fn write_bytes(
+    stream: &PlaneStream,
+    id: u64,
+    chunk: StreamChunk,
+    room: usize,
+    out: &mut Vec<u8>,
+) -> Option<StreamChunk> {
+    let StreamChunk::Bytes { offset, len, fin, fresh } = chunk else { return None };
     let space = room.saturating_sub(frame::stream_overhead(id, offset, room)) as u64;
-    let mut chunk = Chunk::Bytes { offset, len: len.min(space), fin: fin && len <= space, fresh };
+    let mut chunk = StreamChunk::Bytes { offset, len: len.min(space), fin: fin && len <= space, fresh };
     let start = out.len();
     loop {
-        let Chunk::Bytes { len, fin, .. } = chunk else { return None };
+        let StreamChunk::Bytes { len, fin, .. } = chunk else { return None };
         frame::write_stream_header(id, offset, len as usize, fin, out);
         let data = out.len();
         out.resize(data + len as usize, 0);
@@ -265,6 +282,6 @@ fn write_bytes(stream: &Stream, id: u64, chunk: Chunk, room: usize, out: &mut Ve
         if read == 0 {
             return None;
         }
-        chunk = Chunk::Bytes { offset, len: read, fin: false, fresh };
+        chunk = StreamChunk::Bytes { offset, len: read, fin: false, fresh };
     }
 }

@@ -10,40 +10,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::receiver::Credit;
+pub use self::receiver::ReceiverCredit;
 use self::{
-    offload::Offload,
-    receiver::{Feedback, Received, Receiver},
+    offload::SimulatedOffload,
+    receiver::{Feedback, ReceivedBytes, ReferenceReceiver},
 };
 use super::*;
 use crate::plane::source::mem::Mem;
 
 pub const MTU: usize = 1200;
-/// Any two codes: what they mean is the application's business.
+/// Arbitrary error codes: the application defines their meaning.
 pub const CODES: ResetCodes = ResetCodes { late: 0x22, behind: 0x55, gone: 0x66 };
-/// Short header with an 8-byte connection ID, 4-byte number, tag.
+/// Length of a short header with an 8-byte connection ID and a 4-byte number, and of the tag.
 const OVERHEAD: usize = 1 + 8 + 4 + 16;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Link {
+pub struct SimLink {
     pub loss: f64,
     pub duplicate: f64,
     pub delay: Duration,
-    /// Up to this much more delay, per packet: reorders.
+    /// Most additional delay per packet, which reorders packets.
     pub jitter: Duration,
-    /// Bytes per second towards the receiver; beyond it packets queue.
+    /// Rate towards the receiver in bytes per second. Packets above it queue.
     pub rate: Option<u64>,
-    /// Bytes of that queue.
+    /// Size of that queue in bytes.
     pub queue: u64,
-    /// Bytes of it beyond which ECT packets are marked CE.
+    /// Length of the queue in bytes above which ECT packets are marked CE.
     pub mark_above: Option<u64>,
-    /// It clears marks.
+    /// The link clears ECN marks.
     pub bleaches: bool,
-    /// Larger packets disappear.
+    /// Size above which packets disappear.
     pub largest: usize,
 }
 
-impl Default for Link {
+impl Default for SimLink {
     fn default() -> Self {
         Self {
             loss: 0.0,
@@ -59,7 +59,7 @@ impl Default for Link {
     }
 }
 
-/// Of ECN.
+/// A codepoint of ECN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codepoint {
     NotEct,
@@ -67,8 +67,8 @@ pub enum Codepoint {
     Ce,
 }
 
-enum Arrival {
-    /// `marks`: as which it was sent, or what the path has made of it.
+enum SimArrival {
+    /// A packet. `marks`: its codepoint when sent, or as the path changed it.
     Packet {
         number: u64,
         frames: Option<Vec<u8>>,
@@ -81,29 +81,29 @@ enum Arrival {
 pub struct Sim {
     pub now: Instant,
     pub down: Downstream,
-    pub link: Link,
-    pub peer: Receiver,
-    pub events: Vec<Event>,
-    /// Frames of each packet sent, in order.
+    pub link: SimLink,
+    pub peer: ReferenceReceiver,
+    pub events: Vec<DownstreamEvent>,
+    /// Frames of each packet that was sent, in order.
     pub sent: Vec<Vec<u8>>,
     pub next_number: u64,
-    /// One packet in so many is the QUIC stack's.
+    /// Interval of the QUIC stack's packets: one packet in this many.
     pub stack_every: u64,
     found_mtu: usize,
     rng: u64,
     arrivals: BinaryHeap<Reverse<(Instant, u64)>>,
-    content: HashMap<u64, Arrival>,
+    content: HashMap<u64, SimArrival>,
     serial: u64,
-    /// When the rate-limited link is done with what it has.
+    /// Time when the rate-limited link has sent all its packets.
     busy_until: Instant,
     /// Bytes that it has carried, and packets that found its queue full.
     pub carried: u64,
     pub overflowed: u64,
     max_ack_delay: Duration,
-    pub offload: Offload,
+    pub offload: SimulatedOffload,
 }
 
-/// A stream of the source without bounds.
+/// Returns a stream of the source without bounds.
 pub fn stream_of(source: &Arc<Mem>) -> NewStream {
     NewStream {
         source: source.clone(),
@@ -112,13 +112,13 @@ pub fn stream_of(source: &Arc<Mem>) -> NewStream {
         object_timeout: None,
         subgroup_timeout: None,
         max_delay: None,
-        asked: Asked::Nothing,
+        asked: AskedRange::Nothing,
         label: Label::default(),
     }
 }
 
 impl Sim {
-    pub fn new(seed: u64, link: Link, credit: Credit, config: Config) -> Self {
+    pub fn new(seed: u64, link: SimLink, credit: ReceiverCredit, config: Config) -> Self {
         let start = Instant::now();
         let max_ack_delay = Duration::from_millis(25);
         let limits = PeerLimits {
@@ -134,7 +134,7 @@ impl Sim {
             now: start,
             down: Downstream::new(config, limits, start),
             link,
-            peer: Receiver::new(credit),
+            peer: ReferenceReceiver::new(credit),
             events: Vec::new(),
             sent: Vec::new(),
             next_number: 0,
@@ -148,7 +148,7 @@ impl Sim {
             carried: 0,
             overflowed: 0,
             max_ack_delay,
-            offload: Offload::default(),
+            offload: SimulatedOffload::default(),
         }
     }
 
@@ -162,11 +162,11 @@ impl Sim {
         self.down.open(stream)
     }
 
-    /// Opens a stream over `len` bytes that are all there.
+    /// Opens a stream over `len` bytes that are all available.
     pub fn open_whole(&mut self, tag: u64, len: u64, subscriber: u8) -> StreamKey {
         let source = Mem::new(tag);
         source.push(len, self.now);
-        source.finish(End::Fin { at: self.now });
+        source.finish(SourceEnd::Fin { at: self.now });
         self.open(&source, subscriber)
     }
 
@@ -183,7 +183,7 @@ impl Sim {
         (z ^ z >> 31) % below.max(1)
     }
 
-    /// Sends whatever may be sent now.
+    /// Sends every packet that may be sent now.
     pub fn transmit(&mut self) {
         self.reclaim_budget();
         loop {
@@ -201,7 +201,7 @@ impl Sim {
             let number = self.number();
             self.down.on_sent(self.now, number, size, content);
             self.sent.push(frames.clone());
-            self.carry(size, Arrival::Packet { number, frames: Some(frames), marks });
+            self.carry(size, SimArrival::Packet { number, frames: Some(frames), marks });
             if self.random(self.stack_every) == 0 {
                 self.send_as_stack();
             }
@@ -220,7 +220,7 @@ impl Sim {
         }
         let number = self.number();
         self.down.on_stack_sent(self.now, number, 60, true);
-        self.carry(60, Arrival::Packet { number, frames: None, marks: Codepoint::NotEct });
+        self.carry(60, SimArrival::Packet { number, frames: None, marks: Codepoint::NotEct });
     }
 
     pub fn number(&mut self) -> u64 {
@@ -228,9 +228,10 @@ impl Sim {
         self.next_number - 1
     }
 
-    /// Goes on until `done`, and panics when that takes longer than `limit`.
+    /// Runs until `done`, and panics if that takes longer than `limit`.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> Duration {
-        let (start, end) = (self.now, self.now + limit);
+        let start = self.now;
+        let end = self.now + limit;
         while !done(self) {
             assert!(self.step(end), "not done after {limit:?}: {:?}", self.down.stats());
         }
@@ -243,7 +244,7 @@ impl Sim {
         self.now = end;
     }
 
-    /// Goes to the next thing that happens, if that is before `end`.
+    /// Runs the next event, if it is before `end`.
     fn step(&mut self, end: Instant) -> bool {
         self.transmit();
         let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at);
@@ -274,9 +275,9 @@ impl Sim {
         done == streams && self.down.stats().streams_finished as usize == streams
     }
 
-    /// Every stream that ended with FIN has exactly the bytes of its source.
+    /// Checks that every stream that ended with FIN has exactly the bytes of its source.
     pub fn verify(&self, sources: &[(u64, u64)]) {
-        let received: BTreeMap<u64, &Received> =
+        let received: BTreeMap<u64, &ReceivedBytes> =
             self.peer.streams.values().filter(|s| s.is_complete()).map(|s| (s.tag(), s)).collect();
         for (tag, len) in sources {
             let stream = received[tag];
@@ -287,13 +288,13 @@ impl Sim {
         }
     }
 
-    /// As if the QUIC stack had found the path to take so much.
+    /// Acts as a QUIC stack that has found the path to take packets of `size` bytes.
     pub fn find_mtu(&mut self, size: usize) {
         self.found_mtu = size;
         self.down.on_mtu(size);
     }
 
-    fn carry(&mut self, size: usize, mut arrival: Arrival) {
+    fn carry(&mut self, size: usize, mut arrival: SimArrival) {
         if let Some(rate) = self.link.rate {
             let start = self.busy_until.max(self.now);
             let queued = (start - self.now).as_secs_f64() * rate as f64;
@@ -302,7 +303,7 @@ impl Sim {
                 return;
             }
             self.carried += size as u64;
-            if let Arrival::Packet { marks: marks @ Codepoint::Ect0, .. } = &mut arrival
+            if let SimArrival::Packet { marks: marks @ Codepoint::Ect0, .. } = &mut arrival
                 && self.link.mark_above.is_some_and(|bytes| queued as u64 > bytes)
             {
                 *marks = Codepoint::Ce;
@@ -314,28 +315,28 @@ impl Sim {
             return;
         }
         if self.chance(self.link.duplicate)
-            && let Arrival::Packet { number, frames, marks } = &arrival
+            && let SimArrival::Packet { number, frames, marks } = &arrival
         {
-            let copy = Arrival::Packet { number: *number, frames: frames.clone(), marks: *marks };
+            let copy = SimArrival::Packet { number: *number, frames: frames.clone(), marks: *marks };
             self.deliver(departure, copy);
         }
         self.deliver(departure, arrival);
     }
 
-    fn deliver(&mut self, departure: Instant, arrival: Arrival) {
+    fn deliver(&mut self, departure: Instant, arrival: SimArrival) {
         let jitter = self.random(self.link.jitter.as_nanos() as u64);
         self.schedule(departure + self.link.delay + Duration::from_nanos(jitter), arrival);
     }
 
-    fn schedule(&mut self, at: Instant, arrival: Arrival) {
+    fn schedule(&mut self, at: Instant, arrival: SimArrival) {
         self.arrivals.push(Reverse((at, self.serial)));
         self.content.insert(self.serial, arrival);
         self.serial += 1;
     }
 
-    fn arrive(&mut self, arrival: Arrival) {
+    fn arrive(&mut self, arrival: SimArrival) {
         match arrival {
-            Arrival::Packet { number, frames, marks } => {
+            SimArrival::Packet { number, frames, marks } => {
                 let in_order = self.peer.seen.last().is_none_or(|last| *last + 1 == number);
                 if self.peer.seen.insert(number) {
                     self.peer.count(if self.link.bleaches { Codepoint::NotEct } else { marks });
@@ -346,15 +347,15 @@ impl Sim {
                     self.acknowledge();
                 } else if self.peer.ack_at.is_none() {
                     self.peer.ack_at = Some(self.now);
-                    self.schedule(self.now + self.max_ack_delay, Arrival::AckTimer);
+                    self.schedule(self.now + self.max_ack_delay, SimArrival::AckTimer);
                 }
             }
-            Arrival::AckTimer => {
+            SimArrival::AckTimer => {
                 if self.peer.ack_at.is_some_and(|at| at + self.max_ack_delay <= self.now) {
                     self.acknowledge();
                 }
             }
-            Arrival::Feedback(feedback) => self.feedback(&feedback),
+            SimArrival::Feedback(feedback) => self.feedback(&feedback),
         }
     }
 
@@ -365,7 +366,7 @@ impl Sim {
         if self.chance(self.link.loss) {
             return;
         }
-        self.deliver(self.now, Arrival::Feedback(feedback));
+        self.deliver(self.now, SimArrival::Feedback(feedback));
     }
 
     fn feedback(&mut self, feedback: &Feedback) {

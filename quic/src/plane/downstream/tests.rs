@@ -21,13 +21,13 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{
-    sim::{CODES, Credit, Link, MTU, Sim, stream_of},
+    sim::{CODES, MTU, ReceiverCredit, Sim, SimLink, stream_of},
     *,
 };
 use crate::{
     frame::{Frame, Walker},
     plane::{
-        congestion::Algorithm,
+        congestion::CongestionAlgorithm,
         recovery::NeverSent,
         source::mem::{Fast, Mem},
     },
@@ -38,11 +38,11 @@ const SECOND: Duration = Duration::from_secs(1);
 /// An application error code.
 const CANCELLED: u64 = 1;
 
-fn sim(link: Link) -> Sim {
-    Sim::new(1, link, Credit::default(), Config::new(CODES))
+fn sim(link: SimLink) -> Sim {
+    Sim::new(1, link, ReceiverCredit::default(), Config::new(CODES))
 }
 
-/// Stream IDs, offsets and lengths of a packet's STREAM frames.
+/// Returns stream ID, offset, length and FIN of a packet's STREAM frames.
 fn stream_frames(frames: &[u8]) -> Vec<(u64, u64, usize, bool)> {
     Walker::new(frames)
         .filter_map(|frame| match frame.expect("well-formed").1 {
@@ -52,14 +52,14 @@ fn stream_frames(frames: &[u8]) -> Vec<(u64, u64, usize, bool)> {
         .collect()
 }
 
-fn events(sim: &mut Sim) -> Vec<Event> {
+fn events(sim: &mut Sim) -> Vec<DownstreamEvent> {
     sim.transmit();
     std::mem::take(&mut sim.events)
 }
 
-/// An event of a stream of the simulator's only owner.
-fn event(key: StreamKey, kind: EventKind) -> Event {
-    Event { key, owner: 1, kind }
+/// Returns an event of a stream of the simulator's only owner.
+fn event(key: StreamKey, kind: EventKind) -> DownstreamEvent {
+    DownstreamEvent { key, owner: 1, kind }
 }
 
 fn datagram(text: &[u8], subscriber: u8, expires: Option<Instant>) -> NewDatagram {

@@ -1,4 +1,4 @@
-//! For live media: a late picture is no picture.
+//! The policy for live media, where a late picture is useless.
 
 use std::{
     cmp::Reverse,
@@ -6,71 +6,79 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Drop, End, Limits, Policy, Queue, Reason, Standing, Waiting};
-use crate::plane::types::{Level, StreamKey};
+use super::{
+    Drop, DropReason, DroppedEnd, QueueLimits, QueuePolicy, StreamImportance, WaitingQueue, WaitingStream,
+};
+use crate::plane::types::{PriorityLevel, StreamKey};
 
-/// Bounds how long streams wait, and how much does.
+/// Bounds how long streams wait, and how many bytes do.
 ///
-/// * **Late**: once a stream has waited for longer than it may, all of its owner and level go that have waited for more
-///   than half of what they may (hysteresis: drops come seldom, and what is sent next is well in time).
-/// * **Hopeless**: a stream whose owner has a newer group by now goes at once if the rest of it, after what is sent before it,
-///   would come too late at the rate that the path is thought to carry. What would be sent of it until it is late is room that
-///   the newer group, with its key frame, has in time.
-/// * **Bytes**: above the hard limit at once, and above the soft limit for longer than a burst, streams go until three
-///   quarters of that limit are left. The least urgent level goes first, but keeps its share of a reserve; in it the
-///   owner that has most waiting, and of that the oldest.
-/// * **Streams**: the same by number instead of bytes, down to seven eighths.
+/// * **Late**: once a stream has waited for longer than it may, all streams of its owner and level are dropped that
+///   have waited for more than half of their limit. With this hysteresis drops are rare, and the next stream is well
+///   in time.
+/// * **Hopeless**: if the owner has a newer group, a stream is dropped at once if its rest would be late at the
+///   estimated bandwidth, after the data that is sent before it. That leaves the bandwidth to the newer group with
+///   its key frame.
+/// * **Bytes**: above the hard limit at once, and above the soft limit after a burst, streams are dropped until three
+///   quarters of that limit are left. The least urgent level loses streams first, but keeps its share of a reserve.
+///   Within it, the owner with the most waiting bytes loses its oldest stream.
+/// * **Streams**: their number is bounded in the same way, down to seven eighths.
 ///
 /// The newest group of an owner keeps its most urgent subgroup, except where there are more streams than may be.
 #[derive(Default)]
-pub struct Live {
-    /// Since when the soft limit has been exceeded.
+pub struct LivePolicy {
+    /// Time since when the soft limit is exceeded.
     over_since: Option<Instant>,
 }
 
-/// One in so many of what may be left is kept for the levels, in equal parts.
+/// Divisor of the remaining bytes: this part is reserved for the levels, in equal shares.
 const RESERVE: u64 = 2;
 
-impl Policy for Live {
-    fn review(&mut self, now: Instant, queue: &Queue, limits: &Limits) -> Vec<Drop> {
-        let late = late(now, &queue.streams);
+impl QueuePolicy for LivePolicy {
+    fn review(&mut self, now: Instant, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop> {
+        let late = late_streams(now, &queue.streams);
         let mut gone: HashSet<_> = late.iter().map(|stream| stream.key).collect();
         let hopeless = hopeless(now, queue, &gone);
         gone.extend(hopeless.iter().map(|stream| stream.key));
-        let counted = |stream: &&Waiting| stream.standing != Standing::Asked && !gone.contains(&stream.key);
+        let counted = |stream: &&WaitingStream| {
+            stream.standing != StreamImportance::Asked && !gone.contains(&stream.key)
+        };
         let left: Vec<_> = queue.streams.iter().filter(counted).copied().collect();
         let bytes = queue.datagram_bytes + left.iter().map(|stream| stream.bytes).sum::<u64>();
-        let mut drops = named(late, Reason::Late);
-        drops.extend(named(hopeless, Reason::Hopeless));
+        let mut drops = named(late, DropReason::Late);
+        drops.extend(named(hopeless, DropReason::Hopeless));
         if let Some(target) = self.target(now, bytes, limits) {
-            let mut shares = Shares::new(&left, |stream| stream.bytes, target);
-            drops.extend(named(shares.take(bytes, target, Standing::Ordinary), Reason::Bytes));
+            let mut shares = QueueShares::new(&left, |stream| stream.bytes, target);
+            drops.extend(named(shares.take(bytes, target, StreamImportance::Ordinary), DropReason::Bytes));
         }
         drops
     }
 
-    fn overflow(&self, queue: &Queue, limits: &Limits) -> Vec<Drop> {
+    fn overflow(&self, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop> {
         if queue.streams.len() <= limits.streams {
             return Vec::new();
         }
         let target = (limits.streams - limits.streams / 8) as u64;
         let mut count = queue.streams.len() as u64;
-        let mut shares = Shares::new(&queue.streams, |_| 1, target);
+        let mut shares = QueueShares::new(&queue.streams, |_| 1, target);
         let mut drops = Vec::new();
-        // More of the newest groups, or of what was asked for, than may be has to go as well, but no more than that.
+        // If the newest groups or requested old data alone exceed the bound, some of them are dropped as well, but no
+        // more than necessary.
         let most = limits.streams as u64;
-        for (standing, target) in
-            [(Standing::Ordinary, target), (Standing::Newest, most), (Standing::Asked, most)]
-        {
+        for (standing, target) in [
+            (StreamImportance::Ordinary, target),
+            (StreamImportance::Newest, most),
+            (StreamImportance::Asked, most),
+        ] {
             let taken = shares.take(count, target, standing);
             count -= taken.len() as u64;
-            drops.extend(named(taken, Reason::Streams));
+            drops.extend(named(taken, DropReason::Streams));
         }
         drops
     }
 
-    fn datagrams(&self) -> End {
-        End::Oldest
+    fn datagrams(&self) -> DroppedEnd {
+        DroppedEnd::Oldest
     }
 
     fn rest(&mut self) {
@@ -78,9 +86,9 @@ impl Policy for Live {
     }
 }
 
-impl Live {
-    /// Down to how many bytes the queue has to go, if it has to.
-    fn target(&mut self, now: Instant, bytes: u64, limits: &Limits) -> Option<u64> {
+impl LivePolicy {
+    /// Returns the bytes that the queue has to shrink to, if it has to.
+    fn target(&mut self, now: Instant, bytes: u64, limits: &QueueLimits) -> Option<u64> {
         let soft = limits.bytes / 2;
         if bytes <= soft {
             self.over_since = None;
@@ -95,11 +103,12 @@ impl Live {
     }
 }
 
-/// The streams that go since one of their owner and level is late; the least urgent first, and of those the oldest.
-fn late(now: Instant, streams: &[Waiting]) -> Vec<Waiting> {
-    let over = |stream: &Waiting, limit: fn(Duration) -> Duration| {
+/// Returns the streams to drop because one of their owner and level is late; the least urgent first, and of those the
+/// oldest.
+fn late_streams(now: Instant, streams: &[WaitingStream]) -> Vec<WaitingStream> {
+    let over = |stream: &WaitingStream, limit: fn(Duration) -> Duration| {
         let waited = stream.since.map(|since| now.saturating_duration_since(since));
-        let ordinary = stream.standing == Standing::Ordinary;
+        let ordinary = stream.standing == StreamImportance::Ordinary;
         ordinary && waited.zip(stream.max_delay).is_some_and(|(waited, most)| waited > limit(most))
     };
     let late: HashSet<_> = streams
@@ -110,22 +119,25 @@ fn late(now: Instant, streams: &[Waiting]) -> Vec<Waiting> {
     if late.is_empty() {
         return Vec::new();
     }
-    let goes =
-        |stream: &&Waiting| late.contains(&(stream.owner, stream.level)) && over(stream, |most| most / 2);
+    let goes = |stream: &&WaitingStream| {
+        late.contains(&(stream.owner, stream.level)) && over(stream, |most| most / 2)
+    };
     let mut gone: Vec<_> = streams.iter().filter(goes).copied().collect();
     gone.sort_unstable_by_key(|stream| (Reverse(stream.level), stream.since, stream.key));
     gone
 }
 
-/// Streams of groups that are not their owner's newest any more, and cannot be through in time.
-fn hopeless(now: Instant, queue: &Queue, gone: &HashSet<StreamKey>) -> Vec<Waiting> {
-    let may_go = |stream: &Waiting| {
-        stream.superseded.is_some() && stream.max_delay.is_some() && stream.standing == Standing::Ordinary
+/// Returns the streams of older groups that cannot be delivered in time.
+fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Vec<WaitingStream> {
+    let may_go = |stream: &WaitingStream| {
+        stream.superseded.is_some()
+            && stream.max_delay.is_some()
+            && stream.standing == StreamImportance::Ordinary
     };
     if queue.rate == 0 || !queue.streams.iter().any(may_go) {
         return Vec::new();
     }
-    let mut levels = BTreeMap::<Level, Line>::new();
+    let mut levels = BTreeMap::<PriorityLevel, LevelQueue>::new();
     for stream in queue.streams.iter().filter(|stream| !gone.contains(&stream.key)) {
         let line = levels.entry(stream.level).or_default();
         line.bytes += stream.bytes;
@@ -133,14 +145,15 @@ fn hopeless(now: Instant, queue: &Queue, gone: &HashSet<StreamKey>) -> Vec<Waiti
         owner.bytes += stream.bytes;
         owner.streams.push(*stream);
     }
-    let (mut before, mut hopeless) = (0, Vec::new());
+    let mut before = 0;
+    let mut hopeless = Vec::new();
     for line in levels.into_values() {
         let bytes = line.bytes;
         for mut owner in line.owners.into_values() {
             owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
-            // Only what is sent next keeps the newer group waiting. Owners of one level take turns.
+            // Only data that is sent before it delays the newer group. Owners of one level take turns.
             let others = bytes - owner.bytes;
-            let is_hopeless = |stream: &&Waiting| {
+            let is_hopeless = |stream: &&WaitingStream| {
                 let ahead = before + stream.bytes + others.min(stream.bytes);
                 let through = Duration::from_secs_f64(ahead as f64 / queue.rate as f64);
                 let by =
@@ -154,33 +167,33 @@ fn hopeless(now: Instant, queue: &Queue, gone: &HashSet<StreamKey>) -> Vec<Waiti
     hopeless
 }
 
-/// What waits of a level, and in it of each owner.
+/// Waiting data of a level, and of each owner in it.
 #[derive(Default)]
-struct Line {
+struct LevelQueue {
     bytes: u64,
-    owners: HashMap<u64, Own>,
+    owners: HashMap<u64, OwnerShare>,
 }
 
 #[derive(Default)]
-struct Own {
+struct OwnerShare {
     bytes: u64,
-    streams: Vec<Waiting>,
+    streams: Vec<WaitingStream>,
 }
 
-fn named(streams: Vec<Waiting>, reason: Reason) -> Vec<Drop> {
+fn named(streams: Vec<WaitingStream>, reason: DropReason) -> Vec<Drop> {
     streams.into_iter().map(|stream| Drop { key: stream.key, reason }).collect()
 }
 
-/// What the levels, and in them the owners, have of a queue.
-struct Shares {
-    levels: BTreeMap<Level, Share>,
-    weight: fn(&Waiting) -> u64,
-    /// That each level may keep whatever comes.
+/// Shares of a queue that levels, and owners in them, have.
+struct QueueShares {
+    levels: BTreeMap<PriorityLevel, LevelShare>,
+    weight: fn(&WaitingStream) -> u64,
+    /// Amount that each level may keep in any case.
     reserve: u64,
 }
 
 #[derive(Default)]
-struct Share {
+struct LevelShare {
     weight: u64,
     owners: HashMap<u64, Holding>,
 }
@@ -188,13 +201,13 @@ struct Share {
 #[derive(Default)]
 struct Holding {
     weight: u64,
-    /// By standing: the one that goes first is the last.
-    streams: BTreeMap<Standing, Vec<Waiting>>,
+    /// Streams by standing. The one to drop first is the last.
+    streams: BTreeMap<StreamImportance, Vec<WaitingStream>>,
 }
 
-impl Shares {
-    fn new(streams: &[Waiting], weight: fn(&Waiting) -> u64, target: u64) -> Self {
-        let mut levels = BTreeMap::<Level, Share>::new();
+impl QueueShares {
+    fn new(streams: &[WaitingStream], weight: fn(&WaitingStream) -> u64, target: u64) -> Self {
+        let mut levels = BTreeMap::<PriorityLevel, LevelShare>::new();
         for stream in streams {
             let share = levels.entry(stream.level).or_default();
             let holding = share.owners.entry(stream.owner).or_default();
@@ -213,26 +226,27 @@ impl Shares {
         Self { levels, weight, reserve }
     }
 
-    /// Takes streams of one standing until `total` is at most `target`: first those beyond their level's reserve.
-    fn take(&mut self, mut total: u64, target: u64, standing: Standing) -> Vec<Waiting> {
+    /// Drops streams of one standing until `total` is at most `target`: first those beyond their level's reserve.
+    fn take(&mut self, mut total: u64, target: u64, standing: StreamImportance) -> Vec<WaitingStream> {
         let mut taken = Vec::new();
         for keep in [self.reserve, 0] {
             for share in self.levels.values_mut().rev() {
-                share.take(&mut total, (target, keep), self.weight, standing, &mut taken);
+                share.take(&mut total, target, keep, self.weight, standing, &mut taken);
             }
         }
         taken
     }
 }
 
-impl Share {
+impl LevelShare {
     fn take(
         &mut self,
         total: &mut u64,
-        (target, keep): (u64, u64),
-        weight: fn(&Waiting) -> u64,
-        standing: Standing,
-        taken: &mut Vec<Waiting>,
+        target: u64,
+        keep: u64,
+        weight: fn(&WaitingStream) -> u64,
+        standing: StreamImportance,
+        taken: &mut Vec<WaitingStream>,
     ) {
         let has = |holding: &Holding| holding.streams.get(&standing).is_some_and(|these| !these.is_empty());
         let owners = self.owners.iter().filter(|(_, holding)| has(holding));

@@ -1,4 +1,4 @@
-//! Both policies over any queue.
+//! Tests of both policies over random queues.
 
 use std::collections::HashMap;
 
@@ -6,18 +6,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits { streams: 40, bytes: 40_000, burst: Duration::from_secs(1) };
+const LIMITS: QueueLimits = QueueLimits { streams: 40, bytes: 40_000, burst: Duration::from_secs(1) };
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A queue of up to 80 streams, at a time at which some have waited for up to a second; keys by age.
-fn queues() -> impl Strategy<Value = (Instant, Queue)> {
+/// Generates queues of up to 80 streams, at a time at which some have waited for up to a second. Keys are ordered by
+/// age.
+fn queues() -> impl Strategy<Value = (Instant, WaitingQueue)> {
     let standing = prop_oneof![
-        4 => Just(Standing::Ordinary),
-        1 => Just(Standing::Newest),
-        1 => Just(Standing::Asked)
+        4 => Just(StreamImportance::Ordinary),
+        1 => Just(StreamImportance::Newest),
+        1 => Just(StreamImportance::Asked)
     ];
     let stream =
         (1..4_u64, 0..3_u8, 0..3_u64, 1..3000_u64, 0..1000_u64, prop::option::of(50..600_u64), standing);
@@ -33,7 +34,7 @@ fn queues() -> impl Strategy<Value = (Instant, Queue)> {
                 Option<u64>,
                 _,
             ) = stream;
-            Waiting {
+            WaitingStream {
                 key: StreamKey(key),
                 owner,
                 level: (128, publisher),
@@ -46,75 +47,75 @@ fn queues() -> impl Strategy<Value = (Instant, Queue)> {
                 standing,
             }
         };
-        (now, Queue { streams: (0..).zip(streams).map(with_key).collect(), datagram_bytes, rate: 0 })
+        (now, WaitingQueue { streams: (0..).zip(streams).map(with_key).collect(), datagram_bytes, rate: 0 })
     })
 }
 
-fn find(queue: &Queue, key: StreamKey) -> Waiting {
+fn find(queue: &WaitingQueue, key: StreamKey) -> WaitingStream {
     *queue.streams.iter().find(|stream| stream.key == key).expect("one of the queue")
 }
 
-fn left(queue: &Queue, drops: &[Drop]) -> Queue {
+fn left(queue: &WaitingQueue, drops: &[Drop]) -> WaitingQueue {
     let mut left = queue.clone();
     left.streams.retain(|stream| drops.iter().all(|drop| drop.key != stream.key));
     assert_eq!(left.streams.len() + drops.len(), queue.streams.len(), "each once, and of the queue");
     left
 }
 
-fn counted(queue: &Queue) -> u64 {
-    let streams = queue.streams.iter().filter(|stream| stream.standing != Standing::Asked);
+fn counted(queue: &WaitingQueue) -> u64 {
+    let streams = queue.streams.iter().filter(|stream| stream.standing != StreamImportance::Asked);
     queue.datagram_bytes + streams.map(|stream| stream.bytes).sum::<u64>()
 }
 
-fn waited(now: Instant, stream: &Waiting) -> Duration {
+fn waited(now: Instant, stream: &WaitingStream) -> Duration {
     now - stream.since.expect("known")
 }
 
 proptest! {
     #[test]
-    fn live_drops_what_is_late_and_nothing_young((now, queue) in queues()) {
-        let limits = Limits { bytes: u64::MAX, ..LIMITS };
-        let drops = Live::default().review(now, &queue, &limits);
+    fn live_drops_late_streams_and_no_young_ones((now, queue) in queues()) {
+        let limits = QueueLimits { bytes: u64::MAX, ..LIMITS };
+        let drops = LivePolicy::default().review(now, &queue, &limits);
         let left = left(&queue, &drops);
-        let late = |stream: &Waiting| stream.max_delay.is_some_and(|most| waited(now, stream) > most);
+        let late = |stream: &WaitingStream| stream.max_delay.is_some_and(|most| waited(now, stream) > most);
         for drop in &drops {
             let stream = find(&queue, drop.key);
-            prop_assert_eq!(drop.reason, Reason::Late);
-            prop_assert_eq!(stream.standing, Standing::Ordinary);
+            prop_assert_eq!(drop.reason, DropReason::Late);
+            prop_assert_eq!(stream.standing, StreamImportance::Ordinary);
             prop_assert!(waited(now, &stream) > stream.max_delay.expect("has one") / 2);
-            let same = |other: &&Waiting| (other.owner, other.level) == (stream.owner, stream.level);
-            prop_assert!(queue.streams.iter().filter(same).any(|other| late(other) && other.standing == Standing::Ordinary));
+            let same = |other: &&WaitingStream| (other.owner, other.level) == (stream.owner, stream.level);
+            prop_assert!(queue.streams.iter().filter(same).any(|other| late(other) && other.standing == StreamImportance::Ordinary));
         }
         let levels: Vec<_> = drops.iter().map(|drop| find(&queue, drop.key).level).collect();
         prop_assert!(levels.is_sorted_by(|one, next| one >= next), "the least urgent first");
-        prop_assert!(!left.streams.iter().any(|stream| stream.standing == Standing::Ordinary && late(stream)));
-        prop_assert_eq!(Live::default().review(now, &left, &limits), [], "once is enough");
+        prop_assert!(!left.streams.iter().any(|stream| stream.standing == StreamImportance::Ordinary && late(stream)));
+        prop_assert_eq!(LivePolicy::default().review(now, &left, &limits), [], "once is enough");
     }
 
     #[test]
     fn live_bounds_bytes_by_level_owner_and_age((now, mut queue) in queues()) {
         queue.streams.iter_mut().for_each(|stream| stream.max_delay = None);
-        let drops = Live::default().review(now, &queue, &LIMITS);
+        let drops = LivePolicy::default().review(now, &queue, &LIMITS);
         let left = left(&queue, &drops);
         let target = LIMITS.bytes - LIMITS.bytes / 4;
-        let ordinary: Vec<_> = left.streams.iter().filter(|s| s.standing == Standing::Ordinary).collect();
+        let ordinary: Vec<_> = left.streams.iter().filter(|s| s.standing == StreamImportance::Ordinary).collect();
         prop_assert!(drops.is_empty() || counted(&queue) > LIMITS.bytes);
         prop_assert!(counted(&left) <= LIMITS.bytes || ordinary.is_empty());
         prop_assert!(drops.is_empty() || counted(&left) <= target || ordinary.is_empty());
         for drop in &drops {
             let gone = find(&queue, drop.key);
-            prop_assert_eq!((drop.reason, gone.standing), (Reason::Bytes, Standing::Ordinary));
+            prop_assert_eq!((drop.reason, gone.standing), (DropReason::Bytes, StreamImportance::Ordinary));
             // It was the oldest of its owner there.
             for other in ordinary.iter().filter(|o| (o.owner, o.level) == (gone.owner, gone.level)) {
                 prop_assert!(other.since >= gone.since);
             }
         }
-        // A level loses something beyond its reserve only where the less urgent ones have no more than theirs.
-        let mut levels = HashMap::<Level, u64>::new();
-        for stream in left.streams.iter().filter(|stream| stream.standing != Standing::Asked) {
+        // A level loses streams beyond its reserve only if the less urgent ones have no more than theirs.
+        let mut levels = HashMap::<PriorityLevel, u64>::new();
+        for stream in left.streams.iter().filter(|stream| stream.standing != StreamImportance::Asked) {
             *levels.entry(stream.level).or_default() += stream.bytes;
         }
-        let count = queue.streams.iter().filter(|s| s.standing != Standing::Asked).map(|s| s.level);
+        let count = queue.streams.iter().filter(|s| s.standing != StreamImportance::Asked).map(|s| s.level);
         let count = count.collect::<std::collections::HashSet<_>>().len().max(1) as u64;
         let most = drops.iter().map(|drop| find(&queue, drop.key).level).min();
         for stream in ordinary.iter().filter(|stream| most.is_some_and(|most| stream.level > most)) {
@@ -123,20 +124,20 @@ proptest! {
     }
 
     #[test]
-    fn too_many_streams_are_no_more((_, queue) in queues()) {
-        for policy in [Kind::Live.build(), Kind::Tail.build()] {
+    fn excess_streams_are_dropped((_, queue) in queues()) {
+        for policy in [PolicyKind::Live.build(), PolicyKind::Tail.build()] {
             let drops = policy.overflow(&queue, &LIMITS);
             let left = left(&queue, &drops);
             prop_assert!(left.streams.len() <= LIMITS.streams);
             prop_assert!(drops.is_empty() || queue.streams.len() > LIMITS.streams);
-            prop_assert!(drops.iter().all(|drop| drop.reason == Reason::Streams));
+            prop_assert!(drops.iter().all(|drop| drop.reason == DropReason::Streams));
         }
     }
 
-    /// The newest groups go only when nothing else is left to go.
+    /// The newest groups are dropped only after everything else.
     #[test]
     fn live_keeps_the_newest_as_long_as_it_can((_, queue) in queues()) {
-        let drops = Live::default().overflow(&queue, &LIMITS);
+        let drops = LivePolicy::default().overflow(&queue, &LIMITS);
         let left = left(&queue, &drops);
         for drop in &drops {
             let standing = find(&queue, drop.key).standing;
@@ -144,12 +145,12 @@ proptest! {
         }
     }
 
-    /// As the one list that plain tail drop is: without its end.
+    /// Tail drop cuts the end of the list of streams.
     #[test]
-    fn tail_drops_what_came_last((now, queue) in queues()) {
+    fn tail_drops_the_newest_streams((now, queue) in queues()) {
         let mut line = queue.streams.clone();
         line.sort_by_key(|stream| (stream.level, stream.key));
-        let model = |over: &dyn Fn(&[Waiting]) -> bool, mut line: Vec<Waiting>| {
+        let model = |over: &dyn Fn(&[WaitingStream]) -> bool, mut line: Vec<WaitingStream>| {
             let mut gone = Vec::new();
             while over(&line) && let Some(last) = line.pop() {
                 gone.push(last.key);
@@ -159,15 +160,15 @@ proptest! {
         let keys = |drops: Vec<Drop>| drops.into_iter().map(|drop| drop.key).collect::<Vec<_>>();
         let overflow = model(&|line| line.len() > LIMITS.streams, line.clone());
         prop_assert_eq!(keys(Tail.overflow(&queue, &LIMITS)), overflow);
-        line.retain(|stream| stream.standing != Standing::Asked);
-        let bytes = |line: &[Waiting]| queue.datagram_bytes + line.iter().map(|stream| stream.bytes).sum::<u64>();
+        line.retain(|stream| stream.standing != StreamImportance::Asked);
+        let bytes = |line: &[WaitingStream]| queue.datagram_bytes + line.iter().map(|stream| stream.bytes).sum::<u64>();
         let review = model(&|line| bytes(line) > LIMITS.bytes, line);
         prop_assert_eq!(keys(Tail.review(now, &queue, &LIMITS)), review);
     }
 }
 
-fn stream(key: u64, owner: u64, publisher: u8, bytes: u64, since: Instant) -> Waiting {
-    Waiting {
+fn stream(key: u64, owner: u64, publisher: u8, bytes: u64, since: Instant) -> WaitingStream {
+    WaitingStream {
         key: StreamKey(key),
         owner,
         level: (128, publisher),
@@ -177,7 +178,7 @@ fn stream(key: u64, owner: u64, publisher: u8, bytes: u64, since: Instant) -> Wa
         since: Some(since),
         superseded: None,
         max_delay: None,
-        standing: Standing::Ordinary,
+        standing: StreamImportance::Ordinary,
     }
 }
 
@@ -189,25 +190,25 @@ fn keys(drops: &[Drop]) -> Vec<u64> {
 fn a_burst_may_exceed_the_soft_limit_for_a_while() {
     let now = Instant::now();
     let streams = (0..6).map(|key| stream(key, 1, 1, 5000, now + ms(key))).collect();
-    let queue = Queue { streams, datagram_bytes: 0, rate: 0 };
-    let mut live = Live::default();
+    let queue = WaitingQueue { streams, datagram_bytes: 0, rate: 0 };
+    let mut live = LivePolicy::default();
     assert_eq!(live.review(now, &queue, &LIMITS), []);
     assert_eq!(live.review(now + ms(999), &queue, &LIMITS), []);
-    // Down to 15,000: three quarters of the soft limit.
+    // The target is 15,000: three quarters of the soft limit.
     assert_eq!(keys(&live.review(now + ms(1000), &queue, &LIMITS)), [0, 1, 2]);
-    // It begins anew, and is over as soon as nothing waits.
+    // The time starts again, and ends as soon as nothing waits.
     assert_eq!(live.review(now + ms(1900), &queue, &LIMITS), []);
     live.rest();
     assert_eq!(live.review(now + ms(2900), &queue, &LIMITS), []);
 }
 
 #[test]
-fn who_has_most_goes_without_first() {
+fn owner_with_most_bytes_loses_streams_first() {
     let now = Instant::now();
     let of =
         |owner, count: u64| (0..count).map(move |at| stream(owner * 100 + at, owner, 1, 1000, now + ms(at)));
-    let queue = Queue { streams: of(1, 10).chain(of(2, 40)).collect(), datagram_bytes: 0, rate: 0 };
-    let drops = Live::default().review(now, &queue, &LIMITS);
+    let queue = WaitingQueue { streams: of(1, 10).chain(of(2, 40)).collect(), datagram_bytes: 0, rate: 0 };
+    let drops = LivePolicy::default().review(now, &queue, &LIMITS);
     assert_eq!(keys(&drops), (200..220).collect::<Vec<_>>(), "down to 30,000, all of the one that has most");
 }
 
@@ -217,32 +218,33 @@ fn each_level_keeps_its_reserve() {
     let of = |publisher: u8, count: u64| {
         (0..count).map(move |at| stream(u64::from(publisher) * 100 + at, 1, publisher, 1000, now + ms(at)))
     };
-    let queue = Queue { streams: of(1, 40).chain(of(2, 10)).collect(), datagram_bytes: 0, rate: 0 };
-    let drops = Live::default().review(now, &queue, &LIMITS);
-    // 30,000 may be left, of which 7500 are kept for each level.
+    let queue = WaitingQueue { streams: of(1, 40).chain(of(2, 10)).collect(), datagram_bytes: 0, rate: 0 };
+    let drops = LivePolicy::default().review(now, &queue, &LIMITS);
+    // 30,000 may be left, and 7500 of them are reserved for each level.
     assert_eq!(keys(&drops), (200..203).chain(100..117).collect::<Vec<_>>());
 }
 
-/// 1000 bytes a second, and a second to wait: a kilobyte that came at `now` is through in time, more is not.
+/// The rate is 1000 bytes a second, and data may wait for a second. A kilobyte that arrived at `now` is in time, more
+/// is not.
 #[test]
-fn a_group_that_cannot_be_through_gives_way_to_the_next() {
+fn group_that_would_be_late_gives_way_to_the_next() {
     let now = Instant::now() + ms(1000);
-    let old = |key, owner, publisher, bytes, came| Waiting {
+    let old = |key, owner, publisher, bytes, came| WaitingStream {
         superseded: Some(now - ms(came)),
         max_delay: Some(ms(1000)),
         ..stream(key, owner, publisher, bytes, now - ms(came))
     };
-    let new = |key, owner, bytes| Waiting {
+    let new = |key, owner, bytes| WaitingStream {
         max_delay: Some(ms(1000)),
-        standing: Standing::Newest,
+        standing: StreamImportance::Newest,
         ..stream(key, owner, 1, bytes, now)
     };
-    let limits = Limits { bytes: u64::MAX, ..LIMITS };
+    let limits = QueueLimits { bytes: u64::MAX, ..LIMITS };
     let none = [0_u64; 0];
-    let gone = |streams: &[Waiting], rate| {
-        let queue = Queue { streams: streams.to_vec(), datagram_bytes: 0, rate };
-        let drops = Live::default().review(now, &queue, &limits);
-        assert!(drops.iter().all(|drop| drop.reason == Reason::Hopeless));
+    let gone = |streams: &[WaitingStream], rate| {
+        let queue = WaitingQueue { streams: streams.to_vec(), datagram_bytes: 0, rate };
+        let drops = LivePolicy::default().review(now, &queue, &limits);
+        assert!(drops.iter().all(|drop| drop.reason == DropReason::Hopeless));
         keys(&drops)
     };
     assert_eq!(gone(&[old(1, 1, 1, 900, 0), new(2, 1, 100)], 1000), none);
@@ -257,7 +259,7 @@ fn a_group_that_cannot_be_through_gives_way_to_the_next() {
     );
     assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 400, 0)], 1000), none, "in turns with others");
     assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 600, 0)], 1000), [1]);
-    // Only what is sent next is in the way.
+    // Only data that is sent before it delays the newer group.
     assert_eq!(gone(&[old(1, 1, 1, 500, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), none);
     assert_eq!(gone(&[old(1, 1, 1, 5000, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), [1, 2]);
 }

@@ -1,31 +1,32 @@
-//! Which packets are declared lost, and what that says about congestion (RFC 9002, sections 6.1, 7.3 and 7.6).
+//! Decides which packets are lost, and whether that means congestion (RFC 9002, sections 6.1, 7.3 and 7.6).
 
 use std::time::{Duration, Instant};
 
 use crate::ack::EcnCounts;
 
-use super::{BASE_MTU, GRANULARITY, LostPacket, Outcome, Packet, Recovery, Slot};
+use super::{BASE_MTU, GRANULARITY, LostPacket, Recovery, RecoveryOutcome, RecoveryPacket, Slot};
 
-/// The packet threshold grows no further than this.
+/// Largest packet threshold.
 const MAX_PACKET_THRESHOLD: u64 = 128;
 /// kPersistentCongestionThreshold (section 7.6.1).
 const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
-/// Lost packets that are remembered, to recognise a late acknowledgement.
+/// Most lost packets that are remembered, to recognise a late acknowledgement.
 const MAX_LOST: usize = 256;
 
 /// A packet that was declared lost.
-pub(super) struct Lost<T> {
+pub(super) struct LostEntry<T> {
     number: u64,
-    packet: Packet<T>,
-    /// When it was declared lost.
+    packet: RecoveryPacket<T>,
+    /// When the packet was declared lost.
     at: Instant,
-    /// Its loss led to the last reduction of the window.
+    /// Whether its loss led to the last reduction of the window.
     blamed: bool,
 }
 
 impl<T: Clone> Recovery<T> {
-    /// Packets from `first` to `last` are acknowledged: those of them that were declared lost had not been lost.
-    pub(super) fn late(&mut self, first: u64, last: u64, outcome: &mut Outcome<T>) {
+    /// Notes that packets from `first` to `last` are acknowledged. Those of them that were declared lost had not been
+    /// lost.
+    pub(super) fn on_late_ack(&mut self, first: u64, last: u64, outcome: &mut RecoveryOutcome<T>) {
         let start = self.lost.partition_point(|lost| lost.number < first);
         while let Some(lost) = self.lost.get(start)
             && lost.number <= last
@@ -48,7 +49,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// Declares packets lost and tells the controller.
-    pub(super) fn detect(&mut self, now: Instant, outcome: &mut Outcome<T>) {
+    pub(super) fn detect(&mut self, now: Instant, outcome: &mut RecoveryOutcome<T>) {
         self.loss_time = None;
         let Some(largest_acked) = self.largest_acked else { return };
         let delay = self.rtt.loss_delay(GRANULARITY);
@@ -102,7 +103,7 @@ impl<T: Clone> Recovery<T> {
                 }
                 None => self.counts.stack_lost += 1,
             }
-            self.remember(Lost { number, packet, at: now, blamed: false });
+            self.remember(LostEntry { number, packet, at: now, blamed: false });
         }
         if let Some(newest) = newest {
             self.congestion(now, newest);
@@ -114,9 +115,9 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Takes the ECN counts of an ACK frame that is the first to acknowledge so many packets sent as ECT(0), the newest of all
-    /// at `newest`. A packet marked CE is as good as a lost one to the controller (RFC 9002, section 7.1; the draft of BBR says
-    /// nothing else), but nothing is sent again.
+    /// Takes the ECN counts of an ACK frame that newly acknowledges `marked` packets sent as ECT(0), the newest of
+    /// all at `newest`. For the controller a CE mark is the same as a loss (RFC 9002, section 7.1; the draft of BBR
+    /// says nothing else), but nothing is sent again.
     pub(super) fn take_marks(
         &mut self,
         now: Instant,
@@ -141,12 +142,12 @@ impl<T: Clone> Recovery<T> {
         if self.reduced_at.is_none_or(|at| newest > at) {
             self.congestion(now, newest);
         }
-        // What is found not to be lost does not take it back.
+        // A spurious loss does not undo a reduction for marks.
         self.blamed = 0;
         self.lost.iter_mut().for_each(|lost| lost.blamed = false);
     }
 
-    /// Reduces the window once per round trip: only if a packet was lost that was sent after the last reduction.
+    /// Reduces the window once per round trip: only if the lost packet was sent after the last reduction.
     fn congestion(&mut self, now: Instant, newest: Instant) {
         let fresh = self.reduced_at.is_none_or(|at| newest > at);
         if fresh {
@@ -165,13 +166,13 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Inserts by number: one that was reported late may come after larger ones.
-    fn remember(&mut self, lost: Lost<T>) {
+    /// Inserts by number, because a packet that was reported late may come after larger numbers.
+    fn remember(&mut self, lost: LostEntry<T>) {
         let index = self.lost.partition_point(|other| other.number < lost.number);
         self.lost.insert(index, lost);
     }
 
-    /// Forgets losses so old that no acknowledgement is expected any more.
+    /// Forgets losses so old that their acknowledgements are no longer expected.
     pub(super) fn prune(&mut self, now: Instant) {
         let keep = self.persistent_duration();
         while let Some(lost) = self.lost.front()

@@ -1,28 +1,29 @@
 use std::time::{Duration, Instant};
 
-use super::Counts;
+use super::RecoveryCounts;
 
-/// The share of packets that were lost lately: of those that were acknowledged or declared lost in the current period and the
-/// one before. Packets that were wrongly declared lost do not count.
+/// The recent loss rate: the fraction of lost packets among those acknowledged or declared lost in the current and
+/// the previous period. Packets wrongly declared lost do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LossRate {
     began: Instant,
-    /// Counts when the current period began, and the one before it.
-    last: Counts,
-    before: Counts,
+    /// Counts at the beginning of the current period, and of the previous one.
+    last: RecoveryCounts,
+    before: RecoveryCounts,
 }
 
 impl LossRate {
     const PERIOD: Duration = Duration::from_secs(5);
-    /// Of fewer packets nothing can be said.
+    /// Fewest packets that allow an estimate.
     const ENOUGH: u64 = 20;
 
+    /// Begins the first period.
     pub fn new(now: Instant) -> Self {
-        Self { began: now, last: Counts::default(), before: Counts::default() }
+        Self { began: now, last: RecoveryCounts::default(), before: RecoveryCounts::default() }
     }
 
-    /// Something is acknowledged; `counts` are those from before.
-    pub fn on_ack(&mut self, now: Instant, counts: &Counts) {
+    /// Notes an acknowledgement. `counts` are those before it.
+    pub fn on_ack(&mut self, now: Instant, counts: &RecoveryCounts) {
         let age = now.saturating_duration_since(self.began);
         if age >= Self::PERIOD {
             self.before = if age < 2 * Self::PERIOD { self.last } else { *counts };
@@ -31,8 +32,9 @@ impl LossRate {
         }
     }
 
-    pub fn get(&self, counts: &Counts) -> Option<f64> {
-        let lost = |counts: &Counts| counts.packets_lost.saturating_sub(counts.spurious_losses);
+    /// Returns the loss rate, 0 to 1; `None`: there were too few packets.
+    pub fn get(&self, counts: &RecoveryCounts) -> Option<f64> {
+        let lost = |counts: &RecoveryCounts| counts.packets_lost.saturating_sub(counts.spurious_losses);
         let lost = lost(counts).saturating_sub(lost(&self.before));
         let all = counts.packets_acked.saturating_sub(self.before.packets_acked) + lost;
         (all >= Self::ENOUGH).then(|| lost as f64 / all as f64)
@@ -43,12 +45,17 @@ impl LossRate {
 mod tests {
     use super::*;
 
-    fn counts(acked: u64, lost: u64, spurious: u64) -> Counts {
-        Counts { packets_acked: acked, packets_lost: lost, spurious_losses: spurious, ..Counts::default() }
+    fn counts(acked: u64, lost: u64, spurious: u64) -> RecoveryCounts {
+        RecoveryCounts {
+            packets_acked: acked,
+            packets_lost: lost,
+            spurious_losses: spurious,
+            ..RecoveryCounts::default()
+        }
     }
 
     #[test]
-    fn loss_is_of_the_last_two_periods() {
+    fn loss_rate_covers_the_last_two_periods() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut rate = LossRate::new(start);

@@ -1,14 +1,14 @@
-//! Whether the path still carries packets larger than every path has to, and when that is tried again (RFC 8899, sections 4.3
-//! and 5.2).
+//! Detects whether the path still carries packets larger than the base MTU, and probes it again (RFC 8899, sections
+//! 4.3 and 5.2).
 
 use std::time::{Duration, Instant};
 
-/// What every path of QUIC carries, bytes of UDP payload (RFC 9000, section 14).
+/// UDP payload that every QUIC path carries, bytes (RFC 9000, section 14).
 pub const BASE_MTU: u64 = 1200;
-/// Round trips in which larger packets were lost and none arrived, until the path counts as a black hole. A queue that
-/// overflows loses as many, but some of each round trip get through.
+/// Round trips in which larger packets were lost and none arrived after which the path counts as a black hole. A
+/// queue that overflows loses as many, but some of each round trip get through.
 const BLACK_HOLE: u32 = 3;
-/// From the black hole to the first probe, and from there on twice as long each time.
+/// Time from the detection of a black hole to the first probe. It doubles after each probe.
 const FIRST_PROBE: Duration = Duration::from_secs(10);
 const MAX_PROBE: Duration = Duration::from_secs(600);
 
@@ -16,29 +16,32 @@ const MAX_PROBE: Duration = Duration::from_secs(600);
 pub(super) struct PathMtu {
     /// Largest packet that is sent, bytes of UDP payload.
     size: u64,
-    /// What the QUIC stack found the path to take.
+    /// MTU that the QUIC stack found, bytes of UDP payload.
     found: u64,
     suspicions: u32,
-    /// When the last of them arose. What was sent before then was lost in the same round trip.
+    /// Time of the latest suspicion. Packets sent before it were lost in the same round trip.
     suspected: Option<Instant>,
-    /// Of a black hole: when it is probed next, and how long after that again.
+    /// Time of the next probe in a black hole, and the interval after it.
     probe: Option<(Instant, Duration)>,
 }
 
 impl PathMtu {
+    /// Starts with a path that takes packets of `size` bytes of UDP payload.
     pub fn new(size: u64) -> Self {
         Self { size, found: size, suspicions: 0, suspected: None, probe: None }
     }
 
+    /// Returns the largest packet to send, bytes of UDP payload.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// What the next packet is padded to, if the path is to be probed now.
+    /// Returns the size to pad the next packet to, if the path is to be probed now.
     pub fn probe_size(&self, now: Instant) -> Option<u64> {
         self.probe.filter(|(at, _)| *at <= now).map(|_| self.found)
     }
 
+    /// Notes that a packet was sent. A probe schedules the next one.
     pub fn on_sent(&mut self, now: Instant, size: u64) {
         if let Some((at, wait)) = &mut self.probe
             && size > self.size
@@ -48,7 +51,7 @@ impl PathMtu {
         }
     }
 
-    /// A packet of `size` bytes arrived.
+    /// Notes that a packet of `size` bytes arrived.
     pub fn on_acked(&mut self, size: u64) {
         if size > BASE_MTU {
             self.suspicions = 0;
@@ -58,7 +61,7 @@ impl PathMtu {
         }
     }
 
-    /// A packet larger than [`BASE_MTU`] was lost, which was no probe and was sent at `sent`.
+    /// Notes that a packet larger than [`BASE_MTU`] was lost, which was no probe and was sent at `sent`.
     pub fn on_lost(&mut self, now: Instant, sent: Instant) {
         if self.size <= BASE_MTU || self.suspected.is_some_and(|at| sent < at) {
             return;

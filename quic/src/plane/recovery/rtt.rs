@@ -10,11 +10,12 @@ pub struct Rtt {
 }
 
 impl Rtt {
+    /// Starts with an assumed round trip.
     pub fn new(initial: Duration) -> Self {
         Self { latest: initial, min: None, smoothed: initial, variation: initial / 2 }
     }
 
-    /// `delay`: how long the peer held the acknowledgement back, already capped by its max_ack_delay.
+    /// Takes a sample. `delay`: how long the peer delayed the acknowledgement, already capped by its max_ack_delay.
     pub fn sample(&mut self, latest: Duration, delay: Duration) {
         self.latest = latest;
         let Some(min) = self.min else {
@@ -28,30 +29,32 @@ impl Rtt {
         self.smoothed = (self.smoothed * 7 + adjusted) / 8;
     }
 
-    /// After persistent congestion the path may be another (section 5.2).
+    /// Forgets the shortest sample: after persistent congestion the path may be another one (section 5.2).
     pub fn forget_min(&mut self) {
         self.min = self.min.map(|_| self.latest);
     }
 
+    /// Returns the newest sample.
     pub fn latest(&self) -> Duration {
         self.latest
     }
 
+    /// Returns the smoothed round-trip time.
     pub fn smoothed(&self) -> Duration {
         self.smoothed
     }
 
-    /// The shortest sample; the initial estimate before the first.
+    /// Returns the shortest sample, or the initial estimate before the first one.
     pub fn min(&self) -> Duration {
         self.min.unwrap_or(self.smoothed)
     }
 
-    /// How long after its sending a packet is lost if a later one was acknowledged (section 6.1.2).
+    /// Returns the time after sending at which a packet is lost if a later one was acknowledged (section 6.1.2).
     pub fn loss_delay(&self, granularity: Duration) -> Duration {
         (self.smoothed.max(self.latest) * 9 / 8).max(granularity)
     }
 
-    /// Section 6.2.1, without backoff.
+    /// Returns the probe timeout without backoff (section 6.2.1).
     pub fn probe_timeout(&self, granularity: Duration, max_ack_delay: Duration) -> Duration {
         self.smoothed + (self.variation * 4).max(granularity) + max_ack_delay
     }

@@ -6,28 +6,28 @@ const MS: Duration = Duration::from_millis(1);
 const RTT: Duration = Duration::from_millis(100);
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
-/// Recovery whose packets carry their own number.
-struct Lab {
+/// A recovery whose packets' content is their own number.
+struct RecoveryLab {
     recovery: Recovery<u64>,
     now: Instant,
     next: u64,
-    outcome: Outcome<u64>,
+    outcome: RecoveryOutcome<u64>,
 }
 
-impl Lab {
+impl RecoveryLab {
     fn new() -> Self {
         let now = Instant::now();
         let config = Config {
-            algorithm: Algorithm::NewReno,
+            algorithm: CongestionAlgorithm::NewReno,
             mtu: MTU,
             initial_rtt: Duration::from_millis(333),
             max_ack_delay: MAX_ACK_DELAY,
             ecn: true,
         };
-        Self { recovery: Recovery::new(config, now), now, next: 0, outcome: Outcome::default() }
+        Self { recovery: Recovery::new(config, now), now, next: 0, outcome: RecoveryOutcome::default() }
     }
 
-    /// One round trip measured, nothing in flight.
+    /// Returns a recovery with one round trip measured and nothing in flight.
     fn warm() -> Self {
         let mut lab = Self::new();
         lab.send(1);
@@ -54,11 +54,11 @@ impl Lab {
     }
 
     fn try_ack(&mut self, ranges: &[std::ops::RangeInclusive<u64>]) -> Result<(), NeverSent> {
-        let ack = Ack { delay: Duration::ZERO, ranges: ranges.to_vec(), ecn: None };
+        let ack = AckRanges { delay: Duration::ZERO, ranges: ranges.to_vec(), ecn: None };
         self.recovery.on_ack(self.now, &ack, false, &mut self.outcome)
     }
 
-    /// Goes to the next deadline; returns whether it was a probe timeout.
+    /// Goes to the next deadline. Returns whether it was a probe timeout.
     fn expire(&mut self) -> bool {
         self.now = self.recovery.timeout().expect("armed");
         self.recovery.on_timeout(self.now, &mut self.outcome)
@@ -78,7 +78,7 @@ fn round_trip_estimates_of_rfc9002() {
     assert_eq!((rtt.smoothed(), rtt.min()), (100 * MS, 100 * MS), "the first sample is taken as it is");
     assert_eq!(rtt.probe_timeout(GRANULARITY, MAX_ACK_DELAY), 325 * MS);
     rtt.sample(140 * MS, 20 * MS);
-    // Adjusted 120; variation 3/4 * 50 + 1/4 * 20 = 42.5; smoothed 7/8 * 100 + 1/8 * 120 = 102.5.
+    // Expected values: adjusted 120; variation 3/4 * 50 + 1/4 * 20 = 42.5; smoothed 7/8 * 100 + 1/8 * 120 = 102.5.
     assert_eq!(rtt.smoothed(), Duration::from_micros(102_500));
     assert_eq!(rtt.probe_timeout(GRANULARITY, Duration::ZERO), Duration::from_micros(272_500));
     assert_eq!(rtt.loss_delay(GRANULARITY), Duration::from_micros(157_500));
@@ -88,10 +88,10 @@ fn round_trip_estimates_of_rfc9002() {
 
 #[test]
 fn the_peers_ack_delay_is_capped() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     lab.send(1);
     lab.now += 200 * MS;
-    let ack = Ack { delay: Duration::from_secs(9), ranges: vec![1..=1], ecn: None };
+    let ack = AckRanges { delay: Duration::from_secs(9), ranges: vec![1..=1], ecn: None };
     lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
     // 100 * 7/8 + (200 - 25) / 8
     assert_eq!(lab.recovery.rtt.smoothed(), Duration::from_micros(109_375));
@@ -99,7 +99,7 @@ fn the_peers_ack_delay_is_capped() {
 
 #[test]
 fn only_the_largest_newly_acknowledged_makes_a_sample() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     lab.send(3);
     lab.now += RTT;
     lab.ack(&[3..=3]);
@@ -110,8 +110,8 @@ fn only_the_largest_newly_acknowledged_makes_a_sample() {
 }
 
 #[test]
-fn lost_by_packet_threshold() {
-    let mut lab = Lab::warm();
+fn packets_are_lost_by_the_packet_threshold() {
+    let mut lab = RecoveryLab::warm();
     lab.send(5);
     lab.now += RTT;
     lab.ack(&[3..=3]);
@@ -122,8 +122,8 @@ fn lost_by_packet_threshold() {
 }
 
 #[test]
-fn lost_by_time_threshold() {
-    let mut lab = Lab::warm();
+fn packets_are_lost_by_the_time_threshold() {
+    let mut lab = RecoveryLab::warm();
     lab.send(2);
     let sent = lab.now;
     lab.now += RTT;
@@ -137,10 +137,10 @@ fn lost_by_time_threshold() {
 
 #[test]
 fn probe_timeouts_back_off_until_an_ack() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     lab.send(1);
     let mut sent = lab.now;
-    // The second sample in `warm` is the first: variation is half of 100 ms.
+    // The second sample in `warm` is the first to count: the variation is half of 100 ms.
     for backoff in [1, 2, 4, 8] {
         assert!(lab.expire());
         assert_eq!(lab.now, sent + (RTT + 200 * MS + MAX_ACK_DELAY) * backoff);
@@ -160,8 +160,8 @@ fn probe_timeouts_back_off_until_an_ack() {
 }
 
 #[test]
-fn no_probes_for_the_quic_stack() {
-    let mut lab = Lab::warm();
+fn packets_of_the_quic_stack_cause_no_probes() {
+    let mut lab = RecoveryLab::warm();
     lab.send_as_stack(300, true);
     assert_eq!(lab.recovery.timeout(), None, "it has its own timer");
     lab.send(1);
@@ -170,7 +170,7 @@ fn no_probes_for_the_quic_stack() {
 
 #[test]
 fn the_stacks_losses_are_congestion_but_not_ours_to_repair() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     let window = lab.recovery.window();
     lab.send_as_stack(300, true);
     lab.send(3);
@@ -187,7 +187,7 @@ fn the_stacks_losses_are_congestion_but_not_ours_to_repair() {
 
 #[test]
 fn a_lost_mtu_probe_is_not_congestion() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     lab.send_as_stack(MTU as usize + 400, true);
     lab.send(3);
     lab.now += RTT;
@@ -200,7 +200,7 @@ fn a_lost_mtu_probe_is_not_congestion() {
 
 #[test]
 fn packets_that_elicit_nothing_are_not_in_flight() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     for _ in 0..10_000 {
         lab.send_as_stack(40, false);
     }
@@ -212,7 +212,7 @@ fn packets_that_elicit_nothing_are_not_in_flight() {
 
 #[test]
 fn one_reduction_per_round_trip() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     lab.send(9);
     lab.now += RTT;
     lab.ack(&[4..=4]);
@@ -231,7 +231,7 @@ fn one_reduction_per_round_trip() {
 
 #[test]
 fn a_spurious_loss_is_undone_and_widens_the_threshold() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     let window = lab.recovery.window();
     lab.send(8);
     lab.now += RTT;
@@ -257,7 +257,7 @@ fn a_spurious_loss_is_undone_and_widens_the_threshold() {
 fn persistent_congestion_needs_an_outage_without_any_ack() {
     // Three probe timeouts are 3 * (100 + 200 + 25) ms; the outage is 1.4 s, or twice 0.6 s.
     for interrupted in [false, true] {
-        let mut lab = Lab::warm();
+        let mut lab = RecoveryLab::warm();
         for _ in 0..16 {
             lab.now += RTT;
             lab.send(1);
@@ -272,8 +272,8 @@ fn persistent_congestion_needs_an_outage_without_any_ack() {
 }
 
 #[test]
-fn numbers_nobody_sent_are_refused() {
-    let mut lab = Lab::warm();
+fn acknowledgement_of_unsent_numbers_is_refused() {
+    let mut lab = RecoveryLab::warm();
     lab.send(2);
     assert_eq!(lab.try_ack(&[3..=3]), Err(NeverSent(3)));
     assert_eq!(lab.try_ack(&[u64::MAX..=u64::MAX]), Err(NeverSent(u64::MAX)));
@@ -283,8 +283,8 @@ fn numbers_nobody_sent_are_refused() {
 }
 
 #[test]
-fn what_is_reported_after_its_acknowledgement_is_found_by_the_same_frame() {
-    let mut lab = Lab::warm();
+fn packet_reported_after_its_acknowledgement_is_found() {
+    let mut lab = RecoveryLab::warm();
     lab.send(1);
     let late = lab.next;
     lab.next += 1;
@@ -300,8 +300,8 @@ fn what_is_reported_after_its_acknowledgement_is_found_by_the_same_frame() {
 }
 
 #[test]
-fn no_report_is_too_late() {
-    let mut lab = Lab::warm();
+fn late_reports_of_sent_packets_are_accepted() {
+    let mut lab = RecoveryLab::warm();
     let late = lab.next;
     lab.next += 1;
     lab.send(REPORT_LAG + 10);
@@ -320,8 +320,8 @@ fn no_report_is_too_late() {
 }
 
 #[test]
-fn repeated_and_strange_ranges_do_no_harm() {
-    let mut lab = Lab::warm();
+fn repeated_and_odd_ack_ranges_do_no_harm() {
+    let mut lab = RecoveryLab::warm();
     lab.send(4);
     lab.now += RTT;
     #[allow(clippy::reversed_empty_ranges)]
@@ -334,8 +334,9 @@ fn repeated_and_strange_ranges_do_no_harm() {
 
 #[test]
 fn numbers_may_be_reported_out_of_order() {
-    let mut lab = Lab::warm();
-    let (first, second) = (lab.next, lab.next + 1);
+    let mut lab = RecoveryLab::warm();
+    let first = lab.next;
+    let second = lab.next + 1;
     lab.next += 2;
     lab.recovery.on_sent(lab.now, second, MTU as usize, second);
     lab.recovery.on_stack_sent(lab.now, first, 200, true);
@@ -346,8 +347,8 @@ fn numbers_may_be_reported_out_of_order() {
 }
 
 #[test]
-fn memory_stays_flat() {
-    let mut lab = Lab::warm();
+fn loss_recovery_memory_stays_bounded() {
+    let mut lab = RecoveryLab::warm();
     for round in 0..5000u64 {
         if round % 3 == 0 {
             lab.next += 1;
@@ -356,7 +357,7 @@ fn memory_stays_flat() {
         lab.send_as_stack(100, round % 2 == 0);
         lab.now += RTT;
         let last = lab.next - 2;
-        // The first of each round is lost.
+        // The first packet of each round is lost.
         lab.ack(&[last - 2..=last + 1]);
         lab.clear();
     }
@@ -365,10 +366,11 @@ fn memory_stays_flat() {
     assert_eq!(lab.recovery.counts().packets_lost + lab.recovery.counts().packets_acked, 20_001);
 }
 
-/// Each packet of such a peer has the stack send an ACK, of which one in flight in front lets none be forgotten.
+/// Each packet of such a peer makes the stack send an ACK. One packet in flight before them prevents that any of them
+/// is forgotten.
 #[test]
-fn a_peer_that_acknowledges_nothing_is_given_up() {
-    let mut lab = Lab::warm();
+fn peer_that_acknowledges_nothing_is_given_up() {
+    let mut lab = RecoveryLab::warm();
     lab.send(1);
     for _ in 0..MAX_OTHERS {
         lab.send_as_stack(40, false);
@@ -384,7 +386,7 @@ fn a_peer_that_acknowledges_nothing_is_given_up() {
 
 #[test]
 fn small_packets_in_flight_are_bounded_by_their_number() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     let mut sent = 0;
     while lab.recovery.window_open(0) {
         lab.recovery.on_sent(lab.now, lab.next, 0, lab.next);
@@ -396,7 +398,7 @@ fn small_packets_in_flight_are_bounded_by_their_number() {
 
 #[test]
 fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
-    let mut lab = Lab::warm();
+    let mut lab = RecoveryLab::warm();
     lab.send(5);
     lab.recovery.on_path_change(lab.now);
     let window = lab.recovery.window();
@@ -408,22 +410,22 @@ fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
 
 #[test]
 fn marked_packets_reduce_the_window_once_a_round_trip() {
-    let mut lab = Lab::warm();
-    assert_eq!(lab.recovery.ecn().state(), ecn::State::Failed, "the peer does not count");
+    let mut lab = RecoveryLab::warm();
+    assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Failed, "the peer does not count");
     lab.recovery.on_path_change(lab.now);
     lab.now += MS;
     lab.send(8);
     lab.now += RTT;
-    let counted = |lab: &mut Lab, last: u64, ect0: u64, ce: u64| {
+    let counted = |lab: &mut RecoveryLab, last: u64, ect0: u64, ce: u64| {
         let ecn = Some(EcnCounts { ect0, ect1: 0, ce });
-        let ack = Ack { delay: Duration::ZERO, ranges: vec![0..=last], ecn };
+        let ack = AckRanges { delay: Duration::ZERO, ranges: vec![0..=last], ecn };
         lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
         lab.recovery.window()
     };
     let window = lab.recovery.window();
     assert_eq!(counted(&mut lab, 4, 4, 0), window + 4 * MTU);
-    assert_eq!(lab.recovery.ecn().state(), ecn::State::Capable);
-    // Its growth counts before the mark does.
+    assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Capable);
+    // The growth counts before the mark does.
     let reduced = (window + 6 * MTU) / 2;
     assert_eq!(counted(&mut lab, 6, 5, 1), reduced);
     assert_eq!(counted(&mut lab, 8, 5, 3), reduced, "sent before the reduction");
@@ -438,24 +440,24 @@ fn marked_packets_reduce_the_window_once_a_round_trip() {
 
 #[test]
 fn an_acknowledgement_out_of_order_does_not_end_marking() {
-    let mut lab = Lab::new();
+    let mut lab = RecoveryLab::new();
     lab.send(6);
     lab.now += RTT;
-    let ack = |lab: &mut Lab, ranges: Vec<_>, ecn| {
-        let ack = Ack { delay: Duration::ZERO, ranges, ecn };
+    let ack = |lab: &mut RecoveryLab, ranges: Vec<_>, ecn| {
+        let ack = AckRanges { delay: Duration::ZERO, ranges, ecn };
         lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
         lab.recovery.ecn().state()
     };
     let counts = |ect0| Some(EcnCounts { ect0, ect1: 0, ce: 0 });
-    assert_eq!(ack(&mut lab, vec![4..=5], counts(4)), ecn::State::Capable);
-    assert_eq!(ack(&mut lab, vec![2..=3], counts(2)), ecn::State::Capable, "an older one");
+    assert_eq!(ack(&mut lab, vec![4..=5], counts(4)), ecn::EcnState::Capable);
+    assert_eq!(ack(&mut lab, vec![2..=3], counts(2)), ecn::EcnState::Capable, "an older one");
     lab.send(1);
-    assert_eq!(ack(&mut lab, vec![6..=6], counts(4)), ecn::State::Failed, "one was bleached");
+    assert_eq!(ack(&mut lab, vec![6..=6], counts(4)), ecn::EcnState::Failed, "one was bleached");
     assert!(!lab.recovery.ecn().marks());
 }
 
 /// A path on which packets of more than [`BASE_MTU`] may get lost.
-impl Lab {
+impl RecoveryLab {
     fn large() -> Self {
         let mut lab = Self::warm();
         lab.recovery.set_mtu(1452);
@@ -467,7 +469,8 @@ impl Lab {
         self.next += 1;
     }
 
-    /// A flight of `large` packets of 1452 bytes and one of 100 after each, of which only the latter arrive, one ACK for each.
+    /// Sends `large` packets of 1452 bytes, and one of 100 bytes after each. Only the small ones arrive, with one ACK
+    /// for each.
     fn lose_large(&mut self, large: u64) {
         let first = self.next;
         for _ in 0..large {
@@ -482,8 +485,8 @@ impl Lab {
 }
 
 #[test]
-fn losses_of_one_round_trip_are_no_black_hole() {
-    let mut lab = Lab::large();
+fn losses_in_one_round_trip_are_no_black_hole() {
+    let mut lab = RecoveryLab::large();
     lab.lose_large(20);
     lab.lose_large(20);
     assert_eq!(lab.recovery.mtu(), 1452, "however many they are");
@@ -497,13 +500,14 @@ fn losses_of_one_round_trip_are_no_black_hole() {
 
 #[test]
 fn a_black_hole_is_left_when_a_probe_arrives() {
-    let mut lab = Lab::large();
+    let mut lab = RecoveryLab::large();
     (0..3).for_each(|_| lab.lose_large(5));
     assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now, 0)), (BASE_MTU, None));
 
     lab.now += Duration::from_secs(10);
     assert_eq!(lab.recovery.mtu_probe(lab.now, 0), Some(1452));
-    let (events, window) = (lab.recovery.counts().congestion_events, lab.recovery.window());
+    let events = lab.recovery.counts().congestion_events;
+    let window = lab.recovery.window();
     let probe = lab.next;
     lab.lose_large(1);
     lab.send_one(100);

@@ -10,47 +10,53 @@ use std::{
     time::Instant,
 };
 
-use super::{End, Extent, Source};
+use super::{Source, SourceEnd, SourceExtent};
 
 /// A source whose first 8 bytes are its tag; the others follow from tag and offset.
 pub struct Mem {
     pub tag: u64,
     len: AtomicU64,
-    end: Mutex<End>,
+    end: Mutex<SourceEnd>,
     evicted: AtomicU64,
-    /// Arrival of each stretch of bytes, by its first offset.
+    /// Arrival time of each range of bytes, by its first offset.
     received: Mutex<BTreeMap<u64, Instant>>,
 }
 
 impl Mem {
+    /// Creates an empty source.
     pub fn new(tag: u64) -> Arc<Self> {
         Arc::new(Self {
             tag,
             len: AtomicU64::new(0),
-            end: Mutex::new(End::Open),
+            end: Mutex::new(SourceEnd::Open),
             evicted: AtomicU64::new(0),
             received: Mutex::default(),
         })
     }
 
+    /// Appends `bytes`, which arrive at `now`.
     pub fn push(&self, bytes: u64, now: Instant) {
         let start = self.len.fetch_add(bytes, Ordering::Relaxed);
         self.received.lock().expect("no panic").insert(start, now);
     }
 
-    pub fn finish(&self, end: End) {
+    /// Ends the source.
+    pub fn finish(&self, end: SourceEnd) {
         *self.end.lock().expect("no panic") = end;
     }
 
+    /// Evicts the bytes.
     pub fn evict(&self) {
         self.evicted.store(u64::MAX, Ordering::Relaxed);
     }
 
+    /// Returns the number of bytes.
     #[allow(clippy::len_without_is_empty, reason = "it counts what has been written")]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
+    /// Returns the byte at an offset of the source with this tag.
     pub fn byte(tag: u64, offset: u64) -> u8 {
         match offset {
             0..8 => tag.to_be_bytes()[offset as usize],
@@ -60,8 +66,8 @@ impl Mem {
 }
 
 impl Source for Mem {
-    fn extent(&self) -> Extent {
-        Extent { len: self.len(), end: *self.end.lock().expect("no panic") }
+    fn extent(&self) -> SourceExtent {
+        SourceExtent { len: self.len(), end: *self.end.lock().expect("no panic") }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
@@ -80,7 +86,7 @@ impl Source for Mem {
         received.range(..=offset).next_back().map(|(_, at)| *at)
     }
 
-    /// Each push is an object.
+    /// Treats each push as an object.
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let received = self.received.lock().expect("no panic");
         let (start, _) = received.range(..=offset).next_back()?;
@@ -89,22 +95,24 @@ impl Source for Mem {
     }
 }
 
-/// A source that costs one copy to read, as a cache does.
+/// A source that takes one copy to read, as a cache does.
 pub struct Fast(AtomicU64, Vec<u8>);
 
 impl Fast {
+    /// Creates an empty source.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(AtomicU64::new(0), vec![7; 1200]))
     }
 
+    /// Appends bytes.
     pub fn push(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
 impl Source for Fast {
-    fn extent(&self) -> Extent {
-        Extent { len: self.0.load(Ordering::Relaxed), end: End::Open }
+    fn extent(&self) -> SourceExtent {
+        SourceExtent { len: self.0.load(Ordering::Relaxed), end: SourceEnd::Open }
     }
 
     fn read(&self, _: u64, buf: &mut [u8]) -> usize {

@@ -6,14 +6,14 @@ use millrace_quic::plane::downstream::{Downstream, Label, NewStream, StreamKey};
 use tracing::debug;
 
 use super::{
-    Ingress, LockedOffload, OpeningRequest, OpeningSide, OpeningTerms,
+    LockedOffload, OffloadIngress, OpeningRequest, OpeningSide, OpeningTerms,
     openings::{OpeningEntry, TAG},
     state::Offloaded,
 };
 
 impl LockedOffload<'_> {
     /// Allows the offload to open a stream of this connection for the stream that the ingress will be bound to. Returns whether it may.
-    pub fn prepare(&mut self, ingress: &Arc<dyn Ingress>, terms: &OpeningTerms) -> bool {
+    pub fn prepare(&mut self, ingress: &Arc<dyn OffloadIngress>, terms: &OpeningTerms) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let place = (terms.owner, ingress.serial());
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
@@ -27,7 +27,7 @@ impl LockedOffload<'_> {
         let delegation = match offloaded.places.within(|| offload.prepare(ingress, &request)) {
             Ok(delegation) => delegation,
             Err(declined) => {
-                debug!(%declined, "streams are opened in userspace");
+                debug!(%declined, "userspace opens the track's streams to a subscriber: the kernel declined");
                 return false;
             }
         };
@@ -51,7 +51,7 @@ impl LockedOffload<'_> {
     pub fn adopt(
         &mut self,
         now: Instant,
-        ingress: &Arc<dyn Ingress>,
+        ingress: &Arc<dyn OffloadIngress>,
         stream: NewStream,
     ) -> Option<StreamKey> {
         let Some((key, priority)) = self.take_opened(now, ingress, stream.owner) else {
@@ -72,7 +72,7 @@ impl LockedOffload<'_> {
     fn take_opened(
         &mut self,
         now: Instant,
-        ingress: &Arc<dyn Ingress>,
+        ingress: &Arc<dyn OffloadIngress>,
         owner: u64,
     ) -> Option<(StreamKey, Option<u8>)> {
         let offloaded = self.offloaded.as_deref_mut()?;
@@ -86,7 +86,7 @@ impl LockedOffload<'_> {
     }
 
     /// Resets the stream that the offload has opened for this owner's copy of an ingress, which the owner does not want.
-    pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn Ingress>, owner: u64) {
+    pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn OffloadIngress>, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
         if let Some(tag) = offloaded.openings.waiting.get(&(owner, ingress.serial())).copied() {
@@ -98,7 +98,7 @@ impl LockedOffload<'_> {
     /// the offload has opened and the owner has not adopted.
     pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return true };
-        for tag in offloaded.openings.of_owner(owner) {
+        for tag in offloaded.openings.owner_streams(owner) {
             let Some(opening) = offloaded.openings.by_tag.get(&tag) else { continue };
             let closed = opening.delegation.as_ref().is_some_and(|one| one.close() == OpeningSide::Userspace);
             if closed {
@@ -106,14 +106,14 @@ impl LockedOffload<'_> {
                 offloaded.openings.by_tag.remove(&tag);
             }
         }
-        offloaded.openings.of_owner(owner).is_empty()
+        offloaded.openings.owner_streams(owner).is_empty()
     }
 
     /// Stops the offload from opening streams for an owner, and resets those that the owner has not adopted.
     pub fn abandon(&mut self, now: Instant, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
-        let tags = offloaded.openings.of_owner(owner);
+        let tags = offloaded.openings.owner_streams(owner);
         offloaded.abandon(self.downstream, &tags);
     }
 }
@@ -135,7 +135,7 @@ impl Offloaded {
         }
     }
 
-    /// Nothing will come that these were prepared for, as far as the subscription knows: streams that were opened are reset.
+    /// Gives up openings whose ingress gets no stream, as far as the subscription knows. Streams that were opened for them are reset.
     pub fn abandon(&mut self, downstream: &mut Downstream, tags: &[u64]) {
         for tag in tags {
             if self.openings.by_tag.get(tag).is_none_or(|opening| opening.adopted) {
@@ -148,8 +148,7 @@ impl Offloaded {
         }
     }
 
-    /// Stops the offload from opening streams for anybody. Those that it has opened are as if they were delegated: whoever asks for one
-    /// later still finds it.
+    /// Stops the offload from opening any streams. Those that it has opened count as delegated, and can still be adopted later.
     pub(super) fn close_openings(&mut self, downstream: &mut Downstream) {
         for tag in self.openings.prepared() {
             let delegation = self.openings.by_tag.get(&tag).and_then(|opening| opening.delegation.as_ref());

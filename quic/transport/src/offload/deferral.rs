@@ -1,18 +1,17 @@
-//! Which packets of a subscriber need not wake this process: those in which it acknowledges what the offload sent, as long
-//! as nothing depends on them.
+//! Packets of a subscriber that need not wake this process: its acknowledgements of what the offload sent, as long as nothing depends on
+//! them.
 //!
-//! The offload does not open these packets, it sees their length. So it is told the length of an acknowledgement that
-//! says nothing new about losses: one that does has a range more, which takes two bytes at least.
+//! The offload does not open these packets; it sees only their length. It gets the length of an acknowledgement without news of losses. One
+//! with such news has another range, which takes at least two bytes.
 
 use std::time::{Duration, Instant};
 
-use millrace_quic::{plane::downstream::Budget, varint};
+use millrace_quic::{plane::downstream::OffloadBudget, varint};
 
 /// How long all packets wake the process after there was no window or credit left for something.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
 
-/// What is left of the window, as a fraction, when acknowledgements wake the process again: enough for what is sent
-/// until they are read.
+/// The fraction of the window that is left when acknowledgements wake the process again. It has to last until they are read.
 const RESERVE: u64 = 2;
 
 /// A connection's acknowledgements.
@@ -36,7 +35,7 @@ impl Deferral {
     /// The UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all wake the process:
     /// `budget` is all that may be sent, `window` what may be in flight, and `declined` how often that was not enough so
     /// far.
-    pub fn limits(&mut self, now: Instant, budget: Budget, window: u64, declined: u64) -> (u32, u64) {
+    pub fn limits(&mut self, now: Instant, budget: OffloadBudget, window: u64, declined: u64) -> (u32, u64) {
         if std::mem::replace(&mut self.declined, declined) != declined {
             self.wake_until = Some(now + SHORT_OF_ROOM);
         }
@@ -52,16 +51,17 @@ impl Deferral {
 mod tests {
     use super::*;
 
-    const BUDGET: Budget = Budget { bytes: 100_000, data: 1 << 30 };
+    const BUDGET: OffloadBudget = OffloadBudget { bytes: 100_000, data: 1 << 30 };
     const WINDOW: u64 = 120_000;
 
     #[test]
-    fn one_range_more_is_longer_than_any_delay() {
+    fn additional_ack_range_is_longer_than_any_ack_delay() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0).0, 0, "nothing is known yet");
-        // What a packet has beside the delay, and a range more in two bytes.
-        let (without, with) = (35, 37);
+        // A packet's bytes besides the ACK Delay, without and with another range of two bytes.
+        let without = 35;
+        let with = 37;
         for delay in [1, 63, 64, 16_383] {
             deferral.learn(without + varint::len(delay), delay);
             let limit = deferral.limits(now, BUDGET, WINDOW, 0).0;
@@ -71,18 +71,18 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_window_and_credit_wakes() {
+    fn exhausted_window_or_credit_wakes_userspace() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         deferral.learn(36, 0);
         assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0), (37, 40_000));
-        assert_eq!(deferral.limits(now, Budget { bytes: 30_000, ..BUDGET }, WINDOW, 0), (0, 0));
-        assert_eq!(deferral.limits(now, Budget { data: 50_000, ..BUDGET }, WINDOW, 0), (37, 25_000));
-        assert_eq!(deferral.limits(now, Budget { data: 0, ..BUDGET }, WINDOW, 0), (0, 0));
+        assert_eq!(deferral.limits(now, OffloadBudget { bytes: 30_000, ..BUDGET }, WINDOW, 0), (0, 0));
+        assert_eq!(deferral.limits(now, OffloadBudget { data: 50_000, ..BUDGET }, WINDOW, 0), (37, 25_000));
+        assert_eq!(deferral.limits(now, OffloadBudget { data: 0, ..BUDGET }, WINDOW, 0), (0, 0));
     }
 
     #[test]
-    fn so_is_what_follows_when_it_was_not_enough() {
+    fn shortage_suspends_deferral_for_a_while() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         deferral.learn(36, 0);

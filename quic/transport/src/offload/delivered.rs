@@ -3,19 +3,19 @@
 use std::collections::{HashSet, VecDeque};
 
 /// Tag, group and object.
-pub(super) type Datagram = (u64, u64, u64);
+pub(super) type DatagramId = (u64, u64, u64);
 
 #[derive(Default)]
-pub(super) struct Delivered {
-    waiting: HashSet<Datagram>,
-    order: VecDeque<Datagram>,
+pub(super) struct DeliveredDatagrams {
+    waiting: HashSet<DatagramId>,
+    order: VecDeque<DatagramId>,
 }
 
-impl Delivered {
+impl DeliveredDatagrams {
     /// Some never come by, since the QUIC stack's buffer for datagrams overflows. It has room for fewer of those that do.
     const MOST: usize = 1 << 15;
 
-    pub fn add(&mut self, datagram: Datagram) {
+    pub fn add(&mut self, datagram: DatagramId) {
         if self.waiting.insert(datagram) {
             self.order.push_back(datagram);
         }
@@ -26,8 +26,8 @@ impl Delivered {
         }
     }
 
-    /// Whether it is there; it is not any more afterwards.
-    pub fn take(&mut self, datagram: Datagram) -> bool {
+    /// Removes a datagram, and returns whether it was there.
+    pub fn take(&mut self, datagram: DatagramId) -> bool {
         // Most come by in the order in which they were sent.
         if self.order.front() == Some(&datagram) {
             self.order.pop_front();

@@ -6,7 +6,7 @@ use millrace_quic::plane::downstream::{Downstream, Label, StreamKey};
 
 use super::Delegation;
 
-/// What tags of openings have, and no stream's key.
+/// The bit that is set in tags of openings and in no stream's key.
 pub(super) const TAG: u64 = 1 << 63;
 
 /// A stream that the offload sends on.
@@ -17,26 +17,31 @@ pub(super) struct DelegatedStream {
 
 /// One subscriber's part in an ingress whose stream has not begun.
 pub(super) struct OpeningEntry {
-    /// Of the subscription.
+    /// The subscription's number.
     pub owner: u64,
     /// Serial number of the ingress.
     pub ingress: u64,
     pub label: Label,
-    /// The subscriber's priority that the offload goes by.
+    /// The subscriber's priority that the offload uses.
     pub priority: u8,
-    /// Until the offload has opened the stream.
+    /// The right to open the stream; `None` once the offload has opened it.
     pub delegation: Option<Box<dyn Delegation>>,
     pub key: Option<StreamKey>,
-    /// Nobody will ask what it carries.
+    /// The subscription knows what the stream carries, or will never ask.
     pub adopted: bool,
     pub returned: bool,
 }
 
 /// The openings of a connection: what the offload may open streams for, and has.
+///
+/// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It leaves the book when it is both *adopted* and
+/// *returned*, in either order, or when it is closed before its stream was opened. [`Self::key`] opens it: with the first packet that the offload reports, or when the offload says that it is
+/// about to. [`Self::take`] adopts, and [`Self::on_returned`] returns. Between calls, `waiting` has exactly the entries that are not adopted,
+/// and `by_key` those that are opened and not returned.
 #[derive(Default)]
 pub(super) struct OpeningBook {
     pub by_tag: HashMap<u64, OpeningEntry>,
-    /// By owner and ingress: those that nobody has adopted.
+    /// The tags of openings that are not adopted yet, by owner and ingress.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
     pub made: u64,
@@ -78,7 +83,7 @@ impl OpeningBook {
         Some(key)
     }
 
-    /// Nothing more will be said of the stream.
+    /// The offload sends no more on the stream and reports nothing more of it.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(tag) = self.by_key.remove(&key) else { return };
         if let Some(opening) = self.by_tag.get_mut(&tag) {
@@ -93,7 +98,7 @@ impl OpeningBook {
         }
     }
 
-    /// Takes it from those that wait; nobody else does from now on.
+    /// Takes an opening out of those that wait for adoption.
     pub fn take(&mut self, tag: u64) {
         if let Some(opening) = self.by_tag.get_mut(&tag) {
             opening.adopted = true;
@@ -107,7 +112,7 @@ impl OpeningBook {
         prepared.map(|(tag, _)| *tag).collect()
     }
 
-    pub fn of_owner(&self, owner: u64) -> Vec<u64> {
+    pub fn owner_streams(&self, owner: u64) -> Vec<u64> {
         self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
     }
 }

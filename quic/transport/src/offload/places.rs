@@ -3,21 +3,21 @@
 
 use std::sync::Arc;
 
-use super::{Declined, Delegation, Ingress, OpeningSide};
-use crate::windows::Share;
+use super::{Declined, Delegation, OffloadIngress, OpeningSide};
+use crate::windows::WindowShare;
 
 /// A connection's part of shares, which count streams here.
 #[derive(Default)]
-pub(in crate::offload) struct Places {
+pub(in crate::offload) struct OffloadPlaces {
     /// The client's share, and the one that everybody has.
-    shares: Option<[Arc<Share>; 2]>,
+    shares: Option<[Arc<WindowShare>; 2]>,
     /// Times that none was left.
     pub declined: u64,
 }
 
-impl Places {
+impl OffloadPlaces {
     /// Takes further places from these.
-    pub fn set_shares(&mut self, shares: [Arc<Share>; 2]) {
+    pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         self.shares = Some(shares);
     }
 
@@ -30,42 +30,42 @@ impl Places {
         make: impl FnOnce() -> Result<Box<dyn Delegation>, Declined>,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let Some(shares) = &self.shares else { return make() };
-        let Some(place) = shares.iter().find_map(Place::take) else {
+        let Some(place) = shares.iter().find_map(OffloadPlace::take) else {
             self.declined += 1;
             return Err(Declined("its client has its share of the offload's streams".to_owned()));
         };
-        Ok(Box::new(Placed { delegation: make()?, _place: place }))
+        Ok(Box::new(PlacedDelegation { delegation: make()?, _place: place }))
     }
 }
 
 /// A place; it is free again when this is dropped.
-struct Place(Arc<Share>);
+struct OffloadPlace(Arc<WindowShare>);
 
-impl Place {
-    fn take(share: &Arc<Share>) -> Option<Self> {
+impl OffloadPlace {
+    fn take(share: &Arc<WindowShare>) -> Option<Self> {
         share.take(1).then(|| Self(Arc::clone(share)))
     }
 }
 
-impl Drop for Place {
+impl Drop for OffloadPlace {
     fn drop(&mut self) {
         self.0.give(1);
     }
 }
 
 /// A delegation with its place.
-struct Placed {
+struct PlacedDelegation {
     // Dropped first: only then is the place free.
     delegation: Box<dyn Delegation>,
-    _place: Place,
+    _place: OffloadPlace,
 }
 
-impl Delegation for Placed {
+impl Delegation for PlacedDelegation {
     fn set_max_offset(&self, max: u64) {
         self.delegation.set_max_offset(max);
     }
 
-    fn is_of(&self, ingress: &Arc<dyn Ingress>) -> bool {
+    fn is_of(&self, ingress: &Arc<dyn OffloadIngress>) -> bool {
         self.delegation.is_of(ingress)
     }
 
@@ -82,12 +82,12 @@ impl Delegation for Placed {
 mod tests {
     use super::*;
 
-    struct Nothing;
+    struct NoDelegation;
 
-    impl Delegation for Nothing {
+    impl Delegation for NoDelegation {
         fn set_max_offset(&self, _max: u64) {}
 
-        fn is_of(&self, _ingress: &Arc<dyn Ingress>) -> bool {
+        fn is_of(&self, _ingress: &Arc<dyn OffloadIngress>) -> bool {
             true
         }
 
@@ -101,28 +101,30 @@ mod tests {
     /// However many sessions a client has, and however many clients a network.
     #[test]
     fn sessions_of_a_client_share_its_places() {
-        let network = Arc::new(Share::new(5, None));
-        let share = |within: &Arc<Share>| Arc::new(Share::new(4, Some(Arc::clone(within))));
-        let (client, neighbour, common) = (share(&network), share(&network), Arc::new(Share::new(3, None)));
-        let mut sessions = [(); 3].map(|()| Places::default());
+        let network = Arc::new(WindowShare::new(5, None));
+        let share = |within: &Arc<WindowShare>| Arc::new(WindowShare::new(4, Some(Arc::clone(within))));
+        let client = share(&network);
+        let neighbour = share(&network);
+        let common = Arc::new(WindowShare::new(3, None));
+        let mut sessions = [(); 3].map(|()| OffloadPlaces::default());
         for (places, own) in sessions.iter_mut().zip([&client, &client, &neighbour]) {
             places.set_shares([Arc::clone(own), Arc::clone(&common)]);
         }
-        let mut take = |at: usize| sessions[at].within(|| Ok(Box::new(Nothing))).ok();
+        let mut take = |at: usize| sessions[at].within(|| Ok(Box::new(NoDelegation))).ok();
         let mut held: Vec<_> = (0..10).filter_map(|at| take(at % 2)).collect();
         assert_eq!(held.len(), 7, "four of its own, and what is left to whoever comes first");
         let mut others: Vec<_> = (0..3).filter_map(|_| take(2)).collect();
         assert_eq!(others.len(), 1, "of the network one is left");
         assert_eq!(sessions.each_ref().map(|places| places.declined).iter().sum::<u64>(), 3 + 2);
-        // What could not be made takes no place.
+        // A delegation that could not be made takes no place.
         held.truncate(3);
         let declined = sessions[0].within(|| Err(Declined("full".to_owned())));
         assert_eq!(declined.err().map(|declined| declined.0).as_deref(), Some("full"));
         assert_eq!((client.held(), network.held()), (3, 4));
-        others.extend(sessions[2].within(|| Ok(Box::new(Nothing))));
+        others.extend(sessions[2].within(|| Ok(Box::new(NoDelegation))));
         drop((held, others));
         assert_eq!((client.held(), network.held()), (0, 0));
-        // Whose client is not known has no bound, as before its first right.
-        assert!((0..100).all(|_| Places::default().within(|| Ok(Box::new(Nothing))).is_ok()));
+        // A connection without shares, whose client is not known yet, has no bound.
+        assert!((0..100).all(|_| OffloadPlaces::default().within(|| Ok(Box::new(NoDelegation))).is_ok()));
     }
 }

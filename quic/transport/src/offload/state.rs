@@ -1,4 +1,4 @@
-//! The offload's part of a connection: what it is granted, what was delegated to it, and what it was told.
+//! The offload's part of a connection: its budget, the streams delegated to it, and the settings that it got.
 //!
 //! It sends within a budget of credit and window, which it is granted whenever the connection's lock is let go. Before
 //! anything is sent from here the budget is reclaimed, so both together stay within the peer's limits.
@@ -16,9 +16,9 @@ use std::{
 };
 
 use millrace_quic::{
-    keys::{Secret, Suite},
+    keys::{KeySuite, TrafficSecret},
     packet::ConnectionId,
-    plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
+    plane::downstream::{Downstream, Label, OffloadBudget, OffloadedPacket, StreamKey},
     received::{ReceivedNumbers, ReceivedStreams},
     webtransport::Binding,
 };
@@ -26,15 +26,15 @@ use quinn::VarInt;
 use tracing::{debug, warn};
 
 use super::{
-    Carried, ConnectionStatus, DatagramCopy, Delegation, Ingress, Offload, Openings, Origin, Path, Seen,
-    Sent, StreamCopy,
+    BeforeOffload, ConnectionStatus, DatagramCopy, Delegation, Offload, OffloadIngress, OffloadOpenings,
+    OffloadOrigin, OffloadPath, OffloadSentPacket, OffloadedFrame, StreamCopy,
     deferral::Deferral,
-    delivered::Delivered,
+    delivered::DeliveredDatagrams,
     openings::{self, DelegatedStream, OpeningBook},
-    places::Places,
-    trial::Trial,
+    places::OffloadPlaces,
+    trial::OffloadTrial,
 };
-use crate::{dscp::ECT0, path, windows::Share};
+use crate::{dscp::ECT0, path, windows::WindowShare};
 
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten. quinn gives a peer so many at a time.
 const IDS: usize = 8;
@@ -47,21 +47,21 @@ pub(crate) struct Offloaded {
     offload: Option<Arc<dyn Offload>>,
     is_releasing: bool,
     /// Suites that an offload supports.
-    suites: &'static [Suite],
-    /// Of this end's socket.
+    suites: &'static [KeySuite],
+    /// The address of this end's socket.
     local: SocketAddr,
-    /// The path of packets that the latest offload was told.
-    path: Option<Path>,
-    /// Whether the present offload was told that path.
+    /// The path that the latest offload got.
+    path: Option<OffloadPath>,
+    /// The present offload got that path.
     path_told: bool,
-    /// Whether the present offload sends by that path.
+    /// The present offload sends by that path.
     path_ready: bool,
-    /// It was told what it may send, at the latest occasion.
+    /// The offload was last granted a budget, and not stopped.
     is_ready: bool,
-    /// On this path.
-    trial: Trial,
+    /// The trial of the present path.
+    trial: OffloadTrial,
     failed_trials: u64,
-    pub(super) places: Places,
+    pub(super) places: OffloadPlaces,
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
@@ -78,14 +78,14 @@ pub(crate) struct Offloaded {
     /// The largest DATAGRAM frame that the peer takes, bytes.
     max_datagram: u32,
     /// Totals that it has registered.
-    registered: Budget,
-    /// What it may send beyond them.
-    budget: Budget,
+    registered: OffloadBudget,
+    /// The budget that it may use on top of those totals.
+    budget: OffloadBudget,
     session: u32,
     refused: Option<&'static str>,
     /// Counts of what earlier offloads did.
     past: ConnectionStatus,
-    delivered: Delivered,
+    delivered: DeliveredDatagrams,
     deferral: Deferral,
     /// A timer has waited for acknowledgements to be read, and does not again.
     waited: bool,
@@ -93,13 +93,13 @@ pub(crate) struct Offloaded {
 
 /// Receiving keys: those of the newest generation that the peer has used.
 struct OpenKeys {
-    secret: Secret,
+    secret: TrafficSecret,
     header: [u8; 32],
     generation: u16,
 }
 
 impl Offloaded {
-    pub fn new(local: SocketAddr, suites: &'static [Suite]) -> Self {
+    pub fn new(local: SocketAddr, suites: &'static [KeySuite]) -> Self {
         Self {
             offload: None,
             is_releasing: false,
@@ -109,9 +109,9 @@ impl Offloaded {
             path_told: false,
             path_ready: false,
             is_ready: false,
-            trial: Trial::new(),
+            trial: OffloadTrial::new(),
             failed_trials: 0,
-            places: Places::default(),
+            places: OffloadPlaces::default(),
             seal_header: None,
             open: None,
             ids: VecDeque::new(),
@@ -122,18 +122,18 @@ impl Offloaded {
             binding: None,
             stream_bits: 0,
             max_datagram: 0,
-            registered: Budget::default(),
-            budget: Budget::default(),
+            registered: OffloadBudget::default(),
+            budget: OffloadBudget::default(),
             session: 0,
             refused: None,
             past: ConnectionStatus::default(),
-            delivered: Delivered::default(),
+            delivered: DeliveredDatagrams::default(),
             deferral: Deferral::default(),
             waited: false,
         }
     }
 
-    /// How traces name the connection.
+    /// Sets the session's number in traces.
     pub fn set_session(&mut self, session: u32) {
         self.session = session;
         self.offload.iter().for_each(|offload| offload.set_session(session));
@@ -151,13 +151,13 @@ impl Offloaded {
         offload.set_stream_bits(self.stream_bits);
     }
 
-    /// How the application's streams and datagrams lie on the connection.
+    /// Sets the layout of the application's streams and datagrams on the connection.
     pub fn bind(&mut self, binding: Binding) {
         self.binding = Some(binding);
         self.offload.iter().for_each(|offload| offload.set_binding(binding));
     }
 
-    /// Whether an offload would be of any use.
+    /// Returns whether an offload would be of any use.
     pub fn is_usable(&self) -> bool {
         self.refused.is_none()
     }
@@ -180,14 +180,14 @@ impl Offloaded {
 
 /// Having an offload, and having none any more.
 impl Offloaded {
-    /// There is an offload from now on, which draws from the connection's word. It is told all that came before: `seal` is the generation
-    /// that this end seals with now, and its secret.
-    pub fn take_offload(&mut self, offload: Arc<dyn Offload>, seal: Option<(u16, &Secret)>) {
+    /// Adds an offload, which draws from the connection's packet numbers, and gives it all state from before. `seal` is the generation that
+    /// this end seals with now, and its secret.
+    pub fn take_offload(&mut self, offload: Arc<dyn Offload>, seal: Option<(u16, &TrafficSecret)>) {
         offload.set_session(self.session);
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
         self.tell_peer(&*offload);
         self.ids.iter().for_each(|id| Arc::clone(&offload).add_id(id));
-        (self.registered, self.budget) = (Budget::default(), Budget::default());
+        (self.registered, self.budget) = (OffloadBudget::default(), OffloadBudget::default());
         (self.path_told, self.path_ready) = (false, false);
         self.offload = Some(offload);
         self.install_both_seal_keys(seal);
@@ -209,14 +209,14 @@ impl Offloaded {
     /// The offload sends nothing more, and all that it has sent was drained. Returns it, to be dropped without the connection's lock.
     pub fn finish_release(&mut self, downstream: &mut Downstream) -> Option<Arc<dyn Offload>> {
         let offload = self.offload.take_if(|_| self.is_releasing)?;
-        // Of streams that it was opening meanwhile, and that are open now.
+        // These streams were being opened during the release, and are open now.
         for (key, _) in self.delegations.drain() {
             downstream.on_returned(key);
             self.openings.on_returned(key);
         }
         self.past.add(&offload.status());
-        downstream.set_outstanding(Budget::default());
-        (self.is_releasing, self.budget) = (false, Budget::default());
+        downstream.set_outstanding(OffloadBudget::default());
+        (self.is_releasing, self.budget) = (false, OffloadBudget::default());
         Some(offload)
     }
 }
@@ -224,8 +224,8 @@ impl Offloaded {
 /// Keys and connection IDs.
 impl Offloaded {
     /// The handshake is over: both directions' keys of the first two generations.
-    pub fn on_keys(&mut self, seal: Option<&Secret>, open: Option<Secret>) {
-        let mut suites = seal.into_iter().chain(&open).map(Secret::suite);
+    pub fn on_keys(&mut self, seal: Option<&TrafficSecret>, open: Option<TrafficSecret>) {
+        let mut suites = seal.into_iter().chain(&open).map(TrafficSecret::suite);
         if suites.any(|suite| !self.suites.contains(&suite)) {
             self.refused = Some("cipher suite");
         }
@@ -238,20 +238,20 @@ impl Offloaded {
     }
 
     /// This end seals with the keys of `generation`, those of `secret`, from now on.
-    pub fn on_seal_keys(&mut self, generation: u16, secret: &Secret) {
+    pub fn on_seal_keys(&mut self, generation: u16, secret: &TrafficSecret) {
         self.offload().into_iter().for_each(|offload| offload.on_key_update());
         self.install_seal_keys(generation.saturating_add(1), &secret.next());
     }
 
     /// The generation in use and the next.
-    fn install_both_seal_keys(&self, seal: Option<(u16, &Secret)>) {
+    fn install_both_seal_keys(&self, seal: Option<(u16, &TrafficSecret)>) {
         if let Some((generation, secret)) = seal {
             self.install_seal_keys(generation, secret);
             self.install_seal_keys(generation.saturating_add(1), &secret.next());
         }
     }
 
-    fn install_seal_keys(&self, generation: u16, secret: &Secret) {
+    fn install_seal_keys(&self, generation: u16, secret: &TrafficSecret) {
         if let (Some(offload), Some(header)) = (self.offload(), &self.seal_header) {
             Arc::clone(offload).set_seal_keys(generation, secret, header);
         }
@@ -306,7 +306,7 @@ impl Offloaded {
 
 /// Deferred wake-ups.
 impl Offloaded {
-    /// When a packet arrived that ends with these bytes, which may have waited to be read.
+    /// Returns when a packet arrived that ends with these bytes. It may have waited to be read.
     pub fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
         self.offload.as_ref().map_or(now, |offload| offload.arrival(now, end))
     }
@@ -316,8 +316,7 @@ impl Offloaded {
         self.deferral.learn(size, delay);
     }
 
-    /// Before a timer acts on an acknowledgement that is missing: whether it shall wait since it may be among the
-    /// deferred packets, which are read now.
+    /// Decides whether a loss timer shall wait for a missing acknowledgement: it may be among the deferred packets, which are read now.
     pub fn reads_first(&mut self) -> bool {
         self.waited = !self.waited && self.offload.as_ref().is_some_and(|offload| offload.read_deferred());
         self.waited
@@ -337,14 +336,14 @@ impl Offloaded {
 
 /// Budget and registrations.
 impl Offloaded {
-    /// What it may send at the moment.
-    pub fn budget(&self) -> Budget {
+    /// Returns how much it may send at the moment.
+    pub fn budget(&self) -> OffloadBudget {
         self.budget
     }
 
-    /// Lets it send and open nothing more. What it may have sent without having said so is outstanding.
+    /// Withdraws the budget, so that it sends and opens nothing more. The part that it may have used without a report is outstanding.
     pub fn reclaim_budget(&mut self, downstream: &mut Downstream) {
-        let Some(outstanding) = self.grant(Budget::default()) else { return };
+        let Some(outstanding) = self.grant(OffloadBudget::default()) else { return };
         downstream.set_outstanding(outstanding);
         self.grant_streams(downstream, 0);
     }
@@ -355,23 +354,29 @@ impl Offloaded {
         }
     }
 
-    /// Returns how much it may have used without having said so; `None`: there is no offload.
-    fn grant(&mut self, budget: Budget) -> Option<Budget> {
+    /// Sets the budget. Returns how much it may have used without a report; `None` without an offload.
+    fn grant(&mut self, budget: OffloadBudget) -> Option<OffloadBudget> {
         let offload = self.offload.as_ref()?;
-        let Budget { bytes, data } = self.registered;
+        let OffloadBudget { bytes, data } = self.registered;
         self.budget = budget;
-        let total =
-            Budget { bytes: bytes.saturating_add(budget.bytes), data: data.saturating_add(budget.data) };
+        let total = OffloadBudget {
+            bytes: bytes.saturating_add(budget.bytes),
+            data: data.saturating_add(budget.data),
+        };
         let reached = offload.grant(total);
-        Some(Budget { bytes: reached.bytes.saturating_sub(bytes), data: reached.data.saturating_sub(data) })
+        Some(OffloadBudget {
+            bytes: reached.bytes.saturating_sub(bytes),
+            data: reached.data.saturating_sub(data),
+        })
     }
 
-    /// Tells it what it may send now, if the plane is `open` and has keys, and takes streams back that are over.
+    /// Grants it a budget, if the plane is `open` and has keys, and takes back streams that are over.
     pub fn hand_out(
         &mut self,
         now: Instant,
         downstream: &mut Downstream,
-        (path, traffic_class): (&path::Path, u8),
+        path: &path::PeerAddress,
+        traffic_class: u8,
         open: bool,
     ) {
         let Some(offload) = self.offload().map(Arc::clone) else {
@@ -384,9 +389,9 @@ impl Offloaded {
             let delegation = self.delegations.remove(&key).map(|delegated| delegated.delegation);
             Arc::clone(&offload).recall(key, delegation);
         }
-        downstream.set_outstanding(Budget::default());
-        self.is_ready = self.follow_path(now, &offload, (path, traffic_class), downstream) && open;
-        let budget = if self.is_ready { downstream.budget() } else { Budget::default() };
+        downstream.set_outstanding(OffloadBudget::default());
+        self.is_ready = self.follow_path(now, &offload, path, traffic_class, downstream) && open;
+        let budget = if self.is_ready { downstream.budget() } else { OffloadBudget::default() };
         let budget = self.trial.allow(now, budget, downstream.mtu());
         offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
@@ -395,22 +400,22 @@ impl Offloaded {
         self.defer(now, downstream);
     }
 
-    /// Takes note of what was sent.
+    /// Registers the packets that it has sent.
     pub fn drain(&mut self, now: Instant, downstream: &mut Downstream) {
         let Self { offload: Some(offload), registered, delivered, trial, openings, delegations, .. } = self
         else {
             return;
         };
         offload.drain(now, &mut |sent, one| {
-            let Sent { tag, number, size, carried } = one;
+            let OffloadSentPacket { tag, number, size, carried } = one;
             registered.bytes += u64::from(size);
             let size = usize::from(size);
             match carried {
-                Carried::Datagram { group, object } => {
+                OffloadedFrame::Datagram { group, object } => {
                     delivered.add((tag, group, object));
                     downstream.on_offloaded_datagram(sent, number, size, Label { track: 0, group });
                 }
-                Carried::Stream { id, offset, len, fin, credit } => {
+                OffloadedFrame::Stream { id, offset, len, fin, credit } => {
                     registered.data += credit;
                     trial.on_sent(number);
                     let opened = (tag & openings::TAG != 0)
@@ -435,33 +440,34 @@ impl Offloaded {
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>], remote: SocketAddr) {
         if self.trial.on_ack(now, ranges) {
             self.failed_trials += 1;
-            warn!(%remote, "what the kernel sends there does not arrive: it is sent from userspace");
+            warn!(%remote, "packets that the kernel sends to this peer do not arrive: userspace sends them");
         }
     }
 }
 
-/// Where it sends.
+/// The path that the offload sends by.
 impl Offloaded {
-    /// Whether it sends to where the plane does.
+    /// Sends it the plane's path. Returns whether it uses that path.
     fn follow_path(
         &mut self,
         now: Instant,
         offload: &Arc<dyn Offload>,
-        (path, traffic_class): (&path::Path, u8),
+        path: &path::PeerAddress,
+        traffic_class: u8,
         downstream: &mut Downstream,
     ) -> bool {
         let ip = path.local.or(Some(self.local.ip()).filter(|ip| !ip.is_unspecified()));
         let Some(ip) = ip else { return false };
         offload.set_mtu(u32::try_from(downstream.mtu()).unwrap_or(u32::MAX));
         let local = SocketAddr::new(ip, self.local.port());
-        let wanted = Path { local, remote: path.remote, id: path.id, traffic_class };
+        let wanted = OffloadPath { local, remote: path.remote, id: path.id, traffic_class };
         let marks = traffic_class & ECT0 != 0;
-        // Nobody but the stack sends to an address that has not answered. A peer that goes from one to the next has nothing changed.
+        // Only the QUIC stack sends to an address that has not answered. A peer that alternates between addresses changes nothing.
         if path.is_validated() && !(self.path_told && self.path.as_ref() == Some(&wanted)) {
             (self.path_told, self.path_ready) = (true, false);
-            let is_same = |path: &Path| Path { traffic_class, ..path.clone() } == wanted;
+            let is_same = |path: &OffloadPath| OffloadPath { traffic_class, ..path.clone() } == wanted;
             if !self.path.as_ref().is_some_and(is_same) {
-                self.trial = Trial::new();
+                self.trial = OffloadTrial::new();
                 self.deferral = Deferral::default();
             }
             self.path = Some(wanted.clone());
@@ -472,19 +478,19 @@ impl Offloaded {
     }
 
     /// Packets go there from now on.
-    pub fn on_path(&mut self, path: &Path) {
+    pub fn on_path(&mut self, path: &OffloadPath) {
         self.path_ready |= self.path_told && self.path.as_ref() == Some(path);
     }
 }
 
-/// What it forwards.
+/// Streams and datagrams that the offload forwards.
 impl Offloaded {
     /// The offload, if anything can be delegated to it at the moment.
     pub(super) fn takes(&self) -> Option<&Arc<dyn Offload>> {
         self.offload().filter(|offload| self.seal_header.is_some() && offload.is_active())
     }
 
-    /// It has returned the stream.
+    /// The offload has returned the stream.
     pub fn on_returned(&mut self, key: StreamKey) {
         self.openings.on_returned(key);
     }
@@ -511,25 +517,25 @@ pub struct LockedOffload<'a> {
 /// Connections that media arrives on.
 impl LockedOffload<'_> {
     /// Returns the peer's stream as the offload may forward it; `None` if it cannot.
-    pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
-        let origin = Origin::Stream(VarInt::from(stream).into_inner());
+    pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
+        let origin = OffloadOrigin::Stream(VarInt::from(stream).into_inner());
         self.upstream(|offload, seen, held| offload.ingress(origin, seen, held))
     }
 
     /// Returns datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
-    pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn Ingress>> {
-        self.upstream(|offload, seen, held| offload.ingress(Origin::Datagrams(alias), seen, held))
+    pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn OffloadIngress>> {
+        self.upstream(|offload, seen, held| offload.ingress(OffloadOrigin::Datagrams(alias), seen, held))
     }
 
     /// Returns streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
     /// may open streams for them; `None` if it cannot.
-    pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
+    pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn OffloadOpenings>> {
         self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
     }
 
-    /// Takes a unidirectional stream of the peer, once it is known what it is or that it is nothing: the offload opens no streams for it
-    /// after that. To be called for each of them. Returns what the offload has opened some for.
-    pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
+    /// Takes a unidirectional stream of the peer, once its kind is known: the offload opens no streams for it after that. To be called for
+    /// each of them. Returns the ingress that the offload has opened streams for.
+    pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let offloaded = self.offloaded.as_deref_mut()?;
         let stream = VarInt::from(stream).into_inner();
         offloaded.accepted = offloaded.accepted.max((stream >> 2) + 1);
@@ -539,7 +545,7 @@ impl LockedOffload<'_> {
     /// Calls `make` with the offload and what has arrived so far. After the first success the offload gets the keys and IDs to open packets.
     fn upstream<T>(
         &mut self,
-        make: impl FnOnce(Arc<dyn Offload>, Seen, Arc<dyn Any + Send + Sync>) -> Option<T>,
+        make: impl FnOnce(Arc<dyn Offload>, BeforeOffload, Arc<dyn Any + Send + Sync>) -> Option<T>,
     ) -> Option<T> {
         let offloaded = self.offloaded.as_deref()?;
         let offload = offloaded.offload().filter(|offload| offload.is_active())?;
@@ -548,7 +554,7 @@ impl LockedOffload<'_> {
         }
         let is_first = !offload.has_ingress();
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
-        let seen = Seen { packets: self.received.next(), streams: offloaded.accepted, begun };
+        let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
         let made = make(Arc::clone(offload), seen, (self.hold)())?;
         if is_first {
             offloaded.install_open_keys();
@@ -563,7 +569,13 @@ impl LockedOffload<'_> {
 impl LockedOffload<'_> {
     /// Lets the offload forward an ingress as stream `key`, if that stream owes nothing. It forwards what begins at offset `from` of the
     /// ingress or behind it, at an offset that is larger by `shift`. Returns whether it does so, or did already.
-    pub fn delegate(&mut self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
+    pub fn delegate(
+        &mut self,
+        key: StreamKey,
+        ingress: &Arc<dyn OffloadIngress>,
+        shift: i64,
+        from: u64,
+    ) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
         let Some(granted) = self.downstream.delegate(key) else {
@@ -585,7 +597,7 @@ impl LockedOffload<'_> {
                 true
             }
             Err(declined) => {
-                debug!(%declined, "a stream stays in userspace");
+                debug!(%declined, "userspace keeps sending a stream: the kernel declined it");
                 self.downstream.on_returned(key);
                 false
             }
@@ -594,7 +606,7 @@ impl LockedOffload<'_> {
 
     /// Lets the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
     /// [`Self::take_delivered`] asks for. Call it again while that is wanted: the connection may get an offload later, or another one.
-    pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn Ingress>, datagrams: &DatagramCopy) {
+    pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn OffloadIngress>, datagrams: &DatagramCopy) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
         if offloaded.datagrams.get(&datagrams.tag).is_some_and(|delegation| delegation.is_of(ingress)) {
@@ -603,7 +615,9 @@ impl LockedOffload<'_> {
         offloaded.datagrams.remove(&datagrams.tag);
         match offloaded.places.within(|| offload.delegate_datagrams(ingress, datagrams)) {
             Ok(delegation) => drop(offloaded.datagrams.insert(datagrams.tag, delegation)),
-            Err(declined) => debug!(%declined, "datagrams stay in userspace"),
+            Err(declined) => {
+                debug!(%declined, "userspace keeps sending a track's datagrams: the kernel declined them")
+            }
         }
     }
 
@@ -615,14 +629,14 @@ impl LockedOffload<'_> {
     }
 
     /// Reports once whether the offload has sent the datagram at this group and object.
-    pub fn take_delivered(&mut self, now: Instant, tag: u64, (group, object): (u64, u64)) -> bool {
+    pub fn take_delivered(&mut self, now: Instant, tag: u64, group: u64, object: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return false };
         offloaded.delivered.take((tag, group, object))
     }
 
     /// Sets the shares that limit delegated streams. Each stream counts in the first share with room; where neither has room, userspace
     /// sends.
-    pub fn set_shares(&mut self, shares: [Arc<Share>; 2]) {
+    pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.places.set_shares(shares);
         }

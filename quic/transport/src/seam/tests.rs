@@ -33,9 +33,9 @@ impl crypto::PacketKey for Transparent {
 }
 
 #[test]
-fn the_number_takes_four_bytes_and_padding_comes_before_the_frames() {
+fn rewritten_packet_has_a_four_byte_number_and_leading_padding() {
     let shared = Arc::new(fresh());
-    let key = PacketKey { inner: Box::new(Transparent), shared, generation: 0 };
+    let key = SeamPacketKey { inner: Box::new(Transparent), shared, generation: 0 };
     // A STREAM frame without a length: what follows would be taken for its data.
     let frame = [0x08, 3, 1, 2, 3, 4];
     for (number_len, number) in [(1, 0u64), (2, 1), (3, 2), (4, 3)] {

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    handover::Handover,
-    packets::{Flow, Packets},
+    handover::SendHandover,
+    packets::{PacketFlow, SealedPackets},
 };
 
 /// The most segments that the kernel takes in one message (UDP_MAX_SEGMENTS of the oldest kernels).
@@ -19,42 +19,42 @@ const MAX_MESSAGE: usize = 65_000;
 
 /// Sealed packets on their way out, in one buffer that is used again and again.
 #[derive(Debug)]
-pub struct Batch {
+pub struct PacketBatch {
     /// Tells it from every other one.
     id: u64,
-    packets: Packets,
-    /// Connections of which no other batch has packets.
-    connections: Vec<Arc<Handover>>,
+    packets: SealedPackets,
+    /// Connections whose unsent packets are all in this batch.
+    connections: Vec<Arc<SendHandover>>,
 }
 
 /// Packets of one flow that are one message to the kernel. All but the last have `segment` bytes,
 /// the last has no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Message {
-    pub flow: Flow,
+pub(super) struct KernelMessage {
+    pub flow: PacketFlow,
     pub bytes: Range<usize>,
     pub segment: usize,
     pub packets: usize,
 }
 
-impl Default for Batch {
+impl Default for PacketBatch {
     fn default() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, packets: Packets::default(), connections: Vec::new() }
+        Self { id, packets: SealedPackets::default(), connections: Vec::new() }
     }
 }
 
-impl Drop for Batch {
+impl Drop for PacketBatch {
     fn drop(&mut self) {
         self.connections.iter().for_each(|connection| connection.give_up());
     }
 }
 
-impl Batch {
-    /// Adds the packets of one connection that `build` adds, or leaves them to whoever has others of the connection that are not
-    /// sent yet. Under the connection's lock.
-    pub(crate) fn of_connection(&mut self, handover: &Arc<Handover>, build: impl FnOnce(&mut Self)) {
+impl PacketBatch {
+    /// Adds the packets that `build` makes for one connection. If another batch has unsent packets of the connection, they are handed to
+    /// it. To be called under the connection's lock.
+    pub(crate) fn add_connection(&mut self, handover: &Arc<SendHandover>, build: impl FnOnce(&mut Self)) {
         let from = self.len();
         build(self);
         if self.len() > from && handover.settle(self.id, &mut self.packets, from) {
@@ -63,21 +63,21 @@ impl Batch {
     }
 
     /// Takes over what others hand over.
-    pub(super) fn add(&mut self, packets: &mut Packets) {
+    pub(super) fn add(&mut self, packets: &mut SealedPackets) {
         packets.move_to(0, &mut self.packets);
     }
 
-    /// Whether the connection has handed over something, which is in the batch now.
-    pub(super) fn take_from(&mut self, connection: &Handover) -> bool {
+    /// Takes the packets that others have handed over for the connection. Returns whether there were any.
+    pub(super) fn take_from(&mut self, connection: &SendHandover) -> bool {
         connection.take(&mut self.packets)
     }
 
-    pub(super) fn take_connections(&mut self) -> Vec<Arc<Handover>> {
+    pub(super) fn take_connections(&mut self) -> Vec<Arc<SendHandover>> {
         std::mem::take(&mut self.connections)
     }
 
-    /// Adds the packet that `build` appends to the buffer, if it says that there is one, and says so too.
-    pub fn packet(&mut self, flow: impl Into<Flow>, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+    /// Adds the packet that `build` appends to the buffer. Returns the result of `build`: whether there is a packet.
+    pub fn packet(&mut self, flow: impl Into<PacketFlow>, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         self.packets.push(flow.into(), build)
     }
 
@@ -86,14 +86,17 @@ impl Batch {
         self.packets.len()
     }
 
+    /// Reports whether the batch has no packets.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
+    /// Drops all packets unsent.
     pub fn clear(&mut self) {
         self.packets.clear();
     }
 
+    /// Returns the packets with their destinations, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
         self.packets.ranges().map(|(flow, range)| (flow.to, self.slice(&range)))
     }
@@ -103,32 +106,32 @@ impl Batch {
     }
 
     /// The packets as messages, in order; with `gso`, runs of one flow are joined.
-    pub(super) fn messages(&self, gso: bool) -> Vec<Message> {
-        let mut messages: Vec<Message> = Vec::with_capacity(self.len());
+    pub(super) fn messages(&self, gso: bool) -> Vec<KernelMessage> {
+        let mut messages: Vec<KernelMessage> = Vec::with_capacity(self.len());
         for (flow, bytes) in self.packets.ranges() {
             match messages.last_mut().filter(|last| gso && last.takes(flow, bytes.len())) {
                 Some(last) => {
                     last.bytes.end = bytes.end;
                     last.packets += 1;
                 }
-                None => messages.push(Message { flow, segment: bytes.len(), packets: 1, bytes }),
+                None => messages.push(KernelMessage { flow, segment: bytes.len(), packets: 1, bytes }),
             }
         }
         messages
     }
 }
 
-impl Message {
+impl KernelMessage {
     /// The message's packets one by one.
-    pub fn split(&self) -> impl Iterator<Item = Message> + use<> {
+    pub fn split(&self) -> impl Iterator<Item = KernelMessage> + use<> {
         let Self { flow, bytes, segment, .. } = self.clone();
         bytes.clone().step_by(segment.max(1)).map(move |start| {
             let bytes = start..(start + segment).min(bytes.end);
-            Message { flow, segment: bytes.len(), packets: 1, bytes }
+            KernelMessage { flow, segment: bytes.len(), packets: 1, bytes }
         })
     }
 
-    fn takes(&self, flow: Flow, len: usize) -> bool {
+    fn takes(&self, flow: PacketFlow, len: usize) -> bool {
         let whole = self.bytes.len() == self.packets * self.segment;
         let room = self.packets < MAX_SEGMENTS && self.bytes.len() + len <= MAX_MESSAGE;
         self.flow == flow && len <= self.segment && whole && room

@@ -1,31 +1,36 @@
 //! Packets of one connection leave in the order of their numbers.
 //!
-//! Several threads seal packets of a connection, one after the other, but send them without the connection's lock. Who is
-//! interrupted in between would be overtaken, and receivers take what comes late for lost. So whoever has sealed packets while
-//! others of the connection wait in somebody's batch hands them to that batch's sender, and goes on.
+//! Several threads seal packets of a connection, one after the other, but send them without the connection's lock. A thread that is
+//! interrupted in between would be overtaken, and receivers take late packets for lost. If another batch has unsent packets of the
+//! connection, a thread hands its packets to that batch's sender, and goes on.
 
 use parking_lot::Mutex;
 
-use super::packets::Packets;
+use super::packets::SealedPackets;
 
-/// Of one connection.
+/// The handover of one connection.
+///
+/// A connection is *free*, or *held* by one batch. [`Self::settle`] moves it to held, with the connection's lock held, so the order of calls is
+/// the order of packet numbers. While it is held, packets that other threads seal wait here and not in their own batches. The holder flushes,
+/// then calls [`Self::take`] and flushes again, until `take` finds nothing and frees the connection. [`Self::finish`] frees it at once, and
+/// sends what waits with the lock held. [`Self::give_up`] frees it without sending. Between calls, no packet waits for a free connection.
 #[derive(Debug, Default)]
-pub(crate) struct Handover(Mutex<Turn>);
+pub(crate) struct SendHandover(Mutex<HandoverTurn>);
 
 #[derive(Debug, Default)]
-struct Turn {
+struct HandoverTurn {
     /// The batch that has packets of the connection.
     batch: Option<u64>,
-    /// Packets that were handed to whoever sends it.
-    packets: Packets,
+    /// Packets handed to the sender of that batch.
+    packets: SealedPackets,
 }
 
-impl Handover {
+impl SendHandover {
     /// Packets from `from` on were sealed and added to batch `id`. If others wait elsewhere that were sealed before, they are taken
     /// out again, and wait behind those. Returns whether the batch has become the one that has packets of the connection.
     ///
     /// To be called under the connection's lock, so that nobody seals meanwhile.
-    pub(super) fn settle(&self, id: u64, packets: &mut Packets, from: usize) -> bool {
+    pub(super) fn settle(&self, id: u64, packets: &mut SealedPackets, from: usize) -> bool {
         let mut turn = self.0.lock();
         match turn.batch {
             None => {
@@ -40,9 +45,9 @@ impl Handover {
         }
     }
 
-    /// The batch was sent. Adds what was handed over to its packets; returns whether there was anything, and the batch still has
+    /// The batch was sent. Adds the packets handed over in the meantime, and returns whether there were any. If so, the batch still has
     /// packets of the connection.
-    pub(super) fn take(&self, packets: &mut Packets) -> bool {
+    pub(super) fn take(&self, packets: &mut SealedPackets) -> bool {
         let mut turn = self.0.lock();
         if turn.packets.is_empty() {
             turn.batch = None;
@@ -52,15 +57,15 @@ impl Handover {
         true
     }
 
-    /// The same, but for good: `send` takes what was handed over while nobody can hand over more.
-    pub(super) fn finish(&self, send: impl FnOnce(&mut Packets)) {
+    /// The batch was sent for the last time: `send` takes the packets handed over, while no more can be handed over.
+    pub(super) fn finish(&self, send: impl FnOnce(&mut SealedPackets)) {
         let mut turn = self.0.lock();
         turn.batch = None;
         send(&mut turn.packets);
     }
 
-    /// The batch is not sent: what was handed over is lost, like what is in it.
+    /// The batch is dropped without being sent, and the packets handed over are lost with it.
     pub(super) fn give_up(&self) {
-        *self.0.lock() = Turn::default();
+        *self.0.lock() = HandoverTurn::default();
     }
 }

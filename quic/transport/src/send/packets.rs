@@ -3,9 +3,10 @@ use std::{
     ops::Range,
 };
 
-/// Where packets go, which of this host's addresses they come from, and as what.
+/// The destination of packets, their source address on this host, and their traffic class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
+pub struct PacketFlow {
+    /// The peer's address.
     pub to: SocketAddr,
     /// `None`: the socket's address, or the one that goes with the route.
     pub from: Option<IpAddr>,
@@ -13,7 +14,7 @@ pub struct Flow {
     pub traffic_class: u8,
 }
 
-impl From<SocketAddr> for Flow {
+impl From<SocketAddr> for PacketFlow {
     fn from(to: SocketAddr) -> Self {
         Self { to, from: None, traffic_class: 0 }
     }
@@ -21,24 +22,24 @@ impl From<SocketAddr> for Flow {
 
 /// Sealed packets, one behind the other in one buffer.
 #[derive(Debug, Default)]
-pub(super) struct Packets {
+pub(super) struct SealedPackets {
     bytes: Vec<u8>,
-    packets: Vec<Packet>,
+    packets: Vec<SealedPacket>,
 }
 
 #[derive(Debug)]
-struct Packet {
-    flow: Flow,
+struct SealedPacket {
+    flow: PacketFlow,
     end: usize,
 }
 
-impl Packets {
-    /// Adds the packet that `build` appends to the buffer, if it says that there is one, and says so too.
-    pub fn push(&mut self, flow: Flow, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+impl SealedPackets {
+    /// Adds the packet that `build` appends to the buffer. Returns the result of `build`: whether there is a packet.
+    pub fn push(&mut self, flow: PacketFlow, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         let start = self.bytes.len();
         let built = build(&mut self.bytes) && self.bytes.len() > start;
         if built {
-            self.packets.push(Packet { flow, end: self.bytes.len() });
+            self.packets.push(SealedPacket { flow, end: self.bytes.len() });
         } else {
             self.bytes.truncate(start);
         }
@@ -62,8 +63,8 @@ impl Packets {
         self.bytes.get(range.clone()).unwrap_or_default()
     }
 
-    /// Where in the buffer each is.
-    pub fn ranges(&self) -> impl Iterator<Item = (Flow, Range<usize>)> {
+    /// Returns each packet's flow and its range in the buffer.
+    pub fn ranges(&self) -> impl Iterator<Item = (PacketFlow, Range<usize>)> {
         let starts = std::iter::once(0).chain(self.packets.iter().map(|packet| packet.end));
         starts.zip(&self.packets).map(|(start, packet)| (packet.flow, start..packet.end))
     }
@@ -74,6 +75,6 @@ impl Packets {
         let before = to.bytes.len();
         to.bytes.extend(self.bytes.drain(start..));
         let packets = self.packets.drain(from..);
-        to.packets.extend(packets.map(|packet| Packet { end: packet.end - start + before, ..packet }));
+        to.packets.extend(packets.map(|packet| SealedPacket { end: packet.end - start + before, ..packet }));
     }
 }

@@ -17,31 +17,33 @@ use nix::{
 };
 use parking_lot::Mutex;
 
-use super::{Batch, Flow, batch::Message};
+use super::{PacketBatch, PacketFlow, batch::KernelMessage};
 
 /// The most messages that the kernel takes in one call (UIO_MAXIOV).
 const MAX_CALL: usize = 1024;
 /// The send buffer asked for: a packet for each of some thousand subscribers at once.
 const SEND_BUFFER: usize = 8 << 20;
-/// How long one flush may wait for room in the send buffer: cheaper than repairing what is dropped, but
-/// connection locks may be held meanwhile.
+/// The longest wait of a flush for room in the send buffer. It is cheaper than the repair of dropped packets, but connection locks may be
+/// held meanwhile.
 const MAX_WAIT: Duration = Duration::from_millis(2);
 /// Times that one flush sends what others have handed over meanwhile; after that they wait.
 const HANDOVERS: usize = 4;
 
 /// Hands batches to one UDP socket, with `sendmmsg` and, where it may, generic segmentation offload.
 #[derive(Debug)]
-pub struct Sender {
+pub struct BatchSender {
     socket: UdpSocket,
     ipv6: bool,
     gso: AtomicBool,
-    totals: Mutex<Report>,
+    totals: Mutex<SendReport>,
 }
 
-/// What became of packets.
+/// Counts of packets by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct SendReport {
+    /// Packets that the kernel has taken.
     pub packets: u64,
+    /// UDP payload of these packets, bytes.
     pub bytes: u64,
     /// System calls that send.
     pub system_calls: u64,
@@ -53,7 +55,7 @@ pub struct Report {
     pub failed: u64,
 }
 
-impl Sender {
+impl BatchSender {
     /// Shares `socket`, which may also be the QUIC stack's. `gso`: use segmentation offload if the kernel
     /// has it; programs at a virtual device's other end then see packets of up to 64 KiB.
     pub fn new(socket: &UdpSocket, gso: bool) -> io::Result<Self> {
@@ -66,15 +68,15 @@ impl Sender {
 
     /// Sends everything in `batch` and empties it. What cannot be sent is dropped, as a router would: the
     /// sender's loss recovery repairs it.
-    pub fn flush(&self, batch: &mut Batch) -> Report {
-        let mut report = Report::default();
+    pub fn flush(&self, batch: &mut PacketBatch) -> SendReport {
+        let mut report = SendReport::default();
         in_turn(batch, |batch| report += self.send_batch(batch));
         report
     }
 
-    fn send_batch(&self, batch: &mut Batch) -> Report {
+    fn send_batch(&self, batch: &mut PacketBatch) -> SendReport {
         if batch.is_empty() {
-            return Report::default();
+            return SendReport::default();
         }
         let report =
             send_all(batch, &self.gso, |call, segment| self.send(batch, call, segment), || self.wait());
@@ -84,52 +86,58 @@ impl Sender {
     }
 
     /// Everything since the beginning.
-    pub fn totals(&self) -> Report {
+    pub fn totals(&self) -> SendReport {
         *self.totals.lock()
     }
 
-    /// Has the kernel pass up packets one by one, as they came: merged ones (UDP_GRO) are merged before a program at
-    /// TC ingress sees them.
+    /// Asks the kernel to deliver packets one by one. With UDP_GRO they would be merged before a program at TC ingress sees them.
     pub fn refuse_merged(&self) -> io::Result<()> {
         Ok(nix::sys::socket::setsockopt(&self.socket, sockopt::UdpGroSegment, &false)?)
     }
 
-    /// Whether segmentation offload is in use.
+    /// Returns whether segmentation offload is in use.
     pub fn gso(&self) -> bool {
         self.gso.load(Ordering::Relaxed)
     }
 
-    /// One system call; returns how many messages it took.
-    fn send(&self, batch: &Batch, messages: &[Message], segment: Option<u16>) -> nix::Result<usize> {
+    /// Sends messages in one system call, and returns how many the kernel took.
+    fn send(
+        &self,
+        batch: &PacketBatch,
+        messages: &[KernelMessage],
+        segment: Option<u16>,
+    ) -> nix::Result<usize> {
         let slices: Vec<_> = messages.iter().map(|m| [IoSlice::new(batch.slice(&m.bytes))]).collect();
         let addresses: Vec<_> = messages.iter().map(|m| Some(self.address(m.flow.to))).collect();
         let Some(first) = messages.first() else { return Ok(0) };
         self.call(&slices, &addresses, first.flow, segment)
     }
 
-    /// One message that is not of a batch; with `segment`, of packets of so many bytes.
-    pub(crate) fn send_one(&self, flow: Flow, bytes: &[u8], segment: Option<u16>) -> io::Result<()> {
+    /// Sends one message that is in no batch. With `segment`, it holds packets of this many bytes each.
+    pub(crate) fn send_one(&self, flow: PacketFlow, bytes: &[u8], segment: Option<u16>) -> io::Result<()> {
         self.call(&[[IoSlice::new(bytes)]], &[Some(self.address(flow.to))], flow, segment)?;
         Ok(())
     }
 
-    /// All with the same source address and traffic class.
+    /// Sends messages with the same source address and traffic class in one system call.
     fn call(
         &self,
         slices: &[[IoSlice<'_>; 1]],
         addresses: &[Option<SockaddrStorage>],
-        flow: Flow,
+        flow: PacketFlow,
         segment: Option<u16>,
     ) -> nix::Result<usize> {
-        let source = flow.from.map(Source::new);
-        let (tos, class) = (flow.traffic_class, i32::from(flow.traffic_class));
+        let source = flow.from.map(SourceAddress::new);
+        let tos = flow.traffic_class;
+        let class = i32::from(flow.traffic_class);
         let marked = match (flow.traffic_class, self.ipv6) {
             (0, _) => None,
             (_, false) => Some(ControlMessage::Ipv4Tos(&tos)),
             (_, true) => Some(ControlMessage::Ipv6TClass(&class)),
         };
         let segments = segment.iter().map(ControlMessage::UdpGsoSegments);
-        let control: Vec<_> = segments.chain(source.iter().map(Source::control)).chain(marked).collect();
+        let control: Vec<_> =
+            segments.chain(source.iter().map(SourceAddress::control)).chain(marked).collect();
         // Exactly what is used: the kernel reads all of it.
         let space: usize = control.iter().map(space).sum();
         let space = (space > 0).then(|| vec![0; space]);
@@ -155,7 +163,7 @@ impl Sender {
 }
 
 /// Sends the batch by `send`, which empties it, and what others have handed over meanwhile.
-fn in_turn(batch: &mut Batch, mut send: impl FnMut(&mut Batch)) {
+fn in_turn(batch: &mut PacketBatch, mut send: impl FnMut(&mut PacketBatch)) {
     send(batch);
     let mut connections = batch.take_connections();
     for _ in 0..HANDOVERS {
@@ -175,14 +183,15 @@ fn in_turn(batch: &mut Batch, mut send: impl FnMut(&mut Batch)) {
 
 /// Sends the batch's messages by `send`, which takes what fits one call and returns how many it sent.
 fn send_all(
-    batch: &Batch,
+    batch: &PacketBatch,
     gso: &AtomicBool,
-    mut send: impl FnMut(&[Message], Option<u16>) -> nix::Result<usize>,
+    mut send: impl FnMut(&[KernelMessage], Option<u16>) -> nix::Result<usize>,
     wait: impl FnOnce(),
-) -> Report {
-    let mut report = Report::default();
+) -> SendReport {
+    let mut report = SendReport::default();
     let mut messages = batch.messages(gso.load(Ordering::Relaxed));
-    let (mut at, mut wait) = (0, Some(wait));
+    let mut at = 0;
+    let mut wait = Some(wait);
     while let Some(rest) = messages.get(at..)
         && let Some(first) = rest.first()
     {
@@ -224,8 +233,8 @@ fn send_all(
     report
 }
 
-impl Report {
-    fn count<'a>(&mut self, messages: impl Iterator<Item = &'a Message>) {
+impl SendReport {
+    fn count<'a>(&mut self, messages: impl Iterator<Item = &'a KernelMessage>) {
         for message in messages {
             self.packets += message.packets as u64;
             self.bytes += message.bytes.len() as u64;
@@ -233,7 +242,7 @@ impl Report {
     }
 }
 
-impl AddAssign for Report {
+impl AddAssign for SendReport {
     fn add_assign(&mut self, other: Self) {
         self.packets += other.packets;
         self.bytes += other.bytes;
@@ -257,12 +266,12 @@ fn space(message: &ControlMessage<'_>) -> usize {
 }
 
 /// A source address in the kernel's terms.
-enum Source {
+enum SourceAddress {
     V4(in_pktinfo),
     V6(in6_pktinfo),
 }
 
-impl Source {
+impl SourceAddress {
     fn new(ip: IpAddr) -> Self {
         let any = in_addr { s_addr: 0 };
         match ip {
@@ -285,15 +294,16 @@ impl Source {
     }
 }
 
-/// How many of `messages`, which are not empty, fit into one call, and its segment size.
+/// Returns how many of `messages`, which are not empty, fit into one call, and its segment size.
 ///
 /// A call has one source address and traffic class for all, and one segment size; a message that is no longer is not
 /// segmented.
-fn one_call(messages: &[Message]) -> (usize, Option<u16>) {
-    let (mut segment, mut longest_single) = (None, 0);
-    let kind = |message: &Message| (message.flow.from, message.flow.traffic_class);
+fn one_call(messages: &[KernelMessage]) -> (usize, Option<u16>) {
+    let mut segment = None;
+    let mut longest_single = 0;
+    let kind = |message: &KernelMessage| (message.flow.from, message.flow.traffic_class);
     let first = messages.first().map(kind);
-    let fits = |message: &&Message| {
+    let fits = |message: &&KernelMessage| {
         if Some(kind(message)) != first {
             return false;
         }
@@ -309,7 +319,7 @@ fn one_call(messages: &[Message]) -> (usize, Option<u16>) {
     (count.max(1), segmented.map(|message| message.segment as u16))
 }
 
-/// As far as the system allows: past its limit with CAP_NET_ADMIN.
+/// Enlarges the send buffer as far as the system allows. With CAP_NET_ADMIN that is past the system's limit.
 fn grow_send_buffer(socket: &UdpSocket) -> io::Result<()> {
     let forced = nix::sys::socket::setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER);
     if forced.is_err() {

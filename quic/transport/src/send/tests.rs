@@ -1,7 +1,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::*;
-use crate::send::{Flow, Handover};
+use crate::send::{PacketFlow, SendHandover};
 
 fn socket(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).expect("loopback");
@@ -10,7 +10,7 @@ fn socket(address: &str) -> UdpSocket {
     socket
 }
 
-fn push(batch: &mut Batch, to: SocketAddr, packet: &[u8]) {
+fn push(batch: &mut PacketBatch, to: SocketAddr, packet: &[u8]) {
     assert!(batch.packet(to, |out| {
         out.extend_from_slice(packet);
         true
@@ -38,10 +38,10 @@ const LOOPBACKS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 fn every_byte_arrives_in_order_with_and_without_gso() {
     for address in LOOPBACKS {
         for gso in [true, false] {
-            let sender = Sender::new(&socket(address), gso).expect("sender");
+            let sender = BatchSender::new(&socket(address), gso).expect("sender");
             assert_eq!(sender.gso(), gso, "this kernel has UDP_SEGMENT");
             let to = socket(address);
-            let mut batch = Batch::default();
+            let mut batch = PacketBatch::default();
             let lens = [1200, 1200, 1200, 700, 1200, 1200, 40, 40, 1300, 1300, 1];
             let packets: Vec<_> = lens.iter().enumerate().map(|(i, len)| packet(i, *len)).collect();
             for packet in &packets {
@@ -52,7 +52,7 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
             let bytes = lens.iter().sum::<usize>() as u64;
             // 1200 x3 + 700 | 1200 x2 + 40 | 40 share a segment size; 1300 x2 + 1 is a call of its own.
             let system_calls = if gso { 2 } else { 1 };
-            let expected = Report { packets: 11, bytes, system_calls, ..Report::default() };
+            let expected = SendReport { packets: 11, bytes, system_calls, ..SendReport::default() };
             assert_eq!(report, expected, "{address} gso {gso}");
             assert_eq!(sender.totals(), expected); // exact: `flush` has returned
             assert!(batch.is_empty());
@@ -63,9 +63,9 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
 #[test]
 fn one_system_call_for_many_destinations() {
     for address in LOOPBACKS {
-        let sender = Sender::new(&socket(address), true).expect("sender");
+        let sender = BatchSender::new(&socket(address), true).expect("sender");
         let receivers: Vec<_> = (0..300).map(|_| socket(address)).collect();
-        let mut batch = Batch::default();
+        let mut batch = PacketBatch::default();
         for (i, receiver) in receivers.iter().enumerate() {
             push(&mut batch, receiver.local_addr().expect("bound"), &packet(i, 1200));
         }
@@ -80,9 +80,9 @@ fn one_system_call_for_many_destinations() {
 #[test]
 fn a_long_run_takes_a_call_per_thousand_messages_or_64_segments_each() {
     for (gso, system_calls) in [(true, 1), (false, 2)] {
-        let sender = Sender::new(&socket("127.0.0.1:0"), gso).expect("sender");
+        let sender = BatchSender::new(&socket("127.0.0.1:0"), gso).expect("sender");
         let to = socket("127.0.0.1:0");
-        let mut batch = Batch::default();
+        let mut batch = PacketBatch::default();
         for i in 0..1500 {
             push(&mut batch, to.local_addr().expect("bound"), &packet(i, 100));
         }
@@ -94,10 +94,10 @@ fn a_long_run_takes_a_call_per_thousand_messages_or_64_segments_each() {
 }
 
 #[test]
-fn a_dual_stack_socket_reaches_both() {
-    let sender = Sender::new(&socket("[::]:0"), true).expect("sender");
+fn dual_stack_socket_sends_ipv4_and_ipv6() {
+    let sender = BatchSender::new(&socket("[::]:0"), true).expect("sender");
     let receivers = LOOPBACKS.map(socket);
-    let mut batch = Batch::default();
+    let mut batch = PacketBatch::default();
     for receiver in &receivers {
         push(&mut batch, receiver.local_addr().expect("bound"), b"hello");
     }
@@ -108,11 +108,11 @@ fn a_dual_stack_socket_reaches_both() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_counted_and_the_rest_goes_on() {
-    let sender = Sender::new(&socket("127.0.0.1:0"), true).expect("sender");
+fn packets_that_cannot_be_sent_are_counted_and_others_go_on() {
+    let sender = BatchSender::new(&socket("127.0.0.1:0"), true).expect("sender");
     let to = socket("127.0.0.1:0");
     let good = to.local_addr().expect("bound");
-    let mut batch = Batch::default();
+    let mut batch = PacketBatch::default();
     push(&mut batch, good, b"first");
     push(&mut batch, good, &[0; 65_508]);
     push(&mut batch, "[::1]:9".parse().expect("address"), b"wrong family");
@@ -123,15 +123,15 @@ fn what_cannot_be_sent_is_counted_and_the_rest_goes_on() {
 }
 
 /// Sends a batch of `packets` through a kernel that answers each call by `answers`, then takes it all.
-fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (Report, bool, Vec<usize>) {
-    let mut batch = Batch::default();
+fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (SendReport, bool, Vec<usize>) {
+    let mut batch = PacketBatch::default();
     for (port, len) in packets {
         push(&mut batch, SocketAddr::from(([127, 0, 0, 1], *port)), &packet(0, *len));
     }
     let gso = AtomicBool::new(true);
     let mut answers = answers.iter();
     let mut sent = Vec::new();
-    let kernel = |call: &[Message], _: Option<u16>| {
+    let kernel = |call: &[KernelMessage], _: Option<u16>| {
         let count = match answers.next() {
             Some(answer) => (*answer)?,
             None => call.len(),
@@ -144,11 +144,11 @@ fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (Re
 }
 
 #[test]
-fn the_kernels_answers() {
+fn partial_sends_and_errors_of_the_kernel_are_handled() {
     let five: Vec<_> = (1..6).map(|port| (port, 100)).collect();
     let run = [(1, 100), (1, 100), (1, 100), (2, 100)];
     let report =
-        |packets, system_calls| Report { packets, bytes: packets * 100, system_calls, ..<_>::default() };
+        |packets, system_calls| SendReport { packets, bytes: packets * 100, system_calls, ..<_>::default() };
     let table: [(&str, &[_], &[_], _, bool, &[_]); 8] = [
         ("all", &five, &[], report(5, 1), true, &[1; 5]),
         ("partly, then the rest", &five, &[Ok(2)], report(5, 2), true, &[1; 5]),
@@ -158,7 +158,7 @@ fn the_kernels_answers() {
             "stays full, drops the rest",
             &five,
             &[Ok(3), Err(Errno::EAGAIN), Err(Errno::EAGAIN)],
-            Report { overflowed: 2, ..report(3, 3) },
+            SendReport { overflowed: 2, ..report(3, 3) },
             true,
             &[1; 3],
         ),
@@ -168,7 +168,7 @@ fn the_kernels_answers() {
             "one forbidden",
             &run,
             &[Ok(1), Err(Errno::EPERM)],
-            Report { failed: 1, ..report(3, 2) },
+            SendReport { failed: 1, ..report(3, 2) },
             true,
             &[3],
         ),
@@ -181,7 +181,7 @@ fn the_kernels_answers() {
 #[test]
 fn a_run_is_split_into_its_packets() {
     let to = "127.0.0.1:1".parse().expect("address");
-    let mut batch = Batch::default();
+    let mut batch = PacketBatch::default();
     let packets: Vec<_> = [500, 500, 500, 20].iter().enumerate().map(|(i, len)| packet(i, *len)).collect();
     for packet in &packets {
         push(&mut batch, to, packet);
@@ -196,7 +196,7 @@ fn a_run_is_split_into_its_packets() {
 #[test]
 fn a_packet_that_was_not_built_leaves_nothing() {
     let to = "127.0.0.1:1".parse().expect("address");
-    let mut batch = Batch::default();
+    let mut batch = PacketBatch::default();
     push(&mut batch, to, b"one");
     let built = batch.packet(to, |out| {
         out.extend_from_slice(b"half");
@@ -210,7 +210,7 @@ fn a_packet_that_was_not_built_leaves_nothing() {
 
 #[test]
 fn messages_never_exceed_the_kernels_limits() {
-    let mut batch = Batch::default();
+    let mut batch = PacketBatch::default();
     for i in 0..2000 {
         let to = SocketAddr::from(([127, 0, 0, 1], 1 + (i / 300) as u16));
         push(&mut batch, to, &packet(i, [1452, 1200, 9, 1452][i / 100 % 4]));
@@ -232,11 +232,11 @@ fn packets_come_from_the_address_of_their_flow() {
         let receiver = UdpSocket::bind(receiver).unwrap();
         receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         for gso in [false, true] {
-            let sender = Sender::new(&socket, gso).unwrap();
-            let mut batch = Batch::default();
+            let sender = BatchSender::new(&socket, gso).unwrap();
+            let mut batch = PacketBatch::default();
             for from in sources {
                 for number in 0..3 {
-                    let flow = Flow {
+                    let flow = PacketFlow {
                         to: receiver.local_addr().unwrap(),
                         from: Some(from.parse().unwrap()),
                         traffic_class: 0,
@@ -268,16 +268,16 @@ fn packets_have_the_traffic_class_of_their_flow() {
             false => setsockopt(&receiver, sockopt::IpRecvTos, &true).unwrap(),
         }
         let to = receiver.local_addr().unwrap();
-        let sender = Sender::new(&socket(address), true).unwrap();
-        let mut batch = Batch::default();
+        let sender = BatchSender::new(&socket(address), true).unwrap();
+        let mut batch = PacketBatch::default();
         for (number, traffic_class) in [0u8, 0xb8, 0xb8, 0xba].into_iter().enumerate() {
-            batch.packet(Flow { traffic_class, ..to.into() }, |out| {
+            batch.packet(PacketFlow { traffic_class, ..to.into() }, |out| {
                 out.extend_from_slice(&packet(number, 100));
                 true
             });
         }
         assert_eq!(sender.flush(&mut batch).packets, 4);
-        sender.send_one(Flow { traffic_class: 0xbb, ..to.into() }, &packet(4, 200), Some(100)).unwrap();
+        sender.send_one(PacketFlow { traffic_class: 0xbb, ..to.into() }, &packet(4, 200), Some(100)).unwrap();
         for expected in [0, 0xb8, 0xb8, 0xba, 0xbb, 0xbb] {
             let mut space = nix::cmsg_space!(i32);
             let mut buf = [0; 300];
@@ -296,8 +296,13 @@ fn packets_have_the_traffic_class_of_their_flow() {
 }
 
 /// Packets of the connection, by number, for `to`.
-fn seal(batch: &mut Batch, connection: &Arc<Handover>, to: SocketAddr, numbers: std::ops::Range<usize>) {
-    batch.of_connection(connection, |batch| {
+fn seal(
+    batch: &mut PacketBatch,
+    connection: &Arc<SendHandover>,
+    to: SocketAddr,
+    numbers: std::ops::Range<usize>,
+) {
+    batch.add_connection(connection, |batch| {
         numbers.for_each(|number| push(batch, to, &packet(number, 100)));
     });
 }
@@ -306,9 +311,10 @@ fn seal(batch: &mut Batch, connection: &Arc<Handover>, to: SocketAddr, numbers: 
 fn packets_of_a_connection_wait_for_those_sealed_before() {
     let receiver = socket("127.0.0.1:0");
     let to = receiver.local_addr().unwrap();
-    let sender = Sender::new(&socket("127.0.0.1:0"), true).unwrap();
-    let (one, other): (Arc<Handover>, Arc<Handover>) = Default::default();
-    let (mut first, mut second) = (Batch::default(), Batch::default());
+    let sender = BatchSender::new(&socket("127.0.0.1:0"), true).unwrap();
+    let (one, other): (Arc<SendHandover>, Arc<SendHandover>) = Default::default();
+    let mut first = PacketBatch::default();
+    let mut second = PacketBatch::default();
     seal(&mut first, &one, to, 0..3);
     seal(&mut second, &other, to, 100..101);
     seal(&mut second, &one, to, 3..5);
@@ -321,7 +327,7 @@ fn packets_of_a_connection_wait_for_those_sealed_before() {
     assert_eq!(sender.flush(&mut first).packets, 7);
     let expected = [100, 101, 102, 0, 1, 2, 3, 4, 5, 6];
     assert_eq!(receive(&receiver, 10), expected.map(|number| packet(number, 100)));
-    // Nobody has any now.
+    // No batch has packets of the connection now.
     seal(&mut second, &one, to, 7..8);
     assert_eq!(sender.flush(&mut second).packets, 1);
     assert_eq!(sender.flush(&mut first).packets, 0);
@@ -333,13 +339,15 @@ fn packets_of_a_connection_leave_in_the_order_they_were_sealed_in() {
     const THREADS: usize = 4;
     const TURNS: usize = 2000;
     let to = SocketAddr::from(([127, 0, 0, 1], 9));
-    let (connection, next, sent) = (Arc::<Handover>::default(), Mutex::new(0), Mutex::new(Vec::new()));
+    let connection = Arc::<SendHandover>::default();
+    let next = Mutex::new(0);
+    let sent = Mutex::new(Vec::new());
     let work = || {
-        let mut batch = Batch::default();
+        let mut batch = PacketBatch::default();
         for turn in 0..TURNS {
             {
                 let mut next = next.lock();
-                batch.of_connection(&connection, |batch| {
+                batch.add_connection(&connection, |batch| {
                     for _ in 0..=turn % 3 {
                         push(batch, to, &usize::to_be_bytes(*next));
                         *next += 1;
@@ -355,15 +363,17 @@ fn packets_of_a_connection_leave_in_the_order_they_were_sealed_in() {
         }
     };
     std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
-    let (sent, next) = (sent.into_inner(), next.into_inner());
+    let sent = sent.into_inner();
+    let next = next.into_inner();
     assert_eq!(sent, (0..next).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_batch_that_is_not_sent_holds_nobody_up() {
     let to = SocketAddr::from(([127, 0, 0, 1], 9));
-    let connection = Arc::<Handover>::default();
-    let (mut first, mut second) = (Batch::default(), Batch::default());
+    let connection = Arc::<SendHandover>::default();
+    let mut first = PacketBatch::default();
+    let mut second = PacketBatch::default();
     seal(&mut first, &connection, to, 0..1);
     seal(&mut second, &connection, to, 1..2);
     assert!(second.is_empty());

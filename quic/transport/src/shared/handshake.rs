@@ -3,19 +3,19 @@
 use std::{net::SocketAddr, time::Instant};
 
 use millrace_quic::{
-    keys::{Secret, Suite},
-    params::{Malformed, Params},
+    keys::{KeySuite, TrafficSecret},
+    params::{MalformedParams, PeerParams},
     plane::downstream::PeerLimits,
 };
 use quinn::Side;
 
-use super::{LAST_GENERATION, Shared, attention};
+use super::{LAST_GENERATION, SharedConnection, attention};
 use crate::plane::Plane;
 
-impl Shared {
+impl SharedConnection {
     /// Takes the peer's transport parameters, once; returns them with quinn's part of the credit.
-    pub fn on_peer_params(&self, encoded: &[u8], is_server: bool) -> Result<Vec<u8>, Malformed> {
-        let peer = Params::parse(encoded)?;
+    pub fn on_peer_params(&self, encoded: &[u8], is_server: bool) -> Result<Vec<u8>, MalformedParams> {
+        let peer = PeerParams::parse(encoded)?;
         let mut state = self.state.lock();
         if state.stack.set_peer(peer) {
             let limits = PeerLimits {
@@ -40,11 +40,11 @@ impl Shared {
     pub fn on_keys(&self, side: Side, integrity_limit: u64) {
         let secret = self.secrets.take(side).and_then(|secret| {
             let suite = identify(secret.len(), integrity_limit)?;
-            Secret::new(suite, &secret)
+            TrafficSecret::new(suite, &secret)
         });
         let received = self.secrets.take(!side).and_then(|received| {
             let suite = secret.as_ref()?.suite();
-            Secret::new(suite, &received)
+            TrafficSecret::new(suite, &received)
         });
         let mut state = self.state.lock();
         if let Some(offload) = &mut state.offload {
@@ -53,7 +53,7 @@ impl Shared {
         state.plane.set_secret(secret);
     }
 
-    pub fn suite(&self) -> Option<Suite> {
+    pub fn suite(&self) -> Option<KeySuite> {
         self.state.lock().plane.keys.as_ref().map(|keys| keys.secret.suite())
     }
 
@@ -66,7 +66,7 @@ impl Shared {
         generation.saturating_add(1)
     }
 
-    /// Whether quinn has been asked for newer keys and has not used any yet.
+    /// Returns whether quinn has been asked for newer keys and has not used any yet.
     pub fn wants_keys(&self) -> bool {
         self.state.lock().plane.keys.as_ref().is_some_and(|keys| keys.requested)
     }
@@ -90,11 +90,11 @@ impl Shared {
 }
 
 /// Tells AEADs apart by their secret's length and their integrity limit (RFC 9001, section 6.6).
-fn identify(secret_len: usize, integrity_limit: u64) -> Option<Suite> {
+fn identify(secret_len: usize, integrity_limit: u64) -> Option<KeySuite> {
     match (secret_len, integrity_limit) {
-        (48, _) => Some(Suite::Aes256Gcm),
-        (32, 0x10_0000_0000) => Some(Suite::ChaCha20Poly1305),
-        (32, _) => Some(Suite::Aes128Gcm),
+        (48, _) => Some(KeySuite::Aes256Gcm),
+        (32, 0x10_0000_0000) => Some(KeySuite::ChaCha20Poly1305),
+        (32, _) => Some(KeySuite::Aes128Gcm),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! What the offload is told and asked, and what it says.
+//! The connection's calls to its offload, and the offload's reports.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -7,31 +7,31 @@ use std::{
 
 use millrace_quic::{plane::downstream::StreamKey, webtransport::Binding};
 
-use super::{Shared, State};
+use super::{SharedConnection, SharedState};
 use crate::{
-    numbers::Word,
-    offload::{self, ConnectionStatus, LockedOffload, Offload, Owner},
+    numbers::NumberWord,
+    offload::{self, ConnectionStatus, LockedOffload, Offload, OffloadOwner},
 };
 
-impl Shared {
-    /// Tells the offload what it may send now, and takes streams back that are over.
-    pub(super) fn hand_out(&self, state: &mut State, now: Instant) {
+impl SharedConnection {
+    /// Grants the offload its budget, and takes back streams that are over.
+    pub(super) fn hand_out(&self, state: &mut SharedState, now: Instant) {
         if state.offload.is_none() {
             return;
         }
         let has_keys = self.has_keys(state);
-        let State { offload: Some(offload), plane, .. } = state else { return };
+        let SharedState { offload: Some(offload), plane, .. } = state else { return };
         let open = has_keys && self.open.load(Ordering::Relaxed);
         let class = plane.offload_class();
-        offload.hand_out(now, &mut plane.downstream, (&plane.path, class), open);
+        offload.hand_out(now, &mut plane.downstream, &plane.path, class, open);
         if !self.open.load(Ordering::SeqCst) {
             // Closed meanwhile, without the lock.
             offload.reclaim_budget(&mut plane.downstream);
         }
     }
 
-    /// How the application's streams and datagrams lie on the connection, on which the stack has `streams` unidirectional
-    /// ones besides.
+    /// Sets the layout of the application's streams and datagrams on the connection, on which the stack has `streams` further
+    /// unidirectional ones.
     pub fn bind(&self, binding: Binding, streams: u64) {
         let mut state = self.state.lock();
         state.plane.downstream.bind(binding, streams);
@@ -41,7 +41,7 @@ impl Shared {
     /// Calls `act` with the offload, with the connection's lock held.
     pub fn with_offload<R>(self: &Arc<Self>, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
         let mut guard = self.state.lock();
-        let State { offload, plane, received, streams, .. } = &mut *guard;
+        let SharedState { offload, plane, received, streams, .. } = &mut *guard;
         act(&mut LockedOffload {
             offloaded: offload.as_mut(),
             downstream: &mut plane.downstream,
@@ -59,13 +59,13 @@ impl Shared {
     }
 }
 
-impl Owner for Shared {
+impl OffloadOwner for SharedConnection {
     fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>) {
         {
             let mut guard = self.state.lock();
-            let State { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
+            let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
             // It has no window, no keys and no streams: nobody but this end draws from either word.
-            *numbers = numbers.moved(Word::Offload(Arc::clone(&offload)));
+            *numbers = numbers.moved(NumberWord::Offload(Arc::clone(&offload)));
             *self.offload.lock() = Some(Arc::clone(&offload));
             let seal = plane.keys.as_ref().map(|keys| (keys.generation, &keys.secret));
             offloaded.take_offload(offload, seal);
@@ -78,7 +78,7 @@ impl Owner for Shared {
         {
             let mut guard = self.state.lock();
             guard.drain_offload(now);
-            let State { plane, offload: Some(offload), .. } = &mut *guard else { return };
+            let SharedState { plane, offload: Some(offload), .. } = &mut *guard else { return };
             offload.release(&mut plane.downstream);
             self.arm(&mut guard, now);
         }
@@ -89,10 +89,10 @@ impl Owner for Shared {
         let offload = {
             let mut guard = self.state.lock();
             guard.drain_offload(now);
-            let State { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
+            let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
             let Some(offload) = offloaded.finish_release(&mut plane.downstream) else { return };
             // No run of it is under way, and it may send nothing.
-            *numbers = numbers.moved(Word::own());
+            *numbers = numbers.moved(NumberWord::own());
             *self.offload.lock() = None;
             self.arm(&mut guard, now);
             offload
@@ -122,14 +122,14 @@ impl Owner for Shared {
         {
             let mut guard = self.state.lock();
             guard.drain_offload(now);
-            if let State { offload: Some(offload), plane, .. } = &mut *guard {
+            if let SharedState { offload: Some(offload), plane, .. } = &mut *guard {
                 offload.abandon(&mut plane.downstream, tags);
             }
         }
         self.transmit_now(now);
     }
 
-    fn on_path(&self, now: Instant, path: &offload::Path) {
+    fn on_path(&self, now: Instant, path: &offload::OffloadPath) {
         if let Some(offload) = &mut self.state.lock().offload {
             offload.on_path(path);
         }

@@ -1,4 +1,4 @@
-//! What arrives: each frame is taken to whom it concerns, and the rest of the packet is left to quinn.
+//! Received packets: the data plane takes its frames out, and quinn gets the rest.
 
 use std::{ops::Range, sync::atomic::Ordering, time::Duration};
 
@@ -6,16 +6,16 @@ use bytes::BytesMut;
 use millrace_quic::{
     ack,
     frame::{self, Direction, Frame},
-    received::{self, ReceivedStreams, Repeat, Taken},
+    received::{self, ReceivedStreams, RepeatedFrame, TakenPart},
 };
 
-use super::{Arrival, Contents, Shared, State};
-use crate::stack::Times;
+use super::{Contents, OpenedArrival, SharedConnection, SharedState};
+use crate::stack::AckTimes;
 
 /// An ACK of the largest packet number that there is: quinn closes the connection with PROTOCOL_VIOLATION over it.
 pub(super) const UNSENT: &[u8] = &[0x02, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0];
 
-impl Shared {
+impl SharedConnection {
     /// quinn takes the handshake for complete, and so processes every packet that is opened from now on.
     pub fn on_established(&self) {
         let mut state = self.state.lock();
@@ -29,8 +29,9 @@ impl Shared {
     /// nothing: quinn drops it.
     pub fn on_received(
         &self,
-        arrival: Arrival,
-        (generation, number): (u16, u64),
+        arrival: OpenedArrival,
+        generation: u16,
+        number: u64,
         id: &[u8],
         payload: &mut BytesMut,
     ) {
@@ -47,7 +48,7 @@ impl Shared {
                 state.unseen = !offload.on_received(number, generation, id);
                 arrived = offload.arrival(now, arrival.end);
             }
-            let contents = self.walk(state, Times { now, arrived }, payload);
+            let contents = self.walk(state, AckTimes { now, arrived }, payload);
             state.learn_ack(arrival.size, &contents);
             if contents.ack.is_some() {
                 self.tell(state, now);
@@ -77,10 +78,10 @@ impl Shared {
         }
     }
 
-    pub(super) fn walk(&self, state: &mut State, times: Times, payload: &mut [u8]) -> Contents {
+    pub(super) fn walk(&self, state: &mut SharedState, times: AckTimes, payload: &mut [u8]) -> Contents {
         let mut contents = Contents::default();
         let mut at = 0;
-        // What is malformed stays as it is, and quinn closes the connection over it.
+        // Malformed frames stay as they are, and quinn closes the connection over them.
         while let Ok(Some((range, frame))) = frame::next(payload, at) {
             at = range.end;
             contents.others |= !matches!(frame, Frame::Ack(_) | Frame::Padding);
@@ -137,9 +138,9 @@ impl Shared {
     /// Takes an ACK frame of `len` bytes; returns what quinn may see in its place, or `None`: what there is.
     fn on_ack<'a>(
         &self,
-        state: &'a mut State,
-        times: Times,
-        ack: &ack::Frame<'_>,
+        state: &'a mut SharedState,
+        times: AckTimes,
+        ack: &ack::AckFrame<'_>,
         len: usize,
     ) -> Option<&'a [u8]> {
         if ack.largest >= state.numbers.peek().1 {
@@ -161,20 +162,21 @@ impl Shared {
     }
 }
 
-impl State {
+impl SharedState {
     /// Takes a STREAM frame, which is at `at` in its payload. Of bytes that come twice the offload forwards those that came first. So
     /// those are what quinn gets, too: it would choose by offsets and lengths.
-    fn take_stream(&mut self, frame: &frame::Stream<'_>, at: Range<usize>, contents: &mut Contents) {
+    fn take_stream(&mut self, frame: &frame::StreamFrame<'_>, at: Range<usize>, contents: &mut Contents) {
         let Self { streams: Some(streams), offload, unseen, .. } = self else { return };
-        let (start, end) = (frame.offset, frame.offset + frame.data.len() as u64);
+        let start = frame.offset;
+        let end = frame.offset + frame.data.len() as u64;
         let from = match streams.take(frame) {
-            Taken::All => start,
-            Taken::Part(part) => {
+            TakenPart::All => start,
+            TakenPart::Part(part) => {
                 let from = part.first().unwrap_or(end);
-                contents.repeats.push(Repeat::new(at, frame, part));
+                contents.repeats.push(RepeatedFrame::new(at, frame, part));
                 from
             }
-            Taken::TooMuch => {
+            TakenPart::TooMuch => {
                 contents.lies = true;
                 return;
             }

@@ -1,4 +1,4 @@
-//! What leaves: the plane's packets, and quinn's.
+//! Sent packets, the plane's and quinn's.
 
 use std::{sync::atomic::Ordering, time::Instant};
 
@@ -8,18 +8,18 @@ use millrace_quic::{
 };
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::{Shared, State, attention, with_batch};
+use super::{SharedConnection, SharedState, attention, with_batch};
 use crate::{
-    numbers::Numbers,
+    numbers::NumberAllocator,
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::{Batch, Flow},
+    send::{PacketBatch, PacketFlow},
     traps::Traps,
 };
 
-impl Shared {
+impl SharedConnection {
     /// Puts as many packets into `batch` as there are bytes owed, credit, window and pacing.
-    pub fn transmit(&self, now: Instant, batch: &mut Batch) {
+    pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         if !self.open.load(Ordering::Acquire) {
             return;
         }
@@ -27,14 +27,14 @@ impl Shared {
         let state = &mut *guard;
         state.drain_offload(now);
         state.reclaim_budget();
-        let State { numbers, plane, traps, .. } = state;
+        let SharedState { numbers, plane, traps, .. } = state;
         let builder = Builder {
             numbers,
             counters: &self.counters,
             tap: &self.tap,
             session: self.session.load(Ordering::Relaxed),
         };
-        batch.of_connection(&self.handover, |batch| {
+        batch.add_connection(&self.handover, |batch| {
             while batch.packet(plane.flow(), |out| {
                 self.set_trap(numbers, traps);
                 self.may_seal(numbers, plane) && plane.build(now, &builder, out)
@@ -54,26 +54,26 @@ impl Shared {
     }
 
     /// Leaves a number out now and then.
-    pub(super) fn set_trap(&self, numbers: &Numbers, traps: &mut Traps) {
+    pub(super) fn set_trap(&self, numbers: &NumberAllocator, traps: &mut Traps) {
         if traps.is_due(numbers.peek().1) {
             traps.add(numbers.skip());
             self.counters.skipped_numbers.add(1);
         }
     }
 
-    /// Whether there are keys for one more packet of the plane, which otherwise waits for newer ones.
-    fn may_seal(&self, numbers: &Numbers, plane: &mut Plane) -> bool {
+    /// Returns whether there are keys for one more packet of the plane, which otherwise waits for newer ones.
+    fn may_seal(&self, numbers: &NumberAllocator, plane: &mut Plane) -> bool {
         let usable = self.is_usable(numbers, plane);
         plane.set_stalled(!usable && plane.keys.is_some());
         usable
     }
 
-    /// Whether there are keys that are not used up; asks for newer ones well before they are.
-    pub(super) fn has_keys(&self, state: &mut State) -> bool {
+    /// Returns whether there are keys that are not used up. Asks for newer ones well before that.
+    pub(super) fn has_keys(&self, state: &mut SharedState) -> bool {
         self.is_usable(&state.numbers, &mut state.plane)
     }
 
-    fn is_usable(&self, numbers: &Numbers, plane: &mut Plane) -> bool {
+    fn is_usable(&self, numbers: &NumberAllocator, plane: &mut Plane) -> bool {
         let Some(KeyUse { used_up, ask }) = plane.key_use(numbers.peek().1) else { return false };
         if ask {
             self.request(attention::KEY_UPDATE);
@@ -81,7 +81,7 @@ impl Shared {
         !used_up
     }
 
-    pub fn on_timeout(&self, now: Instant, batch: &mut Batch) {
+    pub fn on_timeout(&self, now: Instant, batch: &mut PacketBatch) {
         {
             let mut state = self.state.lock();
             state.drain_offload(now);
@@ -107,7 +107,8 @@ impl Shared {
     pub fn on_quinn_packet(
         &self,
         now: Instant,
-        (generation, number): (u16, u64),
+        generation: u16,
+        number: u64,
         remote_id: &[u8],
         payload: &[u8],
         size: usize,
@@ -115,7 +116,7 @@ impl Shared {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         self.set_trap(&state.numbers, &mut state.traps);
-        let wire = state.stack.draw(now, (generation, number), &state.numbers, &self.counters);
+        let wire = state.stack.draw(now, generation, number, &state.numbers, &self.counters);
         if let Some(keys) = state.plane.keys.as_mut().filter(|keys| generation > keys.generation) {
             keys.advance(generation, wire);
             self.counters.key_updates.add(1);
@@ -155,14 +156,14 @@ impl Shared {
             let path = &state.plane.path;
             packet[0] = FIXED_BIT | packet[0] & 0x3f;
             packet[1..][..path.id.len()].copy_from_slice(&path.id);
-            Flow { to: path.remote, from: path.local, traffic_class: 0 }
+            PacketFlow { to: path.remote, from: path.local, traffic_class: 0 }
         };
         // The network may be away: there are more probes.
         let _ = self.sender.send_one(flow, &packet, None);
     }
 
     /// Notes what matters here of what quinn sends; returns whether the packet is ack-eliciting.
-    fn inspect(&self, state: &mut State, now: Instant, payload: &[u8]) -> bool {
+    fn inspect(&self, state: &mut SharedState, now: Instant, payload: &[u8]) -> bool {
         let mut ack_eliciting = false;
         for (_, frame) in Walker::new(payload).map_while(Result::ok) {
             ack_eliciting |= frame.is_ack_eliciting();
@@ -186,7 +187,7 @@ impl Shared {
         ack_eliciting
     }
 
-    /// Without what was left to the offload.
+    /// Returns the stack's part of the congestion window, without the offload's budget.
     pub fn stack_window(&self) -> u64 {
         let state = self.state.lock();
         let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);

@@ -4,8 +4,8 @@ use std::net::UdpSocket;
 
 use millrace_quic::{
     frame::{self, Frame},
-    keys::{Secret, Suite},
-    params::Params,
+    keys::{KeySuite, TrafficSecret},
+    params::PeerParams,
     plane::downstream::{Label, NewDatagram, Priority},
     varint,
 };
@@ -15,39 +15,40 @@ use super::{receiving::UNSENT, *};
 mod late;
 
 /// A connection before its handshake.
-pub fn fresh() -> Shared {
+pub fn fresh() -> SharedConnection {
     fresh_with(None)
 }
 
-fn fresh_with(offloads: Option<(std::net::SocketAddr, &'static [Suite])>) -> Shared {
-    let (socket, config) = (UdpSocket::bind("127.0.0.1:0").unwrap(), Config::default());
-    Shared::new(
-        Path::new(socket.local_addr().unwrap()),
-        Window::open(&config.windows, config.receive_window, Instant::now()).unwrap(),
+fn fresh_with(offloads: Option<(std::net::SocketAddr, &'static [KeySuite])>) -> SharedConnection {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let config = Config::default();
+    SharedConnection::new(
+        PeerAddress::new(socket.local_addr().unwrap()),
+        ConnectionWindow::open(&config.windows, config.receive_window, Instant::now()).unwrap(),
         &config,
-        Arc::new(Secrets::new(None)),
+        Arc::new(HandshakeSecrets::new(None)),
         Arc::new(Alarm::new()),
-        Arc::new(Sender::new(&socket, false).unwrap()),
+        Arc::new(BatchSender::new(&socket, false).unwrap()),
         offloads,
     )
 }
 
 /// A connection after its handshake, with credit of 100,000 bytes.
-fn shared() -> Shared {
+fn shared() -> SharedConnection {
     let shared = fresh();
     let mut params = vec![0x04, 4];
     varint::encode(100_000, &mut params);
     params.extend([0x09, 1, 10, 0x0a, 1, 3]);
     let capped = shared.on_peer_params(&params, true).unwrap();
-    assert_eq!(Params::parse(&capped).unwrap().initial_max_data, 25_000);
+    assert_eq!(PeerParams::parse(&capped).unwrap().initial_max_data, 25_000);
     shared
 }
 
 /// A connection that may send, with so many datagrams owed.
-fn owing(datagrams: usize) -> Shared {
+fn owing(datagrams: usize) -> SharedConnection {
     let shared = fresh();
     shared.on_peer_params(&[0x20, 2, 0x40 | 0x10, 0], true).unwrap();
-    shared.state.lock().plane.set_secret(Secret::new(Suite::ChaCha20Poly1305, &[7; 32]));
+    shared.state.lock().plane.set_secret(TrafficSecret::new(KeySuite::ChaCha20Poly1305, &[7; 32]));
     shared.open();
     for _ in 0..datagrams {
         let payload = vec![0; 1000].into();
@@ -63,40 +64,41 @@ fn owing(datagrams: usize) -> Shared {
     shared
 }
 
-fn counted(shared: &Shared) -> crate::Stats {
+fn counted(shared: &SharedConnection) -> crate::Stats {
     shared.counters.snapshot() // exact: only the test's own thread does anything here
 }
 
 /// A PING of quinn; returns its number on the wire.
-fn quinns(shared: &Shared, now: Instant, number: u64) -> u64 {
-    shared.on_quinn_packet(now, (0, number), b"12345678", &[0x01], 100)
+fn quinns(shared: &SharedConnection, now: Instant, number: u64) -> u64 {
+    shared.on_quinn_packet(now, 0, number, b"12345678", &[0x01], 100)
 }
 
 /// A packet that quinn did not send.
-fn others(shared: &Shared, now: Instant) -> u64 {
+fn others(shared: &SharedConnection, now: Instant) -> u64 {
     let mut state = shared.state.lock();
     let (_, number) = state.numbers.draw();
     state.plane.downstream.on_stack_sent(now, number, 1200, true);
     number
 }
 
-/// What quinn sees of the payload of the next packet.
-fn seen(shared: &Shared, now: Instant, payload: &[u8]) -> Vec<u8> {
+/// Returns the frames that quinn sees of the next packet.
+fn seen(shared: &SharedConnection, now: Instant, payload: &[u8]) -> Vec<u8> {
     let next = shared.state.lock().received.next();
     seen_in(shared, now, next, payload)
 }
 
-/// What quinn sees of the payload of a packet.
-fn seen_in(shared: &Shared, now: Instant, number: u64, payload: &[u8]) -> Vec<u8> {
+/// Returns the frames that quinn sees of a packet.
+fn seen_in(shared: &SharedConnection, now: Instant, number: u64, payload: &[u8]) -> Vec<u8> {
     let mut payload = BytesMut::from(payload);
-    let arrival = Arrival { now, size: payload.len() + 30, end: [0; 8] };
-    shared.on_received(arrival, (0, number), &[], &mut payload);
+    let arrival = OpenedArrival { now, size: payload.len() + 30, end: [0; 8] };
+    shared.on_received(arrival, 0, number, &[], &mut payload);
     payload.to_vec()
 }
 
 #[test]
 fn quinn_sees_its_own_packets_acknowledged() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     let wire = [others(&shared, now), quinns(&shared, now, 0), others(&shared, now), quinns(&shared, now, 1)];
     assert_eq!(wire, [0, 1, 2, 3]);
     assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 3, 0x01]), [0x02, 1, 0, 0, 1, 0x01]);
@@ -105,7 +107,8 @@ fn quinn_sees_its_own_packets_acknowledged() {
 
 #[test]
 fn an_ack_of_other_packets_stays_an_ack() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     for number in 0..3 {
         quinns(&shared, now, number);
         others(&shared, now);
@@ -122,15 +125,17 @@ fn an_ack_of_other_packets_stays_an_ack() {
 
 #[test]
 fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
     assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 2]), [0x02, 2, 0, 0, 2], "quinn finds its trap");
 }
 
 /// An offload draws numbers without being asked: one is left out when an acknowledgement comes.
 #[test]
-fn who_acknowledges_a_number_that_was_left_out_lies() {
-    let (shared, now) = (shared(), Instant::now());
+fn acknowledgement_of_a_left_out_number_is_refused() {
+    let shared = shared();
+    let now = Instant::now();
     let mut numbers: Vec<_> = (0..1000)
         .map(|_| {
             let number = others(&shared, now);
@@ -153,8 +158,9 @@ fn who_acknowledges_a_number_that_was_left_out_lies() {
 }
 
 #[test]
-fn what_was_never_sent_is_left_for_quinn_to_find() {
-    let (shared, now) = (shared(), Instant::now());
+fn acknowledgement_of_an_unsent_number_is_left_to_quinn() {
+    let shared = shared();
+    let now = Instant::now();
     quinns(&shared, now, 0);
     let ack = [0x02, 1, 0, 0, 1];
     assert_eq!(seen(&shared, now, &ack), ack);
@@ -163,7 +169,8 @@ fn what_was_never_sent_is_left_for_quinn_to_find() {
 
 #[test]
 fn quinns_round_trip_is_not_that_of_a_later_packet() {
-    let (shared, start) = (shared(), Instant::now());
+    let shared = shared();
+    let start = Instant::now();
     let ms = |ms| start + Duration::from_millis(ms);
     quinns(&shared, ms(0), 0);
     others(&shared, ms(8));
@@ -176,11 +183,12 @@ fn quinns_round_trip_is_not_that_of_a_later_packet() {
 
 #[test]
 fn no_round_trip_has_the_time_in_which_nobody_looked() {
-    let (shared, start) = (shared(), Instant::now());
+    let shared = shared();
+    let start = Instant::now();
     let ms = |ms| start + Duration::from_millis(ms);
     let read = |wire: u8, arrived, now| {
         let mut payload = [0x02, wire, 0x40, 0, 0, 0];
-        shared.walk(&mut shared.state.lock(), Times { now, arrived }, &mut payload);
+        shared.walk(&mut shared.state.lock(), AckTimes { now, arrived }, &mut payload);
         payload
     };
     others(&shared, ms(0));
@@ -194,7 +202,8 @@ fn no_round_trip_has_the_time_in_which_nobody_looked() {
 
 #[test]
 fn quinn_hears_of_its_share_of_the_credit() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     let mut frame = vec![0x10];
     varint::encode(200_000, &mut frame);
     let seen = seen(&shared, now, &frame);
@@ -204,11 +213,12 @@ fn quinn_hears_of_its_share_of_the_credit() {
 
 #[test]
 fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     shared.open();
     let mut sent = Vec::new();
     frame::write_stream(1, 0, &[7; 20_000], false, &mut sent);
-    shared.on_quinn_packet(now, (0, 0), b"12345678", &sent, 20_050);
+    shared.on_quinn_packet(now, 0, 0, b"12345678", &sent, 20_050);
     shared.state.lock().received.insert(7);
     let rest = [0x09, 3, 1, 2, 3];
     assert_eq!(seen_in(&shared, now, 7, &rest), rest, "a duplicate: quinn will not look at it");
@@ -221,7 +231,8 @@ fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
 /// Whoever has recorded a packet may send it again and again: all that it costs is to open it.
 #[test]
 fn replayed_packet_does_nothing() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     let mut frame = vec![0x10];
     varint::encode(200_000, &mut frame);
     assert_ne!(seen_in(&shared, now, 500, &frame), frame);
@@ -232,10 +243,11 @@ fn replayed_packet_does_nothing() {
     assert_eq!(counted(&shared).replayed_packets, 2);
 }
 
-/// Of two frames at one offset an offload forwards the first, and quinn would keep the longer one.
+/// An offload forwards the first of two frames at one offset, and quinn would keep the longer one.
 #[test]
 fn quinn_gets_each_byte_of_a_stream_once() {
-    let (shared, now) = (shared(), Instant::now());
+    let shared = shared();
+    let now = Instant::now();
     let frame = |offset, data: &[u8]| {
         let mut out = Vec::new();
         frame::write_stream(2, offset, data, false, &mut out);
@@ -254,7 +266,8 @@ fn quinn_gets_each_byte_of_a_stream_once() {
 /// A peer that has closed the connection ignores what follows, and is sent nothing (RFC 9000, section 10.2.2).
 #[test]
 fn closed_peer_is_sent_nothing() {
-    let (shared, now) = (owing(3), Instant::now());
+    let shared = owing(3);
+    let now = Instant::now();
     shared.transmit_now(now);
     assert_eq!(counted(&shared).data_plane_packets, 3, "what is owed while nobody has closed");
     for close in [&[0x1c, 0, 0, 0][..], &[0x1d, 0, 0]] {
@@ -268,10 +281,11 @@ fn closed_peer_is_sent_nothing() {
 /// quinn sends three times what arrived, and cannot be told that the plane has sent some of that.
 #[test]
 fn only_quinn_sends_to_an_address_that_has_not_answered() {
-    let (shared, now) = (owing(3), Instant::now());
+    let shared = owing(3);
+    let now = Instant::now();
     let sent = || counted(&shared).data_plane_packets;
     let challenge = [&[0x1a][..], &[1; 8]].concat();
-    shared.on_quinn_packet(now, (0, 0), b"12345678", &challenge, 1200);
+    shared.on_quinn_packet(now, 0, 0, b"12345678", &challenge, 1200);
     let moved = UdpSocket::bind("127.0.0.1:0").unwrap();
     assert!(shared.on_remote(now, moved.local_addr().unwrap()), "it waits for the answer");
     for _ in 0..100 {

@@ -1,35 +1,35 @@
 //! A client that breaks the protocol.
 
 use millrace_quic::{
-    keys::{HeaderKey, PacketKey},
+    keys::{DirectionKey, HeaderKey},
     packet::{self, ConnectionId},
     varint,
 };
 use quinn::{ConnectionError, TransportErrorCode};
 
 use crate::{
-    pair::{ID_LEN, Options, Pair, Sent, in_time, short_packet},
+    pair::{ID_LEN, PairOptions, PairSent, SeamPair, in_time, short_packet},
     proxy::Towards,
 };
 
 /// Seals packets as the client, which has said its last word.
 struct Hostile<'a> {
-    pair: &'a Pair,
+    pair: &'a SeamPair,
     id: ConnectionId,
     header: HeaderKey,
-    key: PacketKey,
+    key: DirectionKey,
     generation: u16,
     /// Larger than any packet number of the client.
     next: u64,
 }
 
 impl<'a> Hostile<'a> {
-    /// From now on nothing passes between the ends but what is made here.
-    fn new(pair: &'a Pair) -> Self {
+    /// Cuts the path, so that from now on only forged packets pass between the ends.
+    fn new(pair: &'a SeamPair) -> Self {
         pair.proxy.impair(1000, 0, 0);
         let genuine = pair.proxy.seen(Towards::Server);
         // The client may have updated its keys by itself.
-        let sent = Sent::open(&genuine, pair.suite, &pair.secrets, "CLIENT_TRAFFIC_SECRET_0");
+        let sent = PairSent::open(&genuine, pair.suite, &pair.secrets, "CLIENT_TRAFFIC_SECRET_0");
         let newest = sent.numbers.values().max().copied().unwrap();
         let first = pair.secrets.secret(pair.suite, "CLIENT_TRAFFIC_SECRET_0");
         let secret = (0..newest).fold(first.clone(), |secret, _| secret.next());
@@ -48,7 +48,7 @@ impl<'a> Hostile<'a> {
         let mut forged = Vec::new();
         packet::start(&self.id, &mut forged);
         forged.extend_from_slice(frames);
-        packet::finish(&mut forged, 0, ID_LEN, (self.generation, self.next), &self.key, &self.header);
+        packet::finish(&mut forged, 0, ID_LEN, self.generation, self.next, &self.key, &self.header);
         self.next += 1;
         self.pair.proxy.forge(&forged).await;
     }
@@ -56,29 +56,29 @@ impl<'a> Hostile<'a> {
     /// The largest packet number of the server that was on its way.
     fn largest(&self) -> u64 {
         let datagrams = self.pair.proxy.seen(Towards::Client);
-        let sent = Sent::open(&datagrams, self.pair.suite, &self.pair.secrets, "SERVER_TRAFFIC_SECRET_0");
+        let sent = PairSent::open(&datagrams, self.pair.suite, &self.pair.secrets, "SERVER_TRAFFIC_SECRET_0");
         *sent.numbers.last_key_value().expect("the server has sent something").0
     }
 }
 
 /// A connection that was of use before.
-async fn used() -> Pair {
-    let pair = in_time(Pair::connect(Options::default())).await;
+async fn used() -> SeamPair {
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.owe(0..10, 3000);
     in_time(async { tokio::join!(pair.receive(0..10, 3000), pair.echo(3, 1000)) }).await;
     pair.check();
     pair
 }
 
-/// Why the server closed the connection.
-async fn verdict(pair: &Pair) -> TransportErrorCode {
+/// Returns why the server closed the connection.
+async fn verdict(pair: &SeamPair) -> TransportErrorCode {
     match in_time(pair.server.quic.closed()).await {
         ConnectionError::TransportError(error) => error.code,
         other => panic!("closed for another reason: {other}"),
     }
 }
 
-/// Why the server closes the connection when the client sends these frames.
+/// Returns why the server closes the connection when the client sends these frames.
 async fn verdict_on(frames: &[u8]) -> TransportErrorCode {
     let pair = used().await;
     Hostile::new(&pair).send(frames).await;
@@ -121,7 +121,7 @@ async fn a_client_that_acknowledges_nothing_is_closed() {
     assert_eq!(pair.server.quic.close_reason(), Some(ConnectionError::LocallyClosed));
 }
 
-/// To have more sent than arrives (RFC 9000, section 21.4).
+/// A peer does this to make the sender exceed what its path carries (RFC 9000, section 21.4).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_acknowledges_what_it_did_not_get_is_closed() {
     let pair = used().await;
@@ -129,7 +129,8 @@ async fn a_client_that_acknowledges_what_it_did_not_get_is_closed() {
     pair.owe(10..2000, 3000);
     in_time(async {
         while pair.server.quic.close_reason().is_none() {
-            let (largest, mut all) = (client.largest(), vec![0x02]);
+            let largest = client.largest();
+            let mut all = vec![0x02];
             for field in [largest, 0, 0, largest] {
                 varint::encode(field, &mut all);
             }

@@ -13,16 +13,16 @@ use std::{
 };
 
 use millrace_quic::{
-    keys::Suite,
+    keys::KeySuite,
     plane::downstream::{EventKind, Label, NewDatagram, Priority},
 };
 use millrace_testkit::async_wait_until;
 use millrace_transport::{Config, Stats, Windows};
-use pair::{Options, Pair, Pattern, in_time, local_socket};
+use pair::{PairOptions, PairPattern, SeamPair, in_time, local_socket};
 use quinn::{TransportConfig, VarInt};
 
-async fn traffic(suite: Suite) {
-    let pair = in_time(Pair::connect(Options { suite, ..Options::default() })).await;
+async fn traffic(suite: KeySuite) {
+    let pair = in_time(SeamPair::connect(PairOptions { suite, ..PairOptions::default() })).await;
     pair.owe(0..2000, 3000);
     in_time(async { tokio::join!(pair.receive(0..2000, 3000), pair.echo(100, 5000)) }).await;
     let sent = pair.check();
@@ -37,22 +37,22 @@ async fn traffic(suite: Suite) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_senders_with_chacha20() {
-    traffic(Suite::ChaCha20Poly1305).await;
+    traffic(KeySuite::ChaCha20Poly1305).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_senders_with_aes128() {
-    traffic(Suite::Aes128Gcm).await;
+    traffic(KeySuite::Aes128Gcm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_senders_with_aes256() {
-    traffic(Suite::Aes256Gcm).await;
+    traffic(KeySuite::Aes256Gcm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn key_updates_by_both_sides_in_the_middle_of_traffic() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     let update = async {
         loop {
             pair.server.quic.force_key_update();
@@ -87,7 +87,7 @@ async fn key_updates_by_both_sides_in_the_middle_of_traffic() {
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_updated_before_they_wear_out() {
     let server = Config { max_packets_per_key: 2000, ..Config::default() };
-    let pair = in_time(Pair::connect(Options { server, ..Options::default() })).await;
+    let pair = in_time(SeamPair::connect(PairOptions { server, ..PairOptions::default() })).await;
     pair.owe(0..3000, 4000);
     in_time(pair.receive(0..3000, 4000)).await;
     let sent = pair.check();
@@ -99,8 +99,8 @@ async fn keys_are_updated_before_they_wear_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_sent_on_a_closed_connection() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+async fn closed_connection_sends_nothing() {
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.owe(0..10, 1000);
     in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
@@ -112,7 +112,7 @@ async fn nothing_is_sent_on_a_closed_connection() {
 }
 
 async fn bad_network(loss: u32) {
-    let pair = in_time(Pair::connect(Options::default())).await;
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.proxy.impair(loss, 50, 50);
     pair.owe(0..300, 5000);
     in_time(async { tokio::join!(pair.receive(0..300, 5000), pair.echo(20, 2000)) }).await;
@@ -127,17 +127,17 @@ async fn bad_network(loss: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reordering_and_duplication() {
+async fn both_senders_survive_reordering_and_duplication() {
     bad_network(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn five_percent_loss() {
+async fn both_senders_survive_five_percent_loss() {
     bad_network(50).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_percent_loss() {
+async fn both_senders_survive_twenty_percent_loss() {
     bad_network(200).await;
 }
 
@@ -145,7 +145,7 @@ async fn twenty_percent_loss() {
 /// another connection ID of the client at each new address, and the client takes the old ones no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_address_of_the_client_is_followed() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(pair.echo(3, 1000)).await;
     for round in 0..4 {
         let tags = round * 500..(round + 1) * 500;
@@ -165,16 +165,16 @@ async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
     const TIMEOUTS: u64 = 7;
     // On a busy machine round trips are long, and so are time-outs: their sum is no reason to give up the connection.
     let idle = Duration::from_secs(600);
-    let mut options = Options::default();
+    let mut options = PairOptions::default();
     options.client.max_idle_timeout(Some(idle.try_into().expect("a time")));
     options.server.idle_timeout = idle;
-    let pair = in_time(Pair::connect(options)).await;
+    let pair = in_time(SeamPair::connect(options)).await;
     in_time(pair.echo(3, 1000)).await;
     pair.owe(0..50, 8000);
     in_time(pair.receive_data(0..50, 8000)).await;
     pair.proxy.impair(1000, 0, 0);
     pair.owe(50..1050, 8000);
-    // exact: what comes is compared with what there was.
+    // exact: the later count is compared with this one.
     let before = pair.server.downstream().stats().recovery.probe_timeouts;
     async_wait_until(
         "time-outs",
@@ -193,7 +193,7 @@ async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_path_mtu_is_followed_up_and_down() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.owe(0..1000, 5000);
     in_time(pair.receive(0..1000, 5000)).await;
     in_time(async {
@@ -214,10 +214,10 @@ async fn the_path_mtu_is_followed_up_and_down() {
     pair.check();
 }
 
-/// Its copies are longer, and have to be one packet each.
+/// A relay's copies of these packets are longer, and each has to fit one packet.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_leaves_room_in_its_packets() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+async fn client_packets_leave_room_for_longer_copies() {
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
         // exact: it is looked at again after the next round.
         while pair.client.stats().path.current_mtu < 1420 {
@@ -231,13 +231,13 @@ async fn the_client_leaves_room_in_its_packets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tiny_credit_is_shared() {
+async fn tiny_flow_control_credit_is_shared_by_both_senders() {
     let mut client = TransportConfig::default();
     client
         .receive_window(VarInt::from_u32(6000))
         .stream_receive_window(VarInt::from_u32(2000))
         .max_concurrent_uni_streams(VarInt::from_u32(3));
-    let pair = in_time(Pair::connect(Options { client, ..Options::default() })).await;
+    let pair = in_time(SeamPair::connect(PairOptions { client, ..PairOptions::default() })).await;
     pair.owe(0..100, 5000);
     in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
     pair.check();
@@ -247,8 +247,8 @@ async fn tiny_credit_is_shared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_stops_a_stream() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+async fn stop_sending_of_a_client_ends_a_stream() {
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     let keys = pair.owe(0..1, 50 << 20);
     let stop = async {
         loop {
@@ -273,10 +273,10 @@ async fn the_client_stops_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn datagrams() {
-    let pair = in_time(Pair::connect(Options::default())).await;
+async fn datagrams_pass_both_senders() {
+    let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     for tag in 0..200u64 {
-        let payload = Pattern::bytes(tag, 1000).into();
+        let payload = PairPattern::bytes(tag, 1000).into();
         let datagram = NewDatagram {
             payload,
             priority: Priority::default(),
@@ -287,7 +287,7 @@ async fn datagrams() {
         pair.server.downstream().send_datagram(datagram).unwrap();
         pair.server.transmit_now();
         let received = in_time(pair.client.read_datagram()).await.unwrap();
-        assert_eq!(Pattern::check(&received), tag);
+        assert_eq!(PairPattern::check(&received), tag);
     }
     in_time(pair.echo(3, 1000)).await;
     pair.check();
@@ -297,19 +297,19 @@ async fn datagrams() {
 #[tokio::test(flavor = "multi_thread")]
 async fn packets_come_from_the_address_that_the_client_connected_to() {
     let listen = [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(127, 0, 0, 2)];
-    let pair = in_time(Pair::connect(Options { listen, ..Options::default() })).await;
+    let pair = in_time(SeamPair::connect(PairOptions { listen, ..PairOptions::default() })).await;
     pair.owe(0..100, 3000);
     in_time(pair.receive(0..100, 3000)).await;
     pair.check();
 }
 
-/// What is read lets the window grow, what is not read does not; and without room for a window nobody is let in.
+/// Read data lets the window grow, unread data does not. Without room for a window, no connection is accepted.
 #[tokio::test(flavor = "multi_thread")]
 async fn receive_windows_keep_to_their_budget() {
     const LEAST: u64 = 64 << 10;
     let windows = Arc::new(Windows::new(12 * LEAST));
     let server = Config { windows: Arc::clone(&windows), ..Config::default() };
-    let pair = in_time(Pair::connect(Options { server, ..Options::default() })).await;
+    let pair = in_time(SeamPair::connect(PairOptions { server, ..PairOptions::default() })).await;
     assert_eq!(windows.held(), LEAST);
     let mut unread = pair.client.open_uni().await.unwrap();
     in_time(unread.write_all(&[0; LEAST as usize])).await.unwrap();

@@ -8,11 +8,11 @@ use std::{
 };
 
 use millrace_quic::{
-    keys::{Secret, Suite},
+    keys::{KeySuite, TrafficSecret},
     packet,
     plane::{
-        downstream::{Asked, Label, NewStream, Priority, StreamKey},
-        source::{End, Extent, Source},
+        downstream::{AskedRange, Label, NewStream, Priority, StreamKey},
+        source::{Source, SourceEnd, SourceExtent},
     },
 };
 use millrace_transport::{Config, Connection, Endpoint};
@@ -31,13 +31,13 @@ const ALPN: &[u8] = b"moqt-18";
 pub const PATIENCE: Duration = millrace_testkit::BOUND;
 
 /// Bytes that can be checked: a tag, then a pattern that depends on tag and offset.
-pub struct Pattern {
+pub struct PairPattern {
     tag: u64,
     len: u64,
     made: Instant,
 }
 
-impl Pattern {
+impl PairPattern {
     fn byte(tag: u64, offset: u64) -> u8 {
         match offset {
             0..8 => tag.to_be_bytes()[offset as usize],
@@ -57,9 +57,9 @@ impl Pattern {
     }
 }
 
-impl Source for Pattern {
-    fn extent(&self) -> Extent {
-        Extent { len: self.len, end: End::Fin { at: self.made } }
+impl Source for PairPattern {
+    fn extent(&self) -> SourceExtent {
+        SourceExtent { len: self.len, end: SourceEnd::Fin { at: self.made } }
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
@@ -73,32 +73,32 @@ impl Source for Pattern {
 
 /// The traffic secrets of the one connection that uses it.
 #[derive(Debug, Default)]
-pub struct Secrets(Mutex<BTreeMap<String, Vec<u8>>>);
+pub struct PairSecrets(Mutex<BTreeMap<String, Vec<u8>>>);
 
-impl KeyLog for Secrets {
+impl KeyLog for PairSecrets {
     fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
         self.0.lock().insert(label.to_owned(), secret.to_vec());
     }
 }
 
-impl Secrets {
-    pub fn secret(&self, suite: Suite, label: &str) -> Secret {
-        Secret::new(suite, &self.0.lock()[label]).unwrap()
+impl PairSecrets {
+    pub fn secret(&self, suite: KeySuite, label: &str) -> TrafficSecret {
+        TrafficSecret::new(suite, &self.0.lock()[label]).unwrap()
     }
 }
 
-pub struct Options {
-    pub suite: Suite,
+pub struct PairOptions {
+    pub suite: KeySuite,
     pub server: Config,
     pub client: TransportConfig,
-    /// Where the server listens, and where the client finds it.
+    /// The address that the server listens on, and the one that the client connects to.
     pub listen: [Ipv4Addr; 2],
 }
 
-impl Default for Options {
+impl Default for PairOptions {
     fn default() -> Self {
         Self {
-            suite: Suite::ChaCha20Poly1305,
+            suite: KeySuite::ChaCha20Poly1305,
             server: Config::default(),
             client: TransportConfig::default(),
             listen: [Ipv4Addr::LOCALHOST; 2],
@@ -106,25 +106,25 @@ impl Default for Options {
     }
 }
 
-pub struct Pair {
-    pub suite: Suite,
+pub struct SeamPair {
+    pub suite: KeySuite,
     /// Kept: without it nothing is received.
     _endpoint: Endpoint,
     pub server: Arc<Connection>,
     pub client_endpoint: quinn::Endpoint,
     pub client: quinn::Connection,
     pub proxy: Arc<Proxy>,
-    pub secrets: Arc<Secrets>,
+    pub secrets: Arc<PairSecrets>,
 }
 
-impl Pair {
-    pub async fn connect(options: Options) -> Self {
+impl SeamPair {
+    pub async fn connect(options: PairOptions) -> Self {
         let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = rustls::crypto::ring::sign::any_supported_type(
             &rustls::pki_types::PrivateKeyDer::try_from(generated.signing_key.serialize_der()).unwrap(),
         );
         let certificate = CertifiedKey::new(vec![generated.cert.der().clone()], key.unwrap());
-        let secrets = Arc::new(Secrets::default());
+        let secrets = Arc::new(PairSecrets::default());
         let config = Config {
             certificate: Some(Arc::new(certificate)),
             suites: vec![options.suite],
@@ -170,7 +170,7 @@ impl Pair {
     /// The control stream, and an echo on each of the client's bidirectional streams.
     async fn set_up(&self) {
         let mut setup = self.server.quic.open_uni().await.unwrap();
-        setup.write_all(&Pattern::bytes(u64::MAX, 100)).await.unwrap();
+        setup.write_all(&PairPattern::bytes(u64::MAX, 100)).await.unwrap();
         setup.finish().unwrap();
         self.server.start();
         let quic = self.server.quic.clone();
@@ -191,7 +191,7 @@ impl Pair {
         let keys = {
             let mut downstream = self.server.downstream();
             tags.map(|tag| {
-                let source = Arc::new(Pattern { tag, len, made: Instant::now() });
+                let source = Arc::new(PairPattern { tag, len, made: Instant::now() });
                 let priority = Priority { group: tag, ..Priority::default() };
                 downstream.open(NewStream {
                     source,
@@ -200,7 +200,7 @@ impl Pair {
                     object_timeout: None,
                     subgroup_timeout: None,
                     max_delay: None,
-                    asked: Asked::Nothing,
+                    asked: AskedRange::Nothing,
                     label: Label::default(),
                 })
             })
@@ -224,7 +224,7 @@ impl Pair {
         while !missing.is_empty() {
             let mut stream = self.client.accept_uni().await.expect("the client is content");
             let bytes = stream.read_to_end(1 << 24).await.expect("the stream is complete");
-            let tag = Pattern::check(&bytes);
+            let tag = PairPattern::check(&bytes);
             assert!(missing.remove(&tag) || tag == u64::MAX, "stream {tag} came twice");
             assert!(tag == u64::MAX || bytes.len() as u64 == len);
         }
@@ -234,22 +234,22 @@ impl Pair {
     pub async fn echo(&self, times: u64, len: u64) {
         for tag in 0..times {
             let (mut send, mut recv) = self.client.open_bi().await.expect("the client is content");
-            let sent = Pattern::bytes(tag, len);
+            let sent = PairPattern::bytes(tag, len);
             let send_all = async {
                 send.write_all(&sent).await.expect("the server is content");
                 send.finish().unwrap();
             };
             let (received, ()) = tokio::join!(recv.read_to_end(1 << 24), send_all);
-            assert_eq!(Pattern::check(&received.expect("the server is content")), tag);
+            assert_eq!(PairPattern::check(&received.expect("the server is content")), tag);
         }
     }
 
     /// Both ends live, and no packet number was used twice: opens everything that the server has sent.
-    pub fn check(&self) -> Sent {
+    pub fn check(&self) -> PairSent {
         assert_eq!(self.client.close_reason(), None);
         assert_eq!(self.server.quic.close_reason(), None);
         assert_eq!(self.server.stats().acks_refused, 0); // exact: none is ever to be
-        let sent = Sent::open(
+        let sent = PairSent::open(
             &self.proxy.seen(Towards::Client),
             self.suite,
             &self.secrets,
@@ -262,7 +262,7 @@ impl Pair {
 }
 
 /// One end's 1-RTT packets.
-pub struct Sent {
+pub struct PairSent {
     /// Packet number and key generation.
     pub numbers: BTreeMap<u64, usize>,
     /// Connection IDs, in the order in which they came into use.
@@ -270,9 +270,9 @@ pub struct Sent {
     pub largest: usize,
 }
 
-impl Sent {
+impl PairSent {
     /// Opens all of one end's packets, `label` being its secret's.
-    pub fn open(datagrams: &[Vec<u8>], suite: Suite, secrets: &Secrets, label: &str) -> Self {
+    pub fn open(datagrams: &[Vec<u8>], suite: KeySuite, secrets: &PairSecrets, label: &str) -> Self {
         let mut secret = secrets.secret(suite, label);
         let header_key = secret.header_key();
         let mut keys = vec![secret.packet_key()];

@@ -19,9 +19,9 @@ pub enum Towards {
     Server,
 }
 
-/// What happens to datagrams, each in thousandths.
+/// The impairments of datagrams, each in thousandths.
 #[derive(Default)]
-pub struct Impairment {
+pub struct ProxyImpairment {
     pub loss: AtomicU32,
     pub duplication: AtomicU32,
     pub reordering: AtomicU32,
@@ -31,7 +31,7 @@ pub struct Impairment {
 
 pub struct Proxy {
     pub addr: SocketAddr,
-    pub impairment: Impairment,
+    pub impairment: ProxyImpairment,
     seen: Mutex<Vec<(Towards, Vec<u8>)>>,
     server: SocketAddr,
     rng: Mutex<fastrand::Rng>,
@@ -44,7 +44,7 @@ impl Proxy {
         let front = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
         let proxy = Arc::new(Self {
             addr: front.local_addr().unwrap(),
-            impairment: Impairment::default(),
+            impairment: ProxyImpairment::default(),
             seen: Mutex::default(),
             server,
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),

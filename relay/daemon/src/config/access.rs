@@ -1,9 +1,10 @@
-//! Settings about who may do what.
+//! Settings of access: rules, tokens, certificates and budgets.
 
 use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use millrace_relay::access::{
-    Authority, Budget, Limits, Principal, Rule, Share, pattern::Pattern, unproven::Bounds,
+    AccessRule, Budget, BudgetLimits, ClientShare, Principal, RuleAuthority, pattern::Pattern,
+    unproven::UnprovenBounds,
 };
 use millrace_relay_kernel as kernel;
 use serde::Deserialize;
@@ -12,42 +13,42 @@ use toml::{
     de::{DeValue, ValueDeserializer},
 };
 
-use super::{CACHE_BYTES, Check, File, MAX_SESSIONS, Problem, RECEIVE_BYTES, Settings};
+use super::{CACHE_BYTES, ConfigCheck, ConfigFile, ConfigProblem, MAX_SESSIONS, RECEIVE_BYTES, Settings};
 
 /// The key of the rules, in the file only.
 pub const ALLOW: &str = "allow";
 /// The key of the issuers, in the file only.
 pub const ISSUER: &str = "issuer";
 
-/// Who may do what.
+/// Settings of access.
 #[derive(Clone, Debug, Default)]
-pub struct Access {
-    pub rules: Vec<Rule>,
+pub struct AccessConfig {
+    pub rules: Vec<AccessRule>,
     pub keys: Vec<KeyFile>,
     pub revoked: Vec<RevokedFile>,
     pub audience: Vec<String>,
     pub issuers: Vec<String>,
     pub client_ca: Option<PathBuf>,
-    pub limits: Limits,
+    pub limits: BudgetLimits,
     /// Anyone is meant, wherever the relay listens.
     pub public: bool,
 }
 
-/// Where keys of tokens are, and for whom they speak.
+/// A file with keys of tokens, and the issuer that they speak for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
     pub path: PathBuf,
-    /// It is an HMAC secret as it is; else PEM, a JWK or a JWK set.
+    /// True for an HMAC secret as it is. Otherwise the file is PEM, a JWK or a JWK set.
     pub is_secret: bool,
     /// The issuer that the keys are bound to.
     pub issuer: Option<String>,
 }
 
-/// Where IDs of tokens are that are not good any more.
+/// A file with IDs of tokens that are not good any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevokedFile {
     pub path: PathBuf,
-    /// The issuer whose tokens are meant; `None`: everybody's.
+    /// Issuer of the tokens. `None`: any issuer.
     pub issuer: Option<String>,
 }
 
@@ -96,8 +97,8 @@ impl Issuer {
     }
 }
 
-impl Access {
-    /// An address that anyone can reach, if nothing says who may do what and nobody said that anyone may.
+impl AccessConfig {
+    /// Returns an address that anyone can reach, if no setting restricts access and `public` is not set.
     pub fn exposed(&self, listen: &[SocketAddr]) -> Option<SocketAddr> {
         let says = !self.rules.is_empty() || !self.keys.is_empty() || self.client_ca.is_some();
         let exposed = listen.iter().find(|addr| !addr.ip().to_canonical().is_loopback());
@@ -116,11 +117,11 @@ impl Access {
     }
 }
 
-/// What to do about such an address.
+/// Returns the remedy for such an address.
 pub fn exposes(addr: &SocketAddr) -> String {
     format!(
-        "whoever reaches {addr} could publish and watch everything: say who may (`[[allow]]` in the settings file, \
-         token-keys, token-secrets, client-ca), or --public if anyone is meant"
+        "whoever reaches {addr} could publish and watch everything: allow clients by `[[allow]]` in the settings file, \
+         token-keys, token-secrets or client-ca, or set --public to allow anyone"
     )
 }
 
@@ -128,40 +129,54 @@ pub fn exposes(addr: &SocketAddr) -> String {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Allow {
-    namespace: Text<Pattern>,
+    /// Pattern of namespaces, such as `live/**`.
+    namespace: TextValue<Pattern>,
+    /// Clients that may publish: `anyone`, or conditions on their token, certificate or address.
     #[serde(default)]
-    publish: Vec<Text<Principal>>,
+    publish: Vec<TextValue<Principal>>,
+    /// Clients that may subscribe, in the same form.
     #[serde(default)]
-    subscribe: Vec<Text<Principal>>,
-    path: Option<Text<Pattern>>,
-    authority: Option<Text<Authority>>,
+    subscribe: Vec<TextValue<Principal>>,
+    /// Pattern of the path that a client has asked for.
+    path: Option<TextValue<Pattern>>,
+    /// Name that a client has asked for.
+    authority: Option<TextValue<RuleAuthority>>,
 }
 
 /// `[[issuer]]` as it stands in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IssuerTable {
+    /// Name of the issuer (`iss`).
     name: String,
+    /// Files with keys of its tokens.
     #[serde(default)]
     keys: Vec<PathBuf>,
+    /// Files with HMAC secrets of its tokens.
     #[serde(default)]
     secrets: Vec<PathBuf>,
+    /// File with IDs of its revoked tokens.
     revoked: Option<PathBuf>,
 }
 
-/// What is written as text.
-pub(super) struct Text<T>(pub(super) T);
+/// A value that the file has as text.
+pub(super) struct TextValue<T>(pub(super) T);
 
-impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for Text<T> {
+impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for TextValue<T> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map(Self).map_err(|error| serde::de::Error::custom(format!("`{text}`: {error}")))
     }
 }
 
-impl Check {
+impl ConfigCheck {
     /// Reads `[[allow]]`.
-    pub(super) fn rules(&mut self, file: &File<'_>, value: Spanned<DeValue<'_>>, settings: &mut Settings) {
+    pub(super) fn rules(
+        &mut self,
+        file: &ConfigFile<'_>,
+        value: Spanned<DeValue<'_>>,
+        settings: &mut Settings,
+    ) {
         let DeValue::Array(rules) = value.get_ref() else {
             return self.problem(ALLOW, "is a list of tables: [[allow]]");
         };
@@ -171,7 +186,7 @@ impl Check {
                 Ok(Allow { publish, subscribe, .. }) if publish.is_empty() && subscribe.is_empty() => {
                     self.wrong(file, line, ALLOW, "allows nothing: give publish or subscribe".into());
                 }
-                Ok(allow) => settings.allow.push(Rule {
+                Ok(allow) => settings.allow.push(AccessRule {
                     namespace: allow.namespace.0,
                     publish: allow.publish.into_iter().map(|text| text.0).collect(),
                     subscribe: allow.subscribe.into_iter().map(|text| text.0).collect(),
@@ -184,7 +199,12 @@ impl Check {
     }
 
     /// Reads `[[issuer]]`.
-    pub(super) fn issuers(&mut self, file: &File<'_>, value: Spanned<DeValue<'_>>, settings: &mut Settings) {
+    pub(super) fn issuers(
+        &mut self,
+        file: &ConfigFile<'_>,
+        value: Spanned<DeValue<'_>>,
+        settings: &mut Settings,
+    ) {
         let DeValue::Array(issuers) = value.get_ref() else {
             return self.problem(ISSUER, "is a list of tables: [[issuer]]");
         };
@@ -213,20 +233,20 @@ impl Check {
         }
     }
 
-    fn wrong(&mut self, file: &File<'_>, line: usize, key: &str, message: String) {
-        self.problems.push(Problem { place: format!("{}:{line}: {key}", file.name), message });
+    fn wrong(&mut self, file: &ConfigFile<'_>, line: usize, key: &str, message: String) {
+        self.problems.push(ConfigProblem { place: format!("{}:{line}: {key}", file.name), message });
     }
 
-    pub(super) fn access(&mut self, settings: &mut Settings) -> Access {
-        let defaults = Limits::default();
+    pub(super) fn access(&mut self, settings: &mut Settings) -> AccessConfig {
+        let defaults = BudgetLimits::default();
         let mut some = |key, given: Option<u64>, default| {
             if given == Some(0) {
                 self.problem(key, "must be at least 1");
             }
             given.unwrap_or(default)
         };
-        let kernel_streams = settings.kernel_streams.unwrap_or(kernel::Limits::default().streams);
-        let limits = Limits {
+        let kernel_streams = settings.kernel_streams.unwrap_or(kernel::KernelLimits::default().streams);
+        let limits = BudgetLimits {
             session: Budget {
                 requests_per_second: some(
                     "session-requests",
@@ -244,7 +264,7 @@ impl Check {
                 tracks: some("client-tracks", settings.client_tracks, defaults.client.tracks),
             },
             same_track: some("session-same-track", settings.session_same_track, defaults.same_track),
-            share: Share {
+            share: ClientShare {
                 cache_bytes: some(
                     "client-cache-bytes",
                     settings.client_cache_bytes.map(|count| count.0),
@@ -263,11 +283,11 @@ impl Check {
                 kernel_streams: u64::from(kernel_streams / 8).max(1),
             },
             // As much of what all share as is left to others than one network.
-            network: Share {
+            network: ClientShare {
                 cache_bytes: settings.cache_bytes.map_or(CACHE_BYTES, |count| count.0) / 2,
                 receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0) / 2,
                 kernel_streams: u64::from(kernel_streams / 2).max(1),
-                ..Share::UNLIMITED
+                ..ClientShare::UNLIMITED
             },
             token_cache: settings.token_cache_bytes.map_or(defaults.token_cache, |count| count.0),
             unproven: self.unproven(settings),
@@ -282,7 +302,7 @@ impl Check {
             Some(RevokedFile { path, issuer: Some(issuer.name.clone()) })
         });
         let revoked = settings.token_revoked.take().map(|path| RevokedFile { path, issuer: None });
-        let access = Access {
+        let access = AccessConfig {
             rules: std::mem::take(&mut settings.allow),
             revoked: revoked.into_iter().chain(of_issuers).collect(),
             keys: unbound(settings.token_keys.take(), false)
@@ -299,8 +319,8 @@ impl Check {
         access
     }
 
-    fn unproven(&mut self, settings: &Settings) -> Bounds {
-        let defaults = Bounds::default();
+    fn unproven(&mut self, settings: &Settings) -> UnprovenBounds {
+        let defaults = UnprovenBounds::default();
         // The others are for whoever has a right.
         let most = (settings.max_sessions.unwrap_or(MAX_SESSIONS) / 2).max(1);
         let sessions = settings.unproven_sessions.unwrap_or(defaults.sessions.min(most));
@@ -308,11 +328,11 @@ impl Check {
             let message = format!("must be 1 to {most}, half of max-sessions");
             self.problem("unproven-sessions", message);
         }
-        Bounds { sessions, ..defaults }
+        UnprovenBounds { sessions, ..defaults }
     }
 
-    /// What could never allow anything, or is never looked at, was meant otherwise.
-    fn without_effect(&mut self, access: &Access) {
+    /// Refuses settings that could never allow anything, or are never looked at.
+    fn without_effect(&mut self, access: &AccessConfig) {
         let all = || access.rules.iter().flat_map(|rule| rule.publish.iter().chain(&rule.subscribe));
         if access.keys.is_empty() {
             let given = [
@@ -336,7 +356,7 @@ impl Check {
     }
 
     /// Keys that are bound to no issuer speak for all that are left: several issuers with keys of their own are to say so.
-    fn unbound(&mut self, access: &Access) {
+    fn unbound(&mut self, access: &AccessConfig) {
         let unbound = access.keys.iter().filter(|file| file.issuer.is_none()).count();
         if unbound > 1 && access.issuers.len() > 1 {
             let issuers = access.issuers.len();
@@ -351,7 +371,7 @@ impl Check {
             self.problem("token-issuer", format!("{name} has its keys by [[issuer]]: leave it out here"));
         }
         if unbound == 0 && !access.issuers.is_empty() && !access.keys.is_empty() {
-            self.problem("token-issuer", "is about token-keys and token-secrets, of which there are none");
+            self.problem("token-issuer", "is about token-keys and token-secrets, and neither is set");
         }
     }
 }

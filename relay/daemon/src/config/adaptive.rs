@@ -5,45 +5,48 @@ use millrace_moq::{
     Namespace, TrackName,
     tracks::adapt::{Ladder, Rung},
 };
-use millrace_relay::{Adaptive, LadderRule, access::pattern::Pattern};
+use millrace_relay::{AdaptiveMode, LadderRule, access::pattern::Pattern};
 use serde::Deserialize;
 use toml::{
     Spanned,
     de::{DeValue, ValueDeserializer},
 };
 
-use super::{Check, File, Problem, Settings, access::Text, values::deserialize};
+use super::{ConfigCheck, ConfigFile, ConfigProblem, Settings, access::TextValue, values::deserialize};
 
 /// The key of the ladders, in the file only.
 pub const LADDER: &str = "ladder";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AdaptiveChoice {
-    /// Everybody gets what was asked for
+    /// Each subscriber gets the rendition that it asked for
     Off,
-    /// By [[ladder]], and else by the catalog of the namespace
+    /// Take the renditions from [[ladder]], and otherwise from the catalog of the namespace
     Catalog,
-    /// By [[ladder]]
+    /// Take the renditions from [[ladder]] in the settings file
     Ladder,
 }
 
 /// `[[ladder]]` as it stands in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Given {
-    namespace: Option<Text<Pattern>>,
-    tracks: Vec<Rendition>,
+struct LadderTable {
+    /// Pattern of namespaces. Default: all.
+    namespace: Option<TextValue<Pattern>>,
+    /// Renditions of one picture.
+    tracks: Vec<LadderRendition>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rendition {
+struct LadderRendition {
+    /// Name of the track.
     name: String,
     /// Bits per second.
     bitrate: u64,
 }
 
-impl Given {
+impl LadderTable {
     fn rule(self) -> Result<LadderRule, &'static str> {
         let tracks: Vec<_> =
             self.tracks.into_iter().map(|rendition| (rendition.name, rendition.bitrate)).collect();
@@ -61,40 +64,45 @@ impl Given {
     }
 }
 
-impl Check {
+impl ConfigCheck {
     /// Reads `[[ladder]]`.
-    pub(super) fn ladders(&mut self, file: &File<'_>, value: Spanned<DeValue<'_>>, settings: &mut Settings) {
+    pub(super) fn ladders(
+        &mut self,
+        file: &ConfigFile<'_>,
+        value: Spanned<DeValue<'_>>,
+        settings: &mut Settings,
+    ) {
         let DeValue::Array(ladders) = value.get_ref() else {
             return self.problem(LADDER, "is a list of tables: [[ladder]]");
         };
         for ladder in ladders.iter() {
-            let given = Given::deserialize(ValueDeserializer::from(ladder.clone()));
+            let given = LadderTable::deserialize(ValueDeserializer::from(ladder.clone()));
             let rule = given.map_err(|error| error.message().to_owned());
             match rule.and_then(|given| given.rule().map_err(str::to_owned)) {
                 Ok(rule) => settings.ladder.push(rule),
                 Err(message) => {
                     let line = file.text[..ladder.span().start].matches('\n').count() + 1;
                     let place = format!("{}:{line}: {LADDER}", file.name);
-                    self.problems.push(Problem { place, message });
+                    self.problems.push(ConfigProblem { place, message });
                 }
             }
         }
     }
 
-    pub(super) fn adaptive(&mut self, settings: &mut Settings) -> Adaptive {
+    pub(super) fn adaptive(&mut self, settings: &mut Settings) -> AdaptiveMode {
         let rules = std::mem::take(&mut settings.ladder);
         match settings.adaptive.unwrap_or(AdaptiveChoice::Off) {
-            AdaptiveChoice::Catalog => Adaptive::Catalogs(rules),
+            AdaptiveChoice::Catalog => AdaptiveMode::Catalogs(rules),
             AdaptiveChoice::Ladder if rules.is_empty() => {
                 self.problem("adaptive", "ladder needs [[ladder]] in the settings file");
-                Adaptive::Off
+                AdaptiveMode::Off
             }
-            AdaptiveChoice::Ladder => Adaptive::Ladders(rules),
+            AdaptiveChoice::Ladder => AdaptiveMode::Ladders(rules),
             AdaptiveChoice::Off => {
                 if !rules.is_empty() {
                     self.problem(LADDER, "means nothing with adaptive off");
                 }
-                Adaptive::Off
+                AdaptiveMode::Off
             }
         }
     }

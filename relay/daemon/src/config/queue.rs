@@ -11,9 +11,9 @@ use toml::{
 };
 
 use super::{
-    Check, File, Problem, Settings,
-    access::Text,
-    values::{Seconds, deserialize},
+    ConfigCheck, ConfigFile, ConfigProblem, Settings,
+    access::TextValue,
+    values::{DurationValue, deserialize},
 };
 
 /// The key of the rules, in the file only.
@@ -22,22 +22,22 @@ pub const DELAY: &str = "delay";
 /// Leaves a path of 30 ms and a short queue there enough of 300 ms.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 
-/// What waits for subscribers, and what becomes of it where there is too little room.
+/// Limits of media that waits for subscribers, and the choice of what is dropped beyond them.
 #[derive(Clone, Debug)]
-pub struct Queue {
+pub struct QueueConfig {
     pub policy: DropPolicy,
     pub delays: Delays,
-    /// Of one subscriber.
+    /// Bytes for one subscriber.
     pub bytes: u64,
-    /// Datagrams of all of them.
+    /// Bytes of datagrams for all subscribers.
     pub datagram_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DropPolicy {
-    /// What is late or oldest, the least urgent first
+    /// Drop media that is late or oldest, the least urgent first
     Live,
-    /// What came last
+    /// Drop the newest media
     Tail,
 }
 
@@ -51,7 +51,7 @@ impl FromStr for MaxDelay {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self(None)),
-            _ => match text.parse::<Seconds>()?.0 {
+            _ => match text.parse::<DurationValue>()?.0 {
                 Duration::ZERO => Err("must be more than 0, or `off`".to_owned()),
                 delay => Ok(Self(Some(delay))),
             },
@@ -78,14 +78,22 @@ impl FromStr for Priorities {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Delay {
-    namespace: Option<Text<Pattern>>,
-    priority: Option<Text<Priorities>>,
+    /// Pattern of namespaces. Default: all.
+    namespace: Option<TextValue<Pattern>>,
+    /// Priority of the publisher, or a range of them. Default: all.
+    priority: Option<TextValue<Priorities>>,
+    /// Time that an object may wait for a subscriber before it is dropped.
     max_delay: MaxDelay,
 }
 
-impl Check {
+impl ConfigCheck {
     /// Reads `[[delay]]`.
-    pub(super) fn delays(&mut self, file: &File<'_>, value: Spanned<DeValue<'_>>, settings: &mut Settings) {
+    pub(super) fn delays(
+        &mut self,
+        file: &ConfigFile<'_>,
+        value: Spanned<DeValue<'_>>,
+        settings: &mut Settings,
+    ) {
         let DeValue::Array(rules) = value.get_ref() else {
             return self.problem(DELAY, "is a list of tables: [[delay]]");
         };
@@ -99,13 +107,13 @@ impl Check {
                 Err(error) => {
                     let line = file.text[..rule.span().start].matches('\n').count() + 1;
                     let place = format!("{}:{line}: {DELAY}", file.name);
-                    self.problems.push(Problem { place, message: error.message().to_owned() });
+                    self.problems.push(ConfigProblem { place, message: error.message().to_owned() });
                 }
             }
         }
     }
 
-    pub(super) fn queue(&mut self, settings: &mut Settings) -> Queue {
+    pub(super) fn queue(&mut self, settings: &mut Settings) -> QueueConfig {
         let policy = settings.drop_policy.unwrap_or(DropPolicy::Live);
         if policy == DropPolicy::Tail {
             let given = [("max-delay", settings.max_delay.is_some()), (DELAY, !settings.delay.is_empty())];
@@ -126,7 +134,7 @@ impl Check {
             }
             bytes
         };
-        Queue {
+        QueueConfig {
             policy,
             delays,
             bytes: some("queue-bytes", settings.queue_bytes, 16 << 20),

@@ -1,14 +1,22 @@
-//! Settings about certificates, whom they are shown to, and how connections are encrypted.
+//! Settings about certificates, other relays that they are shown to, and how connections are encrypted.
 
 use std::{fmt, path::PathBuf};
 
 use clap::ValueEnum;
-use millrace_moq::Draft;
-use millrace_relay::Origins;
+use millrace_moq::{Draft, HopId};
+use millrace_relay::{Origins, access::pattern::Pattern};
+use serde::Deserialize;
+use toml::{
+    Spanned,
+    de::{DeValue, ValueDeserializer},
+};
 use url::Url;
 
 use super::{
-    Check, repeated,
+    ConfigCheck, ConfigFile, ConfigProblem, Settings,
+    access::TextValue,
+    discovery::{DISCOVERY, DiscoveryConfig},
+    repeated,
     values::{DraftNumber, RelayUrl, deserialize, name},
 };
 
@@ -18,14 +26,14 @@ pub(super) const PREFERRED: [Draft; 5] = [Draft::D22, Draft::D21, Draft::D19, Dr
 
 /// The certificate that the relay shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identity {
+pub enum IdentityConfig {
     /// PEM files, read again when they change.
     Files { cert: PathBuf, key: PathBuf },
     /// Made at start-up, gone at exit; and the certificate written here.
     SelfSigned { out: Option<PathBuf> },
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for IdentityConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Files { cert, .. } => write!(f, "the certificate in {}", cert.display()),
@@ -34,10 +42,11 @@ impl fmt::Display for Identity {
     }
 }
 
-/// Another relay that is asked for what nobody here publishes.
+/// Other relays. The relay asks one of them for tracks that nobody here publishes.
 #[derive(Clone, Debug)]
-pub struct Upstream {
-    pub url: Url,
+pub struct UpstreamConfig {
+    /// The preferred one first; empty if the rest is for relays of the cluster only.
+    pub urls: Vec<Url>,
     /// PEM file of trusted roots; `None`: the upstream's certificate is not verified.
     pub tls_root: Option<PathBuf>,
     /// Shown there: a file, read again for each connection.
@@ -58,15 +67,24 @@ pub enum CipherSuite {
 deserialize!(chosen: CipherSuite);
 
 /// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
-const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
+pub const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-impl Check {
+/// Settings of TLS towards upstream relays, as they were given.
+pub(super) struct UpstreamTls {
+    pub root: Option<PathBuf>,
+    pub disable_verify: bool,
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+}
+
+impl ConfigCheck {
     pub(super) fn identity(
         &mut self,
-        (cert, key): (Option<PathBuf>, Option<PathBuf>),
+        cert: Option<PathBuf>,
+        key: Option<PathBuf>,
         self_signed: Option<bool>,
         out: Option<PathBuf>,
-    ) -> Identity {
+    ) -> IdentityConfig {
         if out.is_some() && (cert.is_some() || key.is_some()) {
             self.problem("tls-self-signed-out", "means nothing with tls-cert: no certificate is made");
         }
@@ -78,7 +96,7 @@ impl Check {
                         "contradicts tls-cert: a certificate is read or made, not both",
                     );
                 }
-                return Identity::Files { cert, key };
+                return IdentityConfig::Files { cert, key };
             }
             (Some(_), None) => self.problem("tls-cert", "needs tls-key as well"),
             (None, Some(_)) => self.problem("tls-key", "needs tls-cert as well"),
@@ -87,7 +105,7 @@ impl Check {
             }
             (None, None) => {}
         }
-        Identity::SelfSigned { out }
+        IdentityConfig::SelfSigned { out }
     }
 
     pub(super) fn web(&mut self, webtransport: bool, given: Option<Vec<String>>) -> Option<Origins> {
@@ -102,7 +120,7 @@ impl Check {
         webtransport.then(|| given.map_or(Origins::Any, Origins::Only))
     }
 
-    /// In our order of preference, whatever the order that they were given in.
+    /// Returns the drafts in our order of preference, whatever order they were given in.
     pub(super) fn drafts(&mut self, given: Option<Vec<DraftNumber>>) -> Vec<Draft> {
         let Some(given) = given else { return PREFERRED.to_vec() };
         if given.is_empty() {
@@ -127,31 +145,146 @@ impl Check {
 
     pub(super) fn upstream(
         &mut self,
-        url: Option<RelayUrl>,
-        root: Option<PathBuf>,
-        disable_verify: bool,
+        urls: Option<Vec<RelayUrl>>,
+        tls: UpstreamTls,
         token: Option<PathBuf>,
-        (cert, key): (Option<PathBuf>, Option<PathBuf>),
-    ) -> Option<Upstream> {
+        has_peers: bool,
+    ) -> Option<UpstreamConfig> {
+        let UpstreamTls { root, disable_verify, cert, key } = tls;
+        let connects = urls.is_some() || has_peers;
         if root.is_some() && disable_verify {
             self.problem("upstream-tls-root", "means nothing with upstream-tls-disable-verify");
         }
-        if url.is_none() && root.is_some() {
-            self.problem("upstream-tls-root", "needs upstream as well");
+        if !connects && root.is_some() {
+            self.problem("upstream-tls-root", "needs upstream or cluster-peer as well");
         }
-        if url.is_none() && disable_verify {
-            self.problem("upstream-tls-disable-verify", "needs upstream as well");
+        if !connects && disable_verify {
+            self.problem("upstream-tls-disable-verify", "needs upstream or cluster-peer as well");
         }
         if cert.is_some() != key.is_some() {
             let given = if cert.is_some() { "upstream-tls-cert" } else { "upstream-tls-key" };
             self.problem(given, "upstream-tls-cert and upstream-tls-key need each other");
         }
         for (name, given) in [("upstream-token", token.is_some()), ("upstream-tls-cert", cert.is_some())] {
-            if url.is_none() && given {
-                self.problem(name, "needs upstream as well");
+            if !connects && given {
+                self.problem(name, "needs upstream or cluster-peer as well");
             }
         }
         let tls_root = (!disable_verify).then(|| root.unwrap_or_else(|| SYSTEM_ROOTS.into()));
-        url.map(|url| Upstream { url: url.0, tls_root, token, identity: cert.zip(key) })
+        if !connects {
+            return None;
+        }
+        let is_given = urls.is_some();
+        let urls: Vec<_> = urls.unwrap_or_default().into_iter().map(|url| url.0).collect();
+        if urls.is_empty() && is_given {
+            self.problem("upstream", "needs at least one relay, or is left out");
+        }
+        if let Some(twice) = urls.iter().enumerate().find(|(at, url)| urls[..*at].contains(url)) {
+            self.problem("upstream", format!("{} is given twice", twice.1.authority()));
+        }
+        Some(UpstreamConfig { urls, tls_root, token, identity: cert.zip(key) })
+    }
+}
+
+/// The key of the peers that have more to say than their address, in the file only.
+pub const PEER: &str = "peer";
+
+const ROUTES: usize = 10_000;
+
+/// The cluster that the relay is in.
+#[derive(Clone, Debug)]
+pub struct ClusterConfig {
+    /// The relay's identity in the cluster; `None`: one is drawn at each start.
+    pub hop: Option<HopId>,
+    /// The cost of receiving from this relay that peers are told.
+    pub cost: Option<u64>,
+    pub peers: Vec<PeerConfig>,
+    /// The store that further relays are found through.
+    pub discovery: Option<DiscoveryConfig>,
+    /// Namespaces that one session may announce routes for.
+    pub max_routes: usize,
+}
+
+/// A relay that this one connects to.
+#[derive(Clone, Debug)]
+pub struct PeerConfig {
+    pub url: Url,
+    /// The cost of receiving from it; `None`: what it says itself.
+    pub cost: Option<u64>,
+    /// The namespaces that it may announce; empty: all.
+    pub namespaces: Vec<Pattern>,
+}
+
+/// `[[peer]]` as it stands in the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeerEntry {
+    url: RelayUrl,
+    cost: Option<u64>,
+    #[serde(default)]
+    namespaces: Vec<TextValue<Pattern>>,
+}
+
+impl ConfigCheck {
+    /// Reads `[[peer]]`.
+    pub(super) fn peers(
+        &mut self,
+        file: &ConfigFile<'_>,
+        value: Spanned<DeValue<'_>>,
+        settings: &mut Settings,
+    ) {
+        let DeValue::Array(peers) = value.get_ref() else {
+            return self.problem(PEER, "is a list of tables: [[peer]]");
+        };
+        for peer in peers.iter() {
+            match PeerEntry::deserialize(ValueDeserializer::from(peer.clone())) {
+                Ok(PeerEntry { url, cost, namespaces }) => settings.peer.push(PeerConfig {
+                    url: url.0,
+                    cost,
+                    namespaces: namespaces.into_iter().map(|text| text.0).collect(),
+                }),
+                Err(error) => {
+                    let line = file.text[..peer.span().start].matches('\n').count() + 1;
+                    let place = format!("{}:{line}: {PEER}", file.name);
+                    self.problems.push(ConfigProblem { place, message: error.message().to_owned() });
+                }
+            }
+        }
+    }
+
+    pub(super) fn cluster(&mut self, settings: &mut Settings) -> Option<ClusterConfig> {
+        let named = settings.cluster_peer.take().unwrap_or_default().into_iter();
+        let named = named.map(|url| PeerConfig { url: url.0, cost: None, namespaces: Vec::new() });
+        let peers: Vec<_> = named.chain(std::mem::take(&mut settings.peer)).collect();
+        if let Some((_, twice)) =
+            peers.iter().enumerate().find(|(at, peer)| peers[..*at].iter().any(|other| other.url == peer.url))
+        {
+            self.problem("cluster-peer", format!("{} is given twice", twice.url.authority()));
+        }
+        if let Some(hop) = settings.cluster_hop.filter(|hop| *hop == 0 || *hop > HopId::MAX.0) {
+            self.problem("cluster-hop", format!("{hop} is not from 1 to {}", HopId::MAX.0));
+        }
+        let discovery = settings.discovery.take();
+        let is_in = settings.cluster.unwrap_or(!peers.is_empty() || discovery.is_some());
+        let given = [
+            ("cluster-hop", settings.cluster_hop.is_some()),
+            ("cluster-cost", settings.cluster_cost.is_some()),
+            ("cluster-routes", settings.cluster_routes.is_some()),
+            ("cluster-peer", !peers.is_empty()),
+            (DISCOVERY, discovery.is_some()),
+        ];
+        if !is_in {
+            for (name, _) in given.into_iter().filter(|(_, given)| *given) {
+                self.problem(name, "means nothing without cluster");
+            }
+            return None;
+        }
+        Some(ClusterConfig {
+            hop: settings.cluster_hop.map(HopId),
+            cost: settings.cluster_cost,
+            max_routes: self.at_least_one("cluster-routes", settings.cluster_routes, ROUTES),
+            peers,
+            discovery,
+        })
     }
 }

@@ -37,9 +37,9 @@ impl FromStr for ByteCount {
 
 /// A duration, as a plain number of seconds (`30`, `0.5`) or with a unit (`250ms`, `10m`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seconds(pub Duration);
+pub struct DurationValue(pub Duration);
 
-impl FromStr for Seconds {
+impl FromStr for DurationValue {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -55,7 +55,7 @@ impl FromStr for Seconds {
     }
 }
 
-/// Where to listen: an address, or all of them (`:4443`).
+/// Addresses to listen on: one, or all of this machine (`:4443`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOn(pub Vec<SocketAddr>);
 
@@ -68,7 +68,7 @@ impl FromStr for ListenOn {
 }
 
 impl ListenOn {
-    /// Of several addresses those of the families that this machine has; one that was asked for by itself is needed.
+    /// Returns the addresses whose family this machine has. A single address is returned in any case.
     pub fn there(self) -> Vec<SocketAddr> {
         let is_there = |addr: &&SocketAddr| UdpSocket::bind((addr.ip(), 0)).is_ok();
         match self.0[..] {
@@ -140,5 +140,5 @@ impl FromStr for RelayUrl {
     }
 }
 
-deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, Seconds, RelayUrl);
+deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, DurationValue, RelayUrl);
 deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso);

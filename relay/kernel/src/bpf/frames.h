@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Walks the frames of a decrypted 1-RTT payload (RFC 9000, section 19; RFC 9221;
- * draft-ietf-quic-ack-frequency), as millrace-quic's frame does, but only STREAM and DATAGRAM frames come out.
+/* Walks the frames of a decrypted 1-RTT payload (RFC 9000, section 19; RFC 9221; draft-ietf-quic-ack-frequency). It
+ * accepts what millrace-quic's frame module accepts, but returns only STREAM and DATAGRAM frames.
  *
- * It goes by steps of bounded work, so that BPF can loop over them: a step takes one frame, or one of the
- * many fields of a long one. Each takes at least one byte.
+ * Parsing is done in steps of bounded work, so that BPF can loop over them. A step takes one frame, or one field of a
+ * frame with many. Each step consumes at least one byte.
  */
 #ifndef MILLRACE_FRAMES_H
 #define MILLRACE_FRAMES_H
 
 #include "bytes.h"
 
-/* Positions are masked for the verifier: the memory behind them must have this size, and 8 bytes more. */
+/* Positions are masked to satisfy the verifier, so the packet buffer must have FRAMES_MAX bytes, and 8 more for reads
+ * that overlap its end.
+ */
 #define FRAMES_MAX  2048
 #define FRAMES_MASK (FRAMES_MAX - 1)
 
@@ -65,23 +67,24 @@ enum frame_step {
 struct frame_walk {
 	__u32 at;
 	__u32 end;
-	__u32 varints;	/* still to skip in this frame */
-	__u32 prefixed; /* whether a length and as many bytes follow them */
-	__u64 smallest; /* acknowledged so far, of an ACK frame with .. */
-	__u32 blocks;	/* .. so many gaps and lengths, in turn, to come, the varints behind them */
+	__u32 varints;	/* variable-length integers of this frame that are still to be skipped */
+	__u32 prefixed; /* whether a length and as many bytes follow those integers */
+	__u64 smallest; /* in an ACK frame: the smallest packet number acknowledged so far */
+	__u32 blocks;	/* in an ACK frame: gaps and range lengths still to come, before `varints` */
 	__u32 pad;
 };
 
-/* Of a DATAGRAM frame, only where its data is. */
+/* The data of a STREAM frame. For a DATAGRAM frame only `at` and `len` are set. */
 struct frame_stream {
 	__u64 id;
 	__u64 offset;
-	__u32 at; /* of the data */
+	__u32 at; /* position of the data in the packet buffer */
 	__u32 len;
 	__u32 fin;
 	__u32 pad;
 };
 
+/* Moves over `bytes` bytes of the frame. FRAME_BAD: the payload is shorter. */
 static __always_inline enum frame_step frame_skip(struct frame_walk *walk, __u64 bytes)
 {
 	if (bytes > walk->end - walk->at)
@@ -90,6 +93,7 @@ static __always_inline enum frame_step frame_skip(struct frame_walk *walk, __u64
 	return FRAME_MORE;
 }
 
+/* Reads a variable-length integer (RFC 9000, section 16). The two top bits of its first byte give its length. */
 static __always_inline enum frame_step frame_varint(struct frame_walk *walk, const __u8 *text, __u64 *value)
 {
 	__u64 bytes = __builtin_bswap64(load64(text + (walk->at & FRAMES_MASK)));
@@ -108,7 +112,7 @@ static __always_inline enum frame_step frame_prefixed(struct frame_walk *walk, c
 	return frame_skip(walk, len);
 }
 
-/* Leaves `varints` fields to the next steps. */
+/* Sets what the next steps skip: `varints` integers, and then a length-prefixed field if `prefixed` is set. */
 static __always_inline enum frame_step frame_fields(struct frame_walk *walk, __u32 varints, __u32 prefixed)
 {
 	walk->varints = varints;
@@ -128,6 +132,7 @@ static __always_inline enum frame_step frame_stream(struct frame_walk *walk, con
 		return FRAME_BAD;
 	if (type & FRAME_STREAM_LEN && frame_varint(walk, text, &len))
 		return FRAME_BAD;
+	/* Without a length, a STREAM frame extends to the end of the packet (RFC 9000, section 19.8). */
 	if (!(type & FRAME_STREAM_LEN))
 		len = walk->end - walk->at;
 	stream->at = walk->at;
@@ -162,7 +167,7 @@ static __always_inline enum frame_step frame_ack(struct frame_walk *walk, const 
 	return frame_fields(walk, type == FRAME_ACK_ECN ? 3 : 0, 0);
 }
 
-/* A gap or a range length of an ACK frame: no number below zero is acknowledged (RFC 9000, section 19.3.1). */
+/* Reads a gap or a range length of an ACK frame. Going below packet number 0 is an error (RFC 9000, section 19.3.1). */
 static __always_inline enum frame_step frame_ack_block(struct frame_walk *walk, const __u8 *text)
 {
 	__u64 by;
@@ -170,7 +175,7 @@ static __always_inline enum frame_step frame_ack_block(struct frame_walk *walk, 
 	if (frame_varint(walk, text, &by))
 		return FRAME_BAD;
 	if (!(walk->blocks-- & 1))
-		by += 2; /* a gap */
+		by += 2; /* gap between two ACK ranges */
 	if (by > walk->smallest)
 		return FRAME_BAD;
 	walk->smallest -= by;
@@ -184,13 +189,14 @@ static __always_inline enum frame_step frame_new_id(struct frame_walk *walk, con
 
 	if (frame_varint(walk, text, &sequence) || frame_varint(walk, text, &retire) || walk->at >= walk->end)
 		return FRAME_BAD;
+	/* RFC 9000, section 19.15: an ID of 1 to 20 bytes, followed by a stateless reset token of 16 bytes. */
 	len = text[walk->at & FRAMES_MASK];
 	if (retire > sequence || len < 1 || len > 20)
 		return FRAME_BAD;
 	return frame_skip(walk, 1 + len + 16);
 }
 
-/* PADDING comes in runs. */
+/* Skips PADDING bytes, which usually come in long runs, by 8 at a time. */
 static __always_inline enum frame_step frame_padding(struct frame_walk *walk, const __u8 *text)
 {
 	if (walk->end - walk->at >= 8 && !load64(text + (walk->at & FRAMES_MASK)))
@@ -203,6 +209,7 @@ static __always_inline enum frame_step frame_next(struct frame_walk *walk, const
 {
 	__u64 type;
 
+	/* Fields of the frame that earlier steps have begun come first. */
 	if (walk->blocks)
 		return frame_ack_block(walk, text);
 	if (walk->varints) {
@@ -270,7 +277,9 @@ static __always_inline __u32 varint_len(__u64 value)
 	return value < 1 << 6 ? 1 : value < 1 << 14 ? 2 : value < 1 << 30 ? 4 : 8;
 }
 
-/* Writes a varint that ends before `end` and returns its length; the 8 bytes before `end` are overwritten. */
+/* Writes a variable-length integer that ends before `end`, and returns its length. The 8 bytes before `end` are
+ * overwritten.
+ */
 static __always_inline __u32 varint_put_before(__u8 *end, __u64 value)
 {
 	__u32 len = varint_len(value);

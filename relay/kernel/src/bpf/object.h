@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-moq's data::datagram reads it: what
- * that refuses is refused here, since whoever forwards it makes its receivers close their sessions.
+/* Parses OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-moq's data::datagram does. Datagrams
+ * that are malformed there must be refused here, too: subscribers would close their sessions because of them.
  */
 #ifndef MILLRACE_OBJECT_H
 #define MILLRACE_OBJECT_H
@@ -29,13 +29,14 @@ struct object_datagram {
 	__u64 group;
 	__u64 object;
 	__u32 type;
-	__s32 priority; /* the publisher's; negative: the track's default */
-	__u32 rest_at;	/* of what follows the alias */
+	__s32 priority; /* publisher priority; negative: the default of the track */
+	__u32 rest_at;	/* position of the first byte after the alias */
 	__u32 pad;
 };
 
-/* Bytes of a vi64: one more than leading ones in its first byte. Each lane of 16 bits tells whether that is at or above one
- * of 0x80, 0xc0, ... 0xff: a comparison would be a branch, of which the verifier follows each at each integer.
+/* Returns the length of a vi64 in bytes: one more than the number of leading ones in its first byte. Each 16-bit lane
+ * tests if that byte is at least one of 0x80, 0xc0, ... 0xff. Comparisons would be branches, and the verifier would
+ * follow both sides of each at every integer.
  */
 static __always_inline __u32 vi64_width(__u8 first)
 {
@@ -47,7 +48,7 @@ static __always_inline __u32 vi64_width(__u8 first)
 	return 1 + ((low + high) * ones >> 48);
 }
 
-/* Not 0: it ends behind the datagram. */
+/* Reads a vi64. Not 0: it extends beyond the end of the datagram. */
 static __always_inline int vi64_take(struct frame_walk *walk, const __u8 *text, __u64 *value)
 {
 	const __u8 *from = text + (walk->at & FRAMES_MASK);
@@ -73,8 +74,8 @@ static __always_inline __u32 vi64_len(__u64 value)
 				    : 9;
 }
 
-/* Writes a vi64 of `len` bytes, which are enough for it, that ends before `end`; at least the 8 bytes before `end` are
- * overwritten.
+/* Writes a vi64 of `len` bytes, which must suffice for it, so that it ends before `end`. At least the 8 bytes before
+ * `end` are overwritten.
  */
 static __always_inline void vi64_put_long_before(__u8 *end, __u64 value, __u32 len)
 {
@@ -87,7 +88,7 @@ static __always_inline void vi64_put_long_before(__u8 *end, __u64 value, __u32 l
 	store64(end - 8, __builtin_bswap64(value));
 }
 
-/* The same in the shortest form; returns its length. */
+/* Writes a vi64 in its shortest form, so that it ends before `end`. Returns its length. */
 static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
 {
 	__u32 len = vi64_len(value);
@@ -96,7 +97,7 @@ static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
 	return len;
 }
 
-/* Properties, status and payload. Not 0: malformed. */
+/* Checks the properties, the status and the payload of a datagram. Not 0: it is malformed. */
 static __always_inline int object_check_rest(struct frame_walk *walk, const __u8 *text, __u32 type)
 {
 	__u64 len, status = OBJECT_NORMAL;
@@ -113,7 +114,7 @@ static __always_inline int object_check_rest(struct frame_walk *walk, const __u8
 	return type & OBJECT_PROPERTIES || (status != OBJECT_ENDS_GROUP && status != OBJECT_ENDS_TRACK);
 }
 
-/* Reads the datagram of `len` bytes at `at`. Not 0: malformed, or padding. */
+/* Parses the datagram of `len` bytes at position `at`. Not 0: it is malformed, or padding. */
 static __always_inline int object_datagram(const __u8 *text, __u32 at, __u32 len, struct object_datagram *out)
 {
 	struct frame_walk walk = {.at = at, .end = at + len};

@@ -1,80 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Forwards media at TC ingress. It opens the 1-RTT packets of upstream connections. Each of their STREAM and DATAGRAM
- * frames that has a slot leaves again as one packet per egress, sealed for that downstream connection. Then the packet goes
- * up as it came: userspace gets everything, and sends whatever this program declined to send.
+/* Forwards media at TC ingress. The program decrypts the 1-RTT packets of upstream connections. Each STREAM or DATAGRAM
+ * frame that has a slot is sent on as one packet per egress, encrypted for that downstream connection. Then the
+ * received packet continues to userspace unchanged: userspace sees everything, and sends whatever this program declined
+ * to send.
  *
- *   relay_intf.h       what is shared with userspace
- *   relay_maps.h       configuration and maps; relay_work.h: what a run works with
- *   relay_ingress.h    the received packet: found, opened, its frames walked
- *   relay_open.h       streams that begin, for which egresses were prepared
- *   relay_judge.h      which of a stream's bytes may be forwarded; subgroup.h: their framing
- *   relay_egress.h     a copy: admitted, numbered, sealed, sent; relay_frame.h: its headers
- *   relay_keystream.h  opening and sealing with precomputed keystreams
- *   relay_runs.h       a fan-out that takes several runs
- *   fan.h, fan_runs.h  what all fan-outs have in common
- *   relay_defer.h      packets that do not wake userspace
- *   relay_trace.h      events about single packets
+ * - relay_intf.h: the structures shared with userspace.
+ * - relay_maps.h: configuration and maps. relay_work.h: the work area of a run.
+ * - relay_ingress.h: finds and opens the received packet, and walks its frames.
+ * - relay_open.h: streams that begin, for which egresses were prepared.
+ * - relay_judge.h: which bytes of a stream may be forwarded. subgroup.h: their framing.
+ * - relay_egress.h: admits, numbers, seals and sends a copy. relay_frame.h: its headers.
+ * - relay_keystream.h: opens and seals with precomputed keystreams.
+ * - relay_runs.h: a fan-out that takes several runs.
+ * - relay_super.h: super-packets, segment by segment.
+ * - fan.h, fan_runs.h: the parts that all fan-outs share.
+ * - relay_defer.h: packets that do not wake userspace.
+ * - relay_trace.h: events about single packets.
  */
-#include "relay_defer.h"
-#include "relay_egress.h"
-#include "relay_ingress.h"
-#include "relay_runs.h"
+#include "relay_super.h"
 #include <linux/pkt_cls.h>
 
-static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct work *work)
-{
-	struct egress_loop loop = {.skb = skb, .work = work};
-	enum relay_outcome outcome;
-
-	outcome = find_packet(skb, &work->arrival);
-	if (outcome)
-		return outcome;
-	outcome = load_packet(skb, work);
-	if (outcome)
-		return outcome;
-	outcome = find_connection(work);
-	if (outcome)
-		return outcome;
-	outcome = walk_frames(work);
-	if (outcome)
-		return outcome;
-	work->arrival.frame.summed = IP_SUMMED(skb);
-	bpf_loop(config.max_copies_per_run, next_egress, &loop, 0);
-	if (restore(skb, work))
-		return RELAY_NOT_RESTORED;
-	if (work->fan.chunk < work->fan.chunks)
-		return put_back(skb, work) ? RELAY_OVER_BUDGET : RELAY_CONTINUED;
-	return work->fan.left_over ? RELAY_OVER_BUDGET : RELAY_FORWARDED;
-}
-
-/* Counted by the outcome, in runs after a packet's first by enum relay_further_run. */
-static __always_inline void count(const struct work *work, enum relay_outcome outcome)
-{
-	__u32 index =
-		work->cursor.id ? RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + further_run(outcome) : outcome;
-
-	add_to(&outcomes, index, 1);
-}
-
-/* The one place where an outcome becomes a verdict. */
+/* Converts an outcome to the verdict of the program. All verdicts on received packets come from here. */
 static __always_inline int verdict_of(enum relay_outcome outcome)
 {
 	switch (outcome) {
-	case RELAY_CONTINUED:	 /* its clone waits in the queue */
-	case RELAY_NOT_RESTORED: /* what is left of the frame may carry somebody else's address */
+	case RELAY_CONTINUED:	 /* a clone of the packet waits in the queue for the next run */
+	case RELAY_NOT_RESTORED: /* the packet may contain another host's address by now */
 		return TC_ACT_SHOT;
 	default:
 		return PASS_ON;
 	}
 }
 
-static __always_inline int run(struct __sk_buff *skb, struct work *work)
-{
-	enum relay_outcome outcome;
+/* A run is split into functions that are called one after another and not inlined: the stack of the copies must stay
+ * small.
+ */
 
+static __noinline enum relay_outcome begin(struct __sk_buff *skb, struct work *work)
+{
 	work->arrival.traced_ns = 0;
+	work->arrival.frame.changed = 0;
+	work->super.segments = 0;
+	work->copies = 0;
 	take_cursor(skb, &work->cursor);
-	outcome = relay(skb, work);
+	return find_packet(skb, &work->arrival);
+}
+
+static __noinline int end(struct __sk_buff *skb, struct work *work, enum relay_outcome outcome)
+{
+	if (restore(skb, work))
+		outcome = RELAY_NOT_RESTORED;
+	else if (outcome == RELAY_CONTINUED && put_back(skb, work))
+		outcome = RELAY_OVER_BUDGET;
 	if (outcome == RELAY_FROM_SUBSCRIBER)
 		defer_short(skb, &work->arrival);
 	else
@@ -85,7 +62,7 @@ static __always_inline int run(struct __sk_buff *skb, struct work *work)
 	return verdict_of(outcome);
 }
 
-/* Not inlined, so that its stack is not the program's. */
+/* Lets a packet pass because the work area is in use. Not inlined, so that its stack is not added to the program's. */
 static __noinline int pass_by(struct __sk_buff *skb)
 {
 	struct cursor_entry cursor;
@@ -100,18 +77,44 @@ int relay_ingress(struct __sk_buff *skb)
 {
 	__u32 key = 0;
 	struct work *work = bpf_map_lookup_elem(&works, &key);
+	enum relay_outcome outcome;
 	int verdict;
 
 	if (!work)
-		return PASS_ON; /* for the verifier: each CPU has one */
-	/* Where it cannot be had, the frame is found to be none. */
+		return PASS_ON; /* only the verifier needs this: each CPU has a work area */
+	/* Without the link header in linear memory, the frame is found to be no packet of ours. */
 	have_link(skb);
+	/* An interrupt may start this program on a CPU whose run is not over. Only one of the two can use the CPU's
+	 * work area.
+	 */
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
-	verdict = run(skb, work);
-	/* Only runs on the same CPU look at it. */
+	outcome = begin(skb, work);
+	if (outcome == RELAY_SUPER_PACKET) {
+		outcome = send_clone(skb, work);
+		verdict = verdict_of(end_super(skb, work, outcome));
+	} else {
+		if (!outcome)
+			outcome = forward_packet(skb, work);
+		verdict = end(skb, work, outcome);
+	}
+	/* Only runs on the same CPU use this work area, so a plain store suffices. */
 	WRITE_ONCE(work->busy, 0);
 	return verdict;
+}
+
+/* Forwards clones of super-packets at the egress of the loopback interface, where relay_ingress sends them. */
+SEC("tcx/egress")
+int clone_egress(struct __sk_buff *skb)
+{
+	__u32 key = 0;
+	struct work *work = bpf_map_lookup_elem(&works, &key);
+
+	if (!work || !is_clone(skb, work))
+		return PASS_ON;
+	if (!begin_clone(skb, work))
+		forward_clone(skb, work);
+	return TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license")

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Deferred wake-ups, as in interrupt moderation: a packet that userspace need not see at once is steered to a socket that
- * nobody sleeps on. Userspace reads it when another packet has woken it, or after a while.
+/* Deferred wake-ups, as in interrupt moderation. A packet that userspace need not see at once is steered to a socket
+ * that no thread sleeps on. Userspace reads that socket when another packet has woken it, or after a while.
  *
- * The order of packets must not change, since a publisher takes packets that are acknowledged out of order for lost, and
- * slows down. So once a packet wakes userspace, all go to the socket that it reads, until it has read everything and
- * sleeps again: whatever is in the deferred socket is older than what is in the other one.
+ * Packets must not be reordered, since a publisher takes packets that are acknowledged out of order for lost, and slows
+ * down. So once a packet wakes userspace, all further ones go to the socket that userspace reads, until it has read
+ * everything and sleeps again. Packets in the deferred socket are therefore always older than those in the other one.
  */
 #ifndef MILLRACE_RELAY_DEFER_H
 #define MILLRACE_RELAY_DEFER_H
@@ -12,9 +12,10 @@
 #include "relay_maps.h"
 #include "util.h"
 
-#define DEFERRED_IN_A_ROW 31 /* packets of a publisher; one less than a power of two */
+#define DEFERRED_IN_A_ROW \
+	31 /* packets of one publisher that may be deferred in a row; a power of two minus one */
 
-/* Whether the packet is of an upstream, and goes up to userspace in this run. */
+/* Reports whether the packet belongs to an upstream, and goes up to userspace in this run. */
 static __always_inline int is_received(enum relay_outcome outcome)
 {
 	return outcome == RELAY_FORWARDED || outcome == RELAY_OVER_BUDGET || outcome == RELAY_REPLAYED ||
@@ -22,21 +23,24 @@ static __always_inline int is_received(enum relay_outcome outcome)
 	       outcome == RELAY_DECLINED;
 }
 
-/* Steers a packet to the deferred socket. 0: it goes to the other one, because it `wakes` userspace, because userspace
- * is awake, or because too many wait already.
+/* Steers a packet, or a super-packet of `packets` segments, to the deferred socket. Returns 0 if it goes to the other
+ * socket: because it `wakes` userspace, userspace is awake, or too many packets are deferred.
  */
-static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *deferral, __u32 key, int wakes)
+static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *deferral, __u32 key, int wakes,
+				 __u32 packets)
 {
 	struct bpf_sock *socket;
 
+	/* The counts are equal while userspace sleeps and has read every packet that woke it. */
 	if (!wakes && READ_ONCE(deferral->wakes_read) == READ_ONCE(deferral->wakes) &&
-	    READ_ONCE(deferral->packets) - READ_ONCE(deferral->taken) < READ_ONCE(deferral->room)) {
+	    READ_ONCE(deferral->packets) - READ_ONCE(deferral->taken) + packets <=
+		    READ_ONCE(deferral->room)) {
 		socket = bpf_map_lookup_elem(&sockets, &key);
 		if (socket) {
 			wakes = bpf_sk_assign(skb, socket, 0);
 			bpf_sk_release(socket);
 			if (!wakes) {
-				__sync_fetch_and_add(&deferral->packets, 1);
+				__sync_fetch_and_add(&deferral->packets, packets);
 				return 1;
 			}
 		}
@@ -45,13 +49,17 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
 	return 0;
 }
 
-/* Defers a packet of a publisher if its kernel copies are all that anybody waits for. Not more than so many in a row, lest
- * userspace reads a fast stream in large lumps only.
+/* Defers a packet of a publisher if nothing is left to do but the copies that the kernel has made. At most
+ * DEFERRED_IN_A_ROW packets are deferred in a row, so that userspace does not have to read a fast stream in large
+ * bursts.
  */
 static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
 {
-	/* A further run does not know what the first one declined. */
+	/* Only the first run of a packet knows which frames it declined, so the packet of a further run always wakes
+	 * userspace.
+	 */
 	int wakes = outcome != RELAY_FORWARDED || work->fan.wakes || work->cursor.id;
+	__u32 packets = work->super.segments ? work->super.segments : 1;
 	__u32 key = work->arrival.upstream;
 	struct relay_upstream *upstream = bpf_map_lookup_elem(&upstreams, &key);
 	struct relay_deferral *deferral;
@@ -63,13 +71,16 @@ static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum
 	if (!deferral)
 		return 0;
 	if (!wakes && READ_ONCE(deferral->wakes_read) == READ_ONCE(deferral->wakes))
-		wakes = !(__sync_fetch_and_add(&upstream->deferred, 1) + 1 & DEFERRED_IN_A_ROW);
-	if (steer(skb, deferral, key, wakes))
-		__sync_fetch_and_add(&deferral->media, 1);
+		wakes = (__sync_fetch_and_add(&upstream->deferred, packets) & DEFERRED_IN_A_ROW) + packets >
+			DEFERRED_IN_A_ROW;
+	if (steer(skb, deferral, key, wakes, packets))
+		__sync_fetch_and_add(&deferral->media, packets);
 	return 0;
 }
 
-/* Notes when a packet arrived, by its last bytes: they are of its tag, and as good as random. Not 0: it is not noted. */
+/* Stores when a deferred packet arrived, keyed by its last 8 bytes. These belong to its authentication tag, so they are
+ * as good as random. Not 0: the time could not be stored.
+ */
 static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *arrival)
 {
 	__u32 index, at = arrival->frame.packet_at + arrival->frame.packet_bytes - sizeof(__u64);
@@ -86,8 +97,9 @@ static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *
 	return 0;
 }
 
-/* Defers a packet of a subscriber if it is as short as an acknowledgement without news; it is not opened to see. How short
- * that is userspace says, and until how many bytes sent it holds.
+/* Defers a packet of a subscriber that is so short that it can only be an acknowledgement without news. The packet is
+ * not decrypted to check that. Userspace sets the size, and how many bytes may be sent until it expires. Segments of
+ * super-packets are not deferred.
  */
 static __noinline int defer_short(struct __sk_buff *skb, const struct arrival *arrival)
 {
@@ -102,10 +114,11 @@ static __noinline int defer_short(struct __sk_buff *skb, const struct arrival *a
 	deferral = bpf_map_lookup_elem(&deferrals, &key);
 	if (!deferral)
 		return 0;
-	wakes = arrival->frame.packet_bytes > READ_ONCE(downstream->deferred_bytes) ||
+	wakes = arrival->frame.segment_bytes ||
+		arrival->frame.packet_bytes > READ_ONCE(downstream->deferred_bytes) ||
 		READ_ONCE(downstream->bytes) > READ_ONCE(downstream->deferred_until) ||
 		note_arrival(skb, arrival);
-	if (steer(skb, deferral, key, wakes))
+	if (steer(skb, deferral, key, wakes, 1))
 		__sync_fetch_and_add(&downstream->deferred, 1);
 	return 0;
 }

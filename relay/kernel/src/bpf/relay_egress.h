@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Copies of the frames that have a slot: each is admitted, numbered, sealed and sent for one egress. */
+/* Sends copies of the frames that have a slot. Each copy is admitted, numbered, encrypted and sent for one egress. */
 #ifndef MILLRACE_RELAY_EGRESS_H
 #define MILLRACE_RELAY_EGRESS_H
 
@@ -7,9 +7,10 @@
 #include "relay_ingress.h"
 #include "relay_trace.h"
 
-#define MOST_CREDIT 0xffffffffU /* no stream is sent so far beyond what was */
-/* The peer counts the largest offset of each stream (RFC 9000, section 4.1): of bytes that were left to userspace, too, once
- * later ones are sent. More than userspace will count, if it has sent those by now.
+#define MOST_CREDIT 0xffffffffU /* the most MAX_DATA credit that one copy may take, in bytes */
+/* Returns the MAX_DATA credit that a copy takes. The peer counts the largest offset of each stream (RFC 9000, section
+ * 4.1), so bytes before the copy count, too, even if they were left to userspace. If userspace has sent those by now,
+ * this counts more than needed.
  */
 static __always_inline __u32 credit_of(const struct relay_egress *egress, const struct egress_packet *packet)
 {
@@ -19,13 +20,13 @@ static __always_inline __u32 credit_of(const struct relay_egress *egress, const 
 	return credit > MOST_CREDIT ? MOST_CREDIT : credit;
 }
 
-/* Whether the egress has no stream yet; not of datagrams. */
+/* Reports whether the egress has no stream yet. Not for datagrams, whose `id` is an alias. */
 static __always_inline int is_unopened(__u64 id)
 {
 	return id >= RELAY_CLOSED;
 }
 
-/* The next stream of the downstream, if the copy is to open the egress's. */
+/* Finds the stream that a copy is sent on. If the copy has to open it, takes the ID of the downstream's next stream. */
 static __always_inline enum relay_egress_outcome
 find_stream(const struct relay_downstream *downstream, const struct relay_egress *egress,
 	    const struct chunk *chunk, const struct subgroup_head *head, struct egress_packet *packet)
@@ -43,8 +44,9 @@ find_stream(const struct relay_downstream *downstream, const struct relay_egress
 	return RELAY_EGRESS_SENT;
 }
 
-/* The front of the stream has the preamble of the subscriber's session, and its alias in place of the publisher's, in as many
- * bytes if they are enough: what millrace-moq's SubgroupHeader::encode_padded makes of it.
+/* Computes the sizes of a copy that opens a stream. The stream begins with the preamble of the subscriber's session.
+ * The subscriber's alias replaces the publisher's, padded to the same length if it is shorter, as millrace-moq's
+ * SubgroupHeader::encode_padded does.
  */
 static __always_inline void measure_front(struct egress_packet *packet, const struct relay_egress *egress,
 					  const struct subgroup_head *head)
@@ -60,6 +62,7 @@ static __always_inline void measure_front(struct egress_packet *packet, const st
 		packet->level = (egress->level & 0xff00) | (head->priority & 0xff);
 }
 
+/* Computes offset, credit and sizes of a STREAM frame. A downstream offset is the upstream offset plus `shift`. */
 static __always_inline void measure_stream(struct egress_packet *packet, const struct relay_egress *egress,
 					   const struct frame_stream *frame, const struct subgroup_head *head)
 {
@@ -98,6 +101,7 @@ int measure(struct egress_packet *packet, const struct relay_egress *egress, con
 	else
 		measure_datagram(packet, egress, chunk);
 	packet->frame_bytes = packet->size;
+	/* first byte, connection ID, and a packet number of 4 bytes (RFC 9000, section 17.3.1) */
 	packet->header_bytes = 1 + path->id_bytes + 4;
 	packet->size += packet->header_bytes + QUIC_TAG;
 	return 0;
@@ -120,8 +124,8 @@ enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_looku
 	}
 }
 
-/* Adds to the total, then looks at the limit. Userspace lowers the limit, then looks at the total. So at least one of them
- * sees what the other did, and the limit holds.
+/* Adds `amount` to the total, then compares with the limit. Userspace lowers the limit first and reads the total
+ * afterwards. At least one of the two sees the other's change, so the limit holds.
  */
 static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
 {
@@ -131,6 +135,8 @@ static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 a
 	return -1;
 }
 
+/* The order of the checks matters: only the last two take something, which has to be given back if a later step fails.
+ */
 static __always_inline enum relay_egress_outcome admit(struct relay_downstream *downstream,
 						       const struct relay_egress *egress,
 						       const struct egress_packet *packet)
@@ -153,6 +159,7 @@ static __always_inline void give_back(struct relay_downstream *downstream, const
 	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
 }
 
+/* `generations` has one entry for each key phase: its key generation plus one. */
 static __always_inline int has_keys(const struct relay_downstream *downstream, __u32 generation)
 {
 	return READ_ONCE(downstream->generations[generation & 1]) == generation + 1;
@@ -181,7 +188,9 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 	return 0;
 }
 
-/* Opens the egress's stream, with the ID that the packet was measured with. Userspace may be faster, at both words. */
+/* Opens the egress's stream with the ID that the packet was built for. Userspace may be faster at either of the two
+ * words, and then the stream is not opened here.
+ */
 int open_stream(struct relay_downstream *downstream, struct relay_egress *egress, struct work *work)
 {
 	__u32 at;
@@ -189,6 +198,7 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	if (!downstream || !egress || !work ||
 	    __sync_val_compare_and_swap(&egress->id, RELAY_UNOPENED, RELAY_OPENING) != RELAY_UNOPENED)
 		return -1;
+	/* Without the ID, the egress goes back to RELAY_UNOPENED, so that a later run or userspace can open it. */
 	if (__sync_val_compare_and_swap(&downstream->streams, work->packet.streams,
 					work->packet.streams + 1) != work->packet.streams) {
 		__sync_val_compare_and_swap(&egress->id, RELAY_OPENING, RELAY_UNOPENED);
@@ -204,9 +214,9 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	return 0;
 }
 
-/* Draws a packet number, and registers the packet before it exists: so no acknowledgement can be faster. Room for the
- * registration is reserved first, since a number must not be drawn in vain. Until it is submitted, those of other CPUs
- * wait, so little happens in between.
+/* Draws a packet number and registers the packet. It is registered before it exists, so that no acknowledgement can
+ * arrive before its registration. Room in the ring is reserved first, because a drawn number must not be lost. Entries
+ * of other CPUs wait until this one is submitted, so little may happen in between.
  */
 static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
 							     struct relay_egress *egress,
@@ -222,6 +232,7 @@ static __always_inline enum relay_egress_outcome draw_number(struct relay_downst
 	if (!entry)
 		return RELAY_EGRESS_RING_FULL;
 	packet->word = __sync_fetch_and_add(&downstream->number, 1);
+	/* The key generation may have changed between the first check and the draw. */
 	if (!has_keys(downstream, packet->word >> RELAY_NUMBER_BITS)) {
 		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
 		return RELAY_EGRESS_NO_KEYS;
@@ -247,21 +258,23 @@ static __always_inline void put_stream_header(__u8 *end, const struct egress_pac
 	varint_put_before(end - bytes, type);
 }
 
-/* The same with the front of the stream behind it: preamble, type and alias. */
+/* Writes the header of a STREAM frame, and the first bytes of the stream: preamble, type and alias. */
 static __always_inline void put_front(__u8 *end, const struct relay_egress *egress,
 				      const struct egress_packet *packet, __u8 type)
 {
 	__u32 bytes = packet->alias_bytes;
 
 	if (bytes < 1 || bytes > 9)
-		return; /* for the verifier */
+		return; /* only for the verifier */
 	vi64_put_long_before(end, egress->alias, bytes);
 	end -= 1 + bytes;
 	*end = type;
 	put_stream_header(end - web_put_stream_before(end, packet->web), packet);
 }
 
-/* The frame's header, and the part of the object's that is another one downstream: preamble, type and alias. */
+/* Writes the header of a DATAGRAM frame, and the parts of the object datagram that differ downstream: preamble, type
+ * and alias.
+ */
 static __always_inline void put_datagram_header(__u8 *end, const struct relay_egress *egress,
 						const struct egress_packet *packet, __u32 type)
 {
@@ -273,8 +286,8 @@ static __always_inline void put_datagram_header(__u8 *end, const struct relay_eg
 	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
 }
 
-/* Writes the frame's header in front of the data and returns where it begins. What it overwrites has been read already. 0:
- * cannot be, for the verifier.
+/* Writes the frame's header in front of the data, and returns its position. The bytes that it overwrites were parsed
+ * before. 0: out of range, which only the verifier believes possible.
  */
 static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
 					      const struct egress_packet *packet, const struct chunk *chunk,
@@ -282,6 +295,7 @@ static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct 
 {
 	__u32 data_at = packet->data_at;
 
+	/* OPAQUE keeps the compiler from removing the check, which the verifier needs. */
 	OPAQUE(data_at);
 	if (data_at < QUIC_AT || data_at > FRAMES_MASK)
 		return 0;
@@ -294,7 +308,7 @@ static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct 
 	return data_at + packet->data_bytes - packet->frame_bytes;
 }
 
-/* Writes the packet's header, and the frame to be sealed. */
+/* Writes the packet's header, and determines the frame that is to be encrypted. */
 int put_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
 	       struct quic_extent *extent)
 {
@@ -336,7 +350,7 @@ int seal_packet(struct work *work, const struct relay_egress *egress, const stru
 	return quic_protect(keys, &work->out, QUIC_AT, path->id_bytes);
 }
 
-/* Headers in front of the QUIC packet. */
+/* Writes the Ethernet, IP and UDP headers in front of the QUIC packet. */
 int put_headers(struct work *work, const struct net_path *path)
 {
 	if (!work || !path)
@@ -345,6 +359,9 @@ int put_headers(struct work *work, const struct net_path *path)
 	return 0;
 }
 
+/* The bounds are checked directly before the helper call, for the verifier. OPAQUE keeps the compiler from merging the
+ * checks.
+ */
 static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
 {
 	if (bytes < SHORTEST)
@@ -355,6 +372,7 @@ static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes
 	return bpf_skb_store_bytes(skb, 0, from, bytes, 0);
 }
 
+/* Sends the packet in place of the received one: rewrites the skb, and redirects a clone of it. */
 int send(struct __sk_buff *skb, struct work *work, const struct net_path *path)
 {
 	__u32 at, bytes;
@@ -370,6 +388,7 @@ int send(struct __sk_buff *skb, struct work *work, const struct net_path *path)
 	return bpf_clone_redirect(skb, work->route.ifindex, 0);
 }
 
+/* Undoes the changes of `send`, so that the received packet goes up to userspace as it came. */
 int restore(struct __sk_buff *skb, struct work *work)
 {
 	struct fan_frame *frame;
@@ -385,8 +404,8 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return fan_tag_again(skb, frame);
 }
 
-/* Between two runs, the entry may have become another egress, or be about to: its epoch is written last, so it is read
- * first.
+/* Reports whether the entry does not belong to this slot any more. Between two runs it may have become another egress,
+ * or be about to. Its epoch is written last, so it is read first, with a full barrier.
  */
 static __always_inline int is_gone(struct relay_egress *egress, const struct relay_downstream *downstream,
 				   const struct work *work, const struct chunk *chunk)
@@ -401,7 +420,7 @@ static __always_inline int is_gone(struct relay_egress *egress, const struct rel
 	return egress->upstream_id != chunk->frame.id;
 }
 
-/* Whether the subscriber wants it from the kernel. */
+/* Reports whether the subscriber wants these bytes from the kernel, rather than from userspace or not at all. */
 static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk,
 				     const struct subgroup_head *head, __u32 opens)
 {
@@ -417,6 +436,7 @@ static __always_inline int is_inside(const struct relay_egress *egress, const st
 	       at <= egress->max_offset;
 }
 
+/* Sends one copy. Each check that fails leaves the copy to userspace. */
 static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, struct work *work,
 							 struct relay_egress *egress,
 							 struct relay_downstream *downstream)
@@ -451,6 +471,7 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 		give_back(downstream, packet);
 		return outcome;
 	}
+	/* Later copies of the stream then count only bytes beyond these. */
 	if (packet->credit)
 		WRITE_ONCE(egress->counted, packet->offset + packet->len);
 	if (seal_packet(work, egress, path, downstream) || send(skb, work, &path->way))
@@ -463,6 +484,7 @@ struct egress_loop {
 	struct work *work;
 };
 
+/* One step of the fan-out: the next egress of the present frame, or the first egress of the next frame. */
 static long next_egress(__u32 index, struct egress_loop *loop)
 {
 	struct fan *fan = &loop->work->fan;
@@ -482,6 +504,7 @@ static long next_egress(__u32 index, struct egress_loop *loop)
 			if (loop->work->arrival.traced_ns)
 				trace_copy(loop->work, egress, downstream, outcome);
 		}
+		/* Userspace is woken if it has to send a copy, or if others wait for the stream. */
 		if (outcome != RELAY_EGRESS_SENT || !READ_ONCE(egress->exclusive))
 			fan->wakes = 1;
 		add_to(&outcomes, RELAY_OUTCOMES + outcome, 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Ethernet, IP and UDP headers in front of a QUIC packet, with their checksums. */
+/* Writes the Ethernet, IP and UDP headers in front of a QUIC packet, with their checksums. */
 #ifndef MILLRACE_RELAY_FRAME_H
 #define MILLRACE_RELAY_FRAME_H
 
@@ -12,9 +12,11 @@
 #define UDP_AT	      (QUIC_AT - UDP_BYTES)
 #define IPV4_FRAME_AT (UDP_AT - IPV4_BYTES - ETHERNET_BYTES)
 #define IPV6_FRAME_AT (UDP_AT - IPV6_BYTES - ETHERNET_BYTES)
-#define SUM_MAX	      2048 /* bytes of a datagram */
+#define SUM_MAX	      2048 /* the longest datagram whose checksum is computed, bytes */
 
-/* With CHECKSUM_PARTIAL the interface completes the checksum, and finds in its place the sum of the pseudo header. */
+/* Writes the UDP header. With CHECKSUM_PARTIAL the network interface completes the checksum, and expects the sum of the
+ * pseudo header in its place.
+ */
 static __always_inline void frame_udp(struct quic_buf *out, const struct net_path *path, __u32 udp_bytes,
 				      __u32 summed)
 {
@@ -27,11 +29,12 @@ static __always_inline void frame_udp(struct quic_buf *out, const struct net_pat
 		udp->check = csum_fold(sum);
 		return;
 	}
+	/* The bytes after the datagram have to be zero, because the sum is computed in whole words. */
 	store32(at + (udp_bytes & (SUM_MAX - 1)), 0);
 	put_udp_checksum(udp, csum_add(at, udp_bytes, SUM_MAX, sum));
 }
 
-/* Writes all headers in front of the QUIC packet of `size` bytes. */
+/* Writes all headers in front of a QUIC packet of `size` bytes. */
 static __always_inline void frame_packet(struct quic_buf *out, const struct net_path *path,
 					 const struct bpf_fib_lookup *route, __u32 size, __u32 summed)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The received packet: found, opened, its frames walked and judged.
+/* Processes a received packet: finds its connection, decrypts it, walks its frames, and judges which may be forwarded.
  *
- * Functions without `static`, here and in the other headers of the relay, are global functions: the verifier checks each
- * once and not for each call, which keeps the whole program within its limits. In return, they have to check their
- * pointers for NULL.
+ * Functions without `static`, here and in the other headers of the relay, are global functions. The verifier checks
+ * each of them once rather than at each call, which keeps the program within the verifier's limits. In return, they
+ * have to check their pointers for NULL.
  */
 #ifndef MILLRACE_RELAY_INGRESS_H
 #define MILLRACE_RELAY_INGRESS_H
@@ -17,16 +17,18 @@
 #include "relay_trace.h"
 #include "skb_udp.h"
 
-#define NUMBERS_BEHIND 128 /* below the next packet number, quinn still tells new numbers from old ones */
-#define SHORTEST       14  /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define NUMBERS_BEHIND 128 /* how far below the next packet number quinn tells new packets from duplicates */
+#define SHORTEST       14  /* shorter than any Ethernet frame and any 1-RTT packet, bytes */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
 	struct udp_packet packet = {};
+	int bare;
 
 	if (!arrival)
 		return RELAY_MALFORMED;
-	switch (parse_udp(skb, &packet)) {
+	bare = is_bare(skb);
+	switch (parse_udp_on(skb, bare, &packet)) {
 	case PARSE_OK:
 		break;
 	case PARSE_NOT_UDP:
@@ -40,6 +42,13 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	    (packet.destination_port != config.ports[0] && packet.destination_port != config.ports[1] &&
 	     packet.destination_port != config.ports[2] && packet.destination_port != config.ports[3]))
 		return RELAY_OTHER_PORT;
+	/* An interface without link headers: a header is added for the copies, and removed before the packet goes up.
+	 */
+	if (bare) {
+		if (bpf_skb_change_head(skb, ETHERNET_BYTES, 0))
+			return RELAY_BUSY;
+		packet.payload_offset += ETHERNET_BYTES;
+	}
 	switch (fan_find(skb, &packet, &arrival->frame)) {
 	case FAN_FOUND:
 		break;
@@ -53,7 +62,9 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	return RELAY_FORWARDED;
 }
 
-/* Not inlined, so that what is checked is the register that the helper gets. */
+/* Copies bytes of the packet to memory. Not inlined, so that the register which was checked is the one that the helper
+ * gets.
+ */
 static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
 {
 	if (bytes < SHORTEST)
@@ -64,28 +75,41 @@ static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 byte
 	return bpf_skb_load_bytes(skb, at, to, bytes);
 }
 
-/* Copies the frame, and the QUIC packet to where it is opened. Not inlined, so that its stack is not that of every copy, too:
- * Linux 6.1 wants all of them together within 512 bytes.
+/* Decides by its first byte and its size whether a QUIC packet may be opened. */
+static __always_inline enum relay_outcome check_size(__u8 first, __u32 packet_bytes)
+{
+	/* The fixed bit is ignored, because peers may grease it (RFC 9287). */
+	if (first & QUIC_LONG_HEADER)
+		return RELAY_LONG_HEADER;
+	if (packet_bytes < SHORTEST)
+		return RELAY_BAD_SIZE;
+	return packet_bytes > QUIC_TEXT_MAX ? RELAY_TOO_LONG : RELAY_FORWARDED;
+}
+
+/* Copies the whole frame, which `restore` needs, and the QUIC packet, which is decrypted in place. Not inlined: Linux
+ * 6.1 allows 512 bytes of stack for a whole call chain, and this function's stack must not add to that of the copies.
  */
 static __noinline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
 {
 	__u32 packet_at = work->arrival.frame.packet_at;
 	__u32 frame_bytes = work->arrival.frame.frame_bytes, packet_bytes = work->arrival.frame.packet_bytes;
+	enum relay_outcome outcome;
 	__u8 first;
 
 	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
 		return RELAY_BAD_SIZE;
-	/* The fixed bit may have any value: peers grease it (RFC 9287). */
-	if (first & QUIC_LONG_HEADER)
-		return RELAY_LONG_HEADER;
-	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
-		return RELAY_BAD_SIZE;
+	outcome = check_size(first, packet_bytes);
+	if (outcome)
+		return outcome;
+	if (frame_bytes > FRAME_BYTES)
+		return RELAY_TOO_LONG;
 	if (load(skb, 0, work->frame, frame_bytes) ||
 	    load(skb, packet_at, work->in.bytes + QUIC_AT, packet_bytes))
 		return RELAY_MALFORMED;
 	return RELAY_FORWARDED;
 }
 
+/* Finds the connection by the destination connection ID, which this relay has chosen and so has a fixed length. */
 static __always_inline enum relay_outcome find_connection(struct work *work)
 {
 	struct relay_id id = {};
@@ -105,6 +129,7 @@ static __always_inline enum relay_outcome find_connection(struct work *work)
 	return RELAY_FORWARDED;
 }
 
+/* Raises the next expected packet number, unless another CPU has raised it further. */
 static __always_inline void raise_expected(struct relay_upstream *upstream, __u64 number)
 {
 	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
@@ -115,7 +140,7 @@ static __always_inline void raise_expected(struct relay_upstream *upstream, __u6
 	}
 }
 
-/* The key of header protection is the same in all generations, so those of any will do. */
+/* Returns keys of any generation. Header protection has the same key in all of them (RFC 9001, section 6). */
 static __always_inline struct quic_keys *any_open_keys(const struct relay_upstream *upstream, __u32 index)
 {
 	__u32 key = 2 * index + !READ_ONCE(upstream->generations[0]);
@@ -123,7 +148,7 @@ static __always_inline struct quic_keys *any_open_keys(const struct relay_upstre
 	return bpf_map_lookup_elem(&open_keys, &key);
 }
 
-/* Opens the packet. Leaves in `walk` where its frames are. */
+/* Decrypts the packet, and sets `walk` to its frames. */
 enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 {
 	struct quic_extent extent = {.header_at = QUIC_AT};
@@ -133,6 +158,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	__u32 index, phase, generation;
 	__u64 number;
 
+	/* The key phase is known only without header protection, so two lookups are needed. */
 	if (!work || !walk)
 		return RELAY_MALFORMED;
 	index = work->arrival.upstream;
@@ -153,6 +179,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
+	/* In a further run the number is known, and the window would call it a replay. */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);
 	trace_number(&work->arrival, number);
@@ -160,7 +187,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	extent.text_bytes = work->arrival.frame.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
-	/* quinn takes what is so old for a duplicate, whatever it is. */
+	/* quinn treats packets this far behind as duplicates, so their bytes must not be forwarded either. */
 	if (!work->cursor.id && (number + NUMBERS_BEHIND < READ_ONCE(upstream->expected) ||
 				 mark_in(upstream->seen, RELAY_NUMBERS, number)))
 		return RELAY_REPLAYED;
@@ -168,6 +195,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	work->arrival.opens = READ_ONCE(upstream->tracks);
 	work->arrival.web = READ_ONCE(upstream->web);
 	raise_expected(upstream, number);
+	/* RFC 9000, section 17.3.1: a packet with reserved bits set is an error, but only after its authentication. */
 	if (header.first & QUIC_RESERVED)
 		return RELAY_BAD_FRAMES;
 	*walk = (struct frame_walk){.at = QUIC_AT + extent.header_bytes};
@@ -187,7 +215,7 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Notes a frame of a stream that is left to userspace without a look at its bytes. */
+/* Records a frame that is left to userspace without being judged. */
 static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 					const struct frame_stream *frame)
 {
@@ -199,7 +227,9 @@ static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 		note_late(work, frame->id);
 }
 
-/* Notes a frame for the fan-out if it has a slot, or may get one. In further runs, if the first one did. */
+/* Collects a frame for the fan-out if it has a slot or may get one. A further run takes the frames that the first run
+ * found good.
+ */
 __noinline int take_chunk(struct work *work, const struct chunk *found)
 {
 	struct relay_slot slot = {};
@@ -216,12 +246,14 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	ingress = bpf_map_lookup_elem(&slots, &slot);
 	ordinal = work->fan.ordinal++;
 	good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
+	/* Userspace has to act on frames without a slot, so the packet wakes it. */
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
 		if (!work->cursor.id && found->kind == RELAY_STREAM && !found->begins)
 			note_late(work, found->frame.id);
 		return 0;
 	}
+	/* A packet has more frames than one run handles. Userspace gets the rest. */
 	if (work->fan.chunks >= CHUNKS) {
 		work->fan.left_over = 1;
 		if (!work->cursor.id && found->kind == RELAY_STREAM)
@@ -236,7 +268,7 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	return 0;
 }
 
-/* `web`: session of the upstream. */
+/* Parses the object in a DATAGRAM frame. `web` is the WebTransport session of the upstream, or WEB_BARE. */
 int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, __u64 web, struct chunk *chunk)
 {
 	struct object_datagram datagram = {};
@@ -259,13 +291,14 @@ int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, _
 	return 0;
 }
 
-/* Whether a frame begins here that is neither forwarded nor PADDING. */
+/* Reports whether a frame begins here that only userspace handles: neither STREAM, DATAGRAM nor PADDING. */
 static __always_inline int is_other(const struct frame_walk *walk, __u8 type)
 {
 	return walk->at < walk->end && type != FRAME_PADDING && type != FRAME_DATAGRAM &&
 	       type != FRAME_DATAGRAM_LEN && (type < FRAME_STREAM || type > FRAME_STREAM_LAST);
 }
 
+/* One step of the loop over the frames of a packet. */
 static long walk_step(__u32 index, struct walk_loop *loop)
 {
 	struct frame_stream frame = {};
@@ -289,6 +322,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
+/* Not an outcome that is counted: the frame has no slot. */
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
 static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_outcome outcome)
@@ -299,7 +333,7 @@ static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_out
 	return outcome;
 }
 
-/* Judges a noted frame. Finds its first egress. */
+/* Judges a collected frame, and finds its first egress. */
 static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk,
 							    struct subgroup_head *head)
 {
@@ -317,13 +351,14 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	if (!ingress)
 		return RELAY_FRAME_GOOD;
 	chunk->egress = READ_ONCE(ingress->first);
+	/* The first run has judged the frame already. Judging it again would find it repeated. */
 	if (chunk->kind != RELAY_STREAM && work->cursor.id)
 		return RELAY_FRAME_GOOD;
 	if (chunk->kind != RELAY_STREAM)
 		return count_frame(
 			judge_datagram(ingress, chunk->frame.id, chunk->frame.offset, chunk->object));
 	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream) {
-		chunk->egress = RELAY_END; /* the slot was just removed */
+		chunk->egress = RELAY_END; /* the slot was removed meanwhile */
 		return work->cursor.id ? RELAY_FRAME_GOOD : RELAY_FRAME_BUSY;
 	}
 	if (work->cursor.id)
@@ -331,7 +366,7 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	return count_frame(judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame));
 }
 
-/* Judges the noted frame at `i`. If it is good, keeps it behind those that were kept before. */
+/* Judges the collected frame at index `i`. A good one is moved behind the good ones before it. */
 __noinline enum relay_frame_outcome keep_chunk(struct work *work, __u32 i)
 {
 	enum relay_frame_outcome outcome;
@@ -361,8 +396,9 @@ __noinline enum relay_frame_outcome keep_chunk(struct work *work, __u32 i)
 	return outcome;
 }
 
-/* Keeps the frames that are good, and only if none is malformed: then userspace closes the connection, and forwards
- * nothing of the packet either. How many are kept is counted in memory, so that the verifier sees no state for each number.
+/* Keeps the good frames, unless one is malformed: userspace then closes the connection, and nothing of the packet may
+ * be forwarded. The number of good frames is counted in memory, so that the verifier does not track a state for each
+ * number.
  */
 enum relay_outcome judge_frames(struct work *work)
 {
@@ -384,6 +420,7 @@ enum relay_outcome judge_frames(struct work *work)
 	return work->fan.kept || !has_slot ? RELAY_FORWARDED : RELAY_DECLINED;
 }
 
+/* Decrypts the packet, collects and judges its frames, and sets the first copy to be made. */
 static __always_inline enum relay_outcome walk_frames(struct work *work)
 {
 	struct walk_loop loop = {.work = work};

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which bytes of a stream may be forwarded: those that userspace would forward, too. A frame is good if it begins where the
- * stream stands, its bytes are well-formed there, and it is within the stream's final size.
+/* Decides which bytes of a stream may be forwarded: only those that userspace would forward, too. A frame is good if it
+ * begins where the judged part of the stream ends (`next`), if its bytes are well-formed there, and if it is within the
+ * stream's final size.
  *
- * Of bytes that come twice userspace keeps those that came first, and takes the others out of the packet before quinn sees
- * them (millrace-quic's received). So a frame is good only if none of its bytes can have come before: neither before `next`
- * nor `apart` from it.
+ * If bytes arrive twice, userspace keeps the first version, and removes the second from the packet before quinn sees it
+ * (millrace-quic's module `received`). A frame is therefore good only if none of its bytes may have arrived before:
+ * neither before `next` nor within `apart`.
  *
- * What does not begin there is userspace's, and so is what follows it, until the stream stands behind the hole: because the
- * missing frame came, or because userspace has the bytes and says where they end (`next` and `state`). What passes
- * meanwhile without gaps is a run, and kept. When the stream stands inside of the run, it goes to the run's end at once: so packets
- * that follow each other fast do not keep userspace's word from ever being in time.
+ * A frame that begins later is left to userspace, and so are the frames after it until the hole is filled: by the
+ * missing frame, or by userspace, which then sets `next` and `state`. Frames that arrive meanwhile without gaps are
+ * kept as a run. When `next` reaches the run, it moves to the run's end at once. Otherwise packets that arrive quickly
+ * would always be ahead of userspace's updates.
  */
 #ifndef MILLRACE_RELAY_JUDGE_H
 #define MILLRACE_RELAY_JUDGE_H
@@ -18,7 +19,7 @@
 #include "subgroup.h"
 #include "util.h"
 
-#define JUDGE_STEPS 256 /* fields that are looked at in one frame */
+#define JUDGE_STEPS 256 /* the most fields that are parsed in one frame */
 
 struct judge_loop {
 	struct subgroup_state *state;
@@ -38,6 +39,7 @@ static __always_inline int judge(struct judge_loop *loop)
 {
 	__u32 bytes = loop->walk.end - loop->walk.at;
 
+	/* Inside an object's payload nothing has to be parsed, so most frames take this path. */
 	if (subgroup_is_inside(loop->state, bytes)) {
 		subgroup_skip(loop->state, bytes);
 		return SUBGROUP_DONE;
@@ -46,7 +48,7 @@ static __always_inline int judge(struct judge_loop *loop)
 	return loop->step;
 }
 
-/* Takes bytes of a packet. SUBGROUP_MORE: they are too many fields; the state is anywhere in them. */
+/* Parses bytes of a packet. SUBGROUP_MORE: there are too many fields, and the state is undefined. */
 int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 at, __u32 end)
 {
 	struct judge_loop loop = {.state = state, .walk = {.at = at, .end = end}};
@@ -60,9 +62,9 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 /* --- Runs --- */
 
 #define RUN_PIECE  (FRAMES_MAX / 2)
-#define RUN_PIECES 16 /* of one run that are taken for one frame */
+#define RUN_PIECES 16 /* the most pieces of a run that are parsed for one frame */
 
-/* Takes a piece of a run. */
+/* Parses a piece of a run. */
 int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 at, __u32 bytes)
 {
 	struct judge_loop loop = {.state = state, .walk = {.end = bytes}};
@@ -73,13 +75,14 @@ int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 a
 	return judge(&loop);
 }
 
+/* Reports whether there is a run that `next` has not passed. */
 static __always_inline int is_ahead(const struct relay_ingress *ingress)
 {
 	return ingress->run_end > ingress->next;
 }
 
-/* The place for the bytes of a new run; none if another ingress has it. What others have noted there is only taken from
- * them with their lock.
+/* Takes the buffer for the bytes of a run, unless another ingress uses it. Several ingresses share a buffer; one with a
+ * run keeps it, which is checked with that ingress's lock held.
  */
 static __always_inline void take_run(__u32 index)
 {
@@ -98,6 +101,7 @@ static __always_inline void take_run(__u32 index)
 		__sync_val_compare_and_swap(&run->owner, owner, index + 1);
 		return;
 	}
+	/* A test-and-set instead of waiting: without the buffer the run's bytes are just not kept. */
 	if (__sync_lock_test_and_set(&other->lock, 1))
 		return;
 	if (!is_ahead(other))
@@ -105,6 +109,7 @@ static __always_inline void take_run(__u32 index)
 	__sync_lock_test_and_set(&other->lock, 0);
 }
 
+/* Returns the run buffer of this ingress. NULL: another ingress has it. */
 static __always_inline struct run_bytes *find_run(__u32 index)
 {
 	__u32 key = index & (RUNS - 1);
@@ -128,7 +133,7 @@ static long copy_step(__u32 index, struct copy_loop *loop)
 	return 0;
 }
 
-/* Keeps a frame's bytes, and up to 7 that do not matter. */
+/* Copies a frame's bytes to the run. Up to 7 bytes more are copied, which are overwritten later. */
 int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct frame_stream *frame, __u32 at)
 {
 	struct copy_loop loop = {};
@@ -142,12 +147,13 @@ int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct fr
 	return 0;
 }
 
+/* Reports whether bytes after `next` have arrived. */
 static __always_inline int has_apart(const struct relay_ingress *ingress)
 {
 	return ingress->apart_end > ingress->next;
 }
 
-/* Notes that userspace has bytes from `offset` to `end`, behind where the stream stands. */
+/* Records that userspace has bytes from `offset` to `end`, after `next`. */
 static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offset, __u64 end)
 {
 	if (!has_apart(ingress) || offset < ingress->apart)
@@ -156,7 +162,7 @@ static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offs
 		ingress->apart_end = end;
 }
 
-/* Notes a frame behind a hole. Of what overlaps with bytes that came before, nothing is kept. */
+/* Records a frame after a hole. If it overlaps with bytes that have arrived before, its bytes are not kept. */
 static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				       const struct frame_stream *frame)
 {
@@ -170,6 +176,7 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		return;
 	}
 	note_apart(ingress, frame->offset, end);
+	/* A frame that does not continue the run starts a new one. */
 	if (!is_ahead(ingress) || frame->offset != ingress->run_end || end - ingress->run > RUN_BYTES) {
 		ingress->run = frame->offset;
 		take_run(index);
@@ -180,13 +187,14 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		keep_frame(run, in, frame, frame->offset - ingress->run);
 }
 
-/* If the stream stands inside of the run, takes what is left of that, as far as it can be judged. */
+/* If `next` lies inside the run, judges the rest of the run as far as possible. */
 static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 {
 	struct run_bytes *run;
 
 	if (ingress->next < ingress->run || !is_ahead(ingress))
 		return;
+	/* Inside a payload, the run can be skipped even if its bytes were not kept. */
 	if (subgroup_is_inside(&ingress->state, ingress->run_end - ingress->next)) {
 		subgroup_skip(&ingress->state, ingress->run_end - ingress->next);
 		ingress->next = ingress->run_end;
@@ -204,6 +212,9 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 		step = judge_run(&ingress->scratch, run, ingress->next - ingress->run, bytes);
 		if (step == SUBGROUP_BAD)
 			ingress->scratch = (struct subgroup_state){.field = SUBGROUP_BROKEN};
+		/* The rest has too many fields. `state` still belongs to `next`, so userspace or a later frame
+		 * continues there.
+		 */
 		if (step == SUBGROUP_MORE)
 			return;
 		ingress->state = ingress->scratch;
@@ -215,7 +226,9 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 
 /* --- Frames --- */
 
-/* Whether the frame agrees with the final size, if that is known; notes it. */
+/* Reports whether the frame agrees with the final size, if that is known. Sets the final size if the frame has FIN (RFC
+ * 9000, section 4.5).
+ */
 static __always_inline int fits_final(struct relay_ingress *ingress, const struct frame_stream *frame,
 				      __u64 end)
 {
@@ -230,7 +243,7 @@ static __always_inline int fits_final(struct relay_ingress *ingress, const struc
 	return 1;
 }
 
-/* The frame's bytes from where the stream stands on, up to those that came before it. */
+/* Judges the frame's bytes from `next` on, up to those that have arrived before it. */
 static __always_inline enum relay_frame_outcome take_frame(struct relay_ingress *ingress, __u32 index,
 							   const struct quic_buf *in,
 							   const struct frame_stream *frame, __u64 end)
@@ -258,7 +271,7 @@ static __always_inline enum relay_frame_outcome take_frame(struct relay_ingress 
 	if (frame->fin && !meets)
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_OVER};
 	join_run(ingress, index);
-	/* Its front, or its back, may be other bytes than those that came before. */
+	/* The frame also contains bytes that arrived before, which may differ from the first version. */
 	return known || meets ? RELAY_FRAME_REPEATED : RELAY_FRAME_GOOD;
 }
 
@@ -287,7 +300,7 @@ static __always_inline enum relay_frame_outcome judge_locked(struct relay_ingres
 	return outcome;
 }
 
-/* Notes a frame that nobody looks at here: userspace has its bytes. */
+/* Records a frame that is not judged. Userspace has its bytes. */
 int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 {
 	__u64 end;
@@ -296,7 +309,7 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 		return -1;
 	end = frame->offset + frame->len;
 	if (ingress->id != frame->id)
-		end = 0; /* the slot was just removed */
+		end = 0; /* the slot was removed meanwhile */
 	else if (!fits_final(ingress, frame, end))
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_BROKEN};
 	if (end > ingress->next)
@@ -306,11 +319,14 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 }
 
 #define DATAGRAM_WINDOW \
-	64 /* objects before the last one of a group of which is known whether they have come */
+	64 /* objects before the last one of a group for which the program knows whether they have come */
 
-/* Of datagrams with one object userspace keeps the first. */
+/* Reports whether this is the first datagram with this object. Userspace keeps only the first, too. */
 static __always_inline int is_first(struct subgroup_state *last, __u64 group, __u64 object)
 {
+	/* The differences wrap around if the object is on the other side of `previous`. Each is used only where it is
+	 * valid.
+	 */
 	__u64 behind = last->previous - 1 - object, ahead = object + 1 - last->previous;
 
 	if (group < last->value || object == RELAY_UNKNOWN)
@@ -329,7 +345,7 @@ static __always_inline int is_first(struct subgroup_state *last, __u64 group, __
 	return 1;
 }
 
-/* Judges an object that comes as a datagram. */
+/* Judges an object that arrived as a datagram. */
 enum relay_frame_outcome judge_datagram(struct relay_ingress *ingress, __u64 alias, __u64 group, __u64 object)
 {
 	int first;
@@ -343,7 +359,7 @@ enum relay_frame_outcome judge_datagram(struct relay_ingress *ingress, __u64 ali
 	return first ? RELAY_FRAME_GOOD : RELAY_FRAME_REPEATED;
 }
 
-/* Judges a frame of a stream, and has the stream stand behind it if it is good. */
+/* Judges a frame of a stream. If the frame is good, `next` moves to its end. */
 enum relay_frame_outcome judge_frame(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				     const struct frame_stream *frame)
 {

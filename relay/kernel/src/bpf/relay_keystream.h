@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Opening and sealing, with the keystream that userspace has precomputed, or with one that is computed here. */
+/* Decrypts and encrypts packets with the keystream that userspace has precomputed, or with one that is computed here.
+ */
 #ifndef MILLRACE_RELAY_KEYSTREAM_H
 #define MILLRACE_RELAY_KEYSTREAM_H
 
@@ -8,17 +9,21 @@
 
 #define NUMBER_MASK ((1ULL << RELAY_NUMBER_BITS) - 1)
 
-/* Where the keystream of a packet belongs, whether it is there or not. */
+/* Returns the entry in which the keystream of a packet belongs, whether it is computed or not. NULL: there is no ring.
+ */
 static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
 {
 	__u64 run = READ_ONCE(ring->run);
 	__u32 len = run >> 32;
+	/* `len` is a power of two, so the mask takes the packet number modulo `len`. */
 	__u32 index = (__u32)run + (word & (len - 1));
 
 	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
 }
 
-/* Whether the entry is the packet's. A full barrier: whatever was read from the entry before is the packet's, too. */
+/* Reports whether the entry belongs to the packet. The atomic operation is a full barrier, so what was read from the
+ * entry before belongs to the packet, too.
+ */
 static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
 {
 	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
@@ -38,7 +43,9 @@ static __always_inline enum relay_lookup lookup_of(const struct relay_keystream 
 	return entry && entry->word ? RELAY_LOOKUP_STALE : RELAY_LOOKUP_MISS;
 }
 
-/* Opens in place. If the entry is replaced meanwhile, the packet looks forged and is left to userspace. */
+/* Decrypts the packet in place. If userspace replaces the keystream meanwhile, authentication fails and the packet is
+ * left to userspace.
+ */
 static __noinline int open_text(struct relay_upstream *upstream, const struct quic_keys *keys, __u64 word,
 				struct work *work, const struct quic_extent *extent)
 {
@@ -51,7 +58,9 @@ static __noinline int open_text(struct relay_upstream *upstream, const struct qu
 	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
 }
 
-/* Seals from one buffer into another. If the entry is replaced meanwhile, it starts anew. */
+/* Encrypts a packet from one buffer into another. If userspace replaces the keystream meanwhile, the packet is
+ * encrypted again with one that is computed here.
+ */
 static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
 				struct work *work, const struct quic_extent *extent)
 {

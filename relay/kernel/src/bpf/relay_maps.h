@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The relay program's configuration and maps. Sizes of 1 are set by userspace before loading. */
+/* The configuration and the maps of the relay program. Userspace sets the sizes that are 1 here before it loads the
+ * program.
+ */
 #ifndef MILLRACE_RELAY_MAPS_H
 #define MILLRACE_RELAY_MAPS_H
 
@@ -14,8 +16,8 @@ const volatile struct relay_config config = {};
 
 /* --- Connections --- */
 
-/* Destination connection ID -> index of an upstream; or RELAY_SUBSCRIBER with the index of a downstream, if nothing is
- * forwarded from the connection.
+/* Destination connection ID -> index of an upstream. If nothing is forwarded from the connection: RELAY_SUBSCRIBER plus
+ * the index of a downstream.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -24,7 +26,7 @@ struct {
 	__uint(max_entries, 1);
 } ids SEC(".maps");
 
-/* Index of the upstream -> its state. */
+/* Index of an upstream -> its state. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -33,7 +35,7 @@ struct {
 	__uint(max_entries, 1);
 } upstreams SEC(".maps");
 
-/* Twice the index of the upstream, plus the key phase -> receive keys. */
+/* Twice the index of an upstream, plus the key phase -> keys that decrypt its packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -41,7 +43,7 @@ struct {
 	__uint(max_entries, 2);
 } open_keys SEC(".maps");
 
-/* Index of the downstream -> its state. */
+/* Index of a downstream -> its state. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -50,7 +52,7 @@ struct {
 	__uint(max_entries, 1);
 } downstreams SEC(".maps");
 
-/* Twice the index of the downstream, plus the parity of the key generation -> send keys. */
+/* Twice the index of a downstream, plus the parity of the key generation -> keys that encrypt its packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -58,7 +60,7 @@ struct {
 	__uint(max_entries, 2);
 } seal_keys SEC(".maps");
 
-/* Place in the rings of all connections, see struct relay_ring -> precomputed keystream of one packet. */
+/* Index in the rings of all connections (struct relay_ring) -> precomputed keystream of one packet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -67,9 +69,9 @@ struct {
 	__uint(max_entries, 1);
 } keystreams SEC(".maps");
 
-/* --- What is forwarded --- */
+/* --- Slots and their copies --- */
 
-/* Stream, or track of datagrams, of an upstream -> index of its ingress; its track -> index in `tracks`. */
+/* Stream or datagrams of an upstream -> index of the ingress. RELAY_TRACK -> index in `tracks`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct relay_slot);
@@ -86,7 +88,7 @@ struct {
 	__uint(max_entries, 1);
 } tracks SEC(".maps");
 
-/* Index -> what is in a slot. */
+/* Index -> the state of a slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -95,7 +97,7 @@ struct {
 	__uint(max_entries, 1);
 } ingresses SEC(".maps");
 
-/* Index -> one subscriber's copy of what is in a slot. */
+/* Index -> one subscriber's copy of a slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -104,7 +106,7 @@ struct {
 	__uint(max_entries, 1);
 } egresses SEC(".maps");
 
-/* Packets that were sent: struct relay_forwarded. */
+/* Registrations of sent packets, struct relay_forwarded. Userspace reads them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
@@ -112,7 +114,7 @@ struct {
 
 /* --- Deferred wake-ups --- */
 
-/* Index -> socket of userspace that deferred packets are steered to. */
+/* Index -> a socket of userspace to which deferred packets are steered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__type(key, __u32);
@@ -120,7 +122,7 @@ struct {
 	__uint(max_entries, RELAY_SOCKETS);
 } sockets SEC(".maps");
 
-/* Index of the socket -> what both sides know of it. */
+/* Index of a socket in `sockets` -> counters that the program and userspace share. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -129,7 +131,7 @@ struct {
 	__uint(max_entries, RELAY_SOCKETS);
 } deferrals SEC(".maps");
 
-/* Low bits of a packet's last 8 bytes -> when it arrived. */
+/* Low bits of a packet's last 8 bytes -> the time when it arrived. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -138,10 +140,10 @@ struct {
 	__uint(max_entries, RELAY_ARRIVALS);
 } arrivals SEC(".maps");
 
-/* --- What is told --- */
+/* --- Counters and events --- */
 
-/* Outcome -> packets. First enum relay_outcome, then enum relay_egress_outcome, enum relay_further_run,
- * enum relay_frame_outcome, enum relay_opening.
+/* Outcome -> number of packets. First enum relay_outcome, then enum relay_egress_outcome, enum relay_further_run, enum
+ * relay_frame_outcome and enum relay_opening.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -151,19 +153,19 @@ struct {
 				    RELAY_FRAME_OUTCOMES + RELAY_OPENING_OUTCOMES);
 } outcomes SEC(".maps");
 
-/* A variable, so that all it costs while nobody traces is a load and a branch. */
+/* A variable and not a map, so that without tracing a packet costs only a load and a branch more. */
 SEC(".data.tracing")
 volatile struct relay_tracing tracing = {};
 
-/* What became of traced packets: struct relay_event. */
+/* Events of traced packets, struct relay_event. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } events SEC(".maps");
 
-/* --- The program's own --- */
+/* --- Memory that only the program uses --- */
 
-/* 0 -> what this CPU's run works with. */
+/* 0 -> the work area of this CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -171,7 +173,17 @@ struct {
 	__uint(max_entries, 1);
 } works SEC(".maps");
 
-/* Low bits of an ingress' index -> bytes that came behind a hole. */
+/* CPU -> payload of the super-packet that is being forwarded there. Not a per-CPU map, whose values are limited to 32
+ * KiB.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct super_bytes);
+	__uint(max_entries, 1);
+} supers SEC(".maps");
+
+/* Low bits of the index of an ingress -> bytes that arrived after a hole in its stream. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

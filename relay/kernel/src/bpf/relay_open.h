@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Streams that the program opens: the beginning of a publisher's stream is bound to an opening, an ingress with egresses that
- * userspace has prepared for whatever stream of the track comes next. Each egress opens its stream with the first copy.
+/* Opens subscribers' streams for a publisher's stream that begins. The stream is bound to an opening: an ingress with
+ * egresses, which userspace has prepared for the next stream of the track. Each egress opens its stream with the first
+ * copy.
  *
- * Whoever marks the publisher's stream in `streams` of the upstream first has it, the program or userspace, and for good:
- * nobody else opens streams for it.
+ * The program and userspace compete for the publisher's stream. The first one to mark it in `streams` of the upstream
+ * owns it for good, and the other one opens no streams for it.
  *
- * In a WebTransport session a stream begins with the session's preamble, which may come before anything else does: that it
- * has come is marked in `preambles`.
+ * In a WebTransport session a stream begins with the session's preamble, which may arrive in a packet of its own. The
+ * stream is then marked in `preambles`.
  */
 #ifndef MILLRACE_RELAY_OPEN_H
 #define MILLRACE_RELAY_OPEN_H
@@ -15,11 +16,13 @@
 #include "subgroup.h"
 #include "util.h"
 
-#define UNIDIRECTIONAL 0x2 /* of a stream ID */
-#define SEEN_BLOCK     5   /* log2 of the numbers in a word of a window */
-#define SEEN_ATTEMPTS  4   /* to change a word of it that other CPUs change too */
+#define UNIDIRECTIONAL 0x2 /* bit of a stream ID, RFC 9000, section 2.1 */
+#define SEEN_BLOCK     5   /* log2 of the numbers in one word of a window */
+#define SEEN_ATTEMPTS  4   /* attempts to change a word of a window that other CPUs change, too */
 
-/* Marks a number in a window of numbers seen, of so many words, a power of two. Not 0: it was marked before, or is too old to tell. */
+/* Marks a number in a window of `words` words, a power of two. Not 0: the number was marked before, or is too old to
+ * tell.
+ */
 static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
@@ -27,6 +30,9 @@ static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 
 	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*word);
+		/* The block number of a word tells which numbers it stands for. Newer blocks replace older ones, never
+		 * the reverse.
+		 */
 		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
 		__u64 new = ahead ? block << 32 | bit : old | bit;
 
@@ -43,7 +49,7 @@ static __always_inline int mark_seen(__u64 *window, __u64 number)
 	return mark_in(window, RELAY_SEEN, number);
 }
 
-/* Whether a number was marked, and not so long ago that others have its place. */
+/* Reports whether a number is marked. False if newer numbers have replaced its word. */
 static __always_inline int is_seen(const __u64 *window, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, word = READ_ONCE(window[block & (RELAY_SEEN - 1)]);
@@ -51,7 +57,7 @@ static __always_inline int is_seen(const __u64 *window, __u64 number)
 	return word >> 32 == (__u32)block && word >> (number & ((1 << SEEN_BLOCK) - 1)) & 1;
 }
 
-/* Whether a number was marked, or may have been: others have its place. */
+/* Reports whether a number is marked, or may have been: newer numbers have replaced its word. */
 static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 {
 	__u64 word = READ_ONCE(window[(number >> SEEN_BLOCK) & (RELAY_SEEN - 1)]);
@@ -60,8 +66,8 @@ static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 	return ahead > 0 || is_seen(window, number);
 }
 
-/* Notes that something of a stream without a slot has come. Userspace keeps those bytes, whatever comes with its beginning later,
- * so the stream is userspace's.
+/* Records that bytes of a stream without a slot have arrived. Userspace keeps these bytes, even if others arrive with
+ * the stream's beginning later, so only userspace may forward the stream.
  */
 int note_late(struct work *work, __u64 id)
 {
@@ -77,13 +83,17 @@ int note_late(struct work *work, __u64 id)
 	return 0;
 }
 
-/* Whether a frame that was at the stream's beginning had the preamble and nothing else. */
+/* Reports whether a frame at the beginning of the stream has only the preamble. `web_enter_stream` has moved its offset
+ * then.
+ */
 static __always_inline int is_preamble(const struct frame_stream *frame)
 {
 	return frame->offset && !frame->len;
 }
 
-/* Whether the application's part of a stream of the peer begins with the frame, of which that part is left then. */
+/* Reports whether the application's part of a stream from the peer begins in this frame. If it does, cuts the frame
+ * down to that part.
+ */
 int find_beginning(const struct work *work, struct frame_stream *frame)
 {
 	struct relay_upstream *upstream;
@@ -108,7 +118,7 @@ int find_beginning(const struct work *work, struct frame_stream *frame)
 	return 1;
 }
 
-/* Reads what the front of a stream says. */
+/* Parses the SUBGROUP_HEADER at the beginning of a stream. */
 int read_head(const struct quic_buf *in, const struct frame_stream *frame, struct subgroup_head *head)
 {
 	if (!in || !frame || !head)
@@ -117,13 +127,16 @@ int read_head(const struct quic_buf *in, const struct frame_stream *frame, struc
 	return 0;
 }
 
+/* Reports whether a subgroup is later than the one that began last. */
 static __always_inline int is_behind(const struct subgroup_head *head, const struct relay_track *track)
 {
 	return head->group > track->group ||
 	       (head->group == track->group && head->subgroup > track->subgroup);
 }
 
-/* The ingress has the stream's ID before the stream is marked: so userspace, which finds it marked, finds that too. */
+/* Binds a stream to the next opening of its track, with the track's lock held. The stream's ID is written to the
+ * ingress before the stream is marked, so that userspace, which finds the mark, finds the ID, too.
+ */
 static __always_inline enum relay_opening bind_locked(struct work *work, struct chunk *chunk,
 						      const struct subgroup_head *head,
 						      struct relay_track *track)
@@ -147,7 +160,7 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 		return RELAY_OPENING_MISSED;
 	}
 	WRITE_ONCE(ingress->id, slot.id);
-	ingress->next = chunk->frame.offset; /* behind the preamble */
+	ingress->next = chunk->frame.offset; /* the slot begins after the preamble */
 	if (mark_seen(upstream->streams, slot.id >> 2)) {
 		WRITE_ONCE(ingress->id, RELAY_UNBOUND);
 		return RELAY_OPENING_TAKEN;
@@ -157,6 +170,7 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 	track->subgroup = head->subgroup;
 	if (left - 1 <= track->low)
 		work->fan.wakes = 1;
+	/* The opening is used up even if the map is full: userspace then forwards the stream. */
 	if (bpf_map_update_elem(&slots, &slot, &index, BPF_NOEXIST))
 		return RELAY_OPENING_FULL;
 	chunk->ingress = index;
@@ -187,7 +201,7 @@ static __always_inline enum relay_opening find_opening(struct work *work, struct
 	return outcome;
 }
 
-/* Finds an ingress for a stream that has none, if one was prepared. */
+/* Binds a stream without an ingress to an opening, if one was prepared. */
 enum relay_opening bind_stream(struct work *work, struct chunk *chunk, const struct subgroup_head *head)
 {
 	enum relay_opening outcome;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A fan-out that takes several runs of the program: fan_runs.h, and what the relay adds to it.
+/* Spreads a fan-out over several runs of the program, with fan_runs.h.
  *
- * The packet goes up to userspace from its last run. So whoever sees it there finds registered what it became.
+ * The packet goes up to userspace in its last run. All of its copies are registered by then, so userspace knows what
+ * not to send.
  */
 #ifndef MILLRACE_RELAY_RUNS_H
 #define MILLRACE_RELAY_RUNS_H
 
 #include "relay_maps.h"
 
-/* Queues the packet for another run. Not 0: it has none, and is as it was. */
+/* Queues the packet for another run. Not 0: there will be none, and the packet is unchanged. */
 static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 {
 	struct cursor_kept kept = {
@@ -17,12 +18,14 @@ static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 		.good = work->fan.good,
 		.chunk = work->fan.chunk,
 		.opens = work->fan.opens,
+		.segment = work->super.segment,
+		.begun = !work->super.segments || work->super.goes_on,
 	};
 
 	return queue_again(skb, &work->cursor, work->fan.egress, &kept, config.max_runs);
 }
 
-/* What a run after the first one is counted as. */
+/* Converts the outcome of a run after the first one to its counter. */
 static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
 {
 	return outcome == RELAY_FORWARDED   ? RELAY_RUN_LAST

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Events about single packets, for whoever watches. */
+/* Sends events about single packets to userspace, while somebody traces. */
 #ifndef MILLRACE_RELAY_TRACE_H
 #define MILLRACE_RELAY_TRACE_H
 
 #include "relay_maps.h"
 
-/* A packet of an upstream arrived, or came back for a further run. */
+/* Notes the arrival time of an upstream's packet that may be traced. A packet in a further run keeps its first arrival
+ * time.
+ */
 static __always_inline void trace_arrival(struct work *work)
 {
 	if (work->cursor.id)
@@ -14,7 +16,7 @@ static __always_inline void trace_arrival(struct work *work)
 		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
 
-/* Once the packet's number is known: leaves out what is not in the sample. */
+/* Stores the packet number, and stops tracing the packet if it is not in the sample. */
 static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 {
 	__u32 every = tracing.every;
@@ -24,8 +26,8 @@ static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 		arrival->traced_ns = 0;
 }
 
-/* Not inlined, so that BTF knows the type. By bpf_ringbuf_output, since the verifier of 6.1 forgets that reserved memory
- * is not NULL when a function returns it.
+/* Sends an event. Not inlined, so that BTF contains its type. It copies with bpf_ringbuf_output, because the verifier
+ * of Linux 6.1 forgets that reserved memory is not NULL when a function returns it.
  */
 static __noinline int send_event(struct relay_event *event)
 {
@@ -35,7 +37,7 @@ static __noinline int send_event(struct relay_event *event)
 	return -1;
 }
 
-/* A copy was tried. For traced packets only. */
+/* Sends an event for a copy of a traced packet, whether the copy was sent or not. */
 int trace_copy(struct work *work, const struct relay_egress *egress,
 	       const struct relay_downstream *downstream, __u32 outcome)
 {
@@ -76,7 +78,9 @@ int trace_copy(struct work *work, const struct relay_egress *egress,
 	return send_event(&event);
 }
 
-/* The packet has been dealt with. For traced packets only. One that became copies, or will, is told of by these. */
+/* Sends an event for a traced packet that was handled. A packet that was forwarded has none, because its copies have
+ * events.
+ */
 int trace_packet(struct work *work, __u32 outcome)
 {
 	__u32 session = tracing.session, index, publisher;

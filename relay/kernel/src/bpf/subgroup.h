@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The bytes of a subgroup stream of MoQ Transport (draft-18, section 11.4), from its SUBGROUP_HEADER or from any place in
- * it: what millrace-moq's StreamHeader and ObjectParser refuse is refused here, at the same byte, however the bytes are
- * cut. Nothing is kept but where in the framing the next byte stands.
+/* Parses a subgroup stream of MoQ Transport (draft-18, section 11.4), from its SUBGROUP_HEADER or from any later
+ * position. It rejects what millrace-moq's StreamHeader and ObjectParser reject, at the same byte, wherever packets
+ * divide the stream. Only the position within the framing is kept.
  *
- * It goes by steps of bounded work, so that BPF can loop over them. Each takes at least one byte.
+ * Parsing is done in steps of bounded work, so that BPF can loop over them. Each step consumes at least one byte.
  */
 #ifndef MILLRACE_SUBGROUP_H
 #define MILLRACE_SUBGROUP_H
@@ -11,12 +11,12 @@
 #include "object.h"
 #include "subgroup_intf.h"
 
-#define SUBGROUP_PAYLOAD_MAX ((1ULL << 62) - 1) /* no stream is longer */
+#define SUBGROUP_PAYLOAD_MAX ((1ULL << 62) - 1) /* the longest payload, since no QUIC stream is longer */
 
 enum subgroup_bits {
 	SUBGROUP_PROPERTIES = 0x01,
 	SUBGROUP_ID_MODE = 0x06,
-	SUBGROUP_ID_FIRST = 0x02, /* that of the first object */
+	SUBGROUP_ID_FIRST = 0x02, /* the subgroup ID is the ID of the first object */
 	SUBGROUP_ID_EXPLICIT = 0x04,
 	SUBGROUP_ALWAYS = 0x10,
 	SUBGROUP_DEFAULT_PRIORITY = 0x20,
@@ -25,23 +25,23 @@ enum subgroup_bits {
 
 enum subgroup_step {
 	SUBGROUP_MORE = 0,
-	SUBGROUP_DONE, /* all bytes are taken */
+	SUBGROUP_DONE, /* all bytes are parsed */
 	SUBGROUP_BAD,
 };
 
-/* What the front of a subgroup stream says. */
+/* The fields at the beginning of a subgroup stream. */
 struct subgroup_head {
 	__u64 alias;
 	__u64 group;
 	__u64 subgroup;
-	__u64 object;	   /* the first on the stream; 0 where it is not there yet */
-	__s32 priority;	   /* the publisher's; negative: the track's default */
-	__u32 alias_bytes; /* behind the type, which has one */
+	__u64 object;	   /* ID of the first object; 0 if it has not arrived */
+	__s32 priority;	   /* publisher priority; negative: the default of the track */
+	__u32 alias_bytes; /* length of the alias, which follows the type of one byte */
 	__u32 is_read;
 	__u32 type;
 };
 
-/* A vi64 in its shortest form. Not 0: it is longer, or ends behind the rest. */
+/* Reads a vi64 in its shortest form. Not 0: it is not in its shortest form, or incomplete. */
 static __always_inline int subgroup_take_short(struct frame_walk *walk, const __u8 *text, __u64 *value)
 {
 	__u32 at = walk->at;
@@ -49,8 +49,8 @@ static __always_inline int subgroup_take_short(struct frame_walk *walk, const __
 	return vi64_take(walk, text, value) || walk->at - at != vi64_len(*value);
 }
 
-/* Reads the SUBGROUP_HEADER in the `len` bytes at `at`. Not 0: it is not all there, or encoded in another way than
- * millrace-moq does; or the subgroup is named by an object that is not there. The alias may have any length.
+/* Parses the SUBGROUP_HEADER in the `len` bytes at position `at`. Not 0: it is incomplete, not encoded as millrace-moq
+ * does it, or the object that names the subgroup is missing. The alias may have any length.
  */
 static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len,
 					      struct subgroup_head *head)
@@ -86,20 +86,20 @@ static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 
 	return 0;
 }
 
-/* Whether everything so far is whole objects: where the stream may end. */
+/* Reports whether the stream may end here, because the last object is complete. */
 static __always_inline int subgroup_may_end(const struct subgroup_state *state)
 {
 	return (state->field == SUBGROUP_OBJECT && !state->missing) || state->field == SUBGROUP_OPAQUE;
 }
 
-/* Whether what comes next is known to be `bytes` that are not looked at. */
+/* Reports whether the next `bytes` bytes are known to need no parsing. */
 static __always_inline int subgroup_is_inside(const struct subgroup_state *state, __u64 bytes)
 {
 	return (state->field == SUBGROUP_IN_PAYLOAD && state->left >= bytes) ||
 	       state->field == SUBGROUP_OPAQUE;
 }
 
-/* Takes bytes that are not looked at, no more than there are. */
+/* Skips bytes that need no parsing. There must be as many. */
 static __always_inline void subgroup_skip(struct subgroup_state *state, __u64 bytes)
 {
 	if (state->field == SUBGROUP_OPAQUE)
@@ -121,7 +121,7 @@ static __always_inline enum subgroup_step subgroup_skip_run(struct subgroup_stat
 	return SUBGROUP_MORE;
 }
 
-/* A vi64, or its next byte if not all of it is there. 0: more is to come. */
+/* Reads a vi64, or its next byte if it is incomplete. Returns 0 if more of its bytes are to come. */
 static __always_inline int subgroup_vi64(struct subgroup_state *state, struct frame_walk *walk,
 					 const __u8 *text, __u64 *value)
 {
@@ -144,6 +144,7 @@ static __always_inline int subgroup_vi64(struct subgroup_state *state, struct fr
 	return 0;
 }
 
+/* Checks the stream's type. Bit SUBGROUP_ALWAYS is set in every valid one. */
 static __always_inline enum subgroup_step subgroup_type(struct subgroup_state *state, __u64 type)
 {
 	if (type > SUBGROUP_TYPE_MAX || !(type & SUBGROUP_ALWAYS) ||
@@ -154,6 +155,7 @@ static __always_inline enum subgroup_step subgroup_type(struct subgroup_state *s
 	return SUBGROUP_MORE;
 }
 
+/* Computes an object ID: the difference to the previous one, minus 1, is what the stream contains. */
 static __always_inline enum subgroup_step subgroup_object(struct subgroup_state *state, __u64 delta)
 {
 	__u64 id = delta;
@@ -181,6 +183,7 @@ static __always_inline enum subgroup_step subgroup_properties(struct subgroup_st
 	return SUBGROUP_MORE;
 }
 
+/* A payload length of 0 is followed by a status. */
 static __always_inline enum subgroup_step subgroup_length(struct subgroup_state *state, __u64 bytes)
 {
 	if (bytes > SUBGROUP_PAYLOAD_MAX)
@@ -195,6 +198,7 @@ static __always_inline enum subgroup_step subgroup_length(struct subgroup_state 
 	return SUBGROUP_MORE;
 }
 
+/* Objects with properties may have only the normal status. */
 static __always_inline enum subgroup_step subgroup_status(struct subgroup_state *state, __u64 status)
 {
 	__u8 flags = state->flags;
@@ -209,7 +213,7 @@ static __always_inline enum subgroup_step subgroup_status(struct subgroup_state 
 	return SUBGROUP_MORE;
 }
 
-/* An integer is complete. */
+/* Continues after a complete integer, by the field that it belongs to. */
 static __always_inline enum subgroup_step subgroup_value(struct subgroup_state *state, __u64 value)
 {
 	switch (state->field) {
@@ -240,7 +244,7 @@ static __always_inline enum subgroup_step subgroup_value(struct subgroup_state *
 	}
 }
 
-/* Takes a field, a part of one, or as much of a payload as there is. */
+/* Parses a field, a part of one, or as much of a payload as there is. */
 static __always_inline enum subgroup_step subgroup_next(struct subgroup_state *state, struct frame_walk *walk,
 							const __u8 *text)
 {

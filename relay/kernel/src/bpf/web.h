@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What streams and datagrams of a WebTransport session begin with (draft-ietf-webtrans-http3), in front of the
- * application's bytes: what millrace-quic's webtransport writes and accepts. A bare connection has nothing there.
+/* Reads and writes the preamble that streams and datagrams of a WebTransport session begin with
+ * (draft-ietf-webtrans-http3). It is the one that millrace-quic's webtransport module reads and writes. Connections
+ * without WebTransport have none.
  */
 #ifndef MILLRACE_WEB_H
 #define MILLRACE_WEB_H
 
 #include "frames.h"
 
-#define WEB_BARE   (~0ULL) /* in place of a session's ID: there is none */
-#define WEB_STREAM 0x54	   /* what unidirectional streams begin with, in front of the session's ID */
+#define WEB_BARE   (~0ULL) /* in place of a session ID: the connection has no WebTransport session */
+#define WEB_STREAM 0x54	   /* type of a unidirectional WebTransport stream, followed by the session ID */
 
-/* Bytes that this end writes in front of a stream. */
+/* Returns the length of the preamble that this end writes on a stream. */
 static __always_inline __u32 web_stream_len(__u64 session)
 {
 	return session == WEB_BARE ? 0 : varint_len(WEB_STREAM) + varint_len(session);
 }
 
-/* The same of a datagram: a quarter of the session's ID. */
+/* Returns the length of a datagram's preamble: a quarter of the session ID (RFC 9297, section 2.1). */
 static __always_inline __u32 web_datagram_len(__u64 session)
 {
 	return session == WEB_BARE ? 0 : varint_len(session >> 2);
 }
 
-/* Writes what is in front of a stream, so that it ends before `end`, and returns its length; the 16 bytes before `end` may be
- * overwritten.
+/* Writes the preamble of a stream so that it ends before `end`, and returns its length. The 16 bytes before `end` may
+ * be overwritten.
  */
 static __always_inline __u32 web_put_stream_before(__u8 *end, __u64 session)
 {
@@ -35,12 +36,13 @@ static __always_inline __u32 web_put_stream_before(__u8 *end, __u64 session)
 	return bytes + varint_put_before(end - bytes, WEB_STREAM);
 }
 
+/* Writes the preamble of a datagram so that it ends before `end`, and returns its length. */
 static __always_inline __u32 web_put_datagram_before(__u8 *end, __u64 session)
 {
 	return session == WEB_BARE ? 0 : varint_put_before(end, session >> 2);
 }
 
-/* What of the frame's data is behind the walk. */
+/* Reduces the frame's data to the part that `walk` has not consumed. Returns 0. */
 static __always_inline int web_leave(struct frame_stream *frame, const struct frame_walk *walk)
 {
 	frame->offset += walk->at - frame->at;
@@ -49,9 +51,7 @@ static __always_inline int web_leave(struct frame_stream *frame, const struct fr
 	return 0;
 }
 
-/* Of a frame at the beginning of a stream, leaves what is the application's. Not 0: what is in front of that is not all
- * there, or another's.
- */
+/* Removes the preamble from the first frame of a stream. Not 0: the preamble is incomplete or another session's. */
 static __always_inline int web_enter_stream(struct frame_stream *frame, const __u8 *text, __u64 session)
 {
 	struct frame_walk walk = {.at = frame->at, .end = frame->at + frame->len};
@@ -66,7 +66,7 @@ static __always_inline int web_enter_stream(struct frame_stream *frame, const __
 	return web_leave(frame, &walk);
 }
 
-/* The same of a datagram. */
+/* Removes the preamble from a datagram. Not 0: it is incomplete or another session's. */
 static __always_inline int web_enter_datagram(struct frame_stream *frame, const __u8 *text, __u64 session)
 {
 	struct frame_walk walk = {.at = frame->at, .end = frame->at + frame->len};

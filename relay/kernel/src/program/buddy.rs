@@ -1,26 +1,26 @@
-//! A buddy allocator: hands out runs of entries, powers of two long, and joins those that come back.
+//! A buddy allocator for runs of entries whose lengths are powers of two. Freed runs are merged.
 
 use std::collections::BTreeSet;
 
-/// 2^order entries; `start` is a multiple of that.
+/// A run of 2^`order` entries. `start` is a multiple of that length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct BuddyRun {
     pub start: u32,
     order: u32,
 }
 
-impl Run {
+impl BuddyRun {
     pub fn len(self) -> u32 {
         1 << self.order
     }
 }
 
-/// Hands out runs.
+/// Allocates runs.
 pub(super) struct Runs {
-    /// Starts of free runs, by order.
+    /// The starts of free runs, by order.
     free: [BTreeSet<u32>; u32::BITS as usize],
-    /// Unlinked: free once the program runs that have begun have ended.
-    pub retired: Vec<Run>,
+    /// Runs that are freed once the program runs that may have seen them have ended.
+    pub retired: Vec<BuddyRun>,
 }
 
 impl Runs {
@@ -28,25 +28,27 @@ impl Runs {
         let mut runs = Self { free: Default::default(), retired: Vec::new() };
         let mut start = 0;
         for order in (0..u32::BITS).rev().filter(|order| entries >> order & 1 != 0) {
-            runs.give(Run { start, order });
+            runs.give(BuddyRun { start, order });
             start += 1 << order;
         }
         runs
     }
 
-    pub fn take(&mut self, order: u32) -> Option<Run> {
+    pub fn take(&mut self, order: u32) -> Option<BuddyRun> {
         let from = (order..u32::BITS).find(|order| !self.free[*order as usize].is_empty())?;
         let start = self.free[from as usize].pop_first()?;
+        // A larger run is split: its first half is split further, the other halves become free.
         for half in order..from {
             self.free[half as usize].insert(start + (1 << half));
         }
-        Some(Run { start, order })
+        Some(BuddyRun { start, order })
     }
 
-    /// Joins it with its other half as long as that is free, too.
-    pub fn give(&mut self, mut run: Run) {
+    /// Frees a run. Merges it with its buddy while that is free, too.
+    pub fn give(&mut self, mut run: BuddyRun) {
+        // The start of the buddy differs from the run's own only in the bit of its length.
         while self.free[run.order as usize].remove(&(run.start ^ run.len())) {
-            run = Run { start: run.start & !run.len(), order: run.order + 1 };
+            run = BuddyRun { start: run.start & !run.len(), order: run.order + 1 };
         }
         self.free[run.order as usize].insert(run.start);
     }
@@ -57,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_split_and_join() {
+    fn free_runs_of_keystream_memory_split_and_join() {
         let mut runs = Runs::new(13);
         assert_eq!(runs.take(4), None);
         let taken = [3, 2, 0].map(|order| runs.take(order).expect("room"));
@@ -67,7 +69,7 @@ mod tests {
         let singles: Vec<_> = (0..8).map_while(|_| runs.take(0)).collect();
         assert_eq!(singles.iter().map(|run| run.start).collect::<BTreeSet<_>>(), (0..8).collect());
         assert_eq!(runs.take(1), None);
-        // Whatever the order in which they come back.
+        // The runs are freed in an arbitrary order.
         for at in [5, 0, 7, 2, 4, 1, 3, 6] {
             runs.give(singles[at]);
         }
@@ -76,9 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn runs_never_overlap() {
+    fn allocated_runs_of_keystream_memory_never_overlap() {
         let mut rng = fastrand::Rng::with_seed(1);
-        let (mut runs, mut taken) = (Runs::new(1000), Vec::<Run>::new());
+        let mut runs = Runs::new(1000);
+        let mut taken = Vec::<BuddyRun>::new();
         for _ in 0..2000 {
             if rng.bool()
                 && let Some(run) = runs.take(rng.u32(..8))

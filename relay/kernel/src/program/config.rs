@@ -1,40 +1,40 @@
-//! What the relay program is loaded with.
+//! Configuration of the BPF program that is set before it is loaded.
 
 use millrace_kernel::Error;
 use millrace_kernel::tc::Mechanism;
 
 use super::intf;
 
-/// Some 5000 events: what 250,000 per second need for 20 ms.
+/// The size of the event ring in bytes. It holds some 5000 events: 20 ms at 250,000 events per second.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 
-/// What the fast path is sized for. It takes the memory when it is loaded.
+/// The sizes of the program's tables. Their memory is allocated when the program is loaded.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// UDP ports that the relay listens on, at most 4.
     pub ports: Vec<u16>,
-    /// Length of the connection IDs that the relay hands out, at most 20 bytes.
+    /// The length of the relay's own connection IDs, at most 20 bytes.
     pub id_len: usize,
-    /// Connections that media arrives on.
+    /// The most connections on which media may arrive.
     pub max_upstreams: u32,
-    /// Connections that media leaves on.
+    /// The most connections on which media may be sent.
     pub max_downstreams: u32,
-    /// Upstream streams that are forwarded at the same time.
+    /// The most streams of publishers that are forwarded at the same time.
     pub max_slots: u32,
-    /// Subscribers' streams that they are forwarded to.
+    /// The most streams to subscribers that are delegated at the same time.
     pub max_egresses: u32,
-    /// Tracks whose streams the program may open.
+    /// The most tracks for whose streams the program may open subscribers' streams.
     pub max_tracks: u32,
-    /// Copies that one run of the program makes of a received packet, some 2 microseconds each. If there are more to make,
-    /// the packet is put back into the queue of packets that wait for the stack, for another run.
+    /// The most copies of a received packet that one run makes, at some 2 microseconds each. A packet with more copies
+    /// is queued again for another run.
     pub max_copies_per_run: u32,
-    /// Runs that one received packet may take. What is left then is userspace's to send.
+    /// The most runs for one received packet. Userspace sends the copies that are left then.
     pub max_runs: u32,
-    /// Registrations that may wait to be drained.
+    /// The most registrations that may wait to be drained.
     pub max_waiting: u32,
-    /// Memory for precomputed keystreams, 1616 bytes for each packet.
+    /// Memory for precomputed keystreams, in bytes. Each packet takes 1616.
     pub keystream_bytes: u64,
-    /// `None` takes TCX where the kernel has it.
+    /// How the program is attached. `None`: TCX if the kernel supports it, or else clsact.
     pub mechanism: Option<Mechanism>,
 }
 
@@ -58,7 +58,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The program's `const volatile` configuration.
+    /// Returns the configuration in the form of the program's constant `config`.
     pub(super) fn raw(&self) -> Result<intf::Config, Error> {
         if self.ports.len() > intf::PORTS {
             return Err(Error::Config("the fast path watches 4 ports at most"));
@@ -76,9 +76,11 @@ impl Config {
         })
     }
 
-    /// Entries of each map whose size is set before loading; of ring buffers, bytes.
-    pub(super) fn map_sizes(&self) -> [(&'static str, u32); 12] {
-        // A connection has up to 8 IDs at a time (RFC 9000, section 5.1.1, leaves it to the endpoint).
+    /// Returns the number of entries for each map whose size is set before loading, or the size in bytes for a ring
+    /// buffer.
+    pub(super) fn map_sizes(&self) -> [(&'static str, u32); 13] {
+        // Each connection uses up to 8 connection IDs at a time. RFC 9000, section 5.1.1, leaves that number to the
+        // endpoint.
         let ids = self.max_upstreams.saturating_add(self.max_downstreams).saturating_mul(8);
         [
             ("ids", ids),
@@ -93,6 +95,7 @@ impl Config {
             ("keystreams", self.keystream_entries()),
             ("forwarded", self.forwarded_bytes()),
             ("events", EVENTS_BYTES),
+            ("supers", cpus()),
         ]
     }
 
@@ -101,10 +104,16 @@ impl Config {
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
-    /// The kernel wants a power of two of whole pages; each record has an 8-byte header.
+    /// Returns the size in bytes of the ring of registrations: a power of two, as the kernel requires. Each record has
+    /// a header of 8 bytes.
     pub(super) fn forwarded_bytes(&self) -> u32 {
         const MAX: u32 = 1 << 30;
         let record = size_of::<intf::Forwarded>() as u32 + 8;
         self.max_waiting.saturating_mul(record).clamp(64 * 1024, MAX).next_power_of_two()
     }
+}
+
+/// Returns the number of CPUs that the machine may have.
+fn cpus() -> u32 {
+    libbpf_rs::num_possible_cpus().unwrap_or(1) as u32
 }

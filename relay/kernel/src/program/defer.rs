@@ -1,4 +1,4 @@
-//! Deferred wake-ups: a socket for packets that userspace need not see at once.
+//! Handles of sockets for deferred packets, which userspace need not see at once.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -8,16 +8,21 @@ use millrace_kernel::Error;
 use millrace_kernel::object::write;
 
 use super::intf;
-use super::shared::Shared;
+use super::shared::RelayMaps;
 
-/// A UDP socket that packets are steered to although they arrived for another one, which userspace sleeps on.
+/// A UDP socket to which packets are steered although they arrived for another one, which userspace sleeps on.
+///
+/// Userspace is *awake* after [`Self::wake`], and *asleep* after [`Self::sleep`], unless packets have gone to the other
+/// socket in between. The program steers packets to this socket only while userspace is asleep: while `wakes_read`
+/// equals `wakes`. For a packet that goes to the other socket, it first increments `wakes`. So after a packet that
+/// wakes userspace, all packets go to the other socket, and packets here are always older than packets there.
 pub struct DeferredSocket {
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
     pub(super) index: u32,
 }
 
 impl DeferredSocket {
-    pub(super) fn new(shared: Arc<Shared>, socket: impl AsFd, room: u64) -> Result<Self, Error> {
+    pub(super) fn new(shared: Arc<RelayMaps>, socket: impl AsFd, room: u64) -> Result<Self, Error> {
         let index = shared.sockets_used.fetch_add(1, Ordering::Relaxed);
         if index >= shared.deferrals.len() {
             return Err(Error::Full { what: "deferred sockets" });
@@ -32,49 +37,52 @@ impl DeferredSocket {
         self.shared.deferrals.get(self.index)
     }
 
-    /// Packets that were steered there so far. The last of them may be about to arrive, or be dropped there.
+    /// Returns how many packets were steered to the socket. The last ones may be just arriving, or may be dropped
+    /// there.
     pub fn packets(&self) -> u64 {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Packets of the same connections that went to the other socket, or are about to, and wake userspace.
+    /// Returns how many packets of the same connections went to the other socket, and so wake userspace. The last ones
+    /// may be just arriving.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)
     }
 
-    /// Of [`packets`](Self::packets), those of publishers.
+    /// Returns how many of [`packets`](Self::packets) came from publishers.
     pub fn media(&self) -> u64 {
         self.entry().media.load(Ordering::Relaxed)
     }
 
-    /// Userspace is about to read: no packets are steered to this socket until it [sleeps](Self::sleep). Returns
-    /// [`wakes`](Self::wakes).
+    /// Notes that userspace is about to read. No packets are steered to this socket until [`sleep`](Self::sleep).
+    /// Returns [`wakes`](Self::wakes).
     pub fn wake(&self) -> u64 {
+        // `u64::MAX` never equals `wakes`.
         self.entry().wakes_read.store(u64::MAX, Ordering::SeqCst);
         self.wakes()
     }
 
-    /// Userspace found the other socket empty after `wakes` packets had gone there, and sleeps. If more have gone there
-    /// meanwhile, it is awake again, and nothing is steered here until the next time.
+    /// Notes that userspace has found the other socket empty after `wakes` packets had gone there, and sleeps. If more
+    /// packets have gone there meanwhile, they wake it again, and no packet is steered here until the next call.
     pub fn sleep(&self, wakes: u64) {
         self.entry().wakes_read.store(wakes, Ordering::SeqCst);
     }
 
-    /// Of [`packets`](Self::packets), those that no longer wait.
+    /// Returns how many of [`packets`](Self::packets) no longer wait in the socket.
     pub fn taken(&self) -> u64 {
         self.entry().taken.load(Ordering::Relaxed)
     }
 
-    /// So many more were read, or are given up. Somebody on this host may have sent packets to the socket itself, and these
-    /// are counted here, too: so the total is kept from exceeding that of the packets that were steered.
+    /// Counts packets as read or dropped. A local process may also send packets to the socket itself, so the total is
+    /// limited to the number of steered packets.
     pub fn take(&self, packets: u64) {
         self.entry().taken.fetch_add(packets, Ordering::Relaxed);
         self.entry().taken.fetch_min(self.packets(), Ordering::Relaxed);
     }
 }
 
-/// As [`Relay::arrival`](super::Relay::arrival).
-pub(super) fn arrival(shared: &Shared, end: [u8; 8]) -> Option<u32> {
+/// Implements [`RelayProgram::arrival`](super::RelayProgram::arrival).
+pub(super) fn arrival(shared: &RelayMaps, end: [u8; 8]) -> Option<u32> {
     let end = u64::from_ne_bytes(end);
     let word = shared.arrivals.get(end as u32 % intf::ARRIVALS).word.load(Ordering::Relaxed);
     (word >> 32 == end >> 32).then_some(word as u32)

@@ -1,4 +1,4 @@
-//! Connections that media leaves on.
+//! Connections on which media is sent.
 
 #![allow(unsafe_code)]
 
@@ -15,57 +15,71 @@ use millrace_kernel::object::write;
 use super::defer::DeferredSocket;
 use super::ids::Ids;
 use super::intf;
-use super::keystream::{self, Compute, Refill, Ring, Want};
+use super::keystream::{self, Compute, KeystreamRing, Refill, WantedRing};
 use super::outcome::{EgressOutcome, Lookup};
-use super::shared::{Shared, lock};
+use super::shared::{RelayMaps, lock};
 
-/// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
+/// The least overhead of a packet that the program builds, in bytes: first byte, packet number and tag. The connection
+/// ID may be empty.
 const OVERHEAD_LEAST: usize = 1 + 4 + 16;
 
-/// Where a connection's packets go.
+/// The network path of a connection's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Path {
-    /// Both of the same family; IPv4 addresses mapped into IPv6 count as IPv4.
+pub struct PacketPath {
+    /// This end's address. Both addresses have the same family; IPv4 addresses mapped into IPv6 count as IPv4.
     pub local: SocketAddr,
+    /// The peer's address.
     pub remote: SocketAddr,
     /// The peer's connection ID, at most 20 bytes.
     pub id: Vec<u8>,
-    /// DSCP and ECN.
+    /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// IPv6: 20 bits.
+    /// The IPv6 flow label, 20 bits.
     pub flow_label: u32,
 }
 
-/// A downstream as registrations name it.
+/// The identity of a downstream in registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DownstreamId {
+    /// Index of the entry in the program's table.
     pub index: u32,
-    /// Tells it from those that had the index before.
+    /// Distinguishes the connection from earlier ones with the same index.
     pub epoch: u32,
 }
 
-/// A connection that media leaves on. When it is dropped, nothing is sent any more on its behalf, up to runs of
-/// the program that have begun.
+/// A connection on which media is sent. When this is dropped, the program sends nothing more on it, except in runs that
+/// have already begun.
+///
+/// # Invariants
+///
+/// * Totals (`max_bytes`, `max_data`) are limits in bytes since the connection began. The program adds to its total,
+///   then reads the limit. Userspace stores the limit, then reads the total. Both are sequentially consistent, so at
+///   least one sees the other's change: the program's total stays within the larger of the limit and the total that was
+///   returned.
+/// * There are two places for keys and two for paths, and the program reads one of each. Userspace writes the other,
+///   after the barrier if runs may still read it, and then switches with one store.
+/// * A key generation is usable once its number plus 1 is stored. The caller stores it before the packet number word
+///   moves to that generation. So a drawn packet number always has keys, or the copy is left to userspace.
 pub struct DownstreamRecord {
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
     id: DownstreamId,
-    /// This end's, as the peer uses them.
+    /// This end's connection IDs, with which the peer's packets arrive.
     ids: Ids,
-    ring: Mutex<Ring>,
+    ring: Mutex<KeystreamRing>,
     /// Held while keys or the path are changed.
     changing: Mutex<Changes>,
 }
 
-/// When runs of the program could last begin to use what is replaced next; `None`: none ever did.
+/// The last time at which a run could begin that uses the place that is written next. `None`: no run has used it.
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// The keys', by parity of the generation.
+    /// The times for the keys, by parity of the generation.
     keys: [Option<Moment>; 2],
 }
 
 impl DownstreamRecord {
-    pub(super) fn new(shared: Arc<Shared>, path: &Path, mtu: u32, word: u64) -> Result<Self, Error> {
+    pub(super) fn new(shared: Arc<RelayMaps>, path: &PacketPath, mtu: u32, word: u64) -> Result<Self, Error> {
         let path = raw_path(path)?;
         let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
         let entry = shared.downstreams.get(index);
@@ -88,10 +102,11 @@ impl DownstreamRecord {
         }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
         unsafe { *entry.paths.get() = [path; 2] };
+        // The epoch makes the entry usable for the program, so it is stored last.
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
         let id = DownstreamId { index, epoch };
-        let ring = Mutex::new(Ring::new(shared.clone()));
+        let ring = Mutex::new(KeystreamRing::new(shared.clone()));
         let ids = Ids::new(shared.clone(), index | intf::SUBSCRIBER);
         Ok(Self { shared, id, ids, ring, changing: Mutex::default() })
     }
@@ -100,18 +115,19 @@ impl DownstreamRecord {
         self.shared.downstreams.get(self.id.index)
     }
 
+    /// Returns the identity of the connection in registrations.
     pub fn id(&self) -> DownstreamId {
         self.id
     }
 
-    /// The packet number word that both senders draw from (`millrace_quic::number`).
+    /// Returns the packet number word, from which both senders draw (`millrace_quic::number`).
     pub fn number(&self) -> &AtomicU64 {
         &self.entry().number
     }
 
-    /// Installs the send keys of a generation, in place of those of the last but one. To be called before the
-    /// number word moves to `generation`. From the third generation on it waits for program runs, which blocks
-    /// the thread for some 10 ms, unless [`settle`](super::Relay::settle) was called since
+    /// Installs the send keys of a generation, replacing those of the last generation but one. Has to be called before
+    /// the number word moves to `generation`. From the third generation on it waits for program runs, which blocks the
+    /// thread for some 10 ms, unless [`settle`](super::RelayProgram::settle) was called since
     /// [`retire_keys`](Self::retire_keys).
     pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
         let mut changing = lock(&self.changing);
@@ -125,14 +141,14 @@ impl DownstreamRecord {
         Ok(())
     }
 
-    /// Stops the program's use of the keys that those of `generation` will replace. Returns whether runs have to be waited for
-    /// before [`set_keys`](Self::set_keys), which otherwise does so itself.
+    /// Stops the program's use of the keys that those of `generation` will replace. Returns whether
+    /// [`set_keys`](Self::set_keys) would have to wait for program runs.
     pub fn retire_keys(&self, generation: u16) -> bool {
         let moment = self.retire(&mut lock(&self.changing), generation);
         moment.is_some_and(|moment| !self.shared.barrier.is_over(moment))
     }
 
-    /// Returns when runs could last begin that use the keys which those of `generation` replace.
+    /// Returns the last time at which a run could begin that uses the keys to be replaced by those of `generation`.
     fn retire(&self, changing: &mut Changes, generation: u16) -> Option<Moment> {
         let parity = usize::from(generation & 1);
         if self.entry().generations[parity].swap(0, Ordering::SeqCst) != 0 {
@@ -141,28 +157,28 @@ impl DownstreamRecord {
         changing.keys[parity]
     }
 
-    /// The packet number that is drawn next.
+    /// Returns the packet number that is drawn next.
     pub fn next_number(&self) -> u64 {
         keystream::split(self.number()).1
     }
 
-    /// Precomputes the keystreams of the next packets that are missing, for no more text than the path takes. To be called
-    /// again as packets leave. No system call.
-    pub fn refill(&self, want: Want, compute: impl Compute) -> Refill {
+    /// Precomputes the missing keystreams of the next packets, for as many bytes as the path's MTU allows. Has to be
+    /// called again as packets are sent. No system call.
+    pub fn refill(&self, want: WantedRing, compute: impl Compute) -> Refill {
         let next = keystream::split(self.number());
         let most = (self.entry().mtu.load(Ordering::Relaxed) as usize).saturating_sub(OVERHEAD_LEAST);
-        let want = Want { text_bytes: want.text_bytes.min(most), ..want };
-        lock(&self.ring).refill(&self.entry().ring, next, want, compute)
+        let want = WantedRing { text_bytes: want.text_bytes.min(most), ..want };
+        lock(&self.ring).refill(&self.entry().ring, next.0, next.1, want, compute)
     }
 
-    /// Packets whose keystream look-up ended so.
+    /// Returns the number of packets with this result of the keystream lookup.
     pub fn lookups(&self, lookup: Lookup) -> u64 {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
-    /// Changes addresses or connection ID. From the second call on it waits for program runs, some 10 ms, unless
-    /// [`settle`](super::Relay::settle) was called since the one before.
-    pub fn set_path(&self, path: &Path) -> Result<(), Error> {
+    /// Changes the addresses or the connection ID. From the second call on it waits for program runs, some 10 ms,
+    /// unless [`settle`](super::RelayProgram::settle) was called since the last change.
+    pub fn set_path(&self, path: &PacketPath) -> Result<(), Error> {
         let path = raw_path(path)?;
         let mut changing = lock(&self.changing);
         let entry = self.entry();
@@ -178,62 +194,65 @@ impl DownstreamRecord {
         Ok(())
     }
 
-    /// Returns whether runs have to be waited for before [`set_path`](Self::set_path), which otherwise does so itself.
+    /// Reports whether [`set_path`](Self::set_path) would have to wait for program runs.
     pub fn path_waits(&self) -> bool {
         lock(&self.changing).path.is_some_and(|moment| !self.shared.barrier.is_over(moment))
     }
 
-    /// Largest UDP payload that the path takes, bytes.
+    /// Sets the largest UDP payload that the path takes, in bytes.
     pub fn set_mtu(&self, bytes: u32) {
         self.entry().mtu.store(bytes, Ordering::Relaxed);
     }
 
-    /// Largest DATAGRAM frame that the peer takes, bytes: its max_datagram_frame_size; at first none.
+    /// Sets the peer's max_datagram_frame_size, in bytes. It is 0 at first, so no datagrams are sent.
     pub fn set_max_datagram(&self, bytes: u32) {
         self.entry().max_datagram.store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the total of UDP payload that the kernel may send on this connection, and returns the total that it
-    /// has sent or is about to. To leave it a window of `n` bytes: `set_max_bytes(bytes() + n)`.
+    /// Sets the most bytes of UDP payload that the kernel may send on this connection in total. Returns the total that
+    /// it has sent or is about to send. `set_max_bytes(bytes() + n)` leaves it a window of `n` bytes.
     ///
-    /// When a limit is lowered below the returned total, the excess is the kernel's already; beyond that it
-    /// sends nothing. Attempts that fail count for a moment, so the total may still fall.
+    /// If the limit is set below the returned total, the kernel keeps the excess, and sends nothing beyond it. Failed
+    /// attempts count for a moment, so the total may still fall.
     pub fn set_max_bytes(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_bytes.store(total, Ordering::SeqCst);
         entry.bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the level of what waits in userspace: copies of this level, and less urgent ones, are left to userspace.
+    /// Sets the priority level of data that waits in userspace. Copies of this level or less urgent are left to
+    /// userspace.
     pub fn set_waiting(&self, level: Option<u16>) {
         self.entry().waiting.store(level.map_or(u32::MAX, u32::from), Ordering::Relaxed);
     }
 
-    /// UDP payload that the kernel has sent or is about to.
+    /// Returns the bytes of UDP payload that the kernel has sent or is about to send.
     pub fn bytes(&self) -> u64 {
         self.entry().bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the total of stream bytes that the kernel may send on this connection: its budget of the peer's MAX_DATA.
-    /// Returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes). The kernel counts what it
-    /// goes beyond its own last byte of a stream, so also what was left to userspace: registrations say how much.
+    /// Sets the most stream bytes that the kernel may send on this connection in total: its share of the peer's
+    /// MAX_DATA. Returns the total that it has sent or is about to send, as [`set_max_bytes`](Self::set_max_bytes)
+    /// does. Bytes that were skipped in a stream, and left to userspace, count as well. Registrations contain the
+    /// counts.
     pub fn set_max_data(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_data.store(total, Ordering::SeqCst);
         entry.data.load(Ordering::SeqCst)
     }
 
-    /// Stream bytes that the kernel has sent or is about to.
+    /// Returns the stream bytes that the kernel has sent or is about to send.
     pub fn data(&self) -> u64 {
         self.entry().data.load(Ordering::SeqCst)
     }
 
-    /// Sets how many unidirectional streams of this end there may be, where userspace has opened those before `next` itself.
-    /// Returns the index of the next one: those up to it are open by now, or about to be, and as long as no more may be
-    /// opened nobody but the caller opens any.
+    /// Sets how many unidirectional streams of this end may exist. Userspace has opened those with an index below
+    /// `next`. Returns the index of the next stream: those before it are open or about to be. While the limit allows no
+    /// more, only the caller opens streams.
     pub fn set_streams(&self, next: u64, limit: u64) -> u64 {
         let most = u64::from(u32::MAX);
-        let (next, limit) = (next.min(most), limit.min(most));
+        let next = next.min(most);
+        let limit = limit.min(most);
         let mut reached = next;
         let update = |word: u64| {
             reached = next.max(word & most);
@@ -243,54 +262,57 @@ impl DownstreamRecord {
         reached
     }
 
-    /// Low bits of the IDs of this end's unidirectional streams: 2 of a client's, 3 of a server's.
+    /// Sets the low two bits of the IDs of this end's unidirectional streams: 2 for a client, 3 for a server.
     pub fn set_stream_bits(&self, bits: u32) {
         self.entry().stream_bits.store(bits, Ordering::Relaxed);
     }
 
-    /// Packets with this destination connection ID are the peer's, of a connection that is no
-    /// [`UpstreamRecord`](super::UpstreamRecord): that has IDs of its own. `id` has the length that the fast path was configured for.
+    /// Adds a destination connection ID of the peer's packets. Only for a connection without an
+    /// [`UpstreamRecord`](super::UpstreamRecord), which has the IDs otherwise. `id` has the configured length.
     pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.add(id)
     }
 
+    /// Removes a connection ID that the peer does not use any more.
     pub fn remove_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.remove(id)
     }
 
+    /// Removes every connection ID.
     pub fn remove_ids(&self) {
         self.ids.clear();
     }
 
-    /// Where deferred packets of the peer are steered to.
+    /// Sets the socket to which deferred packets of the peer are steered.
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Defers packets of the peer whose UDP payload has at most `bytes`, until [`bytes`](Self::bytes) exceeds `total`.
+    /// Defers packets of the peer whose UDP payload has at most `bytes` bytes, until [`bytes`](Self::bytes) exceeds
+    /// `total`.
     pub fn set_deferral(&self, bytes: u32, total: u64) {
         let entry = self.entry();
         entry.deferred_bytes.store(bytes, Ordering::Relaxed);
         entry.deferred_until.store(total, Ordering::Relaxed);
     }
 
-    /// Packets of the peer that were steered to the deferred socket.
+    /// Returns how many packets of the peer were steered to the deferred socket.
     pub fn deferred_packets(&self) -> u64 {
         self.entry().deferred.load(Ordering::Relaxed)
     }
 
-    /// What leaves is of the WebTransport session with this ID; `None`: it is on the bare connection, as at first. To be called
-    /// before anything is forwarded.
+    /// Sets the ID of the WebTransport session in which media is sent. `None`, the initial value, stands for plain
+    /// QUIC. Has to be called before anything is forwarded.
     pub fn set_web(&self, session: Option<u64>) {
         self.entry().web.store(session.unwrap_or(intf::BARE), Ordering::Relaxed);
     }
 
-    /// How events name the connection.
+    /// Sets the number of the connection in trace events.
     pub fn set_session(&self, session: u32) {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Copies with this outcome so far.
+    /// Returns the number of copies with this outcome.
     pub fn outcome(&self, outcome: EgressOutcome) -> u64 {
         self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
     }
@@ -298,13 +320,14 @@ impl DownstreamRecord {
 
 impl Drop for DownstreamRecord {
     fn drop(&mut self) {
+        // Epoch 0 makes every later run ignore the entry.
         self.entry().epoch.store(0, Ordering::SeqCst);
         self.ids.clear();
         self.shared.retire(|free| &mut free.downstreams, self.id.index);
     }
 }
 
-fn raw_path(path: &Path) -> Result<intf::Path, Error> {
+fn raw_path(path: &PacketPath) -> Result<intf::Path, Error> {
     let mut way = NetPath::new(path.local, path.remote)
         .ok_or(Error::Config("both ends of a path have addresses of the same family"))?;
     way.flow_label = (path.flow_label & 0xfffff).to_be_bytes();

@@ -1,4 +1,4 @@
-//! Connection IDs, and which connection each belongs to.
+//! The map from connection IDs to connections.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,18 +8,18 @@ use millrace_kernel::intf::Plain;
 use millrace_kernel::object::write;
 
 use super::intf;
-use super::shared::{Shared, lock};
+use super::shared::{RelayMaps, lock};
 
-/// The IDs of one connection, which are in the map until this is dropped.
+/// The connection IDs of one connection. They are in the map until this is dropped.
 pub(super) struct Ids {
-    shared: Arc<Shared>,
-    /// In the form of the map's values.
+    shared: Arc<RelayMaps>,
+    /// The connection, as the map's value.
     connection: u32,
     ids: Mutex<Vec<intf::Id>>,
 }
 
 impl Ids {
-    pub fn new(shared: Arc<Shared>, connection: u32) -> Self {
+    pub fn new(shared: Arc<RelayMaps>, connection: u32) -> Self {
         Self { shared, connection, ids: Mutex::default() }
     }
 
@@ -47,7 +47,7 @@ impl Ids {
         lock(&self.ids).drain(..).for_each(|id| self.forget(&id));
     }
 
-    /// It is there, so it can be removed.
+    /// Removes an ID, which is known to be in the map.
     fn forget(&self, id: &intf::Id) {
         let _ = self.shared.ids.delete(id.as_bytes());
     }

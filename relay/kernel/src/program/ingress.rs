@@ -1,4 +1,4 @@
-//! How far a stream was judged: the program and userspace tell each other, in memory that they share.
+//! The judged position of a stream, which the program and userspace exchange in shared memory.
 
 #![allow(unsafe_code)]
 
@@ -9,38 +9,48 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use millrace_kernel::Error;
 
 use super::intf;
-use super::shared::Shared;
+use super::shared::RelayMaps;
 
-/// Times that the lock is tried: the program has it for less than a microsecond, unless its CPU is taken away.
+/// Attempts to take a lock. The program holds it for less than a microsecond, unless it is preempted.
 const ATTEMPTS: usize = 1000;
 
-/// A place in an upstream stream, and where in its framing that is: `millrace_moq::data::Position`.
+/// A position in a publisher's stream and in its framing: the form of `millrace_moq::data::Position` for the program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PositionRecord {
-    /// Of the next byte in the stream.
+    /// Offset of the next byte in the stream.
     pub offset: u64,
-    /// What that is of.
+    /// The field that the next byte belongs to.
     pub field: u8,
-    /// The integer that is being read, as far as it is there.
+    /// The bytes read so far of an incomplete integer.
     pub value: u64,
-    /// Its bytes that are to come.
+    /// Bytes that are missing from that integer.
     pub missing: u8,
-    /// Bytes of properties or payload that are to come.
+    /// Bytes of properties or payload that are still to come.
     pub left: u64,
-    /// ID of the last object whose ID is there.
+    /// ID of the last object whose ID was read.
     pub previous: Option<u64>,
-    /// The object whose header is being read has properties, not empty ones.
+    /// True if the object whose header is being read has properties.
     pub with_properties: bool,
-    /// No object follows.
+    /// True if no object follows.
     pub ended: bool,
     /// The stream's type.
     pub kind: u8,
 }
 
 impl PositionRecord {
-    /// In a stream without framing.
+    /// Returns the position at `offset` in a stream without framing.
     pub fn opaque(offset: u64) -> Self {
         Self { offset, field: intf::OPAQUE, ..Self::default() }
+    }
+
+    /// Returns the state of a track's datagrams after this object, as if all earlier objects had arrived.
+    pub(super) fn behind_object(group: u64, object: u64) -> Self {
+        Self { value: group, previous: Some(object.saturating_add(1)), left: u64::MAX, ..Self::default() }
+    }
+
+    /// Returns the group and the ID of the first object of a track's datagrams that has not arrived.
+    pub(super) fn next_object(&self) -> (u64, u64) {
+        (self.value, self.previous.unwrap_or(0))
     }
 
     fn state(&self) -> intf::State {
@@ -60,16 +70,16 @@ impl PositionRecord {
     }
 }
 
-/// The entry of a slot that has egresses, or of an opening.
+/// The kernel's entry of a slot that has egresses, or of an opening.
 pub(super) struct IngressRecord {
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
     index: u32,
 }
 
 impl IngressRecord {
-    /// In nobody's reach yet, at `position`.
+    /// Makes an ingress at `position`. The program cannot reach it yet.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RelayMaps>,
         slot: &intf::Slot,
         first: u32,
         position: &PositionRecord,
@@ -93,7 +103,7 @@ impl IngressRecord {
         self.index
     }
 
-    /// The stream's ID.
+    /// Returns the ID of the ingress's stream.
     pub fn id(&self) -> u64 {
         self.entry().id.load(Ordering::SeqCst)
     }
@@ -102,12 +112,12 @@ impl IngressRecord {
         self.entry().first.store(egress, Ordering::Release);
     }
 
-    /// The stream's bytes before this offset were judged.
+    /// Returns the offset up to which the stream was judged.
     pub fn next(&self) -> u64 {
         self.entry().next.load(Ordering::Relaxed)
     }
 
-    /// Begins there, whatever was before.
+    /// Sets the position from which the program judges the stream, whatever it was before.
     pub fn set(&self, position: &PositionRecord) {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return };
@@ -120,8 +130,8 @@ impl IngressRecord {
         self.write(position);
     }
 
-    /// Says that userspace has come to this position. If the program is behind, it goes on from there; if it is at the same offset, both must
-    /// have found the same.
+    /// Reports that userspace has reached this position. If the program is behind, it continues there. At the same
+    /// offset, both must have found the same state.
     pub fn advance(&self, position: &PositionRecord) {
         let entry = self.entry();
         if self.next() > position.offset {
@@ -136,19 +146,48 @@ impl IngressRecord {
         }
     }
 
-    /// Reports, with the lock held, whether the program stands at another place in the framing.
+    /// Reports whether the program's position in the framing differs. The caller holds the lock.
     fn differs(&self, position: &PositionRecord) -> bool {
         // SAFETY: whoever has the lock may read.
         let state = unsafe { *self.entry().state.get() };
         state.field < intf::OPAQUE && state != position.state()
     }
 
-    /// The program may have forwarded other bytes than userspace has.
+    /// Claims an object of a track's datagrams, unless the program has forwarded it or may have. Works as `is_first` in
+    /// `relay_judge.h`.
+    pub fn claim_object(&self, group: u64, object: u64) -> bool {
+        let entry = self.entry();
+        let Some(_locked) = Locked::new(&entry.lock) else { return false };
+        // SAFETY: whoever has the lock may read and write.
+        let state = unsafe { &mut *entry.state.get() };
+        if group < state.value || object == u64::MAX {
+            return false;
+        }
+        if group > state.value || object >= state.previous {
+            let ahead = object + 1 - if group > state.value { 0 } else { state.previous };
+            let goes_on = group == state.value && state.previous > 0;
+            state.left = match u32::try_from(ahead) {
+                Ok(ahead @ 1..=64) if goes_on => {
+                    state.left.checked_shl(ahead).unwrap_or(0) | 1 << (ahead - 1)
+                }
+                _ => 0,
+            };
+            (state.value, state.previous) = (group, object + 1);
+            return true;
+        }
+        let behind = state.previous - 1 - object;
+        let bit = behind.checked_sub(1).and_then(|at| 1u64.checked_shl(u32::try_from(at).ok()?));
+        let is_first = bit.is_some_and(|bit| state.left & bit == 0);
+        state.left |= bit.unwrap_or(0);
+        is_first
+    }
+
+    /// Reports whether the program may have forwarded bytes that differ from userspace's.
     pub fn is_contradicted(&self) -> bool {
         self.entry().contradicted.load(Ordering::Relaxed) != 0
     }
 
-    /// With the lock.
+    /// Writes the position. The caller holds the lock.
     fn write(&self, position: &PositionRecord) {
         let entry = self.entry();
         // SAFETY: whoever has the lock may write.
@@ -158,13 +197,13 @@ impl IngressRecord {
 }
 
 impl Drop for IngressRecord {
-    /// It has been unlinked.
+    /// Retires the entry, which the program cannot reach any more.
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);
     }
 }
 
-/// Notes bytes of a stream that only userspace has seen.
+/// Records bytes of a stream that only userspace has received.
 pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, fin: bool) {
     let Some(_locked) = Locked::new(&entry.lock) else { return };
     if entry.id.load(Ordering::Relaxed) != stream_id {
@@ -172,6 +211,7 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
     }
     let [next, size, apart, end] = [&entry.next, &entry.final_size, &entry.apart, &entry.apart_end]
         .map(|word| word.load(Ordering::Relaxed));
+    // The program has judged these bytes already, so it may have forwarded a different version.
     if next > bytes.start {
         contradict(entry);
         return;
@@ -185,7 +225,7 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
     entry.apart_end.store(end.max(bytes.end), Ordering::Relaxed);
 }
 
-/// Has the program, with the lock held, forward nothing more of the stream.
+/// Stops the program from forwarding the stream. The caller holds the lock.
 fn contradict(entry: &intf::Ingress) {
     // SAFETY: whoever has the lock may write.
     unsafe { (*entry.state.get()).field = intf::BROKEN };
@@ -193,10 +233,13 @@ fn contradict(entry: &intf::Ingress) {
 }
 
 /// A lock that the program and userspace share.
+///
+/// The program never waits for the lock: a run that finds it taken leaves the frame to userspace. Userspace gives up
+/// after [`ATTEMPTS`], because a run may be preempted while it holds the lock.
 pub(super) struct Locked<'a>(&'a AtomicU32);
 
 impl<'a> Locked<'a> {
-    /// `None`: somebody else has it for longer than that takes.
+    /// Takes the lock. Returns `None` if it stays taken for [`ATTEMPTS`] attempts.
     pub fn new(lock: &'a AtomicU32) -> Option<Self> {
         for _ in 0..ATTEMPTS {
             if lock.swap(1, Ordering::Acquire) == 0 {
@@ -210,6 +253,8 @@ impl<'a> Locked<'a> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        // The program reads the fields without acquire semantics after its test-and-set, so the stores must be visible
+        // first.
         fence(Ordering::SeqCst);
         self.0.store(0, Ordering::Release);
     }

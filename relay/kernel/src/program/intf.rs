@@ -1,4 +1,5 @@
-//! Structures and constants of `bpf/relay_intf.h`, `bpf/subgroup_intf.h` and `bpf/web.h`, as the build writes them from the headers.
+//! The structures and constants of `bpf/relay_intf.h`, `bpf/subgroup_intf.h` and `bpf/web.h`, which the build generates
+//! from these headers.
 
 pub(crate) use generated::{
     RELAY_ARRIVALS as ARRIVALS, RELAY_CLOSED as CLOSED, RELAY_DATAGRAMS as DATAGRAMS, RELAY_END as END,

@@ -1,7 +1,7 @@
-//! Precomputed keystreams: packet numbers are sequential, so what the program XORs the next packets with can be ready
-//! before they come. The program computes what it does not find.
+//! Precomputed keystreams. Packet numbers are consecutive, so the bytes that the program XORs the next packets with can
+//! be computed before the packets arrive. The program computes missing ones itself.
 //!
-//! Each direction of a connection may have a ring: a [`Run`] of entries of the map `keystreams`.
+//! Each direction of a connection may have a ring: a [`BuddyRun`] of entries in the map `keystreams`.
 
 #![allow(unsafe_code)]
 
@@ -10,60 +10,72 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use millrace_kernel::crypto::{Keystream, TEXT_MAX};
 
-use super::buddy::Run;
+use super::buddy::BuddyRun;
 use super::intf;
-use super::shared::{Shared, lock};
+use super::shared::{RelayMaps, lock};
 
 const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 
-/// What a direction is to have.
+/// The ring that one direction of a connection should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Want {
-    /// Packets to be precomputed, a power of two; 0 gives the ring back.
+pub struct WantedRing {
+    /// Number of packets to precompute, a power of two. 0 gives the ring back.
     pub len: u32,
-    /// Bytes of frames that a packet has at most.
+    /// The most bytes of frames in a packet.
     pub text_bytes: usize,
 }
 
-/// What it has.
+/// The state of a ring after a refill.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Refill {
-    /// Keystreams that were computed.
+    /// Number of keystreams that were computed.
     pub computed: usize,
-    /// Packets that the ring holds: fewer than wanted where there is no room.
+    /// Number of packets that the ring holds, which is less than wanted if memory is short.
     pub len: u32,
 }
 
-/// Computes a keystream: gets key generation and packet number, writes the part that is used once (64 bytes:
-/// ChaCha20's block 0, or the mask of GCM's tag in the first 16 bytes) and what the text is XORed with. `false`
-/// where it has no such key. What it writes must be right: the program seals with it.
+/// Computes a keystream. Gets the key generation and the packet number. Writes the part that is used once (64 bytes:
+/// block 0 of ChaCha20, or the mask of GCM's tag in the first 16) and the bytes that the payload is XORed with. Returns
+/// false if it has no such key. The result must be right, since the program encrypts with it.
 pub trait Compute: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool {}
 impl<T: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool> Compute for T {}
 
-/// The keystreams of one direction of a connection.
-pub(super) struct Ring {
-    shared: Arc<Shared>,
-    run: Option<Run>,
-    /// Entries from `next` on are there, of this generation and up to `end`, for `bytes` of text.
+/// The ring of keystreams of one direction of a connection.
+///
+/// # Protocol
+///
+/// The program reads without a lock. The `word` of an entry is 0, or the packet number word of its packet plus 1. The
+/// writer stores 0, then the keystream, then the word. The program compares the word before it uses the keystream.
+/// After encrypting it compares again, and starts over if the word has changed. A packet that was decrypted with a
+/// changing keystream looks forged, and is left to userspace.
+///
+/// Only [`Self::refill`] changes the ring, under its record's mutex. It publishes the new entries last, and retires the
+/// old ones. Program runs that have begun may still read those, so they are erased only after the barrier
+/// ([`RelayMaps::settle`]).
+pub(super) struct KeystreamRing {
+    shared: Arc<RelayMaps>,
+    run: Option<BuddyRun>,
+    /// Keystreams up to packet number `end` are computed, for this generation and for `bytes` bytes of payload.
     generation: u16,
     end: u64,
     bytes: u32,
     scratch: Box<Keystream>,
 }
 
-impl Ring {
-    pub fn new(shared: Arc<Shared>) -> Self {
+impl KeystreamRing {
+    pub fn new(shared: Arc<RelayMaps>) -> Self {
         let scratch = Box::new(Keystream { once: [0; 64], text: [0; TEXT_MAX] });
         Self { shared, run: None, generation: 0, end: 0, bytes: 0, scratch }
     }
 
-    /// Gives the ring the wanted length, and computes the keystreams from number `next` on that are missing. `record` is
-    /// where the program looks for the ring.
+    /// Gives the ring the wanted length, and computes the missing keystreams from packet number `next` on. `record` is
+    /// the word in which the program finds the ring.
     pub fn refill(
         &mut self,
         record: &intf::Ring,
-        (generation, next): (u16, u64),
-        want: Want,
+        generation: u16,
+        next: u64,
+        want: WantedRing,
         compute: impl Compute,
     ) -> Refill {
         let old = self.resize(want.len);
@@ -72,6 +84,7 @@ impl Ring {
             return Refill::default();
         };
         let bytes = want.text_bytes.min(TEXT_MAX) as u32;
+        // Keystreams of another generation, or for fewer bytes, are computed again.
         if old.is_some() || generation != self.generation || bytes > self.bytes {
             (self.generation, self.end) = (generation, next);
         }
@@ -81,8 +94,8 @@ impl Ring {
         Refill { computed, len: run.len() }
     }
 
-    /// Takes another run where the length is not the wanted one; returns the one before, if there is another now.
-    fn resize(&mut self, len: u32) -> Option<Option<Run>> {
+    /// Allocates another run of entries if the length differs. Returns the previous run if it was replaced.
+    fn resize(&mut self, len: u32) -> Option<Option<BuddyRun>> {
         let have = self.run.map_or(0, |run| run.len());
         if len == have {
             return None;
@@ -91,7 +104,7 @@ impl Ring {
             return Some(self.run.take());
         }
         let wanted = len.next_power_of_two().trailing_zeros();
-        // Where room is short, a ring that is longer than the present one is better than none.
+        // If memory is short, any ring that is longer than the present one is an improvement.
         let least = if len > have { (have + 1).next_power_of_two().trailing_zeros() } else { wanted };
         let run = {
             let runs = &mut lock(&self.shared.free).keystreams;
@@ -103,17 +116,20 @@ impl Ring {
         Some(self.run.replace(run))
     }
 
-    /// Has the program use the run `to`, if there is another now, and retires the one before.
-    fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<Run>>) {
+    /// Makes the program use the run `to` and retires the previous one, if the run has changed (`old` is `Some`).
+    fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<BuddyRun>>) {
         let Some(old) = old else { return };
         record.run.store(to, Ordering::SeqCst);
         lock(&self.shared.free).keystreams.retired.extend(old);
     }
 
-    fn fill(&mut self, run: Run, next: u64, mut compute: impl Compute) -> usize {
-        let (first, end) = (self.end.max(next), next + u64::from(run.len()));
+    // The entries of packets before `next` are reused for packets one ring length later.
+    fn fill(&mut self, run: BuddyRun, next: u64, mut compute: impl Compute) -> usize {
+        let first = self.end.max(next);
+        let end = next + u64::from(run.len());
         for number in first..end {
-            let (once, text) = (&mut self.scratch.once, &mut self.scratch.text[..self.bytes as usize]);
+            let once = &mut self.scratch.once;
+            let text = &mut self.scratch.text[..self.bytes as usize];
             if !compute(self.generation, number, once, text) {
                 self.end = number;
                 return (number - first) as usize;
@@ -126,6 +142,7 @@ impl Ring {
 
     fn publish(&self, entry: &intf::Keystream, number: u64) {
         entry.word.store(0, Ordering::Relaxed);
+        // The program must not see the new keystream under the old word.
         fence(Ordering::SeqCst);
         entry.bytes.store(self.bytes, Ordering::Relaxed);
         let len = size_of_val(&self.scratch.once) + self.bytes as usize;
@@ -138,14 +155,14 @@ impl Ring {
         entry.word.store(word, Ordering::Release);
     }
 
-    fn entry(&self, run: Run, number: u64) -> &intf::Keystream {
+    fn entry(&self, run: BuddyRun, number: u64) -> &intf::Keystream {
         let at = number % u64::from(run.len());
         self.shared.keystreams.get(run.start + at as u32)
     }
 }
 
 impl intf::Keystream {
-    /// Of a ring that is not used any more.
+    /// Erases an entry whose ring is not used any more.
     pub(super) fn erase(&self) {
         self.word.store(0, Ordering::Relaxed);
         self.bytes.store(0, Ordering::Relaxed);
@@ -154,14 +171,14 @@ impl intf::Keystream {
     }
 }
 
-impl Drop for Ring {
-    /// The record of this ring is not used any more.
+impl Drop for KeystreamRing {
+    /// Retires the entries. The program does not use this ring any more.
     fn drop(&mut self) {
         lock(&self.shared.free).keystreams.retired.extend(self.run);
     }
 }
 
-/// Generation and next number of a number word.
+/// Splits a packet number word into key generation and next packet number.
 pub(super) fn split(word: &AtomicU64) -> (u16, u64) {
     let word = word.load(Ordering::Acquire);
     ((word >> NUMBER_BITS) as u16, word & ((1 << NUMBER_BITS) - 1))

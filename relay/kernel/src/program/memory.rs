@@ -1,24 +1,27 @@
-//! Which of the shared structures may live in this process' memory.
+//! Declares which of the shared structures may live in this process' memory.
 
 #![allow(unsafe_code)]
 
-pub(super) use millrace_kernel::memory::{Ring, Shared, Table};
+pub(super) use millrace_kernel::memory::{MappedArray, RingReader, Shared};
 
 // SAFETY: atomics only; the layout test finds padding.
 unsafe impl Shared for super::intf::Upstream {}
-// SAFETY: as above.
+// SAFETY: the structure has only atomics; the layout test finds padding.
 unsafe impl Shared for super::intf::Egress {}
-// SAFETY: as above.
+// SAFETY: the structure has only atomics; the layout test finds padding.
 unsafe impl Shared for super::intf::Track {}
-// SAFETY: as above; the states are integers in an `UnsafeCell`, for whoever has the lock.
+// SAFETY: atomics, and parser states as integers in an `UnsafeCell` for the holder of the lock; the layout test finds
+// padding.
 unsafe impl Shared for super::intf::Ingress {}
-// SAFETY: as above.
+// SAFETY: the structure has only atomics; the layout test finds padding.
 unsafe impl Shared for super::intf::Deferral {}
-// SAFETY: as above.
+// SAFETY: the structure has only atomics; the layout test finds padding.
 unsafe impl Shared for super::intf::Arrival {}
-// SAFETY: as above; the keystream is bytes in an `UnsafeCell`, written by one owner at a time.
+// SAFETY: atomics, and the keystream as bytes in an `UnsafeCell` that one owner at a time writes; the layout test finds
+// padding.
 unsafe impl Shared for super::intf::Keystream {}
-// SAFETY: as above; `paths` are integers in an `UnsafeCell`, written by one owner at a time.
+// SAFETY: atomics, and `paths` as integers in an `UnsafeCell` that one owner at a time writes; the layout test finds
+// padding.
 unsafe impl Shared for super::intf::Downstream {}
 // SAFETY: atomics only; the layout test finds padding.
 unsafe impl Shared for super::intf::Tracing {}

@@ -1,132 +1,149 @@
-//! What became of packets and their copies, by the program's names.
+//! Outcomes of packets and their copies, under the program's names.
 
 use millrace_kernel::outcomes;
 
 outcomes! {
-    /// What became of a received packet. Only [`Self::NotRestored`] does not reach userspace.
+    /// The outcome of a packet that arrived on an interface of engine `kernel`. Every packet but those that are `not_restored` goes on to userspace.
     Outcome {
-        /// Every copy was tried, each with an [`EgressOutcome`] of its own.
+        /// A copy was tried for every subscriber; each copy has an outcome of its own.
         Forwarded = "forwarded",
-        /// The first [`Config::max_copies_per_run`](super::Config::max_copies_per_run) copies were. Each [`FurtherRun`] goes on.
+        /// The packet has more subscribers than `kernel-copies-per-run`: further runs of the program make the other copies.
         Continued = "continued",
-        /// Some copies were left to userspace: there are too many streams in the packet, or it gets no further run.
+        /// The packet has too many streams, or more subscribers than all its runs may serve: userspace sends the other copies.
         OverBudget = "over_budget",
-        /// Copies were tried, but there was no memory to restore the packet: it is dropped.
+        /// Copies were tried, but there was no memory to restore the packet: it is dropped, and recovered like any loss.
         NotRestored = "not_restored",
+        /// The packet is not UDP over IP.
         NotUdp = "not_udp",
+        /// The packet is an IP fragment.
         Fragment = "fragment",
-        /// Bad link, IP or UDP header.
+        /// The packet's link, IP or UDP header is malformed.
         Malformed = "malformed",
+        /// The packet is not addressed to a port of the relay.
         OtherPort = "other_port",
-        /// Merged by GRO, or from a local sender with GSO.
+        /// The super-packet, merged by GRO or from a local sender with GSO, could not be segmented: there was no memory, or the program at
+        /// the loopback interface had been detached.
         SuperPacket = "super_packet",
-        /// IPv4 options, IPv6 extension headers, stacked VLAN tags.
+        /// The super-packet was segmented. Each segment counts as a packet of its own.
+        Segmented = "segmented",
+        /// The packet has IPv4 options, IPv6 extension headers, or a VLAN tag in the frame. Name the VLAN's own interface.
         OddHeaders = "odd_headers",
-        /// Handshake.
+        /// The packet has a long header: it belongs to a handshake.
         LongHeader = "long_header",
-        /// Too short for a 1-RTT packet, or longer than any that is forwarded.
+        /// The packet is too short for a 1-RTT packet.
         BadSize = "bad_size",
-        /// Of a connection that nothing is forwarded from or to.
+        /// The QUIC packet has more than 1536 bytes, which the relay's transport parameters forbid.
+        TooLong = "too_long",
+        /// The connection ID is not, or no longer, one that media is forwarded from or to.
         UnknownId = "unknown_id",
+        /// The keys of the packet's generation are not installed: a key update is under way.
         NoKeys = "no_keys",
+        /// The packet's authentication tag is wrong.
         NotAuthentic = "not_authentic",
-        /// Or too old to tell.
+        /// The packet number came before, or is too old to tell.
         Replayed = "replayed",
+        /// The packet's frames are malformed: the relay's QUIC stack reports the error.
         BadFrames = "bad_frames",
-        /// No frame that has a slot.
+        /// The packet has nothing to forward, only acknowledgements, control or the beginning of a stream.
         NoSlot = "no_slot",
-        /// A stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded.
+        /// A stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded, and the relay closes the connection.
         BadStream = "bad_stream",
-        /// There are slots, but no frame may be forwarded: [`FrameOutcome`] says why.
+        /// No frame of the packet may be forwarded: the outcomes of its frames have the reasons.
         Declined = "declined",
-        /// A run was interrupted by this one, which had nothing to work with: on kernels with PREEMPT_RT.
+        /// The packet came while its CPU processed another one, which only happens on kernels with PREEMPT_RT.
         Busy = "busy",
-        /// Of a connection that only subscribes: not opened.
+        /// The packet belongs to a connection that only subscribes, and was not decrypted.
         FromSubscriber = "from_subscriber",
     }
 }
 
 outcomes! {
-    /// What became of a copy: one frame for one egress. Whatever was not sent is userspace's to send.
+    /// The outcome of a copy of a frame for one subscriber. Userspace sends the copies that the kernel did not send.
     EgressOutcome {
+        /// The kernel sent the copy.
         Sent = "sent",
-        /// The egress was removed, or the downstream.
+        /// The subscriber has just left, or has finished the stream.
         Gone = "gone",
-        /// Begins before what the kernel may send; of datagrams: outside of what the subscriber wants.
+        /// Userspace has sent the bytes already or is about to, or a datagram is outside of the range that the subscriber asked for.
         Before = "before",
-        /// Its stream was not opened by the kernel, and userspace has not delegated it yet.
+        /// Userspace opens this stream, and has not delegated it to the kernel yet.
         Unopened = "unopened",
-        /// Beyond the peer's MAX_STREAMS, or userspace was about to open streams: [`DownstreamRecord::set_streams`](super::DownstreamRecord::set_streams).
+        /// The subscriber allows no more streams for now (MAX_STREAMS), or userspace was about to open some.
         StreamLimit = "stream_limit",
-        /// For the path's or the route's MTU.
+        /// The copy exceeds the MTU of the subscriber's path or route.
         TooLarge = "too_large",
-        /// Beyond [`EgressRecord::max_offset`](super::EgressRecord::max_offset).
+        /// The copy exceeds the subscriber's flow control of the stream (MAX_STREAM_DATA).
         StreamCredit = "stream_credit",
-        /// Beyond [`DownstreamRecord::set_max_data`](super::DownstreamRecord::set_max_data).
+        /// The copy exceeds the subscriber's flow control of the connection (MAX_DATA).
         DataCredit = "data_credit",
-        /// Beyond [`DownstreamRecord::set_max_bytes`](super::DownstreamRecord::set_max_bytes).
+        /// The subscriber's congestion window is full: its path is slower than the track for now.
         Window = "window",
-        /// Something as urgent waits in userspace: [`DownstreamRecord::set_waiting`](super::DownstreamRecord::set_waiting).
+        /// Media that is as urgent waits in userspace, and goes first.
         Behind = "behind",
-        /// The key generation in use is not installed.
+        /// The keys in use are not installed: a key update is under way.
         NoKeys = "no_keys",
+        /// The host has no route to the subscriber, or the subscriber is on this host.
         NoRoute = "no_route",
         /// The next hop's link address is not known; userspace's packet makes the kernel ask for it.
         NoNeighbour = "no_neighbour",
-        /// Nobody drained the registrations.
+        /// The ring of sent copies is full, because the relay's process did not run for a long time.
         RingFull = "ring_full",
-        /// Registered, but then could not be written or queued: a loss for loss recovery to find.
+        /// The interface's queue was full, or the copy could not be written. It is recovered like any loss.
         Lost = "lost",
     }
 }
 
 outcomes! {
-    /// What became of a packet in a run after its first.
+    /// The outcome of a further run for a packet with more subscribers than `kernel-copies-per-run`.
     FurtherRun {
         /// Every copy has been tried.
         Last = "last",
+        /// Another run continues the packet.
         Continued = "continued",
-        /// The other copies are left to userspace: the queue is full, or [`Config::max_runs`](super::Config::max_runs).
+        /// Userspace sends the other copies, because the queue is full or the packet has had `kernel-runs` runs.
         Left = "left",
     }
 }
 
 outcomes! {
-    /// What became of a frame of a stream that has a slot. Whatever is not good is userspace's.
+    /// The outcome of a frame of a stream that the kernel forwards. Userspace sends the frames that are not `good`.
     FrameOutcome {
+        /// The frame may be forwarded.
         Good = "good",
-        /// Some of it came before.
+        /// Some bytes of the frame came before, or may have: the publisher took them for lost. A datagram's object came before, or its group is over.
         Repeated = "repeated",
-        /// Of what is before it, something has not come.
+        /// Earlier bytes of the stream were lost, or came in a packet that the kernel did not decrypt. The kernel continues once userspace has them.
         Ahead = "ahead",
-        /// Another CPU, or userspace, was at the same stream.
+        /// Another CPU, or userspace, worked on the same stream.
         Busy = "busy",
-        /// More fields than are looked at.
+        /// The frame has more small objects than the program reads.
         Long = "long",
-        /// Or beyond the stream's final size.
+        /// The frame has malformed objects, or bytes beyond the stream's final size.
         Malformed = "malformed",
     }
 }
 
 outcomes! {
-    /// What became of the beginning of a stream, of an upstream with a [`TrackRecord`](super::TrackRecord). Whatever is not bound is userspace's.
+    /// The outcome for a stream that a publisher has begun. Userspace opens the subscribers' streams for those that are not `bound`.
     OpeningOutcome {
-        /// It has one of the track's openings.
+        /// The kernel opens the subscribers' streams, each with its first copy.
         Bound = "bound",
-        /// No whole SUBGROUP_HEADER in the shortest form; or one whose subgroup is named by the first object, without that.
+        /// The stream does not begin with a whole SUBGROUP_HEADER in its shortest form: userspace begins the stream, and the kernel
+        /// continues after the header.
         Other = "other",
-        /// Only the preamble of the WebTransport session has come: what follows may get one.
+        /// Only the preamble of a WebTransport stream has come. The rest is counted again.
         Preamble = "preamble",
+        /// The track has no subscribers, has just begun, follows another publisher, or is beyond `kernel-tracks`.
         NoTrack = "no_track",
-        /// Not behind the subgroup that began last.
+        /// The stream's group or subgroup is earlier than one that has begun.
         Order = "order",
-        /// No more openings were prepared yet.
+        /// Streams began faster than userspace prepared them. It then prepares more, as far as `kernel-streams` allows.
         Missed = "missed",
-        /// Userspace was faster, or the stream is an old one.
+        /// Userspace had the stream already, or another part of it came first.
         Taken = "taken",
-        /// Another CPU, or userspace, was at the same track.
+        /// Another CPU, or userspace, worked on the same track.
         Busy = "busy",
-        /// There was no slot left.
+        /// `kernel-streams` is used up.
         Full = "full",
     }
 }
@@ -134,6 +151,7 @@ outcomes! {
 outcomes! {
     /// How the look-up of a packet's precomputed keystream ended. After all but a hit the program computes it.
     Lookup {
+        /// The keystream was there.
         Hit = "hit",
         /// The entry is another packet's, too short, or just being replaced.
         Stale = "stale",
@@ -144,7 +162,7 @@ outcomes! {
 
 /// Totals since the program was loaded, all CPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct RelayCounters {
     pub(super) packets: [u64; Outcome::ALL.len()],
     pub(super) egresses: [u64; EgressOutcome::ALL.len()],
     pub(super) further_runs: [u64; FurtherRun::ALL.len()],
@@ -152,7 +170,7 @@ pub struct Counters {
     pub(super) openings: [u64; OpeningOutcome::ALL.len()],
 }
 
-impl Counters {
+impl RelayCounters {
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
         let (packets, rest) = raw.split_first_chunk()?;
         let (egresses, rest) = rest.split_first_chunk()?;
@@ -193,7 +211,7 @@ impl Counters {
         self.openings[outcome as usize]
     }
 
-    /// What was counted since `earlier`.
+    /// Returns the difference from `earlier` to now.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);

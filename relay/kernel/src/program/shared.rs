@@ -1,4 +1,4 @@
-//! What all handles share: the maps, and which of their entries are free.
+//! The state that all handles share: the maps, and the list of free entries.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,35 +7,41 @@ use libbpf_rs::MapHandle;
 use millrace_kernel::Error;
 use millrace_kernel::barrier::Barrier;
 use millrace_kernel::crypto::QuicKeys;
-use millrace_kernel::object::{Loaded, write};
+use millrace_kernel::object::{LoadedObject, write};
 
-use super::buddy::{Run, Runs};
+use super::buddy::{BuddyRun, Runs};
 use super::config::Config;
 use super::intf;
-use super::memory::Table;
+use super::memory::MappedArray;
 
-/// What all handles of a relay use.
-pub(super) struct Shared {
+/// The maps that all handles of a relay use, and their free entries.
+///
+/// Each entry of a table is *free*, *in use* or *retired*. [`Self::take`] gives a free one to a record, which fills it
+/// and then makes it reachable for the program, by an epoch, an ID or an index. When the record is dropped, it makes
+/// the entry unreachable and calls [`Self::retire`]. Program runs that have begun may still use it. [`Self::settle`]
+/// waits for them, erases keys and keystreams, and makes the entry free. Between calls, the program can reach no free
+/// entry.
+pub(super) struct RelayMaps {
     pub ids: MapHandle,
     pub slots: MapHandle,
     pub open_keys: MapHandle,
     pub seal_keys: MapHandle,
     pub barrier: Barrier,
     pub sockets: MapHandle,
-    pub deferrals: Table<intf::Deferral>,
+    pub deferrals: MappedArray<intf::Deferral>,
     pub sockets_used: AtomicU32,
-    pub arrivals: Table<intf::Arrival>,
-    pub upstreams: Table<intf::Upstream>,
-    pub tracks: Table<intf::Track>,
-    pub ingresses: Table<intf::Ingress>,
-    pub egresses: Table<intf::Egress>,
-    pub downstreams: Table<intf::Downstream>,
-    pub keystreams: Table<intf::Keystream>,
+    pub arrivals: MappedArray<intf::Arrival>,
+    pub upstreams: MappedArray<intf::Upstream>,
+    pub tracks: MappedArray<intf::Track>,
+    pub ingresses: MappedArray<intf::Ingress>,
+    pub egresses: MappedArray<intf::Egress>,
+    pub downstreams: MappedArray<intf::Downstream>,
+    pub keystreams: MappedArray<intf::Keystream>,
     pub free: Mutex<Free>,
     pub epochs: AtomicU32,
 }
 
-/// Entries of the tables that are not in use.
+/// The entries of each table that are not in use.
 pub(super) struct Free {
     pub upstreams: Slab,
     pub tracks: Slab,
@@ -45,8 +51,8 @@ pub(super) struct Free {
     pub keystreams: Runs,
 }
 
-impl Shared {
-    pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
+impl RelayMaps {
+    pub fn new(object: &mut LoadedObject, config: &Config) -> Result<Self, Error> {
         let upstreams = object.table("upstreams")?;
         let tracks = object.table("tracks")?;
         let ingresses = object.table("ingresses")?;
@@ -77,12 +83,15 @@ impl Shared {
             downstreams,
             keystreams: object.table("keystreams")?,
             free: Mutex::new(free),
+            // Epoch 0 marks an entry that is not in use.
             epochs: AtomicU32::new(1),
         })
     }
 
-    /// Keys and keystreams of what has ended are erased now: while runs that have begun use them, they must not change.
+    /// Waits for program runs, then erases the keys and keystreams of retired entries and makes these free. Earlier the
+    /// keys could still be in use.
     pub fn settle(&self) -> Result<(), Error> {
+        // Entries that are retired during the wait stay retired, since later runs may have seen them.
         let retired = lock(&self.free).take_retired();
         let result = self.barrier.wait_for_runs().and_then(|()| self.erase(&retired));
         let free = &mut lock(&self.free);
@@ -106,7 +115,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Never waits.
+    /// Takes a free entry, without waiting for program runs.
     pub fn take(&self, which: fn(&mut Free) -> &mut Slab, what: &'static str) -> Result<u32, Error> {
         let mut free = lock(&self.free);
         let slab = which(&mut free);
@@ -114,12 +123,12 @@ impl Shared {
         slab.take().ok_or(full)
     }
 
-    /// To be called when entry `index` is unlinked: only runs of the program that have begun can still reach it.
+    /// Retires an entry. The caller has made it unreachable, except for program runs that have already begun.
     pub fn retire(&self, which: fn(&mut Free) -> &mut Slab, index: u32) {
         which(&mut lock(&self.free)).retired.push(index);
     }
 
-    /// Not 0, which stands for "not in use".
+    /// Returns a new epoch. It is never 0, which means "not in use".
     pub fn next_epoch(&self) -> u32 {
         match self.epochs.fetch_add(1, Ordering::Relaxed) {
             0 => self.epochs.fetch_add(1, Ordering::Relaxed),
@@ -128,10 +137,10 @@ impl Shared {
     }
 }
 
-/// Entries that were unlinked, and may still be in use.
+/// Entries that are unreachable for new program runs, and may still be used by older ones.
 struct Retired {
     slabs: [Vec<u32>; 5],
-    runs: Vec<Run>,
+    runs: Vec<BuddyRun>,
 }
 
 impl Free {
@@ -140,7 +149,7 @@ impl Free {
         [upstreams, downstreams, tracks, ingresses, egresses]
     }
 
-    /// Whether there are keys of connections that have ended.
+    /// Reports whether there are keys of ended connections.
     pub fn has_old_keys(&self) -> bool {
         !self.upstreams.retired.is_empty() || !self.downstreams.retired.is_empty()
     }
@@ -169,12 +178,12 @@ impl Free {
     }
 }
 
-/// Hands out indexes.
+/// Allocates the entries of one table.
 pub(super) struct Slab {
     len: u32,
     untouched: std::ops::Range<u32>,
     free: Vec<u32>,
-    /// Unlinked: free once the program runs that have begun have ended.
+    /// Entries that are freed once the program runs that may have seen them have ended.
     retired: Vec<u32>,
 }
 
@@ -187,18 +196,18 @@ impl Slab {
         self.free.pop().or_else(|| self.untouched.next())
     }
 
-    /// Returns how many entries are in use, or may still be, and how many there are.
+    /// Returns how many entries are in use or retired, and how many the table has.
     pub fn fill(&self) -> (u32, u32) {
         (self.len - (self.free.len() + self.untouched.len()) as u32, self.len)
     }
 
-    /// Whether more entries wait to become free than are free.
+    /// Reports whether more entries are retired than free.
     fn is_low(&self) -> bool {
         self.retired.len() > self.free.len() + self.untouched.len()
     }
 }
 
-/// Nothing that is done under these locks leaves a state half changed.
+/// Locks a mutex even if it is poisoned. A panic under these locks cannot leave inconsistent state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

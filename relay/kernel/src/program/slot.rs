@@ -1,4 +1,4 @@
-//! What is forwarded, and to whom: slots and their egresses.
+//! Slots and their egresses: the media that is forwarded, and the subscribers it is sent to.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,95 +11,101 @@ use millrace_kernel::object::write;
 use super::downstream::DownstreamRecord;
 use super::ingress::{IngressRecord, PositionRecord};
 use super::intf;
-use super::shared::Shared;
+use super::shared::RelayMaps;
 
-/// One subscriber's copy of an upstream stream.
+/// One subscriber's copy of a publisher's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EgressRecord {
-    /// The downstream stream.
+    /// ID of the stream on the subscriber's connection.
     pub stream_id: u64,
     /// Downstream offset minus upstream offset.
     pub shift: i64,
-    /// Upstream offset: frames that begin before it are left to userspace.
+    /// Offset in the publisher's stream. Userspace sends the frames that begin before it.
     pub from: u64,
-    /// Downstream offset: the peer's MAX_STREAM_DATA.
+    /// The subscriber's MAX_STREAM_DATA, as offset in its stream.
     pub max_offset: u64,
-    /// Comes back in registrations.
+    /// A tag of the caller, which is returned in registrations of sent packets.
     pub tag: u64,
-    /// Priority, smaller is more urgent: see [`DownstreamRecord::set_waiting`].
+    /// Priority, where smaller is more urgent. See [`DownstreamRecord::set_waiting`].
     pub level: u16,
-    /// How events name what the stream carries.
+    /// The track's number in trace events.
     pub track: u32,
+    /// The group ID in trace events.
     pub group: u64,
 }
 
-/// One subscriber's copy of a track's datagrams, from the first location on and to the last group.
+/// One subscriber's copy of a track's datagrams, from a first object to a last group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DatagramRecord {
-    /// The track's downstream.
+    /// The track alias that the subscriber knows.
     pub alias: u64,
-    /// Group and object.
+    /// Group and ID of the first object.
     pub first: (u64, u64),
+    /// The last group that is forwarded.
     pub last_group: u64,
-    /// As of [`EgressRecord`].
+    /// Tag, as in [`EgressRecord`].
     pub tag: u64,
-    /// As of [`EgressRecord`]. A datagram with a priority of its own has that in place of the low 8 bits.
+    /// Priority, as in [`EgressRecord`]. A datagram's own priority replaces the low 8 bits.
     pub level: u16,
+    /// The track's number in trace events.
     pub track: u32,
 }
 
-/// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first packet,
-/// if what it carries begins within these bounds.
+/// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first
+/// packet, if the subgroup begins within these bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpeningRecord {
-    /// The track's downstream.
+    /// The track alias that the subscriber knows.
     pub alias: u64,
-    /// Group and object of the first that is wanted.
+    /// Group and ID of the first object that is wanted.
     pub first: (u64, u64),
+    /// The last group that is forwarded.
     pub last_group: u64,
-    /// Of the peer's MAX_STREAM_DATA, at the beginning of a stream.
+    /// The subscriber's initial MAX_STREAM_DATA, in bytes.
     pub max_offset: u64,
-    /// As of [`EgressRecord`]. A SUBGROUP_HEADER with a priority of its own has that in place of the low 8 bits.
+    /// Priority, as in [`EgressRecord`]. A SUBGROUP_HEADER's own priority replaces the low 8 bits.
     pub level: u16,
+    /// A tag of the caller, which is returned in registrations of sent packets.
     pub tag: u64,
+    /// The track's number in trace events.
     pub track: u32,
 }
 
-/// Who opens the stream of an egress that was prepared.
+/// The side that opens the stream of a prepared egress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpeningRecordSide {
-    /// Userspace: the program does not any more.
+    /// Userspace opens the stream; the program no longer may.
     Userspace,
-    /// The program, with this ID; `None`: it is about to.
+    /// The program opens the stream, with this ID. `None` while it is about to do so.
     Program(Option<u64>),
 }
 
-/// An egress of one slot.
+/// Identifies an egress of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
 
-/// A stream of an upstream, or a track whose objects come as its datagrams, with its egresses. Dropping it recalls them all.
+/// A stream of an upstream, or a track's datagrams, with its egresses. Dropping it recalls all of them.
 pub struct SlotRecord {
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
     key: intf::Slot,
-    /// While there are egresses.
+    /// The kernel's entry of the slot. `Some` while there are egresses.
     ingress: Option<IngressRecord>,
-    /// In the order in which the program follows them.
+    /// Indexes of the egresses, in the order in which the program follows them.
     egresses: Vec<u32>,
     exclusive: bool,
-    /// It waits for its stream to begin.
+    /// True while the slot is an opening whose stream has not begun.
     unbound: bool,
-    /// Of userspace.
+    /// The position in the stream up to which userspace has parsed it.
     position: PositionRecord,
 }
 
 impl SlotRecord {
-    pub(super) fn new(shared: Arc<Shared>, key: intf::Slot) -> Self {
+    pub(super) fn new(shared: Arc<RelayMaps>, key: intf::Slot) -> Self {
         let position = PositionRecord::default();
         Self { shared, key, ingress: None, egresses: Vec::new(), exclusive: false, unbound: false, position }
     }
 
-    pub(super) fn opening(shared: Arc<Shared>, key: intf::Slot) -> Result<Self, Error> {
+    pub(super) fn opening(shared: Arc<RelayMaps>, key: intf::Slot) -> Result<Self, Error> {
         let ingress = IngressRecord::new(shared.clone(), &key, intf::END, &PositionRecord::default())?;
         let mut slot = Self::new(shared, key);
         slot.ingress = Some(ingress);
@@ -107,13 +113,15 @@ impl SlotRecord {
         Ok(slot)
     }
 
-    /// Forwards datagrams to one more subscriber; only for a slot of [`UpstreamRecord::datagrams`](super::UpstreamRecord::datagrams).
+    /// Forwards datagrams to one more subscriber. Only for a slot made by
+    /// [`UpstreamRecord::datagrams`](super::UpstreamRecord::datagrams).
     pub fn add_datagrams(
         &mut self,
         downstream: &DownstreamRecord,
         egress: &DatagramRecord,
     ) -> Result<EgressKey, Error> {
         let (from, shift) = egress.first;
+        // `shift` and `max_offset` have another meaning for datagrams, see `relay_egress` in relay_intf.h.
         let egress = EgressRecord {
             stream_id: egress.alias,
             shift: shift as i64,
@@ -127,12 +135,29 @@ impl SlotRecord {
         self.add(downstream, &egress)
     }
 
+    /// Claims an object of a track's datagrams that has arrived in another way. Returns true if the program has not
+    /// forwarded it and will not.
+    pub fn claim_object(&self, object: (u64, u64)) -> bool {
+        let before = self.position.next_object();
+        object < before
+            || self.ingress.as_ref().is_none_or(|ingress| ingress.claim_object(object.0, object.1))
+    }
+
+    /// Notes that a track's datagrams up to this object may have arrived before. If there are no egresses, those added
+    /// later begin after it.
+    pub fn skip_to(&mut self, group: u64, object: u64) {
+        if self.ingress.is_none() {
+            self.position = PositionRecord::behind_object(group, object);
+        }
+    }
+
     /// Forwards the stream to one more subscriber.
     pub fn add(&mut self, downstream: &DownstreamRecord, egress: &EgressRecord) -> Result<EgressKey, Error> {
         self.insert(downstream, egress, None)
     }
 
-    /// Forwards the stream that will begin to one more subscriber; only for an opening, or what has become of one.
+    /// Forwards the stream that will be bound to this opening to one more subscriber. Only for a slot that is or was an
+    /// opening.
     pub fn add_opened(
         &mut self,
         downstream: &DownstreamRecord,
@@ -140,6 +165,7 @@ impl SlotRecord {
     ) -> Result<EgressKey, Error> {
         let OpeningRecord { max_offset, tag, level, track, .. } = *opened;
         let egress = EgressRecord {
+            // The mark says that the egress has no stream yet, and that the program may open one.
             stream_id: intf::UNOPENED,
             shift: 0,
             from: 0,
@@ -152,7 +178,8 @@ impl SlotRecord {
         self.insert(downstream, &egress, Some(opened))
     }
 
-    /// Has userspace open the stream of an egress, if the program has not done so.
+    /// Makes userspace open the stream of an egress, unless the program has opened it already. Returns the side that
+    /// opens it.
     pub fn close(&self, egress: EgressKey) -> OpeningRecordSide {
         if !self.egresses.contains(&egress.0) {
             return OpeningRecordSide::Userspace;
@@ -165,12 +192,12 @@ impl SlotRecord {
         }
     }
 
-    /// Of an opening: the stream that it has been bound to.
+    /// Returns the stream that this opening was bound to, if it was.
     pub fn bound(&self) -> Option<u64> {
         self.ingress.as_ref().map(IngressRecord::id).filter(|id| *id != intf::UNBOUND)
     }
 
-    /// Takes over an opening that the program has bound to a stream.
+    /// Accepts an opening that the program has bound to a stream.
     pub fn bind(&mut self, stream_id: u64) {
         self.key.id = stream_id;
         self.unbound = false;
@@ -179,7 +206,7 @@ impl SlotRecord {
         }
     }
 
-    /// Of an opening.
+    /// Returns the index of the ingress, if this is an opening that was not accepted yet.
     pub(super) fn ingress(&self) -> Option<u32> {
         self.ingress.as_ref().filter(|_| self.unbound).map(IngressRecord::index)
     }
@@ -222,7 +249,7 @@ impl SlotRecord {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        // Last: a packet between two runs may have this entry as its next.
+        // The epoch is stored last: a packet between two runs may have this entry as its next one.
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
@@ -233,15 +260,15 @@ impl SlotRecord {
         Ok(EgressKey(index))
     }
 
-    /// The peer raised MAX_STREAM_DATA of the egress's stream.
+    /// Sets the MAX_STREAM_DATA of the egress's stream after the peer has raised it.
     pub fn set_max_offset(&self, egress: EgressKey, max: u64) {
         if self.egresses.contains(&egress.0) {
             self.shared.egresses.get(egress.0).max_offset.store(max, Ordering::Relaxed);
         }
     }
 
-    /// Whether nobody waits for the stream but its egresses. Then a packet that all of them were sent, and that has nothing
-    /// else in it, is deferred: it goes to the deferred socket, 31 times in a row at most.
+    /// Sets whether only the egresses need the stream. Then a packet is deferred if all of its copies were sent and it
+    /// has nothing else. At most 31 packets in a row are deferred.
     pub fn set_exclusive(&mut self, exclusive: bool) {
         if exclusive != self.exclusive {
             self.exclusive = exclusive;
@@ -250,9 +277,8 @@ impl SlotRecord {
         }
     }
 
-    /// Userspace has the stream's bytes up to this position. The program forwards what follows its own position, which is
-    /// this one if that is behind; at first the stream's beginning. Where it finds a hole it forwards nothing more until the
-    /// hole is filled, or userspace has gone past it. No system call.
+    /// Reports that userspace has parsed the stream up to this position. The program continues from there if it was
+    /// behind. After a hole it forwards nothing until the hole is filled, or userspace has passed it. No system call.
     pub fn advance(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
@@ -260,7 +286,7 @@ impl SlotRecord {
         }
     }
 
-    /// Has the program go on there, whatever it knows of the stream.
+    /// Makes the program continue at `position`, whatever it has seen of the stream.
     pub fn set_position(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
@@ -268,21 +294,22 @@ impl SlotRecord {
         }
     }
 
-    /// Whether the program may have forwarded other bytes of the stream than userspace has. It forwards no more of it then, and userspace
-    /// should end it everywhere.
+    /// Reports whether the program may have forwarded bytes of the stream that differ from userspace's. It forwards no
+    /// more then, and userspace should reset the stream everywhere.
     pub fn is_contradicted(&self) -> bool {
         self.ingress.as_ref().is_some_and(IngressRecord::is_contradicted)
     }
 
-    /// Offset of the stream at which the program goes on.
+    /// Returns the offset up to which the program has judged the stream.
     pub fn judged(&self) -> u64 {
         self.ingress.as_ref().map_or(self.position.offset, IngressRecord::next)
     }
 
-    /// Recalls one subscriber's stream.
+    /// Recalls the stream of one subscriber.
     pub fn remove(&mut self, egress: EgressKey) {
         let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return };
         let next = self.egresses.get(at + 1).copied();
+        // Runs that are at the removed entry still find its `next`, since the entry is not reused before they end.
         match (at.checked_sub(1).and_then(|before| self.egresses.get(before)), next) {
             (Some(before), _) => {
                 self.shared.egresses.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
@@ -295,6 +322,7 @@ impl SlotRecord {
         self.retire(egress.0);
     }
 
+    /// Reports whether the slot has no egresses, so that nothing of it is forwarded.
     pub fn is_empty(&self) -> bool {
         self.egresses.is_empty()
     }
@@ -312,7 +340,7 @@ impl SlotRecord {
         Ok(())
     }
 
-    /// Fails only if there is no egress, and so nothing to remove.
+    /// Unlinks the slot from the map. Fails only if it was not linked.
     fn unlink(&mut self) {
         if !self.unbound {
             let _ = self.shared.slots.delete(self.key.as_bytes());
@@ -328,7 +356,7 @@ impl SlotRecord {
 
 impl Drop for SlotRecord {
     fn drop(&mut self) {
-        // Bound this very moment, by a run that has taken it out of the track.
+        // The program may bind the opening right now, in a run that has taken it from the track.
         if let Some(bound) = self.bound().filter(|_| self.unbound) {
             self.key.id = bound;
             self.unbound = false;

@@ -1,4 +1,4 @@
-//! The program over BPF_PROG_TEST_RUN: what it makes of each kind of packet, without an interface.
+//! Runs the BPF program with BPF_PROG_TEST_RUN, without an interface, and checks its outcome for each kind of packet.
 
 mod forged;
 mod judging;
@@ -13,7 +13,7 @@ mod tracing;
 
 use fastrand::Rng;
 use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 
 use std::cell::RefCell;
 use std::num::NonZero;
@@ -21,13 +21,13 @@ use std::num::NonZero;
 use millrace_kernel::crypto::QuicKeys;
 
 use super::*;
-use quic::{Chunk, Direction};
+use quic::{DirectionKeys, StreamPart};
 
 const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
 const OFFSET: u64 = 7;
-/// Always declined as [`EgressOutcome::Before`].
+/// An egress whose copies are always declined with [`EgressOutcome::Before`].
 const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 2,
@@ -44,17 +44,17 @@ const SUBSCRIBER: u32 = 12;
 const PASS_ON: u32 = -1i32 as u32;
 const DROP: u32 = 2;
 
-struct Bench {
-    relay: Relay,
+struct ProgramBench {
+    relay: RelayProgram,
     upstream: UpstreamRecord,
-    publisher: Direction,
+    publisher: DirectionKeys,
     slot: RefCell<SlotRecord>,
     downstream: DownstreamRecord,
     rng: Rng,
 }
 
-impl Bench {
-    /// One upstream whose stream `STREAM` has an egress that always declines, as [`EgressOutcome::Before`].
+impl ProgramBench {
+    /// Loads the program with one upstream, whose stream `STREAM` has an egress that always declines.
     fn new() -> Self {
         Self::with_config(Config::default())
     }
@@ -62,12 +62,12 @@ impl Bench {
     fn with_config(config: Config) -> Self {
         let mut rng = Rng::with_seed(3);
         let config = Config { ports: vec![1, PORT], id_len: ID_LEN, ..config };
-        let relay = Relay::load(&config).expect("the relay loads");
-        let publisher = Direction::new(Suite::ChaCha20Poly1305, ID_LEN, &mut rng);
+        let relay = RelayProgram::load(&config).expect("the relay loads");
+        let publisher = DirectionKeys::new(KeySuite::ChaCha20Poly1305, ID_LEN, &mut rng);
         let upstream = relay.upstream(0).expect("an upstream");
         upstream.add_id(&publisher.id).expect("an ID");
         upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
-        let path = Path {
+        let path = PacketPath {
             local: ([10, 0, 0, 1], PORT).into(),
             remote: ([10, 0, 0, 2], PORT).into(),
             id: vec![1],
@@ -82,7 +82,7 @@ impl Bench {
         Self { relay, upstream, publisher, slot: RefCell::new(slot), downstream, rng }
     }
 
-    /// Runs one frame. It must pass on, whatever the outcome.
+    /// Runs the program on one Ethernet frame, which must pass on to userspace. Returns the outcome.
     fn run(&self, frame: &[u8], gso_size: u32) -> Outcome {
         self.rewind();
         let before = self.counted();
@@ -92,12 +92,12 @@ impl Bench {
         Outcome::ALL.into_iter().find(|outcome| counted.packets(*outcome) == 1).expect("an outcome")
     }
 
-    /// Has the stream stand where [`stream`] begins.
+    /// Moves the stream's position back to where the data of [`stream`] begin.
     fn rewind(&self) {
         self.slot.borrow_mut().set_position(&PositionRecord::opaque(OFFSET));
     }
 
-    /// Returns the program's verdict; the context is as the program left it.
+    /// Runs the program, and returns its verdict. `context` is updated to what the program left.
     fn test_run(&self, frame: &[u8], context: &mut [u8]) -> u32 {
         let mut after = vec![0; context.len()];
         let input = ProgramInput {
@@ -115,12 +115,12 @@ impl Bench {
         verdict
     }
 
-    /// Runs a QUIC packet over IPv4.
+    /// Runs the program on a QUIC packet in an IPv4 frame.
     fn run_packet(&self, packet: &[u8]) -> Outcome {
         self.run(&ethernet(0x0800, &ipv4(0, &udp(PORT, packet))), 0)
     }
 
-    /// Takes every CPU's work area, or gives it back. What was there.
+    /// Sets the `busy` word of every CPU's work area. Returns the previous values.
     fn set_busy(&self, busy: u64) -> Vec<u64> {
         let mut object = lock(&self.relay.object);
         let works = object.map("works").expect("a map");
@@ -136,8 +136,8 @@ impl Bench {
         self.counted().egresses(EgressOutcome::Before)
     }
 
-    fn counted(&self) -> Counters {
-        self.relay.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
+    fn counted(&self) -> RelayCounters {
+        self.relay.counters().expect("counters") // exact: the program runs only in BPF_PROG_TEST_RUN, which has returned
     }
 }
 
@@ -161,7 +161,7 @@ fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
     [words.as_flattened(), payload].concat()
 }
 
-/// `struct __sk_buff` with the two fields that BPF_PROG_TEST_RUN takes for super-packets.
+/// Returns a `struct __sk_buff` with the two fields that BPF_PROG_TEST_RUN uses for super-packets.
 fn context(gso_size: u32) -> [u8; 192] {
     const GSO_SEGS: usize = 164;
     const GSO_SIZE: usize = 176;
@@ -172,7 +172,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 }
 
 fn stream(len: usize) -> Vec<u8> {
-    Chunk { stream: STREAM, offset: OFFSET, data: vec![9; len], fin: false }.encode()
+    StreamPart { stream: STREAM, offset: OFFSET, data: vec![9; len], fin: false }.encode()
 }
 
 fn root(test: &str) -> bool {

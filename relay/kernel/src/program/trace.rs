@@ -1,4 +1,4 @@
-//! Events about single packets.
+//! Trace events about single packets.
 
 use std::num::NonZero;
 use std::sync::Mutex;
@@ -6,75 +6,85 @@ use std::sync::atomic::Ordering;
 
 use millrace_kernel::Error;
 use millrace_kernel::intf::Plain;
-use millrace_kernel::object::Loaded;
+use millrace_kernel::object::LoadedObject;
 
 use super::config::EVENTS_BYTES;
 use super::intf;
-use super::memory::{Ring, Table};
+use super::memory::{MappedArray, RingReader};
 use super::outcome::{EgressOutcome, Outcome};
 use super::shared::lock;
 
-/// Which packets become events.
+/// Selects the packets that become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tracing {
-    /// Of the packets of each upstream those whose number is a multiple of it, with all their copies.
+pub struct RelayTraceSelection {
+    /// Sampling: packets of an upstream whose number is a multiple of this are traced, with all their copies.
     pub every: NonZero<u32>,
-    /// Copies of this track only ([`EgressRecord::track`](super::EgressRecord::track)).
+    /// Only copies of this track ([`EgressRecord::track`](super::EgressRecord::track)).
     pub track: Option<NonZero<u32>>,
-    /// Copies from or to this session only, and its packets.
+    /// Only packets of this session, and copies from or to it.
     pub session: Option<NonZero<u32>>,
 }
 
-/// Something that became of a packet, at one time.
+/// The outcome of a packet or of a copy, with its times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    /// When the packet arrived, `CLOCK_MONOTONIC`.
+pub struct ForwardingEvent {
+    /// Arrival time of the packet on `CLOCK_MONOTONIC`, in nanoseconds.
     pub arrived_ns: u64,
-    /// When it, or the copy, had been dealt with.
+    /// Time when the packet or the copy was finished.
     pub time_ns: u64,
-    /// The upstream that the packet came on: [`UpstreamRecord::set_session`](super::UpstreamRecord::set_session).
+    /// The session on which the packet arrived: [`UpstreamRecord::set_session`](super::UpstreamRecord::set_session).
     pub publisher: u32,
-    /// The packet's number there; 0 where it could not be told, a guess where it was not authentic.
+    /// Packet number on that session. 0 if it could not be decoded, and a guess if the packet is not authentic.
     pub received: u64,
-    pub what: What,
+    /// The outcome of the packet, or of one copy.
+    pub what: ForwardingEventKind,
 }
 
+/// The outcome of a packet, or of one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
-    /// A packet. One that became copies, [`Outcome::Forwarded`] or [`Outcome::Continued`], is told of by their events.
+pub enum ForwardingEventKind {
+    /// A packet that was not copied. [`Outcome::Forwarded`] and [`Outcome::Continued`] are left out, since their copies
+    /// have events.
     Packet {
+        /// The outcome of the packet.
         outcome: Outcome,
-        /// UDP payload, bytes.
+        /// UDP payload, in bytes.
         size: u16,
     },
-    /// A copy: one frame of the packet for one egress.
+    /// A copy of one frame for one egress.
     Copy {
+        /// The outcome of the copy.
         outcome: EgressOutcome,
-        /// [`DownstreamRecord::set_session`](super::DownstreamRecord::set_session).
+        /// The session that the copy is for: [`DownstreamRecord::set_session`](super::DownstreamRecord::set_session).
         subscriber: u32,
-        /// Packet number and UDP payload, where the copy got that far.
+        /// Packet number and UDP payload in bytes, if a packet number was drawn.
         sent: Option<(u64, u16)>,
-        /// [`EgressRecord::track`](super::EgressRecord::track) and [`EgressRecord::group`](super::EgressRecord::group).
+        /// The track's number: [`EgressRecord::track`](super::EgressRecord::track).
         track: u32,
+        /// The group ID.
         group: u64,
-        /// The downstream stream, and the offset in it.
+        /// ID of the stream on the subscriber's connection.
         stream_id: u64,
+        /// Offset in that stream, or the object ID of a datagram.
         offset: u64,
+        /// Length of the stream bytes, or of the datagram.
         len: u16,
+        /// True if the frame ends the stream.
         fin: bool,
     },
 }
 
-impl Event {
-    /// `None` for an outcome that there is not.
+impl ForwardingEvent {
+    /// Returns `None` if the outcome is unknown.
     fn new(raw: &intf::Event) -> Option<Self> {
         let outcome = usize::from(raw.outcome);
         let what = match raw.is_copy {
-            0 => What::Packet { outcome: *Outcome::ALL.get(outcome)?, size: raw.size },
+            0 => ForwardingEventKind::Packet { outcome: *Outcome::ALL.get(outcome)?, size: raw.size },
             _ => {
                 let outcome = *EgressOutcome::ALL.get(outcome)?;
+                // Only copies with these outcomes have drawn a packet number.
                 let drawn = matches!(outcome, EgressOutcome::Sent | EgressOutcome::Lost);
-                What::Copy {
+                ForwardingEventKind::Copy {
                     outcome,
                     subscriber: raw.subscriber,
                     sent: drawn.then_some((raw.number, raw.size)),
@@ -92,22 +102,22 @@ impl Event {
     }
 }
 
-/// The program's events, and what it is told about them.
-pub(super) struct Trace {
-    ring: Mutex<Ring>,
-    table: Table<intf::Tracing>,
+/// The ring of the program's events, and the filter for them.
+pub(super) struct RelayTraceRing {
+    ring: Mutex<RingReader>,
+    table: MappedArray<intf::Tracing>,
 }
 
-impl Trace {
-    pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let ring = Ring::new(object.handle("events")?, EVENTS_BYTES as usize)
+impl RelayTraceRing {
+    pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
+        let ring = RingReader::new(object.handle("events")?, EVENTS_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;
         Ok(Self { ring: Mutex::new(ring), table: object.table(".data.tracing")? })
     }
 
-    pub fn set(&self, tracing: Option<Tracing>) {
+    pub fn set(&self, tracing: Option<RelayTraceSelection>) {
         let entry = self.table.get(0);
-        // A packet in between may be in the sample of both settings or in none.
+        // While the filter changes, no packet is traced.
         entry.every.store(0, Ordering::SeqCst);
         let Some(tracing) = tracing else { return };
         let name = |name: Option<NonZero<u32>>| name.map_or(0, NonZero::get);
@@ -116,9 +126,9 @@ impl Trace {
         entry.every.store(tracing.every.get(), Ordering::Release);
     }
 
-    pub fn drain(&self, mut read: impl FnMut(Event)) -> u64 {
+    pub fn drain(&self, mut read: impl FnMut(ForwardingEvent)) -> u64 {
         lock(&self.ring).drain(|bytes| {
-            if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| Event::new(&raw)) {
+            if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| ForwardingEvent::new(&raw)) {
                 read(event);
             }
         });

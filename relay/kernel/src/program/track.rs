@@ -1,7 +1,7 @@
-//! Tracks whose streams the program may open.
+//! Tracks for whose streams the program may open subscribers' streams.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libbpf_rs::MapCore;
 use millrace_kernel::Error;
@@ -10,23 +10,27 @@ use millrace_kernel::object::write;
 
 use super::ingress::Locked;
 use super::intf;
-use super::shared::Shared;
+use super::shared::RelayMaps;
 use super::slot::SlotRecord;
 
-/// A track of an upstream, with openings: slots that wait for the track's streams to begin. When it is dropped no stream is
-/// bound any more, up to runs of the program that have begun.
+/// A track of an upstream with openings: slots that wait for the track's next streams. When this is dropped, no stream
+/// is bound any more, except in program runs that have already begun.
 pub struct TrackRecord {
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
     key: intf::Slot,
     index: u32,
+    is_closed: AtomicBool,
 }
 
 impl TrackRecord {
-    /// Openings that may wait at a time.
+    /// How often `close` waits for a program run that was preempted.
+    const PATIENCE: usize = 100;
+
+    /// The most openings that may wait at the same time.
     pub const MOST: u32 = intf::OPENINGS as u32;
 
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RelayMaps>,
         upstream: u32,
         alias: u64,
         last: (u64, u64),
@@ -45,15 +49,16 @@ impl TrackRecord {
             shared.retire(|free| &mut free.tracks, index);
             return Err(error);
         }
+        // The program looks for openings only on upstreams with a track.
         shared.upstreams.get(upstream).tracks.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { shared, key, index })
+        Ok(Self { shared, key, index, is_closed: AtomicBool::new(false) })
     }
 
     fn entry(&self) -> &intf::Track {
         self.shared.tracks.get(self.index)
     }
 
-    /// Has the next stream that begins bound to `opening`, behind those that were put in before. Returns whether there was
+    /// Adds an opening, to be bound to a stream after the openings that were added before. Returns false if there is no
     /// room for it.
     pub fn put(&self, opening: &SlotRecord) -> bool {
         let entry = self.entry();
@@ -68,47 +73,73 @@ impl TrackRecord {
         true
     }
 
-    /// Openings that wait.
+    /// Returns the number of openings that wait.
     pub fn waiting(&self) -> u32 {
         let entry = self.entry();
         let put = entry.put.load(Ordering::Relaxed);
         put.wrapping_sub(entry.taken.load(Ordering::Relaxed)).min(Self::MOST)
     }
 
-    /// Streams that would have been bound if there had been an opening.
+    /// Returns the number of streams that found no opening.
     pub fn missed(&self) -> u32 {
         self.entry().missed.load(Ordering::Relaxed)
     }
 
-    /// Has userspace woken by the stream after which only so many openings wait.
+    /// Sets the number of openings left at which userspace is woken.
     pub fn set_low(&self, low: u32) {
         self.entry().low.store(low, Ordering::Relaxed);
     }
 
-    /// A subgroup has begun, by group and subgroup ID: streams are bound of those behind it.
-    pub fn began(&self, subgroup: (u64, u64)) {
+    /// Returns the newest subgroup that has begun, as group and subgroup ID, as far as the program and userspace have
+    /// recorded it.
+    fn last(&self) -> (u64, u64) {
         let entry = self.entry();
-        let last = || (entry.group.load(Ordering::Relaxed), entry.subgroup.load(Ordering::Relaxed));
-        if subgroup <= last() {
-            return;
+        (entry.group.load(Ordering::Relaxed), entry.subgroup.load(Ordering::Relaxed))
+    }
+
+    /// Claims a subgroup that has begun, by group and subgroup ID. Only later ones are bound from then on. Returns
+    /// false if it, or a later one, was bound or claimed before.
+    pub fn claim(&self, subgroup: (u64, u64)) -> bool {
+        // Most subgroups of copies are old, so the subgroup is first compared without the lock.
+        if subgroup <= self.last() {
+            return false;
         }
-        let Some(_locked) = Locked::new(&entry.lock) else { return };
-        if subgroup > last() {
+        let entry = self.entry();
+        let Some(_locked) = Locked::new(&entry.lock) else { return false };
+        let is_next = subgroup > self.last();
+        if is_next {
             entry.group.store(subgroup.0, Ordering::Relaxed);
             entry.subgroup.store(subgroup.1, Ordering::Relaxed);
         }
+        is_next
+    }
+
+    /// Stops binding streams. Returns the newest subgroup that was bound or claimed.
+    pub fn close(&self) -> (u64, u64) {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return self.last();
+        }
+        let _ = self.shared.slots.delete(self.key.as_bytes()); // The key is in the map, so this cannot fail.
+        self.shared.upstreams.get(self.key.upstream).tracks.fetch_sub(1, Ordering::Relaxed);
+        let entry = self.entry();
+        let locked = (0..Self::PATIENCE).find_map(|_| {
+            let locked = Locked::new(&entry.lock);
+            locked.or_else(|| {
+                std::thread::yield_now();
+                None
+            })
+        });
+        // A run that holds the lock for even longer will find its egresses removed.
+        if locked.is_some() {
+            entry.taken.store(entry.put.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.last()
     }
 }
 
 impl Drop for TrackRecord {
     fn drop(&mut self) {
-        let _ = self.shared.slots.delete(self.key.as_bytes()); // it is there
-        self.shared.upstreams.get(self.key.upstream).tracks.fetch_sub(1, Ordering::Relaxed);
-        let entry = self.entry();
-        // A run that has the lock for longer finds egresses that are removed.
-        if let Some(_locked) = Locked::new(&entry.lock) {
-            entry.taken.store(entry.put.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
+        self.close();
         self.shared.retire(|free| &mut free.tracks, self.index);
     }
 }

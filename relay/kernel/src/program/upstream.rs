@@ -1,4 +1,4 @@
-//! Connections that media arrives on.
+//! Connections on which media arrives.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,30 +14,31 @@ use super::defer::DeferredSocket;
 use super::ids::Ids;
 use super::ingress;
 use super::intf;
-use super::keystream::{Compute, Refill, Ring, Want};
+use super::keystream::{Compute, KeystreamRing, Refill, WantedRing};
 use super::outcome::Lookup;
-use super::shared::{Shared, lock};
+use super::shared::{RelayMaps, lock};
 use super::slot::SlotRecord;
 use super::track::TrackRecord;
 
 /// log2 of the packet numbers in a word of the replay window.
 const BLOCK_BITS: u32 = 5;
 
-/// A connection that media arrives on. The kernel opens its packets from when an ID and keys are there; when it
-/// is dropped, no packet of it is opened any more, up to runs of the program that have begun.
+/// A connection on which media arrives. The kernel decrypts its packets as soon as it has a connection ID and keys.
+/// When this is dropped, no packet is decrypted any more, except in program runs that have already begun.
 pub struct UpstreamRecord {
-    shared: Arc<Shared>,
+    shared: Arc<RelayMaps>,
     index: u32,
     ids: Ids,
     /// Held while keys are changed.
     changing: Mutex<()>,
-    ring: Mutex<Ring>,
+    ring: Mutex<KeystreamRing>,
 }
 
 impl UpstreamRecord {
-    pub(super) fn new(shared: Arc<Shared>, expected: u64, streams: u64) -> Result<Self, Error> {
+    pub(super) fn new(shared: Arc<RelayMaps>, expected: u64, streams: u64) -> Result<Self, Error> {
         let index = shared.take(|free| &mut free.upstreams, "upstreams")?;
         let entry = shared.upstreams.get(index);
+        // A reused entry still has the values of its previous connection.
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
         entry.expected.store(expected, Ordering::Relaxed);
         entry.lookups.iter().for_each(|count| count.store(0, Ordering::Relaxed));
@@ -45,11 +46,12 @@ impl UpstreamRecord {
         for word in [&entry.session, &entry.deferred_socket, &entry.deferred, &entry.tracks] {
             word.store(0, Ordering::Relaxed);
         }
+        // The replay window starts as if all packets before `expected` had arrived.
         fill_window(&entry.seen, expected);
         fill_window(&entry.streams, streams);
         entry.preambles.iter().chain(&entry.late).for_each(|word| word.store(0, Ordering::Relaxed));
         entry.web.store(intf::BARE, Ordering::Relaxed);
-        let ring = Mutex::new(Ring::new(shared.clone()));
+        let ring = Mutex::new(KeystreamRing::new(shared.clone()));
         let ids = Ids::new(shared.clone(), index);
         Ok(Self { shared, index, ids, changing: Mutex::default(), ring })
     }
@@ -58,23 +60,23 @@ impl UpstreamRecord {
         self.shared.upstreams.get(self.index)
     }
 
-    /// Packets with this destination connection ID belong to the connection. `id` has the length that the fast
-    /// path was configured for.
+    /// Adds a destination connection ID of the connection's packets. `id` has the configured length.
     pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.add(id)
     }
 
+    /// Removes a connection ID that the peer does not use any more.
     pub fn remove_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.remove(id)
     }
 
-    /// Installs the receive keys of a generation, in place of those of the last but one. Best done long before
-    /// the peer updates its keys: packets whose keys are missing are left to userspace.
+    /// Installs the receive keys of a generation, replacing those of the last generation but one. Should be called well
+    /// before the peer updates its keys, since packets without keys are left to userspace.
     pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
         let _changing = lock(&self.changing);
         let phase = u32::from(generation & 1);
         let installed = &self.entry().generations[phase as usize];
-        // A run that reads half of them finds the packet not authentic.
+        // A run that reads half-written keys finds the packet not authentic, and leaves it to userspace.
         installed.store(0, Ordering::SeqCst);
         let index = 2 * self.index + phase;
         write(&self.shared.open_keys, "open_keys", &index.to_ne_bytes(), keys.as_bytes())?;
@@ -82,33 +84,36 @@ impl UpstreamRecord {
         Ok(())
     }
 
-    /// As [`DownstreamRecord::refill`](super::DownstreamRecord::refill), for the packets that are expected next, with the keys of `generation`.
-    pub fn refill(&self, generation: u16, want: Want, compute: impl Compute) -> Refill {
-        lock(&self.ring).refill(&self.entry().ring, (generation, self.expected()), want, compute)
+    /// Precomputes keystreams as [`DownstreamRecord::refill`](super::DownstreamRecord::refill) does, for the packets
+    /// that are expected next, with the keys of `generation`.
+    pub fn refill(&self, generation: u16, want: WantedRing, compute: impl Compute) -> Refill {
+        lock(&self.ring).refill(&self.entry().ring, generation, self.expected(), want, compute)
     }
 
-    /// One more than the largest packet number received.
+    /// Returns the largest received packet number plus 1.
     pub fn expected(&self) -> u64 {
         self.entry().expected.load(Ordering::Relaxed)
     }
 
-    /// Packets whose keystream look-up ended so.
+    /// Returns the number of packets with this result of the keystream lookup.
     pub fn lookups(&self, lookup: Lookup) -> u64 {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
-    /// Userspace opened packet `number`: it is not forwarded later. To be called for every packet while nothing
-    /// is attached, since the kernel saw none of them. Returns whether the program has opened it, too, or may have.
+    /// Notes that userspace has decrypted packet `number`, so that it is not forwarded later. While the program is
+    /// attached nowhere, this has to be called for every packet. Returns whether the program may have decrypted it,
+    /// too.
     pub fn observe(&self, number: u64) -> bool {
         let entry = self.entry();
         entry.expected.fetch_max(number + 1, Ordering::Relaxed);
         !mark_seen(&entry.seen, number)
     }
 
-    /// Userspace keeps bytes of a stream from a packet that the program did not open: whatever else comes for them is not forwarded. If
-    /// the program may have forwarded others in their place already, [`SlotRecord::is_contradicted`] says so.
+    /// Notes that userspace keeps bytes of a stream from a packet that the program did not decrypt. Other versions of
+    /// them are not forwarded. If the program may have forwarded one already, [`SlotRecord::is_contradicted`] reports
+    /// it.
     pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
-        // First, so that a stream which is bound this moment is found.
+        // The stream is marked before the look-up, so that a stream that is bound at this moment is found below.
         mark_seen(&self.entry().late, stream_id >> 2);
         let key = intf::Slot { id: stream_id, upstream: self.index, kind: intf::STREAM };
         let found = self.shared.slots.lookup(key.as_bytes(), MapFlags::ANY).ok().flatten();
@@ -117,57 +122,59 @@ impl UpstreamRecord {
         }
     }
 
-    /// Something of a stream has come before the program looked at the connection: the stream is bound to no opening.
+    /// Notes that bytes of a stream arrived before the program handled the connection, so that the stream is never
+    /// bound to an opening.
     pub fn note_begun(&self, stream_id: u64) {
         mark_seen(&self.entry().late, stream_id >> 2);
     }
 
-    /// Opens no packet of the connection any more, up to runs of the program that have begun.
+    /// Stops the decryption of the connection's packets, except in program runs that have already begun.
     pub fn stop(&self) {
         self.ids.clear();
         self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
     }
 
-    /// Userspace takes a unidirectional stream of the peer, unless it was taken before, which this returns. From then on
-    /// nothing binds it to an opening.
+    /// Claims a unidirectional stream of the peer for userspace, so that it is never bound to an opening. Returns false
+    /// if it was claimed before.
     pub fn take_stream(&self, id: u64) -> bool {
         mark_seen(&self.entry().streams, id >> 2)
     }
 
-    /// Streams that begin under this alias may be bound to openings: those of subgroups that come behind this one, which is
-    /// given by group and subgroup ID.
+    /// Makes a track record. Streams with this alias may be bound to its openings if their subgroup is later than
+    /// `last`, which is given as group and subgroup ID.
     pub fn track(&self, alias: u64, last: (u64, u64)) -> Result<TrackRecord, Error> {
         TrackRecord::new(self.shared.clone(), self.index, alias, last)
     }
 
-    /// Egresses for a stream that has not begun: see [`TrackRecord::put`].
+    /// Makes an opening: a slot with egresses for a stream that has not begun. See [`TrackRecord::put`].
     pub fn opening(&self) -> Result<SlotRecord, Error> {
         let key = intf::Slot { id: intf::UNBOUND, upstream: self.index, kind: intf::STREAM };
         SlotRecord::opening(self.shared.clone(), key)
     }
 
-    /// What arrives is of the WebTransport session with this ID; `None`: it is on the bare connection, as at first. To be called
-    /// before anything is forwarded.
+    /// Sets the ID of the WebTransport session in which media arrives. `None`, the initial value, stands for plain
+    /// QUIC. Has to be called before anything is forwarded.
     pub fn set_web(&self, session: Option<u64>) {
         self.entry().web.store(session.unwrap_or(intf::BARE), Ordering::Relaxed);
     }
 
-    /// How events name the connection.
+    /// Sets the number of the connection in trace events.
     pub fn set_session(&self, session: u32) {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Where its deferred packets are steered to; [`SlotRecord::set_exclusive`] says which these are.
+    /// Sets the socket to which deferred packets are steered. [`SlotRecord::set_exclusive`] decides which packets are
+    /// deferred.
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
+    /// Makes a slot for a stream of this connection, without egresses. A stream may have one slot at a time.
     pub fn slot(&self, stream_id: u64) -> SlotRecord {
         self.slot_of(intf::STREAM, stream_id)
     }
 
-    /// Forwards the datagrams of the track that this connection calls `alias`; otherwise as [`slot`](Self::slot).
+    /// Makes a slot for the datagrams of the track with this alias, without egresses.
     pub fn datagrams(&self, alias: u64) -> SlotRecord {
         self.slot_of(intf::DATAGRAMS, alias)
     }
@@ -184,7 +191,7 @@ impl Drop for UpstreamRecord {
     }
 }
 
-/// Everything before `expected` has been seen. The entry is not in use yet.
+/// Marks all numbers before `expected` as seen, in an entry that is not in use yet.
 fn fill_window(seen: &[AtomicU64], expected: u64) {
     let last = expected >> BLOCK_BITS;
     let words = seen.len() as u64;
@@ -195,7 +202,7 @@ fn fill_window(seen: &[AtomicU64], expected: u64) {
     }
 }
 
-/// As `mark_seen` of the program; returns whether it was not marked before.
+/// Marks a number as seen, as `mark_seen` in the program does. Returns true if it was not marked before.
 fn mark_seen(seen: &[AtomicU64], number: u64) -> bool {
     let block = number >> BLOCK_BITS;
     let bit = 1 << (number & 31);

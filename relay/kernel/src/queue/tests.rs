@@ -4,11 +4,11 @@ use std::{net::SocketAddr, sync::mpsc, thread};
 
 use millrace_quic::packet::ConnectionId;
 use millrace_testkit::wait_for;
-use millrace_transport::offload::{Ingress, OpeningSide};
+use millrace_transport::offload::{OffloadIngress, OpeningSide};
 
 use super::*;
 
-/// A call to a connection of a kernel that is none.
+/// A call to a connection that the test records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Done {
     Keys(u16),
@@ -24,9 +24,9 @@ enum Done {
 }
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<Done>>>);
+struct CommandLog(Arc<Mutex<Vec<Done>>>);
 
-impl Log {
+impl CommandLog {
     fn add(&self, done: Done) {
         self.0.lock().push(done);
     }
@@ -37,23 +37,23 @@ impl Log {
 }
 
 #[derive(Default)]
-struct Fake {
-    place: Place,
-    log: Log,
-    state: Mutex<State>,
-    /// True if [`Subject::set_path`] panics.
+struct FakeSubject {
+    place: ConnectionCommands,
+    log: CommandLog,
+    state: Mutex<SubjectState>,
+    /// True if [`CommandSubject::set_path`] panics.
     panics: bool,
 }
 
-/// Runs may use a path or keys that were there before, until they are waited for.
+/// Simulates program runs: they may use a previous path or previous keys until the next wait.
 #[derive(Default)]
-struct State {
+struct SubjectState {
     path_waits: bool,
     installed: [bool; 2],
     waits: [bool; 2],
 }
 
-impl Fake {
+impl FakeSubject {
     fn waited(&self) {
         let mut state = self.state.lock();
         state.path_waits = false;
@@ -61,8 +61,8 @@ impl Fake {
     }
 }
 
-impl Subject for Fake {
-    fn place(&self) -> &Place {
+impl CommandSubject for FakeSubject {
+    fn place(&self) -> &ConnectionCommands {
         &self.place
     }
 
@@ -103,7 +103,7 @@ impl Subject for Fake {
         self.state.lock().path_waits
     }
 
-    fn set_path(&self, path: &Path) {
+    fn set_path(&self, path: &OffloadPath) {
         assert!(!self.panics, "for the test");
         let mut state = self.state.lock();
         assert!(!std::mem::replace(&mut state.path_waits, true), "a path is written while it is in use");
@@ -119,12 +119,12 @@ impl Subject for Fake {
     }
 }
 
-struct Delegated(u64, Log);
+struct Delegated(u64, CommandLog);
 
 impl Delegation for Delegated {
     fn set_max_offset(&self, _max: u64) {}
 
-    fn is_of(&self, _ingress: &Arc<dyn Ingress>) -> bool {
+    fn is_of(&self, _ingress: &Arc<dyn OffloadIngress>) -> bool {
         false
     }
 
@@ -141,20 +141,20 @@ impl Drop for Delegated {
     }
 }
 
-type Both = (Arc<Queue<Fake, u32>>, Taker<Fake, u32>);
+type Both = (Arc<CommandQueue<FakeSubject, u32>>, Taker<FakeSubject, u32>);
 
-fn path(port: u16) -> Path {
+fn path(port: u16) -> OffloadPath {
     let at = |port| SocketAddr::from(([192, 0, 2, 1], port));
-    Path { local: at(4443), remote: at(port), id: ConnectionId::default(), traffic_class: 0 }
+    OffloadPath { local: at(4443), remote: at(port), id: ConnectionId::default(), traffic_class: 0 }
 }
 
 fn keys() -> QuicKeys {
     QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32])
 }
 
-/// Takes a batch, and carries it out; returns how many connections were in it.
-fn work((queue, taker): &Both, all: &[&Arc<Fake>]) -> usize {
-    queue.wake(); // so that there is something to take
+/// Takes and carries out one batch. Returns the number of connections in it.
+fn work((queue, taker): &Both, all: &[&Arc<FakeSubject>]) -> usize {
+    queue.wake(); // makes `take` return at once
     let batch = taker.take(Instant::now()).unwrap();
     let connections = batch.connections.len();
     batch.carry_out(false, || {
@@ -166,7 +166,8 @@ fn work((queue, taker): &Both, all: &[&Arc<Fake>]) -> usize {
 
 #[test]
 fn ten_thousand_changes_of_a_path_are_one_command() {
-    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    let both = CommandQueue::new();
+    let fake = Arc::new(FakeSubject::default());
     for port in 1..=10_000 {
         both.0.set_path(Arc::clone(&fake), path(port));
         assert_eq!(both.0.len(), 1);
@@ -185,9 +186,10 @@ fn ten_thousand_changes_of_a_path_are_one_command() {
 #[test]
 fn one_wait_serves_all_connections_and_newcomers_go_first() {
     const MANY: u16 = 1000;
-    let both: Both = Queue::new();
-    let log = Log::default();
-    let fakes: Vec<_> = (0..MANY).map(|_| Arc::new(Fake { log: log.clone(), ..Fake::default() })).collect();
+    let both: Both = CommandQueue::new();
+    let log = CommandLog::default();
+    let fakes: Vec<_> =
+        (0..MANY).map(|_| Arc::new(FakeSubject { log: log.clone(), ..FakeSubject::default() })).collect();
     let all: Vec<_> = fakes.iter().collect();
     let move_all = |to: u16| {
         fakes.iter().for_each(|fake| both.0.set_path(Arc::clone(fake), path(to)));
@@ -197,7 +199,7 @@ fn one_wait_serves_all_connections_and_newcomers_go_first() {
     assert!(!log.take().contains(&Done::Waited));
     move_all(2);
     assert_eq!(both.0.len(), usize::from(MANY));
-    let newcomer = Arc::new(Fake { log: log.clone(), ..Fake::default() });
+    let newcomer = Arc::new(FakeSubject { log: log.clone(), ..FakeSubject::default() });
     both.0.set_path(Arc::clone(&newcomer), path(3));
     (0..2).for_each(|generation| both.0.set_keys(Arc::clone(&newcomer), generation, keys()));
     work(&both, &all);
@@ -208,12 +210,13 @@ fn one_wait_serves_all_connections_and_newcomers_go_first() {
 
 #[test]
 fn newer_keys_win_and_older_ones_never_do() {
-    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    let both = CommandQueue::new();
+    let fake = Arc::new(FakeSubject::default());
     let put = |generation| both.0.set_keys(Arc::clone(&fake), generation, keys());
     [0, 1].into_iter().for_each(put);
     work(&both, &[&fake]);
     assert_eq!(fake.log.take(), [Done::Keys(0), Done::Keys(1)]);
-    // Both generations that may be in use are kept, and no more.
+    // The keys of the two newest generations are kept, and no others.
     [2, 3, 4, 5, 6, 3].into_iter().for_each(put);
     assert_eq!(both.0.len(), 1);
     assert_eq!(both.0.coalesced(), 4);
@@ -222,16 +225,18 @@ fn newer_keys_win_and_older_ones_never_do() {
 }
 
 #[test]
-fn streams_are_returned_behind_the_wait() {
-    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+fn recalled_streams_are_returned_after_the_wait() {
+    let both = CommandQueue::new();
+    let fake = Arc::new(FakeSubject::default());
     for key in [7, 8] {
         let delegated = Box::new(Delegated(key, fake.log.clone()));
         both.0.recall(Arc::clone(&fake), StreamKey(key), Some(delegated));
         both.0.set_path(Arc::clone(&fake), path(key as u16));
     }
-    both.0.gone(Arc::clone(&fake), 9);
+    both.0.remove_connection(Arc::clone(&fake), 9);
     work(&both, &[&fake]);
-    let (dropped, returned) = ([7, 8].map(Done::Dropped), Done::Returned(vec![7, 8]));
+    let dropped = [7, 8].map(Done::Dropped);
+    let returned = Done::Returned(vec![7, 8]);
     let [first, second] = dropped;
     assert_eq!(
         fake.log.take(),
@@ -240,13 +245,14 @@ fn streams_are_returned_behind_the_wait() {
     );
 }
 
-/// A fault in what one connection wants leaves nobody's stream to nobody, and the thread goes on.
+/// A panic while one connection's command is carried out must not lose the streams of others, nor end the thread.
 #[test]
 fn command_that_panics_is_given_up_alone() {
-    let both = Queue::new();
-    let log = Log::default();
-    let fake = |panics| Arc::new(Fake { log: log.clone(), panics, ..Fake::default() });
-    let (faulty, other) = (fake(true), fake(false));
+    let both = CommandQueue::new();
+    let log = CommandLog::default();
+    let fake = |panics| Arc::new(FakeSubject { log: log.clone(), panics, ..FakeSubject::default() });
+    let faulty = fake(true);
+    let other = fake(false);
     for (fake, key) in [(&faulty, 7), (&other, 8)] {
         both.0.set_path(Arc::clone(fake), path(key as u16));
         both.0.recall(Arc::clone(fake), StreamKey(key), Some(Box::new(Delegated(key, log.clone()))));
@@ -263,8 +269,9 @@ fn command_that_panics_is_given_up_alone() {
 }
 
 #[test]
-fn connection_is_released_behind_its_streams_and_the_wait() {
-    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+fn connection_is_released_after_its_streams_and_the_wait() {
+    let both = CommandQueue::new();
+    let fake = Arc::new(FakeSubject::default());
     both.0.recall(Arc::clone(&fake), StreamKey(7), None);
     both.0.release(Arc::clone(&fake));
     both.0.set_open_keys(Arc::clone(&fake), 3, keys());
@@ -278,12 +285,13 @@ fn connection_is_released_behind_its_streams_and_the_wait() {
 
 #[test]
 fn ids_and_receiving_keys_need_no_wait_and_the_newest_stay() {
-    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+    let both = CommandQueue::new();
+    let fake = Arc::new(FakeSubject::default());
     let id = |number: u8| ConnectionId::new(&[number; 8]).unwrap();
     both.0.set_id(Arc::clone(&fake), id(1), true);
     work(&both, &[&fake]);
     assert_eq!(fake.log.take(), [Done::Id(1, true)]);
-    // A peer that goes through all its IDs again and again.
+    // A peer cycles through all its connection IDs.
     for number in 2..=250 {
         both.0.set_id(Arc::clone(&fake), id(number), true);
         both.0.set_id(Arc::clone(&fake), id(number - 1), false);
@@ -301,8 +309,9 @@ fn ids_and_receiving_keys_need_no_wait_and_the_newest_stay() {
 }
 
 #[test]
-fn what_comes_while_a_batch_is_carried_out_is_in_the_next() {
-    let (both, fake) = (Queue::new(), Arc::new(Fake::default()));
+fn command_that_comes_during_a_batch_is_in_the_next_one() {
+    let both = CommandQueue::new();
+    let fake = Arc::new(FakeSubject::default());
     both.0.set_path(Arc::clone(&fake), path(1));
     let batch = both.1.take(Instant::now()).unwrap();
     both.0.set_path(Arc::clone(&fake), path(2));
@@ -315,8 +324,9 @@ fn what_comes_while_a_batch_is_carried_out_is_in_the_next() {
 }
 
 #[test]
-fn the_operator_is_in_front() {
-    let (both, fakes) = (Queue::new(), [(); 100].map(|()| Arc::new(Fake::default())));
+fn operator_commands_precede_others_in_the_queue() {
+    let both = CommandQueue::new();
+    let fakes = [(); 100].map(|()| Arc::new(FakeSubject::default()));
     fakes.iter().for_each(|fake| both.0.set_path(Arc::clone(fake), path(1)));
     both.0.order(5);
     let batch = both.1.take(Instant::now()).unwrap();
@@ -324,8 +334,8 @@ fn the_operator_is_in_front() {
 }
 
 #[test]
-fn a_thread_that_waits_is_told_and_of_the_end_too() {
-    let (queue, taker): Both = Queue::new();
+fn waiting_thread_is_woken_by_commands_and_by_the_end() {
+    let (queue, taker): Both = CommandQueue::new();
     let (told, orders) = mpsc::channel();
     let thread = thread::spawn(move || {
         let forever = Instant::now() + std::time::Duration::from_secs(3600);
@@ -343,12 +353,12 @@ fn a_thread_that_waits_is_told_and_of_the_end_too() {
     assert!(queue.waiting.lock().orders.is_empty(), "nobody would ever take it");
 }
 
-/// The last path of each connection is the one that it has in the end, if several threads set some at once.
+/// Several threads set paths at once. Each connection must end up with the last path that was set for it.
 #[test]
-fn the_last_path_is_the_one_that_stays() {
+fn latest_path_of_a_connection_wins() {
     const LAST: u16 = 2000;
-    let (queue, taker): Both = Queue::new();
-    let fakes = [(); 4].map(|()| Arc::new(Fake::default()));
+    let (queue, taker): Both = CommandQueue::new();
+    let fakes = [(); 4].map(|()| Arc::new(FakeSubject::default()));
     thread::scope(|scope| {
         for fake in &fakes {
             let queue = &queue;
@@ -356,7 +366,7 @@ fn the_last_path_is_the_one_that_stays() {
                 (1..=LAST).for_each(|port| queue.set_path(Arc::clone(fake), path(port)));
             });
         }
-        let is_last = |fake: &Arc<Fake>| fake.log.0.lock().last() == Some(&Done::Path(LAST));
+        let is_last = |fake: &Arc<FakeSubject>| fake.log.0.lock().last() == Some(&Done::Path(LAST));
         wait_for("the last paths", || {
             assert!(queue.len() <= fakes.len());
             let batch = taker.take(Instant::now()).unwrap();

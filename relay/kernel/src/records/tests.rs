@@ -1,18 +1,19 @@
 use super::*;
 
-struct Scene {
-    records: Records<&'static str>,
+struct RecordScene {
+    records: RecordClaims<&'static str>,
     numbers: HashMap<&'static str, u64>,
     now: Instant,
 }
 
-impl Scene {
+impl RecordScene {
     fn new(most: usize) -> Self {
-        Self { records: Records::new(most), numbers: HashMap::new(), now: Instant::now() }
+        Self { records: RecordClaims::new(most), numbers: HashMap::new(), now: Instant::now() }
     }
 
     fn set(&mut self, name: &'static str, worth: Worth) {
-        let (records, now) = (&self.records, self.now);
+        let records = &self.records;
+        let now = self.now;
         let number = *self.numbers.entry(name).or_insert_with(|| records.enter(name, now));
         records.set_worth(number, worth, now);
     }
@@ -21,16 +22,17 @@ impl Scene {
         names.iter().for_each(|name| self.set(name, worth));
     }
 
-    /// Claims that are granted a record, and claims that have to give one back.
+    /// Returns the claims that are granted a record, and those that have to return one.
     fn decide(&self) -> (Vec<&'static str>, Vec<&'static str>) {
-        let (mut granted, mut recalled) = (Vec::new(), Vec::new());
+        let mut granted = Vec::new();
+        let mut recalled = Vec::new();
         for decision in self.records.decide(self.now).decisions {
             match decision {
-                Decision::Grant(number, name) => {
+                RecordDecision::Grant(number, name) => {
                     assert_eq!(number, self.numbers[name]);
                     granted.push(name);
                 }
-                Decision::Recall(name) => recalled.push(name),
+                RecordDecision::Recall(name) => recalled.push(name),
             }
         }
         (granted, recalled)
@@ -40,7 +42,7 @@ impl Scene {
         self.records.returned(self.numbers[name]);
     }
 
-    fn standing(&self, name: &str) -> Standing {
+    fn standing(&self, name: &str) -> OffloadStanding {
         self.records.standing(self.numbers[name])
     }
 }
@@ -48,19 +50,19 @@ impl Scene {
 const NOBODY: Vec<&str> = Vec::new();
 
 #[test]
-fn who_has_shown_nothing_gets_nothing() {
-    let mut scene = Scene::new(2);
+fn claim_without_traffic_gets_no_record() {
+    let mut scene = RecordScene::new(2);
     scene.all(Worth::Nothing, &["a", "b", "c"]);
     assert_eq!(scene.decide(), (NOBODY, NOBODY));
-    assert_eq!(scene.standing("a"), Standing::Unproven);
+    assert_eq!(scene.standing("a"), OffloadStanding::Unproven);
     scene.set("c", Worth::Idle);
     assert_eq!(scene.decide(), (vec!["c"], NOBODY));
-    assert_eq!(scene.standing("c"), Standing::Held);
+    assert_eq!(scene.standing("c"), OffloadStanding::Held);
 }
 
 #[test]
 fn upstreams_go_first_then_publishers_then_whoever_waits_longest() {
-    let mut scene = Scene::new(5);
+    let mut scene = RecordScene::new(5);
     scene.all(Worth::Idle, &["idle"]);
     scene.all(Worth::Subscriber, &["first", "second"]);
     scene.all(Worth::Publisher, &["publisher"]);
@@ -70,29 +72,29 @@ fn upstreams_go_first_then_publishers_then_whoever_waits_longest() {
 
 #[test]
 fn publisher_takes_the_record_of_the_subscriber_that_came_last() {
-    let mut scene = Scene::new(3);
+    let mut scene = RecordScene::new(3);
     scene.all(Worth::Subscriber, &["first", "second", "third", "fourth"]);
     assert_eq!(scene.decide(), (vec!["first", "second", "third"], NOBODY));
     scene.set("publisher", Worth::Publisher);
     assert_eq!(scene.decide(), (NOBODY, vec!["third"]));
-    assert_eq!(scene.standing("third"), Standing::Taken);
-    assert_eq!(scene.standing("fourth"), Standing::Waiting);
+    assert_eq!(scene.standing("third"), OffloadStanding::Taken);
+    assert_eq!(scene.standing("fourth"), OffloadStanding::Waiting);
     assert_eq!(scene.decide(), (NOBODY, NOBODY), "one is on its way");
     assert_eq!(scene.records.taken(), 1);
     scene.returned("third");
     assert_eq!(scene.decide(), (vec!["publisher"], NOBODY));
-    // Whoever has lost one goes before those that came later.
+    // A connection whose record was taken is served before those that came later.
     scene.set("first", Worth::Nothing);
     assert_eq!(scene.decide(), (NOBODY, vec!["first"]));
     scene.returned("first");
     assert_eq!(scene.decide(), (vec!["third"], NOBODY));
-    assert_eq!(scene.standing("third"), Standing::Held);
+    assert_eq!(scene.standing("third"), OffloadStanding::Held);
     assert_eq!(scene.records.taken(), 1, "one that was of no use was not taken from a subscriber");
 }
 
 #[test]
 fn no_publisher_takes_a_publishers_record_and_no_subscriber_a_subscribers() {
-    let mut scene = Scene::new(2);
+    let mut scene = RecordScene::new(2);
     scene.all(Worth::Publisher, &["one", "other"]);
     scene.decide();
     scene.all(Worth::Upstream, &["upstream"]);
@@ -102,7 +104,7 @@ fn no_publisher_takes_a_publishers_record_and_no_subscriber_a_subscribers() {
     assert_eq!(scene.decide(), (NOBODY, vec!["one"]));
     scene.returned("one");
     assert_eq!(scene.decide(), (vec!["upstream"], NOBODY));
-    let mut scene = Scene::new(1);
+    let mut scene = RecordScene::new(1);
     scene.all(Worth::Subscriber, &["first", "second"]);
     scene.decide();
     scene.now += Duration::from_secs(3600);
@@ -111,7 +113,7 @@ fn no_publisher_takes_a_publishers_record_and_no_subscriber_a_subscribers() {
 
 #[test]
 fn record_without_use_goes_to_whoever_has_some() {
-    let mut scene = Scene::new(2);
+    let mut scene = RecordScene::new(2);
     scene.all(Worth::Idle, &["first", "second", "third"]);
     assert_eq!(scene.decide(), (vec!["first", "second"], NOBODY), "one is enough to have shown a right");
     scene.set("subscriber", Worth::Subscriber);
@@ -120,9 +122,9 @@ fn record_without_use_goes_to_whoever_has_some() {
     assert_eq!(scene.decide(), (NOBODY, vec!["second"]));
     scene.returned("second");
     assert_eq!(scene.decide(), (vec!["subscriber"], NOBODY));
-    assert_eq!(scene.standing("second"), Standing::Waiting);
+    assert_eq!(scene.standing("second"), OffloadStanding::Waiting);
     assert_eq!(scene.records.taken(), 0);
-    // It has some again, in time.
+    // A connection that has a subscription again in time keeps its record.
     scene.set("first", Worth::Subscriber);
     scene.set("second", Worth::Subscriber);
     scene.now += GRACE;
@@ -131,7 +133,7 @@ fn record_without_use_goes_to_whoever_has_some() {
 
 #[test]
 fn record_of_a_connection_that_is_over_is_free_at_once() {
-    let mut scene = Scene::new(1);
+    let mut scene = RecordScene::new(1);
     scene.all(Worth::Publisher, &["gone", "next", "last"]);
     assert_eq!(scene.decide().0, ["gone"]);
     scene.records.end(scene.numbers["gone"]);
@@ -139,7 +141,7 @@ fn record_of_a_connection_that_is_over_is_free_at_once() {
     assert_eq!(scene.decide(), (NOBODY, vec!["gone"]), "it claims nothing any more");
     scene.returned("gone");
     assert_eq!(scene.decide(), (vec!["next"], NOBODY));
-    // One that vanishes with its record.
+    // A connection disappears while it has a record.
     scene.records.leave(scene.numbers["next"]);
     assert_eq!(scene.decide(), (NOBODY, NOBODY));
     scene.returned("next");
@@ -149,22 +151,26 @@ fn record_of_a_connection_that_is_over_is_free_at_once() {
 
 #[test]
 fn record_that_cannot_be_made_is_waited_for() {
-    let mut scene = Scene::new(1);
+    let mut scene = RecordScene::new(1);
     scene.set("first", Worth::Subscriber);
     assert_eq!(scene.decide().0, ["first"]);
     scene.returned("first");
-    assert_eq!(scene.standing("first"), Standing::Waiting);
+    assert_eq!(scene.standing("first"), OffloadStanding::Waiting);
     assert_eq!(scene.decide().0, ["first"]);
 }
 
-/// However claims come, change and go: there are never more records than there may be, and none is idle while somebody waits.
+/// Whatever order claims come, change and go in, there are never too many records, and none is unused while a claim
+/// waits.
 #[test]
-fn records_are_never_more_than_there_are_and_never_idle() {
+fn random_claims_never_exceed_the_records_or_leave_one_unused() {
     const WORTHS: [Worth; 5] =
         [Worth::Nothing, Worth::Idle, Worth::Subscriber, Worth::Publisher, Worth::Upstream];
     let mut rng = fastrand::Rng::with_seed(34);
-    let (records, mut now) = (Records::new(4), Instant::now());
-    let (mut claims, mut held, mut recalled) = (Vec::new(), Vec::new(), Vec::new());
+    let records = RecordClaims::new(4);
+    let mut now = Instant::now();
+    let mut claims = Vec::new();
+    let mut held = Vec::new();
+    let mut recalled = Vec::new();
     for _ in 0..20_000 {
         now += Duration::from_millis(rng.u64(0..200));
         match rng.u8(0..10) {
@@ -193,11 +199,11 @@ fn records_are_never_more_than_there_are_and_never_idle() {
         let Decided { decisions, is_short } = records.decide(now);
         for decision in decisions {
             match decision {
-                Decision::Grant(number, _) => {
+                RecordDecision::Grant(number, _) => {
                     assert!(!held.contains(&number), "two records for one");
                     held.push(number);
                 }
-                Decision::Recall(tag) => {
+                RecordDecision::Recall(tag) => {
                     let (number, _) = *claims.iter().find(|(_, one)| *one == tag).expect("a claim");
                     assert!(held.contains(&number) && !recalled.contains(&(number, tag)));
                     recalled.push((number, tag));

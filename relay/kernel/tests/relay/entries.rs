@@ -1,22 +1,24 @@
-//! What is removed, detached or reused in the program's maps.
+//! Tests of entries in the program's maps that are removed, detached or reused.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{Config, EgressOutcome, Outcome, Path, PositionRecord, Relay};
+use millrace_quic::keys::KeySuite;
+use millrace_relay_kernel::program::{
+    Config, EgressOutcome, Outcome, PacketPath, PositionRecord, RelayProgram,
+};
 
-use crate::net::{Network, address, root};
+use crate::net::{NamespaceNetwork, address, root};
 use crate::peers::{PORT, attach};
-use crate::scene::{EGRESS, ID_LEN, OFFSET, STREAMS, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, OFFSET, RelayScene, STREAMS, simple};
 
 #[test]
-fn removed_means_gone() {
-    if !root("removed_means_gone") {
+fn packets_of_removed_entries_are_not_forwarded() {
+    if !root("packets_of_removed_entries_are_not_forwarded") {
         return;
     }
-    let network = Network::new("rem");
-    let mut scene = Scene::new(&network, 4, &[4, 6], Suite::ChaCha20Poly1305, 3, 1);
+    let network = NamespaceNetwork::new("rem");
+    let mut scene = RelayScene::new(&network, 4, &[4, 6], KeySuite::ChaCha20Poly1305, 3, 1);
     attach(&network, &scene.relay, "west");
     scene.slots.clear();
     let mut slot = scene.upstream.slot(STREAMS[0].upstream);
@@ -26,7 +28,7 @@ fn removed_means_gone() {
         .map(|subscriber| slot.add(&subscriber.downstream, &EGRESS).expect("an egress"))
         .collect();
     let mut keys: Vec<_> = keys.into_iter().enumerate().collect();
-    // Middle, last, only.
+    // Removes the egress in the middle, then the last one, then the only one left.
     for remove in [None, Some(1), Some(2), Some(0)] {
         if let Some(remove) = remove {
             let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("an egress");
@@ -35,48 +37,48 @@ fn removed_means_gone() {
         let chunk = scene.chunk(100);
         let number = scene.next_number();
         slot.set_position(&PositionRecord::opaque(OFFSET));
-        let packet = scene.publisher.seal((0, number), 1, &chunk.encode());
+        let packet = scene.publisher.seal(0, number, 1, &chunk.encode());
         let got: Vec<_> = scene.send(&packet).iter().map(|packet| packet.downstream).collect();
         let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
         assert_eq!(got, want);
     }
-    // First of two; then a downstream that its egress outlives.
+    // Removes the first of two egresses, then a downstream while its egress still exists.
     let first = slot.add(&scene.subscribers[0].downstream, &EGRESS).expect("an egress");
     slot.add(&scene.subscribers[1].downstream, &EGRESS).expect("an egress");
     slot.remove(first);
     slot.set_position(&PositionRecord::opaque(OFFSET));
     let number = scene.next_number();
     let frames = scene.chunk(100).encode();
-    let got = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+    let got = scene.send(&scene.publisher.seal(0, number, 1, &frames));
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].downstream, scene.subscribers[1].downstream.id());
     scene.subscribers.clear();
     slot.set_position(&PositionRecord::opaque(OFFSET));
     let number = scene.next_number();
-    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
     assert_eq!(scene.counted().egresses(EgressOutcome::Gone), 1);
-    // The slot, the connection ID.
+    // Removes the slot, and then the connection ID.
     drop(slot);
     let number = scene.next_number();
-    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
     assert_eq!(scene.counted().packets(Outcome::NoSlot), 2);
     scene.upstream.remove_id(&scene.publisher.id).expect("removed");
     let number = scene.next_number();
-    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
     assert_eq!(scene.counted().packets(Outcome::UnknownId), 1);
 }
 
 #[test]
-fn detached_and_attached_again() {
-    if !root("detached_and_attached_again") {
+fn program_forwards_after_detach_and_attach() {
+    if !root("program_forwards_after_detach_and_attach") {
         return;
     }
     let (network, mut scene) = simple("det");
     scene.relay_with(EGRESS);
-    let send = |scene: &mut Scene| {
+    let send = |scene: &mut RelayScene| {
         let number = scene.next_number();
         let frames = scene.chunk(9).encode();
-        let packet = scene.publisher.seal((0, number), 1, &frames);
+        let packet = scene.publisher.seal(0, number, 1, &frames);
         (scene.send(&packet).len(), packet)
     };
     assert_eq!(send(&mut scene).0, 1);
@@ -89,16 +91,16 @@ fn detached_and_attached_again() {
         missed.push(packet);
     }
     attach(&network, &scene.relay, "west");
-    // What went by then is not forwarded later; what is new is.
+    // Packets that arrived while the program was detached are not forwarded later, but new ones are.
     for packet in &missed[250..] {
         assert_eq!(scene.send(packet), []);
     }
     assert_eq!(scene.counted().packets(Outcome::Replayed), 49);
     assert_eq!(send(&mut scene).0, 1);
-    // Handles outlive the relay; nothing stays attached.
-    let Scene { relay, subscribers, .. } = &mut scene;
+    // Handles stay usable after the program is dropped, but nothing is forwarded.
+    let RelayScene { relay, subscribers, .. } = &mut scene;
     let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
-    drop(std::mem::replace(relay, Relay::load(&config).expect("another relay")));
+    drop(std::mem::replace(relay, RelayProgram::load(&config).expect("another relay")));
     let downstream = &subscribers[0].downstream;
     let next = downstream.number().fetch_add(1, Ordering::SeqCst);
     assert_eq!(next, 2);
@@ -107,12 +109,12 @@ fn detached_and_attached_again() {
 }
 
 #[test]
-fn entries_are_reused_in_turn() {
-    if !root("entries_are_reused_in_turn") {
+fn removed_entries_are_reused_after_settling() {
+    if !root("removed_entries_are_reused_after_settling") {
         return;
     }
-    let network = Network::new("reu");
-    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    let network = NamespaceNetwork::new("reu");
+    let mut scene = RelayScene::new(&network, 4, &[4], KeySuite::ChaCha20Poly1305, 1, 1);
     let config = Config {
         ports: vec![PORT],
         id_len: ID_LEN,
@@ -124,7 +126,7 @@ fn entries_are_reused_in_turn() {
     };
     scene.rebuild(&network, &config);
     attach(&network, &scene.relay, "west");
-    let path = Path {
+    let path = PacketPath {
         local: SocketAddr::new(address(4, 2, 1), PORT),
         remote: SocketAddr::new(address(4, 2, 2), 1),
         id: vec![],
@@ -147,11 +149,11 @@ fn entries_are_reused_in_turn() {
         assert!(slot.add(&other, &EGRESS).is_err(), "a third");
         slot.remove(key);
         assert!(scene.upstream.slot(99).add(&other, &EGRESS).is_err(), "a second slot");
-        // The first egress is another downstream's now; that has no keys.
+        // The first egress entry now belongs to another downstream, which has no keys.
         let number = scene.next_number();
         slot.set_position(&PositionRecord::opaque(OFFSET));
         let frames = scene.chunk(9).encode();
-        assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+        assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)), []);
         assert_eq!(other.outcome(EgressOutcome::NoKeys) + other.outcome(EgressOutcome::Window), 1);
     }
 }

@@ -1,18 +1,18 @@
-//! A copy is sent within every limit or not at all.
+//! Tests that a copy is sent if every limit allows it, and not sent otherwise.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{Config, EgressOutcome, EgressRecord, Path};
+use millrace_quic::keys::KeySuite;
+use millrace_relay_kernel::program::{Config, EgressOutcome, EgressRecord, PacketPath};
 
-use crate::net::{self, Network, address, root};
+use crate::net::{self, NamespaceNetwork, address, root};
 use crate::peers::{PORT, attach};
-use crate::scene::{EGRESS, FROM, ID_LEN, NUMBER_MASK, OFFSET, Scene, simple};
+use crate::scene::{EGRESS, FROM, ID_LEN, NUMBER_MASK, OFFSET, RelayScene, simple};
 
 #[test]
-fn limits_hold_to_the_byte() {
-    if !root("limits_hold_to_the_byte") {
+fn flow_control_limits_hold_to_the_byte() {
+    if !root("flow_control_limits_hold_to_the_byte") {
         return;
     }
     let (_network, mut scene) = simple("lim");
@@ -20,11 +20,13 @@ fn limits_hold_to_the_byte() {
     let key = scene.relay_with(EGRESS);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
+    // The stream's flow control limit.
     scene.slots[0].set_max_offset(key, 1999);
     assert_eq!(scene.try_egress(0), EgressOutcome::StreamCredit);
     scene.slots[0].set_max_offset(key, 2000);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
+    // The connection's flow control limit.
     scene.relay_with(EGRESS);
     let downstream = &scene.only().downstream;
     assert_eq!(downstream.set_max_data(1999), 1000);
@@ -36,6 +38,7 @@ fn limits_hold_to_the_byte() {
     assert_eq!(scene.try_egress(0), EgressOutcome::DataCredit);
     scene.only().downstream.set_max_data(u64::MAX / 2);
 
+    // The congestion window.
     let downstream = &scene.only().downstream;
     downstream.set_max_bytes(downstream.bytes() + size - 1);
     assert_eq!(scene.try_egress(0), EgressOutcome::Window);
@@ -46,6 +49,7 @@ fn limits_hold_to_the_byte() {
 
     scene.only().downstream.set_max_bytes(u64::MAX / 2);
 
+    // Waiting objects hold back copies that are as urgent or less.
     scene.relay_with(EgressRecord { level: 7, ..EGRESS });
     for (waiting, want) in [
         (Some(0), EgressOutcome::Behind),
@@ -57,21 +61,24 @@ fn limits_hold_to_the_byte() {
         assert_eq!(scene.try_egress(0), want, "{waiting:?}");
     }
 
+    // Bytes before the beginning of the subscription.
     scene.relay_with(EgressRecord { from: 1001, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Before);
     scene.relay_with(EgressRecord { from: 1000, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
+    // The largest packet size.
     scene.only().downstream.set_mtu(size as u32 - 1);
     assert_eq!(scene.try_egress(0), EgressOutcome::TooLarge);
     scene.only().downstream.set_mtu(size as u32);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 }
 
-/// The peer counts the largest offset of each stream, so what is left to userspace counts once later bytes are sent.
+/// The subscriber counts a connection's credit by the largest offset of each stream. Bytes that were left to userspace
+/// therefore count as soon as later bytes of their stream are sent.
 #[test]
-fn what_is_skipped_counts_against_the_connections_credit() {
-    if !root("what_is_skipped_counts_against_the_connections_credit") {
+fn skipped_bytes_count_against_the_connections_credit() {
+    if !root("skipped_bytes_count_against_the_connections_credit") {
         return;
     }
     let (_network, mut scene) = simple("skp");
@@ -84,7 +91,7 @@ fn what_is_skipped_counts_against_the_connections_credit() {
         let number = scene.sent;
         scene.sent += 1;
         scene.only().downstream.set_max_bytes(window);
-        scene.send(&scene.publisher.seal((0, number), 2, &chunks[at].encode()));
+        scene.send(&scene.publisher.seal(0, number, 2, &chunks[at].encode()));
         let downstream = &scene.only().downstream;
         (downstream.data(), EgressOutcome::ALL.map(|one| downstream.outcome(one)))
     };
@@ -98,20 +105,21 @@ fn what_is_skipped_counts_against_the_connections_credit() {
     scene.only().downstream.set_max_data(4000);
     let chunks = &chunks[3..];
     let number = scene.sent;
-    let forwarded = scene.send(&scene.publisher.seal((0, number), 2, &chunks[0].encode()));
+    let forwarded = scene.send(&scene.publisher.seal(0, number, 2, &chunks[0].encode()));
     assert_eq!(forwarded.iter().map(|sent| (sent.offset, sent.credit)).collect::<Vec<_>>(), [(4000, 2000)]);
 }
 
 #[test]
-fn key_updates_on_both_sides() {
-    if !root("key_updates_on_both_sides") {
+fn program_forwards_across_key_updates_on_both_sides() {
+    if !root("program_forwards_across_key_updates_on_both_sides") {
         return;
     }
     let (_network, mut scene) = simple("key");
     scene.relay_with(EGRESS);
     for generation in 0..3 {
         if generation > 0 {
-            // The subscriber's side first, in two steps: the word moves before the keys are there.
+            // The subscriber's keys change first. The packet number word has the new generation before the program has
+            // the new keys.
             let next = scene.only().downstream.number().load(Ordering::SeqCst) & NUMBER_MASK;
             let moved = u64::from(generation) << 48 | next;
             scene.only().downstream.number().store(moved, Ordering::SeqCst);
@@ -127,8 +135,8 @@ fn key_updates_on_both_sides() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_declined() {
-    if !root("what_cannot_be_reached_is_declined") {
+fn copy_to_an_unreachable_peer_is_declined() {
+    if !root("copy_to_an_unreachable_peer_is_declined") {
         return;
     }
     let (network, mut scene) = simple("rch");
@@ -136,13 +144,14 @@ fn what_cannot_be_reached_is_declined() {
     let size = scene.size() as u32;
     let local = SocketAddr::new(address(4, 2, 1), PORT);
     let good = scene.only().socket.local_addr().expect("address");
-    let path = |scene: &mut Scene, remote: SocketAddr| Path {
+    let path = |scene: &mut RelayScene, remote: SocketAddr| PacketPath {
         local,
         remote,
         id: scene.only().keys.id.clone(),
         traffic_class: 0,
         flow_label: 0,
     };
+    // The first address does not answer, and no route over an interface leads to the next two.
     for (remote, want) in [
         (SocketAddr::new(address(4, 2, 77), 1), EgressOutcome::NoNeighbour),
         (SocketAddr::from(([192, 0, 2, 1], 1)), EgressOutcome::NoRoute),
@@ -153,6 +162,7 @@ fn what_cannot_be_reached_is_declined() {
         scene.only().downstream.set_path(&path).expect("a path");
         assert_eq!(scene.try_egress(0), want, "{remote}");
     }
+    // The IPv4 and UDP headers take 28 bytes.
     net::ip(&format!("-n {} link set east mtu {}", network.relay, size + 27));
     assert_eq!(scene.try_egress(0), EgressOutcome::TooLarge);
     net::ip(&format!("-n {} link set east mtu {}", network.relay, size + 28));
@@ -166,13 +176,13 @@ fn what_cannot_be_reached_is_declined() {
 }
 
 #[test]
-fn nothing_is_sent_that_cannot_be_registered() {
-    if !root("nothing_is_sent_that_cannot_be_registered") {
+fn copy_that_cannot_be_registered_is_not_sent() {
+    if !root("copy_that_cannot_be_registered_is_not_sent") {
         return;
     }
-    let network = Network::new("rng");
+    let network = NamespaceNetwork::new("rng");
     net::set_checksum_offload(&network.publisher, "eth", false);
-    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    let mut scene = RelayScene::new(&network, 4, &[4], KeySuite::ChaCha20Poly1305, 1, 1);
     let config = Config { ports: vec![PORT], id_len: ID_LEN, max_waiting: 1, ..Config::default() };
     scene.rebuild(&network, &config);
     attach(&network, &scene.relay, "west");
@@ -180,13 +190,13 @@ fn nothing_is_sent_that_cannot_be_registered() {
     for _ in 0..PACKETS {
         let number = scene.next_number();
         let frames = scene.chunk(9).encode();
-        let packet = scene.publisher.seal((0, number), 2, &frames);
+        let packet = scene.publisher.seal(0, number, 2, &frames);
         scene.from.send(&packet).expect("send");
         assert_eq!(scene.to.recv(&mut [0; 2048]).expect("the original"), packet.len());
     }
     let counters = scene.counted();
-    let (sent, declined) =
-        (counters.egresses(EgressOutcome::Sent), counters.egresses(EgressOutcome::RingFull));
+    let sent = counters.egresses(EgressOutcome::Sent);
+    let declined = counters.egresses(EgressOutcome::RingFull);
     assert!(sent > 900 && declined > 0, "{counters:?}");
     assert_eq!(sent + declined, PACKETS);
     let mut numbers = Vec::new();
@@ -195,8 +205,8 @@ fn nothing_is_sent_that_cannot_be_registered() {
     assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), sent);
     assert_eq!(scene.only().downstream.outcome(EgressOutcome::RingFull), declined);
     assert_eq!(scene.only().downstream.data(), OFFSET + 9 - FROM);
-    // Once it is drained, it goes on.
+    // The program forwards again once the waiting registrations have been read.
     let number = scene.next_number();
     let frames = scene.chunk(9).encode();
-    assert_eq!(scene.send(&scene.publisher.seal((0, number), 2, &frames)).len(), 1);
+    assert_eq!(scene.send(&scene.publisher.seal(0, number, 2, &frames)).len(), 1);
 }

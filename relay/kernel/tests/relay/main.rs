@@ -1,4 +1,4 @@
-//! The relay program on real interfaces: publisher - relay - subscriber. Needs root.
+//! Tests of the relay program on real network interfaces, with a publisher, a relay and subscribers. They need root.
 
 mod entries;
 mod equality;

@@ -1,22 +1,25 @@
-//! Streams that the program opens.
+//! Tests of streams that the program opens to subscribers by itself.
 
 use millrace_moq::data::{Status, encode_object_header};
 use millrace_moq::{SubgroupHeader, SubgroupId, vi64};
-use millrace_quic::{keys::Suite, webtransport::Binding};
+use millrace_quic::{keys::KeySuite, webtransport::Binding};
 use millrace_relay_kernel::program::{
     Config, EgressKey, EgressOutcome, OpeningOutcome, OpeningRecord, OpeningRecordSide, Outcome, SlotRecord,
     TrackRecord,
 };
 
-use crate::net::{self, Network, root};
+use crate::net::{self, NamespaceNetwork, root};
 use crate::peers::{PORT, attach};
-use crate::quic::Chunk;
-use crate::scene::{ID_LEN, Scene, simple};
+use crate::quic::StreamPart;
+use crate::scene::{ID_LEN, RelayScene, simple};
 
+/// The publisher's alias of the track.
 const ALIAS: u64 = 7;
+/// A value that the program repeats in each registration.
 const TAG: u64 = 1 << 63 | 5;
-/// Of the streams before the first one that is opened here.
+/// The group and subgroup of the newest stream that began before these tests.
 const LAST: (u64, u64) = (4, 9);
+/// An opening for a subscriber that takes every group of the track.
 const OPENED: OpeningRecord = OpeningRecord {
     alias: 9,
     first: (0, 0),
@@ -39,7 +42,7 @@ fn header(group: u64) -> SubgroupHeader {
     }
 }
 
-/// The front of a stream, in `len` bytes if that is longer than it takes, and one object with this ID.
+/// Returns the subgroup header, padded to `len` bytes if it is shorter, and one object with the ID `object`.
 fn stream_of(header: &SubgroupHeader, len: usize, object: u64, payload: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     header.encode_padded(len, &mut bytes);
@@ -48,7 +51,7 @@ fn stream_of(header: &SubgroupHeader, len: usize, object: u64, payload: usize) -
     bytes
 }
 
-/// Sessions of publisher and subscriber; `None`: on the bare connection.
+/// WebTransport sessions of the publisher and the subscriber. `None` stands for MOQT without WebTransport.
 const PAIRS: [(Option<u64>, Option<u64>); 7] = [
     (None, None),
     (None, Some(0)),
@@ -59,22 +62,22 @@ const PAIRS: [(Option<u64>, Option<u64>); 7] = [
     (Some(1 << 40), Some(1 << 60)),
 ];
 
-/// What streams of a session begin with.
+/// Returns the bytes before the first MOQT byte of each stream in a session.
 fn preamble(session: Option<u64>) -> Vec<u8> {
     session.map_or(Binding::Bare, Binding::Session).uni().to_vec()
 }
 
-/// A track with openings for the scene's one subscriber.
-struct Stage {
-    _network: Network,
-    scene: Scene,
+/// A track with openings for one subscriber.
+struct OpeningStage {
+    _network: NamespaceNetwork,
+    scene: RelayScene,
     track: TrackRecord,
     openings: Vec<(SlotRecord, EgressKey)>,
     next_stream: u64,
     number: u64,
 }
 
-impl Stage {
+impl OpeningStage {
     fn new(name: &str) -> Self {
         let (network, mut scene) = simple(name);
         scene.slots.clear();
@@ -84,11 +87,12 @@ impl Stage {
         Self { _network: network, scene, track, openings: Vec::new(), next_stream: 70, number: 0 }
     }
 
-    fn bind(&mut self, (publisher, subscriber): (Option<u64>, Option<u64>)) {
+    fn bind(&mut self, publisher: Option<u64>, subscriber: Option<u64>) {
         self.scene.upstream.set_web(publisher);
         self.scene.only().downstream.set_web(subscriber);
     }
 
+    /// Adds an opening that the next new stream of the track may use.
     fn prepare(&mut self, opened: &OpeningRecord) {
         let mut slot = self.scene.upstream.opening().expect("an opening");
         let key = slot.add_opened(&self.scene.only().downstream, opened).expect("an egress");
@@ -96,13 +100,14 @@ impl Stage {
         self.openings.push((slot, key));
     }
 
-    /// Sends one frame of a publisher's stream; what became of that, and of its copy.
-    fn send(&mut self, chunk: &Chunk) -> (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) {
+    /// Sends one frame of a publisher's stream. Returns the outcomes of the packet, of the new stream, and of the copy.
+    fn send(&mut self, chunk: &StreamPart) -> (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) {
         let before = self.scene.counted();
-        let packet = self.scene.publisher.seal((0, self.number), 4, &chunk.encode());
+        let packet = self.scene.publisher.seal(0, self.number, 4, &chunk.encode());
         self.number += 1;
         let forwarded = self.scene.send(&packet);
         let counted = self.scene.counted().since(&before);
+        // Other packets that arrive meanwhile have the outcome `NotUdp`.
         let outcome = Outcome::ALL.into_iter().filter(|one| *one != Outcome::NotUdp);
         let outcome = { outcome }.find(|one| counted.packets(*one) == 1).expect("an outcome");
         let opening = OpeningOutcome::ALL.into_iter().find(|one| counted.openings(*one) == 1);
@@ -111,8 +116,8 @@ impl Stage {
         (outcome, opening, copy)
     }
 
-    /// What the subscriber gets: a packet with this frame.
-    fn expect(&mut self, want: &Chunk) {
+    /// Checks that the subscriber gets a packet with this frame.
+    fn expect(&mut self, want: &StreamPart) {
         let number = self.scene.only().downstream.next_number() - 1;
         let want = self.scene.only().keys.build((0, number), &want.encode());
         let mut buffer = [0; 2048];
@@ -120,17 +125,19 @@ impl Stage {
         assert_eq!(buffer[..len], want);
     }
 
-    /// The ID that the next stream downstream gets.
+    /// Returns the ID of the next stream to the subscriber.
     fn take_id(&mut self) -> u64 {
         self.next_stream += 1;
         (self.next_stream - 1) << 2 | 3
     }
 }
 
-fn whole(stream: u64, data: &[u8]) -> Chunk {
-    Chunk { stream, offset: 0, data: data.to_vec(), fin: true }
+/// Returns a stream that is complete in one frame.
+fn whole(stream: u64, data: &[u8]) -> StreamPart {
+    StreamPart { stream, offset: 0, data: data.to_vec(), fin: true }
 }
 
+/// The outcomes of a frame whose stream was opened and whose copy was sent.
 const SENT: (Outcome, Option<OpeningOutcome>, Option<EgressOutcome>) =
     (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Sent));
 
@@ -143,8 +150,8 @@ fn streams_are_opened_under_the_subscribers_alias() {
 }
 
 fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
-    let mut stage = Stage::new("opn");
-    stage.bind(pair);
+    let mut stage = OpeningStage::new("opn");
+    stage.bind(pair.0, pair.1);
     let mut credit = 0;
     let explicit =
         SubgroupHeader { subgroup: SubgroupId::Explicit(70_000), priority: Some(3), ..header(1 << 20) };
@@ -169,18 +176,18 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
             bytes.len()
         };
         let data = [preamble(pair.0), data].concat();
-        // Two frames: the second one goes the way of any delegated stream.
-        let first = Chunk { stream, offset: 0, data: data[..200].to_vec(), fin: false };
-        let second = Chunk { stream, offset: 200, data: data[200..].to_vec(), fin: true };
+        // The first frame opens the stream. The second one is forwarded as a frame of any open stream.
+        let first = StreamPart { stream, offset: 0, data: data[..200].to_vec(), fin: false };
+        let second = StreamPart { stream, offset: 200, data: data[200..].to_vec(), fin: true };
         assert_eq!(stage.send(&first), SENT, "{description} {pair:?}");
         let id = stage.take_id();
         let want = stream_of(&SubgroupHeader { alias, ..header }, header_len, object, 600);
         let want = [preamble(pair.1), want].concat();
         let cut = 200 + want.len() - data.len();
-        stage.expect(&Chunk { stream: id, data: want[..cut].to_vec(), ..first });
+        stage.expect(&StreamPart { stream: id, data: want[..cut].to_vec(), ..first });
         let sent = (Outcome::Forwarded, None, Some(EgressOutcome::Sent));
         assert_eq!(stage.send(&second), sent, "{description} {pair:?}");
-        stage.expect(&Chunk { stream: id, offset: cut as u64, data: want[cut..].to_vec(), fin: true });
+        stage.expect(&StreamPart { stream: id, offset: cut as u64, data: want[cut..].to_vec(), fin: true });
         credit += want.len() as u64;
         assert_eq!(stage.scene.only().downstream.data(), credit, "the preamble counts");
         let (slot, key) = &stage.openings[at];
@@ -190,16 +197,16 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     assert_eq!(stage.scene.only().downstream.set_streams(0, 0), stage.next_stream, "no ID was left out");
 }
 
-/// `description, first bytes, what becomes of it`: nothing is opened, and the openings wait on.
+/// Streams with these first bytes open nothing, and the openings stay for other streams.
 #[test]
-fn what_is_not_understood_is_left_to_userspace() {
-    if !root("what_is_not_understood_is_left_to_userspace") {
+fn stream_with_an_unknown_beginning_is_left_to_userspace() {
+    if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {
         return;
     }
-    let mut stage = Stage::new("oth");
+    let mut stage = OpeningStage::new("oth");
     stage.prepare(&OPENED);
     let good = stream_of(&header(6), 0, 0, 100);
-    // The group in two bytes.
+    // The group ID has a longer encoding than it needs.
     let long_group = [&good[..2], &[0x80, 6], &good[3..]].concat();
     let by_object = SubgroupHeader { subgroup: SubgroupId::FirstObject, ..header(6) };
     let unnamed = stream_of(&by_object, 0, 0, 100)[..3].to_vec();
@@ -220,10 +227,10 @@ fn what_is_not_understood_is_left_to_userspace() {
     .enumerate()
     {
         let stream = stream + 8 * at as u64;
-        let chunk = Chunk { stream, offset: 0, data: bytes, fin: false };
+        let chunk = StreamPart { stream, offset: 0, data: bytes, fin: false };
         assert_eq!(stage.send(&chunk), (Outcome::NoSlot, opening, None), "{description}");
     }
-    let hole = Chunk { stream: 102, offset: 10, data: good.clone(), fin: false };
+    let hole = StreamPart { stream: 102, offset: 10, data: good.clone(), fin: false };
     assert_eq!(stage.send(&hole), (Outcome::NoSlot, None, None), "behind a hole");
     assert_eq!(stage.track.waiting(), 1);
     assert_eq!(
@@ -238,25 +245,25 @@ fn what_is_not_understood_is_left_to_userspace() {
     assert_eq!(stage.track.missed(), 1);
 }
 
-/// Of a session's stream the preamble may come alone, and then what the stream is opened with.
+/// The first packet of a stream in a session may have only the preamble. The stream is opened with the next packet.
 #[test]
 fn a_stream_may_begin_behind_its_preamble() {
     if !root("a_stream_may_begin_behind_its_preamble") {
         return;
     }
-    let mut stage = Stage::new("pre");
-    stage.bind((Some(0), Some(0x40)));
+    let mut stage = OpeningStage::new("pre");
+    stage.bind(Some(0), Some(0x40));
     (0..3).for_each(|_| stage.prepare(&OPENED));
     let noted = (Outcome::NoSlot, Some(OpeningOutcome::Preamble), None);
     let passed_by = (Outcome::NoSlot, None, None);
-    let alone = |stream, bytes: &[u8]| Chunk { stream, offset: 0, data: bytes.to_vec(), fin: false };
-    let behind = |stream, offset: usize, group| Chunk {
+    let alone = |stream, bytes: &[u8]| StreamPart { stream, offset: 0, data: bytes.to_vec(), fin: false };
+    let behind = |stream, offset: usize, group| StreamPart {
         stream,
         offset: offset as u64,
         data: stream_of(&header(group), 0, 0, 100),
         fin: true,
     };
-    let expect = |stage: &mut Stage, group| {
+    let expect = |stage: &mut OpeningStage, group| {
         let want = stream_of(&SubgroupHeader { alias: OPENED.alias, ..header(group) }, 0, 0, 100);
         let id = stage.take_id();
         stage.expect(&whole(id, &[preamble(Some(0x40)), want].concat()));
@@ -269,17 +276,18 @@ fn a_stream_may_begin_behind_its_preamble() {
     assert_eq!(stage.send(&behind(2, 3, 5)), (Outcome::Declined, None, None), "once");
     assert_eq!(stage.send(&whole(2, &[&own[..], &behind(2, 3, 5).data].concat())).2, None, "nor as a whole");
     assert_eq!(stage.openings[0].0.judged(), 3 + behind(2, 3, 5).data.len() as u64);
-    // The other way round: userspace has what came first.
+    // The stream's header arrived before its preamble, so userspace got it and keeps the stream.
     assert_eq!(stage.send(&behind(6, 3, 6)), passed_by);
     assert_eq!(stage.send(&alone(6, &own)), noted);
     assert_eq!(stage.send(&behind(6, 3, 6)), (Outcome::NoSlot, Some(OpeningOutcome::Taken), None));
-    // Longer than needed is legal; what comes behind it alone is left to userspace.
+    // A preamble may be longer than necessary. The program opens such a stream only if the preamble and the header
+    // arrive together.
     let long = [0x80, 0, 0, 0x54, 0x40, 0];
     assert_eq!(stage.send(&alone(10, &long)), noted);
     assert_eq!(stage.send(&behind(10, 6, 7)), passed_by);
     assert_eq!(stage.send(&whole(14, &[&long[..], &behind(0, 0, 7).data].concat())), SENT);
     expect(&mut stage, 7);
-    // Nobody's, or not all there.
+    // These preambles belong to other sessions or protocols, or are incomplete.
     stage.prepare(&OPENED);
     for (at, (description, front)) in [
         ("another session's", preamble(Some(4))),
@@ -306,7 +314,7 @@ fn a_stream_may_begin_behind_its_preamble() {
         (Outcome::NoSlot, Some(OpeningOutcome::Other), None),
         "half a header"
     );
-    // A preamble is remembered as long as streams are.
+    // The program forgets a stream's preamble when it notes the preamble of the stream 256 numbers later.
     assert_eq!(stage.send(&alone(62, &own)), noted);
     assert_eq!(stage.send(&alone(62 + 4 * 256, &own)), noted);
     assert_eq!(stage.send(&behind(62, 3, 8)), passed_by);
@@ -314,20 +322,20 @@ fn a_stream_may_begin_behind_its_preamble() {
     expect(&mut stage, 8);
 }
 
-/// Userspace keeps what came first, and the program has not seen or kept that.
+/// Userspace keeps streams whose first frame in order of arrival it got. The program has not copied that frame.
 #[test]
-fn stream_of_which_something_else_came_first_is_userspaces() {
-    if !root("stream_of_which_something_else_came_first_is_userspaces") {
+fn stream_whose_later_frame_came_first_is_left_to_userspace() {
+    if !root("stream_whose_later_frame_came_first_is_left_to_userspace") {
         return;
     }
     let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
-    let mut stage = Stage::new("fst");
+    let mut stage = OpeningStage::new("fst");
     let data = stream_of(&header(6), 0, 0, 100);
-    let front = |stream| Chunk { stream, offset: 0, data: data[..60].to_vec(), fin: false };
+    let front = |stream| StreamPart { stream, offset: 0, data: data[..60].to_vec(), fin: false };
     assert_eq!(stage.send(&front(10)), (Outcome::NoSlot, Some(OpeningOutcome::Missed), None));
     stage.prepare(&OPENED);
     assert_eq!(stage.send(&whole(10, &data)), taken, "a beginning");
-    let middle = Chunk { offset: 50, data: vec![7; 10], ..front(14) };
+    let middle = StreamPart { offset: 50, data: vec![7; 10], ..front(14) };
     assert_eq!(stage.send(&middle), (Outcome::NoSlot, None, None));
     assert_eq!(stage.send(&whole(14, &data)), taken, "the middle");
     stage.scene.upstream.leave(18, &(0..60), false);
@@ -335,16 +343,16 @@ fn stream_of_which_something_else_came_first_is_userspaces() {
     assert_eq!(stage.send(&whole(22, &data)), SENT);
 }
 
-/// The preamble is in the packet too.
+/// The size of a packet includes the preamble.
 #[test]
-fn what_fits_without_its_preamble_only_is_too_large() {
-    if !root("what_fits_without_its_preamble_only_is_too_large") {
+fn copy_that_fits_only_without_its_preamble_is_too_large() {
+    if !root("copy_that_fits_only_without_its_preamble_is_too_large") {
         return;
     }
-    let mut stage = Stage::new("ptl");
+    let mut stage = OpeningStage::new("ptl");
     (0..4).for_each(|_| stage.prepare(&OpeningRecord { alias: ALIAS, ..OPENED }));
-    let mut send = |group, sessions, mtu| {
-        stage.bind(sessions);
+    let mut send = |group, sessions: (Option<u64>, Option<u64>), mtu| {
+        stage.bind(sessions.0, sessions.1);
         stage.scene.only().downstream.set_mtu(mtu);
         let bytes = [preamble(sessions.0), stream_of(&header(group), 0, 0, 600)].concat();
         let result = stage.send(&whole(4 * group + 2, &bytes)).2;
@@ -358,13 +366,13 @@ fn what_fits_without_its_preamble_only_is_too_large() {
     assert_eq!(send(8, (Some(0), None), mtu), (Some(EgressOutcome::Sent), 3 * size + 3));
 }
 
-/// Who takes a publisher's stream first has it for good.
+/// The program and userspace may both open a publisher's stream. The first to do so keeps it.
 #[test]
 fn a_stream_is_opened_once() {
     if !root("a_stream_is_opened_once") {
         return;
     }
-    let mut stage = Stage::new("onc");
+    let mut stage = OpeningStage::new("onc");
     (0..3).for_each(|_| stage.prepare(&OPENED));
     assert!(stage.scene.upstream.take_stream(2));
     let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
@@ -373,35 +381,35 @@ fn a_stream_is_opened_once() {
     let second = stream_of(&header(6), 0, 0, 100);
     assert_eq!(stage.send(&whole(6, &second)), SENT);
     assert!(!stage.scene.upstream.take_stream(6));
-    // It comes again, also when its slot is gone and another group is to begin.
+    // The same stream begins again. It is not opened, even after its slot was removed and the next group may begin.
     let repeated = (Outcome::Declined, None, None);
     assert_eq!(stage.send(&whole(6, &second)), repeated);
     let (mut slot, _) = stage.openings.remove(0);
     slot.bind(6);
     drop(slot);
     assert_eq!(stage.send(&whole(6, &stream_of(&header(7), 0, 0, 100))), taken);
-    // Userspace has begun a group itself: only those behind it are opened.
-    stage.track.began((9, 0));
+    // Userspace opened group 9 itself, so the program opens only later groups.
+    assert!(stage.track.claim((9, 0)) && !stage.track.claim((9, 0)) && !stage.track.claim((8, 7)));
     let order = (Outcome::NoSlot, Some(OpeningOutcome::Order), None);
     assert_eq!(stage.send(&whole(10, &stream_of(&header(8), 0, 0, 100))), order);
     assert_eq!(stage.send(&whole(14, &stream_of(&header(10), 0, 0, 100))), SENT);
-    // With the track its openings are gone.
+    // The openings end together with their track.
     drop(std::mem::replace(&mut stage.track, stage.scene.upstream.track(1, LAST).expect("another track")));
     let gone = (Outcome::NoSlot, Some(OpeningOutcome::NoTrack), None);
     assert_eq!(stage.send(&whole(18, &stream_of(&header(11), 0, 0, 100))), gone);
 }
 
-/// A copy that is declined leaves its stream, with all that follows, to userspace, and costs no stream ID.
+/// A declined first copy leaves the whole stream to userspace and uses no stream ID.
 #[test]
-fn a_stream_that_could_not_be_opened_is_userspaces() {
-    if !root("a_stream_that_could_not_be_opened_is_userspaces") {
+fn stream_that_could_not_be_opened_is_left_to_userspace() {
+    if !root("stream_that_could_not_be_opened_is_left_to_userspace") {
         return;
     }
-    type Change = fn(&mut Scene);
+    type Change = fn(&mut RelayScene);
     let streams: Change = |scene| assert_eq!(scene.only().downstream.set_streams(0, 70), 70);
     let credit: Change = |scene| assert_eq!(scene.only().downstream.set_max_data(53), 0);
     let window: Change = |scene| assert_eq!(scene.only().downstream.set_max_bytes(50), 0);
-    // The track's default priority, which the header leaves it at, is 0x40.
+    // The header has no priority, so the track's default 0x40 applies.
     let behind: Change = |scene| scene.only().downstream.set_waiting(Some(0x80_40));
     let mtu: Change = |scene| scene.only().downstream.set_mtu(85);
     let nothing: Change = |_| {};
@@ -445,29 +453,29 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
         ("window", OPENED, 0, 50, window, EgressOutcome::Window),
         ("something as urgent waits", OPENED, 0, 50, behind, EgressOutcome::Behind),
     ] {
-        let mut stage = Stage::new("den");
+        let mut stage = OpeningStage::new("den");
         stage.prepare(&opened);
         change(&mut stage.scene);
         let data = stream_of(&by_object, 0, object, payload);
         let (front, rest) = data.split_at(data.len() - 1);
         let declined = (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(outcome));
-        let first = Chunk { fin: false, ..whole(2, front) };
+        let first = StreamPart { fin: false, ..whole(2, front) };
         assert_eq!(stage.send(&first), declined, "{description}");
-        let rest = Chunk { offset: front.len() as u64, ..whole(2, rest) };
+        let rest = StreamPart { offset: front.len() as u64, ..whole(2, rest) };
         let unopened = (Outcome::Forwarded, None, Some(EgressOutcome::Unopened));
         assert_eq!(stage.send(&rest), unopened, "{description}");
         assert_eq!(stage.scene.only().downstream.set_streams(0, 0), 70, "{description}: no ID is used");
         let (slot, key) = &stage.openings[0];
         assert_eq!(slot.close(*key), OpeningRecordSide::Userspace, "{description}");
     }
-    let mut stage = Stage::new("den");
-    // Closed before it began.
+    let mut stage = OpeningStage::new("den");
+    // The opening was closed before the stream began.
     stage.prepare(&OPENED);
     let (slot, key) = &stage.openings[0];
     assert_eq!(slot.close(*key), OpeningRecordSide::Userspace);
     let closed = (Outcome::Forwarded, Some(OpeningOutcome::Bound), Some(EgressOutcome::Unopened));
     assert_eq!(stage.send(&whole(2, &stream_of(&header(5), 0, 0, 100))), closed);
-    // Without an object it is not known to be one that is wanted, but of a group that is.
+    // The first packet has no object. It is sent only if all objects of its group are wanted.
     for (group, first, outcome) in [
         (6, (6, 1), EgressOutcome::Before),
         (7, (7, 0), EgressOutcome::Sent),
@@ -475,28 +483,29 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
     ] {
         stage.prepare(&OpeningRecord { first, ..OPENED });
         let front = stream_of(&header(group), 0, 0, 100)[..3].to_vec();
-        let front = Chunk { fin: false, ..whole(4 * group + 2, &front) };
+        let front = StreamPart { fin: false, ..whole(4 * group + 2, &front) };
         assert_eq!(stage.send(&front).2, Some(outcome), "{first:?}");
     }
 }
 
-/// In one run of the program, and in one for each.
+/// The test runs once with all copies in one run of the program, and once with one copy in each run.
 #[test]
 fn each_subscriber_gets_the_front_of_its_own_session() {
     if !root("each_subscriber_gets_the_front_of_its_own_session") {
         return;
     }
     for max_copies_per_run in [64, 1] {
-        let network = Network::new("mix");
+        let network = NamespaceNetwork::new("mix");
         net::set_checksum_offload(&network.publisher, "eth", false);
         let config = Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run, ..Config::default() };
-        let scene = Scene::with_config(&config, &network, 4, &[4], Suite::ChaCha20Poly1305, 4, 1);
+        let scene = RelayScene::with_config(&config, &network, 4, &[4], KeySuite::ChaCha20Poly1305, 4, 1);
         attach(&network, &scene.relay, "west");
         open_for_all(scene);
     }
 }
 
-fn open_for_all(mut scene: Scene) {
+fn open_for_all(mut scene: RelayScene) {
+    // The subscribers' sessions and aliases.
     const KINDS: [(Option<u64>, u64); 4] =
         [(Some(0), 9), (None, 300), (Some(1 << 60), u64::MAX), (Some(0), ALIAS)];
     scene.slots.clear();
@@ -515,22 +524,22 @@ fn open_for_all(mut scene: Scene) {
         assert!(track.put(&slot));
         let data = stream_of(&header(group), 0, 0, 80 * group as usize);
         let front = preamble(Some(0));
-        // The preamble in a frame of its own, or not.
+        // Every second stream has its preamble in a frame of its own.
         let cut = if group.is_multiple_of(2) { front.len() } else { 0 };
         let bytes = [front, data].concat();
         let (alone, rest) = bytes.split_at(cut);
         let stream = 4 * group + 2;
         let mut frames = Vec::new();
         if cut > 0 {
-            frames.extend(Chunk { stream, offset: 0, data: alone.to_vec(), fin: false }.encode());
+            frames.extend(StreamPart { stream, offset: 0, data: alone.to_vec(), fin: false }.encode());
         }
-        frames.extend(Chunk { stream, offset: cut as u64, data: rest.to_vec(), fin: true }.encode());
-        let packet = scene.publisher.seal((0, group), 4, &frames);
+        frames.extend(StreamPart { stream, offset: cut as u64, data: rest.to_vec(), fin: true }.encode());
+        let packet = scene.publisher.seal(0, group, 4, &frames);
         let forwarded = scene.send(&packet);
         assert_eq!(forwarded.len(), KINDS.len(), "group {group}");
         for ((sent, subscriber), (session, alias)) in forwarded.iter().zip(&scene.subscribers).zip(KINDS) {
             let want = stream_of(&SubgroupHeader { alias, ..header(group) }, 0, 0, 80 * group as usize);
-            let want = Chunk {
+            let want = StreamPart {
                 stream: (group - 5) << 2 | 3,
                 offset: 0,
                 data: [preamble(session), want].concat(),

@@ -1,37 +1,39 @@
-//! What a packet costs.
+//! Measures the program's run time per packet.
 
 use std::time::Duration;
 
 use millrace_kernel::programs::{RunTime, Statistics};
 use millrace_moq::data::{Field, Status, encode_object_header};
-use millrace_quic::keys::Suite;
-use millrace_relay_kernel::program::{PositionRecord, Want};
+use millrace_quic::keys::KeySuite;
+use millrace_relay_kernel::program::{PositionRecord, WantedRing};
 
-use crate::net::{Network, root};
-use crate::peers::{Subscriber, attach};
+use crate::net::{NamespaceNetwork, root};
+use crate::peers::{KernelSubscriber, attach};
 use crate::quic;
-use crate::scene::{ID_LEN, OFFSET, STREAMS, Scene, slot, subscriber};
+use crate::scene::{ID_LEN, OFFSET, RelayScene, STREAMS, slot, subscriber};
 
 const ROUNDS: usize = 5;
 const EGRESSES: [usize; 3] = [1, 8, 32];
-/// What a stream of 500 objects a second looks like: between two packets others use the caches.
+/// The pause between the packets of a stream with 500 objects a second. Other programs replace what the processor's
+/// caches have meanwhile.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy)]
-struct Case {
-    suite: Suite,
+struct RunTimeCase {
+    suite: KeySuite,
     egresses: usize,
+    /// Whether keystreams are computed before the packets arrive.
     ahead: bool,
     packets: u64,
     pause: Duration,
 }
 
-/// `cargo test -p millrace-relay-kernel --test relay -- --ignored --nocapture run_time`, on a machine that does nothing
-/// else. The kernel's statistics add some 30 ns to every run.
+/// Run it with `cargo test -p millrace-relay-kernel --test relay -- --ignored --nocapture run_time` on an idle machine.
+/// The kernel's statistics add about 30 ns to each run.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn run_time_per_packet() {
-    if !root("run_time_per_packet") {
+fn program_run_time_per_packet_is_measured() {
+    if !root("program_run_time_per_packet_is_measured") {
         return;
     }
     let _statistics = Statistics::enable().expect("statistics");
@@ -41,7 +43,7 @@ fn run_time_per_packet() {
         for ahead in [false, true] {
             for egresses in [&[0], EGRESSES.as_slice()].concat() {
                 let packets = if egresses < 8 { 2000 } else { 500 };
-                let case = Case { suite, egresses, ahead, packets, pause: Duration::ZERO };
+                let case = RunTimeCase { suite, egresses, ahead, packets, pause: Duration::ZERO };
                 println!(
                     "{suite:?}, {egresses} egresses, keystreams ahead {ahead}: {}",
                     rounds(|| case.measure())
@@ -50,7 +52,13 @@ fn run_time_per_packet() {
         }
     }
     for egresses in EGRESSES {
-        let case = Case { suite: Suite::ChaCha20Poly1305, egresses, ahead: true, packets: 500, pause: PAUSE };
+        let case = RunTimeCase {
+            suite: KeySuite::ChaCha20Poly1305,
+            egresses,
+            ahead: true,
+            packets: 500,
+            pause: PAUSE,
+        };
         println!(
             "{egresses} egresses, keystreams ahead, one packet every {PAUSE:?}: {}",
             rounds(|| case.measure())
@@ -64,12 +72,13 @@ fn rounds(mut measure: impl FnMut() -> u64) -> String {
     format!("{} / {} / {}", times[0], times[ROUNDS / 2], times[ROUNDS - 1])
 }
 
-impl Case {
-    /// Mean run time for packets with an object of one stream each, 1200 bytes with its header, nanoseconds.
+impl RunTimeCase {
+    /// Returns the mean run time for a packet in nanoseconds. Each packet has one object with 1200 bytes of one stream.
     fn measure(self) -> u64 {
         let Self { suite, egresses, ahead, packets, pause } = self;
-        let (network, mut object) = (Network::new("rt"), Vec::new());
-        let mut scene = Scene::new(&network, 4, &[4], suite, 0, 1);
+        let network = NamespaceNetwork::new("rt");
+        let mut object = Vec::new();
+        let mut scene = RelayScene::new(&network, 4, &[4], suite, 0, 1);
         let subscriber = |_| subscriber(&network, &scene.relay, 4, suite, &mut scene.rng);
         scene.subscribers = (0..egresses).map(subscriber).collect();
         scene.slots = vec![slot(&scene.upstream, &STREAMS[0], 0, &scene.subscribers)];
@@ -81,22 +90,24 @@ impl Case {
         attach(&network, &scene.relay, "west");
         let mut chunk = scene.chunk(1200);
         encode_object_header(Some(0), 1, None, 1197, Status::Normal, &mut object);
+        // The object's header takes the first 3 bytes.
         chunk.data[..3].copy_from_slice(&object);
         let before = run_time();
         for number in 0..packets {
             if ahead && number % 16 == 0 {
-                let want = Want { len: 32, text_bytes: 1300 };
+                let want = WantedRing { len: 32, text_bytes: 1300 };
                 scene.upstream.refill(0, want, scene.publisher.keystreams());
                 for subscriber in &mut scene.subscribers {
                     subscriber.downstream.refill(want, subscriber.keys.keystreams());
                 }
             }
             chunk.offset = OFFSET + 1200 * number;
-            let packet = scene.publisher.seal((0, number), 2, &chunk.encode());
+            let packet = scene.publisher.seal(0, number, 2, &chunk.encode());
             assert_eq!(scene.send(&packet).len(), egresses);
-            // Copies that pile up would make the kernel look for new memory.
+            // The copies are read at once, because the kernel would have to allocate memory for waiting ones.
             let mut buffer = [0; 2048];
-            let mut read = |subscriber: &Subscriber| subscriber.socket.recv(&mut buffer).expect("a copy");
+            let mut read =
+                |subscriber: &KernelSubscriber| subscriber.socket.recv(&mut buffer).expect("a copy");
             scene.subscribers.iter().for_each(|subscriber| assert!(read(subscriber) > 1200));
             scene.capture.frames();
             std::thread::sleep(pause); // exact: paces the sender
@@ -105,10 +116,10 @@ impl Case {
     }
 }
 
-/// The same for what is as long as an acknowledgement, of a connection that is no upstream.
+/// Returns the mean run time for packets of an unknown connection. They are as long as an acknowledgement.
 fn nobodys_packets() -> u64 {
-    let network = Network::new("rn");
-    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 0, 1);
+    let network = NamespaceNetwork::new("rn");
+    let mut scene = RelayScene::new(&network, 4, &[4], KeySuite::ChaCha20Poly1305, 0, 1);
     attach(&network, &scene.relay, "west");
     let packet = [&[0x40; 1 + ID_LEN], quic::bytes(28, &mut scene.rng).as_slice()].concat();
     let before = run_time();
@@ -118,9 +129,9 @@ fn nobodys_packets() -> u64 {
     per_run(before)
 }
 
-/// Of all programs of this process, which has one.
+/// Returns the number and time of all runs of this process's programs. It has loaded one.
 fn run_time() -> RunTime {
-    RunTime::of_process(std::process::id()).expect("statistics")
+    RunTime::list_process_functions(std::process::id()).expect("statistics")
 }
 
 fn per_run(before: RunTime) -> u64 {

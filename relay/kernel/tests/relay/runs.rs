@@ -1,65 +1,69 @@
-//! Packets that become many: the budget of a run, and further runs.
+//! Tests of packets with many copies: the copies that one run may make, and further runs of the program.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::num::NonZero;
 
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Config, DownstreamId, DownstreamRecord, EgressOutcome, FurtherRun, Outcome, Tracing, What,
+    Config, DownstreamId, DownstreamRecord, EgressOutcome, ForwardingEventKind, FurtherRun, Outcome,
+    RelayTraceSelection,
 };
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
-use crate::net::{self, Network, address, root};
+use crate::net::{self, NamespaceNetwork, address, root};
 use crate::peers::{self, PORT, attach};
-use crate::quic::{Chunk, Direction};
-use crate::scene::{EGRESS, ID_LEN, STREAMS, Scene, simple};
+use crate::quic::{DirectionKeys, StreamPart};
+use crate::scene::{EGRESS, ID_LEN, RelayScene, STREAMS, simple};
 
 #[test]
-fn budget_is_shared_in_order() {
-    if !root("budget_is_shared_in_order") {
+fn copy_budget_is_shared_in_order() {
+    if !root("copy_budget_is_shared_in_order") {
         return;
     }
-    let network = Network::new("bud");
-    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 3, 1);
+    let network = NamespaceNetwork::new("bud");
+    let mut scene = RelayScene::new(&network, 4, &[4], KeySuite::ChaCha20Poly1305, 3, 1);
     let config =
         Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 4, max_runs: 1, ..Config::default() };
     scene.rebuild(&network, &config);
     attach(&network, &scene.relay, "west");
     for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
-        let frames: Vec<u8> = scene.chunks(chunks, 50).iter().flat_map(Chunk::encode).collect();
+        let frames: Vec<u8> = scene.chunks(chunks, 50).iter().flat_map(StreamPart::encode).collect();
         let before = scene.counted();
         let number = scene.next_number();
-        assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)).len(), sent);
+        assert_eq!(scene.send(&scene.publisher.seal(0, number, 1, &frames)).len(), sent);
         let counted = scene.counted().since(&before);
         assert_eq!((counted.packets(outcome), counted.egresses(EgressOutcome::Sent)), (1, sent as u64));
     }
 }
 
-/// Whoever sees the packet in userspace also finds all of its registrations.
+/// Userspace finds the registrations of all copies when it gets the packet.
 #[test]
 fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
     if !root("a_fan_out_beyond_the_budget_goes_on_in_further_runs") {
         return;
     }
     for (name, family, offload) in [("f4", 4, true), ("f6", 6, false)] {
-        let network = Network::new(name);
+        let network = NamespaceNetwork::new(name);
         net::set_checksum_offload(&network.publisher, "eth", offload);
         net::set_checksum_offload(&network.relay, "east", !offload);
         let config = Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 4, ..Config::default() };
-        let mut scene = Scene::with_config(&config, &network, family, &[4, 6], Suite::ChaCha20Poly1305, 7, 1);
+        let mut scene =
+            RelayScene::with_config(&config, &network, family, &[4, 6], KeySuite::ChaCha20Poly1305, 7, 1);
         attach(&network, &scene.relay, "west");
         scene.capture.check();
+        // 7 copies take 2 runs, 14 take 4, and 56 take 14.
         for (chunks, further) in [(1, 1), (2, 3), (8, 13)] {
             let chunks = scene.chunks(chunks, 100);
-            let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
+            let frames: Vec<u8> = chunks.iter().flat_map(StreamPart::encode).collect();
             let before = scene.counted();
             let number = scene.next_number();
-            let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+            let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &frames));
             scene.expect(&chunks, &forwarded);
             assert_eq!(scene.capture.check(), 7 * chunks.len());
             let counted = scene.counted().since(&before);
             assert_eq!(counted.packets(Outcome::Continued), 1);
+            // The last run, the runs before it, and the runs that left copies to userspace.
             let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
             assert_eq!(runs, [1, further - 1, 0]);
         }
@@ -74,15 +78,15 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
         return;
     }
     let (_network, mut scene) = simple("tho");
-    // All at one address, which takes fewer sockets and namespaces than there are subscribers.
+    // All subscribers have the same address, so the test needs only one socket and namespace.
     let at = (SocketAddr::new(address(4, 2, 1), PORT), scene.only().socket.local_addr().expect("address"));
     setsockopt(&scene.only().socket, RcvBufForce, &(16 << 20)).expect("room for packets");
     scene.slots.clear();
     let mut slot = scene.upstream.slot(STREAMS[0].upstream);
-    let subscribers: HashMap<DownstreamId, (Direction, DownstreamRecord)> = (0..SUBSCRIBERS)
+    let subscribers: HashMap<DownstreamId, (DirectionKeys, DownstreamRecord)> = (0..SUBSCRIBERS)
         .map(|_| {
-            let keys = Direction::new(Suite::ChaCha20Poly1305, ID_LEN, &mut scene.rng);
-            let downstream = peers::downstream(&scene.relay, at, &keys, 0);
+            let keys = DirectionKeys::new(KeySuite::ChaCha20Poly1305, ID_LEN, &mut scene.rng);
+            let downstream = peers::downstream(&scene.relay, at.0, at.1, &keys, 0);
             slot.add(&downstream, &EGRESS).expect("an egress");
             (downstream.id(), (keys, downstream))
         })
@@ -92,8 +96,9 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
         let chunk = scene.chunk(100);
         let number = scene.next_number();
         let before = scene.counted();
-        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
-        let moved = Chunk { stream: EGRESS.stream_id, ..chunk };
+        let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &chunk.encode()));
+        let moved = StreamPart { stream: EGRESS.stream_id, ..chunk };
+        // Copies may arrive in any order.
         let mut due: HashSet<Vec<u8>> = forwarded
             .iter()
             .map(|sent| subscribers[&sent.downstream].0.build((0, sent.number), &moved.encode()))
@@ -112,18 +117,19 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
 }
 
 #[test]
-fn what_is_left_after_the_last_run_is_for_userspace() {
-    if !root("what_is_left_after_the_last_run_is_for_userspace") {
+fn copies_after_the_last_run_are_left_to_userspace() {
+    if !root("copies_after_the_last_run_are_left_to_userspace") {
         return;
     }
-    let network = Network::new("lft");
+    let network = NamespaceNetwork::new("lft");
     let config =
         Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 2, max_runs: 3, ..Config::default() };
-    let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::Aes128Gcm, 7, 1);
+    let mut scene = RelayScene::with_config(&config, &network, 4, &[4], KeySuite::Aes128Gcm, 7, 1);
     attach(&network, &scene.relay, "west");
     let chunk = scene.chunk(100);
     let number = scene.next_number();
-    let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
+    let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &chunk.encode()));
+    // Three runs make 6 of the 7 copies.
     scene.subscribers.truncate(6);
     scene.expect(&[chunk], &forwarded);
     let counters = scene.counted();
@@ -131,28 +137,30 @@ fn what_is_left_after_the_last_run_is_for_userspace() {
 }
 
 #[test]
-fn all_runs_of_a_packet_are_traced_or_none() {
-    if !root("all_runs_of_a_packet_are_traced_or_none") {
+fn packet_is_traced_in_all_its_runs_or_in_none() {
+    if !root("packet_is_traced_in_all_its_runs_or_in_none") {
         return;
     }
-    let network = Network::new("trc");
+    let network = NamespaceNetwork::new("trc");
     let config =
         Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 2, max_runs: 3, ..Config::default() };
-    let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::ChaCha20Poly1305, 7, 1);
+    let mut scene = RelayScene::with_config(&config, &network, 4, &[4], KeySuite::ChaCha20Poly1305, 7, 1);
     attach(&network, &scene.relay, "west");
     let every = NonZero::new(2).expect("not 0");
-    scene.relay.set_tracing(Some(Tracing { every, track: None, session: None }));
+    scene.relay.set_tracing(Some(RelayTraceSelection { every, track: None, session: None }));
     for _ in 0..4 {
         let number = scene.next_number();
         let frames = scene.chunk(100).encode();
-        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+        let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &frames));
         let mut events = Vec::new();
         assert_eq!(scene.relay.drain_events(|event| events.push(event)), 0);
+        // Every second packet is traced.
         if number % 2 == 1 {
             assert_eq!(events, []);
             continue;
         }
-        let What::Packet { outcome: Outcome::OverBudget, .. } = events.pop().expect("the last run").what
+        let ForwardingEventKind::Packet { outcome: Outcome::OverBudget, .. } =
+            events.pop().expect("the last run").what
         else {
             panic!("{events:?}");
         };
@@ -160,7 +168,7 @@ fn all_runs_of_a_packet_are_traced_or_none() {
             events.iter().all(|event| event.received == number && event.arrived_ns == events[0].arrived_ns)
         );
         let sent = events.iter().map(|event| match event.what {
-            What::Copy { outcome: EgressOutcome::Sent, sent: Some(sent), .. } => sent,
+            ForwardingEventKind::Copy { outcome: EgressOutcome::Sent, sent: Some(sent), .. } => sent,
             other => panic!("{other:?}"),
         });
         assert!(sent.eq(forwarded.iter().map(|packet| (packet.number, packet.size))));
@@ -169,17 +177,17 @@ fn all_runs_of_a_packet_are_traced_or_none() {
 }
 
 #[test]
-fn many_streams_in_a_packet() {
-    if !root("many_streams_in_a_packet") {
+fn packet_with_many_streams_is_forwarded() {
+    if !root("packet_with_many_streams_is_forwarded") {
         return;
     }
     let (_network, mut scene) = simple("str");
     for (streams, sent, outcome) in [(8, 8, Outcome::Forwarded), (9, 8, Outcome::OverBudget)] {
         let chunks = scene.chunks(streams, 7);
-        let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
+        let frames: Vec<u8> = chunks.iter().flat_map(StreamPart::encode).collect();
         let before = scene.counted();
         let number = scene.next_number();
-        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+        let forwarded = scene.send(&scene.publisher.seal(0, number, 1, &frames));
         scene.expect(&chunks[..sent], &forwarded);
         assert_eq!(scene.counted().since(&before).packets(outcome), 1);
     }

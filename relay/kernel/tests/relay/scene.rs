@@ -1,65 +1,66 @@
-//! Publisher - relay - subscribers, with egresses for some streams, and packets through them.
+//! A publisher, a relay and subscribers for the tests, with packets of streams that are forwarded.
 
 use std::net::UdpSocket;
 use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
-use millrace_quic::keys::Suite;
+use millrace_quic::keys::KeySuite;
 use millrace_relay_kernel::program::{
-    Config, Counters, EgressKey, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, Relay,
-    SlotRecord, UpstreamRecord, Want,
+    Config, EgressKey, EgressOutcome, EgressRecord, Forwarded, Outcome, PositionRecord, RelayCounters,
+    RelayProgram, SlotRecord, UpstreamRecord, WantedRing,
 };
 
-use crate::net::{self, Capture, Network, address};
-use crate::peers::{self, PORT, Subscriber, attach};
-use crate::quic::{self, Chunk, Direction};
+use crate::net::{self, NamespaceNetwork, PacketCapture, address};
+use crate::peers::{self, KernelSubscriber, PORT, SubscriberPlace, attach};
+use crate::quic::{self, DirectionKeys, StreamPart};
 
 pub const ID_LEN: usize = 8;
-/// Of the packet number word.
+/// Mask of the packet number in the packet number word.
 pub const NUMBER_MASK: u64 = (1 << 48) - 1;
 
-/// A stream that arrives, and what it is downstream.
+/// A stream of the publisher, and the stream that subscribers get for it.
 #[derive(Clone, Copy)]
-pub struct Stream {
+pub struct SceneStream {
     pub upstream: u64,
     pub downstream: u64,
     pub shift: i64,
 }
 
-pub const STREAMS: [Stream; 3] = [
-    Stream { upstream: 2, downstream: 3, shift: 0 },
-    Stream { upstream: 70_002, downstream: 0x4003, shift: -20 },
-    Stream { upstream: 1 << 40 | 2, downstream: 1 << 35 | 3, shift: 1 << 20 },
+pub const STREAMS: [SceneStream; 3] = [
+    SceneStream { upstream: 2, downstream: 3, shift: 0 },
+    SceneStream { upstream: 70_002, downstream: 0x4003, shift: -20 },
+    SceneStream { upstream: 1 << 40 | 2, downstream: 1 << 35 | 3, shift: 1 << 20 },
 ];
-/// Upstream offset from which on every stream has an egress; above the largest negative shift.
+/// The upstream offset at which each stream begins for the subscribers. The negative shift is not larger.
 pub const FROM: u64 = 20;
-/// Where the streams stand before each packet, unless something else is said.
+/// The next offset that each stream expects before a packet, unless a test sets another one.
 pub const OFFSET: u64 = 1000;
 
-/// Relay, one upstream, some subscribers with an egress for each of `STREAMS`.
-pub struct Scene {
-    pub relay: Relay,
+/// A relay with one upstream. Each subscriber gets a copy of each stream in `STREAMS`.
+pub struct RelayScene {
+    pub relay: RelayProgram,
     pub upstream: UpstreamRecord,
     pub slots: Vec<SlotRecord>,
-    pub publisher: Direction,
-    pub subscribers: Vec<Subscriber>,
-    /// Where the publisher's packets come from, and where they are read.
+    pub publisher: DirectionKeys,
+    pub subscribers: Vec<KernelSubscriber>,
+    /// The publisher's socket.
     pub from: UdpSocket,
+    /// The relay's main socket.
     pub to: UdpSocket,
-    pub capture: Capture,
+    pub capture: PacketCapture,
     pub sent: u64,
-    /// Nothing was sent to the one egress yet.
+    /// True until the only subscriber got its first bytes.
     pub fresh: bool,
     pub rng: Rng,
 }
 
-impl Scene {
-    /// `family`: of the upstream; the subscribers' alternate when there are two in `families`.
+impl RelayScene {
+    /// `family` is the upstream's address family. The subscribers take turns with `families`.
     pub fn new(
-        network: &Network,
+        network: &NamespaceNetwork,
         family: u8,
         families: &[u8],
-        suite: Suite,
+        suite: KeySuite,
         egresses: usize,
         seed: u64,
     ) -> Self {
@@ -69,16 +70,16 @@ impl Scene {
 
     pub fn with_config(
         config: &Config,
-        network: &Network,
+        network: &NamespaceNetwork,
         family: u8,
         families: &[u8],
-        suite: Suite,
+        suite: KeySuite,
         egresses: usize,
         seed: u64,
     ) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let relay = Relay::load(config).expect("the relay loads");
-        let publisher = Direction::new(suite, ID_LEN, &mut rng);
+        let relay = RelayProgram::load(config).expect("the relay loads");
+        let publisher = DirectionKeys::new(suite, ID_LEN, &mut rng);
         let upstream = peers::upstream(&relay, &publisher);
         let subscribers: Vec<_> = (0..egresses)
             .map(|i| {
@@ -88,24 +89,24 @@ impl Scene {
         let slots =
             STREAMS.iter().enumerate().map(|(tag, stream)| slot(&upstream, stream, tag, &subscribers));
         let slots = slots.collect();
-        let (from, to) = peers::sockets(network, (address(family, 1, 2), address(family, 1, 1)));
-        let capture = Capture::new(&network.subscriber);
+        let (from, to) = peers::sockets(network, address(family, 1, 2), address(family, 1, 1));
+        let capture = PacketCapture::new(&network.subscriber);
         Self { relay, upstream, slots, publisher, subscribers, from, to, capture, sent: 0, fresh: true, rng }
     }
 
-    /// Sends one packet and returns what was registered. The packet must reach userspace as it was.
+    /// Sends one packet and returns the registered copies. Userspace must get the unchanged packet.
     pub fn send(&mut self, packet: &[u8]) -> Vec<Forwarded> {
         self.from.send(packet).expect("send");
         peers::receive_original(&self.to, packet, &self.relay)
     }
 
-    /// What became of all packets whose originals have come.
-    pub fn counted(&self) -> Counters {
+    /// Returns the counted outcomes of all packets whose originals have arrived.
+    pub fn counted(&self) -> RelayCounters {
         self.relay.counters().expect("counters") // exact: the program counts a packet before it lets the original pass
     }
 
-    /// Each chunk must have come to each subscriber, as the userspace builder would have sent it.
-    pub fn expect(&mut self, chunks: &[Chunk], forwarded: &[Forwarded]) {
+    /// Checks that each subscriber got each chunk in the packet that the userspace builder makes.
+    pub fn expect(&mut self, chunks: &[StreamPart], forwarded: &[Forwarded]) {
         let mut registered = forwarded.iter();
         for chunk in chunks {
             let (tag, stream) = (0..)
@@ -115,7 +116,7 @@ impl Scene {
             for subscriber in &self.subscribers {
                 let sent = registered.next().expect("a registration");
                 let offset = chunk.offset.wrapping_add_signed(stream.shift);
-                let moved = Chunk { stream: stream.downstream, offset, ..chunk.clone() };
+                let moved = StreamPart { stream: stream.downstream, offset, ..chunk.clone() };
                 let want = subscriber.keys.build((sent.generation, sent.number), &moved.encode());
                 let mut buffer = [0; 2048];
                 let len = subscriber.socket.recv(&mut buffer).expect("a packet");
@@ -137,8 +138,8 @@ impl Scene {
         assert_eq!(registered.next(), None);
     }
 
-    /// A packet with up to `room` bytes of frames, and the chunks in it that have egresses.
-    pub fn generate(&mut self, room: usize) -> (Vec<u8>, Vec<Chunk>) {
+    /// Returns frames of up to `room` bytes for a packet, and the chunks in them that are forwarded.
+    pub fn generate(&mut self, room: usize) -> (Vec<u8>, Vec<StreamPart>) {
         let rng = &mut self.rng;
         let mut frames = Vec::new();
         let mut chunks = Vec::new();
@@ -152,12 +153,13 @@ impl Scene {
             }
             let left = room.saturating_sub(frames.len() + 33);
             let len = if rng.bool() { left } else { rng.usize(..=left) };
-            let (which, bits) = (rng.usize(..3), rng.u32(1..58));
+            let which = rng.usize(..3);
+            let bits = rng.u32(1..58);
             let stream = STREAMS[which];
-            let before = chunks.iter().rev().find(|chunk: &&Chunk| chunk.stream == stream.upstream);
-            // Each stream goes on where it was in this packet.
+            let before = chunks.iter().rev().find(|chunk: &&StreamPart| chunk.stream == stream.upstream);
+            // A stream with an earlier chunk in this packet continues after that chunk.
             let offset = match before {
-                Some(Chunk { fin: true, .. }) => continue,
+                Some(StreamPart { fin: true, .. }) => continue,
                 Some(before) => before.offset + before.data.len() as u64,
                 None => FROM + rng.u64(..1 << bits),
             };
@@ -165,7 +167,7 @@ impl Scene {
                 self.slots[which].set_position(&PositionRecord::opaque(offset));
             }
             let fin = rng.bool();
-            let chunk = Chunk { stream: stream.upstream, offset, data: quic::bytes(len, rng), fin };
+            let chunk = StreamPart { stream: stream.upstream, offset, data: quic::bytes(len, rng), fin };
             let last = chunks.len() + 1 == wanted || left < 40;
             frames.extend(quic::any_stream(&chunk, last, rng));
             if len > 0 || fin {
@@ -178,11 +180,13 @@ impl Scene {
         (frames, chunks)
     }
 
-    /// Now and then, by rings of changing lengths, and sometimes for short packets only.
+    /// Sometimes computes keystreams before their packets arrive. The rings have random lengths, and some are for short
+    /// packets only.
     pub fn compute_ahead(&mut self) {
         let rng = &mut self.rng;
         let mut pick = || {
-            let want = Want { len: [0, 1, 8, 16, 32, 32][rng.usize(..6)], text_bytes: rng.usize(..1500) };
+            let want =
+                WantedRing { len: [0, 1, 8, 16, 32, 32][rng.usize(..6)], text_bytes: rng.usize(..1500) };
             (rng.u32(..8) == 0).then_some(want)
         };
         if let Some(want) = pick() {
@@ -198,12 +202,12 @@ impl Scene {
         }
     }
 
-    /// Has all streams stand at an offset.
+    /// Sets the next offset that all streams expect.
     pub fn stand_at(&mut self, offset: u64) {
         self.slots.iter_mut().for_each(|slot| slot.set_position(&PositionRecord::opaque(offset)));
     }
 
-    /// Of a packet whose streams go on at `OFFSET`.
+    /// Returns the next packet number. All streams expect `OFFSET`.
     pub fn next_number(&mut self) -> u64 {
         self.stand_at(OFFSET);
         self.sent += 1;
@@ -211,16 +215,26 @@ impl Scene {
     }
 }
 
-pub fn subscriber(network: &Network, relay: &Relay, family: u8, suite: Suite, rng: &mut Rng) -> Subscriber {
-    let at = (network.subscriber.as_str(), address(family, 2, 1), address(family, 2, 2));
-    Subscriber::new(network, relay, at, (suite, rng.usize(..=20)), rng)
+pub fn subscriber(
+    network: &NamespaceNetwork,
+    relay: &RelayProgram,
+    family: u8,
+    suite: KeySuite,
+    rng: &mut Rng,
+) -> KernelSubscriber {
+    let at = SubscriberPlace {
+        namespace: &network.subscriber,
+        local: address(family, 2, 1),
+        remote: address(family, 2, 2),
+    };
+    KernelSubscriber::new(network, relay, at, suite, rng.usize(..=20), rng)
 }
 
 pub fn slot(
     upstream: &UpstreamRecord,
-    stream: &Stream,
+    stream: &SceneStream,
     tag: usize,
-    subscribers: &[Subscriber],
+    subscribers: &[KernelSubscriber],
 ) -> SlotRecord {
     let mut slot = upstream.slot(stream.upstream);
     let egress = EgressRecord {
@@ -238,40 +252,40 @@ pub fn slot(
     slot
 }
 
-impl Scene {
-    pub fn only(&mut self) -> &mut Subscriber {
+impl RelayScene {
+    pub fn only(&mut self) -> &mut KernelSubscriber {
         &mut self.subscribers[0]
     }
 
-    /// Some bytes of the first stream.
-    pub fn chunk(&mut self, len: usize) -> Chunk {
+    /// Returns random bytes of the first stream.
+    pub fn chunk(&mut self, len: usize) -> StreamPart {
         let data = quic::bytes(len, &mut self.rng);
-        Chunk { stream: STREAMS[0].upstream, offset: OFFSET, data, fin: false }
+        StreamPart { stream: STREAMS[0].upstream, offset: OFFSET, data, fin: false }
     }
 
-    /// `count` chunks, one behind the other.
-    pub fn chunks(&mut self, count: usize, len: usize) -> Vec<Chunk> {
+    /// Returns `count` chunks of `len` bytes that follow each other.
+    pub fn chunks(&mut self, count: usize, len: usize) -> Vec<StreamPart> {
         let offset = |at: usize| OFFSET + (at * len) as u64;
-        (0..count).map(|at| Chunk { offset: offset(at), ..self.chunk(len) }).collect()
+        (0..count).map(|at| StreamPart { offset: offset(at), ..self.chunk(len) }).collect()
     }
 
-    /// The same bytes each time.
-    pub fn chunk_of(&self, len: usize) -> Chunk {
-        Chunk { stream: STREAMS[0].upstream, offset: OFFSET, data: vec![5; len], fin: false }
+    /// Returns a chunk with the same bytes each time.
+    pub fn chunk_of(&self, len: usize) -> StreamPart {
+        StreamPart { stream: STREAMS[0].upstream, offset: OFFSET, data: vec![5; len], fin: false }
     }
 
-    /// Sends a chunk of 1000 bytes and returns the outcome of its one egress. What is not sent has no trace but the
-    /// count, on the connection too.
+    /// Sends a chunk of 1000 bytes to the only subscriber and returns the outcome of the copy. A copy that is not sent
+    /// must change no state but the count of its outcome.
     pub fn try_egress(&mut self, generation: u16) -> EgressOutcome {
         let before = self.counted();
-        let shared = |subscriber: &Subscriber| {
+        let shared = |subscriber: &KernelSubscriber| {
             let downstream = &subscriber.downstream;
             (downstream.number().load(Ordering::SeqCst), downstream.bytes(), downstream.data())
         };
         let state = shared(&self.subscribers[0]);
         let chunk = self.chunk(1000);
         let number = self.next_number();
-        let forwarded = self.send(&self.publisher.seal((generation, number), 2, &chunk.encode()));
+        let forwarded = self.send(&self.publisher.seal(generation, number, 2, &chunk.encode()));
         let counted = self.counted().since(&before);
         assert_eq!(counted.packets(Outcome::Forwarded), 1, "{counted:?}");
         let mut outcomes = EgressOutcome::ALL.into_iter().filter(|outcome| counted.egresses(*outcome) > 0);
@@ -280,7 +294,7 @@ impl Scene {
         if outcome == EgressOutcome::Sent {
             self.expect(&[chunk], &forwarded);
             let size = u64::from(forwarded[0].size);
-            // What came again is not counted again.
+            // Repeated bytes use no credit.
             let credit = if std::mem::take(&mut self.fresh) { 1000 } else { 0 };
             assert_eq!(shared(&self.subscribers[0]), (state.0 + 1, state.1 + size, state.2 + credit));
             assert_eq!(forwarded[0].credit, credit);
@@ -292,26 +306,27 @@ impl Scene {
         outcome
     }
 
-    /// The UDP payload that `try_egress` makes.
+    /// Returns the size of the UDP payload that `try_egress` sends.
     pub fn size(&self) -> u64 {
-        let chunk = Chunk { stream: STREAMS[0].downstream, offset: 1000, data: vec![0; 1000], fin: false };
+        let chunk =
+            StreamPart { stream: STREAMS[0].downstream, offset: 1000, data: vec![0; 1000], fin: false };
         self.subscribers[0].keys.build((0, 0), &chunk.encode()).len() as u64
     }
 
-    /// The same connections and streams on a relay of another configuration.
-    pub fn rebuild(&mut self, network: &Network, config: &Config) {
+    /// Makes the same connections and streams with a relay of another configuration.
+    pub fn rebuild(&mut self, network: &NamespaceNetwork, config: &Config) {
         let count = self.subscribers.len();
         self.slots.clear();
         self.subscribers.clear();
-        self.relay = Relay::load(config).expect("the relay loads");
+        self.relay = RelayProgram::load(config).expect("the relay loads");
         self.upstream = peers::upstream(&self.relay, &self.publisher);
-        let suite = Suite::ChaCha20Poly1305;
+        let suite = KeySuite::ChaCha20Poly1305;
         self.subscribers =
             (0..count).map(|_| subscriber(network, &self.relay, 4, suite, &mut self.rng)).collect();
         self.slots = vec![slot(&self.upstream, &STREAMS[0], 0, &self.subscribers)];
     }
 
-    /// One slot for the first stream in place of those that are there.
+    /// Replaces all slots by one for the first stream.
     pub fn relay_with(&mut self, egress: EgressRecord) -> EgressKey {
         self.slots.clear();
         let mut slot = self.upstream.slot(STREAMS[0].upstream);
@@ -323,6 +338,7 @@ impl Scene {
     }
 }
 
+/// A copy of the first stream.
 pub const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 0,
@@ -334,11 +350,11 @@ pub const EGRESS: EgressRecord = EgressRecord {
     group: 0,
 };
 
-/// IPv4, one subscriber, ChaCha20-Poly1305.
-pub fn simple(name: &str) -> (Network, Scene) {
-    let network = Network::new(name);
+/// Makes a scene with IPv4, one subscriber and ChaCha20-Poly1305.
+pub fn simple(name: &str) -> (NamespaceNetwork, RelayScene) {
+    let network = NamespaceNetwork::new(name);
     net::set_checksum_offload(&network.publisher, "eth", false);
-    let scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    let scene = RelayScene::new(&network, 4, &[4], KeySuite::ChaCha20Poly1305, 1, 1);
     attach(&network, &scene.relay, "west");
     (network, scene)
 }

@@ -1,4 +1,4 @@
-//! What the program shares with userspace: packet numbers, and its sockets.
+//! Tests of the state that the program and userspace share: packet numbers and sockets.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,15 +7,16 @@ use millrace_kernel::clock::monotonic_ns;
 use millrace_relay_kernel::program::{DeferredSocket, EgressOutcome, Outcome, PositionRecord};
 
 use crate::net::{self, address, root};
-use crate::quic::{self, Chunk};
-use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, OFFSET, Scene, simple};
+use crate::quic::{self, StreamPart};
+use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, OFFSET, RelayScene, simple};
 
-/// The program and two threads draw numbers for one connection; one of them updates keys. No number is drawn
-/// twice or lost, generations never go back, and each of the program's packets has the keys of its generation.
+/// The program and two threads take packet numbers of one connection, and one thread updates its keys. No number is
+/// taken twice or left out, key generations never decrease, and each packet of the program uses the keys of its
+/// generation.
 #[test]
-fn numbers_are_shared_with_userspace() {
+fn packet_numbers_are_shared_with_userspace() {
     const PACKETS: usize = 3000;
-    if !root("numbers_are_shared_with_userspace") {
+    if !root("packet_numbers_are_shared_with_userspace") {
         return;
     }
     let (_network, mut scene) = simple("num");
@@ -23,12 +24,13 @@ fn numbers_are_shared_with_userspace() {
     let keys = scene.only().keys.kernel_keys(1);
     scene.only().downstream.set_keys(1, &keys).expect("keys");
     let packets: Vec<_> = (0..PACKETS)
-        .map(|number| scene.publisher.seal((0, number as u64), 4, &scene.chunk_of(9).encode()))
+        .map(|number| scene.publisher.seal(0, number as u64, 4, &scene.chunk_of(9).encode()))
         .collect();
-    let frames = Chunk { stream: EGRESS.stream_id, ..scene.chunk_of(9) }.encode();
-    let Scene { relay, subscribers, slots, from, to, .. } = &mut scene;
+    let frames = StreamPart { stream: EGRESS.stream_id, ..scene.chunk_of(9) }.encode();
+    let RelayScene { relay, subscribers, slots, from, to, .. } = &mut scene;
     let word = subscribers[0].downstream.number();
-    let (update, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let update = AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     let draw = || {
         let mut drawn = Vec::new();
         while !done.load(Ordering::Relaxed) {
@@ -45,6 +47,7 @@ fn numbers_are_shared_with_userspace() {
         let threads = [(); 2].map(|()| scope.spawn(draw));
         let mut registered = Vec::new();
         for (at, packet) in packets.iter().enumerate() {
+            // One of the threads updates the keys in the middle of the test.
             update.fetch_or(at == PACKETS / 2, Ordering::SeqCst);
             slots[0].set_position(&PositionRecord::opaque(OFFSET));
             from.send(packet).expect("send");
@@ -72,8 +75,8 @@ fn numbers_are_shared_with_userspace() {
 }
 
 #[test]
-fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
-    if !root("what_is_no_hurry_goes_to_a_socket_of_its_own") {
+fn packet_that_nobody_waits_for_goes_to_the_deferred_socket() {
+    if !root("packet_that_nobody_waits_for_goes_to_the_deferred_socket") {
         return;
     }
     const PING: u8 = 1;
@@ -85,9 +88,11 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     let frames = scene.chunk_of(100).encode();
     let with_ping = [[PING].as_slice(), &frames].concat();
     let padded = [[0; 20].as_slice(), &frames].concat();
-    let other_stream = Chunk { stream: 400, ..scene.chunk_of(10) }.encode();
+    let other_stream = StreamPart { stream: 400, ..scene.chunk_of(10) }.encode();
     let both = [scene.chunk_of(10).encode(), other_stream].concat();
     let window = u64::MAX / 2;
+    // Only a packet whose streams are all forwarded by the program alone, and that has nothing else for userspace, is
+    // deferred.
     for (description, exclusive, window, frames, is_deferred) in [
         ("somebody else waits", false, window, &frames, false),
         ("nobody does", true, window, &frames, true),
@@ -101,23 +106,25 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
         scene.only().downstream.set_max_bytes(window);
         let before = (deferred.packets(), deferred.wakes());
         let number = scene.next_number();
-        let packet = scene.publisher.seal((0, number), 4, frames);
+        let packet = scene.publisher.seal(0, number, 4, frames);
         scene.from.send(&packet).expect("send");
         let mut buffer = [0; 2048];
         let came_by = if is_deferred { &socket } else { &scene.to };
         let len = came_by.recv(&mut buffer).expect(description);
         assert_eq!(buffer[..len], packet, "{description}");
-        let (packets, others) = (deferred.packets() - before.0, deferred.wakes() - before.1);
+        let packets = deferred.packets() - before.0;
+        let others = deferred.wakes() - before.1;
         assert_eq!((packets, others), if is_deferred { (1, 0) } else { (0, 1) }, "{description}");
         deferred.sleep(deferred.wakes());
     }
-    // A long run of them is heard of in between, and what follows goes the same way until userspace sleeps again.
+    // Userspace is woken after a number of deferred packets. Further packets go to the main socket until userspace
+    // sleeps again.
     scene.slots[0].set_exclusive(true);
     let mut run = |description, wakes: u64, packets: u64| {
         let before = (deferred.packets(), deferred.wakes());
         for _ in 0..packets {
             let number = scene.next_number();
-            scene.from.send(&scene.publisher.seal((0, number), 4, &frames)).expect("send");
+            scene.from.send(&scene.publisher.seal(0, number, 4, &frames)).expect("send");
         }
         let mut buffer = [0; 2048];
         for (socket, packets) in [(&scene.to, wakes), (&socket, packets - wakes)] {
@@ -131,7 +138,7 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
             "{description}"
         );
     };
-    // Two were deferred above.
+    // Two packets were deferred above.
     run("asleep", 40 - (31 - 2), 40);
     run("not asleep", 5, 5);
     let others = deferred.wake();
@@ -141,23 +148,23 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     deferred.sleep(deferred.wake());
     run("asleep again", 0, 31);
     run("for too long", 2, 2);
-    // Without the socket all of them go where they were sent.
+    // All packets go to the main socket once the deferred socket is closed.
     drop(socket);
     let number = scene.next_number();
-    let packet = scene.publisher.seal((0, number), 4, &frames);
+    let packet = scene.publisher.seal(0, number, 4, &frames);
     assert_eq!(scene.send(&packet).len(), 1 + 88 + 6);
 }
 
-/// A deferred socket, the other one, and who sends to that.
-struct Ends<'a> {
+/// A deferred socket, the main socket, and a socket that sends to the main one.
+struct UserspaceSockets<'a> {
     handle: &'a DeferredSocket,
     deferred: &'a UdpSocket,
     to: &'a UdpSocket,
     from: &'a UdpSocket,
 }
 
-impl Ends<'_> {
-    /// Sends a packet, which must arrive where it should, and be counted so.
+impl UserspaceSockets<'_> {
+    /// Checks that the packet arrives at the expected socket and is counted there.
     fn send(&self, packet: &[u8], is_deferred: bool, description: &str) {
         let before = (self.handle.packets(), self.handle.wakes());
         self.handle.sleep(before.1);
@@ -171,15 +178,15 @@ impl Ends<'_> {
     }
 }
 
-/// A packet with a short header for `id`, of bytes that nobody can open.
-fn sealed(id: &[u8], len: usize, scene: &mut Scene) -> Vec<u8> {
+/// Returns a packet with a short header and random bytes that no key opens.
+fn sealed(id: &[u8], len: usize, scene: &mut RelayScene) -> Vec<u8> {
     let rest = quic::bytes(len - 1 - id.len(), &mut scene.rng);
     [&[0x40], id, &rest].concat()
 }
 
 #[test]
-fn short_packets_of_a_subscriber_are_no_hurry() {
-    if !root("short_packets_of_a_subscriber_are_no_hurry") {
+fn short_packets_of_a_subscriber_are_deferred() {
+    if !root("short_packets_of_a_subscriber_are_deferred") {
         return;
     }
     const ROOM: u64 = 20;
@@ -203,9 +210,10 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     ] {
         scene.only().downstream.set_deferral(limit, total);
         let packet = sealed(&id, len, &mut scene);
+        // The program remembers the arrival time of deferred packets by their last bytes.
         let end = *packet.last_chunk().expect("eight bytes");
         assert_eq!(scene.relay.arrival(end), None);
-        let ends = Ends { handle: &handle, deferred: &socket, to: &scene.to, from: &scene.from };
+        let ends = UserspaceSockets { handle: &handle, deferred: &socket, to: &scene.to, from: &scene.from };
         let before = micros();
         ends.send(&packet, is_deferred, description);
         let arrival = scene.relay.arrival(end);
@@ -216,12 +224,12 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     let counted = scene.counted().since(&counters);
     assert_eq!(counted.packets(Outcome::FromSubscriber), 6, "{counted:?}");
 
-    // No more than fit; what was read makes room.
+    // The program defers only as many packets as the deferred socket has room for. Reading packets makes room.
     scene.only().downstream.set_deferral(36, u64::MAX);
     let waiting = handle.packets();
     for number in waiting..waiting + ROOM {
         let packet = sealed(&id, 36, &mut scene);
-        let ends = Ends { handle: &handle, deferred: &socket, to: &scene.to, from: &scene.from };
+        let ends = UserspaceSockets { handle: &handle, deferred: &socket, to: &scene.to, from: &scene.from };
         ends.send(&packet, number < ROOM, "to the last");
         if number + 1 == waiting + ROOM {
             handle.take(1);
@@ -230,7 +238,7 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     }
     assert_eq!(scene.only().downstream.deferred_packets(), handle.packets());
 
-    // Once the connection is one that media arrives on, its packets are opened.
+    // The program opens the packets of a connection as soon as the connection publishes something.
     scene.only().downstream.remove_ids();
     scene.upstream.add_id(&id).expect("an ID");
     let counters = scene.counted();
@@ -240,7 +248,7 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     assert_eq!(counted.packets(Outcome::NotAuthentic), 1, "{counted:?}");
 }
 
-/// `CLOCK_MONOTONIC`, modulo 2^32.
+/// Returns `CLOCK_MONOTONIC` in microseconds, modulo 2^32.
 fn micros() -> u32 {
     (monotonic_ns() / 1000) as u32
 }

@@ -1,49 +1,50 @@
-//! QUIC as a peer of the relay program sees it, by the userspace implementation.
+//! QUIC packets and frames of a peer of the relay program, made by the userspace implementation.
 
 use fastrand::Rng;
 use millrace_quic::frame;
-use millrace_quic::keys::{HeaderKey, PacketKey, Secret, Suite};
+use millrace_quic::keys::{DirectionKey, HeaderKey, KeySuite, TrafficSecret};
 use millrace_quic::keystream::KeystreamKey;
 use millrace_quic::packet::{self, ConnectionId};
 
 use super::{Compute, QuicKeys};
 
-pub const SUITES: [Suite; 2] = [Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
+pub const SUITES: [KeySuite; 2] = [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm];
+/// How many generations of keys a connection has, for key updates.
 const GENERATIONS: usize = 4;
 
-/// The keys of one direction of a connection, all generations.
-pub struct Direction {
+/// The keys of one direction of a connection, of all generations.
+pub struct DirectionKeys {
     pub id: Vec<u8>,
-    secrets: Vec<Secret>,
-    keys: Vec<PacketKey>,
+    secrets: Vec<TrafficSecret>,
+    keys: Vec<DirectionKey>,
     header: HeaderKey,
 }
 
-impl Direction {
-    pub fn new(suite: Suite, id_len: usize, rng: &mut Rng) -> Self {
-        let first = Secret::new(suite, &bytes(32, rng)).expect("a secret");
+impl DirectionKeys {
+    pub fn new(suite: KeySuite, id_len: usize, rng: &mut Rng) -> Self {
+        let first = TrafficSecret::new(suite, &bytes(32, rng)).expect("a secret");
         let secrets: Vec<_> =
             std::iter::successors(Some(first), |secret| Some(secret.next())).take(GENERATIONS).collect();
-        let keys = secrets.iter().map(Secret::packet_key).collect();
+        let keys = secrets.iter().map(TrafficSecret::packet_key).collect();
         Self { id: bytes(id_len, rng), header: secrets[0].header_key(), secrets, keys }
     }
 
-    /// As the kernel gets them.
+    /// Returns the keys of a generation as the kernel program uses them.
     pub fn kernel_keys(&self, generation: u16) -> QuicKeys {
         let material = self.secrets[usize::from(generation)].key_material();
         let header = self.secrets[0].key_material().header;
         match self.secrets[0].suite() {
-            Suite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&material.key, &material.iv, &header),
-            Suite::Aes128Gcm => QuicKeys::aes128_gcm(
+            KeySuite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&material.key, &material.iv, &header),
+            KeySuite::Aes128Gcm => QuicKeys::aes128_gcm(
                 material.key.first_chunk().expect("16 bytes"),
                 &material.iv,
                 header.first_chunk().expect("16 bytes"),
             ),
-            Suite::Aes256Gcm => panic!("not for the kernel"),
+            KeySuite::Aes256Gcm => panic!("not for the kernel"),
         }
     }
 
-    /// What computes keystreams ahead.
+    /// Returns a function that computes keystreams before their packets exist.
     pub fn keystreams(&self) -> impl Compute + use<> {
         let keys: Vec<_> = self.secrets.iter().map(KeystreamKey::new).collect();
         move |generation, number, once, text| {
@@ -53,26 +54,27 @@ impl Direction {
         }
     }
 
-    /// A packet as the relay's own builder makes it.
+    /// Returns the packet with the generation and number `word` as the userspace builder makes it.
     pub fn build(&self, word: (u16, u64), frames: &[u8]) -> Vec<u8> {
         let id = ConnectionId::new(&self.id).expect("a connection ID");
         let mut out = Vec::new();
         packet::start(&id, &mut out);
         out.extend_from_slice(frames);
-        packet::finish(&mut out, 0, id.len(), word, &self.keys[usize::from(word.0)], &self.header);
+        packet::finish(&mut out, 0, id.len(), word.0, word.1, &self.keys[usize::from(word.0)], &self.header);
         out
     }
 
-    /// A packet as any peer may make it: its number in 1 to 4 bytes.
-    pub fn seal(&self, (generation, number): (u16, u64), number_len: usize, frames: &[u8]) -> Vec<u8> {
-        self.seal_with_bits(0, (generation, number), number_len, frames)
+    /// Returns a packet as any peer may send it, with 1 to 4 bytes of its number.
+    pub fn seal(&self, generation: u16, number: u64, number_len: usize, frames: &[u8]) -> Vec<u8> {
+        self.seal_with_bits(0, generation, number, number_len, frames)
     }
 
-    /// `bits` are set in the first byte.
+    /// Does the same with further bits set in the first byte.
     pub fn seal_with_bits(
         &self,
         bits: u8,
-        (generation, number): (u16, u64),
+        generation: u16,
+        number: u64,
         number_len: usize,
         frames: &[u8],
     ) -> Vec<u8> {
@@ -94,17 +96,17 @@ pub fn bytes(len: usize, rng: &mut Rng) -> Vec<u8> {
     std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
 }
 
-/// Part of a stream.
+/// A part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunk {
+pub struct StreamPart {
     pub stream: u64,
     pub offset: u64,
     pub data: Vec<u8>,
     pub fin: bool,
 }
 
-impl Chunk {
-    /// The STREAM frame by the relay's own encoder.
+impl StreamPart {
+    /// Returns the STREAM frame in the encoding of the relay.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         frame::write_stream(self.stream, self.offset, &self.data, self.fin, &mut out);
@@ -112,7 +114,7 @@ impl Chunk {
     }
 }
 
-/// A varint of the given width, 1, 2, 4 or 8 bytes, or of the least that takes the value.
+/// Returns a varint of `width` bytes (1, 2, 4 or 8), or the shortest that has room for the value.
 pub fn varint(value: u64, width: usize) -> Vec<u8> {
     let least = match value {
         0..0x40 => 1,
@@ -126,12 +128,13 @@ pub fn varint(value: u64, width: usize) -> Vec<u8> {
     out
 }
 
+/// Returns a varint of a random length.
 pub fn any_varint(value: u64, rng: &mut Rng) -> Vec<u8> {
     varint(value, 1 << rng.u32(..4))
 }
 
-/// A STREAM frame with any legal encoding; without a length it must be the last.
-pub fn any_stream(chunk: &Chunk, last: bool, rng: &mut Rng) -> Vec<u8> {
+/// Returns a STREAM frame in a random valid encoding. Only the last frame of a packet may have no length.
+pub fn any_stream(chunk: &StreamPart, last: bool, rng: &mut Rng) -> Vec<u8> {
     let with_offset = chunk.offset != 0 || rng.bool();
     let with_len = !last || rng.bool();
     let kind = 0x08 | u64::from(chunk.fin) | u64::from(with_len) << 1 | u64::from(with_offset) << 2;
@@ -147,7 +150,7 @@ pub fn any_stream(chunk: &Chunk, last: bool, rng: &mut Rng) -> Vec<u8> {
     out
 }
 
-/// A frame that is not the relay program's business.
+/// Returns a random frame that the relay program does not forward.
 pub fn any_other(rng: &mut Rng) -> Vec<u8> {
     let fields = |kind: u64, count: usize, rng: &mut Rng| {
         let mut out = varint(kind, 1);
@@ -166,10 +169,14 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
         out
     };
     match rng.u32(..14) {
+        // PADDING
         0 => vec![0; rng.usize(1..40)],
+        // PING, HANDSHAKE_DONE and IMMEDIATE_ACK
         1 => vec![[0x01, 0x1e, 0x1f][rng.usize(..3)]],
+        // ACK, the longer one with ECN counts
         2 | 3 => {
-            let (ranges, ecn) = (rng.usize(..12), rng.bool());
+            let ranges = rng.usize(..12);
+            let ecn = rng.bool();
             let mut out = varint(0x02 | u64::from(ecn), 1);
             out.extend(varint(1 << 40, 8));
             out.extend(any_varint(rng.u64(..1 << 14), rng));
@@ -179,11 +186,17 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
             }
             out
         }
+        // RESET_STREAM
         4 => fields(0x04, 3, rng),
+        // STOP_SENDING, MAX_STREAM_DATA and STREAM_DATA_BLOCKED
         5 => fields([0x05, 0x11, 0x15][rng.usize(..3)], 2, rng),
+        // Limits of the connection and RETIRE_CONNECTION_ID
         6 => fields([0x10, 0x12, 0x13, 0x14, 0x16, 0x17, 0x19][rng.usize(..7)], 1, rng),
+        // CRYPTO
         7 => prefixed(0x06, 1, rng),
+        // NEW_TOKEN and DATAGRAM
         8 => prefixed([0x07, 0x31][rng.usize(..2)], 0, rng),
+        // NEW_CONNECTION_ID
         9 => {
             let mut out = varint(0x18, 1);
             out.extend(varint(rng.u64(5..60), 1));
@@ -193,9 +206,12 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
             out.extend(bytes(usize::from(len) + 16, rng));
             out
         }
+        // PATH_CHALLENGE and PATH_RESPONSE
         10 => [vec![[0x1a, 0x1b][rng.usize(..2)]], bytes(8, rng)].concat(),
+        // CONNECTION_CLOSE of the transport and of the application
         11 => prefixed(0x1c, 2, rng),
         12 => prefixed(0x1d, 1, rng),
+        // ACK_FREQUENCY
         _ => fields(0xaf, 4, rng),
     }
 }

@@ -1,4 +1,4 @@
-//! Who may do what, over real connections.
+//! Tests of access rules and tokens, over real connections.
 
 mod standing;
 
@@ -8,108 +8,109 @@ use bytes::BytesMut;
 use millrace_moq::{
     Filter, Location,
     message::{
-        Fetch, FetchKind, PublishNamespace, RequestUpdate, SubscribeNamespace, SubscribeOk, SubscribeTracks,
-        TrackStatus,
+        FetchKind, FetchRequest, PublishNamespace, RequestUpdate, SubscribeNamespace, SubscribeOk,
+        SubscribeTracks, TrackStatus,
     },
-    param::Token,
+    param::AuthToken,
     token::{Credential, Form},
 };
 use quinn::{ReadError, VarInt};
 
 use super::*;
 use crate::{
-    access::{
-        Limits, Policy, Requirements, Rule,
-        jwt::{self, Claims, OneOrMany},
-        keys::{self, Signer},
-        token,
-    },
-    incomplete::Incomplete,
-    wire::{GoAways, Incoming, MessageReader},
+    incomplete::IncompleteBytes,
+    wire::{GoAways, IncomingMessage, MessageReader},
+};
+use millrace_access::{
+    AccessPolicy, AccessRule, BudgetLimits, Requirements,
+    jwt::{self, JwtClaims, OneOrMany},
+    keys::{self, Signer},
+    token,
 };
 
 const SECRET: &[u8; 32] = b"0123456789abcdef0123456789abcdef";
 
-/// A session of ours, and what the relay asks of it.
-struct Client {
+/// A session of a test client with the relay.
+struct AccessSession {
     connection: Arc<Connection>,
     next_request: std::cell::Cell<u64>,
     _control: SendStream,
     _endpoint: Option<Endpoint>,
 }
 
-/// A request and its answers.
-struct Asked {
+/// A request of the client, with the reader of its answers.
+struct AskedRequest {
     send: SendStream,
     reader: MessageReader,
 }
 
-fn tokens_only() -> Policy {
+fn tokens_only() -> AccessPolicy {
     let tokens = Requirements { keys: vec![keys::read_secret(SECRET).unwrap()], ..Requirements::default() };
-    Policy::new(vec![], tokens, false)
+    AccessPolicy::new(vec![], tokens, false)
 }
 
-fn rule(namespace: &str, publish: &[&str], subscribe: &[&str]) -> Rule {
+fn rule(namespace: &str, publish: &[&str], subscribe: &[&str]) -> AccessRule {
     let principals = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect();
-    let (publish, subscribe) = (principals(publish), principals(subscribe));
-    Rule { namespace: namespace.parse().unwrap(), publish, subscribe, path: None, authority: None }
+    let publish = principals(publish);
+    let subscribe = principals(subscribe);
+    AccessRule { namespace: namespace.parse().unwrap(), publish, subscribe, path: None, authority: None }
 }
 
-fn claims(put: &[&str], get: &[&str]) -> Claims {
+fn claims(put: &[&str], get: &[&str]) -> JwtClaims {
     let paths = |all: &[&str]| OneOrMany::Many(all.iter().map(|path| (*path).to_owned()).collect());
-    Claims { put: paths(put), get: paths(get), ..Claims::default() }
+    JwtClaims { put: paths(put), get: paths(get), ..JwtClaims::default() }
 }
 
-fn jwt(claims: &Claims) -> String {
+fn jwt(claims: &JwtClaims) -> String {
     jwt::make(claims, &Signer::read_secret(SECRET).unwrap()).unwrap()
 }
 
-fn credential(claims: &Claims) -> Credential {
-    token::of_text(&jwt(claims))
+fn credential(claims: &JwtClaims) -> Credential {
+    token::credential_from_text(&jwt(claims))
 }
 
-fn value(claims: &Claims) -> Token {
+fn value(claims: &JwtClaims) -> AuthToken {
     Form::UseValue(credential(claims)).encode()
 }
 
-fn with_tokens(authorization_tokens: Vec<Token>) -> Parameters {
+fn with_tokens(authorization_tokens: Vec<AuthToken>) -> Parameters {
     Parameters { authorization_tokens, ..Parameters::default() }
 }
 
-/// So many seconds from now.
+/// Returns the time in `seconds` from now.
 fn soon(seconds: f64) -> Option<f64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     Some(now.as_secs_f64() + seconds)
 }
 
-impl Relay {
-    async fn client(&self, setup: Setup) -> Client {
+impl RelayUnderTest {
+    async fn client(&self, setup: SetupOptions) -> AccessSession {
         let address = self.server.local_addrs()[0];
         let connection = patiently(self.client.connect(address, "localhost")).await.unwrap();
-        Client::begin(connection, setup, None).await
+        AccessSession::begin(connection, setup, None).await
     }
 
-    /// A client at another address.
-    async fn client_at(&self, ip: IpAddr) -> Client {
-        let config = transport::Config { trust: Trust::Anyone, ..transport::Config::default() };
+    /// Connects a client from another address.
+    async fn client_at(&self, ip: IpAddr) -> AccessSession {
+        let config = transport::Config { trust: ServerTrust::Anyone, ..transport::Config::default() };
         let endpoint = Endpoint::bind((ip, 0).into(), config).unwrap();
         let connection = endpoint.connect(self.server.local_addrs()[0], "localhost").await.unwrap();
-        Client::begin(connection, Setup::default(), Some(endpoint)).await
+        AccessSession::begin(connection, SetupOptions::default(), Some(endpoint)).await
     }
 
-    async fn client_with(&self, claims: &Claims) -> Client {
+    async fn client_with(&self, claims: &JwtClaims) -> AccessSession {
         let authorization_tokens = vec![value(claims)];
-        self.client(Setup { authorization_tokens, ..Setup::default() }).await
+        self.client(SetupOptions { authorization_tokens, ..SetupOptions::default() }).await
     }
 
     fn refused(&self, reason: &str) -> u64 {
-        // exact: what is refused is counted before it is told
+        // exact: a refusal is counted before its answer is sent
         self.server.status().access.refused.get(reason).copied().unwrap_or_default()
     }
 }
 
-impl Client {
-    async fn begin(connection: Arc<Connection>, setup: Setup, endpoint: Option<Endpoint>) -> Self {
+impl AccessSession {
+    async fn begin(connection: Arc<Connection>, setup: SetupOptions, endpoint: Option<Endpoint>) -> Self {
         let control = patiently(open_stream(&connection, &encoded(setup))).await;
         Self { connection, next_request: 0.into(), _control: control, _endpoint: endpoint }
     }
@@ -118,15 +119,15 @@ impl Client {
         self.next_request.replace(self.next_request.get() + 2)
     }
 
-    async fn ask(&self, message: impl Into<Message>) -> Asked {
+    async fn ask(&self, message: impl Into<Message>) -> AskedRequest {
         let (send, recv) = patiently(open_request(&self.connection, message)).await;
-        Asked {
+        AskedRequest {
             send,
             reader: MessageReader::new(
                 Draft::D18,
                 recv,
                 BytesMut::new(),
-                Arc::<Incomplete>::default().stream(),
+                Arc::<IncompleteBytes>::default().stream(),
                 GoAways::on_request(true),
             ),
         }
@@ -142,37 +143,37 @@ impl Client {
         }
     }
 
-    async fn publish(&self, track: &TrackName, alias: u64) -> Asked {
+    async fn publish(&self, track: &TrackName, alias: u64) -> AskedRequest {
         self.ask(self.publish_of(track, alias)).await
     }
 
-    async fn subscribe(&self, track: &TrackName, parameters: Parameters) -> Asked {
+    async fn subscribe(&self, track: &TrackName, parameters: Parameters) -> AskedRequest {
         self.ask(Subscribe { request_id: self.id(), track: track.clone(), parameters }).await
     }
 
-    async fn publish_namespace(&self, path: &str) -> Asked {
+    async fn publish_namespace(&self, path: &str) -> AskedRequest {
         let namespace = Namespace::from_path(path).unwrap();
         let parameters = Parameters::default();
         self.ask(PublishNamespace { request_id: self.id(), namespace, parameters }).await
     }
 
-    /// The relay's next request.
-    async fn asked(&self) -> (Message, Asked) {
+    /// Returns the next request that the relay sends to this client.
+    async fn asked(&self) -> (Message, AskedRequest) {
         let (send, recv) = patiently(self.connection.streams().accept_bi()).await.unwrap();
-        let mut asked = Asked {
+        let mut asked = AskedRequest {
             send,
             reader: MessageReader::new(
                 Draft::D18,
                 recv,
                 BytesMut::new(),
-                Arc::<Incomplete>::default().stream(),
+                Arc::<IncompleteBytes>::default().stream(),
                 GoAways::on_request(true),
             ),
         };
         (asked.message().await, asked)
     }
 
-    /// The code that the relay closes the connection with.
+    /// Waits until the relay closes the connection, and returns the code.
     async fn closed(&self) -> code::Session {
         match patiently(self.connection.quic.closed()).await {
             quinn::ConnectionError::ApplicationClosed(close) => code::Session(close.error_code.into_inner()),
@@ -181,19 +182,19 @@ impl Client {
     }
 }
 
-impl Asked {
-    async fn incoming(&mut self) -> Incoming {
+impl AskedRequest {
+    async fn incoming(&mut self) -> IncomingMessage {
         patiently(self.reader.next()).await.unwrap()
     }
 
     async fn message(&mut self) -> Message {
         match self.incoming().await {
-            Incoming::Message(message) => message,
+            IncomingMessage::Message(message) => message,
             other => panic!("{other:?}"),
         }
     }
 
-    /// The code of the refusal; `None`: it is not refused.
+    /// Returns the code with which the request is refused, or `None` if it is accepted.
     async fn refusal(&mut self) -> Option<code::Request> {
         match self.message().await {
             Message::RequestError(error) => Some(error.code),
@@ -206,13 +207,13 @@ impl Asked {
         self
     }
 
-    /// Until the relay resets it.
+    /// Waits until the relay resets the request's stream.
     async fn reset(&mut self) {
         loop {
             match self.incoming().await {
-                Incoming::Reset => return,
-                Incoming::Finished => panic!("finished instead of reset"),
-                Incoming::Message(_) | Incoming::GoAway(_) => {}
+                IncomingMessage::Reset => return,
+                IncomingMessage::Finished => panic!("finished instead of reset"),
+                IncomingMessage::Message(_) | IncomingMessage::GoAway(_) => {}
             }
         }
     }
@@ -230,28 +231,29 @@ fn in_room(path: &str, name: &str) -> TrackName {
     TrackName::new(Namespace::from_path(path).unwrap(), name.to_owned()).unwrap()
 }
 
-/// Seconds that a token is good for which is to expire in a test: enough to use it before, on a machine that is busy.
+/// Lifetime in seconds of a token that expires during a test. It is long enough to use the token first, even on a busy
+/// machine.
 const BRIEF: f64 = 5.0;
 
-/// Another loopback address is another client.
+/// A different loopback address, which counts as a different client.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
 #[tokio::test]
 async fn an_established_publisher_is_not_displaced() {
-    let relay = Relay::start();
+    let relay = RelayUnderTest::start();
     let track = track(0);
-    let owner = relay.client(Setup::default()).await;
+    let owner = relay.client(SetupOptions::default()).await;
     let _published = owner.publish(&track, 1).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     assert_eq!(rival.publish(&track, 1).await.refusal().await, Some(code::Request::UNAUTHORIZED));
-    let status = relay.server.status(); // exact: both have their answers
+    let status = relay.server.status(); // exact: both requests were answered
     assert_eq!((status.tracks[0].publishers, status.tracks[0].owner.as_deref()), (1, Some("127.0.0.1")));
     assert_eq!(relay.refused("track_taken"), 1);
-    // The same client may publish it twice.
-    let again = relay.client(Setup::default()).await;
+    // The same client may publish the track in a second session.
+    let again = relay.client(SetupOptions::default()).await;
     let _copy = again.publish(&track, 2).await.accepted().await;
     until("both publish it", || relay.server.status().tracks[0].publishers == 2).await;
-    // And another one once it is over.
+    // Another client may publish the track once the first one has stopped.
     for client in [&owner, &again] {
         client.connection.quic.close(0u32.into(), b"");
     }
@@ -261,31 +263,33 @@ async fn an_established_publisher_is_not_displaced() {
 
 #[tokio::test]
 async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is_published() {
-    let relay = Relay::start();
-    let owner = relay.client(Setup::default()).await;
+    let relay = RelayUnderTest::start();
+    let owner = relay.client(SetupOptions::default()).await;
     let _published = owner.publish(&track(0), 1).await.accepted().await;
-    let subscriber = relay.client(Setup::default()).await;
+    let subscriber = relay.client(SetupOptions::default()).await;
     let _subscribed = subscriber.subscribe(&track(0), Parameters::default()).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     let _announced = rival.publish_namespace("a/room").await.accepted().await;
-    // What it is asked for first is what nobody else publishes.
+    // The first request to the rival has to be for a track without another publisher.
     let _other = subscriber.subscribe(&track(1), Parameters::default()).await;
     let (asked, _request) = rival.asked().await;
     let Message::Subscribe(subscribe) = asked else { panic!("{asked:?}") };
     assert_eq!(subscribe.track, track(1));
-    // exact: of the first track it would have been asked before
+    // exact: the rival would have been asked for the first track earlier
     assert_eq!(relay.server.status().tracks.iter().map(|track| track.publishers).max(), Some(1));
 }
 
 #[tokio::test]
-async fn of_two_strangers_who_are_asked_the_first_to_answer_has_the_track() {
-    let relay = Relay::start();
-    let (one, other) = (relay.client(Setup::default()).await, relay.client_at(ELSEWHERE).await);
+async fn first_of_two_strangers_to_answer_has_the_track() {
+    let relay = RelayUnderTest::start();
+    let one = relay.client(SetupOptions::default()).await;
+    let other = relay.client_at(ELSEWHERE).await;
     let _one = one.publish_namespace("a/room").await.accepted().await;
     let _other = other.publish_namespace("a/room").await.accepted().await;
-    let subscriber = relay.client(Setup::default()).await;
+    let subscriber = relay.client(SetupOptions::default()).await;
     let subscribed = subscriber.subscribe(&track(0), Parameters::default()).await;
-    let ((_, mut first), (_, mut second)) = (one.asked().await, other.asked().await);
+    let (_, mut first) = one.asked().await;
+    let (_, mut second) = other.asked().await;
     let ok = |track_alias| SubscribeOk {
         track_alias,
         parameters: Parameters::default(),
@@ -295,24 +299,26 @@ async fn of_two_strangers_who_are_asked_the_first_to_answer_has_the_track() {
     let _subscribed = subscribed.accepted().await;
     second.say(ok(2)).await;
     until("the second is refused", || relay.refused("track_taken") == 1).await;
-    assert_eq!(relay.server.status().tracks[0].publishers, 1); // exact: the second is refused
+    assert_eq!(relay.server.status().tracks[0].publishers, 1); // exact: the second publisher was refused
 }
 
 #[tokio::test]
 async fn every_request_is_asked_about_before_anything_is_made() {
-    let access = Access::new(tokens_only(), Limits::default());
-    let relay = Relay::with(access, |_| {});
+    let access = Access::new(tokens_only(), BudgetLimits::default());
+    let relay = RelayUnderTest::with(access, |_| {});
     let client = relay.client_with(&claims(&["mine"], &[])).await;
-    let (name, prefix) = (in_room("yours", "t"), Namespace::from_path("yours").unwrap());
+    let name = in_room("yours", "t");
+    let prefix = Namespace::from_path("yours").unwrap();
     let parameters = Parameters::default();
     let id = || client.id();
     let range = Filter::range(Location::new(0, 0), Location::new(0, u64::MAX));
     let whole = FetchKind::Standalone { track: name.clone(), range };
-    let (track, namespace) = (|| name.clone(), || prefix.clone());
+    let track = || name.clone();
+    let namespace = || prefix.clone();
     let requests: [Message; 7] = [
         client.publish_of(&name, 1).into(),
         Subscribe { request_id: id(), track: track(), parameters: parameters.clone() }.into(),
-        Fetch { request_id: id(), kind: whole, parameters: parameters.clone() }.into(),
+        FetchRequest { request_id: id(), kind: whole, parameters: parameters.clone() }.into(),
         TrackStatus { request_id: id(), track: track(), parameters: parameters.clone() }.into(),
         PublishNamespace { request_id: id(), namespace: namespace(), parameters: parameters.clone() }.into(),
         SubscribeNamespace { request_id: id(), prefix: namespace(), parameters: parameters.clone() }.into(),
@@ -323,20 +329,23 @@ async fn every_request_is_asked_about_before_anything_is_made() {
         let refusal = client.ask(request).await.refusal().await;
         assert_eq!(refusal, Some(code::Request::UNAUTHORIZED), "{name}");
         assert_eq!(relay.refused("not_allowed"), nth as u64 + 1, "{name}");
-        assert!(relay.server.status().tracks.is_empty(), "{name}"); // exact: it has been refused
+        assert!(relay.server.status().tracks.is_empty(), "{name}"); // exact: the request was refused
     }
     let _mine = client.publish(&in_room("mine", "t"), 1).await.accepted().await;
 }
 
 #[tokio::test]
-async fn tokens_of_the_url_the_setup_and_the_request() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
-    let url = Setup { path: Some(format!("/?jwt={}", jwt(&claims(&["a"], &[])))), ..Setup::default() };
+async fn token_in_url_setup_or_request_grants_access() {
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
+    let url = SetupOptions {
+        path: Some(format!("/?jwt={}", jwt(&claims(&["a"], &[])))),
+        ..SetupOptions::default()
+    };
     let publisher = relay.client(url).await;
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
     let watcher = relay.client_with(&claims(&[], &["a"])).await;
     let _subscribed = watcher.subscribe(&in_room("a", "t"), Parameters::default()).await.accepted().await;
-    let stranger = relay.client(Setup::default()).await;
+    let stranger = relay.client(SetupOptions::default()).await;
     let mut refused = stranger.subscribe(&in_room("a", "t"), Parameters::default()).await;
     assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
     let own = with_tokens(vec![value(&claims(&[], &["a"]))]);
@@ -344,12 +353,12 @@ async fn tokens_of_the_url_the_setup_and_the_request() {
 }
 
 #[tokio::test]
-async fn bad_tokens_by_where_they_are() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+async fn bad_token_closes_the_session_or_refuses_the_request() {
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let garbage = Form::UseValue(Credential { kind: 0, value: "garbage".into() }).encode();
-    let expired = value(&Claims { exp: Some(1.0), ..claims(&["a"], &["a"]) });
+    let expired = value(&JwtClaims { exp: Some(1.0), ..claims(&["a"], &["a"]) });
     let unknown = Form::UseValue(Credential { kind: 77, value: "x".into() }).encode();
-    let no_form = Token(vec![9, 9].into());
+    let no_form = AuthToken(vec![9, 9].into());
     let table = [
         (&garbage, code::Session::MALFORMED_AUTH_TOKEN, Some(code::Request::MALFORMED_AUTH_TOKEN)),
         (&expired, code::Session::EXPIRED_AUTH_TOKEN, Some(code::Request::EXPIRED_AUTH_TOKEN)),
@@ -357,9 +366,9 @@ async fn bad_tokens_by_where_they_are() {
         (&no_form, code::Session::KEY_VALUE_FORMATTING_ERROR, None),
     ];
     for (token, session, request) in table {
-        let setup = Setup { authorization_tokens: vec![token.clone()], ..Setup::default() };
+        let setup = SetupOptions { authorization_tokens: vec![token.clone()], ..SetupOptions::default() };
         assert_eq!(relay.client(setup).await.closed().await, session);
-        let client = relay.client(Setup::default()).await;
+        let client = relay.client(SetupOptions::default()).await;
         let mut asked = client.subscribe(&track(0), with_tokens(vec![token.clone()])).await;
         match request {
             Some(code) => assert_eq!(asked.refusal().await, Some(code)),
@@ -369,9 +378,9 @@ async fn bad_tokens_by_where_they_are() {
 }
 
 #[tokio::test]
-async fn who_goes_on_with_bad_tokens_is_closed() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
-    let client = relay.client(Setup::default()).await;
+async fn session_with_too_many_bad_tokens_is_closed() {
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
+    let client = relay.client(SetupOptions::default()).await;
     let bad = |n: u64| Form::UseValue(Credential { kind: 0, value: format!("bad {n}").into() }).encode();
     let many = with_tokens((0..9).map(bad).collect());
     let mut refused = client.subscribe(&track(0), many).await;
@@ -387,12 +396,12 @@ async fn who_goes_on_with_bad_tokens_is_closed() {
 
 #[tokio::test]
 async fn registered_tokens_serve_later_requests() {
-    let limits = Limits { token_cache: 1000, ..Limits::default() };
-    let relay = Relay::with(Access::new(tokens_only(), limits), |_| {});
-    let client = relay.client(Setup::default()).await;
+    let limits = BudgetLimits { token_cache: 1000, ..BudgetLimits::default() };
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), limits), |_| {});
+    let client = relay.client(SetupOptions::default()).await;
     let credential = credential(&claims(&["a"], &[]));
     let register = Form::Register { alias: 5, credential }.encode();
-    // Registered although the request is refused.
+    // The token is registered although its request is refused.
     let mut refused = client.subscribe(&in_room("a", "t"), with_tokens(vec![register.clone()])).await;
     assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
     let mut publish = client.publish_of(&in_room("a", "t"), 1);
@@ -400,11 +409,11 @@ async fn registered_tokens_serve_later_requests() {
     let _published = client.ask(publish).await.accepted().await;
     let _twice = client.subscribe(&in_room("a", "t"), with_tokens(vec![register])).await;
     assert_eq!(client.closed().await, code::Session::DUPLICATE_AUTH_TOKEN_ALIAS);
-    let forgetful = relay.client(Setup::default()).await;
+    let forgetful = relay.client(SetupOptions::default()).await;
     let alias = with_tokens(vec![Form::UseAlias { alias: 5 }.encode()]);
     let _unknown = forgetful.subscribe(&in_room("a", "t"), alias).await;
     assert_eq!(forgetful.closed().await, code::Session::UNKNOWN_AUTH_TOKEN_ALIAS);
-    let greedy = relay.client(Setup::default()).await;
+    let greedy = relay.client(SetupOptions::default()).await;
     let large = Credential { kind: 0, value: vec![b'x'; 1000].into() };
     let large = with_tokens(vec![Form::Register { alias: 1, credential: large }.encode()]);
     let _large = greedy.subscribe(&in_room("a", "t"), large).await;
@@ -412,19 +421,19 @@ async fn registered_tokens_serve_later_requests() {
 }
 
 #[tokio::test]
-async fn what_a_token_allowed_ends_when_it_expires() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
-    let expiring = Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) };
+async fn requests_that_a_token_allowed_end_when_it_expires() {
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
+    let expiring = JwtClaims { exp: soon(BRIEF), ..claims(&["a"], &[]) };
     let publisher = relay.client_with(&expiring).await;
     let _published = publisher.publish(&in_room("a", "t"), 7).await.accepted().await;
     let stream = open_stream(&publisher.connection, &subgroup(7, 0)).await;
-    let watcher = relay.client(Setup::default()).await;
-    let own = with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&[], &["a"]) })]);
+    let watcher = relay.client(SetupOptions::default()).await;
+    let own = with_tokens(vec![value(&JwtClaims { exp: soon(BRIEF), ..claims(&[], &["a"]) })]);
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
     until("a subscriber", || relay.server.status().tracks[0].subscribers == 1).await;
     assert_eq!(publisher.closed().await, code::Session::EXPIRED_AUTH_TOKEN);
-    // Either its own token or the publisher's is over first; its session goes on.
-    while !matches!(subscribed.incoming().await, Incoming::Reset | Incoming::Finished) {}
+    // Either the subscriber's token or the publisher's expires first. The subscriber's session continues.
+    while !matches!(subscribed.incoming().await, IncomingMessage::Reset | IncomingMessage::Finished) {}
     until("nothing published, nobody subscribed", || {
         relay.server.status().tracks.iter().all(|track| track.publishers + track.subscribers == 0)
     })
@@ -435,10 +444,10 @@ async fn what_a_token_allowed_ends_when_it_expires() {
 
 #[tokio::test]
 async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
-    let publisher = relay.client(Setup::default()).await;
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
+    let publisher = relay.client(SetupOptions::default()).await;
     let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
-    publish.parameters = with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]);
+    publish.parameters = with_tokens(vec![value(&JwtClaims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]);
     let (mut send, mut recv) = open_request(&publisher.connection, publish).await;
     let mut stream = open_stream(&publisher.connection, &subgroup(7, 0)).await;
     let code = loop {
@@ -451,15 +460,16 @@ async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
     assert_eq!(code, VarInt::from_u64(code::Reset::EXPIRED_AUTH_TOKEN.0).unwrap());
     assert_eq!(patiently(stream.stopped()).await, Ok(Some(1u32.into())));
     assert_eq!(relay.refused("token_expired"), 1);
-    let _ = (send.finish(), stream.finish()); // stopped
+    let _ = (send.finish(), stream.finish()); // The streams may have been stopped by the relay.
 }
 
 #[tokio::test]
-async fn a_new_policy_is_for_what_is_under_way_too() {
-    let access = Access::new(tokens_only(), Limits::default());
-    let relay = Relay::with(Arc::clone(&access), |_| {});
-    let named = |id: &str| Claims { jti: Some(id.into()), ..claims(&["a"], &["a"]) };
-    let (one, other) = (relay.client_with(&named("one")).await, relay.client_with(&named("two")).await);
+async fn new_access_policy_applies_to_open_requests() {
+    let access = Access::new(tokens_only(), BudgetLimits::default());
+    let relay = RelayUnderTest::with(Arc::clone(&access), |_| {});
+    let named = |id: &str| JwtClaims { jti: Some(id.into()), ..claims(&["a"], &["a"]) };
+    let one = relay.client_with(&named("one")).await;
+    let other = relay.client_with(&named("two")).await;
     let _one = one.publish_namespace("a").await.accepted().await;
     let mut two = other.subscribe(&in_room("a", "t"), Parameters::default()).await;
     let (_, mut asked) = one.asked().await;
@@ -474,21 +484,21 @@ async fn a_new_policy_is_for_what_is_under_way_too() {
     until("nobody publishes", || relay.server.status().tracks.iter().all(|track| track.publishers == 0))
         .await;
     until("its session is over", || relay.server.status().sessions.len() == 1).await;
-    assert_eq!(relay.server.status().access.revoked, 1); // exact: the policy has been set
-    // Keys that are gone take with them what they signed.
+    assert_eq!(relay.server.status().access.revoked, 1); // exact: the new policy is in effect
+    // Removing a key also ends the rights of the tokens that it signed.
     let tokens = Requirements { keys: vec![keys::read_secret(&[7; 32]).unwrap()], ..Requirements::default() };
-    access.set_policy(Policy::new(vec![], tokens, false));
+    access.set_policy(AccessPolicy::new(vec![], tokens, false));
     assert_eq!(other.closed().await, code::Session::UNAUTHORIZED);
 }
 
 #[tokio::test]
 async fn a_published_namespace_that_ends_takes_its_tracks_along() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
-    let publisher = relay.client(Setup::default()).await;
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
+    let publisher = relay.client(SetupOptions::default()).await;
     let publish = PublishNamespace {
         request_id: publisher.id(),
         namespace: Namespace::from_path("a").unwrap(),
-        parameters: with_tokens(vec![value(&Claims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]),
+        parameters: with_tokens(vec![value(&JwtClaims { exp: soon(BRIEF), ..claims(&["a"], &[]) })]),
     };
     let mut namespace = publisher.ask(publish).await.accepted().await;
     let watcher = relay.client_with(&claims(&[], &["a"])).await;
@@ -504,36 +514,36 @@ async fn a_published_namespace_that_ends_takes_its_tracks_along() {
 }
 
 #[tokio::test]
-async fn an_update_with_a_newer_token_goes_on() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+async fn request_updated_with_a_newer_token_continues() {
+    let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
-    let watcher = relay.client(Setup::default()).await;
-    let expiring = |seconds| Claims { exp: soon(seconds), ..claims(&[], &["a"]) };
+    let watcher = relay.client(SetupOptions::default()).await;
+    let expiring = |seconds| JwtClaims { exp: soon(seconds), ..claims(&[], &["a"]) };
     let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), parameters).await.accepted().await;
     let parameters = with_tokens(vec![value(&expiring(600.0))]);
     subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
     assert!(matches!(subscribed.message().await, Message::RequestOk(_)));
-    // When the first is over, others' time is, too.
-    let brief = relay.client(Setup::default()).await;
+    // When a second token with the first one's lifetime has expired, the first one has expired, too.
+    let brief = relay.client(SetupOptions::default()).await;
     let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
     until("one subscriber", || relay.server.status().tracks[0].subscribers <= 1).await;
-    assert_eq!(relay.server.status().tracks[0].subscribers, 1); // exact: the other one is over
-    // An update with a bad one ends it.
-    let parameters = with_tokens(vec![value(&Claims { exp: Some(1.0), ..claims(&[], &["a"]) })]);
+    assert_eq!(relay.server.status().tracks[0].subscribers, 1); // exact: the other subscription has ended
+    // An update with an expired token ends the request.
+    let parameters = with_tokens(vec![value(&JwtClaims { exp: Some(1.0), ..claims(&[], &["a"]) })]);
     subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
     subscribed.reset().await;
 }
 
 #[tokio::test]
-async fn watchers_hear_only_of_what_they_may_watch() {
+async fn namespace_watchers_see_only_allowed_namespaces() {
     let rules =
         vec![rule("a", &[], &["anyone"]), rule("a/open/**", &[], &["anyone"]), rule("**", &["anyone"], &[])];
-    let policy = Policy::new(rules, Requirements::default(), false);
-    let relay = Relay::with(Access::new(policy, Limits::default()), |_| {});
-    let watcher = relay.client(Setup::default()).await;
+    let policy = AccessPolicy::new(rules, Requirements::default(), false);
+    let relay = RelayUnderTest::with(Access::new(policy, BudgetLimits::default()), |_| {});
+    let watcher = relay.client(SetupOptions::default()).await;
     let prefix = Namespace::from_path("a").unwrap();
     let watch = SubscribeNamespace {
         request_id: watcher.id(),
@@ -543,7 +553,7 @@ async fn watchers_hear_only_of_what_they_may_watch() {
     let mut watched = watcher.ask(watch).await.accepted().await;
     let tracks = SubscribeTracks { request_id: watcher.id(), prefix, parameters: Parameters::default() };
     let _tracks = watcher.ask(tracks).await.accepted().await;
-    let publisher = relay.client(Setup::default()).await;
+    let publisher = relay.client(SetupOptions::default()).await;
     for path in ["a/closed", "a/open"] {
         let _namespace = publisher.publish_namespace(path).await.accepted().await;
         let Message::Namespace(found) = (match path {
@@ -562,40 +572,41 @@ async fn watchers_hear_only_of_what_they_may_watch() {
 
 #[tokio::test]
 async fn too_many_requests_and_tracks_are_refused_and_counted() {
-    let mut limits = Limits::default();
+    let mut limits = BudgetLimits::default();
     limits.session.requests_per_second = 4;
     limits.session.tracks = 2;
-    let relay = Relay::with(Access::new(Policy::default(), limits), |_| {});
-    let client = relay.client(Setup::default()).await;
+    let relay = RelayUnderTest::with(Access::new(AccessPolicy::default(), limits), |_| {});
+    let client = relay.client(SetupOptions::default()).await;
     let mut held = Vec::new();
     for name in 0..2 {
         held.push(client.publish(&track(name), name).await.accepted().await);
     }
     assert_eq!(client.publish(&track(2), 2).await.refusal().await, Some(code::Request::EXCESSIVE_LOAD));
     assert_eq!(relay.refused("tracks"), 1);
-    // Places are given back.
+    // The place of an ended request is free again.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
-    // Until they are faster than that, however slow the machine is.
-    let (mut asked, mut refused) = (0, 0);
+    // Sends requests until some exceed the rate, however slow the machine is.
+    let mut asked = 0;
+    let mut refused = 0;
     while asked < 50 || refused == 0 {
         let mut namespace = client.publish_namespace(&format!("n/{asked}")).await;
         refused += u64::from(namespace.refusal().await.is_some());
         asked += 1;
     }
-    let status = relay.server.status(); // exact: all have their answers
+    let status = relay.server.status(); // exact: all requests were answered
     assert_eq!(relay.refused("request_rate"), refused);
     assert_eq!(status.sessions[0].requests, 3 + asked - refused);
     assert_eq!(status.access.clients[0].requests, 3 + asked - refused);
 }
 
-/// Who signs clients' certificates.
-struct Authority {
+/// A certificate authority that signs clients' certificates.
+struct CertificateAuthority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     roots: Arc<rustls::RootCertStore>,
 }
 
-impl Authority {
+impl CertificateAuthority {
     fn new() -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -614,10 +625,10 @@ impl Authority {
         Arc::new(CertifiedKey::new(vec![signed.der().clone()], private))
     }
 
-    /// A client's endpoint that shows a certificate of this authority.
+    /// Returns a client endpoint with a certificate of this authority.
     fn endpoint(&self, name: &str) -> Endpoint {
         let config = transport::Config {
-            trust: Trust::Anyone,
+            trust: ServerTrust::Anyone,
             client_certificate: Some(self.sign(name)),
             ..transport::Config::default()
         };
@@ -626,16 +637,18 @@ impl Authority {
 }
 
 #[tokio::test]
-async fn roots_of_clients_change_for_new_sessions() {
-    let authorities = [Authority::new(), Authority::new()];
+async fn changed_client_roots_apply_to_new_sessions() {
+    let authorities = [CertificateAuthority::new(), CertificateAuthority::new()];
     let rules = vec![rule("cams/**", &["cert:cam.example"], &[])];
-    let access = Access::new(Policy::new(rules, Requirements::default(), true), Limits::default());
-    let relay =
-        Relay::with(access, |transport| transport.client_roots = Some(Arc::clone(&authorities[0].roots)));
+    let access =
+        Access::new(AccessPolicy::new(rules, Requirements::default(), true), BudgetLimits::default());
+    let relay = RelayUnderTest::with(access, |transport| {
+        transport.client_roots = Some(Arc::clone(&authorities[0].roots))
+    });
     let address = relay.server.local_addrs()[0];
     let endpoints = authorities.each_ref().map(|authority| authority.endpoint("cam.example"));
     let mut number = 0;
-    // Those that are let in, and resume their sessions where that is possible.
+    // Reports which of the clients may publish. TLS sessions are resumed where possible.
     let mut look = async || {
         let mut good = Vec::new();
         for endpoint in &endpoints {
@@ -647,7 +660,7 @@ async fn roots_of_clients_change_for_new_sessions() {
             let publish = Publish { track: in_room("cams", &number.to_string()), ..publish(0) };
             let answered = async {
                 let mut control = connection.streams().open_uni().await.ok()?;
-                control.write_all(&encoded(Setup::default())).await.ok()?;
+                control.write_all(&encoded(SetupOptions::default())).await.ok()?;
                 let (mut send, mut recv) = connection.streams().open_bi().await.ok()?;
                 send.write_all(&encoded(publish)).await.ok()?;
                 let answer = recv.read_chunk(1, true).await.ok()??;
@@ -668,15 +681,17 @@ async fn roots_of_clients_change_for_new_sessions() {
 }
 
 #[tokio::test]
-async fn client_certificates_are_names() {
-    let authority = Authority::new();
+async fn client_certificate_gives_the_identity() {
+    let authority = CertificateAuthority::new();
     let make = |name: &str| authority.sign(name);
     let rules = vec![rule("cams/**", &["cert:cam.example"], &["cert:*"])];
-    let access = Access::new(Policy::new(rules, Requirements::default(), true), Limits::default());
-    let relay = Relay::with(access, |transport| transport.client_roots = Some(Arc::clone(&authority.roots)));
+    let access =
+        Access::new(AccessPolicy::new(rules, Requirements::default(), true), BudgetLimits::default());
+    let relay =
+        RelayUnderTest::with(access, |transport| transport.client_roots = Some(Arc::clone(&authority.roots)));
     let connect = |certificate: Option<Arc<CertifiedKey>>| {
         let config = transport::Config {
-            trust: Trust::Anyone,
+            trust: ServerTrust::Anyone,
             client_certificate: certificate,
             ..transport::Config::default()
         };
@@ -684,19 +699,19 @@ async fn client_certificates_are_names() {
         let address = relay.server.local_addrs()[0];
         async move {
             let connection = endpoint.connect(address, "localhost").await.unwrap();
-            Client::begin(connection, Setup::default(), Some(endpoint)).await
+            AccessSession::begin(connection, SetupOptions::default(), Some(endpoint)).await
         }
     };
     let cam = connect(Some(make("cam.example"))).await;
     let _published = cam.publish(&in_room("cams", "t"), 1).await.accepted().await;
-    // exact: the publisher has its answer
+    // exact: the publisher's request was answered
     assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:dns:cam.example"));
     let other = connect(Some(make("mic.example"))).await;
     let mut refused = other.publish(&in_room("cams", "u"), 1).await;
     assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
     let _watched = other.subscribe(&in_room("cams", "t"), Parameters::default()).await.accepted().await;
     assert_eq!(connect(None).await.closed().await, code::Session::UNAUTHORIZED);
-    // Signed by nobody that is known: the handshake fails.
+    // A certificate of an unknown authority makes the handshake fail.
     let stranger = connect(Some(Arc::new(certificate()))).await;
     assert!(matches!(
         patiently(stranger.connection.quic.closed()).await,

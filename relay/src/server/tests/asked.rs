@@ -1,25 +1,25 @@
-//! Requests of a client in draft-22.
+//! Requests of a client that speaks draft-22.
 
 use bytes::BytesMut;
 
 use super::*;
 use crate::{
-    incomplete::Incomplete,
-    wire::{GoAways, Incoming, MessageReader},
+    incomplete::IncompleteBytes,
+    wire::{GoAways, IncomingMessage, MessageReader},
 };
 
 pub const DRAFT: Draft = Draft::D22;
 
-/// A request, and what is answered.
-pub struct Asked {
+/// A request of a client, with the reader of its answers.
+pub struct AnsweredRequest {
     pub send: SendStream,
     pub reader: MessageReader,
 }
 
-impl Asked {
+impl AnsweredRequest {
     pub async fn open(connection: &Connection, message: impl Into<Message>) -> Self {
         let (send, recv) = connection.streams().open_bi().await.unwrap();
-        let held = Arc::<Incomplete>::default().stream();
+        let held = Arc::<IncompleteBytes>::default().stream();
         let reader = MessageReader::new(DRAFT, recv, BytesMut::new(), held, GoAways::on_request(true));
         let mut asked = Self { send, reader };
         asked.say(message).await;
@@ -32,7 +32,7 @@ impl Asked {
 
     pub async fn message(&mut self) -> Message {
         match time::timeout(PATIENCE, self.reader.next()).await.unwrap().unwrap() {
-            Incoming::Message(message) => message,
+            IncomingMessage::Message(message) => message,
             other => panic!("{other:?}"),
         }
     }

@@ -1,45 +1,45 @@
-//! No message causes work that no budget covers.
+//! Tests that every message is covered by a budget for the work that it causes.
 
 use millrace_moq::message::{RequestOk, RequestUpdate, SubscribeNamespace, TrackStatus};
 
 use super::{
-    asked::{Asked, DRAFT},
+    asked::{AnsweredRequest, DRAFT},
     *,
 };
-use crate::access::{Budget, Limits, Policy};
+use millrace_access::{AccessPolicy, Budget, BudgetLimits};
 
-/// Requests per second of a session.
+/// The most requests per second of one session.
 const RATE: u64 = 200;
 
-fn relay() -> Relay {
+fn relay() -> RelayUnderTest {
     relay_at(RATE)
 }
 
-fn relay_at(requests_per_second: u64) -> Relay {
-    let session = Budget { requests_per_second, ..Limits::default().session };
-    let access = Access::new(Policy::default(), Limits { session, ..Limits::default() });
-    Relay::with(access, |transport| transport.alpn = vec![DRAFT.alpn().to_vec()])
+fn relay_at(requests_per_second: u64) -> RelayUnderTest {
+    let session = Budget { requests_per_second, ..BudgetLimits::default().session };
+    let access = Access::new(AccessPolicy::default(), BudgetLimits { session, ..BudgetLimits::default() });
+    RelayUnderTest::with(access, |transport| transport.alpn = vec![DRAFT.alpn().to_vec()])
 }
 
-struct Client {
+struct BudgetClient {
     connection: Arc<Connection>,
     _control: SendStream,
 }
 
-impl Client {
-    async fn connect(relay: &Relay) -> Self {
+impl BudgetClient {
+    async fn connect(relay: &RelayUnderTest) -> Self {
         let (connection, _) = relay.connect().await;
-        let _control = open_stream(&connection, &encoded_in(DRAFT, Setup::default())).await;
+        let _control = open_stream(&connection, &encoded_in(DRAFT, SetupOptions::default())).await;
         Self { connection, _control }
     }
 
-    async fn ask(&self, message: impl Into<Message>) -> Asked {
-        Asked::open(&self.connection, message).await
+    async fn ask(&self, message: impl Into<Message>) -> AnsweredRequest {
+        AnsweredRequest::open(&self.connection, message).await
     }
 }
 
-impl Asked {
-    /// The code that the request was refused with.
+impl AnsweredRequest {
+    /// Returns the code with which the request is refused.
     async fn refusal(&mut self) -> code::Request {
         match self.message().await {
             Message::RequestError(error) => error.code,
@@ -48,18 +48,18 @@ impl Asked {
     }
 }
 
-/// One more second's worth than what is there at once takes a second. All are answered: an update that is refused would end its
-/// request.
+/// A client sends one second's worth of updates more than the budget holds. They take a second, and all are answered,
+/// because a refused update would end its request.
 #[tokio::test]
-async fn updates_come_at_the_rate_of_requests() {
+async fn updates_beyond_the_request_rate_wait() {
     let relay = relay();
-    let client = Client::connect(&relay).await;
+    let client = BudgetClient::connect(&relay).await;
     let prefix = |number: u64| Namespace::from_path(&format!("a/{number}")).unwrap();
     let watch = SubscribeNamespace { request_id: 0, prefix: prefix(0), parameters: Parameters::default() };
     let mut asked = client.ask(watch).await;
     assert!(matches!(asked.message().await, Message::RequestOk(_)));
     let begun = Instant::now();
-    // Half of a second's worth is left to requests.
+    // Half of the budget is reserved for new requests.
     let updates = RATE / 2 + RATE;
     let mut bytes = Vec::new();
     for number in 1..=updates {
@@ -73,15 +73,15 @@ async fn updates_come_at_the_rate_of_requests() {
     }
     let took = begun.elapsed();
     assert!(took > Duration::from_millis(900), "{updates} updates took {took:?}");
-    assert!(relay.server.status().totals.message_waits > 0); // exact: the updates were answered
+    assert!(relay.server.status().totals.message_waits > 0); // exact: all updates were answered
 }
 
-/// What is refused whatever the budget says takes from it as well.
+/// A request that is refused for another reason also counts against the budget.
 #[tokio::test]
-async fn requests_that_nobody_may_make_count() {
-    // So few that they come faster than there is room again, whoever has the CPU.
+async fn refused_requests_count_against_the_rate() {
+    // The rate is so low that the test exceeds it even on a slow machine.
     let relay = relay_at(4);
-    let client = Client::connect(&relay).await;
+    let client = BudgetClient::connect(&relay).await;
     let reserved = TrackName::new(Namespace::from_path(".").unwrap(), "t".to_owned()).unwrap();
     let status = |number: u64, track: &TrackName| TrackStatus {
         request_id: 2 * number,
@@ -101,14 +101,14 @@ async fn requests_that_nobody_may_make_count() {
     assert_eq!(last, Some(code::Request::EXCESSIVE_LOAD), "of as many as fit in a second");
 }
 
-/// A draft that lets a session subscribe to a track again does not let it take all that the kernel has.
+/// A draft that allows repeated subscriptions to a track must not let one session use up the kernel's records.
 #[tokio::test]
 async fn a_session_subscribes_to_one_track_a_few_times() {
     let relay = relay();
-    let publisher = Client::connect(&relay).await;
+    let publisher = BudgetClient::connect(&relay).await;
     let mut published = publisher.ask(publish(0)).await;
     assert!(matches!(published.message().await, Message::RequestOk(_)));
-    let client = Client::connect(&relay).await;
+    let client = BudgetClient::connect(&relay).await;
     let again = |number: u64| Subscribe { track: track(0), ..subscribe(2 * number, None) };
     let mut subscribed = Vec::new();
     for number in 0..4 {
@@ -117,23 +117,23 @@ async fn a_session_subscribes_to_one_track_a_few_times() {
         subscribed.push(asked);
     }
     assert_eq!(client.ask(again(4)).await.refusal().await, code::Request::EXCESSIVE_LOAD);
-    assert_eq!(relay.server.status().access.refused["same_track"], 1); // exact: it was refused
-    // Another session has its own, and a place that is given back is free.
-    let other = Client::connect(&relay).await;
+    assert_eq!(relay.server.status().access.refused["same_track"], 1); // exact: the subscription was refused
+    // Another session has its own count, and an ended subscription frees its place.
+    let other = BudgetClient::connect(&relay).await;
     let mut its_own = other.ask(again(0)).await;
     assert!(matches!(its_own.message().await, Message::SubscribeOk(_)));
     drop(subscribed.pop());
-    // exact: `until` looks again
+    // exact: `until` repeats the check
     let subscribers = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("one subscription less", || subscribers() == 4).await;
     assert!(matches!(client.ask(again(5)).await.message().await, Message::SubscribeOk(_)));
 }
 
-/// As many answers as the relay has asked for, and no more.
+/// A peer may send one answer for each request of the relay, and no more.
 #[tokio::test]
-async fn an_answer_to_nothing_ends_the_session() {
+async fn answer_without_a_request_ends_the_session() {
     let relay = relay();
-    let publisher = Client::connect(&relay).await;
+    let publisher = BudgetClient::connect(&relay).await;
     let mut published = publisher.ask(publish(0)).await;
     assert!(matches!(published.message().await, Message::RequestOk(_)));
     published.say(RequestOk::default()).await;

@@ -1,4 +1,4 @@
-//! GOAWAY of a client, on its control stream and on requests.
+//! Tests of GOAWAY, on control streams and on request streams.
 
 use bytes::BytesMut;
 use millrace_moq::{
@@ -8,29 +8,30 @@ use millrace_moq::{
 
 use super::*;
 use crate::{
-    incomplete::Incomplete,
-    wire::{GoAways, Incoming, MessageReader},
+    incomplete::IncompleteBytes,
+    wire::{GoAways, IncomingMessage, MessageReader},
 };
 
 fn goaway(uri: &str, request_id: Option<u64>) -> GoAway {
     GoAway { uri: uri.into(), timeout: 0, request_id }
 }
 
-/// What the relay closes the session with because of these messages; `None` if it does not, and goes on to answer.
+/// Returns the code with which the relay closes the session after these messages. Returns `None` if it does not close
+/// the session and answers another request.
 async fn outcome(on_control: bool, messages: &[GoAway], closes: bool) -> Option<u64> {
-    let relay = Relay::start();
+    let relay = RelayUnderTest::start();
     let (connection, _session, mut control) = relay.establish().await;
     let namespace = Namespace::from_path("a").unwrap();
     let publish = PublishNamespace { request_id: 0, namespace, parameters: Parameters::default() };
     let (mut request, _answers) = open_request(&connection, publish).await;
     for message in messages {
         let stream = if on_control { &mut control } else { &mut request };
-        let _ = stream.write_all(&encoded(message.clone())).await; // closed by the one before
+        let _ = stream.write_all(&encoded(message.clone())).await; // An error means that an earlier message has closed the session.
     }
     if closes {
         connection.quic.closed().await;
     } else {
-        // Refused, since nobody publishes that.
+        // The subscription is refused, because nobody publishes its track.
         let other = Subscribe {
             track: TrackName::new(Namespace::from_path("b").unwrap(), Vec::new()).unwrap(),
             ..subscribe(2, None)
@@ -65,23 +66,23 @@ async fn goaway_is_checked_on_every_stream() {
     }
 }
 
-/// A request of the relay at its upstream.
+/// Returns the next request of the relay to its upstream relay.
 async fn asked(connection: &Connection) -> (Message, SendStream, MessageReader) {
     let (mut send, recv) = connection.streams().accept_bi().await.unwrap();
-    let held = Arc::<Incomplete>::default().stream();
+    let held = Arc::<IncompleteBytes>::default().stream();
     let mut reader = MessageReader::new(Draft::D18, recv, BytesMut::new(), held, GoAways::on_request(false));
-    let Incoming::Message(message) = reader.next().await.unwrap() else { panic!("no request") };
+    let IncomingMessage::Message(message) = reader.next().await.unwrap() else { panic!("no request") };
     send.write_all(&encoded(RequestOk::default())).await.unwrap();
     (message, send, reader)
 }
 
-/// Requests about namespaces are made anew before the old ones are given up.
+/// Requests about namespaces are sent again before the old ones are cancelled.
 #[tokio::test]
-async fn what_the_upstream_relay_wants_moved_is_asked_again() {
+async fn requests_that_the_upstream_relay_moves_are_asked_again() {
     let local = (Ipv4Addr::LOCALHOST, 0).into();
     let transport = transport::Config {
         certificate: Some(Arc::new(certificate())),
-        trust: Trust::Anyone,
+        trust: ServerTrust::Anyone,
         control_streams: 4,
         ..transport::Config::default()
     };
@@ -89,28 +90,30 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
     let url = format!("moqt://{}", upstream.local_addr()).parse().unwrap();
     let config = Config {
         listen: vec![local],
-        upstream: Some(crate::Upstream { url, token: None }),
+        cluster: None,
+        upstreams: vec![crate::UpstreamRelay { url, token: None }],
         transport: transport::Config { control_streams: 1, ..transport.clone() },
-        cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
+        cache: cache::CacheLimits { bytes: 1 << 20, age: Duration::from_secs(1) },
         max_sessions: 10,
         max_tracks: 10,
+        offloaded_tracks: 128,
         linger: Duration::ZERO,
         drain_timeout: Duration::from_secs(1),
         goaway_uri: None,
         delays: crate::Delays::default(),
         origins: crate::Origins::Any,
-        adaptive: crate::Adaptive::Off,
+        adaptive: crate::AdaptiveMode::Off,
         switching_sets: false,
         drafts: Draft::ALL.to_vec(),
     };
     let outgoing = crate::outgoing_sockets(&[local]).unwrap();
-    let bound = Bound::new(config, outgoing, Arc::new(Engine::user("as configured"))).unwrap();
-    let relay = bound.serve(Arc::new(Open));
+    let bound = BoundRelay::new(config, outgoing, Arc::new(RelayEngine::user("as configured"))).unwrap();
+    let relay = bound.serve(Arc::new(OpenAdmission));
     let connection = upstream.accept().await.unwrap().accept().await.unwrap();
-    let _control = open_stream(&connection, &encoded(Setup::default())).await;
+    let _control = open_stream(&connection, &encoded(SetupOptions::default())).await;
     let client = Endpoint::bind(local, transport::Config { certificate: None, ..transport }).unwrap();
     let publisher = client.connect(relay.local_addrs()[0], "localhost").await.unwrap();
-    let _its_control = open_stream(&publisher, &encoded(Setup::default())).await;
+    let _its_control = open_stream(&publisher, &encoded(SetupOptions::default())).await;
     let namespace = Namespace::from_path("a").unwrap();
     let publish = PublishNamespace { request_id: 0, namespace, parameters: Parameters::default() };
     let _published = open_request(&publisher, publish).await;
@@ -127,7 +130,7 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
         }
         for (name, _, mut reader) in first {
             assert!(second.iter().any(|(message, ..)| message.name() == name), "{name}");
-            assert!(matches!(reader.next().await.unwrap(), Incoming::Reset), "{name}");
+            assert!(matches!(reader.next().await.unwrap(), IncomingMessage::Reset), "{name}");
         }
     };
     time::timeout(PATIENCE, moving).await.unwrap();

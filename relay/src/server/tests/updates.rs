@@ -1,4 +1,4 @@
-//! How many updates of a request a peer lets us send.
+//! Tests of the limit of unanswered updates of a request (MAX_REQUEST_UPDATES).
 
 use millrace_moq::{
     message::{RequestOk, RequestUpdate},
@@ -6,15 +6,15 @@ use millrace_moq::{
 };
 
 use super::{
-    asked::{Asked, DRAFT},
+    asked::{AnsweredRequest, DRAFT},
     *,
 };
 
-/// How long a test waits to see that nothing comes.
+/// How long a test waits to see that no message arrives.
 const QUIET: Duration = Duration::from_millis(200);
 
-impl Asked {
-    /// The group that the relay asks for.
+impl AnsweredRequest {
+    /// Returns the group that the relay's next update asks for.
     async fn group_request(&mut self) -> Option<u64> {
         match self.message().await {
             Message::RequestUpdate(update) => update.parameters.new_group_request,
@@ -23,25 +23,27 @@ impl Asked {
     }
 }
 
-/// With a limit of one, the newest that is asked for waits for the answer to the update before, and what it replaces is not said.
+/// The limit is 1: the newest update waits for the answer to the previous one, and the updates that it replaces are
+/// not sent.
 #[tokio::test]
 async fn a_publisher_limits_updates_that_have_no_answer() {
-    let relay = Relay::with(Access::open(), |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
+    let relay =
+        RelayUnderTest::with(Access::open(), |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
     let table = [(Some(1), [1, 3].as_slice()), (None, &[1, 2, 3]), (Some(0), &[1, 2, 3])];
     for (number, (limit, expected)) in (0..).zip(table) {
         let (publisher, _) = relay.connect().await;
-        let setup = Setup { max_request_updates: limit, ..Setup::default() };
+        let setup = SetupOptions { max_request_updates: limit, ..SetupOptions::default() };
         let _control = open_stream(&publisher, &encoded_in(DRAFT, setup)).await;
         let properties =
             TrackProperties { dynamic_groups: Some(true), ..TrackProperties::default() }.encode();
         let publish = Publish { request_id: 0, properties, ..publish(number) };
-        let mut published = Asked::open(&publisher, publish).await;
+        let mut published = AnsweredRequest::open(&publisher, publish).await;
         assert!(matches!(published.message().await, Message::RequestOk(_)));
 
         let (subscriber, _) = relay.connect().await;
-        let _control = open_stream(&subscriber, &encoded_in(DRAFT, Setup::default())).await;
+        let _control = open_stream(&subscriber, &encoded_in(DRAFT, SetupOptions::default())).await;
         let wanted = Subscribe { track: track(number), ..subscribe(0, None) };
-        let mut subscribed = Asked::open(&subscriber, wanted).await;
+        let mut subscribed = AnsweredRequest::open(&subscriber, wanted).await;
         assert!(matches!(subscribed.message().await, Message::SubscribeOk(_)));
         for group in 1..=3 {
             let parameters = Parameters { new_group_request: Some(group), ..Parameters::default() };

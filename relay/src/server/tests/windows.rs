@@ -1,4 +1,4 @@
-//! A client that was fast once keeps nobody else slow.
+//! Tests that a client with a large receive window does not keep others slow.
 
 use millrace_moq as moq;
 use millrace_moq::data::encode_object_header;
@@ -8,8 +8,8 @@ use super::*;
 
 const LEAST: u64 = 64 << 10;
 
-/// A publisher on quinn alone, whose streams have all of the relay's credit.
-struct Publisher {
+/// A publisher that uses quinn directly, with the relay's full flow control credit for each stream.
+struct QuinnPublisher {
     connection: quinn::Connection,
     session: u64,
     sent: u64,
@@ -17,8 +17,8 @@ struct Publisher {
     _streams: (quinn::SendStream, quinn::SendStream, quinn::RecvStream),
 }
 
-impl Publisher {
-    async fn start(relay: &Relay, trusted: &CertifiedKey, number: u64) -> Self {
+impl QuinnPublisher {
+    async fn start(relay: &RelayUnderTest, trusted: &CertifiedKey, number: u64) -> Self {
         let sessions = &relay.server.shared.sessions;
         let known = sessions.lock().len();
         let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
@@ -27,16 +27,16 @@ impl Publisher {
         until("a session", || sessions.lock().len() > known).await;
         let session = *sessions.lock().keys().max().unwrap();
         let mut control = connection.open_uni().await.unwrap();
-        control.write_all(&encoded(Setup::default())).await.unwrap();
+        control.write_all(&encoded(SetupOptions::default())).await.unwrap();
         let (mut send, mut recv) = connection.open_bi().await.unwrap();
         send.write_all(&encoded(Publish { request_id: 0, ..publish(number) })).await.unwrap();
-        // The answer.
+        // Waits for the answer to PUBLISH.
         recv.read_chunk(1, true).await.unwrap().unwrap();
         let _streams = (control, send, recv);
         Self { connection, session, sent: number, _endpoint: endpoint, _streams }
     }
 
-    /// Sends a group, as fast as it is read.
+    /// Sends a group, at the speed at which the relay reads it.
     async fn send(&mut self) {
         const OBJECT: usize = 256 << 10;
         let mut bytes = subgroup(self.sent % 2, self.sent);
@@ -48,15 +48,15 @@ impl Publisher {
         self.sent += 2;
     }
 
-    /// Bytes of the receive window.
-    fn held(&self, relay: &Relay) -> u64 {
+    /// Returns the size of the session's receive window, in bytes.
+    fn held(&self, relay: &RelayUnderTest) -> u64 {
         let sessions = relay.server.shared.sessions.lock();
         sessions
             .get(&self.session)
             .map_or(0, |session| session.connection().receive_window(Instant::now()).held)
     }
 
-    async fn grow(&mut self, relay: &Relay) {
+    async fn grow(&mut self, relay: &RelayUnderTest) {
         time::timeout(PATIENCE, async {
             while self.held(relay) < 4 * LEAST {
                 self.send().await;
@@ -81,20 +81,20 @@ fn client(trusted: &CertifiedKey) -> quinn::ClientConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_windows_make_room_when_others_want_it() {
-    // Windows grow to three quarters of it: one has four parts, and then another two.
+async fn idle_session_is_closed_when_others_need_its_window() {
+    // Windows may grow to three quarters of the total. One session holds four eighths, and another then needs two more.
     let windows = Arc::new(Windows::new(8 * LEAST));
     let trusted = certificate();
-    let relay = Relay::with(Access::open(), |transport| {
+    let relay = RelayUnderTest::with(Access::open(), |transport| {
         transport.windows = Arc::clone(&windows);
         transport.alpn = vec![Draft::D18.alpn().to_vec()];
         transport.certificate = Some(Arc::new(trusted.clone()));
     });
     let shared = &relay.server.shared;
     let later = || Instant::now() + Duration::from_secs(31);
-    let mut fast = Publisher::start(&relay, &trusted, 0).await;
+    let mut fast = QuinnPublisher::start(&relay, &trusted, 0).await;
     fast.grow(&relay).await;
-    let mut other = Publisher::start(&relay, &trusted, 1).await;
+    let mut other = QuinnPublisher::start(&relay, &trusted, 1).await;
     windows.take_pressed();
     shared.reclaim_window(later());
     assert!(fast.connection.close_reason().is_none(), "nobody wants it");
@@ -112,7 +112,7 @@ async fn idle_windows_make_room_when_others_want_it() {
         panic!("closed otherwise");
     };
     assert_eq!(closed.error_code, crate::wire::var(code::Session::DATA_STREAM_TIMEOUT.0));
-    assert_eq!(relay.server.status().receive.reclaimed, 1); // exact: it was counted before it was closed
+    assert_eq!(relay.server.status().receive.reclaimed, 1); // exact: the session was counted before it was closed
     until("its window back", || fast.held(&relay) == 0).await;
     other.grow(&relay).await;
     assert!(other.connection.close_reason().is_none());

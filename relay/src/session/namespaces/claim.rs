@@ -1,4 +1,4 @@
-//! Prefixes that a peer watches.
+//! The namespace prefixes that a peer watches, which must not overlap.
 
 use std::{collections::BTreeSet, pin::pin, sync::Arc, time::Duration};
 
@@ -6,36 +6,37 @@ use millrace_moq::{Namespace, code, message::RequestError};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time};
 
-/// How far behind a request the end of another may be that was cancelled before it: each has a stream of its own.
+/// How much later than a new request the cancellation of an earlier one may arrive. Each request has a stream of its
+/// own, so streams may be reordered.
 const OVERTAKEN: Duration = Duration::from_millis(500);
 
-/// The prefixes of one kind that a session watches. They must not overlap.
+/// The prefixes that a session watches with one kind of request. No two overlap.
 #[derive(Default)]
-pub struct Claims {
+pub struct PrefixClaims {
     held: Mutex<BTreeSet<Namespace>>,
     freed: Notify,
 }
 
-/// A prefix that is watched, until this is dropped.
-pub struct Claim {
-    claims: Arc<Claims>,
+/// A watched prefix. Dropping it frees the prefix.
+pub struct PrefixClaim {
+    claims: Arc<PrefixClaims>,
     prefix: Namespace,
 }
 
-impl Claims {
-    /// Watches `prefix` as soon as no other overlaps with it, which may take a moment.
-    pub async fn claim(self: &Arc<Self>, prefix: Namespace) -> Result<Claim, RequestError> {
+impl PrefixClaims {
+    /// Claims `prefix` once no other claim overlaps with it. Waits for at most [`OVERTAKEN`].
+    pub async fn claim(self: &Arc<Self>, prefix: Namespace) -> Result<PrefixClaim, RequestError> {
         let mut over = pin!(time::sleep(OVERTAKEN));
         loop {
             let mut freed = pin!(self.freed.notified());
-            // Before the look, so that none is missed.
+            // The notification is enabled before the check, so that a prefix that is freed in between is noticed.
             freed.as_mut().enable();
             let refused = match self.claim_now(&prefix) {
                 Ok(claim) => return Ok(claim),
                 Err(refused) => refused,
             };
             tokio::select! {
-                // However late this runs: what has ended meanwhile counts.
+                // A freed prefix is preferred to the timeout if both are ready, however late this task runs.
                 biased;
                 () = freed => {}
                 () = &mut over => return Err(refused),
@@ -43,18 +44,18 @@ impl Claims {
         }
     }
 
-    fn claim_now(self: &Arc<Self>, prefix: &Namespace) -> Result<Claim, RequestError> {
+    fn claim_now(self: &Arc<Self>, prefix: &Namespace) -> Result<PrefixClaim, RequestError> {
         add(&mut self.held.lock(), prefix)?;
-        Ok(Claim { claims: Arc::clone(self), prefix: prefix.clone() })
+        Ok(PrefixClaim { claims: Arc::clone(self), prefix: prefix.clone() })
     }
 }
 
-impl Claim {
+impl PrefixClaim {
     pub fn prefix(&self) -> &Namespace {
         &self.prefix
     }
 
-    /// Watches another prefix from now on; after an error, the one of before.
+    /// Claims another prefix instead. On error, the present claim stays.
     pub fn move_to(&mut self, prefix: Namespace) -> Result<(), RequestError> {
         let mut held = self.claims.held.lock();
         held.remove(&self.prefix);
@@ -68,7 +69,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for PrefixClaim {
     fn drop(&mut self) {
         self.claims.held.lock().remove(&self.prefix);
         self.claims.freed.notify_waiters();
@@ -76,7 +77,7 @@ impl Drop for Claim {
 }
 
 fn add(claims: &mut BTreeSet<Namespace>, prefix: &Namespace) -> Result<(), RequestError> {
-    // What a namespace is a prefix of stands right behind it.
+    // In the order of the set, a namespace is directly followed by those that it is a prefix of.
     let longer = claims.range(prefix..).next().is_some_and(|next| prefix.is_prefix_of(next));
     if longer || prefix.prefixes().any(|shorter| claims.contains(&shorter)) {
         let reason = "the prefix overlaps with another of this session";
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn prefixes_overlap_with_shorter_and_longer_ones() {
-        let claims = Arc::<Claims>::default();
+        let claims = Arc::<PrefixClaims>::default();
         let mut held = claims.claim_now(&namespace("a/b")).unwrap();
         let _beside = claims.claim_now(&namespace("a/bc")).unwrap();
         for (path, overlaps) in [("a", true), ("a/b", true), ("a/b/c", true), ("a/a", false), ("b", false)] {
@@ -112,17 +113,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_overtakes_the_end_of_another_waits_for_it() {
-        let claims = Arc::<Claims>::default();
+        let claims = Arc::<PrefixClaims>::default();
         let held = claims.claim(namespace("a")).await.unwrap();
         let (next, ()) = tokio::join!(claims.claim(namespace("a/b")), async { drop(held) });
         let next = next.unwrap();
         assert!(claims.claim(namespace("a")).await.is_err(), "{} has not ended", next.prefix());
     }
 
-    /// Comparing each with all others, this would take minutes.
+    /// The test would take minutes if each prefix were compared with all others.
     #[test]
-    fn any_number_of_prefixes() {
-        let claims = Arc::<Claims>::default();
+    fn claims_on_100_000_prefixes_are_fast() {
+        let claims = Arc::<PrefixClaims>::default();
         let claim = |number: u32| claims.claim_now(&namespace(&format!("a/{number}")));
         let held: Vec<_> = (0..100_000).map(|number| claim(number).unwrap()).collect();
         assert!(claim(7).is_err());

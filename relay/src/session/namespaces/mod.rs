@@ -1,10 +1,11 @@
 //! Requests about namespaces: PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS.
 
 mod claim;
+mod watched;
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
+    collections::HashMap,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -12,50 +13,56 @@ use bytes::BytesMut;
 use millrace_moq::{
     Message, Namespace, Parameters, TrackName, code,
     message::{
-        NamespaceDone, NamespaceFound, PublishNamespace, PublishSkipped, RequestError, RequestOk,
-        SubscribeNamespace, SubscribeTracks,
+        PublishNamespace, PublishSkipped, RequestError, RequestOk, SubscribeNamespace, SubscribeTracks,
     },
     param::Scope,
 };
+use millrace_relay_cluster::{Announcement, AnnouncementRefusal};
 use parking_lot::Mutex;
 use tokio::time::Instant as Clock;
 use tracing::{debug, info};
 
-use self::claim::{Claim, Claims};
+use self::{
+    claim::{PrefixClaim, PrefixClaims},
+    watched::WatchedNamespace,
+};
 use super::{
-    context::Context, filters::without_range_filters, publish::Publications, rights::request_error,
-    subscribe::Subscriptions, uses::Kind,
+    context::SessionContext, filters::without_range_filters, mesh, publish::Publications,
+    rights::request_error, subscribe::Subscriptions, uses::UseKind,
 };
 use crate::{
-    access::{
-        grant::{Action, Resource},
-        rights::Rights,
-    },
-    hub::{NamespaceEvent, Publisher},
+    hub::{HubPublisher, RelayRegistration},
     live::LiveTrack,
-    wire::{self, Answers, Incoming, RequestStream, SessionError},
+    wire::{self, Answers, IncomingMessage, RequestStream, SessionError},
+};
+use millrace_access::{
+    grant::{Action, Resource},
+    rights::Rights,
 };
 
-/// How long a subscriber may take to grant a request stream for a PUBLISH before PUBLISH_SKIPPED.
+/// How long the relay waits for the peer to admit a request stream for a PUBLISH, before it sends PUBLISH_SKIPPED
+/// instead.
 const STREAM_CREDIT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What the peer of one session publishes and watches.
-pub struct Namespaces {
-    context: Arc<Context>,
-    /// The peer, as those find it who look for what it publishes.
-    publisher: Arc<dyn Publisher>,
+/// The namespaces and tracks that the peer of one session publishes and watches.
+pub struct SessionNamespaces {
+    context: Arc<SessionContext>,
+    /// The peer as the hub's handle of a publisher.
+    publisher: Arc<dyn HubPublisher>,
     publications: Arc<Publications>,
     subscriptions: Arc<Subscriptions>,
-    /// How many requests publish each.
+    /// The namespaces that the peer publishes, and the number of its requests for each.
     published: Mutex<HashMap<Namespace, usize>>,
-    watched: Arc<Claims>,
-    watched_tracks: Arc<Claims>,
+    watched: Arc<PrefixClaims>,
+    watched_tracks: Arc<PrefixClaims>,
+    /// The registration of the peer as a relay, once it has announced a route.
+    relay: OnceLock<RelayRegistration>,
 }
 
-impl Namespaces {
+impl SessionNamespaces {
     pub fn new(
-        context: Arc<Context>,
-        publisher: Arc<dyn Publisher>,
+        context: Arc<SessionContext>,
+        publisher: Arc<dyn HubPublisher>,
         publications: Arc<Publications>,
         subscriptions: Arc<Subscriptions>,
     ) -> Arc<Self> {
@@ -67,40 +74,98 @@ impl Namespaces {
             published: Mutex::default(),
             watched: Arc::default(),
             watched_tracks: Arc::default(),
+            relay: OnceLock::new(),
         })
     }
 
-    /// Whether the peer publishes any namespace.
+    /// Reports whether the peer publishes any namespace.
     pub fn is_publisher(&self) -> bool {
         !self.published.lock().is_empty()
     }
 
-    /// Serves PUBLISH_NAMESPACE until it is withdrawn.
+    /// Serves PUBLISH_NAMESPACE until the peer withdraws the namespace.
     pub async fn serve_publish(
         &self,
         publish: PublishNamespace,
         mut stream: RequestStream,
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
+        let announcement = self.context.announcement_of(&publish.parameters)?;
         let PublishNamespace { namespace, .. } = publish;
         let session = self.context.id();
+        if let Some(announcement) = announcement.clone().filter(is_of_another) {
+            return self.serve_route(namespace, announcement, stream, rights).await;
+        }
         let _publishing = self.context.authority().publishing(&namespace, rights);
-        let _use = self.context.uses().begin(Kind::Subscription);
-        // Before the answer: after it, everybody finds the publisher.
-        let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
+        let _use = self.context.uses().begin(UseKind::Subscription);
+        // The namespace is registered before the answer is sent: once the peer has the answer, subscribers can find its
+        // tracks.
+        let path = announcement.map(|announcement| announcement.path);
+        let publication = self.context.hub().publish_by(namespace.clone(), &self.publisher, false, path);
         self.context.hub().subscribe_existing(&namespace, &self.publisher, || self.pace()).await;
         wire::send(&mut stream.send, RequestOk::default()).await?;
-        info!(session, namespace = %namespace.typed(), "namespace published");
+        info!(session, namespace = %namespace.typed(), "the session's peer published a namespace");
         *self.published.lock().entry(namespace.clone()).or_default() += 1;
-        let result = self.until_withdrawn(&mut stream).await;
+        let result = self.until_withdrawn(&mut stream, |_| Ok(())).await;
         self.forget(&namespace);
         drop(publication);
-        info!(session, namespace = %namespace.typed(), "namespace withdrawn");
-        let _ = stream.send.finish(); // stopped or reset by the peer
+        info!(session, namespace = %namespace.typed(), "the session's peer withdrew a namespace");
+        let _ = stream.send.finish(); // An error means that the peer has stopped or reset the stream.
         result
     }
 
-    /// When the peer may cause as much work as one more request does.
+    /// Serves PUBLISH_NAMESPACE of a relay that announces another endpoint's namespace, until the relay withdraws it.
+    async fn serve_route(
+        &self,
+        namespace: Namespace,
+        announcement: Announcement,
+        mut stream: RequestStream,
+        rights: &Arc<Rights>,
+    ) -> Result<(), SessionError> {
+        let _publishing = self.context.authority().publishing(&namespace, rights);
+        let _use = self.context.uses().begin(UseKind::Subscription);
+        self.begin_routes();
+        let session = self.context.id();
+        let hub = self.context.hub();
+        let cost = self.context.link_cost();
+        let mut said = announcement.clone();
+        let (route, taken) = hub.publish_route(namespace.clone(), session, announcement, cost);
+        // A route that was refused as a loop is kept, because an update may give it a usable path.
+        if taken == Err(AnnouncementRefusal::TooMany) {
+            let reason = "the relay announces more namespaces than cluster-routes allows";
+            let refusal = RequestError::new(code::Request::EXCESSIVE_LOAD, reason);
+            return self.context.refuse(stream.send, refusal).await;
+        }
+        wire::send(&mut stream.send, RequestOk::default()).await?;
+        debug!(session, namespace = %namespace.typed(), path = %said.path, "route announced");
+        let change = |parameters: &Parameters| {
+            said.path = parameters.hop_path.clone().unwrap_or_else(|| said.path.clone());
+            said.cost = parameters.route_cost.unwrap_or(said.cost);
+            let _ = route.update(said.clone()); // A path that contains this relay is refused, which withdraws the route until the next update.
+            Ok(())
+        };
+        let result = self.until_withdrawn(&mut stream, change).await;
+        drop(route);
+        debug!(session, namespace = %namespace.typed(), "route withdrawn");
+        let _ = stream.send.finish(); // An error means that the peer has stopped or reset the stream.
+        result
+    }
+
+    /// Registers the peer as a relay, and watches whether it answers. Routes of a silent relay are used only if there
+    /// is no other.
+    fn begin_routes(&self) {
+        if self.context.is_relay() && self.relay.get().is_none() && self.context.terms().is_some() {
+            return; // `mesh::run` registers and watches the relays that this relay has connected to.
+        }
+        self.relay.get_or_init(|| {
+            self.context.set_announces_routes();
+            let context = Arc::clone(&self.context);
+            self.context.spawn(async move { match mesh::watch_health(&context).await {} });
+            self.context.hub().register_relay(&self.publisher)
+        });
+    }
+
+    /// Returns the time at which the request budgets of the peer admit one more request.
     fn pace(&self) -> Clock {
         self.context.authority().reserve(1).into()
     }
@@ -115,25 +180,35 @@ impl Namespaces {
         }
     }
 
-    /// Answers updates until the peer closes the request in either direction.
-    async fn until_withdrawn(&self, stream: &mut RequestStream) -> Result<(), SessionError> {
+    /// Answers REQUEST_UPDATEs until the peer ends its request in either direction of the stream.
+    async fn until_withdrawn(
+        &self,
+        stream: &mut RequestStream,
+        mut change: impl FnMut(&Parameters) -> Result<(), SessionError>,
+    ) -> Result<(), SessionError> {
         let RequestStream { send, reader } = stream;
         let mut stopped = std::pin::pin!(send.stopped());
+        // False once the peer has sent FIN, if FIN does not withdraw the namespace in its draft.
         let mut reading = true;
         loop {
             tokio::select! {
                 incoming = reader.next(), if reading => match incoming {
-                    Ok(Incoming::Message(Message::RequestUpdate(update))) => {
+                    Ok(IncomingMessage::Message(Message::RequestUpdate(update))) => {
+                        // Only members of the cluster may send these parameters.
+                        if self.context.hop().is_none() && says_route(&update.parameters) {
+                            return Err(SessionError::violation("HOP_PATH or ROUTE_COST without HOP_ID in SETUP"));
+                        }
+                        change(&update.parameters)?;
                         self.context.check_request_id(&update.into())?;
                         wire::send(send, RequestOk::default()).await?;
                     }
-                    Ok(Incoming::Message(message)) => {
+                    Ok(IncomingMessage::Message(message)) => {
                         let reason = format!("{} after PUBLISH_NAMESPACE", message.name());
                         return Err(SessionError::violation(reason));
                     }
-                    Ok(Incoming::GoAway(_)) => {} // the peer's own request: it moves it
-                    Ok(Incoming::Finished) if !self.context.draft().fin_cancels() => reading = false,
-                    Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
+                    Ok(IncomingMessage::GoAway(_)) => {} // GOAWAY on a request of the peer's own: the peer sends the request again elsewhere.
+                    Ok(IncomingMessage::Finished) if !self.context.draft().fin_cancels() => reading = false,
+                    Ok(IncomingMessage::Finished | IncomingMessage::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
                     Err(violation) => return Err(violation),
                 },
                 _ = &mut stopped => return Ok(()),
@@ -154,62 +229,68 @@ impl Namespaces {
         };
         let RequestStream { mut send, mut reader } = stream;
         wire::send(&mut send, RequestOk::default()).await?;
-        let mut watched = Watched { claim, announced: HashSet::new() };
-        let mut watch = self.context.hub().watch_namespaces(watched.claim.prefix().clone());
+        let mut watched = WatchedNamespace::new(&self.context, claim);
         let mut stopped = std::pin::pin!(send.stopped());
+        // False once the peer has ended its direction of the stream.
         let mut reading = true;
         loop {
             tokio::select! {
-                event = watch.next(|| self.pace()) => match event {
-                    Some(event) if rights.permit(Action::SubscribeNamespace, &about(&event)) => {
-                        watched.tell(event, &mut send).await?;
+                change = watched.next(|| self.pace()) => match change {
+                    Some(change) if rights.permit(Action::SubscribeNamespace, &change.about()) => {
+                        watched.tell(change, &mut send).await?;
                     }
+                    // A change that the peer has no right to see is skipped.
                     Some(_) => {}
                     None => return overloaded(send),
                 },
                 incoming = reader.next(), if reading => match self.next_prefix(incoming)? {
-                    Next::Same(_) => wire::send(&mut send, RequestOk::default()).await?,
-                    Next::Prefix(prefix, _) => match move_to(&mut watched.claim, prefix, rights) {
+                    NextChange::Same(_) => wire::send(&mut send, RequestOk::default()).await?,
+                    NextChange::Prefix(prefix, _) => match move_to(&mut watched.claim, prefix, rights) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
-                            watched.announced.clear();
-                            watch = self.context.hub().watch_namespaces(watched.claim.prefix().clone());
+                            watched.begin_again();
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
-                    Next::Nothing => {}
-                    Next::ReadAll => reading = false,
-                    Next::Refused(error) => return self.context.refuse(send, error).await,
-                    Next::Over => break,
+                    NextChange::Nothing => {}
+                    NextChange::ReadAll => reading = false,
+                    NextChange::Refused(error) => return self.context.refuse(send, error).await,
+                    NextChange::Over => break,
                 },
                 _ = &mut stopped => break,
             }
         }
-        let _ = send.finish(); // the peer cancelled
+        let _ = send.finish(); // The peer has cancelled the request.
         Ok(())
     }
 
-    /// What a message asks for.
-    fn next_prefix(&self, incoming: Result<Incoming, SessionError>) -> Result<Next, SessionError> {
+    /// Returns the change of the request that a message of the peer asks for.
+    fn next_prefix(
+        &self,
+        incoming: Result<IncomingMessage, SessionError>,
+    ) -> Result<NextChange, SessionError> {
         match incoming {
-            Ok(Incoming::Message(Message::RequestUpdate(update))) => {
+            Ok(IncomingMessage::Message(Message::RequestUpdate(update))) => {
                 let mut parameters = update.parameters.clone();
                 parameters.check(self.context.draft(), Scope::UPDATE_PREFIX)?;
                 self.context.check_request_id(&update.into())?;
                 if let Err(refused) = without_range_filters(&parameters) {
-                    return Ok(Next::Refused(refused));
+                    return Ok(NextChange::Refused(refused));
                 }
                 Ok(match parameters.track_namespace_prefix.take() {
-                    Some(prefix) => Next::Prefix(prefix, parameters.forward),
-                    None => Next::Same(parameters.forward),
+                    Some(prefix) => NextChange::Prefix(prefix, parameters.forward),
+                    None => NextChange::Same(parameters.forward),
                 })
             }
-            Ok(Incoming::Message(message)) => {
+            Ok(IncomingMessage::Message(message)) => {
                 Err(SessionError::violation(format!("{} after SUBSCRIBE_NAMESPACE", message.name())))
             }
-            Ok(Incoming::GoAway(_)) => Ok(Next::Nothing),
-            Ok(Incoming::Finished) if !self.context.draft().fin_cancels() => Ok(Next::ReadAll),
-            Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => Ok(Next::Over),
+            // Whether a FIN cancels the request depends on the draft.
+            Ok(IncomingMessage::GoAway(_)) => Ok(NextChange::Nothing),
+            Ok(IncomingMessage::Finished) if !self.context.draft().fin_cancels() => Ok(NextChange::ReadAll),
+            Ok(IncomingMessage::Finished | IncomingMessage::Reset) | Err(SessionError::Lost(_)) => {
+                Ok(NextChange::Over)
+            }
             Err(violation) => Err(violation),
         }
     }
@@ -230,6 +311,7 @@ impl Namespaces {
         wire::send(&mut send, RequestOk::default()).await?;
         let mut watch = self.context.hub().watch_tracks(claim.prefix().clone());
         let mut stopped = std::pin::pin!(send.stopped());
+        // False once the peer has ended its direction of the stream.
         let mut reading = true;
         loop {
             tokio::select! {
@@ -238,31 +320,33 @@ impl Namespaces {
                     None => return overloaded(send),
                 },
                 incoming = reader.next(), if reading => match self.next_prefix(incoming)? {
-                    Next::Same(forward) => {
+                    NextChange::Same(forward) => {
                         asked = forwarding(&asked, forward);
                         wire::send(&mut send, RequestOk::default()).await?;
                     }
-                    Next::Prefix(prefix, forward) => match move_to(&mut claim, prefix, rights) {
+                    NextChange::Prefix(prefix, forward) => match move_to(&mut claim, prefix, rights) {
                         Ok(()) => {
                             asked = forwarding(&asked, forward);
                             wire::send(&mut send, RequestOk::default()).await?;
+                            // The new watch first lists the present tracks below the new prefix.
                             watch = self.context.hub().watch_tracks(claim.prefix().clone());
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
-                    Next::Nothing => {}
-                    Next::ReadAll => reading = false,
-                    Next::Refused(error) => return self.context.refuse(send, error).await,
-                    Next::Over => break,
+                    NextChange::Nothing => {}
+                    NextChange::ReadAll => reading = false,
+                    NextChange::Refused(error) => return self.context.refuse(send, error).await,
+                    NextChange::Over => break,
                 },
                 _ = &mut stopped => break,
             }
         }
-        let _ = send.finish(); // the peer cancelled
+        let _ = send.finish(); // The peer has cancelled the request.
         Ok(())
     }
 
-    /// Publishes `track` to the subscriber, or says PUBLISH_SKIPPED if it gives us no request stream.
+    /// Sends PUBLISH for `track` to the subscriber. Sends PUBLISH_SKIPPED if the subscriber's stream limit does not
+    /// admit a request stream.
     async fn offer(
         &self,
         track: Arc<LiveTrack>,
@@ -271,6 +355,7 @@ impl Namespaces {
         prefix: &Namespace,
         send: &mut Answers,
     ) -> Result<(), SessionError> {
+        // A track that the peer publishes itself is not sent back to it.
         if self.publications.contains(&track) {
             return Ok(());
         }
@@ -283,16 +368,17 @@ impl Namespaces {
             let (send, recv) = streams?;
             let reader = self.context.request_reader(recv, BytesMut::new());
             let stream = RequestStream { send: self.context.answers(send), reader };
-            let (subscriptions, asked) = (Arc::clone(&self.subscriptions), Arc::clone(asked));
+            let subscriptions = Arc::clone(&self.subscriptions);
+            let asked = Arc::clone(asked);
             let context = Arc::clone(&self.context);
             self.context.spawn(async move {
-                let publish = |stream| subscriptions.publish((track, part), &asked, stream, &rights);
+                let publish = |stream| subscriptions.publish(track, part, &asked, stream, &rights);
                 context.within(&rights, stream, publish).await
             });
             return Ok(());
         }
         let name = track.name();
-        debug!(session = self.context.id(), track = %name.typed(), "no request stream for PUBLISH");
+        debug!(session = self.context.id(), track = %name.typed(), "cannot open a request stream to publish a track to the session's peer");
         let suffix = name.namespace().suffix_after(prefix).unwrap_or_default();
         if let Ok(suffix) = TrackName::new(suffix, name.name().clone()) {
             wire::send(send, PublishSkipped { suffix }).await?;
@@ -301,21 +387,21 @@ impl Namespaces {
     }
 }
 
-/// What a subscriber of namespaces or tracks wants next.
-enum Next {
-    /// An update that leaves the prefix as it is; whether later tracks are to be forwarded, if it says so.
+/// A change that the peer makes to its SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
+enum NextChange {
+    /// An update that keeps the prefix. The value of FORWARD for later tracks, if the update has one.
     Same(Option<bool>),
     Prefix(Namespace, Option<bool>),
-    /// An update that fails, and the request with it.
+    /// An update that is refused, which also ends the request.
     Refused(RequestError),
-    /// It moves the request itself.
+    /// A message without an effect on the request.
     Nothing,
-    /// No update will come.
+    /// The peer has ended its direction of the stream, so no update will come.
     ReadAll,
     Over,
 }
 
-/// What is asked for of later tracks, once `forward` has been said.
+/// Returns the parameters for later tracks, after an update with `forward`.
 fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters> {
     match forward {
         None => Arc::clone(asked),
@@ -323,44 +409,24 @@ fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters>
     }
 }
 
-/// What a change is about.
-fn about(event: &NamespaceEvent) -> Resource {
-    let (NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace)) = event;
-    Resource::namespace(namespace)
+/// Reports whether the announced namespace belongs to another endpoint than the peer: its path has more than one hop.
+fn is_of_another(announcement: &Announcement) -> bool {
+    announcement.path.hops().len() > 1
 }
 
-/// Watches another prefix from now on, if that is allowed.
-fn move_to(claim: &mut Claim, prefix: Namespace, rights: &Rights) -> Result<(), RequestError> {
+fn says_route(parameters: &Parameters) -> bool {
+    parameters.hop_path.is_some() || parameters.route_cost.is_some()
+}
+
+/// Replaces the watched prefix, if the peer has the right to watch the new one.
+fn move_to(claim: &mut PrefixClaim, prefix: Namespace, rights: &Rights) -> Result<(), RequestError> {
     rights.move_to(Resource::namespace(&prefix)).map_err(request_error)?;
     claim.move_to(prefix)
 }
 
-/// The peer reads too slowly to keep up with the changes (draft-22, "SUBSCRIBE_NAMESPACE").
+/// Resets the stream of answers because the peer reads them more slowly than namespaces change (draft-22,
+/// "SUBSCRIBE_NAMESPACE").
 fn overloaded(mut send: Answers) -> Result<(), SessionError> {
-    let _ = send.reset(wire::var(code::Reset::EXCESSIVE_LOAD.0)); // may be stopped
+    let _ = send.reset(wire::var(code::Reset::EXCESSIVE_LOAD.0)); // An error means that the peer has stopped the stream.
     Ok(())
-}
-
-/// A SUBSCRIBE_NAMESPACE and what it has been told.
-struct Watched {
-    claim: Claim,
-    announced: HashSet<Namespace>,
-}
-
-impl Watched {
-    /// Passes on a change, never NAMESPACE_DONE without NAMESPACE.
-    async fn tell(&mut self, event: NamespaceEvent, send: &mut Answers) -> Result<(), SessionError> {
-        let (NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace)) = &event;
-        let Some(suffix) = namespace.suffix_after(self.claim.prefix()) else { return Ok(()) };
-        match &event {
-            NamespaceEvent::Published(namespace) if self.announced.insert(namespace.clone()) => {
-                wire::send(send, NamespaceFound { suffix }).await?;
-            }
-            NamespaceEvent::Done(namespace) if self.announced.remove(namespace) => {
-                wire::send(send, NamespaceDone { suffix }).await?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
 }

@@ -1,4 +1,4 @@
-//! The objects of a FETCH response.
+//! Collects the objects of a FETCH response from the cache and from publishers.
 
 use std::time::{Duration, Instant};
 
@@ -6,43 +6,43 @@ use millrace_moq::{
     FetchItem, Location, Parameters, code,
     data::RangeEnd,
     message::{FetchOk, RequestError},
-    tracks::fetch::{Entry, Payload, Readiness, Step, Walk, readiness},
+    tracks::fetch::{FetchEntry, FetchWalk, PayloadPlace, Readiness, WalkStep, readiness},
 };
 use tokio::time::{sleep, timeout, timeout_at};
 use tracing::debug;
 
 use super::{Clock, UnderWay};
-use crate::hub::{Fetched, Objects, Piece};
+use crate::hub::{FetchAnswer, FetchPiece, FetchedObjects};
 
-/// The longest that nothing may arrive while a FETCH waits for objects that are to come into the cache.
+/// How long a FETCH waits without progress for objects that are still arriving.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest that it waits for objects that may be on the way.
+/// How long a FETCH waits for missing objects that may be on their way.
 const GAP_TIMEOUT: Duration = Duration::from_millis(300);
-/// How often it looks at most: media comes in many small pieces.
+/// The shortest time between two checks of the cache, since media arrives in many small pieces.
 const LOOKS: Duration = Duration::from_millis(10);
-/// Cached objects that are put into a response at once.
+/// The most cached objects that are added to a response at once.
 const BATCH: usize = 256;
 
-/// Where the objects of a response come from.
-pub enum Start {
-    Cache(Walk),
-    /// Nothing is here: all from a publisher.
-    Upstream(Box<dyn Objects>),
+/// The source of the first objects of a response.
+pub enum FillStart {
+    Cache(FetchWalk),
+    /// None of the objects is cached, so they come from a publisher.
+    Upstream(Box<dyn FetchedObjects>),
 }
 
-/// Why a response cannot be completed.
-struct Broken;
+/// The response cannot be completed, and its stream is reset.
+struct FillError;
 
 impl UnderWay {
-    /// The answer to the FETCH, once what is arriving has arrived.
-    pub async fn begin(&self) -> Result<(FetchOk, Start), RequestError> {
+    /// Waits for objects that are arriving, then returns FETCH_OK and the source of the objects.
+    pub async fn begin(&self) -> Result<(FetchOk, FillStart), RequestError> {
         let range = &self.range;
         let track = &range.track;
-        // Of what a publisher has told of, some may not have arrived.
+        // A location that a publisher announced counts even if its objects have not arrived.
         let told = range.told.then_some(range.last);
         let Some(largest) = track.data.largest().max(told) else {
-            let Fetched { ok, objects } = self.ask_publishers((range.first, range.last)).await?;
-            return Ok((ok, Start::Upstream(objects)));
+            let FetchAnswer { ok, objects } = self.ask_publishers((range.first, range.last)).await?;
+            return Ok((ok, FillStart::Upstream(objects)));
         };
         if range.first > largest {
             let reason = "the range begins behind the largest object";
@@ -56,10 +56,10 @@ impl UnderWay {
             parameters: Parameters::default(),
             properties: track.data.properties(),
         };
-        Ok((ok, Start::Cache(Walk::new(range.first, last, range.order))))
+        Ok((ok, FillStart::Cache(FetchWalk::new(range.first, last, range.order))))
     }
 
-    /// Waits for what is arriving of the range; not at all with a FILL_TIMEOUT of 0.
+    /// Waits for objects of the range that are arriving. A FILL_TIMEOUT of 0 means no wait.
     async fn until_arrived(&self, last: Location) -> Result<(), RequestError> {
         let range = &self.range;
         if range.fill.is_zero() {
@@ -68,10 +68,11 @@ impl UnderWay {
         let began = Clock::now();
         let limit = began + range.fill.max(ARRIVAL_TIMEOUT);
         loop {
+            // The notification is requested before the check, so that progress in between is noticed.
             let progress = range.track.progress.notified();
             let deadline = match self.readiness(last) {
                 Readiness::Ready => return Ok(()),
-                // Subgroups of lower priority come later; but not every ID needs to exist.
+                // Subgroups of lower priority arrive later, but object IDs may also have gaps that are never filled.
                 Readiness::Gaps if began.elapsed() >= GAP_TIMEOUT => return Ok(()),
                 Readiness::Gaps => None,
                 Readiness::Unfinished => Some(limit.min(Clock::now() + ARRIVAL_TIMEOUT)),
@@ -81,11 +82,12 @@ impl UnderWay {
                 let reason = "the last objects of the range did not arrive in time";
                 return Err(RequestError::new(code::Request::TIMEOUT, reason));
             }
+            // Each check walks the range, so a burst of small pieces must not cause a check for each.
             sleep(LOOKS).await;
         }
     }
 
-    /// Whether the cache has the range, or what it will have of it.
+    /// Reports whether the cache holds the range, or whether more of it may arrive.
     fn readiness(&self, last: Location) -> Readiness {
         let data = &self.range.track.data;
         match data.known_from().is_some_and(|known| known <= last) && data.largest() < Some(last) {
@@ -94,11 +96,11 @@ impl UnderWay {
         }
     }
 
-    /// Puts the objects into the response, as the subscriber takes them.
-    pub(super) async fn fill(&self, start: Start) {
+    /// Adds the objects to the response as fast as the subscriber acknowledges them.
+    pub(super) async fn fill(&self, start: FillStart) {
         let filled = match start {
-            Start::Cache(walk) => self.fill_from_cache(walk).await,
-            Start::Upstream(objects) => {
+            FillStart::Cache(walk) => self.fill_from_cache(walk).await,
+            FillStart::Upstream(objects) => {
                 let range = (self.range.first, self.range.last);
                 let filled = self.fill_from_upstream(objects, range).await;
                 filled.map(|absent| {
@@ -110,35 +112,37 @@ impl UnderWay {
         };
         match filled {
             Ok(()) => self.response.finish(Instant::now()),
-            Err(Broken) => self.response.abort(code::Reset::INTERNAL_ERROR.0),
+            Err(FillError) => self.response.abort(code::Reset::INTERNAL_ERROR.0),
         }
         self.wake();
     }
 
-    async fn fill_from_cache(&self, mut walk: Walk) -> Result<(), Broken> {
+    async fn fill_from_cache(&self, mut walk: FetchWalk) -> Result<(), FillError> {
         loop {
             self.room().await;
             match walk.next(&self.range.track.data, Instant::now(), BATCH) {
-                Step::Objects(objects) => {
+                WalkStep::Objects(objects) => {
                     self.fetched(objects.iter().map(payload_len).sum());
                     objects.into_iter().for_each(|object| self.response.push(object));
                     self.wake();
                 }
-                Step::Missing(first, last) => self.fill_gap((first, last)).await?,
-                Step::Done => return Ok(()),
+                WalkStep::Missing(first, last) => self.fill_gap((first, last)).await?,
+                WalkStep::Done => return Ok(()),
             }
         }
     }
 
-    /// Fills what the cache does not hold from a publisher, or says why it is not there.
-    async fn fill_gap(&self, missing: (Location, Location)) -> Result<(), Broken> {
+    /// Fills a gap of the cache from a publisher. If that is impossible, adds the reason to the response.
+    async fn fill_gap(&self, missing: (Location, Location)) -> Result<(), FillError> {
+        // A FILL_TIMEOUT of 0 asks for cached objects only.
         let absent = match self.range.fill.is_zero() {
             true => Some(RangeEnd::TimedOut),
             false => match self.ask_publishers(missing).await {
-                Ok(Fetched { objects, .. }) => self.fill_from_upstream(objects, missing).await?,
+                Ok(FetchAnswer { objects, .. }) => self.fill_from_upstream(objects, missing).await?,
                 Err(refused) => {
-                    let (session, track) = (self.context().id(), self.range.track.name());
-                    debug!(session, track = %track.typed(), reason = refused.reason, "FETCH gap");
+                    let session = self.context().id();
+                    let track = self.range.track.name();
+                    debug!(session, track = %track.typed(), reason = refused.reason, "no publisher can fill a gap of a FETCH");
                     let is_late = refused.code == code::Request::TIMEOUT;
                     Some(if is_late { RangeEnd::TimedOut } else { RangeEnd::Unknown })
                 }
@@ -151,35 +155,40 @@ impl UnderWay {
         Ok(())
     }
 
-    /// Passes on what a publisher sends of `range`; if it was not all, why.
+    /// Copies the objects that a publisher sends for `range` into the response. Returns a reason if some of them are
+    /// missing.
     async fn fill_from_upstream(
         &self,
-        mut objects: Box<dyn Objects>,
+        mut objects: Box<dyn FetchedObjects>,
         range: (Location, Location),
-    ) -> Result<Option<RangeEnd>, Broken> {
+    ) -> Result<Option<RangeEnd>, FillError> {
         let mut missing: u64 = 0;
         loop {
+            // A publisher's flow control stops it while this response has no room.
             self.room().await;
             match timeout(self.range.patience(), objects.next()).await {
-                Ok(Ok(Some(Piece::Item(item)))) => {
-                    if !is_within(&item, range) {
-                        return Err(Broken);
+                Ok(Ok(Some(FetchPiece::Item(item)))) => {
+                    if !is_within(&item, range.0, range.1) {
+                        return Err(FillError);
                     }
                     if let FetchItem::Object(object) = &item {
                         missing = object.payload_len;
                     }
-                    self.response.push(Entry { item, payload: Payload::Owned(bytes::Bytes::new()) });
+                    self.response
+                        .push(FetchEntry { item, payload: PayloadPlace::Owned(bytes::Bytes::new()) });
                 }
-                Ok(Ok(Some(Piece::Payload(bytes)))) => {
+                Ok(Ok(Some(FetchPiece::Payload(bytes)))) => {
                     missing = missing.saturating_sub(bytes.len() as u64);
                     self.fetched(bytes.len() as u64);
                     self.response.push_payload(bytes);
                 }
                 Ok(Ok(None)) => return Ok(None),
-                _ if missing > 0 => return Err(Broken),
+                // A payload that breaks off cannot be repaired, since the object's header with its length was sent.
+                _ if missing > 0 => return Err(FillError),
                 Ok(Err(failed)) => {
-                    let (session, track) = (self.context().id(), self.range.track.name());
-                    debug!(session, track = %track.typed(), reason = failed.reason, "FETCH from upstream broke off");
+                    let session = self.context().id();
+                    let track = self.range.track.name();
+                    debug!(session, track = %track.typed(), reason = failed.reason, "a publisher's answer to a FETCH broke off: the rest of the range stays unknown");
                     return Ok(Some(RangeEnd::Unknown));
                 }
                 Err(_) => return Ok(Some(RangeEnd::TimedOut)),
@@ -188,12 +197,13 @@ impl UnderWay {
         }
     }
 
-    async fn ask_publishers(&self, missing: (Location, Location)) -> Result<Fetched, RequestError> {
-        let (range, context) = (&self.range, self.context());
+    async fn ask_publishers(&self, missing: (Location, Location)) -> Result<FetchAnswer, RequestError> {
+        let range = &self.range;
+        let context = self.context();
         let name = range.track.name();
         let mut refused = context.hub().absent();
         let deadline = Clock::now() + range.fill;
-        for publisher in context.hub().publishers_of(name.namespace(), context.requester()) {
+        for publisher in context.hub().publishers_of(name.namespace(), context.requester()).all {
             match timeout_at(deadline, publisher.fetch(name.clone(), missing, range.order)).await {
                 Ok(Ok(fetched)) => return Ok(fetched),
                 Ok(Err(error)) => refused = error,
@@ -204,15 +214,15 @@ impl UnderWay {
     }
 }
 
-fn payload_len(entry: &Entry) -> u64 {
+fn payload_len(entry: &FetchEntry) -> u64 {
     match &entry.item {
         FetchItem::Object(object) => object.payload_len,
         FetchItem::Range { .. } => 0,
     }
 }
 
-/// Whether what a publisher sent is part of what it was asked for.
-fn is_within(item: &FetchItem, (first, last): (Location, Location)) -> bool {
+/// Reports whether an object lies in the range that the publisher was asked for.
+fn is_within(item: &FetchItem, first: Location, last: Location) -> bool {
     let at = match item {
         FetchItem::Object(object) => object.location,
         FetchItem::Range { last, .. } => *last,
@@ -220,7 +230,7 @@ fn is_within(item: &FetchItem, (first, last): (Location, Location)) -> bool {
     (first..=last).contains(&at)
 }
 
-/// The location right behind `location`, or the next group's first.
+/// Returns the location after `location`. After the largest object ID, that is the next group's first object.
 fn after_object(location: Location) -> Location {
     match location.object.checked_add(1) {
         Some(object) => Location { object, ..location },

@@ -1,4 +1,4 @@
-//! What a session gets of the past, from the cache and from upstream: answers to FETCH, and fills of its subscriptions.
+//! Responses with earlier objects, from the cache and from publishers: answers to FETCH, and fills of subscriptions.
 
 mod fill;
 
@@ -9,9 +9,9 @@ use std::{
 };
 
 use millrace_moq::{
-    GroupOrder, Location, Message, Parameters, code, message::RequestOk, tracks::fetch::Response,
+    GroupOrder, Location, Message, Parameters, code, message::RequestOk, tracks::fetch::FetchResponse,
 };
-use millrace_quic::plane::downstream::{Asked, Event, Label, NewStream, Priority, StreamKey};
+use millrace_quic::plane::downstream::{AskedRange, DownstreamEvent, Label, NewStream, Priority, StreamKey};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
@@ -19,65 +19,71 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{context::Context, rights::request_error};
+use super::{context::SessionContext, rights::request_error};
 use crate::{
-    access::{
-        grant::{Action, Resource},
-        rights::Rights,
-    },
-    hub::Counters,
+    hub::OperatorCounters,
     live::LiveTrack,
-    wire::{self, Incoming, RequestStream, SessionError},
+    wire::{self, IncomingMessage, RequestStream, SessionError},
+};
+use millrace_access::{
+    grant::{Action, Resource},
+    rights::Rights,
 };
 
-/// Memory of the responses of a session that is not acknowledged, besides the cache's, bytes; and of one, which shares it with
-/// the others, at least and at most.
+/// The most bytes of unacknowledged response data that a session may hold outside the cache.
 const SESSION_LIMIT: usize = 8 << 20;
+/// The least and the most of [`SESSION_LIMIT`] that one response may use, in bytes.
 const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
 /// How long a publisher may be silent within its answer, at least.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a session gets of the past: FETCH responses and fills.
+/// The FETCH responses and fills of one session.
 pub struct Responses {
-    context: Arc<Context>,
-    /// By the tag of their streams in the data plane.
-    under_way: Mutex<HashMap<u64, mpsc::UnboundedSender<Event>>>,
+    context: Arc<SessionContext>,
+    /// The responses under way, by the owner tag of their streams.
+    under_way: Mutex<HashMap<u64, mpsc::UnboundedSender<DownstreamEvent>>>,
 }
 
-/// What is asked for of the past.
-pub struct Range {
+/// A range of earlier objects, which a FETCH or a fill asks for.
+pub struct ResponseRange {
     pub track: Arc<LiveTrack>,
     pub first: Location,
     pub last: Location,
-    /// `last` is the largest object that a subscriber was told of: it is owed everything up to there, arrived or not, since its
-    /// subscription begins behind that.
+    /// True if `last` was the largest object when the subscription began. The subscriber then needs all objects up to
+    /// it, even those that have not arrived.
     pub told: bool,
     pub order: GroupOrder,
-    /// How long upstream may be waited for.
+    /// How long the response may wait for publishers (FILL_TIMEOUT).
     pub fill: Duration,
 }
 
-impl Range {
-    /// How long upstream may be silent.
+impl ResponseRange {
+    /// Returns how long a publisher may be silent while it sends its response.
     fn patience(&self) -> Duration {
         self.fill.max(MIN_PATIENCE)
     }
 }
 
 impl Responses {
-    pub fn new(context: Arc<Context>) -> Arc<Self> {
+    pub fn new(context: Arc<SessionContext>) -> Arc<Self> {
         Arc::new(Self { context, under_way: Mutex::default() })
     }
 
-    /// How long upstream is waited for, for who asks with these parameters.
+    /// Returns how long a request with these parameters may wait for publishers.
     pub fn patience(&self, parameters: &Parameters) -> Duration {
         let limit = self.context.hub().limits.request_timeout;
         parameters.fill_timeout.map_or(limit, |fill| Duration::from_millis(fill).min(limit))
     }
 
-    /// Sends `range` on a stream of its own, in the name of the request that has asked for it beside something else; returns when that
-    /// is over. What cannot be sent is told by a reset. It has a right of its own: that of the request stays what it was.
-    pub async fn fill(self: Arc<Self>, request_id: u64, range: Range, subscriber: u8, rights: &Rights) {
+    /// Sends the fill of a subscription on a stream of its own, and returns when the fill is over. A fill that cannot
+    /// be completed is reset. It needs the right to FETCH, and losing that right does not end the subscription.
+    pub async fn fill(
+        self: Arc<Self>,
+        request_id: u64,
+        range: ResponseRange,
+        subscriber: u8,
+        rights: &Rights,
+    ) {
         let mut failures = range.track.failures();
         let resource = Resource::track(range.track.name());
         let (under_way, mut events) = self.open(request_id, range, subscriber);
@@ -103,8 +109,14 @@ impl Responses {
             match begun {
                 Ok((_, start)) => under_way.fill_and_wait(start).await,
                 Err(refused) => {
-                    debug!(session = self.context.id(), request_id, reason = refused.reason, "fill failed");
-                    // With its header, so that the subscriber knows what has failed.
+                    debug!(
+                        session = self.context.id(),
+                        request_id,
+                        reason = refused.reason,
+                        "cannot fill a subscription with earlier objects"
+                    );
+                    // The reset comes after the stream's header was acknowledged, so that the subscriber knows which
+                    // fill has failed.
                     while under_way.response.held() > 0 {
                         under_way.acknowledged.notified().await;
                     }
@@ -125,9 +137,9 @@ impl Responses {
     pub fn open(
         self: &Arc<Self>,
         request_id: u64,
-        range: Range,
+        range: ResponseRange,
         subscriber: u8,
-    ) -> (UnderWay, mpsc::UnboundedReceiver<Event>) {
+    ) -> (UnderWay, mpsc::UnboundedReceiver<DownstreamEvent>) {
         let acknowledged = Arc::new(Notify::new());
         let on_acknowledged = {
             let acknowledged = Arc::clone(&acknowledged);
@@ -135,19 +147,22 @@ impl Responses {
         };
         let preamble = self.context.connection().binding().uni();
         let spoken = (self.context.draft(), range.order);
-        let response = Arc::new(Response::new(&preamble, request_id, spoken, on_acknowledged));
+        let response =
+            Arc::new(FetchResponse::new(&preamble, request_id, spoken.0, spoken.1, on_acknowledged));
         let (sender, events) = mpsc::unbounded_channel();
         let owner = self.context.next_owner();
+        // The owner is registered before the stream is opened, so that no event of the stream is lost.
         self.under_way.lock().insert(owner, sender);
         let priority =
             Priority { subscriber, publisher: range.track.data.default_priority(), ..Priority::default() };
         let stream = NewStream {
             source: Arc::clone(&response) as _,
             priority,
+            // Objects that were asked for by FETCH are never dropped for being late.
             object_timeout: None,
             subgroup_timeout: None,
             max_delay: None,
-            asked: Asked::All,
+            asked: AskedRange::All,
             owner,
             label: Label { track: range.track.number, group: range.first.group },
         };
@@ -157,24 +172,24 @@ impl Responses {
         (UnderWay { family, range, response, acknowledged, key, owner, priority }, events)
     }
 
-    /// Those that are under way.
+    /// Returns how many responses are under way.
     pub fn count(&self) -> usize {
         self.under_way.lock().len()
     }
 
-    /// Passes on what happened to a stream of the data plane.
-    pub fn on_event(&self, event: Event) {
+    /// Passes an event of a data plane stream to the response that owns the stream.
+    pub fn on_event(&self, event: DownstreamEvent) {
         if let Some(response) = self.under_way.lock().get(&event.owner) {
-            let _ = response.send(event); // being given up
+            let _ = response.send(event); // An error means that the response is just being dropped.
         }
     }
 }
 
-/// A response under way; its stream is given up when this is dropped.
+/// A response under way. Dropping it resets the stream.
 pub struct UnderWay {
     family: Arc<Responses>,
-    range: Range,
-    response: Arc<Response>,
+    range: ResponseRange,
+    response: Arc<FetchResponse>,
     acknowledged: Arc<Notify>,
     key: StreamKey,
     owner: u64,
@@ -184,7 +199,7 @@ pub struct UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let connection = self.family.context.connection();
-        connection.downstream().reset(self.key, code::Reset::CANCELLED.0); // no-op once it is over
+        connection.downstream().reset(self.key, code::Reset::CANCELLED.0); // The reset has no effect if the stream is over.
         connection.transmit_now();
         connection.downstream().forget_owner(self.owner);
         self.family.under_way.lock().remove(&self.owner);
@@ -192,25 +207,26 @@ impl Drop for UnderWay {
 }
 
 impl UnderWay {
-    fn context(&self) -> &Context {
+    fn context(&self) -> &SessionContext {
         &self.family.context
     }
 
-    /// The response has grown or ended.
+    /// Sends new parts of the response.
     fn wake(&self) {
         let connection = self.context().connection();
         connection.downstream().wake(self.key);
         connection.transmit_now();
     }
 
-    /// Waits until the response may grow: what the subscriber has not acknowledged has a limit, and so has what its client
-    /// fetches in a second.
+    /// Waits until the response may grow. Two limits apply: the unacknowledged bytes of the session, and the bytes that
+    /// its client may fetch in a second.
     async fn room(&self) {
         let client = self.context().authority().client();
         while let Some(until) = client.and_then(|client| client.fetch_waits(Instant::now())) {
-            Counters::count(&self.context().hub().counters.fetch_waits);
+            OperatorCounters::count(&self.context().hub().counters.fetch_waits);
             sleep_until(until.into()).await;
         }
+        // The session's limit is divided by the number of its responses.
         let responses = self.family.count().max(1);
         let limit = (SESSION_LIMIT / responses).clamp(RESPONSE_LIMIT.0, RESPONSE_LIMIT.1);
         while self.response.held() > limit {
@@ -218,32 +234,33 @@ impl UnderWay {
         }
     }
 
-    /// So many bytes of objects have been put into the response.
+    /// Counts bytes that were added to the response against the client's fetch rate.
     fn fetched(&self, bytes: u64) {
         if let Some(client) = self.context().authority().client() {
             client.fetched(Instant::now(), bytes);
         }
     }
 
-    /// Fills the response. It is over when it is delivered.
-    pub async fn fill_and_wait(&self, start: fill::Start) {
+    /// Fills the response, and waits for its end. Never returns by itself, since the caller sees the end in events.
+    pub async fn fill_and_wait(&self, start: fill::FillStart) {
         self.fill(start).await;
         std::future::pending().await
     }
 
-    /// The response cannot be completed.
+    /// Resets the response, because it cannot be completed.
     pub fn abort(&self, code: code::Reset) {
         self.response.abort(code.0);
         self.wake();
     }
 
-    /// Until the response is delivered or either side gives it up.
+    /// Waits until the subscriber has received the response, or either side has cancelled it.
     pub async fn until_delivered(
         &self,
-        events: &mut mpsc::UnboundedReceiver<Event>,
+        events: &mut mpsc::UnboundedReceiver<DownstreamEvent>,
         stream: &mut RequestStream,
     ) -> Result<(), SessionError> {
         let RequestStream { send, reader } = stream;
+        // False once the subscriber has ended its direction of the stream. The response continues.
         let mut reading = true;
         let mut stopped = std::pin::pin!(send.stopped());
         loop {
@@ -253,7 +270,7 @@ impl UnderWay {
                     _ => return Ok(()),
                 },
                 incoming = reader.next(), if reading => match incoming? {
-                    Incoming::Message(Message::RequestUpdate(update)) => {
+                    IncomingMessage::Message(Message::RequestUpdate(update)) => {
                         let subscriber = update.parameters.subscriber_priority;
                         self.context().check_request_id(&update.into())?;
                         let mut priority = *self.priority.lock();
@@ -262,12 +279,12 @@ impl UnderWay {
                         self.context().connection().downstream().set_priority(self.key, priority);
                         wire::send(send, RequestOk::default()).await?;
                     }
-                    Incoming::Message(message) => {
+                    IncomingMessage::Message(message) => {
                         return Err(SessionError::violation(format!("{} after FETCH", message.name())));
                     }
-                    Incoming::GoAway(_) => {} // the peer's own request: it moves it
-                    Incoming::Finished => reading = false,
-                    Incoming::Reset => return Ok(()),
+                    IncomingMessage::GoAway(_) => {} // GOAWAY on a request of the peer's own: the peer sends the request again elsewhere.
+                    IncomingMessage::Finished => reading = false,
+                    IncomingMessage::Reset => return Ok(()),
                 },
                 _ = &mut stopped => return Ok(()),
             }

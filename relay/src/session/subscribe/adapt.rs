@@ -1,4 +1,4 @@
-//! A subscription that is served from whichever rendition its path has room for.
+//! Serves a subscription from the rendition that fits the bandwidth of the subscriber's path.
 
 use std::{
     sync::Arc,
@@ -7,37 +7,37 @@ use std::{
 
 use millrace_moq::{
     GroupOrder, TrackName,
-    tracks::adapt::{Decider, Ladder, Sample},
+    tracks::adapt::{ConnectionSample, Decider, Ladder},
 };
 use millrace_transport::Connection;
 use tokio::{task::JoinSet, time::sleep};
 use tracing::debug;
 
-use super::Entry;
-use crate::{
-    access::{
-        grant::{Action, Resource},
-        rights::Rights,
-    },
-    live::LiveTrack,
+use super::SubscriptionEntry;
+use crate::live::LiveTrack;
+use millrace_access::{
+    grant::{Action, Resource},
+    rights::Rights,
 };
 
-/// How often it looks at what the path carries.
+/// How often the estimated bandwidth of the path is checked.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
-/// Ladders of which a session's part is remembered. A session that asks for more is left alone.
+/// The most ladders that are remembered for a session. If it asks for tracks of more ladders, its subscriptions are not
+/// adapted.
 const MAX_LADDERS: usize = 16;
 
-/// What a session asked for of each ladder.
+/// The tracks that a session asked for, one for each ladder.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct LadderTracks {
     ladders: Vec<(Ladder, TrackName)>,
-    /// It has asked for more than one rendition of the same, and chooses itself from then on.
+    /// True once the session has asked for two renditions of one ladder. It chooses renditions itself, so the relay
+    /// does not.
     chooses: bool,
 }
 
-impl Asked {
-    /// The session asks for a track of a ladder. Returns whether it leaves the choice to the relay.
+impl LadderTracks {
+    /// Notes that the session asks for a track of a ladder. Returns false if the session chooses renditions itself.
     fn note(&mut self, ladder: &Ladder, track: &TrackName) -> bool {
         let same = |(known, _): &&(Ladder, TrackName)| known.position(track).is_some();
         match self.ladders.iter().find(same) {
@@ -49,20 +49,25 @@ impl Asked {
     }
 }
 
-impl Entry {
-    /// Serves the subscription from the rendition that fits, for as long as it lasts. Returns if it is none that is adapted.
+impl SubscriptionEntry {
+    /// Serves the subscription from the best fitting rendition until it ends. Returns at once if the subscription is
+    /// not adapted.
     pub(super) async fn adapt(&self, rights: Option<&Arc<Rights>>) {
         let context = self.context();
-        let (hub, requester) = (context.hub(), context.requester());
-        let Some(rights) = rights.filter(|_| !context.is_upstream()) else { return };
+        let hub = context.hub();
+        let requester = context.requester();
+        // Relays get what they ask for, since each of them adapts for its own subscribers.
+        let Some(rights) = rights.filter(|_| !context.is_dialed()) else { return };
         let asked = self.track().name();
         let Some(ladder) = hub.ladder(asked, requester).await else { return };
         let leaves_it = self.family.state.lock().asked.note(&ladder, asked);
+        // A switch takes effect in later groups, which a descending order sends last.
         if !leaves_it || self.subscription().options().order == GroupOrder::Descending {
             return;
         }
         let Some(rungs) = ladder.up_to(asked) else { return };
-        let (mut found, mut lent) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut lent = Vec::new();
         for rung in rungs.rungs() {
             if let Some((track, right)) = self.rendition(&rung.track, rights).await {
                 lent.extend(right.map(|right| (Arc::clone(&track), right)));
@@ -75,8 +80,8 @@ impl Entry {
         }
     }
 
-    /// A track that may stand for the one that was asked for, and the right to it; or that one itself, to which the request has
-    /// the right.
+    /// Returns a rendition's track and the right to it. For the requested track no further right is needed, so the
+    /// right is `None`.
     async fn rendition(
         &self,
         name: &TrackName,
@@ -86,22 +91,24 @@ impl Entry {
             return Some((Arc::clone(self.track()), None));
         }
         let right = rights.derive(Action::Subscribe, Resource::track(name)).ok()?;
-        let (hub, requester) = (self.context().hub(), self.context().requester());
+        let hub = self.context().hub();
+        let requester = self.context().requester();
         let track = hub.established(name, requester, Duration::ZERO, None).await.ok()?;
-        // The subscriber was told those of its own.
+        // The subscriber was told the properties of the requested track, so another rendition must have the same.
         let alike = track.data.properties() == self.track().data.properties();
         alike.then_some((track, Some(right)))
     }
 
-    /// Looks at the path again and again. The track that was asked for is the last of `tracks`. `lent`: the others, each as long
-    /// as there is a right to it.
+    /// Chooses between `tracks` until the subscription ends. The requested track is the last of them. `lent` holds the
+    /// right to each other track; a track is given up when its right ends.
     async fn keep_choosing(
         &self,
         tracks: Vec<Arc<LiveTrack>>,
         bitrates: Vec<u64>,
         lent: Vec<(Arc<LiveTrack>, Arc<Rights>)>,
     ) {
-        let (subscription, top) = (self.subscription(), tracks.len() - 1);
+        let subscription = self.subscription();
+        let top = tracks.len() - 1;
         if !subscription.adapt(tracks.iter().map(|track| track.reference()).collect(), top) {
             return;
         }
@@ -109,7 +116,7 @@ impl Entry {
         for track in &tracks[..top] {
             track.join(subscription);
         }
-        debug!(session = self.context().id(), track = %self.track().name().typed(), renditions = tracks.len(), "adapted");
+        debug!(session = self.context().id(), track = %self.track().name().typed(), renditions = tracks.len(), "the subscription adapts its rendition to the path");
         let mut ends = JoinSet::new();
         for (track, right) in lent {
             ends.spawn(async move {
@@ -123,18 +130,20 @@ impl Entry {
                 () = sleep(LOOK) => {}
                 Some(Ok(track)) = ends.join_next() => self.give_up(&track),
             }
+            // The decider compares the bandwidth with the bitrates, and adds hysteresis.
             let now = Instant::now();
             let fits = decider.look(&sample(self.context().connection(), now));
             let chooses = self.family.state.lock().asked.chooses;
             if let Some((before, after)) = subscription.choose(if chooses { top } else { fits }, now) {
-                // What was prepared for the one before has been taken back.
+                // The streams that the offload had prepared for the previous rendition were withdrawn, so new ones are
+                // offered.
                 tracks[after].offer_openings(subscription);
                 self.context().hub().counters.count_switch(before, after);
             }
         }
     }
 
-    /// Sends nothing more of a rendition to the subscriber, whose right to it is over.
+    /// Stops sending a rendition because the subscriber's right to it has ended.
     fn give_up(&self, track: &LiveTrack) {
         let now = Instant::now();
         track.unsubscribe(self.subscription(), now);
@@ -143,11 +152,11 @@ impl Entry {
         debug!(
             session = self.context().id(),
             track = %track.name().typed(),
-            "the right to a rendition is over: the subscription goes on with others"
+            "the subscriber's right to a rendition has ended: the subscription goes on with others"
         );
     }
 }
 
-pub(super) fn sample(connection: &Connection, now: Instant) -> Sample {
-    Sample::of(&connection.downstream().room(now), now)
+pub(super) fn sample(connection: &Connection, now: Instant) -> ConnectionSample {
+    ConnectionSample::from_room(&connection.downstream().room(now), now)
 }

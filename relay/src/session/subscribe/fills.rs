@@ -1,20 +1,19 @@
-//! What came before a subscription, each time that it is asked for on a stream of its own (draft-22, "Fill Semantics").
+//! Fills of a subscription: earlier objects that the subscriber asks for, each fill on a stream of its own (draft-22,
+//! "Fill Semantics").
 
 use std::sync::Arc;
 
 use millrace_moq::{Filter, Location, Parameters, code, message::RequestError};
 use tokio::task::JoinSet;
 
-use super::Subscribed;
-use crate::{
-    access::rights::Rights,
-    session::responses::{Range, Responses},
-};
+use super::SubscribedTrack;
+use crate::session::responses::{ResponseRange, Responses};
+use millrace_access::rights::Rights;
 
-/// Fills of a subscription that are under way at a time.
+/// The most fills of one subscription that may be under way.
 const AT_ONCE: usize = 4;
 
-/// The fills of one subscription. When dropped, their streams are reset.
+/// The fills of one subscription. Dropping it resets their streams.
 pub(super) struct Fills {
     responses: Arc<Responses>,
     rights: Arc<Rights>,
@@ -27,22 +26,23 @@ impl Fills {
         Self { responses, rights: Arc::clone(rights), under_way: JoinSet::new(), opened: 0 }
     }
 
-    /// Begins the fill that `parameters` of a request ask for, if they do and there is something to fill. `largest` is the track's
-    /// largest object when the request was served: what comes behind it is the subscription's.
+    /// Starts the fill that a request asks for, if it asks for one and there are objects to send. `largest` is the
+    /// track's largest location when the request was served; later objects belong to the subscription itself.
     ///
     /// # Errors
-    /// There are too many.
+    /// Returns an error if too many fills are under way.
     pub fn begin(
         &mut self,
         request_id: u64,
         parameters: &Parameters,
-        of: &Subscribed,
+        of: &SubscribedTrack,
         largest: Option<Location>,
     ) -> Result<(), RequestError> {
         let options = of.subscription.options();
         let (Some(fill), Some(largest), true) = (&parameters.fill, largest, options.forward) else {
             return Ok(());
         };
+        // Removes the fills that have ended from the set.
         while self.under_way.try_join_next().is_some() {}
         if self.under_way.len() >= AT_ONCE {
             return Err(RequestError::new(code::Request::EXCESSIVE_LOAD, "too many fills at a time"));
@@ -53,8 +53,9 @@ impl Fills {
         if first > last {
             return Ok(());
         }
-        let (responses, rights) = (Arc::clone(&self.responses), Arc::clone(&self.rights));
-        let range = Range {
+        let responses = Arc::clone(&self.responses);
+        let rights = Arc::clone(&self.rights);
+        let range = ResponseRange {
             track: Arc::clone(&of.track),
             first,
             last,
@@ -68,12 +69,12 @@ impl Fills {
         Ok(())
     }
 
-    /// Streams that were opened so far, for PUBLISH_DONE.
+    /// Returns how many streams were opened for fills, which PUBLISH_DONE has to count.
     pub fn opened(&self) -> u64 {
         self.opened
     }
 
-    /// Until none is under way.
+    /// Waits until no fill is under way.
     pub async fn delivered(&mut self) {
         while self.under_way.join_next().await.is_some() {}
     }

@@ -1,4 +1,4 @@
-//! A subscription under way: its updates and its end.
+//! Runs an established subscription: handles its updates, and its end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,46 +10,50 @@ use millrace_moq::{
 };
 use tokio::time::{Instant as Clock, sleep};
 
-use super::{Entry, fills::Fills};
+use super::{SubscriptionEntry, fills::Fills};
 use crate::{
-    access::rights::Rights,
     session::filters::without_range_filters,
-    subscription::Ended,
-    wire::{self, Answers, Incoming, MessageReader, SessionError},
+    subscription::SubscriptionEnd,
+    wire::{self, Answers, IncomingMessage, MessageReader, SessionError},
 };
+use millrace_access::rights::Rights;
 
-/// How long the streams of a subscription that ended may take to be delivered before PUBLISH_DONE.
+/// How long PUBLISH_DONE waits for the streams of an ended subscription to be delivered.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a subscription that ended looks whether its datagrams have left.
+/// How often an ended subscription checks whether its queued datagrams were sent.
 const DATAGRAM_LOOKS: Duration = Duration::from_millis(10);
-/// How long streams of the last group may be behind the first object past it.
+/// How long streams of the last requested group may arrive after the first object of a later group.
 const LATE_STREAMS: Duration = Duration::from_secs(2);
 
-/// What a message of the subscriber leads to.
-enum Step {
+/// The effect of a message of the subscriber on the subscription.
+enum FollowStep {
     GoOn,
-    /// FIN: the subscriber has nothing more to ask for.
+    /// The subscriber has sent FIN, so no further message will come.
     ReadAll,
-    /// How the subscription ended; `None`: the subscriber left.
-    End(Option<Ended>),
+    /// The subscription is over, with the reason for PUBLISH_DONE. `None`: the subscriber has cancelled it.
+    End(Option<SubscriptionEnd>),
 }
 
-impl Entry {
-    /// Until the subscription ended and its streams did (how it ended), or the subscriber left (`None`).
+impl SubscriptionEntry {
+    /// Runs the subscription until it has ended and its streams are delivered. Returns the reason, or `None` if the
+    /// subscriber has cancelled.
     pub(super) async fn follow(
         &self,
         send: &mut Answers,
         reader: &mut MessageReader,
         rights: Option<&Arc<Rights>>,
         fills: &mut Fills,
-    ) -> Result<Option<Ended>, SessionError> {
+    ) -> Result<Option<SubscriptionEnd>, SessionError> {
         let subscription = self.subscription();
         let mut stopped = std::pin::pin!(send.stopped());
         let is_adaptive = !self.context().hub().adaptive.is_off();
         let mut adapting = is_adaptive.then(|| Box::pin(self.adapt(rights)));
         let mut reading = true;
         let ends_with_its_filter = self.context().draft().ends_with_its_filter();
-        let (mut deadline, mut past_end) = (None, None);
+        let mut deadline = None;
+        let mut past_end = None;
+        // Each iteration first checks whether the end has been reached, since any of the events below may bring it
+        // about.
         loop {
             if let Some(ended) = subscription.drained().filter(|_| fills.are_delivered()) {
                 return Ok(Some(ended));
@@ -62,9 +66,9 @@ impl Entry {
             }
             tokio::select! {
                 incoming = reader.next(), if reading => match self.on_message(incoming?, send, fills).await? {
-                    Step::GoOn => {}
-                    Step::ReadAll => reading = false,
-                    Step::End(ended) => return Ok(ended),
+                    FollowStep::GoOn => {}
+                    FollowStep::ReadAll => reading = false,
+                    FollowStep::End(ended) => return Ok(ended),
                 },
                 _ = &mut stopped => return Ok(None),
                 () = subscription.changed.notified() => {}
@@ -73,11 +77,14 @@ impl Entry {
                 () = fills.delivered(), if !fills.are_delivered() => {}
                 () = sleep_until(past_end), if past_end.is_some() && subscription.is_past_end() => {
                     past_end = None;
+                    // An object of a later group may have been an error. The end counts only if the track is still past
+                    // it.
                     if subscription.stays_past_end() {
                         let reason = "the last group asked for is over";
-                        subscription.end(Ended::new(code::Done::SUBSCRIPTION_ENDED, reason));
+                        subscription.end(SubscriptionEnd::new(code::Done::SUBSCRIPTION_ENDED, reason));
                     }
                 }
+                // A subscriber that does not acknowledge the last streams in time loses the rest.
                 () = sleep_until(deadline) => {
                     subscription.cancel(code::Reset::TOO_FAR_BEHIND);
                     return Ok(subscription.ended());
@@ -88,39 +95,44 @@ impl Entry {
 
     async fn on_message(
         &self,
-        incoming: Incoming,
+        incoming: IncomingMessage,
         send: &mut Answers,
         fills: &mut Fills,
-    ) -> Result<Step, SessionError> {
+    ) -> Result<FollowStep, SessionError> {
         match incoming {
-            Incoming::Message(Message::RequestUpdate(update)) => match self.update(update, fills)? {
-                Ok(ok) => wire::send(send, ok).await.map(|()| Step::GoOn),
+            IncomingMessage::Message(Message::RequestUpdate(update)) => match self.update(update, fills)? {
+                Ok(ok) => wire::send(send, ok).await.map(|()| FollowStep::GoOn),
                 Err(refused) => {
                     wire::send(send, refused).await?;
-                    Ok(Step::End(Some(Ended::new(code::Done::UPDATE_FAILED, "REQUEST_UPDATE failed"))))
+                    Ok(FollowStep::End(Some(SubscriptionEnd::new(
+                        code::Done::UPDATE_FAILED,
+                        "REQUEST_UPDATE failed",
+                    ))))
                 }
             },
-            // Not a reset: those who still say this take it for a failure of the session.
-            Incoming::Message(Message::Unsubscribe(_)) => {
-                Ok(Step::End(Some(Ended::new(code::Done::SUBSCRIPTION_ENDED, "unsubscribed"))))
-            }
-            Incoming::Message(message) => {
+            // UNSUBSCRIBE is answered with PUBLISH_DONE: peers that still send it treat a reset as a failure of the
+            // session.
+            IncomingMessage::Message(Message::Unsubscribe(_)) => Ok(FollowStep::End(Some(
+                SubscriptionEnd::new(code::Done::SUBSCRIPTION_ENDED, "unsubscribed"),
+            ))),
+            IncomingMessage::Message(message) => {
                 Err(SessionError::violation(format!("{} in a subscription", message.name())))
             }
-            // What was agreed stays; the peer moves its own requests.
-            Incoming::GoAway(_) => Ok(Step::GoOn),
-            Incoming::Finished => Ok(Step::ReadAll),
-            Incoming::Reset => Ok(Step::End(None)),
+            // GOAWAY on the request of the subscriber has no effect here. The peer sends its request again elsewhere.
+            IncomingMessage::GoAway(_) => Ok(FollowStep::GoOn),
+            IncomingMessage::Finished => Ok(FollowStep::ReadAll),
+            IncomingMessage::Reset => Ok(FollowStep::End(None)),
         }
     }
 
-    /// Applies REQUEST_UPDATE to the subscription; the answer is REQUEST_OK or REQUEST_ERROR.
+    /// Applies REQUEST_UPDATE to the subscription, and returns the answer.
     fn update(
         &self,
         update: RequestUpdate,
         fills: &mut Fills,
     ) -> Result<Result<RequestOk, RequestError>, SessionError> {
-        let (request_id, mut parameters) = (update.request_id, update.parameters.clone());
+        let request_id = update.request_id;
+        let mut parameters = update.parameters.clone();
         parameters.check(self.context().draft(), Scope::UPDATE_SUBSCRIPTION)?;
         parameters.filter = self.context().dialect().filter(parameters.filter);
         self.context().check_request_id(&update.into())?;
@@ -144,7 +156,7 @@ impl Entry {
         Ok(Ok(RequestOk { parameters: self.context().dialect().largest(largest), ..RequestOk::default() }))
     }
 
-    /// Changes the subscription as `parameters` say, and sends what that makes possible.
+    /// Changes the subscription as `parameters` say, and sends objects that have become part of it.
     pub(super) fn apply(&self, parameters: &Parameters, largest: Option<Location>) -> Result<(), OutOfRange> {
         let mut options = self.subscription().options();
         if parameters.filter.is_some() {

@@ -1,4 +1,4 @@
-//! The peer's subscriptions: by its SUBSCRIBE, or by our PUBLISH.
+//! Subscriptions of the peer, by its SUBSCRIBE or by our PUBLISH.
 
 mod adapt;
 mod fills;
@@ -16,81 +16,83 @@ use std::{
 use millrace_moq::{
     Location, Message, Parameters, TrackName, code,
     message::{PublishDone, RequestError, Subscribe, SubscribeOk},
-    tracks::filter::{OutOfRange, Window},
+    tracks::filter::{LocationWindow, OutOfRange},
     vi64,
 };
-use millrace_quic::plane::downstream::Event;
+use millrace_quic::plane::downstream::DownstreamEvent;
 use parking_lot::Mutex;
 use tokio::time::{Instant as Clock, timeout_at};
 use tracing::debug;
 
 use self::{
-    adapt::Asked,
+    adapt::LadderTracks,
     fills::Fills,
-    parts::{Part, Parts},
+    parts::{TrackPart, TrackParts},
     switching::Sets,
 };
 use super::{
-    context::Context,
+    context::SessionContext,
     responses::Responses,
     rights::request_error,
-    uses::{Kind, Use},
+    uses::{Use, UseKind},
 };
 use crate::{
-    access::{Refusal, rights::Rights},
     live::LiveTrack,
     outbox::Outbox,
-    subscription::{Options, Subscription},
+    subscription::{Subscription, SubscriptionOptions},
     waiters::Waiters,
     wire::{self, RequestStream, SessionError},
 };
+use millrace_access::{AccessRefusal, rights::Rights};
 
-/// How long a SUBSCRIBE may be behind a FETCH that joins it, and how often that looks.
+/// How long a joining FETCH waits for its SUBSCRIBE, which comes on another stream and may be late, and how often it
+/// checks.
 const LATE_SUBSCRIBE: Duration = Duration::from_secs(1);
 const LOOKS: Duration = Duration::from_millis(50);
 
-/// How many aliases of subscriptions that have ended are not given out again.
+/// How many aliases of ended subscriptions are kept from being reused.
 const RETIRED_ALIASES: usize = 64;
 
 /// The subscriptions of one session.
 pub struct Subscriptions {
-    context: Arc<Context>,
+    context: Arc<SessionContext>,
     responses: Arc<Responses>,
-    state: Mutex<State>,
+    state: Mutex<SubscribeState>,
     sets: Sets,
-    parts: Parts,
-    /// FETCHes that wait for the SUBSCRIBE of this ID to come, or to be decided.
+    parts: TrackParts,
+    /// Joining FETCHes that wait until the SUBSCRIBE with this request ID has arrived or was decided.
     decided: Waiters<u64>,
 }
 
 #[derive(Default)]
-struct State {
-    /// By the ID of the peer's SUBSCRIBE or of our PUBLISH.
-    by_request: HashMap<u64, Subscribed>,
-    /// Request IDs of the peer's SUBSCRIBEs that have no answer yet.
+struct SubscribeState {
+    /// Subscriptions by the request ID of the peer's SUBSCRIBE or of our PUBLISH.
+    by_request: HashMap<u64, SubscribedTrack>,
+    /// Request IDs of SUBSCRIBEs that have no answer yet.
     pending: HashSet<u64>,
-    /// By the tag of their streams in the data plane.
+    /// Subscriptions by the owner tag of their data plane streams.
     by_owner: HashMap<u64, Arc<Subscription>>,
-    /// Aliases that we gave out.
+    /// Track aliases in use.
     aliases: HashSet<u64>,
-    /// The last ones that are free again. Streams that the peer has not read yet may name them, and it may take what is new for
-    /// what it has cancelled.
+    /// The aliases that became free most recently. Streams that the peer has not read yet may still have them, and
+    /// would be assigned to the wrong track.
     retired: VecDeque<u64>,
-    /// What it asked for of which ladders.
-    asked: Asked,
+    /// The tracks that the session asked for, by ladder of renditions.
+    asked: LadderTracks,
 }
 
-/// A subscription and its track.
+/// A subscription, and the track that it was asked for.
 #[derive(Clone)]
-pub struct Subscribed {
+pub struct SubscribedTrack {
     pub track: Arc<LiveTrack>,
     pub subscription: Arc<Subscription>,
 }
 
-impl Subscribed {
-    /// Changes the subscription, whose groups come from `tracks`, and sends what that makes possible.
-    fn change(&self, options: Options, largest: Option<Location>, tracks: &[Arc<LiveTrack>]) {
-        let (subscription, mut outbox) = (&self.subscription, Outbox::default());
+impl SubscribedTrack {
+    /// Changes the subscription's options, and sends objects of `tracks` that have become part of it.
+    fn change(&self, options: SubscriptionOptions, largest: Option<Location>, tracks: &[Arc<LiveTrack>]) {
+        let subscription = &self.subscription;
+        let mut outbox = Outbox::default();
         subscription.update(options, largest);
         outbox.transmit(subscription.connection(), Instant::now());
         for track in tracks {
@@ -102,8 +104,10 @@ impl Subscribed {
 }
 
 impl Subscriptions {
-    pub fn new(context: Arc<Context>, responses: Arc<Responses>) -> Arc<Self> {
-        let (state, sets, parts) = (Mutex::default(), Sets::default(), Parts::default());
+    pub fn new(context: Arc<SessionContext>, responses: Arc<Responses>) -> Arc<Self> {
+        let state = Mutex::default();
+        let sets = Sets::default();
+        let parts = TrackParts::default();
         Arc::new(Self { context, responses, state, sets, parts, decided: Waiters::default() })
     }
 
@@ -126,7 +130,8 @@ impl Subscriptions {
             Ok(pending) => pending,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
-        let (hub, requester) = (self.context.hub(), self.context.requester());
+        let hub = self.context.hub();
+        let requester = self.context.requester();
         let established = tokio::select! {
             established = hub.established(&name, requester, rendezvous, parameters.new_group_request) => established,
             _ = stream.send.stopped() => return Ok(()),
@@ -135,13 +140,14 @@ impl Subscriptions {
             Ok(track) => track,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
+        // Everything that is decided from here on uses this location, even if the track goes on meanwhile.
         let largest = track.data.largest();
         let window = match self.window(&parameters, largest) {
             Ok(window) => window,
             Err(error) => return refuse(stream.send, code::Request::INVALID_RANGE, error.to_string()).await,
         };
-        let options = Options::new(&parameters, window, &track.data);
-        let entry = self.add(request_id, (track, Arc::clone(&pending.part)), options, largest);
+        let options = SubscriptionOptions::new(&parameters, window, &track.data);
+        let entry = self.add(request_id, track, Arc::clone(&pending.part), options, largest);
         drop(pending);
         if let Err(refused) = entry.assign(parameters.assignment.as_ref()) {
             drop(entry);
@@ -152,7 +158,7 @@ impl Subscriptions {
             drop(entry);
             return self.context.refuse(stream.send, refused).await;
         }
-        // Who names alternates wants no others.
+        // A subscriber that manages alternatives by a switching set is not adapted by the relay.
         let rights = Some(rights).filter(|_| parameters.assignment.is_none());
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
@@ -162,33 +168,38 @@ impl Subscriptions {
         entry.run(Some(ok.into()), stream, rights, fills).await
     }
 
-    /// What the filter of a request lets through.
+    /// Returns the range of locations that the filter of a request selects.
     ///
     /// # Errors
-    /// That is over already, and the draft has it refused.
-    fn window(&self, parameters: &Parameters, largest: Option<Location>) -> Result<Window, OutOfRange> {
-        let window = Window::resolve(parameters.filter.as_ref(), largest);
+    /// Returns an error if the range is over already, and the draft requires a refusal for that.
+    fn window(
+        &self,
+        parameters: &Parameters,
+        largest: Option<Location>,
+    ) -> Result<LocationWindow, OutOfRange> {
+        let window = LocationWindow::resolve(parameters.filter.as_ref(), largest);
         if self.context.draft().ends_with_its_filter() {
             window.check(largest)?;
         }
         Ok(window)
     }
 
-    /// The peer's place in a track that it neither is subscribed to nor has asked for; `None` if it is or has.
-    pub fn first_part(&self, name: &TrackName) -> Option<Part> {
+    /// Takes a place for a subscription to the track. Returns `None` if the peer is subscribed to it or has asked for
+    /// it.
+    pub fn first_part(&self, name: &TrackName) -> Option<TrackPart> {
         self.parts.take(name, 1)
     }
 
-    /// A SUBSCRIBE of the peer is pending from now on.
+    /// Registers a SUBSCRIBE of the peer that waits for its answer.
     ///
     /// # Errors
-    /// There are as many for the track already as there may be.
-    fn begin(self: &Arc<Self>, request_id: u64, name: &TrackName) -> Result<Pending, RequestError> {
+    /// Returns an error if the session has as many subscriptions to the track as it may have.
+    fn begin(self: &Arc<Self>, request_id: u64, name: &TrackName) -> Result<PendingSubscribe, RequestError> {
         let authority = self.context.authority();
         let part = match self.context.draft().repeats_subscriptions() {
             true => self.parts.take(name, authority.same_track()).ok_or_else(|| {
-                authority.count(Refusal::SameTrack);
-                request_error(Refusal::SameTrack)
+                authority.count(AccessRefusal::SameTrack);
+                request_error(AccessRefusal::SameTrack)
             }),
             false => self.parts.take(name, 1).ok_or_else(|| {
                 RequestError::new(code::Request::DUPLICATE_SUBSCRIPTION, "already subscribed")
@@ -197,11 +208,12 @@ impl Subscriptions {
         let part = Arc::new(part?);
         self.state.lock().pending.insert(request_id);
         self.decided.wake(&request_id);
-        Ok(Pending { family: Arc::clone(self), request_id, part })
+        Ok(PendingSubscribe { family: Arc::clone(self), request_id, part })
     }
 
-    /// The subscription by this request, once that is decided; `None` if there is none.
-    pub async fn wait(&self, request_id: u64) -> Option<Subscribed> {
+    /// Returns the subscription with this request ID, and waits for it if its SUBSCRIBE is undecided or late. Returns
+    /// `None` if there is none.
+    pub async fn wait(&self, request_id: u64) -> Option<SubscribedTrack> {
         let began = Clock::now();
         loop {
             let waiter = self.decided.wait(&request_id);
@@ -212,7 +224,8 @@ impl Subscriptions {
                 }
                 match state.pending.contains(&request_id) {
                     true => (self.context.hub().limits.request_timeout, None),
-                    // It may be behind on another stream. If it is refused there, nobody says so.
+                    // The SUBSCRIBE may be late on another stream. Its refusal would not wake this task, so the state
+                    // is checked repeatedly.
                     false if !self.context.has_seen(request_id) => (LATE_SUBSCRIBE, Some(LOOKS)),
                     false => return None,
                 }
@@ -225,7 +238,7 @@ impl Subscriptions {
         }
     }
 
-    /// Subscriptions whose streams may still be open.
+    /// Returns the number of subscriptions that may still have open streams.
     pub fn count(&self) -> usize {
         self.state.lock().by_owner.len()
     }
@@ -235,31 +248,33 @@ impl Subscriptions {
         state.by_request.is_empty() && state.by_owner.is_empty()
     }
 
-    /// Passes on what happened to a stream of the data plane; `false` if it is none of a subscription.
-    pub fn on_event(&self, event: &Event) -> bool {
+    /// Passes an event of a data plane stream to the subscription that owns the stream. Returns false if none does.
+    pub fn on_event(&self, event: &DownstreamEvent) -> bool {
         let state = self.state.lock();
         let subscription = state.by_owner.get(&event.owner);
         subscription.inspect(|subscription| subscription.on_event(event)).is_some()
     }
 
-    /// The session is over: its subscriptions get nothing more.
+    /// Ends all subscriptions because the session is over.
     pub fn end(&self) {
         let now = Instant::now();
         let subscriptions: Vec<_> = self.state.lock().by_request.drain().collect();
-        for (_, Subscribed { track, subscription }) in subscriptions {
+        for (_, SubscribedTrack { track, subscription }) in subscriptions {
             track.unsubscribe(&subscription, now);
         }
     }
 
-    /// Registers a subscription under an alias of its own.
+    /// Registers a subscription with an alias that is free.
     fn add(
         self: &Arc<Self>,
         request_id: u64,
-        (track, part): (Arc<LiveTrack>, Arc<Part>),
-        options: Options,
+        track: Arc<LiveTrack>,
+        part: Arc<TrackPart>,
+        options: SubscriptionOptions,
         joining: Option<Location>,
-    ) -> Entry {
+    ) -> SubscriptionEntry {
         let mut state = self.state.lock();
+        // Reusing the publisher's alias lets the offload copy stream headers without changing their length.
         let wanted = track.upstreams().first().map_or(0, |upstream| upstream.alias);
         let alias =
             free_alias(wanted, |alias| state.aliases.contains(&alias) || state.retired.contains(&alias));
@@ -267,11 +282,11 @@ impl Subscriptions {
         let connection = Arc::clone(self.context.connection());
         let owner = self.context.next_owner();
         let subscription = Subscription::new(track.reference(), connection, alias, owner, options, joining);
-        let subscribed = Subscribed { track, subscription: Arc::new(subscription) };
+        let subscribed = SubscribedTrack { track, subscription: Arc::new(subscription) };
         state.by_request.insert(request_id, subscribed.clone());
         state.by_owner.insert(owner, Arc::clone(&subscribed.subscription));
-        let _use = self.context.uses().begin(Kind::Subscription);
-        Entry {
+        let _use = self.context.uses().begin(UseKind::Subscription);
+        SubscriptionEntry {
             family: Arc::clone(self),
             request_id,
             subscribed,
@@ -281,7 +296,8 @@ impl Subscriptions {
         }
     }
 
-    fn remove(&self, request_id: u64, Subscribed { track, subscription }: &Subscribed) {
+    // The subscription leaves the track first, so that no new stream is opened while the open ones are reset.
+    fn remove(&self, request_id: u64, SubscribedTrack { track, subscription }: &SubscribedTrack) {
         track.unsubscribe(subscription, Instant::now());
         subscription.cancel(code::Reset::CANCELLED);
         let connection = self.context.connection();
@@ -294,7 +310,7 @@ impl Subscriptions {
     }
 }
 
-impl State {
+impl SubscribeState {
     fn retire(&mut self, alias: u64) {
         self.aliases.remove(&alias);
         if self.retired.len() == RETIRED_ALIASES {
@@ -304,32 +320,32 @@ impl State {
     }
 }
 
-/// A SUBSCRIBE without an answer, until dropped.
-struct Pending {
+/// A SUBSCRIBE that waits for its answer, until this is dropped.
+struct PendingSubscribe {
     family: Arc<Subscriptions>,
     request_id: u64,
-    part: Arc<Part>,
+    part: Arc<TrackPart>,
 }
 
-impl Drop for Pending {
+impl Drop for PendingSubscribe {
     fn drop(&mut self) {
         self.family.state.lock().pending.remove(&self.request_id);
         self.family.decided.wake(&self.request_id);
     }
 }
 
-/// A registered subscription; removed when dropped.
-struct Entry {
+/// A registered subscription. Dropping it removes the subscription and resets its streams.
+struct SubscriptionEntry {
     family: Arc<Subscriptions>,
     request_id: u64,
-    subscribed: Subscribed,
-    /// Of an adapted subscription: what it is served from, with its own track.
+    subscribed: SubscribedTrack,
+    /// The tracks that an adapted subscription is served from, including its own.
     renditions: OnceLock<Vec<Arc<LiveTrack>>>,
-    _part: Arc<Part>,
+    _part: Arc<TrackPart>,
     _use: Use,
 }
 
-impl Drop for Entry {
+impl Drop for SubscriptionEntry {
     fn drop(&mut self) {
         for track in self.tracks() {
             track.unsubscribe(self.subscription(), Instant::now());
@@ -339,8 +355,8 @@ impl Drop for Entry {
     }
 }
 
-impl Entry {
-    fn context(&self) -> &Context {
+impl SubscriptionEntry {
+    fn context(&self) -> &SessionContext {
         &self.family.context
     }
 
@@ -352,14 +368,14 @@ impl Entry {
         &self.subscribed.subscription
     }
 
-    /// All that it is served from.
+    /// Returns all tracks that the subscription is served from.
     fn tracks(&self) -> &[Arc<LiveTrack>] {
         let own = std::slice::from_ref(&self.subscribed.track);
         self.renditions.get().map_or(own, |renditions| renditions)
     }
 
-    /// Answers, serves the subscription until it ends on either side, and says PUBLISH_DONE. With `rights` it may be adapted to
-    /// what the path carries. `fills` end with it.
+    /// Sends the answer, runs the subscription until either side ends it, and sends PUBLISH_DONE. It is adapted to the
+    /// path only if `rights` are given. `fills` end with it.
     async fn run(
         self,
         ok: Option<Message>,
@@ -372,13 +388,14 @@ impl Entry {
             if let Some(ok) = ok {
                 wire::send(&mut send, ok).await?;
             }
-            // The alias should be known before the first object comes.
+            // The subscriber should know the alias before the first object arrives.
             self.context().connection().control_sent().await;
             self.begin();
             self.follow(&mut send, &mut reader, rights, &mut fills).await
         }
         .await;
-        let (session, request_id) = (self.context().id(), self.request_id);
+        let session = self.context().id();
+        let request_id = self.request_id;
         let subscription = Arc::clone(self.subscription());
         drop(self);
         match result {
@@ -389,19 +406,19 @@ impl Entry {
                 Ok(())
             }
             Ok(None) => {
-                let _ = send.reset(wire::var(code::Reset::CANCELLED.0)); // may be closed already
+                let _ = send.reset(wire::var(code::Reset::CANCELLED.0)); // An error means that the stream is closed.
                 reader.stop(code::Reset::CANCELLED.0);
                 Ok(())
             }
             Err(SessionError::Lost(reason)) => {
-                debug!(session, request_id, reason, "subscription stream lost");
+                debug!(session, request_id, reason, "the request stream of a subscription ended early");
                 Ok(())
             }
             Err(violation) => Err(violation),
         }
     }
 
-    /// From now on the subscription gets what the track gets.
+    /// Starts to send the track's new objects to the subscriber.
     fn begin(&self) {
         let mut outbox = Outbox::default();
         self.track().subscribe(Arc::clone(self.subscription()), Instant::now(), &mut outbox);
@@ -409,7 +426,7 @@ impl Entry {
     }
 }
 
-/// An unused alias, `wanted` if it is free, else one that takes as many bytes where there is one.
+/// Returns a free alias: `wanted` if possible, or else one of the same encoded length if possible.
 fn free_alias(wanted: u64, used: impl Fn(u64) -> bool) -> u64 {
     let same_len = |alias: &u64| vi64::len(*alias) == vi64::len(wanted);
     let near = std::iter::once(wanted).chain((0..=127).filter(same_len));

@@ -1,34 +1,34 @@
-//! How many subscriptions a session has to each track.
+//! Counts the subscriptions of a session to each track.
 
 use std::{collections::HashMap, sync::Arc};
 
 use millrace_moq::TrackName;
 use parking_lot::Mutex;
 
-/// The tracks that a session has subscriptions to, or has asked for, and how many.
+/// The number of subscriptions that the session has or has asked for, by track.
 #[derive(Default)]
-pub(super) struct Parts(Arc<Mutex<HashMap<TrackName, u64>>>);
+pub(super) struct TrackParts(Arc<Mutex<HashMap<TrackName, u64>>>);
 
-/// A subscription's place among those of its session to the same track; given back when dropped.
-pub(in crate::session) struct Part {
+/// One subscription's place in the count of its track. Dropping it frees the place.
+pub(in crate::session) struct TrackPart {
     parts: Arc<Mutex<HashMap<TrackName, u64>>>,
     name: TrackName,
 }
 
-impl Parts {
-    /// Takes a place; `None` if `most` are taken.
-    pub(super) fn take(&self, name: &TrackName, most: u64) -> Option<Part> {
+impl TrackParts {
+    /// Takes a place for a subscription to the track. Returns `None` if `most` are taken.
+    pub(super) fn take(&self, name: &TrackName, most: u64) -> Option<TrackPart> {
         let mut parts = self.0.lock();
         match parts.get_mut(name) {
             Some(count) if *count >= most => return None,
             Some(count) => *count += 1,
             None => drop(parts.insert(name.clone(), 1)),
         }
-        Some(Part { parts: Arc::clone(&self.0), name: name.clone() })
+        Some(TrackPart { parts: Arc::clone(&self.0), name: name.clone() })
     }
 }
 
-impl Drop for Part {
+impl Drop for TrackPart {
     fn drop(&mut self) {
         let mut parts = self.parts.lock();
         if let Some(count) = parts.get_mut(&self.name) {
@@ -47,10 +47,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_track_has_as_many_places_as_it_may() {
-        let parts = Parts::default();
+    fn session_subscribes_to_a_track_up_to_its_limit() {
+        let parts = TrackParts::default();
         let track = |name: &str| TrackName::new(Namespace::from_path("a").unwrap(), name.to_owned()).unwrap();
-        let (one, two) = (parts.take(&track("v"), 2).unwrap(), parts.take(&track("v"), 2).unwrap());
+        let one = parts.take(&track("v"), 2).unwrap();
+        let two = parts.take(&track("v"), 2).unwrap();
         assert!(parts.take(&track("v"), 2).is_none());
         let other = parts.take(&track("w"), 1).unwrap();
         drop(one);

@@ -1,47 +1,50 @@
-//! PUBLISH to a subscriber that asked for such tracks: a subscription that we begin.
+//! Sends PUBLISH to a subscriber that has asked for tracks below a prefix (SUBSCRIBE_TRACKS).
 
 use std::sync::Arc;
 
-use millrace_moq::{Draft, Message, Parameters, message::Publish, tracks::filter::Window};
+use millrace_moq::{Draft, Message, Parameters, message::Publish, tracks::filter::LocationWindow};
 use tokio::time::timeout;
 
-use super::{Entry, Subscriptions, fills::Fills, parts::Part};
+use super::{SubscriptionEntry, Subscriptions, fills::Fills, parts::TrackPart};
 use crate::{
-    access::rights::Rights,
     live::LiveTrack,
-    subscription::Options,
-    wire::{self, Incoming, RequestStream, SessionError},
+    subscription::SubscriptionOptions,
+    wire::{self, IncomingMessage, RequestStream, SessionError},
 };
+use millrace_access::rights::Rights;
 
 impl Subscriptions {
-    /// Publishes `track`, in which the peer has this part, until either side ends it. `asked` is of its SUBSCRIBE_TRACKS, and what the
-    /// subscription begins with.
+    /// Publishes `track` to the peer until either side ends the subscription. `part` is its place in the count of the
+    /// track. `asked` are the parameters of SUBSCRIBE_TRACKS, with which the subscription begins.
     pub async fn publish(
         self: &Arc<Self>,
-        (track, part): (Arc<LiveTrack>, Part),
+        track: Arc<LiveTrack>,
+        part: TrackPart,
         asked: &Parameters,
         mut stream: RequestStream,
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let request_id = self.context.next_request_id();
+        // The window and PUBLISH use the same largest location, even if the track goes on meanwhile.
         let largest = track.data.largest();
-        let window = Window::resolve(asked.filter.as_ref(), largest);
-        let options = Options::new(asked, window, &track.data);
+        let window = LocationWindow::resolve(asked.filter.as_ref(), largest);
+        let options = SubscriptionOptions::new(asked, window, &track.data);
         let properties = track.data.properties_for(asked);
-        let entry = self.add(request_id, (track, Arc::new(part)), options, largest);
+        let entry = self.add(request_id, track, Arc::new(part), options, largest);
         let publish = Publish {
             request_id,
             track: entry.track().name().clone(),
             track_alias: entry.subscription().alias,
             parameters: Parameters {
                 largest_object: self.context.dialect().largest(largest).largest_object,
-                ..said(self.context.draft(), asked)
+                ..publish_parameters(self.context.draft(), asked)
             },
             properties,
         };
         let Some(parameters) = entry.offer(publish, &mut stream).await? else { return Ok(()) };
         let assignment = parameters.assignment.as_ref();
         let assigned = self.check(assignment)?.and_then(|()| entry.assign(assignment));
+        // The subscriber's answer cannot be refused, so the subscription ends instead.
         if assigned.is_err() || entry.apply(&parameters, entry.track().data.largest()).is_err() {
             return Ok(());
         }
@@ -53,8 +56,9 @@ impl Subscriptions {
     }
 }
 
-/// What PUBLISH says of how its subscription begins. Before draft-20 the subscriber knows most of that.
-fn said(draft: Draft, asked: &Parameters) -> Parameters {
+/// Returns the parameters of PUBLISH for a subscription that begins with `asked`. From draft-20 on, the subscriber
+/// sends the others in its answer.
+fn publish_parameters(draft: Draft, asked: &Parameters) -> Parameters {
     let forward = Some(asked.forward.unwrap_or(true));
     if draft.accepts_with_parameters() {
         return Parameters { forward, ..Parameters::default() };
@@ -70,8 +74,9 @@ fn said(draft: Draft, asked: &Parameters) -> Parameters {
     }
 }
 
-impl Entry {
-    /// What the subscriber accepts PUBLISH with; `None` if it does not, or does not answer.
+impl SubscriptionEntry {
+    /// Sends PUBLISH. Returns the parameters of the subscriber's answer, or `None` if it refuses or does not answer in
+    /// time.
     async fn offer(
         &self,
         publish: Publish,
@@ -80,12 +85,13 @@ impl Entry {
         wire::send(&mut stream.send, publish).await?;
         let patience = self.context().hub().limits.request_timeout;
         match timeout(patience, stream.reader.next()).await {
-            Ok(Ok(Incoming::Message(Message::RequestOk(ok)))) => Ok(Some(ok.parameters)),
-            Ok(Ok(Incoming::Message(Message::RequestError(_)))) => Ok(None),
-            Ok(Ok(Incoming::Message(other))) => {
+            Ok(Ok(IncomingMessage::Message(Message::RequestOk(ok)))) => Ok(Some(ok.parameters)),
+            Ok(Ok(IncomingMessage::Message(Message::RequestError(_)))) => Ok(None),
+            Ok(Ok(IncomingMessage::Message(other))) => {
                 Err(SessionError::violation(format!("{} answers PUBLISH", other.name())))
             }
-            Ok(Ok(Incoming::GoAway(_) | Incoming::Finished | Incoming::Reset))
+            // A subscriber that closes the stream or does not answer does not want the track.
+            Ok(Ok(IncomingMessage::GoAway(_) | IncomingMessage::Finished | IncomingMessage::Reset))
             | Ok(Err(SessionError::Lost(_)))
             | Err(_) => Ok(None),
             Ok(Err(violation)) => Err(violation),

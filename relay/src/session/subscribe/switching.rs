@@ -1,5 +1,5 @@
-//! Switching sets (draft-wilaw-moq-moqt-ssts): the subscriber names tracks of the same content, and each group is forwarded from the
-//! one that its path has room for.
+//! Switching sets (draft-wilaw-moq-moqt-ssts): the subscriber names tracks with the same content, and the relay
+//! forwards each group from the track that the path's bandwidth allows.
 
 use std::{collections::BTreeMap, slice, sync::Arc, time::Instant};
 
@@ -8,7 +8,7 @@ use millrace_moq::{
     message::RequestError,
     param::Assignment,
     tracks::adapt::{
-        Choice, Decider, NOBODY, Sample,
+        ConnectionSample, Decider, NOBODY, RenditionChoice,
         sets::{self, Allocation},
     },
 };
@@ -17,55 +17,56 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::{
-    Entry, Subscribed, Subscriptions,
+    SubscribedTrack, SubscriptionEntry, Subscriptions,
     adapt::{LOOK, sample},
 };
 use crate::{
-    hub::Counters,
-    subscription::{Options, Place},
+    hub::OperatorCounters,
+    subscription::{SubscriptionOptions, SwitchingPlace},
     wire::SessionError,
 };
 
-/// Tracks in switching sets that a session has at most.
+/// The most tracks of a session that may be in switching sets.
 const MAX_TRACKS: usize = 16;
 
 /// The switching sets of one session.
 #[derive(Default)]
-pub(super) struct Sets(Mutex<State>);
+pub(super) struct Sets(Mutex<SwitchingState>);
 
 #[derive(Default)]
-struct State {
-    sets: BTreeMap<u64, Set>,
-    /// What more and more throughput buys the sets that are switched, in the order of their numbers.
+struct SwitchingState {
+    sets: BTreeMap<u64, SwitchedSet>,
+    /// The possible allocations of tracks to the switched sets, each with the total bitrate that it needs, in kbit/s
+    /// and in rising order. An allocation lists the sets in the order of their numbers.
     rungs: Vec<(u64, Allocation)>,
     decider: Option<Decider>,
-    /// Somebody looks at the path.
+    /// True while a task checks the path's bandwidth for this session.
     watched: bool,
 }
 
-struct Set {
-    /// As last said.
+struct SwitchedSet {
+    /// The set's properties, as the subscriber sent them last.
     properties: Assignment,
-    /// By what they need.
-    tracks: Vec<Track>,
-    /// Once there were enough tracks.
-    choice: Option<Arc<Mutex<Choice>>>,
+    /// The tracks of the set, in rising order of the throughput that they need.
+    tracks: Vec<SwitchedTrack>,
+    /// The choice of the track for each group. It is set once the set has had enough tracks to be switched.
+    choice: Option<Arc<Mutex<RenditionChoice>>>,
 }
 
-struct Track {
+struct SwitchedTrack {
     request_id: u64,
-    /// kbit/s.
+    /// The throughput that the track needs, in kbit/s.
     threshold: u64,
-    subscribed: Subscribed,
-    /// Among those that the set chooses from.
+    subscribed: SubscribedTrack,
+    /// The track's number in the set's choice, or `NOBODY`.
     number: usize,
 }
 
-impl Entry {
-    /// Has the subscription be one of a switching set, or changes the set, if the subscriber says so.
+impl SubscriptionEntry {
+    /// Adds the subscription to a switching set or changes the set, if `assignment` asks for it.
     ///
     /// # Errors
-    /// It cannot be, and the request has failed.
+    /// Returns an error if the subscription cannot be added. The request fails then.
     pub(super) fn assign(&self, assignment: Option<&Assignment>) -> Result<(), RequestError> {
         let Some(assignment) = assignment else { return Ok(()) };
         let sample = sample(self.context().connection(), Instant::now());
@@ -76,10 +77,11 @@ impl Entry {
 }
 
 impl Subscriptions {
-    /// Whether a subscriber may say this.
+    /// Checks whether the subscriber may use this assignment to a switching set.
     ///
     /// # Errors
-    /// Of the session, as for a parameter that is not known; of the request.
+    /// The outer error closes the session, because the parameter is not allowed at all. The inner error refuses the
+    /// request.
     pub(super) fn check(
         &self,
         assignment: Option<&Assignment>,
@@ -99,14 +101,15 @@ impl Subscriptions {
         Ok(Ok(()))
     }
 
-    /// Looks at the path for as long as a set is switched.
+    /// Starts the task that checks the bandwidth, unless it runs or no set is switched.
     fn watch_path(self: &Arc<Self>) {
         if !self.sets.begin_watch() {
             return;
         }
         let family = Arc::clone(self);
         self.context.spawn(async move {
-            let (connection, counters) = (family.context.connection(), &family.context.hub().counters);
+            let connection = family.context.connection();
+            let counters = &family.context.hub().counters;
             loop {
                 sleep(LOOK).await;
                 if !family.sets.look(connection, counters) {
@@ -121,11 +124,12 @@ impl Sets {
     fn assign(
         &self,
         request_id: u64,
-        subscribed: &Subscribed,
+        subscribed: &SubscribedTrack,
         assignment: &Assignment,
-        sample: &Sample,
+        sample: &ConnectionSample,
     ) -> Result<(), RequestError> {
         let state = &mut *self.0.lock();
+        // An update may change the threshold of a track in its set, but not move the track to another set.
         let known =
             state.sets.iter().find(|(_, set)| set.tracks.iter().any(|track| track.request_id == request_id));
         let count: usize = state.sets.values().map(|set| set.tracks.len()).sum();
@@ -140,7 +144,7 @@ impl Sets {
             }
             _ => {}
         }
-        let set = state.sets.entry(assignment.set).or_insert_with(|| Set {
+        let set = state.sets.entry(assignment.set).or_insert_with(|| SwitchedSet {
             properties: *assignment,
             tracks: Vec::new(),
             choice: None,
@@ -151,7 +155,7 @@ impl Sets {
         Ok(())
     }
 
-    /// The subscription is over.
+    /// Removes the track of a subscription that is over.
     pub fn remove(&self, request_id: u64, connection: &Connection) {
         let state = &mut *self.0.lock();
         let found = state.sets.values_mut().find_map(|set| set.take(request_id));
@@ -161,7 +165,7 @@ impl Sets {
         }
     }
 
-    /// Whether somebody has to begin to look at the path.
+    /// Reports whether the task that checks the bandwidth has to be started.
     fn begin_watch(&self) -> bool {
         let state = &mut *self.0.lock();
         let begins = !state.watched && state.decider.is_some();
@@ -169,12 +173,14 @@ impl Sets {
         begins
     }
 
-    /// Has groups that have not begun come from what the path has room for. Returns whether anything is left to switch.
-    fn look(&self, connection: &Connection, counters: &Counters) -> bool {
+    /// Switches the next groups to the tracks that the path's bandwidth allows. Returns false if no set is switched any
+    /// more.
+    fn look(&self, connection: &Connection, counters: &OperatorCounters) -> bool {
         let now = Instant::now();
         let sample = sample(connection, now);
         let state = &mut *self.0.lock();
         let Some(decider) = &mut state.decider else {
+            // The flag is changed under the lock that `begin_watch` holds to read it, so that one task runs at most.
             state.watched = false;
             return false;
         };
@@ -189,19 +195,21 @@ impl Sets {
     }
 }
 
-impl State {
-    /// Tracks or properties have changed: sets with enough tracks begin, and what fits is worked out anew.
-    fn settle(&mut self, sample: &Sample) {
+impl SwitchingState {
+    /// Recomputes the allocations after a change of tracks or properties. Sets that have enough tracks now start to be
+    /// switched.
+    fn settle(&mut self, sample: &ConnectionSample) {
         let switched = || self.sets.values().filter(|set| set.is_switched());
-        let sets: Vec<_> = switched().map(Set::needs).collect();
+        let sets: Vec<_> = switched().map(SwitchedSet::allocation_needs).collect();
         if sets.is_empty() {
             (self.decider, self.rungs) = (None, Vec::new());
             return;
         }
+        // The rungs are sorted by bitrate, as `Decider` expects it.
         self.rungs = sets::rungs(&sets);
         let bits = |kbps: u64| kbps.saturating_mul(1000);
         let fits = |(kbps, _): &(u64, Allocation)| bits(*kbps) / 8 <= sample.bandwidth;
-        // What is not known to fit is not known to be too much either: something is sent, to find out.
+        // The bandwidth may still be unknown. At least one track is sent, so that it can be measured.
         let least = usize::from(self.rungs.first().is_some_and(|(_, none)| none.iter().all(Option::is_none)));
         let rung = self.rungs.iter().rposition(fits).unwrap_or(0).max(least).min(self.rungs.len() - 1);
         self.decider = Some(Decider::new(self.rungs.iter().map(|(kbps, _)| bits(*kbps)), rung));
@@ -213,25 +221,29 @@ impl State {
     }
 }
 
-impl Set {
+impl SwitchedSet {
     fn is_switched(&self) -> bool {
         let activate = self.properties.activate;
         activate > 0 && self.tracks.len() as u64 >= activate
     }
 
-    fn needs(&self) -> sets::Set {
+    fn allocation_needs(&self) -> sets::SwitchingSet {
         let Assignment { rank, weight, .. } = self.properties;
-        sets::Set { rank, weight, thresholds: self.tracks.iter().map(|track| track.threshold).collect() }
+        sets::SwitchingSet {
+            rank,
+            weight,
+            thresholds: self.tracks.iter().map(|track| track.threshold).collect(),
+        }
     }
 
-    /// One more track, or another threshold of one.
-    fn put(&mut self, request_id: u64, subscribed: &Subscribed, threshold: u64) {
+    /// Adds a track to the set, or changes the throughput that it needs.
+    fn put(&mut self, request_id: u64, subscribed: &SubscribedTrack, threshold: u64) {
         let known = self.tracks.iter().position(|track| track.request_id == request_id);
-        let known = known.map(|known| Track { threshold, ..self.tracks.remove(known) });
-        let new = || Track { request_id, threshold, subscribed: subscribed.clone(), number: NOBODY };
+        let known = known.map(|known| SwitchedTrack { threshold, ..self.tracks.remove(known) });
+        let new = || SwitchedTrack { request_id, threshold, subscribed: subscribed.clone(), number: NOBODY };
         let track = known.unwrap_or_else(new);
-        let (number, place) =
-            (track.number, self.tracks.partition_point(|track| track.threshold <= threshold));
+        let number = track.number;
+        let place = self.tracks.partition_point(|track| track.threshold <= threshold);
         self.tracks.insert(place, track);
         match &self.choice {
             Some(choice) if number != NOBODY => choice.lock().reorder(number, place),
@@ -243,8 +255,8 @@ impl Set {
         }
     }
 
-    /// The track ended, or nobody asks for it any more: the set takes one less to be switched.
-    fn take(&mut self, request_id: u64) -> Option<Track> {
+    /// Removes a track that has ended. The set then needs one track less to be switched, so that it stays switched.
+    fn take(&mut self, request_id: u64) -> Option<SwitchedTrack> {
         let place = self.tracks.iter().position(|track| track.request_id == request_id)?;
         let track = self.tracks.remove(place);
         self.choice.iter().for_each(|choice| choice.lock().remove(track.number));
@@ -252,7 +264,7 @@ impl Set {
         Some(track)
     }
 
-    /// The track at this place is one that groups may come from.
+    /// Makes the track at this place available to the set's choice.
     fn join(&mut self, place: usize) {
         let (Some(choice), Some(track)) = (&self.choice, self.tracks.get_mut(place)) else { return };
         let newest = track.subscribed.track.data.largest().map(|largest| largest.group);
@@ -260,17 +272,21 @@ impl Set {
         track.number = known.add(place);
         known.join(track.number, newest);
         drop(known);
-        track.subscribed.subscription.take_place(Place { choice: Arc::clone(choice), number: track.number });
+        track
+            .subscribed
+            .subscription
+            .take_place(SwitchingPlace { choice: Arc::clone(choice), number: track.number });
     }
 
-    /// There are enough tracks, perhaps for the first time. What is forwarded already goes on until the next group.
+    /// Starts to switch the set when it has enough tracks for the first time. A track that is forwarded already
+    /// continues until the next group.
     fn begin(&mut self, wanted: Option<usize>) {
         if self.choice.is_some() {
             return;
         }
-        let choice = Arc::new(Mutex::new(Choice::new(0, NOBODY)));
+        let choice = Arc::new(Mutex::new(RenditionChoice::new(0, NOBODY)));
         self.choice = Some(Arc::clone(&choice));
-        let forwards = |track: &Track| track.subscribed.subscription.options().forward;
+        let forwards = |track: &SwitchedTrack| track.subscribed.subscription.options().forward;
         let up_to = self.tracks.get(..=wanted.unwrap_or(0)).unwrap_or(&self.tracks);
         let base = up_to.iter().rposition(forwards).or_else(|| self.tracks.iter().position(forwards));
         for place in 0..self.tracks.len() {
@@ -279,10 +295,10 @@ impl Set {
         if let Some(base) = base {
             choice.lock().start_with(self.tracks[base].number);
         }
-        self.tracks.iter().for_each(Track::forward);
+        self.tracks.iter().for_each(SwitchedTrack::forward);
     }
 
-    fn choose(&self, wanted: Option<usize>, now: Instant, counters: &Counters) {
+    fn choose(&self, wanted: Option<usize>, now: Instant, counters: &OperatorCounters) {
         let Some(choice) = &self.choice else { return };
         let of = |number: usize| self.tracks.iter().position(|track| track.number == number);
         let mut choice = choice.lock();
@@ -291,7 +307,7 @@ impl Set {
         if before == best {
             return;
         }
-        // What the offload has opened may be of any group.
+        // The offload may have opened streams of groups that userspace has not seen yet.
         let settled = of(before).is_none_or(|place| self.tracks[place].subscribed.subscription.withdraw(now));
         if settled {
             choice.switch(best);
@@ -299,20 +315,20 @@ impl Set {
         let after = choice.current().member;
         drop(choice);
         if let Some(place) = of(after) {
-            // What was prepared for the one before has been taken back.
+            // The streams that the offload had prepared for the previous track were withdrawn.
             self.tracks[place].offer_openings();
         }
         counters.count_switch(of(before), of(after));
     }
 }
 
-impl Track {
-    /// It is the sender now who says what is forwarded.
+impl SwitchedTrack {
+    /// Sets FORWARD for the subscription. In a switching set, the relay decides what is forwarded, not the subscriber.
     fn forward(&self) {
-        let Subscribed { track, subscription } = &self.subscribed;
+        let SubscribedTrack { track, subscription } = &self.subscribed;
         let options = subscription.options();
         if !options.forward {
-            let options = Options { forward: true, ..options };
+            let options = SubscriptionOptions { forward: true, ..options };
             self.subscribed.change(options, track.data.largest(), slice::from_ref(track));
         }
     }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Passes what applications and the broker of their host say to each other from the one socket's send to the other's queue,
- * past TCP and the loopback interface.
+/* Passes bytes between applications and the broker of their host, from one socket's send to the other's queue, past TCP
+ * and the loopback interface.
  *
- * A receiver reads what was passed on before what came by TCP. So nothing is passed on while bytes by TCP are on their way or
- * not read; going by TCP is always in order. TCP never learns of what is passed on, so its windows do not
- * hold it back: the window here does, for what goes to the broker, which says what it has taken. What goes to an application
- * the broker holds back itself.
+ * A receiver reads passed bytes before those of TCP. So nothing is passed on while bytes by TCP are on their way or unread;
+ * sending by TCP is always in order. TCP never learns of passed bytes, so its windows do not limit them. The window here
+ * limits bytes to the broker, which reports how many it has taken. The broker itself limits bytes to an application.
  */
 #include "bypass.h"
 #include <stdbool.h>
@@ -17,7 +16,7 @@
 #define AF_INET6  10
 #define LOOPBACK4 0x7f000001
 
-/* Hides a number from clang, which would merge two checks of which the verifier needs both. */
+/* Hides a number from clang, which would merge two checks. The verifier needs both. */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
 #define LET_BE 1
@@ -36,7 +35,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } sockets SEC(".maps");
 
-/* What is forgotten goes by TCP from then on. */
+/* Socket -> what it has sent. A socket that is evicted sends by TCP from then on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct bypass_key);
@@ -44,7 +43,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } sent SEC(".maps");
 
-/* By the sender: bytes that the broker has taken from it. */
+/* Sender -> bytes that the broker has taken from it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct bypass_key);
@@ -111,7 +110,7 @@ static __always_inline bool is_broker(const struct bypass_end *end)
 
 enum part { NO_PART, APPLICATION, BROKER };
 
-/* Whose end of a connection between an application and the broker it is. */
+/* The owner of this end of a connection between an application and the broker. */
 static __always_inline enum part part_of(const struct bypass_key *key)
 {
 	if (is_broker(&key->far))
@@ -140,12 +139,12 @@ static __always_inline void enter(struct bpf_sock_ops *ctx)
 	part = part_of(&key);
 	if (part == NO_PART)
 		return;
-	/* The SYN is one. What came with it is not told apart from what comes later. */
+	/* The SYN counts as one. Data that came with it cannot be distinguished from later data. */
 	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->bytes_acked > 1) {
 		count(BYPASS_EARLY);
 		return;
 	}
-	/* Of a connection with the same ends before. */
+	/* An earlier connection may have had the same ends. */
 	bpf_map_delete_elem(&taken, &key);
 	state.last = ctx->snd_nxt;
 	state.is_broker = part == BROKER;

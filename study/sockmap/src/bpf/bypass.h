@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What bypass.bpf.c shares with lib.rs. */
+/* The interface between bypass.bpf.c and lib.rs. */
 #ifndef MILLRACE_BYPASS_H
 #define MILLRACE_BYPASS_H
 
@@ -33,16 +33,16 @@ struct bypass_key {
 
 _Static_assert(sizeof(struct bypass_key) == 40, "as lib.rs writes it");
 
-/* Of what a socket has sent. Only its own system calls change this, one at a time. */
+/* Counts of a socket's sent bytes. Only its own system calls change this, one at a time. */
 struct bypass_sent {
 	__u64 passed_on; /* bytes */
 	__u64 by_tcp;
 	__u64 mark;	 /* where in the stream the last byte by TCP ends; 0: there is none */
-	__u32 last;	 /* TCP's sequence number of what comes next */
+	__u32 last;	 /* TCP's sequence number of the next byte */
 	__u32 is_broker; /* 1: the broker's end */
 };
 
-/* What became of what a socket sends, of each call; and of sockets that might be entered. */
+/* The outcome of each call that sends, and of sockets that might be entered. */
 enum bypass_verdict {
 	BYPASS_PASSED_ON, /* to the other end's queue */
 	BYPASS_FULL,	  /* the broker has yet to take as much as it may: by TCP, which waits for it */

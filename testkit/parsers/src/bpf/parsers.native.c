@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The parsers of what comes from the network, in a process, for fuzz/kernel_checks.rs. */
-/* Global functions of the headers: crypto_test.native.c, in the same program, has them too. */
+/* Compiles the parsers of network input natively, for fuzz/kernel_checks.rs. */
+/* Global functions of the headers become static: crypto_test.native.c is in the same program and
+ * has them, too.
+ */
 #define __noinline static __attribute__((noinline, unused))
 
 #include <errno.h>
@@ -50,7 +52,7 @@ static void *native_lookup(const void *map, const void *key);
 #include "subgroup.h"
 #include "web.h"
 
-/* In place of relay_maps.h: as much as one stream, or one track's datagrams, needs. */
+/* Replaces relay_maps.h: has only the entries that one stream, or one track's datagrams, needs. */
 #define MILLRACE_RELAY_MAPS_H
 #include "aead.h"
 #include "relay_intf.h"
@@ -95,7 +97,7 @@ __u32 gate_native_network(const struct gate_levels *levels, const __u8 *address,
 __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all);
 int graft_native_read(const __u8 *found, __u32 bytes);
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
-/* As the checks have it (fuzz/kernel_overlap.rs). */
+/* The layout that the checks assume (fuzz/kernel_overlap.rs). */
 _Static_assert(__builtin_offsetof(struct relay_ingress, next) == 24 &&
 		       __builtin_offsetof(struct relay_ingress, state) == 80 &&
 		       sizeof(struct relay_ingress) == 144,
@@ -104,7 +106,7 @@ struct relay_ingress *judge_native_begin(void);
 enum relay_frame_outcome judge_native_frame(const __u8 *data, __u64 offset, __u32 len, __u32 fin);
 int judge_native_leave(__u64 offset, __u32 len, __u32 fin);
 enum relay_frame_outcome judge_native_datagram(__u64 group, __u64 object);
-/* As the checks have them (fuzz/kernel_ack.rs). */
+/* The layout that the checks assume (fuzz/kernel_ack.rs). */
 _Static_assert(sizeof(struct graft_shared) == 16472 && sizeof(struct congestion) == 32, "as mirrored");
 _Static_assert(__builtin_offsetof(struct graft_shared, acked) == 8224 &&
 		       __builtin_offsetof(struct graft_shared, went_ns) == 8264,
@@ -116,7 +118,9 @@ int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 a
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
 
-/* `text` has FRAMES_MAX bytes and 8 more; `out` has room for a stream per byte. Whether all are frames. */
+/* Walks the frames of a packet. `text` has FRAMES_MAX bytes and 8 more; `out` has room for one
+ * stream per byte. Returns whether all frames are well-formed.
+ */
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out)
 {
 	struct frame_walk walk = {.at = at, .end = end};
@@ -133,7 +137,9 @@ int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk
 	}
 }
 
-/* Goes on with the bytes up to `end`, as frames_native_walk has them. Whether they are well-formed. */
+/* Walks the bytes of a subgroup up to `end`, in a text as for frames_native_walk(). Returns whether
+ * they are well-formed.
+ */
 int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps)
 {
 	struct frame_walk walk = {.at = at, .end = end};
@@ -152,13 +158,17 @@ int subgroup_native_may_end(const struct subgroup_state *state)
 	return subgroup_may_end(state);
 }
 
-/* Of the front of a stream, as frames_native_walk has it. Not 0: the program opens no streams for it. */
+/* Reads the head of a stream, in a text as for frames_native_walk(). Returns not 0 if the program
+ * opens no streams for it.
+ */
 int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out)
 {
 	return subgroup_read_head(text, at, len, out);
 }
 
-/* How many bytes are in front of the application's, or -1; the text as frames_native_walk has it. */
+/* Returns the number of bytes before the application's first one, or -1. The text is as for
+ * frames_native_walk().
+ */
 int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session)
 {
 	struct frame_stream frame = {.at = at, .len = len};
@@ -193,7 +203,7 @@ __u32 web_native_datagram_len(__u64 session)
 	return web_datagram_len(session);
 }
 
-/* enum parse. `vlan_tci` is a tag that travels beside the frame, or NULL. */
+/* Returns an enum parse. `vlan_tci` is a tag in the frame's metadata, or NULL. */
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -203,7 +213,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* enum parse, of what packet grafts take: UDP, and protocol 253 as it stands for UDP. */
+/* Returns an enum parse of a packet that packet grafts accept: UDP, or protocol 253 in place of UDP. */
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -232,7 +242,7 @@ int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, st
 	return PARSE_OK;
 }
 
-/* A header as it leaves, and as it comes in again. */
+/* Converts a UDP header to a wire header, as on sending, and back, as on receiving. */
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again)
 {
 	wire_of_udp(wire, udp);
@@ -245,8 +255,8 @@ static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)
 	memcpy(head->bytes, frame, head->have);
 }
 
-/* enum gate_find. What lies behind the frame is what another left there: `fill`. `bare`: it begins with its IP header. In the steps of
- * gate_head.h.
+/* Returns an enum gate_find, in the steps of gate_head.h. The bytes behind the frame are `fill`, as
+ * if another frame had left them there. `bare`: the frame begins with its IP header.
  */
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out)
 {
@@ -271,7 +281,7 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, stru
 	return found;
 }
 
-/* Takes a unit from a bucket of a network at a time; not 0: there is not enough in it. */
+/* Takes a unit from the bucket of a network at a time. Returns not 0 if the bucket has too little. */
 int gate_native_take(__u64 *full_at, const struct bucket_rate *rate, __u64 times, __u64 now_ns)
 {
 	__u64 price = price_of(rate, 1, times);
@@ -295,7 +305,7 @@ __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all)
 
 static struct quic_buf buf;
 
-/* ChaCha20: the suite matters for the mask only. */
+/* Returns keys of ChaCha20. Only the header mask depends on the suite. */
 static struct quic_keys header_keys(const __u8 key[32])
 {
 	struct quic_keys keys = {.suite = QUIC_CHACHA20_POLY1305};
@@ -304,7 +314,7 @@ static struct quic_keys header_keys(const __u8 key[32])
 	return keys;
 }
 
-/* -1, or 0 and the packet number that the header stands for. */
+/* Returns 0 and the packet number of the header, or -1. */
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number)
 {
@@ -330,7 +340,9 @@ int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at,
 	return result;
 }
 
-/* Of an option that the kernel has found: as much as there is room for is copied, and `bytes` is more if it was cut. */
+/* Reads an option that the kernel has found. It copies as much as fits; `bytes` is larger if the
+ * option was cut.
+ */
 int graft_native_read(const __u8 *found, __u32 bytes)
 {
 	struct graft_option option = {};
@@ -339,7 +351,7 @@ int graft_native_read(const __u8 *found, __u32 bytes)
 	return graft_read(&option, bytes);
 }
 
-/* What is behind the end is anything. */
+/* Classifies a payload. The bytes behind its end are arbitrary. */
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
 {
 	__u8 header[RTCP_REPORT_BYTES];
@@ -349,7 +361,7 @@ int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
 	return rtp_parse(header, bytes, out);
 }
 
-/* Not 0: it is about what was never sent. */
+/* Takes an acknowledgement. Returns not 0 if it is for a packet that was not sent. */
 int ack_native_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack, __u64 now_ns)
 {
 	return ack_take(shared, number, ack, now_ns);
@@ -361,7 +373,7 @@ __u32 congestion_native_look(struct congestion *own, const struct graft_shared *
 	return congestion_look(own, shared, initial, now_ns);
 }
 
-/* A stream, or a track's datagrams, of which nothing has come. */
+/* Returns a stream, or a track's datagrams, before anything has arrived. */
 struct relay_ingress *judge_native_begin(void)
 {
 	native_run.owner = 0;

@@ -1,4 +1,4 @@
-//! What routers and hosts say by ICMP of packets of IP protocol 253.
+//! Tests of ICMP errors that routers and hosts send about packets of IP protocol 253.
 
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -11,15 +11,15 @@ use super::*;
 
 const MTU: usize = 1300;
 
-/// Two hosts and a router, whose way to the second one carries 1300 bytes.
+/// Two hosts with a router between them, whose link to the second host carries packets of 1300 bytes.
 struct Routed {
-    site: Site,
+    site: RuntimeSite,
     router: String,
 }
 
 impl Routed {
     fn new(test: &str) -> Option<Self> {
-        let site = Site::new(test)?;
+        let site = RuntimeSite::new(test)?;
         let router = format!("mr-{}-{test}-r", std::process::id());
         ip(&format!("netns add {router}"));
         ip(&format!("-n {} link del eth", site.0[0]));
@@ -76,23 +76,22 @@ fn end(family: u8, side: usize) -> SocketAddr {
 }
 
 fn host(family: u8, side: usize, line: &str) -> Settings {
-    let directory = tempfile::tempdir().expect("a directory");
-    std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff").expect("a key");
-    let (local, remote) = (end(family, side), end(family, 1 - side));
+    let local = end(family, side);
+    let remote = end(family, 1 - side);
     let text = format!(
-        "{GRAFTS}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
+        "{GRAFTS}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\npeer = \"far\"\n\
          graft = \"once\"\nprotocol = \"253\"\n{line}"
     );
-    Settings::parse(&text, directory.path()).expect("settings")
+    with_peer(side, &text)
 }
 
-/// One end works until it has heard something with these words in it, and returns all of it.
-fn heard(site: &Site, runtime: &mut Runtime, wanted: &str, mut traffic: impl FnMut()) -> String {
+/// Steps one runtime until it reports an ICMP error with these words. Returns the text.
+fn heard(site: &RuntimeSite, runtime: &mut PacketRuntime, wanted: &str, mut traffic: impl FnMut()) -> String {
     let until = Instant::now() + LONG;
     while Instant::now() < until {
         traffic();
         for event in site.inside(0, || runtime.step(Duration::from_millis(20))).expect("a step") {
-            if let Event::Refused { session, why } = event {
+            if let PacketEvent::Refused { session, why } = event {
                 assert_eq!(session, "s");
                 if why.contains(wanted) {
                     return why;
@@ -104,42 +103,36 @@ fn heard(site: &Site, runtime: &mut Runtime, wanted: &str, mut traffic: impl FnM
 }
 
 #[test]
-fn a_path_that_is_too_narrow_and_a_host_without_a_daemon_are_told_of() {
+fn path_mtu_and_missing_daemon_are_reported() {
     for (family, line, around) in
         [(4, "clear = true", 20 + 8 + 16), (4, "", 20 + 8 + 40), (6, "clear = true", 40 + 8 + 16)]
     {
         let Some(routed) = Routed::new("icmp") else { return };
         let site = &routed.site;
-        let start = |side| site.inside(side, || Runtime::start(host(family, side, line)));
-        let mut near = start(0).expect("a runtime");
+        let start = |side| site.inside(side, || PacketRuntime::start(host(family, side, line)));
+        let mut runtimes = [0, 1].map(|side| start(side).expect("a runtime"));
+        have_keys(site, &mut runtimes);
+        let [mut near, far] = runtimes;
+        drop(far);
         let socket = |side| {
             let socket = site.inside(side, || UdpSocket::bind(end(family, side)).expect("bind"));
             socket.connect(end(family, 1 - side)).expect("connect");
             socket.set_read_timeout(Some(LONG)).expect("timeout");
             socket
         };
-        let (from, to) = (socket(0), socket(1));
+        let from = socket(0);
+        let to = socket(1);
         let (router, other): (IpAddr, _) = match family {
             4 => ("10.97.0.254".parse().expect("an address"), end(family, 1).ip()),
             _ => ("fd97:0::fe".parse().expect("an address"), end(family, 1).ip()),
         };
-        // The daemon's first words, or a datagram in clear.
-        let said = heard(site, &mut near, "nobody", || drop(from.send(b"is anybody there?")));
-        assert_eq!(said, format!("{other} says by ICMP: nobody is there for IP protocol 253"));
+        let said = heard(site, &mut near, "no receiver", || drop(from.send(b"is anybody there?")));
+        assert_eq!(said, format!("{other} says by ICMP: the host has no receiver for IP protocol 253"));
         let trouble = now(&mut near).trouble;
         assert!(trouble.contains(&format!("session s: {said}")), "{trouble:?}");
 
         let mut runtimes = [near, start(1).expect("a runtime")];
-        let until = Instant::now() + LONG;
-        while !runtimes
-            .iter()
-            .all(|runtime| runtime.see(&runtime.settings.sessions[0].ends).is_some_and(|it| it.is_open))
-        {
-            assert!(Instant::now() < until, "no keys");
-            for (side, runtime) in runtimes.iter_mut().enumerate() {
-                site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
-            }
-        }
+        have_keys(site, &mut runtimes);
         let [mut near, _far] = runtimes;
         let most = MTU - around;
         let said = heard(site, &mut near, "more than", || drop(from.send(&vec![7; most + 1])));
@@ -149,7 +142,7 @@ fn a_path_that_is_too_narrow_and_a_host_without_a_daemon_are_told_of() {
         assert_eq!(said, format!("{router} says by ICMP: {want}"));
         let trouble = now(&mut near).trouble;
         assert!(trouble.contains(&format!("session s: {said}")), "{trouble:?}");
-        // As it says.
+        // A datagram of the reported length passes the router.
         let mut buffer = [0; 2048];
         from.send(&vec![9; most]).expect("sent");
         while to.recv(&mut buffer).is_ok_and(|got| buffer[..got] != vec![9; most][..]) {}
@@ -157,12 +150,12 @@ fn a_path_that_is_too_narrow_and_a_host_without_a_daemon_are_told_of() {
     }
 }
 
-/// Whoever has not seen a packet of the session cannot say anything of it, unless its ports are guessed.
+/// The sender of an ICMP error has to see a packet of the session, or to guess the session's ports.
 #[test]
-fn of_ports_of_no_session_nothing_is_believed() {
+fn icmp_error_about_unknown_ports_is_ignored() {
     let Some(routed) = Routed::new("icmpf") else { return };
     let site = &routed.site;
-    let mut near = site.inside(0, || Runtime::start(host(4, 0, "clear = true"))).expect("a runtime");
+    let mut near = site.inside(0, || PacketRuntime::start(host(4, 0, "clear = true"))).expect("a runtime");
     let kind = || socket(AddressFamily::Inet, SockType::Raw, SockFlag::empty(), SockProtocol::Icmp);
     let stranger = site.inside(1, kind).expect("a socket");
     let (SocketAddr::V4(here), SocketAddr::V4(there)) = (end(4, 0), end(4, 1)) else { unreachable!() };

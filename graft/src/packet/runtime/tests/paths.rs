@@ -1,4 +1,4 @@
-//! Sessions with two paths between two hosts.
+//! Tests of sessions with two paths between two hosts.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,9 @@ use crate::packet::PathStatus;
 use crate::packet::paths::WEIGHT_MOST;
 
 const LISTS: &str = r#"
+    [sessions]
     interface = ["eth", "eth2"]
-    [parameters.repair]
+    [sessions.parameters.repair]
     tries = 0
     retry_us = 20000
     [[graft]]
@@ -18,15 +19,15 @@ const LISTS: &str = r#"
     functions = ["window", "number", "repair", "acknowledge"]
 "#;
 
-/// Two hosts, and between them two ways through a switch each: that one is cut, neither host sees.
+/// Two hosts that two links connect, each through a switch, so that neither host notices when a link is cut.
 struct Twofold {
-    site: Site,
+    site: RuntimeSite,
     switches: String,
 }
 
 impl Twofold {
     fn new(test: &str) -> Option<Self> {
-        let site = Site::new(test)?;
+        let site = RuntimeSite::new(test)?;
         let switches = format!("mr-{}-{test}-s", std::process::id());
         ip(&format!("netns add {switches}"));
         ip(&format!("-n {} link del eth", site.0[0]));
@@ -54,12 +55,13 @@ impl Twofold {
         ip(&format!("-n {} link set {interface}-1 master {interface}", self.switches));
     }
 
-    /// The session's own addresses are on no cable then, so that nobody has to be found there.
+    /// Puts the session's own addresses on an interface without a link, so that no neighbour has to be resolved
+    /// there.
     fn put_addresses_aside(&self) {
         for (side, name) in self.site.0.iter().enumerate() {
             ip(&format!("-n {name} addr del 10.97.0.{}/24 dev eth", side + 1));
             ip(&format!("-n {name} addr add 10.99.0.{}/24 dev eth", side + 1));
-            // As `type dummy`, which not every kernel has.
+            // A veth pair replaces `type dummy`, which not every kernel has.
             ip(&format!("-n {name} link add own type veth peer name nowhere"));
             ip(&format!("-n {name} link set nowhere up"));
             ip(&format!("-n {name} addr add 10.97.0.{}/24 dev own", side + 1));
@@ -76,10 +78,10 @@ impl Twofold {
         });
     }
 
-    fn both(&self, settings: impl Fn(usize) -> Settings) -> [Runtime; 2] {
+    fn both(&self, settings: impl Fn(usize) -> Settings) -> [PacketRuntime; 2] {
         [0, 1].map(|side| {
             let settings = settings(side);
-            self.site.inside(side, || Runtime::start(settings)).expect("a runtime")
+            self.site.inside(side, || PacketRuntime::start(settings)).expect("a runtime")
         })
     }
 }
@@ -91,12 +93,13 @@ impl Drop for Twofold {
 }
 
 fn two_paths(side: usize, line: &str) -> Settings {
-    // In any order.
+    // The order of the paths in the settings must not matter, so the session's own path comes second.
     with_paths(side, LISTS, line, &[(98, "eth2"), (97, "eth")])
 }
 
 fn with_paths(side: usize, lists: &str, line: &str, paths: &[(u8, &str)]) -> Settings {
-    let (near, far) = (side + 1, 2 - side);
+    let near = side + 1;
+    let far = 2 - side;
     let path = |(net, interface): &(u8, &str)| {
         format!(
             "[[session.path]]\nlocal = \"10.{net}.0.{near}\"\nremote = \"10.{net}.0.{far}\"\ninterface = \"{interface}\"\n"
@@ -106,58 +109,64 @@ fn with_paths(side: usize, lists: &str, line: &str, paths: &[(u8, &str)]) -> Set
     settings_with(side, lists, "once", &format!("{line}\n{paths}"))
 }
 
-fn paths_of(runtime: &mut Runtime) -> Vec<PathStatus> {
+fn paths_of(runtime: &mut PacketRuntime) -> Vec<PathStatus> {
     now(runtime).sessions[0].paths.clone()
 }
 
-/// Both work, and messages go from one to the other. `meanwhile` is called each time, with how many have come.
-struct Traffic<'a> {
+/// Steps both runtimes while messages pass. `meanwhile` is called each time, with the number of messages that have
+/// arrived.
+struct PathTraffic<'a> {
     hosts: &'a Twofold,
-    runtimes: [Runtime; 2],
+    runtimes: [PacketRuntime; 2],
     sockets: [UdpSocket; 2],
     sent: u32,
     came: BTreeSet<u32>,
 }
 
-impl<'a> Traffic<'a> {
+impl<'a> PathTraffic<'a> {
     fn new(hosts: &'a Twofold, sockets: &[UdpSocket; 2], line: &str) -> Self {
-        Self::of(hosts, sockets, |side| two_paths(side, line))
+        Self::between_hosts(hosts, sockets, |side| two_paths(side, line))
     }
 
-    fn of(hosts: &'a Twofold, sockets: &[UdpSocket; 2], settings: impl Fn(usize) -> Settings) -> Self {
+    fn between_hosts(
+        hosts: &'a Twofold,
+        sockets: &[UdpSocket; 2],
+        settings: impl Fn(usize) -> Settings,
+    ) -> Self {
         let sockets = sockets.each_ref().map(|socket| {
             socket.set_nonblocking(true).expect("a socket");
-            // It is told when there is no room in the window.
+            // The socket returns an error while the window has no room.
             setsockopt(socket, sockopt::Ipv4RecvErr, &true).expect("a socket");
             socket.try_clone().expect("a socket")
         });
         let runtimes = hosts.both(settings);
         let mut new = Self { hosts, runtimes, sockets, sent: 0, came: BTreeSet::new() };
-        // Words of before the other end was there.
-        new.until(|it| it.runtimes.iter().all(Runtime::is_open) && it.are_up(2));
+        // The counts of a path include reports that arrived before the other end was started.
+        new.until(|it| it.runtimes.iter().all(PacketRuntime::is_open) && it.are_up(2));
         new
     }
 
     fn are_up(&mut self, wanted: usize) -> bool {
-        let up = |runtime: &mut Runtime| {
+        let up = |runtime: &mut PacketRuntime| {
             paths_of(runtime).iter().filter(|path| path.is_up && path.came > 0).count()
         };
         self.runtimes.iter_mut().all(|runtime| up(runtime) == wanted)
     }
 
-    /// This path is not used any more, and the other one is.
+    /// Returns whether this path is not used any more while the other one is.
     fn is_left(&mut self, at: usize) -> bool {
         let paths = paths_of(&mut self.runtimes[0]);
         (paths[at].is_up, paths[at].weight, paths[1 - at].is_up) == (false, 0, true)
     }
 
     fn step(&mut self) {
+        relay(&mut self.runtimes);
         for (side, runtime) in self.runtimes.iter_mut().enumerate() {
             self.hosts.site.inside(side, || runtime.step(Duration::from_millis(2))).expect("a step");
         }
         let mut buffer = [0; 2048];
         while let Ok(bytes) = self.sockets[1].recv(&mut buffer) {
-            // Not a message: words of before the other end was there.
+            // Reports that arrived before the other end was started are no messages.
             if bytes != 1000 {
                 continue;
             }
@@ -167,7 +176,7 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    /// As much as there is room for.
+    /// Sends as many messages as the window has room for.
     fn send(&mut self, until: u32) {
         let most = self.sent + 20;
         while self.sent < until.min(most) {
@@ -208,7 +217,7 @@ fn message(number: u32) -> Vec<u8> {
     message
 }
 
-/// In clear and sealed: every message once, and about as many by each.
+/// Every message of a clear and of a sealed session arrives once, and both paths carry about as many packets.
 #[test]
 fn two_paths_carry_a_session() {
     let Some(hosts) = Twofold::new("paths") else { return };
@@ -220,8 +229,9 @@ fn two_paths_carry_a_session() {
         "protocol = \"253\"",
         "protocol = \"253\"\nclear = true",
     ] {
-        let mut traffic = Traffic::new(&hosts, &sockets, line);
-        // A machine that is busy with something else may take a path for cut: as many are asked of each where both carried all they could.
+        let mut traffic = PathTraffic::new(&hosts, &sockets, line);
+        // On a busy machine a path may be taken for cut, so counts are compared only over a time in which both paths
+        // had their full share.
         let begin = Instant::now();
         loop {
             let before = traffic.runtimes.each_mut().map(paths_of);
@@ -244,13 +254,13 @@ fn two_paths_carry_a_session() {
     }
 }
 
-/// Nothing is lost when one goes, either of them, and it is used again when it is back.
+/// No message is lost when either path is cut, and the path is used again when it is back.
 #[test]
-fn a_path_that_is_cut_is_left_and_taken_again() {
+fn cut_path_is_avoided_until_it_returns() {
     let Some(hosts) = Twofold::new("cut") else { return };
     let sockets = hosts.site.sockets();
     for cut in ["eth", "eth2"] {
-        let mut traffic = Traffic::new(&hosts, &sockets, "clear = true");
+        let mut traffic = PathTraffic::new(&hosts, &sockets, "clear = true");
         traffic.all(300);
         hosts.cut(cut);
         traffic.all(1500);
@@ -266,19 +276,19 @@ fn a_path_that_is_cut_is_left_and_taken_again() {
     }
 }
 
-/// It counts from the beginning then, and what it says is believed nevertheless.
+/// The restarted daemon counts from zero, and its counts are accepted.
 #[test]
-fn a_path_that_is_cut_is_left_after_the_other_daemon_was_started_anew() {
+fn cut_path_is_avoided_after_the_peer_daemon_restarted() {
     let Some(hosts) = Twofold::new("other-anew") else { return };
     let sockets = hosts.site.sockets();
-    let mut traffic = Traffic::new(&hosts, &sockets, "clear = true");
+    let mut traffic = PathTraffic::new(&hosts, &sockets, "clear = true");
     traffic.all(500);
     let [near, far] = traffic.runtimes;
     drop(far);
     let settings = two_paths(1, "clear = true");
-    let far = hosts.site.inside(1, || Runtime::start(settings)).expect("a runtime");
+    let far = hosts.site.inside(1, || PacketRuntime::start(settings)).expect("a runtime");
     traffic.runtimes = [near, far];
-    traffic.until(|it| it.runtimes.iter().all(Runtime::is_open) && it.are_up(2));
+    traffic.until(|it| it.runtimes.iter().all(PacketRuntime::is_open) && it.are_up(2));
     hosts.cut("eth2");
     traffic.until(|it| {
         it.send(u32::MAX);
@@ -286,17 +296,17 @@ fn a_path_that_is_cut_is_left_after_the_other_daemon_was_started_anew() {
     });
 }
 
-/// With the session's own addresses on an interface of their own, neither cable is anything special: the host need not find the other
-/// one's link address by the one that is cut.
+/// The session's own addresses are on an interface without a link. The host then needs no link address on the cable
+/// that is cut.
 #[test]
-fn a_sessions_own_addresses_may_be_on_no_path() {
+fn session_addresses_need_not_belong_to_a_path() {
     let Some(hosts) = Twofold::new("aside") else { return };
     hosts.put_addresses_aside();
     let sockets = hosts.site.sockets();
     let lists = LISTS.replace(r#"["eth", "eth2"]"#, r#"["own", "eth", "eth2"]"#);
     let settings = |side| with_paths(side, &lists, "", &[(97, "own"), (99, "eth"), (98, "eth2")]);
     for cut in ["eth", "eth2"] {
-        let mut traffic = Traffic::of(&hosts, &sockets, settings);
+        let mut traffic = PathTraffic::between_hosts(&hosts, &sockets, settings);
         traffic.all(300);
         hosts.cut(cut);
         traffic.all(1000);
@@ -311,16 +321,18 @@ fn a_sessions_own_addresses_may_be_on_no_path() {
 }
 
 #[test]
-fn redundant_paths_lose_nothing_that_one_of_them_brings() {
+fn redundant_paths_deliver_what_any_of_them_delivers() {
     let Some(hosts) = Twofold::new("twice") else { return };
     let sockets = hosts.site.sockets();
     for more in ["clear = true", "", "protocol = \"253\"", "protocol = \"253\"\nclear = true"] {
         let line = &format!("paths = \"redundant\"\n{more}");
-        let mut traffic = Traffic::new(&hosts, &sockets, line);
-        // As above: of a time in which neither was taken for cut.
+        let mut traffic = PathTraffic::new(&hosts, &sockets, line);
+        // On a busy machine a path may be taken for cut, so counts are compared only over a time in which that did
+        // not happen.
         let begin = Instant::now();
         loop {
-            let (before, sent) = (paths_of(&mut traffic.runtimes[0]), traffic.sent);
+            let before = paths_of(&mut traffic.runtimes[0]);
+            let sent = traffic.sent;
             traffic.all(sent + 500);
             let after = paths_of(&mut traffic.runtimes[0]);
             if before.iter().chain(&after).all(|path| path.is_up) {
@@ -330,7 +342,7 @@ fn redundant_paths_lose_nothing_that_one_of_them_brings() {
             }
             assert!(begin.elapsed() < LONG, "{line}: {after:?}");
         }
-        // What comes second comes after what was waited for.
+        // The second copy of a message arrives after the first one, which the loop has waited for.
         traffic.until(|it| {
             let packets = &now(&mut it.runtimes[1]).sessions[0].packets;
             packets.get("duplicate").or(packets.get("replayed")).is_some_and(|twice| *twice >= 400)
@@ -338,16 +350,16 @@ fn redundant_paths_lose_nothing_that_one_of_them_brings() {
     }
 }
 
-/// Nothing is sent by the one path that the other one could not carry.
+/// A datagram that one path could not carry is not sent on the other path either.
 #[test]
-fn what_is_too_long_for_one_of_the_paths_is_not_sent() {
+fn datagram_too_long_for_one_path_is_not_sent() {
     let Some(hosts) = Twofold::new("narrow") else { return };
     let sockets = hosts.site.sockets();
     for name in &hosts.site.0 {
         ip(&format!("-n {name} link set eth2 mtu 800"));
     }
     for line in ["", "protocol = \"253\""] {
-        let mut traffic = Traffic::new(&hosts, &sockets, line);
+        let mut traffic = PathTraffic::new(&hosts, &sockets, line);
         let mut sent = |bytes: usize| {
             let before = now(&mut traffic.runtimes[0]).sessions[0].packets.clone();
             drop(sockets[0].send(&vec![1; bytes]));
@@ -360,11 +372,11 @@ fn what_is_too_long_for_one_of_the_paths_is_not_sent() {
 }
 
 #[test]
-fn an_interface_that_would_drop_them_is_refused() {
+fn interface_that_would_drop_the_packets_is_refused() {
     let Some(hosts) = Twofold::new("strict") else { return };
     hosts.filter(0, 1);
     let refused =
-        hosts.site.inside(0, || Runtime::start(two_paths(0, "")).err().map(|error| error.to_string()));
+        hosts.site.inside(0, || PacketRuntime::start(two_paths(0, "")).err().map(|error| error.to_string()));
     let refused = refused.expect("refused");
     assert!(refused.contains("sysctl -w net.ipv4.conf.eth2.rp_filter=2"), "{refused}");
 }

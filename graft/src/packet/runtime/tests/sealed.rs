@@ -1,6 +1,7 @@
-//! The same, sealed.
+//! Tests of sealed sessions between two runtimes.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt,
@@ -8,34 +9,19 @@ use nix::sys::socket::{
 
 use super::*;
 
-fn start(site: &Site, side: usize, line: &str) -> Runtime {
+fn start(site: &RuntimeSite, side: usize, line: &str) -> PacketRuntime {
     let settings = settings_with(side, GRAFTS, "once", line);
-    site.inside(side, || Runtime::start(settings)).expect("a runtime")
+    site.inside(side, || PacketRuntime::start(settings)).expect("a runtime")
 }
 
-fn have_keys(site: &Site, runtimes: &mut [Runtime; 2]) {
-    let until = Instant::now() + LONG;
-    while !runtimes.iter().all(Runtime::is_open) {
-        assert!(Instant::now() < until, "they do not agree on keys");
-        work(site, runtimes);
-    }
-}
+/// Captures packets on the cable at one host. Packets that arrive are captured after XDP, which has opened them.
+struct CableCapture(OwnedFd);
 
-fn work(site: &Site, runtimes: &mut [Runtime; 2]) -> Vec<Event> {
-    let mut events = Vec::new();
-    for (side, runtime) in runtimes.iter_mut().enumerate() {
-        events.extend(site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step"));
-    }
-    events
-}
-
-/// What passes on the cable, from this side: what comes in, is seen behind XDP, which has opened it.
-struct Capture(OwnedFd);
-
-impl Capture {
-    fn new(site: &Site, side: usize) -> Self {
+impl CableCapture {
+    fn new(site: &RuntimeSite, side: usize) -> Self {
         let open = || {
-            let (family, kind) = (AddressFamily::Packet, SockType::Raw);
+            let family = AddressFamily::Packet;
+            let kind = SockType::Raw;
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
             let socket = socket(family, kind, flags, SockProtocol::EthAll).expect("a packet socket");
             setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).expect("room");
@@ -44,7 +30,7 @@ impl Capture {
         Self(site.inside(side, open))
     }
 
-    /// Payloads of UDP from the side's address.
+    /// Returns the payloads of UDP packets from the host's own address.
     fn payloads(&self, side: usize) -> Vec<Vec<u8>> {
         let mut buffer = [0; 4096];
         let mut payloads = Vec::new();
@@ -63,13 +49,13 @@ fn message(number: u32) -> Vec<u8> {
     text.repeat(1 + number as usize % 20).into_bytes()
 }
 
-/// All of them arrive as they were sent, each once, while `meddle` is called between them.
+/// Checks that all datagrams arrive once and unchanged, while `meddle` is called between them.
 fn assert_all_pass(
-    site: &Site,
-    runtimes: &mut [Runtime; 2],
+    site: &RuntimeSite,
+    runtimes: &mut [PacketRuntime; 2],
     sockets: [&UdpSocket; 2],
     count: u32,
-    mut meddle: impl FnMut(u32, &mut [Runtime; 2]),
+    mut meddle: impl FnMut(u32, &mut [PacketRuntime; 2]),
 ) {
     let mut buffer = [0; 2048];
     for number in 0..count {
@@ -83,34 +69,37 @@ fn assert_all_pass(
             String::from_utf8_lossy(&buffer[..bytes])
         );
         if number.is_multiple_of(8) {
-            work(site, runtimes);
+            step(site, runtimes);
         }
     }
 }
 
-/// Lists are swapped and keys renewed under way; on the wire there is nothing to be read, and nothing twice.
+/// Lists change and keys are renewed while datagrams pass. No payload on the cable can be read, and no packet occurs
+/// twice.
 #[test]
-fn what_passes_is_sealed() {
+fn datagrams_on_the_wire_are_sealed() {
     for cipher in ["chacha20-poly1305", "aes-128-gcm"] {
-        let Some(site) = Site::new("sealed") else { return };
+        let Some(site) = RuntimeSite::new("sealed") else { return };
         let line = format!("cipher = \"{cipher}\"");
         let mut runtimes = [0, 1].map(|side| start(&site, side, &line));
         let [near, far] = site.sockets();
-        let capture = Capture::new(&site, 0);
-        // Before there are keys nothing leaves.
+        let capture = CableCapture::new(&site, 0);
+        // No datagram leaves before both ends have keys.
         near.send(b"too early, and nobody else is to read this").expect("taken");
         have_keys(&site, &mut runtimes);
         let mut renewed = 0;
-        let meddle = |number: u32, runtimes: &mut [Runtime; 2]| {
+        let meddle = |number: u32, runtimes: &mut [PacketRuntime; 2]| {
             let graft = if number.is_multiple_of(400) { "complete" } else { "once" };
             if number.is_multiple_of(200) {
-                // The one before may not be over.
+                // The session is busy while its previous change is not over.
                 let _ = site.inside(0, || runtimes[0].swap("s", graft));
             }
             if number % 500 == 499 {
-                let (side, now) = (renewed % 2, runtimes[renewed % 2].now());
+                let side = renewed % 2;
+                let now = runtimes[renewed % 2].now();
                 let live = runtimes[side].live.values_mut().next().expect("a session");
-                live.sealed.as_mut().expect("sealed").agreement.renew(now, [number as u8; 32]);
+                let line = live.keying.line.as_mut().expect("connected");
+                line.agreement.renew(now, [number as u8; 32]);
                 renewed += 1;
             }
         };
@@ -133,8 +122,8 @@ fn what_passes_is_sealed() {
     }
 }
 
-/// One end ends before it is started again.
-fn restart(site: &Site, [one, other]: [Runtime; 2], side: usize) -> [Runtime; 2] {
+/// Drops one runtime and starts it again.
+fn restart(site: &RuntimeSite, [one, other]: [PacketRuntime; 2], side: usize) -> [PacketRuntime; 2] {
     if side == 0 {
         drop(one);
         [start(site, 0, ""), other]
@@ -144,31 +133,40 @@ fn restart(site: &Site, [one, other]: [Runtime; 2], side: usize) -> [Runtime; 2]
     }
 }
 
-/// Each end in turn, and both; every time with keys that were never used.
+/// Each runtime restarts in turn, and then both do. The keys are new after each restart.
 #[test]
-fn ends_that_are_started_anew_get_other_keys() {
-    let Some(site) = Site::new("sealed-anew") else { return };
+fn restarted_ends_get_new_keys() {
+    let Some(site) = RuntimeSite::new("sealed-anew") else { return };
     let mut runtimes = [0, 1].map(|side| start(&site, side, ""));
     let [near, far] = site.sockets();
-    let capture = Capture::new(&site, 0);
+    let capture = CableCapture::new(&site, 0);
     let mut sealed = Vec::new();
     for sides in [&[][..], &[0], &[1], &[0, 1]] {
         for &side in sides {
             runtimes = restart(&site, runtimes, side);
         }
         have_keys(&site, &mut runtimes);
+        // Each end learns that the other one was started, although no application sends anything.
+        let until = Instant::now() + LONG;
+        let know = |runtimes: &[PacketRuntime; 2], side: usize| {
+            runtimes[side].live.values().all(|live| live.peer == Some(runtimes[1 - side].started))
+        };
+        while !know(&runtimes, 0) || !know(&runtimes, 1) {
+            assert!(Instant::now() < until, "they do not know of each other");
+            step(&site, &mut runtimes);
+        }
         until_it_passes(&site, &mut runtimes, [&near, &far]);
         assert_all_pass(&site, &mut runtimes, [&near, &far], 50, |_, _| ());
-        let is_word = |payload: &Vec<u8>| payload[payload.len() - 7] & 2 != 0;
-        sealed.extend(capture.payloads(0).into_iter().filter(|payload| !is_word(payload)));
+        sealed.extend(capture.payloads(0));
     }
     assert!(sealed.len() > 200);
     let different: std::collections::BTreeSet<_> = sealed.iter().collect();
     assert_eq!(different.len(), sealed.len(), "no datagram is like another one, whenever it was sent");
 }
 
-/// An end may have keys that the other one, started anew, has not; it learns of that within seconds.
-fn until_it_passes(site: &Site, runtimes: &mut [Runtime; 2], [near, far]: [&UdpSocket; 2]) {
+/// Waits until datagrams pass. An end may still have keys that the other one has lost in a restart; it learns of that
+/// within seconds.
+fn until_it_passes(site: &RuntimeSite, runtimes: &mut [PacketRuntime; 2], [near, far]: [&UdpSocket; 2]) {
     let until = Instant::now() + LONG;
     let mut buffer = [0; 100];
     far.set_read_timeout(Some(Duration::from_millis(20))).expect("a time limit");
@@ -177,37 +175,37 @@ fn until_it_passes(site: &Site, runtimes: &mut [Runtime; 2], [near, far]: [&UdpS
         far.recv(&mut buffer).is_err()
     } {
         assert!(Instant::now() < until, "nothing passes");
-        work(site, runtimes);
+        step(site, runtimes);
     }
     while far.recv(&mut buffer).is_ok() {}
     far.set_read_timeout(Some(LONG)).expect("a time limit");
 }
 
-/// Nothing passes, and it is said why.
+/// No datagram passes between ends with different settings, and the status says why.
 #[test]
-fn ends_that_are_not_alike_do_not_understand_each_other() {
-    let Some(site) = Site::new("sealed-other") else { return };
-    let mut other_key = settings_with(1, GRAFTS, "once", "");
-    other_key.sessions[0].key = [7; 16];
+fn ends_with_different_settings_exchange_no_datagram() {
+    let Some(site) = RuntimeSite::new("sealed-other") else { return };
+    let mut other_session = settings_with(1, GRAFTS, "once", "");
+    other_session.sessions[0].ends.local.set_port(7001);
     let table = [
         (settings_with(1, GRAFTS, "once", "cipher = \"aes-128-gcm\""), "has another cipher"),
-        (other_key, "has another key"),
-        (settings_with(1, GRAFTS, "once", "clear = true"), "has it in clear"),
+        (other_session, "does not have this session"),
+        (settings_with(1, GRAFTS, "once", "clear = true"), "has another cipher"),
     ];
     let sockets = site.sockets();
     for (settings, why) in table {
-        let far = site.inside(1, || Runtime::start(settings)).expect("a runtime");
+        let far = site.inside(1, || PacketRuntime::start(settings)).expect("a runtime");
         let mut runtimes = [start(&site, 0, ""), far];
         let until = Instant::now() + LONG;
-        let said = |runtime: &mut Runtime| now(runtime).trouble.concat();
+        let said = |runtime: &mut PacketRuntime| now(runtime).trouble.concat();
         while !said(&mut runtimes[0]).contains(why) {
             assert!(Instant::now() < until, "{}", said(&mut runtimes[0]));
-            work(&site, &mut runtimes);
+            step(&site, &mut runtimes);
         }
         for (from, to) in [(0, 1), (1, 0)] {
             sockets[from].send(b"to nobody").expect("taken");
             sockets[to].set_nonblocking(true).expect("a socket");
-            work(&site, &mut runtimes);
+            step(&site, &mut runtimes);
             assert!(sockets[to].recv(&mut [0; 100]).is_err(), "{why}");
         }
         assert!(!runtimes[0].is_open());
@@ -215,5 +213,91 @@ fn ends_that_are_not_alike_do_not_understand_each_other() {
     let clear = settings_with(0, GRAFTS, "once", "clear = true");
     let mut runtime = start(&site, 0, "");
     let error = site.inside(0, || runtime.apply(clear)).expect_err("it would be in clear").to_string();
-    assert!(error.contains("cipher, protocol and paths do not change"), "{error}");
+    assert!(error.contains("cipher, protocol and paths cannot change"), "{error}");
+}
+
+/// Only the peer of a session may change the session's keys.
+#[test]
+fn message_about_another_peers_session_is_ignored() {
+    let Some(site) = RuntimeSite::new("sealed-whose") else { return };
+    let mut runtimes = [0, 1].map(|side| start(&site, side, ""));
+    connect(&mut runtimes);
+    for side in [0, 1] {
+        for (_, word) in runtimes[side].key_words() {
+            runtimes[1 - side].hear_key_word("stranger", &word).expect("passed over");
+        }
+    }
+    assert!(runtimes.iter_mut().all(|runtime| runtime.key_words().is_empty() && !runtime.is_open()));
+    have_keys(&site, &mut runtimes);
+}
+
+/// Other connections replace the present one while datagrams pass in both directions without a pause. Each datagram
+/// arrives once.
+#[test]
+fn no_datagram_is_lost_when_keys_are_rolled_over() {
+    const LEAST: u64 = 50_000;
+    const ROLLOVERS: u64 = 5;
+    let Some(site) = RuntimeSite::new("rolled") else { return };
+    for cipher in ["chacha20-poly1305", "aes-128-gcm"] {
+        let mut runtimes = [0, 1].map(|side| start(&site, side, &format!("cipher = \"{cipher}\"")));
+        have_keys(&site, &mut runtimes);
+        // The events up to here are of no interest.
+        step(&site, &mut runtimes);
+        let sockets = site.sockets();
+        let stop = AtomicBool::new(false);
+        let sent = std::thread::scope(|scope| {
+            let threads = [0, 1].map(|from| {
+                let sends = &sockets[from];
+                let receives = &sockets[1 - from];
+                let stop = &stop;
+                scope.spawn(move || exchange(sends, receives, LEAST, stop))
+            });
+            let stops = StopOnDrop(&stop);
+            let until = Instant::now() + LONG;
+            for rollover in 0..ROLLOVERS {
+                connect(&mut runtimes);
+                let mut keys = 0;
+                while keys < 2 {
+                    let goes_on = threads.iter().all(|thread| !thread.is_finished());
+                    assert!(goes_on && Instant::now() < until, "datagrams stopped at rollover {rollover}");
+                    let events = step(&site, &mut runtimes);
+                    keys += events.iter().filter(|event| matches!(event, PacketEvent::Keys { .. })).count();
+                }
+            }
+            drop(stops);
+            threads.map(|thread| thread.join().expect("all came"))
+        });
+        println!("{cipher}: {sent:?} datagrams, {ROLLOVERS} rollovers");
+        for (side, runtime) in runtimes.iter_mut().enumerate() {
+            let packets = now(runtime).sessions[0].packets.clone();
+            assert_eq!((packets["sent"], packets["delivered"]), (sent[side], sent[1 - side]), "{packets:?}");
+            for reason in ["unopened", "replayed", "malformed", "forged", "no-keys"] {
+                assert_eq!(packets.get(reason), None, "{reason}");
+            }
+        }
+    }
+}
+
+/// Sends at least `least` numbers, and more until `stop` is set, with some always under way. Returns how many were
+/// sent, once each has arrived once.
+fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> u64 {
+    const UNDER_WAY: u64 = 32;
+    let mut sent = 0;
+    let mut came = BTreeSet::new();
+    let mut buffer = [0; 100];
+    loop {
+        let goes_on = sent < least || !stop.load(Ordering::Relaxed);
+        if goes_on && sent - (came.len() as u64) < UNDER_WAY {
+            from.send(&u64::to_be_bytes(sent)).expect("sent");
+            sent += 1;
+            continue;
+        }
+        if came.len() as u64 == sent {
+            return sent;
+        }
+        let bytes =
+            to.recv(&mut buffer).unwrap_or_else(|error| panic!("{sent} sent, {}: {error}", came.len()));
+        let number = u64::from_be_bytes(buffer[..bytes].try_into().expect("a number"));
+        assert!(number < sent && came.insert(number), "{number} came twice, or was never sent");
+    }
 }

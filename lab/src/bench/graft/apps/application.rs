@@ -1,4 +1,4 @@
-//! Programs of others, as they are: a server on each of two ports, and what its client does with one of them.
+//! Unmodified third-party programs: a server on each of two ports, and its client's use of one of them.
 
 use std::fs;
 use std::io::Read as _;
@@ -11,30 +11,31 @@ use std::time::Instant;
 use anyhow::ensure;
 
 use super::material::PAIR;
-pub use super::server::Server;
-use super::video::{self, Watched};
-use crate::bench::graft::host::Host;
+pub use super::server::AppServer;
+use super::video::{self, ViewerFigures};
+use crate::bench::graft::host::GraftHost;
 
-/// `timeout` says so when it has ended a command.
+/// Exit code of `timeout` when it has ended a command.
 const TIMED_OUT: i32 = 124;
-/// Seconds for it beyond its limit.
+/// Time for the player beyond its limit, seconds.
 const PLAYER_ENDS: u64 = 30;
 /// Requests of redis-benchmark, one after the other.
 const REQUESTS: u32 = 20;
-/// And those of many connections, of each command, so many of a connection at once, with so many bytes.
+/// Load of many connections: requests of each command, connections, requests of one connection at once, and bytes of a
+/// value.
 const MANY: u32 = 1000;
 const CONNECTIONS: u32 = 10;
 const PIPELINED: u32 = 10;
 const VALUE_BYTES: u32 = 1024;
-/// Of the client in Go.
+/// Connections that the client in Go makes.
 const DIALED: u32 = 8;
-/// What rsync copies.
+/// Files that rsync copies.
 const FILES: usize = 100;
 const FILE_BYTES: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Application {
-    /// nginx and curl: a file of so many KiB, by a connection of its own.
+    /// nginx and curl: a file of this size, on a connection of its own.
     Web { kib: usize },
     /// redis and redis-benchmark: requests by one connection, each after the answer to the one before.
     Redis,
@@ -44,20 +45,20 @@ pub enum Application {
     Rsync,
     /// iperf3, from the server to the client.
     Iperf { kib: usize },
-    /// Static binaries: several connections at once, so many KiB by each.
+    /// Static binaries: several connections at once, each with this many KiB.
     Go { kib: usize },
-    /// A film in segments, by nginx: how long its viewer waits.
+    /// A film in segments from nginx: how long its viewer waits.
     Film,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Came {
-    /// The limit, of what was not done by then.
+pub struct RunResult {
+    /// Time that it took; the limit if it was not done by then.
     pub seconds: f64,
     pub is_over: bool,
-    /// Of a film.
-    pub watched: Option<Watched>,
+    /// The viewer's figures of a film.
+    pub watched: Option<ViewerFigures>,
 }
 
 impl FromStr for Application {
@@ -91,18 +92,18 @@ impl Application {
         }
     }
 
-    pub fn server(self) -> Server {
+    pub fn server(self) -> AppServer {
         match self {
-            Self::Web { .. } => Server::Nginx,
-            Self::Redis | Self::RedisMany => Server::Redis,
-            Self::Go { .. } => Server::Go,
-            Self::Film => Server::Film,
-            Self::Rsync => Server::Rsync,
-            Self::Iperf { .. } => Server::Iperf,
+            Self::Web { .. } => AppServer::Nginx,
+            Self::Redis | Self::RedisMany => AppServer::Redis,
+            Self::Go { .. } => AppServer::Go,
+            Self::Film => AppServer::Film,
+            Self::Rsync => AppServer::Rsync,
+            Self::Iperf { .. } => AppServer::Iperf,
         }
     }
 
-    /// The files that it is to serve.
+    /// Makes the files that the server serves.
     pub fn prepare(self, directory: &Path) -> anyhow::Result<()> {
         let noise = |path: &Path, bytes: usize| {
             let mut data = vec![0; bytes];
@@ -123,28 +124,29 @@ impl Application {
     /// Runs the client, and compares what it got with what there is.
     pub fn run(
         self,
-        client: &Host<'_>,
+        client: &GraftHost<'_>,
         at: (Ipv4Addr, u16),
         served: &Path,
         limit: u64,
-    ) -> anyhow::Result<Came> {
+    ) -> anyhow::Result<RunResult> {
         let got = client.directory.join("got");
         remove(&got)?;
-        let command = self.command(client, at, served, &got, limit)?;
+        let command = self.command(client, at.0, at.1, served, &got, limit)?;
         let start = Instant::now();
         let done = client.cgroup.command(&command).output()?;
         let wall = start.elapsed().as_secs_f64();
         if done.status.code() == Some(TIMED_OUT) {
-            return Ok(Came { seconds: limit as f64, is_over: true, watched: None });
+            return Ok(RunResult { seconds: limit as f64, is_over: true, watched: None });
         }
         let errors = String::from_utf8_lossy(&done.stderr);
         ensure!(done.status.success(), "{} ended with {}: {}", self.label(), done.status, errors.trim());
         let said = String::from_utf8_lossy(&done.stdout);
         if self == Self::Film {
-            let watched: Watched = serde_json::from_str(said.trim())?;
+            let watched: ViewerFigures = serde_json::from_str(said.trim())?;
             ensure!(watched.is_over || same_film(served, &got)?, "the film: other bytes came than were sent");
-            let (seconds, is_over) = (watched.waited_s(), watched.is_over);
-            return Ok(Came { seconds, is_over, watched: Some(watched) });
+            let seconds = watched.waited_s();
+            let is_over = watched.is_over;
+            return Ok(RunResult { seconds, is_over, watched: Some(watched) });
         }
         self.compare(served, &got)?;
         // curl's own, without what it takes to start it.
@@ -152,19 +154,20 @@ impl Application {
             Self::Web { .. } => said.trim().parse()?,
             _ => wall,
         };
-        Ok(Came { seconds, is_over: false, watched: None })
+        Ok(RunResult { seconds, is_over: false, watched: None })
     }
 
     fn command(
         self,
-        client: &Host<'_>,
-        (server, port): (Ipv4Addr, u16),
+        client: &GraftHost<'_>,
+        server: Ipv4Addr,
+        port: u16,
         served: &Path,
         got: &Path,
         limit: u64,
     ) -> anyhow::Result<Command> {
         let mut command = client.node.command("timeout");
-        // The player ends by itself, and says what it has seen until then.
+        // The player ends by itself, and reports what it has seen until then.
         let most = if self == Self::Film { limit + PLAYER_ENDS } else { limit };
         command.arg(most.to_string());
         match self {
@@ -212,7 +215,7 @@ impl Application {
                     (0..FILES).map(|it| same(&served.join("files").join(name(it)), &got.join(name(it))));
                 files.try_fold(true, |all, one| one.map(|one| all && one))?
             }
-            // The one in Go has compared them itself; the others do not say.
+            // The client in Go has compared the bytes itself; the others do not report them.
             Self::Redis | Self::RedisMany | Self::Iperf { .. } | Self::Go { .. } | Self::Film => true,
         };
         ensure!(is_same, "{}: other bytes came than were sent", self.label());
@@ -224,7 +227,7 @@ fn same(one: &Path, other: &Path) -> anyhow::Result<bool> {
     Ok(fs::read(one)? == fs::read(other)?)
 }
 
-/// All segments are there.
+/// Returns whether all segments have arrived unchanged.
 fn same_film(served: &Path, got: &Path) -> anyhow::Result<bool> {
     let film = served.join(video::FILM);
     for entry in fs::read_dir(&film)? {
@@ -249,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn applications_are_read() {
+    fn application_names_are_parsed() {
         assert_eq!("web:64".parse(), Ok(Application::Web { kib: 64 }));
         assert_eq!("redis".parse(), Ok(Application::Redis));
         assert_eq!("go:256".parse(), Ok(Application::Go { kib: 256 }));

@@ -1,4 +1,4 @@
-//! What applications want that is made once for all labs: a program in Go, and a film in segments.
+//! Files that applications need and that are made once for all labs: a program in Go, and a film in segments.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 
 use super::video::Film;
 
-/// Of `lab/examples`: it is built from here, so that a program that was installed has it, too.
+/// Source in `lab/examples`. The copy in this binary makes an installed program able to build it.
 const GO: [(&str, &str); 2] = [
     ("go.mod", include_str!("../../../../examples/go-pair/go.mod")),
     ("main.go", include_str!("../../../../examples/go-pair/main.go")),
@@ -17,13 +17,13 @@ const GO: [(&str, &str); 2] = [
 /// The program's name where files are served from.
 pub const PAIR: &str = "go-pair";
 
-pub struct Material {
+pub struct AppMaterial {
     directory: tempfile::TempDir,
     pub film: Option<Film>,
 }
 
-impl Material {
-    /// The program, if it is wanted, and a film of so many Mbit/s and seconds.
+impl AppMaterial {
+    /// Builds the program, if it is wanted, and encodes a film of this rate (Mbit/s) and length (s).
     pub fn new(has_go: bool, film: Option<(u32, u32)>) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;
         if has_go {
@@ -33,7 +33,7 @@ impl Material {
         Ok(Self { directory, film })
     }
 
-    /// Where servers find it.
+    /// Links the files into the directory that servers serve.
     pub fn place(&self, served: &Path) -> anyhow::Result<()> {
         for entry in fs::read_dir(self.directory.path())? {
             let entry = entry?;
@@ -43,7 +43,7 @@ impl Material {
     }
 }
 
-/// A static one: nothing of its system calls goes by a library.
+/// Builds a static program, whose system calls do not go through a library.
 fn build(into: &Path) -> anyhow::Result<()> {
     let source = tempfile::tempdir()?;
     for (name, text) in GO {
@@ -51,7 +51,7 @@ fn build(into: &Path) -> anyhow::Result<()> {
     }
     let mut command = Command::new("go");
     command.args(["build", "-trimpath", "-ldflags=-s", "-o"]).arg(into.join(PAIR)).arg(".");
-    // It needs nothing but the standard library.
+    // The program needs the standard library only.
     command.envs([("CGO_ENABLED", "0"), ("GOPROXY", "off"), ("GOFLAGS", ""), ("GOTOOLCHAIN", "local")]);
     let output = command.current_dir(source.path()).output().context("no Go: Debian golang-go")?;
     ensure!(output.status.success(), "go build: {}", String::from_utf8_lossy(&output.stderr).trim());

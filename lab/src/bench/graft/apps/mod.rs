@@ -1,4 +1,5 @@
-//! `bench graft apps`: applications as they are, by plain TCP and carried, one way after the other on the same network.
+//! `bench graft apps`: unmodified applications over plain TCP and tunnelled, one way after the other on the same
+//! network.
 
 mod application;
 mod material;
@@ -15,26 +16,26 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use self::application::{Application, Came, Server};
-use self::material::Material;
-use self::rows::{Case, Row, render};
+use self::application::{AppServer, Application, RunResult};
+use self::material::AppMaterial;
+use self::rows::{AppCase, AppRow, render};
 use self::worse::Worse;
 use super::carrying::Carrying;
-use super::network::Network;
+use super::network::NetworkProfile;
 use crate::bench::at_once::at_once;
-use crate::bench::process::Process;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site, device};
+use crate::bench::process::BenchProcess;
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK, device};
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
 use crate::beside;
-use crate::lab::{Directions, Node};
-use crate::progress::Progress;
+use crate::lab::{Directions, LabNode};
+use crate::progress::BenchProgress;
 
-/// In which carriers open their windows.
+/// Time in which carriers open their windows.
 const WARMING: Duration = Duration::from_secs(3);
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct AppArgs {
     /// web:KIB, iperf3:KIB, go:KIB, redis, redis-many, rsync, film
     #[arg(
         long,
@@ -42,65 +43,65 @@ pub struct Args {
         default_value = "web:64,web:1024,web:8192,redis,redis-many,rsync,iperf3:4096,go:256,film"
     )]
     apps: Vec<Application>,
-    /// Loss each way, at random or in bursts of so many packets on average, and round trip without queue
+    /// Loss each way, at random or in bursts of this many packets on average, and round trip without queue
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "0:1,0:100,1:100,1/8:100,5:100,1:600",
         value_name = "PERCENT[/BURST]:MS"
     )]
-    networks: Vec<Network>,
+    networks: Vec<NetworkProfile>,
     /// TCP's congestion controls that take turns with carriers
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     controls: Vec<String>,
     /// Rate of the link
     #[arg(long, default_value_t = 100, value_name = "MBIT")]
     rate_mbit: u32,
-    /// After which a run counts as over
+    /// Time after which a run is stopped
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
-    /// Of the film
+    /// Bitrate of the film
     #[arg(long, default_value_t = 3, value_name = "MBIT")]
     film_mbit: u32,
-    /// Of the film
+    /// Length of the film
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     film_seconds: u32,
-    /// Chosen is what is in place where the round trip is shorter, and else what is carried
+    /// Choose connections in place where the round trip is shorter, and tunnelled ones elsewhere
     #[arg(long, default_value_t = 10, value_name = "MS")]
     in_place_below_ms: u32,
-    /// Runs of each
+    /// Number of runs of each measurement
     #[arg(long, default_value_t = 10)]
     rounds: usize,
-    /// Rounds at once, each in a lab of its own
+    /// Rounds at the same time, each in a lab of its own
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Of the losses; rounds count on from it
+    /// Seed of the losses; each further round adds 1
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File with rows of an earlier run, whose rounds are added, repeatable
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
-    /// Measure nothing; only put those together
+    /// Measure nothing; only combine the files of --add
     #[arg(long, requires = "add")]
     only_add: bool,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw them here (SVG)
+    /// Draw the results to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
 pub use saturate::saturate;
 
-/// How an application's connections get to the other host.
+/// The way that an application's connections take to the other host.
 #[derive(Debug, Clone, PartialEq)]
-enum Way {
+enum AppRoute {
     InPlace(String),
     Carried,
 }
 
-impl Way {
+impl AppRoute {
     fn name(&self) -> &str {
         match self {
             Self::InPlace(control) => control,
@@ -109,7 +110,7 @@ impl Way {
     }
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: AppArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.limit > 0 && args.labs > 0,
         "--rounds, --limit and --labs are at least 1"
@@ -119,7 +120,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         (1..=100).contains(&args.film_mbit) && (2..=600).contains(&args.film_seconds),
         "--film-mbit is from 1 to 100, --film-seconds from 2 to 600"
     );
-    args.networks.iter().try_for_each(Network::check)?;
+    args.networks.iter().try_for_each(NetworkProfile::check)?;
     let mut rows = Vec::new();
     for path in &args.add {
         rows.extend(rows::read(path)?);
@@ -140,11 +141,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.plot.as_deref().map_or(Ok(()), |path| beside::draw(&panels, &ways, 2, path))
 }
 
-impl Args {
-    /// With what there is here for it.
-    fn all(&self) -> anyhow::Result<Vec<Row>> {
+impl AppArgs {
+    /// Runs everything whose programs are installed.
+    fn all(&self) -> anyhow::Result<Vec<AppRow>> {
         let lacking: Vec<_> =
-            Server::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
+            AppServer::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
         let is_here = |app: &&Application| !lacking.iter().any(|(server, _)| *server == app.server());
         let apps: Vec<_> = self.apps.iter().filter(is_here).copied().collect();
         for (_, program) in
@@ -154,55 +155,57 @@ impl Args {
         }
         ensure!(!apps.is_empty(), "no application could be run");
         warn_if_busy()?;
-        let is_used = |server: Server| apps.iter().any(|app| app.server() == server);
-        let film = is_used(Server::Film).then_some((self.film_mbit, self.film_seconds));
-        let material = Material::new(is_used(Server::Go), film)?;
+        let is_used = |server: AppServer| apps.iter().any(|app| app.server() == server);
+        let film = is_used(AppServer::Film).then_some((self.film_mbit, self.film_seconds));
+        let material = AppMaterial::new(is_used(AppServer::Go), film)?;
         self.measure(&apps, &material)
     }
 
-    fn ways(&self, round: usize) -> Vec<Way> {
-        let mut ways: Vec<_> = self.controls.iter().cloned().map(Way::InPlace).collect();
-        ways.push(Way::Carried);
+    fn ways(&self, round: usize) -> Vec<AppRoute> {
+        let mut ways: Vec<_> = self.controls.iter().cloned().map(AppRoute::InPlace).collect();
+        ways.push(AppRoute::Carried);
         let first = round % ways.len();
         ways.rotate_left(first);
         ways
     }
 
-    /// Round after round, in each the networks; on a network each application by one way after the other.
-    fn measure(&self, apps: &[Application], material: &Material) -> anyhow::Result<Vec<Row>> {
+    /// Measures round after round. Each covers all networks, and each network all applications by one way after the
+    /// other.
+    fn measure(&self, apps: &[Application], material: &AppMaterial) -> anyhow::Result<Vec<AppRow>> {
         let networks = || self.networks.iter().copied();
-        let jobs: Vec<(usize, Network)> =
+        let jobs: Vec<(usize, NetworkProfile)> =
             (1..=self.rounds).flat_map(|round| networks().map(move |network| (round, network))).collect();
         let runs = jobs.len() * apps.len() * (self.controls.len() + 1);
-        let progress = Progress::of_lanes(runs, self.labs);
+        let progress = BenchProgress::with_lanes(runs, self.labs);
         let done = at_once(self.labs, &jobs, |(round, network)| {
-            self.on(*network, *round, (apps, material), &progress)
+            self.on(*network, *round, apps, material, &progress)
         })?;
         Ok(done.into_iter().flatten().collect())
     }
 
     fn on(
         &self,
-        network: Network,
+        network: NetworkProfile,
         round: usize,
-        (apps, material): (&[Application], &Material),
-        progress: &Progress,
-    ) -> anyhow::Result<Vec<Row>> {
-        // Each round loses other packets.
+        apps: &[Application],
+        material: &AppMaterial,
+        progress: &BenchProgress,
+    ) -> anyhow::Result<Vec<AppRow>> {
+        // Another seed for each round loses other packets.
         let seed = self.seed.wrapping_add(round as u64);
-        let site = Site::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
-        let hosts = Hosts::new(&site, apps, material)?;
+        let site = BenchSite::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
+        let hosts = AppHosts::new(&site, apps, material)?;
         let _servers = hosts.serve()?;
         let _brokers = hosts.pair.start()?;
         std::thread::sleep(WARMING);
         if let Some(film) = material.film.as_ref().filter(|_| round == 1) {
-            let [_, carried] = Server::Film.ports();
+            let [_, carried] = AppServer::Film.ports();
             film.check(&hosts.pair.client, SocketAddr::new(site.relay()?.addr_v4().into(), carried))?;
         }
         let mut came = Vec::new();
         for app in apps {
             for way in self.ways(round) {
-                let case = Case {
+                let case = AppCase {
                     application: app.label(),
                     loss_percent: network.loss,
                     burst_packets: network.burst,
@@ -212,7 +215,7 @@ impl Args {
                 let what = format!("round {round}, {}", case.text());
                 let work = || hosts.measure(*app, &way, self.limit);
                 let it = progress.step(&what, work, |it| rows::told(it.as_ref()))?;
-                came.push(Row::new(case, it.with_context(|| what)?));
+                came.push(AppRow::new(case, it.with_context(|| what)?));
             }
         }
         hosts.pair.check_led(apps.len())?;
@@ -220,15 +223,15 @@ impl Args {
     }
 }
 
-struct Hosts<'a> {
+struct AppHosts<'a> {
     pair: Carrying<'a>,
     apps: Vec<Application>,
     served: PathBuf,
 }
 
-impl<'a> Hosts<'a> {
-    fn new(site: &'a Site, apps: &[Application], material: &Material) -> anyhow::Result<Self> {
-        let carried: Vec<_> = Server::ALL.iter().map(|server| server.ports()[1]).collect();
+impl<'a> AppHosts<'a> {
+    fn new(site: &'a BenchSite, apps: &[Application], material: &AppMaterial) -> anyhow::Result<Self> {
+        let carried: Vec<_> = AppServer::ALL.iter().map(|server| server.ports()[1]).collect();
         let pair = Carrying::new(site.subscribers()?, site.relay()?, site.directory(), &carried)?;
         let served = site.directory().join("served");
         fs::create_dir_all(&served)?;
@@ -237,40 +240,42 @@ impl<'a> Hosts<'a> {
         Ok(Self { pair, apps: apps.to_vec(), served })
     }
 
-    fn serve(&self) -> anyhow::Result<Vec<Process>> {
+    fn serve(&self) -> anyhow::Result<Vec<BenchProcess>> {
         for node in [self.pair.client.node, self.pair.server.node] {
-            // Metrics of earlier connections are not kept: each is the first to its peer.
+            // TCP's metrics of earlier connections are not kept, so that each connection is like the first to its peer.
             node.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
         }
-        let used = |server: &Server| self.apps.iter().any(|app| app.server() == *server);
-        let servers = Server::ALL.into_iter().filter(used);
+        let used = |server: &AppServer| self.apps.iter().any(|app| app.server() == *server);
+        let servers = AppServer::ALL.into_iter().filter(used);
         let started = servers.map(|server| server.start(&self.pair.server, &self.served));
         Ok(started.collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten().collect())
     }
 
-    fn measure(&self, app: Application, way: &Way, limit: u64) -> anyhow::Result<Came> {
+    fn measure(&self, app: Application, way: &AppRoute, limit: u64) -> anyhow::Result<RunResult> {
         let [in_place, carried] = app.server().ports();
         let port = match way {
-            Way::InPlace(control) => {
+            AppRoute::InPlace(control) => {
                 self.control(control)?;
                 in_place
             }
-            Way::Carried => carried,
+            AppRoute::Carried => carried,
         };
         let server = self.pair.server.node.addr_v4();
         app.run(&self.pair.client, (server, port), &self.served, limit)
     }
 
-    /// The routes have it: a namespace may not choose freely.
+    /// Sets the congestion control by routes, since a namespace may not choose one freely.
     fn control(&self, name: &str) -> anyhow::Result<()> {
-        let (client, server) = (self.pair.client.node, self.pair.server.node);
+        let client = self.pair.client.node;
+        let server = self.pair.server.node;
         route(client, server, name)?;
         route(server, client, name)
     }
 }
 
-fn route(from: &Node, to: &Node, control: &str) -> anyhow::Result<()> {
-    let (near, far) = (from.addr_v4().to_string(), format!("{}/32", to.addr_v4()));
+fn route(from: &LabNode, to: &LabNode, control: &str) -> anyhow::Result<()> {
+    let near = from.addr_v4().to_string();
+    let far = format!("{}/32", to.addr_v4());
     let mut command = from.command("ip");
     let device = device(from, SUBSCRIBERS_LINK)?;
     command.args(["route", "replace", &far, "dev", &device, "src", &near, "congctl", control]);

@@ -1,4 +1,4 @@
-//! What came of runs: rows, as text, and as they are kept in files.
+//! Rows of results: as text, and as files keep them.
 
 use std::path::Path;
 
@@ -6,34 +6,34 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::application::Came;
-use super::video::Watched;
-use crate::bench::graft::network::Network;
+use super::application::RunResult;
+use super::video::ViewerFigures;
+use crate::bench::graft::network::NetworkProfile;
 use crate::bench::table::columns;
-use crate::beside::{Line, Mark, Panel};
+use crate::beside::{Panel, PanelLine, PanelMark};
 use crate::stats::Spread;
 
-/// An application on a network, by one way.
+/// An application on a network, on one way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Case {
+pub struct AppCase {
     pub application: String,
     pub loss_percent: f64,
-    /// That are lost one after the other, on average.
+    /// Packets lost one after the other, on average.
     pub burst_packets: f64,
     pub rtt_ms: u32,
     pub way: String,
 }
 
-impl Case {
+impl AppCase {
     pub fn text(&self) -> String {
         format!("{}, {} ms, {} %, {}", self.application, self.rtt_ms, self.loss_text(), self.way)
     }
 
     fn loss_text(&self) -> String {
-        Network { loss: self.loss_percent, burst: self.burst_packets, rtt_ms: self.rtt_ms }.loss_text()
+        NetworkProfile { loss: self.loss_percent, burst: self.burst_packets, rtt_ms: self.rtt_ms }.loss_text()
     }
 
-    /// The same application on the same network.
+    /// Reports whether both are the same application on the same network.
     pub fn is_beside(&self, other: &Self) -> bool {
         let network = |it: &Self| (it.rtt_ms, it.loss_percent.to_bits(), it.burst_packets.to_bits());
         self.application == other.application && network(self) == network(other)
@@ -41,33 +41,33 @@ impl Case {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct AppRow {
     #[serde(flatten)]
-    pub case: Case,
-    /// With the limit for those that were not done by then.
+    pub case: AppCase,
+    /// Time of the runs, with the limit for those that were not done by then.
     #[serde(skip_deserializing)]
     pub seconds: Option<Spread>,
     pub over: usize,
     pub rounds: Vec<f64>,
-    /// Of a film, by round.
+    /// The viewer's figures of a film, by round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub watched: Vec<Watched>,
+    pub watched: Vec<ViewerFigures>,
 }
 
-pub fn told(came: Result<&Came, &anyhow::Error>) -> String {
+pub fn told(came: Result<&RunResult, &anyhow::Error>) -> String {
     match came {
-        Ok(Came { watched: Some(it), .. }) => {
+        Ok(RunResult { watched: Some(it), .. }) => {
             format!("{:.3} s until it began, {} stalls of {:.3} s", it.start_s, it.stalls, it.stalled_s)
         }
-        Ok(Came { is_over: true, .. }) => "over".into(),
-        Ok(Came { seconds, .. }) => format!("{seconds:.3} s"),
+        Ok(RunResult { is_over: true, .. }) => "over".into(),
+        Ok(RunResult { seconds, .. }) => format!("{seconds:.3} s"),
         Err(error) => format!("{error:#}"),
     }
 }
 
-/// Runs of the same case in one row; by round trip and loss, as they came.
-pub fn joined(came: impl IntoIterator<Item = Row>) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
+/// Joins runs of the same case in one row, in order of round trip and loss.
+pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
+    let mut rows: Vec<AppRow> = Vec::new();
     for row in came {
         match rows.iter_mut().find(|other| other.case == row.case) {
             Some(other) => {
@@ -78,13 +78,13 @@ pub fn joined(came: impl IntoIterator<Item = Row>) -> Vec<Row> {
             None => rows.push(row),
         }
     }
-    rows.iter_mut().for_each(|row| row.seconds = Spread::of(&row.rounds));
-    rows.sort_by_key(Row::order);
+    rows.iter_mut().for_each(|row| row.seconds = Spread::from_values(&row.rounds));
+    rows.sort_by_key(AppRow::order);
     rows
 }
 
-/// What an earlier run has written, without what it has counted of that.
-pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
+/// Reads the rows of an earlier run, without the figures that follow from the rounds.
+pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     let read = || {
         let all: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;
         let rows = all.into_iter().filter(|it| it.get("application").is_some());
@@ -93,8 +93,8 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
     read().with_context(|| format!("{}: rows of bench graft apps", path.display()))
 }
 
-/// A panel for each network, with all ways that there are.
-pub fn panels(rows: &[Row]) -> (Vec<Panel>, Vec<&str>) {
+/// Returns a panel for each network, with all ways that have results.
+pub fn panels(rows: &[AppRow]) -> (Vec<Panel>, Vec<&str>) {
     let mut ways: Vec<&str> = Vec::new();
     let mut panels: Vec<Panel> = Vec::new();
     for row in rows {
@@ -110,23 +110,30 @@ pub fn panels(rows: &[Row]) -> (Vec<Panel>, Vec<&str>) {
         }
         let Some(panel) = panels.iter_mut().find(|panel| panel.title == title) else { continue };
         if !panel.lines.iter().any(|line| line.name == case.application) {
-            panel.lines.push(Line { name: case.application.clone(), marks: Vec::new() });
+            panel.lines.push(PanelLine { name: case.application.clone(), marks: Vec::new() });
         }
         let series = ways.iter().position(|way| *way == case.way).unwrap_or_else(|| {
             ways.push(&case.way);
             ways.len() - 1
         });
-        let mark = Mark::of(series, seconds);
+        let mark = PanelMark::from_spread(series, seconds);
         let line = panel.lines.iter_mut().filter(|line| line.name == case.application);
         line.for_each(|line| line.marks.push(mark));
     }
     (panels, ways)
 }
 
-impl Row {
-    pub fn new(case: Case, came: Came) -> Self {
-        let (over, rounds) = (usize::from(came.is_over), vec![came.seconds]);
-        Self { case, seconds: Spread::of(&rounds), over, rounds, watched: came.watched.into_iter().collect() }
+impl AppRow {
+    pub fn new(case: AppCase, came: RunResult) -> Self {
+        let over = usize::from(came.is_over);
+        let rounds = vec![came.seconds];
+        Self {
+            case,
+            seconds: Spread::from_values(&rounds),
+            over,
+            rounds,
+            watched: came.watched.into_iter().collect(),
+        }
     }
 
     fn order(&self) -> (u32, [u64; 2], String) {
@@ -135,7 +142,7 @@ impl Row {
         (case.rtt_ms, loss, case.application.clone())
     }
 
-    /// In all rounds together.
+    /// Returns the stalls of all rounds together.
     fn stalls(&self) -> String {
         match self.watched.is_empty() {
             true => "-".to_owned(),
@@ -143,14 +150,14 @@ impl Row {
         }
     }
 
-    /// How often its median fits into another's.
+    /// Returns how many times faster it is than another way, by medians.
     fn times(&self, rows: &[Self], way: &str) -> Option<f64> {
         let other = rows.iter().find(|row| row.case.is_beside(&self.case) && row.case.way == way)?;
         Some(other.seconds?.median / self.seconds?.median)
     }
 }
 
-pub fn render(rows: &[Row]) -> String {
+pub fn render(rows: &[AppRow]) -> String {
     let head = [
         "application",
         "RTT ms",
@@ -184,8 +191,8 @@ pub fn render(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    fn case_of(application: &str) -> Case {
-        Case {
+    fn case_of(application: &str) -> AppCase {
+        AppCase {
             application: application.into(),
             loss_percent: 1.0,
             burst_packets: 1.0,
@@ -195,28 +202,29 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_another_network_and_stalls_are_counted() {
-        let watched = |stalls| Watched { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
-        let came = |stalls| Came { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };
-        let bursts = Case { burst_packets: 8.0, ..case_of("film") };
+    fn bursts_are_a_network_of_their_own_and_stalls_are_counted() {
+        let watched =
+            |stalls| ViewerFigures { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
+        let came = |stalls| RunResult { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };
+        let bursts = AppCase { burst_packets: 8.0, ..case_of("film") };
         let came = [(case_of("film"), came(0)), (bursts.clone(), came(1)), (bursts, came(2))];
-        let rows = joined(came.map(|(case, came)| Row::new(case, came)));
-        assert_eq!(rows.iter().map(Row::stalls).collect::<Vec<_>>(), ["0", "3"]);
+        let rows = joined(came.map(|(case, came)| AppRow::new(case, came)));
+        assert_eq!(rows.iter().map(AppRow::stalls).collect::<Vec<_>>(), ["0", "3"]);
         assert!(!rows[0].case.is_beside(&rows[1].case));
         assert!(rows[1].case.text().contains("1/8 %"));
     }
 
     #[test]
-    fn ways_stand_beside_each_other() {
-        let case = |rtt_ms, way: &str| Case { rtt_ms, way: way.into(), ..case_of("a") };
-        let done = |seconds| Came { seconds, is_over: false, watched: None };
+    fn ways_are_compared_on_the_same_network() {
+        let case = |rtt_ms, way: &str| AppCase { rtt_ms, way: way.into(), ..case_of("a") };
+        let done = |seconds| RunResult { seconds, is_over: false, watched: None };
         let came = [
             (case(100, "carried"), done(0.5)),
             (case(100, "cubic"), done(1.0)),
             (case(100, "cubic"), done(3.0)),
-            (case(20, "cubic"), Came { is_over: true, ..done(60.0) }),
+            (case(20, "cubic"), RunResult { is_over: true, ..done(60.0) }),
         ];
-        let rows = joined(came.map(|(case, came)| Row::new(case, came)));
+        let rows = joined(came.map(|(case, came)| AppRow::new(case, came)));
         let [near, carried, cubic] = &rows[..] else { panic!("three rows: {rows:?}") };
         assert_eq!((near.case.rtt_ms, near.over, near.rounds.as_slice()), (20, 1, &[60.0][..]));
         assert_eq!(cubic.seconds.map(|it| it.median), Some(2.0));
@@ -225,13 +233,13 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_put_together_and_drawn() {
+    fn joined_runs_are_drawn() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.json");
         let of = |way: &str, seconds| {
-            let case = Case { way: way.into(), ..case_of("film") };
-            let watched = Watched { start_s: seconds, stalls: 1, stalled_s: 0.5, is_over: false };
-            Row::new(case, Came { seconds, is_over: false, watched: Some(watched) })
+            let case = AppCase { way: way.into(), ..case_of("film") };
+            let watched = ViewerFigures { start_s: seconds, stalls: 1, stalled_s: 0.5, is_over: false };
+            AppRow::new(case, RunResult { seconds, is_over: false, watched: Some(watched) })
         };
         let rows = joined([of("cubic", 1.0), of("cubic", 4.0), of("carried", 0.5)]);
         let mut json: Vec<_> = rows.iter().map(|row| serde_json::to_value(row).expect("JSON")).collect();

@@ -1,21 +1,21 @@
-//! As much as a carrier takes, by iperf3: for measurements of others beside it.
+//! Fills a carrier with iperf3, so that other traffic on the same link can be measured.
 
 use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::server::Server;
+use super::server::AppServer;
 use crate::bench::graft::carrying::Carrying;
-use crate::bench::site::Site;
+use crate::bench::site::BenchSite;
 
-/// From the relay's host to the subscribers' of the site, over IPv4.
+/// Sends from the relay's host to the subscribers' of the site, over IPv4.
 ///
 /// # Errors
-/// Also where it was not carried.
-pub fn saturate(site: &Site, _rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
-    let [_, port] = Server::Iperf.ports();
+/// Fails also if the connection was not tunnelled.
+pub fn saturate(site: &BenchSite, _rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
+    let [_, port] = AppServer::Iperf.ports();
     let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[port])?;
-    let _servers = Server::Iperf.start(&pair.server, site.directory())?;
+    let _servers = AppServer::Iperf.start(&pair.server, site.directory())?;
     let _brokers = pair.start()?;
     let mut command = pair.client.node.command("iperf3");
     command.args(["-c", &pair.server.node.addr_v4().to_string(), "-p", &port.to_string()]);

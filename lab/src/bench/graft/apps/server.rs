@@ -1,4 +1,4 @@
-//! The servers of applications: each on two ports, one for what goes in place, one for what is carried.
+//! The servers of applications, each on two ports: one for connections in place, one for tunnelled ones.
 
 use std::fs;
 use std::net::TcpStream;
@@ -9,24 +9,24 @@ use std::time::Duration;
 use anyhow::bail;
 
 use super::material::PAIR;
-use crate::bench::graft::host::{Host, LIMIT};
-use crate::bench::process::Process;
+use crate::bench::graft::host::{GraftHost, LIMIT};
+use crate::bench::process::BenchProcess;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
+pub enum AppServer {
     Nginx,
     Redis,
     Rsync,
     Iperf,
     Go,
-    /// nginx once more, with ports of its own.
+    /// nginx again, with ports of its own for the film.
     Film,
 }
 
-impl Server {
+impl AppServer {
     pub const ALL: [Self; 6] = [Self::Nginx, Self::Redis, Self::Rsync, Self::Iperf, Self::Go, Self::Film];
 
-    /// In place, and carried.
+    /// Returns the ports for connections in place and for tunnelled ones.
     pub fn ports(self) -> [u16; 2] {
         match self {
             Self::Nginx => [8080, 8081],
@@ -38,7 +38,7 @@ impl Server {
         }
     }
 
-    /// Programs of both ends.
+    /// Returns the programs of both ends.
     fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Nginx => &["nginx", "curl"],
@@ -50,14 +50,14 @@ impl Server {
         }
     }
 
-    /// One that is not there.
+    /// Returns a program that is missing.
     pub fn lacks(self) -> Option<&'static str> {
         let is_not_there = |program: &&&str| Command::new(program).arg("-v").output().is_err();
         self.programs().iter().find(is_not_there).copied()
     }
 
-    /// On both ports, once they answer. What it serves and writes is in a directory of the host.
-    pub fn start(self, host: &Host<'_>, served: &Path) -> anyhow::Result<Vec<Process>> {
+    /// Starts the server on both ports and waits until they answer. Its files are in a directory of the host.
+    pub fn start(self, host: &GraftHost<'_>, served: &Path) -> anyhow::Result<Vec<BenchProcess>> {
         let own = host.directory.join(format!("{self:?}"));
         fs::create_dir_all(&own)?;
         let commands: Vec<Command> = match self {
@@ -70,7 +70,7 @@ impl Server {
         };
         let mut processes = Vec::new();
         for command in commands {
-            processes.push(Process::start("server", host.cgroup.command(&command), &own)?);
+            processes.push(BenchProcess::start("server", host.cgroup.command(&command), &own)?);
         }
         let answers = |port| {
             TcpStream::connect_timeout(&(host.node.addr_v4(), port).into(), Duration::from_secs(1)).is_ok()
@@ -83,10 +83,11 @@ impl Server {
         Ok(processes)
     }
 
-    fn nginx(self, host: &Host<'_>, own: &Path, served: &Path) -> anyhow::Result<Command> {
+    fn nginx(self, host: &GraftHost<'_>, own: &Path, served: &Path) -> anyhow::Result<Command> {
         let [one, other] = self.ports();
         let path = own.join("nginx.conf");
-        let (own, served) = (own.display(), served.display());
+        let own = own.display();
+        let served = served.display();
         let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|it| format!("{it}_temp_path {own}; "))
             .concat();
@@ -102,7 +103,7 @@ impl Server {
         Ok(command)
     }
 
-    fn command(self, host: &Host<'_>, own: &Path, served: &Path, port: u16) -> anyhow::Result<Command> {
+    fn command(self, host: &GraftHost<'_>, own: &Path, served: &Path, port: u16) -> anyhow::Result<Command> {
         let program = match self {
             Self::Go => served.join(PAIR),
             _ => self.programs().first().copied().unwrap_or_default().into(),
@@ -144,10 +145,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_of_one_server() {
-        let mut ports: Vec<_> = Server::ALL.iter().flat_map(|server| server.ports()).collect();
+    fn each_port_belongs_to_one_server() {
+        let mut ports: Vec<_> = AppServer::ALL.iter().flat_map(|server| server.ports()).collect();
         ports.sort_unstable();
         ports.dedup();
-        assert_eq!(ports.len(), 2 * Server::ALL.len());
+        assert_eq!(ports.len(), 2 * AppServer::ALL.len());
     }
 }

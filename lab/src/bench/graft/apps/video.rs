@@ -1,4 +1,4 @@
-//! A film in segments, as HLS has it (RFC 8216), and a player that counts when it stands still.
+//! A film in HLS segments (RFC 8216), and a player that counts its stalls.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::bench::graft::host::Host;
+use crate::bench::graft::host::GraftHost;
 
-/// Where it stands below what a server serves.
+/// Directory of the film below a server's root.
 pub const FILM: &str = "film";
 pub const PLAYLIST: &str = "index.m3u8";
 const SEGMENT_SECONDS: u32 = 2;
 const FRAMES_SECOND: u32 = 25;
-/// No more is fetched ahead of what is shown.
+/// Seconds of film that are fetched ahead of the picture shown.
 const AHEAD: f64 = 10.0;
-/// Of a header, and of a playlist.
+/// Largest header or playlist, bytes.
 const TEXT_MOST: usize = 64 << 10;
-/// Of a segment: a minute at 100 Mbit/s.
+/// Largest segment, bytes: a minute at 100 Mbit/s.
 const SEGMENT_MOST: u64 = 750 << 20;
 
 pub struct Film {
@@ -29,12 +29,13 @@ pub struct Film {
 }
 
 impl Film {
-    /// By ffmpeg, of so many bits in each second.
+    /// Encodes a film with ffmpeg, at this rate.
     pub fn make(directory: &Path, mbit: u32, seconds: u32) -> anyhow::Result<Self> {
         let directory = directory.join(FILM);
         fs::create_dir(&directory)?;
         let source = format!("testsrc2=size=640x360:rate={FRAMES_SECOND}");
-        let (rate, group) = (format!("{mbit}M"), (FRAMES_SECOND * SEGMENT_SECONDS).to_string());
+        let rate = format!("{mbit}M");
+        let group = (FRAMES_SECOND * SEGMENT_SECONDS).to_string();
         let mut command = Command::new("ffmpeg");
         command.args(["-v", "error", "-f", "lavfi", "-i", &source, "-t", &seconds.to_string()]);
         command.args(["-c:v", "libx264", "-preset", "ultrafast", "-threads", "1", "-pix_fmt", "yuv420p"]);
@@ -56,8 +57,8 @@ impl Film {
         Ok(Self { seconds })
     }
 
-    /// By ffmpeg, from a server: another player takes it for a film, with all of its pictures.
-    pub fn check(&self, client: &Host<'_>, server: SocketAddr) -> anyhow::Result<()> {
+    /// Checks a film on a server with ffmpeg, as another player: it must have all of its pictures.
+    pub fn check(&self, client: &GraftHost<'_>, server: SocketAddr) -> anyhow::Result<()> {
         let mut command = client.node.command("ffmpeg");
         command.args(["-v", "error", "-xerror", "-progress", "-", "-i"]);
         command.arg(format!("http://{server}/{FILM}/{PLAYLIST}")).args(["-f", "null", "-"]);
@@ -73,29 +74,29 @@ impl Film {
     }
 }
 
-/// What has come, what was shown, and when there was nothing to show. Times are seconds since the viewer's wish.
+/// Film that has arrived and that was shown, and the stalls. Times are seconds since the viewer's request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Playback {
     came: f64,
     shown: f64,
-    /// Since when it is as it is.
+    /// Time of the last change of `shown` or `is_playing`.
     since: f64,
     is_playing: bool,
-    seen: Watched,
+    seen: ViewerFigures,
 }
 
-/// What a viewer has to tell.
+/// Figures of a viewer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Watched {
-    /// Until the first picture; of one that never came, until the viewer has left.
+pub struct ViewerFigures {
+    /// Time to the first picture; if there was none, to the viewer's leaving.
     pub start_s: f64,
     pub stalls: u32,
     pub stalled_s: f64,
-    /// The viewer has left before the end.
+    /// Whether the viewer left before the end.
     pub is_over: bool,
 }
 
-impl Watched {
+impl ViewerFigures {
     pub fn waited_s(&self) -> f64 {
         self.start_s + self.stalled_s
     }
@@ -116,7 +117,7 @@ impl Playback {
         }
     }
 
-    /// A segment is there as a whole. It begins, or goes on.
+    /// Adds a segment that has arrived as a whole, and starts or continues the film.
     fn arrived(&mut self, now: f64, seconds: f64) {
         self.advance(now);
         self.came += seconds;
@@ -135,16 +136,16 @@ impl Playback {
         self.since = now;
     }
 
-    /// What has not come by then is not waited for.
-    fn left(&mut self, now: f64) -> Watched {
+    /// Ends the film at the limit and returns the viewer's figures.
+    fn left(&mut self, now: f64) -> ViewerFigures {
         self.advance(now);
         if !self.is_playing {
             self.wait_ends(now);
         }
-        Watched { is_over: true, ..self.seen }
+        ViewerFigures { is_over: true, ..self.seen }
     }
 
-    /// Until there is room for one more.
+    /// Returns how long to wait until there is room for one more segment.
     fn pause(&self, now: f64) -> f64 {
         let ahead = self.came - self.shown - if self.is_playing { now - self.since } else { 0.0 };
         (ahead - AHEAD).max(0.0)
@@ -153,21 +154,22 @@ impl Playback {
 
 /// Plays a film that is fetched segment after segment on one connection.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct VideoArgs {
     #[arg(long)]
     from: SocketAddr,
-    /// Of the playlist
+    /// Path of the playlist
     #[arg(long)]
     path: String,
-    /// Where segments are put
+    /// Directory for the segments
     #[arg(long)]
     into: PathBuf,
     #[arg(long)]
     limit: u64,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    let (start, mut playback) = (Instant::now(), Playback::default());
+pub fn run(args: &VideoArgs) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let mut playback = Playback::default();
     let limit = Duration::from_secs(args.limit);
     let watched = match args.play(start, &mut playback) {
         Ok(()) => playback.seen,
@@ -178,10 +180,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Args {
+impl VideoArgs {
     fn play(&self, start: Instant, playback: &mut Playback) -> anyhow::Result<()> {
         let until = start + Duration::from_secs(self.limit);
-        let mut server = Server::new(self.from, until)?;
+        let mut server = VideoServer::new(self.from, until)?;
         let text = String::from_utf8(server.get(&self.path)?)?;
         let (directory, _) = self.path.rsplit_once('/').context("a path begins with /")?;
         for (name, seconds) in segments(&text)? {
@@ -195,7 +197,7 @@ impl Args {
     }
 }
 
-/// Names and lengths in seconds.
+/// Returns names and lengths in seconds.
 fn segments(playlist: &str) -> anyhow::Result<Vec<(&str, f64)>> {
     ensure!(playlist.starts_with("#EXTM3U"), "no playlist");
     let mut found = Vec::new();
@@ -213,14 +215,14 @@ fn segments(playlist: &str) -> anyhow::Result<Vec<(&str, f64)>> {
     Ok(found)
 }
 
-/// By HTTP/1.1, on a connection that stays.
-struct Server {
+/// A server, read over one lasting HTTP/1.1 connection.
+struct VideoServer {
     stream: BufReader<TcpStream>,
     at: SocketAddr,
     until: Instant,
 }
 
-impl Server {
+impl VideoServer {
     fn new(at: SocketAddr, until: Instant) -> anyhow::Result<Self> {
         let left = until.saturating_duration_since(Instant::now());
         let stream = TcpStream::connect_timeout(&at, left).with_context(|| at.to_string())?;
@@ -253,7 +255,7 @@ impl Server {
         Ok(body)
     }
 
-    /// Until the empty line.
+    /// Reads up to the empty line.
     fn head(&mut self) -> anyhow::Result<String> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -265,7 +267,7 @@ impl Server {
         Ok(head)
     }
 
-    /// Nothing is waited for beyond the limit.
+    /// Limits the next read to the time that is left.
     fn bound(&self) -> anyhow::Result<()> {
         let left = self.until.saturating_duration_since(Instant::now());
         ensure!(!left.is_zero(), "the time is over");
@@ -282,40 +284,40 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_time_is_shown_without_a_stall() {
+    fn punctual_segments_are_shown_without_a_stall() {
         let mut playback = Playback::default();
         for at in [0.5, 1.0, 1.5, 2.0, 2.5, 3.0] {
             playback.arrived(at, 2.0);
         }
-        assert_eq!(playback.seen, Watched { start_s: 0.5, ..Watched::default() });
-        // 2.5 of 12 seconds were shown, and 10 are to be ahead.
+        assert_eq!(playback.seen, ViewerFigures { start_s: 0.5, ..ViewerFigures::default() });
+        // 2.5 of 12 seconds were shown, and 10 may be fetched ahead.
         assert!(near(playback.pause(3.0), 0.0) && near(playback.came - playback.shown, 9.5));
         playback.arrived(3.0, 2.0);
         assert!(near(playback.pause(3.0), 1.5) && near(playback.pause(4.0), 0.5));
     }
 
     #[test]
-    fn what_comes_late_stalls_until_it_is_there() {
+    fn late_segment_stalls_until_it_arrives() {
         let mut playback = Playback::default();
         playback.arrived(1.0, 2.0);
         playback.arrived(3.5, 2.0);
         playback.arrived(7.0, 2.0);
-        // Dry at 3 s until 3.5, and at 5.5 until 7.
-        assert_eq!(playback.seen, Watched { start_s: 1.0, stalls: 2, stalled_s: 2.0, is_over: false });
+        // The player runs dry at 3 s until 3.5, and at 5.5 until 7.
+        assert_eq!(playback.seen, ViewerFigures { start_s: 1.0, stalls: 2, stalled_s: 2.0, is_over: false });
         assert!(near(playback.seen.waited_s(), 3.0));
-        // Dry at 9 s, and the viewer leaves at 10.
+        // The player runs dry at 9 s, and the viewer leaves at 10.
         let left = playback.left(10.0);
-        assert_eq!(left, Watched { start_s: 1.0, stalls: 3, stalled_s: 3.0, is_over: true });
+        assert_eq!(left, ViewerFigures { start_s: 1.0, stalls: 3, stalled_s: 3.0, is_over: true });
     }
 
     #[test]
-    fn who_leaves_before_the_beginning_has_waited_for_it() {
+    fn viewer_without_a_picture_has_waited_until_leaving() {
         let left = Playback::default().left(60.0);
-        assert_eq!(left, Watched { start_s: 60.0, stalls: 0, stalled_s: 0.0, is_over: true });
+        assert_eq!(left, ViewerFigures { start_s: 60.0, stalls: 0, stalled_s: 0.0, is_over: true });
     }
 
     #[test]
-    fn playlists_are_read() {
+    fn playlists_are_parsed() {
         let text = "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.000000,\n000.ts\n#EXTINF:1.5,\n001.ts\n#EXT-X-ENDLIST\n";
         assert_eq!(segments(text).expect("segments"), [("000.ts", 2.0), ("001.ts", 1.5)]);
         for bad in [
@@ -329,9 +331,9 @@ mod tests {
         }
     }
 
-    /// Answers in pieces, two on one connection.
+    /// The server answers in pieces, twice on one connection.
     #[test]
-    fn answers_are_read() {
+    fn answers_in_pieces_are_read_whole() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
         let at = listener.local_addr().expect("an address");
         let serving = std::thread::spawn(move || {
@@ -350,7 +352,7 @@ mod tests {
                 }
             }
         });
-        let mut server = Server::new(at, Instant::now() + Duration::from_secs(60)).expect("connected");
+        let mut server = VideoServer::new(at, Instant::now() + Duration::from_secs(60)).expect("connected");
         assert_eq!(server.get("/a").expect("a body"), b"first"); // exact: the answer to a request
         assert_eq!(server.get("/b").expect("a body"), b""); // exact: the answer to a request
         let error = server.get("/c").expect_err("it ended").to_string(); // exact: the answer to a request

@@ -1,41 +1,42 @@
-//! How often an application is slower by one way than by TCP in place.
+//! Counts how often an application is slower on one way than over TCP in place.
 
 use serde::Serialize;
 
-use super::rows::Row;
+use super::rows::AppRow;
 
-/// Less is within what runs differ by.
+/// Ratio above which it is slower; less is within the spread of runs.
 const MORE: f64 = 1.05;
 const CARRIED: &str = "carried";
 
-/// Of an arm beside a congestion control in place.
+/// Comparison of an arm with a congestion control in place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
-    /// `carried`; `chosen`: what is in place where the round trip is short, and else what is carried. It has no runs of its own.
+    /// `carried`, or `chosen`: in place where the round trip is short, and else tunnelled. The latter has no runs of
+    /// its own.
     pub arm: &'static str,
     pub than: String,
-    /// Applications on networks, and those whose median is longer by more than 5 %.
+    /// Applications on networks; `worse_cases` are those whose median is longer by more than 5 %.
     pub cases: usize,
     pub worse_cases: usize,
-    /// Rounds of all of them, and those that were longer.
+    /// Rounds of all of them; `worse_runs` are those that were longer.
     pub runs: usize,
     pub worse_runs: usize,
 }
 
 impl Worse {
-    /// The first of the controls is what is in place.
-    pub fn all<'a>(rows: &'a [Row], controls: &[String], in_place_below_ms: u32) -> Vec<Self> {
+    /// Compares all rows. The first of the controls is the one in place.
+    pub fn all<'a>(rows: &'a [AppRow], controls: &[String], in_place_below_ms: u32) -> Vec<Self> {
         let in_place = controls.first().map(String::as_str).unwrap_or_default();
         let carried = || rows.iter().filter(|row| row.case.way == CARRIED);
         let mut all = Vec::new();
         for control in controls {
-            let tcp = |row: &Row| beside(rows, row, control);
-            let chosen = |row: &'a Row| match row.case.rtt_ms < in_place_below_ms {
+            let tcp = |row: &AppRow| beside(rows, row, control);
+            let chosen = |row: &'a AppRow| match row.case.rtt_ms < in_place_below_ms {
                 true => beside(rows, row, in_place),
                 false => Some(row),
             };
-            all.push(Self::of(CARRIED, control, carried().filter_map(|row| Some((row, tcp(row)?)))));
-            all.push(Self::of(
+            all.push(Self::from_pairs(CARRIED, control, carried().filter_map(|row| Some((row, tcp(row)?)))));
+            all.push(Self::from_pairs(
                 "chosen",
                 control,
                 carried().filter_map(|row| Some((chosen(row)?, tcp(row)?))),
@@ -44,13 +45,17 @@ impl Worse {
         all
     }
 
-    fn of<'a>(arm: &'static str, than: &str, pairs: impl Iterator<Item = (&'a Row, &'a Row)>) -> Self {
+    fn from_pairs<'a>(
+        arm: &'static str,
+        than: &str,
+        pairs: impl Iterator<Item = (&'a AppRow, &'a AppRow)>,
+    ) -> Self {
         let mut it = Self { arm, than: than.to_owned(), cases: 0, worse_cases: 0, runs: 0, worse_runs: 0 };
         for (one, other) in pairs {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
             it.worse_cases += usize::from(median.median > tcp.median * MORE);
-            // Runs of one round are beside each other.
+            // Rounds are compared pairwise, since those of one number ran at the same time.
             for (one, other) in one.rounds.iter().zip(&other.rounds) {
                 it.runs += 1;
                 it.worse_runs += usize::from(*one > *other * MORE);
@@ -70,19 +75,19 @@ impl Worse {
     }
 }
 
-fn beside<'a>(rows: &'a [Row], row: &Row, way: &str) -> Option<&'a Row> {
+fn beside<'a>(rows: &'a [AppRow], row: &AppRow, way: &str) -> Option<&'a AppRow> {
     rows.iter().find(|it| it.case.is_beside(&row.case) && it.case.way == way)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::application::Came;
-    use super::super::rows::{Case, Row, joined};
+    use super::super::application::RunResult;
+    use super::super::rows::{AppCase, AppRow, joined};
     use super::*;
 
     #[test]
-    fn what_is_slower_is_counted_by_medians_and_by_rounds() {
-        let case = |rtt_ms, way: &str| Case {
+    fn slower_arm_is_counted_by_medians_and_by_rounds() {
+        let case = |rtt_ms, way: &str| AppCase {
             application: "a".into(),
             loss_percent: 0.0,
             burst_packets: 1.0,
@@ -90,12 +95,11 @@ mod tests {
             way: way.into(),
         };
         let mut came = Vec::new();
-        let mut add =
-            |rtt_ms, way, seconds: [f64; 3]| {
-                came.extend(seconds.map(|it| {
-                    Row::new(case(rtt_ms, way), Came { seconds: it, is_over: false, watched: None })
-                }));
-            };
+        let mut add = |rtt_ms, way, seconds: [f64; 3]| {
+            came.extend(seconds.map(|it| {
+                AppRow::new(case(rtt_ms, way), RunResult { seconds: it, is_over: false, watched: None })
+            }));
+        };
         add(1, "cubic", [1.0, 1.0, 1.0]);
         add(1, "bbr", [0.9, 1.0, 2.0]);
         add(1, CARRIED, [1.1, 1.04, 1.2]);

@@ -1,5 +1,5 @@
-//! The receiving end: a process of its own, since what is carried is so by its cgroup. What is sent is a count, so that nothing
-//! can be missing, come twice or in another place without being seen.
+//! The receiving end, in a process of its own, since its cgroup decides whether it is tunnelled. The data is a counter,
+//! so that missing, repeated or misplaced bytes are noticed.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,37 +12,40 @@ const WORD: usize = size_of::<u64>();
 const BLOCK: usize = 1 << 16;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DrainArgs {
     #[arg(long)]
     from: SocketAddr,
-    /// From the first byte on
+    /// Time from the first byte on
     #[arg(long)]
     seconds: u64,
 }
 
-/// What it prints.
+/// Result, as it is printed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Drained {
     pub bytes: u64,
-    /// The longest time in which nothing came.
+    /// The longest time without data.
     pub gap_ms: f64,
-    /// When it began, after the first byte.
+    /// Time from the first byte to its beginning.
     pub gap_at_s: f64,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
     let stream = TcpStream::connect(args.from).with_context(|| args.from.to_string())?;
     let drained = drain(stream, Duration::from_secs(args.seconds))?;
     println!("{}", serde_json::to_string(&drained)?);
     Ok(())
 }
 
-/// As long as that from the first byte on, or until there is no more.
+/// Reads for this time from the first byte on, or until the end.
 fn drain(mut stream: TcpStream, time: Duration) -> anyhow::Result<Drained> {
-    let (mut drained, mut count, mut buffer) = (Drained::default(), Count::default(), vec![0; BLOCK]);
+    let mut drained = Drained::default();
+    let mut count = DrainCount::default();
+    let mut buffer = vec![0; BLOCK];
     let first = stream.read(&mut buffer)?;
     ensure!(first > 0, "it ended before it began");
-    let (start, mut last) = (Instant::now(), Duration::ZERO);
+    let start = Instant::now();
+    let mut last = Duration::ZERO;
     count.check(&buffer[..first])?;
     loop {
         let left = time.saturating_sub(start.elapsed());
@@ -61,14 +64,14 @@ fn drain(mut stream: TcpStream, time: Duration) -> anyhow::Result<Drained> {
         drained.silent(last, now);
         last = now;
     }
-    // The last silence has no end.
+    // The last silence lasts until the end.
     drained.silent(last, start.elapsed());
     drained.bytes = count.at;
     Ok(drained)
 }
 
 impl Drained {
-    /// After the first byte.
+    /// Notes a silence after the first byte.
     fn silent(&mut self, since: Duration, until: Duration) {
         let gap_ms = until.saturating_sub(since).as_secs_f64() * 1e3;
         if gap_ms > self.gap_ms {
@@ -77,13 +80,13 @@ impl Drained {
     }
 }
 
-/// Words in network order, each more by one than that before it.
+/// Checks a series of words in network order, each greater by one than the one before it.
 #[derive(Debug, Default)]
-struct Count {
+struct DrainCount {
     at: u64,
 }
 
-impl Count {
+impl DrainCount {
     fn byte(at: u64) -> u8 {
         (at / WORD as u64).to_be_bytes()[at as usize % WORD]
     }
@@ -104,10 +107,12 @@ impl Count {
     }
 }
 
-/// Sends until the other end has had enough.
+/// Sends until the other end closes the connection.
 pub fn pour(mut stream: TcpStream, limit: Duration) -> anyhow::Result<()> {
     stream.set_write_timeout(Some(limit))?;
-    let (start, mut count, mut block) = (Instant::now(), Count::default(), vec![0; BLOCK]);
+    let start = Instant::now();
+    let mut count = DrainCount::default();
+    let mut block = vec![0; BLOCK];
     while start.elapsed() < limit {
         count.fill(&mut block);
         if stream.write_all(&block).is_err() {
@@ -122,26 +127,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_is_checked_whatever_pieces_it_comes_in() {
+    fn counter_is_checked_in_pieces_of_any_size() {
         let mut bytes = vec![0; 1003];
-        Count::default().fill(&mut bytes);
+        DrainCount::default().fill(&mut bytes);
         assert_eq!(bytes[8..16], 1_u64.to_be_bytes());
-        let mut count = Count::default();
+        let mut count = DrainCount::default();
         for piece in [&bytes[..3], &bytes[3..700], &bytes[700..]] {
             count.check(piece).expect("in order");
         }
         assert_eq!(count.at, 1003);
-        let mut count = Count::default();
+        let mut count = DrainCount::default();
         count.check(&bytes[..16]).expect("in order");
-        // A word is missing; one came twice.
+        // One word is missing; one occurs twice.
         assert!(count.check(&bytes[24..32]).is_err());
-        let mut count = Count::default();
+        let mut count = DrainCount::default();
         count.check(&bytes[..16]).expect("in order");
         assert!(count.check(&bytes[8..16]).is_err());
     }
 
     #[test]
-    fn the_longest_silence_is_told() {
+    fn longest_silence_is_reported() {
         let mut drained = Drained::default();
         for (since, until) in [(0, 100), (100, 400), (400, 600)] {
             drained.silent(Duration::from_millis(since), Duration::from_millis(until));
@@ -150,12 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_poured_is_drained() {
+    fn sent_bytes_are_all_drained() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
         let sender = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
         let (receiver, _) = listener.accept().expect("a connection");
         let sending = std::thread::spawn(move || {
-            let (mut sender, mut count, mut block) = (sender, Count::default(), [0; 100_003]);
+            let mut sender = sender;
+            let mut count = DrainCount::default();
+            let mut block = [0; 100_003];
             for _ in 0..4 {
                 count.fill(&mut block);
                 sender.write_all(&block).expect("sent");

@@ -1,5 +1,5 @@
-//! `bench graft carried-paths`: what a connection that is carried gets of two paths, and for how long nothing comes when one of
-//! them is cut.
+//! `bench graft carried-paths`: the throughput of a tunnelled connection over two paths, and its longest silence when
+//! one of them is cut.
 
 pub mod drain;
 
@@ -13,94 +13,105 @@ use anyhow::{Context as _, anyhow, ensure};
 use serde_json::{Value, json};
 
 use self::drain::{Drained, pour};
-use super::carrying::{Carrying, Wanted};
-use super::two_links::{Ends, FIRST, Links, SECOND};
+use super::carrying::{Carrying, CarryingSettings};
+use super::two_links::{FIRST, LinkEndNames, LinkProperties, SECOND};
 use crate::bench::at_once::at_once;
-use crate::bench::process::Process;
-use crate::bench::site::Site;
+use crate::bench::process::BenchProcess;
+use crate::bench::site::BenchSite;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
-use crate::lab::{Directions, Node, Settings};
-use crate::progress::Progress;
+use crate::lab::{Directions, LabNode, Settings};
+use crate::progress::BenchProgress;
 use crate::stats::{Spread, median_by};
 
 const PORT: u16 = 7300;
-/// As TCP's packets are.
+/// Size of TCP's packets.
 const PACKET_BYTES: u64 = 1500;
-/// In which carriers open their windows.
+/// Time in which carriers open their windows.
 const WARMING: Duration = Duration::from_secs(3);
-/// For a process to begin and to end, beside the transfer.
+/// Time for a process to begin and to end, in addition to the transfer.
 const GRACE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CarriedPathArgs {
     #[command(flatten)]
-    links: Links,
-    /// Of each run; one of the paths is cut in the middle
+    links: LinkProperties,
+    /// Length of a run; one of the paths is cut in the middle
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// Runs of each
+    /// Number of runs of each measurement
     #[arg(long, default_value_t = 10)]
     rounds: usize,
-    /// Runs at once, each in a lab of its own
+    /// Runs at the same time, each in a lab of its own
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Only ways that have this in their names, as `mptcp, first`
+    /// Measure only ways whose names contain this text, such as `mptcp, first`
     #[arg(long, default_value = "", value_name = "TEXT")]
     only: String,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy)]
-struct Arm {
+struct CarriedPathVariant {
     name: &'static str,
-    /// `None`: in place, by the first path.
+    /// Kind of carrier; `None`: in place, on the first path.
     carrier: Option<&'static str>,
-    /// The carriers' own: they are told of both by MPTCP's path managers.
+    /// Whether MPTCP's path managers tell the carriers of both paths.
     is_spread: bool,
-    /// Both of the server's addresses stand in `carry`.
+    /// Whether both of the server's addresses are in `carry`.
     is_listed: bool,
-    cut: Option<Ends>,
+    cut: Option<LinkEndNames>,
 }
 
-const ONE: Arm = Arm { name: "TCP, one path", carrier: None, is_spread: false, is_listed: false, cut: None };
-const ONE_CARRIED: Arm = Arm { name: "carried, MPTCP, one path", ..MPTCP };
-const MPTCP: Arm = Arm { carrier: Some("mptcp"), ..ONE };
-const BOTH: Arm = Arm { is_spread: true, ..MPTCP };
+const ONE: CarriedPathVariant = CarriedPathVariant {
+    name: "TCP, one path",
+    carrier: None,
+    is_spread: false,
+    is_listed: false,
+    cut: None,
+};
+const ONE_CARRIED: CarriedPathVariant = CarriedPathVariant { name: "carried, MPTCP, one path", ..MPTCP };
+const MPTCP: CarriedPathVariant = CarriedPathVariant { carrier: Some("mptcp"), ..ONE };
+const BOTH: CarriedPathVariant = CarriedPathVariant { is_spread: true, ..MPTCP };
 
-const ARMS: [Arm; 9] = [
+const ARMS: [CarriedPathVariant; 9] = [
     ONE,
     ONE_CARRIED,
-    Arm { name: "carried, MPTCP, two paths", ..BOTH },
-    Arm { name: "carried, QUIC, one path", carrier: Some("quic"), ..ONE },
-    Arm { name: "MPTCP, first cut", cut: Some(FIRST), ..BOTH },
-    Arm { name: "MPTCP, second cut", cut: Some(SECOND), ..BOTH },
-    Arm {
+    CarriedPathVariant { name: "carried, MPTCP, two paths", ..BOTH },
+    CarriedPathVariant { name: "carried, QUIC, one path", carrier: Some("quic"), ..ONE },
+    CarriedPathVariant { name: "MPTCP, first cut", cut: Some(FIRST), ..BOTH },
+    CarriedPathVariant { name: "MPTCP, second cut", cut: Some(SECOND), ..BOTH },
+    CarriedPathVariant {
         name: "QUIC to two addresses, first cut",
         carrier: Some("quic"),
         is_listed: true,
         cut: Some(FIRST),
         ..ONE
     },
-    Arm {
+    CarriedPathVariant {
         name: "TCP to two addresses, first cut",
         carrier: Some("tcp"),
         is_listed: true,
         cut: Some(FIRST),
         ..ONE
     },
-    Arm { name: "MPTCP to two addresses, first cut", is_listed: true, cut: Some(FIRST), ..MPTCP },
+    CarriedPathVariant {
+        name: "MPTCP to two addresses, first cut",
+        is_listed: true,
+        cut: Some(FIRST),
+        ..MPTCP
+    },
 ];
 
-/// What came of a run.
-struct Figures {
+/// Result of a run.
+struct CarriedPathFigures {
     mbit_s: f64,
     drained: Drained,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: CarriedPathArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.labs > 0 && args.seconds > 1,
         "--rounds and --labs are at least 1, --seconds 2"
@@ -112,16 +123,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let only = args.only.to_lowercase();
     let arms: Vec<_> = ARMS.iter().filter(|arm| arm.name.to_lowercase().contains(&only)).collect();
     ensure!(!arms.is_empty(), "--only {}: no way has that in its name", args.only);
-    let jobs: Vec<(usize, &Arm)> =
+    let jobs: Vec<(usize, &CarriedPathVariant)> =
         (1..=args.rounds).flat_map(|round| arms.iter().map(move |arm| (round, *arm))).collect();
-    let progress = Progress::of_lanes(jobs.len(), args.labs);
+    let progress = BenchProgress::with_lanes(jobs.len(), args.labs);
     let done = at_once(args.labs, &jobs, |(round, arm)| {
         let what = format!("round {round}, {}", arm.name);
         let work = || args.measure(arm, *round as u64).with_context(|| what.clone());
         progress.step(&what, work, told)?
     })?;
     drop(progress);
-    let mut figures: Vec<Vec<Figures>> = arms.iter().map(|_| Vec::new()).collect();
+    let mut figures: Vec<Vec<CarriedPathFigures>> = arms.iter().map(|_| Vec::new()).collect();
     for (at, came) in done.into_iter().enumerate() {
         figures[at % arms.len()].push(came);
     }
@@ -136,17 +147,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-fn told(came: &anyhow::Result<Figures>) -> String {
+fn told(came: &anyhow::Result<CarriedPathFigures>) -> String {
     match came {
         Ok(it) => format!("{:.1} Mbit/s, nothing for {:.0} ms", it.mbit_s, it.drained.gap_ms),
         Err(error) => format!("{error:#}"),
     }
 }
 
-impl Args {
-    fn measure(&self, arm: &Arm, seed: u64) -> anyhow::Result<Figures> {
+impl CarriedPathArgs {
+    fn measure(&self, arm: &CarriedPathVariant, seed: u64) -> anyhow::Result<CarriedPathFigures> {
         let site = self.links.site(PACKET_BYTES, seed)?;
-        let place = Place::new(&site)?;
+        let place = CarriedPathHosts::new(&site)?;
         if arm.is_spread {
             place.spread()?;
         }
@@ -164,18 +175,18 @@ impl Args {
         if let Some(pair) = &pair {
             pair.check_led(1)?;
         }
-        // That of a link which was cut is no rate.
+        // The rate of a transfer whose link was cut means nothing.
         let mbit_s = drained.bytes as f64 * 8e-6 / self.seconds as f64;
-        Ok(Figures { mbit_s, drained })
+        Ok(CarriedPathFigures { mbit_s, drained })
     }
 
-    /// From the relay's host to the subscribers'.
+    /// Sends from the relay's host to the subscribers'.
     fn transfer(
         &self,
-        site: &Site,
-        place: &Place<'_>,
+        site: &BenchSite,
+        place: &CarriedPathHosts<'_>,
         pair: Option<&Carrying<'_>>,
-        arm: &Arm,
+        arm: &CarriedPathVariant,
     ) -> anyhow::Result<Drained> {
         let at = SocketAddr::new(place.servers[0].into(), PORT);
         let listener = place.server.enter(|| TcpListener::bind(at))??;
@@ -185,7 +196,7 @@ impl Args {
         if let Some(pair) = pair {
             command = pair.client.cgroup.command(&command);
         }
-        let mut client = Process::start("drain", command, site.directory())?;
+        let mut client = BenchProcess::start("drain", command, site.directory())?;
         let stream = client.accept(&listener, GRACE)?;
         let sending = Duration::from_secs(self.seconds);
         let ending = stream.try_clone()?;
@@ -196,7 +207,7 @@ impl Args {
                 site.link(cut.near)?.change(Directions::Both, &Settings::parse("loss=100%")?)?;
             }
             let said = client.finish(sending + GRACE)?;
-            // A carrier whose path was cut may tell it late.
+            // A carrier whose path was cut may report the end late.
             let _ = ending.shutdown(Shutdown::Both);
             pouring.join().map_err(|_| anyhow!("the sender panicked"))??;
             serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))
@@ -205,18 +216,19 @@ impl Args {
 }
 
 /// Both hosts, and their addresses on both links.
-struct Place<'a> {
-    client: &'a Node,
-    server: &'a Node,
+struct CarriedPathHosts<'a> {
+    client: &'a LabNode,
+    server: &'a LabNode,
     clients: [Ipv4Addr; 2],
     servers: [Ipv4Addr; 2],
     directory: &'a Path,
 }
 
-impl<'a> Place<'a> {
-    fn new(site: &'a Site) -> anyhow::Result<Self> {
-        let (client, server) = (site.subscribers()?, site.relay()?);
-        let address = |node: &Node, link| anyhow::Ok(node.interface(link).context("no interface")?.v4);
+impl<'a> CarriedPathHosts<'a> {
+    fn new(site: &'a BenchSite) -> anyhow::Result<Self> {
+        let client = site.subscribers()?;
+        let server = site.relay()?;
+        let address = |node: &LabNode, link| anyhow::Ok(node.interface(link).context("no interface")?.v4);
         let clients = [address(client, FIRST.far)?, address(client, SECOND.far)?];
         let servers = [address(server, FIRST.near)?, address(server, SECOND.near)?];
         let place = Self { client, server, clients, servers, directory: site.directory() };
@@ -224,7 +236,8 @@ impl<'a> Place<'a> {
         Ok(place)
     }
 
-    /// As an operator would: the server says that it has a second address, and the client goes there too.
+    /// Sets up MPTCP as an operator would: the server announces a second address, and the client connects there as
+    /// well.
     fn spread(&self) -> anyhow::Result<()> {
         let device = &self.server.interface(SECOND.near).context("no interface")?.device;
         let limits = "mptcp limits set subflows 2 add_addr_accepted 2";
@@ -235,20 +248,21 @@ impl<'a> Place<'a> {
     fn pair(&self, carrier: &str, is_listed: bool) -> anyhow::Result<Carrying<'a>> {
         let hosts = [(self.client, self.clients.to_vec()), (self.server, self.servers.to_vec())];
         let called = if is_listed { 2 } else { 1 };
-        let wanted = Wanted { carry: &format!("carrier = {carrier:?}\n"), ..Wanted::default() };
+        let wanted =
+            CarryingSettings { carry: &format!("carrier = {carrier:?}\n"), ..CarryingSettings::default() };
         Carrying::by(hosts, called, self.directory, &[PORT], &wanted)
     }
 }
 
-fn ip(node: &Node, arguments: &str) -> anyhow::Result<()> {
+fn ip(node: &LabNode, arguments: &str) -> anyhow::Result<()> {
     let done = node.command("ip").args(arguments.split(' ')).output()?;
     let errors = String::from_utf8_lossy(&done.stderr);
     ensure!(done.status.success(), "ip {arguments}: {}", errors.trim());
     Ok(())
 }
 
-impl Arm {
-    fn line(&self, figures: &[Figures], one: Option<f64>) -> Vec<String> {
+impl CarriedPathVariant {
+    fn line(&self, figures: &[CarriedPathFigures], one: Option<f64>) -> Vec<String> {
         let rates = Spread::by(figures, |it| it.mbit_s);
         let gaps = Spread::by(figures, |it| it.drained.gap_ms);
         let mut line = vec![self.name.to_owned()];
@@ -259,7 +273,7 @@ impl Arm {
         line
     }
 
-    fn json(&self, args: &Args, figures: &[Figures], one: Option<f64>) -> Value {
+    fn json(&self, args: &CarriedPathArgs, figures: &[CarriedPathFigures], one: Option<f64>) -> Value {
         let rounds: Vec<_> =
             figures.iter().map(|it| json!({ "mbit_s": it.mbit_s, "drained": it.drained })).collect();
         let links = &args.links;

@@ -1,4 +1,4 @@
-//! Who is no daemon of Millrace's and speaks as one, with a key of its own.
+//! Callers that are no Millrace daemons, but speak the protocol with a key of their own.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_client::tls::Trust;
+use millrace_client::tls::CertificateTrust;
 use millrace_graft::identity::hex;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{Endpoint, EndpointConfig, TokioRuntime};
@@ -16,21 +16,21 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Serve
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 
-use super::Kind;
+use super::FaultedCarrier;
 
-/// For the other end to answer, or to close.
+/// Longest wait for the other end to answer or to close.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAME: &str = "millrace-graft";
 
-/// A key that nobody's settings name, unless they are made to.
-pub struct Identity {
-    /// As settings name it.
+/// A key that no settings name, unless they are changed.
+pub struct UnknownIdentity {
+    /// The key in the form of the settings.
     pub key: String,
     certificate: CertificateDer<'static>,
     private: Vec<u8>,
 }
 
-impl Identity {
+impl UnknownIdentity {
     pub fn new() -> anyhow::Result<Self> {
         let pair = rcgen::KeyPair::generate()?;
         let certificate = rcgen::CertificateParams::new([NAME.to_owned()])?.self_signed(&pair)?;
@@ -44,7 +44,7 @@ impl Identity {
     }
 
     fn client(&self, alpn: &[u8]) -> anyhow::Result<ClientConfig> {
-        let mut config = Trust::Anyone.client_config(&[alpn])?;
+        let mut config = CertificateTrust::Anyone.client_config(&[alpn])?;
         let provider = config.crypto_provider();
         let own = CertifiedKey::from_der(vec![self.certificate.clone()], self.private(), provider)?;
         config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(own));
@@ -59,27 +59,28 @@ impl Identity {
         Ok(config)
     }
 
-    /// One handshake, until the other end has ended it. From the calling thread's namespace.
-    pub fn call(&self, kind: Kind, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
+    /// Makes one handshake and waits until the other end has ended it, from the calling thread's namespace.
+    pub fn call(&self, kind: FaultedCarrier, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
         let config = self.client(alpn)?;
         match kind {
-            Kind::Quic => by_quic(at, config),
-            // To MPTCP's socket TCP is as good.
-            Kind::Tcp | Kind::Mptcp => by_tcp(at, config),
+            FaultedCarrier::Quic => call_by_quic(at, config),
+            // MPTCP's socket accepts plain TCP as well.
+            FaultedCarrier::Tcp | FaultedCarrier::Mptcp => call_by_tcp(at, config),
         }
     }
 
-    /// Takes whoever calls, for as long as the process lives. In the calling thread's namespace.
-    pub fn answer(&self, kind: Kind, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
+    /// Accepts all callers in the calling thread's namespace, for as long as the process lives.
+    pub fn answer(&self, kind: FaultedCarrier, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
         let config = self.server(alpn)?;
         match kind {
-            Kind::Quic => {
+            FaultedCarrier::Quic => {
                 let socket = UdpSocket::bind(at)?;
                 let config = quinn::ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(config)?));
                 std::thread::spawn(move || runtime().map(|it| it.block_on(take_quic(socket, config))));
             }
-            Kind::Tcp | Kind::Mptcp => {
-                let (listener, config) = (TcpListener::bind(at)?, Arc::new(config));
+            FaultedCarrier::Tcp | FaultedCarrier::Mptcp => {
+                let listener = TcpListener::bind(at)?;
+                let config = Arc::new(config);
                 std::thread::spawn(move || {
                     for stream in listener.incoming().map_while(Result::ok) {
                         let config = config.clone();
@@ -96,7 +97,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-fn by_quic(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
+fn call_by_quic(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
     let config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?));
     runtime()?.block_on(async {
         let endpoint = Endpoint::client(([0, 0, 0, 0], 0).into())?;
@@ -121,11 +122,11 @@ async fn take_quic(socket: UdpSocket, config: quinn::ServerConfig) -> anyhow::Re
     Ok(())
 }
 
-fn by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
+fn call_by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut tls = ClientConnection::new(Arc::new(config), ServerName::try_from(NAME)?)?;
-    // It fails: that is what is wanted.
+    // The handshake must fail.
     let mut both = rustls::Stream::new(&mut tls, &mut stream);
     let _ = both.read(&mut [0]);
     Ok(())
@@ -134,7 +135,7 @@ fn by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
 fn take_tcp(mut stream: TcpStream, config: Arc<ServerConfig>) {
     let Ok(mut tls) = ServerConnection::new(config) else { return };
     let _ = stream.set_read_timeout(Some(PATIENCE));
-    // An alert goes before it fails.
+    // An alert is sent before it fails.
     while tls.complete_io(&mut stream).is_ok_and(|(read, _)| read > 0) {}
     let _ = tls.write_tls(&mut stream);
 }

@@ -1,27 +1,30 @@
-//! Many new connections a second.
+//! The fault of many new connections per second.
 
 use std::time::Instant;
 
-use super::Case;
+use super::FaultCase;
 use super::daemons::note;
-use super::outcome::Outcome;
-use super::pair::{Pair, Setting};
-use super::strangers::{Held, SLACK};
-use super::traffic::{Load, Traffic, all_whole};
-use crate::bench::process::Process;
+use super::outcome::FaultOutcome;
+use super::pair::{FaultPair, Setting};
+use super::strangers::{HeldResources, SLACK};
+use super::traffic::{FaultTraffic, TrafficLoad, all_whole};
+use crate::bench::process::BenchProcess;
 
-/// Each way: what one asks, and what it is answered.
+/// Bytes each way: a request and its answer.
 const BYTES: u64 = 2048;
 const WAVES: usize = 3;
 
-pub fn connects(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
+pub fn connects(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair = FaultPair::new(&case.site, &Setting::from_kinds(&kinds))?;
     let daemons = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let (rate, connections) = (case.args.connects, case.args.connects * case.args.seconds);
-    let load = Load { connections, pause_us: 0, bytes: Some(BYTES), per_second: Some(rate) };
-    let (mut all, mut after) = (Vec::new(), Vec::new());
+    let traffic = FaultTraffic::new(&pair)?;
+    let rate = case.args.connects;
+    let connections = case.args.connects * case.args.seconds;
+    let load = TrafficLoad { connections, pause_us: 0, bytes: Some(BYTES), per_second: Some(rate) };
+    let mut all = Vec::new();
+    let mut after = Vec::new();
     for wave in 1..=WAVES {
         let start = Instant::now();
         let reports = traffic.whole(load)?;
@@ -35,9 +38,10 @@ pub fn connects(case: &Case<'_>) -> anyhow::Result<Outcome> {
             .push(format!("wave {wave}: {rate:.0} a second, then client {}, server {}", held[0], held[1]));
         after.push(held);
     }
-    // Pools may be larger after the first; what grows with each is a leak.
+    // Pools may be larger after the first wave. Memory that grows with each wave is a leak.
     for (name, end) in [("client", 0), ("server", 1)] {
-        let (second, last) = (after[1][end], after[WAVES - 1][end]);
+        let second = after[1][end];
+        let last = after[WAVES - 1][end];
         outcome.check(last.memory <= second.memory + SLACK, || {
             format!("{name}: memory grows: {second}, {last}")
         });
@@ -48,7 +52,7 @@ pub fn connects(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn held(daemons: &[Process; 2]) -> anyhow::Result<[Held; 2]> {
+fn held(daemons: &[BenchProcess; 2]) -> anyhow::Result<[HeldResources; 2]> {
     let [near, far] = daemons;
-    Ok([Held::by(near)?, Held::by(far)?])
+    Ok([HeldResources::by(near)?, HeldResources::by(far)?])
 }

@@ -1,4 +1,4 @@
-//! Daemons that are gone in mid-transfer, and come again.
+//! Faults of daemons that end during transfers and start again.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,54 +6,55 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
-use super::Case;
-use super::outcome::Outcome;
-use super::pair::{Pair, Setting, another_build, count, counted, flowing};
-use super::traffic::{Load, Traffic, all_reset, all_whole};
-use crate::bench::graft::host::{Host, LIMIT};
-use crate::bench::process::Process;
+use super::FaultCase;
+use super::outcome::FaultOutcome;
+use super::pair::{FaultPair, Setting, another_build, count, counted, flowing};
+use super::traffic::{FaultTraffic, TrafficLoad, all_reset, all_whole};
+use crate::bench::graft::host::{GraftHost, LIMIT};
+use crate::bench::process::BenchProcess;
 use crate::program::product;
 
-/// Whose daemon.
+/// The host whose daemon ends.
 #[derive(Clone, Copy, PartialEq)]
-pub enum End {
+pub enum FaultedHost {
     Client,
     Server,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum By {
-    /// SIGKILL, and it is away for a while.
+pub enum EndMethod {
+    /// SIGKILL, and a restart after a while.
     Kill,
-    /// SIGTERM, and it comes again at once.
+    /// SIGTERM, and a restart at once.
     Signal,
 }
 
 const BYTES: u64 = 300_000;
 
-pub fn gone(case: &Case<'_>, end: End, by: By) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
+pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair = FaultPair::new(&case.site, &Setting::from_kinds(&kinds))?;
     let [near, far] = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let before = traffic.begin(Load::steady(3))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let before = traffic.begin(TrafficLoad::steady(3))?;
     flowing(&pair, 1 << 20)?;
     let (host, gone, _stays) = match end {
-        End::Client => (&pair.client, near, far),
-        End::Server => (&pair.server, far, near),
+        FaultedHost::Client => (&pair.client, near, far),
+        FaultedHost::Server => (&pair.server, far, near),
     };
     let mut all = Vec::new();
     let mut unaware = None;
     match by {
-        By::Signal => drop(gone),
-        By::Kill => {
+        EndMethod::Signal => drop(gone),
+        EndMethod::Kill => {
             gone.kill()?;
-            // The other daemon may not know it yet: these are carried, in vain, or go in place.
-            unaware = Some(traffic.begin(Load::of(2, BYTES))?);
-            if end == End::Server {
+            // The other daemon may not have noticed yet: these connections are tunnelled in vain, or stay in place.
+            unaware = Some(traffic.begin(TrafficLoad::with_size(2, BYTES))?);
+            if end == FaultedHost::Server {
                 pair.wait("a cold carrier", || Ok(pair.state()? == "cold"))?;
             }
-            let meanwhile = traffic.whole(Load::of(3, BYTES))?;
+            let meanwhile = traffic.whole(TrafficLoad::with_size(3, BYTES))?;
             outcome.check(all_whole(&meanwhile), || "a connection was not whole while it was away".into());
             all.push(meanwhile);
         }
@@ -63,23 +64,25 @@ pub fn gone(case: &Case<'_>, end: End, by: By) -> anyhow::Result<Outcome> {
     let before = before.ended()?;
     outcome.check(all_reset(&before), || "a connection that was carried was not reset at the client".into());
     all.push(before);
-    all.extend(unaware.map(super::traffic::Batch::end).transpose()?);
+    all.extend(unaware.map(super::traffic::TrafficBatch::end).transpose()?);
     all.push(carried(&pair, &traffic, &mut outcome)?);
     traffic.end(all, &mut outcome)?;
     note(&pair, &mut outcome)?;
     Ok(outcome)
 }
 
-/// New connections are carried again, and whole. A pool has to be as large as they want first: those that it has no room for soon enough go in place.
+/// Checks that new connections are tunnelled again, and whole. The pool must first be large enough: connections that
+/// find no room in time stay in place.
 fn carried(
-    pair: &Pair<'_>,
-    traffic: &Traffic<'_>,
-    outcome: &mut Outcome,
+    pair: &FaultPair<'_>,
+    traffic: &FaultTraffic<'_>,
+    outcome: &mut FaultOutcome,
 ) -> anyhow::Result<super::end::Reports> {
-    let (start, mut all) = (Instant::now(), super::end::Reports::new());
+    let start = Instant::now();
+    let mut all = super::end::Reports::new();
     loop {
         let before = count(&pair.server, "ended/done")?;
-        let after = traffic.whole(Load::of(3, BYTES))?;
+        let after = traffic.whole(TrafficLoad::with_size(3, BYTES))?;
         outcome.check(all_whole(&after), || "a connection was not whole afterwards".into());
         all.extend(after);
         pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
@@ -91,31 +94,33 @@ fn carried(
     }
 }
 
-pub fn note(pair: &Pair<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub fn note(pair: &FaultPair<'_>, outcome: &mut FaultOutcome) -> anyhow::Result<()> {
     for (name, host) in [("client", &pair.client), ("server", &pair.server)] {
         outcome.counted.insert(name.to_owned(), counted(host)?);
     }
     Ok(())
 }
 
-/// Each daemon by another file of the program, which takes over what the one before has left in the kernel.
-pub fn upgraded(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
-    let (old, new) = (product()?, another_build(case.site.directory())?);
-    let _pins = [Pins::new(&pair.client)?, Pins::new(&pair.server)?];
-    let start = |host: &Host<'_>, program: &Path| {
-        let pins = Pins::of(host).join("graft");
+/// Replaces each daemon by another file of the program, which takes over the former daemon's kernel objects.
+pub fn upgraded(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair = FaultPair::new(&case.site, &Setting::from_kinds(&kinds))?;
+    let old = product()?;
+    let new = another_build(case.site.directory())?;
+    let _pins = [HostPins::new(&pair.client)?, HostPins::new(&pair.server)?];
+    let start = |host: &GraftHost<'_>, program: &Path| {
+        let pins = HostPins::path_on_host(host).join("graft");
         host.start_of(program, &["--persist", "--pins", &pins.to_string_lossy()])
     };
     let far = start(&pair.server, &old)?;
     let near = start(&pair.client, &old)?;
     pair.wait_warm()?;
-    let traffic = Traffic::new(&pair)?;
+    let traffic = FaultTraffic::new(&pair)?;
     let mut all = Vec::new();
-    let mut running: Vec<Process> = Vec::new();
+    let mut running: Vec<BenchProcess> = Vec::new();
     for (host, before) in [(&pair.server, far), (&pair.client, near)] {
-        let carried_before = traffic.begin(Load::steady(3))?;
+        let carried_before = traffic.begin(TrafficLoad::steady(3))?;
         flowing(&pair, 1 << 20)?;
         drop(before);
         running.push(start(host, &new).context("the other build does not start")?);
@@ -133,16 +138,16 @@ pub fn upgraded(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// A BPF file system of a host's own: what a daemon has left there goes with it.
-struct Pins(PathBuf);
+/// A BPF file system of one host, which is removed with everything that a daemon has left there.
+struct HostPins(PathBuf);
 
-impl Pins {
-    fn of(host: &Host<'_>) -> PathBuf {
+impl HostPins {
+    fn path_on_host(host: &GraftHost<'_>) -> PathBuf {
         host.directory.join("bpf")
     }
 
-    fn new(host: &Host<'_>) -> anyhow::Result<Self> {
-        let path = Self::of(host);
+    fn new(host: &GraftHost<'_>) -> anyhow::Result<Self> {
+        let path = Self::path_on_host(host);
         std::fs::create_dir(&path)?;
         let done = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(&path).output()?;
         ensure!(done.status.success(), "mount: {}", String::from_utf8_lossy(&done.stderr).trim());
@@ -150,7 +155,7 @@ impl Pins {
     }
 }
 
-impl Drop for Pins {
+impl Drop for HostPins {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }

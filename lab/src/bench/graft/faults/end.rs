@@ -1,8 +1,8 @@
-//! The applications of the matrix: a client and a server that know nothing of what is under them, as processes of their own. Each says what came of its end of
-//! every connection.
+//! The applications of the matrix: a client and a server, as processes that do not know how they are connected. Each
+//! reports the result at its end of every connection.
 //!
-//! Both ends send at once. Each end's bytes follow from the connection's number, so that the other knows every byte that is to come: also of a connection that is
-//! reset it is known whether what has come was the beginning of what was sent.
+//! Both ends send at once. Each end's bytes follow from the connection's number, so the other knows every byte in
+//! advance. This shows even after a reset whether the received bytes are the beginning of those sent.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,27 +18,27 @@ use parking_lot::Mutex;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-/// What is sent at once, at most.
+/// Most bytes that are sent at once.
 const PIECE: usize = 64 << 10;
-/// What a piece is before its length is drawn.
+/// Length of a connection's first message: its number, and how many bytes each end sends.
 const HEAD: usize = 16;
 /// The server's bytes are of other numbers than the client's.
 const SERVERS: u64 = 1 << 63;
-/// Of each socket: what an end has given to the kernel arrives soon, however slow what carries it.
+/// Size of each socket's buffers. A small buffer passes bytes on soon, even to a slow carrier.
 const BUFFER: usize = PIECE;
-/// After so much silence an end gives up: nobody has told it anything.
+/// Silence after which an end gives up.
 const SILENCE: Duration = Duration::from_secs(90);
-/// That are made at once at a rate.
+/// Connections that are made at the same time, at a rate.
 const MAKERS: usize = 32;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct EndArgs {
     #[command(subcommand)]
-    role: Role,
+    role: EndRole,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Role {
+enum EndRole {
     /// Takes connections until its input ends
     Serve {
         #[arg(long)]
@@ -69,25 +69,25 @@ enum Role {
 /// How one direction has ended, as the end that receives it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Came {
-    /// All of it, with the sender's hash.
+pub enum DirectionEnd {
+    /// Everything arrived, with the sender's hash.
     Whole,
     /// The kernel said that the connection was reset.
     Reset,
-    /// It has ended as if it were whole, and is not.
+    /// The connection ended early, without a reset.
     Short,
     /// Other bytes than were sent.
     Differs,
-    /// Nothing came for too long.
+    /// The connection was silent for too long.
     Silent,
-    /// It was not made.
+    /// The connection was not made.
     Refused,
 }
 
 /// One end of one connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Report {
-    pub came: Came,
+pub struct EndReport {
+    pub came: DirectionEnd,
     pub sent: u64,
     pub received: u64,
     pub sent_hash: String,
@@ -99,17 +99,17 @@ pub struct Report {
     pub own: Option<SocketAddr>,
 }
 
-pub type Reports = BTreeMap<u64, Report>;
+pub type Reports = BTreeMap<u64, EndReport>;
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &EndArgs) -> anyhow::Result<()> {
     let reports = match args.role {
-        Role::Serve { at, pause_us } => serve(at, Duration::from_micros(pause_us))?,
-        Role::Connect { to, connections, first, pause_us, bytes, per_second } => {
+        EndRole::Serve { at, pause_us } => serve(at, Duration::from_micros(pause_us))?,
+        EndRole::Connect { to, connections, first, pause_us, bytes, per_second } => {
             let pause = Duration::from_micros(pause_us);
-            let wanted = Wanted { to, pause, bytes, enough: Arc::default() };
+            let wanted = SendPlan { to, pause, bytes, enough: Arc::default() };
             match per_second {
-                None => wanted.at_once(first..first + connections),
-                Some(rate) => wanted.at_a_rate(first..first + connections, rate)?,
+                None => wanted.send_at_once(first..first + connections),
+                Some(rate) => wanted.send_at_rate(first..first + connections, rate)?,
             }
         }
     };
@@ -124,13 +124,15 @@ fn wait_for_end_of_input() {
 fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     let listener = TcpListener::bind(at).with_context(|| at.to_string())?;
     println!("ready");
-    let (reports, (said, done)) = (Arc::new(Mutex::new(Reports::new())), mpsc::channel::<()>());
+    let reports = Arc::new(Mutex::new(Reports::new()));
+    let (said, done) = mpsc::channel::<()>();
     let taken = reports.clone();
     // It ends with the process.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else { continue };
-            let (reports, said) = (taken.clone(), said.clone());
+            let reports = taken.clone();
+            let said = said.clone();
             std::thread::spawn(move || {
                 answer(&stream, pause, &reports);
                 drop(said);
@@ -138,7 +140,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
         }
     });
     wait_for_end_of_input();
-    // Those that are open say what became of them.
+    // Open connections must still report their results.
     let start = Instant::now();
     while reports.lock().values().any(|report| report.pause_ms < 0.0) && start.elapsed() < SILENCE {
         let _ = done.recv_timeout(Duration::from_millis(20));
@@ -148,7 +150,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     Ok(reports)
 }
 
-/// One that has said who it is stands among the reports from then on, as silent.
+/// Serves a connection. It is reported as silent from its first message until its end.
 fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let mut head = [0; HEAD];
     let _ = stream.set_read_timeout(Some(SILENCE));
@@ -156,39 +158,40 @@ fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
         return;
     }
     let [id, most] = [0, 8].map(|at| head[at..].first_chunk().copied().map_or(0, u64::from_be_bytes));
-    let open = Report { pause_ms: -1.0, ..Report::of(Came::Silent) };
+    let open = EndReport { pause_ms: -1.0, ..EndReport::from_outcome(DirectionEnd::Silent) };
     reports.lock().insert(id, open);
     // Until the client has said all. What is counted is sent at once.
-    let (enough, most) = (AtomicBool::new(false), (most > 0).then_some(most));
+    let enough = AtomicBool::new(false);
+    let most = (most > 0).then_some(most);
     let pause = most.map_or(pause, |_| Duration::ZERO);
-    let sending = Sending { seed: id | SERVERS, most, pause, enough: &enough };
+    let sending = SendingSide { seed: id | SERVERS, most, pause, enough: &enough };
     let report = both(stream, &sending, id);
     reports.lock().insert(id, report);
 }
 
 #[derive(Clone)]
-struct Wanted {
+struct SendPlan {
     to: SocketAddr,
     pause: Duration,
     bytes: Option<u64>,
     enough: Arc<AtomicBool>,
 }
 
-impl Wanted {
-    fn one(&self, id: u64) -> Report {
+impl SendPlan {
+    fn one(&self, id: u64) -> EndReport {
         let connected = TcpStream::connect_timeout(&self.to, SILENCE);
-        let Ok(stream) = connected else { return Report::of(Came::Refused) };
+        let Ok(stream) = connected else { return EndReport::from_outcome(DirectionEnd::Refused) };
         let most = self.bytes.unwrap_or(0);
         let head: Vec<u8> = [id, most].into_iter().flat_map(u64::to_be_bytes).collect();
         let _ = stream.set_read_timeout(Some(SILENCE));
         if { &stream }.write_all(&head).is_err() {
-            return Report::of(Came::Reset);
+            return EndReport::from_outcome(DirectionEnd::Reset);
         }
-        let sending = Sending { seed: id, most: self.bytes, pause: self.pause, enough: &self.enough };
+        let sending = SendingSide { seed: id, most: self.bytes, pause: self.pause, enough: &self.enough };
         both(&stream, &sending, id | SERVERS)
     }
 
-    fn at_once(&self, ids: std::ops::Range<u64>) -> Reports {
+    fn send_at_once(&self, ids: std::ops::Range<u64>) -> Reports {
         let enough = self.enough.clone();
         std::thread::spawn(move || {
             wait_for_end_of_input();
@@ -202,11 +205,13 @@ impl Wanted {
         })
     }
 
-    /// Each at its time, whatever becomes of those before, as far as there are threads for them.
-    fn at_a_rate(&self, ids: std::ops::Range<u64>, rate: u64) -> anyhow::Result<Reports> {
+    /// Makes each connection at its time, whatever the result of earlier ones, as far as there are threads.
+    fn send_at_rate(&self, ids: std::ops::Range<u64>, rate: u64) -> anyhow::Result<Reports> {
         ensure!(rate > 0 && self.bytes.is_some(), "a rate wants --bytes");
-        let (start, first) = (Instant::now(), ids.start);
-        let (next, reports) = (Mutex::new(ids), Mutex::new(Reports::new()));
+        let start = Instant::now();
+        let first = ids.start;
+        let next = Mutex::new(ids);
+        let reports = Mutex::new(Reports::new());
         std::thread::scope(|scope| {
             for _ in 0..MAKERS {
                 scope.spawn(|| {
@@ -224,30 +229,32 @@ impl Wanted {
     }
 }
 
-impl Report {
-    fn of(came: Came) -> Self {
-        let (sent_hash, received_hash) = (String::new(), String::new());
+impl EndReport {
+    fn from_outcome(came: DirectionEnd) -> Self {
+        let sent_hash = String::new();
+        let received_hash = String::new();
         Self { came, sent: 0, received: 0, sent_hash, received_hash, pause_ms: 0.0, peer: None, own: None }
     }
 }
 
-/// Both directions, until both have ended.
-fn both(stream: &TcpStream, sending: &Sending<'_>, theirs: u64) -> Report {
-    let (peer, own) = (stream.peer_addr().ok(), stream.local_addr().ok());
+/// Runs both directions until both have ended.
+fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport {
+    let peer = stream.peer_addr().ok();
+    let own = stream.local_addr().ok();
     let _ = stream.set_nodelay(true).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
     let _ = setsockopt(stream, sockopt::SndBuf, &BUFFER)
         .and_then(|()| setsockopt(stream, sockopt::RcvBuf, &BUFFER));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| sending.run(stream, &is_over));
-        let mut receiving = Receiving::new(theirs);
+        let mut receiving = ReceivingSide::new(theirs);
         let came = receiving.run(stream);
-        // The server has enough when the client has; a client that hears nothing more does not send on.
+        // The server has enough when the client has. A client that receives nothing more stops sending.
         is_over.store(true, Ordering::Relaxed);
         let (sent, sent_hash, failed) = sent.join().unwrap_or_default();
         let came = with_both_directions(came, failed);
         let received_hash = hex(receiving.hash.finish().as_ref());
-        Report {
+        EndReport {
             came,
             sent,
             received: receiving.received,
@@ -260,30 +267,36 @@ fn both(stream: &TcpStream, sending: &Sending<'_>, theirs: u64) -> Report {
     })
 }
 
-/// The kernel says once that a connection was reset, to whichever direction asks first; the other then reads an end. It says so only where no end had come before:
-/// behind one, a reset is a broken pipe to who sends. So a stream that was ended early, and then reset, stays short.
-fn with_both_directions(came: Came, failed: Option<ErrorKind>) -> Came {
+/// Combines both directions. The kernel reports a reset once, to the direction that asks first; the other then reads an
+/// end. After an end it reports no reset: the sender gets a broken pipe. A stream that ended early and was then reset
+/// stays short.
+fn with_both_directions(came: DirectionEnd, failed: Option<ErrorKind>) -> DirectionEnd {
     match (came, failed) {
-        // Nobody has taken what it had to say.
-        (Came::Whole | Came::Short, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)) => Came::Silent,
-        (Came::Short, Some(ErrorKind::ConnectionReset)) | (Came::Whole, Some(_)) => Came::Reset,
+        // The other end has not read the bytes that were sent.
+        (DirectionEnd::Whole | DirectionEnd::Short, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)) => {
+            DirectionEnd::Silent
+        }
+        (DirectionEnd::Short, Some(ErrorKind::ConnectionReset)) | (DirectionEnd::Whole, Some(_)) => {
+            DirectionEnd::Reset
+        }
         _ => came,
     }
 }
 
-struct Sending<'a> {
+struct SendingSide<'a> {
     seed: u64,
     most: Option<u64>,
     pause: Duration,
     enough: &'a AtomicBool,
 }
 
-impl Sending<'_> {
-    /// How much was given to the kernel, its hash, and why not all of it was taken, with the end.
+impl SendingSide<'_> {
+    /// Returns the bytes that were given to the kernel, their hash, and the error if not all were taken.
     fn run(&self, mut to: &TcpStream, is_over: &AtomicBool) -> (u64, String, Option<ErrorKind>) {
         let has_enough = || self.enough.load(Ordering::Relaxed) || is_over.load(Ordering::Relaxed);
-        let (mut noise, mut hash, mut sent) =
-            (Noise::new(self.seed), digest::Context::new(&digest::SHA256), 0);
+        let mut noise = Noise::new(self.seed);
+        let mut hash = digest::Context::new(&digest::SHA256);
+        let mut sent = 0;
         while self.most.map_or_else(|| !has_enough(), |most| sent < most) {
             let left = self.most.map_or(u64::MAX, |most| most - sent);
             let piece = noise.piece(left);
@@ -302,7 +315,7 @@ impl Sending<'_> {
     }
 }
 
-struct Receiving {
+struct ReceivingSide {
     noise: Noise,
     hash: digest::Context,
     received: u64,
@@ -310,40 +323,45 @@ struct Receiving {
     latest: Option<Instant>,
 }
 
-impl Receiving {
+impl ReceivingSide {
     fn new(seed: u64) -> Self {
-        let (noise, hash) = (Noise::new(seed), digest::Context::new(&digest::SHA256));
+        let noise = Noise::new(seed);
+        let hash = digest::Context::new(&digest::SHA256);
         Self { noise, hash, received: 0, pause: Duration::ZERO, latest: None }
     }
 
-    fn run(&mut self, mut from: &TcpStream) -> Came {
+    fn run(&mut self, mut from: &TcpStream) -> DirectionEnd {
         match self.all(&mut from) {
             Ok(came) => came,
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Came::Short,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Came::Silent,
-            Err(_) => Came::Reset,
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => DirectionEnd::Short,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                DirectionEnd::Silent
+            }
+            Err(_) => DirectionEnd::Reset,
         }
     }
 
-    fn all(&mut self, from: &mut impl Read) -> io::Result<Came> {
-        let (mut head, mut piece) = ([0; 4], vec![0; PIECE]);
+    fn all(&mut self, from: &mut impl Read) -> io::Result<DirectionEnd> {
+        let mut head = [0; 4];
+        let mut piece = vec![0; PIECE];
         loop {
             self.fill(from, &mut head)?;
             let length = u32::from_be_bytes(head) as usize;
             if length == 0 {
                 return self.end(from);
             }
-            let Some(piece) = piece.get_mut(..length) else { return Ok(Came::Differs) };
+            let Some(piece) = piece.get_mut(..length) else { return Ok(DirectionEnd::Differs) };
             if !self.take(from, piece)? {
-                return Ok(Came::Differs);
+                return Ok(DirectionEnd::Differs);
             }
         }
     }
 
-    /// Also of a piece that does not come whole each byte is looked at.
+    /// Compares every byte, even of an incomplete piece.
     fn take(&mut self, from: &mut impl Read, piece: &mut [u8]) -> io::Result<bool> {
-        let (wanted, mut at) = (self.noise.piece(u64::MAX), 0);
-        // The last one of so many bytes is shorter.
+        let wanted = self.noise.piece(u64::MAX);
+        let mut at = 0;
+        // The last piece of a limited stream is shorter.
         while at < piece.len() {
             let got = self.read(from, &mut piece[at..])?;
             let is_same = wanted.get(at..at + got) == piece.get(at..at + got);
@@ -357,12 +375,12 @@ impl Receiving {
         Ok(true)
     }
 
-    fn end(&mut self, from: &mut impl Read) -> io::Result<Came> {
+    fn end(&mut self, from: &mut impl Read) -> io::Result<DirectionEnd> {
         let mut theirs = [0; digest::SHA256_OUTPUT_LEN];
         self.fill(from, &mut theirs)?;
         let is_same = self.hash.clone().finish().as_ref() == theirs;
         let is_over = from.read(&mut [0])? == 0;
-        Ok(if is_same && is_over { Came::Whole } else { Came::Differs })
+        Ok(if is_same && is_over { DirectionEnd::Whole } else { DirectionEnd::Differs })
     }
 
     fn fill(&mut self, from: &mut impl Read, buffer: &mut [u8]) -> io::Result<()> {
@@ -386,7 +404,7 @@ impl Receiving {
     }
 }
 
-/// Bytes that follow no pattern which a lost or doubled piece would keep, in pieces of any length.
+/// Random bytes in pieces of any length. They have no pattern that a lost or repeated piece would keep.
 struct Noise(fastrand::Rng);
 
 impl Noise {
@@ -407,10 +425,11 @@ impl Noise {
 mod tests {
     use super::*;
 
-    /// What one end has sent with this number, as bytes on the wire.
+    /// Returns the bytes on the wire that an end sends with this number.
     fn stream(seed: u64, pieces: usize) -> Vec<u8> {
-        let (mut noise, mut hash, mut wire) =
-            (Noise::new(seed), digest::Context::new(&digest::SHA256), Vec::new());
+        let mut noise = Noise::new(seed);
+        let mut hash = digest::Context::new(&digest::SHA256);
+        let mut wire = Vec::new();
         for _ in 0..pieces {
             let piece = noise.piece(u64::MAX);
             hash.update(&piece);
@@ -422,39 +441,39 @@ mod tests {
         wire
     }
 
-    fn came(seed: u64, wire: &[u8]) -> (Option<Came>, u64) {
-        let mut receiving = Receiving::new(seed);
+    fn came(seed: u64, wire: &[u8]) -> (Option<DirectionEnd>, u64) {
+        let mut receiving = ReceivingSide::new(seed);
         let came = receiving.all(&mut { wire });
         (came.ok(), receiving.received)
     }
 
     #[test]
-    fn whatever_is_wrong_with_a_stream_is_seen() {
+    fn altered_streams_are_recognised() {
         let whole = stream(7, 5);
         let length = (whole.len() - 5 * 4 - 4 - 32) as u64;
-        assert_eq!(came(7, &whole), (Some(Came::Whole), length));
-        assert_eq!(came(8, &whole).0, Some(Came::Differs), "of another connection");
+        assert_eq!(came(7, &whole), (Some(DirectionEnd::Whole), length));
+        assert_eq!(came(8, &whole).0, Some(DirectionEnd::Differs), "of another connection");
         for at in [4, 1000, whole.len() / 2, whole.len() - 1] {
             let mut changed = whole.clone();
             changed[at] ^= 1;
-            assert_eq!(came(7, &changed).0, Some(Came::Differs), "at {at}");
-            // Its end looks like the end of a whole one, and is none.
+            assert_eq!(came(7, &changed).0, Some(DirectionEnd::Differs), "at {at}");
+            // A shortened stream ends like a whole one, and must be recognised.
             assert_eq!(came(7, &whole[..at]).0, None, "cut at {at}");
         }
         let doubled = [&whole[..1000], &whole[900..]].concat();
-        assert_ne!(came(7, &doubled).0, Some(Came::Whole));
+        assert_ne!(came(7, &doubled).0, Some(DirectionEnd::Whole));
         let more = [&whole[..], &[0]].concat();
-        assert_eq!(came(7, &more).0, Some(Came::Differs));
+        assert_eq!(came(7, &more).0, Some(DirectionEnd::Differs));
     }
 
-    /// What an end says of a connection that was in full flow both ways when the other one did this.
-    fn said(then: impl FnOnce(TcpStream)) -> Came {
+    /// Returns how a connection ended that was in full flow both ways when the other end did this.
+    fn said(then: impl FnOnce(TcpStream)) -> DirectionEnd {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let sending = Sending { seed: 1, most: None, pause: Duration::ZERO, enough: &enough };
+            let sending = SendingSide { seed: 1, most: None, pause: Duration::ZERO, enough: &enough };
             let near = scope.spawn(move || both(&near, &sending, 7).came);
             (&far).write_all(&stream(7, 3)[..1000]).unwrap();
             (&far).read_exact(&mut [0; 10_000]).unwrap();
@@ -464,18 +483,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_told_from_an_early_end_whichever_direction_hears_it() {
+    fn reset_differs_from_an_early_end_in_either_direction() {
         for turn in 0..200 {
-            // What is unread when it is closed makes a reset of it.
+            // A socket that is closed with unread bytes sends a reset.
             let unread = |far: &TcpStream| far.peek(&mut [0]).unwrap();
             let reset = said(|far| assert_eq!(unread(&far), 1));
-            assert_eq!(reset, Came::Reset, "turn {turn}");
-            // Behind an end, too, and that comes too late.
+            assert_eq!(reset, DirectionEnd::Reset, "turn {turn}");
+            // A reset after the end comes too late.
             let ended = said(|far| {
                 far.shutdown(Shutdown::Write).unwrap();
                 unread(&far);
             });
-            assert_eq!(ended, Came::Short, "turn {turn}");
+            assert_eq!(ended, DirectionEnd::Short, "turn {turn}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `bench graft faults`: what becomes of carried connections when what carries them fails. Each row is one fault in a lab of its own, with a client and a server that
-//! know nothing of it, and bytes both ways of which each is looked at.
+//! `bench graft faults`: tunnelled connections while their carrier fails. Each row is one fault in a lab of its own. A
+//! client and a server know nothing of it, and check each byte in both directions.
 
 mod callers;
 mod crowd;
@@ -17,21 +17,21 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 
-use self::outcome::{Outcome, render};
+use self::outcome::{FaultOutcome, render};
 use crate::bench::at_once::at_once;
-use crate::bench::site::Site;
+use crate::bench::site::BenchSite;
 use crate::bench::table::write_json;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
-/// What a carrier is.
+/// Protocol of a carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub enum FaultedCarrier {
     Quic,
     Tcp,
     Mptcp,
 }
 
-impl Kind {
+impl FaultedCarrier {
     fn name(self) -> &'static str {
         match self {
             Self::Quic => "quic",
@@ -41,11 +41,11 @@ impl Kind {
     }
 }
 
-const ALL: &[Kind] = &[Kind::Quic, Kind::Tcp, Kind::Mptcp];
-const QUIC: &[Kind] = &[Kind::Quic];
+const ALL: &[FaultedCarrier] = &[FaultedCarrier::Quic, FaultedCarrier::Tcp, FaultedCarrier::Mptcp];
+const QUIC: &[FaultedCarrier] = &[FaultedCarrier::Quic];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Fault {
+enum InjectedFault {
     /// The client's daemon is killed, and started again
     ClientKilled,
     /// The server's daemon is killed, and started again
@@ -54,55 +54,59 @@ enum Fault {
     ClientRestarted,
     /// The server's daemon is ended, and started again
     ServerRestarted,
-    /// Both daemons persist, and are exchanged for another file of the program
+    /// Both daemons persist, and are replaced by another file of the program
     Upgraded,
     /// Carriers are cut, --cuts times, after a random number of bytes
     Cut,
-    /// Nothing passes for a while, but what is not a carrier
+    /// Every carrier packet is dropped for a while
     Blackhole,
-    /// Nothing passes any more, but what is not a carrier
+    /// Every carrier packet is dropped from then on
     Lost,
-    /// UDP does not pass any more: another kind of carrier has to
+    /// UDP is blocked from then on: another kind of carrier must be used
     UdpBlocked,
-    /// The client's address goes, and another way is there
+    /// The client's address is removed, and it has another route
     PathChange,
-    /// The server's address goes that its broker is called by, and its other one is there
+    /// The server's address that its broker is called by is removed, and it has a second one
     AddressChange,
-    /// A translator of addresses forgets what it knew
+    /// A translator of addresses loses its state
     NatRebinding,
-    /// Something on the way takes options of TCP off, MPTCP's too
+    /// A middlebox removes TCP options, MPTCP's too
     OptionsStripped,
-    /// Something on the way puts others in their place
+    /// A middlebox replaces TCP options
     OptionsForged,
-    /// Something on the way sends first packets once more
+    /// A middlebox sends first packets again
     OptionsReplayed,
-    /// The peer speaks another version of carriers
+    /// The peer speaks another version of the carriers' protocol
     OtherVersion,
     /// --connects connections a second, for --seconds
     Connects,
-    /// Somebody without a known key: handshakes, garbage, and a recorded carrier's beginning
+    /// A stranger without a known key sends handshakes, garbage, and a recorded carrier's beginning
     Stranger,
 }
 
-impl Fault {
+impl InjectedFault {
     fn name(self) -> String {
         clap::ValueEnum::to_possible_value(&self)
             .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    fn kinds(self) -> &'static [Kind] {
+    fn kinds(self) -> &'static [FaultedCarrier] {
         match self {
             Self::UdpBlocked => QUIC,
             _ => ALL,
         }
     }
 
-    fn make(self, case: &Case<'_>) -> anyhow::Result<Outcome> {
+    fn make(self, case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         match self {
-            Self::ClientKilled => daemons::gone(case, daemons::End::Client, daemons::By::Kill),
-            Self::ServerKilled => daemons::gone(case, daemons::End::Server, daemons::By::Kill),
-            Self::ClientRestarted => daemons::gone(case, daemons::End::Client, daemons::By::Signal),
-            Self::ServerRestarted => daemons::gone(case, daemons::End::Server, daemons::By::Signal),
+            Self::ClientKilled => daemons::gone(case, daemons::FaultedHost::Client, daemons::EndMethod::Kill),
+            Self::ServerKilled => daemons::gone(case, daemons::FaultedHost::Server, daemons::EndMethod::Kill),
+            Self::ClientRestarted => {
+                daemons::gone(case, daemons::FaultedHost::Client, daemons::EndMethod::Signal)
+            }
+            Self::ServerRestarted => {
+                daemons::gone(case, daemons::FaultedHost::Server, daemons::EndMethod::Signal)
+            }
             Self::Upgraded => daemons::upgraded(case),
             Self::Cut => ways::cut(case),
             Self::Blackhole => ways::blackhole(case),
@@ -122,78 +126,84 @@ impl Fault {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Faults; without, all
+pub struct FaultArgs {
+    /// Faults to measure; all of them by default
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
-    only: Vec<Fault>,
-    /// Kinds of carriers; without, all
+    only: Vec<InjectedFault>,
+    /// Kinds of carriers to measure; all of them by default
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND")]
-    carriers: Vec<Kind>,
-    /// Times that carriers are cut, of each kind
+    carriers: Vec<FaultedCarrier>,
+    /// Number of times that carriers of each kind are cut
     #[arg(long, default_value_t = 200)]
     cuts: u64,
     /// New connections a second
     #[arg(long, default_value_t = 1000)]
     connects: u64,
-    /// Of such connections
+    /// Length of the test with new connections
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Of what is random
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Rows at once, each in a lab of its own
+    /// Rows measured at the same time, each in a lab of its own
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// One row that is to be made.
-struct Case<'a> {
-    args: &'a Args,
-    site: Site,
-    fault: Fault,
-    kind: Kind,
+/// One row to be made.
+struct FaultCase<'a> {
+    args: &'a FaultArgs,
+    site: BenchSite,
+    fault: InjectedFault,
+    kind: FaultedCarrier,
 }
 
-impl Case<'_> {
-    fn outcome(&self) -> Outcome {
-        Outcome::new(&self.fault.name(), self.kind.name())
+impl FaultCase<'_> {
+    fn outcome(&self) -> FaultOutcome {
+        FaultOutcome::new(&self.fault.name(), self.kind.name())
     }
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &FaultArgs) -> anyhow::Result<()> {
     ensure!(args.cuts > 0 && args.labs > 0, "--cuts and --labs are at least 1");
     ensure!(args.connects > 0 && args.seconds > 0, "--connects and --seconds are at least 1");
-    let wanted = |kind: &Kind| args.carriers.is_empty() || args.carriers.contains(kind);
+    let wanted = |kind: &FaultedCarrier| args.carriers.is_empty() || args.carriers.contains(kind);
     let faults = clap::ValueEnum::value_variants().iter().copied();
     let faults = faults.filter(|fault| args.only.is_empty() || args.only.contains(fault));
-    let rows = |fault: Fault| fault.kinds().iter().copied().filter(wanted).map(move |kind| (fault, kind));
-    let jobs: Vec<(Fault, Kind)> = faults.flat_map(rows).collect();
+    let rows =
+        |fault: InjectedFault| fault.kinds().iter().copied().filter(wanted).map(move |kind| (fault, kind));
+    let jobs: Vec<(InjectedFault, FaultedCarrier)> = faults.flat_map(rows).collect();
     ensure!(!jobs.is_empty(), "none of these faults has such a carrier");
-    let progress = Progress::of_lanes(jobs.len(), args.labs);
-    let rows = at_once(args.labs, &jobs, |job| made(args, *job, &progress))?;
+    let progress = BenchProgress::with_lanes(jobs.len(), args.labs);
+    let rows = at_once(args.labs, &jobs, |(fault, kind)| made(args, *fault, *kind, &progress))?;
     drop(progress);
     print!("{}", render(&rows));
     let json = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
-    let wrong: Vec<_> = rows.iter().filter(|row| !row.wrong.is_empty()).map(Outcome::label).collect();
+    let wrong: Vec<_> = rows.iter().filter(|row| !row.wrong.is_empty()).map(FaultOutcome::label).collect();
     ensure!(wrong.is_empty(), "not as it should be: {}", wrong.join("; "));
     Ok(())
 }
 
-/// A fault that could not be made is a row as well: it has shown nothing.
-fn made(args: &Args, (fault, kind): (Fault, Kind), progress: &Progress) -> anyhow::Result<Outcome> {
+/// Makes a row. A fault that could not be made is a row as well, without a result.
+fn made(
+    args: &FaultArgs,
+    fault: InjectedFault,
+    kind: FaultedCarrier,
+    progress: &BenchProgress,
+) -> anyhow::Result<FaultOutcome> {
     let what = format!("{}, {}", fault.name(), kind.name());
-    let told = |row: Result<&Outcome, &anyhow::Error>| match row {
+    let told = |row: Result<&FaultOutcome, &anyhow::Error>| match row {
         Ok(row) if row.wrong.is_empty() => format!("{} whole, {} reset", row.whole, row.reset),
         Ok(row) => row.wrong.join("; "),
         Err(error) => format!("{error:#}"),
     };
-    let work = || -> anyhow::Result<Outcome> {
-        let site = Site::new(&pair::topology(fault == Fault::NatRebinding)).context("no lab")?;
-        let case = Case { args, site, fault, kind };
+    let work = || -> anyhow::Result<FaultOutcome> {
+        let site = BenchSite::new(&pair::topology(fault == InjectedFault::NatRebinding)).context("no lab")?;
+        let case = FaultCase { args, site, fault, kind };
         match fault.make(&case) {
             Ok(row) => Ok(row),
             Err(error) => {

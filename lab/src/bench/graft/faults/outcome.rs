@@ -1,39 +1,39 @@
-//! What became of a fault: a row of the matrix.
+//! The outcome of a fault: a row of the matrix.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::end::{Came, Report};
+use super::end::{DirectionEnd, EndReport};
 use crate::bench::table::columns;
 
 #[derive(Debug, Default, Serialize)]
-pub struct Outcome {
+pub struct FaultOutcome {
     pub fault: String,
     pub carrier: String,
-    /// Times that it was made.
+    /// Number of runs of the fault.
     pub runs: u64,
     pub connections: u64,
-    /// That arrived, both ways.
+    /// Bytes that arrived, both ways.
     pub bytes: u64,
-    /// Connections of which both ends have all bytes of the other, by both hashes.
+    /// Connections whose ends both have all bytes of the other, by both hashes.
     pub whole: u64,
-    /// Connections that were reset, with both ends told. What had come until then was the beginning of what was sent.
+    /// Connections that were reset, which both ends saw. The bytes until then were the beginning of those sent.
     pub reset: u64,
-    /// Of those that are whole: connections that the client's broker made in place, from a port of its own.
+    /// Whole connections that the client's broker made in place, from a port of its own.
     pub by_broker: u64,
-    /// The longest time in which nothing came at one end of a connection that was whole.
+    /// The longest time without data at one end of a whole connection.
     pub longest_pause_ms: f64,
-    /// What the daemons' status counted, by host.
+    /// Counters of the daemons' status, by host.
     pub counted: BTreeMap<String, BTreeMap<String, u64>>,
-    /// What else was seen.
+    /// Other observations.
     pub seen: Vec<String>,
-    /// What must not be. Empty where the row is as it should be.
+    /// Errors. It is empty if the row is as it should be.
     pub wrong: Vec<String>,
 }
 
-impl Outcome {
+impl FaultOutcome {
     pub fn new(fault: &str, carrier: &str) -> Self {
         Self { fault: fault.to_owned(), carrier: carrier.to_owned(), runs: 1, ..Self::default() }
     }
@@ -48,16 +48,18 @@ impl Outcome {
         }
     }
 
-    /// One connection, by what both ends say of it.
-    pub fn note(&mut self, id: u64, near: &Report, far: Option<&Report>) {
+    /// Notes one connection, as both ends report it.
+    pub fn note(&mut self, id: u64, near: &EndReport, far: Option<&EndReport>) {
         self.connections += 1;
         self.bytes += near.received + far.map_or(0, |far| far.received);
         match (near.came, far.map(|far| far.came)) {
-            (Came::Whole, Some(Came::Whole)) => {
+            (DirectionEnd::Whole, Some(DirectionEnd::Whole)) => {
                 self.note_whole(id, near, far);
             }
-            // A server that has not heard whose it is has nothing to say of it.
-            (Came::Reset | Came::Refused, Some(Came::Reset) | None) => self.reset += 1,
+            // A server that has not received the connection's number has no report of it.
+            (DirectionEnd::Reset | DirectionEnd::Refused, Some(DirectionEnd::Reset) | None) => {
+                self.reset += 1
+            }
             (near, far) => {
                 let far = far.map_or_else(|| "nothing".to_owned(), |far| format!("{far:?}"));
                 self.wrong.push(format!("connection {id}: {near:?} at the client, {far} at the server"));
@@ -65,16 +67,17 @@ impl Outcome {
         }
     }
 
-    fn note_whole(&mut self, id: u64, near: &Report, far: Option<&Report>) {
+    fn note_whole(&mut self, id: u64, near: &EndReport, far: Option<&EndReport>) {
         let Some(far) = far else { return };
         let is_same =
-            |from: &Report, to: &Report| from.sent == to.received && from.sent_hash == to.received_hash;
+            |from: &EndReport, to: &EndReport| from.sent == to.received && from.sent_hash == to.received_hash;
         self.longest_pause_ms = self.longest_pause_ms.max(near.pause_ms).max(far.pause_ms);
         match is_same(near, far) && is_same(far, near) {
             true => self.whole += 1,
             false => self.wrong.push(format!("connection {id}: other hashes at both ends")),
         }
-        // The true ends, whatever is between. What a broker brings in place since its peer does not carry it is from another port.
+        // Addresses of the true ends, without brokers. A connection that the broker makes in place has another port,
+        // since its peer does not tunnel it.
         let address = |at: Option<SocketAddr>| at.map(|at| at.ip());
         if address(near.own) != address(far.peer) || near.peer != far.own {
             self.wrong.push(format!("connection {id}: {:?} is {:?} at the other end", near.own, far.peer));
@@ -91,7 +94,7 @@ impl Outcome {
     }
 }
 
-pub fn render(rows: &[Outcome]) -> String {
+pub fn render(rows: &[FaultOutcome]) -> String {
     let head = [
         "fault",
         "carrier",
@@ -137,8 +140,8 @@ pub fn render(rows: &[Outcome]) -> String {
 mod tests {
     use super::*;
 
-    fn report(came: Came, sent: &str, received: &str) -> Report {
-        Report {
+    fn report(came: DirectionEnd, sent: &str, received: &str) -> EndReport {
+        EndReport {
             came,
             sent: sent.len() as u64,
             received: received.len() as u64,
@@ -151,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_both_ends_know_is_as_it_should_be() {
-        use Came::{Differs, Refused, Reset, Short, Silent, Whole};
+    fn connection_known_to_one_end_only_is_wrong() {
+        use DirectionEnd::{Differs, Refused, Reset, Short, Silent, Whole};
         let table = [
             (report(Whole, "a", "b"), Some(report(Whole, "b", "a")), (1, 0, 0)),
             (report(Whole, "a", "b"), Some(report(Whole, "b", "c")), (0, 0, 1)),
@@ -164,7 +167,7 @@ mod tests {
             (report(Differs, "a", ""), Some(report(Reset, "", "a")), (0, 0, 1)),
         ];
         for (near, far, (whole, reset, wrong)) in table {
-            let mut outcome = Outcome::new("test", "none");
+            let mut outcome = FaultOutcome::new("test", "none");
             outcome.note(7, &near, far.as_ref());
             assert_eq!(
                 (outcome.whole, outcome.reset, outcome.wrong.len()),

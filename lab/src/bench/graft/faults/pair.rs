@@ -1,5 +1,5 @@
-//! Two hosts with daemons, between which connections are carried, and a third that is a stranger to both. There are two ways from the one to the other: a link, and
-//! by the stranger.
+//! Two hosts with daemons that tunnel connections between them, and a stranger. There are two ways from one host to the
+//! other: a link, and through the stranger.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,19 +9,20 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::Kind;
-use crate::bench::graft::host::{Host, wait};
-use crate::bench::process::Process;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
-use crate::lab::{Node, Topology};
+use super::FaultedCarrier;
+use crate::bench::graft::host::{GraftHost, wait};
+use crate::bench::process::BenchProcess;
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
+use crate::lab::{LabNode, Topology};
 use crate::program::product;
 
 pub const CARRIERS: u16 = 9188;
 pub const PORT: u16 = 7100;
-/// Of the other way, which the stranger forwards.
+/// The link of the other route, which the stranger forwards on.
 pub const DETOUR: &str = "pub-sub1";
 
-/// What [`Pair`] is made in. Without offloads the kernel does not mend the checksums of datagrams sent at once whose ports a translator has changed.
+/// Returns the topology of a [`FaultPair`]. Without offloads the kernel does not repair the checksums of datagrams sent at
+/// once whose ports a translator has changed.
 pub fn topology(offloads: bool) -> Topology {
     let mut topology = Topology::standard(1, 1);
     topology.offloads = offloads;
@@ -29,49 +30,50 @@ pub fn topology(offloads: bool) -> Topology {
     topology
 }
 
-pub struct Pair<'a> {
-    pub client: Host<'a>,
-    pub server: Host<'a>,
-    pub stranger: &'a Node,
-    /// What the client's and the server's key are known by.
+pub struct FaultPair<'a> {
+    pub client: GraftHost<'a>,
+    pub server: GraftHost<'a>,
+    pub stranger: &'a LabNode,
+    /// Public keys of client and server.
     keys: [String; 2],
 }
 
-/// What is not as it usually is.
+/// Settings that differ from the usual ones.
 pub struct Setting<'a> {
-    pub kinds: &'a [Kind],
-    /// Of `[carry]` at the client's end.
+    pub kinds: &'a [FaultedCarrier],
+    /// Lines of `[carry]` at the client's end.
     pub more: &'a str,
-    /// Where the server's broker is called; without, at its address on the link.
+    /// Addresses where the server's broker is called; if empty, its address on the link.
     pub carry: Vec<SocketAddr>,
-    /// What the server's key is said to be, if not what it is.
+    /// The server's key in the client's settings, if it is to be a wrong one.
     pub key: Option<&'a str>,
-    /// A port whose connections are not carried, and of which both ends agree by options of TCP.
+    /// A port whose connections are not tunnelled; both ends agree on them by TCP options.
     pub in_place: Option<u16>,
 }
 
 impl<'a> Setting<'a> {
-    pub fn of(kinds: &'a [Kind]) -> Self {
+    pub fn from_kinds(kinds: &'a [FaultedCarrier]) -> Self {
         Self { kinds, more: "", carry: Vec::new(), key: None, in_place: None }
     }
 }
 
-impl<'a> Pair<'a> {
-    pub fn new(site: &'a Site, setting: &Setting<'_>) -> anyhow::Result<Self> {
-        let host = |name, node| Host::new(name, node, &site.directory().join(name));
-        let (client, server) = (host("client", site.subscribers()?)?, host("server", site.relay()?)?);
+impl<'a> FaultPair<'a> {
+    pub fn new(site: &'a BenchSite, setting: &Setting<'_>) -> anyhow::Result<Self> {
+        let host = |name, node| GraftHost::new(name, node, &site.directory().join(name));
+        let client = host("client", site.subscribers()?)?;
+        let server = host("server", site.relay()?)?;
         let keys = [client.key()?, server.key()?];
         let pair = Self { client, server, stranger: site.node("pub")?, keys };
         pair.configure(setting, 0)?;
         Ok(pair)
     }
 
-    /// The server's, on the link.
+    /// Returns the server's address on the link.
     pub fn address(&self) -> anyhow::Result<IpAddr> {
         address(self.server.node, SUBSCRIBERS_LINK)
     }
 
-    /// The server's other one.
+    /// Returns the server's other address.
     pub fn other_address(&self) -> anyhow::Result<IpAddr> {
         address(self.server.node, crate::bench::site::PUBLISHER_LINK)
     }
@@ -80,7 +82,7 @@ impl<'a> Pair<'a> {
         Ok(SocketAddr::new(self.address()?, port))
     }
 
-    /// With another `turn`, peers' entries are others, and carriers to them are made anew.
+    /// Configures both ends. Another `turn` changes the peers' entries, so that carriers to them are made again.
     pub fn configure(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         self.configure_client(setting, turn)?;
         self.configure_server(setting, turn)
@@ -107,7 +109,7 @@ impl<'a> Pair<'a> {
     pub fn configure_server(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         let [key, _] = &self.keys;
         let addresses = self.client.node.interfaces().iter().map(|interface| interface.v4);
-        // By any of its addresses.
+        // The server listens on all of its addresses.
         self.server.configure(&format!(
             "[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = {}\nlisten = \"0.0.0.0:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
              key = \"{key}\"\naddresses = {}\nmin-cpus = {turn}\n{}",
@@ -117,20 +119,20 @@ impl<'a> Pair<'a> {
         ))
     }
 
-    /// Both daemons, the client's first, with a warm carrier.
-    pub fn start(&self) -> anyhow::Result<[Process; 2]> {
+    /// Starts both daemons, the client's first, and waits for a warm carrier.
+    pub fn start(&self) -> anyhow::Result<[BenchProcess; 2]> {
         let far = self.server.start()?;
         let near = self.client.start()?;
         self.wait_warm()?;
         Ok([near, far])
     }
 
-    /// How long that took.
+    /// Waits for a warm carrier, and returns how long that took.
     pub fn wait_warm(&self) -> anyhow::Result<Duration> {
         self.wait("a warm carrier", || Ok(self.state()? == "warm"))
     }
 
-    /// Of the carrier that is used.
+    /// Returns the state of the carrier in use.
     pub fn state(&self) -> anyhow::Result<String> {
         self.carrier(0, "state")?.context("no carriers in the status")
     }
@@ -139,14 +141,14 @@ impl<'a> Pair<'a> {
         Ok(self.carrier(0, "carrier")?.unwrap_or_default())
     }
 
-    /// What the client's status says of one of its carriers: that which is used is the first.
+    /// Returns a field of one of the client's carriers from its status. The carrier in use is the first.
     pub fn carrier(&self, at: usize, what: &str) -> anyhow::Result<Option<String>> {
         let status = self.client.status()?;
         let said = status.pointer(&format!("/status/carry/carriers/{at}/{what}")).and_then(Value::as_str);
         Ok(said.map(str::to_owned))
     }
 
-    /// Nothing is carried any more.
+    /// Waits until no connection is tunnelled any more.
     pub fn wait_for_end(&self) -> anyhow::Result<Duration> {
         self.wait("the end", || {
             Ok(count(&self.client, "connections")? + count(&self.server, "connections")? == 0)
@@ -159,25 +161,25 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Of what is carried.
-pub fn count(host: &Host<'_>, what: &str) -> anyhow::Result<u64> {
+/// Returns a counter of tunnelled connections.
+pub fn count(host: &GraftHost<'_>, what: &str) -> anyhow::Result<u64> {
     let status = host.status()?;
     Ok(status.pointer(&format!("/status/carry/{what}")).and_then(Value::as_u64).unwrap_or_default())
 }
 
-/// What the client's daemon has read of applications and given to them.
-pub fn moved(pair: &Pair<'_>) -> anyhow::Result<u64> {
+/// Returns the bytes that the client's daemon has read from applications and written to them.
+pub fn moved(pair: &FaultPair<'_>) -> anyhow::Result<u64> {
     Ok(count(&pair.client, "sent_bytes")? + count(&pair.client, "received_bytes")?)
 }
 
-/// Until so many more bytes have been carried.
-pub fn flowing(pair: &Pair<'_>, bytes: u64) -> anyhow::Result<()> {
+/// Waits until so many more bytes have been tunnelled.
+pub fn flowing(pair: &FaultPair<'_>, bytes: u64) -> anyhow::Result<()> {
     let before = moved(pair)?;
     pair.wait("traffic", || Ok(moved(pair)? >= before + bytes)).map(drop)
 }
 
-/// What became of connections, and other things that an operator would look at; nothing that is zero.
-pub fn counted(host: &Host<'_>) -> anyhow::Result<BTreeMap<String, u64>> {
+/// Returns the results of connections, and other counters that an operator would check, without zeros.
+pub fn counted(host: &GraftHost<'_>) -> anyhow::Result<BTreeMap<String, u64>> {
     let status = host.status()?;
     let carry = status.pointer("/status/carry").context("no carry in the status")?;
     let numbers = |value: &Value| {
@@ -191,7 +193,7 @@ pub fn counted(host: &Host<'_>) -> anyhow::Result<BTreeMap<String, u64>> {
     Ok(all)
 }
 
-pub fn address(node: &Node, link: &str) -> anyhow::Result<IpAddr> {
+pub fn address(node: &LabNode, link: &str) -> anyhow::Result<IpAddr> {
     let interface = node.interface(link).with_context(|| format!("{} is not on {link}", node.name()))?;
     Ok(interface.v4.into())
 }
@@ -211,20 +213,20 @@ fn rules(side: &str, setting: &Setting<'_>) -> String {
     carried + &in_place.unwrap_or_default()
 }
 
-/// A program on a host, which has to succeed.
-pub fn run(node: &Node, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+/// Runs a program on a host, and fails if it fails.
+pub fn run(node: &LabNode, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let output = node.command(program).args(arguments).output().with_context(|| program.to_owned())?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), errors.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Rules of nftables on a host, until it is dropped: what stands between it and others.
-pub struct Middlebox<'a>(&'a Node);
+/// nftables rules of a middlebox, on a host between others, until it is dropped.
+pub struct Middlebox<'a>(&'a LabNode);
 
 impl<'a> Middlebox<'a> {
-    /// Of what comes (`prerouting`) or goes (`postrouting`).
-    pub fn new(node: &'a Node, rules: &[(&str, String)]) -> anyhow::Result<Self> {
+    /// Applies rules to incoming (`prerouting`) or outgoing (`postrouting`) packets.
+    pub fn new(node: &'a LabNode, rules: &[(&str, String)]) -> anyhow::Result<Self> {
         let nft = |line: &str| run(node, "nft", &[line]);
         nft("add table inet faults")?;
         let it = Self(node);
@@ -244,7 +246,7 @@ impl Drop for Middlebox<'_> {
     }
 }
 
-/// The program itself, as another file.
+/// Copies the program to another file.
 pub fn another_build(directory: &Path) -> anyhow::Result<std::path::PathBuf> {
     let path = directory.join("millrace-other");
     std::fs::copy(product()?, &path)?;

@@ -1,4 +1,4 @@
-//! What a middlebox has seen, and sends once more.
+//! Packets that a middlebox records and sends again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,35 +8,36 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 
-use super::Kind;
-use super::pair::{CARRIERS, Pair};
+use super::FaultedCarrier;
+use super::pair::{CARRIERS, FaultPair};
 use crate::bench::site::{self, SUBSCRIBERS_LINK};
-use crate::lab::{Node, Tap};
+use crate::lab::{DeviceTap, LabNode};
 
 const ETHERNET: usize = 14;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SYN: u8 = 2;
-/// Frames that are kept.
+/// Most frames that are kept.
 const MOST: usize = 64;
 const PIECE: Duration = Duration::from_millis(50);
 
-/// IPv4 in a frame, as far as it is needed.
-pub struct Packet<'a> {
+/// Fields of an IPv4 packet in a frame.
+pub struct RecordedPacket<'a> {
     protocol: u8,
     to: u16,
     transport: &'a [u8],
 }
 
-impl<'a> Packet<'a> {
-    pub fn of(frame: &'a [u8]) -> Option<Self> {
+impl<'a> RecordedPacket<'a> {
+    pub fn from_frame(frame: &'a [u8]) -> Option<Self> {
         let ip = frame.get(ETHERNET..)?;
-        let (first, protocol) = (*ip.first()?, *ip.get(9)?);
+        let first = *ip.first()?;
+        let protocol = *ip.get(9)?;
         let length = usize::from(u16::from_be_bytes([*ip.get(2)?, *ip.get(3)?]));
         if first >> 4 != 4 {
             return None;
         }
-        // Ethernet may have filled it up.
+        // Ethernet may have padded the frame.
         let transport = ip.get(usize::from(first & 15) * 4..length)?;
         let to = u16::from_be_bytes([*transport.get(2)?, *transport.get(3)?]);
         Some(Self { protocol, to, transport })
@@ -55,36 +56,39 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Frames from the client that came to the server.
+/// Frames from the client that reached the server.
 pub struct Recorded {
     pub frames: Vec<Vec<u8>>,
-    /// Of them, without those of nothing.
+    /// Payloads of the frames that have one.
     pub payloads: Vec<Vec<u8>>,
 }
 
-pub struct Recording {
+pub struct FrameRecording {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Vec<u8>>>,
 }
 
 impl Recorded {
-    /// Of carriers of this kind: of TCP only the first connection's.
-    pub fn begin(pair: &Pair<'_>, kind: Kind) -> anyhow::Result<Recording> {
+    /// Records carriers of this kind; of TCP only the first connection.
+    pub fn begin(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<FrameRecording> {
         let mut from = None;
         Self::begin_with(pair, move |frame| {
-            let Some(packet) = Packet::of(frame).filter(|packet| packet.to == CARRIERS) else { return false };
-            let wanted = if kind == Kind::Quic { UDP } else { TCP };
+            let Some(packet) = RecordedPacket::from_frame(frame).filter(|packet| packet.to == CARRIERS)
+            else {
+                return false;
+            };
+            let wanted = if kind == FaultedCarrier::Quic { UDP } else { TCP };
             let port = packet.transport.first_chunk::<2>().copied();
             packet.protocol == wanted && *from.get_or_insert(port) == port
         })
     }
 
     pub fn begin_with(
-        pair: &Pair<'_>,
+        pair: &FaultPair<'_>,
         mut wanted: impl FnMut(&[u8]) -> bool + Send + 'static,
-    ) -> anyhow::Result<Recording> {
+    ) -> anyhow::Result<FrameRecording> {
         let device = device(pair.server.node)?;
-        let tap = pair.server.node.enter(|| Tap::new(&device))??;
+        let tap = pair.server.node.enter(|| DeviceTap::new(&device))??;
         let stop = Arc::new(AtomicBool::new(false));
         let is_over = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -92,30 +96,31 @@ impl Recorded {
             while !is_over.load(Ordering::Relaxed) && frames.len() < MOST {
                 frames.extend(tap.record(MOST - frames.len(), PIECE, &mut wanted));
             }
-            // What had come by then.
+            // Read what had arrived by then.
             frames.extend(tap.record(MOST - frames.len(), PIECE, &mut wanted));
             frames
         });
-        Ok(Recording { stop, thread })
+        Ok(FrameRecording { stop, thread })
     }
 
     pub fn is_empty(&self) -> bool {
         self.payloads.is_empty()
     }
 
-    /// Puts them on the link once more, where the client would.
-    pub fn repeat(&self, pair: &Pair<'_>) -> anyhow::Result<()> {
+    /// Sends the frames again on the client's link.
+    pub fn repeat(&self, pair: &FaultPair<'_>) -> anyhow::Result<()> {
         let device = device(pair.client.node)?;
-        let tap = pair.client.node.enter(|| Tap::new(&device))??;
+        let tap = pair.client.node.enter(|| DeviceTap::new(&device))??;
         Ok(self.frames.iter().try_for_each(|frame| tap.send(frame))?)
     }
 }
 
-impl Recording {
+impl FrameRecording {
     pub fn end(self) -> anyhow::Result<Recorded> {
         self.stop.store(true, Ordering::Relaxed);
         let frames = self.thread.join().map_err(|_| anyhow!("the recorder panicked"))?;
-        let payloads = frames.iter().filter_map(|frame| Some(Packet::of(frame)?.payload().to_vec()));
+        let payloads =
+            frames.iter().filter_map(|frame| Some(RecordedPacket::from_frame(frame)?.payload().to_vec()));
         let payloads = payloads.filter(|payload| !payload.is_empty()).collect();
         Ok(Recorded { frames, payloads })
     }
@@ -128,8 +133,8 @@ impl fmt::Display for Recorded {
     }
 }
 
-/// Of the link between the hosts.
-pub fn device(node: &Node) -> anyhow::Result<String> {
+/// Returns the device of the link between the hosts.
+pub fn device(node: &LabNode) -> anyhow::Result<String> {
     site::device(node, SUBSCRIBERS_LINK).context("the link")
 }
 
@@ -142,11 +147,11 @@ mod tests {
         let mut frame = vec![0; ETHERNET];
         frame.extend([0x45, 0, 0, 31, 0, 0, 0, 0, 64, UDP, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
         frame.extend([0x12, 0x34, 0x23, 0xe4, 0, 11, 0, 0, 7, 8, 9, 0, 0]);
-        let packet = Packet::of(&frame).unwrap();
+        let packet = RecordedPacket::from_frame(&frame).unwrap();
         assert_eq!((packet.protocol, packet.to, packet.payload()), (UDP, CARRIERS, &[7, 8, 9][..]));
         assert!(!packet.is_first_of_tcp());
         for length in 0..frame.len() - 2 {
-            assert!(Packet::of(&frame[..length]).is_none(), "{length}");
+            assert!(RecordedPacket::from_frame(&frame[..length]).is_none(), "{length}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Connections of the applications in a row of the matrix, and what both ends of each say.
+//! Connections of the applications in a row of the matrix, and the reports of both ends.
 
 use std::cell::Cell;
 use std::fs;
@@ -8,74 +8,78 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use super::end::{Came, Reports};
-use super::outcome::Outcome;
-use super::pair::{PORT, Pair};
-use crate::bench::graft::host::{Host, LIMIT};
-use crate::bench::process::Process;
+use super::end::{DirectionEnd, Reports};
+use super::outcome::FaultOutcome;
+use super::pair::{FaultPair, PORT};
+use crate::bench::graft::host::{GraftHost, LIMIT};
+use crate::bench::process::BenchProcess;
 
-/// For ends to say what came of them: longer than they are patient.
+/// Longest wait for the ends' reports, which is longer than the ends wait themselves.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// A few MB a second by three connections, each way.
+/// Pause that leads to a few MB per second of three connections, each way.
 const PAUSE_US: u64 = 25_000;
 const BATCH: u64 = 1 << 20;
 
 /// A server, and the connections that were made to it so far.
-pub struct Traffic<'a> {
-    client: &'a Host<'a>,
+pub struct FaultTraffic<'a> {
+    client: &'a GraftHost<'a>,
     at: SocketAddr,
-    server: Process,
+    server: BenchProcess,
     enough: ChildStdin,
     batches: Cell<u64>,
 }
 
-/// Connections that one client has made.
-pub struct Batch {
-    process: Process,
+/// Connections of one client.
+pub struct TrafficBatch {
+    process: BenchProcess,
     enough: ChildStdin,
 }
 
-/// How a client sends.
+/// Settings of a client's sending.
 #[derive(Clone, Copy)]
-pub struct Load {
+pub struct TrafficLoad {
     pub connections: u64,
-    /// Behind each piece of 32 KiB on average.
+    /// Pause after each piece, which has 32 KiB on average.
     pub pause_us: u64,
-    /// Each way; without, until it is told to end.
+    /// Bytes each way; `None`: until the load is stopped.
     pub bytes: Option<u64>,
     pub per_second: Option<u64>,
 }
 
-impl Load {
-    /// Until it is told to end.
+impl TrafficLoad {
+    /// Returns a load that lasts until it is stopped.
     pub const fn steady(connections: u64) -> Self {
         Self { connections, pause_us: PAUSE_US, bytes: None, per_second: None }
     }
 
-    pub const fn of(connections: u64, bytes: u64) -> Self {
+    pub const fn with_size(connections: u64, bytes: u64) -> Self {
         Self { connections, pause_us: 0, bytes: Some(bytes), per_second: None }
     }
 }
 
-impl<'a> Traffic<'a> {
-    /// From the client's host to the server's, carried.
-    pub fn new(pair: &'a Pair<'a>) -> anyhow::Result<Self> {
+impl<'a> FaultTraffic<'a> {
+    /// Sends from the client's host to the server's, tunnelled.
+    pub fn new(pair: &'a FaultPair<'a>) -> anyhow::Result<Self> {
         Self::between(&pair.client, &pair.server, pair.at(PORT)?)
     }
 
-    pub fn between(client: &'a Host<'a>, server: &Host<'_>, at: SocketAddr) -> anyhow::Result<Self> {
+    pub fn between(
+        client: &'a GraftHost<'a>,
+        server: &GraftHost<'_>,
+        at: SocketAddr,
+    ) -> anyhow::Result<Self> {
         let arguments =
             ["serve", "--at", &at.to_string(), "--pause-us", &PAUSE_US.to_string()].map(str::to_owned);
         let (server, enough) = start("ends-server", server, &arguments, &format!("server-{at}"))?;
         Ok(Self { client, at, server, enough, batches: Cell::new(0) })
     }
 
-    pub fn begin(&self, load: Load) -> anyhow::Result<Batch> {
+    pub fn begin(&self, load: TrafficLoad) -> anyhow::Result<TrafficBatch> {
         self.begin_on(self.client, load)
     }
 
-    /// By a client on another host.
-    pub fn begin_on(&self, host: &Host<'_>, load: Load) -> anyhow::Result<Batch> {
+    /// Begins a batch from a client on another host.
+    pub fn begin_on(&self, host: &GraftHost<'_>, load: TrafficLoad) -> anyhow::Result<TrafficBatch> {
         let number = self.batches.get() + 1;
         self.batches.set(number);
         let mut arguments = vec!["connect".to_owned(), "--to".to_owned(), self.at.to_string()];
@@ -87,19 +91,19 @@ impl<'a> Traffic<'a> {
         load.per_second.into_iter().for_each(|rate| more("--per-second", rate));
         let (process, enough) =
             start("ends-client", host, &arguments, &format!("client-{}-{number}", self.at))?;
-        Ok(Batch { process, enough })
+        Ok(TrafficBatch { process, enough })
     }
 
-    /// A batch from its beginning to its end.
-    pub fn whole(&self, load: Load) -> anyhow::Result<Reports> {
+    /// Runs a batch from its beginning to its end.
+    pub fn whole(&self, load: TrafficLoad) -> anyhow::Result<Reports> {
         self.begin(load)?.end()
     }
 
-    /// Ends the server. What the clients have said of their ends, with what the server says of its.
+    /// Ends the server, and compares the clients' reports with the server's.
     pub fn end(
         self,
         clients: impl IntoIterator<Item = Reports>,
-        outcome: &mut Outcome,
+        outcome: &mut FaultOutcome,
     ) -> anyhow::Result<()> {
         drop(self.enough);
         let servers: Reports = read(self.server)?;
@@ -109,14 +113,14 @@ impl<'a> Traffic<'a> {
     }
 }
 
-impl Batch {
-    /// What the client says of its ends, when the last of them is over.
+impl TrafficBatch {
+    /// Waits for the last connection's end and returns the client's reports.
     pub fn end(self) -> anyhow::Result<Reports> {
         drop(self.enough);
         read(self.process)
     }
 
-    /// The same, of connections that nobody has told to end: others do.
+    /// Waits for connections that others end, and returns the client's reports.
     pub fn ended(self) -> anyhow::Result<Reports> {
         let said = self.process.finish(PATIENCE);
         drop(self.enough);
@@ -126,16 +130,16 @@ impl Batch {
 
 fn start(
     name: &'static str,
-    host: &Host<'_>,
+    host: &GraftHost<'_>,
     arguments: &[String],
     directory: &str,
-) -> anyhow::Result<(Process, ChildStdin)> {
+) -> anyhow::Result<(BenchProcess, ChildStdin)> {
     let directory = host.directory.join(directory);
     fs::create_dir_all(&directory)?;
     let mut command = host.node.command(std::env::current_exe()?);
     command.args(["bench", "graft", "fault-end"]).args(arguments);
-    let (mut process, enough) = Process::start_fed(name, host.cgroup.command(&command), &directory)?;
-    // One that makes connections at a rate has nothing to say before its end.
+    let (mut process, enough) = BenchProcess::start_fed(name, host.cgroup.command(&command), &directory)?;
+    // A client that makes connections at a rate reports nothing before its end.
     if !arguments.iter().any(|it| it == "--per-second") {
         let mut is_ready = false;
         let out = directory.join(format!("{name}.out"));
@@ -152,7 +156,7 @@ fn start(
     Ok((process, enough))
 }
 
-fn read(process: Process) -> anyhow::Result<Reports> {
+fn read(process: BenchProcess) -> anyhow::Result<Reports> {
     Ok(serde_json::from_str(json(&process.finish(PATIENCE)?)?)?)
 }
 
@@ -160,22 +164,22 @@ fn json(said: &str) -> anyhow::Result<&str> {
     said.lines().next_back().context("an end has said nothing")
 }
 
-/// Both ends' words, connection by connection.
-fn judge(clients: &Reports, servers: &Reports, outcome: &mut Outcome) {
+/// Compares both ends' reports, connection by connection.
+fn judge(clients: &Reports, servers: &Reports, outcome: &mut FaultOutcome) {
     for (id, near) in clients {
         outcome.note(*id, near, servers.get(id));
     }
     for id in servers.keys().filter(|id| !clients.contains_key(id)) {
-        outcome.wrong.push(format!("connection {id}: the server has it and the client has not"));
+        outcome.wrong.push(format!("connection {id}: the server knows it and the client does not"));
     }
 }
 
-/// All of these were whole at the client's end.
+/// Returns whether all connections were whole at the client's end.
 pub fn all_whole(reports: &Reports) -> bool {
-    reports.values().all(|report| report.came == Came::Whole)
+    reports.values().all(|report| report.came == DirectionEnd::Whole)
 }
 
-/// All of these were reset at the client's end.
+/// Returns whether all connections were reset at the client's end.
 pub fn all_reset(reports: &Reports) -> bool {
-    reports.values().all(|report| report.came == Came::Reset)
+    reports.values().all(|report| report.came == DirectionEnd::Reset)
 }

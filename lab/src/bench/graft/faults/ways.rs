@@ -1,4 +1,4 @@
-//! Carriers that are cut, that do not carry, or whose path is another one.
+//! Faults of carriers: cuts, blocked packets, and changed paths.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use super::daemons::note;
-use super::outcome::Outcome;
-use super::pair::{CARRIERS, DETOUR, Middlebox, Pair, Setting, address, count, flowing, moved, run};
-use super::traffic::{Load, Traffic, all_reset, all_whole};
-use super::{Case, Kind};
+use super::outcome::FaultOutcome;
+use super::pair::{CARRIERS, DETOUR, FaultPair, Middlebox, Setting, address, count, flowing, moved, run};
+use super::traffic::{FaultTraffic, TrafficLoad, all_reset, all_whole};
+use super::{FaultCase, FaultedCarrier};
 use crate::bench::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, device};
-use crate::lab::Node;
+use crate::lab::LabNode;
 
-/// Between two cuts, at most.
+/// Most bytes between two cuts.
 const APART: u64 = 2 << 20;
 const CONNECTIONS: u64 = 3;
-/// Times that a translator forgets.
+/// Times that a translator loses its state.
 const REBINDINGS: u64 = 5;
 /// The first port that a translator uses.
 const TRANSLATED: u16 = 20_000;
-/// What is not lost for good by being away for so long.
+/// Absence that a carrier survives.
 const AWAY: Duration = Duration::from_secs(3);
 
 fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
@@ -33,16 +33,16 @@ fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-fn block<'a>(node: &'a Node, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> {
+fn block<'a>(node: &'a LabNode, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> {
     Middlebox::new(node, &drops(ways))
 }
 
-/// Of connections that are told to end now. They are whole, and nothing is left of them.
+/// Stops the traffic now. All connections must be whole, and nothing of them may remain.
 fn finish(
-    pair: &Pair<'_>,
-    traffic: Traffic<'_>,
+    pair: &FaultPair<'_>,
+    traffic: FaultTraffic<'_>,
     reports: Vec<super::end::Reports>,
-    outcome: &mut Outcome,
+    outcome: &mut FaultOutcome,
 ) -> anyhow::Result<()> {
     outcome.check(reports.iter().all(all_whole), || "a connection was not whole".into());
     traffic.end(reports, outcome)?;
@@ -52,27 +52,30 @@ fn finish(
     note(pair, outcome)
 }
 
-pub fn cut(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let setting = Setting { more: "window-kib = 512", ..Setting::of(&kinds) };
-    let pair = Pair::new(&case.site, &setting)?;
+pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let setting = Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) };
+    let pair = FaultPair::new(&case.site, &setting)?;
     let _daemons = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1)?;
     let mut random = fastrand::Rng::with_seed(case.args.seed);
-    let (mut begun_again, mut turns) = (Duration::ZERO, [0; 2]);
+    let mut begun_again = Duration::ZERO;
+    let mut turns = [0; 2];
     for number in 0..case.args.cuts {
-        let (offset, before) = (moved(&pair)? + random.u64(..APART), count(&pair.client, "resumed")?);
+        let offset = moved(&pair)? + random.u64(..APART);
+        let before = count(&pair.client, "resumed")?;
         pair.wait("traffic", || Ok(moved(&pair)? >= offset))?;
         match (case.kind, number % 2) {
-            // By the kernel, at either end.
-            (Kind::Tcp, 0) => {
+            // The kernel cuts it, at either end.
+            (FaultedCarrier::Tcp, 0) => {
                 let node = [pair.client.node, pair.server.node][random.usize(..2)];
                 let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
                 run(node, "ss", &["-K", "-t", &filter])?;
             }
-            // By the daemon, at either end.
+            // The daemon ends it, at either end.
             _ => {
                 let end = random.usize(..2);
                 turns[end] = 1 - turns[end];
@@ -94,8 +97,8 @@ pub fn cut(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The peer's entry is another one at this end: its carriers are closed, in whichever state they are.
-fn again(pair: &Pair<'_>, setting: &Setting<'_>, end: usize, turn: usize) -> anyhow::Result<()> {
+/// Changes the peer's entry at this end, which closes its carriers in any state.
+fn again(pair: &FaultPair<'_>, setting: &Setting<'_>, end: usize, turn: usize) -> anyhow::Result<()> {
     let host = match end {
         0 => {
             pair.configure_client(setting, turn)?;
@@ -111,21 +114,23 @@ fn again(pair: &Pair<'_>, setting: &Setting<'_>, end: usize, turn: usize) -> any
     Ok(())
 }
 
-pub fn blackhole(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
+pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair = FaultPair::new(&case.site, &Setting::from_kinds(&kinds))?;
     let _daemons = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     let blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
-    // The first new one finds out, and waits.
-    let finder = traffic.begin(Load::of(1, 100_000))?;
+    // The first new connection notices the loss, and waits.
+    let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
     pair.wait("a suspicion", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
-    let (cold, led) = (count(&pair.client, "verdicts/cold")?, count(&pair.client, "verdicts/led")?);
-    let meanwhile = traffic.whole(Load::of(5, 100_000))?;
+    let cold = count(&pair.client, "verdicts/cold")?;
+    let led = count(&pair.client, "verdicts/led")?;
+    let meanwhile = traffic.whole(TrafficLoad::with_size(5, 100_000))?;
     outcome.check(all_whole(&meanwhile), || "a connection in place was not whole".into());
     let in_place = count(&pair.client, "verdicts/cold")? - cold;
     let led = count(&pair.client, "verdicts/led")? - led;
@@ -144,20 +149,21 @@ pub fn blackhole(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-pub fn lost(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting::of(&kinds))?;
+pub fn lost(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair = FaultPair::new(&case.site, &Setting::from_kinds(&kinds))?;
     be_impatient(&pair, case.kind)?;
     let _daemons = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     let _blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
     let lost = batch.ended()?;
     outcome.seen.push(format!("both ends told after {:.0} s", start.elapsed().as_secs_f64()));
     outcome.check(all_reset(&lost), || "a connection without a carrier was not reset".into());
-    let after = traffic.whole(Load::of(3, 100_000))?;
+    let after = traffic.whole(TrafficLoad::with_size(3, 100_000))?;
     outcome.check(all_whole(&after), || "a connection in place was not whole".into());
     pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
     traffic.end([lost, after], &mut outcome)?;
@@ -165,10 +171,12 @@ pub fn lost(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-pub fn udp_blocked(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [Kind::Quic, Kind::Tcp]);
+pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [FaultedCarrier::Quic, FaultedCarrier::Tcp];
     "quic, tcp".clone_into(&mut outcome.carrier);
-    let pair = Pair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::of(&kinds) })?;
+    let pair =
+        FaultPair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) })?;
     let _daemons = pair.start()?;
     pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
     pair.wait("both kinds", || {
@@ -178,8 +186,8 @@ pub fn udp_blocked(case: &Case<'_>) -> anyhow::Result<Outcome> {
             .and_then(|it| it.as_array())
             .is_some_and(|all| all.len() == 2))
     })?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     for _ in 0..3 {
         let before = count(&pair.client, "resumed")?;
@@ -189,7 +197,7 @@ pub fn udp_blocked(case: &Case<'_>) -> anyhow::Result<Outcome> {
         flowing(&pair, 1 << 20)?;
         drop(blocked);
         pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
-        // They stay where they are; the pool's end brings them back.
+        // Connections stay where they are until the pool's end brings them back.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
         pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
@@ -201,20 +209,22 @@ pub fn udp_blocked(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// MPTCP has no limit of its own to how long it sends in vain: both hosts have what an operator would set, and it gives up after some 13 s.
-fn be_impatient(pair: &Pair<'_>, kind: Kind) -> anyhow::Result<()> {
-    for node in [pair.client.node, pair.server.node].into_iter().filter(|_| kind == Kind::Mptcp) {
+/// Limits MPTCP's retries, which has no such limit itself. Both hosts have an operator's setting, with which it gives
+/// up after some 13 s.
+fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()> {
+    for node in [pair.client.node, pair.server.node].into_iter().filter(|_| kind == FaultedCarrier::Mptcp) {
         node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_retries2", "5"))?.context("tcp_retries2")?;
     }
     Ok(())
 }
 
-/// The client has a second way to the server, by the stranger, for when the link goes; what the server sends to its address there goes by the stranger, too.
-fn detour(pair: &Pair<'_>) -> anyhow::Result<()> {
+/// Gives the client a second route to the server, through the stranger, for when the link goes. The server's packets to
+/// the client's address there take the same route.
+fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
-    // A network, and not a host: that would be preferred to the link.
-    let route = |node: &Node, to: IpAddr, via: &str, metric: &str| {
+    // The route is to a network, since a host's route would be preferred to the link.
+    let route = |node: &LabNode, to: IpAddr, via: &str, metric: &str| {
         let IpAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
         let [first, second, third, _] = to.octets();
         let network = format!("{first}.{second}.{third}.0/24");
@@ -224,7 +234,7 @@ fn detour(pair: &Pair<'_>) -> anyhow::Result<()> {
         route(client, address(server, link)?, &via(DETOUR)?, "2000")?;
     }
     route(server, address(client, DETOUR)?, &via(PUBLISHER_LINK)?, "0")?;
-    // What comes by another way than it went is no mistake here.
+    // Packets may arrive on another interface than the route to their source uses.
     for node in [client, server, pair.stranger] {
         node.enter(|| {
             for name in ["all", "default"] {
@@ -235,17 +245,20 @@ fn detour(pair: &Pair<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The client's interface on the link is down, its address with it, and then there again.
-pub fn path_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::of(&kinds) })?;
+/// Removes the address of the client's interface on the link, and adds it again.
+pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair =
+        FaultPair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) })?;
     be_impatient(&pair, case.kind)?;
     detour(&pair)?;
     let _daemons = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
-    let (node, device) = (pair.client.node, device(pair.client.node, SUBSCRIBERS_LINK)?);
+    let node = pair.client.node;
+    let device = device(pair.client.node, SUBSCRIBERS_LINK)?;
     let near = address(node, SUBSCRIBERS_LINK)?;
     let start = Instant::now();
     run(node, "ip", &["address", "del", &format!("{near}/24"), "dev", &device])?;
@@ -253,10 +266,11 @@ pub fn path_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
     outcome
         .seen
         .push(format!("1 MiB more had come {:.1} s after the address went", start.elapsed().as_secs_f64()));
-    // New ones come from the address that is left, as soon as the daemon has looked: it does once a second.
+    // New connections use the remaining address as soon as the daemon has noticed the change, which it checks once a
+    // second.
     let mut reports = Vec::new();
     pair.wait("connections from the address that is left", || {
-        let after = traffic.whole(Load::of(3, 300_000))?;
+        let after = traffic.whole(TrafficLoad::with_size(3, 300_000))?;
         outcome.check(all_whole(&after), || "a new connection was not whole".into());
         let is_gone = |own: SocketAddr| own.ip() == near;
         let gone = after.values().filter(|it| it.own.is_some_and(is_gone)).count();
@@ -268,14 +282,15 @@ pub fn path_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The server's broker is called by two addresses, of which the first goes.
-pub fn address_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let mut setting = Setting { more: "window-kib = 512", ..Setting::of(&kinds) };
-    let pair = Pair::new(&case.site, &setting)?;
+/// Removes the first of the two addresses that the server's broker is called by.
+pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let mut setting = Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) };
+    let pair = FaultPair::new(&case.site, &setting)?;
     be_impatient(&pair, case.kind)?;
     detour(&pair)?;
-    // Applications know the server by the address that stays.
+    // Applications use the server's address that stays.
     let [goes, stays] = [pair.other_address()?, pair.address()?].map(|it| (it, CARRIERS).into());
     setting.carry = vec![goes, stays];
     pair.configure(&setting, 0)?;
@@ -283,8 +298,8 @@ pub fn address_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
     let way = || anyhow::Ok(pair.carrier(0, "way")?.unwrap_or_default());
     pair.wait("the first address", || Ok(way()?.contains(&goes.to_string())))?;
     pair.wait("both addresses", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     let device = device(pair.server.node, PUBLISHER_LINK)?;
     let start = Instant::now();
@@ -295,21 +310,21 @@ pub fn address_change(case: &Case<'_>) -> anyhow::Result<Outcome> {
         .seen
         .push(format!("all went on {:.0} ms after the address went", start.elapsed().as_secs_f64() * 1e3));
     flowing(&pair, 1 << 20)?;
-    let after = traffic.whole(Load::of(3, 300_000))?;
+    let after = traffic.whole(TrafficLoad::with_size(3, 300_000))?;
     outcome.check(all_whole(&after), || "a new connection was not whole".into());
     let reports = vec![batch.end()?, after];
     finish(&pair, traffic, reports, &mut outcome)?;
     Ok(outcome)
 }
 
-/// Ports of this host's carriers, as the kernel gave them.
-fn ports(pair: &Pair<'_>, kind: Kind) -> anyhow::Result<Vec<u16>> {
+/// Returns the ports of this host's carriers, as the kernel assigned them.
+fn ports(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<Vec<u16>> {
     let local = |line: &str, at: usize| {
         let field = line.split_whitespace().nth(at)?;
         field.rsplit_once(':')?.1.parse::<u16>().ok()
     };
     let (arguments, at) = match kind {
-        Kind::Quic => (vec!["-Huan".to_owned()], 3),
+        FaultedCarrier::Quic => (vec!["-Huan".to_owned()], 3),
         _ => (vec!["-Htn".to_owned(), format!("dport = :{CARRIERS}")], 3),
     };
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -317,31 +332,36 @@ fn ports(pair: &Pair<'_>, kind: Kind) -> anyhow::Result<Vec<u16>> {
     Ok(said.lines().filter_map(|line| local(line, at)).collect())
 }
 
-/// A translator of addresses between the hosts gives the flow another port. To QUIC that is the same connection by another path. TCP's connections are unknown to
-/// it from then on: what comes of them is dropped, and new ones pass.
-pub fn nat_rebinding(case: &Case<'_>) -> anyhow::Result<Outcome> {
-    let (mut outcome, kinds) = (case.outcome(), [case.kind]);
-    let pair = Pair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::of(&kinds) })?;
+/// Makes a translator of addresses between the hosts give the flow another port. QUIC treats that as a new path of the
+/// same connection. The translator does not know TCP's old connections any more and drops their packets; new
+/// connections pass.
+pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
+    let mut outcome = case.outcome();
+    let kinds = [case.kind];
+    let pair =
+        FaultPair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) })?;
     be_impatient(&pair, case.kind)?;
     let _daemons = pair.start()?;
-    let traffic = Traffic::new(&pair)?;
-    let batch = traffic.begin(Load::steady(CONNECTIONS))?;
+    let traffic = FaultTraffic::new(&pair)?;
+    let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     let mut translator = None;
     for number in 1..=REBINDINGS {
-        let (known, before) = (ports(&pair, case.kind)?, count(&pair.client, "resumed")?);
+        let known = ports(&pair, case.kind)?;
+        let before = count(&pair.client, "resumed")?;
         let rules = match case.kind {
-            Kind::Quic => {
+            FaultedCarrier::Quic => {
                 ensure!(known.len() == 1, "one UDP socket was expected, and not {known:?}");
-                let (own, other) = (known[0], TRANSLATED + u16::try_from(number)?);
+                let own = known[0];
+                let other = TRANSLATED + u16::try_from(number)?;
                 vec![
                     ("postrouting", format!("udp dport {CARRIERS} udp sport {own} udp sport set {other}")),
-                    // What comes to another port than the latest finds nobody.
+                    // Packets to any port but the latest are lost.
                     ("prerouting", format!("udp sport {CARRIERS} udp dport != {other} drop")),
                     ("prerouting", format!("udp sport {CARRIERS} udp dport {other} udp dport set {own}")),
                 ]
             }
-            Kind::Tcp | Kind::Mptcp => {
+            FaultedCarrier::Tcp | FaultedCarrier::Mptcp => {
                 let known: Vec<_> = known.iter().map(u16::to_string).collect();
                 let known = known.join(", ");
                 vec![
@@ -352,7 +372,7 @@ pub fn nat_rebinding(case: &Case<'_>) -> anyhow::Result<Outcome> {
         };
         drop(translator.take());
         translator = Some(Middlebox::new(pair.client.node, &rules)?);
-        if case.kind != Kind::Quic {
+        if case.kind != FaultedCarrier::Quic {
             let start = Instant::now();
             pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
             outcome.seen.push(format!("all went on after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
@@ -361,7 +381,7 @@ pub fn nat_rebinding(case: &Case<'_>) -> anyhow::Result<Outcome> {
     }
     let resumed = count(&pair.client, "resumed")?;
     match case.kind {
-        Kind::Quic => {
+        FaultedCarrier::Quic => {
             outcome.check(resumed == 0, || format!("{resumed} resumptions: the carrier did not live on"))
         }
         _ => outcome.check(resumed >= REBINDINGS * CONNECTIONS, || format!("{resumed} resumptions")),
@@ -378,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dropped_is_dropped_both_ways() {
+    fn packets_are_dropped_both_ways() {
         let rules = drops(&["udp", "tcp"]);
         let text: Vec<_> = rules.iter().map(|(hook, rule)| format!("{hook} {rule}")).collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One run: two daemons, a transfer, a path that changes, and who watches it.
+//! One run: two daemons, a transfer, a path that changes, and an observer of the session.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,49 +7,49 @@ use anyhow::{anyhow, ensure};
 
 use serde_json::Value;
 
-use super::Args;
-use super::host::{FULL, GIVE_UP, Host, PARTIAL, Session};
-use super::transfer::{Arrival, Received, Transfer};
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use super::ReconfigureArgs;
+use super::host::{FULL, GIVE_UP, HostSession, PARTIAL, ReconfigureHost};
+use super::transfer::{MessageArrival, ReceivedTransfer, SharedTransfer};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::lab::{Directions, Settings, Topology};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Arm {
+pub enum ReconfigureMethod {
     /// An application that asks for the other graft
     Aware,
     /// A rule in the daemon's settings
     InPlace,
-    /// The graft stays
+    /// The graft is never changed
     None,
 }
 
-/// Between two looks at the daemon.
+/// Interval of checks of the daemon.
 const POLL: Duration = Duration::from_millis(20);
-/// For a transfer, beside what it may take on the long path.
+/// Time for a transfer, in addition to the time that it may take on the long path.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What was known of the session at a time.
+/// State of the session at one time.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct StateSample {
     pub at_s: f64,
-    pub session: Session,
-    /// The next message.
+    pub session: HostSession,
+    /// Number of the next message.
     pub next: u64,
 }
 
-pub struct Outcome {
-    pub arm: Arm,
+pub struct MethodOutcome {
+    pub arm: ReconfigureMethod,
     pub messages: u64,
-    pub arrivals: Vec<Arrival>,
+    pub arrivals: Vec<MessageArrival>,
     wrong: u64,
-    pub looks: Vec<Look>,
-    /// The path became long, and short again.
+    pub looks: Vec<StateSample>,
+    /// When the path became long, and short again.
     pub turned_s: [f64; 2],
-    /// What became of packets at the sender and at the receiver.
+    /// Packets at the sender and at the receiver, by outcome.
     pub packets: [Value; 2],
 }
 
-impl Arm {
+impl ReconfigureMethod {
     pub fn name(self) -> &'static str {
         match self {
             Self::Aware => "aware",
@@ -59,19 +59,23 @@ impl Arm {
     }
 }
 
-impl Args {
-    pub fn site(&self) -> anyhow::Result<Site> {
+impl ReconfigureArgs {
+    pub fn site(&self) -> anyhow::Result<BenchSite> {
         let mut topology = Topology::standard(1, 1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay(self.rtt_ms))?;
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &format!("loss={}%", self.loss))?;
-        Site::new(&topology)
+        BenchSite::new(&topology)
     }
 
-    pub fn measure(&self, site: &Site, arm: Arm) -> anyhow::Result<Outcome> {
-        let (near, far) = (site.relay()?, site.subscribers()?);
-        let sender = Host::start(site, "sender", [near, far], self, arm == Arm::InPlace)?;
-        let receiver = Host::start(site, "receiver", [far, near], self, false)?;
-        let transfer = Transfer::new(near, far, self.bytes, self.messages())?;
+    pub fn measure(&self, site: &BenchSite, arm: ReconfigureMethod) -> anyhow::Result<MethodOutcome> {
+        let near = site.relay()?;
+        let far = site.subscribers()?;
+        let sender =
+            ReconfigureHost::start(site, "sender", [near, far], self, arm == ReconfigureMethod::InPlace)?;
+        let receiver = ReconfigureHost::start(site, "receiver", [far, near], self, false)?;
+        sender.wait_for_keys()?;
+        receiver.wait_for_keys()?;
+        let transfer = SharedTransfer::new(near, far, self.bytes, self.messages())?;
         let silence = Duration::from_millis(1000 + 10 * u64::from(self.far_rtt_ms));
         std::thread::scope(|scope| {
             let transfer = &transfer;
@@ -81,16 +85,24 @@ impl Args {
             let looks = self.watch(&sender, arm, transfer);
             transfer.is_over.fetch_or(looks.is_err(), Ordering::Relaxed);
             let panicked = |_| anyhow!("a thread of the transfer panicked");
-            let Received { arrivals, wrong } = receiving.join().map_err(panicked)?;
+            let ReceivedTransfer { arrivals, wrong } = receiving.join().map_err(panicked)?;
             sending.join().map_err(panicked)??;
             let turned_s = turning.join().map_err(panicked)??;
             let packets = [sender.packets()?, receiver.packets()?];
-            Ok(Outcome { arm, messages: self.messages(), arrivals, wrong, looks: looks?, turned_s, packets })
+            Ok(MethodOutcome {
+                arm,
+                messages: self.messages(),
+                arrivals,
+                wrong,
+                looks: looks?,
+                turned_s,
+                packets,
+            })
         })
     }
 
-    /// Long after a while, and short again after another one, or when the transfer is over.
-    fn turn_path(&self, site: &Site, transfer: &Transfer) -> anyhow::Result<[f64; 2]> {
+    /// Makes the path long after a while, and short again after another one, or when the transfer is over.
+    fn turn_path(&self, site: &BenchSite, transfer: &SharedTransfer) -> anyhow::Result<[f64; 2]> {
         let link = site.link(SUBSCRIBERS_LINK)?;
         let mut turned_s = [0.0; 2];
         let steps = [(self.after_s, self.far_rtt_ms), (self.after_s + self.far_s, self.rtt_ms)];
@@ -104,14 +116,21 @@ impl Args {
         Ok(turned_s)
     }
 
-    /// Until the transfer is over. An application that is aware does here what it does.
-    fn watch(&self, sender: &Host, arm: Arm, transfer: &Transfer) -> anyhow::Result<Vec<Look>> {
+    /// Watches the session until the transfer is over. An application that adapts does so here.
+    fn watch(
+        &self,
+        sender: &ReconfigureHost,
+        arm: ReconfigureMethod,
+        transfer: &SharedTransfer,
+    ) -> anyhow::Result<Vec<StateSample>> {
         let mut looks = Vec::new();
         while !transfer.is_over.load(Ordering::Relaxed) {
             let next = transfer.next.load(Ordering::Relaxed);
-            let (at_s, session) = (transfer.base.elapsed().as_secs_f64(), sender.session()?);
-            let wanted = self.wanted(&session).filter(|_| arm == Arm::Aware && !session.changing);
-            looks.push(Look { at_s, session, next });
+            let at_s = transfer.base.elapsed().as_secs_f64();
+            let session = sender.session()?;
+            let wanted =
+                self.wanted(&session).filter(|_| arm == ReconfigureMethod::Aware && !session.changing);
+            looks.push(StateSample { at_s, session, next });
             if let Some(graft) = wanted {
                 sender.swap(graft)?;
             }
@@ -120,8 +139,8 @@ impl Args {
         Ok(looks)
     }
 
-    /// Another graft than it has, by the round trip.
-    fn wanted(&self, session: &Session) -> Option<&'static str> {
+    /// Returns the graft that the round trip asks for, if it is another one than the session has.
+    fn wanted(&self, session: &HostSession) -> Option<&'static str> {
         let rtt_ms = session.rtt_ms?;
         match session.graft == FULL {
             true => (rtt_ms >= self.at_rtt_ms.into()).then_some(PARTIAL),
@@ -134,15 +153,15 @@ fn delay(rtt_ms: u32) -> String {
     format!("delay={}us", u64::from(rtt_ms) * 500)
 }
 
-impl Look {
-    /// Whether nothing but the first graft was in use, and no other was asked for.
+impl StateSample {
+    /// Reports whether only the first graft was in use, and no other was asked for.
     fn is_full(&self) -> bool {
         self.session.graft == FULL && !self.session.changing
     }
 }
 
-impl Outcome {
-    /// Messages that have not come, by their numbers.
+impl MethodOutcome {
+    /// Returns the numbers of messages that did not arrive.
     pub fn lost(&self) -> Vec<u64> {
         let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];
         for arrival in &self.arrivals {
@@ -151,7 +170,8 @@ impl Outcome {
         (0..self.messages).zip(seen).filter(|(_, seen)| !seen).map(|(number, _)| number).collect()
     }
 
-    /// Numbers of messages that may have been sent by partial reliability: from the last look without it to the next.
+    /// Returns ranges of messages that may have been sent by partial reliability: from the last observation without it
+    /// to the next.
     fn partial(&self) -> Vec<(u64, u64)> {
         let mut ranges = Vec::new();
         let mut since = None;
@@ -166,18 +186,19 @@ impl Outcome {
         ranges
     }
 
-    /// From when the path turned until the session had changed to this graft.
+    /// Returns the time from the path's change until the session had changed to this graft.
     pub fn changed_after_s(&self, turned_s: f64, graft: &str) -> Option<f64> {
         let later = self.looks.iter().filter(|look| look.at_s >= turned_s);
         let found = later.into_iter().find(|look| look.session.graft == graft && !look.session.changing)?;
         Some(found.at_s - turned_s)
     }
 
-    /// Nothing was lost that was owed: of what Go-Back-N has sent nothing, of the rest no more than its bound.
-    pub fn check(&self, args: &Args) -> anyhow::Result<()> {
+    /// Checks that no message was lost that was owed: none of Go-Back-N, and of the others no more than their bound.
+    pub fn check(&self, args: &ReconfigureArgs) -> anyhow::Result<()> {
         let name = self.arm.name();
         ensure!(self.wrong == 0, "{name}: {} messages were not as they were sent, or came twice", self.wrong);
-        let (lost, ranges) = (self.lost(), self.partial());
+        let lost = self.lost();
+        let ranges = self.partial();
         let is_owed = |number: &&u64| !ranges.iter().any(|(from, to)| (from..to).contains(number));
         let owed = lost.iter().filter(is_owed).count();
         ensure!(owed == 0, "{name}: {owed} messages were lost that Go-Back-N had sent, of {}", self.messages);
@@ -187,7 +208,7 @@ impl Outcome {
             "{name}: {} of {partial} messages were lost, and {GIVE_UP} of 1000 may be",
             lost.len()
         );
-        if self.arm != Arm::None {
+        if self.arm != ReconfigureMethod::None {
             let there = self.changed_after_s(self.turned_s[0], PARTIAL);
             ensure!(
                 there.is_some(),
@@ -205,15 +226,19 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    fn look(at_s: f64, graft: &str, changing: bool, next: u64) -> Look {
-        Look { at_s, session: Session { graft: graft.into(), changing, ..Session::default() }, next }
+    fn look(at_s: f64, graft: &str, changing: bool, next: u64) -> StateSample {
+        StateSample {
+            at_s,
+            session: HostSession { graft: graft.into(), changing, ..HostSession::default() },
+            next,
+        }
     }
 
-    fn outcome(looks: Vec<Look>, lost: &[u64]) -> Outcome {
+    fn outcome(looks: Vec<StateSample>, lost: &[u64]) -> MethodOutcome {
         let came = (0..1000).filter(|number| !lost.contains(number));
-        let arrivals = came.map(|number| Arrival { number, sent_s: 0.0, delay_ms: 1.0 }).collect();
-        Outcome {
-            arm: Arm::None,
+        let arrivals = came.map(|number| MessageArrival { number, sent_s: 0.0, delay_ms: 1.0 }).collect();
+        MethodOutcome {
+            arm: ReconfigureMethod::None,
             messages: 1000,
             arrivals,
             wrong: 0,
@@ -223,16 +248,16 @@ mod tests {
         }
     }
 
-    /// Partial reliability may have had 200 to 699.
+    /// Partial reliability may have sent messages 200 to 699.
     #[test]
-    fn what_is_owed_is_told_from_what_may_be_lost() {
+    fn loss_of_owed_messages_is_an_error() {
         use clap::Parser as _;
         #[derive(clap::Parser)]
-        struct Of {
+        struct ParsedArgs {
             #[command(flatten)]
-            args: Args,
+            args: ReconfigureArgs,
         }
-        let args = Of::parse_from(["bench"]).args;
+        let args = ParsedArgs::parse_from(["bench"]).args;
         let looks = || {
             vec![
                 look(0.0, FULL, false, 0),

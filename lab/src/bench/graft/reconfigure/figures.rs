@@ -2,41 +2,41 @@
 
 use serde_json::{Value, json};
 
-use super::Args;
-use super::arm::{Look, Outcome};
+use super::ReconfigureArgs;
+use super::arm::{MethodOutcome, StateSample};
 use super::host::{FULL, PARTIAL};
-use super::transfer::Arrival;
+use super::transfer::MessageArrival;
 use crate::bench::table::columns;
 use crate::stats::{Percentiles, median};
 
-/// Of the series.
+/// Bin of the series, seconds.
 const BIN_S: f64 = 0.25;
 const PHASES: [&str; 3] = ["short", "long", "short again"];
 
-/// In one bin.
-pub struct Point {
+/// Figures of one bin.
+pub struct BinFigures {
     pub at_s: f64,
     pub mbit: f64,
-    /// Of what came, if anything did.
+    /// Delays of the messages that arrived, if any did.
     pub delay_ms: Option<Percentiles>,
     pub rtt_ms: Option<f64>,
     pub graft: String,
 }
 
-/// Between two turns of the path.
-struct Phase {
+/// Figures between two changes of the path.
+struct PhaseFigures {
     mbit: f64,
     delays_ms: Vec<f64>,
     lost: usize,
 }
 
-impl Outcome {
+impl MethodOutcome {
     pub fn seconds(&self) -> f64 {
-        self.arrivals.iter().map(Arrival::came_s).fold(0.0, f64::max)
+        self.arrivals.iter().map(MessageArrival::came_s).fold(0.0, f64::max)
     }
 
-    /// By when they came; messages of so many bytes.
-    pub fn series(&self, bytes: usize) -> Vec<Point> {
+    /// Returns the series by time of arrival. `bytes` is the size of a message.
+    pub fn series(&self, bytes: usize) -> Vec<BinFigures> {
         let bins = (self.seconds() / BIN_S).ceil() as usize;
         let mut delays: Vec<Vec<f64>> = vec![Vec::new(); bins];
         for arrival in &self.arrivals {
@@ -45,11 +45,12 @@ impl Outcome {
             }
         }
         let of = |(bin, delays): (usize, Vec<f64>)| {
-            let (at_s, look) = (bin as f64 * BIN_S, self.look_at((bin + 1) as f64 * BIN_S));
-            Point {
+            let at_s = bin as f64 * BIN_S;
+            let look = self.look_at((bin + 1) as f64 * BIN_S);
+            BinFigures {
                 at_s,
                 mbit: (delays.len() * bytes * 8) as f64 / BIN_S / 1e6,
-                delay_ms: Percentiles::of(delays),
+                delay_ms: Percentiles::from_samples(delays),
                 rtt_ms: look.and_then(|look| look.session.rtt_ms),
                 graft: look.map(|look| look.session.graft.clone()).unwrap_or_default(),
             }
@@ -57,13 +58,13 @@ impl Outcome {
         delays.into_iter().enumerate().map(of).collect()
     }
 
-    /// What was known by then.
-    fn look_at(&self, at_s: f64) -> Option<&Look> {
+    /// Returns the latest state at this time.
+    fn look_at(&self, at_s: f64) -> Option<&StateSample> {
         self.looks.iter().take_while(|look| look.at_s <= at_s).last()
     }
 
-    /// Throughput by when messages came, delay by when they were sent.
-    fn phases(&self, bytes: usize) -> [Phase; 3] {
+    /// Returns figures by phase: throughput by time of arrival, delay by time of sending.
+    fn phases(&self, bytes: usize) -> [PhaseFigures; 3] {
         let [long_s, short_s] = self.turned_s;
         let lost = self.lost();
         [(0.0, long_s), (long_s, short_s), (short_s, self.seconds())].map(|(from_s, to_s)| {
@@ -73,9 +74,9 @@ impl Outcome {
             let number_at = |at_s: f64| {
                 self.looks.iter().take_while(|look| look.at_s < at_s).last().map_or(0, |it| it.next)
             };
-            let (first, last) =
-                (number_at(from_s), if to_s < self.seconds() { number_at(to_s) } else { self.messages });
-            Phase {
+            let first = number_at(from_s);
+            let last = if to_s < self.seconds() { number_at(to_s) } else { self.messages };
+            PhaseFigures {
                 mbit: (came * bytes * 8) as f64 / 1e6 / (to_s - from_s).max(1e-3),
                 delays_ms: sent.map(|it| it.delay_ms).collect(),
                 lost: lost.iter().filter(|number| (first..last).contains(number)).count(),
@@ -84,14 +85,15 @@ impl Outcome {
     }
 }
 
-/// Medians over the rounds; delays of all rounds together.
-pub fn text(args: &Args, outcomes: &[Vec<Outcome>]) -> String {
+/// Formats medians over the rounds, and delays of all rounds together.
+pub fn text(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> String {
     let head =
         ["graft changed", "path", "Mbit/s", "delay p50 ms", "p99 ms", "lost", "changed after s", "all in s"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for outcomes in outcomes {
         let Some(first) = outcomes.first() else { continue };
-        let phases: Vec<[Phase; 3]> = outcomes.iter().map(|outcome| outcome.phases(args.bytes)).collect();
+        let phases: Vec<[PhaseFigures; 3]> =
+            outcomes.iter().map(|outcome| outcome.phases(args.bytes)).collect();
         let changed = |turn: usize, graft: &str| {
             let after = outcomes
                 .iter()
@@ -100,13 +102,15 @@ pub fn text(args: &Args, outcomes: &[Vec<Outcome>]) -> String {
             median(&after).map_or("-".to_owned(), |s| format!("{s:.2}"))
         };
         let changes = match first.arm {
-            super::Arm::None => [(); 3].map(|()| "-".to_owned()),
+            super::ReconfigureMethod::None => [(); 3].map(|()| "-".to_owned()),
             _ => ["-".to_owned(), changed(0, PARTIAL), changed(1, FULL)],
         };
-        let all_s = median(&outcomes.iter().map(Outcome::seconds).collect::<Vec<_>>()).unwrap_or(f64::NAN);
+        let all_s =
+            median(&outcomes.iter().map(MethodOutcome::seconds).collect::<Vec<_>>()).unwrap_or(f64::NAN);
         for (at, (name, changed)) in PHASES.iter().zip(changes).enumerate() {
             let mbit = median(&phases.iter().map(|it| it[at].mbit).collect::<Vec<_>>()).unwrap_or(f64::NAN);
-            let delays = Percentiles::of(phases.iter().flat_map(|it| it[at].delays_ms.clone()).collect());
+            let delays =
+                Percentiles::from_samples(phases.iter().flat_map(|it| it[at].delays_ms.clone()).collect());
             let lost: usize = phases.iter().map(|it| it[at].lost).sum();
             let ms = |of: fn(&Percentiles) -> f64| {
                 delays.as_ref().map_or("-".to_owned(), |it| format!("{:.0}", of(it)))
@@ -127,8 +131,8 @@ pub fn text(args: &Args, outcomes: &[Vec<Outcome>]) -> String {
     columns(&lines)
 }
 
-pub fn rows(args: &Args, outcomes: &[Vec<Outcome>]) -> Vec<Value> {
-    let of = |outcomes: &Vec<Outcome>| {
+pub fn rows(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> Vec<Value> {
+    let of = |outcomes: &Vec<MethodOutcome>| {
         let arm = outcomes.first()?.arm.name();
         Some(json!({
             "arm": arm, "megabytes": args.megabytes, "bytes": args.bytes, "window": args.window,
@@ -139,9 +143,9 @@ pub fn rows(args: &Args, outcomes: &[Vec<Outcome>]) -> Vec<Value> {
     outcomes.iter().filter_map(of).collect()
 }
 
-fn round(outcome: &Outcome, args: &Args) -> Value {
+fn round(outcome: &MethodOutcome, args: &ReconfigureArgs) -> Value {
     let phases = PHASES.iter().zip(outcome.phases(args.bytes)).map(|(name, phase)| {
-        let delay_ms = Percentiles::of(phase.delays_ms);
+        let delay_ms = Percentiles::from_samples(phase.delays_ms);
         json!({ "path": name, "mbit_s": phase.mbit, "delay_ms": delay_ms, "lost": phase.lost })
     });
     let series = outcome.series(args.bytes).into_iter().map(|point| {

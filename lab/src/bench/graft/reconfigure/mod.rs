@@ -7,7 +7,7 @@
 //! * `in-place`: the daemon does so by a rule of its settings, for an application that knows nothing of it;
 //! * `none`: nobody does.
 //!
-//! Both ends have a daemon each, `millrace graft packets run`, as users have.
+//! Both ends have a daemon each, `millrace graft run`, as users have.
 
 mod arm;
 mod figures;
@@ -19,14 +19,14 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 
-use self::arm::{Arm, Outcome};
+use self::arm::{MethodOutcome, ReconfigureMethod};
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What changes the graft
+pub struct ReconfigureArgs {
+    /// Methods that change the graft
     #[arg(
         long,
         value_enum,
@@ -34,51 +34,51 @@ pub struct Args {
         default_value = "aware,in-place,none",
         value_name = "ARM"
     )]
-    arms: Vec<Arm>,
-    /// Megabytes that are sent
+    arms: Vec<ReconfigureMethod>,
+    /// Megabytes to send
     #[arg(long, default_value_t = 32, value_name = "COUNT")]
     megabytes: u64,
-    /// Round trip at first and at last
+    /// Round trip of the path at the beginning and at the end of the transfer
     #[arg(long, default_value_t = 20, value_name = "MS")]
     rtt_ms: u32,
-    /// Round trip in the middle
+    /// Round trip of the path in the middle of the transfer
     #[arg(long, default_value_t = 320, value_name = "MS")]
     far_rtt_ms: u32,
-    /// From which round trip on it is to be partial reliability
+    /// Round trip at which the rule changes the graft to partial reliability
     #[arg(long, default_value_t = 300, value_name = "MS")]
     at_rtt_ms: u32,
-    /// When the path becomes long
+    /// Time after which the path becomes long
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     after_s: f64,
-    /// For how long
+    /// Time that the path stays long
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     far_s: f64,
     /// Loss in the direction of the data, at random
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
     loss: f64,
-    /// Packets that may be under way
+    /// Packets in flight
     #[arg(long, default_value_t = 128, value_name = "COUNT")]
     window: u32,
-    /// Of a packet's payload
+    /// Payload of a packet
     #[arg(long, default_value_t = 1200)]
     bytes: usize,
-    /// Runs of each arm
+    /// Number of runs of each method
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw throughput and delay of the first runs here, as SVG
+    /// Draw throughput and delay of the first runs to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: ReconfigureArgs) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     let site = args.site()?;
-    let progress = Progress::of(args.arms.len() * args.rounds);
-    let mut outcomes: Vec<Vec<Outcome>> = args.arms.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(args.arms.len() * args.rounds);
+    let mut outcomes: Vec<Vec<MethodOutcome>> = args.arms.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for (arm, outcomes) in args.arms.iter().zip(&mut outcomes) {
             let label = format!("round {round}, {}", arm.name());
@@ -92,11 +92,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let rows = figures::rows(&args, &outcomes);
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))?;
     args.plot.as_deref().map_or(Ok(()), |path| plot::draw(&args, &outcomes, path))?;
-    // Figures of runs that broke a promise are there to be looked at, and count for nothing.
+    // Figures of runs that broke a promise are printed, but the command fails.
     outcomes.iter().flatten().try_for_each(|outcome| outcome.check(&args))
 }
 
-impl Args {
+impl ReconfigureArgs {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.rounds > 0 && self.megabytes > 0, "--rounds and --megabytes are at least 1");
         ensure!((1..=256).contains(&self.window), "--window is from 1 to 256");
@@ -111,7 +111,7 @@ impl Args {
         Ok(())
     }
 
-    /// Below it the session is to be as before.
+    /// Returns the round trip below which the session changes back.
     fn until_rtt_ms(&self) -> u32 {
         self.at_rtt_ms - self.at_rtt_ms / 5
     }

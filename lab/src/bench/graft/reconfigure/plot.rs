@@ -1,27 +1,27 @@
-//! Throughput and delay over time as a picture, of the first run of each arm.
+//! Plots throughput and delay over time, of the first run of each arm.
 
 use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::Args;
-use super::arm::Outcome;
-use super::figures::Point;
+use super::ReconfigureArgs;
+use super::arm::MethodOutcome;
+use super::figures::BinFigures;
 
 const SIZE: (u32, u32) = (1000, 640);
 const FONT: &str = "sans-serif";
 
 type Line = (&'static str, Vec<(f64, f64)>);
 
-pub fn draw(args: &Args, outcomes: &[Vec<Outcome>], path: &Path) -> anyhow::Result<()> {
-    let series: Vec<(&'static str, Vec<Point>)> = outcomes
+pub fn draw(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>], path: &Path) -> anyhow::Result<()> {
+    let series: Vec<(&'static str, Vec<BinFigures>)> = outcomes
         .iter()
         .filter_map(|outcomes| outcomes.first())
         .map(|outcome| (outcome.arm.name(), outcome.series(args.bytes)))
         .collect();
-    let lines = |of: fn(&Point) -> Option<f64>| -> Vec<Line> {
-        let line = |points: &[Point]| points.iter().filter_map(|it| Some((it.at_s, of(it)?))).collect();
+    let lines = |of: fn(&BinFigures) -> Option<f64>| -> Vec<Line> {
+        let line = |points: &[BinFigures]| points.iter().filter_map(|it| Some((it.at_s, of(it)?))).collect();
         series.iter().map(|(name, points)| (*name, line(points))).collect()
     };
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
@@ -46,7 +46,8 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[L
     let most = |of: fn(&(f64, f64)) -> f64| {
         lines.iter().flat_map(|(_, points)| points.iter().map(of)).fold(1.0, f64::max)
     };
-    let (most_s, most_value) = (most(|it| it.0), most(|it| it.1));
+    let most_s = most(|it| it.0);
+    let most_value = most(|it| it.1);
     let mut chart = ChartBuilder::on(area)
         .caption(title, (FONT, 15))
         .margin(8)

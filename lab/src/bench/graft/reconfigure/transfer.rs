@@ -1,4 +1,4 @@
-//! Messages from one host to another, as fast as the session takes them, and what came of each.
+//! Sends messages from one host to another as fast as the session takes them, and records the arrival of each.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,55 +10,57 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::super::packets::forget_words;
 use super::super::repair::datagrams::{message, read};
 use super::host::PORT;
-use crate::lab::Node;
+use crate::lab::LabNode;
 
-/// Until a sender that was told that there is no room tries again.
+/// Time until a sender tries again that was told that there is no room.
 const NO_ROOM: Duration = Duration::from_micros(200);
 
-/// A message that came: its number, when it was sent, and how long it took.
+/// A message that arrived: its number, when it was sent, and its delay.
 #[derive(Clone, Copy, Debug)]
-pub struct Arrival {
+pub struct MessageArrival {
     pub number: u64,
     pub sent_s: f64,
     pub delay_ms: f64,
 }
 
 #[derive(Default)]
-pub struct Received {
-    pub arrivals: Vec<Arrival>,
-    /// Not as they were sent, or for the second time.
+pub struct ReceivedTransfer {
+    pub arrivals: Vec<MessageArrival>,
+    /// Messages that were altered, or arrived twice.
     pub wrong: u64,
 }
 
-/// One at a time.
-pub struct Transfer {
+/// The shared state of a transfer. One transfer runs at a time.
+pub struct SharedTransfer {
     from: UdpSocket,
     to: UdpSocket,
     pub base: Instant,
     bytes: usize,
     messages: u64,
-    /// The next message.
+    /// Number of the next message.
     pub next: AtomicU64,
     pub is_over: AtomicBool,
 }
 
-impl Transfer {
-    pub fn new(near: &Node, far: &Node, bytes: usize, messages: u64) -> anyhow::Result<Self> {
-        let socket = |node: &Node, peer: &Node| -> anyhow::Result<UdpSocket> {
+impl SharedTransfer {
+    pub fn new(near: &LabNode, far: &LabNode, bytes: usize, messages: u64) -> anyhow::Result<Self> {
+        let socket = |node: &LabNode, peer: &LabNode| -> anyhow::Result<UdpSocket> {
             let socket = node.enter(|| UdpSocket::bind((node.addr_v4(), PORT)))??;
             socket.connect((peer.addr_v4(), PORT))?;
             Ok(socket)
         };
-        let (from, to) = (socket(near, far)?, socket(far, near)?);
+        let from = socket(near, far)?;
+        let to = socket(far, near)?;
         setsockopt(&from, sockopt::Ipv4RecvErr, &true)?;
         setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
         forget_words(&to)?;
         to.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let next = AtomicU64::new(0);
+        let is_over = AtomicBool::new(false);
         Ok(Self { from, to, base: Instant::now(), bytes, messages, next, is_over })
     }
 
-    /// All of them, unless it is over before.
+    /// Sends all messages, unless the transfer is over before.
     pub fn send(&self) -> anyhow::Result<()> {
         for number in 0..self.messages {
             while !self.send_once(number)? {
@@ -80,11 +82,13 @@ impl Transfer {
         }
     }
 
-    /// Until all have come, or nothing has for `silence` though all were sent, or `limit` is over, or the whole transfer.
-    pub fn receive(&self, silence: Duration, limit: Duration) -> Received {
-        let mut received = Received::default();
+    /// Receives until all have arrived, or none has for `silence` after all were sent, or `limit` or the transfer is
+    /// over.
+    pub fn receive(&self, silence: Duration, limit: Duration) -> ReceivedTransfer {
+        let mut received = ReceivedTransfer::default();
         let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];
-        let (mut buffer, mut latest) = ([0; 2048], Instant::now());
+        let mut buffer = [0; 2048];
+        let mut latest = Instant::now();
         let is_over = || self.base.elapsed() >= limit || self.is_over.load(Ordering::Relaxed);
         while (received.arrivals.len() as u64) < self.messages && !is_over() {
             let Ok(got) = self.to.recv(&mut buffer) else {
@@ -104,16 +108,16 @@ impl Transfer {
         received
     }
 
-    fn take(&self, got: &[u8], seen: &mut [bool]) -> Option<Arrival> {
+    fn take(&self, got: &[u8], seen: &mut [bool]) -> Option<MessageArrival> {
         let now_s = self.base.elapsed().as_secs_f64();
         let (number, delay_ms) = read(got, self.base, self.bytes)?;
         let seen = seen.get_mut(usize::try_from(number).ok()?)?;
         let is_new = !std::mem::replace(seen, true);
-        is_new.then_some(Arrival { number, sent_s: now_s - delay_ms / 1e3, delay_ms })
+        is_new.then_some(MessageArrival { number, sent_s: now_s - delay_ms / 1e3, delay_ms })
     }
 }
 
-impl Arrival {
+impl MessageArrival {
     pub fn came_s(&self) -> f64 {
         self.sent_s + self.delay_ms / 1e3
     }

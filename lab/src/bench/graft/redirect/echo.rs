@@ -1,4 +1,4 @@
-//! The far end of many connections: a process of its own, so that each end has all descriptors that a process may have.
+//! The far end of many connections. It is a process of its own, so that each end has all descriptors of a process.
 
 use std::net::SocketAddr;
 
@@ -6,14 +6,14 @@ use anyhow::Context as _;
 use tokio::net::TcpListener;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Where it listens
+pub struct EchoArgs {
+    /// Address to listen on
     #[arg(long)]
     at: SocketAddr,
 }
 
-/// Sends everything back, until it is ended.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+/// Sends everything back, until it is killed.
+pub fn run(args: &EchoArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind(args.at).await.with_context(|| args.at.to_string())?;

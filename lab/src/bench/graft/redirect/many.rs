@@ -1,4 +1,4 @@
-//! As many connections at once as there may be: how fast they are made, and what they cost while they are there and afterwards.
+//! Very many connections at once: how fast they are made, and their cost while they exist and afterwards.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,44 +10,45 @@ use serde_json::{Value, json};
 
 use crate::bench::graft::carrying::Carrying;
 use crate::bench::graft::host::LIMIT;
-use crate::bench::process::Process;
+use crate::bench::process::BenchProcess;
 use crate::bench::usage::rss_bytes;
 
 const MESSAGE: usize = 64;
-/// After the last of them, until daemons have given back what they do not need.
+/// Time after the last connection in which daemons give back resources.
 const SETTLED: Duration = Duration::from_secs(12);
-/// Of this process, besides its end of each connection.
+/// Descriptors of this process in addition to its end of each connection.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Resident memory of both daemons.
 #[derive(Debug, Clone, Copy)]
-struct Memory {
+struct DaemonsMemory {
     client: u64,
     server: u64,
 }
 
-struct Wave {
+struct ConnectionWave {
     per_second: f64,
-    during: Memory,
-    after: Memory,
+    during: DaemonsMemory,
+    after: DaemonsMemory,
 }
 
 pub struct Many {
     count: usize,
-    before: Memory,
-    waves: Vec<Wave>,
+    before: DaemonsMemory,
+    waves: Vec<ConnectionWave>,
 }
 
 impl Many {
-    /// Wave after wave, each of new connections that all say something and are there until the last of them has.
+    /// Measures wave after wave. The connections of a wave all carry a message and stay open until the last one has.
     pub fn measure(
         pair: &Carrying<'_>,
-        [server, client]: [&Process; 2],
+        [server, client]: [&BenchProcess; 2],
         at: SocketAddr,
-        (count, waves): (usize, usize),
+        count: usize,
+        waves: usize,
     ) -> anyhow::Result<Self> {
         let memory =
-            || anyhow::Ok(Memory { client: rss_bytes(client.id())?, server: rss_bytes(server.id())? });
+            || anyhow::Ok(DaemonsMemory { client: rss_bytes(client.id())?, server: rss_bytes(server.id())? });
         let before = memory()?;
         let mut measured = Vec::new();
         for _ in 0..waves {
@@ -60,15 +61,16 @@ impl Many {
                 status.pointer("/status/carry/connections").and_then(Value::as_u64) == Some(0)
             })?;
             std::thread::sleep(SETTLED);
-            measured.push(Wave { per_second, during, after: memory()? });
+            measured.push(ConnectionWave { per_second, during, after: memory()? });
         }
         Ok(Self { count, before, waves: measured })
     }
 
     pub fn json(&self) -> Value {
-        let memory = |it: Memory| json!({ "client_bytes": it.client, "server_bytes": it.server });
-        let wave = |it: &Wave| {
-            let (during, after) = (memory(it.during), memory(it.after));
+        let memory = |it: DaemonsMemory| json!({ "client_bytes": it.client, "server_bytes": it.server });
+        let wave = |it: &ConnectionWave| {
+            let during = memory(it.during);
+            let after = memory(it.after);
             json!({ "connections_per_second": it.per_second, "rss_during": during, "rss_after": after })
         };
         let waves: Vec<_> = self.waves.iter().map(wave).collect();
@@ -77,14 +79,15 @@ impl Many {
 
     pub fn render(&self) -> String {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let both = |it: Memory| format!("{:.0} and {:.0} MiB", mib(it.client), mib(it.server));
+        let both = |it: DaemonsMemory| format!("{:.0} and {:.0} MiB", mib(it.client), mib(it.server));
         let mut text = format!(
             "{} connections at once, memory of client's and server's daemon: {} before\n",
             self.count,
             both(self.before)
         );
         for (number, it) in self.waves.iter().enumerate() {
-            let (during, after) = (both(it.during), both(it.after));
+            let during = both(it.during);
+            let after = both(it.after);
             text += &format!(
                 "wave {}: {:.0} a second, {during} with them, {after} after\n",
                 number + 1,
@@ -95,7 +98,7 @@ impl Many {
     }
 }
 
-/// For one end of each of them. What is started later gets it, too.
+/// Raises the limit of descriptors for one end of each connection. Child processes inherit it.
 pub fn make_room(count: usize) -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let wanted = (count as u64 + OTHER_DESCRIPTORS).max(hard);
@@ -105,7 +108,7 @@ pub fn make_room(count: usize) -> anyhow::Result<()> {
     })
 }
 
-/// So many connections, one made after the other, each of which has carried a message there and back.
+/// Makes so many connections, one after the other. Each has passed a message in both directions.
 fn hold(pair: &Carrying<'_>, at: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
     let connect = || {
         let one = |_| {

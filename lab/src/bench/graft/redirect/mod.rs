@@ -1,4 +1,4 @@
-//! `bench graft redirect`: what two brokers and a carrier cost on a link that needs none, beside a proxy.
+//! `bench graft redirect`: the cost of two brokers and a carrier on a link that needs none, compared with a proxy.
 
 pub mod echo;
 mod many;
@@ -13,24 +13,24 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 
 use self::many::Many;
-use self::way::{Route, Way};
-use super::carrying::{Carrying, Wanted};
+use self::way::{RedirectMethod, RedirectRoute};
+use super::carrying::{Carrying, CarryingSettings};
 use super::host::LIMIT;
-use crate::bench::process::Process;
-use crate::bench::site::Site;
+use crate::bench::process::BenchProcess;
+use crate::bench::site::BenchSite;
 use crate::bench::table::{columns, write_json};
-use crate::bench::usage::{Reading, warn_if_busy};
+use crate::bench::usage::{UsageReading, warn_if_busy};
 use crate::beside::{self, Panel};
 use crate::lab::Topology;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::{Percentiles, Spread, median};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What is measured: the ways beside each other, or many connections at once
+pub struct RedirectArgs {
+    /// Measurements: the ways compared, or many connections at once
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ways,many", value_name = "PART")]
-    parts: Vec<Part>,
-    /// Of connections: each with daemons of its own, if it has any
+    parts: Vec<RedirectPart>,
+    /// Ways of connections: each has daemons of its own, if it has any
     #[arg(
         long,
         value_enum,
@@ -38,32 +38,32 @@ pub struct Args {
         default_value = "tcp,haproxy,in-place,quic,carried-tcp,carried-mptcp",
         value_name = "WAY"
     )]
-    ways: Vec<Way>,
-    /// Of each way, one after another and again
+    ways: Vec<RedirectMethod>,
+    /// Rounds of each way, interleaved
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Messages of 64 bytes there and back, of each round
+    /// Messages of 64 bytes there and back, in each round
     #[arg(long, default_value_t = 5000)]
     messages: usize,
-    /// Seconds of sending as much as goes, of each round
+    /// Seconds of sending at full rate, in each round
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Carried at once by QUIC, at most 55000; 0: that is not measured
+    /// Connections tunnelled by QUIC at once, at most 55000; 0: not measured
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
-    /// As many of them, one wave after another
+    /// Number of times that the connections are made and closed
     #[arg(long, default_value_t = 3)]
     waves: usize,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the ways here (SVG)
+    /// Draw the results to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum RedirectPart {
     Ways,
     Many,
 }
@@ -71,52 +71,55 @@ enum Part {
 const MANY: u16 = 7203;
 const CONNECTIONS_MAX: usize = 55_000;
 const MESSAGE: usize = 64;
-/// Before anything is timed.
+/// Messages before anything is timed.
 const UNTIMED: usize = 200;
 
-struct Row<'a> {
-    route: Route<'a>,
-    /// One way, microseconds.
+struct RedirectRow<'a> {
+    route: RedirectRoute<'a>,
+    /// Latencies one way, us.
     latency: Vec<f64>,
     gbit: Vec<f64>,
     gbit_per_cpu: Vec<f64>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: RedirectArgs) -> anyhow::Result<()> {
     ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages are at least 1");
     ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds is more than 0 and less than 3600");
     ensure!(args.connections <= CONNECTIONS_MAX, "--connections is at most {CONNECTIONS_MAX}");
     ensure!(args.waves > 0, "--waves is at least 1");
-    ensure!(args.plot.is_none() || args.parts.contains(&Part::Ways), "--plot draws the ways: --parts ways");
+    ensure!(
+        args.plot.is_none() || args.parts.contains(&RedirectPart::Ways),
+        "--plot draws the ways: --parts ways"
+    );
     warn_if_busy()?;
-    let site = Site::new(&Topology::standard(1, 1))?;
+    let site = BenchSite::new(&Topology::standard(1, 1))?;
     let mut json = Vec::new();
-    if args.parts.contains(&Part::Ways) {
-        json.extend(beside_each_other(&site, &args)?);
+    if args.parts.contains(&RedirectPart::Ways) {
+        json.extend(measure_interleaved(&site, &args)?);
     }
-    if args.parts.contains(&Part::Many) && args.connections > 0 {
-        json.push(at_once(&site, args.connections, args.waves)?);
+    if args.parts.contains(&RedirectPart::Many) && args.connections > 0 {
+        json.push(measure_at_once(&site, args.connections, args.waves)?);
     }
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-fn beside_each_other(site: &Site, args: &Args) -> anyhow::Result<Vec<Value>> {
+fn measure_interleaved(site: &BenchSite, args: &RedirectArgs) -> anyhow::Result<Vec<Value>> {
     let mut rows = Vec::new();
-    // haproxy goes on to the server that is reached directly.
-    let direct = args.ways.contains(&Way::Haproxy).then_some(Way::Tcp);
-    let others = args.ways.iter().copied().filter(|way| direct.is_none() || *way != Way::Tcp);
+    // haproxy forwards to the server that direct connections use.
+    let direct = args.ways.contains(&RedirectMethod::Haproxy).then_some(RedirectMethod::Tcp);
+    let others = args.ways.iter().copied().filter(|way| direct.is_none() || *way != RedirectMethod::Tcp);
     let mut lacking = Vec::new();
     for (number, way) in direct.into_iter().chain(others).enumerate() {
         if let Some(why) = way.lacks() {
             lacking.push(format!("{} is not there: {why}\n", way.name()));
             continue;
         }
-        let route = Route::new(site, way, number as u16, |listener| {
+        let route = RedirectRoute::new(site, way, number as u16, |listener| {
             std::thread::spawn(move || serve(&listener));
         })?;
-        rows.push(Row { route, latency: Vec::new(), gbit: Vec::new(), gbit_per_cpu: Vec::new() });
+        rows.push(RedirectRow { route, latency: Vec::new(), gbit: Vec::new(), gbit_per_cpu: Vec::new() });
     }
-    let progress = Progress::of(rows.len() * args.rounds);
+    let progress = BenchProgress::with_steps(rows.len() * args.rounds);
     for round in 1..=args.rounds {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.route.way.name()));
@@ -131,11 +134,11 @@ fn beside_each_other(site: &Site, args: &Args) -> anyhow::Result<Vec<Value>> {
     Ok(rows.iter().map(|row| row.json(&rows)).collect())
 }
 
-/// By daemons that have carried nothing before.
-fn at_once(site: &Site, count: usize, waves: usize) -> anyhow::Result<Value> {
-    // Nothing is led where there is hardly room left.
+/// Measures daemons that have tunnelled nothing before.
+fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Result<Value> {
+    // A daemon with little room left redirects no connections.
     let carry = format!("connections = {}\n", count + count / 32 + 64);
-    let wanted = Wanted { carry: &carry, ..Wanted::default() };
+    let wanted = CarryingSettings { carry: &carry, ..CarryingSettings::default() };
     let directory = site.directory().join("many");
     let pair = Carrying::wanted(site.relay()?, site.subscribers()?, &directory, &[MANY], &wanted)?;
     let server = &pair.server;
@@ -143,18 +146,18 @@ fn at_once(site: &Site, count: usize, waves: usize) -> anyhow::Result<Value> {
     let at = SocketAddr::from((server.node.addr_v4(), MANY));
     let mut command = server.node.command(std::env::current_exe()?);
     command.args(["bench", "graft", "echo", "--at", &at.to_string()]);
-    let mut echo = Process::start("echo", server.cgroup.command(&command), &server.directory)?;
+    let mut echo = BenchProcess::start("echo", server.cgroup.command(&command), &server.directory)?;
     let is_there = || server.node.enter(|| TcpStream::connect(at).is_ok()).unwrap_or(false);
     echo.wait_until("its port", LIMIT, is_there)?;
     let (far, near) = pair.start()?;
-    let many = Many::measure(&pair, [&far, &near], at, (count, waves))?;
-    // On a busy machine the daemon may be late for one of a hundred, which then goes in place.
+    let many = Many::measure(&pair, [&far, &near], at, count, waves)?;
+    // On a busy machine the daemon may be late for one of a hundred connections, which then stays in place.
     pair.check_led(waves * count * 99 / 100)?;
     print!("{}", many.render());
     Ok(many.json())
 }
 
-/// Each connection says by its first byte whether it is an echo's, or bytes to be counted.
+/// Serves connections. The first byte of each asks for an echo or for a count of its bytes.
 fn serve(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {
@@ -174,7 +177,8 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
             stream.write_all(&message)?;
         }
     }
-    let (mut block, mut count) = (vec![0; 1 << 17], 0_u64);
+    let mut block = vec![0; 1 << 17];
+    let mut count = 0_u64;
     loop {
         match read(&mut stream, &mut block)? {
             0 => return stream.write_all(&count.to_be_bytes()),
@@ -183,7 +187,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Past TCP on loopback a read that waits may say that there is nothing before its time is over.
+/// Reads with a time-out. On loopback, a waiting read may report a time-out before its time is over.
 fn read(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
     let start = Instant::now();
     loop {
@@ -205,8 +209,8 @@ fn read_all(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-impl Row<'_> {
-    fn measure(&mut self, args: &Args) -> anyhow::Result<()> {
+impl RedirectRow<'_> {
+    fn measure(&mut self, args: &RedirectArgs) -> anyhow::Result<()> {
         let mut stream = self.route.connect()?;
         stream.write_all(b"e")?;
         let mut message = [7; MESSAGE];
@@ -220,8 +224,12 @@ impl Row<'_> {
         }
         let mut stream = self.route.connect()?;
         stream.write_all(b"s")?;
-        let (bytes, block, limit) = (1 << 17, vec![7; 1 << 17], Duration::from_secs_f64(args.seconds));
-        let (before, start, mut sent) = (Reading::take(std::process::id())?, Instant::now(), 0_u64);
+        let bytes = 1 << 17;
+        let block = vec![7; 1 << 17];
+        let limit = Duration::from_secs_f64(args.seconds);
+        let before = UsageReading::take(std::process::id())?;
+        let start = Instant::now();
+        let mut sent = 0_u64;
         while start.elapsed() < limit {
             stream.write_all(&block)?;
             sent += bytes;
@@ -234,7 +242,7 @@ impl Row<'_> {
             "{}: other bytes came than were sent",
             self.route.way.name()
         );
-        let used = Reading::take(std::process::id())?.used_since(&before);
+        let used = UsageReading::take(std::process::id())?.used_since(&before);
         let gbit = sent as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64();
         self.gbit.push(gbit);
         self.gbit_per_cpu.push(gbit / used.busy_cpus().max(0.01));
@@ -242,55 +250,58 @@ impl Row<'_> {
     }
 
     fn percentiles(&self) -> Option<Percentiles> {
-        Percentiles::of(self.latency.clone())
+        Percentiles::from_samples(self.latency.clone())
     }
 
-    /// Microseconds that each host adds one way: at p50 and p99.
+    /// Returns the latency that each host adds one way, us: at p50 and p99.
     fn added(&self, rows: &[Self]) -> Option<[f64; 2]> {
-        let direct = of(rows, Way::Tcp)?.percentiles()?;
-        let (own, hosts) = (self.percentiles()?, self.route.way.hosts()?);
+        let direct = find_row(rows, RedirectMethod::Tcp)?.percentiles()?;
+        let own = self.percentiles()?;
+        let hosts = self.route.way.hosts()?;
         Some([(own.p50 - direct.p50) / hosts, (own.p99 - direct.p99) / hosts])
     }
 
-    /// Of Gbit/s by TCP, and of Gbit/s per busy CPU by haproxy, percent: the median of rounds, each beside the other's.
+    /// Returns the medians of rounds in percent: Gbit/s relative to TCP's, and Gbit/s per busy CPU relative to
+    /// haproxy's.
     fn beside(&self, rows: &[Self]) -> [Option<f64>; 2] {
         let of_other = |own: &[f64], other: &[f64]| {
             median(&own.iter().zip(other).map(|(own, other)| 100.0 * own / other).collect::<Vec<_>>())
         };
-        let tcp = of(rows, Way::Tcp).and_then(|tcp| of_other(&self.gbit, &tcp.gbit));
-        let haproxy = of(rows, Way::Haproxy);
+        let tcp = find_row(rows, RedirectMethod::Tcp).and_then(|tcp| of_other(&self.gbit, &tcp.gbit));
+        let haproxy = find_row(rows, RedirectMethod::Haproxy);
         [tcp, haproxy.and_then(|haproxy| of_other(&self.gbit_per_cpu, &haproxy.gbit_per_cpu))]
     }
 
     fn json(&self, rows: &[Self]) -> Value {
-        let (added, [of_tcp, of_haproxy]) = (self.added(rows), self.beside(rows));
+        let added = self.added(rows);
+        let [of_tcp, of_haproxy] = self.beside(rows);
         json!({
             "way": self.route.way.name(), "one_way_us": self.percentiles(),
             "added_per_host_p50_us": added.map(|it| it[0]), "added_per_host_p99_us": added.map(|it| it[1]),
-            "gbit_s": Spread::of(&self.gbit), "gbit_s_per_busy_cpu": Spread::of(&self.gbit_per_cpu),
+            "gbit_s": Spread::from_values(&self.gbit), "gbit_s_per_busy_cpu": Spread::from_values(&self.gbit_per_cpu),
             "gbit_s_of_tcp_percent": of_tcp, "gbit_s_per_busy_cpu_of_haproxy_percent": of_haproxy,
             "messages": self.latency.len(), "rounds": self.gbit.len(),
         })
     }
 }
 
-fn of<'a, 'b>(rows: &'a [Row<'b>], way: Way) -> Option<&'a Row<'b>> {
+fn find_row<'a, 'b>(rows: &'a [RedirectRow<'b>], way: RedirectMethod) -> Option<&'a RedirectRow<'b>> {
     rows.iter().find(|row| row.route.way == way)
 }
 
-fn panels(rows: &[Row<'_>]) -> [Panel; 2] {
-    let panel = |title, figure: fn(&Row<'_>) -> Option<[f64; 3]>| {
-        Panel::of(title, rows.iter().map(|row| (row.route.way.name().to_owned(), figure(row))))
+fn panels(rows: &[RedirectRow<'_>]) -> [Panel; 2] {
+    let panel = |title, figure: fn(&RedirectRow<'_>) -> Option<[f64; 3]>| {
+        Panel::from_figures(title, rows.iter().map(|row| (row.route.way.name().to_owned(), figure(row))))
     };
     [
         panel("one way, us: p50 to p99", |row| row.percentiles().map(|it| [it.p50, it.p50, it.p99])),
         panel("Gbit/s: median, least to most", |row| {
-            Spread::of(&row.gbit).map(|it| [it.median, it.min, it.max])
+            Spread::from_values(&row.gbit).map(|it| [it.median, it.min, it.max])
         }),
     ]
 }
 
-fn render(rows: &[Row<'_>]) -> String {
+fn render(rows: &[RedirectRow<'_>]) -> String {
     let head = [
         "way",
         "p50 us",
@@ -305,9 +316,10 @@ fn render(rows: &[Row<'_>]) -> String {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     let whole = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |it| format!("{it:.0}"));
     for row in rows {
-        let Some((times, gbit)) = row.percentiles().zip(Spread::of(&row.gbit)) else { continue };
-        let (added, [of_tcp, of_haproxy]) = (row.added(rows), row.beside(rows));
-        let per_cpu = Spread::of(&row.gbit_per_cpu).map_or(0.0, |it| it.median);
+        let Some((times, gbit)) = row.percentiles().zip(Spread::from_values(&row.gbit)) else { continue };
+        let added = row.added(rows);
+        let [of_tcp, of_haproxy] = row.beside(rows);
+        let per_cpu = Spread::from_values(&row.gbit_per_cpu).map_or(0.0, |it| it.median);
         lines.push(vec![
             row.route.way.name().to_owned(),
             format!("{:.0}", times.p50),

@@ -1,4 +1,4 @@
-//! The ways of a connection from the one host to the other, and what each needs on both.
+//! The ways of a connection from one host to the other, and the programs that each needs on both.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,35 +7,35 @@ use std::process::Command;
 
 use anyhow::ensure;
 
-use crate::bench::graft::carrying::{Carrying, Wanted};
+use crate::bench::graft::carrying::{Carrying, CarryingSettings};
 use crate::bench::graft::host::LIMIT;
-use crate::bench::process::Process;
-use crate::bench::site::Site;
-use crate::lab::Node;
+use crate::bench::process::BenchProcess;
+use crate::bench::site::BenchSite;
+use crate::lab::LabNode;
 
 const DIRECT: u16 = 7201;
 const PROXY: u16 = 7202;
-/// Of pairs of daemons, one after the other: their servers, and their brokers.
+/// First port of the servers of pairs of daemons. `BROKERS` is the first of their brokers.
 const SERVERS: u16 = 7210;
 const BROKERS: u16 = 9190;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Way {
-    /// As without Millrace
+pub enum RedirectMethod {
+    /// Plain TCP, without Millrace
     Tcp,
-    /// By haproxy in TCP mode, on the client's host
+    /// Haproxy in TCP mode, on the client's host
     Haproxy,
-    /// A daemon on each host, whose rule leaves it in place
+    /// A daemon on each host, whose rule leaves the connection in place
     InPlace,
-    /// Carried by QUIC
+    /// Tunnelled by QUIC
     Quic,
-    /// Carried by TCP
+    /// Tunnelled by TCP
     CarriedTcp,
-    /// Carried by MPTCP
+    /// Tunnelled by MPTCP
     CarriedMptcp,
 }
 
-impl Way {
+impl RedirectMethod {
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -47,7 +47,7 @@ impl Way {
         }
     }
 
-    /// On which something takes part that bytes go through.
+    /// Returns the number of hosts with a process that the bytes pass through.
     pub fn hosts(self) -> Option<f64> {
         match self {
             Self::Tcp | Self::InPlace => None,
@@ -56,7 +56,7 @@ impl Way {
         }
     }
 
-    /// Lines of both daemons' `[carry]`. `None`: without daemons.
+    /// Returns lines of both daemons' `[carry]`; `None`: there are no daemons.
     fn carry(self) -> Option<&'static str> {
         match self {
             Self::Tcp | Self::Haproxy => None,
@@ -66,7 +66,7 @@ impl Way {
         }
     }
 
-    /// Why it cannot be here.
+    /// Returns why the way is not possible here.
     pub fn lacks(self) -> Option<&'static str> {
         let has_mptcp =
             || fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
@@ -80,37 +80,38 @@ impl Way {
     }
 }
 
-/// A way, with all that it needs, for as long as this lives.
-pub struct Route<'a> {
-    pub way: Way,
-    client: &'a Node,
+/// A way with its programs, which run until it is dropped.
+pub struct RedirectRoute<'a> {
+    pub way: RedirectMethod,
+    client: &'a LabNode,
     to: SocketAddr,
     pair: Option<Carrying<'a>>,
-    processes: Vec<Process>,
+    processes: Vec<BenchProcess>,
 }
 
-impl<'a> Route<'a> {
-    /// `serve` gets the server's listener. `number`: which of the routes it is.
+impl<'a> RedirectRoute<'a> {
+    /// Makes a route. `serve` gets the server's listener, and `number` is the route's.
     pub fn new(
-        site: &'a Site,
-        way: Way,
+        site: &'a BenchSite,
+        way: RedirectMethod,
         number: u16,
         serve: impl FnOnce(TcpListener),
     ) -> anyhow::Result<Self> {
-        let (client, server) = (site.relay()?, site.subscribers()?);
+        let client = site.relay()?;
+        let server = site.subscribers()?;
         let directory = site.directory().join(format!("route{number}"));
         fs::create_dir_all(&directory)?;
         let mut route =
             Self { way, client, to: (server.addr_v4(), DIRECT).into(), pair: None, processes: Vec::new() };
         match way.carry() {
-            None if way == Way::Haproxy => route.proxy(&directory)?,
+            None if way == RedirectMethod::Haproxy => route.proxy(&directory)?,
             None => serve(server.enter(|| TcpListener::bind((server.addr_v4(), DIRECT)))??),
             Some(carry) => {
                 let port = SERVERS + number;
                 route.to.set_port(port);
                 let control = default_control(client)?;
-                let is_in_place = way == Way::InPlace;
-                let wanted = Wanted {
+                let is_in_place = way == RedirectMethod::InPlace;
+                let wanted = CarryingSettings {
                     carry,
                     listen: Some(BROKERS + number),
                     in_place: is_in_place.then_some((port, &control)),
@@ -127,7 +128,7 @@ impl<'a> Route<'a> {
         Ok(route)
     }
 
-    /// Debian's, as it comes, to the server that is reached directly.
+    /// Starts haproxy as Debian has it, in front of the server that direct connections use.
     fn proxy(&mut self, directory: &Path) -> anyhow::Result<()> {
         let path = directory.join("haproxy.cfg");
         let server = self.to;
@@ -141,7 +142,7 @@ impl<'a> Route<'a> {
         self.to = SocketAddr::from(([127, 0, 0, 1], PROXY));
         let mut command = self.client.command("haproxy");
         command.arg("-db").arg("-f").arg(path);
-        let mut process = Process::start("haproxy", command, directory)?;
+        let mut process = BenchProcess::start("haproxy", command, directory)?;
         process.wait_until("its port", LIMIT, || self.connect().is_ok())?;
         self.processes.push(process);
         Ok(())
@@ -159,10 +160,10 @@ impl<'a> Route<'a> {
         Ok(stream)
     }
 
-    /// Whether connections went this way, of which there were so many.
+    /// Checks that connections went this way. `connections` is their number.
     pub fn check(&self, connections: usize) -> anyhow::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
-        if self.way == Way::InPlace {
+        if self.way == RedirectMethod::InPlace {
             let led = pair.client.led()?;
             ensure!(led == 0, "{led} connections were carried that were to stay in place");
             return Ok(());
@@ -171,8 +172,8 @@ impl<'a> Route<'a> {
     }
 }
 
-/// What a node's sockets have without a rule.
-fn default_control(node: &Node) -> anyhow::Result<String> {
+/// Returns the congestion control of a node's sockets without a rule.
+fn default_control(node: &LabNode) -> anyhow::Result<String> {
     let read = || fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     Ok(node.enter(read)??.trim().to_owned())
 }

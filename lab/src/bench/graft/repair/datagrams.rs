@@ -1,4 +1,4 @@
-//! A session of packet grafts between two nodes, and datagrams in it: each with a number, the time when it was sent, and bytes
+//! A session of packet grafts between two nodes, and datagrams in it. Each has a number, its time of sending, and bytes
 //! that follow from the number.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,91 +8,98 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_graft::packet::{Runtime, Settings};
+use millrace_graft::packet::{PacketRuntime, Settings};
+use millrace_graft::settings::DaemonSettings;
 use nix::libc::{ECONNREFUSED, ENOBUFS};
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::super::line::{self, ChannelEnd, PEER};
 use super::super::packets::forget_words;
-use super::super::two_links::{Ends, FIRST};
-use crate::bench::site::Site;
-use crate::lab::Node;
+use super::super::two_links::{FIRST, LinkEndNames};
+use crate::bench::site::BenchSite;
+use crate::lab::LabNode;
 
 const PORT: u16 = 7000;
-/// Until a sender that was told that there is no room tries again.
+/// Time until a sender tries again that was told that there is no room.
 const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
 /// A list of functions, and their parameters as TOML.
 #[derive(Default)]
-pub struct Graft<'a> {
+pub struct FunctionListSettings<'a> {
     pub functions: &'a [&'a str],
     pub parameters: String,
-    /// More lines of the session's settings.
+    /// Additional lines of the session's settings.
     pub session: &'a str,
-    /// Beside the first one, those by which it goes, too.
-    pub ways: &'a [Ends],
+    /// Additional paths of the session.
+    pub ways: &'a [LinkEndNames],
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct RepairOutcome {
     pub sent: u64,
-    /// Without those that came twice.
+    /// Messages that arrived, without duplicates.
     pub received: u64,
-    /// Not as they were sent, or for the second time.
+    /// Messages that were altered, or arrived twice.
     pub wrong: u64,
-    /// Behind one that was sent later.
+    /// Messages that arrived after one that was sent later.
     pub disordered: u64,
     pub delays_ms: Vec<f64>,
-    /// The longest time between two that came.
+    /// The longest time between two arrivals.
     pub gap_ms: f64,
-    /// What became of packets at both ends, by the names of the reasons.
+    /// Packets at both ends, by reason.
     pub sender: BTreeMap<String, u64>,
     pub receiver: BTreeMap<String, u64>,
 }
 
-/// How an application sends.
+/// Pace of an application's sending.
 #[derive(Clone, Copy)]
-pub enum Pace {
-    /// As much as the window lets it.
+pub enum DatagramPace {
+    /// Sends as much as the window allows.
     Window,
-    /// Messages a second.
+    /// Messages per second.
     Rate(u32),
 }
 
-pub struct Run {
-    pub pace: Pace,
+pub struct DatagramRun {
+    pub pace: DatagramPace,
     pub bytes: usize,
     pub sending: Duration,
-    /// For what is still under way then.
+    /// Wait for messages that are on their way at the end.
     pub grace: Duration,
 }
 
-impl Run {
-    pub fn measure(&self, site: &Site, graft: &Graft) -> anyhow::Result<Outcome> {
+impl DatagramRun {
+    pub fn measure(&self, site: &BenchSite, graft: &FunctionListSettings) -> anyhow::Result<RepairOutcome> {
         self.measure_and(site, graft, || Ok(()))
     }
 
-    /// The same; in the middle of the sending something is done.
+    /// Measures, and runs `halfway` in the middle of the sending.
     pub fn measure_and(
         &self,
-        site: &Site,
-        graft: &Graft,
+        site: &BenchSite,
+        graft: &FunctionListSettings,
         halfway: impl FnOnce() -> anyhow::Result<()> + Send,
-    ) -> anyhow::Result<Outcome> {
-        let (near, far) = (site.relay()?, site.subscribers()?);
-        std::fs::write(site.directory().join("key"), "00112233445566778899aabbccddeeff")?;
-        let (here, there) = (settings(site, near, far, graft)?, settings(site, far, near, graft)?);
-        let (from, to) = (socket(near, far)?, socket(far, near)?);
+    ) -> anyhow::Result<RepairOutcome> {
+        let near = site.relay()?;
+        let far = site.subscribers()?;
+        let here = settings(site, near, far, graft)?;
+        let there = settings(site, far, near, graft)?;
+        let from = socket(near, far)?;
+        let to = socket(far, near)?;
         setsockopt(&from, sockopt::Ipv4RecvErr, &true)?;
         setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
         to.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let (stop, (is_ready, ready)) = (AtomicBool::new(false), channel());
+        let stop = AtomicBool::new(false);
+        let (is_ready, ready) = channel();
         std::thread::scope(|scope| {
-            let (stop, far_is_ready) = (&stop, is_ready.clone());
-            let receiver = scope.spawn(move || far.enter(|| hold(there, stop, &far_is_ready))?);
-            let sender = scope.spawn(move || near.enter(|| hold(here, stop, &is_ready))?);
-            // A channel that is closed says that one of them could not start.
+            let stop = &stop;
+            let far_is_ready = is_ready.clone();
+            let [ours, theirs] = ChannelEnd::pair()?;
+            let receiver = scope.spawn(move || far.enter(|| hold(there, theirs, stop, &far_is_ready))?);
+            let sender = scope.spawn(move || near.enter(|| hold(here, ours, stop, &is_ready))?);
+            // A closed channel says that one of the ends could not start.
             let outcome = match (0..2).all(|_| ready.recv().is_ok()) {
                 true => forget_words(&to).and_then(|()| self.traffic(&from, &to, halfway)),
                 false => Err(anyhow!("not started")),
@@ -101,18 +108,19 @@ impl Run {
             let ended = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<_>>| {
                 thread.join().map_err(|_| anyhow!("a runtime panicked"))?
             };
-            let (sender, receiver) = (ended(sender)?, ended(receiver)?);
-            Ok(Outcome { sender, receiver, ..outcome? })
+            let sender = ended(sender)?;
+            let receiver = ended(receiver)?;
+            Ok(RepairOutcome { sender, receiver, ..outcome? })
         })
     }
 
-    /// When a message is due, in time since `base`, which is also what its delay counts from: who has to wait for room is late by that.
-    /// `None`: there is no more to send, or no time.
+    /// Returns when a message is due, as time since `base`. Its delay counts from then, so a wait for room adds to it.
+    /// Returns `None` if there is no more to send, or no time.
     pub fn due(&self, number: u64, base: Instant) -> Option<Duration> {
         let now = base.elapsed();
         match self.pace {
-            Pace::Window => (now < self.sending).then_some(now),
-            Pace::Rate(rate) => {
+            DatagramPace::Window => (now < self.sending).then_some(now),
+            DatagramPace::Rate(rate) => {
                 let due = Duration::from_secs(number) / rate;
                 (due < self.sending && now < self.sending + self.grace).then_some(due)
             }
@@ -124,8 +132,9 @@ impl Run {
         from: &UdpSocket,
         to: &UdpSocket,
         halfway: impl FnOnce() -> anyhow::Result<()> + Send,
-    ) -> anyhow::Result<Outcome> {
-        let (base, is_over) = (Instant::now(), AtomicBool::new(false));
+    ) -> anyhow::Result<RepairOutcome> {
+        let base = Instant::now();
+        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| receive(to, base, self.bytes, &is_over));
             let middle = scope.spawn(|| {
@@ -133,13 +142,13 @@ impl Run {
                 halfway()
             });
             let sent = self.send(from, base);
-            if matches!(self.pace, Pace::Rate(_)) {
+            if matches!(self.pace, DatagramPace::Rate(_)) {
                 std::thread::sleep(self.grace);
             }
             is_over.store(true, Ordering::Relaxed);
             let outcome = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
             middle.join().map_err(|_| anyhow!("what was to be done in the middle panicked"))??;
-            Ok(Outcome { sent: sent?, ..outcome })
+            Ok(RepairOutcome { sent: sent?, ..outcome })
         })
     }
 
@@ -150,7 +159,7 @@ impl Run {
             match from.send(&message(number, due, self.bytes)) {
                 Ok(_) => number += 1,
                 Err(error) if error.raw_os_error() == Some(ENOBUFS) => std::thread::sleep(NO_ROOM),
-                // Of a packet of the run before, which was under way when its receiver closed.
+                // The error is from a packet of an earlier run, which was on its way when its receiver closed.
                 Err(error) if error.raw_os_error() == Some(ECONNREFUSED) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -159,19 +168,25 @@ impl Run {
     }
 }
 
-fn settings(site: &Site, node: &Node, peer: &Node, graft: &Graft) -> anyhow::Result<Settings> {
+fn settings(
+    site: &BenchSite,
+    node: &LabNode,
+    peer: &LabNode,
+    graft: &FunctionListSettings,
+) -> anyhow::Result<Settings> {
     let ways = [FIRST].into_iter().chain(graft.ways.iter().copied());
-    // Either of them may be the near end.
-    let ends = |Ends { near, far }: Ends| {
+    // The sending node may be either end of the link.
+    let ends = |LinkEndNames { near, far }: LinkEndNames| {
         let ends = (node.interface(near), peer.interface(far));
         let turned = (node.interface(far), peer.interface(near));
         ends.0.zip(ends.1).or(turned.0.zip(turned.1))
     };
     let ways = ways.map(ends).collect::<Option<Vec<_>>>().context("no interface")?;
     let devices: Vec<_> = ways.iter().map(|(here, _)| &here.device).collect();
+    let known = line::peer(site.directory(), [node, peer].map(|it| it.addr_v4().into()), "40000")?;
     let mut text = format!(
-        "interface = {devices:?}\n{}\n[[graft]]\nname = \"measured\"\nfunctions = {:?}\n\
-         [[session]]\nname = \"bench\"\nlocal = \"{}:{PORT}\"\nremote = \"{}:{PORT}\"\nkey-file = \"key\"\nclear = true\ngraft = \"measured\"\n{}",
+        "[sessions]\ninterface = {devices:?}\n{}\n[[graft]]\nname = \"measured\"\nfunctions = {:?}\n\
+         {known}[[session]]\nname = \"bench\"\nlocal = \"{}:{PORT}\"\nremote = \"{}:{PORT}\"\npeer = \"{PEER}\"\nclear = true\ngraft = \"measured\"\n{}",
         graft.parameters,
         graft.functions,
         node.addr_v4(),
@@ -185,24 +200,30 @@ fn settings(site: &Site, node: &Node, peer: &Node, graft: &Graft) -> anyhow::Res
             "[[session.path]]\nlocal = \"{local}\"\nremote = \"{remote}\"\ninterface = {device:?}\n"
         );
     }
-    Ok(Settings::parse(&text, site.directory())?)
+    Ok(DaemonSettings::parse(&text, site.directory())?.into_sessions()?)
 }
 
-fn socket(node: &Node, peer: &Node) -> anyhow::Result<UdpSocket> {
+fn socket(node: &LabNode, peer: &LabNode) -> anyhow::Result<UdpSocket> {
     let socket = node.enter(|| UdpSocket::bind((node.addr_v4(), PORT)))??;
     socket.connect((peer.addr_v4(), PORT))?;
     Ok(socket)
 }
 
-/// One end's runtime. Returns what became of packets.
+/// Runs one end's runtime and returns the counts of its packets.
 fn hold(
     settings: Settings,
+    line: ChannelEnd,
     stop: &AtomicBool,
     is_ready: &Sender<()>,
 ) -> anyhow::Result<BTreeMap<String, u64>> {
-    let mut runtime = Runtime::start(settings)?;
-    let _ = is_ready.send(());
+    let mut runtime = PacketRuntime::start(settings)?;
+    line.connect(&mut runtime)?;
+    let mut is_ready = Some(is_ready);
     while !stop.load(Ordering::Relaxed) {
+        if let Some(ready) = is_ready.take_if(|_| runtime.is_open()) {
+            let _ = ready.send(());
+        }
+        line.relay(&mut runtime)?;
         runtime.step(Duration::from_millis(5))?;
     }
     let status = runtime.status()?;
@@ -210,7 +231,7 @@ fn hold(
     Ok(status.sessions.into_iter().next().map(|session| session.packets).unwrap_or_default())
 }
 
-/// A number, the time that its delay counts from in ns, and bytes that follow from the number.
+/// Builds a message: a number, the time that its delay counts from in ns, and bytes that follow from the number.
 pub fn message(number: u64, since: Duration, bytes: usize) -> Vec<u8> {
     let sent_ns = since.as_nanos() as u64;
     let mut message = [number.to_be_bytes(), sent_ns.to_be_bytes()].concat();
@@ -218,27 +239,28 @@ pub fn message(number: u64, since: Duration, bytes: usize) -> Vec<u8> {
     message
 }
 
-/// What has come, as it was sent: its number and its delay; times count from `base`.
+/// Parses a message that arrived as it was sent: its number and its delay. Times count from `base`.
 pub fn read(got: &[u8], base: Instant, bytes: usize) -> Option<(u64, f64)> {
     let now_ns = base.elapsed().as_nanos() as u64;
     let (number, rest) = got.split_first_chunk()?;
     let (sent_ns, _) = rest.split_first_chunk()?;
-    let (number, sent_ns) = (u64::from_be_bytes(*number), u64::from_be_bytes(*sent_ns));
+    let number = u64::from_be_bytes(*number);
+    let sent_ns = u64::from_be_bytes(*sent_ns);
     let is_whole = got.len() == bytes && got[HEAD..] == message(number, Duration::ZERO, bytes)[HEAD..];
     is_whole.then(|| (number, now_ns.saturating_sub(sent_ns) as f64 / 1e6))
 }
 
-/// What comes at the receiver.
+/// State of the receiver.
 #[derive(Default)]
-pub struct Receiving {
-    pub outcome: Outcome,
+pub struct ReceiverState {
+    pub outcome: RepairOutcome,
     seen: BTreeSet<u64>,
     newest: u64,
-    /// When the latest came, in ms.
+    /// Time of the latest arrival, ms.
     latest: Option<f64>,
 }
 
-impl Receiving {
+impl ReceiverState {
     pub fn take(&mut self, got: &[u8], base: Instant, bytes: usize) {
         let outcome = &mut self.outcome;
         match read(got, base, bytes) {
@@ -256,8 +278,9 @@ impl Receiving {
     }
 }
 
-fn receive(to: &UdpSocket, base: Instant, bytes: usize, is_over: &AtomicBool) -> Outcome {
-    let (mut receiving, mut buffer) = (Receiving::default(), [0; 2048]);
+fn receive(to: &UdpSocket, base: Instant, bytes: usize, is_over: &AtomicBool) -> RepairOutcome {
+    let mut receiving = ReceiverState::default();
+    let mut buffer = [0; 2048];
     while !is_over.load(Ordering::Relaxed) {
         let Ok(got) = to.recv(&mut buffer) else { continue };
         receiving.take(&buffer[..got], base, bytes);

@@ -1,4 +1,4 @@
-//! The delay of messages at a rate: full reliability, a bounded part of it, parity, QUIC's datagrams, and TCP.
+//! Measures the delay of messages at a rate: with full reliability, bounded loss, parity, QUIC's datagrams, and TCP.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -6,52 +6,52 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, ensure};
 use serde_json::{Value, json};
 
-use super::datagrams::{Graft, Outcome, Pace, Run, message, read};
-use super::{Args, quic, site};
-use crate::bench::graft::flow::Flow;
-use crate::bench::site::Site;
+use super::datagrams::{DatagramPace, DatagramRun, FunctionListSettings, RepairOutcome, message, read};
+use super::{RepairArgs, quic, site};
+use crate::bench::graft::flow::BegunTransfer;
+use crate::bench::site::BenchSite;
 use crate::bench::table::columns;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
-/// Packets that parity is sent behind.
+/// Packets that each parity packet protects.
 const PROTECTED: u64 = 8;
 
-enum Arm {
-    Functions(List),
+enum DelayMethod {
+    Functions(DelayFunctions),
     Tcp(&'static str),
     Quic,
 }
 
-struct List {
+struct DelayFunctions {
     name: &'static str,
     functions: &'static [&'static str],
-    /// Of `partial`: of the messages that may be given up, per mille.
+    /// Share of messages that `partial` may give up, per mille.
     give_up: u64,
 }
 
-const fn list(name: &'static str, functions: &'static [&'static str], give_up: u64) -> Arm {
-    Arm::Functions(List { name, functions, give_up })
+const fn list(name: &'static str, functions: &'static [&'static str], give_up: u64) -> DelayMethod {
+    DelayMethod::Functions(DelayFunctions { name, functions, give_up })
 }
 
 const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
-const ARMS: [Arm; 9] = [
+const ARMS: [DelayMethod; 9] = [
     list("repair", &["window", "number", "repair", "acknowledge"], 0),
     list("gobackn", &["window", "gobackn", "number", "acknowledge"], 0),
     list("partial 20", PARTIAL, 20),
     list("partial 5", PARTIAL, 5),
     list("fec", &["number", "fec"], 0),
     list("fec, repair", &["window", "number", "fec", "repair", "acknowledge"], 0),
-    Arm::Tcp("cubic"),
-    Arm::Tcp("bbr"),
-    Arm::Quic,
+    DelayMethod::Tcp("cubic"),
+    DelayMethod::Tcp("bbr"),
+    DelayMethod::Quic,
 ];
 
-pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
+pub fn run(args: &RepairArgs) -> anyhow::Result<(Vec<Value>, String)> {
     let site = site(args.delay_rtt_ms, args.delay_loss, None)?;
-    let progress = Progress::of(ARMS.len() * args.rounds);
-    let mut outcomes: Vec<Vec<Outcome>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
+    let mut outcomes: Vec<Vec<RepairOutcome>> = ARMS.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
             let label = format!("round {round}, {}", arm.name());
@@ -69,60 +69,68 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
     Ok((rows, columns(&lines)))
 }
 
-impl Args {
-    fn measure_arm(&self, site: &Site, arm: &Arm) -> anyhow::Result<Outcome> {
+impl RepairArgs {
+    fn measure_arm(&self, site: &BenchSite, arm: &DelayMethod) -> anyhow::Result<RepairOutcome> {
         let outcome = match arm {
-            Arm::Functions(list) => self.functions(site, list)?,
-            Arm::Tcp(control) => self.tcp(site, control)?,
-            Arm::Quic => quic::measure(site, &self.plan())?,
+            DelayMethod::Functions(list) => self.functions(site, list)?,
+            DelayMethod::Tcp(control) => self.tcp(site, control)?,
+            DelayMethod::Quic => quic::measure(site, &self.plan())?,
         };
         ensure!(outcome.wrong == 0, "{}: {} messages were not as they were sent", arm.name(), outcome.wrong);
-        if let Arm::Functions(List { functions: PARTIAL, give_up, .. }) = arm {
-            let (sent, lost) = (outcome.sent, outcome.sent.saturating_sub(outcome.received));
+        if let DelayMethod::Functions(DelayFunctions { functions: PARTIAL, give_up, .. }) = arm {
+            let sent = outcome.sent;
+            let lost = outcome.sent.saturating_sub(outcome.received);
             ensure!(lost * 1000 <= sent * give_up, "{}: {lost} of {sent} messages are lost", arm.name());
         }
         Ok(outcome)
     }
 
-    fn functions(&self, site: &Site, list: &List) -> anyhow::Result<Outcome> {
+    fn functions(&self, site: &BenchSite, list: &DelayFunctions) -> anyhow::Result<RepairOutcome> {
         let rtt_us = u64::from(self.delay_rtt_ms) * 1000;
         let parameters = format!(
-            "[parameters.window]\npackets = 256\n[parameters.fec]\npackets = {PROTECTED}\n\
-             [parameters.repair]\ntries = 0\nretry_us = {retry}\n[parameters.gobackn]\nretry_us = {back}\n\
-             [parameters.partial]\nretry_us = {retry}\ndeadline_ms = {deadline}\ngive_up_permille = {give_up}\n",
+            "[sessions.parameters.window]\npackets = 256\n[sessions.parameters.fec]\npackets = {PROTECTED}\n\
+             [sessions.parameters.repair]\ntries = 0\nretry_us = {retry}\n[sessions.parameters.gobackn]\nretry_us = {back}\n\
+             [sessions.parameters.partial]\nretry_us = {retry}\ndeadline_ms = {deadline}\ngive_up_permille = {give_up}\n",
             retry = rtt_us * 3 / 2 + 10_000,
             back = rtt_us * 3 + 20_000,
             deadline = self.delay_rtt_ms / 4 + 1,
             give_up = list.give_up,
         );
-        let (functions, session) = (list.functions, self.session());
-        self.plan().measure(site, &Graft { functions, parameters, session, ..Graft::default() })
+        let functions = list.functions;
+        let session = self.session();
+        self.plan().measure(
+            site,
+            &FunctionListSettings { functions, parameters, session, ..FunctionListSettings::default() },
+        )
     }
 
-    /// Messages that are due, in all rounds.
+    /// Returns how many messages are due, in all rounds.
     fn owed(&self) -> u64 {
         u64::from(self.rate) * self.seconds * self.rounds as u64
     }
 
-    fn plan(&self) -> Run {
-        Run {
-            pace: Pace::Rate(self.rate),
+    fn plan(&self) -> DatagramRun {
+        DatagramRun {
+            pace: DatagramPace::Rate(self.rate),
             bytes: self.bytes,
             sending: Duration::from_secs(self.seconds),
-            // A few rounds of repair.
+            // Long enough for a few rounds of repair.
             grace: Duration::from_millis(500 + 6 * u64::from(self.delay_rtt_ms)),
         }
     }
 
-    /// The same messages in a stream.
-    fn tcp(&self, site: &Site, control: &str) -> anyhow::Result<Outcome> {
+    /// Sends the same messages in a TCP stream.
+    fn tcp(&self, site: &BenchSite, control: &str) -> anyhow::Result<RepairOutcome> {
         let plan = self.plan();
-        let Flow { mut sender, mut receiver, .. } = Flow::open(site.relay()?, site.subscribers()?, control)?;
+        let BegunTransfer { mut sender, mut receiver, .. } =
+            BegunTransfer::open(site.relay()?, site.subscribers()?, control)?;
         sender.set_nodelay(true)?;
         receiver.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let (base, bytes) = (Instant::now(), self.bytes);
+        let base = Instant::now();
+        let bytes = self.bytes;
         let reading = std::thread::spawn(move || {
-            let (mut outcome, mut buffer) = (Outcome::default(), vec![0; bytes]);
+            let mut outcome = RepairOutcome::default();
+            let mut buffer = vec![0; bytes];
             while receiver.read_exact(&mut buffer).is_ok() {
                 match read(&buffer, base, bytes) {
                     Some((_, delay_ms)) => {
@@ -142,11 +150,11 @@ impl Args {
         }
         drop(sender);
         let outcome = reading.join().map_err(|_| anyhow!("the receiver panicked"))?;
-        Ok(Outcome { sent, ..outcome })
+        Ok(RepairOutcome { sent, ..outcome })
     }
 }
 
-impl Arm {
+impl DelayMethod {
     fn name(&self) -> String {
         match self {
             Self::Functions(list) => list.name.to_owned(),
@@ -155,7 +163,7 @@ impl Arm {
         }
     }
 
-    fn line(&self, outcomes: &[Outcome], owed: u64) -> Option<Vec<String>> {
+    fn line(&self, outcomes: &[RepairOutcome], owed: u64) -> Option<Vec<String>> {
         let (sent, lost) = lost(outcomes);
         let delays = delays(outcomes)?;
         let mut line = vec![self.name(), sent.to_string(), lost.to_string()];
@@ -165,12 +173,12 @@ impl Arm {
         Some(line)
     }
 
-    fn json(&self, args: &Args, outcomes: &[Outcome]) -> Value {
+    fn json(&self, args: &RepairArgs, outcomes: &[RepairOutcome]) -> Value {
         let (sent, lost) = lost(outcomes);
-        let of = |outcome: &Outcome| {
+        let of = |outcome: &RepairOutcome| {
             json!({
                 "sent": outcome.sent, "received": outcome.received, "disordered": outcome.disordered,
-                "delay_ms": Percentiles::of(outcome.delays_ms.clone()),
+                "delay_ms": Percentiles::from_samples(outcome.delays_ms.clone()),
                 "sender": outcome.sender, "receiver": outcome.receiver,
             })
         };
@@ -187,37 +195,37 @@ impl Arm {
     }
 }
 
-fn lost(outcomes: &[Outcome]) -> (u64, u64) {
-    let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
+fn lost(outcomes: &[RepairOutcome]) -> (u64, u64) {
+    let sum = |of: fn(&RepairOutcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     let sent = sum(|outcome| outcome.sent);
     (sent, sent.saturating_sub(sum(|outcome| outcome.received)))
 }
 
-/// Of all messages that were due, where one that was lost, or could not be sent in time, is later than all that came; `None`: it is
-/// among these.
-fn p99_of_owed(outcomes: &[Outcome], owed: u64) -> Option<f64> {
+/// Returns the 99th percentile of all messages that were due. A message that was lost, or could not be sent in time, is
+/// infinitely late; `None` if the percentile is one of these.
+fn p99_of_owed(outcomes: &[RepairOutcome], owed: u64) -> Option<f64> {
     let mut delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect();
     delays.resize(delays.len().max(usize::try_from(owed).ok()?), f64::INFINITY);
-    Percentiles::of(delays).map(|delays| delays.p99).filter(|p99| p99.is_finite())
+    Percentiles::from_samples(delays).map(|delays| delays.p99).filter(|p99| p99.is_finite())
 }
 
-/// Of all rounds.
-fn delays(outcomes: &[Outcome]) -> Option<Percentiles> {
-    Percentiles::of(outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect())
+/// Returns the delays of all rounds.
+fn delays(outcomes: &[RepairOutcome]) -> Option<Percentiles> {
+    Percentiles::from_samples(outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// `come` messages, each a millisecond later than the one before, and `lost` that did not come.
-    fn outcome(come: u64, lost: u64) -> Outcome {
+    /// Makes an outcome with `come` arrivals, each a millisecond later than the one before, and `lost` losses.
+    fn outcome(come: u64, lost: u64) -> RepairOutcome {
         let delays_ms = (1..=come).map(|ms| ms as f64).collect();
-        Outcome { sent: come + lost, received: come, delays_ms, ..Outcome::default() }
+        RepairOutcome { sent: come + lost, received: come, delays_ms, ..RepairOutcome::default() }
     }
 
     #[test]
-    fn what_is_lost_is_later_than_all_that_came() {
+    fn lost_messages_are_infinitely_late() {
         assert_eq!(p99_of_owed(&[outcome(100, 0)], 100), Some(99.0));
         assert_eq!(p99_of_owed(&[outcome(99, 1)], 100), Some(99.0));
         assert_eq!(p99_of_owed(&[outcome(98, 2)], 100), None);

@@ -1,4 +1,4 @@
-//! `bench graft repair`: what functions that repair are worth, by window, loss and round trip.
+//! `bench graft repair`: the gain from functions that repair, by window, loss and round trip.
 
 pub mod datagrams;
 mod delay;
@@ -11,68 +11,68 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use serde_json::Value;
 
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What is measured: Selective Repeat against Go-Back-N by window, or the delay of messages
+pub struct RepairArgs {
+    /// Measurements: Selective Repeat against Go-Back-N by window, or the delay of messages
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,delay", value_name = "PART")]
-    parts: Vec<Part>,
-    /// Packets that may be under way
+    parts: Vec<RepairPart>,
+    /// Packets in flight
     #[arg(long, value_delimiter = ',', default_value = "16,64,128,256", value_name = "COUNT")]
     windows: Vec<u32>,
     /// Loss of the link, at random, in the direction of the data
     #[arg(long, value_delimiter = ',', default_value = "1,2,5", value_name = "PERCENT")]
     loss: Vec<f64>,
-    /// Round trips of windows
+    /// Round trips for the windows
     #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// The link of windows carries one in a round trip, and no more; without, it has no rate
+    /// Limit the link to one window per round trip; default: no limit
     #[arg(long)]
     filled: bool,
-    /// Round trip of messages
+    /// Round trip for the messages
     #[arg(long, default_value_t = 300, value_name = "MS")]
     delay_rtt_ms: u32,
-    /// Loss that messages meet
+    /// Loss for the messages
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     delay_loss: f64,
-    /// Messages a second
+    /// Messages per second
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     rate: u32,
     /// Bytes of a packet, or of a message
     #[arg(long, default_value_t = 200)]
     bytes: usize,
-    /// Of each run
+    /// Length of each run, seconds
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// Runs of each
+    /// Number of runs of each measurement
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// On the wire of packet grafts: UDP, or IP protocol 253
+    /// Encapsulation of packet grafts: UDP, or IP protocol 253
     #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
     protocol: String,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-impl Args {
-    /// Lines of the session's settings.
+impl RepairArgs {
+    /// Returns lines of the session's settings.
     fn session(&self) -> &'static str {
         if self.protocol == "253" { "protocol = \"253\"\n" } else { "" }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum RepairPart {
     Window,
     Delay,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: RepairArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.seconds > 0 && args.rate > 0,
         "--rounds, --seconds and --rate are at least 1"
@@ -85,8 +85,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut rows: Vec<Value> = Vec::new();
     for part in &args.parts {
         let (part, text) = match part {
-            Part::Window => window::run(&args)?,
-            Part::Delay => delay::run(&args)?,
+            RepairPart::Window => window::run(&args)?,
+            RepairPart::Delay => delay::run(&args)?,
         };
         rows.extend(part);
         print!("{text}");
@@ -96,22 +96,23 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 pub use saturate::saturate;
 
-/// A window of packets, of so many bytes on the wire each.
+/// A window of packets, and their size on the wire.
 #[derive(Clone, Copy)]
-pub struct Fill {
+pub struct PacketWindow {
     pub packets: u32,
     pub bytes: u64,
 }
 
-/// Two ends with a link between them, which loses in the direction of the data, and may carry no more than so many packets in a round trip.
-pub fn site(rtt_ms: u32, loss: f64, fills: Option<Fill>) -> anyhow::Result<Site> {
+/// Makes two ends with a link between them. It loses packets in the direction of the data, and may be limited to one
+/// window per round trip.
+pub fn site(rtt_ms: u32, loss: f64, fills: Option<PacketWindow>) -> anyhow::Result<BenchSite> {
     let mut topology = Topology::standard(1, 1);
-    if let Some(Fill { packets, bytes }) = fills {
+    if let Some(PacketWindow { packets, bytes }) = fills {
         let rate = u64::from(packets) * bytes * 8 * 1000 / u64::from(rtt_ms).max(1);
         let rate = format!("rate={rate}bit queue-packets={packets}");
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &rate)?;
     }
     topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", u64::from(rtt_ms) * 500))?;
     topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &format!("loss={loss}%"))?;
-    Site::new(&topology)
+    BenchSite::new(&topology)
 }

@@ -1,4 +1,4 @@
-//! The same messages as QUIC datagrams (RFC 9221): encrypted, congestion-controlled, and not repaired.
+//! Sends the same messages as QUIC datagrams (RFC 9221): encrypted, congestion-controlled, and not repaired.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -9,17 +9,19 @@ use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, ServerConfig, To
 use rustls::RootCertStore;
 use tokio::time::sleep_until;
 
-use super::datagrams::{Outcome, Receiving, Run, message};
-use crate::bench::site::Site;
-use crate::lab::Node;
+use super::datagrams::{DatagramRun, ReceiverState, RepairOutcome, message};
+use crate::bench::site::BenchSite;
+use crate::lab::LabNode;
 
 const NAME: &str = "localhost";
 
-/// By quinn, from one node to the other.
-pub fn measure(site: &Site, run: &Run) -> anyhow::Result<Outcome> {
-    let (near, far) = (site.relay()?, site.subscribers()?);
+/// Sends datagrams with quinn, from one node to the other.
+pub fn measure(site: &BenchSite, run: &DatagramRun) -> anyhow::Result<RepairOutcome> {
+    let near = site.relay()?;
+    let far = site.subscribers()?;
     let (client, server) = configs()?;
-    let (from, to) = (socket(near)?, socket(far)?);
+    let from = socket(near)?;
+    let to = socket(far)?;
     let at = to.local_addr()?;
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?.block_on(async {
         let mut from = endpoint(from, None)?;
@@ -29,7 +31,7 @@ pub fn measure(site: &Site, run: &Run) -> anyhow::Result<Outcome> {
     })
 }
 
-fn socket(node: &Node) -> anyhow::Result<UdpSocket> {
+fn socket(node: &LabNode) -> anyhow::Result<UdpSocket> {
     Ok(node.enter(|| UdpSocket::bind((node.addr_v4(), 0)))??)
 }
 
@@ -39,7 +41,8 @@ fn endpoint(socket: UdpSocket, server: Option<ServerConfig>) -> anyhow::Result<E
 
 fn configs() -> anyhow::Result<(ClientConfig, ServerConfig)> {
     let made = rcgen::generate_simple_self_signed([NAME.to_owned()])?;
-    let (certificate, key) = (made.cert.der().clone(), made.signing_key.into());
+    let certificate = made.cert.der().clone();
+    let key = made.signing_key.into();
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone())?;
     Ok((
@@ -48,7 +51,12 @@ fn configs() -> anyhow::Result<(ClientConfig, ServerConfig)> {
     ))
 }
 
-async fn traffic(run: &Run, from: &Endpoint, to: &Endpoint, at: SocketAddr) -> anyhow::Result<Outcome> {
+async fn traffic(
+    run: &DatagramRun,
+    from: &Endpoint,
+    to: &Endpoint,
+    at: SocketAddr,
+) -> anyhow::Result<RepairOutcome> {
     let accept = async {
         to.accept().await.ok_or_else(|| anyhow!("the endpoint is closed"))?.await.map_err(Into::into)
     };
@@ -58,24 +66,24 @@ async fn traffic(run: &Run, from: &Endpoint, to: &Endpoint, at: SocketAddr) -> a
     let receiving = tokio::spawn(receive(far, base, run.bytes));
     let sent = send(run, &near, base).await?;
     tokio::time::sleep(run.grace).await;
-    // Its reading ends.
+    // Closing ends the reading.
     to.close(0_u32.into(), b"");
-    Ok(Outcome { sent, ..receiving.await? })
+    Ok(RepairOutcome { sent, ..receiving.await? })
 }
 
-async fn send(run: &Run, near: &Connection, base: Instant) -> anyhow::Result<u64> {
+async fn send(run: &DatagramRun, near: &Connection, base: Instant) -> anyhow::Result<u64> {
     let mut number = 0;
     while let Some(due) = run.due(number, base) {
         sleep_until((base + due).into()).await;
-        // Waits for room, where the congestion controller has none.
+        // Waits for room, if the congestion controller has none.
         near.send_datagram_wait(message(number, due, run.bytes).into()).await?;
         number += 1;
     }
     Ok(number)
 }
 
-async fn receive(far: Connection, base: Instant, bytes: usize) -> Outcome {
-    let mut receiving = Receiving::default();
+async fn receive(far: Connection, base: Instant, bytes: usize) -> RepairOutcome {
+    let mut receiving = ReceiverState::default();
     while let Ok(got) = far.read_datagram().await {
         receiving.take(&got, base, bytes);
     }

@@ -1,27 +1,30 @@
-//! Datagrams as many as the path carries, by the packet function `congestion`: for measurements of others beside them.
+//! Fills a path with datagrams by the packet function `congestion`, so that other traffic can be measured on it.
 
 use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::datagrams::{Graft, Pace, Run};
-use crate::bench::site::Site;
+use super::datagrams::{DatagramPace, DatagramRun, FunctionListSettings};
+use crate::bench::site::BenchSite;
 
 const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
-/// With headers and frame as long as TCP's packets.
+/// Payload, bytes. With headers the frame is as long as TCP's packets.
 const BYTES: usize = 1400;
 
-/// From the relay to the subscribers of the site, over IPv4.
+/// Sends from the relay to the subscribers of the site, over IPv4.
 ///
 /// # Errors
-/// Also where something came otherwise than it was sent, or nothing did.
-pub fn saturate(site: &Site, rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
+/// Fails also if a datagram was altered, or none arrived.
+pub fn saturate(site: &BenchSite, rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
     let retry_us = u64::from(rtt_ms) * 1500 + 50_000;
     let parameters = format!(
-        "[parameters.window]\npackets = 256\n[parameters.repair]\ntries = 0\nretry_us = {retry_us}\n"
+        "[sessions.parameters.window]\npackets = 256\n[sessions.parameters.repair]\ntries = 0\nretry_us = {retry_us}\n"
     );
-    let run = Run { pace: Pace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
-    let outcome = run.measure(site, &Graft { functions: FUNCTIONS, parameters, ..Graft::default() })?;
+    let run = DatagramRun { pace: DatagramPace::Window, bytes: BYTES, sending, grace: Duration::ZERO };
+    let outcome = run.measure(
+        site,
+        &FunctionListSettings { functions: FUNCTIONS, parameters, ..FunctionListSettings::default() },
+    )?;
     ensure!(outcome.wrong == 0, "{} datagrams were not as they were sent, or came twice", outcome.wrong);
     ensure!(outcome.received > 0, "no datagram came");
     Ok(())

@@ -1,41 +1,42 @@
-//! Selective Repeat against Go-Back-N, where the window is the limit.
+//! Compares Selective Repeat with Go-Back-N, where the window is the limit.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-use super::datagrams::{Graft, Outcome, Pace, Run};
-use super::{Args, Fill, site};
-use crate::bench::site::Site;
+use super::datagrams::{DatagramPace, DatagramRun, FunctionListSettings, RepairOutcome};
+use super::{PacketWindow, RepairArgs, site};
+use crate::bench::site::BenchSite;
 use crate::bench::table::columns;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Spread;
 
 const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 
-/// Ethernet's, IPv4's and UDP's headers, and the frame of a session in clear.
+/// Headers of Ethernet, IPv4 and UDP, and the frame of an unencrypted session, bytes.
 const AROUND_BYTES: usize = 14 + 20 + 8 + 16;
 
-/// On one path, with one window: by list, one figure a round.
+/// Results on one path with one window, for each list of functions, one per round.
 #[derive(Default)]
-struct Cell {
-    selective: Vec<Figures>,
-    go_back: Vec<Figures>,
+struct WindowCell {
+    selective: Vec<WindowFigures>,
+    go_back: Vec<WindowFigures>,
 }
 
 #[derive(Clone, Copy)]
-struct Figures {
-    /// A second, as the application gets them.
+struct WindowFigures {
+    /// Packets per second that the application receives.
     packets: f64,
-    /// Transmissions for each of them.
+    /// Transmissions per received packet.
     transmissions: f64,
 }
 
-pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
+pub fn run(args: &RepairArgs) -> anyhow::Result<(Vec<Value>, String)> {
     let cells = args.rtt_ms.len() * args.loss.len() * args.windows.len();
-    let progress = Progress::of(cells * args.rounds * 2);
-    let (mut rows, head) = (Vec::new(), HEAD.map(str::to_owned).to_vec());
+    let progress = BenchProgress::with_steps(cells * args.rounds * 2);
+    let mut rows = Vec::new();
+    let head = HEAD.map(str::to_owned).to_vec();
     let mut lines = vec![head];
     for rtt_ms in &args.rtt_ms {
         for loss in &args.loss {
@@ -51,14 +52,20 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
     Ok((rows, columns(&lines)))
 }
 
-impl Args {
-    fn fill(&self, packets: u32) -> Fill {
-        Fill { packets, bytes: (self.bytes + AROUND_BYTES) as u64 }
+impl RepairArgs {
+    fn fill(&self, packets: u32) -> PacketWindow {
+        PacketWindow { packets, bytes: (self.bytes + AROUND_BYTES) as u64 }
     }
 
-    /// Both lists in turn, so that what changes on the machine over time meets both.
-    fn cell(&self, site: &Site, rtt_ms: u32, window: u32, progress: &Progress) -> anyhow::Result<Cell> {
-        let mut cell = Cell::default();
+    /// Measures both lists in turn, so that a drift of the machine affects both alike.
+    fn cell(
+        &self,
+        site: &BenchSite,
+        rtt_ms: u32,
+        window: u32,
+        progress: &BenchProgress,
+    ) -> anyhow::Result<WindowCell> {
+        let mut cell = WindowCell::default();
         for round in 1..=self.rounds {
             for (functions, name, figures) in [
                 (SELECTIVE, "Selective Repeat", &mut cell.selective),
@@ -73,30 +80,45 @@ impl Args {
         Ok(cell)
     }
 
-    fn measure(&self, site: &Site, rtt_ms: u32, window: u32, functions: &[&str]) -> anyhow::Result<Figures> {
+    fn measure(
+        &self,
+        site: &BenchSite,
+        rtt_ms: u32,
+        window: u32,
+        functions: &[&str],
+    ) -> anyhow::Result<WindowFigures> {
         let parameters = format!(
-            "[parameters.window]\npackets = {window}\n\
-             [parameters.repair]\ntries = 0\nretry_us = {}\n[parameters.gobackn]\nretry_us = {}",
+            "[sessions.parameters.window]\npackets = {window}\n\
+             [sessions.parameters.repair]\ntries = 0\nretry_us = {}\n[sessions.parameters.gobackn]\nretry_us = {}",
             u64::from(rtt_ms) * 1500 + 10_000,
             u64::from(rtt_ms) * 3000 + 20_000,
         );
         let sending = Duration::from_secs(self.seconds);
-        let run = Run { pace: Pace::Window, bytes: self.bytes, sending, grace: Duration::ZERO };
-        let outcome =
-            run.measure(site, &Graft { functions, parameters, session: self.session(), ..Graft::default() })?;
-        let (wrong, disordered) = (outcome.wrong, outcome.disordered);
+        let run =
+            DatagramRun { pace: DatagramPace::Window, bytes: self.bytes, sending, grace: Duration::ZERO };
+        let outcome = run.measure(
+            site,
+            &FunctionListSettings {
+                functions,
+                parameters,
+                session: self.session(),
+                ..FunctionListSettings::default()
+            },
+        )?;
+        let wrong = outcome.wrong;
+        let disordered = outcome.disordered;
         ensure!(wrong == 0, "{wrong} datagrams were not as they were sent, or came twice");
         ensure!(disordered == 0 || functions == SELECTIVE, "{disordered} datagrams came out of order");
-        Ok(Figures::of(&outcome, self.seconds))
+        Ok(WindowFigures::from_outcome(&outcome, self.seconds))
     }
 }
 
-impl Figures {
-    /// What is under way at the end has been sent and has not come: it is left out.
-    fn of(outcome: &Outcome, seconds: u64) -> Self {
+impl WindowFigures {
+    /// Computes the figures. Packets that are on their way at the end count as sent but not as received.
+    fn from_outcome(outcome: &RepairOutcome, seconds: u64) -> Self {
         let count = |reason: &str| outcome.sender.get(reason).copied().unwrap_or_default() as f64;
         let packets = outcome.received as f64;
-        // What is sent again leaves by the way that every packet of a function does.
+        // A retransmission leaves like every packet that a function sends.
         let again = count("sent-by-us");
         let share = packets / (outcome.sent as f64).max(1.0);
         Self {
@@ -106,7 +128,7 @@ impl Figures {
     }
 }
 
-/// Transmissions of a packet with Go-Back-N, for each that Selective Repeat would need, as textbooks have it.
+/// Returns the ratio of transmissions, Go-Back-N to Selective Repeat, by the textbook formula.
 fn formula(loss_percent: f64, window: u32) -> f64 {
     let p = loss_percent / 100.0;
     (1.0 - p + p * f64::from(window)) / (1.0 - p)
@@ -124,11 +146,12 @@ const HEAD: [&str; 9] = [
     "GBN sent/packet",
 ];
 
-impl Cell {
+impl WindowCell {
     fn medians(&self) -> [f64; 4] {
-        let median = |values: Vec<f64>| Spread::of(&values).map_or(f64::NAN, |spread| spread.median);
-        let packets = |figures: &[Figures]| median(figures.iter().map(|it| it.packets).collect());
-        let transmissions = |figures: &[Figures]| median(figures.iter().map(|it| it.transmissions).collect());
+        let median = |values: Vec<f64>| Spread::from_values(&values).map_or(f64::NAN, |spread| spread.median);
+        let packets = |figures: &[WindowFigures]| median(figures.iter().map(|it| it.packets).collect());
+        let transmissions =
+            |figures: &[WindowFigures]| median(figures.iter().map(|it| it.transmissions).collect());
         [
             packets(&self.selective),
             packets(&self.go_back),
@@ -148,9 +171,9 @@ impl Cell {
         line
     }
 
-    fn json(&self, args: &Args, rtt_ms: u32, loss: f64, window: u32) -> Value {
+    fn json(&self, args: &RepairArgs, rtt_ms: u32, loss: f64, window: u32) -> Value {
         let [selective, go_back, ..] = self.medians();
-        let rounds = |figures: &[Figures]| {
+        let rounds = |figures: &[WindowFigures]| {
             let each = figures.iter();
             each.map(|it| json!({ "packets_s": it.packets, "transmissions": it.transmissions }))
                 .collect::<Vec<_>>()
@@ -168,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_formula_is_that_of_textbooks() {
+    fn go_back_n_formula_matches_textbooks() {
         assert!((formula(0.0, 128) - 1.0).abs() < 1e-9);
         assert!((formula(1.0, 16) - 1.15 / 0.99).abs() < 1e-9);
         assert!((formula(50.0, 3) - 4.0).abs() < 1e-9);

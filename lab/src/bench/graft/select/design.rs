@@ -1,16 +1,16 @@
-//! Which networks: a Latin hypercube, so that each dimension is covered evenly by however few.
+//! Chooses the networks by a Latin hypercube, so that even a few cover each dimension evenly.
 
 use std::str::FromStr;
 
-use crate::train::runs::Network;
+use crate::train::runs::TrainingNetwork;
 
 use crate::bench::graft::network::loss;
 
-/// From the one to the other, both above 0.
+/// A range from the first to the second number, both above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Range(f64, f64);
+pub struct DesignRange(f64, f64);
 
-impl FromStr for Range {
+impl FromStr for DesignRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -23,28 +23,33 @@ impl FromStr for Range {
     }
 }
 
-impl Range {
-    /// `share` of the way, in equal factors.
+impl DesignRange {
+    /// Returns the value at this share of the range, on a logarithmic scale.
     fn at(self, share: f64) -> f64 {
         self.0 * (self.1 / self.0).powf(share)
     }
 }
 
-/// The same for the same arguments.
-pub fn networks(count: usize, cube: u64, rtts_ms: Range, rates_mbit: Range) -> Vec<Network> {
+/// Returns the networks, which are the same for the same arguments.
+pub fn networks(
+    count: usize,
+    cube: u64,
+    rtts_ms: DesignRange,
+    rates_mbit: DesignRange,
+) -> Vec<TrainingNetwork> {
     let mut random = fastrand::Rng::with_seed(cube);
     let dimensions: [Vec<f64>; 8] = std::array::from_fn(|_| dimension(count, &mut random));
     let network = |at: usize| {
         let [rtt, rate, loss, burst, queue, jitter, reorder, cross] =
             dimensions.each_ref().map(|shares| shares[at]);
         let rtt_ms = rtts_ms.at(rtt);
-        let network = Network {
+        let network = TrainingNetwork {
             rtt_ms,
             rate_mbit: rates_mbit.at(rate),
-            // A quarter loses nothing, and little is more common than much.
+            // A quarter loses nothing, and small losses are more common than large ones.
             loss_percent: 5.0 * beyond(0.25, loss).powi(2),
-            burst_packets: Range(1.0, 8.0).at(beyond(0.5, burst)),
-            queue_bdp: Range(0.25, 4.0).at(queue),
+            burst_packets: DesignRange(1.0, 8.0).at(beyond(0.5, burst)),
+            queue_bdp: DesignRange(0.25, 4.0).at(queue),
             jitter_ms: rtt_ms * 0.1 * beyond(0.5, jitter),
             reorder_percent: 2.0 * beyond(0.75, reorder),
             cross_percent: 50.0 * beyond(0.5, cross),
@@ -54,22 +59,22 @@ pub fn networks(count: usize, cube: u64, rtts_ms: Range, rates_mbit: Range) -> V
     (0..count).map(network).collect()
 }
 
-/// One in each of `count` equal parts of 0 to 1, in any order.
+/// Returns one value in each of `count` equal parts of 0 to 1, in random order.
 fn dimension(count: usize, random: &mut fastrand::Rng) -> Vec<f64> {
     let mut shares: Vec<f64> = (0..count).map(|part| (part as f64 + random.f64()) / count as f64).collect();
     random.shuffle(&mut shares);
     shares
 }
 
-/// 0 up to there, and from there on evenly up to 1.
+/// Returns 0 for values up to `share`, and a value from 0 to 1 in proportion above it.
 fn beyond(share: f64, value: f64) -> f64 {
     ((value - share) / (1.0 - share)).max(0.0)
 }
 
-/// As files have it.
-fn rounded(network: Network) -> Network {
+/// Rounds the values as files have them.
+fn rounded(network: TrainingNetwork) -> TrainingNetwork {
     let round = |value: f64| (value * 1e3).round() / 1e3;
-    Network {
+    TrainingNetwork {
         rtt_ms: round(network.rtt_ms),
         rate_mbit: round(network.rate_mbit),
         loss_percent: round(network.loss_percent),
@@ -81,19 +86,26 @@ fn rounded(network: Network) -> Network {
     }
 }
 
-/// What a link does to the data.
-pub fn impairment(network: &Network) -> String {
-    let Network {
-        rtt_ms, rate_mbit, loss_percent, burst_packets, queue_bdp, jitter_ms, reorder_percent, ..
+/// Returns the impairment of the link that carries the data.
+pub fn impairment(network: &TrainingNetwork) -> String {
+    let TrainingNetwork {
+        rtt_ms,
+        rate_mbit,
+        loss_percent,
+        burst_packets,
+        queue_bdp,
+        jitter_ms,
+        reorder_percent,
+        ..
     } = network;
-    // Sixteen packets fit, whatever the product.
+    // At least sixteen packets fit, even with a small bandwidth-delay product.
     let queue = (rate_mbit * 125.0 * rtt_ms * queue_bdp).max(24e3) as u64;
     let mut text = format!(
         "rate={}bit queue-bytes={queue} jitter={}us",
         (rate_mbit * 1e6) as u64,
         (jitter_ms * 1e3) as u64
     );
-    // Between one packet and two, on average, there is no telling.
+    // Bursts of less than 1.5 packets on average count as single losses.
     let burst = if *burst_packets < 1.5 { 1.0 } else { *burst_packets };
     text += &format!(" {}", loss(*loss_percent, burst));
     if *reorder_percent > 0.0 {
@@ -108,24 +120,24 @@ mod tests {
     use crate::lab::Impairment;
 
     #[test]
-    fn every_part_of_every_dimension_has_one() {
-        let all = networks(64, 1, Range(1.0, 800.0), Range(0.5, 100.0));
+    fn every_part_of_every_dimension_has_one_network() {
+        let all = networks(64, 1, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0));
         let mut parts: Vec<usize> =
             all.iter().map(|it| ((it.rtt_ms.ln() / 800_f64.ln() * 64.0) as usize).min(63)).collect();
         parts.sort_unstable();
         parts.dedup();
         assert!(parts.len() >= 60, "rounding moves few of them: {}", parts.len());
-        let share = |of: fn(&Network) -> bool| all.iter().filter(|it| of(it)).count();
+        let share = |of: fn(&TrainingNetwork) -> bool| all.iter().filter(|it| of(it)).count();
         assert!((16..=18).contains(&share(|it| it.loss_percent == 0.0)));
         assert_eq!(share(|it| it.cross_percent == 0.0), 32);
         assert!(all.iter().all(|it| it.loss_percent <= 5.0 && (0.25..=4.0).contains(&it.queue_bdp)));
-        assert_eq!(all, networks(64, 1, Range(1.0, 800.0), Range(0.5, 100.0)));
-        assert_ne!(all, networks(64, 2, Range(1.0, 800.0), Range(0.5, 100.0)));
+        assert_eq!(all, networks(64, 1, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0)));
+        assert_ne!(all, networks(64, 2, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0)));
     }
 
     #[test]
-    fn the_lab_understands_all_of_them() {
-        for network in networks(200, 3, Range(1.0, 800.0), Range(0.5, 100.0)) {
+    fn lab_accepts_all_networks() {
+        for network in networks(200, 3, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0)) {
             let text = impairment(&network);
             let made = Impairment::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
             let loss = match made.burst_start {
@@ -137,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn ranges() {
-        assert_eq!("0.5:100".parse(), Ok(Range(0.5, 100.0)));
+    fn ranges_of_the_hypercube_are_parsed() {
+        assert_eq!("0.5:100".parse(), Ok(DesignRange(0.5, 100.0)));
         for bad in ["", "1", "1:a", "0:1", "2:1", "1:nan", "1:1e9"] {
-            assert!(bad.parse::<Range>().is_err(), "{bad}");
+            assert!(bad.parse::<DesignRange>().is_err(), "{bad}");
         }
     }
 }

@@ -1,38 +1,42 @@
-//! The receiving end of a transfer: a process of its own, since what is carried is so by its cgroup.
+//! The receiving end of a transfer, in a process of its own, since its cgroup decides whether it is tunnelled.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use millrace_graft_proto::select::profile::{Came, LADDER_KIB};
+use millrace_graft_proto::select::profile::{ByteArrivals, LADDER_KIB};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct FetchArgs {
     #[arg(long)]
     from: SocketAddr,
     #[arg(long)]
     limit: u64,
 }
 
-/// What it prints.
+/// Result, as it is printed.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Got {
+pub struct FetchResult {
     rungs_ms: Vec<f64>,
     bytes: u64,
     over_ms: f64,
 }
 
-impl Got {
-    /// As if everything had been so much later.
-    pub fn came(&self, later_ms: f64) -> Came {
+impl FetchResult {
+    /// Returns the result with all times later by this much.
+    pub fn came(&self, later_ms: f64) -> ByteArrivals {
         let rung = |at: usize| self.rungs_ms.get(at).map(|ms| ms + later_ms);
-        Came { rungs_ms: std::array::from_fn(rung), bytes: self.bytes, over_ms: self.over_ms + later_ms }
+        ByteArrivals {
+            rungs_ms: std::array::from_fn(rung),
+            bytes: self.bytes,
+            over_ms: self.over_ms + later_ms,
+        }
     }
 }
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &FetchArgs) -> anyhow::Result<()> {
     let limit = Duration::from_secs(args.limit);
     let start = Instant::now();
     let stream = match TcpStream::connect_timeout(&args.from, limit) {
@@ -40,7 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::TimedOut => None,
         Err(error) => return Err(error).context(args.from),
     };
-    let mut got = Got::default();
+    let mut got = FetchResult::default();
     if let Some(stream) = stream {
         got.fill(stream, start, limit)?;
     }
@@ -49,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Got {
+impl FetchResult {
     fn fill(&mut self, mut stream: TcpStream, start: Instant, limit: Duration) -> anyhow::Result<()> {
         let mut buffer = vec![0; 1 << 18];
         loop {
@@ -85,8 +89,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rungs_are_noted_when_all_of_them_came() {
-        let mut got = Got::default();
+    fn rungs_are_noted_when_all_their_bytes_arrived() {
+        let mut got = FetchResult::default();
         got.note(1023, Duration::from_millis(10));
         assert!(got.rungs_ms.is_empty());
         got.note(1, Duration::from_millis(20));

@@ -1,21 +1,25 @@
-//! The file that the rows are in: written one by one, gone on with.
+//! The file of rows. Rows are appended one by one, and a later run can continue the file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use crate::train::runs::{self, Network, Run};
+use crate::train::runs::{self, TrainingNetwork, TrainingRun};
 use anyhow::{Context as _, bail, ensure};
 use parking_lot::Mutex;
 
-pub struct Rows(Mutex<File>);
+pub struct RowFile(Mutex<File>);
 
-impl Rows {
-    /// With what is in it already. What was cut off by the end of an earlier run is taken away.
-    pub fn open(path: &Path, resume: bool, networks: &[Network]) -> anyhow::Result<(Self, Vec<Run>)> {
+impl RowFile {
+    /// Opens a file and reads its rows. A line that an earlier run left incomplete is removed.
+    pub fn open(
+        path: &Path,
+        resume: bool,
+        networks: &[TrainingNetwork],
+    ) -> anyhow::Result<(Self, Vec<TrainingRun>)> {
         let name = || path.display().to_string();
         let text = match fs::read_to_string(path) {
-            Ok(_) if !resume => bail!("{}: is there already: --resume goes on with it", name()),
+            Ok(_) if !resume => bail!("{}: exists already: --resume goes on with it", name()),
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error).with_context(name),
@@ -39,8 +43,8 @@ impl Rows {
         Ok((Self(Mutex::new(file)), done))
     }
 
-    /// In one write, so that a line is there or not.
-    pub fn add(&self, run: &Run) -> io::Result<()> {
+    /// Appends a row in one write, so that a line is whole or missing.
+    pub fn add(&self, run: &TrainingRun) -> io::Result<()> {
         self.0.lock().write_all(format!("{}\n", run.line()).as_bytes())
     }
 }
@@ -50,11 +54,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_gone_on_with() {
+    fn existing_file_is_continued() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.csv");
-        let networks = [Network { rtt_ms: 10.0, ..Network::default() }; 2];
-        let run = |network| Run {
+        let networks = [TrainingNetwork { rtt_ms: 10.0, ..TrainingNetwork::default() }; 2];
+        let run = |network| TrainingRun {
             network,
             arm: "bbr".into(),
             seed: 1,
@@ -62,17 +66,17 @@ mod tests {
             seen: Default::default(),
             came: Default::default(),
         };
-        let (rows, done) = Rows::open(&path, false, &networks).expect("a new file");
+        let (rows, done) = RowFile::open(&path, false, &networks).expect("a new file");
         assert!(done.is_empty());
         rows.add(&run(0)).expect("a row");
         let cut = format!("{}1,bbr", fs::read_to_string(&path).unwrap());
         fs::write(&path, cut).unwrap();
-        let (rows, done) = Rows::open(&path, true, &networks).expect("an old file");
+        let (rows, done) = RowFile::open(&path, true, &networks).expect("an old file");
         assert_eq!(done, [run(0)]);
         rows.add(&run(1)).expect("a row");
-        assert_eq!(Rows::open(&path, true, &networks).expect("an old file").1, [run(0), run(1)]);
-        let error = |resume, networks: &[Network]| {
-            Rows::open(&path, resume, networks).err().expect("it is refused").to_string()
+        assert_eq!(RowFile::open(&path, true, &networks).expect("an old file").1, [run(0), run(1)]);
+        let error = |resume, networks: &[TrainingNetwork]| {
+            RowFile::open(&path, resume, networks).err().expect("it is refused").to_string()
         };
         assert!(error(false, &networks).contains("--resume"));
         assert!(error(true, &networks[..1]).contains("network 1 is another one"));

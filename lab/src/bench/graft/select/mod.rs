@@ -1,4 +1,5 @@
-//! `bench graft select`: what a choice among arms is learned from. One transfer for each network, arm and seed, as a line of a file.
+//! `bench graft select`: training data for the choice among arms. One transfer for each network, arm and seed is a line
+//! of a file.
 
 mod design;
 pub mod fetch;
@@ -8,34 +9,34 @@ mod site;
 
 use std::path::PathBuf;
 
-use millrace_graft_proto::select::arms::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, Carrier};
+use millrace_graft_proto::select::arms::{CARRIED, CARRIED_NEW, CARRIED_WARM, CARRIERS, CandidateCarrier};
 use millrace_graft_proto::select::profile::LADDER_KIB;
 
-use crate::train::runs::{Network, Run};
+use crate::train::runs::{TrainingNetwork, TrainingRun};
 use anyhow::{anyhow, ensure};
 
-use self::design::Range;
-use self::file::Rows;
-use self::site::Place;
+use self::design::DesignRange;
+use self::file::RowFile;
+use self::site::SelectSite;
 use super::register;
 use crate::bench::at_once::at_once;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 
-/// Networks up to this rate are measured several at a time.
+/// Networks up to this rate are measured several at a time, Mbit/s.
 const SLOW_MBIT: f64 = 10.0;
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct SelectArgs {
     /// Points of a Latin hypercube: round trip, rate, loss and its bursts, queue, jitter, reordering, cross traffic
     #[arg(long, default_value_t = 500)]
     networks: usize,
-    /// Transfers of each arm on each network, which lose other packets
+    /// Transfers of each arm on each network, each with other losses
     #[arg(long, default_value_t = 3)]
     seeds: u32,
-    /// Append the rows here, each as it is done
+    /// Append the results to this CSV file, each as it is measured
     #[arg(long, value_name = "FILE")]
     csv: PathBuf,
-    /// Go on with a file that is there: its rows are not measured again
+    /// Continue an existing file: its rows are not measured again
     #[arg(long)]
     resume: bool,
     /// Congestion controls in place, and carried-warm or carried-new, or by another carrier than usual: carried-cubic-warm (QUIC with
@@ -50,35 +51,35 @@ pub struct Args {
     /// Networks of at most 10 Mbit/s that are measured at the same time
     #[arg(long, default_value_t = 4)]
     at_once: usize,
-    /// Faster ones that are, beside those; 0: they wait until all slow ones are done, and are alone then
+    /// Networks above 10 Mbit/s that are measured at the same time; 0: one at a time, after all slower ones
     #[arg(long, default_value_t = 0)]
     fast_at_once: usize,
-    /// Of the networks
+    /// Range of rates of the networks
     #[arg(long, default_value = "0.5:100", value_name = "MBIT:MBIT")]
-    rates: Range,
-    /// Of the networks, without queue
+    rates: DesignRange,
+    /// Range of round trips, without queue
     #[arg(long, default_value = "1:800", value_name = "MS:MS")]
-    rtts: Range,
-    /// After which a transfer is over
+    rtts: DesignRange,
+    /// Time after which a transfer is stopped
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
-    /// Of each transfer
+    /// Size of each transfer
     #[arg(long, default_value_t = LADDER_KIB[LADDER_KIB.len() - 1], value_name = "KIB")]
     most_kib: u32,
-    /// Of the hypercube
+    /// Seed of the Latin hypercube
     #[arg(long, default_value_t = 1)]
     cube: u64,
 }
 
-/// A network with a seed, and the arms that it lacks.
+/// A network with a seed, and the arms that it still needs.
 struct Job<'a> {
     number: u32,
-    network: Network,
+    network: TrainingNetwork,
     seed: u32,
     arms: Vec<&'a str>,
 }
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: SelectArgs) -> anyhow::Result<()> {
     ensure!(
         args.at_once > 0 && args.limit > 0 && args.seeds > 0,
         "--at-once, --limit and --seeds are at least 1"
@@ -87,18 +88,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.most_kib > 0, "--most-kib is at least 1");
     args.arms.iter().filter(|arm| arm.starts_with(CARRIED)).try_for_each(|arm| {
         ensure!(
-            Carrier::of(arm).is_some(),
+            CandidateCarrier::from_arm(arm).is_some(),
             "there is no {arm}: {CARRIED_NEW}, {CARRIED_WARM}, or with one of {} between, as in carried-tcp-warm",
             CARRIERS.join(", ")
         );
         Ok(())
     })?;
     let networks = design::networks(args.networks, args.cube, args.rtts, args.rates);
-    let (rows, done) = Rows::open(&args.csv, args.resume, &networks)?;
+    let (rows, done) = RowFile::open(&args.csv, args.resume, &networks)?;
     let _grafts = register(&args.arms)?;
     let seeds: Vec<_> = (1..=args.seeds).map(|seed| args.jobs(&networks, seed, &done)).collect();
     let steps = seeds.iter().flatten().map(|job| job.arms.len()).sum();
-    let progress = Progress::of_lanes(steps, args.at_once + args.fast_at_once);
+    let progress = BenchProgress::with_lanes(steps, args.at_once + args.fast_at_once);
     let all = |jobs: &[Job<'_>], lanes: usize| -> anyhow::Result<usize> {
         Ok(at_once(lanes, jobs, |job| args.on(job, &rows, &progress))?.into_iter().sum())
     };
@@ -128,15 +129,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Args {
-    fn jobs(&self, networks: &[Network], seed: u32, done: &[Run]) -> Vec<Job<'_>> {
+impl SelectArgs {
+    fn jobs(&self, networks: &[TrainingNetwork], seed: u32, done: &[TrainingRun]) -> Vec<Job<'_>> {
         let is_done = |number: u32, arm: &str| {
             done.iter().any(|run| (run.network, run.seed) == (number, seed) && run.arm == arm)
         };
-        let job = |(number, network): (u32, &Network)| {
+        let job = |(number, network): (u32, &TrainingNetwork)| {
             let mut arms: Vec<&str> = self.arms.iter().map(String::as_str).collect();
             arms.retain(|arm| !is_done(number, arm));
-            // What changes on a path over time meets another arm each time.
+            // A drift of a path affects another arm each time.
             let first = (number + seed) as usize % arms.len().max(1);
             arms.rotate_left(first);
             Job { number, network: *network, seed, arms }
@@ -144,9 +145,9 @@ impl Args {
         (0..).zip(networks).map(job).filter(|job| !job.arms.is_empty()).collect()
     }
 
-    /// How many transfers came to nothing. A lab that cannot be made or looked at fails all that was to be measured in it.
-    fn on(&self, job: &Job<'_>, rows: &Rows, progress: &Progress) -> anyhow::Result<usize> {
-        let place = match Place::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
+    /// Returns how many transfers failed. A lab that cannot be made or observed fails all its transfers.
+    fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
+        let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,
             Err(error) => {
                 progress.note(&format!("network {}: {error:#}", job.number))?;
@@ -168,7 +169,7 @@ impl Args {
                 failed += 1;
                 continue;
             };
-            rows.add(&Run {
+            rows.add(&TrainingRun {
                 network: job.number,
                 arm: (*arm).to_owned(),
                 seed: job.seed,

@@ -1,32 +1,32 @@
-//! What a host can know of a path: packets at even times, and TCP's own figures of an earlier connection.
+//! A host's observations of a path: packets at even intervals, and TCP's own figures of an earlier connection.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_graft_kernel::Sockets;
-use millrace_graft_proto::measure::{Report, Sample};
+use millrace_graft_kernel::SocketPrograms;
+use millrace_graft_proto::measure::{PathReport, PathSample};
 
-use crate::train::runs::Seen;
+use crate::train::runs::MeasuredPath;
 
-use crate::bench::graft::flow::Flow;
-use crate::lab::Node;
+use crate::bench::graft::flow::BegunTransfer;
+use crate::lab::LabNode;
 
 const PROBES: usize = 400;
 const PERIOD: Duration = Duration::from_millis(20);
-/// What comes later is lost.
+/// Packets that are later than this count as lost.
 const LATE: Duration = Duration::from_secs(2);
 const EARLIER_BYTES: u64 = 256 << 10;
 const EARLIER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
-/// From the sender of the data to its receiver.
-pub fn look(from: &Node, to: &Node) -> anyhow::Result<Seen> {
+/// Observes a path from the sender of the data to its receiver.
+pub fn look(from: &LabNode, to: &LabNode) -> anyhow::Result<MeasuredPath> {
     let report = probe(from, to)?;
     let rate = delivery_rate(from, to)?;
     let answered = report.answered > 0;
     let known = |figure: f64| answered.then_some(figure);
-    Ok(Seen {
+    Ok(MeasuredPath {
         rtt_ms: known(f64::from(report.rtt_min_us) / 1e3),
         rate_mbit: rate.map(|bytes| bytes as f64 * 8.0 / 1e6),
         loss_percent: known(report.loss_percent),
@@ -37,7 +37,7 @@ pub fn look(from: &Node, to: &Node) -> anyhow::Result<Seen> {
     })
 }
 
-fn probe(from: &Node, to: &Node) -> anyhow::Result<Report> {
+fn probe(from: &LabNode, to: &LabNode) -> anyhow::Result<PathReport> {
     let echo = to.enter(|| UdpSocket::bind((to.addr_v4(), 0)))??;
     let sender = from.enter(|| UdpSocket::bind((from.addr_v4(), 0)))??;
     let at = SocketAddr::new(to.addr_v4().into(), echo.local_addr()?.port());
@@ -50,7 +50,7 @@ fn probe(from: &Node, to: &Node) -> anyhow::Result<Report> {
         for number in 0..PROBES {
             std::thread::sleep((PERIOD * number as u32).saturating_sub(start.elapsed()));
             sent.push(Instant::now());
-            // What the queue does not take is lost, as any.
+            // Packets that the queue does not take are lost like any others.
             let _ = sender.send_to(&number.to_be_bytes(), at);
         }
         std::thread::sleep(LATE);
@@ -60,12 +60,12 @@ fn probe(from: &Node, to: &Node) -> anyhow::Result<Report> {
         let micros = |at: Instant| u64::try_from(at.duration_since(start).as_micros()).unwrap_or(u64::MAX);
         let answered =
             |number: usize| answers.iter().find(|(of, _)| *of == number).map(|(_, at)| micros(*at));
-        let samples: Vec<Sample> = sent
+        let samples: Vec<PathSample> = sent
             .iter()
             .enumerate()
-            .map(|(number, sent)| Sample { sent_us: micros(*sent), answered_us: answered(number) })
+            .map(|(number, sent)| PathSample { sent_us: micros(*sent), answered_us: answered(number) })
             .collect();
-        Ok(Report::of(&samples))
+        Ok(PathReport::from_samples(&samples))
     })
 }
 
@@ -96,13 +96,13 @@ fn each(
     Ok(())
 }
 
-/// The greatest that TCP has seen, in bytes a second.
-fn delivery_rate(from: &Node, to: &Node) -> anyhow::Result<Option<u64>> {
+/// Returns the greatest rate that TCP has measured, bytes per second.
+fn delivery_rate(from: &LabNode, to: &LabNode) -> anyhow::Result<Option<u64>> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| from.enter(|| watch(to.addr_v4().into(), &over)));
-        let moved =
-            Flow::open(from, to, "cubic").and_then(|flow| flow.transfer(EARLIER_BYTES, EARLIER_LIMIT));
+        let moved = BegunTransfer::open(from, to, "cubic")
+            .and_then(|flow| flow.transfer(EARLIER_BYTES, EARLIER_LIMIT));
         over.store(true, Ordering::Relaxed);
         let seen = looking.join().map_err(|_| anyhow::anyhow!("a look panicked"))??;
         moved?;
@@ -111,7 +111,7 @@ fn delivery_rate(from: &Node, to: &Node) -> anyhow::Result<Option<u64>> {
 }
 
 fn watch(peer: std::net::IpAddr, over: &AtomicBool) -> anyhow::Result<Option<u64>> {
-    let sockets = Sockets::load()?;
+    let sockets = SocketPrograms::load()?;
     let mut most = None;
     while !over.load(Ordering::Relaxed) {
         let all = sockets.read()?;

@@ -6,76 +6,85 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use millrace_graft_proto::select::arms::Carrier;
-use millrace_graft_proto::select::profile::Came;
+use millrace_graft_proto::select::arms::CandidateCarrier;
+use millrace_graft_proto::select::profile::ByteArrivals;
 
-use crate::train::runs::{Network, Seen};
+use crate::train::runs::{MeasuredPath, TrainingNetwork};
 use anyhow::{Context as _, anyhow};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::fetch::Got;
+use super::fetch::FetchResult;
 use super::{design, seen};
-use crate::bench::graft::carrying::{Carrying, Wanted};
-use crate::bench::process::Process;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
-use crate::lab::{Directions, Node, Topology};
+use crate::bench::graft::carrying::{Carrying, CarryingSettings};
+use crate::bench::process::BenchProcess;
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
+use crate::lab::{Directions, LabNode, Topology};
 
-/// In which a carrier opens its window.
+/// Time in which a carrier opens its window.
 const WARMING: Duration = Duration::from_secs(3);
-/// For a process to begin and end, beside the transfer.
+/// Time for a process to begin and to end, in addition to the transfer.
 const GRACE: Duration = Duration::from_secs(30);
 const CROSS_BYTES: usize = 1000;
 const BLOCK: usize = 1 << 16;
 
-pub struct Place {
-    pub seen: Seen,
-    // Before the lab that it runs in.
+pub struct SelectSite {
+    pub seen: MeasuredPath,
+    // The field is dropped before the lab that its processes run in.
     _cross: Option<Cross>,
-    site: Site,
+    site: BenchSite,
     limit: Duration,
     bytes: u64,
-    /// Until what is left of a transfer has passed.
+    /// Wait until the rest of a transfer has passed.
     settling: Duration,
 }
 
-impl Place {
-    /// Made, with others' traffic, and looked at.
-    pub fn new(network: &Network, number: u32, seed: u32, limit: u64, most_kib: u32) -> anyhow::Result<Self> {
+impl SelectSite {
+    /// Makes the lab with its cross traffic, and observes the path.
+    pub fn new(
+        network: &TrainingNetwork,
+        number: u32,
+        seed: u32,
+        limit: u64,
+        most_kib: u32,
+    ) -> anyhow::Result<Self> {
         let mut topology = Topology::standard(1, 1);
-        // Other packets are lost on each network and with each seed.
+        // Each network and each seed has other losses.
         (topology.seed, topology.netem) = (u64::from(number) << 16 | u64::from(seed), false);
         let delay = format!("delay={}us", (network.rtt_ms * 500.0) as u64);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay)?;
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &design::impairment(network))?;
-        let site = Site::new(&topology)?;
+        let site = BenchSite::new(&topology)?;
         for node in [site.relay()?, site.subscribers()?] {
-            // Metrics of earlier connections are not kept: each is the first to its peer.
+            // TCP's metrics of earlier connections are not kept, so that each connection is like the first to its peer.
             node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
         }
         let cross = (network.cross_percent > 0.0).then(|| Cross::start(&site, network)).transpose()?;
         let seen = seen::look(site.relay()?, site.subscribers()?)?;
-        let (limit, bytes) = (Duration::from_secs(limit), u64::from(most_kib) << 10);
+        let limit = Duration::from_secs(limit);
+        let bytes = u64::from(most_kib) << 10;
         let settling = Duration::from_secs_f64(network.rtt_ms * (1.0 + network.queue_bdp) / 1e3);
         Ok(Self { seen, _cross: cross, site, limit, bytes, settling })
     }
 
-    pub fn transfer(&self, arm: &str) -> anyhow::Result<Came> {
+    pub fn transfer(&self, arm: &str) -> anyhow::Result<ByteArrivals> {
         let node = self.server()?;
         let listener = node.enter(|| TcpListener::bind((node.addr_v4(), 0)))??;
         let at = listener.local_addr()?;
-        let Some(carrier) = Carrier::of(arm) else {
+        let Some(carrier) = CandidateCarrier::from_arm(arm) else {
             let client = self.client(at, None)?;
             return self.serve(&listener, Some(arm), client, 0.0);
         };
         let warm = carrier.is_warm;
         let directory = self.site.directory().join(arm);
-        let wanted = Wanted { carry: &settings(carrier), ..Wanted::default() };
-        let (near, far) = (self.site.subscribers()?, self.server()?);
+        let wanted = CarryingSettings { carry: &settings(carrier), ..CarryingSettings::default() };
+        let near = self.site.subscribers()?;
+        let far = self.server()?;
         let pair = Carrying::wanted(near, far, &directory, &[at.port()], &wanted)?;
-        let (_server, _client) = (pair.server.start()?, pair.client.start()?);
+        let _server = pair.server.start()?;
+        let _client = pair.client.start()?;
         let start = Instant::now();
         pair.wait_warm()?;
-        // Of one that is warm only the transfer counts.
+        // For a warm carrier only the transfer counts.
         let later = if warm { Duration::ZERO } else { start.elapsed() };
         if warm {
             std::thread::sleep(WARMING);
@@ -86,32 +95,32 @@ impl Place {
         Ok(came)
     }
 
-    fn server(&self) -> anyhow::Result<&Node> {
+    fn server(&self) -> anyhow::Result<&LabNode> {
         self.site.relay()
     }
 
-    fn client(&self, at: SocketAddr, carried: Option<&Carrying<'_>>) -> anyhow::Result<Process> {
+    fn client(&self, at: SocketAddr, carried: Option<&Carrying<'_>>) -> anyhow::Result<BenchProcess> {
         let mut command = self.site.subscribers()?.command(std::env::current_exe()?);
         command.args(["bench", "graft", "fetch", "--from", &at.to_string()]);
         command.args(["--limit", &self.limit.as_secs().to_string()]);
         if let Some(pair) = carried {
             command = pair.client.cgroup.command(&command);
         }
-        Process::start("fetch", command, self.site.directory())
+        BenchProcess::start("fetch", command, self.site.directory())
     }
 
-    /// Sends as much as there is to send, until the client has enough of it.
+    /// Sends data until the client has enough.
     fn serve(
         &self,
         listener: &TcpListener,
         control: Option<&str>,
-        mut client: Process,
+        mut client: BenchProcess,
         later_ms: f64,
-    ) -> anyhow::Result<Came> {
+    ) -> anyhow::Result<ByteArrivals> {
         let stream = client.accept(listener, self.limit + GRACE)?;
         self.send(stream, control)?;
         let said = client.finish(self.limit + GRACE)?;
-        let got: Got =
+        let got: FetchResult =
             serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))?;
         std::thread::sleep(self.settling);
         Ok(got.came(later_ms))
@@ -127,7 +136,7 @@ impl Place {
         let mut left = self.bytes;
         while left > 0 {
             let now = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
-            // The client has gone: what it got is what counts.
+            // The client has closed the connection, and its count of bytes is the result.
             if std::io::Write::write_all(&mut stream, &block[..now]).is_err() {
                 return Ok(());
             }
@@ -137,8 +146,8 @@ impl Place {
     }
 }
 
-/// What makes it the carrier that it is.
-fn settings(carrier: Carrier<'_>) -> String {
+/// Returns the settings that select the kind of carrier.
+fn settings(carrier: CandidateCarrier<'_>) -> String {
     let kind = match carrier.by {
         None => String::new(),
         Some("cubic") => "quic-congestion = \"cubic\"\n".to_owned(),
@@ -148,7 +157,7 @@ fn settings(carrier: Carrier<'_>) -> String {
     kind + warming
 }
 
-/// Others' datagrams, at even times, until it is dropped.
+/// Cross traffic: datagrams at even intervals, until it is dropped.
 struct Cross {
     over: Arc<AtomicBool>,
     sending: Option<JoinHandle<()>>,
@@ -156,8 +165,9 @@ struct Cross {
 }
 
 impl Cross {
-    fn start(site: &Site, network: &Network) -> anyhow::Result<Self> {
-        let (from, to) = (site.relay()?, site.subscribers()?);
+    fn start(site: &BenchSite, network: &TrainingNetwork) -> anyhow::Result<Self> {
+        let from = site.relay()?;
+        let to = site.subscribers()?;
         let sink = to.enter(|| UdpSocket::bind((to.addr_v4(), 0)))??;
         let socket = from.enter(|| UdpSocket::bind((from.addr_v4(), 0)))??;
         socket.connect((to.addr_v4(), sink.local_addr()?.port()))?;

@@ -1,4 +1,5 @@
-//! One-way delay of messages at a rate, on a link without delay or loss: what a graft itself adds, and how evenly.
+//! Measures the one-way delay of messages at a rate, on a link without delay or loss: the time that a graft adds, and
+//! its jitter.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,60 +12,68 @@ use serde_json::{Value, json};
 
 use super::super::packets::forget_words;
 use super::super::repair::datagrams::{message, read};
-use super::{Args, FIRST_PORT, PORT, Pair};
-use crate::bench::site::Site;
+use super::{FIRST_PORT, PORT, SessionArgs, SessionPair};
+use crate::bench::site::BenchSite;
 use crate::bench::table::columns;
-use crate::progress::Progress;
+use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
-struct Arm {
+struct SessionDelayVariant {
     name: &'static str,
     functions: &'static [&'static str],
     parameters: &'static str,
 }
 
-const ENDLESS: &str = "[parameters.repair]\ntries = 0\n";
+const ENDLESS: &str = "[sessions.parameters.repair]\ntries = 0\n";
 
-const ARMS: [Arm; 7] = [
-    Arm { name: "canonical", functions: &[], parameters: "" },
-    Arm { name: "once", functions: &["number"], parameters: "" },
-    Arm {
+const ARMS: [SessionDelayVariant; 7] = [
+    SessionDelayVariant { name: "canonical", functions: &[], parameters: "" },
+    SessionDelayVariant { name: "once", functions: &["number"], parameters: "" },
+    SessionDelayVariant {
         name: "stop-and-wait",
         functions: &["window", "number", "repair", "acknowledge"],
-        parameters: "[parameters.window]\npackets = 1\n[parameters.repair]\ntries = 0\n",
+        parameters: "[sessions.parameters.window]\npackets = 1\n[sessions.parameters.repair]\ntries = 0\n",
     },
-    Arm { name: "Go-Back-N", functions: &["window", "gobackn", "number", "acknowledge"], parameters: "" },
-    Arm {
+    SessionDelayVariant {
+        name: "Go-Back-N",
+        functions: &["window", "gobackn", "number", "acknowledge"],
+        parameters: "",
+    },
+    SessionDelayVariant {
         name: "Selective Repeat",
         functions: &["window", "number", "repair", "acknowledge"],
         parameters: ENDLESS,
     },
-    Arm { name: "partial", functions: &["window", "number", "partial", "acknowledge"], parameters: "" },
-    Arm { name: "fec", functions: &["number", "fec"], parameters: "" },
+    SessionDelayVariant {
+        name: "partial",
+        functions: &["window", "number", "partial", "acknowledge"],
+        parameters: "",
+    },
+    SessionDelayVariant { name: "fec", functions: &["number", "fec"], parameters: "" },
 ];
-/// Until a sender that was told that there is no room tries again.
+/// Time until a sender tries again that was told that there is no room.
 const NO_ROOM: Duration = Duration::from_micros(50);
-/// For what is under way when the last one was sent.
+/// Wait for messages that are on their way when the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Of one run.
-struct Outcome {
+/// Result of one run.
+struct SessionDelayOutcome {
     sent: u64,
     delays_us: Vec<f64>,
 }
 
-/// What a cell says, of all its rounds.
-struct Figures {
+/// Figures of a cell, over all its rounds.
+struct SessionDelayFigures {
     delays: Percentiles,
     /// Mean distance from the median.
     deviation_us: f64,
 }
 
-pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
-    let cells: Vec<(&Arm, u16)> =
+pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, String)> {
+    let cells: Vec<(&SessionDelayVariant, u16)> =
         ARMS.iter().flat_map(|arm| args.sessions.iter().map(move |sessions| (arm, *sessions))).collect();
-    let progress = Progress::of(cells.len() * args.rounds);
-    let mut outcomes: Vec<Vec<Outcome>> = cells.iter().map(|_| Vec::new()).collect();
+    let progress = BenchProgress::with_steps(cells.len() * args.rounds);
+    let mut outcomes: Vec<Vec<SessionDelayOutcome>> = cells.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for ((arm, sessions), outcomes) in cells.iter().zip(&mut outcomes) {
             let label = format!("round {round}, {}, {sessions} sessions", arm.name);
@@ -76,12 +85,16 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     drop(progress);
     let head =
         ["graft", "sessions", "messages", "lost", "p50 us", "p99 us", "p99 - p50", "mean deviation us"];
-    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    let mut rows = Vec::new();
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
     for ((arm, sessions), outcomes) in cells.iter().zip(&outcomes) {
         let sent: u64 = outcomes.iter().map(|outcome| outcome.sent).sum();
         let delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_us.clone()).collect();
         let lost = sent - delays.len() as u64;
-        let Some(Figures { delays, deviation_us }) = Figures::of(delays) else { continue };
+        let Some(SessionDelayFigures { delays, deviation_us }) = SessionDelayFigures::from_delays(delays)
+        else {
+            continue;
+        };
         rows.push(json!({
             "part": "delay", "graft": arm.name, "functions": arm.functions, "sessions": sessions, "rate": args.rate,
             "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds, "sent": sent, "lost": lost,
@@ -96,20 +109,26 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     Ok((rows, columns(&lines)))
 }
 
-impl Figures {
-    fn of(delays_us: Vec<f64>) -> Option<Self> {
-        let delays = Percentiles::of(delays_us.clone())?;
+impl SessionDelayFigures {
+    fn from_delays(delays_us: Vec<f64>) -> Option<Self> {
+        let delays = Percentiles::from_samples(delays_us.clone())?;
         let distance: f64 = delays_us.iter().map(|us| (us - delays.p50).abs()).sum();
         Some(Self { delays, deviation_us: distance / delays_us.len() as f64 })
     }
 }
 
-impl Args {
-    fn measure(&self, site: &Site, arm: &Arm, sessions: u16) -> anyhow::Result<Outcome> {
-        // As much as its packets may take: a bound that no session meets.
+impl SessionArgs {
+    fn measure(
+        &self,
+        site: &BenchSite,
+        arm: &SessionDelayVariant,
+        sessions: u16,
+    ) -> anyhow::Result<SessionDelayOutcome> {
+        // Memory limit that no session reaches.
         let memory = format!("memory-mib = {}\n", 64 + 3 * u64::from(sessions));
-        let _pair = Pair::start(site, sessions, arm.functions, &(memory + arm.parameters))?;
-        let (near, far) = (site.relay()?, site.subscribers()?);
+        let _pair = SessionPair::start(site, sessions, arm.functions, &(memory + arm.parameters))?;
+        let near = site.relay()?;
+        let far = site.subscribers()?;
         let from = near.enter(|| {
             (0..sessions)
                 .map(|at| UdpSocket::bind((near.addr_v4(), FIRST_PORT + at)))
@@ -123,20 +142,21 @@ impl Args {
         setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
         forget_words(&to)?;
         to.set_read_timeout(Some(Duration::from_millis(20)))?;
-        let (base, is_over) = (Instant::now(), AtomicBool::new(false));
+        let base = Instant::now();
+        let is_over = AtomicBool::new(false);
         let (outcome, wrong) = std::thread::scope(|scope| {
             let receiving = scope.spawn(|| self.receive(&to, base, &is_over));
             let sent = self.send(&from, base);
             std::thread::sleep(GRACE);
             is_over.store(true, Ordering::Relaxed);
             let (delays_us, wrong) = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
-            Ok::<_, anyhow::Error>((Outcome { sent: sent?, delays_us }, wrong))
+            Ok::<_, anyhow::Error>((SessionDelayOutcome { sent: sent?, delays_us }, wrong))
         })?;
         ensure!(wrong == 0, "{}: {wrong} messages were not as they were sent, or came twice", arm.name);
         Ok(outcome)
     }
 
-    /// By each session in turn.
+    /// Sends by each session in turn.
     fn send(&self, from: &[UdpSocket], base: Instant) -> anyhow::Result<u64> {
         let count = self.seconds * u64::from(self.rate);
         for (number, socket) in (0..count).zip(from.iter().cycle()) {
@@ -156,7 +176,9 @@ impl Args {
     fn receive(&self, to: &UdpSocket, base: Instant, is_over: &AtomicBool) -> (Vec<f64>, u64) {
         let mut seen =
             vec![false; usize::try_from(self.seconds * u64::from(self.rate)).unwrap_or(usize::MAX)];
-        let (mut delays_us, mut wrong, mut buffer) = (Vec::new(), 0, [0; 2048]);
+        let mut delays_us = Vec::new();
+        let mut wrong = 0;
+        let mut buffer = [0; 2048];
         while !is_over.load(Ordering::Relaxed) {
             let Ok(got) = to.recv(&mut buffer) else { continue };
             let found = read(&buffer[..got], base, self.bytes);
@@ -178,9 +200,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jitter_is_the_distance_from_the_median() {
-        let figures = Figures::of(vec![10.0, 12.0, 14.0, 30.0]).expect("figures");
+    fn jitter_is_the_mean_distance_from_the_median() {
+        let figures = SessionDelayFigures::from_delays(vec![10.0, 12.0, 14.0, 30.0]).expect("figures");
         assert_eq!((figures.delays.p50, figures.deviation_us), (12.0, 5.5));
-        assert!(Figures::of(Vec::new()).is_none());
+        assert!(SessionDelayFigures::from_delays(Vec::new()).is_none());
     }
 }

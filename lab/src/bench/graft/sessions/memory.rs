@@ -1,5 +1,6 @@
-//! What a daemon takes with so many sessions: its own memory, that of its maps in the kernel, and what it says that this is; before and
-//! after each session has passed a message; and the CPU time that it takes when all of them are idle.
+//! Measures the resources of a daemon with many sessions: its memory, that of its maps in the kernel, and the memory
+//! that it reports. It is read before and after each session has passed a message. The CPU time is that of idle
+//! sessions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,32 +11,32 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::{Args, FIRST_PORT, PORT, Pair};
-use crate::bench::site::Site;
+use super::{FIRST_PORT, PORT, SessionArgs, SessionPair};
+use crate::bench::site::BenchSite;
 use crate::bench::table::columns;
-use crate::bench::usage::Reading;
-use crate::progress::Progress;
+use crate::bench::usage::UsageReading;
+use crate::progress::BenchProgress;
 
-/// Last words of sessions and their clocks go on for some seconds.
+/// Time in which sessions send their last messages and timers run out.
 const CALM: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Bytes.
+/// Memory in bytes.
 #[derive(Clone, Copy)]
-struct Memory {
+struct SessionMemory {
     resident: u64,
     maps: u64,
 }
 
-impl Memory {
-    fn of(process: u32) -> anyhow::Result<Self> {
+impl SessionMemory {
+    fn read_process(process: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{process}/status"))?;
         let kib = status
             .lines()
             .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
         let mut maps = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-            // Some are closed meanwhile.
+            // Descriptors may be closed meanwhile.
             let text = fs::read_to_string(entry?.path()).unwrap_or_default();
             maps.extend(map_of(&text));
         }
@@ -43,15 +44,15 @@ impl Memory {
     }
 }
 
-/// The ID and the bytes of a map, by what the kernel says of a descriptor.
+/// Returns the ID and the bytes of a map, from the kernel's description of a descriptor.
 fn map_of(text: &str) -> Option<(u64, u64)> {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
     Some((field("map_id:")?, field("memlock:")?))
 }
 
-pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
-    let progress = Progress::of(args.memory_sessions.len());
+pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, String)> {
+    let progress = BenchProgress::with_steps(args.memory_sessions.len());
     let head = [
         "sessions",
         "stated MiB",
@@ -61,20 +62,21 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
         "RSS after traffic",
         "idle CPU ms/s",
     ];
-    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    let mut rows = Vec::new();
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
     for sessions in &args.memory_sessions {
         let label = format!("{sessions} sessions");
         progress.begin(label.clone());
-        let pair = Pair::start(site, *sessions, &["number"], "")?;
+        let pair = SessionPair::start(site, *sessions, &["number"], "")?;
         let stated =
             pair.near.status()?["memory_bytes"].as_u64().context("the daemon does not say what it takes")?;
-        let before = Memory::of(pair.near.id())?;
+        let before = SessionMemory::read_process(pair.near.id())?;
         use_each(site, *sessions)?;
         let passed = pair.far.status()?["sessions"].as_array().map_or(0, |all| {
             all.iter().filter(|session| session["packets"]["delivered"].as_u64() >= Some(1)).count()
         });
         ensure!(passed == usize::from(*sessions), "{passed} of {sessions} sessions have passed a message");
-        let after = Memory::of(pair.near.id())?;
+        let after = SessionMemory::read_process(pair.near.id())?;
         ensure!(
             before.maps == after.maps,
             "{sessions} sessions: maps took {} bytes, then {}",
@@ -98,24 +100,25 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     Ok((rows, columns(&lines)))
 }
 
-/// CPU time of a daemon in a second, when what its sessions have passed is long over.
+/// Returns the CPU time of an idle daemon per second, long after its sessions' messages.
 fn idle_ms_s(process: u32) -> anyhow::Result<f64> {
     thread::sleep(CALM);
-    let before = Reading::take(process)?;
+    let before = UsageReading::take(process)?;
     thread::sleep(IDLE);
-    Ok(10.0 * Reading::take(process)?.used_since(&before).process_percent())
+    Ok(10.0 * UsageReading::take(process)?.used_since(&before).process_percent())
 }
 
-/// One message by each, from one socket after the other.
-fn use_each(site: &Site, sessions: u16) -> anyhow::Result<()> {
-    let (near, far) = (site.relay()?, site.subscribers()?);
+/// Sends one message by each session, from one socket after the other.
+fn use_each(site: &BenchSite, sessions: u16) -> anyhow::Result<()> {
+    let near = site.relay()?;
+    let far = site.subscribers()?;
     let to = far.enter(|| UdpSocket::bind((far.addr_v4(), PORT)))??;
     to.set_read_timeout(Some(Duration::from_secs(5)))?;
     near.enter(|| -> anyhow::Result<()> {
         for at in 0..sessions {
             let from = UdpSocket::bind((near.addr_v4(), FIRST_PORT + at))?;
             from.send_to(b"message", (far.addr_v4(), PORT))?;
-            // Words of before the other end was there may come, too.
+            // Earlier messages, from before the other end was ready, may arrive as well.
             to.recv(&mut [0; 2048]).with_context(|| format!("session {at} passes nothing"))?;
         }
         Ok(())
@@ -127,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_what_a_map_takes() {
+    fn memory_of_a_map_is_parsed() {
         let text = "pos:\t0\nflags:\t02000002\nmap_type:\t2\nmax_entries:\t64\nmemlock:\t4096\nmap_id:\t17\n";
         assert_eq!(map_of(text), Some((17, 4096)));
         assert_eq!(map_of("pos:\t0\nprog_id:\t3\nmemlock:\t4096\n"), None);

@@ -1,4 +1,5 @@
-//! `bench graft sessions`: what packets wait and daemons take, with one session and with many, between two daemons as users have them.
+//! `bench graft sessions`: the delay of packets and the resources of daemons, with one session and with many, between
+//! two daemons as users run them.
 
 mod delay;
 mod memory;
@@ -10,15 +11,17 @@ use std::path::PathBuf;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::daemon::Daemon;
-use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use super::daemon::DaemonProcess;
+use super::line::{self, PEER};
+use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::bench::table::write_json;
 use crate::bench::usage::warn_if_busy;
-use crate::lab::{Node, Topology};
+use crate::lab::{LabNode, Topology};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What is measured: the delay of messages, memory, how what comes gets to applications, or how they learn of room to send
+pub struct SessionArgs {
+    /// Measurements: the delay of messages, memory, ways to deliver messages to applications, or ways to learn of room
+    /// to send
     #[arg(
         long,
         value_enum,
@@ -26,48 +29,48 @@ pub struct Args {
         default_value = "delay,memory,receive,room",
         value_name = "PART"
     )]
-    parts: Vec<Part>,
+    parts: Vec<SessionPart>,
     /// Sessions that share the messages
     #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "COUNT")]
     sessions: Vec<u16>,
-    /// Messages a second, of all sessions together
+    /// Messages per second, of all sessions together
     #[arg(long, default_value_t = 1000, value_name = "COUNT")]
     rate: u32,
-    /// Of a message
+    /// Size of a message
     #[arg(long, default_value_t = 200)]
     bytes: usize,
-    /// Of each run
+    /// Length of each run, seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Runs of each
+    /// Number of runs of each measurement
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Sessions that memory is looked at with
+    /// Numbers of sessions whose memory is measured
     #[arg(long, value_delimiter = ',', default_value = "1,64,10000", value_name = "COUNT")]
     memory_sessions: Vec<u16>,
     /// Round trips of senders that wait for room
     #[arg(long, value_delimiter = ',', default_value = "20,100", value_name = "MS")]
     room_rtt_ms: Vec<u32>,
-    /// Write the rows here
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum SessionPart {
     Delay,
     Memory,
     Receive,
     Room,
 }
 
-/// Of the one host; the other one has `PORT` for all of them.
+/// First port of the one host; the other one has `PORT` for all sessions.
 const FIRST_PORT: u16 = 20_000;
 const PORT: u16 = 7000;
-/// As settings have it.
+/// The settings' limit.
 const SESSIONS_MAX: u16 = 16_384;
 
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: SessionArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.seconds > 0 && args.rate > 0,
         "--rounds, --seconds and --rate are at least 1"
@@ -79,14 +82,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--sessions and --memory-sessions are from 1 to {SESSIONS_MAX}"
     );
     warn_if_busy()?;
-    let site = Site::new(&Topology::standard(1, 1))?;
+    let site = BenchSite::new(&Topology::standard(1, 1))?;
     let mut rows: Vec<Value> = Vec::new();
     for part in &args.parts {
         let (part, text) = match part {
-            Part::Delay => delay::run(&args, &site)?,
-            Part::Memory => memory::run(&args, &site)?,
-            Part::Receive => receive::run(&args, &site)?,
-            Part::Room => room::run(&args)?,
+            SessionPart::Delay => delay::run(&args, &site)?,
+            SessionPart::Memory => memory::run(&args, &site)?,
+            SessionPart::Receive => receive::run(&args, &site)?,
+            SessionPart::Room => room::run(&args)?,
         };
         rows.extend(part);
         print!("{text}");
@@ -94,36 +97,42 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-/// So many sessions with one graft, in clear, and a daemon at either end.
-struct Pair {
-    near: Daemon,
-    far: Daemon,
+/// Two daemons with many sessions of one graft, unencrypted.
+struct SessionPair {
+    near: DaemonProcess,
+    far: DaemonProcess,
 }
 
-impl Pair {
-    /// `head`: what settings have in front.
-    fn start(site: &Site, sessions: u16, functions: &[&str], head: &str) -> anyhow::Result<Self> {
-        let (near, far) = (site.relay()?, site.subscribers()?);
-        let text = |node: &Node, is_near: bool| -> anyhow::Result<String> {
+impl SessionPair {
+    /// Starts both daemons. `head` is put in front of the settings.
+    fn start(site: &BenchSite, sessions: u16, functions: &[&str], head: &str) -> anyhow::Result<Self> {
+        let near = site.relay()?;
+        let far = site.subscribers()?;
+        let text = |node: &LabNode, is_near: bool| -> anyhow::Result<String> {
+            let other = if is_near { far } else { near };
+            let known = line::peer(site.directory(), [node, other].map(|it| it.addr_v4().into()), "40000")?;
             let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
             let mut text = format!(
-                "interface = [{device:?}]\nsessions = {sessions}\n{head}\n\
-                 [[graft]]\nname = \"measured\"\nfunctions = {functions:?}\n"
+                "[sessions]\ninterface = [{device:?}]\nmax-sessions = {sessions}\n{head}\n\
+                 [[graft]]\nname = \"measured\"\nfunctions = {functions:?}\n{known}"
             );
             for at in 0..sessions {
                 let ends =
                     [format!("{}:{}", near.addr_v4(), FIRST_PORT + at), format!("{}:{PORT}", far.addr_v4())];
                 let [local, remote] = if is_near { [&ends[0], &ends[1]] } else { [&ends[1], &ends[0]] };
                 text += &format!(
-                    "[[session]]\nname = \"s{at}\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\n\
+                    "[[session]]\nname = \"s{at}\"\nlocal = \"{local}\"\nremote = \"{remote}\"\npeer = \"{PEER}\"\n\
                      clear = true\ngraft = \"measured\"\n"
                 );
             }
             Ok(text)
         };
-        Ok(Self {
-            near: Daemon::start(site, "near", near, &text(near, true)?)?,
-            far: Daemon::start(site, "far", far, &text(far, false)?)?,
-        })
+        let pair = Self {
+            near: DaemonProcess::start(site, "near", near, &text(near, true)?)?,
+            far: DaemonProcess::start(site, "far", far, &text(far, false)?)?,
+        };
+        pair.near.wait_for_keys()?;
+        pair.far.wait_for_keys()?;
+        Ok(pair)
     }
 }

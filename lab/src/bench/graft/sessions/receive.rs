@@ -1,52 +1,53 @@
-//! One-way delay of messages at a rate, from one application to the other by the library, and the CPU time of it: in clear and sealed.
+//! Measures the one-way delay of messages at a rate, from application to application by the library, and the CPU time
+//! of it, unencrypted and encrypted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_graft::message::{Error, Received, Session};
+use millrace_messages::{Error, Received, Session};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use super::super::peers::Peers;
 use super::super::repair::datagrams::{message, read};
-use super::Args;
-use crate::bench::site::Site;
+use super::SessionArgs;
+use crate::bench::site::BenchSite;
 use crate::bench::table::columns;
-use crate::bench::usage::Reading;
-use crate::progress::Progress;
+use crate::bench::usage::UsageReading;
+use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
 const TURN: Duration = Duration::from_millis(20);
-/// For what is under way when the last one was sent.
+/// Wait for messages that are on their way when the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy)]
-struct Arm {
+struct ReceiveVariant {
     is_sealed: bool,
 }
 
-const ARMS: [Arm; 2] = [Arm { is_sealed: false }, Arm { is_sealed: true }];
+const ARMS: [ReceiveVariant; 2] = [ReceiveVariant { is_sealed: false }, ReceiveVariant { is_sealed: true }];
 
 #[derive(Default)]
-struct Outcome {
+struct ReceiveOutcome {
     sent: u64,
     delays_us: Vec<f64>,
-    /// Of the thread that receives.
+    /// CPU time of the receiving thread.
     receiver_ns: u64,
-    /// Of all CPUs, whoever used them.
+    /// CPU time of the whole machine.
     machine_ns: u64,
 }
 
-impl Arm {
+impl ReceiveVariant {
     fn sealed(self) -> &'static str {
         if self.is_sealed { "sealed" } else { "clear" }
     }
 }
 
-pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
-    let progress = Progress::of(ARMS.len() * args.rounds);
-    let mut outcomes: Vec<Vec<Outcome>> = ARMS.iter().map(|_| Vec::new()).collect();
+pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, String)> {
+    let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
+    let mut outcomes: Vec<Vec<ReceiveOutcome>> = ARMS.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for (arm, outcomes) in ARMS.iter().zip(&mut outcomes) {
             let label = format!("round {round}, {}", arm.sealed());
@@ -57,14 +58,17 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     }
     drop(progress);
     let head = ["", "messages", "lost", "p50 us", "p99 us", "receiver ns", "machine ns"];
-    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    let mut rows = Vec::new();
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (arm, outcomes) in ARMS.iter().zip(&outcomes) {
-        let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&ReceiveOutcome) -> u64| outcomes.iter().map(of).sum::<u64>();
         let delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_us.clone()).collect();
-        let (sent, come) = (sum(|it| it.sent), delays.len() as u64);
-        let Some(delays) = Percentiles::of(delays) else { continue };
+        let sent = sum(|it| it.sent);
+        let come = delays.len() as u64;
+        let Some(delays) = Percentiles::from_samples(delays) else { continue };
         let each = |ns: u64| ns as f64 / come as f64;
-        let (receiver_ns, machine_ns) = (each(sum(|it| it.receiver_ns)), each(sum(|it| it.machine_ns)));
+        let receiver_ns = each(sum(|it| it.receiver_ns));
+        let machine_ns = each(sum(|it| it.machine_ns));
         rows.push(json!({
             "part": "receive", "sealed": arm.is_sealed, "functions": ["number"],
             "rate": args.rate, "bytes": args.bytes, "seconds": args.seconds, "rounds": args.rounds,
@@ -79,16 +83,17 @@ pub fn run(args: &Args, site: &Site) -> anyhow::Result<(Vec<Value>, String)> {
     Ok((rows, columns(&lines)))
 }
 
-impl Args {
-    fn receive_by(&self, site: &Site, arm: Arm) -> anyhow::Result<Outcome> {
+impl SessionArgs {
+    fn receive_by(&self, site: &BenchSite, arm: ReceiveVariant) -> anyhow::Result<ReceiveOutcome> {
         let graft = "[[graft]]\nname = \"once\"\nfunctions = [\"number\"]\n";
         let peers = Peers::start(site, graft, &format!("clear = {}\n", !arm.is_sealed))?;
         let listener = peers.asks("far").listen()?;
         let mut near = peers.opened(&["once"])?;
         let mut far = listener.accept()?;
         far.set_timeout(Some(TURN));
-        let (base, is_over) = (Instant::now(), AtomicBool::new(false));
-        let before = Reading::take(std::process::id())?;
+        let base = Instant::now();
+        let is_over = AtomicBool::new(false);
+        let before = UsageReading::take(std::process::id())?;
         let (mut outcome, sent) = std::thread::scope(|scope| {
             let receiving = scope.spawn(|| self.take_all(&mut far, base, &is_over));
             let sent = self.send_all(&mut near, base);
@@ -97,7 +102,7 @@ impl Args {
             let outcome = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
             Ok::<_, anyhow::Error>((outcome, sent?))
         })?;
-        outcome.machine_ns = Reading::take(std::process::id())?.used_since(&before).machine_ns;
+        outcome.machine_ns = UsageReading::take(std::process::id())?.used_since(&before).machine_ns;
         outcome.sent = sent;
         Ok(outcome)
     }
@@ -112,9 +117,15 @@ impl Args {
         Ok(count)
     }
 
-    fn take_all(&self, far: &mut Session, base: Instant, is_over: &AtomicBool) -> anyhow::Result<Outcome> {
+    fn take_all(
+        &self,
+        far: &mut Session,
+        base: Instant,
+        is_over: &AtomicBool,
+    ) -> anyhow::Result<ReceiveOutcome> {
         let begin = thread_time()?;
-        let (mut outcome, mut seen) = (Outcome::default(), std::collections::BTreeSet::new());
+        let mut outcome = ReceiveOutcome::default();
+        let mut seen = std::collections::BTreeSet::new();
         while !is_over.load(Ordering::Relaxed) {
             let got = match far.receive() {
                 Ok(Received::Message(bytes)) => bytes,

@@ -1,53 +1,53 @@
-//! A sender that a full window stops: it is told by the daemon when there is room, or tries again by itself.
+//! Measures a sender that a full window stops: the daemon notifies it when there is room, or it tries again by itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use millrace_graft::message::{Error, Received, Session};
+use millrace_messages::{Error, Received, Session};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 
 use super::super::peers::Peers;
 use super::super::repair::datagrams::{message, read};
-use super::super::repair::{Fill, site};
-use super::Args;
+use super::super::repair::{PacketWindow, site};
+use super::SessionArgs;
 use super::receive::thread_time;
 use crate::bench::table::columns;
-use crate::bench::usage::Reading;
-use crate::progress::Progress;
+use crate::bench::usage::UsageReading;
+use crate::progress::BenchProgress;
 use crate::stats::Spread;
 
 const WINDOW: u32 = 64;
-/// With headers some 1300 on the wire.
+/// Payload, bytes: some 1300 on the wire with headers.
 const BYTES: usize = 1200;
 const ON_THE_WIRE: u64 = 1300;
-/// Between two tries of a sender that nobody tells: at first, and at most.
+/// Intervals of a sender that tries again by itself: the first, and the longest.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
 const TURN: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy)]
-enum Arm {
+enum RoomVariant {
     Told,
     Tries,
 }
 
-const ARMS: [Arm; 2] = [Arm::Told, Arm::Tries];
+const ARMS: [RoomVariant; 2] = [RoomVariant::Told, RoomVariant::Tries];
 
-/// Of one run.
-struct Outcome {
-    /// A second.
+/// Result of one run.
+struct RoomOutcome {
+    /// Messages per second.
     messages: f64,
-    /// Of the thread that sends, for a message.
+    /// CPU time of the sending thread, per message.
     sender_us: f64,
-    /// Times that it has slept, for a message.
+    /// Sleeps of the sender, per message.
     sleeps: f64,
-    /// Of the daemon at its host, for a message.
+    /// CPU time of the daemon at its host, per message.
     daemon_us: f64,
 }
 
-type Figure = fn(&Outcome) -> f64;
+type Figure = fn(&RoomOutcome) -> f64;
 
 const FIGURES: [(&str, Figure); 4] = [
     ("messages_s", |it| it.messages),
@@ -56,7 +56,7 @@ const FIGURES: [(&str, Figure); 4] = [
     ("daemon_us_per_message", |it| it.daemon_us),
 ];
 
-impl Arm {
+impl RoomVariant {
     fn name(self) -> &'static str {
         match self {
             Self::Told => "told",
@@ -65,15 +65,16 @@ impl Arm {
     }
 }
 
-pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
-    let progress = Progress::of(args.room_rtt_ms.len() * ARMS.len() * args.rounds);
+pub fn run(args: &SessionArgs) -> anyhow::Result<(Vec<Value>, String)> {
+    let progress = BenchProgress::with_steps(args.room_rtt_ms.len() * ARMS.len() * args.rounds);
     let head = ["RTT ms", "room is", "messages/s", "sender us", "sleeps", "daemon us"];
-    let (mut rows, mut lines) = (Vec::new(), vec![head.map(str::to_owned).to_vec()]);
+    let mut rows = Vec::new();
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
     for rtt_ms in &args.room_rtt_ms {
-        let site = site(*rtt_ms, 0.0, Some(Fill { packets: WINDOW, bytes: ON_THE_WIRE }))?;
+        let site = site(*rtt_ms, 0.0, Some(PacketWindow { packets: WINDOW, bytes: ON_THE_WIRE }))?;
         let grafts = format!(
             "[[graft]]\nname = \"all\"\nfunctions = [\"window\", \"number\", \"repair\", \"acknowledge\"]\n\
-             [parameters.window]\npackets = {WINDOW}\n[parameters.repair]\ntries = 0\nretry_us = {}\n",
+             [sessions.parameters.window]\npackets = {WINDOW}\n[sessions.parameters.repair]\ntries = 0\nretry_us = {}\n",
             u64::from(*rtt_ms) * 1500 + 10_000
         );
         let peers = Peers::start(&site, &grafts, "")?;
@@ -90,8 +91,9 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
             }
         }
         for (arm, outcomes) in ARMS.iter().zip(&outcomes) {
-            let spread =
-                |of: Figure| Spread::of(&outcomes.iter().map(of).collect::<Vec<_>>()).context("no rounds");
+            let spread = |of: Figure| {
+                Spread::from_values(&outcomes.iter().map(of).collect::<Vec<_>>()).context("no rounds")
+            };
             let spreads = FIGURES.iter().map(|(_, of)| spread(*of)).collect::<anyhow::Result<Vec<_>>>()?;
             let mut row = json!({
                 "part": "room", "room": arm.name(), "rtt_ms": rtt_ms, "window": WINDOW, "bytes": BYTES,
@@ -112,10 +114,17 @@ pub fn run(args: &Args) -> anyhow::Result<(Vec<Value>, String)> {
     Ok((rows, columns(&lines)))
 }
 
-impl Args {
-    /// As much as the window lets through.
-    fn fill(&self, arm: Arm, mut near: Session, mut far: Session, daemon: u32) -> anyhow::Result<Outcome> {
-        let (base, is_over) = (Instant::now(), AtomicBool::new(false));
+impl SessionArgs {
+    /// Sends as much as the window lets through.
+    fn fill(
+        &self,
+        arm: RoomVariant,
+        mut near: Session,
+        mut far: Session,
+        daemon: u32,
+    ) -> anyhow::Result<RoomOutcome> {
+        let base = Instant::now();
+        let is_over = AtomicBool::new(false);
         far.set_timeout(Some(TURN));
         std::thread::scope(|scope| {
             let receiving = scope.spawn(|| count(&mut far, base, &is_over));
@@ -124,26 +133,29 @@ impl Args {
             is_over.store(true, Ordering::Relaxed);
             let come = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
             let [sender_us, sleeps, daemon_us] = sent??.map(|it| it / come.max(1) as f64);
-            Ok(Outcome { messages: come as f64 / self.seconds as f64, sender_us, sleeps, daemon_us })
+            Ok(RoomOutcome { messages: come as f64 / self.seconds as f64, sender_us, sleeps, daemon_us })
         })
     }
 
-    /// CPU time in us, how often it has slept, and the daemon's CPU time in us.
+    /// Sends until the end. Returns CPU time in us, how often it slept, and the daemon's CPU time in us.
     fn send_until_over(
         &self,
-        arm: Arm,
+        arm: RoomVariant,
         near: &mut Session,
         base: Instant,
         daemon: u32,
         is_over: &AtomicBool,
     ) -> anyhow::Result<[f64; 3]> {
         match arm {
-            Arm::Told => near.set_timeout(Some(TURN)),
-            Arm::Tries => near.set_nonblocking(true),
+            RoomVariant::Told => near.set_timeout(Some(TURN)),
+            RoomVariant::Tries => near.set_nonblocking(true),
         }
         let slept = || getrusage(UsageWho::RUSAGE_THREAD).map(|usage| usage.voluntary_context_switches());
-        let (cpu, sleeps, at_daemon) = (thread_time()?, slept()?, Reading::take(daemon)?);
-        let (mut number, mut pause) = (0, AGAIN);
+        let cpu = thread_time()?;
+        let sleeps = slept()?;
+        let at_daemon = UsageReading::take(daemon)?;
+        let mut number = 0;
+        let mut pause = AGAIN;
         while base.elapsed() < Duration::from_secs(self.seconds) {
             match near.send(&message(number, base.elapsed(), BYTES)) {
                 Ok(()) => (number, pause) = (number + 1, AGAIN),
@@ -155,9 +167,9 @@ impl Args {
                 Err(error) => return Err(error.into()),
             }
         }
-        // What comes later is not counted.
+        // Messages that arrive later are not counted.
         is_over.store(true, Ordering::Relaxed);
-        let used = Reading::take(daemon)?.used_since(&at_daemon);
+        let used = UsageReading::take(daemon)?.used_since(&at_daemon);
         let us = |time: Duration| time.as_nanos() as f64 / 1e3;
         Ok([us(thread_time()? - cpu), (slept()? - sleeps) as f64, used.process_ns as f64 / 1e3])
     }

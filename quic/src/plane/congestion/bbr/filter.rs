@@ -1,25 +1,27 @@
-//! The largest of recent values.
+//! A filter for the largest recent value.
 
-/// The largest value of the current and the last `length - 1` periods; a period is a round trip or a cycle, counted by the
-/// caller. Keeps the three that may still become the largest (Kathleen Nichols' algorithm).
+/// The largest value of the current and the last `length - 1` periods. A period is a round trip or a cycle, counted
+/// by the caller. It keeps the three values that may still become the largest (Kathleen Nichols' algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WindowedMax {
-    best: [Sample; 3],
+    best: [FilterSample; 3],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Sample {
+struct FilterSample {
     period: u64,
     value: u64,
 }
 
 impl WindowedMax {
+    /// Returns the largest value, or 0 before the first one.
     pub fn get(&self) -> u64 {
         self.best[0].value
     }
 
+    /// Adds a value of a period; values older than `length` periods are dropped.
     pub fn update(&mut self, period: u64, length: u64, value: u64) {
-        let new = Sample { period, value };
+        let new = FilterSample { period, value };
         if value >= self.best[0].value || period.saturating_sub(self.best[2].period) >= length {
             self.best = [new; 3];
             return;
@@ -30,14 +32,14 @@ impl WindowedMax {
         } else if value >= self.best[2].value {
             self.best[2] = new;
         }
-        // The best one is too old: the next is.
+        // The best one is too old, so the next one takes its place.
         while period.saturating_sub(self.best[0].period) >= length {
             self.best = [self.best[1], self.best[2], new];
             if self.best[0].period == period {
                 return;
             }
         }
-        // The second and third best come from later parts of the window, or they would become too old with the first.
+        // The second and third best come from later parts of the window. Otherwise they would expire with the first.
         let age = period.saturating_sub(self.best[0].period);
         if self.best[1].period == self.best[0].period && age > length / 4 {
             self.best[1] = new;
@@ -52,17 +54,18 @@ impl WindowedMax {
 mod tests {
     use super::*;
 
-    /// Against all values that are kept: never less than the largest of the newer half of the window, never more than that
-    /// of all of it.
+    /// Compares with all values in the window: the result is at least the largest of the newer half, and at most the
+    /// largest of all.
     #[test]
-    fn near_the_true_maximum() {
+    fn windowed_max_is_near_the_true_maximum() {
         let mut state = 1u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             state >> 40
         };
         for length in [1, 2, 10] {
-            let (mut filter, mut all) = (WindowedMax::default(), Vec::new());
+            let mut filter = WindowedMax::default();
+            let mut all = Vec::new();
             for period in 0..1000 {
                 for _ in 0..random() % 3 + 1 {
                     let value = random() % 1000;

@@ -1,30 +1,32 @@
-//! Loss that a path has whatever is sent: of a radio link, say. It is what is lost in rounds that show no queue.
+//! Estimates the loss that a path has at any rate, such as that of a radio link: the loss of rounds that show no
+//! queue.
 
 use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// A round trip on average this much longer than the shortest, or by one part in [`RTT_NOISE`], shows no queue.
+/// Excess of a round's mean round trip over the shortest that shows no queue, besides one part in [`RTT_NOISE`].
 const NOISE: Duration = Duration::from_millis(3);
-/// Packets without which nothing can be said.
+/// Fewest packets that allow an estimate.
 const LEAST: f64 = 100.0;
-/// What a round leaves of what is known: some thirty count.
+/// Weight of older rounds after a new one: some thirty rounds count.
 const KEEP: f64 = 1.0 - 1.0 / 32.0;
-/// More is no path's own, but somebody's who drops what exceeds a rate.
+/// Largest loss that is the path's own. More is the work of a policer that drops packets above a rate.
 const MOST: f64 = 0.15;
-/// Of what chance makes of a number of losses, in standard deviations.
+/// Standard deviations by which chance may raise a number of losses.
 const CHANCE: f64 = 3.0;
 
+/// Estimate of a path's own loss, from rounds without a queue.
 #[derive(Clone, Debug, Default)]
 pub struct PathLoss {
-    /// Of rounds without a queue, in packets.
+    /// Packets delivered in rounds without a queue.
     delivered: f64,
     lost: f64,
-    round: Round,
+    round: PathLossRound,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Round {
+struct PathLossRound {
     trips: Duration,
     samples: u32,
     delivered: u64,
@@ -32,10 +34,12 @@ struct Round {
 }
 
 impl PathLoss {
+    /// Counts lost bytes of the present round.
     pub fn on_lost(&mut self, bytes: u64) {
         self.round.lost += bytes;
     }
 
+    /// Counts delivered bytes of the present round, and the round-trip sample.
     pub fn on_delivered(&mut self, bytes: u64, rtt: Option<Duration>) {
         self.round.delivered += bytes;
         if let Some(rtt) = rtt {
@@ -44,22 +48,23 @@ impl PathLoss {
         }
     }
 
-    /// A round is over. `is_steady`: it was not sent faster than the path has delivered before.
+    /// Ends a round. `is_steady`: packets were sent no faster than the path had delivered before.
     pub fn end_round(&mut self, min_rtt: Option<Duration>, is_steady: bool, mtu: u64) {
         let round = std::mem::take(&mut self.round);
         self.delivered *= KEEP;
         self.lost *= KEEP;
         let Some(min_rtt) = min_rtt.filter(|_| round.samples > 0) else { return };
         let shows_queue = round.trips / round.samples > min_rtt + NOISE.max(min_rtt / RTT_NOISE);
-        let (delivered, lost) = (round.delivered as f64 / mtu as f64, round.lost as f64 / mtu as f64);
+        let delivered = round.delivered as f64 / mtu as f64;
+        let lost = round.lost as f64 / mtu as f64;
         if is_steady && !shows_queue && lost <= MOST * (lost + delivered) {
             self.delivered += delivered;
             self.lost += lost;
         }
     }
 
-    /// Bytes of so many that the path may have lost.
-    pub fn of(&self, in_flight: u64, mtu: u64) -> u64 {
+    /// Returns how many of `in_flight` bytes the path may have lost by itself.
+    pub fn expected_loss(&self, in_flight: u64, mtu: u64) -> u64 {
         let all = self.delivered + self.lost;
         if all < LEAST {
             return 0;

@@ -1,19 +1,20 @@
-//! ProbeBW: cycles of draining, cruising, and looking for more bandwidth (section 5.3.3).
+//! The state ProbeBW: cycles of draining, cruising, and probing for more bandwidth (section 5.3.3).
 
 use std::time::{Duration, Instant};
 
-use super::{BETA, Bbr, CWND_GAIN, Delivered, HEADROOM, LostPacket, State, UNBOUNDED};
+use super::{AckEffect, BETA, Bbr, BbrState, CWND_GAIN, HEADROOM, LostPacket, UNBOUNDED};
 
 const DOWN_PACING_GAIN: f64 = 0.9;
 const UP_PACING_GAIN: f64 = 1.25;
 const UP_CWND_GAIN: f64 = 2.25;
-/// Probing waits for so long, and up to [`PROBE_WAIT_MORE`] longer.
+/// Shortest wait before a probe; up to [`PROBE_WAIT_MORE`] is added to it.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 const PROBE_WAIT_MORE: Duration = Duration::from_secs(1);
-/// Round trips after which a Reno flow beside this one would have probed.
+/// Round trips after which a competing Reno flow would have probed.
 const RENO_ROUNDS: u64 = 63;
 const MAX_UP_ROUNDS: u32 = 30;
 
+/// A phase of the probing cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Down,
@@ -22,7 +23,7 @@ pub enum Phase {
     Up,
 }
 
-/// Of which phase the packets were that are acknowledged now.
+/// Phase in which the packets were sent that are acknowledged now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPhase {
     Init,
@@ -32,23 +33,24 @@ pub enum AckPhase {
     ProbeStopping,
 }
 
-/// Where the cycle is.
+/// State of the probing cycle.
 #[derive(Clone, Debug)]
 pub struct Cycle {
     since: Instant,
     wait: Duration,
     pub rounds_since_probe: u64,
     pub ack_phase: AckPhase,
-    /// Losses now are of packets that were sent to probe.
+    /// Losses now belong to packets that were sent to probe.
     pub samples: bool,
     up_rounds: u32,
     up_acked: u64,
-    /// Bytes that are acknowledged for each packet more in flight.
+    /// Bytes acknowledged per additional packet in flight.
     up_step: u64,
     random: u64,
 }
 
 impl Cycle {
+    /// Creates a cycle that has not begun.
     pub fn new(now: Instant, seed: u64) -> Self {
         Self {
             since: now,
@@ -63,12 +65,13 @@ impl Cycle {
         }
     }
 
+    /// Mixes a loss into the random state.
     pub fn on_lost(&mut self, lost: &LostPacket) {
-        // Which losses come when is as random as anything here.
+        // The time of a loss is as random as any other value here.
         self.random ^= lost.delivered.rotate_left(17);
     }
 
-    /// xorshift64*: below 1.
+    /// Returns the next number of xorshift64*, from 0 up to but not including 1.
     fn random(&mut self) -> f64 {
         self.random |= 1;
         self.random ^= self.random >> 12;
@@ -84,12 +87,12 @@ impl Cycle {
 }
 
 impl Bbr {
-    pub(super) fn enter_probe_bw(&mut self, delivered: &Delivered) {
+    pub(super) fn enter_probe_bw(&mut self, delivered: &AckEffect) {
         self.cwnd_gain = CWND_GAIN;
         self.start_down(delivered.now, delivered.total);
     }
 
-    /// After ProbeRTT.
+    /// Continues after ProbeRTT.
     pub(super) fn resume_probe_bw(&mut self, now: Instant) {
         self.cwnd_gain = CWND_GAIN;
         let round = self.next_round_delivered;
@@ -120,7 +123,7 @@ impl Bbr {
         self.start(Phase::Refill, 1.0, CWND_GAIN);
     }
 
-    fn start_up(&mut self, delivered: &Delivered) {
+    fn start_up(&mut self, delivered: &AckEffect) {
         self.cycle.samples = true;
         self.cycle.ack_phase = AckPhase::ProbeStarting;
         self.start_round(delivered.total);
@@ -132,17 +135,17 @@ impl Bbr {
     }
 
     fn start(&mut self, phase: Phase, pacing_gain: f64, cwnd_gain: f64) {
-        self.state = State::ProbeBw(phase);
+        self.state = BbrState::ProbeBw(phase);
         self.pacing_gain = pacing_gain;
         self.cwnd_gain = cwnd_gain;
     }
 
-    pub(super) fn update_probe_bw(&mut self, delivered: &Delivered) {
+    pub(super) fn update_probe_bw(&mut self, delivered: &AckEffect) {
         if !self.full_bw_reached {
             return;
         }
         self.adapt_longterm(delivered);
-        let State::ProbeBw(phase) = self.state else { return };
+        let BbrState::ProbeBw(phase) = self.state else { return };
         match phase {
             Phase::Down | Phase::Cruise if self.is_time_to_probe(delivered.now) => {
                 self.start_refill(delivered.total);
@@ -167,9 +170,9 @@ impl Bbr {
             && in_flight <= self.quantize(self.times_bdp(1.0, self.max_bw.get()))
     }
 
-    fn is_time_to_go_down(&mut self, delivered: &Delivered) -> bool {
+    fn is_time_to_go_down(&mut self, delivered: &AckEffect) -> bool {
         if delivered.window_limited && self.cwnd >= self.inflight_longterm {
-            // The bound is what limits the bandwidth.
+            // The bound limits the bandwidth, so growth is measured from here.
             self.reset_full_bw();
             self.full_bw = delivered.sample.rate.unwrap_or_default();
             return false;
@@ -189,7 +192,7 @@ impl Bbr {
         self.inflight_longterm.saturating_sub(headroom).max(self.minimum())
     }
 
-    fn adapt_longterm(&mut self, delivered: &Delivered) {
+    fn adapt_longterm(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         if self.round_start {
             match self.cycle.ack_phase {
@@ -197,7 +200,7 @@ impl Bbr {
                 AckPhase::ProbeStopping => {
                     self.cycle.samples = false;
                     self.cycle.ack_phase = AckPhase::Init;
-                    if matches!(self.state, State::ProbeBw(_)) && !sample.app_limited {
+                    if matches!(self.state, BbrState::ProbeBw(_)) && !sample.app_limited {
                         self.cycles += 1;
                     }
                 }
@@ -210,7 +213,7 @@ impl Bbr {
             }
         } else if self.inflight_longterm != UNBOUNDED {
             self.inflight_longterm = self.inflight_longterm.max(sample.in_flight);
-            if self.state == State::ProbeBw(Phase::Up) {
+            if self.state == BbrState::ProbeBw(Phase::Up) {
                 self.probe_upward(delivered);
             }
         }
@@ -228,7 +231,7 @@ impl Bbr {
             let least = (BETA * self.target_inflight() as f64) as u64;
             self.inflight_longterm = inflight.max(least);
         }
-        if self.state == State::ProbeBw(Phase::Up) {
+        if self.state == BbrState::ProbeBw(Phase::Up) {
             self.start_down(now, delivered);
         }
     }
@@ -239,7 +242,7 @@ impl Bbr {
         self.cycle.up_step = (self.cwnd * self.mtu / growth.max(1)).max(self.mtu);
     }
 
-    fn probe_upward(&mut self, delivered: &Delivered) {
+    fn probe_upward(&mut self, delivered: &AckEffect) {
         if !delivered.window_limited || self.cwnd < self.inflight_longterm {
             return;
         }

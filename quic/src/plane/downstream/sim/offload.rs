@@ -1,28 +1,28 @@
-//! The offload beside the data plane.
+//! A simulated offload next to the data plane.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use super::{Arrival, Codepoint, OVERHEAD, Sim};
+use super::{Codepoint, OVERHEAD, Sim, SimArrival};
 use crate::{
     frame,
     plane::{
-        downstream::{Budget, Level, OffloadedPacket, StreamGrant, StreamKey},
+        downstream::{OffloadBudget, OffloadedPacket, PriorityLevel, StreamGrant, StreamKey},
         source::mem::Mem,
     },
 };
 
-/// It sends from its own copy of what comes in, which may be ahead of what the source has, and reports later.
+/// The offload. It sends from its own copy of the incoming data, which may be ahead of the source, and reports later.
 #[derive(Default)]
-pub struct Offload {
+pub struct SimulatedOffload {
     delegated: HashMap<StreamKey, (StreamGrant, Arc<Mem>)>,
     unreported: Vec<OffloadedPacket>,
-    budget: Budget,
-    waiting: Option<Level>,
-    used: Budget,
+    budget: OffloadBudget,
+    waiting: Option<PriorityLevel>,
+    used: OffloadBudget,
     pub declined: u64,
 }
 
-impl Offload {
+impl SimulatedOffload {
     pub fn on_max_stream_data(&mut self, id: u64, max: u64) {
         for (delegation, _) in self.delegated.values_mut().filter(|(delegation, _)| delegation.id == id) {
             delegation.max_offset = delegation.max_offset.max(max);
@@ -31,27 +31,28 @@ impl Offload {
 }
 
 impl Sim {
-    /// Delegates the stream over `source`, if it can be.
+    /// Delegates the stream over `source`, if that is possible.
     pub fn delegate(&mut self, key: StreamKey, source: &Arc<Mem>) {
         if let Some(delegation) = self.down.delegate(key) {
             self.offload.delegated.insert(key, (delegation, source.clone()));
         }
     }
 
-    /// The offload comes across bytes of its stream, which the source will have too.
+    /// Shows the offload bytes of its stream, which the source will get too.
     pub fn offload_sees(&mut self, key: StreamKey, range: Range<u64>, fin: bool) {
         let Some((delegation, source)) = self.offload.delegated.get(&key) else { return };
-        let (delegation, tag) = (*delegation, source.tag);
+        let delegation = *delegation;
+        let tag = source.tag;
         let len = (range.end - range.start) as usize;
         let mut frames = Vec::new();
         frame::write_stream_header(delegation.id, range.start, len, fin, &mut frames);
         frames.extend(range.clone().map(|offset| Mem::byte(tag, offset)));
         let size = frames.len() + OVERHEAD;
-        let used = Budget {
+        let used = OffloadBudget {
             bytes: self.offload.used.bytes + size as u64,
             data: self.offload.used.data + len as u64,
         };
-        let Budget { bytes, data } = self.offload.budget;
+        let OffloadBudget { bytes, data } = self.offload.budget;
         let behind = self.offload.waiting.is_some_and(|waiting| delegation.level >= waiting);
         if behind || range.end > delegation.max_offset || used.bytes > bytes || used.data > data {
             self.offload.declined += 1;
@@ -68,7 +69,7 @@ impl Sim {
             len: len as u16,
             fin,
         });
-        self.carry(size, Arrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
+        self.carry(size, SimArrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
     }
 
     /// Takes the offload's reports, in another order than it made them, and reclaims its budget.
@@ -79,15 +80,15 @@ impl Sim {
             reports.rotate_left(middle);
         }
         reports.iter().for_each(|report| self.down.on_offloaded_sent(report));
-        self.offload.budget = Budget::default();
-        self.offload.used = Budget::default();
+        self.offload.budget = OffloadBudget::default();
+        self.offload.used = OffloadBudget::default();
         while let Some(key) = self.down.poll_recall() {
             self.offload.delegated.remove(&key);
             self.down.on_returned(key);
         }
     }
 
-    /// Tells the offload what it may send.
+    /// Gives the offload a budget.
     pub fn grant_budget(&mut self) {
         self.offload.budget = self.down.budget();
         self.offload.waiting = self.down.waiting();

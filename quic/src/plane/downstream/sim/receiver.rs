@@ -9,46 +9,46 @@ use std::{
 use crate::{
     ack::EcnCounts,
     frame::{Frame, Walker},
-    plane::types::Ack,
+    plane::types::AckRanges,
     ranges::Ranges,
 };
 
 use super::Codepoint;
 
-/// Credit of the receiver: how far its limits stay ahead of what it consumed.
+/// Credit that the receiver gives: how far its limits stay ahead of the bytes that it consumed.
 #[derive(Clone, Copy, Debug)]
-pub struct Credit {
+pub struct ReceiverCredit {
     pub data: u64,
     pub stream_data: u64,
     pub streams: u64,
 }
 
-impl Default for Credit {
+impl Default for ReceiverCredit {
     fn default() -> Self {
         Self { data: 1 << 24, stream_data: 1 << 20, streams: 1000 }
     }
 }
 
 #[derive(Default)]
-pub struct Received {
+pub struct ReceivedBytes {
     pub ranges: Ranges,
     pub data: Vec<u8>,
     pub fin: Option<u64>,
     pub fins: u32,
     pub reset: Option<(u64, u64)>,
     granted: u64,
-    /// When the last byte was there.
+    /// Time when the last byte had arrived.
     pub complete: Option<Instant>,
-    /// When how much was there from the beginning on. A reset ends it: the application gets no more.
+    /// Contiguous bytes from the beginning by time. A reset ends it, because the application gets no more.
     pub progress: Vec<(Instant, u64)>,
 }
 
-impl Received {
+impl ReceivedBytes {
     fn end(&self) -> u64 {
         self.ranges.iter().last().map_or(0, |range| range.end)
     }
 
-    /// Bytes from the beginning on.
+    /// Returns the number of contiguous bytes from the beginning.
     fn contiguous(&self) -> u64 {
         self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end)
     }
@@ -64,7 +64,7 @@ impl Received {
         }
     }
 
-    /// When all before `offset` was there.
+    /// Returns when all bytes before `offset` had arrived.
     pub fn had(&self, offset: u64) -> Option<Instant> {
         let at = self.progress.partition_point(|(_, contiguous)| *contiguous < offset);
         self.progress.get(at).map(|(at, _)| *at)
@@ -75,12 +75,12 @@ impl Received {
     }
 }
 
-/// The reference receiver: RFC 9000 as strictly as it can be read.
-pub struct Receiver {
-    credit: Credit,
-    /// It gives leave to send no more than it did at first.
+/// The reference receiver, which checks RFC 9000 as strictly as possible.
+pub struct ReferenceReceiver {
+    credit: ReceiverCredit,
+    /// The receiver never raises its limits.
     pub is_stingy: bool,
-    pub streams: BTreeMap<u64, Received>,
+    pub streams: BTreeMap<u64, ReceivedBytes>,
     pub datagrams: Vec<Vec<u8>>,
     granted_data: u64,
     granted_streams: u64,
@@ -88,21 +88,21 @@ pub struct Receiver {
     pub(super) seen: BTreeSet<u64>,
     pub(super) unacked: u32,
     pub(super) ack_at: Option<Instant>,
-    /// STOP_SENDING that is repeated until the stream is reset.
+    /// Streams with a STOP_SENDING that is repeated until the stream is reset.
     pub stop: HashMap<u64, u64>,
 }
 
 #[derive(Clone)]
 pub struct Feedback {
-    pub ack: Ack,
+    pub ack: AckRanges,
     pub max_data: u64,
     pub max_streams: u64,
     pub max_stream_data: Vec<(u64, u64)>,
     pub stop: Vec<(u64, u64)>,
 }
 
-impl Receiver {
-    pub fn new(credit: Credit) -> Self {
+impl ReferenceReceiver {
+    pub fn new(credit: ReceiverCredit) -> Self {
         Self {
             credit,
             is_stingy: false,
@@ -157,18 +157,18 @@ impl Receiver {
                 other => panic!("unexpected {other:?}"),
             }
         }
-        let total: u64 = self.streams.values().map(Received::end).sum();
+        let total: u64 = self.streams.values().map(ReceivedBytes::end).sum();
         assert!(total <= self.granted_data, "connection over its credit");
     }
 
-    fn stream(&mut self, id: u64) -> &mut Received {
+    fn stream(&mut self, id: u64) -> &mut ReceivedBytes {
         assert_eq!(id & 0x3, 0x3, "not a server's unidirectional stream");
         assert!((1..self.granted_streams).contains(&(id >> 2)), "stream {id} over the limit");
         let granted = self.credit.stream_data;
-        self.streams.entry(id).or_insert_with(|| Received { granted, ..Received::default() })
+        self.streams.entry(id).or_insert_with(|| ReceivedBytes { granted, ..ReceivedBytes::default() })
     }
 
-    /// The application reads at once; credit grows with what it read, streams with those that are over.
+    /// Reads everything at once. Limits grow with the bytes read, and stream limits with the streams that are over.
     pub fn feedback(&mut self, delay: Duration) -> Feedback {
         let mut read = 0;
         for stream in self.streams.values_mut() {
@@ -195,7 +195,7 @@ impl Receiver {
             }
         }
         Feedback {
-            ack: Ack { delay, ranges, ecn: (self.ecn != EcnCounts::default()).then_some(self.ecn) },
+            ack: AckRanges { delay, ranges, ecn: (self.ecn != EcnCounts::default()).then_some(self.ecn) },
             max_data: self.granted_data,
             max_streams: self.granted_streams,
             max_stream_data: self.streams.iter().map(|(id, stream)| (*id, stream.granted)).collect(),

@@ -1,9 +1,9 @@
-//! A measurement of the processor time that one object costs.
+//! Measures the processor time that one object costs.
 
 use super::*;
 
-/// What a 1200-byte object costs one subscriber besides sealing. Prints figures and asserts none:
-/// `cargo test -p millrace-quic --release --lib cost_per_object -- --ignored --nocapture`
+/// Prints the cost of a 1200-byte object for one subscriber, without sealing, and asserts nothing: `cargo test -p
+/// millrace-quic --release --lib cost_per_object -- --ignored --nocapture`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn cost_per_object() {
@@ -28,7 +28,7 @@ fn cost_per_object() {
                 object_timeout: None,
                 subgroup_timeout: None,
                 max_delay: None,
-                asked: Asked::Nothing,
+                asked: AskedRange::Nothing,
                 label: Label::default(),
             };
             let key = down.open(stream);
@@ -58,7 +58,7 @@ fn cost_per_object() {
         }
         sending += started.elapsed();
         now += Duration::from_millis(2);
-        let ack = Ack { delay: Duration::ZERO, ranges: vec![0..=number], ecn: None };
+        let ack = AckRanges { delay: Duration::ZERO, ranges: vec![0..=number], ecn: None };
         let started = Instant::now();
         for (down, _) in &mut subscribers {
             down.on_ack(now, &ack).expect("sent");

@@ -3,8 +3,8 @@
 use super::*;
 
 #[test]
-fn datagrams_go_by_priority_and_are_never_repeated() {
-    let mut sim = sim(Link { loss: 1.0, ..Link::default() });
+fn datagrams_are_sent_by_priority_and_never_repeated() {
+    let mut sim = sim(SimLink { loss: 1.0, ..SimLink::default() });
     sim.down.send_datagram(datagram(b"second", 20, None)).expect("fits");
     sim.down.send_datagram(datagram(b"first", 10, None)).expect("fits");
     sim.transmit();
@@ -18,11 +18,11 @@ fn datagrams_go_by_priority_and_are_never_repeated() {
     assert_eq!(sim.down.stats().bytes_in_flight, 0);
 }
 
-/// However small: what keeps one counts as well.
+/// Small datagrams are bounded, too: their bookkeeping counts as well.
 #[test]
-fn waiting_datagrams_are_bounded_by_what_they_take() {
+fn waiting_datagrams_are_bounded_by_their_memory() {
     let config = Config { max_datagram_bytes: 100_000, ..Config::new(CODES) };
-    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     for _ in 0..10_000 {
         sim.down.send_datagram(datagram(b"", 1, None)).expect("fits");
     }
@@ -36,7 +36,7 @@ fn waiting_datagrams_are_bounded_by_what_they_take() {
 #[test]
 fn datagrams_are_dropped_when_late_large_or_many() {
     let config = Config { max_datagram_bytes: 1400, ..Config::new(CODES) };
-    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     let error = sim.down.send_datagram(datagram(&[0; 1198], 1, None));
     assert_eq!(error, Err(TooLarge { size: 1201, limit: 1200 }));
     let now = sim.now;

@@ -1,10 +1,10 @@
-//! Every byte that is owed arrives, once, however the link behaves.
+//! Every byte that is owed arrives once, whatever the link does.
 
 use super::*;
 
 #[test]
-fn one_stream_on_a_perfect_link() {
-    let mut sim = sim(Link::default());
+fn one_stream_arrives_over_a_perfect_link() {
+    let mut sim = sim(SimLink::default());
     let key = sim.open_whole(7, 100_000, 128);
     let time = sim.run_until(SECOND, |sim| sim.all_done(1));
     sim.verify(&[(7, 100_000)]);
@@ -15,7 +15,7 @@ fn one_stream_on_a_perfect_link() {
     assert_eq!(stats.bytes_in_flight, 0);
     assert_eq!(sim.events, [event(key, EventKind::Opened), event(key, EventKind::Finished)]);
     assert_eq!(sim.down.owned(1), Owned { opened: 1, live: 0 });
-    // 12, 24, 48 kB, the rest: four round trips of 20 ms, and an ACK delay at the end.
+    // Four round trips of 20 ms carry 12, 24 and 48 kB and the rest, and an ACK delay follows.
     assert!(time < Duration::from_millis(130), "{time:?}");
     assert_eq!(sim.down.timeout(), None);
 }
@@ -23,10 +23,11 @@ fn one_stream_on_a_perfect_link() {
 #[test]
 fn everything_arrives_at_every_loss_rate() {
     for (seed, loss) in [0.0, 0.01, 0.05, 0.1, 0.2].into_iter().enumerate() {
-        let link = Link { loss, duplicate: 0.02, jitter: Duration::from_millis(4), ..Link::default() };
-        for algorithm in [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr] {
+        let link = SimLink { loss, duplicate: 0.02, jitter: Duration::from_millis(4), ..SimLink::default() };
+        for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno, CongestionAlgorithm::Bbr]
+        {
             let config = Config { algorithm, ..Config::new(CODES) };
-            let mut sim = Sim::new(seed as u64, link, Credit::default(), config);
+            let mut sim = Sim::new(seed as u64, link, ReceiverCredit::default(), config);
             sim.stack_every = 5;
             let sources: Vec<_> = (0..40).map(|tag| (tag, 1000 + tag * 777)).collect();
             for (tag, len) in &sources {
@@ -47,7 +48,7 @@ fn everything_arrives_at_every_loss_rate() {
 
 #[test]
 fn live_objects_leave_at_once_in_one_packet_each() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     let source = Mem::new(9);
     let key = sim.open(&source, 128);
     for i in 0..500 {
@@ -57,7 +58,7 @@ fn live_objects_leave_at_once_in_one_packet_each() {
         assert_eq!(sim.sent.len(), i + 1, "sent at once");
         sim.run_for(Duration::from_millis(2));
     }
-    source.finish(End::Fin { at: sim.now });
+    source.finish(SourceEnd::Fin { at: sim.now });
     sim.down.wake(key);
     sim.run_until(SECOND, |sim| sim.all_done(1));
     sim.verify(&[(9, 500_000)]);
@@ -66,7 +67,7 @@ fn live_objects_leave_at_once_in_one_packet_each() {
 
 #[test]
 fn small_frames_share_a_packet() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     for tag in 0..10 {
         sim.open_whole(tag, 100, 128);
     }
@@ -77,8 +78,8 @@ fn small_frames_share_a_packet() {
 }
 
 #[test]
-fn a_packet_that_was_not_built_is_owed_again() {
-    let mut sim = sim(Link::default());
+fn data_of_a_packet_that_was_not_built_is_sent_later() {
+    let mut sim = sim(SimLink::default());
     sim.open_whole(3, 5000, 1);
     let mut out = Vec::new();
     let content = sim.down.poll_frames(sim.now, MTU, &mut out).expect("owed");
@@ -88,7 +89,7 @@ fn a_packet_that_was_not_built_is_owed_again() {
 }
 
 #[test]
-fn pieces_name_what_a_packet_carries() {
+fn built_packet_lists_the_data_it_carries() {
     let peer = PeerLimits {
         max_data: 1000,
         max_stream_data_uni: 1000,
@@ -100,7 +101,8 @@ fn pieces_name_what_a_packet_carries() {
     let mut down = Downstream::new(Config::new(CODES), peer, now);
     let source = Mem::new(1);
     source.push(50, now);
-    let (stream, object) = (Label { track: 3, group: 1 << 40 }, Label { track: 4, group: 9 });
+    let stream = Label { track: 3, group: 1 << 40 };
+    let object = Label { track: 4, group: 9 };
     let key = down.open(NewStream {
         source,
         priority: Priority { subscriber: 9, ..Priority::default() },
@@ -108,7 +110,7 @@ fn pieces_name_what_a_packet_carries() {
         object_timeout: None,
         subgroup_timeout: None,
         max_delay: None,
-        asked: Asked::Nothing,
+        asked: AskedRange::Nothing,
         label: stream,
     });
     down.send_datagram(NewDatagram { label: object, ..datagram(b"x", 0, None) }).expect("small");
@@ -116,21 +118,27 @@ fn pieces_name_what_a_packet_carries() {
         let content = down.poll_frames(now, 1000, &mut Vec::new()).expect("owed");
         (down.pieces(&content).collect::<Vec<_>>(), content)
     };
-    let bytes = |again| Piece {
+    let bytes = |again| PacketFrame {
         label: stream,
         stream_id: Some(2),
-        carried: Carried::Bytes { offset: 0, len: 50, fin: false, again },
+        carried: FrameContent::Bytes { offset: 0, len: 50, fin: false, again },
     };
     let (pieces, content) = poll(&mut down);
-    assert_eq!(pieces, [Piece { label: object, stream_id: None, carried: Carried::Datagram }, bytes(false)]);
+    assert_eq!(
+        pieces,
+        [PacketFrame { label: object, stream_id: None, carried: FrameContent::Datagram }, bytes(false)]
+    );
     down.on_not_sent(content);
     assert_eq!(poll(&mut down).0, [bytes(true)]);
     down.reset(key, 7);
-    assert_eq!(poll(&mut down).0, [Piece { label: stream, stream_id: Some(2), carried: Carried::Reset }]);
+    assert_eq!(
+        poll(&mut down).0,
+        [PacketFrame { label: stream, stream_id: Some(2), carried: FrameContent::Reset }]
+    );
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum DeliveryStep {
     Open { len: u64, priority: u8 },
     Push { stream: usize, len: u64 },
     Finish { stream: usize },
@@ -139,24 +147,24 @@ enum Step {
     Wait { millis: u64 },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = DeliveryStep> {
     let stream = any::<usize>();
     prop_oneof![
-        3 => (0u64..5000, any::<u8>()).prop_map(|(len, priority)| Step::Open { len, priority }),
-        4 => (stream, 0u64..8000).prop_map(|(stream, len)| Step::Push { stream, len }),
-        2 => stream.prop_map(|stream| Step::Finish { stream }),
-        1 => stream.prop_map(|stream| Step::Reset { stream }),
-        1 => (stream, any::<u8>()).prop_map(|(stream, priority)| Step::Prioritize { stream, priority }),
-        4 => (0u64..60).prop_map(|millis| Step::Wait { millis }),
+        3 => (0u64..5000, any::<u8>()).prop_map(|(len, priority)| DeliveryStep::Open { len, priority }),
+        4 => (stream, 0u64..8000).prop_map(|(stream, len)| DeliveryStep::Push { stream, len }),
+        2 => stream.prop_map(|stream| DeliveryStep::Finish { stream }),
+        1 => stream.prop_map(|stream| DeliveryStep::Reset { stream }),
+        1 => (stream, any::<u8>()).prop_map(|(stream, priority)| DeliveryStep::Prioritize { stream, priority }),
+        4 => (0u64..60).prop_map(|millis| DeliveryStep::Wait { millis }),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever is opened, grows, ends and is reset: every stream ends as it should, on any link.
+    /// Streams are opened, grow, end and are reset at random: every stream ends as it should, on any link.
     #[test]
-    fn any_schedule_ends_well(
+    fn random_schedule_ends_every_stream(
         seed in any::<u64>(),
         loss in 0.0..0.2f64,
         jitter in 0u64..15,
@@ -164,48 +172,48 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let jitter = Duration::from_millis(jitter);
-        let link = Link { loss, duplicate: 0.05, jitter, ..Link::default() };
-        let credit = Credit { data: credit.0, stream_data: credit.1, streams: credit.2 };
+        let link = SimLink { loss, duplicate: 0.05, jitter, ..SimLink::default() };
+        let credit = ReceiverCredit { data: credit.0, stream_data: credit.1, streams: credit.2 };
         let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
         sim.stack_every = 7;
         let mut streams: Vec<(StreamKey, Arc<Mem>, bool, bool)> = Vec::new();
         for step in steps {
             let count = streams.len().max(1);
             match step {
-                Step::Open { len, priority } => {
+                DeliveryStep::Open { len, priority } => {
                     let source = Mem::new(streams.len() as u64);
                     source.push(8 + len, sim.now);
                     streams.push((sim.open(&source, priority), source, false, false));
                 }
-                Step::Push { stream, len } => {
+                DeliveryStep::Push { stream, len } => {
                     let Some((key, source, false, false)) = streams.get(stream % count) else { continue };
                     source.push(len, sim.now);
                     sim.down.wake(*key);
                 }
-                Step::Finish { stream } => {
+                DeliveryStep::Finish { stream } => {
                     let Some((key, source, finished @ false, _)) = streams.get_mut(stream % count) else {
                         continue;
                     };
                     *finished = true;
-                    source.finish(End::Fin { at: sim.now });
+                    source.finish(SourceEnd::Fin { at: sim.now });
                     sim.down.wake(*key);
                 }
-                Step::Reset { stream } => {
+                DeliveryStep::Reset { stream } => {
                     let Some((key, _, _, reset)) = streams.get_mut(stream % count) else { continue };
                     *reset = true;
                     sim.down.reset(*key, CANCELLED);
                 }
-                Step::Prioritize { stream, priority } => {
+                DeliveryStep::Prioritize { stream, priority } => {
                     let Some((key, ..)) = streams.get(stream % count) else { continue };
                     let priority = Priority { subscriber: priority, ..Priority::default() };
                     sim.down.set_priority(*key, priority);
                 }
-                Step::Wait { millis } => sim.run_for(Duration::from_millis(millis)),
+                DeliveryStep::Wait { millis } => sim.run_for(Duration::from_millis(millis)),
             }
             sim.transmit();
         }
         for (key, source, ..) in &streams {
-            source.finish(End::Fin { at: sim.now });
+            source.finish(SourceEnd::Fin { at: sim.now });
             sim.down.wake(*key);
         }
         sim.run_until(1000 * SECOND, |sim| sim.down.stats().live_streams == 0);

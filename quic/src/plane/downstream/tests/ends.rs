@@ -1,15 +1,15 @@
-//! How streams end other than by FIN.
+//! Ends of streams other than by FIN.
 
 use super::*;
 
 #[test]
-fn a_source_that_resets() {
-    let mut sim = sim(Link { loss: 0.3, ..Link::default() });
+fn source_reset_resets_the_stream() {
+    let mut sim = sim(SimLink { loss: 0.3, ..SimLink::default() });
     let source = Mem::new(4);
     source.push(5000, sim.now);
     let key = sim.open(&source, 1);
     sim.transmit();
-    source.finish(End::Reset(0x12));
+    source.finish(SourceEnd::Reset(0x12));
     sim.down.wake(key);
     sim.run_until(10 * SECOND, |sim| sim.events.contains(&event(key, EventKind::Reset(0x12))));
     assert_eq!(sim.peer.streams[&7].reset, Some((0x12, 5000)));
@@ -19,8 +19,8 @@ fn a_source_that_resets() {
 }
 
 #[test]
-fn reset_before_an_id_just_disappears() {
-    let mut sim = sim(Link::default());
+fn stream_reset_before_it_has_an_id_is_never_sent() {
+    let mut sim = sim(SimLink::default());
     let source = Mem::new(4);
     let key = sim.open(&source, 1);
     source.push(10, sim.now);
@@ -35,7 +35,7 @@ fn reset_before_an_id_just_disappears() {
 
 #[test]
 fn stop_sending_is_answered_with_a_reset() {
-    let mut sim = sim(Link { loss: 0.2, ..Link::default() });
+    let mut sim = sim(SimLink { loss: 0.2, ..SimLink::default() });
     let source = Mem::new(4);
     source.push(50_000, sim.now);
     let key = sim.open(&source, 1);
@@ -48,7 +48,7 @@ fn stop_sending_is_answered_with_a_reset() {
 
 #[test]
 fn evicted_bytes_reset_the_stream() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     let source = Mem::new(4);
     source.push(100_000, sim.now);
     let key = sim.open(&source, 1);
@@ -62,12 +62,12 @@ fn evicted_bytes_reset_the_stream() {
 #[test]
 fn late_objects_reset_the_stream_and_recent_ones_do_not() {
     for (age, late) in [(90, false), (110, true)] {
-        let mut sim = sim(Link::default());
+        let mut sim = sim(SimLink::default());
         let source = Mem::new(4);
         source.push(1000, sim.now);
         sim.now += Duration::from_millis(age);
         let key = sim.open_with(&source, |stream| stream.object_timeout = Some(Duration::from_millis(100)));
-        source.finish(End::Fin { at: sim.now });
+        source.finish(SourceEnd::Fin { at: sim.now });
         sim.down.wake(key);
         sim.run_for(SECOND);
         assert_eq!(sim.down.stats().resets.object_timeout, u64::from(late));
@@ -78,13 +78,13 @@ fn late_objects_reset_the_stream_and_recent_ones_do_not() {
 #[test]
 fn subgroup_timeout_runs_from_fin_to_the_last_ack() {
     for (timeout, resets) in [(Duration::from_millis(15), 1), (Duration::from_millis(60), 0)] {
-        let mut sim = sim(Link::default());
+        let mut sim = sim(SimLink::default());
         let source = Mem::new(4);
         source.push(1000, sim.now);
         let key = sim.open_with(&source, |stream| stream.subgroup_timeout = Some(timeout));
         sim.run_for(SECOND);
         assert_eq!(sim.down.stats().resets, Resets::default(), "does not run before FIN");
-        source.finish(End::Fin { at: sim.now });
+        source.finish(SourceEnd::Fin { at: sim.now });
         sim.down.wake(key);
         sim.run_for(SECOND);
         let stats = sim.down.stats();

@@ -1,10 +1,10 @@
-//! What is late goes, wherever it waits.
+//! Late data is dropped, wherever it waits.
 
 use super::*;
 
-/// 1 Mbit/s: a megabyte takes eight seconds.
-fn narrow() -> Link {
-    Link { rate: Some(125_000), queue: 30_000, ..Link::default() }
+/// Returns a link of 1 Mbit/s, on which a megabyte takes eight seconds.
+fn narrow() -> SimLink {
+    SimLink { rate: Some(125_000), queue: 30_000, ..SimLink::default() }
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn datagrams_expire_behind_the_head_of_the_line() {
 #[test]
 fn too_many_datagrams_drop_the_oldest_of_the_least_urgent() {
     let config = Config { max_datagram_bytes: 10_000, ..Config::new(CODES) };
-    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     sim.down.send_datagram(datagram(&[255; 1000], 1, None)).expect("fits");
     for order in [|group| group, |group: u64| !group] {
         for group in 0..50 {
@@ -61,31 +61,32 @@ const DELAY: Duration = Duration::from_millis(250);
 const FRAME: Duration = Duration::from_millis(40);
 const FRAMES: u64 = 25;
 
-/// A camera: groups of a second, a key frame of 12 kB and deltas of 3 kB: 84 kB a second.
-struct Camera {
+/// A camera: groups of one second, with a key frame of 12 kB and deltas of 3 kB, together 84 kB a second.
+struct LateCamera {
     subgroups: bool,
-    policy: policy::Kind,
+    policy: policy::PolicyKind,
     rate: u64,
 }
 
-/// What came of it.
-struct Outcome {
+/// The result of a run.
+struct LateOutcome {
     sim: Sim,
-    /// By group and subgroup.
-    streams: Vec<Sent>,
+    /// Streams by group and subgroup.
+    streams: Vec<SentSubgroup>,
 }
 
-struct Sent {
+struct SentSubgroup {
     group: u64,
     subgroup: u64,
     key: StreamKey,
 }
 
-impl Camera {
-    fn run(&self, groups: u64) -> Outcome {
-        let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
-        let link = Link { rate: Some(self.rate), queue: 8000, ..Link::default() };
-        let config = Config { policy: self.policy, algorithm: Algorithm::Bbr, ..Config::new(CODES) };
+impl LateCamera {
+    fn run(&self, groups: u64) -> LateOutcome {
+        let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
+        let link = SimLink { rate: Some(self.rate), queue: 8000, ..SimLink::default() };
+        let config =
+            Config { policy: self.policy, algorithm: CongestionAlgorithm::Bbr, ..Config::new(CODES) };
         let mut sim = Sim::new(1, link, credit, config);
         let mut streams = Vec::new();
         for group in 0..groups {
@@ -100,37 +101,37 @@ impl Camera {
                         stream.label.group = group;
                         stream.max_delay = Some(DELAY);
                     });
-                    streams.push(Sent { group, subgroup, key });
+                    streams.push(SentSubgroup { group, subgroup, key });
                     open.push((key, source));
                 }
                 let (key, source) = &open[subgroup as usize];
                 source.push(if frame == 0 { 12_000 } else { 3000 }, sim.now);
                 if subgroup == 0 && (frame == FRAMES - 1 || self.subgroups) {
-                    source.finish(End::Fin { at: sim.now });
+                    source.finish(SourceEnd::Fin { at: sim.now });
                 }
                 sim.down.wake(*key);
                 sim.transmit();
                 sim.run_for(FRAME);
             }
             if let Some((key, source)) = open.get(1) {
-                source.finish(End::Fin { at: sim.now });
+                source.finish(SourceEnd::Fin { at: sim.now });
                 sim.down.wake(*key);
             }
         }
-        Outcome { sim, streams }
+        LateOutcome { sim, streams }
     }
 }
 
-impl Outcome {
-    fn was_reset(&self, sent: &Sent) -> bool {
+impl LateOutcome {
+    fn was_reset(&self, sent: &SentSubgroup) -> bool {
         self.sim.events.contains(&event(sent.key, EventKind::Reset(CODES.late)))
     }
 }
 
-/// Nothing shows how late bytes are but what waits: with 47 of 84 kB a second, as much as a group and a quarter second.
+/// Only the backlog shows how late bytes are. At 47 of 84 kB a second it is as much as a group and a quarter second.
 #[test]
-fn what_waits_too_long_goes_but_never_the_newest_group() {
-    let camera = Camera { subgroups: false, policy: policy::Kind::Live, rate: 47_000 };
+fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
+    let camera = LateCamera { subgroups: false, policy: policy::PolicyKind::Live, rate: 47_000 };
     let outcome = camera.run(20);
     let stats = outcome.sim.down.stats();
     assert!(stats.resets.late >= 15, "{:?}", stats.resets);
@@ -138,16 +139,17 @@ fn what_waits_too_long_goes_but_never_the_newest_group() {
     assert_eq!(stats.resets, Resets { late: stats.resets.late, ..stats.resets });
     let delay = outcome.sim.down.queue_delay(outcome.sim.now);
     assert!(delay > DELAY / 4 && delay < SECOND, "{delay:?}");
-    // At most what a group leaves behind while it is the newest, and a quarter of a second of the next one.
+    // A group leaves at most as much behind as waited while it was the newest, and a quarter of a second of the next
+    // one.
     assert!(stats.pending_bytes < 84_000 * 5 / 4, "{}", stats.pending_bytes);
-    let behind = Camera { policy: policy::Kind::Tail, ..camera }.run(20).sim.down.stats();
+    let behind = LateCamera { policy: policy::PolicyKind::Tail, ..camera }.run(20).sim.down.stats();
     assert_eq!(behind.resets, Resets::default());
     assert!(behind.pending_bytes > 500_000, "{}", behind.pending_bytes);
 }
 
 #[test]
-fn key_frames_arrive_and_deltas_go() {
-    let camera = Camera { subgroups: true, policy: policy::Kind::Live, rate: 31_000 };
+fn key_frames_arrive_and_deltas_are_dropped() {
+    let camera = LateCamera { subgroups: true, policy: policy::PolicyKind::Live, rate: 31_000 };
     let outcome = camera.run(20);
     for sent in outcome.streams.iter().filter(|sent| sent.subgroup == 0) {
         let finished = event(sent.key, EventKind::Finished);
@@ -156,14 +158,14 @@ fn key_frames_arrive_and_deltas_go() {
     let deltas = outcome.streams.iter().filter(|sent| sent.subgroup == 1);
     let gone = deltas.filter(|sent| outcome.was_reset(sent)).count();
     assert!(gone >= 15, "{gone}");
-    // Not even of the newest group more than may wait.
+    // Even of the newest group no more than the bound waits.
     let pending = outcome.sim.down.stats().pending_bytes;
     assert!(pending < 84_000 / 3, "{pending}");
 }
 
 #[test]
-fn a_narrow_path_is_told_of() {
-    let camera = Camera { subgroups: true, policy: policy::Kind::Live, rate: 31_000 };
+fn narrow_path_shows_in_the_estimate() {
+    let camera = LateCamera { subgroups: true, policy: policy::PolicyKind::Live, rate: 31_000 };
     let outcome = camera.run(20);
     let estimate = outcome.sim.down.estimate(outcome.sim.now);
     let bandwidth = estimate.bandwidth.expect("BBR estimates it");
@@ -175,9 +177,9 @@ fn a_narrow_path_is_told_of() {
 }
 
 #[test]
-fn loss_is_told_of() {
-    let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
-    let link = Link { loss: 0.02, ..Link::default() };
+fn loss_shows_in_the_estimate() {
+    let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
+    let link = SimLink { loss: 0.02, ..SimLink::default() };
     let mut sim = Sim::new(1, link, credit, Config::new(CODES));
     assert_eq!(sim.down.estimate(sim.now).loss, None);
     sim.open_whole(0, 4 << 20, 128);
@@ -190,25 +192,26 @@ fn loss_is_told_of() {
 }
 
 #[test]
-fn with_room_enough_nothing_goes() {
+fn path_with_spare_capacity_drops_nothing() {
     for subgroups in [false, true] {
-        let sim = Camera { subgroups, policy: policy::Kind::Live, rate: 110_000 }.run(10).sim;
+        let sim = LateCamera { subgroups, policy: policy::PolicyKind::Live, rate: 110_000 }.run(10).sim;
         let stats = sim.down.stats();
         assert_eq!((stats.resets, stats.pending_bytes), (Resets::default(), 0));
         assert_eq!(sim.down.queue_delay(sim.now), Duration::ZERO);
     }
 }
 
-/// Two seconds to send, of which nothing is late; and what comes meanwhile is not either.
+/// Sending two seconds of old data takes two seconds: none of it is late, and nor is data that arrives in the
+/// meantime.
 #[test]
-fn what_was_asked_for_from_the_past_is_not_late() {
-    for asked in [Asked::Present, Asked::All, Asked::Nothing] {
+fn old_data_on_request_is_not_late() {
+    for asked in [AskedRange::Present, AskedRange::All, AskedRange::Nothing] {
         let mut sim = sim(narrow());
         let old: Vec<_> = (0..10)
             .map(|group| {
                 let source = Mem::new(group);
                 source.push(25_000, sim.now);
-                source.finish(End::Fin { at: sim.now });
+                source.finish(SourceEnd::Fin { at: sim.now });
                 sim.open_with(&source, |stream| {
                     stream.label.group = group;
                     stream.priority.group = group;
@@ -219,22 +222,22 @@ fn what_was_asked_for_from_the_past_is_not_late() {
             .collect();
         let all = |sim: &Sim| old.iter().all(|key| sim.events.contains(&event(*key, EventKind::Finished)));
         sim.run_for(5 * SECOND);
-        assert_eq!(all(&sim), asked != Asked::Nothing);
+        assert_eq!(all(&sim), asked != AskedRange::Nothing);
         let resets = sim.down.stats().resets;
         let late = resets.late + resets.hopeless;
-        assert!(if asked == Asked::Nothing { late >= 7 } else { late == 0 }, "{late}");
+        assert!(if asked == AskedRange::Nothing { late >= 7 } else { late == 0 }, "{late}");
     }
 }
 
-/// Repair takes round trips, in which nothing could be done.
+/// Repair takes round trips, in which nothing can be done.
 #[test]
-fn a_loss_on_a_long_path_is_repaired_all_the_same() {
-    let link = Link { delay: Duration::from_millis(300), ..Link::default() };
+fn loss_on_a_long_path_is_repaired() {
+    let link = SimLink { delay: Duration::from_millis(300), ..SimLink::default() };
     let mut sim = sim(link);
     let keys = [0, 1].map(|group| {
         let source = Mem::new(group);
         source.push(10_000, sim.now);
-        source.finish(End::Fin { at: sim.now });
+        source.finish(SourceEnd::Fin { at: sim.now });
         sim.open_with(&source, |stream| {
             stream.label.group = group;
             stream.max_delay = Some(DELAY);
@@ -248,16 +251,16 @@ fn a_loss_on_a_long_path_is_repaired_all_the_same() {
     assert_eq!(sim.down.stats().resets, Resets::default());
 }
 
-/// Whatever keeps it: no credit of the stream, none of the connection, no stream ID.
+/// Data is late whatever blocks it: credit of the stream, credit of the connection, or the number of streams.
 #[test]
-fn what_waits_for_the_peers_leave_is_late_too() {
-    let plenty = Credit { data: 1 << 20, stream_data: 1 << 20, streams: 100 };
+fn data_blocked_by_limits_is_late_too() {
+    let plenty = ReceiverCredit { data: 1 << 20, stream_data: 1 << 20, streams: 100 };
     for credit in [
-        Credit { stream_data: 100, ..plenty },
-        Credit { data: 100, ..plenty },
-        Credit { streams: 1, ..plenty },
+        ReceiverCredit { stream_data: 100, ..plenty },
+        ReceiverCredit { data: 100, ..plenty },
+        ReceiverCredit { streams: 1, ..plenty },
     ] {
-        let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
+        let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
         sim.peer.is_stingy = true;
         for group in 0..5 {
             let source = Mem::new(group);
@@ -278,9 +281,10 @@ fn what_waits_for_the_peers_leave_is_late_too() {
     }
 }
 
-/// The offload forwards what is newer only when nothing of its level waits here, and what is dropped here it has returned.
+/// The offload forwards newer data only if nothing of its level waits here. Streams dropped here were returned
+/// before.
 #[test]
-fn the_offload_does_not_overtake_what_waits() {
+fn offload_does_not_overtake_waiting_data() {
     let mut sim = sim(narrow());
     let group = |sim: &mut Sim, group, bytes| {
         let source = Mem::new(group);
@@ -300,7 +304,7 @@ fn the_offload_does_not_overtake_what_waits() {
     sim.transmit();
     sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
     sim.delegate(second, &second_source);
-    // Userspace comes late with much of the first, which the offload has not sent.
+    // Userspace gets much of the first stream late, which the offload has not sent.
     first_source.push(200_000, sim.now);
     sim.down.wake(first);
     sim.transmit();
@@ -318,7 +322,7 @@ fn the_offload_does_not_overtake_what_waits() {
     sim.offload_sees(second, 2000..3000, false);
     assert_eq!(sim.offload.declined, declined + 1, "it goes on with the newer one");
     second_source.push(1000, sim.now);
-    second_source.finish(End::Fin { at: sim.now });
+    second_source.finish(SourceEnd::Fin { at: sim.now });
     sim.down.wake(second);
     sim.run_until(SECOND, |sim| sim.events.contains(&event(second, EventKind::Finished)));
     sim.verify(&[(1, 3000)]);
@@ -326,10 +330,10 @@ fn the_offload_does_not_overtake_what_waits() {
 
 #[test]
 fn too_many_waiting_streams_shed_the_oldest_of_the_least_urgent() {
-    let queue = policy::Limits { streams: 16, ..Config::new(CODES).queue };
+    let queue = policy::QueueLimits { streams: 16, ..Config::new(CODES).queue };
     let config = Config { queue, ..Config::new(CODES) };
-    let credit = Credit { streams: 1, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, config);
+    let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };
+    let mut sim = Sim::new(1, SimLink::default(), credit, config);
     let mut open = |tag, publisher| {
         let source = Mem::new(tag);
         source.push(1000, sim.now);
@@ -352,8 +356,8 @@ fn too_many_waiting_streams_shed_the_oldest_of_the_least_urgent() {
 
 #[test]
 fn bytes_that_wait_are_bounded() {
-    let queue = policy::Limits { bytes: 100_000, burst: SECOND, ..Config::new(CODES).queue };
-    let mut sim = Sim::new(1, narrow(), Credit::default(), Config { queue, ..Config::new(CODES) });
+    let queue = policy::QueueLimits { bytes: 100_000, burst: SECOND, ..Config::new(CODES).queue };
+    let mut sim = Sim::new(1, narrow(), ReceiverCredit::default(), Config { queue, ..Config::new(CODES) });
     for group in 0..40 {
         let source = Mem::new(group);
         source.push(10_000, sim.now);

@@ -1,11 +1,11 @@
-//! The peer's limits, and what it may not say.
+//! The peer's limits, and frames that it must not send.
 
 use super::*;
 
 #[test]
 fn small_credit_is_never_exceeded_and_suffices() {
-    let link = Link { loss: 0.05, jitter: Duration::from_millis(3), ..Link::default() };
-    let credit = Credit { data: 5000, stream_data: 1500, streams: 3 };
+    let link = SimLink { loss: 0.05, jitter: Duration::from_millis(3), ..SimLink::default() };
+    let credit = ReceiverCredit { data: 5000, stream_data: 1500, streams: 3 };
     let mut sim = Sim::new(3, link, credit, Config::new(CODES));
     let sources: Vec<_> = (0..20).map(|tag| (tag, 4000 + tag)).collect();
     for (tag, len) in &sources {
@@ -17,8 +17,8 @@ fn small_credit_is_never_exceeded_and_suffices() {
 
 #[test]
 fn retransmissions_need_no_credit() {
-    let credit = Credit { data: 2000, stream_data: 2000, streams: 2 };
-    let mut sim = Sim::new(1, Link { loss: 1.0, ..Link::default() }, credit, Config::new(CODES));
+    let credit = ReceiverCredit { data: 2000, stream_data: 2000, streams: 2 };
+    let mut sim = Sim::new(1, SimLink { loss: 1.0, ..SimLink::default() }, credit, Config::new(CODES));
     sim.open_whole(5, 2000, 128);
     sim.transmit();
     assert_eq!(sim.sent.len(), 2);
@@ -29,8 +29,8 @@ fn retransmissions_need_no_credit() {
 
 #[test]
 fn streams_wait_for_ids_in_priority_order() {
-    let credit = Credit { streams: 2, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
+    let credit = ReceiverCredit { streams: 2, ..ReceiverCredit::default() };
+    let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     for tag in 0..8 {
         sim.open_whole(tag, 500, 100 - tag as u8);
     }
@@ -41,10 +41,10 @@ fn streams_wait_for_ids_in_priority_order() {
 
 #[test]
 fn too_many_waiting_streams_shed_the_last() {
-    let queue = policy::Limits { streams: 10, ..Config::new(CODES).queue };
-    let config = Config { queue, policy: policy::Kind::Tail, ..Config::new(CODES) };
-    let credit = Credit { streams: 1, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, config);
+    let queue = policy::QueueLimits { streams: 10, ..Config::new(CODES).queue };
+    let config = Config { queue, policy: policy::PolicyKind::Tail, ..Config::new(CODES) };
+    let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };
+    let mut sim = Sim::new(1, SimLink::default(), credit, config);
     let keys: Vec<_> = (0..30).map(|tag| sim.open_whole(tag, 1000, tag as u8)).collect();
     let expected: Vec<_> = keys[10..].iter().map(|key| event(*key, EventKind::Reset(CODES.behind))).collect();
     assert_eq!(events(&mut sim), expected);
@@ -53,15 +53,15 @@ fn too_many_waiting_streams_shed_the_last() {
 }
 
 #[test]
-fn the_peer_may_not_lie() {
-    let mut sim = sim(Link::default());
+fn peer_that_names_unsent_packets_or_unopened_streams_is_refused() {
+    let mut sim = sim(SimLink::default());
     sim.open_whole(3, 5000, 1);
     sim.transmit();
-    let ack = |number| Ack { delay: Duration::ZERO, ranges: vec![number..=number], ecn: None };
+    let ack = |number| AckRanges { delay: Duration::ZERO, ranges: vec![number..=number], ecn: None };
     let next = sim.next_number;
-    assert_eq!(sim.down.on_ack(sim.now, &ack(next)), Err(Violation::NeverSent(NeverSent(next))));
-    assert_eq!(sim.down.on_max_stream_data(11, 1 << 20), Err(Violation::NeverOpened(11)));
-    assert_eq!(sim.down.on_stop_sending(11, 1), Err(Violation::NeverOpened(11)));
+    assert_eq!(sim.down.on_ack(sim.now, &ack(next)), Err(ProtocolViolation::NeverSent(NeverSent(next))));
+    assert_eq!(sim.down.on_max_stream_data(11, 1 << 20), Err(ProtocolViolation::NeverOpened(11)));
+    assert_eq!(sim.down.on_stop_sending(11, 1), Err(ProtocolViolation::NeverOpened(11)));
     assert_eq!(sim.down.on_max_stream_data(7, 1 << 20), Ok(()));
     assert_eq!([3, 7, 11, 2, 6].map(|id| sim.down.owns(id)), [false, true, true, false, false]);
 }
@@ -80,7 +80,7 @@ fn the_client_numbers_its_own_streams() {
         object_timeout: None,
         subgroup_timeout: None,
         max_delay: None,
-        asked: Asked::Nothing,
+        asked: AskedRange::Nothing,
         label: Label::default(),
     };
     down.open(stream);

@@ -1,16 +1,17 @@
-//! Live media under BBR: losses do not slow it down, and a queue does not stay.
+//! Live media under BBR: losses do not slow it down, and queues do not stay.
 
 use super::*;
 
 const OBJECT: u64 = 1200;
 const RTT: Duration = Duration::from_millis(40);
 
-fn sim_with(algorithm: Algorithm, seed: u64, link: Link) -> Sim {
-    let credit = Credit { data: 1 << 40, stream_data: 1 << 40, streams: 9 };
-    Sim::new(seed, Link { delay: RTT / 2, ..link }, credit, Config { algorithm, ..Config::new(CODES) })
+fn sim_with(algorithm: CongestionAlgorithm, seed: u64, link: SimLink) -> Sim {
+    let credit = ReceiverCredit { data: 1 << 40, stream_data: 1 << 40, streams: 9 };
+    Sim::new(seed, SimLink { delay: RTT / 2, ..link }, credit, Config { algorithm, ..Config::new(CODES) })
 }
 
-/// Objects at a steady rate, as a camera makes them. How many did not leave when they were made, after the first second.
+/// Sends objects at a steady rate, as a camera makes them. Returns how many did not leave at once, after the first
+/// second.
 fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
     let source = Mem::new(1);
     let key = sim.open(&source, 1);
@@ -23,7 +24,7 @@ fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
         held_up += u64::from(sim.now > warm && sim.down.has_work());
         sim.run_for(interval);
     }
-    source.finish(End::Fin { at: sim.now });
+    source.finish(SourceEnd::Fin { at: sim.now });
     sim.down.wake(key);
     sim.run_until(20 * SECOND, |sim| sim.all_done(1));
     sim.verify(&[(1, objects * OBJECT)]);
@@ -33,12 +34,12 @@ fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
 #[test]
 fn random_losses_do_not_hold_up_live_media() {
     for loss in [0.005, 0.02, 0.05] {
-        let mut sim = sim_with(Algorithm::Bbr, 1, Link { loss, ..Link::default() });
+        let mut sim = sim_with(CongestionAlgorithm::Bbr, 1, SimLink { loss, ..SimLink::default() });
         let held_up = live(&mut sim, 1000, Duration::from_millis(4));
         assert!(held_up <= 10, "{held_up} of 1000 at {loss}");
     }
-    // What it is for.
-    let mut sim = sim_with(Algorithm::Cubic, 1, Link { loss: 0.02, ..Link::default() });
+    // CUBIC shows the contrast.
+    let mut sim = sim_with(CongestionAlgorithm::Cubic, 1, SimLink { loss: 0.02, ..SimLink::default() });
     assert!(live(&mut sim, 1000, Duration::from_millis(4)) > 200);
 }
 
@@ -46,8 +47,11 @@ fn random_losses_do_not_hold_up_live_media() {
 fn random_losses_leave_most_of_a_bottleneck() {
     let rate = 1_250_000;
     for seed in 1..3 {
-        let mut sim =
-            sim_with(Algorithm::Bbr, seed, Link { rate: Some(rate), loss: 0.01, ..Link::default() });
+        let mut sim = sim_with(
+            CongestionAlgorithm::Bbr,
+            seed,
+            SimLink { rate: Some(rate), loss: 0.01, ..SimLink::default() },
+        );
         sim.open_whole(1, 8_000_000, 1);
         let time = sim.run_until(120 * SECOND, |sim| sim.all_done(1));
         let used = 8_000_000.0 / time.as_secs_f64() / rate as f64;
@@ -55,11 +59,15 @@ fn random_losses_leave_most_of_a_bottleneck() {
     }
 }
 
-/// Whatever room there is for one: CUBIC would fill it.
+/// CUBIC would fill any queue.
 #[test]
-fn a_deep_queue_stays_short() {
+fn congestion_control_keeps_the_queue_of_a_deep_buffer_short() {
     let rate = 600_000;
-    let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(rate), queue: 1 << 20, ..Link::default() });
+    let mut sim = sim_with(
+        CongestionAlgorithm::Bbr,
+        1,
+        SimLink { rate: Some(rate), queue: 1 << 20, ..SimLink::default() },
+    );
     sim.open_whole(1, 20_000_000, 1);
     sim.run_for(3 * SECOND);
     let mut worst = Duration::ZERO;
@@ -75,9 +83,12 @@ fn a_deep_queue_stays_short() {
 }
 
 #[test]
-fn it_follows_a_path_that_narrows_and_widens() {
-    let mut sim =
-        sim_with(Algorithm::Bbr, 1, Link { rate: Some(500_000), queue: 100_000, ..Link::default() });
+fn rate_follows_a_path_that_narrows_and_widens() {
+    let mut sim = sim_with(
+        CongestionAlgorithm::Bbr,
+        1,
+        SimLink { rate: Some(500_000), queue: 100_000, ..SimLink::default() },
+    );
     sim.open_whole(1, 40_000_000, 1);
     sim.run_for(4 * SECOND);
     for rate in [150_000, 500_000] {
@@ -92,17 +103,19 @@ fn it_follows_a_path_that_narrows_and_widens() {
     }
 }
 
-/// A sender that never fills the path sees the shortest round trip all the time and stops for none.
+/// A sender that never fills the path sees the shortest round trip all the time, and does not stop for it.
 #[test]
 fn live_media_does_not_pause_to_probe_the_round_trip() {
-    let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(1_250_000), ..Link::default() });
+    let mut sim =
+        sim_with(CongestionAlgorithm::Bbr, 1, SimLink { rate: Some(1_250_000), ..SimLink::default() });
     assert_eq!(live(&mut sim, 2_000, Duration::from_millis(4)), 0);
 }
 
-/// A key frame in each second, which the path takes as fast as it can.
+/// A key frame is sent each second, as fast as the path takes it.
 #[test]
 fn key_frames_leave_at_the_rate_of_the_path() {
-    let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(2_500_000), ..Link::default() });
+    let mut sim =
+        sim_with(CongestionAlgorithm::Bbr, 1, SimLink { rate: Some(2_500_000), ..SimLink::default() });
     let source = Mem::new(1);
     let key = sim.open(&source, 1);
     let mut last = Duration::ZERO;
@@ -118,6 +131,6 @@ fn key_frames_leave_at_the_rate_of_the_path() {
         let left = Duration::from_millis(33).saturating_sub(sim.now - began);
         sim.run_for(left);
     }
-    // 60 kB at this rate take 24 ms.
+    // At this rate 60 kB take 24 ms.
     assert!(last < Duration::from_millis(30), "{last:?}");
 }

@@ -1,10 +1,10 @@
-//! An offload beside the data plane.
+//! An offload next to the data plane.
 
 use super::*;
 
-/// Live streams whose packets the offload forwards as they come: not in order, and some of them not at all. The
-/// source gets everything later, in order.
-fn with_an_offload(seed: u64, link: Link, credit: Credit) -> Sim {
+/// Runs live streams whose packets the offload forwards as they arrive: out of order, and some not at all. The source
+/// gets everything later, in order.
+fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
     const OBJECT: u64 = 1000;
     const OBJECTS: u64 = 200;
     let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
@@ -17,7 +17,7 @@ fn with_an_offload(seed: u64, link: Link, credit: Credit) -> Sim {
             let last = object + 1 == OBJECTS;
             match sim.random(10) {
                 0 => {}
-                // The packet before came late.
+                // The previous packet arrived late.
                 1 if object > 0 => {
                     sim.offload_sees(*key, at..at + OBJECT, last);
                     sim.offload_sees(*key, at - OBJECT..at, false);
@@ -29,7 +29,7 @@ fn with_an_offload(seed: u64, link: Link, credit: Credit) -> Sim {
             }
             source.push(OBJECT, sim.now);
             if last {
-                source.finish(End::Fin { at: sim.now });
+                source.finish(SourceEnd::Fin { at: sim.now });
             }
             sim.down.wake(*key);
             sim.transmit();
@@ -45,8 +45,8 @@ fn with_an_offload(seed: u64, link: Link, credit: Credit) -> Sim {
 }
 
 #[test]
-fn an_offload_sends_nearly_everything() {
-    let sim = with_an_offload(1, Link::default(), Credit::default());
+fn offload_sends_nearly_every_packet() {
+    let sim = with_an_offload(1, SimLink::default(), ReceiverCredit::default());
     let stats = sim.down.stats();
     let percent = stats.offloaded_packets * 100 / 800;
     assert!((80..=120).contains(&percent), "{percent} %, {} declined", sim.offload.declined);
@@ -54,27 +54,27 @@ fn an_offload_sends_nearly_everything() {
 }
 
 #[test]
-fn what_an_offload_loses_or_declines_is_repaired() {
+fn packets_that_the_offload_loses_or_declines_are_repaired() {
     for seed in 0..8 {
-        let link = Link {
+        let link = SimLink {
             loss: [0.0, 0.01, 0.05, 0.2][seed as usize % 4],
             duplicate: 0.02,
             jitter: Duration::from_millis(4),
-            ..Link::default()
+            ..SimLink::default()
         };
-        let tight = Credit { data: 20_000, stream_data: 8000, streams: 4 };
-        let credit = if seed < 4 { Credit::default() } else { tight };
+        let tight = ReceiverCredit { data: 20_000, stream_data: 8000, streams: 4 };
+        let credit = if seed < 4 { ReceiverCredit::default() } else { tight };
         let sim = with_an_offload(seed, link, credit);
         let offloaded = sim.down.stats().offloaded_packets;
-        // With more loss the window is always full, and then the plane itself sends all, by priority.
+        // Higher loss keeps the window full, and then the plane itself sends everything by priority.
         assert!(offloaded > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {offloaded}");
         assert!(sim.offload.declined > 0 || seed < 4, "beyond its credit");
     }
 }
 
 #[test]
-fn a_delegated_stream_is_reset_with_what_the_offload_sent() {
-    let mut sim = sim(Link::default());
+fn delegated_stream_is_reset_at_the_offloads_final_size() {
+    let mut sim = sim(SimLink::default());
     let source = Mem::new(1);
     source.push(1000, sim.now);
     let key = sim.open(&source, 128);
@@ -90,8 +90,8 @@ fn a_delegated_stream_is_reset_with_what_the_offload_sent() {
 }
 
 #[test]
-fn the_offload_goes_first_only_with_what_is_more_urgent() {
-    let mut sim = sim(Link::default());
+fn offload_goes_first_only_with_more_urgent_streams() {
+    let mut sim = sim(SimLink::default());
     let delegated: Vec<_> = [(1, 127), (2, 128), (3, 129)]
         .into_iter()
         .map(|(tag, subscriber)| {
@@ -123,17 +123,17 @@ fn the_offload_goes_first_only_with_what_is_more_urgent() {
 }
 
 #[test]
-fn what_is_outstanding_is_neither_sent_nor_given_away() {
-    let credit = Credit { data: 10_000, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
-    sim.down.set_outstanding(Budget { bytes: 0, data: 9500 });
+fn outstanding_budget_is_neither_sent_nor_given_away() {
+    let credit = ReceiverCredit { data: 10_000, ..ReceiverCredit::default() };
+    let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
+    sim.down.set_outstanding(OffloadBudget { bytes: 0, data: 9500 });
     sim.open_whole(1, 5000, 128);
     assert_eq!(sim.down.take_max_data(10_000), 500);
     let mut out = Vec::new();
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none());
-    sim.down.set_outstanding(Budget { bytes: 11_000, data: 0 });
+    sim.down.set_outstanding(OffloadBudget { bytes: 11_000, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "no window");
-    sim.down.set_outstanding(Budget { bytes: 10_800, data: 0 });
+    sim.down.set_outstanding(OffloadBudget { bytes: 10_800, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
 }
 
@@ -141,28 +141,29 @@ fn over(source: &Arc<Mem>) -> NewStream {
     NewStream { priority: Priority { subscriber: 128, ..Priority::default() }, ..stream_of(source) }
 }
 
-/// The offload has sent a packet of the stream, and reports it.
+/// Reports a packet of the stream as the offload does.
 fn report(sim: &mut Sim, key: StreamKey, offset: u64, len: u16, fin: bool) -> u64 {
     let number = sim.number();
-    let (sent, size) = (sim.now, usize::from(len) + 40);
+    let sent = sim.now;
+    let size = usize::from(len) + 40;
     sim.down.on_offloaded_sent(&OffloadedPacket { sent, number, size, key, offset, len, fin });
     number
 }
 
 fn acknowledge(sim: &mut Sim, number: u64) {
-    let ack = Ack { delay: Duration::ZERO, ranges: vec![number..=number], ecn: None };
+    let ack = AckRanges { delay: Duration::ZERO, ranges: vec![number..=number], ecn: None };
     sim.down.on_ack(sim.now, &ack).expect("an acknowledgement of what was sent");
 }
 
 #[test]
-fn a_stream_of_the_offloads_is_repaired_once_it_is_known_what_it_carries() {
-    let mut sim = sim(Link::default());
+fn stream_that_the_offload_opened_is_repaired_once_adopted() {
+    let mut sim = sim(SimLink::default());
     let next = sim.down.next_stream();
     let id = next << 2 | sim.down.stream_bits();
     let key = sim.down.opened(1, Label::default(), Some(id));
     assert_eq!(sim.down.next_stream(), next + 1, "no ID is used twice");
     assert_eq!(sim.down.poll_event(), Some(event(key, EventKind::Opened)));
-    // Its beginning was declined.
+    // The offload declined the stream's beginning.
     report(&mut sim, key, 100, 200, false);
     let mut out = Vec::new();
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "nothing to send it from");
@@ -172,7 +173,7 @@ fn a_stream_of_the_offloads_is_repaired_once_it_is_known_what_it_carries() {
     sim.down.poll_frames(sim.now, 1000, &mut out).expect("the hole");
     assert_eq!(stream_frames(&out), [(id, 0, 100, false)]);
     assert_eq!(sim.down.stats().stream_bytes, 300);
-    // What the plane opens comes behind it.
+    // The plane's next stream gets the next ID.
     let other = Mem::new(8);
     other.push(10, sim.now);
     sim.down.open(over(&other));
@@ -182,8 +183,8 @@ fn a_stream_of_the_offloads_is_repaired_once_it_is_known_what_it_carries() {
 }
 
 #[test]
-fn a_stream_of_the_offloads_may_be_over_before_it_is_adopted() {
-    let mut sim = sim(Link::default());
+fn stream_that_the_offload_opened_may_end_before_it_is_adopted() {
+    let mut sim = sim(SimLink::default());
     let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
     let key = sim.down.opened(1, Label::default(), Some(id));
     let number = report(&mut sim, key, 0, 200, true);
@@ -194,9 +195,9 @@ fn a_stream_of_the_offloads_may_be_over_before_it_is_adopted() {
 }
 
 #[test]
-fn a_stream_that_nobody_adopts_is_reset_with_what_was_sent() {
+fn stream_that_is_not_adopted_is_reset() {
     for known in [true, false] {
-        let mut sim = sim(Link::default());
+        let mut sim = sim(SimLink::default());
         let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
         let key = sim.down.opened(1, Label::default(), known.then_some(id));
         sim.down.abandon(key);
@@ -211,7 +212,7 @@ fn a_stream_that_nobody_adopts_is_reset_with_what_was_sent() {
         assert!(matches!(frame, Frame::ResetStream { final_size: 200, .. }), "{frame:?}");
     }
     // The offload was about to open it, and could not.
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     let key = sim.down.opened(1, Label::default(), None);
     sim.down.abandon(key);
     sim.down.on_returned(key);
@@ -220,8 +221,8 @@ fn a_stream_that_nobody_adopts_is_reset_with_what_was_sent() {
 }
 
 #[test]
-fn nothing_is_sent_on_a_stream_that_the_offload_is_about_to_open() {
-    let mut sim = sim(Link::default());
+fn stream_that_the_offload_is_about_to_open_is_left_alone() {
+    let mut sim = sim(SimLink::default());
     let source = Mem::new(7);
     source.push(300, sim.now);
     let key = sim.down.opened(1, Label::default(), None);

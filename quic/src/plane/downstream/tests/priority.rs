@@ -1,10 +1,10 @@
-//! What goes first.
+//! Order of sending.
 
 use super::*;
 
 #[test]
-fn priorities_are_respected() {
-    let link = Link { rate: Some(125_000), queue: 60_000, ..Link::default() };
+fn streams_are_sent_by_priority() {
+    let link = SimLink { rate: Some(125_000), queue: 60_000, ..SimLink::default() };
     let mut sim = sim(link);
     for tag in 0..6 {
         sim.open_whole(tag, 50_000, 6 - tag as u8);
@@ -18,7 +18,7 @@ fn priorities_are_respected() {
 
 #[test]
 fn a_late_high_priority_stream_goes_first() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     sim.open_whole(1, 1_000_000, 200);
     sim.transmit();
     let low = sim.sent.len();
@@ -31,7 +31,7 @@ fn a_late_high_priority_stream_goes_first() {
 
 #[test]
 fn tracks_of_the_same_priority_take_turns() {
-    let link = Link { rate: Some(125_000), queue: 30_000, ..Link::default() };
+    let link = SimLink { rate: Some(125_000), queue: 30_000, ..SimLink::default() };
     let mut sim = sim(link);
     for (owner, group) in [(1, 0), (2, 1_000_000), (3, !5)] {
         let source = Mem::new(owner);
@@ -43,13 +43,14 @@ fn tracks_of_the_same_priority_take_turns() {
     }
     sim.run_for(5 * SECOND);
     let got: Vec<_> = sim.peer.streams.values().map(|stream| stream.ranges.total()).collect();
-    let (least, most) = (got.iter().min().expect("three"), got.iter().max().expect("three"));
+    let least = got.iter().min().expect("three");
+    let most = got.iter().max().expect("three");
     assert!(got.len() == 3 && *least > 150_000 && most - least < most / 10, "{got:?}");
 }
 
 #[test]
 fn datagrams_and_streams_of_the_same_priority_take_turns() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     sim.open_whole(1, 100_000, 0);
     for i in 0..5 {
         sim.down.send_datagram(datagram(&[i; 1000], 0, None)).expect("fits");
@@ -68,8 +69,8 @@ fn datagrams_and_streams_of_the_same_priority_take_turns() {
 
 #[test]
 fn priority_changes_while_waiting() {
-    let credit = Credit { streams: 1, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
+    let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };
+    let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     let first = sim.open_whole(1, 1000, 10);
     let second = sim.open_whole(2, 1000, 20);
     sim.transmit();

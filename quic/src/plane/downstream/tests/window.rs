@@ -5,7 +5,7 @@ use crate::plane::ecn;
 
 #[test]
 fn the_quic_stack_gets_what_is_left_of_the_window() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     let window = sim.down.stack_window();
     assert_eq!(window, 12_000);
     sim.open_whole(3, 5000, 1);
@@ -23,7 +23,7 @@ fn the_quic_stack_gets_what_is_left_of_the_window() {
 
 #[test]
 fn a_path_change_starts_over() {
-    let mut sim = sim(Link::default());
+    let mut sim = sim(SimLink::default());
     sim.open_whole(3, 500_000, 1);
     sim.run_until(SECOND, |sim| sim.down.stats().window > 50_000);
     sim.down.on_path_change(sim.now);
@@ -34,8 +34,8 @@ fn a_path_change_starts_over() {
 }
 
 #[test]
-fn an_outage_ends_with_probes() {
-    let mut sim = sim(Link::default());
+fn outage_ends_by_probe_packets() {
+    let mut sim = sim(SimLink::default());
     let source = Mem::new(8);
     let key = sim.open(&source, 1);
     source.push(30_000, sim.now);
@@ -43,7 +43,7 @@ fn an_outage_ends_with_probes() {
     sim.run_for(SECOND);
     sim.link.loss = 1.0;
     source.push(30_000, sim.now);
-    source.finish(End::Fin { at: sim.now });
+    source.finish(SourceEnd::Fin { at: sim.now });
     sim.down.wake(key);
     sim.run_for(3 * SECOND);
     let timeouts = sim.down.stats().recovery.probe_timeouts;
@@ -56,12 +56,12 @@ fn an_outage_ends_with_probes() {
 #[test]
 fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     let rate = 1_250_000;
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr] {
-        let link = Link { rate: Some(rate), queue: 40_000, ..Link::default() };
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno, CongestionAlgorithm::Bbr] {
+        let link = SimLink { rate: Some(rate), queue: 40_000, ..SimLink::default() };
         let mut sim = Sim::new(
             1,
             link,
-            Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 },
+            ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 9 },
             Config { algorithm, ..Config::new(CODES) },
         );
         sim.open_whole(1, 10_000_000, 1);
@@ -74,16 +74,19 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     }
 }
 
-/// What the offload sends leaves at once, and waits in front of the bottleneck.
+/// The offload's packets leave at once, and queue in front of the bottleneck.
 #[test]
-fn who_does_not_pace_has_less_of_the_window() {
+fn unpaced_sender_gets_less_of_the_window() {
     let rate = 1_000_000;
-    let link = Link { rate: Some(rate), queue: 100_000, delay: Duration::from_millis(30), ..Link::default() };
-    let config = Config { algorithm: Algorithm::Bbr, ..Config::new(CODES) };
-    let mut sim = Sim::new(1, link, Credit { data: 1 << 30, stream_data: 1 << 30, streams: 10 }, config);
+    let link =
+        SimLink { rate: Some(rate), queue: 100_000, delay: Duration::from_millis(30), ..SimLink::default() };
+    let config = Config { algorithm: CongestionAlgorithm::Bbr, ..Config::new(CODES) };
+    let mut sim =
+        Sim::new(1, link, ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 10 }, config);
     sim.open_whole(1, 4_000_000, 1);
     sim.run_until(20 * SECOND, |sim| sim.all_done(1));
-    let (window, unpaced) = (sim.down.window(), sim.down.unpaced_window());
+    let window = sim.down.window();
+    let unpaced = sim.down.unpaced_window();
     assert!(window > 115_000, "{window}");
     assert!((60_000..70_000).contains(&unpaced), "{unpaced}");
     assert_eq!(sim.down.budget().bytes, unpaced - 2 * MTU as u64);
@@ -92,20 +95,21 @@ fn who_does_not_pace_has_less_of_the_window() {
 #[test]
 fn a_window_is_spread_over_the_round_trip() {
     for pacing in [true, false] {
-        let config = Config { pacing, algorithm: Algorithm::Cubic, ..Config::new(CODES) };
-        let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+        let config = Config { pacing, algorithm: CongestionAlgorithm::Cubic, ..Config::new(CODES) };
+        let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
         let source = Mem::new(6);
         let key = sim.open(&source, 1);
         source.push(400_000, sim.now);
         sim.down.wake(key);
         sim.run_for(SECOND);
-        let (before, window) = (sim.sent.len(), sim.down.stats().window);
+        let before = sim.sent.len();
+        let window = sim.down.stats().window;
         assert!(window > 200_000, "{window}");
         source.push(150_000, sim.now);
         sim.down.wake(key);
         sim.transmit();
         let burst = sim.sent.len() - before;
-        // Two milliseconds of 1.25 windows per 20 ms.
+        // The burst is two milliseconds of 1.25 windows per 20 ms.
         let tenth = window as usize / 8 / MTU;
         assert!(if pacing { burst <= tenth + 1 } else { burst > 120 }, "{burst} packets, window {window}");
         sim.run_for(Duration::from_millis(20));
@@ -115,8 +119,8 @@ fn a_window_is_spread_over_the_round_trip() {
 
 #[test]
 fn a_slow_source_does_not_grow_the_window() {
-    let config = Config { algorithm: Algorithm::Cubic, ..Config::new(CODES) };
-    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    let config = Config { algorithm: CongestionAlgorithm::Cubic, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     let source = Mem::new(6);
     let key = sim.open(&source, 1);
     for _ in 0..200 {
@@ -128,43 +132,44 @@ fn a_slow_source_does_not_grow_the_window() {
 }
 
 #[test]
-fn where_the_network_marks_nothing_is_lost() {
+fn ecn_marks_prevent_losses() {
     let rate = 1_250_000;
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr] {
-        let link = Link { rate: Some(rate), queue: 200_000, mark_above: Some(20_000), ..Link::default() };
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno, CongestionAlgorithm::Bbr] {
+        let link =
+            SimLink { rate: Some(rate), queue: 200_000, mark_above: Some(20_000), ..SimLink::default() };
         let run = |ecn| {
-            let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 };
+            let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 9 };
             let mut sim = Sim::new(1, link, credit, Config { algorithm, ecn, ..Config::new(CODES) });
             sim.open_whole(1, 10_000_000, 1);
             let time = sim.run_until(60 * SECOND, |sim| sim.all_done(1));
             (sim.down.stats(), 10_000_000.0 / time.as_secs_f64() / rate as f64)
         };
         let (without, _) = run(false);
-        assert_eq!((without.ecn, without.recovery.marked), (ecn::State::Off, 0));
+        assert_eq!((without.ecn, without.recovery.marked), (ecn::EcnState::Off, 0));
         let (with, used) = run(true);
         let counts = with.recovery;
-        assert_eq!((with.ecn, counts.packets_lost), (ecn::State::Capable, 0), "{algorithm:?}");
+        assert_eq!((with.ecn, counts.packets_lost), (ecn::EcnState::Capable, 0), "{algorithm:?}");
         assert!(counts.marked > 0 && counts.congestion_events > 0, "{algorithm:?} {counts:?}");
         assert!(used > 0.8, "{algorithm:?} uses {used}");
     }
 }
 
 #[test]
-fn a_path_that_clears_marks_is_not_marked_for() {
-    let link = Link { bleaches: true, ..Link::default() };
-    let mut sim = Sim::new(1, link, Credit::default(), Config { ecn: true, ..Config::new(CODES) });
+fn path_that_clears_ecn_marks_is_detected() {
+    let link = SimLink { bleaches: true, ..SimLink::default() };
+    let mut sim = Sim::new(1, link, ReceiverCredit::default(), Config { ecn: true, ..Config::new(CODES) });
     assert!(sim.down.marks());
     sim.open_whole(1, 100_000, 1);
     sim.run_until(60 * SECOND, |sim| sim.all_done(1));
-    assert_eq!(sim.down.stats().ecn, ecn::State::Failed);
+    assert_eq!(sim.down.stats().ecn, ecn::EcnState::Failed);
     assert!(!sim.down.marks());
 }
 
-/// Live media, and for a while nothing larger than the smallest MTU gets through: it is sent in smaller packets then, and once
-/// the path has recovered that is found out.
+/// Live media on a path that drops packets larger than the smallest MTU for a while. Packets get smaller, and larger
+/// again after the path has recovered.
 #[test]
-fn a_path_that_takes_large_packets_again_gets_them() {
-    let mut sim = sim(Link::default());
+fn path_that_recovered_gets_large_packets_again() {
+    let mut sim = sim(SimLink::default());
     sim.find_mtu(1452);
     let source = Mem::new(8);
     let key = sim.open(&source, 1);
@@ -183,21 +188,22 @@ fn a_path_that_takes_large_packets_again_gets_them() {
     sim.link.largest = 1500;
     media(&mut sim, 60);
     assert_eq!(sim.down.mtu(), 1452);
-    source.finish(End::Fin { at: sim.now });
+    source.finish(SourceEnd::Fin { at: sim.now });
     sim.down.wake(key);
     sim.run_until(10 * SECOND, |sim| sim.all_done(1));
     sim.verify(&[(8, 92 * 50 * 5000)]);
 }
 
-/// A queue that overflows again and again, which small packets fit into: its losses are no black hole.
+/// A queue overflows again and again, and small packets fit into it. Its losses are no MTU black hole.
 #[test]
-fn too_little_room_does_not_make_packets_smaller() {
+fn small_queue_does_not_make_packets_smaller() {
     let rate = 250_000;
-    let link = Link { rate: Some(rate), queue: 25_000, delay: Duration::from_millis(30), ..Link::default() };
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+    let link =
+        SimLink { rate: Some(rate), queue: 25_000, delay: Duration::from_millis(30), ..SimLink::default() };
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
         let mut lost = 0;
         for seed in 1..20 {
-            let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 };
+            let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 9 };
             let mut sim = Sim::new(seed, link, credit, Config { algorithm, ..Config::new(CODES) });
             sim.find_mtu(1452);
             sim.stack_every = 3;

@@ -6,25 +6,26 @@ use millrace_moq::data::Position;
 use millrace_quic::{
     packet::ConnectionId,
     plane::{
-        downstream::{Asked, Budget, NewStream, StreamKey},
-        source::{End, Extent, Source},
+        downstream::{AskedRange, NewStream, OffloadBudget, StreamKey},
+        source::{Source, SourceEnd, SourceExtent},
     },
     webtransport::Binding,
 };
 
 use super::*;
 use crate::offload::{
-    Carried, ConnectionStatus, DatagramCopy, Declined, Delegation, Ingress, Made, OpeningRequest,
-    OpeningSide, Openings, Origin, Owner, Path as Way, Seen, Sent, StreamCopy,
+    BeforeOffload, ConnectionStatus, DatagramCopy, Declined, Delegation, OffloadIngress, OffloadOpenings,
+    OffloadOrigin, OffloadOwner, OffloadPath as Way, OffloadResult, OffloadSentPacket, OffloadedFrame,
+    OpeningRequest, OpeningSide, StreamCopy,
 };
-use crate::stack::Times;
+use crate::stack::AckTimes;
 
-const SUITES: &[Suite] = &[Suite::ChaCha20Poly1305];
+const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305];
 const SECRET: [u8; 32] = [7; 32];
 
 /// A call to an offload that is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Told {
+enum OffloadCall {
     Keys(u16, Vec<u8>),
     Id(u8),
     Way(SocketAddr),
@@ -35,75 +36,79 @@ enum Told {
 }
 
 #[derive(Default)]
-struct Fake {
+struct FakeOffload {
     word: AtomicU64,
-    told: Mutex<Vec<Told>>,
+    told: Mutex<Vec<OffloadCall>>,
     /// Totals that it may send, and has.
-    granted: Mutex<Budget>,
-    used: Mutex<Budget>,
-    sent: Mutex<Vec<(Instant, Sent)>>,
+    granted: Mutex<OffloadBudget>,
+    used: Mutex<OffloadBudget>,
+    sent: Mutex<Vec<(Instant, OffloadSentPacket)>>,
 }
 
-impl Fake {
-    fn add(&self, told: Told) {
+impl FakeOffload {
+    fn add(&self, told: OffloadCall) {
         self.told.lock().push(told);
     }
 
-    fn take(&self) -> Vec<Told> {
+    fn take(&self) -> Vec<OffloadCall> {
         std::mem::take(&mut *self.told.lock())
     }
 
     /// Sends bytes of the stream that was delegated under `key`, if it may. Returns the packet's number.
-    fn send(&self, now: Instant, (key, id): (StreamKey, u64), bytes: Range<u64>) -> Option<u64> {
+    fn send(&self, now: Instant, key: StreamKey, id: u64, bytes: Range<u64>) -> Option<u64> {
         let len = bytes.end - bytes.start;
-        let (granted, mut used) = (*self.granted.lock(), self.used.lock());
-        let after = Budget { bytes: used.bytes + len + 40, data: used.data + len };
+        let granted = *self.granted.lock();
+        let mut used = self.used.lock();
+        let after = OffloadBudget { bytes: used.bytes + len + 40, data: used.data + len };
         if after.bytes > granted.bytes || after.data > granted.data {
             return None;
         }
         *used = after;
         let number = self.word.fetch_add(1, SeqCst) & ((1 << 48) - 1);
-        let carried = Carried::Stream { id, offset: bytes.start, len: len as u16, fin: false, credit: len };
-        self.sent.lock().push((now, Sent { tag: key.0, number, size: len as u16 + 40, carried }));
+        let carried =
+            OffloadedFrame::Stream { id, offset: bytes.start, len: len as u16, fin: false, credit: len };
+        self.sent
+            .lock()
+            .push((now, OffloadSentPacket { tag: key.0, number, size: len as u16 + 40, carried }));
         Some(number)
     }
 }
 
-impl Offload for Fake {
+impl Offload for FakeOffload {
     fn numbers(&self) -> &AtomicU64 {
         &self.word
     }
     fn release(self: Arc<Self>) {
-        self.add(Told::Release);
+        self.add(OffloadCall::Release);
     }
     fn is_active(&self) -> bool {
         true
     }
     fn set_session(&self, session: u32) {
-        self.add(Told::Session(session));
+        self.add(OffloadCall::Session(session));
     }
     fn set_binding(&self, _binding: Binding) {}
-    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, _header: &[u8; 32]) {
-        self.add(Told::Keys(generation, secret.key_material().key.to_vec()));
+    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, _header: &[u8; 32]) {
+        self.add(OffloadCall::Keys(generation, secret.key_material().key.to_vec()));
     }
     fn on_key_update(&self) {}
-    fn set_open_keys(self: Arc<Self>, _generation: u16, _secret: &Secret, _header: &[u8; 32]) {}
+    fn set_open_keys(self: Arc<Self>, _generation: u16, _secret: &TrafficSecret, _header: &[u8; 32]) {}
     fn on_open_generation(&self, _generation: u16) {}
     fn add_id(self: Arc<Self>, id: &ConnectionId) {
-        self.add(Told::Id(id[0]));
+        self.add(OffloadCall::Id(id[0]));
     }
     fn remove_id(self: Arc<Self>, _id: &ConnectionId) {}
     fn set_path(self: Arc<Self>, path: Way) {
-        self.add(Told::Way(path.remote));
+        self.add(OffloadCall::Way(path.remote));
     }
     fn set_mtu(&self, _bytes: u32) {}
     fn set_max_datagram(&self, _bytes: u32) {}
-    fn grant(&self, total: Budget) -> Budget {
+    fn grant(&self, total: OffloadBudget) -> OffloadBudget {
         *self.granted.lock() = total;
         *self.used.lock()
     }
     fn stop(&self) {
-        *self.granted.lock() = Budget::default();
+        *self.granted.lock() = OffloadBudget::default();
     }
     fn set_waiting(&self, _level: Option<u16>) {}
     fn set_deferral(&self, _bytes: u32, _total: u64) {}
@@ -122,22 +127,22 @@ impl Offload for Fake {
     }
     fn ingress(
         self: Arc<Self>,
-        _origin: Origin,
-        _seen: Seen,
+        _origin: OffloadOrigin,
+        _seen: BeforeOffload,
         _held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn Ingress>> {
+    ) -> Option<Arc<dyn OffloadIngress>> {
         None
     }
     fn openings(
         self: Arc<Self>,
         _alias: u64,
         _last: (u64, u64),
-        _seen: Seen,
+        _seen: BeforeOffload,
         _held: Arc<dyn Any + Send + Sync>,
-    ) -> Option<Arc<dyn Openings>> {
+    ) -> Option<Arc<dyn OffloadOpenings>> {
         None
     }
-    fn accept(&self, _stream: u64) -> Option<Arc<dyn Ingress>> {
+    fn accept(&self, _stream: u64) -> Option<Arc<dyn OffloadIngress>> {
         None
     }
     fn set_stream_bits(&self, _bits: u32) {}
@@ -146,30 +151,30 @@ impl Offload for Fake {
     }
     fn prepare(
         self: Arc<Self>,
-        _ingress: &Arc<dyn Ingress>,
+        _ingress: &Arc<dyn OffloadIngress>,
         _request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined> {
         Err(Declined("it opens none".into()))
     }
     fn delegate(
         self: Arc<Self>,
-        _ingress: &Arc<dyn Ingress>,
+        _ingress: &Arc<dyn OffloadIngress>,
         stream: &StreamCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
-        self.add(Told::Delegated(stream.id));
-        Ok(Box::new(Nothing))
+        self.add(OffloadCall::Delegated(stream.id));
+        Ok(Box::new(IdleOffload))
     }
     fn delegate_datagrams(
         self: Arc<Self>,
-        _ingress: &Arc<dyn Ingress>,
+        _ingress: &Arc<dyn OffloadIngress>,
         _datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined> {
-        Ok(Box::new(Nothing))
+        Ok(Box::new(IdleOffload))
     }
     fn recall(self: Arc<Self>, key: StreamKey, _delegation: Option<Box<dyn Delegation>>) {
-        self.add(Told::Recalled(key.0));
+        self.add(OffloadCall::Recalled(key.0));
     }
-    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent)) {
+    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket)) {
         self.sent.lock().drain(..).for_each(|(at, sent)| read(at.min(now), sent));
     }
     fn short_of_room(&self) -> u64 {
@@ -180,16 +185,16 @@ impl Offload for Fake {
     }
 }
 
-/// What is forwarded, and a stream of it.
-struct Nothing;
+/// An ingress, openings and a delegation that do nothing.
+struct IdleOffload;
 
-impl Made for Nothing {
+impl OffloadResult for IdleOffload {
     fn is_over(&self) -> bool {
         false
     }
 }
 
-impl Ingress for Nothing {
+impl OffloadIngress for IdleOffload {
     fn advance(&self, _position: &Position) {}
     fn is_contradicted(&self) -> bool {
         false
@@ -199,11 +204,15 @@ impl Ingress for Nothing {
         0
     }
     fn on_adopted(&self) {}
+    fn claim_object(&self, _object: (u64, u64)) -> bool {
+        true
+    }
+    fn skip_to(&self, _largest: (u64, u64)) {}
 }
 
-impl Delegation for Nothing {
+impl Delegation for IdleOffload {
     fn set_max_offset(&self, _max: u64) {}
-    fn is_of(&self, _ingress: &Arc<dyn Ingress>) -> bool {
+    fn is_of(&self, _ingress: &Arc<dyn OffloadIngress>) -> bool {
         false
     }
     fn close(&self) -> OpeningSide {
@@ -217,8 +226,8 @@ impl Delegation for Nothing {
 struct Bytes(AtomicU64);
 
 impl Source for Bytes {
-    fn extent(&self) -> Extent {
-        Extent { len: self.0.load(SeqCst), end: End::Open }
+    fn extent(&self) -> SourceExtent {
+        SourceExtent { len: self.0.load(SeqCst), end: SourceEnd::Open }
     }
     fn read(&self, _offset: u64, buf: &mut [u8]) -> usize {
         buf.fill(1);
@@ -230,7 +239,7 @@ impl Source for Bytes {
 }
 
 /// A server's connection after its handshake, which may send, and the time.
-fn scene() -> (Arc<Shared>, Instant) {
+fn scene() -> (Arc<SharedConnection>, Instant) {
     let shared = fresh_with(Some((SocketAddr::from(([127, 0, 0, 1], 4443)), SUITES)));
     let mut params = vec![0x04, 4];
     varint::encode(1_000_000, &mut params);
@@ -238,7 +247,7 @@ fn scene() -> (Arc<Shared>, Instant) {
     varint::encode(1_000_000, &mut params);
     params.extend([0x09, 1, 10]);
     shared.on_peer_params(&params, true).unwrap();
-    let secret = Secret::new(Suite::ChaCha20Poly1305, &SECRET).unwrap();
+    let secret = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &SECRET).unwrap();
     let mut state = shared.state.lock();
     state.offload.as_mut().unwrap().on_keys(Some(&secret), Some(secret.clone()));
     state.plane.set_secret(Some(secret));
@@ -247,41 +256,42 @@ fn scene() -> (Arc<Shared>, Instant) {
     (Arc::new(shared), Instant::now())
 }
 
-/// The keys of a generation, as an offload is told.
-fn keys(generation: u16) -> Told {
-    let first = Secret::new(Suite::ChaCha20Poly1305, &SECRET).unwrap();
+/// The keys of a generation as an offload gets them.
+fn keys(generation: u16) -> OffloadCall {
+    let first = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &SECRET).unwrap();
     let secret = (0..generation).fold(first, |secret, _| secret.next());
-    Told::Keys(generation, secret.key_material().key.to_vec())
+    OffloadCall::Keys(generation, secret.key_material().key.to_vec())
 }
 
-fn next(shared: &Shared) -> (u16, u64) {
+fn next(shared: &SharedConnection) -> (u16, u64) {
     shared.state.lock().numbers.peek()
 }
 
-fn remote(shared: &Shared) -> SocketAddr {
+fn remote(shared: &SharedConnection) -> SocketAddr {
     shared.state.lock().plane.path.remote
 }
 
-fn way(shared: &Shared) -> Way {
+fn way(shared: &SharedConnection) -> Way {
     let local = SocketAddr::from(([127, 0, 0, 1], 4443));
     let state = shared.state.lock();
-    let (remote, id) = (state.plane.path.remote, state.plane.path.id);
+    let remote = state.plane.path.remote;
+    let id = state.plane.path.id;
     Way { local, remote, id, traffic_class: state.plane.offload_class() }
 }
 
 /// quinn sends a packet that asks for no acknowledgement, in these keys.
-fn quinns(shared: &Shared, now: Instant, generation: u16, number: u64) -> u64 {
-    shared.on_quinn_packet(now, (generation, number), b"12345678", &[0x00], 100)
+fn quinns(shared: &SharedConnection, now: Instant, generation: u16, number: u64) -> u64 {
+    shared.on_quinn_packet(now, generation, number, b"12345678", &[0x00], 100)
 }
 
 /// A packet of the peer for this ID.
-fn receive(shared: &Shared, now: Instant, number: u64, id: u8) {
-    let arrival = Arrival { now, size: 40, end: [0; 8] };
-    shared.on_received(arrival, (0, number), &[id; 8], &mut BytesMut::from(&[0x01][..]));
+fn receive(shared: &SharedConnection, now: Instant, number: u64, id: u8) {
+    let arrival = OpenedArrival { now, size: 40, end: [0; 8] };
+    shared.on_received(arrival, 0, number, &[id; 8], &mut BytesMut::from(&[0x01][..]));
 }
 
 /// Opens a stream with bytes, and has userspace send them.
-fn stream(shared: &Shared, now: Instant, bytes: u64) -> (StreamKey, Arc<Bytes>) {
+fn stream(shared: &SharedConnection, now: Instant, bytes: u64) -> (StreamKey, Arc<Bytes>) {
     let source = Arc::new(Bytes(AtomicU64::new(bytes)));
     let key = shared.downstream().open(NewStream {
         source: Arc::clone(&source) as _,
@@ -290,23 +300,23 @@ fn stream(shared: &Shared, now: Instant, bytes: u64) -> (StreamKey, Arc<Bytes>) 
         object_timeout: None,
         subgroup_timeout: None,
         max_delay: None,
-        asked: Asked::Nothing,
+        asked: AskedRange::Nothing,
         label: Label::default(),
     });
     shared.transmit_now(now);
     (key, source)
 }
 
-fn acknowledge_all(shared: &Shared, now: Instant) {
+fn acknowledge_all(shared: &SharedConnection, now: Instant) {
     let largest = next(shared).1 - 1;
     let mut state = shared.state.lock();
     state.ack.ranges = vec![0..=largest];
-    let _known = state.acknowledge(Times { now, arrived: now }); // traps were left out
+    let _known = state.acknowledge(AckTimes { now, arrived: now }); // traps were left out
     shared.arm(&mut state, now);
 }
 
 #[test]
-fn record_that_comes_late_goes_on_where_userspace_was() {
+fn late_kernel_record_continues_where_userspace_was() {
     let (shared, now) = scene();
     for number in 0..1000 {
         quinns(&shared, now, if number < 500 { 0 } else { 3 }, number);
@@ -316,14 +326,22 @@ fn record_that_comes_late_goes_on_where_userspace_was() {
     shared.on_remote(now, moved);
     shared.set_session(5);
 
-    let (before, fake) = (next(&shared), Arc::new(Fake::default()));
+    let before = next(&shared);
+    let fake = Arc::new(FakeOffload::default());
     assert!(before.0 == 3 && before.1 >= 1000, "{before:?}");
     shared.on_offload(now, Arc::clone(&fake) as _);
     assert_eq!(fake.word.load(SeqCst), u64::from(before.0) << 48 | before.1);
     let told = fake.take();
-    let expected = [Told::Session(5), Told::Id(1), Told::Id(2), keys(3), keys(4), Told::Way(moved)];
+    let expected = [
+        OffloadCall::Session(5),
+        OffloadCall::Id(1),
+        OffloadCall::Id(2),
+        keys(3),
+        keys(4),
+        OffloadCall::Way(moved),
+    ];
     assert_eq!(told, expected, "what is in use now, and nothing of before");
-    assert_eq!(*fake.granted.lock(), Budget::default(), "it does not send there yet");
+    assert_eq!(*fake.granted.lock(), OffloadBudget::default(), "it does not send there yet");
     shared.on_path(now, &way(&shared));
     assert!(fake.granted.lock().bytes > 0);
 
@@ -348,7 +366,7 @@ fn no_number_is_drawn_twice_when_the_record_goes_and_another_comes() {
             sent += 1;
         };
         (0..50).for_each(|_| draw(&mut numbers));
-        let fake = Arc::new(Fake::default());
+        let fake = Arc::new(FakeOffload::default());
         shared.on_offload(now, Arc::clone(&fake) as _);
         let kernel = |numbers: &mut std::collections::BTreeSet<u64>| {
             assert!(numbers.insert(fake.word.fetch_add(1, SeqCst) & 0xffff_ffff_ffff), "round {round}");
@@ -370,22 +388,22 @@ fn no_number_is_drawn_twice_when_the_record_goes_and_another_comes() {
 #[test]
 fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     let (shared, now) = scene();
-    let fake = Arc::new(Fake::default());
+    let fake = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&fake) as _);
     shared.on_path(now, &way(&shared));
     let (key, source) = stream(&shared, now, 500);
     acknowledge_all(&shared, now);
     fake.take();
-    let ingress: Arc<dyn Ingress> = Arc::new(Nothing);
+    let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
-    let Told::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    let sent = |shared: &Shared| shared.downstream().stats().stream_bytes; // exact: only this thread does anything here
-    fake.send(now, (key, id), 500..600).unwrap();
+    let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
+    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only this thread does anything here
+    fake.send(now, key, id, 500..600).unwrap();
 
     source.0.store(900, SeqCst);
     shared.on_offload_recalled(now);
-    assert_eq!(fake.take(), [Told::Recalled(key.0), Told::Release], "in this order");
-    assert_eq!(fake.send(now, (key, id), 600..700), None, "nothing is granted any more");
+    assert_eq!(fake.take(), [OffloadCall::Recalled(key.0), OffloadCall::Release], "in this order");
+    assert_eq!(fake.send(now, key, id, 600..700), None, "nothing is granted any more");
     assert!(!shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 600)), "nor delegated");
     let number = next(&shared).1;
     shared.on_returned(now, &[key]);
@@ -399,25 +417,25 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
 
     // And another one, to which the stream is delegated again.
     acknowledge_all(&shared, now);
-    let other = Arc::new(Fake::default());
+    let other = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&other) as _);
     assert!(
-        other.take().contains(&Told::Way(remote(&shared))),
+        other.take().contains(&OffloadCall::Way(remote(&shared))),
         "the same path, which this one has not heard of"
     );
-    assert_eq!(*other.granted.lock(), Budget::default(), "it does not send there yet");
+    assert_eq!(*other.granted.lock(), OffloadBudget::default(), "it does not send there yet");
     shared.on_path(now, &way(&shared));
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 900)));
-    other.send(now, (key, id), 900..950).unwrap();
+    other.send(now, key, id, 900..950).unwrap();
     source.0.store(950, SeqCst);
     shared.transmit_now(now);
     assert_eq!(sent(&shared), 950);
 }
 
 #[test]
-fn only_whoever_has_been_told_the_path_sends_there() {
+fn kernel_sends_only_to_a_path_it_was_told() {
     let (shared, now) = scene();
-    let first = Arc::new(Fake::default());
+    let first = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&first) as _);
     let old = way(&shared);
     shared.on_path(now, &old);
@@ -426,14 +444,14 @@ fn only_whoever_has_been_told_the_path_sends_there() {
     let moved: SocketAddr = "127.0.0.1:9".parse().unwrap();
     shared.on_remote(now, moved);
     shared.transmit_now(now);
-    let told: Vec<_> = first.take().into_iter().filter(|told| matches!(told, Told::Way(_))).collect();
-    assert_eq!(told, [Told::Way(old.remote)]);
+    let told: Vec<_> = first.take().into_iter().filter(|told| matches!(told, OffloadCall::Way(_))).collect();
+    assert_eq!(told, [OffloadCall::Way(old.remote)]);
     shared.on_released(now);
-    let second = Arc::new(Fake::default());
+    let second = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&second) as _);
-    assert!(second.take().contains(&Told::Way(moved)));
+    assert!(second.take().contains(&OffloadCall::Way(moved)));
     shared.on_path(now, &old);
-    assert_eq!(*second.granted.lock(), Budget::default(), "that is another one's path");
+    assert_eq!(*second.granted.lock(), OffloadBudget::default(), "that is another one's path");
     shared.on_path(now, &way(&shared));
     assert!(second.granted.lock().bytes > 0);
     assert_eq!(remote(&shared), moved);
@@ -443,10 +461,10 @@ fn only_whoever_has_been_told_the_path_sends_there() {
 fn connection_that_is_over_grants_nothing_to_a_record_that_comes_late() {
     let (shared, now) = scene();
     shared.close();
-    let fake = Arc::new(Fake::default());
+    let fake = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&fake) as _);
     shared.on_path(now, &way(&shared));
-    assert_eq!(*fake.granted.lock(), Budget::default());
+    assert_eq!(*fake.granted.lock(), OffloadBudget::default());
     shared.on_released(now);
     assert_eq!(shared.offload_status().unwrap().sent, 1, "it has not been asked back");
     shared.on_offload_recalled(now);

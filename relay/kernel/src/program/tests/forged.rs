@@ -1,23 +1,23 @@
-//! Forged and altered packets: none is forwarded, whatever it is made of.
+//! Tests that no forged or altered packet is forwarded.
 
 use libbpf_rs::ProgramMut;
 
 use super::*;
 
-/// Packets of each of two publishers that are altered.
+/// Number of genuine packets of each of two publishers, which are altered.
 const MODELS: u64 = 64;
 
-/// A publisher's packets as it sent them.
-struct Publisher {
-    keys: Direction,
+/// A publisher and the genuine packets that it has sent.
+struct ForgedPublisher {
+    keys: DirectionKeys,
     packets: Vec<Vec<u8>>,
     _upstream: UpstreamRecord,
     _slot: SlotRecord,
 }
 
-impl Publisher {
-    fn new(bench: &mut Bench, suite: Suite) -> Self {
-        let keys = Direction::new(suite, ID_LEN, &mut bench.rng);
+impl ForgedPublisher {
+    fn new(bench: &mut ProgramBench, suite: KeySuite) -> Self {
+        let keys = DirectionKeys::new(suite, ID_LEN, &mut bench.rng);
         let upstream = bench.relay.upstream(0).expect("an upstream");
         upstream.add_id(&keys.id).expect("an ID");
         for generation in [0, 1] {
@@ -29,29 +29,30 @@ impl Publisher {
         let mut offset = 0;
         let packets = (0..MODELS).map(|number| {
             let len = bench.rng.usize(20..1300);
-            let chunk = Chunk { stream: STREAM, offset, data: quic::bytes(len, &mut bench.rng), fin: false };
+            let chunk =
+                StreamPart { stream: STREAM, offset, data: quic::bytes(len, &mut bench.rng), fin: false };
             offset += len as u64;
-            keys.seal((0, number), bench.rng.usize(2..=4), &chunk.encode())
+            keys.seal(0, number, bench.rng.usize(2..=4), &chunk.encode())
         });
         let packets = packets.collect();
         Self { keys, packets, _upstream: upstream, _slot: slot }
     }
 }
 
-/// How a packet comes about that nobody has sealed so.
+/// The way in which a packet is forged.
 #[derive(Clone, Copy, Debug)]
 enum Forgery {
     Flipped,
     Truncated,
     Extended,
     Replayed,
-    /// Another connection's ID in front.
+    /// The connection ID is another connection's.
     SwappedId,
-    /// The front of one and the end of another.
+    /// The packet has the beginning of one genuine packet and the end of another.
     Spliced,
-    /// Its bytes behind the ID are random.
+    /// The bytes after the connection ID are random.
     Garbage,
-    /// Sealed with another connection's keys.
+    /// The packet is encrypted with another connection's keys.
     OthersKeys,
 }
 
@@ -67,10 +68,12 @@ const FORGERIES: [Forgery; 8] = [
 ];
 
 impl Forgery {
-    /// From a packet of one publisher, and of the other where it takes two. `number` has not been used.
-    fn make(self, publishers: &[Publisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
+    /// Makes a forged packet from one publisher's packets, and from the other's if two are needed. `number` is an
+    /// unused packet number.
+    fn make(self, publishers: &[ForgedPublisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
         let which = rng.usize(..2);
-        let (one, other) = (&publishers[which], &publishers[1 - which]);
+        let one = &publishers[which];
+        let other = &publishers[1 - which];
         let mut packet = one.packets[rng.usize(..one.packets.len())].clone();
         match self {
             Self::Flipped => {
@@ -96,8 +99,8 @@ impl Forgery {
             Self::Garbage => packet[1 + ID_LEN..].fill_with(|| rng.u8(..)),
             Self::OthersKeys => {
                 let data = vec![1; rng.usize(20..100)];
-                let chunk = Chunk { stream: STREAM, offset: 0, data, fin: false };
-                packet = other.keys.seal((rng.u16(..2), number), 4, &chunk.encode());
+                let chunk = StreamPart { stream: STREAM, offset: 0, data, fin: false };
+                packet = other.keys.seal(rng.u16(..2), number, 4, &chunk.encode());
                 packet[1..=ID_LEN].copy_from_slice(&one.keys.id);
             }
         }
@@ -111,10 +114,11 @@ fn pass(program: &ProgramMut<'_>, packet: &[u8]) {
     assert_eq!(program.test_run(input).expect("test run").return_value, PASS_ON);
 }
 
-/// What they were counted as: no copy is even tried, and every packet passes on.
+/// Sends `count` forged packets, and checks that none is copied and all pass on to userspace. Returns the counted
+/// outcomes.
 fn forge(count: u64) -> Vec<(&'static str, u64)> {
-    let mut bench = Bench::new();
-    let publishers = quic::SUITES.map(|suite| Publisher::new(&mut bench, suite));
+    let mut bench = ProgramBench::new();
+    let publishers = quic::SUITES.map(|suite| ForgedPublisher::new(&mut bench, suite));
     let object = lock(&bench.relay.object);
     let program = object.program("relay_ingress").expect("the program");
     let genuine: Vec<_> = publishers.iter().flat_map(|publisher| &publisher.packets).collect();
@@ -123,7 +127,7 @@ fn forge(count: u64) -> Vec<(&'static str, u64)> {
     let mut made = 0;
     while made < count {
         let packet = FORGERIES[made as usize % FORGERIES.len()].make(&publishers, MODELS + made, &mut rng);
-        // Flips may cancel each other out, of course.
+        // Bit flips may cancel each other out, which makes the packet a replay.
         pass(&program, &packet);
         made += 1;
     }
@@ -145,11 +149,12 @@ fn no_forged_packet_is_forwarded() {
     }
 }
 
-/// `make soak`, or `cargo test -p millrace-relay-kernel --lib -- --ignored --nocapture ten_million_forged`: ten minutes.
+/// Runs in `make soak`, or with `cargo test -p millrace-relay-kernel --lib -- --ignored --nocapture
+/// ten_million_forged`. It takes ten minutes.
 #[test]
 #[ignore = "soak: takes minutes"]
-fn ten_million_forged_packets() {
-    if !root("ten_million_forged_packets") {
+fn ten_million_forged_packets_are_not_forwarded() {
+    if !root("ten_million_forged_packets_are_not_forwarded") {
         return;
     }
     let begin = std::time::Instant::now();

@@ -1,10 +1,10 @@
-//! Which of a stream's bytes are forwarded.
+//! Tests which bytes of a stream the program forwards.
 
 use millrace_moq::data::{Status, encode_object_header};
 
 use super::*;
 
-/// A subgroup without properties: its header, and then objects of these lengths.
+/// Returns a subgroup stream without properties: its header, and objects of these payload lengths.
 fn subgroup(lengths: &[usize]) -> Vec<u8> {
     let mut bytes = vec![0x30, 2, 0];
     for (id, len) in (0..).zip(lengths) {
@@ -15,50 +15,52 @@ fn subgroup(lengths: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// A frame of the stream, of some of its bytes.
-struct Part<'a> {
+/// A STREAM frame with a part of the stream.
+struct JudgedPart<'a> {
     at: usize,
     bytes: &'a [u8],
     fin: bool,
 }
 
-fn part(stream: &[u8], range: std::ops::Range<usize>) -> Part<'_> {
-    Part { at: range.start, bytes: &stream[range], fin: false }
+fn part(stream: &[u8], range: std::ops::Range<usize>) -> JudgedPart<'_> {
+    JudgedPart { at: range.start, bytes: &stream[range], fin: false }
 }
 
-fn last(stream: &[u8], at: usize) -> Part<'_> {
-    Part { at, bytes: &stream[at..], fin: true }
+fn last(stream: &[u8], at: usize) -> JudgedPart<'_> {
+    JudgedPart { at, bytes: &stream[at..], fin: true }
 }
 
 struct Judge {
-    bench: Bench,
+    bench: ProgramBench,
     sent: u64,
 }
 
 impl Judge {
-    /// The stream is at its beginning.
+    /// Makes a judge for a stream without any received byte.
     fn new() -> Self {
-        let mut judge = Self { bench: Bench::new(), sent: 0 };
+        let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
         judge
     }
 
-    /// Another stream, at its beginning.
+    /// Starts over with a new stream.
     fn begin(&mut self) {
         drop(self.bench.slot.replace(self.bench.upstream.slot(STREAM)));
         self.bench.slot.borrow_mut().add(&self.bench.downstream, &EGRESS).expect("an egress");
     }
 
-    /// One packet of these frames. Its outcome, and the frames that were to be forwarded.
-    fn send(&mut self, parts: &[Part<'_>]) -> (Outcome, u64) {
+    /// Sends one packet with these frames. Returns its outcome, and the number of frames that the program tried to
+    /// copy.
+    fn send(&mut self, parts: &[JudgedPart<'_>]) -> (Outcome, u64) {
         let frames: Vec<u8> = parts
             .iter()
             .flat_map(|part| {
-                let (offset, data) = (part.at as u64, part.bytes.to_vec());
-                Chunk { stream: STREAM, offset, data, fin: part.fin }.encode()
+                let offset = part.at as u64;
+                let data = part.bytes.to_vec();
+                StreamPart { stream: STREAM, offset, data, fin: part.fin }.encode()
             })
             .collect();
-        let packet = self.bench.publisher.seal((0, self.sent), 4, &frames);
+        let packet = self.bench.publisher.seal(0, self.sent, 4, &frames);
         self.sent += 1;
         let before = (self.bench.counted(), self.bench.egresses_tried());
         let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)));
@@ -82,14 +84,14 @@ const DECLINED: (Outcome, u64) = (Outcome::Declined, 0);
 const BAD: (Outcome, u64) = (Outcome::BadStream, 0);
 
 #[test]
-fn what_follows_and_is_well_formed_is_forwarded_once() {
-    if !root("what_follows_and_is_well_formed_is_forwarded_once") {
+fn well_formed_bytes_in_order_are_forwarded_once() {
+    if !root("well_formed_bytes_in_order_are_forwarded_once") {
         return;
     }
     let stream = subgroup(&[100, 0, 1000, 5]);
     let end = stream.len();
     let mut judge = Judge::new();
-    // In the middle of everything, byte by byte, more than one in a packet.
+    // Frames may end anywhere, even after each byte, and a packet may have several.
     assert_eq!(judge.send(&[part(&stream, 0..2)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 2..5)]), GOOD);
     for at in 5..9 {
@@ -97,27 +99,28 @@ fn what_follows_and_is_well_formed_is_forwarded_once() {
     }
     assert_eq!(judge.send(&[part(&stream, 9..500), part(&stream, 500..600)]), (Outcome::Forwarded, 2));
     assert_eq!(judge.judged(), 600);
-    // What came before, all of it and some of it; the rest counts all the same.
+    // Frames with bytes that have arrived before are declined. Another frame of the same packet is still forwarded.
     assert_eq!(judge.send(&[part(&stream, 300..600)]), DECLINED);
     assert_eq!(judge.send(&[part(&stream, 300..700)]), DECLINED);
     assert_eq!(judge.judged(), 700);
     assert_eq!(judge.send(&[part(&stream, 650..700), part(&stream, 700..710)]), GOOD);
     assert_eq!(judge.send(&[last(&stream, 710)]), GOOD);
-    // The end, once.
+    // The end of the stream is forwarded only once.
     assert_eq!(judge.send(&[last(&stream, 710)]), DECLINED);
     assert_eq!(judge.send(&[last(&stream, end)]), DECLINED);
     assert_eq!(judge.frames(FrameOutcome::Repeated), 5);
 }
 
 #[test]
-fn nothing_is_forwarded_beyond_the_final_size() {
-    if !root("nothing_is_forwarded_beyond_the_final_size") {
+fn packet_with_bytes_beyond_the_final_size_is_not_forwarded() {
+    if !root("packet_with_bytes_beyond_the_final_size_is_not_forwarded") {
         return;
     }
     let stream = subgroup(&[100, 100, 100]);
     let size = 3 + 2 * 103 - 2;
     let cut = &stream[..size];
-    // Of one packet nothing, also not what is good: userspace closes the connection over it.
+    // If one frame is beyond the final size, no frame of the packet is forwarded, because userspace closes the
+    // connection.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..50)]), GOOD);
     assert_eq!(judge.send(&[last(cut, 50), part(&stream, size..stream.len())]), BAD);
@@ -133,12 +136,12 @@ fn nothing_is_forwarded_beyond_the_final_size() {
         assert_eq!(judge.send(&[first]), GOOD, "{description}");
         assert_eq!(judge.send(&[then]), BAD, "{description}");
     }
-    // The end comes first.
+    // The frame with FIN arrives first.
     judge.begin();
     assert_eq!(judge.send(&[last(cut, size)]), DECLINED);
     assert_eq!(judge.send(&[part(&stream, 0..150)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 150..size + 1)]), BAD);
-    // It is before what came behind a hole.
+    // The final size is smaller than bytes that arrived after a hole.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 150..size)]), DECLINED);
     assert_eq!(judge.send(&[last(&stream[..size - 10], size - 10)]), BAD);
@@ -162,7 +165,8 @@ fn malformed_bytes_are_not_forwarded() {
     let mut judge = Judge::new();
     for (description, stream) in cases {
         judge.begin();
-        let (good, bad) = (&stream[..stream.len() - 1], stream.len() - 1);
+        let good = &stream[..stream.len() - 1];
+        let bad = stream.len() - 1;
         if description != "no subgroup" && description != "reserved mode" {
             assert_eq!(judge.send(&[part(good, 0..good.len())]), GOOD, "{description}");
             assert_eq!(judge.send(&[part(&stream, bad..stream.len())]), BAD, "{description}, in two");
@@ -171,7 +175,7 @@ fn malformed_bytes_are_not_forwarded() {
         assert_eq!(judge.send(&[part(&stream, 0..stream.len())]), BAD, "{description}");
         assert_eq!(judge.send(&[part(&stream, 0..1)]), BAD, "{description}, once is enough");
     }
-    // An end in the middle of an object.
+    // The stream ends in the middle of an object.
     let stream = subgroup(&[100]);
     for end in [4, 5, 50, 104] {
         judge.begin();
@@ -179,7 +183,7 @@ fn malformed_bytes_are_not_forwarded() {
     }
     judge.begin();
     assert_eq!(judge.send(&[last(&stream, 0)]), GOOD);
-    // Too many fields for one frame are userspace's to look at.
+    // A frame with too many fields is left to userspace.
     judge.begin();
     let many = subgroup(&[0; 300]);
     assert_eq!(judge.send(&[part(&many, 0..many.len())]), DECLINED);
@@ -189,21 +193,24 @@ fn malformed_bytes_are_not_forwarded() {
     assert_eq!(judge.send(&[part(&many, 0..203)]), GOOD, "not so many");
 }
 
-/// Userspace keeps of each byte what came first. So a frame is not forwarded if some of it came before, wherever that was.
+/// Userspace keeps the first version of each byte. A frame is not forwarded if any of its bytes has arrived before,
+/// wherever that was.
 #[test]
 fn frame_over_earlier_bytes_is_not_forwarded() {
     if !root("frame_over_earlier_bytes_is_not_forwarded") {
         return;
     }
-    let (x, y) = (subgroup(&[100, 1000, 100]), subgroup(&[100, 51, 51, 51]));
+    let x = subgroup(&[100, 1000, 100]);
+    let y = subgroup(&[100, 51, 51, 51]);
     let object = 105;
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&x, to));
 
-    // At one offset, in one packet and in two.
+    // Two versions with the same offset, in one packet and in two packets.
     for two in [false, true] {
         let mut judge = Judge::new();
         assert_eq!(judge.send(&[part(&x, 0..object)]), GOOD);
-        let (first, second) = (part(&x, object..object + 53), part(&y, object..object + 54));
+        let first = part(&x, object..object + 53);
+        let second = part(&y, object..object + 54);
         if two {
             assert_eq!(judge.send(&[first]), GOOD);
             assert_eq!(judge.send(&[second]), DECLINED);
@@ -214,7 +221,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
         assert_eq!(judge.send(&[part(&x, object + 54..500)]), GOOD);
     }
 
-    // Over bytes behind a hole: up to these.
+    // A frame overlaps with bytes that arrived after a hole, and is judged only up to them.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&y, 250..260)]), DECLINED);
@@ -224,7 +231,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     advance(&judge, 310);
     assert_eq!(judge.send(&[part(&x, 310..320)]), GOOD);
 
-    // Over bytes behind two holes, of which the first ones are not kept.
+    // Bytes arrive after two holes. The run after the first hole is not kept.
     judge.begin();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&y, 210..220)]), DECLINED);
@@ -235,7 +242,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     advance(&judge, 300);
     assert_eq!(judge.send(&[part(&x, 300..310)]), GOOD);
 
-    // Over the bytes of a frame that was not looked at: the ninth of its packet.
+    // A frame overlaps with the ninth frame of a packet, which the program did not judge.
     judge.begin();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     let mut nine: Vec<_> = (0..8).map(|_| part(&x, 0..10)).collect();
@@ -246,10 +253,10 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     assert_eq!(judge.send(&[part(&x, 220..230)]), GOOD);
 }
 
-/// Packets may come by ways that the program does not see, or in a form that it does not understand.
+/// Packets may reach userspace by an interface without the program, or in a form that the program does not parse.
 #[test]
-fn bytes_that_only_userspace_has_seen_are_its_own() {
-    if !root("bytes_that_only_userspace_has_seen_are_its_own") {
+fn bytes_seen_by_userspace_alone_are_not_forwarded() {
+    if !root("bytes_seen_by_userspace_alone_are_not_forwarded") {
         return;
     }
     let stream = subgroup(&[1000, 100]);
@@ -268,28 +275,29 @@ fn bytes_that_only_userspace_has_seen_are_its_own() {
     assert_eq!(judge.send(&[part(&stream, 400..500)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 500..700)]), DECLINED);
     advance(&judge, 700);
-    // An end.
+    // The bytes that userspace has received include the end of the stream.
     leave(&judge, 800..1005, true);
     assert_eq!(judge.send(&[part(&stream, 700..800)]), GOOD);
     assert!(!judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 800..1006)]), BAD);
-    // Others were forwarded there.
+    // The program has forwarded another version of these bytes.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
     leave(&judge, 199..210, false);
     assert!(judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
-    // Of a stream that nothing is known of.
+    // Also works for a stream without a slot.
     judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
 }
 
-/// What the program has forwarded may be lost on its way to userspace, which then gets other bytes.
+/// A forwarded packet may be lost on its way to userspace, which then receives another version of its bytes.
 #[test]
 fn positions_at_one_offset_that_differ_are_noticed() {
     if !root("positions_at_one_offset_that_differ_are_noticed") {
         return;
     }
-    let (x, y) = (subgroup(&[1000, 100]), subgroup(&[100, 897, 100]));
+    let x = subgroup(&[1000, 100]);
+    let y = subgroup(&[100, 897, 100]);
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&x, 0..400)]), GOOD);
     for (stream, to, contradicted) in [(&x, 200, false), (&y, 300, false), (&x, 400, false), (&y, 400, true)]
@@ -300,7 +308,7 @@ fn positions_at_one_offset_that_differ_are_noticed() {
     assert_eq!(judge.send(&[part(&x, 400..500)]), BAD, "nothing more of it");
 }
 
-/// Where `moq::data` stands after a part of a stream.
+/// Returns the position that `moq::data` reports after the first `len` bytes of a stream.
 fn position(stream: &[u8], len: usize) -> PositionRecord {
     use millrace_moq::{ObjectParser, StreamHeader};
     let mut rest = &stream[..len];
@@ -324,16 +332,16 @@ fn position(stream: &[u8], len: usize) -> PositionRecord {
 }
 
 #[test]
-fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
-    if !root("behind_a_hole_it_goes_on_as_soon_as_it_can") {
+fn stream_with_a_hole_goes_on_once_the_hole_is_filled() {
+    if !root("stream_with_a_hole_goes_on_once_the_hole_is_filled") {
         return;
     }
     let stream = subgroup(&[100, 1000, 100, 100, 100]);
-    // Starts of the objects.
+    // Offsets at which the objects begin.
     let [one, two, three, four, five] = [3, 105, 1108, 1210, 1312];
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
 
-    // A hole in a payload; what fills it shows how it goes on.
+    // The hole is in a payload. The frame that fills it shows where the next object begins.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 300..400)]), DECLINED);
@@ -343,7 +351,7 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.judged(), 500);
     assert_eq!(judge.send(&[part(&stream, 500..three + 5)]), GOOD);
 
-    // A hole that ends where an object begins.
+    // The hole ends exactly where an object begins.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..four)]), DECLINED);
@@ -357,7 +365,7 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.judged(), five + 20);
     assert_eq!(judge.send(&[last(&stream, five + 20)]), GOOD);
 
-    // In the middle of things; the packets behind it come faster than userspace reads.
+    // The hole is in the middle of an object, and later packets arrive faster than userspace reads.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..one + 50)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three + 50..four + 1)]), DECLINED);
@@ -366,11 +374,11 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.send(&[part(&stream, four + 50..five + 1)]), DECLINED);
     advance(&judge, three + 70);
     assert_eq!(judge.send(&[part(&stream, five + 1..five + 20)]), GOOD);
-    // It never goes back.
+    // The program's position never moves back.
     advance(&judge, four);
     assert_eq!(judge.judged(), five + 20);
 
-    // Where it stands is the middle of an object, and the hole's end too.
+    // Both the position and the end of the hole are in the middle of an object.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three + 5..four)]), DECLINED);
@@ -378,7 +386,7 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.send(&[part(&stream, three..three + 5)]), GOOD);
     assert_eq!(judge.judged(), four);
 
-    // Another hole behind the first: what is kept is behind the last one.
+    // There is a second hole. The run that is kept begins after the last one.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..three + 10)]), DECLINED);
@@ -389,11 +397,11 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
 }
 
-/// More than is kept: the stream goes on where userspace says, if nothing has passed by meanwhile, or with what was kept
-/// last.
+/// More bytes arrive after a hole than are kept. The stream continues where userspace says if nothing has arrived
+/// meanwhile, or with the bytes that were kept last.
 #[test]
-fn a_run_has_a_bound() {
-    if !root("a_run_has_a_bound") {
+fn kept_run_of_bytes_is_bounded() {
+    if !root("kept_run_of_bytes_is_bounded") {
         return;
     }
     let stream = subgroup(&[300; 300]);
@@ -401,7 +409,7 @@ fn a_run_has_a_bound() {
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
-    // From 2000 to 67,000, and then from there.
+    // The run is kept from 2000 to 67,000, and then a new one begins.
     for frame in &frames[2..70] {
         assert_eq!(judge.send(&[part(&stream, frame.clone())]), DECLINED);
     }
@@ -411,7 +419,7 @@ fn a_run_has_a_bound() {
     advance(&judge, 68_500);
     assert_eq!(judge.send(&[part(&stream, frames[71].clone())]), GOOD);
     assert_eq!(judge.judged(), 72_000);
-    // Much is taken in some steps.
+    // A long run is judged over several frames.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
     for frame in &frames[2..50] {
@@ -423,7 +431,7 @@ fn a_run_has_a_bound() {
         assert_eq!(judge.judged(), want);
     }
     assert_eq!(judge.send(&[part(&stream, frames[53].clone())]), GOOD);
-    // What is malformed in a run is found when the stream gets there.
+    // Malformed bytes in a run are detected when the position reaches them.
     let mut broken = subgroup(&[10, 10]);
     broken.extend([0, 0, 1]);
     judge.begin();
@@ -432,11 +440,12 @@ fn a_run_has_a_bound() {
     assert_eq!(judge.send(&[part(&broken, 0..20)]), BAD);
 }
 
-/// Streams share the places for runs: who finds his taken does without, and has it when the other has gone on.
+/// Streams share the buffers for runs. A stream whose buffer is in use has no run, until the other stream has passed
+/// its own.
 #[test]
-fn runs_are_kept_for_some_streams_at_a_time() {
+fn kept_runs_are_limited_to_some_streams_at_a_time() {
     const STREAMS: u64 = 65;
-    if !root("runs_are_kept_for_some_streams_at_a_time") {
+    if !root("kept_runs_are_limited_to_some_streams_at_a_time") {
         return;
     }
     let stream = subgroup(&[100, 100, 100, 100]);
@@ -450,16 +459,16 @@ fn runs_are_kept_for_some_streams_at_a_time() {
         .collect();
     let mut number = 0;
     let mut send = |at: u64, range: std::ops::Range<usize>| {
-        let chunk = Chunk {
+        let chunk = StreamPart {
             stream: 1000 + 4 * at,
             offset: range.start as u64,
             data: stream[range].to_vec(),
             fin: false,
         };
         number += 1;
-        bench.run_packet(&bench.publisher.seal((0, number), 4, &chunk.encode()))
+        bench.run_packet(&bench.publisher.seal(0, number, 4, &chunk.encode()))
     };
-    // The first and the last one meet.
+    // The first and the last stream share a buffer.
     for at in [0, STREAMS - 1] {
         assert_eq!(send(at, 0..10), Outcome::Forwarded);
         assert_eq!(send(at, 110..210), Outcome::Declined);
@@ -467,19 +476,19 @@ fn runs_are_kept_for_some_streams_at_a_time() {
     }
     assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
     assert_eq!(send(0, 210..220), Outcome::Forwarded);
-    // It has gone on.
+    // The first stream has passed its run.
     assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
     slots[STREAMS as usize - 1].advance(&position(&stream, 240));
     assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
 }
 
-/// IDs go on from those before the hole.
+/// Object IDs after a hole continue from those before it.
 #[test]
-fn no_id_is_too_large_behind_a_hole() {
-    if !root("no_id_is_too_large_behind_a_hole") {
+fn object_ids_behind_a_hole_may_be_large() {
+    if !root("object_ids_behind_a_hole_may_be_large") {
         return;
     }
-    // Object 2^64 - 2 and the next but one, with another one between them that is missing.
+    // The stream has the object IDs 2^64 - 3 to 2^64 - 1; a further object would exceed the largest ID.
     let mut stream = vec![0x30, 2, 0];
     let object = |delta: u64, stream: &mut Vec<u8>| {
         millrace_moq::vi64::encode(delta, stream);
@@ -496,7 +505,7 @@ fn no_id_is_too_large_behind_a_hole() {
     assert_eq!(judge.send(&[part(&stream, one..two)]), GOOD);
     assert_eq!(judge.judged(), three);
     assert_eq!(judge.send(&[part(&stream, three..four)]), BAD);
-    // Both behind the hole.
+    // Both of the last objects arrive after the hole.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..one)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, two..four)]), DECLINED);

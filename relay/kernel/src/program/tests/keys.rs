@@ -1,9 +1,9 @@
-//! What is left of keys.
+//! Tests that keys of ended connections are erased.
 
 use super::*;
 
-impl Bench {
-    /// Entries of a map that are not all zeroes.
+impl ProgramBench {
+    /// Returns the indexes of a map's entries that are not all zeroes.
     fn filled(&self, map: &'static str) -> Vec<u32> {
         let mut object = lock(&self.relay.object);
         let map = object.map(map).expect("a map");
@@ -21,9 +21,9 @@ fn keys_and_keystreams_are_erased_when_a_connection_ends() {
         return;
     }
     let keystream_bytes = 64 * size_of::<intf::Keystream>() as u64;
-    let mut bench = Bench::with_config(Config { keystream_bytes, ..Config::default() });
-    let keys = Direction::new(Suite::Aes128Gcm, ID_LEN, &mut bench.rng);
-    let want = Want { len: 16, text_bytes: 1000 };
+    let mut bench = ProgramBench::with_config(Config { keystream_bytes, ..Config::default() });
+    let keys = DirectionKeys::new(KeySuite::Aes128Gcm, ID_LEN, &mut bench.rng);
+    let want = WantedRing { len: 16, text_bytes: 1000 };
     for generation in [0, 1] {
         bench.downstream.set_keys(generation, &keys.kernel_keys(generation)).expect("keys");
         bench.upstream.set_keys(generation, &bench.publisher.kernel_keys(generation)).expect("keys");
@@ -32,16 +32,16 @@ fn keys_and_keystreams_are_erased_when_a_connection_ends() {
     assert_eq!(bench.upstream.refill(0, want, bench.publisher.keystreams()).len, 16);
     let maps = ["open_keys", "seal_keys", "keystreams"];
     assert_eq!(maps.map(|map| bench.filled(map).len()), [2, 2, 32]);
-    // Another connection of each kind stays.
+    // A second connection stays, and must keep its keys.
     let upstream = bench.relay.upstream(0).expect("an upstream");
     upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
-    assert_eq!(upstream.refill(1, Want { len: 4, ..want }, bench.publisher.keystreams()).len, 4);
+    assert_eq!(upstream.refill(1, WantedRing { len: 4, ..want }, bench.publisher.keystreams()).len, 4);
     assert!(!bench.relay.has_old_keys());
 
     let empty = bench.upstream.slot(STREAM);
     drop(bench.slot.replace(empty));
     drop(std::mem::replace(&mut bench.upstream, upstream));
-    let path = Path {
+    let path = PacketPath {
         local: ([10, 0, 0, 1], PORT).into(),
         remote: ([10, 0, 0, 2], PORT).into(),
         id: vec![1],

@@ -1,12 +1,12 @@
-//! Precomputed keystreams, and the room for them.
+//! Tests of precomputed keystreams and their memory.
 
 use super::*;
 
-/// Packets of the publisher, one after the other, and where their keystreams came from.
-fn open_next(bench: &mut Bench, word: &mut (u16, u64), count: u64) -> [u64; 3] {
+/// Sends the next `count` packets of the publisher. Returns how often each result of the keystream lookup occurred.
+fn open_next(bench: &mut ProgramBench, word: &mut (u16, u64), count: u64) -> [u64; 3] {
     let before = Lookup::ALL.map(|lookup| bench.upstream.lookups(lookup));
     for _ in 0..count {
-        let packet = bench.publisher.seal(*word, 2, &stream(1000));
+        let packet = bench.publisher.seal(word.0, word.1, 2, &stream(1000));
         assert_eq!(bench.run_packet(&packet), Outcome::Forwarded);
         word.1 += 1;
     }
@@ -19,9 +19,9 @@ fn each_packet_ahead_is_opened_with_its_keystream() {
     if !root("each_packet_ahead_is_opened_with_its_keystream") {
         return;
     }
-    let mut bench = Bench::new();
+    let mut bench = ProgramBench::new();
     let mut keystreams = bench.publisher.keystreams();
-    let want = Want { len: 8, text_bytes: 1100 };
+    let want = WantedRing { len: 8, text_bytes: 1100 };
     let mut word = (0, 0);
     assert_eq!(open_next(&mut bench, &mut word, 2), [0, 0, 2], "no ring");
     assert_eq!(bench.upstream.refill(0, want, &mut keystreams), Refill { computed: 8, len: 8 });
@@ -31,41 +31,41 @@ fn each_packet_ahead_is_opened_with_its_keystream() {
     assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 8);
     assert_eq!(open_next(&mut bench, &mut word, 3), [3, 0, 0]);
     assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 3, "only what was used");
-    // Longer at once, and what is there for shorter packets only is of no use.
-    let short = Want { len: 32, text_bytes: 900 };
+    // A ring grows at once. Keystreams that are too short for the packets are useless.
+    let short = WantedRing { len: 32, text_bytes: 900 };
     assert_eq!(bench.upstream.refill(0, short, &mut keystreams), Refill { computed: 32, len: 32 });
     assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
-    assert_eq!(bench.upstream.refill(0, Want { len: 32, ..want }, &mut keystreams).computed, 32);
+    assert_eq!(bench.upstream.refill(0, WantedRing { len: 32, ..want }, &mut keystreams).computed, 32);
     assert_eq!(open_next(&mut bench, &mut word, 32), [32, 0, 0]);
-    // The keys change: what is ahead is stale until it has been computed anew.
+    // After a key update all keystreams are stale until they are computed again.
     assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 8);
     bench.upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
     word.0 = 1;
     assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
     assert_eq!(bench.upstream.refill(1, want, &mut keystreams).computed, 8);
     assert_eq!(open_next(&mut bench, &mut word, 8), [8, 0, 0]);
-    // Who has no such key computes nothing.
+    // Nothing is computed for a generation without keys.
     let nothing = bench.upstream.refill(2, want, |_, _, _: &mut [u8; 64], _: &mut [u8]| false);
     assert_eq!(nothing, Refill { computed: 0, len: 8 });
     assert_eq!(open_next(&mut bench, &mut word, 8), [0, 8, 0]);
-    assert_eq!(bench.upstream.refill(1, Want { len: 0, ..want }, &mut keystreams), Refill::default());
+    assert_eq!(bench.upstream.refill(1, WantedRing { len: 0, ..want }, &mut keystreams), Refill::default());
     assert_eq!(open_next(&mut bench, &mut word, 1), [0, 0, 1]);
 }
 
 #[test]
-fn rings_share_the_room_there_is() {
-    if !root("rings_share_the_room_there_is") {
+fn keystream_rings_share_limited_memory() {
+    if !root("keystream_rings_share_limited_memory") {
         return;
     }
     let entry = size_of::<intf::Keystream>() as u64;
     let load = |entries: u64| {
         let config = Config { keystream_bytes: entries * entry, ..Config::default() };
-        let relay = Relay::load(&config).expect("the relay loads");
+        let relay = RelayProgram::load(&config).expect("the relay loads");
         let upstreams = [0, 1].map(|_| relay.upstream(0).expect("an upstream"));
         (relay, upstreams)
     };
     let refill = |upstream: &UpstreamRecord, len| {
-        let want = Want { len, text_bytes: 10 };
+        let want = WantedRing { len, text_bytes: 10 };
         upstream.refill(0, want, |_, _, _: &mut [u8; 64], _: &mut [u8]| true).len
     };
     let (relay, [one, other]) = load(24);
@@ -79,11 +79,12 @@ fn rings_share_the_room_there_is() {
 }
 
 #[test]
-fn what_was_unlinked_comes_back_after_settling() {
-    if !root("what_was_unlinked_comes_back_after_settling") {
+fn unlinked_upstream_is_free_after_settling() {
+    if !root("unlinked_upstream_is_free_after_settling") {
         return;
     }
-    let relay = Relay::load(&Config { max_upstreams: 2, ..Config::default() }).expect("the relay loads");
+    let relay =
+        RelayProgram::load(&Config { max_upstreams: 2, ..Config::default() }).expect("the relay loads");
     let upstreams = [0, 1].map(|_| relay.upstream(0).expect("an upstream"));
     assert!(matches!(relay.upstream(0), Err(Error::Full { .. })));
     assert!(!relay.needs_settling());

@@ -1,19 +1,19 @@
-//! Which packets are forwarded.
+//! Tests which packets the program forwards.
 
 use millrace_quic::frame::{self, Frame, Walker};
 
 use super::*;
 
 #[test]
-fn passes_what_it_does_not_understand() {
-    if !root("passes_what_it_does_not_understand") {
+fn program_passes_packets_it_does_not_understand() {
+    if !root("program_passes_packets_it_does_not_understand") {
         return;
     }
-    let bench = Bench::new();
+    let bench = ProgramBench::new();
     let mut number = 0;
-    let mut good = |bench: &Bench| {
+    let mut good = |bench: &ProgramBench| {
         number += 1;
-        bench.publisher.seal((0, number - 1), 4, &stream(1000))
+        bench.publisher.seal(0, number - 1, 4, &stream(1000))
     };
     let v4 = |packet: &[u8]| ethernet(0x0800, &ipv4(0, &udp(PORT, packet)));
     let extended = [&[17, 0, 0, 0, 0, 0, 0, 0], udp(PORT, &good(&bench)).as_slice()].concat();
@@ -49,18 +49,13 @@ fn passes_what_it_does_not_understand() {
         ("only a header", v4(&good(&bench)[..9]), 0, Outcome::BadSize),
         ("one byte short of a sample", v4(&good(&bench)[..1 + ID_LEN + 19]), 0, Outcome::BadSize),
         ("just a sample", v4(&good(&bench)[..1 + ID_LEN + 20]), 0, Outcome::NotAuthentic),
-        ("too long", v4(&bench.publisher.seal((0, 90), 4, &stream(1600))), 0, Outcome::BadSize),
-        ("other key phase", v4(&bench.publisher.seal((1, 91), 4, &stream(9))), 0, Outcome::NoKeys),
-        (
-            "reserved bit",
-            v4(&bench.publisher.seal_with_bits(8, (0, 92), 4, &stream(9))),
-            0,
-            Outcome::BadFrames,
-        ),
-        ("no frames", v4(&bench.publisher.seal((0, 93), 4, &[])), 0, Outcome::NoSlot),
-        ("no stream", v4(&bench.publisher.seal((0, 94), 4, &[1; 20])), 0, Outcome::NoSlot),
-        ("unknown frame", v4(&bench.publisher.seal((0, 95), 4, &[0x21; 20])), 0, Outcome::BadFrames),
-        ("nothing of a stream", v4(&bench.publisher.seal((0, 96), 4, &stream(0))), 0, Outcome::NoSlot),
+        ("too long", v4(&bench.publisher.seal(0, 90, 4, &stream(1600))), 0, Outcome::TooLong),
+        ("other key phase", v4(&bench.publisher.seal(1, 91, 4, &stream(9))), 0, Outcome::NoKeys),
+        ("reserved bit", v4(&bench.publisher.seal_with_bits(8, 0, 92, 4, &stream(9))), 0, Outcome::BadFrames),
+        ("no frames", v4(&bench.publisher.seal(0, 93, 4, &[])), 0, Outcome::NoSlot),
+        ("no stream", v4(&bench.publisher.seal(0, 94, 4, &[1; 20])), 0, Outcome::NoSlot),
+        ("unknown frame", v4(&bench.publisher.seal(0, 95, 4, &[0x21; 20])), 0, Outcome::BadFrames),
+        ("nothing of a stream", v4(&bench.publisher.seal(0, 96, 4, &stream(0))), 0, Outcome::NoSlot),
     ];
     for (description, frame, gso_size, want) in cases {
         let before = bench.egresses_tried();
@@ -68,27 +63,28 @@ fn passes_what_it_does_not_understand() {
         assert_eq!(bench.egresses_tried() - before, u64::from(want == Outcome::Forwarded), "{description}");
     }
     bench.upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
-    let updated = bench.publisher.seal((1, 97), 4, &stream(9));
+    let updated = bench.publisher.seal(1, 97, 4, &stream(9));
     assert_eq!(bench.run_packet(&updated), Outcome::Forwarded, "other key phase, with keys");
 }
 
 #[test]
-fn forwards_authentic_bytes_only() {
-    if !root("forwards_authentic_bytes_only") {
+fn program_forwards_authentic_bytes_only() {
+    if !root("program_forwards_authentic_bytes_only") {
         return;
     }
-    let mut bench = Bench::new();
-    let packet = bench.publisher.seal((0, 5), 2, &stream(40));
+    let mut bench = ProgramBench::new();
+    let packet = bench.publisher.seal(0, 5, 2, &stream(40));
     for at in 0..packet.len() * 8 {
         let mut forged = packet.clone();
         forged[at / 8] ^= 1 << (at % 8);
         let outcome = bench.run_packet(&forged);
         let id = 1..=ID_LEN;
         let want: &[_] = match at / 8 {
-            // Key phase, and what is not QUIC any more. The other bits of the first byte are authenticated.
+            // Flipping the key phase or the header form has an outcome of its own. The other bits of the first byte are
+            // authenticated.
             0 => &[Outcome::NotAuthentic, Outcome::NoKeys, Outcome::LongHeader],
             byte if id.contains(&byte) => &[Outcome::UnknownId],
-            // A sample that makes another mask makes another key phase.
+            // A different sample gives a different header protection mask, and so perhaps another key phase.
             _ => &[Outcome::NotAuthentic, Outcome::NoKeys],
         };
         assert!(want.contains(&outcome), "bit {at}: {outcome:?}");
@@ -110,16 +106,17 @@ fn forwards_authentic_bytes_only() {
 }
 
 #[test]
-fn forwards_no_number_twice() {
-    if !root("forwards_no_number_twice") {
+fn program_forwards_no_packet_number_twice() {
+    if !root("program_forwards_no_packet_number_twice") {
         return;
     }
-    let mut bench = Bench::new();
-    let run =
-        |bench: &Bench, number, len| bench.run_packet(&bench.publisher.seal((0, number), len, &stream(10)));
+    let mut bench = ProgramBench::new();
+    let run = |bench: &ProgramBench, number, len| {
+        bench.run_packet(&bench.publisher.seal(0, number, len, &stream(10)))
+    };
     assert_eq!(run(&bench, 0, 1), Outcome::Forwarded);
     assert_eq!(run(&bench, 0, 1), Outcome::Replayed);
-    // Reordered inside the window, in any order, each once.
+    // Packets that are reordered within the window are forwarded once each, in any order.
     let mut numbers: Vec<u64> = (1..129).collect();
     bench.rng.shuffle(&mut numbers);
     for number in &numbers {
@@ -128,19 +125,20 @@ fn forwards_no_number_twice() {
     for number in 0..129 {
         assert_eq!(run(&bench, number, 2), Outcome::Replayed, "{number}");
     }
-    // A jump; what is out of the window then counts as seen: quinn's window is one wider.
+    // After a jump of the packet number, numbers outside the window count as seen. quinn's window is larger by one.
     assert_eq!(run(&bench, 10_000, 4), Outcome::Forwarded);
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Forwarded);
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Replayed);
     assert_eq!(run(&bench, 10_000 - 128, 4), Outcome::Replayed);
-    // Far enough that a number in one byte is another one.
+    // The jump is so large that a packet number of one byte is decoded to a wrong number.
     assert_eq!(run(&bench, 20_000, 1), Outcome::NotAuthentic);
-    // What userspace opened is not forwarded later, and tells how short numbers are meant.
+    // A packet that userspace has decrypted is not forwarded later. Its number also sets how later short numbers are
+    // decoded.
     bench.upstream.observe(20_000);
     assert_eq!(run(&bench, 20_000, 2), Outcome::Replayed);
     assert_eq!(run(&bench, 20_001, 1), Outcome::Forwarded);
 
-    // A connection that is taken over late.
+    // The program takes over a connection that has been in use for a while.
     for expected in [1, 31, 32, 33, 300, 1 << 40] {
         bench.upstream = bench.relay.upstream(expected).expect("an upstream");
         bench.upstream.add_id(&bench.publisher.id).expect("an ID");
@@ -152,14 +150,14 @@ fn forwards_no_number_twice() {
     }
 }
 
-/// Of a run that another one on its CPU has interrupted.
+/// The run has interrupted another one on the same CPU.
 #[test]
-fn who_finds_the_work_area_taken_passes_on() {
-    if !root("who_finds_the_work_area_taken_passes_on") {
+fn run_that_finds_the_work_area_taken_passes_the_packet_on() {
+    if !root("run_that_finds_the_work_area_taken_passes_the_packet_on") {
         return;
     }
-    let bench = Bench::new();
-    let run = |number| bench.run_packet(&bench.publisher.seal((0, number), 2, &stream(10)));
+    let bench = ProgramBench::new();
+    let run = |number| bench.run_packet(&bench.publisher.seal(0, number, 2, &stream(10)));
     assert_eq!(run(0), Outcome::Forwarded);
     assert!(bench.set_busy(1).iter().all(|was| *was == 0), "each run gives it back");
     assert_eq!((run(1), bench.egresses_tried()), (Outcome::Busy, 1));
@@ -167,21 +165,21 @@ fn who_finds_the_work_area_taken_passes_on() {
     assert_eq!((run(1), bench.egresses_tried()), (Outcome::Forwarded, 2));
 }
 
-/// Random payloads, most of them almost right: the program finds the streams that userspace's walker finds.
+/// Random payloads, most of them almost valid: the program must find the same streams as userspace's frame walker.
 #[test]
-fn walks_frames_as_userspace_does() {
+fn program_parses_frames_like_userspace() {
     const CASES: u64 = 20_000;
-    if !root("walks_frames_as_userspace_does") {
+    if !root("program_parses_frames_like_userspace") {
         return;
     }
-    let mut bench = Bench::new();
+    let mut bench = ProgramBench::new();
     let mut seen = [0; 3];
     for number in 0..CASES {
         let frames = random_frames(&mut bench.rng);
         let Some(want) = expected(&frames) else { continue };
         let before = bench.egresses_tried();
         let counted = bench.counted();
-        let outcome = bench.run_packet(&bench.publisher.seal((0, number), 4, &frames));
+        let outcome = bench.run_packet(&bench.publisher.seal(0, number, 4, &frames));
         let tried = bench.egresses_tried() - before;
         let counted = bench.counted().since(&counted);
         let judged: u64 = FrameOutcome::ALL.iter().map(|one| counted.frames(*one)).sum();
@@ -205,8 +203,9 @@ fn random_frames(rng: &mut Rng) -> Vec<u8> {
         }
         let stream = STREAM + rng.u64(..2);
         let bits = rng.u32(..61);
-        let (len, offset) = (rng.usize(..60), rng.u64(..1 << bits));
-        let chunk = Chunk { stream, offset, data: quic::bytes(len, rng), fin: rng.bool() };
+        let len = rng.usize(..60);
+        let offset = rng.u64(..1 << bits);
+        let chunk = StreamPart { stream, offset, data: quic::bytes(len, rng), fin: rng.bool() };
         let last = rng.u32(..4) == 0;
         frames.extend(quic::any_stream(&chunk, last, rng));
     }
@@ -221,8 +220,8 @@ fn random_frames(rng: &mut Rng) -> Vec<u8> {
     frames
 }
 
-/// The outcome and the number of egresses, by userspace's walker. None where that looks at what fields mean: an ACK
-/// of numbers below 0 is no concern of the program.
+/// Returns the expected outcome and number of copies, according to userspace's walker. Returns `None` for payloads that
+/// only userspace rejects, such as an ACK of negative packet numbers.
 fn expected(frames: &[u8]) -> Option<(Outcome, u64)> {
     let frames: Result<Vec<_>, _> = Walker::new(frames).map(|item| item.map(|(_, frame)| frame)).collect();
     let frames = match frames {

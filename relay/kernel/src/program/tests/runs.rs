@@ -1,12 +1,12 @@
-//! A fan-out that takes several runs.
+//! Tests of packets that are copied in several runs of the program.
 
 use super::*;
 
-/// Offset of the mark in the context of a run.
+/// Offset of the mark in `struct __sk_buff`.
 const MARK: usize = 8;
 
-/// Runs the program once; returns its verdict, the packet's mark after it, and how many copies were tried.
-fn run(bench: &Bench, frame: &[u8], mark: u32) -> (u32, u32, u64) {
+/// Runs the program once. Returns its verdict, the packet's mark afterwards, and the number of copies tried.
+fn run(bench: &ProgramBench, frame: &[u8], mark: u32) -> (u32, u32, u64) {
     let mut context = context(0);
     context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
     bench.rewind();
@@ -16,61 +16,64 @@ fn run(bench: &Bench, frame: &[u8], mark: u32) -> (u32, u32, u64) {
     (verdict, after, bench.egresses_tried() - before)
 }
 
-/// A packet of the publisher with this number.
-fn frame(bench: &Bench, number: u64) -> Vec<u8> {
-    let packet = bench.publisher.seal((0, number), 2, &stream(100));
+/// Returns a frame with the publisher's packet of this number.
+fn frame(bench: &ProgramBench, number: u64) -> Vec<u8> {
+    let packet = bench.publisher.seal(0, number, 2, &stream(100));
     ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)))
 }
 
-/// A fan-out to five, two in a run.
-fn five_by_two() -> Bench {
-    let bench = Bench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
+/// Returns a bench with five egresses, and two copies for each run.
+fn five_by_two() -> ProgramBench {
+    let bench = ProgramBench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
     for _ in 1..5 {
         bench.slot.borrow_mut().add(&bench.downstream, &EGRESS).expect("an egress");
     }
     bench
 }
 
-/// The mark names where a packet's next run goes on, is used up by it, and the packet gets its own back.
+/// The mark identifies where the next run of a packet continues. That run uses it up, and restores the packet's own
+/// mark at the end.
 #[test]
-fn a_further_run_goes_on_where_the_last_ended() {
-    if !root("a_further_run_goes_on_where_the_last_ended") {
+fn further_program_run_continues_where_the_last_ended() {
+    if !root("further_program_run_continues_where_the_last_ended") {
         return;
     }
     let mut bench = five_by_two();
-    let (one, other) = (frame(&bench, 0), frame(&bench, 300));
+    let one = frame(&bench, 0);
+    let other = frame(&bench, 300);
     let (verdict, first, egresses) = run(&bench, &one, 77);
     assert_eq!((verdict, egresses), (DROP, 2));
-    // Meanwhile others come, among them far later numbers and this one again.
+    // Other packets arrive in between, among them a much later packet number and the same packet again.
     let (verdict, second, egresses) = run(&bench, &other, 0);
     assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, 77), (PASS_ON, 77, 0), "replayed");
     let (verdict, third, egresses) = run(&bench, &one, first);
     assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth egress");
-    // What is used up is a mark like any other.
+    // A cursor that was used up is treated as an ordinary mark.
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
-    // A cursor is of no use to another packet.
+    // A cursor of one packet cannot be used for another.
     assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
     let counters = bench.counted();
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
     assert_eq!(counters.packets(Outcome::Replayed), 2);
-    // Interrupted by another run: it is not lost, and has its mark.
+    // A run that interrupts another one must not lose the packet or its mark.
     let (_, mark, _) = run(&bench, &frame(&bench, 302), 88);
     bench.set_busy(1);
     assert_eq!(run(&bench, &frame(&bench, 302), mark), (PASS_ON, 88, 0));
     bench.set_busy(0);
-    // Removed meanwhile.
+    // The slot is removed between two runs.
     let (_, mark, _) = run(&bench, &frame(&bench, 301), 0);
     bench.slot = RefCell::new(bench.upstream.slot(STREAM));
     assert_eq!(run(&bench, &frame(&bench, 301), mark), (PASS_ON, 0, 0));
 }
 
-/// More packets wait than there are cursors: each has its own as long as it waits, and whoever finds none is left for userspace.
+/// More packets wait than there are cursors. Each waiting packet keeps its cursor, and packets without one are left to
+/// userspace.
 #[test]
-fn a_cursor_is_its_packets_as_long_as_that_waits() {
+fn cursor_of_a_waiting_packet_is_not_reused() {
     const CURSORS: u64 = 4096;
-    if !root("a_cursor_is_its_packets_as_long_as_that_waits") {
+    if !root("cursor_of_a_waiting_packet_is_not_reused") {
         return;
     }
     let bench = five_by_two();

@@ -1,13 +1,14 @@
-//! Events about single packets.
+//! Tests of trace events about single packets.
 
 use super::*;
 
-const ALL: Tracing = Tracing { every: NonZero::<u32>::MIN, track: None, session: None };
+const ALL: RelayTraceSelection =
+    RelayTraceSelection { every: NonZero::<u32>::MIN, track: None, session: None };
 
-impl Bench {
-    /// Runs packet `number` and returns the events about it, by time.
-    fn trace(&self, number: u64) -> Vec<Event> {
-        self.run_packet(&self.publisher.seal((0, number), 4, &stream(1000)));
+impl ProgramBench {
+    /// Runs the program on packet `number`, and returns its events in order of time.
+    fn trace(&self, number: u64) -> Vec<ForwardingEvent> {
+        self.run_packet(&self.publisher.seal(0, number, 4, &stream(1000)));
         let mut events = Vec::new();
         assert_eq!(self.relay.drain_events(|event| events.push(event)), 0, "lost");
         events.sort_by_key(|event| event.time_ns);
@@ -16,11 +17,11 @@ impl Bench {
 }
 
 #[test]
-fn tells_what_became_of_the_packets_that_are_traced() {
-    if !root("tells_what_became_of_the_packets_that_are_traced") {
+fn trace_reports_the_outcome_of_traced_packets() {
+    if !root("trace_reports_the_outcome_of_traced_packets") {
         return;
     }
-    let bench = Bench::new();
+    let bench = ProgramBench::new();
     assert_eq!(bench.trace(0), [], "nobody asked");
 
     bench.relay.set_tracing(Some(ALL));
@@ -28,7 +29,7 @@ fn tells_what_became_of_the_packets_that_are_traced() {
     let [copy] = events[..] else { panic!("{events:?}") };
     assert!(copy.arrived_ns < copy.time_ns);
     assert_eq!((copy.publisher, copy.received), (PUBLISHER, 1));
-    let want = What::Copy {
+    let want = ForwardingEventKind::Copy {
         outcome: EgressOutcome::Before,
         subscriber: SUBSCRIBER,
         sent: None,
@@ -43,9 +44,9 @@ fn tells_what_became_of_the_packets_that_are_traced() {
     let replayed = bench.trace(1);
     let [replayed] = replayed[..] else { panic!("{replayed:?}") };
     assert_eq!((replayed.publisher, replayed.received), (PUBLISHER, 1));
-    let size = bench.publisher.seal((0, 1), 4, &stream(1000)).len() as u16;
-    assert_eq!(replayed.what, What::Packet { outcome: Outcome::Replayed, size });
-    // Of what is no upstream's nothing is said, whatever came before.
+    let size = bench.publisher.seal(0, 1, 4, &stream(1000)).len() as u16;
+    assert_eq!(replayed.what, ForwardingEventKind::Packet { outcome: Outcome::Replayed, size });
+    // Packets that belong to no upstream have no events.
     bench.run(&ethernet(0x0806, &[0; 46]), 0);
     bench.run_packet(&[0x40; 100]);
     assert_eq!(bench.relay.drain_events(|event| panic!("{event:?}")), 0);
@@ -55,11 +56,11 @@ fn tells_what_became_of_the_packets_that_are_traced() {
 }
 
 #[test]
-fn traces_a_sample_of_one_track_or_session() {
-    if !root("traces_a_sample_of_one_track_or_session") {
+fn trace_selects_a_sample_of_one_track_or_session() {
+    if !root("trace_selects_a_sample_of_one_track_or_session") {
         return;
     }
-    let bench = Bench::new();
+    let bench = ProgramBench::new();
     let mut number = 0;
     let mut count = |tracing| {
         bench.relay.set_tracing(Some(tracing));
@@ -76,36 +77,36 @@ fn traces_a_sample_of_one_track_or_session() {
         ("another session", None, name(SUBSCRIBER + 1), 0),
         ("the track for another session", name(EGRESS.track), name(SUBSCRIBER + 1), 0),
     ] {
-        assert_eq!(count(Tracing { track, session, ..ALL }), want, "{description}");
+        assert_eq!(count(RelayTraceSelection { track, session, ..ALL }), want, "{description}");
     }
-    // Nothing of the track in it, and the publisher's own is told of all its packets.
+    // A packet without frames of the track has an event only for the publisher's session.
     let other = |number, tracing| {
         bench.relay.set_tracing(Some(tracing));
-        bench.run_packet(&bench.publisher.seal((0, number), 4, &[1; 20]));
+        bench.run_packet(&bench.publisher.seal(0, number, 4, &[1; 20]));
         let mut events = 0;
         bench.relay.drain_events(|_| events += 1);
         events
     };
-    assert_eq!(other(100, Tracing { track: name(EGRESS.track), ..ALL }), 0);
-    assert_eq!(other(101, Tracing { session: name(SUBSCRIBER), ..ALL }), 0);
-    assert_eq!(other(102, Tracing { session: name(PUBLISHER), ..ALL }), 1);
+    assert_eq!(other(100, RelayTraceSelection { track: name(EGRESS.track), ..ALL }), 0);
+    assert_eq!(other(101, RelayTraceSelection { session: name(SUBSCRIBER), ..ALL }), 0);
+    assert_eq!(other(102, RelayTraceSelection { session: name(PUBLISHER), ..ALL }), 1);
 
     let every = NonZero::new(4).expect("not 0");
-    bench.relay.set_tracing(Some(Tracing { every, ..ALL }));
+    bench.relay.set_tracing(Some(RelayTraceSelection { every, ..ALL }));
     let traced = (200..300).filter(|number| bench.trace(*number).len() == 1);
     assert!(traced.eq((200..300).step_by(4)));
 }
 
 #[test]
-fn counts_the_events_that_nobody_takes() {
-    if !root("counts_the_events_that_nobody_takes") {
+fn trace_counts_events_that_nobody_reads() {
+    if !root("trace_counts_events_that_nobody_reads") {
         return;
     }
     const PACKETS: u64 = 8000;
-    let bench = Bench::new();
+    let bench = ProgramBench::new();
     bench.relay.set_tracing(Some(ALL));
     for number in 0..PACKETS {
-        assert_eq!(bench.run_packet(&bench.publisher.seal((0, number), 4, &stream(1))), Outcome::Forwarded);
+        assert_eq!(bench.run_packet(&bench.publisher.seal(0, number, 4, &stream(1))), Outcome::Forwarded);
     }
     let mut read = 0;
     let lost = bench.relay.drain_events(|_| read += 1);
@@ -114,16 +115,16 @@ fn counts_the_events_that_nobody_takes() {
     assert_eq!(bench.trace(PACKETS).len(), 1, "goes on");
 }
 
-/// `cargo test -p millrace-relay-kernel -- --ignored --nocapture cost_of_tracing`, on a quiet machine. A packet that is opened
-/// and then found to be a repetition.
+/// Run with `cargo test -p millrace-relay-kernel -- --ignored --nocapture tracing_cost_per_packet_is_measured` on a
+/// quiet machine. The measured packet is decrypted, and then found to be a replay.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn cost_of_tracing() {
-    if !root("cost_of_tracing") {
+fn tracing_cost_per_packet_is_measured() {
+    if !root("tracing_cost_per_packet_is_measured") {
         return;
     }
-    let bench = Bench::new();
-    let packet = bench.publisher.seal((0, 1), 4, &stream(100));
+    let bench = ProgramBench::new();
+    let packet = bench.publisher.seal(0, 1, 4, &stream(100));
     let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)));
     let other_port = ethernet(0x0800, &ipv4(0, &udp(PORT + 1, &packet)));
     let run = |frame: &[u8]| {
@@ -135,16 +136,16 @@ fn cost_of_tracing() {
     for (what, tracing) in [
         ("off", None),
         ("on, in the sample", Some(ALL)),
-        ("on, not in the sample", Some(Tracing { every: not_even, ..ALL })),
-        ("on, of another session", Some(Tracing { session: NonZero::new(1), ..ALL })),
+        ("on, not in the sample", Some(RelayTraceSelection { every: not_even, ..ALL })),
+        ("on, of another session", Some(RelayTraceSelection { session: NonZero::new(1), ..ALL })),
     ] {
         bench.relay.set_tracing(tracing);
         println!("{what}: {:?} ns; for another port: {:?} ns", run(&frame), run(&other_port));
     }
 }
 
-impl Bench {
-    /// Mean run time, nanoseconds.
+impl ProgramBench {
+    /// Returns the mean run time in nanoseconds.
     fn repeat(&self, frame: &[u8]) -> u128 {
         let input = ProgramInput { data_in: Some(frame), repeat: 1000, ..ProgramInput::default() };
         let object = lock(&self.relay.object);

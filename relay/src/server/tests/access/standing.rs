@@ -1,26 +1,29 @@
-//! Sessions without a right, and rights that leave each other alone.
+//! Tests of sessions that have not shown a right, and of rights that end independently.
 
 use super::*;
-use crate::access::{
+use millrace_access::{
     cat,
-    grant::{Action, Actions, Scope},
-    unproven::Bounds,
+    grant::{Action, Actions, GrantScope},
+    unproven::UnprovenBounds,
 };
 
-/// As a relay that wants tokens has them, with bounds that a test can wait for.
-fn bounded(bounds: Bounds) -> Arc<Access> {
-    Access::new(tokens_only(), Limits { unproven: bounds, ..Limits::default() })
+/// Returns an access control that requires tokens, with limits short enough for a test.
+fn bounded(bounds: UnprovenBounds) -> Arc<Access> {
+    Access::new(tokens_only(), BudgetLimits { unproven: bounds, ..BudgetLimits::default() })
 }
 
 const BRIEFLY: Duration = Duration::from_millis(500);
 
 #[tokio::test]
 async fn session_without_a_right_is_closed_in_time() {
-    let relay = Relay::with(bounded(Bounds { patience: BRIEFLY, ..Bounds::default() }), |_| {});
+    let relay = RelayUnderTest::with(
+        bounded(UnprovenBounds { patience: BRIEFLY, ..UnprovenBounds::default() }),
+        |_| {},
+    );
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
-    let stranger = relay.client(Setup::default()).await;
-    // What is refused is no right.
+    let stranger = relay.client(SetupOptions::default()).await;
+    // A request that is refused does not show a right.
     let mut refused = stranger.subscribe(&in_room("a", "t"), Parameters::default()).await;
     assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
     assert_eq!(stranger.closed().await, code::Session::UNAUTHORIZED);
@@ -30,21 +33,24 @@ async fn session_without_a_right_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn session_keeps_its_place_by_what_a_request_was_allowed_and_loses_it_when_that_is_over() {
-    let relay = Relay::with(bounded(Bounds { patience: BRIEFLY, ..Bounds::default() }), |_| {});
+async fn session_with_a_request_right_stays_until_the_right_ends() {
+    let relay = RelayUnderTest::with(
+        bounded(UnprovenBounds { patience: BRIEFLY, ..UnprovenBounds::default() }),
+        |_| {},
+    );
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
-    let watcher = relay.client(Setup::default()).await;
-    let lasting = relay.client(Setup::default()).await;
+    let watcher = relay.client(SetupOptions::default()).await;
+    let lasting = relay.client(SetupOptions::default()).await;
     until("two strangers", || relay.server.status().access.unproven == 2).await;
-    let expiring = Claims { exp: soon(BRIEF), ..claims(&[], &["a"]) };
+    let expiring = JwtClaims { exp: soon(BRIEF), ..claims(&[], &["a"]) };
     let own = with_tokens(vec![value(&expiring)]);
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
     let own = with_tokens(vec![value(&claims(&[], &["a"]))]);
     let kept = lasting.subscribe(&in_room("a", "t"), own).await.accepted().await;
-    // exact: both have their answers, and a session that has a right gives back its place before
+    // exact: both requests were answered, and a session gives back its place before that
     until("both have a right", || relay.server.status().access.unproven == 0).await;
-    // It may come back to what its token allows without a request that is open.
+    // A session keeps its right after the request has ended, as long as the token is valid.
     drop(kept);
     subscribed.reset().await;
     assert_eq!(watcher.closed().await, code::Session::UNAUTHORIZED);
@@ -54,13 +60,13 @@ async fn session_keeps_its_place_by_what_a_request_was_allowed_and_loses_it_when
 
 #[tokio::test]
 async fn strangers_displace_each_other_and_nobody_who_has_a_right() {
-    let bounds = Bounds { sessions: 3, of_client: 2, patience: Duration::from_secs(600) };
-    let relay = Relay::with(bounded(bounds), |_| {});
+    let bounds = UnprovenBounds { sessions: 3, of_client: 2, patience: Duration::from_secs(600) };
+    let relay = RelayUnderTest::with(bounded(bounds), |_| {});
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
     let mut strangers = Vec::new();
     for nth in 0..4 {
-        strangers.push(relay.client(Setup::default()).await);
+        strangers.push(relay.client(SetupOptions::default()).await);
         until("its place", || {
             let displaced = relay.refused("unproven_displaced");
             relay.server.status().access.unproven + displaced == nth + 1
@@ -74,41 +80,42 @@ async fn strangers_displace_each_other_and_nobody_who_has_a_right() {
     let elsewhere = |net| IpAddr::V4(Ipv4Addr::new(127, 0, net, 1));
     let others = relay.client_at(elsewhere(1)).await;
     until("three strangers", || relay.server.status().access.unproven == 3).await;
-    // Room for another network is made by the one that has most.
+    // Room for a new network is taken from the network with the most sessions.
     let more = relay.client_at(elsewhere(2)).await;
     assert_eq!(strangers[2].closed().await, code::Session::UNAUTHORIZED);
     for one in [&publisher, &strangers[3], &others, &more] {
         assert!(one.connection.quic.close_reason().is_none());
     }
-    // However many there are: who brings a token has a session.
+    // A session with a token is admitted even if all places for sessions without one are taken.
     let late = relay.client_with(&claims(&[], &["a"])).await;
     let _subscribed = late.subscribe(&in_room("a", "t"), Parameters::default()).await.accepted().await;
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_right_where_none_is_needed() {
-    let relay = Relay::with(Access::new(Policy::default(), Limits::default()), |_| {});
-    let client = relay.client(Setup::default()).await;
+async fn session_without_access_rules_needs_no_right() {
+    let relay = RelayUnderTest::with(Access::new(AccessPolicy::default(), BudgetLimits::default()), |_| {});
+    let client = relay.client(SetupOptions::default()).await;
     let _namespace = client.publish_namespace("a").await.accepted().await;
-    assert_eq!(relay.server.status().access.unproven, 0); // exact: it has its answer
+    assert_eq!(relay.server.status().access.unproven, 0); // exact: the request was answered
 }
 
-/// A C4M token for one action everywhere.
-fn c4m(action: Action, expires: Option<u64>) -> Token {
-    let actions = Actions::of(&[action, Action::RequestUpdate]);
-    let scope = Scope { actions, namespace: vec![], closed: false, track: None };
-    let claims = cat::Claims { scopes: vec![scope], expires, ..cat::Claims::default() };
+/// Returns a C4M token for one action in all namespaces.
+fn c4m(action: Action, expires: Option<u64>) -> AuthToken {
+    let actions = Actions::from_actions(&[action, Action::RequestUpdate]);
+    let scope = GrantScope { actions, namespace: vec![], closed: false, track: None };
+    let claims = cat::CatClaims { scopes: vec![scope], expires, ..cat::CatClaims::default() };
     let value = cat::make(&claims, &Signer::read_secret(SECRET).unwrap(), false).unwrap();
     Form::UseValue(Credential { kind: token::KIND_CAT, value: value.into() }).encode()
 }
 
-/// A fill needs FETCH, the right to which lasts; its subscription ends all the same when its own right is over.
+/// A fill uses the right to FETCH, which does not expire here. Its subscription still ends when the right to SUBSCRIBE
+/// expires.
 #[tokio::test]
-async fn fill_has_a_right_of_its_own_and_leaves_that_of_its_subscription() {
+async fn fill_has_its_own_access_right() {
     const DRAFT: Draft = Draft::D22;
-    let access = Access::new(tokens_only(), Limits::default());
-    let relay = Relay::with(access, |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
-    let open = async |setup: Setup| {
+    let access = Access::new(tokens_only(), BudgetLimits::default());
+    let relay = RelayUnderTest::with(access, |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
+    let open = async |setup: SetupOptions| {
         let (connection, _) = relay.connect().await;
         let control = open_stream(&connection, &encoded_in(DRAFT, setup)).await;
         (connection, control)
@@ -116,24 +123,25 @@ async fn fill_has_a_right_of_its_own_and_leaves_that_of_its_subscription() {
     let ask = async |connection: &Connection, message: Message| {
         let (mut send, recv) = connection.streams().open_bi().await.unwrap();
         send.write_all(&encoded_in(DRAFT, message)).await.unwrap();
-        let held = Arc::<Incomplete>::default().stream();
-        Asked {
+        let held = Arc::<IncompleteBytes>::default().stream();
+        AskedRequest {
             send,
             reader: MessageReader::new(DRAFT, recv, BytesMut::new(), held, GoAways::on_request(true)),
         }
     };
-    let setup = Setup { authorization_tokens: vec![value(&claims(&["a"], &[]))], ..Setup::default() };
+    let setup =
+        SetupOptions { authorization_tokens: vec![value(&claims(&["a"], &[]))], ..SetupOptions::default() };
     let (publisher, _control) = open(setup).await;
     let publish = Publish { track: in_room("a", "t"), track_alias: 7, ..publish(0) };
     let _published = ask(&publisher, publish.into()).await.accepted().await;
     let mut stream = open_stream(&publisher, &subgroup(7, 0)).await;
-    // An object of one byte, so that there is something to fill.
+    // Writes an object of one byte, so that there is something to fill with.
     stream.write_all(&[0, 1, b'x']).await.unwrap();
-    // exact: `until` looks again
+    // exact: `until` repeats the check
     let is_there = || relay.server.status().tracks.first().is_some_and(|track| track.objects_cached == 1);
     until("an object", is_there).await;
 
-    let (watcher, _other_control) = open(Setup::default()).await;
+    let (watcher, _other_control) = open(SetupOptions::default()).await;
     let expires = soon(BRIEF).map(|at| at as u64);
     let tokens = vec![c4m(Action::Subscribe, expires), c4m(Action::Fetch, None)];
     let fill = Parameters { filter: Some(Filter::All), ..Parameters::default() };
@@ -142,7 +150,7 @@ async fn fill_has_a_right_of_its_own_and_leaves_that_of_its_subscription() {
     let mut subscribed = ask(&watcher, subscribe.into()).await.accepted().await;
     until("a fill", || relay.server.status().access.clients.iter().any(|one| one.fetched_bytes > 0)).await;
     subscribed.reset().await;
-    // exact: `until` looks again
+    // exact: `until` repeats the check
     let is_over = || relay.server.status().tracks.iter().all(|track| track.subscribers == 0);
     until("no subscriber", is_over).await;
     assert_eq!(relay.refused("token_expired"), 1);

@@ -1,0 +1,125 @@
+//! Reduces the rights of the process before it answers requests over HTTP.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use nix::unistd::{Gid, Uid, User, geteuid, setgroups, setresgid, setresuid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_no_new_privs,
+};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+
+/// Tasks that the process still has. Each needs rights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RightsNeeds {
+    /// The kernel is observed.
+    pub observes: bool,
+    /// User space of chosen processes has names, whosever it is.
+    pub profiles: bool,
+    /// BPF programs are listed.
+    pub programs: bool,
+    /// Files are still made, where this user may make them now.
+    pub files: bool,
+}
+
+impl RightsNeeds {
+    fn capabilities(self) -> CapabilitySet {
+        let observes = CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYSLOG;
+        [
+            (self.observes, observes),
+            (self.profiles, CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH),
+            (self.programs, CapabilitySet::SYS_ADMIN),
+            (self.files, CapabilitySet::DAC_OVERRIDE),
+        ]
+        .into_iter()
+        .filter_map(|(needed, of)| needed.then_some(of))
+        .fold(CapabilitySet::empty(), CapabilitySet::union)
+    }
+}
+
+/// Drops rights that are not needed, for good: capabilities, the root user if no files are to be made, and system calls that start
+/// programs, look into processes or change the system. To be called while there is one thread: others keep their rights.
+///
+/// # Errors
+/// The kernel does not allow it.
+pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
+    if geteuid().is_root() && !needs.files {
+        set_keep_capabilities(true).context("cannot keep capabilities")?;
+        become_nobody()
+            .context("cannot become nobody: start this with CAP_SETUID and CAP_SETGID, or as another user")?;
+    }
+    // As another user, fewer may be there.
+    let kept = needs.capabilities() & capabilities(None)?.permitted;
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).context("cannot drop capabilities")?;
+    set_no_new_privs(true)?;
+    apply_filter(&filter()?).context("cannot confine system calls")
+}
+
+/// Number of the user `nobody` on a machine that has no user of that name.
+const NOBODY: u32 = 65_534;
+
+fn become_nobody() -> nix::Result<()> {
+    let user = User::from_name("nobody").ok().flatten();
+    let (uid, gid) = user.map_or((Uid::from_raw(NOBODY), Gid::from_raw(NOBODY)), |user| (user.uid, user.gid));
+    setgroups(&[])?;
+    setresgid(gid, gid, gid)?;
+    setresuid(uid, uid, uid)
+}
+
+/// System calls that neither the observer nor the HTTP server makes.
+const REFUSED: &[libc::c_long] = &[
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_reboot,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_open_tree,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_userfaultfd,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_setuid,
+    libc::SYS_setresuid,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+];
+
+fn filter() -> anyhow::Result<BpfProgram> {
+    // A rule without conditions matches all arguments.
+    let rules: BTreeMap<_, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let machine = std::env::consts::ARCH.try_into()?;
+    Ok(SeccompFilter::new(rules, SeccompAction::Allow, refused, machine)?.try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_capabilities_suffice_to_observe() {
+        let of = |needs: RightsNeeds| needs.capabilities();
+        let observes = RightsNeeds { observes: true, ..RightsNeeds::default() };
+        assert_eq!(of(RightsNeeds::default()), CapabilitySet::empty());
+        assert_eq!(of(observes), CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYSLOG);
+        assert!(of(RightsNeeds { programs: true, ..observes }).contains(CapabilitySet::SYS_ADMIN));
+        assert!(
+            !of(RightsNeeds { files: true, profiles: true, ..observes }).contains(CapabilitySet::SYS_ADMIN)
+        );
+    }
+}

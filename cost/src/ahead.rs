@@ -1,0 +1,292 @@
+//! Reads a log on threads of its own, and adds up reports there if their reader wants sums only.
+
+use std::mem;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::{thread, vec};
+
+use crate::log::{Error, ReportLine, ReportReader};
+use crate::merge::Merge;
+use crate::report::{self, Report, ReportMode};
+
+/// Consecutive reports that may become one before they are handed over. Batches end at multiples of it.
+pub const TOGETHER: usize = 16;
+/// Lines that are read before they are wanted: so many bytes and up to [`TOGETHER`] lines more, for each of [`PARSERS`] so many times.
+pub(crate) const BATCH_BYTES: usize = 256 << 10;
+pub(crate) const BATCHES: usize = 2;
+pub(crate) const PARSERS: usize = 4;
+
+/// A report, or the sum of some that follow one another and are of one mode.
+#[derive(Debug)]
+pub struct Summed {
+    /// The report, or the sum.
+    pub report: Report,
+    /// Reports that it is made of.
+    pub reports: usize,
+}
+
+/// The reports of a file, in order, as [`ReportReader::ahead`] reads them.
+pub struct ReportsAhead {
+    parsed: Vec<mpsc::Receiver<Vec<Result<Summed, Error>>>>,
+    turn: usize,
+    batch: vec::IntoIter<Result<Summed, Error>>,
+    torn: Arc<AtomicBool>,
+    together: Arc<AtomicUsize>,
+}
+
+/// Lines, with the position of the first one among all reports.
+struct LineBatch {
+    first: usize,
+    lines: Vec<Result<ReportLine, Error>>,
+}
+
+impl ReportReader {
+    /// Starts the threads: one takes lines out of the file, others make reports of them. `before` is the number of reports that came before,
+    /// also of other files. Sums begin at multiples of their length.
+    pub fn ahead(mut self, before: usize) -> ReportsAhead {
+        let parsers = thread::available_parallelism().map_or(1, NonZero::get).min(PARSERS);
+        let together = Arc::new(AtomicUsize::new(1));
+        let mut to_parsers = Vec::new();
+        let mut parsed = Vec::new();
+        for _ in 0..parsers {
+            let (lines, incoming) = mpsc::sync_channel::<LineBatch>(BATCHES);
+            let (reports, outgoing) = mpsc::sync_channel(BATCHES);
+            let path = self.path.clone();
+            let together = Arc::clone(&together);
+            thread::spawn(move || {
+                let parse = |batch: LineBatch| batch.parse(&path, together.load(Ordering::Relaxed));
+                // The reader may have stopped.
+                incoming.into_iter().map_while(|batch| reports.send(parse(batch)).ok()).for_each(drop);
+            });
+            to_parsers.push(lines);
+            parsed.push(outgoing);
+        }
+        let torn = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&torn);
+        thread::spawn(move || {
+            let mut first = before;
+            for parser in to_parsers.iter().cycle() {
+                let lines = self.batch(first);
+                told.store(self.torn(), Ordering::Relaxed);
+                let is_last = lines.last().is_none_or(Result::is_err);
+                let next = first + lines.len();
+                if parser.send(LineBatch { first, lines }).is_err() || is_last {
+                    return;
+                }
+                first = next;
+            }
+        });
+        ReportsAhead { parsed, turn: 0, batch: Vec::new().into_iter(), torn, together }
+    }
+
+    /// Returns the next lines, or none at the end. An error is the last of them.
+    fn batch(&mut self, first: usize) -> Vec<Result<ReportLine, Error>> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while (bytes < BATCH_BYTES || !(first + batch.len()).is_multiple_of(TOGETHER))
+            && bytes < BATCH_BYTES * TOGETHER
+            && let Some(line) = self.next_report().transpose()
+        {
+            let failed = line.is_err();
+            bytes += line.as_ref().map_or(0, |line| line.text.len());
+            batch.push(line);
+            if failed {
+                break;
+            }
+        }
+        batch
+    }
+}
+
+impl ReportsAhead {
+    /// Returns [`ReportReader::torn`], which is known once the end was reached.
+    pub fn torn(&self) -> bool {
+        self.torn.load(Ordering::Relaxed)
+    }
+
+    /// Lets the threads add up to so many consecutive reports, at most [`TOGETHER`]. Those that are parsed already come as they are.
+    pub fn add_up(&self, reports: usize) {
+        self.together.store(reports.clamp(1, TOGETHER), Ordering::Relaxed);
+    }
+}
+
+impl Iterator for ReportsAhead {
+    type Item = Result<Summed, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(report) = self.batch.next() {
+                return Some(report);
+            }
+            self.batch = self.parsed.get(self.turn)?.recv().ok()?.into_iter();
+            self.turn = (self.turn + 1) % self.parsed.len();
+        }
+    }
+}
+
+impl LineBatch {
+    fn parse(self, path: &Path, together: usize) -> Vec<Result<Summed, Error>> {
+        let Self { first, lines } = self;
+        if together <= 1 {
+            let one = |line: ReportLine| line.parse(path).map(|report| Summed { report, reports: 1 });
+            return lines.into_iter().map(|line| line.and_then(one)).collect();
+        }
+        let mut sums = LogSums {
+            path: path.to_owned(),
+            done: Vec::new(),
+            sum: Merge::default(),
+            mode: None,
+            reports: 0,
+        };
+        for (at, line) in (first..).zip(lines) {
+            if at.is_multiple_of(together) {
+                sums.end();
+            }
+            if let Err(error) = line.and_then(|line| sums.add(line)) {
+                sums.end();
+                sums.done.push(Err(error));
+            }
+        }
+        sums.end();
+        sums.done
+    }
+}
+
+struct LogSums {
+    path: PathBuf,
+    done: Vec<Result<Summed, Error>>,
+    sum: Merge,
+    /// The mode of the reports in `sum`, if there are some.
+    mode: Option<ReportMode>,
+    reports: usize,
+}
+
+impl LogSums {
+    fn add(&mut self, mut line: ReportLine) -> Result<(), Error> {
+        let Some((report, stacks)) = line.split() else {
+            let report = line.parse(&self.path)?;
+            self.follow(report.mode);
+            self.sum.add(&report);
+            self.reports += 1;
+            return Ok(());
+        };
+        self.follow(report.mode);
+        if let Err(source) = self.sum.add_with_text(&report, stacks) {
+            (self.sum, self.reports) = (Merge::default(), 0);
+            return Err(Error::Report { path: self.path.clone(), line: line.number, source });
+        }
+        self.reports += 1;
+        Ok(())
+    }
+
+    /// Calls are counted in one mode alone: a sum over both would have none.
+    fn follow(&mut self, mode: ReportMode) {
+        if self.mode.replace(mode).is_some_and(|before| before != mode) {
+            self.end();
+            self.mode = Some(mode);
+        }
+    }
+
+    fn end(&mut self) {
+        let reports = mem::take(&mut self.reports);
+        self.mode = None;
+        if let Some(report) = mem::take(&mut self.sum).finish() {
+            self.done.push(Ok(Summed { report, reports }));
+        }
+    }
+}
+
+impl ReportLine {
+    /// Returns the report without its stacks, and the JSON of these, if they come last. No string has these bytes in it: its quotes would be
+    /// escaped.
+    fn split(&mut self) -> Option<(Report, &str)> {
+        const STACKS: &str = ",\"stacks\":";
+        const BEGIN: &str = "{\"functions\":[";
+        let text = str::from_utf8(&self.text).ok()?;
+        let at = text.find(&format!("{STACKS}{BEGIN}"))?;
+        let end = text.trim_end().strip_suffix('}')?.len();
+        let stacks = at + STACKS.len()..end;
+        let mut head = self.text.get(..at)?.to_vec();
+        head.push(b'}');
+        let report: Report = serde_json::from_slice(&head).ok()?;
+        let stacks = str::from_utf8(self.text.get(stacks)?).ok()?;
+        (report.version == report::VERSION).then_some((report, stacks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::merge::merge;
+    use crate::samples;
+
+    const REPORTS: usize = 100;
+    const SAMPLED: std::ops::Range<usize> = 37..50;
+
+    fn report(at: usize) -> Report {
+        let frames = [
+            ("a;b", 0, 3),
+            ("a;c", at as u32 % 2, 1),
+            (if at.is_multiple_of(3) { "x;y" } else { "z" }, 1, 2),
+        ];
+        let mode = if SAMPLED.contains(&at) { ReportMode::Sampling } else { ReportMode::Events };
+        Report { mode, stacks: Some(samples::stacks(&frames)), ..samples::report(at as u64) }
+    }
+
+    fn lines(reports: &[Report]) -> Vec<Result<ReportLine, Error>> {
+        let text = |report| serde_json::to_vec(report).expect("JSON");
+        (1..).zip(reports).map(|(number, report)| Ok(ReportLine { number, text: text(report) })).collect()
+    }
+
+    #[test]
+    fn only_neighbouring_reports_of_one_mode_are_summed() {
+        let reports: Vec<Report> = (0..REPORTS).map(report).collect();
+        for (first, together) in [(0, 1), (0, 4), (16, TOGETHER), (5, 4)] {
+            let batch = LineBatch { first, lines: lines(&reports) };
+            let sums = batch.parse(Path::new("log"), together);
+            let sums: Vec<Summed> = sums.into_iter().map(|sum| sum.expect("a sum")).collect();
+            assert_eq!(sums.iter().map(|sum| sum.reports).sum::<usize>(), REPORTS);
+            let mut at = 0;
+            for sum in &sums {
+                let of = &reports[at..at + sum.reports];
+                let range = first + at..=first + at + sum.reports - 1;
+                assert_eq!(range.start() / together, range.end() / together, "{range:?}");
+                assert!(of.iter().all(|report| report.mode == of[0].mode), "{range:?}");
+                // With one and with several, parsed as a whole or in two parts: the same.
+                assert_eq!(sum.report, if together == 1 { of[0].clone() } else { merge(of).expect("a sum") });
+                at += sum.reports;
+            }
+            assert_eq!(merge(sums.iter().map(|sum| &sum.report)), merge(&reports));
+            assert!(together == 1 || sums.len() < REPORTS / 2 + 5, "{}", sums.len());
+        }
+    }
+
+    /// The same lines with another order of fields, without stacks, and with what is no report.
+    #[test]
+    fn log_lines_in_other_json_layouts_are_read() {
+        let reports = [report(0), Report { stacks: None, ..report(1) }];
+        let mut all = lines(&reports);
+        let mut value = serde_json::to_value(report(2)).expect("JSON");
+        let stacks = value["stacks"].take();
+        let text =
+            format!("{{\"stacks\":{stacks},{}", &value.to_string().replace("\"stacks\":null,", "")[1..]);
+        all.push(Ok(ReportLine { number: 3, text: text.into() }));
+        let parse = |lines| LineBatch { first: 0, lines }.parse(Path::new("log"), TOGETHER);
+        let parsed = parse(all);
+        let [Ok(sum)] = &parsed[..] else { panic!("{parsed:?}") };
+        assert_eq!(
+            (sum.reports, &sum.report),
+            (3, &merge(&[reports[0].clone(), reports[1].clone(), report(2)]).expect("a sum"))
+        );
+        let mut broken = lines(&reports[..1]);
+        let damaged =
+            serde_json::to_string(&reports[0]).expect("JSON").replace("\"frames\":[0", "\"frames\":[x");
+        broken.push(Ok(ReportLine { number: 2, text: damaged.into() }));
+        assert!(matches!(&parse(broken)[..], [Err(Error::Report { line: 2, .. })]));
+        let newer = serde_json::to_string(&Report { version: 99, ..report(0) }).expect("JSON");
+        let newer = parse(vec![Ok(ReportLine { number: 1, text: newer.into() })]);
+        assert!(matches!(&newer[..], [Err(Error::Version { found: 99, .. })]), "{newer:?}");
+    }
+}

@@ -1,0 +1,360 @@
+//! Confidence intervals of figures that rest on samples.
+
+use std::collections::BTreeMap;
+
+use crate::report::{Event, EventCost, EventPart, FunctionCost, Interval, Report};
+use crate::share::rounded;
+
+/// Distance from 0 that a standard normal variable does not exceed, with 95 % confidence.
+const Z: f64 = 1.959_964;
+
+/// The least number of samples for a useful figure. Fewer only show that it is not 0.
+pub const FEW: u64 = 4;
+
+/// A figure that rests on samples, or a sum of such figures: their errors are independent.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SampledFigure {
+    /// The figure, a share.
+    pub share: f64,
+    /// Samples that it rests on.
+    pub samples: u64,
+    /// Squares of the distances to both ends of the interval, downwards and upwards; `None` if the figure is exact.
+    errors: Option<[f64; 2]>,
+}
+
+impl SampledFigure {
+    /// Makes the estimate of a figure in a report. Without an interval, the figure is exact.
+    pub fn new(share: f64, samples: u64, interval: Option<Interval>) -> Self {
+        Self {
+            share,
+            samples,
+            errors: interval.map(|[low, high]| [share - low, high - share].map(|by| by * by)),
+        }
+    }
+
+    /// Returns the sum of two figures.
+    #[must_use]
+    pub fn and(self, more: Self) -> Self {
+        let errors = match (self.errors, more.errors) {
+            (Some([a, b]), Some([c, d])) => Some([a + c, b + d]),
+            (one, other) => one.or(other),
+        };
+        Self { share: self.share + more.share, samples: self.samples + more.samples, errors }
+    }
+
+    /// Returns the interval; `None` if the figure is exact.
+    pub fn interval(&self) -> Option<Interval> {
+        let [below, above] = self.errors?.map(f64::sqrt);
+        Some([rounded((self.share - below).max(0.0)), rounded(self.share + above)])
+    }
+
+    /// Returns the larger of both distances; `None` if the figure is exact.
+    pub fn error(&self) -> Option<f64> {
+        self.errors.map(|[below, above]| below.max(above).sqrt())
+    }
+
+    /// Reports whether it rests on fewer than [`FEW`] samples, but for a small part of what was timed.
+    pub fn is_poor(&self) -> bool {
+        self.share > 0.0 && self.samples < FEW && self.error().is_some_and(|error| error * 3.0 >= self.share)
+    }
+}
+
+/// Returns Wilson's score interval of a share that `samples` of `all` independent samples hit. E. B. Wilson, Probable
+/// Inference, the Law of Succession, and Statistical Inference, 1927.
+fn wilson(samples: u64, all: u64) -> Interval {
+    let n = all.max(samples).max(1) as f64;
+    let share = samples as f64 / n;
+    let square = Z * Z / n;
+    let middle = (share + square / 2.0) / (1.0 + square);
+    let half = Z / (1.0 + square) * (share * (1.0 - share) / n + square / (4.0 * n)).sqrt();
+    [(middle - half).max(0.0), (middle + half).min(1.0)]
+}
+
+/// Returns the interval of a figure that is proportional to `samples` of `all`, or `None` if it rests on no samples.
+fn around(share: f64, samples: u64, all: u64) -> Option<Interval> {
+    let [low, high] = wilson(samples, all);
+    match (samples, all) {
+        (_, 0) => None,
+        (0, _) => (share == 0.0).then(|| [0.0, rounded(high)]),
+        _ => {
+            let each = share * all.max(samples) as f64 / samples as f64;
+            Some([low, high].map(|of| rounded(of * each)))
+        }
+    }
+}
+
+/// Returns the interval of an event that was timed. Samples tell only the observer's part of it.
+fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Interval> {
+    let all_ns = (ns + observer_ns) as f64;
+    // If all of its samples were the observer's, there was one at least.
+    let all = match samples {
+        0 if ns > 0 => return None,
+        0 => 1,
+        _ => (samples as f64 * all_ns / ns.max(1) as f64).round() as u64,
+    };
+    (observer_ns > 0).then(|| wilson(samples, all).map(|of| rounded(of * all_ns / period_ns.max(1) as f64)))
+}
+
+/// A figure by where it comes from: programs that timed it, and samples that each add their distance. The errors of both are
+/// independent; samples are of one draw, so that those of several figures are added before their interval is taken.
+#[derive(Debug, Clone, Copy, Default)]
+struct FigureSplit {
+    timed: SampledFigure,
+    /// The share that rests on samples, and their number. `None` if none of it does.
+    sampled: Option<(f64, u64)>,
+}
+
+impl FigureSplit {
+    /// `each`: the share that a sample adds.
+    fn from_event(cost: &EventCost, each: f64, period_ns: u64) -> Self {
+        // Reports of older logs do not say that events were sampled, but these have no calls.
+        if cost.calls.is_none() && (cost.sampled == cost.samples || cost.sampled == 0) {
+            return Self { timed: SampledFigure::default(), sampled: Some((cost.share, cost.samples)) };
+        }
+        let samples = cost.samples.saturating_sub(cost.sampled);
+        let sampled = (cost.sampled as f64 * each).min(cost.share);
+        let ns = cost.ns.saturating_sub((sampled * period_ns as f64).round() as u64);
+        let interval = timed(ns, cost.observer_ns, samples, period_ns);
+        Self {
+            timed: SampledFigure::new(cost.share - sampled, samples, interval),
+            sampled: (cost.sampled > 0).then_some((sampled, cost.sampled)),
+        }
+    }
+
+    /// `sampled`: whether events were, so that no samples are no time.
+    fn from_task(share: f64, samples: u64, each: f64, sampled: bool) -> Self {
+        let by_samples = (samples as f64 * each).min(share);
+        Self {
+            timed: SampledFigure::new(share - by_samples, 0, None),
+            sampled: (sampled || samples > 0).then_some((by_samples, samples)),
+        }
+    }
+
+    fn and(self, more: Self) -> Self {
+        let sampled = match (self.sampled, more.sampled) {
+            (Some((a, b)), Some((c, d))) => Some((a + c, b + d)),
+            (one, other) => one.or(other),
+        };
+        Self { timed: self.timed.and(more.timed), sampled }
+    }
+
+    /// `all`: samples of whatever was done.
+    fn interval(&self, all: u64) -> Option<Interval> {
+        let Some((share, samples)) = self.sampled else { return self.timed.interval() };
+        self.timed.and(SampledFigure::new(share, samples, around(share, samples, all))).interval()
+    }
+
+    /// Returns what its parts are counted of: samples of the event where that was timed, and the more of all samples the more of
+    /// it was sampled.
+    fn base(&self, all: u64) -> u64 {
+        match self.sampled {
+            Some((_, sampled)) => {
+                let own = self.timed.samples + sampled;
+                own + (all.saturating_sub(own) as f64 * sampled as f64 / own.max(1) as f64) as u64
+            }
+            None => self.timed.samples,
+        }
+    }
+}
+
+/// Says of every figure of a report that rests on samples where it is with 95 % confidence.
+pub(crate) fn fill(report: &mut Report) {
+    let period_ns = report.period_ns;
+    let sampled = report.sampled_ns > 0;
+    let each = report.sample_ns() as f64 / period_ns.max(1) as f64;
+    let all: u64 = report.cpus.iter().map(|cpu| cpu.samples).sum();
+    let mut of_events: BTreeMap<Event, FigureSplit> = BTreeMap::new();
+    for cpu in &mut report.cpus {
+        let mut networking = FigureSplit::default();
+        for cost in &mut cpu.events {
+            let split = FigureSplit::from_event(cost, each, period_ns);
+            cost.interval = split.interval(cpu.samples);
+            parts(&mut cost.parts, split.base(cpu.samples));
+            if cost.event.is_networking() {
+                networking = networking.and(split);
+            }
+            let sum = of_events.entry(cost.event).or_default();
+            *sum = sum.and(split);
+        }
+        cpu.networking_interval = networking.interval(cpu.samples);
+    }
+    for other in &mut report.other {
+        let base = of_events.get(&other.event).map_or(0, |split| split.base(all));
+        functions(&mut other.functions, base, period_ns);
+    }
+    for process in &mut report.processes {
+        process.interval =
+            FigureSplit::from_task(process.share, process.cost.samples, each, sampled).interval(all);
+        if let Some(profile) = &mut process.profile {
+            parts(&mut profile.parts, all);
+            functions(&mut profile.functions, all, period_ns);
+        }
+    }
+    for cgroup in &mut report.cgroups {
+        cgroup.interval =
+            FigureSplit::from_task(cgroup.share, cgroup.cost.samples, each, sampled).interval(all);
+    }
+}
+
+fn parts(parts: &mut [EventPart], all: u64) {
+    parts.iter_mut().for_each(|part| part.interval = around(part.share, part.samples, all));
+}
+
+fn functions(functions: &mut [FunctionCost], all: u64, period_ns: u64) {
+    for function in functions {
+        function.interval = around(function.ns as f64 / period_ns.max(1) as f64, function.samples, all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    fn near(a: Interval, b: Interval) -> bool {
+        a.iter().zip(b).all(|(a, b)| (a - b).abs() < 5e-4)
+    }
+
+    /// Figures of Wilson's interval as R's `prop.test(correct = FALSE)` and statsmodels' `proportion_confint(method="wilson")` give them.
+    #[test]
+    fn confidence_intervals_match_wilsons() {
+        for (samples, all, want) in [
+            (0, 10, [0.0, 0.2775]),
+            (1, 1, [0.2065, 1.0]),
+            (15, 148, [0.0624, 0.1605]),
+            (50, 100, [0.4038, 0.5962]),
+            (10, 10, [0.7225, 1.0]),
+        ] {
+            let of = wilson(samples, all);
+            assert!(near(of, want), "{samples} of {all}: {of:?}");
+        }
+    }
+
+    /// The interval of drawn samples contains the true share in 95 of 100 cases, for rare parts and for frequent ones.
+    #[test]
+    fn confidence_interval_covers_the_truth_as_often_as_claimed() {
+        let mut state = 1_u64;
+        let mut draw = || {
+            // Knuth's MMIX.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        for truth in [0.02, 0.2, 0.5, 0.9] {
+            let rounds = 2000;
+            let inside = (0..rounds).filter(|_| {
+                let samples = (0..250).filter(|_| draw() < truth).count() as u64;
+                let [low, high] = wilson(samples, 250);
+                (low..=high).contains(&truth)
+            });
+            let share = inside.count() as f64 / f64::from(rounds);
+            assert!((0.93..0.98).contains(&share), "{truth}: {share}");
+        }
+    }
+
+    #[test]
+    fn timed_events_are_exact_but_for_the_observer() {
+        let mut report = samples::report(0);
+        report.cpus[1].events[0].observer_ns = 0;
+        fill(&mut report);
+        let [with, without] = &report.cpus[..] else { panic!("two CPUs") };
+        // 250 samples of networking and 20 of the observer, in 0.27 of the CPU.
+        let [low, high] = with.events[0].interval.expect("an interval");
+        assert!(near([low / 0.27, high / 0.27], wilson(250, 270)), "{low} {high}");
+        assert!(low < 0.25 && 0.25 < high && high < 0.27);
+        assert_eq!(with.networking_interval, Some([low, high]));
+        assert_eq!((without.events[0].interval, without.networking_interval), (None, None));
+        let [low, high] = timed(0, with.events[0].observer_ns, 0, report.period_ns).expect("an interval");
+        assert!(
+            low == 0.0 && (0.01..0.02).contains(&high),
+            "all of 0.02 may have been the observer, or not: {high}"
+        );
+        // Parts are shares of what is known: 150 and 100 of 250 samples.
+        let part = &without.events[0].parts[0];
+        assert!(near(part.interval.expect("one"), wilson(150, 250).map(|of| of * 0.25)), "{part:?}");
+        assert_eq!((report.processes[0].interval, report.cgroups[0].interval), (None, None));
+    }
+
+    #[test]
+    fn sampled_figures_are_shares_of_all_samples() {
+        let mut report = samples::report(0);
+        report.sampled_ns = report.period_ns;
+        for cost in report.cpus.iter_mut().flat_map(|cpu| &mut cpu.events) {
+            (cost.calls, cost.sampled) = (None, cost.samples);
+        }
+        report.processes[0].cost.samples = 3;
+        report.processes[0].share = 0.003;
+        fill(&mut report);
+        let event = &report.cpus[0].events[0];
+        assert!(near(event.interval.expect("one"), wilson(250, 1000)), "{event:?}");
+        assert_eq!(report.cpus[0].networking_interval, event.interval);
+        assert!(near(event.parts[1].interval.expect("one"), wilson(100, 1000)), "{event:?}");
+        let process = &report.processes[0];
+        assert!(near(process.interval.expect("one"), wilson(3, 2000).map(|of| of * 2.0)), "{process:?}");
+        assert!(SampledFigure::new(process.share, process.cost.samples, process.interval).is_poor());
+        // None was taken: it may be a little all the same.
+        assert_eq!(around(0.0, 0, 1000), Some([0.0, rounded(wilson(0, 1000)[1])]));
+        assert_eq!((around(0.1, 0, 1000), around(0.1, 0, 0)), (None, None), "exact");
+    }
+
+    /// Mode `events`: a figure of samples alone is as uncertain as they are, and leaves timed figures exact.
+    #[test]
+    fn timed_and_sampled_figures_are_added() {
+        let mut report = samples::report(0);
+        let cpu = &mut report.cpus[0];
+        cpu.events[0].observer_ns = 0;
+        let of = |event, samples: u64| EventCost {
+            event,
+            ns: samples * 1_000_000,
+            share: samples as f64 / 1e3,
+            calls: None,
+            observer_ns: 0,
+            samples,
+            sampled: samples,
+            interval: None,
+            parts: Vec::new(),
+        };
+        cpu.events.extend([
+            of(Event::Timers, 40),
+            of(Event::Poll, 10),
+            of(Event::Devices, 0),
+            of(Event::Local, 300),
+        ]);
+        cpu.networking_share = 0.3;
+        // Five samples found timed work that was not timed: they add 0.005.
+        report.cpus[1].events[0].observer_ns = 0;
+        report.cpus[1].events[0].sampled = 5;
+        report.processes[0].share = 0.253;
+        report.processes[0].cost.samples = 3;
+        fill(&mut report);
+        let [one, two] = &report.cpus[..] else { panic!("two CPUs") };
+        assert_eq!(one.events[0].interval, None, "exact");
+        for (at, samples) in [(1, 40), (2, 10), (3, 0), (4, 300)] {
+            let interval = one.events[at].interval.expect("one");
+            assert!(near(interval, wilson(samples, 1000)), "{at}: {interval:?}");
+        }
+        // One draw of 50 samples, and neither what was timed nor AF_UNIX.
+        let around_all = wilson(50, 1000).map(|of| of + 0.25);
+        assert!(near(one.networking_interval.expect("one"), around_all), "{:?}", one.networking_interval);
+        let around_few = wilson(5, 1000).map(|of| of + 0.245);
+        assert!(near(two.events[0].interval.expect("one"), around_few), "{:?}", two.events[0].interval);
+        assert_eq!(two.networking_interval, two.events[0].interval);
+        let process = &report.processes[0];
+        assert!(
+            near(process.interval.expect("one"), wilson(3, 2000).map(|of| of * 2.0 + 0.25)),
+            "{process:?}"
+        );
+        let estimate = SampledFigure::new(process.share, process.cost.samples, process.interval);
+        assert!(!estimate.is_poor(), "most of it was timed");
+    }
+
+    #[test]
+    fn errors_of_summed_figures_add_up_as_squares() {
+        let one = SampledFigure::new(0.5, 10, Some([0.2, 0.9]));
+        let sum = one.and(one).and(SampledFigure::new(0.25, 0, None));
+        assert_eq!((sum.share, sum.samples), (1.25, 20));
+        let root = 2.0_f64.sqrt();
+        assert!(near(sum.interval().expect("one"), [1.25 - 0.3 * root, 1.25 + 0.4 * root]));
+        assert!((sum.error().expect("one") - 0.4 * root).abs() < 1e-9 && !sum.is_poor());
+        assert_eq!(SampledFigure::new(0.5, 0, None).and(SampledFigure::default()).interval(), None);
+    }
+}

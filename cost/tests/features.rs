@@ -1,0 +1,21 @@
+//! Tests that the error on a kernel before Linux 6.1 names what it lacks. They need root.
+
+use millrace_cost::kernel::missing_features;
+use millrace_cost::{Config, Error, Observer};
+
+/// `scripts/kernels.sh 5.10` runs it on such a kernel.
+#[test]
+fn error_on_an_old_kernel_names_the_missing_feature() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIP error_on_an_old_kernel_names_the_missing_feature: needs root");
+    }
+    let missing = missing_features();
+    match Observer::start(Config::new().expect("a taxonomy")) {
+        Ok(_) => assert!(missing.is_empty(), "it runs without {missing:?}"),
+        Err(error) => {
+            println!("{error}");
+            assert!(matches!(error, Error::Old { .. }) && !missing.is_empty(), "{error:?}");
+            assert!(missing.iter().all(|feature| error.to_string().contains(feature)), "{error}");
+        }
+    }
+}

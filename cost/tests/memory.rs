@@ -1,0 +1,45 @@
+//! Tests that the observer's maps are small. They need root.
+
+use millrace_cost::{Config, Observer};
+
+/// Set to the number of possible CPUs where a machine was made to have it.
+const POSSIBLE: &str = "MILLRACE_POSSIBLE_CPUS";
+/// The bound where few CPUs are online.
+const MOST_BYTES: u64 = 16 << 20;
+const FEW_CPUS: usize = 4;
+
+/// Returns the bytes of all BPF maps that this process has.
+fn maps() -> u64 {
+    let mut sum = 0;
+    // exact: the observer makes all of its maps when it starts
+    for entry in std::fs::read_dir("/proc/self/fdinfo").expect("descriptors") {
+        // One that the list itself had is gone.
+        let text = std::fs::read_to_string(entry.expect("an entry").path()).unwrap_or_default();
+        let field = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        if field("map_id:").is_some() {
+            sum += field("memlock:").unwrap_or(0);
+        }
+    }
+    sum
+}
+
+/// `scripts/kernels/cost.sh` runs it where 4 CPUs are online and 240 possible.
+#[test]
+fn map_memory_does_not_depend_on_possible_cpus() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIP map_memory_does_not_depend_on_possible_cpus: needs root");
+    }
+    let possible = libbpf_rs::num_possible_cpus().expect("a number");
+    if let Ok(wanted) = std::env::var(POSSIBLE) {
+        assert_eq!(possible.to_string(), wanted);
+    }
+    let mut observer = Observer::start(Config::new().expect("a taxonomy")).expect("it starts");
+    let report = observer.report().expect("a report");
+    let online = report.cpus.len();
+    let bytes = maps();
+    println!("{:.1} MiB of maps: {online} CPUs of {possible}", bytes as f64 / f64::from(1 << 20));
+    assert!(bytes > 0);
+    if online <= FEW_CPUS {
+        assert!(bytes <= MOST_BYTES, "{bytes}: {online} CPUs of {possible}");
+    }
+}

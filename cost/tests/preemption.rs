@@ -1,0 +1,64 @@
+//! Whatever comes between a program's reading of the clock and what it does with it, no time counts twice.
+//!
+//! `src/bpf/tasks.native.c` runs the programs that time calls at functions, which may be preempted, in this process.
+
+#![allow(unsafe_code)]
+
+/// `struct tasks_result`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct TaskSums {
+    call_ns: u64,
+    worker_ns: u64,
+    cpu_ns: u64,
+    clock_ns: u64,
+    left: u64,
+}
+
+unsafe extern "C" {
+    fn tasks_run(what: i32, at: i32, is_behind: i32, worker: i32, call_ns: u64, result: *mut TaskSums);
+}
+
+const CALL_NS: u64 = 50_000;
+const OTHER_NS: u64 = 10_000_000;
+/// The time of a few readings of the clock.
+const TOLERANCE_NS: u64 = 500;
+
+#[derive(Debug, Clone, Copy)]
+enum Intruder {
+    Preemption = 1,
+    Sampler = 2,
+}
+
+fn run(intruder: Intruder, at: i32, behind: bool, worker: bool) -> TaskSums {
+    let mut sums = TaskSums::default();
+    // SAFETY: the result is as the C side has it.
+    unsafe {
+        tasks_run(intruder as i32, at, behind.into(), worker.into(), CALL_NS, &raw mut sums);
+    }
+    sums
+}
+
+#[test]
+fn time_of_other_tasks_is_not_charged_to_a_call() {
+    for intruder in [Intruder::Preemption, Intruder::Sampler] {
+        for (worker, behind) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut places = 0;
+            for at in 0.. {
+                let sums = run(intruder, at, behind, worker);
+                if sums.left != 0 {
+                    break;
+                }
+                places += 1;
+                let of = format!("{intruder:?} at {at}, behind {behind}, worker {worker}: {sums:?}");
+                assert!(sums.call_ns.abs_diff(CALL_NS) <= TOLERANCE_NS, "{of}");
+                assert!(sums.worker_ns <= TOLERANCE_NS, "{of}");
+                assert!(sums.cpu_ns <= CALL_NS + 2 * TOLERANCE_NS, "{of}");
+                let other = if matches!(intruder, Intruder::Preemption) { OTHER_NS } else { 0 };
+                assert!(sums.clock_ns >= CALL_NS + other, "the other task ran: {of}");
+            }
+            // Twice for the beginning, at least once for the end.
+            assert!(places >= 3, "{places} readings of the clock");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A part's side of the connection with its supervisor, and the messages on it.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    thread,
+};
+
+use millrace_base::control::{ControlEnd, ControlReceived};
+use nix::{
+    sys::{prctl, signal::Signal},
+    unistd::dup2_stdin,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::{closer::Closer, socket::Conversations};
+
+/// A request that each part answers by itself, so that its supervisor knows whether it goes on.
+pub(crate) const PING: &[u8] = b"ping\n";
+/// Longest error that a report carries, bytes.
+const ERROR_MAX: usize = 3000;
+
+/// A message of a supervisor, with a connection that is to be served.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct PartConnection;
+
+/// A message of a part.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum PartMessage {
+    Ready,
+    /// The part cannot start, for this reason.
+    Failed(String),
+}
+
+/// The part's side of the connection with its supervisor.
+pub(crate) struct Inherited(ControlEnd);
+
+impl Inherited {
+    /// Takes over the connection. To be called once, before other threads and processes are started.
+    pub(crate) fn take() -> io::Result<Self> {
+        prctl::set_pdeathsig(Some(Signal::SIGKILL))?;
+        let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
+        // Processes that this one starts must not hold the connection open.
+        dup2_stdin(File::open("/dev/null")?)?;
+        Ok(Self(control))
+    }
+
+    pub(crate) fn ready(&self) -> anyhow::Result<()> {
+        Ok(self.0.send(&PartMessage::Ready, &[])?)
+    }
+
+    pub(crate) fn failed(&self, error: &anyhow::Error) {
+        let mut text = format!("{error:#}");
+        let end = (0..=ERROR_MAX).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        let _ = self.0.send(&PartMessage::Failed(text), &[]);
+    }
+
+    /// Serves conversations until the supervisor has ended the connection, or is gone.
+    pub(crate) async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> anyhow::Result<()>
+    where
+        A: Serialize,
+        F: FnMut(&[u8]) -> anyhow::Result<Option<A>> + Send + 'static,
+    {
+        let closer = Closer::start()?;
+        let mut conversations = Conversations::new(&closer);
+        let (passed, mut streams) = mpsc::unbounded_channel::<UnixStream>();
+        let control = self.0.try_clone()?;
+        thread::Builder::new().name("supervisor".into()).spawn(move || {
+            loop {
+                control.wait();
+                match control.receive::<PartConnection>() {
+                    ControlReceived::Record(PartConnection, all) => {
+                        // There is no receiver when this part ends.
+                        all.into_iter().for_each(|stream| drop(passed.send(stream.into())));
+                    }
+                    ControlReceived::Malformed(_) | ControlReceived::Nothing => {}
+                    ControlReceived::End => return,
+                }
+            }
+        })?;
+        while let Some(stream) = streams.recv().await {
+            let mut answer = answerer();
+            conversations
+                .begin(stream, move |line: &[u8]| if line == PING { Ok(None) } else { answer(line) });
+        }
+        Ok(())
+    }
+}

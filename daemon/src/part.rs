@@ -1,0 +1,399 @@
+//! Parts of a daemon: processes with rights of their own that serve one control socket and one HTTP port together.
+//!
+//! A supervisor starts each part as the same program, with a socket pair as its standard input. A request is a
+//! conversation of its own: the supervisor passes one end of a connection, and the part serves it as daemons serve
+//! their control sockets. A part reports once that it serves, or why it cannot.
+//!
+//! ```text
+//!          start             Report::Ready          the process ends
+//! Off ------------> Starting ------------> Serving ------------------> Ended --- a pause ---> Starting
+//!                                           |    ^
+//!                          no answer to pings    an answer
+//!                                           v    |
+//!                                          Silent
+//! ```
+//!
+//! The thread [`SupervisedPart::keep`] alone moves a part between these states. When the supervisor is killed, the kernel kills
+//! its parts, also those that are stopped.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt as _},
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use millrace_base::control::{ControlEnd, ControlReceived};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tracing::{info, warn};
+
+use crate::{
+    inherited::{PING, PartConnection, PartMessage},
+    socket::Conversation,
+};
+
+/// Time between two pings.
+const PING_EVERY: Duration = Duration::from_millis(500);
+/// Longest time for the answer to a ping. A part that takes longer is not answering.
+const SILENCE: Duration = Duration::from_millis(1500);
+/// Longest wait for one event of a part's process.
+const LOOK: u16 = 250;
+/// Pauses between the end of a part and its next start: the first, and the longest.
+const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_MOST: Duration = Duration::from_secs(30);
+/// A part that has served for so long has not failed at its start.
+const STEADY: Duration = Duration::from_secs(60);
+/// Longest time for a part to end after its connection was closed.
+const END: Duration = Duration::from_secs(15);
+/// Longest wait for the parts of a supervisor that was killed.
+const OTHERS_END: Duration = Duration::from_secs(20);
+
+/// The state of a part, for status and metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PartStatus {
+    /// Name of the part in commands and logs.
+    pub name: String,
+    /// `off`, `starting`, `serving`, `not-answering` or `ended`.
+    pub state: String,
+    /// Process, if there is one.
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// Reason for its latest end.
+    pub error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartState {
+    Off,
+    Starting,
+    Serving,
+    Silent,
+    Ended,
+}
+
+impl PartState {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Silent => "not-answering",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+struct PartShared {
+    state: PartState,
+    /// Whether the part is to run.
+    is_wanted: bool,
+    control: Option<Arc<ControlEnd>>,
+    pid: Option<u32>,
+    restarts: u64,
+    error: Option<String>,
+}
+
+/// The supervisor's side of a part.
+pub struct SupervisedPart {
+    /// Name of the part in commands and logs.
+    pub name: &'static str,
+    arguments: Vec<OsString>,
+    lock: Arc<Lock>,
+    shared: Mutex<PartShared>,
+    changed: Condvar,
+}
+
+/// A lock that a supervisor and its parts hold, so that a new supervisor waits until the parts of a killed one have ended.
+pub struct Lock(Flock<File>);
+
+impl Lock {
+    /// Takes the lock of the daemon with this control socket.
+    ///
+    /// # Errors
+    /// Another supervisor or its parts keep it.
+    pub fn take(socket: &Path) -> anyhow::Result<Self> {
+        let path = socket.with_extension("lock");
+        let mut file = File::create(&path).with_context(|| path.display().to_string())?;
+        let began = Instant::now();
+        loop {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Self(lock)),
+                Err((file, Errno::EAGAIN)) if began.elapsed() < OTHERS_END => file,
+                Err((_, error)) => {
+                    bail!("{}: parts of another daemon hold it: {error}", path.display())
+                }
+            };
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl SupervisedPart {
+    /// Describes a part that the same program runs with these arguments.
+    pub fn new(name: &'static str, arguments: Vec<OsString>, lock: Arc<Lock>) -> Arc<Self> {
+        let shared = PartShared {
+            state: PartState::Off,
+            is_wanted: false,
+            control: None,
+            pid: None,
+            restarts: 0,
+            error: None,
+        };
+        Arc::new(Self { name, arguments, lock, shared: Mutex::new(shared), changed: Condvar::new() })
+    }
+
+    /// Starts the part and waits until it serves. From then on it is started again whenever it ends.
+    ///
+    /// # Errors
+    /// The part cannot start, for the reason that it has reported.
+    pub fn start(self: &Arc<Self>) -> anyhow::Result<()> {
+        let (first, started) = sync_channel(1);
+        self.shared.lock().is_wanted = true;
+        let part = self.clone();
+        // The kernel kills the part when the thread that has started it ends.
+        thread::Builder::new().name(self.name.into()).spawn(move || part.keep(first))?;
+        started.recv().unwrap_or_else(|_| Err(anyhow!("the part {} was stopped", self.name)))
+    }
+
+    /// Ends the part, and waits until it has ended.
+    pub fn stop(&self) {
+        let mut shared = self.shared.lock();
+        shared.is_wanted = false;
+        self.changed.notify_all();
+        while shared.state != PartState::Off {
+            self.changed.wait(&mut shared);
+        }
+    }
+
+    /// Reports whether the part is to run.
+    pub fn is_wanted(&self) -> bool {
+        self.shared.lock().is_wanted
+    }
+
+    /// Returns the state of the part.
+    pub fn status(&self) -> PartStatus {
+        let shared = self.shared.lock();
+        PartStatus {
+            name: self.name.to_owned(),
+            state: shared.state.name().to_owned(),
+            pid: shared.pid,
+            restarts: shared.restarts,
+            error: shared.error.clone(),
+        }
+    }
+
+    /// Returns the line of the status about a part that should serve and does not.
+    pub fn trouble(&self) -> Option<String> {
+        let shared = self.shared.lock();
+        let error = || shared.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        match shared.state {
+            PartState::Off | PartState::Serving => None,
+            PartState::Starting => Some(format!("the part {} is starting{}", self.name, error())),
+            PartState::Silent => Some(self.silent()),
+            PartState::Ended => {
+                Some(format!("the part {} has ended, and is started again{}", self.name, error()))
+            }
+        }
+    }
+
+    fn silent(&self) -> String {
+        format!("the part {} is not answering", self.name)
+    }
+
+    /// Sends a request and waits for the answer, at most for `patience`, and no longer than the part answers pings.
+    ///
+    /// # Errors
+    /// The part does not serve, or refuses the request.
+    pub fn ask(
+        &self,
+        request: &impl Serialize,
+        patience: Duration,
+    ) -> anyhow::Result<Option<Map<String, Value>>> {
+        if let Some(trouble) = self.trouble() {
+            bail!("{trouble}");
+        }
+        let control = self.shared.lock().control.clone();
+        let control =
+            control.with_context(|| format!("the settings want nothing of the part {}", self.name))?;
+        let (ours, theirs) = UnixStream::pair()?;
+        control.send(&PartConnection, &[theirs.as_fd()]).map_err(|_| anyhow!(self.silent()))?;
+        drop(theirs);
+        let began = Instant::now();
+        let goes_on = || began.elapsed() < patience && self.shared.lock().state == PartState::Serving;
+        let mut conversation = Conversation::over(ours, self.name);
+        match conversation.ask_while(request, goes_on) {
+            // The part's state says more than that its connection has ended.
+            Err(_) if conversation.has_ended() => {
+                bail!(
+                    "{}",
+                    self.trouble().unwrap_or_else(|| format!("the part {} has not answered", self.name))
+                )
+            }
+            answer => answer,
+        }
+    }
+
+    /// Runs the part again and again, until it is not wanted. `first` gets the outcome of the first start.
+    fn keep(&self, first: SyncSender<anyhow::Result<()>>) {
+        let mut first = Some(first);
+        let mut pause = PAUSE;
+        loop {
+            let began = Instant::now();
+            let reason =
+                self.run(&mut first).unwrap_or_else(|error| format!("it cannot be started: {error}"));
+            let mut shared = self.shared.lock();
+            (shared.control, shared.pid) = (None, None);
+            // A part that has never served is not started again: whoever wanted it gets the reason.
+            if let Some(first) = first.take() {
+                shared.is_wanted = false;
+                let _ = first.send(Err(anyhow!(reason.clone())));
+            }
+            if shared.is_wanted {
+                pause = if began.elapsed() > STEADY { PAUSE } else { pause };
+                warn!("the part {} has ended, and is started again in {pause:?}: {reason}", self.name);
+                shared.state = PartState::Ended;
+                shared.error = Some(reason);
+                shared.restarts += 1;
+                let until = Instant::now() + pause;
+                while shared.is_wanted && !self.changed.wait_until(&mut shared, until).timed_out() {}
+                pause = (pause * 2).min(PAUSE_MOST);
+            }
+            if !shared.is_wanted {
+                shared.state = PartState::Off;
+                self.changed.notify_all();
+                return;
+            }
+        }
+    }
+
+    /// Runs the part's process once. Returns the reason for its end.
+    fn run(&self, first: &mut Option<SyncSender<anyhow::Result<()>>>) -> io::Result<String> {
+        let (control, theirs) = ControlEnd::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(&self.arguments).env_remove("NOTIFY_SOCKET").stdin(OwnedFd::from(theirs));
+        // A part prints nothing. So its standard output can be its share in the lock.
+        command.stdout(Stdio::from(self.lock.0.try_clone()?));
+        // A signal from the terminal is the supervisor's.
+        let mut child = command.process_group(0).spawn()?;
+        drop(command);
+        let control = Arc::new(control);
+        {
+            let mut shared = self.shared.lock();
+            (shared.state, shared.pid) = (PartState::Starting, Some(child.id()));
+        }
+        let mut failure = None;
+        let mut pings: Option<PartPings> = None;
+        loop {
+            match control.receive::<PartMessage>() {
+                ControlReceived::Record(PartMessage::Ready, _) => {
+                    pings = Some(PartPings::over(&control)?);
+                    let mut shared = self.shared.lock();
+                    (shared.state, shared.control) = (PartState::Serving, Some(control.clone()));
+                    if let Some(first) = first.take() {
+                        let _ = first.send(Ok(()));
+                    } else {
+                        info!("the part {} serves again", self.name);
+                    }
+                }
+                ControlReceived::Record(PartMessage::Failed(reason), _) => failure = Some(reason),
+                ControlReceived::Malformed(_) => {}
+                ControlReceived::Nothing => {
+                    // An error shows when the next record is received.
+                    let _ =
+                        poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::from(LOOK));
+                }
+                ControlReceived::End => break,
+            }
+            if let Some(answers) = pings.as_mut().map(PartPings::step) {
+                self.note(answers);
+            }
+            if !self.is_wanted() {
+                control.end();
+                break;
+            }
+        }
+        // A part that does not answer does not end by itself either.
+        let patience = if self.shared.lock().state == PartState::Silent { Duration::ZERO } else { END };
+        let status = end(&mut child, patience)?;
+        Ok(failure.unwrap_or_else(|| status.to_string()))
+    }
+
+    fn note(&self, answers: bool) {
+        let mut shared = self.shared.lock();
+        match (shared.state, answers) {
+            (PartState::Serving, false) => {
+                warn!("{}", self.silent());
+                shared.state = PartState::Silent;
+            }
+            (PartState::Silent, true) => {
+                info!("the part {} answers again", self.name);
+                shared.state = PartState::Serving;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Waits for the end of a process whose control connection has ended, and kills it if that takes too long.
+fn end(child: &mut Child, patience: Duration) -> io::Result<std::process::ExitStatus> {
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.kill()?;
+    child.wait()
+}
+
+/// A conversation in which a part is asked again and again whether it goes on.
+struct PartPings {
+    stream: UnixStream,
+    /// Time of the latest ping or answer.
+    since: Instant,
+    is_asked: bool,
+}
+
+impl PartPings {
+    fn over(control: &ControlEnd) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        control.send(&PartConnection, &[theirs.as_fd()])?;
+        ours.set_nonblocking(true)?;
+        Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
+    }
+
+    /// Returns whether the part answers.
+    fn step(&mut self) -> bool {
+        if self.is_asked && matches!(self.stream.read(&mut [0; 256]), Ok(1..)) {
+            (self.is_asked, self.since) = (false, Instant::now());
+        }
+        if !self.is_asked && self.since.elapsed() >= PING_EVERY {
+            // At most one ping is under way, so there is room for it.
+            let _ = self.stream.write_all(PING);
+            (self.is_asked, self.since) = (true, Instant::now());
+        }
+        !self.is_asked || self.since.elapsed() < SILENCE
+    }
+}

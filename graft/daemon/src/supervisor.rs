@@ -1,0 +1,234 @@
+//! The process that users start: it reads the settings, serves the control socket and HTTP, and starts a process for
+//! each part of the work.
+//!
+//! The supervisor holds no BPF program and parses nothing that a peer sends, so it goes on when a part ends or hangs.
+
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use millrace_daemon::{
+    daemon::{self, DaemonFrame, DaemonFront, Observed, Reloads},
+    log,
+    part::{Lock, SupervisedPart},
+};
+use millrace_graft::{settings::DaemonSettings, status};
+use serde_json::{Map, Value};
+use tokio::{task::block_in_place, time::Instant};
+use tracing::warn;
+
+use super::{
+    control::{GRAFTS, GraftAnswer, GraftRequest, PeerReport, SESSIONS, Status, WHO},
+    daemon::usable,
+    metrics,
+};
+
+/// Longest wait for a part's share of an answer that both parts give together.
+const JOINT: Duration = Duration::from_secs(5);
+/// Longest wait for the answer to a user's request. Commands give up after the same time.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for a part to use new settings.
+const RELOAD: Duration = Duration::from_secs(60);
+
+pub struct SupervisorSetup {
+    pub config: PathBuf,
+    /// Interfaces that lead to hosts whose connections are tunnelled, in addition to those of the settings.
+    pub interfaces: Vec<String>,
+    /// Arguments with which this program runs a part. The part's name follows them.
+    pub arguments: Vec<OsString>,
+    pub front: DaemonFront,
+}
+
+/// Runs the daemon until a signal ends it.
+pub async fn run(setup: SupervisorSetup) -> anyhow::Result<()> {
+    let SupervisorSetup { config, interfaces, arguments, front } = setup;
+    let socket = front.socket.clone();
+    let frame = DaemonFrame::open(front, WHO)?;
+    let settings = usable(&config, &interfaces)?;
+    let lock = Arc::new(block_in_place(|| Lock::take(&socket))?);
+    let part = |name: &'static str| {
+        let arguments = arguments.iter().cloned().chain([name.into()]).collect();
+        SupervisedPart::new(name, arguments, lock.clone())
+    };
+    let supervisor = Supervisor {
+        config,
+        interfaces,
+        grafts: part(GRAFTS),
+        sessions: part(SESSIONS),
+        reloads: Reloads::default(),
+        started: Instant::now(),
+    };
+    let supervisor = Arc::new(supervisor);
+    let done = match block_in_place(|| supervisor.follow(&settings)) {
+        Ok(()) => frame.run(&supervisor).await,
+        Err(error) => Err(error),
+    };
+    // The parts end in any case, also if they refused the settings at the start.
+    block_in_place(|| supervisor.parts().for_each(|part| part.stop()));
+    done
+}
+
+struct Supervisor {
+    config: PathBuf,
+    interfaces: Vec<String>,
+    grafts: Arc<SupervisedPart>,
+    sessions: Arc<SupervisedPart>,
+    reloads: Reloads,
+    started: Instant,
+}
+
+impl Supervisor {
+    fn parts(&self) -> impl Iterator<Item = &Arc<SupervisedPart>> {
+        [&self.grafts, &self.sessions].into_iter()
+    }
+
+    /// Starts or reloads each part that the settings want, and stops the other parts.
+    ///
+    /// # Errors
+    /// A part refuses the settings. The error joins the reasons of all such parts; the other parts use the new
+    /// settings.
+    fn follow(&self, settings: &DaemonSettings) -> anyhow::Result<()> {
+        let wanted =
+            [(&self.grafts, settings.wants_in_place()), (&self.sessions, settings.sessions.is_some())];
+        let mut refusals = Vec::new();
+        for (part, is_wanted) in wanted {
+            let done = match (is_wanted, part.is_wanted()) {
+                (true, true) => part.ask(&GraftRequest::Reload, RELOAD).map(drop),
+                (true, false) => part.start(),
+                (false, is_running) => {
+                    if is_running {
+                        part.stop();
+                    }
+                    Ok(())
+                }
+            };
+            refusals.extend(done.err().map(|error| format!("{error:#}")));
+        }
+        match refusals.is_empty() {
+            true => Ok(()),
+            false => Err(anyhow::Error::msg(refusals.join("; "))),
+        }
+    }
+
+    /// Asks a part for its share of an answer that both parts give together. Returns `None` if the settings do not
+    /// want the part.
+    fn share(&self, part: &SupervisedPart, request: &GraftRequest) -> anyhow::Result<Option<GraftAnswer>> {
+        if !part.is_wanted() {
+            return Ok(None);
+        }
+        let answer = part
+            .ask(request, JOINT)?
+            .with_context(|| format!("no answer from the daemon's part for {}", part.name))?;
+        Ok(Some(serde_json::from_value(Value::Object(answer))?))
+    }
+
+    /// Returns the shares of both parts, and a reason for each part that should have answered and did not.
+    fn shares(&self, request: &GraftRequest) -> ([Option<GraftAnswer>; 2], Vec<String>) {
+        let mut missing = Vec::new();
+        let shares = [&self.grafts, &self.sessions].map(|part| {
+            self.share(part, request).unwrap_or_else(|error| {
+                missing.push(part.trouble().unwrap_or_else(|| format!("the part {}: {error:#}", part.name)));
+                None
+            })
+        });
+        (shares, missing)
+    }
+
+    fn joint_status(&self) -> Status {
+        let ([grafts, sessions], missing) = self.shares(&GraftRequest::Status);
+        let in_place = match grafts {
+            Some(GraftAnswer::Status(share)) => share.in_place,
+            _ => status::Status::default(),
+        };
+        let sessions = match sessions {
+            Some(GraftAnswer::Status(share)) => share.sessions,
+            _ => None,
+        };
+        let mut trouble = in_place.trouble;
+        trouble.extend(sessions.iter().flat_map(|it| it.trouble.clone()));
+        trouble.extend(missing);
+        trouble.extend(self.reloads.trouble("settings before stay"));
+        Status {
+            in_place: status::Status {
+                uptime_s: self.started.elapsed().as_secs_f64(),
+                trouble,
+                reload: Some(self.reloads.latest()),
+                log_lines_dropped: in_place.log_lines_dropped + log::dropped(),
+                ..in_place
+            },
+            parts: self.parts().map(|part| part.status()).collect(),
+            sessions,
+        }
+    }
+
+    fn why(&self, request: &GraftRequest) -> anyhow::Result<PeerReport> {
+        let ([grafts, sessions], missing) = self.shares(request);
+        let mut why = PeerReport::default();
+        if let Some(GraftAnswer::Why(share)) = grafts {
+            why.in_place = share.in_place;
+        }
+        if let Some(GraftAnswer::Why(share)) = sessions {
+            why.sessions = share.sessions;
+        }
+        why.unknown = missing;
+        Ok(why)
+    }
+}
+
+impl Observed for Supervisor {
+    type Status = Status;
+
+    fn status(&self) -> anyhow::Result<Status> {
+        Ok(self.joint_status())
+    }
+
+    fn metrics(&self) -> anyhow::Result<String> {
+        let (shares, missing) = self.shares(&GraftRequest::Metrics);
+        missing.iter().for_each(|missing| warn!("a part's metrics are missing: {missing}"));
+        let pages = shares.into_iter().filter_map(|share| match share {
+            Some(GraftAnswer::Metrics(page)) => Some(page),
+            _ => None,
+        });
+        let parts: Vec<_> = self.parts().map(|part| part.status()).collect();
+        let own = metrics::of_daemon(self.started.elapsed(), &self.reloads.latest(), &parts)?;
+        Ok(metrics::joined([own].into_iter().chain(pages)))
+    }
+
+    fn is_well(&self) -> bool {
+        self.joint_status().in_place.trouble.is_empty()
+    }
+}
+
+impl daemon::Daemon for Supervisor {
+    type Request = GraftRequest;
+    type Answer = Map<String, Value>;
+    type Caller = ();
+
+    fn caller(&self) {}
+
+    fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<Self::Answer>> {
+        let answer = match request {
+            GraftRequest::Status => GraftAnswer::Status(self.joint_status().into()),
+            GraftRequest::Metrics => GraftAnswer::Metrics(self.metrics()?),
+            GraftRequest::Why { .. } => GraftAnswer::Why(self.why(&request)?.into()),
+            GraftRequest::Reload => return daemon::Daemon::reload(self).map(|()| None),
+            GraftRequest::SwapSession { .. } => return self.sessions.ask(&request, PATIENCE),
+            _ => return self.grafts.ask(&request, PATIENCE),
+        };
+        match serde_json::to_value(answer)? {
+            Value::Object(answer) => Ok(Some(answer)),
+            _ => Ok(None),
+        }
+    }
+
+    fn read_settings(&self) -> anyhow::Result<()> {
+        self.follow(&usable(&self.config, &self.interfaces)?)
+    }
+
+    fn reloads(&self) -> &Reloads {
+        &self.reloads
+    }
+
+    fn tick(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

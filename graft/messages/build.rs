@@ -1,0 +1,7 @@
+//! Sets the name of the shared library, by which programs find it at run time. The number in it is
+//! `MILLRACE_MESSAGES_ABI` of the header.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libmillrace_messages.so.0");
+}

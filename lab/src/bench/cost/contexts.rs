@@ -1,0 +1,176 @@
+//! Compares the observer's networking time with an independent count of perf's stacks, in each context of the kernel.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use millrace_cost::report::{Event, Report};
+use millrace_cost::{Config, Observer};
+use millrace_kernel::clock::monotonic_ns;
+use millrace_lab_kernel::idle::Idle;
+use serde::Serialize;
+
+use super::super::table::write_json;
+use super::CostArgs;
+use super::accuracy::{busy_pct, cpus_of};
+use super::loads::{ALL, CostLoad};
+use super::profile::PerfRecording;
+
+/// Result of one context. Percent of one CPU, over all CPUs.
+#[derive(Debug, Serialize)]
+struct ContextRow {
+    scenario: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    figures: Option<ContextFigures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ContextFigures {
+    observer_pct: f64,
+    profile_pct: f64,
+    /// Allowed difference: 5 % of the profile's figure, or three standard errors by the numbers of samples. In
+    /// scenarios without networking it is the observer's largest share. The profile does not know the family of a
+    /// socket before the call has reached it.
+    allowed_points: f64,
+    within: bool,
+    /// Time of each event that occurred.
+    events: BTreeMap<&'static str, f64>,
+    /// Events and parts that take most.
+    parts: Vec<(&'static str, String, f64)>,
+    /// Events and parts that this scenario should show but does not.
+    absent: Vec<String>,
+}
+
+const MOST_PARTS: usize = 12;
+/// Allowed difference, as a share of the profile's figure.
+const TOLERANCE: f64 = 0.05;
+/// Allowed networking time where there is none, as a share of one CPU.
+const MOST_LOCAL_PCT: f64 = 1.0;
+
+pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
+    let length = Duration::from_secs_f64(args.accuracy_seconds);
+    ensure!(!length.is_zero(), "--scenarios needs --accuracy-seconds");
+    let wanted = |load: &&CostLoad| {
+        args.only.is_empty() || args.only.iter().any(|only| load.name.contains(only.as_str()))
+    };
+    let mut rows = Vec::new();
+    for load in ALL.iter().filter(wanted) {
+        let row = match measure(load, args.accuracy_hz, length) {
+            Ok(figures) => ContextRow { scenario: load.name, figures: Some(figures), error: None },
+            Err(error) => {
+                ContextRow { scenario: load.name, figures: None, error: Some(format!("{error:#}")) }
+            }
+        };
+        println!("{}", row.line());
+        rows.push(serde_json::to_value(&row)?);
+        if let Some(path) = &args.json {
+            write_json(path, &rows)?;
+        }
+    }
+    ensure!(!rows.is_empty(), "--only leaves no scenario");
+    ensure!(rows.iter().any(|row| row.get("error").is_none()), "nothing could be measured");
+    Ok(())
+}
+
+fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<ContextFigures> {
+    let running = load.start()?;
+    let mut observer = Observer::start(Config { frequency_hz: hz, ..Config::new()? })?;
+    let mut idle = Idle::attach()?;
+    let recording = PerfRecording::start(&cpus_of(&observer.report()?), length)?;
+    observer.report()?;
+    let start = monotonic_ns();
+    let idle_before = idle.times()?;
+    let report = observer.next(length)?;
+    let end = monotonic_ns();
+    let idle_after = idle.times()?;
+    running.check()?;
+    let profile = recording.finish(start, end, None)?;
+    drop(observer);
+    drop(running);
+    let mut profile_pct = 0.0;
+    let mut variance = 0.0;
+    for cpu in &report.cpus {
+        let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
+        let busy = busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start);
+        // An interrupt of a sampling clock takes some 15 us here. It is in an event that is timed, and in none that is sampled.
+        let events = || cpu.events.iter().filter(|of| of.event.is_networking());
+        let sampled_ns = events().map(|of| of.sampled as f64 * 1e9 / f64::from(hz)).sum::<f64>();
+        let all_ns = events().map(|of| of.ns as f64).sum::<f64>();
+        let is_sampled = (sampled_ns / all_ns.max(1.0)).min(1.0);
+        let by_clock = it.networking as f64 * busy / it.busy().max(1) as f64;
+        let by_samples = it.percent(it.networking, report.period_ns);
+        let share = is_sampled * by_samples + (1.0 - is_sampled) * by_clock;
+        profile_pct += share;
+        variance += share * (100.0 - share).max(0.0) / it.due(report.period_ns);
+        let one = 1e11 / f64::from(hz) / report.period_ns as f64;
+        let sampled: u64 = events().map(|of| of.sampled).sum();
+        variance += sampled as f64 * one * one;
+    }
+    Ok(ContextFigures::new(load, &report, profile_pct, variance.sqrt()))
+}
+
+impl ContextFigures {
+    fn new(load: &CostLoad, report: &Report, profile_pct: f64, standard_error: f64) -> Self {
+        let observer_pct = report.cpus.iter().map(|cpu| cpu.networking_share).sum::<f64>() * 100.0;
+        let is_local = load.shows.iter().all(|(event, _)| *event == Event::Local);
+        let allowed_points =
+            if is_local { MOST_LOCAL_PCT } else { (profile_pct * TOLERANCE).max(3.0 * standard_error) };
+        let events: BTreeMap<&'static str, f64> = Event::ALL
+            .into_iter()
+            .map(|event| (event.name(), report.share_of(event) * 100.0))
+            .filter(|(_, pct)| *pct > 0.0)
+            .collect();
+        let mut sums: BTreeMap<(&'static str, String), f64> = BTreeMap::new();
+        for of in report.cpus.iter().flat_map(|cpu| &cpu.events) {
+            for part in &of.parts {
+                *sums.entry((of.event.name(), part.name.clone())).or_default() += part.share * 100.0;
+            }
+        }
+        let absent =
+            load.shows.iter().filter(|(event, part)| !sums.contains_key(&(event.name(), (*part).to_owned())));
+        let absent = absent.map(|(event, part)| format!("{event}: {part}")).collect();
+        let mut parts: Vec<_> = sums.into_iter().map(|((event, part), pct)| (event, part, pct)).collect();
+        parts.sort_by(|a, b| b.2.total_cmp(&a.2));
+        parts.truncate(MOST_PARTS);
+        let off = if is_local { observer_pct } else { (observer_pct - profile_pct).abs() };
+        let within = off <= allowed_points;
+        Self { observer_pct, profile_pct, allowed_points, within, events, parts, absent }
+    }
+}
+
+impl ContextRow {
+    fn line(&self) -> String {
+        let Some(it) = &self.figures else {
+            return format!("{:<12}  {}", self.scenario, self.error.as_deref().unwrap_or_default());
+        };
+        let events: Vec<String> = it.events.iter().map(|(event, pct)| format!("{event} {pct:.2}")).collect();
+        let verdict = if it.within { "within" } else { "NOT within" };
+        let mut line = format!(
+            "{:<12}  networking {:6.2} % of a CPU, perf {:6.2} %, {verdict} {:.2} points; {}",
+            self.scenario,
+            it.observer_pct,
+            it.profile_pct,
+            it.allowed_points,
+            events.join(", ")
+        );
+        if !it.absent.is_empty() {
+            line += &format!("; not seen: {}", it.absent.join(", "));
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenario_names_are_unique() {
+        let names: std::collections::BTreeSet<_> = ALL.iter().map(|load| load.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        assert_eq!(ALL.len(), 12);
+        assert!(ALL.iter().all(|load| !load.shows.is_empty()));
+    }
+}

@@ -1,0 +1,65 @@
+//! Connects two hosts of packet grafts in benchmarks: they are peers with one key, as daemons or as runtimes in this
+//! process.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use anyhow::anyhow;
+use millrace_graft::ObjectIdentity;
+use millrace_graft::packet::PacketRuntime;
+use millrace_graft::packet::keys::{Exported, KeyWord};
+use ring::rand::{SecureRandom as _, SystemRandom};
+
+/// The name of the other host.
+pub const PEER: &str = "other";
+
+/// Writes settings of a host whose peer has the same key, and makes the key if it is missing. `ports` are the daemons'
+/// own, or a pool.
+pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyhow::Result<String> {
+    let file = directory.join("host.key");
+    if !file.exists() {
+        std::fs::write(&file, rcgen::KeyPair::generate()?.serialize_pem())?;
+    }
+    let pair = rcgen::KeyPair::from_pem(&std::fs::read_to_string(&file)?)?;
+    let key = ObjectIdentity::from_image(&rcgen::PublicKeyData::subject_public_key_info(&pair));
+    Ok(format!(
+        "[agreement]\nkey = \"host.key\"\n\
+         [[peer]]\nname = \"{PEER}\"\nkey = \"{key}\"\n[peer.sessions]\nlocal = \"{local}\"\nremote = \"{remote}\"\nports = \"{ports}\"\n"
+    ))
+}
+
+/// One end of a channel that takes the place of the connection between two daemons.
+pub struct ChannelEnd {
+    exported: Exported,
+    says: Sender<KeyWord>,
+    hears: Receiver<KeyWord>,
+}
+
+impl ChannelEnd {
+    pub fn pair() -> anyhow::Result<[Self; 2]> {
+        let mut secret = [0; 32];
+        SystemRandom::new().fill(&mut secret).map_err(|_| anyhow!("the system has no random numbers"))?;
+        let (says, other_hears) = channel();
+        let (other_says, hears) = channel();
+        let exported = Exported(secret);
+        let other = Self { exported: exported.clone(), says: other_says, hears: other_hears };
+        Ok([Self { exported, says, hears }, other])
+    }
+
+    pub fn connect(&self, runtime: &mut PacketRuntime) -> anyhow::Result<()> {
+        Ok(runtime.connected(PEER, &self.exported)?)
+    }
+
+    /// Passes on key messages; called before each step of the runtime.
+    pub fn relay(&self, runtime: &mut PacketRuntime) -> anyhow::Result<()> {
+        for word in self.hears.try_iter() {
+            runtime.hear_key_word(PEER, &word)?;
+        }
+        // An error says only that the other end is gone.
+        for (_, word) in runtime.key_words() {
+            let _ = self.says.send(word);
+        }
+        Ok(())
+    }
+}

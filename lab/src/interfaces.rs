@@ -1,0 +1,111 @@
+//! `millrace-lab interfaces`: how much of a publisher's media the kernel forwards, by interface, offloads and gate.
+//!
+//! Each row is a lab of its own: publisher, relay and subscriber, whose links the relay meets by interfaces of one kind. Every object has
+//! to arrive once and unchanged, and the kernel has to send 95 % of the bytes, or the relay has to refuse the interface with a reason.
+
+mod kind;
+mod row;
+mod shuttle;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::ValueEnum as _;
+
+pub use kind::InterfaceKind;
+
+use crate::bench::{columns, write_json};
+use crate::lab;
+use crate::progress::BenchProgress;
+use row::{CaseSetup, InterfaceRow};
+
+#[derive(Debug, clap::Args)]
+pub struct InterfaceArgs {
+    /// Kinds of interfaces [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND,...")]
+    kinds: Vec<InterfaceKind>,
+    /// Run only one row for each kind: offloads on, gate off
+    #[arg(long)]
+    quick: bool,
+    /// Time that each publisher publishes, seconds
+    #[arg(long, default_value_t = 6)]
+    seconds: u32,
+    /// Objects of 20,000 bytes per second
+    #[arg(long, default_value_t = 30)]
+    rate_hz: u32,
+    /// Write the results to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Share of the media's bytes that the kernel must send, percent.
+const LEAST: f64 = 95.0;
+
+const HEAD: [&str; 8] = [
+    "interface",
+    "offloads",
+    "gate",
+    "kernel's share",
+    "super-packets",
+    "objects",
+    "intact",
+    "what was said",
+];
+
+pub fn run(args: InterfaceArgs) -> anyhow::Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "interfaces need root: they are made in network namespaces, and the relay loads BPF programs"
+    );
+    ensure!(args.seconds > 0 && args.rate_hz > 0, "--seconds and --rate-hz are at least 1");
+    lab::remove_on_signal()?;
+    let setups = args.setups();
+    let progress = BenchProgress::with_steps(setups.len());
+    let mut rows = Vec::new();
+    for setup in setups {
+        progress.begin(setup.label());
+        let row = row::measure(&setup).with_context(|| setup.label())?;
+        progress.end(&row.told())?;
+        rows.push(row);
+    }
+    drop(progress);
+    print!("{}", table(&rows));
+    if let Some(path) = &args.json {
+        write_json(path, &rows.iter().map(InterfaceRow::json).collect::<Vec<_>>())?;
+    }
+    let failed: Vec<_> = rows.iter().filter(|row| !row.is_good(LEAST)).map(|row| row.setup.label()).collect();
+    ensure!(failed.is_empty(), "below {LEAST} %, or not intact: {}", failed.join("; "));
+    ensure!(rows.iter().any(InterfaceRow::is_forwarded), "this kernel has none of these interfaces");
+    Ok(())
+}
+
+impl InterfaceArgs {
+    fn setups(&self) -> Vec<CaseSetup> {
+        let all = InterfaceKind::value_variants();
+        let kinds = if self.kinds.is_empty() { all } else { self.kinds.as_slice() };
+        let duration = Duration::from_secs(self.seconds.into());
+        let both = |is_quick: bool| if is_quick { &[true][..] } else { &[true, false][..] };
+        let mut setups = Vec::new();
+        for &kind in kinds {
+            for &offloads in both(self.quick) {
+                for &no_gate in both(self.quick) {
+                    setups.push(CaseSetup {
+                        kind,
+                        offloads,
+                        gate: !no_gate,
+                        duration,
+                        rate_hz: self.rate_hz,
+                    });
+                }
+            }
+        }
+        setups
+    }
+}
+
+fn table(rows: &[InterfaceRow]) -> String {
+    let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(InterfaceRow::cells));
+    columns(&lines)
+}

@@ -1,0 +1,18 @@
+//! Checks that the kernel forwards on every kind of interface that it has: one row per kind. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod interfaces_rows;
+
+use interfaces_rows::rows;
+
+/// Offloads are on, as interfaces have them by default, so the publisher sends super-packets.
+#[test]
+fn kernel_forwards_on_each_kind_of_interface() {
+    let Some(rows) = rows("kernel_forwards_on_each_kind_of_interface", "--quick --seconds 4") else { return };
+    let forwarded = |row: &&serde_json::Value| row["kernel_percent"].is_number();
+    for kind in ["veth", "veth, MTU 9000", "bridge", "tap", "tun"] {
+        let row = rows.iter().find(|row| row["interface"] == kind).expect("a row");
+        assert!(forwarded(&row), "{row}");
+        assert!(row["super_packets"].as_u64().unwrap() > 0, "{row}");
+    }
+}

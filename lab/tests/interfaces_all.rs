@@ -1,0 +1,14 @@
+//! The whole table of `millrace-lab interfaces`: each kind with and without offloads and gate. Needs root.
+//! Tier: test-all, since its quick rows are in the other one.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod interfaces_rows;
+
+#[test]
+fn kernel_forwards_on_each_kind_with_and_without_offloads_and_gate() {
+    let test = "kernel_forwards_on_each_kind_with_and_without_offloads_and_gate";
+    let Some(rows) = interfaces_rows::rows(test, "") else { return };
+    assert_eq!(rows.len() % 4, 0);
+    let veth: Vec<_> = rows.iter().filter(|row| row["interface"] == "veth").collect();
+    assert!(veth.len() == 4 && veth.iter().all(|row| row["kernel_percent"].is_number()), "{veth:?}");
+}

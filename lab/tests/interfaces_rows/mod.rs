@@ -1,0 +1,32 @@
+//! Rows of `millrace-lab interfaces`.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs it with these arguments and checks each row: forwarded and whole, refused with a reason, or of a kind that the
+/// kernel lacks. Returns `None` after printing that it needs root.
+pub fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP {test}: needs root");
+        return None;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
+    command.arg("interfaces").args(arguments.split_whitespace()).arg("--json").arg(&json);
+    let output = command.output().expect("millrace-lab runs");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    println!("{said}");
+    let rows: Vec<Value> = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    for row in &rows {
+        let reason = row["refused"].as_str().or(row["absent"].as_str()).unwrap_or_default();
+        let is_forwarded = row["intact"] == true && row["kernel_percent"].as_f64().is_some_and(|n| n >= 95.0);
+        assert!(is_forwarded || !reason.is_empty(), "{row}");
+        if !is_forwarded {
+            println!("SKIP {}: {reason}", row["interface"]);
+        }
+    }
+    Some(rows)
+}

@@ -1,0 +1,235 @@
+//! `millrace cluster`: what a running relay knows of the other relays of its cluster.
+
+use anyhow::{Context as _, bail};
+use millrace_daemon::render::{
+    Fit::{self, Name, Text, Whole},
+    line, print, table, width,
+};
+use millrace_moq::Namespace;
+use millrace_relay_daemon::{
+    status::{ClusterStatus, RouteStatus, RoutedNamespace, RoutesStatus, Status},
+    text::found,
+};
+
+use super::status;
+
+#[derive(Debug, clap::Args)]
+pub struct ClusterArgs {
+    #[command(subcommand)]
+    verb: ClusterVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ClusterVerb {
+    /// Show the relays of the cluster that the relay has sessions with
+    Status(status::AskedRelay),
+    /// Show the routes to namespaces
+    Routes {
+        /// Show only namespaces that begin with this one
+        #[arg(value_name = "NAMESPACE")]
+        prefix: Option<Namespace>,
+        #[command(flatten)]
+        asked: status::AskedRelay,
+        /// Print the routes as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show by which way the relay has a namespace, what it costs, and why not by another one
+    Why {
+        namespace: Namespace,
+        #[command(flatten)]
+        asked: status::AskedRelay,
+    },
+}
+
+pub fn run(args: ClusterArgs) -> anyhow::Result<()> {
+    match args.verb {
+        ClusterVerb::Status(asked) => print(&render_status(&asked.ask()?, width())?),
+        ClusterVerb::Routes { prefix, asked, json } => {
+            let routes = ask(&asked, &prefix.unwrap_or_default())?;
+            match json {
+                true => print(&(serde_json::to_string_pretty(&routes)? + "\n")),
+                false => print(&render_routes(&routes, width())),
+            }
+        }
+        ClusterVerb::Why { namespace, asked } => {
+            let status = asked.ask()?;
+            let cluster = status.cluster.as_ref().context(NO_CLUSTER)?;
+            // A namespace that is announced serves all that begin with it.
+            let mut prefixes: Vec<_> = namespace.prefixes().collect();
+            prefixes.reverse();
+            for prefix in prefixes {
+                let found = ask(&asked, &prefix)?.namespaces.into_iter();
+                let exact = prefix.typed().to_string();
+                if let Some(routed) = found.into_iter().find(|routed| routed.namespace == exact) {
+                    return print(&render_why(cluster, &namespace, &routed, width()));
+                }
+            }
+            bail!("no relay of the cluster announces {}, and nobody publishes it here", namespace.typed());
+        }
+    }
+}
+
+const NO_CLUSTER: &str = "the relay is in no cluster: see cluster and cluster-peer in its settings";
+
+fn ask(asked: &status::AskedRelay, prefix: &Namespace) -> anyhow::Result<RoutesStatus> {
+    let query = url::form_urlencoded::Serializer::new(String::new())
+        .append_pair("prefix", &prefix.typed().to_string())
+        .finish();
+    let path = if prefix.is_empty() { "/routes".to_owned() } else { format!("/routes?{query}") };
+    let (code, body) = asked.fetch(&path)?;
+    match code {
+        200 => serde_json::from_str(&body).context("the answer has no routes"),
+        404 => bail!(NO_CLUSTER),
+        code => bail!("{path} answered {code}: {}", body.trim_end()),
+    }
+}
+
+fn render_status(status: &Status, width: usize) -> anyhow::Result<String> {
+    let cluster = status.cluster.as_ref().context(NO_CLUSTER)?;
+    let mut out = String::new();
+    line(
+        &mut out,
+        width,
+        &format!(
+            "hop {}: {} routes to {} namespaces, {} of them received from other relays",
+            cluster.hop, cluster.routes, cluster.namespaces, cluster.carried
+        ),
+    );
+    let totals = &status.totals;
+    line(
+        &mut out,
+        width,
+        &format!(
+            "{} tracks moved to another relay, {} loops refused, {} announcements not allowed or too many",
+            totals.reroutes, totals.routes_looped, totals.routes_refused
+        ),
+    );
+    if let Some(discovery) = &cluster.discovery {
+        line(&mut out, width, &found(discovery));
+    }
+    if !cluster.peers.is_empty() {
+        let rows = cluster.peers.iter().map(|peer| {
+            let session = peer.session.map_or("-".to_owned(), |session| session.to_string());
+            vec![peer.host.clone(), session, peer.reason.clone()]
+        });
+        table(&mut out, width, &[("PEER", Name), ("SESSION", Whole), ("WHY NOT", Text)], rows);
+    }
+    if !cluster.links.is_empty() {
+        const HEAD: [(&str, Fit); 5] =
+            [("SESSION", Whole), ("HOP", Whole), ("COST", Whole), ("ROUTES", Whole), ("STATE", Whole)];
+        let rows = cluster.links.iter().map(|link| {
+            let state = if link.suspect { "stands back" } else { "answers" };
+            let numbers = [link.session, link.hop, link.cost, link.routes].map(|number| number.to_string());
+            numbers.into_iter().chain([state.to_owned()]).collect()
+        });
+        table(&mut out, width, &HEAD, rows);
+    }
+    Ok(out)
+}
+
+const ROUTES: [(&str, Fit); 5] =
+    [("NAMESPACE", Name), ("SESSION", Whole), ("COST", Whole), ("STATE", Whole), ("PATH", Text)];
+
+fn render_routes(routes: &RoutesStatus, width: usize) -> String {
+    let mut out = String::new();
+    let rows = routes.namespaces.iter().flat_map(|routed| {
+        routed.routes.iter().enumerate().map(|(place, route)| {
+            vec![
+                routed.namespace.clone(),
+                route.session.to_string(),
+                route.cost.to_string(),
+                state(place, route).to_owned(),
+                path(route),
+            ]
+        })
+    });
+    table(&mut out, width, &ROUTES, rows);
+    if routes.truncated {
+        line(&mut out, width, "there are more: name the beginning of their namespace");
+    }
+    out.trim_start().to_owned()
+}
+
+/// Returns the state of a route in a word or two. `place`: its place among the routes to the namespace.
+fn state(place: usize, route: &RouteStatus) -> &'static str {
+    match (route.local, route.carried, route.suspect, place) {
+        (true, _, _, _) => "published here",
+        (_, true, _, _) => "in use",
+        (_, _, true, _) => "stands back",
+        (_, _, _, 0) => "preferred",
+        _ => "standby",
+    }
+}
+
+fn path(route: &RouteStatus) -> String {
+    let hops: Vec<_> = route.path.iter().map(u64::to_string).collect();
+    hops.join(" > ")
+}
+
+fn render_why(cluster: &ClusterStatus, asked: &Namespace, routed: &RoutedNamespace, width: usize) -> String {
+    let mut out = String::new();
+    let typed = asked.typed().to_string();
+    if typed != routed.namespace {
+        line(&mut out, width, &format!("{typed} is part of {}, which is announced", routed.namespace));
+    }
+    let mut say = |text: String| line(&mut out, width, &text);
+    for (place, route) in routed.routes.iter().enumerate() {
+        let host = cluster.peers.iter().find(|peer| peer.session == Some(route.session));
+        let from = host.map_or_else(String::new, |peer| format!(" with {}", peer.host));
+        say(format!("session {}{from}: {}, cost {}", route.session, state(place, route), route.cost));
+        say(format!("  path {} > {} (this relay)", path(route), cluster.hop));
+        if let Some(first) = routed.routes.first().filter(|_| place > 0) {
+            say(format!("  {}", why_not(first, route)));
+        }
+    }
+    out
+}
+
+/// Why `other` comes behind `first`.
+fn why_not(first: &RouteStatus, other: &RouteStatus) -> String {
+    let unnamed = |route: &RouteStatus| route.path.contains(&0);
+    match () {
+        () if other.suspect && !first.suspect => "its relay does not answer, or goes away".to_owned(),
+        () if first.local && !other.local => "the first one's publisher is at this relay".to_owned(),
+        () if first.carried && !other.carried => "tracks come by the first one already".to_owned(),
+        () if unnamed(other) && !unnamed(first) => "a hop on its path has no identity".to_owned(),
+        () if other.cost > first.cost => format!("it costs {} more", other.cost - first.cost),
+        () if other.path.len() > first.path.len() => {
+            format!("its path has {} hops more", other.path.len() - first.path.len())
+        }
+        () => "it is as good: the hash of namespace and path decides".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_names_the_reason_of_each_standby() {
+        let route = |session, path: &[u64], cost| RouteStatus {
+            session,
+            path: path.to_vec(),
+            cost,
+            ..RouteStatus::default()
+        };
+        let first = route(1, &[9, 2], 1);
+        let longer = route(3, &[9, 4, 3], 1);
+        for (other, reason) in [
+            (route(2, &[9, 3], 4), "costs 3 more"),
+            (route(2, &[9, 0, 3], 1), "no identity"),
+            (longer.clone(), "1 hops more"),
+            (route(2, &[9, 5], 1), "hash"),
+            (RouteStatus { suspect: true, ..first.clone() }, "does not answer"),
+        ] {
+            assert!(why_not(&first, &other).contains(reason), "{reason}: {}", why_not(&first, &other));
+        }
+        let cluster = ClusterStatus { hop: 7, ..ClusterStatus::default() };
+        let routed = RoutedNamespace { namespace: "live".into(), routes: vec![first, longer] };
+        let text = render_why(&cluster, &Namespace::from_path("live/cam").unwrap(), &routed, 120);
+        for part in ["live/cam is part of live", "session 1: preferred, cost 1", "path 9 > 4 > 3 > 7"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+}

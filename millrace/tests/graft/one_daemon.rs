@@ -1,0 +1,277 @@
+//! One daemon for TCP and for sessions: its parts end, hang and come back, each without the other one.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{TcpStream, UdpSocket},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use millrace_graft_daemon::control;
+use nix::sys::signal::Signal;
+
+use crate::site::{
+    CLIENT, GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, has_ended, inside, part, pause, peer,
+    signal, wait_for, wait_until,
+};
+
+const HTTP: &str = "127.0.0.1:9186";
+const SESSIONS: u16 = 7000;
+/// Longest time for an answer while a part hangs: some 2 s for the hang to be noticed, and room for a busy machine.
+const BOUNDED: Duration = Duration::from_secs(6);
+
+fn settings(site: &GraftSite, side: usize) -> String {
+    let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
+    // The host has one list of congestion controls, so only one of the two daemons has a graft in it.
+    let rule = format!(
+        "cgroup = {:?}\n[[rule]]\nname = \"test\"\nside = \"client\"\nport = {PORT}\nagree = false\ngraft = \"hybla\"\n",
+        site.cgroup(0)
+    );
+    format!(
+        "{}[sessions]\ninterface = [\"eth\"]\n\
+         [[graft]]\nname = \"complete\"\nfunctions = [\"number\", \"repair\"]\n\
+         [[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n\
+         {}ports = \"40000\"\n\
+         [[session]]\nname = \"s\"\nlocal = \"{local}:{SESSIONS}\"\nremote = \"{remote}:{SESSIONS}\"\n\
+         peer = \"other\"\ngraft = \"complete\"\n",
+        if side == 0 { rule.as_str() } else { "" },
+        peer(local, remote)
+    )
+}
+
+fn start(site: &GraftSite, side: usize) -> GraftProcess<'_> {
+    site.put_key();
+    fs::write(site.path(&format!("graft{side}.toml")), settings(site, side)).unwrap();
+    let messages = site.path(&format!("messages{side}.sock"));
+    let more = ["--messages-socket", messages.to_str().unwrap(), "--http", HTTP, "--http-token-file=off"];
+    GraftProcess::start_with(site, side, &more)
+}
+
+fn socket(site: &GraftSite, side: usize) -> UdpSocket {
+    let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
+    let socket = inside(&site.namespaces[side], || UdpSocket::bind((local, SESSIONS)).unwrap());
+    socket.connect((remote, SESSIONS)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    socket
+}
+
+fn status(daemon: &GraftProcess<'_>) -> control::Status {
+    serde_json::from_str(&daemon.succeed(&["status", "--json"])).unwrap()
+}
+
+fn state(daemon: &GraftProcess<'_>, name: &str) -> String {
+    let part = status(daemon).parts.into_iter().find(|part| part.name == name);
+    part.map(|part| part.state).unwrap_or_default()
+}
+
+/// Asks for a page in the daemon's namespace.
+fn get(site: &GraftSite, path: &str) -> String {
+    inside(&site.namespaces[0], || {
+        let mut stream = TcpStream::connect(HTTP).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {HTTP}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    })
+}
+
+/// Sends by the session until something comes.
+fn exchange([from, to]: [&UdpSocket; 2]) {
+    wait_for("a datagram by the session", || {
+        from.send(b"by the session").map_err(|error| error.to_string())?;
+        to.recv(&mut [0; 64]).map_err(|error| error.to_string())
+    });
+}
+
+/// Reports how long some work takes.
+fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let began = Instant::now();
+    let done = work();
+    (began.elapsed(), done)
+}
+
+#[test]
+fn parts_serve_on_one_socket_and_one_page() {
+    let Some(site) = GraftSite::with_controls("one") else { return };
+    let listener = site.listen();
+    let [near, _far] = [0, 1].map(|side| start(&site, side));
+    let sockets = [0, 1].map(|side| socket(&site, side));
+    exchange([&sockets[0], &sockets[1]]);
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+
+    let status = status(&near); // exact: the connection is there, and counted
+    assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
+    assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
+    let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
+    assert_eq!(states, [("grafts", "serving"), ("sessions", "serving")]);
+    for words in ["parts: grafts serving, sessions serving", "hybla", "SESSION"] {
+        assert!(near.succeed(&["status"]).contains(words), "{words}");
+    }
+    wait_until("health", || get(&site, "/healthz"), |page| page.contains("HTTP/1.1 200"));
+    let page = get(&site, "/metrics");
+    for line in [
+        r#"millrace_graft_part_up{part="grafts"} 1"#,
+        r#"millrace_graft_part_up{part="sessions"} 1"#,
+        r#"millrace_graft_connections{graft="hybla"} "#,
+        r#"millrace_packet_graft_session{session="s",graft="complete"} 1"#,
+    ] {
+        assert!(page.contains(line), "{line} is not in\n{page}");
+    }
+    assert_eq!(page.matches("# EOF").count(), 1);
+    let why = near.succeed(&["why", SERVER]);
+    assert!(
+        why.contains("session s, ") && why.contains("graft complete") && why.contains("rule: test"),
+        "{why}"
+    );
+    let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
+    assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
+
+    // A reload ends what the settings want no more, and starts what they want.
+    let both = settings(&site, 0);
+    let configure = |text: &str| fs::write(site.path("graft0.toml"), text).unwrap();
+    let tcp_alone = both.split("[sessions]").next().unwrap();
+    configure(tcp_alone);
+    near.succeed(&["reload"]);
+    assert_eq!(state(&near, "sessions"), "off");
+    assert!(near.fail(&["sessions", "status"]).contains("its part for them is off"));
+    assert!(near.fail(&["sessions", "swap", "s", "newest"]).contains("want nothing of the part sessions"));
+    configure(&both);
+    near.succeed(&["reload"]);
+    exchange([&sockets[0], &sockets[1]]);
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+    near.end();
+}
+
+#[test]
+fn killed_part_comes_back_and_the_other_one_goes_on() {
+    let Some(site) = GraftSite::with_controls("killed") else { return };
+    let listener = site.listen();
+    let [near, _far] = [0, 1].map(|side| start(&site, side));
+    let sockets = [0, 1].map(|side| socket(&site, side));
+    exchange([&sockets[0], &sockets[1]]);
+    for name in ["grafts", "sessions"] {
+        let other = if name == "grafts" { "sessions" } else { "grafts" };
+        let all = near.succeed(&["status", "--json"]);
+        let killed = part(&all, name);
+        let kept = part(&all, other);
+        signal(killed, Signal::SIGKILL);
+        match name {
+            "grafts" => exchange([&sockets[0], &sockets[1]]),
+            _ => assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla"),
+        }
+        let restarts = |status: &control::Status| {
+            status
+                .parts
+                .iter()
+                .filter(|it| it.restarts == 1 && it.state == "serving")
+                .any(|it| it.name == name)
+        };
+        let after = wait_until("the part to come back", || status(&near), restarts);
+        let all = serde_json::to_string(&after).unwrap();
+        assert_ne!(part(&all, name), killed);
+        assert_eq!(part(&all, other), kept, "{other} was started again");
+        assert!(
+            near.log().contains(&format!("the part {name} has ended, and is started again")),
+            "{}",
+            near.log()
+        );
+    }
+    exchange([&sockets[0], &sockets[1]]);
+    let next = || congestion(&site.connect(&listener).0);
+    wait_until("the rule to hold again", next, |used| used == "mr_hybla");
+}
+
+#[test]
+fn hanging_part_is_named_and_delays_nobody() {
+    let Some(site) = GraftSite::with_controls("hangs") else { return };
+    let listener = site.listen();
+    let [near, _far] = [0, 1].map(|side| start(&site, side));
+    let sockets = [0, 1].map(|side| socket(&site, side));
+    exchange([&sockets[0], &sockets[1]]);
+    for name in ["grafts", "sessions"] {
+        let stopped = part(&near.succeed(&["status", "--json"]), name);
+        pause(stopped);
+        let (took, trouble) = time(|| status(&near).in_place.trouble);
+        assert!(took < BOUNDED, "{took:?}");
+        let words = format!("the part {name} is not answering");
+        assert!(trouble.contains(&words), "{trouble:?}");
+        let request: &[&str] = match name {
+            "grafts" => &["monitor"],
+            _ => &["sessions", "swap", "s", "newest"],
+        };
+        let (took, said) = time(|| near.fail(request));
+        assert!(took < BOUNDED && said.contains(&words), "{took:?} {said}");
+        let (took, page) = time(|| get(&site, "/metrics"));
+        assert!(
+            took < BOUNDED && page.contains(&format!(r#"part_up{{part="{name}"}} 0"#)),
+            "{took:?} {page}"
+        );
+        assert!(get(&site, "/healthz").contains("HTTP/1.1 503"));
+        match name {
+            "grafts" => {
+                let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
+                assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
+                // The other end may not have finished the swap before.
+                wait_for("the swap back", || {
+                    near.verb(&["sessions", "swap", "s", "complete"]).status.success()
+                });
+            }
+            _ => assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla"),
+        }
+        signal(stopped, Signal::SIGCONT);
+        wait_until("the part to answer", || state(&near, name), |state| state == "serving");
+    }
+    // Its end is not delayed by a part that hangs, and nothing of that is left.
+    let stopped = part(&near.succeed(&["status", "--json"]), "sessions");
+    pause(stopped);
+    wait_until("the hang to be seen", || state(&near, "sessions"), |state| state == "not-answering");
+    near.end();
+    assert!(!fs::exists(format!("/proc/{stopped}")).unwrap()); // exact: the daemon waits for its parts when it ends
+}
+
+/// The kernel ends the parts of a daemon that is killed, whether they run or are stopped. The next daemon waits for that.
+#[test]
+fn killed_daemon_leaves_no_part() {
+    let Some(site) = GraftSite::with_controls("alone") else { return };
+    for _ in 0..2 {
+        let near = start(&site, 0);
+        let all = near.succeed(&["status", "--json"]);
+        let parts = ["grafts", "sessions"].map(|name| part(&all, name));
+        pause(parts[1]);
+        near.kill();
+        wait_for("the end of the parts", || parts.iter().all(|id| has_ended(*id)));
+        let link = || {
+            let mut shown = Command::new("ip");
+            shown.args(["-n", &site.namespaces[0], "-d", "link", "show", "eth"]);
+            String::from_utf8(shown.output().unwrap().stdout).unwrap()
+        };
+        wait_until("nothing to stay attached", link, |link| !link.contains("xdp"));
+    }
+}
+
+#[test]
+fn former_settings_and_commands_name_what_replaces_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("packets.toml");
+    fs::write(&config, "interface = [\"eth0\"]\nsessions = 9\n[[graft]]\nname = \"a\"\nfunctions = []\n")
+        .unwrap();
+    let run = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+            .arg("graft")
+            .args(args)
+            .arg(&config)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = run(&["run", "--check", "--config"]);
+    assert!(said.contains("packets.toml:1: interface: has moved"), "{said}");
+    assert!(said.contains("write `[sessions]`, and `max-sessions = ...` under it"), "{said}");
+    let said = run(&["packets", "run", "--config"]);
+    assert!(said.contains("use millrace graft run --config FILE"), "{said}");
+    assert!(run(&["packets", "status"]).contains("use millrace graft sessions status"));
+    assert!(run(&["packets", "reload"]).contains("use millrace graft reload"));
+}

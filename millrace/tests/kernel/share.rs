@@ -1,0 +1,40 @@
+//! The relay's report of the kernel's part in the media.
+
+use millrace_relay_daemon::{
+    config::{CipherSuite, Config},
+    status::Status,
+};
+
+use crate::{
+    needs_root,
+    net::{Cast, GroupStream, KernelNetwork, SHOW, cast},
+};
+
+#[test]
+fn kernel_path_that_is_off_is_reported_with_reason_and_remedy() {
+    needs_root!(kernel_path_that_is_off_is_reported_with_reason_and_remedy);
+    let status = measured(|net| net.cipher_suites = vec![CipherSuite::Aes256Gcm]);
+    for share in status.shares.sessions.values().chain(status.shares.interfaces.values()) {
+        assert_eq!((share.percent(), share.reason.as_str()), (0, "cipher suite"));
+        assert!(share.remedy.contains("cipher-suites"), "{share:?}");
+    }
+}
+
+#[test]
+fn share_of_each_interface_is_that_of_its_subscribers() {
+    needs_root!(share_of_each_interface_is_that_of_its_subscribers);
+    let status = measured(|_| {});
+    for share in status.shares.interfaces.values() {
+        assert!(share.by_kernel > 0 && share.by_kernel <= share.bytes, "{share:?}");
+    }
+}
+
+/// Plays to two subscribers, each at an interface of its own, and waits until the media of both is in the figures.
+fn measured(change: impl FnOnce(&mut Config)) -> Status {
+    let net = KernelNetwork::new(2, false, change);
+    let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
+    let _peers = net.run(GroupStream { groups: 4, ..SHOW }.play(&publisher, subscribers, |_| {}));
+    net.until("all is measured", |status| {
+        status.shares.sessions.len() == 2 && status.shares.interfaces.len() == 2
+    })
+}

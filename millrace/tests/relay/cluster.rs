@@ -1,0 +1,505 @@
+//! Relays that are peers of each other choose routes, and change them when a relay or a publisher is gone.
+
+use std::{net::SocketAddr, time::Duration};
+
+use millrace_client::{
+    session::{Error, Remote, SessionRequest},
+    tls::CertificateTrust,
+};
+use millrace_moq::{
+    HopId, HopPath, Message, Namespace, Parameters, TrackName, code,
+    message::{PublishNamespace, RequestError, RequestUpdate, SubscribeNamespace},
+};
+use millrace_relay_daemon::{
+    config::{self, UpstreamConfig},
+    status::{ClusterStatus, RouteStatus, StatusSource as _},
+};
+use millrace_testkit::async_wait_until;
+use nix::sys::signal::Signal;
+
+use super::etcd::Etcd;
+use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, patiently, track, with_publisher};
+use super::site::{RelaySite, wants_web};
+
+/// Longer than any test takes.
+const LINGER: Duration = Duration::from_secs(600);
+
+/// A relay of the cluster with this hop ID, which connects to the others.
+fn relay_with(hop: u16, peers: Vec<config::PeerConfig>, routes: usize) -> TestRelay {
+    TestRelay::at(|host, config| {
+        config.listen = vec![SocketAddr::new(host.v4().into(), host.port(hop))];
+        config.linger = LINGER;
+        config.upstream =
+            Some(UpstreamConfig { urls: Vec::new(), tls_root: None, token: None, identity: None });
+        config.cluster = Some(config::ClusterConfig {
+            hop: Some(HopId(hop.into())),
+            cost: None,
+            peers,
+            discovery: None,
+            max_routes: routes,
+        });
+    })
+}
+
+fn relay(hop: u16, peers: &[&TestRelay]) -> TestRelay {
+    relay_with(hop, peers.iter().map(|peer| peer_at(peer, None)).collect(), 100)
+}
+
+fn peer_at(relay: &TestRelay, cost: Option<u64>) -> config::PeerConfig {
+    config::PeerConfig { url: relay.url(), cost, namespaces: Vec::new() }
+}
+
+fn namespace(path: &str) -> Namespace {
+    Namespace::from_path(path).unwrap()
+}
+
+/// The routes of a relay to `live/cam`, the preferred one first.
+fn routes(relay: &TestRelay) -> Vec<RouteStatus> {
+    let routes = relay.server.routes(&namespace("live/cam")).expect("it is in a cluster");
+    routes.namespaces.into_iter().flat_map(|routed| routed.routes).collect()
+}
+
+/// Returns the relays of a route. In front of them are the publisher and the mark that it has no identity.
+fn relays_on(route: &RouteStatus) -> &[u64] {
+    assert_eq!(route.path[1], 0, "the publisher gives no identity");
+    &route.path[2..]
+}
+
+async fn until_routes(
+    relay: &TestRelay,
+    what: &str,
+    wanted: impl Fn(&[RouteStatus]) -> bool,
+) -> Vec<RouteStatus> {
+    async_wait_until(what, || routes(relay), |routes| wanted(routes)).await
+}
+
+async fn until_cluster(relay: &TestRelay, what: &str, wanted: impl Fn(&ClusterStatus) -> bool) {
+    relay.until(what, |status| status.cluster.as_ref().is_some_and(&wanted)).await;
+}
+
+/// Subscribes at once, or as soon as the relay knows of the track.
+async fn subscribe(viewer: &TestPeer, track: &TrackName) -> SessionRequest {
+    let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+    viewer.try_subscribe(track, waiting).await.unwrap().0
+}
+
+/// Publishes a whole group of two objects.
+async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
+    let mut subgroup = publisher.subgroup(header(alias, group)).await;
+    subgroup.object(0, 700).await;
+    subgroup.object(1, 700).await;
+    subgroup.finish();
+}
+
+/// Receives the next group, which has to be this one with each object once.
+async fn expect_group(viewer: &mut TestPeer, group: u64) {
+    let received = viewer.next_subgroup().await;
+    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
+}
+
+#[tokio::test]
+async fn chain_carries_a_track_once_whoever_asks_and_tells_its_way() {
+    let first = relay(1, &[]);
+    let middle = relay(2, &[&first]);
+    let last = relay(3, &[&middle]);
+    let (mut publisher, mut announced, name) = with_publisher(&first).await;
+    let known = until_routes(&last, "the way is known", |routes| !routes.is_empty()).await;
+    assert_eq!((relays_on(&known[0]), known[0].cost, known.len()), (&[1, 2][..], 2, 1));
+
+    let mut viewer = last.peer().await;
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    publish(&publisher, 1, 0).await;
+    expect_group(&mut viewer, 0).await;
+    // Others get it from there.
+    let mut near = middle.peer().await;
+    let mut other = last.peer().await;
+    let _near = subscribe(&near, &name).await;
+    let _other = subscribe(&other, &name).await;
+    for viewer in [&mut near, &mut other] {
+        expect_group(viewer, 0).await;
+    }
+    publish(&publisher, 1, 1).await;
+    for viewer in [&mut viewer, &mut near, &mut other] {
+        expect_group(viewer, 1).await;
+        viewer.expect_no_stream().await;
+    }
+    assert!(publisher.requests.try_recv().is_err(), "the publisher was asked once");
+    for relay in [&first, &middle, &last] {
+        relay.until("one source", |status| status.tracks[0].publishers == 1).await;
+    }
+
+    // The middle one announces its copy at cost 0.
+    let warm = |routes: &[RouteStatus]| routes.iter().any(|route| route.cost == 1 && route.carried);
+    until_routes(&last, "the warm copy", warm).await;
+    announced.cancel();
+    for relay in [&first, &middle, &last] {
+        until_routes(relay, "no ghost is left", <[RouteStatus]>::is_empty).await;
+    }
+    let refused = other.try_subscribe(&track("live/other", "video"), Parameters::default()).await.err();
+    assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
+}
+
+/// A relay with this hop ID that finds the others through etcd.
+fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
+    TestRelay::at(|host, config| {
+        // Its URL is told before it listens, so it has a port of its own, if need be at an address of its own.
+        let addr = match host.port(hop) {
+            0 => SocketAddr::new(Etcd::address().into(), 30_000 + hop),
+            port => SocketAddr::new(host.v4().into(), port),
+        };
+        config.listen = vec![addr];
+        config.linger = LINGER;
+        config.upstream =
+            Some(UpstreamConfig { urls: Vec::new(), tls_root: None, token: None, identity: None });
+        let url =
+            format!("{}://{}", if wants_web() { "https" } else { "moqt" }, config.listen[0]).parse().unwrap();
+        config.cluster = Some(config::ClusterConfig {
+            hop: Some(HopId(hop.into())),
+            cost: None,
+            peers: Vec::new(),
+            discovery: Some(config::DiscoveryConfig {
+                store: config::DiscoveryStore::Etcd {
+                    endpoints: vec![etcd.endpoint.clone()],
+                    prefix: "/test/".to_owned(),
+                    lease: Duration::from_secs(2),
+                },
+                url: Some(url),
+                region: Some(region.to_owned()),
+                region_cost: 7,
+                namespaces: Vec::new(),
+                tls_root: None,
+                identity: None,
+            }),
+            max_routes: 100,
+        });
+    })
+}
+
+/// Returns the number of relays whose URL is earlier in alphabetical order: this one connects to them.
+fn earlier_than(relay: &TestRelay, all: &[&TestRelay]) -> usize {
+    all.iter().filter(|other| other.url().as_str() < relay.url().as_str()).count()
+}
+
+/// Reports whether there is a session with each relay that this one connects to, which are `count`.
+fn is_up(cluster: &ClusterStatus, count: usize) -> bool {
+    cluster.peers.len() == count && cluster.peers.iter().all(|peer| peer.found && peer.session.is_some())
+}
+
+#[tokio::test]
+async fn relays_find_each_other_through_etcd_and_do_without_it() {
+    // etcd has to be in the network namespace of this thread, which the site may change.
+    let _site = RelaySite::of_this_test();
+    let Some(etcd) = Etcd::start() else { return };
+    let first = relay_found_by(&etcd, 1, "north");
+    let near = relay_found_by(&etcd, 2, "north");
+    let far = relay_found_by(&etcd, 3, "south");
+    // Of two relays, the one with the later URL connects.
+    let all = [&first, &near, &far];
+    for relay in all {
+        until_cluster(relay, "the store names both others", |cluster| {
+            let discovery = cluster.discovery.as_ref().expect("a store");
+            discovery.found == 2 && discovery.registered
+        })
+        .await;
+        until_cluster(relay, "a session with each that it connects to", |cluster| {
+            is_up(cluster, earlier_than(relay, &all))
+        })
+        .await;
+    }
+    let is_far = |cluster: &ClusterStatus| cluster.links.iter().all(|link| link.cost == 7);
+    until_cluster(&far, "what is received from another region costs more", is_far).await;
+
+    let (mut publisher, _announced, name) = with_publisher(&first).await;
+    let mut viewer = far.peer().await;
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    publish(&publisher, 1, 0).await;
+    expect_group(&mut viewer, 0).await;
+
+    // Without the store everything goes on. A relay that nobody finds is not found.
+    etcd.signal(Signal::SIGSTOP);
+    until_cluster(&far, "the store is away", |cluster| {
+        cluster.discovery.as_ref().is_some_and(|discovery| !discovery.error.is_empty())
+    })
+    .await;
+    publish(&publisher, 1, 1).await;
+    expect_group(&mut viewer, 1).await;
+    until_cluster(&far, "its sessions stay", |cluster| is_up(cluster, earlier_than(&far, &all))).await;
+    let late = relay_found_by(&etcd, 4, "north");
+    etcd.signal(Signal::SIGCONT);
+    until_cluster(&late, "a session with each other relay", |cluster| {
+        is_up(cluster, earlier_than(&late, &all))
+    })
+    .await;
+
+    // A relay that leaves withdraws its record, and nobody connects to it any more.
+    near.server.drain().await;
+    drop(near);
+    let left = [&first, &far, &late];
+    for relay in left {
+        until_cluster(relay, "the relay that left is forgotten", |cluster| {
+            let discovery = cluster.discovery.as_ref().expect("a store");
+            discovery.found == 2 && is_up(cluster, earlier_than(relay, &left))
+        })
+        .await;
+    }
+    publish(&publisher, 1, 2).await;
+    expect_group(&mut viewer, 2).await;
+}
+
+/// The preferred way costs 2, the direct one 10.
+async fn triangle() -> (TestRelay, TestRelay, TestRelay) {
+    let first = relay(1, &[]);
+    let middle = relay(2, &[&first]);
+    let last = relay_with(3, vec![peer_at(&first, Some(10)), peer_at(&middle, None)], 100);
+    until_cluster(&last, "both sessions", |cluster| cluster.links.len() == 2).await;
+    (first, middle, last)
+}
+
+#[tokio::test]
+async fn relay_that_dies_is_gone_around_and_nothing_comes_twice() {
+    let (first, middle, last) = triangle().await;
+    let (mut publisher, _announced, name) = with_publisher(&first).await;
+    let known = until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
+    assert_eq!(known.iter().map(relays_on).collect::<Vec<_>>(), [&[1, 2][..], &[1]]);
+    assert_eq!(known.iter().map(|route| route.cost).collect::<Vec<_>>(), [2, 10]);
+
+    let mut viewer = last.peer().await;
+    let (subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    let mut request = subscribed;
+    for group in 0..3 {
+        publish(&publisher, 1, group).await;
+        expect_group(&mut viewer, group).await;
+    }
+    until_routes(&last, "by way of the middle", |routes| routes[0].carried).await;
+    middle.until("the middle has it", |status| status.tracks.len() == 1).await;
+
+    middle.server.stop().await;
+    let left = until_routes(&last, "the direct way", |routes| routes.len() == 1 && routes[0].carried).await;
+    assert_eq!(relays_on(&left[0]), [1]);
+    for group in 3..6 {
+        publish(&publisher, 1, group).await;
+        expect_group(&mut viewer, group).await;
+    }
+    viewer.expect_no_stream().await;
+    let end = tokio::time::timeout(Duration::ZERO, request.answer()).await;
+    assert!(end.is_err(), "the subscription has ended: {end:?}");
+    last.until_largest(at(5, 1)).await;
+}
+
+/// A relay that leaves says so first: its tracks move while it still serves them.
+#[tokio::test]
+async fn relay_that_drains_is_left_before_it_is_gone() {
+    let (first, middle, last) = triangle().await;
+    let (mut publisher, _announced, name) = with_publisher(&first).await;
+    until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
+    let mut viewer = last.peer().await;
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    publish(&publisher, 1, 0).await;
+    expect_group(&mut viewer, 0).await;
+    let leaving = tokio::spawn({
+        let server = std::sync::Arc::clone(&middle.server);
+        async move { server.drain().await }
+    });
+    let moved = |routes: &[RouteStatus]| routes.iter().any(|route| route.carried && relays_on(route) == [1]);
+    until_routes(&last, "the direct way", moved).await;
+    for group in 1..4 {
+        publish(&publisher, 1, group).await;
+        expect_group(&mut viewer, group).await;
+    }
+    patiently(leaving).await.unwrap();
+    publish(&publisher, 1, 4).await;
+    expect_group(&mut viewer, 4).await;
+    viewer.expect_no_stream().await;
+    last.until("it moved", |status| status.totals.reroutes >= 1).await;
+}
+
+/// Both relays of a circle lose the publisher at once, and each has heard of it from the other.
+#[tokio::test]
+async fn publisher_that_is_gone_leaves_neither_ghosts_nor_circles() {
+    let first = relay(1, &[]);
+    let second = relay(2, &[&first]);
+    let third = relay(3, &[&first, &second]);
+    let (mut publisher, mut announced, name) = with_publisher(&first).await;
+    for relay in [&second, &third] {
+        until_routes(relay, "two ways", |routes| routes.len() == 2).await;
+    }
+    let viewer = second.peer().await;
+    let other = third.peer().await;
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
+    let _also = subscribe(&other, &name).await;
+    announced.cancel();
+    for relay in [&first, &second, &third] {
+        until_routes(relay, "no route", <[RouteStatus]>::is_empty).await;
+    }
+    // A relay that is asked by way of another one does not ask that one back.
+    let refused = viewer.try_subscribe(&track("live/cam", "audio"), Parameters::default()).await.err();
+    assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
+}
+
+#[tokio::test]
+async fn relay_announces_only_what_the_settings_allow() {
+    let first = relay(1, &[]);
+    let allowed = vec!["live/**".parse().unwrap()];
+    let edge = relay_with(2, vec![config::PeerConfig { namespaces: allowed, ..peer_at(&first, None) }], 100);
+    let publisher = first.peer().await;
+    let _other = publisher.publish_namespace("other/cam").await;
+    let _live = publisher.publish_namespace("live/cam").await;
+    until_routes(&edge, "what is allowed", |routes| routes.len() == 1).await;
+    edge.until("the rest was refused", |status| status.totals.routes_refused >= 1).await;
+    let other = edge.server.routes(&namespace("other/cam")).unwrap();
+    assert!(other.namespaces.is_empty(), "{other:?}");
+}
+
+/// A peer that claims to be a relay, as hop 77.
+async fn claimant(relay: &TestRelay) -> TestPeer {
+    let remote = Remote { hop: Some(HopId(77)), ..Remote::new(relay.url(), CertificateTrust::Anyone) };
+    TestPeer::connect_to(&remote, quinn::EndpointConfig::default()).await
+}
+
+fn path(hops: &[u64]) -> HopPath {
+    let first = HopPath::new(HopId(hops[0]));
+    hops[1..].iter().fold(first, |path, hop| path.then(HopId(*hop)).unwrap())
+}
+
+fn by(hops: &[u64], cost: u64) -> Parameters {
+    Parameters { hop_path: Some(path(hops)), route_cost: Some(cost), ..Parameters::default() }
+}
+
+async fn announce(peer: &TestPeer, at: &str, parameters: Parameters) -> Result<SessionRequest, RequestError> {
+    let request_id = peer.session.next_request_id();
+    let message = PublishNamespace { request_id, namespace: namespace(at), parameters };
+    let mut request = peer.session.request(message).await.unwrap();
+    match patiently(request.answer()).await {
+        Ok(Message::RequestOk(_)) => Ok(request),
+        Err(Error::Refused(refused)) => Err(refused),
+        other => panic!("no answer to PUBLISH_NAMESPACE: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
+    let relay = relay_with(9, Vec::new(), 3);
+    let peer = claimant(&relay).await;
+    let mut request = announce(&peer, "live/cam", by(&[5, 77], 3)).await.unwrap();
+    let [route] = &routes(&relay)[..] else { panic!("one route") };
+    assert_eq!((&route.path[..], route.cost), (&[5, 77][..], 4));
+    let update = |parameters| {
+        let request_id = peer.session.next_request_id();
+        RequestUpdate { request_id, parameters }
+    };
+    let cheaper = Parameters { route_cost: Some(0), ..Parameters::default() };
+    request.send(update(cheaper)).await.unwrap();
+    assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
+    assert_eq!(routes(&relay)[0].cost, 1);
+    // The relay itself is on the way now.
+    let back = Parameters { hop_path: Some(path(&[5, 9, 77])), ..Parameters::default() };
+    request.send(update(back)).await.unwrap();
+    assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
+    assert!(routes(&relay).is_empty());
+    let _more = [
+        announce(&peer, "live/1", by(&[5, 77], 0)).await.unwrap(),
+        announce(&peer, "live/2", by(&[5, 77], 0)).await.unwrap(),
+        announce(&peer, "live/3", by(&[5, 77], 0)).await.unwrap(),
+    ];
+    let refused = announce(&peer, "live/4", by(&[5, 77], 0)).await.err();
+    assert_eq!(refused.map(|refused| refused.code), Some(code::Request::EXCESSIVE_LOAD));
+    until_cluster(&relay, "its routes", |cluster| (cluster.namespaces, cluster.links.len()) == (3, 1)).await;
+    peer.session.close(code::Session::NO_ERROR, "");
+    until_cluster(&relay, "all is gone with the session", |cluster| cluster.namespaces == 0).await;
+}
+
+#[tokio::test]
+async fn path_without_the_extension_or_extension_without_a_path_is_a_violation() {
+    let in_cluster = relay(9, &[]);
+    let alone = TestRelay::start();
+    for (relay, claims, parameters) in [
+        (&in_cluster, true, Parameters::default()),
+        (&in_cluster, false, by(&[5, 77], 0)),
+        (&alone, true, by(&[5, 77], 0)),
+    ] {
+        let peer = if claims { claimant(relay).await } else { relay.peer().await };
+        let request_id = peer.session.next_request_id();
+        let message = PublishNamespace { request_id, namespace: namespace("live/cam"), parameters };
+        let _request = peer.session.request(message).await.unwrap();
+        peer.ended().await;
+        relay.until("it is counted", |status| status.drops["protocol_violation"] >= 1).await;
+    }
+}
+
+/// NAMESPACE to a relay has the path. Routes that pass that relay are left out.
+#[tokio::test]
+async fn peer_is_told_paths_and_changes_but_not_its_own() {
+    let relay = relay(9, &[]);
+    let mut peer = claimant(&relay).await;
+    let _own = announce(&peer, "live/own", by(&[5, 77], 0)).await.unwrap();
+    let request_id = peer.session.next_request_id();
+    let watch =
+        SubscribeNamespace { request_id, prefix: namespace("live"), parameters: Parameters::default() };
+    let mut request = peer.session.request(watch).await.unwrap();
+    assert!(matches!(patiently(request.answer()).await, Ok(Message::RequestOk(_))));
+    let (_publisher, mut announced, _) = with_publisher(&relay).await;
+    let Ok(Some(Message::Namespace(found))) = patiently(request.next()).await else { panic!("NAMESPACE") };
+    let parameters = found.parameters.expect("the way is told");
+    let told = parameters.hop_path.unwrap();
+    assert_eq!((found.suffix, parameters.route_cost), (namespace("cam"), None));
+    assert!(told.has_unnamed() && told.sender() == HopId(9) && told.hops().len() == 3, "{told}");
+    announced.cancel();
+    let done = patiently(request.next()).await;
+    assert!(
+        matches!(&done, Ok(Some(Message::NamespaceDone(done))) if done.suffix == namespace("cam")),
+        "{done:?}"
+    );
+    // A client without the extension gets NAMESPACE without parameters.
+    let client = relay.peer().await;
+    let request_id = client.session.next_request_id();
+    let watch =
+        SubscribeNamespace { request_id, prefix: namespace("live"), parameters: Parameters::default() };
+    let mut plain = client.session.request(watch).await.unwrap();
+    assert!(matches!(patiently(plain.answer()).await, Ok(Message::RequestOk(_))));
+    let Ok(Some(Message::Namespace(found))) = patiently(plain.next()).await else { panic!("NAMESPACE") };
+    assert_eq!((found.suffix, found.parameters), (namespace("own"), None));
+    assert!(peer.requests.try_recv().is_err(), "the relay asks the peer for nothing");
+}
+
+/// A peer asks for what it announces itself: it would get its own media.
+#[tokio::test]
+async fn peer_is_not_served_by_way_of_itself() {
+    let relay = relay(9, &[]);
+    let mut peer = claimant(&relay).await;
+    let _announced = announce(&peer, "live/cam", by(&[5, 77], 0)).await.unwrap();
+    let name = track("live/cam", "video");
+    let refused = peer.try_subscribe(&name, Parameters::default()).await.err();
+    assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
+    // Somebody else is.
+    let viewer = relay.peer().await;
+    let (_subscribed, (_upstream, _)) =
+        tokio::join!(subscribe(&viewer, &name), peer.accept_subscribe(&name, 1));
+    let refused = peer.try_subscribe(&name, Parameters::default()).await.err();
+    assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
+}
+
+#[tokio::test]
+async fn two_relays_with_the_same_hop_are_no_peers() {
+    let first = relay(5, &[]);
+    let second = TestRelay::at(|host, config| {
+        config.listen = vec![SocketAddr::new(host.v4().into(), host.port(6))];
+        config.upstream =
+            Some(UpstreamConfig { urls: Vec::new(), tls_root: None, token: None, identity: None });
+        let peers = vec![peer_at(&first, None)];
+        config.cluster = Some(config::ClusterConfig {
+            hop: Some(HopId(5)),
+            cost: None,
+            peers,
+            discovery: None,
+            max_routes: 100,
+        });
+    });
+    let is_refused = |cluster: &ClusterStatus| cluster.peers.iter().any(|peer| !peer.reason.is_empty());
+    until_cluster(&second, "the session ended", is_refused).await;
+    until_cluster(&first, "no relay", |cluster| cluster.links.is_empty()).await;
+}

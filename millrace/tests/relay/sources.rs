@@ -1,0 +1,220 @@
+//! An edge with several upstream relays. Some do not answer.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use millrace_moq::Parameters;
+use millrace_relay_daemon::{config::UpstreamConfig, status::Status};
+use tokio::{net::UdpSocket, task::JoinHandle};
+use url::Url;
+
+use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, with_publisher};
+
+/// Longer than any test takes.
+const LINGER: Duration = Duration::from_secs(600);
+
+/// The way of one client to a relay. It can be cut, as if the relay's machine had lost its power.
+struct CuttableRoute {
+    addr: SocketAddr,
+    is_cut: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl CuttableRoute {
+    /// `front` and `back` are bound in the relay's network.
+    fn to(relay: SocketAddr, front: std::net::UdpSocket, back: std::net::UdpSocket) -> Self {
+        let addr = front.local_addr().unwrap();
+        let open = |socket: std::net::UdpSocket| {
+            socket.set_nonblocking(true).unwrap();
+            UdpSocket::from_std(socket).unwrap()
+        };
+        let front = open(front);
+        let back = open(back);
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let cut = Arc::clone(&is_cut);
+        let task = tokio::spawn(async move {
+            let mut up = vec![0; 65_536];
+            let mut down = vec![0; 65_536];
+            let mut client = None;
+            loop {
+                // Packets that the network does not take are lost, as on any path.
+                tokio::select! {
+                    Ok((len, from)) = front.recv_from(&mut up) => {
+                        client = Some(from);
+                        if !cut.load(Relaxed) {
+                            let _ = back.send_to(&up[..len], relay).await;
+                        }
+                    }
+                    Ok(len) = back.recv(&mut down) => {
+                        if let Some(to) = client.filter(|_| !cut.load(Relaxed)) {
+                            let _ = front.send_to(&down[..len], to).await;
+                        }
+                    }
+                }
+            }
+        });
+        Self { addr, is_cut, task }
+    }
+
+    fn cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Relaxed);
+    }
+
+    /// Returns the URL that the edge gets for it.
+    fn url(&self, relay: &TestRelay) -> Url {
+        let mut url = relay.url();
+        url.set_port(Some(self.addr.port())).unwrap();
+        url
+    }
+}
+
+impl Drop for CuttableRoute {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A relay, and a way to it.
+fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
+    let mut sockets = None;
+    let relay = TestRelay::at(|host, _| {
+        let bind = || std::net::UdpSocket::bind((host.v4(), 0)).unwrap();
+        sockets = Some(host.enter(|| (bind(), bind())));
+    });
+    let (front, back) = sockets.unwrap();
+    let way = CuttableRoute::to(relay.addr, front, back);
+    (relay, way)
+}
+
+/// An edge that has these upstream relays.
+fn edge_of(urls: Vec<Url>) -> TestRelay {
+    TestRelay::at(|host, config| {
+        config.listen = vec![SocketAddr::new(host.v4().into(), host.port(1))];
+        config.linger = LINGER;
+        config.upstream = Some(UpstreamConfig { urls, tls_root: None, token: None, identity: None });
+    })
+}
+
+/// The port of the relay that the edge has a session with; and no other session with an upstream relay.
+fn only_upstream(status: &Status) -> Option<u16> {
+    let mut upstreams = status.sessions.iter().filter(|session| session.upstream);
+    let only = upstreams.next().filter(|_| upstreams.next().is_none())?;
+    let known = status.upstream.as_ref()?;
+    (known.session == Some(only.id)).then_some(only.remote.port())
+}
+
+/// Returns why there was no other connection to the preferred relay.
+fn why_not_the_first(status: &Status) -> Option<&str> {
+    let reason = status.upstream.as_ref()?.sources[0].reason.as_str();
+    (!reason.is_empty()).then_some(reason)
+}
+
+/// Publishes a whole group of two objects.
+async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
+    let mut subgroup = publisher.subgroup(header(alias, group)).await;
+    subgroup.object(0, 700).await;
+    subgroup.object(1, 700).await;
+    subgroup.finish();
+}
+
+/// Receives the next group, which has to be this one with each object once.
+async fn expect_group(subscriber: &mut TestPeer, group: u64) {
+    let received = subscriber.next_subgroup().await;
+    assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
+}
+
+#[tokio::test]
+async fn upstream_that_falls_silent_is_replaced_and_left_alone_until_it_answers() {
+    let (first, way) = relay_behind_a_way();
+    let second = TestRelay::start();
+    let edge = edge_of(vec![way.url(&first), second.url()]);
+    edge.until("the first", |status| only_upstream(status) == Some(way.addr.port())).await;
+    let (mut before, _namespace, track) = with_publisher(&first).await;
+    let (mut after, _other_namespace, _) = with_publisher(&second).await;
+    let mut subscriber = edge.peer().await;
+    let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+    let (subscribed, (_upstream, _)) =
+        tokio::join!(subscriber.try_subscribe(&track, waiting), before.accept_subscribe(&track, 1));
+    let _request = subscribed.unwrap();
+    for group in 0..3 {
+        publish(&before, 1, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+
+    way.cut(true);
+    let (_moved, _) = after.accept_subscribe(&track, 2).await;
+    edge.until("the second", |status| only_upstream(status) == Some(second.addr.port())).await;
+    // The last one again, as a second relay may have it later.
+    for group in 2..6 {
+        publish(&after, 2, group).await;
+        if group > 2 {
+            expect_group(&mut subscriber, group).await;
+        }
+    }
+    let away = edge.until("it is known what is wrong", |status| why_not_the_first(status).is_some()).await;
+    let reason = why_not_the_first(&away).unwrap();
+    assert!(reason.contains("did not answer within 5 s"), "{reason}");
+
+    way.cut(false);
+    edge.until("it comes from both", |status| status.tracks[0].publishers == 2).await;
+    // Both have the groups, in any order.
+    for group in 6..8 {
+        publish(&after, 2, group).await;
+        publish(&before, 1, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+    let back = edge.until("the first again", |status| only_upstream(status) == Some(way.addr.port())).await;
+    assert_eq!(back.totals.upstream_changes, 2); // exact: away and back
+    for group in 8..10 {
+        publish(&before, 1, group).await;
+        expect_group(&mut subscriber, group).await;
+    }
+    subscriber.expect_no_stream().await;
+}
+
+#[tokio::test]
+async fn upstream_that_never_answered_delays_nobody() {
+    let (first, way) = relay_behind_a_way();
+    way.cut(true);
+    let second = TestRelay::start();
+    let edge = edge_of(vec![way.url(&first), second.url()]);
+    edge.until("the second", |status| only_upstream(status) == Some(second.addr.port())).await;
+    let (mut publisher, _namespace, track) = with_publisher(&second).await;
+    let mut subscriber = edge.peer().await;
+    let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+    let (subscribed, (_upstream, _)) =
+        tokio::join!(subscriber.try_subscribe(&track, waiting), publisher.accept_subscribe(&track, 1));
+    let _request = subscribed.unwrap();
+    publish(&publisher, 1, 0).await;
+    expect_group(&mut subscriber, 0).await;
+}
+
+/// A relay without an alternative may be away for less than its connection's idle time-out: the same subscription goes on.
+#[tokio::test]
+async fn only_upstream_that_is_silent_for_a_while_is_waited_for() {
+    let (first, way) = relay_behind_a_way();
+    let edge = edge_of(vec![way.url(&first)]);
+    edge.until("connected", |status| only_upstream(status).is_some()).await;
+    let (mut publisher, _namespace, track) = with_publisher(&first).await;
+    let mut subscriber = edge.peer().await;
+    let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+    let (subscribed, (_upstream, _)) =
+        tokio::join!(subscriber.try_subscribe(&track, waiting), publisher.accept_subscribe(&track, 1));
+    let mut request = subscribed.unwrap().0;
+    publish(&publisher, 1, 0).await;
+    expect_group(&mut subscriber, 0).await;
+    way.cut(true);
+    edge.until("another connection was tried", |status| why_not_the_first(status).is_some()).await;
+    way.cut(false);
+    publish(&publisher, 1, 1).await;
+    expect_group(&mut subscriber, 1).await;
+    let end = tokio::time::timeout(Duration::ZERO, request.answer()).await;
+    assert!(end.is_err(), "the subscription has ended: {end:?}");
+    edge.until_largest(at(1, 1)).await;
+}

@@ -1,0 +1,169 @@
+//! Streams and datagrams of a publisher's track that an offload may forward before userspace has read them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::offload::{OffloadIngress, OffloadOpenings, OffloadResult};
+
+/// A track's datagrams, and its streams as they begin. At first both are withheld.
+///
+/// Each of the two is *withheld*, *unknown* or *known*. [`Self::allow`] moves it from withheld to unknown, and the first [`Self::datagrams`] or
+/// [`Self::openings`] that finds a place for it to known. It is unknown again when its offload was released. [`Self::withhold`] moves it back
+/// from anywhere, and closes openings, so that nothing more is bound. Openings that were bound before are kept until their streams are read.
+pub struct Offers {
+    datagrams: Mutex<Offered<dyn OffloadIngress>>,
+    openings: Mutex<Offered<dyn OffloadOpenings>>,
+    /// Openings that were withheld, while streams that they were bound to are still to be read.
+    closed: Mutex<Vec<Arc<dyn OffloadOpenings>>>,
+}
+
+impl Default for Offers {
+    fn default() -> Self {
+        let datagrams = Mutex::new(Offered::Withheld);
+        let openings = Mutex::new(Offered::Withheld);
+        Self { datagrams, openings, closed: Mutex::default() }
+    }
+}
+
+impl Offers {
+    /// Datagrams as the offload may forward them: what `make` has made, now or before. `None` while they are withheld.
+    pub fn datagrams(
+        &self,
+        places: PlaceProvider<'_>,
+        make: impl FnOnce() -> Option<Arc<dyn OffloadIngress>>,
+    ) -> Option<Arc<dyn OffloadIngress>> {
+        self.datagrams.lock().get(places, make)
+    }
+
+    /// Returns the ingress of datagrams if it was made already.
+    pub fn known_datagrams(&self) -> Option<Arc<dyn OffloadIngress>> {
+        self.datagrams.lock().known()
+    }
+
+    /// Returns the openings for streams that begin, which `make` creates when needed.
+    pub fn openings(
+        &self,
+        places: PlaceProvider<'_>,
+        make: impl FnOnce() -> Option<Arc<dyn OffloadOpenings>>,
+    ) -> Option<Arc<dyn OffloadOpenings>> {
+        self.openings.lock().get(places, make)
+    }
+
+    /// Returns the openings if they were made already.
+    pub fn known_openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
+        self.openings.lock().known()
+    }
+
+    /// Lets the offload forward datagrams, and streams as they begin.
+    pub fn allow(&self) {
+        self.datagrams.lock().allow();
+        self.openings.lock().allow();
+    }
+
+    /// Takes back what [`Self::allow`] has allowed. Streams that the offload has forwarded already stay forwarded. Returns the last
+    /// subgroup that is known to have begun when it forwards no others, by group and ID.
+    pub fn withhold(&self) -> Option<(u64, u64)> {
+        let withheld = self.datagrams.lock().withhold();
+        drop(withheld);
+        let openings = self.openings.lock().withhold()?;
+        let last = openings.close();
+        let mut closed = self.closed.lock();
+        closed.retain(|openings| openings.has_bound());
+        closed.push(openings);
+        Some(last)
+    }
+
+    /// Returns whether a stream was bound that nobody has accepted yet.
+    pub fn has_bound(&self) -> bool {
+        self.known_openings().is_some_and(|openings| openings.has_bound())
+            || self.closed.lock().iter().any(|openings| openings.has_bound())
+    }
+}
+
+/// Something of the subscription as the offload may forward it.
+enum Offered<T: ?Sized> {
+    /// The offer was not requested yet, or the offload could not make it.
+    Unknown,
+    Known {
+        known: Arc<T>,
+        /// The place that the track takes among its session's tracks.
+        _place: OwnedSemaphorePermit,
+    },
+    Withheld,
+}
+
+/// Function that returns a place at the offload for one more of the session's tracks, if one is free.
+pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
+
+impl<T: OffloadResult + ?Sized> Offered<T> {
+    /// Returns the offer, which `make` creates when needed. `None` once it is withheld, and while there is no place for it.
+    fn get(&mut self, places: PlaceProvider<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
+        if matches!(self, Self::Known { known, .. } if known.is_over()) {
+            *self = Self::Unknown;
+        }
+        if let Self::Unknown = self {
+            let _place = places()?;
+            *self = Self::Known { known: make()?, _place };
+        }
+        self.known()
+    }
+
+    fn known(&self) -> Option<Arc<T>> {
+        match self {
+            Self::Known { known, .. } => Some(Arc::clone(known)),
+            Self::Unknown | Self::Withheld => None,
+        }
+    }
+
+    fn allow(&mut self) {
+        if matches!(self, Self::Withheld) {
+            *self = Self::Unknown;
+        }
+    }
+
+    fn withhold(&mut self) -> Option<Arc<T>> {
+        match std::mem::replace(self, Self::Withheld) {
+            Self::Known { known, .. } => Some(known),
+            Self::Unknown | Self::Withheld => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use super::*;
+
+    /// An ingress whose offload has been released, or not.
+    struct FakeIngress(AtomicBool);
+
+    impl OffloadResult for FakeIngress {
+        fn is_over(&self) -> bool {
+            self.0.load(Relaxed)
+        }
+    }
+
+    #[test]
+    fn offer_of_a_released_offload_is_replaced() {
+        let places = Arc::new(tokio::sync::Semaphore::new(1));
+        let place = || Arc::clone(&places).try_acquire_owned().ok();
+        let make = || Some(Arc::new(FakeIngress(AtomicBool::new(false))));
+        let mut offered = Offered::Unknown;
+        let first = offered.get(&place, make).expect("there is a place");
+        assert!(Arc::ptr_eq(&first, &offered.get(&place, make).expect("it is known")));
+        first.0.store(true, Relaxed);
+        let second = offered.get(&place, make).expect("its place is free again");
+        assert!(!Arc::ptr_eq(&first, &second));
+    }
+
+    #[test]
+    fn track_without_a_place_is_not_offloaded() {
+        let offers = Offers::default();
+        offers.allow();
+        assert!(offers.openings(&|| None, || panic!("there is no place")).is_none());
+        assert!(offers.datagrams(&|| None, || panic!("there is no place")).is_none());
+    }
+}

@@ -1,0 +1,84 @@
+//! Authorities, which clients say that they connect to: HOST or HOST:PORT.
+
+use std::str::FromStr;
+
+/// Port of an authority that names none, with `moqt` as with `https`.
+const DEFAULT_PORT: u16 = 443;
+
+/// An authority that a rule is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleAuthority {
+    /// Host name in lower case, or an IPv6 address in brackets.
+    host: String,
+    /// Port. `None`: any.
+    port: Option<u16>,
+}
+
+/// The error of text that is no authority.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is neither HOST nor HOST:PORT")]
+pub struct AuthorityError;
+
+impl RuleAuthority {
+    /// Reports whether it is what a client has said.
+    pub fn is(&self, said: &str) -> bool {
+        said.parse::<Self>().is_ok_and(|said| {
+            let has_port = |port: u16| port == said.port.unwrap_or(DEFAULT_PORT);
+            self.host == said.host && self.port.is_none_or(has_port)
+        })
+    }
+}
+
+impl FromStr for RuleAuthority {
+    type Err = AuthorityError;
+
+    fn from_str(text: &str) -> Result<Self, AuthorityError> {
+        // The colons of an IPv6 address are in brackets.
+        let host_len = text.find(']').map_or_else(|| text.find(':').unwrap_or(text.len()), |end| end + 1);
+        let (host, rest) = text.split_at(host_len);
+        let is_host = !host.is_empty() && host.starts_with('[') == host.ends_with(']');
+        if !is_host || host.contains(['/', '@', ' ']) {
+            return Err(AuthorityError);
+        }
+        let port = match rest.strip_prefix(':') {
+            Some(port) => Some(port.parse().map_err(|_| AuthorityError)?),
+            None if rest.is_empty() => None,
+            None => return Err(AuthorityError),
+        };
+        Ok(Self { host: host.to_ascii_lowercase(), port })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_names_a_host_with_any_port_or_with_one() {
+        let table = [
+            ("relay.example", "relay.example", true),
+            ("relay.example", "Relay.Example:4443", true),
+            ("relay.example:4443", "relay.example:4443", true),
+            ("relay.example:4443", "relay.example:443", false),
+            // URL parsers leave out what the scheme says anyway.
+            ("relay.example:4443", "relay.example", false),
+            ("relay.example:443", "relay.example", true),
+            ("relay.example:443", "relay.example:443", true),
+            ("relay.example", "other.example", false),
+            ("[2001:db8::1]", "[2001:db8::1]:4443", true),
+            ("[2001:db8::1]:443", "[2001:DB8::1]", true),
+            ("[2001:db8::1]:443", "[2001:db8::1]:4443", false),
+            ("192.0.2.1", "192.0.2.1:1", true),
+            // A client may say anything, even if it is no authority.
+            ("relay.example", "", false),
+            ("relay.example", "relay.example:x", false),
+            ("relay.example", "[relay.example", false),
+        ];
+        for (rule, said, wanted) in table {
+            assert_eq!(rule.parse::<RuleAuthority>().unwrap().is(said), wanted, "{rule} {said}");
+        }
+        for wrong in ["", ":443", "a:b", "a:70000", "[::1", "::1", "[::1]x", "https://a", "a/b", "u@a"] {
+            assert_eq!(wrong.parse::<RuleAuthority>(), Err(AuthorityError), "{wrong}");
+        }
+    }
+}

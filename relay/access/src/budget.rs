@@ -1,0 +1,290 @@
+//! Budgets of a session, and of all sessions of a client.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_moq::tracks::account;
+use parking_lot::Mutex;
+
+use super::{refusal::AccessRefusal, unproven};
+
+/// Budget of one session, or of one client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Requests in a second, and requests at once.
+    pub requests_per_second: u64,
+    /// Tracks that its requests hold at a time.
+    pub tracks: u64,
+}
+
+/// Part of a second's requests that waiting messages leave free. Requests need it, since they are refused instead of waiting.
+const LEFT: Duration = Duration::from_millis(500);
+
+/// One client's share of the resources that all clients share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientShare {
+    /// Bytes of the cache, for groups that it publishes.
+    pub cache_bytes: u64,
+    /// Bytes that it fetches in a second, and at once.
+    pub fetch_bytes_per_second: u64,
+    /// Bytes of the receive windows.
+    pub receive_bytes: u64,
+    /// Streams to its subscribers that engine `kernel` sends on.
+    pub kernel_streams: u64,
+}
+
+impl ClientShare {
+    /// Share without limits.
+    pub const UNLIMITED: Self = Self {
+        cache_bytes: u64::MAX,
+        fetch_bytes_per_second: u64::MAX,
+        receive_bytes: u64::MAX,
+        kernel_streams: u64::MAX,
+    };
+
+    /// Returns a share of the cache of this size, with nothing in use, within that of a wider network.
+    pub fn cache_share(&self, within: Option<Arc<account::CacheShare>>) -> account::CacheShare {
+        account::CacheShare::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
+    }
+
+    /// Returns the share of a network if this is one client's share. It is `times` as much, but at most `most`, unless one client's
+    /// share is more.
+    fn network_limits(&self, times: u64, most: &Self) -> Self {
+        let wider = |of_client: u64, most: u64| of_client.saturating_mul(times).min(most.max(of_client));
+        Self {
+            cache_bytes: wider(self.cache_bytes, most.cache_bytes),
+            fetch_bytes_per_second: wider(self.fetch_bytes_per_second, most.fetch_bytes_per_second),
+            receive_bytes: wider(self.receive_bytes, most.receive_bytes),
+            kernel_streams: wider(self.kernel_streams, most.kernel_streams),
+        }
+    }
+}
+
+impl Default for ClientShare {
+    fn default() -> Self {
+        Self { fetch_bytes_per_second: 256 << 20, receive_bytes: 256 << 20, ..Self::UNLIMITED }
+    }
+}
+
+/// Budgets of sessions and of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetLimits {
+    /// The budget of one session.
+    pub session: Budget,
+    /// The budget that all sessions of one client share.
+    pub client: Budget,
+    /// Subscriptions of one session to one track at a time.
+    pub same_track: u64,
+    /// One client's share of the resources that all clients share.
+    pub share: ClientShare,
+    /// The most that a network with many clients takes up, unless one client's share is more.
+    pub network: ClientShare,
+    /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
+    pub token_cache: u64,
+    /// Bounds of sessions that have shown no right.
+    pub unproven: unproven::UnprovenBounds,
+}
+
+impl Default for BudgetLimits {
+    fn default() -> Self {
+        Self {
+            session: Budget { requests_per_second: 1000, tracks: 10_000 },
+            client: Budget { requests_per_second: 10_000, tracks: 100_000 },
+            same_track: 4,
+            share: ClientShare::default(),
+            network: ClientShare::UNLIMITED,
+            token_cache: 16 << 10,
+            unproven: unproven::UnprovenBounds::default(),
+        }
+    }
+}
+
+impl BudgetLimits {
+    /// Returns the limits of a network that may have `times` as much as one client.
+    pub fn network_budget(&self, times: u64) -> (Budget, ClientShare) {
+        let Budget { requests_per_second, tracks } = self.client;
+        let budget = Budget {
+            requests_per_second: requests_per_second.saturating_mul(times),
+            tracks: tracks.saturating_mul(times),
+        };
+        (budget, self.share.network_limits(times, &self.network))
+    }
+}
+
+/// Use of a budget.
+#[derive(Debug)]
+pub struct BudgetUsage {
+    budget: Budget,
+    requests: Mutex<BudgetBucket>,
+    tracks: AtomicU64,
+    /// Requests that were let in.
+    admitted: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// A token bucket: how long it takes until it is full again.
+#[derive(Debug)]
+struct BudgetBucket {
+    full_at: Option<Instant>,
+}
+
+/// A track's place in budgets; given back when dropped.
+#[derive(Debug, Default)]
+pub struct BudgetPlace(Vec<Arc<BudgetUsage>>);
+
+impl Drop for BudgetPlace {
+    fn drop(&mut self) {
+        for usage in &self.0 {
+            usage.tracks.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl BudgetUsage {
+    /// Makes the use of a session or client that has used nothing yet.
+    pub fn new(budget: Budget) -> Arc<Self> {
+        Arc::new(Self {
+            budget,
+            requests: Mutex::new(BudgetBucket { full_at: None }),
+            tracks: AtomicU64::new(0),
+            admitted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// Counts a request, which costs as much as `cost` requests.
+    ///
+    /// # Errors
+    /// Too many requests have come.
+    pub fn request(&self, now: Instant, cost: u64) -> Result<(), AccessRefusal> {
+        let taken = self.requests.lock().take(now, self.budget.requests_per_second, cost);
+        let count = if taken { &self.admitted } else { &self.refused };
+        count.fetch_add(1, Relaxed);
+        taken.then_some(()).ok_or(AccessRefusal::Rate)
+    }
+
+    /// Takes a message that counts as `cost` requests from the budget, whether it has room or not. Returns when it has.
+    pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
+        self.requests.lock().reserve(now, self.budget.requests_per_second, cost)
+    }
+
+    /// Takes a place for a track in all of `usages`.
+    ///
+    /// # Errors
+    /// One of them has none left. What the others gave goes back to them with `place`.
+    pub fn track<'a>(
+        place: &mut BudgetPlace,
+        usages: impl IntoIterator<Item = &'a Arc<Self>>,
+    ) -> Result<(), AccessRefusal> {
+        for usage in usages {
+            let most = usage.budget.tracks;
+            let more = |tracks: u64| (tracks < most).then_some(tracks + 1);
+            if usage.tracks.fetch_update(Relaxed, Relaxed, more).is_err() {
+                usage.refused.fetch_add(1, Relaxed);
+                return Err(AccessRefusal::Tracks);
+            }
+            place.0.push(Arc::clone(usage));
+        }
+        Ok(())
+    }
+
+    /// Returns the tracks that its requests hold at the moment.
+    pub fn tracks(&self) -> u64 {
+        self.tracks.load(Relaxed)
+    }
+
+    /// Returns how many requests were let in.
+    pub fn admitted(&self) -> u64 {
+        self.admitted.load(Relaxed)
+    }
+
+    /// Returns how many requests were refused because the budget was used up.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+}
+
+impl BudgetBucket {
+    /// Takes `cost` requests if at least one fits in the second's rate. The last one to fit may cost more than is left.
+    fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
+        let full_at = self.full_at.map_or(now, |at| at.max(now));
+        let fits =
+            (full_at + time_for_cost(1, rate)).saturating_duration_since(now) <= Duration::from_secs(1);
+        if fits {
+            self.full_at = Some(full_at + time_for_cost(cost, rate));
+        }
+        fits
+    }
+
+    fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
+        let full_at = self.full_at.map_or(now, |at| at.max(now));
+        self.full_at = Some(full_at + time_for_cost(cost, rate));
+        full_at.checked_sub(LEFT).map_or(now, |at| at.max(now))
+    }
+}
+
+/// Returns how long `cost` requests take at a rate.
+fn time_for_cost(cost: u64, rate: u64) -> Duration {
+    Duration::from_nanos(1_000_000_000 / rate.max(1)).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budget_allows_a_second_at_once_and_then_the_rate() {
+        let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
+        let start = Instant::now();
+        let taken = |now| (0..100).filter(|_| usage.request(now, 1).is_ok()).count();
+        assert_eq!(taken(start), 10);
+        assert_eq!(taken(start + Duration::from_millis(99)), 0);
+        assert_eq!(taken(start + Duration::from_millis(300)), 3);
+        assert_eq!(taken(start + Duration::from_secs(60)), 10);
+        assert_eq!((usage.admitted(), usage.refused()), (23, 377));
+    }
+
+    #[test]
+    fn a_request_that_counts_as_more_takes_more() {
+        let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
+        let start = Instant::now();
+        assert_eq!((0..100).filter(|_| usage.request(start, 5).is_ok()).count(), 2);
+        let small = BudgetUsage::new(Budget { requests_per_second: 1, tracks: 1 });
+        assert!(small.request(start, 8).is_ok(), "or it could never be let in");
+        assert!(small.request(start + Duration::from_secs(6), 1).is_err());
+    }
+
+    /// Half of a second's worth is left to requests, and in the long run no more than the rate passes.
+    #[test]
+    fn waiting_messages_are_admitted_at_the_rate() {
+        let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
+        let start = Instant::now();
+        let due: Vec<_> = (0..26).map(|_| (usage.reserve(start, 1) - start).as_millis()).collect();
+        assert_eq!(due[..6], [0; 6]);
+        assert!(due[5..].iter().zip((0..).step_by(100)).all(|(due, expected)| *due == expected), "{due:?}");
+        assert!(usage.request(start + Duration::from_secs(1), 1).is_err(), "they are there");
+        let later = start + Duration::from_millis(2600);
+        assert_eq!((0..100).filter(|_| usage.request(later, 1).is_ok()).count(), 10);
+    }
+
+    #[test]
+    fn track_takes_a_place_in_both_budgets_or_none() {
+        let of = |tracks| BudgetUsage::new(Budget { requests_per_second: 1, tracks });
+        let session = of(2);
+        let client = of(1);
+        let both = [&session, &client];
+        let mut place = BudgetPlace::default();
+        BudgetUsage::track(&mut place, both).unwrap();
+        let mut other = BudgetPlace::default();
+        assert_eq!(BudgetUsage::track(&mut other, both), Err(AccessRefusal::Tracks));
+        drop(other);
+        assert_eq!((session.tracks(), client.tracks()), (1, 1));
+        drop(place);
+        assert_eq!((session.tracks(), client.tracks()), (0, 0));
+    }
+}

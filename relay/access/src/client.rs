@@ -1,0 +1,236 @@
+//! Use by all sessions of one client together.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_moq::tracks::account;
+use millrace_transport as transport;
+use parking_lot::Mutex;
+
+use super::budget::{self, BudgetLimits, BudgetUsage, ClientShare};
+use super::refusal::AccessRefusal;
+
+/// A client that has sessions, or a network with such clients: all of them together may have a multiple of one client's.
+#[derive(Debug)]
+pub struct AccessClient {
+    /// The client's requests and tracks.
+    pub usage: Arc<BudgetUsage>,
+    /// The client's share of the cache.
+    pub cache: Arc<account::CacheShare>,
+    /// The client's share of the receive windows.
+    pub receive: Arc<transport::WindowShare>,
+    /// The client's share of the streams that engine `kernel` forwards.
+    pub kernel_streams: Arc<transport::WindowShare>,
+    fetch: FetchBucket,
+    /// How many times as much as one client it may have.
+    times: u64,
+    /// The next wider network that the client is in.
+    within: Option<Arc<AccessClient>>,
+}
+
+/// A token bucket, of bytes.
+#[derive(Debug)]
+struct FetchBucket {
+    bytes_per_second: u64,
+    full_at: Mutex<Option<Instant>>,
+    bytes: AtomicU64,
+}
+
+impl AccessClient {
+    /// Makes one that may have `times` as much as one client. `cache`: of its earlier sessions too.
+    pub fn new(
+        limits: &BudgetLimits,
+        times: u64,
+        cache: Arc<account::CacheShare>,
+        within: Option<Arc<AccessClient>>,
+    ) -> Arc<Self> {
+        let (budget, share) = limits.network_budget(times);
+        let around = within.as_ref().map(|network| Arc::clone(&network.receive));
+        let streams_around = within.as_ref().map(|network| Arc::clone(&network.kernel_streams));
+        Arc::new(Self {
+            usage: BudgetUsage::new(budget),
+            cache,
+            receive: Arc::new(transport::WindowShare::new(share.receive_bytes, around)),
+            kernel_streams: Arc::new(transport::WindowShare::new(share.kernel_streams, streams_around)),
+            fetch: FetchBucket {
+                bytes_per_second: share.fetch_bytes_per_second,
+                full_at: Mutex::default(),
+                bytes: AtomicU64::new(0),
+            },
+            times,
+            within,
+        })
+    }
+
+    /// Returns whether it is a network of clients.
+    pub fn is_network(&self) -> bool {
+        self.times > 1
+    }
+
+    /// Returns a client without limits.
+    pub fn unlimited() -> Arc<Self> {
+        let limits = BudgetLimits { share: ClientShare::UNLIMITED, ..BudgetLimits::default() };
+        Self::new(&limits, 1, Arc::new(limits.share.cache_share(None)), None)
+    }
+
+    /// Returns the client and the networks that it is in, the narrowest first.
+    fn levels(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |client| client.within.as_deref())
+    }
+
+    fn networks(&self) -> impl Iterator<Item = &Self> {
+        self.levels().skip(1)
+    }
+
+    /// Takes a request that counts as `cost` from the budgets of the client and of its networks. What the client has no room for takes
+    /// nothing of its networks' budgets.
+    ///
+    /// # Errors
+    /// There were too many.
+    pub fn request(&self, now: Instant, cost: u64) -> Result<(), AccessRefusal> {
+        self.usage.request(now, cost)?;
+        let of_networks = self.networks().try_for_each(|network| network.usage.request(now, cost));
+        of_networks.map_err(|_| AccessRefusal::NetworkRate)
+    }
+
+    /// Takes a message that counts as `cost` requests from all these budgets. Returns when they have room for it.
+    pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
+        self.levels().map(|level| level.usage.reserve(now, cost)).max().unwrap_or(now)
+    }
+
+    /// Takes a place for a track of this session in its budget, the client's and those of its networks.
+    ///
+    /// # Errors
+    /// One of them has none left.
+    pub fn track(&self, session: &Arc<BudgetUsage>) -> Result<budget::BudgetPlace, AccessRefusal> {
+        let mut place = budget::BudgetPlace::default();
+        BudgetUsage::track(&mut place, [session, &self.usage])?;
+        BudgetUsage::track(&mut place, self.networks().map(|network| &network.usage))
+            .map_err(|_| AccessRefusal::NetworkTracks)?;
+        Ok(place)
+    }
+
+    /// Counts bytes of objects that go into its FETCH responses.
+    pub fn fetched(&self, now: Instant, bytes: u64) {
+        self.levels().for_each(|level| level.fetch.take(now, bytes));
+    }
+
+    /// Returns the time until which no more objects may go there.
+    pub fn fetch_waits(&self, now: Instant) -> Option<Instant> {
+        self.levels().filter_map(|level| level.fetch.waits(now)).max()
+    }
+
+    /// Returns the bytes of objects in its FETCH responses so far.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.fetch.bytes.load(Relaxed)
+    }
+}
+
+impl FetchBucket {
+    fn take(&self, now: Instant, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
+        // An hour is longer than any response is waited for.
+        let cost =
+            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(Duration::from_secs(3600));
+        let mut full_at = self.full_at.lock();
+        *full_at = Some(full_at.map_or(now, |at| at.max(now)) + cost);
+    }
+
+    fn waits(&self, now: Instant) -> Option<Instant> {
+        let full_at = (*self.full_at.lock())?;
+        full_at.checked_sub(Duration::from_secs(1)).filter(|until| *until > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Budget;
+
+    fn within(limits: &BudgetLimits, times: u64, network: Option<&Arc<AccessClient>>) -> Arc<AccessClient> {
+        let cache = limits.share.cache_share(network.map(|network| Arc::clone(&network.cache)));
+        AccessClient::new(limits, times, Arc::new(cache), network.cloned())
+    }
+
+    /// Many clients of a network have 8 times as much as one; whoever asks for more than one may takes nothing of that.
+    #[test]
+    fn networks_have_multiples_of_a_clients_budget() {
+        let client = Budget { requests_per_second: 10, tracks: 2 };
+        let share = ClientShare { fetch_bytes_per_second: 1000, ..ClientShare::default() };
+        let limits = BudgetLimits { client, share, ..BudgetLimits::default() };
+        let network = within(&limits, 8, None);
+        let clients: Vec<_> = (0..100).map(|_| within(&limits, 1, Some(&network))).collect();
+        let start = Instant::now();
+        let greedy = (0..1000).filter(|_| clients[0].request(start, 1).is_ok()).count();
+        assert_eq!(greedy, 10);
+        assert_eq!(clients[0].request(start, 1), Err(AccessRefusal::Rate));
+        let others = clients.iter().skip(1).flat_map(|one| (0..10).map(|_| one.request(start, 1)));
+        let others: Vec<_> = others.collect();
+        assert_eq!(others.iter().filter(|one| one.is_ok()).count(), 70);
+        assert_eq!(others.last(), Some(&Err(AccessRefusal::NetworkRate)));
+
+        let session = BudgetUsage::new(Budget { requests_per_second: 1, tracks: 1000 });
+        let tracks: Vec<_> =
+            clients.iter().flat_map(|one| [one.track(&session), one.track(&session)]).collect();
+        assert_eq!(tracks.iter().filter(|one| one.is_ok()).count(), 16);
+        assert_eq!(tracks.last().unwrap().as_ref().err(), Some(&AccessRefusal::NetworkTracks));
+        assert_eq!(session.tracks(), 16, "what was refused holds nothing");
+        drop(tracks);
+        assert_eq!((session.tracks(), network.usage.tracks()), (0, 0));
+
+        clients.iter().take(9).for_each(|one| one.fetched(start, 1000));
+        assert!(clients[99].fetch_waits(start).is_some(), "the network has fetched 9 times as much");
+        assert_eq!(within(&limits, 1, None).fetch_waits(start), None);
+    }
+
+    #[test]
+    fn a_network_takes_up_no_more_than_the_limit_for_networks() {
+        let share = ClientShare {
+            cache_bytes: 100,
+            fetch_bytes_per_second: 7,
+            receive_bytes: 600,
+            ..ClientShare::UNLIMITED
+        };
+        let network = ClientShare {
+            cache_bytes: 500,
+            fetch_bytes_per_second: u64::MAX,
+            receive_bytes: 500,
+            ..ClientShare::UNLIMITED
+        };
+        let (_, wider) = BudgetLimits { share, network, ..BudgetLimits::default() }.network_budget(64);
+        assert_eq!(
+            wider,
+            ClientShare {
+                cache_bytes: 500,
+                fetch_bytes_per_second: 448,
+                receive_bytes: 600,
+                ..ClientShare::UNLIMITED
+            }
+        );
+    }
+
+    #[test]
+    fn fetches_have_a_seconds_worth_and_then_the_rate() {
+        let share = ClientShare { fetch_bytes_per_second: 1000, ..ClientShare::default() };
+        let limits = BudgetLimits { share, ..BudgetLimits::default() };
+        let client = within(&limits, 1, None);
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        client.fetched(start, 1000);
+        assert_eq!(client.fetch_waits(start), None);
+        client.fetched(start, 500);
+        assert_eq!(client.fetch_waits(start), Some(at(500)));
+        assert_eq!(client.fetch_waits(at(500)), None);
+        client.fetched(at(60_000), 1500);
+        assert_eq!(client.fetch_waits(at(60_000)), Some(at(60_500)), "no more than a second is saved up");
+        assert_eq!(client.fetched_bytes(), 3000);
+        client.fetched(at(70_000), u64::MAX);
+        assert!(client.fetch_waits(at(80_000)).is_some());
+    }
+}

@@ -1,0 +1,264 @@
+//! Access to a relay: rules, tokens, certificates and budgets, decisions, and the rights that follow from them.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`pattern`], [`authority`], [`rules`] | what the operator allows |
+//! | [`keys`], [`token`], [`cat`], [`jwt`] | tokens, and their way to a grant |
+//! | [`grant`] | actions, and what a token allows |
+//! | [`policy`] | decisions |
+//! | [`rights`] | decisions, while they last |
+//! | [`budget`], [`client`] | how much sessions and clients may use |
+//! | [`unproven`] | sessions without a right |
+//!
+//! Files are read elsewhere. A change of any of them makes a new [`AccessPolicy`], and all rights are decided again under it.
+#![deny(missing_docs)]
+
+pub mod authority;
+pub mod budget;
+pub mod cat;
+pub mod certificate;
+pub mod client;
+pub mod grant;
+pub mod jwt;
+pub mod keys;
+mod parts;
+pub mod pattern;
+pub mod policy;
+mod recognise;
+pub mod refusal;
+pub mod rights;
+pub mod rules;
+pub mod token;
+pub mod unproven;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::{Arc, Weak},
+};
+
+use millrace_base::networks::{self, NetworkPrefix};
+use millrace_moq::tracks::account;
+use millrace_transport as transport;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+pub use self::{
+    authority::RuleAuthority,
+    budget::{Budget, BudgetLimits, ClientShare},
+    policy::AccessPolicy,
+    refusal::{AccessRefusal, TokenError},
+    rules::{AccessRule, Principal, SessionPeer},
+    token::Requirements,
+    unproven::Unproven,
+};
+use self::{budget::BudgetUsage, client::AccessClient};
+
+/// The authoriser of a relay.
+pub struct Access {
+    policy: RwLock<Arc<AccessPolicy>>,
+    version: watch::Sender<u64>,
+    limits: BudgetLimits,
+    /// Clients and networks, by address.
+    clients: Mutex<AccessClients>,
+    unproven: Arc<Unproven>,
+    /// The part of engine `kernel`'s streams that any client may take beyond its share.
+    kernel_streams: Arc<transport::WindowShare>,
+    /// The files of the settings that could not be read the last time.
+    unread: Mutex<Vec<UnreadSetting>>,
+    refused: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+#[derive(Default)]
+struct AccessClients {
+    /// Clients that have sessions, and the networks that they are in.
+    present: HashMap<NetworkPrefix, Weak<AccessClient>>,
+    /// Shares of clients that have sessions, or groups in the cache.
+    cache: HashMap<NetworkPrefix, Weak<account::CacheShare>>,
+}
+
+/// A setting whose file could not be read, or used, when it was read last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadSetting {
+    /// The setting and its file.
+    pub what: String,
+    /// The reason why it could not be read, or used.
+    pub reason: String,
+}
+
+/// Use by a client, or by all clients of a network together, for the operator.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientUse {
+    /// The client's address or /64, or the wider network.
+    pub network: NetworkPrefix,
+    /// Requests that were let in.
+    pub requests: u64,
+    /// Requests that were refused because a budget was used up.
+    pub refused: u64,
+    /// Tracks that requests hold.
+    pub tracks: u64,
+    /// Bytes in the cache.
+    pub cache_bytes: u64,
+    /// Bytes of FETCH responses.
+    pub fetched_bytes: u64,
+    /// Bytes of receive windows.
+    pub receive_bytes: u64,
+}
+
+impl Access {
+    /// Makes an access that decides by `policy`, within `limits`.
+    pub fn new(policy: AccessPolicy, limits: BudgetLimits) -> Arc<Self> {
+        Arc::new(Self {
+            policy: RwLock::new(Arc::new(policy)),
+            version: watch::Sender::new(0),
+            limits,
+            clients: Mutex::default(),
+            unproven: Unproven::new(limits.unproven),
+            kernel_streams: Arc::new(transport::WindowShare::new(limits.network.kernel_streams, None)),
+            unread: Mutex::default(),
+            refused: Mutex::default(),
+        })
+    }
+
+    /// Returns what sessions of a client may take of engine `kernel`'s streams: the client's share, and then what everybody shares.
+    pub fn kernel_streams(&self, client: &AccessClient) -> [Arc<transport::WindowShare>; 2] {
+        [Arc::clone(&client.kernel_streams), Arc::clone(&self.kernel_streams)]
+    }
+
+    /// Returns an access that allows anyone anything.
+    pub fn open() -> Arc<Self> {
+        Self::new(AccessPolicy::default(), BudgetLimits::default())
+    }
+
+    /// Puts a policy in force. Rights that are in use are decided again.
+    pub fn set_policy(&self, mut policy: AccessPolicy) {
+        self.version.send_modify(|version| {
+            *version += 1;
+            policy.version = *version;
+            *self.policy.write() = Arc::new(policy);
+        });
+    }
+
+    /// Returns the policy in force.
+    pub fn policy(&self) -> Arc<AccessPolicy> {
+        Arc::clone(&self.policy.read())
+    }
+
+    /// Returns the limits, which stay as they are.
+    pub fn limits(&self) -> &BudgetLimits {
+        &self.limits
+    }
+
+    fn versions(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Returns the use of a new session.
+    pub fn session(&self) -> Arc<BudgetUsage> {
+        BudgetUsage::new(self.limits.session)
+    }
+
+    /// Returns the use by all sessions of this client, within that of its networks.
+    fn client(&self, address: IpAddr) -> Arc<AccessClient> {
+        let levels: Vec<_> = networks::levels(address).collect();
+        let clients = &mut *self.clients.lock();
+        let of_level = |wider: Option<Arc<AccessClient>>, (network, times): &(NetworkPrefix, usize)| {
+            Some(self.client_at(clients, *network, *times as u64, wider))
+        };
+        let client = levels.iter().rev().fold(None, of_level);
+        client.unwrap_or_else(AccessClient::unlimited) // an address has levels
+    }
+
+    /// Returns the use at one level: by a client, or by a network, within a wider network.
+    fn client_at(
+        &self,
+        AccessClients { present, cache }: &mut AccessClients,
+        network: NetworkPrefix,
+        times: u64,
+        within: Option<Arc<AccessClient>>,
+    ) -> Arc<AccessClient> {
+        if let Some(client) = present.get(&network).and_then(Weak::upgrade) {
+            return client;
+        }
+        // As many as there are sessions and groups at most.
+        present.retain(|_, client| client.strong_count() > 0);
+        cache.retain(|_, share| share.strong_count() > 0);
+        let share = cache.get(&network).and_then(Weak::upgrade);
+        let share = share.unwrap_or_else(|| {
+            let around = within.as_ref().map(|wider| Arc::clone(&wider.cache));
+            Arc::new(self.limits.network_budget(times).1.cache_share(around))
+        });
+        cache.insert(network, Arc::downgrade(&share));
+        let client = AccessClient::new(&self.limits, times, share, within);
+        present.insert(network, Arc::downgrade(&client));
+        client
+    }
+
+    /// Returns the clients that have sessions, and the wider networks that several of them are in.
+    pub fn clients(&self) -> (Vec<ClientUse>, Vec<ClientUse>) {
+        let clients = self.clients.lock();
+        let live = clients.present.iter().filter_map(|(network, client)| Some((*network, client.upgrade()?)));
+        let (networks, clients): (Vec<_>, Vec<_>) = live.partition(|(_, client)| client.is_network());
+        // One is held here.
+        let crowded = networks.into_iter().filter(|(_, network)| Arc::strong_count(network) > 2);
+        (sorted(clients.into_iter()), sorted(crowded))
+    }
+
+    /// Gives a session that has shown no right yet a place among these; `None` where nobody needs a right.
+    pub fn place(&self, client: IpAddr) -> Option<unproven::UnprovenPlace> {
+        (!self.policy().is_open()).then(|| self.unproven.enter(client))
+    }
+
+    /// Returns the sessions that have shown no right.
+    pub fn unproven(&self) -> &Arc<Unproven> {
+        &self.unproven
+    }
+
+    /// Says what of the settings could not be read.
+    pub fn set_unread(&self, unread: Vec<UnreadSetting>) {
+        *self.unread.lock() = unread;
+    }
+
+    /// Returns the files of the settings that could not be read the last time.
+    pub fn unread(&self) -> Vec<UnreadSetting> {
+        self.unread.lock().clone()
+    }
+
+    /// Returns how much of the settings could not be read when it was read last.
+    pub fn unread_count(&self) -> usize {
+        self.unread.lock().len()
+    }
+
+    /// Counts something that was refused or ended.
+    pub fn count(&self, refusal: AccessRefusal) {
+        *self.refused.lock().entry(refusal.name()).or_default() += 1;
+    }
+
+    /// Returns how many sessions and requests were refused or ended, by reason.
+    pub fn refused(&self) -> BTreeMap<&'static str, u64> {
+        self.refused.lock().clone()
+    }
+}
+
+fn sorted(all: impl Iterator<Item = (NetworkPrefix, Arc<AccessClient>)>) -> Vec<ClientUse> {
+    let mut all: Vec<_> = all.map(|(network, client)| ClientUse::new(network, &client)).collect();
+    all.sort_unstable_by_key(|client| (client.network.address, client.network.length));
+    all
+}
+
+impl ClientUse {
+    fn new(network: NetworkPrefix, client: &AccessClient) -> Self {
+        Self {
+            network,
+            requests: client.usage.admitted(),
+            refused: client.usage.refused(),
+            tracks: client.usage.tracks(),
+            cache_bytes: client.cache.bytes() as u64,
+            fetched_bytes: client.fetched_bytes(),
+            receive_bytes: client.receive.held(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! Patterns of namespaces that a rule is about.
+
+use std::str::FromStr;
+
+use bytes::Bytes;
+use millrace_moq::Namespace;
+
+/// Namespaces by their fields: `live/*/cam`, `live/**`, `**`.
+///
+/// ```
+/// use millrace_access::pattern::Pattern;
+/// use millrace_moq::Namespace;
+///
+/// let pattern: Pattern = "live/*/cam".parse()?;
+/// assert!(pattern.matches(&Namespace::from_path("live/hall/cam")?));
+/// assert!(!pattern.matches(&Namespace::from_path("live/hall")?));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    fields: Vec<PatternField>,
+    /// Ends in `**`: any number of further fields, 0 included.
+    open: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum PatternField {
+    Exact(Bytes),
+    Any,
+}
+
+/// Why text is no pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants")]
+pub enum PatternError {
+    #[error("a field of the namespace is empty")]
+    Empty,
+    #[error("`**` may stand only at the end of a pattern")]
+    NotLast,
+    #[error("`*` may stand only for a whole field of a namespace")]
+    Part,
+}
+
+impl Pattern {
+    /// Returns the pattern of all namespaces.
+    pub fn any() -> Self {
+        Self { fields: Vec::new(), open: true }
+    }
+
+    /// Reports whether the namespace is one of the pattern's.
+    pub fn matches(&self, namespace: &Namespace) -> bool {
+        let fields = namespace.fields();
+        let enough =
+            if self.open { fields.len() >= self.fields.len() } else { fields.len() == self.fields.len() };
+        enough && self.fields.iter().zip(fields).all(|(wanted, field)| wanted.matches(field))
+    }
+}
+
+impl PatternField {
+    fn matches(&self, field: &Bytes) -> bool {
+        match self {
+            Self::Exact(wanted) => wanted == field,
+            Self::Any => true,
+        }
+    }
+}
+
+/// Returns the parts of a path; slashes at its ends and repeated ones mean nothing.
+pub(super) fn path(path: &str) -> Vec<String> {
+    path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let (front, open) = match text.strip_suffix("**") {
+            Some("") => return Ok(Self::any()),
+            Some(front) => (front.strip_suffix('/').ok_or(PatternError::Part)?, true),
+            None => (text, false),
+        };
+        let fields = front.split('/').map(|field| match field {
+            "" => Err(PatternError::Empty),
+            "*" => Ok(PatternField::Any),
+            "**" => Err(PatternError::NotLast),
+            field if field.contains('*') => Err(PatternError::Part),
+            field => Ok(PatternField::Exact(Bytes::copy_from_slice(field.as_bytes()))),
+        });
+        Ok(Self { fields: fields.collect::<Result<_, _>>()?, open })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespace_patterns_match_namespaces() {
+        let table: [(&str, &[&str], &[&str]); 6] = [
+            ("**", &["", "a", "a/b"], &[]),
+            ("live/**", &["live", "live/a", "live/a/b"], &["", "liver", "vod/live"]),
+            ("live", &["live"], &["", "live/a"]),
+            ("live/*", &["live/a"], &["live", "live/a/b"]),
+            ("*/cam", &["a/cam"], &["cam", "a/b", "a/cam/x"]),
+            ("live/*/cam/**", &["live/a/cam", "live/a/cam/b"], &["live/a", "live/cam"]),
+        ];
+        for (pattern, inside, outside) in table {
+            let parsed: Pattern = pattern.parse().unwrap();
+            for (paths, wanted) in [(inside, true), (outside, false)] {
+                for path in paths {
+                    let namespace = match *path {
+                        "" => Namespace::default(),
+                        path => Namespace::from_path(path).unwrap(),
+                    };
+                    assert_eq!(parsed.matches(&namespace), wanted, "{pattern} on {path}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_pattern_is_refused() {
+        let table = [
+            ("", PatternError::Empty),
+            ("/live", PatternError::Empty),
+            ("live/", PatternError::Empty),
+            ("**/live", PatternError::NotLast),
+            ("li*", PatternError::Part),
+            ("live**", PatternError::Part),
+        ];
+        for (text, error) in table {
+            assert_eq!(text.parse::<Pattern>(), Err(error), "{text}");
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Decisions: whether rules and tokens let somebody do something.
+
+use std::{
+    fmt::{self, Write as _},
+    net::IpAddr,
+    sync::Arc,
+    time::SystemTime,
+};
+
+use millrace_base::networks;
+use millrace_moq::token::Credential;
+use parking_lot::Mutex;
+
+use super::{
+    grant::{Action, Grant, Resource},
+    pattern::{self, Pattern},
+    refusal::{AccessRefusal, TokenError},
+    rules::{AccessRule, CertificateName, Principal, SessionPeer},
+    token::{self, Requirements},
+};
+
+/// Tokens of one SETUP or request: each is a signature to check.
+const MAX_TOKENS: usize = 8;
+
+/// Rules and requirements that decide about requests.
+#[derive(Clone, Debug, Default)]
+pub struct AccessPolicy {
+    rules: Vec<AccessRule>,
+    /// Requirements that tokens have to meet.
+    pub tokens: Requirements,
+    /// The roots of clients' certificates cannot be read: no certificate makes anybody anything.
+    pub doubts_certificates: bool,
+    /// Tells policies of a relay apart.
+    pub(super) version: u64,
+}
+
+/// The holder of a right. Publishers of one track have the same identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RightHolder {
+    /// The configured upstream relay.
+    Upstream,
+    /// The relays of the cluster, which count as one publisher.
+    Cluster,
+    /// A token's holder.
+    Token {
+        /// The party that made the token.
+        issuer: Option<String>,
+        /// The party that it was made for.
+        holder: TokenHolder,
+    },
+    /// A name in the client's certificate.
+    Certificate(CertificateName),
+    /// A client's address, or its /64.
+    Client(IpAddr),
+}
+
+/// The party that a token of an issuer was made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenHolder {
+    /// The token's subject.
+    Subject(String),
+    /// The token's ID, if it names no subject.
+    Id(String),
+    /// The token's SHA-256, if it has neither.
+    Digest([u8; 32]),
+}
+
+impl fmt::Display for RightHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Upstream => f.write_str("upstream"),
+            Self::Cluster => f.write_str("cluster"),
+            Self::Token { issuer: Some(issuer), holder } => write!(f, "token:{issuer}/{holder}"),
+            Self::Token { issuer: None, holder } => write!(f, "token:{holder}"),
+            Self::Certificate(name) => write!(f, "cert:{name}"),
+            Self::Client(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// Writes the part of an identity behind the last `/`. Different holders have different texts.
+impl fmt::Display for TokenHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Subject(subject) => escaped(subject, f),
+            Self::Id(id) => {
+                f.write_str("#")?;
+                escaped(id, f)
+            }
+            Self::Digest(digest) => {
+                f.write_str("##")?;
+                digest.iter().take(8).try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    }
+}
+
+/// Writes a name of a token, `%2F` for `/`, `%23` for `#` and `%25` for `%`.
+fn escaped(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    name.chars().try_for_each(|letter| match letter {
+        '/' | '#' | '%' => write!(f, "%{:02X}", u32::from(letter)),
+        other => f.write_char(other),
+    })
+}
+
+/// The facts that a right rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Basis {
+    /// The holder of the right.
+    pub identity: RightHolder,
+    /// The right ends then at the latest. `None`: it does not end by itself.
+    pub until: Option<SystemTime>,
+}
+
+/// Whether a session has shown a right to something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionStanding {
+    /// The session has shown a right.
+    Proven,
+    /// No right yet, but requests may show one by tokens of their own.
+    Unproven,
+}
+
+/// A token as a peer has presented it, and its content under the policy that was asked last.
+#[derive(Debug)]
+pub struct Presented {
+    credential: Credential,
+    opened: Mutex<Option<OpenedToken>>,
+}
+
+/// The content of a token under the policy of this version.
+type OpenedToken = (u64, Result<Arc<Grant>, TokenError>);
+
+impl Presented {
+    /// Keeps a token. It is opened when it is needed first.
+    pub fn new(credential: Credential) -> Arc<Self> {
+        Arc::new(Self { credential, opened: Mutex::new(None) })
+    }
+
+    /// Returns the token as the peer has sent it.
+    pub fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    /// Returns the grant of the token, if it is good at `now`. Its signature is checked once for each policy.
+    pub fn grant(&self, policy: &AccessPolicy, now: SystemTime) -> Result<Arc<Grant>, TokenError> {
+        let mut opened = self.opened.lock();
+        let known = opened.as_ref().filter(|(version, _)| *version == policy.version);
+        let grant = match known {
+            Some((_, grant)) => grant.clone(),
+            None => {
+                let grant = token::open(&self.credential, &policy.tokens.keys).map(Arc::new);
+                *opened = Some((policy.version, grant.clone()));
+                grant
+            }
+        }?;
+        drop(opened);
+        policy.tokens.check_claims(&grant, now)?;
+        Ok(grant)
+    }
+
+    fn identity(&self, grant: &Grant) -> RightHolder {
+        let holder = match (&grant.subject, &grant.id) {
+            (Some(subject), _) => TokenHolder::Subject(subject.clone()),
+            (None, Some(id)) => TokenHolder::Id(id.clone()),
+            (None, None) => {
+                let digest = ring::digest::digest(&ring::digest::SHA256, &self.credential.value);
+                TokenHolder::Digest(digest.as_ref().try_into().unwrap_or_default()) // SHA-256 has 32 bytes
+            }
+        };
+        RightHolder::Token { issuer: grant.issuer.clone(), holder }
+    }
+}
+
+impl AccessPolicy {
+    /// Makes a policy. If there are no `rules`, keys leave everything to tokens, and `certificates` to anyone with one.
+    /// If there is none of these, the relay is open. It does not open because keys or roots that the settings name are
+    /// missing.
+    pub fn new(rules: Vec<AccessRule>, tokens: Requirements, certificates: bool) -> Self {
+        let mut policy = Self { rules, tokens, doubts_certificates: false, version: 0 };
+        if policy.rules.is_empty() {
+            let certificate = certificates.then_some(Principal::Certificate(None));
+            let token = policy.reads_tokens().then_some(Principal::Token);
+            let all: Vec<_> = token.into_iter().chain(certificate).collect();
+            if !all.is_empty() {
+                let publish = all.clone();
+                let subscribe = all;
+                let namespace = Pattern::any();
+                policy.rules.push(AccessRule { namespace, publish, subscribe, path: None, authority: None });
+            }
+        }
+        policy
+    }
+
+    /// Reports whether anyone may do anything.
+    pub fn is_open(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Returns how many rules there are.
+    pub fn rule_count(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Reports whether tokens are read at all.
+    pub fn reads_tokens(&self) -> bool {
+        self.tokens.wants_keys || !self.tokens.keys.is_empty()
+    }
+
+    /// Reports whether the connection alone makes the peer one of these; the certificate's name, if it is by that.
+    fn is(
+        &self,
+        principal: &Principal,
+        peer: &SessionPeer,
+        now: SystemTime,
+    ) -> Option<Option<CertificateName>> {
+        match principal {
+            Principal::Certificate(_) if self.doubts_certificates => None,
+            other => other.is(peer, now),
+        }
+    }
+
+    /// Checks that all of `tokens` are good.
+    ///
+    /// # Errors
+    /// The fault of the first token that is not good.
+    pub fn check_tokens(&self, tokens: &[Arc<Presented>], now: SystemTime) -> Result<(), AccessRefusal> {
+        if tokens.len() > MAX_TOKENS {
+            return Err(AccessRefusal::Many);
+        }
+        for (nth, token) in tokens.iter().enumerate() {
+            if tokens[..nth].iter().any(|before| before.credential == token.credential) {
+                return Err(AccessRefusal::Repeated);
+            }
+            if self.reads_tokens() {
+                token.grant(self, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides whether `peer` with `tokens` may have a session, and whether it has shown a right to anything in it.
+    ///
+    /// # Errors
+    /// The peer could never do anything in it, or its tokens, which it relies on, are not good.
+    pub fn decide_session(
+        &self,
+        peer: &SessionPeer,
+        tokens: &[Arc<Presented>],
+        now: SystemTime,
+    ) -> Result<(Basis, SessionStanding), AccessRefusal> {
+        let client = || Basis { identity: RightHolder::Client(networks::client(peer.address)), until: None };
+        if self.is_open() {
+            return Ok((client(), SessionStanding::Proven));
+        }
+        let resource = Resource::session();
+        let by_token = self.token_basis(peer, tokens, Action::ClientSetup, &resource, now);
+        let rules = || self.rules.iter().filter(|rule| rule.is_for(peer));
+        let mut principals = rules().flat_map(|rule| rule.publish.iter().chain(&rule.subscribe));
+        let takes_tokens = self.reads_tokens() && principals.clone().any(|one| *one == Principal::Token);
+        if takes_tokens && let Ok(basis) = by_token {
+            return Ok((basis, SessionStanding::Proven));
+        }
+        if let Some(name) = principals.find_map(|one| self.is(one, peer, now)) {
+            return Ok((self.connection_basis(peer, name), SessionStanding::Proven));
+        }
+        match by_token {
+            // Requests may bring their own.
+            Err(AccessRefusal::NotAllowed) if takes_tokens && tokens.is_empty() => {
+                Ok((client(), SessionStanding::Unproven))
+            }
+            Err(refusal) if takes_tokens => Err(refusal),
+            _ => Err(AccessRefusal::NotAllowed),
+        }
+    }
+
+    /// Decides whether `peer` with `tokens` may do this.
+    ///
+    /// # Errors
+    /// The peer may not.
+    pub fn decide(
+        &self,
+        peer: &SessionPeer,
+        tokens: &[Arc<Presented>],
+        action: Action,
+        resource: &Resource,
+        now: SystemTime,
+    ) -> Result<Basis, AccessRefusal> {
+        if self.is_open() {
+            return Ok(Basis { identity: RightHolder::Client(networks::client(peer.address)), until: None });
+        }
+        let applies = |rule: &&AccessRule| rule.is_for(peer) && rule.namespace.matches(&resource.namespace);
+        let principals: Vec<&Principal> = match action {
+            // A rule that allows an action allows updates of it.
+            Action::RequestUpdate => {
+                let rules = self.rules.iter().filter(applies);
+                rules.flat_map(|rule| rule.publish.iter().chain(&rule.subscribe)).collect()
+            }
+            _ => self.rules.iter().filter(applies).flat_map(|rule| rule.principals(action)).collect(),
+        };
+        let mut refusal = AccessRefusal::NotAllowed;
+        if principals.contains(&&Principal::Token) {
+            match self.token_basis(peer, tokens, action, resource, now) {
+                Ok(basis) => return Ok(basis),
+                Err(refused) => refusal = refused,
+            }
+        }
+        // A name says more than an address.
+        let mut found: Vec<_> = principals.iter().filter_map(|one| self.is(one, peer, now)).collect();
+        found.sort_by_key(Option::is_none);
+        found.into_iter().next().map(|name| self.connection_basis(peer, name)).ok_or(refusal)
+    }
+
+    fn connection_basis(&self, peer: &SessionPeer, name: Option<CertificateName>) -> Basis {
+        match name {
+            Some(name) => {
+                let until = peer.certificate.as_ref().and_then(|certificate| certificate.not_after);
+                Basis { identity: RightHolder::Certificate(name), until }
+            }
+            None => Basis { identity: RightHolder::Client(networks::client(peer.address)), until: None },
+        }
+    }
+
+    /// Returns the basis by the token that allows it for longest.
+    fn token_basis(
+        &self,
+        peer: &SessionPeer,
+        tokens: &[Arc<Presented>],
+        action: Action,
+        resource: &Resource,
+        now: SystemTime,
+    ) -> Result<Basis, AccessRefusal> {
+        let mut refusal = AccessRefusal::NotAllowed;
+        let mut best: Option<Basis> = None;
+        for token in tokens {
+            match token.grant(self, now) {
+                Ok(grant) if grant.allows(action, resource) && is_at_root(&grant, peer) => {
+                    let basis = Basis { identity: token.identity(&grant), until: grant.expires };
+                    let longer = |best: &Basis| {
+                        best.until.is_some_and(|until| basis.until.is_none_or(|other| other > until))
+                    };
+                    if best.as_ref().is_none_or(longer) {
+                        best = Some(basis);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => refusal = error.into(),
+            }
+        }
+        best.ok_or(refusal)
+    }
+}
+
+/// Reports whether the connection's path and a JWT's `root` overlap.
+fn is_at_root(grant: &Grant, peer: &SessionPeer) -> bool {
+    let Some(root) = &grant.root else { return true };
+    let path = pattern::path(&peer.path);
+    path.iter().zip(root).all(|(one, other)| one == other)
+}

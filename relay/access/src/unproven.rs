@@ -1,0 +1,228 @@
+//! Sessions that have not shown a right to anything yet: how many there may be, and which has to go.
+//!
+//! Whoever connects may bring a token with a request later, so strangers are let in for what they may become. They have
+//! places of their own, few for one client, and no network has more than half. A newcomer is never turned away for want of one: the
+//! session that has waited longest goes, of the network that is full, or that holds most of what it may. So who brings a token at
+//! once is served however many strangers there are.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use millrace_base::networks::{NetworkFull, NetworkPlaces, NetworkPrefix};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::refusal::AccessRefusal;
+
+/// Bounds of sessions without a right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnprovenBounds {
+    /// Sessions, of all clients.
+    pub sessions: usize,
+    /// Sessions of one client, by address or /64. Wider networks have multiples of it ([`millrace_base::networks`]).
+    pub of_client: usize,
+    /// How long one may be without a right after SETUP, and after its last right is over.
+    pub patience: Duration,
+}
+
+impl Default for UnprovenBounds {
+    fn default() -> Self {
+        Self { sessions: 1024, of_client: 64, patience: Duration::from_secs(10) }
+    }
+}
+
+/// The sessions without a right.
+#[derive(Debug)]
+pub struct Unproven {
+    bounds: UnprovenBounds,
+    waiting: Mutex<UnprovenSessions>,
+}
+
+#[derive(Debug)]
+struct UnprovenSessions {
+    next: u64,
+    /// Sessions by age, the oldest first.
+    sessions: BTreeMap<u64, UnprovenSession>,
+    places: NetworkPlaces,
+}
+
+#[derive(Debug)]
+struct UnprovenSession {
+    address: IpAddr,
+    displaced: Arc<Displaced>,
+}
+
+/// Tells a session that its place was taken away.
+#[derive(Debug, Default)]
+struct Displaced {
+    why: OnceLock<AccessRefusal>,
+    told: Notify,
+}
+
+/// A place among the sessions without a right, until it is dropped.
+#[derive(Debug)]
+pub struct UnprovenPlace {
+    of: Arc<Unproven>,
+    number: u64,
+    displaced: Arc<Displaced>,
+}
+
+impl Unproven {
+    /// Makes a table without sessions.
+    pub fn new(bounds: UnprovenBounds) -> Arc<Self> {
+        let places = NetworkPlaces::new(bounds.sessions, bounds.of_client);
+        let waiting = UnprovenSessions { next: 0, sessions: BTreeMap::new(), places };
+        Arc::new(Self { bounds, waiting: Mutex::new(waiting) })
+    }
+
+    /// Returns how long a session may be without a right.
+    pub fn patience(&self) -> Duration {
+        self.bounds.patience
+    }
+
+    /// Returns how many sessions have no right.
+    pub fn count(&self) -> usize {
+        self.waiting.lock().sessions.len()
+    }
+
+    /// Gives a session of this address a place. Where there are as many as there may be, another loses its own.
+    pub fn enter(self: &Arc<Self>, address: IpAddr) -> UnprovenPlace {
+        let mut waiting = self.waiting.lock();
+        // Each takes a place from one, so that there is one in the end.
+        while let Err(full) = waiting.places.enter(address) {
+            waiting.make_room(full);
+        }
+        let number = waiting.next;
+        let displaced = Arc::<Displaced>::default();
+        waiting.next += 1;
+        waiting.sessions.insert(number, UnprovenSession { address, displaced: Arc::clone(&displaced) });
+        UnprovenPlace { of: Arc::clone(self), number, displaced }
+    }
+}
+
+impl UnprovenSessions {
+    fn make_room(&mut self, full: NetworkFull) {
+        match full {
+            NetworkFull::All => {
+                let most = self.places.greatest_load();
+                self.displace(AccessRefusal::Displaced, |places, address| places.load(address) == most);
+            }
+            NetworkFull::Client(client) => self.displace_of(AccessRefusal::Displaced, client),
+            NetworkFull::Wider(network) => self.displace_of(AccessRefusal::NetworkDisplaced, network),
+        }
+    }
+
+    fn displace_of(&mut self, why: AccessRefusal, network: NetworkPrefix) {
+        self.displace(why, |_, address| network.contains(address));
+    }
+
+    /// Takes the place of the oldest of these sessions, and tells it.
+    fn displace(&mut self, why: AccessRefusal, of: impl Fn(&NetworkPlaces, IpAddr) -> bool) {
+        let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
+        let Some(number) = oldest.map(|(number, _)| *number) else { return };
+        if let Some(UnprovenSession { displaced, .. }) = self.leave(number) {
+            let _ = displaced.why.set(why); // it has left once
+            displaced.told.notify_one();
+        }
+    }
+
+    fn leave(&mut self, number: u64) -> Option<UnprovenSession> {
+        let session = self.sessions.remove(&number)?;
+        self.places.leave(session.address);
+        Some(session)
+    }
+}
+
+impl UnprovenPlace {
+    /// Waits until the place is taken away, and returns why it is.
+    pub async fn displaced(&self) -> AccessRefusal {
+        self.displaced.told.notified().await;
+        self.displaced.why.get().copied().unwrap_or(AccessRefusal::Displaced)
+    }
+}
+
+/// Waits until a session's place is taken away, if it has one.
+pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
+    match place {
+        Some(place) => place.displaced().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Drop for UnprovenPlace {
+    fn drop(&mut self) {
+        self.of.waiting.lock().leave(self.number); // none if it was displaced
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn why_displaced(place: &UnprovenPlace) -> Option<AccessRefusal> {
+        match pin!(place.displaced()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(why) => Some(why),
+            Poll::Pending => None,
+        }
+    }
+
+    fn is_displaced(place: &UnprovenPlace) -> bool {
+        why_displaced(place).is_some()
+    }
+
+    fn enter(unproven: &Arc<Unproven>, address: &str) -> UnprovenPlace {
+        unproven.enter(address.parse().unwrap())
+    }
+
+    #[test]
+    fn the_oldest_of_a_client_makes_room_for_its_next() {
+        let unproven = Unproven::new(UnprovenBounds { of_client: 2, ..UnprovenBounds::default() });
+        let addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::3"];
+        let places = addresses.map(|address| enter(&unproven, address));
+        let other = enter(&unproven, "2001:db8:0:1::1");
+        assert_eq!(places.each_ref().map(why_displaced), [Some(AccessRefusal::Displaced), None, None]);
+        assert!(!is_displaced(&other));
+        assert_eq!(unproven.count(), 3);
+        drop((places, other));
+        assert_eq!(unproven.count(), 0);
+        assert_eq!(unproven.waiting.lock().places.taken(), 0);
+    }
+
+    #[test]
+    fn the_client_with_most_sessions_makes_room_for_others() {
+        let unproven =
+            Unproven::new(UnprovenBounds { sessions: 6, of_client: 3, ..UnprovenBounds::default() });
+        let singles = ["192.0.2.1", "198.51.100.1", "198.51.100.2"].map(|at| enter(&unproven, at));
+        let greedy: Vec<_> = (0..3).map(|_| enter(&unproven, "203.0.113.2")).collect();
+        let newcomer = enter(&unproven, "192.0.2.3");
+        assert!(!singles.iter().any(is_displaced) && !is_displaced(&newcomer));
+        assert_eq!(greedy.iter().map(is_displaced).collect::<Vec<_>>(), [true, false, false]);
+        assert_eq!(unproven.count(), 6);
+    }
+
+    /// Whoever has a /48 has 65,536 clients, but no more sessions than half of all.
+    #[test]
+    fn a_network_with_many_addresses_displaces_itself() {
+        let unproven =
+            Unproven::new(UnprovenBounds { sessions: 64, of_client: 4, ..UnprovenBounds::default() });
+        let others: Vec<_> = (0..16).map(|n| enter(&unproven, &format!("198.51.{n}.1"))).collect();
+        let nth = |n: u128| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 64));
+        let many: Vec<_> = (0..1000).map(|n| unproven.enter(nth(n * 61))).collect();
+        assert!(!others.iter().any(is_displaced));
+        let gone: Vec<_> = many.iter().filter_map(why_displaced).collect();
+        assert_eq!((gone.len(), unproven.count()), (1000 - 32, 16 + 32));
+        assert!(gone.iter().all(|why| *why == AccessRefusal::NetworkDisplaced));
+        // One /56 has 8 times what a client has.
+        drop(many);
+        let site: Vec<_> = (0..256).map(|n| unproven.enter(nth(n))).collect();
+        assert_eq!(site.iter().filter(|place| !is_displaced(place)).count(), 32);
+    }
+}

@@ -1,0 +1,477 @@
+//! The route table of one relay.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use millrace_moq::{HopId, HopPath, Namespace};
+
+/// How long a route must have existed before a track leaves a working route for it.
+const HOLD: Duration = Duration::from_secs(5);
+/// How long a track that has lost its route waits before it uses another route through a relay that has just
+/// disappeared. Withdrawals of such routes are probably on their way.
+const HUNT: Duration = Duration::from_millis(500);
+/// The most relays that are remembered as having disappeared.
+const MAX_GONE: usize = 16;
+
+/// The ID of a session with a peer.
+pub type ClusterLink = u64;
+
+/// Identifies an announcement. A session may announce a namespace several times, each time by another request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AnnouncementKey {
+    /// The session that sent the announcement.
+    pub link: ClusterLink,
+    /// The number of the announcement within its session.
+    pub number: u64,
+}
+
+/// An announcement of a namespace, in the form in which peers send it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// The hops from the publisher to the sender, which is the last.
+    pub path: HopPath,
+    /// The cost of receiving from the sender. The cost of the link to the sender is not included.
+    pub cost: u64,
+}
+
+/// A peer for which a route is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The ID of the peer's session, or 0 for the relay itself.
+    pub link: ClusterLink,
+    /// The hop ID of the peer, or [`HopId::UNNAMED`] if the peer is no relay of the cluster.
+    pub hop: HopId,
+}
+
+impl Neighbour {
+    /// The relay itself, for which every route may be used.
+    pub const NOBODY: Self = Self { link: 0, hop: HopId::UNNAMED };
+}
+
+/// A route to a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceRoute {
+    /// The announcement that the route was made from.
+    pub key: AnnouncementKey,
+    /// The hops of the route, the publisher's first.
+    pub path: HopPath,
+    /// The cost, including that of the link to the sender. It is 0 for publishers of this relay.
+    pub cost: u64,
+    /// True if the publisher has its session with this relay.
+    pub is_local: bool,
+    /// The time at which the session began to announce the namespace with a path of this length.
+    pub since: Instant,
+    /// Grows with each announcement. The newer one of two equal routes is preferred.
+    serial: u64,
+}
+
+impl NamespaceRoute {
+    /// Reports whether the route may serve `neighbour`: it must neither come from its session nor pass its hop.
+    fn is_for(&self, neighbour: Neighbour) -> bool {
+        self.key.link != neighbour.link && !self.path.passes(neighbour.hop)
+    }
+}
+
+/// Limits of what peers may announce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteLimits {
+    /// The most announcements of one session.
+    pub per_link: usize,
+}
+
+/// Why an announcement is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnnouncementRefusal {
+    /// The path of the announcement contains this relay.
+    #[error("the path passes this relay")]
+    Loop,
+    /// The session has announced as many namespaces as it may.
+    #[error("the peer announces too many namespaces")]
+    TooMany,
+}
+
+/// The decision about where a track is received from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextSource {
+    /// The track stays at its session.
+    Stay,
+    /// The relay should subscribe to the track at this session, and leave the present ones.
+    Move(ClusterLink),
+    /// The track stays for now, and the decision is due again at this time.
+    Later(Instant),
+    /// There is no route to the track any more.
+    Lost,
+}
+
+/// The routes of one relay. Methods that change routes record the affected namespaces, which
+/// [`RouteTable::take_changes`] returns.
+#[derive(Debug)]
+pub struct RouteTable {
+    own: HopId,
+    limits: RouteLimits,
+    routes: BTreeMap<Namespace, Vec<NamespaceRoute>>,
+    counts: HashMap<ClusterLink, usize>,
+    /// Sessions whose peers do not answer. Their routes are used last.
+    suspects: HashSet<ClusterLink>,
+    /// The sessions from which tracks are received, by the namespace that was announced.
+    carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>,
+    changes: BTreeSet<Namespace>,
+    /// Relays that have recently withdrawn their last announcement here, and when. Routes of other peers through them
+    /// are probably outdated, with a withdrawal on its way.
+    gone: VecDeque<(HopId, Instant)>,
+    serial: u64,
+}
+
+impl RouteTable {
+    /// Makes the table of the relay with the hop ID `own`.
+    pub fn new(own: HopId, limits: RouteLimits) -> Self {
+        Self {
+            own,
+            limits,
+            routes: BTreeMap::new(),
+            counts: HashMap::new(),
+            suspects: HashSet::new(),
+            carried: BTreeMap::new(),
+            changes: BTreeSet::new(),
+            gone: VecDeque::new(),
+            serial: 0,
+        }
+    }
+
+    /// Returns the hop ID of this relay.
+    pub fn own(&self) -> HopId {
+        self.own
+    }
+
+    /// Adds or changes an announcement of a peer. `link_cost` is the cost of the link to the peer.
+    ///
+    /// # Errors
+    /// Returns an error if the announcement is refused. If its path is a loop, an earlier announcement with this key is
+    /// withdrawn.
+    pub fn announce(
+        &mut self,
+        key: AnnouncementKey,
+        namespace: &Namespace,
+        announcement: Announcement,
+        link_cost: u64,
+        now: Instant,
+    ) -> Result<(), AnnouncementRefusal> {
+        let Announcement { path, cost } = announcement;
+        if path.passes(self.own) {
+            self.withdraw(key, namespace, now);
+            return Err(AnnouncementRefusal::Loop);
+        }
+        let count = self.counts.get(&key.link).copied().unwrap_or(0);
+        let is_known = self.route(key, namespace).is_some();
+        if !is_known && count >= self.limits.per_link {
+            return Err(AnnouncementRefusal::TooMany);
+        }
+        self.put(key, namespace, path, cost.saturating_add(link_cost), false, now);
+        Ok(())
+    }
+
+    /// Adds a publisher that has its session with this relay. `path` is the publisher's own path, if it speaks the
+    /// extension.
+    pub fn publish(
+        &mut self,
+        key: AnnouncementKey,
+        namespace: &Namespace,
+        path: Option<HopPath>,
+        now: Instant,
+    ) {
+        let path = path.unwrap_or_else(|| self.stamp(key.link));
+        self.put(key, namespace, path, 0, true, now);
+    }
+
+    /// Makes a path for a publisher without a hop ID. Its hop is derived from the session, and an unnamed hop is added,
+    /// so that other relays prefer fully named paths.
+    fn stamp(&self, link: ClusterLink) -> HopPath {
+        let stamp = mix(self.own.0 ^ mix(link)) & HopId::MAX.0;
+        let named = HopPath::new(HopId(stamp.max(1)));
+        named.then(HopId::UNNAMED).unwrap_or(named)
+    }
+
+    fn put(
+        &mut self,
+        key: AnnouncementKey,
+        namespace: &Namespace,
+        path: HopPath,
+        cost: u64,
+        is_local: bool,
+        now: Instant,
+    ) {
+        self.serial += 1;
+        let serial = self.serial;
+        // A relay that announces again has returned, and old entries have expired.
+        self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
+        let routes = self.routes.entry(namespace.clone()).or_default();
+        match routes.iter_mut().find(|route| route.key == key) {
+            Some(route) if (&route.path, route.cost) == (&path, cost) => return,
+            Some(route) => {
+                // A path of another length counts as a new route, which must first last for [`HOLD`].
+                let since = if route.path.hops().len() == path.hops().len() { route.since } else { now };
+                *route = NamespaceRoute { path, cost, since, serial, ..route.clone() };
+            }
+            None => {
+                routes.push(NamespaceRoute { key, path, cost, is_local, since: now, serial });
+                *self.counts.entry(key.link).or_default() += 1;
+            }
+        }
+        self.changes.insert(namespace.clone());
+    }
+
+    /// Withdraws an announcement. Does nothing if it does not exist.
+    pub fn withdraw(&mut self, key: AnnouncementKey, namespace: &Namespace, now: Instant) {
+        let Some(routes) = self.routes.get_mut(namespace) else { return };
+        let Some(place) = routes.iter().position(|route| route.key == key) else { return };
+        let route = routes.remove(place);
+        if routes.is_empty() {
+            self.routes.remove(namespace);
+        }
+        if let Some(count) = self.counts.get_mut(&key.link) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&key.link);
+                self.suspects.remove(&key.link);
+                // The session's last announcement is gone, so the peer itself has probably disappeared.
+                if !route.is_local && route.path.sender().is_named() {
+                    self.gone.truncate(MAX_GONE - 1);
+                    self.gone.push_front((route.path.sender(), now));
+                }
+            }
+        }
+        self.changes.insert(namespace.clone());
+    }
+
+    /// Marks a session as suspect while its peer does not answer. Routes of suspect sessions are used only if there is
+    /// no other.
+    pub fn set_suspect(&mut self, link: ClusterLink, is_suspect: bool) {
+        let changed = match is_suspect {
+            true => self.counts.contains_key(&link) && self.suspects.insert(link),
+            false => self.suspects.remove(&link),
+        };
+        if changed {
+            let concerns = |routes: &Vec<NamespaceRoute>| routes.iter().any(|route| route.key.link == link);
+            let concerned = self.routes.iter().filter(|(_, routes)| concerns(routes));
+            self.changes.extend(concerned.map(|(namespace, _)| namespace.clone()));
+        }
+    }
+
+    /// Sets the sessions from which tracks are currently received, by the namespaces of the tracks.
+    pub fn set_carried(&mut self, carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>) {
+        // A track's namespace may be longer than the announced one, so the prefixes are looked up.
+        let mut announced: BTreeMap<Namespace, BTreeSet<ClusterLink>> = BTreeMap::new();
+        for (namespace, links) in carried {
+            for prefix in namespace.prefixes() {
+                let routes = self.routes.get(&prefix).into_iter().flatten();
+                let used = routes.map(|route| route.key.link).filter(|link| links.contains(link));
+                let used: Vec<_> = used.collect();
+                if !used.is_empty() {
+                    announced.entry(prefix).or_default().extend(used);
+                }
+            }
+        }
+        for (namespace, links) in &announced {
+            if self.carried.get(namespace) != Some(links) {
+                self.changes.insert(namespace.clone());
+            }
+        }
+        let ended = self.carried.keys().filter(|namespace| !announced.contains_key(namespace));
+        self.changes.extend(ended.cloned());
+        self.carried = announced;
+    }
+
+    /// Reports whether tracks of the namespace are received from this session.
+    pub fn is_carried(&self, namespace: &Namespace, link: ClusterLink) -> bool {
+        self.carried.get(namespace).is_some_and(|links| links.contains(&link))
+    }
+
+    /// Returns the namespaces whose routes have changed since the last call.
+    pub fn take_changes(&mut self) -> BTreeSet<Namespace> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Returns the rank of a route; the smallest is chosen. Routes in use come before unused ones, so that all tracks
+    /// of a namespace take one route. Otherwise two relays could each choose the other's copy, whose announced cost is
+    /// 0, and form a loop.
+    fn rank(&self, namespace: &Namespace, route: &NamespaceRoute) -> impl Ord + use<> {
+        let is_used = self.is_carried(namespace, route.key.link);
+        (self.suspects.contains(&route.key.link), !route.is_local, !is_used, self.merit(namespace, route))
+    }
+
+    /// Returns when a relay on the route disappeared, if one has.
+    fn ghost(&self, route: &NamespaceRoute) -> Option<Instant> {
+        self.gone.iter().find(|(hop, _)| route.path.passes(*hop)).map(|(_, at)| *at)
+    }
+
+    /// Returns the rank of a route without regard to whether it is in use.
+    fn merit(&self, namespace: &Namespace, route: &NamespaceRoute) -> impl Ord + use<> {
+        (
+            self.suspects.contains(&route.key.link),
+            self.ghost(route).is_some(),
+            !route.is_local,
+            route.path.has_unnamed(),
+            route.cost,
+            route.path.hops().len(),
+            if route.is_local { 0 } else { hash(namespace, &route.path) },
+            Reverse(route.serial),
+        )
+    }
+
+    fn route(&self, key: AnnouncementKey, namespace: &Namespace) -> Option<&NamespaceRoute> {
+        self.routes.get(namespace)?.iter().find(|route| route.key == key)
+    }
+
+    /// Returns the best route to exactly this namespace that may serve `neighbour`.
+    pub fn best(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<&NamespaceRoute> {
+        let routes = self.routes.get(namespace)?.iter().filter(|route| route.is_for(neighbour));
+        routes.min_by_key(|route| self.rank(namespace, route))
+    }
+
+    /// Returns the routes to exactly this namespace that may serve `neighbour`, the best one first.
+    pub fn routes_for(&self, namespace: &Namespace, neighbour: Neighbour) -> Vec<&NamespaceRoute> {
+        let mut routes = self.routes(namespace);
+        routes.retain(|route| route.is_for(neighbour));
+        routes
+    }
+
+    /// Returns the hops of all routes that a session announces for tracks of a namespace.
+    pub fn hops_by(&self, namespace: &Namespace, link: ClusterLink) -> Vec<HopId> {
+        self.of_link(namespace, link).flat_map(|route| route.path.hops().iter().copied()).collect()
+    }
+
+    /// Returns the best route to tracks in this namespace: the best one to the longest announced prefix of the
+    /// namespace.
+    pub fn find(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<&NamespaceRoute> {
+        longest_first(namespace).iter().find_map(|prefix| self.best(prefix, neighbour))
+    }
+
+    fn find_by<K: Ord>(
+        &self,
+        namespace: &Namespace,
+        order: impl Fn(&Namespace, &NamespaceRoute) -> K,
+    ) -> Option<&NamespaceRoute> {
+        let best =
+            |prefix: &Namespace| self.routes.get(prefix)?.iter().min_by_key(|route| order(prefix, route));
+        longest_first(namespace).iter().find_map(best)
+    }
+
+    /// Returns the path and the cost to announce to `neighbour`. Returns `None` if no route may serve it.
+    pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
+        let routes = self.routes.get(namespace)?.iter().filter(|route| route.is_for(neighbour));
+        // A namespace that is received already is passed on at no further cost. The announced path is the one in use,
+        // even if another would be chosen now.
+        let carried = routes.clone().filter(|route| self.is_carried(namespace, route.key.link));
+        let carried = carried.min_by_key(|route| self.rank(namespace, route));
+        let (route, cost) = match carried {
+            Some(route) => (route, 0),
+            None => {
+                // A path with the maximum number of hops cannot be announced further.
+                let usable = routes.filter(|route| route.path.then(self.own).is_ok());
+                let best = usable.min_by_key(|route| self.rank(namespace, route))?;
+                (best, best.cost)
+            }
+        };
+        Some(Announcement { path: route.path.then(self.own).ok()?, cost })
+    }
+
+    /// Reports whether a route that the session announces for tracks of the namespace passes `hop`.
+    pub fn passes(&self, namespace: &Namespace, link: ClusterLink, hop: HopId) -> bool {
+        self.of_link(namespace, link).any(|route| route.path.passes(hop))
+    }
+
+    fn of_link(&self, namespace: &Namespace, link: ClusterLink) -> impl Iterator<Item = &NamespaceRoute> {
+        let all = namespace.prefixes().filter_map(|prefix| self.routes.get(&prefix));
+        all.flatten().filter(move |route| route.key.link == link)
+    }
+
+    /// Decides whether a track of `namespace` that is received from the sessions `from` has to move.
+    pub fn next(&self, namespace: &Namespace, from: &[ClusterLink], now: Instant) -> NextSource {
+        let best = self.find_by(namespace, |prefix, route| self.merit(prefix, route));
+        let current = from.iter().flat_map(|link| self.of_link(namespace, *link));
+        let Some(current) = current.min_by_key(|route| self.rank(namespace, route)) else {
+            // The present route was withdrawn. A route through a relay that just disappeared is used only after a while.
+            return match best.map(|best| (best.key.link, self.ghost(best).map(|at| at + HUNT))) {
+                Some((_, Some(until))) if now < until => NextSource::Later(until),
+                Some((link, _)) => NextSource::Move(link),
+                None => NextSource::Lost,
+            };
+        };
+        let Some(best) = best.filter(|best| !from.contains(&best.key.link)) else { return NextSource::Stay };
+        let is_suspect = |route: &NamespaceRoute| self.suspects.contains(&route.key.link);
+        // A suspect session is left at once, but not for another suspect.
+        if is_suspect(current) {
+            return if is_suspect(best) { NextSource::Stay } else { NextSource::Move(best.key.link) };
+        }
+        // Moving only to strictly shorter paths keeps loops from forming, see the crate's documentation.
+        let is_shorter = best.path.hops().len() < current.path.hops().len();
+        match is_shorter && best.cost <= current.cost {
+            true if now >= best.since + HOLD => NextSource::Move(best.key.link),
+            true => NextSource::Later(best.since + HOLD),
+            false => NextSource::Stay,
+        }
+    }
+
+    /// Reports whether any session announces exactly this namespace.
+    pub fn has(&self, namespace: &Namespace) -> bool {
+        self.routes.contains_key(namespace)
+    }
+
+    /// Returns the announced namespaces below `prefix`, in their order.
+    pub fn below<'a>(&'a self, prefix: &'a Namespace) -> impl Iterator<Item = &'a Namespace> {
+        let from = self.routes.range(prefix.clone()..).map(|(namespace, _)| namespace);
+        from.take_while(move |namespace| prefix.is_prefix_of(namespace))
+    }
+
+    /// Returns the routes to exactly this namespace, in order of preference.
+    pub fn routes(&self, namespace: &Namespace) -> Vec<&NamespaceRoute> {
+        let mut routes: Vec<_> = self.routes.get(namespace).into_iter().flatten().collect();
+        routes.sort_by_key(|route| self.rank(namespace, route));
+        routes
+    }
+
+    /// Returns the numbers of namespaces, of routes, and of namespaces that are received from other relays.
+    pub fn size(&self) -> (usize, usize, usize) {
+        (self.routes.len(), self.routes.values().map(Vec::len).sum(), self.carried.len())
+    }
+
+    /// Returns the number of announcements of a session.
+    pub fn count(&self, link: ClusterLink) -> usize {
+        self.counts.get(&link).copied().unwrap_or(0)
+    }
+
+    /// Reports whether the session is marked as suspect.
+    pub fn is_suspect(&self, link: ClusterLink) -> bool {
+        self.suspects.contains(&link)
+    }
+}
+
+fn longest_first(namespace: &Namespace) -> Vec<Namespace> {
+    let mut prefixes: Vec<_> = namespace.prefixes().collect();
+    prefixes.sort_by_key(|prefix| Reverse(prefix.fields().len()));
+    prefixes
+}
+
+/// Hashes a namespace and a path with FNV-1a. All relays of all versions must prefer the same one of equal routes. The
+/// namespace is included to spread equal routes over the peers.
+fn hash(namespace: &Namespace, path: &HopPath) -> u64 {
+    let fields = namespace.fields().iter().flat_map(|field| field.iter().copied());
+    let hops = path.hops().iter().flat_map(|hop| hop.0.to_le_bytes());
+    fields.chain(hops).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// Mixes the bits of a number with the finaliser of SplitMix64.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+#[cfg(test)]
+mod tests;

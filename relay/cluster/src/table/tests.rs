@@ -1,0 +1,382 @@
+//! Tests of single route tables, and of simulated meshes of relays.
+
+use std::collections::VecDeque;
+
+use super::*;
+
+fn namespace(path: &str) -> Namespace {
+    Namespace::from_path(path).unwrap()
+}
+
+fn table(own: u64) -> RouteTable {
+    RouteTable::new(HopId(own), RouteLimits { per_link: 100 })
+}
+
+fn path(hops: &[u64]) -> HopPath {
+    let first = HopPath::new(HopId(hops[0]));
+    hops[1..].iter().fold(first, |path, hop| path.then(HopId(*hop)).unwrap())
+}
+
+fn key(link: ClusterLink) -> AnnouncementKey {
+    AnnouncementKey { link, number: 0 }
+}
+
+fn announce(
+    table: &mut RouteTable,
+    link: ClusterLink,
+    hops: &[u64],
+    cost: u64,
+    now: Instant,
+) -> Result<(), AnnouncementRefusal> {
+    let announcement = Announcement { path: path(hops), cost };
+    table.announce(key(link), &namespace("live"), announcement, 1, now)
+}
+
+fn best(table: &RouteTable) -> Option<ClusterLink> {
+    table.best(&namespace("live"), Neighbour::NOBODY).map(|route| route.key.link)
+}
+
+#[test]
+fn cheapest_route_wins_and_the_next_one_stands_by() {
+    let now = Instant::now();
+    let live = namespace("live");
+    let mut table = table(9);
+    announce(&mut table, 1, &[100, 1], 5, now).unwrap();
+    announce(&mut table, 2, &[100, 7, 2], 2, now).unwrap();
+    assert_eq!(best(&table), Some(2));
+    // A path with an unnamed hop is worse than any path without one, whatever they cost.
+    announce(&mut table, 3, &[100, 0, 3], 0, now).unwrap();
+    assert_eq!(best(&table), Some(2));
+    table.withdraw(key(2), &live, now);
+    assert_eq!(best(&table), Some(1));
+    table.set_suspect(1, true);
+    assert_eq!(best(&table), Some(3));
+    table.set_suspect(1, false);
+    table.publish(key(4), &live, None, now);
+    assert_eq!(best(&table), Some(4), "the publisher is here");
+    assert_eq!(table.take_changes(), [live.clone()].into());
+    for link in [1, 3, 4] {
+        table.withdraw(key(link), &live, now);
+    }
+    assert!(best(&table).is_none() && table.counts.is_empty() && table.routes.is_empty());
+}
+
+#[test]
+fn equal_routes_are_preferred_alike_whatever_their_order() {
+    let now = Instant::now();
+    let mut one = table(9);
+    let mut other = table(10);
+    let paths = [[100, 1], [100, 2], [100, 3]];
+    for (link, hops) in paths.iter().enumerate() {
+        announce(&mut one, link as u64, hops, 3, now).unwrap();
+    }
+    for (link, hops) in paths.iter().enumerate().rev() {
+        announce(&mut other, link as u64, hops, 3, now).unwrap();
+    }
+    assert_eq!(best(&one), best(&other));
+}
+
+#[test]
+fn announcement_that_came_back_is_refused_and_withdraws_the_earlier_one() {
+    let now = Instant::now();
+    let mut table = table(9);
+    announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+    assert_eq!(announce(&mut table, 1, &[100, 9, 1], 0, now), Err(AnnouncementRefusal::Loop));
+    assert_eq!(best(&table), None);
+}
+
+#[test]
+fn peer_announces_no_more_namespaces_than_it_may() {
+    let now = Instant::now();
+    let mut table = RouteTable::new(HopId(9), RouteLimits { per_link: 3 });
+    let mut taken = 0;
+    for number in 0..1000 {
+        let announcement = Announcement { path: path(&[100, 1]), cost: number };
+        let namespace = namespace(&format!("live/{number}"));
+        taken += u64::from(table.announce(key(1), &namespace, announcement, 1, now).is_ok());
+    }
+    assert_eq!((taken, table.routes.len(), table.count(1)), (3, 3, 3));
+    let announcement = Announcement { path: path(&[100, 1]), cost: 7 };
+    assert_eq!(
+        table.announce(key(1), &namespace("live/0"), announcement.clone(), 1, now),
+        Ok(()),
+        "a change"
+    );
+    assert_eq!(table.announce(key(2), &namespace("live/9"), announcement, u64::MAX, now), Ok(()));
+    assert_eq!(table.best(&namespace("live/9"), Neighbour::NOBODY).unwrap().cost, u64::MAX);
+}
+
+#[test]
+fn route_through_a_neighbour_is_not_announced_to_it() {
+    let now = Instant::now();
+    let live = namespace("live");
+    let mut table = table(9);
+    announce(&mut table, 1, &[100, 5, 1], 0, now).unwrap();
+    announce(&mut table, 2, &[100, 2], 6, now).unwrap();
+    let told = |table: &RouteTable, link, hop| {
+        let told = table.announcement(&live, Neighbour { link, hop: HopId(hop) })?;
+        Some((told.path, told.cost))
+    };
+    assert_eq!(told(&table, 3, 3), Some((path(&[100, 5, 1, 9]), 1)));
+    for (link, hop) in [(1, 1), (5, 5)] {
+        assert_eq!(told(&table, link, hop), Some((path(&[100, 2, 9]), 7)), "{hop}");
+    }
+    assert_eq!(told(&table, 1, 0), Some((path(&[100, 2, 9]), 7)), "an unnamed peer");
+    // A route in use is announced with cost 0, even if an unused route would be cheaper.
+    table.take_changes();
+    table.set_carried([(namespace("live/room"), [2].into())].into());
+    assert_eq!(table.take_changes(), [live.clone()].into());
+    assert_eq!(told(&table, 3, 3), Some((path(&[100, 2, 9]), 0)));
+    assert_eq!(told(&table, 2, 2), Some((path(&[100, 5, 1, 9]), 1)));
+    table.set_carried(BTreeMap::new());
+    assert_eq!(table.take_changes(), [live.clone()].into());
+}
+
+#[test]
+fn longest_namespace_is_asked_first() {
+    let now = Instant::now();
+    let mut table = table(9);
+    let mut put = |link, at: &str, hops: &[u64]| {
+        let announcement = Announcement { path: path(hops), cost: 0 };
+        table.announce(key(link), &namespace(at), announcement, 1, now).unwrap();
+    };
+    put(1, "live", &[100, 1]);
+    put(2, "live/room", &[100, 7, 2]);
+    let of = |at: &str, hop| {
+        let neighbour = Neighbour { link: 99, hop: HopId(hop) };
+        table.find(&namespace(at), neighbour).map(|route| route.key.link)
+    };
+    assert_eq!(of("live/room/cam", 0), Some(2));
+    assert_eq!(of("live/room", 7), Some(1), "relay 7 is on the longer one's way");
+    assert_eq!(of("live/other", 0), Some(1));
+    assert_eq!(of("other", 0), None);
+}
+
+#[test]
+fn track_leaves_a_route_that_works_only_for_a_shorter_one_that_lasts_and_costs_no_more() {
+    let now = Instant::now();
+    let live = namespace("live");
+    let later = now + HOLD;
+    let mut table = table(9);
+    announce(&mut table, 1, &[100, 5, 1], 4, now).unwrap();
+    assert_eq!(table.next(&live, &[1], now), NextSource::Stay);
+    announce(&mut table, 2, &[100, 6, 2], 0, now).unwrap();
+    assert_eq!(table.next(&live, &[1], later), NextSource::Stay, "it is cheaper, but as long");
+    announce(&mut table, 4, &[100, 4], 9, now).unwrap();
+    assert_eq!(table.next(&live, &[1], later), NextSource::Stay, "it is shorter, but costs more");
+    table.withdraw(key(4), &live, now);
+    announce(&mut table, 3, &[100, 3], 0, now).unwrap();
+    assert_eq!(table.next(&live, &[1], now), NextSource::Later(later));
+    assert_eq!(table.next(&live, &[1], later), NextSource::Move(3));
+    table.set_suspect(3, true);
+    assert_eq!(table.next(&live, &[3], later), NextSource::Move(2));
+    table.withdraw(key(2), &live, now);
+    table.set_suspect(1, true);
+    assert_eq!(table.next(&live, &[3], later), NextSource::Stay, "no other one answers");
+    table.withdraw(key(3), &live, now);
+    assert_eq!(table.next(&live, &[3], later), NextSource::Move(1));
+    table.withdraw(key(1), &live, now);
+    assert_eq!(table.next(&live, &[3], later), NextSource::Lost);
+}
+
+/// A simulated mesh: relays by index, links with their costs, and messages in flight. In each relay, the session with
+/// relay `n` has the ID `n + 1`, because 0 is not a valid ID.
+struct Mesh {
+    tables: Vec<RouteTable>,
+    links: Vec<BTreeMap<usize, u64>>,
+    /// The announcements that each relay has sent to each other one.
+    told: BTreeMap<(usize, usize), Announcement>,
+    way: VecDeque<(usize, usize, Option<Announcement>)>,
+    seed: u64,
+    messages: usize,
+}
+
+impl Mesh {
+    fn random(seed: u64, relays: usize) -> Self {
+        let mut mesh = Self {
+            tables: (0..relays).map(|relay| table(relay as u64 + 1)).collect(),
+            links: vec![BTreeMap::new(); relays],
+            told: BTreeMap::new(),
+            way: VecDeque::new(),
+            seed,
+            messages: 0,
+        };
+        for relay in 1..relays {
+            let other = mesh.below(relay);
+            mesh.link(relay, other);
+        }
+        for _ in 0..relays {
+            let one = mesh.below(relays);
+            let other = mesh.below(relays);
+            if one != other {
+                mesh.link(one, other);
+            }
+        }
+        mesh
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.seed = mix(self.seed);
+        (self.seed % bound as u64) as usize
+    }
+
+    fn link(&mut self, one: usize, other: usize) {
+        let cost = self.below(4) as u64;
+        self.links[one].insert(other, cost);
+        self.links[other].insert(one, cost);
+    }
+
+    fn tell(&mut self, relay: usize) {
+        let live = namespace("live");
+        self.tables[relay].take_changes();
+        for other in self.links[relay].keys().copied().collect::<Vec<_>>() {
+            let neighbour = Neighbour { link: other as u64 + 1, hop: HopId(other as u64 + 1) };
+            let told = self.tables[relay].announcement(&live, neighbour);
+            if self.told.get(&(relay, other)) != told.as_ref() {
+                match told.clone() {
+                    Some(told) => self.told.insert((relay, other), told),
+                    None => self.told.remove(&(relay, other)),
+                };
+                self.way.push_back((relay, other, told));
+            }
+        }
+    }
+
+    /// Delivers messages until there are none left. The order on each link is kept.
+    fn settle(&mut self, now: Instant) {
+        let live = namespace("live");
+        while !self.way.is_empty() {
+            let place = self.below(self.way.len());
+            let (from, to, _) = self.way[place];
+            let first = self.way.iter().position(|(one, other, _)| (*one, *other) == (from, to)).unwrap();
+            let (_, _, told) = self.way.remove(first).unwrap();
+            let Some(cost) = self.links[to].get(&from).copied() else { continue };
+            self.messages += 1;
+            assert!(self.messages < 200_000, "the mesh does not settle");
+            match told {
+                Some(told) => {
+                    let taken = self.tables[to].announce(key(from as u64 + 1), &live, told, cost, now);
+                    assert_ne!(taken, Err(AnnouncementRefusal::TooMany));
+                }
+                None => self.tables[to].withdraw(key(from as u64 + 1), &live, now),
+            }
+            self.tell(to);
+        }
+    }
+
+    fn cut(&mut self, one: usize, other: usize, now: Instant) {
+        for (one, other) in [(one, other), (other, one)] {
+            self.links[one].remove(&other);
+            self.told.remove(&(one, other));
+            self.tables[one].withdraw(key(other as u64 + 1), &namespace("live"), now);
+        }
+        self.tell(one);
+        self.tell(other);
+    }
+
+    /// Reports whether one relay can reach the other over the links that are left.
+    fn connects(&self, from: usize, to: usize) -> bool {
+        let mut seen = BTreeSet::from([from]);
+        let mut next = vec![from];
+        while let Some(relay) = next.pop() {
+            next.extend(self.links[relay].keys().copied().filter(|other| seen.insert(*other)));
+        }
+        seen.contains(&to)
+    }
+
+    /// Follows the best routes from every relay. They must lead to the publisher's relay without a loop, unless it
+    /// cannot be reached.
+    fn check(&self, origin: usize) {
+        let live = namespace("live");
+        for start in 0..self.tables.len() {
+            let mut at = start;
+            let mut steps = 0;
+            while at != origin {
+                let Some(route) = self.tables[at].best(&live, Neighbour::NOBODY) else { break };
+                let next = route.key.link as usize - 1;
+                assert!(self.links[at].contains_key(&next), "over a link that is cut");
+                at = next;
+                steps += 1;
+                assert!(steps <= self.tables.len(), "a circle");
+            }
+            assert_eq!(at == origin, self.connects(start, origin), "relay {start}");
+        }
+    }
+}
+
+#[test]
+fn random_meshes_converge_without_loops_and_find_every_route_left() {
+    let now = Instant::now();
+    for seed in 0..60 {
+        let mut mesh = Mesh::random(seed, 3 + seed as usize % 12);
+        let origin = mesh.below(mesh.tables.len());
+        let publisher = AnnouncementKey { link: 1000, number: 0 };
+        mesh.tables[origin].publish(publisher, &namespace("live"), None, now);
+        mesh.tell(origin);
+        mesh.settle(now);
+        mesh.check(origin);
+        for _ in 0..mesh.tables.len() {
+            let one = mesh.below(mesh.tables.len());
+            let others: Vec<_> = mesh.links[one].keys().copied().collect();
+            if others.is_empty() {
+                continue;
+            }
+            let other = others[mesh.below(others.len())];
+            mesh.cut(one, other, now);
+            if mesh.below(2) == 0 {
+                mesh.settle(now);
+                mesh.check(origin);
+            }
+        }
+        mesh.settle(now);
+        mesh.check(origin);
+        mesh.tables[origin].withdraw(publisher, &namespace("live"), now);
+        mesh.tell(origin);
+        mesh.settle(now);
+        assert!(mesh.tables.iter().all(|table| !table.has(&namespace("live"))), "seed {seed}: a ghost");
+    }
+}
+
+/// The mesh also converges if relays announce namespaces that they already receive at cost 0.
+#[test]
+fn meshes_with_copies_in_use_converge() {
+    let now = Instant::now();
+    let live = namespace("live");
+    for seed in 100..130 {
+        let mut mesh = Mesh::random(seed, 8);
+        mesh.tables[0].publish(AnnouncementKey { link: 1000, number: 0 }, &live, None, now);
+        mesh.tell(0);
+        mesh.settle(now);
+        for _ in 0..8 {
+            let relay = mesh.below(8);
+            if let Some(route) = mesh.tables[relay].best(&live, Neighbour::NOBODY).cloned() {
+                mesh.tables[relay].set_carried([(live.clone(), [route.key.link].into())].into());
+                mesh.tell(relay);
+                mesh.settle(now);
+            }
+        }
+        mesh.check(0);
+    }
+}
+
+/// The other peers of a relay that has disappeared withdraw their routes through it a moment later.
+#[test]
+fn route_by_way_of_a_relay_that_is_gone_comes_last_and_after_a_moment() {
+    let now = Instant::now();
+    let live = namespace("live");
+    let mut table = table(9);
+    announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+    announce(&mut table, 2, &[100, 1, 2], 0, now).unwrap();
+    table.withdraw(key(1), &live, now);
+    assert_eq!(table.next(&live, &[1], now), NextSource::Later(now + HUNT));
+    assert_eq!(table.next(&live, &[1], now + HUNT), NextSource::Move(2));
+    announce(&mut table, 3, &[100, 6, 5, 3], 9, now).unwrap();
+    assert_eq!(table.next(&live, &[1], now), NextSource::Move(3));
+    announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+    assert_eq!(best(&table), Some(1), "it is back");
+    for _ in 0..100 {
+        table.withdraw(key(1), &live, now);
+        announce(&mut table, 1, &[100, 1], 0, now).unwrap();
+    }
+    assert!(table.gone.len() <= MAX_GONE);
+}

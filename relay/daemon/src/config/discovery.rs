@@ -1,0 +1,152 @@
+//! `[discovery]`: where relays of the cluster are found, in the file only.
+
+use std::{path::PathBuf, time::Duration};
+
+use millrace_daemon::duration;
+use millrace_relay::access::pattern::Pattern;
+use millrace_relay_discovery::{ListPlace, check_url};
+use serde::Deserialize;
+use toml::{
+    Spanned,
+    de::{DeValue, ValueDeserializer},
+};
+use url::Url;
+
+/// The key of the table.
+pub const DISCOVERY: &str = "discovery";
+
+const PREFIX: &str = "/millrace/relays/";
+const LEASE: Duration = Duration::from_secs(10);
+/// etcd grants no shorter lease than about 2 s, and a record that outlives its relay for hours is of no use.
+const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+const INTERVAL: Duration = Duration::from_secs(10);
+const REGION_COST: u64 = 10;
+
+/// The store that relays of the cluster are found through, and the terms for them.
+#[derive(Clone, Debug)]
+pub struct DiscoveryConfig {
+    pub store: DiscoveryStore,
+    /// This relay's URL for others.
+    pub url: Option<Url>,
+    /// The site that this relay stands in.
+    pub region: Option<String>,
+    /// The cost of receiving from a relay of another site.
+    pub region_cost: u64,
+    /// The namespaces that relays found may announce; empty for all.
+    pub namespaces: Vec<Pattern>,
+    /// Root certificates of the store's server; `None` for the system's.
+    pub tls_root: Option<PathBuf>,
+    /// The certificate and private key that the store's server is shown.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// The place where relays are found.
+#[derive(Clone, Debug)]
+pub enum DiscoveryStore {
+    /// Records in etcd.
+    Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration },
+    /// A list in a file or behind a URL, read again once in `interval`.
+    List { place: ListPlace, interval: Duration },
+}
+
+/// `[discovery]` as it stands in the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct DiscoveryEntry {
+    #[serde(default)]
+    etcd: Vec<Url>,
+    prefix: Option<String>,
+    lease: Option<String>,
+    list: Option<String>,
+    interval: Option<String>,
+    url: Option<Url>,
+    region: Option<String>,
+    region_cost: Option<u64>,
+    #[serde(default)]
+    namespaces: Vec<String>,
+    tls_root: Option<PathBuf>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+}
+
+impl DiscoveryConfig {
+    /// Reads the table as it stands in the file.
+    pub fn read(value: Spanned<DeValue<'_>>) -> Result<Self, String> {
+        let entry = DiscoveryEntry::deserialize(ValueDeserializer::from(value));
+        entry.map_err(|error| error.message().to_owned()).and_then(checked)
+    }
+}
+
+fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
+    let web = |url: &Url| match matches!(url.scheme(), "http" | "https") && url.host_str().is_some() {
+        true => Ok(()),
+        false => Err(format!("{url} begins with neither http:// nor https://")),
+    };
+    if let Some(url) = &entry.url {
+        check_url(url).map_err(|error| error.to_string())?;
+    }
+    let time =
+        |name: &str, text: &Option<String>, default: Duration| match text.as_deref().map(duration::parse) {
+            None => Ok(default),
+            Some(Ok(Duration::ZERO)) => Err(format!("{name} is zero")),
+            Some(time) => time.map_err(|error| format!("{name}: {error}")),
+        };
+    let lease = time("lease", &entry.lease, LEASE)?;
+    let interval = time("interval", &entry.interval, INTERVAL)?;
+    let store = match (entry.etcd.is_empty(), entry.list) {
+        (false, None) => {
+            entry.etcd.iter().try_for_each(web)?;
+            if entry.url.is_none() {
+                return Err("etcd needs url, the address of this relay for others: moqt://HOST:PORT".into());
+            }
+            if !LEASES.contains(&lease) {
+                return Err("lease is not from 2s to 1h".into());
+            }
+            let prefix = entry.prefix.clone().unwrap_or_else(|| PREFIX.to_owned());
+            if !prefix.is_ascii() || !prefix.ends_with('/') {
+                return Err(format!(
+                    "prefix {prefix:?} does not end with a slash, or has other characters than ASCII"
+                ));
+            }
+            DiscoveryStore::Etcd { endpoints: entry.etcd, prefix, lease }
+        }
+        (true, Some(list)) => {
+            let place = match list.parse::<Url>() {
+                Ok(url) if matches!(url.scheme(), "http" | "https") => ListPlace::Url(url),
+                _ if list.starts_with('/') => ListPlace::File(list.into()),
+                _ => {
+                    return Err(format!(
+                        "list {list:?} is neither an http:// or https:// URL nor an absolute path"
+                    ));
+                }
+            };
+            DiscoveryStore::List { place, interval }
+        }
+        _ => return Err("needs one of etcd and list".into()),
+    };
+    let foreign = match &store {
+        DiscoveryStore::Etcd { .. } => [("interval", entry.interval.is_some())].to_vec(),
+        DiscoveryStore::List { .. } => {
+            [("prefix", entry.prefix.is_some()), ("lease", entry.lease.is_some())].to_vec()
+        }
+    };
+    if let Some((name, _)) = foreign.into_iter().find(|(_, given)| *given) {
+        return Err(format!("{name} means nothing with this store"));
+    }
+    let identity = match (entry.tls_cert, entry.tls_key) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        _ => return Err("tls-cert and tls-key need each other".into()),
+    };
+    let pattern = |text: &String| text.parse::<Pattern>().map_err(|error| format!("{text:?}: {error}"));
+    let namespaces = entry.namespaces.iter().map(pattern).collect::<Result<_, _>>()?;
+    Ok(DiscoveryConfig {
+        store,
+        url: entry.url,
+        region: entry.region,
+        region_cost: entry.region_cost.unwrap_or(REGION_COST),
+        namespaces,
+        tls_root: entry.tls_root,
+        identity,
+    })
+}

@@ -1,0 +1,172 @@
+//! Connects the relay to what discovery finds, and keeps this relay's record.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use millrace_daemon::pem;
+use millrace_relay::{ClusterPeer, UpstreamRelay, status::ClusterDiscoveryStatus};
+use millrace_relay_discovery::{
+    Discovery, DiscoveryState, EtcdConfig, EtcdDiscovery, HttpClient, ListDiscovery, ListPlace, RelayRecord,
+};
+use rustls::{ClientConfig, sign::SingleCertAndKey};
+use tokio::{sync::watch, task::JoinHandle, time};
+
+use crate::{
+    access,
+    config::{ClusterConfig, DISCOVERY, DiscoveryConfig, DiscoveryStore, SYSTEM_ROOTS, UpstreamConfig},
+    random,
+};
+
+/// How long the end of the relay waits for the withdrawal of its record.
+const WITHDRAWAL: Duration = Duration::from_secs(3);
+
+/// A relay's discovery.
+pub struct RelayDiscovery {
+    config: DiscoveryConfig,
+    discovery: Discovery,
+    upstream: Option<UpstreamConfig>,
+    /// This relay's record, if the store has one.
+    own: watch::Sender<Option<RelayRecord>>,
+}
+
+/// A discovery that runs. Dropping it leaves this relay's record to its lease.
+pub struct RunningDiscovery {
+    own: watch::Sender<Option<RelayRecord>>,
+    found: watch::Receiver<DiscoveryState>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for RunningDiscovery {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl RunningDiscovery {
+    /// Marks this relay's record, so that nobody connects any more.
+    pub fn drain(&self) {
+        self.own.send_if_modified(|own| {
+            own.as_mut().is_some_and(|own| !std::mem::replace(&mut own.draining, true))
+        });
+    }
+
+    /// Withdraws this relay's record, if the store answers in time. Otherwise the record goes with its lease.
+    pub async fn end(&self) {
+        self.own.send_replace(None);
+        let mut found = self.found.clone();
+        // If it is late, or discovery is over, the relay ends all the same.
+        let _ = time::timeout(WITHDRAWAL, found.wait_for(|state| !state.is_registered)).await;
+    }
+}
+
+impl RelayDiscovery {
+    /// Reads the files of TLS that the settings name.
+    ///
+    /// # Errors
+    /// A file is not usable.
+    pub fn read(
+        cluster: Option<&ClusterConfig>,
+        upstream: Option<&UpstreamConfig>,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(config) = cluster.and_then(|cluster| cluster.discovery.clone()) else { return Ok(None) };
+        let client = HttpClient::new(Arc::new(tls(&config).context(DISCOVERY)?));
+        let record = config.url.clone().map(|url| RelayRecord {
+            url,
+            region: config.region.clone(),
+            run: random::number().max(1),
+            draining: false,
+        });
+        let (own, watched) = watch::channel(record);
+        let discovery = match &config.store {
+            DiscoveryStore::Etcd { endpoints, prefix, lease } => {
+                let etcd = EtcdConfig { endpoints: endpoints.clone(), prefix: prefix.clone(), lease: *lease };
+                Discovery::Etcd(EtcdDiscovery::new(client, etcd, watched))
+            }
+            DiscoveryStore::List { place, interval } => Discovery::List(ListDiscovery {
+                place: place.clone(),
+                interval: *interval,
+                client,
+                own: config.url.clone(),
+            }),
+        };
+        Ok(Some(Self { config, discovery, upstream: upstream.cloned(), own }))
+    }
+
+    /// Connects `relay` to what is found, from now on.
+    pub fn start(self, relay: &Arc<millrace_relay::Server>) -> RunningDiscovery {
+        let Self { config, discovery, upstream, own } = self;
+        relay.set_discovery(describe(&config, &DiscoveryState::default()));
+        let relay = Arc::downgrade(relay);
+        let (sender, mut found) = watch::channel(DiscoveryState::default());
+        let kept = found.clone();
+        let task = tokio::spawn(async move {
+            let follow = async {
+                while found.changed().await.is_ok() {
+                    let state = found.borrow_and_update().clone();
+                    let Some(relay) = relay.upgrade() else { return };
+                    relay.set_discovery(describe(&config, &state));
+                    relay.set_found_peers(&peers(&config, upstream.as_ref(), &state));
+                }
+            };
+            tokio::join!(discovery.run(sender), follow);
+        });
+        RunningDiscovery { own, found: kept, task }
+    }
+}
+
+/// Returns the relays that this one connects to.
+fn peers(
+    config: &DiscoveryConfig,
+    upstream: Option<&UpstreamConfig>,
+    state: &DiscoveryState,
+) -> Vec<ClusterPeer> {
+    let token = upstream.and_then(|upstream| upstream.token.clone()).map(access::token_file);
+    let dialed = state.relays.iter().filter(|relay| relay.is_dialed_by(config.url.as_ref()));
+    let peer = |relay: &RelayRecord| {
+        let is_far = matches!((&relay.region, &config.region), (Some(its), Some(own)) if its != own);
+        ClusterPeer {
+            upstream: UpstreamRelay { url: relay.url.clone(), token: token.clone() },
+            cost: is_far.then_some(config.region_cost),
+            namespaces: config.namespaces.clone(),
+        }
+    };
+    dialed.map(peer).collect()
+}
+
+fn describe(config: &DiscoveryConfig, state: &DiscoveryState) -> ClusterDiscoveryStatus {
+    ClusterDiscoveryStatus {
+        store: match &config.store {
+            DiscoveryStore::Etcd { .. } => "etcd".to_owned(),
+            DiscoveryStore::List { place: ListPlace::File(path), .. } => path.display().to_string(),
+            // Its path may have a secret.
+            DiscoveryStore::List { place: ListPlace::Url(url), .. } => url.authority().to_owned(),
+        },
+        found: state.relays.len() as u64,
+        registered: state.is_registered,
+        error: state.error().unwrap_or_default().to_owned(),
+        failures: state.failures,
+    }
+}
+
+/// How the store's server is verified, and what it is shown.
+fn tls(config: &DiscoveryConfig) -> anyhow::Result<ClientConfig> {
+    let is_plain = match &config.store {
+        DiscoveryStore::Etcd { endpoints, .. } => endpoints.iter().all(|url| url.scheme() == "http"),
+        DiscoveryStore::List { place: ListPlace::Url(url), .. } => url.scheme() == "http",
+        DiscoveryStore::List { place: ListPlace::File(_), .. } => true,
+    };
+    let roots = match &config.tls_root {
+        Some(path) => pem::roots(path).context("tls-root")?,
+        None if is_plain => rustls::RootCertStore::empty(),
+        None => pem::roots(Path::new(SYSTEM_ROOTS)).context("tls-root")?,
+    };
+    let builder = ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into());
+    let builder = builder.with_safe_default_protocol_versions()?.with_root_certificates(roots);
+    Ok(match &config.identity {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => {
+            let shown = pem::pair(cert, key).context("tls-cert")?;
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)))
+        }
+    })
+}

@@ -1,0 +1,400 @@
+//! The share of the media that the kernel sends, the reason for the rest, and the remedy: in the last ten seconds, for each
+//! session and each interface.
+//!
+//! [`ShareMeter::take`] gets the relay's status every [`PERIOD`]. Shares are the difference to two periods ago.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
+
+use millrace_transport::interfaces::InterfaceRoutes;
+use parking_lot::Mutex;
+use tracing::{info, warn};
+
+use crate::status::{EngineStatus, MediaShare, MediaShares, RelaySessionStatus};
+
+/// How often the meter is to be told.
+pub const PERIOD: Duration = Duration::from_secs(5);
+/// Moments between which the difference is taken: ten seconds.
+const MOMENTS: usize = 2;
+/// Bytes below which a share means nothing.
+const LEAST: u64 = 50_000;
+/// The kernel's path counts as off below the first share, and as on again from the second one.
+const OFF: f64 = 0.5;
+const ON: f64 = 0.8;
+/// Packets that a merged one stands for.
+const MERGED: u64 = 16;
+
+/// Reasons of bytes that userspace sent although the kernel counts nothing against them.
+const BY_DESIGN: &str = "userspace's own";
+const UNSEEN: &str = "not seen";
+
+type Counts = BTreeMap<String, u64>;
+
+/// Outcomes of packets that keep nothing from the kernel, or only say that another one does.
+const HARMLESS: &[&str] = &[
+    "forwarded",
+    "continued",
+    "segmented",
+    "no_slot",
+    "from_subscriber",
+    "declined",
+    "not_udp",
+    "other_port",
+    "unknown_id",
+    "long_header",
+    "malformed",
+    "replayed",
+    "not_authentic",
+];
+/// Likewise of frames, streams that begin, and copies.
+const HARMLESS_BEHIND: &[&str] = &["good", "bound", "preamble", "sent", "before", "gone", "unopened"];
+
+/// Returns what an operator can do about an outcome that the kernel counts, or another reason; empty: nothing. `interface`: where the media
+/// arrives.
+pub fn remedy(reason: &str, interface: &str) -> String {
+    match reason {
+        "super_packet" => format!(
+            "ethtool -K {interface} gro off rx-gro-list off rx-udp-gro-forwarding off; where publishers are on this host, at their end of the \
+             veth or tap: ethtool -K DEVICE tx-udp-segmentation off"
+        ),
+        "bad_size" | "too_long" | "too_large" => format!("ip link set dev {interface} mtu 1500"),
+        "odd_headers" => format!(
+            "ip link show {interface}: packets with IP options or stacked VLAN tags are left to userspace"
+        ),
+        "over_budget" => "set kernel-runs or kernel-copies-per-run higher, and restart the relay".to_owned(),
+        "missed" | "full" | "client_share" => "set kernel-streams higher, and restart the relay".to_owned(),
+        "no_track" => "set kernel-tracks higher, and restart the relay".to_owned(),
+        "other" => "have publishers write the header of a stream in one piece".to_owned(),
+        "ring_full" => {
+            "give the relay more processor time: systemctl set-property millrace-relay CPUWeight=1000"
+                .to_owned()
+        }
+        "no_route" => "ip route get ADDRESS, of the subscriber: a route is missing".to_owned(),
+        "no_neighbour" => format!("ip neigh show dev {interface}: the gateway does not answer"),
+        "lost" => format!("tc -s qdisc show dev {interface}: the interface's queue is full"),
+        "not_arriving" => {
+            "nft list ruleset: rules of this host may stop what the kernel sends; else set engine to user"
+                .to_owned()
+        }
+        "stream_limit" | "stream_credit" | "data_credit" => {
+            "have the subscriber allow more streams, or more bytes".to_owned()
+        }
+        "window" | "behind" => {
+            "offer renditions of a lower bitrate (adaptive): the subscriber's path is slower than the track"
+                .to_owned()
+        }
+        "waiting" | "taken for a publisher" => "set kernel-sessions higher, and restart the relay".to_owned(),
+        "cipher suite" => "set cipher-suites to chacha20-poly1305 and aes-128-gcm".to_owned(),
+        UNSEEN => {
+            "ip route get ADDRESS, of the publisher: name that interface in the setting interface".to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
+/// Returns the count that grew most since `before` and is not `harmless`: its growth, and its name.
+fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Option<(u64, &'a str)> {
+    let grown = |(name, count): (&'a String, &u64)| {
+        let weight = if name == "super_packet" { MERGED } else { 1 };
+        let old = before.and_then(|before| before.get(name)).copied().unwrap_or(0);
+        (count.saturating_sub(old) * weight, name.as_str())
+    };
+    let harmful = now.iter().filter(|(name, _)| !harmless.contains(&name.as_str())).map(grown);
+    harmful.filter(|(count, _)| *count > 0).max_by_key(|(count, _)| *count)
+}
+
+/// Counts at one moment.
+#[derive(Default)]
+struct ShareMoment {
+    /// Bytes that the kernel and userspace sent, and outcomes of copies, by session.
+    sessions: HashMap<u64, (u64, u64, Counts)>,
+    /// Outcomes of publishers' packets, frames and streams.
+    upstream: [Counts; 3],
+}
+
+impl ShareMoment {
+    fn from_engine(engine: &EngineStatus, sessions: &[RelaySessionStatus]) -> Self {
+        let counts = |session: &RelaySessionStatus| session.kernel_copies.clone().unwrap_or_default();
+        let upstream = [&engine.received, &engine.frames, &engine.openings];
+        Self {
+            sessions: sessions
+                .iter()
+                .map(|one| (one.id, (one.kernel.bytes, one.data_plane.bytes, counts(one))))
+                .collect(),
+            upstream: upstream.map(|counts| counts.clone().unwrap_or_default()),
+        }
+    }
+
+    /// Returns the main reason that kept publishers' media from the kernel since `before`, and whether any media reached it.
+    fn upstream_since(&self, before: &Self) -> (Option<(u64, &str)>, bool) {
+        let all =
+            self.upstream.iter().zip(&before.upstream).zip([HARMLESS, HARMLESS_BEHIND, HARMLESS_BEHIND]);
+        let all = all.filter_map(|((now, before), harmless)| worst(now, Some(before), harmless));
+        let [received, ..] = &self.upstream;
+        let [past, ..] = &before.upstream;
+        let came =
+            ["forwarded", "continued", "declined"].iter().any(|name| received.get(*name) > past.get(*name));
+        (all.max_by_key(|(count, _)| *count), came)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum ShareSubject {
+    Interface(String),
+    Session(u64),
+}
+
+/// The meter's state, and the shares that it computed last.
+#[derive(Default)]
+pub struct ShareMeter(Mutex<ReportedShares>);
+
+#[derive(Default)]
+struct ReportedShares {
+    moments: VecDeque<ShareMoment>,
+    shares: MediaShares,
+    /// Interfaces and sessions that the log has reported as off.
+    off: HashSet<ShareSubject>,
+}
+
+impl ShareMeter {
+    pub fn shares(&self) -> MediaShares {
+        self.0.lock().shares.clone()
+    }
+
+    /// Takes what has been counted so far. The log says where the kernel's path has gone off, or is on again.
+    pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
+        let name_of = |ip: IpAddr| match &engine.interfaces[..] {
+            // Behind a bridge or a bond the address is at another interface than the program.
+            [one] => Some(one.name.clone()),
+            _ => routes.interface_to(ip),
+        };
+        let mut told = self.0.lock();
+        if engine.interfaces.is_empty() {
+            *told = ReportedShares::default();
+            return;
+        }
+        told.measure(engine, sessions, name_of);
+        told.log();
+    }
+}
+
+impl ReportedShares {
+    fn measure(
+        &mut self,
+        engine: &EngineStatus,
+        sessions: &[RelaySessionStatus],
+        mut name_of: impl FnMut(IpAddr) -> Option<String>,
+    ) {
+        let now = ShareMoment::from_engine(engine, sessions);
+        let empty = ShareMoment::default();
+        let before = self.moments.front().unwrap_or(&empty);
+        let (upstream, came) = now.upstream_since(before);
+        let mut names = sessions
+            .iter()
+            .map(|one| name_of(one.remote.ip().to_canonical()))
+            .collect::<Vec<_>>()
+            .into_iter();
+        let publishes = |one: &RelaySessionStatus| one.publisher || one.upstream;
+        let arrives = sessions.iter().zip(names.as_slice()).find(|(one, _)| publishes(one));
+        let arrives = arrives.and_then(|(_, name)| name.clone()).unwrap_or_else(|| "INTERFACE".to_owned());
+        let mut shares = MediaShares::default();
+        let mut reasons = HashMap::<String, BTreeMap<String, u64>>::new();
+        for one in sessions {
+            let name = names.next().flatten();
+            let old = before.sessions.get(&one.id);
+            let kernel = one.kernel.bytes.saturating_sub(old.map_or(0, |old| old.0));
+            let user = one.data_plane.bytes.saturating_sub(old.map_or(0, |old| old.1));
+            if kernel + user == 0 {
+                continue;
+            }
+            let mut share = MediaShare { bytes: kernel + user, by_kernel: kernel, ..MediaShare::default() };
+            if user > 0 {
+                let copies = one.kernel_copies.as_ref();
+                let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
+                let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
+                let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
+                let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
+                share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
+                share.remedy = remedy(&share.reason, &arrives);
+            }
+            if let Some(name) = name {
+                *reasons.entry(name.clone()).or_default().entry(share.reason.clone()).or_default() += user;
+                let sum = shares.interfaces.entry(name).or_default();
+                sum.bytes += share.bytes;
+                sum.by_kernel += kernel;
+            }
+            shares.sessions.insert(one.id, share);
+        }
+        for (name, reasons) in reasons {
+            let reason = reasons
+                .into_iter()
+                .max_by_key(|(_, bytes)| *bytes)
+                .map(|(reason, _)| reason)
+                .unwrap_or_default();
+            if let Some(share) = shares.interfaces.get_mut(&name) {
+                share.remedy = remedy(&reason, &arrives);
+                share.reason = reason;
+            }
+        }
+        self.shares = shares;
+        self.moments.push_back(now);
+        if self.moments.len() > MOMENTS {
+            self.moments.pop_front();
+        }
+    }
+
+    /// Says what has changed: of sessions only while no interface is off as a whole.
+    fn log(&mut self) {
+        let Self { shares: MediaShares { interfaces, sessions }, off, .. } = self;
+        off.retain(|subject| match subject {
+            ShareSubject::Interface(name) => interfaces.contains_key(name),
+            ShareSubject::Session(id) => sessions.contains_key(id),
+        });
+        for (interface, share) in interfaces {
+            let percent = share.percent();
+            let MediaShare { reason, remedy, .. } = &*share;
+            match turn(off, ShareSubject::Interface(interface.clone()), share) {
+                Some(true) => {
+                    warn!(
+                        interface,
+                        percent, reason, remedy, "userspace sends most of the media on this interface"
+                    );
+                }
+                Some(false) => {
+                    info!(interface, percent, "the kernel sends the media on this interface again")
+                }
+                None => {}
+            }
+        }
+        if off.iter().any(|subject| matches!(subject, ShareSubject::Interface(_))) {
+            return;
+        }
+        for (session, share) in sessions {
+            let percent = share.percent();
+            let MediaShare { reason, remedy, .. } = &*share;
+            match turn(off, ShareSubject::Session(*session), share) {
+                Some(true) => {
+                    info!(
+                        session,
+                        percent, reason, remedy, "userspace sends most of the media to this session"
+                    );
+                }
+                Some(false) => info!(session, percent, "the kernel sends the media to this session again"),
+                None => {}
+            }
+        }
+    }
+}
+
+/// Notes whether the path is off there. Returns that, if it was not so before.
+fn turn(off: &mut HashSet<ShareSubject>, subject: ShareSubject, share: &MediaShare) -> Option<bool> {
+    if share.bytes < LEAST {
+        return None;
+    }
+    if share.ratio() < OFF {
+        return off.insert(subject).then_some(true);
+    }
+    (share.ratio() >= ON && off.remove(&subject)).then_some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        status::{InterfaceStatus, SentStatus},
+        text::tests::session as any_session,
+    };
+
+    fn counts(counts: &[(&str, u64)]) -> Option<Counts> {
+        Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
+    }
+
+    fn engine(received: &[(&str, u64)]) -> EngineStatus {
+        let interfaces = vec![InterfaceStatus { name: "eth0".into(), ..InterfaceStatus::default() }];
+        EngineStatus { interfaces, received: counts(received), ..EngineStatus::default() }
+    }
+
+    fn session(id: u64, kernel: u64, user: u64, copies: &[(&str, u64)]) -> RelaySessionStatus {
+        let sent = |bytes| SentStatus { packets: 1, bytes };
+        RelaySessionStatus {
+            id,
+            publisher: id == 1,
+            kernel: sent(kernel),
+            data_plane: sent(user),
+            kernel_copies: counts(copies),
+            ..any_session()
+        }
+    }
+
+    /// Returns the shares of the session with ID 2 and of the interface.
+    fn told(meter: &ShareMeter) -> (Option<MediaShare>, Option<MediaShare>) {
+        let MediaShares { interfaces, sessions } = meter.shares();
+        (sessions.get(&2).cloned(), interfaces.get("eth0").cloned())
+    }
+
+    #[test]
+    fn kernel_share_covers_the_last_ten_seconds() {
+        let meter = ShareMeter::default();
+        for (kernel, user) in [(1_000_000, 0), (1_000_000, 500_000), (1_500_000, 1_000_000)] {
+            let sessions = [session(2, kernel, user, &[])];
+            meter.take(&engine(&[("forwarded", 1)]), &sessions, &mut InterfaceRoutes::default());
+        }
+        let (share, of_interface) = told(&meter);
+        let share = share.unwrap();
+        assert_eq!((share.bytes, share.by_kernel, share.percent()), (1_500_000, 500_000, 33));
+        assert_eq!(of_interface, Some(share));
+        meter.take(&EngineStatus::default(), &[session(2, 9, 9, &[])], &mut InterfaceRoutes::default());
+        assert_eq!(told(&meter), (None, None));
+    }
+
+    #[test]
+    fn reason_is_what_took_most_and_has_a_remedy() {
+        for (received, copies, record, reason, part) in [
+            (
+                &[("super_packet", 20), ("forwarded", 2), ("not_udp", 1000)][..],
+                &[("window", 30)][..],
+                "held",
+                "super_packet",
+                "ethtool -K eth0",
+            ),
+            (
+                &[("super_packet", 1), ("forwarded", 900)],
+                &[("sent", 900), ("before", 90), ("window", 30)],
+                "held",
+                "window",
+                "adaptive",
+            ),
+            (&[("segmented", 90), ("forwarded", 900)], &[("window", 30)], "held", "window", "adaptive"),
+            (&[("forwarded", 9)], &[("sent", 900)], "held", BY_DESIGN, ""),
+            (&[("from_subscriber", 9)], &[], "held", UNSEEN, "setting interface"),
+            (&[("super_packet", 20)], &[], "waiting", "waiting", "kernel-sessions"),
+        ] {
+            let meter = ShareMeter::default();
+            let subscriber =
+                RelaySessionStatus { kernel_record: Some(record.into()), ..session(2, 0, 100_000, copies) };
+            let sessions = [session(1, 0, 0, &[]), subscriber];
+            meter.take(&engine(received), &sessions, &mut InterfaceRoutes::default());
+            let (share, of_interface) = told(&meter);
+            let share = share.unwrap();
+            assert_eq!(share.reason, reason);
+            assert!(share.remedy.contains(part) && share.remedy.is_empty() == part.is_empty(), "{share:?}");
+            assert_eq!(of_interface, Some(share));
+        }
+    }
+
+    #[test]
+    fn change_of_the_kernel_share_is_logged_once() {
+        let mut off = HashSet::new();
+        let mut told = |by_kernel| {
+            let share = MediaShare { bytes: 100_000, by_kernel, ..MediaShare::default() };
+            turn(&mut off, ShareSubject::Session(1), &share)
+        };
+        let shares = [90_000, 40_000, 10_000, 60_000, 40_000, 80_000, 90_000];
+        assert_eq!(shares.map(&mut told), [None, Some(true), None, None, None, Some(false), None]);
+        let little = MediaShare { bytes: LEAST - 1, ..MediaShare::default() };
+        assert_eq!(turn(&mut off, ShareSubject::Session(1), &little), None);
+    }
+}

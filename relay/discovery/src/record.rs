@@ -1,0 +1,190 @@
+//! The record of a relay, as it stands in a store.
+
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+/// Relays that are taken from a store.
+pub const MAX_RELAYS: usize = 1000;
+/// Bytes of a record. A relay's own is smaller.
+const MAX_RECORD: usize = 4096;
+const MAX_REGION: usize = 64;
+
+/// A relay, as a store names it.
+///
+/// ```
+/// use millrace_relay_discovery::RelayRecord;
+///
+/// let record = RelayRecord::from_json(br#"{"url":"moqt://relay-a.example:4443","region":"eu"}"#)?;
+/// assert_eq!((record.url.as_str(), record.region.as_deref()), ("moqt://relay-a.example:4443", Some("eu")));
+/// assert!(RelayRecord::from_json(br#"{"url":"http://relay-a.example"}"#).is_err());
+/// # Ok::<(), millrace_relay_discovery::RecordError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RelayRecord {
+    /// The address for other relays: `moqt://HOST:PORT`, or `https://` for WebTransport.
+    pub url: Url,
+    /// The site that the relay stands in. Receiving from a relay of another site costs more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// A number that each run of the relay draws, so that it can tell its own record from that of another relay.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub run: u64,
+    /// True once the relay is going away. Nobody connects to it any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(run: &u64) -> bool {
+    *run == 0
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The record is no JSON of a relay.
+    #[error("not a relay's record: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The URL leads to no relay.
+    #[error(transparent)]
+    Url(#[from] RelayUrlError),
+    /// The record has too many bytes.
+    #[error("a record has {0} bytes, and may have {MAX_RECORD}")]
+    TooLong(usize),
+    /// The name of its region has too many bytes.
+    #[error("the region's name has {0} bytes, and may have {MAX_REGION}")]
+    LongRegion(usize),
+    /// The record stands under the key of another relay.
+    #[error("the record of {url} stands under the key {key}, which is another relay's")]
+    WrongKey {
+        /// The URL in the record.
+        url: Url,
+        /// The key that it was found under.
+        key: String,
+    },
+}
+
+/// Why a URL does not lead to a relay.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayUrlError {
+    /// Another scheme.
+    #[error("{0} is no relay's URL: it begins with moqt:// or https://")]
+    Scheme(Url),
+    /// No host.
+    #[error("{0} has no host")]
+    Host(Url),
+    /// A user name, password, query or fragment, which may hold a secret.
+    #[error("{0} has more than a host, a port and a path")]
+    Parts(String),
+}
+
+/// Checks that a URL can lead to a relay, and holds no secret.
+///
+/// # Errors
+/// See [`RelayUrlError`].
+pub fn check_url(url: &Url) -> Result<(), RelayUrlError> {
+    if !matches!(url.scheme(), "moqt" | "https") {
+        return Err(RelayUrlError::Scheme(url.clone()));
+    }
+    if url.host_str().is_none_or(str::is_empty) {
+        return Err(RelayUrlError::Host(url.clone()));
+    }
+    let is_bare = url.username().is_empty() && url.password().is_none();
+    if !is_bare || url.query().is_some() || url.fragment().is_some() {
+        return Err(RelayUrlError::Parts(url.authority().to_owned()));
+    }
+    Ok(())
+}
+
+impl RelayRecord {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// It is too long, no JSON of a relay, or its URL leads to none.
+    pub fn from_json(json: &[u8]) -> Result<Self, RecordError> {
+        if json.len() > MAX_RECORD {
+            return Err(RecordError::TooLong(json.len()));
+        }
+        let record: Self = serde_json::from_slice(json)?;
+        record.checked()
+    }
+
+    /// Returns a relay that only its URL is known of.
+    ///
+    /// # Errors
+    /// The URL leads to no relay.
+    pub fn from_url(url: Url) -> Result<Self, RecordError> {
+        Self { url, region: None, run: 0, draining: false }.checked()
+    }
+
+    pub(crate) fn checked(self) -> Result<Self, RecordError> {
+        check_url(&self.url)?;
+        match &self.region {
+            Some(region) if region.len() > MAX_REGION => Err(RecordError::LongRegion(region.len())),
+            _ => Ok(self),
+        }
+    }
+
+    /// Returns the last part of the record's key: host and port. A role in etcd can so be limited to the record of one relay.
+    pub fn key(&self) -> String {
+        self.url.authority().to_owned()
+    }
+
+    /// Reports whether this relay is the one of the two that connects, so that there is one session. The later URL in
+    /// alphabetical order connects. Without a URL of its own, a relay connects to all.
+    pub fn is_dialed_by(&self, own: Option<&Url>) -> bool {
+        !self.draining && own.is_none_or(|own| own.as_str() > self.url.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(url: &str) -> RelayRecord {
+        RelayRecord::from_url(url.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn record_written_is_read_again() {
+        let own = RelayRecord { region: Some("eu".into()), run: u64::MAX, ..record("moqt://relay-a:4443") };
+        let json = serde_json::to_vec(&own).unwrap();
+        assert_eq!(RelayRecord::from_json(&json).unwrap(), own);
+        assert_eq!(own.key(), "relay-a:4443");
+        let draining = RelayRecord { draining: true, ..own };
+        assert!(RelayRecord::from_json(&serde_json::to_vec(&draining).unwrap()).unwrap().draining);
+    }
+
+    #[test]
+    fn unusable_records_are_refused_with_the_reason() {
+        let long = format!(r#"{{"url":"moqt://a","region":"{}"}}"#, "x".repeat(MAX_REGION + 1));
+        let longer = format!(r#"{{"url":"moqt://a","note":"{}"}}"#, "x".repeat(MAX_RECORD));
+        let cases = [
+            ("", "not a relay's record"),
+            ("[]", "not a relay's record"),
+            (r#"{"url":"no url"}"#, "not a relay's record"),
+            (r#"{"url":"http://a"}"#, "begins with moqt:// or https://"),
+            (r#"{"url":"moqt:///path"}"#, "has no host"),
+            (r#"{"url":"moqt://user:secret@a"}"#, "has more than a host"),
+            (r#"{"url":"https://a/?jwt=secret"}"#, "has more than a host"),
+            (r#"{"url":"moqt://a","run":-1}"#, "not a relay's record"),
+            (&long, "region's name has 65 bytes"),
+            (&longer, "may have 4096"),
+        ];
+        for (json, wanted) in cases {
+            let error = RelayRecord::from_json(json.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{json}: {error}");
+            assert!(!error.contains("jwt"), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_of_two_relays_connects() {
+        let a = record("moqt://a:1");
+        let b = record("moqt://b:1");
+        assert!(a.is_dialed_by(Some(&b.url)) && !b.is_dialed_by(Some(&a.url)));
+        assert!(!a.is_dialed_by(Some(&a.url)), "never itself");
+        assert!(a.is_dialed_by(None));
+        assert!(!RelayRecord { draining: true, ..a }.is_dialed_by(None));
+    }
+}

@@ -1,0 +1,143 @@
+//! The state of a discovery, and how it changes.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::{
+    http::StoreError,
+    record::{MAX_RELAYS, RelayRecord},
+};
+
+/// The relays that were found, and how the store does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveryState {
+    /// The relays of the last answer, at most [`MAX_RELAYS`], sorted by URL. This relay's own record is not among them.
+    pub relays: Arc<[RelayRecord]>,
+    /// Why the last reading of the relays failed; `None` if it did not.
+    pub read_error: Option<String>,
+    /// Why this relay's record could not be kept; `None` if it could.
+    pub record_error: Option<String>,
+    /// Why entries of the last answer are not used, each with its reason, sorted.
+    pub unusable: Arc<[String]>,
+    /// Whether the store has this relay's record, as far as is known.
+    pub is_registered: bool,
+    /// Attempts that failed since the start.
+    pub failures: u64,
+}
+
+impl DiscoveryState {
+    /// Returns the reason of the present failure.
+    pub fn error(&self) -> Option<&str> {
+        self.read_error.as_deref().or(self.record_error.as_deref())
+    }
+}
+
+/// Notes an answer of the store: its relays, and why other entries of it are not used.
+pub fn note_found(
+    found: &watch::Sender<DiscoveryState>,
+    mut relays: Vec<RelayRecord>,
+    mut unusable: Vec<String>,
+) {
+    relays.sort();
+    relays.dedup_by(|a, b| a.url == b.url);
+    if relays.len() > MAX_RELAYS {
+        unusable.push(format!("{} relays are more than the {MAX_RELAYS} that are used", relays.len()));
+        relays.truncate(MAX_RELAYS);
+    }
+    unusable.sort();
+    unusable.truncate(MAX_RELAYS);
+    found.send_if_modified(|state| {
+        let recovered = state.read_error.take().is_some();
+        if recovered {
+            info!("the store of relays answers again");
+        }
+        let are_new = *state.relays != *relays;
+        if are_new {
+            info!(relays = relays.len(), before = state.relays.len(), "the store names other relays");
+            state.relays = relays.into();
+        }
+        let are_others = *state.unusable != *unusable;
+        if are_others {
+            if let Some(first) = unusable.first() {
+                warn!(entries = unusable.len(), first, "the store has entries that are not used");
+            }
+            state.unusable = unusable.into();
+        }
+        recovered || are_new || are_others
+    });
+}
+
+/// Notes that the relays could not be read. Those that were found stay.
+pub fn note_unread(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
+    let reason = error.to_string();
+    found.send_modify(|state| {
+        if state.read_error.as_ref() != Some(&reason) {
+            warn!(error = reason, "cannot read the store of relays: the relays that were found stay in use");
+        }
+        state.failures += 1;
+        state.read_error = Some(reason);
+    });
+}
+
+/// Notes that this relay's record is in the store.
+pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
+    found.send_if_modified(|state| {
+        let recovered = state.record_error.take().is_some();
+        let was_registered = std::mem::replace(&mut state.is_registered, true);
+        recovered || !was_registered
+    });
+}
+
+/// Notes that this relay's record could not be kept in the store.
+pub fn note_unregistered(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
+    let reason = error.to_string();
+    found.send_modify(|state| {
+        if state.record_error.as_ref() != Some(&reason) {
+            warn!(error = reason, "cannot keep this relay's record in the store: trying again");
+        }
+        state.failures += 1;
+        state.record_error = Some(reason);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relays_beyond_the_limit_are_left_out() {
+        let named =
+            |number: usize| RelayRecord::from_url(format!("moqt://a:{number}").parse().unwrap()).unwrap();
+        let found = watch::Sender::new(DiscoveryState::default());
+        // One relay is named twice.
+        note_found(&found, (1..MAX_RELAYS + 9).chain([1]).map(named).collect(), Vec::new());
+        assert_eq!(found.borrow().relays.len(), MAX_RELAYS);
+        assert!(found.borrow().relays.is_sorted());
+        assert_eq!(*found.borrow().unusable, ["1008 relays are more than the 1000 that are used"]);
+    }
+
+    #[test]
+    fn answer_to_reading_keeps_the_failure_of_the_own_record() {
+        let found = watch::Sender::new(DiscoveryState::default());
+        note_unregistered(&found, &StoreError::LeaseOver);
+        note_unread(&found, &StoreError::Late("store".into()));
+        assert_eq!(found.borrow().error(), Some("store did not answer within 3 s"));
+        note_found(&found, Vec::new(), Vec::new());
+        assert_eq!(found.borrow().error(), Some(&*StoreError::LeaseOver.to_string()));
+        note_registered(&found);
+        assert_eq!((found.borrow().error(), found.borrow().failures), (None, 2));
+    }
+
+    #[test]
+    fn same_unusable_entries_are_no_change() {
+        let found = watch::Sender::new(DiscoveryState::default());
+        let mut watched = found.subscribe();
+        note_found(&found, Vec::new(), vec!["b".into(), "a".into()]);
+        assert!(watched.has_changed().unwrap());
+        assert_eq!(*watched.borrow_and_update().unusable, ["a", "b"]);
+        note_found(&found, Vec::new(), vec!["a".into(), "b".into()]);
+        assert!(!watched.has_changed().unwrap());
+    }
+}

@@ -1,0 +1,304 @@
+//! Chooses between the routes that relays of the cluster announce, and moves tracks from one relay to another.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Weak},
+    time::{Duration, Instant as Time},
+};
+
+use millrace_moq::{HopId, Namespace};
+use millrace_relay_cluster::{
+    Announcement, AnnouncementKey, AnnouncementRefusal, ClusterLink, Neighbour, NextSource, RouteTable,
+};
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    Hub,
+    announced::{RelayRegistration, RoutePublication},
+    counters::OperatorCounters,
+    namespaces::{NamespaceState, PublisherNamespaces},
+    publisher::{HubPublisher, Requester},
+    route_watch::RouteWatch,
+};
+use crate::{live::LiveTrack, upstream::UpstreamTrack};
+
+/// The most relays that are asked for one track, one after the other.
+const MAX_ASKED: usize = 3;
+/// How long a track stays at a relay that has withdrawn its route. The relay's PUBLISH_DONE for the track may still be
+/// on its way.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The shortest time between a track's unexpected end and the SUBSCRIBE at the next relay. It keeps a track that ends
+/// again and again from causing a busy loop.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl NamespaceState {
+    /// Returns the relays that may be asked for tracks of `namespace`, the best one first. `longest` is the number of
+    /// fields of the longest matching namespace that a publisher here has announced. Relays are returned only for
+    /// longer namespaces.
+    pub(super) fn relays_of(
+        &self,
+        namespace: &Namespace,
+        asker: Neighbour,
+        longest: Option<usize>,
+    ) -> Vec<Arc<dyn HubPublisher>> {
+        let Some(table) = &self.table else { return Vec::new() };
+        let prefixes: Vec<_> = namespace.prefixes().collect();
+        let mut found: Vec<Arc<dyn HubPublisher>> = Vec::new();
+        // The longest prefix is looked up first, because the most specific announcement is preferred.
+        for prefix in prefixes.iter().rev() {
+            if longest.is_some_and(|longest| longest >= prefix.fields().len()) {
+                break;
+            }
+            let routes = table.routes_for(prefix, asker).into_iter().filter(|route| !route.is_local);
+            for route in routes {
+                // A relay that announces several prefixes of the namespace is asked once.
+                let is_new = !found.iter().any(|known| known.id() == route.key.link);
+                let relay = self.relays.get(&route.key.link).and_then(Weak::upgrade);
+                found.extend(relay.filter(|_| is_new && found.len() < MAX_ASKED));
+            }
+        }
+        found
+    }
+}
+
+impl PublisherNamespaces {
+    fn watch_routes(self: &Arc<Self>, prefix: Namespace) -> RouteWatch {
+        let present = self.announced_below(prefix.clone(), Namespace::clone);
+        self.0.lock().route_watchers.add(prefix, present)
+    }
+}
+
+impl Hub {
+    /// Returns this relay's hop ID, or `None` if it is in no cluster.
+    pub fn hop(&self) -> Option<HopId> {
+        self.namespaces.0.lock().table.as_ref().map(RouteTable::own)
+    }
+
+    /// Calls `look` with the route table. Returns `None` if the relay is in no cluster.
+    pub fn with_table<T>(&self, look: impl FnOnce(&RouteTable) -> T) -> Option<T> {
+        self.namespaces.0.lock().table.as_ref().map(look)
+    }
+
+    /// Registers the session of a relay of the cluster, which may then announce routes.
+    pub fn register_relay(&self, relay: &Arc<dyn HubPublisher>) -> RelayRegistration {
+        let session = relay.id();
+        self.namespaces.0.lock().relays.insert(session, Arc::downgrade(relay));
+        RelayRegistration::new(&self.namespaces, session)
+    }
+
+    /// Adds a route that a [registered](Self::register_relay) relay has announced. `link_cost` is the cost of the link
+    /// to that relay. The publication is returned even if the route is refused, since a later update may be accepted.
+    pub fn publish_route(
+        &self,
+        namespace: Namespace,
+        session: u64,
+        announcement: Announcement,
+        link_cost: u64,
+    ) -> (RoutePublication, Result<(), AnnouncementRefusal>) {
+        let key = AnnouncementKey { link: session, number: self.namespaces.0.lock().next_id() };
+        let publication = RoutePublication::new(&self.namespaces, namespace, key, link_cost);
+        let taken = publication.update(announcement);
+        match taken {
+            Ok(()) => self.wake_waiting(publication.namespace()),
+            Err(AnnouncementRefusal::Loop) => OperatorCounters::count(&self.counters.routes_looped),
+            Err(AnnouncementRefusal::TooMany) => OperatorCounters::count(&self.counters.routes_refused),
+        }
+        (publication, taken)
+    }
+
+    /// Marks a session with a relay as suspect while its peer does not answer. Routes of suspect sessions are used only
+    /// if there is no other.
+    pub fn set_suspect(&self, session: u64, is_suspect: bool) {
+        let mut state = self.namespaces.0.lock();
+        if let Some(table) = &mut state.table {
+            table.set_suspect(session, is_suspect);
+        }
+        state.spread(&Namespace::default());
+    }
+
+    /// Watches the routes below `prefix`. The watch lists the present namespaces first.
+    pub fn watch_routes(&self, prefix: Namespace) -> RouteWatch {
+        self.namespaces.watch_routes(prefix)
+    }
+
+    /// Returns the path and the cost to announce to `neighbour` for a namespace.
+    pub fn announcement(&self, namespace: &Namespace, neighbour: Neighbour) -> Option<Announcement> {
+        self.namespaces.0.lock().table.as_ref()?.announcement(namespace, neighbour)
+    }
+
+    /// Reports whether every source of the track passes through the relay `requester`. That relay must not be served
+    /// from here, since both would wait for each other.
+    pub(super) fn would_loop(&self, track: &LiveTrack, requester: Requester) -> bool {
+        let state = self.namespaces.0.lock();
+        let Some(table) = state.table.as_ref().filter(|_| requester.hop.is_named()) else { return false };
+        let passes = |upstream: &Arc<UpstreamTrack>| {
+            upstream.is_of_relay && table.passes(track.name().namespace(), upstream.publisher, requester.hop)
+        };
+        let upstreams = track.upstreams();
+        !upstreams.is_empty() && upstreams.iter().all(passes)
+    }
+
+    /// Returns the hops on the route by which `track` would arrive from the session `relay`.
+    pub(super) fn hops_by(&self, track: &LiveTrack, relay: u64) -> Vec<HopId> {
+        let hops = |table: &RouteTable| table.hops_by(track.name().namespace(), relay);
+        self.with_table(hops).unwrap_or_default()
+    }
+
+    /// Causes a new check of a namespace's routes, because a relay ended a track of it without PUBLISH_DONE.
+    pub fn route_lost(&self, namespace: &Namespace) {
+        self.namespaces.0.lock().route_watchers.tell(namespace);
+    }
+
+    /// Tells the route table the sessions that deliver tracks, by namespace. Routes in use are preferred.
+    pub(super) fn note_carried(&self, tracks: &[Arc<LiveTrack>]) {
+        if self.hop().is_none() {
+            return;
+        }
+        let mut carried: BTreeMap<Namespace, BTreeSet<ClusterLink>> = BTreeMap::new();
+        for track in tracks {
+            for upstream in track.upstreams().iter().filter(|one| one.is_of_relay && !one.is_leaving()) {
+                carried.entry(track.name().namespace().clone()).or_default().insert(upstream.publisher);
+            }
+        }
+        let mut state = self.namespaces.0.lock();
+        if let Some(table) = &mut state.table {
+            table.set_carried(carried);
+        }
+        state.spread(&Namespace::default());
+    }
+
+    /// Moves tracks between relays as routes change. Never returns.
+    pub async fn follow_routes(&self) {
+        let mut watch = self.watch_routes(Namespace::default());
+        let mut rerouting = Rerouting::default();
+        loop {
+            let due = rerouting.later.values().min().copied();
+            // Without a scheduled check this never completes, and only changes of routes wake the task.
+            let again = async {
+                match due {
+                    Some(due) => sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let namespace = tokio::select! {
+                namespace = watch.next(Instant::now) => namespace,
+                () = again => match rerouting.due(Time::now()) {
+                    Some(namespace) => namespace,
+                    None => continue,
+                },
+            };
+            self.reroute(&namespace, &mut rerouting);
+        }
+    }
+
+    /// Checks the routes of all tracks at or below `namespace` that have subscriptions.
+    fn reroute(&self, namespace: &Namespace, rerouting: &mut Rerouting) {
+        let wanted = |track: &LiveTrack| {
+            track.subscription_count() > 0 && (track.is_established() || track.is_waiting())
+        };
+        let mut pages = self.tracks_below(namespace.clone(), wanted);
+        let now = Time::now();
+        loop {
+            let page = pages();
+            for track in &page.found {
+                self.reroute_track(track, rerouting, now);
+            }
+            if !page.more {
+                break;
+            }
+        }
+        rerouting.forget_old(now);
+    }
+
+    fn reroute_track(&self, track: &Arc<LiveTrack>, rerouting: &mut Rerouting, now: Time) {
+        let namespace = track.name().namespace();
+        let upstreams = track.upstreams();
+        if upstreams.iter().any(|upstream| !upstream.is_of_relay) {
+            return; // published here, or by the upstream relay
+        }
+        // A publisher that is being left still counts as the source while no other one has taken over.
+        let staying: Vec<_> = upstreams.iter().filter(|one| !one.is_leaving()).collect();
+        let from: Vec<ClusterLink> = match staying.is_empty() {
+            true => upstreams.iter().map(|upstream| upstream.publisher).collect(),
+            false => staying.iter().map(|upstream| upstream.publisher).collect(),
+        };
+        let next = self.with_table(|table| table.next(namespace, &from, now)).unwrap_or(NextSource::Stay);
+        if next != NextSource::Lost {
+            rerouting.lost.remove(&track.number);
+        }
+        match next {
+            NextSource::Stay => {}
+            NextSource::Later(until) => rerouting.again(namespace, until),
+            NextSource::Move(link) => {
+                let relay = self.namespaces.0.lock().relays.get(&link).and_then(Weak::upgrade);
+                let Some(relay) = relay else { return };
+                if !upstreams.is_empty() {
+                    OperatorCounters::count(&self.counters.reroutes);
+                    upstreams.iter().for_each(|upstream| upstream.leave());
+                }
+                relay.back_up(vec![Arc::clone(track)]);
+                // The relay may refuse. The next best route is then tried after a while.
+                if upstreams.is_empty() {
+                    rerouting.again(namespace, now + PAUSE * 10);
+                }
+            }
+            // The track already waits for a publisher (`live::absence`).
+            NextSource::Lost if upstreams.is_empty() => {}
+            NextSource::Lost => {
+                let since = *rerouting.lost.entry(track.number).or_insert(now);
+                if now < since + LAST_WORDS {
+                    return rerouting.again(namespace, since + LAST_WORDS);
+                }
+                rerouting.lost.remove(&track.number);
+                for upstream in &upstreams {
+                    track.supersede(upstream, self.limits.absence, now);
+                }
+            }
+        }
+    }
+}
+
+/// State that the task of [`Hub::follow_routes`] keeps between two changes of routes.
+#[derive(Default)]
+struct Rerouting {
+    /// Namespaces to check again, and the time of that check.
+    later: BTreeMap<Namespace, Time>,
+    /// When tracks lost their last route, by track number.
+    lost: HashMap<u32, Time>,
+}
+
+impl Rerouting {
+    fn again(&mut self, namespace: &Namespace, at: Time) {
+        let due = self.later.entry(namespace.clone()).or_insert(at);
+        *due = at.min(*due);
+    }
+
+    /// Forgets tracks that were not checked for a while, because they have no subscriptions any more.
+    fn forget_old(&mut self, now: Time) {
+        self.lost.retain(|_, since| now < *since + 2 * LAST_WORDS);
+    }
+
+    /// Removes and returns a namespace whose check is due.
+    fn due(&mut self, now: Time) -> Option<Namespace> {
+        let namespace =
+            self.later.iter().find(|(_, due)| **due <= now).map(|(namespace, _)| namespace.clone())?;
+        self.later.remove(&namespace);
+        Some(namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_route_of_a_track_without_subscriptions_is_forgotten() {
+        let now = Time::now();
+        let mut rerouting = Rerouting::default();
+        rerouting.lost.insert(7, now);
+        rerouting.forget_old(now + LAST_WORDS);
+        assert_eq!(rerouting.lost.get(&7), Some(&now), "the track is looked at now");
+        rerouting.forget_old(now + 2 * LAST_WORDS);
+        assert!(rerouting.lost.is_empty());
+    }
+}

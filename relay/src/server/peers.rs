@@ -1,0 +1,159 @@
+//! Keeps a session with each relay of the cluster that the settings or a discovery store name.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_moq::code;
+use parking_lot::Mutex;
+use tokio::time;
+use tracing::{info, warn};
+use url::Url;
+
+use super::{ServerShared, dial};
+use crate::{
+    ClusterPeer,
+    reconnect::Pauses,
+    session::{Dialed, PeerTerms},
+    status,
+};
+
+/// How long a session may last after the peer has sent GOAWAY, before the next one begins.
+const LEAVING: Duration = Duration::from_secs(15);
+
+/// Limit of relays from a store that have a task. Those whose session goes on count, too, although the store may have removed them.
+const MAX_FOUND: usize = 1000;
+
+/// The relays that this one connects to, each with a task of its own, in the order in which they were first named.
+#[derive(Default)]
+pub struct KeptPeers(Mutex<Vec<Arc<KeptPeer>>>);
+
+/// A relay that this one connects to.
+pub struct KeptPeer {
+    terms: ClusterPeer,
+    /// True if a store has named it, and not the settings.
+    is_found: bool,
+    /// Whether another session is begun when the present one ends. Always true for relays of the settings.
+    wanted: AtomicBool,
+    status: Mutex<status::ClusterPeerStatus>,
+}
+
+impl KeptPeers {
+    /// Returns the state of the connection to each relay.
+    pub fn status(&self) -> Vec<status::ClusterPeerStatus> {
+        self.0.lock().iter().map(|peer| peer.status.lock().clone()).collect()
+    }
+
+    /// Takes the store's newest list. Returns the relays of it that have no task yet, as many as there is room for. A
+    /// relay of an earlier list that is not in this one is no longer wanted.
+    pub fn take_found(&self, found: &[ClusterPeer]) -> Vec<Arc<KeptPeer>> {
+        let mut kept = self.0.lock();
+        let named: HashSet<&Url> = found.iter().map(|peer| &peer.upstream.url).collect();
+        let mut room = MAX_FOUND;
+        for peer in kept.iter().filter(|peer| peer.is_found) {
+            peer.wanted.store(named.contains(&peer.terms.upstream.url), Relaxed);
+            room = room.saturating_sub(1);
+        }
+        let known: HashSet<Url> = kept.iter().map(|peer| peer.terms.upstream.url.clone()).collect();
+        let fresh = found.iter().filter(|peer| !known.contains(&peer.upstream.url));
+        let fresh: Vec<_> = fresh.take(room).map(|terms| KeptPeer::new(terms, true)).collect();
+        kept.extend(fresh.iter().cloned());
+        fresh
+    }
+
+    /// Adds a relay of the settings, which name each one once.
+    pub fn add(&self, terms: &ClusterPeer) -> Arc<KeptPeer> {
+        let peer = KeptPeer::new(terms, false);
+        self.0.lock().push(Arc::clone(&peer));
+        peer
+    }
+
+    /// Removes a relay that is no longer wanted. Returns false if it is wanted.
+    fn end(&self, peer: &KeptPeer) -> bool {
+        // `take_found` changes `wanted` under this lock, so a relay is either removed or stays wanted.
+        let mut kept = self.0.lock();
+        if peer.wanted.load(Relaxed) {
+            return false;
+        }
+        kept.retain(|other| !std::ptr::eq(&**other, peer));
+        true
+    }
+}
+
+impl ServerShared {
+    /// Keeps a session with a relay, as long as it is wanted.
+    pub(super) async fn keep_peer(self: Arc<Self>, peer: Arc<KeptPeer>) {
+        let host = peer.status.lock().host.clone();
+        let mut pauses = Pauses::new();
+        // The URI of the relay's GOAWAY, which is used for the next session only.
+        let mut there = None;
+        while !self.draining.load(Relaxed) {
+            if self.peers.end(&peer) {
+                info!(%host, "the discovery store no longer names this relay: not connecting to it again");
+                return;
+            }
+            let target = there.take().unwrap_or_else(|| peer.terms.upstream.clone());
+            let (lasted, forgotten) = match dial::connect(&self, &target.url).await {
+                Ok((connection, tunnel)) => {
+                    let terms =
+                        PeerTerms { cost: peer.terms.cost, namespaces: peer.terms.namespaces.clone() };
+                    let dialed = Dialed { setup: target.setup(), peer: Some(Arc::new(terms)) };
+                    let session = self.begin_session(Arc::clone(&connection), Some(dialed), tunnel, None);
+                    peer.note(Some(session.id()), String::new());
+                    let began = Instant::now();
+                    let mut running = tokio::spawn(Arc::clone(&self).run_session(Arc::clone(&session)));
+                    tokio::select! {
+                        _ = &mut running => {}
+                        uri = session.until_peer_goes_away() => {
+                            there = peer.terms.upstream.at(&uri).filter(|_| !uri.is_empty());
+                            if time::timeout(LEAVING, &mut running).await.is_err() {
+                                session.close(code::Session::NO_ERROR, "the peer is going away");
+                                let _ = running.await; // the panic hook has logged its panic
+                            }
+                        }
+                    }
+                    info!(%host, session = session.id(), "the session with a relay of the cluster ended");
+                    let forgotten = connection.is_forgotten();
+                    peer.note(None, "the session is over".to_owned());
+                    (began.elapsed(), forgotten)
+                }
+                Err(error) => {
+                    let reason = format!("{error:#}");
+                    warn!(%host, error = reason, "cannot connect to a relay of the cluster: trying again later");
+                    peer.note(None, reason);
+                    (Duration::ZERO, false)
+                }
+            };
+            if peer.wanted.load(Relaxed) {
+                time::sleep(pauses.next_pause(lasted, forgotten)).await;
+            }
+        }
+    }
+}
+
+impl KeptPeer {
+    fn new(terms: &ClusterPeer, is_found: bool) -> Arc<Self> {
+        // The URL's path may contain a token, so the status shows only the host.
+        let host = terms.upstream.url.authority().to_owned();
+        let status = status::ClusterPeerStatus { host, found: is_found, ..Default::default() };
+        let terms = terms.clone();
+        Arc::new(Self { terms, is_found, wanted: AtomicBool::new(true), status: Mutex::new(status) })
+    }
+
+    fn note(&self, session: Option<u64>, reason: String) {
+        let mut status = self.status.lock();
+        (status.session, status.reason) = (session, reason);
+    }
+}
+
+impl ClusterPeer {
+    /// Returns the terms for a relay that may announce all namespaces, at the cost that it announces itself.
+    pub fn new(upstream: crate::UpstreamRelay) -> Self {
+        Self { upstream, cost: None, namespaces: Vec::new() }
+    }
+}

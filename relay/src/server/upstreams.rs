@@ -1,0 +1,330 @@
+//! Keeps a session with one of the configured upstream relays, and decides when to change to another.
+//!
+//! There is one session at a time, with the first relay that can be reached. These events end it:
+//!
+//! | what happens | what the relay does |
+//! | --- | --- |
+//! | the session ends | connects to the first relay that answers; one that failed is not tried for a while, which doubles each time |
+//! | GOAWAY | connects to the URI in GOAWAY, and closes the old session once the new one has all tracks |
+//! | the peer answers no probe | looks for any relay that answers, and closes the session when there is one; the session stays if the peer answers first |
+//! | a relay that is preferred to the present one answers | moves to it, as after GOAWAY |
+//!
+//! Subscriptions continue in all of these cases. They wait for the next session, and continue with the next group
+//! (`live::absence`).
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use millrace_moq::code;
+use millrace_transport::{Connection, Health};
+use millrace_webtransport::Tunnel;
+use tokio::time;
+use tracing::{info, warn};
+
+use super::{LOOKS, ServerShared, dial};
+use crate::{
+    UpstreamRelay,
+    hub::OperatorCounters,
+    reconnect::Pauses,
+    session::{Dialed, RelaySession},
+    status,
+};
+
+/// How long after one relay the next one is tried as well.
+const ATTEMPT_DELAY: Duration = Duration::from_secs(1);
+/// How long a session is kept after the relay moved to a preferred upstream relay, so that open streams can end.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// The configured upstream relays, in order of preference.
+struct UpstreamCandidates(Vec<UpstreamCandidate>);
+
+struct UpstreamCandidate {
+    upstream: UpstreamRelay,
+    pauses: Pauses,
+    /// The relay is not tried before this time.
+    until: Instant,
+}
+
+/// A connection to an upstream relay.
+struct UpstreamLink {
+    /// Index of the relay in the settings.
+    source: usize,
+    /// The relay under its present URI, which GOAWAY may have changed.
+    upstream: UpstreamRelay,
+    connection: Arc<Connection>,
+    tunnel: Option<Tunnel>,
+}
+
+impl UpstreamCandidates {
+    fn new(upstreams: &[UpstreamRelay], now: Instant) -> Self {
+        let source = |upstream: &UpstreamRelay| UpstreamCandidate {
+            upstream: upstream.clone(),
+            pauses: Pauses::new(),
+            until: now,
+        };
+        Self(upstreams.iter().map(source).collect())
+    }
+
+    /// Returns the indexes of the relays among the first `count` that may be tried now. If there is none, returns the
+    /// time when the first one may be.
+    fn ready(&self, count: usize, now: Instant) -> Result<Vec<usize>, Instant> {
+        let sources = self.0.iter().take(count);
+        let ready: Vec<_> = sources
+            .clone()
+            .enumerate()
+            .filter(|(_, source)| source.until <= now)
+            .map(|(place, _)| place)
+            .collect();
+        match (ready.is_empty(), sources.map(|source| source.until).min()) {
+            (true, Some(until)) => Err(until),
+            _ => Ok(ready),
+        }
+    }
+
+    /// Delays the next attempt to reach a relay, after a failed attempt or a session of the length `lasted`.
+    /// `forgotten`: the relay was restarted and answers again.
+    fn rest(&mut self, source: usize, lasted: Duration, forgotten: bool, now: Instant) {
+        let source = &mut self.0[source];
+        source.until = now + source.pauses.next_pause(lasted, forgotten);
+    }
+}
+
+impl ServerShared {
+    /// Keeps a session with an upstream relay, until the relay drains.
+    pub(super) async fn keep_upstream(self: Arc<Self>) {
+        let mut sources = UpstreamCandidates::new(&self.config.upstreams, Instant::now());
+        let mut next = None;
+        self.note_upstreams();
+        while !self.draining.load(Relaxed) {
+            let link = match next.take() {
+                Some(link) => link,
+                None => self.reach(&mut sources, self.config.upstreams.len(), None).await,
+            };
+            next = self.follow(link, &mut sources).await;
+        }
+    }
+
+    /// Connects to one of the first `count` relays, and keeps trying until one answers. The relay `last` is tried after
+    /// all others.
+    async fn reach(
+        self: &Arc<Self>,
+        sources: &mut UpstreamCandidates,
+        count: usize,
+        last: Option<usize>,
+    ) -> UpstreamLink {
+        loop {
+            let ready = match sources.ready(count, Instant::now()) {
+                Ok(ready) => ready,
+                Err(until) => {
+                    time::sleep_until(until.into()).await;
+                    continue;
+                }
+            };
+            let (late, early): (Vec<_>, Vec<_>) = ready.into_iter().partition(|place| Some(*place) == last);
+            let attempts: Vec<_> = early
+                .into_iter()
+                .chain(late)
+                .map(|source| {
+                    let shared = Arc::clone(self);
+                    let upstream = sources.0[source].upstream.clone();
+                    async move { shared.link(source, upstream).await.map_err(|error| (source, error)) }
+                })
+                .collect();
+            let failed = |(source, error)| {
+                // Each failure delays the next attempt at that relay.
+                sources.rest(source, Duration::ZERO, false, Instant::now());
+                self.note_failure(source, &error);
+            };
+            if let Some(link) = dial::first_success(attempts, ATTEMPT_DELAY, failed).await {
+                return link;
+            }
+        }
+    }
+
+    async fn link(self: &Arc<Self>, source: usize, upstream: UpstreamRelay) -> anyhow::Result<UpstreamLink> {
+        let (connection, tunnel) = dial::connect(self, &upstream.url).await?;
+        Ok(UpstreamLink { source, upstream, connection, tunnel })
+    }
+
+    /// Runs a session until it ends or is left. Returns the connection for the next session, if one was made already.
+    async fn follow(
+        self: &Arc<Self>,
+        link: UpstreamLink,
+        sources: &mut UpstreamCandidates,
+    ) -> Option<UpstreamLink> {
+        let UpstreamLink { source, upstream, connection, tunnel } = link;
+        let host = upstream.url.authority().to_owned();
+        let dialed = Some(Dialed { setup: upstream.setup(), peer: None });
+        let session = self.begin_session(Arc::clone(&connection), dialed, tunnel, None);
+        info!(%host, session = session.id(), "connected to the upstream relay");
+        self.note_session(source, &host, session.id());
+        let began = Instant::now();
+        let mut running = tokio::spawn(Arc::clone(self).run_session(Arc::clone(&session)));
+        let mut watch = connection.watch();
+        let mut is_silent = false;
+        let next = loop {
+            // While the present relay is silent, any other one is better. While it answers, only preferred ones are.
+            let better = if is_silent { sources.0.len() } else { source };
+            tokio::select! {
+                _ = &mut running => {
+                    let forgotten = connection.is_forgotten();
+                    if forgotten {
+                        warn!(%host, "the upstream relay was restarted: connecting again");
+                    }
+                    sources.rest(source, began.elapsed(), forgotten, Instant::now());
+                    break None;
+                }
+                health = watch.changed() => {
+                    is_silent = health == Health::Dead;
+                    match is_silent {
+                        true => warn!(%host, "the upstream relay does not answer: looking for one that does"),
+                        false => info!(%host, "the upstream relay answers again"),
+                    }
+                }
+                uri = session.until_peer_goes_away() => {
+                    tokio::spawn(Arc::clone(self).leave(session));
+                    // The pause grows with each GOAWAY, so a relay that sends GOAWAY in each session is not connected
+                    // to in a busy loop.
+                    sources.rest(source, began.elapsed(), false, Instant::now());
+                    time::sleep_until(sources.0[source].until.into()).await;
+                    let there = self.config.upstreams[source].at(&uri);
+                    let there = there.unwrap_or_else(|| self.config.upstreams[source].clone());
+                    break match self.link(source, there).await {
+                        Ok(link) => Some(link),
+                        Err(error) => {
+                            self.note_failure(source, &error);
+                            None
+                        }
+                    };
+                }
+                link = self.reach(sources, better, Some(source)), if better > 0 => {
+                    OperatorCounters::count(&self.hub.counters.upstream_changes);
+                    if is_silent {
+                        warn!(%host, next = link.upstream.url.authority(), "the upstream relay does not answer: moving to another");
+                        session.close(code::Session::NO_ERROR, "no answer");
+                        // The tracks must have lost this session before the next one subscribes, or they would count it
+                        // as a second publisher.
+                        let _ = running.await;
+                        sources.rest(source, began.elapsed(), false, Instant::now());
+                    } else {
+                        info!(%host, next = link.upstream.url.authority(), "a preferred upstream relay answers: moving to it");
+                        session.leave_upstream();
+                        let left = Arc::clone(&session);
+                        let leaving = Arc::clone(self).leave(session);
+                        tokio::spawn(async move {
+                            if time::timeout(LEAVING, leaving).await.is_err() {
+                                left.close(code::Session::NO_ERROR, "moved to another session");
+                            }
+                        });
+                    }
+                    break Some(link);
+                }
+            }
+        };
+        self.note_no_session(&host);
+        next
+    }
+
+    /// Closes a session that is being left, once another session has taken over its tracks and it is idle.
+    async fn leave(self: Arc<Self>, session: Arc<RelaySession>) {
+        loop {
+            // The notification is requested before the sessions are checked, so that no end is missed.
+            let over = self.session_over.notified();
+            let sessions = self.sessions.lock().clone();
+            if !sessions.contains_key(&session.id()) {
+                return;
+            }
+            // Session IDs grow, so a larger ID is a session that began later.
+            let takes_over = |other: &Arc<RelaySession>| other.id() > session.id() && other.is_attached();
+            if sessions.values().any(takes_over) && session.is_idle() {
+                return session.close(code::Session::NO_ERROR, "moved to another session");
+            }
+            let _ = time::timeout(LOOKS, over).await;
+        }
+    }
+
+    /// Initialises the upstream relays' part of the status.
+    fn note_upstreams(&self) {
+        let host = |upstream: &UpstreamRelay| upstream.url.authority().to_owned();
+        let source = |upstream| status::UpstreamSource { host: host(upstream), reason: String::new() };
+        let sources: Vec<_> = self.config.upstreams.iter().map(source).collect();
+        let first = sources.first().map(|source| source.host.clone()).unwrap_or_default();
+        let upstream =
+            status::UpstreamStatus { host: first, session: None, reason: "connecting".to_owned(), sources };
+        *self.hub.upstream.lock() = Some(upstream);
+    }
+
+    fn note_session(&self, source: usize, host: &str, session: u64) {
+        if let Some(upstream) = &mut *self.hub.upstream.lock() {
+            upstream.host = host.to_owned();
+            upstream.session = Some(session);
+            upstream.reason.clear();
+            upstream.sources[source].reason.clear();
+        }
+    }
+
+    fn note_no_session(&self, host: &str) {
+        if let Some(upstream) = &mut *self.hub.upstream.lock() {
+            upstream.host = host.to_owned();
+            upstream.session = None;
+            upstream.reason = "the session is over".to_owned();
+        }
+    }
+
+    /// Logs a failed connection attempt and shows it in the status. The URL's path may contain a token, so only the
+    /// host is shown.
+    fn note_failure(&self, source: usize, error: &anyhow::Error) {
+        let reason = format!("{error:#}");
+        if let Some(upstream) = &mut *self.hub.upstream.lock() {
+            let source = &mut upstream.sources[source];
+            warn!(
+                host = source.host,
+                error = reason,
+                "cannot connect to the upstream relay: trying again later"
+            );
+            source.reason = reason.clone();
+            if upstream.session.is_none() {
+                upstream.host = source.host.clone();
+                upstream.reason = reason;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(count: usize, now: Instant) -> UpstreamCandidates {
+        let upstream = |index| {
+            let url = format!("moqt://relay-{index}.example").parse().unwrap();
+            UpstreamRelay { url, token: None }
+        };
+        UpstreamCandidates::new(&(0..count).map(upstream).collect::<Vec<_>>(), now)
+    }
+
+    const FAILED: (Duration, bool) = (Duration::ZERO, false);
+
+    #[test]
+    fn preferred_relay_is_tried_first_and_one_that_failed_rests() {
+        let now = Instant::now();
+        let mut sources = sources(3, now);
+        assert_eq!(sources.ready(3, now), Ok(vec![0, 1, 2]));
+        sources.rest(0, FAILED.0, FAILED.1, now);
+        assert_eq!(sources.ready(3, now), Ok(vec![1, 2]));
+        // The relays that are preferred to the one in use.
+        let rested = now + Duration::from_millis(250);
+        assert_eq!(sources.ready(1, now), Err(rested));
+        assert_eq!(sources.ready(1, rested), Ok(vec![0]));
+    }
+
+    #[test]
+    fn relay_that_was_restarted_is_tried_again_at_once() {
+        let now = Instant::now();
+        let mut sources = sources(1, now);
+        sources.rest(0, Duration::from_secs(60), true, now);
+        assert_eq!(sources.ready(1, now), Ok(vec![0]));
+    }
+}

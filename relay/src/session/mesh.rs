@@ -1,0 +1,272 @@
+//! A session with a relay of the cluster that this relay has connected to. Both relays announce their routes to each
+//! other, with path and cost (draft-lcurley-moq-cluster-01).
+//!
+//! The relay that accepted the connection needs no code here. It answers SUBSCRIBE_NAMESPACE and PUBLISH_NAMESPACE of
+//! this relay as it does for any peer that has sent HOP_ID.
+
+use std::{collections::HashMap, sync::Arc};
+
+use millrace_moq::{
+    Message, Namespace, Parameters,
+    message::{PublishNamespace, RequestError, RequestUpdate},
+};
+use millrace_relay_cluster::{Announcement, Neighbour};
+use millrace_transport::Health;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    ask::{ask, subscribe_namespaces},
+    context::SessionContext,
+};
+use crate::{
+    hub::{HubPublisher, OperatorCounters, RoutePublication},
+    wire::{self, IncomingMessage, RequestStream, SessionError},
+};
+
+/// The most PUBLISH_NAMESPACE requests that wait for their answers at the same time.
+const AT_ONCE: usize = 64;
+
+/// Exchanges routes with the peer `relay` until the session is over.
+pub async fn run(context: &Arc<SessionContext>, relay: &Arc<dyn HubPublisher>) -> Result<(), SessionError> {
+    context.until_ready().await?;
+    let Some(hop) = context.hop() else {
+        warn!(
+            session = context.id(),
+            "the peer speaks no cluster extension (no HOP_ID in its SETUP): it is not used"
+        );
+        return std::future::pending().await;
+    };
+    info!(session = context.id(), hop = %hop.id, cost = context.link_cost(), "a relay of the cluster");
+    let _registration = context.hub().register_relay(relay);
+    tokio::select! {
+        result = learn(context) => result,
+        result = announce(context) => result,
+        never = watch_health(context) => match never {},
+    }
+}
+
+/// Marks the peer as suspect while it does not answer, and once it has sent GOAWAY. Routes of a suspect peer are used
+/// only if there is no other.
+pub async fn watch_health(context: &SessionContext) -> std::convert::Infallible {
+    let mut health = context.connection().watch();
+    loop {
+        tokio::select! {
+            changed = health.changed() => {
+                let is_dead = changed == Health::Dead;
+                match is_dead {
+                    true => warn!(session = context.id(), "a relay of the cluster does not answer: other routes are preferred"),
+                    false => info!(session = context.id(), "the relay of the cluster answers again"),
+                }
+                // A peer that has sent GOAWAY stays suspect even if it answers.
+                context.hub().set_suspect(context.id(), is_dead || context.peer_goes_away());
+            }
+            _ = context.until_peer_goes_away() => {
+                context.hub().set_suspect(context.id(), true);
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+/// Receives the peer's routes, and adds them to the route table.
+async fn learn(context: &Arc<SessionContext>) -> Result<(), SessionError> {
+    let mut request = match subscribe_namespaces(context).await {
+        Ok(request) => request,
+        Err(refused) => {
+            warn!(
+                session = context.id(),
+                reason = refused.reason,
+                "the relay of the cluster announces nothing"
+            );
+            return std::future::pending().await;
+        }
+    };
+    let mut routes: HashMap<Namespace, RoutePublication> = HashMap::new();
+    loop {
+        match request.reader.next().await? {
+            IncomingMessage::Message(Message::Namespace(found)) => {
+                let announcement = context.announcement_of(&found.parameters.unwrap_or_default())?;
+                if let Some(announcement) = announcement {
+                    take(context, &mut routes, found.suffix, announcement);
+                }
+            }
+            IncomingMessage::Message(Message::NamespaceDone(done)) => drop(routes.remove(&done.suffix)),
+            IncomingMessage::Message(other) => {
+                return Err(SessionError::violation(format!("{} about namespaces", other.name())));
+            }
+            // After GOAWAY, the peer lists all routes again in the new request.
+            IncomingMessage::GoAway(_) => {
+                if let Ok(moved) = subscribe_namespaces(context).await {
+                    request.cancel();
+                    request = moved;
+                }
+            }
+            IncomingMessage::Finished | IncomingMessage::Reset => return std::future::pending().await,
+        }
+    }
+}
+
+/// Adds or updates a route from a NAMESPACE message, if the peer may announce the namespace.
+fn take(
+    context: &SessionContext,
+    routes: &mut HashMap<Namespace, RoutePublication>,
+    namespace: Namespace,
+    announcement: Announcement,
+) {
+    let hub = context.hub();
+    let is_allowed = context.terms().is_none_or(|terms| terms.allow(&namespace)) && !namespace.is_forbidden();
+    if !is_allowed || namespace.is_session_level() {
+        OperatorCounters::count(&hub.counters.routes_refused);
+        debug!(session = context.id(), namespace = %namespace.typed(), "ignoring a route: the relay of the cluster may not announce this namespace");
+        return;
+    }
+    let session = context.id();
+    let typed = namespace.typed().to_string();
+    let taken = match routes.get(&namespace) {
+        Some(route) => route.update(announcement),
+        None => {
+            let (route, taken) =
+                hub.publish_route(namespace.clone(), session, announcement, context.link_cost());
+            // A refused route is kept, since a later update may be accepted. The number of routes is bounded.
+            if taken.is_ok() || routes.len() < hub.limits.max_routes {
+                routes.insert(namespace, route);
+            }
+            taken
+        }
+    };
+    if let Err(refused) = taken {
+        debug!(session, namespace = typed, reason = %refused, "ignoring a route of a relay of the cluster");
+    }
+}
+
+/// Returns the message parameters for an announcement.
+pub fn parameters(announcement: &Announcement) -> Parameters {
+    let route_cost = Some(announcement.cost).filter(|cost| *cost > 0);
+    Parameters { hop_path: Some(announcement.path.clone()), route_cost, ..Parameters::default() }
+}
+
+/// Announces this relay's routes to the peer.
+async fn announce(context: &Arc<SessionContext>) -> Result<(), SessionError> {
+    let mut watch = context.hub().watch_routes(Namespace::default());
+    let slots = Arc::new(Semaphore::new(AT_ONCE));
+    // The announced namespaces. Dropping a sender withdraws its namespace.
+    let mut announced: HashMap<Namespace, watch::Sender<Announcement>> = HashMap::new();
+    loop {
+        let namespace = watch.next(Instant::now).await;
+        let neighbour: Neighbour = context.neighbour();
+        let Some(announcement) = context.hub().announcement(&namespace, neighbour) else {
+            announced.remove(&namespace);
+            continue;
+        };
+        // If the peer refused or ended an earlier request, this change starts a new one.
+        if let Some(request) = announced.get(&namespace).filter(|request| !request.is_closed()) {
+            request.send_if_modified(|said| {
+                let is_news = *said != announcement;
+                said.clone_from(&announcement);
+                is_news
+            });
+            continue;
+        }
+        let (sender, changes) = watch::channel(announcement);
+        announced.insert(namespace.clone(), sender);
+        let request =
+            Announcing { context: Arc::clone(context), namespace, changes, slots: Arc::clone(&slots) };
+        context.spawn(request.run());
+    }
+}
+
+/// A PUBLISH_NAMESPACE request that announces a route to the peer.
+struct Announcing {
+    context: Arc<SessionContext>,
+    namespace: Namespace,
+    /// The announcement that the peer should know. When its sender is dropped, the namespace is withdrawn.
+    changes: watch::Receiver<Announcement>,
+    slots: Arc<Semaphore>,
+}
+
+impl Announcing {
+    async fn run(mut self) -> Result<(), SessionError> {
+        let (mut request, mut said) = match self.publish().await {
+            Ok(published) => published,
+            Err(refused) => {
+                debug!(
+                    session = self.context.id(),
+                    namespace = %self.namespace.typed(),
+                    reason = refused.reason,
+                    "a relay of the cluster refused a route"
+                );
+                return Ok(());
+            }
+        };
+        let mut awaited = false;
+        loop {
+            let incoming = tokio::select! {
+                incoming = request.reader.next() => incoming?,
+                // One update may be unanswered at a time. Changes in the meantime go into the next update.
+                changed = self.changes.changed(), if !awaited => {
+                    if changed.is_err() {
+                        request.cancel();
+                        return Ok(());
+                    }
+                    let next = self.changes.borrow_and_update().clone();
+                    awaited = self.update(&mut request, &said, &next).await?;
+                    said = next;
+                    continue;
+                }
+            };
+            match incoming {
+                IncomingMessage::GoAway(_) => {
+                    // If the peer refuses the new request, the old one stays.
+                    if let Ok((moved, again)) = self.publish().await {
+                        request.cancel();
+                        (request, said, awaited) = (moved, again, false);
+                    }
+                }
+                IncomingMessage::Message(Message::RequestOk(_)) if awaited => awaited = false,
+                // REQUEST_ERROR also ends the request. The next change of the route starts a new one.
+                IncomingMessage::Message(Message::RequestError(_)) if awaited => return Ok(()),
+                IncomingMessage::Message(other) => {
+                    return Err(SessionError::violation(format!(
+                        "unexpected {} for a published namespace",
+                        other.name()
+                    )));
+                }
+                IncomingMessage::Finished | IncomingMessage::Reset => return Ok(()),
+            }
+        }
+    }
+
+    /// Sends PUBLISH_NAMESPACE with the current path and cost.
+    async fn publish(&mut self) -> Result<(RequestStream, Announcement), RequestError> {
+        let _slot = self.slots.acquire().await;
+        let said = self.changes.borrow_and_update().clone();
+        let request_id = self.context.next_request_id();
+        let message =
+            PublishNamespace { request_id, namespace: self.namespace.clone(), parameters: parameters(&said) };
+        let (request, _ok) = ask(&self.context, message).await?;
+        Ok((request, said))
+    }
+
+    /// Sends the changed parameters in REQUEST_UPDATE. Returns false if there were none, so that no answer will come.
+    async fn update(
+        &self,
+        request: &mut RequestStream,
+        said: &Announcement,
+        next: &Announcement,
+    ) -> Result<bool, SessionError> {
+        let hop_path = Some(&next.path).filter(|path| **path != said.path).cloned();
+        // A parameter that is missing in an update keeps its value.
+        let route_cost = Some(next.cost).filter(|cost| *cost != said.cost);
+        if hop_path.is_none() && route_cost.is_none() {
+            return Ok(false);
+        }
+        let parameters = Parameters { hop_path, route_cost, ..Parameters::default() };
+        let request_id = self.context.next_request_id();
+        wire::send(&mut request.send, RequestUpdate { request_id, parameters }).await?;
+        Ok(true)
+    }
+}
